@@ -20,7 +20,7 @@ static double power(double base, uint64_t exponent)
     return result;
 }
 
-struct pd_adam_step pd_adam_step_make(const struct pd_adam_config *config)
+struct pd_adam_step pd_adam_step_make(const struct pd_update_config *config)
 {
     PD_CHECK(config->step >= 1);
     return (struct pd_adam_step){

@@ -13,15 +13,7 @@
 #ifndef PD_OFFLOAD_CPU_ADAM_H
 #define PD_OFFLOAD_CPU_ADAM_H
 
-#include "ckpt/base/cpu.h"
-#include "ckpt/base/thread_pool.h"
-#include "ckpt/tensor/tensor.h"
-
-struct pd_adam_config {
-    double rate, beta1, beta2, epsilon, weight_decay;
-    double scale;  /* on every gradient: clip factor, 1 / token count, 1 / loss scale */
-    uint64_t step; /* t: 1 for the first update */
-};
+#include "offload/update_rule.h"
 
 struct pd_adam_step {
     float scale, beta1, beta1_rest, beta2, beta2_rest, epsilon;
@@ -30,7 +22,7 @@ struct pd_adam_step {
     float decay_keep;      /* 1 - rate * weight_decay */
 };
 
-struct pd_adam_step pd_adam_step_make(const struct pd_adam_config *config);
+struct pd_adam_step pd_adam_step_make(const struct pd_update_config *config);
 
 /* Elements 0 .. n of one range, host memory, any alignment; arrays do not overlap. */
 struct pd_adam_range {

@@ -2,6 +2,7 @@
  * waited for when the slot is taken again. */
 #include "offload/crossing.h"
 
+#include "ckpt/base/owner.h"
 #include "ckpt/base/trace.h"
 
 #include <stdlib.h>
@@ -15,8 +16,15 @@ struct part {
     uint64_t n, at;        /* at: elements into the slot */
 };
 
+/* Who has the memory of a slot: copies_out from expect until is_out has passed, the caller from meet until leave, copies_in
+ * from leave until is_in has passed. The caller's thread waits for these events before it passes the slot on. */
+#define BY_GRADIENTS "gradients out"
+#define BY_UPDATE "update"
+#define BY_COPIES "copies in"
+
 struct slot {
     char *base; /* gradients of an extent, then copies */
+    struct pd_owner owner;
     struct part parts[PD_CROSSING_PARTS_MAX];
     uint32_t count, met;
     uint64_t elements;
@@ -110,7 +118,10 @@ static pd_status wait_in(struct pd_crossing *c, struct slot *slot, struct pd_err
 {
     const bool waits = slot->goes_in;
     slot->goes_in = false;
-    return waits ? pd_dev_event_sync(c->options.dev, slot->is_in, err) : PD_OK;
+    if (!waits) return PD_OK;
+    const pd_status st = pd_dev_event_sync(c->options.dev, slot->is_in, err);
+    pd_owner_release(&slot->owner, BY_COPIES);
+    return st;
 }
 
 static pd_status follow_compute(struct pd_crossing *c, struct pd_error *err)
@@ -126,6 +137,8 @@ pd_status pd_crossing_begin(struct pd_crossing *c, struct pd_error *err)
     const struct pd_crossing_options *o = &c->options;
     PD_TRY(follow_compute(c, err));
     if (c->expected != c->left) PD_TRY(pd_dev_stream_sync(o->dev, o->copies_out, err)); /* nobody met them */
+    for (uint32_t i = 0; i < SLOTS; i++)
+        if (!c->slots[i].goes_in) c->slots[i].owner = (struct pd_owner){0};
     c->expected = c->left = 0;
     c->alone.gradient = NULL;
     return pd_crossing_end(c, err);
@@ -145,6 +158,7 @@ pd_status pd_crossing_expect(struct pd_crossing *c, const float *gradient, void 
     if (begins) {
         PD_TRY(wait_in(c, slot, err));
         PD_TRY(follow_compute(c, err));
+        pd_owner_acquire(&slot->owner, BY_GRADIENTS);
         slot->count = slot->met = 0;
         slot->elements = 0;
     }
@@ -181,6 +195,8 @@ pd_status pd_crossing_meet(struct pd_crossing *c, const float *gradient, void *t
         const uint64_t begin = pd_trace_begin();
         PD_TRY(pd_dev_event_sync(c->options.dev, slot->is_out, err));
         pd_trace_end(begin, "wait", "gradients from the device", n);
+        pd_owner_release(&slot->owner, BY_GRADIENTS);
+        pd_owner_acquire(&slot->owner, BY_UPDATE);
     }
     *ret_gradient = (const float *)(const void *)(slot->base + part->at * sizeof(float));
     *ret_copy = copy_place(c, slot->base, c->options.extent_elements, part->at);
@@ -202,6 +218,8 @@ pd_status pd_crossing_leave(struct pd_crossing *c, struct pd_error *err)
     PD_CHECK(c->left < c->expected);
     struct slot *slot = &c->slots[c->left++ % SLOTS];
     PD_CHECK(slot->met == slot->count);
+    pd_owner_release(&slot->owner, BY_UPDATE);
+    pd_owner_acquire(&slot->owner, BY_COPIES);
     for (uint32_t i = 0; i < slot->count; i++) {
         const struct part *part = &slot->parts[i];
         const char *from = copy_place(c, slot->base, c->options.extent_elements, part->at);

@@ -113,7 +113,7 @@ static struct place place_of(const struct pd_optimizer_pass *pass, uint64_t inde
     place.block = (place.part->first + place.skip) / PD_OPTIMIZER_BLOCK_ELEMENTS;
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
         if (pass->kinds >> kind & 1) place.data[kind] = flight->data[p][kind] + place.skip;
-    if (!pass->step || !pass->step->adam) return place;
+    if (!pass->step || !pass->step->update) return place;
     place.gradient = flight->gradient[p] + place.skip;
     if (flight->copy[p]) place.copy = flight->copy[p] + place.skip * pd_dtype_bytes(pass->step->copy_dtype);
     return place;
@@ -151,15 +151,13 @@ static bool decays(const struct pd_optimizer_store *store, const struct pd_optim
 static void update_place(const struct pd_optimizer_pass *pass, const struct place *place)
 {
     const struct pd_optimizer_store *store = pass->store;
-    const struct pd_adam_range range = {.n = place->n,
-                                        .decay = decays(store, place->group),
-                                        .param = place->data[PD_PARAM],
-                                        .exp_avg = place->data[PD_EXP_AVG],
-                                        .exp_avg_sq = place->data[PD_EXP_AVG_SQ],
-                                        .grad = place->gradient,
-                                        .copy = place->copy,
-                                        .copy_dtype = pass->step->copy_dtype};
-    pd_cpu_adam(NULL, store->options.isa, pass->step->adam, &range);
+    struct pd_update_range range = {.n = place->n,
+                                    .decay = decays(store, place->group),
+                                    .grad = place->gradient,
+                                    .copy = place->copy,
+                                    .copy_dtype = pass->step->copy_dtype};
+    memcpy(range.state, place->data, sizeof range.state);
+    pd_update(NULL, store->options.isa, pass->step->update, &range);
 }
 
 static void hash_block(const struct pd_optimizer_pass *pass, uint32_t box, uint64_t block, const void *data, uint64_t bytes)
@@ -184,7 +182,7 @@ static void work_block(void *context, uint64_t index)
         return;
     }
     if (!pass->step) return;
-    if (pass->step->adam) update_place(pass, &place);
+    if (pass->step->update) update_place(pass, &place);
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
         memset((char *)place.data[kind] + place.bytes, 0, pd_round_up(place.bytes, PD_VFS_ALIGN) - place.bytes);
         hash_block(pass, place.group->box[kind], place.block, place.data[kind], place.bytes);
@@ -198,24 +196,14 @@ static pd_status update_resident(struct pd_optimizer_pass *pass, const struct pd
 {
     const struct pd_optimizer_store *store = pass->store;
     const struct pd_optimizer_store_step *step = pass->step;
-    float *data[PD_KIND_COUNT];
+    struct pd_update_range range = {.n = group->elements, .decay = decays(store, group), .copy_dtype = step->copy_dtype};
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-        data[kind] = pd_optimizer_resident(store, pass->new, group->box[kind]);
-        memcpy(data[kind], pd_optimizer_resident(store, pass->old, group->box[kind]), group->elements * sizeof(float));
+        range.state[kind] = pd_optimizer_resident(store, pass->new, group->box[kind]);
+        memcpy(range.state[kind], pd_optimizer_resident(store, pass->old, group->box[kind]), range.n * sizeof(float));
     }
-    const float *gradient;
-    void *copy;
-    if (!step->adam) return PD_OK;
-    PD_TRY(step->meet(step->context, group->box[PD_PARAM], 0, group->elements, &gradient, &copy, err));
-    const struct pd_adam_range range = {.n = group->elements,
-                                        .decay = decays(store, group),
-                                        .param = data[PD_PARAM],
-                                        .exp_avg = data[PD_EXP_AVG],
-                                        .exp_avg_sq = data[PD_EXP_AVG_SQ],
-                                        .grad = gradient,
-                                        .copy = copy,
-                                        .copy_dtype = step->copy_dtype};
-    pd_cpu_adam(NULL, store->options.isa, step->adam, &range);
+    if (!step->update) return PD_OK;
+    PD_TRY(step->meet(step->context, group->box[PD_PARAM], 0, range.n, &range.grad, &range.copy, err));
+    pd_update(NULL, store->options.isa, step->update, &range);
     return step->left ? step->left(step->context, err) : PD_OK;
 }
 
@@ -261,7 +249,7 @@ static pd_status meet_part(struct pd_optimizer_pass *pass, uint32_t p, struct pd
     const uint32_t box = group_of(pass, part)->box[PD_PARAM];
     PD_TRY(pass_residents(pass, part->group, err));
     if (!step) return visit_part(pass, p, err);
-    if (!step->adam) return PD_OK;
+    if (!step->update) return PD_OK;
     void *copy;
     PD_TRY(step->meet(step->context, box, part->first, part->n, &flight->gradient[p], &copy, err));
     flight->copy[p] = copy;
@@ -308,7 +296,7 @@ static pd_status work(void *context, uint64_t i, struct pd_ring_extent *extent, 
 {
     struct pd_optimizer_pass *pass = context;
     struct pd_optimizer_flight *flight = extent->user;
-    const bool expects = pass->step && pass->step->adam && pass->step->expect;
+    const bool expects = pass->step && pass->step->update && pass->step->expect;
     pass->now = flight;
     if (expects && pass->expected == i) PD_TRY(pass_residents(pass, flight->parts[0].group, err)); /* of the unit before */
     if (expects) PD_TRY(expect_extents(pass, i, err));

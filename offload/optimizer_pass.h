@@ -1,6 +1,6 @@
 /* Passes over optimizer state in files, and the insides of a store that they share with optimizer_store.c.
  *
- * A pass takes every extent through the ring once: an update (read, check, AdamW, hash, write), the same without AdamW, a
+ * A pass takes every extent through the ring once: an update (read, check, update, hash, write), the same without AdamW, a
  * look (read, check, show), or the last writes of a generation (boxes that stay in memory and own pages).
  *
  *   invariants  1. no byte is used before its block verified; one that does not is read once more
@@ -90,7 +90,7 @@ struct pd_optimizer_store {
  */
 PD_MUST_USE pd_status pd_optimizer_pass_run(struct pd_optimizer_pass *pass, struct pd_ring_report *ret_report,
                                             struct pd_error *err);
-/* The same in two, reads on their way between; after a begin that succeeded comes end or abandon. Step->adam is looked at by
+/* The same in two, reads on their way between; after a begin that succeeded comes end or abandon. step->update is looked at by
  * end. */
 PD_MUST_USE pd_status pd_optimizer_pass_begin(struct pd_optimizer_pass *pass, struct pd_error *err);
 PD_MUST_USE pd_status pd_optimizer_pass_end(struct pd_optimizer_pass *pass, struct pd_ring_report *ret_report,

@@ -308,7 +308,7 @@ pd_status pd_optimizer_store_update_begin(struct pd_optimizer_store *store, cons
     PD_CHECK(store->has_current && !store->is_filling && !store->is_updating);
     PD_TRY(open_next(store, &step->identity, err));
     store->step = *step;
-    store->step.adam = NULL;
+    store->step.update = NULL;
     store->pass = (struct pd_optimizer_pass){.store = store,
                                              .step = &store->step,
                                              .old = current_of(store),
@@ -321,12 +321,12 @@ pd_status pd_optimizer_store_update_begin(struct pd_optimizer_store *store, cons
     return st;
 }
 
-pd_status pd_optimizer_store_update_end(struct pd_optimizer_store *store, const struct pd_adam_step *adam,
+pd_status pd_optimizer_store_update_end(struct pd_optimizer_store *store, const struct pd_update_step *update,
                                         struct pd_ring_report *ret_report, struct pd_error *err)
 {
     PD_CHECK(store->is_updating);
     store->is_updating = false;
-    store->step.adam = adam;
+    store->step.update = update;
     store->has_kept = false;
     pd_status st = pd_optimizer_pass_end(&store->pass, ret_report, err);
     if (st)
@@ -349,7 +349,7 @@ pd_status pd_optimizer_store_update(struct pd_optimizer_store *store, const stru
                                     struct pd_ring_report *ret_report, struct pd_error *err)
 {
     PD_TRY(pd_optimizer_store_update_begin(store, step, err));
-    return pd_optimizer_store_update_end(store, step->adam, ret_report, err);
+    return pd_optimizer_store_update_end(store, step->update, ret_report, err);
 }
 
 pd_status pd_optimizer_store_read(struct pd_optimizer_store *store, uint32_t kinds, void *context,

@@ -5,7 +5,7 @@
  * checksums. A checkpoint finishes the file of the newest one (metadata, tables, fdatasync) and links it; no byte of state
  * is written twice.
  *
- *   invariants  1. bits equal those of pd_cpu_adam over the same elements in memory
+ *   invariants  1. bits equal those of pd_update over the same elements in memory
  *               2. an update that fails leaves the generation before it as it was, and current
  *               3. boxes of less than PD_SHARD_BLOCK_BYTES stay in memory and are written when a generation is finished
  *               4. 12 bytes read and 12 written an element; checksums and tables are under 0.1% on top
@@ -17,8 +17,8 @@
 #define PD_OFFLOAD_OPTIMIZER_STORE_H
 
 #include "ckpt/store/store.h"
-#include "offload/cpu_adam.h"
 #include "offload/ring.h"
+#include "offload/update_rule.h"
 
 struct pd_optimizer_store;
 
@@ -76,8 +76,8 @@ PD_MUST_USE pd_status pd_optimizer_store_end(struct pd_optimizer_store *store, s
  * not asked for when there is no update. What was given is used until the first range is asked for that lies in another
  * extent: with by_unit, in another pipeline unit at the latest. */
 struct pd_optimizer_store_step {
-    struct pd_identity identity;     /* of the new generation */
-    const struct pd_adam_step *adam; /* NULL: no update, the state as it is under another identity (a skipped step) */
+    struct pd_identity identity;         /* of the new generation */
+    const struct pd_update_step *update; /* NULL: no update, the state as it is under another identity (a skipped step) */
     enum pd_dtype copy_dtype;
     void *context;
     bool by_unit; /* extents hold parts of one pipeline unit only */
@@ -94,11 +94,11 @@ uint64_t pd_optimizer_store_extent_elements(uint64_t buffer_bytes);
 PD_MUST_USE pd_status pd_optimizer_store_update(struct pd_optimizer_store *store, const struct pd_optimizer_store_step *step,
                                                 struct pd_ring_report *ret_report, struct pd_error *err);
 /* The same in two, for factors that are worked out while the first reads are on their way: begin takes a copy of the step
- * but for `adam`, which end is given. Nothing else of the store is called between. After a begin that succeeded comes end,
+ * but for `update`, which end is given. Nothing else of the store is called between. After a begin that succeeded comes end,
  * or abandon: the state is as it was, nothing is in flight. Abandon without a begin is fine. */
 PD_MUST_USE pd_status pd_optimizer_store_update_begin(struct pd_optimizer_store *store,
                                                       const struct pd_optimizer_store_step *step, struct pd_error *err);
-PD_MUST_USE pd_status pd_optimizer_store_update_end(struct pd_optimizer_store *store, const struct pd_adam_step *adam,
+PD_MUST_USE pd_status pd_optimizer_store_update_end(struct pd_optimizer_store *store, const struct pd_update_step *update,
                                                     struct pd_ring_report *ret_report, struct pd_error *err);
 void pd_optimizer_store_update_abandon(struct pd_optimizer_store *store);
 

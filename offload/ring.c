@@ -9,7 +9,9 @@
  *               3. after a failure nothing more is sent, and everything that was is reaped before the job is over
  */
 #include "offload/ring.h"
+
 #include "ckpt/base/clock.h"
+#include "ckpt/base/owner.h"
 
 #include <stdlib.h>
 
@@ -24,7 +26,8 @@ enum slot_state { IDLE, READING, WRITING };
 
 struct slot {
     enum slot_state state;
-    unsigned char *data;
+    unsigned char *data;   /* the kernel writes it ("read") and reads it ("write") until reaped; "work" is between */
+    struct pd_owner owner; /* of data; all of it happens in the caller's thread, in this order */
     struct pd_ring_extent extent;
     struct pd_transfer *transfers; /* (transfer_max) those of the state */
     uint32_t count, sent, done;
@@ -167,6 +170,7 @@ static void describe(struct running *r)
 {
     struct slot *slot = &r->ring->slots[r->described % PD_RING_SLOTS];
     uint64_t bytes = 0;
+    pd_owner_acquire(&slot->owner, "read");
     slot->extent.count = 0;
     slot->extent.user = NULL;
     r->job.describe(r->job.context, r->described, &slot->extent);
@@ -243,7 +247,11 @@ static pd_status work(struct running *r, struct slot *slot)
 {
     uint64_t start = pd_clock_monotonic_ns(NULL);
     uint32_t count;
+    pd_owner_release(&slot->owner, "read");
+    pd_owner_acquire(&slot->owner, "work");
     r->failed = r->job.work(r->job.context, r->worked, &slot->extent, r->err);
+    pd_owner_release(&slot->owner, "work");
+    pd_owner_acquire(&slot->owner, "write");
     r->report.work_seconds += pd_clock_seconds_since(NULL, start);
     cut_requests(slot, r->ring->transfer_max, true);
     r->worked++;
@@ -267,6 +275,7 @@ static void turn(struct running *r)
         struct slot *slot = &r->ring->slots[r->finished % PD_RING_SLOTS];
         if (slot->done < slot->count) break;
         slot->state = IDLE;
+        pd_owner_release(&slot->owner, "write");
         r->finished++;
     }
     while (r->described < r->job.extent_count && r->described < r->finished + PD_RING_SLOTS)
@@ -305,8 +314,10 @@ pd_status pd_ring_begin(struct pd_ring *ring, const struct pd_ring_job *job, str
     PD_CHECK(!ring->is_running);
     ring->running = (struct running){.ring = ring, .job = *job, .start_ns = pd_clock_monotonic_ns(NULL), .err = err};
     ring->is_running = true;
-    for (uint32_t i = 0; i < PD_RING_SLOTS; i++)
+    for (uint32_t i = 0; i < PD_RING_SLOTS; i++) {
         ring->slots[i].state = IDLE;
+        ring->slots[i].owner = (struct pd_owner){0}; /* a job that was left is drained */
+    }
     turn(&ring->running);
     pd_status st = send(&ring->running);
     if (!st) return PD_OK;

@@ -7,8 +7,10 @@
  *   invariants  1. a span is read only after it was written; at most one operation of a span is in flight
  *               2. memory of a span belongs to the spill from write or read until wait
  *   memory      8 bytes a block, 96 a MiB: pd_spill_bytes; nothing later
- * Spans of a device leave it by way of the host: into a file through staging, or into memory of the host that takes the
- * file's place and is neither hashed nor written anywhere. A wait then orders the device's `compute`, and not the host.
+ *
+ * Spans of a device leave it by way of the host (spill_device.c): into a file through staging, or into memory of the host
+ * that takes the file's place and is neither hashed nor written anywhere. A wait then orders the device's `compute`, and not
+ * the host.
  *
  *   errors      PD_NO_SPACE at once, since all of the file is preallocated; PD_CORRUPT: a block mismatched twice
  *   threads     one caller
@@ -62,7 +64,7 @@ PD_MUST_USE pd_status pd_spill_write(struct pd_spill *spill, uint32_t span, void
 PD_MUST_USE pd_status pd_spill_read(struct pd_spill *spill, uint32_t span, void *data, struct pd_error *err);
 /* Nothing of the span is in flight any more; what was read is verified. Fine where nothing was. */
 PD_MUST_USE pd_status pd_spill_wait(struct pd_spill *spill, uint32_t span, struct pd_error *err);
-/* Waits for everything and forgets its outcome: the way out after a failure. */
-void pd_spill_settle(struct pd_spill *spill);
+/* Returns once nothing is in flight, whatever became of it: the way out after a failure. */
+void pd_spill_sync(struct pd_spill *spill);
 
 #endif

@@ -25,6 +25,7 @@ static const struct {
     [PD_STOPPED] = {"PD_STOPPED", 75},
     [PD_STUCK] = {"PD_STUCK", 93},
     [PD_UNSUPPORTED] = {"PD_UNSUPPORTED", 78},
+    [PD_DIVERGED] = {"PD_DIVERGED", 70},
     [PD_BUG] = {"PD_BUG", 70},
 };
 

@@ -31,7 +31,8 @@ typedef enum pd_status {
     PD_STOPPED,     /* a signal asked to leave and the state is saved: exit 75 */
     PD_STUCK,       /* no progress in the allowed number of restarts: exit 93 */
     PD_UNSUPPORTED, /* this machine or build cannot do it; a fallback may */
-    PD_BUG,         /* an invariant of ours does not hold, or the loss is not finite: exit 70 */
+    PD_DIVERGED,    /* training itself: the loss or a gradient is not finite: exit 70 */
+    PD_BUG,         /* an invariant of ours does not hold: exit 70 */
     PD_STATUS_COUNT
 } pd_status;
 

@@ -16,11 +16,16 @@ uint32_t pd_dtype_bytes(enum pd_dtype dtype)
     return dtype == PD_F32 ? 4 : 2;
 }
 
+const struct pd_kind_row pd_kinds[PD_KIND_COUNT] = {
+    [PD_PARAM] = {"param", PD_F32, PD_INITIAL_MODEL, true},
+    [PD_EXP_AVG] = {"exp_avg", PD_F32, PD_INITIAL_ZERO, false},
+    [PD_EXP_AVG_SQ] = {"exp_avg_sq", PD_F32, PD_INITIAL_ZERO, false},
+};
+
 const char *pd_kind_name(enum pd_kind kind)
 {
-    static const char *const names[PD_KIND_COUNT] = {"param", "exp_avg", "exp_avg_sq"};
     PD_CHECK((unsigned)kind < PD_KIND_COUNT);
-    return names[kind];
+    return pd_kinds[kind].name;
 }
 
 /* ---- boxes ---- */

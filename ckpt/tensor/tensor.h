@@ -17,6 +17,16 @@
 enum pd_dtype { PD_F32 = 0, PD_BF16 = 1, PD_F16 = 2, PD_DTYPE_COUNT };
 enum pd_kind { PD_PARAM = 0, PD_EXP_AVG = 1, PD_EXP_AVG_SQ = 2, PD_KIND_COUNT = 3 };
 
+/* What is stored of each parameter: a row a kind. Numbers and names are on disk. */
+enum pd_initial { PD_INITIAL_MODEL, PD_INITIAL_ZERO }; /* from (seed, name, index); zeros */
+struct pd_kind_row {
+    const char *name;
+    enum pd_dtype dtype;
+    enum pd_initial initial;
+    bool decays; /* weight decay applies to it, where it does to the tensor */
+};
+extern const struct pd_kind_row pd_kinds[PD_KIND_COUNT];
+
 struct pd_box {
     uint64_t start[PD_TENSOR_DIMS_MAX]; /* unused dimensions: start 0, count 1 */
     uint64_t count[PD_TENSOR_DIMS_MAX];

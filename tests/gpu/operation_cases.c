@@ -386,7 +386,7 @@ EXACT(cross_entropy)
 
 /* ---- the optimizer ---- */
 
-static const struct pd_adam_config adam_config = {
+static const struct pd_update_config adam_config = {
     .rate = 0.01, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = 3};
 
 RUN(adam)
@@ -406,7 +406,7 @@ RUN(adam)
 
 EXACT(adam)
 {
-    const struct pd_adam_config *c = &adam_config;
+    const struct pd_update_config *c = &adam_config;
     for (uint64_t i = 0; i < rows_columns(s); i++) {
         const double g = c->scale * v[3].exact[i];
         double *x = &v[0].exact[i], *m = &v[1].exact[i], *n = &v[2].exact[i];

@@ -204,7 +204,7 @@ static void move(struct bench *b, struct array *a, void *host, bool to_device)
         MUST(pd_dev_copy(b->device.dev, b->device.compute, a->far, 0, near, 0, a->bytes, err));
     else
         MUST(pd_dev_copy(b->device.dev, b->device.compute, near, 0, a->far, 0, a->bytes, err));
-    MUST(pd_rank_device_settle(&b->device, err));
+    MUST(pd_rank_device_sync(&b->device, err));
     if (!to_device) memcpy(host, near.data, a->bytes);
     pd_dev_free(b->device.dev, &near);
 }

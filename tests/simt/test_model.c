@@ -182,7 +182,7 @@ static double forward_and_backward(struct side *s)
 
 static void update(struct side *s, uint64_t step)
 {
-    const struct pd_adam_config config = {
+    const struct pd_update_config config = {
         .rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .scale = 1.0 / ROWS, .step = step};
     const struct pd_adam_step factors = pd_adam_step_make(&config);
     const struct pd_adam_range range = {.n = s->model->parameter_count,

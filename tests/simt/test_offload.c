@@ -1,6 +1,6 @@
 /* What leaves a GPU for the host and for files, on streams that do nothing before somebody waits: spans that go and
- * come back through few buffers, and AdamW on the host. */
-#include "offload/host_adam.h"
+ * come back through few buffers, and updates on the host. */
+#include "offload/host_update.h"
 #include "offload/spill.h"
 
 #include <criterion/criterion.h>
@@ -205,36 +205,35 @@ static float number(uint32_t what, uint32_t i)
 }
 
 /* Gradients of an update are there once compute has brought them. */
-static void one_update(struct rig *r, struct pd_host_adam *adam, uint64_t update, struct pd_span gradients,
+static void one_update(struct rig *r, struct pd_host_update *updates, uint64_t update, struct pd_span gradients,
                        struct pd_span brought, struct pd_span copies, float *const state[3], float *const expected[3],
                        uint16_t *expected_copies)
 {
-    const struct pd_adam_config config = {
+    const struct pd_update_config config = {
         .rate = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .scale = 1, .step = update};
-    const struct pd_adam_step step = pd_adam_step_make(&config);
-    struct pd_adam_range ranges[3];
+    const struct pd_update_step step = pd_adamw.prepare(&config);
+    struct pd_update_range ranges[3];
     for (uint32_t i = 0; i < N; i++)
         ((float *)brought.data)[i] = number(10 + (uint32_t)update, i);
-    struct pd_adam_range whole = {N, true, expected[0], expected[1], expected[2], brought.data, expected_copies, PD_BF16};
-    pd_cpu_adam(NULL, PD_ISA_PORTABLE, &step, &whole);
+    const struct pd_update_range whole = {
+        N, true, {expected[0], expected[1], expected[2]}, brought.data, expected_copies, PD_BF16};
+    pd_update(NULL, PD_ISA_PORTABLE, &step, &whole);
     working_copy(r, gradients, brought, N * sizeof(float));
     const uint64_t ends[] = {0, 17, 20000, N};
     for (int i = 0; i < 3; i++)
-        ranges[i] = (struct pd_adam_range){ends[i + 1] - ends[i],
-                                           true,
-                                           state[0] + ends[i],
-                                           state[1] + ends[i],
-                                           state[2] + ends[i],
-                                           (float *)gradients.data + ends[i],
-                                           (uint16_t *)copies.data + ends[i],
-                                           PD_BF16};
-    OK(pd_host_adam_update(adam, &step, ranges, 3, err));
+        ranges[i] = (struct pd_update_range){ends[i + 1] - ends[i],
+                                             true,
+                                             {state[0] + ends[i], state[1] + ends[i], state[2] + ends[i]},
+                                             (float *)gradients.data + ends[i],
+                                             (uint16_t *)copies.data + ends[i],
+                                             PD_BF16};
+    OK(pd_host_update_run(updates, &step, ranges, 3, err));
 }
 
-Test(offload, adam_on_the_host)
+Test(offload, updates_on_the_host)
 {
     struct rig r;
-    struct pd_host_adam *adam;
+    struct pd_host_update *updates;
     rig_init(&r);
     struct pd_span gradients = take(&r, PD_DEV_DEVICE, N * 4), copies = take(&r, PD_DEV_DEVICE, N * 2);
     struct pd_span brought = take(&r, PD_DEV_HOST, N * 4), back = take(&r, PD_DEV_HOST, N * 2);
@@ -247,24 +246,24 @@ Test(offload, adam_on_the_host)
         for (uint32_t i = 0; i < N; i++)
             state[k][i] = expected[k][i] = number(k, i);
     }
-    const struct pd_host_adam_options options = {.dev = r.dev,
-                                                 .compute = r.compute,
-                                                 .copies_in = r.in,
-                                                 .copies_out = r.out,
-                                                 .isa = PD_ISA_PORTABLE,
-                                                 .copy_dtype = PD_BF16,
-                                                 .buffers = buffers.data,
-                                                 .buffer_bytes = buffers.bytes};
-    OK(pd_host_adam_new(&options, &adam, err));
+    const struct pd_host_update_options options = {.dev = r.dev,
+                                                   .compute = r.compute,
+                                                   .copies_in = r.in,
+                                                   .copies_out = r.out,
+                                                   .isa = PD_ISA_PORTABLE,
+                                                   .copy_dtype = PD_BF16,
+                                                   .buffers = buffers.data,
+                                                   .buffer_bytes = buffers.bytes};
+    OK(pd_host_update_new(&options, &updates, err));
     for (uint64_t update = 1; update < 4; update++) {
-        one_update(&r, adam, update, gradients, brought, copies, state, expected, expected_copies);
+        one_update(&r, updates, update, gradients, brought, copies, state, expected, expected_copies);
         working_copy(&r, back, copies, N * 2);
         OK(pd_dev_stream_sync(r.dev, r.compute, err));
         cr_assert_eq(memcmp(back.data, expected_copies, N * 2), 0, "update %lu: other copies", update);
         for (int k = 0; k < 3; k++)
             cr_assert_eq(memcmp(state[k], expected[k], N * 4), 0, "update %lu: other state", update);
     }
-    pd_host_adam_free(adam);
+    pd_host_update_free(updates);
     struct pd_span *spans[] = {&gradients, &copies, &brought, &back, &buffers};
     for (size_t i = 0; i < sizeof spans / sizeof *spans; i++)
         pd_dev_free(r.dev, spans[i]);

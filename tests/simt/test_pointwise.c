@@ -188,7 +188,7 @@ Test(pointwise, every_half)
 static void check_adam(struct fixture *f, size_t n, size_t shift, bool decay, int copy)
 {
     uint64_t seed = n + shift;
-    const struct pd_adam_config config = {
+    const struct pd_update_config config = {
         .rate = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .step = 3, .scale = 1.0 / 4096};
     const struct pd_adam_step step = pd_adam_step_make(&config);
     struct room want[5] = {room_random(PD_F32, n, shift, 1, &seed), room_random(PD_F32, n, shift, 1e-2, &seed),

@@ -90,7 +90,7 @@ Test(simt_sizes, sums_casts_and_rounding, .init = begin)
 
 Test(simt_sizes, adam, .init = begin)
 {
-    const struct pd_adam_config config = {.rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .scale = 1, .step = 3};
+    const struct pd_update_config config = {.rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .scale = 1, .step = 3};
     const struct pd_adam_step step = pd_adam_step_make(&config);
     const void *grad = ending(PD_F32, LARGE, TAIL, 4);
     const struct pd_adam_range many = {.n = LARGE + TAIL,

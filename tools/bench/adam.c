@@ -80,7 +80,7 @@ static pd_status run_triad(void *bench, double *ret_seconds, struct pd_error *er
 static pd_status run_adam(void *bench, double *ret_seconds, struct pd_error *err)
 {
     struct adam_bench *b = bench;
-    const struct pd_adam_config config = {
+    const struct pd_update_config config = {
         .rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 10};
     const struct pd_adam_step step = pd_adam_step_make(&config);
     const struct pd_adam_range range = {.n = b->elements,

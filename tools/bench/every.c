@@ -115,13 +115,12 @@ static pd_status build(struct every_bench *b, uint64_t micro_batches, struct pd_
     PD_TRY(configure(b, micro_batches, err));
     PD_TRY(pd_bench_run_open(&b->run, b->threads, err));
     if (b->options.state_in_files) {
-        PD_TRY(pd_state_files_open(whole->engine, b->room.vfs, pd_tiers_store(b->tiers, 0), err));
-        PD_TRY(pd_state_files_init(whole->engine, &b->state.identity, err));
+        PD_TRY(pd_state_open(whole->engine->state, b->room.vfs, pd_tiers_store(b->tiers, 0), err));
+        PD_TRY(pd_state_init(whole->engine->state, &b->state.identity, err));
     }
     PD_TRY(pd_saver_new(b->room.vfs, b->tiers, &b->group, whole->engine, 1, &b->saver, err));
     if (!b->options.state_in_files) pd_saver_keep_ready(b->saver);
-    whole->engine->before_update = on_update;
-    whole->engine->update_context = b;
+    whole->engine->before_update = (struct pd_before_update){on_update, b};
     b->state.layout = whole->engine->grid.layout;
     b->state.tensor_count = whole->model->tensors.count;
     b->state.parameter_count = whole->model->parameter_count;
@@ -132,7 +131,7 @@ static void release(struct every_bench *b)
 {
     pd_saver_free(b->saver);
     b->saver = NULL;
-    if (b->options.state_in_files) pd_state_files_close(b->run.whole.engine);
+    if (b->options.state_in_files) pd_state_close(b->run.whole.engine->state);
     pd_bench_run_close(&b->run);
 }
 
@@ -148,7 +147,7 @@ static pd_status run_steps(struct every_bench *b, uint64_t count, double *ret_se
         b->state.updates++;
         b->state.identity.step++;
     }
-    PD_TRY(pd_rank_device_settle(&b->run.device, err));
+    PD_TRY(pd_rank_device_sync(&b->run.device, err));
     *ret_seconds = pd_clock_seconds_since(NULL, start);
     return PD_OK;
 }

@@ -109,18 +109,18 @@ static pd_status norm(struct offload_bench *b, double *ret_norm, struct pd_error
     return PD_OK;
 }
 
-static pd_status start_step(struct offload_bench *b, struct pd_adam_step *ret_adam, struct pd_error *err)
+static pd_status start_step(struct offload_bench *b, struct pd_update_step *ret_update, struct pd_error *err)
 {
     double length = 0;
     PD_TRY(norm(b, &length, err));
-    const struct pd_adam_config config = {.rate = 1e-4,
-                                          .beta1 = 0.9,
-                                          .beta2 = 0.95,
-                                          .epsilon = 1e-8,
-                                          .weight_decay = 0.1,
-                                          .scale = length > 1 ? 1 / length : 1,
-                                          .step = b->step + 1};
-    *ret_adam = pd_adam_step_make(&config);
+    const struct pd_update_config config = {.rate = 1e-4,
+                                            .beta1 = 0.9,
+                                            .beta2 = 0.95,
+                                            .epsilon = 1e-8,
+                                            .weight_decay = 0.1,
+                                            .scale = length > 1 ? 1 / length : 1,
+                                            .step = b->step + 1};
+    *ret_update = pd_adamw.prepare(&config);
     return PD_OK;
 }
 
@@ -143,15 +143,15 @@ static struct pd_identity identity_of(uint64_t step)
 static pd_status run_step(void *bench, double *ret_seconds, struct pd_error *err)
 {
     struct offload_bench *b = bench;
-    struct pd_adam_step adam;
+    struct pd_update_step update;
     PD_TRY(pd_bench_room_settle(&b->room, err));
     uint64_t start = pd_clock_monotonic_ns(NULL);
     b->step++;
     const struct pd_optimizer_store_step step = {
         .identity = identity_of(b->step), .copy_dtype = PD_BF16, .context = b, .meet = meet};
     PD_TRY(pd_optimizer_store_update_begin(b->store, &step, err));
-    PD_TRY(start_step(b, &adam, err));
-    PD_TRY(pd_optimizer_store_update_end(b->store, &adam, &b->report, err));
+    PD_TRY(start_step(b, &update, err));
+    PD_TRY(pd_optimizer_store_update_end(b->store, &update, &b->report, err));
     *ret_seconds = pd_clock_seconds_since(NULL, start);
     return PD_OK;
 }
@@ -159,19 +159,18 @@ static pd_status run_step(void *bench, double *ret_seconds, struct pd_error *err
 /* The same arithmetic on state in memory. */
 static pd_status run_compute(struct offload_bench *b, double *ret_seconds, struct pd_error *err)
 {
-    struct pd_adam_step adam;
+    struct pd_update_step update;
     uint64_t start = pd_clock_monotonic_ns(NULL);
-    PD_TRY(start_step(b, &adam, err));
+    PD_TRY(start_step(b, &update, err));
     for (uint64_t at = 0; at < b->parameters; at += WINDOW) {
-        const struct pd_adam_range range = {.n = b->parameters - at < WINDOW ? b->parameters - at : WINDOW,
-                                            .decay = true,
-                                            .param = b->window[PD_PARAM],
-                                            .exp_avg = b->window[PD_EXP_AVG],
-                                            .exp_avg_sq = b->window[PD_EXP_AVG_SQ],
-                                            .grad = b->gradients + at,
-                                            .copy = b->copies + at,
-                                            .copy_dtype = PD_BF16};
-        pd_cpu_adam(b->pool, b->math->isa, &adam, &range);
+        const struct pd_update_range range = {
+            .n = b->parameters - at < WINDOW ? b->parameters - at : WINDOW,
+            .decay = true,
+            .state = {b->window[PD_PARAM], b->window[PD_EXP_AVG], b->window[PD_EXP_AVG_SQ]},
+            .grad = b->gradients + at,
+            .copy = b->copies + at,
+            .copy_dtype = PD_BF16};
+        pd_update(b->pool, b->math->isa, &update, &range);
     }
     *ret_seconds = pd_clock_seconds_since(NULL, start);
     return PD_OK;

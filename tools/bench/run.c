@@ -69,7 +69,7 @@ pd_status pd_bench_run_configure(struct pd_bench_run *run, const struct pd_bench
 pd_status pd_bench_run_open(struct pd_bench_run *run, uint32_t threads, struct pd_error *err)
 {
     PD_TRY(pd_whole_engine_open(&run->config, NULL, &run->device, threads, &run->whole, err));
-    return run->config.offload.optimizer == PD_PLACE_NVME ? PD_OK : pd_engine_init_state(run->whole.engine, err);
+    return run->config.offload.optimizer == PD_PLACE_NVME ? PD_OK : pd_state_init(run->whole.engine->state, NULL, err);
 }
 
 void pd_bench_run_close(struct pd_bench_run *run)
@@ -86,7 +86,7 @@ pd_status pd_bench_run_step(struct pd_bench_run *run, uint64_t i, double *ret_se
     struct pd_step_result result;
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     PD_TRY(pd_engine_step(run->whole.engine, i * run->config.batch.sequences, i, &result, err));
-    PD_TRY(pd_rank_device_settle(&run->device, err));
+    PD_TRY(pd_rank_device_sync(&run->device, err));
     *ret_seconds = pd_clock_seconds_since(NULL, start);
     if (ret_loss) *ret_loss = result.loss;
     return PD_OK;

@@ -150,7 +150,7 @@ static void show_text(const struct pd_store_entry *e, const struct pd_commit *co
     printf("data        %s%s\n", pd_text_hex(s->data_fingerprint[0]).text, pd_text_hex(s->data_fingerprint[1]).text);
     printf("made by     %s\n", s->created_by);
     if (!s->updates) return; /* initial, or imported: nothing of it was trained here */
-    pd_computed_on_say(s->environment, device, sizeof device);
+    pd_computed_on_describe(s->environment, device, sizeof device);
     printf("computed    on %s\n", device);
 }
 

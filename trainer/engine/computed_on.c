@@ -35,7 +35,7 @@ pd_status pd_computed_on(const struct pd_rank_device *device, char **ret_text, s
     return PD_OK;
 }
 
-static bool say_object(const struct pd_json_value *object, char *ret, size_t bytes)
+static bool describe_object(const struct pd_json_value *object, char *ret, size_t bytes)
 {
     const struct pd_json_value *value;
     const char *key, *word;
@@ -52,16 +52,16 @@ static bool say_object(const struct pd_json_value *object, char *ret, size_t byt
     return used > 0;
 }
 
-void pd_computed_on_say(const char *text, char *ret, size_t bytes)
+void pd_computed_on_describe(const char *text, char *ret, size_t bytes)
 {
     struct pd_json_document *document = NULL;
-    bool is_said = false;
+    bool is_known = false;
     if (!text || !text[0]) {
         snprintf(ret, bytes, "a CPU");
         return;
     }
     if (!pd_json_parse("environment", text, strlen(text), &document, NULL))
-        is_said = say_object(pd_json_root(document), ret, bytes);
+        is_known = describe_object(pd_json_root(document), ret, bytes);
     pd_json_document_free(document);
-    if (!is_said) snprintf(ret, bytes, "another machine");
+    if (!is_known) snprintf(ret, bytes, "another machine");
 }

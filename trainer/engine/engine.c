@@ -1,12 +1,9 @@
-#include "trainer/engine/engine.h"
-
 #include "ckpt/base/words.h"
 #include "resharder/layout.h"
 #include "trainer/comm/exact_sum.h"
-#include "trainer/engine/host_state.h"
+#include "trainer/engine/engine_internal.h"
 #include "trainer/engine/optimizer.h"
 #include "trainer/engine/scratch.h"
-#include "trainer/engine/state_files.h"
 #include "trainer/math/math_cuda.h"
 
 #include <stdlib.h>
@@ -14,17 +11,17 @@
 
 /* Staging for saves and loads: enough for the disk's depth, and no more than a small model needs. From the layout alone,
  * since a load goes in rounds of windows that are equal on all ranks, and ranks may own very different shares. */
-#define IO_BYTES_MIN (4ull << 20)
-#define IO_BYTES_MAX (64ull << 20)
+#define STAGING_BYTES_MIN (4ull << 20)
+#define STAGING_BYTES_MAX (64ull << 20)
 
-#define PRODUCT_SIDE_MAX 4096u
+#define GEMM_SIDE_MAX 4096u
 
-static uint64_t io_bytes_of(const struct pd_model *model, const struct pd_layout *layout)
+static uint64_t staging_bytes_of(const struct pd_model *model, const struct pd_layout *layout)
 {
     const uint64_t shards = (uint64_t)layout->tp * layout->pp * layout->zero_shard;
     const uint64_t state_bytes = model->parameter_count / shards * PD_KIND_COUNT * sizeof(float);
-    uint64_t bytes = IO_BYTES_MIN;
-    while (bytes < IO_BYTES_MAX && bytes * 4 < state_bytes)
+    uint64_t bytes = STAGING_BYTES_MIN;
+    while (bytes < STAGING_BYTES_MAX && bytes * 4 < state_bytes)
         bytes *= 2;
     return bytes;
 }
@@ -43,20 +40,20 @@ bool pd_blocks_leave_device(const struct pd_engine_options *o)
 static bool adds_in_place(const struct pd_engine *e)
 {
     const struct pd_layout *layout = &e->grid.layout;
-    return e->options.is_gpu && layout->dp * layout->tp * layout->sp == 1 && e->micro_batches > 1 &&
+    return e->options.is_gpu && layout->dp * layout->tp * layout->sp == 1 && e->own->micro_batches > 1 &&
            e->options.config->numerics.gradient_type == PD_F32 && pd_partition_piece_total(&e->grid.partition) == 1;
 }
 
 static struct pd_zero_options zero_options_of(const struct pd_engine *e)
 {
     const struct pd_config *c = e->options.config;
-    return (struct pd_zero_options){.micro_batches = e->micro_batches,
+    return (struct pd_zero_options){.micro_batches = e->own->micro_batches,
                                     .compute = c->numerics.precision,
                                     .gradient_type = c->numerics.gradient_type,
                                     .rounds_at_random = c->numerics.gradient_rounding == PD_ROUNDING_STOCHASTIC,
                                     .seed = c->run.seed,
                                     .adds_in_place = adds_in_place(e),
-                                    .state_on_host = pd_host_state_is_wanted(&e->options),
+                                    .state_on_host = e->options.is_gpu && c->offload.optimizer == PD_PLACE_CPU,
                                     .state_in_files = c->offload.optimizer == PD_PLACE_NVME,
                                     .parameters_in_files = pd_leaves_device(&e->options, c->offload.parameters),
                                     .gradients_in_files = pd_leaves_device(&e->options, c->offload.gradients),
@@ -82,7 +79,7 @@ static struct pd_schedule_options schedule_options_of(const struct pd_engine *e)
     return (struct pd_schedule_options){.kind = e->options.config->layout.schedule,
                                         .pp = layout->pp,
                                         .pp_rank = e->grid.place.pp,
-                                        .interleave = e->chunk_count,
+                                        .interleave = e->own->chunk_count,
                                         .slots = e->slots,
                                         .units = e->is_breadth_first ? e->options.model->unit_count : 0};
 }
@@ -119,8 +116,8 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
                                            .dtype = c->numerics.precision,
                                            .fp8_linears = c->numerics.linears == PD_LINEARS_FP8,
                                            .keeps_codes = keeps_codes(e),
-                                           .recompute = e->laid_out.recompute,
-                                           .recompute_layers = e->laid_out.recompute_layers,
+                                           .recompute = e->own->laid_out.recompute,
+                                           .recompute_layers = e->own->laid_out.recompute_layers,
                                            .separate_documents = c->data.separate_documents,
                                            .backward = true,
                                            .may_add = adds_in_place(e),
@@ -131,8 +128,8 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
                                            .sp = e->grid.sp,
                                            .on_device = e->options.is_gpu,
                                            .keeps_blocks = keeps_blocks(e),
-                                           .chunk_count = e->chunk_count,
-                                           .chunks = e->chunks,
+                                           .chunk_count = e->own->chunk_count,
+                                           .chunks = e->own->chunks,
                                            .depth = depth};
 }
 
@@ -140,14 +137,21 @@ static pd_status describe_chunks(struct pd_engine *e, struct pd_error *err)
 {
     const struct pd_layout *layout = &e->grid.layout;
     e->is_breadth_first = pd_is_breadth_first(e->options.config, layout);
-    e->chunk_count = interleave_of(layout);
-    e->slots = pd_schedule_slots(e->micro_batches, layout->dp, layout->pp, e->chunk_count);
-    e->chunks = calloc(e->chunk_count, sizeof *e->chunks);
-    if (!e->chunks) PD_FAIL(err, PD_NO_MEMORY, "engine: no memory for %u pipeline chunks", e->chunk_count);
-    for (uint32_t c = 0; c < e->chunk_count; c++)
-        e->chunks[c] = pd_grid_stage(layout, e->options.model, e->grid.place.pp, c);
-    if (layout->pp == 1) e->chunks[0] = (struct pd_stage){0, e->options.model->config.layers, true, true};
+    e->own->chunk_count = interleave_of(layout);
+    e->slots = pd_schedule_slots(e->own->micro_batches, layout->dp, layout->pp, e->own->chunk_count);
+    e->own->chunks = calloc(e->own->chunk_count, sizeof *e->own->chunks);
+    if (!e->own->chunks) PD_FAIL(err, PD_NO_MEMORY, "engine: no memory for %u pipeline chunks", e->own->chunk_count);
+    for (uint32_t c = 0; c < e->own->chunk_count; c++)
+        e->own->chunks[c] = pd_grid_stage(layout, e->options.model, e->grid.place.pp, c);
+    if (layout->pp == 1) e->own->chunks[0] = (struct pd_stage){0, e->options.model->config.layers, true, true};
     return PD_OK;
+}
+
+static pd_status build_schedule(struct pd_engine *e, const struct pd_schedule_options *options, struct pd_error *err)
+{
+    struct pd_engine_own *own = e->own;
+    PD_TRY(pd_schedule_new(options, &own->schedule, err));
+    return pd_set_order_new(&own->schedule, own->chunks, pd_zero_set_count(e->zero) - 1, true, &own->set_order, err);
 }
 
 static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
@@ -156,18 +160,19 @@ static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct
     uint32_t depth[256];
     const struct pd_schedule_options schedule = schedule_options_of(e);
     pd_schedule_depth(&schedule, depth);
-    if (!pd_arena_is_dry(arena)) PD_TRY(pd_schedule_new(&schedule, &e->schedule, err));
+    if (!pd_arena_is_dry(arena)) PD_TRY(build_schedule(e, &schedule, err));
     const struct pd_transformer_options transformer = transformer_options_of(e, depth);
     PD_TRY(pd_transformer_new(e->options.model, e->math, &transformer, arena, &e->transformer, err));
     const struct pd_rank_device *device = e->options.device;
     PD_TRY(pd_pipeline_new(&e->grid, pd_transformer_stream_bytes(e->transformer), e->math, device ? device->dev : NULL,
-                           device ? device->compute : NULL, arena, &e->pipeline, err));
-    if (e->is_breadth_first) e->dstreams = calloc(e->slots, sizeof *e->dstreams);
-    if (e->is_breadth_first && !e->dstreams) PD_FAIL(err, PD_NO_MEMORY, "engine: no memory for %u micro-batches", e->slots);
+                           device ? device->compute : NULL, arena, &e->own->pipeline, err));
+    if (e->is_breadth_first) e->own->dstreams = calloc(e->slots, sizeof *e->own->dstreams);
+    if (e->is_breadth_first && !e->own->dstreams)
+        PD_FAIL(err, PD_NO_MEMORY, "engine: no memory for %u micro-batches", e->slots);
     for (uint32_t slot = 0; e->is_breadth_first && slot < e->slots; slot++)
-        e->dstreams[slot] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, pd_transformer_stream_bytes(e->transformer));
+        e->own->dstreams[slot] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, pd_transformer_stream_bytes(e->transformer));
     if (pd_partition_piece_total(&e->grid.partition) > 1)
-        e->sample = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, 4ull * c->batch.context * sizeof(int32_t));
+        e->own->sample = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, 4ull * c->batch.context * sizeof(int32_t));
     return PD_OK;
 }
 
@@ -176,19 +181,6 @@ static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct
 static bool are_processes(const struct pd_config *c)
 {
     return PERDURE_HAVE_MPI && c->layout.transport != PD_TRANSPORT_LOCAL;
-}
-
-/* What placements in files take beside the rest, in the arena and outside: the same sum for ranks of equal shares. */
-static pd_status take_files(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
-{
-    uint64_t state_bytes, scratch_bytes, scratch_file_bytes;
-    PD_TRY(pd_state_files_take(e, arena, err));
-    PD_TRY(pd_scratch_take(e, arena, err));
-    PD_TRY(pd_state_files_plan(e, &state_bytes, err));
-    PD_TRY(pd_scratch_plan(e, &scratch_bytes, &scratch_file_bytes, err));
-    pd_arena_note(arena, PD_MEMORY_OPTIMIZER, state_bytes);
-    pd_arena_note(arena, PD_MEMORY_BUFFERS, scratch_bytes);
-    return PD_OK;
 }
 
 /* Sizes of the largest call of attention, parts included. */
@@ -240,16 +232,6 @@ static pd_status build_math(struct pd_engine *e, struct pd_arena *arena, struct 
     return pd_math_cuda_new(&options, arena, &e->math, err);
 }
 
-static pd_status build_mirror(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
-{
-    float *state[PD_KIND_COUNT];
-    if (!e->options.is_gpu || e->options.config->offload.optimizer != PD_PLACE_DEVICE) return PD_OK;
-    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        state[kind] = pd_zero_state(e->zero, kind);
-    return pd_state_mirror_init(&e->mirror, e->options.device, state, pd_zero_held_elements(e->zero) * sizeof(float), arena,
-                                err);
-}
-
 /* Sums that leave a GPU for the host, of which the configuration alone does not tell. */
 static pd_status check_order(const struct pd_engine *e, struct pd_error *err)
 {
@@ -260,22 +242,26 @@ static pd_status check_order(const struct pd_engine *e, struct pd_error *err)
             e->options.config->offload.gradients == PD_PLACE_NVME ? "nvme" : "cpu");
 }
 
-static uint64_t product_side(const struct pd_config *c)
+static uint64_t gemm_side(const struct pd_config *c)
 {
-    return c->model.hidden < PRODUCT_SIDE_MAX ? c->model.hidden : PRODUCT_SIDE_MAX;
+    return c->model.hidden < GEMM_SIDE_MAX ? c->model.hidden : GEMM_SIDE_MAX;
 }
 
-uint64_t pd_engine_product_bytes(const struct pd_engine *e)
+static uint64_t gemm_bytes(const struct pd_config *c)
 {
-    const struct pd_config *c = e->options.config;
-    return 3 * product_side(c) * product_side(c) * pd_dtype_bytes(c->numerics.precision);
+    return 3 * gemm_side(c) * gemm_side(c) * pd_dtype_bytes(c->numerics.precision);
 }
 
-struct pd_gemm pd_engine_product(const struct pd_engine *e)
+struct pd_span pd_engine_gemm_operands(const struct pd_engine *e)
 {
-    const uint64_t side = product_side(e->options.config), bytes = pd_engine_product_bytes(e) / 3;
+    return (struct pd_span){e->own->gemm_operands, gemm_bytes(e->options.config), false};
+}
+
+struct pd_gemm pd_engine_gemm(const struct pd_engine *e)
+{
+    const uint64_t side = gemm_side(e->options.config), bytes = gemm_bytes(e->options.config) / 3;
     const enum pd_dtype dtype = e->options.config->numerics.precision;
-    char *a = e->product;
+    char *a = e->own->gemm_operands;
     return (struct pd_gemm){.m = side,
                             .n = side,
                             .k = side,
@@ -284,70 +270,134 @@ struct pd_gemm pd_engine_product(const struct pd_engine *e)
                             .c = {a + 2 * bytes, dtype, side}};
 }
 
+/* ---- phases of the recipe, in the order in which they take memory ---- */
+
+static pd_status build_gradients(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
+{
+    const struct pd_zero_options options = zero_options_of(e);
+    return pd_zero_new(e->options.model, &options, &e->grid, e->math, arena, &e->zero, err);
+}
+
 /* In the memory of the gradients, of which there are none yet, where there is enough of it. */
-static void take_product(struct pd_engine *e, struct pd_arena *arena)
+static void take_gemm(struct pd_engine *e, struct pd_arena *arena)
 {
     if (!e->options.is_gpu) return;
-    const uint64_t bytes = pd_engine_product_bytes(e);
-    e->product = bytes <= pd_zero_gradient_bytes(e->zero) ? pd_zero_gradient(e->zero)
-                                                          : pd_arena_take(arena, PD_MEMORY_BUFFERS, bytes);
+    const uint64_t bytes = gemm_bytes(e->options.config);
+    e->own->gemm_operands = bytes <= pd_zero_gradient_bytes(e->zero) ? pd_zero_gradient(e->zero)
+                                                                     : pd_arena_take(arena, PD_MEMORY_BUFFERS, bytes);
+}
+
+static void take_norm(struct pd_engine *e, struct pd_arena *arena)
+{
+    struct pd_norm_sums *n = &e->own->norm;
+    n->by_block = pd_leaves_device(&e->options, e->options.config->offload.gradients);
+    n->rows = pd_arena_take(arena, PD_MEMORY_BUFFERS, pd_optimizer_norm_rows(e) * sizeof *n->rows);
+    n->sum = n->host_copy = pd_arena_take(arena, PD_MEMORY_BUFFERS, sizeof *n->sum);
+    if (e->options.is_gpu) n->host_copy = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *n->sum);
+}
+
+/* State in files brings a ring of its own: what is left to the staging is a copy between tiers. */
+static void take_staging(struct pd_engine *e, struct pd_arena *arena)
+{
+    const bool has_ring = e->options.config->offload.optimizer == PD_PLACE_NVME;
+    e->staging.bytes = has_ring ? STAGING_BYTES_MIN : staging_bytes_of(e->options.model, &e->grid.layout);
+    e->staging.data = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, e->staging.bytes);
+}
+
+static pd_status build_state(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
+{
+    const struct pd_state_parts parts = {.config = e->options.config,
+                                         .model = e->options.model,
+                                         .layout = &e->grid.layout,
+                                         .rank = e->options.rank,
+                                         .is_gpu = e->options.is_gpu,
+                                         .staging_bytes = staging_bytes_of(e->options.model, &e->grid.layout),
+                                         .blocks_leave_device = pd_blocks_leave_device(&e->options),
+                                         .device = e->options.device,
+                                         .pool = e->pool,
+                                         .math = e->math,
+                                         .zero = e->zero};
+    return pd_state_new(&parts, arena, &e->state, err);
+}
+
+/* The same sum for ranks of equal shares. */
+static pd_status take_scratch(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
+{
+    uint64_t heap_bytes, file_bytes;
+    PD_TRY(pd_scratch_take(e, arena, err));
+    PD_TRY(pd_scratch_plan(e, &heap_bytes, &file_bytes, err));
+    pd_arena_note(arena, PD_MEMORY_BUFFERS, heap_bytes);
+    return PD_OK;
+}
+
+/* Memory that communicators take outside of the arena: of the step, of background saves, of tiers filled from others, of
+ * copies on other hosts. */
+static void note_communicators(struct pd_engine *e, struct pd_arena *arena)
+{
+    const struct pd_config *c = e->options.config;
+    const uint64_t world = pd_comm_bytes(e->options.world, are_processes(c));
+    const uint32_t tiers = c->checkpoint.tiers_count;
+    const uint64_t copies = (tiers > 1 ? tiers - 1 : 0) + (tiers > 0 && c->checkpoint.tiers[0].replicas > 0);
+    pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_grid_bytes(&e->grid.layout, e->options.rank, are_processes(c)));
+    if (e->options.is_gpu) pd_arena_note_library(arena, pd_grid_nccl_bytes(&e->grid.layout, e->options.rank));
+    pd_arena_note(arena, PD_MEMORY_BUFFERS, world);
+    pd_arena_note(arena, PD_MEMORY_BUFFERS, copies * (world + PD_TIERS_STAGING_BYTES));
 }
 
 static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
-    const struct pd_config *c = e->options.config;
     PD_TRY(build_math(e, arena, err));
-    const struct pd_zero_options zero = zero_options_of(e);
-    PD_TRY(pd_zero_new(e->options.model, &zero, &e->grid, e->math, arena, &e->zero, err));
-    take_product(e, arena);
+    PD_TRY(build_gradients(e, arena, err));
+    take_gemm(e, arena);
     PD_TRY(build_model(e, arena, err));
-    PD_TRY(build_mirror(e, arena, err));
-    e->squares_by_block = pd_leaves_device(&e->options, c->offload.gradients);
-    e->row_sums = pd_arena_take(arena, PD_MEMORY_BUFFERS, pd_optimizer_norm_rows(e) * sizeof(double));
-    e->squares = e->read_squares = pd_arena_take(arena, PD_MEMORY_BUFFERS, sizeof *e->squares);
-    if (e->options.is_gpu) e->read_squares = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *e->squares);
-    e->io_bytes = c->offload.optimizer == PD_PLACE_NVME ? c->offload.buffer_bytes / PD_ARENA_ALIGN * PD_ARENA_ALIGN
-                                                        : io_bytes_of(e->options.model, &e->grid.layout);
-    e->io_buffers = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, e->io_bytes);
-    if (pd_host_state_is_wanted(&e->options)) PD_TRY(pd_host_state_new(e, arena, &e->host_state, err));
-    pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_grid_bytes(&e->grid.layout, e->options.rank, are_processes(c)));
-    if (e->options.is_gpu) pd_arena_note_library(arena, pd_grid_nccl_bytes(&e->grid.layout, e->options.rank));
-    pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_comm_bytes(e->options.world, are_processes(c))); /* of background saves */
-    /* Tiers filled from others, and other hosts. */
-    const uint32_t tiers = c->checkpoint.tiers_count;
-    const uint64_t copies = (tiers > 1 ? tiers - 1 : 0) + (tiers > 0 && c->checkpoint.tiers[0].replicas > 0);
-    pd_arena_note(arena, PD_MEMORY_BUFFERS,
-                  copies * (pd_comm_bytes(e->options.world, are_processes(c)) + PD_TIERS_STAGING_BYTES));
-    return take_files(e, arena, err);
+    take_norm(e, arena);
+    take_staging(e, arena);
+    PD_TRY(build_state(e, arena, err));
+    note_communicators(e, arena);
+    return take_scratch(e, arena, err);
 }
 
 static pd_status lay_out(struct pd_engine *e, struct pd_error *err)
 {
     const struct pd_engine_options *o = &e->options;
     if (o->laid_out)
-        e->laid_out = *o->laid_out;
+        e->own->laid_out = *o->laid_out;
     else
-        PD_TRY(pd_lay_out_given(o->config, o->model, o->world, &e->laid_out, err));
-    const uint32_t dp = e->laid_out.layout.dp;
-    if (dp > e->micro_batches)
+        PD_TRY(pd_lay_out_given(o->config, o->model, o->world, &e->own->laid_out, err));
+    const uint32_t dp = e->own->laid_out.layout.dp;
+    if (dp > e->own->micro_batches)
         PD_FAIL(err, PD_INVALID, "layout: dp %u for %s a step; use dp %u at most, or lower batch.micro_batch", dp,
-                pd_counted(e->micro_batches, "micro-batch").text, e->micro_batches);
-    return pd_grid_init(&e->laid_out.layout, o->rank, e->comm, &e->grid, err);
+                pd_counted(e->own->micro_batches, "micro-batch").text, e->own->micro_batches);
+    return pd_grid_init(&e->own->laid_out.layout, o->rank, e->own->comm, &e->grid, err);
+}
+
+static pd_status allocate(const struct pd_engine_options *options, struct pd_engine **ret_engine, struct pd_error *err)
+{
+    const struct pd_config *c = options->config;
+    struct pd_engine *e = calloc(1, sizeof *e);
+    struct pd_engine_own *own = calloc(1, sizeof *own);
+    if (!e || !own) {
+        free(e);
+        free(own);
+        PD_FAIL(err, PD_NO_MEMORY, "engine: no memory");
+    }
+    e->options = *options;
+    e->own = own;
+    own->micro_batches = c->batch.sequences / c->batch.micro_batch;
+    e->loss_scale = c->numerics.precision == PD_F16 ? c->numerics.loss_scale : 1.0;
+    *ret_engine = e;
+    return PD_OK;
 }
 
 pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm *comm, const struct pd_data *data,
                         struct pd_thread_pool *pool, struct pd_arena *arena, struct pd_engine **ret_engine,
                         struct pd_error *err)
 {
-    const struct pd_config *c = options->config;
-    struct pd_engine *e = calloc(1, sizeof *e);
-    if (!e) PD_FAIL(err, PD_NO_MEMORY, "engine: no memory");
-    e->options = *options;
-    e->comm = options->world > 1 ? comm : NULL;
+    struct pd_engine *e = NULL;
+    PD_TRY(allocate(options, &e, err));
+    e->own->comm = options->world > 1 ? comm : NULL;
     e->data = data;
     e->pool = pool;
-    e->micro_batches = c->batch.sequences / c->batch.micro_batch;
-    e->loss_scale = c->numerics.precision == PD_F16 ? c->numerics.loss_scale : 1.0;
     pd_status st = lay_out(e, err);
     e->options.laid_out = NULL;
     if (!st) st = describe_chunks(e, err);
@@ -364,16 +414,18 @@ pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm 
 void pd_engine_free(struct pd_engine *e)
 {
     if (!e) return;
-    pd_pipeline_free(e->pipeline);
+    struct pd_engine_own *own = e->own;
+    pd_state_free(e->state);
+    pd_pipeline_free(own->pipeline);
     pd_transformer_free(e->transformer);
-    pd_state_mirror_deinit(&e->mirror);
-    pd_host_state_free(e->host_state);
     pd_zero_free(e->zero);
     pd_math_free(e->math);
-    pd_schedule_deinit(&e->schedule);
+    pd_set_order_deinit(&own->set_order);
+    pd_schedule_deinit(&own->schedule);
     pd_grid_deinit(&e->grid);
-    free(e->chunks);
-    free(e->dstreams);
+    free(own->chunks);
+    free(own->dstreams);
+    free(own);
     free(e);
 }
 
@@ -389,92 +441,10 @@ pd_status pd_engine_plan_of(const struct pd_engine_options *options, struct pd_m
     return st;
 }
 
-/* As the host reads and writes it. */
-static float *state_of(struct pd_engine *e, enum pd_kind kind)
-{
-    return e->mirror.state[kind] ? e->mirror.state[kind] : pd_zero_state(e->zero, kind);
-}
-
-struct init_job {
-    struct pd_engine *engine;
-    uint64_t seed;
-};
-
-static void init_box(void *context, uint64_t index)
-{
-    struct init_job *job = context;
-    const struct pd_zero_box *b = &pd_zero_boxes(job->engine->zero)[index];
-    pd_model_init_box(job->engine->options.model, b->tensor, &b->box, job->seed,
-                      state_of(job->engine, PD_PARAM) + b->offset);
-}
-
-pd_status pd_engine_init_state(struct pd_engine *e, struct pd_error *err)
-{
-    struct init_job job = {e, e->options.config->run.seed};
-    pd_parallel(e->pool, pd_zero_box_count(e->zero), init_box, &job);
-    uint64_t bytes = pd_zero_held_elements(e->zero) * sizeof(float);
-    memset(state_of(e, PD_EXP_AVG), 0, bytes);
-    memset(state_of(e, PD_EXP_AVG_SQ), 0, bytes);
-    if (e->mirror.device) PD_TRY(pd_state_mirror_in(&e->mirror, err));
-    return pd_zero_refresh_compute(e->zero, err);
-}
-
-/* First of the boxes, which come in table order, whose tensor is `tensor` or later. */
-static uint32_t first_box_of(const struct pd_zero *zero, uint32_t tensor)
-{
-    const struct pd_zero_box *boxes = pd_zero_boxes(zero);
-    uint32_t low = 0, high = pd_zero_box_count(zero);
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (boxes[middle].tensor < tensor)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-const struct pd_zero_box *pd_engine_owned_box(const struct pd_engine *e, uint32_t tensor, uint32_t box)
-{
-    const struct pd_zero_box *boxes = pd_zero_boxes(e->zero);
-    const uint32_t count = pd_zero_box_count(e->zero);
-    for (uint32_t i = first_box_of(e->zero, tensor); i < count && boxes[i].tensor == tensor; i++)
-        if (boxes[i].owned && boxes[i].number == box) return &boxes[i];
-    PD_CHECK(!"a box that this rank owns");
-    return NULL;
-}
-
-void *pd_engine_box_data(struct pd_engine *e, uint32_t tensor, enum pd_kind kind, uint32_t box)
-{
-    return state_of(e, kind) + pd_engine_owned_box(e, tensor, box)->offset;
-}
-
-bool pd_engine_boxes_are_apart(const struct pd_engine *e)
-{
-    return e->mirror.device != NULL;
-}
-
-pd_status pd_engine_boxes_begin(struct pd_engine *e, struct pd_error *err)
-{
-    return e->mirror.device ? pd_state_mirror_begin_out(&e->mirror, err) : PD_OK;
-}
-
-pd_status pd_engine_boxes_wait(struct pd_engine *e, struct pd_error *err)
-{
-    return e->mirror.device ? pd_state_mirror_wait_out(&e->mirror, err) : PD_OK;
-}
-
-pd_status pd_engine_loaded(struct pd_engine *e, struct pd_error *err)
-{
-    if (e->mirror.device) PD_TRY(pd_state_mirror_in(&e->mirror, err));
-    PD_TRY(pd_zero_share_state(e->zero, err));
-    return pd_zero_refresh_compute(e->zero, err);
-}
-
 void pd_engine_abort(struct pd_engine *e)
 {
     pd_grid_abort(&e->grid);
     if (e->zero) pd_zero_settle(e->zero);
-    if (e->pipeline) pd_pipeline_settle(e->pipeline);
+    if (e->own->pipeline) pd_pipeline_settle(e->own->pipeline);
     if (e->transformer) pd_transformer_sync(e->transformer);
 }

@@ -25,7 +25,7 @@ struct pd_gpus {
 
 void pd_gpus_find(struct pd_gpus *ret_gpus);
 
-/* Dense bf16 products, operations a second as the maker's data sheet says; 0: not known by that name. */
+/* Dense bf16 GEMMs, operations a second as the maker's data sheet says; 0: not known by that name. */
 double pd_gpu_matmul_flops(const char *name);
 /* The name that pd_machine_preset knows it by; NULL: none. */
 const char *pd_gpu_machine_name(const char *name);

@@ -3,7 +3,7 @@
 pd_status pd_loss_scale_advance(struct pd_run_state *state, bool skipped, uint32_t interval, struct pd_error *err)
 {
     if (skipped && state->loss_scale <= PD_LOSS_SCALE_MIN)
-        PD_FAIL(err, PD_BUG,
+        PD_FAIL(err, PD_DIVERGED,
                 "gradients overflow fp16 even at the smallest loss scale of 2^-24: lower optimizer.lr, or train with "
                 "numerics.precision=bf16");
     if (skipped) {

@@ -10,7 +10,7 @@
 #define PD_LOSS_SCALE_MIN 0x1p-24
 
 /* After a step that was skipped, or that was not; doubles after `interval` good steps.
- *   errors  PD_BUG: skipped at the smallest scale */
+ *   errors  PD_DIVERGED: skipped at the smallest scale */
 PD_MUST_USE pd_status pd_loss_scale_advance(struct pd_run_state *state, bool skipped, uint32_t interval,
                                             struct pd_error *err);
 

@@ -1,9 +1,7 @@
 #include "trainer/engine/optimizer.h"
 
-#include "offload/cpu_adam.h"
 #include "trainer/comm/exact_sum.h"
-#include "trainer/engine/host_state.h"
-#include "trainer/engine/state_files.h"
+#include "trainer/engine/engine_internal.h"
 #include "trainer/model/polynomial.h"
 
 #include <math.h>
@@ -32,7 +30,7 @@ static pd_status add_rows(struct pd_engine *e, uint64_t *rows, struct pd_error *
 {
     const uint64_t count = *rows;
     *rows = 0;
-    return pd_superaccumulate(e->math, count, e->row_sums, e->squares, err);
+    return pd_superaccumulate(e->math, count, e->own->norm.rows, e->own->norm.sum, err);
 }
 
 /* A tensor of two dimensions has its rows; one of one dimension is rows of one element. */
@@ -43,7 +41,7 @@ static pd_status add_box(struct pd_engine *e, const struct pd_zero_box *b, uint6
     for (uint64_t row = 0, count; row < rows; row += count) {
         if (*made == most) PD_TRY(add_rows(e, made, err));
         count = rows - row < most - *made ? rows - row : most - *made;
-        PD_TRY(pd_row_squares(e->math, count, columns, gradient + row * columns, e->row_sums + *made, err));
+        PD_TRY(pd_row_squares(e->math, count, columns, gradient + row * columns, e->own->norm.rows + *made, err));
         *made += count;
     }
     return PD_OK;
@@ -73,23 +71,24 @@ static pd_status add_block(void *context, uint32_t set, struct pd_error *err)
 
 static pd_status begin_squares(struct pd_engine *e, struct pd_error *err)
 {
-    pd_superaccumulator_init(e->read_squares);
-    if (e->squares == e->read_squares) return PD_OK;
-    return pd_math_copy(e->math, e->squares, e->read_squares, sizeof *e->squares, err);
+    struct pd_norm_sums *n = &e->own->norm;
+    pd_superaccumulator_init(n->host_copy);
+    return n->sum == n->host_copy ? PD_OK : pd_math_copy(e->math, n->sum, n->host_copy, sizeof *n->sum, err);
 }
 
 static pd_status read_squares(struct pd_engine *e, struct pd_error *err)
 {
-    if (e->squares == e->read_squares) return PD_OK;
-    PD_TRY(pd_math_copy(e->math, e->read_squares, e->squares, sizeof *e->squares, err));
+    struct pd_norm_sums *n = &e->own->norm;
+    if (n->sum == n->host_copy) return PD_OK;
+    PD_TRY(pd_math_copy(e->math, n->host_copy, n->sum, sizeof *n->sum, err));
     PD_TRY(pd_math_sync(e->math, err));
-    PD_CHECK(e->read_squares->pending <= PD_SUPERACCUMULATOR_PENDING_MAX);
+    PD_CHECK(n->host_copy->pending <= PD_SUPERACCUMULATOR_PENDING_MAX);
     return PD_OK;
 }
 
 pd_status pd_optimizer_begin(struct pd_engine *e, struct pd_error *err)
 {
-    if (!e->squares_by_block) return PD_OK;
+    if (!e->own->norm.by_block) return PD_OK;
     pd_zero_on_sums(e->zero, add_block, e);
     return begin_squares(e, err);
 }
@@ -98,13 +97,13 @@ pd_status pd_optimizer_begin(struct pd_engine *e, struct pd_error *err)
 pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_norm, struct pd_error *err)
 {
     uint64_t made = 0;
-    if (!e->squares_by_block) PD_TRY(begin_squares(e, err));
+    if (!e->own->norm.by_block) PD_TRY(begin_squares(e, err));
     for (uint32_t set = 0; set < pd_zero_set_count(e->zero); set++)
-        if (!e->squares_by_block || is_end(e, set)) PD_TRY(add_set(e, set, &made, err));
+        if (!e->own->norm.by_block || is_end(e, set)) PD_TRY(add_set(e, set, &made, err));
     PD_TRY(add_rows(e, &made, err));
     PD_TRY(read_squares(e, err));
-    PD_TRY(pd_exact_sum_reduce(e->read_squares, e->comm, err));
-    const double total = sqrt(pd_superaccumulator_value(e->read_squares)) / e->loss_scale;
+    PD_TRY(pd_exact_sum_reduce(e->own->norm.host_copy, e->own->comm, err));
+    const double total = sqrt(pd_superaccumulator_value(e->own->norm.host_copy)) / e->loss_scale;
     *ret_norm = tokens ? total / (double)tokens : 0.0;
     return PD_OK;
 }
@@ -121,63 +120,27 @@ static double scale_of(const struct pd_engine *e, uint64_t tokens, double norm)
 
 pd_status pd_optimizer_update_begin(struct pd_engine *e, struct pd_error *err)
 {
-    if (!e->files) return PD_OK;
-    if (e->before_update) e->before_update(e->update_context);
-    return pd_state_files_update_begin(e, err);
+    return pd_state_begin(e->state, &e->next_identity, &e->before_update, err);
 }
 
-void pd_optimizer_update_leave(struct pd_engine *e)
+void pd_optimizer_update_end(struct pd_engine *e)
 {
-    if (e->files) pd_state_files_update_abandon(e);
-}
-
-/* Master and moments lie where AdamW is done. */
-static pd_status update_boxes(struct pd_engine *e, const struct pd_adam_step *step, struct pd_error *err)
-{
-    const enum pd_dtype precision = e->options.config->numerics.precision;
-    const bool asks = pd_blocks_leave_device(&e->options);
-    char *copy = pd_zero_working_copy(e->zero);
-    if (asks) PD_TRY(pd_zero_update_begin(e->zero, err));
-    for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++) {
-        const struct pd_zero_box *b = &pd_zero_boxes(e->zero)[i];
-        struct pd_adam_range range = {.n = b->elements,
-                                      .decay = e->options.model->tensors.tensors[b->tensor].decay,
-                                      .param = pd_zero_state(e->zero, PD_PARAM) + b->offset,
-                                      .exp_avg = pd_zero_state(e->zero, PD_EXP_AVG) + b->offset,
-                                      .exp_avg_sq = pd_zero_state(e->zero, PD_EXP_AVG_SQ) + b->offset,
-                                      .grad = pd_zero_gradient(e->zero) + b->gradient_offset,
-                                      .copy = copy ? copy + b->offset * pd_dtype_bytes(precision) : NULL,
-                                      .copy_dtype = precision};
-        if (asks) PD_TRY(pd_zero_update_box(e->zero, i, &range.grad, &range.copy, err));
-        if (!copy) range.copy = NULL; /* the master serves */
-        PD_TRY(pd_adam(e->math, step, &range, err));
-    }
-    return asks ? pd_zero_update_end(e->zero, err) : PD_OK;
+    pd_state_end(e->state);
 }
 
 pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t tokens, double norm, struct pd_error *err)
 {
     const struct pd_config *c = e->options.config;
-    const struct pd_adam_config adam = {.rate = pd_learning_rate(c, updates),
-                                        .beta1 = c->optimizer.beta1,
-                                        .beta2 = c->optimizer.beta2,
-                                        .epsilon = c->optimizer.epsilon,
-                                        .weight_decay = c->optimizer.weight_decay,
-                                        .step = updates + 1,
-                                        .scale = scale_of(e, tokens, norm)};
-    const struct pd_adam_step step = pd_adam_step_make(&adam);
+    const struct pd_update_config config = {.rate = pd_learning_rate(c, updates),
+                                            .beta1 = c->optimizer.beta1,
+                                            .beta2 = c->optimizer.beta2,
+                                            .epsilon = c->optimizer.epsilon,
+                                            .weight_decay = c->optimizer.weight_decay,
+                                            .step = updates + 1,
+                                            .scale = scale_of(e, tokens, norm)};
+    const struct pd_update_step step = pd_state_rule(e->state)->prepare(&config);
     if (!tokens)
         PD_FAIL(err, PD_INVALID,
                 "a batch has no token to learn from: every target of it is masked; look at data.document_token");
-    if (e->files) return pd_state_files_update(e, &step, err);
-    if (e->mirror.device)
-        PD_TRY(pd_state_mirror_before_update(&e->mirror, err));
-    else if (e->before_update)
-        e->before_update(e->update_context);
-    if (e->host_state) {
-        PD_TRY(pd_host_state_update(e->host_state, &step, err));
-        return pd_zero_updated(e->zero, err);
-    }
-    PD_TRY(update_boxes(e, &step, err));
-    return pd_zero_updated(e->zero, err);
+    return pd_state_update(e->state, &step, &e->before_update, err);
 }

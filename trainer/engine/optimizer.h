@@ -1,10 +1,10 @@
-/* Global norm, clipping and AdamW. The norm counts the boxes a rank owns, so that replicas count once; the update is made on
- * all that it holds, with the same bits everywhere.
+/* Global norm, clipping and the update. The norm counts the boxes that a rank owns, so that replicas count once; the update
+ * is made on all that it holds, with the same bits everywhere.
  *
- * Gradients are sums over tokens; the factor that makes them means (1 / valid tokens of the batch), the inverse of the loss
- * scale and the clip are one scale, applied when AdamW reads them. The norm does not depend on the layout: squares in fp64,
- * rows in 16 lanes, then an integer superaccumulator, combined over ranks by integer sums. source  Loshchilov and Hutter
- * 2019 (AdamW); Pascanu et al. 2013 (clipping by global norm)
+ * Gradients are sums over tokens. One scale makes them what the update needs: 1 / valid tokens of the batch (their mean), the
+ * inverse of the loss scale, and the clip; the update rule applies it as it reads them. The norm does not depend on the
+ * layout: squares in fp64, rows in 16 lanes, then an integer superaccumulator, combined over ranks by integer sums.
+ *   source  Loshchilov and Hutter 2019 (AdamW); Pascanu et al. 2013 (clipping by global norm)
  */
 #ifndef PD_TRAINER_ENGINE_OPTIMIZER_H
 #define PD_TRAINER_ENGINE_OPTIMIZER_H
@@ -26,6 +26,6 @@ PD_MUST_USE pd_status pd_optimizer_update_begin(struct pd_engine *engine, struct
 PD_MUST_USE pd_status pd_optimizer_update(struct pd_engine *engine, uint64_t updates, uint64_t tokens, double norm,
                                           struct pd_error *err);
 /* After an update, or in its place where there is to be none: what was begun for it is dropped. */
-void pd_optimizer_update_leave(struct pd_engine *engine);
+void pd_optimizer_update_end(struct pd_engine *engine);
 
 #endif

@@ -101,14 +101,14 @@ void pd_rank_device_quiet(struct pd_rank_device *d)
         if (d->streams[i]) (void)!pd_dev_stream_sync(d->dev, d->streams[i], &ignored);
 }
 
-pd_status pd_rank_device_settle(struct pd_rank_device *d, struct pd_error *err)
+pd_status pd_rank_device_sync(struct pd_rank_device *d, struct pd_error *err)
 {
     return d->dev ? pd_dev_stream_sync(d->dev, d->compute, err) : PD_OK;
 }
 
 static pd_status ready(void *way, struct pd_error *err)
 {
-    return pd_rank_device_settle(((struct pd_rank_way *)way)->device, err);
+    return pd_rank_device_sync(((struct pd_rank_way *)way)->device, err);
 }
 
 static pd_status copy(void *way, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
@@ -149,7 +149,7 @@ pd_status pd_rank_device_memory(struct pd_rank_device *d, enum pd_rank_stream wh
     return PD_OK;
 }
 
-pd_status pd_rank_device_say_lost(const struct pd_rank_device *d, pd_status status, struct pd_error *err)
+pd_status pd_rank_device_explain_lost(const struct pd_rank_device *d, pd_status status, struct pd_error *err)
 {
     char host[64] = "this host", which[160] = "the GPU";
     if (status != PD_DEVICE_LOST || !err) return status;

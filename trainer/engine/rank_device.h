@@ -79,9 +79,9 @@ PD_MUST_USE pd_status pd_rank_device_memory(struct pd_rank_device *device, enum 
                                             struct pd_comm_memory *ret_memory, struct pd_error *err);
 
 /* What a rank ends with: of PD_DEVICE_LOST, which GPU that is, and where to look. Returns the status. */
-pd_status pd_rank_device_say_lost(const struct pd_rank_device *device, pd_status status, struct pd_error *err);
+pd_status pd_rank_device_explain_lost(const struct pd_rank_device *device, pd_status status, struct pd_error *err);
 
 /* Returns once everything on compute has happened. */
-PD_MUST_USE pd_status pd_rank_device_settle(struct pd_rank_device *device, struct pd_error *err);
+PD_MUST_USE pd_status pd_rank_device_sync(struct pd_rank_device *device, struct pd_error *err);
 
 #endif

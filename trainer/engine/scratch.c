@@ -2,10 +2,9 @@
 
 #include "ckpt/base/checked.h"
 #include "offload/spill.h"
+#include "trainer/engine/engine_internal.h"
 
 #include <stdlib.h>
-
-enum { PARAMETERS, GRADIENTS, ACTIVATIONS, SCRATCHES };
 
 struct part {
     struct pd_spill *spill; /* NULL: in memory */
@@ -15,7 +14,7 @@ struct part {
 struct pd_scratch {
     struct pd_engine *engine;
     struct pd_store *pool;
-    struct part parts[SCRATCHES];
+    struct part parts[PD_SCRATCH_PARTS];
 };
 
 /* Spans of one part, malloc'ed: a box, a set, or two for each place. */
@@ -44,19 +43,20 @@ static bool is_wanted(const struct pd_engine *e, int part)
 
 static uint32_t count_spans(const struct pd_engine *e, int part)
 {
-    if (part == PARAMETERS) return pd_zero_box_count(e->zero);
-    return part == GRADIENTS ? pd_zero_set_count(e->zero) : pd_transformer_span_count(e->transformer);
+    if (part == PD_SCRATCH_PARAMETERS) return pd_zero_box_count(e->zero);
+    return part == PD_SCRATCH_GRADIENTS ? pd_zero_set_count(e->zero) : pd_transformer_span_count(e->transformer);
 }
 
 static pd_status spans_of(const struct pd_engine *e, int part, struct spans *ret_spans, struct pd_error *err)
 {
     struct spans s = {.count = count_spans(e, part), .block_bytes = PD_ZERO_FILE_ELEMENTS * sizeof(float)};
-    if (part == PARAMETERS) s.block_bytes = PD_ZERO_FILE_ELEMENTS * pd_dtype_bytes(e->options.config->numerics.precision);
+    if (part == PD_SCRATCH_PARAMETERS)
+        s.block_bytes = PD_ZERO_FILE_ELEMENTS * pd_dtype_bytes(e->options.config->numerics.precision);
     s.bytes = calloc(s.count + 1ull, sizeof *s.bytes);
     if (!s.bytes) PD_FAIL(err, PD_NO_MEMORY, "no memory for scratch of %u spans", s.count);
-    if (part == PARAMETERS)
+    if (part == PD_SCRATCH_PARAMETERS)
         pd_zero_parameter_spans(e->zero, s.bytes);
-    else if (part == GRADIENTS)
+    else if (part == PD_SCRATCH_GRADIENTS)
         pd_zero_gradient_spans(e->zero, s.bytes);
     else
         pd_transformer_spans(e->transformer, s.bytes);
@@ -69,13 +69,13 @@ static const struct {
     const char *name, *lane_in, *lane_out;
     enum pd_rank_stream in, out;
     const char *read, *write;
-} kinds[SCRATCHES] = {
-    [PARAMETERS] = {"parameters", PD_LANE_PARAMETERS_IN, PD_LANE_PARAMETERS_OUT, PD_STREAM_PARAMETERS_IN,
-                    PD_STREAM_PARAMETERS_OUT, "read of parameters", "write of parameters"},
-    [GRADIENTS] = {"gradients", PD_LANE_GRADIENTS_IN, PD_LANE_GRADIENTS_OUT, PD_STREAM_GRADIENTS_IN, PD_STREAM_GRADIENTS_OUT,
-                   "read of gradients", "write of gradients"},
-    [ACTIVATIONS] = {"activations", PD_LANE_ACTIVATIONS_IN, PD_LANE_ACTIVATIONS_OUT, PD_STREAM_ACTIVATIONS_IN,
-                     PD_STREAM_ACTIVATIONS_OUT, "read of activations", "write of activations"},
+} kinds[PD_SCRATCH_PARTS] = {
+    [PD_SCRATCH_PARAMETERS] = {"parameters", PD_LANE_PARAMETERS_IN, PD_LANE_PARAMETERS_OUT, PD_STREAM_PARAMETERS_IN,
+                               PD_STREAM_PARAMETERS_OUT, "read of parameters", "write of parameters"},
+    [PD_SCRATCH_GRADIENTS] = {"gradients", PD_LANE_GRADIENTS_IN, PD_LANE_GRADIENTS_OUT, PD_STREAM_GRADIENTS_IN,
+                              PD_STREAM_GRADIENTS_OUT, "read of gradients", "write of gradients"},
+    [PD_SCRATCH_ACTIVATIONS] = {"activations", PD_LANE_ACTIVATIONS_IN, PD_LANE_ACTIVATIONS_OUT, PD_STREAM_ACTIVATIONS_IN,
+                                PD_STREAM_ACTIVATIONS_OUT, "read of activations", "write of activations"},
 };
 
 static bool updates_on_host(const struct pd_engine *e)
@@ -87,20 +87,20 @@ static bool updates_on_host(const struct pd_engine *e)
 static pd_status device_of(const struct pd_engine *e, int part, struct pd_spill_device *ret_device, struct pd_error *err)
 {
     struct pd_rank_device *d = e->options.device;
-    void *far = e->scratch_far[part];
+    void *memory = e->own->scratch_memory[part];
     *ret_device = (struct pd_spill_device){0};
     if (!e->options.is_gpu) return PD_OK;
     struct pd_spill_device device = {.dev = d->dev,
                                      .compute = d->compute,
-                                     .memory = is_in_files(e, part) ? NULL : far,
-                                     .staging = is_in_files(e, part) ? far : NULL,
+                                     .memory = is_in_files(e, part) ? NULL : memory,
+                                     .staging = is_in_files(e, part) ? memory : NULL,
                                      .spans = d->spans,
                                      .lane_in = kinds[part].lane_in,
                                      .lane_out = kinds[part].lane_out,
                                      .name = kinds[part].name};
     PD_TRY(pd_rank_device_stream(d, kinds[part].in, &device.copies_in, err));
     PD_TRY(pd_rank_device_stream(d, kinds[part].out, &device.copies_out, err));
-    if (part == PARAMETERS && updates_on_host(e))
+    if (part == PD_SCRATCH_PARAMETERS && updates_on_host(e))
         PD_TRY(pd_rank_device_stream(d, PD_STREAM_OPTIMIZER_IN, &device.others, err));
     *ret_device = device;
     return PD_OK;
@@ -133,11 +133,11 @@ static pd_status open_part(struct pd_scratch *s, struct pd_vfs *vfs, int part, s
 pd_status pd_scratch_take(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
     static const enum pd_memory_category categories[] = {PD_MEMORY_PARAMETERS, PD_MEMORY_GRADIENTS, PD_MEMORY_ACTIVATIONS};
-    for (int part = 0; e->options.is_gpu && part < SCRATCHES; part++) {
+    for (int part = 0; e->options.is_gpu && part < PD_SCRATCH_PARTS; part++) {
         struct spans spans;
         if (!is_wanted(e, part)) continue;
         PD_TRY(spans_of(e, part, &spans, err));
-        e->scratch_far[part] =
+        e->own->scratch_memory[part] =
             is_in_files(e, part)
                 ? pd_arena_take_host(arena, PD_MEMORY_BUFFERS, pd_spill_staging_bytes(spans.bytes, spans.count))
                 : pd_arena_take_host(arena, categories[part], pd_spill_memory_bytes(spans.bytes, spans.count));
@@ -148,8 +148,8 @@ pd_status pd_scratch_take(struct pd_engine *e, struct pd_arena *arena, struct pd
 
 static void attach(struct pd_scratch *s)
 {
-    pd_zero_attach_files(s->engine->zero, s->parts[PARAMETERS].spill, s->parts[GRADIENTS].spill);
-    pd_transformer_attach_files(s->engine->transformer, s->parts[ACTIVATIONS].spill);
+    pd_zero_attach_files(s->engine->zero, s->parts[PD_SCRATCH_PARAMETERS].spill, s->parts[PD_SCRATCH_GRADIENTS].spill);
+    pd_transformer_attach_files(s->engine->transformer, s->parts[PD_SCRATCH_ACTIVATIONS].spill);
 }
 
 pd_status pd_scratch_open(struct pd_engine *engine, struct pd_vfs *vfs, struct pd_store *store,
@@ -159,7 +159,7 @@ pd_status pd_scratch_open(struct pd_engine *engine, struct pd_vfs *vfs, struct p
     if (!s) PD_FAIL(err, PD_NO_MEMORY, "no memory for scratch");
     s->engine = engine;
     s->pool = store;
-    for (int part = 0; part < SCRATCHES; part++) {
+    for (int part = 0; part < PD_SCRATCH_PARTS; part++) {
         pd_status st = is_wanted(engine, part) ? open_part(s, vfs, part, err) : PD_OK;
         if (!st) continue;
         pd_scratch_close(s);
@@ -173,7 +173,7 @@ pd_status pd_scratch_open(struct pd_engine *engine, struct pd_vfs *vfs, struct p
 void pd_scratch_close(struct pd_scratch *s)
 {
     if (!s) return;
-    for (int part = 0; part < SCRATCHES; part++) {
+    for (int part = 0; part < PD_SCRATCH_PARTS; part++) {
         if (!s->parts[part].spill) continue;
         pd_spill_free(s->parts[part].spill);
         s->parts[part].spill = NULL;
@@ -187,7 +187,7 @@ pd_status pd_scratch_plan(const struct pd_engine *e, uint64_t *ret_heap_bytes, u
                           struct pd_error *err)
 {
     *ret_heap_bytes = *ret_file_bytes = 0;
-    for (int part = 0; part < SCRATCHES; part++) {
+    for (int part = 0; part < PD_SCRATCH_PARTS; part++) {
         struct spans spans;
         if (!is_wanted(e, part)) continue;
         PD_TRY(spans_of(e, part, &spans, err));

@@ -1,5 +1,7 @@
 #include "trainer/engine/state_mirror.h"
 
+#define BY_COPY "copy out of the device"
+
 pd_status pd_state_mirror_init(struct pd_state_mirror *m, struct pd_rank_device *device,
                                float *const device_state[PD_KIND_COUNT], uint64_t bytes, struct pd_arena *arena,
                                struct pd_error *err)
@@ -11,14 +13,14 @@ pd_status pd_state_mirror_init(struct pd_state_mirror *m, struct pd_rank_device 
     }
     if (pd_arena_is_dry(arena)) return PD_OK;
     m->device = device;
-    PD_TRY(pd_dev_event_new(device->dev, &m->settled, err));
+    PD_TRY(pd_dev_event_new(device->dev, &m->computed, err));
     return pd_dev_event_new(device->dev, &m->copied, err);
 }
 
 void pd_state_mirror_deinit(struct pd_state_mirror *m)
 {
     if (!m->device) return;
-    pd_dev_event_free(m->device->dev, m->settled);
+    pd_dev_event_free(m->device->dev, m->computed);
     pd_dev_event_free(m->device->dev, m->copied);
 }
 
@@ -37,13 +39,13 @@ pd_status pd_state_mirror_in(struct pd_state_mirror *m, struct pd_error *err)
     return pd_dev_stream_sync(d->dev, d->compute, err);
 }
 
-pd_status pd_state_mirror_begin_out(struct pd_state_mirror *m, struct pd_error *err)
+static pd_status copy_out(struct pd_state_mirror *m, struct pd_error *err)
 {
     struct pd_dev *dev = m->device->dev;
     struct pd_stream *out;
     PD_TRY(pd_rank_device_stream(m->device, PD_STREAM_SAVES, &out, err));
-    PD_TRY(pd_dev_event_record(dev, m->settled, m->device->compute, err));
-    PD_TRY(pd_dev_event_wait(dev, out, m->settled, err));
+    PD_TRY(pd_dev_event_record(dev, m->computed, m->device->compute, err));
+    PD_TRY(pd_dev_event_wait(dev, out, m->computed, err));
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
         PD_TRY(pd_device_spans_copy(m->device->spans, dev, out, PD_LANE_SAVES, "state for a save",
                                     span_of(m->state[kind], m->bytes, true), span_of(m->device_state[kind], m->bytes, false),
@@ -53,9 +55,19 @@ pd_status pd_state_mirror_begin_out(struct pd_state_mirror *m, struct pd_error *
     return PD_OK;
 }
 
+pd_status pd_state_mirror_begin_out(struct pd_state_mirror *m, struct pd_error *err)
+{
+    pd_owner_acquire(&m->owner, BY_COPY);
+    const pd_status st = copy_out(m, err);
+    if (st) pd_owner_release(&m->owner, BY_COPY);
+    return st;
+}
+
 pd_status pd_state_mirror_wait_out(struct pd_state_mirror *m, struct pd_error *err)
 {
-    return pd_dev_event_sync(m->device->dev, m->copied, err);
+    const pd_status st = pd_dev_event_sync(m->device->dev, m->copied, err);
+    pd_owner_release(&m->owner, BY_COPY);
+    return st;
 }
 
 pd_status pd_state_mirror_before_update(struct pd_state_mirror *m, struct pd_error *err)

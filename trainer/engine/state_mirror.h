@@ -9,6 +9,7 @@
 #define PD_TRAINER_ENGINE_STATE_MIRROR_H
 
 #include "ckpt/base/arena.h"
+#include "ckpt/base/owner.h"
 #include "ckpt/tensor/tensor.h"
 #include "trainer/engine/rank_device.h"
 
@@ -16,7 +17,10 @@ struct pd_state_mirror {
     struct pd_rank_device *device; /* NULL: no mirror */
     float *device_state[PD_KIND_COUNT], *state[PD_KIND_COUNT];
     uint64_t bytes; /* of each kind */
-    struct pd_event *settled, *copied;
+    /* Of `state`: the copy on PD_STREAM_SAVES has it from begin_out until wait_out, which comes once. After that the saver
+     * reads it until it lets go of the save, before the next begin_out. */
+    struct pd_owner owner;
+    struct pd_event *computed, *copied;
     bool is_copied; /* copied has been recorded */
 };
 

@@ -1,5 +1,5 @@
 /* One training step, readable from top to bottom: see engine.h for its outline. */
-#include "trainer/engine/engine.h"
+#include "trainer/engine/engine_internal.h"
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/trace.h"
@@ -9,8 +9,6 @@
 #include <math.h>
 #include <string.h>
 
-#define NO_SET UINT32_MAX
-
 /* A walk through the actions of a schedule. */
 struct step {
     struct pd_engine *e;
@@ -19,7 +17,8 @@ struct step {
     bool learns; /* false: forward only */
     uint64_t first_sample;
     uint64_t micro_batches, sequences; /* of all ranks; sequences that count */
-    uint32_t next_action, next_place;  /* of the parameters that come next */
+    const struct pd_set_order *order;  /* in which it reads parameters */
+    uint32_t next;                     /* place in it */
     struct pd_superaccumulator loss;
     uint64_t tokens, wait_ns;
 };
@@ -46,14 +45,15 @@ static pd_status fill_sequence(struct step *s, uint64_t sample, uint64_t sequenc
     const uint64_t length = e->options.config->batch.context;
     struct pd_micro_batch_input whole = {in->tokens + sequence * length, in->targets + sequence * length,
                                          in->positions + sequence * length, in->first + sequence * length};
-    if (e->sample)
-        whole = (struct pd_micro_batch_input){e->sample, e->sample + length, e->sample + 2 * length, e->sample + 3 * length};
+    if (e->own->sample)
+        whole = (struct pd_micro_batch_input){e->own->sample, e->own->sample + length, e->own->sample + 2 * length,
+                                              e->own->sample + 3 * length};
     PD_TRY(pd_data_sample(e->data, s->split, s->first_sample + sample, whole.tokens, whole.targets, whole.positions,
                           whole.first, err));
     if (sample >= s->sequences)
         for (uint64_t t = 0; t < length; t++)
             whole.targets[t] = -1;
-    if (!e->sample) return PD_OK;
+    if (!e->own->sample) return PD_OK;
     scatter(e, whole.tokens, sequence, in->tokens);
     scatter(e, whole.targets, sequence, in->targets);
     scatter(e, whole.positions, sequence, in->positions);
@@ -109,50 +109,19 @@ static bool is_end(const struct pd_engine *e, uint32_t set)
     return set == 0 || set == head_set(e);
 }
 
-/* The `place`-th set of parameters that an action reads; NO_SET behind the last. */
-static uint32_t set_at(const struct step *s, const struct pd_action *a, uint32_t place)
-{
-    const struct pd_stage *c = &s->e->chunks[a->chunk];
-    const uint32_t first = a->is_backward ? c->has_head : c->has_embedding;
-    if (a->unit != PD_ALL_UNITS) return place == 0 && !(a->is_backward && a->unit == 0) ? a->unit : NO_SET;
-    if (place < first) return a->is_backward ? head_set(s->e) : 0;
-    place -= first;
-    if (place < c->block_count)
-        return 1 + (a->is_backward ? c->first_block + c->block_count - 1 - place : c->first_block + place);
-    return place == c->block_count && !a->is_backward && !s->learns && c->has_head ? head_set(s->e) : NO_SET;
-}
-
-static uint32_t next_set(struct step *s)
-{
-    while (s->next_action < s->schedule->count) {
-        uint32_t set = set_at(s, &s->schedule->actions[s->next_action], s->next_place);
-        if (set != NO_SET) return set;
-        s->next_action++;
-        s->next_place = 0;
-    }
-    return NO_SET;
-}
-
-/* Breadth first the micro-batches of a unit follow each other: what comes behind all of them. */
-static uint32_t next_other_set(struct step *s, uint32_t set)
-{
-    if (!s->e->is_breadth_first) return next_set(s);
-    for (uint32_t i = s->next_action; i < s->schedule->count; i++) {
-        const uint32_t other = set_at(s, &s->schedule->actions[i], 0);
-        if (other != set) return other;
-    }
-    return NO_SET;
-}
-
-/* The parameters of `set`, which is the next in order, while those after it are on their way. */
+/* The parameters of `set`, which is the next in order, while those after it are on their way. Breadth first the micro-batches
+ * of a unit follow each other: what comes behind all of them. */
 static pd_status enter(struct step *s, uint32_t set, void *const **ret_weights, struct pd_error *err)
 {
-    PD_CHECK(next_set(s) == set);
+    const struct pd_set_order *order = s->order;
+    PD_CHECK(s->next < order->count && order->sets[s->next] == set);
     PD_TRY(pd_zero_acquire(s->e->zero, set, ret_weights, err));
-    s->next_place++;
-    uint32_t next = next_other_set(s, set);
-    if (next == NO_SET || next == set || (is_end(s->e, next) && is_end(s->e, set))) return PD_OK;
-    return pd_zero_prefetch(s->e->zero, next, err);
+    uint32_t after = ++s->next;
+    while (s->e->is_breadth_first && after < order->count && order->sets[after] == set)
+        after++;
+    if (after == order->count || order->sets[after] == set) return PD_OK;
+    if (is_end(s->e, order->sets[after]) && is_end(s->e, set)) return PD_OK;
+    return pd_zero_prefetch(s->e->zero, order->sets[after], err);
 }
 
 /* ---- forward ---- */
@@ -174,16 +143,16 @@ static pd_status unit_forward(struct step *s, const struct pd_action *a, bool pa
 static pd_status blocks_forward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
-    const struct pd_stage *c = &e->chunks[a->chunk];
+    const struct pd_stage *c = &e->own->chunks[a->chunk];
     void *const *weights;
     for (uint32_t i = 0; i < c->block_count; i++) {
         void *out = NULL;
         PD_TRY(enter(s, 1 + c->first_block + i, &weights, err));
         if (padding) continue;
         bool micro_batches_stage = i + 1 == c->block_count && !c->has_head;
-        if (micro_batches_stage) PD_TRY(pd_pipeline_next_stream(e->pipeline, &out, err));
+        if (micro_batches_stage) PD_TRY(pd_pipeline_next_stream(e->own->pipeline, &out, err));
         PD_TRY(pd_transformer_block_forward(e->transformer, a->slot, c->first_block + i, weights, out, err));
-        if (micro_batches_stage) PD_TRY(pd_pipeline_send_stream(e->pipeline, err));
+        if (micro_batches_stage) PD_TRY(pd_pipeline_send_stream(e->own->pipeline, err));
     }
     return PD_OK;
 }
@@ -200,7 +169,7 @@ static pd_status head_forward(struct step *s, const struct pd_action *a, bool pa
 static pd_status forward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
-    const struct pd_stage *c = &e->chunks[a->chunk];
+    const struct pd_stage *c = &e->own->chunks[a->chunk];
     void *const *weights;
     if (a->unit != PD_ALL_UNITS) return unit_forward(s, a, padding, err);
     if (!padding && a->chunk == 0) PD_TRY(fill_input(s, a->slot, err));
@@ -210,7 +179,7 @@ static pd_status forward(struct step *s, const struct pd_action *a, bool padding
     } else if (!padding) {
         void *stream;
         PD_TRY(pd_transformer_stream(e->transformer, a->slot, c->first_block, &stream, err));
-        PD_TRY(pd_pipeline_take_stream(e->pipeline, stream, err));
+        PD_TRY(pd_pipeline_take_stream(e->own->pipeline, stream, err));
     }
     PD_TRY(blocks_forward(s, a, padding, err));
     return c->has_head && !s->learns ? head_forward(s, a, padding, err) : PD_OK;
@@ -222,7 +191,7 @@ static pd_status forward(struct step *s, const struct pd_action *a, bool padding
 static pd_status prefetch_saved(struct step *s, const struct pd_action *a, uint32_t unit, struct pd_error *err)
 {
     struct pd_transformer *t = s->e->transformer;
-    const struct pd_stage *c = &s->e->chunks[a->chunk];
+    const struct pd_stage *c = &s->e->own->chunks[a->chunk];
     const struct pd_action *end = s->schedule->actions + s->schedule->count;
     if (a->unit == PD_ALL_UNITS)
         return unit - 1 > c->first_block ? pd_transformer_prefetch(t, a->slot, unit - 2, err) : PD_OK;
@@ -271,11 +240,11 @@ static pd_status blocks_backward(struct step *s, const struct pd_action *a, bool
                                  struct pd_error *err)
 {
     struct pd_engine *e = s->e;
-    const struct pd_stage *c = &e->chunks[a->chunk];
+    const struct pd_stage *c = &e->own->chunks[a->chunk];
     for (uint32_t i = c->block_count; i-- > 0;) {
         const uint32_t block = c->first_block + i, set = 1 + block;
         PD_TRY(block_backward(s, a, block, padding, dstream, err));
-        if (!padding && i == 0 && !c->has_embedding) PD_TRY(pd_pipeline_send_gradient(e->pipeline, err));
+        if (!padding && i == 0 && !c->has_embedding) PD_TRY(pd_pipeline_send_gradient(e->own->pipeline, err));
         PD_TRY(pd_zero_push_gradients(e->zero, set, a->slot, err));
     }
     return PD_OK;
@@ -293,7 +262,7 @@ static pd_status embed_backward(struct step *s, uint32_t slot, bool padding, voi
 static pd_status unit_backward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
-    void *dstream = e->dstreams[a->slot];
+    void *dstream = e->own->dstreams[a->slot];
     if (a->unit == 0) return embed_backward(s, a->slot, padding, dstream, err);
     if (a->unit == head_set(e)) return head_backward(s, a, padding, dstream, err);
     PD_TRY(block_backward(s, a, a->unit - 1, padding, dstream, err));
@@ -303,12 +272,12 @@ static pd_status unit_backward(struct step *s, const struct pd_action *a, bool p
 static pd_status backward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
-    const struct pd_stage *c = &e->chunks[a->chunk];
+    const struct pd_stage *c = &e->own->chunks[a->chunk];
     void *dstream = NULL;
     if (a->unit != PD_ALL_UNITS) return unit_backward(s, a, padding, err);
     if (!padding)
-        PD_TRY(c->has_head ? pd_pipeline_next_gradient(e->pipeline, &dstream, err)
-                           : pd_pipeline_take_gradient(e->pipeline, &dstream, err));
+        PD_TRY(c->has_head ? pd_pipeline_next_gradient(e->own->pipeline, &dstream, err)
+                           : pd_pipeline_take_gradient(e->own->pipeline, &dstream, err));
     if (c->has_head) PD_TRY(head_backward(s, a, padding, dstream, err));
     PD_TRY(blocks_backward(s, a, padding, dstream, err));
     return c->has_embedding ? embed_backward(s, a->slot, padding, dstream, err) : PD_OK;
@@ -320,7 +289,7 @@ static pd_status backward(struct step *s, const struct pd_action *a, bool paddin
 static pd_status check_leave(struct pd_engine *e, struct pd_error *err)
 {
     uint64_t leave = e->should_leave && e->should_leave(e->leave_context);
-    if (e->comm) PD_TRY(pd_comm_all_reduce(e->comm, &leave, 1, PD_REDUCE_OR_U64, err));
+    if (e->own->comm) PD_TRY(pd_comm_all_reduce(e->own->comm, &leave, 1, PD_REDUCE_OR_U64, err));
     if (leave) PD_FAIL(err, PD_STOPPED, "left between two micro-batches, as asked");
     return PD_OK;
 }
@@ -331,14 +300,14 @@ static pd_status begin_transfers(struct step *s, struct pd_error *err)
     uint64_t streams = 0, gradients = 0;
     for (uint32_t i = 0; i < s->schedule->count; i++) {
         const struct pd_action *a = &s->schedule->actions[i];
-        const struct pd_stage *c = &s->e->chunks[a->chunk];
+        const struct pd_stage *c = &s->e->own->chunks[a->chunk];
         if (is_padding(s, a->slot)) continue;
         if (a->is_backward)
             gradients += !c->has_head;
         else
             streams += !c->has_embedding;
     }
-    return pd_pipeline_begin(s->e->pipeline, streams, gradients, err);
+    return pd_pipeline_begin(s->e->own->pipeline, streams, gradients, err);
 }
 
 /* With one stage all ranks come to every slot together; stages meet at the beginning only. */
@@ -357,15 +326,15 @@ static pd_status run_schedule(struct step *s, struct pd_error *err)
         PD_TRY(a->is_backward ? backward(s, a, padding, err) : forward(s, a, padding, err));
         pd_trace_end(begin, "step", a->is_backward ? "backward" : "forward", a->slot);
     }
-    return pd_pipeline_end(s->e->pipeline, &s->wait_ns, err);
+    return pd_pipeline_end(s->e->own->pipeline, &s->wait_ns, err);
 }
 
 /* Mean of the exact sum over all ranks. */
 static pd_status reduce_loss(struct step *s, double *ret_mean, struct pd_error *err)
 {
     uint64_t sums[2] = {s->tokens, s->wait_ns};
-    PD_TRY(pd_exact_sum_reduce(&s->loss, s->e->comm, err));
-    if (s->e->comm) PD_TRY(pd_comm_all_reduce(s->e->comm, sums, 2, PD_REDUCE_SUM_U64, err));
+    PD_TRY(pd_exact_sum_reduce(&s->loss, s->e->own->comm, err));
+    if (s->e->own->comm) PD_TRY(pd_comm_all_reduce(s->e->own->comm, sums, 2, PD_REDUCE_SUM_U64, err));
     s->tokens = sums[0];
     s->wait_ns = sums[1];
     *ret_mean = s->tokens ? pd_superaccumulator_value(&s->loss) / (double)s->tokens : 0.0;
@@ -376,7 +345,7 @@ static pd_status check_finite(const struct step *s, const struct pd_step_result 
 {
     const bool may_overflow = s->e->options.config->numerics.precision == PD_F16;
     if (isfinite(result->loss) && (may_overflow || isfinite(result->gradient_norm))) return PD_OK;
-    PD_FAIL(err, PD_BUG,
+    PD_FAIL(err, PD_DIVERGED,
             "loss %g, gradient norm %g: not finite; lower optimizer.lr, or look at the data of samples %llu to %llu",
             result->loss, result->gradient_norm, (unsigned long long)s->first_sample,
             (unsigned long long)s->first_sample + s->e->options.config->batch.sequences - 1);
@@ -395,7 +364,7 @@ static pd_status update(struct step *s, uint64_t updates, struct pd_step_result 
     const uint64_t begun = pd_trace_begin(), start_ns = pd_trace_now();
     PD_TRY(pd_optimizer_update(s->e, updates, s->tokens, result->gradient_norm, err));
     pd_trace_end(begun, "step", "update", updates);
-    if (s->e->options.device && !s->e->mirror.device)
+    if (s->e->options.device && !pd_state_is_mirrored(s->e->state))
         pd_device_spans_note(s->e->options.device->spans, PD_LANE_HOST, "optimizer", start_ns);
     return PD_OK;
 }
@@ -406,11 +375,12 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
     const uint32_t pp = e->grid.layout.pp;
     const uint64_t begin = pd_clock_monotonic_ns(NULL);
     struct step s = {.e = e,
-                     .schedule = &e->schedule,
+                     .schedule = &e->own->schedule,
+                     .order = &e->own->set_order,
                      .split = PD_SPLIT_TRAIN,
                      .learns = true,
                      .first_sample = first_sample,
-                     .micro_batches = e->micro_batches,
+                     .micro_batches = e->own->micro_batches,
                      .sequences = e->options.config->batch.sequences};
     struct pd_step_result result = {.learning_rate = pd_learning_rate(e->options.config, updates)};
     pd_superaccumulator_init(&s.loss);
@@ -422,14 +392,14 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
     result.tokens = s.tokens;
     PD_TRY(pd_optimizer_update_begin(e, err));
     pd_status updated = update(&s, updates, &result, err);
-    pd_optimizer_update_leave(e);
+    pd_optimizer_update_end(e);
     PD_TRY(updated);
     if (e->options.device) PD_TRY(pd_device_spans_collect(e->options.device->spans, err));
     pd_trace_end(start, "step", "step", updates);
     if (pp > 1) {
         const double busy_ns = (double)(pd_clock_monotonic_ns(NULL) - begin) * e->options.world;
         result.bubble = (double)s.wait_ns / busy_ns;
-        result.bubble_theory = pd_schedule_bubble(pp, e->chunk_count, e->slots);
+        result.bubble_theory = pd_schedule_bubble(pp, e->own->chunk_count, e->slots);
     }
     *ret_result = result;
     return PD_OK;
@@ -440,21 +410,28 @@ pd_status pd_engine_validate(struct pd_engine *e, uint32_t sequences, double *re
     const struct pd_layout *layout = &e->grid.layout;
     const uint32_t micro_batch = e->options.config->batch.micro_batch,
                    micro_batches = (sequences + micro_batch - 1) / micro_batch;
-    const struct pd_schedule_options options = {.pp = layout->pp,
-                                                .pp_rank = e->grid.place.pp,
-                                                .interleave = e->chunk_count,
-                                                .slots =
-                                                    pd_schedule_slots(micro_batches, layout->dp, layout->pp, e->chunk_count),
-                                                .forward_only = true,
-                                                .units = e->is_breadth_first ? e->options.model->unit_count : 0,
-                                                .group = e->slots};
+    const struct pd_schedule_options options = {
+        .pp = layout->pp,
+        .pp_rank = e->grid.place.pp,
+        .interleave = e->own->chunk_count,
+        .slots = pd_schedule_slots(micro_batches, layout->dp, layout->pp, e->own->chunk_count),
+        .forward_only = true,
+        .units = e->is_breadth_first ? e->options.model->unit_count : 0,
+        .group = e->slots};
     struct pd_schedule schedule;
+    struct pd_set_order order = {0};
     PD_TRY(pd_schedule_new(&options, &schedule, err));
-    struct step s = {
-        .e = e, .schedule = &schedule, .split = PD_SPLIT_VALIDATION, .micro_batches = micro_batches, .sequences = sequences};
+    struct step s = {.e = e,
+                     .schedule = &schedule,
+                     .order = &order,
+                     .split = PD_SPLIT_VALIDATION,
+                     .micro_batches = micro_batches,
+                     .sequences = sequences};
     pd_superaccumulator_init(&s.loss);
-    pd_status st = run_schedule(&s, err);
+    pd_status st = pd_set_order_new(&schedule, e->own->chunks, head_set(e), false, &order, err);
+    if (!st) st = run_schedule(&s, err);
     if (!st) st = reduce_loss(&s, ret_loss, err);
+    pd_set_order_deinit(&order);
     pd_schedule_deinit(&schedule);
     return st;
 }

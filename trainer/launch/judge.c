@@ -115,7 +115,7 @@ static bool find_note(struct facts *f, wanted *is_wanted)
 
 static bool is_mendable_by_repeating(pd_status status)
 {
-    return status == PD_BUG || status == PD_NO_MEMORY || status == PD_DEVICE_LOST;
+    return status == PD_DIVERGED || status == PD_BUG || status == PD_NO_MEMORY || status == PD_DEVICE_LOST;
 }
 
 /* Not what others end with because of it. */

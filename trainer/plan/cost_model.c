@@ -240,7 +240,7 @@ static double larger(double a, double b)
 }
 
 /* Seconds of AdamW over so many elements, by memory: three of state read and written, and the gradient. Away from the device
- * it is the host's (offload/host_adam.h): gradients come down and copies go up meanwhile, and pass its memory once more. */
+ * it is the host's (offload/host_update.h): gradients come down and copies go up meanwhile, and pass its memory once more. */
 static double adam_seconds(const struct setting *s, double elements)
 {
     const struct pd_machine *m = s->machine;

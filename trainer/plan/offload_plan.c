@@ -5,6 +5,7 @@
 #include "offload/optimizer_store.h"
 #include "resharder/layout.h"
 #include "trainer/engine/scratch.h"
+#include "trainer/engine/state_files.h"
 
 #include <stdlib.h>
 
@@ -37,11 +38,12 @@ static pd_status plan_state(const struct pd_engine *e, struct pd_offload_plan *p
     }
     for (uint32_t s = 0; !st && s < pd_layout_stripes(&e->grid.layout); begin += counts[s++]) {
         uint64_t unused, bytes = 0;
-        st = pd_optimizer_store_plan(tensors, boxes + begin, counts[s], e->io_bytes, &unused, &bytes, err);
+        st = pd_optimizer_store_plan(tensors, boxes + begin, counts[s], pd_state_files_ring_bytes(e->state), &unused, &bytes,
+                                     err);
         p->generation_bytes += bytes;
     }
     free(boxes);
-    p->state_traffic -= e->kept_bytes; /* written, and not read */
+    p->state_traffic -= pd_state_files_kept_bytes(e->state); /* written, and not read */
     p->generations = generations_of(e->options.config);
     return st;
 }

@@ -26,7 +26,7 @@ static pd_status time_gemm(struct pd_engine *e, struct pd_comm *comm, const stru
 static pd_status time_gemm_here(struct pd_engine *e, struct pd_comm *comm, double *ret_best, struct pd_error *err)
 {
     enum { SIDE = 384 };
-    float *a = e->io_buffers, *b = a + SIDE * SIDE, *c = b + SIDE * SIDE;
+    float *a = e->staging.data, *b = a + SIDE * SIDE, *c = b + SIDE * SIDE;
     for (int i = 0; i < 2 * SIDE * SIDE; i++)
         a[i] = (float)(i % 7) - 3.0f;
     const struct pd_gemm gemm = {
@@ -37,9 +37,9 @@ static pd_status time_gemm_here(struct pd_engine *e, struct pd_comm *comm, doubl
 /* Every element is the same small number; zeros stay behind, as there were. */
 static pd_status time_gemm_on_gpu(struct pd_engine *e, struct pd_comm *comm, double *ret_best, struct pd_error *err)
 {
-    const struct pd_gemm gemm = pd_engine_product(e);
+    const struct pd_gemm gemm = pd_engine_gemm(e);
     const struct pd_rank_device *device = e->options.device;
-    const struct pd_span span = {e->product, pd_engine_product_bytes(e), false};
+    const struct pd_span span = pd_engine_gemm_operands(e);
     PD_TRY(pd_dev_fill(device->dev, device->compute, span, 0x2e, err));
     PD_TRY(time_gemm(e, comm, &gemm, ret_best, err));
     return pd_dev_fill(device->dev, device->compute, span, 0, err);

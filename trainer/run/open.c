@@ -13,7 +13,6 @@
 #include "trainer/comm/nccl.h"
 #include "trainer/engine/gpus.h"
 #include "trainer/engine/scratch.h"
-#include "trainer/engine/state_files.h"
 #include "trainer/math/math_cuda.h"
 #include "trainer/plan/auto_layout.h"
 #include "trainer/plan/device_room.h"
@@ -308,8 +307,7 @@ static pd_status make_saver(struct run *r, struct pd_error *err)
     const struct pd_config *c = r->config;
     pd_status st = pd_saver_new(r->vfs, r->tiers, &r->tier_groups[0], r->engine, c->checkpoint.in_flight, &r->saver, err);
     PD_TRY(pd_group_agree(&r->group, st, err));
-    r->engine->before_update = unpin_state;
-    r->engine->update_context = r->saver;
+    r->engine->before_update = (struct pd_before_update){unpin_state, r->saver};
     return PD_OK;
 }
 
@@ -340,7 +338,7 @@ static pd_status open_saver(struct run *r, struct pd_error *err)
 {
     uint64_t bytes[PD_LAYOUT_STRIPES_MAX];
     list_shard_bytes(r, bytes);
-    if (!r->engine->files) PD_TRY(pd_tiers_check_room(r->tiers, bytes, memory_to_come(r), err));
+    if (!pd_state_is_in_files(r->engine->state)) PD_TRY(pd_tiers_check_room(r->tiers, bytes, memory_to_come(r), err));
     PD_TRY(pd_tiers_start(r->tiers, err));
     pd_saver_keep_ready(r->saver);
     return PD_OK;
@@ -350,7 +348,7 @@ static pd_status open_offload(struct run *r, struct pd_error *err)
 {
     struct pd_store *store = pd_tiers_store(r->tiers, 0);
     PD_TRY(pd_scratch_open(r->engine, r->vfs, store, &r->scratch, err));
-    return r->config->offload.optimizer == PD_PLACE_NVME ? pd_state_files_open(r->engine, r->vfs, store, err) : PD_OK;
+    return pd_state_open(r->engine->state, r->vfs, store, err);
 }
 
 static void log_start(const struct run *r, const struct pd_resume_report *report)
@@ -382,7 +380,7 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     PD_TRY(pd_group_agree(&r->group, open_offload(r, err), err));
     PD_TRY(make_saver(r, err));
     list_shard_bytes(r, bytes);
-    if (r->engine->files) PD_TRY(make_generations(r, bytes, err));
+    if (pd_state_is_in_files(r->engine->state)) PD_TRY(make_generations(r, bytes, err));
     PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->engine, &r->state, &report, err));
     r->saved_step = report.resumed ? r->state.identity.step : 0;
     PD_TRY(open_saver(r, err));
@@ -395,7 +393,7 @@ void pd_run_close(struct run *r)
 {
     pd_metrics_close(r->metrics);
     pd_saver_free(r->saver);
-    pd_state_files_close(r->engine);
+    if (r->engine) pd_state_close(r->engine->state);
     pd_scratch_close(r->scratch);
     if (r->tiers) pd_tier_places_note(&r->places, r->tiers);
     pd_tiers_close(r->tiers);

@@ -99,8 +99,8 @@ static void log_other_device(const struct pd_engine *e, const struct pd_run_stat
     const char *before = saved->environment ? saved->environment : "";
     if (pd_computed_on(e->options.device, &now, NULL)) return;
     if (strcmp(before, now) != 0) {
-        pd_computed_on_say(before, before_said, sizeof before_said);
-        pd_computed_on_say(now, now_said, sizeof now_said);
+        pd_computed_on_describe(before, before_said, sizeof before_said);
+        pd_computed_on_describe(now, now_said, sizeof now_said);
         pd_log(
             PD_LOG_WARN, MODULE,
             "steps up to %llu were computed on %s, from here on it is %s: from step %llu on bits may differ from those of "
@@ -117,8 +117,7 @@ static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, struct
     if (group->rank == 0 && getrandom(state->identity.run_id, sizeof state->identity.run_id, 0) < 0)
         state->identity.run_id[0] = pd_clock_wall_ns(NULL);
     PD_TRY(pd_group_broadcast(group, 0, state->identity.run_id, sizeof state->identity.run_id, err));
-    if (e->files) return pd_group_agree(group, pd_state_files_init(e, &state->identity, err), err);
-    return pd_engine_init_state(e, err);
+    return pd_group_agree(group, pd_state_init(e->state, &state->identity, err), err);
 }
 
 /* ---- one candidate ---- */
@@ -136,19 +135,6 @@ static bool choose(struct pd_tiers *tiers, struct candidate *ret)
     ret->store = pd_tiers_store(tiers, ret->tier);
     ret->lineage = pd_tiers_lineage(tiers);
     return true;
-}
-
-static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
-{
-    return pd_engine_box_data(context, tensor, kind, box);
-}
-
-static pd_status load_state(struct pd_vfs *vfs, struct pd_group *group, struct pd_engine *e, struct pd_load_request *request,
-                            const struct pd_identity *identity, struct pd_load_report *ret_report, struct pd_error *err)
-{
-    if (e->files) return pd_state_files_load(e, vfs, group, request, identity, ret_report, err);
-    PD_TRY(pd_load(vfs, group, request, ret_report, err));
-    return pd_engine_loaded(e, err);
 }
 
 static void log_new_lineage(const struct pd_identity *identity, const struct change *change)
@@ -173,16 +159,16 @@ static pd_status load_entry(struct pd_vfs *vfs, const struct candidate *c, struc
                                       .commit = commit,
                                       .tensors = &e->options.model->tensors,
                                       .wanted = &e->grid.layout,
-                                      .kinds = (1u << PD_KIND_COUNT) - 1,
-                                      .buffers = e->io_buffers,
-                                      .buffer_bytes = e->io_bytes,
+                                      .buffers = e->staging.data,
+                                      .buffer_bytes = e->staging.bytes,
                                       .pool = e->pool,
-                                      .has_replicas = !pd_store_is_shared(c->store),
-                                      .destination = destination,
-                                      .context = e};
+                                      .has_replicas = !pd_store_is_shared(c->store)};
     struct pd_identity identity = commit->state.identity;
     if (change.any) identity.lineage = c->lineage + 1;
-    PD_TRY(load_state(vfs, group, e, &request, &identity, &load, err));
+    pd_owner_acquire(&e->staging.owner, "load");
+    st = pd_state_load(e->state, vfs, group, &request, &identity, &load, err);
+    pd_owner_release(&e->staging.owner, "load");
+    PD_TRY(st);
     if (change.any && group->rank == 0) log_new_lineage(&identity, &change);
     commit->state.identity = identity;
     report->bytes_read = load.bytes_read;

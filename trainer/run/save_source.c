@@ -1,7 +1,6 @@
 /* The two rows: `memory` and `files`. What both need is the index of whole tensors, which a commit takes over. */
 #include "trainer/run/save_source.h"
 
-#include "ckpt/base/owner.h"
 #include "ckpt/store/index.h"
 #include "resharder/layout.h"
 #include "trainer/engine/state_files.h"
@@ -24,10 +23,9 @@ struct pd_save_source {
     uint32_t box_count;
     const void *
         *data; /* (box_count) boxes in memory: the saver's thread reads them until on_copied, updates write them after */
-    /* Writers of each tier; tiers of equal compression share the first one's. With engine->io_buffers, which they stage in,
-     * they belong to the saver's thread from pd_save_source_new on: `staging` is checked whenever it uses them. */
+    /* Writers of each tier; tiers of equal compression share the first one's. With engine->staging, which they write from,
+     * they belong to the saver's thread from pd_save_source_new on: its owner is checked whenever it uses them. */
     struct pd_shard_writer *writers[PD_TIERS_MAX];
-    struct pd_owner staging;
     struct pd_thread_pool *pool; /* compresses; NULL where nothing does */
     void *index;
 };
@@ -46,14 +44,12 @@ struct row {
 
 static pd_status memory_begin(struct pd_save_source *s, const struct pd_identity *identity, struct pd_error *err)
 {
-    (void)identity;
-    return pd_engine_boxes_begin(s->engine, err);
+    return pd_state_save_begin(s->engine->state, identity, err);
 }
 
 static pd_status memory_ready(struct pd_save_source *s, struct pd_save_shard *ret_shard, struct pd_error *err)
 {
-    (void)ret_shard;
-    return pd_engine_boxes_wait(s->engine, err);
+    return pd_state_save_wait(s->engine->state, ret_shard->summaries, ret_shard->slots, err);
 }
 
 static pd_status memory_write(struct pd_save_source *s, const struct pd_identity *identity,
@@ -85,12 +81,12 @@ static const struct row mirror = {PD_SAVE_AFTER_COPY, true, memory_begin, memory
 
 static pd_status files_begin(struct pd_save_source *s, const struct pd_identity *identity, struct pd_error *err)
 {
-    return pd_state_files_complete(s->engine, identity, err);
+    return pd_state_save_begin(s->engine->state, identity, err);
 }
 
 static pd_status files_ready(struct pd_save_source *s, struct pd_save_shard *ret_shard, struct pd_error *err)
 {
-    return pd_state_files_finish(s->engine, ret_shard->summaries, ret_shard->slots, err);
+    return pd_state_save_wait(s->engine->state, ret_shard->summaries, ret_shard->slots, err);
 }
 
 /* The first tier links the files, which are whole by now; another tier copies them. */
@@ -104,12 +100,12 @@ static pd_status files_write(struct pd_save_source *s, const struct pd_identity 
     memcpy(ret_summaries, shard->summaries, stripes * sizeof *ret_summaries);
     *ret_written = PD_OK;
     if (tier == 0) {
-        PD_TRY(pd_store_begin_generation(store, identity, shard->slots, e->io_buffers, e->io_bytes, err));
+        PD_TRY(pd_store_begin_generation(store, identity, shard->slots, e->staging.data, e->staging.bytes, err));
     } else {
         PD_TRY(pd_store_begin(store, identity, path, err));
         for (uint32_t k = 0; !*ret_written && k < stripes; k++) {
             if (k) pd_store_begin_shard(store, k, path);
-            *ret_written = pd_state_files_copy(e, k, path, identity, err);
+            *ret_written = pd_state_files_copy(e->state, k, path, identity, e->staging.data, e->staging.bytes, err);
         }
     }
     s->on_copied(s->context); /* from here on the checkpoint alone decides about the file */
@@ -118,7 +114,7 @@ static pd_status files_write(struct pd_save_source *s, const struct pd_identity 
 
 static uint64_t files_file_bytes(const struct pd_save_source *s, uint32_t stripe)
 {
-    return pd_state_files_file_bytes(s->engine, stripe);
+    return pd_state_files_file_bytes(s->engine->state, stripe);
 }
 
 static const struct row files = {PD_SAVE_ALONE, false, files_begin, files_ready, files_write, files_file_bytes};
@@ -165,8 +161,8 @@ static pd_status plan_tier(struct pd_save_source *s, struct pd_vfs *vfs, uint32_
     }
     if (codec.codec != PD_CODEC_NONE && !s->pool) PD_TRY(pd_thread_pool_new(e->options.threads, &s->pool, err));
     codec.pool = s->pool;
-    PD_TRY(pd_shard_writer_new_compressed(vfs, &e->options.model->tensors, s->boxes, s->box_count, e->io_buffers,
-                                          e->io_bytes, &codec, &s->writers[tier], err));
+    PD_TRY(pd_shard_writer_new_compressed(vfs, &e->options.model->tensors, s->boxes, s->box_count, e->staging.data,
+                                          e->staging.bytes, &codec, &s->writers[tier], err));
     pd_shard_writer_on_copied(s->writers[tier], s->on_copied, s->context);
     return PD_OK;
 }
@@ -181,7 +177,7 @@ static pd_status list_boxes(struct pd_save_source *s, struct pd_error *err)
         const struct pd_shard_box *box = &s->boxes[b];
         bool is_first = b == 0 || box[-1].tensor != box->tensor || box[-1].kind != box->kind;
         number = is_first ? 0 : number + 1;
-        s->data[b] = pd_engine_box_data(s->engine, box->tensor, box->kind, number);
+        s->data[b] = pd_state_box(s->engine->state, box->tensor, box->kind, number);
     }
     return PD_OK;
 }
@@ -204,7 +200,7 @@ pd_status pd_save_source_new(struct pd_vfs *vfs, struct pd_tiers *tiers, struct 
     if (!s) PD_FAIL(err, PD_NO_MEMORY, "save: no memory");
     *s = (struct pd_save_source){
         .tiers = tiers, .group = group, .engine = engine, .on_copied = on_copied, .context = context};
-    s->row = engine->files ? &files : pd_engine_boxes_are_apart(engine) ? &mirror : &memory;
+    s->row = pd_state_is_in_files(engine->state) ? &files : pd_state_is_mirrored(engine->state) ? &mirror : &memory;
     const pd_status st = build(s, vfs, err);
     if (st) {
         pd_save_source_free(s);
@@ -261,9 +257,9 @@ pd_status pd_save_source_write(struct pd_save_source *s, const struct pd_identit
                                const struct pd_save_shard *shard, struct pd_store *store, uint32_t tier,
                                pd_status *ret_written, struct pd_shard_summary *ret_summaries, struct pd_error *err)
 {
-    pd_owner_acquire(&s->staging, "a save");
+    pd_owner_acquire(&s->engine->staging.owner, "a save");
     const pd_status st = s->row->write(s, identity, shard, store, tier, ret_written, ret_summaries, err);
-    pd_owner_release(&s->staging, "a save");
+    pd_owner_release(&s->engine->staging.owner, "a save");
     return st;
 }
 
@@ -273,7 +269,7 @@ void pd_save_source_make_file(struct pd_save_source *s)
     pd_tiers_report(s->tiers, 0, &first);
     struct pd_store *store = first.is_left_out ? NULL : pd_tiers_store(s->tiers, 0);
     if (!store) return;
-    pd_owner_acquire(&s->staging, "a file made ready");
-    pd_store_keep_ready(store, s->row->file_bytes(s, 0), s->engine->io_buffers, s->engine->io_bytes);
-    pd_owner_release(&s->staging, "a file made ready");
+    pd_owner_acquire(&s->engine->staging.owner, "a file made ready");
+    pd_store_keep_ready(store, s->row->file_bytes(s, 0), s->engine->staging.data, s->engine->staging.bytes);
+    pd_owner_release(&s->engine->staging.owner, "a file made ready");
 }

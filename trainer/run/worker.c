@@ -43,7 +43,7 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, co
     if (!st) st = pd_run_steps(&r, err);
     if (st == PD_DEVICE_LOST && r.device.dev && launched && launched->is_launched)
         pd_note_write_gpu(launched->dir, comm->rank, r.device.dev->identity);
-    st = pd_rank_device_say_lost(&r.device, st, err);
+    st = pd_rank_device_explain_lost(&r.device, st, err);
     /* What ended training is no reason to lose a save of the state before it, while there are peers to commit it with. */
     if (st && st != PD_PEER_LOST && r.saver) pd_saver_wait(r.saver);
     /* Peers may still read from and write to this rank's memory: nobody may before it is freed. */

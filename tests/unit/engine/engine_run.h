@@ -50,7 +50,7 @@ static void add_digests(struct job *job, struct pd_engine *engine)
     for (uint32_t i = 0; i < pd_zero_box_count(engine->zero); i++) {
         const struct pd_zero_box *b = &pd_zero_boxes(engine->zero)[i];
         for (int kind = 0; b->owned && kind < PD_KIND_COUNT; kind++) {
-            const void *data = pd_engine_box_data(engine, b->tensor, (enum pd_kind)kind, b->number);
+            const void *data = pd_state_box(engine->state, b->tensor, (enum pd_kind)kind, b->number);
             job->parts[kind][b->tensor] += pd_tensor_digest(&tensors->tensors[b->tensor], &b->box, data);
         }
     }
@@ -94,7 +94,7 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     pd_arena_freeze(w.arena);
     pd_status st = PD_OK;
     if (memcmp(&w.plan, &used, sizeof used)) st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "the plan is not what was taken");
-    if (!st) st = pd_engine_init_state(engine, err);
+    if (!st) st = pd_state_init(engine->state, NULL, err);
     if (!st) st = run_steps(job, comm, engine, err);
     if (st)
         pd_engine_abort(engine);

@@ -97,6 +97,21 @@ Test(engine, llama_fp16_skips_alike)
     pd_config_deinit(&c);
 }
 
+/* Training that diverges says so; it is no bug of the program. */
+Test(engine, a_loss_that_is_not_finite_has_diverged)
+{
+    static struct job job = {.steps = STEPS_MAX};
+    struct pd_config c;
+    struct pd_error err;
+    configure(&c, "llama", "fp32", "none", "fp32");
+    c.optimizer.lr = c.optimizer.min_lr = 1e30;
+    c.optimizer.warmup_steps = 0;
+    cr_assert_eq(try_run(&job, &c, 1, 1, &err), PD_DIVERGED, "%s", err.message);
+    cr_assert_not_null(strstr(err.message, "not finite"), "%s", err.message);
+    cr_assert_eq(pd_status_exit_code(PD_DIVERGED), 70);
+    pd_config_deinit(&c);
+}
+
 /* What the scale multiplied is divided out: norms and learning do not know it. */
 Test(engine, fp16_loss_scale_goes_out)
 {

@@ -67,7 +67,7 @@ Test(gpus, a_device_is_named)
     char *text = NULL, said[64];
     cr_assert_eq(pd_computed_on(&device, &text, NULL), PD_OK);
     cr_assert_eq(strncmp(text, "{\"device\":\"NVIDIA \\\"H100\\\"\"", 27), 0, "%s", text);
-    pd_computed_on_say(text, said, sizeof said);
+    pd_computed_on_describe(text, said, sizeof said);
     cr_assert_eq(strncmp(said, "NVIDIA \"H100\"", 13), 0, "%s", said);
     free(text);
 }
@@ -84,9 +84,9 @@ Test(gpus, what_records_hold_is_said)
                  {"no JSON", "another machine"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char said[64], few[8];
-        pd_computed_on_say(cases[i].text, said, sizeof said);
+        pd_computed_on_describe(cases[i].text, said, sizeof said);
         cr_assert_str_eq(said, cases[i].said);
-        pd_computed_on_say(cases[i].text, few, sizeof few);
+        pd_computed_on_describe(cases[i].text, few, sizeof few);
         cr_assert_eq(strncmp(few, said, sizeof few - 1), 0);
     }
 }

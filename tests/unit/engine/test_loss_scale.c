@@ -39,5 +39,5 @@ Test(loss_scale, stays_within_bounds)
     for (int i = 0; i < 48; i++)
         advance(&s, true);
     cr_assert_eq(s.loss_scale, 0x1p-24);
-    cr_assert_eq(pd_loss_scale_advance(&s, true, 3, &err), PD_BUG);
+    cr_assert_eq(pd_loss_scale_advance(&s, true, 3, &err), PD_DIVERGED);
 }

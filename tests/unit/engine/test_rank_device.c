@@ -167,17 +167,17 @@ Test(rank_device, a_lost_device_has_a_next_command)
     snprintf(expected, sizeof expected,
              "an illegal address; nothing on GPU 3 (NVIDIA H100) of %s can be trusted now: ", host);
     pd_error_set(&err, PD_DEVICE_LOST, "", 0, "an illegal address");
-    cr_assert_eq(pd_rank_device_say_lost(&d, PD_DEVICE_LOST, &err), PD_DEVICE_LOST);
+    cr_assert_eq(pd_rank_device_explain_lost(&d, PD_DEVICE_LOST, &err), PD_DEVICE_LOST);
     cr_expect_eq(strncmp(err.message, expected, strlen(expected)), 0, "%s", err.message);
     cr_expect(strstr(err.message, "perdure doctor"), "%s", err.message);
     pd_error_set(&err, PD_DEVICE_LOST, "", 0, "no such device");
-    cr_assert_eq(pd_rank_device_say_lost(&none, PD_DEVICE_LOST, &err), PD_DEVICE_LOST);
+    cr_assert_eq(pd_rank_device_explain_lost(&none, PD_DEVICE_LOST, &err), PD_DEVICE_LOST);
     cr_expect_eq(strncmp(err.message, "no such device; nothing on the GPU of ", 38), 0, "%s", err.message);
     pd_error_set(&err, PD_IO, "", 0, "a disk");
-    cr_assert_eq(pd_rank_device_say_lost(&d, PD_IO, &err), PD_IO);
+    cr_assert_eq(pd_rank_device_explain_lost(&d, PD_IO, &err), PD_IO);
     cr_expect_str_eq(err.message, "a disk");
     memset(err.message, 'x', sizeof err.message - 1);
-    cr_assert_eq(pd_rank_device_say_lost(&d, PD_DEVICE_LOST, &err), PD_DEVICE_LOST);
+    cr_assert_eq(pd_rank_device_explain_lost(&d, PD_DEVICE_LOST, &err), PD_DEVICE_LOST);
     cr_expect_eq(err.message[sizeof err.message - 2], 'x');
     pd_rank_device_close(&d);
 }

@@ -117,10 +117,10 @@ static inline pd_status rig_update(struct rig *rig, uint64_t step, uint64_t upda
 {
     const struct pd_optimizer_store_step how = rig_step(rig, step);
     if (!update) return pd_optimizer_store_update(rig->store, &how, ret_report, err);
-    const struct pd_adam_step adam = adam_step(update);
+    const struct pd_update_step applied = update_step(update);
     PD_TRY(pd_optimizer_store_update_begin(rig->store, &how, err));
     rig_fill_gradients(rig, update);
-    return pd_optimizer_store_update_end(rig->store, &adam, ret_report, err);
+    return pd_optimizer_store_update_end(rig->store, &applied, ret_report, err);
 }
 
 struct comparing {

@@ -81,11 +81,11 @@ static inline void state_deinit(struct state *s)
     pd_tensor_table_deinit(&s->tensors);
 }
 
-static inline struct pd_adam_step adam_step(uint64_t update)
+static inline struct pd_update_step update_step(uint64_t update)
 {
-    const struct pd_adam_config config = {
+    const struct pd_update_config config = {
         .rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = update};
-    return pd_adam_step_make(&config);
+    return pd_adamw.prepare(&config);
 }
 
 /* The moment of the same part as a parameter's box: as many boxes on as the tensor has. */
@@ -106,19 +106,18 @@ static inline void fill_gradient(float *gradient, uint64_t update, uint32_t box,
 /* One update in memory: what files must equal. */
 static inline void state_update(struct state *s)
 {
-    const struct pd_adam_step step = adam_step(++s->updates);
+    const struct pd_update_step step = update_step(++s->updates);
     for (uint32_t b = 0; b < s->box_count; b++) {
         if (s->boxes[b].kind != PD_PARAM) continue;
         const uint64_t n = elements_of(s, b);
         float *gradient = malloc(n * sizeof *gradient);
         fill_gradient(gradient, s->updates, b, n);
-        const struct pd_adam_range range = {.n = n,
-                                            .decay = s->tensors.tensors[s->boxes[b].tensor].decay,
-                                            .param = s->data[b],
-                                            .exp_avg = s->data[moment_of(s, b, PD_EXP_AVG)],
-                                            .exp_avg_sq = s->data[moment_of(s, b, PD_EXP_AVG_SQ)],
-                                            .grad = gradient};
-        pd_cpu_adam(NULL, PD_ISA_PORTABLE, &step, &range);
+        const struct pd_update_range range = {
+            .n = n,
+            .decay = s->tensors.tensors[s->boxes[b].tensor].decay,
+            .state = {s->data[b], s->data[moment_of(s, b, PD_EXP_AVG)], s->data[moment_of(s, b, PD_EXP_AVG_SQ)]},
+            .grad = gradient};
+        pd_update(NULL, PD_ISA_PORTABLE, &step, &range);
         free(gradient);
     }
 }

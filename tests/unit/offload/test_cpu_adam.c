@@ -91,9 +91,9 @@ static void definition(const struct pd_adam_step *s, const struct pd_adam_range 
     }
 }
 
-static struct pd_adam_config config_random(void)
+static struct pd_update_config config_random(void)
 {
-    return (struct pd_adam_config){
+    return (struct pd_update_config){
         1e-3 * fabs((double)uniform()), 0.9, 0.95, 1e-8, 0.1, 0.5 + fabs((double)uniform()), 1 + next() % 1000};
 }
 
@@ -132,7 +132,7 @@ Test(cpu_adam, equals_its_definition_however_it_runs)
         uint64_t n = round % 10 == 0 ? 60000 + next() % 200000 : 1 + next() % 3000;
         enum pd_dtype copy = (enum pd_dtype)(next() % 3);
         bool decay = next() % 2;
-        struct pd_adam_config config = config_random();
+        struct pd_update_config config = config_random();
         struct pd_adam_step step = pd_adam_step_make(&config);
         struct arrays before = arrays_new(n), expected = arrays_clone(&before, n);
         struct pd_adam_range whole = range_of(&expected, 0, n, decay, copy);
@@ -163,7 +163,7 @@ Test(cpu_adam, follows_the_formula_in_double)
     float p[3] = {1.0f, -2.0f, 0.5f}, m[3] = {0}, v[3] = {0}, g[3];
     double dp[3] = {1.0, -2.0, 0.5}, dm[3] = {0}, dv[3] = {0};
     for (uint64_t t = 1; t <= 300; t++) {
-        struct pd_adam_config c = {0.01, 0.9, 0.999, 1e-8, 0.1, 0.5, t};
+        struct pd_update_config c = {0.01, 0.9, 0.999, 1e-8, 0.1, 0.5, t};
         struct pd_adam_step step = pd_adam_step_make(&c);
         for (int i = 0; i < 3; i++) {
             g[i] = 2.0f * p[i] + 0.1f * (float)i;
@@ -182,7 +182,7 @@ Test(cpu_adam, follows_the_formula_in_double)
 
 Test(cpu_adam, nothing_is_nothing)
 {
-    struct pd_adam_config c = {0.01, 0.9, 0.999, 1e-8, 0.1, 1.0, 1};
+    struct pd_update_config c = {0.01, 0.9, 0.999, 1e-8, 0.1, 1.0, 1};
     struct pd_adam_step step = pd_adam_step_make(&c);
     struct pd_adam_range range = {.n = 0};
     pd_cpu_adam(NULL, PD_ISA_PORTABLE, &step, &range);

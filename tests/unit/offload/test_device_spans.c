@@ -64,7 +64,7 @@ Test(device_spans, what_does_not_fit_is_counted, .init = open_device, .fini = cl
     struct pd_device_share shares[PD_DEVICE_SHARES_MAX];
     cr_assert_eq(pd_device_spans_new(dev, stream, 2, &spans, &err), PD_OK);
     for (int i = 0; i < 5; i++)
-        one(spans, "product");
+        one(spans, "GEMM");
     cr_assert_eq(pd_device_spans_collect(spans, &err), PD_OK);
     cr_assert_eq(pd_device_spans_lost(spans), 3);
     cr_assert_eq(pd_device_spans_shares(spans, shares), 1);
@@ -171,16 +171,16 @@ Test(device_spans, one_answers_at_a_time)
     struct pd_device_share shares[PD_DEVICE_SHARES_MAX];
     now = 0;
     cr_assert_eq(pd_device_spans_new(&told, streams[COMPUTE], 8, &spans, &err), PD_OK);
-    const uint32_t first = begin_at(spans, 1, COMPUTE, "product"), in = begin_at(spans, 2, IN, "parameters");
+    const uint32_t first = begin_at(spans, 1, COMPUTE, "GEMM"), in = begin_at(spans, 2, IN, "parameters");
     end_at(spans, 3, COMPUTE, first);
     const uint32_t out = begin_at(spans, 4, OUT, "parameters");
     end_at(spans, 5, IN, in);
-    const uint32_t second = begin_at(spans, 6, COMPUTE, "product");
+    const uint32_t second = begin_at(spans, 6, COMPUTE, "GEMM");
     end_at(spans, 6.5, OUT, out);
     end_at(spans, 7, COMPUTE, second);
     cr_assert_eq(pd_device_spans_collect(spans, &err), PD_OK);
     cr_assert_eq(pd_device_spans_shares(spans, shares), 3, "one name in two lanes is two shares");
-    expect_share(&shares[0], PD_LANE_COMPUTE, "product", 3, 3);
+    expect_share(&shares[0], PD_LANE_COMPUTE, "GEMM", 3, 3);
     expect_share(&shares[1], PD_LANE_PARAMETERS_IN, "parameters", 3, 2);
     expect_share(&shares[2], PD_LANE_PARAMETERS_OUT, "parameters", 2.5, 1);
     pd_device_spans_free(spans);
@@ -194,14 +194,14 @@ Test(device_spans, one_that_is_open_is_left_to_the_next_time)
     cr_assert_eq(pd_device_spans_new(&told, streams[COMPUTE], 2, &spans, &err), PD_OK);
     const uint32_t open = begin_at(spans, 1, IN, "parameters");
     for (int step = 0; step < 3; step++) {
-        end_at(spans, 2 + step + 0.5, COMPUTE, begin_at(spans, 2 + step, COMPUTE, "product"));
+        end_at(spans, 2 + step + 0.5, COMPUTE, begin_at(spans, 2 + step, COMPUTE, "GEMM"));
         cr_assert_eq(pd_device_spans_collect(spans, &err), PD_OK);
     }
     end_at(spans, 6, IN, open);
     cr_assert_eq(pd_device_spans_collect(spans, &err), PD_OK);
     cr_assert_eq(pd_device_spans_lost(spans), 0);
     cr_assert_eq(pd_device_spans_shares(spans, shares), 2);
-    expect_share(&shares[0], PD_LANE_COMPUTE, "product", 1.5, 1.5);
+    expect_share(&shares[0], PD_LANE_COMPUTE, "GEMM", 1.5, 1.5);
     expect_share(&shares[1], PD_LANE_PARAMETERS_IN, "parameters", 5, 5);
     pd_device_spans_free(spans);
 }

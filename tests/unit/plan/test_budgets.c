@@ -55,8 +55,8 @@ static struct outcome run_with(const char *away)
     check_memory(&r, &out);
     run_open_tier(&r, 1);
     OK(pd_scratch_open(r.whole.engine, r.vfs, pd_tiers_store(r.tiers, 0), &scratch, err));
-    OK(pd_state_files_open(r.whole.engine, r.vfs, pd_tiers_store(r.tiers, 0), err));
-    OK(pd_state_files_init(r.whole.engine, &r.state.identity, err));
+    OK(pd_state_open(r.whole.engine->state, r.vfs, pd_tiers_store(r.tiers, 0), err));
+    OK(pd_state_init(r.whole.engine->state, &r.state.identity, err));
     for (int step = 0; step < STEPS; step++) {
         const uint64_t before = moved(&r);
         const struct pd_step_result result = run_step(&r);
@@ -67,8 +67,8 @@ static struct outcome run_with(const char *away)
             cr_expect_eq(out.step_bytes, out.plan.step_bytes, "%s: step %d moved %lu bytes, %lu were planned", away, step,
                          out.step_bytes, out.plan.step_bytes);
     }
-    OK(pd_optimizer_store_read(pd_state_files_store(r.whole.engine), (1u << PD_KIND_COUNT) - 1, &out.digest, add_digest,
-                               err));
+    OK(pd_optimizer_store_read(pd_state_files_store(r.whole.engine->state), (1u << PD_KIND_COUNT) - 1, &out.digest,
+                               add_digest, err));
     pd_scratch_close(scratch);
     run_close(&r);
     return out;

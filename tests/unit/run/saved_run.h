@@ -98,15 +98,14 @@ static inline void run_unpin(void *saver)
 static inline void run_open_saver(struct run *r, uint32_t in_flight)
 {
     OK(pd_saver_new(r->vfs, r->tiers, &r->group, r->whole.engine, in_flight, &r->saver, err));
-    r->whole.engine->before_update = run_unpin;
-    r->whole.engine->update_context = r->saver;
+    r->whole.engine->before_update = (struct pd_before_update){run_unpin, r->saver};
 }
 
 static inline void run_close(struct run *r)
 {
     char command[160];
     pd_saver_free(r->saver);
-    pd_state_files_close(r->whole.engine);
+    pd_state_close(r->whole.engine->state);
     pd_tiers_close(r->tiers);
     pd_vfs_free(r->vfs);
     pd_whole_engine_close(&r->whole);

@@ -41,12 +41,12 @@ static void open_both(struct two *t, bool is_first_start)
     r->state.config = t->config;
     memcpy(r->state.data_fingerprint, t->fingerprint, sizeof t->fingerprint);
     const bool has_files = r->config.offload.optimizer == PD_PLACE_NVME;
-    if (has_files) OK(pd_state_files_open(r->whole.engine, r->vfs, pd_tiers_store(r->tiers, 0), err));
+    if (has_files) OK(pd_state_open(r->whole.engine->state, r->vfs, pd_tiers_store(r->tiers, 0), err));
     if (!is_first_start) return;
     if (has_files)
-        OK(pd_state_files_init(r->whole.engine, &r->state.identity, err));
+        OK(pd_state_init(r->whole.engine->state, &r->state.identity, err));
     else
-        OK(pd_engine_init_state(r->whole.engine, err));
+        OK(pd_state_init(r->whole.engine->state, NULL, err));
     OK(pd_tiers_start(r->tiers, err));
     run_open_saver(r, 1);
 }
@@ -54,11 +54,11 @@ static void open_both(struct two *t, bool is_first_start)
 static void close_both(struct run *r)
 {
     pd_saver_free(r->saver);
-    pd_state_files_close(r->whole.engine);
+    pd_state_close(r->whole.engine->state);
     pd_tiers_close(r->tiers);
     r->saver = NULL;
     r->tiers = NULL;
-    r->whole.engine->before_update = NULL;
+    r->whole.engine->before_update.call = NULL;
 }
 
 /* STEPS steps, each saved in both tiers, the near one's first and the far one's second name in `paths`. One more is taken,

@@ -71,7 +71,7 @@ static void run_init(struct run *r, const char *where, uint32_t hidden, uint32_t
     char keys[160];
     snprintf(keys, sizeof keys, "model: {family: gpt2, vocab: 256, context: 16, layers: 2, hidden: %u, heads: 2}\n", hidden);
     run_make(r, where, keys);
-    OK(pd_engine_init_state(r->whole.engine, err));
+    OK(pd_state_init(r->whole.engine->state, NULL, err));
     r->group = (struct pd_group){.ops = &gate_ops, .size = 1, .host_count = 1};
     run_open_tier(r, keep_last);
     run_open_saver(r, in_flight);

@@ -53,8 +53,8 @@ static void run_init(struct run *r, const char *precision, bool is_watched)
     run_make(r, "/tmp", keys);
     if (is_watched) watch(r->vfs);
     run_open_tier(r, 2);
-    OK(pd_state_files_open(r->whole.engine, r->vfs, pd_tiers_store(r->tiers, 0), err));
-    OK(pd_state_files_init(r->whole.engine, &r->state.identity, err));
+    OK(pd_state_open(r->whole.engine->state, r->vfs, pd_tiers_store(r->tiers, 0), err));
+    OK(pd_state_init(r->whole.engine->state, &r->state.identity, err));
     run_open_saver(r, 1);
 }
 
@@ -92,7 +92,8 @@ static pd_status add_digest(void *context, uint32_t box, uint64_t first, const f
 static uint64_t state_digest(struct run *r)
 {
     uint64_t digest = 0;
-    OK(pd_optimizer_store_read(pd_state_files_store(r->whole.engine), (1u << PD_KIND_COUNT) - 1, &digest, add_digest, err));
+    OK(pd_optimizer_store_read(pd_state_files_store(r->whole.engine->state), (1u << PD_KIND_COUNT) - 1, &digest, add_digest,
+                               err));
     return digest;
 }
 

@@ -65,10 +65,10 @@ static void open_two(struct two *t, const char *place)
                                                  .count = 2,
                                                  .groups = {&t->groups[0], &t->groups[1]}});
     if (r->config.offload.optimizer == PD_PLACE_NVME) {
-        OK(pd_state_files_open(r->whole.engine, r->vfs, pd_tiers_store(r->tiers, 0), err));
-        OK(pd_state_files_init(r->whole.engine, &r->state.identity, err));
+        OK(pd_state_open(r->whole.engine->state, r->vfs, pd_tiers_store(r->tiers, 0), err));
+        OK(pd_state_init(r->whole.engine->state, &r->state.identity, err));
     } else {
-        OK(pd_engine_init_state(r->whole.engine, err));
+        OK(pd_state_init(r->whole.engine->state, NULL, err));
     }
     OK(pd_tiers_start(r->tiers, err));
     run_open_saver(r, 1);

@@ -4,7 +4,11 @@
  *   FREE ──read───▶ FROM_FILE ──read, waited for──▶ GOES_IN ──copied──▶ FREE
  *
  * A span in the host's memory has none. */
-#include "offload/spill_far.h"
+#include "offload/device_spill.h"
+
+#include "offload/spill_file.h"
+
+#include "ckpt/base/owner.h"
 
 #include "ckpt/base/checked.h"
 
@@ -18,8 +22,9 @@ enum slot_state { FREE, COMES_OUT, TO_FILE, FROM_FILE, GOES_IN };
 struct slot {
     enum slot_state state;
     uint32_t span;
-    uint64_t turn; /* of the operation that took it */
-    char *staging;
+    uint64_t turn;           /* of the operation that took it */
+    char *staging;           /* whoever `owner` names has it: a copy on a stream, or the drive */
+    struct pd_owner owner;   /* named by the state; the caller's thread waits for one before it starts the next */
     void *data;              /* the device's, of what is read */
     struct pd_event *room;   /* there is, in data */
     struct pd_event *copied; /* out or in */
@@ -31,9 +36,9 @@ struct span {
     bool moves;
 };
 
-struct pd_spill_far {
+struct pd_device_spill {
     struct pd_spill_device device;
-    struct pd_spill *file; /* NULL: in memory */
+    struct pd_spill_file *file; /* NULL: in memory */
     char *memory;
     struct span *spans; /* (span_count) */
     uint32_t span_count;
@@ -60,7 +65,7 @@ uint64_t pd_spill_staging_bytes(const uint64_t *span_bytes, uint32_t span_count)
 
 /* ---- life ---- */
 
-static pd_status build_file(struct pd_spill_far *f, const struct pd_spill_options *o, struct pd_error *err)
+static pd_status build_file(struct pd_device_spill *f, const struct pd_spill_options *o, struct pd_error *err)
 {
     struct pd_spill_options near = *o;
     const uint64_t slot_bytes = pd_spill_staging_bytes(o->span_bytes, o->span_count) / SLOTS;
@@ -70,10 +75,10 @@ static pd_status build_file(struct pd_spill_far *f, const struct pd_spill_option
         PD_TRY(pd_dev_event_new(f->device.dev, &f->slots[i].room, err));
         PD_TRY(pd_dev_event_new(f->device.dev, &f->slots[i].copied, err));
     }
-    return pd_spill_new(&near, &f->file, err);
+    return pd_spill_file_new(&near, &f->file, err);
 }
 
-static pd_status build(struct pd_spill_far *f, const struct pd_spill_options *o, struct pd_error *err)
+static pd_status build(struct pd_device_spill *f, const struct pd_spill_options *o, struct pd_error *err)
 {
     uint64_t offset = 0;
     f->spans = calloc(o->span_count + 1ull, sizeof *f->spans);
@@ -89,31 +94,32 @@ static pd_status build(struct pd_spill_far *f, const struct pd_spill_options *o,
     return f->memory ? PD_OK : build_file(f, o, err);
 }
 
-pd_status pd_spill_far_new(const struct pd_spill_options *options, struct pd_spill_far **ret_far, struct pd_error *err)
+pd_status pd_device_spill_new(const struct pd_spill_options *options, struct pd_device_spill **ret_spill,
+                              struct pd_error *err)
 {
-    struct pd_spill_far *f = calloc(1, sizeof *f);
+    struct pd_device_spill *f = calloc(1, sizeof *f);
     if (!f) PD_FAIL(err, PD_NO_MEMORY, "no memory for spans of a device");
     f->device = *options->device;
     f->memory = options->device->memory;
     pd_status st = build(f, options, err);
     if (st) {
-        pd_spill_far_free(f);
+        pd_device_spill_free(f);
         return st;
     }
-    *ret_far = f;
+    *ret_spill = f;
     return PD_OK;
 }
 
-static void free_event(struct pd_spill_far *f, struct pd_event *event)
+static void free_event(struct pd_device_spill *f, struct pd_event *event)
 {
     if (event) pd_dev_event_free(f->device.dev, event);
 }
 
-void pd_spill_far_free(struct pd_spill_far *f)
+void pd_device_spill_free(struct pd_device_spill *f)
 {
     if (!f) return;
-    pd_spill_far_settle(f);
-    pd_spill_free(f->file);
+    pd_device_spill_sync(f);
+    pd_spill_file_free(f->file);
     for (uint32_t i = 0; i < SLOTS; i++) {
         free_event(f, f->slots[i].room);
         free_event(f, f->slots[i].copied);
@@ -129,14 +135,14 @@ void pd_spill_far_free(struct pd_spill_far *f)
 /* ---- copies ---- */
 
 /* A stream goes on once another has done what it was given until now. */
-static pd_status follow(struct pd_spill_far *f, struct pd_stream *stream, struct pd_stream *other, struct pd_event *event,
+static pd_status follow(struct pd_device_spill *f, struct pd_stream *stream, struct pd_stream *other, struct pd_event *event,
                         struct pd_error *err)
 {
     PD_TRY(pd_dev_event_record(f->device.dev, event, other, err));
     return pd_dev_event_wait(f->device.dev, stream, event, err);
 }
 
-static pd_status copy(struct pd_spill_far *f, bool to_host, void *dst, void *src, uint64_t bytes, struct pd_event *copied,
+static pd_status copy(struct pd_device_spill *f, bool to_host, void *dst, void *src, uint64_t bytes, struct pd_event *copied,
                       struct pd_error *err)
 {
     const struct pd_spill_device *d = &f->device;
@@ -147,7 +153,7 @@ static pd_status copy(struct pd_spill_far *f, bool to_host, void *dst, void *src
 }
 
 /* What the device computed, and what came in to it. */
-static pd_status copy_out(struct pd_spill_far *f, void *dst, void *src, uint64_t bytes, struct pd_event *copied,
+static pd_status copy_out(struct pd_device_spill *f, void *dst, void *src, uint64_t bytes, struct pd_event *copied,
                           struct pd_error *err)
 {
     const struct pd_spill_device *d = &f->device;
@@ -159,33 +165,43 @@ static pd_status copy_out(struct pd_spill_far *f, void *dst, void *src, uint64_t
 
 /* ---- slots ---- */
 
-static pd_status to_file(struct pd_spill_far *f, struct slot *slot, struct pd_error *err)
+/* The staging of a slot changes hands when its state does. */
+static void pass(struct slot *slot, enum slot_state state)
 {
-    PD_TRY(pd_dev_event_sync(f->device.dev, slot->copied, err));
-    slot->state = TO_FILE;
-    return pd_spill_write(f->file, slot->span, slot->staging, err);
+    static const char *const owners[] = {
+        [FREE] = NULL, [COMES_OUT] = "copy out", [TO_FILE] = "write", [FROM_FILE] = "read", [GOES_IN] = "copy in"};
+    if (owners[slot->state]) pd_owner_release(&slot->owner, owners[slot->state]);
+    if (owners[state]) pd_owner_acquire(&slot->owner, owners[state]);
+    slot->state = state;
 }
 
-static pd_status go_in(struct pd_spill_far *f, struct slot *slot, struct pd_error *err)
+static pd_status to_file(struct pd_device_spill *f, struct slot *slot, struct pd_error *err)
 {
-    PD_TRY(pd_spill_wait(f->file, slot->span, err));
-    slot->state = GOES_IN;
+    PD_TRY(pd_dev_event_sync(f->device.dev, slot->copied, err));
+    pass(slot, TO_FILE);
+    return pd_spill_file_write(f->file, slot->span, slot->staging, err);
+}
+
+static pd_status go_in(struct pd_device_spill *f, struct slot *slot, struct pd_error *err)
+{
+    PD_TRY(pd_spill_file_wait(f->file, slot->span, err));
+    pass(slot, GOES_IN);
     PD_TRY(pd_dev_event_wait(f->device.dev, f->device.copies_in, slot->room, err));
     return copy(f, false, slot->data, slot->staging, f->spans[slot->span].bytes, slot->copied, err);
 }
 
 /* Nothing of it is left to do, but for somebody to wait for what was read. */
-static pd_status finish(struct pd_spill_far *f, struct slot *slot, struct pd_error *err)
+static pd_status finish(struct pd_device_spill *f, struct slot *slot, struct pd_error *err)
 {
     if (slot->state == COMES_OUT) PD_TRY(to_file(f, slot, err));
-    if (slot->state == TO_FILE) PD_TRY(pd_spill_wait(f->file, slot->span, err));
+    if (slot->state == TO_FILE) PD_TRY(pd_spill_file_wait(f->file, slot->span, err));
     if (slot->state == FROM_FILE) PD_TRY(go_in(f, slot, err));
     if (slot->state == GOES_IN) PD_TRY(pd_dev_event_sync(f->device.dev, slot->copied, err));
-    slot->state = FREE;
+    pass(slot, FREE);
     return PD_OK;
 }
 
-static struct slot *find(struct pd_spill_far *f, uint32_t span)
+static struct slot *find(struct pd_device_spill *f, uint32_t span)
 {
     for (uint32_t i = 0; i < SLOTS; i++)
         if (f->slots[i].state != FREE && f->slots[i].span == span) return &f->slots[i];
@@ -193,7 +209,7 @@ static struct slot *find(struct pd_spill_far *f, uint32_t span)
 }
 
 /* Copies of operations long past have ended: their spans set out for the file. */
-static pd_status take_slot(struct pd_spill_far *f, uint32_t span, struct slot **ret_slot, struct pd_error *err)
+static pd_status take_slot(struct pd_device_spill *f, uint32_t span, struct slot **ret_slot, struct pd_error *err)
 {
     struct slot *oldest = &f->slots[0];
     f->turn++;
@@ -211,7 +227,7 @@ static pd_status take_slot(struct pd_spill_far *f, uint32_t span, struct slot **
 
 /* ---- spans ---- */
 
-pd_status pd_spill_far_write(struct pd_spill_far *f, uint32_t index, void *data, struct pd_error *err)
+pd_status pd_device_spill_write(struct pd_device_spill *f, uint32_t index, void *data, struct pd_error *err)
 {
     struct span *span = &f->spans[index];
     struct slot *slot = f->file ? find(f, index) : NULL;
@@ -222,11 +238,11 @@ pd_status pd_spill_far_write(struct pd_spill_far *f, uint32_t index, void *data,
     if (slot) PD_TRY(finish(f, slot, err));
     PD_TRY(take_slot(f, index, &slot, err));
     PD_TRY(copy_out(f, slot->staging, data, span->bytes, slot->copied, err));
-    slot->state = COMES_OUT;
+    pass(slot, COMES_OUT);
     return PD_OK;
 }
 
-static pd_status read_memory(struct pd_spill_far *f, struct span *span, void *data, struct pd_error *err)
+static pd_status read_memory(struct pd_device_spill *f, struct span *span, void *data, struct pd_error *err)
 {
     const struct pd_spill_device *d = &f->device;
     PD_TRY(pd_dev_event_wait(d->dev, d->copies_in, span->copied, err)); /* it was written */
@@ -235,7 +251,7 @@ static pd_status read_memory(struct pd_spill_far *f, struct span *span, void *da
     return copy(f, false, data, f->memory + span->offset, span->bytes, span->copied, err);
 }
 
-pd_status pd_spill_far_read(struct pd_spill_far *f, uint32_t index, void *data, struct pd_error *err)
+pd_status pd_device_spill_read(struct pd_device_spill *f, uint32_t index, void *data, struct pd_error *err)
 {
     struct slot *slot = f->file ? find(f, index) : NULL;
     if (f->memory) return read_memory(f, &f->spans[index], data, err);
@@ -243,12 +259,12 @@ pd_status pd_spill_far_read(struct pd_spill_far *f, uint32_t index, void *data, 
     PD_TRY(take_slot(f, index, &slot, err));
     slot->data = data;
     PD_TRY(pd_dev_event_record(f->device.dev, slot->room, f->device.compute, err));
-    PD_TRY(pd_spill_read(f->file, index, slot->staging, err));
-    slot->state = FROM_FILE;
+    PD_TRY(pd_spill_file_read(f->file, index, slot->staging, err));
+    pass(slot, FROM_FILE);
     return PD_OK;
 }
 
-pd_status pd_spill_far_wait(struct pd_spill_far *f, uint32_t index, struct pd_error *err)
+pd_status pd_device_spill_wait(struct pd_device_spill *f, uint32_t index, struct pd_error *err)
 {
     struct span *span = &f->spans[index];
     struct slot *slot = f->file ? find(f, index) : NULL;
@@ -262,12 +278,12 @@ pd_status pd_spill_far_wait(struct pd_spill_far *f, uint32_t index, struct pd_er
     return pd_dev_event_wait(f->device.dev, f->device.compute, slot->copied, err);
 }
 
-void pd_spill_far_settle(struct pd_spill_far *f)
+void pd_device_spill_sync(struct pd_device_spill *f)
 {
     struct pd_error ignored;
     if (pd_dev_stream_sync(f->device.dev, f->device.copies_out, &ignored)) return;
-    if (f->file) pd_spill_settle(f->file);
+    if (f->file) pd_spill_file_sync(f->file);
     if (pd_dev_stream_sync(f->device.dev, f->device.copies_in, &ignored)) return;
     for (uint32_t i = 0; i < SLOTS; i++)
-        f->slots[i].state = FREE;
+        pass(&f->slots[i], FREE);
 }

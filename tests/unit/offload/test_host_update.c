@@ -1,6 +1,6 @@
-/* AdamW on the host for a device: the bits of pd_cpu_adam in one piece, whatever ranges and buffers. The device is the CPU,
+/* Updates on the host for a device: the bits of pd_update in one piece, whatever ranges and buffers. The device is the CPU,
  * whose streams carry everything out at once; tests/simt runs it on streams that do not. */
-#include "offload/host_adam.h"
+#include "offload/host_update.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -32,20 +32,18 @@ static void fill(struct arrays *a)
     memset(a->copy, 0, sizeof a->copy);
 }
 
-static struct pd_adam_range range_of(struct arrays *a, uint64_t first, uint64_t n, bool decay)
+static struct pd_update_range range_of(struct arrays *a, uint64_t first, uint64_t n, bool decay)
 {
-    return (struct pd_adam_range){.n = n,
-                                  .decay = decay,
-                                  .param = a->param + first,
-                                  .exp_avg = a->exp_avg + first,
-                                  .exp_avg_sq = a->exp_avg_sq + first,
-                                  .grad = a->grad + first,
-                                  .copy = a->copy + first,
-                                  .copy_dtype = PD_BF16};
+    return (struct pd_update_range){.n = n,
+                                    .decay = decay,
+                                    .state = {a->param + first, a->exp_avg + first, a->exp_avg_sq + first},
+                                    .grad = a->grad + first,
+                                    .copy = a->copy + first,
+                                    .copy_dtype = PD_BF16};
 }
 
 /* Ranges of every kind: long ones that are cut, one of one element, one of none. */
-static uint32_t ranges_of(struct arrays *a, struct pd_adam_range *ret)
+static uint32_t ranges_of(struct arrays *a, struct pd_update_range *ret)
 {
     static const uint64_t ends[] = {40000, 40001, 40001, 53000, N};
     uint64_t first = 0;
@@ -57,11 +55,11 @@ static uint32_t ranges_of(struct arrays *a, struct pd_adam_range *ret)
 static void check(uint64_t buffer_bytes, unsigned threads)
 {
     struct arrays *expected = malloc(sizeof *expected), *got = malloc(sizeof *got);
-    struct pd_adam_range ranges[5];
+    struct pd_update_range ranges[5];
     struct pd_dev *dev;
     struct pd_stream *streams[3];
     struct pd_thread_pool *pool;
-    struct pd_host_adam *adam;
+    struct pd_host_update *updates;
     enum pd_isa isa;
     fill(expected);
     fill(got);
@@ -70,29 +68,29 @@ static void check(uint64_t buffer_bytes, unsigned threads)
     for (int i = 0; i < 3; i++)
         OK(pd_dev_stream_new(dev, &streams[i], err));
     OK(pd_thread_pool_new(threads, &pool, err));
-    const struct pd_host_adam_options options = {.dev = dev,
-                                                 .compute = streams[0],
-                                                 .copies_in = streams[1],
-                                                 .copies_out = streams[2],
-                                                 .pool = pool,
-                                                 .isa = isa,
-                                                 .copy_dtype = PD_BF16,
-                                                 .buffers = aligned_alloc(4096, buffer_bytes),
-                                                 .buffer_bytes = buffer_bytes};
-    OK(pd_host_adam_new(&options, &adam, err));
+    const struct pd_host_update_options options = {.dev = dev,
+                                                   .compute = streams[0],
+                                                   .copies_in = streams[1],
+                                                   .copies_out = streams[2],
+                                                   .pool = pool,
+                                                   .isa = isa,
+                                                   .copy_dtype = PD_BF16,
+                                                   .buffers = aligned_alloc(4096, buffer_bytes),
+                                                   .buffer_bytes = buffer_bytes};
+    OK(pd_host_update_new(&options, &updates, err));
     for (uint64_t update = 1; update < 4; update++) {
-        const struct pd_adam_config config = {
+        const struct pd_update_config config = {
             .rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = update};
-        const struct pd_adam_step step = pd_adam_step_make(&config);
+        const struct pd_update_step step = pd_adamw.prepare(&config);
         const uint32_t count = ranges_of(expected, ranges);
         for (uint32_t i = 0; i < count; i++)
-            pd_cpu_adam(NULL, PD_ISA_PORTABLE, &step, &ranges[i]);
+            pd_update(NULL, PD_ISA_PORTABLE, &step, &ranges[i]);
         (void)ranges_of(got, ranges);
-        OK(pd_host_adam_update(adam, &step, ranges, count, err));
+        OK(pd_host_update_run(updates, &step, ranges, count, err));
         cr_assert_eq(memcmp(expected, got, sizeof *got), 0, "update %lu, %lu bytes of buffers: other bits", update,
                      buffer_bytes);
     }
-    pd_host_adam_free(adam);
+    pd_host_update_free(updates);
     pd_thread_pool_free(pool);
     for (int i = 0; i < 3; i++)
         pd_dev_stream_free(dev, streams[i]);
@@ -102,7 +100,7 @@ static void check(uint64_t buffer_bytes, unsigned threads)
     free(got);
 }
 
-Test(host_adam, bits_do_not_depend_on_buffers)
+Test(host_update, bits_do_not_depend_on_buffers)
 {
     check(UINT64_C(1) << 20, 1); /* everything fits */
     check(UINT64_C(160) << 10, 2);
@@ -110,25 +108,25 @@ Test(host_adam, bits_do_not_depend_on_buffers)
 }
 
 /* Nothing to do is done. */
-Test(host_adam, no_ranges)
+Test(host_update, no_ranges)
 {
     struct pd_dev *dev;
     struct pd_stream *stream;
-    struct pd_host_adam *adam;
+    struct pd_host_update *updates;
     OK(pd_dev_open_cpu(&dev, err));
     OK(pd_dev_stream_new(dev, &stream, err));
-    const struct pd_host_adam_options options = {.dev = dev,
-                                                 .compute = stream,
-                                                 .copies_in = stream,
-                                                 .copies_out = stream,
-                                                 .isa = PD_ISA_PORTABLE,
-                                                 .copy_dtype = PD_F32,
-                                                 .buffers = aligned_alloc(4096, 1 << 20),
-                                                 .buffer_bytes = 1 << 20};
-    const struct pd_adam_step step = {.scale = 1};
-    OK(pd_host_adam_new(&options, &adam, err));
-    OK(pd_host_adam_update(adam, &step, NULL, 0, err));
-    pd_host_adam_free(adam);
+    const struct pd_host_update_options options = {.dev = dev,
+                                                   .compute = stream,
+                                                   .copies_in = stream,
+                                                   .copies_out = stream,
+                                                   .isa = PD_ISA_PORTABLE,
+                                                   .copy_dtype = PD_F32,
+                                                   .buffers = aligned_alloc(4096, 1 << 20),
+                                                   .buffer_bytes = 1 << 20};
+    const struct pd_update_step step = {.rule = &pd_adamw};
+    OK(pd_host_update_new(&options, &updates, err));
+    OK(pd_host_update_run(updates, &step, NULL, 0, err));
+    pd_host_update_free(updates);
     pd_dev_stream_free(dev, stream);
     pd_dev_close(dev);
     free(options.buffers);

@@ -1,0 +1,62 @@
+/* How an update makes new state of gradients: the rule of an optimizer, a row of functions. AdamW is the one row there is.
+ *
+ * Another optimizer is a file beside adamw.c, its row, a row in trainer/engine/update_device.c with a kernel of the math
+ * table, and its kinds of state in ckpt/tensor (pd_kinds), which say what is stored of each parameter and how it begins.
+ * Whoever moves state (host_update.c, optimizer_pass.c) sees ranges of kinds and the rule alone.
+ *
+ *   invariant  bits depend on the element and the step alone: not on instruction set, threads, or how ranges are cut
+ */
+#ifndef PD_OFFLOAD_UPDATE_RULE_H
+#define PD_OFFLOAD_UPDATE_RULE_H
+
+#include "ckpt/base/cpu.h"
+#include "ckpt/base/thread_pool.h"
+#include "ckpt/tensor/tensor.h"
+
+/* Settings of the step of an update, as configured. */
+struct pd_update_config {
+    double rate, beta1, beta2, epsilon, weight_decay;
+    double scale;  /* on every gradient: clip factor, 1 / token count, 1 / loss scale */
+    uint64_t step; /* t: 1 for the first update */
+};
+
+#define PD_UPDATE_FACTORS_MAX 16
+
+struct pd_update_rule;
+
+/* What is the same for all elements of an update, worked out once. */
+struct pd_update_step {
+    const struct pd_update_rule *rule;
+    float factors[PD_UPDATE_FACTORS_MAX]; /* the rule's own */
+};
+
+/* Elements 0 .. n of one range; arrays do not overlap. */
+struct pd_update_range {
+    uint64_t n;
+    bool decay;                  /* weight decay applies to kinds that decay */
+    float *state[PD_KIND_COUNT]; /* (n) each, read and written */
+    const float *grad;           /* (n) */
+    void *copy;                  /* (n) of copy_dtype: the new parameter rounded to nearest even; NULL: none */
+    enum pd_dtype copy_dtype;
+};
+
+struct pd_update_rule {
+    const char *name, *title; /* title: of its time in traces */
+    struct pd_update_step (*prepare)(const struct pd_update_config *config);
+    /* Host memory, any alignment; isa resolved; pool NULL: the caller alone.   threads  one caller per pool */
+    void (*update)(struct pd_thread_pool *pool, enum pd_isa isa, const struct pd_update_step *step,
+                   const struct pd_update_range *range);
+};
+
+extern const struct pd_update_rule pd_adamw; /* offload/adamw.c */
+
+/* The part of a range from `first` on, n elements long. */
+struct pd_update_range pd_update_range_cut(const struct pd_update_range *range, uint64_t first, uint64_t n);
+
+static inline void pd_update(struct pd_thread_pool *pool, enum pd_isa isa, const struct pd_update_step *step,
+                             const struct pd_update_range *range)
+{
+    step->rule->update(pool, isa, step, range);
+}
+
+#endif

@@ -1,0 +1,33 @@
+/* What of an engine only this room sees: engine.c builds it, scratch.c fills scratch_memory, a step uses it. */
+#ifndef PD_TRAINER_ENGINE_ENGINE_INTERNAL_H
+#define PD_TRAINER_ENGINE_ENGINE_INTERNAL_H
+
+#include "trainer/engine/engine.h"
+#include "trainer/engine/set_order.h"
+
+enum pd_scratch_part { PD_SCRATCH_PARAMETERS, PD_SCRATCH_GRADIENTS, PD_SCRATCH_ACTIVATIONS, PD_SCRATCH_PARTS };
+
+/* The sum of squares that the norm is made of. */
+struct pd_norm_sums {
+    double *rows;                                /* squares of rows, until they are added */
+    struct pd_superaccumulator *sum, *host_copy; /* host_copy: where the host reads it; on a CPU the same */
+    bool by_block;                               /* sums in files are counted when a block's are complete */
+};
+
+struct pd_engine_own {
+    uint32_t micro_batches; /* V */
+    struct pd_laid_out laid_out;
+    struct pd_comm *comm;    /* the world's; NULL when alone */
+    uint32_t chunk_count;    /* pipeline chunks of this rank */
+    struct pd_stage *chunks; /* (chunk_count) */
+    struct pd_schedule schedule;
+    struct pd_set_order set_order; /* of a training step */
+    void **dstreams;               /* breadth first: (slots) gradient of the residual stream of each micro-batch */
+    struct pd_pipeline *pipeline;
+    int32_t *sample; /* (4,T) a sequence before it is cut into pieces; NULL where it is not */
+    struct pd_norm_sums norm;
+    void *scratch_memory[PD_SCRATCH_PARTS]; /* on a GPU: the host's, of trainer/engine/scratch.c */
+    void *gemm_operands;                    /* on a GPU: of pd_engine_gemm */
+};
+
+#endif

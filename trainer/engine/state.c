@@ -1,0 +1,217 @@
+#include "trainer/engine/state_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the table ---- */
+
+static const struct pd_state_ops *ops_of(const struct pd_state_parts *parts)
+{
+    const enum pd_place place = parts->config->offload.optimizer;
+    if (place == PD_PLACE_NVME) return &pd_state_in_files;
+    return place == PD_PLACE_CPU && parts->is_gpu ? &pd_state_on_host : &pd_state_on_device;
+}
+
+pd_status pd_state_new(const struct pd_state_parts *parts, struct pd_arena *arena, struct pd_state **ret_state,
+                       struct pd_error *err)
+{
+    struct pd_state *s = calloc(1, sizeof *s);
+    if (!s) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state");
+    *s = (struct pd_state){.ops = ops_of(parts), .with = *parts, .rule = &pd_adamw};
+    const pd_status st = s->ops->take(s, arena, err);
+    if (st) {
+        pd_state_free(s);
+        return st;
+    }
+    *ret_state = s;
+    return PD_OK;
+}
+
+void pd_state_free(struct pd_state *s)
+{
+    if (!s) return;
+    s->ops->close(s);
+    s->ops->free(s);
+    free(s);
+}
+
+const struct pd_update_rule *pd_state_rule(const struct pd_state *s)
+{
+    return s->rule;
+}
+
+bool pd_state_is_in_files(const struct pd_state *s)
+{
+    return s->ops->is_in_files;
+}
+
+bool pd_state_is_mirrored(const struct pd_state *s)
+{
+    return s->with.is_gpu && s->ops == &pd_state_on_device;
+}
+
+pd_status pd_state_open(struct pd_state *s, struct pd_vfs *vfs, struct pd_store *store, struct pd_error *err)
+{
+    return s->ops->open(s, vfs, store, err);
+}
+
+void pd_state_close(struct pd_state *s)
+{
+    s->ops->close(s);
+}
+
+pd_status pd_state_init(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
+{
+    return s->ops->init(s, identity, err);
+}
+
+pd_status pd_state_load(struct pd_state *s, struct pd_vfs *vfs, struct pd_group *group, struct pd_load_request *request,
+                        const struct pd_identity *identity, struct pd_load_report *ret_report, struct pd_error *err)
+{
+    return s->ops->load(s, vfs, group, request, identity, ret_report, err);
+}
+
+pd_status pd_state_begin(struct pd_state *s, const struct pd_identity *next, const struct pd_before_update *before,
+                         struct pd_error *err)
+{
+    return s->ops->begin(s, next, before, err);
+}
+
+pd_status pd_state_update(struct pd_state *s, const struct pd_update_step *step, const struct pd_before_update *before,
+                          struct pd_error *err)
+{
+    return s->ops->update(s, step, before, err);
+}
+
+void pd_state_end(struct pd_state *s)
+{
+    s->ops->end(s);
+}
+
+float *pd_state_box(struct pd_state *s, uint32_t tensor, enum pd_kind kind, uint32_t number)
+{
+    return s->ops->box(s, kind, pd_state_owned_box(s, tensor, number));
+}
+
+pd_status pd_state_save_begin(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
+{
+    return s->ops->save_begin(s, identity, err);
+}
+
+pd_status pd_state_save_wait(struct pd_state *s, struct pd_shard_summary *ret_summaries, uint32_t *ret_slots,
+                             struct pd_error *err)
+{
+    return s->ops->save_wait(s, ret_summaries, ret_slots, err);
+}
+
+/* ---- slots with nothing to do ---- */
+
+pd_status pd_state_open_nothing(struct pd_state *s, struct pd_vfs *vfs, struct pd_store *store, struct pd_error *err)
+{
+    (void)s, (void)vfs, (void)store, (void)err;
+    return PD_OK;
+}
+
+void pd_state_close_nothing(struct pd_state *s)
+{
+    (void)s;
+}
+
+pd_status pd_state_begin_nothing(struct pd_state *s, const struct pd_identity *next, const struct pd_before_update *before,
+                                 struct pd_error *err)
+{
+    (void)s, (void)next, (void)before, (void)err;
+    return PD_OK;
+}
+
+void pd_state_end_nothing(struct pd_state *s)
+{
+    (void)s;
+}
+
+pd_status pd_state_save_begin_nothing(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
+{
+    (void)s, (void)identity, (void)err;
+    return PD_OK;
+}
+
+pd_status pd_state_save_wait_nothing(struct pd_state *s, struct pd_shard_summary *ret_summaries, uint32_t *ret_slots,
+                                     struct pd_error *err)
+{
+    (void)s, (void)ret_summaries, (void)ret_slots, (void)err;
+    return PD_OK;
+}
+
+/* ---- state in memory ---- */
+
+static void init_box(void *context, uint64_t index)
+{
+    struct pd_state *s = context;
+    const struct pd_zero_box *b = &pd_zero_boxes(s->with.zero)[index];
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+        float *data = s->ops->box(s, (enum pd_kind)kind, b);
+        if (pd_kinds[kind].initial == PD_INITIAL_MODEL)
+            pd_model_init_box(s->with.model, b->tensor, &b->box, s->with.config->run.seed, data);
+        else
+            memset(data, 0, b->elements * sizeof *data);
+    }
+}
+
+void pd_state_init_memory(struct pd_state *s)
+{
+    pd_parallel(s->with.pool, pd_zero_box_count(s->with.zero), init_box, s);
+}
+
+/* First of the boxes, which come in table order, whose tensor is `tensor` or later. */
+static uint32_t first_box_of(const struct pd_zero *zero, uint32_t tensor)
+{
+    const struct pd_zero_box *boxes = pd_zero_boxes(zero);
+    uint32_t low = 0, high = pd_zero_box_count(zero);
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (boxes[middle].tensor < tensor)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+const struct pd_zero_box *pd_state_owned_box(const struct pd_state *s, uint32_t tensor, uint32_t number)
+{
+    const struct pd_zero_box *boxes = pd_zero_boxes(s->with.zero);
+    const uint32_t count = pd_zero_box_count(s->with.zero);
+    for (uint32_t i = first_box_of(s->with.zero, tensor); i < count && boxes[i].tensor == tensor; i++)
+        if (boxes[i].owned && boxes[i].number == number) return &boxes[i];
+    PD_CHECK(!"a box that this rank owns");
+    return NULL;
+}
+
+static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
+{
+    return pd_state_box(context, tensor, kind, box);
+}
+
+pd_status pd_state_load_memory(struct pd_state *s, struct pd_vfs *vfs, struct pd_group *group,
+                               struct pd_load_request *request, struct pd_load_report *ret_report, struct pd_error *err)
+{
+    request->kinds = (1u << PD_KIND_COUNT) - 1;
+    request->destination = destination;
+    request->context = s;
+    return pd_load(vfs, group, request, ret_report, err);
+}
+
+struct pd_update_range pd_state_range(const struct pd_state *s, const struct pd_zero_box *b)
+{
+    struct pd_zero *zero = s->with.zero;
+    const enum pd_dtype precision = s->with.config->numerics.precision;
+    char *copy = pd_zero_working_copy(zero);
+    struct pd_update_range range = {.n = b->elements,
+                                    .decay = s->with.model->tensors.tensors[b->tensor].decay,
+                                    .grad = pd_zero_gradient(zero) + b->gradient_offset,
+                                    .copy = copy ? copy + b->offset * pd_dtype_bytes(precision) : NULL,
+                                    .copy_dtype = precision};
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+        range.state[kind] = pd_zero_state(zero, (enum pd_kind)kind) + b->offset;
+    return range;
+}

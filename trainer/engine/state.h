@@ -1,0 +1,90 @@
+/* Where the optimizer state of a rank lives (master parameters and moments): one table of functions, three implementations.
+ *
+ *   state_device.c  in the memory that computes; on a GPU saves and loads pass through a mirror in the host's memory
+ *   state_host.c    offload.optimizer cpu beside a GPU: in the host's memory, updated there
+ *   state_files.c   offload.optimizer nvme: in shard files, a generation an update
+ *
+ *   new -> open -> init or load -> [begin -> update -> end | save_begin -> save_wait]* -> close -> free
+ *
+ * Gradients and working copies are pd_zero's, wherever the state is.
+ *
+ *   invariants  1. bits do not depend on the placement
+ *               2. an update that fails before it changed anything leaves the state as it was; files always do
+ *   threads     one caller; save_wait and box from the saver's thread too
+ */
+#ifndef PD_TRAINER_ENGINE_STATE_H
+#define PD_TRAINER_ENGINE_STATE_H
+
+#include "offload/update_rule.h"
+#include "resharder/load/load.h"
+#include "trainer/config/config.h"
+#include "trainer/engine/rank_device.h"
+#include "trainer/parallel/zero.h"
+
+struct pd_state;
+struct pd_store;
+
+/* What a placement is given; all borrowed for its life. */
+struct pd_state_parts {
+    const struct pd_config *config;
+    const struct pd_model *model;
+    const struct pd_layout *layout;
+    uint32_t rank;
+    bool is_gpu;
+    uint64_t staging_bytes;   /* of one buffer between the host and a drive or a device, for a state of this size */
+    bool blocks_leave_device; /* working copies or sums of blocks do: pd_zero_update_box gives every box */
+    struct pd_rank_device *device;
+    struct pd_thread_pool *pool;
+    struct pd_math *math;
+    struct pd_zero *zero;
+};
+
+/* Returns once nobody reads the state that an update is about to change. call may be NULL. */
+struct pd_before_update {
+    void (*call)(void *context);
+    void *context;
+};
+
+/* Chosen by offload.optimizer; takes its memory from the arena. */
+PD_MUST_USE pd_status pd_state_new(const struct pd_state_parts *parts, struct pd_arena *arena, struct pd_state **ret_state,
+                                   struct pd_error *err);
+void pd_state_free(struct pd_state *state); /* closes; NULL is fine */
+const struct pd_update_rule *pd_state_rule(const struct pd_state *state);
+bool pd_state_is_in_files(const struct pd_state *state); /* a checkpoint links the newest generation; others write boxes */
+bool pd_state_is_mirrored(const struct pd_state *state); /* an update may go on while boxes are read */
+
+/* Files are opened in the store's pool; without files neither vfs nor store is looked at. Nothing is in it until init or
+ * load. */
+PD_MUST_USE pd_status pd_state_open(struct pd_state *state, struct pd_vfs *vfs, struct pd_store *store,
+                                    struct pd_error *err);
+void pd_state_close(struct pd_state *state);
+
+/* Kinds of state as the update rule says they begin; the working copy is made. identity: of the first generation, NULL
+ * where there are no files. */
+PD_MUST_USE pd_status pd_state_init(struct pd_state *state, const struct pd_identity *identity, struct pd_error *err);
+/* All kinds of this rank's boxes from a checkpoint, and what follows from them; the request's kinds, destination and context
+ * are set here, and its buffers where the placement has larger ones. Collective over the group. */
+PD_MUST_USE pd_status pd_state_load(struct pd_state *state, struct pd_vfs *vfs, struct pd_group *group,
+                                    struct pd_load_request *request, const struct pd_identity *identity,
+                                    struct pd_load_report *ret_report, struct pd_error *err);
+
+/* An update of all that is held, from the summed gradients. begin: these may still be on their way, and their norm unknown;
+ * files begin to be read. update: applies the step and refreshes the working copy. end: after an update, or in its place
+ * where there is to be none; nothing is in flight. `next`: identity of the state that the update makes. */
+PD_MUST_USE pd_status pd_state_begin(struct pd_state *state, const struct pd_identity *next,
+                                     const struct pd_before_update *before, struct pd_error *err);
+PD_MUST_USE pd_status pd_state_update(struct pd_state *state, const struct pd_update_step *step,
+                                      const struct pd_before_update *before, struct pd_error *err);
+void pd_state_end(struct pd_state *state);
+
+/* Data of a box this rank owns, `number` as pd_layout_owned_boxes counts: what saves write. NULL: the state is in files. */
+float *pd_state_box(struct pd_state *state, uint32_t tensor, enum pd_kind kind, uint32_t number);
+
+/* A save of what the state is now. begin: from the caller's thread; what is saved stays as it is until the next update has
+ * passed pd_before_update (a mirror: until the next save_begin). wait: from any one thread; boxes can be read, or the newest
+ * generation is a whole file, synced, of which summaries and slots (one a stripe) are told. */
+PD_MUST_USE pd_status pd_state_save_begin(struct pd_state *state, const struct pd_identity *identity, struct pd_error *err);
+PD_MUST_USE pd_status pd_state_save_wait(struct pd_state *state, struct pd_shard_summary *ret_summaries, uint32_t *ret_slots,
+                                         struct pd_error *err);
+
+#endif

@@ -1,0 +1,122 @@
+/* Optimizer state in the host's memory beside a GPU (offload.optimizer: cpu).
+ *
+ * Master and moments are pinned memory of the host, which saves and loads read and write in place: there is no mirror.
+ * Gradients and working copies are the GPU's, and cross in extents (offload/host_update.h) through `buffers`, which nobody
+ * else uses. */
+#include "trainer/engine/state_internal.h"
+
+#include "offload/host_update.h"
+
+#include <stdlib.h>
+
+struct on_host {
+    struct pd_host_update *updates;
+    struct pd_update_range *ranges; /* (count) of the boxes that are held */
+    uint32_t count;
+    void *buffers; /* (buffer_bytes) the rank's thread and the streams of its updates, which wait for each other there */
+    uint64_t buffer_bytes;
+};
+
+static struct on_host *own(const struct pd_state *s)
+{
+    return s->own;
+}
+
+static pd_status build(struct pd_state *s, struct pd_error *err)
+{
+    struct pd_rank_device *device = s->with.device;
+    struct pd_host_update_options options = {.dev = device->dev,
+                                             .compute = device->compute,
+                                             .pool = s->with.pool,
+                                             .copy_dtype = s->with.config->numerics.precision,
+                                             .buffers = own(s)->buffers,
+                                             .buffer_bytes = own(s)->buffer_bytes,
+                                             .spans = device->spans};
+    PD_TRY(pd_rank_device_stream(device, PD_STREAM_OPTIMIZER_IN, &options.copies_in, err));
+    PD_TRY(pd_rank_device_stream(device, PD_STREAM_OPTIMIZER_OUT, &options.copies_out, err));
+    PD_TRY(pd_isa_resolve(PD_ISA_AUTO, &options.isa, err));
+    for (uint32_t i = 0; i < own(s)->count; i++)
+        own(s)->ranges[i] = pd_state_range(s, &pd_zero_boxes(s->with.zero)[i]);
+    return pd_host_update_new(&options, &own(s)->updates, err);
+}
+
+static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_error *err)
+{
+    struct on_host *o = s->own = calloc(1, sizeof *o);
+    if (!o) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state on the host");
+    o->count = pd_zero_box_count(s->with.zero);
+    o->ranges = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, o->count * sizeof *o->ranges);
+    o->buffer_bytes = s->with.staging_bytes;
+    o->buffers = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, o->buffer_bytes);
+    return pd_arena_is_dry(arena) ? PD_OK : build(s, err);
+}
+
+static float *box(struct pd_state *s, enum pd_kind kind, const struct pd_zero_box *b)
+{
+    return pd_zero_state(s->with.zero, kind) + b->offset;
+}
+
+static pd_status init(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
+{
+    (void)identity;
+    pd_state_init_memory(s);
+    return pd_zero_refresh_compute(s->with.zero, err);
+}
+
+static pd_status load(struct pd_state *s, struct pd_vfs *vfs, struct pd_group *group, struct pd_load_request *request,
+                      const struct pd_identity *identity, struct pd_load_report *ret_report, struct pd_error *err)
+{
+    (void)identity;
+    PD_TRY(pd_state_load_memory(s, vfs, group, request, ret_report, err));
+    PD_TRY(pd_zero_share_state(s->with.zero, err));
+    return pd_zero_refresh_compute(s->with.zero, err);
+}
+
+static pd_status update_set(struct pd_state *s, uint32_t set, const struct pd_update_step *step, struct pd_error *err)
+{
+    struct pd_update_range *ranges = own(s)->ranges;
+    uint32_t first, end;
+    pd_zero_set_boxes(s->with.zero, set, &first, &end);
+    for (uint32_t i = first; i < end; i++)
+        PD_TRY(pd_zero_update_box(s->with.zero, i, &ranges[i].grad, &ranges[i].copy, err));
+    return pd_host_update_run(own(s)->updates, step, ranges + first, end - first, err);
+}
+
+static pd_status update_sets(struct pd_state *s, const struct pd_update_step *step, struct pd_error *err)
+{
+    struct pd_zero *zero = s->with.zero;
+    PD_TRY(pd_zero_update_begin(zero, err));
+    for (uint32_t set = 0; set < pd_zero_set_count(zero); set++)
+        PD_TRY(update_set(s, set, step, err));
+    return pd_zero_update_end(zero, err);
+}
+
+static pd_status update(struct pd_state *s, const struct pd_update_step *step, const struct pd_before_update *before,
+                        struct pd_error *err)
+{
+    pd_state_wait_for_readers(before);
+    if (s->with.blocks_leave_device)
+        PD_TRY(update_sets(s, step, err));
+    else
+        PD_TRY(pd_host_update_run(own(s)->updates, step, own(s)->ranges, own(s)->count, err));
+    return pd_zero_updated(s->with.zero, err);
+}
+
+static void free_own(struct pd_state *s)
+{
+    if (own(s)) pd_host_update_free(own(s)->updates);
+    free(s->own);
+}
+
+const struct pd_state_ops pd_state_on_host = {.take = take,
+                                              .open = pd_state_open_nothing,
+                                              .close = pd_state_close_nothing,
+                                              .init = init,
+                                              .load = load,
+                                              .begin = pd_state_begin_nothing,
+                                              .update = update,
+                                              .end = pd_state_end_nothing,
+                                              .box = box,
+                                              .save_begin = pd_state_save_begin_nothing,
+                                              .save_wait = pd_state_save_wait_nothing,
+                                              .free = free_own};
