@@ -1,13 +1,17 @@
 #include "trainer/parallel/pipeline.h"
 
+#include "ckpt/base/owner.h"
 #include "trainer/parallel/stalls.h"
 
 #include <stdlib.h>
 
 enum { BUFFERS_MAX = 3, FIRST_PASSES = 8 };
 
+/* A residual stream or its gradient. The stage writes or reads it while it is `current`; from the start of a transfer to its
+ * wait the communicator's thread, or NCCL's stream, has it, and nobody else may touch it. */
 struct buffer {
     void *data;
+    struct pd_owner owner;
     struct pd_comm *comm; /* of the transfer in flight; NULL: none */
     struct pd_comm_op op;
     struct pd_comm_piece piece;
@@ -74,9 +78,12 @@ void pd_pipeline_free(struct pd_pipeline *pipeline)
 
 /* ---- one transfer ---- */
 
+static const char the_transfer[] = "the transfer between stages";
+
 static pd_status start(struct pd_pipeline *p, struct buffer *b, struct pd_comm *comm, bool is_send, struct pd_error *err)
 {
     PD_CHECK(comm && !b->comm);
+    pd_owner_acquire(&b->owner, the_transfer);
     b->piece = (struct pd_comm_piece){.peer = 1 - comm->rank, .data = b->data, .bytes = p->bytes};
     b->op = (struct pd_comm_op){.what = is_send ? "to another stage" : "from another stage"};
     if (is_send) {
@@ -86,9 +93,10 @@ static pd_status start(struct pd_pipeline *p, struct buffer *b, struct pd_comm *
         b->op.recvs = &b->piece;
         b->op.recv_count = 1;
     }
-    PD_TRY(pd_comm_start(comm, &b->op, err));
-    b->comm = comm;
-    return PD_OK;
+    const pd_status st = pd_comm_start(comm, &b->op, err);
+    b->comm = st ? NULL : comm;
+    if (st) pd_owner_release(&b->owner, the_transfer);
+    return st;
 }
 
 static pd_status finish(struct pd_pipeline *p, struct buffer *b, struct pd_error *err)
@@ -98,7 +106,9 @@ static pd_status finish(struct pd_pipeline *p, struct buffer *b, struct pd_error
     struct pd_error second; /* of what was not timed: the wait is due all the same */
     pd_status timed = pd_stalls_begin(p->stalls, &second);
     b->comm = NULL;
-    PD_TRY(pd_comm_wait(comm, &b->op, err));
+    const pd_status st = pd_comm_wait(comm, &b->op, err);
+    pd_owner_release(&b->owner, the_transfer);
+    if (st) return st;
     if (!timed) timed = pd_stalls_end(p->stalls, &second);
     if (timed && err) *err = second;
     return timed;
