@@ -26,7 +26,7 @@ FACTORS = {
     "parameters": ["device", "cpu", "nvme"],
     "gradients": ["device", "nvme"],
     "activations": ["device", "nvme"],
-    "order": ["auto", "layers"],
+    "order": ["auto", "breadth_first"],
     "layout": ["dp=1", "dp=3", "dp=7", "tp=2", "sp=2", "pp=2", "dp=2,tp=2", "pp=3", "tp=2,sp=2", "dp=2,pp=2"],
     "zero_stage": ["1", "2", "3"],
     "recompute": ["none", "selective", "full", "selective,recompute_layers=1", "full,recompute_layers=2"],
