@@ -294,8 +294,6 @@ static const char about_every[] =
     "pairs, in memory where there is room). stall_p50, stall_p99: share of the time that training waited; "
     "slowdown_every_step: what is lost in all. With --state nvme the state lies in files, which a save links (512M, 7 pairs "
     "of 4 steps): extra_bytes a save writes, as a share of the state; flushes a save:";
-static const char about_compression[] = "Compressed shards written over themselves, alternated with plain ones of the same "
-                                        "state. time_ratio: time of ours / plain; space_saved:";
 
 static pd_status parse(int argc, char **argv, struct pd_bench_options *o, bool *ret_done, struct pd_error *err)
 {
@@ -311,9 +309,6 @@ static pd_status parse(int argc, char **argv, struct pd_bench_options *o, bool *
         {.name = "steps", "N", "with --state nvme: steps of one measurement", PD_OPTION_U64, &o->steps, 1, 1000},
         {.name = "flush-ms", "N", "with --state nvme: every flush takes so much longer (0)", PD_OPTION_U64, &o->flush_ms,
          0, 1000, "milliseconds from 0 to 1000"},
-        {.doc = about_compression},
-        {.name = "compression", "HOW", "of shards, such as zstd:3", PD_OPTION_TEXT, &o->compression},
-        {.name = "from", "DIR", "state of this checkpoint", PD_OPTION_TEXT, &o->from},
         {0}};
     /* clang-format on */
     const struct pd_usage usage = {.doc = about, .options = options, .json = &o->json};
@@ -323,12 +318,10 @@ static pd_status parse(int argc, char **argv, struct pd_bench_options *o, bool *
 /* Options that belong together, and what is not given. */
 static pd_status complete(struct pd_bench_options *o, struct pd_error *err)
 {
-    if (o->from && !o->compression) PD_FAIL(err, PD_USAGE, "--from is for --compression");
     if (!o->every && (o->state_in_files || o->device || o->steps || o->flush_ms))
         PD_FAIL(err, PD_USAGE, "--state, --device, --steps and --flush-ms are for --every");
     if (!o->state_in_files && (o->steps || o->flush_ms))
         PD_FAIL(err, PD_USAGE, "--steps and --flush-ms are for --state nvme");
-    if (o->every && o->compression) PD_FAIL(err, PD_USAGE, "--every and --compression are benches of their own");
     if (!o->bytes) o->bytes = (o->state_in_files ? UINT64_C(512) : o->every ? UINT64_C(128) : UINT64_C(2048)) << 20;
     if (!o->pairs) o->pairs = o->state_in_files ? 7 : o->every ? 40 : 15;
     if (!o->dir && !o->every) o->dir = ".";
@@ -343,7 +336,6 @@ pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
     if (done) return PD_OK;
     PD_TRY(complete(&b.options, err));
     if (b.options.every) return pd_bench_every(&b.options, err);
-    if (b.options.compression) return pd_bench_compress(&b.options, err);
     PD_TRY(pd_bench_room_open(b.options.dir, 6 * b.options.bytes, true, &b.room, err));
     pd_status st = measure_all(&b, err);
     if (!st) st = print(&b, err);

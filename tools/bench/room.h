@@ -17,7 +17,6 @@ struct pd_bench_options {
     unsigned state_in_files; /* --state: 0 memory, 1 nvme */
     enum pd_device_choice device;
     uint64_t steps, flush_ms; /* 0: not given */
-    const char *compression, *from;
 };
 
 /* clang-format off */
@@ -50,7 +49,5 @@ PD_MUST_USE pd_status pd_bench_room_settle(const struct pd_bench_room *room, str
 
 /* bench ckpt --every: tools/bench/every.c. */
 PD_MUST_USE pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error *err);
-/* bench ckpt --compression: tools/bench/compress.c. */
-PD_MUST_USE pd_status pd_bench_compress(const struct pd_bench_options *options, struct pd_error *err);
 
 #endif
