@@ -161,9 +161,10 @@ static pd_status bounds_to_positions(const struct pd_token_file *file, uint64_t 
     return PD_OK;
 }
 
-pd_status pd_megatron_index_documents(const struct pd_token_file *file, uint64_t **ret_starts, uint64_t *ret_count,
-                                      struct pd_error *err)
+pd_status pd_token_file_documents(const struct pd_token_file *file, uint64_t **ret_starts, uint64_t *ret_count,
+                                  struct pd_error *err)
 {
+    PD_CHECK(file->format == PD_DATA_MEGATRON);
     uint64_t bytes;
     uint64_t *starts = NULL;
     if (pd_checked_mul_u64(file->document_count, 8, &bytes)) starts = malloc(bytes);

@@ -15,7 +15,5 @@
 /* Takes type and counts from the index at file->index_fd and checks every entry against the .bin: sequences lie one after
  * the other and fill it, documents ascend. */
 PD_MUST_USE pd_status pd_megatron_index_open(struct pd_token_file *file, struct pd_error *err);
-PD_MUST_USE pd_status pd_megatron_index_documents(const struct pd_token_file *file, uint64_t **ret_starts,
-                                                  uint64_t *ret_count, struct pd_error *err);
 
 #endif

@@ -27,45 +27,6 @@ const char *pd_data_format_name(enum pd_data_format format)
     return names[format];
 }
 
-const char *pd_token_type_name(enum pd_token_type type)
-{
-    switch (type) {
-    case PD_TOKEN_U8:
-        return "u8";
-    case PD_TOKEN_I8:
-        return "i8";
-    case PD_TOKEN_I16:
-        return "i16";
-    case PD_TOKEN_I32:
-        return "i32";
-    case PD_TOKEN_I64:
-        return "i64";
-    case PD_TOKEN_U16:
-        return "u16";
-    case PD_TOKEN_U32:
-        return "u32";
-    }
-    pd_check_failed(PD_WHERE, "the token type is one of the list");
-}
-
-uint32_t pd_token_bytes(enum pd_token_type type)
-{
-    switch (type) {
-    case PD_TOKEN_U8:
-    case PD_TOKEN_I8:
-        return 1;
-    case PD_TOKEN_I16:
-    case PD_TOKEN_U16:
-        return 2;
-    case PD_TOKEN_I32:
-    case PD_TOKEN_U32:
-        return 4;
-    case PD_TOKEN_I64:
-        return 8;
-    }
-    pd_check_failed(PD_WHERE, "the token type is one of the list");
-}
-
 /* ---- opening ---- */
 
 static bool ends_with(const char *text, const char *end)
@@ -374,11 +335,4 @@ pd_status pd_token_file_read(const struct pd_token_file *file, uint64_t start, u
         count -= part;
     }
     return PD_OK;
-}
-
-pd_status pd_token_file_documents(const struct pd_token_file *file, uint64_t **ret_starts, uint64_t *ret_count,
-                                  struct pd_error *err)
-{
-    PD_CHECK(file->format == PD_DATA_MEGATRON);
-    return pd_megatron_index_documents(file, ret_starts, ret_count, err);
 }

@@ -54,7 +54,7 @@ PD_MUST_USE pd_status pd_token_file_scan(const struct pd_token_file *file, uint3
 /* tokens (count) from `start`. PD_IO: the file became shorter. */
 PD_MUST_USE pd_status pd_token_file_read(const struct pd_token_file *file, uint64_t start, uint32_t count, int32_t *tokens,
                                          struct pd_error *err);
-/* Token positions at which documents begin, ascending, the first 0; malloc'ed (count). Megatron only. */
+/* Token positions at which documents begin, ascending, the first 0; malloc'ed (count). Megatron only: megatron_index.c. */
 PD_MUST_USE pd_status pd_token_file_documents(const struct pd_token_file *file, uint64_t **ret_starts, uint64_t *ret_count,
                                               struct pd_error *err);
 

@@ -13,7 +13,7 @@
 #define CLONES
 #endif
 
-#define DEFINE_TYPE(name, type)                                                                             \
+#define DEFINE_TYPE(code, name, type)                                                                       \
     CLONES static void widen_##name(const unsigned char *bytes, uint32_t count, int32_t *tokens)            \
     {                                                                                                       \
         for (uint32_t i = 0; i < count; i++) {                                                              \
@@ -38,66 +38,35 @@
         if ((int64_t)high > *max) *max = (int64_t)high;                                                     \
     }
 
-DEFINE_TYPE(u8, uint8_t)
-DEFINE_TYPE(i8, int8_t)
-DEFINE_TYPE(u16, uint16_t)
-DEFINE_TYPE(i16, int16_t)
-DEFINE_TYPE(i32, int32_t)
-DEFINE_TYPE(u32, uint32_t)
-DEFINE_TYPE(i64, int64_t)
+PD_TOKEN_TYPES(DEFINE_TYPE)
+
+static const struct {
+    const char *name;
+    uint32_t bytes;
+    void (*widen)(const unsigned char *bytes, uint32_t count, int32_t *tokens);
+    void (*range)(const unsigned char *bytes, uint64_t count, int64_t *min, int64_t *max);
+} types[] = {
+#define ROW(code, name, type) [PD_TOKEN_##code] = {#name, sizeof(type), widen_##name, range_##name},
+    PD_TOKEN_TYPES(ROW)};
+
+const char *pd_token_type_name(enum pd_token_type type)
+{
+    return types[type].name;
+}
+
+uint32_t pd_token_bytes(enum pd_token_type type)
+{
+    return types[type].bytes;
+}
 
 void pd_token_widen(enum pd_token_type type, const unsigned char *bytes, uint32_t count, int32_t *tokens)
 {
-    switch (type) {
-    case PD_TOKEN_U8:
-        widen_u8(bytes, count, tokens);
-        break;
-    case PD_TOKEN_I8:
-        widen_i8(bytes, count, tokens);
-        break;
-    case PD_TOKEN_U16:
-        widen_u16(bytes, count, tokens);
-        break;
-    case PD_TOKEN_I16:
-        widen_i16(bytes, count, tokens);
-        break;
-    case PD_TOKEN_I32:
-        widen_i32(bytes, count, tokens);
-        break;
-    case PD_TOKEN_U32:
-        widen_u32(bytes, count, tokens);
-        break;
-    case PD_TOKEN_I64:
-        widen_i64(bytes, count, tokens);
-        break;
-    }
+    types[type].widen(bytes, count, tokens);
 }
 
 void pd_token_range(enum pd_token_type type, const unsigned char *bytes, uint64_t count, int64_t *min, int64_t *max)
 {
-    switch (type) {
-    case PD_TOKEN_U8:
-        range_u8(bytes, count, min, max);
-        break;
-    case PD_TOKEN_I8:
-        range_i8(bytes, count, min, max);
-        break;
-    case PD_TOKEN_U16:
-        range_u16(bytes, count, min, max);
-        break;
-    case PD_TOKEN_I16:
-        range_i16(bytes, count, min, max);
-        break;
-    case PD_TOKEN_I32:
-        range_i32(bytes, count, min, max);
-        break;
-    case PD_TOKEN_U32:
-        range_u32(bytes, count, min, max);
-        break;
-    case PD_TOKEN_I64:
-        range_i64(bytes, count, min, max);
-        break;
-    }
+    types[type].range(bytes, count, min, max);
 }
 
 int64_t pd_token_load(enum pd_token_type type, const unsigned char *bytes)

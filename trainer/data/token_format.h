@@ -11,6 +11,13 @@
 #define PD_LLMC_MAGIC_U32 20240801u
 #define PD_LLMC_VERSION_U32 7u
 
+/* clang-format off */
+/* Of enum pd_token_type: its code, its name, the type in C. */
+#define PD_TOKEN_TYPES(X) \
+    X(U8, u8, uint8_t) X(I8, i8, int8_t) X(I16, i16, int16_t) X(I32, i32, int32_t) X(I64, i64, int64_t) \
+    X(U16, u16, uint16_t) X(U32, u32, uint32_t)
+/* clang-format on */
+
 int64_t pd_token_load(enum pd_token_type type, const unsigned char *bytes);
 /* tokens (count) from bytes; a token beyond int32 is cut (a scan with a vocabulary has refused it before) */
 void pd_token_widen(enum pd_token_type type, const unsigned char *bytes, uint32_t count, int32_t *tokens);
