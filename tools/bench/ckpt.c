@@ -4,7 +4,6 @@
  * One rank. A save is begin, shard, commit and prune of a store; the raw side is open, write, fdatasync, close. Fresh: both
  * files are new. Recycled: both overwrite blocks that a file before them left. A load opens, verifies every checksum and
  * leaves the state in memory that was touched before; the raw side reads the same shard file into its buffers. */
-#include "ckpt/base/arena.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/io/raw_bench.h"
@@ -14,13 +13,10 @@
 #include "tools/bench/room.h"
 #include "tools/bench/run.h"
 #include "trainer/model/model.h"
-#include "trainer/parallel/zero.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define IO_BYTES (UINT64_C(64) << 20) /* what a run takes for a state of this size */
 
 enum measure { SAVE_FRESH, SAVE_RECYCLED, LOAD, MEASURES };
 
@@ -30,13 +26,8 @@ struct ckpt_bench {
     struct pd_group group;
     struct pd_model *model;
     struct pd_layout layout;
-    struct pd_grid grid;
-    struct pd_shard_box *boxes;
-    uint32_t box_count;
-    const void **data; /* (box_count) */
-    struct pd_arena *arena;
-    struct pd_zero *zero; /* holds the state */
-    void *io_buffers;
+    struct pd_bench_memory memory; /* holds the state */
+    const void **data;             /* (memory.box_count) */
     struct pd_shard_writer *writer;
     struct pd_raw_bench *raw;
     struct pd_store *recycled; /* its pool holds a file for the next save */
@@ -47,54 +38,20 @@ struct ckpt_bench {
 
 /* ---- a state ---- */
 
-static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
-{
-    struct ckpt_bench *b = context;
-    PD_CHECK(box == 0);
-    const struct pd_zero_box *boxes = pd_zero_boxes(b->zero);
-    PD_CHECK(boxes[tensor].tensor == tensor); /* one rank owns all of them */
-    return pd_zero_state(b->zero, kind) + boxes[tensor].offset;
-}
-
-static pd_status build_zero(struct ckpt_bench *b, struct pd_arena *arena, struct pd_error *err)
-{
-    const struct pd_zero_options options = {.micro_batches = 1, .compute = PD_F32, .gradient_type = PD_F32};
-    PD_TRY(pd_grid_init(&b->layout, 0, NULL, &b->grid, err));
-    b->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, IO_BYTES);
-    return pd_zero_new(b->model, &options, &b->grid, NULL, arena, &b->zero, err);
-}
-
-/* Memory as a run lays it out, by the recipe of a run. */
 static pd_status make_state(struct ckpt_bench *b, struct pd_error *err)
 {
-    struct pd_memory_plan plan;
-    struct pd_arena *dry = NULL;
-    PD_TRY(pd_arena_new_dry(&dry, err));
-    pd_status st = build_zero(b, dry, err);
-    pd_arena_usage(dry, &plan);
-    pd_zero_free(b->zero);
-    b->zero = NULL;
-    pd_arena_free(dry);
-    if (!st) st = pd_arena_new(&plan, &b->arena, err);
-    if (!st) st = build_zero(b, b->arena, err);
-    PD_TRY(st);
-    memset(b->io_buffers, 0, IO_BYTES);
-    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        for (uint32_t t = 0; t < b->model->tensors.count; t++)
-            pd_bench_fill(destination(b, t, (enum pd_kind)kind, 0), pd_zero_boxes(b->zero)[t].elements,
-                          t * 3u + (uint32_t)kind + 1u);
-    return PD_OK;
-}
-
-static pd_status make_writer(struct ckpt_bench *b, struct pd_error *err)
-{
     const struct pd_tensor_table *tensors = &b->model->tensors;
-    PD_TRY(pd_layout_shard_boxes(&b->layout, tensors, 0, &b->boxes, &b->box_count, err));
-    b->data = calloc(b->box_count, sizeof *b->data);
-    if (!b->data) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %u boxes", b->box_count);
-    for (uint32_t i = 0; i < b->box_count; i++)
-        b->data[i] = destination(b, b->boxes[i].tensor, b->boxes[i].kind, 0);
-    return pd_shard_writer_new(b->room.vfs, tensors, b->boxes, b->box_count, b->io_buffers, IO_BYTES, &b->writer, err);
+    struct pd_bench_memory *m = &b->memory;
+    PD_TRY(pd_bench_memory_new(&b->layout, tensors, 0, m, err));
+    b->data = calloc(m->box_count, sizeof *b->data);
+    if (!b->data) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %u boxes", m->box_count);
+    for (uint32_t i = 0; i < m->box_count; i++) {
+        float *data = pd_bench_memory_box(m, m->boxes[i].tensor, m->boxes[i].kind, 0);
+        pd_bench_fill(data, pd_box_elements(&m->boxes[i].box), i + 1);
+        b->data[i] = data;
+    }
+    return pd_shard_writer_new(b->room.vfs, tensors, m->boxes, m->box_count, m->io_buffers, PD_BENCH_IO_BYTES, &b->writer,
+                               err);
 }
 
 /* ---- saving ---- */
@@ -164,10 +121,10 @@ static pd_status load(struct ckpt_bench *b, double *ret_seconds, struct pd_error
                                             .tensors = &b->model->tensors,
                                             .wanted = &b->layout,
                                             .kinds = (1u << PD_KIND_COUNT) - 1,
-                                            .buffers = b->io_buffers,
-                                            .buffer_bytes = IO_BYTES,
-                                            .destination = destination,
-                                            .context = b};
+                                            .buffers = b->memory.io_buffers,
+                                            .buffer_bytes = PD_BENCH_IO_BYTES,
+                                            .destination = pd_bench_memory_box,
+                                            .context = &b->memory};
     uint64_t start = pd_clock_monotonic_ns(NULL);
     pd_status st = pd_load(b->room.vfs, &b->group, &request, NULL, err);
     double seconds = pd_clock_seconds_since(NULL, start);
@@ -185,24 +142,15 @@ static pd_status read_raw(struct ckpt_bench *b, double *ret_seconds, struct pd_e
     return pd_raw_bench_read(b->raw, path, pd_shard_writer_file_bytes(b->writer), ret_seconds, err);
 }
 
-static uint64_t state_digest(const struct ckpt_bench *b)
-{
-    const uint64_t bytes = pd_zero_owned_elements(b->zero) * sizeof(float);
-    uint64_t digests[PD_KIND_COUNT];
-    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        digests[kind] = pd_digest64(pd_zero_state(b->zero, (enum pd_kind)kind), bytes, 0);
-    return pd_digest_words(digests, PD_KIND_COUNT, 0);
-}
-
 /* What a load leaves must be what was saved, or its speed means nothing. */
 static pd_status load_check(struct ckpt_bench *b, struct pd_error *err)
 {
     double seconds;
-    uint64_t saved = state_digest(b);
-    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        memset(pd_zero_state(b->zero, (enum pd_kind)kind), 0, pd_zero_owned_elements(b->zero) * sizeof(float));
+    const uint64_t saved = pd_digest64(b->memory.data, b->memory.bytes, 0);
+    memset(b->memory.data, 0, b->memory.bytes);
     PD_TRY(load(b, &seconds, err));
-    if (state_digest(b) != saved) PD_FAIL(err, PD_BUG, "bench: a checkpoint loads as another state");
+    if (pd_digest64(b->memory.data, b->memory.bytes, 0) != saved)
+        PD_FAIL(err, PD_BUG, "bench: a checkpoint loads as another state");
     return PD_OK;
 }
 
@@ -229,7 +177,6 @@ static pd_status prepare(struct ckpt_bench *b, struct pd_error *err)
     pd_layout_init_dp(&b->layout, 1);
     PD_TRY(pd_bench_model_of_bytes(b->options.bytes, &b->model, err));
     PD_TRY(make_state(b, err));
-    PD_TRY(make_writer(b, err));
     PD_TRY(pd_raw_bench_new(b->room.vfs, 0, 0, &b->raw, err));
     PD_TRY(open_store(b, "recycled", &b->recycled, err));
     for (int i = 0; i < 2; i++)
@@ -252,9 +199,7 @@ static void release(struct ckpt_bench *b)
     pd_store_close(b->recycled);
     pd_raw_bench_free(b->raw);
     pd_shard_writer_free(b->writer);
-    pd_zero_free(b->zero);
-    pd_arena_free(b->arena);
-    free(b->boxes);
+    pd_bench_memory_deinit(&b->memory);
     free(b->data);
     pd_model_free(b->model);
     pd_bench_room_close(&b->room);
@@ -277,7 +222,7 @@ static pd_status print(const struct ckpt_bench *b, struct pd_error *err)
         pd_report_double(&r, rates[m], (double)bytes / results[m].candidate_s, PD_UNIT_BYTES_PER_SECOND);
     pd_report_u64(&r, "state_bytes", b->model->parameter_count * PD_BENCH_STATE_BYTES_A_PARAMETER, PD_UNIT_BYTES);
     pd_report_u64(&r, "file_bytes", bytes, PD_UNIT_BYTES);
-    pd_report_u64(&r, "boxes", b->box_count, PD_UNIT_NONE);
+    pd_report_u64(&r, "boxes", b->memory.box_count, PD_UNIT_NONE);
     pd_report_u64(&r, "pairs", b->options.pairs, PD_UNIT_NONE);
     pd_report_text(&r, "engine", pd_vfs_describe(b->room.vfs));
     return pd_report_end(&r, err);

@@ -20,20 +20,9 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#define IO_BYTES (UINT64_C(64) << 20)
 #define FILL_BYTES (UINT64_C(2) << 20)
-#define HUGE_BYTES (UINT64_C(2) << 20)
 
 enum { LOADERS = 2, PLAN_TENSORS = 100000, PLAN_UNITS = 128 };
-
-struct loader_memory { /* of one rank */
-    struct pd_shard_box *boxes;
-    uint64_t *offsets; /* (box_count) into data */
-    uint32_t box_count;
-    void *data, *io_buffers;
-    uint64_t bytes;
-    struct pd_load_report report;
-};
 
 struct plan_result {
     double seconds; /* the slowest of the ranks tried */
@@ -52,7 +41,8 @@ struct reshard_bench {
     uint64_t data_bytes, file_bytes;
     struct pd_raw_bench *raw;
     void *rewrite_buffers; /* touched, as those of the raw side */
-    struct loader_memory loaders[LOADERS];
+    struct pd_bench_memory loaders[LOADERS];
+    struct pd_load_report reports[LOADERS];
     struct pd_pairs load_pairs, offline_pairs;
     uint64_t peak_rss_bytes;
     double offline_cpu_s; /* of the last rewrite: what of it no disk makes faster */
@@ -124,8 +114,8 @@ static pd_status make_shard(struct reshard_bench *b, uint32_t rank, unsigned cha
     snprintf(path, sizeof path, "%s/shard-%05u.h5", b->source, rank);
     pd_status st = pd_layout_shard_boxes(&b->stored, tensors, rank, &boxes, &count, err);
     if (!st)
-        st = pd_shard_writer_new(b->room.vfs, tensors, boxes, count, buffers + FILL_BYTES, IO_BYTES - FILL_BYTES, &writer,
-                                 err);
+        st = pd_shard_writer_new(b->room.vfs, tensors, boxes, count, buffers + FILL_BYTES, PD_BENCH_IO_BYTES - FILL_BYTES,
+                                 &writer, err);
     if (!st)
         st = make_boxes(writer, path, &b->commit.state.identity, rank, boxes, count, buffers, &b->commit.shards[rank], err);
     pd_shard_writer_free(writer);
@@ -136,7 +126,7 @@ static pd_status make_shard(struct reshard_bench *b, uint32_t rank, unsigned cha
 static pd_status make_source(struct reshard_bench *b, struct pd_error *err)
 {
     const uint32_t world = pd_layout_world(&b->stored);
-    unsigned char *buffers = aligned_alloc(PD_VFS_ALIGN, IO_BYTES);
+    unsigned char *buffers = aligned_alloc(PD_VFS_ALIGN, PD_BENCH_IO_BYTES);
     pd_status st = PD_OK;
     pd_bench_room_path(&b->room, "source", b->source);
     b->commit = (struct pd_commit){.shard_count = world, .shards = calloc(world, sizeof *b->commit.shards)};
@@ -227,36 +217,6 @@ static pd_status rewrite_raw(void *bench, double *ret_seconds, struct pd_error *
 
 /* ---- loads ---- */
 
-static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
-{
-    struct loader_memory *m = context;
-    uint32_t low = 0, high = m->box_count;
-    while (low < high) { /* boxes ascend by tensor and kind */
-        const uint32_t middle = (low + high) / 2;
-        const struct pd_shard_box *b = &m->boxes[middle];
-        if (b->tensor < tensor || (b->tensor == tensor && b->kind < kind))
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return (char *)m->data + m->offsets[low + box];
-}
-
-static pd_status make_memory(struct reshard_bench *b, uint32_t rank, struct pd_error *err)
-{
-    struct loader_memory *m = &b->loaders[rank];
-    PD_TRY(pd_layout_shard_boxes(&b->loaded, &b->model->tensors, rank, &m->boxes, &m->box_count, err));
-    m->offsets = calloc(m->box_count + 1ull, sizeof *m->offsets);
-    if (!m->offsets) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory");
-    for (uint32_t i = 0; i < m->box_count; i++) {
-        m->offsets[i] = m->bytes;
-        m->bytes += pd_round_up(pd_box_elements(&m->boxes[i].box) * sizeof(float), PD_VFS_ALIGN);
-    }
-    m->bytes = (m->bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
-    PD_TRY(pd_bench_map(m->bytes, &m->data, err));
-    return pd_bench_map(IO_BYTES, &m->io_buffers, err);
-}
-
 struct loading {
     struct reshard_bench *b;
     const char *directory;
@@ -266,17 +226,17 @@ struct loading {
 static pd_status load_rank(struct pd_group *group, void *context, struct pd_error *err)
 {
     struct loading *l = context;
-    struct loader_memory *m = &l->b->loaders[group->rank];
+    struct pd_bench_memory *m = &l->b->loaders[group->rank];
     const struct pd_load_request request = {.directory = l->directory,
                                             .commit = l->commit,
                                             .tensors = &l->b->model->tensors,
                                             .wanted = &l->b->loaded,
                                             .kinds = (1u << PD_KIND_COUNT) - 1,
                                             .buffers = m->io_buffers,
-                                            .buffer_bytes = IO_BYTES,
-                                            .destination = destination,
+                                            .buffer_bytes = PD_BENCH_IO_BYTES,
+                                            .destination = pd_bench_memory_box,
                                             .context = m};
-    return pd_load(l->b->room.vfs, group, &request, &m->report, err);
+    return pd_load(l->b->room.vfs, group, &request, &l->b->reports[group->rank], err);
 }
 
 static pd_status load(struct reshard_bench *b, const char *directory, const struct pd_commit *commit, double *ret_seconds,
@@ -406,7 +366,7 @@ static pd_status measure_plan(struct reshard_bench *b, struct pd_error *err)
                                   .kinds = (1u << PD_KIND_COUNT) - 1,
                                   .readers = pd_layout_world(&wanted),
                                   .host_count = pd_layout_world(&wanted) / 8,
-                                  .window_bytes = IO_BYTES / 8};
+                                  .window_bytes = PD_BENCH_IO_BYTES / 8};
     pd_status st = PD_OK;
     for (unsigned i = 0; !st && i < sizeof ranks / sizeof *ranks; i++)
         st = plan_rank(&input, ranks[i], &b->plan, err);
@@ -436,7 +396,7 @@ static pd_status measure_all(struct reshard_bench *b, struct pd_error *err)
     b->peak_rss_bytes = (uint64_t)usage.ru_maxrss * 1024;
     PD_TRY(measure_plan(b, err));
     for (uint32_t r = 0; r < LOADERS; r++)
-        PD_TRY(make_memory(b, r, err));
+        PD_TRY(pd_bench_memory_new(&b->loaded, &b->model->tensors, r, &b->loaders[r], err));
     PD_TRY(check_rewritten(b, err));
     for (uint64_t pair = 0; pair < b->options.pairs; pair++)
         PD_TRY(pd_pairs_measure(&b->load_pairs, b, load_source, read_raw, err));
@@ -445,10 +405,8 @@ static pd_status measure_all(struct reshard_bench *b, struct pd_error *err)
 
 static void release(struct reshard_bench *b)
 {
-    for (uint32_t r = 0; r < LOADERS; r++) {
-        free(b->loaders[r].boxes);
-        free(b->loaders[r].offsets);
-    }
+    for (uint32_t r = 0; r < LOADERS; r++)
+        pd_bench_memory_deinit(&b->loaders[r]);
     pd_raw_bench_free(b->raw);
     pd_commit_deinit(&b->commit);
     pd_model_free(b->model);
@@ -459,8 +417,8 @@ static void read_totals(const struct reshard_bench *b, double *ret_amplification
 {
     uint64_t read = 0, most = 0;
     for (uint32_t r = 0; r < LOADERS; r++) {
-        read += b->loaders[r].report.bytes_read;
-        if (b->loaders[r].report.bytes_read > most) most = b->loaders[r].report.bytes_read;
+        read += b->reports[r].bytes_read;
+        if (b->reports[r].bytes_read > most) most = b->reports[r].bytes_read;
     }
     *ret_amplification = (double)read / (double)b->data_bytes;
     *ret_worst = (double)most * LOADERS / (double)read;

@@ -1,12 +1,17 @@
 #include "tools/bench/run.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
+#include "ckpt/io/vfs.h"
+#include "tools/bench/bench.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+#define HUGE_BYTES (UINT64_C(2) << 20)
 
 /* ---- tokens ---- */
 
@@ -113,4 +118,41 @@ pd_status pd_bench_model_of_bytes(uint64_t state_bytes, struct pd_model **ret_mo
     config.layers = layers ? (uint32_t)layers : 1;
     config.context = left > config.layers * block + hidden ? (uint32_t)((left - config.layers * block) / hidden) : 1;
     return pd_model_new(&config, ret_model, err);
+}
+
+pd_status pd_bench_memory_new(const struct pd_layout *layout, const struct pd_tensor_table *tensors, uint32_t rank,
+                              struct pd_bench_memory *ret_memory, struct pd_error *err)
+{
+    struct pd_bench_memory *m = ret_memory;
+    PD_TRY(pd_layout_shard_boxes(layout, tensors, rank, &m->boxes, &m->box_count, err));
+    m->offsets = calloc(m->box_count + 1ull, sizeof *m->offsets);
+    if (!m->offsets) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %u boxes", m->box_count);
+    for (uint32_t i = 0; i < m->box_count; i++) {
+        m->offsets[i] = m->bytes;
+        m->bytes += pd_round_up(pd_box_elements(&m->boxes[i].box) * sizeof(float), PD_VFS_ALIGN);
+    }
+    m->bytes = pd_round_up(m->bytes, HUGE_BYTES);
+    PD_TRY(pd_bench_map(m->bytes, &m->data, err));
+    return pd_bench_map(PD_BENCH_IO_BYTES, &m->io_buffers, err);
+}
+
+void pd_bench_memory_deinit(struct pd_bench_memory *m)
+{
+    free(m->boxes);
+    free(m->offsets);
+}
+
+void *pd_bench_memory_box(void *memory, uint32_t tensor, enum pd_kind kind, uint32_t box)
+{
+    struct pd_bench_memory *m = memory;
+    uint32_t low = 0, high = m->box_count;
+    while (low < high) { /* boxes ascend by tensor and kind */
+        const uint32_t middle = (low + high) / 2;
+        const struct pd_shard_box *b = &m->boxes[middle];
+        if (b->tensor < tensor || (b->tensor == tensor && b->kind < kind))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return (char *)m->data + m->offsets[low + box];
 }

@@ -2,6 +2,7 @@
 #ifndef PD_TOOLS_BENCH_RUN_H
 #define PD_TOOLS_BENCH_RUN_H
 
+#include "resharder/layout.h"
 #include "trainer/run/whole_engine.h"
 
 #define PD_BENCH_STATE_BYTES_A_PARAMETER 12u /* fp32 master and two moments */
@@ -44,5 +45,23 @@ PD_MUST_USE pd_status pd_bench_temporary(char *ret_path, struct pd_error *err);
 /* GPT-2 of width 768 (256 for a state below 512 MiB) with as many layers as fit and positions for the rest; the vocabulary
  * takes at most a third. */
 PD_MUST_USE pd_status pd_bench_model_of_bytes(uint64_t state_bytes, struct pd_model **ret_model, struct pd_error *err);
+
+/* Memory of one rank for its boxes under a layout, touched, each box on a page of its own. */
+struct pd_bench_memory {
+    struct pd_shard_box *boxes; /* owned, as the offsets */
+    uint64_t *offsets;          /* (box_count) into data */
+    uint32_t box_count;
+    void *data, *io_buffers; /* they go with the process */
+    uint64_t bytes;
+};
+
+#define PD_BENCH_IO_BYTES (UINT64_C(64) << 20) /* of io_buffers: what a run takes */
+
+/* Free it after a failure, too. */
+PD_MUST_USE pd_status pd_bench_memory_new(const struct pd_layout *layout, const struct pd_tensor_table *tensors,
+                                          uint32_t rank, struct pd_bench_memory *ret_memory, struct pd_error *err);
+void pd_bench_memory_deinit(struct pd_bench_memory *memory);
+/* Where a load puts a box: struct pd_load_request, context is the memory. */
+void *pd_bench_memory_box(void *memory, uint32_t tensor, enum pd_kind kind, uint32_t box);
 
 #endif
