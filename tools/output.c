@@ -98,6 +98,18 @@ pd_status pd_output_json(struct pd_json_writer *writer, struct pd_error *err)
     return status;
 }
 
+void pd_output_u64s(struct pd_json_writer *writer, const struct pd_json_u64_member *members)
+{
+    for (; members->key; members++)
+        pd_json_u64(writer, members->key, members->value);
+}
+
+void pd_output_doubles(struct pd_json_writer *writer, const struct pd_json_double_member *members)
+{
+    for (; members->key; members++)
+        pd_json_double(writer, members->key, members->value);
+}
+
 /* ---- reports ---- */
 
 void pd_report_begin(struct pd_report *r, bool is_json)

@@ -33,14 +33,9 @@ static void ls_json(struct pd_json_writer *w, const struct pd_store_entry *e, co
     pd_json_object_begin(w, NULL);
     pd_json_string(w, "name", e->name);
     pd_json_string(w, "directory", root);
-    pd_json_u64(w, "step", e->step);
-    pd_json_u64(w, "lineage", e->lineage);
-    pd_json_u64(w, "fence", e->fence);
-    pd_json_u64(w, "world", pd_layout_world(&commit->state.layout));
-    pd_json_u64(w, "shards", e->shard_count);
-    pd_json_u64(w, "bytes", e->bytes);
-    pd_json_u64(w, "tokens", commit->state.tokens);
-    pd_json_u64(w, "samples", commit->state.samples);
+    PD_JSON_U64S(w, {"step", e->step}, {"lineage", e->lineage}, {"fence", e->fence},
+                 {"world", pd_layout_world(&commit->state.layout)}, {"shards", e->shard_count}, {"bytes", e->bytes},
+                 {"tokens", commit->state.tokens}, {"samples", commit->state.samples});
     pd_json_measured(w, "loss", commit->state.last_loss);
     pd_json_object_end(w);
 }
@@ -157,15 +152,9 @@ static void show_text(const struct pd_store_entry *e, const struct pd_commit *co
 void pd_ckpt_json_layout(struct pd_json_writer *w, const struct pd_layout *l)
 {
     pd_json_object_begin(w, "layout");
-    pd_json_u64(w, "dp", l->dp);
-    pd_json_u64(w, "tp", l->tp);
-    pd_json_u64(w, "pp", l->pp);
-    pd_json_u64(w, "sp", l->sp);
-    pd_json_u64(w, "virtual_tp", l->virtual_tp);
-    pd_json_u64(w, "virtual_sp", l->virtual_sp);
-    pd_json_u64(w, "zero_stage", l->zero_stage);
-    pd_json_u64(w, "zero_shard", l->zero_shard);
-    pd_json_u64(w, "interleave", l->interleave);
+    PD_JSON_U64S(w, {"dp", l->dp}, {"tp", l->tp}, {"pp", l->pp}, {"sp", l->sp}, {"virtual_tp", l->virtual_tp},
+                 {"virtual_sp", l->virtual_sp}, {"zero_stage", l->zero_stage}, {"zero_shard", l->zero_shard},
+                 {"interleave", l->interleave});
     pd_json_array_begin(w, "first_unit");
     for (uint32_t i = 0; i < l->stage_count; i++)
         pd_json_u64(w, NULL, l->first_unit[i]);
@@ -189,18 +178,12 @@ static pd_status show_json(const struct pd_store_entry *e, const struct pd_commi
     pd_json_string(&w, "name", e->name);
     snprintf(words, sizeof words, "%s%s", pd_text_hex(s->identity.run_id[0]).text, pd_text_hex(s->identity.run_id[1]).text);
     pd_json_string(&w, "run_id", words);
-    pd_json_u64(&w, "step", s->identity.step);
-    pd_json_u64(&w, "lineage", s->identity.lineage);
-    pd_json_u64(&w, "fence", s->fence);
-    pd_json_u64(&w, "updates", s->updates);
-    pd_json_u64(&w, "samples", s->samples);
-    pd_json_u64(&w, "tokens", s->tokens);
+    PD_JSON_U64S(&w, {"step", s->identity.step}, {"lineage", s->identity.lineage}, {"fence", s->fence},
+                 {"updates", s->updates}, {"samples", s->samples}, {"tokens", s->tokens});
     pd_json_measured(&w, "loss", s->last_loss);
     pd_json_measured(&w, "best_validation_loss", s->best_validation_loss);
-    pd_json_u64(&w, "parameters", s->parameter_count);
-    pd_json_u64(&w, "tensors", s->tensor_count);
-    pd_json_u64(&w, "bytes", e->bytes);
-    pd_json_u64(&w, "shards", commit->shard_count);
+    PD_JSON_U64S(&w, {"parameters", s->parameter_count}, {"tensors", s->tensor_count}, {"bytes", e->bytes},
+                 {"shards", commit->shard_count});
     pd_ckpt_json_layout(&w, &s->layout);
     pd_json_u64(&w, "seed", s->seed);
     snprintf(words, sizeof words, "%s%s", pd_text_hex(s->data_fingerprint[0]).text,

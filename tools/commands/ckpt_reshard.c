@@ -295,9 +295,7 @@ static pd_status print(const struct reshard *r, struct pd_error *err)
     pd_json_writer_init(&w, 2);
     pd_json_object_begin(&w, NULL);
     pd_json_string(&w, "checkpoint", path);
-    pd_json_u64(&w, "step", entry->step);
-    pd_json_u64(&w, "shards", r->report.shards);
-    pd_json_u64(&w, "bytes", entry->bytes);
+    PD_JSON_U64S(&w, {"step", entry->step}, {"shards", r->report.shards}, {"bytes", entry->bytes});
     pd_json_string(&w, "compression", r->compression);
     pd_json_u64(&w, "bytes_read", r->report.bytes_read);
     pd_json_u64(&w, "bytes_written", r->report.bytes_written);

@@ -92,10 +92,7 @@ static void stats_json_row(struct pd_json_writer *w, const struct pd_tensor *t, 
     pd_json_array_end(w);
     pd_json_u64(w, "elements", r->elements);
     pd_json_hex64(w, "digest", r->digest);
-    pd_json_double(w, "min", r->min);
-    pd_json_double(w, "max", r->max);
-    pd_json_double(w, "mean", r->mean);
-    pd_json_double(w, "rms", r->rms);
+    PD_JSON_DOUBLES(w, {"min", r->min}, {"max", r->max}, {"mean", r->mean}, {"rms", r->rms});
     pd_json_u64(w, "nan", r->nan_count);
     pd_json_u64(w, "inf", r->inf_count);
     pd_json_object_end(w);
@@ -241,10 +238,9 @@ static pd_status diff_json(const struct opened sides[2], const struct pd_diff *d
     pd_json_object_begin(&w, NULL);
     pd_json_string(&w, "left", sides[0].path);
     pd_json_string(&w, "right", sides[1].path);
-    pd_json_u64(&w, "left_step", pd_inspect_commit(sides[0].inspect)->state.identity.step);
-    pd_json_u64(&w, "right_step", pd_inspect_commit(sides[1].inspect)->state.identity.step);
-    pd_json_u64(&w, "arrays", diff->count);
-    pd_json_u64(&w, "different", diff->different_count);
+    PD_JSON_U64S(&w, {"left_step", pd_inspect_commit(sides[0].inspect)->state.identity.step},
+                 {"right_step", pd_inspect_commit(sides[1].inspect)->state.identity.step}, {"arrays", diff->count},
+                 {"different", diff->different_count});
     pd_json_array_begin(&w, "differences");
     for (uint64_t i = 0; i < diff->count; i++) {
         const struct pd_diff_row *r = &diff->rows[i];

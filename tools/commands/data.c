@@ -102,11 +102,8 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
     pd_json_string(&w, "output", options->output);
     pd_json_string(&w, "format", format_names[r->format]);
     pd_json_string(&w, "type", r->type_name);
-    pd_json_u64(&w, "input_bytes", r->input_bytes);
-    pd_json_u64(&w, "output_bytes", r->output_bytes);
-    pd_json_u64(&w, "tokens", r->tokens);
-    pd_json_u64(&w, "documents", r->documents);
-    pd_json_u64(&w, "empty_documents", r->empty_documents);
+    PD_JSON_U64S(&w, {"input_bytes", r->input_bytes}, {"output_bytes", r->output_bytes}, {"tokens", r->tokens},
+                 {"documents", r->documents}, {"empty_documents", r->empty_documents});
     pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
@@ -157,10 +154,8 @@ static void write_inspection(struct pd_json_writer *w, const struct pd_data_insp
     pd_json_string(w, "index", x->index_path);
     pd_json_string(w, "format", x->format_name);
     pd_json_string(w, "type", x->type_name);
-    pd_json_u64(w, "bytes", x->file_bytes);
-    pd_json_u64(w, "tokens", x->tokens);
-    pd_json_u64(w, "documents", x->documents);
-    pd_json_u64(w, "sequences", x->sequences);
+    PD_JSON_U64S(w, {"bytes", x->file_bytes}, {"tokens", x->tokens}, {"documents", x->documents},
+                 {"sequences", x->sequences});
     pd_json_i64(w, "min", x->min);
     pd_json_i64(w, "max", x->max);
     pd_json_u64(w, "distinct", x->distinct);

@@ -519,19 +519,12 @@ static void write_memory(struct pd_json_writer *w, const struct pd_memory_plan *
 
 static void write_places(struct pd_json_writer *w, const struct pd_offload_plan *p, uint64_t pinned)
 {
-    pd_json_u64(w, "host_bytes", pinned);
-    pd_json_u64(w, "pinned_bytes", pinned);
-    pd_json_u64(w, "nvme_bytes", p->nvme_bytes);
-    pd_json_u64(w, "nvme_generations", p->generations);
-    pd_json_u64(w, "nvme_generation_bytes", p->generation_bytes);
-    pd_json_u64(w, "nvme_scratch_bytes", p->scratch_bytes);
-    pd_json_u64(w, "nvme_step_bytes", p->step_bytes);
-    pd_json_u64(w, "nvme_state_bytes", p->state_traffic);
-    pd_json_u64(w, "nvme_parameter_bytes", p->parameter_traffic);
-    pd_json_u64(w, "nvme_gradient_bytes", p->gradient_traffic);
-    pd_json_u64(w, "nvme_activation_bytes", p->activation_traffic);
-    pd_json_u64(w, "bus_in_bytes", p->bus_in_bytes);
-    pd_json_u64(w, "bus_out_bytes", p->bus_out_bytes);
+    PD_JSON_U64S(w, {"host_bytes", pinned}, {"pinned_bytes", pinned}, {"nvme_bytes", p->nvme_bytes},
+                 {"nvme_generations", p->generations}, {"nvme_generation_bytes", p->generation_bytes},
+                 {"nvme_scratch_bytes", p->scratch_bytes}, {"nvme_step_bytes", p->step_bytes},
+                 {"nvme_state_bytes", p->state_traffic}, {"nvme_parameter_bytes", p->parameter_traffic},
+                 {"nvme_gradient_bytes", p->gradient_traffic}, {"nvme_activation_bytes", p->activation_traffic},
+                 {"bus_in_bytes", p->bus_in_bytes}, {"bus_out_bytes", p->bus_out_bytes});
 }
 
 static void write_groups(struct pd_json_writer *w, const struct pd_config *config, const struct pd_planned_world *x)
@@ -564,13 +557,8 @@ static void write_layout(struct pd_json_writer *w, const struct pd_laid_out *lai
 {
     const struct pd_layout *l = &laid_out->layout;
     pd_json_object_begin(w, "layout");
-    pd_json_u64(w, "dp", l->dp);
-    pd_json_u64(w, "tp", l->tp);
-    pd_json_u64(w, "pp", l->pp);
-    pd_json_u64(w, "sp", l->sp);
-    pd_json_u64(w, "interleave", l->interleave);
-    pd_json_u64(w, "zero_stage", l->zero_stage);
-    pd_json_u64(w, "zero_shard", l->zero_shard);
+    PD_JSON_U64S(w, {"dp", l->dp}, {"tp", l->tp}, {"pp", l->pp}, {"sp", l->sp}, {"interleave", l->interleave},
+                 {"zero_stage", l->zero_stage}, {"zero_shard", l->zero_shard});
     pd_json_string(w, "recompute", recompute_names[laid_out->recompute]);
     pd_json_u64(w, "recompute_layers", recomputed_blocks(laid_out, model));
     pd_json_object_end(w);
@@ -578,23 +566,14 @@ static void write_layout(struct pd_json_writer *w, const struct pd_laid_out *lai
 
 static void write_cost(struct pd_json_writer *w, const struct pd_step_cost *c)
 {
-    pd_json_u64(w, "slots", c->slots);
-    pd_json_u64(w, "padding_micro_batches", c->padding);
-    pd_json_u64(w, "padding_bytes", c->padding_bytes);
-    pd_json_u64(w, "parameter_bytes_received", c->parameter_bytes);
-    pd_json_u64(w, "gradient_bytes_received", c->gradient_bytes);
-    pd_json_u64(w, "tensor_bytes_received", c->tensor_bytes);
-    pd_json_u64(w, "sequence_bytes_received", c->sequence_bytes);
-    pd_json_u64(w, "pipeline_bytes_received", c->pipeline_bytes);
-    pd_json_double(w, "bubble", c->bubble);
-    pd_json_double(w, "compute_seconds", c->compute_seconds);
-    pd_json_double(w, "recompute_seconds", c->recompute_seconds);
-    pd_json_double(w, "exposed_seconds", c->exposed_seconds);
-    pd_json_double(w, "bubble_seconds", c->bubble_seconds);
-    pd_json_double(w, "optimizer_seconds", c->optimizer_seconds);
-    pd_json_double(w, "nvme_seconds", c->nvme_seconds);
-    pd_json_double(w, "bus_seconds", c->bus_seconds);
-    pd_json_double(w, "step_seconds", c->step_seconds);
+    PD_JSON_U64S(w, {"slots", c->slots}, {"padding_micro_batches", c->padding}, {"padding_bytes", c->padding_bytes},
+                 {"parameter_bytes_received", c->parameter_bytes}, {"gradient_bytes_received", c->gradient_bytes},
+                 {"tensor_bytes_received", c->tensor_bytes}, {"sequence_bytes_received", c->sequence_bytes},
+                 {"pipeline_bytes_received", c->pipeline_bytes});
+    PD_JSON_DOUBLES(w, {"bubble", c->bubble}, {"compute_seconds", c->compute_seconds},
+                    {"recompute_seconds", c->recompute_seconds}, {"exposed_seconds", c->exposed_seconds},
+                    {"bubble_seconds", c->bubble_seconds}, {"optimizer_seconds", c->optimizer_seconds},
+                    {"nvme_seconds", c->nvme_seconds}, {"bus_seconds", c->bus_seconds}, {"step_seconds", c->step_seconds});
 }
 
 static void write_world(struct pd_json_writer *w, const struct pd_config *config, const struct pd_model *model,
@@ -610,11 +589,9 @@ static void write_world(struct pd_json_writer *w, const struct pd_config *config
     }
     write_layout(w, &x->laid_out, model);
     write_groups(w, config, x);
-    pd_json_u64(w, "process_bytes", x->process_bytes);
-    pd_json_u64(w, "worst_rank_bytes", x->memory.worst_bytes);
-    pd_json_u64(w, "mean_rank_bytes", (uint64_t)x->memory.mean_bytes);
-    pd_json_u64(w, "ranks_without_heads", x->without_heads);
-    pd_json_u64(w, "ranks_without_ffn", x->without_ffn);
+    PD_JSON_U64S(w, {"process_bytes", x->process_bytes}, {"worst_rank_bytes", x->memory.worst_bytes},
+                 {"mean_rank_bytes", (uint64_t)x->memory.mean_bytes}, {"ranks_without_heads", x->without_heads},
+                 {"ranks_without_ffn", x->without_ffn});
     write_cost(w, &x->cost);
     pd_json_array_begin(w, "alternatives");
     for (uint32_t i = 0; i < x->alternative_count; i++) {
@@ -651,9 +628,8 @@ pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_pl
     struct pd_json_writer w;
     pd_json_writer_init(&w, 2);
     pd_json_object_begin(&w, NULL);
-    pd_json_u64(&w, "parameters", s->model->parameter_count);
-    pd_json_u64(&w, "tensors", s->model->tensors.count);
-    pd_json_u64(&w, "tokens_per_step", tokens);
+    PD_JSON_U64S(&w, {"parameters", s->model->parameter_count}, {"tensors", s->model->tensors.count},
+                 {"tokens_per_step", tokens});
     pd_json_double(&w, "flops_per_step", (double)tokens * pd_model_flops_per_token(s->model, c->batch.context));
     pd_json_u64(&w, "micro_batches", c->batch.sequences / c->batch.micro_batch);
     pd_json_u64(&w, "checkpoint_bytes", s->model->parameter_count * PD_KIND_COUNT * sizeof(float));
