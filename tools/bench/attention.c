@@ -10,8 +10,8 @@
 
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/half.h"
-#include "offload/device.h"
 #include "trainer/config/config.h"
+#include "trainer/engine/rank_device.h"
 #include "trainer/math/cuda/attention_cudnn.h"
 #include "trainer/math/math_cuda.h"
 
@@ -25,12 +25,11 @@ static const char *const precisions[] = {"bf16", "fp16", "fp32"};
 
 struct attention_bench {
     uint64_t length, tokens, heads, kv_heads, head_size, calls; /* length 0: 1,024 to 8,192 */
-    enum pd_device_choice device;
+    enum pd_device_choice choice;
     unsigned precision; /* of precisions */
     enum pd_dtype dtype;
     bool json;
-    struct pd_dev *dev;
-    struct pd_stream *stream;
+    struct pd_rank_device device; /* the CPU is one, too */
     struct pd_event *begin, *end;
     struct pd_thread_pool *pool;
     struct pd_arena *arena;
@@ -52,32 +51,17 @@ struct timing {
 
 /* ---- the device and its table ---- */
 
-static pd_status arena_map(void *context, bool is_host, uint64_t bytes, void **ret_data, struct pd_error *err)
-{
-    struct attention_bench *b = context;
-    struct pd_span span;
-    PD_TRY(pd_dev_alloc(b->dev, is_host ? PD_DEV_HOST : PD_DEV_DEVICE, bytes, &span, err));
-    *ret_data = span.data;
-    return PD_OK;
-}
-
-static void arena_unmap(void *context, bool is_host, void *data, uint64_t bytes)
-{
-    struct attention_bench *b = context;
-    struct pd_span span = {data, bytes, is_host};
-    pd_dev_free(b->dev, &span);
-}
-
 static bool on_gpu(const struct attention_bench *b)
 {
-    return pd_dev_stream_handle(b->dev, b->stream) != NULL;
+    return pd_dev_stream_handle(b->device.dev, b->device.compute) != NULL;
 }
 
 /* The same recipe counts and takes. */
 static pd_status take_math(struct attention_bench *b, const struct pd_attention *largest, struct pd_arena *arena,
                            struct pd_error *err)
 {
-    const struct pd_math_cuda_options options = {.stream = pd_dev_stream_handle(b->dev, b->stream), .attention = largest};
+    const struct pd_math_cuda_options options = {.stream = pd_dev_stream_handle(b->device.dev, b->device.compute),
+                                                 .attention = largest};
     if (on_gpu(b)) return pd_math_cuda_new(&options, arena, &b->math, err);
     return pd_math_cpu_new(b->pool, pd_thread_pool_size(b->pool), PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, &b->math, err);
 }
@@ -90,36 +74,36 @@ static pd_status make_math(struct attention_bench *b, const struct pd_attention 
     pd_status st = take_math(b, largest, dry, err);
     pd_arena_usage(dry, &plan);
     pd_arena_free(dry);
-    const struct pd_arena_source source = {arena_map, arena_unmap, b};
+    const struct pd_arena_source source = pd_rank_device_source(&b->device);
     if (!st) st = on_gpu(b) ? pd_arena_new_on(&plan, &source, &b->arena, err) : pd_arena_new(&plan, &b->arena, err);
     return st ? st : take_math(b, largest, b->arena, err);
 }
 
 static pd_status open_device(struct attention_bench *b, struct pd_error *err)
 {
-    const bool wants_gpu = b->device == PD_DEVICE_GPU || (b->device == PD_DEVICE_AUTO && pd_dev_cuda_count() > 0);
-    PD_TRY(wants_gpu ? pd_dev_open_cuda(0, &b->dev, err) : pd_dev_open_cpu(&b->dev, err));
-    PD_TRY(pd_dev_enter(b->dev, err));
-    PD_TRY(pd_dev_stream_new(b->dev, &b->stream, err));
-    PD_TRY(pd_dev_event_new(b->dev, &b->begin, err));
-    PD_TRY(pd_dev_event_new(b->dev, &b->end, err));
+    const bool wants_gpu = b->choice == PD_DEVICE_GPU || (b->choice == PD_DEVICE_AUTO && pd_dev_cuda_count() > 0);
+    PD_TRY(wants_gpu ? pd_dev_open_cuda(0, &b->device.dev, err) : pd_dev_open_cpu(&b->device.dev, err));
+    PD_TRY(pd_dev_enter(b->device.dev, err));
+    PD_TRY(pd_dev_stream_new(b->device.dev, &b->device.compute, err));
+    PD_TRY(pd_dev_event_new(b->device.dev, &b->begin, err));
+    PD_TRY(pd_dev_event_new(b->device.dev, &b->end, err));
     return on_gpu(b) ? PD_OK : pd_thread_pool_new(pd_cpu_cores(), &b->pool, err);
 }
 
 /* After a failure the stream may still have what it was given. */
 static void release(struct attention_bench *b)
 {
-    if (b->stream) (void)!pd_dev_stream_sync(b->dev, b->stream, NULL);
+    if (b->device.compute) (void)!pd_dev_stream_sync(b->device.dev, b->device.compute, NULL);
     pd_math_free(b->math);
     pd_arena_free(b->arena);
     pd_thread_pool_free(b->pool);
-    if (!b->dev) return;
+    if (!b->device.dev) return;
     for (int i = 0; i < ARRAYS; i++)
-        pd_dev_free(b->dev, &b->spans[i]);
-    if (b->begin) pd_dev_event_free(b->dev, b->begin);
-    if (b->end) pd_dev_event_free(b->dev, b->end);
-    if (b->stream) pd_dev_stream_free(b->dev, b->stream);
-    pd_dev_close(b->dev);
+        pd_dev_free(b->device.dev, &b->spans[i]);
+    if (b->begin) pd_dev_event_free(b->device.dev, b->begin);
+    if (b->end) pd_dev_event_free(b->device.dev, b->end);
+    if (b->device.compute) pd_dev_stream_free(b->device.dev, b->device.compute);
+    pd_dev_close(b->device.dev);
 }
 
 /* ---- operands ---- */
@@ -151,17 +135,17 @@ static pd_status make_operands(struct attention_bench *b, struct pd_error *err)
     const uint64_t largest = elements_of(b, Q) * pd_dtype_bytes(b->dtype);
     for (int i = 0; i < ARRAYS; i++) {
         const uint64_t bytes = elements_of(b, i) * (i >= LSE ? sizeof(float) : pd_dtype_bytes(b->dtype));
-        PD_TRY(pd_dev_alloc(b->dev, PD_DEV_DEVICE, bytes, &b->spans[i], err));
+        PD_TRY(pd_dev_alloc(b->device.dev, PD_DEV_DEVICE, bytes, &b->spans[i], err));
     }
-    PD_TRY(pd_dev_alloc(b->dev, PD_DEV_HOST, largest, &host, err));
+    PD_TRY(pd_dev_alloc(b->device.dev, PD_DEV_HOST, largest, &host, err));
     pd_status st = PD_OK;
     for (int i = 0; !st && i <= DOUT; i++) {
         if (i == OUT) continue;
         fill(b->dtype, host.data, elements_of(b, i), &state);
-        st = pd_dev_copy(b->dev, b->stream, b->spans[i], 0, host, 0, b->spans[i].bytes, err);
-        if (!st) st = pd_dev_stream_sync(b->dev, b->stream, err);
+        st = pd_dev_copy(b->device.dev, b->device.compute, b->spans[i], 0, host, 0, b->spans[i].bytes, err);
+        if (!st) st = pd_dev_stream_sync(b->device.dev, b->device.compute, err);
     }
-    pd_dev_free(b->dev, &host);
+    pd_dev_free(b->device.dev, &host);
     return st;
 }
 
@@ -192,7 +176,7 @@ static struct pd_attention attention_of(const struct attention_bench *b, uint64_
 
 static pd_status call(struct attention_bench *b, int peer, const struct pd_attention *a, bool backward, struct pd_error *err)
 {
-    void *stream = pd_dev_stream_handle(b->dev, b->stream);
+    void *stream = pd_dev_stream_handle(b->device.dev, b->device.compute);
     if (peer == CUDNN)
         return backward ? pd_cudnn_attention_backward(stream, a, err) : pd_cudnn_attention_forward(stream, a, err);
     return backward ? pd_attention_backward(b->math, a, err) : pd_attention_forward(b->math, a, err);
@@ -205,12 +189,12 @@ static pd_status time_call(struct attention_bench *b, int peer, const struct pd_
 {
     const uint32_t together = on_gpu(b) && b->calls > 1 ? TOGETHER : 1;
     double seconds;
-    PD_TRY(pd_dev_event_record(b->dev, b->begin, b->stream, err));
+    PD_TRY(pd_dev_event_record(b->device.dev, b->begin, b->device.compute, err));
     for (uint32_t i = 0; i < together; i++)
         PD_TRY(call(b, peer, a, backward, err));
-    PD_TRY(pd_dev_event_record(b->dev, b->end, b->stream, err));
-    PD_TRY(pd_dev_stream_sync(b->dev, b->stream, err));
-    PD_TRY(pd_dev_event_seconds(b->dev, b->begin, b->end, &seconds, err));
+    PD_TRY(pd_dev_event_record(b->device.dev, b->end, b->device.compute, err));
+    PD_TRY(pd_dev_stream_sync(b->device.dev, b->device.compute, err));
+    PD_TRY(pd_dev_event_seconds(b->device.dev, b->begin, b->end, &seconds, err));
     *ret_seconds = seconds / together;
     return PD_OK;
 }
@@ -236,16 +220,16 @@ static pd_status download(struct attention_bench *b, const struct pd_attention *
     uint64_t bytes[LSE], all = 0, offset = 0;
     for (int i = 0; i < LSE; i++)
         all += bytes[i] = elements_of(b, i) / a->sequences * pd_dtype_bytes(b->dtype);
-    PD_TRY(pd_dev_alloc(b->dev, PD_DEV_HOST, all, ret_host, err));
+    PD_TRY(pd_dev_alloc(b->device.dev, PD_DEV_HOST, all, ret_host, err));
     void *at[LSE];
     for (int i = 0; i < LSE; offset += bytes[i++]) {
         at[i] = (char *)ret_host->data + offset;
-        PD_TRY(pd_dev_copy(b->dev, b->stream, *ret_host, offset, b->spans[i], 0, bytes[i], err));
+        PD_TRY(pd_dev_copy(b->device.dev, b->device.compute, *ret_host, offset, b->spans[i], 0, bytes[i], err));
     }
     *ret_first = *a;
     ret_first->q = at[Q], ret_first->k = at[K], ret_first->v = at[V], ret_first->out = at[OUT], ret_first->dout = at[DOUT];
     ret_first->dq = at[DQ], ret_first->dk = at[DK], ret_first->dv = at[DV];
-    return pd_dev_stream_sync(b->dev, b->stream, err);
+    return pd_dev_stream_sync(b->device.dev, b->device.compute, err);
 }
 
 static pd_status find_errors(struct attention_bench *b, int peer, const struct pd_attention *a,
@@ -257,7 +241,7 @@ static pd_status find_errors(struct attention_bench *b, int peer, const struct p
     PD_TRY(call(b, peer, a, true, err));
     pd_status st = download(b, a, &host, &first, err);
     if (!st) st = pd_attention_errors_of(&first, ret_errors, err);
-    pd_dev_free(b->dev, &host);
+    pd_dev_free(b->device.dev, &host);
     return st;
 }
 
@@ -321,7 +305,7 @@ static pd_status run(struct attention_bench *b, struct pd_error *err)
     const struct pd_attention largest = attention_of(b, b->length ? b->length : lengths[0]);
     PD_TRY(make_math(b, &largest, err));
     pd_report_begin(&r, b->json);
-    pd_report_text(&r, "device", b->dev->description);
+    pd_report_text(&r, "device", b->device.dev->description);
     pd_report_text(&r, "precision", precisions[b->precision]);
     pd_json_array_begin(&r.writer, "runs");
     for (uint32_t i = 0; i < (b->length ? 1 : 4) && (b->length || lengths[i] <= b->tokens); i++) {
@@ -364,7 +348,7 @@ pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err)
         {.name = "kv-heads", "N", "key-value heads (4)", PD_OPTION_U64, &b.kv_heads, 1, 256},
         {.name = "head-size", "N", "(128)", PD_OPTION_U64, &b.head_size, 1, 256},
         {.name = "calls", "N", "measured calls, 1 to 99 (9)", PD_OPTION_U64, &b.calls, 1, PD_BENCH_PAIRS_MAX},
-        {.name = "device", "NAME", "auto, cpu or gpu (auto)", PD_OPTION_CHOICE, &b.device, .expected = "auto, cpu or gpu"},
+        {.name = "device", "NAME", "auto, cpu or gpu (auto)", PD_OPTION_CHOICE, &b.choice, .expected = "auto, cpu or gpu"},
         {.name = "precision", "NAME", "bf16, fp16 or fp32 (bf16)", PD_OPTION_CHOICE, &b.precision,
          .expected = "bf16, fp16 or fp32"},
         {0}};

@@ -45,10 +45,25 @@ enum stage {
     STAGES
 };
 
-static const char *const stage_names[STAGES] = {
-    "gemms",           "attention",     "pointwise",      "loss",         "optimizer",     "copies",
-    "exchange",        "parameters_in", "parameters_out", "gradients_in", "gradients_out", "activations_in",
-    "activations_out", "optimizer_in",  "optimizer_out",  "saves",        "host_optimizer"};
+static const struct {
+    const char *name, *lane; /* lane NULL: that of compute, or one of NCCL or of what goes through the host */
+} stages[STAGES] = {{"gemms", NULL},
+                    {"attention", NULL},
+                    {"pointwise", NULL},
+                    {"loss", NULL},
+                    {"optimizer", NULL},
+                    {"copies", NULL},
+                    {"exchange", NULL},
+                    {"parameters_in", PD_LANE_PARAMETERS_IN},
+                    {"parameters_out", PD_LANE_PARAMETERS_OUT},
+                    {"gradients_in", PD_LANE_GRADIENTS_IN},
+                    {"gradients_out", PD_LANE_GRADIENTS_OUT},
+                    {"activations_in", PD_LANE_ACTIVATIONS_IN},
+                    {"activations_out", PD_LANE_ACTIVATIONS_OUT},
+                    {"optimizer_in", PD_LANE_OPTIMIZER_IN},
+                    {"optimizer_out", PD_LANE_OPTIMIZER_OUT},
+                    {"saves", PD_LANE_SAVES},
+                    {"host_optimizer", PD_LANE_HOST}};
 
 enum { LANE_COMPUTE = COPIES }; /* in `busy`; other lanes are where their stage is */
 
@@ -276,25 +291,11 @@ static enum stage stage_of_compute(const char *name)
     return POINTWISE;
 }
 
-/* In lanes of NCCL, and in that of what goes through the host, there are exchanges. */
 static enum stage stage_of(const struct pd_device_share *share)
 {
-    static const struct {
-        const char *lane;
-        enum stage stage;
-    } lanes[] = {{PD_LANE_PARAMETERS_IN, PARAMETERS_IN},
-                 {PD_LANE_PARAMETERS_OUT, PARAMETERS_OUT},
-                 {PD_LANE_GRADIENTS_IN, GRADIENTS_IN},
-                 {PD_LANE_GRADIENTS_OUT, GRADIENTS_OUT},
-                 {PD_LANE_ACTIVATIONS_IN, ACTIVATIONS_IN},
-                 {PD_LANE_ACTIVATIONS_OUT, ACTIVATIONS_OUT},
-                 {PD_LANE_OPTIMIZER_IN, OPTIMIZER_IN},
-                 {PD_LANE_OPTIMIZER_OUT, OPTIMIZER_OUT},
-                 {PD_LANE_SAVES, SAVES},
-                 {PD_LANE_HOST, HOST_OPTIMIZER}};
     if (!strcmp(share->lane, PD_LANE_COMPUTE)) return stage_of_compute(share->name);
-    for (size_t i = 0; i < sizeof lanes / sizeof *lanes; i++)
-        if (!strcmp(share->lane, lanes[i].lane)) return lanes[i].stage;
+    for (int s = 0; s < STAGES; s++)
+        if (stages[s].lane && !strcmp(share->lane, stages[s].lane)) return (enum stage)s;
     return EXCHANGE;
 }
 
@@ -389,7 +390,7 @@ static void report_shares(struct pd_report *r, const char *name, const struct me
     char key[64];
     if (r->is_json) pd_json_object_begin(&r->writer, name);
     for (int s = first; s < STAGES; s++) {
-        const char *stage = s == first && first_name ? first_name : stage_names[s];
+        const char *stage = s == first && first_name ? first_name : stages[s].name;
         snprintf(key, sizeof key, "%s%s%s", r->is_json ? "" : name, r->is_json ? "" : ".", stage);
         if (r->is_json || seconds[s] > 0) pd_report_double(r, key, seconds[s] / m->watched_seconds, PD_UNIT_SHARE);
     }
@@ -445,24 +446,12 @@ static pd_status print(const struct gpu_bench *b, struct pd_error *err)
     return pd_report_end(&r, err);
 }
 
-static pd_status check(const struct pd_bench_step_gpu *a, struct pd_error *err)
-{
-    bool is_known = !a->recompute;
-    for (int i = 0; i < RECOMPUTES && !is_known; i++)
-        is_known = !strcmp(a->recompute, recomputes[i]);
-    if (!is_known) PD_FAIL(err, PD_USAGE, "--recompute=%s: expected none, selective or full", a->recompute);
-    if (a->mode && strcmp(a->mode, modes[0]) != 0 && strcmp(a->mode, modes[1]) != 0)
-        PD_FAIL(err, PD_USAGE, "--mode=%s: expected invariant or fast", a->mode);
-    if (a->micro_batch && a->sequences % a->micro_batch)
-        PD_FAIL(err, PD_USAGE, "--micro-batch=%llu: --sequences %llu is no multiple of it",
-                (unsigned long long)a->micro_batch, (unsigned long long)a->sequences);
-    return PD_OK;
-}
-
 pd_status pd_bench_step_gpu(const struct pd_bench_step_gpu *asked, struct pd_error *err)
 {
     struct gpu_bench b = {.asked = asked, .model_name = preset_of(asked->preset), .threads = asked->threads};
-    PD_TRY(check(asked, err));
+    if (asked->micro_batch && asked->sequences % asked->micro_batch)
+        PD_FAIL(err, PD_USAGE, "--micro-batch=%llu: --sequences %llu is no multiple of it",
+                (unsigned long long)asked->micro_batch, (unsigned long long)asked->sequences);
     pd_status st = write_tokens(&b, err);
     for (int i = 0; i < MODES && !st; i++)
         if (!asked->mode || !strcmp(asked->mode, modes[i])) st = bench_mode(&b, i, err);

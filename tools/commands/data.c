@@ -16,8 +16,6 @@ struct options {
     bool json;
 };
 
-static const char *const format_names[] = {"auto", "text", "nanogpt", "llmc", "megatron"};
-
 /* \n, \t, \\ and \0-free bytes as they are: what a shell cannot easily write. */
 static pd_status set_separator(const struct pd_option *option, const char *text, struct pd_error *err)
 {
@@ -91,7 +89,7 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
 {
     if (!json) {
         printf("%s: %s tokens (%s, %s) of %s document%s, %s\n", options->output, pd_text_count(r->tokens).text,
-               format_names[r->format], r->type_name, pd_text_count(r->documents).text, r->documents == 1 ? "" : "s",
+               pd_data_format_name(r->format), r->type_name, pd_text_count(r->documents).text, r->documents == 1 ? "" : "s",
                pd_text_bytes(r->output_bytes).text);
         if (r->empty_documents) printf("empty documents left out: %s\n", pd_text_count(r->empty_documents).text);
         return PD_OK;
@@ -100,7 +98,7 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
     pd_json_writer_init(&w, 2);
     pd_json_object_begin(&w, NULL);
     pd_json_string(&w, "output", options->output);
-    pd_json_string(&w, "format", format_names[r->format]);
+    pd_json_string(&w, "format", pd_data_format_name(r->format));
     pd_json_string(&w, "type", r->type_name);
     PD_JSON_U64S(&w, {"input_bytes", r->input_bytes}, {"output_bytes", r->output_bytes}, {"tokens", r->tokens},
                  {"documents", r->documents}, {"empty_documents", r->empty_documents});
@@ -150,16 +148,16 @@ static pd_status run_pack(int argc, char **argv, struct pd_error *err)
 static void write_inspection(struct pd_json_writer *w, const struct pd_data_inspection *x)
 {
     pd_json_object_begin(w, NULL);
-    pd_json_string(w, "path", x->path);
-    pd_json_string(w, "index", x->index_path);
-    pd_json_string(w, "format", x->format_name);
-    pd_json_string(w, "type", x->type_name);
-    PD_JSON_U64S(w, {"bytes", x->file_bytes}, {"tokens", x->tokens}, {"documents", x->documents},
-                 {"sequences", x->sequences});
-    pd_json_i64(w, "min", x->min);
-    pd_json_i64(w, "max", x->max);
+    pd_json_string(w, "path", x->file.path);
+    pd_json_string(w, "index", x->file.index_path);
+    pd_json_string(w, "format", pd_data_format_name(x->file.format));
+    pd_json_string(w, "type", pd_token_type_name(x->file.type));
+    PD_JSON_U64S(w, {"bytes", x->file.file_bytes}, {"tokens", x->file.token_count}, {"documents", x->documents},
+                 {"sequences", x->file.sequence_count});
+    pd_json_i64(w, "min", x->scan.min);
+    pd_json_i64(w, "max", x->scan.max);
     pd_json_u64(w, "distinct", x->distinct);
-    pd_json_hex64(w, "digest", x->digest);
+    pd_json_hex64(w, "digest", x->scan.digest);
     pd_json_array_begin(w, "top");
     for (uint32_t i = 0; i < x->top_count; i++) {
         pd_json_object_begin(w, NULL);
@@ -185,24 +183,26 @@ static void print_byte(int64_t token)
 
 static void print_inspection(const struct pd_data_inspection *x)
 {
-    printf("%s\n", x->path);
-    if (x->index_path) printf("  index      %s\n", x->index_path);
-    printf("  format     %s, %s, %s\n", x->format_name, x->type_name, pd_text_bytes(x->file_bytes).text);
-    printf("  tokens     %s, from %" PRId64 " to %" PRId64 "\n", pd_text_count(x->tokens).text, x->min, x->max);
+    printf("%s\n", x->file.path);
+    if (x->file.index_path) printf("  index      %s\n", x->file.index_path);
+    printf("  format     %s, %s, %s\n", pd_data_format_name(x->file.format), pd_token_type_name(x->file.type),
+           pd_text_bytes(x->file.file_bytes).text);
+    printf("  tokens     %s, from %" PRId64 " to %" PRId64 "\n", pd_text_count(x->file.token_count).text, x->scan.min,
+           x->scan.max);
     if (x->distinct) printf("  distinct   %s\n", pd_text_count(x->distinct).text);
     if (x->documents) printf("  documents  %s\n", pd_text_count(x->documents).text);
-    if (x->sequences) printf("  sequences  %s\n", pd_text_count(x->sequences).text);
-    printf("  digest     %s\n  frequent  ", pd_text_hex(x->digest).text);
+    if (x->file.sequence_count) printf("  sequences  %s\n", pd_text_count(x->file.sequence_count).text);
+    printf("  digest     %s\n  frequent  ", pd_text_hex(x->scan.digest).text);
     for (uint32_t i = 0; i < x->top_count && i < 8; i++) {
         printf(" %" PRId64, x->top[i].token);
-        if (x->max < 256) print_byte(x->top[i].token);
-        printf(" (%.1f%%)%s", 100.0 * (double)x->top[i].count / (double)x->tokens,
+        if (x->scan.max < 256) print_byte(x->top[i].token);
+        printf(" (%.1f%%)%s", 100.0 * (double)x->top[i].count / (double)x->file.token_count,
                i + 1 < x->top_count && i < 7 ? "," : "\n");
     }
     printf("  begins    ");
     for (uint32_t i = 0; i < x->first_count; i++)
         printf(" %d", x->first[i]);
-    printf("\n  needs      model.vocab of at least %" PRId64 "\n", x->max + 1);
+    printf("\n  needs      model.vocab of at least %" PRId64 "\n", x->scan.max + 1);
 }
 
 static pd_status inspect(const struct options *o, bool json, struct pd_error *err)

@@ -12,11 +12,6 @@
 
 static const char *const recompute_names[] = {"none", "selective", "full"};
 
-static uint64_t total_of(const struct pd_memory_plan *plan)
-{
-    return pd_memory_plan_total(plan);
-}
-
 static bool is_on_gpu(const struct pd_config *config)
 {
     return config->run.device == PD_DEVICE_GPU;
@@ -68,7 +63,7 @@ static bool fits(const struct pd_machine *machine, uint64_t bytes)
 /* A library's own buffers lie beside what the plan adds up. */
 static bool rung_fits(const struct pd_machine *machine, const struct pd_plan_rung *rung)
 {
-    return fits(machine, total_of(&rung->worst) + rung->worst.library_bytes);
+    return fits(machine, pd_memory_plan_total(&rung->worst) + rung->worst.library_bytes);
 }
 
 /* ---- text ---- */
@@ -152,7 +147,7 @@ static void memory_row(struct pd_table *table, const char *const *first, uint32_
     for (uint32_t i = 0; i < first_count; i++)
         cells[count++] = first[i];
     for (int c = 0; c <= PD_MEMORY_CATEGORY_COUNT; c++) {
-        texts[c] = pd_text_bytes(c == PD_MEMORY_CATEGORY_COUNT ? total_of(plan) : plan->bytes[c]);
+        texts[c] = pd_text_bytes(c == PD_MEMORY_CATEGORY_COUNT ? pd_memory_plan_total(plan) : plan->bytes[c]);
         cells[count++] = texts[c].text;
     }
     pd_table_row(table, cells);
@@ -206,10 +201,11 @@ static pd_status print_places(const struct pd_plan_subject *s, const struct pd_p
         const struct pd_offload_plan none = {0}, *offload = w->offload ? offload_of(w, group) : &none;
         const uint64_t pinned = pinned_of(s->config, &group->plan);
         char ranks[16], first[16];
-        pd_table_row(&table, (const char *const[]){
-                                 rank_text(group->ranks, ranks), rank_text(group->first_rank, first),
-                                 pd_text_bytes(total_of(&group->plan)).text, pinned ? pd_text_bytes(pinned).text : "-",
-                                 pd_text_bytes(offload->nvme_bytes).text, pd_text_bytes(offload->step_bytes).text});
+        pd_table_row(&table, (const char *const[]){rank_text(group->ranks, ranks), rank_text(group->first_rank, first),
+                                                   pd_text_bytes(pd_memory_plan_total(&group->plan)).text,
+                                                   pinned ? pd_text_bytes(pinned).text : "-",
+                                                   pd_text_bytes(offload->nvme_bytes).text,
+                                                   pd_text_bytes(offload->step_bytes).text});
     }
     free(groups);
     PD_TRY(pd_table_print(&table, err));
@@ -513,7 +509,7 @@ static void write_memory(struct pd_json_writer *w, const struct pd_memory_plan *
     pd_json_object_begin(w, "memory_bytes");
     for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++)
         pd_json_u64(w, pd_memory_category_name((enum pd_memory_category)c), plan->bytes[c]);
-    pd_json_u64(w, "total", total_of(plan));
+    pd_json_u64(w, "total", pd_memory_plan_total(plan));
     pd_json_object_end(w);
 }
 
@@ -537,7 +533,7 @@ static void write_groups(struct pd_json_writer *w, const struct pd_config *confi
         pd_json_u64(w, "first_rank", m->groups[g].first_rank);
         pd_json_u64(w, "ranks", m->groups[g].ranks);
         write_memory(w, &m->groups[g].plan);
-        pd_json_u64(w, "device_bytes", total_of(&m->groups[g].plan));
+        pd_json_u64(w, "device_bytes", pd_memory_plan_total(&m->groups[g].plan));
         pd_json_u64(w, "nccl_bytes_estimated", m->groups[g].plan.library_bytes);
         write_places(w, x->offload ? &x->offload[g] : &none, pinned_of(config, &m->groups[g].plan));
         pd_json_object_end(w);

@@ -1,9 +1,6 @@
 #include "trainer/data/inspect.h"
 
-#include "trainer/data/token_file.h"
-#include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define COUNTED_TOKENS (1u << 22)
 #define CHUNK_TOKENS 8192u
@@ -41,63 +38,43 @@ static void top_insert(struct pd_data_inspection *inspection, int64_t token, uin
     inspection->top[at].count = count;
 }
 
-static pd_status inspect_counts(const struct pd_token_file *file, int64_t document_token,
-                                struct pd_data_inspection *inspection, struct pd_error *err)
+static pd_status inspect_counts(int64_t document_token, struct pd_data_inspection *x, struct pd_error *err)
 {
-    if (inspection->min < 0 || inspection->max >= (int64_t)COUNTED_TOKENS) return PD_OK;
+    if (x->scan.min < 0 || x->scan.max >= (int64_t)COUNTED_TOKENS) return PD_OK;
     uint64_t *counts = calloc(COUNTED_TOKENS, sizeof *counts); /* pages that are not counted in are never touched */
-    if (!counts) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to count tokens", file->path);
-    pd_status status = count_tokens(file, counts, err);
-    for (int64_t token = inspection->min; !status && token <= inspection->max; token++) {
+    if (!counts) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to count tokens", x->file.path);
+    pd_status status = count_tokens(&x->file, counts, err);
+    for (int64_t token = x->scan.min; !status && token <= x->scan.max; token++) {
         if (!counts[token]) continue;
-        inspection->distinct++;
-        top_insert(inspection, token, counts[token]);
-        if (token == document_token && file->format != PD_DATA_MEGATRON) inspection->documents = counts[token];
+        x->distinct++;
+        top_insert(x, token, counts[token]);
+        if (token == document_token && x->file.format != PD_DATA_MEGATRON) x->documents = counts[token];
     }
     free(counts);
     return status;
 }
 
-static pd_status inspect_file(struct pd_token_file *file, int64_t document_token, struct pd_data_inspection *inspection,
-                              struct pd_error *err)
+static pd_status inspect_file(int64_t document_token, struct pd_data_inspection *x, struct pd_error *err)
 {
-    struct pd_token_scan scan = {0};
-    PD_TRY(pd_token_file_scan(file, 0, NULL, &scan, err));
-    inspection->format = file->format;
-    inspection->format_name = pd_data_format_name(file->format);
-    inspection->type_name = pd_token_type_name(file->type);
-    inspection->file_bytes = file->file_bytes;
-    inspection->tokens = file->token_count;
-    inspection->documents = file->document_count;
-    inspection->sequences = file->sequence_count;
-    inspection->min = scan.min;
-    inspection->max = scan.max;
-    inspection->digest = scan.digest;
-    inspection->first_count = file->token_count < PD_INSPECT_FIRST ? (uint32_t)file->token_count : PD_INSPECT_FIRST;
-    PD_TRY(pd_token_file_read(file, 0, inspection->first_count, inspection->first, err));
-    PD_TRY(inspect_counts(file, document_token, inspection, err));
-    inspection->path = file->path; /* the names change hands */
-    inspection->index_path = file->index_path;
-    file->path = file->index_path = NULL;
-    return PD_OK;
+    PD_TRY(pd_token_file_scan(&x->file, 0, NULL, &x->scan, err));
+    x->documents = x->file.document_count;
+    x->first_count = x->file.token_count < PD_INSPECT_FIRST ? (uint32_t)x->file.token_count : PD_INSPECT_FIRST;
+    PD_TRY(pd_token_file_read(&x->file, 0, x->first_count, x->first, err));
+    return inspect_counts(document_token, x, err);
 }
 
 pd_status pd_data_inspect(const char *path, enum pd_data_format format, int64_t document_token,
                           struct pd_data_inspection *ret_inspection, struct pd_error *err)
 {
-    struct pd_token_file file;
     struct pd_data_inspection inspection = {0};
-    PD_TRY(pd_token_file_open(path, format, &file, err));
-    pd_status status = inspect_file(&file, document_token, &inspection, err);
-    pd_token_file_close(&file);
+    PD_TRY(pd_token_file_open(path, format, &inspection.file, err));
+    pd_status status = inspect_file(document_token, &inspection, err);
+    if (status) pd_token_file_close(&inspection.file);
     if (!status) *ret_inspection = inspection;
     return status;
 }
 
 void pd_data_inspection_deinit(struct pd_data_inspection *inspection)
 {
-    if (!inspection) return;
-    free(inspection->path);
-    free(inspection->index_path);
-    inspection->path = inspection->index_path = NULL;
+    if (inspection) pd_token_file_close(&inspection->file);
 }

@@ -2,21 +2,16 @@
 #ifndef PD_TRAINER_DATA_INSPECT_H
 #define PD_TRAINER_DATA_INSPECT_H
 
-#include "trainer/data/data.h"
+#include "trainer/data/token_file.h"
 
 #define PD_INSPECT_TOP 16u
 #define PD_INSPECT_FIRST 32u
 
 struct pd_data_inspection {
-    char *path, *index_path; /* owned; index_path NULL but for Megatron */
-    enum pd_data_format format;
-    const char *format_name, *type_name; /* static */
-    uint64_t file_bytes, tokens;
+    struct pd_token_file file; /* open */
+    struct pd_token_scan scan;
     uint64_t documents; /* by the index, or by document_token; 0: not known */
-    uint64_t sequences; /* Megatron; else 0 */
-    int64_t min, max;   /* tokens */
     uint64_t distinct;  /* different tokens; 0 when there are too many to count (max of 2^22 and more, negative ones) */
-    uint64_t digest;    /* of every byte, index included */
     struct {
         int64_t token;
         uint64_t count;

@@ -63,9 +63,9 @@ Test(pack, every_format_and_width_reads_back)
         struct pd_data_inspection seen;
         cr_assert_eq(pd_data_inspect(options.output, PD_DATA_AUTO, cases[i].document_token, &seen, &err), PD_OK, "%s",
                      err.message);
-        cr_assert_eq(seen.format, cases[i].format);
+        cr_assert_eq(seen.file.format, cases[i].format);
         cr_assert_eq(seen.documents, cases[i].format == PD_DATA_MEGATRON || cases[i].document_token >= 0 ? 2 : 0);
-        cr_assert_eq(seen.tokens, result.tokens);
+        cr_assert_eq(seen.file.token_count, result.tokens);
         pd_data_inspection_deinit(&seen);
     }
     cr_assert_eq(files_in_dir(), 3 + 2, "nothing temporary stays");
@@ -176,7 +176,7 @@ Test(inspect, counts_what_is_there, .init = test_dir_make, .fini = test_dir_remo
     struct pd_data_inspection seen;
     char *path = test_write("a.txt", "abracadabra\nabc", 15);
     cr_assert_eq(pd_data_inspect(path, PD_DATA_AUTO, '\n', &seen, &err), PD_OK);
-    cr_assert_eq(seen.tokens, 15);
+    cr_assert_eq(seen.file.token_count, 15);
     cr_assert_eq(seen.distinct, 6);
     cr_assert_eq(seen.documents, 1);
     cr_assert_eq(seen.top_count, 6);
@@ -184,13 +184,13 @@ Test(inspect, counts_what_is_there, .init = test_dir_make, .fini = test_dir_remo
     cr_assert_eq(seen.top[0].count, 6);
     cr_assert_eq(seen.top[1].token, 'b');
     cr_assert_eq(seen.top[1].count, 3);
-    cr_assert_eq(seen.min, '\n');
-    cr_assert_eq(seen.max, 'r');
+    cr_assert_eq(seen.scan.min, '\n');
+    cr_assert_eq(seen.scan.max, 'r');
     cr_assert_eq(seen.first_count, 15);
     cr_assert_eq(seen.first[3], 'a');
-    cr_assert_str_eq(seen.format_name, "text");
-    cr_assert_str_eq(seen.path, path);
-    cr_assert_null(seen.index_path);
+    cr_assert_str_eq(pd_data_format_name(seen.file.format), "text");
+    cr_assert_str_eq(seen.file.path, path);
+    cr_assert_null(seen.file.index_path);
     pd_data_inspection_deinit(&seen);
 
     test_write_u16("b.bin", 5000, 0, 1000);
