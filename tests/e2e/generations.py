@@ -24,32 +24,6 @@ checkpoint: {{every: 1, keep_last: 3}}
 LEFT_BYTES = 3 << 20  # for records and directories
 
 
-class Disk:
-    """A small ext4 in a file; None is mounted where that is refused."""
-
-    def __init__(self, workspace, megabytes):
-        self.image = workspace.directory("image")
-        self.path = workspace.directory("disk")
-        os.makedirs(self.path)
-        with open(self.image, "wb") as f:
-            f.truncate(megabytes << 20)
-        made = subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", self.image], check=False).returncode
-        self.is_mounted = not made and not subprocess.run(["mount", "-o", "loop", self.image, self.path], capture_output=True,
-                                                          check=False).returncode
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        if self.is_mounted:
-            subprocess.run(["umount", "-l", self.path], check=False)
-
-    def fill(self):
-        space = os.statvfs(self.path)
-        with open(os.path.join(self.path, "ballast"), "wb") as f:
-            os.posix_fallocate(f.fileno(), 0, space.f_bavail * space.f_frsize - LEFT_BYTES)
-
-
 def planned(workspace, config):
     result = workspace.command(["plan", config, "run.dir=unused", "--world", "2", "--json"])
     if result.returncode != 0:
@@ -76,7 +50,7 @@ def fills_up(workspace, config, disk, groups):
     process = start(workspace, config, directory, disk)
     worker = harness.wait_stopped(process)
     files = files_of_state(disk.path)
-    disk.fill()
+    disk.fill(LEFT_BYTES)
     os.kill(worker, signal.SIGCONT)
     code = process.wait(timeout=harness.PATIENCE)
     with open(directory + ".log", encoding="utf-8") as f:
@@ -113,7 +87,7 @@ def body(workspace, _):
     workspace.train(config, plain)
     groups = planned(workspace, config)
     needed = sum(group["ranks"] * group["nvme_bytes"] for group in groups)
-    with Disk(workspace, (needed >> 20) + 24) as disk, Disk(workspace, (needed >> 21) + 8) as small:
+    with harness.Disk(workspace, (needed >> 20) + 24) as disk, harness.Disk(workspace, (needed >> 21) + 8) as small:
         if not disk.is_mounted or not small.is_mounted:
             print("skipped: mounting is refused here")
             sys.exit(77)

@@ -1,4 +1,5 @@
 """Runs the real tool in a temporary directory, as a user would, and reads what it leaves behind."""
+import errno
 import json
 import os
 import shutil
@@ -59,6 +60,43 @@ class Workspace:
         if result.returncode != 0:
             raise Failure(f"perdure ckpt stats {directory}: exit {result.returncode}\n{result.stderr}")
         return json.loads(result.stdout)["state_digest"]
+
+
+class Disk:
+    """A small ext4 in a file; None is mounted where that is refused."""
+
+    def __init__(self, workspace, megabytes):
+        self.image = workspace.directory("image")
+        self.path = workspace.directory("disk")
+        os.makedirs(self.path)
+        with open(self.image, "wb") as f:
+            f.truncate(megabytes << 20)
+        made = subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", self.image], check=False).returncode
+        self.is_mounted = not made and not subprocess.run(["mount", "-o", "loop", self.image, self.path], capture_output=True,
+                                                          check=False).returncode
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        if self.is_mounted:
+            subprocess.run(["umount", "-l", self.path], check=False)
+
+    def fill(self, left_bytes):
+        """0: to the last block."""
+        space = os.statvfs(self.path)
+        with open(os.path.join(self.path, "ballast"), "wb", buffering=0) as f:
+            os.posix_fallocate(f.fileno(), 0, space.f_bavail * space.f_frsize - (left_bytes or 1 << 20))
+            f.seek(0, os.SEEK_END)
+            try:
+                while not left_bytes:
+                    f.write(bytes(space.f_frsize))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
+    def free(self):
+        os.unlink(os.path.join(self.path, "ballast"))
 
 
 def wait_for(condition, what, interval=0.02):

@@ -116,8 +116,9 @@ struct pd_config {
         uint32_t tiers_count;
         char **stripes; /* directories on further drives, of the first tier */
         uint32_t stripes_count;
-        char *stripe_weights; /* "": measured */
-        double leave_seconds; /* asked to leave: for further tiers, once one that outlives a reboot has the last step */
+        char *stripe_weights;   /* "": measured */
+        double leave_seconds;   /* asked to leave: for further tiers, once one that outlives a reboot has the last step */
+        double give_up_minutes; /* of saves that fail, before the run ends */
     } checkpoint;
     struct {
         uint64_t every;     /* steps; 0: never */

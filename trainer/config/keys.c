@@ -202,6 +202,9 @@ const struct pd_key pd_keys[] = {
            "shares of checkpoint.dir and of the stripes, such as 3,1; empty: bandwidth, measured once"),
     NUMBER(PD_KEY_DOUBLE, "checkpoint.leave_seconds", checkpoint.leave_seconds, "20", 0, 1e6, FREE,
            "asked to leave: for further tiers, once one that outlives a reboot has the last step", PLAIN),
+    NUMBER(PD_KEY_DOUBLE, "checkpoint.give_up_minutes", checkpoint.give_up_minutes, "60", 0, 1e6, FREE,
+           "saves are tried again, ever more rarely, until they have failed for so long; 0: the first failure ends the run",
+           PLAIN),
 
     NUMBER(PD_KEY_U64, "validation.every", validation.every, "0", 0, COUNT_MAX, FREE, "steps; 0: never", STEPS),
     NUMBER(PD_KEY_U32, "validation.sequences", validation.sequences, "32", 1, 1 << 24, FREE, "of one pass", STEPS),

@@ -7,6 +7,7 @@
 #include "trainer/comm/comm.h"
 #include "trainer/run/metrics.h"
 #include "trainer/run/save.h"
+#include "trainer/run/save_failures.h"
 #include "trainer/run/stripes.h"
 #include "trainer/run/tier_places.h"
 
@@ -43,7 +44,8 @@ struct run {
     uint32_t validation_sequences; /* of a pass: validation.sequences, or what there is */
     uint64_t saved_step;           /* newest that is known on all ranks to be committed; 0: none */
     uint64_t started_step;         /* newest whose save is under way or ended well; 0: none */
-    uint32_t save_failures;
+    uint64_t now_ns;               /* of the root's clock, at the ranks' last agreement */
+    struct pd_save_failures failures;
     double save_seconds, stall_seconds; /* of the saves that ended since the last line of metrics */
 };
 

@@ -4,7 +4,8 @@
  *
  * Signals are looked at between micro-batches and agreed upon by all ranks; a step that is left unfinished changes
  * nothing, so what is saved is the state of the last update. Saves go on in the background (save.h). How many have ended
- * on all ranks is part of the same agreement, so all ranks act on the same outcomes at the same step. */
+ * on all ranks is part of the same agreement, so all ranks act on the same outcomes at the same step. So is the root's
+ * clock, by which saves that fail are tried again (save_failures.h). */
 #include "trainer/run/internal.h"
 
 #include "ckpt/base/clock.h"
@@ -15,9 +16,15 @@
 #include "trainer/run/signals.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #define MODULE "worker"
-#define SAVE_FAILURES_MAX 3u /* in a row, each retried after the next step */
+#define POLL_NS UINT64_C(100000000)
+
+static double give_up_seconds(const struct run *r)
+{
+    return r->config->checkpoint.give_up_minutes * 60;
+}
 
 static pd_status add_last_save(const struct run *r, pd_status st, struct pd_error *err)
 {
@@ -27,27 +34,44 @@ static pd_status add_last_save(const struct run *r, pd_status st, struct pd_erro
                             (unsigned long long)r->saved_step);
 }
 
-/* A save that failed is said and tried again after the next step; a run that cannot save ends. */
-static pd_status take_outcome(struct run *r, struct pd_saver_outcome *o, struct pd_error *err)
+static void log_first_failure(const struct run *r, const struct pd_saver_outcome *o)
+{
+    char newest[64] = "there is no checkpoint yet";
+    if (r->saved_step)
+        snprintf(newest, sizeof newest, "the newest checkpoint is of step %llu", (unsigned long long)r->saved_step);
+    pd_log(PD_LOG_ERROR, MODULE,
+           "step %llu is not saved, %s; saves are tried again after seconds, then minutes, and the run ends when they have "
+           "failed for %g minutes (checkpoint.give_up_minutes): %s",
+           (unsigned long long)o->step, newest, r->config->checkpoint.give_up_minutes, o->error.message);
+}
+
+/* Training goes on, unless it would do so in vain. */
+static pd_status take_failure(struct run *r, const struct pd_saver_outcome *o, struct pd_error *err)
+{
+    const pd_status st = o->status;
+    const bool is_final = st == PD_PEER_LOST || st == PD_EXISTS || st == PD_BUSY;
+    if (r->started_step == o->step) r->started_step = 0;
+    pd_save_failures_add(&r->failures, o->step, r->now_ns, give_up_seconds(r));
+    if (is_final || pd_save_failures_is_too_long(&r->failures, r->now_ns, give_up_seconds(r))) {
+        if (err) *err = o->error;
+        pd_error_context(err, st, "saving step %llu", (unsigned long long)o->step);
+        return is_final ? st : add_last_save(r, st, err);
+    }
+    if (r->failures.count == 1 && r->comm->rank == 0) log_first_failure(r, o);
+    return PD_OK;
+}
+
+static pd_status take_outcome(struct run *r, const struct pd_saver_outcome *o, struct pd_error *err)
 {
     r->save_seconds += o->save_seconds;
     r->stall_seconds += o->stall_seconds;
-    if (!o->status) {
-        r->saved_step = o->step;
-        r->save_failures = 0;
-        return PD_OK;
-    }
-    if (r->started_step == o->step) r->started_step = 0;
-    const pd_status st = o->status;
-    if (st == PD_PEER_LOST || st == PD_EXISTS || st == PD_BUSY || ++r->save_failures == SAVE_FAILURES_MAX) {
-        if (err) *err = o->error;
-        pd_error_context(err, st, "saving step %llu", (unsigned long long)o->step);
-        return r->save_failures == SAVE_FAILURES_MAX ? add_last_save(r, st, err) : st;
-    }
-    if (r->comm->rank == 0)
-        pd_log(PD_LOG_ERROR, MODULE,
-               "step %llu is not saved, the newest checkpoint is of step %llu; trying again after the next step: %s",
-               (unsigned long long)o->step, (unsigned long long)r->saved_step, o->error.message);
+    if (o->status) return take_failure(r, o, err);
+    if (r->failures.count && r->comm->rank == 0)
+        pd_log(PD_LOG_INFO, MODULE, "saves work again: step %llu is saved, after %s since step %llu",
+               (unsigned long long)o->step, pd_counted(r->failures.count, "failure").text,
+               (unsigned long long)r->failures.first_step);
+    r->saved_step = o->step;
+    pd_save_failures_clear(&r->failures);
     return PD_OK;
 }
 
@@ -66,11 +90,30 @@ static void begin_save(struct run *r, bool everywhere)
     pd_saver_start(r->saver, &r->state, everywhere || r->started_step == r->config->run.steps);
 }
 
-/* Until what is under way has ended on this rank: it ends alike on all. */
+/* The strongest wish of any rank, the saves that have ended on every one, and the root's clock. */
+static pd_status agree(struct run *r, enum pd_signal *ret_signal, uint64_t *ret_finished, struct pd_error *err)
+{
+    uint64_t words[3] = {pd_signals_pending(), UINT64_MAX - pd_saver_finished(r->saver),
+                         r->comm->rank ? 0 : pd_clock_monotonic_ns(NULL)};
+    PD_TRY(pd_comm_all_reduce(r->comm, words, 3, PD_REDUCE_MAX_U64, err));
+    *ret_signal = (enum pd_signal)words[0];
+    *ret_finished = UINT64_MAX - words[1];
+    r->now_ns = words[2];
+    if (*ret_signal == PD_SIGNAL_SAVE) pd_signals_clear_save();
+    return PD_OK;
+}
+
+/* Until what is under way has ended: it ends alike on all ranks. Where a peer is lost, the save's error tells more. */
 static pd_status finish_saves(struct run *r, struct pd_error *err)
 {
+    struct pd_error lost = {0};
+    enum pd_signal signal;
+    uint64_t finished;
     pd_saver_wait(r->saver);
-    return take_outcomes(r, pd_saver_finished(r->saver), err);
+    const pd_status agreed = agree(r, &signal, &finished, &lost);
+    PD_TRY(take_outcomes(r, pd_saver_finished(r->saver), err));
+    if (agreed && err) *err = lost;
+    return agreed;
 }
 
 static pd_status save_and_wait(struct run *r, struct pd_error *err)
@@ -79,31 +122,50 @@ static pd_status save_and_wait(struct run *r, struct pd_error *err)
     return finish_saves(r, err);
 }
 
-/* The strongest wish of any rank, and the saves that have ended on every one. */
-static pd_status agree(struct run *r, enum pd_signal *ret_signal, uint64_t *ret_finished, struct pd_error *err)
-{
-    uint64_t words[2] = {pd_signals_pending(), UINT64_MAX - pd_saver_finished(r->saver)};
-    PD_TRY(pd_comm_all_reduce(r->comm, words, 2, PD_REDUCE_MAX_U64, err));
-    *ret_signal = (enum pd_signal)words[0];
-    *ret_finished = UINT64_MAX - words[1];
-    if (*ret_signal == PD_SIGNAL_SAVE) pd_signals_clear_save();
-    return PD_OK;
-}
-
 static bool save_is_due(const struct run *r, enum pd_signal signal)
 {
     const uint64_t step = r->state.identity.step;
     if (r->saved_step == step || r->started_step == step) return false;
-    return signal != PD_SIGNAL_NONE || r->save_failures || step == r->config->run.steps || pd_tiers_is_due(r->tiers, step);
+    if (signal != PD_SIGNAL_NONE || step == r->config->run.steps) return true;
+    if (!r->failures.count) return pd_tiers_is_due(r->tiers, step);
+    const bool is_under_way = r->started_step > 0; /* another try is: none ended well since saves fail */
+    return !is_under_way && !pd_save_failures_is_backing_off(&r->failures, r->now_ns);
+}
+
+/* Nothing is left to do but to save: until the next try is due. A signal is seen, and ends the wait of who does not leave
+ * yet. */
+static pd_status wait_for_try(struct run *r, enum pd_signal *ret_signal, struct pd_error *err)
+{
+    const bool is_leaving = r->failures.leave_ns > 0;
+    uint64_t finished;
+    *ret_signal = PD_SIGNAL_NONE;
+    while (pd_save_failures_is_backing_off(&r->failures, r->now_ns) && (is_leaving || *ret_signal == PD_SIGNAL_NONE)) {
+        pd_clock_sleep_ns(NULL, POLL_NS);
+        PD_TRY(agree(r, ret_signal, &finished, err));
+    }
+    return PD_OK;
+}
+
+/* After the last step of the run. */
+static pd_status save_last_step(struct run *r, struct pd_error *err)
+{
+    enum pd_signal signal;
+    PD_TRY(wait_for_try(r, &signal, err));
+    if (signal < PD_SIGNAL_SAVE_AND_LEAVE) return save_and_wait(r, err);
+    PD_FAIL(err, PD_STOPPED, "asked to leave after the last step");
 }
 
 static pd_status save_and_leave(struct run *r, struct pd_error *err)
 {
     if (r->state.identity.step == 0)
         PD_FAIL(err, PD_STOPPED, "asked to leave before the first step; there was nothing to save");
+    pd_save_failures_leave(&r->failures, r->now_ns, r->config->checkpoint.leave_seconds);
     PD_TRY(finish_saves(r, err));
-    while (r->saved_step != r->state.identity.step)
+    while (r->saved_step != r->state.identity.step) {
+        enum pd_signal signal;
+        PD_TRY(wait_for_try(r, &signal, err));
         PD_TRY(save_and_wait(r, err));
+    }
     PD_TRY(pd_saver_finish(r->saver, &r->state, r->config->checkpoint.leave_seconds, err));
     PD_FAIL(err, PD_STOPPED, "asked to leave; the state of step %llu is saved, the same command goes on from there",
             (unsigned long long)r->state.identity.step);
@@ -165,6 +227,8 @@ static void write_metrics(struct run *r, struct pd_metrics_step *m)
     m->fence = r->state.fence;
     m->skipped_steps = r->state.skipped_steps;
     m->last_checkpoint = r->saved_step;
+    m->save_failures = r->failures.count;
+    m->save_failures_since = r->failures.first_step;
     m->tiers = r->tiers;
     m->save_seconds = r->save_seconds;
     m->stall_seconds = r->stall_seconds;
@@ -212,7 +276,7 @@ pd_status pd_run_steps(struct run *r, struct pd_error *err)
 {
     bool frozen = false;
     while (r->state.identity.step < r->config->run.steps || r->saved_step != r->state.identity.step) {
-        pd_status st = r->state.identity.step < r->config->run.steps ? run_step(r, err) : save_and_wait(r, err);
+        pd_status st = r->state.identity.step < r->config->run.steps ? run_step(r, err) : save_last_step(r, err);
         if (st == PD_STOPPED) return leave(r, err);
         PD_TRY(st);
         if (!frozen && r->saved_step) {

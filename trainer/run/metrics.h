@@ -14,16 +14,18 @@ struct pd_metrics;
 struct pd_metrics_step {
     uint64_t step, fence;
     struct pd_step_result result;
-    double loss_scale;          /* of the step */
-    uint64_t skipped_steps;     /* of the run */
-    double seconds;             /* of the step */
-    double validation_loss;     /* NaN: not measured at this step */
-    uint64_t device_free_bytes; /* of a GPU; 0: a CPU */
-    uint64_t memory_bytes;      /* resident, of rank 0 */
-    struct pd_tiers *tiers;     /* what lies in each, where there are several; may be NULL */
-    uint64_t last_checkpoint;   /* newest committed step; 0: none */
-    double save_seconds;        /* of the saves that ended since the line before; 0: none */
-    double stall_seconds;       /* of these training waited */
+    double loss_scale;            /* of the step */
+    uint64_t skipped_steps;       /* of the run */
+    double seconds;               /* of the step */
+    double validation_loss;       /* NaN: not measured at this step */
+    uint64_t device_free_bytes;   /* of a GPU; 0: a CPU */
+    uint64_t memory_bytes;        /* resident, of rank 0 */
+    struct pd_tiers *tiers;       /* what lies in each, where there are several; may be NULL */
+    uint64_t last_checkpoint;     /* newest committed step; 0: none */
+    uint64_t save_failures;       /* in a row, of saves into every tier that was asked; 0: saves work */
+    uint64_t save_failures_since; /* the step that was not saved first */
+    double save_seconds;          /* of the saves that ended since the line before; 0: none */
+    double stall_seconds;         /* of these training waited */
 };
 
 struct pd_metrics_options {

@@ -105,6 +105,10 @@ static void add_line(struct pd_json_writer *w, const struct pd_metrics_line *lin
     pd_json_u64(w, "memory_bytes", s->memory_bytes);
     if (s->device_free_bytes) pd_json_u64(w, "device_free_bytes", s->device_free_bytes);
     pd_json_u64(w, "last_checkpoint", s->last_checkpoint);
+    if (s->save_failures) {
+        pd_json_u64(w, "save_failures", s->save_failures);
+        pd_json_u64(w, "save_failures_since", s->save_failures_since);
+    }
     add_tiers(w, s->tiers);
     if (s->save_seconds > 0) {
         pd_json_double(w, "save_seconds", s->save_seconds);

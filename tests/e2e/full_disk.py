@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""A disk that is full for some seconds ends no run: training goes on, saves are tried again with backoff, and the bits stay.
+
+While training, or after the last step; state in memory or in files. A disk that stays full ends the run with 74 when
+checkpoint.give_up_minutes are over, and who asks to leave meanwhile waits for checkpoint.leave_seconds. Needs root: a file system
+of its own. Argument: the transport.
+"""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import harness
+
+CONFIG = """
+run: {{seed: 3, steps: 150}}
+model: {{family: llama, vocab: 256, context: 64, layers: 2, hidden: 256, heads: 4, kv_heads: 4, head_size: 64, ffn: 256}}
+data: {{train: [{{path: {data}}}], validation_fraction: 0}}
+batch: {{sequences: 4, micro_batch: 2, context: 64}}
+optimizer: {{warmup_steps: 2, decay_steps: 12}}
+validation: {{every: 0}}
+checkpoint: {{every: 1, keep_last: 2}}
+layout: {{ranks: 2, threads: 1, transport: {transport}}}
+"""
+FILES = ["offload.optimizer=nvme", "offload.buffer_bytes=8M"]
+FULL_SECONDS = 2.5  # 0, 1 and 3 s after the first failure saves are tried
+
+
+class Run:
+    """Stopped after its first step, before its first save."""
+
+    def __init__(self, workspace, config, disk, overrides):
+        self.directory, self.disk = workspace.directory(), disk
+        command = [workspace.perdure, "train", config, f"run.dir={self.directory}", f"checkpoint.dir={disk.path}/{os.path.basename(self.directory)}",
+                   *overrides]
+        env = dict(os.environ, PERDURE_PROGRESS="off", PERDURE_FAULT="worker.stepped@0:1:stop")
+        with open(self.directory + ".log", "w", encoding="utf-8") as log:
+            self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        self.worker = harness.wait_stopped(self.process)
+
+    def go_on_full(self):
+        self.disk.fill(0)
+        self.begun = time.monotonic()
+        os.kill(self.worker, signal.SIGCONT)
+        harness.wait_for(lambda: "is not saved" in self.log() or self.process.poll() is not None, "a save fails")
+
+    def log(self):
+        return harness.read(self.directory + ".log")
+
+    def end(self, code, words):
+        found = self.process.wait(timeout=harness.PATIENCE)
+        if code != found or not re.search(words, self.log()):
+            raise harness.Failure(f"{words}: exit {found}, not {code}\n{self.log()}")
+
+    def rows(self):
+        return [json.loads(line) for line in harness.read(os.path.join(self.directory, "metrics.jsonl")).splitlines()]
+
+
+def passes(workspace, config, disk, overrides, what):
+    """Full for seconds. What came of it, to be compared."""
+    run = Run(workspace, config, disk, overrides)
+    run.go_on_full()
+    time.sleep(FULL_SECONDS)
+    disk.free()
+    run.end(0, r"saves work again: step \d+ is saved, after [2-9] failures since step 1")
+    said = run.log().count("is not saved, there is no checkpoint yet; saves are tried again")
+    if said != 1:
+        raise harness.Failure(f"{what}: said {said} times\n{run.log()}")
+    print(f"{what}: the disk was full for {FULL_SECONDS} s, the run ended well")
+    return run, (harness.losses(run.directory), workspace.state_digest(disk.path, os.path.basename(run.directory)))
+
+
+def check_metrics(run):
+    rows = run.rows()
+    failing = [row for row in rows if "save_failures" in row]
+    counts = [row["save_failures"] for row in failing]
+    if not failing or any(row["save_failures_since"] != 1 or row["last_checkpoint"] for row in failing) or counts != sorted(counts):
+        raise harness.Failure(f"the metrics do not show that saves fail: {rows[:40]}")
+    if len(failing) < 3 * max(counts) or "save_failures" in rows[-1] or rows[-1]["last_checkpoint"] < 2:
+        raise harness.Failure(f"training did not go on between tries, or saves do not work again: {rows}")
+
+
+def stays(workspace, config, disk):
+    """74 when the limit is over; the metrics and the message say since when."""
+    run = Run(workspace, config, disk, ["run.steps=100000", "checkpoint.give_up_minutes=0.03"])
+    run.go_on_full()
+    run.end(74, r"no save has worked; mend this, and run the same command again.*No space left")
+    seconds = time.monotonic() - run.begun
+    disk.free()
+    if seconds < 1.8:
+        raise harness.Failure(f"given up after {seconds:.1f} s\n{run.log()}")
+    run = Run(workspace, config, disk, ["run.steps=100000", "checkpoint.leave_seconds=2"])
+    run.go_on_full()
+    run.process.send_signal(signal.SIGTERM)
+    run.end(74, r"no save has worked.*No space left")
+    disk.free()
+    run = Run(workspace, config, disk, ["run.steps=100000"])
+    run.go_on_full()
+    run.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    disk.free()
+    run.end(75, r"asked to leave; the state of step \d+ is saved")
+    print("a disk that stays full: 74 after the limit, and soon for who asks to leave; freed meanwhile, 75 and saved")
+
+
+def body(workspace, arguments):
+    if os.geteuid() != 0:
+        print("skipped: a file system of its own needs root")
+        sys.exit(77)
+    config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(50000)), transport=arguments[0]))
+    for overrides, what in (([], "state in memory"), (FILES, "state in files")):
+        plain = workspace.directory("plain")
+        workspace.train(config, plain, overrides)
+        expected = harness.losses(plain), workspace.state_digest(plain)
+        with harness.Disk(workspace, 160) as disk:
+            if not disk.is_mounted:
+                print("skipped: mounting is refused here")
+                sys.exit(77)
+            run, found = passes(workspace, config, disk, overrides, what)
+            if found != expected:
+                raise harness.Failure(f"{what}: other bits")
+            check_metrics(run)
+    with harness.Disk(workspace, 160) as disk:
+        passes(workspace, config, disk, ["run.steps=1"], "after the last step")
+        stays(workspace, config, disk)
+
+
+harness.main(body)

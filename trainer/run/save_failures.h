@@ -1,0 +1,29 @@
+/* Saves that fail in a row: when the next one is tried, and when the run gives up. Pure: every time is the root's clock as
+ * all ranks have agreed on it, so all ranks decide alike. An attempt is made at the deadline, not before it only: a run that
+ * gives up has just seen a save fail. */
+#ifndef PD_TRAINER_RUN_SAVE_FAILURES_H
+#define PD_TRAINER_RUN_SAVE_FAILURES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct pd_save_failures {
+    uint32_t count;      /* in a row; 0: saves work */
+    uint64_t first_step; /* the one that was not saved first */
+    uint64_t since_ns;   /* when that was known */
+    uint64_t retry_ns;   /* no save is begun before, unless a signal asks for one */
+    uint64_t leave_ns;   /* somebody asked to leave: no attempt after this; 0: nobody */
+};
+
+/* A save of `step` has failed; the next one follows after the backoff, a second later where somebody waits to leave. */
+void pd_save_failures_add(struct pd_save_failures *failures, uint64_t step, uint64_t now_ns, double give_up_seconds);
+/* A save has succeeded. */
+void pd_save_failures_clear(struct pd_save_failures *failures);
+/* Somebody waits for the run to end: the next save is tried now, and the last one after leave_seconds. */
+void pd_save_failures_leave(struct pd_save_failures *failures, uint64_t now_ns, double leave_seconds);
+
+bool pd_save_failures_is_backing_off(const struct pd_save_failures *failures, uint64_t now_ns);
+/* After a save has failed: for so long that the run ends. */
+bool pd_save_failures_is_too_long(const struct pd_save_failures *failures, uint64_t now_ns, double give_up_seconds);
+
+#endif
