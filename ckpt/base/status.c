@@ -1,4 +1,5 @@
 #include "ckpt/base/status.h"
+#include "ckpt/base/thread_error.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -85,6 +86,13 @@ pd_status pd_error_set(struct pd_error *err, pd_status status, const char *where
         snprintf(err->message + used, sizeof err->message - used, ": %s", strerror_r(sys_errno, text, sizeof text));
     }
     return status;
+}
+
+pd_status pd_error_thread(struct pd_error *err, const char *where, int number, const char *what)
+{
+    return pd_error_set(err, PD_UNSUPPORTED, where, number,
+                        "starting %s: raise the limit of processes (ulimit -u, the container's) or of memory (ulimit -v)",
+                        what);
 }
 
 pd_status pd_error_context(struct pd_error *err, pd_status status, const char *format, ...)

@@ -11,6 +11,7 @@
 #include "ckpt/base/thread_pool.h"
 
 #include "ckpt/base/cpu.h"
+#include "ckpt/base/thread_error.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -19,6 +20,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -208,12 +210,10 @@ static pd_status start_workers(struct pd_thread_pool *pool, struct pd_error *err
         if (!failed) pool->started++;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed) {
-        return pd_error_set(err, PD_NO_MEMORY, PD_WHERE, failed,
-                            "thread %u of %u cannot start; lower layout.threads or raise `ulimit -u`", pool->started + 2,
-                            pool->thread_count);
-    }
-    return PD_OK;
+    if (!failed) return PD_OK;
+    char what[80];
+    snprintf(what, sizeof what, "thread %u of %u of layout.threads", pool->started + 2, pool->thread_count);
+    PD_FAIL_THREAD(err, failed, what);
 }
 
 pd_status pd_thread_pool_new(unsigned thread_count, struct pd_thread_pool **ret_pool, struct pd_error *err)

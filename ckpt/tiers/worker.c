@@ -2,9 +2,11 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/rank.h"
+#include "ckpt/base/thread_error.h"
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <time.h>
 
 void tier_worker_init(struct tier_worker *worker, tier_work *run, void *context)
@@ -58,7 +60,11 @@ pd_status tier_worker_start(struct tier_worker *worker, uint32_t rank, const cha
     pthread_sigmask(SIG_SETMASK, &all, &before);
     const int number = pthread_create(&worker->thread, NULL, worker_main, worker);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (number) PD_FAIL_ERRNO(err, number, "a thread for checkpoints in %s", what);
+    if (number) {
+        char thread[600];
+        snprintf(thread, sizeof thread, "the thread for checkpoints in %.500s", what);
+        PD_FAIL_THREAD(err, number, thread);
+    }
     worker->has_thread = true;
     pthread_setname_np(worker->thread, "pd-tier");
     return PD_OK;

@@ -4,6 +4,7 @@ records does not depend on signals; one launch owns a run directory; descriptors
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import time
@@ -117,6 +118,121 @@ def few_windows(bench):
         raise harness.Failure(f"validation of all windows and of more: {losses}")
 
 
+def few_threads(bench):
+    """Threads that cannot start: what one rank misses ends all of them, wherever they are."""
+    said = set()
+    for mebibytes in range(240, 700, 20):
+        directory = bench.workspace.directory("few-threads")
+        limit = mebibytes << 20
+        result = bench.run(directory, "layout.ranks=4", "batch.sequences=8", "run.steps=1",
+                           preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+        if result.returncode not in (0, 70, 78) or (result.returncode and "perdure: " not in result.stderr):
+            raise harness.Failure(f"{mebibytes} MiB of address space: exit {result.returncode}\n{result.stderr}")
+        said.add("a thread" if "raise the limit of processes (ulimit -u" in result.stderr else result.returncode)
+    if not {0, "a thread"} <= said:
+        raise harness.Failure(f"no limit of memory keeps just a thread from starting, or all do: {said}")
+
+
+def few_descriptors(bench):
+    """Open MPI hangs where it can make no pipes."""
+    result = bench.run(bench.workspace.directory("few-descriptors"), "layout.transport=mpi",
+                       preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24)))
+    expect("24 descriptors", 78, result.returncode, r"mpirun needs more than \d+ open files for 2 ranks, and the limit is 24: raise it",
+           result.stderr)
+
+
+def starter_that_hangs(bench):
+    starter = bench.workspace.file("hangs.sh", "#!/bin/sh\nexec sleep 600\n")
+    os.chmod(starter, 0o755)
+    hangs = {"PERDURE_MPIRUN": starter}
+    with bench.start(bench.workspace.directory("hangs"), "layout.transport=mpi", "restart.peer_timeout=1", **hangs) as run:
+        log = run.communicate(timeout=harness.PATIENCE)[1]
+    expect("a starter that hangs", 78, run.returncode, "started no rank in restart.peer_timeout", log)
+    with bench.start(bench.workspace.directory("hangs"), "layout.transport=mpi", **hangs) as run:
+        run.stderr.readline()
+        run.send_signal(signal.SIGTERM)
+        log = run.communicate(timeout=harness.PATIENCE)[1]
+    expect("TERM to a starter that hangs", 75, run.returncode, "asked to leave before the first step", log)
+
+
+def stuck_opening(bench):
+    """TERM works at any time: a worker that is stuck before its first step has nothing to save, and is ended."""
+    with bench.start(bench.workspace.directory("stuck"), PERDURE_FAULT=OPENED) as run:
+        harness.wait_stopped(run)
+        run.send_signal(signal.SIGTERM)
+        log = run.communicate(timeout=harness.PATIENCE)[1]
+    expect("TERM to a worker that is stuck", 75, run.returncode, "asked to leave before the first step; there was nothing to save", log)
+
+
+# What happens to whom while a worker stands at a place, the exit code of the launch, and what it says. Where the launch goes on
+# it must come to its end with the metrics of an undisturbed run.
+OPENED, STEPPED, SAVED = "worker.opened@0:1:stop", "worker.stepped@0:3:stop", "worker.saved@0:1:stop"
+# A busy machine delivers a signal some steps later.
+LEFT_OPENING = r"asked to leave(?: before the first step; there was nothing to save|; the state of step \d+ is saved)"
+LEFT_STEPPED = LEFT_SAVING = r"asked to leave; the state of step \d+ is saved, the same command goes on from there"
+TABLE = [
+    # place, to whom, signals, exit code, words
+    (OPENED, "launch", [signal.SIGTERM], 75, LEFT_OPENING),
+    (OPENED, "launch", [signal.SIGUSR1], 75, LEFT_OPENING),
+    (OPENED, "launch", [signal.SIGINT], 75, LEFT_OPENING),
+    (OPENED, "launch", [signal.SIGHUP], 75, LEFT_OPENING),
+    (OPENED, "launch", [signal.SIGINT, signal.SIGINT], 75, "interrupted twice: left without saving"),
+    (OPENED, "launch", [signal.SIGUSR2], 0, "SIGUSR2: saving and going on"),
+    (OPENED, "launch", [signal.SIGKILL], -9, ""),
+    (OPENED, "worker", [signal.SIGTERM], 75, LEFT_OPENING),
+    (OPENED, "worker", [signal.SIGKILL], 0, "{lost}: killed by SIGKILL.*; restart 1 of 3"),
+    (STEPPED, "launch", [signal.SIGTERM], 75, LEFT_STEPPED),
+    (STEPPED, "launch", [signal.SIGUSR1], 75, LEFT_STEPPED),
+    (STEPPED, "launch", [signal.SIGINT], 75, LEFT_STEPPED),
+    (STEPPED, "launch", [signal.SIGHUP], 75, LEFT_STEPPED),
+    (STEPPED, "launch", [signal.SIGINT, signal.SIGINT], 75, "interrupted twice: left without saving"),
+    (STEPPED, "launch", [signal.SIGUSR2], 0, "SIGUSR2: saving and going on"),
+    (STEPPED, "launch", [signal.SIGKILL], -9, ""),
+    (STEPPED, "worker", [signal.SIGTERM], 75, LEFT_STEPPED),
+    (STEPPED, "worker", [signal.SIGUSR2], 0, "done: step 12"),
+    (STEPPED, "worker", [signal.SIGKILL], 0, "{lost}: killed by SIGKILL.*; restart 1 of 3"),
+    (STEPPED, "worker", [signal.SIGSEGV], 0, "{lost}: killed by SIGSEGV.*; restart 1 of 3"),
+    (STEPPED, "worker", [signal.SIGABRT], 0, "{lost}: killed by SIGABRT.*; restart 1 of 3"),
+    (SAVED, "launch", [signal.SIGTERM], 75, LEFT_SAVING),
+    (SAVED, "launch", [signal.SIGINT, signal.SIGINT], 75, "interrupted twice: left without saving"),
+    (SAVED, "launch", [signal.SIGUSR2], 0, "SIGUSR2: saving and going on"),
+    (SAVED, "launch", [signal.SIGKILL], -9, ""),
+    (SAVED, "worker", [signal.SIGTERM], 75, LEFT_SAVING),
+    (SAVED, "worker", [signal.SIGKILL], 0, "{lost}: killed by SIGKILL.*; restart 1 of 3"),
+]
+
+
+def one_ending(bench, transport, undisturbed, row):
+    place, whom, numbers, code, words = row
+    name = f"{[signal.Signals(n).name for n in numbers]} to the {whom} at {place} over {transport}"
+    directory = bench.workspace.directory("ending")
+    with bench.start(directory, f"layout.transport={transport}", PERDURE_FAULT=place, PERDURE_FAULT_ONCE=directory + ".once") as run:
+        worker = harness.wait_stopped(run)
+        if whom == "launch":
+            run.send_signal(numbers[0])
+            if numbers != [signal.SIGKILL]:
+                heard = run.stderr.readline()
+                while f"{signal.Signals(numbers[0]).name}: saving" not in heard:
+                    heard = run.stderr.readline()
+                for number in numbers[1:]:
+                    run.send_signal(number)
+                time.sleep(0.1)  # it hands signals on at its next tick
+        else:
+            os.kill(worker, numbers[0])
+            heard = ""
+        try:
+            os.kill(worker, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+        log = (heard if whom != "launch" or numbers != [signal.SIGKILL] else "") + run.communicate(timeout=harness.PATIENCE)[1]
+    lost = r"rank 0 \(process \d+\) died" if transport == "mpi" else r"the worker \(process \d+\) ended without a word"
+    expect(name, code, run.returncode, words.format(lost=lost), log)
+    if code == -9:
+        harness.wait_until_gone(directory)
+    if code == 0 and harness.losses(directory) != harness.losses(undisturbed):
+        raise harness.Failure(f"{name}: other losses than an undisturbed run")
+
+
 def full_context(bench, undisturbed):
     """What a model will not have seen is said before the first token."""
     for count, is_said in ((63, False), (64, True)):
@@ -185,9 +301,16 @@ def body(workspace, arguments):
     bench = Bench(workspace, workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(40000)))))
     closed_descriptors(bench, transport)
     moved(bench, transport)
-    if transport == "local":
-        undisturbed = workspace.directory("undisturbed")
-        workspace.train(bench.config, undisturbed)
+    undisturbed = workspace.directory("undisturbed")
+    workspace.train(bench.config, undisturbed)
+    for row in TABLE if transport == "local" else TABLE[::5]:
+        one_ending(bench, transport, undisturbed, row)
+    if transport == "mpi":
+        few_descriptors(bench)
+        starter_that_hangs(bench)
+    else:
+        few_threads(bench)
+        stuck_opening(bench)
         first_moments(bench)
         during_validation(bench, undisturbed)
         one_owner(bench)

@@ -1,5 +1,6 @@
 /* Ranks as threads of one process: one memory domain, the direct channel, nobody remote. */
 #include "ckpt/base/rank.h"
+#include "ckpt/base/thread_error.h"
 #include "ckpt/base/thread_pool.h"
 #include "trainer/comm/direct.h"
 #include "trainer/comm/progress.h"
@@ -104,7 +105,11 @@ static pd_status rank_spawn(struct local_rank *rank, uint32_t index, struct pd_e
     int number = pthread_create(&rank->thread, &attributes, rank_thread, rank);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
-    if (number) PD_FAIL_ERRNO(err, number, "starting the thread of rank %u", index);
+    if (number) {
+        char thread[40];
+        snprintf(thread, sizeof thread, "the thread of rank %u", index);
+        PD_FAIL_THREAD(err, number, thread);
+    }
     return PD_OK;
 }
 

@@ -1,5 +1,6 @@
 #include "trainer/comm/progress.h"
 #include "ckpt/base/rank.h"
+#include "ckpt/base/thread_error.h"
 #include "ckpt/base/trace.h"
 #include "trainer/comm/exchange.h"
 #include "trainer/comm/staging.h"
@@ -195,7 +196,7 @@ static pd_status thread_start(struct pd_progress *engine, struct pd_error *err)
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int number = pthread_create(&engine->thread, NULL, thread_main, engine);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (number) PD_FAIL_ERRNO(err, number, "starting the communication thread of rank %u", engine->comm.rank);
+    if (number) PD_FAIL_THREAD(err, number, "a thread for communication");
     engine->is_thread_running = true;
     char name[16];
     snprintf(name, sizeof name, "pd-comm-%u", engine->members[engine->comm.rank].world % 100000);

@@ -45,9 +45,10 @@ static uint32_t domain_leader(const struct split_plan *plan)
     return leader;
 }
 
-/* Every rank takes part in every agreement of the parent, whatever went wrong before. */
+/* Makes it or finds the one that the leader has made. All of the parent take part, whatever went wrong here; *ret_peers: how
+ * that went. */
 static pd_status segment_share(struct pd_progress *parent, const struct split_plan *plan, struct pd_segment_ticket *tickets,
-                               struct pd_segment **ret_segment, struct pd_error *err)
+                               struct pd_segment **ret_segment, pd_status *ret_peers, struct pd_error *err)
 {
     struct pd_segment_ticket mine = {0};
     struct pd_segment *segment = NULL;
@@ -55,22 +56,23 @@ static pd_status segment_share(struct pd_progress *parent, const struct split_pl
     const struct pd_segment_shape shape = pd_progress_shape(parent->transport, plan->size, slots);
     pd_status st = PD_OK;
     if (leader == plan->rank) st = pd_segment_make(&shape, &mine, &segment, err);
-    pd_status peers = pd_progress_all_gather(parent, &mine, sizeof mine, tickets, st ? NULL : err);
-    if (!peers && leader != plan->rank) st = pd_segment_attach(&tickets[plan->ranks[leader]], &shape, &segment, err);
+    *ret_peers = pd_progress_all_gather(parent, &mine, sizeof mine, tickets, st ? NULL : err);
+    if (!st && *ret_peers) st = *ret_peers;
+    if (!st && leader != plan->rank) st = pd_segment_attach(&tickets[plan->ranks[leader]], &shape, &segment, err);
     if (segment) pd_segment_enter(segment, slot);
+    *ret_segment = segment;
+    return st;
+}
+
+/* Whether all of the parent have what they need, threads included. */
+static pd_status agree(struct pd_progress *parent, pd_status st, pd_status peers, struct pd_error *err)
+{
     uint64_t failed = st != PD_OK;
     if (!peers) peers = pd_progress_all_reduce(&parent->comm, &failed, 1, PD_REDUCE_SUM_U64, st ? NULL : err);
-    if (!st && peers) st = peers;
-    if (!st && failed)
-        st = pd_error_set(err, PD_PEER_LOST, PD_WHERE, 0, "%llu of %u ranks have no shared memory for a new communicator",
-                          (unsigned long long)failed, parent->comm.size);
-    if (st) {
-        pd_segment_free(segment);
-        return st;
-    }
-    pd_segment_close_ticket(segment);
-    pd_segment_watch(segment, slot);
-    *ret_segment = segment;
+    if (st || peers) return st ? st : peers;
+    if (failed)
+        PD_FAIL(err, PD_PEER_LOST, "%llu of %u ranks could not join a new communicator", (unsigned long long)failed,
+                parent->comm.size);
     return PD_OK;
 }
 
@@ -83,15 +85,22 @@ static pd_status split_with(struct pd_progress *parent, struct split_plan *plan,
     PD_TRY(pd_progress_all_reduce(&parent->comm, &id, 1, PD_REDUCE_MAX_U64, err));
     parent->root->next_id = (uint32_t)id + 1;
     plan_make(parent, requests, plan);
-    struct pd_segment *segment;
-    PD_TRY(segment_share(parent, plan, tickets, &segment, err));
-    struct pd_progress *engine;
-    pd_status st = pd_progress_new(parent->transport, parent->root, (uint32_t)id, plan->rank, plan->size, plan->members,
-                                   segment, &engine, err);
+    struct pd_segment *segment = NULL;
+    struct pd_progress *engine = NULL;
+    pd_status peers, st = segment_share(parent, plan, tickets, &segment, &peers, err);
+    if (!st)
+        st = pd_progress_new(parent->transport, parent->root, (uint32_t)id, plan->rank, plan->size, plan->members, segment,
+                             &engine, err);
+    st = agree(parent, st, peers, err);
     if (st) {
-        pd_segment_free(segment);
+        if (engine)
+            pd_progress_free(&engine->comm); /* with the segment */
+        else
+            pd_segment_free(segment);
         return st;
     }
+    pd_segment_close_ticket(segment);
+    pd_segment_watch(segment, engine->slot);
     engine->comm.time_limit_seconds = parent->comm.time_limit_seconds;
     *ret_comm = &engine->comm;
     return PD_OK;
@@ -116,5 +125,6 @@ pd_status pd_progress_split(struct pd_comm *comm, const struct pd_comm_part *par
     free(tickets);
     free(plan.ranks);
     free(plan.members);
+    if (st) pd_progress_abort(comm); /* where this rank is in the order of operations the others do not know */
     return pd_error_context(err, st, "splitting a communicator of %u ranks", comm->size);
 }

@@ -212,7 +212,7 @@ const struct pd_key pd_keys[] = {
     NUMBER(PD_KEY_U32, "restart.limit", restart.limit, "3", 0, 1e6, FREE, "restarts without progress before giving up",
            PLAIN),
     LIST(PD_KEY_RANKS, "restart.ranks", restart.ranks, restart.ranks_count, FREE,
-         "ranks of the first, second, ... restart; empty: what is left"),
+         "ranks of the first, second, ... restart; empty: all, and what is left when a rank is lost twice"),
     NUMBER(PD_KEY_DOUBLE, "restart.peer_timeout", restart.peer_timeout, "120", 0.1, 1e6, FREE,
            "seconds before a silent rank is named and the launch ends; of ranks that are processes (mpi)", PLAIN),
 

@@ -21,6 +21,8 @@
 #define MODULE "launch"
 #define TICK_MS 50
 #define STARTER_ALONE_NS UINT64_C(10000000000)
+#define LEAVE_OPENING_NS UINT64_C(5000000000)
+#define BEGIN_WARN_NS UINT64_C(30000000000)
 
 struct worker {
     int pidfd; /* -1: not begun, elsewhere, or gone */
@@ -37,7 +39,8 @@ struct job {
     uint32_t processes;             /* 1 for LOCAL, else ranks */
     const char *starter_name;
     struct stat run_dir; /* when this start began */
-    bool is_run_dir_gone;
+    bool is_run_dir_gone, is_left_opening, is_begin_overdue, is_begin_warned;
+    uint64_t start_ns, leave_ns; /* leave_ns: when ranks were asked to leave; 0: they were not */
     pid_t starter;
     bool is_starter_told_to_leave;
     uint32_t starter_saves_told;
@@ -244,6 +247,32 @@ static void job_abort(struct job *job)
     if (!has_begun || job->start->transport == PD_TRANSPORT_LOCAL) job_kill(job);
 }
 
+static bool has_any_begun(const struct job *job)
+{
+    for (uint32_t r = 0; r < job->processes; r++)
+        if (job->seen[r].has_begun) return true;
+    return false;
+}
+
+/* Ranks that open look at signals late, or wait for one that never comes. Before the first step there is nothing to save: they
+ * have some seconds to leave by themselves. */
+static void opening_look(struct job *job)
+{
+    const uint64_t now = pd_clock_monotonic_ns(NULL);
+    const bool has_begun = has_any_begun(job);
+    const double seconds = job->start->begin_seconds;
+    if (job->requests->wants_leave && !job->leave_ns) job->leave_ns = now;
+    if (job->leave_ns && now - job->leave_ns > LEAVE_OPENING_NS && (!has_begun || pd_note_read_opening(job->start->dir)))
+        job->is_left_opening = true;
+    if (!has_begun && seconds > 0 && (double)(now - job->start_ns) > seconds * 1e9) job->is_begin_overdue = true;
+    if (job->is_left_opening || job->is_begin_overdue) {
+        job_kill(job);
+    } else if (!has_begun && !job->is_begin_warned && now - job->start_ns > BEGIN_WARN_NS) {
+        job->is_begin_warned = true;
+        pd_log_warn(MODULE, "%s has started no rank yet; it is given %.0f s", job->starter_name, seconds);
+    }
+}
+
 /* When a rank fails, mpirun gives the others two seconds to end, even if they have. It is not told to hurry: version 4 then
  * often crashes on its way out, with a page of addresses. One that takes much longer is stuck. */
 static void starter_look(struct job *job)
@@ -287,6 +316,7 @@ static int job_watch(struct job *job)
             job_abort(job);
         else
             workers_tell(job);
+        opening_look(job);
         starter_look(job);
         pid_t got = waitpid(job->starter, &status, WNOHANG);
         if (got == job->starter) return status;
@@ -325,6 +355,7 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
                             struct pd_launch_verdict *ret_verdict, struct pd_error *err)
 {
     struct pd_starter_command command;
+    PD_TRY(pd_starter_check_limits(start, err));
     PD_TRY(pd_starter_command_make(start, &command, err));
     struct job job = {.start = start, .requests = requests, .starter_name = command.name};
     job.processes = start->transport == PD_TRANSPORT_LOCAL ? 1 : start->ranks;
@@ -341,6 +372,7 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
     job.starter_saves_told = requests->saves;
     job.is_run_dir_gone = start->run_dir && stat(start->run_dir, &job.run_dir) != 0;
     pd_note_clear(start->dir);
+    job.start_ns = pd_clock_monotonic_ns(NULL);
     pd_status st = job_spawn(&job, &command, err);
     if (!st) {
         int status = job_watch(&job);
@@ -353,7 +385,9 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
                                                 .status = status,
                                                 .processes = job.seen,
                                                 .count = job.processes,
-                                                .is_run_dir_gone = job.is_run_dir_gone},
+                                                .is_run_dir_gone = job.is_run_dir_gone,
+                                                .is_left_opening = job.is_left_opening,
+                                                .is_begin_overdue = job.is_begin_overdue},
                         ret_verdict);
         job_sweep(&job);
     }

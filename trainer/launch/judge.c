@@ -150,6 +150,16 @@ static bool is_directory_gone(struct facts *f)
     return !f->is_success && f->end->is_run_dir_gone;
 }
 
+static bool is_left_opening(struct facts *f)
+{
+    return f->end->is_left_opening;
+}
+
+static bool is_begin_overdue(struct facts *f)
+{
+    return f->end->is_begin_overdue;
+}
+
 /* Its ranks die with it. Where all of them had ended before, it was stuck and was ended by this launcher. */
 static bool is_starter_killed(struct facts *f)
 {
@@ -217,6 +227,8 @@ static bool always(struct facts *f)
 /* ---- the table: the first row that holds counts ---- */
 
 enum { OF_NOTE = -1 };
+#define LEFT_OPENING "asked to leave before the first step; there was nothing to save"
+#define BEGIN_OVERDUE "%S (process %Q) started no rank in restart.peer_timeout; see what it said, and its hosts"
 
 /* Causes that a rank names come first: what others end with follows from them. Ranks that left together end with 0
  * whatever they have to say, so notes come before success. In sentences: %N the note, %P the process and %R the rank that
@@ -231,6 +243,8 @@ static const struct row {
     {names_final_cause,           OF_NOTE,      PD_LAUNCH_END,     "%N"},
     {names_passing_cause,         OF_NOTE,      PD_LAUNCH_REPEAT,  "%N"},
     {is_directory_gone,           PD_IO,        PD_LAUNCH_END,     "%D was moved or deleted; put it back, then run this again"},
+    {is_left_opening,             PD_STOPPED,   PD_LAUNCH_END,     LEFT_OPENING},
+    {is_begin_overdue,            PD_UNSUPPORTED, PD_LAUNCH_END,   BEGIN_OVERDUE},
     {is_starter_killed,           PD_PEER_LOST, PD_LAUNCH_REPEAT,  "%S (process %Q) was %H, and its ranks with it"},
     {is_worker_lost,              PD_PEER_LOST, PD_LAUNCH_REPEAT,  "the worker (process %P) ended without a word: %H"},
     {is_rank_lost_beside_another, PD_PEER_LOST, PD_LAUNCH_REPLACE, "rank %R (process %P) ended without a word%O"},

@@ -21,6 +21,8 @@ struct pd_launch_end {
     const struct pd_launch_process *processes; /* (count) */
     uint32_t count;                            /* 1 for LOCAL, else ranks */
     bool is_run_dir_gone;                      /* moved or deleted meanwhile */
+    bool is_left_opening;                      /* ended by the launcher: asked to leave, and no rank was in a step */
+    bool is_begin_overdue;                     /* ended by the launcher: no rank had begun in time */
 };
 
 enum pd_launch_next {

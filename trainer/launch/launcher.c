@@ -44,6 +44,7 @@ void pd_launch_configure(struct pd_launch *launch, const struct pd_config *confi
     launch->restart_ranks = config->restart.ranks;
     launch->restart_ranks_count = config->restart.ranks_count;
     launch->restart_limit = config->restart.limit;
+    launch->peer_timeout = config->restart.peer_timeout;
 }
 
 /* ---- how many ranks ---- */
@@ -299,8 +300,11 @@ static pd_status launch_in(struct launch_state *state, const char *dir, struct p
 {
     const struct pd_launch *launch = state->launch;
     enum pd_transport transport;
-    state->start = (struct pd_start){
-        .dir = dir, .run_dir = run_dir_of(launch), .worker = launch->worker, .layout = state->layout.settings};
+    state->start = (struct pd_start){.dir = dir,
+                                     .run_dir = run_dir_of(launch),
+                                     .worker = launch->worker,
+                                     .layout = state->layout.settings,
+                                     .begin_seconds = launch->peer_timeout};
     PD_TRY(choose_layout(state, launch->ranks, false, err));
     PD_TRY(pd_starter_choose(launch->transport, state->start.ranks, &transport, err));
     state->start.transport = transport;

@@ -23,6 +23,7 @@ struct pd_launch {
     enum pd_transport transport;
     const uint32_t *restart_ranks; /* of the 1st, 2nd, ... restart; then what is left */
     uint32_t restart_ranks_count, restart_limit;
+    double peer_timeout; /* seconds until a start without a rank is given up; 0: none */
     /* The newest committed step; false: there is none, or it cannot be told now, and ret_found is what lies there all the
      * same, in words and with the command to look closer. Empty as it comes: nothing. */
     bool (*newest_step)(void *context, uint64_t *ret_step, char ret_found[PD_LAUNCH_FOUND_BYTES]);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 static bool is_on_path(const char *program)
@@ -96,6 +97,20 @@ pd_status pd_starter_choose(enum pd_transport asked, uint32_t ranks, enum pd_tra
     else
         *ret_transport = asked;
     return PD_OK;
+}
+
+/* Open MPI 4 takes pipes for all ranks of a host first, and hangs where it gets none. Ranks of hosts that others name may be
+ * fewer here. */
+pd_status pd_starter_check_limits(const struct pd_start *start, struct pd_error *err)
+{
+    struct rlimit files;
+    const rlim_t needs = 25 + 4 * (rlim_t)start->ranks;
+    if (start->transport != PD_TRANSPORT_MPI || own_starter() || is_slurm_of_nodes()) return PD_OK;
+    if (getrlimit(RLIMIT_NOFILE, &files) || files.rlim_cur >= needs) return PD_OK;
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "mpirun needs more than %llu open files for %u ranks, and the limit is %llu: raise it (ulimit -n 1024), or use "
+            "layout.transport=local",
+            (unsigned long long)needs - 1, start->ranks, (unsigned long long)files.rlim_cur);
 }
 
 static pd_status command_add(struct pd_starter_command *command, uint32_t *count, char *word, struct pd_error *err)

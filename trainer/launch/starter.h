@@ -15,6 +15,7 @@ struct pd_start {
     const char *run_dir;       /* of the run; NULL: it was not there when the launch began */
     const char *layout;        /* settings for the ranks; NULL or "": none */
     const char *const *worker; /* argv, NULL at the end */
+    double begin_seconds;      /* until a rank has begun; 0: for ever */
 };
 
 struct pd_starter_command {
@@ -31,6 +32,10 @@ PD_MUST_USE pd_status pd_starter_choose(enum pd_transport asked, uint32_t ranks,
 /* PERDURE_MPIRUN ("mpirun --hostfile hosts") goes before srun (inside a Slurm job of several nodes), before mpirun. */
 PD_MUST_USE pd_status pd_starter_command_make(const struct pd_start *start, struct pd_starter_command *ret_command,
                                               struct pd_error *err);
+
+/* Before the start: what the starter cannot do here, although it would not say so but wait for ever.
+ *   errors  PD_UNSUPPORTED: too few descriptors for mpirun, which takes four a rank */
+PD_MUST_USE pd_status pd_starter_check_limits(const struct pd_start *start, struct pd_error *err);
 
 /* In the child, before exec. Settings of the user are kept. */
 void pd_starter_environment_set(const struct pd_start *start, int launcher_process);

@@ -81,6 +81,18 @@ bool pd_note_write_begun(const char *dir, uint32_t rank, uint32_t size)
     return process_write(dir, "begun", rank, size);
 }
 
+bool pd_note_write_opening(const char *dir)
+{
+    return note_write(dir, "opening", 0, "");
+}
+
+void pd_note_remove_opening(const char *dir)
+{
+    char path[NOTE_PATH_BYTES];
+    snprintf(path, sizeof path, "%s/opening-0", dir);
+    unlink(path);
+}
+
 bool pd_note_write_ready(const char *dir, uint32_t rank)
 {
     return note_write(dir, "ready", rank, "");
@@ -121,6 +133,12 @@ bool pd_note_read_owner(const char *dir, struct pd_note_begun *ret)
 bool pd_note_read_begun(const char *dir, uint32_t rank, struct pd_note_begun *ret)
 {
     return process_read(dir, "begun", rank, ret);
+}
+
+bool pd_note_read_opening(const char *dir)
+{
+    char text[NOTE_BYTES];
+    return note_read(dir, "opening", 0, text);
 }
 
 bool pd_note_read_ready(const char *dir, uint32_t rank)
@@ -192,11 +210,11 @@ static void notes_unlink(const char *dir, const char *const *prefixes)
 
 void pd_note_clear(const char *dir)
 {
-    notes_unlink(dir, (const char *const[]){"begun-", "ready-", "ended-", "gpu-", NULL});
+    notes_unlink(dir, (const char *const[]){"begun-", "opening-", "ready-", "ended-", "gpu-", NULL});
 }
 
 void pd_note_dir_remove(const char *dir)
 {
-    notes_unlink(dir, (const char *const[]){"begun-", "ready-", "ended-", "gpu-", "owner-", NULL});
+    notes_unlink(dir, (const char *const[]){"begun-", "opening-", "ready-", "ended-", "gpu-", "owner-", NULL});
     rmdir(dir);
 }

@@ -1,6 +1,7 @@
 /* Notes that workers leave for their launcher in its private directory, one file a rank and kind:
  *
  *   begun-<rank>   process, boot, process namespace, number of the MPI job: signals are caught from here on
+ *   opening-0      rank 0 has begun and is not in its first step yet: no rank has done one, and there is nothing to save
  *   ready-<rank>   the rank has joined the others
  *   ended-<rank>   status and message of its end
  *   gpu-<rank>     the GPU that it lost, by what the device is called whatever number a process knows it by
@@ -28,6 +29,8 @@ struct pd_note_ended {
 
 bool pd_note_write_owner(const char *dir);
 bool pd_note_write_begun(const char *dir, uint32_t rank, uint32_t size);
+bool pd_note_write_opening(const char *dir);
+void pd_note_remove_opening(const char *dir);
 bool pd_note_write_ready(const char *dir, uint32_t rank);
 bool pd_note_write_ended(const char *dir, uint32_t rank, pd_status status, const char *message);
 
@@ -37,6 +40,7 @@ bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity);
 /* False: there is no such note (yet), or it cannot be read; *ret is untouched. */
 bool pd_note_read_owner(const char *dir, struct pd_note_begun *ret);
 bool pd_note_read_begun(const char *dir, uint32_t rank, struct pd_note_begun *ret);
+bool pd_note_read_opening(const char *dir);
 bool pd_note_read_ready(const char *dir, uint32_t rank);
 bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *ret);
 #define PD_NOTE_GPU_BYTES 64u

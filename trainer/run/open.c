@@ -181,6 +181,7 @@ static void log_kernels(const struct run *r)
     pd_log(PD_LOG_INFO, MODULE, "GPU kernels: %s", kernels);
 }
 
+/* What fails here fails on some ranks only, in the middle of operations of all: the others are told by an end of these. */
 static pd_status build_engine(struct run *r, struct pd_error *err)
 {
     struct pd_memory_plan plan;
@@ -264,8 +265,7 @@ static void log_device(const struct run *r)
 static pd_status set_up_local(struct run *r, struct pd_error *err)
 {
     PD_TRY(pd_model_new(&r->config->model, &r->model, err));
-    PD_TRY(open_data(r, err));
-    return build_engine(r, err);
+    return open_data(r, err);
 }
 
 /* What this rank was planned to take and does not hold yet. */
@@ -374,6 +374,7 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     log_device(r);
     PD_TRY(settle_stripes(r, err));
     PD_TRY(pd_group_agree(&r->group, set_up_local(r, err), err));
+    PD_TRY(build_engine(r, err));
     PD_TRY(open_tiers(r, err));
     PD_TRY(publish_config(r, err));
     pd_tier_places_note(&r->places, r->tiers);

@@ -10,6 +10,7 @@
 #include "ckpt/base/fault.h"
 #include "ckpt/base/owner.h"
 #include "ckpt/base/rank.h"
+#include "ckpt/base/thread_error.h"
 #include "ckpt/base/trace.h"
 #include "trainer/run/save_source.h"
 
@@ -194,7 +195,7 @@ static pd_status start_thread(struct pd_saver *s, struct pd_error *err)
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int number = pthread_create(&s->thread, NULL, thread_main, s);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (number) PD_FAIL_ERRNO(err, number, "save: starting its thread");
+    if (number) PD_FAIL_THREAD(err, number, "the thread that saves");
     s->is_running = true;
     pthread_setname_np(s->thread, "pd-saver");
     return PD_OK;

@@ -40,6 +40,8 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, co
     comm->time_limit_seconds = config->restart.peer_timeout;
     pd_numerics_thread_init();
     pd_status st = pd_run_open(&r, err);
+    pd_fault_point("worker.opened");
+    if (!st && comm->rank == 0) pd_launched_training();
     if (!st) st = pd_run_steps(&r, err);
     if (st == PD_DEVICE_LOST && r.device.dev && launched && launched->is_launched)
         pd_note_write_gpu(launched->dir, comm->rank, r.device.dev->identity);
