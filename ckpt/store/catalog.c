@@ -1,7 +1,5 @@
 #include "ckpt/store/catalog.h"
 
-#include "ckpt/store/retention.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,6 +84,22 @@ bool store_catalog_knows(const struct store_catalog *catalog, const char *name)
 
 /* ---- retention ---- */
 
+/* A step written twice (a launch came back behind it) counts once: the newer one. */
+static bool step_seen(const uint64_t *steps, uint32_t before)
+{
+    for (uint32_t i = 0; i < before; i++)
+        if (steps[i] == steps[before]) return true;
+    return false;
+}
+
+void pd_retention_choose(uint32_t keep_last, uint64_t keep_every, const uint64_t *steps, uint32_t count, bool *ret_keep)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const bool is_milestone = keep_every && steps[i] % keep_every == 0;
+        ret_keep[i] = i < (keep_last ? keep_last : 1) || (is_milestone && !step_seen(steps, i));
+    }
+}
+
 static bool is_behind(const struct pd_store_entry *entry, const struct pd_store_entry *other)
 {
     return entry->lineage < other->lineage || (entry->lineage == other->lineage && entry->step < other->step);
@@ -105,30 +119,24 @@ static void choose_partial(const struct store_catalog *catalog, uint32_t keep_la
 pd_status store_catalog_victims(const struct store_catalog *catalog, const struct pd_store_options *options,
                                 char (**ret_names)[PD_STORE_NAME_MAX], uint32_t *ret_count, struct pd_error *err)
 {
-    const struct pd_retention rule = {.keep_last = options->keep_last, .keep_every = options->keep_every};
     const struct store_items *committed = &catalog->committed;
     bool *keep = calloc((size_t)committed->count + 1, sizeof *keep);
     uint64_t *steps = calloc((size_t)committed->count + 1, sizeof *steps);
     char(*names)[PD_STORE_NAME_MAX] = calloc((size_t)committed->count + catalog->partial.count + 1, sizeof *names);
-    uint32_t count = 0;
-    for (uint32_t i = 0; steps && i < committed->count; i++)
-        steps[i] = committed->rows[i].entry.step;
     const bool has_memory = keep && steps && names;
+    *ret_count = 0;
     if (has_memory) {
-        pd_retention_choose(&rule, steps, committed->count, keep);
-        for (uint32_t i = committed->count; i-- > 0;) {
-            if (keep[i] || committed->rows[i].pins) continue;
-            memcpy(names[count++], committed->rows[i].entry.name, sizeof *names);
-        }
-        choose_partial(catalog, options->keep_last ? options->keep_last : 1, names, &count);
+        for (uint32_t i = 0; i < committed->count; i++)
+            steps[i] = committed->rows[i].entry.step;
+        pd_retention_choose(options->keep_last, options->keep_every, steps, committed->count, keep);
+        for (uint32_t i = committed->count; i-- > 0;)
+            if (!keep[i] && !committed->rows[i].pins)
+                memcpy(names[(*ret_count)++], committed->rows[i].entry.name, sizeof *names);
+        choose_partial(catalog, options->keep_last ? options->keep_last : 1, names, ret_count);
     }
     free(steps);
     free(keep);
-    if (!has_memory) {
-        free(names);
-        PD_FAIL(err, PD_NO_MEMORY, "no memory to choose what to remove");
-    }
-    *ret_names = names;
-    *ret_count = count;
+    *ret_names = names; /* also what there is of them: the caller frees it */
+    if (!has_memory) PD_FAIL(err, PD_NO_MEMORY, "no memory to choose what to remove");
     return PD_OK;
 }

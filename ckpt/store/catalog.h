@@ -35,6 +35,9 @@ void store_items_add(struct store_items *items, const struct store_item *item);
 struct store_item *store_items_find(const struct store_items *items, const char *name); /* NULL: not there */
 void store_items_remove(struct store_items *items, const char *name);
 
+/* Which checkpoints stay: the newest `keep_last` (0 counts as 1: the only one is never removed), and the newest of every step
+ * that `keep_every` divides (0: none). steps (count) newest first by (lineage, step, fence); ret_keep (count). */
+void pd_retention_choose(uint32_t keep_last, uint64_t keep_every, const uint64_t *steps, uint32_t count, bool *ret_keep);
 /* What retention lets go, as a list of names, oldest first: committed ones by the rule unless they are pinned, partial ones
  * once something newer is committed that stays anyway. *ret_names is malloc'ed, the caller's. */
 PD_MUST_USE pd_status store_catalog_victims(const struct store_catalog *catalog, const struct pd_store_options *options,

@@ -10,8 +10,10 @@
 #include "ckpt/base/digest.h"
 #include "ckpt/hdf5/h5.h"
 #include "ckpt/shard/table.h"
+#include "ckpt/store/dir.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,46 +23,39 @@
 #define COMMIT_BOUND "at most 64 MiB can be written and read"
 #define STAGES_MAX 256u
 
-struct state_row {
-    uint64_t run_id[2], lineage, step, fence, updates, samples, tokens;
-    double loss_scale;
-    uint64_t loss_scale_good_steps, skipped_steps, seed, data_fingerprint[2];
-    double last_loss, best_validation_loss;
-    uint64_t tensor_count, parameter_count;
+/* A member of a struct in memory and its column in a record, where each takes eight bytes. */
+struct field {
+    struct pd_h5_field column;
+    size_t offset, bytes;
 };
-static const struct pd_h5_field state_fields[] = {{"run_id_0", PD_H5_U64},
-                                                  {"run_id_1", PD_H5_U64},
-                                                  {"lineage", PD_H5_U64},
-                                                  {"step", PD_H5_U64},
-                                                  {"fence", PD_H5_U64},
-                                                  {"updates", PD_H5_U64},
-                                                  {"samples", PD_H5_U64},
-                                                  {"tokens", PD_H5_U64},
-                                                  {"loss_scale", PD_H5_F64},
-                                                  {"loss_scale_good_steps", PD_H5_U64},
-                                                  {"skipped_steps", PD_H5_U64},
-                                                  {"seed", PD_H5_U64},
-                                                  {"data_fingerprint_0", PD_H5_U64},
-                                                  {"data_fingerprint_1", PD_H5_U64},
-                                                  {"last_loss", PD_H5_F64},
-                                                  {"best_validation_loss", PD_H5_F64},
-                                                  {"tensor_count", PD_H5_U64},
-                                                  {"parameter_count", PD_H5_U64}};
-
-struct layout_row {
-    uint64_t dp, tp, pp, sp, virtual_tp, virtual_sp, zero_shard, zero_stage, interleave, small_bytes, stage_count;
-};
-static const struct pd_h5_field layout_fields[] = {
-    {"dp", PD_H5_U64},         {"tp", PD_H5_U64},          {"pp", PD_H5_U64},         {"sp", PD_H5_U64},
-    {"virtual_tp", PD_H5_U64}, {"virtual_sp", PD_H5_U64},  {"zero_shard", PD_H5_U64}, {"zero_stage", PD_H5_U64},
-    {"interleave", PD_H5_U64}, {"small_bytes", PD_H5_U64}, {"stage_count", PD_H5_U64}};
-
-struct shard_row {
-    uint64_t file_bytes, table_offset, table_bytes, digest, data_bytes, box_count, writer_rank, host;
-};
-static const struct pd_h5_field shard_fields[] = {
-    {"file_bytes", PD_H5_U64}, {"table_offset", PD_H5_U64}, {"table_bytes", PD_H5_U64}, {"digest", PD_H5_U64},
-    {"data_bytes", PD_H5_U64}, {"box_count", PD_H5_U64},    {"writer_rank", PD_H5_U64}, {"host", PD_H5_U64}};
+#define FIELD(type, name, member, column_type)                                                 \
+    {                                                                                          \
+        {name, column_type}, offsetof(struct type, member), sizeof(((struct type *)0)->member) \
+    }
+#define STATE(name, member) FIELD(pd_run_state, name, member, PD_H5_U64)
+#define LAYOUT(member) FIELD(pd_layout, #member, member, PD_H5_U64)
+#define SHARD(member) FIELD(pd_shard_summary, #member, member, PD_H5_U64)
+/* clang-format off */
+static const struct field state_fields[] = {
+    STATE("run_id_0", identity.run_id[0]), STATE("run_id_1", identity.run_id[1]), STATE("lineage", identity.lineage),
+    STATE("step", identity.step), STATE("fence", fence), STATE("updates", updates), STATE("samples", samples),
+    STATE("tokens", tokens), FIELD(pd_run_state, "loss_scale", loss_scale, PD_H5_F64),
+    STATE("loss_scale_good_steps", loss_scale_good_steps), STATE("skipped_steps", skipped_steps), STATE("seed", seed),
+    STATE("data_fingerprint_0", data_fingerprint[0]), STATE("data_fingerprint_1", data_fingerprint[1]),
+    FIELD(pd_run_state, "last_loss", last_loss, PD_H5_F64),
+    FIELD(pd_run_state, "best_validation_loss", best_validation_loss, PD_H5_F64),
+    STATE("tensor_count", tensor_count), STATE("parameter_count", parameter_count)};
+static const struct field layout_fields[] = {
+    LAYOUT(dp), LAYOUT(tp), LAYOUT(pp), LAYOUT(sp), LAYOUT(virtual_tp), LAYOUT(virtual_sp), LAYOUT(zero_shard),
+    LAYOUT(zero_stage), LAYOUT(interleave), LAYOUT(small_bytes), LAYOUT(stage_count)};
+static const struct field shard_fields[] = {
+    SHARD(file_bytes), SHARD(table_offset), SHARD(table_bytes), SHARD(digest), SHARD(data_bytes), SHARD(box_count),
+    SHARD(writer_rank), SHARD(host)};
+/* clang-format on */
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+#define STATE_BYTES (COUNT(state_fields) * 8)
+#define LAYOUT_BYTES (COUNT(layout_fields) * 8)
+#define SHARD_BYTES (COUNT(shard_fields) * 8)
 
 struct extent {
     uint64_t offset, bytes;
@@ -75,10 +70,6 @@ struct trailer {
     uint64_t self_digest; /* seed 0, of all of this page before it: the same place in every version */
 };
 
-#define COUNT(array) (sizeof(array) / sizeof *(array))
-_Static_assert(sizeof(struct state_row) == COUNT(state_fields) * 8, "one field each");
-_Static_assert(sizeof(struct layout_row) == COUNT(layout_fields) * 8, "one field each");
-_Static_assert(sizeof(struct shard_row) == COUNT(shard_fields) * 8, "one field each");
 _Static_assert(sizeof(struct trailer) == PD_SHARD_PAGE_BYTES, "one page");
 
 void pd_run_state_deinit(struct pd_run_state *state)
@@ -100,94 +91,39 @@ void pd_commit_deinit(struct pd_commit *commit)
 
 /* ---- rows ---- */
 
-static void state_to_row(const struct pd_run_state *s, struct state_row *ret_row)
+static void pack(const struct field *fields, size_t count, const void *from, unsigned char *row)
 {
-    *ret_row = (struct state_row){.run_id = {s->identity.run_id[0], s->identity.run_id[1]},
-                                  .lineage = s->identity.lineage,
-                                  .step = s->identity.step,
-                                  .fence = s->fence,
-                                  .updates = s->updates,
-                                  .samples = s->samples,
-                                  .tokens = s->tokens,
-                                  .loss_scale = s->loss_scale,
-                                  .loss_scale_good_steps = s->loss_scale_good_steps,
-                                  .skipped_steps = s->skipped_steps,
-                                  .seed = s->seed,
-                                  .data_fingerprint = {s->data_fingerprint[0], s->data_fingerprint[1]},
-                                  .last_loss = s->last_loss,
-                                  .best_validation_loss = s->best_validation_loss,
-                                  .tensor_count = s->tensor_count,
-                                  .parameter_count = s->parameter_count};
+    for (size_t i = 0; i < count; i++) {
+        const char *member = (const char *)from + fields[i].offset;
+        uint64_t word =
+            fields[i].bytes == 4 ? *(const uint32_t *)(const void *)member : *(const uint64_t *)(const void *)member;
+        memcpy(row + 8 * i, &word, sizeof word);
+    }
 }
 
-static void row_to_state(const struct state_row *r, struct pd_run_state *ret_state)
+static pd_status unpack(const struct field *fields, size_t count, const unsigned char *row, void *to, struct pd_error *err)
 {
-    *ret_state = (struct pd_run_state){.identity = {{r->run_id[0], r->run_id[1]}, r->lineage, r->step},
-                                       .fence = r->fence,
-                                       .updates = r->updates,
-                                       .samples = r->samples,
-                                       .tokens = r->tokens,
-                                       .loss_scale = r->loss_scale,
-                                       .loss_scale_good_steps = r->loss_scale_good_steps,
-                                       .skipped_steps = r->skipped_steps,
-                                       .seed = r->seed,
-                                       .data_fingerprint = {r->data_fingerprint[0], r->data_fingerprint[1]},
-                                       .last_loss = r->last_loss,
-                                       .best_validation_loss = r->best_validation_loss,
-                                       .tensor_count = r->tensor_count,
-                                       .parameter_count = r->parameter_count};
-}
-
-static void layout_to_row(const struct pd_layout *l, struct layout_row *ret_row)
-{
-    *ret_row = (struct layout_row){l->dp,         l->tp,         l->pp,         l->sp,          l->virtual_tp, l->virtual_sp,
-                                   l->zero_shard, l->zero_stage, l->interleave, l->small_bytes, l->stage_count};
-}
-
-static pd_status row_to_layout(const struct layout_row *r, struct pd_layout *ret_layout, struct pd_error *err)
-{
-    const uint64_t *degrees = &r->dp;
-    for (int i = 0; i < 9; i++)
-        if (degrees[i] > UINT32_MAX) PD_FAIL(err, PD_CORRUPT, "%s of its layout is too large", layout_fields[i].name);
-    if (r->stage_count > STAGES_MAX) PD_FAIL(err, PD_CORRUPT, "its layout has %" PRIu64 " stages", r->stage_count);
-    *ret_layout = (struct pd_layout){.dp = (uint32_t)r->dp,
-                                     .tp = (uint32_t)r->tp,
-                                     .pp = (uint32_t)r->pp,
-                                     .sp = (uint32_t)r->sp,
-                                     .virtual_tp = (uint32_t)r->virtual_tp,
-                                     .virtual_sp = (uint32_t)r->virtual_sp,
-                                     .zero_shard = (uint32_t)r->zero_shard,
-                                     .zero_stage = (uint32_t)r->zero_stage,
-                                     .interleave = (uint32_t)r->interleave,
-                                     .small_bytes = r->small_bytes,
-                                     .stage_count = (uint32_t)r->stage_count};
-    return PD_OK;
-}
-
-static void summary_to_row(const struct pd_shard_summary *s, struct shard_row *ret_row)
-{
-    *ret_row = (struct shard_row){s->file_bytes, s->table_offset, s->table_bytes, s->digest,
-                                  s->data_bytes, s->box_count,    s->writer_rank, s->host};
-}
-
-static pd_status row_to_summary(const struct shard_row *r, struct pd_shard_summary *ret_summary, struct pd_error *err)
-{
-    if (r->box_count > UINT32_MAX || r->writer_rank > UINT32_MAX || r->host > UINT32_MAX)
-        PD_FAIL(err, PD_CORRUPT, "a row of its shards is out of range");
-    *ret_summary =
-        (struct pd_shard_summary){r->file_bytes, r->table_offset,        r->table_bytes,           r->digest,
-                                  r->data_bytes, (uint32_t)r->box_count, (uint32_t)r->writer_rank, (uint32_t)r->host};
+    for (size_t i = 0; i < count; i++) {
+        uint64_t word;
+        memcpy(&word, row + 8 * i, sizeof word);
+        if (fields[i].bytes == 4 && word > UINT32_MAX)
+            PD_FAIL(err, PD_CORRUPT, "its %s is too large", fields[i].column.name);
+        const uint32_t half = (uint32_t)word;
+        memcpy((char *)to + fields[i].offset, fields[i].bytes == 4 ? (const void *)&half : &word, fields[i].bytes);
+    }
     return PD_OK;
 }
 
 /* ---- encoding ---- */
 
-static pd_status add_records(struct pd_h5_file *file, const char *path, const struct pd_h5_field *fields, size_t field_count,
+static pd_status add_records(struct pd_h5_file *file, const char *path, const struct field *fields, uint32_t field_count,
                              uint64_t rows, struct extent *ret_extent, struct pd_error *err)
 {
-    PD_TRY(pd_h5_records(file, path, fields, (uint32_t)field_count, rows, &ret_extent->offset, err));
+    struct pd_h5_field columns[COUNT(state_fields)];
+    for (uint32_t i = 0; i < field_count; i++)
+        columns[i] = fields[i].column;
     ret_extent->bytes = rows * field_count * 8;
-    return PD_OK;
+    return pd_h5_records(file, path, columns, field_count, rows, &ret_extent->offset, err);
 }
 
 /* With its terminator, so that there is no dataset of no bytes. */
@@ -233,25 +169,18 @@ static void put_words(unsigned char *body, struct extent extent, const uint16_t 
 {
     for (uint64_t i = 0; i < extent.bytes / 8; i++) {
         uint64_t word = values[i];
-        put(body, (struct extent){extent.offset + i * 8, 8}, &word);
+        memcpy(body + extent.offset + i * 8, &word, sizeof word);
     }
 }
 
 static void fill_body(const struct pd_commit *commit, const struct trailer *t, unsigned char *body)
 {
-    struct state_row state;
-    struct layout_row layout;
-    state_to_row(&commit->state, &state);
-    layout_to_row(&commit->state.layout, &layout);
-    put(body, t->state, &state);
-    put(body, t->layout, &layout);
+    pack(state_fields, COUNT(state_fields), &commit->state, body + t->state.offset);
+    pack(layout_fields, COUNT(layout_fields), &commit->state.layout, body + t->layout.offset);
     put_words(body, t->first_unit, commit->state.layout.first_unit);
     put_words(body, t->stripes, commit->state.layout.stripe_weight);
-    for (uint32_t i = 0; i < commit->shard_count; i++) {
-        struct shard_row row;
-        summary_to_row(&commit->shards[i], &row);
-        put(body, (struct extent){t->shards.offset + i * sizeof row, sizeof row}, &row);
-    }
+    for (uint32_t i = 0; i < commit->shard_count; i++)
+        pack(shard_fields, COUNT(shard_fields), &commit->shards[i], body + t->shards.offset + i * SHARD_BYTES);
     put(body, t->created_by, commit->state.created_by);
     put(body, t->config, commit->state.config ? commit->state.config : "");
     put(body, t->environment, commit->state.environment ? commit->state.environment : "");
@@ -260,7 +189,7 @@ static void fill_body(const struct pd_commit *commit, const struct trailer *t, u
 static uint64_t rows_and_texts(const struct pd_commit *commit)
 {
     const struct pd_run_state *s = &commit->state;
-    return (uint64_t)commit->shard_count * sizeof(struct shard_row) + (s->config ? strlen(s->config) : 0) +
+    return (uint64_t)commit->shard_count * SHARD_BYTES + (s->config ? strlen(s->config) : 0) +
            (s->environment ? strlen(s->environment) : 0);
 }
 
@@ -336,11 +265,11 @@ static pd_status check_places(const struct trailer *t, struct pd_error *err)
 {
     const struct extent *extents[] = {&t->state,      &t->layout, &t->first_unit,  &t->shards,
                                       &t->created_by, &t->config, &t->environment, &t->stripes};
-    bool ok = t->state.bytes == sizeof(struct state_row) && t->layout.bytes == sizeof(struct layout_row) &&
-              t->first_unit.bytes % 8 == 0 && t->shards.bytes % sizeof(struct shard_row) == 0 && t->shards.bytes > 0 &&
-              t->created_by.bytes > 0 && t->created_by.bytes <= sizeof((struct pd_run_state *)0)->created_by &&
-              t->config.bytes > 0 && t->environment.bytes > 0 && t->stripes.bytes % 8 == 0 &&
-              t->stripes.bytes / 8 <= PD_LAYOUT_STRIPES_MAX && (t->version == 1 || t->stripes.bytes >= 16);
+    bool ok = t->state.bytes == STATE_BYTES && t->layout.bytes == LAYOUT_BYTES && t->first_unit.bytes % 8 == 0 &&
+              t->shards.bytes % SHARD_BYTES == 0 && t->shards.bytes > 0 && t->created_by.bytes > 0 &&
+              t->created_by.bytes <= sizeof((struct pd_run_state *)0)->created_by && t->config.bytes > 0 &&
+              t->environment.bytes > 0 && t->stripes.bytes % 8 == 0 && t->stripes.bytes / 8 <= PD_LAYOUT_STRIPES_MAX &&
+              (t->version == 1 || t->stripes.bytes >= 16);
     for (size_t i = 0; ok && i < COUNT(extents); i++)
         ok = pd_checked_range(extents[i]->offset, extents[i]->bytes, t->file_bytes - sizeof *t);
     if (!ok) PD_FAIL(err, PD_CORRUPT, "the places in its trailer make no sense");
@@ -372,10 +301,11 @@ static pd_status take_words(const unsigned char *data, struct extent extent, con
 static pd_status take_layout(const unsigned char *data, const struct trailer *t, struct pd_layout *ret_layout,
                              struct pd_error *err)
 {
-    struct layout_row row;
-    memcpy(&row, data + t->layout.offset, sizeof row);
-    PD_TRY(row_to_layout(&row, ret_layout, err));
-    if (t->first_unit.bytes != row.stage_count * 8) PD_FAIL(err, PD_CORRUPT, "its stages do not fit its layout");
+    PD_TRY(unpack(layout_fields, COUNT(layout_fields), data + t->layout.offset, ret_layout, err));
+    if (ret_layout->stage_count > STAGES_MAX)
+        PD_FAIL(err, PD_CORRUPT, "its layout has %" PRIu32 " stages", ret_layout->stage_count);
+    if (t->first_unit.bytes != ret_layout->stage_count * UINT64_C(8))
+        PD_FAIL(err, PD_CORRUPT, "its stages do not fit its layout");
     ret_layout->stripes = (uint32_t)(t->stripes.bytes / 8);
     PD_TRY(take_words(data, t->first_unit, "the first unit of stage", ret_layout->first_unit, err));
     return take_words(data, t->stripes, "the weight of stripe", ret_layout->stripe_weight, err);
@@ -383,23 +313,19 @@ static pd_status take_layout(const unsigned char *data, const struct trailer *t,
 
 static pd_status take_body(const unsigned char *data, const struct trailer *t, struct pd_commit *c, struct pd_error *err)
 {
-    struct state_row state;
-    memcpy(&state, data + t->state.offset, sizeof state);
-    row_to_state(&state, &c->state);
+    PD_TRY(unpack(state_fields, COUNT(state_fields), data + t->state.offset, &c->state, err));
     PD_TRY(take_layout(data, t, &c->state.layout, err));
     memcpy(c->state.created_by, data + t->created_by.offset, t->created_by.bytes);
     c->state.created_by[sizeof c->state.created_by - 1] = '\0';
     PD_TRY(take_text(data, t->config, &c->state.config, err));
     PD_TRY(take_text(data, t->environment, &c->state.environment, err));
-    c->shard_count = (uint32_t)(t->shards.bytes / sizeof(struct shard_row));
+    c->shard_count = (uint32_t)(t->shards.bytes / SHARD_BYTES);
     c->shards = calloc(c->shard_count, sizeof *c->shards);
     if (!c->shards) PD_FAIL(err, PD_NO_MEMORY, "no memory for its %u shards", c->shard_count);
-    for (uint32_t i = 0; i < c->shard_count; i++) {
-        struct shard_row row;
-        memcpy(&row, data + t->shards.offset + i * sizeof row, sizeof row);
-        PD_TRY(row_to_summary(&row, &c->shards[i], err));
-    }
-    return PD_OK;
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; st == PD_OK && i < c->shard_count; i++)
+        st = unpack(shard_fields, COUNT(shard_fields), data + t->shards.offset + i * SHARD_BYTES, &c->shards[i], err);
+    return st;
 }
 
 pd_status pd_commit_decode(const char *path, const void *data, uint64_t bytes, struct pd_commit *ret_commit,
@@ -418,28 +344,16 @@ pd_status pd_commit_decode(const char *path, const void *data, uint64_t bytes, s
     return PD_OK;
 }
 
-static pd_status read_file(struct pd_file *file, const char *path, struct pd_commit *ret_commit, struct pd_error *err)
-{
-    struct pd_stat st;
-    PD_TRY(pd_file_stat(file, &st, err));
-    if (st.bytes > PD_COMMIT_BYTES_MAX)
-        PD_FAIL(err, PD_CORRUPT, "commit record %s has %" PRIu64 " bytes, and " COMMIT_BOUND, path, st.bytes);
-    void *data = malloc(st.bytes + 1);
-    if (!data) PD_FAIL(err, PD_NO_MEMORY, "no memory to read commit record %s", path);
-    pd_status status = PD_CORRUPT;
-    for (int attempt = 0; attempt < 2 && status == PD_CORRUPT; attempt++) {
-        status = pd_file_read(file, 0, data, st.bytes, err);
-        if (!status) status = pd_commit_decode(path, data, st.bytes, ret_commit, err);
-    }
-    free(data);
-    return status;
-}
-
+/* Bytes may be wrong on their way: only what is wrong twice is damage. */
 pd_status pd_commit_read(struct pd_vfs *vfs, const char *path, struct pd_commit *ret_commit, struct pd_error *err)
 {
-    struct pd_file *file = NULL;
-    PD_TRY(pd_file_open(vfs, path, PD_OPEN_READ, &file, err));
-    pd_status st = read_file(file, path, ret_commit, err);
-    pd_file_close_readonly(file);
+    pd_status st = PD_CORRUPT;
+    for (int attempt = 0; attempt < 2 && st == PD_CORRUPT; attempt++) {
+        void *data = NULL;
+        uint64_t bytes = 0;
+        PD_TRY(store_file_read(vfs, path, PD_COMMIT_BYTES_MAX, &data, &bytes, err));
+        st = pd_commit_decode(path, data, bytes, ret_commit, err);
+        free(data);
+    }
     return st;
 }

@@ -31,14 +31,29 @@ pd_status store_absolute(const char *root, char ret_path[STORE_PATH_MAX], struct
     return PD_OK;
 }
 
-void store_path(const struct store_dir *dir, char ret_path[STORE_PATH_MAX], const char *format, ...)
+static void format_path(const struct store_dir *dir, char ret_path[STORE_PATH_MAX], const char *format, va_list arguments)
 {
     int used = snprintf(ret_path, STORE_PATH_MAX, "%s/", dir->root);
+    int more = vsnprintf(ret_path + used, STORE_PATH_MAX - (size_t)used, format, arguments);
+    PD_CHECK(more >= 0 && (size_t)(used + more) < STORE_PATH_MAX);
+}
+
+void store_path(const struct store_dir *dir, char ret_path[STORE_PATH_MAX], const char *format, ...)
+{
     va_list arguments;
     va_start(arguments, format);
-    int more = vsnprintf(ret_path + used, STORE_PATH_MAX - (size_t)used, format, arguments);
+    format_path(dir, ret_path, format, arguments);
     va_end(arguments);
-    PD_CHECK(more >= 0 && (size_t)(used + more) < STORE_PATH_MAX);
+}
+
+struct store_text store_at(const struct store_dir *dir, const char *format, ...)
+{
+    struct store_text path;
+    va_list arguments;
+    va_start(arguments, format);
+    format_path(dir, path.text, format, arguments);
+    va_end(arguments);
+    return path;
 }
 
 bool store_exists(const struct store_dir *dir, const char *path)
@@ -242,4 +257,42 @@ pd_status store_remove_files(const struct store_dir *dir, const char *path, stru
     /* Foreign files, and what NFS leaves behind an open one, keep the directory. */
     if (st == PD_NOT_FOUND || (left && st != PD_OK)) return PD_OK;
     return st;
+}
+
+/* ---- small files ---- */
+
+pd_status store_file_read(struct pd_vfs *vfs, const char *path, uint64_t bytes_max, void **ret_data, uint64_t *ret_bytes,
+                          struct pd_error *err)
+{
+    struct pd_file *file = NULL;
+    struct pd_stat stat;
+    PD_TRY(pd_file_open(vfs, path, PD_OPEN_READ, &file, err));
+    pd_status st = pd_file_stat(file, &stat, err);
+    if (st == PD_OK && stat.bytes > bytes_max)
+        st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s has %" PRIu64 " bytes, and at most %" PRIu64 " can be read",
+                          path, stat.bytes, bytes_max);
+    void *data = NULL;
+    if (st == PD_OK && !(data = malloc(stat.bytes + 1)))
+        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %s", path);
+    if (st == PD_OK && stat.bytes) st = pd_file_read(file, 0, data, stat.bytes, err);
+    pd_file_close_readonly(file);
+    if (st != PD_OK) {
+        free(data);
+        return st;
+    }
+    *ret_data = data;
+    *ret_bytes = stat.bytes;
+    return PD_OK;
+}
+
+pd_status store_file_write(struct pd_vfs *vfs, const char *path, unsigned flags, const void *data, uint64_t bytes,
+                           enum store_file_end end, struct pd_error *err)
+{
+    struct pd_file *file = NULL;
+    PD_TRY(pd_file_open(vfs, path, PD_OPEN_WRITE | flags, &file, err));
+    pd_status st = bytes ? pd_file_write(file, 0, data, bytes, err) : PD_OK;
+    if (st == PD_OK && end == STORE_FILE_CUT_SYNC) st = pd_file_truncate(file, bytes, err);
+    if (st == PD_OK && end != STORE_FILE_LEAVE) st = pd_file_sync(file, err);
+    pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
+    return st != PD_OK ? st : closed;
 }

@@ -3,8 +3,10 @@
 #define PD_CKPT_STORE_DIR_H
 
 #include "ckpt/group/group.h"
-#include "ckpt/store/file.h"
+#include "ckpt/io/vfs.h"
 #include "ckpt/store/paths.h"
+
+#define STORE_PATH_MAX 4096u
 
 /* A share is a shared-directory group: the hosts that see the same directory. Its name is its lowest rank, which leads it. */
 struct store_dir {
@@ -37,7 +39,11 @@ PD_MUST_USE pd_status store_dir_probe(struct store_dir *dir, const char *path, s
 PD_MUST_USE pd_status store_dir_lock(const struct store_dir *dir, const char *path, uint32_t wait_ms,
                                      struct pd_lock **ret_lock, struct pd_error *err);
 
-/* "<root>/<formatted>" */
+/* "<root>/<formatted>", as a value for one call or in a buffer. */
+struct store_text {
+    char text[STORE_PATH_MAX];
+};
+struct store_text store_at(const struct store_dir *dir, const char *format, ...) PD_PRINTF(2, 3);
 void store_path(const struct store_dir *dir, char ret_path[STORE_PATH_MAX], const char *format, ...) PD_PRINTF(3, 4);
 bool store_exists(const struct store_dir *dir, const char *path);  /* or cannot be told */
 bool store_is_link(const struct store_dir *dir, const char *path); /* symbolic */
@@ -48,6 +54,23 @@ PD_MUST_USE pd_status store_link(const struct store_dir *dir, const char *from, 
 PD_MUST_USE pd_status store_sync_dir(struct store_dir *dir, const char *path, struct pd_error *err);
 /* Removes our files of a checkpoint directory, then it; what is not ours stays. */
 PD_MUST_USE pd_status store_remove_files(const struct store_dir *dir, const char *path, struct pd_error *err);
+
+/* ---- small files, read and written as a whole ---- */
+
+/* *ret_data is malloc'ed, the caller's. PD_CORRUPT: longer than `bytes_max`. */
+PD_MUST_USE pd_status store_file_read(struct pd_vfs *vfs, const char *path, uint64_t bytes_max, void **ret_data,
+                                      uint64_t *ret_bytes, struct pd_error *err);
+
+enum store_file_end {
+    STORE_FILE_LEAVE,    /* what follows the data stays, and nothing is synced */
+    STORE_FILE_SYNC,     /* the data is durable, its name need not be */
+    STORE_FILE_CUT_SYNC, /* and the file ends behind it */
+};
+/* Opens with PD_OPEN_WRITE | flags and writes `bytes` of `data` (none: 0) at the start. */
+PD_MUST_USE pd_status store_file_write(struct pd_vfs *vfs, const char *path, unsigned flags, const void *data,
+                                       uint64_t bytes, enum store_file_end end, struct pd_error *err);
+
+/* ---- small collectives ---- */
 
 /* Collective: the word of every rank, in dir->words on every rank. */
 PD_MUST_USE pd_status store_gather(struct store_dir *dir, uint64_t mine, struct pd_error *err);

@@ -117,17 +117,14 @@ static pd_status highest_fence(const struct store_lease *lease, bool any, uint64
 /* False where that cannot be told. */
 static bool is_first(const struct store_lease *lease)
 {
-    char path[STORE_PATH_MAX];
     uint64_t highest;
-    store_path(lease->dir, path, "owner");
-    return !store_exists(lease->dir, path) && highest_fence(lease, false, &highest, NULL) == PD_OK && highest == 0;
+    return !store_exists(lease->dir, store_at(lease->dir, "owner").text) &&
+           highest_fence(lease, false, &highest, NULL) == PD_OK && highest == 0;
 }
 
 static pd_status lock_here(struct store_lease *lease, uint32_t wait_ms, struct pd_error *err)
 {
-    char path[STORE_PATH_MAX];
-    store_path(lease->dir, path, "lock");
-    PD_TRY(store_dir_lock(lease->dir, path, wait_ms, &lease->lock, err));
+    PD_TRY(store_dir_lock(lease->dir, store_at(lease->dir, "lock").text, wait_ms, &lease->lock, err));
     lease->is_first = is_first(lease);
     return write_owner(lease, err);
 }
@@ -267,14 +264,10 @@ pd_status store_lease_take(struct store_lease *lease, struct store_dir *dir, uin
 /* The lock's name goes last and under the lock, since whoever takes a lock looks whether its file still has that name. */
 static void forget(const struct store_lease *lease)
 {
-    char path[STORE_PATH_MAX];
     if (!lease->is_first || store_lease_check_here(lease, NULL) != PD_OK) return;
-    store_path(lease->dir, path, "fence-%" PRIu64, lease->fence);
-    if (lease->fence) (void)!pd_vfs_unlink(lease->dir->vfs, path, NULL);
-    store_path(lease->dir, path, "owner");
-    (void)!pd_vfs_unlink(lease->dir->vfs, path, NULL);
-    store_path(lease->dir, path, "lock");
-    (void)!pd_vfs_unlink(lease->dir->vfs, path, NULL);
+    if (lease->fence) (void)!pd_vfs_unlink(lease->dir->vfs, store_at(lease->dir, "fence-%" PRIu64, lease->fence).text, NULL);
+    (void)!pd_vfs_unlink(lease->dir->vfs, store_at(lease->dir, "owner").text, NULL);
+    (void)!pd_vfs_unlink(lease->dir->vfs, store_at(lease->dir, "lock").text, NULL);
 }
 
 void store_lease_release(struct store_lease *lease, bool forgets)

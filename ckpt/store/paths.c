@@ -1,7 +1,5 @@
 #include "ckpt/store/paths.h"
 
-#include "ckpt/base/parse.h"
-
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,33 +10,13 @@ void pd_step_name_format(const struct pd_step_name *name, char ret_text[PD_STORE
              name->is_tmp ? ".tmp" : "");
 }
 
-/* Numbers out of a name: digits up to `end` (0: the end of the text). */
-static bool take_number(const char **cursor, char end, uint64_t *ret)
-{
-    char digits[24];
-    size_t length = strspn(*cursor, "0123456789");
-    if (length == 0 || length >= sizeof digits || (*cursor)[length] != end) return false;
-    memcpy(digits, *cursor, length);
-    digits[length] = 0;
-    *cursor += length + (end != 0);
-    return pd_parse_u64(digits, ret);
-}
-
-static bool take_prefix(const char **cursor, const char *prefix)
-{
-    size_t length = strlen(prefix);
-    if (strncmp(*cursor, prefix, length) != 0) return false;
-    *cursor += length;
-    return true;
-}
+/* Each parser scans generously and takes only what formats back to exactly the same text. */
 
 bool pd_step_name_parse(const char *text, struct pd_step_name *ret_name)
 {
-    const char *cursor = text, *dot = strchr(text, '.');
-    struct pd_step_name name = {.is_tmp = dot != NULL};
-    if (!take_prefix(&cursor, "step-") || !take_number(&cursor, '-', &name.step)) return false;
-    if (!take_number(&cursor, dot ? '.' : 0, &name.fence)) return false;
+    struct pd_step_name name = {.is_tmp = strchr(text, '.') != NULL};
     char again[PD_STORE_NAME_MAX];
+    if (sscanf(text, "step-%" SCNu64 "-%" SCNu64, &name.step, &name.fence) != 2) return false;
     pd_step_name_format(&name, again);
     if (strcmp(again, text) != 0) return false;
     *ret_name = name;
@@ -47,10 +25,10 @@ bool pd_step_name_parse(const char *text, struct pd_step_name *ret_name)
 
 bool pd_numbered_name_parse(const char *text, const char *prefix, uint64_t *ret_number)
 {
-    const char *cursor = text;
-    uint64_t number;
-    if (!take_prefix(&cursor, prefix) || !take_number(&cursor, 0, &number)) return false;
+    const size_t length = strlen(prefix);
     char again[PD_STORE_NAME_MAX];
+    uint64_t number;
+    if (strncmp(text, prefix, length) != 0 || sscanf(text + length, "%" SCNu64, &number) != 1) return false;
     snprintf(again, sizeof again, "%s%" PRIu64, prefix, number);
     if (strcmp(again, text) != 0) return false;
     *ret_number = number;
@@ -64,13 +42,26 @@ void pd_shard_name_format(uint32_t rank, char ret_text[PD_STORE_NAME_MAX])
 
 bool pd_shard_name_parse(const char *text, uint32_t *ret_rank)
 {
-    const char *cursor = text;
     uint64_t rank;
-    if (!take_prefix(&cursor, "shard-") || !take_number(&cursor, '.', &rank) || rank > UINT32_MAX) return false;
     char again[PD_STORE_NAME_MAX];
+    if (sscanf(text, "shard-%" SCNu64, &rank) != 1) return false;
     pd_shard_name_format((uint32_t)rank, again);
+    if (rank > UINT32_MAX || strcmp(again, text) != 0) return false;
+    *ret_rank = (uint32_t)rank;
+    return true;
+}
+
+/* Names of a rank's files in a pool: `scan` and `format` read and write the same two numbers. */
+static bool parse_pair(const char *text, const char *scan, void (*format)(uint32_t, uint32_t, char *), uint32_t *ret_rank,
+                       uint32_t *ret_number)
+{
+    uint64_t rank, number;
+    char again[PD_STORE_NAME_MAX];
+    if (sscanf(text, scan, &rank, &number) != 2 || rank > UINT32_MAX || number > UINT32_MAX) return false;
+    format((uint32_t)rank, (uint32_t)number, again);
     if (strcmp(again, text) != 0) return false;
     *ret_rank = (uint32_t)rank;
+    *ret_number = (uint32_t)number;
     return true;
 }
 
@@ -79,29 +70,9 @@ void pd_recycle_name_format(uint32_t rank, uint32_t k, char ret_text[PD_STORE_NA
     snprintf(ret_text, PD_STORE_NAME_MAX, "recycle-%05" PRIu32 "-%" PRIu32, rank, k);
 }
 
-/* "<prefix><rank>-<number><suffix>" */
-static bool take_pair(const char *text, const char *prefix, char end, uint32_t *ret_rank, uint32_t *ret_number)
-{
-    const char *cursor = text;
-    uint64_t rank, number;
-    if (!take_prefix(&cursor, prefix) || !take_number(&cursor, '-', &rank) || !take_number(&cursor, end, &number))
-        return false;
-    if (rank > UINT32_MAX || number > UINT32_MAX) return false;
-    *ret_rank = (uint32_t)rank;
-    *ret_number = (uint32_t)number;
-    return true;
-}
-
 bool pd_recycle_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_k)
 {
-    uint32_t rank, k;
-    char again[PD_STORE_NAME_MAX];
-    if (!take_pair(text, "recycle-", 0, &rank, &k)) return false;
-    pd_recycle_name_format(rank, k, again);
-    if (strcmp(again, text) != 0) return false;
-    *ret_rank = rank;
-    *ret_k = k;
-    return true;
+    return parse_pair(text, "recycle-%" SCNu64 "-%" SCNu64, pd_recycle_name_format, ret_rank, ret_k);
 }
 
 void pd_generation_name_format(uint32_t rank, uint32_t slot, char ret_text[PD_STORE_NAME_MAX])
@@ -111,14 +82,7 @@ void pd_generation_name_format(uint32_t rank, uint32_t slot, char ret_text[PD_ST
 
 bool pd_generation_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_slot)
 {
-    uint32_t rank, slot;
-    char again[PD_STORE_NAME_MAX];
-    if (!take_pair(text, "generation-", '.', &rank, &slot)) return false;
-    pd_generation_name_format(rank, slot, again);
-    if (strcmp(again, text) != 0) return false;
-    *ret_rank = rank;
-    *ret_slot = slot;
-    return true;
+    return parse_pair(text, "generation-%" SCNu64 "-%" SCNu64, pd_generation_name_format, ret_rank, ret_slot);
 }
 
 bool pd_store_owns_file(const char *text)

@@ -20,6 +20,11 @@ void store_pool_path(const struct store_pool *pool, char ret_path[STORE_PATH_MAX
     store_path(pool->dir, ret_path, "pool-%" PRIu64 "%s%s", pool->fence, name ? "/" : "", name ? name : "");
 }
 
+struct store_text store_pool_at(const struct store_pool *pool, const char *name)
+{
+    return store_at(pool->dir, "pool-%" PRIu64 "%s%s", pool->fence, name ? "/" : "", name ? name : "");
+}
+
 /* ---- open and close ---- */
 
 static pd_status make_directory(const struct store_pool *pool, const char *path, struct pd_error *err)
@@ -35,17 +40,15 @@ static void lock_name(const struct store_pool *pool, char ret_text[PD_STORE_NAME
 
 pd_status store_pool_open(struct store_pool *pool, struct store_dir *dir, uint64_t fence, struct pd_error *err)
 {
-    char path[STORE_PATH_MAX], name[PD_STORE_NAME_MAX];
+    char name[PD_STORE_NAME_MAX];
     *pool = (struct store_pool){.dir = dir, .fence = fence, .free_max = 1};
     pthread_mutex_init(&pool->mutex, NULL);
-    store_pool_path(pool, path, NULL);
-    PD_TRY(pd_group_agree(dir->group, dir->leads_share ? make_directory(pool, path, err) : PD_OK, err));
+    PD_TRY(pd_group_agree(dir->group, dir->leads_share ? make_directory(pool, store_pool_at(pool, NULL).text, err) : PD_OK,
+                          err));
     lock_name(pool, name);
-    store_pool_path(pool, path, name);
-    PD_TRY(pd_group_agree(dir->group, store_dir_lock(dir, path, 0, &pool->lock, err), err));
+    PD_TRY(pd_group_agree(dir->group, store_dir_lock(dir, store_pool_at(pool, name).text, 0, &pool->lock, err), err));
     pd_fault_point("store.open.fenced");
-    store_pool_path(pool, path, NULL);
-    return store_dir_probe(dir, path, err);
+    return store_dir_probe(dir, store_pool_at(pool, NULL).text, err);
 }
 
 static bool is_of_this_rank(const struct store_pool *pool, const char *name)
@@ -66,13 +69,13 @@ static bool is_of_this_rank(const struct store_pool *pool, const char *name)
 void store_pool_close(struct store_pool *pool)
 {
     struct pd_listing listing = {0};
-    char path[STORE_PATH_MAX], file[STORE_PATH_MAX];
+    char path[STORE_PATH_MAX];
     if (!pool->fence) return;
     store_pool_path(pool, path, NULL);
     if (pd_vfs_list(pool->dir->vfs, path, &listing, NULL) != PD_OK) listing = (struct pd_listing){0};
     for (uint32_t i = 0; i < listing.count; i++) {
-        store_pool_path(pool, file, listing.names[i]);
-        if (is_of_this_rank(pool, listing.names[i])) (void)!pd_vfs_unlink(pool->dir->vfs, file, NULL);
+        if (is_of_this_rank(pool, listing.names[i]))
+            (void)!pd_vfs_unlink(pool->dir->vfs, store_pool_at(pool, listing.names[i]).text, NULL);
     }
     pd_listing_deinit(&listing);
     (void)!pd_vfs_rmdir(pool->dir->vfs, path, NULL);
@@ -150,18 +153,17 @@ bool store_free_put(struct store_pool *pool, uint32_t rank, const char *path)
 void store_pool_count(const struct store_pool *pool, uint32_t *ret_count, uint64_t *ret_bytes)
 {
     struct pd_listing listing = {0};
-    char path[STORE_PATH_MAX];
     *ret_count = 0;
     *ret_bytes = 0;
-    store_pool_path(pool, path, NULL);
-    if (pd_vfs_list(pool->dir->vfs, path, &listing, NULL) != PD_OK) return;
+    if (pd_vfs_list(pool->dir->vfs, store_pool_at(pool, NULL).text, &listing, NULL) != PD_OK) return;
     for (uint32_t i = 0; i < listing.count; i++) {
         uint32_t rank, k;
         struct pd_stat stat;
         const char *name = listing.names[i];
         if (!pd_recycle_name_parse(name, &rank, &k) && !pd_generation_name_parse(name, &rank, &k)) continue;
-        store_pool_path(pool, path, name);
-        if (rank != pool->dir->group->rank || pd_vfs_stat(pool->dir->vfs, path, &stat, NULL) != PD_OK) continue;
+        if (rank != pool->dir->group->rank ||
+            pd_vfs_stat(pool->dir->vfs, store_pool_at(pool, name).text, &stat, NULL) != PD_OK)
+            continue;
         if (stat.link_count != 1) continue;
         *ret_bytes += stat.allocated_bytes;
         ++*ret_count;
@@ -169,9 +171,17 @@ void store_pool_count(const struct store_pool *pool, uint32_t *ret_count, uint64
     pd_listing_deinit(&listing);
 }
 
-/* A new free file; `fill` makes its contents. PD_EXISTS: there is no place for one more. */
-static pd_status make_free(struct store_pool *pool, pd_status (*fill)(struct pd_file *, const void *, struct pd_error *),
-                           const void *context, struct pd_error *err)
+static pd_status fill(struct pd_file *file, uint64_t bytes, const void *zeros, uint64_t zero_bytes, struct pd_error *err)
+{
+    PD_TRY(pd_file_preallocate(file, bytes, err));
+    for (uint64_t at = 0; zeros && at < bytes; at += zero_bytes)
+        PD_TRY(pd_file_write(file, at, zeros, bytes - at < zero_bytes ? bytes - at : zero_bytes, err));
+    return PD_OK;
+}
+
+/* A new free file, preallocated, and written where there are `zeros`. PD_EXISTS: there is no place for one more. */
+static pd_status make_free(struct store_pool *pool, uint64_t bytes, const void *zeros, uint64_t zero_bytes,
+                           struct pd_error *err)
 {
     struct pd_vfs *vfs = pool->dir->vfs;
     for (uint32_t k = 0; k < pool->free_max; k++) {
@@ -181,7 +191,7 @@ static pd_status make_free(struct store_pool *pool, pd_status (*fill)(struct pd_
         pd_status st = pd_file_open(vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err);
         if (st == PD_EXISTS) continue;
         PD_TRY(st);
-        st = fill(file, context, err);
+        st = fill(file, bytes, zeros, zero_bytes, err);
         pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
         if (st == PD_OK) st = closed;
         if (st != PD_OK) (void)!pd_vfs_unlink(vfs, path, NULL);
@@ -190,36 +200,16 @@ static pd_status make_free(struct store_pool *pool, pd_status (*fill)(struct pd_
     return PD_EXISTS;
 }
 
-static pd_status preallocate(struct pd_file *file, const void *context, struct pd_error *err)
-{
-    return pd_file_preallocate(file, *(const uint64_t *)context, err);
-}
-
 pd_status store_pool_reserve(struct store_pool *pool, uint32_t count, uint64_t file_bytes, struct pd_error *err)
 {
     pd_status st = PD_OK;
     for (uint32_t i = 0; st == PD_OK && i < count; i++)
-        st = make_free(pool, preallocate, &file_bytes, err);
+        st = make_free(pool, file_bytes, NULL, 0, err);
     return st == PD_UNSUPPORTED || st == PD_EXISTS ? PD_OK : st;
-}
-
-struct zeros {
-    uint64_t bytes, buffer_bytes;
-    const void *buffer;
-};
-
-static pd_status write_zeros(struct pd_file *file, const void *context, struct pd_error *err)
-{
-    const struct zeros *z = context;
-    PD_TRY(pd_file_preallocate(file, z->bytes, err));
-    for (uint64_t at = 0; at < z->bytes; at += z->buffer_bytes)
-        PD_TRY(pd_file_write(file, at, z->buffer, z->bytes - at < z->buffer_bytes ? z->bytes - at : z->buffer_bytes, err));
-    return PD_OK;
 }
 
 void store_pool_keep_ready(struct store_pool *pool, uint64_t bytes, void *buffer, uint64_t buffer_bytes)
 {
-    const struct zeros zeros = {bytes, buffer_bytes, buffer};
     char path[STORE_PATH_MAX];
     if (!pool->fence || !bytes || !pd_vfs_is_in_memory(pool->dir->vfs, pool->dir->root)) return;
     for (uint32_t k = 0; k < pool->free_max; k++) {
@@ -227,7 +217,7 @@ void store_pool_keep_ready(struct store_pool *pool, uint64_t bytes, void *buffer
         if (store_exists(pool->dir, path)) return;
     }
     memset(buffer, 0, buffer_bytes);
-    (void)!make_free(pool, write_zeros, &zeros, NULL);
+    (void)!make_free(pool, bytes, buffer, buffer_bytes, NULL);
 }
 
 /* ---- pools of dead launches ---- */
@@ -255,10 +245,8 @@ static enum liveness lock_all(const struct store_dir *dir, const char *pool, con
     enum liveness found = dir->is_local ? DEAD : UNKNOWN;
     for (uint32_t i = 0; i < listing->count; i++) {
         if (strncmp(listing->names[i], "lock-", 5) != 0) continue;
-        char path[STORE_PATH_MAX];
         struct pd_lock **lock = &ret_locks->rows[ret_locks->count];
-        store_path(dir, path, "%s/%s", pool, listing->names[i]);
-        if (store_dir_lock(dir, path, 0, lock, NULL) != PD_OK) return ALIVE;
+        if (store_dir_lock(dir, store_at(dir, "%s/%s", pool, listing->names[i]).text, 0, lock, NULL) != PD_OK) return ALIVE;
         if (*lock) ret_locks->count++;
         if (!*lock && found == DEAD) found = UNKNOWN;
     }
@@ -300,8 +288,7 @@ static void empty(const struct store_pool *pool, const char *dead, const struct 
         if (!owns(name) || (takes_over && take_over(pool, path, name))) continue;
         (void)!pd_vfs_unlink(vfs, path, NULL);
     }
-    store_path(pool->dir, path, "%s", dead);
-    (void)!pd_vfs_rmdir(vfs, path, NULL);
+    (void)!pd_vfs_rmdir(vfs, store_at(pool->dir, "%s", dead).text, NULL);
 }
 
 void store_pool_clear(const struct store_pool *pool, const char *name)

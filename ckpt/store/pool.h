@@ -27,6 +27,7 @@ PD_MUST_USE pd_status store_pool_open(struct store_pool *pool, struct store_dir 
 /* This rank's files go, and the directory with the last one. Without the group, which may be broken. */
 void store_pool_close(struct store_pool *pool);
 /* "<root>/pool-<fence>/<name>"; NULL: the pool itself. */
+struct store_text store_pool_at(const struct store_pool *pool, const char *name);
 void store_pool_path(const struct store_pool *pool, char ret_path[STORE_PATH_MAX], const char *name);
 /* Leaders: takes over or empties <root>/<name>, the pool of a dead launch. What stays is met again by the next open. */
 void store_pool_clear(const struct store_pool *pool, const char *name);

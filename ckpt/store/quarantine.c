@@ -49,17 +49,14 @@ static pd_status remove_quarantined(const struct store_drives *drives, const str
 static pd_status enforce_cap(const struct store_drives *drives, uint64_t bytes_max, struct pd_error *err)
 {
     const struct store_dir *root = &drives->rows[0].dir;
-    char path[STORE_PATH_MAX];
     struct pd_listing listing = {0};
-    store_path(root, path, "quarantine");
-    PD_TRY(pd_vfs_list(root->vfs, path, &listing, err));
+    PD_TRY(pd_vfs_list(root->vfs, store_at(root, "quarantine").text, &listing, err));
     struct quarantined *rows = calloc((size_t)listing.count + 1, sizeof *rows);
     uint32_t count = 0;
     uint64_t total = 0;
     for (uint32_t i = 0; rows && i < listing.count; i++) {
         if (!pd_step_name_parse(listing.names[i], &rows[count].name)) continue;
-        store_path(root, path, "quarantine/%s", listing.names[i]);
-        rows[count].bytes = directory_bytes(root, path);
+        rows[count].bytes = directory_bytes(root, store_at(root, "quarantine/%s", listing.names[i]).text);
         total += rows[count++].bytes;
     }
     pd_listing_deinit(&listing);
@@ -80,14 +77,11 @@ pd_status store_quarantine_here(struct store_drives *drives, const char *name, c
                                 uint64_t bytes_max, struct pd_error *err)
 {
     struct store_dir *root = &drives->rows[0].dir;
-    char from[STORE_PATH_MAX], to[STORE_PATH_MAX], text[1024];
-    store_path(root, to, "quarantine");
-    pd_status st = pd_vfs_mkdir(root->vfs, to, err);
+    char to[STORE_PATH_MAX], text[1024];
+    pd_status st = pd_vfs_mkdir(root->vfs, store_at(root, "quarantine").text, err);
     if (st != PD_EXISTS) PD_TRY(st);
     PD_TRY(store_stripes_quarantine(drives, err));
-    store_path(root, from, "%s", name);
-    store_path(root, to, "quarantine/%s", name);
-    st = pd_vfs_rename(root->vfs, from, to, err);
+    st = pd_vfs_rename(root->vfs, store_at(root, "%s", name).text, store_at(root, "quarantine/%s", name).text, err);
     if (st == PD_NOT_FOUND) return PD_OK; /* this host had no part in it */
     PD_TRY(st);
     /* For people; the checkpoint is aside with or without it. */
@@ -95,8 +89,7 @@ pd_status store_quarantine_here(struct store_drives *drives, const char *name, c
     store_path(root, to, "quarantine/%s/%s", name, note);
     if (store_file_write(root->vfs, to, PD_OPEN_CREATE | PD_OPEN_TRUNCATE, text, strlen(text), STORE_FILE_LEAVE, NULL))
         pd_log_warn("ckpt", "%s could not be written", to);
-    store_path(root, to, "quarantine");
-    PD_TRY(store_sync_dir(root, to, err));
+    PD_TRY(store_sync_dir(root, store_at(root, "quarantine").text, err));
     PD_TRY(store_sync_dir(root, root->root, err));
     return enforce_cap(drives, bytes_max, err);
 }
@@ -115,8 +108,7 @@ static void return_here(struct store_dir *root, const struct store_scan *scan, c
         return;
     }
     pd_log_warn("ckpt", "%s has its commit.h5 again and is back among the checkpoints", to);
-    store_path(root, to, "%s/" PD_STORE_UNRECORDED_NOTE, name);
-    (void)!pd_vfs_unlink(root->vfs, to, NULL);
+    (void)!pd_vfs_unlink(root->vfs, store_at(root, "%s/" PD_STORE_UNRECORDED_NOTE, name).text, NULL);
 }
 
 pd_status store_quarantine_return(struct store_drives *drives, struct pd_error *err)
@@ -135,12 +127,10 @@ pd_status store_quarantine_return(struct store_drives *drives, struct pd_error *
 
 static pd_status count_here(const struct store_dir *root, uint64_t *ret_count, struct pd_error *err)
 {
-    char path[STORE_PATH_MAX];
     struct pd_listing listing = {0};
     struct pd_step_name name;
     *ret_count = 0;
-    store_path(root, path, "quarantine");
-    pd_status st = pd_vfs_list(root->vfs, path, &listing, err);
+    pd_status st = pd_vfs_list(root->vfs, store_at(root, "quarantine").text, &listing, err);
     if (st == PD_NOT_FOUND) return PD_OK;
     PD_TRY(st);
     for (uint32_t i = 0; i < listing.count; i++)

@@ -1,8 +1,8 @@
-#include "ckpt/store/recover.h"
+/* Acting on a scan at open: every state leads to one of roll forward, clear, move aside, report. Invariant 4 of store.c. */
+#include "ckpt/store/remove.h"
 
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
-#include "ckpt/store/remove.h"
 #include "ckpt/store/save.h"
 
 #include <inttypes.h>
@@ -43,14 +43,12 @@ static void warn(const struct recovery *r, const struct pd_store_unusable *row, 
 /* Makes the name of the record durable before anything is renamed: a directory here may never have had one. */
 static pd_status make_record_name(struct store_dir *root, const char *name, struct pd_error *err)
 {
-    char path[STORE_PATH_MAX];
-    store_path(root, path, "%s/" PD_STORE_REMOVED, name);
-    pd_status st = pd_vfs_unlink(root->vfs, path, err); /* a removal that another host has not begun */
+    /* The mark is of a removal that another host has not begun. */
+    pd_status st = pd_vfs_unlink(root->vfs, store_at(root, "%s/" PD_STORE_REMOVED, name).text, err);
     if (st != PD_NOT_FOUND) PD_TRY(st);
-    store_path(root, path, "%s/commit.h5", name);
-    PD_TRY(store_file_write(root->vfs, path, PD_OPEN_CREATE, NULL, 0, STORE_FILE_LEAVE, err));
-    store_path(root, path, "%s", name);
-    return store_sync_dir(root, path, err);
+    PD_TRY(store_file_write(root->vfs, store_at(root, "%s/commit.h5", name).text, PD_OPEN_CREATE, NULL, 0, STORE_FILE_LEAVE,
+                            err));
+    return store_sync_dir(root, store_at(root, "%s", name).text, err);
 }
 
 static pd_status repair_here(const struct recovery *r, const struct store_state *state, const void *record, uint64_t bytes,
@@ -75,11 +73,11 @@ static pd_status repair_here(const struct recovery *r, const struct store_state 
 static pd_status load_record(const struct recovery *r, const struct store_state *state, void **ret_data, uint64_t *ret_bytes,
                              struct pd_error *err)
 {
-    char name[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
+    char name[PD_STORE_NAME_MAX];
     const struct store_listing *final = store_scan_find(r->scan, state, false);
     store_state_name(state, !final || final->record != STORE_RECORD_VALID, name);
-    store_path(r->root, path, "%s/commit.h5", name);
-    return store_file_read(r->root->vfs, path, PD_COMMIT_BYTES_MAX, ret_data, ret_bytes, err);
+    return store_file_read(r->root->vfs, store_at(r->root, "%s/commit.h5", name).text, PD_COMMIT_BYTES_MAX, ret_data,
+                           ret_bytes, err);
 }
 
 static pd_status roll_forward(const struct recovery *r, const struct store_state *state, struct pd_error *err)

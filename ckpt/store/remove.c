@@ -74,15 +74,12 @@ pd_status store_clear_dir(struct store_drives *drives, const char *name, struct 
 /* Renamed, not unlinked: without a record and without this mark a directory is not one that we have begun to remove. */
 static pd_status remove_record(struct store_dir *root, const char *dir, bool syncs, struct pd_error *err)
 {
-    char path[STORE_PATH_MAX], mark[STORE_PATH_MAX];
-    store_path(root, path, "%s/commit.h5", dir);
-    store_path(root, mark, "%s/" PD_STORE_REMOVED, dir);
-    pd_status st = pd_vfs_rename(root->vfs, path, mark, err);
+    pd_status st = pd_vfs_rename(root->vfs, store_at(root, "%s/commit.h5", dir).text,
+                                 store_at(root, "%s/" PD_STORE_REMOVED, dir).text, err);
     if (st == PD_NOT_FOUND) return PD_OK;
     PD_TRY(st);
     pd_fault_point("store.remove.unrecorded");
-    store_path(root, path, "%s", dir);
-    return syncs ? store_sync_dir(root, path, err) : PD_OK;
+    return syncs ? store_sync_dir(root, store_at(root, "%s", dir).text, err) : PD_OK;
 }
 
 static void tmp_name_of(const char *name, char ret_text[PD_STORE_NAME_MAX + 4])
@@ -109,13 +106,12 @@ static pd_status remove_records_here(struct store_dir *root, const char *name, s
 static pd_status trash_here(struct store_drives *drives, const char *name, struct pd_error *err)
 {
     struct store_dir *root = &drives->rows[0].dir;
-    char path[STORE_PATH_MAX], where_it_was[STORE_PATH_MAX], tmp_name[PD_STORE_NAME_MAX + 4];
+    char path[STORE_PATH_MAX], tmp_name[PD_STORE_NAME_MAX + 4];
     tmp_name_of(name, tmp_name);
     PD_TRY(store_clear_dir(drives, tmp_name, err));
     PD_TRY(move_to_trash(drives, name, path, err));
     if (!path[0]) return PD_OK;
-    store_path(root, where_it_was, "%s", name);
-    return store_sync_dir(root, strcmp(path, where_it_was) == 0 ? path : root->root, err);
+    return store_sync_dir(root, strcmp(path, store_at(root, "%s", name).text) == 0 ? path : root->root, err);
 }
 
 /* Shard `number` becomes a free file of `rank`, out of the trash. One that a generation or somebody else still knows is only
@@ -148,8 +144,8 @@ static pd_status empty_trash(struct store_drives *drives, const char *name, stru
     char path[STORE_PATH_MAX];
     trash_path(drives, name, path);
     PD_TRY(store_remove_files(root, path, err));
-    store_path(root, path, "%s", name); /* where it is when it holds foreign files */
-    PD_TRY(store_remove_files(root, path, err));
+    /* It is still there when it holds foreign files. */
+    PD_TRY(store_remove_files(root, store_at(root, "%s", name).text, err));
     return store_stripes_remove(drives, name, err);
 }
 

@@ -1,4 +1,5 @@
-/* Taking checkpoints away: removed (record first), or moved to the quarantine. */
+/* Acting on what lies there: checkpoints are removed (record first), moved to the quarantine, or, at open, taken as the scan
+ * found them. */
 #ifndef PD_CKPT_STORE_REMOVE_H
 #define PD_CKPT_STORE_REMOVE_H
 
@@ -19,5 +20,11 @@ PD_MUST_USE pd_status store_quarantine_here(struct store_drives *drives, const c
 PD_MUST_USE pd_status store_quarantine_return(struct store_drives *drives, struct pd_error *err);
 /* Collective: of the host that has most. */
 PD_MUST_USE pd_status store_quarantine_count(struct store_dir *root, uint32_t *ret_count, struct pd_error *err);
+
+/* ---- recover.c ---- */
+
+/* Collective: rolls committed ones forward, clears what was never committed, moves the damaged aside, fills the catalog. */
+PD_MUST_USE pd_status store_recover(struct store_drives *drives, const struct pd_store_options *options,
+                                    const struct store_scan *scan, struct store_catalog *catalog, struct pd_error *err);
 
 #endif

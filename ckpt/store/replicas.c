@@ -6,7 +6,7 @@
  *
  * R is the rank whose shard it is; the files lie in the pool of the replica host, which has no rank R of its own.
  */
-#include "ckpt/store/replicas.h"
+#include "ckpt/store/drives.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -92,13 +92,11 @@ pd_status store_replica_begin(struct store_pool *pool, uint32_t rank, char *ret_
 /* Under the name that the record gives it. It is durable there, or it was never there: both are fine. */
 static pd_status place(struct store_pool *pool, const char *name, uint32_t rank, struct pd_error *err)
 {
-    char from[STORE_PATH_MAX], to[STORE_PATH_MAX], shard[PD_STORE_NAME_MAX];
+    char from[STORE_PATH_MAX], shard[PD_STORE_NAME_MAX];
     store_replica_path(pool, rank, from);
     pd_shard_name_format(rank, shard);
-    store_path(pool->dir, to, "%s/%s", name, shard);
-    PD_TRY(pd_vfs_rename(pool->dir->vfs, from, to, err));
-    store_path(pool->dir, to, "%s", name);
-    return store_sync_dir(pool->dir, to, err);
+    PD_TRY(pd_vfs_rename(pool->dir->vfs, from, store_at(pool->dir, "%s/%s", name, shard).text, err));
+    return store_sync_dir(pool->dir, store_at(pool->dir, "%s", name).text, err);
 }
 
 pd_status store_replica_end(struct store_pool *pool, const char *name, uint32_t rank, pd_status mine, struct pd_error *err)
@@ -116,17 +114,15 @@ pd_status store_replica_end(struct store_pool *pool, const char *name, uint32_t 
 static uint64_t bytes_in(const struct store_dir *root, const char *name)
 {
     struct pd_listing listing = {0};
-    char path[STORE_PATH_MAX];
     uint64_t bytes = 0;
-    store_path(root, path, "%s", name);
-    if (pd_vfs_list(root->vfs, path, &listing, NULL) != PD_OK) return 0;
+    if (pd_vfs_list(root->vfs, store_at(root, "%s", name).text, &listing, NULL) != PD_OK) return 0;
     for (uint32_t i = 0; i < listing.count; i++) {
         uint32_t rank;
         struct pd_stat stat;
         if (!pd_shard_name_parse(listing.names[i], &rank)) continue;
         if (rank < root->group->size && root->share_of[rank] == root->share_of[root->group->rank]) continue;
-        store_path(root, path, "%s/%s", name, listing.names[i]);
-        if (pd_vfs_stat(root->vfs, path, &stat, NULL) == PD_OK) bytes += stat.bytes;
+        if (pd_vfs_stat(root->vfs, store_at(root, "%s/%s", name, listing.names[i]).text, &stat, NULL) == PD_OK)
+            bytes += stat.bytes;
     }
     pd_listing_deinit(&listing);
     return bytes;

@@ -1,6 +1,7 @@
 /* Saving: prepare a directory, let every rank write its shards into it, commit it. Invariants 1 to 3, 8 and 9 of store.c. */
 #include "ckpt/store/save.h"
 
+#include "ckpt/base/digest.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/store/remove.h"
 
@@ -70,12 +71,9 @@ static pd_status check_unused(const struct store_save *save, struct pd_error *er
 static pd_status prepare_directory(struct store_save *save, struct pd_error *err)
 {
     const struct store_dir *root = &root_of(save)->dir;
-    char path[STORE_PATH_MAX];
-    store_path(root, path, "%s.tmp", save->name);
-    PD_TRY(pd_vfs_mkdir(root->vfs, path, err));
+    PD_TRY(pd_vfs_mkdir(root->vfs, store_at(root, "%s.tmp", save->name).text, err));
     pd_fault_point("store.begin.made");
-    store_path(root, path, "%s.tmp/commit.h5", save->name);
-    PD_TRY(write_new_file(save, path, NULL, 0, err));
+    PD_TRY(write_new_file(save, store_at(root, "%s.tmp/commit.h5", save->name).text, NULL, 0, err));
     return store_save_place_index(save, err);
 }
 
@@ -164,129 +162,69 @@ pd_status store_save_give_up(struct store_save *save, pd_status st, struct pd_er
 
 /* ---- commit ---- */
 
-/* What each rank tells the root: the identity, then a summary a shard. */
-struct shard_report {
-    struct pd_identity identity;
-    struct pd_shard_summary summaries[];
-};
-
-static uint64_t report_bytes(const struct store_save *save)
+static pd_status check_identities(const struct store_dir *root, struct pd_error *err)
 {
-    return sizeof(struct shard_report) + save->drives->shards * sizeof(struct pd_shard_summary);
-}
-
-static const struct shard_report *report_of(const struct store_save *save, const void *reports, uint32_t rank)
-{
-    return (const struct shard_report *)((const char *)reports + rank * report_bytes(save));
-}
-
-static uint32_t shards_of(const struct store_save *save)
-{
-    return save->written ? save->written_count : root_of(save)->dir.group->size * save->drives->shards;
-}
-
-static struct pd_shard_summary summary_of(const struct store_save *save, const void *reports, uint32_t shard)
-{
-    const uint32_t of_rank = save->drives->shards;
-    return save->written ? save->written[shard] : report_of(save, reports, shard / of_rank)->summaries[shard % of_rank];
-}
-
-static pd_status check_identities(const struct store_save *save, const void *reports, struct pd_error *err)
-{
-    for (uint32_t r = 0; r < root_of(save)->dir.group->size; r++) {
-        const struct pd_identity *theirs = &report_of(save, reports, r)->identity;
-        if (memcmp(theirs, &save->identity, sizeof save->identity) != 0)
-            PD_FAIL(err, PD_BUG, "rank %u saves step %" PRIu64 ", rank 0 step %" PRIu64, r, theirs->step,
-                    save->identity.step);
-    }
+    for (uint32_t r = 1; r < root->group->size; r++)
+        if (root->words[r] != root->words[0]) PD_FAIL(err, PD_BUG, "rank %u saves another step than rank 0", r);
     return PD_OK;
 }
 
-/* The root's copy of the state with what only the store knows. */
-static pd_status encode_record(const struct store_save *save, const void *reports, const struct pd_run_state *state,
-                               void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
+/* The root's copy of the state with what only the store knows. `shards` come in the order of ranks. */
+static pd_status encode_record(const struct store_save *save, struct pd_shard_summary *shards, uint32_t shards_a_rank,
+                               const struct pd_run_state *state, void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
 {
     const struct store_drive *root = root_of(save);
-    const uint32_t stripes = state->layout.stripes ? state->layout.stripes : 1;
-    struct pd_commit commit = {.state = *state, .shard_count = shards_of(save)};
-    PD_CHECK(save->written || stripes == save->drives->shards);
-    PD_TRY(check_identities(save, reports, err));
+    const uint32_t stripes = state->layout.stripes ? state->layout.stripes : 1, size = root->dir.group->size;
+    struct pd_commit commit = {.state = *state, .shard_count = size * shards_a_rank, .shards = shards};
+    PD_CHECK(size == 1 || stripes == shards_a_rank);
+    PD_TRY(check_identities(&root->dir, err));
     commit.state.fence = root->lease.fence;
     commit.state.identity = save->identity;
-    commit.shards = calloc(commit.shard_count, sizeof *commit.shards);
-    if (!commit.shards) PD_FAIL(err, PD_NO_MEMORY, "no memory for the record of %u shards", commit.shard_count);
     for (uint32_t s = 0; s < commit.shard_count; s++) {
-        commit.shards[s] = summary_of(save, reports, s);
-        commit.shards[s].writer_rank = s / stripes;
-        commit.shards[s].host = root->dir.host_of[save->written ? 0 : s / stripes];
+        shards[s].writer_rank = s / stripes;
+        shards[s].host = root->dir.host_of[s / shards_a_rank];
     }
-    pd_status st = pd_commit_encode(&commit, ret_data, ret_bytes, err);
-    free(commit.shards);
-    return st;
+    return pd_commit_encode(&commit, ret_data, ret_bytes, err);
 }
 
-static pd_status gather_reports(const struct store_save *save, const struct pd_shard_summary *summaries, void **ret_reports,
-                                struct pd_error *err)
-{
-    struct pd_group *group = root_of(save)->dir.group;
-    struct shard_report *mine = calloc(1, report_bytes(save));
-    void *reports = group->rank == 0 ? calloc(group->size, report_bytes(save)) : NULL;
-    pd_status st = PD_OK;
-    if (!mine || (group->rank == 0 && !reports))
-        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for the reports of %u ranks", group->size);
-    st = pd_group_agree(group, st, err);
-    if (st == PD_OK) {
-        mine->identity = save->identity;
-        if (!save->written) memcpy(mine->summaries, summaries, save->drives->shards * sizeof *summaries);
-        st = pd_group_gather(group, 0, mine, report_bytes(save), reports, err);
-    }
-    free(mine);
-    *ret_reports = reports;
-    return st;
-}
-
-/* Everybody's report on the root, the record on everybody. *ret_total: bytes of all shards. */
-static pd_status build_record(const struct store_save *save, const struct pd_shard_summary *summaries,
+/* Everybody's summaries on the root, the record on everybody. *ret_total: bytes of all shards. */
+static pd_status build_record(const struct store_save *save, const struct pd_shard_summary *summaries, uint32_t count,
                               const struct pd_run_state *state, void **ret_data, uint64_t *ret_bytes, uint64_t *ret_total,
                               struct pd_error *err)
 {
-    const struct store_drive *root = root_of(save);
+    struct store_drive *root = root_of(save);
     struct pd_group *group = root->dir.group;
-    void *data = NULL, *reports = NULL;
-    uint64_t bytes = 0, total = 0;
-    pd_status st = gather_reports(save, summaries, &reports, err);
-    pd_status encoded = PD_OK;
+    struct pd_shard_summary *all = group->rank == 0 ? calloc(group->size, count * sizeof *all) : NULL;
+    pd_status st = all || group->rank != 0
+                       ? PD_OK
+                       : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for the shards of %u ranks", group->size);
+    st = pd_group_agree(group, st, err);
+    if (st == PD_OK) st = pd_group_gather(group, 0, summaries, count * sizeof *summaries, all, err);
+    if (st == PD_OK) st = store_gather(&root->dir, pd_digest64(&save->identity, sizeof save->identity, 0), err);
+    pd_status mine = PD_OK;
+    *ret_total = 0;
     if (st == PD_OK && group->rank == 0) {
-        encoded = encode_record(save, reports, state, &data, &bytes, err);
-        for (uint32_t i = 0; i < shards_of(save); i++)
-            total += summary_of(save, reports, i).file_bytes;
+        mine = encode_record(save, all, count, state, ret_data, ret_bytes, err);
+        for (uint32_t i = 0; i < group->size * count; i++)
+            *ret_total += all[i].file_bytes;
     }
-    free(reports);
+    free(all);
     PD_TRY(st);
     /* The last word before anybody commits: still the owner, on every host. */
-    if (encoded == PD_OK && root->dir.leads_share) encoded = store_lease_check_here(&root->lease, err);
-    PD_TRY(store_spread(&root->dir, 0, encoded, &data, &bytes, err));
-    st = pd_group_broadcast(group, 0, &total, sizeof total, err);
-    if (st != PD_OK) free(data);
-    PD_TRY(st);
-    *ret_data = data;
-    *ret_bytes = bytes;
-    *ret_total = total;
-    return PD_OK;
+    if (mine == PD_OK && root->dir.leads_share) mine = store_lease_check_here(&root->lease, err);
+    PD_TRY(store_spread(&root->dir, 0, mine, ret_data, ret_bytes, err));
+    return pd_group_broadcast(group, 0, ret_total, sizeof *ret_total, err);
 }
 
 /* The record is written in place: its name is durable already, and until the last byte is, it does not decode. */
 pd_status store_commit_here(struct store_dir *root, const char *from, const char *to, const void *record, uint64_t bytes,
                             struct pd_error *err)
 {
-    char source[STORE_PATH_MAX], target[STORE_PATH_MAX];
-    store_path(root, source, "%s/commit.h5", from);
-    PD_TRY(store_file_write(root->vfs, source, PD_OPEN_CREATE, record, record ? bytes : 0,
+    PD_TRY(store_file_write(root->vfs, store_at(root, "%s/commit.h5", from).text, PD_OPEN_CREATE, record, record ? bytes : 0,
                             record ? STORE_FILE_CUT_SYNC : STORE_FILE_SYNC, err));
     pd_fault_point("store.commit.recorded");
-    store_path(root, source, "%s", from);
-    store_path(root, target, "%s", to);
-    if (strcmp(from, to) != 0) PD_TRY(pd_vfs_rename(root->vfs, source, target, err));
+    if (strcmp(from, to) != 0)
+        PD_TRY(pd_vfs_rename(root->vfs, store_at(root, "%s", from).text, store_at(root, "%s", to).text, err));
     pd_fault_point("store.commit.renamed");
     return store_sync_dir(root, root->root, err);
 }
@@ -296,9 +234,7 @@ pd_status store_commit_here(struct store_dir *root, const char *from, const char
 static pd_status sync_prepared(const struct store_save *save, struct pd_error *err)
 {
     struct store_dir *root = &root_of(save)->dir;
-    char path[STORE_PATH_MAX];
-    store_path(root, path, "%s.tmp", save->name);
-    PD_TRY(store_sync_dir(root, path, err));
+    PD_TRY(store_sync_dir(root, store_at(root, "%s.tmp", save->name).text, err));
     PD_TRY(store_stripes_sync(save->drives, save->name, err));
     return root->has_other_shares && root->leads_share ? store_sync_dir(root, root->root, err) : PD_OK;
 }
@@ -311,7 +247,7 @@ static pd_status commit_prepared(const struct store_save *save, const void *reco
     return store_commit_here(&root_of(save)->dir, from, save->name, record, bytes, err);
 }
 
-static pd_status commit(const struct store_save *save, const struct pd_shard_summary *summaries,
+static pd_status commit(const struct store_save *save, const struct pd_shard_summary *summaries, uint32_t count,
                         const struct pd_run_state *state, uint64_t *ret_total, struct pd_error *err)
 {
     const struct store_dir *root = &root_of(save)->dir;
@@ -320,29 +256,28 @@ static pd_status commit(const struct store_save *save, const struct pd_shard_sum
     pd_fault_point("store.prepare.written");
     PD_TRY(pd_group_agree(root->group, root->leads_host ? sync_prepared(save, err) : PD_OK, err));
     pd_fault_point("store.prepare.synced");
-    PD_TRY(build_record(save, summaries, state, &record, &bytes, ret_total, err));
-    pd_status st = root->leads_share ? commit_prepared(save, record, bytes, err) : PD_OK;
+    pd_status st = build_record(save, summaries, count, state, &record, &bytes, ret_total, err);
+    if (st == PD_OK)
+        st = pd_group_agree(root->group, root->leads_share ? commit_prepared(save, record, bytes, err) : PD_OK, err);
     free(record);
-    return pd_group_agree(root->group, st, err);
+    return st;
 }
 
 pd_status store_save_commit(struct store_save *save, pd_status mine, const struct pd_shard_summary *summaries,
-                            const struct pd_run_state *state, struct pd_error *err)
+                            uint32_t count, const struct pd_run_state *state, struct pd_error *err)
 {
     const struct store_drive *root = root_of(save);
     if (!save->is_preparing) PD_FAIL(err, PD_BUG, "a commit without a checkpoint being prepared");
-    uint64_t total = 0;
     struct store_item item = {.entry = {.lineage = save->identity.lineage,
                                         .step = save->identity.step,
                                         .fence = root->lease.fence,
-                                        .shard_count = shards_of(save)}};
+                                        .shard_count = root->dir.group->size * count}};
     memcpy(item.entry.name, save->name, sizeof item.entry.name);
     save->is_preparing = false;
     pd_status st = pd_group_agree(root->dir.group, mine, err);
-    if (st == PD_OK) st = commit(save, summaries, state, &total, err);
+    if (st == PD_OK) st = commit(save, summaries, count, state, &item.entry.bytes, err);
     if (st != PD_OK) return store_save_give_up(save, st, err);
     pd_fault_point("store.commit.done");
-    item.entry.bytes = total;
     store_items_add(&save->catalog->committed, &item);
     return PD_OK;
 }

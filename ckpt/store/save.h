@@ -11,11 +11,8 @@ struct store_save {
     struct store_catalog *catalog;
     bool is_preparing;
     struct pd_identity identity;
-    char name[PD_STORE_NAME_MAX];           /* without ".tmp" */
-    const struct pd_shard_summary *written; /* (written_count) by one rank for all; NULL: each wrote its own. Borrowed */
-    uint32_t written_count;
-
-    const void *index_data; /* borrowed */
+    char name[PD_STORE_NAME_MAX]; /* without ".tmp" */
+    const void *index_data;       /* borrowed */
     uint64_t index_bytes;
     uint64_t index_version; /* raised with the data */
     uint64_t index_written; /* version that lies in the pool, 0: none */
@@ -29,9 +26,10 @@ struct store_save {
 PD_MUST_USE pd_status store_save_begin(struct store_save *save, const struct pd_identity *identity, struct pd_error *err);
 /* "<root>/<name>.tmp/shard-<of this rank>.h5", or on the stripe's drive. */
 void store_save_path(const struct store_save *save, uint32_t stripe, char ret_path[STORE_PATH_MAX]);
-/* Collective: adds the checkpoint to the catalog, or gives the save up on every rank. */
+/* Collective: adds the checkpoint to the catalog, or gives the save up on every rank. summaries (count, alike on all ranks)
+ * of what this rank has written. */
 PD_MUST_USE pd_status store_save_commit(struct store_save *save, pd_status mine, const struct pd_shard_summary *summaries,
-                                        const struct pd_run_state *state, struct pd_error *err);
+                                        uint32_t count, const struct pd_run_state *state, struct pd_error *err);
 /* Collective: clears what a failed save has made; returns `st`, or a better reason. */
 pd_status store_save_give_up(struct store_save *save, pd_status st, struct pd_error *err);
 /* Collective: clears what failed saves could not take away with them. */

@@ -139,8 +139,7 @@ static pd_status list_all(const struct store_dir *dir, const char *below, struct
     for (uint32_t i = 0; st == PD_OK && i < names.count; i++) {
         struct store_listing listing = {0};
         if (!pd_step_name_parse(names.names[i], &listing.name)) continue;
-        store_path(dir, path, "%s%s", below, names.names[i]);
-        st = list_step(dir, path, &listing, &scan->unreadable);
+        st = list_step(dir, store_at(dir, "%s%s", below, names.names[i]).text, &listing, &scan->unreadable);
         if (st == PD_OK)
             scan->listings[scan->listing_count++] = listing;
         else

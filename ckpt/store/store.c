@@ -57,13 +57,11 @@
  */
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
-#include "ckpt/store/recover.h"
 #include "ckpt/store/remove.h"
-#include "ckpt/store/replicas.h"
 #include "ckpt/store/save.h"
-#include "ckpt/store/space.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -219,10 +217,8 @@ void pd_store_entry_path(const struct pd_store *store, const struct pd_store_ent
 bool pd_store_has_record(const struct pd_store *store, const char *name)
 {
     const struct store_dir *root = &store->drives.rows[0].dir;
-    char path[STORE_PATH_MAX];
     struct pd_stat stat;
-    store_path(root, path, "%s/commit.h5", name);
-    return pd_vfs_stat(root->vfs, path, &stat, NULL) == PD_OK;
+    return pd_vfs_stat(root->vfs, store_at(root, "%s/commit.h5", name).text, &stat, NULL) == PD_OK;
 }
 
 void pd_store_pin(struct pd_store *store, const struct pd_store_entry *entry)
@@ -269,9 +265,58 @@ pd_status pd_store_count_quarantined(struct pd_store *store, uint32_t *ret_count
 
 /* ---- space ---- */
 
+struct space_need {
+    uint64_t bytes;   /* one checkpoint of the ranks that share the drive, or one generation of theirs */
+    uint64_t there;   /* what lies there already and makes room as new ones come */
+    uint32_t ranks;   /* that share the drive */
+    uint32_t copies;  /* must fit at once */
+    bool generations; /* files of state; else checkpoints, of which one must fit in any case */
+};
+
+struct human_bytes {
+    char text[32];
+};
+
+static struct human_bytes human(uint64_t bytes)
+{
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    struct human_bytes result;
+    double value = (double)bytes;
+    unsigned unit = 0;
+    for (; value >= 1024.0 && unit < 6; unit++)
+        value /= 1024.0;
+    snprintf(result.text, sizeof result.text, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
+    return result;
+}
+
+static pd_status check_space(const struct store_dir *dir, const struct space_need *need, struct pd_error *err)
+{
+    struct pd_space space;
+    PD_TRY(pd_vfs_space(dir->vfs, dir->root, &space, err));
+    const char *plural = need->copies == 1 ? "" : "s";
+    uint64_t needed, least = need->generations ? 0 : need->bytes;
+    if (__builtin_mul_overflow(need->bytes, need->copies, &needed)) needed = UINT64_MAX;
+    needed = needed > need->there && needed - need->there > least ? needed - need->there : least;
+    char already[64] = "";
+    if (need->there) snprintf(already, sizeof already, ", %s of them is there already", human(need->there).text);
+    if (needed > space.available_bytes)
+        PD_FAIL(err, PD_NO_SPACE,
+                "%s (%s) has %s free and needs %s: %u %s%s of %s must fit at once%s; "
+                "delete some (perdure ckpt prune), keep fewer (checkpoint.keep_last) or choose another directory",
+                dir->root, space.type_name, human(space.available_bytes).text, human(needed).text, need->copies,
+                need->generations ? "generation" : "checkpoint", plural, human(need->bytes).text, already);
+    uint64_t inodes = ((uint64_t)need->ranks + 4) * need->copies + 8;
+    if (space.total_inodes && inodes > space.available_inodes)
+        PD_FAIL(err, PD_NO_SPACE,
+                "%s (%s) has %" PRIu64 " inodes free and %" PRIu64 " are needed for %u more checkpoint%s: delete files or "
+                "choose another directory",
+                dir->root, space.type_name, space.available_inodes, inodes, need->copies, plural);
+    return PD_OK;
+}
+
 /* What the newest committed ones take of a drive: its ranks' share of them. Of plain ones one fewer than `copies` will stay;
  * of those that generations replace as many as are kept, since the first ones are written before any of them goes. */
-static uint64_t committed_bytes_here(const struct pd_store *store, const struct store_space_need *need)
+static uint64_t committed_bytes_here(const struct pd_store *store, const struct space_need *need)
 {
     const struct store_items *committed = &store->catalog.committed;
     const struct store_dir *root = &store->drives.rows[0].dir;
@@ -304,7 +349,7 @@ pd_status pd_store_check_space(struct pd_store *store, uint32_t stripe, uint64_t
 {
     struct store_drive *drive = store_drive_of(&store->drives, stripe);
     struct store_dir *dir = &drive->dir;
-    struct store_space_need need = {.copies = copies, .generations = store->options.generations};
+    struct space_need need = {.copies = copies, .generations = store->options.generations};
     const uint32_t files = pd_store_generations_needed(&store->options, dir->has_links);
     uint32_t free_count;
     uint64_t free_bytes = 0, free_sum;
@@ -313,7 +358,7 @@ pd_status pd_store_check_space(struct pd_store *store, uint32_t stripe, uint64_t
     PD_TRY(sum_of_share(dir, bytes_here, &need.bytes, &need.ranks, err));
     PD_TRY(sum_of_share(dir, free_bytes, &free_sum, &need.ranks, err));
     need.there = committed_bytes_here(store, &need) + free_sum;
-    return pd_group_agree(dir->group, dir->leads_share ? store_check_space(dir, &need, err) : PD_OK, err);
+    return pd_group_agree(dir->group, dir->leads_share ? check_space(dir, &need, err) : PD_OK, err);
 }
 
 uint64_t pd_store_free_bytes(struct pd_store *store)
@@ -433,7 +478,7 @@ void pd_store_begin_shard(struct pd_store *store, uint32_t stripe, char *ret_sha
 pd_status pd_store_commit(struct pd_store *store, pd_status mine, const struct pd_shard_summary *summary,
                           const struct pd_run_state *state, struct pd_error *err)
 {
-    return store_save_commit(&store->save, mine, summary, state, err);
+    return store_save_commit(&store->save, mine, summary, store->drives.shards, state, err);
 }
 
 pd_status pd_store_commit_all(struct pd_store *store, pd_status mine, const struct pd_shard_summary *summaries,
@@ -441,12 +486,8 @@ pd_status pd_store_commit_all(struct pd_store *store, pd_status mine, const stru
 {
     struct store_save *save = &store->save;
     PD_CHECK(root_of(store)->dir.group->size == 1 && count > 0);
-    save->written = summaries;
-    save->written_count = count;
     if (mine == PD_OK && save->is_preparing && !save->has_placed_index) mine = store_save_place_index(save, err);
-    pd_status st = store_save_commit(save, mine, NULL, state, err);
-    save->written = NULL;
-    return st;
+    return store_save_commit(save, mine, summaries, count, state, err);
 }
 
 void pd_store_set_index(struct pd_store *store, const void *data, uint64_t bytes)

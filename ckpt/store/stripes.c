@@ -35,10 +35,10 @@
 
 static pd_status write_mark(struct store_dir *dir, const char *name, const char *text, struct pd_error *err)
 {
-    char path[STORE_PATH_MAX], data[MARK_BYTES + 1];
+    char data[MARK_BYTES + 1];
     snprintf(data, sizeof data, "%-*s\n", (int)MARK_BYTES - 1, text);
-    store_path(dir, path, "%s", name);
-    PD_TRY(store_file_write(dir->vfs, path, PD_OPEN_CREATE, data, MARK_BYTES, STORE_FILE_SYNC, err));
+    PD_TRY(
+        store_file_write(dir->vfs, store_at(dir, "%s", name).text, PD_OPEN_CREATE, data, MARK_BYTES, STORE_FILE_SYNC, err));
     return store_sync_dir(dir, dir->root, err);
 }
 
@@ -178,9 +178,7 @@ pd_status store_stripes_open(struct store_drives *drives, const struct pd_store_
 
 static bool is_known(const struct store_dir *root, const struct store_catalog *catalog, const char *name)
 {
-    char path[STORE_PATH_MAX];
-    store_path(root, path, "quarantine/%s", name);
-    return store_catalog_knows(catalog, name) || store_exists(root, path);
+    return store_catalog_knows(catalog, name) || store_exists(root, store_at(root, "quarantine/%s", name).text);
 }
 
 static void clear_unknown(const struct store_dir *root, const struct store_catalog *catalog, const struct store_dir *drive)
@@ -229,11 +227,10 @@ static void shard_name(const struct store_drives *drives, uint32_t stripe, char 
 static pd_status link_shard(const struct store_drives *drives, uint32_t stripe, const char *name, struct pd_error *err)
 {
     const struct store_dir *root = &drives->rows[0].dir;
-    char shard[PD_STORE_NAME_MAX], target[3 * PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
+    char shard[PD_STORE_NAME_MAX], target[3 * PD_STORE_NAME_MAX];
     shard_name(drives, stripe, shard);
     snprintf(target, sizeof target, "../stripe-%" PRIu64 "/%s/%s", drives->rows[stripe].id, name, shard);
-    store_path(root, path, "%s.tmp/%s", name, shard);
-    return pd_vfs_symlink(root->vfs, target, path, err);
+    return pd_vfs_symlink(root->vfs, target, store_at(root, "%s.tmp/%s", name, shard).text, err);
 }
 
 pd_status store_stripes_begin(struct store_drives *drives, const char *name, struct pd_error *err)
@@ -251,9 +248,7 @@ pd_status store_stripes_sync(struct store_drives *drives, const char *name, stru
 {
     for (uint32_t s = 1; s < drives->count; s++) {
         struct store_dir *drive = &drives->rows[s].dir;
-        char path[STORE_PATH_MAX];
-        store_path(drive, path, "%s", name);
-        PD_TRY(store_sync_dir(drive, path, err));
+        PD_TRY(store_sync_dir(drive, store_at(drive, "%s", name).text, err));
         PD_TRY(store_sync_dir(drive, drive->root, err));
     }
     return PD_OK;
@@ -264,10 +259,10 @@ pd_status store_stripes_sync(struct store_drives *drives, const char *name, stru
 void store_stripes_recycle(struct store_drives *drives, const char *name)
 {
     for (uint32_t s = 1; s < drives->count; s++) {
-        char shard[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
+        char shard[PD_STORE_NAME_MAX];
         shard_name(drives, s, shard);
-        store_path(&drives->rows[s].dir, path, "%s/%s", name, shard);
-        (void)!store_free_put(&drives->rows[s].pool, drives->rows[0].dir.group->rank, path);
+        (void)!store_free_put(&drives->rows[s].pool, drives->rows[0].dir.group->rank,
+                              store_at(&drives->rows[s].dir, "%s/%s", name, shard).text);
     }
 }
 
@@ -275,9 +270,9 @@ void store_stripes_recycle(struct store_drives *drives, const char *name)
 pd_status store_stripes_remove(const struct store_drives *drives, const char *name, struct pd_error *err)
 {
     for (uint32_t i = 0; i < drives->link_count; i++) {
-        char path[STORE_PATH_MAX];
-        store_path(&drives->rows[0].dir, path, "stripe-%" PRIu64 "/%s", drives->links[i], name);
-        PD_TRY(store_remove_files(&drives->rows[0].dir, path, err));
+        PD_TRY(store_remove_files(&drives->rows[0].dir,
+                                  store_at(&drives->rows[0].dir, "stripe-%" PRIu64 "/%s", drives->links[i], name).text,
+                                  err));
     }
     return PD_OK;
 }

@@ -183,7 +183,7 @@ Test(commit, reading_a_file)
     cr_assert_not_null(strstr(error.message, path));
     cr_assert_eq(truncate(path, (off_t)PD_COMMIT_BYTES_MAX + 4096), 0);
     cr_assert_eq(pd_commit_read(f.vfs, path, &back, &error), PD_CORRUPT);
-    cr_assert(strstr(error.message, "at most 64 MiB"), "%s", error.message);
+    cr_assert(strstr(error.message, "at most 67108864"), "%s", error.message);
     free(data);
     pd_commit_deinit(&c);
     fixture_deinit(&f);

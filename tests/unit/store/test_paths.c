@@ -1,6 +1,6 @@
 /* Names in both directions, and which checkpoints stay. */
+#include "ckpt/store/catalog.h"
 #include "ckpt/store/paths.h"
-#include "ckpt/store/retention.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -96,9 +96,8 @@ Test(retention, table)
         {1, 5, {0}, 0, ""},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        struct pd_retention rule = {table[i].keep_last, table[i].keep_every};
         bool keep[8] = {0};
-        pd_retention_choose(&rule, table[i].steps, table[i].count, keep);
+        pd_retention_choose(table[i].keep_last, table[i].keep_every, table[i].steps, table[i].count, keep);
         for (uint32_t s = 0; s < table[i].count; s++)
             cr_assert_eq(keep[s], table[i].stays[s] == 'x', "row %zu, step %u", i, s);
     }
