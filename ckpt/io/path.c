@@ -160,6 +160,7 @@ pd_status pd_vfs_lock(struct pd_vfs *vfs, const char *path, struct pd_lock **ret
     if (result) {
         free(lock);
         free(copy);
+        if (result == ENXIO) PD_FAIL(err, PD_IO, "lock %s: it is no regular file", path);
         PD_FAIL_ERRNO(err, result, result == EAGAIN ? "lock %s: held by somebody else" : "lock %s", path);
     }
     *ret_lock = lock;

@@ -25,6 +25,25 @@ static int open_retried(const char *path, int flags)
     return fd;
 }
 
+/* Only a regular file: a pipe would block whoever opens it, a device would answer forever. ENXIO for anything else. */
+static int open_regular(const char *path, int flags, int *ret_fd)
+{
+    struct stat st;
+    int fd = open_retried(path, flags | O_NONBLOCK), result = 0;
+    if (fd < 0) return errno == ENODEV ? ENXIO : errno;
+    if (fstat(fd, &st) != 0)
+        result = errno;
+    else if (!S_ISREG(st.st_mode))
+        result = S_ISDIR(st.st_mode) ? EISDIR : ENXIO;
+    else if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) != 0) /* io_uring would refuse what has to wait */
+        result = errno;
+    if (result)
+        close(fd);
+    else
+        *ret_fd = fd;
+    return result;
+}
+
 int pd_posix_open(struct pd_file *file, unsigned flags)
 {
     bool reads = flags & PD_OPEN_READ, writes = flags & PD_OPEN_WRITE;
@@ -33,15 +52,7 @@ int pd_posix_open(struct pd_file *file, unsigned flags)
     if (flags & PD_OPEN_EXCLUSIVE) mode |= O_EXCL;
     if (flags & PD_OPEN_TRUNCATE) mode |= O_TRUNC;
     if (flags & PD_OPEN_DIRECT) mode |= O_DIRECT;
-    int fd = open_retried(file->path, mode);
-    if (fd < 0) return errno;
-    struct stat st;
-    if (fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) {
-        close(fd);
-        return EISDIR;
-    }
-    file->fd = fd;
-    return 0;
+    return open_regular(file->path, mode, &file->fd);
 }
 
 int pd_posix_close(struct pd_file *file)
@@ -264,9 +275,8 @@ static bool has_name(int fd, const char *path)
 int pd_posix_lock(struct pd_vfs *vfs, const char *path, struct pd_lock *lock)
 {
     (void)vfs;
-    int fd = open_retried(path, O_RDWR | O_CREAT);
-    if (fd < 0) return errno;
-    int result;
+    int fd, result = open_regular(path, O_RDWR | O_CREAT, &fd);
+    if (result) return result;
     do {
         result = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
     } while (result == EINTR);

@@ -144,6 +144,7 @@ pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, str
     if (result) {
         free(file);
         free(copy);
+        if (result == ENXIO) PD_FAIL(err, PD_IO, "open %s: it is no regular file", path);
         PD_FAIL_ERRNO(err, result, "open %s%s", path, flags & PD_OPEN_CREATE ? " for writing" : "");
     }
     atomic_store(&file->direct, (flags & PD_OPEN_DIRECT) && !refused);

@@ -319,6 +319,34 @@ Test(vfs, every_slot_of_every_vfs)
     }
 }
 
+/* Whoever opens a pipe waits for its other end, and what reads a device may never end. */
+static void is_refused(struct pd_vfs *vfs, const char *path)
+{
+    static const unsigned ways[] = {PD_OPEN_READ, PD_OPEN_WRITE | PD_OPEN_CREATE, PD_OPEN_READ | PD_OPEN_WRITE};
+    struct pd_file *file = NULL;
+    struct pd_lock *lock = NULL;
+    struct pd_error error = {0};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        cr_assert_eq(pd_file_open(vfs, path, ways[i], &file, &error), PD_IO, "%s: %s, way %zu", current_vfs, path, i);
+        cr_assert(strstr(error.message, path) && strstr(error.message, "it is no regular file"), "%s", error.message);
+    }
+    cr_assert_eq(pd_vfs_lock(vfs, path, &lock, &error), PD_IO, "%s: %s", current_vfs, path);
+    cr_assert(strstr(error.message, "it is no regular file"), "%s", error.message);
+}
+
+Test(vfs, only_regular_files_are_opened, .timeout = 20)
+{
+    const char *dir = scratch();
+    cr_assert_eq(mkfifo(join(dir, "pipe"), 0600), 0);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct pd_vfs *vfs = open_row(&rows[i]);
+        is_refused(vfs, join(dir, "pipe"));
+        is_refused(vfs, "/dev/zero");
+        pd_vfs_free(vfs);
+    }
+    remove_scratch(dir);
+}
+
 Test(vfs, a_ring_refused_later_is_told)
 {
     struct pd_vfs *vfs = open_row(&rows[7]);
