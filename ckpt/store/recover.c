@@ -16,8 +16,66 @@ struct recovery {
     const struct pd_store_options *options;
     const struct store_scan *scan;
     struct store_catalog *catalog;
+    const struct store_state *ours; /* a checkpoint of the run that this directory belongs to; NULL: there is none */
     bool any_committed;
 };
+
+/* ---- whose directory this is ---- */
+
+static bool is_same_run(const struct store_state *a, const struct store_state *b)
+{
+    return memcmp(a->run_id, b->run_id, sizeof a->run_id) == 0;
+}
+
+static bool has_record(const struct store_state *state)
+{
+    return state->kind == STORE_COMMITTED || state->kind == STORE_PARTIAL;
+}
+
+/* Only to look: where two runs have as many checkpoints, the newest decides. */
+static bool is_newer(const struct store_state *a, const struct store_state *b)
+{
+    if (a->lineage != b->lineage) return a->lineage > b->lineage;
+    return a->step != b->step ? a->step > b->step : a->fence > b->fence;
+}
+
+static uint32_t count_of_run(const struct store_scan *scan, const struct store_state *of)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < scan->state_count; i++)
+        count += has_record(&scan->states[i]) && is_same_run(&scan->states[i], of);
+    return count;
+}
+
+/* The run with most checkpoints, which a directory copied here by mistake does not change. Where two have as many, nobody can
+ * tell which one to go on with, so a writer refuses. */
+static pd_status find_ours(struct recovery *r, struct pd_error *err)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < r->scan->state_count; i++) {
+        const struct store_state *state = &r->scan->states[i];
+        const uint32_t count = has_record(state) ? count_of_run(r->scan, state) : 0;
+        if (count < most || count == 0 || (count == most && !is_newer(state, r->ours))) continue;
+        r->ours = state;
+        most = count;
+    }
+    for (uint32_t i = 0; r->options->writable && i < r->scan->state_count; i++) {
+        const struct store_state *state = &r->scan->states[i];
+        char one[PD_STORE_NAME_MAX], other[PD_STORE_NAME_MAX];
+        if (!has_record(state) || is_same_run(state, r->ours) || count_of_run(r->scan, state) < most) continue;
+        store_state_name(state, false, one);
+        store_state_name(r->ours, false, other);
+        PD_FAIL(err, PD_INVALID,
+                "%s and %s are checkpoints of two runs, and it holds as many of each: move those of the other run away", one,
+                other);
+    }
+    return PD_OK;
+}
+
+static bool is_of_another_run(const struct recovery *r, const struct store_state *state)
+{
+    return r->ours && has_record(state) && !is_same_run(state, r->ours);
+}
 
 static const struct pd_store_unusable *note_unusable(const struct recovery *r, const struct store_state *state,
                                                      enum pd_store_flaw flaw)
@@ -185,9 +243,25 @@ static void treat_unrecorded(const struct recovery *r, const struct store_state 
     }
 }
 
+/* It may be all that is left of that run: it stays, and counts for nothing here. */
+static void leave_out(const struct recovery *r, const struct store_state *state)
+{
+    struct pd_store_unusable row = {.step = state->step, .flaw = PD_STORE_OF_ANOTHER_RUN};
+    store_state_name(state, false, row.name);
+    snprintf(row.cause, sizeof row.cause,
+             "it belongs to run %016" PRIx64 "%016" PRIx64 ", and most checkpoints here to run %016" PRIx64 "%016" PRIx64
+             ": move it to where that run keeps its own",
+             state->run_id[0], state->run_id[1], r->ours->run_id[0], r->ours->run_id[1]);
+    warn(r, store_catalog_note(r->catalog, &row), "is left out");
+}
+
 static pd_status act(const struct recovery *r, const struct store_state *state, struct pd_error *err)
 {
     const struct pd_store_unusable *row;
+    if (is_of_another_run(r, state)) {
+        leave_out(r, state);
+        return PD_OK;
+    }
     switch ((enum store_state_kind)state->kind) {
     case STORE_COMMITTED:
         return take_committed(r, state, err);
@@ -222,7 +296,7 @@ static pd_status refuse_unreadable(const struct recovery *r, struct pd_error *er
     const struct store_state *worst = NULL;
     for (uint32_t i = 0; i < r->scan->state_count; i++) {
         const struct store_state *state = &r->scan->states[i];
-        if (state->kind == STORE_COMMITTED && state->step > newest) newest = state->step;
+        if (state->kind == STORE_COMMITTED && !is_of_another_run(r, state) && state->step > newest) newest = state->step;
         if (state->kind == STORE_UNREADABLE && (!worst || state->step > worst->step)) worst = state;
     }
     if (!r->options->writable || !worst || worst->step < newest) return PD_OK;
@@ -241,9 +315,11 @@ static pd_status refuse_unreadable(const struct recovery *r, struct pd_error *er
 pd_status store_recover(struct store_drives *drives, const struct pd_store_options *options, const struct store_scan *scan,
                         struct store_catalog *catalog, struct pd_error *err)
 {
-    struct recovery r = {drives, &drives->rows[0].dir, options, scan, catalog, false};
+    struct recovery r = {drives, &drives->rows[0].dir, options, scan, catalog, NULL, false};
+    PD_TRY(find_ours(&r, err));
     for (uint32_t i = 0; i < scan->state_count; i++)
-        r.any_committed = r.any_committed || scan->states[i].kind == STORE_COMMITTED;
+        r.any_committed =
+            r.any_committed || (scan->states[i].kind == STORE_COMMITTED && !is_of_another_run(&r, &scan->states[i]));
     PD_TRY(refuse_unreadable(&r, err));
     PD_TRY(pd_group_agree(r.root->group, store_catalog_init(catalog, scan->state_count, err), err));
     for (uint32_t i = 0; i < scan->state_count; i++)

@@ -40,7 +40,9 @@ struct pd_store_options {
 };
 
 /* Lists, unites the listings of all hosts, rolls forward or clears leftovers (writable only), takes the next fence, probes
- * what a save will need.   errors  PD_BUSY: another launch holds this store; PD_IO: says who we are and what was denied */
+ * what a save will need.
+ *   errors  PD_BUSY: another launch holds this store; PD_IO: says who we are and what was denied; PD_INVALID: two runs lie
+ *           there, with as many checkpoints each (writable only) */
 PD_MUST_USE pd_status pd_store_open(struct pd_vfs *vfs, const char *root, const struct pd_store_options *options,
                                     struct pd_group *group, struct pd_store **ret_store, struct pd_error *err);
 void pd_store_close(struct pd_store *store);
@@ -80,7 +82,8 @@ enum pd_store_flaw {
     PD_STORE_INCOMPLETE, /* committed, and shards are absent or of another size */
     PD_STORE_DAMAGED,    /* in quarantine by now, when the store is writable */
     PD_STORE_UNRECORDED, /* shards under a final name without commit.h5; in quarantine by now, unless nothing else is whole */
-    PD_STORE_UNREADABLE, /* a storage error */
+    PD_STORE_UNREADABLE,     /* a storage error */
+    PD_STORE_OF_ANOTHER_RUN, /* its run_id is not that of most checkpoints here: never chosen, removed or moved */
 };
 struct pd_store_unusable {
     char name[64];

@@ -52,9 +52,11 @@ typedef pd_status room_script(struct room_rank *rank, struct pd_error *err);
 
 /* ---- what is saved ---- */
 
+static uint64_t room_run; /* which run saves; set between launches */
+
 static inline struct pd_identity room_identity(uint64_t lineage, uint64_t step)
 {
-    return (struct pd_identity){.run_id = {0x1234, 0x5678}, .lineage = lineage, .step = step};
+    return (struct pd_identity){.run_id = {0x1234 + room_run, 0x5678}, .lineage = lineage, .step = step};
 }
 
 static inline uint64_t room_mix(uint64_t x)

@@ -321,3 +321,66 @@ Test(store_unusable, a_damaged_record)
     launch(&room, true, sees, &(struct view){.whole = 1, .quarantined = 1});
     room_free(&room);
 }
+
+static pd_status save_second(struct room_rank *rank, struct pd_error *err)
+{
+    return room_save(rank, 2, err);
+}
+
+static pd_status save_eight(struct room_rank *rank, struct pd_error *err)
+{
+    return room_save(rank, 8, err);
+}
+
+static pd_status save_and_prune(struct room_rank *rank, struct pd_error *err)
+{
+    for (uint64_t step = 3; step <= 6; step++) {
+        PD_TRY(room_save(rank, step, err));
+        PD_TRY(pd_store_prune(rank->store, err));
+    }
+    return PD_OK;
+}
+
+/* Another run's checkpoint, copied here by mistake, is newer than all of ours: it is named and neither chosen nor removed. */
+Test(store_unusable, a_checkpoint_of_another_run)
+{
+    struct room room = new_room(2, 1);
+    struct view view = {.whole = 2,
+                        .unusable = 1,
+                        .flaw = PD_STORE_OF_ANOTHER_RUN,
+                        .name = "step-000000000008-2",
+                        .cause = "it belongs to run 00000000000012350000000000005678"};
+    launch(&room, true, save_two, NULL);
+    room_run = 1;
+    launch(&room, true, save_eight, NULL);
+    room_run = 0;
+    launch(&room, false, sees, &view);
+    launch(&room, true, sees, &view);
+    launch(&room, true, save_and_prune, NULL);
+    view.whole = room_options().keep_last;
+    launch(&room, true, sees, &view);
+    room_free(&room);
+}
+
+/* Nobody can tell whose directory this is. */
+Test(store_unusable, as_many_checkpoints_of_another_run)
+{
+    struct room room = new_room(2, 1);
+    struct pd_error err = {0};
+    struct pd_store_options options = room_options();
+    struct view view = {.whole = 1,
+                        .unusable = 1,
+                        .flaw = PD_STORE_OF_ANOTHER_RUN,
+                        .name = "step-000000000002-1",
+                        .cause = "it belongs to run 00000000000012340000000000005678"};
+    options.writable = true;
+    launch(&room, true, save_second, NULL);
+    room_run = 1;
+    launch(&room, true, save_eight, NULL);
+    room_run = 0;
+    expect(room_launch_with(&room, &options, sees, &view, &err), PD_INVALID, &err);
+    cr_assert(strstr(err.message, "step-000000000002-1 and step-000000000008-2 are checkpoints of two runs"), "%s",
+              err.message);
+    launch(&room, false, sees, &view);
+    room_free(&room);
+}
