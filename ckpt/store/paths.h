@@ -20,10 +20,10 @@ bool pd_numbered_name_parse(const char *text, const char *prefix, uint64_t *ret_
 /* "shard-00007.h5" */
 void pd_shard_name_format(uint32_t rank, char ret_text[PD_STORE_NAME_MAX]);
 bool pd_shard_name_parse(const char *text, uint32_t *ret_rank);
-/* "recycle-00007-1": the k-th file that waits for rank 7. */
+/* "recycle-00007-1": the k-th free file of rank 7. */
 void pd_recycle_name_format(uint32_t rank, uint32_t k, char ret_text[PD_STORE_NAME_MAX]);
 bool pd_recycle_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_k);
-/* "generation-00007-2.h5": the file that rank 7 holds in slot 2. */
+/* "generation-00007-2.h5": the file that rank 7 uses in slot 2. */
 void pd_generation_name_format(uint32_t rank, uint32_t slot, char ret_text[PD_STORE_NAME_MAX]);
 bool pd_generation_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_slot);
 /* What removing renames commit.h5 to: the directory is no checkpoint any more, by this store's will. */

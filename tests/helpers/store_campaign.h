@@ -7,7 +7,7 @@
 
 #include <errno.h>
 
-#define CAMPAIGN_BASE_STEPS 3u /* sealed before the misfortune; keep_last 2, so one of them waits in the pool */
+#define CAMPAIGN_BASE_STEPS 3u /* committed before the misfortune; keep_last 2, so the files of one are free in the pool */
 
 enum campaign_phase { CAMPAIGN_SAVE, CAMPAIGN_OPEN };
 
@@ -28,7 +28,7 @@ static inline void misfortune_text(const struct misfortune *m, char *ret_text, s
              m->crash_host == PD_DISK_ALL_HOSTS ? -1ll : (long long)m->crash_host, (unsigned long long)m->crash_seed);
 }
 
-/* What a lying disk destroys may be the new checkpoint after it was reported sealed: then the previous one must load. */
+/* What a lying disk destroys may be the new checkpoint after it was reported committed: then the previous one must load. */
 static inline bool misfortune_lies(const struct misfortune *m)
 {
     return m->kind == PD_DISK_FAULT_TORN || m->kind == PD_DISK_FAULT_LOST || m->kind == PD_DISK_FAULT_MISDIRECTED ||

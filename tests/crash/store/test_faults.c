@@ -1,5 +1,5 @@
 /* Every operation of a save, of a removal and of an open goes wrong once, or from then on; afterwards a fresh launch finds
- * the previous checkpoint or the new one, complete, and the new one when it had been reported sealed. Every other of the
+ * the previous checkpoint or the new one, complete, and the new one when it had been reported committed. Every other of the
  * stores that are opened has its drives in another order than they were saved in, where there are enough of them.
  *
  * The default run tries every operation of one rank's save and samples the others; PERDURE_TEST_SCALE=10 tries every

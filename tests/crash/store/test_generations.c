@@ -1,6 +1,6 @@
 /* State in generations, on the simulated disk: every operation of a step, of the save that links it and of the removal that
  * frees its file goes wrong once, or from then on, and ranks stop at different generations. A fresh launch finds the
- * previous checkpoint or the new one, whole, and the new one when it had been reported sealed; so does the one after it,
+ * previous checkpoint or the new one, whole, and the new one when it had been reported committed; so does the one after it,
  * once power has failed over the files that it has reused; and the launch that met the misfortune, which goes on, seals
  * steps that no power loss takes.
  *
@@ -10,9 +10,9 @@
 #include "tests/helpers/generation_room.h"
 #include "tests/helpers/store_sweep.h"
 
-#define LAST_BASE_STEP 3u /* sealed before the launch that meets the misfortune */
-#define HEALED_STEP 21u   /* the last one that is sealed after it, in the same launch */
-#define WAITING_MAX 4u    /* files of a rank that wait: 2 + keep_last */
+#define LAST_BASE_STEP 3u /* committed before the launch that meets the misfortune */
+#define HEALED_STEP 21u   /* the last one that is committed after it, in the same launch */
+#define FREE_FILES_MAX 4u /* files of a rank that wait: 2 + keep_last */
 
 static void set_up(void)
 {
@@ -106,16 +106,16 @@ static pd_status expect_bounded_pool(struct room_rank *rank, struct pd_error *er
 {
     struct pd_listing listing = {0};
     char path[128];
-    uint32_t waiting = 0, held = 0;
+    uint32_t idle = 0, in_use = 0;
     snprintf(path, sizeof path, "%s/pool-%llu", ROOM_ROOT, (unsigned long long)pd_store_fence(rank->store));
     PD_TRY(pd_vfs_list(rank->vfs, path, &listing, err));
     for (uint32_t i = 0; i < listing.count; i++) {
-        waiting += strncmp(listing.names[i], "recycle-", 8) == 0;
-        held += strncmp(listing.names[i], "generation-", 11) == 0;
+        idle += strncmp(listing.names[i], "recycle-", 8) == 0;
+        in_use += strncmp(listing.names[i], "generation-", 11) == 0;
     }
     pd_listing_deinit(&listing);
     uint32_t here = rank->room->shared ? rank->group->size : rank->group->size / rank->room->hosts;
-    if (waiting > WAITING_MAX * here || held) PD_FAIL(err, PD_BUG, "%u files wait and %u are held", waiting, held);
+    if (idle > FREE_FILES_MAX * here || in_use) PD_FAIL(err, PD_BUG, "%u files are free and %u in use", idle, in_use);
     return PD_OK;
 }
 
@@ -126,7 +126,7 @@ static pd_status load_all(struct room_rank *rank, uint32_t count_max, struct pd_
     return PD_OK;
 }
 
-/* Goes on from there: steps 101 and 102 are sealed, 103 is begun when the kill comes. */
+/* Goes on from there: steps 101 and 102 are committed, 103 is begun when the kill comes. */
 static pd_status look_body(struct generation *g, struct pd_error *err)
 {
     struct room_rank *rank = g->rank;

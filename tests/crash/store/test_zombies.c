@@ -1,6 +1,6 @@
 /* Generations, and others who are there too: workers that outlive their launch and write on into files they have open,
  * writes that the kernel finishes after a worker's death, a second launcher, a host that is away. Whatever they do, the
- * newest sealed step loads, whole, and the launch that owns the store goes on. On one drive and on two, with links and
+ * newest committed step loads, whole, and the launch that owns the store goes on. On one drive and on two, with links and
  * without. */
 #include "ckpt/base/log.h"
 #include "tests/helpers/generation_room.h"
@@ -53,7 +53,7 @@ struct haunt {
     uint32_t zombie_count;
     uint64_t step;    /* of what zombies write */
     uint64_t written; /* successful writes */
-    uint64_t newest;  /* that the launch has sealed */
+    uint64_t newest;  /* that the launch has committed */
 };
 
 static void scribble(struct haunt *haunt, struct pd_file *file)
@@ -185,7 +185,7 @@ struct first_launch {
     pd_status (*then)(struct generation *g, struct haunt *haunt, struct pd_error *err);
 };
 
-/* Steps 1 to 3 are sealed, ranks are at 4, 5 and 6. */
+/* Steps 1 to 3 are committed, ranks are at 4, 5 and 6. */
 static pd_status first_steps(struct generation *g, struct pd_error *err)
 {
     for (uint64_t step = 1; step <= 3; step++)
@@ -376,7 +376,7 @@ static pd_status die(struct generation *g, struct haunt *haunt, struct pd_error 
     return generation_kill_all(g->rank, err);
 }
 
-/* Half of everything is out of sight: nothing is offered, and steps that are taken meanwhile cost nothing that was sealed.
+/* Half of everything is out of sight: nothing is offered, and steps that are taken meanwhile cost nothing that was committed.
  */
 static pd_status make_do(struct room_rank *rank, struct pd_error *err)
 {

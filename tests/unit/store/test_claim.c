@@ -197,7 +197,7 @@ struct zombie {
 };
 
 /* Everything but the seal. */
-static pd_status write_unsealed(struct room_rank *rank, uint64_t step, struct zombie *zombie, struct pd_error *err)
+static pd_status write_uncommitted(struct room_rank *rank, uint64_t step, struct zombie *zombie, struct pd_error *err)
 {
     char path[4096];
     uint32_t r = rank->group->rank;
@@ -224,7 +224,7 @@ static pd_status be_overtaken(struct room_rank *rank, struct pd_error *err)
     struct lone_launch second;
     for (uint64_t step = 1; step <= 3; step++)
         PD_TRY(room_save(rank, step, err));
-    PD_TRY(write_unsealed(rank, 4, &zombie, err));
+    PD_TRY(write_uncommitted(rank, 4, &zombie, err));
     PD_TRY(lone_open(rank->room, 0, &second, err));
     uint32_t offered = pd_store_count(second.store);
     PD_TRY(is_taken_over(pd_store_commit(rank->store, PD_OK, &zombie.summary, &zombie.state, err), err));
@@ -259,7 +259,7 @@ static pd_status meet_a_fence(struct room_rank *rank, struct pd_error *err)
 {
     struct zombie zombie;
     struct pd_stat stat;
-    pd_status st = write_unsealed(rank, 4, &zombie, err);
+    pd_status st = write_uncommitted(rank, 4, &zombie, err);
     if (st == PD_OK && rank->group->rank == 0) {
         struct pd_file *file;
         st = pd_file_open(rank->vfs, ROOM_ROOT "/fence-2", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err);
@@ -268,7 +268,7 @@ static pd_status meet_a_fence(struct room_rank *rank, struct pd_error *err)
     PD_TRY(pd_group_agree(rank->group, st, err));
     PD_TRY(is_taken_over(pd_store_commit(rank->store, PD_OK, &zombie.summary, &zombie.state, err), err));
     if (pd_vfs_stat(rank->vfs, ROOM_ROOT "/step-000000000004-1", &stat, err) == PD_OK)
-        PD_FAIL(err, PD_BUG, "sealed under an old fence");
+        PD_FAIL(err, PD_BUG, "committed under an old fence");
     return PD_OK;
 }
 
@@ -298,7 +298,7 @@ static uint64_t inode_of(struct pd_vfs *vfs, const char *path)
     return pd_vfs_stat(vfs, path, &stat, NULL) == PD_OK ? stat.inode : 0;
 }
 
-static uint64_t waiting_inode, found_inode;
+static uint64_t free_inode, found_inode;
 
 static pd_status save_and_note(struct room_rank *rank, struct pd_error *err)
 {
@@ -324,7 +324,7 @@ static void die_with_a_pool(struct room *room, struct pd_vfs **ret_watcher)
     expect(pd_file_open(*ret_watcher, ROOM_ROOT "/pool-1/lock-00000", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, &err), PD_OK,
            &err);
     expect(pd_file_close(file, &err), PD_OK, &err);
-    waiting_inode = inode_of(*ret_watcher, ROOM_ROOT "/pool-1/recycle-00000-0");
+    free_inode = inode_of(*ret_watcher, ROOM_ROOT "/pool-1/recycle-00000-0");
 }
 
 Test(store_claim, a_dead_launchs_files_are_taken_over)
@@ -336,7 +336,7 @@ Test(store_claim, a_dead_launchs_files_are_taken_over)
         struct pd_error err = {0};
         die_with_a_pool(&room, &watcher);
         expect(room_launch(&room, save_and_note, NULL, &err), PD_OK, &err);
-        cr_assert_eq(found_inode == waiting_inode, i == 0, "with locks they are reused, without they are not");
+        cr_assert_eq(found_inode == free_inode, i == 0, "with locks they are reused, without they are not");
         cr_assert_eq(inode_of(watcher, ROOM_ROOT "/pool-1"), 0);
         pd_vfs_free(watcher);
         room_free(&room);
@@ -352,8 +352,8 @@ Test(store_claim, a_living_workers_files_are_left_alone)
     die_with_a_pool(&room, &watcher);
     expect(pd_vfs_lock(watcher, ROOM_ROOT "/pool-1/lock-00000", &lock, &err), PD_OK, &err);
     expect(room_launch(&room, save_and_note, NULL, &err), PD_OK, &err);
-    cr_assert_neq(found_inode, waiting_inode);
-    cr_assert_eq(inode_of(watcher, ROOM_ROOT "/pool-1/recycle-00000-0"), waiting_inode);
+    cr_assert_neq(found_inode, free_inode);
+    cr_assert_eq(inode_of(watcher, ROOM_ROOT "/pool-1/recycle-00000-0"), free_inode);
     pd_vfs_unlock(lock);
     expect(room_launch(&room, outlive, NULL, &err), PD_OK, &err);
     cr_assert_eq(inode_of(watcher, ROOM_ROOT "/pool-1"), 0, "the next launch clears it");
@@ -497,12 +497,12 @@ Test(store_claim, a_launch_that_leaves_nothing_and_seals_nothing)
     for (unsigned i = 0; i < 2; i++) {
         struct room room = room_that_lacks(1, 1, false, lacks[i]);
         struct pd_error err = {0};
-        static const char *const sealed[] = {"fence-1", "lock", "owner", "step-000000000007-1"};
+        static const char *const committed[] = {"fence-1", "lock", "owner", "step-000000000007-1"};
         static const char *const again[] = {"fence-2", "lock", "owner", "step-000000000007-1"};
         expect(try_a_launch(&room, 0, &err), PD_OK, &err);
         expect_names(&room, NULL, 0);
         expect(try_a_launch(&room, 7, &err), PD_OK, &err);
-        expect_names(&room, sealed, 4);
+        expect_names(&room, committed, 4);
         expect(try_a_launch(&room, 0, &err), PD_OK, &err); /* the numbers of launches stay known where there were any */
         expect_names(&room, again, 4);
         room_free(&room);

@@ -89,9 +89,9 @@ static pd_status take_and_release(struct generation *g, void *context, struct pd
     uint64_t inode_a = inode_of(vfs, path_a), inode_b = inode_of(vfs, path_b);
     if (!inode_a || !inode_b || inode_a == inode_b) PD_FAIL(err, PD_BUG, "a slot has no file of its own");
     pd_store_generation_release(store, 0, a, false);
-    if (inode_of(vfs, path_a)) PD_FAIL(err, PD_BUG, "%s is still held", path_a);
+    if (inode_of(vfs, path_a)) PD_FAIL(err, PD_BUG, "%s is still in use", path_a);
     PD_TRY(pd_store_generation_take(store, 0, &c, path_c, err));
-    if (c != a || inode_of(vfs, path_c) != inode_a) PD_FAIL(err, PD_BUG, "a file that waits is not taken");
+    if (c != a || inode_of(vfs, path_c) != inode_a) PD_FAIL(err, PD_BUG, "a free file is not taken");
     pd_store_generation_release(store, 0, c, true);
     PD_TRY(pd_store_generation_take(store, 0, &c, path_c, err));
     if (inode_of(vfs, path_c) == inode_a) PD_FAIL(err, PD_BUG, "a bad file is taken");
@@ -183,16 +183,16 @@ static pd_status link_and_retire(struct generation *g, void *context, struct pd_
 {
     (void)context;
     struct room_rank *rank = g->rank;
-    char shard[128], held[4096];
+    char shard[128], in_use[4096];
     PD_TRY(generation_step(g, 1, err));
-    memcpy(held, g->path[0], sizeof held);
+    memcpy(in_use, g->path[0], sizeof in_use);
     shard_path(rank, 1, shard);
-    uint64_t first = inode_of(rank->vfs, held);
+    uint64_t first = inode_of(rank->vfs, in_use);
     if (inode_of(rank->vfs, shard) != first || links_of(rank->vfs, shard) != 2)
         PD_FAIL(err, PD_BUG, "the checkpoint has not the file itself");
     PD_TRY(generation_step(g, 2, err));
     if (links_of(rank->vfs, shard) != 1) PD_FAIL(err, PD_BUG, "two names after the state went on");
-    PD_TRY(generation_step(g, 3, err)); /* step 1 goes, its file waits */
+    PD_TRY(generation_step(g, 3, err)); /* step 1 goes, its file is free */
     if (inode_of(rank->vfs, shard)) PD_FAIL(err, PD_BUG, "step 1 is still there");
     PD_TRY(pd_group_agree(rank->group, generation_write(g, 4, err), err));
     if (inode_of(rank->vfs, g->path[0]) != first) PD_FAIL(err, PD_BUG, "the file of step 1 is not used again");
@@ -461,10 +461,10 @@ Test(store_generation, what_a_failed_save_leaves_goes_with_a_later_one)
 /* ---- the next launch ---- */
 
 struct left {
-    uint64_t waiting[4], held[4]; /* inodes, by rank */
+    uint64_t idle[4], in_use[4]; /* inodes, by rank */
 };
 
-/* Killed with one file held, one that waits, one in the checkpoint. */
+/* Killed with one file in use, one free, one in the checkpoint. */
 static pd_status die_in_a_step(struct generation *g, void *context, struct pd_error *err)
 {
     struct left *left = context;
@@ -472,11 +472,11 @@ static pd_status die_in_a_step(struct generation *g, void *context, struct pd_er
     char path[128];
     PD_TRY(generation_step(g, 1, err));
     PD_TRY(generation_write(g, 2, err));
-    left->waiting[r] = inode_of(g->rank->vfs, g->path[0]);
+    left->idle[r] = inode_of(g->rank->vfs, g->path[0]);
     PD_TRY(generation_write(g, 3, err));
-    left->held[r] = inode_of(g->rank->vfs, g->path[0]);
+    left->in_use[r] = inode_of(g->rank->vfs, g->path[0]);
     snprintf(path, sizeof path, ROOM_ROOT "/pool-1/recycle-%05u-0", r);
-    if (inode_of(g->rank->vfs, path) != left->waiting[r]) PD_FAIL(err, PD_BUG, "%s does not wait", path);
+    if (inode_of(g->rank->vfs, path) != left->idle[r]) PD_FAIL(err, PD_BUG, "%s is not free", path);
     return generation_kill_all(g->rank, err);
 }
 
@@ -486,9 +486,9 @@ static pd_status come_back(struct generation *g, void *context, struct pd_error 
     uint32_t r = g->rank->group->rank;
     PD_TRY(room_load(g->rank, pd_store_entry_at(g->rank->store, 0), err));
     PD_TRY(generation_write(g, 2, err));
-    if (inode_of(g->rank->vfs, g->path[0]) != left->waiting[r]) PD_FAIL(err, PD_BUG, "what waited is not taken over");
+    if (inode_of(g->rank->vfs, g->path[0]) != left->idle[r]) PD_FAIL(err, PD_BUG, "what was free is not taken over");
     PD_TRY(generation_write(g, 3, err));
-    if (inode_of(g->rank->vfs, g->path[0]) == left->held[r]) PD_FAIL(err, PD_BUG, "what was held is taken over");
+    if (inode_of(g->rank->vfs, g->path[0]) == left->in_use[r]) PD_FAIL(err, PD_BUG, "what was in use is taken over");
     if (inode_of(g->rank->vfs, ROOM_ROOT "/pool-1")) PD_FAIL(err, PD_BUG, "the pool of the dead launch stays");
     return PD_OK;
 }
@@ -508,7 +508,7 @@ static pd_status come_back_with_state_in_memory(struct room_rank *rank, struct p
     char path[128];
     PD_TRY(room_save(rank, 2, err));
     shard_path(rank, 2, path);
-    if (inode_of(rank->vfs, path) != left->waiting[rank->group->rank]) PD_FAIL(err, PD_BUG, "what waited is not used");
+    if (inode_of(rank->vfs, path) != left->idle[rank->group->rank]) PD_FAIL(err, PD_BUG, "what was free is not used");
     return room_load(rank, pd_store_entry_at(rank->store, 1), err);
 }
 
@@ -523,16 +523,16 @@ Test(store_generation, a_launch_without_generations_uses_what_they_left)
 }
 
 /* Ranks 2 and 3 have moved to another host's disk: files of theirs here are nobody's. */
-static pd_status count_waiting(struct room_rank *rank, struct pd_error *err)
+static pd_status count_free(struct room_rank *rank, struct pd_error *err)
 {
     struct pd_listing listing = {0};
     PD_TRY(pd_vfs_list(rank->vfs, ROOM_ROOT "/pool-2", &listing, err));
-    uint32_t waiting = 0;
+    uint32_t count = 0;
     for (uint32_t i = 0; i < listing.count; i++)
-        waiting += strncmp(listing.names[i], "recycle-", 8) == 0;
+        count += strncmp(listing.names[i], "recycle-", 8) == 0;
     pd_listing_deinit(&listing);
     pd_status st = PD_OK;
-    if (waiting != (rank->group->host == 0 ? 2u : 0u)) st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "%u files wait", waiting);
+    if (count != (rank->group->host == 0 ? 2u : 0u)) st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "%u files are free", count);
     return pd_group_agree(rank->group, st, err);
 }
 
@@ -547,7 +547,7 @@ Test(store_generation, files_of_ranks_that_moved_away_go)
     launch(&room, die_in_a_step, &left);
     moved = room;
     moved.hosts = 2;
-    expect(room_launch(&moved, count_waiting, NULL, &err), PD_OK, &err);
+    expect(room_launch(&moved, count_free, NULL, &err), PD_OK, &err);
     room_free(&room);
 }
 
@@ -598,7 +598,7 @@ Test(store_generation, space_for_all_generations_is_asked_for)
     }
 }
 
-/* After steps 1 and 2 both sealed, one file held and one that waits: none is missing. Without the one that waits, one is. */
+/* After steps 1 and 2 both committed, one file in use and one free: none is missing. Without the free one, one is. */
 static pd_status check_what_is_there(struct generation *g, void *context, struct pd_error *err)
 {
     (void)context;
@@ -669,7 +669,7 @@ Test(store_generation, room_for_two_is_asked_for_beside_what_stays)
     room_free(&room);
 }
 
-/* At the first start four files, later only what sealed checkpoints and those in the pool do not make up for. */
+/* At the first start four files, later only what committed checkpoints and those in the pool do not make up for. */
 static pd_status reserve(struct generation *g, void *context, struct pd_error *err)
 {
     const uint64_t expected = *(const uint64_t *)context; /* pages that it takes, of files of 25 */

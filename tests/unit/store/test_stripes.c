@@ -171,7 +171,7 @@ Test(store_stripes, absent_drives_are_told_from_new_ones)
         snprintf(to, sizeof to, ROOM_ROOT "/step-00000000000%d-1.tmp", step);
         move(&room, from, to);
     }
-    cr_assert_eq(absent(&room, stripes), 1u, "sealed, and not named yet");
+    cr_assert_eq(absent(&room, stripes), 1u, "committed, and not named yet");
     room.drives = 0;
     launch(&room, save_four, &(uint64_t){5});
     cr_assert_eq(absent(&room, stripes), 0u, "retention has taken what went by it");
