@@ -68,34 +68,44 @@ static bool rung_fits(const struct pd_machine *machine, const struct pd_plan_run
 
 /* ---- text ---- */
 
-/* What a tier has to hold at once, as the check before the first step counts it. */
-static uint32_t copies_of(const struct pd_config *c, uint32_t tier)
+struct tiers {
+    struct pd_tier_options options[PD_TIERS_MAX];
+    uint32_t count, checkpoints[PD_TIERS_MAX]; /* at once, as the check before the first step counts them */
+    uint64_t state;                            /* bytes of a checkpoint */
+};
+
+static struct tiers tiers_of(const struct pd_plan_subject *s)
 {
-    struct pd_tier_options tiers[PD_TIERS_MAX];
-    const uint32_t count = pd_config_tiers(c, tiers);
-    return pd_tiers_checkpoints(tiers, count, tier, c->offload.optimizer == PD_PLACE_NVME);
+    struct tiers t = {.state = s->model->parameter_count * PD_KIND_COUNT * sizeof(float)};
+    t.count = pd_config_tiers(s->config, t.options);
+    for (uint32_t i = 0; i < t.count; i++)
+        t.checkpoints[i] = pd_tiers_checkpoints(t.options, t.count, i, s->config->offload.optimizer == PD_PLACE_NVME);
+    return t;
 }
 
-static void print_tiers(const struct pd_config *c, uint64_t state)
+static void print_tiers(const struct pd_config *c, const struct tiers *t)
 {
-    struct pd_tier_options tiers[PD_TIERS_MAX];
-    const uint32_t count = pd_config_tiers(c, tiers);
-    for (uint32_t i = 0; c->checkpoint.tiers_count && i < count; i++)
-        printf("tier %u      %s: %s at once: %s%s\n", i, tiers[i].dir, pd_counted(copies_of(c, i), "checkpoint").text,
-               pd_text_bytes(state * copies_of(c, i)).text,
-               tiers[i].replicas ? ", half of it replicas of other hosts' shards" : "");
+    const struct pd_text state = pd_text_bytes(t->state);
+    if (!c->checkpoint.tiers_count)
+        printf("checkpoint  %s; %u are kept%s and one is being written: %s\n", state.text, c->checkpoint.keep_last,
+               c->offload.optimizer == PD_PLACE_NVME ? ", one is read" : "",
+               pd_text_bytes(t->state * t->checkpoints[0]).text);
+    else
+        printf("checkpoint  %s\n", state.text);
+    for (uint32_t i = 0; c->checkpoint.tiers_count && i < t->count; i++)
+        printf("tier %u      %s: %s at once: %s%s\n", i, t->options[i].dir, pd_counted(t->checkpoints[i], "checkpoint").text,
+               pd_text_bytes(t->state * t->checkpoints[i]).text,
+               t->options[i].replicas ? ", half of it replicas of other hosts' shards" : "");
 }
 
-static void tiers_json(struct pd_json_writer *w, const struct pd_config *c, uint64_t state)
+static void write_tiers(struct pd_json_writer *w, const struct tiers *t)
 {
-    struct pd_tier_options tiers[PD_TIERS_MAX];
-    const uint32_t count = pd_config_tiers(c, tiers);
     pd_json_array_begin(w, "tiers");
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < t->count; i++) {
         pd_json_object_begin(w, NULL);
-        pd_json_string(w, "dir", tiers[i].dir);
-        pd_json_u64(w, "checkpoints", copies_of(c, i));
-        pd_json_u64(w, "bytes", state * copies_of(c, i));
+        pd_json_string(w, "dir", t->options[i].dir);
+        pd_json_u64(w, "checkpoints", t->checkpoints[i]);
+        pd_json_u64(w, "bytes", t->state * t->checkpoints[i]);
         pd_json_object_end(w);
     }
     pd_json_array_end(w);
@@ -105,8 +115,8 @@ static void describe(const struct pd_plan_subject *s)
 {
     const struct pd_model_config *m = &s->model->config;
     const struct pd_config *c = s->config;
-    const uint64_t tokens = (uint64_t)c->batch.sequences * c->batch.context,
-                   state = s->model->parameter_count * PD_KIND_COUNT * sizeof(float);
+    const uint64_t tokens = (uint64_t)c->batch.sequences * c->batch.context;
+    const struct tiers tiers = tiers_of(s);
     printf("model       %s parameters: %s, %s of %u, %s, vocabulary %u\n", pd_text_count(s->model->parameter_count).text,
            pd_family_properties(m->family)->name, pd_counted(m->layers, "block").text, m->hidden,
            pd_counted(m->heads, "head").text, m->vocab);
@@ -114,13 +124,7 @@ static void describe(const struct pd_plan_subject *s)
            c->batch.context, pd_text_count(tokens).text,
            pd_text_short((double)tokens * pd_model_flops_per_token(s->model, c->batch.context)).text,
            pd_counted(c->batch.sequences / c->batch.micro_batch, "micro-batch").text, c->batch.micro_batch);
-    if (c->checkpoint.tiers_count)
-        printf("checkpoint  %s\n", pd_text_bytes(state).text);
-    else
-        printf("checkpoint  %s; %u are kept%s and one is being written: %s\n", pd_text_bytes(state).text,
-               c->checkpoint.keep_last, c->offload.optimizer == PD_PLACE_NVME ? ", one is read" : "",
-               pd_text_bytes(state * copies_of(c, 0)).text);
-    print_tiers(c, state);
+    print_tiers(c, &tiers);
 }
 
 static void begin_memory_table(struct pd_table *table, const char *const *first, uint32_t first_count)
@@ -153,32 +157,27 @@ static void memory_row(struct pd_table *table, const char *const *first, uint32_
     pd_table_row(table, cells);
 }
 
-static int by_ranks(const void *a, const void *b)
+static int by_ranks(const void *a, const void *b, void *groups)
 {
-    const struct pd_memory_group *x = a, *y = b;
+    const struct pd_memory_group *x = (struct pd_memory_group *)groups + *(const uint32_t *)a,
+                                 *y = (struct pd_memory_group *)groups + *(const uint32_t *)b;
     if (x->ranks != y->ranks) return x->ranks > y->ranks ? -1 : 1;
     return (x->first_rank > y->first_rank) - (x->first_rank < y->first_rank);
 }
 
-/* All groups, or those of most ranks first where not all are shown; malloc'ed. */
-static pd_status choose_groups(const struct pd_world_memory *m, struct pd_memory_group **ret_groups, uint32_t *ret_shown,
+/* All groups, or those of most ranks where not all are shown. ret_order: (*ret_shown) */
+static pd_status choose_groups(const struct pd_world_memory *m, uint32_t ret_order[GROUPS_SHOWN], uint32_t *ret_shown,
                                struct pd_error *err)
 {
-    struct pd_memory_group *groups = malloc(m->group_count * sizeof *groups);
-    if (!groups) PD_FAIL(err, PD_NO_MEMORY, "no memory for a table");
-    memcpy(groups, m->groups, m->group_count * sizeof *groups);
+    uint32_t *order = malloc(m->group_count * sizeof *order);
+    if (!order) PD_FAIL(err, PD_NO_MEMORY, "no memory for a table");
+    for (uint32_t g = 0; g < m->group_count; g++)
+        order[g] = g;
     *ret_shown = m->group_count < GROUPS_SHOWN ? m->group_count : GROUPS_SHOWN;
-    if (*ret_shown < m->group_count) qsort(groups, m->group_count, sizeof *groups, by_ranks);
-    *ret_groups = groups;
+    if (*ret_shown < m->group_count) qsort_r(order, m->group_count, sizeof *order, by_ranks, m->groups);
+    memcpy(ret_order, order, *ret_shown * sizeof *order);
+    free(order);
     return PD_OK;
-}
-
-static const struct pd_offload_plan *offload_of(const struct pd_planned_world *w, const struct pd_memory_group *group)
-{
-    uint32_t g = 0;
-    while (w->memory.groups[g].first_rank != group->first_rank)
-        g++;
-    return &w->offload[g];
 }
 
 static const char *rank_text(uint32_t value, char ret_text[16])
@@ -191,14 +190,13 @@ static const char *rank_text(uint32_t value, char ret_text[16])
 static pd_status print_places(const struct pd_plan_subject *s, const struct pd_planned_world *w, struct pd_error *err)
 {
     static const char *const headings[] = {">RANKS", ">FIRST", ">device", ">pinned", ">NVMe", ">to and from it a step"};
-    struct pd_memory_group *groups;
     struct pd_table table;
-    uint32_t shown;
-    PD_TRY(choose_groups(&w->memory, &groups, &shown, err));
+    uint32_t order[GROUPS_SHOWN], shown;
+    PD_TRY(choose_groups(&w->memory, order, &shown, err));
     pd_table_init(&table, headings, 6);
     for (uint32_t g = 0; g < shown; g++) {
-        const struct pd_memory_group *group = &groups[g];
-        const struct pd_offload_plan none = {0}, *offload = w->offload ? offload_of(w, group) : &none;
+        const struct pd_memory_group *group = &w->memory.groups[order[g]];
+        const struct pd_offload_plan none = {0}, *offload = w->offload ? &w->offload[order[g]] : &none;
         const uint64_t pinned = pinned_of(s->config, &group->plan);
         char ranks[16], first[16];
         pd_table_row(&table, (const char *const[]){rank_text(group->ranks, ranks), rank_text(group->first_rank, first),
@@ -207,9 +205,7 @@ static pd_status print_places(const struct pd_plan_subject *s, const struct pd_p
                                                    pd_text_bytes(offload->nvme_bytes).text,
                                                    pd_text_bytes(offload->step_bytes).text});
     }
-    free(groups);
-    PD_TRY(pd_table_print(&table, err));
-    return PD_OK;
+    return pd_table_print(&table, err);
 }
 
 struct part {
@@ -292,23 +288,19 @@ static void print_where(const struct pd_plan_subject *s, const struct pd_planned
 static pd_status print_groups(const struct pd_world_memory *m, struct pd_error *err)
 {
     static const char *const headings[] = {">RANKS", ">FIRST"};
-    struct pd_memory_group *groups;
     struct pd_table table;
-    uint32_t shown;
-    PD_TRY(choose_groups(m, &groups, &shown, err));
+    uint32_t order[GROUPS_SHOWN], shown, rest = 0;
+    PD_TRY(choose_groups(m, order, &shown, err));
     begin_memory_table(&table, headings, 2);
-    uint32_t ranks = 0, rest = 0;
-    for (uint32_t g = 0; g < m->group_count; g++) {
+    for (uint32_t g = 0; g < m->group_count; g++)
+        rest += m->groups[g].ranks;
+    for (uint32_t g = 0; g < shown; g++) {
+        const struct pd_memory_group *group = &m->groups[order[g]];
         char count[16], first[16];
-        if (g >= shown) {
-            rest += groups[g].ranks;
-            continue;
-        }
-        ranks += groups[g].ranks;
-        memory_row(&table, (const char *const[]){rank_text(groups[g].ranks, count), rank_text(groups[g].first_rank, first)},
-                   2, &groups[g].plan);
+        rest -= group->ranks;
+        memory_row(&table, (const char *const[]){rank_text(group->ranks, count), rank_text(group->first_rank, first)}, 2,
+                   &group->plan);
     }
-    free(groups);
     PD_TRY(pd_table_print(&table, err));
     if (rest)
         printf("and %s with %s in all; --json lists them\n", pd_counted(m->group_count - shown, "smaller group").text,
@@ -621,6 +613,7 @@ pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_pl
 {
     const struct pd_config *c = s->config;
     const uint64_t tokens = (uint64_t)c->batch.sequences * c->batch.context;
+    const struct tiers tiers = tiers_of(s);
     struct pd_json_writer w;
     pd_json_writer_init(&w, 2);
     pd_json_object_begin(&w, NULL);
@@ -628,8 +621,8 @@ pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_pl
                  {"tokens_per_step", tokens});
     pd_json_double(&w, "flops_per_step", (double)tokens * pd_model_flops_per_token(s->model, c->batch.context));
     pd_json_u64(&w, "micro_batches", c->batch.sequences / c->batch.micro_batch);
-    pd_json_u64(&w, "checkpoint_bytes", s->model->parameter_count * PD_KIND_COUNT * sizeof(float));
-    tiers_json(&w, s->config, s->model->parameter_count * PD_KIND_COUNT * sizeof(float));
+    pd_json_u64(&w, "checkpoint_bytes", tiers.state);
+    write_tiers(&w, &tiers);
     if (rung_count) write_ladder(&w, s->machine, rungs, rung_count);
     pd_json_array_begin(&w, "worlds");
     for (uint32_t i = 0; i < count; i++)

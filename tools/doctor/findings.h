@@ -30,6 +30,7 @@ struct pd_findings {
 struct pd_finding *pd_findings_add(struct pd_findings *findings, const char *what, enum pd_finding_state state,
                                    const char *format, ...) PD_PRINTF(4, 5);
 void pd_finding_advise(struct pd_finding *finding, const char *format, ...) PD_PRINTF(2, 3);
+#define pd_finding_limit(finding, ...) ((finding)->state = PD_FINDING_LIMITED, pd_finding_advise(finding, __VA_ARGS__))
 
 void pd_find_processor(struct pd_findings *findings);                /* cores, quota, instruction sets; then GPUs */
 void pd_find_gpus(struct pd_findings *findings);                     /* GPUs, their driver, the libraries for them */

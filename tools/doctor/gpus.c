@@ -26,13 +26,11 @@ static void find_kind(struct pd_findings *findings, const struct pd_gpus *gpus)
     struct pd_finding *f = pd_findings_add(findings, "gpu", PD_FINDING_OK, "%u x %s, %s each, compute capability %u.%u%s%s",
                                            gpus->count, gpu->name, pd_text_bytes(gpu->bytes).text, gpu->major, gpu->minor,
                                            visible ? "; CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "");
-    if (gpu->major < CAPABILITY_MIN) {
-        f->state = PD_FINDING_LIMITED;
-        pd_finding_advise(f, "kernels are made for compute capability %d.0 and later: run.device=cpu", CAPABILITY_MIN);
-    } else if (!is_same_kind(gpus)) {
-        f->state = PD_FINDING_LIMITED;
-        pd_finding_advise(f, "not all are of one kind: the slowest sets the pace; CUDA_VISIBLE_DEVICES chooses");
-    } else if (machine) {
+    if (gpu->major < CAPABILITY_MIN)
+        pd_finding_limit(f, "kernels are made for compute capability %d.0 and later: run.device=cpu", CAPABILITY_MIN);
+    else if (!is_same_kind(gpus))
+        pd_finding_limit(f, "not all are of one kind: the slowest sets the pace; CUDA_VISIBLE_DEVICES chooses");
+    else if (machine) {
         pd_finding_advise(f, "perdure plan --device %s tells what fits", machine);
     }
 }

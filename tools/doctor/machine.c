@@ -107,10 +107,8 @@ static void find_cores(struct pd_findings *findings)
     if (!value_of("/proc/cpuinfo", "model name", model, sizeof model)) snprintf(model, sizeof model, "unknown processor");
     double quota = cpu_quota();
     struct pd_finding *f = pd_findings_add(findings, "cores", PD_FINDING_OK, "%ld of %ld usable, %s", usable, online, model);
-    if (quota > 0 && quota < (double)usable) {
-        f->state = PD_FINDING_LIMITED;
-        pd_finding_advise(f, "the cgroup grants %.1f cores of time: set layout.ranks and layout.threads to no more", quota);
-    }
+    if (quota > 0 && quota < (double)usable)
+        pd_finding_limit(f, "the cgroup grants %.1f cores of time: set layout.ranks and layout.threads to no more", quota);
 }
 
 static void find_isa(struct pd_findings *findings)
@@ -145,10 +143,8 @@ static void find_ram(struct pd_findings *findings)
     uint64_t limit = cgroup_limit("memory", "memory.limit_in_bytes", "memory.max");
     struct pd_finding *f = pd_findings_add(findings, "memory", PD_FINDING_OK, "%s, %s available", pd_text_bytes(total).text,
                                            pd_text_bytes(available).text);
-    if (limit && limit < total) {
-        f->state = PD_FINDING_LIMITED;
-        pd_finding_advise(f, "the memory cgroup ends at %s: compare with perdure plan", pd_text_bytes(limit).text);
-    }
+    if (limit && limit < total)
+        pd_finding_limit(f, "the memory cgroup ends at %s: compare with perdure plan", pd_text_bytes(limit).text);
 }
 
 static void find_lockable(struct pd_findings *findings)
@@ -162,8 +158,7 @@ static void find_lockable(struct pd_findings *findings)
     struct pd_finding *f =
         pd_findings_add(findings, "lockable memory", PD_FINDING_OK, "%s", pd_text_bytes(limit.rlim_cur).text);
     if (limit.rlim_cur >= 64 * MIB) return;
-    f->state = PD_FINDING_LIMITED;
-    pd_finding_advise(f, "I/O buffers may stay unregistered: ulimit -l unlimited, or memlock in /etc/security/limits.conf");
+    pd_finding_limit(f, "I/O buffers may stay unregistered: ulimit -l unlimited, or memlock in /etc/security/limits.conf");
 }
 
 static void find_shared(struct pd_findings *findings)
@@ -179,8 +174,7 @@ static void find_shared(struct pd_findings *findings)
         pd_findings_add(findings, "/dev/shm", PD_FINDING_OK, "%s, %s free",
                         pd_text_bytes((uint64_t)space.f_blocks * space.f_frsize).text, pd_text_bytes(free_bytes).text);
     if (free_bytes >= 256 * MIB) return;
-    f->state = PD_FINDING_LIMITED;
-    pd_finding_advise(f, "many ranks will not fit: docker run --shm-size=1g, or an emptyDir of medium Memory in Kubernetes");
+    pd_finding_limit(f, "many ranks will not fit: docker run --shm-size=1g, or an emptyDir of medium Memory in Kubernetes");
 }
 
 static void find_files(struct pd_findings *findings)
@@ -190,8 +184,7 @@ static void find_files(struct pd_findings *findings)
     struct pd_finding *f =
         pd_findings_add(findings, "open files", PD_FINDING_OK, "%" PRIu64 " at most", (uint64_t)limit.rlim_cur);
     if (limit.rlim_cur >= 1024) return;
-    f->state = PD_FINDING_LIMITED;
-    pd_finding_advise(f, "checkpoints of many ranks need more: ulimit -n 4096");
+    pd_finding_limit(f, "checkpoints of many ranks need more: ulimit -n 4096");
 }
 
 void pd_find_memory(struct pd_findings *findings)

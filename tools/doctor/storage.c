@@ -44,13 +44,10 @@ static void find_space(struct pd_findings *findings, const struct pd_space *spac
     struct pd_finding *f =
         pd_findings_add(findings, "file system", PD_FINDING_OK, "%s, %s, %s free", space->type_name,
                         pd_text_bytes(space->total_bytes).text, pd_text_bytes(space->available_bytes).text);
-    if (space->in_memory) {
-        f->state = PD_FINDING_LIMITED;
-        pd_finding_advise(f, "it is memory: checkpoints do not survive a reboot, and count against the memory limit");
-    } else if (space->total_inodes && space->available_inodes < 1000) {
-        f->state = PD_FINDING_LIMITED;
-        pd_finding_advise(f, "only %s inodes are free", pd_text_count(space->available_inodes).text);
-    }
+    if (space->in_memory)
+        pd_finding_limit(f, "it is memory: checkpoints do not survive a reboot, and count against the memory limit");
+    else if (space->total_inodes && space->available_inodes < 1000)
+        pd_finding_limit(f, "only %s inodes are free", pd_text_count(space->available_inodes).text);
 }
 
 void pd_find_storage(struct pd_findings *findings, const char *dir)
