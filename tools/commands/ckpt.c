@@ -322,17 +322,11 @@ static pd_status run(const char *arguments, const char *doc, struct pd_option *o
     return body(o, err);
 }
 
-static struct pd_option step_option(struct pd_ckpt_options *o, const char *doc)
-{
-    o->step = UINT64_MAX;
-    return (struct pd_option){.name = "step",
-                              .argument = "N",
-                              .doc = doc,
-                              .kind = PD_OPTION_U64,
-                              .value = &o->step,
-                              .high = UINT64_MAX - 1,
-                              .expected = "a whole number, such as --step=4"};
-}
+/* clang-format off */
+#define STEP_ROW(doc) \
+    {.name = "step", "N", doc, PD_OPTION_U64, &o.step, 0, UINT64_MAX - 1, \
+    "a whole number, such as --step=4"}
+/* clang-format on */
 
 static pd_status run_ls(int argc, char **argv, struct pd_error *err)
 {
@@ -342,9 +336,9 @@ static pd_status run_ls(int argc, char **argv, struct pd_error *err)
 
 static pd_status run_show(int argc, char **argv, struct pd_error *err)
 {
-    struct pd_ckpt_options o = {0};
+    struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {
-        step_option(&o, "not the newest but this one"),
+        STEP_ROW("not the newest but this one"),
         {.name = "config", NULL, "the configuration it was made with, as YAML, and nothing else", PD_OPTION_FLAG, &o.config},
         {0}};
     return run("PATH", "What a checkpoint's commit record says. " PATH_MEANS, options, &o, show, argc, argv, err);
@@ -352,8 +346,8 @@ static pd_status run_show(int argc, char **argv, struct pd_error *err)
 
 static pd_status run_verify(int argc, char **argv, struct pd_error *err)
 {
-    struct pd_ckpt_options o = {0};
-    struct pd_option options[] = {step_option(&o, "not all but this one"), {0}};
+    struct pd_ckpt_options o = {.step = UINT64_MAX};
+    struct pd_option options[] = {STEP_ROW("not all but this one"), {0}};
     return run("PATH",
                "Reads every byte and compares it with its checksums: of all checkpoints of a run, or of one. Exit code 65 "
                "when any is damaged or incomplete. PATH is the directory of a run, a directory of checkpoints, or one "
@@ -373,9 +367,9 @@ static pd_status run_diff(int argc, char **argv, struct pd_error *err)
 
 static pd_status run_stats(int argc, char **argv, struct pd_error *err)
 {
-    struct pd_ckpt_options o = {0};
+    struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {
-        step_option(&o, "not the newest but this one"),
+        STEP_ROW("not the newest but this one"),
         {.name = "tensor", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.tensor},
         {0}};
     return run("PATH",
@@ -400,10 +394,10 @@ static pd_status run_prune(int argc, char **argv, struct pd_error *err)
 
 static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
 {
-    struct pd_ckpt_options o = {0};
+    struct pd_ckpt_options o = {.step = UINT64_MAX};
     /* clang-format off */
     struct pd_option options[] = {
-        step_option(&o, "not the newest but this one"),
+        STEP_ROW("not the newest but this one"),
         {.name = "layout", "dp=N,tp=N,...",
          "dp, tp, pp, sp, zero_shard, zero_stage, interleave, stripes; what is not given is 1 (zero_shard: dp*sp)",
          PD_OPTION_TEXT, &o.layout},

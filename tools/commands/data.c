@@ -38,27 +38,12 @@ static pd_status set_token(const struct pd_option *o, const char *text, struct p
     return pd_parse_i64(text, o->value) ? PD_OK : pd_option_refuse(o, text, "a whole number", err);
 }
 
-static struct pd_option format_option(struct options *o, const char *doc)
-{
-    return (struct pd_option){.name = "format",
-                              .argument = "FORMAT",
-                              .doc = doc,
-                              .kind = PD_OPTION_CHOICE,
-                              .value = &o->pack.format,
-                              .expected = "auto, text, nanogpt, llmc or megatron",
-                              .letter = 'f'};
-}
-
-static struct pd_option token_option(struct options *o, const char *doc)
-{
-    o->pack.document_token = -1;
-    return (struct pd_option){.name = "document-token",
-                              .argument = "N",
-                              .doc = doc,
-                              .kind = PD_OPTION_SET,
-                              .value = &o->pack.document_token,
-                              .set = set_token};
-}
+/* clang-format off */
+#define FORMAT_ROW(doc) \
+    {.name = "format", "FORMAT", doc, PD_OPTION_CHOICE, &o.pack.format, .letter = 'f', \
+     .expected = "auto, text, nanogpt, llmc or megatron"}
+#define TOKEN_ROW(doc) {.name = "document-token", "N", doc, PD_OPTION_SET, &o.pack.document_token, .set = set_token}
+/* clang-format on */
 
 static pd_status parse(const char *arguments, const char *doc, struct pd_option *rows, int argc, char **argv,
                        struct options *o, bool *ret_done, struct pd_error *err)
@@ -122,14 +107,14 @@ static pd_status pack(struct options *o, bool json, struct pd_error *err)
 
 static pd_status run_pack(int argc, char **argv, struct pd_error *err)
 {
-    struct options o = {0};
+    struct options o = {.pack = {.document_token = -1}};
     bool done = false;
     /* clang-format off */
     struct pd_option rows[] = {
-        format_option(&o, "nanogpt (default), llmc or megatron"),
+        FORMAT_ROW("nanogpt (default), llmc or megatron"),
         {.name = "output", "FILE", "the token file; megatron writes FILE.bin and FILE.idx", PD_OPTION_TEXT, &o.pack.output,
          .letter = 'o'},
-        token_option(&o, "this token ends each document (256 and more are free)"),
+        TOKEN_ROW("this token ends each document (256 and more are free)"),
         {.name = "separator", "TEXT",
          "stands between documents of one input and is not written; \\n and \\t are understood", PD_OPTION_SET, &o,
          .set = set_separator},
@@ -232,10 +217,10 @@ static pd_status inspect(const struct options *o, bool json, struct pd_error *er
 
 static pd_status run_inspect(int argc, char **argv, struct pd_error *err)
 {
-    struct options o = {0};
+    struct options o = {.pack = {.document_token = -1}};
     bool done = false;
-    struct pd_option rows[] = {format_option(&o, "auto (default, by magic and name), text, nanogpt, llmc or megatron"),
-                               token_option(&o, "count documents that end with this token"),
+    struct pd_option rows[] = {FORMAT_ROW("auto (default, by magic and name), text, nanogpt, llmc or megatron"),
+                               TOKEN_ROW("count documents that end with this token"),
                                {0}};
     pd_status status =
         parse("FILE...", "What token files hold; every token is read and checked.", rows, argc, argv, &o, &done, err);
