@@ -4,12 +4,23 @@
 #include "trainer/data/data_file.h"
 #include <endian.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define CHUNK 8192u /* entries read at a time */
 #define TYPE_F64 6
 #define TYPE_F32 7
+
+char *pd_megatron_path(const char *path, const char *end)
+{
+    const size_t length = strlen(path), at = length < 4 ? 0 : length - 4;
+    const bool has_end = !strcmp(path + at, ".bin") || !strcmp(path + at, ".idx");
+    const size_t stem = has_end ? at : length, bytes = stem + strlen(end) + 1;
+    char *result = malloc(bytes);
+    if (result) snprintf(result, bytes, "%.*s%s", (int)stem, path, end);
+    return result;
+}
 
 static uint64_t lengths_at(void)
 {

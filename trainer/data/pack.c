@@ -208,14 +208,12 @@ static pd_status put_index(struct packer *packer, struct pd_error *err)
     return pd_file_writer_seal(&packer->index, err);
 }
 
-static pd_status begin_output(const struct packer *packer, const char *stem, size_t stem_bytes, const char *end,
-                              struct pd_file_writer *ret_writer, struct pd_error *err)
+/* Takes `path` over. */
+static pd_status begin_output(const struct packer *packer, char *path, struct pd_file_writer *ret_writer,
+                              struct pd_error *err)
 {
-    size_t bytes = stem_bytes + strlen(end) + 1;
-    char *path = malloc(bytes);
-    if (!path) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its name", stem);
-    snprintf(path, bytes, "%.*s%s", (int)stem_bytes, stem, end);
     pd_status status = PD_OK;
+    if (!path) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its name", packer->options->output);
     if (!packer->options->overwrite && access(path, F_OK) == 0)
         status =
             pd_error_set(err, PD_EXISTS, PD_WHERE, 0, "%s is there already; name another output or allow overwriting", path);
@@ -227,12 +225,9 @@ static pd_status begin_output(const struct packer *packer, const char *stem, siz
 static pd_status begin_outputs(struct packer *packer, struct pd_error *err)
 {
     const char *output = packer->options->output;
-    size_t length = strlen(output);
-    if (packer->options->format != PD_DATA_MEGATRON) return begin_output(packer, output, length, "", &packer->tokens, err);
-    bool has_end = length > 4 && (strcmp(output + length - 4, ".bin") == 0 || strcmp(output + length - 4, ".idx") == 0);
-    size_t stem = has_end ? length - 4 : length;
-    PD_TRY(begin_output(packer, output, stem, ".bin", &packer->tokens, err));
-    return begin_output(packer, output, stem, ".idx", &packer->index, err);
+    if (packer->options->format != PD_DATA_MEGATRON) return begin_output(packer, strdup(output), &packer->tokens, err);
+    PD_TRY(begin_output(packer, pd_megatron_path(output, ".bin"), &packer->tokens, err));
+    return begin_output(packer, pd_megatron_path(output, ".idx"), &packer->index, err);
 }
 
 /* A .bin never stands beside an index of other contents: the old index goes first, the new one comes last. */

@@ -35,18 +35,9 @@ static bool ends_with(const char *text, const char *end)
     return a >= b && strcmp(text + a - b, end) == 0;
 }
 
-/* `path` without `end` where it has that, plus `added`; malloc'ed. */
-static char *path_exchange(const char *path, const char *end, const char *added)
-{
-    size_t stem = strlen(path) - (ends_with(path, end) ? strlen(end) : 0), bytes = stem + strlen(added) + 1;
-    char *result = malloc(bytes);
-    if (result) snprintf(result, bytes, "%.*s%s", (int)stem, path, added);
-    return result;
-}
-
 static bool has_megatron_index(const char *path)
 {
-    char *index = ends_with(path, ".idx") ? strdup(path) : path_exchange(path, ".bin", ".idx");
+    char *index = pd_megatron_path(path, ".idx");
     char magic[PD_MEGATRON_MAGIC_BYTES] = {0};
     FILE *stream = index ? fopen(index, "rbe") : NULL;
     bool found = stream && fread(magic, 1, sizeof magic, stream) == sizeof magic &&
@@ -170,9 +161,8 @@ pd_status pd_token_file_open(const char *path, enum pd_data_format format, struc
     struct pd_token_file file = {.format = format, .fd = -1, .index_fd = -1};
     if (format == PD_DATA_AUTO && has_megatron_index(path)) file.format = PD_DATA_MEGATRON;
     if (file.format == PD_DATA_MEGATRON) {
-        const char *end = ends_with(path, ".idx") ? ".idx" : ".bin";
-        file.path = path_exchange(path, end, ".bin");
-        file.index_path = path_exchange(path, end, ".idx");
+        file.path = pd_megatron_path(path, ".bin");
+        file.index_path = pd_megatron_path(path, ".idx");
     } else {
         file.path = strdup(path);
     }
