@@ -4,6 +4,7 @@
 #ifndef PD_RESHARDER_LOAD_INTERNAL_H
 #define PD_RESHARDER_LOAD_INTERNAL_H
 
+#include "ckpt/base/owner.h"
 #include "resharder/load/load.h"
 #include "resharder/plan.h"
 #include "resharder/stored.h"
@@ -30,6 +31,8 @@ struct load_window {
     uint64_t begin, end;           /* items of its round */
     uint32_t sent, in_flight;
     const struct pd_transfer *failed; /* the first one that did */
+    /* Of its memory: "reads" write it while in_flight, then its "round" reads it until the exchange is over. */
+    struct pd_owner owner;
 };
 
 struct loader {

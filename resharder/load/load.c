@@ -167,6 +167,7 @@ pd_status load_send(struct loader *l, struct load_window *w, const struct pd_tra
     *t = *transfer;
     t->what = "read of a load";
     t->user = w;
+    if (!w->in_flight) pd_owner_acquire(&w->owner, "reads");
     PD_TRY(pd_queue_submit(l->queue, &t, 1, err));
     w->in_flight++;
     l->in_flight++;
@@ -226,7 +227,7 @@ static pd_status reap_some(struct loader *l, struct pd_error *err)
     l->in_flight -= count;
     for (uint32_t i = 0; i < count; i++) {
         struct load_window *w = done[i]->user;
-        w->in_flight--;
+        if (!--w->in_flight) pd_owner_release(&w->owner, "reads");
         if (done[i]->status && !w->failed) w->failed = done[i];
     }
     return PD_OK;
@@ -354,14 +355,17 @@ static pd_status name_pieces(struct loader *l, uint32_t round, struct pd_error *
 
 static pd_status run_round(struct loader *l, uint32_t round, struct pd_error *err)
 {
+    struct pd_owner *owner = &window_of(l, round)->owner;
     pd_status st = submit_ahead(l, round, err);
     if (!st) st = reap_round(l, round, err);
+    if (!st) pd_owner_acquire(owner, "round");
     if (!st && l->chunks) st = load_chunks_decompress(l, round, err);
     if (!st) st = verify_round(l, window_of(l, round), err);
     if (!st) st = name_pieces(l, round, err);
     PD_TRY(pd_group_agree(l->group, st, err));
     PD_TRY(pd_group_exchange(l->group, l->sends.data, l->sends.count, l->recvs.data, l->recvs.count, err));
     if (l->chunks) load_chunks_done(l, round);
+    pd_owner_release(owner, "round");
     return PD_OK;
 }
 

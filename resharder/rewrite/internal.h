@@ -11,6 +11,7 @@
 #ifndef PD_RESHARDER_REWRITE_INTERNAL_H
 #define PD_RESHARDER_REWRITE_INTERNAL_H
 
+#include "ckpt/base/owner.h"
 #include "resharder/rewrite/chunk_stream.h"
 #include "resharder/rewrite/rewrite.h"
 #include "resharder/stored.h"
@@ -34,6 +35,7 @@ struct rewrite_slot {
     unsigned char *data;
     bool in_flight;
     struct rewrite_target *target; /* whose data it is; NULL: a window's */
+    struct pd_owner owner;         /* of data: a "target" that fills it, then the "queue" while in_flight */
 };
 
 /* Pages [begin, end) of a source shard. It grows until it is sent for. */

@@ -39,6 +39,7 @@ pd_status rewrite_send(struct rewriter *r, struct rewrite_slot *slot, struct pd_
     slot->transfer = (struct pd_transfer){
         .file = file, .data = slot->data, .offset = offset, .bytes = bytes, .is_write = is_write, .user = slot};
     struct pd_transfer *transfer = &slot->transfer;
+    pd_owner_acquire(&slot->owner, "queue");
     PD_TRY(pd_queue_submit(r->queue, &transfer, 1, err));
     slot->in_flight = true;
     if (slot->target) {
@@ -54,6 +55,7 @@ static pd_status land(struct rewriter *r, struct rewrite_slot *slot, struct pd_e
 {
     struct rewrite_target *t = slot->target;
     slot->in_flight = false;
+    pd_owner_release(&slot->owner, "queue");
     slot->target = NULL;
     if (!t) {
         r->reads_in_flight--;

@@ -103,6 +103,7 @@ static pd_status write_slot(struct rewriter *r, struct rewrite_target *t, struct
     const uint64_t bytes = t->filled, begin = t->begin;
     t->filling = NULL;
     t->filled = t->hashed = 0;
+    pd_owner_release(&slot->owner, "target");
     if (!bytes) {
         slot->target = NULL;
         return PD_OK;
@@ -124,6 +125,7 @@ static pd_status write_somebody(struct rewriter *r, const struct rewrite_target 
 
 static pd_status take_slot(struct rewriter *r, struct rewrite_target *t, struct pd_error *err)
 {
+    if (t->filling) return PD_OK;
     while (!t->filling) {
         for (uint32_t i = 0; i < r->slot_count && !t->filling; i++)
             if (!r->slots[i].in_flight && !r->slots[i].target) t->filling = &r->slots[i];
@@ -132,6 +134,7 @@ static pd_status take_slot(struct rewriter *r, struct rewrite_target *t, struct 
         PD_TRY(rewrite_reap(r, err));
     }
     t->filling->target = t;
+    pd_owner_acquire(&t->filling->owner, "target");
     return PD_OK;
 }
 
