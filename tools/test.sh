@@ -35,7 +35,8 @@ if [ $sanitize = yes ]; then
   exec ctest --output-on-failure --no-tests=error -j "$(nproc)" -R '^checked\.'
 fi
 build=${build:-$top/build}
-"$top/tools/build.sh" "$build" -DPERDURE_TESTS=ON
+# Machine code of two architectures: each more costs minutes of nvcc, and no test runs it.
+"$top/tools/build.sh" "$build" -DPERDURE_TESTS=ON "-DPERDURE_CUDA_ARCHITECTURES=80-real;90-real"
 export PERDURE_TEST_SCALE=1
 labels=(-LE campaign)
 if [ $all = yes ]; then
