@@ -52,7 +52,7 @@ struct loader {
     uint32_t *reader_host;      /* (ranks) */
     uint32_t blamed;            /* shard that could not be read or is damaged where this rank read it */
     char blame[400];            /* why */
-    uint32_t next_round, in_flight;
+    uint32_t next_round;
     struct load_pieces sends, recvs;
     struct pd_load_report report;
 };

@@ -168,10 +168,8 @@ pd_status load_send(struct loader *l, struct load_window *w, const struct pd_tra
     t->what = "read of a load";
     t->user = w;
     if (!w->in_flight) pd_owner_acquire(&w->owner, "reads");
-    PD_TRY(pd_queue_submit(l->queue, &t, 1, err));
-    w->in_flight++;
-    l->in_flight++;
-    return PD_OK;
+    w->in_flight++; /* before the queue sees it: it may be on its way even where submitting fails */
+    return pd_queue_submit(l->queue, &t, 1, err);
 }
 
 static pd_status submit_item(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
@@ -224,7 +222,6 @@ static pd_status reap_some(struct loader *l, struct pd_error *err)
     uint32_t count = 0;
     PD_TRY(pd_queue_reap(l->queue, done, 64, &count, err));
     PD_CHECK(count > 0);
-    l->in_flight -= count;
     for (uint32_t i = 0; i < count; i++) {
         struct load_window *w = done[i]->user;
         if (!--w->in_flight) pd_owner_release(&w->owner, "reads");
@@ -245,11 +242,14 @@ static pd_status reap_round(struct loader *l, uint32_t round, struct pd_error *e
     return st;
 }
 
-/* Buffers are lent until everything is back. */
+/* The kernel may use buffers and transfers until everything is back. */
 static void drain(struct loader *l)
 {
-    while (l->in_flight)
-        if (reap_some(l, NULL)) return;
+    struct pd_transfer *done[64];
+    for (uint32_t count = 1; count;) {
+        const pd_status reaped = pd_queue_reap(l->queue, done, 64, &count, NULL);
+        PD_CHECK(reaped == PD_OK);
+    }
 }
 
 static void visit_copy(void *context, const struct pd_transfer_run *run)

@@ -5,13 +5,13 @@
  * pieces of several boxes; a target fills a slot with box after box.
  *
  * Who uses what: one thread moves data, and windows, slots, the compressor's and the decompressor's memory are its own. A
- * window or slot belongs to the queue while it is in_flight. What the workers touch says so where it is declared: their list
+ * window or slot belongs to the ring's queue while it is in_flight. What the workers touch says so where it is declared: their list
  * of jobs and its flags under its mutex, a staging area under that area's mutex, HDF5 under `metadata`. A source or target
  * that a job was added for is the worker's until its flag (is_opened, is_planned) is set, and from REWRITE_FINISH on. */
 #ifndef PD_RESHARDER_REWRITE_INTERNAL_H
 #define PD_RESHARDER_REWRITE_INTERNAL_H
 
-#include "ckpt/base/owner.h"
+#include "ckpt/io/transfer_ring.h"
 #include "resharder/rewrite/chunk_stream.h"
 #include "resharder/rewrite/rewrite.h"
 #include "resharder/stored.h"
@@ -31,7 +31,6 @@ struct rewrite_compressor;
 struct rewrite_decompressor;
 
 struct rewrite_slot {
-    struct pd_transfer transfer;
     unsigned char *data;
     bool in_flight;
     struct rewrite_target *target; /* whose data it is; NULL: a window's */
@@ -109,6 +108,9 @@ struct rewriter {
     const struct pd_layout *stored;
     char directory[4096]; /* being prepared */
     struct pd_queue *queue;
+    struct pd_transfer_ring ring; /* a transfer of each window and slot finds room */
+    struct pd_transfer_slot transfers[2 * REWRITE_SLOTS_MAX];
+    struct rewrite_slot *sent[2 * REWRITE_SLOTS_MAX]; /* whose transfer each one is */
     struct rewrite_workers workers;
 
     struct rewrite_source *sources; /* (stored shards) */

@@ -36,11 +36,12 @@ uint32_t rewrite_find_box(const struct pd_shard_box *boxes, uint32_t count, cons
 pd_status rewrite_send(struct rewriter *r, struct rewrite_slot *slot, struct pd_file *file, uint64_t offset, uint64_t bytes,
                        bool is_write, struct pd_error *err)
 {
-    slot->transfer = (struct pd_transfer){
-        .file = file, .data = slot->data, .offset = offset, .bytes = bytes, .is_write = is_write, .user = slot};
-    struct pd_transfer *transfer = &slot->transfer;
+    const struct pd_transfer transfer = {
+        .file = file, .data = slot->data, .offset = offset, .bytes = bytes, .is_write = is_write};
+    struct pd_transfer_slot *sent = pd_transfer_ring_take(&r->ring);
+    PD_CHECK(sent);
     pd_owner_acquire(&slot->owner, "queue");
-    PD_TRY(pd_queue_submit(r->queue, &transfer, 1, err));
+    r->sent[sent->number] = slot;
     slot->in_flight = true;
     if (slot->target) {
         slot->target->in_flight++;
@@ -48,11 +49,16 @@ pd_status rewrite_send(struct rewriter *r, struct rewrite_slot *slot, struct pd_
     } else {
         r->reads_in_flight++;
     }
-    return PD_OK;
+    return pd_transfer_ring_submit(&r->ring, sent, &transfer, err);
 }
 
-static pd_status land(struct rewriter *r, struct rewrite_slot *slot, struct pd_error *err)
+pd_status rewrite_reap(struct rewriter *r, struct pd_error *err)
 {
+    struct pd_transfer_slot *done = NULL;
+    PD_TRY(pd_transfer_ring_next(&r->ring, &done, err));
+    PD_CHECK(done);
+    pd_transfer_ring_release(&r->ring, done);
+    struct rewrite_slot *slot = r->sent[done->number];
     struct rewrite_target *t = slot->target;
     slot->in_flight = false;
     pd_owner_release(&slot->owner, "queue");
@@ -63,33 +69,9 @@ static pd_status land(struct rewriter *r, struct rewrite_slot *slot, struct pd_e
         r->writes_in_flight--;
         t->in_flight--;
     }
-    PD_TRY(pd_transfer_error(&slot->transfer, err));
+    PD_TRY(pd_transfer_error(&done->transfer, err));
     if (!t) return rewrite_read_more(r, err);
     return t->is_written ? rewrite_complete(r, t, err) : PD_OK;
-}
-
-pd_status rewrite_reap(struct rewriter *r, struct pd_error *err)
-{
-    struct pd_transfer *done[64];
-    uint32_t count = 0;
-    pd_status st = PD_OK;
-    PD_TRY(pd_queue_reap(r->queue, done, 64, &count, err));
-    PD_CHECK(count > 0);
-    for (uint32_t i = 0; i < count; i++) {
-        pd_status one = land(r, done[i]->user, st ? NULL : err);
-        if (!st) st = one;
-    }
-    return st;
-}
-
-static pd_status drain(struct rewriter *r, struct pd_error *err)
-{
-    pd_status st = PD_OK;
-    while (r->reads_in_flight + r->writes_in_flight) {
-        pd_status one = rewrite_reap(r, st ? NULL : err);
-        if (!st) st = one;
-    }
-    return st;
 }
 
 /* ---- groups of target shards ---- */
@@ -191,22 +173,23 @@ static pd_status rewrite_group(struct rewriter *r, struct pd_error *err)
     cut_memory(r);
     add_jobs(r);
     pd_status st = copy_group(r, err);
-    pd_status drained = drain(r, st ? NULL : err);
-    if (!st) st = drained;
+    while (!st && r->reads_in_flight + r->writes_in_flight)
+        st = rewrite_reap(r, err);
+    const pd_status drained = pd_transfer_ring_drain(&r->ring, st ? NULL : err);
+    PD_CHECK(st || !drained);
     return st ? st : rewrite_workers_finish(r, err);
 }
 
 static pd_status rewrite_shards(struct rewriter *r, struct pd_error *err)
 {
     const uint32_t shards = pd_layout_shards(r->request->layout);
-    pd_status st = PD_OK;
-    for (uint32_t count; !st && r->group_begin < shards; r->group_begin += count) {
-        st = begin_group(r, err);
-        if (!st) st = rewrite_group(r, err);
-        count = r->group_count;
-        if (!st) rewrite_release_targets(r);
+    while (r->group_begin < shards) { /* where a group fails its numbers stay: workers may still be at its jobs */
+        PD_TRY(begin_group(r, err));
+        PD_TRY(rewrite_group(r, err));
+        r->group_begin += r->group_count;
+        rewrite_release_targets(r);
     }
-    return st;
+    return PD_OK;
 }
 
 /* ---- the whole ---- */
@@ -268,6 +251,7 @@ static pd_status prepare(struct rewriter *r, struct pd_error *err)
     PD_TRY(rewrite_compressor_new(r, err));
     rewrite_look_at_source(r);
     PD_TRY(pd_queue_open(r->vfs, q->buffers, q->buffer_bytes, &r->queue, err));
+    pd_transfer_ring_init(&r->ring, r->queue, r->transfers, 2 * REWRITE_SLOTS_MAX, NULL, 0);
     return rewrite_workers_start(r, err);
 }
 

@@ -1,13 +1,14 @@
 /* A VFS whose queues fail to submit: at the n-th time the transfers go down all the same, and then the queue says EIO, as a
  * ring does that fails behind entries it has taken.
  *
- *   threads  one that submits; begin before anybody else uses the VFS, end after everybody has stopped */
+ *   threads  any, once the first queue has been opened; end after everybody has stopped */
 #ifndef PD_TESTS_FAILING_SUBMIT_H
 #define PD_TESTS_FAILING_SUBMIT_H
 
 #include "ckpt/io/vfs_ops.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stddef.h>
 
 struct failing_submit {
@@ -16,7 +17,8 @@ struct failing_submit {
     struct pd_vfs_ops ops;
     const struct pd_queue_ops *inner_queue;
     struct pd_queue_ops queue_ops;
-    uint64_t nth, submits; /* nth counts from 1; 0: never */
+    uint64_t nth; /* counts from 1; 0: never */
+    atomic_ullong submits;
 };
 
 static inline int failing_submit_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count)
@@ -33,9 +35,11 @@ static inline int failing_submit_open(struct pd_queue *queue, void *buffers, uin
         (struct failing_submit *)((char *)(uintptr_t)queue->vfs->ops - offsetof(struct failing_submit, ops));
     const int result = f->inner->queue_open(queue, buffers, buffer_bytes);
     if (result) return result;
-    f->inner_queue = queue->ops;
-    f->queue_ops = *queue->ops;
-    f->queue_ops.submit = failing_submit_submit;
+    if (!f->inner_queue) {
+        f->inner_queue = queue->ops;
+        f->queue_ops = *queue->ops;
+        f->queue_ops.submit = failing_submit_submit;
+    }
     queue->ops = &f->queue_ops;
     return 0;
 }

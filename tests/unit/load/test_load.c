@@ -3,6 +3,7 @@
 #include "resharder/load/load.h"
 
 #include "ckpt/shard/decompress.h"
+#include "tests/helpers/failing_submit.h"
 #include "tests/helpers/limited_disk.h"
 #include "tests/helpers/scale.h"
 #include "tests/unit/resharder/state_fixture.h"
@@ -340,6 +341,33 @@ Test(load, misread_chunks_are_read_again)
     cr_assert_eq(pd_group_run_local(2, 1, load_rank, &l, &failed), PD_CORRUPT, "%s", failed.message);
     cr_assert(strstr(failed.message, "shard-00000.h5: tensor layers.") && strstr(failed.message, "chunk "), "%s",
               failed.message);
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}
+
+/* A queue that fails to submit may have taken the transfer, and it cannot be closed before that one is back. */
+Test(load, a_submit_that_fails_leaves_nothing_in_flight)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct pd_layout wanted;
+    struct failing_submit failing;
+    state_init(&s, 12);
+    struct pd_layout stored = state_layout(&s, 4);
+    pd_layout_init_dp(&wanted, 1);
+    state_save(&s, &stored, "/stored", &commit);
+    failing_submit_begin(&failing, s.vfs);
+    bool fired = true;
+    for (uint64_t nth = 1; fired; nth++) {
+        struct loading l = {
+            .state = &s, .commit = &commit, .tensors = &s.table, .wanted = &wanted, .kinds = 7, .buffer_bytes = 1 << 20};
+        struct pd_error error = {0};
+        failing_submit_arm(&failing, nth);
+        pd_status st = pd_group_run_local(1, 1, load_rank, &l, &error);
+        fired = failing_submit_fired(&failing);
+        cr_assert_eq(st, fired ? PD_IO : PD_OK, "submit %lu: %s", nth, error.message);
+    }
+    failing_submit_end(&failing);
     pd_commit_deinit(&commit);
     state_deinit(&s);
 }

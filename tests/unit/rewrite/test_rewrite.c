@@ -1,6 +1,7 @@
 /* A rewritten checkpoint is, byte for byte, what a run under the new layout would have written; a rewrite that stops at any
  * operation of the disk leaves a store without it or with it whole, and can be done again. */
 #include "resharder/rewrite/rewrite.h"
+#include "tests/helpers/failing_submit.h"
 #include "tests/helpers/scale.h"
 #include "tests/unit/resharder/state_fixture.h"
 
@@ -248,10 +249,10 @@ Test(rewrite, stretches_cover_everything_once)
         uint64_t bytes = 0, all = 0;
         for (uint32_t half = 0; half < 2; half++) {
             struct pd_chunk_stream_cursor c = {.tensors = &s.table,
-                                         .source = &source,
-                                         .target = &target,
-                                         .shard_begin = half ? middle : 0,
-                                         .shard_end = half ? shards : middle};
+                                               .source = &source,
+                                               .target = &target,
+                                               .shard_begin = half ? middle : 0,
+                                               .shard_end = half ? shards : middle};
             struct pd_stretch stretch;
             while (pd_chunk_stream_next(&c, &stretch)) {
                 cr_assert(stretch.target.shard >= c.shard_begin && stretch.target.shard < c.shard_end);
@@ -287,6 +288,47 @@ Test(rewrite, numerics_stay)
     pd_store_close(store);
     pd_commit_deinit(&commit);
     state_deinit(&s);
+}
+
+/* A queue that fails to submit may have taken the transfer, and it cannot be closed before that one is back. */
+static bool fail_submit(uint64_t nth, bool is_compressed, uint32_t *failed)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct pd_group group;
+    struct failing_submit failing;
+    struct pd_error error = {0};
+    state_init(&s, 12);
+    struct pd_layout stored = state_layout(&s, 4);
+    s.compresses = s.compresses_all = is_compressed;
+    state_save(&s, &stored, "/stored", &commit);
+    pd_group_init_single(&group);
+    OK(pd_vfs_mkdir(s.vfs, "/target", err));
+    failing_submit_begin(&failing, s.vfs);
+    struct pd_store *store = open_store(s.vfs, &group);
+    struct pd_rewrite_request request = request_of(&s, &commit, &stored, store);
+    if (is_compressed) request.codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = 1};
+    failing_submit_arm(&failing, nth);
+    pd_status st = pd_rewrite(s.vfs, &request, NULL, &error);
+    const bool fired = failing_submit_fired(&failing);
+    cr_assert(st == PD_OK || (fired && st == PD_IO), "submit %lu: %s", nth, error.message);
+    *failed += st != PD_OK;
+    pd_store_close(store);
+    failing_submit_end(&failing);
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+    return fired;
+}
+
+Test(rewrite, a_submit_that_fails_leaves_nothing_in_flight)
+{
+    for (int is_compressed = 0; is_compressed < 2; is_compressed++) {
+        uint64_t nth = 1;
+        uint32_t failed = 0;
+        while (fail_submit(nth, is_compressed, &failed))
+            nth++;
+        cr_assert(failed >= 6 && failed + 2 >= nth - 1, "%u of %lu", failed, nth - 1); /* a first look may fail */
+    }
 }
 
 /* ---- a stop at every operation ---- */
