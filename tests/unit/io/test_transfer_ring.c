@@ -50,6 +50,9 @@ static void close_room(struct room *r)
     free(r->buffers);
 }
 
+/* A ring that forgets a transfer waits for good, or ends with the pool's threads still waiting for it. */
+TestSuite(transfer_ring, .timeout = 120);
+
 static struct pd_transfer piece(const struct room *r, uint64_t i, bool is_write)
 {
     return (struct pd_transfer){.file = r->file, .offset = i * SLOT_BYTES, .bytes = SLOT_BYTES, .is_write = is_write};
