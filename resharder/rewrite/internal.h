@@ -5,7 +5,7 @@
  * pieces of several boxes; a target fills a slot with box after box.
  *
  * Who uses what: one thread moves data, and windows, slots, the compressor's and the decompressor's memory are its own. A
- * window or slot belongs to the ring's queue while it is in_flight. What the workers touch says so where it is declared: their list
+ * window or slot belongs to the queue while it is in_flight. What the workers touch says so where it is declared: their list
  * of jobs and its flags under its mutex, a staging area under that area's mutex, HDF5 under `metadata`. A source or target
  * that a job was added for is the worker's until its flag (is_opened, is_planned) is set, and from REWRITE_FINISH on. */
 #ifndef PD_RESHARDER_REWRITE_INTERNAL_H
