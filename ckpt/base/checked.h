@@ -23,22 +23,6 @@ static inline bool pd_checked_mul_u64(uint64_t a, uint64_t b, uint64_t *ret)
     return true;
 }
 
-static inline bool pd_checked_add_size(size_t a, size_t b, size_t *ret)
-{
-    size_t result;
-    if (__builtin_add_overflow(a, b, &result)) return false;
-    *ret = result;
-    return true;
-}
-
-static inline bool pd_checked_mul_size(size_t a, size_t b, size_t *ret)
-{
-    size_t result;
-    if (__builtin_mul_overflow(a, b, &result)) return false;
-    *ret = result;
-    return true;
-}
-
 /* The next multiple of `align`, which is a power of two. */
 static inline bool pd_checked_align_u64(uint64_t value, uint64_t align, uint64_t *ret)
 {

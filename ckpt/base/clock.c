@@ -78,31 +78,3 @@ bool pd_clock_pace(uint64_t start_ns, uint64_t bytes, uint64_t bytes_per_second,
         pd_clock_sleep_ns(NULL, left * 1e9 < (double)nap_ns ? (uint64_t)(left * 1e9) + 1 : nap_ns);
     }
 }
-
-static uint64_t manual_monotonic_ns(void *context)
-{
-    return ((struct pd_clock_manual *)context)->monotonic_ns;
-}
-
-static uint64_t manual_wall_ns(void *context)
-{
-    return ((struct pd_clock_manual *)context)->wall_ns;
-}
-
-static void manual_sleep_ns(void *context, uint64_t ns)
-{
-    pd_clock_manual_advance(context, ns);
-}
-
-void pd_clock_manual_init(struct pd_clock_manual *manual, uint64_t monotonic_ns, uint64_t wall_ns)
-{
-    manual->clock = (struct pd_clock){manual_monotonic_ns, manual_wall_ns, manual_sleep_ns, manual};
-    manual->monotonic_ns = monotonic_ns;
-    manual->wall_ns = wall_ns;
-}
-
-void pd_clock_manual_advance(struct pd_clock_manual *manual, uint64_t ns)
-{
-    manual->monotonic_ns += ns;
-    manual->wall_ns += ns;
-}

@@ -24,12 +24,4 @@ void pd_clock_sleep_ns(const struct pd_clock *clock, uint64_t ns);
 bool pd_clock_pace(uint64_t start_ns, uint64_t bytes, uint64_t bytes_per_second, const _Atomic bool *stop);
 double pd_clock_seconds_since(const struct pd_clock *clock, uint64_t start_ns); /* start from pd_clock_monotonic_ns */
 
-/* A clock that only moves when told to or slept on. One thread. */
-struct pd_clock_manual {
-    struct pd_clock clock; /* pass &manual.clock */
-    uint64_t monotonic_ns, wall_ns;
-};
-void pd_clock_manual_init(struct pd_clock_manual *manual, uint64_t monotonic_ns, uint64_t wall_ns);
-void pd_clock_manual_advance(struct pd_clock_manual *manual, uint64_t ns);
-
 #endif

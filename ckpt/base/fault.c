@@ -13,11 +13,10 @@
 #define FAULTS_MAX 16
 #define NAME_MAX_BYTES 64
 #define ONCE_PATH_MAX 1024
-#define EXIT_USAGE 64
 #define EXIT_INTERNAL 70
 
-enum action { ACTION_KILL, ACTION_EXIT, ACTION_STOP, ACTION_ERROR, ACTION_ERROR_ON, ACTION_COUNT };
-static const char *const action_names[ACTION_COUNT] = {"kill", "exit", "stop", "error", "error+"};
+enum action { ACTION_KILL, ACTION_EXIT, ACTION_STOP, ACTION_COUNT };
+static const char *const action_names[ACTION_COUNT] = {"kill", "exit", "stop"};
 
 struct fault {
     char name[NAME_MAX_BYTES];
@@ -76,8 +75,7 @@ static pd_status parse_spec(const char *spec, struct pd_error *err)
             fits = parse_fault(word, &faults[fault_count]);
         }
         if (!fits)
-            PD_FAIL(err, PD_USAGE,
-                    "PERDURE_FAULT: \"%.*s\" is not understood: write name[@rank]:nth[:kill|exit|stop|error|error+]",
+            PD_FAIL(err, PD_USAGE, "PERDURE_FAULT: \"%.*s\" is not understood: write name[@rank]:nth[:kill|exit|stop]",
                     (int)length, spec);
         fault_count++;
         spec += length + (spec[length] == ',');
@@ -117,45 +115,20 @@ static bool first_to_fire(void)
     return true;
 }
 
-static pd_status fire(const struct fault *fault, bool can_fail, struct pd_error *err)
+static void fire(enum action action)
 {
-    switch (fault->action) {
-    case ACTION_KILL:
-        kill(getpid(), SIGKILL);
-        for (;;)
-            pause();
-    case ACTION_EXIT:
-        _exit(EXIT_INTERNAL);
-    case ACTION_STOP:
-        kill(getpid(), SIGSTOP);
-        return PD_OK;
-    default:
-        break;
-    }
-    if (!can_fail) {
-        fprintf(stderr, "perdure: PERDURE_FAULT: %s cannot fail, only kill, exit and stop act there\n", fault->name);
-        _exit(EXIT_USAGE);
-    }
-    return pd_error_set(err, PD_IO, PD_WHERE, EIO, "fault injected at %s", fault->name);
+    if (action == ACTION_EXIT) _exit(EXIT_INTERNAL);
+    kill(getpid(), action == ACTION_STOP ? SIGSTOP : SIGKILL);
+    while (action == ACTION_KILL)
+        pause();
 }
 
-pd_status pd_fault_pass(const char *name, bool can_fail, struct pd_error *err)
+void pd_fault_pass(const char *name)
 {
     for (unsigned i = 0; i < fault_count; i++) {
         struct fault *fault = &faults[i];
         if (strcmp(fault->name, name) != 0) continue;
         if (fault->rank >= 0 && fault->rank != pd_rank_current()) continue;
-        uint64_t passage = atomic_fetch_add(&fault->passages, 1) + 1;
-        bool due = fault->action == ACTION_ERROR_ON ? passage >= fault->nth : passage == fault->nth;
-        if (due && first_to_fire()) PD_TRY(fire(fault, can_fail, err));
+        if (atomic_fetch_add(&fault->passages, 1) + 1 == fault->nth && first_to_fire()) fire(fault->action);
     }
-    return PD_OK;
-}
-
-uint64_t pd_fault_passages(const char *name)
-{
-    for (unsigned i = 0; i < fault_count; i++) {
-        if (strcmp(faults[i].name, name) == 0) return atomic_load(&faults[i].passages);
-    }
-    return 0;
 }

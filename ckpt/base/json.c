@@ -1,6 +1,5 @@
 #include "ckpt/base/json.h"
 
-#include "ckpt/base/parse.h"
 #include "ckpt/base/utf8.h"
 
 #include <inttypes.h>
@@ -226,44 +225,6 @@ const struct pd_json_value *pd_json_root(const struct pd_json_document *document
     return as_value(document->root);
 }
 
-enum pd_json_type pd_json_type_of(const struct pd_json_value *value)
-{
-    switch (json_typeof(as_jansson(value))) {
-    case JSON_OBJECT:
-        return PD_JSON_OBJECT;
-    case JSON_ARRAY:
-        return PD_JSON_ARRAY;
-    case JSON_STRING:
-        return PD_JSON_STRING;
-    case JSON_INTEGER:
-    case JSON_REAL:
-        return PD_JSON_NUMBER;
-    case JSON_TRUE:
-    case JSON_FALSE:
-        return PD_JSON_BOOL;
-    default:
-        return PD_JSON_NULL;
-    }
-}
-
-uint64_t pd_json_size(const struct pd_json_value *value)
-{
-    json_t *json = as_jansson(value);
-    return json_is_array(json) ? json_array_size(json) : json_is_object(json) ? json_object_size(json) : 0;
-}
-
-const struct pd_json_value *pd_json_at(const struct pd_json_value *array, uint64_t index)
-{
-    const json_t *element = json_array_get(as_jansson(array), (size_t)index);
-    PD_CHECK(element != NULL);
-    return as_value(element);
-}
-
-const struct pd_json_value *pd_json_find(const struct pd_json_value *object, const char *key)
-{
-    return as_value(json_object_get(as_jansson(object), key));
-}
-
 bool pd_json_next(const struct pd_json_value *object, void **cursor, const char **ret_key,
                   const struct pd_json_value **ret_value)
 {
@@ -275,66 +236,7 @@ bool pd_json_next(const struct pd_json_value *object, void **cursor, const char 
     return true;
 }
 
-static const char *type_name(const struct pd_json_value *value)
+const char *pd_json_text(const struct pd_json_value *value)
 {
-    static const char *const names[] = {"null", "true or false", "a number", "a string", "an array", "an object"};
-    return names[pd_json_type_of(value)];
-}
-
-static pd_status expected(const struct pd_json_value *value, const char *what, struct pd_error *err)
-{
-    const char *text = json_string_value(as_jansson(value));
-    if (text) PD_FAIL(err, PD_CORRUPT, "%s was expected, \"%.80s\" is there", what, text);
-    PD_FAIL(err, PD_CORRUPT, "%s was expected, %s is there", what, type_name(value));
-}
-
-pd_status pd_json_as_u64(const struct pd_json_value *value, uint64_t *ret, struct pd_error *err)
-{
-    const json_t *json = as_jansson(value);
-    if (json_is_string(json) && pd_parse_u64(json_string_value(json), ret)) return PD_OK;
-    if (!json_is_integer(json) || json_integer_value(json) < 0) return expected(value, "a whole number from 0 on", err);
-    *ret = (uint64_t)json_integer_value(json);
-    return PD_OK;
-}
-
-pd_status pd_json_as_double(const struct pd_json_value *value, double *ret, struct pd_error *err)
-{
-    const json_t *json = as_jansson(value);
-    const char *text = json_string_value(json);
-    if (json_is_number(json)) {
-        *ret = json_number_value(json);
-    } else if (text && strcmp(text, "nan") == 0) {
-        *ret = NAN;
-    } else if (text && strcmp(text, "inf") == 0) {
-        *ret = INFINITY;
-    } else if (text && strcmp(text, "-inf") == 0) {
-        *ret = -INFINITY;
-    } else {
-        return expected(value, "a number", err);
-    }
-    return PD_OK;
-}
-
-pd_status pd_json_as_string(const struct pd_json_value *value, const char **ret, struct pd_error *err)
-{
-    if (!json_is_string(as_jansson(value))) return expected(value, "a string", err);
-    *ret = json_string_value(as_jansson(value));
-    return PD_OK;
-}
-
-pd_status pd_json_get(const struct pd_json_value *object, const char *key, const struct pd_json_value **ret,
-                      struct pd_error *err)
-{
-    if (pd_json_type_of(object) != PD_JSON_OBJECT) return expected(object, "an object", err);
-    const struct pd_json_value *value = pd_json_find(object, key);
-    if (!value) PD_FAIL(err, PD_CORRUPT, "the key \"%s\" is missing", key);
-    *ret = value;
-    return PD_OK;
-}
-
-pd_status pd_json_get_double(const struct pd_json_value *object, const char *key, double *ret, struct pd_error *err)
-{
-    const struct pd_json_value *value = NULL;
-    PD_TRY(pd_json_get(object, key, &value, err));
-    return pd_error_context(err, pd_json_as_double(value, ret, err), "key \"%s\"", key);
+    return json_string_value(as_jansson(value));
 }

@@ -1,8 +1,7 @@
-/* JSON out (--json and .jsonl) and in (over Jansson: records of ours, files of others).
+/* JSON out (--json and .jsonl), and objects of strings in (over Jansson).
  *
  * A double is written as the shortest text that reads back to the same bits. JSON has no infinities and no NaN: they are
- * the strings "inf", "-inf", "nan", which the reader takes as numbers again. Integers beyond 63 bits are strings of digits,
- * likewise. Text that is not UTF-8 gets U+FFFD for each stray byte.
+ * the strings "inf", "-inf", "nan". Integers beyond 63 bits are strings of digits. Text that is not UTF-8 gets U+FFFD for each stray byte.
  *   threads  a writer or document belongs to one thread at a time */
 #ifndef PD_BASE_JSON_H
 #define PD_BASE_JSON_H
@@ -44,7 +43,6 @@ PD_MUST_USE pd_status pd_json_writer_finish(struct pd_json_writer *writer, const
                                             struct pd_error *err);
 
 /* Reading. Values are borrowed from their document. */
-enum pd_json_type { PD_JSON_NULL, PD_JSON_BOOL, PD_JSON_NUMBER, PD_JSON_STRING, PD_JSON_ARRAY, PD_JSON_OBJECT };
 struct pd_json_document;
 struct pd_json_value;
 
@@ -54,24 +52,10 @@ PD_MUST_USE pd_status pd_json_parse(const char *name, const char *text, size_t b
 void pd_json_document_free(struct pd_json_document *document);
 const struct pd_json_value *pd_json_root(const struct pd_json_document *document);
 
-enum pd_json_type pd_json_type_of(const struct pd_json_value *value);
-uint64_t pd_json_size(const struct pd_json_value *value); /* elements or members; 0 for anything else */
-const struct pd_json_value *pd_json_at(const struct pd_json_value *array, uint64_t index);
-const struct pd_json_value *pd_json_find(const struct pd_json_value *object,
-                                         const char *key); /* NULL when absent or no object */
-/* Members in the order of the text: start with *cursor NULL; false after the last. */
+/* Members in the order of the text: start with *cursor NULL; false after the last, and where it is no object. */
 bool pd_json_next(const struct pd_json_value *object, void **cursor, const char **ret_key,
                   const struct pd_json_value **ret_value);
 
-/* Of a value itself. PD_CORRUPT says what was expected and what is there. */
-PD_MUST_USE pd_status pd_json_as_u64(const struct pd_json_value *value, uint64_t *ret, struct pd_error *err);
-PD_MUST_USE pd_status pd_json_as_double(const struct pd_json_value *value, double *ret, struct pd_error *err);
-PD_MUST_USE pd_status pd_json_as_string(const struct pd_json_value *value, const char **ret, struct pd_error *err);
-
-/* A member that must be there; errors name the key. */
-PD_MUST_USE pd_status pd_json_get(const struct pd_json_value *object, const char *key, const struct pd_json_value **ret,
-                                  struct pd_error *err);
-PD_MUST_USE pd_status pd_json_get_double(const struct pd_json_value *object, const char *key, double *ret,
-                                         struct pd_error *err);
+const char *pd_json_text(const struct pd_json_value *value); /* of a string; NULL: it is something else */
 
 #endif

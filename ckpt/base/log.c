@@ -41,12 +41,6 @@ static atomic_bool configured;
 
 static const char *const level_names[PD_LOG_LEVEL_COUNT] = {"error", "warn", "info", "debug", "trace"};
 
-const char *pd_log_level_name(enum pd_log_level level)
-{
-    PD_CHECK((unsigned)level < PD_LOG_LEVEL_COUNT);
-    return level_names[level];
-}
-
 static bool parse_level(const char *text, size_t length, enum pd_log_level *ret_level)
 {
     for (int i = 0; i < PD_LOG_LEVEL_COUNT; i++) {

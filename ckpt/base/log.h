@@ -26,7 +26,6 @@ void pd_log_set_sink(void (*sink)(void *context, const char *line, size_t bytes)
 
 bool pd_log_enabled(enum pd_log_level level, const char *module);
 void pd_log_write(enum pd_log_level level, const char *module, const char *format, ...) PD_PRINTF(3, 4);
-const char *pd_log_level_name(enum pd_log_level level);
 
 /* The arguments are evaluated only when the line is wanted. */
 #define pd_log(level, module, ...)                                                           \
@@ -37,6 +36,5 @@ const char *pd_log_level_name(enum pd_log_level level);
 #define pd_log_warn(module, ...) pd_log(PD_LOG_WARN, module, __VA_ARGS__)
 #define pd_log_info(module, ...) pd_log(PD_LOG_INFO, module, __VA_ARGS__)
 #define pd_log_debug(module, ...) pd_log(PD_LOG_DEBUG, module, __VA_ARGS__)
-#define pd_log_trace(module, ...) pd_log(PD_LOG_TRACE, module, __VA_ARGS__)
 
 #endif

@@ -170,11 +170,6 @@ void pd_file_close_readonly(struct pd_file *file)
     (void)unused; /* nothing was written, so nothing can be lost */
 }
 
-const char *pd_file_path(const struct pd_file *file)
-{
-    return file->path;
-}
-
 bool pd_file_is_direct(const struct pd_file *file)
 {
     return atomic_load(&file->direct);

@@ -96,7 +96,6 @@ PD_MUST_USE pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigne
                                    struct pd_error *err);
 PD_MUST_USE pd_status pd_file_close(struct pd_file *file, struct pd_error *err);
 void pd_file_close_readonly(struct pd_file *file); /* NULL is fine */
-const char *pd_file_path(const struct pd_file *file);
 bool pd_file_is_direct(const struct pd_file *file);
 /* Whole transfers: short results are continued; end of file before `bytes` is PD_CORRUPT ("ends at ..."). */
 PD_MUST_USE pd_status pd_file_read(struct pd_file *file, uint64_t offset, void *data, uint64_t bytes, struct pd_error *err);

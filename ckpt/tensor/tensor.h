@@ -59,9 +59,6 @@ struct pd_box pd_box_whole(const struct pd_tensor *tensor);
 bool pd_box_intersect(const struct pd_box *a, const struct pd_box *b, struct pd_box *ret_box);
 /* Row-major element index inside `outer` of the first element of `inner`, which must lie within it. */
 uint64_t pd_box_offset(const struct pd_box *outer, const struct pd_box *inner);
-/* Copies the elements of `part` from a dense buffer that holds src_box into a dense buffer that holds dst_box. */
-void pd_box_copy(void *dst, const struct pd_box *dst_box, const void *src, const struct pd_box *src_box,
-                 const struct pd_box *part, uint32_t element_bytes);
 
 void pd_tensor_table_deinit(struct pd_tensor_table *table);
 /* Index of the tensor called `name`, or -1. */

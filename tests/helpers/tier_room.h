@@ -8,6 +8,7 @@
 #include "ckpt/base/log.h"
 #include "ckpt/tiers/internal.h"
 #include "tests/helpers/generation_room.h"
+#include "tests/helpers/manual_clock.h"
 #include "trainer/comm/comm.h"
 
 struct tier_rank {

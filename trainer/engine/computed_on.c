@@ -42,7 +42,8 @@ static bool describe_object(const struct pd_json_value *object, char *ret, size_
     void *cursor = NULL;
     size_t used = 0;
     while (pd_json_next(object, &cursor, &key, &value)) {
-        if (pd_json_as_string(value, &word, NULL)) return false;
+        word = pd_json_text(value);
+        if (!word) return false;
         if (!strcmp(key, "device"))
             used += (size_t)snprintf(ret + used, bytes - used, "%s", word);
         else

@@ -1,4 +1,5 @@
 #include "ckpt/base/clock.h"
+#include "tests/helpers/manual_clock.h"
 
 #include <criterion/criterion.h>
 

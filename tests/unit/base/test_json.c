@@ -60,8 +60,7 @@ Test(json, stray_bytes_become_replacement_characters)
     struct pd_json_document *document = NULL;
     struct pd_error err;
     cr_assert_eq(pd_json_parse("t", text, strlen(text), &document, &err), PD_OK, "%s", err.message);
-    const char *back = NULL;
-    cr_assert_eq(pd_json_as_string(pd_json_root(document), &back, NULL), PD_OK);
+    const char *back = pd_json_text(pd_json_root(document));
 #define R "\xef\xbf\xbd"
     cr_assert_str_eq(back, R "-" R "-" R R "-" R R R "-" R R R R "-\xe2\x82\xac-\xf0\x9f\x98\x80-" R R);
     pd_json_document_free(document);
@@ -71,16 +70,11 @@ Test(json, stray_bytes_become_replacement_characters)
 static void round_trip(double value)
 {
     struct pd_json_writer w;
-    struct pd_json_document *document = NULL;
-    struct pd_error err;
-    double back;
     pd_json_writer_init(&w, 0);
     pd_json_double(&w, NULL, value);
     const char *text = finish(&w);
-    cr_assert_eq(pd_json_parse("t", text, strlen(text), &document, &err), PD_OK, "%s", err.message);
-    cr_assert_eq(pd_json_as_double(pd_json_root(document), &back, &err), PD_OK, "%s", err.message);
+    const double back = strtod(text + (text[0] == '"'), NULL);
     cr_assert(memcmp(&back, &value, sizeof back) == 0 || (isnan(back) && isnan(value)), "%s", text);
-    pd_json_document_free(document);
     pd_json_writer_deinit(&w);
 }
 
@@ -139,12 +133,11 @@ Test(json, measurements_are_numbers_or_null)
 
 Test(json, reading_members_in_order)
 {
-    const char *text = "{\"z\": 1, \"a\": {\"k\": [1, 2.5, \"x\"]}, \"m\": \"18446744073709551615\"}";
+    const char *text = "{\"z\": 1, \"a\": {\"k\": [1, 2.5, \"x\"]}, \"m\": \"word\"}";
     struct pd_json_document *document = NULL;
     struct pd_error err;
     cr_assert_eq(pd_json_parse("t", text, strlen(text), &document, &err), PD_OK, "%s", err.message);
     const struct pd_json_value *root = pd_json_root(document), *value = NULL;
-    cr_assert_eq(pd_json_size(root), 3);
     const char *key = NULL, *order[] = {"z", "a", "m"};
     void *cursor = NULL;
     for (int i = 0; i < 3; i++) {
@@ -152,20 +145,8 @@ Test(json, reading_members_in_order)
         cr_assert_str_eq(key, order[i]);
     }
     cr_assert_not(pd_json_next(root, &cursor, &key, &value));
-    const struct pd_json_value *list = pd_json_find(pd_json_find(root, "a"), "k");
-    cr_assert_eq(pd_json_size(list), 3);
-    double number;
-    cr_assert_eq(pd_json_as_double(pd_json_at(list, 1), &number, NULL), PD_OK);
-    cr_assert_eq(number, 2.5);
-    uint64_t whole;
-    cr_assert_eq(pd_json_as_u64(pd_json_find(root, "m"), &whole, NULL), PD_OK);
-    cr_assert_eq(whole, UINT64_MAX);
-    cr_assert_eq(pd_json_get_double(root, "nope", &number, &err), PD_CORRUPT);
-    cr_assert_not_null(strstr(err.message, "nope"));
-    cr_assert_eq(pd_json_get_double(root, "a", &number, &err), PD_CORRUPT);
-    cr_assert_not_null(strstr(err.message, "key \"a\""), "%s", err.message);
-    cr_assert_eq(pd_json_as_u64(pd_json_at(list, 1), &whole, &err), PD_CORRUPT);
-    cr_assert_eq(pd_json_as_u64(pd_json_at(list, 2), &whole, &err), PD_CORRUPT);
+    cr_assert_str_eq(pd_json_text(value), "word");
+    cr_assert_null(pd_json_text(root));
     pd_json_document_free(document);
     pd_json_document_free(NULL);
 }

@@ -1,6 +1,7 @@
 #include "ckpt/base/log.h"
 
 #include "ckpt/base/rank.h"
+#include "tests/helpers/manual_clock.h"
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <sched.h>

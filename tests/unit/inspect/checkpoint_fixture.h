@@ -4,6 +4,7 @@
 
 #include "ckpt/store/commit.h"
 #include "ckpt/store/index.h"
+#include "tests/helpers/box_copy.h"
 #include "tests/unit/shard/shard_fixture.h"
 
 #include <sys/stat.h>

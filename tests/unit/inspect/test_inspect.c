@@ -1,4 +1,5 @@
 #include "ckpt/inspect/inspect.h"
+#include "tests/helpers/box_copy.h"
 #include "tests/unit/inspect/checkpoint_fixture.h"
 
 #include <math.h>

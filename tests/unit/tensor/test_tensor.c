@@ -1,4 +1,5 @@
 #include "ckpt/tensor/tensor.h"
+#include "tests/helpers/box_copy.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
