@@ -1,7 +1,8 @@
 /* JSON out (--json and .jsonl), and objects of strings in (over Jansson).
  *
  * A double is written as the shortest text that reads back to the same bits. JSON has no infinities and no NaN: they are
- * the strings "inf", "-inf", "nan". Integers beyond 63 bits are strings of digits. Text that is not UTF-8 gets U+FFFD for each stray byte.
+ * the strings "inf", "-inf", "nan". Integers beyond 63 bits are strings of digits. Text that is not UTF-8 gets U+FFFD for
+ * each stray byte.
  *   threads  a writer or document belongs to one thread at a time */
 #ifndef PD_BASE_JSON_H
 #define PD_BASE_JSON_H
