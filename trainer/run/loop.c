@@ -55,7 +55,8 @@ static pd_status take_failure(struct run *r, const struct pd_saver_outcome *o, s
     if (is_final || pd_save_failures_is_too_long(&r->failures, r->now_ns, give_up_seconds(r))) {
         if (err) *err = o->error;
         pd_error_context(err, st, "saving step %llu", (unsigned long long)o->step);
-        return is_final ? st : add_last_save(r, st, err);
+        if (is_final) return st;
+        return add_last_save(r, st == PD_NOT_FOUND ? PD_IO : st, err); /* it was there when the run began */
     }
     if (r->failures.count == 1 && r->comm->rank == 0) log_first_failure(r, o);
     return PD_OK;
