@@ -421,7 +421,7 @@ expect("bench-step-micro-batch", ["bench", "step", "--device=gpu", "--micro-batc
        err=said("--micro-batch=3: --sequences 4 is no multiple of it"))
 for name, options, message in (
         ("micro_batch", ["--micro-batch=7"], "--micro-batch counts on a GPU alone: --device=gpu"),
-        ("set", ["--set=foo=bar", "--mode=xyz"], "--set counts on a GPU alone: --device=gpu"),
+        ("set", ["--set=foo=bar", "--mode=fast"], "--set counts on a GPU alone: --device=gpu"),
         ("size", ["--preset=0.5B"], "--preset=0.5B is for a GPU alone: --device=gpu"),
         ("preset", ["--preset=9B"], "--preset=9B: model.preset 9B is unknown; the nearest are byte-1m, byte-10m and gpt3-13b; on a GPU also 0.5B, 1.5B, 3B, "
          "7B and 14B"),
