@@ -51,22 +51,25 @@ struct reshard_bench {
 
 /* ---- layouts and model ---- */
 
-static void make_layout(struct pd_layout *l, uint32_t dp, uint32_t tp, uint32_t pp, uint32_t units)
+static void make_layout(struct pd_layout *l, uint32_t dp, uint32_t tp, uint32_t pp, uint32_t sp, uint32_t interleave,
+                        uint32_t units)
 {
     pd_layout_init_dp(l, dp);
-    l->tp = tp;
-    l->pp = l->stage_count = pp;
+    l->tp = tp, l->pp = pp, l->sp = sp;
     l->virtual_tp = 4;
-    for (uint32_t s = 0; s < pp; s++)
-        l->first_unit[s] = (uint16_t)(s * units / pp);
+    l->zero_shard = dp * sp;
+    l->interleave = interleave;
+    l->stage_count = pp * interleave;
+    for (uint32_t s = 0; s < l->stage_count; s++)
+        l->first_unit[s] = (uint16_t)(s * units / l->stage_count);
 }
 
 static pd_status make_model(struct reshard_bench *b, struct pd_error *err)
 {
     PD_TRY(pd_bench_model_of_bytes(b->options.bytes, &b->model, err));
-    make_layout(&b->stored, 3, 2, 1, b->model->unit_count);
-    make_layout(&b->loaded, LOADERS, 1, 1, b->model->unit_count);
-    make_layout(&b->rewritten, 1, 4, 2, b->model->unit_count);
+    make_layout(&b->stored, 3, 2, 1, 1, 1, b->model->unit_count);
+    make_layout(&b->loaded, LOADERS, 1, 1, 1, 1, b->model->unit_count);
+    make_layout(&b->rewritten, 1, 4, 2, 1, 1, b->model->unit_count);
     return PD_OK;
 }
 
@@ -304,19 +307,6 @@ static pd_status make_many(struct pd_tensor_table *ret_tensors, double *ret_para
     return PD_OK;
 }
 
-static void make_wide_layout(struct pd_layout *l, uint32_t dp, uint32_t tp, uint32_t pp, uint32_t sp, uint32_t interleave)
-{
-    pd_layout_init_dp(l, dp);
-    l->tp = tp, l->pp = pp, l->sp = sp;
-    l->virtual_tp = 16;
-    l->virtual_sp = 2;
-    l->zero_shard = dp * sp;
-    l->interleave = interleave;
-    l->stage_count = pp * interleave;
-    for (uint32_t s = 0; s < l->stage_count; s++)
-        l->first_unit[s] = (uint16_t)(s * PLAN_UNITS / l->stage_count);
-}
-
 static void count_bytes(void *context, const struct pd_transfer_run *run)
 {
     *(uint64_t *)context += run->bytes;
@@ -358,8 +348,10 @@ static pd_status measure_plan(struct reshard_bench *b, struct pd_error *err)
     struct pd_tensor_table tensors;
     struct pd_layout stored, wanted;
     PD_TRY(make_many(&tensors, &b->plan.parameters, err));
-    make_wide_layout(&stored, 128, 8, 16, 1, 1);
-    make_wide_layout(&wanted, 64, 16, 8, 2, 2);
+    make_layout(&stored, 128, 8, 16, 1, 1, PLAN_UNITS);
+    make_layout(&wanted, 64, 16, 8, 2, 2, PLAN_UNITS);
+    stored.virtual_tp = wanted.virtual_tp = 16;
+    stored.virtual_sp = wanted.virtual_sp = 2;
     struct pd_plan_input input = {.tensors = &tensors,
                                   .stored = &stored,
                                   .wanted = &wanted,

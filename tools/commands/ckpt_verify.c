@@ -13,9 +13,9 @@
 
 /* ---- what is to be checked ---- */
 
-struct candidate {
-    char name[64];
-    const struct pd_store_unusable *unusable; /* borrowed; NULL: the store offers it */
+struct candidate { /* borrowed of the place */
+    const char *name;
+    const struct pd_store_unusable *unusable; /* NULL: the store offers it */
 };
 
 struct verify {
@@ -47,13 +47,12 @@ static void collect(struct verify *v, uint64_t step)
         const struct pd_store_entry *entry = pd_store_entry_at(v->place.store, i);
         if (entry->step > v->newest_whole) v->newest_whole = entry->step;
         if (!is_asked_for(v, step, entry->name, entry->step)) continue;
-        memcpy(v->candidates[v->count++].name, entry->name, sizeof entry->name);
+        v->candidates[v->count++].name = entry->name;
     }
     for (uint32_t i = 0; i < pd_store_unusable_count(v->place.store); i++) {
         const struct pd_store_unusable *unusable = pd_store_unusable_at(v->place.store, i);
         if (!is_asked_for(v, step, unusable->name, unusable->step)) continue;
-        v->candidates[v->count].unusable = unusable;
-        memcpy(v->candidates[v->count++].name, unusable->name, sizeof unusable->name);
+        v->candidates[v->count++] = (struct candidate){unusable->name, unusable};
     }
     qsort(v->candidates, v->count, sizeof *v->candidates, newest_first);
 }
@@ -67,8 +66,7 @@ static pd_status choose(struct verify *v, uint64_t step, struct pd_error *err)
     collect(v, step);
     if (v->count) return PD_OK;
     if (!v->place.named[0]) return pd_ckpt_place_choose(&v->place, step, &entry, err); /* says what there is */
-    snprintf(v->candidates[0].name, sizeof v->candidates[0].name, "%s", v->place.named);
-    v->count = 1;
+    v->candidates[v->count++].name = v->place.named;
     return PD_OK;
 }
 
@@ -259,7 +257,7 @@ static void tell_text(const struct checked *c)
 static void count_findings(struct verify *v, const struct checked *c)
 {
     const uint32_t proven = count_proven(&c->list);
-    if (proven && !v->damaged++) memcpy(v->first_damaged, c->candidate->name, sizeof v->first_damaged);
+    if (proven && !v->damaged++) snprintf(v->first_damaged, sizeof v->first_damaged, "%s", c->candidate->name);
     v->findings += proven;
     if (proven || !c->list.count || v->unchecked++) return;
     const struct pd_damage *first = &c->list.items[0];
