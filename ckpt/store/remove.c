@@ -72,14 +72,14 @@ pd_status store_clear_dir(struct store_drives *drives, const char *name, struct 
 /* ---- a checkpoint ---- */
 
 /* Renamed, not unlinked: without a record and without this mark a directory is not one that we have begun to remove. */
-static pd_status remove_record(struct store_dir *root, const char *dir, bool syncs, struct pd_error *err)
+static pd_status remove_record(struct store_dir *root, const char *dir, struct pd_error *err)
 {
     pd_status st = pd_vfs_rename(root->vfs, store_at(root, "%s/commit.h5", dir).text,
                                  store_at(root, "%s/" PD_STORE_REMOVED, dir).text, err);
     if (st == PD_NOT_FOUND) return PD_OK;
     PD_TRY(st);
     pd_fault_point("store.remove.unrecorded");
-    return syncs ? store_sync_dir(root, store_at(root, "%s", dir).text, err) : PD_OK;
+    return store_sync_dir(root, store_at(root, "%s", dir).text, err);
 }
 
 static void tmp_name_of(const char *name, char ret_text[PD_STORE_NAME_MAX + 4])
@@ -87,7 +87,8 @@ static void tmp_name_of(const char *name, char ret_text[PD_STORE_NAME_MAX + 4])
     snprintf(ret_text, PD_STORE_NAME_MAX + 4, "%s.tmp", name);
 }
 
-/* Where one directory is all there is, the sync of the root in trash_here makes this durable too. */
+/* The sync of the root that follows would do where it is one directory, were it not that an earlier launch may have seen a
+ * sync of the root fail: then the name may come back with a power loss, and with it a record whose shards are in use. */
 static pd_status remove_records_here(struct store_dir *root, const char *name, struct pd_error *err)
 {
     char path[STORE_PATH_MAX];
@@ -98,8 +99,8 @@ static pd_status remove_records_here(struct store_dir *root, const char *name, s
     }
     char tmp_name[PD_STORE_NAME_MAX + 4];
     tmp_name_of(name, tmp_name);
-    PD_TRY(remove_record(root, name, root->has_other_shares, err));
-    return remove_record(root, tmp_name, true, err);
+    PD_TRY(remove_record(root, name, err));
+    return remove_record(root, tmp_name, err);
 }
 
 /* Durably, before any file of it is moved or unlinked: the mark may be the first that a power loss takes. */

@@ -303,11 +303,11 @@ static pd_status count_flushes(struct generation *g, void *context, struct pd_er
         PD_TRY(generation_step(g, step, err));
     PD_TRY(pd_group_barrier(rank->group, err));
     uint64_t flushes = pd_simulated_disk_count(rank->room->disk);
-    if (flushes > 10 * (rank->group->size + 4ull)) PD_FAIL(err, PD_BUG, "%llu flushes", (unsigned long long)flushes);
+    if (flushes > 10 * (rank->group->size + 5ull)) PD_FAIL(err, PD_BUG, "%llu flushes", (unsigned long long)flushes);
     return PD_OK;
 }
 
-Test(store_generation, a_save_costs_a_flush_a_shard_and_four_more)
+Test(store_generation, a_save_costs_a_flush_a_shard_and_five_more)
 {
     struct room room = room_that_lacks(4, 1, false, 0);
     launch(&room, count_flushes, NULL);
