@@ -57,6 +57,13 @@ void pd_layout_init_dp(struct pd_layout *ret_layout, uint32_t dp)
                                      .stage_count = 1};
 }
 
+void pd_layout_set_stripes(struct pd_layout *layout, uint32_t count, const uint16_t *weights)
+{
+    layout->stripes = count;
+    for (uint32_t s = 0; s < PD_LAYOUT_STRIPES_MAX; s++)
+        layout->stripe_weight[s] = s >= count ? 0 : weights ? weights[s] : 1;
+}
+
 static bool is_power_of_two(uint32_t x)
 {
     return x && !(x & (x - 1));
@@ -270,14 +277,7 @@ static uint32_t list_boxes(const struct pd_layout *layout, const struct pd_tenso
         uint64_t begin, end;
         pd_layout_chunk_columns(layout, tensor, chunk, &begin, &end);
         if (begin == end) break; /* and so are those after it */
-        if (count < capacity) {
-            struct pd_box *box = &ret_boxes[count];
-            *box = pd_box_whole(tensor);
-            box->start[0] = row_begin;
-            box->count[0] = row_end - row_begin;
-            box->start[1] = begin;
-            box->count[1] = end - begin;
-        }
+        if (count < capacity) ret_boxes[count] = pd_box_part(tensor, row_begin, row_end, begin, end);
         count++;
     }
     return count;

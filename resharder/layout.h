@@ -36,6 +36,8 @@ uint32_t pd_layout_rank(const struct pd_layout *layout, struct pd_rank_place pla
 PD_MUST_USE pd_status pd_layout_check(const struct pd_layout *layout, struct pd_error *err);
 /* dp ranks, everything else 1, ZeRO-3 over all of dp. */
 void pd_layout_init_dp(struct pd_layout *ret_layout, uint32_t dp);
+/* `count` shards a rank, 0: one file for all; `weights` NULL: all of one weight. */
+void pd_layout_set_stripes(struct pd_layout *layout, uint32_t count, const uint16_t *weights);
 
 /* Pipeline rank that holds a unit: stages go round the pp ranks when interleaved. */
 uint32_t pd_layout_unit_pp(const struct pd_layout *layout, uint32_t unit);

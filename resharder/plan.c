@@ -325,16 +325,11 @@ static pd_status walk_boxes(struct walk *w, const struct pd_layout_cut *cut, uin
             continue;
         }
         for (uint32_t b = 0; b < boxes; b++, p->item.box++) {
-            struct pd_box *box = &p->item.stored;
             uint64_t begin, end;
             pd_layout_chunk_columns(w->plan->input.stored, tensor, cut->chunk_begin + b, &begin, &end);
-            *box = pd_box_whole(tensor);
-            box->start[0] = row_begin;
-            box->count[0] = row_end - row_begin;
-            box->start[1] = begin;
-            box->count[1] = end - begin;
+            p->item.stored = pd_box_part(tensor, row_begin, row_end, begin, end);
             p->item.kind = (enum pd_kind)kind;
-            p->bytes = pd_box_elements(box) * pd_dtype_bytes(tensor->dtype);
+            p->bytes = pd_box_elements(&p->item.stored) * pd_dtype_bytes(tensor->dtype);
             const uint64_t pages = pages_of(p->bytes);
             if (p->position < w->end && p->position + pages > w->begin) PD_TRY(w->visit(w->context, p, err));
             p->position += pages;

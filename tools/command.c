@@ -167,7 +167,7 @@ pd_status pd_command_parse(const struct pd_usage *usage, int argc, char **argv, 
     struct parsing p = {.usage = usage, .program = argv[0], .ret_done = ret_done, .err = err};
     fill_rows(&p);
     p.argp = (struct argp){.options = p.rows, .parser = parse, .args_doc = usage->arguments, .doc = usage->doc};
-    err->status = PD_OK;
+    pd_error_clear(err);
     *ret_done = false;
     if (usage->word_count) *usage->word_count = 0;
     setenv("ARGP_HELP_FMT", "rmargin=110,opt-doc-col=28,no-dup-args-note", 0);

@@ -115,6 +115,18 @@ pd_status pd_error_context(struct pd_error *err, pd_status status, const char *f
     return status;
 }
 
+pd_status pd_error_change(struct pd_error *err, pd_status status)
+{
+    if (err) err->status = status;
+    return status;
+}
+
+void pd_error_clear(struct pd_error *err)
+{
+    err->status = PD_OK;
+    err->message[0] = '\0';
+}
+
 bool pd_error_names_rank(const char *message)
 {
     for (const char *at = message; at; at = strstr(at, ": ") ? strstr(at, ": ") + 2 : NULL) {

@@ -54,6 +54,11 @@ pd_status pd_error_set(struct pd_error *err, pd_status status, const char *where
 /* Prepends "<formatted>: " to the message of an error that is already set and returns `status` unchanged. */
 pd_status pd_error_context(struct pd_error *err, pd_status status, const char *format, ...) PD_PRINTF(3, 4);
 
+/* The same text under another status, which it returns. */
+pd_status pd_error_change(struct pd_error *err, pd_status status);
+/* PD_OK, and no text: what has been told already is not printed again. */
+void pd_error_clear(struct pd_error *err);
+
 /* pd_error_context "rank N", unless a context says already whose error it is. */
 pd_status pd_error_context_rank(struct pd_error *err, pd_status status, uint32_t rank);
 bool pd_error_names_rank(const char *message);

@@ -308,8 +308,8 @@ static pd_status refuse_unreadable(const struct recovery *r, struct pd_error *er
     if (st == PD_OK) PD_FAIL(err, PD_IO, "%s cannot be read", name);
     /* Whatever the reason was called, this is a storage error: nothing proves damage. */
     if (st != PD_PEER_LOST && st != PD_NO_MEMORY && st != PD_UNSUPPORTED) st = PD_IO;
-    if (err) err->status = st;
-    return pd_error_context(err, st, "%s is newer than what can be read; make it readable or move it away", name);
+    return pd_error_context(err, pd_error_change(err, st),
+                            "%s is newer than what can be read; make it readable or move it away", name);
 }
 
 pd_status store_recover(struct store_drives *drives, const struct pd_store_options *options, const struct store_scan *scan,

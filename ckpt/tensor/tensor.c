@@ -55,6 +55,14 @@ struct pd_box pd_box_whole(const struct pd_tensor *tensor)
     return box;
 }
 
+struct pd_box pd_box_part(const struct pd_tensor *tensor, uint64_t row_begin, uint64_t row_end, uint64_t begin, uint64_t end)
+{
+    struct pd_box box = pd_box_whole(tensor);
+    box.start[0] = row_begin, box.count[0] = row_end - row_begin;
+    box.start[1] = begin, box.count[1] = end - begin;
+    return box;
+}
+
 bool pd_box_intersect(const struct pd_box *a, const struct pd_box *b, struct pd_box *ret_box)
 {
     struct pd_box common;

@@ -55,6 +55,9 @@ const char *pd_kind_name(enum pd_kind kind); /* "param", "exp_avg", "exp_avg_sq"
 uint64_t pd_tensor_elements(const struct pd_tensor *tensor);
 uint64_t pd_box_elements(const struct pd_box *box); /* 0 for an empty box */
 struct pd_box pd_box_whole(const struct pd_tensor *tensor);
+/* Rows [row_begin, row_end) and columns [begin, end) of it. */
+struct pd_box pd_box_part(const struct pd_tensor *tensor, uint64_t row_begin, uint64_t row_end, uint64_t begin,
+                          uint64_t end);
 /* The common part of a and b; false and *ret_box untouched when it is empty. */
 bool pd_box_intersect(const struct pd_box *a, const struct pd_box *b, struct pd_box *ret_box);
 /* Row-major element index inside `outer` of the first element of `inner`, which must lie within it. */

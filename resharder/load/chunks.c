@@ -132,15 +132,16 @@ static pd_status flush(struct loader *l, struct load_window *w, struct pd_error 
 static pd_status send(struct loader *l, struct load_window *w, struct pd_file *file, unsigned char *data, uint64_t offset,
                       uint64_t bytes, struct pd_error *err)
 {
-    struct pd_transfer *p = &l->chunks->pending;
+    struct load_chunks *c = l->chunks;
+    const struct pd_transfer *p = &c->pending;
     l->report.bytes_read += bytes;
     if (p->bytes && p->file == file && p->offset + p->bytes == offset && (unsigned char *)p->data + p->bytes == data &&
         p->bytes + bytes <= LOAD_READ_BYTES_MAX) {
-        p->bytes += bytes;
+        c->pending.bytes += bytes;
         return PD_OK;
     }
     PD_TRY(flush(l, w, err));
-    *p = (struct pd_transfer){.file = file, .data = data, .offset = offset, .bytes = bytes};
+    c->pending = (struct pd_transfer){.file = file, .data = data, .offset = offset, .bytes = bytes};
     return PD_OK;
 }
 

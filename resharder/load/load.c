@@ -164,9 +164,12 @@ pd_status load_send(struct loader *l, struct load_window *w, const struct pd_tra
 {
     PD_CHECK(w->sent < l->window_transfers);
     struct pd_transfer *t = &w->transfers[w->sent++];
-    *t = *transfer;
-    t->what = "read of a load";
-    t->user = w;
+    *t = (struct pd_transfer){.file = transfer->file,
+                              .data = transfer->data,
+                              .offset = transfer->offset,
+                              .bytes = transfer->bytes,
+                              .what = "read of a load",
+                              .user = w};
     if (!w->in_flight) pd_owner_acquire(&w->owner, "reads");
     w->in_flight++; /* before the queue sees it: it may be on its way even where submitting fails */
     return pd_queue_submit(l->queue, &t, 1, err);

@@ -84,14 +84,6 @@ static pd_status parse_degrees(const char *text, uint64_t values[DEGREES], struc
     return PD_OK;
 }
 
-/* Shards of equal weight, as many a rank. */
-static void stripe(struct pd_layout *layout, uint64_t stripes)
-{
-    layout->stripes = stripes > 1 ? (uint32_t)stripes : 0;
-    for (uint32_t s = 0; s < PD_LAYOUT_STRIPES_MAX; s++)
-        layout->stripe_weight[s] = s < layout->stripes;
-}
-
 /* What a training run with this layout would take: the saved configuration with other degrees. */
 static pd_status lay_out(struct reshard *r, struct pd_error *err)
 {
@@ -114,7 +106,7 @@ static pd_status lay_out(struct reshard *r, struct pd_error *err)
     PD_TRY(pd_model_new(&r->config.model, &r->model, err));
     PD_TRY(pd_lay_out(&r->config, r->model, (uint32_t)world, &r->laid_out, err));
     r->laid_out.layout.small_bytes = r->commit.state.layout.small_bytes;
-    stripe(&r->laid_out.layout, values[STRIPES]);
+    pd_layout_set_stripes(&r->laid_out.layout, values[STRIPES] > 1 ? (uint32_t)values[STRIPES] : 0, NULL);
     return PD_OK;
 }
 

@@ -298,7 +298,7 @@ static pd_status diff_opened(const struct pd_ckpt_options *options, struct opene
     if (!status && !options->quiet) status = options->json ? diff_json(sides, &diff, err) : diff_text(sides, &diff, err);
     if (!status && diff.different_count)
         status = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s and %s hold different state", sides[0].path, sides[1].path);
-    if (status == PD_CORRUPT && options->quiet && diff.different_count) err->message[0] = '\0';
+    if (status == PD_CORRUPT && options->quiet && diff.different_count) pd_error_clear(err);
     pd_diff_deinit(&diff);
     return status;
 }

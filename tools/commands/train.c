@@ -413,6 +413,6 @@ pd_status pd_cmd_worker(int argc, char **argv, struct pd_error *err)
     if (!st) st = work(&launched, argv[1], err);
     close_trace();
     bool is_told = pd_launched_end(&launched, st, st ? err->message : "");
-    if (launched.is_launched) err->message[0] = '\0'; /* the launcher says it, once for all ranks */
+    if (launched.is_launched) pd_error_clear(err); /* the launcher says it, once for all ranks */
     return is_told && pd_comm_mpi_is_over() ? PD_OK : st;
 }

@@ -62,13 +62,12 @@ void pd_find_storage(struct pd_findings *findings, const char *dir)
         return;
     }
     find_engine(findings, vfs);
-    pd_findings_add(findings, "directory", PD_FINDING_OK, "%.190s", dir);
     snprintf(tag, sizeof tag, "doctor-%ld", (long)getpid());
     if (pd_probe_directory(vfs, dir, tag, &probe, &err)) {
-        struct pd_finding *f = &findings->items[findings->count - 1];
-        f->state = PD_FINDING_MISSING;
+        struct pd_finding *f = pd_findings_add(findings, "directory", PD_FINDING_MISSING, "%.190s", dir);
         pd_finding_advise(f, "%.190s", err.message);
     } else {
+        pd_findings_add(findings, "directory", PD_FINDING_OK, "%.190s", dir);
         find_space(findings, &probe.space);
         find_features(findings, &probe);
     }

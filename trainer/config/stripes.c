@@ -1,6 +1,7 @@
 #include "trainer/config/stripes.h"
 
 #include "ckpt/base/parse.h"
+#include "resharder/layout.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -29,10 +30,9 @@ void pd_stripes_apply(const struct pd_config *config, struct pd_layout *layout)
 {
     const uint32_t count = pd_stripes_count(config);
     if (count == 1) return;
-    layout->stripes = count;
-    if (pd_stripes_parse(config->checkpoint.stripe_weights, count, layout->stripe_weight)) return;
-    for (uint32_t s = 0; s < count; s++)
-        layout->stripe_weight[s] = 1;
+    uint16_t weights[PD_LAYOUT_STRIPES_MAX];
+    const bool is_given = pd_stripes_parse(config->checkpoint.stripe_weights, count, weights);
+    pd_layout_set_stripes(layout, count, is_given ? weights : NULL);
 }
 
 void pd_stripes_leave_out(const struct pd_config *config, uint64_t absent, struct pd_stripes_left *ret_left,

@@ -275,7 +275,7 @@ pd_status pd_device_room_check(const struct pd_engine_options *o, const struct p
 pd_status pd_device_room_taken(const struct pd_engine_options *o, pd_status status, struct pd_error *err)
 {
     if (status != PD_NO_MEMORY) return status;
-    if (err) err->status = PD_INVALID;
+    pd_error_change(err, PD_INVALID);
     if (!o->device) return PD_INVALID;
     return pd_error_context(
         err, PD_INVALID, "GPU %u: what this rank needs does not fit beside what others hold; of more ranks each needs less",

@@ -72,11 +72,9 @@ pd_status pd_directories_make(const char *key, const char *path, struct pd_error
     struct pd_error own = {0};
     pd_status st = make_path(path, &own);
     if (!st) return PD_OK;
-    pd_error_set(err, st, own.where, 0, "%s: %.700s%s%s%s", key, own.message,
-                 st == PD_INVALID ? "" : "; see to it that it can be made, or name another directory with ",
-                 st == PD_INVALID ? "" : key, st == PD_INVALID ? "" : "=DIR");
-    if (err) err->sys_errno = own.sys_errno;
-    return st;
+    return pd_error_set(err, st, own.where, 0, "%s: %.700s%s%s%s", key, own.message,
+                        st == PD_INVALID ? "" : "; see to it that it can be made, or name another directory with ",
+                        st == PD_INVALID ? "" : key, st == PD_INVALID ? "" : "=DIR");
 }
 
 /* ---- which lies where ---- */
