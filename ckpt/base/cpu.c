@@ -58,12 +58,6 @@ pd_status pd_isa_resolve(enum pd_isa asked, enum pd_isa *ret_isa, struct pd_erro
     return PD_OK;
 }
 
-uint64_t pd_cpu_l2_bytes(void)
-{
-    long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-    return bytes >= 128 * 1024 ? (uint64_t)bytes : 512 * 1024;
-}
-
 uint32_t pd_cpu_cores(void)
 {
     cpu_set_t set;

@@ -26,7 +26,5 @@ PD_MUST_USE pd_status pd_isa_resolve(enum pd_isa asked, enum pd_isa *ret_isa, st
 
 /* Cores that this process may run on: its affinity mask, which taskset, a batch system or a container narrows. At least 1. */
 uint32_t pd_cpu_cores(void);
-/* Bytes of a core's own second-level cache; 512 KiB where the system does not tell. Blocking only, never bits. */
-uint64_t pd_cpu_l2_bytes(void);
 
 #endif

@@ -29,7 +29,7 @@ pd_status pd_probe_explain(struct pd_error *err, pd_status status, const char *d
     return status;
 }
 
-bool pd_space_is_network(const struct pd_space *space)
+static bool is_network(const struct pd_space *space)
 {
     static const char *const local[] = {"ext2", "ext3",  "ext4",  "xfs",     "btrfs",     "zfs",
                                         "f2fs", "tmpfs", "ramfs", "overlay", "simulated", "bcachefs"};
@@ -79,7 +79,7 @@ static pd_status probe_steps(struct pd_vfs *vfs, const char *dir, const struct p
                              struct pd_error *err)
 {
     PD_TRY(pd_vfs_space(vfs, dir, &probe->space, err));
-    probe->is_network = pd_space_is_network(&probe->space);
+    probe->is_network = is_network(&probe->space);
     PD_TRY(write_page(vfs, paths->first, &probe->is_direct, err));
     PD_TRY(pd_vfs_rename(vfs, paths->first, paths->second, err));
     PD_TRY(as_capability(pd_vfs_link(vfs, paths->second, paths->first, err), &probe->has_links, err));

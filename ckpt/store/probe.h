@@ -17,7 +17,6 @@ struct pd_probe {
  * *ret_probe; anything else that is refused is an error that says who asked for what, where, and what to do about it. */
 PD_MUST_USE pd_status pd_probe_directory(struct pd_vfs *vfs, const char *dir, const char *tag, struct pd_probe *ret_probe,
                                          struct pd_error *err);
-bool pd_space_is_network(const struct pd_space *space);
 /* Adds who we are and what to do to an error about `dir` that permissions caused; other errors are left alone. */
 pd_status pd_probe_explain(struct pd_error *err, pd_status status, const char *dir);
 

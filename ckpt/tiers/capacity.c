@@ -170,7 +170,7 @@ pd_status pd_tiers_check_room(struct pd_tiers *t, const uint64_t *shard_bytes_he
         if (err) *err = own;
         if (t->count > 1 && t->group->rank == 0 && tier->is_writable)
             pd_log_error(TIERS_MODULE, "%s: %s", tier->in_memory ? "left out of saves" : "may be too small", own.message);
-        tier->is_left_out = tier->in_memory;
+        tier_leave_out(tier);
     }
     if (fitting) return PD_OK;
     return PD_NO_SPACE;

@@ -7,15 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-pd_status tier_make_staging(struct tier *tier, uint64_t bytes, struct pd_error *err)
-{
-    if (tier->staging) return PD_OK;
-    tier->staging_bytes = bytes > PD_TIERS_STAGING_BYTES ? bytes : PD_TIERS_STAGING_BYTES;
-    tier->staging = aligned_alloc(PD_VFS_ALIGN, tier->staging_bytes);
-    if (!tier->staging) PD_FAIL(err, PD_NO_MEMORY, "no memory to copy checkpoints to %s", tier->dir);
-    return PD_OK;
-}
-
 static pd_status copy_shard(struct tier *tier, const struct tier_job *job, const struct pd_commit *commit, uint32_t shard,
                             const char *path, struct pd_shard_summary *ret_summary, struct pd_error *err)
 {

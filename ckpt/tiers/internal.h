@@ -102,6 +102,8 @@ void tier_report_error(struct tier *tier, struct pd_error *ret_error);
 
 /* ---- open.c ---- */
 
+PD_MUST_USE pd_status tier_make_staging(struct tier *tier, uint64_t bytes, struct pd_error *err);
+void tier_leave_out(struct tier *tier); /* a tier in memory that has failed or is too small is left out of saves */
 /* `run`: what its worker does. */
 void tier_init(struct tier *tier, struct pd_tiers *tiers, tier_work *run);
 void tier_deinit(struct tier *tier);
@@ -113,7 +115,6 @@ PD_MUST_USE pd_status tier_make_writable(struct tier *tier, struct pd_error *err
 
 /* ---- copy.c ---- */
 
-PD_MUST_USE pd_status tier_make_staging(struct tier *tier, uint64_t bytes, struct pd_error *err);
 /* The record of what is to be copied. */
 PD_MUST_USE pd_status tier_read_source(const struct tier *tier, const struct tier_job *job, struct pd_commit *ret_commit,
                                        struct pd_error *err);

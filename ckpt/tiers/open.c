@@ -61,12 +61,26 @@ void tier_look_at_newest(struct tier *tier)
     if (entry->lineage > tier->tiers->lineage) tier->tiers->lineage = entry->lineage;
 }
 
+pd_status tier_make_staging(struct tier *tier, uint64_t bytes, struct pd_error *err)
+{
+    if (tier->staging) return PD_OK;
+    tier->staging_bytes = bytes > PD_TIERS_STAGING_BYTES ? bytes : PD_TIERS_STAGING_BYTES;
+    tier->staging = aligned_alloc(PD_VFS_ALIGN, tier->staging_bytes);
+    if (!tier->staging) PD_FAIL(err, PD_NO_MEMORY, "no memory to copy checkpoints to %s", tier->dir);
+    return PD_OK;
+}
+
+void tier_leave_out(struct tier *tier)
+{
+    tier->is_left_out = tier->in_memory;
+}
+
 /* Counts as a tier that has failed: logged, and asked again when it is due. One in memory is left out instead, since its room
  * is checked before the first step alone. */
 static void begin_failed(struct tier *tier, const char *what, const struct pd_error *cause)
 {
     tier_schedule_fail(&tier->schedule, 0);
-    tier->is_left_out = tier->in_memory;
+    tier_leave_out(tier);
     tier_report_begin_failed(tier, cause);
     if (tier->group->rank == 0)
         pd_log_error(TIERS_MODULE, "%s %s: %s", tier->dir, tier->in_memory ? "is left out of saves" : what, cause->message);

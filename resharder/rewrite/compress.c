@@ -138,15 +138,16 @@ uint64_t rewrite_compressor_cut(struct rewriter *r, void *memory, uint64_t bytes
     return bytes_for(p->threads, p->batch);
 }
 
-pd_status rewrite_compressor_new(struct rewriter *r, struct pd_error *err)
+pd_status rewrite_compressor_new(const struct pd_shard_codec *codec, struct rewrite_compressor **ret_compressor,
+                                 struct pd_error *err)
 {
-    const struct pd_shard_codec *codec = &r->request->codec;
     if (codec->codec == PD_CODEC_NONE) return PD_OK;
-    r->compressor = calloc(1, sizeof *r->compressor);
-    if (!r->compressor) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory to compress");
-    r->compressor->codec = codec;
+    struct rewrite_compressor *compressor = calloc(1, sizeof *compressor);
+    if (!compressor) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory to compress");
+    *ret_compressor = compressor;
+    compressor->codec = codec;
     for (uint32_t t = 0; t < THREADS_MAX && t < pd_thread_pool_size(codec->pool); t++)
-        PD_TRY(pd_zstd_new(&r->compressor->zstd[t], err));
+        PD_TRY(pd_zstd_new(&compressor->zstd[t], err));
     return PD_OK;
 }
 

@@ -133,10 +133,9 @@ static pd_status need_chunk(struct rewriter *r, uint32_t shard, uint32_t box, co
                             const unsigned char **ret_data, struct pd_error *err)
 {
     struct rewrite_decompressor *e = r->decompressor;
-    if (chunk->number >= r->next_chunk) {
+    if (rewrite_take_chunk(r, chunk->number)) {
         struct rewrite_window *w = NULL;
         PD_TRY(rewrite_need_window(r, &r->sources[shard], REWRITE_LARGE, chunk->offset, chunk->page_bytes, &w, err));
-        r->next_chunk = chunk->number + 1;
         if (!find_kept(e, shard, box, chunk->number)) PD_TRY(decompress(r, shard, box, chunk, w, err));
     }
     *ret_data = find_kept(e, shard, box, chunk->number);

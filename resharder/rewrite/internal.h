@@ -179,6 +179,8 @@ bool rewrite_has_chunk_windows(const struct rewriter *r);
 PD_MUST_USE pd_status rewrite_need_window(struct rewriter *r, struct rewrite_source *s, enum rewrite_class class,
                                           uint64_t at, uint64_t bytes, struct rewrite_window **ret_window,
                                           struct pd_error *err);
+/* False where an earlier piece of the stretch has taken this chunk out of its window. */
+bool rewrite_take_chunk(struct rewriter *r, uint64_t number);
 /* The stretch that was read last is done with. */
 PD_MUST_USE pd_status rewrite_read_done(struct rewriter *r, uint32_t shard, uint32_t box, struct pd_error *err);
 PD_MUST_USE pd_status rewrite_open_source(struct rewriter *r, uint32_t shard, struct pd_error *err);
@@ -215,8 +217,9 @@ PD_MUST_USE pd_status rewrite_finish_target(struct rewriter *r, uint32_t target,
 
 /* ---- compress.c ---- */
 
-/* r->compressor, where the request has a codec. */
-PD_MUST_USE pd_status rewrite_compressor_new(struct rewriter *r, struct pd_error *err);
+/* *ret_compressor stays NULL without a codec; the caller frees it after errors, too. */
+PD_MUST_USE pd_status rewrite_compressor_new(const struct pd_shard_codec *codec, struct rewrite_compressor **ret_compressor,
+                                             struct pd_error *err);
 void rewrite_compressor_free(struct rewrite_compressor *compressor); /* NULL is fine */
 /* Takes memory for a group: how much. At most `bytes`, or what compressing a single chunk takes. */
 uint64_t rewrite_compressor_cut(struct rewriter *r, void *memory, uint64_t bytes);

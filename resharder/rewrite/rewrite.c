@@ -248,7 +248,7 @@ static pd_status prepare(struct rewriter *r, struct pd_error *err)
     r->summaries = calloc(pd_layout_shards(q->layout), sizeof *r->summaries);
     if (!r->sources || !r->summaries) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory for %u shards", q->commit->shard_count);
     r->staging = q->buffers;
-    PD_TRY(rewrite_compressor_new(r, err));
+    PD_TRY(rewrite_compressor_new(&q->codec, &r->compressor, err));
     rewrite_look_at_source(r);
     PD_TRY(pd_queue_open(r->vfs, q->buffers, q->buffer_bytes, &r->queue, err));
     pd_transfer_ring_init(&r->ring, r->queue, r->transfers, 2 * REWRITE_SLOTS_MAX, NULL, 0);

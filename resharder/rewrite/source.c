@@ -347,6 +347,13 @@ static pd_status end_piece(struct rewriter *r, struct rewrite_source *s, enum re
     return read_ahead(r, err);
 }
 
+bool rewrite_take_chunk(struct rewriter *r, uint64_t number)
+{
+    if (number < r->next_chunk) return false;
+    r->next_chunk = number + 1;
+    return true;
+}
+
 pd_status rewrite_read_done(struct rewriter *r, uint32_t shard, uint32_t box, struct pd_error *err)
 {
     struct rewrite_source *s = &r->sources[shard];

@@ -128,6 +128,46 @@ def check_file(path):
             breach(path, number, "tab")
 
 
+# A struct that many files write has no owner. Counted are assignments through pointers (p->field = ..., p->field++) to structs of
+# headers; a pointer's type is the one of its first declaration in the function.
+WRITERS_MAX = 3
+WRITTEN_BY_PARTS = {  # struct -> why more files may write it
+    "pd_progress": "every exchange of a communicator advances it: pieces, links, and what the transport between hosts keeps",
+    "pd_transformer": "one pass moves its gradient and its buffers from layer to layer: a file a kind of layer",
+    "pd_zero": "each file of a ZeRO stage keeps its own fields: sets, sums, files, gathers",
+}
+POINTERS = re.compile(r"(?<!const )\bstruct (\w+) (\*(?:const )?\w+(?:\[[^\]]*\])?(?:(?: = [^,;()]*)?, \*\w+)*)")
+ASSIGNED = re.compile(r"\b(\w+)->\w+(?:\[[^\]]*\])?\s*(?:(?:[-+|&^*/%]|<<|>>)?=(?!=)|\+\+|--)|(?:\+\+|--)(\w+)->\w+(?!\w|\.|->)")
+
+
+def without_comments(text):
+    return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', "", text, flags=re.S)
+
+
+def read(path):
+    with open(path, encoding="utf-8") as f:
+        return f.read()
+
+
+def check_writers():
+    shared, writers = set(), {}
+    for path in sources(CODE, (".h",)):
+        shared.update(re.findall(r"^struct (\w+) \{", read(path), flags=re.M))
+    for path in sources(CODE, (".c", ".cu")):
+        for function in re.split(r"\n}\n", without_comments(read(path))):
+            types = {}
+            for struct, names in POINTERS.findall(function):
+                for name in re.findall(r"\*(?:const )?(\w+)", names):
+                    types.setdefault(name, struct)
+            for assigned, counted in ASSIGNED.findall(function):
+                struct = types.get(assigned or counted)
+                if struct in shared:
+                    writers.setdefault(struct, set()).add(os.path.relpath(path, TOP))
+    for struct, files in sorted(writers.items()):
+        if len(files) > WRITERS_MAX and struct not in WRITTEN_BY_PARTS:
+            breaches.append(f"struct {struct} is written by {len(files)} files, at most {WRITERS_MAX}: {', '.join(sorted(files))}")
+
+
 def check_third_party():
     users = {}
     for path in sources(CODE):
@@ -157,6 +197,7 @@ for source in sources(CODE):
     check_file(source)
 check_third_party()
 check_folders()
+check_writers()
 check_readmes()
 check_top_level()
 print("\n".join(breaches) if breaches else "tidy")

@@ -80,7 +80,6 @@ static inline void *pd_segment_pair(const struct pd_segment *segment, uint32_t s
 }
 
 void pd_segment_ring(struct pd_segment *segment, uint32_t slot);
-void pd_segment_ring_all(struct pd_segment *segment);
 /* Sleeps until slot's bell is no longer `seen`, or `timeout_ns` passed; may wake early. */
 void pd_segment_sleep(struct pd_segment *segment, uint32_t slot, uint32_t seen, uint64_t timeout_ns);
 
