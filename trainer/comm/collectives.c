@@ -110,10 +110,11 @@ pd_status pd_progress_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_
 static pd_status broadcast_flat(struct pd_progress *engine, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
 {
     if (engine->comm.rank != root) return receive_one(engine, root, data, bytes, err);
+    struct pd_comm_piece *pieces = engine->scratch_pieces;
     uint32_t peers = 0;
     for (uint32_t r = 0; r < engine->comm.size; r++)
-        if (r != root) engine->scratch_pieces[peers++] = (struct pd_comm_piece){.peer = r, .data = data, .bytes = bytes};
-    return pd_progress_run(engine, engine->scratch_pieces, peers, NULL, 0, err);
+        if (r != root) pieces[peers++] = (struct pd_comm_piece){.peer = r, .data = data, .bytes = bytes};
+    return pd_progress_run(engine, pieces, peers, NULL, 0, err);
 }
 
 static pd_status broadcast_tree(struct pd_progress *engine, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
@@ -158,10 +159,10 @@ pd_status pd_progress_all_gather(struct pd_progress *engine, const void *send, u
     if (rank != 0) {
         PD_TRY(send_one(engine, 0, out + (size_t)rank * bytes, bytes, err));
     } else {
+        struct pd_comm_piece *pieces = engine->scratch_pieces;
         for (uint32_t r = 1; r < size; r++)
-            engine->scratch_pieces[r - 1] =
-                (struct pd_comm_piece){.peer = r, .data = out + (size_t)r * bytes, .bytes = bytes};
-        PD_TRY(pd_progress_run(engine, NULL, 0, engine->scratch_pieces, size - 1, err));
+            pieces[r - 1] = (struct pd_comm_piece){.peer = r, .data = out + (size_t)r * bytes, .bytes = bytes};
+        PD_TRY(pd_progress_run(engine, NULL, 0, pieces, size - 1, err));
     }
     return pd_progress_broadcast(&engine->comm, 0, recv, (uint64_t)size * bytes, err);
 }

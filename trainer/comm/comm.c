@@ -98,6 +98,11 @@ void pd_comm_use_memory(struct pd_comm *comm, const struct pd_comm_memory *memor
     comm->memory = *memory;
 }
 
+void pd_comm_set_time_limit(struct pd_comm *comm, double seconds)
+{
+    comm->time_limit_seconds = seconds;
+}
+
 pd_status pd_comm_look(struct pd_comm *comm, struct pd_error *err)
 {
     return comm->ops->look(comm, err);

@@ -95,6 +95,9 @@ struct pd_comm {
  * are in the host's memory, as at first. All ranks say the same, between operations. */
 void pd_comm_use_memory(struct pd_comm *comm, const struct pd_comm_memory *memory);
 
+/* Of one operation, before missing ranks are named; later splits inherit it. */
+void pd_comm_set_time_limit(struct pd_comm *comm, double seconds);
+
 PD_MUST_USE pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
 /* Start and wait in one. Quicker where the caller has nothing to do meanwhile: no other thread is woken. */

@@ -9,11 +9,11 @@ static struct pd_offer *offer_between(const struct pd_progress *engine, uint32_t
 
 static void direct_begin(struct pd_progress *engine)
 {
-    for (uint32_t i = 0; i < engine->active_count; i++) {
-        struct pd_link *link = &engine->links[engine->active[i]];
+    for (uint32_t i = 0; i < engine->exchange.active_count; i++) {
+        struct pd_link *link = &engine->exchange.links[engine->exchange.active[i]];
         if (link->slot == PD_NO_SLOT || link->send.left == 0) continue;
         struct pd_offer *offer = offer_between(engine, engine->slot, link->slot);
-        offer->sequence = engine->sequence;
+        offer->sequence = engine->exchange.sequence;
         offer->cursor = link->send;
         link->is_send_begun = true;
         atomic_store(&offer->state, PD_OFFER_OFFERED);
@@ -24,10 +24,11 @@ static void direct_begin(struct pd_progress *engine)
 static pd_status check_match(const struct pd_progress *engine, uint32_t peer, const struct pd_offer *offer,
                              uint64_t expected, struct pd_error *err)
 {
-    if (offer->sequence == engine->sequence && offer->cursor.left == expected) return PD_OK;
+    if (offer->sequence == engine->exchange.sequence && offer->cursor.left == expected) return PD_OK;
     PD_FAIL(err, PD_BUG, "operation %llu: rank %u expects %llu bytes of rank %u, which sends %llu in its operation %llu",
-            (unsigned long long)engine->sequence, engine->members[engine->comm.rank].world, (unsigned long long)expected,
-            engine->members[peer].world, (unsigned long long)offer->cursor.left, (unsigned long long)offer->sequence);
+            (unsigned long long)engine->exchange.sequence, engine->members[engine->comm.rank].world,
+            (unsigned long long)expected, engine->members[peer].world, (unsigned long long)offer->cursor.left,
+            (unsigned long long)offer->sequence);
 }
 
 /* Threads see both sides, so what would fail under NCCL alone fails here too. */
@@ -38,8 +39,8 @@ static pd_status check_cuts(const struct pd_progress *engine, uint32_t peer, str
         const uint64_t mine = here.pieces[here.index].bytes, theirs = there.pieces[there.index].bytes;
         if (mine != theirs)
             PD_FAIL(err, PD_BUG, "operation %llu: piece %u from rank %u has %llu bytes and %llu where rank %u receives it",
-                    (unsigned long long)engine->sequence, piece, engine->members[peer].world, (unsigned long long)theirs,
-                    (unsigned long long)mine, engine->members[engine->comm.rank].world);
+                    (unsigned long long)engine->exchange.sequence, piece, engine->members[peer].world,
+                    (unsigned long long)theirs, (unsigned long long)mine, engine->members[engine->comm.rank].world);
         pd_cursor_advance(&here, mine);
         pd_cursor_advance(&there, theirs);
     }
@@ -48,7 +49,7 @@ static pd_status check_cuts(const struct pd_progress *engine, uint32_t peer, str
 
 static pd_status take(struct pd_progress *engine, uint32_t peer, bool *ret_has_moved, struct pd_error *err)
 {
-    struct pd_link *link = &engine->links[peer];
+    struct pd_link *link = &engine->exchange.links[peer];
     struct pd_offer *offer = offer_between(engine, link->slot, engine->slot);
     uint32_t offered = PD_OFFER_OFFERED;
     if (!atomic_compare_exchange_strong(&offer->state, &offered, PD_OFFER_TAKING)) return PD_OK;
@@ -64,10 +65,10 @@ static pd_status take(struct pd_progress *engine, uint32_t peer, bool *ret_has_m
 
 static pd_status direct_progress(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
 {
-    for (uint32_t i = 0; i < engine->active_count; i++) {
-        struct pd_link *link = &engine->links[engine->active[i]];
+    for (uint32_t i = 0; i < engine->exchange.active_count; i++) {
+        struct pd_link *link = &engine->exchange.links[engine->exchange.active[i]];
         if (link->slot == PD_NO_SLOT) continue;
-        if (link->recv.left) PD_TRY(take(engine, engine->active[i], ret_has_moved, err));
+        if (link->recv.left) PD_TRY(take(engine, engine->exchange.active[i], ret_has_moved, err));
         if (link->send.left == 0) continue;
         if (atomic_load(&offer_between(engine, engine->slot, link->slot)->state) != PD_OFFER_EMPTY) continue;
         link->send.left = 0;
@@ -80,7 +81,7 @@ static pd_status direct_progress(struct pd_progress *engine, bool *ret_has_moved
 static void direct_end(struct pd_progress *engine)
 {
     for (uint32_t p = 0; p < engine->comm.size; p++) {
-        const struct pd_link *link = &engine->links[p];
+        const struct pd_link *link = &engine->exchange.links[p];
         if (!link->is_send_begun) continue;
         struct pd_offer *offer = offer_between(engine, engine->slot, link->slot);
         uint32_t offered = PD_OFFER_OFFERED;

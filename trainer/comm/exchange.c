@@ -30,25 +30,26 @@ static uint64_t now_ns(void)
 static void links_set(struct pd_progress *engine, const struct pd_comm_op *op)
 {
     for (uint32_t p = 0; p < engine->comm.size; p++) { /* slots stay: pd_exchange_look reads them from another thread */
-        engine->links[p].send = engine->links[p].recv = (struct pd_cursor){0};
-        engine->links[p].is_send_begun = engine->links[p].is_recv_begun = false;
+        engine->exchange.links[p].send = engine->exchange.links[p].recv = (struct pd_cursor){0};
+        engine->exchange.links[p].is_send_begun = engine->exchange.links[p].is_recv_begun = false;
     }
     for (uint32_t i = 0; i < op->send_count; i++)
-        pd_cursor_add(&engine->links[op->sends[i].peer].send, op->sends, op->send_count, i);
+        pd_cursor_add(&engine->exchange.links[op->sends[i].peer].send, op->sends, op->send_count, i);
     for (uint32_t i = 0; i < op->recv_count; i++)
-        pd_cursor_add(&engine->links[op->recvs[i].peer].recv, op->recvs, op->recv_count, i);
+        pd_cursor_add(&engine->exchange.links[op->recvs[i].peer].recv, op->recvs, op->recv_count, i);
     for (uint32_t p = 0; p < engine->comm.size; p++)
-        engine->links[p].send.memory = engine->links[p].recv.memory = op->memory;
-    engine->active_count = 0;
+        engine->exchange.links[p].send.memory = engine->exchange.links[p].recv.memory = op->memory;
+    engine->exchange.active_count = 0;
     for (uint32_t step = 1; step < engine->comm.size; step++) { /* each rank begins with another peer */
         uint32_t peer = (engine->comm.rank + step) % engine->comm.size;
-        if (engine->links[peer].send.left || engine->links[peer].recv.left) engine->active[engine->active_count++] = peer;
+        if (engine->exchange.links[peer].send.left || engine->exchange.links[peer].recv.left)
+            engine->exchange.active[engine->exchange.active_count++] = peer;
     }
 }
 
 static pd_status copy_to_self(struct pd_progress *engine, struct pd_error *err)
 {
-    struct pd_link *self = &engine->links[engine->comm.rank];
+    struct pd_link *self = &engine->exchange.links[engine->comm.rank];
     if (self->send.left != self->recv.left)
         PD_FAIL(err, PD_BUG, "rank %u sends %llu bytes to itself and receives %llu", engine->comm.rank,
                 (unsigned long long)self->send.left, (unsigned long long)self->recv.left);
@@ -60,28 +61,28 @@ static bool links_prune(struct pd_progress *engine, bool *ret_has_remote)
 {
     uint32_t kept = 0;
     *ret_has_remote = false;
-    for (uint32_t i = 0; i < engine->active_count; i++) {
-        const struct pd_link *link = &engine->links[engine->active[i]];
+    for (uint32_t i = 0; i < engine->exchange.active_count; i++) {
+        const struct pd_link *link = &engine->exchange.links[engine->exchange.active[i]];
         if (link->send.left == 0 && link->recv.left == 0) continue;
         *ret_has_remote |= link->slot == PD_NO_SLOT;
-        engine->active[kept++] = engine->active[i];
+        engine->exchange.active[kept++] = engine->exchange.active[i];
     }
-    engine->active_count = kept;
+    engine->exchange.active_count = kept;
     return kept > 0;
 }
 
 static const struct pd_member *member_of(const struct pd_progress *engine, uint32_t peer)
 {
-    uint32_t slot = engine->links[peer].slot;
+    uint32_t slot = engine->exchange.links[peer].slot;
     return slot == PD_NO_SLOT ? NULL : &engine->segment->members[slot];
 }
 
 /* The first peer that is needed and gone, or PD_NOBODY. */
 static uint32_t find_gone(const struct pd_progress *engine)
 {
-    for (uint32_t i = 0; i < engine->active_count; i++) {
-        const struct pd_member *member = member_of(engine, engine->active[i]);
-        if (member && atomic_load(&member->state) != PD_MEMBER_ALIVE) return engine->active[i];
+    for (uint32_t i = 0; i < engine->exchange.active_count; i++) {
+        const struct pd_member *member = member_of(engine, engine->exchange.active[i]);
+        if (member && atomic_load(&member->state) != PD_MEMBER_ALIVE) return engine->exchange.active[i];
     }
     return PD_NOBODY;
 }
@@ -127,8 +128,8 @@ static pd_status fail_late(struct pd_progress *engine, uint32_t *ret_blamed, str
     char names[256];
     size_t used = 0;
     uint32_t missing = 0;
-    for (uint32_t i = 0; i < engine->active_count; i++) {
-        uint32_t peer = engine->active[i];
+    for (uint32_t i = 0; i < engine->exchange.active_count; i++) {
+        uint32_t peer = engine->exchange.active[i];
         if (missing++ == 0) *ret_blamed = world_rank(engine, peer);
         if (used < sizeof names - 24)
             used += (size_t)snprintf(names + used, sizeof names - used, "%s%u", missing > 1 ? ", " : "",
@@ -137,7 +138,7 @@ static pd_status fail_late(struct pd_progress *engine, uint32_t *ret_blamed, str
             used += (size_t)snprintf(names + used, sizeof names - used, ", ...");
     }
     PD_FAIL(err, PD_PEER_LOST, "%s %s did not arrive within %g s (%u missing)", missing == 1 ? "rank" : "ranks", names,
-            engine->limit_seconds, missing);
+            engine->exchange.limit_seconds, missing);
 }
 
 static void pause_cpu(void)
@@ -174,7 +175,7 @@ static pd_status progress(struct pd_progress *engine, bool *ret_has_moved, struc
 
 static pd_status exchange_loop(struct pd_progress *engine, uint32_t *ret_blamed, struct pd_error *err)
 {
-    uint64_t limit_ns = (uint64_t)(engine->limit_seconds * 1e9), moved_at = now_ns(), looked_at = moved_at;
+    uint64_t limit_ns = (uint64_t)(engine->exchange.limit_seconds * 1e9), moved_at = now_ns(), looked_at = moved_at;
     uint32_t idle = 0;
     for (bool has_remote;; idle++) {
         uint32_t bell = atomic_load(&engine->segment->members[engine->slot].bell);
@@ -188,7 +189,7 @@ static pd_status exchange_loop(struct pd_progress *engine, uint32_t *ret_blamed,
             idle = 0;
             continue;
         }
-        if (gone != PD_NOBODY && (engine->links[gone].send.left || engine->links[gone].recv.left))
+        if (gone != PD_NOBODY && (engine->exchange.links[gone].send.left || engine->exchange.links[gone].recv.left))
             return fail_gone(engine, gone, ret_blamed, err);
         uint64_t now = now_ns();
         if (moved_at == 0) moved_at = now;
@@ -205,7 +206,7 @@ pd_status pd_exchange_run(struct pd_progress *engine, const struct pd_comm_op *o
 {
     uint32_t blamed = PD_NOBODY;
     links_set(engine, op);
-    engine->sequence++;
+    engine->exchange.sequence++;
     engine->transport->memory->begin(engine);
     engine->transport->remote->begin(engine);
     pd_status st = copy_to_self(engine, err);

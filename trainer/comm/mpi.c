@@ -72,13 +72,13 @@ static pd_status fail_mpi(int code, const char *what, uint32_t peer, struct pd_e
 
 static int tag_of(const struct pd_progress *engine)
 {
-    return (int)(engine->id * OPERATIONS + engine->sequence % OPERATIONS);
+    return (int)(engine->id * OPERATIONS + engine->exchange.sequence % OPERATIONS);
 }
 
 static bool has_remote_members(const struct pd_progress *engine)
 {
     for (uint32_t r = 0; r < engine->comm.size; r++)
-        if (engine->links[r].slot == PD_NO_SLOT) return true;
+        if (engine->exchange.links[r].slot == PD_NO_SLOT) return true;
     return false;
 }
 
@@ -119,23 +119,23 @@ static pd_status remote_new(struct pd_progress *engine, struct pd_error *err)
     }
     side_init(&remote->sends, lanes, remote->staging);
     side_init(&remote->recvs, lanes, remote->staging + bytes / 2);
-    engine->remote = remote;
-    engine->remote_staging = remote->staging;
-    engine->remote_staging_bytes = bytes;
+    engine->remote.state = remote;
+    engine->remote.staging = remote->staging;
+    engine->remote.staging_bytes = bytes;
     engine->comm.bytes += bytes;
     return PD_OK;
 }
 
 static void remote_free(struct pd_progress *engine)
 {
-    remote_release(engine->remote);
-    engine->remote = NULL;
-    engine->remote_staging = NULL;
+    remote_release(engine->remote.state);
+    engine->remote.state = NULL;
+    engine->remote.staging = NULL;
 }
 
 static struct pd_cursor *cursor_of(struct pd_progress *engine, uint32_t peer, bool is_send)
 {
-    return is_send ? &engine->links[peer].send : &engine->links[peer].recv;
+    return is_send ? &engine->exchange.links[peer].send : &engine->exchange.links[peer].recv;
 }
 
 static void side_begin(struct pd_progress *engine, struct side *side, bool is_send)
@@ -144,14 +144,14 @@ static void side_begin(struct pd_progress *engine, struct side *side, bool is_se
     side->count = side->next = 0;
     for (uint32_t step = 1; step < size; step++) {
         uint32_t peer = is_send ? (rank + step) % size : (rank + size - step) % size;
-        if (engine->links[peer].slot == PD_NO_SLOT && cursor_of(engine, peer, is_send)->left)
+        if (engine->exchange.links[peer].slot == PD_NO_SLOT && cursor_of(engine, peer, is_send)->left)
             side->peers[side->count++] = peer;
     }
 }
 
 static void remote_begin(struct pd_progress *engine)
 {
-    struct remote *remote = engine->remote;
+    struct remote *remote = engine->remote.state;
     if (!remote) return;
     side_begin(engine, &remote->sends, true);
     side_begin(engine, &remote->recvs, false);
@@ -193,7 +193,7 @@ static pd_status chunk_finish(struct pd_progress *engine, struct lane *lane, str
     MPI_Get_count(&status, MPI_BYTE, &count);
     if ((uint64_t)count != chunk->bytes)
         PD_FAIL(err, PD_BUG, "operation %llu: rank %u expects %llu bytes of rank %u and got %d",
-                (unsigned long long)engine->sequence, engine->members[engine->comm.rank].world,
+                (unsigned long long)engine->exchange.sequence, engine->members[engine->comm.rank].world,
                 (unsigned long long)chunk->bytes, world, count);
     return chunk->is_staged ? pd_cursor_write(&chunk->target, chunk->staging, chunk->bytes, err) : PD_OK;
 }
@@ -235,7 +235,7 @@ static pd_status side_progress(struct pd_progress *engine, struct side *side, bo
 
 static pd_status remote_progress(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
 {
-    struct remote *remote = engine->remote;
+    struct remote *remote = engine->remote.state;
     if (!remote || (remote->sends.count == 0 && remote->recvs.count == 0)) return PD_OK;
     pthread_mutex_lock(&mpi_lock);
     pd_status st = side_progress(engine, &remote->recvs, false, ret_has_moved, err);
@@ -265,7 +265,7 @@ static bool side_cancel(struct side *side, bool is_send, bool is_first)
  * moment it is left to the end of the process, which is near. */
 static void remote_end(struct pd_progress *engine)
 {
-    struct remote *remote = engine->remote;
+    struct remote *remote = engine->remote.state;
     if (!remote || (remote->sends.count == 0 && remote->recvs.count == 0)) return;
     struct timespec nap = {.tv_nsec = 1000000};
     for (int tries = 0; tries < CANCEL_SECONDS * 1000; tries++) {

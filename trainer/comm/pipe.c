@@ -90,7 +90,7 @@ static pd_status send_some(struct pd_progress *engine, struct pd_link *link, boo
 {
     struct ring ring = ring_between(engine, engine->slot, link->slot);
     if (!link->is_send_begun && ring_room(&ring) >= sizeof(struct pipe_head)) {
-        struct pipe_head head = {.sequence = engine->sequence, .bytes = link->send.left};
+        struct pipe_head head = {.sequence = engine->exchange.sequence, .bytes = link->send.left};
         struct pd_comm_piece piece = {.data = &head, .bytes = sizeof head};
         struct pd_cursor cursor = head_cursor(&piece);
         PD_TRY(ring_put(&ring, &cursor, sizeof head, err));
@@ -108,22 +108,22 @@ static pd_status send_some(struct pd_progress *engine, struct pd_link *link, boo
 
 static pd_status receive_head(struct pd_progress *engine, uint32_t peer, struct ring *ring, struct pd_error *err)
 {
-    struct pd_link *link = &engine->links[peer];
+    struct pd_link *link = &engine->exchange.links[peer];
     struct pipe_head head;
     struct pd_comm_piece piece = {.data = &head, .bytes = sizeof head};
     struct pd_cursor cursor = head_cursor(&piece);
     PD_TRY(ring_take(ring, &cursor, sizeof head, err));
     link->is_recv_begun = true;
-    if (head.sequence == engine->sequence && head.bytes == link->recv.left) return PD_OK;
+    if (head.sequence == engine->exchange.sequence && head.bytes == link->recv.left) return PD_OK;
     PD_FAIL(err, PD_BUG, "operation %llu: rank %u expects %llu bytes of rank %u, which sends %llu in its operation %llu",
-            (unsigned long long)engine->sequence, engine->members[engine->comm.rank].world,
+            (unsigned long long)engine->exchange.sequence, engine->members[engine->comm.rank].world,
             (unsigned long long)link->recv.left, engine->members[peer].world, (unsigned long long)head.bytes,
             (unsigned long long)head.sequence);
 }
 
 static pd_status receive_some(struct pd_progress *engine, uint32_t peer, bool *ret_has_moved, struct pd_error *err)
 {
-    struct pd_link *link = &engine->links[peer];
+    struct pd_link *link = &engine->exchange.links[peer];
     struct ring ring = ring_between(engine, link->slot, engine->slot);
     if (!link->is_recv_begun && ring_filled(&ring) >= sizeof(struct pipe_head))
         PD_TRY(receive_head(engine, peer, &ring, err));
@@ -139,11 +139,11 @@ static pd_status receive_some(struct pd_progress *engine, uint32_t peer, bool *r
 
 static pd_status pipe_progress(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
 {
-    for (uint32_t i = 0; i < engine->active_count; i++) {
-        struct pd_link *link = &engine->links[engine->active[i]];
+    for (uint32_t i = 0; i < engine->exchange.active_count; i++) {
+        struct pd_link *link = &engine->exchange.links[engine->exchange.active[i]];
         if (link->slot == PD_NO_SLOT) continue;
         if (link->send.left) PD_TRY(send_some(engine, link, ret_has_moved, err));
-        if (link->recv.left) PD_TRY(receive_some(engine, engine->active[i], ret_has_moved, err));
+        if (link->recv.left) PD_TRY(receive_some(engine, engine->exchange.active[i], ret_has_moved, err));
     }
     return PD_OK;
 }

@@ -75,8 +75,8 @@ static struct pd_progress *engine_allocate(uint32_t size)
     struct pd_progress *engine = (struct pd_progress *)base;
     if (!engine) return NULL;
     engine->members = (struct pd_member_info *)(base + parts.members);
-    engine->links = (struct pd_link *)(base + parts.links);
-    engine->active = (uint32_t *)(base + parts.active);
+    engine->exchange.links = (struct pd_link *)(base + parts.links);
+    engine->exchange.active = (uint32_t *)(base + parts.active);
     engine->scratch_pieces = (struct pd_comm_piece *)(base + parts.pieces);
     engine->scratch_values = (uint64_t *)(base + parts.values);
     return engine;
@@ -98,6 +98,8 @@ static uint64_t mailbox_bytes(const struct pd_progress *engine)
     return shape->slots > 1 ? shape->slots * shape->mailbox_bytes : 0;
 }
 
+static const char the_operation[] = "an operation";
+
 /* Mailboxes of all: a device fills this rank's and empties the others'. */
 static void lock_staging(struct pd_progress *engine, const struct pd_comm_memory *memory)
 {
@@ -106,16 +108,18 @@ static void lock_staging(struct pd_progress *engine, const struct pd_comm_memory
     const uint64_t bytes = mailbox_bytes(engine);
     engine->is_mailbox_locked = bytes && memory->lock(memory->context, engine->segment->mailboxes, bytes);
     engine->is_remote_locked =
-        engine->remote_staging && memory->lock(memory->context, engine->remote_staging, engine->remote_staging_bytes);
+        engine->remote.staging && memory->lock(memory->context, engine->remote.staging, engine->remote.staging_bytes);
 }
 
 static void unlock_staging(struct pd_progress *engine)
 {
     const struct pd_comm_memory *memory = &engine->locker;
+    pd_owner_acquire(&engine->staging_owner, "unlocking");
     if (engine->is_mailbox_locked) memory->unlock(memory->context, engine->segment->mailboxes, mailbox_bytes(engine));
-    if (engine->is_remote_locked) memory->unlock(memory->context, engine->remote_staging, engine->remote_staging_bytes);
+    if (engine->is_remote_locked) memory->unlock(memory->context, engine->remote.staging, engine->remote.staging_bytes);
     engine->is_mailbox_locked = engine->is_remote_locked = false;
     engine->locker = (struct pd_comm_memory){.lock = NULL};
+    pd_owner_release(&engine->staging_owner, "unlocking");
 }
 
 void pd_progress_unlock(struct pd_comm *comm)
@@ -132,16 +136,18 @@ void pd_progress_unlock(struct pd_comm *comm)
 static void execute(struct pd_progress *engine, struct pd_comm_op *op)
 {
     engine->is_executing = true;
-    engine->limit_seconds = engine->comm.time_limit_seconds;
+    engine->exchange.limit_seconds = engine->comm.time_limit_seconds;
     pd_status st = engine->broken;
     if (st) {
         op->error = engine->broken_error;
     } else {
         pthread_mutex_unlock(&engine->lock);
+        pd_owner_acquire(&engine->staging_owner, the_operation);
         if (op->memory) lock_staging(engine, op->memory);
         const uint64_t begin = pd_trace_begin();
         st = pd_exchange_run(engine, op, &op->error);
         pd_trace_end(begin, "comm", op->what ? op->what : "exchange", bytes_of(op));
+        pd_owner_release(&engine->staging_owner, the_operation);
         pthread_mutex_lock(&engine->lock);
     }
     if (st && !engine->broken) {
@@ -209,9 +215,10 @@ static void links_init(struct pd_progress *engine)
     uint32_t slots, mine = engine->comm.rank;
     for (uint32_t r = 0; r < engine->comm.size; r++) {
         bool is_shared = engine->members[r].domain == engine->members[mine].domain;
-        engine->links[r].slot = is_shared ? pd_progress_slot_of(engine->members, engine->comm.size, r, &slots) : PD_NO_SLOT;
+        engine->exchange.links[r].slot =
+            is_shared ? pd_progress_slot_of(engine->members, engine->comm.size, r, &slots) : PD_NO_SLOT;
     }
-    engine->slot = engine->links[mine].slot;
+    engine->slot = engine->exchange.links[mine].slot;
 }
 
 static void family_join(struct pd_progress *engine, struct pd_progress *root)

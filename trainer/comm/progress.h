@@ -13,6 +13,7 @@
 #ifndef PD_TRAINER_COMM_PROGRESS_H
 #define PD_TRAINER_COMM_PROGRESS_H
 
+#include "ckpt/base/owner.h"
 #include "trainer/comm/comm.h"
 #include "trainer/comm/pieces.h"
 #include "trainer/comm/segment.h"
@@ -57,6 +58,22 @@ struct pd_member_info {
     uint32_t domain; /* members of one domain share memory */
 };
 
+/* The operation being carried out: written by exchange.c, the cursors by channels as well. */
+struct pd_exchange {
+    struct pd_link *links; /* (size) */
+    uint32_t *active;      /* (size) peers of the operation other than this rank */
+    uint32_t active_count;
+    uint64_t sequence; /* operations begun */
+    double limit_seconds;
+};
+
+/* Written by the transport alone. */
+struct pd_remote {
+    void *state;      /* of transport->remote */
+    uint8_t *staging; /* (staging_bytes) of its own pages; NULL: none */
+    uint64_t staging_bytes;
+};
+
 struct pd_progress {
     struct pd_comm comm; /* first: the public face */
     const struct pd_comm_transport *transport;
@@ -64,19 +81,14 @@ struct pd_progress {
     uint32_t id, next_id;           /* next_id: of the root; names communicators, equal on their members */
     struct pd_member_info *members; /* (size) */
     struct pd_segment *segment;
-    uint32_t slot;           /* mine */
-    void *remote;            /* of transport->remote */
-    uint8_t *remote_staging; /* (remote_staging_bytes) of its own pages; NULL: none */
-    uint64_t remote_staging_bytes;
+    uint32_t slot; /* mine */
+    struct pd_remote remote;
+    struct pd_exchange exchange;
 
-    /* the operation being carried out */
-    struct pd_link *links; /* (size) */
-    uint32_t *active;      /* (size) peers of the operation other than this rank */
-    uint32_t active_count;
-    uint64_t sequence; /* operations begun */
-    double limit_seconds;
-
-    /* staging that copies of a device go through: locked by the first operation that does */
+    /* Staging: mailboxes of the segment and remote.staging. Who carries the operation out has it, the communicator's thread
+     * or a caller that waits; `is_executing` orders them. Other processes read this rank's mailbox: written and taken of
+     * each ring (pipe.h) order that. The first operation with pieces of a device locks it. */
+    struct pd_owner staging_owner;
     struct pd_comm_memory locker; /* lock NULL: nobody was asked */
     bool is_mailbox_locked, is_remote_locked;
 

@@ -479,7 +479,7 @@ pd_status pd_transformer_block_backward(struct pd_transformer *t, uint32_t slot,
     PD_TRY(pd_activations_ensure(t, slot, block, err));
     const uint64_t begin = pd_trace_begin();
     struct pass p = pass_of(t, slot, block, w, g);
-    t->dstream = dstream;
+    pd_transformer_set_dstream(t, dstream);
     const struct pd_math_key key = key_of(&p, block, t->adds ? adding_way : backward_way, dstream);
     bool is_done = false;
     if (t->options.keeps_blocks) PD_TRY(pd_math_replay(t->math, &key, &is_done, err));

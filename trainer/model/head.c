@@ -163,7 +163,7 @@ pd_status pd_transformer_head(struct pd_transformer *t, uint32_t slot, void *con
         return copy_losses_to_host(t, err);
     }
     PD_TRY(pd_sum_pieces(t, t->share.vocab_columns * t->model->config.hidden, head_piece, &h, gradients[matrix], err));
-    t->dstream = dstream;
+    pd_transformer_set_dstream(t, dstream);
     PD_TRY(pd_norm_gradient(t, &n, NULL, gradients[0], pd_norm_has_bias(t) ? gradients[1] : NULL, err));
     pd_trace_end(begin, "compute", "head and its gradients", slot);
     return copy_losses_to_host(t, err);

@@ -37,14 +37,15 @@ static pd_status norm_piece(struct pd_transformer *t, void *context, uint32_t pl
     return t->family->norm == PD_NORM_RMS ? pd_rmsnorm_backward(t->math, &n, err) : pd_layernorm_backward(t->math, &n, err);
 }
 
-pd_status pd_norm_gradient(struct pd_transformer *t, struct pd_norm *n, const void *dresidual, float *dweight, float *dbias,
-                           struct pd_error *err)
+pd_status pd_norm_gradient(struct pd_transformer *t, const struct pd_norm *norm, const void *dresidual, float *dweight,
+                           float *dbias, struct pd_error *err)
 {
-    n->dout = t->dnorm;
-    n->dresidual = dresidual;
-    n->dx = t->dstream;
-    PD_TRY(pd_sum_pieces(t, (pd_norm_has_bias(t) ? 2 : 1) * n->columns, norm_piece, n, t->vector, err));
-    PD_TRY(pd_add(t->math, n->columns, dweight, PD_F32, t->vector, !t->adds, err));
+    struct pd_norm n = *norm;
+    n.dout = t->dnorm;
+    n.dresidual = dresidual;
+    n.dx = t->dstream;
+    PD_TRY(pd_sum_pieces(t, (pd_norm_has_bias(t) ? 2 : 1) * n.columns, norm_piece, &n, t->vector, err));
+    PD_TRY(pd_add(t->math, n.columns, dweight, PD_F32, t->vector, !t->adds, err));
     if (!dbias) return PD_OK;
-    return pd_add(t->math, n->columns, dbias, PD_F32, t->vector + n->columns, !t->adds, err);
+    return pd_add(t->math, n.columns, dbias, PD_F32, t->vector + n.columns, !t->adds, err);
 }

@@ -283,6 +283,11 @@ void pd_transformer_set_adds(struct pd_transformer *t, bool adds)
     t->adds = adds;
 }
 
+void pd_transformer_set_dstream(struct pd_transformer *t, void *dstream)
+{
+    t->dstream = dstream;
+}
+
 /* ---- embedding ---- */
 
 static struct pd_embedding embedding_of(struct pd_transformer *t, uint32_t slot)

@@ -181,6 +181,9 @@ static inline bool pd_norm_has_mean(const struct pd_transformer *t)
 /* ---- transformer.c ---- */
 struct pd_micro_batch_input *pd_transformer_device_input(struct pd_transformer *t, uint32_t slot);
 uint32_t pd_transformer_place(const struct pd_transformer *t, uint32_t slot, uint32_t block);
+/* The backward from now on reads the gradient of the residual stream from dstream and writes it there. */
+void pd_transformer_set_dstream(struct pd_transformer *t, void *dstream);
+
 /* ---- storage.c ---- */
 PD_MUST_USE pd_status pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err);
 
@@ -207,8 +210,8 @@ struct pd_norm pd_norm_of(const struct pd_transformer *t, const void *x, const v
                           float *rstd, void *out);
 PD_MUST_USE pd_status pd_norm_run(struct pd_transformer *t, const struct pd_norm *n, struct pd_error *err);
 /* dstream = gradient through the norm of dnorm + dresidual, where there is one; sums over tokens piece by piece. */
-PD_MUST_USE pd_status pd_norm_gradient(struct pd_transformer *t, struct pd_norm *n, const void *dresidual, float *dweight,
-                                       float *dbias, struct pd_error *err);
+PD_MUST_USE pd_status pd_norm_gradient(struct pd_transformer *t, const struct pd_norm *n, const void *dresidual,
+                                       float *dweight, float *dbias, struct pd_error *err);
 
 /* ---- block_attention.c ---- */
 struct pd_qkv pd_qkv_of(const struct pd_transformer *t, void *base, uint64_t k_columns);

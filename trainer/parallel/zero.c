@@ -269,7 +269,7 @@ static struct sizes sizes_of(const struct pd_zero *zero, bool ends, bool blocks)
 
 static void take_gather_buffer(struct pd_zero *zero, struct pd_arena *arena, uint64_t elements, uint32_t lane)
 {
-    struct pd_zero_buffer *buffer = &zero->buffers[zero->buffer_count++];
+    struct pd_zero_buffer *buffer = &zero->gather.buffers[zero->gather.buffer_count++];
     buffer->set = PD_ZERO_NO_SET;
     buffer->lane = lane;
     buffer->data = pd_arena_take(arena, PD_MEMORY_PARAMETERS, elements * pd_dtype_bytes(zero->options.compute));
@@ -291,9 +291,9 @@ static void take_gather_buffers(struct pd_zero *zero, struct pd_arena *arena)
     for (uint32_t s = 0; s < zero->set_count && zero->grid->layout.zero_stage < 3; s++)
         take_gather_buffer(zero, arena, zero->sets[s].needed[zero->sets[s].count],
                            pd_zero_is_end(zero, s) ? PD_ZERO_BLOCK_BUFFERS : s % PD_ZERO_BLOCK_BUFFERS);
-    for (uint32_t i = 0; i < zero->buffer_count; i++) {
-        zero->buffers[i].sends = sends[zero->buffers[i].lane];
-        zero->buffers[i].recvs = recvs[zero->buffers[i].lane];
+    for (uint32_t i = 0; i < zero->gather.buffer_count; i++) {
+        zero->gather.buffers[i].sends = sends[zero->gather.buffers[i].lane];
+        zero->gather.buffers[i].recvs = recvs[zero->gather.buffers[i].lane];
     }
 }
 
@@ -328,15 +328,16 @@ static pd_status build(struct pd_zero *zero, struct pd_arena *arena, struct pd_e
     zero->tensor_offset = calloc(tensors, sizeof *zero->tensor_offset);
     zero->copy_offset = calloc(tensors, sizeof *zero->copy_offset);
     zero->first_box = calloc(zero->set_count + 1ull, sizeof *zero->first_box);
-    zero->buffers = calloc(zero->set_count + PD_ZERO_BLOCK_BUFFERS + 1u, sizeof *zero->buffers);
-    zero->places = calloc((size_t)zero->grid->layout.tp * PD_ZERO_SET_TENSORS_MAX, sizeof *zero->places);
-    zero->places_set = PD_ZERO_NO_SET;
-    if (!zero->sets || !zero->tensor_offset || !zero->copy_offset || !zero->first_box || !zero->buffers || !zero->places)
+    zero->gather.buffers = calloc(zero->set_count + PD_ZERO_BLOCK_BUFFERS + 1u, sizeof *zero->gather.buffers);
+    zero->places.of = calloc((size_t)zero->grid->layout.tp * PD_ZERO_SET_TENSORS_MAX, sizeof *zero->places.of);
+    zero->places.set = PD_ZERO_NO_SET;
+    if (!zero->sets || !zero->tensor_offset || !zero->copy_offset || !zero->first_box || !zero->gather.buffers ||
+        !zero->places.of)
         PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the tables of %u tensors", tensors);
     PD_TRY(describe_sets(zero, err));
     PD_TRY(describe_boxes(zero, err));
-    zero->landing_place = calloc(zero->box_count + 1ull, sizeof *zero->landing_place);
-    if (!zero->landing_place) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for %u boxes", zero->box_count);
+    zero->files.landing_place = calloc(zero->box_count + 1ull, sizeof *zero->files.landing_place);
+    if (!zero->files.landing_place) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for %u boxes", zero->box_count);
     pd_zero_describe_files(zero);
     take_state(zero, arena);
     pd_zero_take_files(zero, arena);
@@ -388,9 +389,9 @@ void pd_zero_free(struct pd_zero *zero)
     free(zero->tensor_offset);
     free(zero->copy_offset);
     free(zero->first_box);
-    free(zero->landing_place);
-    free(zero->buffers);
-    free(zero->places);
+    free(zero->files.landing_place);
+    free(zero->gather.buffers);
+    free(zero->places.of);
     free(zero);
 }
 
@@ -446,8 +447,8 @@ void *pd_zero_parameters(struct pd_zero *zero, uint32_t set, uint32_t e)
     char *base = zero->compute ? zero->compute : (char *)zero->state[PD_PARAM];
     const uint64_t bytes = pd_dtype_bytes(zero->options.compute);
     if (!pd_zero_is_filed(zero, set)) return base + zero->copy_offset[tensor] * bytes;
-    PD_CHECK(zero->image_set == set);
-    return zero->image + (zero->tensor_offset[tensor] - zero->tensor_offset[zero->sets[set].tensors[0]]) * bytes;
+    PD_CHECK(zero->files.image_set == set);
+    return zero->files.image + (zero->tensor_offset[tensor] - zero->tensor_offset[zero->sets[set].tensors[0]]) * bytes;
 }
 
 pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err)
@@ -498,8 +499,8 @@ pd_status pd_zero_finish_gradients(struct pd_zero *zero, struct pd_error *err)
 
 void pd_zero_settle(struct pd_zero *zero)
 {
-    for (uint32_t i = 0; i < zero->buffer_count; i++) {
-        struct pd_zero_buffer *buffer = &zero->buffers[i];
+    for (uint32_t i = 0; i < zero->gather.buffer_count; i++) {
+        struct pd_zero_buffer *buffer = &zero->gather.buffers[i];
         if (buffer->in_flight) (void)!pd_comm_wait(zero->gathers, &buffer->op, NULL);
         buffer->in_flight = false;
     }

@@ -21,12 +21,12 @@ static bool is_block(const struct pd_zero *zero, uint32_t set)
 
 bool pd_zero_is_filed(const struct pd_zero *zero, uint32_t set)
 {
-    return zero->options.parameters_in_files && set >= zero->copies_away && is_block(zero, set);
+    return zero->options.parameters_in_files && set >= zero->files.copies_away && is_block(zero, set);
 }
 
 void pd_zero_first_away(const struct pd_zero *zero, uint32_t *ret_parameters, uint32_t *ret_gradients)
 {
-    *ret_parameters = zero->copies_away;
+    *ret_parameters = zero->files.copies_away;
     *ret_gradients = zero->sums_away;
 }
 
@@ -56,9 +56,9 @@ static bool is_large(const struct pd_zero_box *b)
 static void keep_copies(struct pd_zero *zero)
 {
     uint64_t left = zero->options.parameters_budget / element_bytes(zero);
-    for (zero->copies_away = 1; zero->copies_away + 1 < zero->set_count; zero->copies_away++) {
+    for (zero->files.copies_away = 1; zero->files.copies_away + 1 < zero->set_count; zero->files.copies_away++) {
         uint64_t elements = 0;
-        for (uint32_t b = zero->first_box[zero->copies_away]; b < zero->first_box[zero->copies_away + 1]; b++)
+        for (uint32_t b = zero->first_box[zero->files.copies_away]; b < zero->first_box[zero->files.copies_away + 1]; b++)
             if (is_large(&zero->boxes[b])) elements += zero->boxes[b].elements;
         if (elements > left) return;
         left -= elements;
@@ -86,14 +86,14 @@ static void describe_set(struct pd_zero *zero, uint32_t set)
     uint64_t landing = 0;
     for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++) {
         place_copy(zero, &zero->boxes[b], set);
-        zero->landing_place[b] = landing;
+        zero->files.landing_place[b] = landing;
         if (is_span(zero, b)) landing += pd_round_up(zero->boxes[b].elements * element_bytes(zero), PD_VFS_ALIGN);
     }
-    if (landing > zero->landing_bytes) zero->landing_bytes = landing;
+    if (landing > zero->files.landing_bytes) zero->files.landing_bytes = landing;
     if (!pd_zero_is_filed(zero, set) || zero->first_box[set] == zero->first_box[set + 1]) return;
     const struct pd_zero_box *last = &zero->boxes[zero->first_box[set + 1] - 1];
     const uint64_t elements = last->offset + last->elements - zero->tensor_offset[zero->sets[set].tensors[0]];
-    if (elements > zero->image_elements) zero->image_elements = elements;
+    if (elements > zero->files.image_elements) zero->files.image_elements = elements;
 }
 
 void pd_zero_describe_files(struct pd_zero *zero)
@@ -111,17 +111,17 @@ void pd_zero_describe_files(struct pd_zero *zero)
     for (uint32_t set = 0; set < zero->set_count; set++)
         describe_set(zero, set);
     if (!zero->options.parameters_in_files) zero->copy_elements = zero->held;
-    zero->image_set = zero->update_set = PD_ZERO_NO_SET;
+    zero->files.image_set = zero->files.update_set = PD_ZERO_NO_SET;
     for (int i = 0; i < 2; i++)
-        zero->landing_set[i] = zero->sums_set[i] = PD_ZERO_NO_SET;
+        zero->files.landing_set[i] = zero->files.sums_set[i] = PD_ZERO_NO_SET;
 }
 
 void pd_zero_take_files(struct pd_zero *zero, struct pd_arena *arena)
 {
     if (!zero->options.parameters_in_files) return;
-    zero->image = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->image_elements * element_bytes(zero));
+    zero->files.image = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->files.image_elements * element_bytes(zero));
     for (int i = 0; i < 2; i++)
-        zero->landing[i] = pd_arena_take(arena, PD_MEMORY_BUFFERS, zero->landing_bytes);
+        zero->files.landing[i] = pd_arena_take(arena, PD_MEMORY_BUFFERS, zero->files.landing_bytes);
 }
 
 void pd_zero_parameter_spans(const struct pd_zero *zero, uint64_t *ret_bytes)
@@ -151,36 +151,36 @@ void pd_zero_gradient_spans(const struct pd_zero *zero, uint64_t *ret_bytes)
 
 void pd_zero_attach_files(struct pd_zero *zero, struct pd_spill *parameters, struct pd_spill *gradients)
 {
-    zero->parameter_spill = parameters;
-    zero->gradient_spill = gradients;
+    zero->files.parameter_spill = parameters;
+    zero->files.gradient_spill = gradients;
 }
 
 void pd_zero_on_sums(struct pd_zero *zero, pd_status (*complete)(void *context, uint32_t set, struct pd_error *err),
                      void *context)
 {
-    zero->complete = complete;
-    zero->complete_context = context;
+    zero->files.complete = complete;
+    zero->files.complete_context = context;
 }
 
 /* ---- working copies ---- */
 
 static char *landing_of(const struct pd_zero *zero, uint32_t box)
 {
-    return zero->landing[set_of(zero, box) % 2] + zero->landing_place[box];
+    return zero->files.landing[set_of(zero, box) % 2] + zero->files.landing_place[box];
 }
 
 static pd_status wait_boxes(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++)
-        if (is_span(zero, b)) PD_TRY(pd_spill_wait(zero->parameter_spill, b, err));
+        if (is_span(zero, b)) PD_TRY(pd_spill_wait(zero->files.parameter_spill, b, err));
     return PD_OK;
 }
 
 /* The landing of the set is the set's: nothing of another is in flight there. */
 static pd_status clear_landing(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
-    const uint32_t before = zero->landing_set[set % 2];
-    zero->landing_set[set % 2] = PD_ZERO_NO_SET;
+    const uint32_t before = zero->files.landing_set[set % 2];
+    zero->files.landing_set[set % 2] = PD_ZERO_NO_SET;
     return before == PD_ZERO_NO_SET ? PD_OK : wait_boxes(zero, before, err);
 }
 
@@ -188,38 +188,39 @@ static pd_status clear_landing(struct pd_zero *zero, uint32_t set, struct pd_err
 static pd_status settle_landing(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     pd_status st = wait_boxes(zero, set, err);
-    if (st) zero->landing_set[set % 2] = PD_ZERO_NO_SET;
+    if (st) zero->files.landing_set[set % 2] = PD_ZERO_NO_SET;
     return st;
 }
 
 pd_status pd_zero_fetch(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
-    if (zero->image_set == set || zero->landing_set[set % 2] == set) return PD_OK;
+    if (zero->files.image_set == set || zero->files.landing_set[set % 2] == set) return PD_OK;
     PD_TRY(clear_landing(zero, set, err));
     for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++)
-        if (is_span(zero, b)) PD_TRY(pd_spill_read(zero->parameter_spill, b, landing_of(zero, b), err));
-    zero->landing_set[set % 2] = set;
+        if (is_span(zero, b)) PD_TRY(pd_spill_read(zero->files.parameter_spill, b, landing_of(zero, b), err));
+    zero->files.landing_set[set % 2] = set;
     return PD_OK;
 }
 
 pd_status pd_zero_bring(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     const uint64_t bytes = element_bytes(zero), first = zero->tensor_offset[zero->sets[set].tensors[0]];
-    if (zero->image_set == set) return PD_OK;
+    if (zero->files.image_set == set) return PD_OK;
     PD_TRY(pd_zero_fetch(zero, set, err));
     PD_TRY(settle_landing(zero, set, err));
     for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++) {
         const struct pd_zero_box *box = &zero->boxes[b];
         const char *from = is_span(zero, b) ? landing_of(zero, b) : (char *)zero->compute + box->copy_offset * bytes;
-        PD_TRY(pd_math_copy(zero->math, zero->image + (box->offset - first) * bytes, from, box->elements * bytes, err));
+        PD_TRY(
+            pd_math_copy(zero->math, zero->files.image + (box->offset - first) * bytes, from, box->elements * bytes, err));
     }
-    zero->image_set = set;
+    zero->files.image_set = set;
     return PD_OK;
 }
 
 void pd_zero_forget_image(struct pd_zero *zero)
 {
-    zero->image_set = PD_ZERO_NO_SET;
+    zero->files.image_set = PD_ZERO_NO_SET;
 }
 
 static void *copy_of(struct pd_zero *zero, uint32_t box)
@@ -233,8 +234,8 @@ pd_status pd_zero_put_parameters(struct pd_zero *zero, uint32_t box, const float
     if (is_span(zero, box)) PD_TRY(clear_landing(zero, set_of(zero, box), err));
     PD_TRY(pd_cast(zero->math, zero->boxes[box].elements, zero->options.compute, copy_of(zero, box), PD_F32, master, err));
     if (!is_span(zero, box)) return PD_OK;
-    PD_TRY(pd_spill_write(zero->parameter_spill, box, landing_of(zero, box), err));
-    return pd_spill_wait(zero->parameter_spill, box, err);
+    PD_TRY(pd_spill_write(zero->files.parameter_spill, box, landing_of(zero, box), err));
+    return pd_spill_wait(zero->files.parameter_spill, box, err);
 }
 
 /* ---- sums ---- */
@@ -242,9 +243,9 @@ pd_status pd_zero_put_parameters(struct pd_zero *zero, uint32_t box, const float
 pd_status pd_zero_make_room(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     if (!has_filed_sums(zero, set)) return PD_OK;
-    const uint32_t before = zero->sums_set[set % 2];
-    zero->sums_set[set % 2] = set;
-    return before == PD_ZERO_NO_SET || before == set ? PD_OK : pd_spill_wait(zero->gradient_spill, before, err);
+    const uint32_t before = zero->files.sums_set[set % 2];
+    zero->files.sums_set[set % 2] = set;
+    return before == PD_ZERO_NO_SET || before == set ? PD_OK : pd_spill_wait(zero->files.gradient_spill, before, err);
 }
 
 static float *sums_place(const struct pd_zero *zero, uint32_t set)
@@ -260,16 +261,16 @@ static bool has_sums(const struct pd_zero *zero, uint32_t set)
 pd_status pd_zero_complete(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     if (!zero->options.gradients_in_files || !is_block(zero, set)) return PD_OK;
-    if (zero->complete) PD_TRY(zero->complete(zero->complete_context, set, err));
+    if (zero->files.complete) PD_TRY(zero->files.complete(zero->files.complete_context, set, err));
     if (set < zero->sums_away + 2 || !has_sums(zero, set)) return PD_OK; /* stay until the update */
-    return pd_spill_write(zero->gradient_spill, set, sums_place(zero, set), err);
+    return pd_spill_write(zero->files.gradient_spill, set, sums_place(zero, set), err);
 }
 
 static pd_status read_sums(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
-    if (set >= zero->set_count || !has_filed_sums(zero, set) || zero->sums_set[set % 2] == set) return PD_OK;
+    if (set >= zero->set_count || !has_filed_sums(zero, set) || zero->files.sums_set[set % 2] == set) return PD_OK;
     PD_TRY(pd_zero_make_room(zero, set, err));
-    return has_sums(zero, set) ? pd_spill_read(zero->gradient_spill, set, sums_place(zero, set), err) : PD_OK;
+    return has_sums(zero, set) ? pd_spill_read(zero->files.gradient_spill, set, sums_place(zero, set), err) : PD_OK;
 }
 
 /* ---- an update ---- */
@@ -277,30 +278,30 @@ static pd_status read_sums(struct pd_zero *zero, uint32_t set, struct pd_error *
 static pd_status write_copies(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++)
-        if (is_span(zero, b)) PD_TRY(pd_spill_write(zero->parameter_spill, b, landing_of(zero, b), err));
-    zero->landing_set[set % 2] = set;
+        if (is_span(zero, b)) PD_TRY(pd_spill_write(zero->files.parameter_spill, b, landing_of(zero, b), err));
+    zero->files.landing_set[set % 2] = set;
     return PD_OK;
 }
 
 /* What was made of the set before goes out; what comes after this one comes in. */
 static pd_status enter_set(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
-    const uint32_t before = zero->update_set;
+    const uint32_t before = zero->files.update_set;
     if (before == set) return PD_OK;
-    zero->update_set = set;
+    zero->files.update_set = set;
     if (before != PD_ZERO_NO_SET && pd_zero_is_filed(zero, before)) PD_TRY(write_copies(zero, before, err));
     if (set == PD_ZERO_NO_SET) return PD_OK;
     if (pd_zero_is_filed(zero, set)) PD_TRY(clear_landing(zero, set, err));
     if (!has_filed_sums(zero, set)) return PD_OK;
     PD_TRY(read_sums(zero, set, err));
-    PD_TRY(pd_spill_wait(zero->gradient_spill, set, err));
+    PD_TRY(pd_spill_wait(zero->files.gradient_spill, set, err));
     return set > zero->sums_away ? read_sums(zero, set + 1, err) : PD_OK; /* the first two are both there */
 }
 
 pd_status pd_zero_update_begin(struct pd_zero *zero, struct pd_error *err)
 {
-    for (uint32_t set = 0; zero->gradient_spill && set < zero->set_count; set++)
-        PD_TRY(pd_spill_wait(zero->gradient_spill, set, err));
+    for (uint32_t set = 0; zero->files.gradient_spill && set < zero->set_count; set++)
+        PD_TRY(pd_spill_wait(zero->files.gradient_spill, set, err));
     for (int i = 0; i < 2; i++)
         PD_TRY(clear_landing(zero, (uint32_t)i, err));
     return PD_OK;

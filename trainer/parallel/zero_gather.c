@@ -4,19 +4,19 @@
 
 static struct pd_zero_buffer *resident(struct pd_zero *zero, uint32_t set)
 {
-    for (uint32_t i = 0; i < zero->buffer_count; i++)
-        if (zero->buffers[i].set == set) return &zero->buffers[i];
+    for (uint32_t i = 0; i < zero->gather.buffer_count; i++)
+        if (zero->gather.buffers[i].set == set) return &zero->gather.buffers[i];
     return NULL;
 }
 
 /* The set's own place; in stage 3 the end buffer for an end, otherwise the block buffer that was used longest ago. */
 static struct pd_zero_buffer *victim(struct pd_zero *zero, uint32_t set)
 {
-    if (zero->grid->layout.zero_stage < 3) return &zero->buffers[set];
-    if (pd_zero_is_end(zero, set)) return &zero->buffers[PD_ZERO_BLOCK_BUFFERS];
-    struct pd_zero_buffer *oldest = &zero->buffers[0];
+    if (zero->grid->layout.zero_stage < 3) return &zero->gather.buffers[set];
+    if (pd_zero_is_end(zero, set)) return &zero->gather.buffers[PD_ZERO_BLOCK_BUFFERS];
+    struct pd_zero_buffer *oldest = &zero->gather.buffers[0];
     for (uint32_t i = 1; i < PD_ZERO_BLOCK_BUFFERS; i++)
-        if (zero->buffers[i].last_use < oldest->last_use) oldest = &zero->buffers[i];
+        if (zero->gather.buffers[i].last_use < oldest->last_use) oldest = &zero->gather.buffers[i];
     return oldest;
 }
 
@@ -98,15 +98,16 @@ static pd_status settle(struct pd_zero *zero, struct pd_zero_buffer *buffer, str
 static pd_status start_gather(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     struct pd_zero_buffer *buffer = victim(zero, set);
-    if (zero->lanes[buffer->lane]) PD_TRY(settle(zero, zero->lanes[buffer->lane], err));
+    if (zero->gather.lanes[buffer->lane]) PD_TRY(settle(zero, zero->gather.lanes[buffer->lane], err));
     describe_gather(zero, set, buffer);
     buffer->set = set;
-    buffer->last_use = ++zero->clock;
+    zero->gather.clock++;
+    buffer->last_use = zero->gather.clock;
     for (uint32_t e = 0; e < zero->sets[set].count; e++)
         buffer->pointers[e] = (char *)buffer->data + zero->sets[set].needed[e] * pd_dtype_bytes(zero->options.compute);
     PD_TRY(pd_comm_start(zero->gathers, &buffer->op, err));
     buffer->in_flight = true;
-    zero->lanes[buffer->lane] = buffer;
+    zero->gather.lanes[buffer->lane] = buffer;
     return PD_OK;
 }
 
@@ -127,14 +128,15 @@ pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_
     if (pd_zero_is_filed(zero, set) && !is_gathered) PD_TRY(pd_zero_bring(zero, set, err));
     if (zero->in_place) {
         for (uint32_t e = 0; e < zero->sets[set].count; e++)
-            zero->in_place_pointers[e] = pd_zero_parameters(zero, set, e);
-        *ret_weights = zero->in_place_pointers;
+            zero->gather.in_place_pointers[e] = pd_zero_parameters(zero, set, e);
+        *ret_weights = zero->gather.in_place_pointers;
         return PD_OK;
     }
     if (!is_gathered) PD_TRY(start_gather(zero, set, err));
     struct pd_zero_buffer *buffer = resident(zero, set);
     PD_TRY(settle(zero, buffer, err));
-    buffer->last_use = ++zero->clock;
+    zero->gather.clock++;
+    buffer->last_use = zero->gather.clock;
     *ret_weights = buffer->pointers;
     return PD_OK;
 }
@@ -142,8 +144,8 @@ pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_
 void pd_zero_invalidate(struct pd_zero *zero)
 {
     pd_zero_forget_image(zero);
-    for (uint32_t i = 0; i < zero->buffer_count; i++) {
-        PD_CHECK(!zero->buffers[i].in_flight);
-        zero->buffers[i].set = PD_ZERO_NO_SET;
+    for (uint32_t i = 0; i < zero->gather.buffer_count; i++) {
+        PD_CHECK(!zero->gather.buffers[i].in_flight);
+        zero->gather.buffers[i].set = PD_ZERO_NO_SET;
     }
 }

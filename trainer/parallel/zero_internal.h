@@ -46,6 +46,34 @@ struct pd_zero_buffer {
     void *pointers[PD_ZERO_SET_TENSORS_MAX];
 };
 
+/* Written by zero_gather.c: two blocks and one end, or one a set. */
+struct pd_zero_gather {
+    struct pd_zero_buffer *buffers;
+    uint32_t buffer_count;
+    struct pd_zero_buffer *lanes[PD_ZERO_BLOCK_BUFFERS + 1]; /* last started; NULL: none */
+    uint64_t clock;
+    void *in_place_pointers[PD_ZERO_SET_TENSORS_MAX];
+};
+
+/* Written by zero_files.c: what is read from files and written to them. */
+struct pd_zero_files {
+    struct pd_spill *parameter_spill, *gradient_spill; /* NULL: in memory */
+    uint32_t copies_away;                              /* first set whose working copy is in files */
+    uint32_t sums_set[2];                              /* whose sums are there, or on their way there */
+    uint64_t image_elements, landing_bytes;
+    char *image, *landing[2]; /* a block as it is held; its boxes, each at a page */
+    uint32_t image_set, landing_set[2], update_set;
+    uint64_t *landing_place; /* (boxes) bytes */
+    pd_status (*complete)(void *context, uint32_t set, struct pd_error *err);
+    void *complete_context;
+};
+
+/* Written by zero_runs.c: the last set that was asked for. */
+struct pd_zero_places {
+    struct pd_zero_place *of; /* (tp, PD_ZERO_SET_TENSORS_MAX) */
+    uint32_t set;
+};
+
 /* Gradients of one set on their way to the owners. */
 struct pd_zero_exchange {
     uint32_t set, slot; /* PD_ZERO_NO_SET: none */
@@ -82,12 +110,7 @@ struct pd_zero {
     float *mirrored_gradient; /* first stage: the head's sums of the owned boxes, on arrival */
     uint64_t gradient_elements;
     float *gradient;
-    /* gather: two blocks and one end, or one a set */
-    struct pd_zero_buffer *buffers;
-    uint32_t buffer_count;
-    struct pd_zero_buffer *lanes[PD_ZERO_BLOCK_BUFFERS + 1]; /* last started; NULL: none */
-    uint64_t clock;
-    void *in_place_pointers[PD_ZERO_SET_TENSORS_MAX];
+    struct pd_zero_gather gather;
     /* exchange: two micro-batch buffers for blocks, one for the ends */
     float *micro_batch_gradients[PD_ZERO_BLOCK_BUFFERS + 1];
     float *micro_batch_pointers[PD_ZERO_SET_TENSORS_MAX];
@@ -96,20 +119,11 @@ struct pd_zero {
     void *rounded; /* a set's micro-batch gradients, or a round's sum over token pieces, as gradient_type */
     void *window;  /* (data_ranks, window_elements) of `sent`: pieces that arrive */
     uint64_t window_elements;
-    /* in files: zero_files.c */
-    struct pd_spill *parameter_spill, *gradient_spill; /* NULL: in memory */
-    uint64_t copy_elements;                            /* of the working copy in memory */
-    uint32_t copies_away, sums_away;                   /* first set of which they are in files: budgets keep those before */
-    uint64_t sums_elements;                            /* of one of two places for sums of blocks */
-    uint32_t sums_set[2];                              /* whose sums are there, or on their way there */
-    uint64_t image_elements, landing_bytes;
-    char *image, *landing[2]; /* a block as it is held; its boxes, each at a page */
-    uint32_t image_set, landing_set[2], update_set;
-    uint64_t *landing_place; /* (boxes) bytes */
-    pd_status (*complete)(void *context, uint32_t set, struct pd_error *err);
-    void *complete_context;
-    struct pd_zero_place *places; /* (tp, PD_ZERO_SET_TENSORS_MAX) of places_set */
-    uint32_t places_set;
+    uint64_t copy_elements; /* of the working copy in memory */
+    uint32_t sums_away;     /* first set whose sums are in files: a budget keeps those before */
+    uint64_t sums_elements; /* of one of two places for sums of blocks */
+    struct pd_zero_files files;
+    struct pd_zero_places places;
 };
 
 /* Elements that are contiguous in two slabs: offsets in either. */

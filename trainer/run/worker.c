@@ -37,7 +37,7 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, co
                     .is_thread = !launched,
                     .ranks_here = (comm->size + comm->host_count - 1) / comm->host_count};
     r.threads = pd_launched_threads(config->layout.threads, r.ranks_here);
-    comm->time_limit_seconds = config->restart.peer_timeout;
+    pd_comm_set_time_limit(comm, config->restart.peer_timeout);
     pd_numerics_thread_init();
     pd_status st = pd_run_open(&r, err);
     pd_fault_point("worker.opened");
