@@ -1,4 +1,5 @@
 #include "ckpt/base/log.h"
+#include "ckpt/base/progress.h"
 #include "offload/device.h"
 #include "tools/command.h"
 #include "trainer/launch/launcher.h"
@@ -73,6 +74,6 @@ int main(int argc, char **argv)
     bool lost = fflush(stdout) != 0 || ferror(stdout);
     if (status == PD_OK && lost && !reader_left())
         status = pd_error_set(&err, PD_IO, PD_WHERE, 0, "stdout could not be written");
-    if (status != PD_OK && err.message[0]) fprintf(stderr, "perdure: %s\n", err.message);
+    if (status != PD_OK && err.message[0]) fprintf(stderr, "%sperdure: %s\n", pd_progress_clear(), err.message);
     return pd_status_exit_code(status);
 }

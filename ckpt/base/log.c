@@ -1,5 +1,6 @@
 #include "ckpt/base/log.h"
 
+#include "ckpt/base/progress.h"
 #include "ckpt/base/rank.h"
 #include <errno.h>
 #include <pthread.h>
@@ -194,6 +195,8 @@ void pd_log_write(enum pd_log_level level, const char *module, const char *forma
     if (current_sink.write) {
         current_sink.write(current_sink.context, line, used);
     } else {
+        const char *clear = pd_progress_clear();
+        write_stderr(clear, strlen(clear));
         write_stderr(line, used);
     }
     pthread_mutex_unlock(&sink_lock);

@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
 """How a launch ends, and what it says: a table of endings, each with the exit code and the words that it must have. What a run
 records does not depend on signals; one launch owns a run directory; descriptors that are closed are nobody's."""
+import fcntl
 import json
 import os
+import pty
 import re
 import resource
 import signal
+import struct
 import subprocess
+import termios
 import time
 
 import harness
@@ -30,7 +34,7 @@ class Bench:
         return [self.workspace.perdure, "train", self.config, f"run.dir={directory}", *words]
 
     def start(self, directory, *words, **environment):
-        return subprocess.Popen(self.command(directory, *words), env=dict(os.environ, PERDURE_PROGRESS="off", **environment),
+        return subprocess.Popen(self.command(directory, *words), env=dict({**os.environ, "PERDURE_PROGRESS": "off"}, **environment),
                                 stderr=subprocess.PIPE, text=True)
 
     def run(self, directory, *words, **options):
@@ -206,7 +210,9 @@ def one_ending(bench, transport, undisturbed, row):
     place, whom, numbers, code, words = row
     name = f"{[signal.Signals(n).name for n in numbers]} to the {whom} at {place} over {transport}"
     directory = bench.workspace.directory("ending")
-    with bench.start(directory, f"layout.transport={transport}", PERDURE_FAULT=place, PERDURE_FAULT_ONCE=directory + ".once") as run:
+    steps = 100000 if code == 75 else 12  # whoever is to leave has not come to its end before it hears of it
+    with bench.start(directory, f"layout.transport={transport}", f"run.steps={steps}", PERDURE_FAULT=place,
+                     PERDURE_FAULT_ONCE=directory + ".once") as run:
         worker = harness.wait_stopped(run)
         if whom == "launch":
             run.send_signal(numbers[0])
@@ -231,6 +237,57 @@ def one_ending(bench, transport, undisturbed, row):
         harness.wait_until_gone(directory)
     if code == 0 and harness.losses(directory) != harness.losses(undisturbed):
         raise harness.Failure(f"{name}: other losses than an undisturbed run")
+
+
+def on_a_terminal(bench, columns):
+    """What a terminal shows: the bytes that reach it, with a width."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    run = subprocess.Popen(bench.command(bench.workspace.directory("terminal")), stderr=theirs, stdout=theirs,
+                           env={k: v for k, v in os.environ.items() if k not in ("PERDURE_PROGRESS", "COLUMNS")})
+    os.close(theirs)
+    shown = b""
+    try:
+        while part := os.read(ours, 65536):
+            shown += part
+    except OSError:
+        pass  # its other end is closed
+    os.close(ours)
+    expect("a run on a terminal", 0, run.wait(), "", "")
+    return shown.decode().replace("\r\n", "\n")
+
+
+def progress(bench):
+    """A bar is shorter than the terminal is wide, and nothing is written behind one; a log has a line for every validation."""
+    wide = ""
+    for columns in (40, 72, 250):
+        shown = on_a_terminal(bench, columns)
+        pieces = re.split("\r\033\\[K|\n", shown)
+        bars = [piece for piece in pieces if piece.startswith("step ")]
+        glued = [piece for piece in pieces if re.search(r".step \d+/12 |..\d{4}-\d\d-\d\dT", piece)]
+        if len(bars) != 12 or max(map(len, bars)) >= columns or glued or min(map(len, bars)) <= len(wide):
+            raise harness.Failure(f"{columns} columns: {len(bars)} bars, glued {glued}:\n{shown!r}")
+        wide = min(bars, key=len)
+    with bench.start(bench.workspace.directory("log"), PERDURE_PROGRESS="line:1000") as run:
+        log = run.communicate(timeout=harness.PATIENCE)[1]
+    expect("a log of the progress", 0, run.returncode, "", log)
+    if re.findall(r"^step (\d+)/12 .* val ", log, re.M) != ["2", "4", "6", "8", "10", "12"]:
+        raise harness.Failure(f"not a line for every validation:\n{log}")
+
+
+def for_programs(bench, undisturbed):
+    drawn = json.loads(bench.workspace.command(["sample", undisturbed, "--prompt=ab", "--count=20", "--json"]).stdout)
+    if not drawn["text"] or len(drawn["tokens"]) != 20:
+        raise harness.Failure(f"sample --json has no text: {drawn}")
+    result = bench.run(undisturbed, "--json")
+    said = json.loads(result.stdout)
+    last = json.loads(harness.read(os.path.join(undisturbed, "metrics.jsonl")).splitlines()[-1])
+    if result.returncode or said["error"] is not None or said["exit_code"] != 0 or said["loss"] != last["loss"]:
+        raise harness.Failure(f"train --json: {said}, and its last line is {last}")
+    result = bench.run(undisturbed, "--json", "model.hidden=64")
+    said = json.loads(result.stdout)
+    if result.returncode != said["exit_code"] or said["exit_code"] == 0 or said["error"] not in result.stderr:
+        raise harness.Failure(f"train --json of a run that is refused, exit {result.returncode}: {said}\n{result.stderr}")
 
 
 def full_context(bench, undisturbed):
@@ -311,6 +368,8 @@ def body(workspace, arguments):
     else:
         few_threads(bench)
         stuck_opening(bench)
+        progress(bench)
+        for_programs(bench, undisturbed)
         first_moments(bench)
         during_validation(bench, undisturbed)
         one_owner(bench)

@@ -17,6 +17,8 @@ struct sample {
     uint64_t count, top_k, seed, threads;
     double temperature;
     bool json, bytes;
+    char *text; /* of --json, of models over bytes: (text_bytes) what was drawn so far */
+    size_t text_bytes;
     struct pd_json_writer writer;
 };
 
@@ -39,6 +41,7 @@ static void loaded(void *context, const struct pd_config *config, uint64_t step)
 static bool emit(void *context, int32_t token)
 {
     struct sample *s = context;
+    if (s->json && s->text && token) s->text[s->text_bytes++] = (char)token;
     if (s->json)
         pd_json_i64(&s->writer, NULL, token);
     else if (s->bytes)
@@ -157,6 +160,8 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
     if (s.count > 1u << 20 || s.top_k > UINT32_MAX || s.threads > 1024)
         PD_FAIL(err, PD_USAGE, "sample: --count is at most 1048576 and --threads at most 1024");
     if (s.json) {
+        s.text = calloc(s.count + 1, 1);
+        if (!s.text) PD_FAIL(err, PD_NO_MEMORY, "sample: no memory for the text");
         pd_json_writer_init(&s.writer, 0);
         pd_json_object_begin(&s.writer, NULL);
     }
@@ -167,9 +172,12 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
     }
     if (st) {
         pd_json_writer_deinit(&s.writer);
+        free(s.text);
         return st;
     }
     pd_json_array_end(&s.writer);
+    pd_json_string(&s.writer, "text", s.bytes ? s.text : NULL);
+    free(s.text);
     pd_json_object_end(&s.writer);
     return pd_output_json(&s.writer, err);
 }

@@ -20,6 +20,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <glob.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -296,8 +297,38 @@ static pd_status launch(const struct pd_config *config, struct pd_launch_chooser
     return st;
 }
 
+/* The last whole line of the run's metrics, or "". */
+static void last_metrics(const struct pd_config *config, char *ret_line, size_t room)
+{
+    char path[4200], tail[16384];
+    ret_line[0] = '\0';
+    snprintf(path, sizeof path, "%.4000s/metrics.jsonl", config->run.dir);
+    FILE *f = fopen(path, "re");
+    if (!f) return;
+    if (fseek(f, -(long)sizeof tail, SEEK_END)) rewind(f);
+    const size_t bytes = fread(tail, 1, sizeof tail, f);
+    (void)fclose(f);
+    const char *end = memrchr(tail, '\n', bytes);
+    if (!end) return;
+    const char *before = memrchr(tail, '\n', (size_t)(end - tail)), *line = before ? before + 1 : tail;
+    snprintf(ret_line, room, "%.*s", (int)(end - line), line);
+}
+
+/* As the sink of metrics writes them; null: it is not known. */
+static void print_losses(const struct pd_config *config, struct pd_json_writer *w)
+{
+    static const char *const keys[] = {"loss", "validation_loss"};
+    char line[16384], pattern[32];
+    last_metrics(config, line, sizeof line);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const int length = snprintf(pattern, sizeof pattern, "\"%s\":", keys[i]);
+        const char *at = strstr(line, pattern);
+        pd_json_measured(w, keys[i], at ? strtod(at + length, NULL) : NAN);
+    }
+}
+
 /* What the run has come to, for programs; people read the progress on stderr. */
-static pd_status print_result(const struct pd_config *config, struct pd_error *err)
+static pd_status print_result(const struct pd_config *config, pd_status status, const char *message, struct pd_error *err)
 {
     struct pd_run_tiers tiers;
     struct pd_json_writer w;
@@ -312,6 +343,9 @@ static pd_status print_result(const struct pd_config *config, struct pd_error *e
     pd_json_u64(&w, "checkpoint_count", newest ? newest->count : 0);
     pd_json_u64(&w, "newest_step", newest ? newest->step : 0);
     pd_json_u64(&w, "steps", config->run.steps);
+    print_losses(config, &w);
+    pd_json_i64(&w, "exit_code", pd_status_exit_code(status));
+    pd_json_string(&w, "error", status ? message : NULL);
     pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
@@ -363,7 +397,12 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
         if (!st) st = pd_launch_chooser_init(&config, &chooser, err);
         if (!st) st = launch(&config, &chooser, err);
         pd_launch_chooser_deinit(&chooser);
-        if (!st && t.json) st = print_result(&config, err);
+        if (t.json) {
+            struct pd_error own;
+            const pd_status printed = print_result(&config, st, err->message, &own);
+            if (!st && printed) *err = own;
+            if (!st) st = printed;
+        }
     }
     pd_config_deinit(&config);
     return st;

@@ -1,12 +1,16 @@
 #include "trainer/run/metrics.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/cpu.h"
 #include "ckpt/base/progress.h"
+#include "ckpt/base/words.h"
 #include "trainer/run/metrics_sink.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static const struct pd_metrics_sink *const sinks[] = {&pd_metrics_json};
@@ -54,7 +58,7 @@ pd_status pd_metrics_open(const struct pd_metrics_options *options, struct pd_me
 void pd_metrics_close(struct pd_metrics *m)
 {
     if (!m) return;
-    if (m->drawn) fputc('\n', stderr);
+    if (m->drawn) (void)fputs(PD_PROGRESS_CLEAR, stderr);
     for (int i = 0; i < SINKS; i++)
         if (m->open[i]) sinks[i]->close(m->open[i]);
     free(m);
@@ -95,32 +99,105 @@ static void format_eta(double seconds, char *text, size_t room)
                  (unsigned long long)(s % 60));
 }
 
-static void print_progress(struct pd_metrics *m, const struct pd_metrics_line *line)
+/* The line in the order in which it is read; where a terminal is too narrow, the part of the highest rank goes first. */
+struct part {
+    uint32_t rank;
+    char text[72];
+};
+#define PARTS_MAX 12u
+
+struct parts {
+    uint32_t count;
+    struct part list[PARTS_MAX];
+};
+
+static void add(struct parts *parts, uint32_t rank, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void add(struct parts *parts, uint32_t rank, const char *format, ...)
+{
+    PD_CHECK(parts->count < PARTS_MAX);
+    struct part *part = &parts->list[parts->count++];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(part->text, sizeof part->text, format, arguments);
+    va_end(arguments);
+    part->rank = rank;
+}
+
+static size_t width_of(const struct parts *parts)
+{
+    size_t width = 0;
+    for (uint32_t i = 0; i < parts->count; i++)
+        width += strlen(parts->list[i].text) + 1;
+    return width; /* a column stays free: a full line would wrap on some terminals */
+}
+
+static void fit(struct parts *parts, size_t columns)
+{
+    while (parts->count > 1 && width_of(parts) > columns) {
+        uint32_t last = 0;
+        for (uint32_t i = 1; i < parts->count; i++)
+            if (parts->list[i].rank > parts->list[last].rank) last = i;
+        memmove(&parts->list[last], &parts->list[last + 1], (--parts->count - last) * sizeof parts->list[0]);
+    }
+    struct part *first = &parts->list[0];
+    if (columns && width_of(parts) > columns)
+        first->text[columns < sizeof first->text ? columns - 1 : sizeof first->text - 1] = '\0';
+}
+
+/* Why a step takes long: other programs want the cores too. */
+static void add_load(struct parts *parts)
+{
+    double load;
+    const uint32_t cores = pd_cpu_cores();
+    if (getloadavg(&load, 1) == 1 && load > 1.25 * cores + 1)
+        add(parts, 9, "(load %.0f on %s)", load, pd_counted(cores, "core").text);
+}
+
+static void make_parts(const struct pd_metrics *m, const struct pd_metrics_line *line, struct parts *parts)
 {
     const struct pd_metrics_step *s = line->step;
-    char eta[32], validation[32] = "", checkpoint[48] = "none", bubble[64] = "", scale[64] = "";
+    char eta[32];
     format_eta(line->eta_seconds, eta, sizeof eta);
-    if (!isnan(m->validation_loss)) snprintf(validation, sizeof validation, " val %.4f", m->validation_loss);
+    add(parts, 0, "step %llu/%llu", (unsigned long long)s->step, (unsigned long long)m->options.steps);
+    add(parts, 1, "loss %.4f", s->result.loss);
+    if (!isnan(m->validation_loss)) add(parts, 3, "val %.4f", m->validation_loss);
+    add(parts, 6, "|g| %.3f", s->result.gradient_norm);
+    add(parts, 7, "lr %.2e", s->result.learning_rate);
+    add(parts, 4, "%.0f tok/s", line->tokens_per_second);
+    add(parts, 8, "%.0f%% of GEMM", 100 * line->gemm_share);
+    add_load(parts);
     if (m->options.has_stages)
-        snprintf(bubble, sizeof bubble, " bubble %.0f%% (theory %.0f%%)", 100 * s->result.bubble,
-                 100 * s->result.bubble_theory);
+        add(parts, 11, "bubble %.0f%% (theory %.0f%%)", 100 * s->result.bubble, 100 * s->result.bubble_theory);
     if (m->options.has_loss_scale)
-        snprintf(scale, sizeof scale, " scale %g skipped %llu", s->loss_scale, (unsigned long long)s->skipped_steps);
-    if (s->last_checkpoint) snprintf(checkpoint, sizeof checkpoint, "%llu", (unsigned long long)s->last_checkpoint);
-    fprintf(stderr, "%sstep %llu/%llu loss %.4f%s |g| %.3f lr %.2e %.0f tok/s %.0f%% of GEMM%s%s %.2f GiB ckpt %s eta %s%s",
-            m->progress.kind == PD_PROGRESS_BAR ? "\r\033[K" : "", (unsigned long long)s->step,
-            (unsigned long long)m->options.steps, s->result.loss, validation, s->result.gradient_norm,
-            s->result.learning_rate, line->tokens_per_second, 100 * line->gemm_share, bubble, scale,
-            (double)s->memory_bytes / (1ull << 30), checkpoint, eta, m->progress.kind == PD_PROGRESS_BAR ? "" : "\n");
-    fflush(stderr);
-    m->drawn = m->progress.kind == PD_PROGRESS_BAR;
+        add(parts, 12, "scale %g skipped %llu", s->loss_scale, (unsigned long long)s->skipped_steps);
+    add(parts, 10, "%.2f GiB", (double)s->memory_bytes / (1ull << 30));
+    if (s->last_checkpoint)
+        add(parts, 5, "ckpt %llu eta %s", (unsigned long long)s->last_checkpoint, eta);
+    else
+        add(parts, 5, "ckpt none eta %s", eta);
+}
+
+/* The last bar stays: nothing follows it but lines of the log. */
+static void print_progress(struct pd_metrics *m, const struct pd_metrics_line *line)
+{
+    const bool is_bar = m->progress.kind == PD_PROGRESS_BAR, is_last = line->step->step == m->options.steps;
+    struct parts parts = {.count = 0};
+    char text[PARTS_MAX * sizeof(struct part)] = "";
+    make_parts(m, line, &parts);
+    if (is_bar) fit(&parts, pd_progress_columns());
+    for (uint32_t i = 0, used = 0; i < parts.count; i++)
+        used += (uint32_t)snprintf(text + used, sizeof text - used, "%s%s", i ? " " : "", parts.list[i].text);
+    (void)fprintf(stderr, "%s%s%s", is_bar ? PD_PROGRESS_CLEAR : "", text, is_bar && !is_last ? "" : "\n");
+    (void)fflush(stderr);
+    m->drawn = is_bar && !is_last;
     m->last_line_ns = pd_clock_monotonic_ns(NULL);
 }
 
 static bool progress_due(const struct pd_metrics *m, const struct pd_metrics_step *s)
 {
     if (m->progress.kind == PD_PROGRESS_OFF) return false;
-    if (m->progress.kind == PD_PROGRESS_BAR || !m->last_line_ns || s->step == m->options.steps) return true;
+    if (m->progress.kind == PD_PROGRESS_BAR || !m->last_line_ns || s->step == m->options.steps || !isnan(s->validation_loss))
+        return true;
     return pd_clock_seconds_since(NULL, m->last_line_ns) >= m->progress.line_seconds;
 }
 
