@@ -1,4 +1,4 @@
-/* Hosts, mounts, faults and crashes of the machine room; the calls of a process are in simulated_vfs.c. */
+/* Hosts, mounts, faults and crashes of the machine room; the calls of a process are in vfs.c. */
 #include "tests/simulated_disk/room.h"
 
 #include <errno.h>

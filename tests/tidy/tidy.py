@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The house rules a compiler does not know: arrows between rooms, sizes, banned calls, third-party headers in one file each,
 no words of unfinished work. Prints every breach with file and line; exit code 1 when there is one."""
+import glob
 import os
 import re
 import sys
@@ -186,6 +187,23 @@ def check_readmes():
             breaches.append(f"{room}/README.md is missing")
 
 
+def readme_path_exists(folder, path):
+    """From the root, from the README's folder or from its parent; * and one {a,b} stand for any of several files."""
+    braces = re.fullmatch(r"(.*)\{(.*)\}(.*)", path)
+    paths = [braces[1] + middle + braces[3] for middle in braces[2].split(",")] if braces else [path]
+    bases = (TOP, folder, os.path.dirname(folder))
+    return all(any(glob.glob(os.path.join(base, one)) for base in bases) for one in paths)
+
+
+def check_readme_paths():
+    for readme in [os.path.join(TOP, "README.md"), *sources((*CODE, "tests"), ("README.md",))]:
+        with open(readme, encoding="utf-8") as f:
+            for number, line in enumerate(f, 1):
+                for path in re.findall(r"`([^`\s<]+\.(?:c|h|py|sh|md))`", line):
+                    if not readme_path_exists(os.path.dirname(readme), path):
+                        breach(readme, number, f"{path} does not exist")
+
+
 def check_top_level():
     allowed = {*CODE, "tests", "CMakeLists.txt", "README.md", "LICENSE", "CHANGELOG.md"}
     for name in os.listdir(TOP):
@@ -199,6 +217,7 @@ check_third_party()
 check_folders()
 check_writers()
 check_readmes()
+check_readme_paths()
 check_top_level()
 print("\n".join(breaches) if breaches else "tidy")
 sys.exit(1 if breaches else 0)

@@ -3,10 +3,10 @@
  *
  * Operations are started and waited for. All ranks of a communicator start the same operations in the same order; they
  * complete in that order, on a thread of the communicator's own, while the caller computes. Floats are never summed here:
- * sums of gradients are made by their owner in micro-batch order (trainer/parallel/ordered_sum.h).
+ * sums of gradients are made by their owner in micro-batch order (trainer/parallel/zero_exchange.c).
  *
  *   errors   PD_PEER_LOST when a peer died or did not arrive within the time limit; the message names the ranks that are
- * missing. After that every call on the communicator fails at once
+ *            missing. After that every call on the communicator fails at once
  *   threads  one caller a communicator
  *   memory   pd_comm_bytes, requested at open and split; nothing is allocated later except the caller's own pd_comm_op
  */

@@ -270,8 +270,7 @@ static pd_status round_owned(struct pd_zero *zero, uint32_t set, uint64_t micro_
     return PD_OK;
 }
 
-/* Parts of one micro-batch from the sp ranks become one: a tree, then one rounding. `begin` elements of the set lie before.
- * */
+/* Parts of one micro-batch from the sp ranks become one: a tree, then one rounding. `begin` elements of the set lie before. */
 static pd_status join_parts(struct pd_zero *zero, uint32_t set, uint64_t micro_batch, float *parts, uint64_t begin,
                             uint64_t length, void **ret_piece, struct pd_error *err)
 {

@@ -1,4 +1,4 @@
-/* The store on an honest disk: saving, choosing, retention, recycling, aborting. Exclusion is in test_store_claim.c, the
+/* The store on an honest disk: saving, choosing, retention, recycling, aborting. Exclusion is in test_claim.c, the
  * campaigns are in tests/crash/store. */
 #include "ckpt/base/log.h"
 #include "tests/helpers/store_room.h"
