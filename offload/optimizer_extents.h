@@ -6,7 +6,7 @@
  * of it, so that all drives work all the time: these groups are a bundle.
  *
  *   invariants  1. extents in turn cover every element of every group asked for once; bundles ascend, and elements of a
- * group
+ *                  group
  *               2. a part begins at a block; it ends at one too, or with its group
  *               3. an extent's bytes, each kind rounded up to pages, fit into a slot
  */

@@ -5,7 +5,7 @@
  *
  *   invariants  1. no byte is used before its block verified; one that does not is read once more
  *               2. boxes and elements are met in the order of bundles (optimizer_extents.h), those that stay in memory
- * included
+ *                  included
  *               3. a block is checked, updated and hashed by one thread while it is in that core's cache
  */
 #ifndef PD_OFFLOAD_OPTIMIZER_PASS_H

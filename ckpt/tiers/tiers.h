@@ -54,10 +54,10 @@ struct pd_tiers_options {
 struct pd_tiers;
 
 /* Opens every store: one after the other, in the caller's thread. Where there are several, one that cannot be written is
- * opened to be read, said, and tried again when it is due.
+ * opened to be read; we log it and try again when it is due.
  *   errors  PD_BUSY: another launch holds one of them; the storage error of a tier that cannot be read, since it may hold
- * the newest checkpoint; PD_INVALID: they hold checkpoints of different runs, or replicas are asked for where there is no
- * other host or all share one directory. A run that goes on with one host goes on without replicas */
+ *           the newest checkpoint; PD_INVALID: they hold checkpoints of different runs, or replicas are asked for where there
+ *           is no other host or all share one directory. A run that goes on with one host goes on without replicas */
 PD_MUST_USE pd_status pd_tiers_open(struct pd_vfs *vfs, const struct pd_tiers_options *options, struct pd_tiers **ret_tiers,
                                     struct pd_error *err);
 /* Ends the threads (what they copy is given up), closes the stores. After a failure the groups must have been aborted. */
@@ -84,8 +84,8 @@ uint32_t pd_tiers_own_checkpoints(const struct pd_tier_options *tiers, uint32_t 
 uint32_t pd_tiers_checkpoints(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations);
 
 /* Before the first step: room for what each tier will keep. A tier in memory is held against its file system and the memory
- * cgroups, which have to hold `memory_to_come` more bytes of this rank too, and is left out of saves, aloud, when it does
- * not fit: tmpfs never says that it is full, it gets the job killed. A disk without room is said and tried again when due.
+ * cgroups, which have to hold `memory_to_come` more bytes of this rank too, and is left out of saves, with a warning, when
+ * it does not fit: a full tmpfs gets the job killed. A disk without room is logged and tried again when due.
  *   errors  PD_NO_SPACE: no tier has room */
 PD_MUST_USE pd_status pd_tiers_check_room(struct pd_tiers *tiers, const uint64_t *shard_bytes_here, /* (shards) */
                                           uint64_t memory_to_come, struct pd_error *err);

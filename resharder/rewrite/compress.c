@@ -5,7 +5,7 @@
  *   its memory:  | rest of a block | data of a batch ... | what becomes of each chunk ... | scratch of threads |
  *
  *   invariants  1. blocks are hashed where they lie in one piece: what a batch ends in the middle of goes in front of the
- * next
+ *                  next
  *               2. at a fixed level a shard's bytes depend neither on threads nor on batches
  *               3. a chunk of a shard is placed before that shard is complete */
 #include "resharder/rewrite/internal.h"

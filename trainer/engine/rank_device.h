@@ -7,8 +7,8 @@
  *   saves         the state for a checkpoint
  *   gathers       what the communicator of parameters moves, where it knows no device memory; exchanges: what others do
  *
- * Each but compute is made when it is first asked for, so that nobody waits behind what is not his, and is ordered with the
- * others by events.
+ * Each but compute is made when it is first asked for, so that no stream waits behind another's work, and is ordered with
+ * the others by events.
  *
  *   threads  opened, entered, asked for streams and closed by the rank's thread; a stream belongs to whoever its line names
  */

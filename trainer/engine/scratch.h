@@ -2,7 +2,8 @@
  *
  * They lie in the pool of the first tier's store (without names: offload/spill.h), so that what a killed process leaves is
  * met by the next launch, and the drive that holds the state holds them too. On a GPU what these keys put on cpu lies in
- * memory of the host in place of files. threads  one caller
+ * memory of the host in place of files.
+ *   threads  one caller
  */
 #ifndef PD_TRAINER_ENGINE_SCRATCH_H
 #define PD_TRAINER_ENGINE_SCRATCH_H

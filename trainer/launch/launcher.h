@@ -1,4 +1,5 @@
-/* The launcher of a run: starts ranks, watches them, and starts again with what is left until the run is done.
+/* The launcher of a run: starts ranks, watches them, and starts them again, in full or with what is left, until the
+ * run is done.
  *
  * What follows which ending is the table in judge.c; README.md has it in words.
  *

@@ -5,8 +5,8 @@
  *                 2021)
  *   interleaved   1F1B over `interleave` chunks a rank (Megatron-LM, Narayanan et al. 2021); slots are a multiple of pp
  *
- *   breadth first     one stage: all micro-batches of a unit before the next unit, forward and backward (Yuan et al. 2025,
- * "GreedySnake"; vertical scheduling), so that parameters come twice a step and not twice a micro-batch
+ *   breadth first one stage: all micro-batches of a unit before the next unit, forward and backward (Yuan et al. 2025,
+ *                 "GreedySnake"; vertical scheduling), so that parameters come twice a step and not twice a micro-batch
  *
  * All ranks run the same forwards in the same order, and backwards likewise, so what one stage sends in order the next
  * takes in order: a link needs no tags.

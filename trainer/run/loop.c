@@ -242,7 +242,7 @@ static void write_metrics(struct run *r, struct pd_metrics_step *m)
         pd_log(PD_LOG_WARN, MODULE, "metrics of step %llu are lost: %s", (unsigned long long)m->step, error.message);
 }
 
-/* Who is waited for, a person or a batch system, is told when it is done; training itself waits for nothing. */
+/* A signal's sender, a user or a batch system, waits for the save, so training waits too; other saves go on beside it. */
 static pd_status save_if_due(struct run *r, enum pd_signal signal, struct pd_error *err)
 {
     if (!save_is_due(r, signal)) return PD_OK;

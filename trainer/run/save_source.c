@@ -1,4 +1,5 @@
-/* The two rows: `memory` and `files`. What both need is the index of whole tensors, which a commit takes over. */
+/* The three rows: `memory`, a GPU's `mirror`, and `files`. What all need is the index of whole tensors, which a commit
+ * takes over. */
 #include "trainer/run/save_source.h"
 
 #include "ckpt/store/index.h"

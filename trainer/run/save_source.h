@@ -1,5 +1,5 @@
-/* Where the bytes of a save come from: this rank's boxes in memory, or its newest generation of state in files. One table
- * of functions with two rows (save_source.c); save.c is the queue above it.
+/* Where the bytes of a save come from: this rank's boxes in memory, a GPU's mirror of them, or its newest generation of
+ * state in files. One table of functions with three rows (save_source.c); save.c is the queue above it.
  *
  *   begin    the caller's thread, right after an update: the state does not change before on_copied
  *   ready    the saver's thread, before ranks meet: what must have ended on this rank before its shard can be written

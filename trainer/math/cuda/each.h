@@ -1,5 +1,5 @@
-/* Kernels that are one operation on each element: of an array, or of rows of columns. An operation is a struct of operands
- * with
+/* Kernels that are one operation on each element: of an array, or of rows of columns. An operation is a struct of
+ * operands with
  *
  *   template <int N> __device__ void at(uint64_t i) const                       elements i to i + N
  *   template <int N> __device__ void at(uint64_t row, uint64_t column) const    columns to column + N
