@@ -161,7 +161,7 @@ def starter_that_hangs(bench):
 
 def stuck_opening(bench):
     """TERM works at any time: a worker that is stuck before its first step has nothing to save, and is ended."""
-    with bench.start(bench.workspace.directory("stuck"), PERDURE_FAULT=OPENED) as run:
+    with bench.start(bench.workspace.directory("stuck"), PERDURE_FAULT="store.open.recovered@0:1:stop") as run:
         harness.wait_stopped(run)
         run.send_signal(signal.SIGTERM)
         log = run.communicate(timeout=harness.PATIENCE)[1]
