@@ -53,7 +53,7 @@ static pd_status check_locks(struct pd_comm *comm, struct device_memory *far, st
 }
 
 /* Pieces in memory that this process cannot touch; values and groups are in the host's. */
-static pd_status case_far(struct pd_comm *comm, void *context, struct pd_error *err)
+static pd_status case_device_memory(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     (void)context;
     static struct device_memory far = DEVICE_MEMORY_INIT;
@@ -255,11 +255,16 @@ static pd_status case_latency(struct pd_comm *comm, void *context, struct pd_err
 static const struct {
     const char *name;
     pd_status (*rank_main)(struct pd_comm *, void *, struct pd_error *);
-} cases[] = {{"all", case_all},     {"hosts", case_hosts},
-             {"kill", case_kill},   {"silent", case_silent},
-             {"speed", case_speed}, {"storm", case_storm},
-             {"alone", case_alone}, {"latency", case_latency},
-             {"far", case_far},     {"lost_device", case_lost_device}};
+} cases[] = {{"all", case_all},
+             {"hosts", case_hosts},
+             {"kill", case_kill},
+             {"silent", case_silent},
+             {"speed", case_speed},
+             {"storm", case_storm},
+             {"alone", case_alone},
+             {"latency", case_latency},
+             {"device_memory", case_device_memory},
+             {"lost_device", case_lost_device}};
 
 static pd_status run_mpi(pd_status (*rank_main)(struct pd_comm *, void *, struct pd_error *), struct pd_error *err)
 {

@@ -126,7 +126,7 @@ struct pd_config {
     } validation;
     struct {
         uint32_t limit;  /* restarts without progress before giving up (93) */
-        uint32_t *ranks; /* ranks of the 1st, 2nd, ... restart; empty: what is left */
+        uint32_t *ranks; /* ranks of the 1st, 2nd, ... restart; empty: all, fewer when a rank is lost twice */
         uint32_t ranks_count;
         double peer_timeout; /* seconds before a silent rank is named and the launch ends */
     } restart;

@@ -149,10 +149,10 @@ static pd_status blocks_forward(struct step *s, const struct pd_action *a, bool 
         void *out = NULL;
         PD_TRY(enter(s, 1 + c->first_block + i, &weights, err));
         if (padding) continue;
-        bool micro_batches_stage = i + 1 == c->block_count && !c->has_head;
-        if (micro_batches_stage) PD_TRY(pd_pipeline_next_stream(e->own->pipeline, &out, err));
+        bool is_last_of_stage = i + 1 == c->block_count && !c->has_head;
+        if (is_last_of_stage) PD_TRY(pd_pipeline_next_stream(e->own->pipeline, &out, err));
         PD_TRY(pd_transformer_block_forward(e->transformer, a->slot, c->first_block + i, weights, out, err));
-        if (micro_batches_stage) PD_TRY(pd_pipeline_send_stream(e->own->pipeline, err));
+        if (is_last_of_stage) PD_TRY(pd_pipeline_send_stream(e->own->pipeline, err));
     }
     return PD_OK;
 }

@@ -1,5 +1,5 @@
 /* State shared by zero.c (sets, held state), zero_runs.c (who has what of a set), zero_gather.c (parameters out),
- * zero_exchange.c (gradients in) and zero_share.c (replicas and the mirror of a tied table).
+ * zero_exchange.c (gradients in), zero_files.c (what leaves memory) and zero_share.c (replicas and the mirror of a tied table).
  *
  * Data rank q = dp index * sp + sp index; a rank of the stage is q * tp + tp index. */
 #ifndef PD_TRAINER_PARALLEL_ZERO_INTERNAL_H
@@ -46,7 +46,7 @@ struct pd_zero_buffer {
     void *pointers[PD_ZERO_SET_TENSORS_MAX];
 };
 
-/* Written by zero_gather.c: two blocks and one end, or one a set. */
+/* Made by zero.c, written by zero_gather.c: two blocks and one end, or one a set. */
 struct pd_zero_gather {
     struct pd_zero_buffer *buffers;
     uint32_t buffer_count;
@@ -55,7 +55,7 @@ struct pd_zero_gather {
     void *in_place_pointers[PD_ZERO_SET_TENSORS_MAX];
 };
 
-/* Written by zero_files.c: what is read from files and written to them. */
+/* Made by zero.c, written by zero_files.c: what is read from files and written to them. */
 struct pd_zero_files {
     struct pd_spill *parameter_spill, *gradient_spill; /* NULL: in memory */
     uint32_t copies_away;                              /* first set whose working copy is in files */
@@ -68,7 +68,7 @@ struct pd_zero_files {
     void *complete_context;
 };
 
-/* Written by zero_runs.c: the last set that was asked for. */
+/* Made by zero.c, written by zero_runs.c: the last set that was asked for. */
 struct pd_zero_places {
     struct pd_zero_place *of; /* (tp, PD_ZERO_SET_TENSORS_MAX) */
     uint32_t set;
