@@ -1,0 +1,43 @@
+/* The table of foreign formats. A row reads metadata into a catalog, and plans the files of an export as a catalog. */
+#ifndef PD_RESHARDER_FORMATS_FORMAT_H
+#define PD_RESHARDER_FORMATS_FORMAT_H
+
+#include "resharder/formats/catalog.h"
+
+/* What is to be written: tensors (names, kinds, shapes, element types), texts and counters, without files and pieces. */
+struct pd_format_plan {
+    const char *directory;     /* being prepared; exists and is empty */
+    struct pd_catalog *wanted; /* borrowed; the writer fills in files (under `directory`) and pieces */
+    uint64_t shard_bytes_max;  /* of a file, where the format has several; 0: as the format's own tools do */
+};
+
+struct pd_format {
+    const char *name;  /* of --format: "safetensors", "dcp", "megatron", "deepspeed", "universal", "gguf", "llmc" */
+    const char *about; /* half a line for --help and errors */
+    /* Looks at names and first bytes only; `path` exists. False where it cannot be told. */
+    bool (*recognizes)(struct pd_vfs *vfs, const char *path);
+    /* Fills an initialised catalog; the caller finishes and deinits it, after errors too.
+     *   errors  PD_CORRUPT names the file and the place; PD_UNSUPPORTED what the format has and perdure does not read; PD_IO */
+    pd_status (*read)(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err);
+
+    /* Writing, in three steps; a format that is only read has pd_format_not_written here, which says so.
+     * plan: where every tensor will lie. ret_state: the writer's own, freed by `finish`. */
+    pd_status (*plan)(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err);
+    /* Bytes as they go to the file of a piece, in ascending order for each tensor, for checksums inside the format. One
+     * thread a tensor. */
+    void (*observe)(void *state, uint32_t tensor, const void *data, uint64_t bytes);
+    /* All pieces are written. Writes headers, directories and metadata (what the plan left room for, or files of its own),
+     * unsynced: the caller syncs files and directory. PD_OK handed in as `mine`; after a failure only frees. */
+    pd_status (*finish)(void *state, pd_status mine, struct pd_error *err);
+};
+
+extern const struct pd_format *const pd_formats[]; /* NULL-terminated */
+const struct pd_format *pd_format_find(const char *name); /* NULL: none has it */
+/* The one that recognises `path` (file or directory).   errors  PD_NOT_FOUND; PD_INVALID: none does, with what was looked
+ * for and seen */
+PD_MUST_USE pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_format **ret_format,
+                                   struct pd_error *err);
+
+pd_status pd_format_not_written(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err);
+
+#endif

@@ -1,0 +1,48 @@
+/* Strided views: which elements of a foreign tensor are a tensor of the model, and in which order.
+ *
+ * Element (i0, i1, ..) of a view lies at offset + i0 * stride[0] + i1 * stride[1] + .. in the row-major order of the foreign
+ * tensor. Read row by row a view gives the model's tensor, so the product of its counts is the tensor's element count.
+ * Examples, for a tensor of the model with shape (rows, columns):
+ *
+ *   as it is             count {rows, columns}         stride {columns, 1}
+ *   transposed           count {rows, columns}         stride {1, rows}
+ *   layer l of a stack   as it is, offset l * rows * columns
+ *   q of a grouped qkv   count {groups, q_heads * head, columns}   stride {(q_heads + 2) * head * columns, columns, 1}
+ */
+#ifndef PD_RESHARDER_FORMATS_VIEW_H
+#define PD_RESHARDER_FORMATS_VIEW_H
+
+#include "ckpt/tensor/tensor.h"
+
+#define PD_VIEW_DIMS_MAX 6
+
+struct pd_view {
+    uint32_t ndim;
+    uint64_t offset; /* elements */
+    uint64_t count[PD_VIEW_DIMS_MAX], stride[PD_VIEW_DIMS_MAX];
+};
+
+/* A tensor of the model and where it is to be found. The same link serves import and export. */
+struct pd_link {
+    uint32_t tensor; /* of the model's table */
+    enum pd_kind kind;
+    char *name;  /* of the foreign tensor; owned */
+    struct pd_view view;
+};
+struct pd_links {
+    struct pd_link *items; /* (count), owned */
+    uint32_t count, capacity;
+};
+void pd_links_deinit(struct pd_links *links);
+/* A copy of `link`, its name included.   errors  PD_NO_MEMORY */
+PD_MUST_USE pd_status pd_links_add(struct pd_links *links, const struct pd_link *link, struct pd_error *err);
+
+struct pd_view pd_view_dense(const struct pd_tensor *tensor); /* as it is */
+uint64_t pd_view_elements(const struct pd_view *view);
+/* Whether every element lies in [0, elements) of the foreign tensor; false also where the arithmetic would overflow. */
+bool pd_view_is_inside(const struct pd_view *view, uint64_t elements);
+/* Elements [first, first + *count) of the view's row-major order lie one behind the other from *ret_offset on; *count is
+ * lowered to where that ends. */
+uint64_t pd_view_run(const struct pd_view *view, uint64_t first, uint64_t *count);
+
+#endif
