@@ -240,3 +240,64 @@ const char *pd_json_text(const struct pd_json_value *value)
 {
     return json_string_value(as_jansson(value));
 }
+
+enum pd_json_type pd_json_type(const struct pd_json_value *value)
+{
+    switch (json_typeof(as_jansson(value))) {
+    case JSON_OBJECT:
+        return PD_JSON_OBJECT;
+    case JSON_ARRAY:
+        return PD_JSON_ARRAY;
+    case JSON_STRING:
+        return PD_JSON_TEXT;
+    case JSON_INTEGER:
+        return PD_JSON_INTEGER;
+    case JSON_REAL:
+        return PD_JSON_REAL;
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return PD_JSON_BOOL;
+    case JSON_NULL:
+        break;
+    }
+    return PD_JSON_NULL;
+}
+
+const struct pd_json_value *pd_json_member(const struct pd_json_value *object, const char *key)
+{
+    return as_value(json_object_get(as_jansson(object), key));
+}
+
+size_t pd_json_count(const struct pd_json_value *array)
+{
+    return json_array_size(as_jansson(array));
+}
+
+const struct pd_json_value *pd_json_at(const struct pd_json_value *array, size_t index)
+{
+    return as_value(json_array_get(as_jansson(array), index));
+}
+
+bool pd_json_is_u64(const struct pd_json_value *value, uint64_t *ret)
+{
+    const json_t *json = as_jansson(value);
+    if (!json_is_integer(json) || json_integer_value(json) < 0) return false;
+    *ret = (uint64_t)json_integer_value(json);
+    return true;
+}
+
+bool pd_json_is_number(const struct pd_json_value *value, double *ret)
+{
+    const json_t *json = as_jansson(value);
+    if (!json_is_number(json)) return false;
+    *ret = json_number_value(json);
+    return true;
+}
+
+bool pd_json_is_bool(const struct pd_json_value *value, bool *ret)
+{
+    const json_t *json = as_jansson(value);
+    if (!json_is_boolean(json)) return false;
+    *ret = json_is_true(json);
+    return true;
+}

@@ -1,4 +1,4 @@
-/* JSON out (--json and .jsonl), and objects of strings in (over Jansson).
+/* JSON out (--json and .jsonl), and JSON in (over Jansson).
  *
  * A double is written as the shortest text that reads back to the same bits. JSON has no infinities and no NaN: they are
  * the strings "inf", "-inf", "nan". Integers beyond 63 bits are strings of digits. Text that is not UTF-8 gets U+FFFD for
@@ -53,10 +53,21 @@ PD_MUST_USE pd_status pd_json_parse(const char *name, const char *text, size_t b
 void pd_json_document_free(struct pd_json_document *document);
 const struct pd_json_value *pd_json_root(const struct pd_json_document *document);
 
+enum pd_json_type { PD_JSON_NULL, PD_JSON_BOOL, PD_JSON_INTEGER, PD_JSON_REAL, PD_JSON_TEXT, PD_JSON_ARRAY, PD_JSON_OBJECT };
+enum pd_json_type pd_json_type(const struct pd_json_value *value);
+
 /* Members in the order of the text: start with *cursor NULL; false after the last, and where it is no object. */
 bool pd_json_next(const struct pd_json_value *object, void **cursor, const char **ret_key,
                   const struct pd_json_value **ret_value);
 
+const struct pd_json_value *pd_json_member(const struct pd_json_value *object, const char *key); /* NULL: there is none */
+size_t pd_json_count(const struct pd_json_value *array);                                         /* 0: it is no array */
+const struct pd_json_value *pd_json_at(const struct pd_json_value *array, size_t index);         /* index below the count */
+
 const char *pd_json_text(const struct pd_json_value *value); /* of a string; NULL: it is something else */
+/* False, and nothing set, where it is something else. A number is integer or real, an unsigned one an integer of 0 and more. */
+bool pd_json_is_u64(const struct pd_json_value *value, uint64_t *ret);
+bool pd_json_is_number(const struct pd_json_value *value, double *ret);
+bool pd_json_is_bool(const struct pd_json_value *value, bool *ret);
 
 #endif

@@ -169,3 +169,32 @@ Test(json, bad_text_is_refused_with_its_place)
     cr_assert_eq(pd_json_parse("deep", text, deep, &document, NULL), PD_CORRUPT);
     free(text);
 }
+
+Test(json, values_by_type)
+{
+    static const char text[] = "{\"n\": 7, \"minus\": -1, \"x\": 0.5, \"yes\": true, \"list\": [1, \"two\", null, {}]}";
+    struct pd_json_document *document = NULL;
+    cr_assert_eq(pd_json_parse("t", text, strlen(text), &document, NULL), PD_OK);
+    const struct pd_json_value *root = pd_json_root(document), *list = pd_json_member(root, "list");
+    uint64_t n = 0;
+    double x = 0;
+    bool yes = false;
+    cr_assert_eq(pd_json_type(root), PD_JSON_OBJECT);
+    cr_assert(pd_json_is_u64(pd_json_member(root, "n"), &n) && n == 7);
+    cr_assert_not(pd_json_is_u64(pd_json_member(root, "minus"), &n));
+    cr_assert_not(pd_json_is_u64(pd_json_member(root, "x"), &n));
+    cr_assert(pd_json_is_number(pd_json_member(root, "minus"), &x) && x == -1);
+    cr_assert(pd_json_is_number(pd_json_member(root, "x"), &x) && x == 0.5);
+    cr_assert_not(pd_json_is_number(pd_json_member(root, "yes"), &x));
+    cr_assert(pd_json_is_bool(pd_json_member(root, "yes"), &yes) && yes);
+    cr_assert_not(pd_json_is_bool(list, &yes));
+    cr_assert_null(pd_json_member(root, "absent"));
+    cr_assert_null(pd_json_member(list, "n"));
+    cr_assert_eq(pd_json_count(root), 0);
+    cr_assert_eq(pd_json_count(list), 4);
+    static const enum pd_json_type types[] = {PD_JSON_INTEGER, PD_JSON_TEXT, PD_JSON_NULL, PD_JSON_OBJECT};
+    for (size_t i = 0; i < 4; i++)
+        cr_assert_eq(pd_json_type(pd_json_at(list, i)), types[i]);
+    cr_assert_str_eq(pd_json_text(pd_json_at(list, 1)), "two");
+    pd_json_document_free(document);
+}
