@@ -63,20 +63,6 @@ static pd_status ls_none(const struct pd_ckpt_place *place, struct pd_error *err
     return PD_OK;
 }
 
-static pd_status ls_tiers(const struct pd_run_tiers *tiers, struct pd_table *table, struct pd_json_writer *w,
-                          struct pd_error *err)
-{
-    for (uint32_t i = 0; i < tiers->count; i++) {
-        struct pd_ckpt_place place;
-        if (!pd_run_tier_is_there(&tiers->tiers[i])) continue;
-        PD_TRY(pd_ckpt_place_open(tiers->tiers[i].dir, NULL, &place, err));
-        pd_status status = ls_rows(&place, table, w, err);
-        pd_ckpt_place_close(&place);
-        PD_TRY(status);
-    }
-    return PD_OK;
-}
-
 static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
 {
     static const char *const headings[] = {"CHECKPOINT", ">STEP", ">LINEAGE", ">FENCE", ">RANKS",
@@ -86,11 +72,14 @@ static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
     struct pd_json_writer w;
     const struct pd_store_entry *entry;
     PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &place, err));
-    pd_table_init(&table, headings, place.tiers.count ? 9 : 8);
+    const uint32_t newest = place.tier;
+    pd_table_init(&table, headings, place.tiers.count > 1 ? 9 : 8);
     pd_json_writer_init(&w, 2);
     pd_json_array_begin(&w, NULL);
     pd_status status = place.named[0] ? pd_ckpt_place_choose(&place, UINT64_MAX, &entry, err) : PD_OK;
-    if (!status) status = place.tiers.count ? ls_tiers(&place.tiers, &table, &w, err) : ls_rows(&place, &table, &w, err);
+    for (uint32_t i = 0; !status && i < place.tiers.count; i++)
+        if (pd_ckpt_place_turn_to(&place, i)) status = ls_rows(&place, &table, &w, err);
+    (void)pd_ckpt_place_turn_to(&place, newest);
     pd_json_array_end(&w);
     if (!status && o->json) status = pd_output_json(&w, err);
     if (!status && !o->json && table.rows > 1) status = pd_table_print(&table, err);
@@ -204,7 +193,7 @@ static pd_status show(const struct pd_ckpt_options *o, struct pd_error *err)
     PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &place, err));
     pd_status status = pd_ckpt_place_choose(&place, o->step, &entry, err);
     if (!status) status = pd_store_read_commit(place.store, entry, &commit, err);
-    while (pd_ckpt_is_of_copy(status) && entry && pd_ckpt_place_next_copy(&place, err, &entry))
+    while (status && entry && pd_ckpt_place_next_copy(&place, err, &entry))
         status = pd_store_read_commit(place.store, entry, &commit, err);
     if (!status) {
         if (o->config)
@@ -244,44 +233,38 @@ static void prune_report(struct pruning *p, uint32_t before, const struct pd_ckp
     pd_json_object_end(&p->w);
 }
 
-/* Looks first: where there is nothing to delete, nothing is written either, since the path may be a mistake. */
-static pd_status prune_one(struct pruning *p, const char *path, struct pd_error *err)
+/* Where there is nothing to delete, nothing is written either, since the path may be a mistake. */
+static pd_status prune_tier(struct pruning *p, struct pd_ckpt_place *place, struct pd_error *err)
 {
     const struct pd_store_options options = {.writable = true,
                                              .keep_last = p->options->keep_last,
                                              .keep_every = p->options->keep_every,
                                              .quarantine_bytes_max = UINT64_MAX};
-    struct pd_ckpt_place place;
-    pd_status status = PD_OK;
-    PD_TRY(pd_ckpt_place_open(path, NULL, &place, err));
-    if (place.named[0])
-        status = pd_error_set(err, PD_USAGE, PD_WHERE, 0, "%s is one checkpoint; name the directory it lies in", path);
-    const bool is_empty = !pd_store_count(place.store);
-    if (!status && is_empty) prune_report(p, 0, &place);
-    pd_ckpt_place_close(&place);
-    if (status || is_empty) return status;
-    PD_TRY(pd_ckpt_place_open(path, &options, &place, err));
-    const uint32_t before = pd_store_count(place.store);
-    status = pd_store_prune(place.store, err);
-    if (!status) prune_report(p, before, &place);
-    pd_ckpt_place_close(&place);
-    return status;
+    uint32_t before = pd_store_count(place->store);
+    if (before) {
+        PD_TRY(pd_ckpt_place_reopen(place, &options, err));
+        before = pd_store_count(place->store);
+        PD_TRY(pd_store_prune(place->store, err));
+    }
+    prune_report(p, before, place);
+    return PD_OK;
 }
 
 /* A run with several tiers: each of them. */
 static pd_status prune_all(struct pruning *p, struct pd_error *err)
 {
     struct pd_ckpt_place place;
-    PD_TRY(pd_ckpt_place_open(p->options->paths[0], NULL, &place, err));
-    const struct pd_run_tiers tiers = place.tiers;
-    pd_ckpt_place_close(&place);
-    p->names_place = tiers.count;
+    const char *path = p->options->paths[0];
+    PD_TRY(pd_ckpt_place_open(path, NULL, &place, err));
     pd_status status = PD_OK;
+    if (place.named[0])
+        status = pd_error_set(err, PD_USAGE, PD_WHERE, 0, "%s is one checkpoint; name the directory it lies in", path);
+    p->names_place = place.tiers.count > 1;
     if (p->names_place) pd_json_array_begin(&p->w, NULL);
-    for (uint32_t i = 0; !status && i < tiers.count; i++)
-        if (pd_run_tier_is_there(&tiers.tiers[i])) status = prune_one(p, tiers.tiers[i].dir, err);
-    if (!p->names_place) status = prune_one(p, p->options->paths[0], err);
+    for (uint32_t i = 0; !status && i < place.tiers.count; i++)
+        if (pd_ckpt_place_turn_to(&place, i)) status = prune_tier(p, &place, err);
     if (p->names_place) pd_json_array_end(&p->w);
+    pd_ckpt_place_close(&place);
     return status;
 }
 

@@ -23,7 +23,8 @@ static bool is_step_name(const char *name)
     return strncmp(name, "step-", 5) == 0 && name[5] >= '0' && name[5] <= '9' && !strstr(name, ".tmp");
 }
 
-static pd_status find_root(const char *path, struct pd_ckpt_place *place, struct pd_error *err)
+/* ret_root  (4096): the directory of checkpoints that PATH means where it is no run that names others */
+static pd_status find_root(const char *path, char ret_root[4096], char ret_named[64], struct pd_error *err)
 {
     char *real = realpath(path, NULL);
     if (!real && errno == ENOENT)
@@ -31,15 +32,14 @@ static pd_status find_root(const char *path, struct pd_ckpt_place *place, struct
     if (!real) PD_FAIL_ERRNO(err, errno, "%s: looking for checkpoints", path);
     struct stat st;
     bool is_directory = stat(real, &st) == 0 && S_ISDIR(st.st_mode);
-    bool fits = strlen(real) < sizeof place->root - 64;
+    bool fits = strlen(real) < 4096 - 64;
     char *name = strrchr(real, '/');
-    if (fits && is_directory && name && is_step_name(name + 1) && strlen(name + 1) < sizeof place->named) {
-        snprintf(place->named, sizeof place->named, "%.63s", name + 1);
+    if (fits && is_directory && name && is_step_name(name + 1) && strlen(name + 1) < 64) {
+        snprintf(ret_named, 64, "%.63s", name + 1);
         *name = '\0';
     }
     if (fits)
-        snprintf(place->root, sizeof place->root, "%.4000s%s", real,
-                 !place->named[0] && exists(real, "checkpoints") ? "/checkpoints" : "");
+        snprintf(ret_root, 4096, "%.4000s%s", real, !ret_named[0] && exists(real, "checkpoints") ? "/checkpoints" : "");
     free(real);
     if (!is_directory) PD_FAIL(err, PD_NOT_FOUND, "%s is no directory; name a run, its checkpoints or one of them", path);
     if (!fits) PD_FAIL(err, PD_INVALID, "%s is too long a path", path);
@@ -47,57 +47,82 @@ static pd_status find_root(const char *path, struct pd_ckpt_place *place, struct
 }
 
 /* A relative checkpoint.dir is where the run was started. */
-static pd_status refuse_absent(const struct pd_ckpt_place *place, const char *path, struct pd_error *err)
+static pd_status refuse_absent(const char *dir, const char *path, struct pd_error *err)
 {
-    const char *dir = place->tiers.tiers[0].dir;
     PD_FAIL(err, PD_NOT_FOUND, "%.600s/config.yaml names %.600s for its checkpoints (checkpoint.dir), which is not there%s",
             path, dir,
             dir[0] == '/' ? "; bring it back, or name where they are now" : " from here; name the directory itself");
 }
 
-/* A run with several tiers: where its newest checkpoint lies, else the first. */
-static pd_status find_tier(struct pd_ckpt_place *place, const char *path, struct pd_error *err)
+/* Those that the run names, else the directory itself. */
+static pd_status find_tiers(const char *path, struct pd_ckpt_place *place, struct pd_error *err)
 {
-    if (place->named[0]) return PD_OK;
-    pd_run_tiers_of_run(path, &place->tiers);
-    if (!place->tiers.count) return PD_OK;
-    pd_status status = pd_run_tiers_look(&place->tiers, err);
-    if (place->tiers.count > 1 && !pd_run_tiers_warn(&place->tiers))
-        return status ? status
-                      : pd_error_set(err, PD_NOT_FOUND, PD_WHERE, 0,
-                                     "none of the directories that %s/config.yaml names for checkpoints is there", path);
-    if (place->tiers.count == 1 && place->tiers.tiers[0].is_absent && !exists(path, "checkpoints"))
-        return refuse_absent(place, path, err);
-    const struct pd_run_tier *chosen = pd_run_tiers_newest(&place->tiers);
-    for (uint32_t i = 0; !chosen && i < place->tiers.count; i++)
-        if (pd_run_tier_is_there(&place->tiers.tiers[i])) chosen = &place->tiers.tiers[i];
-    if (chosen || place->tiers.count > 1) status = PD_OK;
-    if (chosen) snprintf(place->root, sizeof place->root, "%s", chosen->dir);
-    if (place->tiers.count == 1) place->tiers.count = 0;
-    return status;
+    struct pd_run_tiers *tiers = &place->tiers;
+    struct stat st;
+    char root[4096];
+    PD_TRY(find_root(path, root, place->named, err));
+    if (!place->named[0]) pd_run_tiers_of_run(path, tiers);
+    if (tiers->count == 1 && stat(tiers->tiers[0].dir, &st) && errno == ENOENT) {
+        if (!exists(path, "checkpoints")) return refuse_absent(tiers->tiers[0].dir, path, err);
+        tiers->count = 0;
+    }
+    if (!tiers->count) memcpy(tiers->tiers[tiers->count++].dir, root, sizeof root);
+    return PD_OK;
 }
 
-pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *prune, struct pd_ckpt_place *ret_place,
+bool pd_ckpt_place_turn_to(struct pd_ckpt_place *place, uint32_t tier)
+{
+    if (!place->tiers.tiers[tier].store) return false;
+    place->tier = tier;
+    place->root = place->tiers.tiers[tier].dir;
+    place->store = place->tiers.tiers[tier].store;
+    return true;
+}
+
+pd_status pd_ckpt_place_reopen(struct pd_ckpt_place *place, const struct pd_store_options *options, struct pd_error *err)
+{
+    struct pd_store **store = &place->tiers.tiers[place->tier].store;
+    pd_store_close(*store);
+    *store = place->store = NULL;
+    PD_TRY(pd_store_open(place->vfs, place->root, options, &place->group, store, err));
+    place->store = *store;
+    return PD_OK;
+}
+
+/* Where the newest checkpoint lies, else the first that is there. */
+static pd_status open_tiers(struct pd_ckpt_place *place, const char *path, struct pd_error *err)
+{
+    struct pd_run_tiers *tiers = &place->tiers;
+    const pd_status status = pd_run_tiers_open(tiers, place->vfs, &place->group, err);
+    const bool any = tiers->count == 1 ? pd_run_tier_is_there(&tiers->tiers[0]) : pd_run_tiers_warn(tiers);
+    if (!any && status) return status;
+    if (!any)
+        PD_FAIL(err, PD_NOT_FOUND, "none of the directories that %s/config.yaml names for checkpoints is there", path);
+    const struct pd_run_tier *newest = pd_run_tiers_newest(tiers);
+    if (newest) (void)pd_ckpt_place_turn_to(place, (uint32_t)(newest - tiers->tiers));
+    for (uint32_t i = 0; !place->store && i < tiers->count; i++)
+        (void)pd_ckpt_place_turn_to(place, i);
+    return PD_OK;
+}
+
+pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *writable, struct pd_ckpt_place *ret_place,
                              struct pd_error *err)
 {
-    static const struct pd_store_options look = {.keep_last = 1};
     struct pd_ckpt_place *place = ret_place;
     *place = (struct pd_ckpt_place){0};
-    PD_TRY(find_root(path, place, err));
-    PD_TRY(find_tier(place, path, err));
+    PD_TRY(find_tiers(path, place, err));
+    place->tiers.is_quiet = writable;
     pd_group_init_single(&place->group);
     PD_TRY(pd_vfs_new_auto(&place->vfs, err));
-    pd_status status = pd_store_open(place->vfs, place->root, prune ? prune : &look, &place->group, &place->store, err);
-    if (status) {
-        pd_vfs_free(place->vfs);
-        place->vfs = NULL;
-    }
+    pd_status status = open_tiers(place, path, err);
+    if (!status && writable) status = pd_ckpt_place_reopen(place, writable, err);
+    if (status) pd_ckpt_place_close(place);
     return status;
 }
 
 void pd_ckpt_place_close(struct pd_ckpt_place *place)
 {
-    pd_store_close(place->store);
+    pd_run_tiers_close(&place->tiers);
     if (place->vfs) pd_vfs_free(place->vfs);
     *place = (struct pd_ckpt_place){0};
 }
@@ -173,7 +198,7 @@ pd_status pd_ckpt_place_describe_empty(const struct pd_ckpt_place *place, char *
     return PD_OK;
 }
 
-static pd_status fail_none(const struct pd_ckpt_place *place, uint64_t step, struct pd_error *err)
+pd_status pd_ckpt_place_fail_none(const struct pd_ckpt_place *place, uint64_t step, struct pd_error *err)
 {
     const struct pd_store_unusable *unusable = find_unusable(place, step);
     char text[4400];
@@ -205,51 +230,27 @@ static const struct pd_store_entry *find_entry(const struct pd_ckpt_place *place
     return NULL;
 }
 
-static pd_status move_to(struct pd_ckpt_place *place, const char *dir, struct pd_error *err)
-{
-    static const struct pd_store_options look = {.keep_last = 1};
-    pd_store_close(place->store);
-    place->store = NULL;
-    snprintf(place->root, sizeof place->root, "%s", dir);
-    return pd_store_open(place->vfs, place->root, &look, &place->group, &place->store, err);
-}
-
-/* Another tier may have what the one with the newest does not. */
-static pd_status look_elsewhere(struct pd_ckpt_place *place, uint64_t step, const struct pd_store_entry **ret_entry,
-                                struct pd_error *err)
-{
-    char first[sizeof place->root];
-    memcpy(first, place->root, sizeof first);
-    for (uint32_t i = 0; i < place->tiers.count; i++) {
-        if (strcmp(place->tiers.tiers[i].dir, first) == 0 || !pd_run_tier_is_there(&place->tiers.tiers[i])) continue;
-        PD_TRY(move_to(place, place->tiers.tiers[i].dir, err));
-        if ((*ret_entry = find_entry(place, step))) return PD_OK;
-    }
-    return place->tiers.count ? move_to(place, first, err) : PD_OK;
-}
-
 /* The newest that is whole may not be the newest that lies there. */
 static void warn_passed(const struct pd_ckpt_place *place, const struct pd_store_entry *chosen)
 {
-    static const char format[] = "perdure: %s/%s is no whole checkpoint: %s; taking %s/%s\n";
-    const uint32_t here = pd_store_unusable_count(place->store);
-    const struct pd_store_unusable *newest = here ? pd_store_unusable_at(place->store, here - 1) : NULL;
     for (uint32_t i = 0; i < place->tiers.count; i++) {
         const struct pd_run_tier *tier = &place->tiers.tiers[i];
         if (tier->unusable[0] && tier->unusable_step >= chosen->step)
-            fprintf(stderr, format, tier->dir, tier->unusable, tier->flaw, place->root, chosen->name);
+            fprintf(stderr, "perdure: %s/%s is no whole checkpoint: %s; taking %s/%s\n", tier->dir, tier->unusable,
+                    tier->flaw, place->root, chosen->name);
     }
-    if (!place->tiers.count && newest && newest->step >= chosen->step)
-        fprintf(stderr, format, place->root, newest->name, newest->cause, place->root, chosen->name);
 }
 
 pd_status pd_ckpt_place_choose(struct pd_ckpt_place *place, uint64_t step, const struct pd_store_entry **ret_entry,
                                struct pd_error *err)
 {
+    const uint32_t first = place->tier;
     *ret_entry = find_entry(place, step);
-    if (!*ret_entry) PD_TRY(look_elsewhere(place, step, ret_entry, err));
+    for (uint32_t i = 0; !*ret_entry && i < place->tiers.count; i++)
+        if (pd_ckpt_place_turn_to(place, i)) *ret_entry = find_entry(place, step);
+    if (!*ret_entry) (void)pd_ckpt_place_turn_to(place, first);
     if (*ret_entry && !place->named[0] && step == UINT64_MAX) warn_passed(place, *ret_entry);
-    return *ret_entry ? PD_OK : fail_none(place, step, err);
+    return *ret_entry ? PD_OK : pd_ckpt_place_fail_none(place, step, err);
 }
 
 bool pd_ckpt_is_of_copy(pd_status status)
@@ -259,17 +260,16 @@ bool pd_ckpt_is_of_copy(pd_status status)
 
 bool pd_ckpt_place_next_copy(struct pd_ckpt_place *place, const struct pd_error *cause, const struct pd_store_entry **entry)
 {
-    const struct pd_store_entry bad = **entry;
-    char before[sizeof place->root];
-    memcpy(before, place->root, sizeof before);
-    if (place->named[0]) return false;
+    const struct pd_store_entry *bad = *entry;
+    const char *before = place->root;
+    if (place->named[0] || !pd_ckpt_is_of_copy(cause->status)) return false;
+    place->tried |= 1u << place->tier;
     for (uint32_t i = 0; i < place->tiers.count; i++) {
-        const struct pd_run_tier *tier = &place->tiers.tiers[i];
-        if (strcmp(tier->dir, before) == 0) place->tried |= 1u << i;
-        if (place->tried >> i & 1 || !pd_run_tier_is_there(tier) || move_to(place, tier->dir, NULL)) continue;
-        *entry = find_entry(place, bad.step);
-        if (!*entry || (*entry)->lineage != bad.lineage) continue;
-        fprintf(stderr, "perdure: %s/%s: %s; taking the copy in %s\n", before, bad.name, cause->message, place->root);
+        if (place->tried >> i & 1 || !pd_ckpt_place_turn_to(place, i)) continue;
+        const struct pd_store_entry *copy = find_entry(place, bad->step);
+        if (!copy || copy->lineage != bad->lineage) continue;
+        fprintf(stderr, "perdure: %s/%s: %s; taking the copy in %s\n", before, bad->name, cause->message, place->root);
+        *entry = copy;
         return true;
     }
     return false;

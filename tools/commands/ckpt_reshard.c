@@ -153,7 +153,7 @@ static pd_status read_record(struct reshard *r, struct pd_error *err)
 /* `st` came of reading the source, with *err: PD_OK when a copy in another tier is the source now. */
 static pd_status take_copy(struct reshard *r, pd_status st, struct pd_error *err)
 {
-    while (pd_ckpt_is_of_copy(st) && pd_ckpt_place_next_copy(&r->source, err, &r->entry))
+    while (pd_ckpt_place_next_copy(&r->source, err, &r->entry))
         if ((st = read_record(r, err)) == PD_OK) return PD_OK;
     return st;
 }

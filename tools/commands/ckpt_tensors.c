@@ -40,7 +40,7 @@ static pd_status look_into(struct opened *o, struct pd_error *err)
 /* `status` came of reading it, with *err: PD_OK when a copy in another tier is open instead. */
 static pd_status take_copy(struct opened *o, pd_status status, struct pd_error *err)
 {
-    while (pd_ckpt_is_of_copy(status) && o->entry && pd_ckpt_place_next_copy(&o->place, err, &o->entry))
+    while (status && o->entry && pd_ckpt_place_next_copy(&o->place, err, &o->entry))
         if ((status = look_into(o, err)) == PD_OK) return PD_OK;
     return status;
 }
@@ -277,7 +277,7 @@ static pd_status take_other_side(struct opened sides[2], pd_status status)
 {
     for (int i = 0; i < 2 && pd_ckpt_is_of_copy(status); i++) {
         struct pd_error own = {0};
-        if (!sides[i].place.tiers.count || !sides[i].entry || !is_bad(&sides[i], &own)) continue;
+        if (sides[i].place.tiers.count == 1 || !sides[i].entry || !is_bad(&sides[i], &own)) continue;
         if (!take_copy(&sides[i], own.status, &own)) return PD_OK;
         return status; /* nothing is looked into on that side any more */
     }

@@ -59,13 +59,12 @@ static void collect(struct verify *v, uint64_t step)
 
 static pd_status choose(struct verify *v, uint64_t step, struct pd_error *err)
 {
-    const struct pd_store_entry *entry;
     uint32_t most = pd_store_count(v->place.store) + pd_store_unusable_count(v->place.store);
     v->candidates = calloc((size_t)most + 1, sizeof *v->candidates);
     if (!v->candidates) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u checkpoints", most);
     collect(v, step);
     if (v->count) return PD_OK;
-    if (!v->place.named[0]) return pd_ckpt_place_choose(&v->place, step, &entry, err); /* says what there is */
+    if (!v->place.named[0]) return pd_ckpt_place_fail_none(&v->place, step, err);
     v->candidates[v->count++].name = v->place.named;
     return PD_OK;
 }
@@ -316,8 +315,8 @@ static pd_status finish(struct verify *v, struct pd_error *err)
     return v->is_json ? pd_output_json(&v->w, err) : PD_OK;
 }
 
-/* What lies in one place. That there is nothing is an error, and programs get their answer all the same: *ret_none. */
-static pd_status verify_place(struct verify *v, uint64_t step, struct pd_error *ret_none, struct pd_error *err)
+/* What lies in one tier. That there is nothing is an error, and programs get their answer all the same: *ret_none. */
+static pd_status verify_tier(struct verify *v, uint64_t step, struct pd_error *ret_none, struct pd_error *err)
 {
     struct pd_error why = {0};
     v->count = 0;
@@ -337,20 +336,6 @@ static pd_status verify_place(struct verify *v, uint64_t step, struct pd_error *
     return status;
 }
 
-static pd_status verify_tiers(struct verify *v, uint64_t step, struct pd_error *ret_none, struct pd_error *err)
-{
-    const struct pd_run_tiers tiers = v->place.tiers;
-    if (!tiers.count) return verify_place(v, step, ret_none, err);
-    for (uint32_t i = 0; i < tiers.count; i++) {
-        if (!pd_run_tier_is_there(&tiers.tiers[i])) continue;
-        pd_ckpt_place_close(&v->place);
-        PD_TRY(pd_ckpt_place_open(tiers.tiers[i].dir, NULL, &v->place, err));
-        if (!v->is_json) printf("%s:\n", v->place.root);
-        PD_TRY(verify_place(v, step, ret_none, err));
-    }
-    return PD_OK;
-}
-
 pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error *err)
 {
     struct verify v = {.is_json = options->json};
@@ -360,14 +345,18 @@ pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error 
     pd_json_writer_init(&v.w, 2);
     pd_json_object_begin(&v.w, NULL);
     pd_json_array_begin(&v.w, "checkpoints");
-    const struct pd_run_tiers tiers = v.place.tiers;
-    pd_status status = verify_tiers(&v, options->step, &none, err);
+    pd_status status = PD_OK;
+    for (uint32_t i = 0; !status && i < v.place.tiers.count; i++) {
+        if (!pd_ckpt_place_turn_to(&v.place, i)) continue;
+        if (v.place.tiers.count > 1 && !v.is_json) printf("%s:\n", v.place.root);
+        status = verify_tier(&v, options->step, &none, err);
+    }
     if (!status) status = finish(&v, err);
     if (!status && (v.verdict.status || !v.total)) {
         if (err) *err = v.verdict.status ? v.verdict : none;
         status = v.verdict.status ? v.verdict.status : PD_CORRUPT;
     }
-    if (!status) status = pd_run_tiers_unread(&tiers, err);
+    if (!status) status = pd_run_tiers_unread(&v.place.tiers, err);
     pd_json_writer_deinit(&v.w);
     pd_ckpt_place_close(&v.place);
     return status;

@@ -43,8 +43,9 @@ void pd_run_tiers_of_run(const char *run_dir, struct pd_run_tiers *ret_tiers)
     pd_config_deinit(&config);
 }
 
-static void take_contents(struct pd_run_tier *tier, struct pd_store *store)
+static void take_contents(struct pd_run_tier *tier)
 {
+    struct pd_store *store = tier->store;
     const uint32_t unusable = pd_store_unusable_count(store);
     tier->count = pd_store_count(store);
     if (tier->count) {
@@ -61,37 +62,44 @@ static void take_contents(struct pd_run_tier *tier, struct pd_store *store)
     snprintf(tier->flaw, sizeof tier->flaw, "%s", newest->cause);
 }
 
-static pd_status look_at(struct pd_vfs *vfs, struct pd_run_tier *tier, bool is_quiet, struct pd_error *err)
+pd_status pd_run_tiers_open(struct pd_run_tiers *tiers, struct pd_vfs *vfs, struct pd_group *group, struct pd_error *err)
 {
-    const struct pd_store_options options = {.keep_last = 1, .quiet = is_quiet};
-    struct pd_group group;
-    struct pd_store *store;
-    struct pd_error own = {0};
-    struct stat st;
-    tier->count = 0;
-    tier->is_absent = stat(tier->dir, &st) && errno == ENOENT;
-    if (tier->is_absent) return PD_OK;
-    pd_group_init_single(&group);
-    tier->status = pd_store_open(vfs, tier->dir, &options, &group, &store, &own);
-    if (!tier->status) {
-        take_contents(tier, store);
-        pd_store_close(store);
-        return PD_OK;
+    const struct pd_store_options options = {.keep_last = 1, .quiet = tiers->is_quiet};
+    pd_status result = PD_OK;
+    for (uint32_t i = 0; i < tiers->count; i++) {
+        struct pd_run_tier *tier = &tiers->tiers[i];
+        struct pd_error own = {0};
+        struct stat st;
+        tier->is_absent = stat(tier->dir, &st) && errno == ENOENT;
+        if (tier->is_absent) continue;
+        tier->status = pd_store_open(vfs, tier->dir, &options, group, &tier->store, &own);
+        if (!tier->status) {
+            take_contents(tier);
+            continue;
+        }
+        snprintf(tier->cause, sizeof tier->cause, "%.511s", own.message);
+        if (!result && err) *err = own;
+        if (!result) result = tier->status;
     }
-    snprintf(tier->cause, sizeof tier->cause, "%.511s", own.message);
-    if (err) *err = own;
-    return tier->status;
+    return result;
+}
+
+void pd_run_tiers_close(struct pd_run_tiers *tiers)
+{
+    for (uint32_t i = 0; i < tiers->count; i++) {
+        pd_store_close(tiers->tiers[i].store);
+        tiers->tiers[i].store = NULL;
+    }
 }
 
 pd_status pd_run_tiers_look(struct pd_run_tiers *tiers, struct pd_error *err)
 {
     struct pd_vfs *vfs;
+    struct pd_group group;
     PD_TRY(pd_vfs_new_threads(4, 1, &vfs, err));
-    pd_status result = PD_OK;
-    for (uint32_t i = 0; i < tiers->count; i++) {
-        pd_status st = look_at(vfs, &tiers->tiers[i], tiers->is_quiet, result ? NULL : err);
-        if (!result) result = st;
-    }
+    pd_group_init_single(&group);
+    const pd_status result = pd_run_tiers_open(tiers, vfs, &group, err);
+    pd_run_tiers_close(tiers);
     pd_vfs_free(vfs);
     return result;
 }

@@ -6,7 +6,8 @@
 
 struct pd_run_tier {
     char dir[4096];
-    uint32_t count; /* committed checkpoints; 0 too where the directory is absent */
+    struct pd_store *store; /* between open and close; NULL: it is absent or cannot be read */
+    uint32_t count;         /* committed checkpoints; 0 too where the directory is absent */
     uint64_t lineage, step;
     bool is_absent;
     pd_status status; /* why it cannot be looked at */
@@ -20,14 +21,19 @@ struct pd_run_tier {
 struct pd_run_tiers {
     struct pd_run_tier tiers[PD_TIERS_MAX];
     uint32_t count;
-    bool is_quiet; /* ranks that are about to start will log what is wrong with checkpoints */
+    bool is_quiet; /* somebody else logs what is wrong with checkpoints: ranks that are about to start */
 };
 
 void pd_run_tiers_of_config(const struct pd_config *config, struct pd_run_tiers *ret_tiers);
 /* Those that config.yaml of a run directory names, a checkpoint.dir elsewhere among them; none where checkpoints lie in
  * <run.dir>/checkpoints alone, or where it is no run. */
 void pd_run_tiers_of_run(const char *run_dir, struct pd_run_tiers *ret_tiers);
-/* Fills in what lies there, of all. errors  of the first that cannot be looked at */
+/* Opens the store of each for reading and fills in what lies there; close them, after a failure too.
+ * errors  of the first that cannot be looked at */
+PD_MUST_USE pd_status pd_run_tiers_open(struct pd_run_tiers *tiers, struct pd_vfs *vfs, struct pd_group *group,
+                                        struct pd_error *err);
+void pd_run_tiers_close(struct pd_run_tiers *tiers);
+/* Opens and closes them. */
 PD_MUST_USE pd_status pd_run_tiers_look(struct pd_run_tiers *tiers, struct pd_error *err);
 bool pd_run_tier_is_there(const struct pd_run_tier *tier); /* and can be looked at */
 /* On stderr, those that are not. False: none is there. */

@@ -40,6 +40,14 @@ struct train {
     const char *trace;
 };
 
+/* What cannot be read is the ranks' to say. */
+static const struct pd_run_tier *look_quietly(struct pd_run_tiers *tiers)
+{
+    tiers->is_quiet = true;
+    (void)!pd_run_tiers_look(tiers, NULL);
+    return pd_run_tiers_newest(tiers);
+}
+
 /* ---- newest committed step, as the launcher asks ---- */
 
 static bool newest_step(void *context, uint64_t *ret_step, char ret_found[PD_LAUNCH_FOUND_BYTES])
@@ -47,9 +55,7 @@ static bool newest_step(void *context, uint64_t *ret_step, char ret_found[PD_LAU
     const struct pd_launch_chooser *chooser = context;
     struct pd_run_tiers tiers;
     pd_run_tiers_of_config(chooser->config, &tiers);
-    tiers.is_quiet = true;
-    (void)!pd_run_tiers_look(&tiers, NULL); /* the ranks say what cannot be read */
-    const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
+    const struct pd_run_tier *newest = look_quietly(&tiers);
     if (newest)
         *ret_step = newest->step;
     else
@@ -129,9 +135,7 @@ static pd_status check_run_dir(const struct pd_config *config, struct pd_error *
     const char *dir = config->run.dir;
     if (!holds_checkpoints_itself(dir) || is_named_for_checkpoints(config, dir)) return PD_OK;
     pd_run_tiers_of_config(config, &tiers);
-    tiers.is_quiet = true;
-    (void)!pd_run_tiers_look(&tiers, NULL);
-    if (pd_run_tiers_newest(&tiers)) return PD_OK;
+    if (look_quietly(&tiers)) return PD_OK;
     PD_FAIL(err, PD_INVALID,
             "run.dir, %.400s, holds checkpoints itself, as a directory that ckpt reshard wrote; to go on from them name it "
             "%s=%.400s, and another run.dir=DIR",
@@ -244,23 +248,16 @@ static pd_status hand_on_trace(const struct pd_config *config, const char *file,
  * refused. Directories that are not there now (a disk that is not mounted) and those that hold no checkpoint have no say. */
 static pd_status check_same_checkpoints(const struct pd_config *config, struct pd_error *err)
 {
-    char usual[4200];
     struct pd_run_tiers before, now;
     pd_run_tiers_of_run(config->run.dir, &before);
-    if (!before.count) { /* none elsewhere: in the usual place, if any */
-        snprintf(usual, sizeof usual, "%.4000s/checkpoints", config->run.dir);
-        before.count = 1;
-        snprintf(before.tiers[0].dir, sizeof before.tiers[0].dir, "%.4095s", usual);
-    }
+    if (!before.count) /* none elsewhere: in the usual place, if any */
+        snprintf(before.tiers[before.count++].dir, sizeof before.tiers[0].dir, "%.4000s/checkpoints", config->run.dir);
     pd_run_tiers_of_config(config, &now);
     for (uint32_t i = 0; i < now.count; i++)
         for (uint32_t k = 0; k < before.count; k++)
             if (is_same_directory(now.tiers[i].dir, before.tiers[k].dir)) return PD_OK;
-    before.is_quiet = now.is_quiet = true;
-    (void)!pd_run_tiers_look(&before, NULL);
-    (void)!pd_run_tiers_look(&now, NULL);
-    const struct pd_run_tier *old = pd_run_tiers_newest(&before);
-    if (!old || pd_run_tiers_newest(&now)) return PD_OK;
+    const struct pd_run_tier *old = look_quietly(&before);
+    if (!old || look_quietly(&now)) return PD_OK;
     PD_FAIL(err, PD_INVALID,
             "the run in %.400s has its checkpoints in %.400s, the newest of step %llu, and this configuration names %.400s, "
             "which "
@@ -333,9 +330,7 @@ static pd_status print_result(const struct pd_config *config, pd_status status, 
     struct pd_run_tiers tiers;
     struct pd_json_writer w;
     pd_run_tiers_of_config(config, &tiers);
-    tiers.is_quiet = true;
-    (void)!pd_run_tiers_look(&tiers, NULL);
-    const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
+    const struct pd_run_tier *newest = look_quietly(&tiers);
     pd_json_writer_init(&w, 0);
     pd_json_object_begin(&w, NULL);
     pd_json_string(&w, "run_dir", config->run.dir);
