@@ -90,19 +90,29 @@ static pd_status start(const struct travel *v, uint32_t piece, struct pd_error *
     return pd_peer_transfer_start(x, err);
 }
 
-/* Waits for a piece, with the next one on its way; ret_runs is where its rows are. */
+static const char attention[] = "attention";
+
+/* Waits for a piece, with the next one on its way; ret_runs is where its rows are, until `leave`. */
 static pd_status arrive(const struct travel *v, uint32_t piece, const void **ret_runs, struct pd_error *err)
 {
     struct pd_transformer *t = v->t;
     const uint32_t place = t->sp.place[piece];
     char *arrived = t->sp.arrived[piece % 2];
     PD_TRY(start(v, piece + 1, err));
-    if (t->partition.sp > 1) PD_TRY(pd_peer_transfer_wait(&t->sp.transfer[piece % 2], err));
+    if (t->partition.sp > 1) {
+        PD_TRY(pd_peer_transfer_wait(&t->sp.transfer[piece % 2], err));
+        pd_owner_acquire(&t->sp.transfer[piece % 2].owner, attention);
+    }
     for (uint32_t i = 0; i < v->run_count; i++) {
         ret_runs[i] = place == PD_NOT_HELD ? arrived : (const char *)v->base[i] + t->sp.row[place] * v->bytes[i];
         if (place == PD_NOT_HELD) arrived += pd_round_up(rows_of(t, piece) * v->bytes[i], 64);
     }
     return PD_OK;
+}
+
+static void leave(struct pd_transformer *t, uint32_t piece)
+{
+    if (t->partition.sp > 1) pd_owner_release(&t->sp.transfer[piece % 2].owner, attention);
 }
 
 /* ---- attention ---- */
@@ -199,6 +209,7 @@ static pd_status over_keys(const struct parts *p, void (*set)(const struct parts
             c.last_part = key == query;
             PD_TRY(call(t->math, &c, err));
         }
+        leave(t, key);
     }
     return PD_OK;
 }
@@ -252,6 +263,7 @@ static pd_status over_queries(const struct parts *p, struct pd_error *err)
             c.last_part = query + 1 == t->sp.total;
             PD_TRY(pd_attention_backward_keys(t->math, &c, err));
         }
+        leave(t, query);
     }
     return PD_OK;
 }

@@ -28,6 +28,8 @@ void pd_peer_transfer_recv(struct pd_peer_transfer *transfer, uint32_t peer, voi
     transfer->recvs[transfer->recv_count++] = (struct pd_comm_piece){peer, data, bytes};
 }
 
+static const char the_exchange[] = "the exchange with a peer";
+
 pd_status pd_peer_transfer_start(struct pd_peer_transfer *transfer, struct pd_error *err)
 {
     PD_CHECK(!transfer->in_flight);
@@ -36,14 +38,18 @@ pd_status pd_peer_transfer_start(struct pd_peer_transfer *transfer, struct pd_er
                                        .send_count = transfer->send_count,
                                        .recv_count = transfer->recv_count,
                                        .what = "parts of a micro-batch"};
-    PD_TRY(pd_comm_start(transfer->comm, &transfer->op, err));
-    transfer->in_flight = true;
-    return PD_OK;
+    pd_owner_acquire(&transfer->owner, the_exchange);
+    const pd_status st = pd_comm_start(transfer->comm, &transfer->op, err);
+    if (st) pd_owner_release(&transfer->owner, the_exchange);
+    transfer->in_flight = !st;
+    return st;
 }
 
 pd_status pd_peer_transfer_wait(struct pd_peer_transfer *transfer, struct pd_error *err)
 {
     if (!transfer->in_flight) return PD_OK;
     transfer->in_flight = false;
-    return pd_comm_wait(transfer->comm, &transfer->op, err);
+    const pd_status st = pd_comm_wait(transfer->comm, &transfer->op, err);
+    pd_owner_release(&transfer->owner, the_exchange);
+    return st;
 }

@@ -4,9 +4,14 @@
 #define PD_TRAINER_MODEL_TRANSFERS_H
 
 #include "ckpt/base/arena.h"
+#include "ckpt/base/owner.h"
 #include "trainer/comm/comm.h"
 
 struct pd_peer_transfer {
+    /* Of the pieces and of the memory that they name. From start until wait "the exchange" has it: the communicator's thread,
+     * or NCCL's stream, reads what is sent and writes what arrives. Whoever reads what arrived may acquire it after wait, and
+     * releases it before the next start. pd_comm_wait orders them. */
+    struct pd_owner owner;
     struct pd_comm *comm;
     struct pd_comm_op op;
     struct pd_comm_piece *sends, *recvs; /* arena */

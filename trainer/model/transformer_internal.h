@@ -97,7 +97,9 @@ struct pd_sequence_parallel {
     float *sums;            /* (log2 pieces, sums_stride) */
     uint64_t sums_stride;
     float *acc, *acc2, *max, *sum; /* attention: (R, H*D) twice, (R, H) twice */
-    char *arrived[2];              /* keys and values, or what belongs to queries, of one piece */
+    /* Keys and values, or what belongs to queries, of one piece. Piece p arrives in arrived[p % 2] by transfer[p % 2], whose
+     * owner guards it: "the exchange" has it until `arrive` has waited, then "attention" until `leave`. */
+    char *arrived[2];
     struct pd_peer_transfer transfer[2];
 };
 
