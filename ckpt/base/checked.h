@@ -43,6 +43,16 @@ static inline uint64_t pd_round_up(uint64_t value, uint64_t unit)
     return pd_divide_up(value, unit) * unit;
 }
 
+static inline uint64_t pd_min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline uint64_t pd_max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
 /* [start, start + count) lies in [0, size): for offsets out of files. */
 static inline bool pd_checked_range(uint64_t start, uint64_t count, uint64_t size)
 {

@@ -167,7 +167,7 @@ static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error 
     pd_status st = run_open(&r, comm, err);
     if (!st) st = go(&r, err);
     if (st) pd_comm_abort(comm);
-    if (st && r.whole.engine) pd_zero_settle(r.whole.engine->zero);
+    if (st && r.whole.engine) pd_zero_sync(r.whole.engine->zero);
     run_close(&r);
     return st;
 }

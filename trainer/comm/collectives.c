@@ -142,14 +142,6 @@ pd_status pd_progress_broadcast(struct pd_comm *comm, uint32_t root, void *data,
     return broadcast_tree(engine, root, data, bytes, err);
 }
 
-pd_status pd_progress_barrier(struct pd_comm *comm, struct pd_error *err)
-{
-    uint64_t arrived = 1;
-    PD_TRY(pd_progress_all_reduce(comm, &arrived, 1, PD_REDUCE_SUM_U64, err));
-    PD_CHECK(arrived == comm->size);
-    return PD_OK;
-}
-
 pd_status pd_progress_all_gather(struct pd_progress *engine, const void *send, uint32_t bytes, void *recv,
                                  struct pd_error *err)
 {

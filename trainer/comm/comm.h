@@ -74,7 +74,6 @@ struct pd_comm_ops {
     pd_status (*exchange)(struct pd_comm *, struct pd_comm_op *, struct pd_error *); /* both */
     pd_status (*all_reduce)(struct pd_comm *, uint64_t *values, uint32_t count, enum pd_reduce, struct pd_error *);
     pd_status (*broadcast)(struct pd_comm *, uint32_t root, void *data, uint64_t bytes, struct pd_error *);
-    pd_status (*barrier)(struct pd_comm *, struct pd_error *);
     pd_status (*split)(struct pd_comm *, const struct pd_comm_part *, struct pd_comm **ret_comm, struct pd_error *);
     pd_status (*look)(struct pd_comm *, struct pd_error *);
     void (*abort)(struct pd_comm *);

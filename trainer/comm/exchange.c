@@ -8,10 +8,11 @@
  * before the last look for its bytes, so what a peer sent before it went is received. */
 #include "trainer/comm/exchange.h"
 
+#include "ckpt/base/clock.h"
+
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #define LOOK_NS UINT64_C(50000000) /* between two looks at the other processes */
 #define SPINS 64u
@@ -19,13 +20,6 @@
 #define REMOTE_LOOKS 16u
 #define REMOTE_NAP_STEP_NS 2000u
 #define REMOTE_NAP_NS_MAX 200000u
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static void links_set(struct pd_progress *engine, const struct pd_comm_op *op)
 {
@@ -175,7 +169,8 @@ static pd_status progress(struct pd_progress *engine, bool *ret_has_moved, struc
 
 static pd_status exchange_loop(struct pd_progress *engine, uint32_t *ret_blamed, struct pd_error *err)
 {
-    uint64_t limit_ns = (uint64_t)(engine->exchange.limit_seconds * 1e9), moved_at = now_ns(), looked_at = moved_at;
+    uint64_t limit_ns = (uint64_t)(engine->exchange.limit_seconds * 1e9), moved_at = pd_clock_monotonic_ns(NULL),
+             looked_at = moved_at;
     uint32_t idle = 0;
     for (bool has_remote;; idle++) {
         uint32_t bell = atomic_load(&engine->segment->members[engine->slot].bell);
@@ -191,7 +186,7 @@ static pd_status exchange_loop(struct pd_progress *engine, uint32_t *ret_blamed,
         }
         if (gone != PD_NOBODY && (engine->exchange.links[gone].send.left || engine->exchange.links[gone].recv.left))
             return fail_gone(engine, gone, ret_blamed, err);
-        uint64_t now = now_ns();
+        uint64_t now = pd_clock_monotonic_ns(NULL);
         if (moved_at == 0) moved_at = now;
         if (now - moved_at > limit_ns) return fail_late(engine, ret_blamed, err);
         if (now - looked_at >= LOOK_NS) {

@@ -31,20 +31,7 @@ static pd_status remote_none(struct pd_progress *engine, struct pd_error *err)
     return PD_OK;
 }
 
-static const struct pd_comm_ops local_ops = {
-    .name = "local",
-    .start = pd_progress_start,
-    .wait = pd_progress_wait,
-    .exchange = pd_progress_exchange,
-    .all_reduce = pd_progress_all_reduce,
-    .broadcast = pd_progress_broadcast,
-    .barrier = pd_progress_barrier,
-    .split = pd_progress_split,
-    .look = pd_progress_look,
-    .abort = pd_progress_abort,
-    .unlock = pd_progress_unlock,
-    .free = pd_progress_free,
-};
+static const struct pd_comm_ops local_ops = {.name = "local", PD_PROGRESS_SLOTS, .free = pd_progress_free};
 
 static const struct pd_comm_transport transport_local = {
     .ops = &local_ops,

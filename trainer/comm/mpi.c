@@ -26,7 +26,7 @@
 #define CHUNK_BYTES (PD_STAGING_UNIT_BYTES / (2u * LANE_CHUNKS)) /* equal on all ranks: sender and receiver cut alike */
 #define OPERATIONS 128u
 #define CANCEL_SECONDS 1
-#define GOODBYE_SECONDS 3 /* after a failure, when peers that can come do so at once */
+#define LEAVE_SECONDS 3 /* after a failure, when peers that can come do so at once */
 
 struct chunk {
     MPI_Request request;
@@ -287,12 +287,12 @@ static const struct pd_channel_ops channel_remote = {
 /* MPI_Finalize waits for every rank, for ever. So it is called only when all have come to this point, also after a failure
  * of which all have learnt: a process that leaves MPI out ends the job in mpirun's words instead of ours. A rank that fails
  * and frees its communicator must get away, and its peers are told that it left. */
-static bool say_goodbye(struct pd_progress *engine)
+static bool leave_together(struct pd_progress *engine)
 {
     MPI_Request request;
     struct timespec nap = {.tv_nsec = 1000000};
     double limit = engine->comm.time_limit_seconds;
-    if (engine->broken && limit > GOODBYE_SECONDS) limit = GOODBYE_SECONDS;
+    if (engine->broken && limit > LEAVE_SECONDS) limit = LEAVE_SECONDS;
     pd_progress_leave(&engine->comm);
     pthread_mutex_lock(&mpi_lock);
     bool is_asked = !mpi_has_leftovers && MPI_Ibarrier(mpi_world, &request) == MPI_SUCCESS;
@@ -313,7 +313,7 @@ static void mpi_free(struct pd_comm *comm)
 {
     struct pd_progress *engine = pd_progress_of(comm);
     bool is_root = engine->root == engine;
-    bool can_finalize = is_root && say_goodbye(engine);
+    bool can_finalize = is_root && leave_together(engine);
     pd_progress_free(comm);
     if (can_finalize && !mpi_has_leftovers) mpi_is_over = MPI_Finalize() == MPI_SUCCESS;
 }
@@ -323,20 +323,7 @@ bool pd_comm_mpi_is_over(void)
     return mpi_is_over;
 }
 
-static const struct pd_comm_ops mpi_ops = {
-    .name = "mpi",
-    .start = pd_progress_start,
-    .wait = pd_progress_wait,
-    .exchange = pd_progress_exchange,
-    .all_reduce = pd_progress_all_reduce,
-    .broadcast = pd_progress_broadcast,
-    .barrier = pd_progress_barrier,
-    .split = pd_progress_split,
-    .look = pd_progress_look,
-    .abort = pd_progress_abort,
-    .unlock = pd_progress_unlock,
-    .free = mpi_free,
-};
+static const struct pd_comm_ops mpi_ops = {.name = "mpi", PD_PROGRESS_SLOTS, .free = mpi_free};
 
 static const struct pd_comm_transport transport_mpi = {
     .ops = &mpi_ops,

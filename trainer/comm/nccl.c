@@ -8,6 +8,7 @@
 #include "trainer/comm/nccl.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/owner.h"
 #include "ckpt/base/parse.h"
 #include "trainer/comm/nccl_library.h"
 
@@ -45,9 +46,12 @@ struct nccl_comm {
     struct pd_stream *stream;
     const char *lane;       /* of spans */
     struct pd_event *given; /* what the compute stream had before an operation */
+    /* Of flights and operations. "A launch" has them, in the caller's thread; at other times "the watcher" looks at them and
+     * notes what it saw. is_launching, which the family's lock guards, orders them. is_open is the caller's alone. */
+    struct pd_owner flights_owner;
     struct flight flights[FLIGHTS];
-    struct pd_span greeting; /* of a pair: a byte to the other, and its byte */
     uint64_t operations;
+    struct pd_span greeting; /* of a pair: a byte to the other, and its byte */
     struct nccl_comm *next;
 };
 
@@ -176,11 +180,14 @@ static pd_status state_of(struct family *f, struct pd_error *err)
     return st;
 }
 
+static const char a_launch[] = "a launch", the_watcher[] = "the watcher";
+
 static bool begin_launch(struct nccl_comm *c)
 {
     struct family *f = c->family;
     pthread_mutex_lock(&f->lock);
     const bool may = !f->broken;
+    if (may) pd_owner_acquire(&c->flights_owner, a_launch);
     c->is_launching = may;
     pthread_mutex_unlock(&f->lock);
     return may;
@@ -192,6 +199,7 @@ static void end_launch(struct nccl_comm *c)
     struct family *f = c->family;
     pthread_mutex_lock(&f->lock);
     c->is_launching = false;
+    pd_owner_release(&c->flights_owner, a_launch);
     if (f->broken) end_members(f);
     pthread_mutex_unlock(&f->lock);
 }
@@ -278,7 +286,10 @@ static pd_status watch_member(struct nccl_comm *c, bool *ret_waits, struct pd_er
 {
     int code = PD_NCCL_DONE;
     if (c->is_launching || !c->handle) return PD_OK;
-    PD_TRY(watch_flights(c, ret_waits, err));
+    pd_owner_acquire(&c->flights_owner, the_watcher);
+    const pd_status st = watch_flights(c, ret_waits, err);
+    pd_owner_release(&c->flights_owner, the_watcher);
+    PD_TRY(st);
     const int asked = c->family->nccl->CommGetAsyncError(c->handle, &code);
     if (asked != PD_NCCL_DONE) code = asked;
     return code == PD_NCCL_DONE || code == PD_NCCL_IN_PROGRESS ? PD_OK : fail_nccl(c, code, "what was in flight", err);
@@ -508,13 +519,6 @@ static pd_status nccl_broadcast(struct pd_comm *comm, uint32_t root, void *data,
     return pd_comm_broadcast(control, root, data, bytes, err);
 }
 
-static pd_status nccl_barrier(struct pd_comm *comm, struct pd_error *err)
-{
-    struct pd_comm *control;
-    PD_TRY(control_of(comm, &control, err));
-    return pd_comm_barrier(control, err);
-}
-
 static pd_status nccl_look(struct pd_comm *comm, struct pd_error *err)
 {
     PD_TRY(state_of(nccl_of(comm)->family, err));
@@ -610,7 +614,6 @@ static const struct pd_comm_ops nccl_ops = {
     .exchange = nccl_exchange,
     .all_reduce = nccl_all_reduce,
     .broadcast = nccl_broadcast,
-    .barrier = nccl_barrier,
     .split = nccl_split,
     .look = nccl_look,
     .abort = nccl_abort,

@@ -1,11 +1,7 @@
 #include "trainer/comm/pieces.h"
 
+#include "ckpt/base/checked.h"
 #include <string.h>
-
-static uint64_t least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
 
 void pd_cursor_add(struct pd_cursor *cursor, const struct pd_comm_piece *pieces, uint32_t count, uint32_t index)
 {
@@ -45,7 +41,7 @@ void pd_cursor_advance(struct pd_cursor *cursor, uint64_t bytes)
 {
     PD_CHECK(bytes <= cursor->left);
     while (bytes > 0) {
-        uint64_t step = least(bytes, cursor->pieces[cursor->index].bytes - cursor->offset);
+        uint64_t step = pd_min_u64(bytes, cursor->pieces[cursor->index].bytes - cursor->offset);
         cursor->offset += step;
         cursor->left -= step;
         bytes -= step;
@@ -69,7 +65,7 @@ pd_status pd_cursor_read(struct pd_cursor *source, void *target, uint64_t bytes,
     while (bytes > 0) {
         uint64_t span;
         const uint8_t *from = pd_cursor_span(source, &span);
-        uint64_t step = least(span, bytes);
+        uint64_t step = pd_min_u64(span, bytes);
         PD_TRY(copy(source->memory, out, from, step, err));
         pd_cursor_advance(source, step);
         out += step;
@@ -84,7 +80,7 @@ pd_status pd_cursor_write(struct pd_cursor *target, const void *source, uint64_t
     while (bytes > 0) {
         uint64_t span;
         uint8_t *to = pd_cursor_span(target, &span);
-        uint64_t step = least(span, bytes);
+        uint64_t step = pd_min_u64(span, bytes);
         PD_TRY(copy(target->memory, to, in, step, err));
         pd_cursor_advance(target, step);
         in += step;
@@ -100,7 +96,7 @@ pd_status pd_cursor_copy(struct pd_cursor *target, struct pd_cursor *source, uin
         uint64_t from_bytes, to_bytes;
         const uint8_t *from = pd_cursor_span(source, &from_bytes);
         uint8_t *to = pd_cursor_span(target, &to_bytes);
-        uint64_t step = least(bytes, least(from_bytes, to_bytes));
+        uint64_t step = pd_min_u64(bytes, pd_min_u64(from_bytes, to_bytes));
         PD_TRY(copy(memory, to, from, step, err));
         pd_cursor_advance(source, step);
         pd_cursor_advance(target, step);

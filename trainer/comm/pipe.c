@@ -1,5 +1,6 @@
 #include "trainer/comm/pipe.h"
 
+#include "ckpt/base/checked.h"
 #include <string.h>
 
 /* Bytes after which the other side is told, so that both copy at the same time and out of the cache. */
@@ -16,11 +17,6 @@ struct ring {
     uint64_t capacity;
 };
 
-static uint64_t least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 static struct ring ring_between(const struct pd_progress *engine, uint32_t sender, uint32_t receiver)
 {
     const struct pd_segment *segment = engine->segment;
@@ -30,7 +26,7 @@ static struct ring ring_between(const struct pd_progress *engine, uint32_t sende
     return (struct ring){
         .pipe = pd_segment_pair(segment, sender, receiver),
         .data = segment->mailboxes + sender * mailbox + index * share,
-        .capacity = least(share, RING_BYTES_MAX),
+        .capacity = pd_min_u64(share, RING_BYTES_MAX),
     };
 }
 
@@ -50,7 +46,7 @@ static uint64_t ring_filled(const struct ring *ring)
 static uint8_t *ring_span(const struct ring *ring, uint64_t at, uint64_t *bytes)
 {
     uint64_t offset = at % ring->capacity;
-    *bytes = least(*bytes, ring->capacity - offset);
+    *bytes = pd_min_u64(*bytes, ring->capacity - offset);
     return ring->data + offset;
 }
 
@@ -97,7 +93,7 @@ static pd_status send_some(struct pd_progress *engine, struct pd_link *link, boo
         link->is_send_begun = true;
     }
     while (link->is_send_begun && link->send.left) {
-        uint64_t step = least(least(link->send.left, ring_room(&ring)), BURST_BYTES);
+        uint64_t step = pd_min_u64(pd_min_u64(link->send.left, ring_room(&ring)), BURST_BYTES);
         if (step == 0) break;
         PD_TRY(ring_put(&ring, &link->send, step, err));
         pd_segment_ring(engine->segment, link->slot);
@@ -128,7 +124,7 @@ static pd_status receive_some(struct pd_progress *engine, uint32_t peer, bool *r
     if (!link->is_recv_begun && ring_filled(&ring) >= sizeof(struct pipe_head))
         PD_TRY(receive_head(engine, peer, &ring, err));
     while (link->is_recv_begun && link->recv.left) {
-        uint64_t step = least(least(link->recv.left, ring_filled(&ring)), BURST_BYTES);
+        uint64_t step = pd_min_u64(pd_min_u64(link->recv.left, ring_filled(&ring)), BURST_BYTES);
         if (step == 0) break;
         PD_TRY(ring_take(&ring, &link->recv, step, err));
         pd_segment_ring(engine->segment, link->slot);

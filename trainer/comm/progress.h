@@ -134,7 +134,6 @@ pd_status pd_progress_exchange(struct pd_comm *comm, struct pd_comm_op *op, stru
 pd_status pd_progress_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
                                  struct pd_error *err);
 pd_status pd_progress_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err);
-pd_status pd_progress_barrier(struct pd_comm *comm, struct pd_error *err);
 pd_status pd_progress_split(struct pd_comm *comm, const struct pd_comm_part *part, struct pd_comm **ret_comm,
                             struct pd_error *err);
 pd_status pd_progress_look(struct pd_comm *comm, struct pd_error *err);
@@ -144,6 +143,10 @@ void pd_progress_abort(struct pd_comm *comm);
 void pd_progress_leave(struct pd_comm *comm);
 /* After the last operation on pieces of the memory, or when no more of them is carried out. */
 void pd_progress_unlock(struct pd_comm *comm);
+#define PD_PROGRESS_SLOTS                                                                                 \
+    .start = pd_progress_start, .wait = pd_progress_wait, .exchange = pd_progress_exchange,               \
+    .all_reduce = pd_progress_all_reduce, .broadcast = pd_progress_broadcast, .split = pd_progress_split, \
+    .look = pd_progress_look, .abort = pd_progress_abort, .unlock = pd_progress_unlock
 void pd_progress_free(struct pd_comm *comm);
 
 /* Start and wait in one, of pieces in the host's memory; carried out by the caller when nothing is queued. */

@@ -444,7 +444,7 @@ pd_status pd_engine_plan_of(const struct pd_engine_options *options, struct pd_m
 void pd_engine_abort(struct pd_engine *e)
 {
     pd_grid_abort(&e->grid);
-    if (e->zero) pd_zero_settle(e->zero);
-    if (e->own->pipeline) pd_pipeline_settle(e->own->pipeline);
+    if (e->zero) pd_zero_sync(e->zero);
+    if (e->own->pipeline) pd_pipeline_sync(e->own->pipeline);
     if (e->transformer) pd_transformer_sync(e->transformer);
 }

@@ -235,7 +235,7 @@ pd_status pd_pipeline_end(struct pd_pipeline *p, uint64_t *ret_wait_ns, struct p
     return pd_stalls_take(p->stalls, ret_wait_ns, err);
 }
 
-void pd_pipeline_settle(struct pd_pipeline *p)
+void pd_pipeline_sync(struct pd_pipeline *p)
 {
     struct ring *rings[] = {&p->streams_in, &p->streams_out, &p->gradients};
     struct pd_error ignored;

@@ -48,6 +48,6 @@ PD_MUST_USE pd_status pd_pipeline_send_gradient(struct pd_pipeline *pipeline, st
 PD_MUST_USE pd_status pd_pipeline_end(struct pd_pipeline *pipeline, uint64_t *ret_wait_ns, struct pd_error *err);
 /* Waits for every transfer in flight and forgets its outcome: the way out after a failure, once the communicators were
  * aborted. */
-void pd_pipeline_settle(struct pd_pipeline *pipeline);
+void pd_pipeline_sync(struct pd_pipeline *pipeline);
 
 #endif

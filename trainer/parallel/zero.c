@@ -1,5 +1,6 @@
 #include "trainer/parallel/zero.h"
 
+#include "ckpt/base/checked.h"
 #include "trainer/parallel/zero_internal.h"
 
 #include <stdlib.h>
@@ -10,11 +11,6 @@
 bool pd_zero_is_end(const struct pd_zero *zero, uint32_t set)
 {
     return set == 0 || set == zero->set_count - 1;
-}
-
-static uint64_t largest(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
 }
 
 static uint64_t held_elements(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t tensor)
@@ -59,9 +55,9 @@ static uint64_t owned_most(const struct pd_zero *zero, const struct pd_zero_set 
             if (place.cut.part_count > 1)
                 everywhere += elements;
             else
-                here = largest(here, by_part[place.cut.q_first] += elements);
+                here = pd_max_u64(here, by_part[place.cut.q_first] += elements);
         }
-        most = largest(most, everywhere + here);
+        most = pd_max_u64(most, everywhere + here);
     }
     return most;
 }
@@ -93,7 +89,7 @@ static void size_sums(struct pd_zero *zero)
     }
     for (uint32_t unit = zero->sums_away; unit + 1 < zero->set_count; unit++)
         if (is_of_stage(zero, unit))
-            zero->sums_elements = largest(zero->sums_elements, (sums_of_unit(zero, unit) + page - 1) / page * page);
+            zero->sums_elements = pd_max_u64(zero->sums_elements, (sums_of_unit(zero, unit) + page - 1) / page * page);
     zero->gradient_elements = 2 * zero->sums_elements;
 }
 
@@ -115,12 +111,12 @@ static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
         if (unit + 1 == model->unit_count && model->config.tie_embeddings) add_to_set(zero, set, 0, sums);
         *sums = (*sums + 3) / 4 * 4; /* each set on 16 bytes, as where a micro-batch's are made: a GPU multiplies alike */
         set->owned_most = owned_most(zero, set, by_part);
-        most[pd_zero_is_end(zero, unit)] = largest(most[pd_zero_is_end(zero, unit)], set->owned_most);
+        most[pd_zero_is_end(zero, unit)] = pd_max_u64(most[pd_zero_is_end(zero, unit)], set->owned_most);
     }
     free(by_part);
     /* Pieces of all data ranks together take about one block, also where few ranks own all of it. */
     const uint64_t share = most[0] ? most[0] : most[1];
-    zero->window_elements = largest(1, (share * zero->parts + zero->data_ranks - 1) / zero->data_ranks);
+    zero->window_elements = pd_max_u64(1, (share * zero->parts + zero->data_ranks - 1) / zero->data_ranks);
     return PD_OK;
 }
 
@@ -260,9 +256,9 @@ static struct sizes sizes_of(const struct pd_zero *zero, bool ends, bool blocks)
     for (uint32_t s = 0; s < zero->set_count; s++) {
         const struct pd_zero_set *set = &zero->sets[s];
         if (!set->count || !(pd_zero_is_end(zero, s) ? ends : blocks)) continue;
-        most.needed = largest(most.needed, set->needed[set->count]);
-        most.computed = largest(most.computed, set->computed[set->count]);
-        most.pieces = (uint32_t)largest(most.pieces, set->pieces_most);
+        most.needed = pd_max_u64(most.needed, set->needed[set->count]);
+        most.computed = pd_max_u64(most.computed, set->computed[set->count]);
+        most.pieces = (uint32_t)pd_max_u64(most.pieces, set->pieces_most);
     }
     return most;
 }
@@ -497,14 +493,10 @@ pd_status pd_zero_finish_gradients(struct pd_zero *zero, struct pd_error *err)
     return pd_zero_share_gradients(zero, err);
 }
 
-void pd_zero_settle(struct pd_zero *zero)
+void pd_zero_sync(struct pd_zero *zero)
 {
-    for (uint32_t i = 0; i < zero->gather.buffer_count; i++) {
-        struct pd_zero_buffer *buffer = &zero->gather.buffers[i];
-        if (buffer->in_flight) (void)!pd_comm_wait(zero->gathers, &buffer->op, NULL);
-        buffer->in_flight = false;
-    }
-    if (zero->exchange.in_flight) (void)!pd_comm_wait(zero->comm, &zero->exchange.op, NULL);
-    zero->exchange.in_flight = false;
+    for (uint32_t i = 0; i < zero->gather.buffer_count; i++)
+        (void)!pd_zero_wait_gather(zero, &zero->gather.buffers[i], NULL);
+    (void)!pd_zero_wait_round(zero, NULL);
     zero->exchange.set = PD_ZERO_NO_SET;
 }

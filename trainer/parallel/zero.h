@@ -88,7 +88,7 @@ uint64_t pd_zero_gradient_bytes(const struct pd_zero *zero); /* of memory there 
 void *pd_zero_working_copy(struct pd_zero *zero);
 /* Waits for every transfer in flight and forgets its outcome: the way out after a failure, once the communicator is aborted.
  */
-void pd_zero_settle(struct pd_zero *zero);
+void pd_zero_sync(struct pd_zero *zero);
 /* After loading: owners hand all three kinds to the other holders. Collective over the stage. */
 PD_MUST_USE pd_status pd_zero_share_state(struct pd_zero *zero, struct pd_error *err);
 /* Makes the working copy from a master that is here, then as pd_zero_updated: after initialisation and after loading. */
@@ -127,8 +127,8 @@ PD_MUST_USE pd_status pd_zero_update_end(struct pd_zero *zero, struct pd_error *
 uint32_t pd_zero_set_count(const struct pd_zero *zero);
 /* Starts the gather of a set where it is not resident; returns at once. */
 PD_MUST_USE pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *err);
-/* Pointers to the set's tensors (to the first of their boxes), valid until another two blocks (or another end) were
- * prefetched or acquired. */
+/* Pointers to the set's tensors (to the first of their boxes), valid until the next set is acquired; meanwhile one block more
+ * may be prefetched, and after an end no other end. */
 PD_MUST_USE pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_weights, struct pd_error *err);
 
 /* Before the first gradient of a step: a number no other step has. */

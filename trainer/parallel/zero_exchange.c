@@ -3,6 +3,7 @@
  * A set is exchanged in rounds of window_elements of what each owner has of it, so the memory that pieces arrive in is
  * bounded by the largest block, whatever the size of the embedding. The first round travels while the next block computes.
  */
+#include "ckpt/base/checked.h"
 #include "ckpt/base/trace.h"
 #include "trainer/math/random_bits.h"
 #include "trainer/parallel/zero_internal.h"
@@ -134,11 +135,14 @@ static void describe_recvs(struct pd_zero *zero, struct pd_zero_exchange *x, uin
     }
 }
 
+static const char an_exchange[] = "an exchange of gradients", sums[] = "sums";
+
 /* Both ends of a message go through tensors and chunks in the same order. */
 static pd_status start_round(struct pd_zero *zero, struct pd_error *err)
 {
     struct pd_zero_exchange *x = &zero->exchange;
     const bool sends = !is_padding(zero, x->slot, zero->grid->place.dp);
+    pd_owner_acquire(&x->owner, an_exchange);
     x->op = (struct pd_comm_op){.sends = x->sends, .recvs = x->recvs, .what = "exchange of gradients"};
     for (uint32_t e = 0; e < zero->sets[x->set].count; e++) {
         const uint64_t before = owned_before(zero, x->set, e, zero->q, zero->grid->place.tp);
@@ -147,9 +151,22 @@ static pd_status start_round(struct pd_zero *zero, struct pd_error *err)
             describe_recvs(zero, x, e, t, before);
         }
     }
-    PD_TRY(pd_comm_start(zero->comm, &x->op, err));
-    x->in_flight = true;
-    return PD_OK;
+    const pd_status st = pd_comm_start(zero->comm, &x->op, err);
+    if (st) pd_owner_release(&x->owner, an_exchange);
+    x->in_flight = !st;
+    return st;
+}
+
+pd_status pd_zero_wait_round(struct pd_zero *zero, struct pd_error *err)
+{
+    struct pd_zero_exchange *x = &zero->exchange;
+    const uint64_t begin = pd_trace_begin();
+    if (!x->in_flight) return PD_OK;
+    x->in_flight = false;
+    const pd_status st = pd_comm_wait(zero->comm, &x->op, err);
+    pd_owner_release(&x->owner, an_exchange);
+    pd_trace_end(begin, "wait", "exchange of gradients", x->set);
+    return st;
 }
 
 /* Adds `length` elements of a micro-batch to the sums of the owned boxes of the set, `begin` elements into them. */
@@ -175,16 +192,6 @@ static pd_status add_to_boxes(struct pd_zero *zero, uint32_t set, uint64_t begin
 }
 
 /* ---- one rounding of a micro-batch's gradient ---- */
-
-static uint64_t larger(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
-static uint64_t smaller(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
 
 void pd_zero_begin_step(struct pd_zero *zero, uint64_t step)
 {
@@ -220,7 +227,7 @@ static pd_status round_slab(struct pd_zero *zero, const struct rounding *r, uint
         if (column == column_end) break;
         const uint64_t at = pd_zero_slab_offset(zero, number, slab, chunk, slab->row_begin);
         const uint64_t end = at + (slab->row_end - slab->row_begin) * (column_end - column);
-        const uint64_t begin = larger(from, at), stop = smaller(to, end);
+        const uint64_t begin = pd_max_u64(from, at), stop = pd_min_u64(to, end);
         if (begin >= stop) continue;
         const struct pd_round one = {.n = stop - begin,
                                      .x = r->x + (begin - from),
@@ -262,7 +269,7 @@ static pd_status round_owned(struct pd_zero *zero, uint32_t set, uint64_t micro_
         const struct pd_zero_place place = pd_zero_place_of(zero, s->tensors[e], zero->grid->place.tp);
         const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &place, zero->q);
         const uint64_t elements = pd_zero_slab_elements(zero, s->tensors[e], &owned);
-        const uint64_t from = larger(before, begin), to = smaller(before + elements, begin + length);
+        const uint64_t from = pd_max_u64(before, begin), to = pd_min_u64(before + elements, begin + length);
         const struct rounding r = {set, micro_batch, x + (from - begin), (uint16_t *)zero->rounded + (from - begin)};
         if (from < to) PD_TRY(round_slab(zero, &r, e, &owned, from - before, to - before, err));
         before += elements;
@@ -292,7 +299,7 @@ static pd_status add_round(struct pd_zero *zero, const struct pd_zero_exchange *
     const uint64_t begin = x->round * zero->window_elements,
                    owned = owned_before(zero, x->set, zero->sets[x->set].count, zero->q, zero->grid->place.tp);
     if (owned <= begin) return PD_OK;
-    const uint64_t length = smaller(owned - begin, zero->window_elements);
+    const uint64_t length = pd_min_u64(owned - begin, zero->window_elements);
     for (uint32_t r = 0; r < layout->dp && !is_padding(zero, x->slot, r); r++) {
         void *piece = (char *)zero->window + r * layout->sp * zero->window_elements * pd_dtype_bytes(zero->sent);
         const uint64_t micro_batch = (uint64_t)x->slot * layout->dp + r;
@@ -307,11 +314,11 @@ pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err)
     struct pd_zero_exchange *x = &zero->exchange;
     if (x->set == PD_ZERO_NO_SET) return PD_OK;
     for (;;) {
-        const uint64_t begin = pd_trace_begin();
-        x->in_flight = false;
-        PD_TRY(pd_comm_wait(zero->comm, &x->op, err));
-        pd_trace_end(begin, "wait", "exchange of gradients", x->set);
-        PD_TRY(add_round(zero, x, err));
+        PD_TRY(pd_zero_wait_round(zero, err));
+        pd_owner_acquire(&x->owner, sums);
+        const pd_status st = add_round(zero, x, err);
+        pd_owner_release(&x->owner, sums);
+        PD_TRY(st);
         if (++x->round == x->rounds) break;
         PD_TRY(start_round(zero, err));
     }

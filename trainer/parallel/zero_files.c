@@ -185,7 +185,7 @@ static pd_status clear_landing(struct pd_zero *zero, uint32_t set, struct pd_err
 }
 
 /* What was read is there, and stays for the pass that turns: a set that is brought again soon is not read again. */
-static pd_status settle_landing(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+static pd_status wait_landing(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     pd_status st = wait_boxes(zero, set, err);
     if (st) zero->files.landing_set[set % 2] = PD_ZERO_NO_SET;
@@ -207,7 +207,7 @@ pd_status pd_zero_bring(struct pd_zero *zero, uint32_t set, struct pd_error *err
     const uint64_t bytes = element_bytes(zero), first = zero->tensor_offset[zero->sets[set].tensors[0]];
     if (zero->files.image_set == set) return PD_OK;
     PD_TRY(pd_zero_fetch(zero, set, err));
-    PD_TRY(settle_landing(zero, set, err));
+    PD_TRY(wait_landing(zero, set, err));
     for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++) {
         const struct pd_zero_box *box = &zero->boxes[b];
         const char *from = is_span(zero, b) ? landing_of(zero, b) : (char *)zero->compute + box->copy_offset * bytes;

@@ -85,30 +85,40 @@ static void describe_gather(struct pd_zero *zero, uint32_t set, struct pd_zero_b
         }
 }
 
-static pd_status settle(struct pd_zero *zero, struct pd_zero_buffer *buffer, struct pd_error *err)
+static const char a_gather[] = "a gather", the_compute[] = "the compute";
+
+pd_status pd_zero_wait_gather(struct pd_zero *zero, struct pd_zero_buffer *buffer, struct pd_error *err)
 {
     const uint64_t begin = pd_trace_begin();
     if (!buffer->in_flight) return PD_OK;
     buffer->in_flight = false;
-    PD_TRY(pd_comm_wait(zero->gathers, &buffer->op, err));
+    const pd_status st = pd_comm_wait(zero->gathers, &buffer->op, err);
+    pd_owner_release(&buffer->owner, a_gather);
     pd_trace_end(begin, "wait", "gather of parameters", buffer->set);
-    return PD_OK;
+    return st;
 }
 
 static pd_status start_gather(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     struct pd_zero_buffer *buffer = victim(zero, set);
-    if (zero->gather.lanes[buffer->lane]) PD_TRY(settle(zero, zero->gather.lanes[buffer->lane], err));
+    if (zero->gather.lanes[buffer->lane]) PD_TRY(pd_zero_wait_gather(zero, zero->gather.lanes[buffer->lane], err));
+    pd_owner_acquire(&buffer->owner, a_gather);
     describe_gather(zero, set, buffer);
     buffer->set = set;
-    zero->gather.clock++;
-    buffer->last_use = zero->gather.clock;
+    buffer->last_use = ++zero->gather.clock;
     for (uint32_t e = 0; e < zero->sets[set].count; e++)
         buffer->pointers[e] = (char *)buffer->data + zero->sets[set].needed[e] * pd_dtype_bytes(zero->options.compute);
-    PD_TRY(pd_comm_start(zero->gathers, &buffer->op, err));
-    buffer->in_flight = true;
+    const pd_status st = pd_comm_start(zero->gathers, &buffer->op, err);
+    if (st) pd_owner_release(&buffer->owner, a_gather);
+    buffer->in_flight = !st;
     zero->gather.lanes[buffer->lane] = buffer;
-    return PD_OK;
+    return st;
+}
+
+static void let_go(struct pd_zero_gather *gather)
+{
+    if (gather->acquired) pd_owner_release(&gather->acquired->owner, the_compute);
+    gather->acquired = NULL;
 }
 
 /* What is in files is read ahead, and gathered once it is there; so is a block that a budget keeps here, since it may be in
@@ -125,6 +135,7 @@ pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *
 pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_weights, struct pd_error *err)
 {
     const bool is_gathered = !zero->in_place && resident(zero, set);
+    let_go(&zero->gather);
     if (pd_zero_is_filed(zero, set) && !is_gathered) PD_TRY(pd_zero_bring(zero, set, err));
     if (zero->in_place) {
         for (uint32_t e = 0; e < zero->sets[set].count; e++)
@@ -134,9 +145,10 @@ pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_
     }
     if (!is_gathered) PD_TRY(start_gather(zero, set, err));
     struct pd_zero_buffer *buffer = resident(zero, set);
-    PD_TRY(settle(zero, buffer, err));
-    zero->gather.clock++;
-    buffer->last_use = zero->gather.clock;
+    PD_TRY(pd_zero_wait_gather(zero, buffer, err));
+    pd_owner_acquire(&buffer->owner, the_compute);
+    zero->gather.acquired = buffer;
+    buffer->last_use = ++zero->gather.clock;
     *ret_weights = buffer->pointers;
     return PD_OK;
 }
@@ -144,6 +156,7 @@ pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_
 void pd_zero_invalidate(struct pd_zero *zero)
 {
     pd_zero_forget_image(zero);
+    let_go(&zero->gather);
     for (uint32_t i = 0; i < zero->gather.buffer_count; i++) {
         PD_CHECK(!zero->gather.buffers[i].in_flight);
         zero->gather.buffers[i].set = PD_ZERO_NO_SET;

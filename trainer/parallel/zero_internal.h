@@ -5,6 +5,7 @@
 #ifndef PD_TRAINER_PARALLEL_ZERO_INTERNAL_H
 #define PD_TRAINER_PARALLEL_ZERO_INTERNAL_H
 
+#include "ckpt/base/owner.h"
 #include "trainer/parallel/zero.h"
 
 #define PD_ZERO_NO_SET UINT32_MAX
@@ -34,11 +35,14 @@ struct pd_zero_place {
     bool is_here; /* false: its data ranks hold nothing of it, and cut is empty */
 };
 
-/* Gathered parameters of one set. */
+/* Gathered parameters of one set. "A gather" has data from its start until it was waited for: the communicator's thread, or
+ * NCCL's stream, writes it. Then the caller reads it: "the compute" has the set that was acquired last, until the next one is
+ * acquired. pd_comm_wait orders them, and on a device the streams that it joins. */
 struct pd_zero_buffer {
     void *data;
-    uint32_t set;  /* PD_ZERO_NO_SET: nothing current */
-    uint32_t lane; /* buffers of one lane share their pieces: one of them is in flight at a time */
+    struct pd_owner owner; /* of data */
+    uint32_t set;          /* PD_ZERO_NO_SET: nothing current */
+    uint32_t lane;         /* buffers of one lane share their pieces: one of them is in flight at a time */
     bool in_flight;
     uint64_t last_use;
     struct pd_comm_op op;
@@ -51,6 +55,7 @@ struct pd_zero_gather {
     struct pd_zero_buffer *buffers;
     uint32_t buffer_count;
     struct pd_zero_buffer *lanes[PD_ZERO_BLOCK_BUFFERS + 1]; /* last started; NULL: none */
+    struct pd_zero_buffer *acquired;                         /* what the compute has; NULL: none */
     uint64_t clock;
     void *in_place_pointers[PD_ZERO_SET_TENSORS_MAX];
 };
@@ -76,6 +81,10 @@ struct pd_zero_places {
 
 /* Gradients of one set on their way to the owners. */
 struct pd_zero_exchange {
+    /* Of the lists, of `data` and of zero->window. "An exchange of gradients" has them from its start until it was waited for;
+     * then "sums" read the window, in the caller's thread, before the next round starts. Exchanges with replicas take turns
+     * with both. */
+    struct pd_owner owner;
     uint32_t set, slot; /* PD_ZERO_NO_SET: none */
     uint64_t round, rounds;
     bool in_flight;
@@ -156,6 +165,9 @@ uint32_t pd_zero_own_runs(const struct pd_zero *zero, uint32_t tensor, struct pd
 /* Backward makes sums where they live, from every micro-batch. */
 bool pd_zero_makes_sums(const struct pd_zero *zero);
 void pd_zero_invalidate(struct pd_zero *zero);
+/* Of what is in flight; PD_OK when nothing is. */
+PD_MUST_USE pd_status pd_zero_wait_gather(struct pd_zero *zero, struct pd_zero_buffer *buffer, struct pd_error *err);
+PD_MUST_USE pd_status pd_zero_wait_round(struct pd_zero *zero, struct pd_error *err);
 PD_MUST_USE pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err);
 bool pd_zero_is_end(const struct pd_zero *zero, uint32_t set);
 /* Where the parameters of the set's tensor number e lie on this rank, from its first held box on. */

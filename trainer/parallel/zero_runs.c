@@ -1,15 +1,6 @@
 /* Who has what of a tensor: arithmetic alone, the same on every rank. */
+#include "ckpt/base/checked.h"
 #include "trainer/parallel/zero_internal.h"
-
-static uint64_t larger(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
-static uint64_t smaller(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
 
 static const struct pd_tensor *tensor_of(const struct pd_zero *zero, uint32_t tensor)
 {
@@ -44,8 +35,8 @@ uint64_t pd_zero_slab_offset(const struct pd_zero *zero, uint32_t tensor, const 
 uint32_t pd_zero_runs(const struct pd_zero *zero, uint32_t tensor, const struct pd_zero_slab *a,
                       const struct pd_zero_slab *b, struct pd_zero_run ret_runs[PD_ZERO_BOXES_MAX])
 {
-    const uint64_t begin = larger(a->row_begin, b->row_begin), end = smaller(a->row_end, b->row_end);
-    uint32_t count = 0, chunk = (uint32_t)larger(a->chunk_begin, b->chunk_begin);
+    const uint64_t begin = pd_max_u64(a->row_begin, b->row_begin), end = pd_min_u64(a->row_end, b->row_end);
+    uint32_t count = 0, chunk = (uint32_t)pd_max_u64(a->chunk_begin, b->chunk_begin);
     if (begin >= end) return 0;
     for (; chunk < a->chunk_end && chunk < b->chunk_end; chunk++) {
         const struct pd_range columns = columns_of(zero, tensor, chunk);
@@ -105,7 +96,7 @@ const struct pd_zero_place *pd_zero_places(struct pd_zero *zero, uint32_t set)
 static struct pd_zero_slab part_slab(const struct pd_layout_cut *cut, uint64_t part)
 {
     const uint64_t begin = cut->row_begin + part * cut->part_rows;
-    return (struct pd_zero_slab){begin, smaller(begin + cut->part_rows, cut->row_end), cut->chunk_begin, cut->chunk_end};
+    return (struct pd_zero_slab){begin, pd_min_u64(begin + cut->part_rows, cut->row_end), cut->chunk_begin, cut->chunk_end};
 }
 
 struct pd_zero_slab pd_zero_owned_slab(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t q)
@@ -127,7 +118,7 @@ struct pd_zero_slab pd_zero_held_slab(const struct pd_zero *zero, const struct p
 struct pd_range pd_zero_parts(const struct pd_zero_place *place, const struct pd_zero_slab *slab)
 {
     const struct pd_layout_cut *cut = &place->cut;
-    const uint64_t begin = larger(cut->row_begin, slab->row_begin), end = smaller(cut->row_end, slab->row_end);
+    const uint64_t begin = pd_max_u64(cut->row_begin, slab->row_begin), end = pd_min_u64(cut->row_end, slab->row_end);
     if (!place->is_here || begin >= end || cut->chunk_begin >= slab->chunk_end || slab->chunk_begin >= cut->chunk_end)
         return (struct pd_range){0, 0};
     return (struct pd_range){(begin - cut->row_begin) / cut->part_rows, (end - 1 - cut->row_begin) / cut->part_rows + 1};

@@ -27,6 +27,8 @@ static void recv_runs(struct pd_zero *zero, uint32_t q, float *here, const struc
                                                               here + runs[i].at_b, runs[i].elements * sizeof *here};
 }
 
+static const char to_replicas[] = "to replicas";
+
 /* One set: what this rank owns goes to the others that hold it, what it holds comes from its owners: in stage 0 from all of
  * them, above from the one of its part. What the head keeps of a tied table is for its owners alone. `array` is in the order
  * of `first`: elements before each tensor of the set. */
@@ -36,8 +38,9 @@ static pd_status share_set(struct pd_zero *zero, uint32_t set, float *array, con
     struct pd_zero_exchange *x = &zero->exchange;
     const bool is_whole = zero->grid->layout.zero_stage == 0;
     const struct pd_zero_place *places = pd_zero_places(zero, set) + zero->grid->place.tp * PD_ZERO_SET_TENSORS_MAX;
-    x->op = (struct pd_comm_op){.sends = x->sends, .recvs = x->recvs, .what = "to replicas"};
     if (!zero->sets[set].count) return PD_OK;
+    pd_owner_acquire(&x->owner, to_replicas);
+    x->op = (struct pd_comm_op){.sends = x->sends, .recvs = x->recvs, .what = to_replicas};
     for (uint32_t e = 0; e < zero->sets[set].count; e++) {
         const struct pd_zero_slab held = pd_zero_held_slab(zero, &places[e], zero->q);
         if (set > 0 && zero->sets[set].tensors[e] == 0) continue;
@@ -50,8 +53,10 @@ static pd_status share_set(struct pd_zero *zero, uint32_t set, float *array, con
                 recv_runs(zero, q, array + first[e], runs, count);
         }
     }
-    PD_TRY(pd_comm_start(zero->comm, &x->op, err));
-    return pd_comm_wait(zero->comm, &x->op, err);
+    pd_status st = pd_comm_start(zero->comm, &x->op, err);
+    if (!st) st = pd_comm_wait(zero->comm, &x->op, err);
+    pd_owner_release(&x->owner, to_replicas);
+    return st;
 }
 
 pd_status pd_zero_share_state(struct pd_zero *zero, struct pd_error *err)

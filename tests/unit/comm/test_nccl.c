@@ -4,6 +4,8 @@
 #include "trainer/comm/nccl_library.h"
 
 #include <criterion/criterion.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -448,4 +450,40 @@ Test(nccl, what_nccl_says_of_itself_is_noticed)
     cr_assert_eq(run(2, quiet_main, &limit, &err), PD_PEER_LOST, "%s", err.message);
     cr_assert(strstr(err.message, "remote process exited"), "%s", err.message);
     cr_assert_not(strstr(err.message, "NCCL_DEBUG"), "a peer's death has a cause of its own: %s", err.message);
+}
+
+/* ---- one caller a communicator ---- */
+
+static void *start_one(void *comm)
+{
+    static uint64_t out;
+    struct pd_comm_piece send = {.peer = 1, .data = &out, .bytes = 8};
+    struct pd_comm_op op = {.sends = &send, .send_count = 1};
+    struct pd_error err;
+    if (pd_comm_start(comm, &op, &err) == PD_OK && pd_comm_wait(comm, &op, &err) == PD_OK) return NULL;
+    return comm;
+}
+
+/* Rank 1 does not come, so the first of the two is still launching when the second begins, whichever that is. */
+static pd_status two_callers_main(struct pd_comm *control, void *context, struct pd_error *err)
+{
+    struct rank r;
+    pthread_t other;
+    (void)context;
+    PD_TRY(rank_open(control, &r, err));
+    r.comm->time_limit_seconds = control->rank == 0 ? 2 : 600;
+    if (control->rank == 0 && pthread_create(&other, NULL, start_one, r.comm) == 0) {
+        start_one(r.comm);
+        pthread_join(other, NULL);
+    }
+    while (control->rank > 0 && pd_comm_look(control, err) == PD_OK)
+        usleep(1000);
+    rank_close(&r);
+    return PD_PEER_LOST;
+}
+
+Test(nccl, two_launches_at_once_are_caught, .signal = SIGABRT)
+{
+    struct pd_error err = {0};
+    (void)!run(2, two_callers_main, NULL, &err);
 }

@@ -164,7 +164,7 @@ static pd_status fail_in_traffic(struct pd_comm *comm, void *context, struct pd_
         if (!st) st = pd_zero_finish_gradients(zero, err);
     }
     pd_comm_abort(comm);
-    pd_zero_settle(zero);
+    pd_zero_sync(zero);
     pd_zero_free(zero);
     pd_math_free(math);
     pd_arena_free(arena);

@@ -166,7 +166,7 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
         st = walk(job, &r, &schedule, pass, err);
     if (st) {
         pd_grid_abort(&r.grid);
-        pd_pipeline_settle(r.pipeline);
+        pd_pipeline_sync(r.pipeline);
     }
     pd_schedule_deinit(&schedule);
     pd_pipeline_free(r.pipeline);

@@ -366,7 +366,7 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
         st = step(&r, err);
     if (st) {
         pd_grid_abort(&r.grid);
-        pd_zero_settle(r.zero);
+        pd_zero_sync(r.zero);
     }
     pd_zero_free(r.zero);
     pd_math_free(near);

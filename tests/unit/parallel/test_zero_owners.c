@@ -1,0 +1,132 @@
+/* Who has ZeRO's buffers when: a caller that reads or writes them out of turn is caught. Two data ranks, as threads. */
+#include "trainer/parallel/zero.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+
+enum { LAYERS = 4 };
+
+struct job {
+    struct pd_layout layout;
+    struct pd_model *model;
+    pd_status (*calls)(struct pd_zero *zero, struct pd_error *err);
+};
+
+static pd_status in_zero(const struct job *job, const struct pd_grid *grid, struct pd_math *math, struct pd_error *err)
+{
+    const struct pd_zero_options options = {.micro_batches = 2, .compute = PD_F32, .gradient_type = PD_F32};
+    struct pd_memory_plan plan;
+    struct pd_arena *arena;
+    struct pd_zero *zero;
+    PD_TRY(pd_arena_new_dry(&arena, err));
+    PD_TRY(pd_zero_new(job->model, &options, grid, NULL, arena, &zero, err));
+    pd_arena_usage(arena, &plan);
+    pd_zero_free(zero);
+    pd_arena_free(arena);
+    PD_TRY(pd_arena_new(&plan, &arena, err));
+    PD_TRY(pd_zero_new(job->model, &options, grid, math, arena, &zero, err));
+    PD_TRY(pd_zero_refresh_compute(zero, err));
+    const pd_status st = job->calls(zero, err);
+    pd_grid_abort((struct pd_grid *)grid);
+    pd_zero_sync(zero);
+    pd_zero_free(zero);
+    pd_arena_free(arena);
+    return st;
+}
+
+static pd_status on_a_rank(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    const struct job *job = context;
+    struct pd_grid grid;
+    struct pd_arena *workspace;
+    struct pd_math *math;
+    const struct pd_memory_plan plan = {.bytes = {[PD_MEMORY_BUFFERS] = 64 << 20}};
+    PD_TRY(pd_grid_init(&job->layout, comm->rank, comm, &grid, err));
+    PD_TRY(pd_arena_new(&plan, &workspace, err));
+    PD_TRY(pd_math_cpu_new(NULL, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, workspace, &math, err));
+    const pd_status st = in_zero(job, &grid, math, err);
+    pd_math_free(math);
+    pd_arena_free(workspace);
+    pd_grid_deinit(&grid);
+    return st;
+}
+
+static pd_status run(uint32_t stage, pd_status (*calls)(struct pd_zero *zero, struct pd_error *err))
+{
+    const struct pd_model_config config = {.family = PD_FAMILY_LLAMA,
+                                           .vocab = 67,
+                                           .context = 16,
+                                           .layers = LAYERS,
+                                           .hidden = 24,
+                                           .heads = 6,
+                                           .kv_heads = 3,
+                                           .head_size = 4,
+                                           .ffn = 37};
+    struct job job = {.calls = calls};
+    struct pd_error err;
+    pd_layout_init_dp(&job.layout, 2);
+    job.layout.zero_stage = stage;
+    cr_assert_eq(pd_model_new(&config, &job.model, &err), PD_OK, "%s", err.message);
+    const pd_status st = pd_comm_run_local(2, 1, on_a_rank, &job, &err);
+    pd_model_free(job.model);
+    return st;
+}
+
+/* The next block arrives while this one is computed with. */
+static pd_status one_ahead(struct pd_zero *zero, struct pd_error *err)
+{
+    void *const *weights;
+    for (uint32_t set = 1; set < LAYERS; set++) {
+        PD_TRY(pd_zero_acquire(zero, set, &weights, err));
+        PD_TRY(pd_zero_prefetch(zero, set + 1, err));
+    }
+    return PD_OK;
+}
+
+Test(zero_owners, one_block_ahead_is_in_turn)
+{
+    cr_assert_eq(run(3, one_ahead), PD_OK);
+}
+
+/* There are two places: the second block ahead would arrive where the first is read. */
+static pd_status two_ahead(struct pd_zero *zero, struct pd_error *err)
+{
+    void *const *weights;
+    PD_TRY(pd_zero_acquire(zero, 1, &weights, err));
+    PD_TRY(pd_zero_prefetch(zero, 2, err));
+    return pd_zero_prefetch(zero, 3, err);
+}
+
+Test(zero_owners, a_gather_into_what_is_computed_with_is_caught, .signal = SIGABRT)
+{
+    run(3, two_ahead);
+}
+
+static pd_status exchange(struct pd_zero *zero, bool ends, struct pd_error *err)
+{
+    float *const *gradients;
+    PD_TRY(pd_zero_micro_batch_gradients(zero, 1, 0, &gradients, err));
+    PD_TRY(pd_zero_push_gradients(zero, 1, 0, err));
+    if (ends) PD_TRY(pd_zero_finish_gradients(zero, err));
+    return pd_zero_share_state(zero, err);
+}
+
+static pd_status share_after(struct pd_zero *zero, struct pd_error *err)
+{
+    return exchange(zero, true, err);
+}
+
+static pd_status share_during(struct pd_zero *zero, struct pd_error *err)
+{
+    return exchange(zero, false, err);
+}
+
+Test(zero_owners, replicas_follow_gradients)
+{
+    cr_assert_eq(run(0, share_after), PD_OK);
+}
+
+Test(zero_owners, replicas_beside_gradients_in_flight_are_caught, .signal = SIGABRT)
+{
+    run(0, share_during);
+}
