@@ -6,6 +6,7 @@
 #include "trainer/config/keys.h"
 #include "trainer/config/renamed.h"
 #include "trainer/config/yaml.h"
+#include "trainer/model/family.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -205,9 +206,10 @@ static pd_status build(const struct source *source, struct pd_config *config, st
     PD_TRY(set_defaults(config, err));
     PD_TRY(apply_preset(source, config, err));
     PD_TRY(apply(source, config, err));
-    if (config->model.family == PD_FAMILY_GPT2 && given(source, "model.qkv_bias") && !config->model.qkv_bias)
-        PD_FAIL(err, PD_INVALID, "%s: model.qkv_bias is false, but family gpt2 has biases everywhere; leave it out",
-                source->name);
+    const struct pd_family_properties *family = pd_family_properties(config->model.family);
+    if (family->has_linear_biases && given(source, "model.qkv_bias") && !config->model.qkv_bias)
+        PD_FAIL(err, PD_INVALID, "%s: model.qkv_bias is false, but family %s has biases everywhere; leave it out",
+                source->name, family->name);
     pd_status status = pd_config_resolve(config, err);
     if (!status)
         status =

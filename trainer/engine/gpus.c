@@ -136,7 +136,7 @@ const char *pd_gpu_machine_name(const char *name)
 
 /* ---- libraries ---- */
 
-static void say_version(char ret[32], uint64_t number, uint64_t major, uint64_t minor)
+static void format_version(char ret[32], uint64_t number, uint64_t major, uint64_t minor)
 {
     snprintf(ret, 32, "%llu.%llu.%llu", (unsigned long long)(number / major), (unsigned long long)(number % major / minor),
              (unsigned long long)(number % minor));
@@ -147,14 +147,14 @@ static void ask_cublaslt(void *function, char ret[32])
     size_t (*version)(void);
     *(void **)&version = function;
     const size_t number = version();
-    say_version(ret, number, number >= 100000 ? 10000 : 1000, 100);
+    format_version(ret, number, number >= 100000 ? 10000 : 1000, 100);
 }
 
 static void ask_nccl(void *function, char ret[32])
 {
     int (*version)(int *), number = 0;
     *(void **)&version = function;
-    if (version(&number) == 0) say_version(ret, (uint64_t)number, number >= 10000 ? 10000 : 1000, 100);
+    if (version(&number) == 0) format_version(ret, (uint64_t)number, number >= 10000 ? 10000 : 1000, 100);
 }
 
 static void ask_cudnn(void *function, char ret[32])
@@ -162,7 +162,7 @@ static void ask_cudnn(void *function, char ret[32])
     size_t (*version)(void);
     *(void **)&version = function;
     const size_t number = version();
-    say_version(ret, number, number >= 90000 ? 10000 : 1000, 100);
+    format_version(ret, number, number >= 90000 ? 10000 : 1000, 100);
 }
 
 static const struct library {

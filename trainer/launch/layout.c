@@ -134,7 +134,7 @@ static pd_status choose_given(struct pd_launch_chooser *c, uint32_t ranks, bool 
 
 /* ---- words ---- */
 
-static void say(const struct pd_laid_out *laid_out, struct pd_launch_layout *ret)
+static void describe(const struct pd_laid_out *laid_out, struct pd_launch_layout *ret)
 {
     char recompute[48];
     const struct pd_layout *l = &laid_out->layout;
@@ -158,6 +158,6 @@ pd_status pd_launch_choose(struct pd_launch_chooser *c, uint32_t ranks, bool is_
         PD_TRY(choose_automatic(c, ranks, is_restart, &laid_out, err));
     else
         PD_TRY(choose_given(c, ranks, is_restart, &laid_out, err));
-    say(&laid_out, ret_layout);
+    describe(&laid_out, ret_layout);
     return PD_OK;
 }

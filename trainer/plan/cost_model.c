@@ -234,11 +234,6 @@ static double rate_of(const struct setting *s, uint32_t span)
     return span <= s->machine->ranks_per_host ? s->machine->link : s->machine->network;
 }
 
-static double larger(double a, double b)
-{
-    return a > b ? a : b;
-}
-
 /* Seconds of AdamW over so many elements, by memory: three of state read and written, and the gradient. Away from the device
  * it is the host's (offload/host_update.h): gradients come down and copies go up meanwhile, and pass its memory once more. */
 static double adam_seconds(const struct setting *s, double elements)
@@ -253,17 +248,17 @@ static double adam_seconds(const struct setting *s, double elements)
 
 static double bus_seconds(const struct setting *s, double in, double out)
 {
-    return s->machine->bus > 0 ? larger(in, out) / s->machine->bus : 0;
+    return s->machine->bus > 0 ? fmax(in, out) / s->machine->bus : 0;
 }
 
 static double micro_batch_streams(const struct setting *s, const struct streams *x)
 {
-    return larger(x->micro_batch / s->machine->nvme, bus_seconds(s, x->micro_batch_in, x->micro_batch_out));
+    return fmax(x->micro_batch / s->machine->nvme, bus_seconds(s, x->micro_batch_in, x->micro_batch_out));
 }
 
 static double update_streams(const struct setting *s, const struct streams *x)
 {
-    return larger(x->update / s->machine->nvme, bus_seconds(s, x->update_in, x->update_out));
+    return fmax(x->update / s->machine->nvme, bus_seconds(s, x->update_in, x->update_out));
 }
 
 /* ---- the step ---- */
@@ -278,9 +273,9 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     const double compute = 3 * g->seconds * work, recompute = g->blocks ? again * work * recomputed(s, g) / g->blocks : 0;
     const double exposed = t.tensor / rate_of(s, l->tp) + t.sequence / rate_of(s, place) + t.calls * s->machine->latency;
     const double beside =
-        (t.parameters + larger(t.gradients, t.gradients_sent)) / stage_rate + t.pipeline / rate_of(s, 2 * stage);
+        (t.parameters + fmax(t.gradients, t.gradients_sent)) / stage_rate + t.pipeline / rate_of(s, 2 * stage);
     const struct streams streams = streams_of(s, g);
-    const double micro_batch = larger(larger(compute + recompute + exposed, beside), micro_batch_streams(s, &streams)),
+    const double micro_batch = fmax(fmax(compute + recompute + exposed, beside), micro_batch_streams(s, &streams)),
                  slots = s->slots;
     double once = 0;
     if (l->zero_stage == 1 || l->zero_stage == 2) once = g->elements * (s->parts - 1) / s->parts * s->act;
@@ -289,17 +284,17 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
                                              : 0;
     const double held = l->zero_stage == 0 ? g->elements : g->elements / s->parts;
     if (l->dp * l->sp == 1) sums = 0;
-    c->parameter_bytes = (uint64_t)larger((double)c->parameter_bytes, t.parameters * slots + once);
-    c->gradient_bytes = (uint64_t)larger((double)c->gradient_bytes, t.gradients * slots + sums);
-    c->tensor_bytes = (uint64_t)larger((double)c->tensor_bytes, t.tensor * slots);
-    c->sequence_bytes = (uint64_t)larger((double)c->sequence_bytes, t.sequence * slots);
-    c->pipeline_bytes = (uint64_t)larger((double)c->pipeline_bytes, t.pipeline * slots);
-    if (c->padding) c->padding_bytes = (uint64_t)larger((double)c->padding_bytes, t.parameters);
-    const double optimizer = larger(adam_seconds(s, held), update_streams(s, &streams)), after = (once + sums) / stage_rate;
-    c->nvme_seconds = larger(c->nvme_seconds, (streams.micro_batch * slots + streams.update) / s->machine->nvme);
-    c->bus_seconds = larger(c->bus_seconds, bus_seconds(s, streams.micro_batch_in * slots + streams.update_in,
-                                                        streams.micro_batch_out * slots + streams.update_out));
-    c->optimizer_seconds = larger(c->optimizer_seconds, optimizer + after);
+    c->parameter_bytes = (uint64_t)fmax((double)c->parameter_bytes, t.parameters * slots + once);
+    c->gradient_bytes = (uint64_t)fmax((double)c->gradient_bytes, t.gradients * slots + sums);
+    c->tensor_bytes = (uint64_t)fmax((double)c->tensor_bytes, t.tensor * slots);
+    c->sequence_bytes = (uint64_t)fmax((double)c->sequence_bytes, t.sequence * slots);
+    c->pipeline_bytes = (uint64_t)fmax((double)c->pipeline_bytes, t.pipeline * slots);
+    if (c->padding) c->padding_bytes = (uint64_t)fmax((double)c->padding_bytes, t.parameters);
+    const double optimizer = fmax(adam_seconds(s, held), update_streams(s, &streams)), after = (once + sums) / stage_rate;
+    c->nvme_seconds = fmax(c->nvme_seconds, (streams.micro_batch * slots + streams.update) / s->machine->nvme);
+    c->bus_seconds = fmax(c->bus_seconds, bus_seconds(s, streams.micro_batch_in * slots + streams.update_in,
+                                                      streams.micro_batch_out * slots + streams.update_out));
+    c->optimizer_seconds = fmax(c->optimizer_seconds, optimizer + after);
     if (micro_batch <= *slowest) return;
     *slowest = micro_batch;
     c->compute_seconds = compute * slots;
@@ -326,7 +321,7 @@ static struct setting setting_of(const struct pd_config *config, const struct pd
                         .interleave = l->pp > 1 ? l->interleave : 1,
                         .micro_batches = config->batch.sequences / config->batch.micro_batch};
     s.share =
-        larger((double)(heads.end - heads.begin) / model->config.heads, (double)(ffn.end - ffn.begin) / model->config.ffn);
+        fmax((double)(heads.end - heads.begin) / model->config.heads, (double)(ffn.end - ffn.begin) / model->config.ffn);
     s.slots = pd_schedule_slots(s.micro_batches, l->dp, l->pp, s.interleave);
     s.slots_once = pd_is_breadth_first(config, l) ? s.slots : 1;
     return s;

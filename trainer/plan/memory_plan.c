@@ -127,7 +127,7 @@ static void table_deinit(struct table *t)
     free(t->slots);
 }
 
-static pd_status say(struct survey *s, uint64_t word, struct pd_error *err)
+static pd_status append(struct survey *s, uint64_t word, struct pd_error *err)
 {
     if (!grow(&s->text, sizeof *s->text, s->text_count + 1, &s->text_room))
         PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
@@ -135,8 +135,8 @@ static pd_status say(struct survey *s, uint64_t word, struct pd_error *err)
     return PD_OK;
 }
 
-/* The number of what was said, which is forgotten. */
-static pd_status said(struct survey *s, struct table *t, uint32_t *ret_number, struct pd_error *err)
+/* The number of what was appended, which is forgotten. */
+static pd_status number_text(struct survey *s, struct table *t, uint32_t *ret_number, struct pd_error *err)
 {
     const size_t bytes = s->text_count * sizeof *s->text;
     s->text_count = 0;
@@ -145,16 +145,16 @@ static pd_status said(struct survey *s, struct table *t, uint32_t *ret_number, s
 
 /* ---- what a rank computes ---- */
 
-static pd_status say_boxes(struct survey *s, const struct pd_partition *p, uint32_t t, bool is_computed,
-                           struct pd_error *err)
+static pd_status append_boxes(struct survey *s, const struct pd_partition *p, uint32_t t, bool is_computed,
+                              struct pd_error *err)
 {
     struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX];
     const uint32_t count =
         (is_computed ? pd_partition_computed : pd_partition_needed)(s->model, p, t, boxes, PD_LAYOUT_CHUNKS_MAX);
-    PD_TRY(say(s, count, err));
+    PD_TRY(append(s, count, err));
     for (uint32_t b = 0; b < count; b++) {
-        PD_TRY(say(s, boxes[b].count[0], err));
-        PD_TRY(say(s, s->model->tensors.tensors[t].ndim > 1 ? boxes[b].count[1] : 1, err));
+        PD_TRY(append(s, boxes[b].count[0], err));
+        PD_TRY(append(s, s->model->tensors.tensors[t].ndim > 1 ? boxes[b].count[1] : 1, err));
     }
     return PD_OK;
 }
@@ -167,24 +167,24 @@ static pd_status describe_tp(struct survey *s, uint32_t tp_rank, uint32_t *ret_n
     const uint32_t units[] = {0, 1, s->model->unit_count - 1};
     for (int u = 0; u < 3; u++)
         for (uint32_t t = s->model->unit_first[units[u]]; t < s->model->unit_first[units[u] + 1]; t++) {
-            PD_TRY(say_boxes(s, &p, t, false, err));
-            PD_TRY(say_boxes(s, &p, t, true, err));
+            PD_TRY(append_boxes(s, &p, t, false, err));
+            PD_TRY(append_boxes(s, &p, t, true, err));
         }
-    return said(s, &s->descriptions, ret_number, err);
+    return number_text(s, &s->descriptions, ret_number, err);
 }
 
 /* A pipeline place but for the micro-batches it keeps. */
 static pd_status describe_shape(struct survey *s, uint32_t pp, uint32_t *ret_number, struct pd_error *err)
 {
     const struct pd_layout *l = &s->laid_out->layout;
-    PD_TRY(say(s, pp == 0, err));
-    PD_TRY(say(s, pp + 1 == l->pp, err));
+    PD_TRY(append(s, pp == 0, err));
+    PD_TRY(append(s, pp + 1 == l->pp, err));
     for (uint32_t c = 0; c < l->interleave; c++) {
         const struct pd_stage stage = pd_grid_stage(l, s->model, pp, c);
-        PD_TRY(say(s, stage.block_count, err));
-        PD_TRY(say(s, stage.has_embedding * 2u + stage.has_head, err));
+        PD_TRY(append(s, stage.block_count, err));
+        PD_TRY(append(s, stage.has_embedding * 2u + stage.has_head, err));
     }
-    return said(s, &s->descriptions, ret_number, err);
+    return number_text(s, &s->descriptions, ret_number, err);
 }
 
 /* Micro-batches that a place keeps of each of its chunks. */
@@ -202,8 +202,8 @@ static pd_status describe_depth(struct survey *s, uint32_t pp, uint32_t *ret_num
                                                 .units = pd_is_breadth_first(s->config, l) ? s->model->unit_count : 0};
     pd_schedule_depth(&options, depth);
     for (uint32_t c = 0; c < interleave; c++)
-        PD_TRY(say(s, depth[c], err));
-    return said(s, &s->descriptions, ret_number, err);
+        PD_TRY(append(s, depth[c], err));
+    return number_text(s, &s->descriptions, ret_number, err);
 }
 
 /* ---- what a share of the state owns ---- */
@@ -225,16 +225,16 @@ static pd_status add_to_set(struct survey *s, uint32_t set, uint32_t number, uin
         const bool is_end = i == row.count;
         if (!is_in && (is_end || pair[0] >= number)) {
             const bool is_more = !is_end && pair[0] == number;
-            PD_TRY(say(s, number, err));
-            PD_TRY(say(s, is_more ? pair[1] + 1 : 1, err));
+            PD_TRY(append(s, number, err));
+            PD_TRY(append(s, is_more ? pair[1] + 1 : 1, err));
             is_in = true;
             if (is_more) continue;
         }
         if (is_end) break;
-        PD_TRY(say(s, pair[0], err));
-        PD_TRY(say(s, pair[1], err));
+        PD_TRY(append(s, pair[0], err));
+        PD_TRY(append(s, pair[1], err));
     }
-    PD_TRY(said(s, &s->owned_sets, &sum, err));
+    PD_TRY(number_text(s, &s->owned_sets, &sum, err));
     PD_TRY(number_of(&s->additions, addition, sizeof addition, &a, err));
     if (s->additions.room != room || !s->addition_to) {
         uint32_t *grown = realloc(s->addition_to, s->additions.room * sizeof *grown);
@@ -245,9 +245,9 @@ static pd_status add_to_set(struct survey *s, uint32_t set, uint32_t number, uin
     return PD_OK;
 }
 
-/* What share q owns of some tensors of a unit, said; up to which share it is the same.   cuts (count) */
-static pd_status say_cuts(struct survey *s, const struct pd_layout_cut *cuts, uint32_t count, uint32_t q, uint32_t *ret_end,
-                          struct pd_error *err)
+/* What share q owns of some tensors of a unit, appended; up to which share it is the same.   cuts (count) */
+static pd_status append_cuts(struct survey *s, const struct pd_layout_cut *cuts, uint32_t count, uint32_t q,
+                             uint32_t *ret_end, struct pd_error *err)
 {
     uint32_t end = s->shares;
     for (uint32_t i = 0; i < count; i++) {
@@ -257,9 +257,9 @@ static pd_status say_cuts(struct survey *s, const struct pd_layout_cut *cuts, ui
         for (int b = 0; b < 3; b++)
             if (bounds[b] > q && bounds[b] < end) end = bounds[b];
         if (q < cut->q_first || q > last) continue;
-        PD_TRY(say(s, i, err));
-        PD_TRY(
-            say(s, q < last ? cut->part_rows : cut->row_end - cut->row_begin - (cut->part_count - 1) * cut->part_rows, err));
+        PD_TRY(append(s, i, err));
+        PD_TRY(append(s, q < last ? cut->part_rows : cut->row_end - cut->row_begin - (cut->part_count - 1) * cut->part_rows,
+                      err));
     }
     *ret_end = end;
     return PD_OK;
@@ -279,10 +279,10 @@ static pd_status own_tensors(struct survey *s, uint32_t begin, uint32_t end, uin
     }
     for (uint32_t q = 0, same = 0; !st && q < s->shares; q = same) {
         uint32_t number;
-        st = say_cuts(s, cuts, count, q, &same, err);
+        st = append_cuts(s, cuts, count, q, &same, err);
         if (!st && !s->text_count) continue; /* nothing */
-        if (!st) st = say(s, kind, err);
-        if (!st) st = said(s, &s->descriptions, &number, err);
+        if (!st) st = append(s, kind, err);
+        if (!st) st = number_text(s, &s->descriptions, &number, err);
         for (uint32_t k = q, before = 0, after = 0; !st && k < same; k++) { /* neighbours mostly own the same */
             if (k == q || s->owned[k] != before) st = add_to_set(s, before = s->owned[k], number, &after, err);
             s->owned[k] = after;

@@ -21,8 +21,8 @@ struct run {
     struct pd_comm *comm;
     struct pd_comm *nccl;                     /* over comm, for what engines move between GPUs; NULL: comm moves it */
     struct pd_comm *tier_comms[PD_TIERS_MAX]; /* the first: of background saves; the others: of copies into their tiers */
-    struct pd_comm *copy_comm;                /* of second copies, on other hosts */
-    struct pd_group group, tier_groups[PD_TIERS_MAX], copy_group;
+    struct pd_comm *replica_comm;             /* of replicas on other hosts */
+    struct pd_group group, tier_groups[PD_TIERS_MAX], replica_group;
     struct pd_vfs *vfs;
     struct pd_tiers *tiers;
     struct pd_tier_places places;

@@ -119,10 +119,10 @@ static pd_status open_tiers(struct run *r, struct pd_error *err)
         options.groups[i] = &r->tier_groups[i];
     }
     if (options.tiers[0].replicas) {
-        PD_TRY(split_for_host(r, &r->copy_comm, err));
-        r->copy_comm->time_limit_seconds = COPY_SECONDS_MAX;
-        pd_comm_group(r->copy_comm, &r->copy_group);
-        options.replica_group = &r->copy_group;
+        PD_TRY(split_for_host(r, &r->replica_comm, err));
+        r->replica_comm->time_limit_seconds = COPY_SECONDS_MAX;
+        pd_comm_group(r->replica_comm, &r->replica_group);
+        options.replica_group = &r->replica_group;
     }
     return pd_tiers_open(r->vfs, &options, &r->tiers, err);
 }
@@ -400,7 +400,7 @@ void pd_run_close(struct run *r)
     pd_tiers_close(r->tiers);
     for (uint32_t i = 0; i < PD_TIERS_MAX; i++)
         pd_comm_free(r->tier_comms[i]);
-    pd_comm_free(r->copy_comm);
+    pd_comm_free(r->replica_comm);
     pd_vfs_free(r->vfs);
     pd_run_state_deinit(&r->state);
     pd_rank_device_quiet(&r->device);

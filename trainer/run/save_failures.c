@@ -1,6 +1,7 @@
 #include "trainer/run/save_failures.h"
 
 #include "ckpt/base/backoff.h"
+#include "ckpt/base/checked.h"
 
 #define LEAVING_RETRY_NS UINT64_C(1000000000)
 
@@ -9,15 +10,10 @@ static uint64_t ns_of(double seconds)
     return (uint64_t)(seconds * 1e9); /* a key's: 6e7 seconds at most */
 }
 
-static uint64_t smaller(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 static uint64_t deadline(const struct pd_save_failures *f, double give_up_seconds)
 {
     const uint64_t end = f->since_ns + ns_of(give_up_seconds);
-    return f->leave_ns ? smaller(end, f->leave_ns) : end;
+    return f->leave_ns ? pd_min_u64(end, f->leave_ns) : end;
 }
 
 void pd_save_failures_add(struct pd_save_failures *f, uint64_t step, uint64_t now_ns, double give_up_seconds)
@@ -26,7 +22,8 @@ void pd_save_failures_add(struct pd_save_failures *f, uint64_t step, uint64_t no
         f->first_step = step;
         f->since_ns = now_ns;
     }
-    f->retry_ns = smaller(now_ns + (f->leave_ns ? LEAVING_RETRY_NS : pd_backoff_ns(f->count)), deadline(f, give_up_seconds));
+    f->retry_ns =
+        pd_min_u64(now_ns + (f->leave_ns ? LEAVING_RETRY_NS : pd_backoff_ns(f->count)), deadline(f, give_up_seconds));
 }
 
 void pd_save_failures_clear(struct pd_save_failures *f)
