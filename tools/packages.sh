@@ -3,8 +3,8 @@
 # build: compiler and libraries · run: MPI and HDF5 tools · text: the King James Bible · test: what the tests use besides
 set -euo pipefail
 
-build="gcc g++ make cmake ninja-build pkg-config libhdf5-dev liburing-dev libopenmpi-dev openmpi-bin libzstd-dev libxxhash-dev
-  libyaml-dev libjansson-dev libdnnl-dev libcriterion-dev"
+build="gcc g++ make cmake ninja-build pkg-config libhdf5-dev liburing-dev libopenmpi-dev openmpi-bin libzstd-dev zlib1g-dev
+  libxxhash-dev libyaml-dev libjansson-dev libdnnl-dev libcriterion-dev"
 run="openmpi-bin hdf5-tools"
 text="bible-kjv bible-kjv-text"
 test="clang-format python3 python3-venv procps"

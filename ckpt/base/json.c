@@ -192,6 +192,19 @@ static const struct pd_json_value *as_value(const json_t *json)
     return (const struct pd_json_value *)(const void *)json;
 }
 
+/* Takes `root` over. */
+static pd_status wrap(json_t *root, struct pd_json_document **ret_document, struct pd_error *err)
+{
+    struct pd_json_document *document = malloc(sizeof *document);
+    if (!document) {
+        json_decref(root);
+        PD_FAIL(err, PD_NO_MEMORY, "no memory to read JSON");
+    }
+    document->root = root;
+    *ret_document = document;
+    return PD_OK;
+}
+
 pd_status pd_json_parse(const char *name, const char *text, size_t bytes, struct pd_json_document **ret_document,
                         struct pd_error *err)
 {
@@ -203,13 +216,60 @@ pd_status pd_json_parse(const char *name, const char *text, size_t bytes, struct
         PD_FAIL(err, PD_CORRUPT, "%s: line %d, column %d: not valid JSON: %s", name, problem.line, problem.column,
                 problem.text);
     }
-    struct pd_json_document *document = malloc(sizeof *document);
-    if (!document) {
-        json_decref(root);
-        PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to read JSON", name);
+    return wrap(root, ret_document, err);
+}
+
+static const char *kind_name(const json_t *value)
+{
+    static const char *const names[] = {
+        [JSON_OBJECT] = "an object",    [JSON_ARRAY] = "an array", [JSON_STRING] = "a string",
+        [JSON_INTEGER] = "a number",    [JSON_REAL] = "a number",  [JSON_TRUE] = "true or false",
+        [JSON_FALSE] = "true or false", [JSON_NULL] = "null"};
+    return names[json_typeof(value)];
+}
+
+/* "a, b and more" */
+static void list_keys(json_t *object, char *text, size_t capacity)
+{
+    size_t used = 0;
+    snprintf(text, capacity, "nothing");
+    for (void *at = json_object_iter(object); at; at = json_object_iter_next(object, at)) {
+        const char *key = json_object_iter_key(at);
+        if (used + strlen(key) + sizeof ", and more" > capacity) {
+            snprintf(text + used, capacity - used, "%s", used ? " and more" : "a long name");
+            return;
+        }
+        used += (size_t)snprintf(text + used, capacity - used, "%s%s", used ? ", " : "", key);
     }
-    document->root = root;
-    *ret_document = document;
+}
+
+static pd_status check_member(json_t *root, const char *key, struct pd_error *err)
+{
+    char keys[160];
+    if (!json_is_object(root)) PD_FAIL(err, PD_CORRUPT, "the line is %s, and no object", kind_name(root));
+    const json_t *value = json_object_get(root, key);
+    if (json_is_string(value)) return PD_OK;
+    if (value) PD_FAIL(err, PD_CORRUPT, "\"%s\" is %s, and no string", key, kind_name(value));
+    list_keys(root, keys, sizeof keys);
+    PD_FAIL(err, PD_NOT_FOUND, "the object has no \"%s\", it has %s", key, keys);
+}
+
+pd_status pd_json_parse_member(const char *text, size_t bytes, const char *key, struct pd_json_document **ret_document,
+                               const char **ret_text, size_t *ret_bytes, struct pd_error *err)
+{
+    json_error_t problem;
+    json_t *root = json_loadb(text, bytes, JSON_DECODE_ANY | JSON_ALLOW_NUL, &problem);
+    if (!root && json_error_code(&problem) == json_error_out_of_memory) PD_FAIL(err, PD_NO_MEMORY, "no memory to read JSON");
+    if (!root) PD_FAIL(err, PD_CORRUPT, "no valid JSON at column %d: %s", problem.column, problem.text);
+    pd_status status = check_member(root, key, err);
+    if (status) {
+        json_decref(root);
+        return status;
+    }
+    const json_t *value = json_object_get(root, key);
+    PD_TRY(wrap(root, ret_document, err));
+    *ret_text = json_string_value(value);
+    *ret_bytes = json_string_length(value);
     return PD_OK;
 }
 

@@ -64,6 +64,12 @@ const struct pd_json_value *pd_json_member(const struct pd_json_value *object, c
 size_t pd_json_count(const struct pd_json_value *array);                                         /* 0: it is no array */
 const struct pd_json_value *pd_json_at(const struct pd_json_value *array, size_t index);         /* index below the count */
 
+/* The string `key` of one object, as in a line of JSON lines; borrowed from the document. It may hold zero bytes.
+ *   errors  PD_CORRUPT: no JSON, no object, no string; PD_NOT_FOUND: no such member, the message names others; PD_NO_MEMORY */
+PD_MUST_USE pd_status pd_json_parse_member(const char *text, size_t bytes, const char *key,
+                                           struct pd_json_document **ret_document, const char **ret_text, size_t *ret_bytes,
+                                           struct pd_error *err);
+
 const char *pd_json_text(const struct pd_json_value *value); /* of a string; NULL: it is something else */
 /* False, and nothing set, where it is something else. A number is integer or real, an unsigned one an integer of 0 and more. */
 bool pd_json_is_u64(const struct pd_json_value *value, uint64_t *ret);

@@ -1,6 +1,5 @@
 #include "ckpt/tensor/codec_zstd.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <zstd.h>
@@ -197,6 +196,28 @@ pd_status pd_zstd_compress(struct pd_zstd *zstd, int level, void *dst, uint64_t 
         PD_FAIL(err, code == ZSTD_error_memory_allocation ? PD_NO_MEMORY : PD_BUG, "zstd, level %d: %s", level,
                 ZSTD_getErrorName(failed));
     *ret_bytes = failed ? 0 : room.pos;
+    return PD_OK;
+}
+
+#define WINDOW_LOG_MAX 31 /* zstd --long=31, as large text collections are published */
+
+pd_status pd_zstd_decompress_some(struct pd_zstd *zstd, const void *src, uint64_t *src_bytes, void *dst, uint64_t *dst_bytes,
+                                  bool *ret_frame_ended, struct pd_error *err)
+{
+    if (!zstd->in) {
+        zstd->in = ZSTD_createDCtx();
+        if (!zstd->in) PD_FAIL(err, PD_NO_MEMORY, "no memory to decompress");
+        ZSTD_DCtx_setParameter(zstd->in, ZSTD_d_windowLogMax, WINDOW_LOG_MAX);
+    }
+    ZSTD_inBuffer in = {src, *src_bytes, 0};
+    ZSTD_outBuffer out = {dst, *dst_bytes, 0};
+    const size_t left = ZSTD_decompressStream(zstd->in, &out, &in);
+    if (ZSTD_isError(left))
+        PD_FAIL(err, ZSTD_getErrorCode(left) == ZSTD_error_memory_allocation ? PD_NO_MEMORY : PD_CORRUPT, "zstd: %s",
+                ZSTD_getErrorName(left));
+    *src_bytes = in.pos;
+    *dst_bytes = out.pos;
+    *ret_frame_ended = left == 0;
     return PD_OK;
 }
 

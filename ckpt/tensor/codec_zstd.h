@@ -8,6 +8,7 @@
 #define PD_CKPT_TENSOR_CODEC_ZSTD_H
 
 #include "ckpt/base/status.h"
+#include <stdbool.h>
 #include <stdint.h>
 
 #define PD_ZSTD_FILTER 32015u /* as registered with the HDF Group */
@@ -29,6 +30,12 @@ uint64_t pd_zstd_heap_bytes(const struct pd_zstd *zstd); /* what it holds by now
  *   errors     PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_zstd_compress(struct pd_zstd *zstd, int level, void *dst, uint64_t capacity, const void *src,
                                        uint64_t bytes, uint64_t plane_bytes, uint64_t *ret_bytes, struct pd_error *err);
+/* Continues a stream of frames, of which any part may come at a time.
+ *   src_bytes, dst_bytes  in: there are; out: taken, made
+ *   ret_frame_ended       the bytes taken end with a whole frame: a stream may end here
+ *   errors                PD_CORRUPT, PD_NO_MEMORY (a window of up to 2 GiB, as the frame asks) */
+PD_MUST_USE pd_status pd_zstd_decompress_some(struct pd_zstd *zstd, const void *src, uint64_t *src_bytes, void *dst,
+                                              uint64_t *dst_bytes, bool *ret_frame_ended, struct pd_error *err);
 /* Fills exactly `bytes`. PD_CORRUPT when src is no frame of that many; dst may have changed. */
 PD_MUST_USE pd_status pd_zstd_decompress(struct pd_zstd *zstd, void *dst, uint64_t bytes, const void *src,
                                          uint64_t src_bytes, struct pd_error *err);

@@ -66,7 +66,7 @@ for command in commands:
 
 # ---- data ----
 write("text.txt", "In the beginning\n\nGod created\n\n")
-expect("pack-no-input", ["data", "pack"], 64, err=said("name at least one text file; see perdure data pack --help"))
+expect("pack-no-input", ["data", "pack"], 64, err=said("name at least one file or directory of text; see perdure data pack --help"))
 expect("pack-no-output", ["data", "pack", "text.txt"], 64,
        err=said("name the token file with --output=FILE; see perdure data pack --help"))
 expect("pack-format", ["data", "pack", "text.txt", "-o", "t.bin", "--format=parquet"], 64,

@@ -1,5 +1,6 @@
 #include "ckpt/base/parse.h"
 #include "tools/command.h"
+#include "tools/commands/ckpt.h"
 #include "tools/output.h"
 #include "trainer/data/inspect.h"
 #include "trainer/data/pack.h"
@@ -94,15 +95,23 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
 static pd_status pack(struct options *o, bool json, struct pd_error *err)
 {
     struct pd_pack_result result;
-    if (!o->pack.input_count) PD_FAIL(err, PD_USAGE, "name at least one text file; see perdure data pack --help");
+    struct pd_ckpt_progress progress;
+    if (!o->pack.input_count)
+        PD_FAIL(err, PD_USAGE, "name at least one file or directory of text; see perdure data pack --help");
     if (!o->pack.output) PD_FAIL(err, PD_USAGE, "name the token file with --output=FILE; see perdure data pack --help");
     if (o->pack.format == PD_DATA_AUTO) o->pack.format = PD_DATA_NANOGPT;
     if (o->pack.format == PD_DATA_TEXT)
         PD_FAIL(err, PD_USAGE, "--format=text: text needs no packing, data.train[0].path takes it as it is");
+    o->pack.progress = pd_ckpt_progress_start(&progress);
+    o->pack.progress_context = &progress;
     pd_status status = pd_data_pack(&o->pack, &result, err);
+    pd_ckpt_progress_end(&progress);
     if (status == PD_EXISTS) PD_FAIL(err, PD_USAGE, "%s is there already; --overwrite replaces it", o->pack.output);
     PD_TRY(status);
-    return print_packed(&o->pack, &result, json, err);
+    fputs(result.notes, stderr);
+    status = print_packed(&o->pack, &result, json, err);
+    pd_pack_result_deinit(&result);
+    return status;
 }
 
 static pd_status run_pack(int argc, char **argv, struct pd_error *err)
@@ -116,13 +125,18 @@ static pd_status run_pack(int argc, char **argv, struct pd_error *err)
          .letter = 'o'},
         TOKEN_ROW("this token ends each document (256 and more are free)"),
         {.name = "separator", "TEXT",
-         "stands between documents of one input and is not written; \\n and \\t are understood", PD_OPTION_SET, &o,
+         "stands between documents of one text and is not written; \\n and \\t are understood", PD_OPTION_SET, &o,
          .set = set_separator},
+        {.name = "field", "NAME", "of the text in lines of JSON (default text)", PD_OPTION_TEXT, &o.pack.field},
         {.name = "overwrite", NULL, "replace an existing output", PD_OPTION_FLAG, &o.pack.overwrite},
         {0}};
     /* clang-format on */
-    pd_status status = parse("TEXT...", "Packs text files into a token file; a token is a byte. Each input is a document.",
-                             rows, argc, argv, &o, &done, err);
+    pd_status status =
+        parse("TEXT...",
+              "Packs text into a token file; a token is a byte. TEXT is a file, a directory or a glob, of text or "
+              "of JSON lines, plain or compressed with gzip or zstd. A file of text is a document, and so is a line "
+              "of JSON.",
+              rows, argc, argv, &o, &done, err);
     if (!status && !done) status = pack(&o, o.json, err);
     options_deinit(&o);
     return status;

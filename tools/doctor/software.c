@@ -62,6 +62,7 @@ static const struct library {
     {"liburing.so", "liburing", "apt-get install liburing-dev, then build again"},
     {"libxxhash.so", "xxhash", "apt-get install libxxhash-dev, then build again"},
     {"libzstd.so", "zstd", "apt-get install libzstd-dev, then build again"},
+    {"libz.so", "zlib", "apt-get install zlib1g-dev, then build again"},
     {"libmpi.so", "mpi library", "apt-get install libopenmpi-dev, then build again without -DPERDURE_MPI=OFF"},
     {"libyaml-0.so", "yaml", "apt-get install libyaml-dev, then build again"},
     {"libjansson.so", "jansson", "apt-get install libjansson-dev, then build again"},

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static pd_status check_kind(int fd, const char *path, uint64_t *ret_bytes, struct pd_error *err)
+static pd_status check_kind(int fd, const char *path, bool may_be_empty, uint64_t *ret_bytes, struct pd_error *err)
 {
     struct stat st;
     if (fstat(fd, &st) != 0) PD_FAIL_ERRNO(err, errno, "%s", path);
@@ -14,16 +14,16 @@ static pd_status check_kind(int fd, const char *path, uint64_t *ret_bytes, struc
     if (!S_ISREG(st.st_mode))
         PD_FAIL(err, PD_INVALID,
                 "%s is not a regular file: samples are read from any place, again and again; copy it to a disk", path);
-    if (st.st_size == 0) PD_FAIL(err, PD_INVALID, "%s is empty; leave it out or write it again", path);
+    if (st.st_size == 0 && !may_be_empty) PD_FAIL(err, PD_INVALID, "%s is empty; leave it out or write it again", path);
     *ret_bytes = (uint64_t)st.st_size;
     return PD_OK;
 }
 
-pd_status pd_data_file_open(const char *path, int *ret_fd, uint64_t *ret_bytes, struct pd_error *err)
+pd_status pd_data_file_open(const char *path, bool may_be_empty, int *ret_fd, uint64_t *ret_bytes, struct pd_error *err)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer must not block; files do not care */
     if (fd < 0) PD_FAIL_ERRNO(err, errno, "%s cannot be read", path);
-    pd_status status = check_kind(fd, path, ret_bytes, err);
+    pd_status status = check_kind(fd, path, may_be_empty, ret_bytes, err);
     if (status) {
         close(fd);
         return status;

@@ -1,17 +1,17 @@
 #include "trainer/data/pack.h"
 
-#include "trainer/data/data_file.h"
+#include "ckpt/base/cpu.h"
 #include "trainer/data/file_writer.h"
 #include "trainer/data/megatron_index.h"
 #include "trainer/data/token_format.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#define BUFFER_BYTES (1u << 20)
+#define SEPARATOR_BYTES_MAX (PD_DOCUMENTS_PIECE_MAX / 2 - 1)
 #define BYTE_TOKENS 256
 #define CONVERT_TOKENS 16384u
 
@@ -23,7 +23,6 @@ struct packer {
     uint64_t document_tokens; /* of the document that is open */
     int32_t *lengths;         /* (documents) tokens, for the index */
     uint64_t lengths_capacity;
-    unsigned char *buffer;    /* input (BUFFER_BYTES) */
     unsigned char *converted; /* (CONVERT_TOKENS) of the widest type */
 };
 
@@ -54,8 +53,8 @@ static pd_status check_options(const struct pd_pack_options *options, struct pd_
         PD_FAIL(err, PD_INVALID, "document token %" PRId64 " does not fit format %s, which holds up to %" PRId64,
                 options->document_token, pd_data_format_name(options->format), largest);
     if (options->separator && !*options->separator) PD_FAIL(err, PD_INVALID, "the separator of documents is empty");
-    if (options->separator && strlen(options->separator) >= BUFFER_BYTES / 2)
-        PD_FAIL(err, PD_INVALID, "the separator of documents is longer than %u bytes", BUFFER_BYTES / 2);
+    if (options->separator && strlen(options->separator) > SEPARATOR_BYTES_MAX)
+        PD_FAIL(err, PD_INVALID, "the separator of documents is longer than %u bytes", SEPARATOR_BYTES_MAX);
     return PD_OK;
 }
 
@@ -119,53 +118,73 @@ static pd_status end_document(struct packer *packer, struct pd_error *err)
 
 /* ---- inputs ---- */
 
-/* Takes whole documents out of text (bytes). What may be the beginning of a separator stays: *ret_kept bytes at the end, but
- * none at the end of the input. */
-static pd_status take_text(struct packer *packer, const unsigned char *text, size_t bytes, bool at_end, size_t *ret_kept,
-                           struct pd_error *err)
+static pd_status take_pieces(struct packer *packer, const struct pd_document_piece *pieces, uint32_t count,
+                             struct pd_error *err)
 {
-    const char *separator = packer->options->separator;
-    size_t length = separator ? strlen(separator) : 0;
-    const unsigned char *found;
-    while (separator && (found = memmem(text, bytes, separator, length))) {
-        PD_TRY(put_text(packer, text, (size_t)(found - text), err));
-        PD_TRY(end_document(packer, err));
-        bytes -= (size_t)(found - text) + length;
-        text = found + length;
+    for (uint32_t i = 0; i < count; i++) {
+        PD_TRY(put_text(packer, (const unsigned char *)pieces[i].text, pieces[i].bytes, err));
+        if (pieces[i].ends) PD_TRY(end_document(packer, err));
     }
-    size_t kept = at_end || !separator ? 0 : length - 1 < bytes ? length - 1 : bytes;
-    *ret_kept = kept;
-    return put_text(packer, text, bytes - kept, err);
+    return PD_OK;
 }
 
-static pd_status pack_stream(struct packer *packer, int fd, const char *path, uint64_t file_bytes, struct pd_error *err)
+/* "3 files had CRLF at the ends of lines, a.txt first: LF was written" */
+static void note_files(FILE *out, const struct pd_documents *documents, uint32_t count, uint32_t first, const char *what)
 {
-    size_t kept = 0;
-    for (uint64_t at = 0; at < file_bytes;) {
-        uint64_t left = file_bytes - at;
-        size_t part = left < BUFFER_BYTES - kept ? (size_t)left : BUFFER_BYTES - kept;
-        PD_TRY(pd_data_file_read(fd, path, at, packer->buffer + kept, part, err));
-        at += part;
-        size_t held = kept + part;
-        PD_TRY(take_text(packer, packer->buffer, held, at == file_bytes, &kept, err));
-        memmove(packer->buffer, packer->buffer + held - kept, kept);
-    }
-    packer->result.input_bytes += file_bytes;
-    return end_document(packer, err);
+    if (count == 1) fprintf(out, "%s %s\n", pd_documents_path(documents, first), what);
+    if (count > 1) fprintf(out, "%u files, the first %s, %s\n", count, pd_documents_path(documents, first), what);
 }
 
-static pd_status pack_input(struct packer *packer, const char *path, struct pd_error *err)
+static pd_status take_notes(struct packer *packer, const struct pd_documents *documents, struct pd_error *err)
 {
-    struct stat st;
-    if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 0) {
-        packer->result.empty_documents++;
-        return PD_OK;
-    }
-    int fd = -1;
-    uint64_t bytes = 0;
-    PD_TRY(pd_data_file_open(path, &fd, &bytes, err));
-    pd_status status = pack_stream(packer, fd, path, bytes, err);
-    close(fd);
+    const struct pd_documents_progress seen = pd_documents_progress(documents);
+    const char *note;
+    size_t bytes;
+    FILE *out = open_memstream(&packer->result.notes, &bytes);
+    if (!out) PD_FAIL(err, PD_NO_MEMORY, "no memory for packing");
+    for (uint32_t i = 0; (note = pd_documents_note(documents, i)); i++)
+        fprintf(out, "%s\n", note);
+    note_files(out, documents, seen.marked_files, seen.first_marked, "had a byte order mark, which was dropped");
+    note_files(out, documents, seen.crlf_files, seen.first_crlf, "had lines that end in CRLF: LF was written");
+    fclose(out);
+    packer->result.input_bytes = seen.stored_bytes;
+    return PD_OK;
+}
+
+static pd_status pack_documents(struct packer *packer, struct pd_documents *documents, struct pd_error *err)
+{
+    const struct pd_pack_options *options = packer->options;
+    const struct pd_document_piece *pieces;
+    uint32_t count;
+    do {
+        PD_TRY(pd_documents_next(documents, &pieces, &count, err));
+        PD_TRY(take_pieces(packer, pieces, count, err));
+        const struct pd_documents_progress seen = pd_documents_progress(documents);
+        if (options->progress) options->progress(options->progress_context, seen.stored_bytes, seen.stored_bytes_total);
+    } while (count);
+    return take_notes(packer, documents, err);
+}
+
+static pd_status pack_with(struct packer *packer, struct pd_thread_pool *pool, struct pd_error *err)
+{
+    const struct pd_documents_options options = {.inputs = packer->options->inputs,
+                                                 .input_count = packer->options->input_count,
+                                                 .field = packer->options->field,
+                                                 .separator = packer->options->separator,
+                                                 .pool = pool};
+    struct pd_documents *documents;
+    PD_TRY(pd_documents_open(&options, &documents, err));
+    pd_status status = pack_documents(packer, documents, err);
+    pd_documents_close(documents);
+    return status;
+}
+
+static pd_status pack_inputs(struct packer *packer, struct pd_error *err)
+{
+    struct pd_thread_pool *pool;
+    PD_TRY(pd_thread_pool_new(pd_cpu_cores(), &pool, err));
+    pd_status status = pack_with(packer, pool, err);
+    pd_thread_pool_free(pool);
     return status;
 }
 
@@ -243,13 +262,11 @@ static pd_status commit_outputs(struct packer *packer, struct pd_error *err)
 static pd_status pack_all(struct packer *packer, struct pd_error *err)
 {
     const struct pd_pack_options *options = packer->options;
-    packer->buffer = malloc(BUFFER_BYTES);
     packer->converted = malloc(CONVERT_TOKENS * sizeof(uint32_t));
-    if (!packer->buffer || !packer->converted) PD_FAIL(err, PD_NO_MEMORY, "no memory for packing");
+    if (!packer->converted) PD_FAIL(err, PD_NO_MEMORY, "no memory for packing");
     PD_TRY(begin_outputs(packer, err));
     if (options->format == PD_DATA_LLMC) PD_TRY(put_llmc_header(packer, false, err));
-    for (uint32_t i = 0; i < options->input_count; i++)
-        PD_TRY(pack_input(packer, options->inputs[i], err));
+    PD_TRY(pack_inputs(packer, err));
     if (packer->result.documents == 0) PD_FAIL(err, PD_INVALID, "the inputs hold no text: nothing is written");
     if (options->format == PD_DATA_LLMC) PD_TRY(put_llmc_header(packer, true, err));
     PD_TRY(pd_file_writer_seal(&packer->tokens, err));
@@ -268,8 +285,16 @@ pd_status pd_data_pack(const struct pd_pack_options *options, struct pd_pack_res
     pd_file_writer_abort(&packer.tokens);
     pd_file_writer_abort(&packer.index);
     free(packer.lengths);
-    free(packer.buffer);
     free(packer.converted);
-    if (!status) *ret_result = packer.result;
+    if (status)
+        free(packer.result.notes);
+    else
+        *ret_result = packer.result;
     return status;
+}
+
+void pd_pack_result_deinit(struct pd_pack_result *result)
+{
+    free(result->notes);
+    result->notes = NULL;
 }

@@ -1,32 +1,39 @@
-/* Writes token files out of text: nanoGPT, llm.c, Megatron. A token is a byte of the text (0 to 255).
+/* Writes token files out of documents (documents.h): nanoGPT, llm.c, Megatron. A token is a byte of the text (0 to 255).
  *
- * Each input is a document, or several where `separator` stands between them; empty ones are left out. A document ends with
- * `document_token`, unless that is negative. Types: nanoGPT u16; llm.c u16, or u32 for a larger document_token; Megatron the
- * narrowest of u8, u16 and i32 that holds all tokens.
+ * Documents that are empty are left out. A document ends with `document_token`, unless that is negative. Types: nanoGPT u16;
+ * llm.c u16, or u32 for a larger document_token; Megatron the narrowest of u8, u16 and i32 that holds all tokens.
+ * Lines of JSON are parsed on every core.
  * Whole or not at all: files are written under a temporary name, synced and renamed; Megatron's index comes last.
  *   memory   4 bytes a document, for Megatron alone */
 #ifndef PD_TRAINER_DATA_PACK_H
 #define PD_TRAINER_DATA_PACK_H
 
 #include "trainer/data/data.h"
+#include "trainer/data/documents.h"
 
 struct pd_pack_options {
-    const char *const *inputs; /* (input_count) text files */
+    const char *const *inputs; /* (input_count) files, directories, globs */
     uint32_t input_count;
     const char *output;         /* the file; Megatron: X.bin, X.idx or X writes both */
     enum pd_data_format format; /* NANOGPT, LLMC, MEGATRON */
     int64_t document_token;     /* ends each document; negative: none */
     const char *separator;      /* between documents of one input, not written; NULL: none */
     bool overwrite;             /* else an existing output is PD_EXISTS */
+    const char *field;          /* of JSON lines; NULL: "text" */
+    /* Called now and then, with bytes of the inputs as they are stored; NULL: never. */
+    void (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes);
+    void *progress_context;
 };
 
 struct pd_pack_result {
     uint64_t input_bytes, tokens, documents, empty_documents, output_bytes;
     enum pd_data_format format;
     const char *type_name; /* "u16", static */
+    char *notes;           /* lines on what the inputs are and what was changed in them, "" or ending in a newline; owned */
 };
 
 PD_MUST_USE pd_status pd_data_pack(const struct pd_pack_options *options, struct pd_pack_result *ret_result,
                                    struct pd_error *err);
+void pd_pack_result_deinit(struct pd_pack_result *result);
 
 #endif

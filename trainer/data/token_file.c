@@ -129,7 +129,7 @@ static pd_status open_llmc(struct pd_token_file *file, struct pd_error *err)
 
 static pd_status open_megatron(struct pd_token_file *file, struct pd_error *err)
 {
-    pd_status status = pd_data_file_open(file->index_path, &file->index_fd, &file->index_bytes, err);
+    pd_status status = pd_data_file_open(file->index_path, false, &file->index_fd, &file->index_bytes, err);
     if (status) return pd_error_context(err, status, "the index of %s", file->path);
     PD_TRY(pd_megatron_index_open(file, err));
     file->token_count = file->file_bytes / pd_token_bytes(file->type);
@@ -138,7 +138,7 @@ static pd_status open_megatron(struct pd_token_file *file, struct pd_error *err)
 
 static pd_status open_as(struct pd_token_file *file, struct pd_error *err)
 {
-    PD_TRY(pd_data_file_open(file->path, &file->fd, &file->file_bytes, err));
+    PD_TRY(pd_data_file_open(file->path, false, &file->fd, &file->file_bytes, err));
     if (file->format == PD_DATA_AUTO) PD_TRY(guess_format(file, err));
     switch (file->format) {
     case PD_DATA_NANOGPT:

@@ -50,8 +50,12 @@ Test(pack, every_format_and_width_reads_back)
                  {PD_DATA_MEGATRON, 0, "u8", "one|three|"},       {PD_DATA_MEGATRON, 256, "u16", "one|three|"},
                  {PD_DATA_MEGATRON, 100000, "i32", "one|three|"}, {PD_DATA_MEGATRON, -1, "u8", "onethree"}};
     for (unsigned i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct pd_pack_options options = {inputs, 3,   test_path("out.bin"), cases[i].format, cases[i].document_token,
-                                          NULL,   true};
+        struct pd_pack_options options = {.inputs = inputs,
+                                          .input_count = 3,
+                                          .output = test_path("out.bin"),
+                                          .format = cases[i].format,
+                                          .document_token = cases[i].document_token,
+                                          .overwrite = true};
         unlink(test_path("out.idx"));
         struct pd_pack_result result = pack_ok(&options);
         cr_assert_eq(result.documents, 2);
@@ -91,7 +95,12 @@ Test(pack, documents_inside_a_file_are_split_at_the_separator)
         used += 7;
     }
     const char *inputs[] = {test_write("long", text, used)};
-    struct pd_pack_options options = {inputs, 1, test_path("out"), PD_DATA_MEGATRON, 300, "<|end|>", false};
+    struct pd_pack_options options = {.inputs = inputs,
+                                      .input_count = 1,
+                                      .output = test_path("out"),
+                                      .format = PD_DATA_MEGATRON,
+                                      .document_token = 300,
+                                      .separator = "<|end|>"};
     struct pd_pack_result result = pack_ok(&options);
     cr_assert_eq(result.documents, documents);
     cr_assert_eq(result.tokens, tokens + documents);
@@ -126,7 +135,13 @@ Test(pack, a_separator_across_the_end_of_the_buffer_is_found)
         memcpy(text + BUFFER - before, "<|end|>", 7);
         memcpy(text + BYTES - 7 - before, "<|end|>", 7);
         const char *inputs[] = {test_write("in", text, BYTES)};
-        struct pd_pack_options options = {inputs, 1, test_path("out.bin"), PD_DATA_NANOGPT, -1, "<|end|>", true};
+        struct pd_pack_options options = {.inputs = inputs,
+                                          .input_count = 1,
+                                          .output = test_path("out.bin"),
+                                          .format = PD_DATA_NANOGPT,
+                                          .document_token = -1,
+                                          .separator = "<|end|>",
+                                          .overwrite = true};
         struct pd_pack_result result = pack_ok(&options);
         cr_assert_eq(result.tokens, BYTES - 14, "%zu", before);
         cr_assert_eq(result.documents, before ? 3 : 2);
@@ -147,7 +162,12 @@ Test(pack, what_cannot_be_is_refused_and_leaves_nothing)
 {
     const char *inputs[] = {test_write("in", "text", 4)}, *none[] = {test_path("none")},
                *empty[] = {test_write("empty", "", 0)};
-    struct pd_pack_options good = {inputs, 1, test_path("out.bin"), PD_DATA_NANOGPT, -1, NULL, false}, options = good;
+    struct pd_pack_options good = {.inputs = inputs,
+                                   .input_count = 1,
+                                   .output = test_path("out.bin"),
+                                   .format = PD_DATA_NANOGPT,
+                                   .document_token = -1},
+                           options = good;
     options.format = PD_DATA_TEXT;
     refused(&options, PD_INVALID, "format text cannot be written");
     options = good, options.input_count = 0;

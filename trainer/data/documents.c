@@ -1,0 +1,288 @@
+/* Two batches of segments: a thread fills one while the caller has the other.
+ *
+ *   free --reader--> full --pd_documents_next: parsed--> out --the next call--> free */
+#include "trainer/data/documents.h"
+
+#include "ckpt/base/json.h"
+#include "ckpt/base/thread_error.h"
+#include "trainer/data/byte_stream.h"
+#include "trainer/data/document_reader.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define SEGMENTS_MAX 64u /* of a batch: many small files have one each */
+
+struct batch { /* written by the reader until it is full, by the caller until it is free */
+    struct pd_segment segments[SEGMENTS_MAX];
+    uint32_t count;
+    bool full; /* under `lock` */
+    bool last;
+    pd_status status; /* of the reader, behind the segments */
+    struct pd_error err;
+    struct pd_documents_progress progress;
+};
+
+struct pd_documents {
+    struct pd_input_list list;
+    const char *field;
+    struct pd_thread_pool *pool;
+    struct pd_document_reader *reader; /* the thread's */
+    struct batch batches[2];
+    unsigned current; /* the one that is out, or the next that will be; the caller's */
+    bool is_out;
+    uint64_t stored_bytes_total;
+    struct pd_document_piece *pieces; /* (piece_capacity) of the batch that is out */
+    uint64_t piece_capacity;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool stopping; /* under `lock` */
+    bool has_thread;
+    pthread_t thread;
+};
+
+/* ---- reading ahead ---- */
+
+static void fill_batch(struct pd_documents *d, struct batch *batch)
+{
+    size_t bytes = 0;
+    bool more = true;
+    batch->count = 0;
+    batch->status = PD_OK;
+    while (more && !batch->status && batch->count < SEGMENTS_MAX && bytes < PD_DOCUMENTS_BATCH_BYTES) {
+        struct pd_segment *segment = &batch->segments[batch->count];
+        batch->status = pd_document_reader_fill(d->reader, segment, &more, &batch->err);
+        if (batch->status || !more) break;
+        bytes += segment->used;
+        batch->count++;
+    }
+    batch->progress = pd_document_reader_progress(d->reader);
+    batch->progress.stored_bytes_total = d->stored_bytes_total;
+    batch->last = !more || batch->status;
+}
+
+static void *read_ahead(void *context)
+{
+    struct pd_documents *d = context;
+    bool last = false;
+    for (unsigned i = 0; !last; i ^= 1) {
+        struct batch *batch = &d->batches[i];
+        pthread_mutex_lock(&d->lock);
+        while (batch->full && !d->stopping)
+            pthread_cond_wait(&d->changed, &d->lock);
+        const bool stopping = d->stopping;
+        pthread_mutex_unlock(&d->lock);
+        if (stopping) break;
+        fill_batch(d, batch);
+        last = batch->last;
+        pthread_mutex_lock(&d->lock);
+        batch->full = true;
+        pthread_cond_broadcast(&d->changed);
+        pthread_mutex_unlock(&d->lock);
+    }
+    return NULL;
+}
+
+/* ---- parsing ---- */
+
+/* The string takes the place of its line, than which it is never longer. */
+static pd_status parse_line(struct pd_documents *d, struct pd_segment *segment, unsigned char *line, size_t bytes,
+                            uint64_t number, struct pd_error *err)
+{
+    struct pd_json_document *document;
+    const char *text;
+    size_t text_bytes;
+    struct pd_error cause;
+    if (bytes > PD_DOCUMENTS_LINE_MAX) return pd_document_line_too_long(d->list.paths[segment->file], number, err);
+    pd_status status = pd_json_parse_member((char *)line, bytes, d->field, &document, &text, &text_bytes, &cause);
+    const char *path = d->list.paths[segment->file];
+    if (status == PD_NOT_FOUND)
+        PD_FAIL(err, PD_INVALID, "%s:%" PRIu64 ": %s; name the field of the text with --field", path, number, cause.message);
+    if (status) PD_FAIL(err, status, "%s:%" PRIu64 ": %s", path, number, cause.message);
+    PD_CHECK(text_bytes <= bytes);
+    memcpy(line, text, text_bytes);
+    pd_json_document_free(document);
+    const struct pd_document_piece piece = {(char *)line, text_bytes, true, segment->file, number};
+    return pd_segment_add(segment, &piece, err);
+}
+
+static bool is_blank(const unsigned char *line, size_t bytes)
+{
+    while (bytes && strchr(" \t\r", line[bytes - 1]) && line[bytes - 1])
+        bytes--;
+    return bytes == 0;
+}
+
+static void parse_segment(void *context, uint64_t index)
+{
+    struct pd_documents *d = context;
+    struct pd_segment *segment = &d->batches[d->current].segments[index];
+    if (!segment->is_json) return;
+    uint64_t number = segment->first_line;
+    unsigned char *end = segment->bytes + segment->used;
+    for (unsigned char *line = segment->bytes; line < end && !segment->status; number++) {
+        unsigned char *newline = memchr(line, '\n', (size_t)(end - line));
+        const size_t bytes = (size_t)((newline ? newline : end) - line);
+        if (!is_blank(line, bytes)) segment->status = parse_line(d, segment, line, bytes, number, &segment->err);
+        line += bytes + 1;
+    }
+}
+
+/* All pieces of the batch, one behind the other. */
+static pd_status gather(struct pd_documents *d, const struct batch *batch, uint32_t *ret_count, struct pd_error *err)
+{
+    uint64_t count = 0, at = 0;
+    for (uint32_t i = 0; i < batch->count; i++)
+        count += batch->segments[i].piece_count;
+    if (count > d->piece_capacity) {
+        struct pd_document_piece *grown = reallocarray(d->pieces, count, sizeof *grown);
+        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for %" PRIu64 " documents", count);
+        d->pieces = grown;
+        d->piece_capacity = count;
+    }
+    for (uint32_t i = 0; i < batch->count; i++) {
+        const struct pd_segment *segment = &batch->segments[i];
+        if (segment->piece_count) memcpy(d->pieces + at, segment->pieces, segment->piece_count * sizeof *d->pieces);
+        at += segment->piece_count;
+    }
+    *ret_count = (uint32_t)count;
+    return PD_OK;
+}
+
+/* Of the first that went wrong, in the order of the text. */
+static pd_status failure(const struct batch *batch, struct pd_error *err)
+{
+    const struct pd_error *cause = &batch->err;
+    pd_status status = batch->status;
+    for (uint32_t i = batch->count; i-- > 0;)
+        if (batch->segments[i].status) status = batch->segments[i].status, cause = &batch->segments[i].err;
+    if (status && err) *err = *cause;
+    return status;
+}
+
+static void give_back(struct pd_documents *d)
+{
+    pthread_mutex_lock(&d->lock);
+    d->batches[d->current].full = false;
+    pthread_cond_broadcast(&d->changed);
+    pthread_mutex_unlock(&d->lock);
+    d->current ^= 1;
+    d->is_out = false;
+}
+
+static struct batch *await(struct pd_documents *d)
+{
+    struct batch *batch = &d->batches[d->current];
+    pthread_mutex_lock(&d->lock);
+    while (!batch->full)
+        pthread_cond_wait(&d->changed, &d->lock);
+    pthread_mutex_unlock(&d->lock);
+    return batch;
+}
+
+pd_status pd_documents_next(struct pd_documents *d, const struct pd_document_piece **ret_pieces, uint32_t *ret_count,
+                            struct pd_error *err)
+{
+    uint32_t count = 0;
+    while (!count && !(d->is_out && d->batches[d->current].last)) { /* a batch may be blank lines */
+        if (d->is_out) give_back(d);
+        const struct batch *batch = await(d);
+        d->is_out = true;
+        pd_parallel(d->pool, batch->count, parse_segment, d);
+        PD_TRY(failure(batch, err));
+        PD_TRY(gather(d, batch, &count, err));
+    }
+    *ret_pieces = d->pieces;
+    *ret_count = count;
+    return PD_OK;
+}
+
+/* ---- opening ---- */
+
+static pd_status look_at(struct pd_documents *d, const char *path, struct pd_error *err)
+{
+    struct stat st;
+    struct pd_byte_stream *stream;
+    PD_TRY(pd_byte_stream_open(path, &stream, err));
+    const struct pd_input_kind kind = pd_byte_stream_kind(stream);
+    pd_byte_stream_close(stream);
+    if (kind.form != PD_INPUT_TEXT && kind.form != PD_INPUT_JSON_LINES) return pd_input_refuse(path, &kind, err);
+    if (stat(path, &st) != 0) PD_FAIL_ERRNO(err, errno, "%s", path);
+    d->stored_bytes_total += (uint64_t)st.st_size;
+    return PD_OK;
+}
+
+static pd_status begin(struct pd_documents *d, const struct pd_documents_options *options, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < options->input_count; i++)
+        PD_TRY(pd_input_list_add(&d->list, options->inputs[i], false, err));
+    if (!d->list.count) PD_FAIL(err, PD_INVALID, "no input file is named");
+    for (uint32_t i = 0; i < d->list.count; i++)
+        PD_TRY(look_at(d, d->list.paths[i], err));
+    PD_TRY(pd_document_reader_new(&d->list, options->separator, &d->reader, err));
+    const int failed = pthread_create(&d->thread, NULL, read_ahead, d);
+    if (failed) PD_FAIL_THREAD(err, failed, "reading ahead");
+    d->has_thread = true;
+    return PD_OK;
+}
+
+pd_status pd_documents_open(const struct pd_documents_options *options, struct pd_documents **ret_documents,
+                            struct pd_error *err)
+{
+    PD_CHECK(!options->separator || (*options->separator && strlen(options->separator) < PD_DOCUMENTS_PIECE_MAX / 2));
+    struct pd_documents *d = calloc(1, sizeof *d);
+    if (!d) PD_FAIL(err, PD_NO_MEMORY, "no memory to read documents");
+    d->field = options->field ? options->field : "text";
+    d->pool = options->pool;
+    pthread_mutex_init(&d->lock, NULL);
+    pthread_cond_init(&d->changed, NULL);
+    pd_status status = begin(d, options, err);
+    if (status) {
+        pd_documents_close(d);
+        return status;
+    }
+    *ret_documents = d;
+    return PD_OK;
+}
+
+void pd_documents_close(struct pd_documents *d)
+{
+    if (!d) return;
+    pthread_mutex_lock(&d->lock);
+    d->stopping = true;
+    pthread_cond_broadcast(&d->changed);
+    pthread_mutex_unlock(&d->lock);
+    if (d->has_thread) pthread_join(d->thread, NULL);
+    for (unsigned b = 0; b < 2; b++)
+        for (uint32_t i = 0; i < SEGMENTS_MAX; i++)
+            pd_segment_deinit(&d->batches[b].segments[i]);
+    pd_document_reader_free(d->reader);
+    pd_input_list_deinit(&d->list);
+    pthread_cond_destroy(&d->changed);
+    pthread_mutex_destroy(&d->lock);
+    free(d->pieces);
+    free(d);
+}
+
+uint32_t pd_documents_file_count(const struct pd_documents *d)
+{
+    return d->list.count;
+}
+
+const char *pd_documents_path(const struct pd_documents *d, uint32_t file)
+{
+    return d->list.paths[file];
+}
+
+const char *pd_documents_note(const struct pd_documents *d, uint32_t i)
+{
+    return i < d->list.note_count ? d->list.notes[i] : NULL;
+}
+
+struct pd_documents_progress pd_documents_progress(const struct pd_documents *d)
+{
+    return d->batches[d->current].progress;
+}
