@@ -11,7 +11,7 @@
 
 static const char *const device_words[] = {"auto", "cpu", "gpu", NULL};
 static const char *const family_words[] = {"llama", "gpt2", NULL};
-static const char *const rope_words[] = {"none", "llama3", NULL};
+static const char *const rope_words[] = {"none", "llama3", "linear", NULL};
 static const char *const mode_words[] = {"invariant", "fast", NULL};
 static const char *const dtype_words[] = {"fp32", "bf16", "fp16", NULL};
 static const char *const codes_words[] = {"auto", "step", "micro_batch", NULL};
@@ -76,8 +76,8 @@ const struct pd_key pd_keys[] = {
     SWITCH("model.tie_embeddings", model.tie_embeddings, NULL, REFUSED, "the output matrix is the embedding"),
     MODEL_FLOAT(norm_epsilon, LINEAGE, "under the root of a norm"),
     MODEL_FLOAT(rope_theta, LINEAGE, "base of the RoPE frequencies"),
-    WORD("model.rope_scaling", model.rope_scaling, NULL, rope_words, LINEAGE, "none, or llama3 (Llama 3.1)"),
-    MODEL_FLOAT(rope_factor, LINEAGE, "llama3: how far long wavelengths are stretched"),
+    WORD("model.rope_scaling", model.rope_scaling, NULL, rope_words, LINEAGE, "none, linear, or llama3 (Llama 3.1)"),
+    MODEL_FLOAT(rope_factor, LINEAGE, "how far wavelengths are stretched; llama3: long ones"),
     MODEL_FLOAT(rope_low_frequency_factor, LINEAGE, "llama3"),
     MODEL_FLOAT(rope_high_frequency_factor, LINEAGE, "llama3"),
     MODEL_U32(rope_original_context, LINEAGE, "llama3: context before stretching", TOKENS),

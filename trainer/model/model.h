@@ -6,7 +6,7 @@
 #include "ckpt/tensor/tensor.h"
 
 enum pd_family { PD_FAMILY_LLAMA, PD_FAMILY_GPT2 };
-enum pd_rope_scaling { PD_ROPE_SCALING_NONE, PD_ROPE_SCALING_LLAMA3 };
+enum pd_rope_scaling { PD_ROPE_SCALING_NONE, PD_ROPE_SCALING_LLAMA3, PD_ROPE_SCALING_LINEAR };
 
 struct pd_model_config {
     enum pd_family family;
@@ -17,8 +17,9 @@ struct pd_model_config {
     float norm_epsilon;
     float rope_theta;
     enum pd_rope_scaling rope_scaling;
-    float rope_factor, rope_low_frequency_factor, rope_high_frequency_factor; /* Llama 3.1: 8, 1, 4 */
-    uint32_t rope_original_context;                                           /* 8192 */
+    float rope_factor;                                           /* Llama 3.1: 8 */
+    float rope_low_frequency_factor, rope_high_frequency_factor; /* Llama 3.1 alone: 1, 4 */
+    uint32_t rope_original_context;                              /* likewise: 8192 */
     float init_std; /* 0.02; output projections are scaled by 1/sqrt(2*layers) */
 };
 
@@ -63,7 +64,7 @@ void pd_model_init_box(const struct pd_model *model, uint32_t tensor, const stru
  * heads * head_size * (length + 1). Recomputation is not counted. */
 double pd_model_flops_per_token(const struct pd_model *model, uint32_t length);
 
-/* cos and sin of every position and frequency, Llama 3.1 scaling included.   ret (positions, D/2, 2) */
+/* cos and sin of every position and frequency, scaling included.   ret (positions, D/2, 2) */
 void pd_model_rope_table(const struct pd_model_config *config, uint32_t positions, float *ret);
 
 /* Floating-point operations of a unit for one token, forward. */

@@ -20,8 +20,8 @@ void pd_model_config_resolve(struct pd_model_config *config)
     if (config->norm_epsilon == 0) config->norm_epsilon = 1e-5f;
     if (config->rope_theta == 0) config->rope_theta = 10000.0f;
     if (config->init_std == 0) config->init_std = 0.02f;
+    if (config->rope_scaling != PD_ROPE_SCALING_NONE && config->rope_factor == 0) config->rope_factor = 8.0f;
     if (config->rope_scaling == PD_ROPE_SCALING_LLAMA3) {
-        if (config->rope_factor == 0) config->rope_factor = 8.0f;
         if (config->rope_low_frequency_factor == 0) config->rope_low_frequency_factor = 1.0f;
         if (config->rope_high_frequency_factor == 0) config->rope_high_frequency_factor = 4.0f;
         if (!config->rope_original_context) config->rope_original_context = 8192;
@@ -99,6 +99,7 @@ static pd_status check_floats(const struct pd_model_config *c, struct pd_error *
     if (c->rope_scaling == PD_ROPE_SCALING_NONE) return PD_OK;
     if (!(c->rope_factor >= 1 && c->rope_factor <= 1e6f))
         PD_FAIL(err, PD_INVALID, "model.rope_factor is %g; it must be between 1 and 1e6, such as 8", c->rope_factor);
+    if (c->rope_scaling == PD_ROPE_SCALING_LINEAR) return PD_OK;
     if (!(c->rope_low_frequency_factor > 0 && c->rope_low_frequency_factor < c->rope_high_frequency_factor &&
           isfinite(c->rope_high_frequency_factor)))
         PD_FAIL(

@@ -1,6 +1,7 @@
 /* cos and sin of position * frequency, in fp64 by our own polynomials, rounded to fp32 once.
  *
  *   frequency i = theta^(-2i/D)                                                   Su et al. 2021
+ *   linear: positions are divided by the factor                                   Chen et al. 2023
  *   Llama 3.1: wavelengths beyond original/low are stretched by the factor, those under original/high stay, between
  *   them the two are blended linearly in original/wavelength                      Grattafiori et al. 2024
  *
@@ -30,6 +31,7 @@ static double log_of(double x)
 static double scaled(const struct pd_model_config *config, double frequency)
 {
     if (config->rope_scaling == PD_ROPE_SCALING_NONE) return frequency;
+    if (config->rope_scaling == PD_ROPE_SCALING_LINEAR) return frequency / config->rope_factor;
     double low = config->rope_low_frequency_factor, high = config->rope_high_frequency_factor;
     double turns = config->rope_original_context * (frequency / TWO_PI); /* original context in wavelengths */
     if (turns < low) return frequency / config->rope_factor;

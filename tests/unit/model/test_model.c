@@ -202,6 +202,7 @@ static double reference_frequency(const struct pd_model_config *c, uint32_t i)
 {
     double f = pow(c->rope_theta, -2.0 * i / c->head_size);
     if (c->rope_scaling == PD_ROPE_SCALING_NONE) return f;
+    if (c->rope_scaling == PD_ROPE_SCALING_LINEAR) return f / c->rope_factor;
     double wavelength = 2 * M_PI / f;
     if (wavelength < c->rope_original_context / c->rope_high_frequency_factor) return f;
     if (wavelength > c->rope_original_context / c->rope_low_frequency_factor) return f / c->rope_factor;
@@ -210,10 +211,11 @@ static double reference_frequency(const struct pd_model_config *c, uint32_t i)
     return (1 - smooth) * f / c->rope_factor + smooth * f;
 }
 
-static void check_rope(const char *preset, uint32_t positions)
+static void check_rope(const char *preset, uint32_t positions, float linear_factor)
 {
     struct pd_model *model = model_of(preset);
-    const struct pd_model_config *c = &model->config;
+    struct pd_model_config *c = &model->config;
+    if (linear_factor != 0) c->rope_scaling = PD_ROPE_SCALING_LINEAR, c->rope_factor = linear_factor;
     uint32_t half = c->head_size / 2;
     float *table = malloc((size_t)positions * half * 2 * sizeof *table);
     pd_model_rope_table(c, positions, table);
@@ -231,9 +233,10 @@ static void check_rope(const char *preset, uint32_t positions)
 
 Test(rope, agrees_with_the_published_rule)
 {
-    check_rope("byte-1m", 4096);
-    check_rope("llama3.2-1b", 40000);
-    check_rope("qwen2.5-0.5b", 3000);
+    check_rope("byte-1m", 4096, 0);
+    check_rope("byte-1m", 4096, 2.5f);
+    check_rope("llama3.2-1b", 40000, 0);
+    check_rope("qwen2.5-0.5b", 3000, 0);
 }
 
 /* What model.c makes and what block.c takes by place are the same tensors, with and without biases at q, k and v. */
