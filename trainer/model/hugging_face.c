@@ -1,0 +1,455 @@
+/* One table of architectures and one of sizes serve both directions. Reading: architecture, sizes, what is refused, RoPE. */
+#include "trainer/model/hugging_face.h"
+
+#include "ckpt/base/json.h"
+#include "trainer/model/family.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The first row that a configuration fits is what we write. */
+static const struct architecture {
+    const char *name, *type;
+    enum pd_family family;
+    bool qkv_bias;
+    bool has_attention_bias; /* the key, which means q, k, v and o */
+    bool has_window;         /* sliding_window is in force without use_sliding_window */
+    double epsilon;          /* what is taken where the file does not say */
+    uint32_t context, kv_heads, head_size;
+    bool is_tied;
+} architectures[] = {
+    {"LlamaForCausalLM", "llama", PD_FAMILY_LLAMA, .has_attention_bias = true, .epsilon = 1e-6, .context = 2048},
+    {"Qwen2ForCausalLM", "qwen2", PD_FAMILY_LLAMA, .qkv_bias = true, .epsilon = 1e-6, .context = 32768, .kv_heads = 32},
+    {"GPT2LMHeadModel", "gpt2", PD_FAMILY_GPT2, .qkv_bias = true, .epsilon = 1e-5, .context = 1024, .is_tied = true},
+    {"MistralForCausalLM", "mistral", PD_FAMILY_LLAMA, .has_window = true, .epsilon = 1e-6, .context = 131072, .kv_heads = 8},
+};
+#define ARCHITECTURE_COUNT (sizeof architectures / sizeof architectures[0])
+
+#define AT(member) offsetof(struct pd_model_config, member)
+
+static const struct size_key {
+    const char *name, *gpt2; /* NULL: there is none */
+    size_t offset;
+    bool is_required;
+} sizes[] = {
+    {"vocab_size", "vocab_size", AT(vocab), true},
+    {"max_position_embeddings", "n_positions", AT(context), false},
+    {"num_hidden_layers", "n_layer", AT(layers), true},
+    {"hidden_size", "n_embd", AT(hidden), true},
+    {"num_attention_heads", "n_head", AT(heads), true},
+    {"num_key_value_heads", NULL, AT(kv_heads), false},
+    {"head_dim", NULL, AT(head_size), false},
+    {"intermediate_size", NULL, AT(ffn), true},
+    {NULL, "n_inner", AT(ffn), false},
+};
+#define SIZE_COUNT (sizeof sizes / sizeof sizes[0])
+
+static const char *size_name(const struct size_key *key, enum pd_family family)
+{
+    return family == PD_FAMILY_GPT2 ? key->gpt2 : key->name;
+}
+
+static uint32_t *size_at(struct pd_model_config *config, const struct size_key *key)
+{
+    return (uint32_t *)(void *)((char *)config + key->offset);
+}
+
+/* ---- reading ---- */
+
+struct reader {
+    const char *name; /* of the file */
+    const struct pd_json_value *root;
+    const struct architecture *architecture;
+    struct pd_model_config *config;
+};
+
+/* A member that is there and is not null. */
+static const struct pd_json_value *member(const struct pd_json_value *object, const char *key)
+{
+    const struct pd_json_value *value = object ? pd_json_member(object, key) : NULL;
+    return value && pd_json_type(value) != PD_JSON_NULL ? value : NULL;
+}
+
+/* Each leaves *ret as it is where the key is absent or null. */
+static pd_status read_size(const struct reader *r, const struct pd_json_value *object, const char *key, uint32_t *ret,
+                           struct pd_error *err)
+{
+    const struct pd_json_value *value = member(object, key);
+    uint64_t number = 0;
+    if (!value) return PD_OK;
+    if (!pd_json_is_u64(value, &number) || number == 0 || number > UINT32_MAX)
+        PD_FAIL(err, PD_CORRUPT, "%s: %s is no whole number from 1 to 4294967295", r->name, key);
+    *ret = (uint32_t)number;
+    return PD_OK;
+}
+
+static pd_status read_number(const struct reader *r, const struct pd_json_value *object, const char *key, float *ret,
+                             struct pd_error *err)
+{
+    const struct pd_json_value *value = member(object, key);
+    double number = 0;
+    if (!value) return PD_OK;
+    if (!pd_json_is_number(value, &number)) PD_FAIL(err, PD_CORRUPT, "%s: %s is no number", r->name, key);
+    *ret = (float)number;
+    return PD_OK;
+}
+
+static pd_status read_switch(const struct reader *r, const char *key, bool *ret, struct pd_error *err)
+{
+    const struct pd_json_value *value = member(r->root, key);
+    if (value && !pd_json_is_bool(value, ret)) PD_FAIL(err, PD_CORRUPT, "%s: %s is neither true nor false", r->name, key);
+    return PD_OK;
+}
+
+static const char *text_of(const struct pd_json_value *object, const char *key)
+{
+    const struct pd_json_value *value = member(object, key);
+    return value ? pd_json_text(value) : NULL;
+}
+
+static pd_status find_architecture(struct reader *r, struct pd_error *err)
+{
+    const struct pd_json_value *list = member(r->root, "architectures");
+    const char *name = list && pd_json_count(list) ? pd_json_text(pd_json_at(list, 0)) : NULL;
+    const char *type = text_of(r->root, "model_type");
+    if (!name && !type)
+        PD_FAIL(err, PD_CORRUPT, "%s: it has neither architectures nor model_type, so it is no model's config.json", r->name);
+    for (size_t i = 0; i < ARCHITECTURE_COUNT && !r->architecture; i++)
+        if (strcmp(name ? name : type, name ? architectures[i].name : architectures[i].type) == 0)
+            r->architecture = &architectures[i];
+    if (r->architecture) return PD_OK;
+    char known[256];
+    size_t used = 0;
+    for (size_t i = 0; i < ARCHITECTURE_COUNT && used < sizeof known; i++)
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", architectures[i].name);
+    PD_FAIL(err, PD_UNSUPPORTED, "%s: architecture %s; those that can be converted are %s", r->name, name ? name : type,
+            known);
+}
+
+static pd_status read_sizes(const struct reader *r, struct pd_error *err)
+{
+    struct pd_model_config *c = r->config;
+    c->context = r->architecture->context;
+    c->head_size = r->architecture->head_size;
+    for (size_t i = 0; i < SIZE_COUNT; i++) {
+        const char *key = size_name(&sizes[i], c->family);
+        if (!key) continue;
+        if (sizes[i].is_required && !member(r->root, key)) PD_FAIL(err, PD_CORRUPT, "%s: %s is missing", r->name, key);
+        PD_TRY(read_size(r, r->root, key, size_at(c, &sizes[i]), err));
+    }
+    /* Null says as many as heads, and no key what the class takes. */
+    if (!c->kv_heads && !pd_json_member(r->root, "num_key_value_heads")) c->kv_heads = r->architecture->kv_heads;
+    return PD_OK;
+}
+
+/* Keys that mean another computation where they have another value than this. */
+static const struct refused_switch {
+    const char *key;
+    bool computed;
+    const char *why;
+} refused_switches[] = {
+    {"mlp_bias", false, "the MLP of this family has no biases here"},
+    {"scale_attn_weights", true, "scores are always divided by the root of the head size here"},
+    {"scale_attn_by_inverse_layer_idx", false, "scores are not divided by the number of their layer here"},
+    {"add_cross_attention", false, "there is no cross-attention here"},
+};
+
+static pd_status check_switches(const struct reader *r, struct pd_error *err)
+{
+    for (size_t i = 0; i < sizeof refused_switches / sizeof refused_switches[0]; i++) {
+        const struct refused_switch *s = &refused_switches[i];
+        bool is_on = s->computed;
+        PD_TRY(read_switch(r, s->key, &is_on, err));
+        if (is_on != s->computed)
+            PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is %s, and %s", r->name, s->key, is_on ? "true" : "false", s->why);
+    }
+    bool attention_bias = false;
+    PD_TRY(read_switch(r, "attention_bias", &attention_bias, err));
+    if (attention_bias && r->architecture->has_attention_bias)
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: attention_bias is true, and o_proj of this family has no bias here", r->name);
+    if (member(r->root, "quantization_config"))
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: quantization_config: weights are stored quantized; take the model they were made of",
+                r->name);
+    float rotary = 1;
+    PD_TRY(read_number(r, r->root, "partial_rotary_factor", &rotary, err));
+    if (rotary != 1)
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: partial_rotary_factor is %g, and RoPE rotates whole heads here", r->name, rotary);
+    return PD_OK;
+}
+
+static pd_status check_activation(const struct reader *r, struct pd_error *err)
+{
+    /* The same function by several names. */
+    static const char *const silu[] = {"silu", "swish", NULL}, *const gelu[] = {"gelu_new", "gelu_pytorch_tanh", NULL};
+    const bool is_gelu = pd_family_properties(r->config->family)->activation == PD_ACTIVATION_GELU;
+    const char *key = is_gelu ? "activation_function" : "hidden_act", *name = text_of(r->root, key);
+    if (!name) return PD_OK;
+    for (const char *const *known = is_gelu ? gelu : silu; *known; known++)
+        if (strcmp(*known, name) == 0) return PD_OK;
+    PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is %s, and this family has %s here", r->name, key, name,
+            is_gelu ? gelu[0] : silu[0]);
+}
+
+/* Whether some block's attention looks at a window. */
+static pd_status has_window(const struct reader *r, bool *ret, struct pd_error *err)
+{
+    const struct pd_json_value *types = member(r->root, "layer_types");
+    uint32_t first = 0;
+    *ret = r->architecture->has_window;
+    PD_TRY(read_switch(r, "use_sliding_window", ret, err));
+    PD_TRY(read_size(r, r->root, "max_window_layers", &first, err)); /* blocks before it see everything */
+    if (first >= r->config->layers && !types && !r->architecture->has_window) *ret = false;
+    for (size_t i = 0; types && i < pd_json_count(types); i++) {
+        const char *type = pd_json_text(pd_json_at(types, i));
+        if (!type || (strcmp(type, "full_attention") != 0 && strcmp(type, "sliding_attention") != 0))
+            PD_FAIL(err, PD_UNSUPPORTED, "%s: layer_types[%zu] is %s, and blocks have full_attention here", r->name, i,
+                    type ? type : "no text");
+        *ret |= strcmp(type, "sliding_attention") == 0;
+    }
+    return PD_OK;
+}
+
+/* A window as long as the longest sequence is none. */
+static pd_status check_window(const struct reader *r, struct pd_error *err)
+{
+    uint32_t window = UINT32_MAX;
+    bool is_used = false;
+    PD_TRY(has_window(r, &is_used, err));
+    PD_TRY(read_size(r, r->root, "sliding_window", &window, err));
+    if (is_used && window < r->config->context)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "%s: sliding_window is %u, under max_position_embeddings %u, and attention sees the whole sequence here; with "
+                "max_position_embeddings %u the two are the same",
+                r->name, window, r->config->context, window);
+    return PD_OK;
+}
+
+static pd_status read_rope_scaling(const struct reader *r, const struct pd_json_value *scaling, struct pd_error *err)
+{
+    struct pd_model_config *c = r->config;
+    const char *type = text_of(scaling, "rope_type");
+    if (!type) type = text_of(scaling, "type");
+    if (!type || strcmp(type, "default") == 0) return PD_OK;
+    PD_TRY(read_number(r, scaling, "factor", &c->rope_factor, err));
+    if (strcmp(type, "linear") == 0) {
+        c->rope_scaling = PD_ROPE_SCALING_LINEAR;
+    } else if (strcmp(type, "llama3") == 0) {
+        c->rope_scaling = PD_ROPE_SCALING_LLAMA3;
+        PD_TRY(read_number(r, scaling, "low_freq_factor", &c->rope_low_frequency_factor, err));
+        PD_TRY(read_number(r, scaling, "high_freq_factor", &c->rope_high_frequency_factor, err));
+        PD_TRY(read_size(r, scaling, "original_max_position_embeddings", &c->rope_original_context, err));
+    } else {
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: rope_scaling is %s; those that are computed here are linear and llama3", r->name,
+                type);
+    }
+    if (!member(scaling, "factor")) PD_FAIL(err, PD_CORRUPT, "%s: rope_scaling %s has no factor", r->name, type);
+    return PD_OK;
+}
+
+/* Version 4 has rope_theta and rope_scaling, version 5 both in rope_parameters. */
+static pd_status read_rope(const struct reader *r, struct pd_error *err)
+{
+    const struct pd_json_value *both = member(r->root, "rope_parameters"), *scaling = member(r->root, "rope_scaling");
+    if (pd_family_properties(r->config->family)->positions != PD_POSITIONS_ROPE) return PD_OK;
+    if ((both && pd_json_type(both) != PD_JSON_OBJECT) || (scaling && pd_json_type(scaling) != PD_JSON_OBJECT))
+        PD_FAIL(err, PD_CORRUPT, "%s: %s is no object", r->name, both ? "rope_parameters" : "rope_scaling");
+    PD_TRY(read_number(r, r->root, "rope_theta", &r->config->rope_theta, err));
+    PD_TRY(read_number(r, both, "rope_theta", &r->config->rope_theta, err));
+    if (both || scaling) PD_TRY(read_rope_scaling(r, both ? both : scaling, err));
+    return PD_OK;
+}
+
+static void read_tokens(const struct reader *r, struct pd_special_tokens *ret)
+{
+    const struct pd_json_value *bos = member(r->root, "bos_token_id"), *eos = member(r->root, "eos_token_id");
+    const bool is_list = eos && pd_json_type(eos) == PD_JSON_ARRAY;
+    const size_t count = !eos ? 0 : is_list ? pd_json_count(eos) : 1;
+    uint64_t token = 0;
+    *ret = (struct pd_special_tokens){.bos = bos && pd_json_is_u64(bos, &token) ? (int64_t)token : -1};
+    for (size_t i = 0; i < count && ret->eos_count < PD_EOS_MAX; i++)
+        if (pd_json_is_u64(is_list ? pd_json_at(eos, i) : eos, &token)) ret->eos[ret->eos_count++] = (int64_t)token;
+}
+
+static pd_status read_config(struct reader *r, struct pd_error *err)
+{
+    struct pd_model_config *c = r->config;
+    if (pd_json_type(r->root) != PD_JSON_OBJECT) PD_FAIL(err, PD_CORRUPT, "%s: it is no JSON object", r->name);
+    PD_TRY(find_architecture(r, err));
+    *c = (struct pd_model_config){.family = r->architecture->family,
+                                  .qkv_bias = r->architecture->qkv_bias,
+                                  .tie_embeddings = r->architecture->is_tied,
+                                  .norm_epsilon = (float)r->architecture->epsilon};
+    PD_TRY(read_sizes(r, err));
+    PD_TRY(read_switch(r, "tie_word_embeddings", &c->tie_embeddings, err));
+    PD_TRY(read_number(r, r->root, c->family == PD_FAMILY_GPT2 ? "layer_norm_epsilon" : "rms_norm_eps", &c->norm_epsilon,
+                       err));
+    PD_TRY(read_number(r, r->root, "initializer_range", &c->init_std, err));
+    PD_TRY(check_switches(r, err));
+    PD_TRY(check_activation(r, err));
+    PD_TRY(check_window(r, err));
+    PD_TRY(read_rope(r, err));
+    pd_model_config_resolve(c);
+    const pd_status st = pd_model_config_check(c, err);
+    return st ? pd_error_context(err, st, "%s", r->name) : PD_OK;
+}
+
+pd_status pd_hugging_face_read(const char *name, const char *text, size_t bytes, struct pd_model_config *ret_config,
+                               struct pd_special_tokens *ret_tokens, struct pd_error *err)
+{
+    struct pd_json_document *document = NULL;
+    struct pd_model_config config;
+    PD_TRY(pd_json_parse(name, text, bytes, &document, err));
+    struct reader r = {.name = name, .root = pd_json_root(document), .config = &config};
+    const pd_status st = read_config(&r, err);
+    if (!st) *ret_config = config;
+    if (!st && ret_tokens) read_tokens(&r, ret_tokens);
+    pd_json_document_free(document);
+    return st;
+}
+
+/* ---- writing ---- */
+
+/* The double with the shortest text that is this float. */
+static double shortest(float value)
+{
+    char text[40];
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)value);
+        if (strtof(text, NULL) == value) break;
+    }
+    return strtod(text, NULL);
+}
+
+static void write_token(struct pd_json_writer *w, const char *key, int64_t token)
+{
+    if (token < 0)
+        pd_json_null(w, key);
+    else
+        pd_json_i64(w, key, token);
+}
+
+static void write_tokens(struct pd_json_writer *w, const struct pd_special_tokens *tokens)
+{
+    const uint32_t count = tokens ? tokens->eos_count : 0;
+    write_token(w, "bos_token_id", tokens ? tokens->bos : -1);
+    if (count < 2) {
+        write_token(w, "eos_token_id", count ? tokens->eos[0] : -1);
+        return;
+    }
+    pd_json_array_begin(w, "eos_token_id");
+    for (uint32_t i = 0; i < count; i++)
+        pd_json_i64(w, NULL, tokens->eos[i]);
+    pd_json_array_end(w);
+}
+
+static void write_rope(struct pd_json_writer *w, const struct pd_model_config *c)
+{
+    pd_json_double(w, "rope_theta", shortest(c->rope_theta));
+    if (c->rope_scaling == PD_ROPE_SCALING_NONE) {
+        pd_json_null(w, "rope_scaling");
+        return;
+    }
+    const bool is_linear = c->rope_scaling == PD_ROPE_SCALING_LINEAR;
+    pd_json_object_begin(w, "rope_scaling");
+    pd_json_string(w, "rope_type", is_linear ? "linear" : "llama3");
+    pd_json_double(w, "factor", shortest(c->rope_factor));
+    if (!is_linear) {
+        pd_json_double(w, "low_freq_factor", shortest(c->rope_low_frequency_factor));
+        pd_json_double(w, "high_freq_factor", shortest(c->rope_high_frequency_factor));
+        pd_json_u64(w, "original_max_position_embeddings", c->rope_original_context);
+    }
+    pd_json_object_end(w);
+}
+
+static void write_rest_llama(struct pd_json_writer *w, const struct pd_model_config *c, const struct architecture *a)
+{
+    pd_json_string(w, "hidden_act", "silu");
+    pd_json_double(w, "rms_norm_eps", shortest(c->norm_epsilon));
+    write_rope(w, c);
+    if (a->has_attention_bias) pd_json_bool(w, "attention_bias", false);
+    if (c->qkv_bias) pd_json_bool(w, "use_sliding_window", false);
+}
+
+/* Dropout is what transformers has by default; we train without. */
+static void write_rest_gpt2(struct pd_json_writer *w, const struct pd_model_config *c)
+{
+    static const char *const rates[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
+    pd_json_string(w, "activation_function", "gelu_new");
+    pd_json_double(w, "layer_norm_epsilon", shortest(c->norm_epsilon));
+    for (size_t i = 0; i < sizeof rates / sizeof rates[0]; i++)
+        pd_json_double(w, rates[i], 0.0);
+}
+
+static const char *torch_name(enum pd_dtype dtype)
+{
+    static const char *const names[PD_DTYPE_COUNT] = {[PD_F32] = "float32", [PD_BF16] = "bfloat16", [PD_F16] = "float16"};
+    return names[dtype];
+}
+
+static void write_config(struct pd_json_writer *w, const struct pd_model_config *config, const struct architecture *a,
+                         enum pd_dtype dtype, const struct pd_special_tokens *tokens)
+{
+    struct pd_model_config c = *config;
+    pd_json_object_begin(w, NULL);
+    pd_json_array_begin(w, "architectures");
+    pd_json_string(w, NULL, a->name);
+    pd_json_array_end(w);
+    pd_json_string(w, "model_type", a->type);
+    for (size_t i = 0; i < SIZE_COUNT; i++)
+        if (size_name(&sizes[i], c.family)) pd_json_u64(w, size_name(&sizes[i], c.family), *size_at(&c, &sizes[i]));
+    if (c.family == PD_FAMILY_GPT2)
+        write_rest_gpt2(w, &c);
+    else
+        write_rest_llama(w, &c, a);
+    pd_json_bool(w, "tie_word_embeddings", c.tie_embeddings);
+    pd_json_double(w, "initializer_range", shortest(c.init_std));
+    pd_json_string(w, "torch_dtype", torch_name(dtype));
+    write_tokens(w, tokens);
+    pd_json_object_end(w);
+}
+
+static pd_status finish(struct pd_json_writer *w, char **ret_text, struct pd_error *err)
+{
+    const char *text;
+    pd_status st = pd_json_writer_finish(w, &text, NULL, err);
+    char *copy = st ? NULL : strdup(text);
+    pd_json_writer_deinit(w);
+    if (st) return st;
+    if (!copy) PD_FAIL(err, PD_NO_MEMORY, "no memory for a config.json");
+    *ret_text = copy;
+    return PD_OK;
+}
+
+static const struct architecture *architecture_of(const struct pd_model_config *c)
+{
+    for (size_t i = 0; i < ARCHITECTURE_COUNT; i++)
+        if (architectures[i].family == c->family && architectures[i].qkv_bias == c->qkv_bias) return &architectures[i];
+    return NULL;
+}
+
+pd_status pd_hugging_face_write(const struct pd_model_config *config, enum pd_dtype dtype,
+                                const struct pd_special_tokens *tokens, char **ret_config, char **ret_generation,
+                                struct pd_error *err)
+{
+    const struct architecture *a = architecture_of(config);
+    if (!a)
+        PD_FAIL(err, PD_UNSUPPORTED, "no architecture of transformers is a %s with model.qkv_bias=%s",
+                pd_family_properties(config->family)->name, config->qkv_bias ? "true" : "false");
+    struct pd_json_writer w;
+    char *text = NULL;
+    pd_json_writer_init(&w, 2);
+    write_config(&w, config, a, dtype, tokens);
+    PD_TRY(finish(&w, &text, err));
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    write_tokens(&w, tokens);
+    pd_json_object_end(&w);
+    const pd_status st = finish(&w, ret_generation, err);
+    if (st)
+        free(text);
+    else
+        *ret_config = text;
+    return st;
+}

@@ -1,0 +1,41 @@
+/* config.json and generation_config.json of Hugging Face transformers, and our configuration of a model.
+ *
+ *   LlamaForCausalLM, MistralForCausalLM     family llama
+ *   Qwen2ForCausalLM                         family llama with qkv_bias
+ *   GPT2LMHeadModel                          family gpt2
+ *
+ * A key that changes what the model computes and that we do not compute is refused by its name. Keys that change nothing are
+ * ignored; so are rates of dropout, which only training knows, and which we do not have.
+ *   sources  the configuration classes of transformers, versions 4 and 5 */
+#ifndef PD_TRAINER_MODEL_HUGGING_FACE_H
+#define PD_TRAINER_MODEL_HUGGING_FACE_H
+
+#include "trainer/model/model.h"
+
+#define PD_EOS_MAX 8u
+
+/* Tokens that begin a text, and that end one. */
+struct pd_special_tokens {
+    int64_t bos; /* -1: there is none */
+    int64_t eos[PD_EOS_MAX];
+    uint32_t eos_count;
+};
+
+/* The text of a config.json; `name` stands in messages. What is absent is what transformers takes then.
+ *   ret_tokens  may be NULL
+ *   errors      PD_CORRUPT: no JSON, a value of another type, a size that is missing
+ *               PD_UNSUPPORTED: the architecture, or a key that we do not compute, by name
+ *               PD_INVALID: sizes that pd_model_config_check refuses */
+PD_MUST_USE pd_status pd_hugging_face_read(const char *name, const char *text, size_t bytes,
+                                           struct pd_model_config *ret_config, struct pd_special_tokens *ret_tokens,
+                                           struct pd_error *err);
+
+/* The two texts for weights that are stored as `dtype`. `config` is resolved.
+ *   tokens    NULL: none is known, and both files say null
+ *   ret_...   terminated; the caller frees them
+ *   errors    PD_NO_MEMORY; PD_UNSUPPORTED: no architecture has this combination of properties, named */
+PD_MUST_USE pd_status pd_hugging_face_write(const struct pd_model_config *config, enum pd_dtype dtype,
+                                            const struct pd_special_tokens *tokens, char **ret_config,
+                                            char **ret_generation, struct pd_error *err);
+
+#endif
