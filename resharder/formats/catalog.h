@@ -34,7 +34,7 @@ struct pd_foreign_tensor {
     enum pd_element element;
     uint32_t ndim;      /* 0: a scalar */
     uint64_t shape[PD_FOREIGN_DIMS_MAX]; /* unused dimensions are 1 */
-    uint64_t piece_begin, piece_count; /* in the catalog's pieces, set by pd_catalog_add_piece */
+    uint64_t piece_begin, piece_count; /* in the catalog's pieces, set by pd_catalog_finish */
 };
 
 struct pd_catalog_file {
@@ -62,14 +62,15 @@ struct pd_catalog {
     uint32_t file_count;
     struct pd_foreign_tensor *tensors; /* (tensor_count) in the order of the format; by (name, kind) unique */
     uint32_t tensor_count;
-    struct pd_piece *pieces; /* (piece_count), those of a tensor side by side, ascending by start */
+    struct pd_piece *pieces; /* (piece_count); once it is finished those of a tensor lie side by side, ascending by start */
     uint64_t piece_count;
     struct pd_catalog_text *texts; /* (text_count) */
     uint32_t text_count;
     struct pd_catalog_counters counters;
     char **unmapped; /* (unmapped_count) what the format holds and perdure has no place for: "optimizer.param_groups.0.betas" */
     uint32_t unmapped_count;
-    uint32_t *by_name; /* (tensor_count) sorted; the catalog's own */
+    uint32_t *by_name;       /* (tensor_count) sorted once it is finished; the catalog's own */
+    uint32_t *piece_tensors; /* (piece_count) until it is finished: the tensor of each; the catalog's own */
 };
 
 void pd_catalog_init(struct pd_catalog *catalog, const char *format);

@@ -1,0 +1,42 @@
+#include "resharder/formats/format.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const struct pd_format *const pd_formats[] = {
+    NULL,
+};
+
+const struct pd_format *pd_format_find(const char *name)
+{
+    for (const struct pd_format *const *f = pd_formats; *f; f++)
+        if (strcmp((*f)->name, name) == 0) return *f;
+    return NULL;
+}
+
+pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_format **ret_format, struct pd_error *err)
+{
+    struct pd_stat stat;
+    PD_TRY(pd_vfs_stat(vfs, path, &stat, err));
+    char known[400];
+    size_t used = 0;
+    for (const struct pd_format *const *f = pd_formats; *f; f++) {
+        if ((*f)->recognizes(vfs, path)) {
+            *ret_format = *f;
+            return PD_OK;
+        }
+        const int n = snprintf(known + used, sizeof known - used, "%s%s (%s)", used ? "; " : "", (*f)->name, (*f)->about);
+        used = used + (size_t)n < sizeof known ? used + (size_t)n : sizeof known - 1;
+    }
+    known[used] = '\0';
+    PD_FAIL(err, PD_INVALID, "%s is %s of no format that is read: %s", path,
+            stat.type == PD_ENTRY_DIRECTORY ? "a directory" : "a file", known);
+}
+
+pd_status pd_format_not_written(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err)
+{
+    (void)vfs;
+    (void)ret_state;
+    PD_FAIL(err, PD_UNSUPPORTED, "%s is only read; `perdure ckpt export --help` lists what is written",
+            plan->wanted->format);
+}
