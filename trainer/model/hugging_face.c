@@ -23,7 +23,8 @@ static const struct architecture {
     {"LlamaForCausalLM", "llama", PD_FAMILY_LLAMA, .has_attention_bias = true, .epsilon = 1e-6, .context = 2048},
     {"Qwen2ForCausalLM", "qwen2", PD_FAMILY_LLAMA, .qkv_bias = true, .epsilon = 1e-6, .context = 32768, .kv_heads = 32},
     {"GPT2LMHeadModel", "gpt2", PD_FAMILY_GPT2, .qkv_bias = true, .epsilon = 1e-5, .context = 1024, .is_tied = true},
-    {"MistralForCausalLM", "mistral", PD_FAMILY_LLAMA, .has_window = true, .epsilon = 1e-6, .context = 131072, .kv_heads = 8},
+    {"MistralForCausalLM", "mistral", PD_FAMILY_LLAMA, .has_window = true, .epsilon = 1e-6, .context = 131072,
+     .kv_heads = 8},
 };
 #define ARCHITECTURE_COUNT (sizeof architectures / sizeof architectures[0])
 
@@ -115,7 +116,8 @@ static pd_status find_architecture(struct reader *r, struct pd_error *err)
     const char *name = list && pd_json_count(list) ? pd_json_text(pd_json_at(list, 0)) : NULL;
     const char *type = text_of(r->root, "model_type");
     if (!name && !type)
-        PD_FAIL(err, PD_CORRUPT, "%s: it has neither architectures nor model_type, so it is no model's config.json", r->name);
+        PD_FAIL(err, PD_CORRUPT, "%s: it has neither architectures nor model_type, so it is no model's config.json",
+                r->name);
     for (size_t i = 0; i < ARCHITECTURE_COUNT && !r->architecture; i++)
         if (strcmp(name ? name : type, name ? architectures[i].name : architectures[i].type) == 0)
             r->architecture = &architectures[i];
@@ -170,8 +172,8 @@ static pd_status check_switches(const struct reader *r, struct pd_error *err)
     if (attention_bias && r->architecture->has_attention_bias)
         PD_FAIL(err, PD_UNSUPPORTED, "%s: attention_bias is true, and o_proj of this family has no bias here", r->name);
     if (member(r->root, "quantization_config"))
-        PD_FAIL(err, PD_UNSUPPORTED, "%s: quantization_config: weights are stored quantized; take the model they were made of",
-                r->name);
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "%s: quantization_config: weights are stored quantized; take the model they were made of", r->name);
     float rotary = 1;
     PD_TRY(read_number(r, r->root, "partial_rotary_factor", &rotary, err));
     if (rotary != 1)
@@ -219,10 +221,11 @@ static pd_status check_window(const struct reader *r, struct pd_error *err)
     PD_TRY(has_window(r, &is_used, err));
     PD_TRY(read_size(r, r->root, "sliding_window", &window, err));
     if (is_used && window < r->config->context)
-        PD_FAIL(err, PD_UNSUPPORTED,
-                "%s: sliding_window is %u, under max_position_embeddings %u, and attention sees the whole sequence here; with "
-                "max_position_embeddings %u the two are the same",
-                r->name, window, r->config->context, window);
+        PD_FAIL(
+            err, PD_UNSUPPORTED,
+            "%s: sliding_window is %u, under max_position_embeddings %u, and attention sees the whole sequence here; with "
+            "max_position_embeddings %u the two are the same",
+            r->name, window, r->config->context, window);
     return PD_OK;
 }
 
@@ -283,8 +286,8 @@ static pd_status read_config(struct reader *r, struct pd_error *err)
                                   .norm_epsilon = (float)r->architecture->epsilon};
     PD_TRY(read_sizes(r, err));
     PD_TRY(read_switch(r, "tie_word_embeddings", &c->tie_embeddings, err));
-    PD_TRY(read_number(r, r->root, c->family == PD_FAMILY_GPT2 ? "layer_norm_epsilon" : "rms_norm_eps", &c->norm_epsilon,
-                       err));
+    PD_TRY(
+        read_number(r, r->root, c->family == PD_FAMILY_GPT2 ? "layer_norm_epsilon" : "rms_norm_eps", &c->norm_epsilon, err));
     PD_TRY(read_number(r, r->root, "initializer_range", &c->init_std, err));
     PD_TRY(check_switches(r, err));
     PD_TRY(check_activation(r, err));

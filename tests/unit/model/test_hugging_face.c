@@ -41,8 +41,7 @@ static struct pd_model_config read(const char *text, struct pd_special_tokens *r
 
 static void expect_same(const struct pd_model_config *a, const struct pd_model_config *b, const char *what)
 {
-#define SAME(member) \
-    cr_expect(a->member == b->member, "%s: %s %g %g", what, #member, (double)a->member, (double)b->member)
+#define SAME(member) cr_expect(a->member == b->member, "%s: %s %g %g", what, #member, (double)a->member, (double)b->member)
     SAME(family);
     SAME(vocab);
     SAME(context);
@@ -167,8 +166,10 @@ Test(hugging_face, what_changes_numbers_is_refused_by_name)
     expect_refused(gpt2, "gelu_new", "gelu", PD_UNSUPPORTED, "activation_function is gelu");
     expect_refused(mistral_7b, "\"sliding_window\": null", "\"sliding_window\": 4096", PD_UNSUPPORTED,
                    "sliding_window is 4096, under max_position_embeddings 32768");
-    expect_refused(qwen25_7b, "\"sliding_window\": 131072", "\"sliding_window\": 4096, \"layer_types\": "
-                   "[\"full_attention\", \"sliding_attention\"]", PD_UNSUPPORTED, "sliding_window is 4096");
+    expect_refused(qwen25_7b, "\"sliding_window\": 131072",
+                   "\"sliding_window\": 4096, \"layer_types\": "
+                   "[\"full_attention\", \"sliding_attention\"]",
+                   PD_UNSUPPORTED, "sliding_window is 4096");
     expect_refused(qwen25_7b, "\"max_window_layers\": 28", "\"layer_types\": [\"linear_attention\"]", PD_UNSUPPORTED,
                    "layer_types[0] is linear_attention");
 }
