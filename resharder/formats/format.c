@@ -1,9 +1,12 @@
 #include "resharder/formats/format.h"
 
+#include "resharder/formats/safetensors.h"
+
 #include <stdio.h>
 #include <string.h>
 
 const struct pd_format *const pd_formats[] = {
+    &pd_format_safetensors,
     NULL,
 };
 

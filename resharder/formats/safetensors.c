@@ -1,0 +1,353 @@
+#include "resharder/formats/safetensors.h"
+
+#include "ckpt/base/checked.h"
+#include "ckpt/base/json.h"
+#include "resharder/formats/model_directory.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *const pd_safetensors_dtypes[PD_ELEMENT_COUNT] = {
+    [PD_ELEMENT_F64] = "F64", [PD_ELEMENT_F32] = "F32",   [PD_ELEMENT_F16] = "F16", [PD_ELEMENT_BF16] = "BF16",
+    [PD_ELEMENT_I64] = "I64", [PD_ELEMENT_I32] = "I32",   [PD_ELEMENT_I16] = "I16", [PD_ELEMENT_I8] = "I8",
+    [PD_ELEMENT_U8] = "U8",   [PD_ELEMENT_BOOL] = "BOOL",
+};
+
+/* ---- one header ---- */
+
+struct extent {
+    uint64_t begin, end;
+    const char *name; /* of the document */
+};
+
+static pd_status parse_dtype(const char *path, const char *name, const struct pd_json_value *value, enum pd_element *ret,
+                             struct pd_error *err)
+{
+    const char *text = value ? pd_json_text(value) : NULL;
+    if (!text) PD_FAIL(err, PD_CORRUPT, "%s: tensor %.200s has no dtype", path, name);
+    for (int e = 0; e < PD_ELEMENT_COUNT; e++)
+        if (pd_safetensors_dtypes[e] && strcmp(pd_safetensors_dtypes[e], text) == 0) {
+            *ret = (enum pd_element)e;
+            return PD_OK;
+        }
+    PD_FAIL(err, PD_UNSUPPORTED, "%s: tensor %.200s is of type %.32s, which is not read", path, name, text);
+}
+
+static pd_status parse_tensor(const char *path, const char *name, const struct pd_json_value *value,
+                              struct pd_foreign_tensor *ret_tensor, struct extent *ret_extent, struct pd_error *err)
+{
+    if (pd_json_type(value) != PD_JSON_OBJECT) PD_FAIL(err, PD_CORRUPT, "%s: tensor %.200s is no object", path, name);
+    const struct pd_json_value *shape = pd_json_member(value, "shape"), *offsets = pd_json_member(value, "data_offsets");
+    PD_TRY(parse_dtype(path, name, pd_json_member(value, "dtype"), &ret_tensor->element, err));
+    if (!shape || pd_json_type(shape) != PD_JSON_ARRAY || pd_json_count(shape) > PD_FOREIGN_DIMS_MAX)
+        PD_FAIL(err, PD_CORRUPT, "%s: tensor %.200s has no shape of at most %d dimensions", path, name, PD_FOREIGN_DIMS_MAX);
+    ret_tensor->ndim = (uint32_t)pd_json_count(shape);
+    for (uint32_t d = 0; d < ret_tensor->ndim; d++)
+        if (!pd_json_is_u64(pd_json_at(shape, d), &ret_tensor->shape[d]))
+            PD_FAIL(err, PD_CORRUPT, "%s: dimension %u of tensor %.200s is no size", path, d, name);
+    if (!offsets || pd_json_count(offsets) != 2 || !pd_json_is_u64(pd_json_at(offsets, 0), &ret_extent->begin) ||
+        !pd_json_is_u64(pd_json_at(offsets, 1), &ret_extent->end) || ret_extent->end < ret_extent->begin)
+        PD_FAIL(err, PD_CORRUPT, "%s: tensor %.200s has no data_offsets [begin, end]", path, name);
+    ret_extent->name = name;
+    return PD_OK;
+}
+
+/* What the file says of itself, "format" excepted, has no place in a checkpoint of ours. */
+static pd_status add_metadata(struct pd_catalog *catalog, const struct pd_json_value *value, struct pd_error *err)
+{
+    const char *key;
+    const struct pd_json_value *member;
+    for (void *at = NULL; pd_json_next(value, &at, &key, &member);) {
+        char name[PD_FOREIGN_NAME_MAX];
+        snprintf(name, sizeof name, "__metadata__.%.200s", key);
+        if (strcmp(key, "format") != 0) PD_TRY(pd_catalog_add_unmapped(catalog, name, err));
+    }
+    return PD_OK;
+}
+
+static int by_begin(const void *a, const void *b)
+{
+    const struct extent *x = a, *y = b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return (x->end > y->end) - (x->end < y->end);
+}
+
+static pd_status check_extents(const char *path, struct extent *extents, size_t count, uint64_t data_bytes,
+                               struct pd_error *err)
+{
+    uint64_t at = 0;
+    if (count) qsort(extents, count, sizeof *extents, by_begin);
+    for (size_t i = 0; i < count; i++) {
+        if (extents[i].begin != at)
+            PD_FAIL(err, PD_CORRUPT, "%s: tensor %.200s begins at byte %" PRIu64 " of the data, where byte %" PRIu64 "%s",
+                    path, extents[i].name, extents[i].begin, at,
+                    extents[i].begin < at ? " is the next free one" : " is nobody's");
+        at = extents[i].end;
+    }
+    if (at != data_bytes)
+        PD_FAIL(err, PD_CORRUPT, "%s: its tensors end at byte %" PRIu64 " of the data, and there are %" PRIu64, path, at,
+                data_bytes);
+    return PD_OK;
+}
+
+static pd_status add_tensors(struct pd_catalog *catalog, uint32_t file, const struct pd_json_value *root,
+                             uint64_t data_begin, struct extent *extents, struct pd_error *err)
+{
+    const char *path = catalog->files[file].path, *name;
+    const struct pd_json_value *value;
+    size_t count = 0;
+    for (void *at = NULL; pd_json_next(root, &at, &name, &value);) {
+        if (strcmp(name, "__metadata__") == 0) {
+            PD_TRY(add_metadata(catalog, value, err));
+            continue;
+        }
+        struct pd_foreign_tensor tensor = {.name = (char *)(uintptr_t)name};
+        struct extent *extent = &extents[count++];
+        PD_TRY(parse_tensor(path, name, value, &tensor, extent, err));
+        pd_status st = pd_catalog_add_dense(catalog, &tensor, file, data_begin + extent->begin, err);
+        if (st) return pd_error_context(err, st, "%s", path);
+        const uint64_t bytes = pd_foreign_bytes(&catalog->tensors[catalog->tensor_count - 1]);
+        if (bytes != extent->end - extent->begin)
+            PD_FAIL(err, PD_CORRUPT, "%s: tensor %s has %" PRIu64 " bytes where its shape takes %" PRIu64, path, name,
+                    extent->end - extent->begin, bytes);
+    }
+    return check_extents(path, extents, count, catalog->files[file].bytes - data_begin, err);
+}
+
+static size_t count_members(const struct pd_json_value *object)
+{
+    size_t count = 0;
+    const char *key;
+    const struct pd_json_value *value;
+    for (void *at = NULL; pd_json_next(object, &at, &key, &value);)
+        count++;
+    return count;
+}
+
+pd_status pd_safetensors_header(struct pd_catalog *catalog, uint32_t file, const char *text, uint64_t bytes,
+                                struct pd_error *err)
+{
+    const char *path = catalog->files[file].path;
+    struct pd_json_document *document = NULL;
+    PD_TRY(pd_json_parse(path, text, bytes, &document, err));
+    const struct pd_json_value *root = pd_json_root(document);
+    struct extent *extents = NULL;
+    pd_status st = PD_OK;
+    if (pd_json_type(root) != PD_JSON_OBJECT)
+        st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s: its header is no JSON object", path);
+    else if (!(extents = malloc((count_members(root) + 1) * sizeof *extents)))
+        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "%s: no memory for its header", path);
+    if (!st) st = add_tensors(catalog, file, root, 8 + bytes, extents, err);
+    free(extents);
+    pd_json_document_free(document);
+    return st;
+}
+
+/* ---- files ---- */
+
+static pd_status read_header(struct pd_file *file, const char *path, uint64_t file_bytes, char **ret_text,
+                             uint64_t *ret_bytes, struct pd_error *err)
+{
+    uint64_t bytes = 0;
+    if (file_bytes < 8) PD_FAIL(err, PD_CORRUPT, "%s has %" PRIu64 " bytes and is no safetensors file", path, file_bytes);
+    PD_TRY(pd_file_read(file, 0, &bytes, 8, err));
+    if (bytes > PD_SAFETENSORS_HEADER_MAX || bytes > file_bytes - 8)
+        PD_FAIL(err, PD_CORRUPT, "%s: its header has %" PRIu64 " bytes, the file %" PRIu64 "; at most %" PRIu64 " are read",
+                path, bytes, file_bytes, PD_SAFETENSORS_HEADER_MAX);
+    char *text = malloc(bytes + 1);
+    if (!text) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for a header of %" PRIu64 " bytes", path, bytes);
+    const pd_status st = pd_file_read(file, 8, text, bytes, err);
+    if (st) {
+        free(text);
+        return st;
+    }
+    *ret_text = text;
+    *ret_bytes = bytes;
+    return PD_OK;
+}
+
+static pd_status read_file(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, uint32_t *ret_file,
+                           struct pd_error *err)
+{
+    struct pd_file *file = NULL;
+    struct pd_stat stat;
+    char *text = NULL;
+    uint64_t bytes = 0;
+    PD_TRY(pd_file_open(vfs, path, PD_OPEN_READ, &file, err));
+    pd_status st = pd_file_stat(file, &stat, err);
+    if (!st) st = read_header(file, path, stat.bytes, &text, &bytes, err);
+    pd_file_close_readonly(file);
+    if (!st) st = pd_catalog_add_file(catalog, path, stat.bytes, ret_file, err);
+    if (!st) st = pd_safetensors_header(catalog, *ret_file, text, bytes, err);
+    free(text);
+    return st;
+}
+
+/* ---- shards ---- */
+
+struct mapped {
+    const char *file, *tensor;
+};
+
+static int by_file(const void *a, const void *b)
+{
+    const struct mapped *x = a, *y = b;
+    const int files = strcmp(x->file, y->file);
+    return files ? files : strcmp(x->tensor, y->tensor);
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Tensors [first, tensor_count) came from a file that should have mapped[count]. */
+static pd_status check_mapped(const struct pd_catalog *catalog, uint32_t first, const struct mapped *mapped, size_t count,
+                              struct pd_error *err)
+{
+    const uint32_t there = catalog->tensor_count - first;
+    const char **names = malloc((there + 1) * sizeof *names);
+    if (!names) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u names", there);
+    for (uint32_t i = 0; i < there; i++)
+        names[i] = catalog->tensors[first + i].name;
+    qsort(names, there, sizeof *names, by_text);
+    const char *missing = NULL;
+    for (size_t i = 0; i < count && !missing; i++)
+        if (!bsearch(&mapped[i].tensor, names, there, sizeof *names, by_text)) missing = mapped[i].tensor;
+    free(names);
+    if (missing)
+        PD_FAIL(err, PD_CORRUPT, "%s names tensor %.200s in %.200s, which does not have it", PD_SAFETENSORS_INDEX, missing,
+                mapped->file);
+    return PD_OK;
+}
+
+static pd_status read_mapped(struct pd_vfs *vfs, const char *directory, struct mapped *mapped, size_t count,
+                             struct pd_catalog *catalog, struct pd_error *err)
+{
+    qsort(mapped, count, sizeof *mapped, by_file);
+    for (size_t begin = 0, end; begin < count; begin = end) {
+        char path[PD_FORMATS_PATH_MAX];
+        const uint32_t first = catalog->tensor_count;
+        uint32_t file;
+        for (end = begin + 1; end < count && strcmp(mapped[end].file, mapped[begin].file) == 0;)
+            end++;
+        PD_TRY(pd_formats_path(directory, mapped[begin].file, path, err));
+        PD_TRY(read_file(vfs, path, catalog, &file, err));
+        PD_TRY(check_mapped(catalog, first, &mapped[begin], end - begin, err));
+    }
+    return PD_OK;
+}
+
+static pd_status read_index(struct pd_vfs *vfs, const char *directory, const char *path, const struct pd_json_value *root,
+                            struct pd_catalog *catalog, struct pd_error *err)
+{
+    const struct pd_json_value *map = pd_json_member(root, "weight_map"), *value;
+    const char *name;
+    if (!map || pd_json_type(map) != PD_JSON_OBJECT) PD_FAIL(err, PD_CORRUPT, "%s has no weight_map", path);
+    struct mapped *mapped = malloc((count_members(map) + 1) * sizeof *mapped);
+    if (!mapped) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its weight_map", path);
+    size_t count = 0;
+    pd_status st = PD_OK;
+    for (void *at = NULL; !st && pd_json_next(map, &at, &name, &value);) {
+        mapped[count++] = (struct mapped){.file = pd_json_text(value), .tensor = name};
+        if (!mapped[count - 1].file)
+            st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s: tensor %.200s has no file", path, name);
+    }
+    if (!st) st = read_mapped(vfs, directory, mapped, count, catalog, err);
+    free(mapped);
+    return st;
+}
+
+static pd_status read_sharded(struct pd_vfs *vfs, const char *directory, struct pd_catalog *catalog, struct pd_error *err)
+{
+    char path[PD_FORMATS_PATH_MAX], *text = NULL;
+    uint64_t bytes = 0;
+    struct pd_json_document *document = NULL;
+    PD_TRY(pd_formats_path(directory, PD_SAFETENSORS_INDEX, path, err));
+    PD_TRY(pd_formats_read_text(vfs, path, PD_SAFETENSORS_HEADER_MAX, &text, &bytes, err));
+    pd_status st = pd_json_parse(path, text, bytes, &document, err);
+    free(text);
+    if (!st) st = read_index(vfs, directory, path, pd_json_root(document), catalog, err);
+    pd_json_document_free(document);
+    return st;
+}
+
+/* ---- what a path means ---- */
+
+static bool ends_with(const char *text, const char *end)
+{
+    const size_t bytes = strlen(text), end_bytes = strlen(end);
+    return bytes > end_bytes && strcmp(text + bytes - end_bytes, end) == 0;
+}
+
+/* The only file of its kind in a directory; PD_NOT_FOUND without a message where there is none, or more than one. */
+static pd_status find_single(struct pd_vfs *vfs, const char *directory, char ret_path[PD_FORMATS_PATH_MAX],
+                             struct pd_error *err)
+{
+    struct pd_listing listing;
+    const char *found = NULL;
+    uint32_t count = 0;
+    if (pd_formats_has_file(vfs, directory, "model.safetensors"))
+        return pd_formats_path(directory, "model.safetensors", ret_path, err);
+    PD_TRY(pd_vfs_list(vfs, directory, &listing, err));
+    for (uint32_t i = 0; i < listing.count; i++)
+        if (ends_with(listing.names[i], ".safetensors")) {
+            found = listing.names[i];
+            count++;
+        }
+    pd_status st = PD_NOT_FOUND;
+    if (count == 1)
+        st = pd_formats_path(directory, found, ret_path, err);
+    else
+        pd_error_set(err, st, PD_WHERE, 0, "%s has %u safetensors files and no %s", directory, count, PD_SAFETENSORS_INDEX);
+    pd_listing_deinit(&listing);
+    return st;
+}
+
+static bool is_safetensors(struct pd_vfs *vfs, const char *path)
+{
+    struct pd_file *file = NULL;
+    struct pd_stat stat;
+    unsigned char head[9] = {0};
+    uint64_t bytes;
+    if (ends_with(path, ".safetensors")) return true;
+    if (pd_file_open(vfs, path, PD_OPEN_READ, &file, NULL)) return false;
+    const bool has_head =
+        !pd_file_stat(file, &stat, NULL) && stat.bytes > sizeof head && !pd_file_read(file, 0, head, sizeof head, NULL);
+    pd_file_close_readonly(file);
+    memcpy(&bytes, head, sizeof bytes);
+    return has_head && head[8] == '{' && bytes <= PD_SAFETENSORS_HEADER_MAX && bytes <= stat.bytes - 8;
+}
+
+static bool recognizes(struct pd_vfs *vfs, const char *path)
+{
+    char single[PD_FORMATS_PATH_MAX];
+    if (!pd_formats_is_directory(vfs, path)) return is_safetensors(vfs, path);
+    return pd_formats_has_file(vfs, path, PD_SAFETENSORS_INDEX) || !find_single(vfs, path, single, NULL);
+}
+
+static pd_status read_any(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+{
+    char single[PD_FORMATS_PATH_MAX];
+    uint32_t file;
+    if (!pd_formats_is_directory(vfs, path)) return read_file(vfs, path, catalog, &file, err);
+    if (pd_formats_has_file(vfs, path, PD_SAFETENSORS_INDEX)) {
+        PD_TRY(read_sharded(vfs, path, catalog, err));
+    } else {
+        PD_TRY(find_single(vfs, path, single, err));
+        PD_TRY(read_file(vfs, single, catalog, &file, err));
+    }
+    return pd_formats_add_texts(vfs, path, catalog, err);
+}
+
+const struct pd_format pd_format_safetensors = {
+    .name = "safetensors",
+    .about = "Hugging Face: model.safetensors or shards with an index, beside config.json",
+    .recognizes = recognizes,
+    .read = read_any,
+    .plan = pd_safetensors_plan,
+    .observe = pd_safetensors_observe,
+    .finish = pd_safetensors_finish,
+};
