@@ -166,7 +166,7 @@ if text:
     report("plan-1t-content", problems, (0, text[:200], ""))
 
 # ---- layouts that nothing admits: 78 and one sentence, whatever the command, before anything is made ----
-# The table in trainer/config/README.md lists them; 4 blocks, 8 micro-batches of 4 sequences of 256 tokens.
+# Layouts that are refused; 4 blocks, 8 micro-batches of 4 sequences of 256 tokens.
 REFUSED = {
     "tp": (["numerics.virtual_tp=4", "layout.tp=3"],
            "layout.tp is 3 and does not divide numerics.virtual_tp, which is 4; use layout.tp=2 or layout.tp=4"),

@@ -9,10 +9,6 @@
  * keep_last, keep_every, bandwidth, replicas}. A list on the command line is written as in a file: data.train=[a.txt, b.txt].
  * Model sizes that follow from others (kv_heads, head_size, ffn) follow again when the others are changed and they are not
  * named.
- *
- * Resume: free          learning rate, schedule, decay, clipping, steps, intervals, layout, directories, restart, init_std
- *         new lineage   batch, numerics, data, seed, betas and epsilon, norm_epsilon, RoPE
- *         refused       model shape
  */
 #ifndef PD_TRAINER_CONFIG_CONFIG_H
 #define PD_TRAINER_CONFIG_CONFIG_H

@@ -1,10 +1,5 @@
-/* What a changed key means for a run that goes on; each key's effect stands in keys.c, the table of them in README.md.
- *
- *   free         the steps to come change, the steps that were made stay
- *   new lineage  this configuration would not have computed what is stored
- *   refused      the stored tensors do not fit
- *
- * Files may move: their contents are compared by fingerprint, not by path. */
+/* What a changed key means for a run that goes on; each key's effect stands in keys.c, the table of them in README.md. Files may
+ * move: their contents are compared by fingerprint, not by path. */
 #include "trainer/config/keys.h"
 #include "trainer/model/family.h"
 
