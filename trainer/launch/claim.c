@@ -25,7 +25,7 @@ static void describe_owner(const char *run_dir, char *ret_text, size_t bytes)
     if (glob(pattern, GLOB_NOSORT | GLOB_PERIOD, NULL, &found)) return;
     for (size_t i = 0; i < found.gl_pathc; i++) {
         struct pd_note_begun owner;
-        if (!pd_note_read_owner(found.gl_pathv[i], &owner)) continue;
+        if (!pd_note_read_process(found.gl_pathv[i], PD_NOTE_OWNER, 0, &owner)) continue;
         if (owner.is_here && kill(owner.process, 0) != 0 && errno == ESRCH) continue; /* killed, and not yet cleared away */
         snprintf(ret_text, bytes, "process %d of %s", owner.process, owner.is_here ? "this host" : "another host");
     }

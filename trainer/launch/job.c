@@ -134,7 +134,7 @@ static void workers_discover(struct job *job)
     for (uint32_t r = 0; r < job->processes; r++) {
         struct pd_launch_process *seen = &job->seen[r];
         struct pd_note_begun note;
-        if (seen->has_begun || !pd_note_read_begun(job->start->dir, r, &note)) continue;
+        if (seen->has_begun || !pd_note_read_process(job->start->dir, PD_NOTE_BEGUN, r, &note)) continue;
         *seen = (struct pd_launch_process){.process = note.process, .has_begun = true, .is_here = note.is_here};
         if (!note.is_here) continue;
         job->workers[r].pidfd = (int)syscall(SYS_pidfd_open, note.process, 0);
@@ -177,7 +177,7 @@ static void workers_look(struct job *job)
 static bool all_are_ready(const struct job *job)
 {
     for (uint32_t r = 0; r < job->processes; r++)
-        if (pd_note_read_ready(job->start->dir, r)) return true; /* joining is collective */
+        if (pd_note_has_mark(job->start->dir, PD_NOTE_READY, r)) return true; /* joining is collective */
     return false;
 }
 
@@ -262,7 +262,8 @@ static void opening_look(struct job *job)
     const bool has_begun = has_any_begun(job);
     const double seconds = job->start->begin_seconds;
     if (job->requests->wants_leave && !job->leave_ns) job->leave_ns = now;
-    if (job->leave_ns && now - job->leave_ns > LEAVE_OPENING_NS && (!has_begun || pd_note_read_opening(job->start->dir)))
+    if (job->leave_ns && now - job->leave_ns > LEAVE_OPENING_NS &&
+        (!has_begun || pd_note_has_mark(job->start->dir, PD_NOTE_OPENING, 0)))
         job->is_left_opening = true;
     if (!has_begun && seconds > 0 && (double)(now - job->start_ns) > seconds * 1e9) job->is_begin_overdue = true;
     if (job->is_left_opening || job->is_begin_overdue) {

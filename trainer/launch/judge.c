@@ -88,7 +88,7 @@ static struct facts facts_of(const struct pd_launch_end *end, struct pd_launch_v
     const bool was_killed = !WIFEXITED(status) || (WEXITSTATUS(status) > 128 && WEXITSTATUS(status) != 128 + SIGXFSZ);
     for (uint32_t r = 0; r < end->count; r++) {
         f.has_come_up |= end->processes[r].has_begun;
-        v->has_begun |= pd_note_read_ready(end->start->dir, r);
+        v->has_begun |= pd_note_has_mark(end->start->dir, PD_NOTE_READY, r);
     }
     v->has_begun |= f.has_come_up && was_killed;
     f.is_success = WIFEXITED(status) && WEXITSTATUS(status) == 0;

@@ -254,7 +254,7 @@ static void stale_dirs_remove(const char *parent)
         struct pd_note_begun owner;
         int length = snprintf(path, sizeof path, "%s/%s", parent, entry->d_name);
         if (strncmp(entry->d_name, DIR_PREFIX, strlen(DIR_PREFIX)) || length < 0 || (size_t)length >= sizeof path) continue;
-        if (!pd_note_read_owner(path, &owner) || !owner.is_here) continue;
+        if (!pd_note_read_process(path, PD_NOTE_OWNER, 0, &owner) || !owner.is_here) continue;
         if (kill(owner.process, 0) == 0 || errno != ESRCH) continue;
         pd_note_dir_remove(path);
     }
@@ -324,7 +324,7 @@ pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
                 "this runs under mpirun already: start it once, without mpirun, and give layout.ranks; words for "
                 "mpirun go into PERDURE_MPIRUN=\"mpirun --hostfile hosts\"");
     PD_TRY(private_dir_make(launch, dir, sizeof dir, err));
-    pd_note_write_owner(dir);
+    pd_note_write_process(dir, PD_NOTE_OWNER, 0, 0);
     pd_status st = launch_in(&state, realpath(dir, whole) ? whole : dir, err);
     pd_note_dir_remove(dir);
     return st;

@@ -56,8 +56,9 @@ pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *e
         const char *layout = getenv(PD_LAUNCH_ENV_LAYOUT);
         snprintf(launched.layout, sizeof launched.layout, "%s", layout ? layout : "");
         PD_TRY(die_with_parent(&launched, err));
-        if (launched.rank == 0) pd_note_write_opening(launched.dir);
-        pd_note_write_begun(launched.dir, launched.rank, launched.transport == PD_TRANSPORT_LOCAL ? 1 : launched.ranks);
+        if (launched.rank == 0) pd_note_write_mark(launched.dir, PD_NOTE_OPENING, 0);
+        pd_note_write_process(launched.dir, PD_NOTE_BEGUN, launched.rank,
+                              launched.transport == PD_TRANSPORT_LOCAL ? 1 : launched.ranks);
     }
     *ret_launched = launched;
     return PD_OK;
@@ -67,7 +68,7 @@ void pd_launched_ready(const struct pd_launched *launched)
 {
     /* A limit of file sizes is an error of the write that meets it, in words; not before, since MPI waits for ever then. */
     signal(SIGXFSZ, SIG_IGN);
-    if (launched->is_launched) pd_note_write_ready(launched->dir, launched->rank);
+    if (launched->is_launched) pd_note_write_mark(launched->dir, PD_NOTE_READY, launched->rank);
 }
 
 void pd_launched_training(void)

@@ -13,12 +13,15 @@
 #define NOTE_PATH_BYTES 4096
 #define NOTE_BYTES 2048
 
-static bool note_write(const char *dir, const char *kind, uint32_t rank, const char *text)
+static const char *const names[] = {[PD_NOTE_BEGUN] = "begun", [PD_NOTE_OPENING] = "opening", [PD_NOTE_READY] = "ready",
+                                    [PD_NOTE_ENDED] = "ended", [PD_NOTE_GPU] = "gpu",         [PD_NOTE_OWNER] = "owner"};
+
+static bool note_write(const char *dir, enum pd_note kind, uint32_t rank, const char *text)
 {
     char path[NOTE_PATH_BYTES], draft[NOTE_PATH_BYTES];
-    int length = snprintf(path, sizeof path, "%s/%s-%u", dir, kind, rank);
+    int length = snprintf(path, sizeof path, "%s/%s-%u", dir, names[kind], rank);
     if (length < 0 || (size_t)length >= sizeof path - 8) return false;
-    snprintf(draft, sizeof draft, "%s/.%s-%u", dir, kind, rank);
+    snprintf(draft, sizeof draft, "%s/.%s-%u", dir, names[kind], rank);
     int fd = open(draft, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd < 0) return false;
     size_t bytes = strlen(text);
@@ -27,10 +30,10 @@ static bool note_write(const char *dir, const char *kind, uint32_t rank, const c
     return is_written && rename(draft, path) == 0;
 }
 
-static bool note_read(const char *dir, const char *kind, uint32_t rank, char *ret_text)
+static bool note_read(const char *dir, enum pd_note kind, uint32_t rank, char *ret_text)
 {
     char path[NOTE_PATH_BYTES];
-    int length = snprintf(path, sizeof path, "%s/%s-%u", dir, kind, rank);
+    int length = snprintf(path, sizeof path, "%s/%s-%u", dir, names[kind], rank);
     if (length < 0 || (size_t)length >= sizeof path) return false;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
@@ -62,7 +65,7 @@ static void here(uint64_t host, char *ret_text, size_t bytes)
     snprintf(ret_text, bytes, "%llu %.*s %s", (unsigned long long)host, (int)strcspn(boot, "\n"), boot, space);
 }
 
-static bool process_write(const char *dir, const char *kind, uint32_t rank, uint32_t size)
+bool pd_note_write_process(const char *dir, enum pd_note kind, uint32_t rank, uint32_t size)
 {
     char place[192], text[256];
     const char *job = getenv("OMPI_MCA_ess_base_jobid");
@@ -71,38 +74,23 @@ static bool process_write(const char *dir, const char *kind, uint32_t rank, uint
     return note_write(dir, kind, rank, text);
 }
 
-bool pd_note_write_owner(const char *dir)
+bool pd_note_write_mark(const char *dir, enum pd_note kind, uint32_t rank)
 {
-    return process_write(dir, "owner", 0, 0);
-}
-
-bool pd_note_write_begun(const char *dir, uint32_t rank, uint32_t size)
-{
-    return process_write(dir, "begun", rank, size);
-}
-
-bool pd_note_write_opening(const char *dir)
-{
-    return note_write(dir, "opening", 0, "");
+    return note_write(dir, kind, rank, "");
 }
 
 void pd_note_remove_opening(const char *dir)
 {
     char path[NOTE_PATH_BYTES];
-    snprintf(path, sizeof path, "%s/opening-0", dir);
+    snprintf(path, sizeof path, "%s/%s-0", dir, names[PD_NOTE_OPENING]);
     unlink(path);
-}
-
-bool pd_note_write_ready(const char *dir, uint32_t rank)
-{
-    return note_write(dir, "ready", rank, "");
 }
 
 bool pd_note_write_ended(const char *dir, uint32_t rank, pd_status status, const char *message)
 {
     char text[NOTE_BYTES];
     snprintf(text, sizeof text, "%u\n%s\n", (unsigned)status, message);
-    return note_write(dir, "ended", rank, text);
+    return note_write(dir, PD_NOTE_ENDED, rank, text);
 }
 
 /* The line at *text, cut off in place; *text moves behind it. */
@@ -114,7 +102,7 @@ static char *next_line(char **text)
     return line;
 }
 
-static bool process_read(const char *dir, const char *kind, uint32_t rank, struct pd_note_begun *ret)
+bool pd_note_read_process(const char *dir, enum pd_note kind, uint32_t rank, struct pd_note_begun *ret)
 {
     char text[NOTE_BYTES], place[192], *at = text;
     uint64_t process, job;
@@ -125,33 +113,17 @@ static bool process_read(const char *dir, const char *kind, uint32_t rank, struc
     return true;
 }
 
-bool pd_note_read_owner(const char *dir, struct pd_note_begun *ret)
-{
-    return process_read(dir, "owner", 0, ret);
-}
-
-bool pd_note_read_begun(const char *dir, uint32_t rank, struct pd_note_begun *ret)
-{
-    return process_read(dir, "begun", rank, ret);
-}
-
-bool pd_note_read_opening(const char *dir)
+bool pd_note_has_mark(const char *dir, enum pd_note kind, uint32_t rank)
 {
     char text[NOTE_BYTES];
-    return note_read(dir, "opening", 0, text);
-}
-
-bool pd_note_read_ready(const char *dir, uint32_t rank)
-{
-    char text[NOTE_BYTES];
-    return note_read(dir, "ready", rank, text);
+    return note_read(dir, kind, rank, text);
 }
 
 bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *ret)
 {
     char text[NOTE_BYTES], *at = text;
     uint64_t status;
-    if (!note_read(dir, "ended", rank, text) || !pd_parse_u64(next_line(&at), &status) || status >= PD_STATUS_COUNT)
+    if (!note_read(dir, PD_NOTE_ENDED, rank, text) || !pd_parse_u64(next_line(&at), &status) || status >= PD_STATUS_COUNT)
         return false;
     ret->status = (pd_status)status;
     snprintf(ret->message, sizeof ret->message, "%s", next_line(&at));
@@ -162,21 +134,23 @@ bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity)
 {
     char text[NOTE_BYTES];
     snprintf(text, sizeof text, "%s\n", identity);
-    return note_write(dir, "gpu", rank, text);
+    return note_write(dir, PD_NOTE_GPU, rank, text);
 }
 
 bool pd_note_read_gpu(const char *dir, uint32_t rank, char ret_identity[PD_NOTE_GPU_BYTES])
 {
     char text[NOTE_BYTES], *at = text;
-    if (!note_read(dir, "gpu", rank, text)) return false;
+    if (!note_read(dir, PD_NOTE_GPU, rank, text)) return false;
     snprintf(ret_identity, PD_NOTE_GPU_BYTES, "%s", next_line(&at));
     return true;
 }
 
-static bool has_prefix(const char *name, const char *const *prefixes)
+/* "begun-3", or the draft ".begun-3": of one of the first `kinds`. */
+static bool is_note(const char *name, uint32_t kinds)
 {
-    for (; *prefixes; prefixes++)
-        if (strncmp(name, *prefixes, strlen(*prefixes)) == 0) return true;
+    name += name[0] == '.';
+    for (uint32_t k = 0; k < kinds; k++)
+        if (strncmp(name, names[k], strlen(names[k])) == 0 && name[strlen(names[k])] == '-') return true;
     return false;
 }
 
@@ -188,7 +162,7 @@ static void memory_unlink(const char *dir, const char *name)
     struct pd_note_begun note;
     glob_t found;
     if (strncmp(name, "begun-", 6) || !pd_parse_u64(name + 6, &rank) || rank >= UINT32_MAX) return;
-    if (!pd_note_read_begun(dir, (uint32_t)rank, &note) || !note.is_here || note.mpi_job == 0) return;
+    if (!pd_note_read_process(dir, PD_NOTE_BEGUN, (uint32_t)rank, &note) || !note.is_here || note.mpi_job == 0) return;
     snprintf(pattern, sizeof pattern, "/dev/shm/vader_segment.*.%u.%x.*", (unsigned)geteuid(), note.mpi_job);
     if (glob(pattern, GLOB_NOSORT, NULL, &found)) return;
     for (size_t i = 0; i < found.gl_pathc; i++)
@@ -196,12 +170,12 @@ static void memory_unlink(const char *dir, const char *name)
     globfree(&found);
 }
 
-static void notes_unlink(const char *dir, const char *const *prefixes)
+static void notes_unlink(const char *dir, uint32_t kinds)
 {
     DIR *listing = opendir(dir);
     if (!listing) return;
     for (const struct dirent *entry; (entry = readdir(listing));) {
-        if (!has_prefix(entry->d_name[0] == '.' ? entry->d_name + 1 : entry->d_name, prefixes)) continue;
+        if (!is_note(entry->d_name, kinds)) continue;
         memory_unlink(dir, entry->d_name);
         unlinkat(dirfd(listing), entry->d_name, 0);
     }
@@ -210,11 +184,11 @@ static void notes_unlink(const char *dir, const char *const *prefixes)
 
 void pd_note_clear(const char *dir)
 {
-    notes_unlink(dir, (const char *const[]){"begun-", "opening-", "ready-", "ended-", "gpu-", NULL});
+    notes_unlink(dir, PD_NOTE_OWNER);
 }
 
 void pd_note_dir_remove(const char *dir)
 {
-    notes_unlink(dir, (const char *const[]){"begun-", "opening-", "ready-", "ended-", "gpu-", "owner-", NULL});
+    notes_unlink(dir, PD_NOTE_OWNER + 1);
     rmdir(dir);
 }

@@ -27,21 +27,19 @@ struct pd_note_ended {
     char message[sizeof((struct pd_error *)0)->message];
 };
 
-bool pd_note_write_owner(const char *dir);
-bool pd_note_write_begun(const char *dir, uint32_t rank, uint32_t size);
-bool pd_note_write_opening(const char *dir);
-void pd_note_remove_opening(const char *dir);
-bool pd_note_write_ready(const char *dir, uint32_t rank);
-bool pd_note_write_ended(const char *dir, uint32_t rank, pd_status status, const char *message);
+enum pd_note { PD_NOTE_BEGUN, PD_NOTE_OPENING, PD_NOTE_READY, PD_NOTE_ENDED, PD_NOTE_GPU, PD_NOTE_OWNER /* last */ };
 
-/* identity: that of struct pd_dev. */
-bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity);
+/* BEGUN and OWNER. size: of the job; 0 for OWNER. */
+bool pd_note_write_process(const char *dir, enum pd_note kind, uint32_t rank, uint32_t size);
+/* OPENING and READY: that there is such a note is all it says. */
+bool pd_note_write_mark(const char *dir, enum pd_note kind, uint32_t rank);
+void pd_note_remove_opening(const char *dir);
+bool pd_note_write_ended(const char *dir, uint32_t rank, pd_status status, const char *message);
+bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity); /* that of struct pd_dev */
 
 /* False: there is no such note (yet), or it cannot be read; *ret is untouched. */
-bool pd_note_read_owner(const char *dir, struct pd_note_begun *ret);
-bool pd_note_read_begun(const char *dir, uint32_t rank, struct pd_note_begun *ret);
-bool pd_note_read_opening(const char *dir);
-bool pd_note_read_ready(const char *dir, uint32_t rank);
+bool pd_note_read_process(const char *dir, enum pd_note kind, uint32_t rank, struct pd_note_begun *ret);
+bool pd_note_has_mark(const char *dir, enum pd_note kind, uint32_t rank);
 bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *ret);
 #define PD_NOTE_GPU_BYTES 64u
 bool pd_note_read_gpu(const char *dir, uint32_t rank, char ret_identity[PD_NOTE_GPU_BYTES]);
