@@ -34,24 +34,12 @@ struct pd_save_source {
 struct row {
     enum pd_save_order order;
     bool takes_files;
-    pd_status (*begin)(struct pd_save_source *, const struct pd_identity *, struct pd_error *);
-    pd_status (*ready)(struct pd_save_source *, struct pd_save_shard *, struct pd_error *);
     pd_status (*write)(struct pd_save_source *, const struct pd_identity *, const struct pd_save_shard *, struct pd_store *,
                        uint32_t tier, pd_status *ret_written, struct pd_shard_summary *, struct pd_error *);
     uint64_t (*file_bytes)(const struct pd_save_source *, uint32_t stripe);
 };
 
 /* ---- state in memory ---- */
-
-static pd_status memory_begin(struct pd_save_source *s, const struct pd_identity *identity, struct pd_error *err)
-{
-    return pd_state_save_begin(s->engine->state, identity, err);
-}
-
-static pd_status memory_ready(struct pd_save_source *s, struct pd_save_shard *ret_shard, struct pd_error *err)
-{
-    return pd_state_save_wait(s->engine->state, ret_shard->summaries, ret_shard->slots, err);
-}
 
 static pd_status memory_write(struct pd_save_source *s, const struct pd_identity *identity,
                               const struct pd_save_shard *shard, struct pd_store *store, uint32_t tier,
@@ -75,20 +63,10 @@ static uint64_t memory_file_bytes(const struct pd_save_source *s, uint32_t strip
     return most;
 }
 
-static const struct row memory = {PD_SAVE_BESIDE, true, memory_begin, memory_ready, memory_write, memory_file_bytes};
-static const struct row mirror = {PD_SAVE_AFTER_COPY, true, memory_begin, memory_ready, memory_write, memory_file_bytes};
+static const struct row memory = {PD_SAVE_BESIDE, true, memory_write, memory_file_bytes};
+static const struct row mirror = {PD_SAVE_AFTER_COPY, true, memory_write, memory_file_bytes};
 
 /* ---- state in files ---- */
-
-static pd_status files_begin(struct pd_save_source *s, const struct pd_identity *identity, struct pd_error *err)
-{
-    return pd_state_save_begin(s->engine->state, identity, err);
-}
-
-static pd_status files_ready(struct pd_save_source *s, struct pd_save_shard *ret_shard, struct pd_error *err)
-{
-    return pd_state_save_wait(s->engine->state, ret_shard->summaries, ret_shard->slots, err);
-}
 
 /* The first tier links the files, which are whole by now; another tier copies them. */
 static pd_status files_write(struct pd_save_source *s, const struct pd_identity *identity, const struct pd_save_shard *shard,
@@ -118,7 +96,7 @@ static uint64_t files_file_bytes(const struct pd_save_source *s, uint32_t stripe
     return pd_state_files_file_bytes(s->engine->state, stripe);
 }
 
-static const struct row files = {PD_SAVE_ALONE, false, files_begin, files_ready, files_write, files_file_bytes};
+static const struct row files = {PD_SAVE_ALONE, false, files_write, files_file_bytes};
 
 /* ---- opening ---- */
 
@@ -246,12 +224,12 @@ uint64_t pd_save_source_file_bytes(const struct pd_save_source *s, uint32_t stri
 
 pd_status pd_save_source_begin(struct pd_save_source *s, const struct pd_identity *identity, struct pd_error *err)
 {
-    return s->row->begin(s, identity, err);
+    return pd_state_save_begin(s->engine->state, identity, err);
 }
 
 pd_status pd_save_source_ready(struct pd_save_source *s, struct pd_save_shard *ret_shard, struct pd_error *err)
 {
-    return s->row->ready(s, ret_shard, err);
+    return pd_state_save_wait(s->engine->state, ret_shard->summaries, ret_shard->slots, err);
 }
 
 pd_status pd_save_source_write(struct pd_save_source *s, const struct pd_identity *identity,
