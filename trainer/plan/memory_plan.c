@@ -12,12 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes by category as numbers that can be subtracted. */
-struct bytes {
-    int64_t of[PD_MEMORY_CATEGORY_COUNT], host[PD_MEMORY_CATEGORY_COUNT], noted[PD_MEMORY_CATEGORY_COUNT]; /* as its plan */
-    int64_t library;
-};
-
 /* Keys of any length, numbered from 0 in the order in which they came. */
 struct table {
     uint64_t *words; /* of all keys, one behind the other */
@@ -40,15 +34,15 @@ struct survey {
     const struct pd_config *config;
     const struct pd_model *model;
     const struct pd_laid_out *laid_out;
-    uint32_t threads, world, shares; /* shares: dp * sp, ranks of a pipeline place */
-    struct table descriptions;       /* of shapes, of tensor-parallel parts, of depths, of shares of a unit */
-    struct table owned_sets;         /* what a share owns: pairs of such a number and how often, by number */
-    struct table additions;          /* of one more to such a set: {set, number} */
-    uint32_t *addition_to;           /* (additions) the set that it makes */
-    struct table known, groups;      /* by struct key; by struct bytes: the group's index */
-    struct bytes *known_bytes;       /* (known) */
-    uint64_t *text;                  /* the description that is being written */
-    size_t text_count, text_room;
+    uint32_t threads, world, shares;    /* shares: dp * sp, ranks of a pipeline place */
+    struct table descriptions;          /* of shapes, of tensor-parallel parts, of depths, of shares of a unit */
+    struct table owned_sets;            /* what a share owns: pairs of such a number and how often, by number */
+    struct table additions;             /* of one more to such a set: {set, number} */
+    uint32_t *addition_to;              /* (additions) the set that it makes */
+    struct table known, groups;         /* by struct key; by struct pd_memory_plan: the group's index */
+    struct pd_memory_plan *known_bytes; /* (known); what a state or a place adds, modulo 2^64 */
+    uint64_t *text;                     /* the description that is being written */
+    size_t text_count, text_room, addition_room, known_room, group_room;
     uint32_t *tp_parts;  /* (tp) what a tensor-parallel rank computes */
     uint64_t *sp_tokens; /* (sp) that a sequence-parallel rank holds */
     uint32_t *owned;     /* (shares) the set that each share of the current place owns */
@@ -212,7 +206,6 @@ static pd_status describe_depth(struct survey *s, uint32_t pp, uint32_t *ret_num
 static pd_status add_to_set(struct survey *s, uint32_t set, uint32_t number, uint32_t *ret_set, struct pd_error *err)
 {
     const uint64_t addition[] = {set, number};
-    size_t room = s->additions.room;
     uint32_t a, sum;
     if (find(&s->additions, addition, sizeof addition, &a)) {
         *ret_set = s->addition_to[a];
@@ -236,11 +229,8 @@ static pd_status add_to_set(struct survey *s, uint32_t set, uint32_t number, uin
     }
     PD_TRY(number_text(s, &s->owned_sets, &sum, err));
     PD_TRY(number_of(&s->additions, addition, sizeof addition, &a, err));
-    if (s->additions.room != room || !s->addition_to) {
-        uint32_t *grown = realloc(s->addition_to, s->additions.room * sizeof *grown);
-        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
-        s->addition_to = grown;
-    }
+    if (!grow(&s->addition_to, sizeof *s->addition_to, a + 1ull, &s->addition_room))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
     s->addition_to[a] = *ret_set = sum;
     return PD_OK;
 }
@@ -329,7 +319,7 @@ static uint64_t state_of(const struct survey *s, uint32_t q)
 
 /* ---- bytes ---- */
 
-static pd_status run_recipe(struct survey *s, uint32_t rank, struct bytes *ret_bytes, struct pd_error *err)
+static pd_status run_recipe(struct survey *s, uint32_t rank, struct pd_memory_plan *ret_bytes, struct pd_error *err)
 {
     const struct pd_engine_options options = {.config = s->config,
                                               .model = s->model,
@@ -338,91 +328,67 @@ static pd_status run_recipe(struct survey *s, uint32_t rank, struct bytes *ret_b
                                               .threads = s->threads,
                                               .laid_out = s->laid_out,
                                               .is_gpu = s->config->run.device == PD_DEVICE_GPU};
-    struct pd_memory_plan plan;
-    PD_TRY(pd_engine_plan_of(&options, &plan, err));
-    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
-        ret_bytes->of[c] = (int64_t)plan.bytes[c];
-        ret_bytes->host[c] = (int64_t)plan.host_bytes[c];
-        ret_bytes->noted[c] = (int64_t)plan.noted_bytes[c];
-    }
-    ret_bytes->library = (int64_t)plan.library_bytes;
     s->memory->recipes++;
-    return PD_OK;
+    return pd_engine_plan_of(&options, ret_bytes, err);
 }
 
-static struct bytes combine(struct bytes a, struct bytes b, int64_t sign)
+static struct pd_memory_plan sum_of(struct pd_memory_plan a, const struct pd_memory_plan *b, uint64_t sign)
 {
     for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
-        a.of[c] += sign * b.of[c];
-        a.host[c] += sign * b.host[c];
-        a.noted[c] += sign * b.noted[c];
+        a.bytes[c] += sign * b->bytes[c];
+        a.host_bytes[c] += sign * b->host_bytes[c];
+        a.noted_bytes[c] += sign * b->noted_bytes[c];
     }
-    a.library += sign * b.library;
+    a.library_bytes += sign * b->library_bytes;
     return a;
 }
 
-static const struct bytes *known(const struct survey *s, const struct key *key)
+static const struct pd_memory_plan *known(const struct survey *s, const struct key *key)
 {
     uint32_t i;
     return find(&s->known, key, sizeof *key, &i) ? &s->known_bytes[i] : NULL;
 }
 
-static pd_status remember(struct survey *s, const struct key *key, struct bytes bytes, struct pd_error *err)
+static pd_status remember(struct survey *s, const struct key *key, struct pd_memory_plan bytes, struct pd_error *err)
 {
-    const uint32_t room = s->known.room;
     uint32_t i;
     PD_TRY(number_of(&s->known, key, sizeof *key, &i, err));
-    if (s->known.room != room) {
-        struct bytes *grown = realloc(s->known_bytes, s->known.room * sizeof *grown);
-        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
-        s->known_bytes = grown;
-    }
+    if (!grow(&s->known_bytes, sizeof *s->known_bytes, i + 1ull, &s->known_room))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
     s->known_bytes[i] = bytes;
     return PD_OK;
 }
 
 static pd_status bytes_of(struct survey *s, uint32_t rank, struct key shape, uint64_t depth, uint64_t owned,
-                          struct bytes *ret_bytes, struct pd_error *err)
+                          struct pd_memory_plan *ret_bytes, struct pd_error *err)
 {
     struct key origin = shape, place = shape, state = shape;
     origin.what = ORIGIN;
     place.what = PLACE, place.part = depth;
     state.what = STATE, state.part = owned;
-    const struct bytes *p = known(s, &place), *z = known(s, &state);
+    const struct pd_memory_plan *p = known(s, &place), *z = known(s, &state);
     if (p && z) {
-        *ret_bytes = combine(*p, *z, 1);
+        *ret_bytes = sum_of(*p, z, 1);
         return PD_OK;
     }
     PD_TRY(run_recipe(s, rank, ret_bytes, err));
-    if (p) return remember(s, &state, combine(*ret_bytes, *p, -1), err);
-    if (z) return remember(s, &place, combine(*ret_bytes, *z, -1), err);
+    if (p) return remember(s, &state, sum_of(*ret_bytes, p, UINT64_MAX), err);
+    if (z) return remember(s, &place, sum_of(*ret_bytes, z, UINT64_MAX), err);
     if (known(s, &origin)) return PD_OK; /* two unknowns and one sum: later ranks tell */
-    PD_TRY(remember(s, &origin, (struct bytes){0}, err));
+    PD_TRY(remember(s, &origin, (struct pd_memory_plan){0}, err));
     PD_TRY(remember(s, &place, *ret_bytes, err));
-    return remember(s, &state, (struct bytes){0}, err);
+    return remember(s, &state, (struct pd_memory_plan){0}, err);
 }
 
-static struct pd_memory_plan plan_of(const struct bytes *bytes)
-{
-    struct pd_memory_plan plan = {.library_bytes = (uint64_t)bytes->library};
-    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
-        plan.bytes[c] = (uint64_t)bytes->of[c];
-        plan.host_bytes[c] = (uint64_t)bytes->host[c];
-        plan.noted_bytes[c] = (uint64_t)bytes->noted[c];
-    }
-    return plan;
-}
-
-static pd_status add_rank(struct survey *s, uint32_t rank, const struct bytes *bytes, struct pd_error *err)
+static pd_status add_rank(struct survey *s, uint32_t rank, const struct pd_memory_plan *bytes, struct pd_error *err)
 {
     struct pd_world_memory *m = s->memory;
     uint32_t g;
     PD_TRY(number_of(&s->groups, bytes, sizeof *bytes, &g, err));
     if (g == m->group_count) {
-        struct pd_memory_group *grown = realloc(m->groups, (g + 1) * sizeof *grown);
-        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
-        m->groups = grown;
-        m->groups[m->group_count++] = (struct pd_memory_group){.first_rank = rank, .plan = plan_of(bytes)};
+        if (!grow(&m->groups, sizeof *m->groups, g + 1ull, &s->group_room))
+            PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+        m->groups[m->group_count++] = (struct pd_memory_group){.first_rank = rank, .plan = *bytes};
     }
     struct pd_memory_group *group = &m->groups[g];
     group->ranks++;
@@ -441,7 +407,7 @@ static pd_status survey_place(struct survey *s, uint32_t pp, uint32_t tp, struct
     for (uint32_t q = 0; q < s->shares; q++) {
         const uint32_t rank = (pp * s->shares + q) * l->tp + tp;
         const struct key key = {.shape = shape, .tp = s->tp_parts[tp], .tokens = s->sp_tokens[q % l->sp]};
-        struct bytes bytes;
+        struct pd_memory_plan bytes;
         PD_TRY(bytes_of(s, rank, key, depth, state_of(s, q), &bytes, err));
         PD_TRY(add_rank(s, rank, &bytes, err));
     }
