@@ -96,15 +96,15 @@ static pd_status walk_state(struct run *r, bool fill, struct pd_error *err)
 {
     struct pd_zero *zero = r->whole.engine->zero;
     struct reference *reference = r->job->reference;
-    for (uint32_t i = 0; i < pd_zero_box_count(zero); i++) {
-        const struct pd_zero_box *b = &pd_zero_boxes(zero)[i];
+    for (uint32_t i = 0; i < pd_zero_held(zero)->box_count; i++) {
+        const struct pd_zero_box *b = &pd_zero_held(zero)->boxes[i];
         const struct pd_tensor *tensor = &r->whole.model->tensors.tensors[b->tensor];
         const bool is_matrix = tensor->ndim > 1;
         const uint64_t width = is_matrix ? tensor->shape[1] : 1, columns = is_matrix ? b->box.count[1] : 1;
         const uint64_t start = b->box.start[0] * width + (is_matrix ? b->box.start[1] : 0);
         for (uint64_t row = 0; row < b->box.count[0]; row++) {
             for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-                float *mine = pd_zero_state(zero, (enum pd_kind)kind) + b->offset + row * columns;
+                float *mine = pd_zero_held(zero)->state[(enum pd_kind)kind] + b->offset + row * columns;
                 float *theirs = reference->state[kind] + reference->first[b->tensor] + start + row * width;
                 if (fill)
                     memcpy(theirs, mine, columns * sizeof *mine);

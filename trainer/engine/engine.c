@@ -151,7 +151,7 @@ static pd_status build_schedule(struct pd_engine *e, const struct pd_schedule_op
 {
     struct pd_engine_own *own = e->own;
     PD_TRY(pd_schedule_new(options, &own->schedule, err));
-    return pd_set_order_new(&own->schedule, own->chunks, pd_zero_set_count(e->zero) - 1, true, &own->set_order, err);
+    return pd_set_order_new(&own->schedule, own->chunks, pd_zero_held(e->zero)->set_count - 1, true, &own->set_order, err);
 }
 
 static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
@@ -283,8 +283,9 @@ static void take_gemm(struct pd_engine *e, struct pd_arena *arena)
 {
     if (!e->options.is_gpu) return;
     const uint64_t bytes = gemm_bytes(e->options.config);
-    e->own->gemm_operands = bytes <= pd_zero_gradient_bytes(e->zero) ? pd_zero_gradient(e->zero)
-                                                                     : pd_arena_take(arena, PD_MEMORY_BUFFERS, bytes);
+    e->own->gemm_operands = bytes <= pd_zero_held(e->zero)->gradient_elements * sizeof(float)
+                                ? pd_zero_held(e->zero)->gradient
+                                : pd_arena_take(arena, PD_MEMORY_BUFFERS, bytes);
 }
 
 static void take_norm(struct pd_engine *e, struct pd_arena *arena)

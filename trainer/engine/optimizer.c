@@ -37,7 +37,7 @@ static pd_status add_rows(struct pd_engine *e, uint64_t *rows, struct pd_error *
 static pd_status add_box(struct pd_engine *e, const struct pd_zero_box *b, uint64_t *made, struct pd_error *err)
 {
     const uint64_t columns = b->box.count[1], rows = b->box.count[0], most = pd_optimizer_norm_rows(e);
-    const float *gradient = pd_zero_gradient(e->zero) + b->gradient_offset;
+    const float *gradient = pd_zero_held(e->zero)->gradient + b->gradient_offset;
     for (uint64_t row = 0, count; row < rows; row += count) {
         if (*made == most) PD_TRY(add_rows(e, made, err));
         count = rows - row < most - *made ? rows - row : most - *made;
@@ -49,7 +49,7 @@ static pd_status add_box(struct pd_engine *e, const struct pd_zero_box *b, uint6
 
 static bool is_end(const struct pd_engine *e, uint32_t set)
 {
-    return set == 0 || set + 1 == pd_zero_set_count(e->zero);
+    return set == 0 || set + 1 == pd_zero_held(e->zero)->set_count;
 }
 
 static pd_status add_set(struct pd_engine *e, uint32_t set, uint64_t *made, struct pd_error *err)
@@ -57,7 +57,7 @@ static pd_status add_set(struct pd_engine *e, uint32_t set, uint64_t *made, stru
     uint32_t first, end;
     pd_zero_set_boxes(e->zero, set, &first, &end);
     for (uint32_t i = first; i < end; i++)
-        if (pd_zero_boxes(e->zero)[i].owned) PD_TRY(add_box(e, &pd_zero_boxes(e->zero)[i], made, err));
+        if (pd_zero_held(e->zero)->boxes[i].owned) PD_TRY(add_box(e, &pd_zero_held(e->zero)->boxes[i], made, err));
     return PD_OK;
 }
 
@@ -98,7 +98,7 @@ pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_no
 {
     uint64_t made = 0;
     if (!e->own->norm.by_block) PD_TRY(begin_squares(e, err));
-    for (uint32_t set = 0; set < pd_zero_set_count(e->zero); set++)
+    for (uint32_t set = 0; set < pd_zero_held(e->zero)->set_count; set++)
         if (!e->own->norm.by_block || is_end(e, set)) PD_TRY(add_set(e, set, &made, err));
     PD_TRY(add_rows(e, &made, err));
     PD_TRY(read_squares(e, err));

@@ -43,8 +43,8 @@ static bool is_wanted(const struct pd_engine *e, int part)
 
 static uint32_t count_spans(const struct pd_engine *e, int part)
 {
-    if (part == PD_SCRATCH_PARAMETERS) return pd_zero_box_count(e->zero);
-    return part == PD_SCRATCH_GRADIENTS ? pd_zero_set_count(e->zero) : pd_transformer_span_count(e->transformer);
+    if (part == PD_SCRATCH_PARAMETERS) return pd_zero_held(e->zero)->box_count;
+    return part == PD_SCRATCH_GRADIENTS ? pd_zero_held(e->zero)->set_count : pd_transformer_span_count(e->transformer);
 }
 
 static pd_status spans_of(const struct pd_engine *e, int part, struct spans *ret_spans, struct pd_error *err)

@@ -47,7 +47,7 @@ bool pd_state_is_in_files(const struct pd_state *s)
 
 bool pd_state_is_mirrored(const struct pd_state *s)
 {
-    return s->with.is_gpu && s->ops == &pd_state_on_device;
+    return s->mirror != NULL;
 }
 
 pd_status pd_state_open(struct pd_state *s, struct pd_vfs *vfs, struct pd_store *store, struct pd_error *err)
@@ -124,30 +124,12 @@ pd_status pd_state_begin_nothing(struct pd_state *s, const struct pd_identity *n
     return PD_OK;
 }
 
-void pd_state_end_nothing(struct pd_state *s)
-{
-    (void)s;
-}
-
-pd_status pd_state_save_begin_nothing(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
-{
-    (void)s, (void)identity, (void)err;
-    return PD_OK;
-}
-
-pd_status pd_state_save_wait_nothing(struct pd_state *s, struct pd_shard_summary *ret_summaries, uint32_t *ret_slots,
-                                     struct pd_error *err)
-{
-    (void)s, (void)ret_summaries, (void)ret_slots, (void)err;
-    return PD_OK;
-}
-
 /* ---- state in memory ---- */
 
 static void init_box(void *context, uint64_t index)
 {
     struct pd_state *s = context;
-    const struct pd_zero_box *b = &pd_zero_boxes(s->with.zero)[index];
+    const struct pd_zero_box *b = &pd_zero_held(s->with.zero)->boxes[index];
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
         float *data = s->ops->box(s, (enum pd_kind)kind, b);
         if (pd_kinds[kind].initial == PD_INITIAL_MODEL)
@@ -157,16 +139,37 @@ static void init_box(void *context, uint64_t index)
     }
 }
 
-void pd_state_init_memory(struct pd_state *s)
+pd_status pd_state_init_memory(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
 {
-    pd_parallel(s->with.pool, pd_zero_box_count(s->with.zero), init_box, s);
+    (void)identity;
+    pd_parallel(s->with.pool, pd_zero_held(s->with.zero)->box_count, init_box, s);
+    if (s->mirror) PD_TRY(pd_state_mirror_in(s->mirror, err));
+    return pd_zero_refresh_compute(s->with.zero, err);
+}
+
+float *pd_state_box_memory(struct pd_state *s, enum pd_kind kind, const struct pd_zero_box *b)
+{
+    return (s->mirror ? s->mirror->state[kind] : pd_zero_held(s->with.zero)->state[kind]) + b->offset;
+}
+
+pd_status pd_state_save_begin_memory(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
+{
+    (void)identity;
+    return s->mirror ? pd_state_mirror_begin_out(s->mirror, err) : PD_OK;
+}
+
+pd_status pd_state_save_wait_memory(struct pd_state *s, struct pd_shard_summary *ret_summaries, uint32_t *ret_slots,
+                                    struct pd_error *err)
+{
+    (void)ret_summaries, (void)ret_slots;
+    return s->mirror ? pd_state_mirror_wait_out(s->mirror, err) : PD_OK;
 }
 
 /* First of the boxes, which come in table order, whose tensor is `tensor` or later. */
 static uint32_t first_box_of(const struct pd_zero *zero, uint32_t tensor)
 {
-    const struct pd_zero_box *boxes = pd_zero_boxes(zero);
-    uint32_t low = 0, high = pd_zero_box_count(zero);
+    const struct pd_zero_box *boxes = pd_zero_held(zero)->boxes;
+    uint32_t low = 0, high = pd_zero_held(zero)->box_count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
         if (boxes[middle].tensor < tensor)
@@ -179,8 +182,8 @@ static uint32_t first_box_of(const struct pd_zero *zero, uint32_t tensor)
 
 const struct pd_zero_box *pd_state_owned_box(const struct pd_state *s, uint32_t tensor, uint32_t number)
 {
-    const struct pd_zero_box *boxes = pd_zero_boxes(s->with.zero);
-    const uint32_t count = pd_zero_box_count(s->with.zero);
+    const struct pd_zero_box *boxes = pd_zero_held(s->with.zero)->boxes;
+    const uint32_t count = pd_zero_held(s->with.zero)->box_count;
     for (uint32_t i = first_box_of(s->with.zero, tensor); i < count && boxes[i].tensor == tensor; i++)
         if (boxes[i].owned && boxes[i].number == number) return &boxes[i];
     PD_CHECK(!"a box that this rank owns");
@@ -193,25 +196,30 @@ static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint
 }
 
 pd_status pd_state_load_memory(struct pd_state *s, struct pd_vfs *vfs, struct pd_group *group,
-                               struct pd_load_request *request, struct pd_load_report *ret_report, struct pd_error *err)
+                               struct pd_load_request *request, const struct pd_identity *identity,
+                               struct pd_load_report *ret_report, struct pd_error *err)
 {
+    (void)identity;
     request->kinds = (1u << PD_KIND_COUNT) - 1;
     request->destination = destination;
     request->context = s;
-    return pd_load(vfs, group, request, ret_report, err);
+    PD_TRY(pd_load(vfs, group, request, ret_report, err));
+    if (s->mirror) PD_TRY(pd_state_mirror_in(s->mirror, err));
+    PD_TRY(pd_zero_share_state(s->with.zero, err));
+    return pd_zero_refresh_compute(s->with.zero, err);
 }
 
 struct pd_update_range pd_state_range(const struct pd_state *s, const struct pd_zero_box *b)
 {
     struct pd_zero *zero = s->with.zero;
     const enum pd_dtype precision = s->with.config->numerics.precision;
-    char *copy = pd_zero_working_copy(zero);
+    char *copy = pd_zero_held(zero)->copy;
     struct pd_update_range range = {.n = b->elements,
                                     .decay = s->with.model->tensors.tensors[b->tensor].decay,
-                                    .grad = pd_zero_gradient(zero) + b->gradient_offset,
+                                    .grad = pd_zero_held(zero)->gradient + b->gradient_offset,
                                     .copy = copy ? copy + b->offset * pd_dtype_bytes(precision) : NULL,
                                     .copy_dtype = precision};
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        range.state[kind] = pd_zero_state(zero, (enum pd_kind)kind) + b->offset;
+        range.state[kind] = pd_zero_held(zero)->state[(enum pd_kind)kind] + b->offset;
     return range;
 }

@@ -64,14 +64,14 @@ static const struct pd_zero_box *first_of_set(const struct pd_state *s, uint32_t
 {
     uint32_t first, end;
     pd_zero_set_boxes(s->with.zero, set, &first, &end);
-    return &pd_zero_boxes(s->with.zero)[first];
+    return &pd_zero_held(s->with.zero)->boxes[first];
 }
 
 /* Memory of a box that is held while there are no gradients; on a GPU the host's, of one set at a time. */
 static float *passage_of(const struct pd_state *s, const struct pd_zero_box *b)
 {
     const uint32_t set = s->with.model->tensors.tensors[b->tensor].unit;
-    if (!s->with.is_gpu) return pd_zero_gradient(s->with.zero) + b->gradient_offset;
+    if (!s->with.is_gpu) return pd_zero_held(s->with.zero)->gradient + b->gradient_offset;
     return own(s)->passage + (b->gradient_offset - first_of_set(s, set)->gradient_offset);
 }
 
@@ -116,11 +116,11 @@ static pd_status take_kept(struct pd_state *s, struct pd_arena *arena, const str
 static uint64_t largest_set(const struct pd_state *s)
 {
     uint64_t most = 0;
-    for (uint32_t set = 0; set < pd_zero_set_count(s->with.zero); set++) {
+    for (uint32_t set = 0; set < pd_zero_held(s->with.zero)->set_count; set++) {
         uint32_t first, end;
         pd_zero_set_boxes(s->with.zero, set, &first, &end);
         if (first == end) continue;
-        const struct pd_zero_box *last = &pd_zero_boxes(s->with.zero)[end - 1];
+        const struct pd_zero_box *last = &pd_zero_held(s->with.zero)->boxes[end - 1];
         const uint64_t elements = last->gradient_offset + last->elements - first_of_set(s, set)->gradient_offset;
         if (elements > most) most = elements;
     }
@@ -283,13 +283,13 @@ struct sets {
 /* Where sums of blocks are in files, two blocks have a place; on a GPU one set has. */
 static struct sets first_sets(const struct pd_state *s)
 {
-    const uint32_t all = pd_zero_set_count(s->with.zero);
+    const uint32_t all = pd_zero_held(s->with.zero)->set_count;
     return (struct sets){0, s->with.is_gpu || s->with.config->offload.gradients == PD_PLACE_NVME ? 1 : all};
 }
 
 static struct sets next_sets(const struct pd_state *s, struct sets sets)
 {
-    const uint32_t all = pd_zero_set_count(s->with.zero), end = sets.end + 2 < all ? sets.end + 2 : all - 1;
+    const uint32_t all = pd_zero_held(s->with.zero)->set_count, end = sets.end + 2 < all ? sets.end + 2 : all - 1;
     if (s->with.is_gpu) return (struct sets){sets.end, sets.end < all ? sets.end + 1 : all};
     return (struct sets){sets.end, sets.end + 1 < all ? end : all};
 }
@@ -307,8 +307,8 @@ static bool is_in(const struct pd_state *s, struct sets sets, uint32_t box)
 /* On a GPU by way of the device's gradients, of which there are none yet. */
 static pd_status put_parameters(struct pd_state *s, uint32_t held, struct pd_error *err)
 {
-    const struct pd_zero_box *b = &pd_zero_boxes(s->with.zero)[held];
-    float *there = pd_zero_gradient(s->with.zero) + b->gradient_offset;
+    const struct pd_zero_box *b = &pd_zero_held(s->with.zero)->boxes[held];
+    float *there = pd_zero_held(s->with.zero)->gradient + b->gradient_offset;
     if (s->with.is_gpu) PD_TRY(pd_math_copy(s->with.math, there, passage_of(s, b), b->elements * sizeof *there, err));
     return pd_zero_put_parameters(s->with.zero, held, there, err);
 }
@@ -319,7 +319,7 @@ static pd_status put_kind(struct pd_state *s, struct sets sets, enum pd_kind kin
     struct in_files *f = own(s);
     for (uint32_t b = 0; b < f->box_count; b++) {
         if (f->boxes[b].kind != kind || !is_in(s, sets, b)) continue;
-        const uint32_t held = (uint32_t)(held_box(s, b) - pd_zero_boxes(s->with.zero));
+        const uint32_t held = (uint32_t)(held_box(s, b) - pd_zero_held(s->with.zero)->boxes);
         PD_TRY(pd_optimizer_store_put(f->store, b, 0, passage(s, b), elements_of(s, b), err));
         if (kind == PD_PARAM && !f->held[b].first) /* once, of all stripes */
             PD_TRY(put_parameters(s, held, err));
@@ -429,7 +429,7 @@ static pd_status load(struct pd_state *s, struct pd_vfs *vfs, struct pd_group *g
 static pd_status find(struct pd_state *s, uint32_t box, uint64_t first, const float **ret_gradient, void **ret_copy,
                       struct pd_error *err)
 {
-    const uint32_t held = (uint32_t)(held_box(s, box) - pd_zero_boxes(s->with.zero));
+    const uint32_t held = (uint32_t)(held_box(s, box) - pd_zero_held(s->with.zero)->boxes);
     PD_TRY(pd_zero_update_box(s->with.zero, held, ret_gradient, ret_copy, err));
     first += own(s)->held[box].first;
     *ret_gradient += first;

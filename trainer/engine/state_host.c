@@ -36,7 +36,7 @@ static pd_status build(struct pd_state *s, struct pd_error *err)
     PD_TRY(pd_rank_device_stream(device, PD_STREAM_OPTIMIZER_OUT, &options.copies_out, err));
     PD_TRY(pd_isa_resolve(PD_ISA_AUTO, &options.isa, err));
     for (uint32_t i = 0; i < own(s)->count; i++)
-        own(s)->ranges[i] = pd_state_range(s, &pd_zero_boxes(s->with.zero)[i]);
+        own(s)->ranges[i] = pd_state_range(s, &pd_zero_held(s->with.zero)->boxes[i]);
     return pd_host_update_new(&options, &own(s)->updates, err);
 }
 
@@ -44,32 +44,11 @@ static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_erro
 {
     struct on_host *o = s->own = calloc(1, sizeof *o);
     if (!o) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state on the host");
-    o->count = pd_zero_box_count(s->with.zero);
+    o->count = pd_zero_held(s->with.zero)->box_count;
     o->ranges = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, o->count * sizeof *o->ranges);
     o->buffer_bytes = s->with.staging_bytes;
     o->buffers = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, o->buffer_bytes);
     return pd_arena_is_dry(arena) ? PD_OK : build(s, err);
-}
-
-static float *box(struct pd_state *s, enum pd_kind kind, const struct pd_zero_box *b)
-{
-    return pd_zero_state(s->with.zero, kind) + b->offset;
-}
-
-static pd_status init(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
-{
-    (void)identity;
-    pd_state_init_memory(s);
-    return pd_zero_refresh_compute(s->with.zero, err);
-}
-
-static pd_status load(struct pd_state *s, struct pd_vfs *vfs, struct pd_group *group, struct pd_load_request *request,
-                      const struct pd_identity *identity, struct pd_load_report *ret_report, struct pd_error *err)
-{
-    (void)identity;
-    PD_TRY(pd_state_load_memory(s, vfs, group, request, ret_report, err));
-    PD_TRY(pd_zero_share_state(s->with.zero, err));
-    return pd_zero_refresh_compute(s->with.zero, err);
 }
 
 static pd_status update_set(struct pd_state *s, uint32_t set, const struct pd_update_step *step, struct pd_error *err)
@@ -86,7 +65,7 @@ static pd_status update_sets(struct pd_state *s, const struct pd_update_step *st
 {
     struct pd_zero *zero = s->with.zero;
     PD_TRY(pd_zero_update_begin(zero, err));
-    for (uint32_t set = 0; set < pd_zero_set_count(zero); set++)
+    for (uint32_t set = 0; set < pd_zero_held(zero)->set_count; set++)
         PD_TRY(update_set(s, set, step, err));
     return pd_zero_update_end(zero, err);
 }
@@ -108,15 +87,4 @@ static void free_own(struct pd_state *s)
     free(s->own);
 }
 
-const struct pd_state_ops pd_state_on_host = {.take = take,
-                                              .open = pd_state_open_nothing,
-                                              .close = pd_state_close_nothing,
-                                              .init = init,
-                                              .load = load,
-                                              .begin = pd_state_begin_nothing,
-                                              .update = update,
-                                              .end = pd_state_end_nothing,
-                                              .box = box,
-                                              .save_begin = pd_state_save_begin_nothing,
-                                              .save_wait = pd_state_save_wait_nothing,
-                                              .free = free_own};
+const struct pd_state_ops pd_state_on_host = {PD_STATE_MEMORY_SLOTS, .take = take, .update = update, .free = free_own};

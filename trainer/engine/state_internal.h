@@ -3,6 +3,7 @@
 #define PD_TRAINER_ENGINE_STATE_INTERNAL_H
 
 #include "trainer/engine/state.h"
+#include "trainer/engine/state_mirror.h"
 
 /* Every slot is filled; what they do stands at their callers in state.h. */
 struct pd_state_ops {
@@ -29,26 +30,30 @@ struct pd_state {
     const struct pd_state_ops *ops;
     struct pd_state_parts with;
     const struct pd_update_rule *rule;
-    void *own; /* of the implementation */
+    struct pd_state_mirror *mirror; /* of state in a GPU's memory, in the host's; NULL: none */
+    void *own;                      /* of the implementation */
 };
 
 extern const struct pd_state_ops pd_state_on_device, pd_state_on_host, pd_state_in_files;
 
-/* Slots of a placement that has nothing to do there. */
+/* Slots of state in memory: arrays of all held boxes, one a kind. Nothing is opened, and nothing is begun before an update. */
 pd_status pd_state_open_nothing(struct pd_state *state, struct pd_vfs *vfs, struct pd_store *store, struct pd_error *err);
 void pd_state_close_nothing(struct pd_state *state);
+pd_status pd_state_init_memory(struct pd_state *state, const struct pd_identity *identity, struct pd_error *err);
+pd_status pd_state_load_memory(struct pd_state *state, struct pd_vfs *vfs, struct pd_group *group,
+                               struct pd_load_request *request, const struct pd_identity *identity,
+                               struct pd_load_report *ret_report, struct pd_error *err);
 pd_status pd_state_begin_nothing(struct pd_state *state, const struct pd_identity *next,
                                  const struct pd_before_update *before, struct pd_error *err);
-void pd_state_end_nothing(struct pd_state *state);
-pd_status pd_state_save_begin_nothing(struct pd_state *state, const struct pd_identity *identity, struct pd_error *err);
-pd_status pd_state_save_wait_nothing(struct pd_state *state, struct pd_shard_summary *ret_summaries, uint32_t *ret_slots,
-                                     struct pd_error *err);
+float *pd_state_box_memory(struct pd_state *state, enum pd_kind kind, const struct pd_zero_box *box);
+pd_status pd_state_save_begin_memory(struct pd_state *state, const struct pd_identity *identity, struct pd_error *err);
+pd_status pd_state_save_wait_memory(struct pd_state *state, struct pd_shard_summary *ret_summaries, uint32_t *ret_slots,
+                                    struct pd_error *err);
+#define PD_STATE_MEMORY_SLOTS                                                                     \
+    .open = pd_state_open_nothing, .close = pd_state_close_nothing, .init = pd_state_init_memory, \
+    .load = pd_state_load_memory, .begin = pd_state_begin_nothing, .end = pd_state_close_nothing, \
+    .box = pd_state_box_memory, .save_begin = pd_state_save_begin_memory, .save_wait = pd_state_save_wait_memory
 
-/* State in memory: arrays of all held boxes, one a kind, which ops->box finds. Neither refreshes the working copy. */
-void pd_state_init_memory(struct pd_state *state);
-PD_MUST_USE pd_status pd_state_load_memory(struct pd_state *state, struct pd_vfs *vfs, struct pd_group *group,
-                                           struct pd_load_request *request, struct pd_load_report *ret_report,
-                                           struct pd_error *err);
 /* A held box as an update sees it, its gradient and working copy where they lie unless pd_zero_update_box says otherwise. */
 struct pd_update_range pd_state_range(const struct pd_state *state, const struct pd_zero_box *box);
 /* The box of that number that this rank owns. */

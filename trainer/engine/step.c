@@ -101,7 +101,7 @@ static pd_status account(struct step *s, uint32_t slot, struct pd_error *err)
 
 static uint32_t head_set(const struct pd_engine *e)
 {
-    return pd_zero_set_count(e->zero) - 1;
+    return pd_zero_held(e->zero)->set_count - 1;
 }
 
 static bool is_end(const struct pd_engine *e, uint32_t set)

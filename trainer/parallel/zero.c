@@ -10,7 +10,7 @@
 
 bool pd_zero_is_end(const struct pd_zero *zero, uint32_t set)
 {
-    return set == 0 || set == zero->set_count - 1;
+    return set == 0 || set == zero->has.set_count - 1;
 }
 
 static uint64_t held_elements(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t tensor)
@@ -82,15 +82,15 @@ static void size_sums(struct pd_zero *zero)
 {
     const uint64_t page = PD_ARENA_ALIGN / sizeof(float);
     uint64_t left = zero->options.gradients_budget / sizeof(float);
-    for (zero->sums_away = 1; zero->sums_away + 1 < zero->set_count; zero->sums_away++) {
+    for (zero->sums_away = 1; zero->sums_away + 1 < zero->has.set_count; zero->sums_away++) {
         const uint64_t elements = is_of_stage(zero, zero->sums_away) ? sums_of_unit(zero, zero->sums_away) : 0;
         if (elements > left) break;
         left -= elements;
     }
-    for (uint32_t unit = zero->sums_away; unit + 1 < zero->set_count; unit++)
+    for (uint32_t unit = zero->sums_away; unit + 1 < zero->has.set_count; unit++)
         if (is_of_stage(zero, unit))
             zero->sums_elements = pd_max_u64(zero->sums_elements, (sums_of_unit(zero, unit) + page - 1) / page * page);
-    zero->gradient_elements = 2 * zero->sums_elements;
+    zero->has.gradient_elements = 2 * zero->sums_elements;
 }
 
 static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
@@ -105,7 +105,7 @@ static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
         if (!is_of_stage(zero, unit)) continue;
         uint64_t parity = unit % 2 * zero->sums_elements;
         const bool is_filed = zero->options.gradients_in_files && unit >= zero->sums_away && !pd_zero_is_end(zero, unit);
-        uint64_t *sums = is_filed ? &parity : &zero->gradient_elements;
+        uint64_t *sums = is_filed ? &parity : &zero->has.gradient_elements;
         for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++)
             add_to_set(zero, set, t, sums);
         if (unit + 1 == model->unit_count && model->config.tie_embeddings) add_to_set(zero, set, 0, sums);
@@ -129,7 +129,7 @@ static uint64_t first_offset(const struct pd_zero *zero, uint32_t t, uint64_t el
     const struct pd_tensor *tensors = zero->model->tensors.tensors;
     const uint64_t page = PD_ARENA_ALIGN / sizeof(float);
     bool begins = tensors[t].ndim > 1 && t > 0 && tensors[t - 1].ndim == 1 && elements >= PAGE_ALIGNED_ELEMENTS_MIN;
-    return begins ? (zero->held + page - 1) / page * page : zero->held;
+    return begins ? (zero->has.elements + page - 1) / page * page : zero->has.elements;
 }
 
 struct describing {
@@ -156,8 +156,8 @@ static void add_box(struct pd_zero *zero, const struct describing *d, uint32_t c
     b.offset = zero->tensor_offset[d->tensor] + behind;
     b.gradient_offset = d->gradient + behind;
     b.tied_gradient_offset = d->tied_gradient == UINT64_MAX ? UINT64_MAX : d->tied_gradient + behind;
-    zero->boxes[zero->box_count++] = b;
-    if (owned) zero->owned += b.elements;
+    zero->has.boxes[zero->has.box_count++] = b;
+    if (owned) zero->has.owned_elements += b.elements;
 }
 
 /* In stage 0 rows before and behind those of this rank's part are held beside them. */
@@ -183,7 +183,7 @@ static uint64_t gradient_of(const struct pd_zero *zero, uint32_t set, uint32_t t
 static uint64_t boxes_most(const struct pd_zero *zero)
 {
     uint64_t most = 0;
-    for (uint32_t s = 0; s < zero->set_count; s++)
+    for (uint32_t s = 0; s < zero->has.set_count; s++)
         for (uint32_t e = 0; e < zero->sets[s].count; e++)
             most += zero->model->tensors.tensors[zero->sets[s].tensors[e]].tp_dim == 1
                         ? pd_partition_chunk_count(&zero->grid->partition)
@@ -194,10 +194,10 @@ static uint64_t boxes_most(const struct pd_zero *zero)
 static pd_status describe_boxes(struct pd_zero *zero, struct pd_error *err)
 {
     const struct pd_tensor_table *tensors = &zero->model->tensors;
-    zero->boxes = calloc(boxes_most(zero) + 1, sizeof *zero->boxes);
-    if (!zero->boxes) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the boxes of %u tensors", tensors->count);
+    zero->has.boxes = calloc(boxes_most(zero) + 1, sizeof *zero->has.boxes);
+    if (!zero->has.boxes) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the boxes of %u tensors", tensors->count);
     for (uint32_t t = 0; t < tensors->count; t++) {
-        zero->tensor_offset[t] = zero->held;
+        zero->tensor_offset[t] = zero->has.elements;
         if (!is_of_stage(zero, tensors->tensors[t].unit)) continue;
         const struct pd_zero_place place = pd_zero_place_of(zero, t, zero->grid->place.tp);
         const uint64_t elements = held_elements(zero, &place, t);
@@ -206,10 +206,10 @@ static pd_status describe_boxes(struct pd_zero *zero, struct pd_error *err)
         struct describing d = {.tensor = t, .held = pd_zero_held_slab(zero, &place, zero->q)};
         d.owned = pd_zero_owned_slab(zero, &place, zero->q);
         d.gradient = gradient_of(zero, tensors->tensors[t].unit, t);
-        d.tied_gradient = is_tied ? gradient_of(zero, zero->set_count - 1, t) : UINT64_MAX;
+        d.tied_gradient = is_tied ? gradient_of(zero, zero->has.set_count - 1, t) : UINT64_MAX;
         zero->tensor_offset[t] = first_offset(zero, t, elements);
         add_boxes(zero, &d);
-        zero->held = zero->tensor_offset[t] + elements;
+        zero->has.elements = zero->tensor_offset[t] + elements;
     }
     return PD_OK;
 }
@@ -218,19 +218,19 @@ static void take_state(struct pd_zero *zero, struct pd_arena *arena)
 {
     const uint64_t compute = pd_dtype_bytes(zero->options.compute);
     for (int kind = 0; kind < PD_KIND_COUNT && !zero->options.state_in_files; kind++)
-        zero->state[kind] = (zero->options.state_on_host ? pd_arena_take_host : pd_arena_take)(arena, PD_MEMORY_OPTIMIZER,
-                                                                                               zero->held * sizeof(float));
+        zero->has.state[kind] = (zero->options.state_on_host ? pd_arena_take_host : pd_arena_take)(
+            arena, PD_MEMORY_OPTIMIZER, zero->has.elements * sizeof(float));
     if (zero->options.compute != PD_F32 || zero->options.state_in_files || zero->options.state_on_host ||
         zero->options.parameters_in_files)
-        zero->compute = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->copy_elements * compute);
-    zero->gradient = pd_arena_take(arena, PD_MEMORY_GRADIENTS, zero->gradient_elements * sizeof(float));
+        zero->has.copy = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->copy_elements * compute);
+    zero->has.gradient = pd_arena_take(arena, PD_MEMORY_GRADIENTS, zero->has.gradient_elements * sizeof(float));
     if (!zero->is_mirrored) return;
     const struct pd_zero_place table = pd_zero_place_of(zero, 0, zero->grid->place.tp);
     const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &table, zero->q);
     if (is_of_stage(zero, 0))
         zero->mirrored_gradient =
             pd_arena_take(arena, PD_MEMORY_GRADIENTS, pd_zero_slab_elements(zero, 0, &owned) * sizeof(float));
-    if (is_of_stage(zero, zero->set_count - 1))
+    if (is_of_stage(zero, zero->has.set_count - 1))
         zero->mirror = pd_arena_take(arena, PD_MEMORY_PARAMETERS, held_elements(zero, &table, 0) * compute);
 }
 
@@ -253,7 +253,7 @@ struct sizes {
 static struct sizes sizes_of(const struct pd_zero *zero, bool ends, bool blocks)
 {
     struct sizes most = {0};
-    for (uint32_t s = 0; s < zero->set_count; s++) {
+    for (uint32_t s = 0; s < zero->has.set_count; s++) {
         const struct pd_zero_set *set = &zero->sets[s];
         if (!set->count || !(pd_zero_is_end(zero, s) ? ends : blocks)) continue;
         most.needed = pd_max_u64(most.needed, set->needed[set->count]);
@@ -284,7 +284,7 @@ static void take_gather_buffers(struct pd_zero *zero, struct pd_arena *arena)
         take_pieces(arena, peers, is_end ? ends.pieces : blocks.pieces, &sends[lane], &recvs[lane]);
         if (zero->grid->layout.zero_stage == 3) take_gather_buffer(zero, arena, is_end ? ends.needed : blocks.needed, lane);
     }
-    for (uint32_t s = 0; s < zero->set_count && zero->grid->layout.zero_stage < 3; s++)
+    for (uint32_t s = 0; s < zero->has.set_count && zero->grid->layout.zero_stage < 3; s++)
         take_gather_buffer(zero, arena, zero->sets[s].needed[zero->sets[s].count],
                            pd_zero_is_end(zero, s) ? PD_ZERO_BLOCK_BUFFERS : s % PD_ZERO_BLOCK_BUFFERS);
     for (uint32_t i = 0; i < zero->gather.buffer_count; i++) {
@@ -320,11 +320,11 @@ static void take_exchange(struct pd_zero *zero, struct pd_arena *arena)
 static pd_status build(struct pd_zero *zero, struct pd_arena *arena, struct pd_error *err)
 {
     const uint32_t tensors = zero->model->tensors.count;
-    zero->sets = calloc(zero->set_count, sizeof *zero->sets);
+    zero->sets = calloc(zero->has.set_count, sizeof *zero->sets);
     zero->tensor_offset = calloc(tensors, sizeof *zero->tensor_offset);
     zero->copy_offset = calloc(tensors, sizeof *zero->copy_offset);
-    zero->first_box = calloc(zero->set_count + 1ull, sizeof *zero->first_box);
-    zero->gather.buffers = calloc(zero->set_count + PD_ZERO_BLOCK_BUFFERS + 1u, sizeof *zero->gather.buffers);
+    zero->first_box = calloc(zero->has.set_count + 1ull, sizeof *zero->first_box);
+    zero->gather.buffers = calloc(zero->has.set_count + PD_ZERO_BLOCK_BUFFERS + 1u, sizeof *zero->gather.buffers);
     zero->places.of = calloc((size_t)zero->grid->layout.tp * PD_ZERO_SET_TENSORS_MAX, sizeof *zero->places.of);
     zero->places.set = PD_ZERO_NO_SET;
     if (!zero->sets || !zero->tensor_offset || !zero->copy_offset || !zero->first_box || !zero->gather.buffers ||
@@ -332,8 +332,8 @@ static pd_status build(struct pd_zero *zero, struct pd_arena *arena, struct pd_e
         PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the tables of %u tensors", tensors);
     PD_TRY(describe_sets(zero, err));
     PD_TRY(describe_boxes(zero, err));
-    zero->files.landing_place = calloc(zero->box_count + 1ull, sizeof *zero->files.landing_place);
-    if (!zero->files.landing_place) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for %u boxes", zero->box_count);
+    zero->files.landing_place = calloc(zero->has.box_count + 1ull, sizeof *zero->files.landing_place);
+    if (!zero->files.landing_place) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for %u boxes", zero->has.box_count);
     pd_zero_describe_files(zero);
     take_state(zero, arena);
     pd_zero_take_files(zero, arena);
@@ -364,7 +364,7 @@ pd_status pd_zero_new(const struct pd_model *model, const struct pd_zero_options
     zero->parts = layout->zero_shard;
     zero->alone = data_ranks * layout->tp == 1;
     zero->in_place = !pd_grid_has_gathers(layout);
-    zero->set_count = model->unit_count;
+    zero->has.set_count = model->unit_count;
     zero->sent = layout->sp > 1 ? PD_F32 : options->gradient_type;
     zero->is_mirrored =
         model->config.tie_embeddings && pd_layout_unit_pp(layout, 0) != pd_layout_unit_pp(layout, model->unit_count - 1);
@@ -381,7 +381,7 @@ void pd_zero_free(struct pd_zero *zero)
 {
     if (!zero) return;
     free(zero->sets);
-    free(zero->boxes);
+    free(zero->has.boxes);
     free(zero->tensor_offset);
     free(zero->copy_offset);
     free(zero->first_box);
@@ -391,56 +391,16 @@ void pd_zero_free(struct pd_zero *zero)
     free(zero);
 }
 
-uint64_t pd_zero_held_elements(const struct pd_zero *zero)
+const struct pd_zero_held *pd_zero_held(const struct pd_zero *zero)
 {
-    return zero->held;
-}
-
-uint64_t pd_zero_owned_elements(const struct pd_zero *zero)
-{
-    return zero->owned;
-}
-
-uint32_t pd_zero_box_count(const struct pd_zero *zero)
-{
-    return zero->box_count;
-}
-
-const struct pd_zero_box *pd_zero_boxes(const struct pd_zero *zero)
-{
-    return zero->boxes;
-}
-
-float *pd_zero_state(struct pd_zero *zero, enum pd_kind kind)
-{
-    return zero->state[kind];
-}
-
-uint64_t pd_zero_gradient_bytes(const struct pd_zero *zero)
-{
-    return zero->gradient_elements * sizeof *zero->gradient;
-}
-
-float *pd_zero_gradient(struct pd_zero *zero)
-{
-    return zero->gradient;
-}
-
-void *pd_zero_working_copy(struct pd_zero *zero)
-{
-    return zero->compute;
-}
-
-uint32_t pd_zero_set_count(const struct pd_zero *zero)
-{
-    return zero->set_count;
+    return &zero->has;
 }
 
 void *pd_zero_parameters(struct pd_zero *zero, uint32_t set, uint32_t e)
 {
     uint32_t tensor = zero->sets[set].tensors[e];
-    if (zero->mirror && set == zero->set_count - 1 && tensor == 0) return zero->mirror;
-    char *base = zero->compute ? zero->compute : (char *)zero->state[PD_PARAM];
+    if (zero->mirror && set == zero->has.set_count - 1 && tensor == 0) return zero->mirror;
+    char *base = zero->has.copy ? zero->has.copy : (char *)zero->has.state[PD_PARAM];
     const uint64_t bytes = pd_dtype_bytes(zero->options.compute);
     if (!pd_zero_is_filed(zero, set)) return base + zero->copy_offset[tensor] * bytes;
     PD_CHECK(zero->files.image_set == set);
@@ -456,9 +416,9 @@ pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err)
 /* Box by box; a master on the host passes through the memory of the gradients, of which there are none yet. */
 static pd_status put_boxes(struct pd_zero *zero, struct pd_error *err)
 {
-    for (uint32_t i = 0; i < zero->box_count; i++) {
-        const struct pd_zero_box *b = &zero->boxes[i];
-        float *master = zero->state[PD_PARAM] + b->offset, *passage = zero->gradient + b->gradient_offset;
+    for (uint32_t i = 0; i < zero->has.box_count; i++) {
+        const struct pd_zero_box *b = &zero->has.boxes[i];
+        float *master = zero->has.state[PD_PARAM] + b->offset, *passage = zero->has.gradient + b->gradient_offset;
         if (zero->options.state_on_host)
             PD_TRY(pd_math_copy(zero->math, passage, master, b->elements * sizeof *master, err));
         PD_TRY(pd_zero_put_parameters(zero, i, zero->options.state_on_host ? passage : master, err));
@@ -470,18 +430,19 @@ pd_status pd_zero_refresh_compute(struct pd_zero *zero, struct pd_error *err)
 {
     if (!zero->options.state_in_files && (zero->options.state_on_host || zero->options.parameters_in_files))
         PD_TRY(put_boxes(zero, err));
-    else if (zero->compute && !zero->options.state_in_files)
-        PD_TRY(pd_cast(zero->math, zero->held, zero->options.compute, zero->compute, PD_F32, zero->state[PD_PARAM], err));
+    else if (zero->has.copy && !zero->options.state_in_files)
+        PD_TRY(pd_cast(zero->math, zero->has.elements, zero->options.compute, zero->has.copy, PD_F32,
+                       zero->has.state[PD_PARAM], err));
     return pd_zero_updated(zero, err);
 }
 
 static pd_status join_tied(struct pd_zero *zero, struct pd_error *err)
 {
-    for (uint32_t i = 0; i < zero->box_count; i++) {
-        const struct pd_zero_box *b = &zero->boxes[i];
+    for (uint32_t i = 0; i < zero->has.box_count; i++) {
+        const struct pd_zero_box *b = &zero->has.boxes[i];
         if (b->tied_gradient_offset == UINT64_MAX || !b->owned) continue;
-        PD_TRY(pd_add(zero->math, b->elements, zero->gradient + b->gradient_offset, PD_F32,
-                      zero->gradient + b->tied_gradient_offset, false, err));
+        PD_TRY(pd_add(zero->math, b->elements, zero->has.gradient + b->gradient_offset, PD_F32,
+                      zero->has.gradient + b->tied_gradient_offset, false, err));
     }
     return PD_OK;
 }

@@ -49,7 +49,7 @@ struct pd_zero_options {
     uint64_t seed;
     bool adds_in_place;       /* alone in its stage, backward adds to the sums by itself: pd_zero_adds */
     bool state_on_host;       /* master and moments are the host's, where the rank is a GPU; the working copy is the GPU's */
-    bool state_in_files;      /* master and moments are not here: pd_zero_state is NULL, the working copy always is */
+    bool state_in_files;      /* master and moments are not here: pd_zero_held has no state, the working copy always is */
     bool parameters_in_files; /* working copies of blocks are in files (on a GPU perhaps on the host): pd_zero_update_box */
     bool gradients_in_files;  /* sums of blocks are; likewise, and needs a schedule that goes breadth first */
     uint64_t parameters_budget, gradients_budget; /* bytes of them that stay in memory: of the first blocks that fit */
@@ -76,16 +76,17 @@ PD_MUST_USE pd_status pd_zero_new(const struct pd_model *model, const struct pd_
                                   struct pd_zero **ret_zero, struct pd_error *err);
 void pd_zero_free(struct pd_zero *zero);
 
-/* Held state: (held) fp32 each, boxes in table order, zeros between those that begin a page. */
-uint64_t pd_zero_held_elements(const struct pd_zero *zero);
-uint64_t pd_zero_owned_elements(const struct pd_zero *zero); /* of boxes this rank owns: of its file, without padding */
-uint32_t pd_zero_box_count(const struct pd_zero *zero);
-const struct pd_zero_box *pd_zero_boxes(const struct pd_zero *zero);
-float *pd_zero_state(struct pd_zero *zero, enum pd_kind kind);
-float *pd_zero_gradient(struct pd_zero *zero);
-uint64_t pd_zero_gradient_bytes(const struct pd_zero *zero); /* of memory there */
-/* Working copy of the held parameters, or NULL where compute is fp32 and the master is here and serves. */
-void *pd_zero_working_copy(struct pd_zero *zero);
+/* What a rank holds; fixed by new. Others than ZeRO read boxes, and read and write what the pointers name. */
+struct pd_zero_held {
+    uint64_t elements, owned_elements; /* owned: of boxes this rank owns, which its file has, without padding */
+    struct pd_zero_box *boxes;         /* (box_count) in table order */
+    uint32_t box_count, set_count;
+    float *state[PD_KIND_COUNT]; /* (elements) each, zeros between boxes where one begins a page; NULL: in files */
+    void *copy;                  /* working copy; NULL where compute is fp32 and the master is here and serves */
+    float *gradient;             /* (gradient_elements) sums */
+    uint64_t gradient_elements;
+};
+const struct pd_zero_held *pd_zero_held(const struct pd_zero *zero);
 /* Waits for every transfer in flight and forgets its outcome: the way out after a failure, once the communicator is aborted.
  */
 void pd_zero_sync(struct pd_zero *zero);
@@ -124,7 +125,6 @@ PD_MUST_USE pd_status pd_zero_update_box(struct pd_zero *zero, uint32_t box, con
                                          struct pd_error *err);
 PD_MUST_USE pd_status pd_zero_update_end(struct pd_zero *zero, struct pd_error *err);
 
-uint32_t pd_zero_set_count(const struct pd_zero *zero);
 /* Starts the gather of a set where it is not resident; returns at once. */
 PD_MUST_USE pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *err);
 /* Pointers to the set's tensors (to the first of their boxes), valid until the next set is acquired; meanwhile one block more

@@ -50,7 +50,7 @@ pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t set, uint
                          micro_batch_buffer_index(zero, x->set, x->slot) == micro_batch_buffer_index(zero, set, slot);
     if (is_being_sent) PD_TRY(pd_zero_drain(zero, err));
     if (slot == 0) PD_TRY(pd_zero_make_room(zero, set, err));
-    float *base = writes_sums(zero, slot) ? zero->gradient + s->gradient[0]
+    float *base = writes_sums(zero, slot) ? zero->has.gradient + s->gradient[0]
                                           : zero->micro_batch_gradients[micro_batch_buffer_index(zero, set, slot)];
     for (uint32_t e = 0; e < s->count; e++)
         zero->micro_batch_pointers[e] = base + s->computed[e];
@@ -183,7 +183,7 @@ static pd_status add_to_boxes(struct pd_zero *zero, uint32_t set, uint64_t begin
             uint64_t from = before > begin ? before : begin, to = before + runs[i].elements;
             if (to > begin + length) to = begin + length;
             if (from >= to) continue;
-            float *sum = zero->gradient + s->gradient[e] + runs[i].at_b + (from - before);
+            float *sum = zero->has.gradient + s->gradient[e] + runs[i].at_b + (from - before);
             PD_TRY(
                 pd_add(zero->math, to - from, sum, zero->options.gradient_type, piece + (from - begin) * bytes, first, err));
         }
@@ -352,8 +352,8 @@ pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
     if (padding && zero->alone) return PD_OK;
     if (!padding) PD_TRY(round_micro_batch(zero, set, slot, micro_batch, &x->data, err));
     if (zero->alone) {
-        PD_TRY(
-            pd_add(zero->math, s->computed[s->count], zero->gradient + s->gradient[0], zero->sent, x->data, slot == 0, err));
+        PD_TRY(pd_add(zero->math, s->computed[s->count], zero->has.gradient + s->gradient[0], zero->sent, x->data, slot == 0,
+                      err));
         return is_last(zero, slot) ? pd_zero_complete(zero, set, err) : PD_OK;
     }
     x->set = set;

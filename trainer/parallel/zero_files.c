@@ -32,12 +32,12 @@ void pd_zero_first_away(const struct pd_zero *zero, uint32_t *ret_parameters, ui
 
 static uint32_t set_of(const struct pd_zero *zero, uint32_t box)
 {
-    return zero->model->tensors.tensors[zero->boxes[box].tensor].unit;
+    return zero->model->tensors.tensors[zero->has.boxes[box].tensor].unit;
 }
 
 static bool is_span(const struct pd_zero *zero, uint32_t box)
 {
-    return zero->boxes[box].copy_offset == UINT64_MAX;
+    return zero->has.boxes[box].copy_offset == UINT64_MAX;
 }
 
 void pd_zero_set_boxes(const struct pd_zero *zero, uint32_t set, uint32_t *ret_first, uint32_t *ret_end)
@@ -56,10 +56,10 @@ static bool is_large(const struct pd_zero_box *b)
 static void keep_copies(struct pd_zero *zero)
 {
     uint64_t left = zero->options.parameters_budget / element_bytes(zero);
-    for (zero->files.copies_away = 1; zero->files.copies_away + 1 < zero->set_count; zero->files.copies_away++) {
+    for (zero->files.copies_away = 1; zero->files.copies_away + 1 < zero->has.set_count; zero->files.copies_away++) {
         uint64_t elements = 0;
         for (uint32_t b = zero->first_box[zero->files.copies_away]; b < zero->first_box[zero->files.copies_away + 1]; b++)
-            if (is_large(&zero->boxes[b])) elements += zero->boxes[b].elements;
+            if (is_large(&zero->has.boxes[b])) elements += zero->has.boxes[b].elements;
         if (elements > left) return;
         left -= elements;
     }
@@ -68,7 +68,7 @@ static void keep_copies(struct pd_zero *zero)
 /* In memory copies lie as the master does, or, where blocks are in files, one behind the other. */
 static void place_copy(struct pd_zero *zero, struct pd_zero_box *b, uint32_t set)
 {
-    const bool begins = b == zero->boxes || b[-1].tensor != b->tensor;
+    const bool begins = b == zero->has.boxes || b[-1].tensor != b->tensor;
     if (!zero->options.parameters_in_files) {
         b->copy_offset = b->offset;
     } else if (pd_zero_is_filed(zero, set) && is_large(b)) {
@@ -85,13 +85,13 @@ static void describe_set(struct pd_zero *zero, uint32_t set)
 {
     uint64_t landing = 0;
     for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++) {
-        place_copy(zero, &zero->boxes[b], set);
+        place_copy(zero, &zero->has.boxes[b], set);
         zero->files.landing_place[b] = landing;
-        if (is_span(zero, b)) landing += pd_round_up(zero->boxes[b].elements * element_bytes(zero), PD_VFS_ALIGN);
+        if (is_span(zero, b)) landing += pd_round_up(zero->has.boxes[b].elements * element_bytes(zero), PD_VFS_ALIGN);
     }
     if (landing > zero->files.landing_bytes) zero->files.landing_bytes = landing;
     if (!pd_zero_is_filed(zero, set) || zero->first_box[set] == zero->first_box[set + 1]) return;
-    const struct pd_zero_box *last = &zero->boxes[zero->first_box[set + 1] - 1];
+    const struct pd_zero_box *last = &zero->has.boxes[zero->first_box[set + 1] - 1];
     const uint64_t elements = last->offset + last->elements - zero->tensor_offset[zero->sets[set].tensors[0]];
     if (elements > zero->files.image_elements) zero->files.image_elements = elements;
 }
@@ -99,18 +99,18 @@ static void describe_set(struct pd_zero *zero, uint32_t set)
 void pd_zero_describe_files(struct pd_zero *zero)
 {
     uint32_t box = 0;
-    for (uint32_t set = 0; set < zero->set_count; set++) {
+    for (uint32_t set = 0; set < zero->has.set_count; set++) {
         zero->first_box[set] = box;
-        while (box < zero->box_count && set_of(zero, box) == set)
+        while (box < zero->has.box_count && set_of(zero, box) == set)
             box++;
         zero->first_box[set + 1] = box;
     }
     keep_copies(zero);
     for (uint32_t t = 0; t < zero->model->tensors.count; t++)
         zero->copy_offset[t] = zero->options.parameters_in_files ? 0 : zero->tensor_offset[t];
-    for (uint32_t set = 0; set < zero->set_count; set++)
+    for (uint32_t set = 0; set < zero->has.set_count; set++)
         describe_set(zero, set);
-    if (!zero->options.parameters_in_files) zero->copy_elements = zero->held;
+    if (!zero->options.parameters_in_files) zero->copy_elements = zero->has.elements;
     zero->files.image_set = zero->files.update_set = PD_ZERO_NO_SET;
     for (int i = 0; i < 2; i++)
         zero->files.landing_set[i] = zero->files.sums_set[i] = PD_ZERO_NO_SET;
@@ -126,8 +126,8 @@ void pd_zero_take_files(struct pd_zero *zero, struct pd_arena *arena)
 
 void pd_zero_parameter_spans(const struct pd_zero *zero, uint64_t *ret_bytes)
 {
-    for (uint32_t b = 0; b < zero->box_count; b++)
-        ret_bytes[b] = is_span(zero, b) ? zero->boxes[b].elements * element_bytes(zero) : 0;
+    for (uint32_t b = 0; b < zero->has.box_count; b++)
+        ret_bytes[b] = is_span(zero, b) ? zero->has.boxes[b].elements * element_bytes(zero) : 0;
 }
 
 static bool has_filed_sums(const struct pd_zero *zero, uint32_t set)
@@ -139,13 +139,13 @@ static uint64_t sums_of(const struct pd_zero *zero, uint32_t set)
 {
     uint64_t elements = 0;
     for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++)
-        elements += zero->boxes[b].elements;
+        elements += zero->has.boxes[b].elements;
     return elements;
 }
 
 void pd_zero_gradient_spans(const struct pd_zero *zero, uint64_t *ret_bytes)
 {
-    for (uint32_t set = 0; set < zero->set_count; set++)
+    for (uint32_t set = 0; set < zero->has.set_count; set++)
         ret_bytes[set] = has_filed_sums(zero, set) ? sums_of(zero, set) * sizeof(float) : 0;
 }
 
@@ -209,8 +209,8 @@ pd_status pd_zero_bring(struct pd_zero *zero, uint32_t set, struct pd_error *err
     PD_TRY(pd_zero_fetch(zero, set, err));
     PD_TRY(wait_landing(zero, set, err));
     for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++) {
-        const struct pd_zero_box *box = &zero->boxes[b];
-        const char *from = is_span(zero, b) ? landing_of(zero, b) : (char *)zero->compute + box->copy_offset * bytes;
+        const struct pd_zero_box *box = &zero->has.boxes[b];
+        const char *from = is_span(zero, b) ? landing_of(zero, b) : (char *)zero->has.copy + box->copy_offset * bytes;
         PD_TRY(
             pd_math_copy(zero->math, zero->files.image + (box->offset - first) * bytes, from, box->elements * bytes, err));
     }
@@ -226,13 +226,14 @@ void pd_zero_forget_image(struct pd_zero *zero)
 static void *copy_of(struct pd_zero *zero, uint32_t box)
 {
     if (is_span(zero, box)) return landing_of(zero, box);
-    return (char *)zero->compute + zero->boxes[box].copy_offset * element_bytes(zero);
+    return (char *)zero->has.copy + zero->has.boxes[box].copy_offset * element_bytes(zero);
 }
 
 pd_status pd_zero_put_parameters(struct pd_zero *zero, uint32_t box, const float *master, struct pd_error *err)
 {
     if (is_span(zero, box)) PD_TRY(clear_landing(zero, set_of(zero, box), err));
-    PD_TRY(pd_cast(zero->math, zero->boxes[box].elements, zero->options.compute, copy_of(zero, box), PD_F32, master, err));
+    PD_TRY(
+        pd_cast(zero->math, zero->has.boxes[box].elements, zero->options.compute, copy_of(zero, box), PD_F32, master, err));
     if (!is_span(zero, box)) return PD_OK;
     PD_TRY(pd_spill_write(zero->files.parameter_spill, box, landing_of(zero, box), err));
     return pd_spill_wait(zero->files.parameter_spill, box, err);
@@ -250,7 +251,7 @@ pd_status pd_zero_make_room(struct pd_zero *zero, uint32_t set, struct pd_error 
 
 static float *sums_place(const struct pd_zero *zero, uint32_t set)
 {
-    return zero->gradient + set % 2 * zero->sums_elements;
+    return zero->has.gradient + set % 2 * zero->sums_elements;
 }
 
 static bool has_sums(const struct pd_zero *zero, uint32_t set)
@@ -268,7 +269,7 @@ pd_status pd_zero_complete(struct pd_zero *zero, uint32_t set, struct pd_error *
 
 static pd_status read_sums(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
-    if (set >= zero->set_count || !has_filed_sums(zero, set) || zero->files.sums_set[set % 2] == set) return PD_OK;
+    if (set >= zero->has.set_count || !has_filed_sums(zero, set) || zero->files.sums_set[set % 2] == set) return PD_OK;
     PD_TRY(pd_zero_make_room(zero, set, err));
     return has_sums(zero, set) ? pd_spill_read(zero->files.gradient_spill, set, sums_place(zero, set), err) : PD_OK;
 }
@@ -300,7 +301,7 @@ static pd_status enter_set(struct pd_zero *zero, uint32_t set, struct pd_error *
 
 pd_status pd_zero_update_begin(struct pd_zero *zero, struct pd_error *err)
 {
-    for (uint32_t set = 0; zero->files.gradient_spill && set < zero->set_count; set++)
+    for (uint32_t set = 0; zero->files.gradient_spill && set < zero->has.set_count; set++)
         PD_TRY(pd_spill_wait(zero->files.gradient_spill, set, err));
     for (int i = 0; i < 2; i++)
         PD_TRY(clear_landing(zero, (uint32_t)i, err));
@@ -311,7 +312,7 @@ pd_status pd_zero_update_box(struct pd_zero *zero, uint32_t box, const float **r
                              struct pd_error *err)
 {
     PD_TRY(enter_set(zero, set_of(zero, box), err));
-    *ret_gradient = zero->gradient + zero->boxes[box].gradient_offset;
+    *ret_gradient = zero->has.gradient + zero->has.boxes[box].gradient_offset;
     *ret_copy = copy_of(zero, box);
     return PD_OK;
 }

@@ -125,7 +125,7 @@ static void let_go(struct pd_zero_gather *gather)
  * the files of another rank, and all gather at the same time. */
 pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
-    PD_CHECK(set < zero->set_count && zero->sets[set].count);
+    PD_CHECK(set < zero->has.set_count && zero->sets[set].count);
     if (!zero->in_place && resident(zero, set)) return PD_OK;
     if (pd_zero_is_filed(zero, set)) return pd_zero_fetch(zero, set, err);
     const bool is_filed_elsewhere = zero->options.parameters_in_files && !pd_zero_is_end(zero, set);

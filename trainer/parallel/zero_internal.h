@@ -104,21 +104,13 @@ struct pd_zero {
     bool in_place;                 /* all that is needed is held: nothing is gathered */
     bool is_mirrored;              /* a tied table whose head is on another stage */
     enum pd_dtype sent;            /* of gradients in transfer: fp32 where parts of a micro-batch come from several ranks */
-    uint32_t set_count;
-    struct pd_zero_set *sets; /* (set_count); count 0: of another stage */
-    /* held */
-    uint64_t held, owned;
-    struct pd_zero_box *boxes;
-    uint32_t box_count;
-    uint64_t *tensor_offset; /* (tensors) element offset of the tensor's first held box */
-    uint64_t *copy_offset;   /* (tensors) the same in the working copy: of those that are in memory whole */
-    uint32_t *first_box;     /* (set_count + 1) */
-    float *state[PD_KIND_COUNT];
-    void *compute;
+    struct pd_zero_set *sets;      /* (set_count); count 0: of another stage */
+    struct pd_zero_held has;
+    uint64_t *tensor_offset;  /* (tensors) element offset of the tensor's first held box */
+    uint64_t *copy_offset;    /* (tensors) the same in the working copy: of those that are in memory whole */
+    uint32_t *first_box;      /* (set_count + 1) */
     void *mirror;             /* last stage: working copy of the held boxes of the tied table */
     float *mirrored_gradient; /* first stage: the head's sums of the owned boxes, on arrival */
-    uint64_t gradient_elements;
-    float *gradient;
     struct pd_zero_gather gather;
     /* exchange: two micro-batch buffers for blocks, one for the ends */
     float *micro_batch_gradients[PD_ZERO_BLOCK_BUFFERS + 1];

@@ -62,12 +62,12 @@ static pd_status share_set(struct pd_zero *zero, uint32_t set, float *array, con
 pd_status pd_zero_share_state(struct pd_zero *zero, struct pd_error *err)
 {
     if (!has_replicas(zero)) return PD_OK;
-    for (uint32_t set = 0; set < zero->set_count; set++) {
+    for (uint32_t set = 0; set < zero->has.set_count; set++) {
         uint64_t first[PD_ZERO_SET_TENSORS_MAX];
         for (uint32_t e = 0; e < zero->sets[set].count; e++)
             first[e] = zero->tensor_offset[zero->sets[set].tensors[e]];
         for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-            PD_TRY(share_set(zero, set, zero->state[kind], first, err));
+            PD_TRY(share_set(zero, set, zero->has.state[kind], first, err));
     }
     return PD_OK;
 }
@@ -75,8 +75,8 @@ pd_status pd_zero_share_state(struct pd_zero *zero, struct pd_error *err)
 pd_status pd_zero_share_gradients(struct pd_zero *zero, struct pd_error *err)
 {
     if (!has_replicas(zero)) return PD_OK;
-    for (uint32_t set = 0; set < zero->set_count; set++)
-        PD_TRY(share_set(zero, set, zero->gradient, zero->sets[set].gradient, err));
+    for (uint32_t set = 0; set < zero->has.set_count; set++)
+        PD_TRY(share_set(zero, set, zero->has.gradient, zero->sets[set].gradient, err));
     return PD_OK;
 }
 
@@ -96,7 +96,7 @@ static bool is_first(const struct pd_zero *zero)
 
 pd_status pd_zero_mirror_parameters(struct pd_zero *zero, struct pd_error *err)
 {
-    const uint32_t last = zero->set_count - 1;
+    const uint32_t last = zero->has.set_count - 1;
     if (!zero->is_mirrored || !(is_first(zero) || zero->mirror)) return PD_OK;
     const struct pd_zero_place place = pd_zero_place_of(zero, 0, zero->grid->place.tp);
     const struct pd_zero_slab held = pd_zero_held_slab(zero, &place, zero->q);
@@ -116,9 +116,9 @@ pd_status pd_zero_mirror_gradients(struct pd_zero *zero, struct pd_error *err)
     struct pd_comm_piece pieces[PD_ZERO_BOXES_MAX];
     uint32_t count = pd_zero_own_runs(zero, 0, runs);
     if (!(is_first(zero) || zero->mirror) || !count) return PD_OK;
-    const struct pd_zero_set *s = &zero->sets[zero->set_count - 1];
+    const struct pd_zero_set *s = &zero->sets[zero->has.set_count - 1];
     if (!is_first(zero)) {
-        float *base = zero->gradient + s->gradient[s->count - 1];
+        float *base = zero->has.gradient + s->gradient[s->count - 1];
         for (uint32_t i = 0; i < count; i++)
             pieces[i] = (struct pd_comm_piece){0, base + runs[i].at_b, runs[i].elements * sizeof(float)};
         return run_mirror(zero, pieces, count, NULL, 0, err);
@@ -129,7 +129,7 @@ pd_status pd_zero_mirror_gradients(struct pd_zero *zero, struct pd_error *err)
     PD_TRY(run_mirror(zero, NULL, 0, pieces, count, err));
     from = zero->mirrored_gradient;
     for (uint32_t i = 0; i < count; from += runs[i].elements, i++) {
-        float *sum = zero->gradient + zero->sets[0].gradient[0] + runs[i].at_b;
+        float *sum = zero->has.gradient + zero->sets[0].gradient[0] + runs[i].at_b;
         PD_TRY(pd_add(zero->math, runs[i].elements, sum, PD_F32, from, false, err));
     }
     return PD_OK;

@@ -65,7 +65,7 @@ struct pass {
 static struct pass pass_over(const struct pd_zero *zero, const uint64_t *spans)
 {
     struct pass pass = {0};
-    const uint32_t blocks_end = pd_zero_set_count(zero) - 1;
+    const uint32_t blocks_end = pd_zero_held(zero)->set_count - 1;
     uint32_t away, unused;
     pd_zero_first_away(zero, &away, &unused);
     for (uint32_t set = 1; set < blocks_end; set++) {
@@ -83,7 +83,7 @@ static struct pass pass_over(const struct pd_zero *zero, const uint64_t *spans)
 
 static pd_status plan_parameters(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)
 {
-    uint64_t *spans = calloc(pd_zero_box_count(e->zero) + 1ull, sizeof *spans);
+    uint64_t *spans = calloc(pd_zero_held(e->zero)->box_count + 1ull, sizeof *spans);
     if (!spans) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
     pd_zero_parameter_spans(e->zero, spans);
     const struct pass pass = pass_over(e->zero, spans);
@@ -96,7 +96,7 @@ static pd_status plan_parameters(const struct pd_engine *e, struct pd_offload_pl
 
 static pd_status plan_gradients(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)
 {
-    const uint32_t sets = pd_zero_set_count(e->zero);
+    const uint32_t sets = pd_zero_held(e->zero)->set_count;
     uint32_t unused, away;
     uint64_t *spans = calloc(sets + 1ull, sizeof *spans);
     pd_zero_first_away(e->zero, &unused, &away);
@@ -114,8 +114,8 @@ static pd_status plan_gradients(const struct pd_engine *e, struct pd_offload_pla
 static void plan_update(const struct pd_engine *e, struct pd_offload_plan *p)
 {
     uint64_t elements = 0;
-    for (uint32_t b = 0; b < pd_zero_box_count(e->zero); b++)
-        elements += pd_zero_boxes(e->zero)[b].elements;
+    for (uint32_t b = 0; b < pd_zero_held(e->zero)->box_count; b++)
+        elements += pd_zero_held(e->zero)->boxes[b].elements;
     p->bus_out_bytes += elements * sizeof(float);
     p->bus_in_bytes += elements * pd_dtype_bytes(e->options.config->numerics.precision);
 }

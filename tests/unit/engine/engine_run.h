@@ -47,8 +47,8 @@ static void remove_data(void)
 static void add_digests(struct job *job, struct pd_engine *engine)
 {
     const struct pd_tensor_table *tensors = &engine->options.model->tensors;
-    for (uint32_t i = 0; i < pd_zero_box_count(engine->zero); i++) {
-        const struct pd_zero_box *b = &pd_zero_boxes(engine->zero)[i];
+    for (uint32_t i = 0; i < pd_zero_held(engine->zero)->box_count; i++) {
+        const struct pd_zero_box *b = &pd_zero_held(engine->zero)->boxes[i];
         for (int kind = 0; b->owned && kind < PD_KIND_COUNT; kind++) {
             const void *data = pd_state_box(engine->state, b->tensor, (enum pd_kind)kind, b->number);
             job->parts[kind][b->tensor] += pd_tensor_digest(&tensors->tensors[b->tensor], &b->box, data);

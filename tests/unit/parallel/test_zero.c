@@ -171,8 +171,8 @@ static uint32_t set_tensors(const struct rank *r, uint32_t set, uint32_t *ret_te
 static pd_status fill_state(struct rank *r, struct pd_error *err)
 {
     uint64_t owned = 0, expected = 0;
-    for (uint32_t i = 0; i < pd_zero_box_count(r->zero); i++) {
-        const struct pd_zero_box *b = &pd_zero_boxes(r->zero)[i];
+    for (uint32_t i = 0; i < pd_zero_held(r->zero)->box_count; i++) {
+        const struct pd_zero_box *b = &pd_zero_held(r->zero)->boxes[i];
         const struct pd_tensor *tensor = tensor_of(r, b->tensor);
         struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX];
         uint32_t count =
@@ -181,7 +181,7 @@ static pd_status fill_state(struct rank *r, struct pd_error *err)
             PD_FAIL(err, PD_BUG, "box %u of %s is not the layout's", b->number, tensor->name);
         if (b->owned) owned += b->elements;
         for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-            float *state = pd_zero_state(r->zero, (enum pd_kind)kind) + b->offset;
+            float *state = pd_zero_held(r->zero)->state[(enum pd_kind)kind] + b->offset;
             for (uint64_t e = 0; e < b->elements; e++)
                 state[e] = b->owned ? state_of((enum pd_kind)kind, r->version, b->tensor, global_element(tensor, &b->box, e))
                                     : -1.0f;
@@ -194,19 +194,19 @@ static pd_status fill_state(struct rank *r, struct pd_error *err)
         for (uint32_t i = 0; i < count; i++)
             expected += pd_box_elements(&boxes[i]);
     }
-    if (owned != expected || owned != pd_zero_owned_elements(r->zero))
+    if (owned != expected || owned != pd_zero_held(r->zero)->owned_elements)
         PD_FAIL(err, PD_BUG, "owns %llu elements, not %llu", (unsigned long long)owned, (unsigned long long)expected);
     return PD_OK;
 }
 
 static pd_status check_state(struct rank *r, struct pd_error *err)
 {
-    for (uint32_t i = 0; i < pd_zero_box_count(r->zero); i++) {
-        const struct pd_zero_box *b = &pd_zero_boxes(r->zero)[i];
+    for (uint32_t i = 0; i < pd_zero_held(r->zero)->box_count; i++) {
+        const struct pd_zero_box *b = &pd_zero_held(r->zero)->boxes[i];
         for (int kind = 0; kind < PD_KIND_COUNT; kind++)
             for (uint64_t e = 0; e < b->elements; e++) {
                 const uint64_t element = global_element(tensor_of(r, b->tensor), &b->box, e);
-                const float is = pd_zero_state(r->zero, (enum pd_kind)kind)[b->offset + e],
+                const float is = pd_zero_held(r->zero)->state[(enum pd_kind)kind][b->offset + e],
                             should = state_of((enum pd_kind)kind, r->version, b->tensor, element);
                 if (is != should)
                     PD_FAIL(err, PD_BUG, "kind %d of %s[%llu] is %g, not %g", kind, tensor_of(r, b->tensor)->name,
@@ -288,11 +288,12 @@ static pd_status learn(struct rank *r, uint32_t set, uint32_t slot, struct pd_er
 
 static pd_status check_sums(struct rank *r, struct pd_error *err)
 {
-    for (uint32_t i = 0; i < pd_zero_box_count(r->zero); i++) {
-        const struct pd_zero_box *b = &pd_zero_boxes(r->zero)[i];
+    for (uint32_t i = 0; i < pd_zero_held(r->zero)->box_count; i++) {
+        const struct pd_zero_box *b = &pd_zero_held(r->zero)->boxes[i];
         for (uint64_t e = 0; e < b->elements; e++) {
             const uint64_t element = global_element(tensor_of(r, b->tensor), &b->box, e);
-            const float is = pd_zero_gradient(r->zero)[b->gradient_offset + e], should = sum_of(r->job, b->tensor, element);
+            const float is = pd_zero_held(r->zero)->gradient[b->gradient_offset + e],
+                        should = sum_of(r->job, b->tensor, element);
             if (is != should)
                 PD_FAIL(err, PD_BUG, "the sum of %s[%llu] is %.9g, not %.9g (%s)", tensor_of(r, b->tensor)->name,
                         (unsigned long long)element, (double)is, (double)should, b->owned ? "owned" : "held");
@@ -312,7 +313,8 @@ static pd_status in_memory(struct rank *r, pd_status (*call)(struct rank *, stru
 /* Forward twice (the second time nothing may have changed), backward with the next set on its way. */
 static pd_status step(struct rank *r, struct pd_error *err)
 {
-    const uint32_t sets = pd_zero_set_count(r->zero), slots = (r->job->options.micro_batches - 1) / r->grid.layout.dp + 1;
+    const uint32_t sets = pd_zero_held(r->zero)->set_count,
+                   slots = (r->job->options.micro_batches - 1) / r->grid.layout.dp + 1;
     PD_TRY(in_memory(r, fill_state, err));
     PD_TRY(pd_zero_share_state(r->zero, err));
     PD_TRY(in_memory(r, check_state, err));
