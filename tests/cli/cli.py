@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The command line: exact words on stdout and stderr, exact exit codes.  cli.py PERDURE SOURCE_DIRECTORY [NAME...]"""
 import glob
+import gzip
 import json
 import os
 import re
@@ -78,6 +79,35 @@ expect("pack", ["data", "pack", "text.txt", "-o", "t.bin", "--separator", "\\n\\
 expect("pack-again", ["data", "pack", "text.txt", "-o", "t.bin"], 64, err=said("t.bin is there already; --overwrite replaces it"))
 expect("pack-overwrite", ["data", "pack", "text.txt", "-o", "t.bin", "--overwrite"], 0,
        "t.bin: 31 tokens (nanogpt, u16) of 1 document, 62 B\n")
+write("lines.jsonl", '{"text": "one"}\n{"text": "two"}\n')
+expect("pack-lines", ["data", "pack", "lines.jsonl", "-o", "l.bin"], 0, "l.bin: 6 tokens (nanogpt, u16) of 2 documents, 12 B\n"
+       "nothing stands between the documents: --document-token=256 ends each, and model.vocab is then 257\n")
+expect("pack-lines-field", ["data", "pack", "lines.jsonl", "-o", "f.bin", "--field=body"], 78,
+       err=said('lines.jsonl:1: the object has no "body", it has text; name the field of the text with --field'))
+os.mkdir("corpus")
+write("corpus/b.jsonl.gz", gzip.compress(b'{"text": "one"}\n'))
+write("corpus/a.txt", b"\xef\xbb\xbfzero\r\n")
+write("corpus/c.zip", b"PK\x03\x04rest")
+expect("pack-directory", ["data", "pack", "corpus", "-o", "c.bin", "--document-token=256"], 0,
+       "c.bin: 10 tokens (nanogpt, u16) of 2 documents, 20 B\n",
+       "corpus: 2 files: a.txt, b.jsonl.gz; left out: c.zip (a zip archive)\n"
+       "corpus/a.txt had a byte order mark, which was dropped\n"
+       "corpus/a.txt had lines that end in CRLF: LF was written\n")
+expect("pack-glob", ["data", "pack", "corpus/*.none", "-o", "g.bin"], 78,
+       err=said("no file matches corpus/*.none; ls shows what is there"))
+write("corpus/cut.txt.gz", gzip.compress(b"words " * 1000)[:-9])
+expect("pack-cut", ["data", "pack", "corpus/cut.txt.gz", "-o", "g.bin"], 65,
+       err=said("corpus/cut.txt.gz ends in the midst of its compressed data: it was cut off; copy it again "
+                "(gzip -t corpus/cut.txt.gz looks)"))
+expect("pack-zip", ["data", "pack", "corpus/c.zip", "-o", "g.bin"], 78,
+       err=said("corpus/c.zip is a zip archive; unpack it: unzip corpus/c.zip"))
+os.remove("corpus/cut.txt.gz")
+expect("train-directory", ["train", MINIMAL, "data.train=corpus"], 78,
+       err=said("data.train[0]: corpus/b.jsonl.gz is compressed with gzip, and training reads plain text or tokens; pack it once: "
+                "perdure data pack --output=corpus.bin corpus, and name corpus.bin instead"))
+expect("train-lines", ["train", MINIMAL, "data.train=lines.jsonl", "data.document_token=0"], 78,
+       err=said("data.train[0]: lines.jsonl is JSON lines, and training reads plain text or tokens; pack it once: "
+                "perdure data pack --output=lines.bin --document-token=0 lines.jsonl, and name lines.bin instead"))
 text = expect("pack-json", ["data", "pack", "text.txt", "-o", "m", "-f", "megatron", "--json"], 0, ANY)
 if text and (json.loads(text)["type"], json.loads(text)["tokens"]) != ("u8", 31):
     report("pack-json-content", ["type or tokens"], (0, text, ""))

@@ -77,6 +77,8 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
         printf("%s: %s tokens (%s, %s) of %s document%s, %s\n", options->output, pd_text_count(r->tokens).text,
                pd_data_format_name(r->format), r->type_name, pd_text_count(r->documents).text, r->documents == 1 ? "" : "s",
                pd_text_bytes(r->output_bytes).text);
+        if (r->documents > 1 && options->document_token < 0 && r->format != PD_DATA_MEGATRON)
+            printf("nothing stands between the documents: --document-token=256 ends each, and model.vocab is then 257\n");
         if (r->empty_documents) printf("empty documents left out: %s\n", pd_text_count(r->empty_documents).text);
         return PD_OK;
     }

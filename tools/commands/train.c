@@ -345,6 +345,16 @@ static pd_status print_result(const struct pd_config *config, pd_status status, 
     return pd_output_json(&w, err);
 }
 
+static pd_status find_data(struct pd_config *config, struct pd_error *err)
+{
+    char *notes, *rest = NULL;
+    PD_TRY(pd_config_find_data(config, &notes, err));
+    for (const char *line = strtok_r(notes, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
+        pd_log_info("data", "%s", line);
+    free(notes);
+    return PD_OK;
+}
+
 pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
 {
     struct train t = {0};
@@ -383,7 +393,8 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
         if (!st) fputs(yaml, stdout);
         free(yaml);
     } else {
-        st = pd_directories_check(&config, err);
+        st = find_data(&config, err);
+        if (!st) st = pd_directories_check(&config, err);
         if (!st) st = check_device(&config, err);
         if (!st) st = check_run_dir(&config, err);
         if (!st && t.fresh) st = check_fresh(&config, err);

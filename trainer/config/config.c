@@ -6,6 +6,7 @@
 #include "trainer/config/keys.h"
 #include "trainer/config/renamed.h"
 #include "trainer/config/yaml.h"
+#include "trainer/data/sources.h"
 #include "trainer/model/family.h"
 
 #include <errno.h>
@@ -325,6 +326,24 @@ pd_status pd_config_load_saved(const char *path, struct pd_config *ret_config, s
 {
     struct source source = {.name = path, .is_saved = true};
     return load(path, &source, ret_config, err);
+}
+
+pd_status pd_config_find_data(struct pd_config *c, char **ret_notes, struct pd_error *err)
+{
+    char *text = NULL;
+    size_t bytes;
+    FILE *notes = open_memstream(&text, &bytes);
+    if (!notes) PD_FAIL(err, PD_NO_MEMORY, "no memory for the list of data files");
+    const int64_t token = c->data.document_token;
+    pd_status status = pd_sources_find(&c->data.train, &c->data.train_count, "data.train", token, notes, err);
+    if (!status)
+        status = pd_sources_find(&c->data.validation, &c->data.validation_count, "data.validation", token, notes, err);
+    fclose(notes);
+    if (status)
+        free(text);
+    else
+        *ret_notes = text;
+    return status;
 }
 
 struct pd_data_options pd_config_data(const struct pd_config *c)

@@ -149,6 +149,10 @@ PD_MUST_USE pd_status pd_config_print(const struct pd_config *config, char **ret
 /* The tiers of a run, resolved; borrowed from the configuration. Returns their count, at least one. */
 uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options ret_tiers[PD_TIERS_MAX]);
 
+/* Directories and globs of data.train and data.validation become their files, as found on this host (trainer/data/sources.h);
+ * *ret_notes: lines on what they are, "" or ending in a newline, malloc'ed. Once, before ranks are started: all of them, and
+ * the checkpoints, then have one list. */
+PD_MUST_USE pd_status pd_config_find_data(struct pd_config *config, char **ret_notes, struct pd_error *err);
 /* What a run reads; borrowed from the configuration. */
 struct pd_data_options pd_config_data(const struct pd_config *config);
 

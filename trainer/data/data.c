@@ -16,6 +16,7 @@
 #define SCAN_PARALLEL_BYTES (64ull << 20) /* below, starting threads takes longer than reading */
 
 struct member {
+    char *given; /* the path that the source has, owned */
     struct pd_token_file file;
     struct pd_token_scan scan;
     double weight;
@@ -120,6 +121,8 @@ static pd_status member_open(struct pd_data *data, const struct pd_data_source *
     if (status) return pd_error_context(err, status, "data.%s[%u]", list, index);
     data->member_count++;
     member->weight = source->weight;
+    member->given = strdup(source->path);
+    if (!member->given) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its name", source->path);
     return pd_error_context(err, check_documents(data, member, err), "data.%s[%u]", list, index);
 }
 
@@ -315,7 +318,8 @@ static void fingerprint_members(struct pd_data *data)
         const uint64_t words[] = {
             member->scan.digest, member->file.file_bytes, (uint64_t)member->file.format, (uint64_t)member->file.type,
             weight_bits,         i >= data->train_count};
-        uint64_t digest = pd_digest_words(words, sizeof words / sizeof words[0], 0);
+        const bool is_marked = member->file.format == PD_DATA_TEXT && member->file.data_offset;
+        uint64_t digest = pd_digest_words(words, sizeof words / sizeof words[0], is_marked);
         data->fingerprint[0] = pd_digest_words(&digest, 1, data->fingerprint[0] + 1);
         data->fingerprint[1] ^= (digest & 0xff) << (8 * (i % FINGERPRINT_LANES));
     }
@@ -360,6 +364,7 @@ void pd_data_close(struct pd_data *data)
     for (uint32_t i = 0; i < data->member_count; i++) {
         pd_token_file_close(&data->members[i].file);
         free(data->members[i].document_starts);
+        free(data->members[i].given);
     }
     free(data->members);
     free(data->parts[PD_SPLIT_TRAIN].ranges);
@@ -380,31 +385,77 @@ void pd_data_fingerprint(const struct pd_data *data, uint64_t ret_fingerprint[2]
     memcpy(ret_fingerprint, data->fingerprint, sizeof data->fingerprint);
 }
 
-/* The files whose bits differ, "a, b"; empty when the 8 bits agree by chance. */
-static void list_changed(const struct pd_data *data, uint64_t difference, char *text, size_t capacity)
+/* The name that file i had, or NULL. */
+static const char *name_before(const struct pd_data_options *before, uint32_t i)
 {
-    size_t used = 0;
-    text[0] = '\0';
-    for (uint32_t i = 0; i < data->member_count && used < capacity; i++) {
+    if (!before) return NULL;
+    if (i < before->train_count) return before->train[i].path;
+    i -= before->train_count;
+    return i < before->validation_count ? before->validation[i].path : NULL;
+}
+
+/* The files whose bits differ, "a, b (then c)"; empty when the 8 bits agree by chance. */
+static void list_changed(const struct pd_data *data, const struct pd_data_options *before, uint64_t difference, FILE *out)
+{
+    const char *between = "";
+    for (uint32_t i = 0; i < data->member_count; i++) {
         if (!(difference >> (8 * (i % FINGERPRINT_LANES)) & 0xff)) continue;
-        int added = snprintf(text + used, capacity - used, "%s%s", used ? ", " : "", data->members[i].file.path);
-        used += added > 0 ? (size_t)added : 0;
+        const char *then = name_before(before, i), *now = data->members[i].given;
+        fprintf(out, "%s%s", between, now);
+        if (then && strcmp(then, now) != 0) fprintf(out, " (then %s)", then);
+        between = ", ";
     }
 }
 
-pd_status pd_data_check_fingerprint(const struct pd_data *data, const uint64_t expected[2], struct pd_error *err)
+static bool is_member(const struct pd_data *data, const char *path)
 {
-    static const char advice[] = "put the data back, or accept a new lineage (accept_new_lineage: true)";
+    for (uint32_t i = 0; i < data->member_count; i++)
+        if (strcmp(data->members[i].given, path) == 0) return true;
+    return false;
+}
+
+static bool was_member(const struct pd_data_options *before, const char *path)
+{
+    const char *then;
+    for (uint32_t i = 0; (then = name_before(before, i)); i++)
+        if (strcmp(then, path) == 0) return true;
+    return false;
+}
+
+/* ": new a, b; gone c" */
+static void list_moved(const struct pd_data *data, const struct pd_data_options *before, FILE *out)
+{
+    const char *then, *between = "; new: ";
+    for (uint32_t i = 0; before && i < data->member_count; i++) {
+        if (was_member(before, data->members[i].given)) continue;
+        fprintf(out, "%s%s", between, data->members[i].given);
+        between = ", ";
+    }
+    between = "; gone: ";
+    for (uint32_t i = 0; (then = name_before(before, i)); i++) {
+        if (is_member(data, then)) continue;
+        fprintf(out, "%s%s", between, then);
+        between = ", ";
+    }
+}
+
+pd_status pd_data_check_fingerprint(const struct pd_data *data, const uint64_t expected[2],
+                                    const struct pd_data_options *before, struct pd_error *err)
+{
+    static const char advice[] = "put the data back, or go on with what there is now (accept_new_lineage=true)";
+    char names[512] = "";
     if (memcmp(expected, data->fingerprint, sizeof data->fingerprint) == 0) return PD_OK;
-    uint64_t before = expected[1] >> (8 * FINGERPRINT_LANES), now = data->fingerprint[1] >> (8 * FINGERPRINT_LANES);
-    if (before != now)
-        PD_FAIL(err, PD_INVALID, "the list of data files changed since the checkpoint: %s then, %" PRIu64 " now; %s",
-                pd_counted(before, "file").text, now, advice);
-    char changed[512];
-    list_changed(data, expected[1] ^ data->fingerprint[1], changed, sizeof changed);
-    if (!changed[0])
+    const uint64_t then = expected[1] >> (8 * FINGERPRINT_LANES), now = data->fingerprint[1] >> (8 * FINGERPRINT_LANES);
+    FILE *out = fmemopen(names, sizeof names, "w");
+    if (out && then != now) list_moved(data, before, out);
+    if (out && then == now) list_changed(data, before, expected[1] ^ data->fingerprint[1], out);
+    if (out) fclose(out);
+    if (then != now)
+        PD_FAIL(err, PD_INVALID, "the list of data files changed since the checkpoint: %s then, %" PRIu64 " now%s; %s",
+                pd_counted(then, "file").text, now, names, advice);
+    if (!names[0])
         PD_FAIL(err, PD_INVALID, "a data file (content, format, weight or order) changed since the checkpoint; %s", advice);
-    PD_FAIL(err, PD_INVALID, "%s changed since the checkpoint (content, format, weight or order)%s; %s", changed,
+    PD_FAIL(err, PD_INVALID, "%s changed since the checkpoint (content, format, weight or order)%s; %s", names,
             data->member_count > FINGERPRINT_LANES ? "; with more than 7 files not all of those named need have" : "",
             advice);
 }

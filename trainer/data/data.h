@@ -52,9 +52,9 @@ uint64_t pd_data_sample_count(const struct pd_data *data, enum pd_split split); 
  * file may move. */
 void pd_data_fingerprint(const struct pd_data *data, uint64_t ret_fingerprint[2]);
 /* PD_INVALID names what changed since `expected` was taken: the second word keeps 8 bits a file (the 8th for their number).
- */
+ * `before`: the options as they were then, for the names; NULL: not known. */
 PD_MUST_USE pd_status pd_data_check_fingerprint(const struct pd_data *data, const uint64_t expected[2],
-                                                struct pd_error *err);
+                                                const struct pd_data_options *before, struct pd_error *err);
 
 /* Sample number i since the start of the run (training: permuted, epoch after epoch, each with its own permutation), or of a
  * validation pass (in the order of files). PD_INVALID: there is no such validation sample.

@@ -51,6 +51,10 @@ static const struct signature signatures[] = {
      {PD_INPUT_OTHER, "an SQLite database", "write its text to a file: sqlite3 @ 'select COLUMN from TABLE' > TEXT"}},
 };
 
+static const struct pd_input_kind no_text = {PD_INPUT_DOUBTFUL, "no text: it has zero bytes",
+                                             "make text of it, or give its format: text, nanogpt, llmc or megatron"};
+static const struct pd_input_kind utf_16 = {PD_INPUT_OTHER, "text in UTF-16, it seems",
+                                            "make it UTF-8: iconv -f UTF-16LE " UTF_8};
 static const struct pd_input_kind tokens = {PD_INPUT_TOKENS, "a token file", "it needs no packing, name it in data.train"};
 
 static bool ends_with(const char *text, size_t length, const char *end)
@@ -79,9 +83,9 @@ static struct pd_input_kind json_or_text(const char *path, size_t length, const 
 {
     static const struct pd_input_kind text = {PD_INPUT_TEXT, "text", NULL},
                                       lines = {PD_INPUT_JSON_LINES, "JSON lines", NULL},
-                                      array = {PD_INPUT_OTHER, "one JSON array, not JSON lines",
+                                      array = {PD_INPUT_DOUBTFUL, "one JSON array, not JSON lines",
                                                "write one object a line: jq -c '.[]' @ > @.jsonl"},
-                                      value = {PD_INPUT_OTHER, "one JSON value over several lines, not JSON lines",
+                                      value = {PD_INPUT_DOUBTFUL, "one JSON value over several lines, not JSON lines",
                                                "write one object a line: jq -c . @ > @.jsonl"};
     if (bytes >= 3 && memcmp(head, "\xef\xbb\xbf", 3) == 0) head += 3, bytes -= 3;
     size_t at = 0;
@@ -99,6 +103,14 @@ static struct pd_input_kind json_or_text(const char *path, size_t length, const 
     return named ? lines : text;
 }
 
+static size_t count_zeros(const unsigned char *head, size_t bytes)
+{
+    size_t zeros = 0;
+    for (size_t i = 0; i < bytes; i++)
+        zeros += head[i] == 0;
+    return zeros;
+}
+
 struct pd_input_kind pd_input_kind_of(const char *path, const unsigned char *head, size_t bytes)
 {
     const size_t length = bare_length(path);
@@ -110,9 +122,10 @@ struct pd_input_kind pd_input_kind_of(const char *path, const unsigned char *hea
     }
     if (ends_with(path, length, ".idx"))
         return (struct pd_input_kind){PD_INPUT_OTHER, "the index of a token file", "name its .bin in data.train"};
-    if (memchr(head, 0, bytes))
-        return (struct pd_input_kind){PD_INPUT_OTHER, "no text: it has zero bytes",
-                                      "name files of text, or make text of it"};
+    const size_t zeros = count_zeros(head, bytes);
+    const bool is_named_text = ends_with(path, length, ".txt");
+    if (is_named_text && zeros > bytes / 4) return utf_16;
+    if (zeros && !is_named_text) return no_text;
     return json_or_text(path, length, head, bytes);
 }
 

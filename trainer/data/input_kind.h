@@ -8,12 +8,20 @@
 
 #define PD_INPUT_HEAD_BYTES 4096u /* that are looked at */
 
-enum pd_input_form { PD_INPUT_TEXT, PD_INPUT_JSON_LINES, PD_INPUT_GZIP, PD_INPUT_ZSTD, PD_INPUT_TOKENS, PD_INPUT_OTHER };
+enum pd_input_form {
+    PD_INPUT_TEXT,
+    PD_INPUT_JSON_LINES,
+    PD_INPUT_GZIP,
+    PD_INPUT_ZSTD,
+    PD_INPUT_TOKENS,
+    PD_INPUT_DOUBTFUL, /* might be text all the same, if somebody says so */
+    PD_INPUT_OTHER
+};
 
 struct pd_input_kind {
     enum pd_input_form form;
     const char *what;   /* "a zip archive", static */
-    const char *advice; /* of TOKENS and OTHER: what to do, static; '@' stands for the path */
+    const char *advice; /* of the last three: what to do, static; '@' stands for the path */
 };
 
 /* head (bytes): the first of the file, or of what is in it compressed; all of a file that has fewer than PD_INPUT_HEAD_BYTES. */

@@ -99,7 +99,8 @@ static pd_status judge(const char *path, bool takes_tokens, const char **ret_why
     if (status) return status == PD_INVALID ? PD_OK : status;
     const struct pd_input_kind kind = pd_byte_stream_kind(stream);
     pd_byte_stream_close(stream);
-    if (kind.form == PD_INPUT_OTHER || (kind.form == PD_INPUT_TOKENS && !takes_tokens)) *ret_why = kind.what;
+    if (kind.form == PD_INPUT_OTHER || kind.form == PD_INPUT_DOUBTFUL || (kind.form == PD_INPUT_TOKENS && !takes_tokens))
+        *ret_why = kind.what;
     return PD_OK;
 }
 
@@ -179,7 +180,7 @@ static pd_status add_glob(struct pd_input_list *list, const char *pattern, bool 
     qsort(matches.gl_pathv, matches.gl_pathc, sizeof *matches.gl_pathv, by_bytes);
     pd_status status = note(list, pattern, matches.gl_pathv, (uint32_t)matches.gl_pathc, NULL, 0, err);
     for (size_t i = 0; !status && i < matches.gl_pathc; i++)
-        status = add_one(list, matches.gl_pathv[i], takes_tokens, err);
+        if (!takes_tokens || !is_index(matches.gl_pathv[i])) status = add_one(list, matches.gl_pathv[i], takes_tokens, err);
     globfree(&matches);
     return status;
 }

@@ -17,7 +17,8 @@ struct pd_input_list { /* zeroed: empty */
     uint32_t count, note_count;
 };
 
-/* takes_tokens: token files count among those we know. A token file of Megatron is its .bin. */
+/* takes_tokens: token files count among those we know. Of a pair of Megatron the .bin stands for
+ * both. */
 PD_MUST_USE pd_status pd_input_list_add(struct pd_input_list *list, const char *entry, bool takes_tokens,
                                         struct pd_error *err);
 void pd_input_list_deinit(struct pd_input_list *list);

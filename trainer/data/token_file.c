@@ -4,6 +4,7 @@
 #include "ckpt/base/digest.h"
 #include "trainer/data/data_file.h"
 #include "trainer/data/megatron_index.h"
+#include "trainer/data/sources.h"
 #include "trainer/data/token_format.h"
 #include <endian.h>
 #include <errno.h>
@@ -35,7 +36,7 @@ static bool ends_with(const char *text, const char *end)
     return a >= b && strcmp(text + a - b, end) == 0;
 }
 
-static bool has_megatron_index(const char *path)
+bool pd_token_file_is_pair(const char *path)
 {
     char *index = pd_megatron_path(path, ".idx");
     char magic[PD_MEGATRON_MAGIC_BYTES] = {0};
@@ -52,20 +53,6 @@ static bool is_llmc_magic(uint32_t magic)
     return magic == PD_LLMC_MAGIC_U16 || magic == PD_LLMC_MAGIC_U32;
 }
 
-/* Text has no zero bytes; nearly everything else (tokens, archives, images) has some early on. */
-static pd_status check_looks_like_text(const struct pd_token_file *file, struct pd_error *err)
-{
-    unsigned char head[4096];
-    uint64_t bytes = file->file_bytes < sizeof head ? file->file_bytes : sizeof head;
-    PD_TRY(pd_data_file_read(file->fd, file->path, 0, head, bytes, err));
-    if (memchr(head, 0, bytes))
-        PD_FAIL(err, PD_INVALID,
-                "%s: the format cannot be told from name or content, and it is no text; give `format`: text, nanogpt, "
-                "llmc or megatron",
-                file->path);
-    return PD_OK;
-}
-
 static pd_status guess_format(struct pd_token_file *file, struct pd_error *err)
 {
     uint32_t magic = 0;
@@ -79,7 +66,6 @@ static pd_status guess_format(struct pd_token_file *file, struct pd_error *err)
         file->format = PD_DATA_NANOGPT;
     } else {
         file->format = PD_DATA_TEXT;
-        if (!ends_with(file->path, ".txt")) PD_TRY(check_looks_like_text(file, err));
     }
     return PD_OK;
 }
@@ -136,8 +122,22 @@ static pd_status open_megatron(struct pd_token_file *file, struct pd_error *err)
     return PD_OK;
 }
 
+static pd_status open_text(struct pd_token_file *file, enum pd_data_format asked, struct pd_error *err)
+{
+    unsigned char head[3];
+    PD_TRY(pd_source_check_text(file->path, file->path, asked, -1, err));
+    if (file->file_bytes >= sizeof head) {
+        PD_TRY(pd_data_file_read(file->fd, file->path, 0, head, sizeof head, err));
+        if (memcmp(head, "\xef\xbb\xbf", sizeof head) == 0) file->data_offset = sizeof head;
+    }
+    file->type = PD_TOKEN_U8;
+    file->token_count = file->file_bytes - file->data_offset;
+    return PD_OK;
+}
+
 static pd_status open_as(struct pd_token_file *file, struct pd_error *err)
 {
+    const enum pd_data_format asked = file->format;
     PD_TRY(pd_data_file_open(file->path, false, &file->fd, &file->file_bytes, err));
     if (file->format == PD_DATA_AUTO) PD_TRY(guess_format(file, err));
     switch (file->format) {
@@ -148,18 +148,15 @@ static pd_status open_as(struct pd_token_file *file, struct pd_error *err)
     case PD_DATA_MEGATRON:
         return open_megatron(file, err);
     default:
-        break;
+        return open_text(file, asked, err);
     }
-    file->type = PD_TOKEN_U8;
-    file->token_count = file->file_bytes;
-    return PD_OK;
 }
 
 pd_status pd_token_file_open(const char *path, enum pd_data_format format, struct pd_token_file *ret_file,
                              struct pd_error *err)
 {
     struct pd_token_file file = {.format = format, .fd = -1, .index_fd = -1};
-    if (format == PD_DATA_AUTO && has_megatron_index(path)) file.format = PD_DATA_MEGATRON;
+    if (format == PD_DATA_AUTO && pd_token_file_is_pair(path)) file.format = PD_DATA_MEGATRON;
     if (file.format == PD_DATA_MEGATRON) {
         file.path = pd_megatron_path(path, ".bin");
         file.index_path = pd_megatron_path(path, ".idx");

@@ -1,7 +1,7 @@
 /* One file of tokens, whatever its format: text as bytes, nanoGPT, llm.c, Megatron (.bin with .idx).
  *
  * Files are read by position and not mapped: a file that is truncated under a mapping, or a medium that fails, raises SIGBUS
- * and takes the rank with it; a read returns an error that names the file.
+ * and takes the rank with it; a read returns an error that names the file. A byte order mark of text is no token.
  *   invariants  after open, token_count > 0 and the file holds exactly the tokens its size and headers promise
  *   threads     any, after open */
 #ifndef PD_TRAINER_DATA_TOKEN_FILE_H
@@ -42,6 +42,7 @@ const char *pd_data_format_name(enum pd_data_format format); /* "text", "nanogpt
 const char *pd_token_type_name(enum pd_token_type type);
 uint32_t pd_token_bytes(enum pd_token_type type);
 
+bool pd_token_file_is_pair(const char *path); /* an index of Megatron lies where this name has it */
 /* PD_INVALID: empty, not a file, wrong size, magic, version or index; PD_NOT_FOUND; PD_IO. Messages name the file and the
  * fix. */
 PD_MUST_USE pd_status pd_token_file_open(const char *path, enum pd_data_format format, struct pd_token_file *ret_file,

@@ -32,45 +32,59 @@ struct change {
     char text[640];
 };
 
-/* Another precision begins with the loss scale of its own. */
-static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *commit, struct change *ret_change,
-                                 struct pd_error *err)
+static pd_status compare_keys(const struct pd_engine *e, const struct pd_config *saved, struct change *change,
+                              struct pd_error *err)
 {
-    struct pd_config saved;
     struct pd_resume_difference differences[32];
-    char *text = ret_change->text;
-    const size_t room = sizeof ret_change->text;
-    PD_TRY(
-        pd_error_context(err, pd_config_parse_saved(commit->state.config, NULL, 0, &saved, err), "the checkpoint's record"));
-    uint32_t count = pd_config_compare(&saved, e->options.config, differences, 32);
-    if (saved.numerics.precision != e->options.config->numerics.precision) {
-        commit->state.loss_scale = e->loss_scale;
-        commit->state.loss_scale_good_steps = 0;
-    }
-    pd_config_deinit(&saved);
+    char *text = change->text;
+    const size_t room = sizeof change->text;
+    uint32_t count = pd_config_compare(saved, e->options.config, differences, 32);
     if (count > 32) count = 32;
     describe(differences, count, PD_RESUME_REFUSED, text, room);
     if (text[0])
         PD_FAIL(err, PD_INVALID, "this run cannot go on with another model: %s; restore it, or start another run.dir", text);
     describe(differences, count, PD_RESUME_NEW_LINEAGE, text, room);
-    ret_change->any = text[0] != '\0';
+    change->any = text[0] != '\0';
     if (text[0] && !e->options.config->accept_new_lineage)
         PD_FAIL(err, PD_INVALID,
-                "%s: steps would no longer have the bits of an uninterrupted run; restore it, or go on in a new "
-                "lineage with accept_new_lineage=true",
+                "%s: steps would no longer have the bits of an uninterrupted run; restore it, or go on with other bits "
+                "from here on: accept_new_lineage=true",
                 text);
-    uint64_t fingerprint[2];
-    pd_data_fingerprint(e->data, fingerprint);
-    if (memcmp(fingerprint, commit->state.data_fingerprint, sizeof fingerprint)) {
-        pd_status st = pd_data_check_fingerprint(e->data, commit->state.data_fingerprint, err);
-        if (st && !e->options.config->accept_new_lineage)
-            return pd_error_context(err, st,
-                                    "data changed since the checkpoint (accept_new_lineage=true goes on all the same)");
-        const size_t used = strlen(text);
-        snprintf(text + used, room - used, "%sthe data is not what it was", used ? "; " : "");
-        ret_change->any = true;
-    }
     return PD_OK;
+}
+
+static pd_status compare_data(const struct pd_engine *e, const struct pd_commit *commit, const struct pd_config *saved,
+                              struct change *change, struct pd_error *err)
+{
+    const struct pd_data_options before = pd_config_data(saved);
+    struct pd_error cause;
+    const pd_status st = pd_data_check_fingerprint(e->data, commit->state.data_fingerprint, &before, &cause);
+    if (!st) return PD_OK;
+    if (!e->options.config->accept_new_lineage) {
+        if (err) *err = cause;
+        return st;
+    }
+    const size_t used = strlen(change->text);
+    snprintf(change->text + used, sizeof change->text - used, "%sthe data is not what it was", used ? "; " : "");
+    change->any = true;
+    return PD_OK;
+}
+
+/* Another precision begins with the loss scale of its own. */
+static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *commit, struct change *ret_change,
+                                 struct pd_error *err)
+{
+    struct pd_config saved;
+    PD_TRY(
+        pd_error_context(err, pd_config_parse_saved(commit->state.config, NULL, 0, &saved, err), "the checkpoint's record"));
+    if (saved.numerics.precision != e->options.config->numerics.precision) {
+        commit->state.loss_scale = e->loss_scale;
+        commit->state.loss_scale_good_steps = 0;
+    }
+    pd_status st = compare_keys(e, &saved, ret_change, err);
+    if (!st) st = compare_data(e, commit, &saved, ret_change, err);
+    pd_config_deinit(&saved);
+    return st;
 }
 
 /* ---- fresh start ---- */

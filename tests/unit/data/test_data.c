@@ -382,7 +382,7 @@ Test(data, the_fingerprint_names_the_file_that_changed)
     uint64_t before[2], now[2];
     fingerprint_of(&options, before);
     struct pd_data *data = open_ok(&options);
-    cr_assert_eq(pd_data_check_fingerprint(data, before, &err), PD_OK);
+    cr_assert_eq(pd_data_check_fingerprint(data, before, NULL, &err), PD_OK);
     pd_data_close(data);
 
     cr_assert_eq(rename(sources[1].path, test_path("moved.bin")), 0);
@@ -392,7 +392,7 @@ Test(data, the_fingerprint_names_the_file_that_changed)
 
     test_write_u16("moved.bin", 1000, 1, 65536);
     data = open_ok(&options);
-    cr_assert_eq(pd_data_check_fingerprint(data, before, &err), PD_INVALID);
+    cr_assert_eq(pd_data_check_fingerprint(data, before, NULL, &err), PD_INVALID);
     cr_assert_not_null(strstr(err.message, "moved.bin changed since the checkpoint"), "%s", err.message);
     cr_assert_null(strstr(err.message, "a.bin"), "%s", err.message);
     pd_data_close(data);
@@ -400,7 +400,7 @@ Test(data, the_fingerprint_names_the_file_that_changed)
 
     options.train_count = 2;
     data = open_ok(&options);
-    cr_assert_eq(pd_data_check_fingerprint(data, before, &err), PD_INVALID);
+    cr_assert_eq(pd_data_check_fingerprint(data, before, NULL, &err), PD_INVALID);
     cr_assert_not_null(strstr(err.message, "3 files then, 2 now"), "%s", err.message);
     pd_data_close(data);
     options.train_count = 3;
@@ -416,6 +416,68 @@ Test(data, the_fingerprint_names_the_file_that_changed)
     options.train = sources, options.train_count = 2, options.validation = &sources[2], options.validation_count = 1;
     fingerprint_of(&options, now);
     cr_assert_neq(before[0], now[0]);
+}
+
+/* before (2), now (2): text files of these letters; the check fails with this message. */
+static void changed(const char *const before[3], const char *const now[3], const char *expected)
+{
+    struct pd_data_source then_sources[3], now_sources[3];
+    uint64_t fingerprint[2];
+    struct pd_data_options then_options = options_of(then_sources, 0), now_options = options_of(now_sources, 0);
+    for (unsigned i = 0; i < 3; i++) {
+        char text[200];
+        const char *const *names[] = {before, now};
+        struct pd_data_source *sources[] = {then_sources, now_sources};
+        for (unsigned k = 0; k < 2; k++) {
+            if (!names[k][i]) continue;
+            memset(text, names[k][i][0], sizeof text);
+            sources[k][i] = (struct pd_data_source){test_write(names[k][i], text, sizeof text), PD_DATA_AUTO, 0};
+            *(k ? &now_options.train_count : &then_options.train_count) = i + 1;
+        }
+    }
+    fingerprint_of(&then_options, fingerprint);
+    struct pd_data *data = open_ok(&now_options);
+    cr_expect_eq(pd_data_check_fingerprint(data, fingerprint, &then_options, &err), PD_INVALID);
+    cr_expect_not_null(strstr(err.message, expected), "\"%s\" has no \"%s\"", err.message, expected);
+    pd_data_close(data);
+}
+
+Test(data, a_file_in_the_place_of_another_is_named_with_it)
+{
+    char both[1200];
+    snprintf(both, sizeof both, "%s/c.txt (then %s/b.txt) changed since", test_dir, test_dir);
+    changed((const char *const[]){"a.txt", "b.txt", NULL}, (const char *const[]){"a.txt", "c.txt", NULL}, both);
+    snprintf(both, sizeof both, "2 files then, 3 now; new: %s/c.txt, %s/d.txt; gone: %s/b.txt; put", test_dir, test_dir,
+             test_dir);
+    changed((const char *const[]){"a.txt", "b.txt", NULL}, (const char *const[]){"a.txt", "c.txt", "d.txt"}, both);
+}
+
+Test(data, a_byte_order_mark_is_no_token)
+{
+    char text[203] = "\xef\xbb\xbf";
+    memset(text + 3, 'x', 200);
+    text[3] = 'a';
+    struct pd_data_source source = {test_write("marked.txt", text, sizeof text), PD_DATA_AUTO, 0},
+                          bare = {test_write("bare.txt", text + 3, 200), PD_DATA_AUTO, 0};
+    struct pd_data_options options = options_of(&source, 1);
+    struct pd_data *data = open_ok(&options);
+    cr_assert_eq(pd_data_sample_count(data, PD_SPLIT_TRAIN), 199 / options.context);
+    int32_t tokens[64], targets[64];
+    bool found = false;
+    cr_assert_leq(options.context, 64);
+    for (uint64_t i = 0; i < pd_data_sample_count(data, PD_SPLIT_TRAIN); i++) {
+        cr_assert_eq(pd_data_sample(data, PD_SPLIT_TRAIN, i, tokens, targets, NULL, NULL, &err), PD_OK);
+        found |= tokens[0] == 'a';
+        for (uint32_t t = 0; t < options.context; t++)
+            cr_assert_lt(tokens[t], 128);
+    }
+    cr_expect(found);
+    pd_data_close(data);
+    uint64_t with[2], without[2];
+    struct pd_data_options plain = options_of(&bare, 1);
+    fingerprint_of(&options, with);
+    fingerprint_of(&plain, without);
+    cr_expect_neq(with[0], without[0]);
 }
 
 struct reader {

@@ -1,66 +1,13 @@
 #include "trainer/data/documents.h"
 
-#include "ckpt/tensor/codec_zstd.h"
-#include "files.h"
+#include "compressed.h"
 #include "trainer/data/input_list.h"
-#include <zlib.h>
 
 static struct pd_error err;
 
 TestSuite(documents, .init = test_dir_make, .fini = test_dir_remove);
 
 /* ---- helpers ---- */
-
-/* One member of gzip, or one frame of zstd; malloc'ed. */
-static unsigned char *gzipped(const void *data, size_t bytes, size_t *ret_bytes)
-{
-    z_stream z = {0};
-    unsigned char *out = malloc(bytes + bytes / 1000 + 128);
-    cr_assert_eq(deflateInit2(&z, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY), Z_OK);
-    z.next_in = (Bytef *)(uintptr_t)data;
-    z.avail_in = (uInt)bytes;
-    z.next_out = out;
-    z.avail_out = (uInt)(bytes + bytes / 1000 + 128);
-    cr_assert_eq(deflate(&z, Z_FINISH), Z_STREAM_END);
-    *ret_bytes = z.total_out;
-    deflateEnd(&z);
-    return out;
-}
-
-static unsigned char *zstd_framed(const void *data, size_t bytes, size_t *ret_bytes)
-{
-    struct pd_zstd *zstd;
-    const size_t capacity = bytes + bytes / 100 + 1024;
-    unsigned char *out = malloc(capacity);
-    uint64_t made;
-    cr_assert_eq(pd_zstd_new(&zstd, &err), PD_OK);
-    cr_assert_eq(pd_zstd_compress(zstd, 3, out, capacity, data, bytes, 1u << 20, &made, &err), PD_OK);
-    pd_zstd_free(zstd);
-    *ret_bytes = made;
-    return out;
-}
-
-typedef unsigned char *(*compressor)(const void *, size_t, size_t *);
-
-/* `parts` members or frames of equal size, the last `cut` bytes missing. */
-static char *write_compressed(const char *name, compressor compress, const char *text, size_t bytes, unsigned parts,
-                              size_t cut)
-{
-    unsigned char *all = NULL;
-    size_t total = 0;
-    for (unsigned i = 0; i < parts; i++) {
-        const size_t from = bytes * i / parts, to = bytes * (i + 1) / parts;
-        size_t part;
-        unsigned char *made = compress(text + from, to - from, &part);
-        all = realloc(all, total + part);
-        memcpy(all + total, made, part);
-        total += part;
-        free(made);
-    }
-    char *path = test_write(name, all, total - cut);
-    free(all);
-    return path;
-}
 
 struct read { /* all documents of some inputs: "one|two|" */
     char *text;
@@ -361,7 +308,8 @@ Test(documents, what_is_something_else_is_refused_by_name_with_a_command)
                  "is compressed with xz; unpack it: unxz -k "),
         FILE_ROW("a.bz2", "BZh91AY&SY", "is compressed with bzip2"),
         FILE_ROW("utf16.txt", "\xff\xfeh\0i\0", "is text in UTF-16; make it UTF-8: iconv -f UTF-16 -t UTF-8"),
-        FILE_ROW("zeros.txt", "text\0text", "is no text: it has zero bytes"),
+        FILE_ROW("utf16_bare.txt", "h\0e\0l\0l\0o\0", "is text in UTF-16, it seems; make it UTF-8: iconv -f UTF-16LE"),
+        FILE_ROW("zeros", "text\0text", "is no text: it has zero bytes"),
         FILE_ROW("array.json", "[\n {\"text\": \"a\"}]", "is one JSON array, not JSON lines; write one object a line: jq"),
         FILE_ROW("pretty.json", "{\n \"text\": \"a\"}", "is one JSON value over several lines"),
         FILE_ROW("tokens.bin", "\x01\0\x02\0", "is a token file; it needs no packing"),
