@@ -33,6 +33,7 @@ void pd_catalog_deinit(struct pd_catalog *catalog)
     }
     for (uint32_t i = 0; i < catalog->unmapped_count; i++)
         free(catalog->unmapped[i]);
+    if (catalog->source.free) catalog->source.free(catalog->source.context);
     free(catalog->files);
     free(catalog->tensors);
     free(catalog->pieces);
@@ -440,4 +441,11 @@ uint64_t pd_foreign_bytes(const struct pd_foreign_tensor *tensor)
 {
     const struct pd_element_row *element = &pd_elements[tensor->element];
     return pd_foreign_elements(tensor) / element->block_elements * element->block_bytes;
+}
+
+uint64_t pd_piece_bytes(const struct pd_foreign_tensor *tensor, const struct pd_piece *piece)
+{
+    uint64_t bytes = 0;
+    PD_CHECK(piece_extent(tensor, piece, &bytes));
+    return bytes;
 }

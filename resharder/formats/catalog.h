@@ -13,7 +13,7 @@
 #include "resharder/formats/element.h"
 
 #define PD_FOREIGN_DIMS_MAX 8
-#define PD_FOREIGN_NAME_MAX 512               /* terminator included */
+#define PD_FOREIGN_NAME_MAX 512 /* terminator included */
 #define PD_CATALOG_TENSORS_MAX (1u << 20)
 #define PD_CATALOG_PIECES_MAX (1u << 24)
 #define PD_CATALOG_TEXT_MAX (UINT64_C(64) << 20)
@@ -29,12 +29,12 @@ struct pd_piece {
 };
 
 struct pd_foreign_tensor {
-    char *name;         /* as the format has it, without what says the kind; owned */
-    enum pd_kind kind;  /* PD_PARAM for all that is neither moment */
+    char *name;        /* as the format has it, without what says the kind; owned */
+    enum pd_kind kind; /* PD_PARAM for all that is neither moment */
     enum pd_element element;
-    uint32_t ndim;      /* 0: a scalar */
+    uint32_t ndim;                       /* 0: a scalar */
     uint64_t shape[PD_FOREIGN_DIMS_MAX]; /* unused dimensions are 1 */
-    uint64_t piece_begin, piece_count; /* in the catalog's pieces, set by pd_catalog_finish */
+    uint64_t piece_begin, piece_count;   /* in the catalog's pieces, set by pd_catalog_finish */
 };
 
 struct pd_catalog_file {
@@ -44,8 +44,8 @@ struct pd_catalog_file {
 
 /* Small things beside tensors: "config.json", "generation_config.json", "tokenizer.json", "gguf" as JSON, ... */
 struct pd_catalog_text {
-    char *name;  /* owned */
-    char *text;  /* (bytes), terminated beyond them; owned */
+    char *name; /* owned */
+    char *text; /* (bytes), terminated beyond them; owned */
     uint64_t bytes;
 };
 
@@ -54,6 +54,18 @@ struct pd_catalog_counters {
     bool has_step, has_updates, has_samples, has_tokens, has_loss_scale, has_learning_rate;
     uint64_t step, updates, samples, tokens;
     double loss_scale, learning_rate;
+};
+
+/* Of a format whose bytes are checked, or are not in the file as they are. Pieces are counted as in the finished catalog. */
+struct pd_catalog_source {
+    void *context; /* freed with the catalog */
+    /* Whether the piece's bytes lie in its file; then they are read from there and checked. */
+    bool (*is_plain)(void *context, uint64_t piece);
+    /* data: bytes [offset, offset + bytes) of the piece, up to the end of their last page; offset is a multiple of 64 KiB. */
+    pd_status (*check)(void *context, uint64_t piece, uint64_t offset, uint64_t bytes, void *data, struct pd_error *err);
+    /* The same bytes, read and checked, for pieces that are not plain; room for `bytes` rounded up to a page. */
+    pd_status (*read)(void *context, uint64_t piece, uint64_t offset, uint64_t bytes, void *data, struct pd_error *err);
+    void (*free)(void *context);
 };
 
 struct pd_catalog {
@@ -67,10 +79,12 @@ struct pd_catalog {
     struct pd_catalog_text *texts; /* (text_count) */
     uint32_t text_count;
     struct pd_catalog_counters counters;
-    char **unmapped; /* (unmapped_count) what the format holds and perdure has no place for: "optimizer.param_groups.0.betas" */
+    char **
+        unmapped; /* (unmapped_count) what the format holds and perdure has no place for: "optimizer.param_groups.0.betas" */
     uint32_t unmapped_count;
-    uint32_t *by_name;       /* (tensor_count) sorted once it is finished; the catalog's own */
-    uint32_t *piece_tensors; /* (piece_count) until it is finished: the tensor of each; the catalog's own */
+    struct pd_catalog_source source; /* all NULL: bytes lie in the files, and nobody checks them */
+    uint32_t *by_name;               /* (tensor_count) sorted once it is finished; the catalog's own */
+    uint32_t *piece_tensors;         /* (piece_count) until it is finished: the tensor of each; the catalog's own */
 };
 
 void pd_catalog_init(struct pd_catalog *catalog, const char *format);
@@ -102,5 +116,7 @@ int64_t pd_catalog_find(const struct pd_catalog *catalog, const char *name, enum
 const struct pd_catalog_text *pd_catalog_text(const struct pd_catalog *catalog, const char *name); /* NULL: there is none */
 uint64_t pd_foreign_elements(const struct pd_foreign_tensor *tensor);
 uint64_t pd_foreign_bytes(const struct pd_foreign_tensor *tensor); /* as stored */
+/* From the piece's offset to behind its last element. */
+uint64_t pd_piece_bytes(const struct pd_foreign_tensor *tensor, const struct pd_piece *piece);
 
 #endif

@@ -78,3 +78,59 @@ uint64_t pd_view_run(const struct pd_view *view, uint64_t first, uint64_t *count
     if (*count > run) *count = run;
     return at;
 }
+
+/* Elements below `d` are a box of their own; what is cut off in front and behind goes one dimension further in. */
+uint32_t pd_view_cut(const struct pd_view *view, uint64_t first, uint64_t count, struct pd_view ret_parts[PD_VIEW_PARTS_MAX])
+{
+    uint32_t parts = 0;
+    while (count) {
+        uint64_t inner = 1; /* elements of one step in dimension d */
+        uint32_t d = view->ndim;
+        while (d > 0 && first % (inner * view->count[d - 1]) == 0 && count >= inner * view->count[d - 1])
+            inner *= view->count[--d];
+        struct pd_view *part = &ret_parts[parts++];
+        *part = *view;
+        uint64_t rest = first / inner, taken = inner;
+        for (uint32_t o = d; o-- > 0; rest /= view->count[o]) {
+            const uint64_t index = rest % view->count[o];
+            part->offset += index * view->stride[o];
+            part->count[o] = 1;
+            if (o + 1 != d) continue;
+            part->count[o] = count / inner < view->count[o] - index ? count / inner : view->count[o] - index;
+            taken = inner * part->count[o];
+        }
+        first += taken;
+        count -= taken;
+    }
+    return parts;
+}
+
+bool pd_view_columns(const struct pd_view *view, uint64_t columns, uint64_t begin, uint64_t end, struct pd_view *ret_view)
+{
+    *ret_view = *view;
+    if (begin == 0 && end == columns) return true;
+    if (!view->ndim || view->count[view->ndim - 1] != columns) return false;
+    ret_view->offset += begin * view->stride[view->ndim - 1];
+    ret_view->count[view->ndim - 1] = end - begin;
+    return true;
+}
+
+void pd_view_sort(const struct pd_view *view, struct pd_view *ret_sorted, struct pd_view *ret_inner)
+{
+    struct pd_view sorted = *view, inner = *view;
+    uint64_t dense = 1;
+    inner.offset = 0;
+    for (uint32_t d = view->ndim; d-- > 0; dense *= view->count[d])
+        inner.stride[d] = dense;
+    for (uint32_t i = 1; i < view->ndim; i++) /* insertion: few dimensions, and equal strides keep their order */
+        for (uint32_t d = i; d > 0 && sorted.stride[d - 1] < sorted.stride[d]; d--) {
+            uint64_t *const pairs[] = {sorted.count, sorted.stride, inner.count, inner.stride};
+            for (size_t p = 0; p < sizeof pairs / sizeof *pairs; p++) {
+                const uint64_t swapped = pairs[p][d];
+                pairs[p][d] = pairs[p][d - 1];
+                pairs[p][d - 1] = swapped;
+            }
+        }
+    *ret_sorted = sorted;
+    *ret_inner = inner;
+}

@@ -26,7 +26,7 @@ struct pd_view {
 struct pd_link {
     uint32_t tensor; /* of the model's table */
     enum pd_kind kind;
-    char *name;  /* of the foreign tensor; owned */
+    char *name; /* of the foreign tensor; owned */
     struct pd_view view;
 };
 struct pd_links {
@@ -44,5 +44,14 @@ bool pd_view_is_inside(const struct pd_view *view, uint64_t elements);
 /* Elements [first, first + *count) of the view's row-major order lie one behind the other from *ret_offset on; *count is
  * lowered to where that ends. */
 uint64_t pd_view_run(const struct pd_view *view, uint64_t first, uint64_t *count);
+/* The part of a view that is elements [first, first + count) of its row-major order, as views. Returns how many. */
+#define PD_VIEW_PARTS_MAX (2 * PD_VIEW_DIMS_MAX)
+uint32_t pd_view_cut(const struct pd_view *view, uint64_t first, uint64_t count,
+                     struct pd_view ret_parts[PD_VIEW_PARTS_MAX]);
+/* Columns [begin, end) of a view of a matrix with `columns` columns. False where they are several dimensions of the view. */
+bool pd_view_columns(const struct pd_view *view, uint64_t columns, uint64_t begin, uint64_t end, struct pd_view *ret_view);
+/* The same elements in the order in which they lie in the foreign tensor: dimensions by stride, descending. `inner` has the
+ * dense strides of the view itself, so it is the view that turns the model's tensor into that order. */
+void pd_view_sort(const struct pd_view *view, struct pd_view *ret_sorted, struct pd_view *ret_inner);
 
 #endif

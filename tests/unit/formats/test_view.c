@@ -74,3 +74,54 @@ Test(view, links_own_their_names)
     cr_assert_eq(links.items[99].tensor, 99);
     pd_links_deinit(&links);
 }
+
+static void check_cut(const struct pd_view *view, uint64_t first, uint64_t count)
+{
+    struct pd_view parts[PD_VIEW_PARTS_MAX];
+    const uint32_t n = pd_view_cut(view, first, count, parts);
+    uint64_t at = first;
+    cr_assert_leq(n, PD_VIEW_PARTS_MAX);
+    for (uint32_t p = 0; p < n; p++)
+        for (uint64_t i = 0; i < pd_view_elements(&parts[p]); i++, at++)
+            cr_assert_eq(place(&parts[p], i), place(view, at), "element %d", (int)at);
+    cr_assert_eq(at, first + count);
+}
+
+Test(view, every_stretch_is_a_few_views)
+{
+    const struct pd_view views[] = {
+        {.ndim = 1, .offset = 2, .count = {9}, .stride = {3}},
+        {.ndim = 2, .count = {6, 4}, .stride = {1, 6}},
+        {.ndim = 3, .offset = 8, .count = {2, 3, 4}, .stride = {40, 4, 1}},
+        {.ndim = 4, .count = {2, 1, 3, 2}, .stride = {1, 999, 2, 6}},
+    };
+    for (size_t v = 0; v < sizeof views / sizeof *views; v++)
+        for (uint64_t first = 0, elements = pd_view_elements(&views[v]); first < elements; first++)
+            for (uint64_t count = 1; first + count <= elements; count++)
+                check_cut(&views[v], first, count);
+}
+
+Test(view, sorted_views_say_where_elements_go)
+{
+    const struct pd_view view = {.ndim = 3, .offset = 5, .count = {3, 2, 4}, .stride = {4, 100, 1}};
+    struct pd_view sorted, inner;
+    pd_view_sort(&view, &sorted, &inner);
+    cr_assert(sorted.stride[0] == 100 && sorted.stride[1] == 4 && sorted.stride[2] == 1);
+    uint64_t last = 0;
+    for (uint64_t i = 0; i < 24; i++) {
+        cr_assert(i == 0 || place(&sorted, i) > last);
+        last = place(&sorted, i);
+        cr_assert_eq(place(&view, place(&inner, i)), last);
+    }
+}
+
+Test(view, columns_are_cut_where_they_are_one_dimension)
+{
+    const struct pd_view view = {.ndim = 2, .offset = 5, .count = {3, 8}, .stride = {1, 3}};
+    const struct pd_view odd = {.ndim = 3, .count = {3, 2, 4}, .stride = {8, 1, 2}};
+    struct pd_view part;
+    cr_assert(pd_view_columns(&view, 8, 2, 6, &part));
+    cr_assert(part.offset == 11 && part.count[1] == 4 && part.count[0] == 3);
+    cr_assert(pd_view_columns(&odd, 8, 0, 8, &part));
+    cr_assert_not(pd_view_columns(&odd, 8, 0, 4, &part));
+}
