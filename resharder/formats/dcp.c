@@ -1,0 +1,324 @@
+/* PyTorch's distributed checkpoint (torch.distributed.checkpoint; also torchtitan's): `.metadata`, a pickle of what there is and
+ * where, and `__<rank>_<n>.distcp`, archives of torch.save one behind the other. Reading.
+ *
+ *   Metadata.state_dict_metadata   name -> TensorStorageMetadata{properties, size, chunks[]} or BytesStorageMetadata
+ *   Metadata.storage_data          MetadataIndex{fqn, offset} -> _StorageInfo{relative_path, offset, length}
+ *
+ * Source: torch/distributed/checkpoint/{metadata,filesystem,planner}.py. */
+#include "resharder/formats/dcp.h"
+
+#include "ckpt/base/checked.h"
+#include "resharder/formats/torch_archive.h"
+#include "resharder/formats/torch_names.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One row of storage_data. */
+struct item {
+    const char *name, *file;
+    const struct pd_pickle_node *offset; /* of the chunk; a None where the tensor is whole */
+    uint64_t begin, bytes;
+};
+
+struct dcp {
+    struct pd_vfs *vfs;
+    const char *directory;
+    char metadata[4096]; /* its path */
+    struct pd_catalog *catalog;
+    struct pd_pickle *pickle;
+    const struct pd_pickle_node **names; /* (name_count) key, value of state_dict_metadata, sorted by key */
+    uint32_t *tensors;                   /* (name_count) of the catalog; UINT32_MAX: none */
+    uint32_t name_count;
+    struct item *items; /* (item_count), sorted by file and place */
+    uint32_t item_count;
+    struct pd_file *file; /* of the item that is read */
+    char path[4096];
+    uint32_t file_number;
+    uint64_t file_bytes;
+    bool has_steps;
+    double step; /* of the first parameter that has one */
+};
+
+/* ---- names ---- */
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp((*(const struct pd_pickle_node *const *)a)->text, (*(const struct pd_pickle_node *const *)b)->text);
+}
+
+static pd_status sort_names(struct dcp *d, struct pd_error *err)
+{
+    const struct pd_pickle_node *all = pd_pickle_field(pd_pickle_root(d->pickle), "state_dict_metadata");
+    if (!all || all->type != PD_PICKLE_DICT)
+        PD_FAIL(err, PD_CORRUPT, "%s: no metadata of a distributed checkpoint: state_dict_metadata is missing", d->metadata);
+    d->name_count = all->count / 2;
+    d->names = malloc((all->count + 2) * sizeof(void *));
+    d->tensors = malloc((d->name_count + 1) * sizeof *d->tensors);
+    if (!d->names || !d->tensors) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %u names", d->metadata, d->name_count);
+    for (uint32_t i = 0; i < d->name_count; i++) {
+        if (!pd_pickle_text(all->items[2 * i]) || all->items[2 * i]->count == 0)
+            PD_FAIL(err, PD_CORRUPT, "%s: key %u of state_dict_metadata is no name", d->metadata, i);
+        memcpy(&d->names[2 * i], &all->items[2 * i], 2 * sizeof(void *));
+        d->tensors[i] = UINT32_MAX;
+    }
+    qsort(d->names, d->name_count, 2 * sizeof(void *), compare_names);
+    return PD_OK;
+}
+
+static int64_t find_name(const struct dcp *d, const char *name)
+{
+    uint32_t low = 0, high = d->name_count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        const int order = strcmp(d->names[2 * middle]->text, name);
+        if (order == 0) return middle;
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return -1;
+}
+
+/* properties is an object whose state is (dtype, layout, ...), or has a field dtype (before torch 2.1). */
+static const char *dtype_of(const struct pd_pickle_node *properties)
+{
+    if (!properties || properties->type != PD_PICKLE_OBJECT) return NULL;
+    const struct pd_pickle_node *state = properties->object->state, *field = pd_pickle_member(state, "dtype");
+    return pd_pickle_global(field ? field : pd_pickle_at(state, 0));
+}
+
+/* A tensor that counts gets its place in the catalog, in the order of `.metadata`; all else is listed by name. */
+static pd_status add_name(struct dcp *d, const struct pd_pickle_node *key, const struct pd_pickle_node *value,
+                          struct pd_error *err)
+{
+    static const enum pd_kind kinds[] = {
+        [PD_TORCH_PARAM] = PD_PARAM, [PD_TORCH_EXP_AVG] = PD_EXP_AVG, [PD_TORCH_EXP_AVG_SQ] = PD_EXP_AVG_SQ};
+    const char *inner = NULL;
+    size_t bytes = 0;
+    char name[PD_FOREIGN_NAME_MAX];
+    struct pd_foreign_tensor t = {.name = name};
+    const enum pd_torch_role role = pd_torch_role(key->text, &inner, &bytes);
+    const struct pd_pickle_node *size = pd_pickle_field(value, "size");
+    if (role == PD_TORCH_STEP) return PD_OK; /* read where it lies */
+    if (!size || role == PD_TORCH_OTHER || !pd_torch_element(dtype_of(pd_pickle_field(value, "properties")), &t.element))
+        return pd_catalog_add_unmapped(d->catalog, key->text, err);
+    if (bytes >= sizeof name) PD_FAIL(err, PD_CORRUPT, "%s: a name of %zu bytes: %.64s...", d->metadata, bytes, inner);
+    memcpy(name, inner, bytes);
+    name[bytes] = '\0';
+    t.kind = kinds[role];
+    for (uint32_t i = 0; i < PD_FOREIGN_DIMS_MAX; i++)
+        t.shape[i] = 1;
+    if (!pd_pickle_is_sizes(size, PD_FOREIGN_DIMS_MAX, t.shape, &t.ndim))
+        PD_FAIL(err, PD_CORRUPT, "%s: %s has no size of at most %d dimensions", d->metadata, key->text, PD_FOREIGN_DIMS_MAX);
+    return pd_catalog_add_tensor(d->catalog, &t, &d->tensors[find_name(d, key->text)], err);
+}
+
+static pd_status add_names(struct dcp *d, struct pd_error *err)
+{
+    const struct pd_pickle_node *all = pd_pickle_field(pd_pickle_root(d->pickle), "state_dict_metadata");
+    PD_TRY(sort_names(d, err));
+    for (uint32_t i = 0; i < d->name_count; i++) {
+        if (i && compare_names(&d->names[2 * i - 2], &d->names[2 * i]) == 0)
+            PD_FAIL(err, PD_CORRUPT, "%s: %s stands there twice", d->metadata, d->names[2 * i]->text);
+        PD_TRY(add_name(d, all->items[2 * i], all->items[2 * i + 1], err));
+    }
+    return PD_OK;
+}
+
+/* ---- items ---- */
+
+static int compare_items(const void *a, const void *b)
+{
+    const struct item *x = a, *y = b;
+    const int order = strcmp(x->file, y->file);
+    return order ? order : (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+static pd_status take_item(struct dcp *d, const struct pd_pickle_node *index, const struct pd_pickle_node *info,
+                           struct item *ret, struct pd_error *err)
+{
+    const struct pd_pickle_node *transforms = pd_pickle_field(info, "transform_descriptors");
+    *ret = (struct item){.name = pd_pickle_text(pd_pickle_field(index, "fqn")),
+                         .file = pd_pickle_text(pd_pickle_field(info, "relative_path")),
+                         .offset = pd_pickle_field(index, "offset")};
+    if (!ret->name || !ret->file || !pd_pickle_is_u64(pd_pickle_field(info, "offset"), &ret->begin) ||
+        !pd_pickle_is_u64(pd_pickle_field(info, "length"), &ret->bytes))
+        PD_FAIL(err, PD_CORRUPT, "%s: an entry of storage_data says no name, file, offset and length", d->metadata);
+    if (ret->file[0] == '/' || strstr(ret->file, "..") || strlen(ret->file) > 255)
+        PD_FAIL(err, PD_CORRUPT, "%s: %s is said to lie in \"%s\", outside of the checkpoint", d->metadata, ret->name,
+                ret->file);
+    if (transforms && transforms->type != PD_PICKLE_NONE && transforms->count)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "%s: %s went through an extension of the writer (compression, say), which perdure does not "
+                "read; save it without one",
+                d->metadata, ret->name);
+    return PD_OK;
+}
+
+static pd_status take_items(struct dcp *d, struct pd_error *err)
+{
+    const struct pd_pickle_node *all = pd_pickle_field(pd_pickle_root(d->pickle), "storage_data");
+    if (!all || all->type != PD_PICKLE_DICT)
+        PD_FAIL(err, PD_CORRUPT, "%s: no metadata of a distributed checkpoint: storage_data is missing", d->metadata);
+    d->items = calloc(all->count / 2 + 1, sizeof *d->items);
+    if (!d->items) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %u entries", d->metadata, all->count / 2);
+    for (; d->item_count < all->count / 2; d->item_count++)
+        PD_TRY(
+            take_item(d, all->items[2 * d->item_count], all->items[2 * d->item_count + 1], &d->items[d->item_count], err));
+    qsort(d->items, d->item_count, sizeof *d->items, compare_items);
+    return PD_OK;
+}
+
+static pd_status open_file(struct dcp *d, const struct item *item, struct pd_error *err)
+{
+    struct pd_stat stat;
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", d->directory, item->file);
+    if (d->file && strcmp(path, d->path) == 0) return PD_OK;
+    pd_file_close_readonly(d->file);
+    d->file = NULL;
+    snprintf(d->path, sizeof d->path, "%s", path);
+    const pd_status st = pd_file_open(d->vfs, d->path, PD_OPEN_READ, &d->file, err);
+    if (st) return pd_error_context(err, st, "%s lies there, says %s", item->name, d->metadata);
+    PD_TRY(pd_file_stat(d->file, &stat, err));
+    d->file_bytes = stat.bytes;
+    return pd_catalog_add_file(d->catalog, d->path, stat.bytes, &d->file_number, err);
+}
+
+static pd_status add_piece(struct dcp *d, const struct item *item, uint32_t tensor, const struct pd_torch_archive *archive,
+                           struct pd_error *err)
+{
+    const struct pd_foreign_tensor *whole = &d->catalog->tensors[tensor];
+    struct pd_piece piece = {.file = d->file_number};
+    struct pd_torch_tensor t;
+    uint32_t dims = 0;
+    PD_TRY(pd_torch_tensor(archive, item->name, pd_pickle_root(archive->pickle), &t, err));
+    if (item->offset && item->offset->type != PD_PICKLE_NONE &&
+        (!pd_pickle_is_sizes(item->offset, PD_FOREIGN_DIMS_MAX, piece.start, &dims) || dims != whole->ndim))
+        PD_FAIL(err, PD_CORRUPT, "%s: a piece of %s has no place in %u dimensions", d->metadata, item->name, whole->ndim);
+    if (t.ndim != whole->ndim || t.element != whole->element)
+        PD_FAIL(err, PD_CORRUPT, "%s: at byte %" PRIu64 " lies %s of %u dimensions where %s is %s of %u", d->path,
+                item->begin, pd_elements[t.element].name, t.ndim, item->name, pd_elements[whole->element].name, whole->ndim);
+    piece.offset = t.offset;
+    memcpy(piece.count, t.shape, sizeof piece.count);
+    memcpy(piece.stride, t.stride, sizeof piece.stride);
+    return pd_catalog_add_piece(d->catalog, tensor, &piece, err);
+}
+
+/* Parameters of one optimizer have made the same number of steps; perdure has one count for all. */
+static pd_status add_step(struct dcp *d, const struct item *item, const struct pd_torch_archive *archive,
+                          struct pd_error *err)
+{
+    double step = 0;
+    PD_TRY(pd_torch_number(archive, item->name, pd_pickle_root(archive->pickle), &step, err));
+    if (d->has_steps && step != d->step) return pd_catalog_add_unmapped(d->catalog, item->name, err);
+    d->has_steps = true;
+    d->step = step;
+    return PD_OK;
+}
+
+/* Numbers of the run that people keep beside the model: what their names say. */
+static void add_number(struct dcp *d, const struct item *item, const struct pd_torch_archive *archive)
+{
+    struct pd_catalog_counters *c = &d->catalog->counters;
+    const char *last = strrchr(item->name, '.');
+    double value = 0;
+    last = last ? last + 1 : item->name;
+    const bool is_step = strcmp(last, "step") == 0, is_rate = strcmp(last, "lr") == 0;
+    const bool is_tokens = strcmp(last, "ntokens_seen") == 0;
+    if (!is_step && !is_rate && !is_tokens) return;
+    if (pd_torch_number(archive, item->name, pd_pickle_root(archive->pickle), &value, NULL) || !(value >= 0)) return;
+    if (is_rate && !c->has_learning_rate) c->has_learning_rate = true, c->learning_rate = value;
+    if (is_step && !c->has_step) c->has_step = true, c->step = (uint64_t)value;
+    if (is_tokens && !c->has_tokens) c->has_tokens = true, c->tokens = (uint64_t)value;
+}
+
+static pd_status read_item(struct dcp *d, const struct item *item, struct pd_error *err)
+{
+    struct pd_torch_archive archive;
+    const char *inner = NULL;
+    size_t bytes = 0;
+    const int64_t name = find_name(d, item->name);
+    if (name < 0)
+        PD_FAIL(err, PD_CORRUPT, "%s: storage_data has %s, and state_dict_metadata has not", d->metadata, item->name);
+    PD_TRY(open_file(d, item, err));
+    if (!pd_checked_range(item->begin, item->bytes, d->file_bytes))
+        PD_FAIL(err, PD_CORRUPT,
+                "%s: %s should lie in bytes %" PRIu64 " to %" PRIu64 " of %" PRIu64 "; the file is cut short", d->path,
+                item->name, item->begin, item->begin + item->bytes, d->file_bytes);
+    const enum pd_torch_role role = pd_torch_role(item->name, &inner, &bytes);
+    const bool is_tensor = d->tensors[name] != UINT32_MAX;
+    if (!is_tensor && item->bytes > (1u << 20)) return PD_OK; /* no number */
+    pd_status st = pd_torch_open(d->file, d->path, item->begin, item->begin + item->bytes, &archive, is_tensor ? err : NULL);
+    if (st && !is_tensor && role != PD_TORCH_STEP) return PD_OK; /* listed as unmapped: nobody needs what it is */
+    if (st) return pd_error_context(err, st, "%s", item->name);
+    if (is_tensor)
+        st = add_piece(d, item, d->tensors[name], &archive, err);
+    else if (role == PD_TORCH_STEP)
+        st = add_step(d, item, &archive, err);
+    else
+        add_number(d, item, &archive);
+    pd_torch_close(&archive);
+    return st;
+}
+
+/* ---- the whole ---- */
+
+static pd_status read_metadata(struct dcp *d, struct pd_error *err)
+{
+    struct pd_file *file = NULL;
+    struct pd_stat stat;
+    void *text = NULL;
+    snprintf(d->metadata, sizeof d->metadata, "%s/.metadata", d->directory);
+    PD_TRY(pd_file_open(d->vfs, d->metadata, PD_OPEN_READ, &file, err));
+    pd_status st = pd_file_stat(file, &stat, err);
+    if (!st && stat.bytes > PD_PICKLE_BYTES_MAX)
+        st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s takes %" PRIu64 " bytes; at most %" PRIu64 " are read",
+                          d->metadata, stat.bytes, PD_PICKLE_BYTES_MAX);
+    if (!st && !(text = malloc(stat.bytes + 1)))
+        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "%s: no memory for %" PRIu64 " bytes", d->metadata, stat.bytes);
+    if (!st) st = pd_file_read(file, 0, text, stat.bytes, err);
+    if (!st) st = pd_pickle_parse(d->metadata, text, stat.bytes, &d->pickle, NULL, err);
+    free(text);
+    pd_file_close_readonly(file);
+    return st;
+}
+
+static pd_status read_all(struct dcp *d, struct pd_error *err)
+{
+    PD_TRY(read_metadata(d, err));
+    PD_TRY(add_names(d, err));
+    PD_TRY(take_items(d, err));
+    for (uint32_t i = 0; i < d->item_count; i++)
+        PD_TRY(read_item(d, &d->items[i], err));
+    if (d->has_steps && d->step >= 0) {
+        d->catalog->counters.has_updates = true;
+        d->catalog->counters.updates = (uint64_t)d->step;
+    }
+    pd_torch_strip_wrapper(d->catalog);
+    return PD_OK;
+}
+
+pd_status pd_dcp_read(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+{
+    struct dcp d = {.vfs = vfs, .directory = path, .catalog = catalog};
+    const pd_status st = read_all(&d, err);
+    pd_file_close_readonly(d.file);
+    pd_pickle_free(d.pickle);
+    free(d.names);
+    free(d.tensors);
+    free(d.items);
+    return st;
+}
+
+bool pd_dcp_recognizes(struct pd_vfs *vfs, const char *path)
+{
+    char metadata[4096];
+    struct pd_stat stat;
+    snprintf(metadata, sizeof metadata, "%s/.metadata", path);
+    return pd_vfs_stat(vfs, metadata, &stat, NULL) == PD_OK && stat.type == PD_ENTRY_FILE;
+}

@@ -1,0 +1,43 @@
+/* What torch.save wrote (torch 1.6 and later): an archive with a pickle and the bytes of storages beside it. Tensors in the
+ * pickle are calls of torch._utils._rebuild_tensor_v2 over persistent storages; here they become places in the file. */
+#ifndef PD_RESHARDER_FORMATS_TORCH_ARCHIVE_H
+#define PD_RESHARDER_FORMATS_TORCH_ARCHIVE_H
+
+#include "resharder/formats/catalog.h"
+#include "resharder/formats/pickle.h"
+#include "resharder/formats/zip.h"
+
+struct pd_torch_archive {
+    struct pd_file *file; /* borrowed */
+    const char *path;     /* likewise */
+    struct pd_zip zip;
+    struct pd_pickle *pickle;
+};
+
+/* The archive in bytes [begin, end) of `file`. Both are borrowed until close.
+ *   errors  PD_CORRUPT; PD_UNSUPPORTED: big-endian, compressed; PD_IO; PD_NO_MEMORY */
+PD_MUST_USE pd_status pd_torch_open(struct pd_file *file, const char *path, uint64_t begin, uint64_t end,
+                                    struct pd_torch_archive *ret_archive, struct pd_error *err);
+void pd_torch_close(struct pd_torch_archive *archive);
+
+struct pd_torch_tensor {
+    enum pd_element element;
+    uint32_t ndim;
+    uint64_t shape[PD_FOREIGN_DIMS_MAX], stride[PD_FOREIGN_DIMS_MAX]; /* elements; unused: 1 and 0 */
+    uint64_t offset;                                                  /* in the file, of its first element */
+};
+bool pd_torch_is_tensor(const struct pd_pickle_node *node); /* or a parameter, or a tensor's subclass over one */
+/* `name` says which tensor it is, for messages.
+ *   errors  PD_CORRUPT: it reaches beyond its storage; PD_UNSUPPORTED: an element type or dimensions perdure does not read */
+PD_MUST_USE pd_status pd_torch_tensor(const struct pd_torch_archive *archive, const char *name,
+                                      const struct pd_pickle_node *node, struct pd_torch_tensor *ret_tensor,
+                                      struct pd_error *err);
+/* Of a tensor of one element, or a plain number.   errors  as above; PD_CORRUPT: it is neither */
+PD_MUST_USE pd_status pd_torch_number(const struct pd_torch_archive *archive, const char *name,
+                                      const struct pd_pickle_node *node, double *ret, struct pd_error *err);
+
+/* "torch.float32"; false: perdure has no such element. */
+bool pd_torch_element(const char *global, enum pd_element *ret_element);
+const char *pd_torch_dtype(enum pd_element element); /* "float32"; of types that torch has */
+
+#endif
