@@ -303,7 +303,7 @@ static pd_status read_all(struct dcp *d, struct pd_error *err)
     return PD_OK;
 }
 
-pd_status pd_dcp_read(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
 {
     struct dcp d = {.vfs = vfs, .directory = path, .catalog = catalog};
     const pd_status st = read_all(&d, err);
@@ -315,10 +315,20 @@ pd_status pd_dcp_read(struct pd_vfs *vfs, const char *path, struct pd_catalog *c
     return st;
 }
 
-bool pd_dcp_recognizes(struct pd_vfs *vfs, const char *path)
+static bool recognizes(struct pd_vfs *vfs, const char *path)
 {
     char metadata[4096];
     struct pd_stat stat;
     snprintf(metadata, sizeof metadata, "%s/.metadata", path);
     return pd_vfs_stat(vfs, metadata, &stat, NULL) == PD_OK && stat.type == PD_ENTRY_FILE;
 }
+
+const struct pd_format pd_dcp = {
+    .name = "dcp",
+    .about = "PyTorch's distributed checkpoint: a directory with .metadata and __0_0.distcp",
+    .recognizes = recognizes,
+    .read = read_checkpoint,
+    .plan = pd_dcp_plan,
+    .observe = pd_dcp_observe,
+    .finish = pd_dcp_finish,
+};

@@ -4,7 +4,11 @@
 
 #include "resharder/formats/format.h"
 
-bool pd_dcp_recognizes(struct pd_vfs *vfs, const char *path);
-PD_MUST_USE pd_status pd_dcp_read(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err);
+extern const struct pd_format pd_dcp;
+
+/* dcp_write.c: its slots. */
+PD_MUST_USE pd_status pd_dcp_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err);
+void pd_dcp_observe(void *state, uint32_t tensor, const void *data, uint64_t bytes);
+PD_MUST_USE pd_status pd_dcp_finish(void *state, pd_status mine, struct pd_error *err);
 
 #endif

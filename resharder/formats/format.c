@@ -1,5 +1,6 @@
 #include "resharder/formats/format.h"
 
+#include "resharder/formats/dcp.h"
 #include "resharder/formats/safetensors.h"
 
 #include <stdio.h>
@@ -7,6 +8,7 @@
 
 const struct pd_format *const pd_formats[] = {
     &pd_format_safetensors,
+    &pd_dcp,
     NULL,
 };
 

@@ -31,7 +31,7 @@ struct pd_format {
     pd_status (*finish)(void *state, pd_status mine, struct pd_error *err);
 };
 
-extern const struct pd_format *const pd_formats[]; /* NULL-terminated */
+extern const struct pd_format *const pd_formats[];        /* NULL-terminated */
 const struct pd_format *pd_format_find(const char *name); /* NULL: none has it */
 /* The one that recognises `path` (file or directory).   errors  PD_NOT_FOUND; PD_INVALID: none does, with what was looked
  * for and seen */

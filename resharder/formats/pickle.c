@@ -37,7 +37,7 @@ struct machine {
     struct operation now;
     const char *name;
     const unsigned char *text;
-    uint64_t bytes, at;
+    uint64_t bytes, at, operation_at;
     struct pd_pickle *pickle;
     struct pd_pickle_node **stack; /* (stack_capacity) */
     uint64_t stack_count, stack_capacity;
@@ -49,7 +49,7 @@ struct machine {
 
 #define FAIL(m, ...)                                                                                \
     return pd_error_context((m)->err, pd_error_set((m)->err, PD_CORRUPT, PD_WHERE, 0, __VA_ARGS__), \
-                            "%s: byte %" PRIu64 " of the pickle", (m)->name, (m)->at - 1)
+                            "%s: byte %" PRIu64 " of the pickle", (m)->name, (m)->operation_at)
 #define FAIL_MEMORY(m) return pd_error_set((m)->err, PD_NO_MEMORY, PD_WHERE, 0, "%s: no memory to read a pickle", (m)->name)
 
 /* ---- memory ---- */
@@ -147,7 +147,7 @@ static pd_status above_mark(struct machine *m, uint64_t *ret_first)
         *ret_first = i + 1;
         return PD_OK;
     }
-    FAIL(m, "looks for a mark and there is none");
+    FAIL(m, "wants a mark and there is no mark");
 }
 
 static void drop_to(struct machine *m, uint64_t first)
@@ -566,6 +566,7 @@ static pd_status run(struct machine *m)
 {
     while (!m->has_stopped) {
         const unsigned char *code = NULL;
+        m->operation_at = m->at;
         PD_TRY(need(m, 1, &code));
         m->now = operations[*code];
         if (!m->now.run) FAIL(m, "operation 0x%02x is not one of a plain pickle", *code);

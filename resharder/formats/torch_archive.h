@@ -36,6 +36,23 @@ PD_MUST_USE pd_status pd_torch_tensor(const struct pd_torch_archive *archive, co
 PD_MUST_USE pd_status pd_torch_number(const struct pd_torch_archive *archive, const char *name,
                                       const struct pd_pickle_node *node, double *ret, struct pd_error *err);
 
+/* ---- writing: an archive that holds one dense tensor, row-major ---- */
+
+enum { PD_TORCH_RECORDS = 4 }; /* data.pkl, byteorder, data/0, version */
+struct pd_torch_output {
+    struct pd_zip_record records[PD_TORCH_RECORDS];
+    unsigned char *pickle; /* owned */
+    uint64_t bytes;        /* of the archive */
+    uint64_t data_offset;  /* of the tensor's bytes in it */
+};
+/* Where everything will lie.   errors  PD_NO_MEMORY */
+PD_MUST_USE pd_status pd_torch_plan(const struct pd_foreign_tensor *tensor, struct pd_torch_output *ret_output,
+                                    struct pd_error *err);
+/* All but the tensor's bytes, whose CRC-32 is `crc`, into `file` at `begin`. */
+PD_MUST_USE pd_status pd_torch_write(struct pd_torch_output *output, uint32_t crc, struct pd_file *file, uint64_t begin,
+                                     struct pd_error *err);
+void pd_torch_output_deinit(struct pd_torch_output *output);
+
 /* "torch.float32"; false: perdure has no such element. */
 bool pd_torch_element(const char *global, enum pd_element *ret_element);
 const char *pd_torch_dtype(enum pd_element element); /* "float32"; of types that torch has */

@@ -1,0 +1,301 @@
+/* Writing PyTorch's distributed checkpoint: every tensor is one chunk, an archive of its own, one behind the other.
+ *
+ * Parameters are "model.<name>", moments "optimizer.state.<name>.exp_avg" and "..exp_avg_sq" with a "..step" beside them: what
+ * dcp.load({"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}) asks for. Parameter groups
+ * (rates, decay) are not written, since torch's follow its own grouping: the loader allows partial loads. */
+#include "resharder/formats/dcp.h"
+
+#include "resharder/formats/pickle_write.h"
+#include "resharder/formats/torch_archive.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define METADATA "torch.distributed.checkpoint.metadata"
+#define KEY_MAX (PD_FOREIGN_NAME_MAX + 64)
+
+struct output {
+    struct pd_torch_output archive;
+    uint32_t tensor; /* of the wanted ones */
+    bool is_step;    /* of that tensor, a number of fp32 */
+    uint32_t file, crc;
+    uint64_t begin; /* in its file */
+};
+
+struct writer {
+    struct pd_vfs *vfs;
+    const struct pd_format_plan *plan;
+    struct output *outputs; /* (count): those of the tensors by number, then the steps */
+    uint32_t count;
+    uint64_t file_bytes; /* of the file that is planned */
+    uint32_t files;
+};
+
+static void key_of(const struct writer *w, const struct output *o, char ret[KEY_MAX])
+{
+    static const char *const leaf[PD_KIND_COUNT] = {[PD_EXP_AVG] = "exp_avg", [PD_EXP_AVG_SQ] = "exp_avg_sq"};
+    const struct pd_foreign_tensor *t = &w->plan->wanted->tensors[o->tensor];
+    if (t->kind == PD_PARAM)
+        snprintf(ret, KEY_MAX, "model.%s", t->name);
+    else
+        snprintf(ret, KEY_MAX, "optimizer.state.%s.%s", t->name, o->is_step ? "step" : leaf[t->kind]);
+}
+
+static void file_path(const struct writer *w, uint32_t file, char ret[4096])
+{
+    snprintf(ret, 4096, "%s/__0_%u.distcp", w->plan->directory, file);
+}
+
+/* ---- plan ---- */
+
+static const struct pd_foreign_tensor *shape_of(const struct writer *w, const struct output *o)
+{
+    static const struct pd_foreign_tensor scalar = {.element = PD_ELEMENT_F32, .shape = {1, 1, 1, 1, 1, 1, 1, 1}};
+    return o->is_step ? &scalar : &w->plan->wanted->tensors[o->tensor];
+}
+
+static pd_status place(struct writer *w, struct output *o, struct pd_error *err)
+{
+    PD_TRY(pd_torch_plan(shape_of(w, o), &o->archive, err));
+    w->count++;
+    if (w->file_bytes && w->plan->shard_bytes_max && w->file_bytes + o->archive.bytes > w->plan->shard_bytes_max) {
+        w->files++;
+        w->file_bytes = 0;
+    }
+    o->file = w->files;
+    o->begin = w->file_bytes;
+    w->file_bytes += o->archive.bytes;
+    return PD_OK;
+}
+
+static pd_status place_all(struct writer *w, struct pd_error *err)
+{
+    const struct pd_catalog *wanted = w->plan->wanted;
+    w->outputs = calloc(2 * (size_t)wanted->tensor_count + 1, sizeof *w->outputs);
+    if (!w->outputs) PD_FAIL(err, PD_NO_MEMORY, "no memory to write %u tensors", wanted->tensor_count);
+    for (uint32_t t = 0; t < wanted->tensor_count; t++) {
+        struct output *o = &w->outputs[w->count];
+        o->tensor = t;
+        PD_TRY(place(w, o, err));
+    }
+    for (uint32_t t = 0; t < wanted->tensor_count; t++) {
+        struct output *o = &w->outputs[w->count];
+        if (wanted->tensors[t].kind != PD_EXP_AVG) continue;
+        *o = (struct output){.tensor = t, .is_step = true};
+        PD_TRY(place(w, o, err));
+    }
+    w->files++;
+    return PD_OK;
+}
+
+/* Files end with their last archive. */
+static pd_status add_files(const struct writer *w, struct pd_error *err)
+{
+    char path[4096];
+    for (uint32_t i = 0; i < w->count; i++) {
+        const struct output *o = &w->outputs[i];
+        if (i + 1 < w->count && o[1].file == o->file) continue;
+        file_path(w, o->file, path);
+        PD_TRY(pd_catalog_add_file(w->plan->wanted, path, o->begin + o->archive.bytes, NULL, err));
+    }
+    return PD_OK;
+}
+
+static pd_status add_pieces(const struct writer *w, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < w->count; i++) {
+        const struct output *o = &w->outputs[i];
+        const struct pd_foreign_tensor *t = shape_of(w, o);
+        struct pd_piece piece = {.file = o->file, .offset = o->begin + o->archive.data_offset};
+        memcpy(piece.count, t->shape, sizeof piece.count);
+        if (!o->is_step && pd_foreign_elements(t)) PD_TRY(pd_catalog_add_piece(w->plan->wanted, o->tensor, &piece, err));
+    }
+    return PD_OK;
+}
+
+static void writer_free(struct writer *w)
+{
+    for (uint32_t i = 0; i < w->count; i++)
+        pd_torch_output_deinit(&w->outputs[i].archive);
+    free(w->outputs);
+    free(w);
+}
+
+pd_status pd_dcp_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err)
+{
+    struct writer *w = calloc(1, sizeof *w);
+    if (!w) PD_FAIL(err, PD_NO_MEMORY, "no memory to write a checkpoint");
+    w->vfs = vfs;
+    w->plan = plan;
+    pd_status st = place_all(w, err);
+    if (!st) st = add_files(w, err);
+    if (!st) st = add_pieces(w, err);
+    if (st)
+        writer_free(w);
+    else
+        *ret_state = w;
+    return st;
+}
+
+void pd_dcp_observe(void *state, uint32_t tensor, const void *data, uint64_t bytes)
+{
+    struct output *o = &((struct writer *)state)->outputs[tensor];
+    o->crc = pd_zip_crc(o->crc, data, bytes);
+}
+
+/* ---- archives ---- */
+
+static pd_status write_step(struct writer *w, struct output *o, struct pd_file *file, struct pd_error *err)
+{
+    const float step = (float)w->plan->wanted->counters.updates;
+    o->crc = pd_zip_crc(0, &step, sizeof step);
+    return pd_file_write(file, o->begin + o->archive.data_offset, &step, sizeof step, err);
+}
+
+static pd_status write_file(struct writer *w, uint32_t number, struct pd_error *err)
+{
+    char path[4096];
+    struct pd_file *file = NULL;
+    file_path(w, number, path);
+    PD_TRY(pd_file_open(w->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; !st && i < w->count; i++) {
+        struct output *o = &w->outputs[i];
+        if (o->file != number) continue;
+        if (o->is_step) st = write_step(w, o, file, err);
+        if (!st) st = pd_torch_write(&o->archive, o->crc, file, o->begin, err);
+    }
+    const pd_status closed = pd_file_close(file, st ? NULL : err);
+    return st ? st : closed;
+}
+
+/* ---- .metadata ---- */
+
+static void put_size(struct pd_pickle_writer *p, const uint64_t *sizes, uint32_t count)
+{
+    pd_pickle_put_global(p, "torch", "Size");
+    pd_pickle_put_sizes(p, sizes, count);
+    pd_pickle_do(p, "\x85R");
+}
+
+/* (dtype, layout, requires_grad, memory format, pin_memory) */
+static void put_properties(struct pd_pickle_writer *p, enum pd_element element)
+{
+    pd_pickle_put_global(p, METADATA, "TensorProperties");
+    pd_pickle_do(p, ")\x81(");
+    pd_pickle_put_global(p, "torch", pd_torch_dtype(element));
+    pd_pickle_put_global(p, "torch.serialization", "_get_layout");
+    pd_pickle_put_text(p, "torch.strided");
+    pd_pickle_do(p, "\x85R\x89");
+    pd_pickle_put_global(p, METADATA, "_MEM_FORMAT_ENCODING");
+    pd_pickle_put_u64(p, 0); /* contiguous */
+    pd_pickle_do(p, "\x85R\x89tb");
+}
+
+static void put_tensor(struct pd_pickle_writer *p, const struct pd_foreign_tensor *t)
+{
+    static const uint64_t zeros[PD_FOREIGN_DIMS_MAX];
+    pd_pickle_object_begin(p, METADATA, "TensorStorageMetadata");
+    pd_pickle_put_text(p, "properties");
+    put_properties(p, t->element);
+    pd_pickle_put_text(p, "size");
+    put_size(p, t->shape, t->ndim);
+    pd_pickle_put_text(p, "chunks");
+    pd_pickle_do(p, "](");
+    pd_pickle_object_begin(p, METADATA, "ChunkStorageMetadata");
+    pd_pickle_put_text(p, "offsets");
+    put_size(p, zeros, t->ndim);
+    pd_pickle_put_text(p, "sizes");
+    put_size(p, t->shape, t->ndim);
+    pd_pickle_object_end(p);
+    pd_pickle_do(p, "e");
+    pd_pickle_object_end(p);
+}
+
+/* The path that the key was joined from: ("optimizer", "state", name, "exp_avg"). */
+static void put_path(struct pd_pickle_writer *p, const struct writer *w, const struct output *o, const char *key)
+{
+    const struct pd_foreign_tensor *t = &w->plan->wanted->tensors[o->tensor];
+    pd_pickle_do(p, "(");
+    pd_pickle_put_text(p, t->kind == PD_PARAM ? "model" : "optimizer");
+    if (t->kind != PD_PARAM) pd_pickle_put_text(p, "state");
+    pd_pickle_put_text(p, t->name);
+    if (t->kind != PD_PARAM) pd_pickle_put_text(p, strrchr(key, '.') + 1);
+    pd_pickle_do(p, "t");
+}
+
+static void put_place(struct pd_pickle_writer *p, const struct writer *w, const struct output *o, const char *key)
+{
+    static const uint64_t zeros[PD_FOREIGN_DIMS_MAX];
+    char path[4096];
+    pd_pickle_object_begin(p, METADATA, "MetadataIndex");
+    pd_pickle_put_text(p, "fqn");
+    pd_pickle_put_text(p, key);
+    pd_pickle_put_text(p, "offset");
+    put_size(p, zeros, shape_of(w, o)->ndim);
+    pd_pickle_put_text(p, "index");
+    pd_pickle_put_u64(p, 0);
+    pd_pickle_object_end(p);
+    pd_pickle_object_begin(p, "torch.distributed.checkpoint.filesystem", "_StorageInfo");
+    file_path(w, o->file, path);
+    pd_pickle_put_text(p, "relative_path");
+    pd_pickle_put_text(p, strrchr(path, '/') + 1);
+    pd_pickle_put_text(p, "offset");
+    pd_pickle_put_u64(p, o->begin);
+    pd_pickle_put_text(p, "length");
+    pd_pickle_put_u64(p, o->archive.bytes);
+    pd_pickle_object_end(p);
+}
+
+enum section { NAMES, PATHS, PLACES, SECTIONS };
+
+static void put_section(struct pd_pickle_writer *p, const struct writer *w, enum section section)
+{
+    static const char *const names[SECTIONS] = {"state_dict_metadata", "planner_data", "storage_data"};
+    char key[KEY_MAX];
+    pd_pickle_put_text(p, names[section]);
+    pd_pickle_do(p, "}(");
+    for (uint32_t i = 0; i < w->count; i++) {
+        const struct output *o = &w->outputs[i];
+        key_of(w, o, key);
+        if (section != PLACES) pd_pickle_put_text(p, key);
+        if (section == NAMES) put_tensor(p, shape_of(w, o));
+        if (section == PATHS) put_path(p, w, o, key);
+        if (section == PLACES) put_place(p, w, o, key);
+    }
+    pd_pickle_do(p, "u");
+}
+
+static pd_status write_metadata(const struct writer *w, struct pd_error *err)
+{
+    char path[4096];
+    struct pd_pickle_writer p = {0};
+    struct pd_file *file = NULL;
+    pd_pickle_begin(&p);
+    pd_pickle_object_begin(&p, METADATA, "Metadata");
+    for (int s = 0; s < SECTIONS; s++)
+        put_section(&p, w, (enum section)s);
+    pd_pickle_object_end(&p);
+    pd_status st = pd_pickle_finish(&p, err);
+    snprintf(path, sizeof path, "%s/.metadata", w->plan->directory);
+    if (!st) st = pd_file_open(w->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &file, err);
+    if (!st) {
+        st = pd_file_write(file, 0, p.text, p.bytes, err);
+        const pd_status closed = pd_file_close(file, st ? NULL : err);
+        if (!st) st = closed;
+    }
+    pd_pickle_writer_deinit(&p);
+    return st;
+}
+
+pd_status pd_dcp_finish(void *state, pd_status mine, struct pd_error *err)
+{
+    struct writer *w = state;
+    pd_status st = mine;
+    for (uint32_t f = 0; !st && f < w->files; f++)
+        st = write_file(w, f, err);
+    if (!st) st = write_metadata(w, err);
+    writer_free(w);
+    return st;
+}
