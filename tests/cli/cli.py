@@ -220,6 +220,16 @@ if text:
     expect("ckpt-show-config-loads", ["plan", write("shown.yaml", text), "--print-config"], 0, text)
 expect("ckpt-verify", ["ckpt", "verify", "run"], 0, 
        re.compile(r"^(ok: step-\d{12}-1: .* checked in .* s, 0 findings\n){3}$"))
+if not ONLY or any(name.startswith("ckpt-verify-foreign") for name in ONLY):
+    alien = shutil.copytree(glob.glob("one/checkpoints/step-*")[0], "run/checkpoints/step-000000000001-1")
+    expect("ckpt-verify-foreign", ["ckpt", "verify", "run"], 65,
+           re.compile(r"^(ok: .*\n){3}step-000000000001-1: it belongs to run \w+, and most .*\nFOREIGN: step-000000000001-1: .*, 0 findings\n$"),
+           re.compile(r"\nperdure: .*/run/checkpoints/step-000000000001-1 belongs to another run: move it to where that run keeps its own\n$"))
+    text = expect("ckpt-verify-foreign-json", ["ckpt", "verify", "run", "--json"], 65, ANY, ANY)
+    found = json.loads(text) if text else {"checkpoints": []}
+    good = [bool(c["foreign"]) for c in found["checkpoints"]] == [False, False, False, True] and not found["damaged"] and not found["ok"]
+    report("ckpt-verify-foreign-json-content", [] if good and found["foreign"] == 1 else ["which are foreign"], (65, text, ""))
+    shutil.rmtree(alien)
 expect("ckpt-verify-step", ["ckpt", "verify", "run", "--step=4"], 0,
        re.compile(r"^ok: step-000000000004-\d+: .* checked in .* s, 0 findings\n$"))
 expect("ckpt-diff-same", ["ckpt", "diff", "run", "run"], 0,

@@ -25,9 +25,9 @@ struct verify {
     uint64_t newest_whole; /* step of the newest that the store offers */
     bool is_json, names_one;
     struct pd_json_writer w;
-    uint32_t total, damaged, findings, unchecked, quarantined; /* of all places */
-    struct pd_error verdict; /* of the first place with damage, else of the first that cannot be checked */
-    char first_damaged[64];
+    uint32_t total, damaged, findings, foreign, unchecked, quarantined; /* of all places */
+    struct pd_error verdict; /* of the first place with damage or of another run, else of the first that cannot be checked */
+    char first_damaged[64], first_foreign[64];
     struct pd_error first_unchecked;
 };
 
@@ -76,6 +76,7 @@ struct checked {
     char path[4200];
     struct pd_damage_list list;
     char warning[320]; /* or empty */
+    char foreign[512]; /* of another run, whole or not; or empty */
     double seconds;
 };
 
@@ -98,6 +99,10 @@ static pd_status add_unusable(struct checked *c, struct pd_error *err)
     const struct pd_store_unusable *unusable = c->candidate->unusable;
     pd_status status = unusable->flaw == PD_STORE_UNREADABLE || unusable->is_drive_absent ? PD_IO : PD_CORRUPT;
     bool is_shard = strncmp(unusable->cause, "shard-", 6) == 0;
+    if (unusable->flaw == PD_STORE_OF_ANOTHER_RUN) {
+        snprintf(c->foreign, sizeof c->foreign, "%s: %s", unusable->name, unusable->cause);
+        return PD_OK;
+    }
     if (is_shard && c->list.count) return PD_OK; /* found just now, too */
     char file[64] = "commit.h5", text[512];
     if (is_shard) snprintf(file, sizeof file, "%.*s", (int)strcspn(unusable->cause, " "), unusable->cause);
@@ -225,11 +230,12 @@ static void tell_json(struct pd_json_writer *w, const struct checked *c)
 {
     pd_json_object_begin(w, NULL);
     pd_json_string(w, "checkpoint", c->path);
-    pd_json_bool(w, "ok", c->list.count == 0);
+    pd_json_bool(w, "ok", c->list.count == 0 && !c->foreign[0]);
     pd_json_u64(w, "bytes_checked", c->list.bytes_checked);
     pd_json_u64(w, "blocks_checked", c->list.blocks_checked);
     pd_json_double(w, "seconds", c->seconds);
     pd_json_string(w, "warning", c->warning[0] ? c->warning : NULL);
+    pd_json_string(w, "foreign", c->foreign[0] ? c->foreign : NULL);
     tell_findings(w, "damage", &c->list, true);
     tell_findings(w, "unchecked", &c->list, false);
     pd_json_object_end(w);
@@ -240,12 +246,14 @@ static void tell_text(const struct checked *c)
     const uint32_t count = count_proven(&c->list), unchecked = c->list.count - count;
     for (uint32_t i = 0; i < c->list.count; i++)
         printf("%s%s\n", pd_damage_is_proven(&c->list.items[i]) ? "" : "cannot be checked: ", c->list.items[i].text);
+    if (c->foreign[0]) printf("%s\n", c->foreign);
     if (c->warning[0]) printf("warning: %s\n", c->warning);
     if (!c->list.blocks_checked && !c->list.count) return;
     printf("%s: %s: %s, %s blocks checked in %.1f s, %s",
-           count       ? "DAMAGED"
-           : unchecked ? "UNCHECKED"
-                       : "ok",
+           count           ? "DAMAGED"
+           : unchecked     ? "UNCHECKED"
+           : c->foreign[0] ? "FOREIGN"
+                           : "ok",
            c->candidate->name, pd_text_bytes(c->list.bytes_checked).text, pd_text_count(c->list.blocks_checked).text,
            c->seconds, pd_counted(count, "finding").text);
     if (unchecked) printf(", %" PRIu32 " not checked", unchecked);
@@ -258,6 +266,8 @@ static void count_findings(struct verify *v, const struct checked *c)
     const uint32_t proven = count_proven(&c->list);
     if (proven && !v->damaged++) snprintf(v->first_damaged, sizeof v->first_damaged, "%s", c->candidate->name);
     v->findings += proven;
+    if (!proven && c->foreign[0] && !v->foreign++)
+        snprintf(v->first_foreign, sizeof v->first_foreign, "%s", c->candidate->name);
     if (proven || !c->list.count || v->unchecked++) return;
     const struct pd_damage *first = &c->list.items[0];
     pd_error_set(&v->first_unchecked, first->status, PD_WHERE, 0, "%s/%s cannot be checked: %.400s", v->place.root,
@@ -272,6 +282,9 @@ static pd_status verdict(const struct verify *v, struct pd_error *err)
     if (v->damaged)
         PD_FAIL(err, PD_CORRUPT, "%u of %u checkpoints in %s are damaged, %s first; a run loads the newest that is whole",
                 v->damaged, v->count, v->place.root, v->first_damaged);
+    if (v->foreign)
+        PD_FAIL(err, PD_CORRUPT, "%s/%s belongs to another run%s: move it to where that run keeps its own", v->place.root,
+                v->first_foreign, v->foreign > 1 ? ", and so do others" : "");
     if (v->unchecked)
         PD_FAIL(err, v->first_unchecked.status, "%.900s%s; mount or mend what holds it and check again",
                 v->first_unchecked.message, v->unchecked > 1 ? ", and so is it with others" : "");
@@ -306,8 +319,9 @@ static pd_status count_quarantined(struct verify *v, struct pd_error *err)
 static pd_status finish(struct verify *v, struct pd_error *err)
 {
     pd_json_array_end(&v->w);
-    pd_json_bool(&v->w, "ok", v->total && !v->damaged && !v->unchecked);
+    pd_json_bool(&v->w, "ok", v->total && !v->damaged && !v->foreign && !v->unchecked);
     pd_json_u64(&v->w, "damaged", v->damaged);
+    pd_json_u64(&v->w, "foreign", v->foreign);
     pd_json_u64(&v->w, "unchecked", v->unchecked);
     pd_json_u64(&v->w, "findings", v->findings);
     pd_json_u64(&v->w, "quarantined", v->quarantined);
@@ -330,7 +344,8 @@ static pd_status verify_tier(struct verify *v, uint64_t step, struct pd_error *r
     if (!status) status = check_all(v, err);
     v->total += v->count;
     if (!status) status = count_quarantined(v, err);
-    if (!status && v->verdict.status != PD_CORRUPT && (v->damaged || !v->verdict.status)) (void)verdict(v, &v->verdict);
+    if (!status && v->verdict.status != PD_CORRUPT && (v->damaged || v->foreign || !v->verdict.status))
+        (void)verdict(v, &v->verdict);
     free(v->candidates);
     v->candidates = NULL;
     return status;
