@@ -1,5 +1,6 @@
 #include "trainer/run/directories.h"
 
+#include "ckpt/base/log.h"
 #include "trainer/run/worker.h"
 
 #include <errno.h>
@@ -10,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define MODULE "directories"
 #define NAMED_MAX (PD_TIERS_MAX + PD_LAYOUT_STRIPES_MAX + 1u)
 
 /* ---- keys ---- */
@@ -47,7 +49,18 @@ static void sync_parent(const char *path)
     close(descriptor);
 }
 
-static pd_status make_path(const char *path, struct pd_error *err)
+/* Where root makes /nvme, a mount is missing more often than not, and the system's own disk fills up. */
+static void warn_made_in_root(const char *key, const char *made, const char *path)
+{
+    if (made[0] != '/' || strchr(made + 1, '/')) return;
+    pd_log_warn(
+        MODULE,
+        "%s, %s: there was no %s, so it was made on the system's own disk: if a drive belongs there, stop, mount it and "
+        "start again",
+        key, path, made);
+}
+
+static pd_status make_path(const char *key, const char *path, struct pd_error *err)
 {
     char partial[4096];
     struct stat st;
@@ -55,10 +68,12 @@ static pd_status make_path(const char *path, struct pd_error *err)
     for (char *slash = strchr(partial + 1, '/');; slash = strchr(slash + 1, '/')) {
         if (slash) *slash = '\0';
         const int number = mkdir(partial, 0777) ? errno : 0;
-        if (!number)
+        if (!number) {
             sync_parent(partial);
-        else if (number != EEXIST && !(stat(partial, &st) == 0 && S_ISDIR(st.st_mode)))
+            warn_made_in_root(key, partial, path);
+        } else if (number != EEXIST && !(stat(partial, &st) == 0 && S_ISDIR(st.st_mode))) {
             PD_FAIL_ERRNO(err, number, "%s: making the directory", partial);
+        }
         if (stat(partial, &st) == 0 && !S_ISDIR(st.st_mode))
             PD_FAIL(err, PD_INVALID, "%s is no directory, and %s is to be one; give another directory for it", partial,
                     path);
@@ -70,7 +85,7 @@ static pd_status make_path(const char *path, struct pd_error *err)
 pd_status pd_directories_make(const char *key, const char *path, struct pd_error *err)
 {
     struct pd_error own = {0};
-    pd_status st = make_path(path, &own);
+    pd_status st = make_path(key, path, &own);
     if (!st) return PD_OK;
     return pd_error_set(err, st, own.where, 0, "%s: %.700s%s%s%s", key, own.message,
                         st == PD_INVALID ? "" : "; see to it that it can be made, or name another directory with ",
@@ -175,4 +190,44 @@ pd_status pd_directories_check(const struct pd_config *config, struct pd_error *
             if (i != k && is_inside(&all[i], &all[k])) st = refuse(&all[i], &all[k], err);
     free(all);
     return st;
+}
+
+/* ---- which share a file system ---- */
+
+static bool share_file_system(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev;
+}
+
+/* The first of [from, i) that lies where `i` lies; NULL: none. */
+static const struct named *companion(const struct named *all, uint32_t from, uint32_t i)
+{
+    for (uint32_t k = from; k < i; k++)
+        if (share_file_system(all[k].path, all[i].path)) return &all[k];
+    return NULL;
+}
+
+static void warn_shared(const struct named *one, const struct named *other, const char *consequence)
+{
+    if (other)
+        pd_log_warn(MODULE, "%s, %s, lies on the same file system as %s, %s: %s", one->key, one->path, other->key,
+                    other->path, consequence);
+}
+
+void pd_directories_warn_shared(const struct pd_config *config)
+{
+    struct named *all = calloc(NAMED_MAX, sizeof *all);
+    if (!all) return;
+    const uint32_t count = list(config, all), stripes = config->checkpoint.stripes_count;
+    const uint32_t tiers = count - stripes - (config->checkpoint.tiers_count ? 1 : 0);
+    for (uint32_t i = 1; i < tiers; i++)
+        warn_shared(
+            &all[i], companion(all, 0, i),
+            "what takes one takes both, so the copy protects nothing; name a directory on another drive or on shared "
+            "storage");
+    for (uint32_t i = tiers; i < tiers + stripes; i++)
+        warn_shared(&all[i], share_file_system(all[0].path, all[i].path) ? &all[0] : companion(all, tiers, i),
+                    "one drive writes both, so nothing is faster; name a directory on another drive");
+    free(all);
 }

@@ -112,6 +112,7 @@ static pd_status open_tiers(struct run *r, struct pd_error *err)
     options.count = pd_config_tiers(r->config, options.tiers);
     PD_TRY(pd_tier_places_find(&r->places, r->config, &r->group, &options, err));
     PD_TRY(pd_group_agree(&r->group, make_all_directories(r, &options, err), err));
+    if (r->comm->rank == 0) pd_directories_warn_shared(r->config);
     for (uint32_t i = 0; i < options.count; i++) {
         PD_TRY(split_for_host(r, &r->tier_comms[i], err));
         if (i) r->tier_comms[i]->time_limit_seconds = COPY_SECONDS_MAX;

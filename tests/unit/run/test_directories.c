@@ -1,6 +1,7 @@
 /* Directories of a configuration: none inside another, however it is written; what cannot be made is named with its key. */
 #include "trainer/run/directories.h"
 
+#include "ckpt/base/log.h"
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,4 +104,75 @@ Test(directories, what_cannot_be_made_is_named_with_its_key)
     cr_assert(strstr(err.message, "checkpoint.stripes[0]: loop/x: making the directory"), "%s", err.message);
     cr_assert_eq(pd_directories_make("checkpoint.dir", "/dev/null/x", &err), PD_INVALID);
     cr_assert(strstr(err.message, "checkpoint.dir: /dev/null is no directory"), "%s", err.message);
+}
+
+static char logged[4096];
+
+static void keep_line(void *context, const char *line, size_t bytes)
+{
+    (void)context;
+    const size_t used = strlen(logged);
+    snprintf(logged + used, sizeof logged - used, "%.*s", (int)bytes, line);
+}
+
+static void warnings(const char *const *overrides, const char *const *expected)
+{
+    struct pd_config config = configure(overrides);
+    unsigned lines = 0;
+    logged[0] = '\0';
+    pd_log_set_sink(keep_line, NULL);
+    pd_directories_warn_shared(&config);
+    pd_log_set_sink(NULL, NULL);
+    for (; expected[lines]; lines++)
+        cr_expect(strstr(logged, expected[lines]), "\"%s\" is not in %s", expected[lines], logged);
+    unsigned found = 0;
+    for (const char *at = logged; (at = strchr(at, '\n')); at++)
+        found++;
+    cr_expect_eq(found, lines, "%s", logged);
+    pd_config_deinit(&config);
+}
+
+Test(directories, tiers_and_stripes_of_one_file_system_are_warned_of)
+{
+    cr_assert_eq(system("mkdir -p c d"), 0);
+    warnings((const char *const[]){TIER(0, "a/b"), NULL}, (const char *const[]){NULL});
+    warnings((const char *const[]){TIER(0, "/dev/shm"), TIER(1, "c"), NULL}, (const char *const[]){NULL});
+    warnings((const char *const[]){TIER(0, "/dev/shm"), TIER(1, "c"), TIER(2, "d"), TIER(3, "absent"), NULL},
+             (const char *const[]){
+                 "checkpoint.tiers[2].dir, d, lies on the same file system as checkpoint.tiers[1].dir, c: what takes "
+                 "one takes both, so the copy protects nothing; name a directory on another drive or on shared "
+                 "storage",
+                 NULL});
+    warnings((const char *const[]){"checkpoint.dir=a", "checkpoint.stripes=[c, /dev/shm, d]", NULL},
+             (const char *const[]){
+                 "checkpoint.stripes[0], c, lies on the same file system as checkpoint.dir, a: one drive writes both",
+                 "checkpoint.stripes[2], d, lies on the same file system as checkpoint.dir, a: one drive", NULL});
+    warnings(
+        (const char *const[]){"checkpoint.dir=/dev/shm", "checkpoint.stripes=[c, d]", NULL},
+        (const char *const[]){"checkpoint.stripes[1], d, lies on the same file system as checkpoint.stripes[0], c: ", NULL});
+}
+
+/* Of the root directory itself nothing can stand in; what is made there is removed. */
+Test(directories, what_is_made_in_the_root_directory_is_warned_of)
+{
+    char made[64], path[80], expected[300];
+    struct pd_error err = {0};
+    if (access("/", W_OK)) cr_skip_test("only who may write there can make a directory in /");
+    snprintf(made, sizeof made, "/perdure-test-%d", (int)getpid());
+    snprintf(path, sizeof path, "%s/tier", made);
+    pd_log_set_sink(keep_line, NULL);
+    cr_assert_eq(pd_directories_make("checkpoint.tiers[1].dir", path, &err), PD_OK, "%s", err.message);
+    pd_log_set_sink(NULL, NULL);
+    rmdir(path);
+    rmdir(made);
+    snprintf(
+        expected, sizeof expected,
+        "checkpoint.tiers[1].dir, %s: there was no %s, so it was made on the system's own disk: if a drive belongs there",
+        path, made);
+    cr_expect(strstr(logged, expected), "%s", logged);
+    logged[0] = '\0';
+    pd_log_set_sink(keep_line, NULL);
+    cr_assert_eq(pd_directories_make("checkpoint.tiers[1].dir", "a/new/deep", &err), PD_OK);
+    pd_log_set_sink(NULL, NULL);
+    cr_expect_str_eq(logged, "");
 }
