@@ -1,0 +1,176 @@
+#include "golden.h"
+
+#define HEAD                                                                                                                \
+    "{\"version\":\"1.0\",\"added_tokens\":[%s],\"normalizer\":%s,\"pre_tokenizer\":%s,\"post_processor\":%s,\"decoder\":%" \
+    "s,"
+#define MODEL "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"c\":3},\"merges\":[\"a b\"]}}"
+
+/* Parts that are not given are null. */
+static pd_status parse(const char *added, const char *normalizer, const char *splitter, const char *processor,
+                       const char *decoder, struct pd_tokenizer **ret_tokenizer)
+{
+    char text[4096];
+    const int bytes = snprintf(text, sizeof text, HEAD MODEL, added ? added : "", normalizer ? normalizer : "null",
+                               splitter ? splitter : "null", processor ? processor : "null", decoder ? decoder : "null");
+    return pd_tokenizer_parse("t.json", text, (size_t)bytes, ret_tokenizer, &err);
+}
+
+static void check_refused(pd_status status, pd_status expected, const char *words)
+{
+    cr_assert_eq(status, expected, "%s: %s", pd_status_name(status), err.message);
+    cr_assert(strstr(err.message, words), "\"%s\" is not in: %s", words, err.message);
+    cr_assert(strstr(err.message, "t.json"), "%s", err.message);
+}
+
+Test(load, what_is_not_known_is_named_with_its_path)
+{
+    struct pd_tokenizer *t;
+    check_refused(parse(NULL, "{\"type\":\"BertNormalizer\"}", NULL, NULL, NULL, &t), PD_UNSUPPORTED,
+                  "normalizer: BertNormalizer");
+    check_refused(parse(NULL, NULL,
+                        "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Whitespace\"},{\"type\":\"Punctuation\"}]}",
+                        NULL, NULL, &t),
+                  PD_UNSUPPORTED, "pre_tokenizer.pretokenizers[1]: Punctuation");
+    check_refused(parse(NULL, NULL,
+                        "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{\"type\":\"Whitespace\"}]}",
+                        NULL, NULL, &t),
+                  PD_UNSUPPORTED, "pre_tokenizer.pretokenizers[1]: Whitespace behind ByteLevel");
+    check_refused(parse(NULL, NULL, NULL, "{\"type\":\"BertProcessing\"}", NULL, &t), PD_UNSUPPORTED,
+                  "post_processor: BertProcessing");
+    check_refused(parse(NULL, NULL, NULL, NULL, "{\"type\":\"CTC\"}", &t), PD_UNSUPPORTED, "decoder: CTC");
+    check_refused(parse(NULL, NULL, "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a&&b]\"},\"behavior\":\"Isolated\"}",
+                        NULL, NULL, &t),
+                  PD_UNSUPPORTED, "pre_tokenizer.pattern");
+    check_refused(
+        parse(NULL, NULL, "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a\"},\"behavior\":\"Isolated\"}", NULL, NULL, &t),
+        PD_CORRUPT, "pre_tokenizer.pattern");
+    check_refused(parse("{\"id\":9,\"content\":\"<x>\"}", NULL, NULL, NULL, NULL, &t), PD_INVALID,
+                  "added_tokens[0].id is 9");
+    static const char unigram[] = "{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}";
+    check_refused(pd_tokenizer_parse("t.json", unigram, strlen(unigram), &t, &err), PD_UNSUPPORTED, "model.type Unigram");
+}
+
+static pd_status parse_model(const char *model)
+{
+    char text[4096];
+    struct pd_tokenizer *t = NULL;
+    const int bytes = snprintf(text, sizeof text, "{\"model\":%s}", model);
+    pd_status status = pd_tokenizer_parse("t.json", text, (size_t)bytes, &t, &err);
+    if (!status) pd_tokenizer_free(t);
+    return status;
+}
+
+Test(load, a_model_that_contradicts_itself_is_refused)
+{
+    check_refused(parse_model("{\"vocab\":{\"a\":0,\"b\":0},\"merges\":[]}"), PD_INVALID, "two tokens have the id 0");
+    check_refused(parse_model("{\"vocab\":{\"a\":4194304},\"merges\":[]}"), PD_INVALID, "too large");
+    check_refused(parse_model("{\"vocab\":{\"a\":-1},\"merges\":[]}"), PD_CORRUPT, "model.vocab");
+    check_refused(parse_model("{\"vocab\":{},\"merges\":[]}"), PD_CORRUPT, "empty");
+    check_refused(parse_model("{\"vocab\":{\"a\":0},\"merges\":[\"a a\"]}"), PD_INVALID, "model.merges[0]");
+    check_refused(parse_model("{\"vocab\":{\"a\":0},\"merges\":[\"a a a\"]}"), PD_CORRUPT, "model.merges[0]");
+    check_refused(parse_model("{\"vocab\":{\"a\":0},\"merges\":[],\"dropout\":0.5}"), PD_UNSUPPORTED, "model.dropout");
+    check_refused(parse_model("{\"vocab\":{\"a\":0},\"merges\":[],\"unk_token\":\"u\"}"), PD_INVALID, "unk_token");
+    check_refused(parse_model("{\"vocab\":{\"a\":0}}"), PD_CORRUPT, "model.merges");
+    cr_assert_eq(parse_model("{\"vocab\":{\"a\":0},\"merges\":[],\"end_of_word_suffix\":\"\"}"), PD_OK, "%s", err.message);
+}
+
+Test(load, nesting_has_an_end)
+{
+    char text[2048] = "";
+    struct pd_tokenizer *t;
+    for (unsigned i = 0; i < 12; i++)
+        strncat(text, "{\"type\":\"Sequence\",\"normalizers\":[", sizeof text - strlen(text) - 1);
+    for (unsigned i = 0; i < 12; i++)
+        strncat(text, "]}", sizeof text - strlen(text) - 1);
+    check_refused(parse(NULL, text, NULL, NULL, NULL, &t), PD_CORRUPT, "nested too deep");
+}
+
+static uint64_t digest_of(const char *text)
+{
+    struct pd_tokenizer *t;
+    cr_assert_eq(pd_tokenizer_parse("t.json", text, strlen(text), &t, &err), PD_OK, "%s", err.message);
+    const uint64_t digest = pd_tokenizer_digest(t);
+    pd_tokenizer_free(t);
+    return digest;
+}
+
+Test(load, the_digest_is_of_tokens_and_not_of_formatting)
+{
+    const uint64_t digest =
+        digest_of("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}}");
+    cr_assert_eq(
+        digest,
+        digest_of("{ \"version\": \"1.0\", \"decoder\": {\"type\":\"Fuse\"}, \"model\": {\"merges\": [[\"a\",\"b\"]],\n"
+                  "\"vocab\": {\"ab\":2,\"b\":1,\"a\":0}, \"fuse_unk\":false}, \"padding\": null}"));
+    cr_assert_neq(digest,
+                  digest_of("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":1,\"b\":0,\"ab\":2},\"merges\":[\"a b\"]}}"));
+    cr_assert_neq(digest, digest_of("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[]}}"));
+    cr_assert_neq(digest, digest_of("{\"pre_tokenizer\":{\"type\":\"Whitespace\"},\"model\":{\"type\":\"BPE\",\"vocab\":"
+                                    "{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}}"));
+}
+
+static void check_tokens(struct pd_tokenizer *t, const char *text, const int32_t *expected, size_t count)
+{
+    struct pd_tokens tokens = encode_text(t, text, strlen(text));
+    cr_assert_eq(tokens.count, count, "%s: %zu", text, tokens.count);
+    for (size_t i = 0; i < count; i++)
+        cr_assert_eq(tokens.ids[i], expected[i], "%s: %zu", text, i);
+    pd_tokens_deinit(&tokens);
+    pd_tokenizer_free(t);
+}
+#define CHECK_TOKENS(t, text, ...)                                      \
+    do {                                                                \
+        static const int32_t expected[] = {__VA_ARGS__};                \
+        check_tokens(t, text, expected, sizeof expected / sizeof(int)); \
+    } while (0)
+
+Test(load, gguf_arrays_of_both_models)
+{
+#define S(text)               \
+    {                         \
+        text, sizeof text - 1 \
+    }
+    static const struct pd_tokenizer_string bytes[] = {S("a"),    S("b"), S("ab"), S("\xc4\xa0"), S("\xc4\xa0\x61"),
+                                                       S("<eos>")};
+    static const struct pd_tokenizer_string merges[] = {S("a b"), S("\xc4\xa0 a")};
+    static const int32_t types[] = {1, 1, 1, 1, 1, 3};
+    struct pd_tokenizer_arrays arrays = {.model = "gpt2",
+                                         .tokens = bytes,
+                                         .types = types,
+                                         .merges = merges,
+                                         .token_count = 6,
+                                         .merge_count = 2,
+                                         .bos = -1,
+                                         .eos = 5,
+                                         .unknown = -1,
+                                         .add_eos = true};
+    struct pd_tokenizer *t;
+    cr_assert_eq(pd_tokenizer_from_arrays(&arrays, &t, &err), PD_OK, "%s", err.message);
+    CHECK_TOKENS(t, "ab a<eos>b", 2, 4, 5, 1, 5);
+    arrays.pre = "qwen2";
+    cr_assert_eq(pd_tokenizer_from_arrays(&arrays, &t, &err), PD_OK, "%s", err.message);
+    CHECK_TOKENS(t, "ab a", 2, 4, 5);
+    arrays.pre = "chameleon";
+    cr_assert_eq(pd_tokenizer_from_arrays(&arrays, &t, &err), PD_UNSUPPORTED);
+    cr_assert(strstr(err.message, "chameleon"));
+    /* "abc" is b+c first, by score; a second "bc" of the same score is right of it. */
+    static const struct pd_tokenizer_string pieces[] = {S("<unk>"),        S("<s>"), S("a"),  S("b"),     S("c"),
+                                                        S("\xe2\x96\x81"), S("ab"),  S("bc"), S("<0x64>")};
+    static const int32_t kinds[] = {2, 3, 1, 1, 1, 1, 1, 1, 6};
+    static const float scores[] = {0, 0, -5, -5, -5, -5, -2, -1, 0};
+    arrays = (struct pd_tokenizer_arrays){.model = "llama",
+                                          .tokens = pieces,
+                                          .types = kinds,
+                                          .scores = scores,
+                                          .token_count = 9,
+                                          .bos = 1,
+                                          .eos = -1,
+                                          .unknown = 0,
+                                          .add_bos = true,
+                                          .add_space_prefix = true};
+    cr_assert_eq(pd_tokenizer_from_arrays(&arrays, &t, &err), PD_OK, "%s", err.message);
+    CHECK_TOKENS(t, "abc abd", 1, 5, 2, 7, 5, 6, 8);
+    arrays.scores = NULL;
+    cr_assert_eq(pd_tokenizer_from_arrays(&arrays, &t, &err), PD_INVALID);
+    cr_assert(strstr(err.message, "scores"));
+}

@@ -1,0 +1,259 @@
+/* Three things make it fast and change no token.
+ * 1. A cache of words, one cache line each: key, count, tokens. A collision overwrites.
+ * 2. Words of few symbols keep the ranks of their pairs in an array that is searched; longer ones a heap.
+ * 3. Text that no pre-tokenizer has cut (SentencePiece's models join whole documents) is cut here, between two characters that no
+ *    merge joins: merges on both sides never meet, so each side gives its tokens alone. */
+#include "trainer/tokenizer/bpe.h"
+
+#include "trainer/tokenizer/bpe_joins.h"
+#include "trainer/tokenizer/bpe_merge.h"
+#include "trainer/tokenizer/byte_level.h"
+#include "trainer/tokenizer/unicode.h"
+#include <stdio.h>
+
+#define CACHE_BITS 15
+#define CACHE_KEY_BYTES 30u
+#define CACHE_TOKENS 7u
+#define DIRECT_CODES 0x10000u /* code points with a table of their own */
+
+struct cache_line {
+    unsigned char key_bytes, token_count; /* token_count 0: free */
+    char key[CACHE_KEY_BYTES];
+    int32_t ids[CACHE_TOKENS];
+    uint32_t hash;
+};
+_Static_assert(sizeof(struct cache_line) == 64, "a line");
+
+struct pd_bpe {
+    const struct pd_vocab *vocab;
+    struct pd_vocab words; /* byte-level: tokens by the bytes they stand for; for ignore_merges */
+    struct pd_bpe_options options;
+    struct pd_merge_table *merges;
+    struct pd_joins *joins;   /* NULL: text is not cut */
+    int32_t *direct;          /* (DIRECT_CODES) token of a character, byte-level: (256) of a byte; -1: none */
+    int32_t byte_tokens[256]; /* <0xHH>; -1: none */
+};
+
+struct pd_bpe_scratch {
+    struct cache_line *cache; /* (1 << CACHE_BITS) */
+    struct pd_merge_scratch merge;
+};
+
+/* ---- symbols ---- */
+
+/* Byte-level input is a byte, else a character. The text as the vocabulary has it. */
+static unsigned symbol_text(const struct pd_bpe *bpe, const char *at, unsigned *ret_bytes, char text[4])
+{
+    if (bpe->options.byte_level) {
+        *ret_bytes = 1;
+        return pd_unicode_put(pd_byte_level_char((unsigned char)*at), text);
+    }
+    (void)pd_unicode_at(at, ret_bytes);
+    memcpy(text, at, *ret_bytes);
+    return *ret_bytes;
+}
+
+static int32_t known_symbol(const struct pd_bpe *bpe, const char *at, unsigned *ret_bytes)
+{
+    if (bpe->options.byte_level) {
+        *ret_bytes = 1;
+        return bpe->direct[(unsigned char)*at];
+    }
+    uint32_t code = pd_unicode_at(at, ret_bytes);
+    return code < DIRECT_CODES ? bpe->direct[code] : pd_vocab_find(bpe->vocab, at, *ret_bytes);
+}
+
+static bool put_bytes(const struct pd_bpe *bpe, const char *text, unsigned bytes, struct pd_merge_scratch *merge)
+{
+    if (!bpe->options.byte_fallback) return false;
+    for (unsigned i = 0; i < bytes; i++)
+        if (bpe->byte_tokens[(unsigned char)text[i]] < 0) return false;
+    for (unsigned i = 0; i < bytes; i++)
+        merge->symbols[merge->count++] = (uint32_t)bpe->byte_tokens[(unsigned char)text[i]];
+    return true;
+}
+
+/* An unknown token waits until a known one follows, as fuse_unknown needs; bytes of a fallback do not wake it. The reference
+ * does the same. */
+static pd_status put_symbols(const struct pd_bpe *bpe, struct pd_bpe_scratch *scratch, const char *text, size_t bytes,
+                             struct pd_error *err)
+{
+    struct pd_merge_scratch *merge = &scratch->merge;
+    bool waits = false;
+    PD_TRY(pd_merge_reserve(merge, bpe->options.byte_level ? 2 * bytes : bytes, err));
+    merge->count = 0;
+    for (size_t at = 0; at < bytes;) {
+        unsigned length;
+        int32_t id = known_symbol(bpe, text + at, &length);
+        if (id < 0) {
+            char symbol[4];
+            unsigned symbol_bytes = symbol_text(bpe, text + at, &length, symbol);
+            at += length;
+            if (put_bytes(bpe, symbol, symbol_bytes, merge) || bpe->options.unknown < 0) continue;
+            if (waits && !bpe->options.fuse_unknown) merge->symbols[merge->count++] = (uint32_t)bpe->options.unknown;
+            waits = true;
+            continue;
+        }
+        at += length;
+        if (waits) merge->symbols[merge->count++] = (uint32_t)bpe->options.unknown;
+        waits = false;
+        merge->symbols[merge->count++] = (uint32_t)id;
+    }
+    if (waits) merge->symbols[merge->count++] = (uint32_t)bpe->options.unknown;
+    return PD_OK;
+}
+
+/* ---- words ---- */
+
+static pd_status encode_new(const struct pd_bpe *bpe, struct pd_bpe_scratch *scratch, const char *text, size_t bytes,
+                            struct pd_tokens *tokens, struct pd_error *err)
+{
+    if (bpe->options.ignore_merges) {
+        int32_t id = pd_vocab_find(bpe->options.byte_level ? &bpe->words : bpe->vocab, text, bytes);
+        if (id >= 0) return pd_tokens_add(tokens, &id, 1, err);
+    }
+    PD_TRY(put_symbols(bpe, scratch, text, bytes, err));
+    PD_TRY(pd_merge_all(bpe->merges, &scratch->merge, err));
+    return pd_tokens_add(tokens, (const int32_t *)scratch->merge.symbols, scratch->merge.count, err);
+}
+
+static pd_status encode_word(const struct pd_bpe *bpe, struct pd_bpe_scratch *scratch, const char *text, size_t bytes,
+                             struct pd_tokens *tokens, struct pd_error *err)
+{
+    if (bytes > CACHE_KEY_BYTES) return encode_new(bpe, scratch, text, bytes, tokens, err);
+    const uint64_t hash = pd_text_hash(text, bytes);
+    struct cache_line *line = &scratch->cache[hash >> (64 - CACHE_BITS)];
+    if (line->token_count && line->hash == (uint32_t)hash && line->key_bytes == bytes && !memcmp(line->key, text, bytes))
+        return pd_tokens_add(tokens, line->ids, line->token_count, err);
+    const size_t before = tokens->count;
+    PD_TRY(encode_new(bpe, scratch, text, bytes, tokens, err));
+    const size_t made = tokens->count - before;
+    if (!made || made > CACHE_TOKENS) return PD_OK;
+    line->hash = (uint32_t)hash;
+    line->key_bytes = (unsigned char)bytes;
+    line->token_count = (unsigned char)made;
+    memcpy(line->key, text, bytes);
+    memcpy(line->ids, tokens->ids + before, made * sizeof *line->ids);
+    return PD_OK;
+}
+
+pd_status pd_bpe_encode(const struct pd_bpe *bpe, struct pd_bpe_scratch *scratch, const char *text, size_t bytes,
+                        struct pd_tokens *tokens, struct pd_error *err)
+{
+    PD_CHECK(bytes < 1u << 31);
+    while (bytes) {
+        size_t part = bpe->joins ? pd_joins_cut(bpe->joins, text, bytes) : bytes;
+        PD_TRY(encode_word(bpe, scratch, text, part, tokens, err));
+        text += part;
+        bytes -= part;
+    }
+    return PD_OK;
+}
+
+/* ---- making one ---- */
+
+static pd_status fill_direct(struct pd_bpe *bpe, struct pd_error *err)
+{
+    const uint32_t codes = bpe->options.byte_level ? 256 : DIRECT_CODES;
+    bpe->direct = malloc(codes * sizeof *bpe->direct);
+    if (!bpe->direct) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tokenizer");
+    for (uint32_t code = 0; code < codes; code++) {
+        char text[4];
+        const uint32_t written = bpe->options.byte_level ? pd_byte_level_char((unsigned char)code) : code;
+        const bool is_code = written < 0xd800 || written > 0xdfff;
+        bpe->direct[code] = is_code ? pd_vocab_find(bpe->vocab, text, pd_unicode_put(written, text)) : -1;
+    }
+    for (unsigned byte = 0; byte < 256; byte++) {
+        char name[8];
+        snprintf(name, sizeof name, "<0x%02X>", byte);
+        bpe->byte_tokens[byte] = pd_vocab_find(bpe->vocab, name, 6);
+    }
+    return PD_OK;
+}
+
+static pd_status fill_words(struct pd_bpe *bpe, struct pd_error *err)
+{
+    struct pd_text word = {0};
+    pd_status status = PD_OK;
+    if (!bpe->options.byte_level || !bpe->options.ignore_merges) return PD_OK;
+    for (uint32_t id = 0; !status && id < bpe->vocab->limit; id++) {
+        size_t bytes;
+        bool all = false;
+        const char *text = pd_vocab_text(bpe->vocab, id, &bytes);
+        pd_text_cut(&word, 0);
+        if (text) status = pd_byte_level_decode(text, bytes, &word, &all, err);
+        if (!status && all) status = pd_vocab_add(&bpe->words, word.bytes, word.count, id, err);
+    }
+    pd_text_deinit(&word);
+    return status;
+}
+
+/* What is cut must not change where unknown characters fuse, nor where a token of bytes takes part in a merge. */
+static bool may_cut(const struct pd_bpe *bpe, const struct pd_merge *merges, uint32_t count)
+{
+    const struct pd_bpe_options *options = &bpe->options;
+    bool all_bytes = options->byte_fallback;
+    for (unsigned byte = 0; byte < 256; byte++)
+        all_bytes = all_bytes && bpe->byte_tokens[byte] >= 0;
+    if (options->byte_level || options->ignore_merges || (options->unknown >= 0 && !all_bytes)) return false;
+    for (uint32_t i = 0; i < count; i++)
+        for (unsigned byte = 0; byte < 256; byte++) {
+            const int32_t id = bpe->byte_tokens[byte];
+            if (id >= 0 && ((uint32_t)id == merges[i].left || (uint32_t)id == merges[i].right)) return false;
+        }
+    return true;
+}
+
+static pd_status build(struct pd_bpe *bpe, const struct pd_merge *merges, uint32_t count, struct pd_error *err)
+{
+    PD_TRY(fill_direct(bpe, err));
+    PD_TRY(fill_words(bpe, err));
+    if (may_cut(bpe, merges, count)) PD_TRY(pd_joins_new(bpe->vocab, merges, count, &bpe->joins, err));
+    return pd_merge_table_new(merges, count, &bpe->merges, err);
+}
+
+pd_status pd_bpe_new(const struct pd_vocab *vocab, const struct pd_bpe_options *options, const struct pd_merge *merges,
+                     uint32_t count, struct pd_bpe **ret_bpe, struct pd_error *err)
+{
+    struct pd_bpe *bpe = calloc(1, sizeof *bpe);
+    if (!bpe) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tokenizer");
+    bpe->vocab = vocab;
+    bpe->options = *options;
+    pd_status status = build(bpe, merges, count, err);
+    if (status) {
+        pd_bpe_free(bpe);
+        return status;
+    }
+    *ret_bpe = bpe;
+    return PD_OK;
+}
+
+void pd_bpe_free(struct pd_bpe *bpe)
+{
+    if (!bpe) return;
+    pd_merge_table_free(bpe->merges);
+    pd_joins_free(bpe->joins);
+    pd_vocab_deinit(&bpe->words);
+    free(bpe->direct);
+    free(bpe);
+}
+
+pd_status pd_bpe_scratch_new(struct pd_bpe_scratch **ret_scratch, struct pd_error *err)
+{
+    struct pd_bpe_scratch *scratch = calloc(1, sizeof *scratch);
+    if (scratch) scratch->cache = calloc(1u << CACHE_BITS, sizeof *scratch->cache);
+    if (!scratch || !scratch->cache) {
+        free(scratch);
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for a cache of words");
+    }
+    *ret_scratch = scratch;
+    return PD_OK;
+}
+
+void pd_bpe_scratch_free(struct pd_bpe_scratch *scratch)
+{
+    if (!scratch) return;
+    pd_merge_scratch_deinit(&scratch->merge);
+    free(scratch->cache);
+    free(scratch);
+}

@@ -1,0 +1,42 @@
+/* Byte pair encoding (Sennrich et al. 2016) by merges: the adjacent pair of lowest rank joins first, the leftmost of equals,
+ * until no pair is in the table.
+ *
+ * Input is UTF-8, or any bytes where the model is byte-level (byte_level.h). A symbol at the start is a character that the
+ * vocabulary has, else its bytes as <0xHH> (byte_fallback), else the unknown token, else nothing.
+ *   memory   32 to 64 bytes a merge; a scratch 2 MiB, and 24 bytes a symbol of the longest word so far
+ *   threads  a model any, a scratch one at a time */
+#ifndef PD_TRAINER_TOKENIZER_BPE_H
+#define PD_TRAINER_TOKENIZER_BPE_H
+
+#include "trainer/tokenizer/tokens.h"
+#include "trainer/tokenizer/vocab.h"
+
+struct pd_merge {
+    uint32_t left, right, rank, result; /* result: the token of both texts */
+};
+
+struct pd_bpe_options {
+    int32_t unknown; /* -1: none */
+    bool fuse_unknown;
+    bool byte_fallback;
+    bool ignore_merges; /* a word that is a token is that token */
+    bool byte_level;
+};
+
+struct pd_bpe;
+struct pd_bpe_scratch;
+
+/* vocab is borrowed and outlives the model; merges (count) are borrowed until return. Of two merges of one pair the later one
+ * counts. */
+PD_MUST_USE pd_status pd_bpe_new(const struct pd_vocab *vocab, const struct pd_bpe_options *options,
+                                 const struct pd_merge *merges, uint32_t count, struct pd_bpe **ret_bpe,
+                                 struct pd_error *err);
+void pd_bpe_free(struct pd_bpe *bpe);
+PD_MUST_USE pd_status pd_bpe_scratch_new(struct pd_bpe_scratch **ret_scratch, struct pd_error *err);
+void pd_bpe_scratch_free(struct pd_bpe_scratch *scratch);
+
+/* Appends the tokens of one word (bytes < 2^31). */
+PD_MUST_USE pd_status pd_bpe_encode(const struct pd_bpe *bpe, struct pd_bpe_scratch *scratch, const char *text, size_t bytes,
+                                    struct pd_tokens *tokens, struct pd_error *err);
+
+#endif

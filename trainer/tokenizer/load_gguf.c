@@ -1,0 +1,262 @@
+/* GGUF metadata (docs/gguf.md of ggml, "Tokenizer"): arrays of tokens, scores, types and merges in place of a tokenizer.json.
+ *   gpt2   byte-level BPE by merges; `pre` names the expression that cuts words
+ *   llama  SentencePiece's BPE: of two neighbours that make a token the ones whose token has the highest score join first,
+ *          the leftmost of equals; spaces are U+2581, unknown characters are bytes */
+#include "trainer/tokenizer/load.h"
+#include "trainer/tokenizer/tokenizer.h"
+#include "trainer/tokenizer/unicode.h"
+
+#define MARK "\xe2\x96\x81"
+#define WORDS(digits)                                                                                           \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" \
+    "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+enum { UNKNOWN = 2, CONTROL = 3, USER = 4, BYTE = 6 }; /* token types */
+
+struct gguf {
+    const struct pd_tokenizer_arrays *arrays;
+    struct pd_tokenizer *tokenizer;
+    struct pd_merge *merges; /* (merge_count) */
+    uint32_t merge_count, merge_capacity;
+};
+
+static int32_t type_of(const struct gguf *g, uint32_t id)
+{
+    return g->arrays->types ? g->arrays->types[id] : 1;
+}
+
+static pd_status fill_vocab(struct gguf *g, struct pd_error *err)
+{
+    const struct pd_tokenizer_arrays *a = g->arrays;
+    for (uint32_t id = 0; id < a->token_count; id++) {
+        const struct pd_tokenizer_string *token = &a->tokens[id];
+        if (pd_unicode_valid_bytes(token->text, token->bytes) != token->bytes || memchr(token->text, 0, token->bytes))
+            PD_FAIL(err, PD_INVALID, "tokenizer.ggml.tokens[%u] is no UTF-8 text", id);
+        pd_status status = PD_OK;
+        if (pd_vocab_find(&g->tokenizer->vocab, token->text, token->bytes) >= 0)
+            status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "its text is there twice");
+        if (!status) status = pd_vocab_add(&g->tokenizer->vocab, token->text, token->bytes, id, err);
+        if (status) return pd_error_context(err, status, "tokenizer.ggml.tokens[%u]", id);
+    }
+    return PD_OK;
+}
+
+/* Control tokens are special; those that a user defined are found in text too. */
+static pd_status fill_added(struct gguf *g, struct pd_error *err)
+{
+    struct pd_added *added = &g->tokenizer->added;
+    added->tokens = calloc((size_t)g->arrays->token_count + 1, sizeof *added->tokens);
+    if (!added->tokens) PD_FAIL(err, PD_NO_MEMORY, "no memory for added tokens");
+    for (uint32_t id = 0; id < g->arrays->token_count; id++) {
+        const int32_t type = type_of(g, id);
+        if ((type != CONTROL && type != USER && type != UNKNOWN) || !g->arrays->tokens[id].bytes) continue;
+        if (added->count == PD_LOAD_ADDED_MAX) PD_FAIL(err, PD_INVALID, "more than %u added tokens", PD_LOAD_ADDED_MAX);
+        struct pd_added_token *token = &added->tokens[added->count];
+        *token = (struct pd_added_token){.id = id, .special = type != USER};
+        token->content = strndup(g->arrays->tokens[id].text, g->arrays->tokens[id].bytes);
+        if (!token->content) PD_FAIL(err, PD_NO_MEMORY, "no memory for added tokens");
+        added->count++;
+    }
+    return PD_OK;
+}
+
+static pd_status add_merge(struct gguf *g, struct pd_merge merge, struct pd_error *err)
+{
+    if (g->merge_count == g->merge_capacity) {
+        const uint32_t capacity = 2 * g->merge_capacity + 1024;
+        struct pd_merge *grown = realloc(g->merges, capacity * sizeof *grown);
+        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u merges", capacity);
+        g->merges = grown;
+        g->merge_capacity = capacity;
+    }
+    g->merges[g->merge_count++] = merge;
+    return PD_OK;
+}
+
+/* ---- gpt2 ---- */
+
+static pd_status fill_merges(struct gguf *g, struct pd_error *err)
+{
+    struct pd_text joined = {0};
+    pd_status status = PD_OK;
+    for (uint32_t i = 0; !status && i < g->arrays->merge_count; i++) {
+        const struct pd_tokenizer_string *line = &g->arrays->merges[i];
+        const char *space = memchr(line->text, ' ', line->bytes);
+        struct pd_merge merge;
+        if (!space) {
+            status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "not a pair of tokens");
+        } else {
+            const char *halves[2] = {line->text, space + 1};
+            const size_t bytes[2] = {(size_t)(space - line->text), line->bytes - (size_t)(space + 1 - line->text)};
+            status = pd_load_merge(&g->tokenizer->vocab, halves, bytes, i, &joined, &merge, err);
+        }
+        if (!status) status = add_merge(g, merge, err);
+        if (status) pd_error_context(err, status, "tokenizer.ggml.merges[%u]", i);
+    }
+    pd_text_deinit(&joined);
+    return status;
+}
+
+static pd_status fill_gpt2(struct gguf *g, struct pd_error *err)
+{
+    static const struct {
+        const char *pre, *words; /* NULL: GPT-2's own */
+        bool nfc, ignore_merges;
+    } known[] = {
+        {"gpt-2", NULL, false, false},
+        {"default", NULL, false, false},
+        {"llama-bpe", WORDS("{1,3}|"), false, true},
+        {"llama3", WORDS("{1,3}|"), false, true},
+        {"qwen2", WORDS("|"), true, false},
+    };
+    struct pd_tokenizer *t = g->tokenizer;
+    const char *pre = g->arrays->pre ? g->arrays->pre : "default";
+    unsigned i = 0;
+    while (i < sizeof known / sizeof known[0] && strcmp(known[i].pre, pre) != 0)
+        i++;
+    if (i == sizeof known / sizeof known[0])
+        PD_FAIL(err, PD_UNSUPPORTED, "tokenizer.ggml.pre: %.40s is not known; gpt-2, llama-bpe and qwen2 are", pre);
+    if (known[i].nfc) t->normalizer.steps[t->normalizer.count++].kind = PD_NORMALIZE_NFC;
+    if (known[i].words) {
+        struct pd_split_step *step = &t->splitter.steps[t->splitter.count];
+        *step = (struct pd_split_step){.kind = PD_SPLIT_MATCHES, .behavior = PD_SPLIT_ISOLATED};
+        PD_TRY(pd_matcher_init(PD_MATCH_REGEX, known[i].words, &step->matcher, err));
+        t->splitter.count++;
+    }
+    t->bpe_options.ignore_merges = known[i].ignore_merges;
+    t->decoder.steps[t->decoder.count++] = (struct pd_decoder_step){.kind = PD_DECODE_BYTE_LEVEL};
+    PD_TRY(pd_load_byte_level(&t->splitter, !known[i].words, false, err));
+    return fill_merges(g, err);
+}
+
+/* ---- llama ---- */
+
+/* Every way to cut a token into two tokens is a merge of its score's rank. */
+static pd_status add_cuts(struct gguf *g, uint32_t id, uint32_t rank, struct pd_error *err)
+{
+    const struct pd_tokenizer_string *token = &g->arrays->tokens[id];
+    for (size_t at = 1; at < token->bytes; at++) {
+        if (((unsigned char)token->text[at] & 0xc0) == 0x80) continue;
+        const int32_t left = pd_vocab_find(&g->tokenizer->vocab, token->text, at);
+        const int32_t right = pd_vocab_find(&g->tokenizer->vocab, token->text + at, token->bytes - at);
+        if (left < 0 || right < 0) continue;
+        PD_TRY(add_merge(g, (struct pd_merge){(uint32_t)left, (uint32_t)right, rank, id}, err));
+    }
+    return PD_OK;
+}
+
+struct scored {
+    float score;
+    uint32_t id;
+};
+
+static int by_score(const void *a, const void *b)
+{
+    const struct scored *x = a, *y = b;
+    if (x->score != y->score) return x->score < y->score ? 1 : -1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+static pd_status rank_tokens(struct gguf *g, struct scored *scored, struct pd_error *err)
+{
+    uint32_t count = 0, rank = 0;
+    for (uint32_t id = 0; id < g->arrays->token_count; id++) {
+        const int32_t type = type_of(g, id);
+        if (type == UNKNOWN || type == CONTROL || type == BYTE || g->arrays->tokens[id].bytes > 256) continue;
+        if (g->arrays->scores[id] != g->arrays->scores[id])
+            PD_FAIL(err, PD_INVALID, "tokenizer.ggml.scores[%u] is no number", id);
+        scored[count++] = (struct scored){g->arrays->scores[id], id};
+    }
+    qsort(scored, count, sizeof *scored, by_score);
+    for (uint32_t i = 0; i < count; i++) {
+        if (i && scored[i].score != scored[i - 1].score) rank++;
+        PD_TRY(add_cuts(g, scored[i].id, rank, err));
+    }
+    return PD_OK;
+}
+
+static pd_status add_normalizer(struct pd_tokenizer *t, enum pd_normalizer_kind kind, struct pd_error *err)
+{
+    struct pd_normalizer_step *step = &t->normalizer.steps[t->normalizer.count];
+    *step = (struct pd_normalizer_step){.kind = kind, .content = strdup(MARK)};
+    if (!step->content) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tokenizer");
+    t->normalizer.count++;
+    return kind == PD_NORMALIZE_REPLACE ? pd_matcher_init(PD_MATCH_LITERAL, " ", &step->matcher, err) : PD_OK;
+}
+
+static pd_status fill_decoder(struct gguf *g, struct pd_error *err)
+{
+    struct pd_decoder *decoder = &g->tokenizer->decoder;
+    static const enum pd_decoder_kind kinds[] = {PD_DECODE_REPLACE, PD_DECODE_BYTE_FALLBACK, PD_DECODE_FUSE,
+                                                 PD_DECODE_STRIP};
+    for (unsigned i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        struct pd_decoder_step *step = &decoder->steps[decoder->count++];
+        *step = (struct pd_decoder_step){.kind = kinds[i], .start = g->arrays->add_space_prefix};
+        if (kinds[i] == PD_DECODE_REPLACE && !(step->content = strdup(" "))) PD_FAIL(err, PD_NO_MEMORY, "no memory");
+        if (kinds[i] == PD_DECODE_REPLACE) PD_TRY(pd_matcher_init(PD_MATCH_LITERAL, MARK, &step->matcher, err));
+        if (kinds[i] == PD_DECODE_STRIP) PD_TRY(pd_matcher_init(PD_MATCH_LITERAL, " ", &step->matcher, err));
+    }
+    return PD_OK;
+}
+
+static pd_status fill_llama(struct gguf *g, struct pd_error *err)
+{
+    struct pd_tokenizer *t = g->tokenizer;
+    if (!g->arrays->scores) PD_FAIL(err, PD_INVALID, "tokenizer.ggml.scores is missing, and model llama needs it");
+    t->bpe_options.byte_fallback = t->bpe_options.fuse_unknown = true;
+    if (g->arrays->unknown >= 0) t->bpe_options.unknown = (int32_t)g->arrays->unknown;
+    if (g->arrays->add_space_prefix) PD_TRY(add_normalizer(t, PD_NORMALIZE_PREPEND, err));
+    PD_TRY(add_normalizer(t, PD_NORMALIZE_REPLACE, err));
+    PD_TRY(fill_decoder(g, err));
+    struct scored *scored = calloc((size_t)g->arrays->token_count + 1, sizeof *scored);
+    if (!scored) PD_FAIL(err, PD_NO_MEMORY, "no memory for the scores of %u tokens", g->arrays->token_count);
+    pd_status status = rank_tokens(g, scored, err);
+    free(scored);
+    return status;
+}
+
+/* ---- both ---- */
+
+static pd_status add_to_template(const struct gguf *g, bool wanted, int64_t id, const char *key, struct pd_tokens *tokens,
+                                 struct pd_error *err)
+{
+    const int32_t token = (int32_t)id;
+    if (id >= (int64_t)g->arrays->token_count)
+        PD_FAIL(err, PD_INVALID, "tokenizer.ggml.%s is %lld, and there are %u tokens", key, (long long)id,
+                g->arrays->token_count);
+    if (wanted && id < 0) PD_FAIL(err, PD_INVALID, "tokenizer.ggml.%s is missing, and it is to be added", key);
+    return wanted ? pd_tokens_add(tokens, &token, 1, err) : PD_OK;
+}
+
+static pd_status fill(struct gguf *g, struct pd_error *err)
+{
+    const struct pd_tokenizer_arrays *a = g->arrays;
+    struct pd_tokenizer *t = g->tokenizer;
+    if (!a->model || !a->tokens || !a->token_count) PD_FAIL(err, PD_INVALID, "tokenizer.ggml.model or .tokens is missing");
+    if (strcmp(a->model, "gpt2") != 0 && strcmp(a->model, "llama") != 0)
+        PD_FAIL(err, PD_UNSUPPORTED, "tokenizer.ggml.model: %.40s is not supported; gpt2 and llama are", a->model);
+    t->bpe_options.unknown = -1;
+    t->has_decoder = true;
+    PD_TRY(add_to_template(g, false, a->unknown, "unknown_token_id", &t->before, err));
+    PD_TRY(add_to_template(g, a->add_bos, a->bos, "bos_token_id", &t->before, err));
+    PD_TRY(add_to_template(g, a->add_eos, a->eos, "eos_token_id", &t->behind, err));
+    PD_TRY(fill_vocab(g, err));
+    PD_TRY(fill_added(g, err));
+    PD_TRY(!strcmp(a->model, "gpt2") ? fill_gpt2(g, err) : fill_llama(g, err));
+    return pd_tokenizer_finish(t, g->merges, g->merge_count, err);
+}
+
+pd_status pd_tokenizer_from_arrays(const struct pd_tokenizer_arrays *arrays, struct pd_tokenizer **ret_tokenizer,
+                                   struct pd_error *err)
+{
+    struct gguf g = {.arrays = arrays, .tokenizer = calloc(1, sizeof *g.tokenizer)};
+    if (!g.tokenizer) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tokenizer");
+    pd_status status = fill(&g, err);
+    free(g.merges);
+    if (status) {
+        pd_tokenizer_free(g.tokenizer);
+        return status;
+    }
+    *ret_tokenizer = g.tokenizer;
+    return PD_OK;
+}

@@ -1,0 +1,261 @@
+/* tokenizer.json: model, added tokens, normalizer, pre-tokenizer, template, decoder. All of it may be hostile: sizes, depth and
+ * the number of steps are capped, ids are checked against each other. `truncation` and `padding` are about batches and do not
+ * change which tokens a text has; they are left out. */
+#include "ckpt/base/json.h"
+#include "trainer/tokenizer/load.h"
+#include "trainer/tokenizer/parts.h"
+#include "trainer/tokenizer/tokenizer.h"
+
+#include <stdio.h>
+
+/* ---- members ---- */
+
+static const struct pd_json_value *member(const struct pd_json_value *object, const char *key)
+{
+    const struct pd_json_value *value = pd_json_member(object, key);
+    return value && pd_json_type(value) != PD_JSON_NULL ? value : NULL;
+}
+
+pd_status pd_load_text(const struct pd_loader *l, const struct pd_json_value *object, const char *path, const char *key,
+                       const char **ret_text, struct pd_error *err)
+{
+    const struct pd_json_value *value = member(object, key);
+    const char *text = value ? pd_json_text(value) : NULL;
+    if (!text) PD_FAIL(err, PD_CORRUPT, "%s: %s.%s is %s", l->name, path, key, value ? "no string" : "missing");
+    *ret_text = text;
+    return PD_OK;
+}
+
+pd_status pd_load_bool(const struct pd_loader *l, const struct pd_json_value *object, const char *path, const char *key,
+                       bool fallback, bool *ret_value, struct pd_error *err)
+{
+    const struct pd_json_value *value = member(object, key);
+    *ret_value = fallback;
+    if (value && !pd_json_is_bool(value, ret_value))
+        PD_FAIL(err, PD_CORRUPT, "%s: %s.%s is neither true nor false", l->name, path, key);
+    return PD_OK;
+}
+
+pd_status pd_load_matcher(const struct pd_loader *l, const struct pd_json_value *object, const char *path,
+                          struct pd_matcher *ret_matcher, struct pd_error *err)
+{
+    const struct pd_json_value *pattern = member(object, "pattern");
+    const struct pd_json_value *literal = pattern ? member(pattern, "String") : NULL;
+    const struct pd_json_value *regex = pattern ? member(pattern, "Regex") : NULL;
+    const struct pd_json_value *given = literal ? literal : regex;
+    if (!given || !pd_json_text(given))
+        PD_FAIL(err, PD_CORRUPT, "%s: %s.pattern is neither {\"String\": ...} nor {\"Regex\": ...}", l->name, path);
+    pd_status status = pd_matcher_init(literal ? PD_MATCH_LITERAL : PD_MATCH_REGEX, pd_json_text(given), ret_matcher, err);
+    return status ? pd_error_context(err, status, "%s: %s.pattern", l->name, path) : PD_OK;
+}
+
+pd_status pd_load_content(const struct pd_loader *l, const struct pd_json_value *object, const char *path, const char *key,
+                          char **ret_content, struct pd_error *err)
+{
+    const char *text;
+    PD_TRY(pd_load_text(l, object, path, key, &text, err));
+    if (strlen(text) > PD_LOAD_CONTENT_MAX)
+        PD_FAIL(err, PD_INVALID, "%s: %s.%s is longer than %u bytes", l->name, path, key, PD_LOAD_CONTENT_MAX);
+    *ret_content = strdup(text);
+    if (!*ret_content) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", l->name);
+    return PD_OK;
+}
+
+/* ---- sequences ---- */
+
+pd_status pd_load_steps(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
+                        const struct pd_load_kind *kind, unsigned depth, struct pd_error *err)
+{
+    const char *type;
+    char inner[PD_LOAD_PATH_MAX];
+    if (depth > PD_LOAD_DEPTH_MAX) PD_FAIL(err, PD_CORRUPT, "%s: %s is nested too deep", l->name, path);
+    if (pd_json_type(value) != PD_JSON_OBJECT) PD_FAIL(err, PD_CORRUPT, "%s: %s is no object", l->name, path);
+    PD_TRY(pd_load_text(l, value, path, "type", &type, err));
+    if (strcmp(type, "Sequence") != 0) return kind->load(l, value, path, type, err);
+    const struct pd_json_value *list = member(value, kind->list);
+    if (!list || pd_json_type(list) != PD_JSON_ARRAY)
+        PD_FAIL(err, PD_CORRUPT, "%s: %s.%s is no list", l->name, path, kind->list);
+    for (size_t i = 0; i < pd_json_count(list); i++) {
+        snprintf(inner, sizeof inner, "%s.%s[%zu]", path, kind->list, i);
+        PD_TRY(pd_load_steps(l, pd_json_at(list, i), inner, kind, depth + 1, err));
+    }
+    return PD_OK;
+}
+
+/* ---- added tokens ---- */
+
+static pd_status normalize_added(const struct pd_loader *l, struct pd_added_token *token, struct pd_error *err)
+{
+    struct pd_normalizer_scratch scratch = {0};
+    struct pd_pattern_scratch *patterns = NULL;
+    struct pd_stretch stretch = {token->content, strlen(token->content), 1};
+    PD_TRY(pd_pattern_scratch_new(&patterns, err));
+    pd_status status = pd_normalizer_run(&l->tokenizer->normalizer, &scratch, patterns, &stretch, err);
+    if (!status) token->normalized = strndup(stretch.text, stretch.bytes);
+    if (!status && !token->normalized) status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "%s: no memory", l->name);
+    for (unsigned i = 0; i < 2; i++)
+        pd_text_deinit(&scratch.texts[i]);
+    pd_pattern_scratch_free(patterns);
+    return status;
+}
+
+static pd_status load_added_token(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
+                                  uint32_t *next_id, struct pd_error *err)
+{
+    struct pd_added *added = &l->tokenizer->added;
+    struct pd_added_token *token = &added->tokens[added->count];
+    const struct pd_json_value *number = member(value, "id");
+    uint64_t id;
+    bool normalized;
+    PD_TRY(pd_load_bool(l, value, path, "single_word", false, &token->single_word, err));
+    PD_TRY(pd_load_bool(l, value, path, "lstrip", false, &token->lstrip, err));
+    PD_TRY(pd_load_bool(l, value, path, "rstrip", false, &token->rstrip, err));
+    PD_TRY(pd_load_bool(l, value, path, "special", false, &token->special, err));
+    PD_TRY(pd_load_bool(l, value, path, "normalized", !token->special, &normalized, err));
+    if (!number || !pd_json_is_u64(number, &id)) PD_FAIL(err, PD_CORRUPT, "%s: %s.id is no number", l->name, path);
+    PD_TRY(pd_load_content(l, value, path, "content", &token->content, err));
+    added->count++;
+    if (!*token->content) PD_FAIL(err, PD_INVALID, "%s: %s.content is empty", l->name, path);
+    for (uint32_t i = 0; i + 1 < added->count; i++)
+        if (!strcmp(added->tokens[i].content, token->content))
+            PD_FAIL(err, PD_INVALID, "%s: %s.content is that of added_tokens[%u] too", l->name, path, i);
+    const int32_t known = pd_vocab_find(&l->tokenizer->vocab, token->content, strlen(token->content));
+    token->id = known >= 0 ? (uint32_t)known : (*next_id)++;
+    if (token->id != id)
+        PD_FAIL(err, PD_INVALID, "%s: %s.id is %llu, and the vocabulary gives \"%.80s\" the id %u", l->name, path,
+                (unsigned long long)id, token->content, token->id);
+    return normalized ? normalize_added(l, token, err) : PD_OK;
+}
+
+static pd_status load_added(const struct pd_loader *l, const struct pd_json_value *list, struct pd_error *err)
+{
+    const size_t count = list ? pd_json_count(list) : 0;
+    uint32_t next_id = l->tokenizer->vocab.count;
+    if (count > PD_LOAD_ADDED_MAX)
+        PD_FAIL(err, PD_INVALID, "%s: added_tokens has %zu entries; %u are possible", l->name, count, PD_LOAD_ADDED_MAX);
+    l->tokenizer->added.tokens = calloc(count + 1, sizeof *l->tokenizer->added.tokens);
+    if (!l->tokenizer->added.tokens) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", l->name);
+    for (size_t i = 0; i < count; i++) {
+        char path[PD_LOAD_PATH_MAX];
+        snprintf(path, sizeof path, "added_tokens[%zu]", i);
+        PD_TRY(load_added_token(l, pd_json_at(list, i), path, &next_id, err));
+    }
+    return PD_OK;
+}
+
+/* ---- template ---- */
+
+static pd_status load_special(const struct pd_loader *l, const struct pd_json_value *processor, const char *name,
+                              struct pd_tokens *tokens, struct pd_error *err)
+{
+    const struct pd_json_value *all = member(processor, "special_tokens");
+    const struct pd_json_value *one = all ? member(all, name) : NULL, *ids = one ? member(one, "ids") : NULL;
+    if (!ids) PD_FAIL(err, PD_CORRUPT, "%s: post_processor.special_tokens has no ids of \"%.80s\"", l->name, name);
+    for (size_t i = 0; i < pd_json_count(ids); i++) {
+        uint64_t id;
+        if (!pd_json_is_u64(pd_json_at(ids, i), &id) || id >= PD_VOCAB_IDS_MAX)
+            PD_FAIL(err, PD_CORRUPT, "%s: post_processor.special_tokens: an id of \"%.80s\" is no token", l->name, name);
+        const int32_t token = (int32_t)id;
+        PD_TRY(pd_tokens_add(tokens, &token, 1, err));
+    }
+    return PD_OK;
+}
+
+static pd_status load_template(const struct pd_loader *l, const struct pd_json_value *processor, struct pd_error *err)
+{
+    const struct pd_json_value *single = member(processor, "single");
+    bool seen = false;
+    if (!single) PD_FAIL(err, PD_CORRUPT, "%s: post_processor.single is missing", l->name);
+    for (size_t i = 0; i < pd_json_count(single); i++) {
+        const struct pd_json_value *piece = pd_json_at(single, i), *special = member(piece, "SpecialToken");
+        const struct pd_json_value *sequence = member(piece, "Sequence");
+        const char *id;
+        PD_TRY(pd_load_text(l, special ? special : sequence ? sequence : piece, "post_processor.single", "id", &id, err));
+        if (special) {
+            PD_TRY(load_special(l, processor, id, seen ? &l->tokenizer->behind : &l->tokenizer->before, err));
+            continue;
+        }
+        if (seen || strcmp(id, "A") != 0)
+            PD_FAIL(err, PD_UNSUPPORTED, "%s: post_processor.single takes its text twice, or another", l->name);
+        seen = true;
+    }
+    if (!seen) PD_FAIL(err, PD_UNSUPPORTED, "%s: post_processor.single leaves its text out", l->name);
+    return PD_OK;
+}
+
+static pd_status load_processor(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
+                                const char *type, struct pd_error *err)
+{
+    if (!strcmp(type, "ByteLevel")) return PD_OK; /* offsets alone */
+    if (strcmp(type, "TemplateProcessing") != 0)
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: %s: %.40s is not supported; TemplateProcessing and ByteLevel are", l->name, path,
+                type);
+    if (l->tokenizer->before.count || l->tokenizer->behind.count)
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is a second template", l->name, path);
+    return load_template(l, value, err);
+}
+
+/* ---- the file ---- */
+
+static pd_status load_part(const struct pd_loader *l, const struct pd_json_value *root, const char *key,
+                           const struct pd_load_kind *kind, struct pd_error *err)
+{
+    const struct pd_json_value *value = member(root, key);
+    return value ? pd_load_steps(l, value, key, kind, 0, err) : PD_OK;
+}
+
+static pd_status load_root(const struct pd_loader *l, const struct pd_json_value *root, struct pd_error *err)
+{
+    static const struct pd_load_kind processors = {"processors", load_processor};
+    struct pd_tokenizer *t = l->tokenizer;
+    struct pd_merge *merges = NULL;
+    uint32_t merge_count = 0;
+    const struct pd_json_value *model = member(root, "model"), *version = member(root, "version");
+    if (!model || pd_json_type(model) != PD_JSON_OBJECT)
+        PD_FAIL(err, PD_CORRUPT, "%s: it has no `model`: no tokenizer.json", l->name);
+    if (version && (!pd_json_text(version) || strcmp(pd_json_text(version), "1.0") != 0))
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: version is not \"1.0\"", l->name);
+    PD_TRY(load_part(l, root, "normalizer", &pd_load_normalizers, err));
+    PD_TRY(load_part(l, root, "pre_tokenizer", &pd_load_splitters, err));
+    PD_TRY(load_part(l, root, "decoder", &pd_load_decoders, err));
+    t->has_decoder = member(root, "decoder") != NULL;
+    pd_status status = pd_load_model(l, model, &merges, &merge_count, err);
+    if (!status) status = load_added(l, member(root, "added_tokens"), err);
+    if (!status) status = load_part(l, root, "post_processor", &processors, err);
+    if (!status) status = pd_tokenizer_finish(t, merges, merge_count, err);
+    free(merges);
+    return status ? status : pd_load_check_template(l, err);
+}
+
+pd_status pd_load_check_template(const struct pd_loader *l, struct pd_error *err)
+{
+    const struct pd_tokens *lists[] = {&l->tokenizer->before, &l->tokenizer->behind};
+    for (unsigned list = 0; list < 2; list++)
+        for (size_t i = 0; i < lists[list]->count; i++)
+            if ((uint32_t)lists[list]->ids[i] >= l->tokenizer->limit)
+                PD_FAIL(err, PD_INVALID, "%s: the template has token %d, and the vocabulary ends at %u", l->name,
+                        lists[list]->ids[i], l->tokenizer->limit);
+    return PD_OK;
+}
+
+pd_status pd_tokenizer_parse(const char *name, const char *json, size_t bytes, struct pd_tokenizer **ret_tokenizer,
+                             struct pd_error *err)
+{
+    struct pd_json_document *document;
+    if (bytes > PD_TOKENIZER_FILE_BYTES_MAX)
+        PD_FAIL(err, PD_INVALID, "%s has %zu bytes; a tokenizer.json has at most %u", name, bytes,
+                PD_TOKENIZER_FILE_BYTES_MAX);
+    PD_TRY(pd_json_parse(name, json, bytes, &document, err));
+    struct pd_tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
+    pd_status status = PD_OK;
+    if (!tokenizer) status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "%s: no memory", name);
+    const struct pd_loader loader = {name, tokenizer};
+    if (!status) status = load_root(&loader, pd_json_root(document), err);
+    pd_json_document_free(document);
+    if (status) {
+        pd_tokenizer_free(tokenizer);
+        return status;
+    }
+    *ret_tokenizer = tokenizer;
+    return PD_OK;
+}

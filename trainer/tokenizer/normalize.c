@@ -1,0 +1,132 @@
+#include "trainer/tokenizer/normalize.h"
+
+#include "trainer/tokenizer/unicode.h"
+
+void pd_normalizer_deinit(struct pd_normalizer *normalizer)
+{
+    for (uint32_t i = 0; i < normalizer->count; i++) {
+        pd_matcher_deinit(&normalizer->steps[i].matcher);
+        free(normalizer->steps[i].content);
+    }
+    normalizer->count = 0;
+}
+
+void pd_normalizer_digest(const struct pd_normalizer *normalizer, struct pd_digest_stream *stream)
+{
+    pd_digest_number(stream, normalizer->count);
+    for (uint32_t i = 0; i < normalizer->count; i++) {
+        const struct pd_normalizer_step *step = &normalizer->steps[i];
+        pd_digest_number(stream, step->kind);
+        pd_digest_number(stream, 2 * step->strip_left + step->strip_right);
+        pd_digest_text(stream, step->content, step->content ? strlen(step->content) : 0);
+        pd_matcher_digest(&step->matcher, stream);
+    }
+}
+
+static pd_status put_form(enum pd_normal_form form, struct pd_stretch *stretch, struct pd_text *out, struct pd_error *err)
+{
+    unsigned first;
+    if (pd_unicode_is_normal(form, stretch->text, stretch->bytes)) return PD_OK;
+    PD_TRY(pd_unicode_normalize(form, stretch->text, stretch->bytes, out, err));
+    (void)pd_unicode_at(out->bytes, &first);
+    *stretch = (struct pd_stretch){out->bytes, out->count, stretch->origin_bytes ? first : 0};
+    return PD_OK;
+}
+
+static pd_status put_lowercase(struct pd_stretch *stretch, struct pd_text *out, struct pd_error *err)
+{
+    unsigned first;
+    PD_TRY(pd_unicode_lowercase(stretch->text, stretch->bytes, out, err));
+    (void)pd_unicode_at(out->bytes, &first);
+    *stretch = (struct pd_stretch){out->bytes, out->count, stretch->origin_bytes ? first : 0};
+    return PD_OK;
+}
+
+static pd_status put_prepended(const char *content, struct pd_stretch *stretch, struct pd_text *out, struct pd_error *err)
+{
+    const size_t more = strlen(content);
+    PD_TRY(pd_text_add(out, content, more, err));
+    PD_TRY(pd_text_add(out, stretch->text, stretch->bytes, err));
+    *stretch = (struct pd_stretch){out->bytes, out->count, stretch->origin_bytes ? stretch->origin_bytes + more : 0};
+    return PD_OK;
+}
+
+/* What takes the place of a match comes from the match's last character. */
+static size_t origin_behind(const struct pd_stretch *stretch, size_t start, size_t end, size_t content_bytes)
+{
+    if (start > 0 || !stretch->origin_bytes) return stretch->origin_bytes;
+    const size_t last = end ? end - pd_unicode_last_bytes(stretch->text, end) : 0;
+    return last < stretch->origin_bytes ? content_bytes : 0;
+}
+
+static pd_status put_replaced(const struct pd_normalizer_step *step, struct pd_pattern_scratch *patterns,
+                              struct pd_stretch *stretch, struct pd_text *out, struct pd_error *err)
+{
+    struct pd_match_cursor cursor = {0};
+    const size_t content_bytes = strlen(step->content);
+    size_t done = 0, origin = stretch->origin_bytes, start, end;
+    bool any = false;
+    for (;;) {
+        PD_TRY(pd_matcher_next(&step->matcher, patterns, stretch->text, stretch->bytes, &cursor, &start, &end, err));
+        if (start == SIZE_MAX) break;
+        if (!any) origin = origin_behind(stretch, start, end, content_bytes);
+        any = true;
+        PD_TRY(pd_text_add(out, stretch->text + done, start - done, err));
+        PD_TRY(pd_text_add(out, step->content, content_bytes, err));
+        done = end;
+    }
+    if (!any) return PD_OK;
+    PD_TRY(pd_text_add(out, stretch->text + done, stretch->bytes - done, err));
+    *stretch = (struct pd_stretch){out->bytes, out->count, origin};
+    return PD_OK;
+}
+
+static void strip(const struct pd_normalizer_step *step, struct pd_stretch *stretch)
+{
+    unsigned length;
+    while (step->strip_right && stretch->bytes) {
+        const unsigned last = pd_unicode_last_bytes(stretch->text, stretch->bytes);
+        if (!pd_unicode_is_space(pd_unicode_at(stretch->text + stretch->bytes - last, &length))) break;
+        stretch->bytes -= last;
+    }
+    while (step->strip_left && stretch->bytes && pd_unicode_is_space(pd_unicode_at(stretch->text, &length))) {
+        stretch->text += length;
+        stretch->bytes -= length;
+        stretch->origin_bytes -= length < stretch->origin_bytes ? length : stretch->origin_bytes;
+    }
+}
+
+static pd_status run_step(const struct pd_normalizer_step *step, struct pd_pattern_scratch *patterns,
+                          struct pd_stretch *stretch, struct pd_text *out, struct pd_error *err)
+{
+    switch (step->kind) {
+    case PD_NORMALIZE_NFC:
+        return put_form(PD_NFC, stretch, out, err);
+    case PD_NORMALIZE_NFKC:
+        return put_form(PD_NFKC, stretch, out, err);
+    case PD_NORMALIZE_LOWERCASE:
+        return put_lowercase(stretch, out, err);
+    case PD_NORMALIZE_PREPEND:
+        return put_prepended(step->content, stretch, out, err);
+    case PD_NORMALIZE_REPLACE:
+        return put_replaced(step, patterns, stretch, out, err);
+    case PD_NORMALIZE_STRIP:
+        strip(step, stretch);
+        break;
+    }
+    return PD_OK;
+}
+
+pd_status pd_normalizer_run(const struct pd_normalizer *normalizer, struct pd_normalizer_scratch *scratch,
+                            struct pd_pattern_scratch *patterns, struct pd_stretch *stretch, struct pd_error *err)
+{
+    unsigned turn = 0;
+    for (uint32_t i = 0; i < normalizer->count && stretch->bytes; i++) {
+        struct pd_text *out = &scratch->texts[turn];
+        const char *before = stretch->text;
+        pd_text_cut(out, 0);
+        PD_TRY(run_step(&normalizer->steps[i], patterns, stretch, out, err));
+        if (stretch->text != before && stretch->text == out->bytes) turn ^= 1;
+    }
+    return PD_OK;
+}

@@ -1,0 +1,60 @@
+#include "trainer/tokenizer/parts.h"
+#include "trainer/tokenizer/tokenizer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static pd_status new_bytes(struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
+{
+    struct pd_tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
+    if (!tokenizer) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tokenizer");
+    *tokenizer = (struct pd_tokenizer){.is_bytes = true, .limit = 256, .digest = pd_digest64("byte", 4, 1)};
+    *ret_tokenizer = tokenizer;
+    return PD_OK;
+}
+
+static pd_status read_all(const char *path, int fd, size_t bytes, char *text, struct pd_error *err)
+{
+    for (size_t at = 0; at < bytes;) {
+        const ssize_t part = read(fd, text + at, bytes - at);
+        if (part < 0 && errno == EINTR) continue;
+        if (part < 0) PD_FAIL_ERRNO(err, errno, "reading %s", path);
+        if (part == 0) PD_FAIL(err, PD_IO, "%s became shorter while it was read", path);
+        at += (size_t)part;
+    }
+    return PD_OK;
+}
+
+static pd_status parse_file(const char *path, int fd, struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
+{
+    struct stat st;
+    if (fstat(fd, &st)) PD_FAIL_ERRNO(err, errno, "reading %s", path);
+    if (!S_ISREG(st.st_mode)) PD_FAIL(err, PD_INVALID, "%s is no file", path);
+    if (st.st_size > (off_t)PD_TOKENIZER_FILE_BYTES_MAX)
+        PD_FAIL(err, PD_INVALID, "%s has %lld bytes; a tokenizer.json has at most %u", path, (long long)st.st_size,
+                PD_TOKENIZER_FILE_BYTES_MAX);
+    char *text = malloc((size_t)st.st_size + 1);
+    if (!text) PD_FAIL(err, PD_NO_MEMORY, "no memory to read %s", path);
+    pd_status status = read_all(path, fd, (size_t)st.st_size, text, err);
+    if (!status) status = pd_tokenizer_parse(path, text, (size_t)st.st_size, ret_tokenizer, err);
+    free(text);
+    return status;
+}
+
+pd_status pd_tokenizer_open(const char *path, struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
+{
+    struct stat st;
+    char inside[4096];
+    if (!strcmp(path, "byte")) return new_bytes(ret_tokenizer, err);
+    const bool is_directory = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    const int length = snprintf(inside, sizeof inside, is_directory ? "%s/" PD_TOKENIZER_FILE : "%s", path);
+    if (length < 0 || (size_t)length >= sizeof inside) PD_FAIL(err, PD_INVALID, "%.80s...: the path is too long", path);
+    const int fd = open(inside, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) PD_FAIL_ERRNO(err, errno, "the tokenizer %s cannot be opened", inside);
+    pd_status status = parse_file(inside, fd, ret_tokenizer, err);
+    close(fd);
+    return status;
+}

@@ -1,0 +1,30 @@
+/* Regular expressions of tokenizers, by PCRE2 with its just-in-time compiler where the processor has one.
+ *
+ * They are written in the dialect of Oniguruma, whose classes differ from PCRE2's: pattern_dialect.c rewrites them, and what
+ * has no equal is refused by name. Sources: doc/RE of Oniguruma, pcre2pattern(3), pcre2syntax(3).
+ *   threads  a pattern any, a scratch one at a time */
+#ifndef PD_TRAINER_TOKENIZER_PATTERN_H
+#define PD_TRAINER_TOKENIZER_PATTERN_H
+
+#include "trainer/tokenizer/text.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+struct pd_pattern;
+struct pd_pattern_scratch; /* of a thread, for any pattern */
+
+/* PD_UNSUPPORTED: the dialect has what PCRE2 has not; PD_CORRUPT: no regular expression. The text is quoted. */
+PD_MUST_USE pd_status pd_pattern_new(const char *source, struct pd_pattern **ret_pattern, struct pd_error *err);
+void pd_pattern_free(struct pd_pattern *pattern);
+PD_MUST_USE pd_status pd_pattern_scratch_new(struct pd_pattern_scratch **ret_scratch, struct pd_error *err);
+void pd_pattern_scratch_free(struct pd_pattern_scratch *scratch);
+
+/* The first match at or after `from` in valid UTF-8; *ret_start is SIZE_MAX where there is none.
+ *   errors  PD_INVALID: matching takes more than 10,000,000 steps */
+PD_MUST_USE pd_status pd_pattern_find(const struct pd_pattern *pattern, struct pd_pattern_scratch *scratch, const char *text,
+                                      size_t bytes, size_t from, size_t *ret_start, size_t *ret_end, struct pd_error *err);
+
+/* Appends `source` as PCRE2 reads it, terminated. `added`: with what Unicode 15 and 16 assigned. */
+PD_MUST_USE pd_status pd_pattern_translate(const char *source, bool added, struct pd_text *out, struct pd_error *err);
+
+#endif

@@ -1,0 +1,85 @@
+/* Text to tokens and back: byte tokens, byte pair encoding as GPT-2, Llama 3 and Qwen have it, and as SentencePiece has it.
+ *
+ * A tokenizer comes from a tokenizer.json of Hugging Face or from the arrays of a GGUF file, and gives the tokens that the
+ * `tokenizers` package gives, special tokens included; what it lacks is refused by name and JSON path.
+ *
+ * Text that is not UTF-8 is first what Python's bytes.decode("utf-8", "replace") makes of it; byte tokens keep every byte.
+ * An added token is found in any text, as there; the template of the post-processor adds its tokens when asked.
+ *   memory   a tokenizer: about four times its file. A scratch: 2 MiB, and three copies of the longest document
+ *   threads  a tokenizer any, a scratch or a stream one at a time
+ *   sources  the formats: huggingface.co/docs/tokenizers; GGUF: docs/gguf.md of ggml */
+#ifndef PD_TRAINER_TOKENIZER_TOKENIZER_H
+#define PD_TRAINER_TOKENIZER_TOKENIZER_H
+
+#include "trainer/tokenizer/text.h"
+#include "trainer/tokenizer/tokens.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#define PD_TOKENIZER_FILE "tokenizer.json"
+#define PD_TOKENIZER_FILE_BYTES_MAX (256u << 20)
+#define PD_TOKENIZER_DOCUMENT_BYTES_MAX PD_TEXT_BYTES_MAX
+
+struct pd_tokenizer;
+struct pd_tokenizer_scratch;
+struct pd_decode_stream;
+
+/* path: a tokenizer.json, a directory that holds one, or "byte".
+ *   errors  PD_NOT_FOUND, PD_IO; PD_CORRUPT: no JSON, or not as the format has it; PD_UNSUPPORTED: a part is not known here */
+PD_MUST_USE pd_status pd_tokenizer_open(const char *path, struct pd_tokenizer **ret_tokenizer, struct pd_error *err);
+/* `name` says in messages what was read. */
+PD_MUST_USE pd_status pd_tokenizer_parse(const char *name, const char *json, size_t bytes,
+                                         struct pd_tokenizer **ret_tokenizer, struct pd_error *err);
+void pd_tokenizer_free(struct pd_tokenizer *tokenizer); /* NULL is fine */
+
+/* What GGUF metadata says of a tokenizer (keys tokenizer.ggml.*); all is borrowed until return. */
+struct pd_tokenizer_string {
+    const char *text; /* not terminated */
+    size_t bytes;
+};
+struct pd_tokenizer_arrays {
+    const char *model, *pre;                  /* "gpt2" or "llama"; "llama-bpe", "qwen2", "gpt-2"; NULL: the key is absent */
+    const struct pd_tokenizer_string *tokens; /* (token_count) */
+    const float *scores;                      /* (token_count) llama; else may be NULL */
+    const int32_t *types;                     /* (token_count) 1 normal, 2 unknown, 3 control, 4 user, 5 unused, 6 byte */
+    const struct pd_tokenizer_string *merges; /* (merge_count) "left right"; gpt2 */
+    uint32_t token_count, merge_count;
+    int64_t bos, eos, unknown; /* ids; negative: the key is absent */
+    bool add_bos, add_eos, add_space_prefix;
+};
+/*   errors  PD_INVALID: an array is missing or contradicts another; PD_UNSUPPORTED: model or pre is not known */
+PD_MUST_USE pd_status pd_tokenizer_from_arrays(const struct pd_tokenizer_arrays *arrays, struct pd_tokenizer **ret_tokenizer,
+                                               struct pd_error *err);
+
+uint32_t pd_tokenizer_vocab(const struct pd_tokenizer *tokenizer);  /* largest id + 1 */
+uint64_t pd_tokenizer_digest(const struct pd_tokenizer *tokenizer); /* XXH3 of all that decides tokens; never 0 */
+bool pd_tokenizer_is_bytes(const struct pd_tokenizer *tokenizer);
+int32_t pd_tokenizer_find(const struct pd_tokenizer *tokenizer,
+                          const char *text); /* of a token as it is written; -1: none */
+
+PD_MUST_USE pd_status pd_tokenizer_scratch_new(const struct pd_tokenizer *tokenizer,
+                                               struct pd_tokenizer_scratch **ret_scratch, struct pd_error *err);
+void pd_tokenizer_scratch_free(struct pd_tokenizer_scratch *scratch);
+
+/* Appends the tokens of one document. with_template: and those that the post-processor adds before and behind.
+ *   errors  PD_INVALID: a document of more than 1 GiB, or one that a regular expression does not get through */
+PD_MUST_USE pd_status pd_tokenizer_encode(const struct pd_tokenizer *tokenizer, struct pd_tokenizer_scratch *scratch,
+                                          const char *text, size_t bytes, bool with_template, struct pd_tokens *tokens,
+                                          struct pd_error *err);
+/* Appends the text of tokens; ids that no token has are left out. skip_special: so are special tokens. */
+PD_MUST_USE pd_status pd_tokenizer_decode(const struct pd_tokenizer *tokenizer, struct pd_tokenizer_scratch *scratch,
+                                          const int32_t *ids, size_t count, bool skip_special, struct pd_text *out,
+                                          struct pd_error *err);
+
+/* Text of tokens as they come, in whole UTF-8 characters. The tokenizer outlives the stream. */
+PD_MUST_USE pd_status pd_decode_stream_new(const struct pd_tokenizer *tokenizer, bool skip_special,
+                                           struct pd_decode_stream **ret_stream, struct pd_error *err);
+void pd_decode_stream_free(struct pd_decode_stream *stream);
+/* *ret_text (ret_bytes) is what is new, borrowed until the next call; nothing while a character is not whole. */
+PD_MUST_USE pd_status pd_decode_stream_add(struct pd_decode_stream *stream, int32_t id, const char **ret_text,
+                                           size_t *ret_bytes, struct pd_error *err);
+/* What is left at the end, whole or not. */
+PD_MUST_USE pd_status pd_decode_stream_end(struct pd_decode_stream *stream, const char **ret_text, size_t *ret_bytes,
+                                           struct pd_error *err);
+
+#endif

@@ -1,0 +1,234 @@
+#include "trainer/tokenizer/unicode.h"
+
+#include "ckpt/base/utf8.h"
+#include <utf8proc.h>
+
+/* ---- UTF-8 ---- */
+
+size_t pd_unicode_valid_bytes(const char *text, size_t bytes)
+{
+    size_t at = 0;
+    while (at < bytes) {
+        uint64_t word;
+        while (bytes - at >= sizeof word) {
+            memcpy(&word, text + at, sizeof word);
+            if (word & 0x8080808080808080u) break;
+            at += sizeof word;
+        }
+        if (at == bytes) break;
+        size_t length;
+        if (pd_utf8_decode(text + at, bytes - at, &length) == UINT32_MAX) return at;
+        at += length;
+    }
+    return at;
+}
+
+/* Bytes of the maximal subpart that begins ill-formed text: as many as could begin a code point, at least one. */
+static size_t ill_formed_bytes(const unsigned char *text, size_t bytes)
+{
+    const unsigned char lead = text[0];
+    if (lead < 0xc2 || lead > 0xf4) return 1;
+    const size_t wanted = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+    const unsigned char least = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
+    const unsigned char most = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
+    if (bytes < 2 || text[1] < least || text[1] > most) return 1;
+    size_t length = 2;
+    while (length < wanted && length < bytes && (text[length] & 0xc0) == 0x80)
+        length++;
+    return length;
+}
+
+pd_status pd_unicode_repair(const char *text, size_t bytes, struct pd_text *out, struct pd_error *err)
+{
+    while (bytes) {
+        size_t valid = pd_unicode_valid_bytes(text, bytes);
+        PD_TRY(pd_text_add(out, text, valid, err));
+        text += valid;
+        bytes -= valid;
+        if (!bytes) break;
+        size_t bad = ill_formed_bytes((const unsigned char *)text, bytes);
+        PD_TRY(pd_text_add(out, "\xef\xbf\xbd", 3, err));
+        text += bad;
+        bytes -= bad;
+    }
+    return PD_OK;
+}
+
+uint32_t pd_unicode_at(const char *text, unsigned *ret_bytes)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    if (p[0] < 0x80) {
+        *ret_bytes = 1;
+        return p[0];
+    }
+    if (p[0] < 0xe0) {
+        *ret_bytes = 2;
+        return (p[0] & 0x1fu) << 6 | (p[1] & 0x3fu);
+    }
+    if (p[0] < 0xf0) {
+        *ret_bytes = 3;
+        return (p[0] & 0x0fu) << 12 | (p[1] & 0x3fu) << 6 | (p[2] & 0x3fu);
+    }
+    *ret_bytes = 4;
+    return (p[0] & 0x07u) << 18 | (p[1] & 0x3fu) << 12 | (p[2] & 0x3fu) << 6 | (p[3] & 0x3fu);
+}
+
+unsigned pd_unicode_last_bytes(const char *text, size_t bytes)
+{
+    unsigned length = 1;
+    while (length < bytes && length < 4 && ((unsigned char)text[bytes - length] & 0xc0) == 0x80)
+        length++;
+    return length;
+}
+
+unsigned pd_unicode_put(uint32_t code, char out[4])
+{
+    return (unsigned)utf8proc_encode_char((utf8proc_int32_t)code, (utf8proc_uint8_t *)out);
+}
+
+/* ---- classes ---- */
+
+bool pd_unicode_is_space(uint32_t code)
+{
+    if (code < 0x80) return code == ' ' || (code >= '\t' && code <= '\r');
+    return code == 0x85 || code == 0xa0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200a) || code == 0x2028 ||
+           code == 0x2029 || code == 0x202f || code == 0x205f || code == 0x3000;
+}
+
+static const char *category_of(uint32_t code)
+{
+    const char *category = utf8proc_category_string((utf8proc_int32_t)code);
+    if (strcmp(category, "Cn") != 0) return category;
+    uint32_t low = 0, high;
+    const struct pd_unicode_range *added = pd_unicode_added(&high);
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (code > added[middle].last)
+            low = middle + 1;
+        else if (code < added[middle].first)
+            high = middle;
+        else
+            return added[middle].category;
+    }
+    return category;
+}
+
+bool pd_unicode_is_numeric(uint32_t code)
+{
+    if (code < 0x80) return code >= '0' && code <= '9';
+    return category_of(code)[0] == 'N';
+}
+
+bool pd_unicode_is_word(uint32_t code)
+{
+    if (code < 0x80) return (code >= '0' && code <= '9') || ((code | 32) >= 'a' && (code | 32) <= 'z') || code == '_';
+    const char *category = category_of(code);
+    if (category[0] == 'L' || category[0] == 'M') return true;
+    if (!strcmp(category, "Nd") || !strcmp(category, "Nl") || !strcmp(category, "Pc")) return true;
+    return code == 0x200c || code == 0x200d || (code >= 0x24b6 && code <= 0x24e9) || (code >= 0x1f130 && code <= 0x1f149) ||
+           (code >= 0x1f150 && code <= 0x1f169) || (code >= 0x1f170 && code <= 0x1f189);
+}
+
+/* ---- normal forms ---- */
+
+/* Starters that the form leaves alone and that join nothing before them; most text is of these. The first row is ASCII. */
+static const struct {
+    uint32_t first, last;
+    bool compatible; /* in NFKC too */
+} inert[] = {
+    {0x0, 0x7f, true},        {0x80, 0x2ff, false},     {0x400, 0x482, true},    {0x48a, 0x52f, true},
+    {0x5d0, 0x5ea, true},     {0x620, 0x64a, true},     {0x2010, 0x2010, true},  {0x2012, 0x2016, true},
+    {0x2018, 0x2023, true},   {0x2460, 0x24ff, false},  {0x2500, 0x27ff, true},  {0x3001, 0x3029, true},
+    {0x3041, 0x3096, true},   {0x30a0, 0x30fe, true},   {0x3400, 0x4dbf, true},  {0x4e00, 0x9fff, true},
+    {0xac00, 0xd7a3, true},   {0xfe00, 0xfe0f, true},   {0xff01, 0xff9d, false}, {0x1f000, 0x1f0ff, true},
+    {0x1f300, 0x1faff, true}, {0x20000, 0x2a6df, true},
+};
+
+static bool is_inert(enum pd_normal_form form, uint32_t code)
+{
+    if (code < 0x80) return true;
+    for (unsigned i = 1; i < sizeof inert / sizeof inert[0]; i++)
+        if (code <= inert[i].last) return code >= inert[i].first && (form == PD_NFC || inert[i].compatible);
+    return false;
+}
+
+/* Bytes up to the first code point that may change. */
+static size_t inert_bytes(enum pd_normal_form form, const char *text, size_t bytes)
+{
+    size_t at = 0;
+    while (at < bytes) {
+        unsigned length;
+        uint32_t code = pd_unicode_at(text + at, &length);
+        if (!is_inert(form, code)) break;
+        at += length;
+    }
+    return at;
+}
+
+bool pd_unicode_is_normal(enum pd_normal_form form, const char *text, size_t bytes)
+{
+    return inert_bytes(form, text, bytes) == bytes;
+}
+
+/* Bytes up to the next code point that is inert. */
+static size_t restless_bytes(enum pd_normal_form form, const char *text, size_t bytes)
+{
+    size_t at = 0;
+    while (at < bytes) {
+        unsigned length;
+        uint32_t code = pd_unicode_at(text + at, &length);
+        if (is_inert(form, code)) break;
+        at += length;
+    }
+    return at;
+}
+
+static pd_status normalize_run(enum pd_normal_form form, const char *text, size_t bytes, struct pd_text *out,
+                               struct pd_error *err)
+{
+    const utf8proc_option_t options = UTF8PROC_STABLE | UTF8PROC_COMPOSE | (form == PD_NFKC ? UTF8PROC_COMPAT : 0);
+    utf8proc_uint8_t *made = NULL;
+    utf8proc_ssize_t length = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)bytes, &made, options);
+    if (length == UTF8PROC_ERROR_NOMEM) PD_FAIL(err, PD_NO_MEMORY, "no memory to normalize %zu bytes", bytes);
+    if (length < 0) PD_FAIL(err, PD_BUG, "normalizing %zu bytes: %s", bytes, utf8proc_errmsg(length));
+    pd_status status = pd_text_add(out, (const char *)made, (size_t)length, err);
+    free(made);
+    return status;
+}
+
+pd_status pd_unicode_normalize(enum pd_normal_form form, const char *text, size_t bytes, struct pd_text *out,
+                               struct pd_error *err)
+{
+    while (bytes) {
+        size_t same = inert_bytes(form, text, bytes);
+        if (same < bytes && same) same -= pd_unicode_last_bytes(text, same); /* what follows may join the last one */
+        PD_TRY(pd_text_add(out, text, same, err));
+        text += same;
+        bytes -= same;
+        if (!bytes) break;
+        unsigned first;
+        (void)pd_unicode_at(text, &first);
+        size_t run = first + restless_bytes(form, text + first, bytes - first);
+        PD_TRY(normalize_run(form, text, run, out, err));
+        text += run;
+        bytes -= run;
+    }
+    return PD_OK;
+}
+
+pd_status pd_unicode_lowercase(const char *text, size_t bytes, struct pd_text *out, struct pd_error *err)
+{
+    for (size_t at = 0; at < bytes;) {
+        char lower[4];
+        unsigned length;
+        uint32_t code = pd_unicode_at(text + at, &length);
+        at += length;
+        if (code == 0x130) {
+            PD_TRY(pd_text_add(out, "i\xcc\x87", 3, err));
+            continue;
+        }
+        length = pd_unicode_put((uint32_t)utf8proc_tolower((utf8proc_int32_t)code), lower);
+        PD_TRY(pd_text_add(out, lower, length, err));
+    }
+    return PD_OK;
+}
