@@ -334,6 +334,18 @@ expect("sample-count", ["sample", "run", "--count=x"], 64,
        err=said("--count=x: expected a whole number; see perdure sample --help"))
 expect("sample-temperature", ["sample", "run", "--temperature=-1"], 64,
        err=said("--temperature=-1: expected a number from 0 on; see perdure sample --help"))
+# a model over bytes with a token that ends documents: it takes text, begins as a document begins, and ends with one
+if not ONLY or any(name.startswith("sample-documents") for name in ONLY):
+    write("documents.jsonl", '{"text": "ab\\n"}\n' * 200)
+    perdure("data", "pack", "documents.jsonl", "--output=documents.bin", "--document-token=256")
+    for name, apart in (("sample-documents", "false"), ("sample-documents-apart", "true")):
+        trained = perdure("train", MINIMAL, f"run.dir={name}", "data.train=documents.bin", "data.document_token=256", "run.steps=200",
+                          f"data.separate_documents={apart}", "model.vocab=257", "model.layers=1", "model.hidden=64", "model.heads=2",
+                          "model.context=16", "batch.sequences=16", "layout.ranks=1", "optimizer.lr=1e-2", "numerics.precision=fp32")
+        report(f"{name}-trained", [] if trained[0] == 0 else ["it fails"], trained)
+        expect(name, ["sample", name, "--prompt=a", "--temperature=0", "--count=8"], 0, "ab\n\n")
+    expect("sample-documents-none", ["sample", "sample-documents", "--temperature=0", "--count=8", "--json"], 0,
+           '{"step":200,"tokens":[97,98,10,256],"text":"ab\\n"}\n')
 expect("ckpt-step-word", ["ckpt", "show", "run", "--step=x"], 64, err=said("--step=x: expected a whole number, such as --step=4"))
 for name, layout, code, words in (("zero", "dp=0", 78, "--layout: dp is 0 and must be at least 1"),
                                   ("tp", "tp=3", 78, "does not divide numerics.virtual_tp"),

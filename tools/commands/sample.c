@@ -12,10 +12,13 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#define BYTE_VOCAB_MAX 512 /* of a model over bytes with a document token: data pack gives that 256, and sizes are padded */
+
 struct sample {
     const char *path, *prompt, *tokens;
     uint64_t count, top_k, seed, threads;
     double temperature;
+    int64_t document_token; /* negative: none */
     bool json, bytes;
     char *text; /* of --json, of models over bytes: (text_bytes) what was drawn so far */
     size_t text_bytes;
@@ -31,54 +34,82 @@ static pd_status set_temperature(const struct pd_option *o, const char *text, st
 static void loaded(void *context, const struct pd_config *config, uint64_t step)
 {
     struct sample *s = context;
+    (void)config;
     pd_log(PD_LOG_DEBUG, "sample", "step %llu, %s", (unsigned long long)step, s->path);
-    s->bytes = config->model.vocab <= 256;
     if (s->json) pd_json_u64(&s->writer, "step", step);
     if (s->json) pd_json_array_begin(&s->writer, "tokens");
     if (!s->json && s->prompt) fputs(s->prompt, stdout);
 }
 
+/* Its document token, which is no text, ends the drawing. */
 static bool emit(void *context, int32_t token)
 {
     struct sample *s = context;
-    if (s->json && s->text && token) s->text[s->text_bytes++] = (char)token;
+    const bool ends = token == s->document_token, is_text = token > 0 && token < 256 && !ends;
+    if (s->json && s->text && is_text) s->text[s->text_bytes++] = (char)token;
     if (s->json)
         pd_json_i64(&s->writer, NULL, token);
-    else if (s->bytes)
-        putchar(token);
-    else
+    else if (!s->bytes)
         printf("%d ", token);
+    else if (token < 256 && !ends)
+        putchar(token);
     fflush(stdout);
-    return !ferror(stdout);
+    return !ferror(stdout) && !ends;
+}
+
+/* Tokens 0 to 255 are bytes; there may be one more, which ends documents. */
+static bool is_over_bytes(const struct pd_config *config)
+{
+    const int64_t document = config->data.document_token;
+    return config->model.vocab <= 256 ||
+           (document >= 256 && document < config->model.vocab && config->model.vocab <= BYTE_VOCAB_MAX);
+}
+
+static pd_status encode_numbers(const char *text, int32_t *tokens, uint32_t *count, struct pd_error *err)
+{
+    while (*text) {
+        char word[24];
+        size_t length = strcspn(text, ",");
+        uint64_t value;
+        snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), text);
+        if (!pd_parse_u64(word, &value) || value > INT32_MAX)
+            PD_FAIL(err, PD_USAGE, "--tokens: \"%s\" is not a token number; write --tokens=1,2,3", word);
+        tokens[(*count)++] = (int32_t)value;
+        text += length;
+        if (*text == ',') text++;
+    }
+    return PD_OK;
+}
+
+/* As training saw the beginning of a document: behind the token that ended the one before, unless they are kept apart. */
+static void encode_text(const struct sample *s, const struct pd_config *config, int32_t *tokens, uint32_t *count)
+{
+    const bool is_led = s->document_token >= 0 && !config->data.separate_documents;
+    const char *text = s->prompt ? s->prompt : is_led ? "" : "\n";
+    if (is_led) tokens[(*count)++] = (int32_t)s->document_token;
+    for (; *text; text++)
+        tokens[(*count)++] = (unsigned char)*text;
 }
 
 /* Tokens of the prompt: bytes of the text, or the numbers given. */
-static pd_status encode(const struct sample *s, uint32_t vocab, int32_t **ret_tokens, uint32_t *ret_count,
+static pd_status encode(const struct sample *s, const struct pd_config *config, int32_t **ret_tokens, uint32_t *ret_count,
                         struct pd_error *err)
 {
-    const char *text = s->tokens ? s->tokens : s->prompt ? s->prompt : "\n";
-    if (!s->tokens && vocab > 256)
-        PD_FAIL(err, PD_INVALID, "this model has %u tokens and reads no text: give the prompt as --tokens=N,N,...", vocab);
-    int32_t *tokens = calloc(strlen(text) + 1, sizeof *tokens);
+    const char *text = s->tokens ? s->tokens : s->prompt ? s->prompt : "";
+    if (!s->tokens && !s->bytes)
+        PD_FAIL(err, PD_INVALID, "this model has %u tokens and reads no text: give the prompt as --tokens=N,N,...",
+                config->model.vocab);
+    int32_t *tokens = calloc(strlen(text) + 2, sizeof *tokens);
     if (!tokens) PD_FAIL(err, PD_NO_MEMORY, "sample: no memory for the prompt");
     uint32_t count = 0;
-    if (!s->tokens) {
-        for (const char *p = text; *p; p++)
-            tokens[count++] = (unsigned char)*p;
-    } else {
-        for (const char *p = text; *p;) {
-            char word[24];
-            size_t length = strcspn(p, ",");
-            uint64_t value;
-            snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), p);
-            if (!pd_parse_u64(word, &value) || value > INT32_MAX) {
-                free(tokens);
-                PD_FAIL(err, PD_USAGE, "--tokens: \"%s\" is not a token number; write --tokens=1,2,3", word);
-            }
-            tokens[count++] = (int32_t)value;
-            p += length;
-            if (*p == ',') p++;
-        }
+    pd_status st = PD_OK;
+    if (s->tokens)
+        st = encode_numbers(s->tokens, tokens, &count, err);
+    else
+        encode_text(s, config, tokens, &count);
+    if (st) {
+        free(tokens);
+        return st;
     }
     *ret_tokens = tokens;
     *ret_count = count;
@@ -120,25 +151,31 @@ static pd_status draw(struct sample *s, struct pd_error *err)
                                         .context = s};
     PD_TRY(checkpoints_of(s->path, buffer, sizeof buffer, &options.checkpoints, err));
     PD_TRY(pd_sample_config(options.checkpoints, &config, err));
-    uint32_t vocab = config.model.vocab;
+    s->bytes = is_over_bytes(&config);
+    s->document_token = config.data.document_token;
+    pd_status st = encode(s, &config, &tokens, &options.prompt_count, err);
     pd_config_deinit(&config);
-    PD_TRY(encode(s, vocab, &tokens, &options.prompt_count, err));
     options.prompt = tokens;
-    pd_status st = pd_sample_run(&options, err);
+    if (!st) st = pd_sample_run(&options, err);
     free(tokens);
     return st;
 }
 
 pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
 {
-    struct sample s = {.count = 200, .temperature = 0.8, .seed = 1};
+    struct sample s = {.count = 200, .temperature = 0.8, .seed = 1, .document_token = -1};
     static const char number[] = "a whole number; see perdure sample --help";
     uint32_t paths;
     bool done;
     struct pd_option options[] = {
         {.name = "prompt", "TEXT", "text to go on from (models over bytes)", PD_OPTION_TEXT, &s.prompt},
         {.name = "tokens", "N,N,...", "tokens to go on from (any model)", PD_OPTION_TEXT, &s.tokens},
-        {.name = "count", "N", "tokens to draw (200)", PD_OPTION_U64, &s.count, .expected = number},
+        {.name = "count",
+         "N",
+         "tokens to draw (200), fewer where a document ends",
+         PD_OPTION_U64,
+         &s.count,
+         .expected = number},
         {.name = "temperature", "X", "0: always the likeliest (0.8)", PD_OPTION_SET, &s.temperature, .set = set_temperature},
         {.name = "top-k", "N", "draw among the N likeliest; 0: all (0)", PD_OPTION_U64, &s.top_k, .expected = number},
         {.name = "seed", "N", "the same seed draws the same text (1)", PD_OPTION_U64, &s.seed, .expected = number},

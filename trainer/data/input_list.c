@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define NAMED_BYTES 300u /* of names in a note: then "and 7 more" */
+#define NAMED_BYTES 160u /* of names in a note: then "and 7 more" */
 
 /* ---- lists of strings ---- */
 
