@@ -130,8 +130,8 @@ RUN(rmsnorm)
 {
     struct pd_norm n = norm_of(s, act, p[0], p[1]);
     n.rstd = p[2], n.out = p[3], n.dout = p[4], n.dx = p[5], n.dweight = p[6];
-    PD_TRY(pd_rmsnorm_forward(math, &n, err));
-    return pd_rmsnorm_backward(math, &n, err);
+    PD_TRY(pd_norm_forward(math, &n, err));
+    return pd_norm_backward(math, &n, err);
 }
 
 EXACT(rmsnorm)
@@ -144,8 +144,8 @@ RUN(layernorm)
 {
     struct pd_norm n = norm_of(s, act, p[0], p[1]);
     n.bias = p[2], n.mean = p[3], n.rstd = p[4], n.out = p[5], n.dout = p[6], n.dx = p[7], n.dweight = p[8], n.dbias = p[9];
-    PD_TRY(pd_layernorm_forward(math, &n, err));
-    return pd_layernorm_backward(math, &n, err);
+    PD_TRY(pd_norm_forward(math, &n, err));
+    return pd_norm_backward(math, &n, err);
 }
 
 EXACT(layernorm)

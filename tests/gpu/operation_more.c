@@ -363,7 +363,7 @@ RUN(replay)
                                      .weight = p[1],
                                      .rstd = p[2],
                                      .out = p[3]};
-        PD_TRY(pd_rmsnorm_forward(math, &norm, err));
+        PD_TRY(pd_norm_forward(math, &norm, err));
         PD_TRY(pd_add(math, rows_columns(s), p[4], act, p[3], false, err));
         bool again;
         PD_TRY(pd_math_keep(math, true, &again, err));

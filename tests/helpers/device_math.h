@@ -27,74 +27,17 @@ static inline struct device_math *device_math_of(struct pd_math *math)
         return far_st;                                   \
     } while (0)
 
-#define FAR_SLOT(name, operands)                                                                         \
-    static inline pd_status far_##name(struct pd_math *math, const operands *what, struct pd_error *err) \
-    {                                                                                                    \
-        FAR_RUN(far_hide_host, far_show_host, name(near, what, err));                                    \
+#define FAR_SLOT(name, operands, ...)                                                                         \
+    static inline pd_status far_##name(struct pd_math *math, PD_MATH_OPERANDS operands, struct pd_error *err) \
+    {                                                                                                         \
+        FAR_RUN(far_hide_host, far_show_host, name(near, __VA_ARGS__, err));                                  \
     }
 
-FAR_SLOT(gemm, struct pd_gemm)
-FAR_SLOT(rmsnorm_forward, struct pd_norm)
-FAR_SLOT(rmsnorm_backward, struct pd_norm)
-FAR_SLOT(layernorm_forward, struct pd_norm)
-FAR_SLOT(layernorm_backward, struct pd_norm)
-FAR_SLOT(rope, struct pd_rope)
-FAR_SLOT(attention_forward, struct pd_attention)
-FAR_SLOT(attention_backward, struct pd_attention)
-FAR_SLOT(attention_delta, struct pd_attention)
-FAR_SLOT(attention_backward_queries, struct pd_attention)
-FAR_SLOT(attention_backward_keys, struct pd_attention)
-FAR_SLOT(finish, struct pd_finish)
-FAR_SLOT(embedding_forward, struct pd_embedding)
-FAR_SLOT(embedding_backward, struct pd_embedding)
-FAR_SLOT(logits_max, struct pd_cross_entropy)
-FAR_SLOT(logits_sum, struct pd_cross_entropy)
-FAR_SLOT(logits_join, struct pd_logits_join)
-FAR_SLOT(cross_entropy, struct pd_cross_entropy)
-FAR_SLOT(quantize, struct pd_quantize)
-
-#define FAR_CALL(name, parameters, ...)                                      \
-    static inline pd_status far_##name parameters                            \
-    {                                                                        \
-        FAR_RUN(far_hide_host, far_show_host, name(near, __VA_ARGS__, err)); \
-    }
-
-FAR_CALL(swiglu_forward,
-         (struct pd_math * math, uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up, void *out,
-          struct pd_error *err),
-         rows, columns, dtype, gate_up, out)
-FAR_CALL(swiglu_backward,
-         (struct pd_math * math, uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up, const void *dout,
-          void *dgate_up, struct pd_error *err),
-         rows, columns, dtype, gate_up, dout, dgate_up)
-FAR_CALL(gelu_forward,
-         (struct pd_math * math, uint64_t count, enum pd_dtype dtype, const void *x, void *out, struct pd_error *err), count,
-         dtype, x, out)
-FAR_CALL(gelu_backward,
-         (struct pd_math * math, uint64_t count, enum pd_dtype dtype, const void *x, const void *dout, void *dx,
-          struct pd_error *err),
-         count, dtype, x, dout, dx)
-FAR_CALL(column_sum,
-         (struct pd_math * math, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype dtype, const void *x, float *out,
-          struct pd_error *err),
-         rows, n, ld, dtype, x, out)
-FAR_CALL(add,
-         (struct pd_math * math, uint64_t n, float *sum, enum pd_dtype dtype, const void *piece, bool first,
-          struct pd_error *err),
-         n, sum, dtype, piece, first)
-FAR_CALL(cast,
-         (struct pd_math * math, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype, const void *src,
-          struct pd_error *err),
-         n, dst_dtype, dst, src_dtype, src)
-FAR_CALL(row_squares,
-         (struct pd_math * math, uint64_t rows, uint64_t columns, const float *x, double *sums, struct pd_error *err), rows,
-         columns, x, sums)
-FAR_CALL(superaccumulate,
-         (struct pd_math * math, uint64_t n, const double *terms, struct pd_superaccumulator *sum, struct pd_error *err), n,
-         terms, sum)
-FAR_CALL(adam,
-         (struct pd_math * math, const struct pd_adam_step *step, const struct pd_adam_range *range, struct pd_error *err),
-         step, range)
+FAR_SLOT(gemm, (const struct pd_gemm *gemm), gemm)
+FAR_SLOT(superaccumulate, (uint64_t n, const double *terms, struct pd_superaccumulator *sum), n, terms, sum)
+FAR_SLOT(adam, (const struct pd_adam_step *step, const struct pd_adam_range *range), step, range)
+PD_MATH_ATTENTION(FAR_SLOT)
+PD_MATH_KERNELS(FAR_SLOT)
 
 static inline pd_status far_copy(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
 {
@@ -124,42 +67,11 @@ static inline void far_free(struct pd_math *math)
     (void)math;
 }
 
-#define FAR_ENTRY(name) .name = far_##name
+#define FAR_ENTRY(name, ...) .name = far_##name,
 static const struct pd_math_ops far_ops = {.name = "far",
-                                           FAR_ENTRY(gemm),
-                                           FAR_ENTRY(rmsnorm_forward),
-                                           FAR_ENTRY(rmsnorm_backward),
-                                           FAR_ENTRY(layernorm_forward),
-                                           FAR_ENTRY(layernorm_backward),
-                                           FAR_ENTRY(rope),
-                                           FAR_ENTRY(attention_forward),
-                                           FAR_ENTRY(attention_backward),
-                                           FAR_ENTRY(attention_delta),
-                                           FAR_ENTRY(attention_backward_queries),
-                                           FAR_ENTRY(attention_backward_keys),
-                                           FAR_ENTRY(finish),
-                                           FAR_ENTRY(swiglu_forward),
-                                           FAR_ENTRY(swiglu_backward),
-                                           FAR_ENTRY(gelu_forward),
-                                           FAR_ENTRY(gelu_backward),
-                                           FAR_ENTRY(embedding_forward),
-                                           FAR_ENTRY(embedding_backward),
-                                           FAR_ENTRY(logits_max),
-                                           FAR_ENTRY(logits_sum),
-                                           FAR_ENTRY(logits_join),
-                                           FAR_ENTRY(cross_entropy),
-                                           FAR_ENTRY(quantize),
-                                           FAR_ENTRY(column_sum),
-                                           FAR_ENTRY(add),
-                                           FAR_ENTRY(cast),
-                                           FAR_ENTRY(row_squares),
-                                           FAR_ENTRY(superaccumulate),
-                                           FAR_ENTRY(adam),
-                                           FAR_ENTRY(copy),
-                                           FAR_ENTRY(sync),
-                                           FAR_ENTRY(mark),
-                                           FAR_ENTRY(reach),
-                                           FAR_ENTRY(free)};
+                                           PD_MATH_ATTENTION(FAR_ENTRY) PD_MATH_KERNELS(FAR_ENTRY) PD_MATH_PLAIN(FAR_ENTRY)
+                                               FAR_ENTRY(gemm) FAR_ENTRY(sync) FAR_ENTRY(mark) FAR_ENTRY(reach)
+                                                   FAR_ENTRY(free)};
 
 /* near is borrowed, and so is far. */
 static inline struct pd_math *device_math_init(struct device_math *math, struct pd_math *near, struct device_memory *far)

@@ -10,16 +10,14 @@ struct scene {
     int residual; /* 0: none, 1: given, 2: dx itself */
 };
 
-static pd_status forward(struct fixture *f, const struct scene *s, const struct pd_norm *n, bool cpu, struct pd_error *err)
+static pd_status forward(struct fixture *f, const struct pd_norm *n, bool cpu, struct pd_error *err)
 {
-    if (s->layer) return cpu ? pd_layernorm_forward(f->math, n, err) : pd_cuda_layernorm_forward(NULL, n, err);
-    return cpu ? pd_rmsnorm_forward(f->math, n, err) : pd_cuda_rmsnorm_forward(NULL, n, err);
+    return cpu ? pd_norm_forward(f->math, n, err) : pd_cuda_norm_forward(NULL, n, err);
 }
 
-static pd_status backward(struct fixture *f, const struct scene *s, const struct pd_norm *n, bool cpu, struct pd_error *err)
+static pd_status backward(struct fixture *f, const struct pd_norm *n, bool cpu, struct pd_error *err)
 {
-    if (s->layer) return cpu ? pd_layernorm_backward(f->math, n, err) : pd_cuda_layernorm_backward(NULL, n, err);
-    return cpu ? pd_rmsnorm_backward(f->math, n, err) : pd_cuda_rmsnorm_backward(NULL, n, err);
+    return cpu ? pd_norm_backward(f->math, n, err) : pd_cuda_norm_backward(NULL, n, err);
 }
 
 static double *exact_of(const struct room *r)
@@ -73,13 +71,13 @@ static void check(struct fixture *f, const struct scene *s)
                                .dx = dx[i].data,
                                .dweight = dweight[i].data,
                                .dbias = s->layer ? dbias[i].data : NULL};
-        MUST(forward(f, s, &norm, i == 0, &err));
-        MUST(backward(f, s, &norm, i == 0, &err));
+        MUST(forward(f, &norm, i == 0, &err));
+        MUST(backward(f, &norm, i == 0, &err));
         if (i == 0) continue;
         norm.dx = out[1].data, norm.dweight = dweight[2].data, norm.dbias = s->layer ? dbias[2].data : NULL;
         rooms_equal(&out[1], &out[0], "out");
         simt_set_order(some_orders[1 + n % 2]);
-        MUST(backward(f, s, &norm, false, &err));
+        MUST(backward(f, &norm, false, &err));
         simt_set_order(0);
     }
     rooms_equal(&mean[1], &mean[0], "mean");

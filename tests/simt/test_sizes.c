@@ -167,12 +167,12 @@ Test(simt_sizes, norms, .init = begin)
     const void *weight = ending(PD_BF16, 0, COLUMNS, 12);
     struct pd_norm many = norm_of(ROWS + FEW, x, dout, weight);
     struct pd_norm few = norm_of(FEW, behind(PD_BF16, x, before), behind(PD_BF16, dout, before), weight);
-    DONE(pd_cuda_rmsnorm_forward(NULL, &many, &err));
-    DONE(pd_cuda_rmsnorm_forward(NULL, &few, &err));
+    DONE(pd_cuda_norm_forward(NULL, &many, &err));
+    DONE(pd_cuda_norm_forward(NULL, &few, &err));
     same(PD_BF16, many.out, before, few.out, FEW * COLUMNS, "rmsnorm");
     same(PD_F32, many.rstd, ROWS, few.rstd, FEW, "rstd");
-    DONE(pd_cuda_rmsnorm_backward(NULL, &many, &err));
-    DONE(pd_cuda_rmsnorm_backward(NULL, &few, &err));
+    DONE(pd_cuda_norm_backward(NULL, &many, &err));
+    DONE(pd_cuda_norm_backward(NULL, &few, &err));
     same(PD_BF16, many.dx, before, few.dx, FEW * COLUMNS, "dx");
     same(PD_F32, many.dweight, 0, few.dweight, COLUMNS, "dweight"); /* rows from a multiple of 64 on: the same lines */
 }

@@ -169,7 +169,6 @@ static void forward_body(void *context, uint64_t index)
 
 pd_status PD_CPU(attention_forward)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    (void)err;
     struct pd_attention resolved = attention_resolve(a, a->acc != NULL);
     uint64_t blocks = span_of(0, 0, a->length).blocks;
     struct forward_job job = {pd_math_cpu_of(math), &resolved, {0, a->sequences * (uint64_t)a->heads * blocks}};

@@ -326,7 +326,6 @@ static void run_keys(struct pd_math *math, struct backward_job *job)
 
 pd_status PD_CPU(attention_backward)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    (void)err;
     struct pd_attention resolved = attention_resolve(a, false);
     struct backward_job job = {pd_math_cpu_of(math), &resolved, {0, 0}};
     run_delta(math, &job);
@@ -341,7 +340,6 @@ pd_status PD_CPU(attention_backward)(struct pd_math *math, const struct pd_atten
 
 pd_status PD_CPU(attention_delta)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    (void)err;
     struct backward_job job = {pd_math_cpu_of(math), a, {0, 0}};
     run_delta(math, &job);
     return PD_OK;
@@ -349,7 +347,6 @@ pd_status PD_CPU(attention_delta)(struct pd_math *math, const struct pd_attentio
 
 pd_status PD_CPU(attention_backward_queries)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    (void)err;
     struct pd_attention resolved = attention_resolve(a, true);
     struct backward_job job = {pd_math_cpu_of(math), &resolved, {0, 0}};
     run_queries(math, &job);
@@ -358,7 +355,6 @@ pd_status PD_CPU(attention_backward_queries)(struct pd_math *math, const struct 
 
 pd_status PD_CPU(attention_backward_keys)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    (void)err;
     struct pd_attention resolved = attention_resolve(a, true);
     struct backward_job job = {pd_math_cpu_of(math), &resolved, {0, 0}};
     run_keys(math, &job);

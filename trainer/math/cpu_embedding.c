@@ -31,11 +31,7 @@ V16_INLINE void look_up(enum pd_dtype dtype, const struct pd_embedding *e, uint6
     V16_FOR(i, w, e->columns, look_up_part(dtype, e, row, (uint64_t)token, i, w));
 }
 
-static void forward_body(void *context, uint64_t index)
-{
-    const struct pd_embedding *embedding = context;
-    PD_FOR_DTYPE(embedding->dtype, look_up, embedding, index);
-}
+PD_DTYPE_BODY(forward_body, struct pd_embedding, dtype, look_up)
 
 /* Before anything is added, since a position outside would be left out silently. */
 static void check_positions(const struct pd_embedding *e)
@@ -46,7 +42,6 @@ static void check_positions(const struct pd_embedding *e)
 
 pd_status PD_CPU(embedding_forward)(struct pd_math *math, const struct pd_embedding *embedding, struct pd_error *err)
 {
-    (void)err;
     if (embedding->position_table) check_positions(embedding);
     struct pd_embedding job = *embedding;
     pd_parallel(math->pool, embedding->rows, forward_body, &job);
@@ -245,17 +240,12 @@ static void scatter(struct pd_math *math, struct scatter_job *job)
 
 pd_status PD_CPU(embedding_backward)(struct pd_math *math, const struct pd_embedding *e, struct pd_error *err)
 {
-    (void)err;
     if (e->dposition_table) check_positions(e);
-    if (e->dtoken_table && e->vocab) {
-        struct scatter_job job = {
-            .embedding = e, .indices = e->tokens, .first = e->first_token, .table_rows = e->vocab, .table = e->dtoken_table};
-        scatter(math, &job);
-    }
-    if (e->dposition_table) {
-        struct scatter_job job = {
-            .embedding = e, .indices = e->positions, .table_rows = e->context, .table = e->dposition_table};
-        scatter(math, &job);
-    }
+    struct scatter_job tokens = {
+        .embedding = e, .indices = e->tokens, .first = e->first_token, .table_rows = e->vocab, .table = e->dtoken_table};
+    struct scatter_job positions = {
+        .embedding = e, .indices = e->positions, .table_rows = e->context, .table = e->dposition_table};
+    if (e->dtoken_table && e->vocab) scatter(math, &tokens);
+    if (e->dposition_table) scatter(math, &positions);
     return PD_OK;
 }

@@ -34,13 +34,6 @@ V16_INLINE void tree_of_parts(const struct pd_finish *f, uint64_t at, unsigned n
         ret_sum[v] = places.depth ? stack[0][v] : v16_zero();
 }
 
-V16_INLINE v16 get_any(enum pd_dtype dtype, const void *data, uint64_t index, unsigned w)
-{
-    if (dtype == PD_F32) return v16_get_part(PD_F32, data, index, w);
-    if (dtype == PD_BF16) return v16_get_part(PD_BF16, data, index, w);
-    return v16_get_part(PD_F16, data, index, w);
-}
-
 V16_INLINE void finish_group(enum pd_dtype dtype, const struct finish_job *job, uint64_t row, uint64_t column, unsigned n,
                              unsigned w)
 {
@@ -50,9 +43,9 @@ V16_INLINE void finish_group(enum pd_dtype dtype, const struct finish_job *job, 
     for (unsigned v = 0; v < n; v++) {
         const uint64_t i = column + 16 * (uint64_t)v;
         if (f->scale != 1.0f) sum[v] = v16_mul(v16_set1(f->scale), sum[v]);
-        if (f->bias) sum[v] = v16_add(sum[v], get_any(f->bias_dtype, f->bias, i, w));
+        if (f->bias) sum[v] = v16_add(sum[v], v16_get_any(f->bias_dtype, f->bias, i, w));
         if (f->residual.data)
-            sum[v] = v16_add(sum[v], get_any(f->residual.dtype, f->residual.data, row * f->residual.ld + i, w));
+            sum[v] = v16_add(sum[v], v16_get_any(f->residual.dtype, f->residual.data, row * f->residual.ld + i, w));
         v16_put_part(dtype, f->out.data, row * f->out.ld + i, w, sum[v]);
     }
 }
@@ -65,23 +58,17 @@ V16_INLINE void finish_row(enum pd_dtype dtype, const struct finish_job *job, ui
     V16_FOR(i, w, job->f->columns - column, finish_group(dtype, job, row, column + i, 1, w));
 }
 
-V16_INLINE void finish_rows(enum pd_dtype dtype, const struct finish_job *job, uint64_t first, uint64_t end)
+V16_INLINE void finish_rows(enum pd_dtype dtype, const struct finish_job *job, uint64_t index)
 {
-    for (uint64_t row = first; row < end; row++)
+    const uint64_t first = index * job->rows_per_task, end = first + job->rows_per_task;
+    for (uint64_t row = first; row < end && row < job->f->rows; row++)
         finish_row(dtype, job, row);
 }
 
-static void finish_body(void *context, uint64_t index)
-{
-    const struct finish_job *job = context;
-    uint64_t first = index * job->rows_per_task, end = first + job->rows_per_task;
-    if (end > job->f->rows) end = job->f->rows;
-    PD_FOR_DTYPE(job->f->out.dtype, finish_rows, job, first, end);
-}
+PD_DTYPE_BODY(finish_body, struct finish_job, f->out.dtype, finish_rows)
 
 pd_status PD_CPU(finish)(struct pd_math *math, const struct pd_finish *finish, struct pd_error *err)
 {
-    (void)err;
     if (finish->rows == 0 || finish->columns == 0) return PD_OK;
     struct finish_job job = {finish, finish->ld_parts ? finish->ld_parts : finish->columns,
                              TASK_ELEMENTS / finish->columns + 1};

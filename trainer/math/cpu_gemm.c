@@ -131,8 +131,7 @@ struct gemm_block {
     uint64_t row, column, mc, nc; /* in C */
 };
 
-/* Partial sums wait in C where that is fp32 and nothing that is still to be read lies there. */
-static bool sums_in_c(const struct pd_gemm *gemm)
+bool pd_gemm_sums_in_c(const struct pd_gemm *gemm)
 {
     return gemm->c.dtype == PD_F32 && gemm->residual.data != gemm->c.data;
 }
@@ -140,7 +139,7 @@ static bool sums_in_c(const struct pd_gemm *gemm)
 static float *block_sums(const struct gemm_job *job, const struct gemm_block *block, float *tile, uint64_t *ret_ld)
 {
     const struct pd_gemm *gemm = job->gemm;
-    if (sums_in_c(gemm)) {
+    if (pd_gemm_sums_in_c(gemm)) {
         *ret_ld = gemm->c.ld;
         return (float *)gemm->c.data + block->row * gemm->c.ld + block->column;
     }
@@ -153,27 +152,24 @@ static float *block_sums(const struct gemm_job *job, const struct gemm_block *bl
     return job->sums + (block->row - row0) * *ret_ld + block->column - column0;
 }
 
-static const void *element_address(const void *data, enum pd_dtype dtype, uint64_t index)
+static void *element_address(const void *data, enum pd_dtype dtype, uint64_t index)
 {
-    return data ? (const char *)data + index * pd_dtype_bytes(dtype) : NULL;
+    return data ? (char *)(uintptr_t)data + index * pd_dtype_bytes(dtype) : NULL;
 }
 
-static void block_finish(const struct gemm_job *job, const struct gemm_block *block, const float *sums, uint64_t ld)
+bool pd_gemm_finish_of(const struct pd_gemm *g, uint64_t row, uint64_t column, struct pd_gemm_finish *ret_finish)
 {
-    const struct pd_gemm *gemm = job->gemm;
-    if (gemm->c.dtype == PD_F32 && !gemm->bias && !gemm->residual.data) return;
-    struct pd_gemm_finish finish = {
-        .c = (char *)gemm->c.data + (block->row * gemm->c.ld + block->column) * pd_dtype_bytes(gemm->c.dtype),
-        .c_dtype = gemm->c.dtype,
-        .c_ld = gemm->c.ld,
-        .bias = element_address(gemm->bias, gemm->bias_dtype, block->column),
-        .bias_dtype = gemm->bias_dtype,
-        .residual =
-            element_address(gemm->residual.data, gemm->residual.dtype, block->row * gemm->residual.ld + block->column),
-        .residual_dtype = gemm->residual.dtype,
-        .residual_ld = gemm->residual.ld,
+    *ret_finish = (struct pd_gemm_finish){
+        .c = element_address(g->c.data, g->c.dtype, row * g->c.ld + column),
+        .c_dtype = g->c.dtype,
+        .c_ld = g->c.ld,
+        .bias = element_address(g->bias, g->bias_dtype, column),
+        .bias_dtype = g->bias_dtype,
+        .residual = element_address(g->residual.data, g->residual.dtype, row * g->residual.ld + column),
+        .residual_dtype = g->residual.dtype,
+        .residual_ld = g->residual.ld,
     };
-    job->kernel->finish(&finish, block->mc, block->nc, sums, ld);
+    return g->c.dtype != PD_F32 || g->bias || g->residual.data;
 }
 
 /* Streamed vectors [t, t + width) times shared vectors [s, s + count) of the superblock, all of the k-block. */
@@ -205,7 +201,9 @@ static void block_multiply(const struct gemm_job *job, uint64_t t, uint64_t widt
         k += kc;
         q++;
     } while (k < job->k_count);
-    if (job->last) block_finish(job, &block, sums, ld);
+    struct pd_gemm_finish finish;
+    if (job->last && pd_gemm_finish_of(job->gemm, block.row, block.column, &finish))
+        job->kernel->finish(&finish, block.mc, block.nc, sums, ld);
 }
 
 static void run_task(const struct gemm_job *job, uint64_t index, float *private, uint64_t *packed)
@@ -309,7 +307,7 @@ void pd_cpu_gemm(struct pd_thread_pool *pool, enum pd_isa isa, void *workspace, 
     job_init(&job, isa, workspace, gemm);
     uint64_t superblock = SHARED_FLOATS / panel_floats_k_block(&job, job.shared_width) * job.shared_width;
     superblock = min_u64(superblock, 4096);
-    bool sums_wait = !sums_in_c(gemm) && gemm->k > job.k_block;
+    bool sums_wait = !pd_gemm_sums_in_c(gemm) && gemm->k > job.k_block;
     for (job.s0 = 0; job.s0 < job.shared.width; job.s0 += superblock) {
         job.s_count = min_u64(superblock, job.shared.width - job.s0);
         uint64_t range = sums_wait ? SUMS_FLOATS / job.s_count : job.streamed.width;

@@ -5,12 +5,9 @@
  *               3. an element outside the matrix is read from no memory and written to none
  */
 #include "trainer/math/cpu_gemm_kernel.h"
-#include "ckpt/base/half.h"
-#include <math.h>
+#include "trainer/math/simd.h"
 
-#if PD_ISA_LEVEL > 0
-#include <immintrin.h>
-#endif
+#include <math.h>
 
 /* The vector layer: V is one vector of LANES floats. */
 #if PD_ISA_LEVEL == 2
@@ -83,7 +80,7 @@ static void pack_slow(const struct pd_gemm_operand *source, uint64_t first, uint
 }
 
 #if PD_ISA_LEVEL > 0
-static inline __attribute__((always_inline)) __m256 load8(enum pd_dtype dtype, const void *data, uint64_t index)
+V16_INLINE __m256 load8(enum pd_dtype dtype, const void *data, uint64_t index)
 {
     if (dtype == PD_F32) return _mm256_loadu_ps((const float *)data + index);
     __m128i halves = _mm_loadu_si128((const __m128i *)((const uint16_t *)data + index));
@@ -92,7 +89,7 @@ static inline __attribute__((always_inline)) __m256 load8(enum pd_dtype dtype, c
 }
 
 /* The first `count` lanes, 6 or 8: what follows belongs to the next k. */
-static inline __attribute__((always_inline)) void store_lanes(float *p, __m256 v, unsigned count)
+V16_INLINE void store_lanes(float *p, __m256 v, unsigned count)
 {
     if (count == 8) {
         _mm256_storeu_ps(p, v);
@@ -102,7 +99,7 @@ static inline __attribute__((always_inline)) void store_lanes(float *p, __m256 v
     }
 }
 
-static inline __attribute__((always_inline)) void transpose8(__m256 r[8])
+V16_INLINE void transpose8(__m256 r[8])
 {
     __m256 t[8], u[8];
     for (int i = 0; i < 8; i += 2) {
@@ -125,15 +122,14 @@ static inline __attribute__((always_inline)) void transpose8(__m256 r[8])
 #define AHEAD_K 32u   /* elements along a vector */
 #define AHEAD_ROWS 8u /* rows of the source, where the walk goes down */
 
-static inline __attribute__((always_inline)) void hint(enum pd_dtype dtype, const void *data, uint64_t index)
+V16_INLINE void hint(enum pd_dtype dtype, const void *data, uint64_t index)
 {
     __builtin_prefetch((const void *)((uintptr_t)data + index * (dtype == PD_F32 ? 4 : 2)));
 }
 
 /* One whole panel whose vectors are contiguous in k: 8 x 8 blocks are turned in registers. */
-static inline __attribute__((always_inline)) void pack_turning(const struct pd_gemm_operand *source, enum pd_dtype dtype,
-                                                               uint64_t first, uint64_t k0, uint64_t kc, float *panel,
-                                                               unsigned width)
+V16_INLINE void pack_turning(const struct pd_gemm_operand *source, enum pd_dtype dtype, uint64_t first, uint64_t k0,
+                             uint64_t kc, float *panel, unsigned width)
 {
     uint64_t ld = source->ld, k = 0;
     for (; k + 8 <= kc; k += 8) {
@@ -154,10 +150,8 @@ static inline __attribute__((always_inline)) void pack_turning(const struct pd_g
 
 /* Several whole panels whose elements of one k are contiguous. k is the outer loop: source rows may lie a power of two
  * apart, where a walk down a column would hit one cache set all the way. */
-static inline __attribute__((always_inline)) void pack_copying(const struct pd_gemm_operand *source, enum pd_dtype dtype,
-                                                               uint64_t first, uint64_t panel_count, uint64_t k0,
-                                                               uint64_t kc, float *panels, uint64_t panel_stride,
-                                                               unsigned width)
+V16_INLINE void pack_copying(const struct pd_gemm_operand *source, enum pd_dtype dtype, uint64_t first, uint64_t panel_count,
+                             uint64_t k0, uint64_t kc, float *panels, uint64_t panel_stride, unsigned width)
 {
     for (uint64_t k = 0; k < kc; k++) {
         uint64_t index = (k0 + k) * source->ld + first;
@@ -172,9 +166,8 @@ static inline __attribute__((always_inline)) void pack_copying(const struct pd_g
 }
 #endif
 
-static inline __attribute__((always_inline)) void pack_typed(const struct pd_gemm_operand *source, enum pd_dtype dtype,
-                                                             uint64_t first, uint64_t count, uint64_t k0, uint64_t kc,
-                                                             float *panels, uint64_t panel_stride, unsigned width)
+V16_INLINE void pack_typed(enum pd_dtype dtype, const struct pd_gemm_operand *source, uint64_t first, uint64_t count,
+                           uint64_t k0, uint64_t kc, float *panels, uint64_t panel_stride, unsigned width)
 {
     uint64_t whole = 0;
 #if PD_ISA_LEVEL > 0
@@ -196,18 +189,13 @@ static inline __attribute__((always_inline)) void pack_typed(const struct pd_gem
     }
 }
 
-static inline __attribute__((always_inline)) void pack(const struct pd_gemm_operand *source, uint64_t first, uint64_t count,
-                                                       uint64_t k0, uint64_t kc, float *panels, uint64_t panel_stride,
-                                                       unsigned width)
+V16_INLINE void pack(const struct pd_gemm_operand *source, uint64_t first, uint64_t count, uint64_t k0, uint64_t kc,
+                     float *panels, uint64_t panel_stride, unsigned width)
 {
     if (source->values)
         pack_codes(source, first, count, k0, kc, panels, panel_stride, width);
-    else if (source->dtype == PD_F32)
-        pack_typed(source, PD_F32, first, count, k0, kc, panels, panel_stride, width);
-    else if (source->dtype == PD_BF16)
-        pack_typed(source, PD_BF16, first, count, k0, kc, panels, panel_stride, width);
     else
-        pack_typed(source, PD_F16, first, count, k0, kc, panels, panel_stride, width);
+        PD_FOR_DTYPE(source->dtype, pack_typed, source, first, count, k0, kc, panels, panel_stride, width);
 }
 
 static void pack_a(const struct pd_gemm_operand *a, uint64_t first, uint64_t count, uint64_t k0, uint64_t kc, float *panels,
@@ -280,61 +268,35 @@ static void multiply(uint64_t mc, uint64_t nc, uint64_t kc, const float *a, uint
 
 /* ---- after the chain ---- */
 
-#define STRIP 64u
-
-static inline void strip_load(enum pd_dtype dtype, const void *data, uint64_t index, uint64_t count, float *strip)
+V16_INLINE void finish_part(enum pd_dtype dtype, const struct pd_gemm_finish *f, const float *tile, uint64_t row,
+                            uint64_t column, unsigned w)
 {
-    if (dtype == PD_F32) {
-        for (uint64_t j = 0; j < count; j++)
-            strip[j] = ((const float *)data)[index + j];
-    } else if (dtype == PD_BF16) {
-        for (uint64_t j = 0; j < count; j++)
-            strip[j] = pd_f32_from_bf16(((const uint16_t *)data)[index + j]);
-    } else {
-        for (uint64_t j = 0; j < count; j++)
-            strip[j] = pd_f32_from_f16(((const uint16_t *)data)[index + j]);
-    }
+    v16 sum = v16_get_part(PD_F32, tile, column, w);
+    if (f->bias) sum = v16_add(sum, v16_get_any(f->bias_dtype, f->bias, column, w));
+    if (f->residual) sum = v16_add(sum, v16_get_any(f->residual_dtype, f->residual, row * f->residual_ld + column, w));
+    v16_put_part(dtype, f->c, row * f->c_ld + column, w, sum);
 }
 
-static inline void strip_store(enum pd_dtype dtype, void *data, uint64_t index, uint64_t count, const float *strip)
+V16_INLINE void finish_rows(enum pd_dtype dtype, const struct pd_gemm_finish *f, uint64_t mc, uint64_t nc, const float *tile,
+                            uint64_t tile_ld)
 {
-    if (dtype == PD_F32) {
-        for (uint64_t j = 0; j < count; j++)
-            ((float *)data)[index + j] = strip[j];
-    } else if (dtype == PD_BF16) {
-        for (uint64_t j = 0; j < count; j++)
-            ((uint16_t *)data)[index + j] = pd_bf16_from_f32(strip[j]);
-    } else {
-        for (uint64_t j = 0; j < count; j++)
-            ((uint16_t *)data)[index + j] = pd_f16_from_f32(strip[j]);
-    }
+    for (uint64_t i = 0; i < mc; i++)
+        V16_FOR(j, w, nc, finish_part(dtype, f, tile + i * tile_ld, i, j, w));
 }
 
 static void finish(const struct pd_gemm_finish *f, uint64_t mc, uint64_t nc, const float *tile, uint64_t tile_ld)
 {
-    float sum[STRIP], term[STRIP];
-    for (uint64_t i = 0; i < mc; i++) {
-        for (uint64_t j0 = 0; j0 < nc; j0 += STRIP) {
-            uint64_t count = nc - j0 < STRIP ? nc - j0 : STRIP;
-            strip_load(PD_F32, tile, i * tile_ld + j0, count, sum);
-            if (f->bias) {
-                strip_load(f->bias_dtype, f->bias, j0, count, term);
-                for (uint64_t j = 0; j < count; j++)
-                    sum[j] += term[j];
-            }
-            if (f->residual) {
-                strip_load(f->residual_dtype, f->residual, i * f->residual_ld + j0, count, term);
-                for (uint64_t j = 0; j < count; j++)
-                    sum[j] += term[j];
-            }
-            strip_store(f->c_dtype, f->c, i * f->c_ld + j0, count, sum);
-        }
-    }
+    PD_FOR_DTYPE(f->c_dtype, finish_rows, f, mc, nc, tile, tile_ld);
 }
 
-static void convert(enum pd_dtype dtype, const void *from, uint64_t index, uint64_t count, float *restrict to)
+V16_INLINE void convert_run(enum pd_dtype dtype, const void *from, uint64_t index, uint64_t count, float *to)
 {
-    strip_load(dtype, from, index, count, to);
+    V16_FOR(i, w, count, v16_put_part(PD_F32, to, i, w, v16_get_part(dtype, from, index + i, w)));
+}
+
+static void convert(enum pd_dtype dtype, const void *from, uint64_t index, uint64_t count, float *to)
+{
+    PD_FOR_DTYPE(dtype, convert_run, from, index, count, to);
 }
 
 const struct pd_gemm_kernel PD_ISA_SYMBOL(pd_gemm_kernel) = {

@@ -7,7 +7,7 @@
 #define PD_TRAINER_MATH_CPU_GEMM_KERNEL_H
 
 #include "ckpt/base/cpu.h"
-#include "ckpt/tensor/tensor.h"
+#include "trainer/math/operations.h"
 
 /* op(A) seen by rows, or op(B) seen by columns: `width` vectors of length k. */
 struct pd_gemm_operand {
@@ -48,6 +48,10 @@ extern const struct pd_gemm_kernel pd_gemm_kernel_portable;
 extern const struct pd_gemm_kernel pd_gemm_kernel_avx2;
 extern const struct pd_gemm_kernel pd_gemm_kernel_avx512;
 #endif
+/* Partial sums wait in C where that is fp32 and nothing that is still to be read lies there. */
+bool pd_gemm_sums_in_c(const struct pd_gemm *gemm);
+/* For a block of C whose first element is (row, column). False: nothing follows, and sums in C are the result. */
+bool pd_gemm_finish_of(const struct pd_gemm *gemm, uint64_t row, uint64_t column, struct pd_gemm_finish *ret_finish);
 /* isa resolved. */
 const struct pd_gemm_kernel *pd_gemm_kernel_of(enum pd_isa isa);
 

@@ -122,15 +122,10 @@ V16_INLINE void loss_row(enum pd_dtype dtype, const struct pd_cross_entropy *l, 
     if (l->dlogits) write_gradient(dtype, l, row, max, sum, target_logit);
 }
 
-static void loss_body(void *context, uint64_t index)
-{
-    const struct pd_cross_entropy *loss = context;
-    PD_FOR_DTYPE(loss->dtype, loss_row, loss, index);
-}
+PD_DTYPE_BODY(loss_body, struct pd_cross_entropy, dtype, loss_row)
 
 pd_status PD_CPU(cross_entropy)(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err)
 {
-    (void)err;
     struct pd_cross_entropy job = *loss;
     pd_parallel(math->pool, loss->rows, loss_body, &job);
     return PD_OK;
@@ -148,7 +143,6 @@ static void max_body(void *context, uint64_t row)
 
 pd_status PD_CPU(logits_max)(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err)
 {
-    (void)err;
     struct pd_cross_entropy job = *loss;
     pd_parallel(math->pool, loss->rows, max_body, &job);
     return PD_OK;
@@ -165,7 +159,6 @@ static void sum_body(void *context, uint64_t row)
 
 pd_status PD_CPU(logits_sum)(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err)
 {
-    (void)err;
     struct pd_cross_entropy job = *loss;
     pd_parallel(math->pool, loss->rows, sum_body, &job);
     return PD_OK;
@@ -174,7 +167,6 @@ pd_status PD_CPU(logits_sum)(struct pd_math *math, const struct pd_cross_entropy
 /* Comparisons and copies of a few numbers a row. */
 pd_status PD_CPU(logits_join)(struct pd_math *math, const struct pd_logits_join *j, struct pd_error *err)
 {
-    (void)math, (void)err;
     for (uint64_t row = 0; row < j->rows && j->max; row++) {
         float max = j->all_max[row];
         for (uint32_t r = 1; r < j->ranks; r++)

@@ -14,6 +14,12 @@ struct norm_job {
     uint64_t rows_per_task;
 };
 
+static uint64_t rows_end(const struct norm_job *job, uint64_t index)
+{
+    const uint64_t end = (index + 1) * job->rows_per_task;
+    return end < job->norm->rows ? end : job->norm->rows;
+}
+
 V16_INLINE float row_mean(enum pd_dtype dtype, const struct pd_norm *n, uint64_t at)
 {
     v16 sum = v16_zero();
@@ -49,9 +55,10 @@ V16_INLINE void put_normed(enum pd_dtype dtype, const struct pd_norm *n, uint64_
     v16_put_part(dtype, n->out, at + i, w, x);
 }
 
-V16_INLINE void forward_rows(enum pd_dtype dtype, const struct pd_norm *n, uint64_t first, uint64_t end)
+V16_INLINE void forward_rows(enum pd_dtype dtype, const struct norm_job *job, uint64_t index)
 {
-    for (uint64_t row = first; row < end; row++) {
+    const struct pd_norm *n = job->norm;
+    for (uint64_t row = index * job->rows_per_task; row < rows_end(job, index); row++) {
         uint64_t at = row * n->columns;
         float mean = n->mean ? row_mean(dtype, n, at) : 0.0f;
         float variance = row_variance(dtype, n, at, v16_set1(mean));
@@ -63,13 +70,7 @@ V16_INLINE void forward_rows(enum pd_dtype dtype, const struct pd_norm *n, uint6
     }
 }
 
-static void forward_body(void *context, uint64_t index)
-{
-    const struct norm_job *job = context;
-    uint64_t first = index * job->rows_per_task, end = first + job->rows_per_task;
-    if (end > job->norm->rows) end = job->norm->rows;
-    PD_FOR_DTYPE(job->norm->dtype, forward_rows, job->norm, first, end);
-}
+PD_DTYPE_BODY(forward_body, struct norm_job, norm->dtype, forward_rows)
 
 V16_INLINE v16 normed(enum pd_dtype dtype, const struct pd_norm *n, uint64_t index, unsigned w, v16 mean, v16 rstd)
 {
@@ -93,9 +94,10 @@ V16_INLINE void put_dx(enum pd_dtype dtype, const struct pd_norm *n, uint64_t at
     v16_put_part(dtype, n->dx, at + i, w, v16_fma(t, rstd, residual));
 }
 
-V16_INLINE void backward_rows(enum pd_dtype dtype, const struct pd_norm *n, uint64_t first, uint64_t end)
+V16_INLINE void backward_rows(enum pd_dtype dtype, const struct norm_job *job, uint64_t index)
 {
-    for (uint64_t row = first; row < end; row++) {
+    const struct pd_norm *n = job->norm;
+    for (uint64_t row = index * job->rows_per_task; row < rows_end(job, index); row++) {
         uint64_t at = row * n->columns;
         v16 mean = v16_set1(n->mean ? n->mean[row] : 0.0f), rstd = v16_set1(n->rstd[row]);
         v16 sum = v16_zero(), sum_x = v16_zero();
@@ -106,13 +108,7 @@ V16_INLINE void backward_rows(enum pd_dtype dtype, const struct pd_norm *n, uint
     }
 }
 
-static void backward_rows_body(void *context, uint64_t index)
-{
-    const struct norm_job *job = context;
-    uint64_t first = index * job->rows_per_task, end = first + job->rows_per_task;
-    if (end > job->norm->rows) end = job->norm->rows;
-    PD_FOR_DTYPE(job->norm->dtype, backward_rows, job->norm, first, end);
-}
+PD_DTYPE_BODY(backward_rows_body, struct norm_job, norm->dtype, backward_rows)
 
 V16_INLINE void weight_columns(enum pd_dtype dtype, const struct pd_norm *n, uint64_t i, unsigned w0, unsigned w1)
 {
@@ -135,9 +131,10 @@ V16_INLINE void weight_columns(enum pd_dtype dtype, const struct pd_norm *n, uin
     if (w1) v16_put_part(PD_F32, n->dbias, i + 16, w1, dbias1);
 }
 
-V16_INLINE void weight_task(enum pd_dtype dtype, const struct pd_norm *n, uint64_t i)
+V16_INLINE void weight_task(enum pd_dtype dtype, const struct norm_job *job, uint64_t index)
 {
-    uint64_t left = n->columns - i;
+    const struct pd_norm *n = job->norm;
+    const uint64_t i = index * COLUMNS_TASK, left = n->columns - i;
     if (left >= 32)
         weight_columns(dtype, n, i, 16, 16);
     else if (left > 16)
@@ -146,11 +143,7 @@ V16_INLINE void weight_task(enum pd_dtype dtype, const struct pd_norm *n, uint64
         weight_columns(dtype, n, i, (unsigned)left, 0);
 }
 
-static void backward_columns_body(void *context, uint64_t index)
-{
-    const struct norm_job *job = context;
-    PD_FOR_DTYPE(job->norm->dtype, weight_task, job->norm, index * COLUMNS_TASK);
-}
+PD_DTYPE_BODY(backward_columns_body, struct norm_job, norm->dtype, weight_task)
 
 static struct norm_job job_of(const struct pd_norm *norm, uint64_t *ret_tasks)
 {
@@ -160,7 +153,7 @@ static struct norm_job job_of(const struct pd_norm *norm, uint64_t *ret_tasks)
     return (struct norm_job){norm, rows};
 }
 
-static pd_status norm_forward(struct pd_math *math, const struct pd_norm *norm)
+pd_status PD_CPU(norm_forward)(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
 {
     uint64_t tasks;
     struct norm_job job = job_of(norm, &tasks);
@@ -169,36 +162,11 @@ static pd_status norm_forward(struct pd_math *math, const struct pd_norm *norm)
 }
 
 /* Columns first: dx may overwrite dout or x. */
-static pd_status norm_backward(struct pd_math *math, const struct pd_norm *norm)
+pd_status PD_CPU(norm_backward)(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
 {
     uint64_t tasks;
     struct norm_job job = job_of(norm, &tasks);
     pd_parallel(math->pool, (norm->columns + COLUMNS_TASK - 1) / COLUMNS_TASK, backward_columns_body, &job);
     pd_parallel(math->pool, tasks, backward_rows_body, &job);
     return PD_OK;
-}
-
-/* The wrappers have checked that RMS norms come without mean and bias, and layer norms with both. */
-pd_status PD_CPU(rmsnorm_forward)(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
-{
-    (void)err;
-    return norm_forward(math, norm);
-}
-
-pd_status PD_CPU(rmsnorm_backward)(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
-{
-    (void)err;
-    return norm_backward(math, norm);
-}
-
-pd_status PD_CPU(layernorm_forward)(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
-{
-    (void)err;
-    return norm_forward(math, norm);
-}
-
-pd_status PD_CPU(layernorm_backward)(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
-{
-    (void)err;
-    return norm_backward(math, norm);
 }

@@ -24,6 +24,15 @@ static uint64_t flat_end(const struct flat_job *job, uint64_t index)
     return end < job->count ? end : job->count;
 }
 
+/* put_body: put(dtype, job, i, w) for every group of elements of a task. */
+#define FLAT_BODY(put)                                                                           \
+    V16_INLINE void put##_range(enum pd_dtype dtype, const struct flat_job *job, uint64_t index) \
+    {                                                                                            \
+        const uint64_t first = index * TASK_ELEMENTS, end = flat_end(job, index);                \
+        V16_FOR(i, w, end - first, put(dtype, job, first + i, w));                               \
+    }                                                                                            \
+    PD_DTYPE_BODY(put##_body, struct flat_job, dtype, put##_range)
+
 /* gelu(x) = x s(2u), u = sqrt(2/pi) (x + 0.044715 x^3), s the logistic function: 0.5 (1 + tanh u) = s(2u). */
 V16_INLINE v16 gelu_gate(v16 x, v16 x2)
 {
@@ -47,43 +56,22 @@ V16_INLINE void gelu_put_gradient(enum pd_dtype dtype, const struct flat_job *jo
     v16_put_part(dtype, job->out, i, w, v16_mul(v16_get_part(dtype, job->dout, i, w), v16_add(s, tail)));
 }
 
-V16_INLINE void gelu_forward_range(enum pd_dtype dtype, const struct flat_job *job, uint64_t first, uint64_t end)
-{
-    V16_FOR(i, w, end - first, gelu_put(dtype, job, first + i, w));
-}
-
-V16_INLINE void gelu_backward_range(enum pd_dtype dtype, const struct flat_job *job, uint64_t first, uint64_t end)
-{
-    V16_FOR(i, w, end - first, gelu_put_gradient(dtype, job, first + i, w));
-}
-
-static void gelu_forward_body(void *context, uint64_t index)
-{
-    const struct flat_job *job = context;
-    PD_FOR_DTYPE(job->dtype, gelu_forward_range, job, index * TASK_ELEMENTS, flat_end(job, index));
-}
-
-static void gelu_backward_body(void *context, uint64_t index)
-{
-    const struct flat_job *job = context;
-    PD_FOR_DTYPE(job->dtype, gelu_backward_range, job, index * TASK_ELEMENTS, flat_end(job, index));
-}
+FLAT_BODY(gelu_put)
+FLAT_BODY(gelu_put_gradient)
 
 pd_status PD_CPU(gelu_forward)(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x, void *out,
                                struct pd_error *err)
 {
-    (void)err;
     struct flat_job job = {.count = count, .dtype = dtype, .x = x, .out = out};
-    pd_parallel(math->pool, flat_tasks(count), gelu_forward_body, &job);
+    pd_parallel(math->pool, flat_tasks(count), gelu_put_body, &job);
     return PD_OK;
 }
 
 pd_status PD_CPU(gelu_backward)(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x, const void *dout,
                                 void *dx, struct pd_error *err)
 {
-    (void)err;
     struct flat_job job = {.count = count, .dtype = dtype, .x = x, .dout = dout, .out = dx};
-    pd_parallel(math->pool, flat_tasks(count), gelu_backward_body, &job);
+    pd_parallel(math->pool, flat_tasks(count), gelu_put_gradient_body, &job);
     return PD_OK;
 }
 
@@ -125,22 +113,12 @@ V16_INLINE void swiglu_backward_row(enum pd_dtype dtype, const struct swiglu_job
     V16_FOR(i, w, job->columns, swiglu_put_gradient(dtype, job, row, i, w));
 }
 
-static void swiglu_forward_body(void *context, uint64_t index)
-{
-    const struct swiglu_job *job = context;
-    PD_FOR_DTYPE(job->dtype, swiglu_forward_row, job, index);
-}
-
-static void swiglu_backward_body(void *context, uint64_t index)
-{
-    const struct swiglu_job *job = context;
-    PD_FOR_DTYPE(job->dtype, swiglu_backward_row, job, index);
-}
+PD_DTYPE_BODY(swiglu_forward_body, struct swiglu_job, dtype, swiglu_forward_row)
+PD_DTYPE_BODY(swiglu_backward_body, struct swiglu_job, dtype, swiglu_backward_row)
 
 pd_status PD_CPU(swiglu_forward)(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype,
                                  const void *gate_up, void *out, struct pd_error *err)
 {
-    (void)err;
     struct swiglu_job job = {rows, columns, dtype, gate_up, NULL, out};
     pd_parallel(math->pool, rows, swiglu_forward_body, &job);
     return PD_OK;
@@ -149,7 +127,6 @@ pd_status PD_CPU(swiglu_forward)(struct pd_math *math, uint64_t rows, uint64_t c
 pd_status PD_CPU(swiglu_backward)(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype,
                                   const void *gate_up, const void *dout, void *dgate_up, struct pd_error *err)
 {
-    (void)err;
     struct swiglu_job job = {rows, columns, dtype, gate_up, dout, dgate_up};
     pd_parallel(math->pool, rows, swiglu_backward_body, &job);
     return PD_OK;
@@ -185,15 +162,10 @@ V16_INLINE void rope_row(enum pd_dtype dtype, const struct pd_rope *r, uint64_t 
     }
 }
 
-static void rope_body(void *context, uint64_t index)
-{
-    const struct pd_rope *rope = context;
-    PD_FOR_DTYPE(rope->dtype, rope_row, rope, index);
-}
+PD_DTYPE_BODY(rope_body, struct pd_rope, dtype, rope_row)
 
 pd_status PD_CPU(rope)(struct pd_math *math, const struct pd_rope *rope, struct pd_error *err)
 {
-    (void)err;
     struct pd_rope job = *rope;
     pd_parallel(math->pool, rope->rows, rope_body, &job);
     return PD_OK;
@@ -206,23 +178,13 @@ V16_INLINE void add_put(enum pd_dtype dtype, const struct flat_job *job, uint64_
     v16_put_part(PD_F32, job->out, i, w, piece);
 }
 
-V16_INLINE void add_range(enum pd_dtype dtype, const struct flat_job *job, uint64_t first, uint64_t end)
-{
-    V16_FOR(i, w, end - first, add_put(dtype, job, first + i, w));
-}
-
-static void add_body(void *context, uint64_t index)
-{
-    const struct flat_job *job = context;
-    PD_FOR_DTYPE(job->dtype, add_range, job, index * TASK_ELEMENTS, flat_end(job, index));
-}
+FLAT_BODY(add_put)
 
 pd_status PD_CPU(add)(struct pd_math *math, uint64_t n, float *sum, enum pd_dtype dtype, const void *piece, bool first,
                       struct pd_error *err)
 {
-    (void)err;
     struct flat_job job = {.count = n, .dtype = dtype, .x = piece, .out = sum, .first = first};
-    pd_parallel(math->pool, flat_tasks(n), add_body, &job);
+    pd_parallel(math->pool, flat_tasks(n), add_put_body, &job);
     return PD_OK;
 }
 
@@ -251,7 +213,6 @@ static void cast_body(void *context, uint64_t index)
 pd_status PD_CPU(cast)(struct pd_math *math, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,
                        const void *src, struct pd_error *err)
 {
-    (void)err;
     struct flat_job job = {.count = n, .dtype = dst_dtype, .src_dtype = src_dtype, .x = src, .out = dst};
     pd_parallel(math->pool, flat_tasks(n), cast_body, &job);
     return PD_OK;

@@ -86,7 +86,6 @@ static void quantize_tile(void *context, uint64_t index)
 
 pd_status PD_CPU(quantize)(struct pd_math *math, const struct pd_quantize *q, struct pd_error *err)
 {
-    (void)err;
     const uint64_t column_tiles = (q->columns + SIDE - 1) / SIDE, row_tiles = (q->rows + SIDE - 1) / SIDE;
     struct quantize_job job = {.q = *q, .column_tiles = column_tiles};
     pd_parallel(math->pool, row_tiles * column_tiles, largest_of, &job);

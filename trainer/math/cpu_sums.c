@@ -32,25 +32,20 @@ V16_INLINE void one_column(enum pd_dtype dtype, const struct column_job *job, ui
     v16_put_part(PD_F32, job->out, column, w, sum);
 }
 
-V16_INLINE void column_task(enum pd_dtype dtype, const struct column_job *job, uint64_t column)
+V16_INLINE void columns_of_task(enum pd_dtype dtype, const struct column_job *job, uint64_t index)
 {
-    uint64_t left = job->n - column;
+    const uint64_t column = index * COLUMNS_TASK, left = job->n - column;
     if (left >= COLUMNS_TASK)
         four_columns(dtype, job, column);
     else
         V16_FOR(i, w, left, one_column(dtype, job, column + i, w));
 }
 
-static void column_body(void *context, uint64_t index)
-{
-    const struct column_job *job = context;
-    PD_FOR_DTYPE(job->dtype, column_task, job, index * COLUMNS_TASK);
-}
+PD_DTYPE_BODY(column_body, struct column_job, dtype, columns_of_task)
 
 pd_status PD_CPU(column_sum)(struct pd_math *math, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype dtype,
                              const void *x, float *out, struct pd_error *err)
 {
-    (void)err;
     struct column_job job = {rows, n, ld, dtype, x, out};
     pd_parallel(math->pool, (n + COLUMNS_TASK - 1) / COLUMNS_TASK, column_body, &job);
     return PD_OK;
@@ -77,7 +72,6 @@ static void squares_body(void *context, uint64_t index)
 pd_status PD_CPU(row_squares)(struct pd_math *math, uint64_t rows, uint64_t columns, const float *x, double *sums,
                               struct pd_error *err)
 {
-    (void)err;
     struct squares_job job = {rows, columns, columns ? ROWS_TASK_ELEMENTS / columns : 1, x, sums};
     if (job.rows_per_task == 0) job.rows_per_task = 1;
     pd_parallel(math->pool, (rows + job.rows_per_task - 1) / job.rows_per_task, squares_body, &job);

@@ -40,46 +40,23 @@ pd_status pd_gemm(struct pd_math *math, const struct pd_gemm *g, struct pd_error
     return math->ops->gemm(math, g, err);
 }
 
-static void check_norm(const struct pd_norm *n, bool layer)
+static void check_norm(const struct pd_norm *n)
 {
     PD_CHECK(n->columns > 0 && dtype_is_known(n->dtype) && n->x && n->weight && n->rstd);
-    PD_CHECK(layer ? n->mean != NULL : !n->mean && !n->bias);
 }
 
-static void check_norm_forward(const struct pd_norm *n, bool layer)
+pd_status pd_norm_forward(struct pd_math *math, const struct pd_norm *n, struct pd_error *err)
 {
-    check_norm(n, layer);
-    PD_CHECK(n->out && (!layer || n->bias));
+    check_norm(n);
+    PD_CHECK(n->out && !n->mean == !n->bias);
+    return math->ops->norm_forward(math, n, err);
 }
 
-static void check_norm_backward(const struct pd_norm *n, bool layer)
+pd_status pd_norm_backward(struct pd_math *math, const struct pd_norm *n, struct pd_error *err)
 {
-    check_norm(n, layer);
-    PD_CHECK(n->dout && n->dx && n->dweight && (layer ? n->dbias != NULL : !n->dbias));
-}
-
-pd_status pd_rmsnorm_forward(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
-{
-    check_norm_forward(norm, false);
-    return math->ops->rmsnorm_forward(math, norm, err);
-}
-
-pd_status pd_rmsnorm_backward(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
-{
-    check_norm_backward(norm, false);
-    return math->ops->rmsnorm_backward(math, norm, err);
-}
-
-pd_status pd_layernorm_forward(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
-{
-    check_norm_forward(norm, true);
-    return math->ops->layernorm_forward(math, norm, err);
-}
-
-pd_status pd_layernorm_backward(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
-{
-    check_norm_backward(norm, true);
-    return math->ops->layernorm_backward(math, norm, err);
+    check_norm(n);
+    PD_CHECK(n->dout && n->dx && n->dweight && !n->mean == !n->dbias);
+    return math->ops->norm_backward(math, n, err);
 }
 
 pd_status pd_rope(struct pd_math *math, const struct pd_rope *r, struct pd_error *err)

@@ -24,6 +24,7 @@
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/thread_pool.h"
 #include "offload/cpu_adam.h"
+#include "trainer/math/operation_list.h"
 #include "trainer/math/operations.h"
 #include "trainer/math/superaccumulator.h"
 
@@ -33,67 +34,13 @@ struct pd_math;
 
 struct pd_math_ops {
     const char *name;
-    pd_status (*gemm)(struct pd_math *, const struct pd_gemm *, struct pd_error *);
-    pd_status (*rmsnorm_forward)(struct pd_math *, const struct pd_norm *, struct pd_error *);
-    pd_status (*rmsnorm_backward)(struct pd_math *, const struct pd_norm *, struct pd_error *);
-    pd_status (*layernorm_forward)(struct pd_math *, const struct pd_norm *, struct pd_error *);
-    pd_status (*layernorm_backward)(struct pd_math *, const struct pd_norm *, struct pd_error *);
-    pd_status (*rope)(struct pd_math *, const struct pd_rope *, struct pd_error *);
-    pd_status (*attention_forward)(struct pd_math *, const struct pd_attention *, struct pd_error *);
-    pd_status (*attention_backward)(struct pd_math *, const struct pd_attention *, struct pd_error *);
-    /* of parts; see struct pd_attention */
-    pd_status (*attention_delta)(struct pd_math *, const struct pd_attention *, struct pd_error *);
-    pd_status (*attention_backward_queries)(struct pd_math *, const struct pd_attention *, struct pd_error *);
-    pd_status (*attention_backward_keys)(struct pd_math *, const struct pd_attention *, struct pd_error *);
-    pd_status (*finish)(struct pd_math *, const struct pd_finish *, struct pd_error *);
-    /* gate_up (R, 2F): gate then up; out (R,F) = silu(gate) * up. Backward writes dgate_up (R, 2F), which may be gate_up. */
-    pd_status (*swiglu_forward)(struct pd_math *, uint64_t rows, uint64_t columns, enum pd_dtype, const void *gate_up,
-                                void *out, struct pd_error *);
-    pd_status (*swiglu_backward)(struct pd_math *, uint64_t rows, uint64_t columns, enum pd_dtype, const void *gate_up,
-                                 const void *dout, void *dgate_up, struct pd_error *);
-    /* tanh form (Hendrycks and Gimpel 2016). dx may be x or dout. */
-    pd_status (*gelu_forward)(struct pd_math *, uint64_t count, enum pd_dtype, const void *x, void *out, struct pd_error *);
-    pd_status (*gelu_backward)(struct pd_math *, uint64_t count, enum pd_dtype, const void *x, const void *dout, void *dx,
-                               struct pd_error *);
-    pd_status (*embedding_forward)(struct pd_math *, const struct pd_embedding *, struct pd_error *);
-    pd_status (*embedding_backward)(struct pd_math *, const struct pd_embedding *, struct pd_error *);
-    pd_status (*logits_max)(struct pd_math *, const struct pd_cross_entropy *, struct pd_error *);
-    pd_status (*logits_sum)(struct pd_math *, const struct pd_cross_entropy *, struct pd_error *);
-    pd_status (*logits_join)(struct pd_math *, const struct pd_logits_join *, struct pd_error *);
-    pd_status (*cross_entropy)(struct pd_math *, const struct pd_cross_entropy *, struct pd_error *);
-    /* out (n) fp32 = sum over rows of x (rows, n), rows ld apart, ascending: the gradient of a bias */
-    pd_status (*column_sum)(struct pd_math *, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype, const void *x,
-                            float *out, struct pd_error *);
-    /* sum (n) fp32 = piece, or sum + piece: gradients of one micro-batch after the other */
-    pd_status (*add)(struct pd_math *, uint64_t n, float *sum, enum pd_dtype, const void *piece, bool first,
-                     struct pd_error *);
-    pd_status (*cast)(struct pd_math *, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,
-                      const void *src, struct pd_error *);
-    pd_status (*quantize)(struct pd_math *, const struct pd_quantize *, struct pd_error *);
-    pd_status (*round)(struct pd_math *, const struct pd_round *, struct pd_error *);
-    /* sums (rows) fp64 = sum over columns of x^2, in fp64, 16 lanes; x (rows, columns) fp32 dense */
-    pd_status (*row_squares)(struct pd_math *, uint64_t rows, uint64_t columns, const float *x, double *sums,
-                             struct pd_error *);
-    /* *sum += terms (n), exactly: as integers, so in any order (superaccumulator.h). A GPU does not normalise. */
-    pd_status (*superaccumulate)(struct pd_math *, uint64_t n, const double *terms, struct pd_superaccumulator *sum,
-                                 struct pd_error *);
-    /* AdamW over one range; step and range themselves are host memory */
-    pd_status (*adam)(struct pd_math *, const struct pd_adam_step *, const struct pd_adam_range *, struct pd_error *);
-    /* dst = src, in the order of operations: memory of the device or of the host on either side. Overlap is not allowed. */
-    pd_status (*copy)(struct pd_math *, void *dst, const void *src, uint64_t bytes, struct pd_error *);
+#define PD_MATH_SLOT(name, operands, ...) \
+    pd_status (*name)(struct pd_math * math, PD_MATH_OPERANDS operands, struct pd_error * err);
+    PD_MATH_ALL(PD_MATH_SLOT)
+#undef PD_MATH_SLOT
     /* Returns when everything before it has happened; copies to the host may be read then, copies from it written. */
-    pd_status (*sync)(struct pd_math *, struct pd_error *);
-    /* Sets the mark behind everything that was called so far; reach returns when all of that has happened, without waiting
-     * for what was called later. */
-    pd_status (*mark)(struct pd_math *, struct pd_math_mark *, struct pd_error *);
-    pd_status (*reach)(struct pd_math *, const struct pd_math_mark *, struct pd_error *);
-    /* A run of operations that comes again with the same operands. replay queues what was kept under the key, or begins to
-     * keep what follows; keep ends that, with is_whole false after a failure. In between nobody waits. *ret_again: what
-     * followed was recorded and cannot be queued, since there is no memory for it; the caller does it once more. A CPU keeps
-     * nothing. */
-    pd_status (*replay)(struct pd_math *, const struct pd_math_key *, bool *ret_done, struct pd_error *);
-    pd_status (*keep)(struct pd_math *, bool is_whole, bool *ret_again, struct pd_error *);
-    void (*free)(struct pd_math *);
+    pd_status (*sync)(struct pd_math *math, struct pd_error *err);
+    void (*free)(struct pd_math *math);
 };
 
 struct pd_math {
@@ -112,47 +59,13 @@ PD_MUST_USE pd_status pd_math_cpu_new(struct pd_thread_pool *pool, unsigned thre
                                       struct pd_error *err);
 void pd_math_free(struct pd_math *math);
 
-/* One checked wrapper a slot. */
+/* One checked wrapper a slot: pd_norm_forward(math, norm, err) and so on. */
+#define PD_MATH_WRAPPER(name, operands, ...) \
+    PD_MUST_USE pd_status pd_##name(struct pd_math *math, PD_MATH_OPERANDS operands, struct pd_error *err);
+PD_MATH_ATTENTION(PD_MATH_WRAPPER)
+PD_MATH_KERNELS(PD_MATH_WRAPPER)
+#undef PD_MATH_WRAPPER
 PD_MUST_USE pd_status pd_gemm(struct pd_math *math, const struct pd_gemm *gemm, struct pd_error *err);
-PD_MUST_USE pd_status pd_rmsnorm_forward(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err);
-PD_MUST_USE pd_status pd_rmsnorm_backward(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err);
-PD_MUST_USE pd_status pd_layernorm_forward(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err);
-PD_MUST_USE pd_status pd_layernorm_backward(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err);
-PD_MUST_USE pd_status pd_rope(struct pd_math *math, const struct pd_rope *rope, struct pd_error *err);
-PD_MUST_USE pd_status pd_attention_forward(struct pd_math *math, const struct pd_attention *attention, struct pd_error *err);
-PD_MUST_USE pd_status pd_attention_backward(struct pd_math *math, const struct pd_attention *attention,
-                                            struct pd_error *err);
-PD_MUST_USE pd_status pd_attention_delta(struct pd_math *math, const struct pd_attention *attention, struct pd_error *err);
-PD_MUST_USE pd_status pd_attention_backward_queries(struct pd_math *math, const struct pd_attention *attention,
-                                                    struct pd_error *err);
-PD_MUST_USE pd_status pd_attention_backward_keys(struct pd_math *math, const struct pd_attention *attention,
-                                                 struct pd_error *err);
-PD_MUST_USE pd_status pd_finish(struct pd_math *math, const struct pd_finish *finish, struct pd_error *err);
-PD_MUST_USE pd_status pd_swiglu_forward(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype,
-                                        const void *gate_up, void *out, struct pd_error *err);
-PD_MUST_USE pd_status pd_swiglu_backward(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype,
-                                         const void *gate_up, const void *dout, void *dgate_up, struct pd_error *err);
-PD_MUST_USE pd_status pd_gelu_forward(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x, void *out,
-                                      struct pd_error *err);
-PD_MUST_USE pd_status pd_gelu_backward(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x,
-                                       const void *dout, void *dx, struct pd_error *err);
-PD_MUST_USE pd_status pd_embedding_forward(struct pd_math *math, const struct pd_embedding *embedding, struct pd_error *err);
-PD_MUST_USE pd_status pd_embedding_backward(struct pd_math *math, const struct pd_embedding *embedding,
-                                            struct pd_error *err);
-PD_MUST_USE pd_status pd_logits_max(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err);
-PD_MUST_USE pd_status pd_logits_sum(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err);
-PD_MUST_USE pd_status pd_logits_join(struct pd_math *math, const struct pd_logits_join *join, struct pd_error *err);
-PD_MUST_USE pd_status pd_cross_entropy(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err);
-PD_MUST_USE pd_status pd_column_sum(struct pd_math *math, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype dtype,
-                                    const void *x, float *out, struct pd_error *err);
-PD_MUST_USE pd_status pd_add(struct pd_math *math, uint64_t n, float *sum, enum pd_dtype dtype, const void *piece,
-                             bool first, struct pd_error *err);
-PD_MUST_USE pd_status pd_cast(struct pd_math *math, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,
-                              const void *src, struct pd_error *err);
-PD_MUST_USE pd_status pd_quantize(struct pd_math *math, const struct pd_quantize *quantize, struct pd_error *err);
-PD_MUST_USE pd_status pd_round(struct pd_math *math, const struct pd_round *round, struct pd_error *err);
-PD_MUST_USE pd_status pd_row_squares(struct pd_math *math, uint64_t rows, uint64_t columns, const float *x, double *sums,
-                                     struct pd_error *err);
 PD_MUST_USE pd_status pd_superaccumulate(struct pd_math *math, uint64_t n, const double *terms,
                                          struct pd_superaccumulator *sum, struct pd_error *err);
 PD_MUST_USE pd_status pd_adam(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *range,

@@ -52,15 +52,12 @@ pd_status pd_math_cpu_new(struct pd_thread_pool *pool, unsigned thread_count, en
 pd_status pd_cpu_adam_slot(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *range,
                            struct pd_error *err)
 {
-    (void)err;
     pd_cpu_adam(math->pool, math->isa, step, range);
     return PD_OK;
 }
 
 pd_status pd_cpu_copy_slot(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
 {
-    (void)math;
-    (void)err;
     memcpy(dst, src, bytes);
     return PD_OK;
 }
@@ -68,47 +65,35 @@ pd_status pd_cpu_copy_slot(struct pd_math *math, void *dst, const void *src, uin
 /* Whatever was called has happened. */
 pd_status pd_cpu_sync_slot(struct pd_math *math, struct pd_error *err)
 {
-    (void)math;
-    (void)err;
     return PD_OK;
 }
 
 pd_status pd_cpu_mark_slot(struct pd_math *math, struct pd_math_mark *mark, struct pd_error *err)
 {
-    (void)math, (void)mark, (void)err;
     return PD_OK;
 }
 
 pd_status pd_cpu_reach_slot(struct pd_math *math, const struct pd_math_mark *mark, struct pd_error *err)
 {
-    (void)math, (void)mark, (void)err;
     return PD_OK;
 }
 
 pd_status pd_cpu_superaccumulate_slot(struct pd_math *math, uint64_t n, const double *terms, struct pd_superaccumulator *sum,
                                       struct pd_error *err)
 {
-    (void)math;
-    (void)err;
     pd_superaccumulator_add_many(sum, terms, n);
     return PD_OK;
 }
 
 pd_status pd_cpu_replay_slot(struct pd_math *math, const struct pd_math_key *key, bool *ret_done, struct pd_error *err)
 {
-    (void)math;
-    (void)key;
-    (void)err;
     *ret_done = false;
     return PD_OK;
 }
 
 pd_status pd_cpu_keep_slot(struct pd_math *math, bool is_whole, bool *ret_again, struct pd_error *err)
 {
-    (void)math;
-    (void)is_whole;
     *ret_again = false;
-    (void)err;
     return PD_OK;
 }
 

@@ -1,10 +1,13 @@
 /* The CPU backend from inside: what the slots of all instruction sets share.
  *
- *   workspace  one piece a thread of the pool, PD_CPU_WORKSPACE_BYTES each; a body of pd_parallel finds its piece by the
- * index it was started with, so at most `threads` bodies use them at a time threads    flush-to-zero must be set where
- * arithmetic runs: arithmetic belongs into bodies of pd_parallel, which sets it */
+ *   workspace  a piece of PD_CPU_WORKSPACE_BYTES for each thread of the pool. A body of pd_parallel takes the piece of the
+ *              index that it was started with, so at most `threads` bodies may need one
+ *   threads    arithmetic happens in bodies of pd_parallel alone, which sets flush-to-zero in its threads */
 #ifndef PD_TRAINER_MATH_MATH_CPU_H
 #define PD_TRAINER_MATH_MATH_CPU_H
+
+/* Slots of a CPU do not fail, and many need no table. */
+#pragma GCC diagnostic ignored "-Wunused-parameter"
 
 #include "trainer/math/math.h"
 
@@ -46,17 +49,12 @@ extern const struct pd_math_ops pd_cpu_ops_avx2, pd_cpu_ops_avx512;
 #endif
 
 /* Shared by the tables. */
-pd_status pd_cpu_gemm_slot(struct pd_math *math, const struct pd_gemm *gemm, struct pd_error *err);
-pd_status pd_cpu_adam_slot(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *range,
-                           struct pd_error *err);
-pd_status pd_cpu_copy_slot(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err);
+#define PD_CPU_SHARED_SLOT(name, operands, ...) \
+    pd_status pd_cpu_##name##_slot(struct pd_math *math, PD_MATH_OPERANDS operands, struct pd_error *err);
+PD_MATH_PLAIN(PD_CPU_SHARED_SLOT)
+PD_MATH_OTHERS(PD_CPU_SHARED_SLOT)
+#undef PD_CPU_SHARED_SLOT
 pd_status pd_cpu_sync_slot(struct pd_math *math, struct pd_error *err);
-pd_status pd_cpu_superaccumulate_slot(struct pd_math *math, uint64_t n, const double *terms, struct pd_superaccumulator *sum,
-                                      struct pd_error *err);
-pd_status pd_cpu_mark_slot(struct pd_math *math, struct pd_math_mark *mark, struct pd_error *err);
-pd_status pd_cpu_reach_slot(struct pd_math *math, const struct pd_math_mark *mark, struct pd_error *err);
-pd_status pd_cpu_replay_slot(struct pd_math *math, const struct pd_math_key *key, bool *ret_done, struct pd_error *err);
-pd_status pd_cpu_keep_slot(struct pd_math *math, bool is_whole, bool *ret_again, struct pd_error *err);
 void pd_cpu_free_slot(struct pd_math *math);
 
 #endif

@@ -46,28 +46,14 @@ static void *stream_of(struct pd_math *math)
 
 /* ---- slots that need a stream and nothing else ---- */
 
-#define FORWARDING_SLOT(name, operands)                                                            \
-    static pd_status name##_slot(struct pd_math *math, const operands *what, struct pd_error *err) \
-    {                                                                                              \
-        SPANNED(math, #name, pd_cuda_##name(stream_of(math), what, err));                          \
+#define FORWARDING_SLOT(name, operands, ...)                                                            \
+    static pd_status name##_slot(struct pd_math *math, PD_MATH_OPERANDS operands, struct pd_error *err) \
+    {                                                                                                   \
+        SPANNED(math, #name, pd_cuda_##name(stream_of(math), __VA_ARGS__, err));                        \
     }
 
-FORWARDING_SLOT(rmsnorm_forward, struct pd_norm)
-FORWARDING_SLOT(rmsnorm_backward, struct pd_norm)
-FORWARDING_SLOT(layernorm_forward, struct pd_norm)
-FORWARDING_SLOT(layernorm_backward, struct pd_norm)
-FORWARDING_SLOT(rope, struct pd_rope)
-FORWARDING_SLOT(attention_delta, struct pd_attention)
-FORWARDING_SLOT(attention_backward_queries, struct pd_attention)
-FORWARDING_SLOT(finish, struct pd_finish)
-FORWARDING_SLOT(embedding_forward, struct pd_embedding)
-FORWARDING_SLOT(embedding_backward, struct pd_embedding)
-FORWARDING_SLOT(logits_max, struct pd_cross_entropy)
-FORWARDING_SLOT(logits_sum, struct pd_cross_entropy)
-FORWARDING_SLOT(logits_join, struct pd_logits_join)
-FORWARDING_SLOT(cross_entropy, struct pd_cross_entropy)
-FORWARDING_SLOT(quantize, struct pd_quantize)
-FORWARDING_SLOT(round, struct pd_round)
+PD_MATH_KERNELS(FORWARDING_SLOT)
+PD_MATH_PLAIN(FORWARDING_SLOT)
 
 /* ---- the others ---- */
 
@@ -102,72 +88,6 @@ static pd_status attention_backward_keys_slot(struct pd_math *math, const struct
     PD_CHECK(pd_cuda_attention_workspace_bytes(a) <= cuda_of(math)->attention.bytes);
     SPANNED(math, "attention_backward_keys",
             pd_cuda_attention_backward_keys(stream_of(math), a, cuda_of(math)->attention, err));
-}
-
-static pd_status swiglu_forward_slot(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype,
-                                     const void *gate_up, void *out, struct pd_error *err)
-{
-    SPANNED(math, "swiglu_forward", pd_cuda_swiglu_forward(stream_of(math), rows, columns, dtype, gate_up, out, err));
-}
-
-static pd_status swiglu_backward_slot(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype,
-                                      const void *gate_up, const void *dout, void *dgate_up, struct pd_error *err)
-{
-    SPANNED(math, "swiglu_backward",
-            pd_cuda_swiglu_backward(stream_of(math), rows, columns, dtype, gate_up, dout, dgate_up, err));
-}
-
-static pd_status gelu_forward_slot(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x, void *out,
-                                   struct pd_error *err)
-{
-    SPANNED(math, "gelu_forward", pd_cuda_gelu_forward(stream_of(math), count, dtype, x, out, err));
-}
-
-static pd_status gelu_backward_slot(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x,
-                                    const void *dout, void *dx, struct pd_error *err)
-{
-    SPANNED(math, "gelu_backward", pd_cuda_gelu_backward(stream_of(math), count, dtype, x, dout, dx, err));
-}
-
-static pd_status column_sum_slot(struct pd_math *math, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype dtype,
-                                 const void *x, float *out, struct pd_error *err)
-{
-    SPANNED(math, "column_sum", pd_cuda_column_sum(stream_of(math), rows, n, ld, dtype, x, out, err));
-}
-
-static pd_status add_slot(struct pd_math *math, uint64_t n, float *sum, enum pd_dtype dtype, const void *piece, bool first,
-                          struct pd_error *err)
-{
-    SPANNED(math, "add", pd_cuda_add(stream_of(math), n, sum, dtype, piece, first, err));
-}
-
-static pd_status cast_slot(struct pd_math *math, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,
-                           const void *src, struct pd_error *err)
-{
-    SPANNED(math, "cast", pd_cuda_cast(stream_of(math), n, dst_dtype, dst, src_dtype, src, err));
-}
-
-static pd_status row_squares_slot(struct pd_math *math, uint64_t rows, uint64_t columns, const float *x, double *sums,
-                                  struct pd_error *err)
-{
-    SPANNED(math, "row_squares", pd_cuda_row_squares(stream_of(math), rows, columns, x, sums, err));
-}
-
-static pd_status superaccumulate_slot(struct pd_math *math, uint64_t n, const double *terms, struct pd_superaccumulator *sum,
-                                      struct pd_error *err)
-{
-    SPANNED(math, "superaccumulate", pd_cuda_superaccumulate(stream_of(math), n, terms, sum, err));
-}
-
-static pd_status adam_slot(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *range,
-                           struct pd_error *err)
-{
-    SPANNED(math, "adam", pd_cuda_adam(stream_of(math), step, range, err));
-}
-
-static pd_status copy_slot(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
-{
-    SPANNED(math, "copy", pd_cuda_copy(stream_of(math), dst, src, bytes, err));
 }
 
 static pd_status sync_slot(struct pd_math *math, struct pd_error *err)
@@ -213,46 +133,8 @@ static void free_slot(struct pd_math *math)
     free(cuda_of(math));
 }
 
-static const struct pd_math_ops cuda_ops = {
-    .name = "cuda",
-    .gemm = gemm_slot,
-    .rmsnorm_forward = rmsnorm_forward_slot,
-    .rmsnorm_backward = rmsnorm_backward_slot,
-    .layernorm_forward = layernorm_forward_slot,
-    .layernorm_backward = layernorm_backward_slot,
-    .rope = rope_slot,
-    .attention_forward = attention_forward_slot,
-    .attention_backward = attention_backward_slot,
-    .attention_delta = attention_delta_slot,
-    .attention_backward_queries = attention_backward_queries_slot,
-    .attention_backward_keys = attention_backward_keys_slot,
-    .finish = finish_slot,
-    .swiglu_forward = swiglu_forward_slot,
-    .swiglu_backward = swiglu_backward_slot,
-    .gelu_forward = gelu_forward_slot,
-    .gelu_backward = gelu_backward_slot,
-    .embedding_forward = embedding_forward_slot,
-    .embedding_backward = embedding_backward_slot,
-    .logits_max = logits_max_slot,
-    .logits_sum = logits_sum_slot,
-    .logits_join = logits_join_slot,
-    .cross_entropy = cross_entropy_slot,
-    .column_sum = column_sum_slot,
-    .add = add_slot,
-    .cast = cast_slot,
-    .quantize = quantize_slot,
-    .round = round_slot,
-    .row_squares = row_squares_slot,
-    .superaccumulate = superaccumulate_slot,
-    .adam = adam_slot,
-    .copy = copy_slot,
-    .sync = sync_slot,
-    .mark = mark_slot,
-    .reach = reach_slot,
-    .replay = replay_slot,
-    .keep = keep_slot,
-    .free = free_slot,
-};
+#define ENTRY(name, ...) .name = name##_slot,
+static const struct pd_math_ops cuda_ops = {.name = "cuda", .sync = sync_slot, .free = free_slot, PD_MATH_ALL(ENTRY)};
 
 void pd_math_cuda_kernels(uint32_t capability, const struct pd_attention *attention, char *ret_text, size_t bytes)
 {

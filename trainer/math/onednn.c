@@ -124,26 +124,6 @@ static void operand_take(struct product *p, struct operand *o, uint64_t row0, ui
     pd_parallel(p->pool, pd_divide_up(rows, ROWS_PER_TASK), convert_rows, &job);
 }
 
-static void finish_slice(const struct product *p, uint64_t row, uint64_t rows, uint64_t column, uint64_t columns)
-{
-    const struct pd_gemm *g = p->gemm;
-    if (g->c.dtype == PD_F32 && !g->bias && !g->residual.data) return;
-    uint64_t i = p->m0 + row, j = p->n0 + column;
-    struct pd_gemm_finish finish = {
-        .c = (char *)g->c.data + (i * g->c.ld + j) * pd_dtype_bytes(g->c.dtype),
-        .c_dtype = g->c.dtype,
-        .c_ld = g->c.ld,
-        .bias = g->bias ? (const char *)g->bias + j * pd_dtype_bytes(g->bias_dtype) : NULL,
-        .bias_dtype = g->bias_dtype,
-        .residual = g->residual.data
-                        ? (const char *)g->residual.data + (i * g->residual.ld + j) * pd_dtype_bytes(g->residual.dtype)
-                        : NULL,
-        .residual_dtype = g->residual.dtype,
-        .residual_ld = g->residual.ld,
-    };
-    p->kernel->finish(&finish, rows, columns, p->c + row * p->ldc + column, p->ldc);
-}
-
 /* One slice of the block by oneDNN on this one thread: its own threads would spin on the cores that the pool needs next. */
 static void multiply_slice(void *context, uint64_t index)
 {
@@ -157,10 +137,11 @@ static void multiply_slice(void *context, uint64_t index)
                             1.0f, p->a.data + row * (g->trans_a ? 1 : p->a.ld), (dnnl_dim_t)p->a.ld,
                             p->b.data + column * (g->trans_b ? p->b.ld : 1), (dnnl_dim_t)p->b.ld, p->load ? 1.0f : 0.0f,
                             p->c + row * p->ldc + column, (dnnl_dim_t)p->ldc);
+    struct pd_gemm_finish finish;
     if (status != dnnl_success)
         p->status = status;
-    else if (p->last)
-        finish_slice(p, row, m, column, n);
+    else if (p->last && pd_gemm_finish_of(g, p->m0 + row, p->n0 + column, &finish))
+        p->kernel->finish(&finish, m, n, p->c + row * p->ldc + column, p->ldc);
 }
 
 /* As many slices as threads, as square as that number allows. */
@@ -177,12 +158,6 @@ static void cut_slices(struct product *p)
     }
 }
 
-/* What is still to be read may lie there. */
-static bool sums_in_c(const struct pd_gemm *g)
-{
-    return g->c.dtype == PD_F32 && g->residual.data != g->c.data;
-}
-
 static pd_status multiply_block(struct product *p, uint64_t m0, uint64_t n0, uint64_t k0, struct pd_error *err)
 {
     const struct pd_gemm *g = p->gemm;
@@ -190,7 +165,7 @@ static pd_status multiply_block(struct product *p, uint64_t m0, uint64_t n0, uin
     p->mc = min_u64(p->block_m, g->m - m0);
     p->nc = min_u64(p->block_n, g->n - n0);
     p->kc = min_u64(p->block_k, g->k - k0);
-    bool in_place = sums_in_c(g);
+    bool in_place = pd_gemm_sums_in_c(g);
     p->ldc = in_place ? g->c.ld : p->nc;
     p->c = in_place ? (float *)g->c.data + m0 * g->c.ld + n0 : p->sums;
     p->load = g->accumulate || k0 > 0;
@@ -206,7 +181,7 @@ static pd_status multiply_block(struct product *p, uint64_t m0, uint64_t n0, uin
 static void cut_blocks(struct product *p)
 {
     const struct pd_gemm *g = p->gemm;
-    bool convert_a = g->a.dtype != PD_F32, convert_b = g->b.dtype != PD_F32, sums = !sums_in_c(g);
+    bool convert_a = g->a.dtype != PD_F32, convert_b = g->b.dtype != PD_F32, sums = !pd_gemm_sums_in_c(g);
     p->block_m = g->m, p->block_n = g->n, p->block_k = g->k;
     if (convert_a || convert_b) p->block_k = min_u64(p->block_k, SIDE);
     if (convert_a) p->block_m = min_u64(p->block_m, BLOCK_FLOATS / p->block_k);
@@ -221,14 +196,10 @@ static void no_product(const struct product *p)
 {
     const struct pd_gemm *g = p->gemm;
     static const float zero[1];
-    struct pd_gemm_finish finish = {.c_dtype = g->c.dtype, .bias_dtype = g->bias_dtype, .residual_dtype = g->residual.dtype};
+    struct pd_gemm_finish finish;
     for (uint64_t i = 0; i < g->m; i++) {
         for (uint64_t j = 0; j < g->n; j++) {
-            finish.c = (char *)g->c.data + (i * g->c.ld + j) * pd_dtype_bytes(g->c.dtype);
-            finish.bias = g->bias ? (const char *)g->bias + j * pd_dtype_bytes(g->bias_dtype) : NULL;
-            finish.residual = g->residual.data ? (const char *)g->residual.data +
-                                                     (i * g->residual.ld + j) * pd_dtype_bytes(g->residual.dtype)
-                                               : NULL;
+            (void)pd_gemm_finish_of(g, i, j, &finish);
             p->kernel->finish(&finish, 1, 1, g->accumulate ? finish.c : zero, 1);
         }
     }
@@ -238,7 +209,7 @@ static void no_product(const struct product *p)
 static pd_status multiply_blocks(struct product *p, struct pd_error *err)
 {
     const struct pd_gemm *g = p->gemm;
-    bool k_inside = !sums_in_c(g);
+    bool k_inside = !pd_gemm_sums_in_c(g);
     for (uint64_t outer = 0; outer < (k_inside ? 1 : g->k); outer += p->block_k)
         for (uint64_t m0 = 0; m0 < g->m; m0 += p->block_m)
             for (uint64_t n0 = 0; n0 < g->n; n0 += p->block_n)

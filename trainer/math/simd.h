@@ -1,8 +1,8 @@
 /* Sixteen fp32 lanes on whatever the machine has: one AVX-512 register, two of AVX2, or an array. Kernels are written once
  * over this layer and compiled once for each instruction set; PD_ISA_NAME says which (portable, avx2, avx512).
  *
- *   invariant  an operation gives the same bits in all three; fused multiply-adds are written v16_fma and happen nowhere
- * else. NaN payloads are the exception. */
+ *   invariant  an operation gives the same bits in all three, but for the payloads of NaN; a fused multiply-add happens
+ *              where v16_fma is written and nowhere else */
 #ifndef PD_TRAINER_MATH_SIMD_H
 #define PD_TRAINER_MATH_SIMD_H
 
@@ -39,6 +39,14 @@
         else                                \
             function(PD_F16, __VA_ARGS__);  \
     } while (0)
+
+/* The body of a task for pd_parallel: function(dtype, job, index). */
+#define PD_DTYPE_BODY(name, type, member, function)      \
+    static void name(void *context, uint64_t index)      \
+    {                                                    \
+        const type *job = context;                       \
+        PD_FOR_DTYPE(job->member, function, job, index); \
+    }
 
 V16_INLINE v16 v16_zero(void)
 {
@@ -90,6 +98,14 @@ V16_INLINE void v16_put_part(enum pd_dtype dtype, void *data, uint64_t index, un
         v16_put(dtype, lanes, 0, x);
         memcpy((uint16_t *)data + index, lanes, count * sizeof *lanes);
     }
+}
+
+/* Where the dtype is not worth a loop of its own. */
+V16_INLINE v16 v16_get_any(enum pd_dtype dtype, const void *data, uint64_t index, unsigned count)
+{
+    if (dtype == PD_F32) return v16_get_part(PD_F32, data, index, count);
+    if (dtype == PD_BF16) return v16_get_part(PD_BF16, data, index, count);
+    return v16_get_part(PD_F16, data, index, count);
 }
 
 /* for (each group of up to 16 elements of [0, n)) statement, with `i` the first element and `w` the width; the full groups

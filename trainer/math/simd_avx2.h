@@ -11,10 +11,10 @@ typedef struct d16 {
     __m256d a, b, c, d; /* lanes 0-3, 4-7, 8-11, 12-15 */
 } d16;
 
-#define V16_BOTH(intrinsic)                          \
-    return (v16)                                     \
-    {                                                \
-        intrinsic(a.lo, b.lo), intrinsic(a.hi, b.hi) \
+#define V16_BINARY(name, intrinsic)                                 \
+    V16_INLINE v16 name(v16 a, v16 b)                               \
+    {                                                               \
+        return (v16){intrinsic(a.lo, b.lo), intrinsic(a.hi, b.hi)}; \
     }
 
 V16_INLINE v16 v16_set1(float x)
@@ -31,30 +31,12 @@ V16_INLINE void v16_store(float *p, v16 x)
     _mm256_storeu_ps(p, x.lo);
     _mm256_storeu_ps(p + 8, x.hi);
 }
-V16_INLINE v16 v16_add(v16 a, v16 b)
-{
-    V16_BOTH(_mm256_add_ps);
-}
-V16_INLINE v16 v16_sub(v16 a, v16 b)
-{
-    V16_BOTH(_mm256_sub_ps);
-}
-V16_INLINE v16 v16_mul(v16 a, v16 b)
-{
-    V16_BOTH(_mm256_mul_ps);
-}
-V16_INLINE v16 v16_div(v16 a, v16 b)
-{
-    V16_BOTH(_mm256_div_ps);
-}
-V16_INLINE v16 v16_max(v16 a, v16 b)
-{
-    V16_BOTH(_mm256_max_ps);
-}
-V16_INLINE v16 v16_min(v16 a, v16 b)
-{
-    V16_BOTH(_mm256_min_ps);
-}
+V16_BINARY(v16_add, _mm256_add_ps)
+V16_BINARY(v16_sub, _mm256_sub_ps)
+V16_BINARY(v16_mul, _mm256_mul_ps)
+V16_BINARY(v16_div, _mm256_div_ps)
+V16_BINARY(v16_max, _mm256_max_ps)
+V16_BINARY(v16_min, _mm256_min_ps)
 V16_INLINE v16 v16_fma(v16 a, v16 b, v16 c)
 {
     return (v16){_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
@@ -156,5 +138,5 @@ V16_INLINE double d16_sum(d16 x)
     return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
 }
 
-#undef V16_BOTH
+#undef V16_BINARY
 #endif

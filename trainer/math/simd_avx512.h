@@ -11,6 +11,12 @@ typedef struct d16 {
     __m512d lo, hi;
 } d16;
 
+#define V16_BINARY(name, intrinsic)            \
+    V16_INLINE v16 name(v16 a, v16 b)          \
+    {                                          \
+        return (v16){intrinsic(a.all, b.all)}; \
+    }
+
 V16_INLINE v16 v16_set1(float x)
 {
     return (v16){_mm512_set1_ps(x)};
@@ -23,30 +29,12 @@ V16_INLINE void v16_store(float *p, v16 x)
 {
     _mm512_storeu_ps(p, x.all);
 }
-V16_INLINE v16 v16_add(v16 a, v16 b)
-{
-    return (v16){_mm512_add_ps(a.all, b.all)};
-}
-V16_INLINE v16 v16_sub(v16 a, v16 b)
-{
-    return (v16){_mm512_sub_ps(a.all, b.all)};
-}
-V16_INLINE v16 v16_mul(v16 a, v16 b)
-{
-    return (v16){_mm512_mul_ps(a.all, b.all)};
-}
-V16_INLINE v16 v16_div(v16 a, v16 b)
-{
-    return (v16){_mm512_div_ps(a.all, b.all)};
-}
-V16_INLINE v16 v16_max(v16 a, v16 b)
-{
-    return (v16){_mm512_max_ps(a.all, b.all)};
-}
-V16_INLINE v16 v16_min(v16 a, v16 b)
-{
-    return (v16){_mm512_min_ps(a.all, b.all)};
-}
+V16_BINARY(v16_add, _mm512_add_ps)
+V16_BINARY(v16_sub, _mm512_sub_ps)
+V16_BINARY(v16_mul, _mm512_mul_ps)
+V16_BINARY(v16_div, _mm512_div_ps)
+V16_BINARY(v16_max, _mm512_max_ps)
+V16_BINARY(v16_min, _mm512_min_ps)
 V16_INLINE v16 v16_fma(v16 a, v16 b, v16 c)
 {
     return (v16){_mm512_fmadd_ps(a.all, b.all, c.all)};
@@ -129,4 +117,5 @@ V16_INLINE double d16_sum(d16 x)
     return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
 }
 
+#undef V16_BINARY
 #endif

@@ -16,6 +16,11 @@ typedef struct d16 {
     for (int l = 0; l < 16; l++)       \
         result.lane[l] = (expression); \
     return result
+#define V16_BINARY(name, expression)  \
+    V16_INLINE v16 name(v16 a, v16 b) \
+    {                                 \
+        V16_EACH(expression);         \
+    }
 
 V16_INLINE v16 v16_set1(float x)
 {
@@ -30,35 +35,17 @@ V16_INLINE void v16_store(float *p, v16 x)
     for (int l = 0; l < 16; l++)
         p[l] = x.lane[l];
 }
-V16_INLINE v16 v16_add(v16 a, v16 b)
-{
-    V16_EACH(a.lane[l] + b.lane[l]);
-}
-V16_INLINE v16 v16_sub(v16 a, v16 b)
-{
-    V16_EACH(a.lane[l] - b.lane[l]);
-}
-V16_INLINE v16 v16_mul(v16 a, v16 b)
-{
-    V16_EACH(a.lane[l] * b.lane[l]);
-}
-V16_INLINE v16 v16_div(v16 a, v16 b)
-{
-    V16_EACH(a.lane[l] / b.lane[l]);
-}
+V16_BINARY(v16_add, a.lane[l] + b.lane[l])
+V16_BINARY(v16_sub, a.lane[l] - b.lane[l])
+V16_BINARY(v16_mul, a.lane[l] * b.lane[l])
+V16_BINARY(v16_div, a.lane[l] / b.lane[l])
 V16_INLINE v16 v16_fma(v16 a, v16 b, v16 c)
 {
     V16_EACH(fmaf(a.lane[l], b.lane[l], c.lane[l]));
 }
 /* The second operand where either is NaN. */
-V16_INLINE v16 v16_max(v16 a, v16 b)
-{
-    V16_EACH(a.lane[l] > b.lane[l] ? a.lane[l] : b.lane[l]);
-}
-V16_INLINE v16 v16_min(v16 a, v16 b)
-{
-    V16_EACH(a.lane[l] < b.lane[l] ? a.lane[l] : b.lane[l]);
-}
+V16_BINARY(v16_max, a.lane[l] > b.lane[l] ? a.lane[l] : b.lane[l])
+V16_BINARY(v16_min, a.lane[l] < b.lane[l] ? a.lane[l] : b.lane[l])
 /* a where low <= x <= high, else b. */
 V16_INLINE v16 v16_select_between(v16 low, v16 x, v16 high, v16 a, v16 b)
 {
@@ -132,5 +119,6 @@ V16_INLINE double d16_sum(d16 x)
     return x.lane[0];
 }
 
+#undef V16_BINARY
 #undef V16_EACH
 #endif

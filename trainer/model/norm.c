@@ -17,7 +17,7 @@ struct pd_norm pd_norm_of(const struct pd_transformer *t, const void *x, const v
 
 pd_status pd_norm_run(struct pd_transformer *t, const struct pd_norm *n, struct pd_error *err)
 {
-    return t->family->norm == PD_NORM_RMS ? pd_rmsnorm_forward(t->math, n, err) : pd_layernorm_forward(t->math, n, err);
+    return pd_norm_forward(t->math, n, err);
 }
 
 /* dweight and dbias lie one behind the other here, so that one tree makes both. */
@@ -34,7 +34,7 @@ static pd_status norm_piece(struct pd_transformer *t, void *context, uint32_t pl
     if (n.mean) n.mean += row;
     n.dweight = dst;
     n.dbias = pd_norm_has_bias(t) ? dst + n.columns : NULL;
-    return t->family->norm == PD_NORM_RMS ? pd_rmsnorm_backward(t->math, &n, err) : pd_layernorm_backward(t->math, &n, err);
+    return pd_norm_backward(t->math, &n, err);
 }
 
 pd_status pd_norm_gradient(struct pd_transformer *t, const struct pd_norm *norm, const void *dresidual, float *dweight,

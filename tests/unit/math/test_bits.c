@@ -63,8 +63,8 @@ static void run_norm(struct scene *s, uint64_t rows, uint64_t columns, bool laye
                         .dweight = take(s, PD_F32, columns, 0),
                         .dbias = layer ? take(s, PD_F32, columns, 0) : NULL};
     n.dresidual = n.dx;
-    MUST((layer ? pd_layernorm_forward : pd_rmsnorm_forward)(s->math, &n, &err));
-    MUST((layer ? pd_layernorm_backward : pd_rmsnorm_backward)(s->math, &n, &err));
+    MUST(pd_norm_forward(s->math, &n, &err));
+    MUST(pd_norm_backward(s->math, &n, &err));
 }
 
 static void run_rms(struct scene *s)
@@ -535,7 +535,7 @@ Test(bits, a_row_is_summed_in_sixteen_lanes)
     float *out = malloc(ROWS * COLUMNS * sizeof *out), rstd[ROWS];
     struct pd_norm n = {
         .rows = ROWS, .columns = COLUMNS, .epsilon = 1e-5f, .x = x.data, .weight = weight.data, .rstd = rstd, .out = out};
-    MUST(pd_rmsnorm_forward(f.math, &n, &err));
+    MUST(pd_norm_forward(f.math, &n, &err));
     for (size_t r = 0; r < ROWS; r++) {
         float lane[16] = {0};
         for (size_t i = 0; i < COLUMNS; i++) {

@@ -11,8 +11,7 @@ extern "C" {
 
 #include "ckpt/base/status.h"
 
-/* Between any two places of device and host memory. */
-PD_MUST_USE pd_status pd_cuda_copy(void *stream, void *dst, const void *src, uint64_t bytes, struct pd_error *err);
+/* pd_cuda_copy, between any two places of device and host memory, is declared in kernels.h. */
 PD_MUST_USE pd_status pd_cuda_sync(void *stream, struct pd_error *err);
 
 /* Events that a list owns: made one by one, freed together once nothing records or waits for them. */

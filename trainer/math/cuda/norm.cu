@@ -143,7 +143,7 @@ static bool rows_are_aligned(const struct pd_norm *n)
     return n->columns % WIDE == 0 && pd_is_16_aligned(n->x) && pd_is_16_aligned(n->weight) && pd_is_16_aligned(n->bias);
 }
 
-static pd_status norm_forward(void *stream, const struct pd_norm *n, struct pd_error *err)
+pd_status pd_cuda_norm_forward(void *stream, const struct pd_norm *n, struct pd_error *err)
 {
     const bool aligned = rows_are_aligned(n) && pd_is_16_aligned(n->out);
     const unsigned blocks = pd_blocks(n->rows, ROWS), threads = ROWS * PD_LANES;
@@ -154,7 +154,7 @@ static pd_status norm_forward(void *stream, const struct pd_norm *n, struct pd_e
 }
 
 /* Columns first: dx may overwrite dout or x. */
-static pd_status norm_backward(void *stream, const struct pd_norm *n, struct pd_error *err)
+pd_status pd_cuda_norm_backward(void *stream, const struct pd_norm *n, struct pd_error *err)
 {
     const bool aligned =
         rows_are_aligned(n) && pd_is_16_aligned(n->dout) && pd_is_16_aligned(n->dresidual) && pd_is_16_aligned(n->dx);
@@ -164,24 +164,4 @@ static pd_status norm_backward(void *stream, const struct pd_norm *n, struct pd_
         if (aligned) return PD_LAUNCH(err, (backward<D, WIDE>), blocks, threads, 0, stream, *n);
         return PD_LAUNCH(err, (backward<D, 1>), blocks, threads, 0, stream, *n);
     });
-}
-
-pd_status pd_cuda_rmsnorm_forward(void *stream, const struct pd_norm *norm, struct pd_error *err)
-{
-    return norm_forward(stream, norm, err);
-}
-
-pd_status pd_cuda_rmsnorm_backward(void *stream, const struct pd_norm *norm, struct pd_error *err)
-{
-    return norm_backward(stream, norm, err);
-}
-
-pd_status pd_cuda_layernorm_forward(void *stream, const struct pd_norm *norm, struct pd_error *err)
-{
-    return norm_forward(stream, norm, err);
-}
-
-pd_status pd_cuda_layernorm_backward(void *stream, const struct pd_norm *norm, struct pd_error *err)
-{
-    return norm_backward(stream, norm, err);
 }

@@ -1,0 +1,76 @@
+/* The operations of a training step, each once: X(name, (operands), their names). The slots of a table, their wrappers, and
+ * what the backends declare and define are made of these lists. Words and rules of arithmetic: trainer/math/math.h. */
+#ifndef PD_TRAINER_MATH_OPERATION_LIST_H
+#define PD_TRAINER_MATH_OPERATION_LIST_H
+
+/* clang-format off */
+#define PD_MATH_OPERANDS(...) __VA_ARGS__ /* takes the parentheses away */
+
+/* A CPU has one of each for every instruction set. A GPU's launchers of these take a workspace, too. */
+#define PD_MATH_ATTENTION(X) \
+    X(attention_forward, (const struct pd_attention *attention), attention) \
+    X(attention_backward, (const struct pd_attention *attention), attention) \
+    X(attention_backward_keys, (const struct pd_attention *attention), attention) /* of parts; see struct pd_attention */
+
+/* A CPU has one of each for every instruction set, a GPU a launcher (cuda/kernels.h). */
+#define PD_MATH_KERNELS(X) \
+    X(norm_forward, (const struct pd_norm *norm), norm) /* RMS norm, or with a mean layer norm */ \
+    X(norm_backward, (const struct pd_norm *norm), norm) \
+    X(rope, (const struct pd_rope *rope), rope) \
+    X(attention_delta, (const struct pd_attention *attention), attention) /* of parts; see struct pd_attention */ \
+    X(attention_backward_queries, (const struct pd_attention *attention), attention) \
+    X(finish, (const struct pd_finish *finish), finish) \
+    /* gate_up (R, 2F): gate then up; out (R,F) = silu(gate) * up. Backward writes dgate_up (R, 2F), which may be gate_up. */ \
+    X(swiglu_forward, (uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up, void *out), \
+      rows, columns, dtype, gate_up, out) \
+    X(swiglu_backward, (uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up, const void *dout, \
+      void *dgate_up), rows, columns, dtype, gate_up, dout, dgate_up) \
+    /* tanh form (Hendrycks and Gimpel 2016). dx may be x or dout. */ \
+    X(gelu_forward, (uint64_t count, enum pd_dtype dtype, const void *x, void *out), count, dtype, x, out) \
+    X(gelu_backward, (uint64_t count, enum pd_dtype dtype, const void *x, const void *dout, void *dx), \
+      count, dtype, x, dout, dx) \
+    X(embedding_forward, (const struct pd_embedding *embedding), embedding) \
+    X(embedding_backward, (const struct pd_embedding *embedding), embedding) \
+    X(logits_max, (const struct pd_cross_entropy *loss), loss) \
+    X(logits_sum, (const struct pd_cross_entropy *loss), loss) \
+    X(logits_join, (const struct pd_logits_join *join), join) \
+    X(cross_entropy, (const struct pd_cross_entropy *loss), loss) \
+    /* out (n) fp32 = sum over rows of x (rows, n), rows ld apart, ascending: the gradient of a bias */ \
+    X(column_sum, (uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype dtype, const void *x, float *out), \
+      rows, n, ld, dtype, x, out) \
+    /* sum (n) fp32 = piece, or sum + piece: gradients of one micro-batch after the other */ \
+    X(add, (uint64_t n, float *sum, enum pd_dtype dtype, const void *piece, bool first), n, sum, dtype, piece, first) \
+    X(cast, (uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype, const void *src), \
+      n, dst_dtype, dst, src_dtype, src) \
+    X(quantize, (const struct pd_quantize *quantize), quantize) \
+    X(round, (const struct pd_round *round), round) \
+    /* sums (rows) fp64 = sum over columns of x^2, in fp64, 16 lanes; x (rows, columns) fp32 dense */ \
+    X(row_squares, (uint64_t rows, uint64_t columns, const float *x, double *sums), rows, columns, x, sums)
+
+/* A CPU has one of each for all instruction sets, a GPU a launcher. */
+#define PD_MATH_PLAIN(X) \
+    /* *sum += terms (n), exactly: as integers, so in any order (superaccumulator.h). A GPU does not normalise. */ \
+    X(superaccumulate, (uint64_t n, const double *terms, struct pd_superaccumulator *sum), n, terms, sum) \
+    /* AdamW over one range; step and range themselves are host memory */ \
+    X(adam, (const struct pd_adam_step *step, const struct pd_adam_range *range), step, range) \
+    /* dst = src, in the order of operations: memory of the device or of the host on either side. Overlap is not allowed. */ \
+    X(copy, (void *dst, const void *src, uint64_t bytes), dst, src, bytes)
+
+/* A CPU has one of each for all instruction sets; a GPU does without a launcher. */
+#define PD_MATH_OTHERS(X) \
+    X(gemm, (const struct pd_gemm *gemm), gemm) \
+    /* Sets the mark behind everything that was called so far; reach returns when all of that has happened, without waiting \
+     * for what was called later. */ \
+    X(mark, (struct pd_math_mark *mark), mark) \
+    X(reach, (const struct pd_math_mark *mark), mark) \
+    /* A run of operations that comes again with the same operands. replay queues what was kept under the key, or begins to \
+     * keep what follows; keep ends that, with is_whole false after a failure. In between nobody waits. *ret_again: what \
+     * followed was recorded and cannot be queued, since there is no memory for it; the caller does it once more. A CPU \
+     * keeps nothing. */ \
+    X(replay, (const struct pd_math_key *key, bool *ret_done), key, ret_done) \
+    X(keep, (bool is_whole, bool *ret_again), is_whole, ret_again)
+/* clang-format on */
+
+#define PD_MATH_ALL(X) PD_MATH_ATTENTION(X) PD_MATH_KERNELS(X) PD_MATH_PLAIN(X) PD_MATH_OTHERS(X)
+
+#endif
