@@ -63,6 +63,9 @@ struct simt_cublaslt_counts simt_cublaslt_counted(void)
     return counts;
 }
 
+#define ENTRY(NAME) .NAME = NAME,
+struct pd_cublaslt pd_cublaslt = {PD_CUBLASLT_FUNCTIONS(ENTRY)};
+
 pd_status pd_cublaslt_load(struct pd_error *err)
 {
     (void)err;

@@ -18,11 +18,30 @@ static const char *asked_for(void)
     return name && *name && strcmp(name, "cudnn") != 0 ? name : "auto";
 }
 
+/* Ways to compute one thing: attention_place.h. */
+struct kernels {
+    pd_status (*forward)(void *stream, const struct pd_attention *resolved, struct pd_error *err);
+    pd_status (*queries)(void *stream, const struct pd_attention *resolved, struct pd_error *err);
+    pd_status (*keys)(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
+                      struct pd_error *err);
+    uint64_t (*workspace)(const struct pd_attention *resolved);
+};
+
+#define KERNELS(name)                                                                             \
+    {                                                                                             \
+        pd_attention_##name##_forward, pd_attention_##name##_queries, pd_attention_##name##_keys, \
+            pd_attention_##name##_workspace                                                       \
+    }
 #if defined(PD_SIMT) || defined(PERDURE_HAVE_SM_90A)
+#define WGMMA KERNELS(wgmma)
 static const bool build_has_wgmma = true;
 #else
+#define WGMMA \
+    {         \
+    }
 static const bool build_has_wgmma = false;
 #endif
+static const struct kernels kernels_of[] = {KERNELS(plain), KERNELS(tiles), WGMMA}; /* by enum pd_attention_kernels */
 
 /* Whether a GPU of this capability runs wgmma kernels of this build. On the host all kernels run. */
 static bool runs_wgmma(uint32_t capability)
@@ -60,28 +79,6 @@ static uint32_t capability_here(void)
 #endif
 }
 
-#if !defined(PD_SIMT) && !defined(PERDURE_HAVE_SM_90A)
-pd_status pd_attention_wgmma_forward(void *, const struct pd_attention *, struct pd_error *err)
-{
-    return pd_error_set(err, PD_BUG, PD_WHERE, 0, "this build has no attention for sm_90a");
-}
-
-pd_status pd_attention_wgmma_queries(void *, const struct pd_attention *, struct pd_error *err)
-{
-    return pd_error_set(err, PD_BUG, PD_WHERE, 0, "this build has no attention for sm_90a");
-}
-
-pd_status pd_attention_wgmma_keys(void *, const struct pd_attention *, struct pd_cuda_workspace, struct pd_error *err)
-{
-    return pd_error_set(err, PD_BUG, PD_WHERE, 0, "this build has no attention for sm_90a");
-}
-
-uint64_t pd_attention_wgmma_workspace(const struct pd_attention *)
-{
-    return 0;
-}
-#endif
-
 static pd_status choose(const struct pd_attention *resolved, uint32_t capability, enum pd_attention_kernels *ret_kernels,
                         struct pd_error *err)
 {
@@ -115,17 +112,21 @@ void pd_cuda_attention_name(const struct pd_attention *sizes, uint32_t capabilit
         snprintf(ret_name, bytes, "%s (PTX, compiled by the driver)", names[kernels]);
 }
 
-static pd_status check(const struct pd_attention *resolved, struct pd_error *err)
+/* The kernels of a call of this table's sizes. */
+static pd_status find(const struct pd_attention *resolved, const struct kernels **ret_kernels, struct pd_error *err)
 {
+    enum pd_attention_kernels which;
     if (resolved->head_size > PD_ATTENTION_HEAD_MAX)
-        return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0,
-                            "attention on CUDA: heads of %u; kernels exist up to %u: take more heads, or device: cpu",
-                            resolved->head_size, PD_ATTENTION_HEAD_MAX);
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "attention on CUDA: heads of %u; kernels exist up to %u: take more heads, or device: cpu",
+                resolved->head_size, PD_ATTENTION_HEAD_MAX);
     if (resolved->group > PD_ATTENTION_GROUP_MAX)
-        return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0,
-                            "attention on CUDA: %u query heads a key-value head; kernels exist up to %u: take more "
-                            "key-value heads, or device: cpu",
-                            resolved->group, PD_ATTENTION_GROUP_MAX);
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "attention on CUDA: %u query heads a key-value head; kernels exist up to %u: take more key-value heads, or "
+                "device: cpu",
+                resolved->group, PD_ATTENTION_GROUP_MAX);
+    PD_TRY(choose(resolved, capability_here(), &which, err));
+    *ret_kernels = &kernels_of[which];
     return PD_OK;
 }
 
@@ -135,53 +136,28 @@ uint64_t pd_cuda_attention_workspace_bytes(const struct pd_attention *a)
     struct pd_attention r = pd_attention_resolved(a, a->key_length > 0);
     r.last_part = true;
     if (!has_tiles(&r) || strcmp(asked_for(), "plain") == 0) return pd_attention_plain_workspace(&r);
-    const uint64_t mma = pd_attention_tiles_workspace(&r), wgmma = pd_attention_wgmma_workspace(&r);
+    const uint64_t mma = pd_attention_tiles_workspace(&r);
+    const uint64_t wgmma = build_has_wgmma ? kernels_of[PD_ATTENTION_WGMMA].workspace(&r) : 0;
     return mma > wgmma ? mma : wgmma;
-}
-
-static pd_status forward(void *stream, const struct pd_attention *resolved, struct pd_error *err)
-{
-    enum pd_attention_kernels kernels;
-    PD_TRY(choose(resolved, capability_here(), &kernels, err));
-    if (kernels == PD_ATTENTION_WGMMA) return pd_attention_wgmma_forward(stream, resolved, err);
-    return kernels == PD_ATTENTION_MMA ? pd_attention_tiles_forward(stream, resolved, err)
-                          : pd_attention_plain_forward(stream, resolved, err);
-}
-
-static pd_status backward_queries(void *stream, const struct pd_attention *resolved, struct pd_error *err)
-{
-    enum pd_attention_kernels kernels;
-    PD_TRY(choose(resolved, capability_here(), &kernels, err));
-    if (kernels == PD_ATTENTION_WGMMA) return pd_attention_wgmma_queries(stream, resolved, err);
-    return kernels == PD_ATTENTION_MMA ? pd_attention_tiles_queries(stream, resolved, err)
-                          : pd_attention_plain_queries(stream, resolved, err);
-}
-
-static pd_status backward_keys(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
-                               struct pd_error *err)
-{
-    enum pd_attention_kernels kernels;
-    PD_TRY(choose(resolved, capability_here(), &kernels, err));
-    if (kernels == PD_ATTENTION_WGMMA) return pd_attention_wgmma_keys(stream, resolved, workspace, err);
-    return kernels == PD_ATTENTION_MMA ? pd_attention_tiles_keys(stream, resolved, workspace, err)
-                          : pd_attention_plain_keys(stream, resolved, workspace, err);
 }
 
 pd_status pd_cuda_attention_forward(void *stream, const struct pd_attention *attention, struct pd_error *err)
 {
     const struct pd_attention r = pd_attention_resolved(attention, attention->acc != NULL);
-    PD_TRY(check(&r, err));
-    return forward(stream, &r, err);
+    const struct kernels *kernels;
+    PD_TRY(find(&r, &kernels, err));
+    return kernels->forward(stream, &r, err);
 }
 
 pd_status pd_cuda_attention_backward(void *stream, const struct pd_attention *attention, struct pd_cuda_workspace workspace,
                                      struct pd_error *err)
 {
     const struct pd_attention r = pd_attention_resolved(attention, false);
-    PD_TRY(check(&r, err));
+    const struct kernels *kernels;
+    PD_TRY(find(&r, &kernels, err));
     PD_TRY(pd_attention_plain_delta(stream, &r, err));
-    PD_TRY(backward_queries(stream, &r, err));
-    return backward_keys(stream, &r, workspace, err);
+    PD_TRY(kernels->queries(stream, &r, err));
+    return kernels->keys(stream, &r, workspace, err);
 }
 
 pd_status pd_cuda_attention_delta(void *stream, const struct pd_attention *attention, struct pd_error *err)
@@ -192,14 +168,16 @@ pd_status pd_cuda_attention_delta(void *stream, const struct pd_attention *atten
 pd_status pd_cuda_attention_backward_queries(void *stream, const struct pd_attention *attention, struct pd_error *err)
 {
     const struct pd_attention r = pd_attention_resolved(attention, true);
-    PD_TRY(check(&r, err));
-    return backward_queries(stream, &r, err);
+    const struct kernels *kernels;
+    PD_TRY(find(&r, &kernels, err));
+    return kernels->queries(stream, &r, err);
 }
 
 pd_status pd_cuda_attention_backward_keys(void *stream, const struct pd_attention *attention,
                                           struct pd_cuda_workspace workspace, struct pd_error *err)
 {
     const struct pd_attention r = pd_attention_resolved(attention, true);
-    PD_TRY(check(&r, err));
-    return backward_keys(stream, &r, workspace, err);
+    const struct kernels *kernels;
+    PD_TRY(find(&r, &kernels, err));
+    return kernels->keys(stream, &r, workspace, err);
 }

@@ -171,21 +171,18 @@ static inline struct pd_attention pd_attention_resolved(const struct pd_attentio
     return r;
 }
 
-/* Ways to compute one thing. Tensor cores: bf16 and fp16 with heads of 64 and 128. */
-pd_status pd_attention_tiles_forward(void *stream, const struct pd_attention *resolved, struct pd_error *err);
-pd_status pd_attention_tiles_queries(void *stream, const struct pd_attention *resolved, struct pd_error *err);
-pd_status pd_attention_tiles_keys(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
-                                  struct pd_error *err);
-/* The same for compute capability 9.0. */
-pd_status pd_attention_wgmma_forward(void *stream, const struct pd_attention *resolved, struct pd_error *err);
-pd_status pd_attention_wgmma_queries(void *stream, const struct pd_attention *resolved, struct pd_error *err);
-pd_status pd_attention_wgmma_keys(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
-                                  struct pd_error *err);
+/* Ways to compute one thing, and the bytes of their keys pass. Tensor cores: bf16 and fp16 with heads of 64 and 128, of which
+ * wgmma is compute capability 9.0's. */
+#define PD_ATTENTION_WAY(name)                                                                                        \
+    pd_status pd_attention_##name##_forward(void *stream, const struct pd_attention *resolved, struct pd_error *err); \
+    pd_status pd_attention_##name##_queries(void *stream, const struct pd_attention *resolved, struct pd_error *err); \
+    pd_status pd_attention_##name##_keys(void *stream, const struct pd_attention *resolved,                           \
+                                         struct pd_cuda_workspace workspace, struct pd_error *err);                   \
+    uint64_t pd_attention_##name##_workspace(const struct pd_attention *resolved);
+PD_ATTENTION_WAY(tiles)
+PD_ATTENTION_WAY(wgmma)
+PD_ATTENTION_WAY(plain)
 pd_status pd_attention_plain_delta(void *stream, const struct pd_attention *a, struct pd_error *err);
-pd_status pd_attention_plain_forward(void *stream, const struct pd_attention *resolved, struct pd_error *err);
-pd_status pd_attention_plain_queries(void *stream, const struct pd_attention *resolved, struct pd_error *err);
-pd_status pd_attention_plain_keys(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
-                                  struct pd_error *err);
 
 /* Of a keys pass whose blocks of threads go through items of `keys` keys of one head, `term_bytes` a term: how many blocks
  * run with this workspace, each going through several items where they are few; and the workspace for as many as help.
@@ -211,10 +208,5 @@ static inline uint64_t pd_attention_keys_workspace(const struct pd_attention *a,
     const uint64_t items = pd_attention_keys_items(a, keys);
     return pd_attention_waiting(a) * term_bytes * (items < blocks ? items : blocks);
 }
-
-/* Bytes of their keys pass. */
-uint64_t pd_attention_tiles_workspace(const struct pd_attention *resolved);
-uint64_t pd_attention_wgmma_workspace(const struct pd_attention *resolved);
-uint64_t pd_attention_plain_workspace(const struct pd_attention *resolved);
 
 #endif

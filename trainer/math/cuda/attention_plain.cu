@@ -6,7 +6,6 @@
  * A block of threads has ROWS queries of one head in shared memory as fp32, all operands (rows, D + 1); elements of what
  * it makes are dealt out to threads, each a chain of its own. */
 #include "trainer/math/cuda/attention_plain.h"
-#include "trainer/math/cuda/element.h"
 
 #include <float.h>
 
@@ -180,8 +179,7 @@ static __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_delta_plain
     const uint64_t i = ((uint64_t)blockIdx.x * PD_PLAIN_THREADS + threadIdx.x) / 16;
     float sum = 0.0f;
     for (uint32_t column = threadIdx.x % 16; i < sums && column < a.head_size; column += 16)
-        sum = __fmaf_rn(pd_plain_get<T>(a.dout, i * a.head_size + column), pd_plain_get<T>(a.out, i * a.head_size + column),
-                        sum);
+        sum = __fmaf_rn(pd_get<T>(a.dout, i * a.head_size + column), pd_get<T>(a.out, i * a.head_size + column), sum);
     for (uint32_t other = 8; other > 0; other /= 2)
         sum = __fadd_rn(sum, __shfl_xor_sync(PD_WARP_ALL, sum, (int)other));
     if (i < sums && threadIdx.x % 16 == 0) delta_put(a, i, sum);

@@ -4,6 +4,7 @@
 #define PD_TRAINER_MATH_CUDA_ATTENTION_PLAIN_H
 
 #include "trainer/math/cuda/attention_place.h"
+#include "trainer/math/cuda/element.h"
 #include "trainer/math/cuda/functions.h"
 
 #define PD_PLAIN_THREADS 256u
@@ -15,28 +16,13 @@ PD_DEVICE uint32_t pd_plain_row(uint32_t d)
     return d + 1;
 }
 
-template <enum pd_dtype T> PD_DEVICE float pd_plain_get(const void *data, uint64_t at)
-{
-    if (T == PD_F32) return ((const float *)data)[at];
-    uint16_t half = ((const uint16_t *)data)[at];
-    return T == PD_BF16 ? pd_f32_of_bf16(half) : pd_f32_of_f16(half);
-}
-
-template <enum pd_dtype T> PD_DEVICE void pd_plain_put(void *data, uint64_t at, float x)
-{
-    if (T == PD_F32)
-        ((float *)data)[at] = x;
-    else
-        ((uint16_t *)data)[at] = T == PD_BF16 ? pd_bf16_of_f32(x) : pd_f16_of_f32(x);
-}
-
 /* (count, D) with rows ld apart, times scale -> rows in shared memory; zeros up to `rows`. */
 template <enum pd_dtype T>
 PD_DEVICE void pd_plain_load(float *to, uint32_t rows, const void *src, uint64_t at, uint64_t ld, uint32_t count, uint32_t d)
 {
     for (uint32_t i = threadIdx.x; i < rows * d; i += PD_PLAIN_THREADS) {
         uint32_t r = i / d, column = i % d;
-        to[r * pd_plain_row(d) + column] = r < count ? pd_plain_get<T>(src, at + r * ld + column) : 0.0f;
+        to[r * pd_plain_row(d) + column] = r < count ? pd_get<T>(src, at + r * ld + column) : 0.0f;
     }
 }
 
@@ -47,7 +33,7 @@ PD_DEVICE void pd_plain_store(const float *from, void *dst, uint64_t at, uint64_
 {
     for (uint32_t i = threadIdx.x; i < count * d; i += PD_PLAIN_THREADS) {
         uint32_t r = i / d, column = i % d;
-        pd_plain_put<T>(dst, at + r * ld + column, __fmul_rn(from[r * pd_plain_row(d) + column], scale ? scale[r] : all));
+        pd_put<T>(dst, at + r * ld + column, __fmul_rn(from[r * pd_plain_row(d) + column], scale ? scale[r] : all));
     }
 }
 

@@ -1,33 +1,22 @@
 /* Causal attention, backward, on tensor cores: dQ where the query is. See attention_pair.h. */
 #include "trainer/math/cuda/attention_pair.h"
+#include "trainer/math/cuda/attention_rows.h"
 
 /* The rows of a lane: [half]. */
 struct queries_rows {
+    pd_query_rows own;
     float lse2[2], delta[2];
 };
 
-PD_DEVICE void queries_start(const pd_attention &a, const pd_attention_item &item, queries_rows &rows)
-{
-#pragma unroll
-    for (uint32_t half = 0; half < 2; half++) {
-        uint32_t r = item.tile * PD_PAIR + threadIdx.x / 32 * 16 + pd_fragment_row(half);
-        uint64_t at = ((uint64_t)item.sequence * a.heads + item.head) * a.length + r;
-        bool there = r < a.length;
-        rows.lse2[half] = there ? a.lse[at] * PD_LOG2_E : INFINITY;
-        rows.delta[half] = there ? a.delta[at] : 0.0f;
-    }
-}
-
 template <bool CUT>
-PD_DEVICE void queries_gradients(const pd_attention &a, const pd_attention_item &item, const queries_rows &rows,
-                                 uint32_t first_key, pd_pair_scores &s, pd_pair_scores &dp)
+PD_DEVICE void queries_gradients(const pd_attention &a, const queries_rows &rows, uint32_t first_key, pd_pair_scores &s,
+                                 pd_pair_scores &dp)
 {
     const float c = a.scale * PD_LOG2_E;
-    const uint32_t row = item.tile * PD_PAIR + threadIdx.x / 32 * 16;
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
         pd_attention_seen seen = {0, 0};
-        if (CUT) seen = pd_attention_seen_by(a, item.sequence, row + pd_fragment_row(half));
+        if (CUT) seen = pd_attention_seen_by(a, rows.own.sequence, rows.own.row + pd_fragment_row(half));
 #pragma unroll
         for (uint32_t n = 0; n < PD_PAIR_PIECES; n++)
 #pragma unroll
@@ -37,22 +26,6 @@ PD_DEVICE void queries_gradients(const pd_attention &a, const pd_attention_item 
                 pd_pair_gradient(s[0][n][i], dp[0][n][i], c, rows.lse2[half], rows.delta[half], sees);
             }
     }
-}
-
-template <enum pd_dtype T, int D>
-PD_DEVICE void queries_finish(const pd_attention &a, const pd_attention_item &item, const float (&dq)[D / 8][4],
-                              uint16_t *tile, bool wide)
-{
-    const uint32_t r = item.tile * PD_PAIR, own = threadIdx.x / 32 * 16,
-                   count = pd_attention_count(a.length, item.tile, PD_PAIR);
-    const uint32_t left = count > own ? count - own : 0;
-    const uint64_t row = (uint64_t)item.sequence * a.length + r + own, ld = (uint64_t)a.heads * D;
-    const float scale[2] = {a.scale, a.scale};
-    if (a.last_part)
-        pd_fragments_store<T, D>(dq, scale, tile + own * D, 0, (uint16_t *)a.dq + row * a.ld_dq + item.head * D, a.ld_dq,
-                                 left, wide);
-    else
-        pd_fragments_put<D>(dq, a.dq_acc + row * ld + item.head * D, ld, 0, left);
 }
 
 template <enum pd_dtype T, int D>
@@ -76,9 +49,8 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_queries
     pd_pair_load<D>(t.stays, stays, ld_stays, item.tile, a.length, wide);
     if (seen.begin < seen.end) pd_pair_load<D>(t.passes[0], passes, ld_passes, seen.begin, a.key_length, wide);
     pd_cp_async_commit();
-    queries_start(a, item, rows);
-    pd_fragments_zero(dq);
-    if (!a.first_part) pd_fragments_get<D>(dq[0], a.dq_acc + (row + r) * ld_out + item.head * D, ld_out, own, count);
+    rows.own = pd_query_rows_of(a, item.sequence, item.head, r, count, own);
+    pd_dq_start<D>(a, rows.own, dq[0], rows.lse2, rows.delta);
     for (uint32_t kb = seen.begin, stage = 0; kb < seen.end; kb++, stage ^= 1) {
         pd_pair_scores s, dp;
         pd_cp_async_wait<0>();
@@ -87,14 +59,14 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_queries
         pd_cp_async_commit();
         pd_pair_products<T, D>(s, dp, t.stays, t.passes[stage]);
         if (pd_attention_cut(a, item.sequence, r, count, kb * PD_PAIR, PD_PAIR))
-            queries_gradients<true>(a, item, rows, a.key_start + kb * PD_PAIR, s, dp);
+            queries_gradients<true>(a, rows, a.key_start + kb * PD_PAIR, s, dp);
         else
-            queries_gradients<false>(a, item, rows, a.key_start + kb * PD_PAIR, s, dp);
+            queries_gradients<false>(a, rows, a.key_start + kb * PD_PAIR, s, dp);
         pd_tile_apply<T, D>(dq, dp, t.passes[stage][0]);
     }
     pd_cp_async_wait<0>();
     __syncthreads();
-    queries_finish<T, D>(a, item, dq[0], t.stays[0], wide);
+    pd_dq_finish<T, D>(a, rows.own, dq[0], t.stays[0] + own * D, wide);
 }
 
 template <enum pd_dtype T, int D> static pd_status queries_launch(void *stream, const pd_attention *a, pd_error *err)

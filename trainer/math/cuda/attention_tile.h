@@ -9,14 +9,10 @@
 #define PD_TRAINER_MATH_CUDA_ATTENTION_TILE_H
 
 #include "trainer/math/cuda/attention_place.h"
+#include "trainer/math/cuda/element.h"
 
 #define PD_ATTENTION_THREADS 128u
 #define PD_LOG2_E 1.4426950408889634f
-
-template <enum pd_dtype T> PD_DEVICE uint32_t pd_pack(float low, float high)
-{
-    return T == PD_BF16 ? pd_pack_bf16(low, high) : pd_pack_f16(low, high);
-}
 
 /* Two neighbouring pieces of C. */
 template <enum pd_dtype T>
@@ -125,15 +121,20 @@ PD_DEVICE void pd_tile_apply(float (&o)[M][D / 8][4], const float (&p)[M][N][4],
     }
 }
 
+template <int N> PD_DEVICE void pd_fragment_zero(float (&c)[N][4])
+{
+#pragma unroll
+    for (uint32_t n = 0; n < N; n++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            c[n][i] = 0.0f;
+}
+
 template <int M, int N> PD_DEVICE void pd_fragments_zero(float (&c)[M][N][4])
 {
 #pragma unroll
     for (uint32_t m = 0; m < M; m++)
-#pragma unroll
-        for (uint32_t n = 0; n < N; n++)
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++)
-                c[m][n][i] = 0.0f;
+        pd_fragment_zero(c[m]);
 }
 
 /* Row of a 16 x 8 piece where this lane's c[2 half] lies, and its column. */

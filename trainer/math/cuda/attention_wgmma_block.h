@@ -5,6 +5,7 @@
 #ifndef PD_TRAINER_MATH_CUDA_ATTENTION_WGMMA_BLOCK_H
 #define PD_TRAINER_MATH_CUDA_ATTENTION_WGMMA_BLOCK_H
 
+#include "trainer/math/cuda/attention_rows.h"
 #include "trainer/math/cuda/attention_wgmma.h"
 
 #define PD_CONSUMERS 2u
@@ -56,6 +57,13 @@ PD_DEVICE uint64_t pd_wide_item(const pd_wide_deal &deal, uint32_t round)
     const uint32_t wave = blockIdx.x / deal.side, place = blockIdx.x % deal.side;
     const uint64_t begin = ((uint64_t)wave * deal.rounds + round) * deal.side;
     return round < deal.rounds ? begin + (round % 2 ? deal.side - 1 - place : place) : deal.items;
+}
+
+/* do_item(item) for each item of this block. */
+template <typename DO> PD_DEVICE void pd_wide_each(const pd_wide_deal &deal, const DO &do_item)
+{
+    for (uint32_t round = 0; pd_wide_item(deal, round) < deal.items; round++)
+        do_item(pd_wide_item(deal, round));
 }
 
 /* All of a block's work: `fulls` barriers from `full` on, `empties` from `empty` on; one warp brings tiles, consumers
@@ -179,6 +187,19 @@ static inline uint64_t pd_wide_items(const pd_attention *a)
     return ((uint64_t)a->length + PD_STAY - 1) / PD_STAY * a->sequences * a->heads;
 }
 
+/* dout: NULL in forward. */
+template <typename KERNEL>
+pd_status pd_wide_queries_launch(struct pd_error *err, const char *name, KERNEL kernel, size_t tiles_bytes, void *stream,
+                                 const pd_attention *a, const void *dout, bool wide)
+{
+    pd_wide_maps maps = {};
+    pd_wide_deal deal;
+    uint32_t blocks;
+    PD_TRY(pd_wide_maps_make(a, dout, wide, &maps, err));
+    PD_TRY(pd_wide_deal_of(pd_wide_items(a), UINT64_MAX, &deal, &blocks, err));
+    return pd_cuda_launch(err, name, kernel, blocks, PD_WIDE_THREADS, tiles_bytes + 1024, stream, *a, maps, deal, wide);
+}
+
 /* See pd_attention_cut. */
 PD_DEVICE bool pd_wide_cut(const pd_attention &a, const pd_wide_place &p, uint32_t k, uint32_t keys)
 {
@@ -186,16 +207,10 @@ PD_DEVICE bool pd_wide_cut(const pd_attention &a, const pd_wide_place &p, uint32
     return k + keys > a.key_length || key + keys - 1 > a.query_start + p.row || p.first > key;
 }
 
-/* A warp's 16 queries, from `row` of the sequence, q_row of the arrays; `count` of them are there. */
-struct pd_wide_own {
-    uint32_t row, count;
-    uint64_t q_row;
-};
-
-PD_DEVICE pd_wide_own pd_wide_own_of(const pd_attention &a, const pd_wide_place &p)
+/* This warp's 16 queries. */
+PD_DEVICE pd_query_rows pd_wide_own_of(const pd_attention &a, const pd_wide_place &p)
 {
-    const uint32_t own = (threadIdx.x / 32 - 4) * 16;
-    return {p.row + own, p.count > own ? p.count - own : 0, (uint64_t)p.sequence * a.length + p.row + own};
+    return pd_query_rows_of(a, p.sequence, p.head, p.row, p.count, (threadIdx.x / 32 - 4) * 16);
 }
 
 template <bool B> struct pd_constant {

@@ -7,11 +7,9 @@
  *
  * Sums over a row are four partial ones, one a lane, until the end, as in attention_forward.cu. */
 #include "trainer/math/cuda/attention_wgmma_block.h"
-#include "trainer/math/cuda/functions.h"
 
 #define KEYS 128u
 #define PIECES (KEYS / 8)
-#define LOWEST (-1e30f) /* times c it is still finite */
 
 /* As many as there is room for: steps of heads of 64 are short beside the way from memory. */
 template <int D> constexpr uint32_t forward_stages = D == 64 ? 3 : 2;
@@ -55,82 +53,11 @@ PD_DEVICE void forward_produce(const pd_attention &a, const pd_wide_maps &maps, 
 
 /* ---- the warps that multiply ---- */
 
-/* [half] is row 8 half + lane/4 of this warp's 16. */
 template <int D> struct forward_state {
     float o[D / 8][4], max[2], sum[2];
     uint32_t group;
-    pd_wide_own own;
+    pd_query_rows own;
 };
-
-template <int D> PD_DEVICE void forward_start(const pd_attention &a, const pd_wide_place &p, forward_state<D> &s)
-{
-    const uint64_t ld = (uint64_t)a.heads * D;
-    s.own = pd_wide_own_of(a, p);
-#pragma unroll
-    for (uint32_t n = 0; n < D / 8; n++)
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            s.o[n][i] = 0.0f;
-#pragma unroll
-    for (uint32_t half = 0; half < 2; half++) {
-        const uint32_t r = pd_fragment_row(half);
-        const uint64_t at = (s.own.q_row + r) * a.heads + p.head;
-        const bool carried = !a.first_part && r < s.own.count;
-        s.max[half] = carried ? a.max[at] : LOWEST;
-        s.sum[half] = carried && (threadIdx.x & 3u) == 0 ? a.sum[at] : 0.0f;
-    }
-    if (!a.first_part) pd_fragments_get<D>(s.o, a.acc + s.own.q_row * ld + p.head * D, ld, 0, s.own.count);
-}
-
-PD_DEVICE void forward_mask(const pd_attention &a, uint32_t sequence, uint32_t row, uint32_t first_key,
-                            float (&x)[PIECES][4])
-{
-#pragma unroll
-    for (uint32_t half = 0; half < 2; half++) {
-        const pd_attention_seen seen = pd_attention_seen_by(a, sequence, row + pd_fragment_row(half));
-#pragma unroll
-        for (uint32_t n = 0; n < PIECES; n++)
-#pragma unroll
-            for (uint32_t i = 0; i < 2; i++) {
-                const uint32_t key = first_key + 8 * n + pd_fragment_column() + i;
-                if (key < seen.first || key > seen.last) x[n][2 * half + i] = -INFINITY;
-            }
-    }
-}
-
-/* S to P in place; what O is to be multiplied with. */
-template <int D> PD_DEVICE void forward_softmax(forward_state<D> &s, float c, float (&x)[PIECES][4], float (&rescale)[2])
-{
-#pragma unroll
-    for (uint32_t half = 0; half < 2; half++) {
-        float max = s.max[half], sum = 0.0f;
-#pragma unroll
-        for (uint32_t n = 0; n < PIECES; n++)
-            max = fmaxf(max, fmaxf(x[n][2 * half], x[n][2 * half + 1]));
-        max = fmaxf(max, __shfl_xor_sync(PD_WARP_ALL, max, 1));
-        max = fmaxf(max, __shfl_xor_sync(PD_WARP_ALL, max, 2));
-        const float shift = max * c;
-        rescale[half] = pd_exp2_fast((s.max[half] - max) * c);
-#pragma unroll
-        for (uint32_t n = 0; n < PIECES; n++)
-#pragma unroll
-            for (uint32_t i = 2 * half; i < 2 * half + 2; i++) {
-                x[n][i] = pd_exp2_fast(__fmaf_rn(x[n][i], c, -shift));
-                sum += x[n][i];
-            }
-        s.max[half] = max;
-        s.sum[half] = __fmaf_rn(s.sum[half], rescale[half], sum);
-    }
-}
-
-template <int D> PD_DEVICE void forward_rescale(float (&o)[D / 8][4], const float (&rescale)[2])
-{
-#pragma unroll
-    for (uint32_t n = 0; n < D / 8; n++)
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            o[n][i] *= rescale[i / 2];
-}
 
 /* Step kb: its scores, and P V of the step before, of stages `now` and `before`; p is this step's afterwards. */
 template <enum pd_dtype T, int D, bool FIRST>
@@ -155,52 +82,16 @@ PD_DEVICE void forward_step(const pd_attention &a, const pd_wide_place &p, uint3
     pd_wgmma_wait<(FIRST ? 0 : 1)>();
     pd_wgmma_pin(x);
     pd_wide_emptied(&t.k_empty[now.stage]);
-    if (pd_wide_cut(a, p, kb * KEYS, KEYS)) forward_mask(a, p.sequence, s.own.row, a.key_start + kb * KEYS, x);
-    forward_softmax<D>(s, a.scale * PD_LOG2_E, x, rescale);
+    if (pd_wide_cut(a, p, kb * KEYS, KEYS)) pd_softmax_mask(a, s.own, a.key_start + kb * KEYS, x);
+    pd_softmax_step(a.scale * PD_LOG2_E, x, s.max, s.sum, rescale);
     if (!FIRST) {
         pd_wgmma_delay_wait(s.sum[0] + s.sum[1], &t.q_full);
         pd_wgmma_wait<0>();
         pd_wgmma_pin(s.o);
         pd_wide_emptied(&t.v_empty[before.stage]);
     }
-    forward_rescale<D>(s.o, rescale);
+    pd_softmax_rescale(s.o, rescale);
     pd_wide_pack<T>(pv, x);
-}
-
-template <int D> PD_DEVICE void forward_carry(const pd_attention &a, const pd_wide_place &p, const forward_state<D> &s)
-{
-    const uint64_t ld = (uint64_t)a.heads * D;
-    pd_fragments_put<D>(s.o, a.acc + s.own.q_row * ld + p.head * D, ld, 0, s.own.count);
-#pragma unroll
-    for (uint32_t half = 0; half < 2; half++) {
-        const uint32_t r = pd_fragment_row(half);
-        const uint64_t at = (s.own.q_row + r) * a.heads + p.head;
-        if (r >= s.own.count || (threadIdx.x & 3u) != 0) continue;
-        a.max[at] = s.max[half];
-        a.sum[at] = s.sum[half];
-    }
-}
-
-template <enum pd_dtype T, int D>
-PD_DEVICE void forward_finish(const pd_attention &a, const pd_wide_place &p, forward_state<D> &s, uint16_t *scratch,
-                              bool wide)
-{
-    const uint64_t ld = (uint64_t)a.heads * D, lse = ((uint64_t)p.sequence * a.heads + p.head) * a.length + s.own.row;
-    float scale[2];
-#pragma unroll
-    for (uint32_t half = 0; half < 2; half++) {
-        const uint32_t r = pd_fragment_row(half);
-        s.sum[half] += __shfl_xor_sync(PD_WARP_ALL, s.sum[half], 1);
-        s.sum[half] += __shfl_xor_sync(PD_WARP_ALL, s.sum[half], 2);
-        scale[half] = 1.0f / s.sum[half];
-        if (!a.last_part || r >= s.own.count || (threadIdx.x & 3u) != 0) continue;
-        a.lse[lse + r] = __fmaf_rn(s.max[half], a.scale, pd_log(s.sum[half]));
-    }
-    if (a.last_part)
-        pd_fragments_store<T, D>(s.o, scale, scratch, 0, (uint16_t *)a.out + s.own.q_row * ld + p.head * D, ld, s.own.count,
-                                 wide);
-    else
-        forward_carry<D>(a, p, s);
 }
 
 template <enum pd_dtype T, int D>
@@ -210,7 +101,8 @@ PD_DEVICE void forward_consume(const pd_attention &a, const pd_wide_place &p, ui
     forward_state<D> s;
     uint32_t pv[KEYS / 16][4];
     s.group = group;
-    forward_start<D>(a, p, s);
+    s.own = pd_wide_own_of(a, p);
+    pd_softmax_start<D>(a, s.own, s.o, s.max, s.sum);
     if (p.seen.begin < p.seen.end) {
         pd_barrier_wait(&t.q_full, done.round);
         done.round ^= 1;
@@ -226,7 +118,7 @@ PD_DEVICE void forward_consume(const pd_attention &a, const pd_wide_place &p, ui
             pd_wide_apply_now<T>(s.o, pv, t.v[last.stage]);
             pd_wide_emptied(&t.v_empty[last.stage]);
         });
-    forward_finish<T, D>(a, p, s, pd_wide_scratch(t.out[group]), wide);
+    pd_softmax_finish<T, D>(a, s.own, s.o, s.max, s.sum, pd_wide_scratch(t.out[group]), wide);
 }
 
 template <enum pd_dtype T, int D>
@@ -238,14 +130,13 @@ static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
     forward_tiles<D> &t = pd_wide_tiles<forward_tiles<D>>(shared);
     pd_wide_progress done = {0, {0, 0}};
     const auto produce = [&] {
-        for (uint32_t round = 0; pd_wide_item(deal, round) < deal.items; round++)
-            forward_produce<D>(a, maps, pd_wide_place_of<KEYS>(a, pd_wide_item(deal, round)), done, t, wide);
+        pd_wide_each(deal, [&](uint64_t i) { forward_produce<D>(a, maps, pd_wide_place_of<KEYS>(a, i), done, t, wide); });
     };
     const auto consume = [&] {
         const uint32_t group = pd_consumer();
         pd_turns_begin(group);
-        for (uint32_t round = 0; pd_wide_item(deal, round) < deal.items; round++)
-            forward_consume<T, D>(a, pd_wide_place_of<KEYS>(a, pd_wide_item(deal, round)), group, done, t, wide);
+        pd_wide_each(deal,
+                     [&](uint64_t i) { forward_consume<T, D>(a, pd_wide_place_of<KEYS>(a, i), group, done, t, wide); });
         pd_turns_end(group);
     };
     constexpr uint32_t barriers = 1 + 2 * forward_stages<D>;
@@ -255,13 +146,8 @@ static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
 template <enum pd_dtype T, int D> static pd_status forward_launch(void *stream, const pd_attention *a, pd_error *err)
 {
     const bool wide = pd_operands_are_wide(a, NULL) && (!a->last_part || pd_is_wide(a->out, D));
-    pd_wide_maps maps = {};
-    pd_wide_deal deal;
-    uint32_t blocks;
-    PD_TRY(pd_wide_maps_make(a, NULL, wide, &maps, err));
-    PD_TRY(pd_wide_deal_of(pd_wide_items(a), UINT64_MAX, &deal, &blocks, err));
-    return PD_LAUNCH(err, (attention_forward_wgmma<T, D>), blocks, PD_WIDE_THREADS, sizeof(forward_tiles<D>) + 1024, stream,
-                     *a, maps, deal, wide);
+    return pd_wide_queries_launch(err, "attention_forward_wgmma", attention_forward_wgmma<T, D>, sizeof(forward_tiles<D>),
+                                  stream, a, NULL, wide);
 }
 
 pd_status pd_attention_wgmma_forward(void *stream, const struct pd_attention *a, struct pd_error *err)

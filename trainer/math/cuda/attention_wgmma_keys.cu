@@ -254,16 +254,15 @@ static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
     keys_tiles<D> &t = pd_wide_tiles<keys_tiles<D>>(shared);
     pd_wide_progress done = {0, {0, 0}};
     const auto produce = [&] {
-        for (uint32_t round = 0; pd_wide_item(deal, round) < deal.items; round++)
-            keys_produce<D>(a, maps, keys_place_of(a, pd_wide_item(deal, round), 0), done, t, wide);
+        pd_wide_each(deal, [&](uint64_t i) { keys_produce<D>(a, maps, keys_place_of(a, i, 0), done, t, wide); });
     };
     const auto consume = [&] {
         const uint32_t thread = threadIdx.x - PD_WARPGROUP, group = pd_consumer();
         float *const own = waiting + (uint64_t)blockIdx.x * levels * (2 * KEYS * D);
         const keys_waiting places = {reinterpret_cast<float4 *>(own), CONSUMER_THREADS, thread};
-        for (uint32_t round = 0; pd_wide_item(deal, round) < deal.items; round++)
-            keys_consume<T, D>(a, keys_place_of(a, pd_wide_item(deal, round), thread / 32 * 16), group, done, t, places,
-                               wide);
+        pd_wide_each(deal, [&](uint64_t i) {
+            keys_consume<T, D>(a, keys_place_of(a, i, thread / 32 * 16), group, done, t, places, wide);
+        });
     };
     pd_wide_block(&t.stays_full, 1 + keys_stages<D>, &t.stays_empty, 1 + keys_stages<D>, produce, consume);
 }

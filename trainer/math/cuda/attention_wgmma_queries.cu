@@ -49,27 +49,8 @@ template <int D> struct queries_state {
     uint32_t q[D / 16][4], dout[D / 16][4];
     float dq[D / 8][4], lse2[2], delta[2];
     uint32_t group;
-    pd_wide_own own;
+    pd_query_rows own;
 };
-
-template <int D> PD_DEVICE void queries_start(const pd_attention &a, const pd_wide_place &p, queries_state<D> &s)
-{
-    const uint64_t ld = (uint64_t)a.heads * D;
-    s.own = pd_wide_own_of(a, p);
-#pragma unroll
-    for (uint32_t n = 0; n < D / 8; n++)
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            s.dq[n][i] = 0.0f;
-    if (!a.first_part) pd_fragments_get<D>(s.dq, a.dq_acc + s.own.q_row * ld + p.head * D, ld, 0, s.own.count);
-#pragma unroll
-    for (uint32_t half = 0; half < 2; half++) {
-        const uint32_t r = pd_fragment_row(half);
-        const uint64_t at = ((uint64_t)p.sequence * a.heads + p.head) * a.length + s.own.row + r;
-        s.lse2[half] = r < s.own.count ? a.lse[at] * PD_LOG2_E : INFINITY;
-        s.delta[half] = r < s.own.count ? a.delta[at] : 0.0f;
-    }
-}
 
 /* S to P. */
 template <bool CUT, int D>
@@ -136,26 +117,14 @@ PD_DEVICE void queries_step(const pd_attention &a, const pd_wide_place &p, uint3
 }
 
 template <enum pd_dtype T, int D>
-PD_DEVICE void queries_finish(const pd_attention &a, const pd_wide_place &p, const queries_state<D> &s, uint16_t *scratch,
-                              bool wide)
-{
-    const uint64_t ld = (uint64_t)a.heads * D;
-    const float scale[2] = {a.scale, a.scale};
-    if (a.last_part)
-        pd_fragments_store<T, D>(s.dq, scale, scratch, 0, (uint16_t *)a.dq + s.own.q_row * a.ld_dq + p.head * D, a.ld_dq,
-                                 s.own.count, wide);
-    else
-        pd_fragments_put<D>(s.dq, a.dq_acc + s.own.q_row * ld + p.head * D, ld, 0, s.own.count);
-}
-
-template <enum pd_dtype T, int D>
 PD_DEVICE void queries_consume(const pd_attention &a, const pd_wide_place &p, uint32_t group, pd_wide_progress &done,
                                queries_tiles<D> &t, bool wide)
 {
     queries_state<D> s;
     uint32_t ds[KEYS / 16][4];
     s.group = group;
-    queries_start<D>(a, p, s);
+    s.own = pd_wide_own_of(a, p);
+    pd_dq_start<D>(a, s.own, s.dq, s.lse2, s.delta);
     if (p.seen.begin < p.seen.end) {
         pd_barrier_wait(&t.stays_full, done.round);
         done.round ^= 1;
@@ -172,7 +141,7 @@ PD_DEVICE void queries_consume(const pd_attention &a, const pd_wide_place &p, ui
             pd_wide_apply_now<T>(s.dq, ds, t.k[last.stage]);
             pd_wide_emptied(&t.empty[last.stage]);
         });
-    queries_finish<T, D>(a, p, s, pd_wide_scratch(t.out[group]), wide);
+    pd_dq_finish<T, D>(a, s.own, s.dq, pd_wide_scratch(t.out[group]), wide);
 }
 
 template <enum pd_dtype T, int D>
@@ -184,13 +153,12 @@ static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
     queries_tiles<D> &t = pd_wide_tiles<queries_tiles<D>>(shared);
     pd_wide_progress done = {0, {0, 0}};
     const auto produce = [&] {
-        for (uint32_t round = 0; pd_wide_item(deal, round) < deal.items; round++)
-            queries_produce<D>(a, maps, pd_wide_place_of<KEYS>(a, pd_wide_item(deal, round)), done, t, wide);
+        pd_wide_each(deal, [&](uint64_t i) { queries_produce<D>(a, maps, pd_wide_place_of<KEYS>(a, i), done, t, wide); });
     };
     const auto consume = [&] {
         const uint32_t group = pd_consumer();
-        for (uint32_t round = 0; pd_wide_item(deal, round) < deal.items; round++)
-            queries_consume<T, D>(a, pd_wide_place_of<KEYS>(a, pd_wide_item(deal, round)), group, done, t, wide);
+        pd_wide_each(deal,
+                     [&](uint64_t i) { queries_consume<T, D>(a, pd_wide_place_of<KEYS>(a, i), group, done, t, wide); });
     };
     pd_wide_block(&t.stays_full, 1 + STAGES, &t.stays_empty, 1 + STAGES, produce, consume);
 }
@@ -198,13 +166,8 @@ static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
 template <enum pd_dtype T, int D> static pd_status queries_launch(void *stream, const pd_attention *a, pd_error *err)
 {
     const bool wide = pd_operands_are_wide(a, a->dout) && (!a->last_part || pd_is_wide(a->dq, a->ld_dq));
-    pd_wide_maps maps = {};
-    pd_wide_deal deal;
-    uint32_t blocks;
-    PD_TRY(pd_wide_maps_make(a, a->dout, wide, &maps, err));
-    PD_TRY(pd_wide_deal_of(pd_wide_items(a), UINT64_MAX, &deal, &blocks, err));
-    return PD_LAUNCH(err, (attention_queries_wgmma<T, D>), blocks, PD_WIDE_THREADS, sizeof(queries_tiles<D>) + 1024, stream,
-                     *a, maps, deal, wide);
+    return pd_wide_queries_launch(err, "attention_queries_wgmma", attention_queries_wgmma<T, D>, sizeof(queries_tiles<D>),
+                                  stream, a, a->dout, wide);
 }
 
 pd_status pd_attention_wgmma_queries(void *stream, const struct pd_attention *a, struct pd_error *err)

@@ -1,4 +1,3 @@
-/* The functions of cuBLASLt that perdure calls, under their own names, each handed on to the library once it is open. */
 #include "trainer/math/cuda/cublaslt_load.h"
 
 #include <dlfcn.h>
@@ -10,25 +9,7 @@
 #define TEXT(X) TEXT_OF(X)
 #define LIBRARY "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
 
-#define FUNCTIONS(X)                         \
-    X(cublasLtCreate)                        \
-    X(cublasLtDestroy)                       \
-    X(cublasLtGetStatusName)                 \
-    X(cublasLtMatmul)                        \
-    X(cublasLtMatmulAlgoCheck)               \
-    X(cublasLtMatmulAlgoConfigGetAttribute)  \
-    X(cublasLtMatmulAlgoGetHeuristic)        \
-    X(cublasLtMatmulDescInit_internal)       \
-    X(cublasLtMatmulDescSetAttribute)        \
-    X(cublasLtMatmulPreferenceInit_internal) \
-    X(cublasLtMatmulPreferenceSetAttribute)  \
-    X(cublasLtMatrixLayoutInit_internal)
-
-static struct {
-#define MEMBER(NAME) __typeof__(NAME) *NAME##_;
-    FUNCTIONS(MEMBER)
-#undef MEMBER
-} loaded;
+struct pd_cublaslt pd_cublaslt;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static bool is_loaded;
 
@@ -50,8 +31,8 @@ static pd_status load(struct pd_error *err)
     if (!library)
         PD_FAIL(err, PD_UNSUPPORTED, "products on a GPU need %s: %s; install cuBLAS, or put its folder on LD_LIBRARY_PATH",
                 LIBRARY, why);
-#define FIND(NAME) PD_TRY(find(library, #NAME, &loaded.NAME##_, err));
-    FUNCTIONS(FIND)
+#define FIND(NAME) PD_TRY(find(library, #NAME, &pd_cublaslt.NAME, err));
+    PD_CUBLASLT_FUNCTIONS(FIND)
 #undef FIND
     is_loaded = true;
     return PD_OK;
@@ -63,81 +44,4 @@ pd_status pd_cublaslt_load(struct pd_error *err)
     pd_status st = is_loaded ? PD_OK : load(err);
     pthread_mutex_unlock(&mutex);
     return st;
-}
-
-cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
-{
-    return loaded.cublasLtCreate_(handle);
-}
-
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
-{
-    return loaded.cublasLtDestroy_(handle);
-}
-
-const char *cublasLtGetStatusName(cublasStatus_t status)
-{
-    return loaded.cublasLtGetStatusName_(status);
-}
-
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, const void *alpha, const void *a,
-                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
-                              const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,
-                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algorithm, void *workspace,
-                              size_t workspace_bytes, cudaStream_t stream)
-{
-    return loaded.cublasLtMatmul_(handle, operation, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout,
-                                  algorithm, workspace, workspace_bytes, stream);
-}
-
-cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
-                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                       const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulHeuristicResult_t *result)
-{
-    return loaded.cublasLtMatmulAlgoCheck_(handle, operation, a, b, c, d, algorithm, result);
-}
-
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algorithm,
-                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, void *value,
-                                                    size_t bytes, size_t *written)
-{
-    return loaded.cublasLtMatmulAlgoConfigGetAttribute_(algorithm, attribute, value, bytes, written);
-}
-
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
-                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int wanted,
-                                              cublasLtMatmulHeuristicResult_t results[], int *count)
-{
-    return loaded.cublasLtMatmulAlgoGetHeuristic_(handle, operation, a, b, c, d, preference, wanted, results, count);
-}
-
-cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t operation, size_t bytes, cublasComputeType_t compute,
-                                               cudaDataType_t scale)
-{
-    return loaded.cublasLtMatmulDescInit_internal_(operation, bytes, compute, scale);
-}
-
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
-                                              const void *value, size_t bytes)
-{
-    return loaded.cublasLtMatmulDescSetAttribute_(operation, attribute, value, bytes);
-}
-
-cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t preference, size_t bytes)
-{
-    return loaded.cublasLtMatmulPreferenceInit_internal_(preference, bytes);
-}
-
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
-                                                    size_t bytes)
-{
-    return loaded.cublasLtMatmulPreferenceSetAttribute_(preference, attribute, value, bytes);
-}
-
-cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t layout, size_t bytes, cudaDataType type,
-                                                 uint64_t rows, uint64_t columns, int64_t ld)
-{
-    return loaded.cublasLtMatrixLayoutInit_internal_(layout, bytes, type, rows, columns, ld);
 }

@@ -1,5 +1,5 @@
 /* cuBLASLt, opened when a GPU is there. Linked, it would take 200 MiB of every process, on machines without a GPU too, and
- * a machine without it could not start the program. Whoever calls it includes this.
+ * a machine without it could not start the program. Its functions are members of pd_cublaslt, under their own names.
  *
  *   errors   PD_UNSUPPORTED: it is not installed, or lacks a function; the message says which and what to do
  *   threads  any */
@@ -10,7 +10,28 @@
 
 #include <cublasLt.h>
 
-/* Before any call of cuBLASLt. The library stays open as long as the process lives. */
+#define PD_CUBLASLT_FUNCTIONS(X)             \
+    X(cublasLtCreate)                        \
+    X(cublasLtDestroy)                       \
+    X(cublasLtGetStatusName)                 \
+    X(cublasLtMatmul)                        \
+    X(cublasLtMatmulAlgoCheck)               \
+    X(cublasLtMatmulAlgoConfigGetAttribute)  \
+    X(cublasLtMatmulAlgoGetHeuristic)        \
+    X(cublasLtMatmulDescInit_internal)       \
+    X(cublasLtMatmulDescSetAttribute)        \
+    X(cublasLtMatmulPreferenceInit_internal) \
+    X(cublasLtMatmulPreferenceSetAttribute)  \
+    X(cublasLtMatrixLayoutInit_internal)
+
+struct pd_cublaslt {
+#define PD_MEMBER(NAME) __typeof__(NAME) *NAME;
+    PD_CUBLASLT_FUNCTIONS(PD_MEMBER)
+#undef PD_MEMBER
+};
+extern struct pd_cublaslt pd_cublaslt;
+
+/* Before any call. The library stays open as long as the process lives. */
 PD_MUST_USE pd_status pd_cublaslt_load(struct pd_error *err);
 
 #endif

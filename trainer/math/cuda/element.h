@@ -99,6 +99,16 @@ template <int N> PD_DEVICE void pd_get_any(enum pd_dtype dtype, const void *data
         pd_get_n<PD_F16, N>(data, index, x);
 }
 
+template <int N> PD_DEVICE void pd_put_any(enum pd_dtype dtype, void *data, uint64_t index, const float (&x)[N])
+{
+    if (dtype == PD_F32)
+        pd_put_n<PD_F32, N>(data, index, x);
+    else if (dtype == PD_BF16)
+        pd_put_n<PD_BF16, N>(data, index, x);
+    else
+        pd_put_n<PD_F16, N>(data, index, x);
+}
+
 /* use(load(i)) for i = first, first + step, ... below end, in this order, with U loads on their way at once: a compiler does
  * not reorder them by itself where it does not know how often a loop runs. */
 template <int U, typename Load, typename Use>

@@ -68,12 +68,7 @@ struct finish {
             for (int k = 0; k < N; k++)
                 x[k] = x[k] + term[k];
         }
-        if (out.dtype == PD_F32)
-            pd_put_n<PD_F32, N>(out.data, row * out.ld + column, x);
-        else if (out.dtype == PD_BF16)
-            pd_put_n<PD_BF16, N>(out.data, row * out.ld + column, x);
-        else
-            pd_put_n<PD_F16, N>(out.data, row * out.ld + column, x);
+        pd_put_any<N>(out.dtype, out.data, row * out.ld + column, x);
     }
 };
 

@@ -47,11 +47,11 @@ static pd_status status_of(cublasStatus_t code)
     return code == CUBLAS_STATUS_ALLOC_FAILED ? PD_NO_MEMORY : PD_DEVICE_LOST;
 }
 
-#define LT_TRY(err, call, what)                                                                               \
-    do {                                                                                                      \
-        cublasStatus_t lt_code_ = (call);                                                                     \
-        if (lt_code_ != CUBLAS_STATUS_SUCCESS)                                                                \
-            PD_FAIL((err), status_of(lt_code_), "cuBLASLt: %s: %s", (what), cublasLtGetStatusName(lt_code_)); \
+#define LT_TRY(err, call, what)                                                                                           \
+    do {                                                                                                                  \
+        cublasStatus_t lt_code_ = (call);                                                                                 \
+        if (lt_code_ != CUBLAS_STATUS_SUCCESS)                                                                            \
+            PD_FAIL((err), status_of(lt_code_), "cuBLASLt: %s: %s", (what), pd_cublaslt.cublasLtGetStatusName(lt_code_)); \
     } while (0)
 
 pd_status pd_cuda_gemms_new(const struct pd_cuda_gemms_options *options, struct pd_cuda_gemms **ret_gemms,
@@ -61,10 +61,10 @@ pd_status pd_cuda_gemms_new(const struct pd_cuda_gemms_options *options, struct 
     struct pd_cuda_gemms *p = calloc(1, sizeof *p);
     if (!p) PD_FAIL(err, PD_NO_MEMORY, "cuBLASLt: no memory for the table of algorithms");
     p->options = *options;
-    cublasStatus_t code = cublasLtCreate(&p->handle);
+    cublasStatus_t code = pd_cublaslt.cublasLtCreate(&p->handle);
     if (code != CUBLAS_STATUS_SUCCESS) {
         free(p);
-        PD_FAIL(err, status_of(code), "cuBLASLt: starting it: %s", cublasLtGetStatusName(code));
+        PD_FAIL(err, status_of(code), "cuBLASLt: starting it: %s", pd_cublaslt.cublasLtGetStatusName(code));
     }
     *ret_gemms = p;
     return PD_OK;
@@ -73,7 +73,7 @@ pd_status pd_cuda_gemms_new(const struct pd_cuda_gemms_options *options, struct 
 void pd_cuda_gemms_free(struct pd_cuda_gemms *gemms)
 {
     if (!gemms) return;
-    cublasLtDestroy(gemms->handle);
+    pd_cublaslt.cublasLtDestroy(gemms->handle);
     free(gemms);
 }
 
@@ -180,7 +180,7 @@ static struct key key_of(const struct pd_cuda_gemms *p, const struct pd_gemm *g)
 static pd_status set(struct description *d, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t bytes,
                      struct pd_error *err)
 {
-    LT_TRY(err, cublasLtMatmulDescSetAttribute(&d->operation, attribute, value, bytes), "describing a GEMM");
+    LT_TRY(err, pd_cublaslt.cublasLtMatmulDescSetAttribute(&d->operation, attribute, value, bytes), "describing a GEMM");
     return PD_OK;
 }
 
@@ -189,7 +189,9 @@ static pd_status describe_operation(struct description *d, const struct key *key
     const cublasOperation_t a = key->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, b = key->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasLtEpilogue_t epilogue = key->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     const cudaDataType_t bias = (cudaDataType_t)key->result;
-    LT_TRY(err, cublasLtMatmulDescInit(&d->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a GEMM");
+    LT_TRY(err,
+           pd_cublaslt.cublasLtMatmulDescInit_internal(&d->operation, sizeof d->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+           "describing a GEMM");
     PD_TRY(set(d, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a, err));
     PD_TRY(set(d, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b, err));
     PD_TRY(set(d, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, err));
@@ -203,12 +205,18 @@ static pd_status describe(struct description *d, const struct key *key, struct p
     const uint64_t b_rows = key->trans_b ? k : n, b_columns = key->trans_b ? n : k;
     const uint64_t a_rows = key->trans_a ? m : k, a_columns = key->trans_a ? k : m;
     PD_TRY(describe_operation(d, key, err));
-    LT_TRY(err, cublasLtMatrixLayoutInit(&d->a, (cudaDataType_t)key->b, b_rows, b_columns, (int64_t)key->ld_b),
+    LT_TRY(err,
+           pd_cublaslt.cublasLtMatrixLayoutInit_internal(&d->a, sizeof d->a, (cudaDataType_t)key->b, b_rows, b_columns,
+                                                         (int64_t)key->ld_b),
            "describing B");
-    LT_TRY(err, cublasLtMatrixLayoutInit(&d->b, (cudaDataType_t)key->a, a_rows, a_columns, (int64_t)key->ld_a),
+    LT_TRY(err,
+           pd_cublaslt.cublasLtMatrixLayoutInit_internal(&d->b, sizeof d->b, (cudaDataType_t)key->a, a_rows, a_columns,
+                                                         (int64_t)key->ld_a),
            "describing A");
-    LT_TRY(err, cublasLtMatrixLayoutInit(&d->c, out, n, m, (int64_t)key->ld_residual), "describing the residual");
-    LT_TRY(err, cublasLtMatrixLayoutInit(&d->d, out, n, m, (int64_t)key->ld_c), "describing C");
+    LT_TRY(err, pd_cublaslt.cublasLtMatrixLayoutInit_internal(&d->c, sizeof d->c, out, n, m, (int64_t)key->ld_residual),
+           "describing the residual");
+    LT_TRY(err, pd_cublaslt.cublasLtMatrixLayoutInit_internal(&d->d, sizeof d->d, out, n, m, (int64_t)key->ld_c),
+           "describing C");
     return PD_OK;
 }
 
@@ -253,9 +261,11 @@ static pd_status prefer(cublasLtMatmulPreferenceOpaque_t *preference, const stru
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &key->align_c, sizeof key->align_c},
         {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions},
     };
-    LT_TRY(err, cublasLtMatmulPreferenceInit(preference), "stating a preference");
+    LT_TRY(err, pd_cublaslt.cublasLtMatmulPreferenceInit_internal(preference, sizeof *preference), "stating a preference");
     for (size_t i = 0; i < sizeof wishes / sizeof wishes[0]; i++)
-        LT_TRY(err, cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value, wishes[i].bytes),
+        LT_TRY(err,
+               pd_cublaslt.cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value,
+                                                                wishes[i].bytes),
                "stating a preference");
     return PD_OK;
 }
@@ -266,10 +276,11 @@ static bool is_admitted(const struct pd_cuda_gemms *p, const struct key *key, co
     int32_t parts = 1;
     uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_NONE;
     size_t written;
-    if (cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof parts, &written))
+    if (pd_cublaslt.cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof parts,
+                                                         &written))
         return false;
-    if (cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme,
-                                             &written))
+    if (pd_cublaslt.cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
+                                                         sizeof scheme, &written))
         return false;
     if (parts > 1 && !may_split_k(p, key)) return false;
     return scheme == CUBLASLT_REDUCTION_SCHEME_NONE || (scheme & reductions_of(p, key)) != 0;
@@ -288,8 +299,8 @@ static pd_status choose(const struct pd_cuda_gemms *p, const struct pd_gemm *g, 
     PD_TRY(describe(&d, &plan->key, err));
     PD_TRY(point(&d, g, err));
     PD_TRY(prefer(&preference, p, &plan->key, err));
-    cublasStatus_t code = cublasLtMatmulAlgoGetHeuristic(p->handle, &d.operation, &d.a, &d.b, &d.c, &d.d, &preference,
-                                                         CANDIDATES, results, &count);
+    cublasStatus_t code = pd_cublaslt.cublasLtMatmulAlgoGetHeuristic(p->handle, &d.operation, &d.a, &d.b, &d.c, &d.d,
+                                                                     &preference, CANDIDATES, results, &count);
     if (code == CUBLAS_STATUS_NOT_SUPPORTED || code == CUBLAS_STATUS_INVALID_VALUE) return PD_OK;
     LT_TRY(err, code, "asking its heuristic");
     for (int i = 0; i < count && plan->is_plain; i++) {
@@ -349,8 +360,8 @@ static bool is_taken(struct pd_cuda_gemms *p, struct description *d, const struc
 {
     cublasLtMatmulHeuristicResult_t result;
     if (!p->options.any_shape) return true;
-    return cublasLtMatmulAlgoCheck(p->handle, &d->operation, &d->a, &d->b, &d->c, &d->d, &plan->algorithm, &result) ==
-               CUBLAS_STATUS_SUCCESS &&
+    return pd_cublaslt.cublasLtMatmulAlgoCheck(p->handle, &d->operation, &d->a, &d->b, &d->c, &d->d, &plan->algorithm,
+                                               &result) == CUBLAS_STATUS_SUCCESS &&
            result.workspaceSize <= p->options.workspace_bytes;
 }
 
@@ -359,12 +370,13 @@ static pd_status multiply(struct pd_cuda_gemms *p, void *stream, const struct pd
 {
     const float alpha = 1.0f, beta = g->accumulate || g->residual.data ? 1.0f : 0.0f;
     const void *added = g->residual.data ? g->residual.data : g->c.data;
-    cublasStatus_t code =
-        cublasLtMatmul(p->handle, &d->operation, &alpha, g->b.data, &d->a, g->a.data, &d->b, &beta, added, &d->c, g->c.data,
-                       &d->d, &plan->algorithm, p->options.workspace, p->options.workspace_bytes, (cudaStream_t)stream);
+    cublasStatus_t code = pd_cublaslt.cublasLtMatmul(p->handle, &d->operation, &alpha, g->b.data, &d->a, g->a.data, &d->b,
+                                                     &beta, added, &d->c, g->c.data, &d->d, &plan->algorithm,
+                                                     p->options.workspace, p->options.workspace_bytes, (cudaStream_t)stream);
     if (code == CUBLAS_STATUS_SUCCESS) return PD_OK;
     PD_FAIL(err, status_of(code), "cuBLASLt: GEMM of (%llu, %llu) and (%llu, %llu): %s", (unsigned long long)g->m,
-            (unsigned long long)g->k, (unsigned long long)g->k, (unsigned long long)g->n, cublasLtGetStatusName(code));
+            (unsigned long long)g->k, (unsigned long long)g->k, (unsigned long long)g->n,
+            pd_cublaslt.cublasLtGetStatusName(code));
 }
 
 static pd_status multiply_plainly(struct pd_cuda_gemms *p, void *stream, const struct pd_gemm *g, struct plan *plan,

@@ -1,10 +1,10 @@
 /* Products without tensor cores: a block makes 64 x 64 of C, a thread 4 x 4 of them, sixteen places apart.
  *
- *   bits  an element is one chain of fused multiply-adds in ascending k, fp32, from 0 or from the old C; bias, then
- * residual, then one rounding: trainer/math/math.h, the same as the CPU's */
+ *   bits  the CPU's: an element is one chain of fused multiply-adds in ascending k, fp32, from 0 or from the old C; bias,
+ *         residual and one rounding follow */
 #include "trainer/math/cuda/gemm.h"
 
-#include "trainer/math/cuda/grid.h"
+#include "trainer/math/cuda/element.h"
 #include "trainer/math/fp8.h"
 
 #define SIDE 64u
@@ -13,19 +13,11 @@
 #define STRIDE (SIDE / EACH)
 #define THREADS (STRIDE * STRIDE)
 
-PD_DEVICE float element(const void *base, uint64_t i, int dtype)
+PD_DEVICE float element(const void *base, uint64_t i, enum pd_dtype dtype)
 {
-    if (dtype == PD_F32) return static_cast<const float *>(base)[i];
-    const uint16_t bits = static_cast<const uint16_t *>(base)[i];
-    return dtype == PD_BF16 ? pd_f32_of_bf16(bits) : pd_f32_of_f16(bits);
-}
-
-PD_DEVICE void store(void *base, uint64_t i, int dtype, float x)
-{
-    if (dtype == PD_F32)
-        static_cast<float *>(base)[i] = x;
-    else
-        static_cast<uint16_t *>(base)[i] = dtype == PD_BF16 ? pd_bf16_of_f32(x) : pd_f16_of_f32(x);
+    float x[1];
+    pd_get_any<1>(dtype, base, i, x);
+    return x[0];
 }
 
 struct codes {
@@ -56,7 +48,8 @@ PD_DEVICE void finish(const struct pd_gemm &g, uint64_t row, uint64_t column, fl
 {
     if (g.bias) sum = __fadd_rn(sum, element(g.bias, column, g.bias_dtype));
     if (g.residual.data) sum = __fadd_rn(sum, element(g.residual.data, row * g.residual.ld + column, g.residual.dtype));
-    store(g.c.data, row * g.c.ld + column, g.c.dtype, sum);
+    const float x[1] = {sum};
+    pd_put_any<1>(g.c.dtype, g.c.data, row * g.c.ld + column, x);
 }
 
 static __global__ void __launch_bounds__(THREADS) gemm_kernel(struct pd_gemm g)
