@@ -165,6 +165,12 @@ if not ONLY:
     report("train-lineage-once", ["said again"] if text[0] or "accept_new_lineage: " in text[2] else [], text)
     shutil.rmtree("one")
     expect("train-of-one-anew", ["train", ONE], 0, err=ANY)
+    with open("one/metrics.jsonl", encoding="utf-8") as f:
+        measured = f.read()
+    write("one/metrics.jsonl", re.sub('"loss": *[^,]*,', '"loss": null,', measured))  # as a loss that is not finite is written
+    result = perdure("train", ONE, "--json")
+    report("train-json-unmeasured", [] if json.loads(result[1])["loss"] is None else ["a loss that nobody measured"], result)
+    write("one/metrics.jsonl", measured)
 expect("train-of-one-shown", ["ckpt", "show", "one"], 0, re.compile(r"^checkpoint .* in 1 shard\n(.*\n)*layout .* state in 1 part, "))
 expect("train-of-one-refused", ["train", ONE, "layout.dp=2"], 78, err=re.compile("but a step has only 1 micro-batch "))
 # a step that fp16 skips has no gradient norm: null, which every reader of JSON takes
@@ -491,6 +497,7 @@ expect("bench-attention-heads", ["bench", "attention", "--heads=3", "--kv-heads=
 result = perdure("bench", "attention", "--device=cpu", "--tokens=64", "--length=32", "--calls=1", "--json")
 values = json.loads(result[1]) if result[0] == 0 else {}
 report("bench-attention", [] if values.get("forward_tflops", 0) > 0 and values.get("backward_tflops", 0) > 0 else ["no rates"], result)
+report("bench-attention-kernels", [] if values.get("kernels") in ("portable", "avx2", "avx512") else ["no kernels named"], result)
 
 expect("bench-every-no-space", ["bench", "ckpt", "--every=1", "--bytes=32T", "--device=cpu"], 74, err=re.compile("the bench needs 72[.]0 TiB"))
 expect("bench-every-no-gpu", ["bench", "ckpt", "--every=1", "--bytes=32T", "--device=gpu"], 78, err=re.compile("run.device=cpu needs no GPU"),

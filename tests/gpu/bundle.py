@@ -135,7 +135,7 @@ def with_a_gpu(room, bundle):
     done, results, steps = run(bundle, f"{room}/one", ["doctor", "attention_64", "training_alone"])
     expect(done.returncode == 0 and results["device"] == "simulated GPU", "a run", done)
     result = steps["attention_64"]["result"]
-    expect(result["forward_tflops"] > 0 and "no cuDNN" in result["no_cudnn"] and "cuDNN - and -" in done.stdout, "figures", done)
+    expect(result["kernels"].startswith("attention ") and result["forward_tflops"] > 0 and "no cuDNN" in result["no_cudnn"] and "cuDNN - and -" in done.stdout, "figures", done)
     expect(steps["training_alone"]["state"] == "skipped" and steps["training_alone"]["reason"] == "quick", "what is left out", done)
 
     os.mkdir(f"{room}/it's, {{a}} #b")

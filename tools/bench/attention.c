@@ -182,8 +182,8 @@ static pd_status call(struct attention_bench *b, int peer, const struct pd_atten
     return backward ? pd_attention_backward(b->math, a, err) : pd_attention_forward(b->math, a, err);
 }
 
-/* Of one call. On a GPU several behind each other: it is idle when the first is asked for, and the time
- * that the host takes to launch it counts. */
+/* Of one call. A GPU gets several behind each other, since it is idle when the first is queued, and the time that the host
+ * takes to launch that one counts. */
 static pd_status time_call(struct attention_bench *b, int peer, const struct pd_attention *a, bool backward,
                            double *ret_seconds, struct pd_error *err)
 {
@@ -207,9 +207,8 @@ static pd_status seconds_of(struct attention_bench *b, const struct pd_attention
     for (uint64_t i = 0; i < b->calls + 2; i++)
         for (int peer = 0; peer < (b->has_cudnn ? PEERS : 1); peer++)
             PD_TRY(time_call(b, peer, a, backward, &seconds[peer][i], err));
-    for (int peer = 0; peer < (b->has_cudnn ? PEERS : 1); peer++) {
+    for (int peer = 0; peer < (b->has_cudnn ? PEERS : 1); peer++)
         (*ret_seconds)[peer] = pd_bench_quantile(seconds[peer] + 2, (uint32_t)b->calls, 0.5);
-    }
     return PD_OK;
 }
 
@@ -304,8 +303,12 @@ static pd_status run(struct attention_bench *b, struct pd_error *err)
     PD_TRY(make_operands(b, err));
     const struct pd_attention largest = attention_of(b, b->length ? b->length : lengths[0]);
     PD_TRY(make_math(b, &largest, err));
+    char kernels[96];
+    snprintf(kernels, sizeof kernels, "%s", pd_isa_name(b->math->isa));
+    if (on_gpu(b)) pd_math_cuda_kernels(b->device.dev->capability, &largest, kernels, sizeof kernels);
     pd_report_begin(&r, b->json);
     pd_report_text(&r, "device", b->device.dev->description);
+    pd_report_text(&r, "kernels", kernels);
     pd_report_text(&r, "precision", precisions[b->precision]);
     pd_json_array_begin(&r.writer, "runs");
     for (uint32_t i = 0; i < (b->length ? 1 : 4) && (b->length || lengths[i] <= b->tokens); i++) {

@@ -1,6 +1,7 @@
 #include "tools/commands/ckpt_place.h"
 
 #include "ckpt/base/words.h"
+#include "ckpt/store/paths.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -96,8 +97,7 @@ static pd_status open_tiers(struct pd_ckpt_place *place, const char *path, struc
     const pd_status status = pd_run_tiers_open(tiers, place->vfs, &place->group, err);
     const bool any = tiers->count == 1 ? pd_run_tier_is_there(&tiers->tiers[0]) : pd_run_tiers_warn(tiers);
     if (!any && status) return status;
-    if (!any)
-        PD_FAIL(err, PD_NOT_FOUND, "none of the directories that %s/config.yaml names for checkpoints is there", path);
+    if (!any) PD_FAIL(err, PD_NOT_FOUND, "none of the directories that %s/config.yaml names for checkpoints is there", path);
     const struct pd_run_tier *newest = pd_run_tiers_newest(tiers);
     if (newest) (void)pd_ckpt_place_turn_to(place, (uint32_t)(newest - tiers->tiers));
     for (uint32_t i = 0; !place->store && i < tiers->count; i++)
@@ -158,10 +158,8 @@ static pd_status find_begun(const struct pd_ckpt_place *place, char ret_name[64]
     ret_name[0] = '\0';
     PD_TRY(pd_vfs_list(place->vfs, place->root, &listing, err));
     for (uint32_t i = 0; i < listing.count; i++) {
-        const size_t length = strlen(listing.names[i]);
-        if (strncmp(listing.names[i], "step-", 5) == 0 && length > 9 && length < 64 &&
-            strcmp(listing.names[i] + length - 4, ".tmp") == 0)
-            snprintf(ret_name, 64, "%s", listing.names[i]);
+        struct pd_step_name name;
+        if (pd_step_name_parse(listing.names[i], &name) && name.is_tmp) snprintf(ret_name, 64, "%s", listing.names[i]);
     }
     pd_listing_deinit(&listing);
     return PD_OK;

@@ -315,13 +315,16 @@ static void last_metrics(const struct pd_config *config, char *ret_line, size_t 
 static void print_losses(const struct pd_config *config, struct pd_json_writer *w)
 {
     static const char *const keys[] = {"loss", "validation_loss"};
-    char line[16384], pattern[32];
+    char line[16384];
+    struct pd_json_document *document = NULL;
     last_metrics(config, line, sizeof line);
+    const bool is_read = !pd_json_parse("metrics.jsonl", line, strlen(line), &document, NULL);
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-        const int length = snprintf(pattern, sizeof pattern, "\"%s\":", keys[i]);
-        const char *at = strstr(line, pattern);
-        pd_json_measured(w, keys[i], at ? strtod(at + length, NULL) : NAN);
+        double value = NAN;
+        if (is_read) (void)pd_json_is_number(pd_json_member(pd_json_root(document), keys[i]), &value);
+        pd_json_measured(w, keys[i], value);
     }
+    pd_json_document_free(document);
 }
 
 /* What the run has come to, for programs; people read the progress on stderr. */
