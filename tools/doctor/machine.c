@@ -2,6 +2,7 @@
 #include "tools/doctor/findings.h"
 
 #include "ckpt/base/cpu.h"
+#include "ckpt/base/memory_limit.h"
 #include "ckpt/base/parse.h"
 #include "tools/output.h"
 
@@ -27,62 +28,20 @@ static bool first_line(const char *path, char *ret, size_t bytes)
     return got;
 }
 
-/* The value of "key : value" in a file of such lines. */
-static bool value_of(const char *path, const char *key, char *ret, size_t bytes)
+/* The value of "model name : value" in /proc/cpuinfo. */
+static void processor_name(char *ret, size_t bytes)
 {
     char line[512];
-    FILE *file = fopen(path, "re");
-    ret[0] = '\0';
-    if (!file) return false;
-    bool found = false;
-    while (!found && fgets(line, sizeof line, file)) {
-        char *colon = strchr(line, ':');
-        if (!colon || strncmp(line, key, strlen(key)) != 0) continue;
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    snprintf(ret, bytes, "unknown processor");
+    while (file && fgets(line, sizeof line, file)) {
+        const char *colon = strchr(line, ':');
+        if (!colon || strncmp(line, "model name", strlen("model name")) != 0) continue;
         colon += 1 + strspn(colon + 1, " \t");
-        colon[strcspn(colon, "\n")] = '\0';
-        snprintf(ret, bytes, "%s", colon);
-        found = true;
+        snprintf(ret, bytes, "%.*s", (int)strcspn(colon, "\n"), colon);
+        break;
     }
-    fclose(file);
-    return found;
-}
-
-/* "24684788 kB" */
-static uint64_t memory_line(const char *key)
-{
-    char text[64];
-    uint64_t kib = 0;
-    if (!value_of("/proc/meminfo", key, text, sizeof text)) return 0;
-    text[strcspn(text, " ")] = '\0';
-    return pd_parse_u64(text, &kib) ? kib * 1024 : 0;
-}
-
-/* The smallest limit on the way from our memory cgroup to the root, both versions; 0: none. */
-static uint64_t cgroup_limit(const char *controller_v1, const char *file_v1, const char *file_v2)
-{
-    char line[512], path[768], text[64];
-    FILE *file = fopen("/proc/self/cgroup", "re");
-    uint64_t limit = 0, value;
-    if (!file) return 0;
-    while (fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\n")] = '\0';
-        char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!group) continue;
-        *group++ = '\0';
-        bool v2 = controllers[1] == '\0';
-        if (!v2 && strcmp(controllers + 1, controller_v1) != 0) continue;
-        for (;;) {
-            snprintf(path, sizeof path, "/sys/fs/cgroup/%s%s%s/%s", v2 ? "" : controller_v1, v2 ? "" : "/",
-                     strcmp(group, "/") == 0 ? "" : group, v2 ? file_v2 : file_v1);
-            if (first_line(path, text, sizeof text) && pd_parse_u64(text, &value) && value < UINT64_C(1) << 60)
-                if (!limit || value < limit) limit = value;
-            char *slash = strrchr(group, '/');
-            if (!slash || group[0] == '\0') break;
-            *slash = '\0';
-        }
-    }
-    fclose(file);
-    return limit;
+    if (file) fclose(file);
 }
 
 /* Cores' worth of time that a cgroup grants: "200000 100000"; 0: no limit. */
@@ -104,7 +63,7 @@ static void find_cores(struct pd_findings *findings)
     cpu_set_t set;
     long online = sysconf(_SC_NPROCESSORS_ONLN), usable = online;
     if (sched_getaffinity(0, sizeof set, &set) == 0) usable = CPU_COUNT(&set);
-    if (!value_of("/proc/cpuinfo", "model name", model, sizeof model)) snprintf(model, sizeof model, "unknown processor");
+    processor_name(model, sizeof model);
     double quota = cpu_quota();
     struct pd_finding *f = pd_findings_add(findings, "cores", PD_FINDING_OK, "%ld of %ld usable, %s", usable, online, model);
     if (quota > 0 && quota < (double)usable)
@@ -139,12 +98,14 @@ void pd_find_processor(struct pd_findings *findings)
 
 static void find_ram(struct pd_findings *findings)
 {
-    uint64_t total = memory_line("MemTotal"), available = memory_line("MemAvailable");
-    uint64_t limit = cgroup_limit("memory", "memory.limit_in_bytes", "memory.max");
-    struct pd_finding *f = pd_findings_add(findings, "memory", PD_FINDING_OK, "%s, %s available", pd_text_bytes(total).text,
-                                           pd_text_bytes(available).text);
-    if (limit && limit < total)
-        pd_finding_limit(f, "the memory cgroup ends at %s: compare with perdure plan", pd_text_bytes(limit).text);
+    const struct pd_memory_places no_groups = {.cgroup_of_self = "/dev/null"}, groups_alone = {.meminfo = "/dev/null"};
+    struct pd_memory_limit machine = {0}, group;
+    (void)pd_memory_limit_read(&no_groups, &machine);
+    struct pd_finding *f = pd_findings_add(findings, "memory", PD_FINDING_OK, "%s, %s available",
+                                           pd_text_bytes(machine.limit_bytes).text, pd_text_bytes(machine.free_bytes).text);
+    if (pd_memory_limit_read(&groups_alone, &group) && group.limit_bytes < machine.limit_bytes)
+        pd_finding_limit(f, "the memory cgroup ends at %s: compare with perdure plan",
+                         pd_text_bytes(group.limit_bytes).text);
 }
 
 static void find_lockable(struct pd_findings *findings)

@@ -1,6 +1,7 @@
 /* The kernel, MPI, the libraries this process runs with, and tools beside it. */
 #include "tools/doctor/findings.h"
 
+#include "trainer/launch/starter.h"
 #include "trainer/math/onednn.h"
 
 #include <link.h>
@@ -8,20 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
-#include <unistd.h>
-
-/* Whether a program of that name is on PATH; its path. */
-static bool on_path(const char *program, char *ret_path, size_t bytes)
-{
-    const char *path = getenv("PATH");
-    for (const char *at = path ? path : ""; *at;) {
-        size_t length = strcspn(at, ":");
-        snprintf(ret_path, bytes, "%.*s/%s", (int)length, at, program);
-        if (access(ret_path, X_OK) == 0) return true;
-        at += length + (at[length] == ':');
-    }
-    return false;
-}
 
 /* The first line that a command prints. */
 static void first_line_of(const char *command, char *ret, size_t bytes)
@@ -39,13 +26,13 @@ static void first_line_of(const char *command, char *ret, size_t bytes)
 
 static void find_mpi(struct pd_findings *findings)
 {
-    char path[512], version[128];
-    bool srun = getenv("SLURM_JOB_ID") && on_path("srun", path, sizeof path);
+    char path[4096], version[128];
+    bool srun = getenv("SLURM_JOB_ID") && pd_starter_find_program("srun", path);
     if (srun) {
         pd_findings_add(findings, "mpi launcher", PD_FINDING_OK, "srun, inside Slurm job %s", getenv("SLURM_JOB_ID"));
         return;
     }
-    if (!on_path("mpirun", path, sizeof path)) {
+    if (!pd_starter_find_program("mpirun", path)) {
         struct pd_finding *f = pd_findings_add(findings, "mpi launcher", PD_FINDING_MISSING, "no mpirun on PATH");
         pd_finding_advise(f, "apt-get install openmpi-bin; without it: layout.transport=local");
         return;
@@ -114,8 +101,8 @@ static void find_onednn(struct pd_findings *findings)
 
 static void find_tools(struct pd_findings *findings)
 {
-    char path[512];
-    if (on_path("h5ls", path, sizeof path)) {
+    char path[4096];
+    if (pd_starter_find_program("h5ls", path)) {
         pd_findings_add(findings, "hdf5 tools", PD_FINDING_OK, "%.190s", path);
         return;
     }

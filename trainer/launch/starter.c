@@ -9,18 +9,24 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-static bool is_on_path(const char *program)
+bool pd_starter_find_program(const char *program, char ret_path[4096])
 {
-    if (strchr(program, '/')) return access(program, X_OK) == 0;
     const char *at = getenv("PATH");
-    char candidate[4096];
+    snprintf(ret_path, 4096, "%s", program);
+    if (strchr(program, '/')) return access(program, X_OK) == 0;
     while (at && *at) {
         size_t length = strcspn(at, ":");
-        snprintf(candidate, sizeof candidate, "%.*s/%s", (int)length, at, program);
-        if (access(candidate, X_OK) == 0) return true;
+        snprintf(ret_path, 4096, "%.*s/%s", (int)length, at, program);
+        if (access(ret_path, X_OK) == 0) return true;
         at += length + (at[length] == ':');
     }
     return false;
+}
+
+static bool is_on_path(const char *program)
+{
+    char path[4096];
+    return pd_starter_find_program(program, path);
 }
 
 static bool always(void)

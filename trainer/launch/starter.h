@@ -37,6 +37,9 @@ PD_MUST_USE pd_status pd_starter_command_make(const struct pd_start *start, stru
  *   errors  PD_UNSUPPORTED: too few descriptors for mpirun, which takes four a rank */
 PD_MUST_USE pd_status pd_starter_check_limits(const struct pd_start *start, struct pd_error *err);
 
+/* Whether there is a program of that name on PATH, or one that can be run under a name with a slash. */
+bool pd_starter_find_program(const char *program, char ret_path[4096]);
+
 /* In the child, before exec. Settings of the user are kept. */
 void pd_starter_environment_set(const struct pd_start *start, int launcher_process);
 
