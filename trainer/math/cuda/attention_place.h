@@ -145,6 +145,24 @@ PD_DEVICE bool pd_attention_tree_joins(const pd_attention_tree &tree, uint64_t k
     return tree.depth > 0 && (tree.keys[tree.depth - 1] ^ key) < (key ^ next);
 }
 
+/* The newest term is `head`'s: join(level) adds the one that waits there to it; afterwards it waits, by wait(level), or all
+ * heads are in it. */
+template <typename JOIN, typename WAIT>
+PD_DEVICE void pd_attention_tree_grow(const pd_attention &a, uint32_t kv, uint32_t head, uint32_t end,
+                                      pd_attention_tree &tree, const JOIN &join, const WAIT &wait)
+{
+    const bool last = head + 1 == end;
+    uint64_t key = pd_attention_tree_key(a, kv, head), next = last ? 0 : pd_attention_tree_key(a, kv, head + 1);
+    while (last ? tree.depth > 0 : pd_attention_tree_joins(tree, key, next)) {
+        tree.depth--;
+        join(tree.depth);
+        key = tree.keys[tree.depth];
+    }
+    if (last) return;
+    wait(tree.depth);
+    tree.keys[tree.depth++] = key;
+}
+
 /* Terms that wait at a time: floor(log2(heads)), and one more where heads lie across a border of chunks. */
 static inline uint32_t pd_attention_waiting(const struct pd_attention *a)
 {

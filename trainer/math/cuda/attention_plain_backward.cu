@@ -133,34 +133,20 @@ struct keys_place {
 };
 
 /* dK and dV lie one after the other; a waiting term is a copy of them. */
-PD_DEVICE void waiting_join(float *sums, const float *waiting, uint32_t floats)
-{
-    for (uint32_t i = threadIdx.x; i < floats; i += PD_PLAIN_THREADS)
-        sums[i] = __fadd_rn(waiting[i], sums[i]);
-}
-
-PD_DEVICE void waiting_put(const float *sums, float *waiting, uint32_t floats)
-{
-    for (uint32_t i = threadIdx.x; i < floats; i += PD_PLAIN_THREADS)
-        waiting[i] = sums[i];
-}
-
-/* The newest term is `head`'s; afterwards it waits, or all heads are in it. */
 PD_DEVICE void keys_grow(const pd_attention &a, uint32_t kv, uint32_t head, uint32_t end, pd_attention_tree &tree,
                          float *sums, float *waiting)
 {
     const uint32_t floats = 2 * STAYING * pd_plain_row(a.head_size);
-    const bool last = head + 1 == end;
-    uint64_t key = pd_attention_tree_key(a, kv, head), next = last ? 0 : pd_attention_tree_key(a, kv, head + 1);
+    const auto join = [&](uint32_t level) {
+        for (uint32_t i = threadIdx.x; i < floats; i += PD_PLAIN_THREADS)
+            sums[i] = __fadd_rn(waiting[(uint64_t)level * floats + i], sums[i]);
+    };
+    const auto wait = [&](uint32_t level) {
+        for (uint32_t i = threadIdx.x; i < floats; i += PD_PLAIN_THREADS)
+            waiting[(uint64_t)level * floats + i] = sums[i];
+    };
     __syncthreads();
-    while (last ? tree.depth > 0 : pd_attention_tree_joins(tree, key, next)) {
-        tree.depth--;
-        waiting_join(sums, waiting + (uint64_t)tree.depth * floats, floats);
-        key = tree.keys[tree.depth];
-    }
-    if (last) return;
-    waiting_put(sums, waiting + (uint64_t)tree.depth * floats, floats);
-    tree.keys[tree.depth++] = key;
+    pd_attention_tree_grow(a, kv, head, end, tree, join, wait);
 }
 
 template <enum pd_dtype T, uint32_t PASSING>

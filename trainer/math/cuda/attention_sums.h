@@ -52,21 +52,13 @@ template <int D> PD_DEVICE void keys_join(keys_sums<D> &sums, const keys_waiting
         }
 }
 
-/* The newest term is `head`'s; afterwards it waits, or all heads are in it. */
 template <int D>
 PD_DEVICE void keys_grow(const pd_attention &a, uint32_t kv, uint32_t head, uint32_t end, pd_attention_tree &tree,
                          keys_sums<D> &sums, const keys_waiting &waiting)
 {
-    const bool last = head + 1 == end;
-    uint64_t key = pd_attention_tree_key(a, kv, head), next = last ? 0 : pd_attention_tree_key(a, kv, head + 1);
-    while (last ? tree.depth > 0 : pd_attention_tree_joins(tree, key, next)) {
-        tree.depth--;
-        keys_join<D>(sums, waiting, tree.depth);
-        key = tree.keys[tree.depth];
-    }
-    if (last) return;
-    keys_wait<D>(sums, waiting, tree.depth);
-    tree.keys[tree.depth++] = key;
+    pd_attention_tree_grow(
+        a, kv, head, end, tree, [&](uint32_t level) { keys_join<D>(sums, waiting, level); },
+        [&](uint32_t level) { keys_wait<D>(sums, waiting, level); });
 }
 
 /* By way of two runs of 16 rows of shared memory that are this warp's own. */

@@ -183,26 +183,19 @@ pd_status pd_cuda_add(void *stream, uint64_t n, float *sum, enum pd_dtype dtype,
     PD_WITH_DTYPE(dtype, D, return pd_each_launch<WIDE>(stream, n, aligned, add<D>{sum, piece, first}, err));
 }
 
-template <enum pd_dtype To, enum pd_dtype From>
-struct cast {
-    void *dst; const void * src;
-
-    template <int N> __device__ void at(uint64_t i)
-        const {float v[N]; pd_get_n<From, N>(src, i, v); pd_put_n<To, N>(dst, i, v);}
-}
-;
-
-/* Bits as they are: NaN payloads too. */
-template <typename T> struct copy {
-    T *dst;
-    const T *src;
+/* clang-format off */
+template <enum pd_dtype To, enum pd_dtype From> struct cast {
+    void *dst;
+    const void *src;
 
     template <int N> __device__ void at(uint64_t i) const
     {
-        for (int j = 0; j < N; j++)
-            dst[i + j] = src[i + j];
+        float v[N];
+        pd_get_n<From, N>(src, i, v);
+        pd_put_n<To, N>(dst, i, v);
     }
 };
+/* clang-format on */
 
 template <enum pd_dtype To>
 static pd_status cast_to(void *stream, uint64_t n, void *dst, enum pd_dtype from, const void *src, struct pd_error *err)
@@ -211,19 +204,10 @@ static pd_status cast_to(void *stream, uint64_t n, void *dst, enum pd_dtype from
     PD_WITH_DTYPE(from, From, return pd_each_launch<WIDE>(stream, n, aligned, cast<To, From>{dst, src}, err));
 }
 
-static pd_status copy_bytes(void *stream, uint64_t bytes, void *dst, const void *src, struct pd_error *err)
-{
-    typedef unsigned char byte;
-    if (bytes % 16 == 0 && pd_is_16_aligned(dst) && pd_is_16_aligned(src))
-        return pd_each_launch<1>(stream, bytes / 16, false,
-                                 copy<uint4>{static_cast<uint4 *>(dst), static_cast<const uint4 *>(src)}, err);
-    return pd_each_launch<1>(stream, bytes, false, copy<byte>{static_cast<byte *>(dst), static_cast<const byte *>(src)},
-                             err);
-}
-
+/* Of one type the bits as they are: NaN payloads too. */
 pd_status pd_cuda_cast(void *stream, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,
                        const void *src, struct pd_error *err)
 {
-    if (dst_dtype == src_dtype) return copy_bytes(stream, n * (dst_dtype == PD_F32 ? 4 : 2), dst, src, err);
+    if (dst_dtype == src_dtype) return n ? pd_cuda_copy(stream, dst, src, n * pd_dtype_bytes(dst_dtype), err) : PD_OK;
     PD_WITH_DTYPE(dst_dtype, To, return cast_to<To>(stream, n, dst, src_dtype, src, err));
 }
