@@ -7,6 +7,7 @@
 #include "resharder/rewrite/internal.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,7 +99,8 @@ static pd_status begin_group(struct rewriter *r, struct pd_error *err)
 static void add_jobs(struct rewriter *r)
 {
     const bool is_first = r->group_begin == 0;
-    const uint32_t sources = is_first && rewrite_sources_fit(r) ? r->request->commit->shard_count : 0;
+    const bool opens_ahead = is_first && !r->request->feed && rewrite_sources_fit(r);
+    const uint32_t sources = opens_ahead ? r->request->commit->shard_count : 0;
     for (uint32_t i = 0; i < sources || i < r->group_count; i++) {
         if (i < sources) {
             r->sources[i].is_awaited = true;
@@ -109,15 +111,23 @@ static void add_jobs(struct rewriter *r)
     if (is_first) rewrite_workers_add(r, REWRITE_INDEX, 0);
 }
 
-static pd_status copy_stretch(struct rewriter *r, const struct pd_stretch *s, struct pd_error *err)
+/* As it comes. Feeds end their pieces where stretches end. */
+static pd_status copy_fed(struct rewriter *r, struct rewrite_target *t, const struct pd_stretch *s, struct pd_error *err)
 {
-    struct rewrite_target *t = &r->targets[s->target.shard - r->group_begin];
-    if (s->target.offset == 0) {
-        PD_TRY(rewrite_workers_wait(r, &t->is_planned, err));
-        t->next++;
+    const struct pd_rewrite_feed *feed = r->request->feed;
+    for (uint64_t done = 0; done < s->bytes;) {
+        const void *data = NULL;
+        uint64_t bytes = 0;
+        PD_TRY(feed->next(feed->context, &data, &bytes, err));
+        PD_CHECK(bytes && bytes <= s->bytes - done);
+        PD_TRY(rewrite_append(r, t, s->target.offset + done, s->target.box_bytes, data, bytes, err));
+        done += bytes;
     }
-    const uint32_t box = t->next - 1;
-    PD_CHECK(box < t->box_count && t->boxes[box].tensor == s->tensor && t->boxes[box].kind == s->kind);
+    return PD_OK;
+}
+
+static pd_status copy_stored(struct rewriter *r, struct rewrite_target *t, const struct pd_stretch *s, struct pd_error *err)
+{
     PD_TRY(rewrite_open_source(r, s->source.shard, err));
     const struct rewrite_source *source = &r->sources[s->source.shard];
     const uint32_t source_box = rewrite_find_box(source->boxes, source->box_count, s);
@@ -130,8 +140,20 @@ static pd_status copy_stretch(struct rewriter *r, const struct pd_stretch *s, st
         PD_TRY(rewrite_append(r, t, s->target.offset + done, s->target.box_bytes, data, bytes, err));
         done += bytes;
     }
+    return rewrite_read_done(r, s->source.shard, source_box, err);
+}
+
+static pd_status copy_stretch(struct rewriter *r, const struct pd_stretch *s, struct pd_error *err)
+{
+    struct rewrite_target *t = &r->targets[s->target.shard - r->group_begin];
+    if (s->target.offset == 0) {
+        PD_TRY(rewrite_workers_wait(r, &t->is_planned, err));
+        t->next++;
+    }
+    const uint32_t box = t->next - 1;
+    PD_CHECK(box < t->box_count && t->boxes[box].tensor == s->tensor && t->boxes[box].kind == s->kind);
+    PD_TRY(r->request->feed ? copy_fed(r, t, s, err) : copy_stored(r, t, s, err));
     r->done += s->bytes;
-    PD_TRY(rewrite_read_done(r, s->source.shard, source_box, err));
     const bool is_last = t->next == t->box_count && s->target.offset + s->bytes == s->target.box_bytes;
     return is_last ? rewrite_complete(r, t, err) : PD_OK;
 }
@@ -140,7 +162,8 @@ static pd_status copy_group(struct rewriter *r, struct pd_error *err)
 {
     struct pd_chunk_stream_cursor cursor = r->ahead;
     struct pd_stretch stretch;
-    PD_TRY(rewrite_read_begin(r, err));
+    const struct pd_rewrite_feed *feed = r->request->feed;
+    PD_TRY(feed ? feed->begin(feed->context, &cursor, err) : rewrite_read_begin(r, err));
     while (pd_chunk_stream_next(&cursor, &stretch)) {
         PD_TRY(copy_stretch(r, &stretch, err));
         if (r->request->progress) r->request->progress(r->request->context, r->done, r->total);
@@ -158,9 +181,10 @@ static void cut_memory(struct rewriter *r)
     unsigned char *memory = r->request->buffers;
     uint64_t staging = REWRITE_STAGINGS * PD_REWRITE_STAGING_BYTES;
     staging += rewrite_compressor_cut(r, memory + staging, (r->request->buffer_bytes - staging) / 3);
-    const uint64_t half = (r->request->buffer_bytes - staging) / 2 / PD_VFS_ALIGN * PD_VFS_ALIGN;
-    rewrite_cut_windows(r, memory + staging, half);
-    rewrite_cut_slots(r, memory + staging + half, half);
+    const uint64_t left = r->request->buffer_bytes - staging, half = left / 2 / PD_VFS_ALIGN * PD_VFS_ALIGN,
+                   windows = r->request->feed ? 0 : half;
+    if (windows) rewrite_cut_windows(r, memory + staging, windows);
+    rewrite_cut_slots(r, memory + staging + windows, r->request->feed ? left / PD_VFS_ALIGN * PD_VFS_ALIGN : half);
 }
 
 static pd_status rewrite_group(struct rewriter *r, struct pd_error *err)
@@ -173,6 +197,7 @@ static pd_status rewrite_group(struct rewriter *r, struct pd_error *err)
     cut_memory(r);
     add_jobs(r);
     pd_status st = copy_group(r, err);
+    if (r->request->feed) r->request->feed->end(r->request->feed->context);
     while (!st && r->reads_in_flight + r->writes_in_flight)
         st = rewrite_reap(r, err);
     const pd_status drained = pd_transfer_ring_drain(&r->ring, st ? NULL : err);
@@ -209,6 +234,26 @@ static pd_status check_request(const struct pd_rewrite_request *q, struct pd_err
     return PD_OK;
 }
 
+static pd_status read_back_shard(struct rewriter *r, uint32_t number, struct pd_error *err)
+{
+    const struct pd_rewrite_request *q = r->request;
+    struct pd_shard *shard = NULL;
+    char path[4096 + 32];
+    snprintf(path, sizeof path, "%s/shard-%05u.h5", r->directory, number);
+    PD_TRY(pd_shard_open(r->vfs, path, &q->commit->state.identity, &r->summaries[number], &shard, err));
+    const pd_status st = pd_shard_verify(shard, q->buffers, q->buffer_bytes, err);
+    r->report.bytes_read_back += r->summaries[number].file_bytes;
+    pd_shard_close(shard);
+    return st ? pd_error_context(err, st, "reading back what was written") : PD_OK;
+}
+
+static pd_status read_back(struct rewriter *r, struct pd_error *err)
+{
+    for (uint32_t s = 0; r->request->reads_back && s < pd_layout_shards(r->request->layout); s++)
+        PD_TRY(read_back_shard(r, s, err));
+    return PD_OK;
+}
+
 static pd_status prepare_and_commit(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_rewrite_request *q = r->request;
@@ -219,6 +264,7 @@ static pd_status prepare_and_commit(struct rewriter *r, struct pd_error *err)
     pd_status st = rewrite_shards(r, err);
     rewrite_workers_stop(r);
     rewrite_release_targets(r);
+    if (!st) st = read_back(r, err);
     return pd_store_commit_all(q->target, st, r->summaries, pd_layout_shards(q->layout), &state, err);
 }
 
@@ -249,7 +295,7 @@ static pd_status prepare(struct rewriter *r, struct pd_error *err)
     if (!r->sources || !r->summaries) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory for %u shards", q->commit->shard_count);
     r->staging = q->buffers;
     PD_TRY(rewrite_compressor_new(&q->codec, &r->compressor, err));
-    rewrite_look_at_source(r);
+    if (!q->feed) rewrite_look_at_source(r);
     PD_TRY(pd_queue_open(r->vfs, q->buffers, q->buffer_bytes, &r->queue, err));
     pd_transfer_ring_init(&r->ring, r->queue, r->transfers, 2 * REWRITE_SLOTS_MAX, NULL, 0);
     return rewrite_workers_start(r, err);
@@ -293,5 +339,5 @@ pd_status pd_rewrite(struct pd_vfs *vfs, const struct pd_rewrite_request *reques
     r->report.has_index = r->index != NULL;
     if (!st && ret_report) *ret_report = r->report;
     release(r);
-    return st ? pd_error_context(err, st, "rewriting %s", request->directory) : PD_OK;
+    return st ? pd_error_context(err, st, "%s %s", request->feed ? "importing" : "rewriting", request->directory) : PD_OK;
 }

@@ -15,13 +15,27 @@
 #define PD_RESHARDER_REWRITE_REWRITE_H
 
 #include "ckpt/store/store.h"
-#include "resharder/layout.h"
+#include "resharder/rewrite/chunk_stream.h"
 
 #define PD_REWRITE_BUFFER_BYTES_MIN (UINT64_C(16) << 20)
 #define PD_REWRITE_BUFFER_BYTES (UINT64_C(80) << 20) /* is fast */
 
+/* Data that comes from somewhere else than a stored checkpoint: an import. The record of the request is then made up: the
+ * state to be, under a layout of one rank, and one shard whose data_bytes are those of all tensors.
+ *   threads  all three from the one that rewrites */
+struct pd_rewrite_feed {
+    void *context;
+    /* Before the first stretch of a group of targets. What `cursor` will yield is what next has to give, in that order. */
+    pd_status (*begin)(void *context, const struct pd_chunk_stream_cursor *cursor, struct pd_error *err);
+    /* The next bytes, some multiple of 4, never across the end of a stretch; valid until the next call. */
+    pd_status (*next)(void *context, const void **ret_data, uint64_t *ret_bytes, struct pd_error *err);
+    void (*end)(void *context); /* of the group, also where begin or next failed */
+};
+
 struct pd_rewrite_request {
-    const char *directory; /* of the committed checkpoint */
+    const struct pd_rewrite_feed *feed; /* NULL: the checkpoint in `directory` */
+    bool reads_back;                    /* every shard is read and verified once it is written, before the commit */
+    const char *directory;              /* of the committed checkpoint; with a feed what messages call the source */
     const struct pd_commit *commit;
     const struct pd_tensor_table *tensors; /* of its model */
     const struct pd_layout *layout;        /* virtual_tp and virtual_sp as stored */
@@ -34,6 +48,7 @@ struct pd_rewrite_request {
 };
 
 struct pd_rewrite_report {
+    uint64_t bytes_read_back;
     uint64_t bytes_read, bytes_written; /* of data: blocks at the edges of a group are read twice */
     uint32_t shards, groups;
     uint32_t decompressed_together; /* the most chunks of a compressed source that were decompressed at once */
