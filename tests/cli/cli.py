@@ -73,7 +73,7 @@ expect("pack-no-output", ["data", "pack", "text.txt"], 64,
 expect("pack-format", ["data", "pack", "text.txt", "-o", "t.bin", "--format=parquet"], 64,
        err=said("--format=parquet: expected auto, text, nanogpt, llmc or megatron"))
 expect("pack-token", ["data", "pack", "text.txt", "-o", "t.bin", "--document-token=x"], 64,
-       err=said("--document-token=x: expected a whole number"))
+       err=said("--document-token=x: without --tokenizer it is a whole number"))
 expect("pack", ["data", "pack", "text.txt", "-o", "t.bin", "--separator", "\\n\\n", "--document-token", "256"], 0,
        "t.bin: 29 tokens (nanogpt, u16) of 2 documents, 58 B\nempty documents left out: 1\n")
 expect("pack-again", ["data", "pack", "text.txt", "-o", "t.bin"], 64, err=said("t.bin is there already; --overwrite replaces it"))

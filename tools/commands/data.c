@@ -4,6 +4,7 @@
 #include "tools/output.h"
 #include "trainer/data/inspect.h"
 #include "trainer/data/pack.h"
+#include "trainer/tokenizer/tokenizer.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,8 +13,10 @@
 
 struct options {
     struct pd_pack_options pack;
-    const char **inputs; /* (argc) room for all arguments, owned */
-    char *separator;     /* owned */
+    const char **inputs;                    /* (argc) room for all arguments, owned */
+    char *separator;                        /* owned */
+    struct pd_tokenizer *opened;            /* owned */
+    const char *tokenizer, *document_token; /* as given; NULL: bytes, none */
     bool json;
 };
 
@@ -62,10 +65,22 @@ static pd_status parse(const char *arguments, const char *doc, struct pd_option 
     return pd_command_parse(&usage, argc, argv, ret_done, err);
 }
 
+/* --document-token is a number, or the text of a token of the tokenizer. */
+static pd_status resolve_document_token(struct options *o, struct pd_error *err)
+{
+    if (!o->document_token || pd_parse_i64(o->document_token, &o->pack.document_token)) return PD_OK;
+    o->pack.document_token = o->pack.tokenizer ? pd_tokenizer_find(o->pack.tokenizer, o->document_token) : -1;
+    if (o->pack.document_token >= 0) return PD_OK;
+    if (!o->pack.tokenizer)
+        PD_FAIL(err, PD_USAGE, "--document-token=%s: without --tokenizer it is a whole number", o->document_token);
+    PD_FAIL(err, PD_USAGE, "--document-token=%s: %s has no such token", o->document_token, o->tokenizer);
+}
+
 static void options_deinit(struct options *o)
 {
     free(o->inputs);
     free(o->separator);
+    pd_tokenizer_free(o->opened);
 }
 
 /* ---- pack ---- */
@@ -78,7 +93,12 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
                pd_data_format_name(r->format), r->type_name, pd_text_count(r->documents).text, r->documents == 1 ? "" : "s",
                pd_text_bytes(r->output_bytes).text);
         if (r->documents > 1 && options->document_token < 0 && r->format != PD_DATA_MEGATRON)
-            printf("nothing stands between the documents: --document-token=256 ends each, and model.vocab is then 257\n");
+            printf("nothing stands between the documents: --document-token=%s\n",
+                   options->tokenizer ? "TOKEN ends each, its number or its text"
+                                      : "256 ends each, and model.vocab is then 257");
+        if (options->tokenizer)
+            printf("tokenizer %s, a copy lies beside the file; model.vocab must be at least %u\n",
+                   pd_text_hex(pd_tokenizer_digest(options->tokenizer)).text, pd_tokenizer_vocab(options->tokenizer));
         if (r->empty_documents) printf("empty documents left out: %s\n", pd_text_count(r->empty_documents).text);
         return PD_OK;
     }
@@ -90,6 +110,10 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
     pd_json_string(&w, "type", r->type_name);
     PD_JSON_U64S(&w, {"input_bytes", r->input_bytes}, {"output_bytes", r->output_bytes}, {"tokens", r->tokens},
                  {"documents", r->documents}, {"empty_documents", r->empty_documents});
+    if (options->tokenizer) {
+        pd_json_hex64(&w, "tokenizer", pd_tokenizer_digest(options->tokenizer));
+        pd_json_u64(&w, "vocab", pd_tokenizer_vocab(options->tokenizer));
+    }
     pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
@@ -104,6 +128,9 @@ static pd_status pack(struct options *o, bool json, struct pd_error *err)
     if (o->pack.format == PD_DATA_AUTO) o->pack.format = PD_DATA_NANOGPT;
     if (o->pack.format == PD_DATA_TEXT)
         PD_FAIL(err, PD_USAGE, "--format=text: text needs no packing, data.train[0].path takes it as it is");
+    if (o->tokenizer) PD_TRY(pd_tokenizer_open(o->tokenizer, &o->opened, err));
+    o->pack.tokenizer = o->opened && !pd_tokenizer_is_bytes(o->opened) ? o->opened : NULL;
+    PD_TRY(resolve_document_token(o, err));
     o->pack.progress = pd_ckpt_progress_start(&progress);
     o->pack.progress_context = &progress;
     pd_status status = pd_data_pack(&o->pack, &result, err);
@@ -125,7 +152,11 @@ static pd_status run_pack(int argc, char **argv, struct pd_error *err)
         FORMAT_ROW("nanogpt (default), llmc or megatron"),
         {.name = "output", "FILE", "the token file; megatron writes FILE.bin and FILE.idx", PD_OPTION_TEXT, &o.pack.output,
          .letter = 'o'},
-        TOKEN_ROW("this token ends each document (256 and more are free)"),
+        {.name = "tokenizer", "PATH", "a tokenizer.json, a directory that holds one, or byte (default)", PD_OPTION_TEXT,
+         &o.tokenizer},
+        {.name = "document-token", "TOKEN",
+         "this token ends each document: its number, or its text in the tokenizer (of bytes 256 and more are free)",
+         PD_OPTION_TEXT, &o.document_token},
         {.name = "separator", "TEXT",
          "stands between documents of one text and is not written; \\n and \\t are understood", PD_OPTION_SET, &o,
          .set = set_separator},
@@ -135,7 +166,8 @@ static pd_status run_pack(int argc, char **argv, struct pd_error *err)
     /* clang-format on */
     pd_status status =
         parse("TEXT...",
-              "Packs text into a token file; a token is a byte. TEXT is a file, a directory or a glob, of text or "
+              "Packs text into a token file; a token is a byte, or what --tokenizer makes of it. TEXT is a file, a "
+              "directory or a glob, of text or "
               "of JSON lines, plain or compressed with gzip or zstd. A file of text is a document, and so is a line "
               "of JSON.",
               rows, argc, argv, &o, &done, err);

@@ -1,9 +1,11 @@
 #include "trainer/data/pack.h"
 
 #include "ckpt/base/cpu.h"
+#include "trainer/data/encode.h"
 #include "trainer/data/file_writer.h"
 #include "trainer/data/megatron_index.h"
 #include "trainer/data/token_format.h"
+#include "trainer/data/token_origin.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -23,14 +25,26 @@ struct packer {
     uint64_t document_tokens; /* of the document that is open */
     int32_t *lengths;         /* (documents) tokens, for the index */
     uint64_t lengths_capacity;
-    unsigned char *converted; /* (CONVERT_TOKENS) of the widest type */
+    unsigned char *converted;   /* (CONVERT_TOKENS) of the widest type */
+    struct pd_encoder *encoder; /* NULL: tokens are bytes */
 };
 
 /* ---- tokens ---- */
 
+static bool is_encoded(const struct pd_pack_options *options)
+{
+    return options->tokenizer && !pd_tokenizer_is_bytes(options->tokenizer);
+}
+
+static int64_t largest_token(const struct pd_pack_options *options)
+{
+    const int64_t last = is_encoded(options) ? (int64_t)pd_tokenizer_vocab(options->tokenizer) - 1 : BYTE_TOKENS - 1;
+    return options->document_token > last ? options->document_token : last;
+}
+
 static enum pd_token_type choose_type(const struct pd_pack_options *options)
 {
-    int64_t token = options->document_token;
+    int64_t token = largest_token(options);
     switch (options->format) {
     case PD_DATA_MEGATRON:
         return token < BYTE_TOKENS ? PD_TOKEN_U8 : token <= UINT16_MAX ? PD_TOKEN_U16 : PD_TOKEN_I32;
@@ -52,6 +66,10 @@ static pd_status check_options(const struct pd_pack_options *options, struct pd_
     if (options->document_token > largest)
         PD_FAIL(err, PD_INVALID, "document token %" PRId64 " does not fit format %s, which holds up to %" PRId64,
                 options->document_token, pd_data_format_name(options->format), largest);
+    if (largest_token(options) > largest)
+        PD_FAIL(err, PD_INVALID,
+                "the tokenizer has %" PRIu32 " tokens and format %s holds %" PRId64 "; pack with --format=megatron or llmc",
+                pd_tokenizer_vocab(options->tokenizer), pd_data_format_name(options->format), largest + 1);
     if (options->separator && !*options->separator) PD_FAIL(err, PD_INVALID, "the separator of documents is empty");
     if (options->separator && strlen(options->separator) > SEPARATOR_BYTES_MAX)
         PD_FAIL(err, PD_INVALID, "the separator of documents is longer than %u bytes", SEPARATOR_BYTES_MAX);
@@ -78,6 +96,22 @@ static pd_status put_text(struct packer *packer, const unsigned char *text, size
         PD_TRY(pd_file_writer_add(&packer->tokens, packer->converted, part * width, err));
         text += part;
         bytes -= part;
+    }
+    return PD_OK;
+}
+
+static pd_status put_ids(struct packer *packer, const int32_t *ids, size_t count, struct pd_error *err)
+{
+    const uint32_t width = pd_token_bytes(packer->type);
+    packer->document_tokens += count;
+    while (count) {
+        const size_t part = count < CONVERT_TOKENS ? count : CONVERT_TOKENS;
+        for (size_t i = 0; i < part; i++)
+            for (uint32_t byte = 0; byte < width; byte++)
+                packer->converted[i * width + byte] = (unsigned char)((uint32_t)ids[i] >> 8 * byte);
+        PD_TRY(pd_file_writer_add(&packer->tokens, packer->converted, part * width, err));
+        ids += part;
+        count -= part;
     }
     return PD_OK;
 }
@@ -118,10 +152,20 @@ static pd_status end_document(struct packer *packer, struct pd_error *err)
 
 /* ---- inputs ---- */
 
+static pd_status take_document(void *context, const int32_t *ids, size_t count, struct pd_error *err)
+{
+    PD_TRY(put_ids(context, ids, count, err));
+    return end_document(context, err);
+}
+
 static pd_status take_pieces(struct packer *packer, const struct pd_document_piece *pieces, uint32_t count,
                              struct pd_error *err)
 {
     for (uint32_t i = 0; i < count; i++) {
+        if (packer->encoder) {
+            PD_TRY(pd_encoder_add(packer->encoder, pieces[i].text, pieces[i].bytes, pieces[i].ends, err));
+            continue;
+        }
         PD_TRY(put_text(packer, (const unsigned char *)pieces[i].text, pieces[i].bytes, err));
         if (pieces[i].ends) PD_TRY(end_document(packer, err));
     }
@@ -162,6 +206,7 @@ static pd_status pack_documents(struct packer *packer, struct pd_documents *docu
         const struct pd_documents_progress seen = pd_documents_progress(documents);
         if (options->progress) options->progress(options->progress_context, seen.stored_bytes, seen.stored_bytes_total);
     } while (count);
+    if (packer->encoder) PD_TRY(pd_encoder_flush(packer->encoder, err));
     return take_notes(packer, documents, err);
 }
 
@@ -172,7 +217,9 @@ static pd_status pack_with(struct packer *packer, struct pd_thread_pool *pool, s
                                                  .field = packer->options->field,
                                                  .separator = packer->options->separator,
                                                  .pool = pool};
+    const struct pd_encoder_sink sink = {take_document, packer};
     struct pd_documents *documents;
+    if (is_encoded(packer->options)) PD_TRY(pd_encoder_new(packer->options->tokenizer, pool, &sink, &packer->encoder, err));
     PD_TRY(pd_documents_open(&options, &documents, err));
     pd_status status = pack_documents(packer, documents, err);
     pd_documents_close(documents);
@@ -184,6 +231,7 @@ static pd_status pack_inputs(struct packer *packer, struct pd_error *err)
     struct pd_thread_pool *pool;
     PD_TRY(pd_thread_pool_new(pd_cpu_cores(), &pool, err));
     pd_status status = pack_with(packer, pool, err);
+    pd_encoder_free(packer->encoder);
     pd_thread_pool_free(pool);
     return status;
 }
@@ -255,6 +303,7 @@ static pd_status commit_outputs(struct packer *packer, struct pd_error *err)
     bool paired = packer->options->format == PD_DATA_MEGATRON;
     if (paired && unlink(packer->index.path) != 0 && errno != ENOENT)
         PD_FAIL_ERRNO(err, errno, "removing %s", packer->index.path);
+    PD_TRY(pd_token_origin_write(packer->tokens.path, packer->options->tokenizer, err));
     PD_TRY(pd_file_writer_commit(&packer->tokens, err));
     return paired ? pd_file_writer_commit(&packer->index, err) : PD_OK;
 }

@@ -1,10 +1,12 @@
-/* Writes token files out of documents (documents.h): nanoGPT, llm.c, Megatron. A token is a byte of the text (0 to 255).
+/* Writes token files out of documents (documents.h): nanoGPT, llm.c, Megatron. Tokens are those of a tokenizer, or the bytes
+ * of the text (0 to 255).
  *
  * Documents that are empty are left out. A document ends with `document_token`, unless that is negative. Types: nanoGPT u16;
- * llm.c u16, or u32 for a larger document_token; Megatron the narrowest of u8, u16 and i32 that holds all tokens.
+ * llm.c u16, or u32 where the vocabulary or document_token is larger; Megatron the narrowest of u8, u16 and i32 that holds all.
  * Lines of JSON are parsed on every core.
  * Whole or not at all: files are written under a temporary name, synced and renamed; Megatron's index comes last.
- *   memory   4 bytes a document, for Megatron alone */
+ * A copy of the tokenizer lies beside the file then (token_origin.h), and documents are encoded whole, on every core.
+ *   memory   4 bytes a document, for Megatron alone; with a tokenizer as encode.h says */
 #ifndef PD_TRAINER_DATA_PACK_H
 #define PD_TRAINER_DATA_PACK_H
 
@@ -14,12 +16,13 @@
 struct pd_pack_options {
     const char *const *inputs; /* (input_count) files, directories, globs */
     uint32_t input_count;
-    const char *output;         /* the file; Megatron: X.bin, X.idx or X writes both */
-    enum pd_data_format format; /* NANOGPT, LLMC, MEGATRON */
-    int64_t document_token;     /* ends each document; negative: none */
-    const char *separator;      /* between documents of one input, not written; NULL: none */
-    bool overwrite;             /* else an existing output is PD_EXISTS */
-    const char *field;          /* of JSON lines; NULL: "text" */
+    const char *output;                   /* the file; Megatron: X.bin, X.idx or X writes both */
+    enum pd_data_format format;           /* NANOGPT, LLMC, MEGATRON */
+    int64_t document_token;               /* ends each document; negative: none */
+    const char *separator;                /* between documents of one input, not written; NULL: none */
+    const struct pd_tokenizer *tokenizer; /* borrowed; NULL: bytes */
+    bool overwrite;                       /* else an existing output is PD_EXISTS */
+    const char *field;                    /* of JSON lines; NULL: "text" */
     /* Called now and then, with bytes of the inputs as they are stored; NULL: never. */
     void (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_context;

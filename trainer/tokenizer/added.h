@@ -4,7 +4,7 @@
 #define PD_TRAINER_TOKENIZER_ADDED_H
 
 #include "ckpt/base/digest.h"
-#include "trainer/tokenizer/text.h"
+#include "trainer/tokenizer/string_buffer.h"
 #include <stdbool.h>
 #include <stdint.h>
 

@@ -121,7 +121,7 @@ static pd_status encode_word(const struct pd_bpe *bpe, struct pd_bpe_scratch *sc
                              struct pd_tokens *tokens, struct pd_error *err)
 {
     if (bytes > CACHE_KEY_BYTES) return encode_new(bpe, scratch, text, bytes, tokens, err);
-    const uint64_t hash = pd_text_hash(text, bytes);
+    const uint64_t hash = pd_string_hash(text, bytes);
     struct cache_line *line = &scratch->cache[hash >> (64 - CACHE_BITS)];
     if (line->token_count && line->hash == (uint32_t)hash && line->key_bytes == bytes && !memcmp(line->key, text, bytes))
         return pd_tokens_add(tokens, line->ids, line->token_count, err);
@@ -173,18 +173,18 @@ static pd_status fill_direct(struct pd_bpe *bpe, struct pd_error *err)
 
 static pd_status fill_words(struct pd_bpe *bpe, struct pd_error *err)
 {
-    struct pd_text word = {0};
+    struct pd_string word = {0};
     pd_status status = PD_OK;
     if (!bpe->options.byte_level || !bpe->options.ignore_merges) return PD_OK;
     for (uint32_t id = 0; !status && id < bpe->vocab->limit; id++) {
         size_t bytes;
         bool all = false;
         const char *text = pd_vocab_text(bpe->vocab, id, &bytes);
-        pd_text_cut(&word, 0);
+        pd_string_cut(&word, 0);
         if (text) status = pd_byte_level_decode(text, bytes, &word, &all, err);
         if (!status && all) status = pd_vocab_add(&bpe->words, word.bytes, word.count, id, err);
     }
-    pd_text_deinit(&word);
+    pd_string_deinit(&word);
     return status;
 }
 

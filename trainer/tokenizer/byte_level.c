@@ -28,20 +28,20 @@ bool pd_byte_level_byte(uint32_t code, unsigned char *ret_byte)
     return true;
 }
 
-pd_status pd_byte_level_decode(const char *text, size_t bytes, struct pd_text *out, bool *ret_all, struct pd_error *err)
+pd_status pd_byte_level_decode(const char *text, size_t bytes, struct pd_string *out, bool *ret_all, struct pd_error *err)
 {
     const size_t before = out->count;
-    PD_TRY(pd_text_reserve(out, bytes, err));
+    PD_TRY(pd_string_reserve(out, bytes, err));
     *ret_all = true;
     for (size_t at = 0; at < bytes;) {
         unsigned length;
         unsigned char byte;
         if (!pd_byte_level_byte(pd_unicode_at(text + at, &length), &byte)) {
-            pd_text_cut(out, before);
+            pd_string_cut(out, before);
             *ret_all = false;
             return PD_OK;
         }
-        PD_TRY(pd_text_add(out, (const char *)&byte, 1, err));
+        PD_TRY(pd_string_add(out, (const char *)&byte, 1, err));
         at += length;
     }
     return PD_OK;

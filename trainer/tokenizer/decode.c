@@ -16,7 +16,7 @@ void pd_decoder_deinit(struct pd_decoder *decoder)
 
 void pd_pieces_deinit(struct pd_pieces *pieces)
 {
-    pd_text_deinit(&pieces->text);
+    pd_string_deinit(&pieces->text);
     free(pieces->ends);
     *pieces = (struct pd_pieces){0};
 }
@@ -37,7 +37,7 @@ static pd_status end_piece(struct pd_pieces *pieces, struct pd_error *err)
 
 pd_status pd_pieces_add(struct pd_pieces *pieces, const char *text, size_t bytes, struct pd_error *err)
 {
-    PD_TRY(pd_text_add(&pieces->text, text, bytes, err));
+    PD_TRY(pd_string_add(&pieces->text, text, bytes, err));
     return end_piece(pieces, err);
 }
 
@@ -56,16 +56,16 @@ static struct piece piece_at(const struct pd_pieces *pieces, size_t index)
 
 static pd_status decode_byte_level(const struct pd_pieces *in, struct pd_pieces *out, struct pd_error *err)
 {
-    struct pd_text bytes = {0};
+    struct pd_string bytes = {0};
     pd_status status = PD_OK;
     for (size_t i = 0; !status && i < in->count; i++) {
         const struct piece piece = piece_at(in, i);
         bool all;
         status = pd_byte_level_decode(piece.text, piece.bytes, &bytes, &all, err);
-        if (!status && !all) status = pd_text_add(&bytes, piece.text, piece.bytes, err);
+        if (!status && !all) status = pd_string_add(&bytes, piece.text, piece.bytes, err);
     }
     if (!status && bytes.count) status = pd_unicode_repair(bytes.bytes, bytes.count, &out->text, err);
-    pd_text_deinit(&bytes);
+    pd_string_deinit(&bytes);
     return status ? status : end_piece(out, err);
 }
 
@@ -80,8 +80,8 @@ static pd_status decode_replace(const struct pd_decoder_step *step, struct pd_pa
             if (!piece.bytes) break;
             PD_TRY(pd_matcher_next(&step->matcher, patterns, piece.text, piece.bytes, &cursor, &start, &end, err));
             if (start == SIZE_MAX) break;
-            PD_TRY(pd_text_add(&out->text, piece.text + done, start - done, err));
-            PD_TRY(pd_text_add(&out->text, step->content, strlen(step->content), err));
+            PD_TRY(pd_string_add(&out->text, piece.text + done, start - done, err));
+            PD_TRY(pd_string_add(&out->text, step->content, strlen(step->content), err));
             done = end;
         }
         PD_TRY(pd_pieces_add(out, piece.text + done, piece.bytes - done, err));
@@ -106,25 +106,25 @@ static int byte_of(struct piece piece)
 }
 
 /* Bytes in a row are text where they are UTF-8, else one U+FFFD each. */
-static pd_status end_bytes(struct pd_text *bytes, struct pd_pieces *out, struct pd_error *err)
+static pd_status end_bytes(struct pd_string *bytes, struct pd_pieces *out, struct pd_error *err)
 {
     if (!bytes->count) return PD_OK;
     const bool valid = pd_unicode_valid_bytes(bytes->bytes, bytes->count) == bytes->count;
     if (valid) PD_TRY(pd_pieces_add(out, bytes->bytes, bytes->count, err));
     for (size_t i = 0; !valid && i < bytes->count; i++)
         PD_TRY(pd_pieces_add(out, "\xef\xbf\xbd", 3, err));
-    pd_text_cut(bytes, 0);
+    pd_string_cut(bytes, 0);
     return PD_OK;
 }
 
-static pd_status fall_back(const struct pd_pieces *in, struct pd_text *bytes, struct pd_pieces *out, struct pd_error *err)
+static pd_status fall_back(const struct pd_pieces *in, struct pd_string *bytes, struct pd_pieces *out, struct pd_error *err)
 {
     for (size_t i = 0; i < in->count; i++) {
         const struct piece piece = piece_at(in, i);
         const int byte = byte_of(piece);
         if (byte >= 0) {
             const char one = (char)byte;
-            PD_TRY(pd_text_add(bytes, &one, 1, err));
+            PD_TRY(pd_string_add(bytes, &one, 1, err));
             continue;
         }
         PD_TRY(end_bytes(bytes, out, err));
@@ -135,9 +135,9 @@ static pd_status fall_back(const struct pd_pieces *in, struct pd_text *bytes, st
 
 static pd_status decode_byte_fallback(const struct pd_pieces *in, struct pd_pieces *out, struct pd_error *err)
 {
-    struct pd_text bytes = {0};
+    struct pd_string bytes = {0};
     pd_status status = fall_back(in, &bytes, out, err);
-    pd_text_deinit(&bytes);
+    pd_string_deinit(&bytes);
     return status;
 }
 
@@ -167,8 +167,8 @@ static pd_status decode_metaspace(const struct pd_decoder_step *step, const stru
         for (const char *found;
              done < piece.bytes && (found = memmem(piece.text + done, piece.bytes - done, step->matcher.source, mark));
              done = (size_t)(found - piece.text) + mark) {
-            PD_TRY(pd_text_add(&out->text, piece.text + done, (size_t)(found - piece.text) - done, err));
-            if (i || step->keeps_first) PD_TRY(pd_text_add(&out->text, " ", 1, err));
+            PD_TRY(pd_string_add(&out->text, piece.text + done, (size_t)(found - piece.text) - done, err));
+            if (i || step->keeps_first) PD_TRY(pd_string_add(&out->text, " ", 1, err));
         }
         PD_TRY(pd_pieces_add(out, piece.text + done, piece.bytes - done, err));
     }
@@ -199,7 +199,7 @@ pd_status pd_decoder_run(const struct pd_decoder *decoder, struct pd_pattern_scr
                          struct pd_pieces *spare, struct pd_error *err)
 {
     for (uint32_t i = 0; i < decoder->count; i++) {
-        pd_text_cut(&spare->text, 0);
+        pd_string_cut(&spare->text, 0);
         spare->count = 0;
         PD_TRY(run_step(&decoder->steps[i], patterns, pieces, spare, err));
         const struct pd_pieces made = *spare;

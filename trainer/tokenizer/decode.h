@@ -28,7 +28,7 @@ struct pd_decoder {
 };
 
 struct pd_pieces { /* zeroed: none */
-    struct pd_text text;
+    struct pd_string text;
     size_t *ends; /* (count) in text, owned */
     size_t count, capacity;
 };

@@ -30,7 +30,8 @@ PD_MUST_USE pd_status pd_load_model(const struct pd_loader *l, const struct pd_j
                                     struct pd_merge **ret_merges, uint32_t *ret_count, struct pd_error *err);
 /* `joined` is room to work in. PD_INVALID: one of the tokens is not in the vocabulary. */
 PD_MUST_USE pd_status pd_load_merge(const struct pd_vocab *vocab, const char *const halves[2], const size_t bytes[2],
-                                    uint32_t rank, struct pd_text *joined, struct pd_merge *ret_merge, struct pd_error *err);
+                                    uint32_t rank, struct pd_string *joined, struct pd_merge *ret_merge,
+                                    struct pd_error *err);
 /* Appends the step ByteLevel; there is room. */
 PD_MUST_USE pd_status pd_load_byte_level(struct pd_splitter *splitter, bool splits, bool prefix, struct pd_error *err);
 PD_MUST_USE pd_status pd_load_check_template(const struct pd_loader *l, struct pd_error *err);

@@ -77,7 +77,7 @@ static pd_status add_merge(struct gguf *g, struct pd_merge merge, struct pd_erro
 
 static pd_status fill_merges(struct gguf *g, struct pd_error *err)
 {
-    struct pd_text joined = {0};
+    struct pd_string joined = {0};
     pd_status status = PD_OK;
     for (uint32_t i = 0; !status && i < g->arrays->merge_count; i++) {
         const struct pd_tokenizer_string *line = &g->arrays->merges[i];
@@ -93,7 +93,7 @@ static pd_status fill_merges(struct gguf *g, struct pd_error *err)
         if (!status) status = add_merge(g, merge, err);
         if (status) pd_error_context(err, status, "tokenizer.ggml.merges[%u]", i);
     }
-    pd_text_deinit(&joined);
+    pd_string_deinit(&joined);
     return status;
 }
 

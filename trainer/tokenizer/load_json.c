@@ -94,7 +94,7 @@ static pd_status normalize_added(const struct pd_loader *l, struct pd_added_toke
     if (!status) token->normalized = strndup(stretch.text, stretch.bytes);
     if (!status && !token->normalized) status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "%s: no memory", l->name);
     for (unsigned i = 0; i < 2; i++)
-        pd_text_deinit(&scratch.texts[i]);
+        pd_string_deinit(&scratch.texts[i]);
     pd_pattern_scratch_free(patterns);
     return status;
 }
@@ -238,6 +238,15 @@ pd_status pd_load_check_template(const struct pd_loader *l, struct pd_error *err
     return PD_OK;
 }
 
+static pd_status keep_json(struct pd_tokenizer *tokenizer, const char *json, size_t bytes, struct pd_error *err)
+{
+    tokenizer->json = malloc(bytes);
+    if (!tokenizer->json) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tokenizer");
+    memcpy(tokenizer->json, json, bytes);
+    tokenizer->json_bytes = bytes;
+    return PD_OK;
+}
+
 pd_status pd_tokenizer_parse(const char *name, const char *json, size_t bytes, struct pd_tokenizer **ret_tokenizer,
                              struct pd_error *err)
 {
@@ -252,6 +261,7 @@ pd_status pd_tokenizer_parse(const char *name, const char *json, size_t bytes, s
     const struct pd_loader loader = {name, tokenizer};
     if (!status) status = load_root(&loader, pd_json_root(document), err);
     pd_json_document_free(document);
+    if (!status) status = keep_json(tokenizer, json, bytes, err);
     if (status) {
         pd_tokenizer_free(tokenizer);
         return status;

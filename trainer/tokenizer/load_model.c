@@ -42,12 +42,12 @@ static bool halves_of(const struct pd_json_value *merge, const char *halves[2], 
 }
 
 pd_status pd_load_merge(const struct pd_vocab *vocab, const char *const halves[2], const size_t bytes[2], uint32_t rank,
-                        struct pd_text *joined, struct pd_merge *ret_merge, struct pd_error *err)
+                        struct pd_string *joined, struct pd_merge *ret_merge, struct pd_error *err)
 {
     const int32_t left = pd_vocab_find(vocab, halves[0], bytes[0]), right = pd_vocab_find(vocab, halves[1], bytes[1]);
-    pd_text_cut(joined, 0);
-    PD_TRY(pd_text_add(joined, halves[0], bytes[0], err));
-    PD_TRY(pd_text_add(joined, halves[1], bytes[1], err));
+    pd_string_cut(joined, 0);
+    PD_TRY(pd_string_add(joined, halves[0], bytes[0], err));
+    PD_TRY(pd_string_add(joined, halves[1], bytes[1], err));
     const int32_t result = pd_vocab_find(vocab, joined->bytes, joined->count);
     if (left < 0 || right < 0 || result < 0)
         PD_FAIL(err, PD_INVALID, "\"%.*s\" and \"%.*s\" make a token that is not in the vocabulary, or are not in it",
@@ -59,7 +59,7 @@ pd_status pd_load_merge(const struct pd_vocab *vocab, const char *const halves[2
 static pd_status load_merges(const struct pd_loader *l, const struct pd_json_value *list, struct pd_merge *merges,
                              uint32_t *ret_count, struct pd_error *err)
 {
-    struct pd_text joined = {0};
+    struct pd_string joined = {0};
     pd_status status = PD_OK;
     for (size_t i = 0; !status && i < pd_json_count(list); i++) {
         const struct pd_json_value *merge = pd_json_at(list, i);
@@ -73,7 +73,7 @@ static pd_status load_merges(const struct pd_loader *l, const struct pd_json_val
         if (status) pd_error_context(err, status, "%s: model.merges[%zu]", l->name, i);
         (*ret_count)++;
     }
-    pd_text_deinit(&joined);
+    pd_string_deinit(&joined);
     return status;
 }
 

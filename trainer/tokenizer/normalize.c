@@ -23,7 +23,7 @@ void pd_normalizer_digest(const struct pd_normalizer *normalizer, struct pd_dige
     }
 }
 
-static pd_status put_form(enum pd_normal_form form, struct pd_stretch *stretch, struct pd_text *out, struct pd_error *err)
+static pd_status put_form(enum pd_normal_form form, struct pd_stretch *stretch, struct pd_string *out, struct pd_error *err)
 {
     unsigned first;
     if (pd_unicode_is_normal(form, stretch->text, stretch->bytes)) return PD_OK;
@@ -33,7 +33,7 @@ static pd_status put_form(enum pd_normal_form form, struct pd_stretch *stretch, 
     return PD_OK;
 }
 
-static pd_status put_lowercase(struct pd_stretch *stretch, struct pd_text *out, struct pd_error *err)
+static pd_status put_lowercase(struct pd_stretch *stretch, struct pd_string *out, struct pd_error *err)
 {
     unsigned first;
     PD_TRY(pd_unicode_lowercase(stretch->text, stretch->bytes, out, err));
@@ -42,11 +42,11 @@ static pd_status put_lowercase(struct pd_stretch *stretch, struct pd_text *out, 
     return PD_OK;
 }
 
-static pd_status put_prepended(const char *content, struct pd_stretch *stretch, struct pd_text *out, struct pd_error *err)
+static pd_status put_prepended(const char *content, struct pd_stretch *stretch, struct pd_string *out, struct pd_error *err)
 {
     const size_t more = strlen(content);
-    PD_TRY(pd_text_add(out, content, more, err));
-    PD_TRY(pd_text_add(out, stretch->text, stretch->bytes, err));
+    PD_TRY(pd_string_add(out, content, more, err));
+    PD_TRY(pd_string_add(out, stretch->text, stretch->bytes, err));
     *stretch = (struct pd_stretch){out->bytes, out->count, stretch->origin_bytes ? stretch->origin_bytes + more : 0};
     return PD_OK;
 }
@@ -60,7 +60,7 @@ static size_t origin_behind(const struct pd_stretch *stretch, size_t start, size
 }
 
 static pd_status put_replaced(const struct pd_normalizer_step *step, struct pd_pattern_scratch *patterns,
-                              struct pd_stretch *stretch, struct pd_text *out, struct pd_error *err)
+                              struct pd_stretch *stretch, struct pd_string *out, struct pd_error *err)
 {
     struct pd_match_cursor cursor = {0};
     const size_t content_bytes = strlen(step->content);
@@ -71,12 +71,12 @@ static pd_status put_replaced(const struct pd_normalizer_step *step, struct pd_p
         if (start == SIZE_MAX) break;
         if (!any) origin = origin_behind(stretch, start, end, content_bytes);
         any = true;
-        PD_TRY(pd_text_add(out, stretch->text + done, start - done, err));
-        PD_TRY(pd_text_add(out, step->content, content_bytes, err));
+        PD_TRY(pd_string_add(out, stretch->text + done, start - done, err));
+        PD_TRY(pd_string_add(out, step->content, content_bytes, err));
         done = end;
     }
     if (!any) return PD_OK;
-    PD_TRY(pd_text_add(out, stretch->text + done, stretch->bytes - done, err));
+    PD_TRY(pd_string_add(out, stretch->text + done, stretch->bytes - done, err));
     *stretch = (struct pd_stretch){out->bytes, out->count, origin};
     return PD_OK;
 }
@@ -97,7 +97,7 @@ static void strip(const struct pd_normalizer_step *step, struct pd_stretch *stre
 }
 
 static pd_status run_step(const struct pd_normalizer_step *step, struct pd_pattern_scratch *patterns,
-                          struct pd_stretch *stretch, struct pd_text *out, struct pd_error *err)
+                          struct pd_stretch *stretch, struct pd_string *out, struct pd_error *err)
 {
     switch (step->kind) {
     case PD_NORMALIZE_NFC:
@@ -122,9 +122,9 @@ pd_status pd_normalizer_run(const struct pd_normalizer *normalizer, struct pd_no
 {
     unsigned turn = 0;
     for (uint32_t i = 0; i < normalizer->count && stretch->bytes; i++) {
-        struct pd_text *out = &scratch->texts[turn];
+        struct pd_string *out = &scratch->texts[turn];
         const char *before = stretch->text;
-        pd_text_cut(out, 0);
+        pd_string_cut(out, 0);
         PD_TRY(run_step(&normalizer->steps[i], patterns, stretch, out, err));
         if (stretch->text != before && stretch->text == out->bytes) turn ^= 1;
     }

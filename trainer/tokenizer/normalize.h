@@ -29,7 +29,7 @@ struct pd_normalizer {
 };
 
 struct pd_normalizer_scratch {
-    struct pd_text texts[2]; /* of a step and of the one before, in turn */
+    struct pd_string texts[2]; /* of a step and of the one before, in turn */
 };
 
 /* A stretch of text, and how many of its first bytes come from the very start of the document: a pre-tokenizer asks. */

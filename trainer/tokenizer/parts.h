@@ -20,6 +20,8 @@ struct pd_tokenizer {
     struct pd_tokens before, behind; /* tokens of the template */
     uint32_t limit;                  /* largest id + 1, added tokens too */
     uint64_t digest;
+    char *json; /* (json_bytes) what it was parsed from, owned; NULL: nothing */
+    size_t json_bytes;
 };
 
 /* Builds the model of the parts, computes limit and digest. merges (count) are borrowed. */

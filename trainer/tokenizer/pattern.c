@@ -49,12 +49,12 @@ static bool knows_new_code_points(void)
 
 pd_status pd_pattern_new(const char *source, struct pd_pattern **ret_pattern, struct pd_error *err)
 {
-    struct pd_text text = {0};
+    struct pd_string text = {0};
     struct pd_pattern *pattern = calloc(1, sizeof *pattern);
     if (!pattern) PD_FAIL(err, PD_NO_MEMORY, "no memory for a regular expression");
     pd_status status = pd_pattern_translate(source, !knows_new_code_points(), &text, err);
     if (!status) status = compile(source, text.bytes, pattern, err);
-    pd_text_deinit(&text);
+    pd_string_deinit(&text);
     if (status) {
         free(pattern);
         return status;

@@ -6,7 +6,7 @@
 #ifndef PD_TRAINER_TOKENIZER_PATTERN_H
 #define PD_TRAINER_TOKENIZER_PATTERN_H
 
-#include "trainer/tokenizer/text.h"
+#include "trainer/tokenizer/string_buffer.h"
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -25,6 +25,6 @@ PD_MUST_USE pd_status pd_pattern_find(const struct pd_pattern *pattern, struct p
                                       size_t bytes, size_t from, size_t *ret_start, size_t *ret_end, struct pd_error *err);
 
 /* Appends `source` as PCRE2 reads it, terminated. `added`: with what Unicode 15 and 16 assigned. */
-PD_MUST_USE pd_status pd_pattern_translate(const char *source, bool added, struct pd_text *out, struct pd_error *err);
+PD_MUST_USE pd_status pd_pattern_translate(const char *source, bool added, struct pd_string *out, struct pd_error *err);
 
 #endif

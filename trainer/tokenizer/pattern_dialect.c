@@ -19,7 +19,7 @@
 struct dialect {
     const char *source, *at;
     bool added;
-    struct pd_text *out;
+    struct pd_string *out;
     struct pd_error *err;
 };
 
@@ -27,7 +27,7 @@ struct dialect {
 
 static pd_status put(struct dialect *d, const char *text)
 {
-    return pd_text_add(d->out, text, strlen(text), d->err);
+    return pd_string_add(d->out, text, strlen(text), d->err);
 }
 
 /* Newer code points of a category: "L" or "Lu". */
@@ -158,7 +158,7 @@ static pd_status put_class(struct dialect *d)
         }
         if (*d->at == '[') REFUSE(d, "a class in a class is not supported");
         if (d->at[0] == '&' && d->at[1] == '&') REFUSE(d, "an intersection of classes (&&) is not supported");
-        PD_TRY(pd_text_add(d->out, d->at++, 1, d->err));
+        PD_TRY(pd_string_add(d->out, d->at++, 1, d->err));
     }
     if (!*d->at) REFUSE(d, "a class has no end");
     d->at++;
@@ -176,14 +176,14 @@ static pd_status put_options(struct dialect *d)
     }
     if (*d->at != ':' && *d->at != ')') REFUSE(d, "this kind of group is not supported");
     if (*d->at == ')' && !at_start) REFUSE(d, "options stand at the start, or before a colon");
-    return pd_text_add(d->out, d->at++, 1, d->err);
+    return pd_string_add(d->out, d->at++, 1, d->err);
 }
 
 static pd_status put_group(struct dialect *d)
 {
     static const char *const plain[] = {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!"};
     if (d->at[1] == '*') REFUSE(d, "a verb is not supported");
-    if (d->at[1] != '?') return pd_text_add(d->out, d->at++, 1, d->err);
+    if (d->at[1] != '?') return pd_string_add(d->out, d->at++, 1, d->err);
     for (unsigned i = 0; i < sizeof plain / sizeof plain[0]; i++)
         if (!strncmp(d->at, plain[i], strlen(plain[i]))) {
             d->at += strlen(plain[i]);
@@ -205,12 +205,12 @@ static pd_status put_count(struct dialect *d)
     if (end[1] == '+' || (end[1] == '?' && !memchr(d->at, ',', (size_t)(end - d->at))))
         REFUSE(d, "{n}+ and {n}? mean other things elsewhere and are not supported");
     if (*d->at == ',') PD_TRY(put(d, "0"));
-    PD_TRY(pd_text_add(d->out, d->at, (size_t)(end + 1 - d->at), d->err));
+    PD_TRY(pd_string_add(d->out, d->at, (size_t)(end + 1 - d->at), d->err));
     d->at = end + 1;
     return PD_OK;
 }
 
-pd_status pd_pattern_translate(const char *source, bool added, struct pd_text *out, struct pd_error *err)
+pd_status pd_pattern_translate(const char *source, bool added, struct pd_string *out, struct pd_error *err)
 {
     struct dialect d = {source, source, added, out, err};
     while (*d.at) {
@@ -223,7 +223,7 @@ pd_status pd_pattern_translate(const char *source, bool added, struct pd_text *o
         else if (*d.at == '{')
             PD_TRY(put_count(&d));
         else
-            PD_TRY(pd_text_add(out, d.at++, 1, err));
+            PD_TRY(pd_string_add(out, d.at++, 1, err));
     }
-    return pd_text_add(out, "", 1, err);
+    return pd_string_add(out, "", 1, err);
 }

@@ -110,15 +110,15 @@ static pd_status split_at_matches(struct run *run, uint32_t index, struct pd_str
 }
 
 /* A mark of a space stands before the stretch unless one does already. */
-static pd_status prepend(struct run *run, struct pd_text *out, const char *mark, size_t mark_bytes,
+static pd_status prepend(struct run *run, struct pd_string *out, const char *mark, size_t mark_bytes,
                          struct pd_stretch *stretch)
 {
     if (stretch->bytes >= mark_bytes && !memcmp(stretch->text, mark, mark_bytes)) return PD_OK;
     const bool inside = stretch->text == out->bytes; /* replaced spaces lie there */
-    PD_TRY(pd_text_reserve(out, mark_bytes + (inside ? 0 : stretch->bytes), run->err));
+    PD_TRY(pd_string_reserve(out, mark_bytes + (inside ? 0 : stretch->bytes), run->err));
     memmove(out->bytes + mark_bytes, inside ? out->bytes : stretch->text, stretch->bytes);
     memcpy(out->bytes, mark, mark_bytes);
-    pd_text_cut(out, stretch->bytes + mark_bytes);
+    pd_string_cut(out, stretch->bytes + mark_bytes);
     *stretch = (struct pd_stretch){out->bytes, out->count, stretch->origin_bytes ? stretch->origin_bytes + mark_bytes : 0};
     return PD_OK;
 }
@@ -126,23 +126,23 @@ static pd_status prepend(struct run *run, struct pd_text *out, const char *mark,
 static pd_status run_byte_level(struct run *run, uint32_t index, struct pd_stretch stretch)
 {
     const struct pd_split_step *step = &run->splitter->steps[index];
-    struct pd_text *out = &run->scratch->texts[index];
-    pd_text_cut(out, 0);
+    struct pd_string *out = &run->scratch->texts[index];
+    pd_string_cut(out, 0);
     if (step->prepend == PD_PREPEND_ALWAYS) PD_TRY(prepend(run, out, " ", 1, &stretch));
     return step->splits ? split_at_matches(run, index, stretch) : run_steps(run, index + 1, stretch);
 }
 
-static pd_status replace_spaces(struct run *run, const struct pd_matcher *mark, struct pd_text *out,
+static pd_status replace_spaces(struct run *run, const struct pd_matcher *mark, struct pd_string *out,
                                 struct pd_stretch *stretch)
 {
     const char *text = stretch->text, *end = text + stretch->bytes, *space;
     if (!memchr(text, ' ', stretch->bytes)) return PD_OK;
     const size_t origin = stretch->origin_bytes && *text == ' ' ? mark->source_bytes : stretch->origin_bytes;
     for (; (space = memchr(text, ' ', (size_t)(end - text))); text = space + 1) {
-        PD_TRY(pd_text_add(out, text, (size_t)(space - text), run->err));
-        PD_TRY(pd_text_add(out, mark->source, mark->source_bytes, run->err));
+        PD_TRY(pd_string_add(out, text, (size_t)(space - text), run->err));
+        PD_TRY(pd_string_add(out, mark->source, mark->source_bytes, run->err));
     }
-    PD_TRY(pd_text_add(out, text, (size_t)(end - text), run->err));
+    PD_TRY(pd_string_add(out, text, (size_t)(end - text), run->err));
     *stretch = (struct pd_stretch){out->bytes, out->count, origin};
     return PD_OK;
 }
@@ -150,8 +150,8 @@ static pd_status replace_spaces(struct run *run, const struct pd_matcher *mark, 
 static pd_status run_metaspace(struct run *run, uint32_t index, struct pd_stretch stretch)
 {
     const struct pd_split_step *step = &run->splitter->steps[index];
-    struct pd_text *out = &run->scratch->texts[index];
-    pd_text_cut(out, 0);
+    struct pd_string *out = &run->scratch->texts[index];
+    pd_string_cut(out, 0);
     PD_TRY(replace_spaces(run, &step->matcher, out, &stretch));
     const bool wanted = step->prepend == PD_PREPEND_ALWAYS || (step->prepend == PD_PREPEND_FIRST && stretch.origin_bytes);
     if (wanted) PD_TRY(prepend(run, out, step->matcher.source, step->matcher.source_bytes, &stretch));

@@ -31,7 +31,7 @@ struct pd_splitter {
 };
 
 struct pd_split_scratch {
-    struct pd_text texts[PD_STEPS_MAX]; /* by step */
+    struct pd_string texts[PD_STEPS_MAX]; /* by step */
 };
 
 struct pd_word_sink { /* takes the words in their order */

@@ -9,10 +9,10 @@
 struct pd_decode_stream {
     const struct pd_tokenizer *tokenizer;
     struct pd_tokenizer_scratch *scratch;
-    struct pd_tokens held; /* tokens of the last text that was given, then those that wait */
-    size_t given;          /* of them */
-    struct pd_text prefix; /* text of the given ones */
-    struct pd_text now;    /* text of all held */
+    struct pd_tokens held;   /* tokens of the last text that was given, then those that wait */
+    size_t given;            /* of them */
+    struct pd_string prefix; /* text of the given ones */
+    struct pd_string now;    /* text of all held */
     bool skip_special;
 };
 
@@ -37,14 +37,14 @@ void pd_decode_stream_free(struct pd_decode_stream *stream)
     if (!stream) return;
     pd_tokenizer_scratch_free(stream->scratch);
     pd_tokens_deinit(&stream->held);
-    pd_text_deinit(&stream->prefix);
-    pd_text_deinit(&stream->now);
+    pd_string_deinit(&stream->prefix);
+    pd_string_deinit(&stream->now);
     free(stream);
 }
 
-static pd_status decode_held(struct pd_decode_stream *s, size_t first, struct pd_text *out, struct pd_error *err)
+static pd_status decode_held(struct pd_decode_stream *s, size_t first, struct pd_string *out, struct pd_error *err)
 {
-    pd_text_cut(out, 0);
+    pd_string_cut(out, 0);
     return pd_tokenizer_decode(s->tokenizer, s->scratch, s->held.ids + first, s->held.count - first, s->skip_special, out,
                                err);
 }
@@ -52,7 +52,7 @@ static pd_status decode_held(struct pd_decode_stream *s, size_t first, struct pd
 /* Ends in the middle of a character: of bytes that are not all there, or of U+FFFD that stands for such. */
 static bool is_whole(const struct pd_decode_stream *s)
 {
-    const struct pd_text *now = &s->now;
+    const struct pd_string *now = &s->now;
     const size_t bytes = sizeof REPLACEMENT - 1;
     if (!s->tokenizer->is_bytes)
         return now->count < bytes || memcmp(now->bytes + now->count - bytes, REPLACEMENT, bytes) != 0;

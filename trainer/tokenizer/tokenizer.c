@@ -6,7 +6,7 @@
 #include "trainer/tokenizer/unicode.h"
 
 struct pd_tokenizer_scratch {
-    struct pd_text repaired;
+    struct pd_string repaired;
     struct pd_normalizer_scratch normalizer;
     struct pd_split_scratch split;
     struct pd_pattern_scratch *patterns;
@@ -75,6 +75,7 @@ void pd_tokenizer_free(struct pd_tokenizer *t)
     pd_decoder_deinit(&t->decoder);
     pd_tokens_deinit(&t->before);
     pd_tokens_deinit(&t->behind);
+    free(t->json);
     free(t);
 }
 
@@ -86,6 +87,12 @@ uint32_t pd_tokenizer_vocab(const struct pd_tokenizer *tokenizer)
 uint64_t pd_tokenizer_digest(const struct pd_tokenizer *tokenizer)
 {
     return tokenizer->digest;
+}
+
+const char *pd_tokenizer_json(const struct pd_tokenizer *tokenizer, size_t *ret_bytes)
+{
+    *ret_bytes = tokenizer->json_bytes;
+    return tokenizer->json;
 }
 
 bool pd_tokenizer_is_bytes(const struct pd_tokenizer *tokenizer)
@@ -129,11 +136,11 @@ pd_status pd_tokenizer_scratch_new(const struct pd_tokenizer *tokenizer, struct 
 void pd_tokenizer_scratch_free(struct pd_tokenizer_scratch *scratch)
 {
     if (!scratch) return;
-    pd_text_deinit(&scratch->repaired);
+    pd_string_deinit(&scratch->repaired);
     for (unsigned i = 0; i < 2; i++)
-        pd_text_deinit(&scratch->normalizer.texts[i]);
+        pd_string_deinit(&scratch->normalizer.texts[i]);
     for (unsigned i = 0; i < PD_STEPS_MAX; i++)
-        pd_text_deinit(&scratch->split.texts[i]);
+        pd_string_deinit(&scratch->split.texts[i]);
     pd_pattern_scratch_free(scratch->patterns);
     pd_bpe_scratch_free(scratch->bpe);
     pd_pieces_deinit(&scratch->pieces);
@@ -207,7 +214,7 @@ pd_status pd_tokenizer_encode(const struct pd_tokenizer *tokenizer, struct pd_to
         PD_FAIL(err, PD_INVALID, "a document of %zu bytes is too long; split it into documents of at most 1 GiB", bytes);
     if (tokenizer->is_bytes) return encode_bytes(text, bytes, tokens, err);
     if (pd_unicode_valid_bytes(text, bytes) != bytes) {
-        pd_text_cut(&scratch->repaired, 0);
+        pd_string_cut(&scratch->repaired, 0);
         PD_TRY(pd_unicode_repair(text, bytes, &scratch->repaired, err));
         text = scratch->repaired.bytes;
         bytes = scratch->repaired.count;
@@ -220,12 +227,12 @@ pd_status pd_tokenizer_encode(const struct pd_tokenizer *tokenizer, struct pd_to
 
 /* ---- decoding ---- */
 
-static pd_status decode_bytes(const int32_t *ids, size_t count, struct pd_text *out, struct pd_error *err)
+static pd_status decode_bytes(const int32_t *ids, size_t count, struct pd_string *out, struct pd_error *err)
 {
     for (size_t i = 0; i < count; i++)
         if (ids[i] >= 0 && ids[i] < 256) {
             const char byte = (char)ids[i];
-            PD_TRY(pd_text_add(out, &byte, 1, err));
+            PD_TRY(pd_string_add(out, &byte, 1, err));
         }
     return PD_OK;
 }
@@ -233,7 +240,7 @@ static pd_status decode_bytes(const int32_t *ids, size_t count, struct pd_text *
 static pd_status list_pieces(const struct pd_tokenizer *tokenizer, struct pd_pieces *pieces, const int32_t *ids,
                              size_t count, bool skip_special, struct pd_error *err)
 {
-    pd_text_cut(&pieces->text, 0);
+    pd_string_cut(&pieces->text, 0);
     pieces->count = 0;
     for (size_t i = 0; i < count; i++) {
         size_t bytes;
@@ -242,16 +249,16 @@ static pd_status list_pieces(const struct pd_tokenizer *tokenizer, struct pd_pie
         PD_TRY(pd_pieces_add(pieces, text, bytes, err));
         if (!tokenizer->has_decoder) PD_TRY(pd_pieces_add(pieces, " ", 1, err));
     }
-    if (!tokenizer->has_decoder && pieces->text.count) pd_text_cut(&pieces->text, pieces->text.count - 1);
+    if (!tokenizer->has_decoder && pieces->text.count) pd_string_cut(&pieces->text, pieces->text.count - 1);
     return PD_OK;
 }
 
 pd_status pd_tokenizer_decode(const struct pd_tokenizer *tokenizer, struct pd_tokenizer_scratch *scratch, const int32_t *ids,
-                              size_t count, bool skip_special, struct pd_text *out, struct pd_error *err)
+                              size_t count, bool skip_special, struct pd_string *out, struct pd_error *err)
 {
     struct pd_pieces *pieces = &scratch->pieces;
     if (tokenizer->is_bytes) return decode_bytes(ids, count, out, err);
     PD_TRY(list_pieces(tokenizer, pieces, ids, count, skip_special, err));
     PD_TRY(pd_decoder_run(&tokenizer->decoder, scratch->patterns, pieces, &scratch->spare, err));
-    return pd_text_add(out, pieces->text.bytes, pieces->text.count, err);
+    return pd_string_add(out, pieces->text.bytes, pieces->text.count, err);
 }

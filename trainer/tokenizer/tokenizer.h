@@ -11,14 +11,14 @@
 #ifndef PD_TRAINER_TOKENIZER_TOKENIZER_H
 #define PD_TRAINER_TOKENIZER_TOKENIZER_H
 
-#include "trainer/tokenizer/text.h"
+#include "trainer/tokenizer/string_buffer.h"
 #include "trainer/tokenizer/tokens.h"
 #include <stdbool.h>
 #include <stdint.h>
 
 #define PD_TOKENIZER_FILE "tokenizer.json"
 #define PD_TOKENIZER_FILE_BYTES_MAX (256u << 20)
-#define PD_TOKENIZER_DOCUMENT_BYTES_MAX PD_TEXT_BYTES_MAX
+#define PD_TOKENIZER_DOCUMENT_BYTES_MAX PD_STRING_BYTES_MAX
 
 struct pd_tokenizer;
 struct pd_tokenizer_scratch;
@@ -53,6 +53,8 @@ PD_MUST_USE pd_status pd_tokenizer_from_arrays(const struct pd_tokenizer_arrays 
 
 uint32_t pd_tokenizer_vocab(const struct pd_tokenizer *tokenizer);  /* largest id + 1 */
 uint64_t pd_tokenizer_digest(const struct pd_tokenizer *tokenizer); /* XXH3 of all that decides tokens; never 0 */
+/* What it was parsed from, borrowed: to lie beside what was made with it. NULL: bytes, GGUF. */
+const char *pd_tokenizer_json(const struct pd_tokenizer *tokenizer, size_t *ret_bytes);
 bool pd_tokenizer_is_bytes(const struct pd_tokenizer *tokenizer);
 int32_t pd_tokenizer_find(const struct pd_tokenizer *tokenizer,
                           const char *text); /* of a token as it is written; -1: none */
@@ -68,7 +70,7 @@ PD_MUST_USE pd_status pd_tokenizer_encode(const struct pd_tokenizer *tokenizer, 
                                           struct pd_error *err);
 /* Appends the text of tokens; ids that no token has are left out. skip_special: so are special tokens. */
 PD_MUST_USE pd_status pd_tokenizer_decode(const struct pd_tokenizer *tokenizer, struct pd_tokenizer_scratch *scratch,
-                                          const int32_t *ids, size_t count, bool skip_special, struct pd_text *out,
+                                          const int32_t *ids, size_t count, bool skip_special, struct pd_string *out,
                                           struct pd_error *err);
 
 /* Text of tokens as they come, in whole UTF-8 characters. The tokenizer outlives the stream. */

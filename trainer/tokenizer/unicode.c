@@ -38,16 +38,16 @@ static size_t ill_formed_bytes(const unsigned char *text, size_t bytes)
     return length;
 }
 
-pd_status pd_unicode_repair(const char *text, size_t bytes, struct pd_text *out, struct pd_error *err)
+pd_status pd_unicode_repair(const char *text, size_t bytes, struct pd_string *out, struct pd_error *err)
 {
     while (bytes) {
         size_t valid = pd_unicode_valid_bytes(text, bytes);
-        PD_TRY(pd_text_add(out, text, valid, err));
+        PD_TRY(pd_string_add(out, text, valid, err));
         text += valid;
         bytes -= valid;
         if (!bytes) break;
         size_t bad = ill_formed_bytes((const unsigned char *)text, bytes);
-        PD_TRY(pd_text_add(out, "\xef\xbf\xbd", 3, err));
+        PD_TRY(pd_string_add(out, "\xef\xbf\xbd", 3, err));
         text += bad;
         bytes -= bad;
     }
@@ -183,7 +183,7 @@ static size_t restless_bytes(enum pd_normal_form form, const char *text, size_t 
     return at;
 }
 
-static pd_status normalize_run(enum pd_normal_form form, const char *text, size_t bytes, struct pd_text *out,
+static pd_status normalize_run(enum pd_normal_form form, const char *text, size_t bytes, struct pd_string *out,
                                struct pd_error *err)
 {
     const utf8proc_option_t options = UTF8PROC_STABLE | UTF8PROC_COMPOSE | (form == PD_NFKC ? UTF8PROC_COMPAT : 0);
@@ -191,18 +191,18 @@ static pd_status normalize_run(enum pd_normal_form form, const char *text, size_
     utf8proc_ssize_t length = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)bytes, &made, options);
     if (length == UTF8PROC_ERROR_NOMEM) PD_FAIL(err, PD_NO_MEMORY, "no memory to normalize %zu bytes", bytes);
     if (length < 0) PD_FAIL(err, PD_BUG, "normalizing %zu bytes: %s", bytes, utf8proc_errmsg(length));
-    pd_status status = pd_text_add(out, (const char *)made, (size_t)length, err);
+    pd_status status = pd_string_add(out, (const char *)made, (size_t)length, err);
     free(made);
     return status;
 }
 
-pd_status pd_unicode_normalize(enum pd_normal_form form, const char *text, size_t bytes, struct pd_text *out,
+pd_status pd_unicode_normalize(enum pd_normal_form form, const char *text, size_t bytes, struct pd_string *out,
                                struct pd_error *err)
 {
     while (bytes) {
         size_t same = inert_bytes(form, text, bytes);
         if (same < bytes && same) same -= pd_unicode_last_bytes(text, same); /* what follows may join the last one */
-        PD_TRY(pd_text_add(out, text, same, err));
+        PD_TRY(pd_string_add(out, text, same, err));
         text += same;
         bytes -= same;
         if (!bytes) break;
@@ -216,7 +216,7 @@ pd_status pd_unicode_normalize(enum pd_normal_form form, const char *text, size_
     return PD_OK;
 }
 
-pd_status pd_unicode_lowercase(const char *text, size_t bytes, struct pd_text *out, struct pd_error *err)
+pd_status pd_unicode_lowercase(const char *text, size_t bytes, struct pd_string *out, struct pd_error *err)
 {
     for (size_t at = 0; at < bytes;) {
         char lower[4];
@@ -224,11 +224,11 @@ pd_status pd_unicode_lowercase(const char *text, size_t bytes, struct pd_text *o
         uint32_t code = pd_unicode_at(text + at, &length);
         at += length;
         if (code == 0x130) {
-            PD_TRY(pd_text_add(out, "i\xcc\x87", 3, err));
+            PD_TRY(pd_string_add(out, "i\xcc\x87", 3, err));
             continue;
         }
         length = pd_unicode_put((uint32_t)utf8proc_tolower((utf8proc_int32_t)code), lower);
-        PD_TRY(pd_text_add(out, lower, length, err));
+        PD_TRY(pd_string_add(out, lower, length, err));
     }
     return PD_OK;
 }

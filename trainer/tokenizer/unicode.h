@@ -3,7 +3,7 @@
 #ifndef PD_TRAINER_TOKENIZER_UNICODE_H
 #define PD_TRAINER_TOKENIZER_UNICODE_H
 
-#include "trainer/tokenizer/text.h"
+#include "trainer/tokenizer/string_buffer.h"
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -19,7 +19,7 @@ const struct pd_unicode_range *pd_unicode_added(uint32_t *ret_count);
 size_t pd_unicode_valid_bytes(const char *text, size_t bytes);
 /* Appends the text with one U+FFFD for each maximal part that is ill-formed, as Python's errors="replace" (Unicode 15,
  * section 3.9, "U+FFFD Substitution of Maximal Subparts"). */
-PD_MUST_USE pd_status pd_unicode_repair(const char *text, size_t bytes, struct pd_text *out, struct pd_error *err);
+PD_MUST_USE pd_status pd_unicode_repair(const char *text, size_t bytes, struct pd_string *out, struct pd_error *err);
 
 /* The code point at the start of valid UTF-8, and its bytes. */
 uint32_t pd_unicode_at(const char *text, unsigned *ret_bytes);
@@ -35,9 +35,9 @@ enum pd_normal_form { PD_NFC, PD_NFKC };
 /* True for text that the normal form leaves as it is, by a quick look; false: it may change. */
 bool pd_unicode_is_normal(enum pd_normal_form form, const char *text, size_t bytes);
 /* Appends the normal form of valid UTF-8. */
-PD_MUST_USE pd_status pd_unicode_normalize(enum pd_normal_form form, const char *text, size_t bytes, struct pd_text *out,
+PD_MUST_USE pd_status pd_unicode_normalize(enum pd_normal_form form, const char *text, size_t bytes, struct pd_string *out,
                                            struct pd_error *err);
 /* Appends the text with every code point in lower case (SpecialCasing for U+0130 alone: no context). */
-PD_MUST_USE pd_status pd_unicode_lowercase(const char *text, size_t bytes, struct pd_text *out, struct pd_error *err);
+PD_MUST_USE pd_status pd_unicode_lowercase(const char *text, size_t bytes, struct pd_string *out, struct pd_error *err);
 
 #endif

@@ -3,7 +3,7 @@
 static void place(struct pd_vocab *vocab, uint32_t id)
 {
     const char *text = vocab->text.bytes + vocab->tokens[id].offset;
-    uint32_t at = (uint32_t)pd_text_hash(text, vocab->tokens[id].bytes) & vocab->table_mask;
+    uint32_t at = (uint32_t)pd_string_hash(text, vocab->tokens[id].bytes) & vocab->table_mask;
     while (vocab->table[at])
         at = (at + 1) & vocab->table_mask;
     vocab->table[at] = id + 1;
@@ -48,7 +48,7 @@ pd_status pd_vocab_add(struct pd_vocab *vocab, const char *text, size_t bytes, u
     if (vocab->tokens[id].bytes != UINT32_MAX) PD_FAIL(err, PD_INVALID, "two tokens have the id %u", (unsigned)id);
     PD_TRY(grow_table(vocab, err));
     vocab->tokens[id].offset = (uint32_t)vocab->text.count;
-    PD_TRY(pd_text_add(&vocab->text, text, bytes, err));
+    PD_TRY(pd_string_add(&vocab->text, text, bytes, err));
     vocab->tokens[id].bytes = (uint32_t)bytes;
     vocab->count++;
     place(vocab, (uint32_t)id);
@@ -57,7 +57,7 @@ pd_status pd_vocab_add(struct pd_vocab *vocab, const char *text, size_t bytes, u
 
 void pd_vocab_deinit(struct pd_vocab *vocab)
 {
-    pd_text_deinit(&vocab->text);
+    pd_string_deinit(&vocab->text);
     free(vocab->tokens);
     free(vocab->table);
     *vocab = (struct pd_vocab){0};
@@ -66,7 +66,7 @@ void pd_vocab_deinit(struct pd_vocab *vocab)
 int32_t pd_vocab_find(const struct pd_vocab *vocab, const char *text, size_t bytes)
 {
     if (!vocab->table) return -1;
-    for (uint32_t at = (uint32_t)pd_text_hash(text, bytes) & vocab->table_mask; vocab->table[at];
+    for (uint32_t at = (uint32_t)pd_string_hash(text, bytes) & vocab->table_mask; vocab->table[at];
          at = (at + 1) & vocab->table_mask) {
         const uint32_t id = vocab->table[at] - 1;
         if (vocab->tokens[id].bytes == bytes && !memcmp(vocab->text.bytes + vocab->tokens[id].offset, text, bytes))

@@ -3,14 +3,14 @@
 #ifndef PD_TRAINER_TOKENIZER_VOCAB_H
 #define PD_TRAINER_TOKENIZER_VOCAB_H
 
-#include "trainer/tokenizer/text.h"
+#include "trainer/tokenizer/string_buffer.h"
 #include <stdbool.h>
 #include <stdint.h>
 
 #define PD_VOCAB_IDS_MAX (1u << 22) /* ids are below */
 
 struct pd_vocab {
-    struct pd_text text; /* of all tokens, one behind the other */
+    struct pd_string text; /* of all tokens, one behind the other */
     struct {
         uint32_t offset, bytes; /* bytes UINT32_MAX: no token has this id */
     } * tokens;                 /* (limit) by id */
@@ -30,7 +30,7 @@ int32_t pd_vocab_find(const struct pd_vocab *vocab, const char *text, size_t byt
 const char *pd_vocab_text(const struct pd_vocab *vocab, uint32_t id, size_t *ret_bytes);
 
 /* Of short texts, for tables in memory; not the same on machines of other byte order. */
-static inline uint64_t pd_text_hash(const char *text, size_t bytes)
+static inline uint64_t pd_string_hash(const char *text, size_t bytes)
 {
     uint64_t hash = bytes * 0x9e3779b97f4a7c15u, word = 0;
     for (; bytes >= sizeof word; text += sizeof word, bytes -= sizeof word) {

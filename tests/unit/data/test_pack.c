@@ -3,6 +3,7 @@
 #include "files.h"
 #include "trainer/data/inspect.h"
 #include "trainer/data/token_file.h"
+#include "trainer/data/token_origin.h"
 
 static struct pd_error err;
 
@@ -224,4 +225,104 @@ Test(inspect, counts_what_is_there, .init = test_dir_make, .fini = test_dir_remo
     pd_data_inspection_deinit(&seen);
     cr_assert_eq(pd_data_inspect(test_path("none"), PD_DATA_AUTO, -1, &seen, &err), PD_NOT_FOUND);
     pd_data_inspection_deinit(NULL);
+}
+
+static struct pd_tokenizer *open_tokenizer(void)
+{
+    static const char json[] = "{\"added_tokens\":[{\"id\":5,\"content\":\"<end>\",\"special\":true}],\"model\":{\"type\":"
+                               "\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\" \":2,\"ab\":3,\" ab\":4},\"merges\":[[\"a\",\"b\"],"
+                               "[\" \",\"ab\"]]}}";
+    struct pd_tokenizer *tokenizer;
+    cr_assert_eq(pd_tokenizer_parse("t", json, strlen(json), &tokenizer, &err), PD_OK, "%s", err.message);
+    return tokenizer;
+}
+
+/* Documents of many lengths, encoded side by side, come out in their order; pieces of one are encoded together. */
+Test(pack, tokens_of_a_tokenizer_in_the_order_of_documents)
+{
+    enum { DOCUMENTS = 3000 };
+    struct pd_tokenizer *tokenizer = open_tokenizer();
+    char *text = malloc(DOCUMENTS * 400), *at = text;
+    size_t expected = 0;
+    for (unsigned i = 0; i < DOCUMENTS; i++) {
+        const unsigned words = i * 37 % 90;
+        for (unsigned w = 0; w < words; w++)
+            at = stpcpy(at, " ab");
+        at = stpcpy(at, i % 7 ? "b|" : "a|");
+        expected += words + 2;
+    }
+    const char *inputs[] = {test_write("documents", text, (size_t)(at - text))};
+    struct pd_pack_options options = {.inputs = inputs,
+                                      .input_count = 1,
+                                      .output = test_path("out.bin"),
+                                      .format = PD_DATA_NANOGPT,
+                                      .document_token = pd_tokenizer_find(tokenizer, "<end>"),
+                                      .separator = "|",
+                                      .tokenizer = tokenizer};
+    struct pd_pack_result result = pack_ok(&options);
+    struct pd_token_file file;
+    cr_assert_eq(result.documents, DOCUMENTS);
+    cr_assert_eq(result.tokens, expected);
+    cr_assert_eq(pd_token_file_open(options.output, PD_DATA_AUTO, &file, &err), PD_OK);
+    int32_t *tokens = malloc(expected * sizeof *tokens), *token = tokens;
+    cr_assert_eq(pd_token_file_read(&file, 0, (uint32_t)expected, tokens, &err), PD_OK);
+    for (unsigned i = 0; i < DOCUMENTS; i++) {
+        for (unsigned w = 0; w < i * 37 % 90; w++)
+            cr_assert_eq(*token++, 4, "document %u", i);
+        cr_assert_eq(*token++, i % 7 ? 1 : 0, "document %u", i);
+        cr_assert_eq(*token++, 5, "document %u", i);
+    }
+    pd_token_file_close(&file);
+    pd_pack_result_deinit(&result);
+    pd_tokenizer_free(tokenizer);
+    free(tokens);
+    free(text);
+}
+
+Test(pack, the_tokenizer_lies_beside_its_tokens_and_no_others)
+{
+    struct pd_tokenizer *tokenizer = open_tokenizer();
+    struct pd_token_origin origin = {0};
+    const char *inputs[] = {test_write("text", "ab ab", 5)};
+    struct pd_pack_options options = {.inputs = inputs,
+                                      .input_count = 1,
+                                      .output = test_path("out.bin"),
+                                      .format = PD_DATA_MEGATRON,
+                                      .document_token = -1,
+                                      .overwrite = true,
+                                      .tokenizer = tokenizer};
+    struct pd_pack_result result = pack_ok(&options);
+    cr_assert_str_eq(result.type_name, "u8");
+    pd_pack_result_deinit(&result);
+    cr_assert_eq(pd_token_origin_read(options.output, &origin, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(origin.digest, pd_tokenizer_digest(tokenizer));
+    cr_assert_eq(origin.vocab, 6);
+    options.tokenizer = NULL;
+    result = pack_ok(&options);
+    pd_pack_result_deinit(&result);
+    cr_assert_eq(pd_token_origin_read(options.output, &origin, &err), PD_OK);
+    cr_assert_eq(origin.digest, 0, "bytes took the place of its tokens");
+    pd_tokenizer_free(tokenizer);
+}
+
+Test(pack, a_vocabulary_that_does_not_fit_the_format_is_refused)
+{
+    static const char json[] = "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":65536},\"merges\":[]}}";
+    struct pd_tokenizer *tokenizer;
+    cr_assert_eq(pd_tokenizer_parse("t", json, strlen(json), &tokenizer, &err), PD_OK);
+    const char *inputs[] = {test_write("text", "a", 1)};
+    struct pd_pack_options options = {.inputs = inputs,
+                                      .input_count = 1,
+                                      .output = test_path("out.bin"),
+                                      .format = PD_DATA_NANOGPT,
+                                      .document_token = -1,
+                                      .tokenizer = tokenizer};
+    struct pd_pack_result result;
+    cr_assert_eq(pd_data_pack(&options, &result, &err), PD_INVALID);
+    cr_assert(strstr(err.message, "65537 tokens") && strstr(err.message, "--format=megatron"), "%s", err.message);
+    options.format = PD_DATA_LLMC;
+    result = pack_ok(&options);
+    cr_assert_str_eq(result.type_name, "u32");
+    pd_pack_result_deinit(&result);
+    pd_tokenizer_free(tokenizer);
 }

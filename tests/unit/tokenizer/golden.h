@@ -10,17 +10,17 @@
 
 static struct pd_error err;
 
-static inline struct pd_text golden_read(const char *name, const char *end)
+static inline struct pd_string golden_read(const char *name, const char *end)
 {
     char path[512];
-    struct pd_text text = {0};
+    struct pd_string text = {0};
     snprintf(path, sizeof path, GOLDEN "%s%s", name, end);
     FILE *file = fopen(path, "rb");
     cr_assert(file, "%s", path);
     char part[4096];
     for (size_t bytes; (bytes = fread(part, 1, sizeof part, file)) > 0;)
-        cr_assert_eq(pd_text_add(&text, part, bytes, &err), PD_OK);
-    cr_assert_eq(pd_text_add(&text, "", 1, &err), PD_OK);
+        cr_assert_eq(pd_string_add(&text, part, bytes, &err), PD_OK);
+    cr_assert_eq(pd_string_add(&text, "", 1, &err), PD_OK);
     text.count--;
     fclose(file);
     return text;

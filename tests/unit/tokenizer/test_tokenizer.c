@@ -4,7 +4,7 @@ static const char *const names[] = {"gpt2", "llama3", "qwen2", "sentencepiece", 
 
 static void check_ids(const char *name, const struct pd_tokens *tokens)
 {
-    struct pd_text expected = golden_read(name, ".tokens");
+    struct pd_string expected = golden_read(name, ".tokens");
     char *at = expected.bytes;
     for (size_t i = 0; i < tokens->count; i++) {
         char *end;
@@ -14,26 +14,26 @@ static void check_ids(const char *name, const struct pd_tokens *tokens)
         at = end;
     }
     cr_assert_eq(strspn(at, " \n"), strlen(at), "%s: %zu tokens, and there should be more", name, tokens->count);
-    pd_text_deinit(&expected);
+    pd_string_deinit(&expected);
 }
 
 static void check_decoded(const char *name, const struct pd_tokenizer *tokenizer, const struct pd_tokens *tokens)
 {
-    struct pd_text expected = golden_read(name, ".decoded"), text = {0};
+    struct pd_string expected = golden_read(name, ".decoded"), text = {0};
     struct pd_tokenizer_scratch *scratch;
     cr_assert_eq(pd_tokenizer_scratch_new(tokenizer, &scratch, &err), PD_OK);
     cr_assert_eq(pd_tokenizer_decode(tokenizer, scratch, tokens->ids, tokens->count, false, &text, &err), PD_OK);
     cr_assert_eq(text.count, expected.count, "%s", name);
     cr_assert_eq(memcmp(text.bytes, expected.bytes, text.count), 0, "%s", name);
     pd_tokenizer_scratch_free(scratch);
-    pd_text_deinit(&expected);
-    pd_text_deinit(&text);
+    pd_string_deinit(&expected);
+    pd_string_deinit(&text);
 }
 
 /* What a stream gives piece by piece is the text, and each piece is whole characters. */
 static void check_stream(const char *name, const struct pd_tokenizer *tokenizer, const struct pd_tokens *tokens)
 {
-    struct pd_text expected = golden_read(name, ".decoded"), text = {0};
+    struct pd_string expected = golden_read(name, ".decoded"), text = {0};
     struct pd_decode_stream *stream;
     const char *piece;
     size_t bytes;
@@ -41,20 +41,20 @@ static void check_stream(const char *name, const struct pd_tokenizer *tokenizer,
     for (size_t i = 0; i < tokens->count; i++) {
         cr_assert_eq(pd_decode_stream_add(stream, tokens->ids[i], &piece, &bytes, &err), PD_OK);
         cr_assert_neq((bytes ? (unsigned char)piece[0] : 0u) & 0xc0u, 0x80u);
-        cr_assert_eq(pd_text_add(&text, piece, bytes, &err), PD_OK);
+        cr_assert_eq(pd_string_add(&text, piece, bytes, &err), PD_OK);
     }
     cr_assert_eq(pd_decode_stream_end(stream, &piece, &bytes, &err), PD_OK);
-    cr_assert_eq(pd_text_add(&text, piece, bytes, &err), PD_OK);
+    cr_assert_eq(pd_string_add(&text, piece, bytes, &err), PD_OK);
     cr_assert_eq(text.count, expected.count, "%s: %zu", name, text.count);
     cr_assert_eq(memcmp(text.bytes, expected.bytes, text.count), 0, "%s", name);
     pd_decode_stream_free(stream);
-    pd_text_deinit(&expected);
-    pd_text_deinit(&text);
+    pd_string_deinit(&expected);
+    pd_string_deinit(&text);
 }
 
 Test(tokenizer, tokens_and_text_are_those_of_the_reference)
 {
-    struct pd_text mixed = golden_read("mixed", ".txt");
+    struct pd_string mixed = golden_read("mixed", ".txt");
     for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++) {
         struct pd_tokenizer *tokenizer = golden_open(names[i]);
         struct pd_tokens tokens = encode_text(tokenizer, mixed.bytes, mixed.count);
@@ -64,7 +64,7 @@ Test(tokenizer, tokens_and_text_are_those_of_the_reference)
         pd_tokens_deinit(&tokens);
         pd_tokenizer_free(tokenizer);
     }
-    pd_text_deinit(&mixed);
+    pd_string_deinit(&mixed);
 }
 
 Test(tokenizer, a_second_encoding_finds_the_cache_as_it_should)
@@ -72,7 +72,7 @@ Test(tokenizer, a_second_encoding_finds_the_cache_as_it_should)
     struct pd_tokenizer *tokenizer = golden_open("gpt2");
     struct pd_tokenizer_scratch *scratch;
     struct pd_tokens first = {0}, second = {0};
-    struct pd_text mixed = golden_read("mixed", ".txt");
+    struct pd_string mixed = golden_read("mixed", ".txt");
     cr_assert_eq(pd_tokenizer_scratch_new(tokenizer, &scratch, &err), PD_OK);
     cr_assert_eq(pd_tokenizer_encode(tokenizer, scratch, mixed.bytes, mixed.count, true, &first, &err), PD_OK);
     cr_assert_eq(pd_tokenizer_encode(tokenizer, scratch, mixed.bytes, mixed.count, true, &second, &err), PD_OK);
@@ -81,7 +81,7 @@ Test(tokenizer, a_second_encoding_finds_the_cache_as_it_should)
     pd_tokenizer_scratch_free(scratch);
     pd_tokens_deinit(&first);
     pd_tokens_deinit(&second);
-    pd_text_deinit(&mixed);
+    pd_string_deinit(&mixed);
     pd_tokenizer_free(tokenizer);
 }
 

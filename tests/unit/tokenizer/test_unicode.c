@@ -8,11 +8,11 @@ static struct pd_error err;
 
 static void check_repaired(const char *text, size_t bytes, const char *expected)
 {
-    struct pd_text out = {0};
+    struct pd_string out = {0};
     cr_assert_eq(pd_unicode_repair(text, bytes, &out, &err), PD_OK);
     cr_assert_eq(out.count, strlen(expected), "%s: %zu", expected, out.count);
     cr_assert_eq(memcmp(out.bytes, expected, out.count), 0, "%s", expected);
-    pd_text_deinit(&out);
+    pd_string_deinit(&out);
 }
 
 #define R "\xef\xbf\xbd"
@@ -37,12 +37,12 @@ Test(unicode, each_maximal_ill_formed_part_is_one_replacement)
 
 static void check_normal(enum pd_normal_form form, const char *text, const char *expected)
 {
-    struct pd_text out = {0};
+    struct pd_string out = {0};
     cr_assert_eq(pd_unicode_normalize(form, text, strlen(text), &out, &err), PD_OK);
     cr_assert_eq(out.count, strlen(expected), "%s", text);
     cr_assert_eq(memcmp(out.bytes, expected, out.count), 0, "%s", text);
     cr_assert(strcmp(text, expected) == 0 || !pd_unicode_is_normal(form, text, strlen(text)), "%s", text);
-    pd_text_deinit(&out);
+    pd_string_deinit(&out);
 }
 
 Test(unicode, normal_forms)
@@ -71,7 +71,7 @@ Test(unicode, inert_code_points_do_not_change_and_join_nothing)
             one[length] = '\0';
             if (!pd_unicode_is_normal(form, one, length)) continue;
             for (unsigned base = 0; base < sizeof bases / sizeof bases[0]; base++) {
-                struct pd_text out = {0};
+                struct pd_string out = {0};
                 snprintf(text, sizeof text, "\u0301%s%s\u0301", bases[base],
                          one); /* the marks keep the look from being quick */
                 const size_t bytes = strlen(text);
@@ -79,7 +79,7 @@ Test(unicode, inert_code_points_do_not_change_and_join_nothing)
                 cr_assert(memmem(out.bytes, out.count, one, length) || code < 0x530 || (code > 0x3040 && code < 0x30ff) ||
                               (code > 0x61f && code < 0x64b),
                           "U+%04X", code);
-                pd_text_deinit(&out);
+                pd_string_deinit(&out);
             }
         }
 }

@@ -1,23 +1,23 @@
 /* Bytes that grow, up to 1 GiB. */
-#ifndef PD_TRAINER_TOKENIZER_TEXT_H
-#define PD_TRAINER_TOKENIZER_TEXT_H
+#ifndef PD_TRAINER_TOKENIZER_STRING_BUFFER_H
+#define PD_TRAINER_TOKENIZER_STRING_BUFFER_H
 
 #include "ckpt/base/status.h"
 #include <stdlib.h>
 #include <string.h>
 
-#define PD_TEXT_BYTES_MAX (1u << 30)
+#define PD_STRING_BYTES_MAX (1u << 30)
 
-struct pd_text {
+struct pd_string {
     char *bytes; /* owned; NULL while nothing was reserved */
     size_t count, capacity;
 };
 
 /* Room for `more` bytes behind those that there are. */
-PD_MUST_USE static inline pd_status pd_text_reserve(struct pd_text *text, size_t more, struct pd_error *err)
+PD_MUST_USE static inline pd_status pd_string_reserve(struct pd_string *text, size_t more, struct pd_error *err)
 {
     if (more <= text->capacity - text->count) return PD_OK;
-    if (more > PD_TEXT_BYTES_MAX - text->count) PD_FAIL(err, PD_INVALID, "a text would be longer than 1 GiB");
+    if (more > PD_STRING_BYTES_MAX - text->count) PD_FAIL(err, PD_INVALID, "a text would be longer than 1 GiB");
     size_t capacity = (text->count + more) + (text->count + more) / 2 + 64;
     char *grown = realloc(text->bytes, capacity);
     if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for %zu bytes of text", capacity);
@@ -26,24 +26,25 @@ PD_MUST_USE static inline pd_status pd_text_reserve(struct pd_text *text, size_t
     return PD_OK;
 }
 
-PD_MUST_USE static inline pd_status pd_text_add(struct pd_text *text, const char *bytes, size_t count, struct pd_error *err)
+PD_MUST_USE static inline pd_status pd_string_add(struct pd_string *text, const char *bytes, size_t count,
+                                                  struct pd_error *err)
 {
-    PD_TRY(pd_text_reserve(text, count, err));
+    PD_TRY(pd_string_reserve(text, count, err));
     if (count) memcpy(text->bytes + text->count, bytes, count);
     text->count += count;
     return PD_OK;
 }
 
 /* `count` bytes from the start are the text now; they are reserved. */
-static inline void pd_text_cut(struct pd_text *text, size_t count)
+static inline void pd_string_cut(struct pd_string *text, size_t count)
 {
     text->count = count;
 }
 
-static inline void pd_text_deinit(struct pd_text *text)
+static inline void pd_string_deinit(struct pd_string *text)
 {
     free(text->bytes);
-    *text = (struct pd_text){0};
+    *text = (struct pd_string){0};
 }
 
 #endif
