@@ -171,22 +171,22 @@ REFUSED = {
     "tp": (["numerics.virtual_tp=4", "layout.tp=3"],
            "layout.tp is 3 and does not divide numerics.virtual_tp, which is 4; use layout.tp=2 or layout.tp=4"),
     "tp-lineage": (["layout.tp=2"], "layout.tp is 2 and does not divide numerics.virtual_tp, which is 1; use layout.tp=1, or "
-                                    "numerics.virtual_tp=2, which is a new lineage"),
+                                    "numerics.virtual_tp=2, which gives other bits"),
     "sp": (["numerics.virtual_sp=2", "layout.sp=4"],
            "layout.sp is 4 and does not divide numerics.virtual_sp, which is 2; use layout.sp=2, or numerics.virtual_sp=4, "
-           "which is a new lineage"),
+           "which gives other bits"),
     "virtual-tp": (["numerics.virtual_tp=6"], "numerics.virtual_tp 6 is no power of two; the nearest are 4 and 8"),
     "virtual-sp": (["numerics.virtual_sp=3"], "numerics.virtual_sp 3 is no power of two; the nearest are 2 and 4"),
     "pieces": (["numerics.virtual_sp=256"],
                "numerics.virtual_sp 256 cuts a sequence into 512 pieces, but batch.context is only 256 tokens; use "
                "numerics.virtual_sp=128 at most"),
     "dp": (["layout.dp=9"], "layout.dp is 9, but a step has only 8 micro-batches (batch.sequences 32 / batch.micro_batch 4); set it to at "
-                            "most 8, or take a smaller batch.micro_batch, which starts a new lineage"),
+                            "most 8, or take a smaller batch.micro_batch, which gives other bits"),
     "dp-micro-batch": (["layout.dp=33", "batch.micro_batch=1"], "layout.dp is 33, but a step has only 32 micro-batches (batch.sequences 32 / batch.micro_batch 1); "
-                                                  "set it to at most 32, or take more batch.sequences, which starts a new lineage"),
+                                                  "set it to at most 32, or take more batch.sequences, which gives other bits"),
     "ranks-micro-batch": (["layout.ranks=37", "batch.micro_batch=1"], "layout: dp 37 of 37 ranks is more than the 32 micro-batches of a step (batch.sequences 32 "
-                                                        "/ batch.micro_batch 1); 36 ranks fit as dp=18 pp=2, dp=12 pp=3 or dp=9 pp=4; more "
-                                                        "batch.sequences start a new lineage"),
+                                                        "/ batch.micro_batch 1); 36 ranks fit as dp=18 pp=2, dp=12 pp=3 or dp=9 pp=4; or take "
+                                                        "more batch.sequences, which gives other bits"),
     "stages": (["layout.pp=5"], "layout.pp is 5 pipeline stages, but the model has 4 blocks; use layout.pp=4 at most"),
     "interleave": (["layout.pp=2", "layout.interleave=3"],
                    "layout.pp 2 x layout.interleave 3 is 6 pipeline stages, but the model has 4 blocks; use "
@@ -202,7 +202,7 @@ REFUSED = {
                 "layout: tp 1 x pp 4 x sp 1 does not divide 6 ranks; 6 ranks fit as dp=2 pp=3, dp=3 pp=2 or dp=6"),
     "ranks": (["layout.ranks=11"],
               "layout: dp 11 of 11 ranks is more than the 8 micro-batches of a step (batch.sequences 32 / batch.micro_batch 4); 10 ranks fit "
-              "as dp=5 pp=2; a smaller batch.micro_batch starts a new lineage"),
+              "as dp=5 pp=2; or take a smaller batch.micro_batch, which gives other bits"),
     "zero-shard": (["layout.dp=4", "layout.zero_shard=3"],
                    "layout.zero_shard is 3 and does not divide dp x sp, which is 4; use layout.zero_shard=2 or "
                    "layout.zero_shard=4"),

@@ -65,7 +65,7 @@ static pd_status ls_none(const struct pd_ckpt_place *place, struct pd_error *err
 
 static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
 {
-    static const char *const headings[] = {"CHECKPOINT", ">STEP", ">LINEAGE", ">FENCE", ">RANKS",
+    static const char *const headings[] = {"CHECKPOINT", ">STEP", ">LINEAGE", ">LAUNCH", ">RANKS",
                                            ">TOKENS",    ">LOSS", ">SIZE",    "TIER"};
     struct pd_ckpt_place place;
     struct pd_table table;
@@ -117,8 +117,8 @@ static void show_text(const struct pd_store_entry *e, const struct pd_commit *co
     printf("checkpoint  %s, %s in %s\n", e->name, pd_text_bytes(e->bytes).text,
            pd_counted(commit->shard_count, "shard").text);
     printf("run         %s%s\n", pd_text_hex(s->identity.run_id[0]).text, pd_text_hex(s->identity.run_id[1]).text);
-    printf("step        %" PRIu64 ", lineage %" PRIu64 ", fence %" PRIu64 "\n", s->identity.step, s->identity.lineage,
-           s->fence);
+    printf("step        %" PRIu64 ", lineage %" PRIu64 ", saved by launch %" PRIu64 "\n", s->identity.step,
+           s->identity.lineage, s->fence);
     printf("done        %s update%s, %s sequence%s, %s tokens\n", pd_text_count(s->updates).text, s->updates == 1 ? "" : "s",
            pd_text_count(s->samples).text, s->samples == 1 ? "" : "s", pd_text_count(s->tokens).text);
     printf("loss        %.6f", s->last_loss);
@@ -314,7 +314,10 @@ static pd_status run(const char *arguments, const char *doc, struct pd_option *o
 static pd_status run_ls(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
-    return run("PATH", "Lists valid checkpoints, newest first.", NULL, &o, ls, argc, argv, err);
+    return run("PATH",
+               "Lists valid checkpoints, newest first. LINEAGE counts changes that gave other bits (accept_new_lineage), "
+               "LAUNCH is the start of the run that saved it.",
+               NULL, &o, ls, argc, argv, err);
 }
 
 static pd_status run_show(int argc, char **argv, struct pd_error *err)

@@ -202,7 +202,7 @@ static pd_status check_divides(const char *name, uint32_t degree, uint32_t virtu
     uint32_t below = power_up_to(degree);
     char more[160] = "";
     if (below == degree && degree <= 256)
-        snprintf(more, sizeof more, ", or numerics.virtual_%s=%u, which is a new lineage", name, degree);
+        snprintf(more, sizeof more, ", or numerics.virtual_%s=%u, which gives other bits", name, degree);
     if (below > virtual) below = virtual;
     if (below < degree && 2 * below <= virtual) snprintf(more, sizeof more, " or layout.%s=%u", name, 2 * below);
     PD_FAIL(err, PD_INVALID, "layout.%s is %u and does not divide numerics.virtual_%s, which is %u; use layout.%s=%u%s",
@@ -220,7 +220,7 @@ static pd_status check_dp(const struct pd_config *c, uint32_t dp, struct pd_erro
     if (dp <= micro_batches) return PD_OK;
     PD_FAIL(err, PD_INVALID,
             "layout.dp is %u, but a step has only %s (batch.sequences %u / batch.micro_batch %u); set it to at most %u, or "
-            "take %s, which starts a new lineage",
+            "take %s, which gives other bits",
             dp, pd_counted(micro_batches, "micro-batch").text, c->batch.sequences, c->batch.micro_batch, micro_batches,
             more_micro_batches(c));
 }
@@ -328,11 +328,10 @@ pd_status pd_degrees_of(const struct pd_config *c, uint32_t world, struct pd_deg
         name_nearest(c, world, &d, nearest, sizeof nearest);
         PD_FAIL(
             err, PD_INVALID,
-            "layout: dp %u of %s is more than the %s of a step (batch.sequences %u / batch.micro_batch %u); %s; %s a new "
-            "lineage",
+            "layout: dp %u of %s is more than the %s of a step (batch.sequences %u / batch.micro_batch %u); %s; or take %s, "
+            "which gives other bits",
             d.dp, pd_counted(world, "rank").text, pd_counted(micro_batches_of(c), "micro-batch").text, c->batch.sequences,
-            c->batch.micro_batch, nearest,
-            c->batch.micro_batch > 1 ? "a smaller batch.micro_batch starts" : "more batch.sequences start");
+            c->batch.micro_batch, nearest, more_micro_batches(c));
     }
     PD_TRY(check_zero_shard(c, &d, err));
     PD_TRY(check_rules(c, &d, err));

@@ -83,7 +83,8 @@ const struct pd_key pd_keys[] = {
     MODEL_U32(rope_original_context, LINEAGE, "llama3: context before stretching", TOKENS),
     MODEL_FLOAT(init_std, FREE, "standard deviation of initial weights"),
 
-    LIST(PD_KEY_SOURCES, "data.train", data.train, data.train_count, FREE, "files; a fingerprint guards their contents"),
+    LIST(PD_KEY_SOURCES, "data.train", data.train, data.train_count, FREE,
+         "files, directories, globs; a fingerprint guards their contents"),
     LIST(PD_KEY_SOURCES, "data.validation", data.validation, data.validation_count, FREE,
          "files; none: a part of each train file"),
     NUMBER(PD_KEY_DOUBLE, "data.validation_fraction", data.validation_fraction, "0", 0, 0.5, LINEAGE,
@@ -217,6 +218,6 @@ const struct pd_key pd_keys[] = {
            "seconds before a silent rank is named and the launch ends; of ranks that are processes (mpi)", PLAIN),
 
     SWITCH("accept_new_lineage", accept_new_lineage, "false", FREE,
-           "resume with changed numerics, batch or data on purpose"),
+           "go on with changed numerics, batch or data, on purpose: other bits from there on"),
 };
 const uint32_t pd_key_count = sizeof pd_keys / sizeof pd_keys[0];

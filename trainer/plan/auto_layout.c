@@ -46,9 +46,9 @@ void pd_less_memory_text(const struct pd_config *c, uint32_t world, bool places,
                 c->layout.automatic && c->layout.recompute_layers < c->model.layers && !state_alone},
                {"offload.optimizer=cpu", places && c->offload.optimizer == PD_PLACE_DEVICE},
                {"offload.activations=cpu", places && !state_alone && c->offload.activations == PD_PLACE_DEVICE},
-               {"a smaller batch.micro_batch (a new lineage)", !state_alone && c->batch.micro_batch > 1},
-               {"a larger numerics.virtual_tp (a new lineage)", !state_alone && can_have_chunks(c, world)},
-               {"a shorter batch.context (a new lineage)", !state_alone && c->batch.context > 1}};
+               {"a smaller batch.micro_batch (other bits)", !state_alone && c->batch.micro_batch > 1},
+               {"a larger numerics.virtual_tp (other bits)", !state_alone && can_have_chunks(c, world)},
+               {"a shorter batch.context (other bits)", !state_alone && c->batch.context > 1}};
     const int count = sizeof all / sizeof *all;
     int last = count - 1;
     size_t at = (size_t)snprintf(ret, bytes, "take ");

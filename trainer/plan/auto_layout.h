@@ -34,7 +34,7 @@ PD_MUST_USE pd_status pd_choose_layouts(const struct pd_config *config, const st
                                         struct pd_layout_choice *ret_choices, uint32_t *ret_count, struct pd_error *err);
 
 /* What makes a rank's share of device memory smaller, of what this configuration admits and does not have yet: "take more
- * ranks or a smaller batch.micro_batch (a new lineage)". places: what is on the device may go to a GPU's host, too.
+ * ranks or a smaller batch.micro_batch (other bits)". places: what is on the device may go to a GPU's host, too.
  * state_alone: parameters, their sums and the optimizer's state are too large already, so that fewer tokens at once are no
  * help. */
 void pd_less_memory_text(const struct pd_config *config, uint32_t world, bool places, bool state_alone, char *ret,

@@ -377,17 +377,17 @@ Test(config, layouts_that_nothing_admits)
             "numerics.virtual_sp=128 at most");
     refused(MINIMAL, "layout.tp=2",
             "layout.tp is 2 and does not divide numerics.virtual_tp, which is 1; use layout.tp=1, or numerics.virtual_tp=2, "
-            "which is a new lineage");
+            "which gives other bits");
     refused(MINIMAL "numerics: {virtual_tp: 4}\n", "layout.tp=3",
             "layout.tp is 3 and does not divide numerics.virtual_tp, which is 4; use layout.tp=2 or layout.tp=4");
-    refused(MINIMAL, "layout.sp=4", "use layout.sp=1, or numerics.virtual_sp=4, which is a new lineage");
+    refused(MINIMAL, "layout.sp=4", "use layout.sp=1, or numerics.virtual_sp=4, which gives other bits");
     refused(MINIMAL "numerics: {virtual_sp: 8}\n", "layout.sp=5", "use layout.sp=4 or layout.sp=8");
     refused(MINIMAL, "layout.dp=9",
             "layout.dp is 9, but a step has only 8 micro-batches (batch.sequences 32 / batch.micro_batch 4); set it "
-            "to at most 8, or take a smaller batch.micro_batch, which starts a new lineage");
+            "to at most 8, or take a smaller batch.micro_batch, which gives other bits");
     refused(MINIMAL, "layout.ranks=9",
             "layout: dp 9 of 9 ranks is more than the 8 micro-batches of a step (batch.sequences 32 / "
-            "batch.micro_batch 4); 9 ranks fit as dp=3 pp=3; a smaller batch.micro_batch starts a new lineage");
+            "batch.micro_batch 4); 9 ranks fit as dp=3 pp=3; or take a smaller batch.micro_batch, which gives other bits");
     refused(MINIMAL, "layout.pp=5", "layout.pp is 5 pipeline stages, but the model has 4 blocks; use layout.pp=4 at most");
     refused(MINIMAL "layout: {interleave: 3}\n", "layout.pp=2",
             "layout.pp 2 x layout.interleave 3 is 6 pipeline stages, but the model has 4 blocks; use layout.interleave=2");

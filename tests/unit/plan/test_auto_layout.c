@@ -437,25 +437,25 @@ static void expect_less(const char *text, uint32_t world, bool places, bool stat
 Test(choose, advice_is_what_can_be_done)
 {
     expect_less(TINY "batch: {sequences: 8, micro_batch: 2, context: 16}\n", 1, false, false,
-                "take more ranks, a smaller batch.micro_batch (a new lineage) or a shorter batch.context (a new lineage)");
+                "take more ranks, a smaller batch.micro_batch (other bits) or a shorter batch.context (other bits)");
     expect_less(TINY "batch: {sequences: 8, micro_batch: 1, context: 16}\n", 8, false, false,
-                "take a larger numerics.virtual_tp (a new lineage) or a shorter batch.context (a new lineage)");
+                "take a larger numerics.virtual_tp (other bits) or a shorter batch.context (other bits)");
     expect_less(TINY "batch: {sequences: 1, micro_batch: 1, context: 16}\n", 1, false, false,
-                "take a shorter batch.context (a new lineage)");
+                "take a shorter batch.context (other bits)");
     expect_less(TINY "batch: {sequences: 8, micro_batch: 1, context: 16}\nnumerics: {virtual_tp: 4}\n", 8, false, false,
-                "take more ranks or a shorter batch.context (a new lineage)");
+                "take more ranks or a shorter batch.context (other bits)");
     expect_less(TINY "batch: {sequences: 1, micro_batch: 1, context: 16}\n", 1, true, false,
-                "take offload.optimizer=cpu, offload.activations=cpu or a shorter batch.context (a new lineage)");
+                "take offload.optimizer=cpu, offload.activations=cpu or a shorter batch.context (other bits)");
 }
 
 Test(choose, advice_sets_free_what_was_given)
 {
     expect_less(
         TINY "batch: {sequences: 1, micro_batch: 1, context: 1}\nlayout: {auto: true, recompute: none, zero_stage: 1}\n", 2,
-        false, false, "take layout.zero_stage=auto, layout.recompute=auto or a larger numerics.virtual_tp (a new lineage)");
+        false, false, "take layout.zero_stage=auto, layout.recompute=auto or a larger numerics.virtual_tp (other bits)");
     expect_less(TINY
                 "batch: {sequences: 1, micro_batch: 1, context: 1}\nlayout: {auto: true, recompute: full, zero_stage: 3}\n",
-                2, false, false, "take a larger numerics.virtual_tp (a new lineage)");
+                2, false, false, "take a larger numerics.virtual_tp (other bits)");
 }
 
 /* Where state alone is too large, fewer tokens at once are no help. */
