@@ -328,6 +328,7 @@ const struct pd_format pd_dcp = {
     .about = "PyTorch's distributed checkpoint: a directory with .metadata and __0_0.distcp",
     .recognizes = recognizes,
     .read = read_checkpoint,
+    .holds_moments = true,
     .plan = pd_dcp_plan,
     .observe = pd_dcp_observe,
     .finish = pd_dcp_finish,

@@ -1,6 +1,7 @@
 #include "resharder/formats/format.h"
 
 #include "resharder/formats/dcp.h"
+#include "resharder/formats/perdure.h"
 #include "resharder/formats/safetensors.h"
 
 #include <stdio.h>
@@ -9,6 +10,7 @@
 const struct pd_format *const pd_formats[] = {
     &pd_format_safetensors,
     &pd_dcp,
+    &pd_format_perdure,
     NULL,
 };
 

@@ -16,7 +16,7 @@
 
 #define WINDOW_BYTES (UINT64_C(1) << 20)
 #define WINDOW_ROOM (WINDOW_BYTES + 2 * PD_VFS_ALIGN) /* data may begin and end inside a page */
-#define WINDOWS_MAX 60u /* fewer than files are open, so one of those has nothing on its way */
+#define WINDOWS_MAX 60u                               /* fewer than files are open, so one of those has nothing on its way */
 #define SCATTERED 1024u /* elements converted at a time that do not lie side by side; at least a block */
 
 struct window {
@@ -482,6 +482,23 @@ pd_status pd_reader_read(struct pd_reader *r, uint32_t tensor, const struct pd_v
         }
         if (d == UINT32_MAX) return PD_OK;
     }
+}
+
+pd_status pd_reader_stored(struct pd_reader *r, uint32_t tensor, uint64_t piece, uint64_t offset, const void **ret_data,
+                           uint64_t *ret_bytes, struct pd_error *err)
+{
+    const struct pd_element_row *element = &pd_elements[r->catalog->tensors[tensor].element];
+    const uint64_t room = window_bytes(r, tensor);
+    const uint64_t bytes = pd_piece_bytes(&r->catalog->tensors[tensor], piece_of(r, piece));
+    struct window *w = NULL;
+    bool fits = true;
+    PD_TRY(need_window(r, tensor, piece, offset / room, &w, err));
+    if (is_plain(r, piece) && (offset / room + 1) * room < bytes)
+        PD_TRY(expect_piece(r, tensor, piece, (offset / room + 1) * room / element->block_bytes * element->block_elements,
+                            bytes / element->block_bytes * element->block_elements, &fits, err));
+    *ret_data = w->data + offset % room;
+    *ret_bytes = w->bytes - offset % room;
+    return PD_OK;
 }
 
 /* ---- a line of reads ---- */

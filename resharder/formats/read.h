@@ -33,6 +33,12 @@ PD_MUST_USE pd_status pd_reader_expect(struct pd_reader *reader, uint32_t tensor
 PD_MUST_USE pd_status pd_reader_read(struct pd_reader *reader, uint32_t tensor, const struct pd_view *view, float *values,
                                      struct pd_error *err);
 
+/* Stored bytes of a piece from `offset` on, as many as lie in memory together; valid until the next call. What follows is on
+ * its way. For whoever wants the bytes and not the numbers.
+ *   piece  of the catalog, and of this tensor */
+PD_MUST_USE pd_status pd_reader_stored(struct pd_reader *reader, uint32_t tensor, uint64_t piece, uint64_t offset,
+                                       const void **ret_data, uint64_t *ret_bytes, struct pd_error *err);
+
 /* ---- a line of reads, each expected as early as there is room ---- */
 
 struct pd_read_task {

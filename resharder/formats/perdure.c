@@ -1,0 +1,185 @@
+#include "resharder/formats/perdure.h"
+
+#include "ckpt/inspect/open.h"
+#include "resharder/formats/model_directory.h"
+#include "resharder/stored.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define BLOCK PD_SHARD_BLOCK_BYTES
+
+/* Pieces of the catalog are the boxes of the checkpoint, one for one and in their order. */
+struct stored {
+    struct pd_inspect *inspect;
+    bool *is_plain; /* (boxes) */
+};
+
+static const struct pd_inspect_box *box_of(const struct stored *s, uint64_t piece)
+{
+    PD_CHECK(piece < pd_inspect_box_count(s->inspect));
+    return &pd_inspect_boxes(s->inspect)[piece];
+}
+
+static bool is_plain(void *context, uint64_t piece)
+{
+    const struct stored *s = context;
+    (void)box_of(s, piece);
+    return s->is_plain[piece];
+}
+
+static pd_status check(void *context, uint64_t piece, uint64_t offset, uint64_t bytes, void *data, struct pd_error *err)
+{
+    struct stored *s = context;
+    const struct pd_inspect_box *box = box_of(s, piece);
+    struct pd_shard *shard = NULL;
+    PD_TRY(pd_inspect_acquire(s->inspect, box->shard, &shard, err));
+    for (uint64_t done = 0; done < bytes; done += BLOCK)
+        PD_TRY(pd_stored_verify_block(shard, box->box, (offset + done) / BLOCK, (unsigned char *)data + done, err));
+    return PD_OK;
+}
+
+static pd_status read_blocks(void *context, uint64_t piece, uint64_t offset, uint64_t bytes, void *data,
+                             struct pd_error *err)
+{
+    struct stored *s = context;
+    const struct pd_inspect_box *box = box_of(s, piece);
+    struct pd_shard *shard = NULL;
+    PD_TRY(pd_inspect_acquire(s->inspect, box->shard, &shard, err));
+    return pd_shard_read_blocks(shard, box->box, offset / BLOCK, (bytes + BLOCK - 1) / BLOCK, data, err);
+}
+
+static void free_stored(void *context)
+{
+    struct stored *s = context;
+    pd_inspect_close(s->inspect);
+    free(s->is_plain);
+    free(s);
+}
+
+static pd_status add_shards(struct pd_vfs *vfs, const struct stored *s, const char *directory, struct pd_catalog *catalog,
+                            struct pd_error *err)
+{
+    for (uint32_t i = 0; i < pd_inspect_commit(s->inspect)->shard_count; i++) {
+        char name[64], path[PD_FORMATS_PATH_MAX];
+        struct pd_stat stat;
+        pd_inspect_shard_name(i, name, sizeof name);
+        PD_TRY(pd_formats_path(directory, name, path, err));
+        PD_TRY(pd_vfs_stat(vfs, path, &stat, err));
+        PD_TRY(pd_catalog_add_file(catalog, path, stat.bytes, NULL, err));
+    }
+    return PD_OK;
+}
+
+static pd_status add_box(struct stored *s, uint64_t number, uint32_t tensor, struct pd_catalog *catalog,
+                         struct pd_error *err)
+{
+    const struct pd_inspect_box *box = box_of(s, number);
+    struct pd_shard *shard = NULL;
+    struct pd_piece piece = {.file = box->shard, .offset = box->file_offset};
+    memcpy(piece.start, box->place.start, sizeof box->place.start);
+    memcpy(piece.count, box->place.count, sizeof box->place.count);
+    PD_TRY(pd_inspect_acquire(s->inspect, box->shard, &shard, err));
+    s->is_plain[number] = box->bytes >= PD_VFS_ALIGN && !pd_shard_box_is_in_chunks(shard, box->box);
+    return pd_catalog_add_piece(catalog, tensor, &piece, err);
+}
+
+static bool is_same_place(const struct pd_inspect_box *a, const struct pd_inspect_box *b)
+{
+    return a->tensor == b->tensor && a->kind == b->kind && !memcmp(&a->place, &b->place, sizeof a->place);
+}
+
+static pd_status add_boxes(struct stored *s, struct pd_catalog *catalog, struct pd_error *err)
+{
+    const uint64_t count = pd_inspect_box_count(s->inspect);
+    const struct pd_inspect_box *boxes = pd_inspect_boxes(s->inspect);
+    uint32_t tensor = 0;
+    for (uint64_t b = 0; b < count; b++) {
+        const struct pd_tensor *mine = &pd_inspect_tensors(s->inspect)->tensors[boxes[b].tensor];
+        const bool is_new = b == 0 || boxes[b].tensor != boxes[b - 1].tensor || boxes[b].kind != boxes[b - 1].kind;
+        if (b && is_same_place(&boxes[b], &boxes[b - 1]))
+            PD_FAIL(err, PD_CORRUPT, "tensor %s: two shards hold the same part of it", mine->name);
+        if (is_new) {
+            struct pd_foreign_tensor foreign = {
+                .name = (char *)(uintptr_t)mine->name, .kind = boxes[b].kind, .element = PD_ELEMENT_F32, .ndim = mine->ndim};
+            memcpy(foreign.shape, mine->shape, sizeof mine->shape);
+            PD_TRY(pd_catalog_add_tensor(catalog, &foreign, &tensor, err));
+        }
+        PD_TRY(add_box(s, b, tensor, catalog, err));
+    }
+    return PD_OK;
+}
+
+/* What the record says beside tensors. */
+static pd_status set_counters(const struct stored *s, struct pd_catalog *catalog, struct pd_error *err)
+{
+    const struct pd_run_state *state = &pd_inspect_commit(s->inspect)->state;
+    catalog->counters = (struct pd_catalog_counters){.has_step = true,
+                                                     .has_updates = true,
+                                                     .has_samples = true,
+                                                     .has_tokens = true,
+                                                     .has_loss_scale = true,
+                                                     .step = state->identity.step,
+                                                     .updates = state->updates,
+                                                     .samples = state->samples,
+                                                     .tokens = state->tokens,
+                                                     .loss_scale = state->loss_scale};
+    return pd_catalog_add_text(catalog, "config.yaml", state->config, strlen(state->config), err);
+}
+
+static pd_status fill(struct pd_vfs *vfs, struct stored *s, const char *path, struct pd_catalog *catalog,
+                      struct pd_error *err)
+{
+    PD_TRY(pd_inspect_check_complete(s->inspect, err));
+    s->is_plain = calloc(pd_inspect_box_count(s->inspect) + 1, sizeof *s->is_plain);
+    if (!s->is_plain) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its boxes", path);
+    PD_TRY(add_shards(vfs, s, path, catalog, err));
+    PD_TRY(add_boxes(s, catalog, err));
+    return set_counters(s, catalog, err);
+}
+
+static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+{
+    struct stored *s = calloc(1, sizeof *s);
+    if (!s) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to read it", path);
+    const pd_status st = pd_inspect_open(vfs, path, &s->inspect, err);
+    if (st) {
+        free(s);
+        return st;
+    }
+    catalog->source = (struct pd_catalog_source){
+        .context = s, .is_plain = is_plain, .check = check, .read = read_blocks, .free = free_stored};
+    return fill(vfs, s, path, catalog, err);
+}
+
+static bool recognizes(struct pd_vfs *vfs, const char *path)
+{
+    return pd_formats_is_directory(vfs, path) && pd_formats_has_file(vfs, path, "commit.h5");
+}
+
+static void observe(void *state, uint32_t tensor, const void *data, uint64_t bytes)
+{
+    (void)state;
+    (void)tensor;
+    (void)data;
+    (void)bytes;
+}
+
+static pd_status finish(void *state, pd_status mine, struct pd_error *err)
+{
+    (void)state;
+    (void)err;
+    return mine;
+}
+
+const struct pd_format pd_format_perdure = {
+    .name = "perdure",
+    .about = "a checkpoint of perdure: commit.h5 and shards",
+    .holds_moments = true,
+    .is_only_read = true,
+    .recognizes = recognizes,
+    .read = read_checkpoint,
+    .plan = pd_format_not_written,
+    .observe = observe,
+    .finish = finish,
+};
