@@ -38,6 +38,8 @@ struct dcp {
     char path[4096];
     uint32_t file_number;
     uint64_t file_bytes;
+    const char *master; /* (master_bytes) what stands before the names of parameters in fp32; NULL: there are none */
+    size_t master_bytes;
     bool has_steps;
     double step; /* of the first parameter that has one */
 };
@@ -91,12 +93,22 @@ static const char *dtype_of(const struct pd_pickle_node *properties)
     return pd_pickle_global(field ? field : pd_pickle_at(state, 0));
 }
 
+/* Whether the optimizer has this parameter in fp32: then the model's is that, rounded, and nobody needs it. */
+static bool has_master(const struct dcp *d, const char *name)
+{
+    char key[2 * PD_FOREIGN_NAME_MAX];
+    snprintf(key, sizeof key, "%.*s%s", (int)d->master_bytes, d->master, name);
+    return d->master && find_name(d, key) >= 0;
+}
+
 /* A tensor that counts gets its place in the catalog, in the order of `.metadata`; all else is listed by name. */
 static pd_status add_name(struct dcp *d, const struct pd_pickle_node *key, const struct pd_pickle_node *value,
                           struct pd_error *err)
 {
-    static const enum pd_kind kinds[] = {
-        [PD_TORCH_PARAM] = PD_PARAM, [PD_TORCH_EXP_AVG] = PD_EXP_AVG, [PD_TORCH_EXP_AVG_SQ] = PD_EXP_AVG_SQ};
+    static const enum pd_kind kinds[] = {[PD_TORCH_PARAM] = PD_PARAM,
+                                         [PD_TORCH_MASTER] = PD_PARAM,
+                                         [PD_TORCH_EXP_AVG] = PD_EXP_AVG,
+                                         [PD_TORCH_EXP_AVG_SQ] = PD_EXP_AVG_SQ};
     const char *inner = NULL;
     size_t bytes = 0;
     char name[PD_FOREIGN_NAME_MAX];
@@ -104,6 +116,7 @@ static pd_status add_name(struct dcp *d, const struct pd_pickle_node *key, const
     const enum pd_torch_role role = pd_torch_role(key->text, &inner, &bytes);
     const struct pd_pickle_node *size = pd_pickle_field(value, "size");
     if (role == PD_TORCH_STEP) return PD_OK; /* read where it lies */
+    if (role == PD_TORCH_PARAM && has_master(d, key->text)) return PD_OK;
     if (!size || role == PD_TORCH_OTHER || !pd_torch_element(dtype_of(pd_pickle_field(value, "properties")), &t.element))
         return pd_catalog_add_unmapped(d->catalog, key->text, err);
     if (bytes >= sizeof name) PD_FAIL(err, PD_CORRUPT, "%s: a name of %zu bytes: %.64s...", d->metadata, bytes, inner);
@@ -117,10 +130,22 @@ static pd_status add_name(struct dcp *d, const struct pd_pickle_node *key, const
     return pd_catalog_add_tensor(d->catalog, &t, &d->tensors[find_name(d, key->text)], err);
 }
 
+static void find_master(struct dcp *d)
+{
+    for (uint32_t i = 0; i < d->name_count && !d->master; i++) {
+        const char *inner = NULL, *name = d->names[2 * i]->text;
+        size_t bytes = 0;
+        if (pd_torch_role(name, &inner, &bytes) != PD_TORCH_MASTER) continue;
+        d->master = name;
+        d->master_bytes = (size_t)(inner - name);
+    }
+}
+
 static pd_status add_names(struct dcp *d, struct pd_error *err)
 {
     const struct pd_pickle_node *all = pd_pickle_field(pd_pickle_root(d->pickle), "state_dict_metadata");
     PD_TRY(sort_names(d, err));
+    find_master(d);
     for (uint32_t i = 0; i < d->name_count; i++) {
         if (i && compare_names(&d->names[2 * i - 2], &d->names[2 * i]) == 0)
             PD_FAIL(err, PD_CORRUPT, "%s: %s stands there twice", d->metadata, d->names[2 * i]->text);
@@ -323,7 +348,7 @@ static bool recognizes(struct pd_vfs *vfs, const char *path)
     return pd_vfs_stat(vfs, metadata, &stat, NULL) == PD_OK && stat.type == PD_ENTRY_FILE;
 }
 
-const struct pd_format pd_dcp = {
+const struct pd_format pd_format_dcp = {
     .name = "dcp",
     .about = "PyTorch's distributed checkpoint: a directory with .metadata and __0_0.distcp",
     .recognizes = recognizes,

@@ -4,7 +4,7 @@
 
 #include "resharder/formats/format.h"
 
-extern const struct pd_format pd_dcp;
+extern const struct pd_format pd_format_dcp;
 
 /* dcp_write.c: its slots. */
 PD_MUST_USE pd_status pd_dcp_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err);

@@ -40,6 +40,9 @@ const struct pd_format *pd_format_find(const char *name); /* NULL: none has it *
 PD_MUST_USE pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_format **ret_format,
                                    struct pd_error *err);
 
+/* The slots of a format that is only read. */
 pd_status pd_format_not_written(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err);
+void pd_format_observe_nothing(void *state, uint32_t tensor, const void *data, uint64_t bytes);
+pd_status pd_format_finish_nothing(void *state, pd_status mine, struct pd_error *err);
 
 #endif

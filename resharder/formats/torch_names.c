@@ -2,29 +2,31 @@
 
 #include <string.h>
 
-static bool ends_with(const char *text, size_t bytes, const char *ending)
-{
-    const size_t length = strlen(ending);
-    return bytes > length && memcmp(text + bytes - length, ending, length) == 0;
-}
+/* Behind "state.": PyTorch says what it is after the parameter's name, Megatron before it. */
+static const struct {
+    const char *before, *after;
+    enum pd_torch_role role;
+} roles[] = {
+    {"", ".exp_avg", PD_TORCH_EXP_AVG}, {"", ".exp_avg_sq", PD_TORCH_EXP_AVG_SQ}, {"", ".step", PD_TORCH_STEP},
+    {"exp_avg.", "", PD_TORCH_EXP_AVG}, {"exp_avg_sq.", "", PD_TORCH_EXP_AVG_SQ}, {"fp32_param.", "", PD_TORCH_MASTER},
+};
 
 enum pd_torch_role pd_torch_role(const char *name, const char **ret_name, size_t *ret_bytes)
 {
-    static const struct {
-        const char *ending;
-        enum pd_torch_role role;
-    } endings[] = {{".exp_avg", PD_TORCH_EXP_AVG}, {".exp_avg_sq", PD_TORCH_EXP_AVG_SQ}, {".step", PD_TORCH_STEP}};
     const char *state = strncmp(name, "state.", 6) == 0 ? name : strstr(name, ".state.");
     *ret_name = name;
     *ret_bytes = strlen(name);
     if (!state) return strstr(name, "param_groups.") ? PD_TORCH_OTHER : PD_TORCH_PARAM;
     const char *inner = strchr(state + 1, '.') + 1;
     const size_t bytes = strlen(inner);
-    for (int i = 0; i < 3; i++) {
-        if (!ends_with(inner, bytes, endings[i].ending)) continue;
-        *ret_name = inner;
-        *ret_bytes = bytes - strlen(endings[i].ending);
-        return endings[i].role;
+    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
+        const size_t before = strlen(roles[i].before), after = strlen(roles[i].after);
+        if (bytes <= before + after || strncmp(inner, roles[i].before, before) != 0 ||
+            strcmp(inner + bytes - after, roles[i].after) != 0)
+            continue;
+        *ret_name = inner + before;
+        *ret_bytes = bytes - before - after;
+        return roles[i].role;
     }
     return PD_TORCH_OTHER;
 }

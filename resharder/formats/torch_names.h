@@ -1,5 +1,6 @@
-/* What the names of PyTorch's optimizer state say: "optimizer.state.<parameter>.exp_avg", with or without what stands before
- * "state." and however the run's own dictionary wraps it. */
+/* What the names of optimizer state say: PyTorch's "optimizer.state.<parameter>.exp_avg" and Megatron's
+ * "optimizer.state.exp_avg.<parameter>", with or without what stands before "state." and however the run's own dictionary wraps
+ * it. */
 #ifndef PD_RESHARDER_FORMATS_TORCH_NAMES_H
 #define PD_RESHARDER_FORMATS_TORCH_NAMES_H
 
@@ -9,6 +10,7 @@ enum pd_torch_role {
     PD_TORCH_PARAM, /* or a buffer: all that is no optimizer's */
     PD_TORCH_EXP_AVG,
     PD_TORCH_EXP_AVG_SQ,
+    PD_TORCH_MASTER, /* the parameter in fp32, where the model has it rounded */
     PD_TORCH_STEP,
     PD_TORCH_OTHER, /* of an optimizer */
 };

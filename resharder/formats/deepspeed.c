@@ -1,0 +1,399 @@
+/* DeepSpeed's ZeRO checkpoints, stages 1 to 3. `latest` names the directory of the newest; in it lie, made by torch.save,
+ *
+ *   zero_pp_rank_<dp>_mp_rank_00_model_states.pt (stage 3), mp_rank_00_model_states.pt (1, 2)     names and shapes, counters
+ *   [bf16_]zero_pp_rank_<dp>_mp_rank_00_optim_states.pt                                       flat fp32 parameters and moments
+ *
+ * Parameters are the flat fp32 ones, in the order of param_shapes, since those of the module are rounded.
+ *
+ *   stage 3     a parameter of n elements takes ceil(n / W) of every rank's groups, which are one line; its tail is padding
+ *   stage 1, 2  the partitions of a group, rank after rank, are one line in which parameters lie without gaps
+ *
+ * Either way a parameter is a few ranges of some ranks' flat tensors.
+ * Source: deepspeed/utils/zero_to_fp32.py, deepspeed/runtime/zero/stage_1_and_2.py and stage3.py. */
+#include "resharder/formats/deepspeed.h"
+
+#include "ckpt/base/checked.h"
+#include "resharder/formats/torch_archive.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RANKS_MAX 65536u
+#define GROUPS_MAX 65536u
+
+/* A flat tensor of one rank: part of a line of elements. */
+struct stretch {
+    uint32_t file, rank, group;
+    uint64_t offset, elements; /* bytes in the file; of fp32 */
+};
+struct line {
+    struct stretch *stretches; /* (count), as they were found: rank after rank, group after group */
+    uint32_t count, capacity;
+};
+
+struct deepspeed {
+    struct pd_vfs *vfs;
+    struct pd_catalog *catalog;
+    char directory[4096]; /* of the tag */
+    uint32_t ranks, stage;
+    struct line lines[PD_KIND_COUNT];
+    uint64_t consumed;     /* stages 1, 2: elements of the group's line; stage 3: of every rank's */
+    char path[4096 + 300]; /* of the file that is open */
+    struct pd_file *file;
+    uint64_t file_bytes;
+    uint32_t file_number;
+    struct pd_torch_archive archive;
+};
+
+/* ---- files ---- */
+
+static pd_status open_states(struct deepspeed *d, const char *name, struct pd_error *err)
+{
+    struct pd_stat stat;
+    snprintf(d->path, sizeof d->path, "%s/%s", d->directory, name);
+    PD_TRY(pd_file_open(d->vfs, d->path, PD_OPEN_READ, &d->file, err));
+    PD_TRY(pd_file_stat(d->file, &stat, err));
+    d->file_bytes = stat.bytes;
+    return pd_torch_open(d->file, d->path, 0, stat.bytes, &d->archive, err);
+}
+
+static void close_states(struct deepspeed *d)
+{
+    pd_torch_close(&d->archive);
+    pd_file_close_readonly(d->file);
+    d->file = NULL;
+}
+
+static bool is_file(struct pd_vfs *vfs, const char *directory, const char *name)
+{
+    char path[4096 + 300];
+    struct pd_stat stat;
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    return pd_vfs_stat(vfs, path, &stat, NULL) == PD_OK && stat.type == PD_ENTRY_FILE;
+}
+
+static void optimizer_name(uint32_t rank, bool is_bf16, char ret[128])
+{
+    snprintf(ret, 128, "%szero_pp_rank_%u_mp_rank_00_optim_states.pt", is_bf16 ? "bf16_" : "", rank);
+}
+
+/* The first rank's file, under either name. */
+static bool has_optimizer(struct pd_vfs *vfs, const char *directory, bool *ret_is_bf16)
+{
+    char name[128];
+    for (int b = 0; b < 2; b++) {
+        optimizer_name(0, b, name);
+        *ret_is_bf16 = b;
+        if (is_file(vfs, directory, name)) return true;
+    }
+    return false;
+}
+
+/* `path` is such a directory, or has a `latest` that names one. */
+static bool find_directory(struct pd_vfs *vfs, const char *path, char ret[4096])
+{
+    char latest[4096], tag[256] = "";
+    struct pd_file *file = NULL;
+    struct pd_stat stat;
+    bool is_bf16 = false;
+    snprintf(ret, 4096, "%s", path);
+    if (has_optimizer(vfs, ret, &is_bf16)) return true;
+    snprintf(latest, sizeof latest, "%s/latest", path);
+    if (pd_file_open(vfs, latest, PD_OPEN_READ, &file, NULL)) return false;
+    if (pd_file_stat(file, &stat, NULL) == PD_OK && stat.bytes < sizeof tag &&
+        pd_file_read(file, 0, tag, stat.bytes, NULL) == PD_OK)
+        tag[strcspn(tag, "\r\n")] = '\0';
+    pd_file_close_readonly(file);
+    if (!tag[0] || strchr(tag, '/') || strcmp(tag, "..") == 0) return false;
+    snprintf(ret, 4096, "%s/%s", path, tag);
+    return has_optimizer(vfs, ret, &is_bf16);
+}
+
+/* ---- flat tensors ---- */
+
+static pd_status add_stretch(struct deepspeed *d, enum pd_kind kind, uint32_t rank, uint32_t group,
+                             const struct pd_pickle_node *node, struct pd_error *err)
+{
+    struct line *line = &d->lines[kind];
+    struct pd_torch_tensor t;
+    PD_TRY(pd_torch_tensor(&d->archive, pd_kind_name(kind), node, &t, err));
+    if (t.ndim != 1 || t.element != PD_ELEMENT_F32 || (t.shape[0] > 1 && t.stride[0] != 1))
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: group %u of %s is %s of %u dimensions; perdure reads flat fp32", d->path, group,
+                pd_kind_name(kind), pd_elements[t.element].name, t.ndim);
+    if (line->count == line->capacity) {
+        const uint32_t larger = 2 * line->capacity + 16;
+        struct stretch *fresh = realloc(line->stretches, larger * sizeof *fresh);
+        if (!fresh) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %u groups", d->path, larger);
+        line->stretches = fresh;
+        line->capacity = larger;
+    }
+    line->stretches[line->count++] =
+        (struct stretch){.file = d->file_number, .rank = rank, .group = group, .offset = t.offset, .elements = t.shape[0]};
+    return PD_OK;
+}
+
+/* Moments of group g: state[g] of a dictionary with keys 0, 1, ..; or element g of a list (elastic checkpoints). */
+static const struct pd_pickle_node *state_of_group(const struct pd_pickle_node *states, uint32_t group)
+{
+    if (!states || states->type != PD_PICKLE_DICT) return pd_pickle_at(states, group);
+    for (uint32_t i = 0; i < states->count; i += 2) {
+        uint64_t key = 0;
+        if (pd_pickle_is_u64(states->items[i], &key) && key == group) return states->items[i + 1];
+    }
+    return NULL;
+}
+
+static void note_rate(struct deepspeed *d, const struct pd_pickle_node *optimizer)
+{
+    const struct pd_pickle_node *group = pd_pickle_at(pd_pickle_member(optimizer, "param_groups"), 0);
+    double rate = 0;
+    if (!pd_pickle_is_number(pd_pickle_member(group, "lr"), &rate)) return;
+    d->catalog->counters.has_learning_rate = true;
+    d->catalog->counters.learning_rate = rate;
+}
+
+static pd_status note_updates(struct deepspeed *d, const struct pd_pickle_node *state, struct pd_error *err)
+{
+    const struct pd_pickle_node *step = pd_pickle_member(state, "step");
+    double updates = 0;
+    if (!step) return PD_OK;
+    PD_TRY(pd_torch_number(&d->archive, "step", step, &updates, err));
+    d->catalog->counters.has_updates = updates >= 0;
+    d->catalog->counters.updates = updates >= 0 ? (uint64_t)updates : 0;
+    return PD_OK;
+}
+
+/* Key of the flat parameters and of the optimizer that runs over them, by stage. */
+static const struct {
+    const char *flat, *optimizer;
+} keys_of_stage[] = {
+    [1] = {"single_partition_of_fp32_groups", "base_optimizer_state"},
+    [2] = {"single_partition_of_fp32_groups", "base_optimizer_state"},
+    [3] = {"fp32_flat_groups", "optimizer_state_dict"},
+};
+
+static pd_status read_groups(struct deepspeed *d, uint32_t rank, struct pd_error *err)
+{
+    const struct pd_pickle_node *all = pd_pickle_member(pd_pickle_root(d->archive.pickle), "optimizer_state_dict");
+    const struct pd_pickle_node *flat = pd_pickle_member(all, keys_of_stage[d->stage].flat);
+    const struct pd_pickle_node *optimizer = pd_pickle_member(all, keys_of_stage[d->stage].optimizer);
+    const struct pd_pickle_node *states = pd_pickle_member(optimizer, "state");
+    if (!flat || flat->type != PD_PICKLE_LIST || flat->count > GROUPS_MAX)
+        PD_FAIL(err, PD_CORRUPT, "%s: no list %s in a checkpoint of ZeRO stage %u", d->path, keys_of_stage[d->stage].flat,
+                d->stage);
+    if (!states) states = optimizer;
+    if (rank == 0) note_rate(d, optimizer);
+    for (uint32_t g = 0; g < flat->count; g++) {
+        const struct pd_pickle_node *state = state_of_group(states, g);
+        PD_TRY(add_stretch(d, PD_PARAM, rank, g, flat->items[g], err));
+        if (rank == 0 && g == 0) PD_TRY(note_updates(d, state, err));
+        if (pd_pickle_member(state, "exp_avg"))
+            PD_TRY(add_stretch(d, PD_EXP_AVG, rank, g, pd_pickle_member(state, "exp_avg"), err));
+        if (pd_pickle_member(state, "exp_avg_sq"))
+            PD_TRY(add_stretch(d, PD_EXP_AVG_SQ, rank, g, pd_pickle_member(state, "exp_avg_sq"), err));
+    }
+    return PD_OK;
+}
+
+/* A number, or a list with one a group (stages 1 and 2). */
+static bool partition_count(const struct pd_pickle_node *node, uint64_t *ret)
+{
+    return pd_pickle_is_u64(node, ret) || pd_pickle_is_u64(pd_pickle_at(node, 0), ret);
+}
+
+static pd_status read_shape(struct deepspeed *d, struct pd_error *err)
+{
+    const struct pd_pickle_node *all = pd_pickle_member(pd_pickle_root(d->archive.pickle), "optimizer_state_dict");
+    uint64_t stage = 0, ranks = 0;
+    if (!pd_pickle_is_u64(pd_pickle_member(all, "zero_stage"), &stage) ||
+        !partition_count(pd_pickle_member(all, "partition_count"), &ranks))
+        PD_FAIL(err, PD_CORRUPT, "%s: no zero_stage and partition_count; it is not a ZeRO checkpoint of DeepSpeed", d->path);
+    if (stage < 1 || stage > 3 || ranks < 1 || ranks > RANKS_MAX)
+        PD_FAIL(err, PD_CORRUPT,
+                "%s: ZeRO stage %" PRIu64 " over %" PRIu64 " ranks; there are stages 1 to 3, and up to %u ranks", d->path,
+                stage, ranks, RANKS_MAX);
+    d->stage = (uint32_t)stage;
+    d->ranks = (uint32_t)ranks;
+    return PD_OK;
+}
+
+static pd_status read_rank(struct deepspeed *d, uint32_t rank, bool is_bf16, struct pd_error *err)
+{
+    char name[128];
+    optimizer_name(rank, is_bf16, name);
+    pd_status st = open_states(d, name, err);
+    if (!st && rank == 0) st = read_shape(d, err);
+    if (!st) st = pd_catalog_add_file(d->catalog, d->path, d->file_bytes, &d->file_number, err);
+    if (!st) st = read_groups(d, rank, err);
+    close_states(d);
+    if (st == PD_NOT_FOUND && rank)
+        return pd_error_context(err, st, "a checkpoint of %u ranks needs the optimizer's states of each", d->ranks);
+    return st;
+}
+
+/* ---- parameters ---- */
+
+/* Elements [begin, end) of the line that stretches `first` to `last` (not included) of it are: ranges of tensor `t` from its
+ * element `at` on. */
+static pd_status add_ranges(struct deepspeed *d, const struct line *line, bool (*belongs)(const struct stretch *, uint32_t),
+                            uint32_t which, uint64_t begin, uint64_t end, uint32_t t, uint64_t at, struct pd_error *err)
+{
+    uint64_t position = 0;
+    for (uint32_t s = 0; s < line->count && begin < end; s++) {
+        const struct stretch *stretch = &line->stretches[s];
+        if (!belongs(stretch, which)) continue;
+        const uint64_t next = position + stretch->elements;
+        if (next > begin) {
+            const uint64_t count = (next < end ? next : end) - begin;
+            struct pd_piece piece = {.file = stretch->file, .is_range = true};
+            piece.offset = stretch->offset + (begin - position) * sizeof(float);
+            piece.start[0] = at;
+            piece.count[0] = count;
+            PD_TRY(pd_catalog_add_piece(d->catalog, t, &piece, err));
+            begin += count;
+            at += count;
+        }
+        position = next;
+    }
+    if (begin < end)
+        PD_FAIL(err, PD_CORRUPT, "%s: the ranks' flat tensors end %" PRIu64 " elements before %s does", d->directory,
+                end - begin, d->catalog->tensors[t].name);
+    return PD_OK;
+}
+
+static bool is_of_rank(const struct stretch *s, uint32_t rank)
+{
+    return s->rank == rank;
+}
+
+static bool is_of_group(const struct stretch *s, uint32_t group)
+{
+    return s->group == group;
+}
+
+static pd_status add_pieces(struct deepspeed *d, enum pd_kind kind, uint32_t group, uint32_t t, uint64_t elements,
+                            struct pd_error *err)
+{
+    const struct line *line = &d->lines[kind];
+    if (d->stage < 3) return add_ranges(d, line, is_of_group, group, d->consumed, d->consumed + elements, t, 0, err);
+    const uint64_t share = pd_divide_up(elements, d->ranks);
+    for (uint32_t r = 0; r < d->ranks; r++) {
+        const uint64_t at = r * share, left = at < elements ? elements - at : 0, mine = left < share ? left : share;
+        PD_TRY(add_ranges(d, line, is_of_rank, r, d->consumed, d->consumed + mine, t, at, err));
+    }
+    return PD_OK;
+}
+
+static pd_status add_parameter(struct deepspeed *d, uint32_t group, const struct pd_pickle_node *name,
+                               const struct pd_pickle_node *size, struct pd_error *err)
+{
+    struct pd_foreign_tensor t = {.name = (char *)(uintptr_t)pd_pickle_text(name), .element = PD_ELEMENT_F32};
+    uint64_t elements = 1;
+    for (uint32_t i = 0; i < PD_FOREIGN_DIMS_MAX; i++)
+        t.shape[i] = 1;
+    if (!t.name || !pd_pickle_is_sizes(size, PD_FOREIGN_DIMS_MAX, t.shape, &t.ndim))
+        PD_FAIL(err, PD_CORRUPT, "%s: an entry of param_shapes is no name with a shape", d->path);
+    for (uint32_t i = 0; i < t.ndim; i++)
+        if (!pd_checked_mul_u64(elements, t.shape[i], &elements) || elements > INT64_MAX)
+            PD_FAIL(err, PD_CORRUPT, "%s: the shape of %s overflows", d->path, t.name);
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+        uint32_t number = 0;
+        t.kind = (enum pd_kind)kind;
+        if (!d->lines[kind].count) continue;
+        PD_TRY(pd_catalog_add_tensor(d->catalog, &t, &number, err));
+        PD_TRY(add_pieces(d, t.kind, group, number, elements, err));
+    }
+    d->consumed += d->stage < 3 ? elements : pd_divide_up(elements, d->ranks);
+    return PD_OK;
+}
+
+/* One dictionary a group; before DeepSpeed 0.4 one for all. */
+static pd_status add_parameters(struct deepspeed *d, const struct pd_pickle_node *shapes, struct pd_error *err)
+{
+    const bool is_list = shapes && shapes->type == PD_PICKLE_LIST;
+    const uint32_t groups = is_list ? shapes->count : 1;
+    for (uint32_t g = 0; g < groups; g++) {
+        const struct pd_pickle_node *group = is_list ? shapes->items[g] : shapes;
+        if (!group || group->type != PD_PICKLE_DICT)
+            PD_FAIL(err, PD_CORRUPT, "%s: no param_shapes; DeepSpeed before 0.3.17 did not write them", d->path);
+        if (d->stage < 3) d->consumed = 0;
+        for (uint32_t i = 0; i < group->count; i += 2)
+            PD_TRY(add_parameter(d, g, group->items[i], group->items[i + 1], err));
+    }
+    return PD_OK;
+}
+
+static pd_status list_unmapped(struct deepspeed *d, const struct pd_pickle_node *root, const char *key, struct pd_error *err)
+{
+    const struct pd_pickle_node *names = pd_pickle_member(root, key);
+    const uint32_t stride = names && names->type == PD_PICKLE_DICT ? 2 : 1;
+    for (uint32_t i = 0; names && (names->type == PD_PICKLE_DICT || names->type == PD_PICKLE_LIST) && i < names->count;
+         i += stride)
+        if (pd_pickle_text(names->items[i])) PD_TRY(pd_catalog_add_unmapped(d->catalog, names->items[i]->text, err));
+    return PD_OK;
+}
+
+static void note_counter(const struct pd_pickle_node *node, bool *ret_has, uint64_t *ret)
+{
+    if (pd_pickle_is_u64(node, ret)) *ret_has = true;
+}
+
+static pd_status read_model(struct deepspeed *d, struct pd_error *err)
+{
+    static const char *const unmapped[] = {"buffer_names", "shared_params", "frozen_param_shapes"};
+    const struct pd_pickle_node *root = pd_pickle_root(d->archive.pickle);
+    struct pd_catalog_counters *c = &d->catalog->counters;
+    uint64_t model_ranks = 1;
+    if (pd_pickle_is_u64(pd_pickle_member(root, "mp_world_size"), &model_ranks) && model_ranks > 1)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "%s: %" PRIu64
+                " ranks of model parallelism; make a universal checkpoint of it first, with ds_to_universal.py",
+                d->path, model_ranks);
+    note_counter(pd_pickle_member(root, "global_steps"), &c->has_step, &c->step);
+    note_counter(pd_pickle_member(root, "global_samples"), &c->has_samples, &c->samples);
+    for (int i = 0; i < 3; i++)
+        PD_TRY(list_unmapped(d, root, unmapped[i], err));
+    return add_parameters(d, pd_pickle_member(root, "param_shapes"), err);
+}
+
+static pd_status read_all(struct deepspeed *d, struct pd_error *err)
+{
+    bool is_bf16 = false;
+    if (!has_optimizer(d->vfs, d->directory, &is_bf16))
+        PD_FAIL(err, PD_NOT_FOUND, "%s: no optimizer's states of rank 0", d->directory);
+    d->ranks = 1;
+    for (uint32_t r = 0; r < d->ranks; r++)
+        PD_TRY(read_rank(d, r, is_bf16, err));
+    PD_TRY(open_states(d, d->stage == 3 ? "zero_pp_rank_0_mp_rank_00_model_states.pt" : "mp_rank_00_model_states.pt", err));
+    return read_model(d, err);
+}
+
+static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+{
+    struct deepspeed d = {.vfs = vfs, .catalog = catalog};
+    if (!find_directory(vfs, path, d.directory))
+        PD_FAIL(err, PD_NOT_FOUND, "%s: no `latest` that names a checkpoint, and no optimizer's states of rank 0", path);
+    const pd_status st = read_all(&d, err);
+    close_states(&d);
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+        free(d.lines[kind].stretches);
+    return st;
+}
+
+static bool recognizes(struct pd_vfs *vfs, const char *path)
+{
+    char directory[4096];
+    return find_directory(vfs, path, directory);
+}
+
+const struct pd_format pd_format_deepspeed = {
+    .name = "deepspeed",
+    .about = "DeepSpeed's ZeRO checkpoint: a directory with `latest`, or that of one tag",
+    .recognizes = recognizes,
+    .read = read_checkpoint,
+    .plan = pd_format_not_written,
+    .observe = pd_format_observe_nothing,
+    .finish = pd_format_finish_nothing,
+};
