@@ -2,6 +2,7 @@
 
 #include "resharder/formats/dcp.h"
 #include "resharder/formats/deepspeed.h"
+#include "resharder/formats/gguf.h"
 #include "resharder/formats/perdure.h"
 #include "resharder/formats/safetensors.h"
 
@@ -9,7 +10,7 @@
 #include <string.h>
 
 const struct pd_format *const pd_formats[] = {
-    &pd_format_safetensors, &pd_dcp, &pd_format_perdure, &pd_format_dcp, &pd_format_deepspeed, NULL,
+    &pd_format_perdure, &pd_format_safetensors, &pd_format_dcp, &pd_format_deepspeed, &pd_format_gguf, NULL,
 };
 
 const struct pd_format *pd_format_find(const char *name)

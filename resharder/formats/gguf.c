@@ -1,0 +1,536 @@
+/* One file: "GGUF", version, counts, then metadata (key, type, value), then tensors (name, dimensions innermost first, type,
+ * offset), then data on multiples of general.alignment.
+ * Source: ggml/docs/gguf.md; names of keys: gguf-py/gguf/constants.py. */
+#include "resharder/formats/gguf.h"
+
+#include "ckpt/base/checked.h"
+#include "ckpt/base/json.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PAIRS_MAX 65536u
+#define TEXT_MAX (UINT64_C(16) << 20) /* of one string */
+#define ALIGNMENT_MAX (1u << 20)
+#define KEYS_MAX 32
+#define ROPE_FREQUENCIES_MAX 1024u
+
+enum gguf_type { U8, I8, U16, I16, U32, I32, F32, BOOL, TEXT, ARRAY, U64, I64, F64, TYPES };
+static const unsigned type_bytes[TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
+
+static const struct {
+    uint32_t type; /* of ggml */
+    enum pd_element element;
+} elements[] = {{0, PD_ELEMENT_F32},   {1, PD_ELEMENT_F16},  {2, PD_ELEMENT_Q4_0}, {3, PD_ELEMENT_Q4_1},
+                {6, PD_ELEMENT_Q5_0},  {7, PD_ELEMENT_Q5_1}, {8, PD_ELEMENT_Q8_0}, {12, PD_ELEMENT_Q4_K},
+                {14, PD_ELEMENT_Q6_K}, {24, PD_ELEMENT_I8},  {25, PD_ELEMENT_I16}, {26, PD_ELEMENT_I32},
+                {27, PD_ELEMENT_I64},  {28, PD_ELEMENT_F64}, {30, PD_ELEMENT_BF16}};
+
+/* Numbers and words that the configuration is made of, by key without the architecture. */
+struct pair {
+    char key[256];
+    bool is_text;
+    double number;
+    char text[64];
+};
+
+struct gguf {
+    struct pd_file *file;
+    const char *path;
+    uint64_t bytes, at; /* of the file; what is read next */
+    unsigned char window[65536];
+    uint64_t window_begin, window_end;
+    struct pd_catalog *catalog;
+    uint32_t version, alignment;
+    struct pair pairs[KEYS_MAX]; /* (pair_count) */
+    uint32_t pair_count;
+    struct pd_json_writer tokenizer;
+    char *text; /* (text_bytes) the string that was read last, terminated; owned */
+    uint64_t text_bytes, text_capacity;
+    uint64_t rope_offset, rope_count;
+};
+
+/* ---- the file, front to back ---- */
+
+static pd_status take(struct gguf *g, void *ret, uint64_t bytes, struct pd_error *err)
+{
+    unsigned char *out = ret;
+    if (!pd_checked_range(g->at, bytes, g->bytes))
+        PD_FAIL(err, PD_CORRUPT, "%s: ends at byte %" PRIu64 ", where %" PRIu64 " more are wanted at %" PRIu64, g->path,
+                g->bytes, bytes, g->at);
+    while (bytes) {
+        if (g->at < g->window_begin || g->at >= g->window_end) {
+            const uint64_t left = g->bytes - g->at, count = left < sizeof g->window ? left : sizeof g->window;
+            PD_TRY(pd_file_read(g->file, g->at, g->window, count, err));
+            g->window_begin = g->at;
+            g->window_end = g->at + count;
+        }
+        const uint64_t there = g->window_end - g->at, now = there < bytes ? there : bytes;
+        memcpy(out, g->window + (g->at - g->window_begin), now);
+        g->at += now;
+        out += now;
+        bytes -= now;
+    }
+    return PD_OK;
+}
+
+static pd_status take_u32(struct gguf *g, uint32_t *ret, struct pd_error *err)
+{
+    return take(g, ret, sizeof *ret, err);
+}
+
+static pd_status take_u64(struct gguf *g, uint64_t *ret, struct pd_error *err)
+{
+    return take(g, ret, sizeof *ret, err);
+}
+
+static pd_status take_text(struct gguf *g, struct pd_error *err)
+{
+    uint64_t bytes = 0;
+    PD_TRY(take_u64(g, &bytes, err));
+    if (bytes > TEXT_MAX || bytes > g->bytes - g->at)
+        PD_FAIL(err, PD_CORRUPT, "%s: a text of %" PRIu64 " bytes at byte %" PRIu64, g->path, bytes, g->at);
+    if (bytes + 1 > g->text_capacity) {
+        char *fresh = realloc(g->text, 2 * bytes + 64);
+        if (!fresh) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for a text", g->path);
+        g->text = fresh;
+        g->text_capacity = 2 * bytes + 64;
+    }
+    PD_TRY(take(g, g->text, bytes, err));
+    g->text[bytes] = '\0';
+    g->text_bytes = bytes;
+    return PD_OK;
+}
+
+static pd_status take_number(struct gguf *g, enum gguf_type type, double *ret, struct pd_error *err)
+{
+    unsigned char text[8] = {0};
+    PD_TRY(take(g, text, type_bytes[type], err));
+    uint64_t bits = 0;
+    float single;
+    for (unsigned i = 0; i < type_bytes[type]; i++)
+        bits |= (uint64_t)text[i] << (8 * i);
+    memcpy(&single, text, sizeof single);
+    switch (type) {
+    case I8:
+        *ret = (int8_t)bits;
+        break;
+    case I16:
+        *ret = (int16_t)bits;
+        break;
+    case I32:
+        *ret = (int32_t)bits;
+        break;
+    case I64:
+        *ret = (double)(int64_t)bits;
+        break;
+    case F32:
+        *ret = (double)single;
+        break;
+    case F64:
+        memcpy(ret, text, sizeof *ret);
+        break;
+    default:
+        *ret = (double)bits;
+        break;
+    }
+    return PD_OK;
+}
+
+/* ---- metadata ---- */
+
+static pd_status put_value(struct gguf *g, const char *key, enum gguf_type type, struct pd_error *err)
+{
+    double number = 0;
+    if (type == TEXT) {
+        PD_TRY(take_text(g, err));
+        pd_json_string(&g->tokenizer, key, g->text);
+        return PD_OK;
+    }
+    PD_TRY(take_number(g, type, &number, err));
+    if (type == BOOL)
+        pd_json_bool(&g->tokenizer, key, number != 0);
+    else if (type == F32 || type == F64)
+        pd_json_double(&g->tokenizer, key, number);
+    else
+        pd_json_i64(&g->tokenizer, key, (int64_t)number);
+    return PD_OK;
+}
+
+static pd_status check_type(const struct gguf *g, uint32_t type, struct pd_error *err)
+{
+    if (type >= TYPES) PD_FAIL(err, PD_CORRUPT, "%s: a value of type %u before byte %" PRIu64, g->path, type, g->at);
+    return PD_OK;
+}
+
+/* Of a tokenizer's array every element is kept, of another none. */
+static pd_status take_array(struct gguf *g, const char *tokenizer_key, struct pd_error *err)
+{
+    uint32_t type = 0;
+    uint64_t count = 0;
+    PD_TRY(take_u32(g, &type, err));
+    PD_TRY(check_type(g, type, err));
+    PD_TRY(take_u64(g, &count, err));
+    if (type == ARRAY) PD_FAIL(err, PD_UNSUPPORTED, "%s: an array of arrays at byte %" PRIu64, g->path, g->at);
+    if (count > (g->bytes - g->at) / (type == TEXT ? 8 : type_bytes[type]))
+        PD_FAIL(err, PD_CORRUPT, "%s: an array of %" PRIu64 " values at byte %" PRIu64 ", and the file ends before", g->path,
+                count, g->at);
+    if (tokenizer_key) pd_json_array_begin(&g->tokenizer, tokenizer_key);
+    if (!tokenizer_key && type != TEXT) {
+        g->at += count * type_bytes[type];
+        count = 0;
+    }
+    for (uint64_t i = 0; i < count; i++)
+        PD_TRY(tokenizer_key ? put_value(g, NULL, (enum gguf_type)type, err) : take_text(g, err));
+    if (tokenizer_key) pd_json_array_end(&g->tokenizer);
+    return PD_OK;
+}
+
+/* `key` of an architecture ("llama.block_count") is kept without it. */
+static pd_status keep_pair(struct gguf *g, const char *key, enum gguf_type type, struct pd_error *err)
+{
+    struct pair pair = {.is_text = type == TEXT};
+    const char *dot = strchr(key, '.');
+    const bool is_general = strncmp(key, "general.", 8) == 0;
+    snprintf(pair.key, sizeof pair.key, "%s", is_general || !dot ? key : dot + 1);
+    if (type == TEXT) {
+        PD_TRY(take_text(g, err));
+        snprintf(pair.text, sizeof pair.text, "%s", g->text);
+    } else {
+        PD_TRY(take_number(g, type, &pair.number, err));
+    }
+    if (g->pair_count < KEYS_MAX) g->pairs[g->pair_count++] = pair;
+    return PD_OK;
+}
+
+static bool is_wanted(const char *key)
+{
+    static const char *const endings[] = {"general.architecture",
+                                          "general.alignment",
+                                          ".context_length",
+                                          ".embedding_length",
+                                          ".block_count",
+                                          ".feed_forward_length",
+                                          ".attention.head_count",
+                                          ".attention.head_count_kv",
+                                          ".attention.layer_norm_rms_epsilon",
+                                          ".attention.layer_norm_epsilon",
+                                          ".attention.key_length",
+                                          ".rope.freq_base",
+                                          ".rope.dimension_count",
+                                          ".vocab_size",
+                                          ".rope.scaling.type",
+                                          ".rope.scaling.factor",
+                                          ".rope.scaling.original_context_length",
+                                          ".attention.sliding_window"};
+    const size_t bytes = strlen(key);
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
+        if (bytes >= strlen(endings[i]) && strcmp(key + bytes - strlen(endings[i]), endings[i]) == 0) return true;
+    return false;
+}
+
+static pd_status take_pair(struct gguf *g, struct pd_error *err)
+{
+    static const char tokenizer[] = "tokenizer.";
+    char key[256];
+    uint32_t type = 0;
+    PD_TRY(take_text(g, err));
+    if (g->text_bytes >= sizeof key || strlen(g->text) != g->text_bytes)
+        PD_FAIL(err, PD_CORRUPT, "%s: a key of %" PRIu64 " bytes before byte %" PRIu64, g->path, g->text_bytes, g->at);
+    memcpy(key, g->text, g->text_bytes + 1);
+    const char *inner = strncmp(key, tokenizer, sizeof tokenizer - 1) == 0 ? key + sizeof tokenizer - 1 : NULL;
+    PD_TRY(take_u32(g, &type, err));
+    PD_TRY(check_type(g, type, err));
+    if (type == ARRAY) return take_array(g, inner, err);
+    if (inner) return put_value(g, inner, (enum gguf_type)type, err);
+    if (is_wanted(key)) return keep_pair(g, key, (enum gguf_type)type, err);
+    double number = 0;
+    return type == TEXT ? take_text(g, err) : take_number(g, (enum gguf_type)type, &number, err);
+}
+
+static const struct pair *find(const struct gguf *g, const char *key)
+{
+    for (uint32_t i = 0; i < g->pair_count; i++)
+        if (strcmp(g->pairs[i].key, key) == 0) return &g->pairs[i];
+    return NULL;
+}
+
+static pd_status take_metadata(struct gguf *g, uint64_t count, struct pd_error *err)
+{
+    const char *text = NULL;
+    size_t bytes = 0;
+    pd_json_object_begin(&g->tokenizer, NULL);
+    for (uint64_t i = 0; i < count; i++)
+        PD_TRY(take_pair(g, err));
+    pd_json_object_end(&g->tokenizer);
+    PD_TRY(pd_json_writer_finish(&g->tokenizer, &text, &bytes, err));
+    const struct pair *alignment = find(g, "general.alignment");
+    g->alignment = 32;
+    if (alignment) {
+        const double a = alignment->number;
+        if (!(a >= 1 && a <= ALIGNMENT_MAX) || ((uint32_t)a & ((uint32_t)a - 1)))
+            PD_FAIL(err, PD_CORRUPT, "%s: general.alignment is %g; it is a power of two up to %u", g->path, a,
+                    ALIGNMENT_MAX);
+        g->alignment = (uint32_t)a;
+    }
+    return bytes > 4 ? pd_catalog_add_text(g->catalog, "tokenizer.gguf", text, bytes, err) : PD_OK;
+}
+
+/* ---- tensors ---- */
+
+static pd_status element_of(const struct gguf *g, const char *name, uint32_t type, enum pd_element *ret,
+                            struct pd_error *err)
+{
+    for (size_t i = 0; i < sizeof elements / sizeof *elements; i++)
+        if (elements[i].type == type) return *ret = elements[i].element, PD_OK;
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "%s: %s is of ggml's type %u, which perdure does not read; convert it first: llama-quantize --allow-requantize "
+            "IN OUT "
+            "Q8_0",
+            g->path, name, type);
+}
+
+/* A tensor's row, its place counted from the data's begin. */
+static pd_status take_tensor(struct gguf *g, struct pd_foreign_tensor *t, uint64_t *ret_offset, struct pd_error *err)
+{
+    uint32_t dims = 0, type = 0;
+    PD_TRY(take_text(g, err));
+    if (g->text_bytes == 0 || g->text_bytes >= PD_FOREIGN_NAME_MAX || strlen(g->text) != g->text_bytes)
+        PD_FAIL(err, PD_CORRUPT, "%s: a tensor's name of %" PRIu64 " bytes before byte %" PRIu64, g->path, g->text_bytes,
+                g->at);
+    PD_TRY(take_u32(g, &dims, err));
+    if (dims > 4) PD_FAIL(err, PD_CORRUPT, "%s: %s has %u dimensions; there are 4 at most", g->path, g->text, dims);
+    *t = (struct pd_foreign_tensor){.name = g->text, .ndim = dims};
+    for (uint32_t d = 0; d < PD_FOREIGN_DIMS_MAX; d++)
+        t->shape[d] = 1;
+    for (uint32_t d = dims; d-- > 0;)
+        PD_TRY(take_u64(g, &t->shape[d], err));
+    PD_TRY(take_u32(g, &type, err));
+    PD_TRY(element_of(g, t->name, type, &t->element, err));
+    return take_u64(g, ret_offset, err);
+}
+
+static pd_status add_tensor(struct gguf *g, uint32_t file, uint64_t data, struct pd_error *err)
+{
+    struct pd_foreign_tensor t;
+    uint64_t offset = 0;
+    PD_TRY(take_tensor(g, &t, &offset, err));
+    if (offset % g->alignment || !pd_checked_add_u64(offset, data, &offset))
+        PD_FAIL(err, PD_CORRUPT, "%s: %s lies at %" PRIu64 " of the data, which is no multiple of %u", g->path, t.name,
+                offset, g->alignment);
+    if (strcmp(t.name, "rope_freqs.weight") == 0 && t.element == PD_ELEMENT_F32 && t.shape[0] <= ROPE_FREQUENCIES_MAX) {
+        g->rope_offset = offset;
+        g->rope_count = t.shape[0];
+    }
+    const pd_status st = pd_catalog_add_dense(g->catalog, &t, file, offset, err);
+    return st ? pd_error_context(err, st, "%s", g->path) : PD_OK;
+}
+
+/* Twice through the rows: where the data begins is known behind the last one. */
+static pd_status take_tensors(struct gguf *g, uint32_t file, uint64_t count, struct pd_error *err)
+{
+    const uint64_t rows = g->at;
+    struct pd_foreign_tensor t;
+    uint64_t data = 0;
+    for (uint64_t i = 0; i < count; i++)
+        PD_TRY(take_tensor(g, &t, &data, err));
+    data = pd_round_up(g->at, g->alignment);
+    g->at = rows;
+    for (uint64_t i = 0; i < count; i++)
+        PD_TRY(add_tensor(g, file, data, err));
+    return PD_OK;
+}
+
+/* ---- config.json ---- */
+
+static void put_key(struct gguf *g, struct pd_json_writer *w, const char *ours, const char *theirs)
+{
+    const struct pair *p = find(g, theirs);
+    if (!p || p->is_text) return;
+    if (p->number == floor(p->number) && fabs(p->number) < 9e15)
+        pd_json_i64(w, ours, (int64_t)p->number);
+    else
+        pd_json_double(w, ours, p->number);
+}
+
+/* Llama 3.1 and later: GGUF has no parameters of its scaling but a factor a frequency, which the largest and the published rest
+ * (low 1, high 4, 8192 positions) must give again (Llama 3's apply_scaling). */
+static pd_status put_llama3_scaling(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
+{
+    float factors[ROPE_FREQUENCIES_MAX];
+    const struct pair *base = find(g, "rope.freq_base");
+    const double theta = base ? base->number : 10000, original = 8192, low = 1, high = 4;
+    double most = 1;
+    PD_TRY(pd_file_read(g->file, g->rope_offset, factors, g->rope_count * sizeof *factors, err));
+    for (uint64_t i = 0; i < g->rope_count; i++)
+        if ((double)factors[i] > most) most = (double)factors[i];
+    for (uint64_t i = 0; i < g->rope_count; i++) {
+        const double length = 2 * M_PI * pow(theta, (double)i / (double)g->rope_count),
+                     smooth = (original / length - low) / (high - low);
+        const double between = 1 / ((1 - smooth) / most + smooth);
+        const double expected = length < original / high ? 1 : length > original / low ? most : between;
+        if (!(fabs((double)factors[i] - expected) <= 1e-3 * expected))
+            PD_FAIL(err, PD_UNSUPPORTED, "%s: rope_freqs.weight is no scaling of Llama 3: factor %" PRIu64 " is %g, not %g",
+                    g->path, i, (double)factors[i], expected);
+    }
+    pd_json_object_begin(w, "rope_scaling");
+    pd_json_string(w, "rope_type", "llama3");
+    pd_json_double(w, "factor", most);
+    pd_json_double(w, "low_freq_factor", low);
+    pd_json_double(w, "high_freq_factor", high);
+    pd_json_i64(w, "original_max_position_embeddings", (int64_t)original);
+    pd_json_object_end(w);
+    return PD_OK;
+}
+
+static pd_status put_scaling(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
+{
+    const struct pair *type = find(g, "rope.scaling.type");
+    if (g->rope_count) return put_llama3_scaling(g, w, err);
+    if (!type || !type->is_text || strcmp(type->text, "none") == 0) return PD_OK;
+    pd_json_object_begin(w, "rope_scaling");
+    pd_json_string(w, "rope_type", type->text);
+    put_key(g, w, "factor", "rope.scaling.factor");
+    put_key(g, w, "original_max_position_embeddings", "rope.scaling.original_context_length");
+    pd_json_object_end(w);
+    return PD_OK;
+}
+
+static bool has_tensor(const struct gguf *g, const char *name)
+{
+    for (uint32_t t = 0; t < g->catalog->tensor_count; t++)
+        if (strcmp(g->catalog->tensors[t].name, name) == 0) return true;
+    return false;
+}
+
+static uint64_t rows_of(const struct gguf *g, const char *name)
+{
+    for (uint32_t t = 0; t < g->catalog->tensor_count; t++)
+        if (strcmp(g->catalog->tensors[t].name, name) == 0) return g->catalog->tensors[t].shape[0];
+    return 0;
+}
+
+static const struct {
+    const char *architecture, *class;
+} classes[] = {{"llama", "LlamaForCausalLM"},
+               {"qwen2", "Qwen2ForCausalLM"},
+               {"qwen3", "Qwen3ForCausalLM"},
+               {"gpt2", "GPT2LMHeadModel"}};
+
+static pd_status put_config(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
+{
+    static const char *const keys[][2] = {{"max_position_embeddings", "context_length"},
+                                          {"hidden_size", "embedding_length"},
+                                          {"num_hidden_layers", "block_count"},
+                                          {"intermediate_size", "feed_forward_length"},
+                                          {"num_attention_heads", "attention.head_count"},
+                                          {"num_key_value_heads", "attention.head_count_kv"},
+                                          {"head_dim", "attention.key_length"},
+                                          {"rms_norm_eps", "attention.layer_norm_rms_epsilon"},
+                                          {"rope_theta", "rope.freq_base"}};
+    static const char *const gpt2_keys[][2] = {
+        {"n_positions", "context_length"},  {"n_embd", "embedding_length"},
+        {"n_layer", "block_count"},         {"n_inner", "feed_forward_length"},
+        {"n_head", "attention.head_count"}, {"layer_norm_epsilon", "attention.layer_norm_epsilon"}};
+    const struct pair *architecture = find(g, "general.architecture");
+    const char *name = architecture ? architecture->text : "", *class = NULL;
+    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
+        if (strcmp(classes[i].architecture, name) == 0) class = classes[i].class;
+    if (!class)
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: architecture \"%s\"; perdure has llama, qwen2, qwen3 and gpt2", g->path, name);
+    const bool is_gpt2 = strcmp(name, "gpt2") == 0;
+    pd_json_object_begin(w, NULL);
+    pd_json_array_begin(w, "architectures");
+    pd_json_string(w, NULL, class);
+    pd_json_array_end(w);
+    pd_json_string(w, "model_type", name);
+    for (size_t i = 0; i < (is_gpt2 ? sizeof gpt2_keys : sizeof keys) / sizeof *keys; i++)
+        put_key(g, w, is_gpt2 ? gpt2_keys[i][0] : keys[i][0], is_gpt2 ? gpt2_keys[i][1] : keys[i][1]);
+    pd_json_u64(w, "vocab_size", rows_of(g, "token_embd.weight"));
+    pd_json_bool(w, "tie_word_embeddings", !has_tensor(g, "output.weight"));
+    PD_TRY(put_scaling(g, w, err));
+    pd_json_object_end(w);
+    return PD_OK;
+}
+
+static pd_status add_config(struct gguf *g, struct pd_error *err)
+{
+    struct pd_json_writer w;
+    const char *text = NULL;
+    size_t bytes = 0;
+    pd_json_writer_init(&w, 2);
+    pd_status st = put_config(g, &w, err);
+    if (!st) st = pd_json_writer_finish(&w, &text, &bytes, err);
+    if (!st) st = pd_catalog_add_text(g->catalog, "config.json", text, bytes, err);
+    pd_json_writer_deinit(&w);
+    return st;
+}
+
+/* ---- the whole ---- */
+
+static pd_status read_all(struct gguf *g, struct pd_error *err)
+{
+    char magic[4];
+    uint64_t tensors = 0, pairs = 0;
+    uint32_t file = 0;
+    PD_TRY(pd_catalog_add_file(g->catalog, g->path, g->bytes, &file, err));
+    PD_TRY(take(g, magic, sizeof magic, err));
+    PD_TRY(take_u32(g, &g->version, err));
+    if (memcmp(magic, "GGUF", 4) != 0) PD_FAIL(err, PD_CORRUPT, "%s: does not begin with GGUF", g->path);
+    if (g->version < 2 || g->version > 3)
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: version %u of GGUF; perdure reads 2 and 3, little-endian", g->path, g->version);
+    PD_TRY(take_u64(g, &tensors, err));
+    PD_TRY(take_u64(g, &pairs, err));
+    if (tensors > PD_CATALOG_TENSORS_MAX || pairs > PAIRS_MAX)
+        PD_FAIL(err, PD_CORRUPT, "%s: %" PRIu64 " tensors and %" PRIu64 " pairs of metadata; at most %u and %u are read",
+                g->path, tensors, pairs, PD_CATALOG_TENSORS_MAX, PAIRS_MAX);
+    PD_TRY(take_metadata(g, pairs, err));
+    PD_TRY(take_tensors(g, file, tensors, err));
+    return add_config(g, err);
+}
+
+static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+{
+    struct pd_stat stat;
+    struct gguf *g = calloc(1, sizeof *g);
+    if (!g) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", path);
+    g->path = path;
+    g->catalog = catalog;
+    pd_json_writer_init(&g->tokenizer, 0);
+    pd_status st = pd_file_open(vfs, path, PD_OPEN_READ, &g->file, err);
+    if (!st) st = pd_file_stat(g->file, &stat, err);
+    if (!st) {
+        g->bytes = stat.bytes;
+        st = read_all(g, err);
+    }
+    pd_file_close_readonly(g->file);
+    pd_json_writer_deinit(&g->tokenizer);
+    free(g->text);
+    free(g);
+    return st;
+}
+
+static bool recognizes(struct pd_vfs *vfs, const char *path)
+{
+    char magic[4] = "";
+    struct pd_stat stat;
+    struct pd_file *file = NULL;
+    if (pd_vfs_stat(vfs, path, &stat, NULL) || stat.type != PD_ENTRY_FILE || stat.bytes < sizeof magic) return false;
+    if (pd_file_open(vfs, path, PD_OPEN_READ, &file, NULL)) return false;
+    const bool is_it = pd_file_read(file, 0, magic, sizeof magic, NULL) == PD_OK && memcmp(magic, "GGUF", 4) == 0;
+    pd_file_close_readonly(file);
+    return is_it;
+}
+
+const struct pd_format pd_format_gguf = {
+    .name = "gguf",
+    .about = "one file of llama.cpp: model and tokenizer",
+    .recognizes = recognizes,
+    .read = read_checkpoint,
+    .plan = pd_format_not_written,
+    .observe = pd_format_observe_nothing,
+    .finish = pd_format_finish_nothing,
+};
