@@ -2,7 +2,6 @@
 #ifndef PD_TOOLS_COMMANDS_CKPT_H
 #define PD_TOOLS_COMMANDS_CKPT_H
 
-#include "ckpt/base/progress.h"
 #include "ckpt/inspect/inspect.h"
 
 #include <stdbool.h>
@@ -30,14 +29,5 @@ pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error
 /* A layout as an object of the JSON that show and reshard print: ckpt.c. */
 struct pd_json_writer;
 void pd_ckpt_json_layout(struct pd_json_writer *writer, const struct pd_layout *layout);
-
-/* Bytes done of bytes in all, on stderr: ckpt_progress.c. NULL where nothing is to be shown. */
-struct pd_ckpt_progress {
-    struct pd_progress_mode mode;
-    uint64_t start_ns, shown_ns;
-    bool is_shown;
-};
-pd_inspect_progress pd_ckpt_progress_start(struct pd_ckpt_progress *progress);
-void pd_ckpt_progress_end(const struct pd_ckpt_progress *progress);
 
 #endif

@@ -9,6 +9,7 @@
 #include "resharder/rewrite/rewrite.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_place.h"
+#include "tools/commands/progress.h"
 #include "tools/output.h"
 #include "trainer/model/model.h"
 #include "trainer/plan/auto_layout.h"
@@ -229,7 +230,7 @@ static unsigned compressors(void)
 
 static pd_status rewrite(struct reshard *r, struct pd_error *err)
 {
-    struct pd_ckpt_progress progress;
+    struct pd_shown_progress progress;
     struct pd_arena *arena = NULL;
     const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_REWRITE_BUFFER_BYTES}};
     if (!r->codec.pool) PD_TRY(pd_thread_pool_new(compressors(), &r->codec.pool, err));
@@ -242,10 +243,10 @@ static pd_status rewrite(struct reshard *r, struct pd_error *err)
                                          .target = r->target.store,
                                          .buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_REWRITE_BUFFER_BYTES),
                                          .buffer_bytes = PD_REWRITE_BUFFER_BYTES,
-                                         .progress = pd_ckpt_progress_start(&progress),
+                                         .progress = pd_shown_progress_start(&progress),
                                          .context = &progress};
     pd_status st = pd_rewrite(r->target.vfs, &request, &r->report, err);
-    pd_ckpt_progress_end(&progress);
+    pd_shown_progress_end(&progress);
     r->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
     pd_arena_free(arena);
     return st;

@@ -4,6 +4,7 @@
 #include "ckpt/inspect/inspect.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_place.h"
+#include "tools/commands/progress.h"
 #include "tools/output.h"
 
 #include <inttypes.h>
@@ -141,7 +142,7 @@ static pd_status stats_print(const struct pd_ckpt_options *options, const struct
 
 /* All tensors with the digest of the whole, or the named ones, for which nothing else is read. */
 static pd_status stats_report(const struct pd_ckpt_options *options, const struct opened *o, pd_inspect_progress show,
-                              struct pd_ckpt_progress *progress, struct pd_state_report *ret_report, struct pd_error *err)
+                              struct pd_shown_progress *progress, struct pd_state_report *ret_report, struct pd_error *err)
 {
     const struct pd_tensor_table *tensors = pd_inspect_tensors(o->inspect);
     if (!options->tensor) return pd_inspect_report(o->inspect, true, show, progress, ret_report, err);
@@ -157,16 +158,16 @@ static pd_status stats_report(const struct pd_ckpt_options *options, const struc
 pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *err)
 {
     struct opened o;
-    struct pd_ckpt_progress progress;
+    struct pd_shown_progress progress;
     struct pd_state_report report = {0};
     PD_TRY(opened_open(options->paths[0], options->step, &o, err));
     pd_status status = PD_OK;
     do {
-        status = stats_report(options, &o, pd_ckpt_progress_start(&progress), &progress, &report, err);
+        status = stats_report(options, &o, pd_shown_progress_start(&progress), &progress, &report, err);
     } while (status && !(status = take_copy(&o, status, err)));
     status = pd_ckpt_add_advice(status, err);
     if (!status) {
-        pd_ckpt_progress_end(&progress);
+        pd_shown_progress_end(&progress);
         status = stats_print(options, &o, &report, err);
     }
     pd_state_report_deinit(&report);
@@ -286,13 +287,13 @@ static pd_status take_other_side(struct opened sides[2], pd_status status)
 
 static pd_status diff_opened(const struct pd_ckpt_options *options, struct opened sides[2], struct pd_error *err)
 {
-    struct pd_ckpt_progress progress;
+    struct pd_shown_progress progress;
     struct pd_diff diff = {0};
     pd_status status = PD_OK;
     do {
-        const pd_inspect_progress show = pd_ckpt_progress_start(&progress);
+        const pd_inspect_progress show = pd_shown_progress_start(&progress);
         status = pd_inspect_diff(sides[0].inspect, sides[1].inspect, options->quiet ? NULL : show, &progress, &diff, err);
-        pd_ckpt_progress_end(&progress);
+        pd_shown_progress_end(&progress);
     } while (status && !(status = take_other_side(sides, status)));
     status = pd_ckpt_add_advice(status, err);
     if (!status && !options->quiet) status = options->json ? diff_json(sides, &diff, err) : diff_text(sides, &diff, err);

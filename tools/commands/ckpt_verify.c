@@ -4,6 +4,7 @@
 #include "ckpt/inspect/inspect.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_place.h"
+#include "tools/commands/progress.h"
 #include "tools/output.h"
 
 #include <inttypes.h>
@@ -157,7 +158,7 @@ static void check_index(const struct verify *v, struct checked *c)
 static pd_status read_all(struct verify *v, struct checked *c, struct pd_error *err)
 {
     struct pd_inspect *inspect;
-    struct pd_ckpt_progress progress;
+    struct pd_shown_progress progress;
     struct pd_error why = {0};
     pd_status st = pd_inspect_open(v->place.vfs, c->path, &inspect, &why);
     if (st == PD_NO_MEMORY) {
@@ -167,8 +168,8 @@ static pd_status read_all(struct verify *v, struct checked *c, struct pd_error *
     /* Its record is gone or wrong; the store's reason says so already where there is one. */
     if (st && c->candidate->unusable) return PD_OK;
     if (st) return add_finding(&c->list, "commit.h5", st == PD_NOT_FOUND ? PD_CORRUPT : st, why.message, err);
-    st = pd_inspect_verify(inspect, pd_ckpt_progress_start(&progress), &progress, &c->list, err);
-    pd_ckpt_progress_end(&progress);
+    st = pd_inspect_verify(inspect, pd_shown_progress_start(&progress), &progress, &c->list, err);
+    pd_shown_progress_end(&progress);
     c->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
     pd_inspect_close(inspect);
     return st;

@@ -1,6 +1,6 @@
 #include "ckpt/base/parse.h"
 #include "tools/command.h"
-#include "tools/commands/ckpt.h"
+#include "tools/commands/progress.h"
 #include "tools/output.h"
 #include "trainer/data/inspect.h"
 #include "trainer/data/pack.h"
@@ -121,7 +121,7 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
 static pd_status pack(struct options *o, bool json, struct pd_error *err)
 {
     struct pd_pack_result result;
-    struct pd_ckpt_progress progress;
+    struct pd_shown_progress progress;
     if (!o->pack.input_count)
         PD_FAIL(err, PD_USAGE, "name at least one file or directory of text; see perdure data pack --help");
     if (!o->pack.output) PD_FAIL(err, PD_USAGE, "name the token file with --output=FILE; see perdure data pack --help");
@@ -131,10 +131,10 @@ static pd_status pack(struct options *o, bool json, struct pd_error *err)
     if (o->tokenizer) PD_TRY(pd_tokenizer_open(o->tokenizer, &o->opened, err));
     o->pack.tokenizer = o->opened && !pd_tokenizer_is_bytes(o->opened) ? o->opened : NULL;
     PD_TRY(resolve_document_token(o, err));
-    o->pack.progress = pd_ckpt_progress_start(&progress);
+    o->pack.progress = pd_shown_progress_start(&progress);
     o->pack.progress_context = &progress;
     pd_status status = pd_data_pack(&o->pack, &result, err);
-    pd_ckpt_progress_end(&progress);
+    pd_shown_progress_end(&progress);
     if (status == PD_EXISTS) PD_FAIL(err, PD_USAGE, "%s is there already; --overwrite replaces it", o->pack.output);
     PD_TRY(status);
     fputs(result.notes, stderr);

@@ -1,4 +1,5 @@
-/* What is read of a file and belongs to its next segment is carried over: the beginning of a line, of a separator, of a word.
+/* What is read of a file and belongs to its next segment is carried over: the beginning of a line or of a
+ * separator.
  * A carriage return at the end waits apart, since what follows says whether it stays. */
 #include "trainer/data/document_reader.h"
 
@@ -8,7 +9,6 @@
 #include <string.h>
 
 #define KEPT_BYTES_MAX (4u * PD_DOCUMENTS_PIECE_MAX) /* by a segment that had a long line */
-#define WORD_BYTES_MAX (64u << 10)                   /* carried over so that a piece ends behind a line */
 
 struct pd_document_reader {
     const struct pd_input_list *list;
@@ -76,18 +76,6 @@ static size_t drop_returns(unsigned char *bytes, size_t count)
     return (size_t)(to - bytes);
 }
 
-/* Where a piece of text (bytes) may end that goes on behind it; at most `most`. */
-static size_t good_end(const unsigned char *text, size_t bytes, size_t most)
-{
-    const size_t least = most > WORD_BYTES_MAX ? most - WORD_BYTES_MAX : 0;
-    for (size_t end = most < bytes ? most : bytes - 1; end > least; end--)
-        if (text[end - 1] == '\n' && text[end] > ' ') return end;
-    size_t end = most;
-    for (unsigned back = 0; back < 3 && end && end < bytes && (text[end] & 0xc0) == 0x80; back++)
-        end--; /* not within a character */
-    return end;
-}
-
 static pd_status add_text(struct pd_segment *segment, size_t start, size_t bytes, bool ends, struct pd_error *err)
 {
     const struct pd_document_piece piece = {(const char *)segment->bytes + start, bytes, ends, segment->file, 0};
@@ -104,9 +92,8 @@ static pd_status cut_text(struct pd_document_reader *r, struct pd_segment *segme
         PD_TRY(add_text(segment, start, at - start, true, err));
         start = at + r->separator_bytes;
     }
-    const size_t left = segment->used - start, apart = r->separator ? r->separator_bytes - 1 : 0;
-    size_t end = left;
-    if (!at_end && left) end = left > apart ? good_end(segment->bytes + start, left, left - apart) : 0;
+    const size_t left = segment->used - start, apart = r->separator && !at_end ? r->separator_bytes - 1 : 0;
+    const size_t end = left > apart ? left - apart : 0;
     PD_TRY(add_text(segment, start, end, at_end, err));
     return carry(r, segment->bytes + start + end, left - end, err);
 }

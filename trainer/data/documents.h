@@ -3,8 +3,7 @@
  * A text file is one document, or several where `separator` stands between them; a line of JSON lines is one, the string
  * `field` of its object. Blank lines of JSON lines are passed over. Of text a byte order mark at the beginning is dropped and
  * CRLF becomes LF; strings of JSON are taken as they are. A document that is empty comes as an empty piece.
- * Documents come in the order of the inputs, in pieces, since one may be larger than memory; a piece that does not end its
- * document ends behind a newline before a character that is no white space, where its text has one, so that words are whole.
+ * Documents come in the order of the inputs, in pieces, since one may be larger than memory.
  *   work     a thread of its own reads and decompresses ahead; lines are parsed by the pool
  *   memory   two batches of about PD_DOCUMENTS_BATCH_BYTES; more while a line of JSON is longer
  *   errors   PD_INVALID: a file of another kind, with the command that makes text of it; PD_CORRUPT "file:line: ...": a line

@@ -2,6 +2,7 @@
 
 #include "ckpt/base/words.h"
 #include "trainer/data/byte_stream.h"
+#include "trainer/data/token_origin.h"
 #include <dirent.h>
 #include <errno.h>
 #include <glob.h>
@@ -104,10 +105,16 @@ static pd_status judge(const char *path, bool takes_tokens, const char **ret_why
     return PD_OK;
 }
 
-static bool is_index(const char *name)
+static bool ends_with(const char *name, const char *end)
 {
-    const size_t length = strlen(name);
-    return length > 4 && strcmp(name + length - 4, ".idx") == 0;
+    const size_t length = strlen(name), bytes = strlen(end);
+    return length > bytes && strcmp(name + length - bytes, end) == 0;
+}
+
+/* What belongs to a token file beside it. */
+static bool is_companion(const char *name, bool takes_tokens)
+{
+    return ends_with(name, PD_TOKEN_ORIGIN_END) || (takes_tokens && ends_with(name, ".idx"));
 }
 
 static pd_status sort_in(const char *directory, const char *name, bool takes_tokens, struct found *found,
@@ -118,7 +125,7 @@ static pd_status sort_in(const char *directory, const char *name, bool takes_tok
     if (!path) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to list its files", directory);
     pd_status status = judge(path, takes_tokens, &why, err);
     free(path);
-    if (status || (takes_tokens && is_index(name))) return status;
+    if (status || is_companion(name, takes_tokens)) return status;
     if (!why) return push(&found->names, &found->count, strdup(name), err);
     return push(&found->left_out, &found->left_count, asprintf(&text, "%s (%s)", name, why) < 0 ? NULL : text, err);
 }
@@ -180,7 +187,7 @@ static pd_status add_glob(struct pd_input_list *list, const char *pattern, bool 
     qsort(matches.gl_pathv, matches.gl_pathc, sizeof *matches.gl_pathv, by_bytes);
     pd_status status = note(list, pattern, matches.gl_pathv, (uint32_t)matches.gl_pathc, NULL, 0, err);
     for (size_t i = 0; !status && i < matches.gl_pathc; i++)
-        if (!takes_tokens || !is_index(matches.gl_pathv[i])) status = add_one(list, matches.gl_pathv[i], takes_tokens, err);
+        if (!is_companion(matches.gl_pathv[i], takes_tokens)) status = add_one(list, matches.gl_pathv[i], takes_tokens, err);
     globfree(&matches);
     return status;
 }

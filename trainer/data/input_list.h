@@ -1,8 +1,8 @@
 /* Files out of what people type: files, directories, globs.
  *
- * A directory stands for the files in it whose kind we know, without those that begin with a dot and without the directories
- * in it; a glob for what it matches. Both are sorted by name, byte by byte, so that every host has one order. What exists is
- * taken by its name, even one that looks like a glob.
+ * A directory stands for the files in it whose kind we know, without those that begin with a dot, the directories in it and the
+ * tokenizers beside token files; a glob for what it matches. Both are sorted by name, byte by byte, so that every host has one
+ * order. What exists is taken by its name, even one that looks like a glob.
  *   errors  PD_NOT_FOUND: nothing of that name, nothing that matches; PD_INVALID: a directory without one such file */
 #ifndef PD_TRAINER_DATA_INPUT_LIST_H
 #define PD_TRAINER_DATA_INPUT_LIST_H

@@ -198,3 +198,38 @@ Test(json, values_by_type)
     cr_assert_str_eq(pd_json_text(pd_json_at(list, 1)), "two");
     pd_json_document_free(document);
 }
+
+static void member_refused(const char *text, pd_status expected, const char *words)
+{
+    struct pd_json_document *document = NULL;
+    struct pd_error err;
+    const char *found;
+    size_t bytes;
+    cr_expect_eq(pd_json_parse_member(text, strlen(text), "text", &document, &found, &bytes, &err), expected, "%s", text);
+    cr_expect_str_eq(err.message, words, "%s: %s", text, err.message);
+    cr_expect_null(document);
+}
+
+Test(json, one_member_of_a_line)
+{
+    static const char line[] = "{\"id\": 1, \"text\": \"a\\u0000b\", \"text\": \"c\\u0000d\"}";
+    struct pd_json_document *document;
+    struct pd_error err;
+    const char *found;
+    size_t bytes;
+    cr_assert_eq(pd_json_parse_member(line, sizeof line - 1, "text", &document, &found, &bytes, &err), PD_OK, "%s",
+                 err.message);
+    cr_expect_eq(bytes, 3);
+    cr_expect_eq(memcmp(found, "c\0d", 3), 0, "of one that comes twice the last counts, as in other readers");
+    pd_json_document_free(document);
+    member_refused("[\"text\"]", PD_CORRUPT, "the line is an array, and no object");
+    member_refused("{\"text\": 1.5}", PD_CORRUPT, "\"text\" is a number, and no string");
+    member_refused("{\"a\": 1, \"b\": 2}", PD_NOT_FOUND, "the object has no \"text\", it has a, b");
+    member_refused("{\"text\": \"x\"", PD_CORRUPT, "no valid JSON at column 12: '}' expected near end of file");
+    char many[4000] = "{", *end = many + 1;
+    for (unsigned i = 0; i < 100; i++)
+        end += snprintf(end, 40, "%s\"name%u\": 0", i ? "," : "", i);
+    memcpy(end, "}", 2);
+    cr_expect_eq(pd_json_parse_member(many, strlen(many), "text", &document, &found, &bytes, &err), PD_NOT_FOUND);
+    cr_expect(strstr(err.message, "name16 and more") || strstr(err.message, "name17 and more"), "%s", err.message);
+}

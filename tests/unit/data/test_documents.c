@@ -136,27 +136,6 @@ Test(documents, returns_and_separators_across_the_ends_of_pieces)
     free(text);
 }
 
-Test(documents, a_piece_ends_behind_a_line_where_it_can)
-{
-    const size_t bytes = 3u << 20;
-    char *text = long_text(bytes);
-    const char *path = test_write("lines", text, bytes);
-    struct pd_documents *documents;
-    const struct pd_document_piece *pieces;
-    uint32_t count;
-    const struct pd_documents_options options = {.inputs = &path, .input_count = 1};
-    cr_assert_eq(pd_documents_open(&options, &documents, &err), PD_OK);
-    cr_assert_eq(pd_documents_next(documents, &pieces, &count, &err), PD_OK);
-    cr_assert_gt(count, 2);
-    for (uint32_t i = 0; i + 1 < count; i++) {
-        cr_expect_eq(pieces[i].text[pieces[i].bytes - 1], '\n');
-        cr_expect_neq(pieces[i + 1].text[0], '\n');
-        cr_expect_leq(pieces[i].bytes, PD_DOCUMENTS_PIECE_MAX);
-    }
-    pd_documents_close(documents);
-    free(text);
-}
-
 /* ---- JSON lines ---- */
 
 Test(documents, lines_of_json_are_documents)
@@ -351,6 +330,7 @@ Test(documents, directories_and_globs_stand_for_their_files_by_name)
         WRITE(names[i], "text");
     WRITE("c.bin", "\x01\0");
     WRITE("c.idx", "index");
+    WRITE("c.bin.tokenizer.json", "{\"model\": {}}"); /* as data pack leaves it */
     WRITE("d.zip", "PK\x03\x04");
     cr_assert_eq(mkdir(test_path("inner"), 0777), 0);
     check_list(listed(test_dir, false), (const char *const[]){"B.txt", "a.jsonl", "b.txt", "star[1].txt", NULL},
@@ -410,4 +390,44 @@ Test(documents, files_come_in_order_and_closing_early_is_fine)
     for (unsigned i = 0; i < 100; i++)
         free((char *)(uintptr_t)paths[i]);
     free(text);
+}
+
+/* ---- damage of any kind ---- */
+
+/* Bytes change, come and go; what comes out is documents or an error that names the file, never a crash or a wait. */
+Test(documents, mutated_inputs_are_read_or_refused)
+{
+    static const char lines[] =
+        "{\"text\": \"one \\u00e9\", \"id\": 1}\n\n{\"id\": [1, {\"a\": null}], \"text\": \"two\\r\\n\"}\r\n";
+    static const char words[] = "\xef\xbb\xbfone\r\ntwo\n\nthree\r\n\r\nfour";
+    static const char *const names[] = {"m.jsonl", "m.txt", "m.jsonl.gz", "m.txt.zst"};
+    uint32_t state = 20261122;
+    unsigned read = 0, refusals = 0;
+    for (unsigned round = 0; round < 4000; round++) {
+        const unsigned kind = round % 4;
+        const bool is_lines = kind % 2 == 0;
+        size_t bytes = is_lines ? sizeof lines - 1 : sizeof words - 1;
+        unsigned char *data = kind == 2   ? gzipped(lines, bytes, &bytes)
+                              : kind == 3 ? zstd_framed(words, bytes, &bytes)
+                                          : memcpy(malloc(bytes), is_lines ? lines : words, bytes);
+        for (unsigned change = 0; change < 1 + round / 4 % 3 && bytes > 1; change++) {
+            state = state * 1664525u + 1013904223u;
+            const size_t at = (state >> 8) % bytes;
+            if (state >> 30 == 0) bytes = at + 1;
+            if (state >> 30 == 1) memmove(data + at, data + at + 1, --bytes - at);
+            if (state >> 30 >= 2) data[at] ^= (unsigned char)(1u << (state & 7)) | (state >> 29 & 0x80);
+        }
+        const char *path = test_write(names[kind], data, bytes);
+        struct read got;
+        const struct pd_documents_options options = {.inputs = &path, .input_count = 1, .separator = "\n\n"};
+        const pd_status status = read_from(&options, &got);
+        cr_assert(status == PD_OK || status == PD_CORRUPT || status == PD_INVALID, "round %u: %s", round, err.message);
+        if (status) cr_assert_not_null(strstr(err.message, names[kind]), "round %u: %s", round, err.message);
+        read += status == PD_OK;
+        refusals += status != PD_OK;
+        free(got.text);
+        free(data);
+    }
+    cr_expect_gt(read, 500);
+    cr_expect_gt(refusals, 500);
 }

@@ -1,6 +1,6 @@
-/* How far verify, stats, diff and reshard are. */
+#include "tools/commands/progress.h"
+
 #include "ckpt/base/clock.h"
-#include "tools/commands/ckpt.h"
 #include "tools/output.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #define BAR_CELLS 24
 #define BAR_SECONDS 0.2 /* between redraws */
 
-static void print(const struct pd_ckpt_progress *p, uint64_t done_bytes, uint64_t total_bytes, double seconds)
+static void print(const struct pd_shown_progress *p, uint64_t done_bytes, uint64_t total_bytes, double seconds)
 {
     const double share = total_bytes ? (double)done_bytes / (double)total_bytes : 1;
     const double rate = seconds > 0 ? (double)done_bytes / seconds : 0;
@@ -29,7 +29,7 @@ static void print(const struct pd_ckpt_progress *p, uint64_t done_bytes, uint64_
 
 static void show_progress(void *context, uint64_t done_bytes, uint64_t total_bytes)
 {
-    struct pd_ckpt_progress *p = context;
+    struct pd_shown_progress *p = context;
     const uint64_t now = pd_clock_monotonic_ns(NULL);
     const double wait = p->mode.kind == PD_PROGRESS_BAR ? BAR_SECONDS : p->mode.line_seconds;
     if (done_bytes > total_bytes) done_bytes = total_bytes;
@@ -39,7 +39,7 @@ static void show_progress(void *context, uint64_t done_bytes, uint64_t total_byt
     print(p, done_bytes, total_bytes, (double)(now - p->start_ns) * 1e-9);
 }
 
-pd_inspect_progress pd_ckpt_progress_start(struct pd_ckpt_progress *p)
+pd_inspect_progress pd_shown_progress_start(struct pd_shown_progress *p)
 {
     p->mode = pd_progress_mode();
     p->start_ns = p->shown_ns = pd_clock_monotonic_ns(NULL);
@@ -47,7 +47,7 @@ pd_inspect_progress pd_ckpt_progress_start(struct pd_ckpt_progress *p)
     return p->mode.kind == PD_PROGRESS_OFF ? NULL : show_progress;
 }
 
-void pd_ckpt_progress_end(const struct pd_ckpt_progress *p)
+void pd_shown_progress_end(const struct pd_shown_progress *p)
 {
     if (p->is_shown && p->mode.kind == PD_PROGRESS_BAR) fprintf(stderr, "\r\033[K");
 }
