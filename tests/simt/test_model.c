@@ -27,13 +27,13 @@ struct side {
 static struct pd_model_config tiny(enum pd_family family)
 {
     struct pd_model_config c;
-    cr_assert_eq(pd_model_preset(family == PD_FAMILY_LLAMA ? "byte-1m" : "gpt2-124m", &c, NULL), PD_OK);
+    cr_assert_eq(pd_model_preset(family == PD_FAMILY_GPT2 ? "gpt2-124m" : "byte-1m", &c, NULL), PD_OK);
     c.family = family;
     c.vocab = 61;
     c.context = 64;
     c.layers = 2;
     c.heads = 2;
-    c.kv_heads = family == PD_FAMILY_LLAMA ? 1 : 2;
+    c.kv_heads = family == PD_FAMILY_GPT2 ? 2 : 1;
     c.head_size = 64;
     c.hidden = 128;
     c.ffn = 72;
@@ -280,6 +280,16 @@ Test(simt_model, gpt2_fp16)
     check(PD_FAMILY_GPT2, PD_F16, 5e-3);
 }
 
+Test(simt_model, qwen3_fp32)
+{
+    check(PD_FAMILY_QWEN3, PD_F32, 1e-5);
+}
+
+Test(simt_model, qwen3_bf16)
+{
+    check(PD_FAMILY_QWEN3, PD_BF16, 3e-2);
+}
+
 /* ---- micro-batches that are added where sums lie ---- */
 
 static void check_adding(bool is_simt, enum pd_family family, enum pd_dtype dtype, bool has_runs)
@@ -321,6 +331,7 @@ Test(simt_model, micro_batches_are_added_in_place)
     check_adding(true, PD_FAMILY_LLAMA, PD_BF16, false);
     check_adding(true, PD_FAMILY_LLAMA, PD_F32, true);
     check_adding(true, PD_FAMILY_GPT2, PD_F16, false);
+    check_adding(true, PD_FAMILY_QWEN3, PD_F32, false);
     check_adding(false, PD_FAMILY_LLAMA, PD_BF16, true);
     check_adding(false, PD_FAMILY_GPT2, PD_F32, false);
 }

@@ -113,3 +113,57 @@ Test(norm, layer)
 {
     check_all(true);
 }
+
+/* Heads, normed in place: out, dx, kept and rstd have the CPU's bits, and dweight those of rows one behind the other. */
+static void check_heads(struct fixture *f, enum pd_dtype dtype, uint32_t tokens, uint32_t heads, uint32_t columns,
+                        size_t gap)
+{
+    const size_t ld = (heads + 1) * columns + gap, kept_heads = heads + 1, rows = (size_t)tokens * heads;
+    uint64_t seed = tokens + gap;
+    struct room x[2], dx[2], kept[2], rstd[2], dweight[3], weight = room_random(dtype, columns, 0, 1, &seed);
+    struct room dense = room_new(dtype, rows * columns, 0), ddense = room_new(dtype, rows * columns, 0);
+    struct room flat = room_new(PD_F32, rows, 0), out = room_new(dtype, rows * columns, 0);
+    x[0] = room_random(dtype, tokens * ld, 0, 2, &seed), x[1] = room_copy(&x[0]);
+    dx[0] = room_random(dtype, tokens * ld, 0, 1, &seed), dx[1] = room_copy(&dx[0]);
+    const size_t bytes = pd_dtype_bytes(dtype), row = columns * bytes;
+    for (size_t r = 0; r < rows; r++) {
+        const size_t at = (r / heads * ld + r % heads * columns) * bytes;
+        memcpy((char *)dense.data + r * row, (char *)x[0].data + at, row);
+        memcpy((char *)ddense.data + r * row, (char *)dx[0].data + at, row);
+    }
+    struct pd_norm n = {.rows = rows, .columns = columns, .dtype = dtype, .epsilon = 1e-6f, .weight = weight.data};
+    for (int i = 0; i < 3; i++)
+        dweight[i] = room_new(PD_F32, columns, 0);
+    for (int i = 0; i < 2; i++) {
+        kept[i] = room_new(dtype, tokens * kept_heads * columns, 0), rstd[i] = room_new(PD_F32, tokens * kept_heads, 0);
+        struct pd_norm h = n;
+        h.heads = heads, h.kept_heads = (uint32_t)kept_heads, h.ld = ld, h.kept = kept[i].data, h.rstd = rstd[i].data;
+        h.x = h.out = x[i].data, h.dweight = dweight[i].data;
+        MUST((i ? pd_cuda_norm_forward(NULL, &h, &err) : pd_norm_forward(f->math, &h, &err)));
+        h.x = kept[i].data, h.dout = h.dx = dx[i].data;
+        MUST((i ? pd_cuda_norm_backward(NULL, &h, &err) : pd_norm_backward(f->math, &h, &err)));
+    }
+    n.x = dense.data, n.out = out.data, n.rstd = flat.data, n.dout = n.dx = ddense.data, n.dweight = dweight[2].data;
+    MUST(pd_cuda_norm_forward(NULL, &n, &err));
+    MUST(pd_cuda_norm_backward(NULL, &n, &err));
+    rooms_equal(&x[1], &x[0], "out of heads");
+    rooms_equal(&kept[1], &kept[0], "kept");
+    rooms_equal(&rstd[1], &rstd[0], "rstd of heads");
+    rooms_equal(&dx[1], &dx[0], "dx of heads");
+    rooms_equal(&dweight[2], &dweight[1], "dweight of heads");
+    struct room *all[] = {&x[0],       &x[1],       &dx[0],      &dx[1],  &kept[0], &kept[1], &rstd[0], &rstd[1],
+                          &dweight[0], &dweight[1], &dweight[2], &weight, &dense,   &ddense,  &flat,    &out};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        room_free(all[i]);
+}
+
+Test(norm, heads)
+{
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    for (size_t d = 0; d < 3; d++) {
+        check_heads(&f, all_dtypes[d], 1, 1, 6, 0);
+        check_heads(&f, all_dtypes[d], 9, 3, 64, 0);
+        check_heads(&f, all_dtypes[d], 30, 5, 16, 1);
+    }
+    fixture_free(&f);
+}

@@ -10,7 +10,7 @@
 #define COUNT_MAX 1e15
 
 static const char *const device_words[] = {"auto", "cpu", "gpu", NULL};
-static const char *const family_words[] = {"llama", "gpt2", NULL};
+static const char *const family_words[] = {"llama", "gpt2", "qwen3", NULL};
 static const char *const rope_words[] = {"none", "llama3", "linear", NULL};
 static const char *const mode_words[] = {"invariant", "fast", NULL};
 static const char *const dtype_words[] = {"fp32", "bf16", "fp16", NULL};
@@ -63,7 +63,7 @@ const struct pd_key pd_keys[] = {
     WORD("run.device", run.device, "auto", device_words, FREE, "auto: GPUs where there are any, or CPU ranks"),
 
     STRING("model.preset", model_preset, "byte-1m", FREE, "a named size; the keys below override it"),
-    WORD("model.family", model.family, NULL, family_words, REFUSED, "llama (Mistral and Qwen2.5 too) or gpt2"),
+    WORD("model.family", model.family, NULL, family_words, REFUSED, "llama (Mistral and Qwen2.5 too), gpt2 or qwen3"),
     MODEL_U32(vocab, REFUSED, "tokens; 256 for bytes", PLAIN),
     MODEL_U32(context, REFUSED, "longest sequence that positions exist for", TOKENS),
     MODEL_U32(layers, REFUSED, "transformer blocks", PLAIN),
@@ -71,7 +71,7 @@ const struct pd_key pd_keys[] = {
     MODEL_U32(heads, REFUSED, "query heads", PLAIN),
     MODEL_U32(kv_heads, REFUSED, "key-value heads; 0: as many as heads", PLAIN),
     MODEL_U32(head_size, REFUSED, "0: hidden / heads", PLAIN),
-    MODEL_U32(ffn, REFUSED, "width of the MLP; 0: 4 * hidden (gpt2), 8/3 * hidden (llama)", PLAIN),
+    MODEL_U32(ffn, REFUSED, "width of the MLP; 0: 4 * hidden (gpt2), 8/3 * hidden (others)", PLAIN),
     SWITCH("model.qkv_bias", model.qkv_bias, NULL, REFUSED, "biases at q, k and v (Qwen2.5; gpt2 always)"),
     SWITCH("model.tie_embeddings", model.tie_embeddings, NULL, REFUSED, "the output matrix is the embedding"),
     MODEL_FLOAT(norm_epsilon, LINEAGE, "under the root of a norm"),

@@ -20,6 +20,17 @@ static uint64_t rows_end(const struct norm_job *job, uint64_t index)
     return end < job->norm->rows ? end : job->norm->rows;
 }
 
+/* Where a row of x, out, dout or dx begins, and which it is of `kept` and rstd; see struct pd_norm. */
+V16_INLINE uint64_t row_at(const struct pd_norm *n, uint64_t row)
+{
+    return n->heads ? row / n->heads * n->ld + row % n->heads * n->columns : row * n->columns;
+}
+
+V16_INLINE uint64_t kept_row(const struct pd_norm *n, uint64_t row)
+{
+    return n->heads ? row / n->heads * n->kept_heads + row % n->heads : row;
+}
+
 V16_INLINE float row_mean(enum pd_dtype dtype, const struct pd_norm *n, uint64_t at)
 {
     v16 sum = v16_zero();
@@ -46,10 +57,12 @@ V16_INLINE float row_variance(enum pd_dtype dtype, const struct pd_norm *n, uint
     return v16_sum(sum) / (float)n->columns;
 }
 
-V16_INLINE void put_normed(enum pd_dtype dtype, const struct pd_norm *n, uint64_t at, uint64_t i, unsigned w, v16 mean,
-                           v16 rstd)
+V16_INLINE void put_normed(enum pd_dtype dtype, const struct pd_norm *n, uint64_t at, uint64_t kept, uint64_t i, unsigned w,
+                           v16 mean, v16 rstd)
 {
-    v16 x = v16_mul(v16_sub(v16_get_part(dtype, n->x, at + i, w), mean), rstd);
+    v16 x = v16_get_part(dtype, n->x, at + i, w);
+    if (n->kept) v16_put_part(dtype, n->kept, kept + i, w, x);
+    x = v16_mul(v16_sub(x, mean), rstd);
     x = v16_mul(x, v16_get_part(dtype, n->weight, i, w));
     if (n->bias) x = v16_add(x, v16_get_part(dtype, n->bias, i, w));
     v16_put_part(dtype, n->out, at + i, w, x);
@@ -59,14 +72,14 @@ V16_INLINE void forward_rows(enum pd_dtype dtype, const struct norm_job *job, ui
 {
     const struct pd_norm *n = job->norm;
     for (uint64_t row = index * job->rows_per_task; row < rows_end(job, index); row++) {
-        uint64_t at = row * n->columns;
+        const uint64_t at = row_at(n, row), kept = kept_row(n, row);
         float mean = n->mean ? row_mean(dtype, n, at) : 0.0f;
         float variance = row_variance(dtype, n, at, v16_set1(mean));
         float rstd = 1.0f / __builtin_sqrtf(variance + n->epsilon);
         if (n->mean) n->mean[row] = mean;
-        n->rstd[row] = rstd;
+        n->rstd[kept] = rstd;
         v16 mean_all = v16_set1(mean), rstd_all = v16_set1(rstd);
-        V16_FOR(i, w, n->columns, put_normed(dtype, n, at, i, w, mean_all, rstd_all));
+        V16_FOR(i, w, n->columns, put_normed(dtype, n, at, kept * n->columns, i, w, mean_all, rstd_all));
     }
 }
 
@@ -77,19 +90,20 @@ V16_INLINE v16 normed(enum pd_dtype dtype, const struct pd_norm *n, uint64_t ind
     return v16_mul(v16_sub(v16_get_part(dtype, n->x, index, w), mean), rstd);
 }
 
-V16_INLINE void sums_add(enum pd_dtype dtype, const struct pd_norm *n, uint64_t at, uint64_t i, unsigned w, v16 mean,
-                         v16 rstd, v16 *sum, v16 *sum_x)
+/* x of a row begins at `from`, all else at `at`. */
+V16_INLINE void sums_add(enum pd_dtype dtype, const struct pd_norm *n, uint64_t at, uint64_t from, uint64_t i, unsigned w,
+                         v16 mean, v16 rstd, v16 *sum, v16 *sum_x)
 {
     v16 g = v16_mul(v16_get_part(dtype, n->dout, at + i, w), v16_get_part(dtype, n->weight, i, w));
     *sum = v16_add(*sum, g);
-    *sum_x = v16_fma(g, normed(dtype, n, at + i, w, mean, rstd), *sum_x);
+    *sum_x = v16_fma(g, normed(dtype, n, from + i, w, mean, rstd), *sum_x);
 }
 
-V16_INLINE void put_dx(enum pd_dtype dtype, const struct pd_norm *n, uint64_t at, uint64_t i, unsigned w, v16 mean, v16 rstd,
-                       v16 minus_mean_g, v16 minus_mean_gx)
+V16_INLINE void put_dx(enum pd_dtype dtype, const struct pd_norm *n, uint64_t at, uint64_t from, uint64_t i, unsigned w,
+                       v16 mean, v16 rstd, v16 minus_mean_g, v16 minus_mean_gx)
 {
     v16 g = v16_mul(v16_get_part(dtype, n->dout, at + i, w), v16_get_part(dtype, n->weight, i, w));
-    v16 t = v16_fma(normed(dtype, n, at + i, w, mean, rstd), minus_mean_gx, v16_add(g, minus_mean_g));
+    v16 t = v16_fma(normed(dtype, n, from + i, w, mean, rstd), minus_mean_gx, v16_add(g, minus_mean_g));
     v16 residual = n->dresidual ? v16_get_part(dtype, n->dresidual, at + i, w) : v16_zero();
     v16_put_part(dtype, n->dx, at + i, w, v16_fma(t, rstd, residual));
 }
@@ -98,13 +112,13 @@ V16_INLINE void backward_rows(enum pd_dtype dtype, const struct norm_job *job, u
 {
     const struct pd_norm *n = job->norm;
     for (uint64_t row = index * job->rows_per_task; row < rows_end(job, index); row++) {
-        uint64_t at = row * n->columns;
-        v16 mean = v16_set1(n->mean ? n->mean[row] : 0.0f), rstd = v16_set1(n->rstd[row]);
+        const uint64_t at = row_at(n, row), kept = kept_row(n, row), from = kept * n->columns;
+        v16 mean = v16_set1(n->mean ? n->mean[row] : 0.0f), rstd = v16_set1(n->rstd[kept]);
         v16 sum = v16_zero(), sum_x = v16_zero();
-        V16_FOR(i, w, n->columns, sums_add(dtype, n, at, i, w, mean, rstd, &sum, &sum_x));
+        V16_FOR(i, w, n->columns, sums_add(dtype, n, at, from, i, w, mean, rstd, &sum, &sum_x));
         float mean_g = n->mean ? v16_sum(sum) / (float)n->columns : 0.0f;
         v16 minus_mean_g = v16_set1(-mean_g), minus_mean_gx = v16_set1(-(v16_sum(sum_x) / (float)n->columns));
-        V16_FOR(i, w, n->columns, put_dx(dtype, n, at, i, w, mean, rstd, minus_mean_g, minus_mean_gx));
+        V16_FOR(i, w, n->columns, put_dx(dtype, n, at, from, i, w, mean, rstd, minus_mean_g, minus_mean_gx));
     }
 }
 
@@ -114,14 +128,14 @@ V16_INLINE void weight_columns(enum pd_dtype dtype, const struct pd_norm *n, uin
 {
     v16 dweight0 = v16_zero(), dweight1 = v16_zero(), dbias0 = v16_zero(), dbias1 = v16_zero();
     for (uint64_t row = 0; row < n->rows; row++) {
-        uint64_t at = row * n->columns + i;
-        v16 mean = v16_set1(n->mean ? n->mean[row] : 0.0f), rstd = v16_set1(n->rstd[row]);
+        const uint64_t at = row_at(n, row) + i, kept = kept_row(n, row), from = kept * n->columns + i;
+        v16 mean = v16_set1(n->mean ? n->mean[row] : 0.0f), rstd = v16_set1(n->rstd[kept]);
         v16 dout0 = v16_get_part(dtype, n->dout, at, w0);
-        dweight0 = v16_fma(dout0, normed(dtype, n, at, w0, mean, rstd), dweight0);
+        dweight0 = v16_fma(dout0, normed(dtype, n, from, w0, mean, rstd), dweight0);
         dbias0 = v16_add(dbias0, dout0);
         if (w1 == 0) continue;
         v16 dout1 = v16_get_part(dtype, n->dout, at + 16, w1);
-        dweight1 = v16_fma(dout1, normed(dtype, n, at + 16, w1, mean, rstd), dweight1);
+        dweight1 = v16_fma(dout1, normed(dtype, n, from + 16, w1, mean, rstd), dweight1);
         dbias1 = v16_add(dbias1, dout1);
     }
     v16_put_part(PD_F32, n->dweight, i, w0, dweight0);

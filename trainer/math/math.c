@@ -43,6 +43,8 @@ pd_status pd_gemm(struct pd_math *math, const struct pd_gemm *g, struct pd_error
 static void check_norm(const struct pd_norm *n)
 {
     PD_CHECK(n->columns > 0 && dtype_is_known(n->dtype) && n->x && n->weight && n->rstd);
+    PD_CHECK(n->heads ? !n->mean && n->kept_heads >= n->heads && n->ld >= n->heads * n->columns && n->rows % n->heads == 0
+                      : !n->kept);
 }
 
 pd_status pd_norm_forward(struct pd_math *math, const struct pd_norm *n, struct pd_error *err)

@@ -53,11 +53,17 @@ struct pd_gemm {
     const float *a_scale, *b_scale;
 };
 
+/* Rows lie one behind the other, or are the heads of tokens (RMS norm alone): row r is head r % heads of token r / heads. Of
+ * x and out in forward, of dout and dx in backward, tokens lie ld apart; of `kept` and rstd they have kept_heads heads each.
+ * Forward may then write over x (out = x) and keeps what was there; backward reads it as x. */
 struct pd_norm {
     uint64_t rows, columns;
-    enum pd_dtype dtype; /* act: x, out, dout, dx, residual; weight and bias too */
+    uint32_t heads, kept_heads; /* 0: rows lie one behind the other */
+    uint64_t ld;                /* elements */
+    void *kept;                 /* heads: x as it was, for backward; or NULL */
+    enum pd_dtype dtype;        /* act: x, out, dout, dx, residual; weight and bias too */
     float epsilon;
-    const void *x;      /* (R,C) */
+    const void *x;      /* (R,C); of heads, in backward: kept */
     const void *weight; /* (C) */
     const void *bias;   /* (C), layer norm; NULL for RMS norm */
     float *mean;        /* (R), layer norm; NULL for RMS norm */

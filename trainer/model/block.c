@@ -1,9 +1,9 @@
 /* One transformer block, whatever its family:
  *
- *   middle = x + attention(rope(norm1(x) Wqkv + bqkv)) Wo + bo
+ *   middle = x + attention(rope(head_norms(norm1(x) Wqkv + bqkv))) Wo + bo
  *   out    = middle + activation(norm2(middle) Wup + bup) Wdown + bdown
  *
- * Which norm, activation, positions and biases there are is a row of family.c.
+ * Which norms, activation, positions and biases there are is a row of family.c.
  *
  * Wqkv and Wup are cut by rows (the columns of what they make): nothing is summed over ranks in forward, and the gradient
  * of the norm is a sum over chunks. Wo and Wdown are cut by columns and lie as a matrix a chunk: their product is the sum
@@ -338,6 +338,7 @@ static pd_status inner(const struct pass *p, struct pd_error *err)
     struct row_parallel out = out_projection(p);
     PD_TRY(norm1_forward(p, err));
     PD_TRY(qkv_forward(p, err));
+    if (p->roles->head_norms >= 0) PD_TRY(pd_head_norms_forward(p->t, a, p->w + p->roles->head_norms, err));
     PD_TRY(pd_block_attention_forward(p->t, p->input, a, err));
     PD_TRY(rows_forward(p, &out, p->x, a->middle, err));
     PD_TRY(norm2_forward(p, err));
@@ -457,9 +458,11 @@ static pd_status mlp_backward(const struct pass *p, struct pd_error *err)
 static pd_status attention_backward(const struct pass *p, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
+    const int heads = p->roles->head_norms;
     struct row_parallel out = out_projection(p);
     PD_TRY(rows_backward(p, &out, t->dattention, err));
     PD_TRY(pd_block_attention_backward(t, p->input, p->a, err));
+    if (heads >= 0) PD_TRY(pd_head_norms_backward(t, p->a, p->w + heads, p->g + heads, err));
     PD_TRY(qkv_backward(p, err));
     struct pd_norm n =
         pd_norm_of(t, p->x, weight(p, p->roles->norm1), weight(p, p->roles->norm1_bias), p->a->mean1, p->a->rstd1, NULL);

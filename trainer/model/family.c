@@ -1,21 +1,24 @@
 #include "trainer/model/family.h"
 
+#define LLAMA_NAMES                                                                                                    \
+    .tokens = "model.embed_tokens", .block = "model.layers.%u.", .norm1 = "input_layernorm", .attention = "self_attn", \
+    .out = "self_attn.o_proj", .norm2 = "post_attention_layernorm", .gate = "mlp.gate_proj", .up = "mlp.up_proj",      \
+    .down = "mlp.down_proj", .final_norm = "model.norm"
+
 static const struct pd_family_properties families[] = {
     [PD_FAMILY_LLAMA] = {.name = "llama",
                          .norm = PD_NORM_RMS,
                          .positions = PD_POSITIONS_ROPE,
                          .activation = PD_ACTIVATION_SWIGLU,
                          .up_matrices = 2,
-                         .names = {.tokens = "model.embed_tokens",
-                                   .block = "model.layers.%u.",
-                                   .norm1 = "input_layernorm",
-                                   .attention = "self_attn",
-                                   .out = "self_attn.o_proj",
-                                   .norm2 = "post_attention_layernorm",
-                                   .gate = "mlp.gate_proj",
-                                   .up = "mlp.up_proj",
-                                   .down = "mlp.down_proj",
-                                   .final_norm = "model.norm"}},
+                         .names = {LLAMA_NAMES}},
+    [PD_FAMILY_QWEN3] = {.name = "qwen3",
+                         .norm = PD_NORM_RMS,
+                         .positions = PD_POSITIONS_ROPE,
+                         .activation = PD_ACTIVATION_SWIGLU,
+                         .up_matrices = 2,
+                         .has_head_norms = true,
+                         .names = {LLAMA_NAMES, .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm"}},
     [PD_FAMILY_GPT2] = {.name = "gpt2",
                         .norm = PD_NORM_LAYER,
                         .positions = PD_POSITIONS_LEARNED,
@@ -60,6 +63,7 @@ struct pd_block_roles pd_block_roles_of(const struct pd_model_config *config)
     r.norm1_bias = take(&at, norm_bias, 1);
     r.qkv = take(&at, true, 3);
     r.qkv_bias = take(&at, bias || config->qkv_bias, 3);
+    r.head_norms = take(&at, f->has_head_norms, 2);
     r.out = take(&at, true, 1);
     r.out_bias = take(&at, bias, 1);
     r.norm2 = take(&at, true, 1);

@@ -21,12 +21,12 @@ static void *norm_weight(void *const *weights)
 
 static void *norm_bias(const struct pd_transformer *t, void *const *weights)
 {
-    return pd_norm_has_bias(t) ? weights[1] : NULL;
+    return pd_norm_is_layer(t) ? weights[1] : NULL;
 }
 
 static uint32_t place_of_matrix(const struct pd_transformer *t)
 {
-    return pd_norm_has_bias(t) ? 2 : 1;
+    return pd_norm_is_layer(t) ? 2 : 1;
 }
 
 static struct pd_norm norm_of(struct pd_transformer *t, uint32_t slot, void *const *weights)
@@ -164,7 +164,7 @@ pd_status pd_transformer_head(struct pd_transformer *t, uint32_t slot, void *con
     }
     PD_TRY(pd_sum_pieces(t, t->share.vocab_columns * t->model->config.hidden, head_piece, &h, gradients[matrix], err));
     pd_transformer_set_dstream(t, dstream);
-    PD_TRY(pd_norm_gradient(t, &n, NULL, gradients[0], pd_norm_has_bias(t) ? gradients[1] : NULL, err));
+    PD_TRY(pd_norm_gradient(t, &n, NULL, gradients[0], pd_norm_is_layer(t) ? gradients[1] : NULL, err));
     pd_trace_end(begin, "compute", "head and its gradients", slot);
     return copy_losses_to_host(t, err);
 }

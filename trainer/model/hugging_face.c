@@ -22,6 +22,8 @@ static const struct architecture {
 } architectures[] = {
     {"LlamaForCausalLM", "llama", PD_FAMILY_LLAMA, .has_attention_bias = true, .epsilon = 1e-6, .context = 2048},
     {"Qwen2ForCausalLM", "qwen2", PD_FAMILY_LLAMA, .qkv_bias = true, .epsilon = 1e-6, .context = 32768, .kv_heads = 32},
+    {"Qwen3ForCausalLM", "qwen3", PD_FAMILY_QWEN3, .has_attention_bias = true, .epsilon = 1e-6, .context = 32768,
+     .kv_heads = 32, .head_size = 128},
     {"GPT2LMHeadModel", "gpt2", PD_FAMILY_GPT2, .qkv_bias = true, .epsilon = 1e-5, .context = 1024, .is_tied = true},
     {"MistralForCausalLM", "mistral", PD_FAMILY_LLAMA, .has_window = true, .epsilon = 1e-6, .context = 131072,
      .kv_heads = 8},
@@ -372,7 +374,7 @@ static void write_rest_llama(struct pd_json_writer *w, const struct pd_model_con
     pd_json_double(w, "rms_norm_eps", shortest(c->norm_epsilon));
     write_rope(w, c);
     if (a->has_attention_bias) pd_json_bool(w, "attention_bias", false);
-    if (c->qkv_bias) pd_json_bool(w, "use_sliding_window", false);
+    if (c->qkv_bias || c->family == PD_FAMILY_QWEN3) pd_json_bool(w, "use_sliding_window", false);
 }
 
 /* Dropout is what transformers has by default; we train without. */

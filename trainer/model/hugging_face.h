@@ -2,6 +2,7 @@
  *
  *   LlamaForCausalLM, MistralForCausalLM     family llama
  *   Qwen2ForCausalLM                         family llama with qkv_bias
+ *   Qwen3ForCausalLM                         family qwen3
  *   GPT2LMHeadModel                          family gpt2
  *
  * A key that changes what the model computes and that we do not compute is refused by its name. Keys that change nothing are

@@ -19,6 +19,8 @@ enum role {
     Q_BIAS,
     K_BIAS,
     V_BIAS,
+    Q_NORM,
+    K_NORM,
     OUT,
     OUT_BIAS,
     NORM2,
@@ -62,6 +64,7 @@ struct dialect {
 };
 
 #define LLAMA (1u << PD_FAMILY_LLAMA)
+#define QWEN3 (1u << PD_FAMILY_QWEN3)
 #define GPT2 (1u << PD_FAMILY_GPT2)
 #define ATTENTION "decoder.layers.%u.self_attention."
 #define MLP "decoder.layers.%u.mlp."
@@ -69,7 +72,7 @@ struct dialect {
 
 static const struct dialect dialects[] = {
     {.name = "hugging_face",
-     .families = LLAMA,
+     .families = LLAMA | QWEN3,
      .base = "model.",
      .has_own_names = true,
      .sources = {[TOKENS] = {NULL, LONGER}, [HEAD] = {NULL, LONGER | OUTSIDE}}},
@@ -89,7 +92,7 @@ static const struct dialect dialects[] = {
                  [DOWN] = {NULL, ACROSS},
                  [HEAD] = {NULL, LONGER | OUTSIDE}}},
     {.name = "torchtitan",
-     .families = LLAMA,
+     .families = LLAMA | QWEN3,
      .base = "",
      .sources = {[TOKENS] = {"tok_embeddings.weight", LONGER},
                  [NORM1] = {"layers.%u.attention_norm.weight"},
@@ -99,6 +102,8 @@ static const struct dialect dialects[] = {
                  [Q_BIAS] = {"layers.%u.attention.wq.bias", NEIGHBOURS},
                  [K_BIAS] = {"layers.%u.attention.wk.bias", NEIGHBOURS},
                  [V_BIAS] = {"layers.%u.attention.wv.bias"},
+                 [Q_NORM] = {"layers.%u.attention.q_norm.weight"},
+                 [K_NORM] = {"layers.%u.attention.k_norm.weight"},
                  [OUT] = {"layers.%u.attention.wo.weight"},
                  [NORM2] = {"layers.%u.ffn_norm.weight"},
                  [GATE] = {"layers.%u.feed_forward.w1.weight"},
@@ -107,7 +112,7 @@ static const struct dialect dialects[] = {
                  [FINAL] = {"norm.weight"},
                  [HEAD] = {"output.weight", LONGER, "lm_head.weight"}}},
     {.name = "megatron",
-     .families = LLAMA | GPT2,
+     .families = LLAMA | QWEN3 | GPT2,
      .base = "",
      .is_stacked = true,
      .sources = {[TOKENS] = {"embedding.word_embeddings.weight", LONGER},
@@ -120,6 +125,8 @@ static const struct dialect dialects[] = {
                  [Q_BIAS] = {ATTENTION "linear_qkv.bias", BY_KV_HEAD},
                  [K_BIAS] = {ATTENTION "linear_qkv.bias", BY_KV_HEAD},
                  [V_BIAS] = {ATTENTION "linear_qkv.bias", BY_KV_HEAD},
+                 [Q_NORM] = {ATTENTION "q_layernorm.weight"},
+                 [K_NORM] = {ATTENTION "k_layernorm.weight"},
                  [OUT] = {ATTENTION "linear_proj.weight"},
                  [OUT_BIAS] = {ATTENTION "linear_proj.bias"},
                  [NORM2] = {MLP "linear_fc1.layer_norm_weight", 0, LAYER "pre_mlp_layernorm.weight"},
@@ -133,7 +140,7 @@ static const struct dialect dialects[] = {
                  [FINAL_BIAS] = {"decoder.final_layernorm.bias"},
                  [HEAD] = {"output_layer.weight", LONGER}}},
     {.name = "gguf",
-     .families = LLAMA,
+     .families = LLAMA | QWEN3,
      .base = "",
      .sources = {[TOKENS] = {"token_embd.weight", LONGER},
                  [NORM1] = {"blk.%u.attn_norm.weight"},
@@ -143,6 +150,8 @@ static const struct dialect dialects[] = {
                  [Q_BIAS] = {"blk.%u.attn_q.bias", NEIGHBOURS},
                  [K_BIAS] = {"blk.%u.attn_k.bias", NEIGHBOURS},
                  [V_BIAS] = {"blk.%u.attn_v.bias"},
+                 [Q_NORM] = {"blk.%u.attn_q_norm.weight"},
+                 [K_NORM] = {"blk.%u.attn_k_norm.weight"},
                  [OUT] = {"blk.%u.attn_output.weight"},
                  [NORM2] = {"blk.%u.ffn_norm.weight"},
                  [GATE] = {"blk.%u.ffn_gate.weight"},
@@ -213,6 +222,7 @@ static enum role role_in_block(const struct pd_model *model, int at)
         {r.norm1_bias, 1, NORM1_BIAS},
         {r.qkv, 3, Q},
         {r.qkv_bias, 3, Q_BIAS},
+        {r.head_norms, 2, Q_NORM},
         {r.out, 1, OUT},
         {r.out_bias, 1, OUT_BIAS},
         {r.norm2, 1, NORM2},

@@ -112,6 +112,10 @@ static void add_block(struct builder *b)
     const struct pd_family_names *n = &b->family->names;
     add_norm(b, n->norm1);
     add_qkv(b, n->attention, c->qkv_bias);
+    if (b->family->has_head_norms) {
+        add_named(b, n->q_norm, "weight", c->head_size, 0, WHOLE, 1, ones);
+        add_named(b, n->k_norm, "weight", c->head_size, 0, WHOLE, 1, ones);
+    }
     add_output(b, n->out, (uint64_t)c->heads * c->head_size, c->head_size);
     add_norm(b, n->norm2);
     add_up(b);

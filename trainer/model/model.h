@@ -5,7 +5,7 @@
 
 #include "ckpt/tensor/tensor.h"
 
-enum pd_family { PD_FAMILY_LLAMA, PD_FAMILY_GPT2 };
+enum pd_family { PD_FAMILY_LLAMA, PD_FAMILY_GPT2, PD_FAMILY_QWEN3 };
 enum pd_rope_scaling { PD_ROPE_SCALING_NONE, PD_ROPE_SCALING_LLAMA3, PD_ROPE_SCALING_LINEAR };
 
 struct pd_model_config {

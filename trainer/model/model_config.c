@@ -112,7 +112,7 @@ static pd_status check_floats(const struct pd_model_config *c, struct pd_error *
 
 pd_status pd_model_config_check(const struct pd_model_config *config, struct pd_error *err)
 {
-    if (!pd_family_properties(config->family)) PD_FAIL(err, PD_INVALID, "model.family is neither llama nor gpt2");
+    if (!pd_family_properties(config->family)) PD_FAIL(err, PD_INVALID, "model.family is none of llama, gpt2 and qwen3");
     PD_TRY(check_sizes(config, err));
     PD_TRY(check_heads(config, err));
     return check_floats(config, err);

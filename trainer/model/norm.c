@@ -33,7 +33,7 @@ static pd_status norm_piece(struct pd_transformer *t, void *context, uint32_t pl
     n.rstd += row;
     if (n.mean) n.mean += row;
     n.dweight = dst;
-    n.dbias = pd_norm_has_bias(t) ? dst + n.columns : NULL;
+    n.dbias = pd_norm_is_layer(t) ? dst + n.columns : NULL;
     return pd_norm_backward(t->math, &n, err);
 }
 
@@ -44,7 +44,7 @@ pd_status pd_norm_gradient(struct pd_transformer *t, const struct pd_norm *norm,
     n.dout = t->dnorm;
     n.dresidual = dresidual;
     n.dx = t->dstream;
-    PD_TRY(pd_sum_pieces(t, (pd_norm_has_bias(t) ? 2 : 1) * n.columns, norm_piece, &n, t->vector, err));
+    PD_TRY(pd_sum_pieces(t, (pd_norm_is_layer(t) ? 2 : 1) * n.columns, norm_piece, &n, t->vector, err));
     PD_TRY(pd_add(t->math, n.columns, dweight, PD_F32, t->vector, !t->adds, err));
     if (!dbias) return PD_OK;
     return pd_add(t->math, n.columns, dbias, PD_F32, t->vector + n.columns, !t->adds, err);

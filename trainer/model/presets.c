@@ -16,6 +16,11 @@
         .family = PD_FAMILY_LLAMA, .vocab = (V), .context = (T), .layers = (L), .hidden = (C), .heads = (H), \
         .kv_heads = (K), .ffn = (F), __VA_ARGS__                                                             \
     }
+#define QWEN3(L, C, H, K, F, ...)                                                                                   \
+    {                                                                                                               \
+        .family = PD_FAMILY_QWEN3, .vocab = 151936, .context = 40960, .layers = (L), .hidden = (C), .heads = (H),   \
+        .kv_heads = (K), .head_size = 128, .ffn = (F), .norm_epsilon = 1e-6f, .rope_theta = 1000000.0f, __VA_ARGS__ \
+    }
 #define LLAMA31(FACTOR) \
     .norm_epsilon = 1e-5f, .rope_theta = 500000.0f, .rope_scaling = PD_ROPE_SCALING_LLAMA3, .rope_factor = (FACTOR)
 #define QWEN25 .norm_epsilon = 1e-6f, .rope_theta = 1000000.0f, .qkv_bias = true
@@ -57,6 +62,10 @@ static const struct preset {
     {"qwen2.5-14b", LLAMA(152064, 131072, 48, 5120, 40, 8, 13824, QWEN25)},
     {"qwen2.5-32b", LLAMA(152064, 131072, 64, 5120, 40, 8, 27648, QWEN25)},
     {"qwen2.5-72b", LLAMA(152064, 131072, 80, 8192, 64, 8, 29568, QWEN25)},
+    {"qwen3-0.6b", QWEN3(28, 1024, 16, 8, 3072, .tie_embeddings = true)},
+    {"qwen3-1.7b", QWEN3(28, 2048, 16, 8, 6144, .tie_embeddings = true)},
+    {"qwen3-4b", QWEN3(36, 2560, 32, 8, 9728, .tie_embeddings = true)},
+    {"qwen3-8b", QWEN3(36, 4096, 32, 8, 12288, .tie_embeddings = false)},
 };
 #define PRESET_COUNT (sizeof presets / sizeof presets[0])
 

@@ -28,7 +28,7 @@ static uint64_t most(uint64_t a, uint64_t b)
 
 static float *take_norm_mean(struct pd_transformer *t, struct pd_arena *arena)
 {
-    return pd_norm_has_mean(t) ? take(arena, t->rows, sizeof(float)) : NULL;
+    return pd_norm_is_layer(t) ? take(arena, t->rows, sizeof(float)) : NULL;
 }
 
 /* A cursor over memory of any origin: an arena, a region, or none, where only bytes are counted. */
@@ -51,6 +51,11 @@ static void take_products(const struct pd_transformer *t, struct pd_block_activa
 {
     const struct pd_share *s = &t->share;
     a->qkv = take_from(room, t->rows * (s->q_columns + 2 * s->k_columns), t->element_bytes);
+    if (t->family->has_head_norms) {
+        const uint64_t heads = t->rows * ((s->q_columns + s->k_columns) / t->model->config.head_size);
+        a->heads = t->options.backward ? take_from(room, t->rows * (s->q_columns + s->k_columns), t->element_bytes) : NULL;
+        a->heads_rstd = take_from(room, heads, sizeof(float));
+    }
     a->lse = take_from(room, t->rows * (s->heads.end - s->heads.begin), sizeof(float));
     a->attention = take_from(room, t->rows * s->q_columns, t->element_bytes);
     a->middle = take_from(room, t->rows * t->model->config.hidden, t->element_bytes);
@@ -61,10 +66,10 @@ static void take_products(const struct pd_transformer *t, struct pd_block_activa
 static void take_cheap(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
 {
     const uint64_t stream = t->rows * t->model->config.hidden;
-    a->mean1 = pd_norm_has_mean(t) ? take_from(room, t->rows, sizeof(float)) : NULL;
+    a->mean1 = pd_norm_is_layer(t) ? take_from(room, t->rows, sizeof(float)) : NULL;
     a->rstd1 = take_from(room, t->rows, sizeof(float));
     a->norm1 = take_from(room, stream, t->element_bytes);
-    a->mean2 = pd_norm_has_mean(t) ? take_from(room, t->rows, sizeof(float)) : NULL;
+    a->mean2 = pd_norm_is_layer(t) ? take_from(room, t->rows, sizeof(float)) : NULL;
     a->rstd2 = take_from(room, t->rows, sizeof(float));
     a->norm2 = take_from(room, stream, t->element_bytes);
     a->hidden = take_from(room, t->rows * t->share.ffn_columns, t->element_bytes);
@@ -198,7 +203,7 @@ static void take_head(struct pd_transformer *t, struct pd_arena *arena)
 static uint64_t largest_vector(const struct pd_transformer *t)
 {
     const struct pd_share *s = &t->share;
-    const uint64_t norm = 2ull * t->model->config.hidden;
+    const uint64_t norm = most(2ull * t->model->config.hidden, t->model->config.head_size);
     return t->options.may_add ? most(norm, most(s->q_columns + 2 * s->k_columns, s->up_columns)) : norm;
 }
 
@@ -356,7 +361,7 @@ static uint64_t largest_gradient(const struct pd_transformer *t)
         columns = most(columns, s->q_columns + 2 * s->dk_columns);
         columns = most(columns, most(s->up_columns, s->ffn_columns));
     }
-    return columns * t->model->config.hidden;
+    return most(columns * t->model->config.hidden, t->model->config.head_size);
 }
 
 static void take_pieces(struct pd_transformer *t, struct pd_arena *arena)
@@ -398,6 +403,7 @@ pd_status pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena, 
     take_head(t, arena);
     take_backward(t, arena);
     take_kv(t, arena);
+    pd_head_norms_take(t, arena);
     take_sums(t, arena);
     take_fp8(t, arena);
     take_pieces(t, arena);

@@ -1,11 +1,12 @@
 /* State shared by the files of the transformer: transformer.c (what lies where, embedding), storage.c (memory), block.c,
- * block_attention.c, norm.c, head.c, tensor_parallel.c, sequence_parallel.c, transfers.c. */
+ * block_attention.c, norm.c, head_norms.c, head.c, tensor_parallel.c, sequence_parallel.c, transfers.c. */
 #ifndef PD_TRAINER_MODEL_TRANSFORMER_INTERNAL_H
 #define PD_TRAINER_MODEL_TRANSFORMER_INTERNAL_H
 
 #include "ckpt/base/owner.h"
 #include "offload/spill.h"
 #include "trainer/model/family.h"
+#include "trainer/model/head_norms.h"
 #include "trainer/model/linear_fp8.h"
 #include "trainer/model/transfers.h"
 #include "trainer/model/transformer.h"
@@ -19,6 +20,8 @@ struct pd_block_activations {
     float *mean1, *rstd1; /* (R) fp32; means only for layer norm */
     void *norm1;          /* (R,C) */
     void *qkv;            /* (R, H*D + 2*K*D) after RoPE; see struct pd_qkv */
+    void *heads;          /* (R, H + K, D) q and k in front of their norms, where heads have norms and there is a backward */
+    float *heads_rstd;    /* (R, H + K) fp32, where heads have norms */
     float *lse;           /* (sequences, H, T) fp32; with pieces that of each, one after the other */
     void *attention;      /* (R, H*D) */
     void *middle;         /* (R,C) residual stream between attention and MLP */
@@ -143,6 +146,7 @@ struct pd_transformer {
     struct pd_tensor_parallel tp;
     struct pd_sequence_parallel sp;
     struct pd_fp8_linears fp8;
+    struct pd_head_norms head_norms;
     const struct pd_family_properties *family;
     struct pd_block_roles roles;
     bool has_head, has_blocks;
@@ -170,12 +174,8 @@ struct pd_transformer {
     float *matrix; /* (V,C) of the head, a micro-batch's, where runs of logits are added up before it is added; or NULL */
 };
 
-static inline bool pd_norm_has_bias(const struct pd_transformer *t)
-{
-    return t->family->norm == PD_NORM_LAYER;
-}
-
-static inline bool pd_norm_has_mean(const struct pd_transformer *t)
+/* Norms have a mean and a bias. */
+static inline bool pd_norm_is_layer(const struct pd_transformer *t)
 {
     return t->family->norm == PD_NORM_LAYER;
 }

@@ -1,4 +1,4 @@
-/* Both model families in plain float64, forward only: what finite differences are taken of. Slow and obvious on purpose. */
+/* The model families in plain float64, forward only: what finite differences are taken of. Slow and obvious on purpose. */
 #ifndef PD_TESTS_UNIT_ENGINE_REFERENCE_MODEL_H
 #define PD_TESTS_UNIT_ENGINE_REFERENCE_MODEL_H
 
@@ -38,10 +38,10 @@ static void reference_linear(uint64_t n, uint64_t in, uint64_t out, const double
         }
 }
 
-static void reference_norm(const struct reference *r, uint64_t n, const double *x, const double *w, const double *b,
-                           double *y)
+/* y (n,c) may be x */
+static void reference_norm(const struct reference *r, uint64_t n, uint64_t c, const double *x, const double *w,
+                           const double *b, double *y)
 {
-    const uint64_t c = r->model->config.hidden;
     for (uint64_t i = 0; i < n; i++) {
         double mean = 0, square = 0;
         if (b) {
@@ -100,7 +100,7 @@ static void reference_attention(const struct reference *r, const double *q, cons
 
 struct reference_names {
     const char *norm1, *norm1_bias, *q, *k, *v, *q_bias, *k_bias, *v_bias, *out, *out_bias, *norm2, *norm2_bias, *gate, *up,
-        *up_bias, *down, *down_bias, *embed, *positions, *final, *final_bias, *head;
+        *up_bias, *down, *down_bias, *embed, *positions, *final, *final_bias, *head, *q_norm, *k_norm;
 };
 static const struct reference_names reference_llama = {"model.layers.%d.input_layernorm.weight",
                                                        "-",
@@ -123,7 +123,9 @@ static const struct reference_names reference_llama = {"model.layers.%d.input_la
                                                        "-",
                                                        "model.norm.weight",
                                                        "-",
-                                                       "lm_head.weight"};
+                                                       "lm_head.weight",
+                                                       "model.layers.%d.self_attn.q_norm.weight",
+                                                       "model.layers.%d.self_attn.k_norm.weight"};
 static const struct reference_names reference_gpt2 = {"transformer.h.%d.ln_1.weight",
                                                       "transformer.h.%d.ln_1.bias",
                                                       "transformer.h.%d.attn.q_proj.weight",
@@ -145,7 +147,9 @@ static const struct reference_names reference_gpt2 = {"transformer.h.%d.ln_1.wei
                                                       "transformer.wpe.weight",
                                                       "transformer.ln_f.weight",
                                                       "transformer.ln_f.bias",
-                                                      "lm_head.weight"};
+                                                      "lm_head.weight",
+                                                      "-",
+                                                      "-"};
 
 static void reference_block(const struct reference *r, const struct reference_names *n, int layer, double *x)
 {
@@ -155,11 +159,15 @@ static void reference_block(const struct reference *r, const struct reference_na
     double *y = calloc(t, hidden * 8), *q = calloc(t, qc * 8), *k = calloc(t, kc * 8), *v = calloc(t, kc * 8);
     double *a = calloc(t, qc * 8), *up = calloc(t, ffn * 8), *gate = calloc(t, ffn * 8), *z = calloc(t, hidden * 8);
 #define T(role) reference_tensor(r, n->role, layer)
-    reference_norm(r, t, x, T(norm1), T(norm1_bias), y);
+    reference_norm(r, t, hidden, x, T(norm1), T(norm1_bias), y);
     reference_linear(t, hidden, qc, y, T(q), T(q_bias), q);
     reference_linear(t, hidden, kc, y, T(k), T(k_bias), k);
     reference_linear(t, hidden, kc, y, T(v), T(v_bias), v);
-    if (c->family == PD_FAMILY_LLAMA) {
+    if (T(q_norm)) {
+        reference_norm(r, t * c->heads, c->head_size, q, T(q_norm), NULL, q);
+        reference_norm(r, t * c->kv_heads, c->head_size, k, T(k_norm), NULL, k);
+    }
+    if (c->family != PD_FAMILY_GPT2) {
         reference_rope(r, c->heads, q);
         reference_rope(r, c->kv_heads, k);
     }
@@ -167,7 +175,7 @@ static void reference_block(const struct reference *r, const struct reference_na
     reference_linear(t, qc, hidden, a, T(out), T(out_bias), z);
     for (uint64_t i = 0; i < t * hidden; i++)
         x[i] += z[i];
-    reference_norm(r, t, x, T(norm2), T(norm2_bias), y);
+    reference_norm(r, t, hidden, x, T(norm2), T(norm2_bias), y);
     reference_linear(t, hidden, ffn, y, T(up), T(up_bias), up);
     if (T(gate)) reference_linear(t, hidden, ffn, y, T(gate), NULL, gate);
     for (uint64_t i = 0; i < t * ffn; i++)
@@ -184,7 +192,7 @@ static void reference_block(const struct reference *r, const struct reference_na
 static double reference_loss(const struct reference *r)
 {
     const struct pd_model_config *c = &r->model->config;
-    const struct reference_names *n = c->family == PD_FAMILY_LLAMA ? &reference_llama : &reference_gpt2;
+    const struct reference_names *n = c->family == PD_FAMILY_GPT2 ? &reference_gpt2 : &reference_llama;
     const double *embed = reference_tensor(r, n->embed, 0), *positions = reference_tensor(r, n->positions, 0);
     const double *head = reference_tensor(r, n->head, 0);
     const uint64_t hidden = c->hidden;
@@ -195,7 +203,7 @@ static double reference_loss(const struct reference *r)
                                 (positions ? positions[(uint64_t)r->positions[t] * hidden + i] : 0.0);
     for (uint32_t layer = 0; layer < c->layers; layer++)
         reference_block(r, n, (int)layer, x);
-    reference_norm(r, r->length, x, reference_tensor(r, n->final, 0), reference_tensor(r, n->final_bias, 0), y);
+    reference_norm(r, r->length, hidden, x, reference_tensor(r, n->final, 0), reference_tensor(r, n->final_bias, 0), y);
     for (uint32_t t = 0; t < r->length; t++) {
         if (r->targets[t] < 0) continue;
         double top = -1e300, sum = 0;

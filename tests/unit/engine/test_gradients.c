@@ -1,4 +1,4 @@
-/* Gradients of whole models, both families, against central differences of the float64 reference; and the recomputation
+/* Gradients of whole models, of all families, against central differences of the float64 reference; and the recomputation
  * modes bit for bit against each other. */
 #include "reference_model.h"
 #include "trainer/model/transformer.h"
@@ -22,14 +22,14 @@ struct setup {
 static struct pd_model_config tiny(enum pd_family family, bool bias, bool tied)
 {
     struct pd_model_config c;
-    cr_assert_eq(pd_model_preset(family == PD_FAMILY_LLAMA ? "byte-1m" : "gpt2-124m", &c, NULL), PD_OK);
+    cr_assert_eq(pd_model_preset(family == PD_FAMILY_GPT2 ? "gpt2-124m" : "byte-1m", &c, NULL), PD_OK);
     c.family = family;
     c.vocab = 37;
     c.context = 64;
     c.layers = 2;
     c.heads = 4;
-    c.kv_heads = family == PD_FAMILY_LLAMA ? 2 : 4;
-    c.head_size = 8;
+    c.kv_heads = family == PD_FAMILY_GPT2 ? 4 : 2;
+    c.head_size = family == PD_FAMILY_QWEN3 ? 12 : 8;
     c.hidden = 32;
     c.ffn = 40;
     c.qkv_bias = bias;
@@ -75,7 +75,7 @@ static void start(struct setup *s, const struct pd_model_config *config, enum pd
     s->tied_gradient = calloc(pd_tensor_elements(&s->model->tensors.tensors[0]), sizeof(float));
     s->dstream = calloc(1, pd_transformer_stream_bytes(s->transformer));
     s->cos_sin = calloc(LENGTH * config->head_size, sizeof(float));
-    if (config->family == PD_FAMILY_LLAMA) pd_model_rope_table(config, LENGTH, s->cos_sin);
+    if (config->family != PD_FAMILY_GPT2) pd_model_rope_table(config, LENGTH, s->cos_sin);
     uint64_t offset = 0;
     for (uint32_t t = 0; t < tensors; t++) {
         const struct pd_tensor *tensor = &s->model->tensors.tensors[t];
@@ -223,6 +223,11 @@ Test(gradients, gpt2_tied)
     check_family(PD_FAMILY_GPT2, true, true);
 }
 
+Test(gradients, qwen3)
+{
+    check_family(PD_FAMILY_QWEN3, false, true);
+}
+
 static void check_recompute(enum pd_family family, enum pd_recompute recompute)
 {
     struct setup kept, again;
@@ -239,8 +244,8 @@ static void check_recompute(enum pd_family family, enum pd_recompute recompute)
 
 Test(gradients, recomputation_has_the_same_bits)
 {
-    for (int family = 0; family < 2; family++) {
-        check_recompute(family ? PD_FAMILY_GPT2 : PD_FAMILY_LLAMA, PD_RECOMPUTE_SELECTIVE);
-        check_recompute(family ? PD_FAMILY_GPT2 : PD_FAMILY_LLAMA, PD_RECOMPUTE_FULL);
+    for (int family = PD_FAMILY_LLAMA; family <= PD_FAMILY_QWEN3; family++) {
+        check_recompute((enum pd_family)family, PD_RECOMPUTE_SELECTIVE);
+        check_recompute((enum pd_family)family, PD_RECOMPUTE_FULL);
     }
 }

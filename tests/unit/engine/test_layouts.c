@@ -128,6 +128,7 @@ static void check_numerics(const struct numerics *n)
 }
 
 #define LLAMA "family: llama, heads: 6, kv_heads: 3, head_size: 8, tie_embeddings: false"
+#define QWEN3 "family: qwen3, heads: 6, kv_heads: 3, head_size: 10, tie_embeddings: true"
 #define GPT2 "family: gpt2, heads: 12, head_size: 4, tie_embeddings: true"
 
 TestSuite(layouts, .fini = remove_data, .timeout = 1800);
@@ -173,6 +174,17 @@ Test(layouts, fp8_llama)
 Test(layouts, fp8_gpt2)
 {
     check_numerics(&(struct numerics){"gpt2 fp8 sp", GPT2, "fp32", "bf16", 1, 2, "numerics.linears=fp8", 1});
+}
+
+/* Weights of norms that every head shares are sums over the heads of all tensor-parallel ranks. */
+Test(layouts, qwen3_everything)
+{
+    check_numerics(&(struct numerics){"qwen3 bf16 tp sp", QWEN3, "bf16", "fp32", 4, 2, NULL, 1});
+}
+
+Test(layouts, fp8_qwen3)
+{
+    check_numerics(&(struct numerics){"qwen3 fp8 tp sp", QWEN3, "bf16", "bf16", 2, 2, "numerics.linears=fp8", 0});
 }
 
 /* Which way a gradient is rounded depends on the element and the micro-batch, wherever they are. */

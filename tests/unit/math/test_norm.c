@@ -101,3 +101,65 @@ Test(norm, layer_survives_a_large_mean)
     array_free(&out);
     fixture_free(&f);
 }
+
+/* Heads of tokens that lie further apart, some of those that are kept, normed in place: the bits of the same rows one behind
+ * the other. */
+static void check_heads(struct fixture *f, enum pd_dtype dtype, uint32_t tokens, uint32_t heads, uint32_t columns)
+{
+    const size_t rows = (size_t)tokens * heads, ld = (heads + 3) * (size_t)columns + 5, kept_heads = heads + 2;
+    const size_t bytes = pd_dtype_bytes(dtype), row_bytes = columns * bytes;
+    uint64_t seed = rows + columns;
+    struct array dense[2] = {array_random(dtype, rows * columns, 2, &seed), array_random(dtype, rows * columns, 1, &seed)};
+    struct array weight = array_random(dtype, columns, 1, &seed), out = array_new(dtype, rows * columns);
+    struct array wide[2] = {array_new(dtype, tokens * ld), array_new(dtype, tokens * ld)};
+    struct array kept = array_new(dtype, tokens * kept_heads * columns), rstd = array_new(PD_F32, rows);
+    struct array kept_rstd = array_new(PD_F32, tokens * kept_heads), dx = array_new(dtype, rows * columns);
+    float *dweight[2] = {malloc(columns * sizeof(float)), malloc(columns * sizeof(float))};
+#define WIDE_ROW(array, r) ((char *)(array).data + ((r) / heads * ld + (r) % heads * columns) * bytes)
+#define KEPT_ROW(r) ((char *)kept.data + ((r) / heads * kept_heads + (r) % heads) * row_bytes)
+    for (int which = 0; which < 2; which++)
+        for (size_t r = 0; r < rows; r++)
+            memcpy(WIDE_ROW(wide[which], r), (char *)dense[which].data + r * row_bytes, row_bytes);
+    struct pd_norm n = {.rows = rows,
+                        .columns = columns,
+                        .dtype = dtype,
+                        .epsilon = 1e-6f,
+                        .x = dense[0].data,
+                        .weight = weight.data,
+                        .rstd = rstd.data,
+                        .out = out.data,
+                        .dout = dense[1].data,
+                        .dx = dx.data,
+                        .dweight = dweight[0]};
+    struct pd_norm h = n;
+    h.heads = heads, h.kept_heads = (uint32_t)kept_heads, h.ld = ld, h.rstd = kept_rstd.data;
+    h.x = h.out = wide[0].data, h.kept = kept.data;
+    MUST(pd_norm_forward(f->math, &n, &err));
+    MUST(pd_norm_backward(f->math, &n, &err));
+    MUST(pd_norm_forward(f->math, &h, &err));
+    h.x = kept.data, h.dout = h.dx = wide[1].data, h.dweight = dweight[1];
+    MUST(pd_norm_backward(f->math, &h, &err));
+    for (size_t r = 0; r < rows; r++) {
+        cr_assert_arr_eq(WIDE_ROW(wide[0], r), (char *)out.data + r * row_bytes, row_bytes, "out %zu", r);
+        cr_assert_arr_eq(WIDE_ROW(wide[1], r), (char *)dx.data + r * row_bytes, row_bytes, "dx %zu", r);
+        cr_assert_arr_eq(KEPT_ROW(r), (char *)dense[0].data + r * row_bytes, row_bytes, "kept %zu", r);
+    }
+    cr_assert_arr_eq(dweight[0], dweight[1], columns * sizeof(float));
+#undef WIDE_ROW
+#undef KEPT_ROW
+    struct array *all[] = {&dense[0], &dense[1], &weight, &out, &wide[0], &wide[1], &kept, &rstd, &kept_rstd, &dx};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        array_free(all[i]);
+    free(dweight[0]), free(dweight[1]);
+}
+
+Test(norm, heads_have_the_bits_of_rows)
+{
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    for (size_t d = 0; d < 3; d++) {
+        check_heads(&f, all_dtypes[d], 1, 1, 6);
+        check_heads(&f, all_dtypes[d], 7, 3, 16);
+        check_heads(&f, all_dtypes[d], 33, 5, 128);
+    }
+    fixture_free(&f);
+}

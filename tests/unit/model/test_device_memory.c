@@ -27,13 +27,13 @@ struct side {
 static struct pd_model_config tiny(enum pd_family family)
 {
     struct pd_model_config c;
-    cr_assert_eq(pd_model_preset(family == PD_FAMILY_LLAMA ? "byte-1m" : "gpt2-124m", &c, NULL), PD_OK);
+    cr_assert_eq(pd_model_preset(family == PD_FAMILY_GPT2 ? "gpt2-124m" : "byte-1m", &c, NULL), PD_OK);
     c.family = family;
     c.vocab = 37;
     c.context = 64;
     c.layers = 2;
     c.heads = 4;
-    c.kv_heads = family == PD_FAMILY_LLAMA ? 2 : 4;
+    c.kv_heads = family == PD_FAMILY_GPT2 ? 4 : 2;
     c.head_size = 8;
     c.hidden = 32;
     c.ffn = 40;
@@ -188,4 +188,9 @@ Test(far, gpt2_recomputed)
 Test(far, chunks_of_one_rank)
 {
     check(PD_FAMILY_LLAMA, 2, PD_RECOMPUTE_SELECTIVE);
+}
+
+Test(far, qwen3)
+{
+    check(PD_FAMILY_QWEN3, 2, PD_RECOMPUTE_NONE);
 }

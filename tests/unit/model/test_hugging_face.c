@@ -31,6 +31,13 @@ static const char qwen25_7b[] =
     " \"rms_norm_eps\": 1e-06, \"rope_theta\": 1000000.0, \"sliding_window\": 131072, \"tie_word_embeddings\": false,"
     " \"use_sliding_window\": false, \"vocab_size\": 152064}";
 
+static const char qwen3_06b[] =
+    "{\"architectures\": [\"Qwen3ForCausalLM\"], \"attention_bias\": false, \"head_dim\": 128, \"hidden_act\": \"silu\","
+    " \"hidden_size\": 1024, \"initializer_range\": 0.02, \"intermediate_size\": 3072, \"max_position_embeddings\": 40960,"
+    " \"max_window_layers\": 28, \"model_type\": \"qwen3\", \"num_attention_heads\": 16, \"num_hidden_layers\": 28,"
+    " \"num_key_value_heads\": 8, \"rms_norm_eps\": 1e-06, \"rope_scaling\": null, \"rope_theta\": 1000000,"
+    " \"sliding_window\": null, \"tie_word_embeddings\": true, \"use_sliding_window\": false, \"vocab_size\": 151936}";
+
 static struct pd_model_config read(const char *text, struct pd_special_tokens *ret_tokens)
 {
     struct pd_model_config c;
@@ -68,7 +75,11 @@ Test(hugging_face, published_files_are_the_presets)
 {
     static const struct {
         const char *preset, *text;
-    } cases[] = {{"llama3.2-1b", llama32_1b}, {"gpt2-124m", gpt2}, {"mistral-7b", mistral_7b}, {"qwen2.5-7b", qwen25_7b}};
+    } cases[] = {{"llama3.2-1b", llama32_1b},
+                 {"gpt2-124m", gpt2},
+                 {"mistral-7b", mistral_7b},
+                 {"qwen2.5-7b", qwen25_7b},
+                 {"qwen3-0.6b", qwen3_06b}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct pd_model_config preset, got = read(cases[i].text, NULL);
         cr_assert_eq(pd_model_preset(cases[i].preset, &preset, NULL), PD_OK);
@@ -160,6 +171,8 @@ Test(hugging_face, what_changes_numbers_is_refused_by_name)
                    "quantization_config");
     expect_refused(llama32_1b, "\"use_cache\": true", "\"partial_rotary_factor\": 0.5", PD_UNSUPPORTED,
                    "partial_rotary_factor is 0.5");
+    expect_refused(qwen3_06b, "\"attention_bias\": false", "\"attention_bias\": true", PD_UNSUPPORTED,
+                   "attention_bias is true");
     expect_refused(gpt2, "\"n_ctx\": 1024", "\"scale_attn_by_inverse_layer_idx\": true", PD_UNSUPPORTED,
                    "scale_attn_by_inverse_layer_idx is true");
     expect_refused(gpt2, "\"n_ctx\": 1024", "\"scale_attn_weights\": false", PD_UNSUPPORTED, "scale_attn_weights is false");

@@ -33,6 +33,12 @@ static struct pd_model *llama(bool qkv_bias, bool is_tied)
                                              .tie_embeddings = is_tied});
 }
 
+static struct pd_model *qwen3(void)
+{
+    return model_of((struct pd_model_config){
+        .family = PD_FAMILY_QWEN3, .hidden = 10, .heads = 4, .kv_heads = 2, .head_size = 6, .ffn = 7});
+}
+
 static struct pd_model *gpt2(void)
 {
     return model_of(
@@ -222,16 +228,37 @@ static void done(struct pd_model *model, struct pd_catalog *c, struct pd_links *
 Test(links, exports_are_taken_whole_by_their_imports)
 {
     for (const char *const *dialect = pd_model_dialects; *dialect; dialect++)
-        for (int which = 0; which < 3; which++) {
-            const bool is_gpt2 = which == 2;
-            if (strcmp(*dialect, is_gpt2 ? "torchtitan" : "llmc") == 0) continue;
-            struct pd_model *model = is_gpt2 ? gpt2() : llama(which == 1, which == 1);
+        for (int which = 0; which < 4; which++) {
+            if (strcmp(*dialect, which == 3 ? "torchtitan" : "llmc") == 0) continue;
+            struct pd_model *model = which == 3 ? gpt2() : which == 2 ? qwen3() : llama(which == 1, which == 1);
             struct pd_catalog c = exported(model, *dialect, which == 0);
             struct pd_links links = links_of(model, NULL, &c, which == 0);
             cr_expect_eq(links.count, model->tensors.count * (which == 0 ? 3u : 1u));
             expect_all_taken(&links, model, &c);
             done(model, &c, &links);
         }
+}
+
+/* Norms of heads have the order of q and k; where RoPE rotates neighbours nothing is moved in models that have them. */
+Test(links, norms_of_heads)
+{
+    static const struct {
+        const char *dialect, *q, *q_norm;
+        uint64_t layer;
+    } cases[] = {
+        {"hugging_face", "model.layers.1.self_attn.q_proj.weight", "model.layers.1.self_attn.q_norm.weight", 0},
+        {"torchtitan", "layers.1.attention.wq.weight", "layers.1.attention.q_norm.weight", 0},
+        {"gguf", "blk.1.attn_q.weight", "blk.1.attn_q_norm.weight", 0},
+        {"megatron", NULL, "decoder.layers.self_attention.q_layernorm.weight", 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct pd_model *model = qwen3();
+        struct pd_catalog c = exported(model, cases[i].dialect, false);
+        struct pd_links links = links_of(model, NULL, &c, false);
+        expect_link(&links, model, "model.layers.1.self_attn.q_norm.weight", cases[i].q_norm, cases[i].layer, 6, dense);
+        if (cases[i].q) expect_link(&links, model, "model.layers.1.self_attn.q_proj.weight", cases[i].q, 0, 24, dense);
+        done(model, &c, &links);
+    }
 }
 
 Test(links, hugging_face_llama)

@@ -30,6 +30,8 @@ Test(presets, parameter_counts)
         {"llama3.2-3b", 3212749824},   {"mistral-7b", 7241732096},      {"qwen2.5-0.5b", 494032768},
         {"qwen2.5-1.5b", 1543714304},  {"qwen2.5-3b", 3085938688},      {"qwen2.5-7b", 7615616512},
         {"qwen2.5-14b", 14770033664},  {"qwen2.5-32b", 32763876352},    {"qwen2.5-72b", 72706203648},
+        {"qwen3-0.6b", 596049920},     {"qwen3-1.7b", 1720574976},      {"qwen3-4b", 4022468096},
+        {"qwen3-8b", 8190735360},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct pd_model *model = model_of(cases[i].preset);
@@ -95,6 +97,20 @@ Test(table, llama_with_biases)
     expect_tensor(model, 25, 0, "model.norm.weight", 896, 0, -1, 1);
     cr_expect_eq(model->unit_first[26], model->tensors.count);
     cr_expect_eq(model->unit_first[26] - model->unit_first[25], 1); /* tied */
+    pd_model_free(model);
+}
+
+Test(table, qwen3)
+{
+    struct pd_model *model = model_of("qwen3-0.6b");
+    uint32_t u = 5, i = 1;
+    expect_tensor(model, u, i++, "model.layers.4.self_attn.q_proj.weight", 2048, 1024, 0, 128);
+    expect_tensor(model, u, i++, "model.layers.4.self_attn.k_proj.weight", 1024, 1024, 0, 128);
+    expect_tensor(model, u, i++, "model.layers.4.self_attn.v_proj.weight", 1024, 1024, 0, 128);
+    expect_tensor(model, u, i++, "model.layers.4.self_attn.q_norm.weight", 128, 0, -1, 1);
+    expect_tensor(model, u, i++, "model.layers.4.self_attn.k_norm.weight", 128, 0, -1, 1);
+    expect_tensor(model, u, i++, "model.layers.4.self_attn.o_proj.weight", 1024, 2048, 1, 128);
+    cr_expect_eq(model->unit_first[u + 1] - model->unit_first[u], 11);
     pd_model_free(model);
 }
 
@@ -246,9 +262,10 @@ Test(family, roles_are_the_places_of_the_table)
         const char *preset;
         bool qkv_bias;
         struct pd_block_roles roles;
-    } cases[] = {{"byte-1m", false, {0, -1, 1, -1, 4, -1, 5, -1, 6, -1, 8, -1, 9}},
-                 {"byte-1m", true, {0, -1, 1, 4, 7, -1, 8, -1, 9, -1, 11, -1, 12}},
-                 {"gpt2-124m", true, {0, 1, 2, 5, 8, 9, 10, 11, 12, 13, 14, 15, 16}}};
+    } cases[] = {{"byte-1m", false, {0, -1, 1, -1, -1, 4, -1, 5, -1, 6, -1, 8, -1, 9}},
+                 {"byte-1m", true, {0, -1, 1, 4, -1, 7, -1, 8, -1, 9, -1, 11, -1, 12}},
+                 {"qwen3-0.6b", false, {0, -1, 1, -1, 4, 6, -1, 7, -1, 8, -1, 10, -1, 11}},
+                 {"gpt2-124m", true, {0, 1, 2, 5, -1, 8, 9, 10, 11, 12, 13, 14, 15, 16}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct pd_model_config c;
         struct pd_model *model;

@@ -42,14 +42,14 @@ static struct pd_model *model_of(const struct test_case *c)
     struct pd_model_config m;
     struct pd_model *model;
     struct pd_error err;
-    cr_assert_eq(pd_model_preset(c->family == PD_FAMILY_LLAMA ? "byte-1m" : "gpt2-124m", &m, NULL), PD_OK);
+    cr_assert_eq(pd_model_preset(c->family == PD_FAMILY_GPT2 ? "gpt2-124m" : "byte-1m", &m, NULL), PD_OK);
     m.family = c->family;
     m.vocab = c->vocab;
     m.context = 64;
     m.layers = 2;
     m.heads = c->heads;
     m.kv_heads = c->kv_heads;
-    m.head_size = 4;
+    m.head_size = c->family == PD_FAMILY_QWEN3 ? 6 : 4;
     m.hidden = c->family == PD_FAMILY_GPT2 ? c->heads * 4 : 24;
     m.ffn = 40;
     m.qkv_bias = c->bias;
@@ -445,6 +445,19 @@ static const struct test_case gpt2 = {.family = PD_FAMILY_GPT2,
                                       .virtual_tp = 1,
                                       .virtual_sp = 1};
 
+static const struct test_case qwen3 = {.family = PD_FAMILY_QWEN3,
+                                       .heads = 6,
+                                       .kv_heads = 3,
+                                       .vocab = 61,
+                                       .length = 24,
+                                       .sequences = 2,
+                                       .documents = true,
+                                       .dtype = PD_F32,
+                                       .tp = 1,
+                                       .sp = 1,
+                                       .virtual_tp = 1,
+                                       .virtual_sp = 1};
+
 static struct test_case with(struct test_case c, uint32_t virtual_tp, uint32_t virtual_sp)
 {
     c.virtual_tp = virtual_tp;
@@ -476,6 +489,28 @@ Test(transformer_parallel, shared_key_value_heads)
         for (uint32_t virtual_tp = 4; virtual_tp <= 8; virtual_tp *= 2)
             check_cuts(with(c, virtual_tp, 1));
     }
+}
+
+/* The weights of norms of heads are sums over the heads of all ranks: of some that have none, of chunks whose key-value heads
+ * another computes. */
+Test(transformer_parallel, norms_of_heads)
+{
+    static const uint32_t heads[][2] = {{6, 3}, {12, 3}, {6, 1}, {5, 5}, {3, 3}};
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+        struct test_case c = qwen3;
+        c.heads = heads[i][0];
+        c.kv_heads = heads[i][1];
+        for (uint32_t virtual_tp = 2; virtual_tp <= 8; virtual_tp *= 2)
+            check_cuts(with(c, virtual_tp, 1));
+    }
+    check_cuts(with(qwen3, 1, 4));
+    struct test_case c = qwen3;
+    c.dtype = PD_BF16;
+    c.recompute = PD_RECOMPUTE_SELECTIVE;
+    check_cuts(with(c, 4, 2));
+    c.on_device = true;
+    c.recompute = PD_RECOMPUTE_FULL;
+    check_cuts(with(c, 2, 2));
 }
 
 Test(transformer_parallel, sequence_llama)
@@ -592,5 +627,6 @@ Test(transformer_parallel, values)
     for (size_t i = 0; i < sizeof numerics / sizeof numerics[0]; i++) {
         check_values(&llama, numerics[i][0], numerics[i][1]);
         check_values(&gpt2, numerics[i][0], numerics[i][1]);
+        check_values(&qwen3, numerics[i][0], numerics[i][1]);
     }
 }

@@ -30,12 +30,13 @@ static void setup_init(struct setup *s, enum pd_family family)
 {
     struct pd_model_config c;
     struct pd_error err;
-    cr_assert_eq(pd_model_preset(family == PD_FAMILY_LLAMA ? "byte-1m" : "gpt2-124m", &c, NULL), PD_OK);
+    cr_assert_eq(pd_model_preset(family == PD_FAMILY_GPT2 ? "gpt2-124m" : "byte-1m", &c, NULL), PD_OK);
+    c.family = family;
     c.vocab = 37;
     c.context = 64;
     c.layers = LAYERS;
     c.heads = 4;
-    c.kv_heads = family == PD_FAMILY_LLAMA ? 2 : 4;
+    c.kv_heads = family == PD_FAMILY_GPT2 ? 4 : 2;
     c.head_size = 8;
     c.hidden = 32;
     c.ffn = 40;
@@ -357,4 +358,9 @@ Test(transformer_slots, llama)
 Test(transformer_slots, gpt2)
 {
     check(PD_FAMILY_GPT2);
+}
+
+Test(transformer_slots, qwen3)
+{
+    check(PD_FAMILY_QWEN3);
 }

@@ -15,8 +15,20 @@ struct terms {
     float dout, x, other;
 };
 
+/* Where a row of x, out, dout or dx begins, and which it is of `kept` and rstd; see struct pd_norm. */
+PD_DEVICE uint64_t row_at(const struct pd_norm &n, uint64_t row)
+{
+    return n.heads ? row / n.heads * n.ld + row % n.heads * n.columns : row * n.columns;
+}
+
+PD_DEVICE uint64_t kept_row(const struct pd_norm &n, uint64_t row)
+{
+    return n.heads ? row / n.heads * n.kept_heads + row % n.heads : row;
+}
+
 struct norm_row {
-    uint64_t at; /* element 0 */
+    uint64_t at;   /* element 0 */
+    uint64_t kept; /* row of `kept` and of rstd */
     uint64_t columns;
     unsigned lane;
 };
@@ -25,7 +37,7 @@ PD_DEVICE norm_row row_of(const struct pd_norm &n, uint64_t *ret_row)
 {
     const uint64_t row = static_cast<uint64_t>(blockIdx.x) * ROWS + threadIdx.x / PD_LANES;
     *ret_row = row;
-    return {row * n.columns, row < n.rows ? n.columns : 0, threadIdx.x % PD_LANES};
+    return {row_at(n, row), kept_row(n, row), row < n.rows ? n.columns : 0, threadIdx.x % PD_LANES};
 }
 
 template <enum pd_dtype D, int N>
@@ -34,6 +46,7 @@ PD_DEVICE void put_normed(const struct pd_norm &n, const norm_row &r, float mean
     for (uint64_t i = r.lane * N; i < r.columns; i += PD_LANES * N) {
         float x[N], w[N], b[N];
         pd_get_n<D, N>(n.x, r.at + i, x);
+        if (n.kept) pd_put_n<D, N>(n.kept, r.kept * n.columns + i, x);
         pd_get_n<D, N>(n.weight, i, w);
         if (n.bias) pd_get_n<D, N>(n.bias, i, b);
         for (int j = 0; j < N; j++) {
@@ -64,7 +77,7 @@ template <enum pd_dtype D, int N> static __global__ void forward(struct pd_norm 
     const float rstd = __fdiv_rn(1.0f, __fsqrt_rn(variance + n.epsilon));
     if (r.lane == 0 && row < n.rows) {
         if (n.mean) n.mean[row] = mean;
-        n.rstd[row] = rstd;
+        n.rstd[r.kept] = rstd;
     }
     put_normed<D, N>(n, r, mean, rstd);
 }
@@ -75,7 +88,7 @@ PD_DEVICE void put_dx(const struct pd_norm &n, const norm_row &r, float mean, fl
 {
     for (uint64_t i = r.lane * N; i < r.columns; i += PD_LANES * N) {
         float x[N], w[N], g[N], residual[N];
-        pd_get_n<D, N>(n.x, r.at + i, x);
+        pd_get_n<D, N>(n.x, r.kept * n.columns + i, x);
         pd_get_n<D, N>(n.weight, i, w);
         pd_get_n<D, N>(n.dout, r.at + i, g);
         if (n.dresidual) pd_get_n<D, N>(n.dresidual, r.at + i, residual);
@@ -93,10 +106,10 @@ template <enum pd_dtype D, int N> static __global__ void backward(struct pd_norm
     uint64_t row;
     const norm_row r = row_of(n, &row);
     const float count = static_cast<float>(n.columns);
-    const float mean = n.mean && row < n.rows ? n.mean[row] : 0.0f, rstd = row < n.rows ? n.rstd[row] : 0.0f;
+    const float mean = n.mean && row < n.rows ? n.mean[row] : 0.0f, rstd = row < n.rows ? n.rstd[r.kept] : 0.0f;
     float sum = 0.0f, sum_x = 0.0f;
     const auto load = [&](uint64_t i) {
-        return terms{pd_get<D>(n.dout, r.at + i), pd_get<D>(n.x, r.at + i), pd_get<D>(n.weight, i)};
+        return terms{pd_get<D>(n.dout, r.at + i), pd_get<D>(n.x, r.kept * n.columns + i), pd_get<D>(n.weight, i)};
     };
     pd_in_order<8>(r.lane, r.columns, PD_LANES, load, [&](const terms &t) {
         const float g = t.dout * t.other;
@@ -117,8 +130,9 @@ template <enum pd_dtype D> static __global__ void __launch_bounds__(COLUMNS *LIN
     float dweight = 0.0f, dbias = 0.0f;
     if (column < n.columns) {
         const auto load = [&](uint64_t row) {
-            const float d = pd_get<D>(n.dout, row * n.columns + column), mean = n.mean ? n.mean[row] : 0.0f;
-            return terms{d, pd_get<D>(n.x, row * n.columns + column) - mean, n.rstd[row]};
+            const float d = pd_get<D>(n.dout, row_at(n, row) + column), mean = n.mean ? n.mean[row] : 0.0f;
+            const uint64_t kept = kept_row(n, row);
+            return terms{d, pd_get<D>(n.x, kept * n.columns + column) - mean, n.rstd[kept]};
         };
         pd_in_order<8>(line, n.rows, LINES, load, [&](const terms &t) {
             dweight = __fmaf_rn(t.dout, t.x * t.other, dweight);
@@ -140,7 +154,8 @@ template <enum pd_dtype D> static __global__ void __launch_bounds__(COLUMNS *LIN
 
 static bool rows_are_aligned(const struct pd_norm *n)
 {
-    return n->columns % WIDE == 0 && pd_is_16_aligned(n->x) && pd_is_16_aligned(n->weight) && pd_is_16_aligned(n->bias);
+    return n->columns % WIDE == 0 && n->ld % WIDE == 0 && pd_is_16_aligned(n->x) && pd_is_16_aligned(n->kept) &&
+           pd_is_16_aligned(n->weight) && pd_is_16_aligned(n->bias);
 }
 
 pd_status pd_cuda_norm_forward(void *stream, const struct pd_norm *n, struct pd_error *err)

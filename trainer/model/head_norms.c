@@ -1,0 +1,217 @@
+/* RMS norms of the heads of q and k, in front of RoPE (Henry et al. 2020; Qwen3). A norm has one weight (D) for all heads, and
+ * heads are cut over tensor-parallel ranks, so its gradient is a sum over tokens and over heads:
+ *
+ *   a chain of the tokens and heads of a (piece, chunk)    one backward of the norm
+ *   a tree over chunks: those of this rank, then ranks     one small exchange a block, (pieces, 2, D) fp32 to every tp rank
+ *   a tree over pieces, as every sum over tokens           pd_vector_gradient, then sp ranks
+ *
+ * A chunk without heads, or whose key-value heads another computes, is no term. So no layout shows in the bits, and every
+ * tensor-parallel rank has the whole gradient, as of every tensor that is not cut. */
+#include "trainer/model/head_norms.h"
+
+#include "trainer/model/transformer_internal.h"
+
+enum { OF_Q, OF_K };
+
+static uint64_t head_size(const struct pd_transformer *t)
+{
+    return t->model->config.head_size;
+}
+
+static uint64_t count_of(struct pd_range r)
+{
+    return r.end - r.begin;
+}
+
+/* Heads of q and of k that a token has in a->heads. */
+static uint32_t kept_heads(const struct pd_transformer *t)
+{
+    return (uint32_t)(count_of(t->share.heads) + count_of(t->share.kv_needed));
+}
+
+static char *shifted(const struct pd_transformer *t, const void *base, uint64_t elements)
+{
+    return base ? (char *)(uintptr_t)base + elements * t->element_bytes : NULL;
+}
+
+/* `heads` heads of each token from row on; the first is number `first` of those that are kept. */
+static struct pd_norm norm_of(const struct pd_transformer *t, const struct pd_block_activations *a, const void *weight,
+                              uint64_t row, uint64_t rows, uint64_t first, uint64_t heads, uint64_t ld)
+{
+    const uint64_t kept = row * kept_heads(t) + first;
+    return (struct pd_norm){.rows = rows * heads,
+                            .columns = head_size(t),
+                            .heads = (uint32_t)heads,
+                            .kept_heads = kept_heads(t),
+                            .ld = ld,
+                            .dtype = t->options.dtype,
+                            .epsilon = t->model->config.norm_epsilon,
+                            .kept = shifted(t, a->heads, kept * head_size(t)),
+                            .weight = weight,
+                            .rstd = a->heads_rstd + kept};
+}
+
+static pd_status forward(struct pd_transformer *t, const struct pd_block_activations *a, const void *weight, char *x,
+                         uint64_t first, uint64_t heads, uint64_t ld, struct pd_error *err)
+{
+    struct pd_norm n = norm_of(t, a, weight, 0, t->rows, first, heads, ld);
+    n.x = x;
+    n.out = x;
+    return heads ? pd_norm_forward(t->math, &n, err) : PD_OK;
+}
+
+static void *take(struct pd_arena *arena, uint64_t elements)
+{
+    return pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, elements * sizeof(float));
+}
+
+void pd_head_norms_take(struct pd_transformer *t, struct pd_arena *arena)
+{
+    struct pd_head_norms *h = &t->head_norms;
+    const uint64_t elements = 2ull * t->sp.pieces * head_size(t);
+    const uint32_t peers = t->partition.tp - 1;
+    if (!t->family->has_head_norms || !t->options.backward || !t->has_blocks) return;
+    h->parts = take(arena, t->tp.chunks * elements);
+    h->sums = take(arena, elements);
+    if (!peers) return;
+    h->arrived = take(arena, t->partition.tp * elements);
+    pd_peer_transfer_init(&h->transfer, t->options.tp, peers, peers, arena);
+}
+
+pd_status pd_head_norms_forward(struct pd_transformer *t, struct pd_block_activations *a, void *const *weights,
+                                struct pd_error *err)
+{
+    const struct pd_qkv x = pd_qkv_of(t, a->qkv, t->share.k_columns);
+    const uint64_t q = count_of(t->share.heads), k = count_of(t->share.kv_needed);
+    PD_TRY(forward(t, a, weights[OF_Q], x.q, 0, q, x.ld_q, err));
+    return forward(t, a, weights[OF_K], x.k, q, k, x.ld_kv, err);
+}
+
+/* ---- backward ---- */
+
+/* Heads of a chunk whose gradient is computed there, counted from the model's first. */
+static struct pd_range computed_by(const struct pd_transformer *t, struct pd_range heads, int which)
+{
+    return which == OF_Q ? heads : pd_partition_kv_computed(&t->model->config, heads);
+}
+
+/* (pieces, 2, D) at `base`: where the sum of a piece is. */
+static float *sum_at(const struct pd_transformer *t, float *base, uint64_t place, int which)
+{
+    return base + (2 * place + (uint64_t)which) * head_size(t);
+}
+
+static float *part_of(const struct pd_transformer *t, uint32_t chunk)
+{
+    return t->head_norms.parts + chunk * 2ull * t->sp.pieces * head_size(t);
+}
+
+/* dx of the chunk's heads, and its parts of dweight. */
+static pd_status chunk_backward(struct pd_transformer *t, const struct pd_block_activations *a, const struct pd_qkv *d,
+                                uint32_t chunk, int which, const void *weight, struct pd_error *err)
+{
+    const struct pd_share *s = &t->share;
+    const struct pd_range all = pd_partition_chunk(&t->partition, t->model->config.heads, t->tp.first_chunk + chunk);
+    const struct pd_range heads = computed_by(t, all, which);
+    const uint64_t ld = which == OF_Q ? d->ld_q : d->ld_kv;
+    const uint64_t kept =
+        which == OF_Q ? heads.begin - s->heads.begin : count_of(s->heads) + heads.begin - s->kv_needed.begin;
+    const uint64_t column = (heads.begin - (which == OF_Q ? s->heads.begin : s->kv_computed.begin)) * head_size(t);
+    if (!count_of(heads)) return PD_OK;
+    for (uint32_t place = 0; place < t->sp.pieces; place++) {
+        const uint64_t row = t->sp.row[place];
+        struct pd_norm n = norm_of(t, a, weight, row, t->sp.rows[place], kept, count_of(heads), ld);
+        char *dx = shifted(t, which == OF_Q ? d->q : d->k, row * ld + column);
+        n.x = n.kept;
+        n.kept = NULL;
+        n.dout = dx;
+        n.dx = dx;
+        n.dweight = sum_at(t, part_of(t, chunk), place, which);
+        PD_TRY(pd_norm_backward(t->math, &n, err));
+    }
+    return PD_OK;
+}
+
+/* head_sums of q or of k = the tree over t->tp.parts, of which `which` has a term. */
+static pd_status add_up(struct pd_transformer *t, uint32_t part_count, int which, struct pd_error *err)
+{
+    const uint64_t d = head_size(t);
+    struct pd_finish f = {.rows = t->sp.pieces,
+                          .columns = d,
+                          .part_count = part_count,
+                          .parts = t->tp.parts,
+                          .ld_parts = 2 * d,
+                          .scale = 1.0f,
+                          .out = {sum_at(t, t->head_norms.sums, 0, which), PD_F32, 2 * d}};
+    bool has_any = false;
+    for (uint32_t i = 0; i < part_count; i++)
+        has_any |= t->tp.parts[i] != NULL;
+    return has_any ? pd_finish(t->math, &f, err) : PD_OK;
+}
+
+/* The tree over this rank's chunks. */
+static pd_status add_chunks(struct pd_transformer *t, int which, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        const struct pd_range all = pd_partition_chunk(&t->partition, t->model->config.heads, t->tp.first_chunk + i);
+        t->tp.parts[i] = count_of(computed_by(t, all, which)) ? sum_at(t, part_of(t, i), 0, which) : NULL;
+    }
+    return add_up(t, t->tp.chunks, which, err);
+}
+
+static struct pd_range heads_of_rank(const struct pd_transformer *t, uint32_t rank)
+{
+    struct pd_partition other = t->partition;
+    other.tp_rank = rank;
+    return pd_partition_units(&other, t->model->config.heads);
+}
+
+/* A rank without heads sends nothing. */
+static pd_status exchange(struct pd_transformer *t, struct pd_error *err)
+{
+    const uint32_t me = t->partition.tp_rank;
+    const uint64_t elements = 2ull * t->sp.pieces * head_size(t), bytes = elements * sizeof(float);
+    struct pd_peer_transfer *x = &t->head_norms.transfer;
+    pd_peer_transfer_clear(x);
+    for (uint32_t r = 0; r < t->partition.tp; r++) {
+        if (r == me) continue;
+        if (count_of(t->share.heads)) pd_peer_transfer_send(x, r, t->head_norms.sums, bytes);
+        if (count_of(heads_of_rank(t, r))) pd_peer_transfer_recv(x, r, t->head_norms.arrived + r * elements, bytes);
+    }
+    PD_TRY(pd_peer_transfer_start(x, err));
+    return pd_peer_transfer_wait(x, err);
+}
+
+/* The tree over ranks goes on where the tree over chunks ended. */
+static pd_status add_ranks(struct pd_transformer *t, int which, struct pd_error *err)
+{
+    const uint64_t elements = 2ull * t->sp.pieces * head_size(t);
+    for (uint32_t r = 0; r < t->partition.tp; r++) {
+        float *base = r == t->partition.tp_rank ? t->head_norms.sums : t->head_norms.arrived + r * elements;
+        t->tp.parts[r] = count_of(computed_by(t, heads_of_rank(t, r), which)) ? sum_at(t, base, 0, which) : NULL;
+    }
+    return add_up(t, t->partition.tp, which, err);
+}
+
+static pd_status copy_piece(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err)
+{
+    const int which = *(const int *)context;
+    return pd_math_copy(t->math, dst, sum_at(t, t->head_norms.sums, place, which), head_size(t) * sizeof(float), err);
+}
+
+pd_status pd_head_norms_backward(struct pd_transformer *t, const struct pd_block_activations *a, void *const *weights,
+                                 float *const *gradients, struct pd_error *err)
+{
+    const struct pd_qkv d = pd_qkv_of(t, t->dqkv, t->share.dk_columns);
+    for (int which = OF_Q; which <= OF_K; which++) {
+        for (uint32_t i = 0; i < t->tp.chunks; i++)
+            PD_TRY(chunk_backward(t, a, &d, i, which, weights[which], err));
+        PD_TRY(add_chunks(t, which, err));
+    }
+    if (t->partition.tp > 1) PD_TRY(exchange(t, err));
+    for (int which = OF_Q; which <= OF_K; which++) {
+        if (t->partition.tp > 1) PD_TRY(add_ranks(t, which, err));
+        PD_TRY(pd_vector_gradient(t, head_size(t), copy_piece, &which, gradients[which], err));
+    }
+    return PD_OK;
+}
