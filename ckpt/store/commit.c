@@ -65,7 +65,8 @@ struct trailer {
     uint64_t magic, version, file_bytes, reserved_head;
     struct extent state, layout, first_unit, shards, created_by, config, environment;
     struct extent stripes; /* zeros in version 1 */
-    uint64_t reserved[490];
+    uint64_t tokenizer_digest;
+    uint64_t reserved[489];
     uint64_t body_digest; /* seed PD_SHARD_SEED, of all pages before this one */
     uint64_t self_digest; /* seed 0, of all of this page before it: the same place in every version */
 };
@@ -146,6 +147,7 @@ static pd_status add_structure(const struct pd_commit *commit, struct pd_h5_file
     uint64_t stages = s->layout.stage_count, stripes = s->layout.stripes;
     PD_TRY(pd_h5_note(file, "/", "format", "perdure commit", err));
     PD_TRY(pd_h5_note_u64(file, "/", "format_version", t->version, err));
+    if (t->tokenizer_digest) PD_TRY(pd_h5_note_u64(file, "/", "tokenizer_digest", t->tokenizer_digest, err));
     PD_TRY(add_records(file, "/state", state_fields, COUNT(state_fields), 1, &t->state, err));
     PD_TRY(add_records(file, "/layout", layout_fields, COUNT(layout_fields), 1, &t->layout, err));
     PD_TRY(pd_h5_dataset(file, "/first_unit", PD_H5_U64, 1, &stages, &t->first_unit.offset, err));
@@ -211,7 +213,9 @@ static pd_status check_encodable(const struct pd_commit *commit, struct pd_error
 pd_status pd_commit_encode(const struct pd_commit *commit, void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
 {
     PD_TRY(check_encodable(commit, err));
-    struct trailer t = {.magic = COMMIT_MAGIC, .version = is_striped(&commit->state.layout) ? COMMIT_FORMAT_VERSION : 1};
+    struct trailer t = {.magic = COMMIT_MAGIC,
+                        .version = is_striped(&commit->state.layout) ? COMMIT_FORMAT_VERSION : 1,
+                        .tokenizer_digest = commit->state.tokenizer_digest};
     struct pd_h5_file *file = NULL;
     struct pd_h5_pages pages = {0};
     PD_TRY(pd_h5_new(&file, err));
@@ -315,6 +319,7 @@ static pd_status take_body(const unsigned char *data, const struct trailer *t, s
 {
     PD_TRY(unpack(state_fields, COUNT(state_fields), data + t->state.offset, &c->state, err));
     PD_TRY(take_layout(data, t, &c->state.layout, err));
+    c->state.tokenizer_digest = t->tokenizer_digest;
     memcpy(c->state.created_by, data + t->created_by.offset, t->created_by.bytes);
     c->state.created_by[sizeof c->state.created_by - 1] = '\0';
     PD_TRY(take_text(data, t->config, &c->state.config, err));

@@ -37,6 +37,7 @@ struct pd_run_state {
     uint64_t loss_scale_good_steps, skipped_steps;
     uint64_t seed;
     uint64_t data_fingerprint[2];
+    uint64_t tokenizer_digest;   /* of what made the tokens; 0: not known */
     double last_loss;            /* of this step */
     double best_validation_loss; /* NaN when there was none */
     struct pd_layout layout;

@@ -6,6 +6,7 @@
 #include "tools/commands/run_tiers.h"
 #include "tools/output.h"
 #include "trainer/sample/sample.h"
+#include "trainer/sample/sample_text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,9 +20,11 @@ struct sample {
     uint64_t count, top_k, seed, threads;
     double temperature;
     int64_t document_token; /* negative: none */
-    bool json, bytes;
-    char *text; /* of --json, of models over bytes: (text_bytes) what was drawn so far */
-    size_t text_bytes;
+    bool json;
+    const char *tokenizer_path;    /* as given; NULL: what lies beside the model */
+    struct pd_sample_text *reader; /* owned; NULL: the model reads and writes numbers */
+    struct pd_error *err;          /* of emit */
+    pd_status status;
     struct pd_json_writer writer;
 };
 
@@ -45,16 +48,18 @@ static void loaded(void *context, const struct pd_config *config, uint64_t step)
 static bool emit(void *context, int32_t token)
 {
     struct sample *s = context;
-    const bool ends = token == s->document_token, is_text = token > 0 && token < 256 && !ends;
-    if (s->json && s->text && is_text) s->text[s->text_bytes++] = (char)token;
+    const bool ends = token == s->document_token;
+    const char *text = "";
+    size_t bytes = 0;
+    if (s->reader && !ends) s->status = pd_sample_text_add(s->reader, token, &text, &bytes, s->err);
     if (s->json)
         pd_json_i64(&s->writer, NULL, token);
-    else if (!s->bytes)
+    else if (!s->reader)
         printf("%d ", token);
-    else if (token < 256 && !ends)
-        putchar(token);
+    else
+        fwrite(text, 1, bytes, stdout);
     fflush(stdout);
-    return !ferror(stdout) && !ends;
+    return !s->status && !ferror(stdout) && !ends;
 }
 
 /* Tokens 0 to 255 are bytes; there may be one more, which ends documents. */
@@ -65,7 +70,7 @@ static bool is_over_bytes(const struct pd_config *config)
            (document >= 256 && document < config->model.vocab && config->model.vocab <= BYTE_VOCAB_MAX);
 }
 
-static pd_status encode_numbers(const char *text, int32_t *tokens, uint32_t *count, struct pd_error *err)
+static pd_status encode_numbers(const char *text, struct pd_tokens *tokens, struct pd_error *err)
 {
     while (*text) {
         char word[24];
@@ -74,46 +79,30 @@ static pd_status encode_numbers(const char *text, int32_t *tokens, uint32_t *cou
         snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), text);
         if (!pd_parse_u64(word, &value) || value > INT32_MAX)
             PD_FAIL(err, PD_USAGE, "--tokens: \"%s\" is not a token number; write --tokens=1,2,3", word);
-        tokens[(*count)++] = (int32_t)value;
+        const int32_t token = (int32_t)value;
+        PD_TRY(pd_tokens_add(tokens, &token, 1, err));
         text += length;
         if (*text == ',') text++;
     }
     return PD_OK;
 }
 
-/* As training saw the beginning of a document: behind the token that ended the one before, unless they are kept apart. */
-static void encode_text(const struct sample *s, const struct pd_config *config, int32_t *tokens, uint32_t *count)
+/* Tokens of the prompt: of the text, or the numbers given. Text goes on as training saw the beginning of a document: behind the
+ * token that ended the one before, unless they are kept apart. */
+static pd_status encode(struct sample *s, const struct pd_config *config, struct pd_tokens *tokens, struct pd_error *err)
 {
     const bool is_led = s->document_token >= 0 && !config->data.separate_documents;
-    const char *text = s->prompt ? s->prompt : is_led ? "" : "\n";
-    if (is_led) tokens[(*count)++] = (int32_t)s->document_token;
-    for (; *text; text++)
-        tokens[(*count)++] = (unsigned char)*text;
-}
-
-/* Tokens of the prompt: bytes of the text, or the numbers given. */
-static pd_status encode(const struct sample *s, const struct pd_config *config, int32_t **ret_tokens, uint32_t *ret_count,
-                        struct pd_error *err)
-{
-    const char *text = s->tokens ? s->tokens : s->prompt ? s->prompt : "";
-    if (!s->tokens && !s->bytes)
-        PD_FAIL(err, PD_INVALID, "this model has %u tokens and reads no text: give the prompt as --tokens=N,N,...",
+    const int32_t lead = (int32_t)s->document_token;
+    if (s->tokens) return encode_numbers(s->tokens, tokens, err);
+    if (!s->reader)
+        PD_FAIL(err, PD_INVALID,
+                "this model has %u tokens and no tokenizer lies beside it: name one with --tokenizer=PATH, or give the "
+                "prompt as "
+                "--tokens=N,N,...",
                 config->model.vocab);
-    int32_t *tokens = calloc(strlen(text) + 2, sizeof *tokens);
-    if (!tokens) PD_FAIL(err, PD_NO_MEMORY, "sample: no memory for the prompt");
-    uint32_t count = 0;
-    pd_status st = PD_OK;
-    if (s->tokens)
-        st = encode_numbers(s->tokens, tokens, &count, err);
-    else
-        encode_text(s, config, tokens, &count);
-    if (st) {
-        free(tokens);
-        return st;
-    }
-    *ret_tokens = tokens;
-    *ret_count = count;
-    return PD_OK;
+    if (is_led) PD_TRY(pd_tokens_add(tokens, &lead, 1, err));
+    PD_TRY(pd_sample_text_encode(s->reader, s->prompt ? s->prompt : "", tokens, err));
+    return tokens->count ? PD_OK : pd_sample_text_encode(s->reader, "\n", tokens, err);
 }
 
 /* PATH may be a run directory: its checkpoints lie in a directory of their own, or in that of the tier with the newest. */
@@ -136,11 +125,41 @@ static pd_status checkpoints_of(const char *path, char *buffer, size_t room, con
     return PD_OK;
 }
 
+/* What reads the prompt and writes the text: the tokenizer that was named, or lies beside the model, or bytes. */
+static pd_status open_reader(struct sample *s, const char *checkpoints, const struct pd_config *config, uint64_t digest,
+                             struct pd_error *err)
+{
+    struct pd_sample_text_options options = {.path = s->tokenizer_path,
+                                             .run = s->path,
+                                             .checkpoints = checkpoints,
+                                             .vocab = config->model.vocab,
+                                             .digest = digest,
+                                             .is_over_bytes = is_over_bytes(config)};
+    return pd_sample_text_open(&options, &s->reader, err);
+}
+
+static pd_status draw_with(struct sample *s, struct pd_sample_options *options, struct pd_error *err)
+{
+    struct pd_config config;
+    uint64_t digest;
+    struct pd_tokens prompt = {0};
+    PD_TRY(pd_sample_config(options->checkpoints, &config, &digest, err));
+    s->document_token = config.data.document_token;
+    s->err = err;
+    pd_status st = open_reader(s, options->checkpoints, &config, digest, err);
+    if (!st) st = encode(s, &config, &prompt, err);
+    if (!st && s->reader) st = pd_sample_text_begin(s->reader, prompt.ids, prompt.count, err);
+    pd_config_deinit(&config);
+    options->prompt = prompt.ids;
+    options->prompt_count = (uint32_t)prompt.count;
+    if (!st) st = pd_sample_run(options, err);
+    pd_tokens_deinit(&prompt);
+    return st ? st : s->status;
+}
+
 static pd_status draw(struct sample *s, struct pd_error *err)
 {
     char buffer[4096];
-    struct pd_config config;
-    int32_t *tokens = NULL;
     struct pd_sample_options options = {.count = (uint32_t)s->count,
                                         .temperature = s->temperature,
                                         .top_k = (uint32_t)s->top_k,
@@ -150,15 +169,24 @@ static pd_status draw(struct sample *s, struct pd_error *err)
                                         .emit = emit,
                                         .context = s};
     PD_TRY(checkpoints_of(s->path, buffer, sizeof buffer, &options.checkpoints, err));
-    PD_TRY(pd_sample_config(options.checkpoints, &config, err));
-    s->bytes = is_over_bytes(&config);
-    s->document_token = config.data.document_token;
-    pd_status st = encode(s, &config, &tokens, &options.prompt_count, err);
-    pd_config_deinit(&config);
-    options.prompt = tokens;
-    if (!st) st = pd_sample_run(&options, err);
-    free(tokens);
-    return st;
+    return draw_with(s, &options, err);
+}
+
+/* The end of a character that never came, and the end of the line or of the JSON. */
+static pd_status finish(struct sample *s, struct pd_error *err)
+{
+    const char *text = "", *all = NULL;
+    size_t bytes = 0;
+    if (s->reader) PD_TRY(pd_sample_text_end(s->reader, &text, &bytes, &all, err));
+    if (!s->json) {
+        fwrite(text, 1, bytes, stdout);
+        putchar('\n');
+        return PD_OK;
+    }
+    pd_json_array_end(&s->writer);
+    pd_json_string(&s->writer, "text", all);
+    pd_json_object_end(&s->writer);
+    return pd_output_json(&s->writer, err);
 }
 
 pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
@@ -168,8 +196,13 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
     uint32_t paths;
     bool done;
     struct pd_option options[] = {
-        {.name = "prompt", "TEXT", "text to go on from (models over bytes)", PD_OPTION_TEXT, &s.prompt},
+        {.name = "prompt", "TEXT", "text to go on from", PD_OPTION_TEXT, &s.prompt},
         {.name = "tokens", "N,N,...", "tokens to go on from (any model)", PD_OPTION_TEXT, &s.tokens},
+        {.name = "tokenizer",
+         "PATH",
+         "a tokenizer.json, a directory that holds one, or byte (what lies beside the model)",
+         PD_OPTION_TEXT,
+         &s.tokenizer_path},
         {.name = "count",
          "N",
          "tokens to draw (200), fewer where a document ends",
@@ -197,24 +230,14 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
     if (s.count > 1u << 20 || s.top_k > UINT32_MAX || s.threads > 1024)
         PD_FAIL(err, PD_USAGE, "sample: --count is at most 1048576 and --threads at most 1024");
     if (s.json) {
-        s.text = calloc(s.count + 1, 1);
-        if (!s.text) PD_FAIL(err, PD_NO_MEMORY, "sample: no memory for the text");
         pd_json_writer_init(&s.writer, 0);
         pd_json_object_begin(&s.writer, NULL);
     }
     pd_status st = draw(&s, err);
-    if (!s.json) {
-        if (!st) putchar('\n');
-        return st;
-    }
-    if (st) {
+    if (!st)
+        st = finish(&s, err);
+    else if (s.json)
         pd_json_writer_deinit(&s.writer);
-        free(s.text);
-        return st;
-    }
-    pd_json_array_end(&s.writer);
-    pd_json_string(&s.writer, "text", s.bytes ? s.text : NULL);
-    free(s.text);
-    pd_json_object_end(&s.writer);
-    return pd_output_json(&s.writer, err);
+    pd_sample_text_free(s.reader);
+    return st;
 }

@@ -5,6 +5,7 @@
 #include "ckpt/base/words.h"
 #include "trainer/data/order.h"
 #include "trainer/data/token_file.h"
+#include "trainer/data/token_origin.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -48,6 +49,9 @@ struct pd_data {
     int64_t document_token;
     uint64_t seed;
     uint64_t fingerprint[2];
+    struct pd_token_origin origin;        /* the last that was read */
+    uint64_t tokenizer_digest;            /* 0: not known of any file */
+    const struct member *tokenizer_known; /* the first of which it is known */
 };
 
 /* ---- opening ---- */
@@ -105,6 +109,28 @@ static pd_status check_documents(const struct pd_data *data, struct member *memb
                 "%s: documents cannot be kept apart, since files of format %s do not mark their ends; set "
                 "data.document_token to the token that ends one, or data.separate_documents to false",
                 member->file.path, pd_data_format_name(member->file.format));
+    return PD_OK;
+}
+
+/* All files whose tokenizer is known have one, and its tokens are tokens of the model. */
+static pd_status check_origin(struct pd_data *data, const struct member *member, uint32_t vocab, struct pd_error *err)
+{
+    const bool is_text = member->file.format == PD_DATA_TEXT;
+    if (!is_text) PD_TRY(pd_token_origin_read(member->file.path, &data->origin, err));
+    const uint64_t digest = is_text ? pd_tokenizer_digest_of_bytes() : data->origin.digest;
+    if (!digest) return PD_OK;
+    if (!is_text && vocab && data->origin.vocab > vocab)
+        PD_FAIL(err, PD_INVALID,
+                "%s is of a tokenizer with %" PRIu32 " tokens, and the model has %" PRIu32 "; set model.vocab=%" PRIu32,
+                member->file.path, data->origin.vocab, vocab, data->origin.vocab);
+    if (data->tokenizer_known && data->tokenizer_digest != digest)
+        PD_FAIL(err, PD_INVALID,
+                "%s and %s are of different tokenizers (digests %016" PRIx64 " and %016" PRIx64
+                "): the same number means other text in "
+                "them; pack both with one tokenizer",
+                data->tokenizer_known->file.path, member->file.path, data->tokenizer_digest, digest);
+    if (!data->tokenizer_known) data->tokenizer_known = member;
+    data->tokenizer_digest = digest;
     return PD_OK;
 }
 
@@ -333,6 +359,8 @@ static pd_status data_build(struct pd_data *data, const struct pd_data_options *
     data->members = calloc((size_t)options->train_count + options->validation_count, sizeof *data->members);
     if (!data->members) PD_FAIL(err, PD_NO_MEMORY, "no memory for the list of data files");
     PD_TRY(open_members(data, options, err));
+    for (uint32_t i = 0; i < data->member_count; i++)
+        PD_TRY(check_origin(data, &data->members[i], options->vocab, err));
     PD_TRY(split_members(data, options, err)); /* what is wrong with sizes is said before hours of reading */
     PD_TRY(scan_members(data, options->vocab, err));
     if (weighted) PD_TRY(blend_members(data, err));
@@ -371,6 +399,13 @@ void pd_data_close(struct pd_data *data)
     free(data->parts[PD_SPLIT_VALIDATION].ranges);
     free(data->blend);
     free(data);
+}
+
+uint64_t pd_data_tokenizer(const struct pd_data *data, const char **ret_path)
+{
+    const bool has_file = data->tokenizer_known && data->tokenizer_known->file.format != PD_DATA_TEXT;
+    *ret_path = has_file ? data->tokenizer_known->file.path : NULL;
+    return data->tokenizer_digest;
 }
 
 uint64_t pd_data_sample_count(const struct pd_data *data, enum pd_split split)

@@ -44,9 +44,13 @@ struct pd_data_options {
 
 struct pd_data;
 
+/*   errors  PD_INVALID also where files are of different tokenizers, or of one with more tokens than the model's vocabulary */
 PD_MUST_USE pd_status pd_data_open(const struct pd_data_options *options, struct pd_data **ret_data, struct pd_error *err);
 void pd_data_close(struct pd_data *data);
 
+/* Digest of the tokenizer that made the tokens of all files (token_origin.h); 0: not known. *ret_path, borrowed, is a file of
+ * tokens that it lies beside, or NULL. */
+uint64_t pd_data_tokenizer(const struct pd_data *data, const char **ret_path);
 uint64_t pd_data_sample_count(const struct pd_data *data, enum pd_split split); /* of one epoch; of one pass of validation */
 /* Of every byte, size, format and weight of all files in their order: what the commit records. Not of names and times: a
  * file may move. */

@@ -81,7 +81,7 @@ static void encode_some(void *context, uint64_t index)
         d->worker = (uint32_t)index;
         d->first = w->tokens.count;
         if (d->bytes)
-            w->status = pd_tokenizer_encode(e->tokenizer, w->scratch, e->text.bytes + d->start, d->bytes, true, &w->tokens,
+            w->status = pd_tokenizer_encode(e->tokenizer, w->scratch, e->text.bytes + d->start, d->bytes, false, &w->tokens,
                                             &w->error);
         d->token_count = w->tokens.count - d->first;
     }

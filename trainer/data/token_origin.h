@@ -17,6 +17,8 @@ struct pd_token_origin { /* zeroed: not known */
 char *pd_token_origin_path(const char *token_path);
 /* *origin as it was of another file, or zeroed, on entry. PD_CORRUPT, PD_UNSUPPORTED: what lies there is no tokenizer. */
 PD_MUST_USE pd_status pd_token_origin_read(const char *token_path, struct pd_token_origin *origin, struct pd_error *err);
+/* Copies what lies beside a token file to `path`, where it differs. */
+PD_MUST_USE pd_status pd_token_origin_copy(const char *token_path, const char *path, struct pd_error *err);
 /* Writes the copy, or removes one that another tokenizer left (byte tokens have none). */
 PD_MUST_USE pd_status pd_token_origin_write(const char *token_path, const struct pd_tokenizer *tokenizer,
                                             struct pd_error *err);

@@ -11,6 +11,7 @@
 #include "ckpt/base/trace.h"
 #include "ckpt/base/words.h"
 #include "trainer/comm/nccl.h"
+#include "trainer/data/token_origin.h"
 #include "trainer/engine/gpus.h"
 #include "trainer/engine/scratch.h"
 #include "trainer/math/math_cuda.h"
@@ -35,6 +36,17 @@ static pd_status publish_config(struct run *r, struct pd_error *err)
     char path[4096];
     snprintf(path, sizeof path, "%s/config.yaml", r->config->run.dir);
     pd_status st = r->comm->rank == 0 ? pd_worker_write_config(r->given, path, err) : PD_OK;
+    return pd_group_agree(&r->group, st, err);
+}
+
+/* For whoever samples from the run, once it is known that the run goes on with this data. */
+static pd_status publish_tokenizer(struct run *r, struct pd_error *err)
+{
+    char path[4096];
+    const char *tokens = NULL;
+    (void)pd_data_tokenizer(r->data, &tokens);
+    snprintf(path, sizeof path, "%s/" PD_TOKENIZER_FILE, r->config->run.dir);
+    pd_status st = tokens && r->comm->rank == 0 ? pd_token_origin_copy(tokens, path, err) : PD_OK;
     return pd_group_agree(&r->group, st, err);
 }
 
@@ -384,6 +396,7 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     list_shard_bytes(r, bytes);
     if (pd_state_is_in_files(r->engine->state)) PD_TRY(make_generations(r, bytes, err));
     PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->engine, &r->state, &report, err));
+    PD_TRY(publish_tokenizer(r, err));
     r->saved_step = report.resumed ? r->state.identity.step : 0;
     PD_TRY(open_saver(r, err));
     PD_TRY(open_metrics(r, err));

@@ -98,6 +98,9 @@ static pd_status fill_launch(const struct pd_engine *e, const struct pd_tiers *t
     state->tensor_count = e->options.model->tensors.count;
     state->parameter_count = e->options.model->parameter_count;
     pd_data_fingerprint(e->data, state->data_fingerprint);
+    const char *path;
+    const uint64_t tokenizer = pd_data_tokenizer(e->data, &path);
+    if (tokenizer) state->tokenizer_digest = tokenizer;
     snprintf(state->created_by, sizeof state->created_by, "perdure %s", PERDURE_VERSION);
     free(state->config);
     free(state->environment);
@@ -122,6 +125,19 @@ static void log_other_device(const struct pd_engine *e, const struct pd_run_stat
             (unsigned long long)saved->identity.step, before_said, now_said, (unsigned long long)saved->identity.step + 1);
     }
     free(now);
+}
+
+/* Data may change on purpose; that the same numbers mean other text is hardly meant. */
+static void log_other_tokenizer(const struct pd_engine *e, const struct pd_run_state *saved)
+{
+    const char *path;
+    const uint64_t now = pd_data_tokenizer(e->data, &path);
+    if (!now || !saved->tokenizer_digest || now == saved->tokenizer_digest) return;
+    pd_log(PD_LOG_WARN, MODULE,
+           "the checkpoint was trained on tokens of another tokenizer (digest %016llx) than the data is now (%016llx): what "
+           "the "
+           "model learned of a token does not hold for it",
+           (unsigned long long)saved->tokenizer_digest, (unsigned long long)now);
 }
 
 static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, struct pd_run_state *state, struct pd_error *err)
@@ -279,6 +295,9 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
     if (!report.resumed) PD_TRY(start_fresh(group, e, ret_state, err));
     report.seconds = pd_clock_seconds_since(NULL, start);
     *ret_report = report;
-    if (report.resumed && group->rank == 0) log_other_device(e, ret_state);
+    if (report.resumed && group->rank == 0) {
+        log_other_device(e, ret_state);
+        log_other_tokenizer(e, ret_state);
+    }
     return fill_launch(e, tiers, ret_state, err);
 }

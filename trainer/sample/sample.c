@@ -89,12 +89,14 @@ static void release(struct sampler *s)
     free(s->offset);
 }
 
-pd_status pd_sample_config(const char *checkpoints, struct pd_config *ret_config, struct pd_error *err)
+pd_status pd_sample_config(const char *checkpoints, struct pd_config *ret_config, uint64_t *ret_tokenizer_digest,
+                           struct pd_error *err)
 {
     struct sampler s = {0};
     pd_status st = open_newest(&s, checkpoints, err);
     if (!st) {
         *ret_config = s.config;
+        *ret_tokenizer_digest = s.commit.state.tokenizer_digest;
         s.config = (struct pd_config){0};
     }
     release(&s);

@@ -19,8 +19,10 @@ struct pd_sample_options {
     void *context;
 };
 
-/* The configuration that the newest checkpoint was written with: what a prompt must be encoded for. */
-PD_MUST_USE pd_status pd_sample_config(const char *checkpoints, struct pd_config *ret_config, struct pd_error *err);
+/* The configuration that the newest checkpoint was written with, and the digest of its tokenizer (0: not known): what a prompt
+ * must be encoded for. */
+PD_MUST_USE pd_status pd_sample_config(const char *checkpoints, struct pd_config *ret_config, uint64_t *ret_tokenizer_digest,
+                                       struct pd_error *err);
 
 /*   errors  PD_INVALID: an empty prompt, a token out of the vocabulary; those of loading */
 PD_MUST_USE pd_status pd_sample_run(const struct pd_sample_options *options, struct pd_error *err);

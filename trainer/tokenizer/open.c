@@ -7,11 +7,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+uint64_t pd_tokenizer_digest_of_bytes(void)
+{
+    return pd_digest64("byte", 4, 1);
+}
+
 static pd_status new_bytes(struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
 {
     struct pd_tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
     if (!tokenizer) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tokenizer");
-    *tokenizer = (struct pd_tokenizer){.is_bytes = true, .limit = 256, .digest = pd_digest64("byte", 4, 1)};
+    *tokenizer = (struct pd_tokenizer){.is_bytes = true, .limit = 256, .digest = pd_tokenizer_digest_of_bytes()};
     *ret_tokenizer = tokenizer;
     return PD_OK;
 }

@@ -206,7 +206,7 @@ static pd_status encode_bytes(const char *text, size_t bytes, struct pd_tokens *
 }
 
 pd_status pd_tokenizer_encode(const struct pd_tokenizer *tokenizer, struct pd_tokenizer_scratch *scratch, const char *text,
-                              size_t bytes, bool with_template, struct pd_tokens *tokens, struct pd_error *err)
+                              size_t bytes, bool goes_on, struct pd_tokens *tokens, struct pd_error *err)
 {
     struct encoding e = {tokenizer, scratch, tokens, err};
     unsigned first = 0;
@@ -219,10 +219,10 @@ pd_status pd_tokenizer_encode(const struct pd_tokenizer *tokenizer, struct pd_to
         text = scratch->repaired.bytes;
         bytes = scratch->repaired.count;
     }
-    if (with_template) PD_TRY(pd_tokens_add(tokens, tokenizer->before.ids, tokenizer->before.count, err));
+    PD_TRY(pd_tokens_add(tokens, tokenizer->before.ids, tokenizer->before.count, err));
     if (bytes) (void)pd_unicode_at(text, &first);
     PD_TRY(encode_between(&e, &tokenizer->added.raw, (struct pd_stretch){text, bytes, first}, encode_raw));
-    return with_template ? pd_tokens_add(tokens, tokenizer->behind.ids, tokenizer->behind.count, err) : PD_OK;
+    return goes_on ? PD_OK : pd_tokens_add(tokens, tokenizer->behind.ids, tokenizer->behind.count, err);
 }
 
 /* ---- decoding ---- */

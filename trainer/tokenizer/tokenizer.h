@@ -4,7 +4,7 @@
  * `tokenizers` package gives, special tokens included; what it lacks is refused by name and JSON path.
  *
  * Text that is not UTF-8 is first what Python's bytes.decode("utf-8", "replace") makes of it; byte tokens keep every byte.
- * An added token is found in any text, as there; the template of the post-processor adds its tokens when asked.
+ * An added token is found in any text, as there; the template of the post-processor adds its tokens.
  *   memory   a tokenizer: about four times its file. A scratch: 2 MiB, and three copies of the longest document
  *   threads  a tokenizer any, a scratch or a stream one at a time
  *   sources  the formats: huggingface.co/docs/tokenizers; GGUF: docs/gguf.md of ggml */
@@ -53,6 +53,7 @@ PD_MUST_USE pd_status pd_tokenizer_from_arrays(const struct pd_tokenizer_arrays 
 
 uint32_t pd_tokenizer_vocab(const struct pd_tokenizer *tokenizer);  /* largest id + 1 */
 uint64_t pd_tokenizer_digest(const struct pd_tokenizer *tokenizer); /* XXH3 of all that decides tokens; never 0 */
+uint64_t pd_tokenizer_digest_of_bytes(void);                        /* of the tokenizer "byte" */
 /* What it was parsed from, borrowed: to lie beside what was made with it. NULL: bytes, GGUF. */
 const char *pd_tokenizer_json(const struct pd_tokenizer *tokenizer, size_t *ret_bytes);
 bool pd_tokenizer_is_bytes(const struct pd_tokenizer *tokenizer);
@@ -63,10 +64,11 @@ PD_MUST_USE pd_status pd_tokenizer_scratch_new(const struct pd_tokenizer *tokeni
                                                struct pd_tokenizer_scratch **ret_scratch, struct pd_error *err);
 void pd_tokenizer_scratch_free(struct pd_tokenizer_scratch *scratch);
 
-/* Appends the tokens of one document. with_template: and those that the post-processor adds before and behind.
+/* Appends the tokens of one document, with those that the template of the post-processor has before and behind it. goes_on: more
+ * text is to follow, so nothing comes behind.
  *   errors  PD_INVALID: a document of more than 1 GiB, or one that a regular expression does not get through */
 PD_MUST_USE pd_status pd_tokenizer_encode(const struct pd_tokenizer *tokenizer, struct pd_tokenizer_scratch *scratch,
-                                          const char *text, size_t bytes, bool with_template, struct pd_tokens *tokens,
+                                          const char *text, size_t bytes, bool goes_on, struct pd_tokens *tokens,
                                           struct pd_error *err);
 /* Appends the text of tokens; ids that no token has are left out. skip_special: so are special tokens. */
 PD_MUST_USE pd_status pd_tokenizer_decode(const struct pd_tokenizer *tokenizer, struct pd_tokenizer_scratch *scratch,

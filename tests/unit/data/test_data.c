@@ -31,6 +31,43 @@ static struct pd_data_options options_of(const struct pd_data_source *train, uin
         .train = train, .train_count = count, .context = CONTEXT, .vocab = 65536, .document_token = -1, .seed = 5};
 }
 
+#define TOKENIZER(vocab) "{\"model\":{\"type\":\"BPE\",\"vocab\":" vocab ",\"merges\":[]}}"
+
+static void write_tokenizer(const char *name, const char *json)
+{
+    test_write(name, json, strlen(json));
+}
+
+Test(data, files_of_one_tokenizer_go_together_and_those_of_two_do_not)
+{
+    struct pd_data_source train[] = {{test_write_u16("a.bin", 100, 0, 100), PD_DATA_AUTO, 0},
+                                     {test_write_u16("b.bin", 100, 0, 100), PD_DATA_AUTO, 0},
+                                     {test_write_u16("c.bin", 100, 0, 100), PD_DATA_AUTO, 0}};
+    struct pd_data_options options = options_of(train, 3);
+    const char *path;
+    struct pd_data *data = open_ok(&options);
+    cr_assert_eq(pd_data_tokenizer(data, &path), 0);
+    cr_assert_null(path);
+    pd_data_close(data);
+    write_tokenizer("a.bin.tokenizer.json", TOKENIZER("{\"a\":0,\"b\":299}"));
+    write_tokenizer("c.bin.tokenizer.json", " " TOKENIZER("{\"b\": 299, \"a\": 0}"));
+    data = open_ok(&options);
+    cr_assert_neq(pd_data_tokenizer(data, &path), 0);
+    cr_assert_str_eq(path, train[0].path);
+    pd_data_close(data);
+    write_tokenizer("c.bin.tokenizer.json", TOKENIZER("{\"b\":0,\"a\":299}"));
+    refused(&options, PD_INVALID, "different tokenizers", "c.bin");
+    write_tokenizer("c.bin.tokenizer.json", "{}");
+    refused(&options, PD_CORRUPT, "model", "c.bin.tokenizer.json");
+    options.train_count = 2;
+    options.vocab = 299;
+    refused(&options, PD_INVALID, "model.vocab=300", "a.bin");
+    options.train_count = 3;
+    options.vocab = 300;
+    train[2] = (struct pd_data_source){test_write("d.txt", "0123456789abcdefgh", 18), PD_DATA_TEXT, 0};
+    refused(&options, PD_INVALID, "different tokenizers", "d.txt");
+}
+
 struct sample {
     int32_t tokens[CONTEXT], targets[CONTEXT], positions[CONTEXT], first[CONTEXT];
 };

@@ -40,7 +40,7 @@ static inline struct pd_tokens encode_text(const struct pd_tokenizer *tokenizer,
     struct pd_tokenizer_scratch *scratch;
     struct pd_tokens tokens = {0};
     cr_assert_eq(pd_tokenizer_scratch_new(tokenizer, &scratch, &err), PD_OK);
-    cr_assert_eq(pd_tokenizer_encode(tokenizer, scratch, text, bytes, true, &tokens, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_tokenizer_encode(tokenizer, scratch, text, bytes, false, &tokens, &err), PD_OK, "%s", err.message);
     pd_tokenizer_scratch_free(scratch);
     return tokens;
 }

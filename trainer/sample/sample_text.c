@@ -1,0 +1,125 @@
+#include "trainer/sample/sample_text.h"
+
+#include "ckpt/base/log.h"
+#include <stdio.h>
+#include <unistd.h>
+
+struct pd_sample_text {
+    struct pd_tokenizer *tokenizer;
+    struct pd_tokenizer_scratch *scratch;
+    struct pd_decode_stream *stream;
+    struct pd_string all; /* given since begin */
+};
+
+/* Beside the run, its directory of checkpoints, or one checkpoint: there, or one or two directories above. */
+static bool find_beside(const char *place, char *path, size_t room)
+{
+    static const char *const above[] = {"", "/..", "/../.."};
+    for (unsigned i = 0; i < sizeof above / sizeof above[0]; i++) {
+        snprintf(path, room, "%s%s/" PD_TOKENIZER_FILE, place, above[i]);
+        if (access(path, F_OK) == 0) return true;
+    }
+    return false;
+}
+
+static const char *choose_path(const struct pd_sample_text_options *options, char *buffer, size_t room)
+{
+    if (options->path) return options->path;
+    if (find_beside(options->run, buffer, room) || find_beside(options->checkpoints, buffer, room)) return buffer;
+    return options->is_over_bytes ? "byte" : NULL;
+}
+
+static pd_status check(const struct pd_sample_text *text, const char *path, const struct pd_sample_text_options *options,
+                       struct pd_error *err)
+{
+    const uint64_t digest = pd_tokenizer_digest(text->tokenizer);
+    const uint32_t vocab = pd_tokenizer_vocab(text->tokenizer);
+    if (!pd_tokenizer_is_bytes(text->tokenizer) && vocab > options->vocab)
+        PD_FAIL(err, PD_INVALID,
+                "%s has %u tokens and the model %u: it is of another model; name its own with --tokenizer=PATH", path, vocab,
+                options->vocab);
+    if (options->digest && digest != options->digest)
+        pd_log_warn("sample",
+                    "%s is not the tokenizer that the model was trained with (digest %016llx, and the checkpoint remembers "
+                    "%016llx): "
+                    "what it writes may be nonsense",
+                    path, (unsigned long long)digest, (unsigned long long)options->digest);
+    return PD_OK;
+}
+
+static pd_status open_all(struct pd_sample_text *text, const char *path, const struct pd_sample_text_options *options,
+                          struct pd_error *err)
+{
+    PD_TRY(pd_tokenizer_open(path, &text->tokenizer, err));
+    PD_TRY(check(text, path, options, err));
+    PD_TRY(pd_tokenizer_scratch_new(text->tokenizer, &text->scratch, err));
+    return pd_decode_stream_new(text->tokenizer, true, &text->stream, err);
+}
+
+pd_status pd_sample_text_open(const struct pd_sample_text_options *options, struct pd_sample_text **ret_text,
+                              struct pd_error *err)
+{
+    char buffer[4200];
+    const char *path = choose_path(options, buffer, sizeof buffer);
+    *ret_text = NULL;
+    if (!path) return PD_OK;
+    struct pd_sample_text *text = calloc(1, sizeof *text);
+    if (!text) PD_FAIL(err, PD_NO_MEMORY, "sample: no memory for a tokenizer");
+    pd_status status = open_all(text, path, options, err);
+    if (status) {
+        pd_sample_text_free(text);
+        return status;
+    }
+    *ret_text = text;
+    return PD_OK;
+}
+
+void pd_sample_text_free(struct pd_sample_text *text)
+{
+    if (!text) return;
+    pd_decode_stream_free(text->stream);
+    pd_tokenizer_scratch_free(text->scratch);
+    pd_tokenizer_free(text->tokenizer);
+    pd_string_deinit(&text->all);
+    free(text);
+}
+
+pd_status pd_sample_text_encode(struct pd_sample_text *text, const char *prompt, struct pd_tokens *tokens,
+                                struct pd_error *err)
+{
+    return pd_tokenizer_encode(text->tokenizer, text->scratch, prompt, strlen(prompt), true, tokens, err);
+}
+
+pd_status pd_sample_text_begin(struct pd_sample_text *text, const int32_t *prompt, size_t count, struct pd_error *err)
+{
+    const char *piece;
+    size_t bytes;
+    for (size_t i = 0; i < count; i++)
+        PD_TRY(pd_decode_stream_add(text->stream, prompt[i], &piece, &bytes, err));
+    return PD_OK;
+}
+
+/* A string ends at a zero byte: those are left out. */
+static pd_status keep(struct pd_sample_text *text, const char *piece, size_t bytes, struct pd_error *err)
+{
+    for (size_t i = 0; i < bytes; i++)
+        if (piece[i]) PD_TRY(pd_string_add(&text->all, &piece[i], 1, err));
+    return PD_OK;
+}
+
+pd_status pd_sample_text_add(struct pd_sample_text *text, int32_t token, const char **ret_text, size_t *ret_bytes,
+                             struct pd_error *err)
+{
+    PD_TRY(pd_decode_stream_add(text->stream, token, ret_text, ret_bytes, err));
+    return keep(text, *ret_text, *ret_bytes, err);
+}
+
+pd_status pd_sample_text_end(struct pd_sample_text *text, const char **ret_text, size_t *ret_bytes, const char **ret_all,
+                             struct pd_error *err)
+{
+    PD_TRY(pd_decode_stream_end(text->stream, ret_text, ret_bytes, err));
+    PD_TRY(keep(text, *ret_text, *ret_bytes, err));
+    PD_TRY(pd_string_add(&text->all, "", 1, err));
+    *ret_all = text->all.bytes;
+    return PD_OK;
+}
