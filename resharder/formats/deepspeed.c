@@ -206,9 +206,10 @@ static bool partition_count(const struct pd_pickle_node *node, uint64_t *ret)
 static pd_status read_shape(struct deepspeed *d, struct pd_error *err)
 {
     const struct pd_pickle_node *all = pd_pickle_member(pd_pickle_root(d->archive.pickle), "optimizer_state_dict");
+    const struct pd_pickle_node *number = pd_pickle_member(all, "zero_stage");
     uint64_t stage = 0, ranks = 0;
-    if (!pd_pickle_is_u64(pd_pickle_member(all, "zero_stage"), &stage) ||
-        !partition_count(pd_pickle_member(all, "partition_count"), &ranks))
+    if (pd_pickle_is_call(number, "deepspeed.runtime.zero.config.ZeroStageEnum")) number = pd_pickle_argument(number, 0);
+    if (!pd_pickle_is_u64(number, &stage) || !partition_count(pd_pickle_member(all, "partition_count"), &ranks))
         PD_FAIL(err, PD_CORRUPT, "%s: no zero_stage and partition_count; it is not a ZeRO checkpoint of DeepSpeed", d->path);
     if (stage < 1 || stage > 3 || ranks < 1 || ranks > RANKS_MAX)
         PD_FAIL(err, PD_CORRUPT,

@@ -2,7 +2,7 @@
 """Makes the golden files of DeepSpeed's ZeRO checkpoints: make_deepspeed.py DIRECTORY STAGE (deepspeed, torch; CPU, 3 ranks).
 
 Two parameter groups, shapes that 3 does not divide. What it should read as lies beside it in expected-<stage>.pt, a plain
-torch.save: {name: {"param", "exp_avg", "exp_avg_sq"}} in fp32, made by a plain AdamW over the same gradients.
+torch.save: {name: {"param", "exp_avg", "exp_avg_sq"}} in fp32, by DeepSpeed's own functions and maps.
 """
 import os
 import sys
@@ -10,6 +10,7 @@ import sys
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 
 SHAPES = {"embed.weight": (11, 6), "a.weight": (7, 6), "a.bias": (7,), "norm.weight": (7,), "out.weight": (5, 7)}
@@ -57,19 +58,36 @@ def rank_main(rank, out, stage):
         engine.backward(engine(x))
         engine.step()
     engine.save_checkpoint(os.path.join(out, f"zero{stage}"), tag="global_step2")
-    if rank:
-        return
-    plain = Model()
-    optimizer = torch.optim.AdamW(groups(plain), lr=0.01, betas=(0.9, 0.95), eps=1e-8)
-    for _ in range(2):
-        optimizer.zero_grad()
-        plain(x).backward()
-        optimizer.step()
-    state = {
-        n: {"param": p.detach(), **{k: optimizer.state[p][k] for k in ("exp_avg", "exp_avg_sq")}}
-        for n, p in plain.named_parameters()
-    }
-    torch.save(state, os.path.join(out, f"expected-{stage}.pt"))
+    dist.barrier()
+    if stage == 3:
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        state = {
+            n: {
+                "param": safe_get_full_fp32_param(p).clone(),
+                "exp_avg": safe_get_full_optimizer_state(p, "exp_avg").clone(),
+                "exp_avg_sq": safe_get_full_optimizer_state(p, "exp_avg_sq").clone(),
+            }
+            for n, p in engine.module.named_parameters()
+        }
+    else:
+        state = fragments(os.path.join(out, f"zero{stage}", "global_step2"))
+    if rank == 0:
+        torch.save(state, os.path.join(out, f"expected-{stage}.pt"))
+
+
+def fragments(directory):
+    """Stages 1 and 2: by the map of fragments that each rank writes beside its partition."""
+    pieces = {n: {"param": [], "exp_avg": [], "exp_avg_sq": []} for n in SHAPES}
+    for rank in range(3):
+        path = os.path.join(directory, f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        all = torch.load(path, weights_only=False)["optimizer_state_dict"]
+        for g, names in enumerate(all["param_slice_mappings"]):
+            flat = {"param": all["single_partition_of_fp32_groups"][g], **all["base_optimizer_state"]["state"][g]}
+            for name, at in names.items():
+                for kind in pieces[name]:
+                    pieces[name][kind].append(flat[kind].narrow(0, at.start, at.numel))
+    return {n: {k: torch.cat(v).detach().clone().reshape(SHAPES[n]) for k, v in kinds.items()} for n, kinds in pieces.items()}
 
 
 if __name__ == "__main__":
