@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""transformers and perdure compute the same models: logits, greedy text, and 20 steps of training.
+
+usage: transformers_agree.py PERDURE FAMILIES [FAMILY...]     (FAMILIES: the program of families.c)
+
+For each family: transformers reads the config.json that perdure writes, and the other way round; weights go both ways through
+perdure's table of names and views. PERDURE_PEER_PYTHON names an interpreter that has torch (CPU), transformers and h5py. Exit
+77: there is none.
+"""
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+if os.environ.get("PERDURE_PEER_PYTHON", sys.executable) != sys.executable:
+    os.execv(os.environ["PERDURE_PEER_PYTHON"], [os.environ["PERDURE_PEER_PYTHON"], *sys.argv])
+try:
+    import h5py
+    import numpy
+    import torch
+    import transformers
+except ImportError as missing:
+    print(f"skipped: {missing}; PERDURE_PEER_PYTHON names an interpreter that has torch, transformers and h5py", file=sys.stderr)
+    sys.exit(77)
+
+LENGTH, SEQUENCES, STEPS, RATE, TOLERANCE = 32, 8, 20, 1e-3, 1e-5
+SIZES = dict(vocab_size=256, hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4,
+             max_position_embeddings=128, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None)
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+FAMILIES = {
+    "llama": lambda: transformers.LlamaConfig(**{**SIZES, "tie_word_embeddings": True}, num_key_value_heads=2, rope_scaling=LLAMA3,
+                                              rope_theta=5e5),
+    "linear": lambda: transformers.LlamaConfig(**SIZES, num_key_value_heads=4, head_dim=24,
+                                               rope_scaling=dict(rope_type="linear", factor=2.5)),
+    "mistral": lambda: transformers.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=None),
+    "qwen2": lambda: transformers.Qwen2Config(**SIZES, num_key_value_heads=1, rope_theta=1e6),
+    "qwen3": lambda: transformers.Qwen3Config(**{**SIZES, "tie_word_embeddings": True}, num_key_value_heads=2, head_dim=24,
+                                              rope_theta=1e6),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=128, bos_token_id=None,
+                                            eos_token_id=None),
+}
+
+
+def run(*arguments):
+    done = subprocess.run([str(a) for a in arguments], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def write_weights(model, directory):
+    """state_dict as it is, copies of tied tensors included."""
+    offset = 0
+    with open(f"{directory}/weights.bin", "wb") as data, open(f"{directory}/weights.txt", "w", encoding="utf-8") as names:
+        for name, tensor in model.state_dict().items():
+            data.write(tensor.detach().contiguous().float().numpy().tobytes())
+            print(name, offset, tensor.dim(), *tensor.shape, file=names)
+            offset += tensor.numel()
+
+
+def load(model, state):
+    """Every tensor of `state` has a place, and none is left but the copy of a tied one."""
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    assert set(missing) <= tied and not unexpected, (missing, unexpected)
+    model.tie_weights()
+
+
+def read_weights(directory):
+    values = numpy.fromfile(f"{directory}/weights.bin", dtype=numpy.float32)
+    state = {}
+    with open(f"{directory}/weights.txt", encoding="utf-8") as lines:
+        for line in lines:
+            name, offset, _, *shape = line.split()
+            shape = [int(n) for n in shape]
+            state[name] = torch.from_numpy(values[int(offset):int(offset) + math.prod(shape)].reshape(shape).copy())
+    return state
+
+
+def read_checkpoint(directory, family):
+    """Parameters of the newest checkpoint under the names of transformers, through h5py."""
+    newest = sorted(os.listdir(f"{directory}/checkpoints"))
+    newest = [name for name in newest if name.startswith("step-")][-1]
+    with h5py.File(f"{directory}/checkpoints/{newest}/index.h5", "r") as index:
+        state = {name: torch.from_numpy(data[...]) for name, data in index["param"].items()}
+    if family != "gpt2":
+        return state
+    for name in [n for n in state if ".q_proj." in n]:
+        parts = torch.cat([state.pop(name.replace("q_proj", p)) for p in ("q_proj", "k_proj", "v_proj")])
+        state[name.replace("q_proj", "c_attn")] = parts
+    across = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+    return {name: data.T.contiguous() if name.endswith(across) else data for name, data in state.items()}
+
+
+def check_logits(families, model, directory, what):
+    tokens = [(i * 37 + i // 5) % 256 for i in range(100)]
+    write_weights(model, directory)
+    run(families, "logits", directory, f"{directory}/logits.bin", *tokens)
+    ours = torch.from_numpy(numpy.fromfile(f"{directory}/logits.bin", dtype=numpy.float32)).reshape(len(tokens), -1)
+    with torch.no_grad():
+        theirs = model(torch.tensor([tokens])).logits[0]
+    error = ((ours - theirs).double().norm() / theirs.double().norm()).item()
+    assert error < TOLERANCE, f"{what}: logits differ by {error:.2e}"
+    return error
+
+
+def train_theirs(model, text):
+    """AdamW with the decay of matrices alone; every step has all samples."""
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    vectors = [p for p in model.parameters() if p.dim() != 2]
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=RATE,
+                                  betas=(0.9, 0.95), eps=1e-8)
+    samples = torch.tensor([list(text[i * LENGTH:i * LENGTH + LENGTH + 1]) for i in range(SEQUENCES)])
+    losses = []
+    for _ in range(STEPS):
+        logits = model(samples[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), samples[:, 1:].reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def train_ours(perdure, directory, text):
+    with open(f"{directory}/text", "wb") as f:
+        f.write(text)
+    with open(f"{directory}/model.yaml", encoding="utf-8") as f:
+        model = f.read()
+    with open(f"{directory}/run.yaml", "w", encoding="utf-8") as f:
+        f.write(f"{model}run: {{dir: {directory}/run, steps: {STEPS}, seed: 7}}\ndata: {{train: {directory}/text}}\n"
+                f"batch: {{sequences: {SEQUENCES}, micro_batch: 2, context: {LENGTH}}}\nnumerics: {{precision: fp32}}\n"
+                f"optimizer: {{lr: {RATE}, min_lr: {RATE}, warmup_steps: 0}}\nlayout: {{ranks: 1, threads: 1}}\n")
+    run(perdure, "train", f"{directory}/run.yaml")
+    with open(f"{directory}/run/metrics.jsonl", encoding="utf-8") as lines:
+        return [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]
+
+
+def greedy(model, prompt, count):
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt):]
+
+
+def check(perdure, families, family, directory):
+    for name in ("theirs", "ours"):
+        os.mkdir(f"{directory}/{name}")
+    theirs, ours = f"{directory}/theirs", f"{directory}/ours"
+    FAMILIES[family]().save_pretrained(theirs)
+    config = json.load(open(f"{theirs}/config.json", encoding="utf-8"))
+    architecture = {"llama": "Llama", "linear": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+    config["architectures"] = [architecture[family] + "ForCausalLM" if family in architecture else "GPT2LMHeadModel"]
+    json.dump(config, open(f"{theirs}/config.json", "w", encoding="utf-8"))
+    run(families, "init", f"{theirs}/config.json", 7, ours)
+    transformers.GenerationConfig.from_pretrained(ours)
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(ours), dtype=torch.float32,
+                                                          attn_implementation="eager").eval()
+    with torch.no_grad():  # norms and biases off their start
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    first = check_logits(families, model, theirs, f"{family}, random weights")
+    text = bytes((i * i // 7 + 3 * i) % 61 + 40 for i in range(LENGTH * SEQUENCES + 1))
+    load(model, read_weights(ours))
+    expected, found = train_theirs(model, text), train_ours(perdure, ours, text)
+    assert len(found) == STEPS, found
+    off = max(abs(a - b) / abs(b) for a, b in zip(found, expected))
+    assert off < TOLERANCE, f"{family}: losses differ by {off:.2e}: {found} {expected}"
+    load(model, read_checkpoint(f"{ours}/run", family))
+    last = check_logits(families, model, ours, f"{family}, trained weights")
+    prompt = list(text[:12])
+    sampled = json.loads(run(perdure, "sample", f"{ours}/run", "--json", "--temperature=0", "--count=40", "--tokens=" +
+                             ",".join(map(str, prompt))))
+    wanted = greedy(model, prompt, 40)
+    assert sampled["tokens"] == wanted, f"{family}: {sampled['tokens']} {wanted}"
+    print(f"{family}: logits differ by {first:.1e} and {last:.1e}, {STEPS} losses by {off:.1e} "
+          f"({expected[0]:.4f} to {expected[-1]:.4f}), 40 tokens are the same")
+
+
+def main(perdure, families, *names):
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}")
+    for family in names or FAMILIES:
+        directory = tempfile.mkdtemp(prefix="perdure-peer-")
+        try:
+            check(perdure, families, family, directory)
+        finally:
+            shutil.rmtree(directory)
+
+
+main(*map(os.path.abspath, sys.argv[1:3]), *sys.argv[3:])
