@@ -3,8 +3,8 @@
  *
  *   m' = max(m, max S)   P = exp(S - m')   l = l exp(m - m') + (sum over keys, ascending, of P)   O = O exp(m - m') + V^T P
  *
- * out = O (1/l), lse = m + log l. Keys that a query does not see have P = 0. Between parts of the keys, O, m and l rest in
- * the caller's arrays as they are: the sequence of blocks is what makes the bits, not the calls it comes in. */
+ * out = O (1/l), lse = m + log l. Keys that a query does not see have P = 0. Between parts of the keys the caller's arrays
+ * keep O, m and l. The bits follow from the sequence of blocks, however calls divide it. */
 #include "trainer/math/cpu_attention_block.h"
 
 #include <float.h>
@@ -26,7 +26,7 @@ struct forward_job {
     struct pd_cpu_queue queue;
 };
 
-/* What the key parts before this one left of a block of queries. */
+/* Goes on from what the key parts before this one made of a block of queries. */
 static void carry_load(const struct head *h, uint32_t qb, struct forward_space *s)
 {
     const struct pd_attention *a = h->a;
@@ -169,7 +169,7 @@ static void forward_body(void *context, uint64_t index)
 
 pd_status PD_CPU(attention_forward)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    struct pd_attention resolved = attention_resolve(a, a->acc != NULL);
+    struct pd_attention resolved = pd_attention_resolve(a, a->acc != NULL);
     uint64_t blocks = span_of(0, 0, a->length).blocks;
     struct forward_job job = {pd_math_cpu_of(math), &resolved, {0, a->sequences * (uint64_t)a->heads * blocks}};
     pd_parallel(math->pool, job.cpu->threads, forward_body, &job);

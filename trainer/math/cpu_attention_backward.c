@@ -9,8 +9,8 @@
  *           in the workspace. 5 products a pair of blocks. A task is a key-value head of a sequence.
  *   pieces  dQ where the query is, then dK and dV where the key is. 7 products, any length. A task is a block.
  *
- * Which is taken depends on sizes and on how many threads want work, and nobody can tell from the result. Parts of a
- * sequence go the second way, one half of it a call; between calls the chains rest in the caller's arrays. */
+ * Sizes and the number of threads decide which is taken; the result is the same. Parts of a sequence go the second way, one
+ * of its halves a call; between calls the chains are kept in the caller's arrays. */
 #include "trainer/math/cpu_attention_tree.h"
 
 /* Blocks of a pair; the second letter says rows or lanes. */
@@ -326,7 +326,7 @@ static void run_keys(struct pd_math *math, struct backward_job *job)
 
 pd_status PD_CPU(attention_backward)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    struct pd_attention resolved = attention_resolve(a, false);
+    struct pd_attention resolved = pd_attention_resolve(a, false);
     struct backward_job job = {pd_math_cpu_of(math), &resolved, {0, 0}};
     run_delta(math, &job);
     if (whole_fits(&resolved, job.cpu->threads)) {
@@ -347,7 +347,7 @@ pd_status PD_CPU(attention_delta)(struct pd_math *math, const struct pd_attentio
 
 pd_status PD_CPU(attention_backward_queries)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    struct pd_attention resolved = attention_resolve(a, true);
+    struct pd_attention resolved = pd_attention_resolve(a, true);
     struct backward_job job = {pd_math_cpu_of(math), &resolved, {0, 0}};
     run_queries(math, &job);
     return PD_OK;
@@ -355,7 +355,7 @@ pd_status PD_CPU(attention_backward_queries)(struct pd_math *math, const struct 
 
 pd_status PD_CPU(attention_backward_keys)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    struct pd_attention resolved = attention_resolve(a, true);
+    struct pd_attention resolved = pd_attention_resolve(a, true);
     struct backward_job job = {pd_math_cpu_of(math), &resolved, {0, 0}};
     run_keys(math, &job);
     return PD_OK;

@@ -62,23 +62,6 @@ struct head {
     struct span queries, keys;
 };
 
-/* The operands with every default filled in. A whole sequence is its own first and last part. */
-V16_INLINE struct pd_attention attention_resolve(const struct pd_attention *a, bool parts)
-{
-    struct pd_attention r = *a;
-    if (!parts) {
-        r.query_start = r.key_start = 0;
-        r.key_length = a->length;
-        r.first_part = r.last_part = true;
-    }
-    if (!r.group && r.kv_heads) r.group = r.heads / r.kv_heads;
-    if (!r.head_chunk) r.head_chunk = r.heads;
-    if (!r.ld_kv) r.ld_kv = r.ld_qkv;
-    if (!r.ld_dq) r.ld_dq = r.ld_qkv;
-    if (!r.ld_dkv) r.ld_dkv = r.ld_kv;
-    return r;
-}
-
 V16_INLINE struct head head_of(const struct pd_attention *a, uint64_t sequence, uint64_t index)
 {
     uint32_t padded = (a->head_size + 15u) / 16u * 16u, kv = ((uint32_t)index + a->group_offset) / a->group;

@@ -33,7 +33,7 @@ V16_INLINE void look_up(enum pd_dtype dtype, const struct pd_embedding *e, uint6
 
 PD_DTYPE_BODY(forward_body, struct pd_embedding, dtype, look_up)
 
-/* Before anything is added, since a position outside would be left out silently. */
+/* Before anything is added: backward would skip a position outside of the table without a word. */
 static void check_positions(const struct pd_embedding *e)
 {
     for (uint64_t row = 0; row < e->rows; row++)
@@ -192,7 +192,7 @@ static uint64_t count_range(const struct scatter_job *job, int64_t begin, int64_
     return total;
 }
 
-/* Too many rows for the workspace: one index after the other, each looking through all rows. */
+/* The workspace cannot list so many rows: for each index all rows are looked through. */
 static void write_unlisted(const struct scatter_job *job, int64_t begin, int64_t end)
 {
     for (int64_t index = begin; index < end; index++)
@@ -225,7 +225,7 @@ static void scatter_body(void *context, uint64_t slot)
     }
 }
 
-/* Ranges small enough for every thread to get several, but not so many that looking for their rows costs more. */
+/* Every thread gets several ranges; with more of them, looking for their rows would cost more than it saves. */
 static void scatter(struct pd_math *math, struct scatter_job *job)
 {
     const struct pd_math_cpu *cpu = pd_math_cpu_of(math);

@@ -1,5 +1,5 @@
-/* Partial sums of chunks or ranks become one: a pass over memory, groups of 64 columns of which wait in registers and on a
- * small stack. The epilogue is that of the matrix product, in its order. */
+/* Partial sums of chunks or ranks become one, in one pass over memory: groups of 64 columns wait on a small stack. Scale, bias
+ * and residual follow in the order of the matrix product's epilogue. */
 #include "trainer/math/cpu_ops.h"
 #include "trainer/math/cpu_tree.h"
 

@@ -1,9 +1,8 @@
-/* How a product is cut so that caches are used well; kernels are in cpu_gemm_kernel.c.
+/* How a product is cut for the caches; kernels are in cpu_gemm_kernel.c.
  *
- * One operand is shared: a superblock of it (all rows it has, if they fit) is packed once by all threads. The other, the
- * longer one, is streamed: a task takes a few panels of it, packs them into memory of its own, and multiplies them with the
- * whole superblock. So each element of either operand is packed once in the usual case, and packing of one thread overlaps
- * with arithmetic of another.
+ * The shorter operand is shared: all threads pack a superblock of it (all its rows, if they fit) once. The longer one is
+ * streamed: a task packs a few of its panels into memory of its own and multiplies them with the whole superblock. So each
+ * element is usually packed once, and one thread packs while another multiplies.
  *
  *   for s: superblocks of the shared side          (at most SHARED_FLOATS)
  *     for t: ranges of the streamed side           (one range, unless partial sums need the workspace)
@@ -232,7 +231,7 @@ static void run_tasks(void *context, uint64_t slot)
         run_task(job, index, private, &packed);
 }
 
-/* Enough tasks for an even end, but not so few panels that packing them is not paid for. */
+/* Enough tasks that threads end together, and enough panels in each that packing them pays. */
 static void cut_tasks(struct gemm_job *job, unsigned threads)
 {
     uint64_t panels = pd_divide_up(job->t_count, job->streamed_width);
@@ -272,7 +271,7 @@ static void run_k_blocks(struct gemm_job *job, struct pd_thread_pool *pool)
     } while (job->k0 < gemm->k);
 }
 
-/* A task flushes what is subnormal, so what is made here is never that: a scale is 2^-63 at least. */
+/* Tasks flush subnormal numbers to zero. None is made here, since a scale is at least 2^-63. */
 static const float *values_of(enum pd_fp8 format, const float *scale, float values[256])
 {
     if (!format) return NULL;

@@ -131,7 +131,7 @@ pd_status PD_CPU(cross_entropy)(struct pd_math *math, const struct pd_cross_entr
     return PD_OK;
 }
 
-/* Rows that are not counted have no maximum, no sum and no logit; zeros stand for them. */
+/* A row that is not counted has no maximum; 0 stands for it. */
 static void max_body(void *context, uint64_t row)
 {
     const struct pd_cross_entropy *l = context;

@@ -1,6 +1,6 @@
 /* Aligned binary trees over places of which some hold no term: a node with one child is that child.
  *
- * Terms come by ascending place and wait on a stack; before the next one is pushed, what it cannot come between is added up.
+ * Terms come by ascending place and wait on a stack. Before the next is pushed, pairs that it cannot come between are added.
  * So any aligned run of places gives a node of the tree, and a stack is at most as deep as the tree.
  *
  *   invariant  of neighbours on the stack, the pair below meets higher up in the tree than the pair above */

@@ -1,5 +1,5 @@
-/* The wrappers: sizes and pointers are checked here once, so that slots of every backend may trust them. A rank whose share
- * is empty calls like any other; its pointers may be NULL. */
+/* The wrappers check sizes and pointers, so that the slots of every backend may trust them. A rank whose share is empty calls
+ * as the others do; its pointers may be NULL. */
 #include "trainer/math/math.h"
 
 void pd_math_free(struct pd_math *math)
@@ -67,6 +67,22 @@ pd_status pd_rope(struct pd_math *math, const struct pd_rope *r, struct pd_error
     PD_CHECK(dtype_is_known(r->dtype) && r->x && r->positions && r->cos_sin);
     PD_CHECK(r->head_size > 0 && r->head_size % 2 == 0 && r->ld >= (uint64_t)r->heads * r->head_size);
     return math->ops->rope(math, r, err);
+}
+
+struct pd_attention pd_attention_resolve(const struct pd_attention *a, bool parts)
+{
+    struct pd_attention r = *a;
+    if (!parts) {
+        r.query_start = r.key_start = 0;
+        r.key_length = a->length;
+        r.first_part = r.last_part = true;
+    }
+    if (!r.group && r.kv_heads) r.group = r.heads / r.kv_heads;
+    if (!r.head_chunk) r.head_chunk = r.heads;
+    if (!r.ld_kv) r.ld_kv = r.ld_qkv;
+    if (!r.ld_dq) r.ld_dq = r.ld_qkv;
+    if (!r.ld_dkv) r.ld_dkv = r.ld_kv;
+    return r;
 }
 
 /* Query heads of this rank fill its key-value heads without gaps; the first and the last may be shared with neighbours. */
@@ -214,7 +230,7 @@ static void check_pieces(const struct pd_embedding *e)
     PD_CHECK(rows == e->rows);
 }
 
-/* What they are is the backend's to look at. */
+/* Their values lie in device memory, where the backend checks them. */
 static void check_positions(const struct pd_embedding *e)
 {
     PD_CHECK(e->context > 0 && e->context <= INT32_MAX && (e->positions || !e->rows));
@@ -238,7 +254,7 @@ pd_status pd_embedding_backward(struct pd_math *math, const struct pd_embedding 
     return math->ops->embedding_backward(math, e, err);
 }
 
-/* Columns of a wider vocabulary may be none; all of a vocabulary may not. */
+/* A rank's share of a cut vocabulary may be empty; a whole vocabulary may not. */
 static void check_loss(const struct pd_cross_entropy *l, bool cut)
 {
     PD_CHECK(l->chunks > 0 && l->ld >= l->vocab && (!l->rows || l->targets));

@@ -124,7 +124,7 @@ static void operand_take(struct product *p, struct operand *o, uint64_t row0, ui
     pd_parallel(p->pool, pd_divide_up(rows, ROWS_PER_TASK), convert_rows, &job);
 }
 
-/* One slice of the block by oneDNN on this one thread: its own threads would spin on the cores that the pool needs next. */
+/* oneDNN multiplies one slice on this thread alone: its own threads would spin on cores that the pool needs next. */
 static void multiply_slice(void *context, uint64_t index)
 {
     struct product *p = context;
@@ -177,7 +177,7 @@ static pd_status multiply_block(struct product *p, uint64_t m0, uint64_t n0, uin
     return status_of(p->status, p->mc, p->nc, p->kc, err);
 }
 
-/* Blocks of what must be converted or cannot wait in C. */
+/* Operands that must be converted, and sums that cannot wait in C, are cut to the workspace. */
 static void cut_blocks(struct product *p)
 {
     const struct pd_gemm *g = p->gemm;
@@ -205,7 +205,7 @@ static void no_product(const struct product *p)
     }
 }
 
-/* k outside where sums wait in C, so that what is converted serves a whole row of blocks; inside where they cannot. */
+/* k is the outer loop where sums wait in C, so that a converted block serves a whole row of blocks; else the inner one. */
 static pd_status multiply_blocks(struct product *p, struct pd_error *err)
 {
     const struct pd_gemm *g = p->gemm;

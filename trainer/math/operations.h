@@ -46,9 +46,8 @@ struct pd_gemm {
     const void *bias; /* (n) of bias_dtype, or NULL */
     enum pd_dtype bias_dtype;
     struct pd_matrix residual; /* data NULL: none. It may be C, and then the chain does not start from it */
-    /* Not NONE: `data` of A and B are codes, which stand for what they are times *scale (as pd_quantize made it, device
-     * memory); dtype of A and B is not looked at. Both are codes or neither, one of them E4M3; A is not transposed and B is:
-     * k lies contiguous in either. */
+    /* Not NONE: `data` are codes, to be multiplied by *scale (pd_quantize's, device memory), whatever dtype says. A and B are
+     * both codes or neither, one of them E4M3; A is not transposed and B is, so that k lies contiguous in both. */
     enum pd_fp8 a_format, b_format;
     const float *a_scale, *b_scale;
 };
@@ -124,6 +123,9 @@ struct pd_attention {
     bool kv_partial;        /* dk, dv are fp32 sums of this rank's query heads: not yet scaled, not rounded */
 };
 
+/* With every default filled in. parts false: a whole sequence, which is its own first and last part. */
+struct pd_attention pd_attention_resolve(const struct pd_attention *attention, bool parts);
+
 /* A point in the order of operations (pd_math_mark). Zero: it has been reached. */
 struct pd_math_mark {
     void *event; /* of a GPU's table, which frees it */
@@ -160,8 +162,7 @@ struct pd_cross_entropy {
     float *logits;            /* fp32 */
     const int32_t *targets;   /* (rows) tokens; negative: not counted, loss 0, gradient 0 */
     float *losses;            /* (rows) -log p[target] */
-    void *dlogits; /* (rows, vocab) of act, rows ld_dlogits apart: p - onehot, times scale; may overlay logits row by
-                      row; NULL: loss only */
+    void *dlogits; /* (rows, vocab) of act, ld_dlogits apart: (p - onehot) * scale; may overlay logits row by row; or NULL */
     uint64_t ld_dlogits;
     enum pd_dtype dtype;
     float scale;
@@ -186,19 +187,17 @@ struct pd_logits_join {
 struct pd_embedding {
     uint64_t rows, columns, vocab; /* vocab: rows of token_table */
     enum pd_dtype dtype;
-    int32_t first_token;               /* token of row 0 of the table; tokens outside are skipped: forward leaves their
-                                          rows untouched, and no row of dtoken_table has them */
+    int32_t first_token;               /* of row 0; rows of tokens outside the table are left, and make no gradient */
     const int32_t *tokens, *positions; /* (R) */
     const void *token_table;           /* (V,C) */
     const void *position_table;        /* (context, C) or NULL */
     uint64_t context;
-    void *out;           /* (R,C) forward */
-    const void *dout;    /* (R,C) backward */
-    float *dtoken_table; /* (V,C) overwritten: a chain over ascending rows from 0 a piece, then the tree over pieces; a piece
-                            without the token is +0; NULL: skip */
-    float *dposition_table;     /* (context,C) overwritten, likewise, from all rows; NULL: none */
-    bool adds;                  /* backward adds to what is in the tables; rows of no token stay as they are */
-    uint32_t pieces;            /* consecutive runs of rows, a power of two; 0: one */
+    void *out;              /* (R,C) forward */
+    const void *dout;       /* (R,C) backward */
+    float *dtoken_table;    /* (V,C) overwritten: ascending chains a piece, then the tree; absent pieces +0; NULL: skip */
+    float *dposition_table; /* (context,C) overwritten, likewise, from all rows; NULL: none */
+    bool adds;              /* backward adds to what is in the tables; rows of no token stay as they are */
+    uint32_t pieces;        /* consecutive runs of rows, a power of two; 0: one */
     const uint64_t *piece_rows; /* (pieces) */
 };
 

@@ -65,7 +65,7 @@ void pd_superaccumulator_add_many(struct pd_superaccumulator *a, const double *t
         pd_superaccumulator_add(a, terms[i]);
 }
 
-/* Signed carries; the shift of a negative number is arithmetic, written without one. */
+/* Carries are signed; `sign` makes the logical shift an arithmetic one. */
 void pd_superaccumulator_normalise(struct pd_superaccumulator *a)
 {
     uint64_t carry = 0; /* signed, in two's complement */

@@ -44,19 +44,11 @@ bool pd_cudnn_attention_takes(const struct pd_attention *a)
     return whole && all_heads && a->dtype != PD_F32 && a->kv_heads > 0 && a->heads % a->kv_heads == 0;
 }
 
-static struct sizes sizes_of(const struct pd_attention *a)
+static struct sizes sizes_of(const struct pd_attention *attention)
 {
-    const uint64_t ld_kv = a->ld_kv ? a->ld_kv : a->ld_qkv;
-    return (struct sizes){.sequences = a->sequences,
-                          .length = a->length,
-                          .heads = a->heads,
-                          .kv_heads = a->kv_heads,
-                          .head_size = a->head_size,
-                          .ld_q = (int64_t)a->ld_qkv,
-                          .ld_kv = (int64_t)ld_kv,
-                          .ld_dq = (int64_t)(a->ld_dq ? a->ld_dq : a->ld_qkv),
-                          .ld_dkv = (int64_t)(a->ld_dkv ? a->ld_dkv : ld_kv),
-                          .dtype = a->dtype};
+    const struct pd_attention a = pd_attention_resolve(attention, false);
+    return (struct sizes){a.sequences,       a.length,         a.heads,          a.kv_heads,        a.head_size,
+                          (int64_t)a.ld_qkv, (int64_t)a.ld_kv, (int64_t)a.ld_dq, (int64_t)a.ld_dkv, a.dtype};
 }
 
 static bool same_sizes(const struct sizes *a, const struct sizes *b)

@@ -133,7 +133,7 @@ static pd_status find(const struct pd_attention *resolved, const struct kernels 
 /* Enough for any device, so that it may be asked before there is one; and for parts, whatever their place. */
 uint64_t pd_cuda_attention_workspace_bytes(const struct pd_attention *a)
 {
-    struct pd_attention r = pd_attention_resolved(a, a->key_length > 0);
+    struct pd_attention r = pd_attention_resolve(a, a->key_length > 0);
     r.last_part = true;
     if (!has_tiles(&r) || strcmp(asked_for(), "plain") == 0) return pd_attention_plain_workspace(&r);
     const uint64_t mma = pd_attention_tiles_workspace(&r);
@@ -143,7 +143,7 @@ uint64_t pd_cuda_attention_workspace_bytes(const struct pd_attention *a)
 
 pd_status pd_cuda_attention_forward(void *stream, const struct pd_attention *attention, struct pd_error *err)
 {
-    const struct pd_attention r = pd_attention_resolved(attention, attention->acc != NULL);
+    const struct pd_attention r = pd_attention_resolve(attention, attention->acc != NULL);
     const struct kernels *kernels;
     PD_TRY(find(&r, &kernels, err));
     return kernels->forward(stream, &r, err);
@@ -152,7 +152,7 @@ pd_status pd_cuda_attention_forward(void *stream, const struct pd_attention *att
 pd_status pd_cuda_attention_backward(void *stream, const struct pd_attention *attention, struct pd_cuda_workspace workspace,
                                      struct pd_error *err)
 {
-    const struct pd_attention r = pd_attention_resolved(attention, false);
+    const struct pd_attention r = pd_attention_resolve(attention, false);
     const struct kernels *kernels;
     PD_TRY(find(&r, &kernels, err));
     PD_TRY(pd_attention_plain_delta(stream, &r, err));
@@ -167,7 +167,7 @@ pd_status pd_cuda_attention_delta(void *stream, const struct pd_attention *atten
 
 pd_status pd_cuda_attention_backward_queries(void *stream, const struct pd_attention *attention, struct pd_error *err)
 {
-    const struct pd_attention r = pd_attention_resolved(attention, true);
+    const struct pd_attention r = pd_attention_resolve(attention, true);
     const struct kernels *kernels;
     PD_TRY(find(&r, &kernels, err));
     return kernels->queries(stream, &r, err);
@@ -176,7 +176,7 @@ pd_status pd_cuda_attention_backward_queries(void *stream, const struct pd_atten
 pd_status pd_cuda_attention_backward_keys(void *stream, const struct pd_attention *attention,
                                           struct pd_cuda_workspace workspace, struct pd_error *err)
 {
-    const struct pd_attention r = pd_attention_resolved(attention, true);
+    const struct pd_attention r = pd_attention_resolve(attention, true);
     const struct kernels *kernels;
     PD_TRY(find(&r, &kernels, err));
     return kernels->keys(stream, &r, workspace, err);

@@ -172,23 +172,6 @@ static inline uint32_t pd_attention_waiting(const struct pd_attention *a)
     return levels;
 }
 
-/* A whole sequence is its own first and last part. */
-static inline struct pd_attention pd_attention_resolved(const struct pd_attention *a, bool parts)
-{
-    struct pd_attention r = *a;
-    if (!parts) {
-        r.query_start = r.key_start = 0;
-        r.key_length = a->length;
-        r.first_part = r.last_part = true;
-    }
-    if (!r.group && r.kv_heads) r.group = r.heads / r.kv_heads;
-    if (!r.head_chunk) r.head_chunk = r.heads;
-    if (!r.ld_kv) r.ld_kv = r.ld_qkv;
-    if (!r.ld_dq) r.ld_dq = r.ld_qkv;
-    if (!r.ld_dkv) r.ld_dkv = r.ld_kv;
-    return r;
-}
-
 /* Ways to compute one thing, and the bytes of their keys pass. Tensor cores: bf16 and fp16 with heads of 64 and 128, of which
  * wgmma is compute capability 9.0's. */
 #define PD_ATTENTION_WAY(name)                                                                                        \

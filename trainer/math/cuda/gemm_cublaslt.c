@@ -85,7 +85,7 @@ static uint64_t row_of(const struct pd_matrix *matrix, uint64_t rows, uint64_t c
     return rows > 1 ? matrix->ld : columns;
 }
 
-/* Of another matrix than C: sums that go on in C are the product of a sum that begins there, by the same algorithm. */
+/* A residual that is C is no residual: a sum that goes on in C takes the algorithm of one that begins there. */
 static bool has_residual(const struct pd_gemm *g)
 {
     return g->residual.data && g->residual.data != g->c.data;
@@ -220,7 +220,7 @@ static pd_status describe(struct description *d, const struct key *key, struct p
     return PD_OK;
 }
 
-/* What is neither operand nor result; the heuristic looks at it too. */
+/* Pointers that are neither operand nor result; the heuristic looks at them too. */
 static pd_status point(struct description *d, const struct pd_gemm *g, struct pd_error *err)
 {
     if (g->a_format) {
@@ -322,7 +322,7 @@ static uint64_t hash_of(const struct key *key)
     return hash ^ hash >> 32;
 }
 
-/* When all places near are taken the last one is chosen for anew: the heuristic gives the same answer again. */
+/* When all places near are taken, the last one is given away; the heuristic would give its key the same answer again. */
 static pd_status find(struct pd_cuda_gemms *p, const struct key *key, const struct pd_gemm *g, struct plan **ret_plan,
                       struct pd_error *err)
 {
@@ -355,7 +355,7 @@ static pd_status describe_gemm(struct description *d, const struct key *chosen, 
     return point(d, g, err);
 }
 
-/* Of a shape the algorithm was not chosen for: whether it takes it, in the workspace there is. */
+/* Whether the algorithm takes this shape, for which it was not chosen, in the workspace there is. */
 static bool is_taken(struct pd_cuda_gemms *p, struct description *d, const struct plan *plan)
 {
     cublasLtMatmulHeuristicResult_t result;
