@@ -184,10 +184,9 @@ static void find_remedy(const struct options *o, const struct pd_config *config,
                         struct pd_planned_world *w)
 {
     struct pd_config changed = *config; /* borrows what it points to */
-    struct pd_layout_choice best;
     struct pd_world_memory memory;
     struct pd_error ignored;
-    uint32_t count;
+    char advice[PD_LAYOUT_ADVICE_BYTES];
     if (o->machine.device_bytes <= 0 || (double)w->memory.worst_bytes <= o->machine.device_bytes) return;
     changed.layout.order = PD_ORDER_DEPTH_FIRST;
     if (config->layout.order == PD_ORDER_AUTO && pd_is_breadth_first(config, &w->laid_out.layout) &&
@@ -200,12 +199,11 @@ static void find_remedy(const struct options *o, const struct pd_config *config,
             return;
         }
     }
-    const pd_status st = pd_choose_layouts(config, model, w->ranks, w->threads, &o->machine, 1, &best, &count, &ignored);
-    const char *advice = st == PD_INVALID ? strstr(ignored.message, ": take ") : NULL;
-    if (!st || w->alternative_count)
-        snprintf(w->remedy, sizeof w->remedy, "%s", !st ? "with layout=auto it does" : "an alternative below does");
-    else if (advice)
-        snprintf(w->remedy, sizeof w->remedy, "%s", advice + 2);
+    const bool any = pd_layouts_fit(config, model, w->ranks, w->threads, &o->machine, advice);
+    snprintf(w->remedy, sizeof w->remedy, "%s",
+             any                    ? "with layout=auto it does"
+             : w->alternative_count ? "an alternative below does"
+                                    : advice);
 }
 
 static pd_status plan_world(const struct options *o, const struct pd_config *config, const struct pd_model *model,

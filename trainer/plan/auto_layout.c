@@ -69,7 +69,8 @@ struct planner {
     const struct pd_machine *machine;
     struct pd_layout_choice *list; /* candidates, owned; fastest first */
     uint32_t count, capacity;
-    double measured, least; /* bytes of the smallest candidate: measured, or at least so many */
+    double measured, least;              /* bytes of the smallest candidate: measured, or at least so many */
+    char advice[PD_LAYOUT_ADVICE_BYTES]; /* where none of them fits */
 };
 
 static pd_status add_candidate(struct planner *p, const struct pd_laid_out *laid_out, struct pd_error *err)
@@ -207,17 +208,16 @@ static bool depth_first_fits(const struct planner *p)
            !pd_choose_layouts(&changed, p->model, p->world, p->threads, p->machine, 1, &best, &count, &ignored);
 }
 
-static pd_status nothing_fits(const struct planner *p, struct pd_error *err)
+static pd_status nothing_fits(struct planner *p, struct pd_error *err)
 {
-    char advice[256];
     const bool is_measured = p->measured <= p->least;
-    pd_less_memory_text(p->config, p->world, p->config->run.device == PD_DEVICE_GPU, !isfinite(p->measured), advice,
-                        sizeof advice);
+    pd_less_memory_text(p->config, p->world, p->config->run.device == PD_DEVICE_GPU, !isfinite(p->measured), p->advice,
+                        sizeof p->advice);
     if (isfinite(p->measured) && depth_first_fits(p))
-        snprintf(advice, sizeof advice, "take layout.order=depth_first, which fits");
+        snprintf(p->advice, sizeof p->advice, "take layout.order=depth_first, which fits");
     PD_FAIL(err, PD_INVALID, "layout: no layout of %s fits %s a rank; the smallest needs %s%s: %s",
             pd_counted(p->world, "rank").text, pd_bytes_text(p->machine->device_bytes).text, is_measured ? "" : "more than ",
-            pd_bytes_text(is_measured ? p->measured : p->least).text, advice);
+            pd_bytes_text(is_measured ? p->measured : p->least).text, p->advice);
 }
 
 struct some_layers {
@@ -308,16 +308,34 @@ static pd_status choose(struct planner *p, uint32_t capacity, struct pd_layout_c
     return PD_OK;
 }
 
+static pd_status search(struct planner *p, uint32_t capacity, struct pd_layout_choice *ret_choices, uint32_t *ret_count,
+                        struct pd_error *err)
+{
+    pd_status st = list_candidates(p, err);
+    if (!st) qsort(p->list, p->count, sizeof *p->list, by_seconds);
+    if (!st) st = choose(p, capacity, ret_choices, ret_count, err);
+    free(p->list);
+    return st;
+}
+
 pd_status pd_choose_layouts(const struct pd_config *config, const struct pd_model *model, uint32_t world, uint32_t threads,
                             const struct pd_machine *machine, uint32_t capacity, struct pd_layout_choice *ret_choices,
                             uint32_t *ret_count, struct pd_error *err)
 {
     struct planner p = {config, model, world, threads, machine, .measured = INFINITY, .least = INFINITY};
-    pd_status st = list_candidates(&p, err);
-    if (!st) qsort(p.list, p.count, sizeof *p.list, by_seconds);
-    if (!st) st = choose(&p, capacity, ret_choices, ret_count, err);
-    free(p.list);
-    return st;
+    return search(&p, capacity, ret_choices, ret_count, err);
+}
+
+bool pd_layouts_fit(const struct pd_config *config, const struct pd_model *model, uint32_t world, uint32_t threads,
+                    const struct pd_machine *machine, char ret_advice[PD_LAYOUT_ADVICE_BYTES])
+{
+    struct planner p = {config, model, world, threads, machine, .measured = INFINITY, .least = INFINITY};
+    struct pd_layout_choice best;
+    struct pd_error ignored;
+    uint32_t count;
+    const pd_status st = search(&p, 1, &best, &count, &ignored);
+    memcpy(ret_advice, p.advice, sizeof p.advice);
+    return !st;
 }
 
 pd_status pd_lay_out(const struct pd_config *config, const struct pd_model *model, uint32_t world,

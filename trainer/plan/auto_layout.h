@@ -33,6 +33,11 @@ PD_MUST_USE pd_status pd_choose_layouts(const struct pd_config *config, const st
                                         uint32_t threads, const struct pd_machine *machine, uint32_t capacity,
                                         struct pd_layout_choice *ret_choices, uint32_t *ret_count, struct pd_error *err);
 
+#define PD_LAYOUT_ADVICE_BYTES 256u
+/* Whether pd_choose_layouts finds one. ret_advice: where nothing fits what would help, "take more ranks"; else empty. */
+bool pd_layouts_fit(const struct pd_config *config, const struct pd_model *model, uint32_t world, uint32_t threads,
+                    const struct pd_machine *machine, char ret_advice[PD_LAYOUT_ADVICE_BYTES]);
+
 /* What makes a rank's share of device memory smaller, of what this configuration admits and does not have yet: "take more
  * ranks or a smaller batch.micro_batch (other bits)". places: what is on the device may go to a GPU's host, too.
  * state_alone: parameters, their sums and the optimizer's state are too large already, so that fewer tokens at once are no
