@@ -225,6 +225,13 @@ struct pd_text pd_text_count(uint64_t count)
     return t;
 }
 
+struct pd_text pd_text_plain(uint64_t number)
+{
+    struct pd_text t;
+    snprintf(t.text, sizeof t.text, "%" PRIu64, number);
+    return t;
+}
+
 struct pd_text pd_text_short(double number)
 {
     static const char *const units[] = {"", " k", " M", " G", " T", " P", " E"};

@@ -60,10 +60,11 @@ PD_MUST_USE pd_status pd_report_end(struct pd_report *report, struct pd_error *e
 struct pd_text {
     char text[32];
 };
-struct pd_text pd_text_bytes(uint64_t bytes); /* "1.50 GiB" */
-struct pd_text pd_text_count(uint64_t count); /* "12,345,678" */
-struct pd_text pd_text_short(double number);  /* "1.24 G": for FLOP and the like */
-struct pd_text pd_text_number(double number); /* six digits */
+struct pd_text pd_text_bytes(uint64_t bytes);  /* "1.50 GiB" */
+struct pd_text pd_text_count(uint64_t count);  /* "12,345,678" */
+struct pd_text pd_text_plain(uint64_t number); /* "12345678": of steps and ranks */
+struct pd_text pd_text_short(double number);   /* "1.24 G": for FLOP and the like */
+struct pd_text pd_text_number(double number);  /* six digits */
 struct pd_text pd_text_hex(uint64_t number);
 
 #endif

@@ -16,15 +16,12 @@
 
 static void ls_row(struct pd_table *table, const struct pd_store_entry *e, const struct pd_commit *commit, const char *root)
 {
-    char step[24], lineage[24], fence[24], loss[24], world[16];
-    snprintf(step, sizeof step, "%" PRIu64, e->step);
-    snprintf(lineage, sizeof lineage, "%" PRIu64, e->lineage);
-    snprintf(fence, sizeof fence, "%" PRIu64, e->fence);
+    char loss[24];
     snprintf(loss, sizeof loss, "%.4f", commit->state.last_loss);
-    snprintf(world, sizeof world, "%u", pd_layout_world(&commit->state.layout));
-    pd_table_row(table, (const char *const[]){e->name, step, lineage, fence, world,
-                                              pd_text_short((double)commit->state.tokens).text, loss,
-                                              pd_text_bytes(e->bytes).text, root});
+    pd_table_row(table, (const char *const[]){
+                            e->name, pd_text_plain(e->step).text, pd_text_plain(e->lineage).text,
+                            pd_text_plain(e->fence).text, pd_text_plain(pd_layout_world(&commit->state.layout)).text,
+                            pd_text_short((double)commit->state.tokens).text, loss, pd_text_bytes(e->bytes).text, root});
 }
 
 static void ls_json(struct pd_json_writer *w, const struct pd_store_entry *e, const struct pd_commit *commit,

@@ -165,41 +165,37 @@ static int by_ranks(const void *a, const void *b, void *groups)
     return (x->first_rank > y->first_rank) - (x->first_rank < y->first_rank);
 }
 
-/* All groups, or those of most ranks where not all are shown. ret_order: (*ret_shown) */
-static pd_status choose_groups(const struct pd_world_memory *m, uint32_t ret_order[GROUPS_SHOWN], uint32_t *ret_shown,
-                               struct pd_error *err)
+/* Which groups are shown: all, or those of most ranks. */
+struct shown {
+    uint32_t groups[GROUPS_SHOWN], count;
+};
+
+static pd_status choose_groups(const struct pd_world_memory *m, struct shown *ret_shown, struct pd_error *err)
 {
     uint32_t *order = malloc(m->group_count * sizeof *order);
     if (!order) PD_FAIL(err, PD_NO_MEMORY, "no memory for a table");
     for (uint32_t g = 0; g < m->group_count; g++)
         order[g] = g;
-    *ret_shown = m->group_count < GROUPS_SHOWN ? m->group_count : GROUPS_SHOWN;
-    if (*ret_shown < m->group_count) qsort_r(order, m->group_count, sizeof *order, by_ranks, m->groups);
-    memcpy(ret_order, order, *ret_shown * sizeof *order);
+    ret_shown->count = m->group_count < GROUPS_SHOWN ? m->group_count : GROUPS_SHOWN;
+    if (ret_shown->count < m->group_count) qsort_r(order, m->group_count, sizeof *order, by_ranks, m->groups);
+    memcpy(ret_shown->groups, order, ret_shown->count * sizeof *order);
     free(order);
     return PD_OK;
 }
 
-static const char *rank_text(uint32_t value, char ret_text[16])
-{
-    snprintf(ret_text, 16, "%u", value);
-    return ret_text;
-}
-
-/* Where it lies and what moves, for the groups that are shown of memory, too. */
-static pd_status print_places(const struct pd_plan_subject *s, const struct pd_planned_world *w, struct pd_error *err)
+/* Where it lies and what moves. */
+static pd_status print_places(const struct pd_plan_subject *s, const struct pd_planned_world *w, const struct shown *shown,
+                              struct pd_error *err)
 {
     static const char *const headings[] = {">RANKS", ">FIRST", ">device", ">pinned", ">NVMe", ">to and from it a step"};
     struct pd_table table;
-    uint32_t order[GROUPS_SHOWN], shown;
-    PD_TRY(choose_groups(&w->memory, order, &shown, err));
     pd_table_init(&table, headings, 6);
-    for (uint32_t g = 0; g < shown; g++) {
-        const struct pd_memory_group *group = &w->memory.groups[order[g]];
-        const struct pd_offload_plan none = {0}, *offload = w->offload ? &w->offload[order[g]] : &none;
+    for (uint32_t i = 0; i < shown->count; i++) {
+        const uint32_t g = shown->groups[i];
+        const struct pd_memory_group *group = &w->memory.groups[g];
+        const struct pd_offload_plan none = {0}, *offload = w->offload ? &w->offload[g] : &none;
         const uint64_t pinned = pinned_of(s->config, &group->plan);
-        char ranks[16], first[16];
-        pd_table_row(&table, (const char *const[]){rank_text(group->ranks, ranks), rank_text(group->first_rank, first),
+        pd_table_row(&table, (const char *const[]){pd_text_plain(group->ranks).text, pd_text_plain(group->first_rank).text,
                                                    pd_text_bytes(pd_memory_plan_total(&group->plan)).text,
                                                    pinned ? pd_text_bytes(pinned).text : "-",
                                                    pd_text_bytes(offload->nvme_bytes).text,
@@ -284,26 +280,23 @@ static void print_where(const struct pd_plan_subject *s, const struct pd_planned
            pd_text_bytes(w->process_bytes).text);
 }
 
-/* All groups, or the largest of them. */
-static pd_status print_groups(const struct pd_world_memory *m, struct pd_error *err)
+static pd_status print_groups(const struct pd_world_memory *m, const struct shown *shown, struct pd_error *err)
 {
     static const char *const headings[] = {">RANKS", ">FIRST"};
     struct pd_table table;
-    uint32_t order[GROUPS_SHOWN], shown, rest = 0;
-    PD_TRY(choose_groups(m, order, &shown, err));
+    uint32_t rest = 0;
     begin_memory_table(&table, headings, 2);
     for (uint32_t g = 0; g < m->group_count; g++)
         rest += m->groups[g].ranks;
-    for (uint32_t g = 0; g < shown; g++) {
-        const struct pd_memory_group *group = &m->groups[order[g]];
-        char count[16], first[16];
+    for (uint32_t i = 0; i < shown->count; i++) {
+        const struct pd_memory_group *group = &m->groups[shown->groups[i]];
         rest -= group->ranks;
-        memory_row(&table, (const char *const[]){rank_text(group->ranks, count), rank_text(group->first_rank, first)}, 2,
+        memory_row(&table, (const char *const[]){pd_text_plain(group->ranks).text, pd_text_plain(group->first_rank).text}, 2,
                    &group->plan);
     }
     PD_TRY(pd_table_print(&table, err));
     if (rest)
-        printf("and %s with %s in all; --json lists them\n", pd_counted(m->group_count - shown, "smaller group").text,
+        printf("and %s with %s in all; --json lists them\n", pd_counted(m->group_count - shown->count, "smaller group").text,
                pd_counted(rest, "rank").text);
     return PD_OK;
 }
@@ -416,8 +409,10 @@ static pd_status print_details(const struct pd_plan_subject *s, const struct pd_
            pd_is_breadth_first(s->config, &w->laid_out.layout) ? " order=breadth_first" : "",
            pd_counted(w->cost.slots, "micro-batch").text, w->cost.padding ? " at most" : "",
            pd_counted(w->threads, "thread").text);
-    PD_TRY(print_groups(&w->memory, err));
-    if (w->offload || is_on_gpu(s->config)) PD_TRY(print_places(s, w, err));
+    struct shown shown;
+    PD_TRY(choose_groups(&w->memory, &shown, err));
+    PD_TRY(print_groups(&w->memory, &shown, err));
+    if (w->offload || is_on_gpu(s->config)) PD_TRY(print_places(s, w, &shown, err));
     print_totals(s, w);
     print_library(w);
     print_where(s, w);
@@ -442,19 +437,18 @@ static pd_status print_summary(const struct pd_planned_world *worlds, uint32_t c
     for (uint32_t i = 0; i < count; i++) {
         const struct pd_planned_world *w = &worlds[i];
         const struct pd_degrees degrees = degrees_of(&w->laid_out.layout);
-        char ranks[16], slots[16], layout[64];
-        snprintf(ranks, sizeof ranks, "%u", w->ranks);
+        const struct pd_text ranks = pd_text_plain(w->ranks);
+        char layout[64];
         if (w->refusal[0]) {
-            pd_table_row(&table, (const char *const[]){ranks, "none, see below", "-", "-", "-", "-", "-", "-"});
+            pd_table_row(&table, (const char *const[]){ranks.text, "none, see below", "-", "-", "-", "-", "-", "-"});
             continue;
         }
-        snprintf(slots, sizeof slots, "%u", w->cost.slots);
         pd_degrees_text(&degrees, layout, sizeof layout);
-        pd_table_row(&table, (const char *const[]){ranks, layout, slots, pd_text_bytes(w->memory.worst_bytes).text,
-                                                   pd_text_bytes((uint64_t)w->memory.mean_bytes).text,
-                                                   pd_text_bytes(w->cost.parameter_bytes).text,
-                                                   pd_text_bytes(w->cost.gradient_bytes).text,
-                                                   seconds_text(w->cost.step_seconds).text});
+        pd_table_row(&table,
+                     (const char *const[]){
+                         ranks.text, layout, pd_text_plain(w->cost.slots).text, pd_text_bytes(w->memory.worst_bytes).text,
+                         pd_text_bytes((uint64_t)w->memory.mean_bytes).text, pd_text_bytes(w->cost.parameter_bytes).text,
+                         pd_text_bytes(w->cost.gradient_bytes).text, seconds_text(w->cost.step_seconds).text});
     }
     PD_TRY(pd_table_print(&table, err));
     for (uint32_t i = 0; i < count; i++)
@@ -480,11 +474,10 @@ pd_status pd_plan_print_ladder(const struct pd_plan_subject *s, const struct pd_
     printf("\n");
     begin_memory_table(&table, headings, s->machine->device_bytes > 0 ? 3 : 2);
     for (uint32_t i = 0; i < count; i++) {
-        char world[16];
         if (rungs[i].worst.library_bytes > library) library = rungs[i].worst.library_bytes;
-        snprintf(world, sizeof world, "%u", rungs[i].world);
         memory_row(&table,
-                   (const char *const[]){rungs[i].name, world, rung_fits(s->machine, &rungs[i]) ? "fits" : "too large"},
+                   (const char *const[]){rungs[i].name, pd_text_plain(rungs[i].world).text,
+                                         rung_fits(s->machine, &rungs[i]) ? "fits" : "too large"},
                    s->machine->device_bytes > 0 ? 3 : 2, &rungs[i].worst);
     }
     PD_TRY(pd_table_print(&table, err));
