@@ -302,61 +302,52 @@ static bool whole_fits(const struct pd_attention *a, unsigned threads)
     return floats * sizeof(float) <= SUMS_BYTES && (uint64_t)a->sequences * a->kv_heads >= threads;
 }
 
-static void run(struct pd_math *math, struct backward_job *job, uint64_t items, void (*body)(void *, uint64_t))
+static void run(struct pd_math *math, const struct pd_attention *a, uint64_t items, void (*body)(void *, uint64_t))
 {
-    atomic_store_explicit(&job->queue.next, 0, memory_order_relaxed);
-    job->queue.count = items;
-    pd_parallel(math->pool, job->cpu->threads, body, job);
+    struct backward_job job = {pd_math_cpu_of(math), a, {0, items}};
+    pd_parallel(math->pool, job.cpu->threads, body, &job);
 }
 
-static void run_delta(struct pd_math *math, struct backward_job *job)
+static void run_queries(struct pd_math *math, const struct pd_attention *a)
 {
-    pd_parallel(math->pool, (uint64_t)job->a->sequences * job->a->length, delta_body, job);
+    run(math, a, a->sequences * (uint64_t)a->heads * span_of(0, 0, a->length).blocks, queries_body);
 }
 
-static void run_queries(struct pd_math *math, struct backward_job *job)
+static void run_keys(struct pd_math *math, const struct pd_attention *a)
 {
-    run(math, job, job->a->sequences * (uint64_t)job->a->heads * span_of(0, 0, job->a->length).blocks, queries_body);
-}
-
-static void run_keys(struct pd_math *math, struct backward_job *job)
-{
-    run(math, job, job->a->sequences * (uint64_t)job->a->kv_heads * span_of(0, 0, job->a->key_length).blocks, keys_body);
-}
-
-pd_status PD_CPU(attention_backward)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
-{
-    struct pd_attention resolved = pd_attention_resolve(a, false);
-    struct backward_job job = {pd_math_cpu_of(math), &resolved, {0, 0}};
-    run_delta(math, &job);
-    if (whole_fits(&resolved, job.cpu->threads)) {
-        run(math, &job, resolved.sequences * (uint64_t)resolved.kv_heads, whole_body);
-        return PD_OK;
-    }
-    run_queries(math, &job);
-    run_keys(math, &job);
-    return PD_OK;
+    run(math, a, a->sequences * (uint64_t)a->kv_heads * span_of(0, 0, a->key_length).blocks, keys_body);
 }
 
 pd_status PD_CPU(attention_delta)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
     struct backward_job job = {pd_math_cpu_of(math), a, {0, 0}};
-    run_delta(math, &job);
+    pd_parallel(math->pool, (uint64_t)a->sequences * a->length, delta_body, &job);
+    return PD_OK;
+}
+
+pd_status PD_CPU(attention_backward)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
+{
+    const struct pd_attention resolved = pd_attention_resolve(a, false);
+    PD_TRY(PD_CPU(attention_delta)(math, a, err));
+    if (whole_fits(&resolved, pd_math_cpu_of(math)->threads)) {
+        run(math, &resolved, resolved.sequences * (uint64_t)resolved.kv_heads, whole_body);
+    } else {
+        run_queries(math, &resolved);
+        run_keys(math, &resolved);
+    }
     return PD_OK;
 }
 
 pd_status PD_CPU(attention_backward_queries)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    struct pd_attention resolved = pd_attention_resolve(a, true);
-    struct backward_job job = {pd_math_cpu_of(math), &resolved, {0, 0}};
-    run_queries(math, &job);
+    const struct pd_attention resolved = pd_attention_resolve(a, true);
+    run_queries(math, &resolved);
     return PD_OK;
 }
 
 pd_status PD_CPU(attention_backward_keys)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    struct pd_attention resolved = pd_attention_resolve(a, true);
-    struct backward_job job = {pd_math_cpu_of(math), &resolved, {0, 0}};
-    run_keys(math, &job);
+    const struct pd_attention resolved = pd_attention_resolve(a, true);
+    run_keys(math, &resolved);
     return PD_OK;
 }

@@ -187,17 +187,19 @@ static inline uint64_t pd_wide_items(const pd_attention *a)
     return ((uint64_t)a->length + PD_STAY - 1) / PD_STAY * a->sequences * a->heads;
 }
 
-/* dout: NULL in forward. */
-template <typename KERNEL>
-pd_status pd_wide_queries_launch(struct pd_error *err, const char *name, KERNEL kernel, size_t tiles_bytes, void *stream,
-                                 const pd_attention *a, const void *dout, bool wide)
+/* kernel(a, maps, deal, more..., wide) on at most blocks_max blocks. dout: NULL in forward. */
+template <typename KERNEL, typename... MORE>
+pd_status pd_wide_launch(struct pd_error *err, const char *name, KERNEL kernel, size_t tiles_bytes, void *stream,
+                         const pd_attention *a, const void *dout, bool wide, uint64_t items, uint64_t blocks_max,
+                         MORE... more)
 {
     pd_wide_maps maps = {};
     pd_wide_deal deal;
     uint32_t blocks;
     PD_TRY(pd_wide_maps_make(a, dout, wide, &maps, err));
-    PD_TRY(pd_wide_deal_of(pd_wide_items(a), UINT64_MAX, &deal, &blocks, err));
-    return pd_cuda_launch(err, name, kernel, blocks, PD_WIDE_THREADS, tiles_bytes + 1024, stream, *a, maps, deal, wide);
+    PD_TRY(pd_wide_deal_of(items, blocks_max, &deal, &blocks, err));
+    return pd_cuda_launch(err, name, kernel, blocks, PD_WIDE_THREADS, tiles_bytes + 1024, stream, *a, maps, deal, more...,
+                          wide);
 }
 
 /* See pd_attention_cut. */

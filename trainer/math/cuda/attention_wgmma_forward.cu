@@ -146,8 +146,8 @@ static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
 template <enum pd_dtype T, int D> static pd_status forward_launch(void *stream, const pd_attention *a, pd_error *err)
 {
     const bool wide = pd_operands_are_wide(a, NULL) && (!a->last_part || pd_is_wide(a->out, D));
-    return pd_wide_queries_launch(err, "attention_forward_wgmma", attention_forward_wgmma<T, D>, sizeof(forward_tiles<D>),
-                                  stream, a, NULL, wide);
+    return pd_wide_launch(err, "attention_forward_wgmma", attention_forward_wgmma<T, D>, sizeof(forward_tiles<D>), stream, a,
+                          NULL, wide, pd_wide_items(a), UINT64_MAX);
 }
 
 pd_status pd_attention_wgmma_forward(void *stream, const struct pd_attention *a, struct pd_error *err)

@@ -284,13 +284,8 @@ static pd_status keys_launch(void *stream, const pd_attention *a, struct pd_cuda
     const uint32_t levels = a->last_part ? pd_attention_waiting(a) : 0;
     const bool wide = pd_operands_are_wide(a, a->dout) &&
                       (!a->last_part || (pd_is_wide(a->dk, a->ld_dkv) && pd_is_wide(a->dv, a->ld_dkv)));
-    pd_wide_maps maps = {};
-    pd_wide_deal deal;
-    uint32_t blocks;
-    PD_TRY(pd_wide_maps_make(a, a->dout, wide, &maps, err));
-    PD_TRY(pd_wide_deal_of(pd_attention_keys_items(a, KEYS), blocks_max, &deal, &blocks, err));
-    return PD_LAUNCH(err, (attention_keys_wgmma<T, D>), blocks, PD_WIDE_THREADS, sizeof(keys_tiles<D>) + 1024, stream, *a,
-                     maps, deal, static_cast<float *>(workspace.data), levels, wide);
+    return pd_wide_launch(err, "attention_keys_wgmma", attention_keys_wgmma<T, D>, sizeof(keys_tiles<D>), stream, a, a->dout,
+                          wide, pd_attention_keys_items(a, KEYS), blocks_max, static_cast<float *>(workspace.data), levels);
 }
 
 pd_status pd_attention_wgmma_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,

@@ -166,8 +166,8 @@ static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
 template <enum pd_dtype T, int D> static pd_status queries_launch(void *stream, const pd_attention *a, pd_error *err)
 {
     const bool wide = pd_operands_are_wide(a, a->dout) && (!a->last_part || pd_is_wide(a->dq, a->ld_dq));
-    return pd_wide_queries_launch(err, "attention_queries_wgmma", attention_queries_wgmma<T, D>, sizeof(queries_tiles<D>),
-                                  stream, a, a->dout, wide);
+    return pd_wide_launch(err, "attention_queries_wgmma", attention_queries_wgmma<T, D>, sizeof(queries_tiles<D>), stream, a,
+                          a->dout, wide, pd_wide_items(a), UINT64_MAX);
 }
 
 pd_status pd_attention_wgmma_queries(void *stream, const struct pd_attention *a, struct pd_error *err)
