@@ -172,6 +172,5 @@ pd_status PD_CPU(attention_forward)(struct pd_math *math, const struct pd_attent
     struct pd_attention resolved = pd_attention_resolve(a, a->acc != NULL);
     uint64_t blocks = span_of(0, 0, a->length).blocks;
     struct forward_job job = {pd_math_cpu_of(math), &resolved, {0, a->sequences * (uint64_t)a->heads * blocks}};
-    pd_parallel(math->pool, job.cpu->threads, forward_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, job.cpu->threads, forward_body, &job);
 }

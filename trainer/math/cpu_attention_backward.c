@@ -321,8 +321,7 @@ static void run_keys(struct pd_math *math, const struct pd_attention *a)
 pd_status PD_CPU(attention_delta)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
     struct backward_job job = {pd_math_cpu_of(math), a, {0, 0}};
-    pd_parallel(math->pool, (uint64_t)a->sequences * a->length, delta_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, (uint64_t)a->sequences * a->length, delta_body, &job);
 }
 
 pd_status PD_CPU(attention_backward)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)

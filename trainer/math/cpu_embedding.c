@@ -43,9 +43,7 @@ static void check_positions(const struct pd_embedding *e)
 pd_status PD_CPU(embedding_forward)(struct pd_math *math, const struct pd_embedding *embedding, struct pd_error *err)
 {
     if (embedding->position_table) check_positions(embedding);
-    struct pd_embedding job = *embedding;
-    pd_parallel(math->pool, embedding->rows, forward_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, embedding->rows, forward_body, embedding);
 }
 
 /* ---- backward ---- */

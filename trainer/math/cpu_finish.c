@@ -72,6 +72,5 @@ pd_status PD_CPU(finish)(struct pd_math *math, const struct pd_finish *finish, s
     if (finish->rows == 0 || finish->columns == 0) return PD_OK;
     struct finish_job job = {finish, finish->ld_parts ? finish->ld_parts : finish->columns,
                              TASK_ELEMENTS / finish->columns + 1};
-    pd_parallel(math->pool, (finish->rows + job.rows_per_task - 1) / job.rows_per_task, finish_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, (finish->rows + job.rows_per_task - 1) / job.rows_per_task, finish_body, &job);
 }

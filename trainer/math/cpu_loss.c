@@ -126,9 +126,7 @@ PD_DTYPE_BODY(loss_body, struct pd_cross_entropy, dtype, loss_row)
 
 pd_status PD_CPU(cross_entropy)(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err)
 {
-    struct pd_cross_entropy job = *loss;
-    pd_parallel(math->pool, loss->rows, loss_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, loss->rows, loss_body, loss);
 }
 
 /* A row that is not counted has no maximum; 0 stands for it. */
@@ -143,9 +141,7 @@ static void max_body(void *context, uint64_t row)
 
 pd_status PD_CPU(logits_max)(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err)
 {
-    struct pd_cross_entropy job = *loss;
-    pd_parallel(math->pool, loss->rows, max_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, loss->rows, max_body, loss);
 }
 
 static void sum_body(void *context, uint64_t row)
@@ -159,9 +155,7 @@ static void sum_body(void *context, uint64_t row)
 
 pd_status PD_CPU(logits_sum)(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err)
 {
-    struct pd_cross_entropy job = *loss;
-    pd_parallel(math->pool, loss->rows, sum_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, loss->rows, sum_body, loss);
 }
 
 /* Comparisons and copies of a few numbers a row. */

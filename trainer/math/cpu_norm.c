@@ -171,8 +171,7 @@ pd_status PD_CPU(norm_forward)(struct pd_math *math, const struct pd_norm *norm,
 {
     uint64_t tasks;
     struct norm_job job = job_of(norm, &tasks);
-    pd_parallel(math->pool, tasks, forward_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, tasks, forward_body, &job);
 }
 
 /* Columns first: dx may overwrite dout or x. */
@@ -181,6 +180,5 @@ pd_status PD_CPU(norm_backward)(struct pd_math *math, const struct pd_norm *norm
     uint64_t tasks;
     struct norm_job job = job_of(norm, &tasks);
     pd_parallel(math->pool, (norm->columns + COLUMNS_TASK - 1) / COLUMNS_TASK, backward_columns_body, &job);
-    pd_parallel(math->pool, tasks, backward_rows_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, tasks, backward_rows_body, &job);
 }

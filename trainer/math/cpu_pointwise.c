@@ -63,16 +63,14 @@ pd_status PD_CPU(gelu_forward)(struct pd_math *math, uint64_t count, enum pd_dty
                                struct pd_error *err)
 {
     struct flat_job job = {.count = count, .dtype = dtype, .x = x, .out = out};
-    pd_parallel(math->pool, flat_tasks(count), gelu_put_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, flat_tasks(count), gelu_put_body, &job);
 }
 
 pd_status PD_CPU(gelu_backward)(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x, const void *dout,
                                 void *dx, struct pd_error *err)
 {
     struct flat_job job = {.count = count, .dtype = dtype, .x = x, .dout = dout, .out = dx};
-    pd_parallel(math->pool, flat_tasks(count), gelu_put_gradient_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, flat_tasks(count), gelu_put_gradient_body, &job);
 }
 
 struct swiglu_job {
@@ -120,16 +118,14 @@ pd_status PD_CPU(swiglu_forward)(struct pd_math *math, uint64_t rows, uint64_t c
                                  const void *gate_up, void *out, struct pd_error *err)
 {
     struct swiglu_job job = {rows, columns, dtype, gate_up, NULL, out};
-    pd_parallel(math->pool, rows, swiglu_forward_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, rows, swiglu_forward_body, &job);
 }
 
 pd_status PD_CPU(swiglu_backward)(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype,
                                   const void *gate_up, const void *dout, void *dgate_up, struct pd_error *err)
 {
     struct swiglu_job job = {rows, columns, dtype, gate_up, dout, dgate_up};
-    pd_parallel(math->pool, rows, swiglu_backward_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, rows, swiglu_backward_body, &job);
 }
 
 /* (a, b) -> (a cos - b sin, b cos + a sin); the inverse has -sin. */
@@ -166,9 +162,7 @@ PD_DTYPE_BODY(rope_body, struct pd_rope, dtype, rope_row)
 
 pd_status PD_CPU(rope)(struct pd_math *math, const struct pd_rope *rope, struct pd_error *err)
 {
-    struct pd_rope job = *rope;
-    pd_parallel(math->pool, rope->rows, rope_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, rope->rows, rope_body, rope);
 }
 
 V16_INLINE void add_put(enum pd_dtype dtype, const struct flat_job *job, uint64_t i, unsigned w)
@@ -184,8 +178,7 @@ pd_status PD_CPU(add)(struct pd_math *math, uint64_t n, float *sum, enum pd_dtyp
                       struct pd_error *err)
 {
     struct flat_job job = {.count = n, .dtype = dtype, .x = piece, .out = sum, .first = first};
-    pd_parallel(math->pool, flat_tasks(n), add_put_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, flat_tasks(n), add_put_body, &job);
 }
 
 V16_INLINE void cast_range(enum pd_dtype dst, enum pd_dtype src, const struct flat_job *job, uint64_t first, uint64_t end)
@@ -214,6 +207,5 @@ pd_status PD_CPU(cast)(struct pd_math *math, uint64_t n, enum pd_dtype dst_dtype
                        const void *src, struct pd_error *err)
 {
     struct flat_job job = {.count = n, .dtype = dst_dtype, .src_dtype = src_dtype, .x = src, .out = dst};
-    pd_parallel(math->pool, flat_tasks(n), cast_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, flat_tasks(n), cast_body, &job);
 }

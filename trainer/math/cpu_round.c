@@ -29,7 +29,5 @@ static void round_task(void *context, uint64_t task)
 
 pd_status PD_CPU(round)(struct pd_math *math, const struct pd_round *round, struct pd_error *err)
 {
-    struct pd_round job = *round;
-    pd_parallel(math->pool, (round->n + TASK_ELEMENTS - 1) / TASK_ELEMENTS, round_task, &job);
-    return PD_OK;
+    return pd_cpu_run(math, (round->n + TASK_ELEMENTS - 1) / TASK_ELEMENTS, round_task, round);
 }

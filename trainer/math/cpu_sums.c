@@ -47,8 +47,7 @@ pd_status PD_CPU(column_sum)(struct pd_math *math, uint64_t rows, uint64_t n, ui
                              const void *x, float *out, struct pd_error *err)
 {
     struct column_job job = {rows, n, ld, dtype, x, out};
-    pd_parallel(math->pool, (n + COLUMNS_TASK - 1) / COLUMNS_TASK, column_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, (n + COLUMNS_TASK - 1) / COLUMNS_TASK, column_body, &job);
 }
 
 struct squares_job {
@@ -74,6 +73,5 @@ pd_status PD_CPU(row_squares)(struct pd_math *math, uint64_t rows, uint64_t colu
 {
     struct squares_job job = {rows, columns, columns ? ROWS_TASK_ELEMENTS / columns : 1, x, sums};
     if (job.rows_per_task == 0) job.rows_per_task = 1;
-    pd_parallel(math->pool, (rows + job.rows_per_task - 1) / job.rows_per_task, squares_body, &job);
-    return PD_OK;
+    return pd_cpu_run(math, (rows + job.rows_per_task - 1) / job.rows_per_task, squares_body, &job);
 }

@@ -29,6 +29,14 @@ static inline struct pd_math_cpu *pd_math_cpu_of(struct pd_math *math)
     return (struct pd_math_cpu *)math;
 }
 
+/* body(operands, i) for i below count, on the table's threads. Bodies leave operands alone but for what they own of a job. */
+static inline pd_status pd_cpu_run(struct pd_math *math, uint64_t count, void (*body)(void *, uint64_t),
+                                   const void *operands)
+{
+    pd_parallel(math->pool, count, body, (void *)(uintptr_t)operands);
+    return PD_OK;
+}
+
 /* Items of work of different sizes, given out in order to `threads` bodies that each own a workspace. */
 struct pd_cpu_queue {
     _Atomic uint64_t next;
