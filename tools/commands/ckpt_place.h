@@ -18,7 +18,8 @@ struct pd_ckpt_place {
 
 /* Opens the stores without changing them and turns to the one that holds the newest checkpoint; tiers of several that are
  * absent or cannot be read are named on stderr. With `writable`, which may be NULL, that store is opened again with these
- * options. errors  PD_NOT_FOUND: there is no such directory; PD_BUSY: writable, and a run is using it */
+ * options.
+ *   errors  PD_NOT_FOUND: there is no such directory; PD_BUSY: writable, and a run is using it */
 PD_MUST_USE pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *writable,
                                          struct pd_ckpt_place *ret_place, struct pd_error *err);
 void pd_ckpt_place_close(struct pd_ckpt_place *place);
@@ -28,8 +29,8 @@ PD_MUST_USE pd_status pd_ckpt_place_reopen(struct pd_ckpt_place *place, const st
                                            struct pd_error *err);
 
 /* The checkpoint that PATH named, else that of `step`, else (UINT64_MAX) the newest, in any tier, to which the place turns.
- * errors  PD_CORRUPT (exit code 65): there is no such valid checkpoint; the message says what is wrong with it, or what there
- * is */
+ *   errors  PD_CORRUPT (exit code 65): there is no such valid checkpoint; the message says what is wrong with it, or what
+ *           there is */
 PD_MUST_USE pd_status pd_ckpt_place_choose(struct pd_ckpt_place *place, uint64_t step,
                                            const struct pd_store_entry **ret_entry, struct pd_error *err);
 /* The error of choose, about this tier alone. */

@@ -51,9 +51,8 @@ struct pd_math {
 };
 
 /* CPU backend. `pool` is borrowed. Workspaces come from `arena` (PD_MEMORY_BUFFERS), the same bytes for any isa; the dry
- * arena only counts and then *ret_math is NULL. isa AUTO: the best this machine has, or what
- * PERDURE_ISA=portable|avx2|avx512 says. errors  PD_UNSUPPORTED: the asked-for isa is not on this machine, or fast without
- * oneDNN in the build */
+ * arena only counts, and then *ret_math is NULL. isa AUTO: what PERDURE_ISA says, else the best that this machine has.
+ *   errors  PD_UNSUPPORTED: the isa is not on this machine, or fast without oneDNN in the build */
 PD_MUST_USE pd_status pd_math_cpu_new(struct pd_thread_pool *pool, unsigned thread_count, enum pd_numerics_mode mode,
                                       enum pd_isa isa, struct pd_arena *arena, struct pd_math **ret_math,
                                       struct pd_error *err);
