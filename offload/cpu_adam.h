@@ -10,8 +10,7 @@
  *
  *   invariant  bits depend on the element alone: not on instruction set, threads, or how a range is cut into calls
  */
-#ifndef PD_OFFLOAD_CPU_ADAM_H
-#define PD_OFFLOAD_CPU_ADAM_H
+#pragma once
 
 #include "offload/update_rule.h"
 
@@ -37,5 +36,3 @@ struct pd_adam_range {
 /* isa resolved; pool NULL: the caller alone.   threads  one caller per pool */
 void pd_cpu_adam(struct pd_thread_pool *pool, enum pd_isa isa, const struct pd_adam_step *step,
                  const struct pd_adam_range *range);
-
-#endif

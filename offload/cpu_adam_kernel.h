@@ -1,6 +1,5 @@
 /* The inner loop of AdamW, built from cpu_adam_kernel.c for each instruction set; the caller has flushed denormals. */
-#ifndef PD_OFFLOAD_CPU_ADAM_KERNEL_H
-#define PD_OFFLOAD_CPU_ADAM_KERNEL_H
+#pragma once
 
 #include "offload/cpu_adam.h"
 
@@ -8,6 +7,4 @@ void pd_adam_kernel_portable(const struct pd_adam_step *step, const struct pd_ad
 #if defined(__x86_64__)
 void pd_adam_kernel_avx2(const struct pd_adam_step *step, const struct pd_adam_range *range);
 void pd_adam_kernel_avx512(const struct pd_adam_step *step, const struct pd_adam_range *range);
-#endif
-
 #endif

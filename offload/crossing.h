@@ -12,8 +12,7 @@
  *   errors      PD_DEVICE_LOST
  *   threads     one caller
  */
-#ifndef PD_OFFLOAD_CROSSING_H
-#define PD_OFFLOAD_CROSSING_H
+#pragma once
 
 #include "offload/device_spans.h"
 
@@ -52,5 +51,3 @@ PD_MUST_USE pd_status pd_crossing_meet(struct pd_crossing *crossing, const float
 PD_MUST_USE pd_status pd_crossing_leave(struct pd_crossing *crossing, struct pd_error *err);
 /* All copies are in the device. */
 PD_MUST_USE pd_status pd_crossing_end(struct pd_crossing *crossing, struct pd_error *err);
-
-#endif

@@ -9,8 +9,7 @@
  *              where somebody waits for it, at the latest
  *   threads    one caller per stream; allocation from any thread
  */
-#ifndef PD_OFFLOAD_DEVICE_H
-#define PD_OFFLOAD_DEVICE_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdbool.h>
@@ -118,5 +117,3 @@ PD_MUST_USE pd_status pd_dev_event_passed(struct pd_dev *dev, struct pd_event *e
 PD_MUST_USE pd_status pd_dev_event_seconds(struct pd_dev *dev, struct pd_event *begin, struct pd_event *end,
                                            double *ret_seconds, struct pd_error *err);
 void pd_dev_close(struct pd_dev *dev); /* NULL is fine */
-
-#endif

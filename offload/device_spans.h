@@ -14,8 +14,7 @@
  *   cost     two events a span; NULL for `spans` makes all of it do nothing
  *   errors   an event that cannot be had or recorded loses its span; collect says what the device says
  *   threads  any, where a stream has one caller at a time; collect: one */
-#ifndef PD_OFFLOAD_DEVICE_SPANS_H
-#define PD_OFFLOAD_DEVICE_SPANS_H
+#pragma once
 
 #include "offload/device.h"
 
@@ -68,5 +67,3 @@ uint64_t pd_device_spans_lost(const struct pd_device_spans *spans);
 /* Seconds that collecting took, which no span answers for. */
 double pd_device_spans_collecting(const struct pd_device_spans *spans);
 void pd_device_spans_clear(struct pd_device_spans *spans);
-
-#endif

@@ -6,8 +6,7 @@
  * The host waits for drives and for copies that go to them, each two spans later, and never for the device to compute. A
  * wait makes `compute` wait: what is put on it afterwards may use the span's memory, or finds what was read.
  */
-#ifndef PD_OFFLOAD_DEVICE_SPILL_H
-#define PD_OFFLOAD_DEVICE_SPILL_H
+#pragma once
 
 #include "offload/spill.h"
 
@@ -20,5 +19,3 @@ PD_MUST_USE pd_status pd_device_spill_write(struct pd_device_spill *spill, uint3
 PD_MUST_USE pd_status pd_device_spill_read(struct pd_device_spill *spill, uint32_t span, void *data, struct pd_error *err);
 PD_MUST_USE pd_status pd_device_spill_wait(struct pd_device_spill *spill, uint32_t span, struct pd_error *err);
 void pd_device_spill_sync(struct pd_device_spill *spill);
-
-#endif

@@ -12,8 +12,7 @@
  *   errors      PD_DEVICE_LOST: some ranges are updated and others are not
  *   threads     one caller
  */
-#ifndef PD_OFFLOAD_HOST_UPDATE_H
-#define PD_OFFLOAD_HOST_UPDATE_H
+#pragma once
 
 #include "offload/device_spans.h"
 #include "offload/update_rule.h"
@@ -39,5 +38,3 @@ void pd_host_update_free(struct pd_host_update *updates); /* NULL is fine */
 /* ranges (count): state is the host's; grad and copy, of copy_dtype, the device's. */
 PD_MUST_USE pd_status pd_host_update_run(struct pd_host_update *updates, const struct pd_update_step *step,
                                          const struct pd_update_range *ranges, uint32_t count, struct pd_error *err);
-
-#endif

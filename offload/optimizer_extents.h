@@ -10,8 +10,7 @@
  *               2. a part begins at a block; it ends at one too, or with its group
  *               3. an extent's bytes, each kind rounded up to pages, fit into a slot
  */
-#ifndef PD_OFFLOAD_OPTIMIZER_EXTENTS_H
-#define PD_OFFLOAD_OPTIMIZER_EXTENTS_H
+#pragma once
 
 #include "ckpt/store/commit.h"
 #include "offload/ring.h"
@@ -63,5 +62,3 @@ struct pd_optimizer_cursor {
 uint32_t pd_optimizer_cursor_next(struct pd_optimizer_cursor *cursor, struct pd_optimizer_part *ret_parts);
 /* Extents from where the cursor stands. */
 uint64_t pd_optimizer_cursor_count(struct pd_optimizer_cursor cursor);
-
-#endif

@@ -8,8 +8,7 @@
  *                  included
  *               3. a block is checked, updated and hashed by one thread while it is in that core's cache
  */
-#ifndef PD_OFFLOAD_OPTIMIZER_PASS_H
-#define PD_OFFLOAD_OPTIMIZER_PASS_H
+#pragma once
 
 #include "offload/optimizer_extents.h"
 #include "offload/optimizer_store.h"
@@ -117,5 +116,3 @@ static inline float *pd_optimizer_resident(const struct pd_optimizer_store *stor
 {
     return g->resident + store->resident_at[box];
 }
-
-#endif

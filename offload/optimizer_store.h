@@ -13,8 +13,7 @@
  *               pd_optimizer_store_plan
  *   threads     one caller
  */
-#ifndef PD_OFFLOAD_OPTIMIZER_STORE_H
-#define PD_OFFLOAD_OPTIMIZER_STORE_H
+#pragma once
 
 #include "ckpt/store/store.h"
 #include "offload/ring.h"
@@ -120,5 +119,3 @@ PD_MUST_USE pd_status pd_optimizer_store_complete(struct pd_optimizer_store *sto
  * pd_optimizer_store_complete this may run in another thread, while nobody else calls anything of this store. */
 PD_MUST_USE pd_status pd_optimizer_store_finish(struct pd_optimizer_store *store, struct pd_shard_summary *ret_summaries,
                                                 uint32_t *ret_slots, struct pd_error *err);
-
-#endif

@@ -2,9 +2,6 @@
  *
  * device and cpu are the same memory where the device is the CPU. nvme: files that stream through buffers of fixed size.
  * Bits do not depend on it. */
-#ifndef PD_OFFLOAD_PLACEMENT_H
-#define PD_OFFLOAD_PLACEMENT_H
+#pragma once
 
 enum pd_place { PD_PLACE_DEVICE, PD_PLACE_CPU, PD_PLACE_NVME };
-
-#endif

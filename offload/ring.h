@@ -11,8 +11,7 @@
  *   errors   of the first piece that failed, naming file and place; everything in flight was reaped before return
  *   threads  one caller; the queue belongs to the thread that runs jobs
  */
-#ifndef PD_OFFLOAD_RING_H
-#define PD_OFFLOAD_RING_H
+#pragma once
 
 #include "ckpt/io/vfs.h"
 
@@ -69,5 +68,3 @@ PD_MUST_USE pd_status pd_ring_run(struct pd_ring *ring, const struct pd_ring_job
 PD_MUST_USE pd_status pd_ring_begin(struct pd_ring *ring, const struct pd_ring_job *job, struct pd_error *err);
 PD_MUST_USE pd_status pd_ring_end(struct pd_ring *ring, struct pd_ring_report *ret_report, struct pd_error *err);
 void pd_ring_abandon(struct pd_ring *ring);
-
-#endif

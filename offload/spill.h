@@ -15,8 +15,7 @@
  *   errors      PD_NO_SPACE at once, since all of the file is preallocated; PD_CORRUPT: a block mismatched twice
  *   threads     one caller
  */
-#ifndef PD_OFFLOAD_SPILL_H
-#define PD_OFFLOAD_SPILL_H
+#pragma once
 
 #include "ckpt/base/thread_pool.h"
 #include "ckpt/io/vfs.h"
@@ -66,5 +65,3 @@ PD_MUST_USE pd_status pd_spill_read(struct pd_spill *spill, uint32_t span, void 
 PD_MUST_USE pd_status pd_spill_wait(struct pd_spill *spill, uint32_t span, struct pd_error *err);
 /* Returns once nothing is in flight, whatever became of it: the way out after a failure. */
 void pd_spill_sync(struct pd_spill *spill);
-
-#endif

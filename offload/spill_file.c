@@ -4,7 +4,6 @@
 #include "ckpt/base/digest.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define REQUEST_BYTES (UINT64_C(1) << 20)
 #define REAP_MAX 16u

@@ -2,8 +2,7 @@
  *
  *   threads  one caller; blocks are hashed by the pool
  */
-#ifndef PD_OFFLOAD_SPILL_FILE_H
-#define PD_OFFLOAD_SPILL_FILE_H
+#pragma once
 
 #include "offload/spill.h"
 
@@ -20,5 +19,3 @@ PD_MUST_USE pd_status pd_spill_file_write(struct pd_spill_file *spill, uint32_t 
 PD_MUST_USE pd_status pd_spill_file_read(struct pd_spill_file *spill, uint32_t span, void *data, struct pd_error *err);
 PD_MUST_USE pd_status pd_spill_file_wait(struct pd_spill_file *spill, uint32_t span, struct pd_error *err);
 void pd_spill_file_sync(struct pd_spill_file *spill);
-
-#endif

@@ -6,8 +6,7 @@
  *
  *   invariant  bits depend on the element and the step alone: not on instruction set, threads, or how ranges are cut
  */
-#ifndef PD_OFFLOAD_UPDATE_RULE_H
-#define PD_OFFLOAD_UPDATE_RULE_H
+#pragma once
 
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/thread_pool.h"
@@ -58,5 +57,3 @@ static inline void pd_update(struct pd_thread_pool *pool, enum pd_isa isa, const
 {
     step->rule->update(pool, isa, step, range);
 }
-
-#endif

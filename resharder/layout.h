@@ -12,8 +12,7 @@
  * rank * stripes + stripe. What a rank owns does not depend on stripes; which shard holds it does. A part that would give
  * pieces of under small_bytes is not cut: one stripe has it, stripes taken in turn.
  */
-#ifndef PD_RESHARDER_LAYOUT_H
-#define PD_RESHARDER_LAYOUT_H
+#pragma once
 
 #include "ckpt/store/commit.h"
 
@@ -78,5 +77,3 @@ PD_MUST_USE pd_status pd_layout_shard_boxes(const struct pd_layout *layout, cons
 PD_MUST_USE pd_status pd_layout_rank_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors,
                                            uint32_t rank, struct pd_shard_box **ret_boxes, uint32_t *ret_count,
                                            uint32_t ret_stripe_counts[PD_LAYOUT_STRIPES_MAX], struct pd_error *err);
-
-#endif

@@ -9,8 +9,7 @@
  * follow reader, round and place in the window, and one rank's plan costs what concerns that rank: its own stretch, and
  * those of the shards that hold something it wants.
  */
-#ifndef PD_RESHARDER_PLAN_H
-#define PD_RESHARDER_PLAN_H
+#pragma once
 
 #include "resharder/layout.h"
 
@@ -74,5 +73,3 @@ uint32_t pd_plan_owners(const struct pd_plan *plan, const struct pd_read_item *i
 /* Runs of `item` that `rank` of the wanted layout owns, in element order; calls visit for each. */
 void pd_plan_runs(const struct pd_plan *plan, const struct pd_read_item *item, uint32_t rank,
                   void (*visit)(void *context, const struct pd_transfer_run *run), void *context);
-
-#endif

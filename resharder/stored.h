@@ -1,7 +1,6 @@
 /* A stored checkpoint as loads and rewrites meet it: its record and its shards, held against the layout.
  *   threads  any; a shard by one at a time */
-#ifndef PD_RESHARDER_STORED_H
-#define PD_RESHARDER_STORED_H
+#pragma once
 
 #include "ckpt/shard/shard.h"
 #include "ckpt/store/commit.h"
@@ -18,5 +17,3 @@ bool pd_stored_has_boxes(const struct pd_shard *shard, const struct pd_tensor_ta
 /* Verifies a block at `data`; where it mismatches it is read once more, and only a second mismatch is PD_CORRUPT. */
 PD_MUST_USE pd_status pd_stored_verify_block(struct pd_shard *shard, uint32_t box, uint64_t block, void *data,
                                              struct pd_error *err);
-
-#endif

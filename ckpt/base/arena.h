@@ -8,8 +8,7 @@
  *               3. after pd_arena_freeze a take is a PD_CHECK failure
  *   threads     one
  */
-#ifndef PD_BASE_ARENA_H
-#define PD_BASE_ARENA_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdbool.h>
@@ -67,5 +66,3 @@ void pd_arena_note(struct pd_arena *arena, enum pd_memory_category category, uin
 void pd_arena_note_library(struct pd_arena *arena, uint64_t bytes);
 void pd_arena_freeze(struct pd_arena *arena);
 void pd_arena_usage(const struct pd_arena *arena, struct pd_memory_plan *ret_usage);
-
-#endif

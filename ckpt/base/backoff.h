@@ -1,6 +1,5 @@
 /* When to try again what has failed `failures` times in a row: after 1 s, 2 s, 4 s, ... and at most 5 minutes. */
-#ifndef PD_CKPT_BASE_BACKOFF_H
-#define PD_CKPT_BASE_BACKOFF_H
+#pragma once
 
 #include <stdint.h>
 
@@ -13,5 +12,3 @@ static inline uint64_t pd_backoff_ns(uint32_t failures)
     const uint64_t ns = UINT64_C(1000000000) << (failures - 1 < 16 ? failures - 1 : 16);
     return ns < PD_BACKOFF_NS_MAX ? ns : PD_BACKOFF_NS_MAX;
 }
-
-#endif

@@ -1,10 +1,8 @@
 /* Arithmetic on sizes that come from outside. Each returns true and sets *ret when the result fits, false otherwise
  * (*ret untouched), so that a length read from a file can never wrap into a small allocation. */
-#ifndef PD_BASE_CHECKED_H
-#define PD_BASE_CHECKED_H
+#pragma once
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 static inline bool pd_checked_add_u64(uint64_t a, uint64_t b, uint64_t *ret)
@@ -58,5 +56,3 @@ static inline bool pd_checked_range(uint64_t start, uint64_t count, uint64_t siz
 {
     return start <= size && count <= size - start;
 }
-
-#endif

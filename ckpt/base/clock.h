@@ -1,7 +1,6 @@
 /* Time as a table, so that tests own it. Decisions use the monotonic clock; wall time is for people only.
  *   threads  any */
-#ifndef PD_BASE_CLOCK_H
-#define PD_BASE_CLOCK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,5 +22,3 @@ void pd_clock_sleep_ns(const struct pd_clock *clock, uint64_t ns);
  * so that *stop is seen soon. False: *stop is set (NULL: it never is). */
 bool pd_clock_pace(uint64_t start_ns, uint64_t bytes, uint64_t bytes_per_second, const _Atomic bool *stop);
 double pd_clock_seconds_since(const struct pd_clock *clock, uint64_t start_ns); /* start from pd_clock_monotonic_ns */
-
-#endif

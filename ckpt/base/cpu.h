@@ -3,8 +3,7 @@
  * Kernels exist in up to three builds of one source (portable C, AVX2 with FMA and F16C, AVX-512). All give the same bits,
  * so the choice is about speed alone; PERDURE_ISA=portable|avx2|avx512 overrides it for tests.
  */
-#ifndef PD_BASE_CPU_H
-#define PD_BASE_CPU_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdbool.h>
@@ -26,5 +25,3 @@ PD_MUST_USE pd_status pd_isa_resolve(enum pd_isa asked, enum pd_isa *ret_isa, st
 
 /* Cores that this process may run on: its affinity mask, which taskset, a batch system or a container narrows. At least 1. */
 uint32_t pd_cpu_cores(void);
-
-#endif

@@ -1,8 +1,7 @@
 /* XXH3-64 (Collet, https://github.com/Cyan4973/xxHash) behind our own names: the checksum of everything perdure writes.
  * One-shot and streaming results of the same bytes and seed are equal, and equal on every machine.
  *   threads  any; a stream belongs to one thread at a time */
-#ifndef PD_BASE_DIGEST_H
-#define PD_BASE_DIGEST_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -20,5 +19,3 @@ uint64_t pd_digest_stream_value(const struct pd_digest_stream *stream); /* of wh
 
 /* A seed from several words, such as (run, lineage, step, tensor, block): the digest of their little-endian bytes. */
 uint64_t pd_digest_words(const uint64_t *words, size_t count, uint64_t seed);
-
-#endif

@@ -2,10 +2,8 @@
 
 #include "ckpt/base/parse.h"
 #include "ckpt/base/rank.h"
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -7,13 +7,10 @@
  *
  * Places are named <library>.<operation>.<moment>: "store.commit.renamed". Off, a place costs one load.
  *   threads  any; passages of all threads count together, with @rank those of that rank alone */
-#ifndef PD_BASE_FAULT_H
-#define PD_BASE_FAULT_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
 
 /* NULL or "": none. PD_USAGE names the word that is not understood. Not while other threads pass places.
  * main calls pd_fault_configure_env before it starts threads; nothing else reads the environment. */
@@ -27,5 +24,3 @@ static inline void pd_fault_point(const char *name)
 {
     if (atomic_load_explicit(&pd_fault_armed, memory_order_relaxed)) pd_fault_pass(name);
 }
-
-#endif

@@ -3,8 +3,7 @@
  * Plain C, so that every instruction set gives the same bits. NaN stays NaN (quiet, sign kept); overflow gives infinity.
  * fp16 subnormals are converted exactly, whatever the flush-to-zero state of the thread: only integers are used.
  */
-#ifndef PD_BASE_HALF_H
-#define PD_BASE_HALF_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -61,5 +60,3 @@ static inline uint16_t pd_f16_from_f32(float value)
     uint32_t kept = fraction >> shift, rest = fraction & ((1u << shift) - 1), tie = 1u << (shift - 1);
     return (uint16_t)(sign | (kept + (rest > tie || (rest == tie && (kept & 1u)))));
 }
-
-#endif

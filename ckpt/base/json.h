@@ -4,8 +4,7 @@
  * the strings "inf", "-inf", "nan". Integers beyond 63 bits are strings of digits. Text that is not UTF-8 gets U+FFFD for
  * each stray byte.
  *   threads  a writer or document belongs to one thread at a time */
-#ifndef PD_BASE_JSON_H
-#define PD_BASE_JSON_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdbool.h>
@@ -75,5 +74,3 @@ const char *pd_json_text(const struct pd_json_value *value); /* of a string; NUL
 bool pd_json_is_u64(const struct pd_json_value *value, uint64_t *ret);
 bool pd_json_is_number(const struct pd_json_value *value, double *ret);
 bool pd_json_is_bool(const struct pd_json_value *value, bool *ret);
-
-#endif

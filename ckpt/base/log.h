@@ -6,8 +6,7 @@
  * of threads and ranks do not mix; control characters in it become spaces and a text over 4 KiB is cut. Errors are values: a
  * library returns them and does not log them. Whoever knows step, path and rank says an error once.
  *   threads  any */
-#ifndef PD_BASE_LOG_H
-#define PD_BASE_LOG_H
+#pragma once
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/status.h"
@@ -36,5 +35,3 @@ void pd_log_write(enum pd_log_level level, const char *module, const char *forma
 #define pd_log_warn(module, ...) pd_log(PD_LOG_WARN, module, __VA_ARGS__)
 #define pd_log_info(module, ...) pd_log(PD_LOG_INFO, module, __VA_ARGS__)
 #define pd_log_debug(module, ...) pd_log(PD_LOG_DEBUG, module, __VA_ARGS__)
-
-#endif

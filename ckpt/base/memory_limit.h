@@ -1,8 +1,7 @@
 /* How much more memory this process may take before something is killed: the tightest of the memory cgroups it is in
  * (version 1 and 2, with their ancestors) and the machine. Page cache that can be given back counts as free; tmpfs does not.
  *   threads  any */
-#ifndef PD_BASE_MEMORY_LIMIT_H
-#define PD_BASE_MEMORY_LIMIT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -22,5 +21,3 @@ struct pd_memory_places {
 
 /* False: nothing can be read, so nothing is known. */
 bool pd_memory_limit_read(const struct pd_memory_places *places, struct pd_memory_limit *ret_limit);
-
-#endif

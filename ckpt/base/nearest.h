@@ -1,6 +1,5 @@
 /* What a mistyped name may have meant. */
-#ifndef PD_CKPT_BASE_NEAREST_H
-#define PD_CKPT_BASE_NEAREST_H
+#pragma once
 
 #include <stdint.h>
 
@@ -8,5 +7,3 @@
 uint32_t pd_edit_distance(const char *a, const char *b);
 /* Indices of the `wanted` (at most count) nearest names, nearest first, earlier ones first where they are as near. */
 void pd_nearest_names(const char *name, const char *const *names, uint32_t count, uint32_t *ret_indices, uint32_t wanted);
-
-#endif

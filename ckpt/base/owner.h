@@ -10,8 +10,7 @@
  *
  *   threads  any
  */
-#ifndef PD_CKPT_BASE_OWNER_H
-#define PD_CKPT_BASE_OWNER_H
+#pragma once
 
 struct pd_owner {
     const char *_Atomic name; /* a string constant; NULL: nobody */
@@ -29,6 +28,4 @@ static inline void pd_owner_release(struct pd_owner *owner, const char *name)
 {
     (void)owner, (void)name;
 }
-#endif
-
 #endif

@@ -1,7 +1,6 @@
 /* Numbers out of text: the whole text or nothing. Each returns true and sets *ret, or false with *ret untouched on an empty
  * text, stray characters, a sign where none belongs, or a value out of range. */
-#ifndef PD_BASE_PARSE_H
-#define PD_BASE_PARSE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -11,5 +10,3 @@ bool pd_parse_i64(const char *text, int64_t *ret);
 bool pd_parse_double(const char *text, double *ret); /* finite */
 /* "4096", "64k", "1.5G", "10MiB": powers of 1024, the suffix in either case, the result a whole number of bytes. */
 bool pd_parse_bytes(const char *text, uint64_t *ret);
-
-#endif

@@ -1,7 +1,6 @@
 /* How whoever works long shows its progress on stderr: a bar on a terminal, a line every ten seconds elsewhere.
  * PERDURE_PROGRESS=bar, line, line:SECONDS or off says otherwise. */
-#ifndef PD_BASE_PROGRESS_H
-#define PD_BASE_PROGRESS_H
+#pragma once
 
 enum pd_progress_kind { PD_PROGRESS_OFF, PD_PROGRESS_LINE, PD_PROGRESS_BAR };
 
@@ -17,5 +16,3 @@ struct pd_progress_mode pd_progress_mode(void);
 const char *pd_progress_clear(void);
 /* Of the terminal, now; where stderr is none, as COLUMNS says; at least 20, 80 where nobody knows. */
 unsigned pd_progress_columns(void);
-
-#endif

@@ -5,8 +5,7 @@
  * pd_error is plain storage owned by the caller: it may live on any stack and cross threads. A NULL error is allowed
  * everywhere: the status alone is returned.
  */
-#ifndef PD_BASE_STATUS_H
-#define PD_BASE_STATUS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -84,5 +83,3 @@ bool pd_error_names_rank(const char *message);
         if (!(condition)) pd_check_failed(PD_WHERE, #condition); \
     } while (0)
 void pd_check_failed(const char *where, const char *condition) __attribute__((noreturn));
-
-#endif

@@ -13,7 +13,6 @@
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/thread_error.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>

@@ -6,8 +6,7 @@
  * pool; pd_numerics_thread_init does the same for a thread made elsewhere.
  *   threads  one caller at a time per pool; bodies must not call pd_parallel on the same pool
  */
-#ifndef PD_BASE_THREAD_POOL_H
-#define PD_BASE_THREAD_POOL_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdint.h>
@@ -22,5 +21,3 @@ unsigned pd_thread_pool_size(const struct pd_thread_pool *pool); /* at least 1; 
 void pd_parallel(struct pd_thread_pool *pool, uint64_t count, void (*body)(void *context, uint64_t index), void *context);
 
 void pd_numerics_thread_init(void);
-
-#endif

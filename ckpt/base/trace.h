@@ -15,8 +15,7 @@
  *   memory    PD_TRACE_BUFFER_EVENTS of 48 bytes a thread that ever ended a span, until the trace is closed
  *   disk      PD_TRACE_EVENTS_MAX events; what comes later is counted, and the file says how many
  *   threads   any; open and close while no other thread ends spans */
-#ifndef PD_BASE_TRACE_H
-#define PD_BASE_TRACE_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdatomic.h>
@@ -58,5 +57,3 @@ static inline void pd_trace_end_async(uint64_t begin, const char *category, cons
 {
     if (begin) pd_trace_record(begin, category, name, value, true);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* UTF-8 as Unicode defines it (version 15, table 3-7): shortest forms, no surrogates, at most U+10FFFF. */
-#ifndef PD_CKPT_BASE_UTF8_H
-#define PD_CKPT_BASE_UTF8_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -10,5 +9,3 @@
 uint32_t pd_utf8_decode(const char *text, size_t bytes, size_t *ret_length);
 /* The code point at *text, a string, and *text moves on to the next; UINT32_MAX: no UTF-8, and *text stays. */
 uint32_t pd_utf8_next(const char **text);
-
-#endif

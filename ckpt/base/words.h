@@ -1,6 +1,5 @@
 /* Words of messages. */
-#ifndef PD_BASE_WORDS_H
-#define PD_BASE_WORDS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -15,5 +14,3 @@ struct pd_bytes_text {
 };
 /* "512 B", "1.90 MiB", "74.5 GiB" */
 struct pd_bytes_text pd_bytes_text(double bytes);
-
-#endif

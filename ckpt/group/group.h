@@ -5,8 +5,7 @@
  * ranks of equal host see the same local file system.
  *   threads  one caller per rank at a time
  */
-#ifndef PD_CKPT_GROUP_GROUP_H
-#define PD_CKPT_GROUP_GROUP_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdint.h>
@@ -60,5 +59,3 @@ PD_MUST_USE pd_status pd_group_run_local(uint32_t size, uint32_t host_count,
                                          void *context, struct pd_error *err);
 /* A group of one rank on one host; needs no release. */
 void pd_group_init_single(struct pd_group *ret_group);
-
-#endif

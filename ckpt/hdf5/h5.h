@@ -7,8 +7,7 @@
  *   errors   PD_INVALID: a name HDF5 cannot hold; PD_NO_MEMORY; PD_BUG with the library's own text for anything else
  *   threads  any; calls into the library take turns
  */
-#ifndef PD_CKPT_HDF5_H5_H
-#define PD_CKPT_HDF5_H5_H
+#pragma once
 
 #include "ckpt/hdf5/object_index.h"
 #include "ckpt/tensor/tensor.h"
@@ -66,5 +65,3 @@ PD_MUST_USE pd_status pd_h5_box_path(const struct pd_tensor *tensor, enum pd_kin
 /* "/param/model.norm.weight": of the whole tensor, in the index. */
 PD_MUST_USE pd_status pd_h5_tensor_path(const struct pd_tensor *tensor, enum pd_kind kind, char *ret_path,
                                         struct pd_error *err);
-
-#endif

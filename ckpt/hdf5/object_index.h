@@ -6,11 +6,9 @@
  * bug, found when a file is planned and never later.
  *   threads  one per pages
  *   source   HDF5 File Format Specification 3.0: III.B, IV.A.2.i (version 4 layout), VII.C (fixed array) */
-#ifndef PD_CKPT_HDF5_OBJECT_INDEX_H
-#define PD_CKPT_HDF5_OBJECT_INDEX_H
+#pragma once
 
 #include "ckpt/hdf5/pages.h"
-#include <stdbool.h>
 
 struct pd_h5_chunk {
     uint64_t offset, bytes; /* in the file, as stored */
@@ -34,5 +32,3 @@ PD_MUST_USE pd_status pd_h5_index_set(struct pd_h5_pages *pages, const struct pd
                                       const struct pd_h5_chunk *chunks, struct pd_error *err);
 /* The end of the file in the superblock: chunks lie before it. */
 PD_MUST_USE pd_status pd_h5_end_set(struct pd_h5_pages *pages, uint64_t end, struct pd_error *err);
-
-#endif

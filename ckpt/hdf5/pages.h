@@ -1,7 +1,6 @@
 /* A sparse file in memory: what HDF5 wrote, in pages of 4096 bytes; pages never written read as zeros.
  *   threads  one */
-#ifndef PD_CKPT_HDF5_PAGES_H
-#define PD_CKPT_HDF5_PAGES_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdint.h>
@@ -26,5 +25,3 @@ PD_MUST_USE pd_status pd_h5_pages_write(struct pd_h5_pages *pages, uint64_t offs
                                         struct pd_error *err);
 void pd_h5_pages_read(const struct pd_h5_pages *pages, uint64_t offset, void *data, uint64_t bytes);
 uint64_t pd_h5_pages_heap_bytes(const struct pd_h5_pages *pages);
-
-#endif

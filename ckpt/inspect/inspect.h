@@ -4,8 +4,7 @@
  *   threads   one caller per pd_inspect
  *   errors    PD_NOT_FOUND: no commit record, or a shard is absent; PD_CORRUPT; PD_IO, also of a drive that is not there
  */
-#ifndef PD_CKPT_INSPECT_INSPECT_H
-#define PD_CKPT_INSPECT_INSPECT_H
+#pragma once
 
 #include "ckpt/store/commit.h"
 
@@ -120,5 +119,3 @@ void pd_diff_deinit(struct pd_diff *diff);
 /* Element by element, whatever the two layouts. */
 PD_MUST_USE pd_status pd_inspect_diff(struct pd_inspect *left, struct pd_inspect *right, pd_inspect_progress progress,
                                       void *context, struct pd_diff *ret_diff, struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* An open checkpoint, as the files of inspect share it. */
-#ifndef PD_CKPT_INSPECT_OPEN_H
-#define PD_CKPT_INSPECT_OPEN_H
+#pragma once
 
 #include "ckpt/inspect/inspect.h"
 
@@ -33,5 +32,3 @@ PD_MUST_USE pd_status pd_inspect_acquire(struct pd_inspect *inspect, uint32_t sh
                                          struct pd_error *err);
 /* Number of the tensor of that name, or UINT32_MAX. */
 uint32_t pd_inspect_find(const struct pd_inspect *inspect, const char *name);
-
-#endif

@@ -1,6 +1,5 @@
 /* The slots that every real VFS shares: plain system calls on file descriptors. */
-#ifndef PD_IO_POSIX_H
-#define PD_IO_POSIX_H
+#pragma once
 
 #include "ckpt/io/vfs_ops.h"
 
@@ -35,5 +34,3 @@ void pd_posix_unlock(struct pd_lock *lock);
     .readlink = pd_posix_readlink, .unlink = pd_posix_unlink, .mkdir = pd_posix_mkdir, .rmdir = pd_posix_rmdir,           \
     .sync_dir = pd_posix_sync_dir, .stat = pd_posix_stat, .space = pd_posix_space, .list = pd_posix_list,                 \
     .lock = pd_posix_lock, .unlock = pd_posix_unlock
-
-#endif

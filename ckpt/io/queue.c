@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 pd_status pd_queue_open(struct pd_vfs *vfs, void *buffers, uint64_t buffer_bytes, struct pd_queue **ret_queue,
                         struct pd_error *err)

@@ -5,8 +5,7 @@
  *   memory   depth * block_bytes, mapped and touched when the bench is made, registered with the queue
  *   threads  one caller, the one that made it
  */
-#ifndef PD_IO_RAW_BENCH_H
-#define PD_IO_RAW_BENCH_H
+#pragma once
 
 #include "ckpt/io/vfs.h"
 
@@ -37,5 +36,3 @@ PD_MUST_USE pd_status pd_raw_bench_read(struct pd_raw_bench *bench, const char *
  * starts. */
 PD_MUST_USE pd_status pd_raw_bench_mixed(struct pd_raw_bench *bench, const char *read_path, const char *write_path,
                                          uint64_t bytes, double *ret_seconds, struct pd_error *err);
-
-#endif

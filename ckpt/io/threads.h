@@ -3,8 +3,7 @@
  *
  *   threads  an engine serves any number of queues; its workers start with the first one
  */
-#ifndef PD_IO_THREADS_H
-#define PD_IO_THREADS_H
+#pragma once
 
 #include "ckpt/io/vfs_ops.h"
 
@@ -16,5 +15,3 @@ PD_MUST_USE pd_status pd_io_threads_new(uint32_t thread_count, struct pd_io_thre
 void pd_io_threads_free(struct pd_io_threads *threads);
 /* The queue_open slot on top of an engine; returns 0 or an errno. */
 int pd_io_threads_queue_open(struct pd_io_threads *threads, struct pd_queue *queue);
-
-#endif

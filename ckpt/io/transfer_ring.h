@@ -12,8 +12,7 @@
  *               2. after drain nothing is in flight, whatever failed: only then may slots and buffers go out of scope
  *   threads     one: the queue's
  */
-#ifndef PD_CKPT_IO_TRANSFER_RING_H
-#define PD_CKPT_IO_TRANSFER_RING_H
+#pragma once
 
 #include "ckpt/base/owner.h"
 #include "ckpt/io/vfs.h"
@@ -56,5 +55,3 @@ void pd_transfer_ring_release(struct pd_transfer_ring *ring, struct pd_transfer_
 /* Waits until nothing is in flight and frees all slots. The result is that of the first transfer nobody has looked at. A
  * queue that cannot be reaped ends the process, since the kernel would go on using the buffers. */
 PD_MUST_USE pd_status pd_transfer_ring_drain(struct pd_transfer_ring *ring, struct pd_error *err);
-
-#endif

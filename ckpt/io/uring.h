@@ -1,6 +1,5 @@
 /* The io_uring VFS, with the hooks that let tests stand on each rung of its ladder. */
-#ifndef PD_IO_URING_H
-#define PD_IO_URING_H
+#pragma once
 
 #include "ckpt/io/vfs_ops.h"
 
@@ -18,5 +17,3 @@ enum pd_uring_refusal {
 
 PD_MUST_USE pd_status pd_vfs_new_uring_refusing(uint32_t queue_depth, unsigned refusals, struct pd_vfs **ret_vfs,
                                                 struct pd_error *err);
-
-#endif

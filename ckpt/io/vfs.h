@@ -10,8 +10,7 @@
  *             3. rename and link are durable only after pd_vfs_sync_dir of the directories they changed
  *   threads   a VFS may be used from any thread; a pd_queue belongs to one thread while anything is in flight
  */
-#ifndef PD_IO_VFS_H
-#define PD_IO_VFS_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdbool.h>
@@ -150,5 +149,3 @@ PD_MUST_USE pd_status pd_queue_poll(struct pd_queue *queue, struct pd_transfer *
 uint32_t pd_queue_depth(const struct pd_queue *queue);
 /* The status of a reaped transfer, with a message that names file, operation and place. */
 PD_MUST_USE pd_status pd_transfer_error(const struct pd_transfer *transfer, struct pd_error *err);
-
-#endif

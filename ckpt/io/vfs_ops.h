@@ -8,8 +8,7 @@
  *               3. queue_submit is given at most `depth - in_flight` transfers, all of them valid and aligned
  *   threads     every slot of the VFS may be called from any thread; those of a queue by its owner only
  */
-#ifndef PD_IO_VFS_OPS_H
-#define PD_IO_VFS_OPS_H
+#pragma once
 
 #include "ckpt/io/vfs.h"
 #include <pthread.h>
@@ -114,5 +113,3 @@ uint64_t pd_file_progress(const struct pd_file *file, uint64_t moved, uint64_t a
 void pd_vfs_count_flush(struct pd_vfs *vfs);
 /* Called by the reap slot in the owner's thread; `result` as pd_file_move returns it. Takes it off in_flight. */
 void pd_queue_finish(struct pd_queue *queue, struct pd_transfer *transfer, int result);
-
-#endif

@@ -6,8 +6,7 @@
  * Chunks follow each other in the order of boxes, each on pages of its own, behind all that HDF5 laid out; only the trailer
  * follows them. So a save needs nothing of HDF5, and what it stores ends where it ends.
  *   threads  one */
-#ifndef PD_CKPT_SHARD_CHUNKS_H
-#define PD_CKPT_SHARD_CHUNKS_H
+#pragma once
 
 #include "ckpt/hdf5/h5.h"
 #include "ckpt/shard/table.h"
@@ -41,5 +40,3 @@ void pd_shard_chunks_begin(struct pd_shard_chunks *chunks);
 uint64_t pd_shard_chunks_place(struct pd_shard_chunks *chunks, uint64_t stored_bytes, uint64_t digest, uint32_t filter_mask);
 PD_MUST_USE pd_status pd_shard_chunks_seal(struct pd_shard_chunks *chunks, struct pd_h5_pages *pages,
                                            uint64_t *ret_file_bytes, struct pd_error *err);
-
-#endif

@@ -18,7 +18,6 @@
 #include "ckpt/shard/stream.h"
 
 #include <stdatomic.h>
-#include <string.h>
 
 #define UNIT_BYTES PD_SHARD_CHUNK_MAX
 #define THREADS_MAX 16u

@@ -1,6 +1,5 @@
 /* Boxes of a compressed shard, from memory or out of another file. */
-#ifndef PD_CKPT_SHARD_COMPRESS_H
-#define PD_CKPT_SHARD_COMPRESS_H
+#pragma once
 
 #include "ckpt/shard/writer.h"
 
@@ -18,5 +17,3 @@ struct pd_shard_source {
  * (box_count) and `source` (with buffers of 8 MiB and more) one is NULL. The stream is still to be finished. */
 PD_MUST_USE pd_status pd_shard_compress_boxes(struct pd_shard_stream *stream, const void *const *data,
                                               const struct pd_shard_source *source, struct pd_error *err);
-
-#endif

@@ -4,8 +4,7 @@
  * checked in the file that was made, after its sync. Reads and writes are in flight together.
  *   threads  one caller a copy
  *   memory   `buffers`; tables of the shard while it runs, 8 bytes a block */
-#ifndef PD_CKPT_SHARD_COPY_H
-#define PD_CKPT_SHARD_COPY_H
+#pragma once
 
 #include "ckpt/shard/shard.h"
 #include <stdatomic.h>
@@ -27,5 +26,3 @@ PD_MUST_USE pd_status pd_shard_copy_with(struct pd_vfs *vfs, const struct pd_sha
 /* The same without cap and stop. */
 PD_MUST_USE pd_status pd_shard_copy(struct pd_vfs *vfs, const char *from, const char *to, const struct pd_identity *identity,
                                     void *buffers, uint64_t buffer_bytes, struct pd_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  *
  *   threads  any, since a shard is only looked at; a decoder belongs to one at a time
  *   memory   a decoder: zstd's, and the scratch that it borrows */
-#ifndef PD_CKPT_SHARD_DECOMPRESS_H
-#define PD_CKPT_SHARD_DECOMPRESS_H
+#pragma once
 
 #include "ckpt/shard/shard.h"
 
@@ -31,5 +30,3 @@ PD_MUST_USE pd_status pd_shard_chunk_decode(const struct pd_shard *shard, uint32
 struct pd_shard_codec pd_shard_codec_of(const struct pd_shard *shard);
 /* Lets go of the chunks that pd_shard_read_blocks keeps, 4 MiB; it takes them anew when it needs them. */
 void pd_shard_forget(struct pd_shard *shard);
-
-#endif

@@ -4,8 +4,7 @@
  *
  * Blocks are the caller's to hash (pd_shard_stream_block), since they do not end where chunks do.
  *   threads  a job belongs to one at a time; init and place: the writer's */
-#ifndef PD_CKPT_SHARD_JOB_H
-#define PD_CKPT_SHARD_JOB_H
+#pragma once
 
 #include "ckpt/shard/decompress.h"
 
@@ -33,5 +32,3 @@ bool pd_shard_writer_chunk_at(const struct pd_shard_writer *writer, uint32_t box
 void pd_shard_job_compress(struct pd_shard_job *job, int level, struct pd_zstd *zstd, void *scratch);
 /* The next chunk of its writer: where its stored bytes belong, in whole pages filled up with zeros. */
 uint64_t pd_shard_job_place(struct pd_shard_writer *writer, const struct pd_shard_job *job);
-
-#endif

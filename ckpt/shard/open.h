@@ -1,8 +1,7 @@
 /* An open shard, as those below see it: open.c fills it in and changes nothing later; decompress.c keeps chunks in it.
  *
  *   open.c, verify.c ◀── decompress.c ◀── read.c ◀── scan.c, pieces.c, copy.c, transcode.c */
-#ifndef PD_CKPT_SHARD_OPEN_H
-#define PD_CKPT_SHARD_OPEN_H
+#pragma once
 
 #include "ckpt/base/owner.h"
 #include "ckpt/shard/table.h"
@@ -59,5 +58,3 @@ PD_MUST_USE pd_status pd_shard_block_fail(const struct pd_shard *shard, uint32_t
 bool pd_shard_is_zero(const unsigned char *data, uint64_t bytes);
 /* Metadata and shared pages against the digest in the table. */
 PD_MUST_USE pd_status pd_shard_verify_rest(struct pd_shard *shard, struct pd_error *err);
-
-#endif

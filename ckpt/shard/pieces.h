@@ -1,7 +1,6 @@
 /* A shard file in pieces, in order: whole pages of consecutive segments that never end inside a block, so that each can be
  * verified where it lies. For whoever carries the file somewhere else. */
-#ifndef PD_CKPT_SHARD_PIECES_H
-#define PD_CKPT_SHARD_PIECES_H
+#pragma once
 
 #include "ckpt/shard/shard.h"
 
@@ -25,5 +24,3 @@ PD_MUST_USE pd_status pd_shard_verify_piece(struct pd_shard *shard, const struct
 /* What no piece covers, in a file that was made of them and opened: boxes under a page, and everything in chunks. */
 PD_MUST_USE pd_status pd_shard_verify_made(struct pd_shard *made, void *buffers, uint64_t buffer_bytes,
                                            struct pd_error *err);
-
-#endif

@@ -4,10 +4,8 @@
  * blocks or, in compressed shards, a chunk: then the blocks that end in it are visited. */
 #include "ckpt/base/checked.h"
 #include "ckpt/io/transfer_ring.h"
-#include "ckpt/shard/decompress.h"
 #include "ckpt/shard/open.h"
 
-#include <string.h>
 
 #define SLOTS_MAX 32u
 #define SLOT_BYTES_MAX (4u << 20)

@@ -3,8 +3,7 @@
  * Layout of the file, its tables and digests: ckpt/FORMAT.md. Bulk bytes go straight to the datasets' offsets with direct
  * I/O; HDF5 only ever produces metadata pages in memory through our own file driver (ckpt/hdf5/h5.c).
  */
-#ifndef PD_CKPT_SHARD_SHARD_H
-#define PD_CKPT_SHARD_SHARD_H
+#pragma once
 
 #include "ckpt/base/thread_pool.h"
 #include "ckpt/io/vfs.h"
@@ -163,5 +162,3 @@ struct pd_shard_visitor {
 };
 PD_MUST_USE pd_status pd_shard_scan(struct pd_shard *shard, void *buffers, uint64_t buffer_bytes,
                                     const struct pd_shard_visitor *visitor, struct pd_error *err);
-
-#endif

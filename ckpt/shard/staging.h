@@ -8,8 +8,7 @@
  *   invariants  1. what was written from where it lies may not change before finish
  *               2. after finish nothing is in flight, whatever failed; it must be called
  *   threads     one: the queue's */
-#ifndef PD_CKPT_SHARD_STAGING_H
-#define PD_CKPT_SHARD_STAGING_H
+#pragma once
 
 #include "ckpt/io/transfer_ring.h"
 
@@ -42,5 +41,3 @@ PD_MUST_USE pd_status pd_shard_staging_write(struct pd_shard_staging *staging, u
                                              uint64_t bytes, struct pd_error *err);
 /* `st` of what was staged so far: where it is PD_OK sends what is left. Waits for everything. */
 PD_MUST_USE pd_status pd_shard_staging_finish(struct pd_shard_staging *staging, pd_status st, struct pd_error *err);
-
-#endif

@@ -9,8 +9,7 @@
  *               3. nothing is in flight when finish or abort has returned
  *   threads     one, but for blocks that differ
  *   memory      the writer's staging buffers and table belong to one stream at a time; writer->owner checks it */
-#ifndef PD_CKPT_SHARD_STREAM_H
-#define PD_CKPT_SHARD_STREAM_H
+#pragma once
 
 #include "ckpt/base/digest.h"
 #include "ckpt/shard/staging.h"
@@ -47,5 +46,3 @@ void pd_shard_stream_hash(struct pd_shard_stream *stream, uint32_t box, uint64_t
 PD_MUST_USE pd_status pd_shard_stream_rest_begin(struct pd_shard_stream *stream, struct pd_error *err);
 PD_MUST_USE pd_status pd_shard_stream_rest(struct pd_shard_stream *stream, const struct pd_shard_segment *segment,
                                            struct pd_error *err);
-
-#endif

@@ -7,8 +7,7 @@
  *               3. block checksums cover data, the rest digest covers rest pages with small boxes read as zeros, the table
  *                  digest covers the table with both, the trailer covers itself
  */
-#ifndef PD_CKPT_SHARD_TABLE_H
-#define PD_CKPT_SHARD_TABLE_H
+#pragma once
 
 #include "ckpt/shard/shard.h"
 
@@ -159,5 +158,3 @@ PD_MUST_USE pd_status pd_shard_table_parse(const void *table, uint64_t table_byt
 void pd_shard_contents_deinit(struct pd_shard_contents *contents);
 /* Where the stored bytes of chunk `chunk` of a box lie: ret_bytes, whole pages. */
 uint64_t pd_shard_chunk_extent(const struct pd_shard_contents *contents, uint32_t box, uint64_t chunk, uint64_t *ret_bytes);
-
-#endif

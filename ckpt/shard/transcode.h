@@ -1,8 +1,7 @@
 /* A shard once more, compressed as another tier wants it: same boxes, same identity, same checksums of blocks.
  *   threads  one caller a copy
  *   memory   the request's buffers, here at least 8 MiB; tables of both files while it runs; zstd's for each thread */
-#ifndef PD_CKPT_SHARD_TRANSCODE_H
-#define PD_CKPT_SHARD_TRANSCODE_H
+#pragma once
 
 #include "ckpt/shard/copy.h"
 
@@ -13,5 +12,3 @@
 PD_MUST_USE pd_status pd_shard_transcode(struct pd_vfs *vfs, const struct pd_shard_copy *request,
                                          const struct pd_shard_codec *codec, struct pd_shard_summary *ret_summary,
                                          struct pd_error *err);
-
-#endif

@@ -7,7 +7,6 @@
 #include "ckpt/base/digest.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 #define REST_PIECES 64u /* that are read at once */
 

@@ -7,7 +7,6 @@
 #include "ckpt/shard/compress.h"
 #include "ckpt/shard/stream.h"
 
-#include <string.h>
 
 #define WHOLE_BYTES_MAX PD_SHARD_BUFFERS_MIN        /* of a file that is one write */
 #define ZERO_COPY_BYTES_MIN (1u << 20)              /* smaller boxes are staged even when aligned: fewer, larger writes */

@@ -1,6 +1,5 @@
 /* A shard writer: made by plan.c, written to by one stream at a time (stream.c). */
-#ifndef PD_CKPT_SHARD_WRITER_H
-#define PD_CKPT_SHARD_WRITER_H
+#pragma once
 
 #include "ckpt/base/owner.h"
 #include "ckpt/shard/chunks.h"
@@ -33,5 +32,3 @@ struct pd_shard_writer {
     void (*on_copied)(void *context); /* or NULL */
     void *copied_context;
 };
-
-#endif

@@ -1,6 +1,5 @@
 /* The checkpoints of a store, the same on every rank. Owner of struct store_catalog: catalog.c. */
-#ifndef PD_CKPT_STORE_CATALOG_H
-#define PD_CKPT_STORE_CATALOG_H
+#pragma once
 
 #include "ckpt/store/paths.h"
 #include "ckpt/store/store.h"
@@ -43,5 +42,3 @@ void pd_retention_choose(uint32_t keep_last, uint64_t keep_every, const uint64_t
 PD_MUST_USE pd_status store_catalog_victims(const struct store_catalog *catalog, const struct pd_store_options *options,
                                             char (**ret_names)[PD_STORE_NAME_MAX], uint32_t *ret_count,
                                             struct pd_error *err);
-
-#endif

@@ -4,8 +4,7 @@
  * trailer (ckpt/FORMAT.md). Nothing in it grows with tensors times ranks: 4096 ranks stay under 512 KiB, hundreds under 64
  * KiB.
  */
-#ifndef PD_CKPT_STORE_COMMIT_H
-#define PD_CKPT_STORE_COMMIT_H
+#pragma once
 
 #include "ckpt/shard/shard.h"
 
@@ -65,5 +64,3 @@ PD_MUST_USE pd_status pd_commit_decode(const char *path, const void *data, uint6
                                        struct pd_error *err);
 PD_MUST_USE pd_status pd_commit_read(struct pd_vfs *vfs, const char *path, struct pd_commit *ret_commit,
                                      struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* One directory as all ranks see it: where it is, who shares it, what can be done there. Owner of struct store_dir: dir.c. */
-#ifndef PD_CKPT_STORE_DIR_H
-#define PD_CKPT_STORE_DIR_H
+#pragma once
 
 #include "ckpt/group/group.h"
 #include "ckpt/io/vfs.h"
@@ -79,5 +78,3 @@ PD_MUST_USE pd_status store_gather_most(struct store_dir *dir, uint64_t mine, ui
 /* Collective: the bytes that rank `from` has, on every rank. `mine`: whether it has them. On failure they are freed. */
 PD_MUST_USE pd_status store_spread(const struct store_dir *dir, uint32_t from, pd_status mine, void **data, uint64_t *bytes,
                                    struct pd_error *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* Where a store's files lie: the root, and with stripes further drives, each {dir, lease, pool}. drives.c opens and closes
  * one; stripes.c marks the further ones, links them to the root, and walks over all. Owner of struct store_drives: stripes.c. */
-#ifndef PD_CKPT_STORE_DRIVES_H
-#define PD_CKPT_STORE_DRIVES_H
+#pragma once
 
 #include "ckpt/store/catalog.h"
 #include "ckpt/store/lease.h"
@@ -66,5 +65,3 @@ PD_MUST_USE pd_status store_replica_end(struct store_pool *pool, const char *nam
                                         struct pd_error *err);
 /* What replicas take here, in the newest checkpoints. */
 uint64_t store_replica_bytes(const struct store_dir *root, const struct store_items *committed, uint32_t newest);
-
-#endif

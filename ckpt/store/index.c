@@ -5,7 +5,6 @@
 #include "ckpt/shard/table.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* One box of one shard file, sorted so that the sources of a virtual dataset lie side by side. */
 struct piece {

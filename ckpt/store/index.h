@@ -3,8 +3,7 @@
  *
  * Static for a launch: it depends on the layout and the file offsets' datasets, not on the step.
  */
-#ifndef PD_CKPT_STORE_INDEX_H
-#define PD_CKPT_STORE_INDEX_H
+#pragma once
 
 #include "ckpt/shard/shard.h"
 
@@ -18,5 +17,3 @@ struct pd_index_source {
 /* *ret_data is malloc'ed, the caller's. Dataset paths: "/<kind>/<tensor name>". */
 PD_MUST_USE pd_status pd_index_build(const struct pd_tensor_table *tensors, const struct pd_index_source *sources,
                                      uint32_t source_count, void **ret_data, uint64_t *ret_bytes, struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* Who owns a directory: one launch at a time. Owner of struct store_lease: lease.c, which opens with the rules. */
-#ifndef PD_CKPT_STORE_LEASE_H
-#define PD_CKPT_STORE_LEASE_H
+#pragma once
 
 #include "ckpt/store/dir.h"
 
@@ -21,5 +20,3 @@ PD_MUST_USE pd_status store_lease_check_here(const struct store_lease *lease, st
 PD_MUST_USE pd_status store_lease_check(const struct store_lease *lease, struct pd_error *err); /* collective */
 /* Without the group, which may be broken. `forgets`: the directory ends as it was found, where this launch was the first. */
 void store_lease_release(struct store_lease *lease, bool forgets);
-
-#endif

@@ -1,9 +1,7 @@
 /* The names a store gives, in both directions. Whatever does not read back to exactly itself is foreign: ignored, kept. */
-#ifndef PD_CKPT_STORE_NAMES_H
-#define PD_CKPT_STORE_NAMES_H
+#pragma once
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #define PD_STORE_NAME_MAX 64u
@@ -33,5 +31,3 @@ bool pd_generation_name_parse(const char *text, uint32_t *ret_rank, uint32_t *re
 #define PD_STORE_UNRECORDED_NOTE "unrecorded.txt"
 /* Files of ours inside a checkpoint directory. */
 bool pd_store_owns_file(const char *text);
-
-#endif

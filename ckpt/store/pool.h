@@ -1,7 +1,6 @@
 /* The files of one launch in one directory, pool-<fence>/: those free for reuse, and those in use by this rank.
  * Owner of struct store_pool: pool.c and, for slots, generation.c. Invariants 7, 11 and 12 of store.c. */
-#ifndef PD_CKPT_STORE_POOL_H
-#define PD_CKPT_STORE_POOL_H
+#pragma once
 
 #include "ckpt/store/dir.h"
 #include "ckpt/store/store.h"
@@ -55,5 +54,3 @@ PD_MUST_USE pd_status store_slot_link(struct store_pool *pool, uint32_t slot, co
                                       struct pd_error *err);
 /* Replicas in use, of another rank. */
 void store_replica_path(const struct store_pool *pool, uint32_t rank, char ret_path[STORE_PATH_MAX]);
-
-#endif

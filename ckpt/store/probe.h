@@ -1,6 +1,5 @@
 /* What a directory offers to a store, found by doing each thing once in a file of its own. */
-#ifndef PD_CKPT_STORE_PROBE_H
-#define PD_CKPT_STORE_PROBE_H
+#pragma once
 
 #include "ckpt/io/vfs.h"
 
@@ -19,5 +18,3 @@ PD_MUST_USE pd_status pd_probe_directory(struct pd_vfs *vfs, const char *dir, co
                                          struct pd_error *err);
 /* Adds who we are and what to do to an error about `dir` that permissions caused; other errors are left alone. */
 pd_status pd_probe_explain(struct pd_error *err, pd_status status, const char *dir);
-
-#endif

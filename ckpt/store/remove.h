@@ -1,7 +1,6 @@
 /* Acting on what lies there: checkpoints are removed (record first), moved to the quarantine, or, at open, taken as the scan
  * found them. */
-#ifndef PD_CKPT_STORE_REMOVE_H
-#define PD_CKPT_STORE_REMOVE_H
+#pragma once
 
 #include "ckpt/store/drives.h"
 #include "ckpt/store/scan.h"
@@ -26,5 +25,3 @@ PD_MUST_USE pd_status store_quarantine_count(struct store_dir *root, uint32_t *r
 /* Collective: rolls committed ones forward, clears what was never committed, moves the damaged aside, fills the catalog. */
 PD_MUST_USE pd_status store_recover(struct store_drives *drives, const struct pd_store_options *options,
                                     const struct store_scan *scan, struct store_catalog *catalog, struct pd_error *err);
-
-#endif

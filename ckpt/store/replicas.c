@@ -8,7 +8,6 @@
  */
 #include "ckpt/store/drives.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 /* ---- who keeps whose ---- */

@@ -1,6 +1,5 @@
 /* The checkpoint being made. Owner of struct store_save: save.c. */
-#ifndef PD_CKPT_STORE_SAVE_H
-#define PD_CKPT_STORE_SAVE_H
+#pragma once
 
 #include "ckpt/store/drives.h"
 
@@ -41,5 +40,3 @@ PD_MUST_USE pd_status store_save_place_index(struct store_save *save, struct pd_
  * its final name: this rename commits the checkpoint. */
 PD_MUST_USE pd_status store_commit_here(struct store_dir *root, const char *from, const char *to, const void *record,
                                         uint64_t bytes, struct pd_error *err);
-
-#endif

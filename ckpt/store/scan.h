@@ -1,7 +1,6 @@
 /* What lies where: every leader lists its directory, rank 0 unites the listings and gives each checkpoint one state, the same
  * on every rank. Nothing is changed. */
-#ifndef PD_CKPT_STORE_SCAN_H
-#define PD_CKPT_STORE_SCAN_H
+#pragma once
 
 #include "ckpt/store/dir.h"
 #include "ckpt/store/store.h"
@@ -63,5 +62,3 @@ void store_scan_deinit(struct store_scan *scan);
 void store_state_name(const struct store_state *state, bool is_tmp, char ret_text[PD_STORE_NAME_MAX]);
 /* What this rank has listed of it under that name; NULL: nothing. */
 const struct store_listing *store_scan_find(const struct store_scan *scan, const struct store_state *state, bool is_tmp);
-
-#endif

@@ -14,8 +14,7 @@
  * The protocol (prepare, commit, choose, remove) with its invariants and state diagram opens store.c. Every call is collective
  * over the group given at open. No decision uses wall clock or mtime.
  */
-#ifndef PD_CKPT_STORE_STORE_H
-#define PD_CKPT_STORE_STORE_H
+#pragma once
 
 #include "ckpt/group/group.h"
 #include "ckpt/store/commit.h"
@@ -200,5 +199,3 @@ PD_MUST_USE pd_status pd_store_replica_end(struct pd_store *store, const char *n
 bool pd_store_has_record(const struct pd_store *store, const char *name);
 /* What replicas of other hosts' shards take here, in the newest checkpoints. */
 uint64_t pd_store_replica_bytes(const struct pd_store *store, uint32_t newest);
-
-#endif

@@ -4,8 +4,7 @@
  * The same bytes and level give the same result in every thread, for one version of the library.
  *   threads  any; a pd_zstd belongs to one at a time
  *   source   Masui et al. 2015 on shuffling before a general compressor; https://github.com/aparamon/HDF5Plugin-Zstandard */
-#ifndef PD_CKPT_TENSOR_CODEC_ZSTD_H
-#define PD_CKPT_TENSOR_CODEC_ZSTD_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdbool.h>
@@ -39,5 +38,3 @@ PD_MUST_USE pd_status pd_zstd_decompress_some(struct pd_zstd *zstd, const void *
 /* Fills exactly `bytes`. PD_CORRUPT when src is no frame of that many; dst may have changed. */
 PD_MUST_USE pd_status pd_zstd_decompress(struct pd_zstd *zstd, void *dst, uint64_t bytes, const void *src,
                                          uint64_t src_bytes, struct pd_error *err);
-
-#endif

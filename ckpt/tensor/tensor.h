@@ -4,8 +4,7 @@
  * are stored, all fp32: the master parameter and the two Adam moments. A box is a rectangle of a tensor in element
  * indices; its elements are dense and row-major wherever they lie in memory or in a file.
  */
-#ifndef PD_CKPT_TENSOR_TENSOR_H
-#define PD_CKPT_TENSOR_TENSOR_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdbool.h>
@@ -73,5 +72,3 @@ uint64_t pd_tensor_digest(const struct pd_tensor *tensor, const struct pd_box *b
 /* Of elements [first, first + count) of the box alone, in its row-major order.   data (count) fp32, host */
 uint64_t pd_tensor_digest_part(const struct pd_tensor *tensor, const struct pd_box *box, uint64_t first, uint64_t count,
                                const float *data);
-
-#endif

@@ -3,8 +3,6 @@
 #include "ckpt/base/memory_limit.h"
 #include "ckpt/tiers/internal.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 struct needs { /* of one rank; of all ranks of a host */

@@ -5,7 +5,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 static pd_status copy_shard(struct tier *tier, const struct tier_job *job, const struct pd_commit *commit, uint32_t shard,
                             const char *path, struct pd_shard_summary *ret_summary, struct pd_error *err)

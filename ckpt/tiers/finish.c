@@ -4,7 +4,6 @@
 #include "ckpt/tiers/internal.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #define POLL_SECONDS 0.05

@@ -6,8 +6,7 @@
  *   tier_outcome  report.c; what came of them
  *   staging       the worker that copies, through copy.c or replicate.c
  */
-#ifndef PD_CKPT_TIERS_INTERNAL_H
-#define PD_CKPT_TIERS_INTERNAL_H
+#pragma once
 
 #include "ckpt/tiers/schedule.h"
 
@@ -149,5 +148,3 @@ PD_MUST_USE pd_status tier_await_copy(struct tier *tier, struct pd_error *err);
 /* Saves into one tier, which is not busy, and waits for it. *ret_job: what came of it, in full. */
 PD_MUST_USE pd_status tier_save_into(struct tier *tier, const struct pd_tiers_save *save, uint32_t pins,
                                      struct tier_job *ret_job, struct pd_error *err);
-
-#endif

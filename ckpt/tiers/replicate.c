@@ -18,7 +18,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define PIECE_BYTES_MIN (2u * PD_SHARD_BLOCK_BYTES)
 

@@ -3,7 +3,6 @@
 #include "ckpt/base/backoff.h"
 
 #include <stdio.h>
-#include <string.h>
 
 void tier_schedule_find(struct tier_schedule *s, uint64_t lineage, uint64_t step)
 {

@@ -5,8 +5,7 @@
  *            due while busy: pending; pending and idle at a later save: gets the newest step, or the pending one where that
  *            is a milestone and still there
  *   threads  the saver's */
-#ifndef PD_CKPT_TIERS_SCHEDULE_H
-#define PD_CKPT_TIERS_SCHEDULE_H
+#pragma once
 
 #include "ckpt/tiers/worker.h"
 
@@ -79,5 +78,3 @@ struct tier_candidate {
 /* Tiers in the order in which they are asked: due before not due, those that work before those that have failed lately.
  * Returns how many. */
 uint32_t tier_order(const struct tier_candidate *tiers, uint32_t count, uint32_t ret_order[PD_TIERS_MAX]);
-
-#endif

@@ -13,8 +13,7 @@
  *   memory   PD_TIERS_STAGING_BYTES for each tier but the first, and for replicas; more where a rank keeps the shards of
  *            more than 63
  */
-#ifndef PD_CKPT_TIERS_TIERS_H
-#define PD_CKPT_TIERS_TIERS_H
+#pragma once
 
 #include "ckpt/store/store.h"
 
@@ -141,5 +140,3 @@ struct pd_tier_report {
     char replica_cause[256];
 };
 void pd_tiers_report(struct pd_tiers *tiers, uint32_t tier, struct pd_tier_report *ret_report);
-
-#endif

@@ -5,8 +5,7 @@
  *   wait, look  ◀── done++, status                         the job is the saver's again
  *
  *   threads  init, start, post, wait, look, stop, end, deinit: one caller, the saver */
-#ifndef PD_CKPT_TIERS_WORKER_H
-#define PD_CKPT_TIERS_WORKER_H
+#pragma once
 
 #include "ckpt/base/owner.h"
 #include "ckpt/tiers/tiers.h"
@@ -74,5 +73,3 @@ struct tier_worker_view tier_worker_look(struct tier_worker *worker);
 /* What became of the job done last, while none is under way. */
 const struct tier_job *tier_worker_job(const struct tier_worker *worker);
 void tier_worker_give_up(struct tier_worker *worker);
-
-#endif

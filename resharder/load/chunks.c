@@ -16,7 +16,6 @@
 
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define THREADS_MAX 16u
 #define SCRATCH_BYTES (2ull * PD_SHARD_CHUNK_MAX) /* of a thread: shuffled; what an item has no whole chunk of */

@@ -1,13 +1,11 @@
 /* What the files of a load share: rounds, windows and exchange (load.c), boxes in chunks (chunks.c), which host can open
  * what (hosts.c). One thread runs a load; only chunks.c uses others, which end before it returns. The caller's buffers belong
  * to the queue while a transfer of their window is in flight (in_flight), and to that thread otherwise. */
-#ifndef PD_RESHARDER_LOAD_INTERNAL_H
-#define PD_RESHARDER_LOAD_INTERNAL_H
+#pragma once
 
 #include "ckpt/base/owner.h"
 #include "resharder/load/load.h"
 #include "resharder/plan.h"
-#include "resharder/stored.h"
 
 /* Of one transfer. A piece that the block layer has to split because its pages are scattered is started only when it is
  * waited for; in huge pages 2 MiB are not split, and larger ones are not faster. */
@@ -101,5 +99,3 @@ PD_MUST_USE pd_status load_chunks_decompress(struct loader *l, uint32_t round, s
 /* Its memory may be used again. */
 void load_chunks_done(struct loader *l, uint32_t round);
 char *load_chunks_data(const struct loader *l, const struct pd_read_item *item);
-
-#endif

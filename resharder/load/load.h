@@ -6,8 +6,7 @@
  *   errors  PD_CORRUPT: a block mismatched twice or a shard is not the one the record names (file, tensor, block); PD_IO,
  *           PD_NOT_FOUND: storage. All ranks return the same status. State at the destinations is then undefined.
  */
-#ifndef PD_RESHARDER_LOAD_LOAD_H
-#define PD_RESHARDER_LOAD_LOAD_H
+#pragma once
 
 #include "ckpt/group/group.h"
 #include "resharder/layout.h"
@@ -40,5 +39,3 @@ struct pd_load_report {
 
 PD_MUST_USE pd_status pd_load(struct pd_vfs *vfs, struct pd_group *group, const struct pd_load_request *request,
                               struct pd_load_report *ret_report, struct pd_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* Chunk streams: a stream is the bytes of (tensor, kind, chunk), row after row. Two layouts with the same virtual_tp cut a
  * stream at different rows and nowhere else. A cursor walks all streams in file order and yields the stretches that neither
  * layout cuts. */
-#ifndef PD_RESHARDER_REWRITE_CHUNK_STREAM_H
-#define PD_RESHARDER_REWRITE_CHUNK_STREAM_H
+#pragma once
 
 #include "resharder/layout.h"
 
@@ -30,5 +29,3 @@ struct pd_chunk_stream_cursor {
 
 /* False at the end. */
 bool pd_chunk_stream_next(struct pd_chunk_stream_cursor *cursor, struct pd_stretch *ret_stretch);
-
-#endif

@@ -8,13 +8,11 @@
  * window or slot belongs to the queue while it is in_flight. What the workers touch says so where it is declared: their list
  * of jobs and its flags under its mutex, a staging area under that area's mutex, HDF5 under `metadata`. A source or target
  * that a job was added for is the worker's until its flag (is_opened, is_planned) is set, and from REWRITE_FINISH on. */
-#ifndef PD_RESHARDER_REWRITE_INTERNAL_H
-#define PD_RESHARDER_REWRITE_INTERNAL_H
+#pragma once
 
 #include "ckpt/io/transfer_ring.h"
 #include "resharder/rewrite/chunk_stream.h"
 #include "resharder/rewrite/rewrite.h"
-#include "resharder/stored.h"
 
 #include <pthread.h>
 
@@ -245,5 +243,3 @@ PD_MUST_USE pd_status rewrite_workers_wait(struct rewriter *r, const bool *flag,
 PD_MUST_USE pd_status rewrite_workers_finish(struct rewriter *r, struct pd_error *err);
 /* Jobs that were not begun are dropped. */
 void rewrite_workers_stop(struct rewriter *r);
-
-#endif

@@ -11,8 +11,7 @@
  *   errors   PD_INVALID: a layout that the numerics do not admit, another model; PD_CORRUPT: a block mismatched twice;
  *            PD_NO_SPACE, PD_IO. The target store is then as before
  */
-#ifndef PD_RESHARDER_REWRITE_REWRITE_H
-#define PD_RESHARDER_REWRITE_REWRITE_H
+#pragma once
 
 #include "ckpt/store/store.h"
 #include "resharder/rewrite/chunk_stream.h"
@@ -57,5 +56,3 @@ struct pd_rewrite_report {
 
 PD_MUST_USE pd_status pd_rewrite(struct pd_vfs *vfs, const struct pd_rewrite_request *request,
                                  struct pd_rewrite_report *ret_report, struct pd_error *err);
-
-#endif

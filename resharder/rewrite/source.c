@@ -12,7 +12,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define SOURCE_SHARDS_MAX 512u                /* files open for reading */
 #define SOURCE_BYTES_MAX (UINT64_C(48) << 20) /* heap of their tables */

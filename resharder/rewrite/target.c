@@ -9,7 +9,6 @@
 
 #include "ckpt/base/fault.h"
 #include "ckpt/base/stream_copy.h"
-#include "ckpt/shard/decompress.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,6 @@
 #include "resharder/rewrite/internal.h"
 
 #include <malloc.h>
-#include <string.h>
 
 /* One at a time, and what HDF5 took goes back: memory freed in one thread is no use to another. */
 static pd_status make_metadata(struct rewriter *r, const struct rewrite_job *job, struct pd_error *err)
