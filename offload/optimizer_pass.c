@@ -288,8 +288,7 @@ static pd_status work_blocks(struct pd_optimizer_pass *pass, struct pd_error *er
 {
     pd_parallel(pass->store->options.pool, pass->now->first_block[pass->now->count], work_block, pass);
     if (!atomic_load(&pass->failed)) return PD_OK;
-    if (err) *err = pass->error;
-    return pass->status;
+    return pd_error_pass(err, pass->status, &pass->error);
 }
 
 static pd_status work(void *context, uint64_t i, struct pd_ring_extent *extent, struct pd_error *err)

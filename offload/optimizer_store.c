@@ -470,8 +470,7 @@ pd_status pd_optimizer_store_end(struct pd_optimizer_store *store, struct pd_err
 
 static pd_status say_finished(const struct pd_optimizer_generation *g, struct pd_error *err)
 {
-    if (g->finish_status && err) *err = g->finish_error;
-    return g->finish_status;
+    return pd_error_pass(err, g->finish_status, &g->finish_error);
 }
 
 /* The ring stays with the caller's thread: one that comes to another is made anew, buffers registered again. */

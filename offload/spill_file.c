@@ -267,8 +267,7 @@ pd_status pd_spill_file_wait(struct pd_spill_file *s, uint32_t index, struct pd_
     if (span->failed) {
         const pd_status st = span->failed;
         span->failed = PD_OK;
-        if (err) *err = span->error;
-        return st;
+        return pd_error_pass(err, st, &span->error);
     }
     if (!was_read) return PD_OK;
     struct hashing h = {.spill = s, .span = index, .data = span->data};

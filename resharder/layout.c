@@ -5,11 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 uint32_t pd_layout_world(const struct pd_layout *layout)
 {
     return layout->dp * layout->tp * layout->pp * layout->sp;
@@ -105,10 +100,10 @@ pd_status pd_layout_check(const struct pd_layout *layout, struct pd_error *err)
         PD_FAIL(err, PD_INVALID, "layout: virtual_sp is %u and must be a power of two up to 256", layout->virtual_sp);
     if (layout->virtual_tp % layout->tp)
         PD_FAIL(err, PD_INVALID, "layout: tp %u does not divide virtual_tp %u; the nearest admitted tp is %u", layout->tp,
-                layout->virtual_tp, (uint32_t)least(layout->virtual_tp, 1u << (31 - __builtin_clz(layout->tp))));
+                layout->virtual_tp, (uint32_t)pd_min_u64(layout->virtual_tp, 1u << (31 - __builtin_clz(layout->tp))));
     if (layout->virtual_sp % layout->sp)
         PD_FAIL(err, PD_INVALID, "layout: sp %u does not divide virtual_sp %u; the nearest admitted sp is %u", layout->sp,
-                layout->virtual_sp, (uint32_t)least(layout->virtual_sp, 1u << (31 - __builtin_clz(layout->sp))));
+                layout->virtual_sp, (uint32_t)pd_min_u64(layout->virtual_sp, 1u << (31 - __builtin_clz(layout->sp))));
     if (layout->zero_shard < 1 || layout->zero_shard > layout->dp * layout->sp)
         PD_FAIL(err, PD_INVALID, "layout: zero_shard is %u and must be between 1 and dp*sp = %u", layout->zero_shard,
                 layout->dp * layout->sp);
@@ -148,8 +143,8 @@ void pd_layout_chunk_columns(const struct pd_layout *layout, const struct pd_ten
     *ret_end = tensor->shape[1];
     if (tensor->tp_dim != 1) return;
     uint64_t extent = chunk_extent(layout, tensor);
-    *ret_begin = least(chunk * extent, tensor->shape[1]);
-    *ret_end = least((chunk + 1ull) * extent, tensor->shape[1]);
+    *ret_begin = pd_min_u64(chunk * extent, tensor->shape[1]);
+    *ret_end = pd_min_u64((chunk + 1ull) * extent, tensor->shape[1]);
 }
 
 static uint64_t row_elements(const struct pd_tensor *tensor)
@@ -212,8 +207,8 @@ bool pd_layout_cut_of(const struct pd_layout *layout, const struct pd_tensor *te
     if (tensor->tp_dim < 0 && tp_rank != tensor_index % layout->tp) return false;
     if (tensor->tp_dim == 0) {
         const uint64_t extent = chunk_extent(layout, tensor) * chunks;
-        cut.row_begin = least(tp_rank * extent, tensor->shape[0]);
-        cut.row_end = least((tp_rank + 1) * extent, tensor->shape[0]);
+        cut.row_begin = pd_min_u64(tp_rank * extent, tensor->shape[0]);
+        cut.row_end = pd_min_u64((tp_rank + 1) * extent, tensor->shape[0]);
     } else if (tensor->tp_dim == 1) {
         cut.chunk_begin = tp_rank * chunks;
         cut.chunk_end = (tp_rank + 1) * chunks;
@@ -269,7 +264,7 @@ static uint32_t list_boxes(const struct pd_layout *layout, const struct pd_tenso
     if (!pd_layout_cut_of(layout, tensor, tensor_index, place.tp, &cut)) return 0;
     if (q < cut.q_first || q - cut.q_first >= cut.part_count) return 0;
     uint64_t row_begin = cut.row_begin + (q - cut.q_first) * cut.part_rows;
-    uint64_t row_end = least(row_begin + cut.part_rows, cut.row_end);
+    uint64_t row_end = pd_min_u64(row_begin + cut.part_rows, cut.row_end);
     if (stripe != UINT32_MAX) pd_layout_stripe_rows(layout, tensor, tensor_index, stripe, &row_begin, &row_end);
     if (row_begin == row_end) return 0;
     uint32_t count = 0;

@@ -1,5 +1,6 @@
 #include "ckpt/base/log.h"
 
+#include "ckpt/base/clock.h"
 #include "ckpt/base/progress.h"
 #include "ckpt/base/rank.h"
 #include <errno.h>
@@ -34,7 +35,6 @@ struct sink {
 
 static struct levels start_levels = {.all = PD_LOG_INFO, .most = PD_LOG_INFO};
 static struct levels *_Atomic current_levels = &start_levels;
-static const struct pd_clock *_Atomic current_clock;
 static pthread_mutex_t sink_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sink current_sink;
 static pthread_once_t environment_once = PTHREAD_ONCE_INIT;
@@ -132,11 +132,6 @@ bool pd_log_enabled(enum pd_log_level level, const char *module)
     return level <= levels->all;
 }
 
-void pd_log_set_clock(const struct pd_clock *clock)
-{
-    atomic_store(&current_clock, clock);
-}
-
 void pd_log_set_sink(void (*sink)(void *context, const char *line, size_t bytes), void *context)
 {
     pthread_mutex_lock(&sink_lock);
@@ -146,7 +141,7 @@ void pd_log_set_sink(void (*sink)(void *context, const char *line, size_t bytes)
 
 static size_t format_prefix(char *line, size_t capacity, enum pd_log_level level, const char *module)
 {
-    uint64_t now_ns = pd_clock_wall_ns(atomic_load(&current_clock));
+    uint64_t now_ns = pd_clock_wall_ns(NULL);
     time_t seconds = (time_t)(now_ns / 1000000000u);
     struct tm utc;
     gmtime_r(&seconds, &utc);

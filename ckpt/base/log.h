@@ -8,7 +8,6 @@
  *   threads  any */
 #pragma once
 
-#include "ckpt/base/clock.h"
 #include "ckpt/base/status.h"
 #include <stdbool.h>
 
@@ -19,9 +18,8 @@ enum pd_log_level { PD_LOG_ERROR, PD_LOG_WARN, PD_LOG_INFO, PD_LOG_DEBUG, PD_LOG
  */
 PD_MUST_USE pd_status pd_log_configure(const char *spec, struct pd_error *err);
 PD_MUST_USE pd_status pd_log_configure_env(struct pd_error *err);
-/* For tests and for the progress bar, which must be cleared before a line: where lines go and whose time they carry. */
-void pd_log_set_clock(const struct pd_clock *clock);                                              /* NULL: the system's */
-void pd_log_set_sink(void (*sink)(void *context, const char *line, size_t bytes), void *context); /* NULL: stderr */
+/* For tests: where lines go; NULL: stderr. */
+void pd_log_set_sink(void (*sink)(void *context, const char *line, size_t bytes), void *context);
 
 bool pd_log_enabled(enum pd_log_level level, const char *module);
 void pd_log_write(enum pd_log_level level, const char *module, const char *format, ...) PD_PRINTF(3, 4);

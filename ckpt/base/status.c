@@ -1,5 +1,4 @@
 #include "ckpt/base/status.h"
-#include "ckpt/base/thread_error.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -118,6 +117,12 @@ pd_status pd_error_context(struct pd_error *err, pd_status status, const char *f
 pd_status pd_error_change(struct pd_error *err, pd_status status)
 {
     if (err) err->status = status;
+    return status;
+}
+
+pd_status pd_error_pass(struct pd_error *err, pd_status status, const struct pd_error *from)
+{
+    if (status && err) *err = *from;
     return status;
 }
 

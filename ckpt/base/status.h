@@ -55,8 +55,15 @@ pd_status pd_error_context(struct pd_error *err, pd_status status, const char *f
 
 /* The same text under another status, which it returns. */
 pd_status pd_error_change(struct pd_error *err, pd_status status);
+/* Where `status` is a failure, *err (may be NULL) becomes *from. Returns `status`. */
+pd_status pd_error_pass(struct pd_error *err, pd_status status, const struct pd_error *from);
 /* PD_OK, and no text: what has been told already is not printed again. */
 void pd_error_clear(struct pd_error *err);
+
+/* Of a thread that could not be started; `number`: what pthread_create returned. PD_UNSUPPORTED, since a limit does not pass;
+ * the message names the limits to raise. */
+pd_status pd_error_thread(struct pd_error *err, const char *where, int number, const char *what);
+#define PD_FAIL_THREAD(err, number, what) return pd_error_thread((err), PD_WHERE, (number), (what))
 
 /* pd_error_context "rank N", unless a context says already whose error it is. */
 pd_status pd_error_context_rank(struct pd_error *err, pd_status status, uint32_t rank);
@@ -70,6 +77,9 @@ bool pd_error_names_rank(const char *message);
 /* Status and text from errno `number`. */
 #define PD_FAIL_ERRNO(err, number, ...) \
     return pd_error_set((err), pd_status_from_errno(number), PD_WHERE, (number), __VA_ARGS__)
+
+/* For allocations: PD_OK where the condition holds, else PD_NO_MEMORY. */
+#define PD_ALLOCATED(condition, err, ...) ((condition) ? PD_OK : pd_error_set((err), PD_NO_MEMORY, PD_WHERE, 0, __VA_ARGS__))
 
 #define PD_TRY(expression)                          \
     do {                                            \

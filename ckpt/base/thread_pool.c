@@ -11,7 +11,6 @@
 #include "ckpt/base/thread_pool.h"
 
 #include "ckpt/base/cpu.h"
-#include "ckpt/base/thread_error.h"
 
 #include <limits.h>
 #include <linux/futex.h>

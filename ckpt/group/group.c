@@ -62,12 +62,8 @@ pd_status pd_group_agree(struct pd_group *group, pd_status mine, struct pd_error
     if (st == PD_OK && failing == group->size) return PD_OK;
     /* A broken group cannot carry messages any more: whoever failed by himself says his own reason. */
     if (st == PD_OK) st = pd_group_broadcast(group, failing, &own, sizeof own, &lost);
-    if (st != PD_OK) {
-        const struct pd_error *reason = mine != PD_OK ? &own : &lost;
-        if (err) *err = *reason;
-        return reason->status;
-    }
-    if (err) *err = own;
+    if (st != PD_OK) return mine != PD_OK ? pd_error_pass(err, mine, &own) : pd_error_pass(err, st, &lost);
+    (void)pd_error_pass(err, own.status, &own);
     if (group->size == 1) return own.status;
     return pd_error_context_rank(err, own.status, failing);
 }

@@ -7,7 +7,6 @@
  *               3. all ranks of a meeting made the same call, otherwise every one of them returns PD_BUG
  */
 #include "ckpt/base/rank.h"
-#include "ckpt/base/thread_error.h"
 #include "ckpt/group/group.h"
 
 #include <pthread.h>
@@ -255,8 +254,7 @@ pd_status pd_group_run_local(uint32_t size, uint32_t host_count,
     pthread_cond_init(&room.turned, NULL);
     run_ranks(&room, ranks, host_count);
     const struct local_rank *worst = worst_rank(ranks, size);
-    pd_status st = worst ? worst->status : PD_OK;
-    if (worst && err) *err = worst->error;
+    pd_status st = worst ? pd_error_pass(err, worst->status, &worst->error) : PD_OK;
     pthread_cond_destroy(&room.turned);
     pthread_mutex_destroy(&room.mutex);
     free(room.offers);

@@ -116,7 +116,7 @@ static pd_status add_shard(struct pd_inspect *in, uint32_t number, const struct 
 {
     const struct pd_tensor_table *table = pd_shard_tensors(shard);
     uint32_t *global = malloc(((size_t)table->count + 1) * sizeof *global);
-    pd_status st = global ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u tensors", table->count);
+    pd_status st = PD_ALLOCATED(global, err, "no memory for %u tensors", table->count);
     for (uint32_t t = 0; !st && t < table->count; t++)
         st = add_tensor(in, &table->tensors[t], &global[t], err);
     for (uint32_t b = 0; !st && b < pd_shard_box_count(shard); b++) {
@@ -170,10 +170,7 @@ static pd_status survey(struct pd_inspect *in, struct pd_error *err)
         in->data_bytes += in->commit.shards[s].data_bytes;
         pd_status st = pd_inspect_acquire(in, s, &shard, &failure);
         if (!st) st = add_shard(in, s, shard, &failure);
-        if (st == PD_NO_MEMORY) {
-            if (err) *err = failure;
-            return st;
-        }
+        if (st == PD_NO_MEMORY) return pd_error_pass(err, st, &failure);
         if (!st || in->incomplete) continue;
         in->incomplete = st;
         in->incomplete_error = failure;
@@ -237,8 +234,7 @@ const struct pd_commit *pd_inspect_commit(const struct pd_inspect *inspect)
 
 pd_status pd_inspect_check_complete(const struct pd_inspect *inspect, struct pd_error *err)
 {
-    if (inspect->incomplete && err) *err = inspect->incomplete_error;
-    return inspect->incomplete;
+    return pd_error_pass(err, inspect->incomplete, &inspect->incomplete_error);
 }
 
 const struct pd_tensor_table *pd_inspect_tensors(const struct pd_inspect *inspect)

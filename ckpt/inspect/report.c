@@ -61,10 +61,7 @@ static pd_status visit_block(void *context, uint32_t box, uint64_t block, const 
                              pd_status verified, const struct pd_error *damage, struct pd_error *err)
 {
     struct reporting *r = context;
-    if (verified) {
-        if (err) *err = *damage;
-        return verified;
-    }
+    if (verified) return pd_error_pass(err, verified, damage);
     const struct pd_shard_box *where = &pd_shard_boxes(r->open)[box];
     const struct pd_tensor *tensor = &pd_shard_tensors(r->open)->tensors[where->tensor];
     if (tensor->dtype != PD_F32)

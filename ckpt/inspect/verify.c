@@ -83,10 +83,7 @@ static pd_status verify_shard(struct verifying *v, struct pd_error *err)
         v->open = shard;
         st = pd_shard_scan(shard, v->in->buffers, PD_INSPECT_BUFFER_BYTES, &visitor, &cause);
     }
-    if (st == PD_NO_MEMORY) {
-        if (err) *err = cause;
-        return st;
-    }
+    if (st == PD_NO_MEMORY) return pd_error_pass(err, st, &cause);
     return st ? add_shard_damage(v, st, &cause, err) : PD_OK;
 }
 

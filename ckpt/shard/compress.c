@@ -158,23 +158,18 @@ static pd_status add_boxes(struct compressing *c)
 
 /* ---- memory ---- */
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* How many threads compress at a time, and how many chunks make a batch. */
 static void choose_sizes(struct compressing *c, uint64_t job_bytes)
 {
     const uint32_t pool = pd_thread_pool_size(c->codec->pool);
     const uint64_t units = c->w->buffer_bytes / UNIT_BYTES;
     PD_CHECK(units >= (c->source ? 8 : 4));
-    c->threads = (uint32_t)min_u64(min_u64(pool, THREADS_MAX), units / 4);
+    c->threads = (uint32_t)pd_min_u64(pd_min_u64(pool, THREADS_MAX), units / 4);
     /* Half of what scratch leaves is for the batch, the other half for the disk; three quarters where chunks are read. */
     const uint64_t left = (units - c->threads) * UNIT_BYTES, for_batch = c->source ? left / 4 * 3 : left / 2;
     /* All threads of the pool run jobs: where there is less scratch than threads, no more jobs than scratch. */
     const uint64_t useful = pool > c->threads ? c->threads : 2ull * c->threads;
-    c->batch = (uint32_t)min_u64(for_batch / job_bytes, useful);
+    c->batch = (uint32_t)pd_min_u64(for_batch / job_bytes, useful);
 }
 
 static pd_status cut_buffers(struct compressing *c)

@@ -137,8 +137,7 @@ static pd_status verify_target(const struct copy *c)
     if (st == PD_CORRUPT && pd_shard_is_compressed(c->source))
         PD_TRY(pd_shard_verify(c->source, r->buffers, r->buffer_bytes, c->err));
     if (st == PD_CORRUPT) PD_FAIL(c->err, PD_IO, "what was written to %s reads back otherwise: %s", r->to, own.message);
-    if (c->err) *c->err = own;
-    return st;
+    return pd_error_pass(c->err, st, &own);
 }
 
 pd_status pd_shard_copy_with(struct pd_vfs *vfs, const struct pd_shard_copy *request, struct pd_error *err)

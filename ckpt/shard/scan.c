@@ -6,7 +6,6 @@
 #include "ckpt/io/transfer_ring.h"
 #include "ckpt/shard/open.h"
 
-
 #define SLOTS_MAX 32u
 #define SLOT_BYTES_MAX (4u << 20)
 
@@ -35,10 +34,7 @@ static pd_status visit_block(struct scan *s, uint32_t box, uint64_t block, unsig
     struct pd_error damage;
     pd_status st = pd_shard_verify_block(s->shard, box, block, data, NULL);
     if (st) st = pd_shard_read_blocks(s->shard, box, block, 1, data, &damage); /* once more before it is called damage */
-    if (st && st != PD_CORRUPT) {
-        if (s->err) *s->err = damage;
-        return st;
-    }
+    if (st && st != PD_CORRUPT) return pd_error_pass(s->err, st, &damage);
     return s->visitor->block(s->visitor->context, box, block, data, bytes, st, st ? &damage : NULL, s->err);
 }
 
@@ -57,10 +53,7 @@ static pd_status visit_chunk(struct scan *s, const struct piece *piece)
         _Alignas(64) unsigned char data[PD_SHARD_BLOCK_BYTES];
         struct pd_error damage;
         st = pd_shard_read_blocks(s->shard, piece->box, block, 1, data, &damage);
-        if (st && st != PD_CORRUPT) {
-            if (s->err) *s->err = damage;
-            return st;
-        }
+        if (st && st != PD_CORRUPT) return pd_error_pass(s->err, st, &damage);
         PD_TRY(s->visitor->block(s->visitor->context, piece->box, block, data, bytes, st, st ? &damage : NULL, s->err));
     }
     return PD_OK;
@@ -155,10 +148,7 @@ static pd_status scan_small(struct scan *s)
         unsigned char data[PD_SHARD_PAGE_BYTES] = {0};
         struct pd_error damage;
         pd_status st = pd_shard_read_blocks(s->shard, box, 0, 1, data, &damage);
-        if (st && st != PD_CORRUPT) {
-            if (s->err) *s->err = damage;
-            return st;
-        }
+        if (st && st != PD_CORRUPT) return pd_error_pass(s->err, st, &damage);
         PD_TRY(s->visitor->block(s->visitor->context, box, 0, data, s->shard->contents.places[box].bytes, st,
                                  st ? &damage : NULL, s->err));
     }
@@ -196,8 +186,7 @@ static pd_status fail_on_damage(void *context, uint32_t box, uint64_t block, con
                                 pd_status verified, const struct pd_error *damage, struct pd_error *err)
 {
     (void)context, (void)box, (void)block, (void)data, (void)bytes;
-    if (verified && err) *err = *damage;
-    return verified;
+    return pd_error_pass(err, verified, damage);
 }
 
 pd_status pd_shard_verify(struct pd_shard *shard, void *buffers, uint64_t buffer_bytes, struct pd_error *err)

@@ -112,8 +112,7 @@ static pd_status size_file(struct pd_shard_stream *stream, struct pd_error *err)
     const pd_status status = pd_file_preallocate(stream->file, bytes, &refused);
     const bool is_fatal =
         status && status != PD_UNSUPPORTED && !(chunks && status == PD_NO_SPACE); /* chunks may need less */
-    if (is_fatal && err) *err = refused;
-    return is_fatal ? status : PD_OK;
+    return is_fatal ? pd_error_pass(err, status, &refused) : PD_OK;
 }
 
 static void free_stream(struct pd_shard_stream *stream)

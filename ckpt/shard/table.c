@@ -110,7 +110,7 @@ static pd_status collect_small(const struct pd_shard_place *places, uint32_t box
 {
     struct small_box *small = malloc(((size_t)box_count + 1) * sizeof *small);
     map->small = malloc(((size_t)box_count + 1) * sizeof *map->small);
-    pd_status st = small && map->small ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a shard's map");
+    pd_status st = PD_ALLOCATED(small && map->small, err, "no memory for a shard's map");
     for (uint32_t b = 0; !st && b < box_count; b++)
         if (is_small(&places[b])) small[map->small_count++] = (struct small_box){places[b].offset, b};
     if (!st) qsort(small, map->small_count, sizeof *small, compare_small);

@@ -93,7 +93,7 @@ pd_status store_spread(const struct store_dir *dir, uint32_t from, pd_status min
     if (st == PD_OK) st = pd_group_broadcast(group, from, bytes, sizeof *bytes, err);
     if (st == PD_OK) {
         if (group->rank != from) *data = malloc(*bytes + 1);
-        mine = *data ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %" PRIu64 " bytes", *bytes);
+        mine = PD_ALLOCATED(*data, err, "no memory for %" PRIu64 " bytes", *bytes);
         st = pd_group_agree(group, mine, err);
     }
     if (st == PD_OK) st = pd_group_broadcast(group, from, *data, *bytes, err);
@@ -214,8 +214,7 @@ pd_status store_dir_lock(const struct store_dir *dir, const char *path, uint32_t
         st = pd_vfs_lock(dir->vfs, path, ret_lock, &own);
     }
     if (st == PD_UNSUPPORTED || (st != PD_OK && own.sys_errno == ENOLCK)) return PD_OK;
-    if (st != PD_OK && err) *err = own;
-    return pd_probe_explain(err, st, dir->root);
+    return pd_probe_explain(err, pd_error_pass(err, st, &own), dir->root);
 }
 
 pd_status store_sync_dir(struct store_dir *dir, const char *path, struct pd_error *err)

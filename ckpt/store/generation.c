@@ -118,10 +118,7 @@ pd_status store_slot_link(struct store_pool *pool, uint32_t slot, const char *to
     struct pd_error own = {0};
     slot_path(pool, dir->group->rank, slot, from);
     pd_status st = store_link(dir, from, to, &own);
-    if (st != PD_UNSUPPORTED) {
-        if (st != PD_OK && err) *err = own;
-        return st;
-    }
+    if (st != PD_UNSUPPORTED) return pd_error_pass(err, st, &own);
     log_copies(pool, from, own.message[0] ? own.message : "tried when it was opened");
     (void)!store_free_take(pool, dir->group->rank, to);
     return pd_shard_copy(dir->vfs, from, to, identity, buffers, buffer_bytes, err);

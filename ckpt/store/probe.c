@@ -106,6 +106,5 @@ pd_status pd_probe_directory(struct pd_vfs *vfs, const char *dir, const char *ta
     pd_probe_explain(&own, st, dir);
     (void)!pd_vfs_unlink(vfs, paths.first, NULL);
     (void)!pd_vfs_unlink(vfs, paths.second, NULL);
-    if (err) *err = own;
-    return st;
+    return pd_error_pass(err, st, &own);
 }

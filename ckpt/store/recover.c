@@ -300,9 +300,8 @@ static pd_status refuse_unreadable(const struct recovery *r, struct pd_error *er
         if (state->kind == STORE_UNREADABLE && (!worst || state->step > worst->step)) worst = state;
     }
     if (!r->options->writable || !worst || worst->step < newest) return PD_OK;
-    pd_status mine = r->scan->unreadable.status;
-    if (mine != PD_OK && err) *err = r->scan->unreadable;
-    pd_status st = pd_group_agree(r->root->group, mine, err);
+    const struct pd_error *mine = &r->scan->unreadable;
+    pd_status st = pd_group_agree(r->root->group, pd_error_pass(err, mine->status, mine), err);
     char name[PD_STORE_NAME_MAX];
     store_state_name(worst, false, name);
     if (st == PD_OK) PD_FAIL(err, PD_IO, "%s cannot be read", name);

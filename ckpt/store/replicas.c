@@ -59,9 +59,7 @@ pd_status store_replicas_open(struct pd_store_replicas *replicas, const struct s
     const uint32_t size = root->group->size, me = root->group->rank, here = root->share_of[me];
     if (!root->has_other_shares) return PD_OK;
     replicas->sources = calloc(size, sizeof *replicas->sources);
-    pd_status st = replicas->sources
-                       ? PD_OK
-                       : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for the replicas of %u ranks", size);
+    pd_status st = PD_ALLOCATED(replicas->sources, err, "no memory for the replicas of %u ranks", size);
     PD_TRY(pd_group_agree(root->group, st, err));
     const uint32_t place = count_members(root, here, me), keepers = count_members(root, here, size);
     const uint32_t next = neighbour(root, here, true), before = neighbour(root, here, false);

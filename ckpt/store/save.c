@@ -46,8 +46,7 @@ pd_status store_save_place_index(struct store_save *save, struct pd_error *err)
         PD_TRY(write_index(save, pooled, err));
         struct pd_error own = {0};
         pd_status st = store_link(&root->dir, pooled, path, &own);
-        if (st != PD_UNSUPPORTED && st != PD_OK && err) *err = own;
-        if (st != PD_UNSUPPORTED) return st;
+        if (st != PD_UNSUPPORTED) return pd_error_pass(err, st, &own);
     }
     return write_new_file(save, path, save->index_data, save->index_bytes, err);
 }
@@ -151,10 +150,7 @@ pd_status store_save_give_up(struct store_save *save, pd_status st, struct pd_er
     const struct store_drive *root = root_of(save);
     struct pd_error lost;
     pd_status owner = store_lease_check(&root->lease, &lost);
-    if (owner == PD_BUSY || (owner != PD_OK && st == PD_NOT_FOUND)) {
-        if (err) *err = lost;
-        st = owner;
-    }
+    if (owner == PD_BUSY || (owner != PD_OK && st == PD_NOT_FOUND)) st = pd_error_pass(err, owner, &lost);
     const bool has_peers = st != PD_PEER_LOST && pd_group_barrier(root->dir.group, NULL) == PD_OK;
     if (owner != PD_BUSY && has_peers) clear_save(save, save->name);
     return pd_error_context(err, st, "checkpoint %s", save->name);
@@ -195,9 +191,7 @@ static pd_status build_record(const struct store_save *save, const struct pd_sha
     struct store_drive *root = root_of(save);
     struct pd_group *group = root->dir.group;
     struct pd_shard_summary *all = group->rank == 0 ? calloc(group->size, count * sizeof *all) : NULL;
-    pd_status st = all || group->rank != 0
-                       ? PD_OK
-                       : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for the shards of %u ranks", group->size);
+    pd_status st = all || group->rank != PD_ALLOCATED(0, err, "no memory for the shards of %u ranks", group->size);
     st = pd_group_agree(group, st, err);
     if (st == PD_OK) st = pd_group_gather(group, 0, summaries, count * sizeof *summaries, all, err);
     if (st == PD_OK) st = store_gather(&root->dir, pd_digest64(&save->identity, sizeof save->identity, 0), err);

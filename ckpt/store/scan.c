@@ -97,7 +97,7 @@ static pd_status list_files(const struct store_dir *dir, struct store_listing *l
     struct pd_listing names = {0};
     PD_TRY(pd_vfs_list(dir->vfs, step, &names, err));
     listing->files = calloc((size_t)names.count + 1, 2 * sizeof *listing->files);
-    pd_status st = listing->files ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory to list %s", step);
+    pd_status st = PD_ALLOCATED(listing->files, err, "no memory to list %s", step);
     for (uint32_t i = 0; st == PD_OK && i < names.count; i++)
         st = list_file(dir, listing, step, names.names[i], err);
     pd_listing_deinit(&names);
@@ -135,7 +135,7 @@ static pd_status list_all(const struct store_dir *dir, const char *below, struct
     path[strlen(path) - 1] = '\0'; /* a slash */
     PD_TRY(pd_vfs_list(dir->vfs, path, &names, err));
     scan->listings = calloc((size_t)names.count + 1, sizeof *scan->listings);
-    pd_status st = scan->listings ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory to list %s", path);
+    pd_status st = PD_ALLOCATED(scan->listings, err, "no memory to list %s", path);
     for (uint32_t i = 0; st == PD_OK && i < names.count; i++) {
         struct store_listing listing = {0};
         if (!pd_step_name_parse(names.names[i], &listing.name)) continue;
@@ -144,7 +144,7 @@ static pd_status list_all(const struct store_dir *dir, const char *below, struct
             scan->listings[scan->listing_count++] = listing;
         else
             listing_deinit(&listing);
-        if (st == PD_NO_MEMORY && err) *err = scan->unreadable;
+        if (st == PD_NO_MEMORY) (void)pd_error_pass(err, st, &scan->unreadable);
         if (st == PD_NOT_FOUND) st = PD_OK;
     }
     pd_listing_deinit(&names);
@@ -162,9 +162,8 @@ static pd_status list_here(struct store_dir *dir, const char *below, bool must_b
         st = list_all(dir, below, scan, &own);
         is_there = st == PD_OK;
         if (st == PD_NOT_FOUND && !must_be_there) st = PD_OK;
-        if (st != PD_OK && err) *err = own;
     }
-    PD_TRY(pd_group_agree(dir->group, st, err));
+    PD_TRY(pd_group_agree(dir->group, pd_error_pass(err, st, &own), err));
     PD_TRY(store_gather_most(dir, is_there, &seen, err));
     if (!seen) PD_FAIL(err, PD_NOT_FOUND, "there is no such directory");
     return PD_OK;
@@ -274,7 +273,7 @@ static pd_status unite(const struct store_dir *dir, const struct store_scan *sca
     uint64_t *mine = calloc(words + 1, sizeof *mine);
     u->counts = calloc(group->size, sizeof *u->counts);
     struct pd_group_piece *recvs = NULL;
-    pd_status st = mine && u->counts ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a listing");
+    pd_status st = PD_ALLOCATED(mine && u->counts, err, "no memory for a listing");
     st = pd_group_agree(group, st, err);
     if (st == PD_OK) {
         write_words(scan, mine);

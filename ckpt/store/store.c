@@ -126,7 +126,7 @@ pd_status pd_store_open(struct pd_vfs *vfs, const char *root, const struct pd_st
     PD_CHECK(!options->leaves_nothing || group->size == 1);
     PD_CHECK(shards <= PD_LAYOUT_STRIPES_MAX);
     struct pd_store *store = calloc(1, sizeof *store);
-    pd_status st = store ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a store");
+    pd_status st = PD_ALLOCATED(store, err, "no memory for a store");
     st = pd_group_agree(group, st, err);
     if (st == PD_OK) {
         store->options = *options;
@@ -400,8 +400,7 @@ static pd_status explain_no_pool(const struct store_drive *drive, struct pd_erro
     if (st == PD_OK)
         st = pd_error_set(&why, PD_IO, PD_WHERE, 0, "pool-%" PRIu64 " was removed from %s", drive->lease.fence,
                           drive->dir.root);
-    if (err) *err = why;
-    return st;
+    return pd_error_pass(err, st, &why);
 }
 
 pd_status pd_store_generation_take(struct pd_store *store, uint32_t stripe, uint32_t *ret_slot, char *ret_path,

@@ -53,7 +53,7 @@ static pd_status gather_needs(struct tier *tier, const struct needs *mine, struc
 {
     const uint32_t size = tier->group->size;
     struct needs *all = calloc(size, sizeof *all);
-    pd_status st = all ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u ranks", size);
+    pd_status st = PD_ALLOCATED(all, err, "no memory for %u ranks", size);
     st = pd_group_agree(tier->group, st, err);
     if (!st) st = pd_group_gather(tier->group, 0, mine, sizeof *mine, all, err);
     if (!st) st = pd_group_broadcast(tier->group, 0, all, size * sizeof *all, err);
@@ -77,7 +77,7 @@ static pd_status add_shards_of_others(struct tier *tier, struct needs *mine, str
     const uint32_t size = tier->group->size;
     if (!ring) return PD_OK;
     struct needs *all = calloc(size, sizeof *all);
-    pd_status st = all ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u ranks", size);
+    pd_status st = PD_ALLOCATED(all, err, "no memory for %u ranks", size);
     st = pd_group_agree(tier->group, st, err);
     if (!st) st = pd_group_gather(tier->group, 0, mine, sizeof *mine, all, err);
     if (!st) st = pd_group_broadcast(tier->group, 0, all, size * sizeof *all, err);
@@ -159,17 +159,12 @@ pd_status pd_tiers_check_room(struct pd_tiers *t, const uint64_t *shard_bytes_he
         struct needs mine = {tier->group->host, bytes, memory_to_come, 0};
         struct pd_error own = {0};
         pd_status st = check_tier(tier, &mine, shard_bytes_here, &own);
-        if (st == PD_OK) fitting++;
-        if (st != PD_OK && st != PD_NO_SPACE) {
-            if (err) *err = own;
-            return st;
-        }
-        if (st == PD_OK) continue;
-        if (err) *err = own;
+        fitting += st == PD_OK;
+        if (pd_error_pass(err, st, &own) == PD_OK) continue;
+        if (st != PD_NO_SPACE) return st;
         if (t->count > 1 && t->group->rank == 0 && tier->is_writable)
             pd_log_error(TIERS_MODULE, "%s: %s", tier->in_memory ? "left out of saves" : "may be too small", own.message);
         tier_leave_out(tier);
     }
-    if (fitting) return PD_OK;
-    return PD_NO_SPACE;
+    return fitting ? PD_OK : PD_NO_SPACE;
 }

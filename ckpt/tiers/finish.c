@@ -151,8 +151,7 @@ static pd_status judge(struct pd_tiers *t, const struct leaving *l, struct pd_er
         if (!tier || !lacks_last(t, tier, l) || (l->seconds >= 0 && tier->in_memory)) continue;
         const pd_status st = explain_lack(t, tier, l, &own);
         const bool is_result = !tier->in_memory && !result;
-        if (is_result) result = st;
-        if (is_result && err) *err = own;
+        if (is_result) result = pd_error_pass(err, st, &own);
         if (!is_result && t->group->rank == 0) pd_log_warn(TIERS_MODULE, "%s", own.message);
     }
     return result;
@@ -165,9 +164,7 @@ static pd_status prune_first(struct pd_tiers *t, struct pd_error *err)
     struct pd_error own = {0};
     if (tier->is_left_out || !tier->is_writable) return PD_OK;
     const pd_status st = pd_store_prune(tier->store, &own);
-    if (!tiers_is_fatal(st)) return PD_OK;
-    if (err) *err = own;
-    return st;
+    return tiers_is_fatal(st) ? pd_error_pass(err, st, &own) : PD_OK;
 }
 
 pd_status pd_tiers_finish(struct pd_tiers *t, const struct pd_tiers_save *last, double leave_seconds, struct pd_error *err)

@@ -121,10 +121,7 @@ static pd_status open_to_read(struct tier *tier, const struct pd_error *cause, s
     struct pd_error own = {0};
     pd_status st = open_store(tier, false, &own);
     if (!st) st = check_hidden(tier, &own);
-    if (st) {
-        if (err) *err = own;
-        return refuse_hidden(tier, st, err);
-    }
+    if (st) return refuse_hidden(tier, pd_error_pass(err, st, &own), err);
     begin_failed(tier, "is only read from until it can be written", cause);
     return PD_OK;
 }
@@ -136,14 +133,10 @@ static pd_status find_directory(struct pd_tiers *t, struct tier *tier, bool *ret
     struct pd_error own = {0};
     if (missing) pd_error_set(&own, missing, PD_WHERE, 0, "%s", tier->options.missing_cause);
     pd_status st = pd_group_agree(tier->group, missing == PD_NOT_FOUND ? PD_OK : missing, &own);
-    if (st) {
-        if (err) *err = own;
-        return refuse_hidden(tier, st, err);
-    }
+    if (st) return refuse_hidden(tier, pd_error_pass(err, st, &own), err);
     st = pd_group_agree(tier->group, missing, &own);
     *ret_has = !st;
-    if (tiers_is_fatal(st) && err) *err = own;
-    if (!st || tiers_is_fatal(st)) return st;
+    if (!st || tiers_is_fatal(st)) return pd_error_pass(err, st, &own);
     PD_TRY(any_rank(t, tier, tier->options.missing_in_memory, &tier->in_memory, err));
     tier->was_absent = true;
     begin_failed(tier, "is not there and holds nothing of this run; it is tried again when it is due", &own);
@@ -156,10 +149,7 @@ static pd_status find_space(struct pd_tiers *t, struct tier *tier, struct pd_err
     struct pd_error own = {0};
     pd_status st = pd_vfs_space(t->vfs, tier->dir, &space, &own);
     st = pd_group_agree(tier->group, pd_error_context(&own, st, "checkpoint directory %s", tier->dir), &own);
-    if (st) {
-        if (err) *err = own;
-        return refuse_hidden(tier, st, err);
-    }
+    if (st) return refuse_hidden(tier, pd_error_pass(err, st, &own), err);
     PD_TRY(any_rank(t, tier, space.in_memory, &tier->in_memory, err));
     if (tier->in_memory && tier->options.keep_every && tier->group->rank == 0)
         pd_log_warn(TIERS_MODULE, "%s is in memory: keep_every does not count there", tier->dir);
@@ -179,8 +169,7 @@ pd_status tier_open(struct tier *tier, struct pd_error *err)
     if (may_be_read(st) && t->count > 1 && !t->options.read_only) {
         PD_TRY(open_to_read(tier, &why, err));
     } else if (st) {
-        if (err) *err = why;
-        return st;
+        return pd_error_pass(err, st, &why);
     }
     tier_look_at_newest(tier);
     return PD_OK;

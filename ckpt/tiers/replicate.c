@@ -145,8 +145,7 @@ static pd_status verify_file(const struct transfer *v, const struct incoming *in
     if (!st) st = pd_shard_verify_made(made, v->tier->staging, v->tier->staging_bytes, &own);
     pd_shard_close(made);
     if (st == PD_CORRUPT) PD_FAIL(err, PD_IO, "what was written to %s reads back otherwise: %s", in->path, own.message);
-    if (st && err) *err = own;
-    return st;
+    return pd_error_pass(err, st, &own);
 }
 
 /* One that did not come in full is its sender's failure. */
@@ -273,8 +272,7 @@ static pd_status judge(const struct transfer *v, struct pd_error *err)
         st = in->status;
         why = &in->error;
     }
-    if (st && err) *err = *why;
-    return st;
+    return pd_error_pass(err, st, why);
 }
 
 pd_status tier_replicate(struct tier *tier, struct tier_job *job, struct pd_error *err)

@@ -129,6 +129,5 @@ pd_status tier_save_into(struct tier *tier, const struct pd_tiers_save *save, ui
     }
     if (st == PD_OK) tier_schedule_succeed(&tier->schedule, identity->lineage, identity->step, ret_job->name);
     if (st && !tiers_is_fatal(st)) tier_schedule_fail(&tier->schedule, tier->tiers->now_ns);
-    if (st && err) *err = own;
-    return st;
+    return pd_error_pass(err, st, &own);
 }

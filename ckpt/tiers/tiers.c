@@ -84,7 +84,7 @@ pd_status pd_tiers_open(struct pd_vfs *vfs, const struct pd_tiers_options *optio
 {
     PD_CHECK(options->count > 0 && options->count <= PD_TIERS_MAX);
     struct pd_tiers *t = calloc(1, sizeof *t);
-    pd_status st = t ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for tiers");
+    pd_status st = PD_ALLOCATED(t, err, "no memory for tiers");
     if (t) {
         *t = (struct pd_tiers){.vfs = vfs, .group = options->groups[0], .options = *options, .count = options->count};
         for (uint32_t i = 0; i < t->count; i++)

@@ -2,7 +2,6 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/rank.h"
-#include "ckpt/base/thread_error.h"
 
 #include <errno.h>
 #include <signal.h>

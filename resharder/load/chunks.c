@@ -66,11 +66,6 @@ static struct round *round_of(const struct load_chunks *c, uint32_t round)
     return (struct round *)&c->rounds[round % LOAD_WINDOWS];
 }
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 static uint64_t item_begin(const struct pd_read_item *item)
 {
     return item->first_block * PD_SHARD_BLOCK_BYTES;
@@ -154,7 +149,7 @@ static pd_status submit_plain(struct loader *l, struct load_window *w, const str
     l->report.bytes_stored += item->bytes;
     for (uint64_t done = 0; done < span; done += LOAD_READ_BYTES_MAX)
         PD_TRY(send(l, w, pd_shard_file(shard), c->ring + at % c->ring_bytes + done, offset + done,
-                    min_u64(span - done, LOAD_READ_BYTES_MAX), err));
+                    pd_min_u64(span - done, LOAD_READ_BYTES_MAX), err));
     return PD_OK;
 }
 
@@ -212,7 +207,7 @@ static void copy_share(const struct loader *l, const struct job *job, const unsi
 {
     const uint64_t item = item_begin(job->item), item_end = item + job->item->bytes,
                    begin = job->chunk.begin > item ? job->chunk.begin : item,
-                   end = min_u64(job->chunk.begin + job->chunk.bytes, item_end);
+                   end = pd_min_u64(job->chunk.begin + job->chunk.bytes, item_end);
     pd_stream_copy(l->chunks->decompressed + job->item->window_offset + (begin - item), data + (begin - job->chunk.begin),
                    end - begin);
 }

@@ -29,7 +29,7 @@ static pd_status see_alike(struct loader *l, bool has_all, bool *ret_alike, stru
 {
     struct pd_group *group = l->group;
     uint8_t mine = has_all, *all = calloc(group->size, 1), alike = 1;
-    pd_status st = all ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory for %u ranks", group->size);
+    pd_status st = PD_ALLOCATED(all, err, "load: no memory for %u ranks", group->size);
     st = pd_group_agree(group, st, err);
     if (!st) st = pd_group_gather(group, 0, &mine, 1, all, err);
     for (uint32_t r = 0; !st && group->rank == 0 && r < group->size; r++)
@@ -62,9 +62,8 @@ static pd_status share_what_is_where(struct loader *l, const uint8_t *mine, uint
     uint8_t *all = calloc(group->size, row);
     l->host_has = calloc(group->host_count, l->request->commit->shard_count);
     l->reader_host = calloc(group->size, sizeof *l->reader_host);
-    pd_status st = all && l->host_has && l->reader_host
-                       ? PD_OK
-                       : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory to list the shards of all hosts");
+    pd_status st =
+        PD_ALLOCATED(all && l->host_has && l->reader_host, err, "load: no memory to list the shards of all hosts");
     st = pd_group_agree(l->group, st, err);
     if (!st) st = unite(l, mine, row, all, err);
     free(all);
@@ -76,7 +75,7 @@ pd_status load_find_shards(struct loader *l, struct pd_error *err)
     const uint64_t row = sizeof(uint32_t) + (l->request->commit->shard_count + 7ull) / 8;
     uint8_t *mine = calloc(1, row);
     bool has_all = false, alike = false;
-    pd_status st = mine ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory to list shards");
+    pd_status st = PD_ALLOCATED(mine, err, "load: no memory to list shards");
     st = pd_group_agree(l->group, st, err);
     if (!st) {
         memcpy(mine, &l->group->host, sizeof(uint32_t));
@@ -106,7 +105,7 @@ static pd_status count_all_in(struct loader *l, struct pd_error *err)
     const uint64_t row = sizeof(uint32_t) + (shards + 7ull) / 8;
     if (l->host_has) return PD_OK;
     uint8_t *mine = malloc(row);
-    pd_status st = mine ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory to list shards");
+    pd_status st = PD_ALLOCATED(mine, err, "load: no memory to list shards");
     st = pd_group_agree(l->group, st, err);
     if (!st) {
         memset(mine, 0xff, row);
@@ -151,6 +150,5 @@ pd_status load_turn_to_replicas(struct loader *l, bool *ret_again, struct pd_err
     if (*ret_again && l->blamed != LOAD_NO_SHARD)
         pd_log_warn("load", "shard-%05u.h5 is of no use on this host and is read from another one: %s", l->blamed, l->blame);
     free(blamed);
-    if (st && err) *err = own;
-    return st;
+    return pd_error_pass(err, st, &own);
 }

@@ -466,9 +466,8 @@ static pd_status attempt(struct loader *l, struct pd_load_report *ret_report, bo
         pd_status turned = load_turn_to_replicas(l, ret_again, &own);
         if (turned) st = turned;
     }
-    if (st && err) *err = own;
     release(l);
-    return st;
+    return pd_error_pass(err, st, &own);
 }
 
 pd_status pd_load(struct pd_vfs *vfs, struct pd_group *group, const struct pd_load_request *request,

@@ -10,6 +10,7 @@
  *               3. a chunk of a shard is placed before that shard is complete */
 #include "resharder/rewrite/internal.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/shard/job.h"
 #include "ckpt/tensor/codec_zstd.h"
 
@@ -94,7 +95,7 @@ pd_status rewrite_compressor_append(struct rewriter *r, struct rewrite_target *t
         if (!p->is_open) open_job(r, t, at);
         const struct pd_shard_job *job = &p->jobs[p->count];
         const uint64_t job_end = job->begin + job->bytes, have = (uint64_t)(p->at - p->block),
-                       piece = rewrite_min(rewrite_min(job_end - at, bytes - done), PD_SHARD_BLOCK_BYTES - have);
+                       piece = pd_min_u64(pd_min_u64(job_end - at, bytes - done), PD_SHARD_BLOCK_BYTES - have);
         memcpy(p->at, data + done, piece);
         p->at += piece;
         done += piece;

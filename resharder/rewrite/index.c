@@ -31,7 +31,7 @@ pd_status rewrite_build_index(struct rewriter *r, struct pd_error *err)
     char(*names)[32] = calloc(shards, sizeof *names);
     uint64_t bytes = 0;
     bool fits = false;
-    pd_status st = sources && names ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "reshard: no memory");
+    pd_status st = PD_ALLOCATED(sources && names, err, "reshard: no memory");
     if (!st) st = list_boxes(q, sources, names, &fits, err);
     if (!st && fits) st = pd_index_build(q->tensors, sources, shards, &r->index, &bytes, err);
     if (!st && fits) pd_store_set_index(q->target, r->index, bytes);

@@ -144,11 +144,6 @@ struct rewriter {
     struct pd_rewrite_report report;
 };
 
-static inline uint64_t rewrite_min(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* The box that a stretch lies in: boxes ascend by tensor, kind, column. */
 uint32_t rewrite_find_box(const struct pd_shard_box *boxes, uint32_t count, const struct pd_stretch *stretch);
 

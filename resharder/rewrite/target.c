@@ -90,7 +90,7 @@ void rewrite_cut_slots(struct rewriter *r, void *memory, uint64_t bytes)
     r->slot_bytes = bytes / SLOTS_A_TARGET / active / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
     if (r->slot_bytes < SLOT_BYTES_MIN) r->slot_bytes = SLOT_BYTES_MIN;
     if (r->slot_bytes > SLOT_BYTES_MAX) r->slot_bytes = SLOT_BYTES_MAX;
-    r->slot_count = (uint32_t)rewrite_min(bytes / r->slot_bytes, REWRITE_SLOTS_MAX);
+    r->slot_count = (uint32_t)pd_min_u64(bytes / r->slot_bytes, REWRITE_SLOTS_MAX);
     for (uint32_t i = 0; i < r->slot_count; i++)
         r->slots[i] = (struct rewrite_slot){.data = (unsigned char *)memory + i * r->slot_bytes};
 }
@@ -180,8 +180,8 @@ pd_status rewrite_append(struct rewriter *r, struct rewrite_target *t, uint64_t 
     if (r->compressor) return rewrite_compressor_append(r, t, offset, box_bytes, data, bytes, err);
     for (uint64_t done = 0; done < bytes;) {
         const uint64_t block = (offset + done) / PD_SHARD_BLOCK_BYTES, begin = block * PD_SHARD_BLOCK_BYTES,
-                       block_bytes = rewrite_min(box_bytes - begin, PD_SHARD_BLOCK_BYTES), have = offset + done - begin,
-                       piece = rewrite_min(block_bytes - have, bytes - done);
+                       block_bytes = pd_min_u64(box_bytes - begin, PD_SHARD_BLOCK_BYTES), have = offset + done - begin,
+                       piece = pd_min_u64(block_bytes - have, bytes - done);
         if (have == 0) PD_TRY(begin_block(r, t, pd_shard_writer_box_offset(t->writer, box) + begin, block_bytes, err));
         unsigned char *to = t->filling->data + t->filled;
         const bool is_whole = piece == block_bytes;
@@ -207,8 +207,8 @@ pd_status rewrite_stage(struct rewriter *r, struct rewrite_target *t, uint64_t a
             PD_TRY(take_slot(r, t, err));
             t->begin = at + done;
         }
-        const uint64_t piece = rewrite_min(pages - done, r->slot_bytes - t->filled),
-                       real = bytes > done ? rewrite_min(bytes - done, piece) : 0;
+        const uint64_t piece = pd_min_u64(pages - done, r->slot_bytes - t->filled),
+                       real = bytes > done ? pd_min_u64(bytes - done, piece) : 0;
         pd_stream_copy(t->filling->data + t->filled, data + done, real);
         memset(t->filling->data + t->filled + real, 0, piece - real);
         t->filled += piece;

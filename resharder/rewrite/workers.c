@@ -80,19 +80,13 @@ void rewrite_workers_add(struct rewriter *r, enum rewrite_job_kind kind, uint32_
     pthread_mutex_unlock(&workers->mutex);
 }
 
-static pd_status failure(const struct rewrite_workers *workers, struct pd_error *err)
-{
-    if (workers->status && err) *err = workers->error;
-    return workers->status;
-}
-
 pd_status rewrite_workers_wait(struct rewriter *r, const bool *flag, struct pd_error *err)
 {
     struct rewrite_workers *workers = &r->workers;
     pthread_mutex_lock(&workers->mutex);
     while (!*flag && !workers->status)
         pthread_cond_wait(&workers->changed, &workers->mutex);
-    pd_status st = failure(workers, err);
+    pd_status st = pd_error_pass(err, workers->status, &workers->error);
     pthread_mutex_unlock(&workers->mutex);
     return st;
 }
@@ -107,7 +101,7 @@ pd_status rewrite_workers_finish(struct rewriter *r, struct pd_error *err)
         else
             pthread_cond_wait(&workers->changed, &workers->mutex);
     }
-    pd_status st = failure(workers, err);
+    pd_status st = pd_error_pass(err, workers->status, &workers->error);
     pthread_mutex_unlock(&workers->mutex);
     return st;
 }

@@ -1,6 +1,5 @@
 /* Ranks as threads of one process: one memory domain, the direct channel, nobody remote. */
 #include "ckpt/base/rank.h"
-#include "ckpt/base/thread_error.h"
 #include "ckpt/base/thread_pool.h"
 #include "trainer/comm/direct.h"
 #include "trainer/comm/progress.h"

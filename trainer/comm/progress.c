@@ -1,6 +1,5 @@
 #include "trainer/comm/progress.h"
 #include "ckpt/base/rank.h"
-#include "ckpt/base/thread_error.h"
 #include "ckpt/base/trace.h"
 #include "trainer/comm/exchange.h"
 #include "trainer/comm/staging.h"

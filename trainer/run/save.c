@@ -10,7 +10,6 @@
 #include "ckpt/base/fault.h"
 #include "ckpt/base/owner.h"
 #include "ckpt/base/rank.h"
-#include "ckpt/base/thread_error.h"
 #include "ckpt/base/trace.h"
 #include "trainer/run/save_source.h"
 
