@@ -35,8 +35,7 @@ static void cpu_free(struct pd_dev *dev, struct pd_span *span)
 
 static pd_status cpu_memory(struct pd_dev *dev, struct pd_dev_memory *ret_memory, struct pd_error *err)
 {
-    (void)dev;
-    (void)err;
+    (void)dev, (void)err;
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     *ret_memory =
         (struct pd_dev_memory){(uint64_t)sysconf(_SC_PHYS_PAGES) * page, (uint64_t)sysconf(_SC_AVPHYS_PAGES) * page};
@@ -60,49 +59,38 @@ static void cpu_stream_free(struct pd_dev *dev, struct pd_stream *stream)
 
 static pd_status cpu_stream_sync(struct pd_dev *dev, struct pd_stream *stream, struct pd_error *err)
 {
-    (void)dev;
-    (void)stream;
-    (void)err;
+    (void)dev, (void)stream, (void)err;
     return PD_OK;
 }
 
 static void *cpu_stream_handle(struct pd_dev *dev, struct pd_stream *stream)
 {
-    (void)dev;
-    (void)stream;
+    (void)dev, (void)stream;
     return NULL;
 }
 
 static pd_status cpu_enter(struct pd_dev *dev, struct pd_error *err)
 {
-    (void)dev;
-    (void)err;
+    (void)dev, (void)err;
     return PD_OK;
 }
 
 /* Nothing reads memory of the CPU behind its back. */
 static pd_status cpu_lock(struct pd_dev *dev, void *data, uint64_t bytes, struct pd_error *err)
 {
-    (void)dev;
-    (void)data;
-    (void)bytes;
-    (void)err;
+    (void)dev, (void)data, (void)bytes, (void)err;
     return PD_OK;
 }
 
 static void cpu_unlock(struct pd_dev *dev, void *data, uint64_t bytes)
 {
-    (void)dev;
-    (void)data;
-    (void)bytes;
+    (void)dev, (void)data, (void)bytes;
 }
 
 static pd_status cpu_copy(struct pd_dev *dev, struct pd_stream *stream, struct pd_span dst, struct pd_span src,
                           struct pd_error *err)
 {
-    (void)dev;
-    (void)stream;
-    (void)err;
+    (void)dev, (void)stream, (void)err;
     memmove(dst.data, src.data, src.bytes);
     return PD_OK;
 }
@@ -110,9 +98,7 @@ static pd_status cpu_copy(struct pd_dev *dev, struct pd_stream *stream, struct p
 static pd_status cpu_fill(struct pd_dev *dev, struct pd_stream *stream, struct pd_span dst, uint8_t value,
                           struct pd_error *err)
 {
-    (void)dev;
-    (void)stream;
-    (void)err;
+    (void)dev, (void)stream, (void)err;
     memset(dst.data, value, dst.bytes);
     return PD_OK;
 }

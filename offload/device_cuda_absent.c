@@ -16,7 +16,6 @@ pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_er
 pd_status pd_dev_cuda_room(uint32_t index, char ret_name[96], struct pd_dev_memory *ret_memory, struct pd_error *err)
 {
     struct pd_dev *none;
-    (void)ret_name;
-    (void)ret_memory;
+    (void)ret_name, (void)ret_memory;
     return pd_dev_open_cuda(index, &none, err);
 }

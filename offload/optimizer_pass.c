@@ -379,8 +379,7 @@ static pd_status work_resident(void *context, uint64_t i, struct pd_ring_extent 
 {
     const struct pd_optimizer_pass *pass = context;
     const struct pd_optimizer_flight *flight = extent->user;
-    (void)i;
-    (void)err;
+    (void)i, (void)err;
     for (uint32_t p = 0; p < flight->count; p++) {
         const struct pd_optimizer_group *group = group_of(pass, &flight->parts[p]);
         const uint64_t bytes = group->elements * sizeof(float);

@@ -72,28 +72,21 @@ pd_status pd_group_agree(struct pd_group *group, pd_status mine, struct pd_error
 
 static pd_status single_barrier(struct pd_group *group, struct pd_error *err)
 {
-    (void)group;
-    (void)err;
+    (void)group, (void)err;
     return PD_OK;
 }
 
 static pd_status single_gather(struct pd_group *group, uint32_t root, const void *send, uint64_t bytes, void *recv,
                                struct pd_error *err)
 {
-    (void)group;
-    (void)root;
-    (void)err;
+    (void)group, (void)root, (void)err;
     if (bytes) memmove(recv, send, bytes);
     return PD_OK;
 }
 
 static pd_status single_broadcast(struct pd_group *group, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
 {
-    (void)group;
-    (void)root;
-    (void)data;
-    (void)bytes;
-    (void)err;
+    (void)group, (void)root, (void)data, (void)bytes, (void)err;
     return PD_OK;
 }
 

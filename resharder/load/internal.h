@@ -6,6 +6,7 @@
 #include "ckpt/base/owner.h"
 #include "resharder/load/load.h"
 #include "resharder/plan.h"
+#include "resharder/stored.h"
 
 /* Of one transfer. A piece that the block layer has to split because its pages are scattered is started only when it is
  * waited for; in huge pages 2 MiB are not split, and larger ones are not faster. */

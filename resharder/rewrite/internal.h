@@ -13,6 +13,7 @@
 #include "ckpt/io/transfer_ring.h"
 #include "resharder/rewrite/chunk_stream.h"
 #include "resharder/rewrite/rewrite.h"
+#include "resharder/stored.h"
 
 #include <pthread.h>
 
