@@ -78,12 +78,11 @@ pd_status pd_crossing_new(const struct pd_crossing_options *options, struct pd_c
     if (!c) PD_FAIL(err, PD_NO_MEMORY, "no memory for what crosses between host and device");
     c->options = *options;
     pd_status st = build(c, err);
-    if (st) {
+    if (st)
         pd_crossing_free(c);
-        return st;
-    }
-    *ret_crossing = c;
-    return PD_OK;
+    else
+        *ret_crossing = c;
+    return st;
 }
 
 void pd_crossing_free(struct pd_crossing *c)

@@ -95,12 +95,11 @@ pd_status pd_device_spans_new(struct pd_dev *dev, struct pd_stream *compute, uin
     pthread_mutex_init(&s->giving, NULL);
     pthread_mutex_init(&s->lock, NULL);
     const pd_status st = build(s, err);
-    if (st) {
+    if (st)
         pd_device_spans_free(s);
-        return st;
-    }
-    *ret_spans = s;
-    return PD_OK;
+    else
+        *ret_spans = s;
+    return st;
 }
 
 void pd_device_spans_free(struct pd_device_spans *s)

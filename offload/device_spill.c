@@ -102,12 +102,11 @@ pd_status pd_device_spill_new(const struct pd_spill_options *options, struct pd_
     f->device = *options->device;
     f->memory = options->device->memory;
     pd_status st = build(f, options, err);
-    if (st) {
+    if (st)
         pd_device_spill_free(f);
-        return st;
-    }
-    *ret_spill = f;
-    return PD_OK;
+    else
+        *ret_spill = f;
+    return st;
 }
 
 static void free_event(struct pd_device_spill *f, struct pd_event *event)

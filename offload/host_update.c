@@ -28,12 +28,11 @@ pd_status pd_host_update_new(const struct pd_host_update_options *o, struct pd_h
                                                  .buffers = o->buffers,
                                                  .spans = o->spans};
     pd_status st = pd_crossing_new(&crossing, &u->crossing, err);
-    if (st) {
+    if (st)
         pd_host_update_free(u);
-        return st;
-    }
-    *ret_update = u;
-    return PD_OK;
+    else
+        *ret_update = u;
+    return st;
 }
 
 void pd_host_update_free(struct pd_host_update *u)

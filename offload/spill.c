@@ -27,12 +27,11 @@ pd_status pd_spill_new(const struct pd_spill_options *options, struct pd_spill *
     if (!s) PD_FAIL(err, PD_NO_MEMORY, "no memory for scratch");
     const pd_status st =
         options->device ? pd_device_spill_new(options, &s->device, err) : pd_spill_file_new(options, &s->file, err);
-    if (st) {
+    if (st)
         free(s);
-        return st;
-    }
-    *ret_spill = s;
-    return PD_OK;
+    else
+        *ret_spill = s;
+    return st;
 }
 
 void pd_spill_free(struct pd_spill *s)

@@ -112,12 +112,11 @@ pd_status pd_spill_file_new(const struct pd_spill_options *options, struct pd_sp
     s->salt = pd_digest64(&s, sizeof s, (uint64_t)(uintptr_t)s->spans);
     s->options.span_bytes = NULL;
     s->options.path = "offload scratch";
-    if (st) {
+    if (st)
         pd_spill_file_free(s);
-        return st;
-    }
-    *ret_spill = s;
-    return PD_OK;
+    else
+        *ret_spill = s;
+    return st;
 }
 
 void pd_spill_file_free(struct pd_spill_file *s)

@@ -699,12 +699,11 @@ pd_status pd_plan_new(const struct pd_plan_input *input, struct pd_plan **ret_pl
     plan->input = *input;
     plan->shard_count = pd_layout_shards(input->stored);
     pd_status st = build(plan, err);
-    if (st) {
+    if (st)
         pd_plan_free(plan);
-        return st;
-    }
-    *ret_plan = plan;
-    return PD_OK;
+    else
+        *ret_plan = plan;
+    return st;
 }
 
 void pd_plan_free(struct pd_plan *plan)

@@ -144,12 +144,11 @@ pd_status pd_arena_new_on(const struct pd_memory_plan *plan, const struct pd_are
         st = map_from(source, false, plan->bytes[c] - host, 0, c, &arena->regions[c], err);
         if (!st) st = map_from(source, true, host, noted, c, &arena->hosts[c], err);
     }
-    if (st) {
+    if (st)
         pd_arena_free(arena);
-        return st;
-    }
-    *ret_arena = arena;
-    return PD_OK;
+    else
+        *ret_arena = arena;
+    return st;
 }
 
 static void unmap(struct pd_arena *arena, bool is_host, struct region *region)

@@ -232,12 +232,11 @@ pd_status pd_thread_pool_new(unsigned thread_count, struct pd_thread_pool **ret_
         pool->counted = true;
         status = start_workers(pool, err);
     }
-    if (status) {
+    if (status)
         pd_thread_pool_free(pool);
-        return status;
-    }
-    *ret_pool = pool;
-    return PD_OK;
+    else
+        *ret_pool = pool;
+    return status;
 }
 
 void pd_thread_pool_free(struct pd_thread_pool *pool)

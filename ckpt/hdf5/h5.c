@@ -296,12 +296,11 @@ pd_status pd_h5_new(struct pd_h5_file **ret_file, struct pd_error *err)
         st = open_file(file, err);
         leave_library(st);
     }
-    if (st) {
+    if (st)
         pd_h5_free(file);
-        return st;
-    }
-    *ret_file = file;
-    return PD_OK;
+    else
+        *ret_file = file;
+    return st;
 }
 
 void pd_h5_free(struct pd_h5_file *file)

@@ -167,10 +167,9 @@ pd_status pd_inspect_diff(struct pd_inspect *left, struct pd_inspect *right, pd_
     pd_status st = compare_all(&c, err);
     free(c.left_tile);
     free(c.right_tile);
-    if (st) {
+    if (st)
         pd_diff_deinit(&c.diff);
-        return st;
-    }
-    *ret_diff = c.diff;
-    return PD_OK;
+    else
+        *ret_diff = c.diff;
+    return st;
 }

@@ -203,12 +203,11 @@ pd_status pd_inspect_open(struct pd_vfs *vfs, const char *path, struct pd_inspec
     memset(in->open_order, 0xff, sizeof in->open_order);
     pd_status st = find_record(in, path, err);
     if (!st) st = survey(in, err);
-    if (st) {
+    if (st)
         pd_inspect_close(in);
-        return st;
-    }
-    *ret_inspect = in;
-    return PD_OK;
+    else
+        *ret_inspect = in;
+    return st;
 }
 
 void pd_inspect_close(struct pd_inspect *in)

@@ -137,12 +137,11 @@ pd_status pd_store_open(struct pd_vfs *vfs, const char *root, const struct pd_st
         st = open_all(store, vfs, group, root, options, err);
         if (st != PD_OK) st = pd_error_context(err, st, "checkpoint directory %s", root);
     }
-    if (st != PD_OK) {
+    if (st)
         pd_store_close(store);
-        return st;
-    }
-    *ret_store = store;
-    return PD_OK;
+    else
+        *ret_store = store;
+    return st;
 }
 
 static bool has_committed(const struct pd_store *store)

@@ -94,12 +94,11 @@ pd_status pd_tiers_open(struct pd_vfs *vfs, const struct pd_tiers_options *optio
     st = pd_group_agree(options->groups[0], st, err);
     if (!st) st = open_all(t, err);
     if (!st) st = tier_replicator_open(t, err);
-    if (st) {
+    if (st)
         pd_tiers_close(t);
-        return st;
-    }
-    *ret_tiers = t;
-    return PD_OK;
+    else
+        *ret_tiers = t;
+    return st;
 }
 
 static pd_status start_worker(struct tier *tier, struct pd_error *err)
