@@ -5,20 +5,36 @@
 
 pd_status pd_group_barrier(struct pd_group *group, struct pd_error *err)
 {
-    return group->ops->barrier(group, err);
+    return group->ops ? group->ops->barrier(group, err) : PD_OK;
 }
 
 pd_status pd_group_gather(struct pd_group *group, uint32_t root, const void *send, uint64_t bytes, void *recv,
                           struct pd_error *err)
 {
     PD_CHECK(root < group->size && (group->rank != root || recv || !bytes));
-    return group->ops->gather(group, root, send, bytes, recv, err);
+    if (group->ops) return group->ops->gather(group, root, send, bytes, recv, err);
+    if (bytes) memmove(recv, send, bytes);
+    return PD_OK;
 }
 
 pd_status pd_group_broadcast(struct pd_group *group, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
 {
     PD_CHECK(root < group->size);
-    return group->ops->broadcast(group, root, data, bytes, err);
+    return group->ops ? group->ops->broadcast(group, root, data, bytes, err) : PD_OK;
+}
+
+/* One rank alone: what it sends it receives. */
+static pd_status exchange_alone(const struct pd_group_piece *sends, uint32_t send_count, const struct pd_group_piece *recvs,
+                                uint32_t recv_count, struct pd_error *err)
+{
+    if (send_count != recv_count) PD_FAIL(err, PD_BUG, "exchange: %u pieces sent, %u expected", send_count, recv_count);
+    for (uint32_t i = 0; i < send_count; i++) {
+        if (sends[i].bytes != recvs[i].bytes)
+            PD_FAIL(err, PD_BUG, "exchange: piece %u has %llu bytes, %llu expected", i, (unsigned long long)sends[i].bytes,
+                    (unsigned long long)recvs[i].bytes);
+        if (sends[i].bytes) memmove(recvs[i].data, sends[i].data, sends[i].bytes);
+    }
+    return PD_OK;
 }
 
 pd_status pd_group_exchange(struct pd_group *group, const struct pd_group_piece *sends, uint32_t send_count,
@@ -28,7 +44,21 @@ pd_status pd_group_exchange(struct pd_group *group, const struct pd_group_piece 
         PD_CHECK(sends[i].peer < group->size);
     for (uint32_t i = 0; i < recv_count; i++)
         PD_CHECK(recvs[i].peer < group->size);
+    if (!group->ops) return exchange_alone(sends, send_count, recvs, recv_count, err);
     return group->ops->exchange(group, sends, send_count, recvs, recv_count, err);
+}
+
+pd_status pd_group_gather_all(struct pd_group *group, const void *mine, uint64_t bytes, void **ret_all, struct pd_error *err)
+{
+    void *all = calloc(group->size, bytes);
+    pd_status st = pd_group_agree(group, PD_ALLOCATED(all, err, "no memory for %u ranks", group->size), err);
+    if (!st) st = pd_group_gather(group, 0, mine, bytes, all, err);
+    if (!st) st = pd_group_broadcast(group, 0, all, group->size * bytes, err);
+    if (st)
+        free(all);
+    else
+        *ret_all = all;
+    return st;
 }
 
 /* What one rank's outcome looks like to all: which rank failed first, or `size` when none did. */
@@ -68,51 +98,7 @@ pd_status pd_group_agree(struct pd_group *group, pd_status mine, struct pd_error
     return pd_error_context_rank(err, own.status, failing);
 }
 
-/* ---- one rank ---- */
-
-static pd_status single_barrier(struct pd_group *group, struct pd_error *err)
-{
-    (void)group, (void)err;
-    return PD_OK;
-}
-
-static pd_status single_gather(struct pd_group *group, uint32_t root, const void *send, uint64_t bytes, void *recv,
-                               struct pd_error *err)
-{
-    (void)group, (void)root, (void)err;
-    if (bytes) memmove(recv, send, bytes);
-    return PD_OK;
-}
-
-static pd_status single_broadcast(struct pd_group *group, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
-{
-    (void)group, (void)root, (void)data, (void)bytes, (void)err;
-    return PD_OK;
-}
-
-static pd_status single_exchange(struct pd_group *group, const struct pd_group_piece *sends, uint32_t send_count,
-                                 const struct pd_group_piece *recvs, uint32_t recv_count, struct pd_error *err)
-{
-    (void)group;
-    if (send_count != recv_count) PD_FAIL(err, PD_BUG, "exchange: %u pieces sent, %u expected", send_count, recv_count);
-    for (uint32_t i = 0; i < send_count; i++) {
-        if (sends[i].bytes != recvs[i].bytes)
-            PD_FAIL(err, PD_BUG, "exchange: piece %u has %llu bytes, %llu expected", i, (unsigned long long)sends[i].bytes,
-                    (unsigned long long)recvs[i].bytes);
-        if (sends[i].bytes) memmove(recvs[i].data, sends[i].data, sends[i].bytes);
-    }
-    return PD_OK;
-}
-
-static const struct pd_group_ops single_ops = {
-    .name = "single",
-    .barrier = single_barrier,
-    .gather = single_gather,
-    .broadcast = single_broadcast,
-    .exchange = single_exchange,
-};
-
 void pd_group_init_single(struct pd_group *ret_group)
 {
-    *ret_group = (struct pd_group){.ops = &single_ops, .size = 1, .host_count = 1};
+    *ret_group = (struct pd_group){.size = 1, .host_count = 1};
 }

@@ -32,7 +32,7 @@ struct pd_group_ops {
 };
 
 struct pd_group {
-    const struct pd_group_ops *ops;
+    const struct pd_group_ops *ops; /* NULL: one rank alone */
     uint32_t rank, size;
     uint32_t host, host_count;
     void *context;
@@ -45,6 +45,10 @@ PD_MUST_USE pd_status pd_group_broadcast(struct pd_group *group, uint32_t root, 
                                          struct pd_error *err);
 PD_MUST_USE pd_status pd_group_exchange(struct pd_group *group, const struct pd_group_piece *sends, uint32_t send_count,
                                         const struct pd_group_piece *recvs, uint32_t recv_count, struct pd_error *err);
+
+/* What every rank gives, on every rank: *ret_all (size * bytes, in rank order) is malloc'ed, the caller's. */
+PD_MUST_USE pd_status pd_group_gather_all(struct pd_group *group, const void *mine, uint64_t bytes, void **ret_all,
+                                          struct pd_error *err);
 
 /* Agreement: returns PD_OK on every rank only if `mine` is PD_OK on every rank; otherwise every rank returns the status and
  * the message of the lowest failing rank ("rank 3: ..."). This is how one rank's failure becomes everybody's decision. */

@@ -51,40 +51,33 @@ static uint32_t copies_of(const struct tier *tier)
 static pd_status gather_needs(struct tier *tier, const struct needs *mine, struct needs *ret_host, uint32_t *ret_ranks,
                               struct pd_error *err)
 {
-    const uint32_t size = tier->group->size;
-    struct needs *all = calloc(size, sizeof *all);
-    pd_status st = PD_ALLOCATED(all, err, "no memory for %u ranks", size);
-    st = pd_group_agree(tier->group, st, err);
-    if (!st) st = pd_group_gather(tier->group, 0, mine, sizeof *mine, all, err);
-    if (!st) st = pd_group_broadcast(tier->group, 0, all, size * sizeof *all, err);
+    void *data = NULL;
+    PD_TRY(pd_group_gather_all(tier->group, mine, sizeof *mine, &data, err));
+    const struct needs *all = data;
     *ret_host = (struct needs){.host = mine->host};
     *ret_ranks = 0;
-    for (uint32_t r = 0; !st && r < size; r++) {
+    for (uint32_t r = 0; r < tier->group->size; r++) {
         if (all[r].host != mine->host) continue;
         ret_host->shard_bytes += all[r].shard_bytes;
         ret_host->memory_to_come += all[r].memory_to_come;
         ret_host->waiting += all[r].waiting;
         ++*ret_ranks;
     }
-    free(all);
-    return st;
+    free(data);
+    return PD_OK;
 }
 
 /* What this rank will write for others: a shard of each of them. */
 static pd_status add_shards_of_others(struct tier *tier, struct needs *mine, struct pd_error *err)
 {
     const struct pd_store_replicas *ring = pd_store_replicas(tier->store);
-    const uint32_t size = tier->group->size;
+    void *all = NULL;
     if (!ring) return PD_OK;
-    struct needs *all = calloc(size, sizeof *all);
-    pd_status st = PD_ALLOCATED(all, err, "no memory for %u ranks", size);
-    st = pd_group_agree(tier->group, st, err);
-    if (!st) st = pd_group_gather(tier->group, 0, mine, sizeof *mine, all, err);
-    if (!st) st = pd_group_broadcast(tier->group, 0, all, size * sizeof *all, err);
-    for (uint32_t i = 0; !st && i < ring->source_count; i++)
-        mine->shard_bytes += all[ring->sources[i]].shard_bytes;
+    PD_TRY(pd_group_gather_all(tier->group, mine, sizeof *mine, &all, err));
+    for (uint32_t i = 0; i < ring->source_count; i++)
+        mine->shard_bytes += ((const struct needs *)all)[ring->sources[i]].shard_bytes;
     free(all);
-    return st;
+    return PD_OK;
 }
 
 /* Checkpoints that are there make room as new ones come, but for what is written before the first of them goes; and so do

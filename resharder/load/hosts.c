@@ -27,47 +27,34 @@ static void look_for_shards(const struct loader *l, uint8_t *bits, bool *ret_has
 /* Everybody learns whether all ranks see all shards: then nobody needs to know more. */
 static pd_status see_alike(struct loader *l, bool has_all, bool *ret_alike, struct pd_error *err)
 {
-    struct pd_group *group = l->group;
-    uint8_t mine = has_all, *all = calloc(group->size, 1), alike = 1;
-    pd_status st = PD_ALLOCATED(all, err, "load: no memory for %u ranks", group->size);
-    st = pd_group_agree(group, st, err);
-    if (!st) st = pd_group_gather(group, 0, &mine, 1, all, err);
-    for (uint32_t r = 0; !st && group->rank == 0 && r < group->size; r++)
-        alike &= all[r];
-    if (!st) st = pd_group_broadcast(group, 0, &alike, 1, err);
+    void *all = NULL;
+    PD_TRY(pd_group_gather_all(l->group, &has_all, sizeof has_all, &all, err));
+    *ret_alike = true;
+    for (uint32_t r = 0; r < l->group->size; r++)
+        *ret_alike = *ret_alike && ((const bool *)all)[r];
     free(all);
-    *ret_alike = alike;
-    return st;
-}
-
-/* host_has and reader_host for the plan: `row` is this rank's host, then its bits; `all` has room for everybody's. */
-static pd_status unite(struct loader *l, const uint8_t *mine, uint64_t row, uint8_t *all, struct pd_error *err)
-{
-    struct pd_group *group = l->group;
-    const uint32_t shards = l->request->commit->shard_count;
-    PD_TRY(pd_group_gather(group, 0, mine, row, all, err));
-    PD_TRY(pd_group_broadcast(group, 0, all, group->size * row, err));
-    for (uint32_t r = 0; r < group->size; r++) {
-        const uint8_t *bits = all + r * row + sizeof(uint32_t);
-        memcpy(&l->reader_host[r], all + r * row, sizeof(uint32_t));
-        for (uint32_t s = 0; s < shards; s++)
-            if (bits[s / 8] >> s % 8 & 1) l->host_has[(uint64_t)l->reader_host[r] * shards + s] = 1;
-    }
     return PD_OK;
 }
 
+/* host_has and reader_host for the plan: `mine` (row) is this rank's host, then its bits. */
 static pd_status share_what_is_where(struct loader *l, const uint8_t *mine, uint64_t row, struct pd_error *err)
 {
-    const struct pd_group *group = l->group;
-    uint8_t *all = calloc(group->size, row);
-    l->host_has = calloc(group->host_count, l->request->commit->shard_count);
+    struct pd_group *group = l->group;
+    const uint32_t shards = l->request->commit->shard_count;
+    void *all = NULL;
+    l->host_has = calloc(group->host_count, shards);
     l->reader_host = calloc(group->size, sizeof *l->reader_host);
-    pd_status st =
-        PD_ALLOCATED(all && l->host_has && l->reader_host, err, "load: no memory to list the shards of all hosts");
-    st = pd_group_agree(l->group, st, err);
-    if (!st) st = unite(l, mine, row, all, err);
+    pd_status st = PD_ALLOCATED(l->host_has && l->reader_host, err, "load: no memory to list the shards of all hosts");
+    PD_TRY(pd_group_agree(group, st, err));
+    PD_TRY(pd_group_gather_all(group, mine, row, &all, err));
+    for (uint32_t r = 0; r < group->size; r++) {
+        const uint8_t *bits = (const uint8_t *)all + r * row + sizeof(uint32_t);
+        memcpy(&l->reader_host[r], (const uint8_t *)all + r * row, sizeof(uint32_t));
+        for (uint32_t s = 0; s < shards; s++)
+            if (bits[s / 8] >> s % 8 & 1) l->host_has[(uint64_t)l->reader_host[r] * shards + s] = 1;
+    }
     free(all);
-    return st;
+    return PD_OK;
 }
 
 pd_status load_find_shards(struct loader *l, struct pd_error *err)
@@ -137,14 +124,9 @@ static bool strike_out(struct loader *l, const uint32_t *blamed)
 
 pd_status load_turn_to_replicas(struct loader *l, bool *ret_again, struct pd_error *err)
 {
-    struct pd_group *group = l->group;
     struct pd_error own = {0};
-    uint32_t *blamed = calloc(group->size, sizeof *blamed);
-    pd_status st =
-        blamed ? PD_OK : pd_error_set(&own, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory for %u ranks", group->size);
-    st = pd_group_agree(group, st, &own);
-    if (!st) st = pd_group_gather(group, 0, &l->blamed, sizeof l->blamed, blamed, &own);
-    if (!st) st = pd_group_broadcast(group, 0, blamed, group->size * sizeof *blamed, &own);
+    void *blamed = NULL;
+    pd_status st = pd_group_gather_all(l->group, &l->blamed, sizeof l->blamed, &blamed, &own);
     if (!st) st = count_all_in(l, &own);
     if (!st) *ret_again = strike_out(l, blamed);
     if (*ret_again && l->blamed != LOAD_NO_SHARD)
