@@ -84,7 +84,7 @@ static pd_status build_generation(struct pd_optimizer_store *store, struct pd_op
     if (!generation->resident || !generation->files) PD_FAIL(err, PD_NO_MEMORY, "no memory for boxes that stay in memory");
     for (uint32_t s = 0; s < store->stripes; s++)
         PD_TRY(pd_shard_writer_new(o->vfs, o->tensors, o->boxes + store->first_box[s],
-                                   store->first_box[s + 1] - store->first_box[s], o->buffers, buffer_bytes,
+                                   store->first_box[s + 1] - store->first_box[s], o->buffers, buffer_bytes, NULL,
                                    &generation->files[s].writer, err));
     return PD_OK;
 }
@@ -156,7 +156,7 @@ pd_status pd_optimizer_store_plan(const struct pd_tensor_table *tensors, const s
     PD_TRY(pd_optimizer_groups_init(tensors, boxes, box_count, 1, &groups, err));
     const uint64_t resident = count_resident(&groups);
     pd_optimizer_groups_deinit(&groups);
-    PD_TRY(pd_shard_writer_new(NULL, tensors, boxes, box_count, NULL, WRITER_BUFFER_MAX, &writer, err));
+    PD_TRY(pd_shard_writer_new(NULL, tensors, boxes, box_count, NULL, WRITER_BUFFER_MAX, NULL, &writer, err));
     *ret_heap_bytes = own_bytes(box_count, resident, buffer_bytes) + 2 * writer_bytes(writer);
     *ret_file_bytes = pd_shard_writer_file_bytes(writer);
     pd_shard_writer_free(writer);

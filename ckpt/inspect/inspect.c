@@ -1,28 +1,25 @@
 #include "ckpt/inspect/open.h"
 
 #include "ckpt/base/digest.h"
+#include "ckpt/store/paths.h"
 #include "ckpt/store/store.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-void pd_inspect_shard_name(uint32_t shard, char *ret_name, size_t room)
-{
-    snprintf(ret_name, room, "shard-%05u.h5", shard);
-}
-
 /* ---- shards ---- */
 
 static pd_status open_shard(struct pd_inspect *in, uint32_t shard, struct pd_shard **ret_shard, struct pd_error *err)
 {
-    char name[64], path[4096];
-    pd_inspect_shard_name(shard, name, sizeof name);
-    int length = snprintf(path, sizeof path, "%s/%s", in->directory, name);
+    char path[4096];
+    const struct pd_store_name name = pd_shard_name(shard);
+    int length = snprintf(path, sizeof path, "%s/%s", in->directory, name.text);
     if (length < 0 || (size_t)length >= sizeof path) PD_FAIL(err, PD_INVALID, "%s: the path is too long", in->directory);
     pd_status st = pd_shard_open(in->vfs, path, &in->commit.state.identity, &in->commit.shards[shard], ret_shard, err);
     if (st == PD_NOT_FOUND && pd_store_absent_drive(in->vfs, in->directory, shard, path))
-        PD_FAIL(err, PD_IO, "%s lies in %.300s, a directory of checkpoint.stripes whose drive is not there", name, path);
+        PD_FAIL(err, PD_IO, "%s lies in %.300s, a directory of checkpoint.stripes whose drive is not there", name.text,
+                path);
     return st;
 }
 
@@ -121,15 +118,12 @@ static pd_status add_shard(struct pd_inspect *in, uint32_t number, const struct 
         st = add_tensor(in, &table->tensors[t], &global[t], err);
     for (uint32_t b = 0; !st && b < pd_shard_box_count(shard); b++) {
         const struct pd_shard_box *box = &pd_shard_boxes(shard)[b];
-        st = add_box(in,
-                     &(struct pd_inspect_box){number, b, global[box->tensor], box->kind, box->box,
-                                              pd_shard_box_offset(shard, b), pd_shard_box_bytes(shard, b)},
-                     err);
+        const struct pd_inspect_box row = {number,    b,        global[box->tensor],
+                                           box->kind, box->box, pd_shard_box_bytes(shard, b)};
+        st = add_box(in, &row, err);
     }
     free(global);
-    char name[64];
-    pd_inspect_shard_name(number, name, sizeof name);
-    return pd_error_context(err, st, "%s", name);
+    return pd_error_context(err, st, "%s", pd_shard_name(number).text);
 }
 
 static int compare_boxes(const void *left, const void *right)
@@ -239,16 +233,6 @@ pd_status pd_inspect_check_complete(const struct pd_inspect *inspect, struct pd_
 const struct pd_tensor_table *pd_inspect_tensors(const struct pd_inspect *inspect)
 {
     return &inspect->tensors;
-}
-
-uint64_t pd_inspect_box_count(const struct pd_inspect *inspect)
-{
-    return inspect->box_count;
-}
-
-const struct pd_inspect_box *pd_inspect_boxes(const struct pd_inspect *inspect)
-{
-    return inspect->boxes;
 }
 
 /* ---- reading ---- */

@@ -6,6 +6,14 @@
 #define PD_INSPECT_BUFFER_BYTES (16u << 20)
 #define PD_INSPECT_OPEN_MAX 128u /* shards open at a time: descriptors are scarce */
 
+struct pd_inspect_box {
+    uint32_t shard, box; /* file shard-<shard>, its box number */
+    uint32_t tensor;
+    enum pd_kind kind;
+    struct pd_box place;
+    uint64_t bytes;
+};
+
 struct pd_inspect {
     struct pd_vfs *vfs;
     char *directory;
@@ -14,7 +22,7 @@ struct pd_inspect {
     uint32_t tensor_capacity;
     uint32_t *name_slots; /* (slot_count) open addressing, tensor number + 1 */
     uint32_t slot_count;
-    struct pd_inspect_box *boxes; /* (box_count) sorted */
+    struct pd_inspect_box *boxes; /* (box_count) by tensor, kind, start */
     uint64_t box_count, box_capacity;
     uint64_t *tensor_first;                   /* (tensors.count * PD_KIND_COUNT + 1) first box of each tensor and kind */
     struct pd_shard **shards;                 /* (shard_count) open ones */
@@ -26,7 +34,6 @@ struct pd_inspect {
     uint64_t data_bytes;    /* of all shards, as the record says */
 };
 
-void pd_inspect_shard_name(uint32_t shard, char *ret_name, size_t room);
 /* Borrowed until PD_INSPECT_OPEN_MAX other shards were acquired. */
 PD_MUST_USE pd_status pd_inspect_acquire(struct pd_inspect *inspect, uint32_t shard, struct pd_shard **ret_shard,
                                          struct pd_error *err);

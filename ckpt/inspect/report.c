@@ -86,11 +86,9 @@ static pd_status scan_wanted(struct reporting *r, struct pd_shard *shard, struct
         for (uint64_t first = 0; first < blocks; first += most) {
             const uint64_t count = blocks - first < most ? blocks - first : most;
             PD_TRY(pd_shard_read_blocks(shard, b, first, count, r->in->buffers, err));
-            for (uint64_t k = 0; k < count; k++) {
-                const uint64_t left = bytes - (first + k) * PD_SHARD_BLOCK_BYTES;
+            for (uint64_t k = 0; k < count; k++)
                 PD_TRY(visit_block(r, b, first + k, r->in->buffers + k * PD_SHARD_BLOCK_BYTES,
-                                   left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES, PD_OK, NULL, err));
-            }
+                                   pd_shard_block_length(bytes, first + k), PD_OK, NULL, err));
         }
     }
     return PD_OK;

@@ -1,7 +1,9 @@
 /* Verification that goes on after damage, and names all of it. */
 #include "ckpt/inspect/open.h"
 #include "ckpt/shard/open.h"
+#include "ckpt/store/paths.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,22 +39,23 @@ static bool is_said(const struct verifying *v, const struct pd_damage *damage)
     return last && strcmp(last->file, damage->file) == 0 && strcmp(last->text, damage->text) == 0;
 }
 
-static pd_status add_damage(struct verifying *v, const struct pd_damage *damage, struct pd_error *err)
+/* `file` and `tensor` may be NULL; the rest is the text. */
+PD_PRINTF(6, 7)
+static pd_status add_damage(struct verifying *v, struct pd_damage damage, const char *file, const struct pd_tensor *tensor,
+                            struct pd_error *err, const char *format, ...)
 {
-    if (v->list.count == DAMAGE_MAX || is_said(v, damage)) return PD_OK;
+    va_list arguments;
+    if (file) snprintf(damage.file, sizeof damage.file, "%s", file);
+    if (tensor) memcpy(damage.tensor, tensor->name, sizeof damage.tensor);
+    va_start(arguments, format);
+    vsnprintf(damage.text, sizeof damage.text, format, arguments);
+    va_end(arguments);
+    if (v->list.count == DAMAGE_MAX || is_said(v, &damage)) return PD_OK;
     struct pd_damage *grown = realloc(v->list.items, ((size_t)v->list.count + 1) * sizeof *grown);
     if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory to list %u damages", v->list.count + 1);
     v->list.items = grown;
-    grown[v->list.count++] = *damage;
+    grown[v->list.count++] = damage;
     return PD_OK;
-}
-
-static pd_status add_shard_damage(struct verifying *v, pd_status status, const struct pd_error *cause, struct pd_error *err)
-{
-    struct pd_damage damage = {.status = status};
-    pd_inspect_shard_name(v->shard, damage.file, sizeof damage.file);
-    snprintf(damage.text, sizeof damage.text, "%.*s", (int)sizeof damage.text - 1, cause->message);
-    return add_damage(v, &damage, err);
 }
 
 static pd_status visit_block(void *context, uint32_t box, uint64_t block, const void *data, uint64_t bytes,
@@ -65,11 +68,9 @@ static pd_status visit_block(void *context, uint32_t box, uint64_t block, const 
     if (v->progress && v->list.blocks_checked % 64 == 0) v->progress(v->context, v->list.bytes_checked, v->in->data_bytes);
     if (!verified) return PD_OK;
     const struct pd_shard_box *where = &pd_shard_boxes(v->open)[box];
-    struct pd_damage damage = {.status = verified, .kind = where->kind, .block = block};
-    pd_inspect_shard_name(v->shard, damage.file, sizeof damage.file);
-    memcpy(damage.tensor, pd_shard_tensors(v->open)->tensors[where->tensor].name, sizeof damage.tensor);
-    snprintf(damage.text, sizeof damage.text, "%.*s", (int)sizeof damage.text - 1, cause->message);
-    return add_damage(v, &damage, err);
+    const struct pd_damage damage = {.status = verified, .kind = where->kind, .block = block};
+    return add_damage(v, damage, pd_shard_name(v->shard).text, &pd_shard_tensors(v->open)->tensors[where->tensor], err, "%s",
+                      cause->message);
 }
 
 static pd_status verify_shard(struct verifying *v, struct pd_error *err)
@@ -84,7 +85,8 @@ static pd_status verify_shard(struct verifying *v, struct pd_error *err)
         st = pd_shard_scan(shard, v->in->buffers, PD_INSPECT_BUFFER_BYTES, &visitor, &cause);
     }
     if (st == PD_NO_MEMORY) return pd_error_pass(err, st, &cause);
-    return st ? add_shard_damage(v, st, &cause, err) : PD_OK;
+    if (!st) return PD_OK;
+    return add_damage(v, (struct pd_damage){.status = st}, pd_shard_name(v->shard).text, NULL, err, "%s", cause.message);
 }
 
 /* Boxes of a tensor and kind are sorted by start: only those that begin before this one ends can overlap it. */
@@ -96,13 +98,12 @@ static pd_status check_overlaps(struct verifying *v, uint64_t first, uint64_t en
              b++) {
             struct pd_box common;
             if (!pd_box_intersect(&boxes[a].place, &boxes[b].place, &common)) continue;
-            struct pd_damage damage = {.status = PD_CORRUPT, .kind = boxes[a].kind};
-            pd_inspect_shard_name(boxes[b].shard, damage.file, sizeof damage.file);
-            memcpy(damage.tensor, v->in->tensors.tensors[boxes[a].tensor].name, sizeof damage.tensor);
-            snprintf(damage.text, sizeof damage.text, "tensor %s, %s: boxes of shards %u and %u overlap", damage.tensor,
-                     pd_kind_name(damage.kind), boxes[a].shard, boxes[b].shard);
+            const struct pd_damage damage = {.status = PD_CORRUPT, .kind = boxes[a].kind};
+            const struct pd_tensor *tensor = &v->in->tensors.tensors[boxes[a].tensor];
             *ret_overlap = true;
-            return add_damage(v, &damage, err);
+            return add_damage(v, damage, pd_shard_name(boxes[b].shard).text, tensor, err,
+                              "tensor %s, %s: boxes of shards %u and %u overlap", tensor->name, pd_kind_name(damage.kind),
+                              boxes[a].shard, boxes[b].shard);
         }
     }
     return PD_OK;
@@ -118,22 +119,18 @@ static pd_status check_tensor(struct verifying *v, uint32_t tensor, enum pd_kind
     for (uint64_t b = first; b < end; b++)
         covered += pd_box_elements(&v->in->boxes[b].place);
     if (overlap || covered == pd_tensor_elements(t)) return PD_OK;
-    struct pd_damage damage = {.status = PD_CORRUPT, .kind = kind};
-    memcpy(damage.tensor, t->name, sizeof damage.tensor);
-    snprintf(damage.text, sizeof damage.text, "tensor %s, %s: the shards hold %llu of its %llu elements", t->name,
-             pd_kind_name(kind), (unsigned long long)covered, (unsigned long long)pd_tensor_elements(t));
-    return add_damage(v, &damage, err);
+    return add_damage(v, (struct pd_damage){.status = PD_CORRUPT, .kind = kind}, NULL, t, err,
+                      "tensor %s, %s: the shards hold %llu of its %llu elements", t->name, pd_kind_name(kind),
+                      (unsigned long long)covered, (unsigned long long)pd_tensor_elements(t));
 }
 
 static pd_status check_coverage(struct verifying *v, struct pd_error *err)
 {
     const uint64_t recorded = v->in->commit.state.tensor_count;
-    if (recorded != v->in->tensors.count) {
-        struct pd_damage damage = {.status = PD_CORRUPT, .file = "commit.h5"};
-        snprintf(damage.text, sizeof damage.text, "the shards hold %u tensors where the commit record says %llu",
-                 v->in->tensors.count, (unsigned long long)recorded);
-        PD_TRY(add_damage(v, &damage, err));
-    }
+    if (recorded != v->in->tensors.count)
+        PD_TRY(add_damage(v, (struct pd_damage){.status = PD_CORRUPT}, "commit.h5", NULL, err,
+                          "the shards hold %u tensors where the commit record says %llu", v->in->tensors.count,
+                          (unsigned long long)recorded));
     for (uint32_t t = 0; t < v->in->tensors.count; t++)
         for (int kind = 0; kind < PD_KIND_COUNT; kind++)
             PD_TRY(check_tensor(v, t, (enum pd_kind)kind, err));

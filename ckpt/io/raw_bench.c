@@ -111,8 +111,7 @@ static pd_status keep_moving(struct pd_raw_bench *bench, struct progress *files,
 static pd_status move_all(struct pd_raw_bench *bench, struct progress *files, uint32_t count, struct pd_error *err)
 {
     pd_status st = keep_moving(bench, files, count, err);
-    const pd_status drained = pd_transfer_ring_drain(&bench->ring, st ? NULL : err);
-    return st ? st : drained;
+    return pd_transfer_ring_drain(&bench->ring, st, err);
 }
 
 static pd_status write_file(struct pd_raw_bench *bench, const char *path, uint64_t bytes, bool fresh, struct pd_error *err)

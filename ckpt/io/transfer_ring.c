@@ -99,9 +99,8 @@ void pd_transfer_ring_release(struct pd_transfer_ring *ring, struct pd_transfer_
     hand_over(slot, PD_SLOT_FREE, user, NULL);
 }
 
-pd_status pd_transfer_ring_drain(struct pd_transfer_ring *ring, struct pd_error *err)
+pd_status pd_transfer_ring_drain(struct pd_transfer_ring *ring, pd_status st, struct pd_error *err)
 {
-    pd_status st = PD_OK;
     for (struct pd_transfer_slot *came = NULL;;) {
         const pd_status reaped = reap(ring, &came, NULL);
         PD_CHECK(reaped == PD_OK);

@@ -52,6 +52,7 @@ PD_MUST_USE pd_status pd_transfer_ring_next(struct pd_transfer_ring *ring, struc
 PD_MUST_USE pd_status pd_transfer_ring_wait(struct pd_transfer_ring *ring, struct pd_transfer_slot *slot,
                                             struct pd_error *err);
 void pd_transfer_ring_release(struct pd_transfer_ring *ring, struct pd_transfer_slot *slot);
-/* Waits until nothing is in flight and frees all slots. The result is that of the first transfer nobody has looked at. A
- * queue that cannot be reaped ends the process, since the kernel would go on using the buffers. */
-PD_MUST_USE pd_status pd_transfer_ring_drain(struct pd_transfer_ring *ring, struct pd_error *err);
+/* Waits until nothing is in flight and frees all slots. `st` is how the work with the ring ended: where that is PD_OK, the
+ * result is that of the first transfer nobody has looked at. A queue that cannot be reaped ends the process, since the
+ * kernel would go on using the buffers. */
+PD_MUST_USE pd_status pd_transfer_ring_drain(struct pd_transfer_ring *ring, pd_status st, struct pd_error *err);

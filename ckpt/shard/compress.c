@@ -55,9 +55,8 @@ static void hash_blocks(struct compressing *c, const struct pd_shard_job *job)
     const uint64_t box_bytes = c->w->places[job->box].bytes;
     for (uint64_t block = pd_divide_up(job->begin, PD_SHARD_BLOCK_BYTES);
          block * PD_SHARD_BLOCK_BYTES < job->begin + job->bytes; block++) {
-        const uint64_t at = block * PD_SHARD_BLOCK_BYTES, left = box_bytes - at;
-        pd_shard_stream_block(c->stream, job->box, block, job->data - job->begin + at,
-                              left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES);
+        const unsigned char *data = job->data - job->begin + block * PD_SHARD_BLOCK_BYTES;
+        pd_shard_stream_block(c->stream, job->box, block, data, pd_shard_block_length(box_bytes, block));
     }
 }
 

@@ -106,10 +106,9 @@ static pd_status fill_target(struct copy *c)
     PD_TRY(pd_queue_open(c->source->vfs, c->request->buffers, c->request->buffer_bytes, &c->queue, c->err));
     cut_slots(c);
     c->start_ns = pd_clock_monotonic_ns(NULL);
-    st = move_all(c);
-    const pd_status drained = pd_transfer_ring_drain(&c->ring, st ? NULL : c->err);
+    st = pd_transfer_ring_drain(&c->ring, move_all(c), c->err);
     pd_queue_close(c->queue);
-    PD_TRY(st ? st : drained);
+    PD_TRY(st);
     PD_TRY(pd_file_stat(c->target, &stat, c->err));
     if (stat.bytes != bytes) PD_TRY(pd_file_truncate(c->target, bytes, c->err));
     return pd_file_sync(c->target, c->err);

@@ -210,19 +210,13 @@ static pd_status gather(struct pd_shard *shard, uint32_t box, uint64_t begin, ui
     return PD_OK;
 }
 
-static void doubt(struct pd_shard *shard)
-{
-    shard->chunks->kept[0].is_valid = shard->chunks->kept[1].is_valid = false;
-}
-
 pd_status pd_shard_chunk_read_block(struct pd_shard *shard, uint32_t box, uint64_t block, void *dst, struct pd_error *err)
 {
-    const uint64_t begin = block * PD_SHARD_BLOCK_BYTES, left = shard->contents.places[box].bytes - begin;
-    const uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
+    const uint64_t bytes = pd_shard_block_length(shard->contents.places[box].bytes, block);
     pd_status st = PD_CORRUPT;
     for (int attempt = 0; attempt < 2 && st == PD_CORRUPT; attempt++) {
-        if (attempt) doubt(shard);
-        PD_TRY(gather(shard, box, begin, bytes, dst, err));
+        if (attempt) shard->chunks->kept[0].is_valid = shard->chunks->kept[1].is_valid = false;
+        PD_TRY(gather(shard, box, block * PD_SHARD_BLOCK_BYTES, bytes, dst, err));
         st = pd_shard_verify_block(shard, box, block, dst, err);
     }
     return st;

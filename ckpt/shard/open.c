@@ -219,15 +219,6 @@ void pd_shard_summary_of(const struct pd_shard *shard, struct pd_shard_summary *
                                              .writer_rank = (uint32_t)head->writer_rank};
 }
 
-uint64_t pd_shard_stored_bytes(const struct pd_shard *shard)
-{
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < shard->map.segment_count; i++)
-        if (shard->map.segments[i].type == PD_SEGMENT_BOX || shard->map.segments[i].type == PD_SEGMENT_CHUNK)
-            bytes += shard->map.segments[i].bytes;
-    return bytes;
-}
-
 uint64_t pd_shard_box_bytes(const struct pd_shard *shard, uint32_t box)
 {
     PD_CHECK(box < shard->contents.box_count);

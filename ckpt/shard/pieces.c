@@ -31,8 +31,7 @@ struct pd_shard_piece pd_shard_cut_piece(const struct pd_shard *shard, struct pd
 static pd_status verify_block(struct pd_shard *shard, uint32_t box, uint64_t block, unsigned char *data,
                               struct pd_error *err)
 {
-    const uint64_t left = shard->contents.places[box].bytes - block * PD_SHARD_BLOCK_BYTES;
-    const uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
+    const uint64_t bytes = pd_shard_block_length(shard->contents.places[box].bytes, block);
     if (pd_shard_verify_block(shard, box, block, data, NULL) == PD_OK) return PD_OK;
     PD_TRY(pd_shard_read_blocks(shard, box, block, 1, data, err));
     memset(data + bytes, 0, (PD_SHARD_PAGE_BYTES - bytes % PD_SHARD_PAGE_BYTES) % PD_SHARD_PAGE_BYTES);

@@ -149,16 +149,8 @@ static pd_status plan_file(struct pd_shard_writer *w, struct pd_error *err)
 }
 
 pd_status pd_shard_writer_new(struct pd_vfs *vfs, const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
-                              uint32_t box_count, void *buffers, uint64_t buffer_bytes, struct pd_shard_writer **ret_writer,
-                              struct pd_error *err)
-{
-    return pd_shard_writer_new_compressed(vfs, tensors, boxes, box_count, buffers, buffer_bytes, NULL, ret_writer, err);
-}
-
-pd_status pd_shard_writer_new_compressed(struct pd_vfs *vfs, const struct pd_tensor_table *tensors,
-                                         const struct pd_shard_box *boxes, uint32_t box_count, void *buffers,
-                                         uint64_t buffer_bytes, const struct pd_shard_codec *codec,
-                                         struct pd_shard_writer **ret_writer, struct pd_error *err)
+                              uint32_t box_count, void *buffers, uint64_t buffer_bytes, const struct pd_shard_codec *codec,
+                              struct pd_shard_writer **ret_writer, struct pd_error *err)
 {
     PD_CHECK(buffer_bytes >= PD_SHARD_BUFFERS_MIN && (uintptr_t)buffers % PD_VFS_ALIGN == 0);
     struct pd_shard_writer *w = calloc(1, sizeof *w);

@@ -12,8 +12,7 @@
 static pd_status read_block(struct pd_shard *shard, uint32_t box, uint64_t block, void *dst, struct pd_error *err)
 {
     const struct pd_shard_place *place = &shard->contents.places[box];
-    uint64_t left = place->bytes - block * PD_SHARD_BLOCK_BYTES;
-    uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
+    uint64_t bytes = pd_shard_block_length(place->bytes, block);
     uint64_t begin = place->offset + block * PD_SHARD_BLOCK_BYTES, skip = begin % PD_SHARD_PAGE_BYTES;
     uint64_t span = pd_round_up(skip + bytes, PD_SHARD_PAGE_BYTES);
     pd_status status = PD_CORRUPT;

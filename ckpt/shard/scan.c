@@ -29,11 +29,12 @@ struct scan {
     struct pd_error *err;
 };
 
-static pd_status visit_block(struct scan *s, uint32_t box, uint64_t block, unsigned char *data, uint64_t bytes)
+/* Reads the block into `data`, unless it is there and verified. */
+static pd_status visit_block(struct scan *s, uint32_t box, uint64_t block, unsigned char *data, bool is_there)
 {
+    const uint64_t bytes = pd_shard_block_length(s->shard->contents.places[box].bytes, block);
     struct pd_error damage;
-    pd_status st = pd_shard_verify_block(s->shard, box, block, data, NULL);
-    if (st) st = pd_shard_read_blocks(s->shard, box, block, 1, data, &damage); /* once more before it is called damage */
+    pd_status st = is_there ? PD_OK : pd_shard_read_blocks(s->shard, box, block, 1, data, &damage);
     if (st && st != PD_CORRUPT) return pd_error_pass(s->err, st, &damage);
     return s->visitor->block(s->visitor->context, box, block, data, bytes, st, st ? &damage : NULL, s->err);
 }
@@ -47,14 +48,10 @@ static pd_status visit_chunk(struct scan *s, const struct piece *piece)
     pd_status st = pd_shard_chunk_take(s->shard, piece->box, piece->chunk, piece->slot->buffer, NULL);
     if (st && st != PD_CORRUPT) PD_FAIL(s->err, st, "no memory to decompress");
     for (uint64_t block = begin / PD_SHARD_BLOCK_BYTES; block * PD_SHARD_BLOCK_BYTES < end; block++) {
-        const uint64_t left = place->bytes - block * PD_SHARD_BLOCK_BYTES;
-        const uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
+        const uint64_t bytes = pd_shard_block_length(place->bytes, block);
         if (block * PD_SHARD_BLOCK_BYTES + bytes > end) break; /* the next chunk has the rest of it */
         _Alignas(64) unsigned char data[PD_SHARD_BLOCK_BYTES];
-        struct pd_error damage;
-        st = pd_shard_read_blocks(s->shard, piece->box, block, 1, data, &damage);
-        if (st && st != PD_CORRUPT) return pd_error_pass(s->err, st, &damage);
-        PD_TRY(s->visitor->block(s->visitor->context, piece->box, block, data, bytes, st, st ? &damage : NULL, s->err));
+        PD_TRY(visit_block(s, piece->box, block, data, false));
     }
     return PD_OK;
 }
@@ -64,9 +61,9 @@ static pd_status visit_piece(struct scan *s, struct piece *piece)
     if (piece->is_chunk) return visit_chunk(s, piece);
     uint64_t block = piece->first_block;
     for (uint64_t at = 0; at < piece->bytes; at += PD_SHARD_BLOCK_BYTES, block++) {
-        uint64_t left = piece->bytes - at;
-        PD_TRY(visit_block(s, piece->box, block, piece->slot->buffer + at,
-                           left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES));
+        unsigned char *data = piece->slot->buffer + at;
+        const bool is_good = pd_shard_verify_block(s->shard, piece->box, block, data, NULL) == PD_OK;
+        PD_TRY(visit_block(s, piece->box, block, data, is_good));
     }
     return PD_OK;
 }
@@ -144,13 +141,8 @@ static pd_status scan_large(struct scan *s)
 static pd_status scan_small(struct scan *s)
 {
     for (uint32_t i = 0; i < s->shard->map.small_count; i++) {
-        uint32_t box = s->shard->map.small[i];
         unsigned char data[PD_SHARD_PAGE_BYTES] = {0};
-        struct pd_error damage;
-        pd_status st = pd_shard_read_blocks(s->shard, box, 0, 1, data, &damage);
-        if (st && st != PD_CORRUPT) return pd_error_pass(s->err, st, &damage);
-        PD_TRY(s->visitor->block(s->visitor->context, box, 0, data, s->shard->contents.places[box].bytes, st,
-                                 st ? &damage : NULL, s->err));
+        PD_TRY(visit_block(s, s->shard->map.small[i], 0, data, false));
     }
     return PD_OK;
 }
@@ -173,8 +165,7 @@ pd_status pd_shard_scan(struct pd_shard *shard, void *buffers, uint64_t buffer_b
     PD_TRY(pd_queue_open(shard->vfs, buffers, buffer_bytes, &s.queue, err));
     cut_slots(&s, buffers, buffer_bytes);
     pd_status st = scan_large(&s);
-    const pd_status drained = pd_transfer_ring_drain(&s.ring, st ? NULL : err);
-    if (!st) st = drained;
+    st = pd_transfer_ring_drain(&s.ring, st, err);
     pd_queue_close(s.queue);
     if (!st) st = scan_small(&s);
     return st;

@@ -12,6 +12,13 @@
 #define PD_SHARD_BLOCK_BYTES 65536u   /* one XXH3-64 per block of a box */
 #define PD_SHARD_CHUNK_MAX (1u << 20) /* of a compressed shard's chunk, stored or not; a multiple of pages */
 
+/* Bytes of block `block` of a box: the last one may be short. */
+static inline uint64_t pd_shard_block_length(uint64_t box_bytes, uint64_t block)
+{
+    const uint64_t left = box_bytes - block * PD_SHARD_BLOCK_BYTES;
+    return left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
+}
+
 /* What seeds every checksum, so that bytes of another run, lineage or step do not verify. */
 struct pd_identity {
     uint64_t run_id[2];
@@ -39,13 +46,6 @@ struct pd_shard_summary {
 
 struct pd_shard_writer; /* plan of one shard: file offsets of every box; reusable for every save of a launch */
 
-/* Computes the file once (metadata pages, offsets). `tensors` and `boxes` are borrowed for the writer's life.
- * `buffers` (buffer_bytes, aligned to PD_VFS_ALIGN) stages data on its way to the disk: at least 4 MiB, 32 MiB is fast.
- *   memory   beyond `buffers` only metadata pages and 8 bytes per block, reported by pd_shard_writer_bytes */
-PD_MUST_USE pd_status pd_shard_writer_new(struct pd_vfs *vfs, const struct pd_tensor_table *tensors,
-                                          const struct pd_shard_box *boxes, uint32_t box_count, void *buffers,
-                                          uint64_t buffer_bytes, struct pd_shard_writer **ret_writer, struct pd_error *err);
-
 #define PD_SHARD_LEVEL_MIN 1
 #define PD_SHARD_LEVEL_MAX 19
 enum pd_codec { PD_CODEC_NONE, PD_CODEC_ZSTD };
@@ -56,13 +56,16 @@ struct pd_shard_codec {
 };
 /* "none" or "zstd:3" (the level). ret_codec: the pool is NULL.  PD_INVALID: it is none of these */
 PD_MUST_USE pd_status pd_shard_codec_parse(const char *text, struct pd_shard_codec *ret_codec, struct pd_error *err);
-/* A writer of compressed shards: the same data, tables and checks, in chunks. A level gives the same bytes whatever the
- * threads. NULL or PD_CODEC_NONE: as pd_shard_writer_new.
- *   memory  besides: working memory of zstd for each thread, at most 16 */
-PD_MUST_USE pd_status pd_shard_writer_new_compressed(struct pd_vfs *vfs, const struct pd_tensor_table *tensors,
-                                                     const struct pd_shard_box *boxes, uint32_t box_count, void *buffers,
-                                                     uint64_t buffer_bytes, const struct pd_shard_codec *codec,
-                                                     struct pd_shard_writer **ret_writer, struct pd_error *err);
+/* Computes the file once (metadata pages, offsets). `tensors` and `boxes` are borrowed for the writer's life.
+ *   buffers  (buffer_bytes, aligned to PD_VFS_ALIGN) stages data on its way to the disk: at least 4 MiB, 32 MiB is fast
+ *   codec    NULL or PD_CODEC_NONE: boxes as they are. Otherwise the same data, tables and checks, in chunks; a level gives the
+ *            same bytes whatever the threads
+ *   memory   beyond `buffers` only metadata pages, 8 bytes per block, reported by pd_shard_writer_bytes, and of zstd for each
+ *            thread, at most 16 */
+PD_MUST_USE pd_status pd_shard_writer_new(struct pd_vfs *vfs, const struct pd_tensor_table *tensors,
+                                          const struct pd_shard_box *boxes, uint32_t box_count, void *buffers,
+                                          uint64_t buffer_bytes, const struct pd_shard_codec *codec,
+                                          struct pd_shard_writer **ret_writer, struct pd_error *err);
 void pd_shard_writer_free(struct pd_shard_writer *writer);
 uint64_t pd_shard_writer_bytes(const struct pd_shard_writer *writer); /* heap it holds */
 /* Of a writer that does not compress and one stream, before there is one: never less, and a sum over boxes. */
@@ -130,8 +133,6 @@ bool pd_shard_is_compressed(const struct pd_shard *shard);
 bool pd_shard_box_is_in_chunks(const struct pd_shard *shard, uint32_t box);
 /* What a commit record says of it; host is 0. */
 void pd_shard_summary_of(const struct pd_shard *shard, struct pd_shard_summary *ret_summary);
-/* Bytes of the file that hold boxes of a page and more, as they are stored, in whole pages. */
-uint64_t pd_shard_stored_bytes(const struct pd_shard *shard);
 /* File extent of box i: dense fp32 elements. Blocks are counted from the start of the box. In chunks: where the first lies.
  */
 uint64_t pd_shard_box_offset(const struct pd_shard *shard, uint32_t box);

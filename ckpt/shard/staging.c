@@ -94,7 +94,5 @@ pd_status pd_shard_staging_finish(struct pd_shard_staging *s, pd_status st, stru
 {
     if (!st) st = flush(s, err);
     s->current = NULL;
-    if (s->mode != PD_STAGING_SLOTS) return st;
-    const pd_status drained = pd_transfer_ring_drain(&s->ring, st ? NULL : err);
-    return st ? st : drained;
+    return s->mode == PD_STAGING_SLOTS ? pd_transfer_ring_drain(&s->ring, st, err) : st;
 }

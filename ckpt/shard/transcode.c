@@ -40,9 +40,8 @@ static pd_status write_compressed(struct pd_vfs *vfs, struct transcode *r, const
     const struct pd_shard_copy *request = r->request;
     const struct pd_shard_source source = {r, read_blocks, pace};
     struct pd_shard_writer *writer = NULL;
-    PD_TRY(pd_shard_writer_new_compressed(vfs, pd_shard_tensors(r->source), pd_shard_boxes(r->source),
-                                          pd_shard_box_count(r->source), request->buffers, request->buffer_bytes, codec,
-                                          &writer, err));
+    PD_TRY(pd_shard_writer_new(vfs, pd_shard_tensors(r->source), pd_shard_boxes(r->source), pd_shard_box_count(r->source),
+                               request->buffers, request->buffer_bytes, codec, &writer, err));
     r->start_ns = pd_clock_monotonic_ns(NULL);
     struct pd_shard_stream *stream = NULL;
     pd_status st = pd_shard_stream_begin(writer, request->to, pd_shard_identity(r->source), pd_shard_writer_rank(r->source),

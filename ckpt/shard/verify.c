@@ -39,8 +39,7 @@ pd_status pd_shard_verify_block(const struct pd_shard *shard, uint32_t box, uint
     PD_CHECK(box < shard->contents.box_count);
     const struct pd_shard_place *place = &shard->contents.places[box];
     PD_CHECK(block < pd_shard_blocks_of(place->bytes));
-    uint64_t left = place->bytes - block * PD_SHARD_BLOCK_BYTES;
-    uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
+    uint64_t bytes = pd_shard_block_length(place->bytes, block);
     uint64_t digest = pd_shard_block_digest(shard->box_seeds[box], block, data, bytes);
     if (digest != shard->checksums[place->first_block + block])
         return pd_shard_block_fail(shard, box, block, "the data does not match its checksum", err);

@@ -31,28 +31,15 @@ pd_status store_absolute(const char *root, char ret_path[STORE_PATH_MAX], struct
     return PD_OK;
 }
 
-static void format_path(const struct store_dir *dir, char ret_path[STORE_PATH_MAX], const char *format, va_list arguments)
-{
-    int used = snprintf(ret_path, STORE_PATH_MAX, "%s/", dir->root);
-    int more = vsnprintf(ret_path + used, STORE_PATH_MAX - (size_t)used, format, arguments);
-    PD_CHECK(more >= 0 && (size_t)(used + more) < STORE_PATH_MAX);
-}
-
-void store_path(const struct store_dir *dir, char ret_path[STORE_PATH_MAX], const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    format_path(dir, ret_path, format, arguments);
-    va_end(arguments);
-}
-
 struct store_text store_at(const struct store_dir *dir, const char *format, ...)
 {
     struct store_text path;
     va_list arguments;
+    const int used = snprintf(path.text, sizeof path.text, "%s/", dir->root);
     va_start(arguments, format);
-    format_path(dir, path.text, format, arguments);
+    const int more = vsnprintf(path.text + used, sizeof path.text - (size_t)used, format, arguments);
     va_end(arguments);
+    PD_CHECK(more >= 0 && (size_t)(used + more) < sizeof path.text);
     return path;
 }
 

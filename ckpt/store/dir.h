@@ -38,12 +38,11 @@ PD_MUST_USE pd_status store_dir_probe(struct store_dir *dir, const char *path, s
 PD_MUST_USE pd_status store_dir_lock(const struct store_dir *dir, const char *path, uint32_t wait_ms,
                                      struct pd_lock **ret_lock, struct pd_error *err);
 
-/* "<root>/<formatted>", as a value for one call or in a buffer. */
+/* "<root>/<formatted>". */
 struct store_text {
     char text[STORE_PATH_MAX];
 };
 struct store_text store_at(const struct store_dir *dir, const char *format, ...) PD_PRINTF(2, 3);
-void store_path(const struct store_dir *dir, char ret_path[STORE_PATH_MAX], const char *format, ...) PD_PRINTF(3, 4);
 bool store_exists(const struct store_dir *dir, const char *path);  /* or cannot be told */
 bool store_is_link(const struct store_dir *dir, const char *path); /* symbolic */
 /* A further name. PD_UNSUPPORTED: refused here, or for this file, so that it has to be copied; without a message where the

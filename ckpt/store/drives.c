@@ -31,12 +31,11 @@ void store_drive_clear_launches(const struct store_drive *drive)
     if (!dir->leads_share || pd_vfs_list(dir->vfs, dir->root, &listing, NULL) != PD_OK) return;
     for (uint32_t i = 0; i < listing.count; i++) {
         uint64_t number;
-        char path[STORE_PATH_MAX];
-        store_path(dir, path, "%s", listing.names[i]);
+        const struct store_text path = store_at(dir, "%s", listing.names[i]);
         if (pd_numbered_name_parse(listing.names[i], "pool-", &number) && number < drive->lease.fence)
             store_pool_clear(&drive->pool, listing.names[i]);
         if (pd_numbered_name_parse(listing.names[i], "fence-", &number) && number < drive->lease.fence)
-            (void)!pd_vfs_unlink(dir->vfs, path, NULL);
+            (void)!pd_vfs_unlink(dir->vfs, path.text, NULL);
     }
     pd_listing_deinit(&listing);
 }

@@ -30,6 +30,12 @@ static inline struct store_drive *store_drive_of(struct store_drives *drives, ui
     return &drives->rows[stripe < drives->count ? stripe : 0];
 }
 
+/* Of the shard `stripe` of this rank. */
+static inline struct pd_store_name store_shard_name(const struct store_drives *drives, uint32_t stripe)
+{
+    return pd_shard_name(drives->rows[0].dir.group->rank * drives->shards + stripe);
+}
+
 /* ---- drives.c: one drive ---- */
 
 /* Collective. What was begun before a failure is closed by store_drive_close. */

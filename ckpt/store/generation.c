@@ -7,8 +7,7 @@
  *                                                                                       │ removed: record first
  *                                                            recycle-R-K  ◀─────────────┘
  *
- * A replica of another host's shard is in use as slot 0 of the rank R that it is of. That rank lives elsewhere, so the pool
- * has no other file of it. */
+ * A replica of another host's shard is in use as slot 0 of the rank R that it is of (replicas.c). */
 #include "ckpt/base/log.h"
 #include "ckpt/shard/copy.h"
 #include "ckpt/store/pool.h"
@@ -50,16 +49,9 @@ bool store_slot_is_in_use(struct store_pool *pool, uint32_t slot)
     return is_in_use;
 }
 
-static void slot_path(const struct store_pool *pool, uint32_t rank, uint32_t slot, char ret_path[STORE_PATH_MAX])
+static struct store_text slot_path(const struct store_pool *pool, uint32_t slot)
 {
-    char name[PD_STORE_NAME_MAX];
-    pd_generation_name_format(rank, slot, name);
-    store_pool_path(pool, ret_path, name);
-}
-
-void store_replica_path(const struct store_pool *pool, uint32_t rank, char ret_path[STORE_PATH_MAX])
-{
-    slot_path(pool, rank, 0, ret_path);
+    return store_pool_at(pool, pd_generation_name(pool->dir->group->rank, slot).text);
 }
 
 /* ---- take and release ---- */
@@ -71,12 +63,12 @@ static pd_status take_file(struct store_pool *pool, const char *path, struct pd_
     return store_file_write(pool->dir->vfs, path, PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, NULL, 0, STORE_FILE_LEAVE, err);
 }
 
-pd_status store_slot_take(struct store_pool *pool, uint32_t *ret_slot, char path[STORE_PATH_MAX], struct pd_error *err)
+pd_status store_slot_take(struct store_pool *pool, uint32_t *ret_slot, struct store_text *ret_path, struct pd_error *err)
 {
     for (uint32_t slot = 0; slot < PD_STORE_GENERATIONS_MAX; slot++) {
         if (!claim(pool, slot)) continue;
-        slot_path(pool, pool->dir->group->rank, slot, path);
-        pd_status st = take_file(pool, path, err);
+        *ret_path = slot_path(pool, slot);
+        pd_status st = take_file(pool, ret_path->text, err);
         if (st == PD_OK) {
             *ret_slot = slot;
             return PD_OK;
@@ -90,11 +82,11 @@ pd_status store_slot_take(struct store_pool *pool, uint32_t *ret_slot, char path
 /* Where a checkpoint has the file, its name here goes: from then on retention alone decides about it. */
 void store_slot_release(struct store_pool *pool, uint32_t slot, bool is_bad)
 {
-    char path[STORE_PATH_MAX];
     pd_status st = PD_OK;
+    const struct store_text path = slot_path(pool, slot);
     PD_CHECK(store_slot_is_in_use(pool, slot));
-    slot_path(pool, pool->dir->group->rank, slot, path);
-    if (is_bad || !store_free_put(pool, pool->dir->group->rank, path)) st = pd_vfs_unlink(pool->dir->vfs, path, NULL);
+    if (is_bad || !store_free_put(pool, pool->dir->group->rank, path.text))
+        st = pd_vfs_unlink(pool->dir->vfs, path.text, NULL);
     end_claim(pool, slot, st != PD_OK && st != PD_NOT_FOUND);
 }
 
@@ -114,12 +106,11 @@ pd_status store_slot_link(struct store_pool *pool, uint32_t slot, const char *to
                           void *buffers, uint64_t buffer_bytes, struct pd_error *err)
 {
     const struct store_dir *dir = pool->dir;
-    char from[STORE_PATH_MAX];
     struct pd_error own = {0};
-    slot_path(pool, dir->group->rank, slot, from);
-    pd_status st = store_link(dir, from, to, &own);
+    const struct store_text from = slot_path(pool, slot);
+    pd_status st = store_link(dir, from.text, to, &own);
     if (st != PD_UNSUPPORTED) return pd_error_pass(err, st, &own);
-    log_copies(pool, from, own.message[0] ? own.message : "tried when it was opened");
+    log_copies(pool, from.text, own.message[0] ? own.message : "tried when it was opened");
     (void)!store_free_take(pool, dir->group->rank, to);
-    return pd_shard_copy(dir->vfs, from, to, identity, buffers, buffer_bytes, err);
+    return pd_shard_copy(dir->vfs, from.text, to, identity, buffers, buffer_bytes, err);
 }

@@ -39,15 +39,15 @@ static pd_status make_token(char ret_token[33], struct pd_error *err)
 static pd_status write_owner(const struct store_lease *lease, struct pd_error *err)
 {
     const struct pd_group *group = lease->dir->group;
-    char path[STORE_PATH_MAX], text[OWNER_BYTES], name[128] = "";
-    store_path(lease->dir, path, "owner");
+    char text[OWNER_BYTES], name[128] = "";
+    const struct store_text path = store_at(lease->dir, "owner");
     (void)!gethostname(name, sizeof name - 1);
     memset(text, ' ', sizeof text);
     int used = snprintf(text, sizeof text, "%s %" PRIu32 " rank %" PRIu32 ", process %ld on %s", lease->token, group->host,
                         group->rank, (long)getpid(), name);
     text[used] = ' ';
     text[sizeof text - 1] = '\n';
-    return store_file_write(lease->dir->vfs, path, PD_OPEN_CREATE, text, sizeof text, STORE_FILE_LEAVE, err);
+    return store_file_write(lease->dir->vfs, path.text, PD_OPEN_CREATE, text, sizeof text, STORE_FILE_LEAVE, err);
 }
 
 struct owner {
@@ -59,12 +59,11 @@ struct owner {
 /* An owner file that is absent or says nothing sensible is nobody's: *ret_owner is then empty. */
 static pd_status read_owner(const struct store_lease *lease, struct owner *ret_owner, struct pd_error *err)
 {
-    char path[STORE_PATH_MAX];
-    store_path(lease->dir, path, "owner");
+    const struct store_text path = store_at(lease->dir, "owner");
     *ret_owner = (struct owner){0};
     void *data = NULL;
     uint64_t bytes = 0;
-    pd_status st = store_file_read(lease->dir->vfs, path, OWNER_BYTES, &data, &bytes, err);
+    pd_status st = store_file_read(lease->dir->vfs, path.text, OWNER_BYTES, &data, &bytes, err);
     if (st == PD_NOT_FOUND || st == PD_CORRUPT) return PD_OK;
     PD_TRY(st);
     char text[OWNER_BYTES + 1] = "";
@@ -215,13 +214,12 @@ pd_status store_lease_check(const struct store_lease *lease, struct pd_error *er
 static pd_status create_fence(const struct store_lease *lease, uint64_t fence, struct pd_error *err)
 {
     struct store_dir *dir = lease->dir;
-    char path[STORE_PATH_MAX];
-    store_path(dir, path, "fence-%" PRIu64, fence);
+    const struct store_text path = store_at(dir, "fence-%" PRIu64, fence);
     struct pd_file *file = NULL;
-    PD_TRY(pd_file_open(dir->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
+    PD_TRY(pd_file_open(dir->vfs, path.text, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
     pd_status st = pd_file_close(file, err);
     if (st == PD_OK) st = store_sync_dir(dir, dir->root, err);
-    if (st != PD_OK) (void)!pd_vfs_unlink(dir->vfs, path, NULL); /* nothing was begun under it */
+    if (st != PD_OK) (void)!pd_vfs_unlink(dir->vfs, path.text, NULL); /* nothing was begun under it */
     return st;
 }
 

@@ -6,23 +6,27 @@
 
 #define PD_STORE_NAME_MAX 64u
 
+struct pd_store_name { /* a value, for one call or kept */
+    char text[PD_STORE_NAME_MAX];
+};
+
 struct pd_step_name {
     uint64_t step, fence;
     bool is_tmp; /* "….tmp": being prepared */
 };
 
-void pd_step_name_format(const struct pd_step_name *name, char ret_text[PD_STORE_NAME_MAX]);
+struct pd_store_name pd_step_name_text(const struct pd_step_name *name);
 bool pd_step_name_parse(const char *text, struct pd_step_name *ret_name);
 /* "<prefix><number>", such as fence-7 or pool-7. */
 bool pd_numbered_name_parse(const char *text, const char *prefix, uint64_t *ret_number);
 /* "shard-00007.h5" */
-void pd_shard_name_format(uint32_t rank, char ret_text[PD_STORE_NAME_MAX]);
+struct pd_store_name pd_shard_name(uint32_t number);
 bool pd_shard_name_parse(const char *text, uint32_t *ret_rank);
 /* "recycle-00007-1": the k-th free file of rank 7. */
-void pd_recycle_name_format(uint32_t rank, uint32_t k, char ret_text[PD_STORE_NAME_MAX]);
+struct pd_store_name pd_recycle_name(uint32_t rank, uint32_t k);
 bool pd_recycle_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_k);
 /* "generation-00007-2.h5": the file that rank 7 uses in slot 2. */
-void pd_generation_name_format(uint32_t rank, uint32_t slot, char ret_text[PD_STORE_NAME_MAX]);
+struct pd_store_name pd_generation_name(uint32_t rank, uint32_t slot);
 bool pd_generation_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_slot);
 /* What removing renames commit.h5 to: the directory is no checkpoint any more, by this store's will. */
 #define PD_STORE_REMOVED "removed.h5"

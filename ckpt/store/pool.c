@@ -15,11 +15,6 @@
 
 #define FREE_MAX_OF_OTHERS 2u /* files that are free for replicas of one rank */
 
-void store_pool_path(const struct store_pool *pool, char ret_path[STORE_PATH_MAX], const char *name)
-{
-    store_path(pool->dir, ret_path, "pool-%" PRIu64 "%s%s", pool->fence, name ? "/" : "", name ? name : "");
-}
-
 struct store_text store_pool_at(const struct store_pool *pool, const char *name)
 {
     return store_at(pool->dir, "pool-%" PRIu64 "%s%s", pool->fence, name ? "/" : "", name ? name : "");
@@ -33,20 +28,21 @@ static pd_status make_directory(const struct store_pool *pool, const char *path,
     return st == PD_EXISTS ? PD_OK : st;
 }
 
-static void lock_name(const struct store_pool *pool, char ret_text[PD_STORE_NAME_MAX])
+static struct pd_store_name lock_name(const struct store_pool *pool)
 {
-    snprintf(ret_text, PD_STORE_NAME_MAX, "lock-%05" PRIu32, pool->dir->group->rank);
+    struct pd_store_name name;
+    snprintf(name.text, sizeof name.text, "lock-%05" PRIu32, pool->dir->group->rank);
+    return name;
 }
 
 pd_status store_pool_open(struct store_pool *pool, struct store_dir *dir, uint64_t fence, struct pd_error *err)
 {
-    char name[PD_STORE_NAME_MAX];
     *pool = (struct store_pool){.dir = dir, .fence = fence, .free_max = 1};
     pthread_mutex_init(&pool->mutex, NULL);
     PD_TRY(pd_group_agree(dir->group, dir->leads_share ? make_directory(pool, store_pool_at(pool, NULL).text, err) : PD_OK,
                           err));
-    lock_name(pool, name);
-    PD_TRY(pd_group_agree(dir->group, store_dir_lock(dir, store_pool_at(pool, name).text, 0, &pool->lock, err), err));
+    const struct store_text lock = store_pool_at(pool, lock_name(pool).text);
+    PD_TRY(pd_group_agree(dir->group, store_dir_lock(dir, lock.text, 0, &pool->lock, err), err));
     pd_fault_point("store.open.fenced");
     return store_dir_probe(dir, store_pool_at(pool, NULL).text, err);
 }
@@ -54,9 +50,7 @@ pd_status store_pool_open(struct store_pool *pool, struct store_dir *dir, uint64
 static bool is_of_this_rank(const struct store_pool *pool, const char *name)
 {
     uint32_t rank, k;
-    char own[PD_STORE_NAME_MAX];
-    lock_name(pool, own);
-    if (strcmp(name, own) == 0) return true;
+    if (strcmp(name, lock_name(pool).text) == 0) return true;
     if (pool->dir->leads_share && (strncmp(name, "index-", 6) == 0 || strncmp(name, "probe-", 6) == 0)) return true;
     if (!pd_recycle_name_parse(name, &rank, &k) && !pd_generation_name_parse(name, &rank, &k)) return false;
     bool is_mine = rank == pool->dir->group->rank;
@@ -69,16 +63,15 @@ static bool is_of_this_rank(const struct store_pool *pool, const char *name)
 void store_pool_close(struct store_pool *pool)
 {
     struct pd_listing listing = {0};
-    char path[STORE_PATH_MAX];
     if (!pool->fence) return;
-    store_pool_path(pool, path, NULL);
-    if (pd_vfs_list(pool->dir->vfs, path, &listing, NULL) != PD_OK) listing = (struct pd_listing){0};
+    const struct store_text path = store_pool_at(pool, NULL);
+    if (pd_vfs_list(pool->dir->vfs, path.text, &listing, NULL) != PD_OK) listing = (struct pd_listing){0};
     for (uint32_t i = 0; i < listing.count; i++) {
         if (is_of_this_rank(pool, listing.names[i]))
             (void)!pd_vfs_unlink(pool->dir->vfs, store_pool_at(pool, listing.names[i]).text, NULL);
     }
     pd_listing_deinit(&listing);
-    (void)!pd_vfs_rmdir(pool->dir->vfs, path, NULL);
+    (void)!pd_vfs_rmdir(pool->dir->vfs, path.text, NULL);
     pd_vfs_unlock(pool->lock);
     pthread_mutex_destroy(&pool->mutex);
     pool->fence = 0;
@@ -86,11 +79,9 @@ void store_pool_close(struct store_pool *pool)
 
 /* ---- free files ---- */
 
-static void free_path(const struct store_pool *pool, uint32_t rank, uint32_t k, char ret_path[STORE_PATH_MAX])
+static struct store_text free_path(const struct store_pool *pool, uint32_t rank, uint32_t k)
 {
-    char name[PD_STORE_NAME_MAX];
-    pd_recycle_name_format(rank, k, name);
-    store_pool_path(pool, ret_path, name);
+    return store_pool_at(pool, pd_recycle_name(rank, k).text);
 }
 
 /* Replicas are files of plain saves, whatever the state here lives in. */
@@ -111,12 +102,11 @@ static bool take(struct store_pool *pool, uint32_t rank, const char *path)
 {
     struct pd_vfs *vfs = pool->dir->vfs;
     for (uint32_t k = 0; k < free_max_of(pool, rank); k++) {
-        char from[STORE_PATH_MAX];
         bool is_there;
-        free_path(pool, rank, k, from);
-        const bool is_ours = is_ours_alone(pool, from, &is_there);
-        if (is_ours && pd_vfs_rename(vfs, from, path, NULL) == PD_OK) return true;
-        if (is_there && !is_ours) (void)!pd_vfs_unlink(vfs, from, NULL);
+        const struct store_text from = free_path(pool, rank, k);
+        const bool is_ours = is_ours_alone(pool, from.text, &is_there);
+        if (is_ours && pd_vfs_rename(vfs, from.text, path, NULL) == PD_OK) return true;
+        if (is_there && !is_ours) (void)!pd_vfs_unlink(vfs, from.text, NULL);
     }
     return false;
 }
@@ -126,10 +116,8 @@ static bool put(struct store_pool *pool, uint32_t rank, const char *path)
     bool is_there;
     if (!is_ours_alone(pool, path, &is_there)) return false;
     for (uint32_t k = 0; k < free_max_of(pool, rank); k++) {
-        char to[STORE_PATH_MAX];
-        free_path(pool, rank, k, to);
-        if (store_exists(pool->dir, to)) continue;
-        return pd_vfs_rename(pool->dir->vfs, path, to, NULL) == PD_OK;
+        const struct store_text to = free_path(pool, rank, k);
+        if (!store_exists(pool->dir, to.text)) return pd_vfs_rename(pool->dir->vfs, path, to.text, NULL) == PD_OK;
     }
     return false;
 }
@@ -185,16 +173,15 @@ static pd_status make_free(struct store_pool *pool, uint64_t bytes, const void *
 {
     struct pd_vfs *vfs = pool->dir->vfs;
     for (uint32_t k = 0; k < pool->free_max; k++) {
-        char path[STORE_PATH_MAX];
         struct pd_file *file = NULL;
-        free_path(pool, pool->dir->group->rank, k, path);
-        pd_status st = pd_file_open(vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err);
+        const struct store_text path = free_path(pool, pool->dir->group->rank, k);
+        pd_status st = pd_file_open(vfs, path.text, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err);
         if (st == PD_EXISTS) continue;
         PD_TRY(st);
         st = fill(file, bytes, zeros, zero_bytes, err);
         pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
         if (st == PD_OK) st = closed;
-        if (st != PD_OK) (void)!pd_vfs_unlink(vfs, path, NULL);
+        if (st != PD_OK) (void)!pd_vfs_unlink(vfs, path.text, NULL);
         return st;
     }
     return PD_EXISTS;
@@ -210,12 +197,9 @@ pd_status store_pool_reserve(struct store_pool *pool, uint32_t count, uint64_t f
 
 void store_pool_keep_ready(struct store_pool *pool, uint64_t bytes, void *buffer, uint64_t buffer_bytes)
 {
-    char path[STORE_PATH_MAX];
     if (!pool->fence || !bytes || !pd_vfs_is_in_memory(pool->dir->vfs, pool->dir->root)) return;
-    for (uint32_t k = 0; k < pool->free_max; k++) {
-        free_path(pool, pool->dir->group->rank, k, path);
-        if (store_exists(pool->dir, path)) return;
-    }
+    for (uint32_t k = 0; k < pool->free_max; k++)
+        if (store_exists(pool->dir, free_path(pool, pool->dir->group->rank, k).text)) return;
     memset(buffer, 0, buffer_bytes);
     (void)!make_free(pool, bytes, buffer, buffer_bytes, NULL);
 }
@@ -259,11 +243,10 @@ static bool take_over(const struct store_pool *pool, const char *path, const cha
 {
     const struct store_dir *dir = pool->dir;
     uint32_t rank, k;
-    char mine[STORE_PATH_MAX];
     if (!pd_recycle_name_parse(name, &rank, &k) || rank >= dir->group->size || k >= pool->free_max) return false;
     if (dir->share_of[rank] != dir->share_of[dir->group->rank]) return false;
-    store_pool_path(pool, mine, name);
-    return !store_exists(dir, mine) && pd_vfs_rename(dir->vfs, path, mine, NULL) == PD_OK;
+    const struct store_text mine = store_pool_at(pool, name);
+    return !store_exists(dir, mine.text) && pd_vfs_rename(dir->vfs, path, mine.text, NULL) == PD_OK;
 }
 
 static bool owns(const char *name)
@@ -280,27 +263,25 @@ static bool owns(const char *name)
 static void empty(const struct store_pool *pool, const char *dead, const struct pd_listing *listing, bool takes_over)
 {
     struct pd_vfs *vfs = pool->dir->vfs;
-    char path[STORE_PATH_MAX];
     for (uint32_t i = 0; i < listing->count; i++) {
         const char *name = listing->names[i];
-        store_path(pool->dir, path, "%s/%s", dead, name);
-        if (strncmp(name, "trash-", 6) == 0) (void)!store_remove_files(pool->dir, path, NULL);
-        if (!owns(name) || (takes_over && take_over(pool, path, name))) continue;
-        (void)!pd_vfs_unlink(vfs, path, NULL);
+        const struct store_text path = store_at(pool->dir, "%s/%s", dead, name);
+        if (strncmp(name, "trash-", 6) == 0) (void)!store_remove_files(pool->dir, path.text, NULL);
+        if (!owns(name) || (takes_over && take_over(pool, path.text, name))) continue;
+        (void)!pd_vfs_unlink(vfs, path.text, NULL);
     }
     (void)!pd_vfs_rmdir(vfs, store_at(pool->dir, "%s", dead).text, NULL);
 }
 
 void store_pool_clear(const struct store_pool *pool, const char *name)
 {
-    char path[STORE_PATH_MAX];
     struct pd_listing listing = {0};
     struct locks locks = {0};
-    store_path(pool->dir, path, "%s", name);
-    if (pd_vfs_list(pool->dir->vfs, path, &listing, NULL) != PD_OK) return;
+    const struct store_text path = store_at(pool->dir, "%s", name);
+    if (pd_vfs_list(pool->dir->vfs, path.text, &listing, NULL) != PD_OK) return;
     const enum liveness found = lock_all(pool->dir, name, &listing, &locks);
     if (found == ALIVE)
-        pd_log_warn("ckpt", "%s: a worker of an earlier launch is still alive; its files stay for now", path);
+        pd_log_warn("ckpt", "%s: a worker of an earlier launch is still alive; its files stay for now", path.text);
     else
         empty(pool, name, &listing, found == DEAD);
     release_locks(&locks);

@@ -27,7 +27,6 @@ PD_MUST_USE pd_status store_pool_open(struct store_pool *pool, struct store_dir 
 void store_pool_close(struct store_pool *pool);
 /* "<root>/pool-<fence>/<name>"; NULL: the pool itself. */
 struct store_text store_pool_at(const struct store_pool *pool, const char *name);
-void store_pool_path(const struct store_pool *pool, char ret_path[STORE_PATH_MAX], const char *name);
 /* Leaders: takes over or empties <root>/<name>, the pool of a dead launch. What stays is met again by the next open. */
 void store_pool_clear(const struct store_pool *pool, const char *name);
 
@@ -45,12 +44,10 @@ void store_pool_keep_ready(struct store_pool *pool, uint64_t bytes, void *buffer
 /* ---- generation.c: files in use ---- */
 
 bool store_slot_is_in_use(struct store_pool *pool, uint32_t slot);
-PD_MUST_USE pd_status store_slot_take(struct store_pool *pool, uint32_t *ret_slot, char path[STORE_PATH_MAX],
+PD_MUST_USE pd_status store_slot_take(struct store_pool *pool, uint32_t *ret_slot, struct store_text *ret_path,
                                       struct pd_error *err);
 void store_slot_release(struct store_pool *pool, uint32_t slot, bool is_bad);
 /* The finished file in `slot` gets the further name `to`; where links are refused it is copied. */
 PD_MUST_USE pd_status store_slot_link(struct store_pool *pool, uint32_t slot, const char *to,
                                       const struct pd_identity *identity, void *buffers, uint64_t buffer_bytes,
                                       struct pd_error *err);
-/* Replicas in use, of another rank. */
-void store_replica_path(const struct store_pool *pool, uint32_t rank, char ret_path[STORE_PATH_MAX]);

@@ -38,12 +38,11 @@ static uint64_t directory_bytes(const struct store_dir *root, const char *path)
 static pd_status remove_quarantined(const struct store_drives *drives, const struct quarantined *victim,
                                     struct pd_error *err)
 {
-    char name[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
-    pd_step_name_format(&victim->name, name);
-    store_path(&drives->rows[0].dir, path, "quarantine/%s", name);
-    pd_log_info("ckpt", "%s is removed: the quarantine is full", path);
-    PD_TRY(store_remove_files(&drives->rows[0].dir, path, err));
-    return store_stripes_remove(drives, name, err);
+    const struct pd_store_name name = pd_step_name_text(&victim->name);
+    const struct store_text path = store_at(&drives->rows[0].dir, "quarantine/%s", name.text);
+    pd_log_info("ckpt", "%s is removed: the quarantine is full", path.text);
+    PD_TRY(store_remove_files(&drives->rows[0].dir, path.text, err));
+    return store_stripes_remove(drives, name.text, err);
 }
 
 static pd_status enforce_cap(const struct store_drives *drives, uint64_t bytes_max, struct pd_error *err)
@@ -77,7 +76,7 @@ pd_status store_quarantine_here(struct store_drives *drives, const char *name, c
                                 uint64_t bytes_max, struct pd_error *err)
 {
     struct store_dir *root = &drives->rows[0].dir;
-    char to[STORE_PATH_MAX], text[1024];
+    char text[1024];
     pd_status st = pd_vfs_mkdir(root->vfs, store_at(root, "quarantine").text, err);
     if (st != PD_EXISTS) PD_TRY(st);
     PD_TRY(store_stripes_quarantine(drives, err));
@@ -86,9 +85,9 @@ pd_status store_quarantine_here(struct store_drives *drives, const char *name, c
     PD_TRY(st);
     /* For people; the checkpoint is aside with or without it. */
     snprintf(text, sizeof text, "%.1022s\n", reason);
-    store_path(root, to, "quarantine/%s/%s", name, note);
-    if (store_file_write(root->vfs, to, PD_OPEN_CREATE | PD_OPEN_TRUNCATE, text, strlen(text), STORE_FILE_LEAVE, NULL))
-        pd_log_warn("ckpt", "%s could not be written", to);
+    const struct store_text to = store_at(root, "quarantine/%s/%s", name, note);
+    if (store_file_write(root->vfs, to.text, PD_OPEN_CREATE | PD_OPEN_TRUNCATE, text, strlen(text), STORE_FILE_LEAVE, NULL))
+        pd_log_warn("ckpt", "%s could not be written", to.text);
     PD_TRY(store_sync_dir(root, store_at(root, "quarantine").text, err));
     PD_TRY(store_sync_dir(root, root->root, err));
     return enforce_cap(drives, bytes_max, err);
@@ -97,18 +96,16 @@ pd_status store_quarantine_here(struct store_drives *drives, const char *name, c
 /* What cannot be moved back stays for the next open. */
 static void return_here(struct store_dir *root, const struct store_scan *scan, const struct store_state *state)
 {
-    char name[PD_STORE_NAME_MAX], from[STORE_PATH_MAX], to[STORE_PATH_MAX];
     struct pd_error own;
-    store_state_name(state, false, name);
-    store_path(root, from, "quarantine/%s", name);
-    store_path(root, to, "%s", name);
-    if (!store_scan_find(scan, state, false) || store_exists(root, to)) return;
-    if (pd_vfs_rename(root->vfs, from, to, &own) != PD_OK) {
-        pd_log_warn("ckpt", "%s has its commit.h5 again and stays where it is: %s", from, own.message);
+    const struct pd_store_name name = store_state_name(state, false);
+    const struct store_text from = store_at(root, "quarantine/%s", name.text), to = store_at(root, "%s", name.text);
+    if (!store_scan_find(scan, state, false) || store_exists(root, to.text)) return;
+    if (pd_vfs_rename(root->vfs, from.text, to.text, &own) != PD_OK) {
+        pd_log_warn("ckpt", "%s has its commit.h5 again and stays where it is: %s", from.text, own.message);
         return;
     }
-    pd_log_warn("ckpt", "%s has its commit.h5 again and is back among the checkpoints", to);
-    (void)!pd_vfs_unlink(root->vfs, store_at(root, "%s/" PD_STORE_UNRECORDED_NOTE, name).text, NULL);
+    pd_log_warn("ckpt", "%s has its commit.h5 again and is back among the checkpoints", to.text);
+    (void)!pd_vfs_unlink(root->vfs, store_at(root, "%s/" PD_STORE_UNRECORDED_NOTE, name.text).text, NULL);
 }
 
 pd_status store_quarantine_return(struct store_drives *drives, struct pd_error *err)

@@ -61,13 +61,10 @@ static pd_status find_ours(struct recovery *r, struct pd_error *err)
     }
     for (uint32_t i = 0; r->options->writable && i < r->scan->state_count; i++) {
         const struct store_state *state = &r->scan->states[i];
-        char one[PD_STORE_NAME_MAX], other[PD_STORE_NAME_MAX];
         if (!has_record(state) || is_same_run(state, r->ours) || count_of_run(r->scan, state) < most) continue;
-        store_state_name(state, false, one);
-        store_state_name(r->ours, false, other);
         PD_FAIL(err, PD_INVALID,
-                "%s and %s are checkpoints of two runs, and it holds as many of each: move those of the other run away", one,
-                other);
+                "%s and %s are checkpoints of two runs, and it holds as many of each: move those of the other run away",
+                store_state_name(state, false).text, store_state_name(r->ours, false).text);
     }
     return PD_OK;
 }
@@ -85,7 +82,7 @@ static const struct pd_store_unusable *note_unusable(const struct recovery *r, c
     const struct store_listing *final = store_scan_find(r->scan, state, false);
     const bool has_local = flaw != PD_STORE_UNRECORDED && final && final->cause[0];
     struct pd_store_unusable row = {.step = state->step, .flaw = flaw, .is_drive_absent = state->is_drive_absent};
-    store_state_name(state, false, row.name);
+    memcpy(row.name, store_state_name(state, false).text, sizeof row.name);
     snprintf(row.cause, sizeof row.cause, "%s", state->cause[0] ? state->cause : has_local ? final->cause : otherwise[flaw]);
     return store_catalog_note(r->catalog, &row);
 }
@@ -114,16 +111,15 @@ static pd_status repair_here(const struct recovery *r, const struct store_state 
 {
     const struct store_listing *final = store_scan_find(r->scan, state, false);
     const struct store_listing *tmp = store_scan_find(r->scan, state, true);
-    char from[PD_STORE_NAME_MAX], to[PD_STORE_NAME_MAX];
-    store_state_name(state, !final, from);
-    store_state_name(state, false, to);
-    if (final && tmp) pd_log_warn("ckpt", "%s/%s has a twin with the temporary name; that one stays", r->root->root, to);
+    const struct pd_store_name from = store_state_name(state, !final), to = store_state_name(state, false);
+    if (final && tmp)
+        pd_log_warn("ckpt", "%s/%s has a twin with the temporary name; that one stays", r->root->root, to.text);
     if (!final && !tmp) return PD_OK;
     if (final && final->record == STORE_RECORD_VALID) return PD_OK;
     bool has_record = !final && tmp->record == STORE_RECORD_VALID;
-    PD_TRY(make_record_name(r->root, from, err));
-    PD_TRY(store_commit_here(r->root, from, to, has_record ? NULL : record, bytes, err));
-    pd_log_info("ckpt", "%s/%s is whole: rolled forward", r->root->root, to);
+    PD_TRY(make_record_name(r->root, from.text, err));
+    PD_TRY(store_commit_here(r->root, from.text, to.text, has_record ? NULL : record, bytes, err));
+    pd_log_info("ckpt", "%s/%s is whole: rolled forward", r->root->root, to.text);
     return PD_OK;
 }
 
@@ -131,10 +127,9 @@ static pd_status repair_here(const struct recovery *r, const struct store_state 
 static pd_status load_record(const struct recovery *r, const struct store_state *state, void **ret_data, uint64_t *ret_bytes,
                              struct pd_error *err)
 {
-    char name[PD_STORE_NAME_MAX];
     const struct store_listing *final = store_scan_find(r->scan, state, false);
-    store_state_name(state, !final || final->record != STORE_RECORD_VALID, name);
-    return store_file_read(r->root->vfs, store_at(r->root, "%s/commit.h5", name).text, PD_COMMIT_BYTES_MAX, ret_data,
+    const struct pd_store_name name = store_state_name(state, !final || final->record != STORE_RECORD_VALID);
+    return store_file_read(r->root->vfs, store_at(r->root, "%s/commit.h5", name.text).text, PD_COMMIT_BYTES_MAX, ret_data,
                            ret_bytes, err);
 }
 
@@ -160,7 +155,7 @@ static pd_status keep_item(const struct recovery *r, const struct store_state *s
                                         .bytes = state->bytes,
                                         .shard_count = state->shard_count,
                                         .hosts = state->hosts}};
-    store_state_name(state, false, item.entry.name);
+    memcpy(item.entry.name, store_state_name(state, false).text, sizeof item.entry.name);
     PD_TRY(pd_group_agree(r->root->group, store_items_reserve(items, err), err));
     store_items_add(items, &item);
     return PD_OK;
@@ -171,7 +166,7 @@ static void note_unnamed(struct store_catalog *catalog, const struct store_state
     struct pd_store_entry *unnamed = &catalog->unnamed;
     if (unnamed->name[0] && unnamed->step >= state->step) return;
     *unnamed = (struct pd_store_entry){.lineage = state->lineage, .step = state->step, .fence = state->fence};
-    store_state_name(state, true, unnamed->name);
+    memcpy(unnamed->name, store_state_name(state, true).text, sizeof unnamed->name);
 }
 
 /* While a launch lives, a record under a temporary name is about to move: a reader leaves it alone. */
@@ -182,10 +177,8 @@ static pd_status take_committed(const struct recovery *r, const struct store_sta
         return PD_OK;
     }
     if (r->options->writable && state->needs_repair) {
-        char name[PD_STORE_NAME_MAX];
-        store_state_name(state, false, name);
         pd_status st = roll_forward(r, state, err);
-        if (st != PD_OK) return pd_error_context(err, st, "rolling %s forward", name);
+        if (st != PD_OK) return pd_error_context(err, st, "rolling %s forward", store_state_name(state, false).text);
     }
     return keep_item(r, state, &r->catalog->committed, err);
 }
@@ -196,31 +189,26 @@ static pd_status take_committed(const struct recovery *r, const struct store_sta
  * comes by again. */
 static void clear(const struct recovery *r, const struct store_state *state, bool is_tmp)
 {
-    char name[PD_STORE_NAME_MAX];
     struct pd_error own;
-    if (!store_scan_find(r->scan, state, is_tmp)) return;
-    store_state_name(state, is_tmp, name);
-    if (store_clear_dir(r->drives, name, &own) != PD_OK)
-        pd_log_warn("ckpt", "what an interrupted save left in %s/%s stays: %s", r->root->root, name, own.message);
+    const struct pd_store_name name = store_state_name(state, is_tmp);
+    if (store_scan_find(r->scan, state, is_tmp) && store_clear_dir(r->drives, name.text, &own) != PD_OK)
+        pd_log_warn("ckpt", "what an interrupted save left in %s/%s stays: %s", r->root->root, name.text, own.message);
 }
 
 static void clear_all(const struct recovery *r, const struct store_state *state)
 {
-    char name[PD_STORE_NAME_MAX];
     clear(r, state, false);
     clear(r, state, true);
-    store_state_name(state, false, name);
-    (void)!store_stripes_remove(r->drives, name, NULL);
+    (void)!store_stripes_remove(r->drives, store_state_name(state, false).text, NULL);
 }
 
 static void move_aside(const struct recovery *r, const struct store_state *state, const char *note, const char *cause)
 {
-    char name[PD_STORE_NAME_MAX];
     struct pd_error own;
-    store_state_name(state, false, name);
+    const struct pd_store_name name = store_state_name(state, false);
     if (!r->options->writable || !r->root->leads_share || !store_scan_find(r->scan, state, false)) return;
-    if (store_quarantine_here(r->drives, name, note, cause, r->options->quarantine_bytes_max, &own) != PD_OK)
-        pd_log_warn("ckpt", "%s/%s stays where it is: %s", r->root->root, name, own.message);
+    if (store_quarantine_here(r->drives, name.text, note, cause, r->options->quarantine_bytes_max, &own) != PD_OK)
+        pd_log_warn("ckpt", "%s/%s stays where it is: %s", r->root->root, name.text, own.message);
 }
 
 /* Shards under a final name without a record. A removal of ours has left its mark, and something else that is whole; where
@@ -247,7 +235,7 @@ static void treat_unrecorded(const struct recovery *r, const struct store_state 
 static void leave_out(const struct recovery *r, const struct store_state *state)
 {
     struct pd_store_unusable row = {.step = state->step, .flaw = PD_STORE_OF_ANOTHER_RUN};
-    store_state_name(state, false, row.name);
+    memcpy(row.name, store_state_name(state, false).text, sizeof row.name);
     snprintf(row.cause, sizeof row.cause,
              "it belongs to run %016" PRIx64 "%016" PRIx64 ", and most checkpoints here to run %016" PRIx64 "%016" PRIx64
              ": move it to where that run keeps its own",
@@ -302,13 +290,12 @@ static pd_status refuse_unreadable(const struct recovery *r, struct pd_error *er
     if (!r->options->writable || !worst || worst->step < newest) return PD_OK;
     const struct pd_error *mine = &r->scan->unreadable;
     pd_status st = pd_group_agree(r->root->group, pd_error_pass(err, mine->status, mine), err);
-    char name[PD_STORE_NAME_MAX];
-    store_state_name(worst, false, name);
-    if (st == PD_OK) PD_FAIL(err, PD_IO, "%s cannot be read", name);
+    const struct pd_store_name name = store_state_name(worst, false);
+    if (st == PD_OK) PD_FAIL(err, PD_IO, "%s cannot be read", name.text);
     /* Whatever the reason was called, this is a storage error: nothing proves damage. */
     if (st != PD_PEER_LOST && st != PD_NO_MEMORY && st != PD_UNSUPPORTED) st = PD_IO;
     return pd_error_context(err, pd_error_change(err, st),
-                            "%s is newer than what can be read; make it readable or move it away", name);
+                            "%s is newer than what can be read; make it readable or move it away", name.text);
 }
 
 pd_status store_recover(struct store_drives *drives, const struct pd_store_options *options, const struct store_scan *scan,

@@ -26,47 +26,39 @@ static pd_status holds_foreign(const struct store_dir *root, const char *path, b
     return PD_OK;
 }
 
-static void trash_path(const struct store_drives *drives, const char *name, char ret_path[STORE_PATH_MAX])
+static struct store_text trash_path(const struct store_drives *drives, const char *name)
 {
     char trash[PD_STORE_NAME_MAX + 8];
     snprintf(trash, sizeof trash, "trash-%s", name);
-    store_pool_path(&drives->rows[0].pool, ret_path, trash);
+    return store_pool_at(&drives->rows[0].pool, trash);
 }
 
 /* Out of the root into the pool, unless it holds something that is not ours: then it is emptied where it is.
  * *ret_path: where its files are now, empty when it is not there. */
-static pd_status move_to_trash(const struct store_drives *drives, const char *name, char ret_path[STORE_PATH_MAX],
+static pd_status move_to_trash(const struct store_drives *drives, const char *name, struct store_text *ret_path,
                                struct pd_error *err)
 {
     const struct store_dir *root = &drives->rows[0].dir;
-    char path[STORE_PATH_MAX], trash[STORE_PATH_MAX];
+    const struct store_text path = store_at(root, "%s", name), trash = trash_path(drives, name);
     bool keeps = false;
-    store_path(root, path, "%s", name);
-    trash_path(drives, name, trash);
-    ret_path[0] = 0;
-    pd_status st = holds_foreign(root, path, &keeps, err);
-    if (st == PD_NOT_FOUND) return PD_OK;
-    PD_TRY(st);
-    if (keeps) {
-        memcpy(ret_path, path, STORE_PATH_MAX);
-        return PD_OK;
-    }
-    st = pd_vfs_rename(root->vfs, path, trash, err);
-    if (st == PD_NOT_FOUND) return PD_OK;
+    ret_path->text[0] = 0;
+    pd_status st = holds_foreign(root, path.text, &keeps, err);
+    if (!st && !keeps) st = pd_vfs_rename(root->vfs, path.text, trash.text, err);
     if (st == PD_EXISTS) { /* an earlier removal of the same name could not be finished */
-        PD_TRY(store_remove_files(root, trash, err));
-        st = pd_vfs_rename(root->vfs, path, trash, err);
+        PD_TRY(store_remove_files(root, trash.text, err));
+        st = pd_vfs_rename(root->vfs, path.text, trash.text, err);
     }
+    if (st == PD_NOT_FOUND) return PD_OK;
     PD_TRY(st);
-    memcpy(ret_path, trash, STORE_PATH_MAX);
+    *ret_path = keeps ? path : trash;
     return PD_OK;
 }
 
 pd_status store_clear_dir(struct store_drives *drives, const char *name, struct pd_error *err)
 {
-    char path[STORE_PATH_MAX];
-    PD_TRY(move_to_trash(drives, name, path, err));
-    return path[0] ? store_remove_files(&drives->rows[0].dir, path, err) : PD_OK;
+    struct store_text path;
+    PD_TRY(move_to_trash(drives, name, &path, err));
+    return path.text[0] ? store_remove_files(&drives->rows[0].dir, path.text, err) : PD_OK;
 }
 
 /* ---- a checkpoint ---- */
@@ -82,47 +74,43 @@ static pd_status remove_record(struct store_dir *root, const char *dir, struct p
     return store_sync_dir(root, store_at(root, "%s", dir).text, err);
 }
 
-static void tmp_name_of(const char *name, char ret_text[PD_STORE_NAME_MAX + 4])
+static struct pd_store_name tmp_name_of(const char *name)
 {
-    snprintf(ret_text, PD_STORE_NAME_MAX + 4, "%s.tmp", name);
+    struct pd_store_name tmp;
+    PD_CHECK((size_t)snprintf(tmp.text, sizeof tmp.text, "%s.tmp", name) < sizeof tmp.text);
+    return tmp;
 }
 
 /* The sync of the root that follows would do where it is one directory, were it not that an earlier launch may have seen a
  * sync of the root fail: then the name may come back with a power loss, and with it a record whose shards are in use. */
 static pd_status remove_records_here(struct store_dir *root, const char *name, struct pd_error *err)
 {
-    char path[STORE_PATH_MAX];
-    store_path(root, path, "%s", name);
-    if (store_is_link(root, path)) { /* what it leads to was put elsewhere, and stays */
-        PD_TRY(pd_vfs_unlink(root->vfs, path, err));
+    const struct store_text path = store_at(root, "%s", name);
+    if (store_is_link(root, path.text)) { /* what it leads to was put elsewhere, and stays */
+        PD_TRY(pd_vfs_unlink(root->vfs, path.text, err));
         return store_sync_dir(root, root->root, err);
     }
-    char tmp_name[PD_STORE_NAME_MAX + 4];
-    tmp_name_of(name, tmp_name);
     PD_TRY(remove_record(root, name, err));
-    return remove_record(root, tmp_name, err);
+    return remove_record(root, tmp_name_of(name).text, err);
 }
 
 /* Durably, before any file of it is moved or unlinked: the mark may be the first that a power loss takes. */
 static pd_status trash_here(struct store_drives *drives, const char *name, struct pd_error *err)
 {
     struct store_dir *root = &drives->rows[0].dir;
-    char path[STORE_PATH_MAX], tmp_name[PD_STORE_NAME_MAX + 4];
-    tmp_name_of(name, tmp_name);
-    PD_TRY(store_clear_dir(drives, tmp_name, err));
-    PD_TRY(move_to_trash(drives, name, path, err));
-    if (!path[0]) return PD_OK;
-    return store_sync_dir(root, strcmp(path, store_at(root, "%s", name).text) == 0 ? path : root->root, err);
+    struct store_text path;
+    PD_TRY(store_clear_dir(drives, tmp_name_of(name).text, err));
+    PD_TRY(move_to_trash(drives, name, &path, err));
+    if (!path.text[0]) return PD_OK;
+    return store_sync_dir(root, strcmp(path.text, store_at(root, "%s", name).text) == 0 ? path.text : root->root, err);
 }
 
 /* Shard `number` becomes a free file of `rank`, out of the trash. One that a generation or somebody else still knows is only
  * unlinked. */
 static void recycle_shard(struct store_drives *drives, const char *name, uint32_t number, uint32_t rank)
 {
-    char shard[PD_STORE_NAME_MAX], trash[STORE_PATH_MAX], from[STORE_PATH_MAX];
-    pd_shard_name_format(number, shard);
-    trash_path(drives, name, trash);
-    int length = snprintf(from, sizeof from, "%s/%s", trash, shard);
+    char from[STORE_PATH_MAX];
+    int length = snprintf(from, sizeof from, "%s/%s", trash_path(drives, name).text, pd_shard_name(number).text);
     PD_CHECK(length > 0 && (size_t)length < sizeof from);
     (void)!store_free_put(&drives->rows[0].pool, rank, from);
 }
@@ -142,9 +130,7 @@ static void recycle_shards(struct store_drives *drives, const char *name)
 static pd_status empty_trash(struct store_drives *drives, const char *name, struct pd_error *err)
 {
     const struct store_dir *root = &drives->rows[0].dir;
-    char path[STORE_PATH_MAX];
-    trash_path(drives, name, path);
-    PD_TRY(store_remove_files(root, path, err));
+    PD_TRY(store_remove_files(root, trash_path(drives, name).text, err));
     /* It is still there when it holds foreign files. */
     PD_TRY(store_remove_files(root, store_at(root, "%s", name).text, err));
     return store_stripes_remove(drives, name, err);

@@ -9,6 +9,7 @@
 #include "ckpt/store/drives.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- who keeps whose ---- */
 
@@ -72,13 +73,19 @@ pd_status store_replicas_open(struct pd_store_replicas *replicas, const struct s
 
 /* ---- one replica ---- */
 
+/* In use as slot 0 of the rank that it is of, which lives elsewhere, so that the pool has no other file of it. */
+static struct store_text replica_path(const struct store_pool *pool, uint32_t rank)
+{
+    return store_pool_at(pool, pd_generation_name(rank, 0).text);
+}
+
 pd_status store_replica_begin(struct store_pool *pool, uint32_t rank, char *ret_path, struct pd_error *err)
 {
     bool is_ours = false;
     for (uint32_t i = 0; i < pool->other_count; i++)
         is_ours = is_ours || pool->others[i] == rank;
     PD_CHECK(pool->fence && is_ours);
-    store_replica_path(pool, rank, ret_path);
+    memcpy(ret_path, replica_path(pool, rank).text, STORE_PATH_MAX);
     /* One that could not be taken away before must not be written: its sync may have failed. */
     pd_status st = pd_vfs_unlink(pool->dir->vfs, ret_path, err);
     if (st != PD_NOT_FOUND) PD_TRY(st);
@@ -89,20 +96,15 @@ pd_status store_replica_begin(struct store_pool *pool, uint32_t rank, char *ret_
 /* Under the name that the record gives it. It is durable there, or it was never there: both are fine. */
 static pd_status place(struct store_pool *pool, const char *name, uint32_t rank, struct pd_error *err)
 {
-    char from[STORE_PATH_MAX], shard[PD_STORE_NAME_MAX];
-    store_replica_path(pool, rank, from);
-    pd_shard_name_format(rank, shard);
-    PD_TRY(pd_vfs_rename(pool->dir->vfs, from, store_at(pool->dir, "%s/%s", name, shard).text, err));
+    const struct store_text to = store_at(pool->dir, "%s/%s", name, pd_shard_name(rank).text);
+    PD_TRY(pd_vfs_rename(pool->dir->vfs, replica_path(pool, rank).text, to.text, err));
     return store_sync_dir(pool->dir, store_at(pool->dir, "%s", name).text, err);
 }
 
 pd_status store_replica_end(struct store_pool *pool, const char *name, uint32_t rank, pd_status mine, struct pd_error *err)
 {
-    char path[STORE_PATH_MAX];
     if (mine == PD_OK) mine = place(pool, name, rank, err);
-    if (mine == PD_OK) return PD_OK;
-    store_replica_path(pool, rank, path);
-    (void)!pd_vfs_unlink(pool->dir->vfs, path, NULL);
+    if (mine != PD_OK) (void)!pd_vfs_unlink(pool->dir->vfs, replica_path(pool, rank).text, NULL);
     return mine;
 }
 

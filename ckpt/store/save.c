@@ -38,17 +38,17 @@ pd_status store_save_place_index(struct store_save *save, struct pd_error *err)
     const struct store_drive *root = root_of(save);
     save->has_placed_index = save->index_data != NULL;
     if (!save->index_data) return PD_OK;
-    char path[STORE_PATH_MAX], pooled[STORE_PATH_MAX], pool_name[PD_STORE_NAME_MAX];
-    store_path(&root->dir, path, "%s.tmp/index.h5", save->name);
+    const struct store_text path = store_at(&root->dir, "%s.tmp/index.h5", save->name);
     if (root->dir.has_links) {
-        snprintf(pool_name, sizeof pool_name, "index-%" PRIu64, save->index_version);
-        store_pool_path(&root->pool, pooled, pool_name);
-        PD_TRY(write_index(save, pooled, err));
+        char name[PD_STORE_NAME_MAX];
+        snprintf(name, sizeof name, "index-%" PRIu64, save->index_version);
+        const struct store_text pooled = store_pool_at(&root->pool, name);
+        PD_TRY(write_index(save, pooled.text, err));
         struct pd_error own = {0};
-        pd_status st = store_link(&root->dir, pooled, path, &own);
+        pd_status st = store_link(&root->dir, pooled.text, path.text, &own);
         if (st != PD_UNSUPPORTED) return pd_error_pass(err, st, &own);
     }
-    return write_new_file(save, path, save->index_data, save->index_bytes, err);
+    return write_new_file(save, path.text, save->index_data, save->index_bytes, err);
 }
 
 /* PD_EXISTS: an earlier attempt of this launch at the same step left something that could not be cleared then. */
@@ -57,11 +57,10 @@ static pd_status check_unused(const struct store_save *save, struct pd_error *er
     static const char *const suffixes[] = {"", ".tmp"};
     const struct store_dir *root = &root_of(save)->dir;
     for (unsigned i = 0; i < 2; i++) {
-        char path[STORE_PATH_MAX];
         struct pd_stat stat;
-        store_path(root, path, "%s%s", save->name, suffixes[i]);
-        pd_status st = pd_vfs_stat(root->vfs, path, &stat, err);
-        if (st == PD_OK) PD_FAIL(err, PD_EXISTS, "%s exists already", path);
+        const struct store_text path = store_at(root, "%s%s", save->name, suffixes[i]);
+        pd_status st = pd_vfs_stat(root->vfs, path.text, &stat, err);
+        if (st == PD_OK) PD_FAIL(err, PD_EXISTS, "%s exists already", path.text);
         if (st != PD_NOT_FOUND) return st;
     }
     return PD_OK;
@@ -99,7 +98,7 @@ pd_status store_save_begin(struct store_save *save, const struct pd_identity *id
     const bool leads = root->dir.leads_share;
     PD_TRY(pd_group_agree(group, check_begin(save, identity, err), err));
     struct pd_step_name name = {.step = identity->step, .fence = root->lease.fence};
-    pd_step_name_format(&name, save->name);
+    memcpy(save->name, pd_step_name_text(&name).text, sizeof save->name);
     save->identity = *identity;
     pd_status st = pd_group_agree(group, leads ? check_unused(save, err) : PD_OK, err);
     if (st == PD_EXISTS) st = store_remove(save->drives, save->name, false, err);
@@ -112,13 +111,12 @@ pd_status store_save_begin(struct store_save *save, const struct pd_identity *id
 void store_save_path(const struct store_save *save, uint32_t stripe, char ret_path[STORE_PATH_MAX])
 {
     const struct store_drives *drives = save->drives;
-    char shard[PD_STORE_NAME_MAX];
+    const bool is_linked = stripe && stripe < drives->count;
     PD_CHECK(stripe < drives->shards);
-    pd_shard_name_format(drives->rows[0].dir.group->rank * drives->shards + stripe, shard);
-    if (stripe && stripe < drives->count)
-        store_path(&drives->rows[stripe].dir, ret_path, "%s/%s", save->name, shard);
-    else
-        store_path(&drives->rows[0].dir, ret_path, "%s.tmp/%s", save->name, shard);
+    snprintf(ret_path, STORE_PATH_MAX, "%s",
+             store_at(&drives->rows[is_linked ? stripe : 0].dir, "%s%s/%s", save->name, is_linked ? "" : ".tmp",
+                      store_shard_name(drives, stripe).text)
+                 .text);
 }
 
 /* ---- give up ---- */

@@ -31,11 +31,9 @@ static pd_status decode_record(struct store_listing *listing, const char *path, 
     PD_TRY(pd_commit_decode(path, data, bytes, &commit, err));
     const struct pd_step_name right = {.step = commit.state.identity.step, .fence = commit.state.fence};
     pd_status st = PD_OK;
-    if (right.step != listing->name.step || right.fence != listing->name.fence) {
-        char name[PD_STORE_NAME_MAX];
-        pd_step_name_format(&right, name);
-        st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s is the record of %s: the directory was renamed", path, name);
-    }
+    if (right.step != listing->name.step || right.fence != listing->name.fence)
+        st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s is the record of %s: the directory was renamed", path,
+                          pd_step_name_text(&right).text);
     if (st == PD_OK) st = fill_record(listing, &commit, err);
     if (st == PD_OK) listing->digest = pd_digest64(data, bytes, 0);
     pd_commit_deinit(&commit);
@@ -130,12 +128,11 @@ static void listing_deinit(struct store_listing *listing)
 static pd_status list_all(const struct store_dir *dir, const char *below, struct store_scan *scan, struct pd_error *err)
 {
     struct pd_listing names = {0};
-    char path[STORE_PATH_MAX];
-    store_path(dir, path, "%s", below);
-    path[strlen(path) - 1] = '\0'; /* a slash */
-    PD_TRY(pd_vfs_list(dir->vfs, path, &names, err));
+    struct store_text path = store_at(dir, "%s", below);
+    path.text[strlen(path.text) - 1] = '\0'; /* a slash */
+    PD_TRY(pd_vfs_list(dir->vfs, path.text, &names, err));
     scan->listings = calloc((size_t)names.count + 1, sizeof *scan->listings);
-    pd_status st = PD_ALLOCATED(scan->listings, err, "no memory to list %s", path);
+    pd_status st = PD_ALLOCATED(scan->listings, err, "no memory to list %s", path.text);
     for (uint32_t i = 0; st == PD_OK && i < names.count; i++) {
         struct store_listing listing = {0};
         if (!pd_step_name_parse(names.names[i], &listing.name)) continue;
@@ -290,10 +287,9 @@ static pd_status unite(const struct store_dir *dir, const struct store_scan *sca
 
 /* ---- states ---- */
 
-void store_state_name(const struct store_state *state, bool is_tmp, char ret_text[PD_STORE_NAME_MAX])
+struct pd_store_name store_state_name(const struct store_state *state, bool is_tmp)
 {
-    struct pd_step_name name = {.step = state->step, .fence = state->fence, .is_tmp = is_tmp};
-    pd_step_name_format(&name, ret_text);
+    return pd_step_name_text(&(struct pd_step_name){state->step, state->fence, is_tmp});
 }
 
 #define SIZE_ABSENT UINT64_MAX
@@ -357,28 +353,27 @@ static void and_more(uint64_t others, char ret_text[48])
 
 static void explain_shards(const struct shards_seen *seen, struct store_state *state)
 {
-    char name[PD_STORE_NAME_MAX], more[48];
-    pd_shard_name_format((uint32_t)seen->first, name);
+    char more[48];
+    const struct pd_store_name name = pd_shard_name((uint32_t)seen->first);
     and_more(seen->absent + seen->wrong - 1, more);
     if (seen->first_bytes == SIZE_ABSENT)
-        snprintf(state->cause, sizeof state->cause, "%.32s is absent%s", name, more);
+        snprintf(state->cause, sizeof state->cause, "%.32s is absent%s", name.text, more);
     else
         snprintf(state->cause, sizeof state->cause, "%.32s has %" PRIu64 " bytes where the commit record says %" PRIu64 "%s",
-                 name, seen->first_bytes, seen->first_right, more);
+                 name.text, seen->first_bytes, seen->first_right, more);
 }
 
 /* Logged in full where this host has the links. */
 static void explain_drive(const struct store_dir *dir, const struct shards_seen *seen, struct store_state *state)
 {
-    char name[PD_STORE_NAME_MAX], path[STORE_PATH_MAX], drive[STORE_PATH_MAX], more[48];
-    store_state_name(state, false, name);
-    store_path(dir, path, "%s", name);
-    if (!pd_store_absent_drive(dir->vfs, path, (uint32_t)seen->first_absent, drive)) return;
+    char drive[STORE_PATH_MAX], more[48];
+    const struct store_text path = store_at(dir, "%s", store_state_name(state, false).text);
+    if (!pd_store_absent_drive(dir->vfs, path.text, (uint32_t)seen->first_absent, drive)) return;
     state->is_drive_absent = 1;
-    pd_shard_name_format((uint32_t)seen->first_absent, name);
     and_more(seen->absent - 1, more);
     snprintf(state->cause, sizeof state->cause,
-             "%.32s%s lies in %.180s, a directory of checkpoint.stripes whose drive is not there", name, more, drive);
+             "%.32s%s lies in %.180s, a directory of checkpoint.stripes whose drive is not there",
+             pd_shard_name((uint32_t)seen->first_absent).text, more, drive);
 }
 
 static pd_status look_for_shards(const struct store_dir *dir, const struct remote *rows, uint64_t count,

@@ -59,6 +59,6 @@ struct store_scan {
 PD_MUST_USE pd_status store_scan(struct store_dir *dir, const char *below, bool writable, struct store_scan *ret_scan,
                                  struct pd_error *err);
 void store_scan_deinit(struct store_scan *scan);
-void store_state_name(const struct store_state *state, bool is_tmp, char ret_text[PD_STORE_NAME_MAX]);
+struct pd_store_name store_state_name(const struct store_state *state, bool is_tmp);
 /* What this rank has listed of it under that name; NULL: nothing. */
 const struct store_listing *store_scan_find(const struct store_scan *scan, const struct store_state *state, bool is_tmp);

@@ -210,7 +210,7 @@ const struct pd_store_unusable *pd_store_unusable_at(const struct pd_store *stor
 
 void pd_store_entry_path(const struct pd_store *store, const struct pd_store_entry *entry, char *ret_path)
 {
-    store_path(&store->drives.rows[0].dir, ret_path, "%s", entry->name);
+    snprintf(ret_path, STORE_PATH_MAX, "%s", store_at(&store->drives.rows[0].dir, "%s", entry->name).text);
 }
 
 bool pd_store_has_record(const struct pd_store *store, const char *name)
@@ -242,16 +242,15 @@ pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_ent
     const struct store_dir *root = &root_of(store)->dir;
     const struct store_item *item = store_items_find(&store->catalog.committed, entry->name);
     PD_CHECK(item);
-    char path[STORE_PATH_MAX];
-    store_path(root, path, "%s/commit.h5", entry->name);
+    const struct store_text path = store_at(root, "%s/commit.h5", entry->name);
     for (unsigned attempt = 0;; attempt++) {
         void *data = NULL;
         uint64_t bytes = 0;
         pd_status st = PD_OK;
         if (root->group->rank == item->record_rank)
-            st = store_file_read(root->vfs, path, PD_COMMIT_BYTES_MAX, &data, &bytes, err);
+            st = store_file_read(root->vfs, path.text, PD_COMMIT_BYTES_MAX, &data, &bytes, err);
         PD_TRY(store_spread(root, item->record_rank, st, &data, &bytes, err));
-        st = pd_commit_decode(path, data, bytes, ret_commit, err);
+        st = pd_commit_decode(path.text, data, bytes, ret_commit, err);
         free(data);
         if (st != PD_CORRUPT || attempt > 0) return st;
     }
@@ -406,12 +405,12 @@ pd_status pd_store_generation_take(struct pd_store *store, uint32_t stripe, uint
                                    struct pd_error *err)
 {
     struct store_drive *drive = store_drive_of(&store->drives, stripe);
-    char path[STORE_PATH_MAX];
+    struct store_text path;
     PD_CHECK(drive->lease.fence);
-    pd_status st = store_slot_take(&drive->pool, ret_slot, path, err);
+    pd_status st = store_slot_take(&drive->pool, ret_slot, &path, err);
     if (st == PD_NOT_FOUND) st = explain_no_pool(drive, err);
     if (st != PD_OK) return pd_error_context(err, st, "a new generation of state");
-    memcpy(ret_path, path, sizeof path);
+    memcpy(ret_path, path.text, sizeof path.text);
     return PD_OK;
 }
 

@@ -82,9 +82,9 @@ static pd_status read_drive(const struct store_drive *drive, char ret_token[33],
 /* The root means this drive by that id: it is the store's whatever became of its token. */
 static bool goes_by(const struct store_dir *root, const struct store_drive *drive, uint64_t id)
 {
-    char path[STORE_PATH_MAX], target[STORE_PATH_MAX];
-    store_path(root, path, "stripe-%" PRIu64, id);
-    return pd_vfs_readlink(root->vfs, path, target, NULL) == PD_OK && strcmp(target, drive->dir.root) == 0;
+    char target[STORE_PATH_MAX];
+    const struct store_text path = store_at(root, "stripe-%" PRIu64, id);
+    return pd_vfs_readlink(root->vfs, path.text, target, NULL) == PD_OK && strcmp(target, drive->dir.root) == 0;
 }
 
 /* The store's token, made when there is none: a disk that lost it may have kept the links and what goes by them. */
@@ -121,13 +121,12 @@ static pd_status mark_drive(struct store_drive *root, struct store_drive *drive,
 /* A link that is there is replaced at once: readers never miss it. */
 static pd_status place_link(struct store_dir *root, const struct store_drive *drive, struct pd_error *err)
 {
-    char path[STORE_PATH_MAX], fresh[STORE_PATH_MAX];
-    store_path(root, path, "stripe-%" PRIu64, drive->id);
-    store_path(root, fresh, "stripe-%" PRIu64 ".new", drive->id);
-    pd_status st = pd_vfs_unlink(root->vfs, fresh, err);
+    const struct store_text path = store_at(root, "stripe-%" PRIu64, drive->id);
+    const struct store_text fresh = store_at(root, "stripe-%" PRIu64 ".new", drive->id);
+    pd_status st = pd_vfs_unlink(root->vfs, fresh.text, err);
     if (st != PD_NOT_FOUND) PD_TRY(st);
-    PD_TRY(pd_vfs_symlink(root->vfs, drive->dir.root, fresh, err));
-    PD_TRY(pd_vfs_rename(root->vfs, fresh, path, err));
+    PD_TRY(pd_vfs_symlink(root->vfs, drive->dir.root, fresh.text, err));
+    PD_TRY(pd_vfs_rename(root->vfs, fresh.text, path.text, err));
     return store_sync_dir(root, root->root, err);
 }
 
@@ -188,12 +187,11 @@ static void clear_unknown(const struct store_dir *root, const struct store_catal
     for (uint32_t i = 0; i < listing.count; i++) {
         struct pd_step_name name;
         struct pd_error own;
-        char path[STORE_PATH_MAX];
         if (!pd_step_name_parse(listing.names[i], &name) || name.is_tmp || is_known(root, catalog, listing.names[i]))
             continue;
-        store_path(drive, path, "%s", listing.names[i]);
-        if (store_remove_files(drive, path, &own) != PD_OK)
-            pd_log_warn("ckpt", "what an interrupted save or removal left in %s stays: %s", path, own.message);
+        const struct store_text path = store_at(drive, "%s", listing.names[i]);
+        if (store_remove_files(drive, path.text, &own) != PD_OK)
+            pd_log_warn("ckpt", "what an interrupted save or removal left in %s stays: %s", path.text, own.message);
     }
     pd_listing_deinit(&listing);
 }
@@ -211,26 +209,20 @@ void store_stripes_clear(struct store_drives *drives, const struct store_catalog
 
 static pd_status make_step(const struct store_dir *drive, const char *name, struct pd_error *err)
 {
-    char path[STORE_PATH_MAX];
-    store_path(drive, path, "%s", name);
-    pd_status st = pd_vfs_mkdir(drive->vfs, path, err);
+    const struct store_text path = store_at(drive, "%s", name);
+    pd_status st = pd_vfs_mkdir(drive->vfs, path.text, err);
     if (st != PD_EXISTS) return st;
-    PD_TRY(store_remove_files(drive, path, err)); /* a failed save of this launch could not clear it */
-    return pd_vfs_mkdir(drive->vfs, path, err);
-}
-
-static void shard_name(const struct store_drives *drives, uint32_t stripe, char ret_text[PD_STORE_NAME_MAX])
-{
-    pd_shard_name_format(drives->rows[0].dir.group->rank * drives->shards + stripe, ret_text);
+    PD_TRY(store_remove_files(drive, path.text, err)); /* a failed save of this launch could not clear it */
+    return pd_vfs_mkdir(drive->vfs, path.text, err);
 }
 
 static pd_status link_shard(const struct store_drives *drives, uint32_t stripe, const char *name, struct pd_error *err)
 {
     const struct store_dir *root = &drives->rows[0].dir;
-    char shard[PD_STORE_NAME_MAX], target[3 * PD_STORE_NAME_MAX];
-    shard_name(drives, stripe, shard);
-    snprintf(target, sizeof target, "../stripe-%" PRIu64 "/%s/%s", drives->rows[stripe].id, name, shard);
-    return pd_vfs_symlink(root->vfs, target, store_at(root, "%s.tmp/%s", name, shard).text, err);
+    char target[3 * PD_STORE_NAME_MAX];
+    const struct pd_store_name shard = store_shard_name(drives, stripe);
+    snprintf(target, sizeof target, "../stripe-%" PRIu64 "/%s/%s", drives->rows[stripe].id, name, shard.text);
+    return pd_vfs_symlink(root->vfs, target, store_at(root, "%s.tmp/%s", name, shard.text).text, err);
 }
 
 pd_status store_stripes_begin(struct store_drives *drives, const char *name, struct pd_error *err)
@@ -259,10 +251,8 @@ pd_status store_stripes_sync(struct store_drives *drives, const char *name, stru
 void store_stripes_recycle(struct store_drives *drives, const char *name)
 {
     for (uint32_t s = 1; s < drives->count; s++) {
-        char shard[PD_STORE_NAME_MAX];
-        shard_name(drives, s, shard);
-        (void)!store_free_put(&drives->rows[s].pool, drives->rows[0].dir.group->rank,
-                              store_at(&drives->rows[s].dir, "%s/%s", name, shard).text);
+        const struct store_text path = store_at(&drives->rows[s].dir, "%s/%s", name, store_shard_name(drives, s).text);
+        (void)!store_free_put(&drives->rows[s].pool, drives->rows[0].dir.group->rank, path.text);
     }
 }
 
@@ -282,10 +272,10 @@ pd_status store_stripes_quarantine(const struct store_drives *drives, struct pd_
 {
     const struct store_dir *root = &drives->rows[0].dir;
     for (uint32_t i = 0; i < drives->link_count; i++) {
-        char path[STORE_PATH_MAX], target[PD_STORE_NAME_MAX];
-        store_path(root, path, "quarantine/stripe-%" PRIu64, drives->links[i]);
+        char target[PD_STORE_NAME_MAX];
+        const struct store_text path = store_at(root, "quarantine/stripe-%" PRIu64, drives->links[i]);
         snprintf(target, sizeof target, "../stripe-%" PRIu64, drives->links[i]);
-        pd_status st = pd_vfs_symlink(root->vfs, target, path, err);
+        pd_status st = pd_vfs_symlink(root->vfs, target, path.text, err);
         if (st != PD_EXISTS) PD_TRY(st);
     }
     return PD_OK;
@@ -316,12 +306,11 @@ static bool id_of_shard(struct pd_vfs *vfs, const char *path, uint64_t *ret_id)
 
 bool pd_store_absent_drive(struct pd_vfs *vfs, const char *checkpoint, uint32_t shard, char *ret_dir)
 {
-    char name[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
+    char path[STORE_PATH_MAX];
     const char *slash = strrchr(checkpoint, '/');
     const int root = slash ? (int)(slash - checkpoint) : 0;
     uint64_t id, there;
-    pd_shard_name_format(shard, name);
-    snprintf(path, sizeof path, "%.3700s/%s", checkpoint, name);
+    snprintf(path, sizeof path, "%.3700s/%s", checkpoint, pd_shard_name(shard).text);
     if (!slash || !id_of_shard(vfs, path, &id)) return false;
     snprintf(path, sizeof path, "%.*s/stripe-%" PRIu64, root < 3700 ? root : 3700, checkpoint, id);
     if (read_id_at(vfs, path, &there, NULL) != PD_OK || there == id) return false;

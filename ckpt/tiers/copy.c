@@ -16,8 +16,8 @@ static pd_status copy_shard(struct tier *tier, const struct tier_job *job, const
                                  .buffer_bytes = PD_TIERS_STAGING_BYTES,
                                  .bytes_per_second = tier->bytes_per_second,
                                  .stop = &tier->worker.stop};
-    char from[TIERS_PATH_MAX + 32];
-    snprintf(from, sizeof from, "%s/shard-%05" PRIu32 ".h5", job->source, shard);
+    char from[TIERS_PATH_MAX + 64];
+    snprintf(from, sizeof from, "%s/%s", job->source, pd_shard_name(shard).text);
     copy.from = from;
     return pd_shard_transcode(tier->tiers->vfs, &copy, &tier->options.codec, ret_summary, err);
 }

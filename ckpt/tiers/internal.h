@@ -8,6 +8,7 @@
  */
 #pragma once
 
+#include "ckpt/store/paths.h"
 #include "ckpt/tiers/schedule.h"
 
 #define TIERS_MODULE "tiers"

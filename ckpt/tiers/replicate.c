@@ -66,8 +66,8 @@ static pd_status unless_gone(const struct transfer *v, pd_status st)
 static void open_mine(struct transfer *v)
 {
     const uint32_t rank = v->tier->group->rank;
-    char path[TIERS_PATH_MAX + 32];
-    snprintf(path, sizeof path, "%s/shard-%05" PRIu32 ".h5", v->job->source, rank);
+    char path[TIERS_PATH_MAX + 64];
+    snprintf(path, sizeof path, "%s/%s", v->job->source, pd_shard_name(rank).text);
     v->status =
         pd_shard_open(v->tier->tiers->vfs, path, &v->commit.state.identity, &v->commit.shards[rank], &v->shard, &v->error);
     v->status = unless_gone(v, v->status);

@@ -1,21 +1,21 @@
 /* The index of a rewritten checkpoint. */
 #include "ckpt/store/index.h"
+#include "ckpt/store/paths.h"
 #include "resharder/rewrite/internal.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #define INDEX_BOXES_MAX 100000u /* HDF5 takes about 100 MiB to build the index of so many */
 
-static pd_status list_boxes(const struct pd_rewrite_request *q, struct pd_index_source *sources, char (*names)[32],
+static pd_status list_boxes(const struct pd_rewrite_request *q, struct pd_index_source *sources, struct pd_store_name *names,
                             bool *ret_fits, struct pd_error *err)
 {
     uint64_t total = 0;
     for (uint32_t s = 0; s < pd_layout_shards(q->layout) && total <= INDEX_BOXES_MAX; s++) {
         struct pd_shard_box *boxes = NULL;
         PD_TRY(pd_layout_shard_boxes(q->layout, q->tensors, s, &boxes, &sources[s].box_count, err));
-        snprintf(names[s], sizeof names[s], "shard-%05u.h5", s);
-        sources[s].file_name = names[s];
+        names[s] = pd_shard_name(s);
+        sources[s].file_name = names[s].text;
         sources[s].boxes = boxes;
         total += sources[s].box_count;
     }
@@ -28,7 +28,7 @@ pd_status rewrite_build_index(struct rewriter *r, struct pd_error *err)
     const struct pd_rewrite_request *q = r->request;
     const uint32_t shards = pd_layout_shards(q->layout);
     struct pd_index_source *sources = calloc(shards, sizeof *sources);
-    char(*names)[32] = calloc(shards, sizeof *names);
+    struct pd_store_name *names = calloc(shards, sizeof *names);
     uint64_t bytes = 0;
     bool fits = false;
     pd_status st = PD_ALLOCATED(sources && names, err, "reshard: no memory");

@@ -200,8 +200,8 @@ static pd_status rewrite_group(struct rewriter *r, struct pd_error *err)
     if (r->request->feed) r->request->feed->end(r->request->feed->context);
     while (!st && r->reads_in_flight + r->writes_in_flight)
         st = rewrite_reap(r, err);
-    const pd_status drained = pd_transfer_ring_drain(&r->ring, st ? NULL : err);
-    PD_CHECK(st || !drained);
+    const pd_status drained = pd_transfer_ring_drain(&r->ring, st, err);
+    PD_CHECK(drained == st);
     return st ? st : rewrite_workers_finish(r, err);
 }
 

@@ -393,8 +393,7 @@ pd_status rewrite_read(struct rewriter *r, uint32_t shard, uint32_t box, uint64_
 {
     struct rewrite_source *s = &r->sources[shard];
     const uint64_t block = offset / PD_SHARD_BLOCK_BYTES, begin = block * PD_SHARD_BLOCK_BYTES;
-    const uint64_t left = pd_shard_box_bytes(s->shard, box) - begin,
-                   bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES,
+    const uint64_t bytes = pd_shard_block_length(pd_shard_box_bytes(s->shard, box), block),
                    at = pd_shard_box_offset(s->shard, box) + begin;
     struct rewrite_window *w = NULL;
     *ret_bytes = bytes - (offset - begin);

@@ -44,8 +44,8 @@ pd_status rewrite_plan_target(struct rewriter *r, uint32_t target, struct pd_err
     struct rewrite_target *t = &r->targets[target];
     const uint32_t shard = r->group_begin + target;
     char path[4096 + 32];
-    PD_TRY(pd_shard_writer_new_compressed(r->vfs, q->tensors, t->boxes, t->box_count, staging_of(r, target),
-                                          PD_REWRITE_STAGING_BYTES, &q->codec, &t->writer, err));
+    PD_TRY(pd_shard_writer_new(r->vfs, q->tensors, t->boxes, t->box_count, staging_of(r, target), PD_REWRITE_STAGING_BYTES,
+                               &q->codec, &t->writer, err));
     snprintf(path, sizeof path, "%s/shard-%05u.h5", r->directory, shard);
     return pd_shard_stream_begin(t->writer, path, &q->commit->state.identity, shard / pd_layout_stripes(q->layout),
                                  &t->stream, err);

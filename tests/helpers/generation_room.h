@@ -34,7 +34,7 @@ static inline pd_status generation_init(struct generation *g, struct room_rank *
     *g = (struct generation){.rank = rank};
     for (unsigned i = 0; i < 2; i++)
         for (uint32_t k = 0; k < room_shards(rank) && st == PD_OK; k++)
-            st = pd_shard_writer_new(rank->vfs, &rank->table, rank->boxes, 2, rank->buffers, ROOM_BUFFER_BYTES,
+            st = pd_shard_writer_new(rank->vfs, &rank->table, rank->boxes, 2, rank->buffers, ROOM_BUFFER_BYTES, NULL,
                                      &g->writers[i][k], err);
     return pd_group_agree(rank->group, st, err);
 }

@@ -94,8 +94,8 @@ static inline pd_status room_set_up(struct room_rank *rank, struct pd_error *err
     rank->boxes[1] = (struct pd_shard_box){1, PD_EXP_AVG, {{ROOM_SMALL * (uint64_t)r, 0, 0, 0}, {ROOM_SMALL, 1, 1, 1}}};
     rank->buffers = room_buffers(r);
     if (!rank->buffers) PD_FAIL(err, PD_NO_MEMORY, "no buffers");
-    return pd_shard_writer_new(rank->vfs, &rank->table, rank->boxes, 2, rank->buffers, ROOM_BUFFER_BYTES, &rank->writer,
-                               err);
+    return pd_shard_writer_new(rank->vfs, &rank->table, rank->boxes, 2, rank->buffers, ROOM_BUFFER_BYTES, NULL,
+                               &rank->writer, err);
 }
 
 static inline uint32_t room_shards(const struct room_rank *rank)

@@ -50,8 +50,8 @@ static pd_status make_state(struct ckpt_bench *b, struct pd_error *err)
         pd_bench_fill(data, pd_box_elements(&m->boxes[i].box), i + 1);
         b->data[i] = data;
     }
-    return pd_shard_writer_new(b->room.vfs, tensors, m->boxes, m->box_count, m->io_buffers, PD_BENCH_IO_BYTES, &b->writer,
-                               err);
+    return pd_shard_writer_new(b->room.vfs, tensors, m->boxes, m->box_count, m->io_buffers, PD_BENCH_IO_BYTES, NULL,
+                               &b->writer, err);
 }
 
 /* ---- saving ---- */

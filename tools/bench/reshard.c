@@ -118,7 +118,7 @@ static pd_status make_shard(struct reshard_bench *b, uint32_t rank, unsigned cha
     pd_status st = pd_layout_shard_boxes(&b->stored, tensors, rank, &boxes, &count, err);
     if (!st)
         st = pd_shard_writer_new(b->room.vfs, tensors, boxes, count, buffers + FILL_BYTES, PD_BENCH_IO_BYTES - FILL_BYTES,
-                                 &writer, err);
+                                 NULL, &writer, err);
     if (!st)
         st = make_boxes(writer, path, &b->commit.state.identity, rank, boxes, count, buffers, &b->commit.shards[rank], err);
     pd_shard_writer_free(writer);

@@ -140,8 +140,8 @@ static pd_status plan_tier(struct pd_save_source *s, struct pd_vfs *vfs, uint32_
     }
     if (codec.codec != PD_CODEC_NONE && !s->pool) PD_TRY(pd_thread_pool_new(e->options.threads, &s->pool, err));
     codec.pool = s->pool;
-    PD_TRY(pd_shard_writer_new_compressed(vfs, &e->options.model->tensors, s->boxes, s->box_count, e->staging.data,
-                                          e->staging.bytes, &codec, &s->writers[tier], err));
+    PD_TRY(pd_shard_writer_new(vfs, &e->options.model->tensors, s->boxes, s->box_count, e->staging.data, e->staging.bytes,
+                               &codec, &s->writers[tier], err));
     pd_shard_writer_on_copied(s->writers[tier], s->on_copied, s->context);
     return PD_OK;
 }

@@ -76,7 +76,7 @@ static inline void checkpoint_shard(struct fixture *f, const char *directory, co
     }
     struct pd_shard_writer *writer = NULL;
     snprintf(path, sizeof path, "%s/shard-%05u.h5", directory, shard);
-    OK(pd_shard_writer_new(f->vfs, &f->tensors, boxes, count, f->buffers, FIXTURE_BUFFER_BYTES, &writer, err));
+    OK(pd_shard_writer_new(f->vfs, &f->tensors, boxes, count, f->buffers, FIXTURE_BUFFER_BYTES, NULL, &writer, err));
     OK(pd_shard_write(writer, path, &f->identity, shard, data, ret_summary, err));
     pd_shard_writer_free(writer);
     for (uint32_t b = 0; b < count; b++)

@@ -107,18 +107,16 @@ Test(inspect, verify_names_every_damage)
     cr_assert_eq(count_damage(&f, directory, &first), 0);
 
     struct pd_inspect *in = NULL;
-    OK(pd_inspect_open(f.vfs, directory, &in, err));
-    const struct pd_inspect_box *large[2] = {NULL, NULL};
-    for (uint64_t b = 0; b < pd_inspect_box_count(in); b++) {
-        const struct pd_inspect_box *box = &pd_inspect_boxes(in)[b];
-        if (box->bytes > 4096 && box->shard < 2 && box->kind == PD_EXP_AVG && !large[box->shard]) large[box->shard] = box;
-    }
-    cr_assert(large[0] && large[1]);
     for (int s = 0; s < 2; s++) {
+        struct pd_shard *shard = NULL;
+        uint32_t large = 0;
         snprintf(path, sizeof path, "%s/shard-%05d.h5", directory, s);
-        checkpoint_flip(path, (large[s]->file_offset + 5) * 8);
+        OK(pd_shard_open(f.vfs, path, NULL, NULL, &shard, err));
+        while (pd_shard_boxes(shard)[large].kind != PD_EXP_AVG || pd_shard_box_bytes(shard, large) <= 4096)
+            cr_assert_lt(++large, pd_shard_box_count(shard));
+        checkpoint_flip(path, (pd_shard_box_offset(shard, large) + 5) * 8);
+        pd_shard_close(shard);
     }
-    pd_inspect_close(in);
     cr_assert_eq(count_damage(&f, directory, &first), 2);
     cr_assert_str_eq(first.file, "shard-00000.h5");
     cr_assert_str_eq(first.tensor, "embed.weight");

@@ -71,7 +71,7 @@ Test(transfer_ring, many_pieces_through_few_slots)
         memset(slot->buffer, (int)i, SLOT_BYTES);
         OK(pd_transfer_ring_submit(&r.ring, slot, &transfer, err));
     }
-    OK(pd_transfer_ring_drain(&r.ring, err));
+    OK(pd_transfer_ring_drain(&r.ring, PD_OK, err));
     for (uint64_t i = 0, next = 0; next < pieces;) { /* read back, waited for in the order in which they were sent */
         struct pd_transfer_slot *sent[SLOTS] = {NULL};
         uint32_t count = 0;
@@ -106,7 +106,7 @@ Test(transfer_ring, what_came_meanwhile_is_kept)
     OK(pd_transfer_ring_submit(&r.ring, first, &behind, err)); /* the file ends before it */
     OK(pd_transfer_ring_submit(&r.ring, second, &write, err));
     OK(pd_transfer_ring_wait(&r.ring, second, err));
-    cr_assert_eq(pd_transfer_ring_drain(&r.ring, &error), PD_CORRUPT);
+    cr_assert_eq(pd_transfer_ring_drain(&r.ring, PD_OK, &error), PD_CORRUPT);
     cr_assert_not_null(strstr(error.message, "the file ends"), "%s", error.message);
     cr_assert(first->state == PD_SLOT_FREE && second->state == PD_SLOT_FREE);
     OK(pd_transfer_ring_next(&r.ring, &came, err));
@@ -131,7 +131,7 @@ Test(transfer_ring, a_submit_that_fails_leaves_a_slot_in_flight)
             cr_assert_eq(pd_transfer_ring_submit(&r.ring, slot, &transfer, &error), i == nth ? PD_IO : PD_OK);
             cr_assert_eq(slot->state, PD_SLOT_IN_FLIGHT);
         }
-        OK(pd_transfer_ring_drain(&r.ring, err));
+        OK(pd_transfer_ring_drain(&r.ring, PD_OK, err));
         for (uint32_t s = 0; s < SLOTS; s++)
             cr_assert_eq(r.slots[s].state, PD_SLOT_FREE);
         cr_assert_eq(r.queue->in_flight, 0);

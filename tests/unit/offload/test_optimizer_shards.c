@@ -21,7 +21,7 @@ static void check_shard(struct scene *scene, const char *path, uint64_t step, co
     const struct pd_identity identity = identity_of(step);
     void *buffers = aligned_alloc(PD_VFS_ALIGN, BUFFERS);
     OK(pd_shard_writer_new(scene->vfs, &scene->state.tensors, scene->state.boxes, scene->state.box_count, buffers, BUFFERS,
-                           &writer, err));
+                           NULL, &writer, err));
     OK(pd_shard_write(writer, "/state/expected.h5", &identity, 3, (const void *const *)scene->state.data, &expected, err));
     cr_assert_eq(memcmp(summary, &expected, sizeof expected), 0);
     void *a = read_whole(scene->vfs, path, expected.file_bytes);
@@ -61,7 +61,7 @@ static void spoil_padding(struct scene *scene, uint32_t box)
     void *buffers = aligned_alloc(PD_VFS_ALIGN, BUFFERS);
     const uint64_t bytes = elements_of(&scene->state, box) * sizeof(float);
     OK(pd_shard_writer_new(scene->vfs, &scene->state.tensors, scene->state.boxes, scene->state.box_count, buffers, BUFFERS,
-                           &writer, err));
+                           NULL, &writer, err));
     const uint64_t end = pd_shard_writer_box_offset(writer, box) + bytes;
     for (uint32_t slot = 0; slot < 3; slot++) {
         struct pd_file *file;

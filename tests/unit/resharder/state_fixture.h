@@ -155,8 +155,7 @@ static inline void state_save_shard(struct state *s, const struct pd_layout *lay
     }
     const struct pd_shard_codec codec = {
         .codec = s->compresses && (shard % 2 == 0 || s->compresses_all) ? PD_CODEC_ZSTD : PD_CODEC_NONE, .level = 1};
-    OK(pd_shard_writer_new_compressed(s->vfs, &s->table, boxes, count, s->buffers, STATE_BUFFER_BYTES, &codec, &writer,
-                                      err));
+    OK(pd_shard_writer_new(s->vfs, &s->table, boxes, count, s->buffers, STATE_BUFFER_BYTES, &codec, &writer, err));
     OK(pd_shard_write(writer, path, &s->identity, shard / pd_layout_stripes(layout), data, ret_summary, err));
     pd_shard_writer_free(writer);
     for (uint32_t b = 0; b < count; b++)

@@ -97,7 +97,8 @@ static inline void fixture_save(struct fixture *f, const char *name, struct pd_s
     char path[256];
     struct pd_shard_writer *writer = NULL;
     fixture_path(f, name, path, sizeof path);
-    OK(pd_shard_writer_new(f->vfs, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &writer, err));
+    OK(pd_shard_writer_new(f->vfs, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, NULL, &writer,
+                           err));
     OK(pd_shard_write(writer, path, &f->identity, 3, (const void *const *)f->data, ret_summary, err));
     pd_shard_writer_free(writer);
 }

@@ -37,7 +37,8 @@ static unsigned char *write_shard(struct fixture *f, const char *directory, bool
     struct pd_shard_summary summary;
     struct copied copied = {.f = f};
     snprintf(path, sizeof path, "%s/s.h5", directory);
-    OK(pd_shard_writer_new(f->vfs, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &writer, err));
+    OK(pd_shard_writer_new(f->vfs, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, NULL, &writer,
+                           err));
     if (spoils) pd_shard_writer_on_copied(writer, spoil, &copied);
     OK(pd_shard_write(writer, path, &f->identity, 0, (const void *const *)f->data, &summary, err));
     pd_shard_writer_free(writer);

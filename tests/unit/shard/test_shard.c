@@ -299,7 +299,7 @@ Test(shard, a_writer_is_reused_by_every_thread_and_step)
     char path[256];
     add_odd_shapes(&f);
     fixture_path(&f, "s.h5", path, sizeof path);
-    OK(pd_shard_writer_new(f.vfs, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, &writer, err));
+    OK(pd_shard_writer_new(f.vfs, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, NULL, &writer, err));
     cr_assert_gt(pd_shard_writer_bytes(writer), 8u * 100);
     for (uint64_t step = 1; step < 6; step++) {
         f.identity.step = step;
@@ -337,16 +337,17 @@ Test(shard, bad_requests_are_refused)
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
         fixture_tensor(&f, 0, names[n], 1, 8, 1);
         f.boxes[0] = (struct pd_shard_box){0, PD_PARAM, pd_box_whole(&f.tensors.tensors[0])};
-        cr_assert_eq(pd_shard_writer_new(f.vfs, &f.tensors, f.boxes, 1, f.buffers, FIXTURE_BUFFER_BYTES, &writer, &error),
-                     PD_INVALID, "%s", names[n]);
+        cr_assert_eq(
+            pd_shard_writer_new(f.vfs, &f.tensors, f.boxes, 1, f.buffers, FIXTURE_BUFFER_BYTES, NULL, &writer, &error),
+            PD_INVALID, "%s", names[n]);
     }
     fixture_tensor(&f, 0, "good", 1, 8, 1);
     f.boxes[0] = (struct pd_shard_box){0, PD_PARAM, {{4, 0, 0, 0}, {5, 1, 1, 1}}};
-    cr_assert_eq(pd_shard_writer_new(f.vfs, &f.tensors, f.boxes, 1, f.buffers, FIXTURE_BUFFER_BYTES, &writer, &error),
+    cr_assert_eq(pd_shard_writer_new(f.vfs, &f.tensors, f.boxes, 1, f.buffers, FIXTURE_BUFFER_BYTES, NULL, &writer, &error),
                  PD_INVALID);
     cr_assert_not_null(strstr(error.message, "good"));
     f.boxes[0].tensor = 1;
-    cr_assert_eq(pd_shard_writer_new(f.vfs, &f.tensors, f.boxes, 1, f.buffers, FIXTURE_BUFFER_BYTES, &writer, &error),
+    cr_assert_eq(pd_shard_writer_new(f.vfs, &f.tensors, f.boxes, 1, f.buffers, FIXTURE_BUFFER_BYTES, NULL, &writer, &error),
                  PD_INVALID);
     fixture_deinit(&f);
 }
@@ -369,7 +370,7 @@ Test(shard, every_failing_operation_is_reported, .timeout = 600)
     const struct pd_disk_options options = {.seed = 1};
     OK(pd_simulated_disk_new(&options, &disk, err));
     OK(pd_simulated_disk_vfs(disk, 0, &vfs, err));
-    OK(pd_shard_writer_new(vfs, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, &writer, err));
+    OK(pd_shard_writer_new(vfs, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, NULL, &writer, err));
     static const int errors[] = {EIO, ENOSPC};
     for (int e = 0; e < 2; e++) {
         for (int persistent = 0; persistent < 2; persistent++) {
@@ -387,8 +388,11 @@ Test(shard, every_failing_operation_is_reported, .timeout = 600)
                 }
                 /* The first one asks whether the file lies in memory: not to know is to take it for a disk. */
                 const bool is_question = nth == 1 && !persistent;
-                cr_assert_eq(st, is_question ? PD_OK : e ? PD_NO_SPACE : PD_IO, "operation %llu: %s",
-                             (unsigned long long)nth, error.message);
+                cr_assert_eq(st,
+                             is_question ? PD_OK
+                             : e         ? PD_NO_SPACE
+                                         : PD_IO,
+                             "operation %llu: %s", (unsigned long long)nth, error.message);
                 if (pd_vfs_unlink(vfs, "/s.h5", NULL) != PD_OK) continue;
             }
             struct pd_shard *shard = NULL;

@@ -30,8 +30,8 @@ static void check_saves(const struct pd_shard_codec *codec)
         struct pd_shard_writer *writer = NULL;
         struct pd_error error = {0};
         failing_submit_arm(&failing, nth);
-        OK(pd_shard_writer_new_compressed(f.vfs, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, codec,
-                                          &writer, err));
+        OK(pd_shard_writer_new(f.vfs, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, codec, &writer,
+                               err));
         pd_status st = pd_shard_write(writer, path, &f.identity, 3, (const void *const *)f.data, &summary, &error);
         fired = failing_submit_fired(&failing);
         cr_assert_eq(st, fired ? PD_IO : PD_OK, "submit %llu: %s", (unsigned long long)nth, error.message);

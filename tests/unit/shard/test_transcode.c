@@ -24,8 +24,8 @@ static void save(struct fixture *f, const char *name, const struct pd_shard_code
     char path[256];
     struct pd_shard_writer *writer = NULL;
     fixture_path(f, name, path, sizeof path);
-    OK(pd_shard_writer_new_compressed(f->vfs, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, codec,
-                                      &writer, err));
+    OK(pd_shard_writer_new(f->vfs, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, codec, &writer,
+                           err));
     OK(pd_shard_write(writer, path, &f->identity, 3, (const void *const *)f->data, ret_summary, err));
     pd_shard_writer_free(writer);
 }

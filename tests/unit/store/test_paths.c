@@ -8,14 +8,11 @@
 Test(store_names, steps)
 {
     struct pd_step_name name = {.step = 1200, .fence = 7}, parsed;
-    char text[PD_STORE_NAME_MAX];
-    pd_step_name_format(&name, text);
-    cr_assert_str_eq(text, "step-000000001200-7");
-    cr_assert(pd_step_name_parse(text, &parsed));
+    cr_assert_str_eq(pd_step_name_text(&name).text, "step-000000001200-7");
+    cr_assert(pd_step_name_parse(pd_step_name_text(&name).text, &parsed));
     cr_assert(parsed.step == 1200 && parsed.fence == 7 && !parsed.is_tmp);
     name = (struct pd_step_name){.step = UINT64_MAX, .fence = UINT64_MAX, .is_tmp = true};
-    pd_step_name_format(&name, text);
-    cr_assert(pd_step_name_parse(text, &parsed));
+    cr_assert(pd_step_name_parse(pd_step_name_text(&name).text, &parsed));
     cr_assert(parsed.step == UINT64_MAX && parsed.fence == UINT64_MAX && parsed.is_tmp);
 }
 
@@ -48,24 +45,20 @@ Test(store_names, the_others)
 {
     uint64_t number;
     uint32_t rank, k;
-    char text[PD_STORE_NAME_MAX];
     cr_assert(pd_numbered_name_parse("fence-12", "fence-", &number) && number == 12);
     cr_assert_not(pd_numbered_name_parse("fence-012", "fence-", &number));
     cr_assert_not(pd_numbered_name_parse("fence-", "fence-", &number));
     cr_assert_not(pd_numbered_name_parse("fence-12x", "fence-", &number));
     cr_assert_not(pd_numbered_name_parse("pool-12", "fence-", &number));
-    pd_shard_name_format(123456, text);
-    cr_assert(pd_shard_name_parse(text, &rank) && rank == 123456);
+    cr_assert(pd_shard_name_parse(pd_shard_name(123456).text, &rank) && rank == 123456);
     cr_assert_not(pd_shard_name_parse("shard-7.h5", &rank));
     cr_assert_not(pd_shard_name_parse("shard-00007.h5.bak", &rank));
     cr_assert_not(pd_shard_name_parse("shard-4294967296.h5", &rank));
-    pd_recycle_name_format(7, 1, text);
-    cr_assert_str_eq(text, "recycle-00007-1");
-    cr_assert(pd_recycle_name_parse(text, &rank, &k) && rank == 7 && k == 1);
+    cr_assert_str_eq(pd_recycle_name(7, 1).text, "recycle-00007-1");
+    cr_assert(pd_recycle_name_parse(pd_recycle_name(7, 1).text, &rank, &k) && rank == 7 && k == 1);
     cr_assert_not(pd_recycle_name_parse("recycle-00007-", &rank, &k));
-    pd_generation_name_format(7, 12, text);
-    cr_assert_str_eq(text, "generation-00007-12.h5");
-    cr_assert(pd_generation_name_parse(text, &rank, &k) && rank == 7 && k == 12);
+    cr_assert_str_eq(pd_generation_name(7, 12).text, "generation-00007-12.h5");
+    cr_assert(pd_generation_name_parse(pd_generation_name(7, 12).text, &rank, &k) && rank == 7 && k == 12);
     cr_assert_not(pd_generation_name_parse("generation-7-12.h5", &rank, &k));
     cr_assert_not(pd_generation_name_parse("generation-00007-12", &rank, &k));
     cr_assert_not(pd_generation_name_parse("generation-00007-12.h5~", &rank, &k));
