@@ -30,16 +30,6 @@ static inline bool pd_checked_align_u64(uint64_t value, uint64_t align, uint64_t
     return true;
 }
 
-static inline uint64_t pd_min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-static inline uint64_t pd_max_u64(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
 /* Of sizes that are known to be far from 2^64. `unit` is any number above 0. */
 static inline uint64_t pd_divide_up(uint64_t value, uint64_t unit)
 {

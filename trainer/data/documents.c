@@ -4,7 +4,7 @@
 #include "trainer/data/documents.h"
 
 #include "ckpt/base/json.h"
-#include "ckpt/base/thread_error.h"
+#include "ckpt/base/status.h"
 #include "trainer/data/byte_stream.h"
 #include "trainer/data/document_reader.h"
 #include <errno.h>
