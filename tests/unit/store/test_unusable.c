@@ -46,6 +46,11 @@ struct view {
     const char *name, *cause;
 };
 
+static struct view one_flaw(uint32_t whole, enum pd_store_flaw flaw, const char *name, const char *cause)
+{
+    return (struct view){.whole = whole, .unusable = 1, .flaw = flaw, .name = name, .cause = cause};
+}
+
 static pd_status sees(struct room_rank *rank, struct pd_error *err)
 {
     const struct view *view = rank->context;
@@ -99,11 +104,8 @@ Test(store_unusable, nothing_in_a_sound_store)
 Test(store_unusable, a_shard_of_another_size)
 {
     struct room room = new_room(2, 1);
-    struct view view = {.whole = 1,
-                        .unusable = 1,
-                        .flaw = PD_STORE_INCOMPLETE,
-                        .name = "step-000000000002-1",
-                        .cause = "shard-00001.h5 has 5000 bytes where the commit record says "};
+    struct view view = one_flaw(1, PD_STORE_INCOMPLETE, "step-000000000002-1",
+                                "shard-00001.h5 has 5000 bytes where the commit record says ");
     launch(&room, true, save_two, NULL);
     resize(&room, 0, SECOND "/shard-00001.h5", 5000);
     launch(&room, false, sees, &view);
@@ -142,11 +144,7 @@ static struct heard listen(struct room *room, struct view *view)
 Test(store_unusable, a_shard_of_another_size_between_hosts)
 {
     struct room room = new_room(4, 2);
-    struct view view = {.whole = 1,
-                        .unusable = 1,
-                        .flaw = PD_STORE_INCOMPLETE,
-                        .name = "step-000000000002-1",
-                        .cause = "shard-00003.h5 has 0 bytes"};
+    struct view view = one_flaw(1, PD_STORE_INCOMPLETE, "step-000000000002-1", "shard-00003.h5 has 0 bytes");
     launch(&room, true, save_two, NULL);
     resize(&room, 1, SECOND "/shard-00003.h5", 0);
     struct heard heard = listen(&room, &view);
@@ -199,11 +197,7 @@ Test(store_unusable, a_record_that_is_taken_away_and_put_back)
 {
     for (uint32_t hosts = 1; hosts <= 2; hosts++) {
         struct room room = new_room(2 * hosts, hosts);
-        struct view view = {.whole = 1,
-                            .unusable = 1,
-                            .flaw = PD_STORE_UNRECORDED,
-                            .name = "step-000000000001-1",
-                            .cause = "commit.h5 is absent"};
+        struct view view = one_flaw(1, PD_STORE_UNRECORDED, "step-000000000001-1", "commit.h5 is absent");
         launch(&room, true, save_two, NULL);
         for (uint32_t host = 0; host < hosts; host++)
             rename_in(&room, host, FIRST "/commit.h5", "/elsewhere");
@@ -218,19 +212,16 @@ Test(store_unusable, a_record_that_is_taken_away_and_put_back)
     }
 }
 
-/* Damage in the quarantine does not come back by itself, though its record is there. */
-Test(store_unusable, damage_stays_aside)
+/* Damage in the quarantine does not come back by itself, whether its record is there or not. */
+Test(store_unusable, a_damaged_record_stays_aside)
 {
     struct room room = new_room(2, 1);
+    struct view view = one_flaw(1, PD_STORE_DAMAGED, "step-000000000002-1", "commit.h5: ");
+    view.quarantined = 1;
     launch(&room, true, save_two, NULL);
     resize(&room, 0, SECOND "/commit.h5", 100);
-    launch(&room, true, sees,
-           &(struct view){.whole = 1,
-                          .unusable = 1,
-                          .quarantined = 1,
-                          .flaw = PD_STORE_DAMAGED,
-                          .name = "step-000000000002-1",
-                          .cause = "commit.h5: "});
+    launch(&room, true, sees, &view);
+    launch(&room, true, sees, &(struct view){.whole = 1, .quarantined = 1});
     drop(&room, 0, ROOM_ROOT "/quarantine/step-000000000002-1/commit.h5");
     launch(&room, true, sees, &(struct view){.whole = 1, .quarantined = 1});
     room_free(&room);
@@ -240,11 +231,7 @@ Test(store_unusable, damage_stays_aside)
 Test(store_unusable, an_interrupted_removal)
 {
     struct room room = new_room(2, 1);
-    struct view view = {.whole = 1,
-                        .unusable = 1,
-                        .flaw = PD_STORE_UNRECORDED,
-                        .name = "step-000000000001-1",
-                        .cause = "commit.h5 is absent"};
+    struct view view = one_flaw(1, PD_STORE_UNRECORDED, "step-000000000001-1", "commit.h5 is absent");
     launch(&room, true, save_two, NULL);
     rename_in(&room, 0, FIRST "/commit.h5", FIRST "/removed.h5");
     launch(&room, true, sees, &view);
@@ -261,11 +248,8 @@ Test(store_unusable, an_interrupted_removal)
 Test(store_unusable, a_renamed_directory)
 {
     struct room room = new_room(2, 1);
-    struct view view = {.whole = 1,
-                        .unusable = 1,
-                        .flaw = PD_STORE_DAMAGED,
-                        .name = "step-000000000007-1",
-                        .cause = "is the record of step-000000000002-1: the directory was renamed"};
+    struct view view = one_flaw(1, PD_STORE_DAMAGED, "step-000000000007-1",
+                                "is the record of step-000000000002-1: the directory was renamed");
     launch(&room, true, save_two, NULL);
     rename_in(&room, 0, SECOND, ROOM_ROOT "/step-000000000007-1");
     launch(&room, false, sees, &view);
@@ -276,11 +260,7 @@ Test(store_unusable, a_renamed_directory)
 Test(store_unusable, records_that_differ_between_hosts)
 {
     struct room room = new_room(4, 2);
-    struct view view = {.whole = 1,
-                        .unusable = 1,
-                        .flaw = PD_STORE_INCOMPLETE,
-                        .name = "step-000000000002-1",
-                        .cause = "commit.h5 is not the same on every host"};
+    struct view view = one_flaw(1, PD_STORE_INCOMPLETE, "step-000000000002-1", "commit.h5 is not the same on every host");
     struct pd_vfs *vfs;
     struct pd_file *file;
     struct pd_stat stat;
@@ -303,22 +283,6 @@ Test(store_unusable, records_that_differ_between_hosts)
     pd_vfs_free(vfs);
     launch(&room, false, sees, &view);
     launch(&room, true, sees, &view);
-    room_free(&room);
-}
-
-Test(store_unusable, a_damaged_record)
-{
-    struct room room = new_room(2, 1);
-    struct view view = {.whole = 1,
-                        .unusable = 1,
-                        .quarantined = 1,
-                        .flaw = PD_STORE_DAMAGED,
-                        .name = "step-000000000002-1",
-                        .cause = "commit.h5: "};
-    launch(&room, true, save_two, NULL);
-    resize(&room, 0, SECOND "/commit.h5", 100);
-    launch(&room, true, sees, &view);
-    launch(&room, true, sees, &(struct view){.whole = 1, .quarantined = 1});
     room_free(&room);
 }
 
@@ -345,11 +309,8 @@ static pd_status save_and_prune(struct room_rank *rank, struct pd_error *err)
 Test(store_unusable, a_checkpoint_of_another_run)
 {
     struct room room = new_room(2, 1);
-    struct view view = {.whole = 2,
-                        .unusable = 1,
-                        .flaw = PD_STORE_OF_ANOTHER_RUN,
-                        .name = "step-000000000008-2",
-                        .cause = "it belongs to run 00000000000012350000000000005678"};
+    struct view view =
+        one_flaw(2, PD_STORE_OF_ANOTHER_RUN, "step-000000000008-2", "it belongs to run 00000000000012350000000000005678");
     launch(&room, true, save_two, NULL);
     room_run = 1;
     launch(&room, true, save_eight, NULL);
@@ -368,11 +329,8 @@ Test(store_unusable, as_many_checkpoints_of_another_run)
     struct room room = new_room(2, 1);
     struct pd_error err = {0};
     struct pd_store_options options = room_options();
-    struct view view = {.whole = 1,
-                        .unusable = 1,
-                        .flaw = PD_STORE_OF_ANOTHER_RUN,
-                        .name = "step-000000000002-1",
-                        .cause = "it belongs to run 00000000000012340000000000005678"};
+    struct view view =
+        one_flaw(1, PD_STORE_OF_ANOTHER_RUN, "step-000000000002-1", "it belongs to run 00000000000012340000000000005678");
     options.writable = true;
     launch(&room, true, save_second, NULL);
     room_run = 1;
