@@ -89,10 +89,10 @@ void pd_crossing_free(struct pd_crossing *c)
 {
     if (!c) return;
     struct pd_dev *dev = c->options.dev;
-    if (c->computed) pd_dev_event_free(dev, c->computed);
+    pd_dev_event_free(dev, c->computed);
     for (uint32_t i = 0; i < SLOTS; i++) {
-        if (c->slots[i].is_out) pd_dev_event_free(dev, c->slots[i].is_out);
-        if (c->slots[i].is_in) pd_dev_event_free(dev, c->slots[i].is_in);
+        pd_dev_event_free(dev, c->slots[i].is_out);
+        pd_dev_event_free(dev, c->slots[i].is_in);
     }
     free(c);
 }

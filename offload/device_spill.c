@@ -109,24 +109,19 @@ pd_status pd_device_spill_new(const struct pd_spill_options *options, struct pd_
     return st;
 }
 
-static void free_event(struct pd_device_spill *f, struct pd_event *event)
-{
-    if (event) pd_dev_event_free(f->device.dev, event);
-}
-
 void pd_device_spill_free(struct pd_device_spill *f)
 {
     if (!f) return;
     pd_device_spill_sync(f);
     pd_spill_file_free(f->file);
     for (uint32_t i = 0; i < SLOTS; i++) {
-        free_event(f, f->slots[i].room);
-        free_event(f, f->slots[i].copied);
+        pd_dev_event_free(f->device.dev, f->slots[i].room);
+        pd_dev_event_free(f->device.dev, f->slots[i].copied);
     }
     for (uint32_t i = 0; f->spans && i < f->span_count; i++)
-        free_event(f, f->spans[i].copied);
-    free_event(f, f->computed);
-    free_event(f, f->arrived);
+        pd_dev_event_free(f->device.dev, f->spans[i].copied);
+    pd_dev_event_free(f->device.dev, f->computed);
+    pd_dev_event_free(f->device.dev, f->arrived);
     free(f->spans);
     free(f);
 }

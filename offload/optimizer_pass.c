@@ -9,7 +9,7 @@ static const struct pd_optimizer_group *group_of(const struct pd_optimizer_pass 
     return &pass->store->groups.groups[part->group];
 }
 
-/* Updates alone make use of what is kept: the others look at what is in the files. */
+/* Updates alone make use of what is kept. */
 static bool is_kept(const struct pd_optimizer_pass *pass, const struct pd_optimizer_group *group)
 {
     return pass->step && group->kept_at != PD_OPTIMIZER_NOT_KEPT;
@@ -75,8 +75,7 @@ static void describe(void *context, uint64_t i, struct pd_ring_extent *extent)
         const struct pd_optimizer_part *part = &flight->parts[p];
         flight->first_block[p + 1] = flight->first_block[p] + pd_divide_up(part->n, PD_OPTIMIZER_BLOCK_ELEMENTS);
         for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-            if (pass->kinds >> kind & 1)
-                add_piece(extent, flight, tags, piece_of(pass, part, kind), (uint16_t)(p * PD_KIND_COUNT + (unsigned)kind));
+            add_piece(extent, flight, tags, piece_of(pass, part, kind), (uint16_t)(p * PD_KIND_COUNT + (unsigned)kind));
     }
 }
 
@@ -112,8 +111,8 @@ static struct place place_of(const struct pd_optimizer_pass *pass, uint64_t inde
     place.bytes = place.n * sizeof(float);
     place.block = (place.part->first + place.skip) / PD_OPTIMIZER_BLOCK_ELEMENTS;
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        if (pass->kinds >> kind & 1) place.data[kind] = flight->data[p][kind] + place.skip;
-    if (!pass->step || !pass->step->update) return place;
+        place.data[kind] = flight->data[p][kind] + place.skip;
+    if (!pass->step->update) return place;
     place.gradient = flight->gradient[p] + place.skip;
     if (flight->copy[p]) place.copy = flight->copy[p] + place.skip * pd_dtype_bytes(pass->step->copy_dtype);
     return place;
@@ -176,12 +175,11 @@ static void work_block(void *context, uint64_t index)
     pd_status st = PD_OK;
     const bool was_read = !(is_kept(pass, place.group) && pass->has_kept);
     for (int kind = 0; was_read && !st && kind < PD_KIND_COUNT; kind++)
-        if (place.data[kind]) st = verify(pass, &place, kind, &error);
+        st = verify(pass, &place, kind, &error);
     if (st) {
         note_failure(pass, index, st, &error);
         return;
     }
-    if (!pass->step) return;
     if (pass->step->update) update_place(pass, &place);
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
         memset((char *)place.data[kind] + place.bytes, 0, pd_round_up(place.bytes, PD_VFS_ALIGN) - place.bytes);
@@ -207,39 +205,18 @@ static pd_status update_resident(struct pd_optimizer_pass *pass, const struct pd
     return step->left ? step->left(step->context, err) : PD_OK;
 }
 
-static pd_status visit_resident(struct pd_optimizer_pass *pass, const struct pd_optimizer_group *group, struct pd_error *err)
-{
-    for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-        if (!(pass->kinds >> kind & 1)) continue;
-        const float *data = pd_optimizer_resident(pass->store, pass->old, group->box[kind]);
-        PD_TRY(pass->visit(pass->context, group->box[kind], 0, data, group->elements, err));
-    }
-    return PD_OK;
-}
-
 /* Those before `end`, so that all groups are met in ascending order. */
 static pd_status pass_residents(struct pd_optimizer_pass *pass, uint32_t end, struct pd_error *err)
 {
     for (; pass->next_group < end; pass->next_group++) {
         const struct pd_optimizer_group *group = &pass->store->groups.groups[pass->next_group];
         if (!pd_optimizer_is_resident(group)) continue;
-        PD_TRY(pass->step ? update_resident(pass, group, err) : visit_resident(pass, group, err));
+        PD_TRY(update_resident(pass, group, err));
     }
     return PD_OK;
 }
 
 /* ---- one extent ---- */
-
-static pd_status visit_part(struct pd_optimizer_pass *pass, uint32_t p, struct pd_error *err)
-{
-    const struct pd_optimizer_part *part = &pass->now->parts[p];
-    for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-        if (!(pass->kinds >> kind & 1)) continue;
-        const uint32_t box = group_of(pass, part)->box[kind];
-        PD_TRY(pass->visit(pass->context, box, part->first, pass->now->data[p][kind], part->n, err));
-    }
-    return PD_OK;
-}
 
 static pd_status meet_part(struct pd_optimizer_pass *pass, uint32_t p, struct pd_error *err)
 {
@@ -248,18 +225,10 @@ static pd_status meet_part(struct pd_optimizer_pass *pass, uint32_t p, struct pd
     const struct pd_optimizer_store_step *step = pass->step;
     const uint32_t box = group_of(pass, part)->box[PD_PARAM];
     PD_TRY(pass_residents(pass, part->group, err));
-    if (!step) return visit_part(pass, p, err);
     if (!step->update) return PD_OK;
     void *copy;
     PD_TRY(step->meet(step->context, box, part->first, part->n, &flight->gradient[p], &copy, err));
     flight->copy[p] = copy;
-    return PD_OK;
-}
-
-static pd_status meet_parts(struct pd_optimizer_pass *pass, struct pd_error *err)
-{
-    for (uint32_t p = 0; p < pass->now->count; p++)
-        PD_TRY(meet_part(pass, p, err));
     return PD_OK;
 }
 
@@ -295,17 +264,17 @@ static pd_status work(void *context, uint64_t i, struct pd_ring_extent *extent, 
 {
     struct pd_optimizer_pass *pass = context;
     struct pd_optimizer_flight *flight = extent->user;
-    const bool expects = pass->step && pass->step->update && pass->step->expect;
+    const bool expects = pass->step->update && pass->step->expect;
     pass->now = flight;
     if (expects && pass->expected == i) PD_TRY(pass_residents(pass, flight->parts[0].group, err)); /* of the unit before */
     if (expects) PD_TRY(expect_extents(pass, i, err));
     for (uint32_t p = 0; p < flight->count; p++)
         for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-            if (pass->kinds >> kind & 1) flight->data[p][kind] = extent->pieces[flight->piece[p][kind]].data;
-    if (pass->step) PD_TRY(meet_parts(pass, err)); /* gradients are asked for before */
+            flight->data[p][kind] = extent->pieces[flight->piece[p][kind]].data;
+    for (uint32_t p = 0; p < flight->count; p++) /* gradients are asked for before */
+        PD_TRY(meet_part(pass, p, err));
     PD_TRY(work_blocks(pass, err));
-    if (expects) return pass->step->left(pass->step->context, err);
-    return pass->step ? PD_OK : meet_parts(pass, err); /* what is shown was verified */
+    return expects ? pass->step->left(pass->step->context, err) : PD_OK;
 }
 
 static void start_cursor(struct pd_optimizer_pass *pass, enum pd_optimizer_select select)
@@ -366,12 +335,6 @@ void pd_optimizer_pass_abandon(struct pd_optimizer_pass *pass)
     leave(pass);
 }
 
-pd_status pd_optimizer_pass_run(struct pd_optimizer_pass *pass, struct pd_ring_report *ret_report, struct pd_error *err)
-{
-    PD_TRY(pd_optimizer_pass_begin(pass, err));
-    return pd_optimizer_pass_end(pass, ret_report, err);
-}
-
 /* ---- the last writes of a generation ---- */
 
 /* Boxes of a page and more that stay in memory, as the caller of a stream writes them. */
@@ -405,7 +368,7 @@ static void hand_over_small(const struct pd_optimizer_pass *pass)
 pd_status pd_optimizer_pass_residents(struct pd_optimizer_store *store, struct pd_optimizer_generation *g,
                                       struct pd_error *err)
 {
-    struct pd_optimizer_pass pass = {.store = store, .new = g, .kinds = (1u << PD_KIND_COUNT) - 1};
+    struct pd_optimizer_pass pass = {.store = store, .new = g};
     start_cursor(&pass, PD_OPTIMIZER_RESIDENT_PAGES);
     const struct pd_ring_job job = {.extent_count = pd_optimizer_cursor_count(pass.cursor),
                                     .context = &pass,

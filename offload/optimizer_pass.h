@@ -1,7 +1,7 @@
 /* Passes over optimizer state in files, and the insides of a store that they share with optimizer_store.c.
  *
- * A pass takes every extent through the ring once: an update (read, check, update, hash, write), the same without AdamW, a
- * look (read, check, show), or the last writes of a generation (boxes that stay in memory and own pages).
+ * A pass takes every extent through the ring once: an update (read, check, update, hash, write), the same without AdamW, or
+ * the last writes of a generation (boxes that stay in memory and own pages).
  *
  *   invariants  1. no byte is used before its block verified; one that does not is read once more
  *               2. boxes and elements are met in the order of bundles (optimizer_extents.h), those that stay in memory
@@ -51,12 +51,9 @@ struct pd_optimizer_flight {
 
 struct pd_optimizer_pass {
     struct pd_optimizer_store *store;
-    const struct pd_optimizer_store_step *step; /* NULL: only read */
+    const struct pd_optimizer_store_step *step; /* NULL: the last writes */
     struct pd_optimizer_generation *old, *new;
-    bool has_kept;  /* what is kept in memory is that of `old`: not read */
-    uint32_t kinds; /* that are read */
-    void *context;
-    pd_status (*visit)(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n, struct pd_error *err);
+    bool has_kept; /* what is kept in memory is that of `old`: not read */
     struct pd_optimizer_cursor cursor;
     uint32_t next_group;             /* those before it were met */
     uint64_t described, expected;    /* extents */
@@ -85,12 +82,8 @@ struct pd_optimizer_store {
     struct pd_optimizer_flight flights[PD_RING_SLOTS];
 };
 
-/* Every extent and every box that stays, in turn. Set: store, old, kinds; step and new for an update; visit otherwise.
- */
-PD_MUST_USE pd_status pd_optimizer_pass_run(struct pd_optimizer_pass *pass, struct pd_ring_report *ret_report,
-                                            struct pd_error *err);
-/* The same in two, reads on their way between; after a begin that succeeded comes end or abandon. step->update is looked at by
- * end. */
+/* Every extent and every box that stays, in turn, reads on their way from begin on; after a begin that succeeded comes end or
+ * abandon. Set: store, step, old, new, has_kept. step->update is looked at by end. */
 PD_MUST_USE pd_status pd_optimizer_pass_begin(struct pd_optimizer_pass *pass, struct pd_error *err);
 PD_MUST_USE pd_status pd_optimizer_pass_end(struct pd_optimizer_pass *pass, struct pd_ring_report *ret_report,
                                             struct pd_error *err);

@@ -309,12 +309,8 @@ pd_status pd_optimizer_store_update_begin(struct pd_optimizer_store *store, cons
     PD_TRY(open_next(store, &step->identity, err));
     store->step = *step;
     store->step.update = NULL;
-    store->pass = (struct pd_optimizer_pass){.store = store,
-                                             .step = &store->step,
-                                             .old = current_of(store),
-                                             .new = next_of(store),
-                                             .has_kept = store->has_kept,
-                                             .kinds = (1u << PD_KIND_COUNT) - 1};
+    store->pass = (struct pd_optimizer_pass){
+        .store = store, .step = &store->step, .old = current_of(store), .new = next_of(store), .has_kept = store->has_kept};
     pd_status st = pd_optimizer_pass_begin(&store->pass, err);
     if (st) let_go(store, next_of(store), true);
     store->is_updating = !st;
@@ -350,17 +346,6 @@ pd_status pd_optimizer_store_update(struct pd_optimizer_store *store, const stru
 {
     PD_TRY(pd_optimizer_store_update_begin(store, step, err));
     return pd_optimizer_store_update_end(store, step->update, ret_report, err);
-}
-
-pd_status pd_optimizer_store_read(struct pd_optimizer_store *store, uint32_t kinds, void *context,
-                                  pd_status (*visit)(void *context, uint32_t box, uint64_t first, const float *data,
-                                                     uint64_t n, struct pd_error *err),
-                                  struct pd_error *err)
-{
-    PD_CHECK(store->has_current && !store->is_filling && !store->is_updating && kinds >> PD_KIND_COUNT == 0);
-    struct pd_optimizer_pass pass = {
-        .store = store, .old = current_of(store), .kinds = kinds, .context = context, .visit = visit};
-    return kinds ? pd_optimizer_pass_run(&pass, NULL, err) : PD_OK;
 }
 
 /* ---- the first generation ---- */

@@ -101,13 +101,6 @@ PD_MUST_USE pd_status pd_optimizer_store_update_end(struct pd_optimizer_store *s
                                                     struct pd_ring_report *ret_report, struct pd_error *err);
 void pd_optimizer_store_update_abandon(struct pd_optimizer_store *store);
 
-/* Reads the current generation through, verified, wherever it is: what tests see of a state that goes on, also where its
- * file can be no checkpoint any more. kinds: bit k. */
-PD_MUST_USE pd_status pd_optimizer_store_read(struct pd_optimizer_store *store, uint32_t kinds, void *context,
-                                              pd_status (*visit)(void *context, uint32_t box, uint64_t first,
-                                                                 const float *data, uint64_t n, struct pd_error *err),
-                                              struct pd_error *err);
-
 /* Identity of the current generation. */
 const struct pd_identity *pd_optimizer_store_identity(const struct pd_optimizer_store *store);
 const char *pd_optimizer_store_path(const struct pd_optimizer_store *store, uint32_t stripe); /* of its file */

@@ -16,11 +16,6 @@ uint64_t pd_spill_bytes(const uint64_t *span_bytes, uint32_t span_count, uint64_
     return sizeof(struct pd_spill) + pd_spill_file_heap_bytes(span_bytes, span_count, block_bytes);
 }
 
-uint64_t pd_spill_file_bytes(const uint64_t *span_bytes, uint32_t span_count, uint64_t block_bytes)
-{
-    return pd_spill_file_disk_bytes(span_bytes, span_count, block_bytes);
-}
-
 pd_status pd_spill_new(const struct pd_spill_options *options, struct pd_spill **ret_spill, struct pd_error *err)
 {
     struct pd_spill *s = calloc(1, sizeof *s);

@@ -47,7 +47,7 @@ uint64_t pd_spill_file_heap_bytes(const uint64_t *span_bytes, uint32_t span_coun
     return bytes + most * sizeof(struct pd_transfer *);
 }
 
-uint64_t pd_spill_file_disk_bytes(const uint64_t *span_bytes, uint32_t span_count, uint64_t block_bytes)
+uint64_t pd_spill_file_bytes(const uint64_t *span_bytes, uint32_t span_count, uint64_t block_bytes)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < span_count; i++)

@@ -13,7 +13,6 @@ PD_MUST_USE pd_status pd_spill_file_new(const struct pd_spill_options *options, 
                                         struct pd_error *err);
 void pd_spill_file_free(struct pd_spill_file *spill); /* waits for what is in flight; NULL is fine */
 uint64_t pd_spill_file_heap_bytes(const uint64_t *span_bytes, uint32_t span_count, uint64_t block_bytes);
-uint64_t pd_spill_file_disk_bytes(const uint64_t *span_bytes, uint32_t span_count, uint64_t block_bytes);
 
 PD_MUST_USE pd_status pd_spill_file_write(struct pd_spill_file *spill, uint32_t span, void *data, struct pd_error *err);
 PD_MUST_USE pd_status pd_spill_file_read(struct pd_spill_file *spill, uint32_t span, void *data, struct pd_error *err);

@@ -648,36 +648,24 @@ static pd_status receive(struct receiving *r, struct pd_error *err)
     return PD_OK;
 }
 
-static void release_receiving(struct receiving *r)
-{
-    if (!r) return;
-    free(r->wants);
-    free(r->is_marked);
-    free(r->marked);
-    free(r->position);
-    free(r->box);
-    free(r);
-}
-
 static pd_status receive_all(struct pd_plan *plan, struct pd_error *err)
 {
     if (plan->input.readers == 1) return PD_OK; /* nobody else reads */
     const uint64_t shards = plan->shard_count;
-    struct receiving *r = calloc(1, sizeof *r);
-    pd_status st = PD_OK;
-    if (r) {
-        r->plan = plan;
-        r->wants = calloc(plan->input.tensors->count + 1ull, sizeof *r->wants);
-        r->is_marked = calloc(shards, sizeof *r->is_marked);
-        r->marked = calloc(shards, sizeof *r->marked);
-        r->position = calloc(shards, sizeof *r->position);
-        r->box = calloc(shards, sizeof *r->box);
-    }
-    if (r && r->wants && r->is_marked && r->marked && r->position && r->box)
-        st = receive(r, err);
-    else
-        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory for a plan over %u shards", plan->shard_count);
-    release_receiving(r);
+    struct receiving r = {.plan = plan,
+                          .wants = calloc(plan->input.tensors->count + 1ull, sizeof *r.wants),
+                          .is_marked = calloc(shards, sizeof *r.is_marked),
+                          .marked = calloc(shards, sizeof *r.marked),
+                          .position = calloc(shards, sizeof *r.position),
+                          .box = calloc(shards, sizeof *r.box)};
+    const bool has_all = r.wants && r.is_marked && r.marked && r.position && r.box;
+    pd_status st = PD_ALLOCATED(has_all, err, "load: no memory for a plan over %u shards", plan->shard_count);
+    if (!st) st = receive(&r, err);
+    free(r.wants);
+    free(r.is_marked);
+    free(r.marked);
+    free(r.position);
+    free(r.box);
     return st;
 }
 

@@ -1,5 +1,7 @@
 #include "ckpt/base/cpu.h"
 
+#include "ckpt/base/parse.h"
+
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,24 +35,14 @@ static enum pd_isa isa_best(void)
     return isa;
 }
 
-static bool isa_from_name(const char *name, enum pd_isa *ret_isa)
-{
-    for (unsigned i = 0; i < PD_ISA_COUNT; i++) {
-        if (strcmp(name, isa_names[i]) == 0) {
-            *ret_isa = (enum pd_isa)i;
-            return true;
-        }
-    }
-    return false;
-}
-
 pd_status pd_isa_resolve(enum pd_isa asked, enum pd_isa *ret_isa, struct pd_error *err)
 {
-    enum pd_isa isa = asked;
+    unsigned number = asked;
     const char *variable = getenv("PERDURE_ISA");
-    if (isa == PD_ISA_AUTO && variable && *variable && !isa_from_name(variable, &isa))
+    if (asked == PD_ISA_AUTO && variable && *variable &&
+        !pd_parse_name(variable, strlen(variable), isa_names, PD_ISA_COUNT, &number))
         PD_FAIL(err, PD_INVALID, "PERDURE_ISA=%s: no such instruction set; use portable, avx2, avx512 or auto", variable);
-    if (isa == PD_ISA_AUTO) isa = isa_best();
+    enum pd_isa isa = number == PD_ISA_AUTO ? isa_best() : (enum pd_isa)number;
     if (!pd_isa_available(isa))
         PD_FAIL(err, PD_UNSUPPORTED, "kernels for %s cannot run on this processor; the best it has is %s", pd_isa_name(isa),
                 pd_isa_name(isa_best()));

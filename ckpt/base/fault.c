@@ -29,17 +29,6 @@ static struct fault faults[FAULTS_MAX];
 static unsigned fault_count;
 static char once_file[ONCE_PATH_MAX];
 
-static bool parse_action(const char *text, enum action *ret_action)
-{
-    for (int i = 0; i < ACTION_COUNT; i++) {
-        if (strcmp(text, action_names[i]) == 0) {
-            *ret_action = (enum action)i;
-            return true;
-        }
-    }
-    return false;
-}
-
 /* "name[@rank]:nth[:action]", cut up in place. */
 static bool parse_fault(char *word, struct fault *fault)
 {
@@ -51,13 +40,15 @@ static bool parse_fault(char *word, struct fault *fault)
     char *rank = strchr(word, '@');
     if (rank) *rank++ = '\0';
     fault->rank = -1;
-    fault->action = ACTION_KILL;
+    unsigned number = ACTION_KILL;
     size_t length = strlen(word);
     if (length == 0 || length >= sizeof fault->name) return false;
     memcpy(fault->name, word, length + 1);
     if (rank && (!pd_parse_i64(rank, &fault->rank) || fault->rank < 0)) return false;
     if (!pd_parse_u64(nth, &fault->nth) || fault->nth == 0) return false;
-    return !action || parse_action(action, &fault->action);
+    if (action && !pd_parse_name(action, strlen(action), action_names, ACTION_COUNT, &number)) return false;
+    fault->action = (enum action)number;
+    return true;
 }
 
 static pd_status parse_spec(const char *spec, struct pd_error *err)

@@ -1,6 +1,7 @@
 #include "ckpt/base/log.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/parse.h"
 #include "ckpt/base/progress.h"
 #include "ckpt/base/rank.h"
 #include <errno.h>
@@ -42,26 +43,16 @@ static atomic_bool configured;
 
 static const char *const level_names[PD_LOG_LEVEL_COUNT] = {"error", "warn", "info", "debug", "trace"};
 
-static bool parse_level(const char *text, size_t length, enum pd_log_level *ret_level)
-{
-    for (int i = 0; i < PD_LOG_LEVEL_COUNT; i++) {
-        if (strlen(level_names[i]) == length && strncmp(level_names[i], text, length) == 0) {
-            *ret_level = (enum pd_log_level)i;
-            return true;
-        }
-    }
-    return false;
-}
-
 static pd_status parse_word(const char *word, size_t length, struct levels *levels, struct pd_error *err)
 {
     const char *equals = memchr(word, '=', length);
     const char *text = equals ? equals + 1 : word;
-    enum pd_log_level level;
-    if (!parse_level(text, (size_t)(word + length - text), &level))
+    unsigned number;
+    if (!pd_parse_name(text, (size_t)(word + length - text), level_names, PD_LOG_LEVEL_COUNT, &number))
         PD_FAIL(err, PD_USAGE,
                 "PERDURE_LOG: \"%.*s\" is not understood: write a level (error, warn, info, debug, trace) or module=level",
                 (int)length, word);
+    const enum pd_log_level level = (enum pd_log_level)number;
     if (!equals) {
         levels->all = level;
         return PD_OK;

@@ -74,3 +74,13 @@ bool pd_parse_bytes(const char *text, uint64_t *ret)
     *ret = (uint64_t)value;
     return true;
 }
+
+bool pd_parse_name(const char *text, size_t length, const char *const *names, unsigned count, unsigned *ret)
+{
+    for (unsigned i = 0; i < count; i++) {
+        if (strlen(names[i]) != length || strncmp(names[i], text, length) != 0) continue;
+        *ret = i;
+        return true;
+    }
+    return false;
+}

@@ -225,8 +225,7 @@ pd_status pd_thread_pool_new(unsigned thread_count, struct pd_thread_pool **ret_
     pool->cpu_count = pd_cpu_cores();
     pool->spins = SPINS_MAX;
     pool->threads = calloc(thread_count, sizeof *pool->threads);
-    pd_status status = PD_OK;
-    if (!pool->threads) status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u threads", thread_count);
+    pd_status status = PD_ALLOCATED(pool->threads, err, "no memory for %u threads", thread_count);
     if (!status) {
         atomic_fetch_add(&threads_alive, thread_count);
         pool->counted = true;

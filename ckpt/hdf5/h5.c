@@ -197,21 +197,12 @@ const char *pd_h5_version(void)
 
 /* ---- types ---- */
 
-static hid_t make_bf16(void)
+/* 16 bits, of which the lowest are the mantissa's. */
+static hid_t make_half(size_t mantissa_bits, size_t exponent_bias)
 {
     hid_t type = H5Tcopy(H5T_IEEE_F32LE);
-    bool ok = type >= 0 && H5Tset_fields(type, 15, 7, 8, 0, 7) >= 0 && H5Tset_precision(type, 16) >= 0 &&
-              H5Tset_size(type, 2) >= 0 && H5Tset_ebias(type, 127) >= 0;
-    if (ok) return type;
-    if (type >= 0) H5Tclose(type);
-    return H5I_INVALID_HID;
-}
-
-static hid_t make_f16(void)
-{
-    hid_t type = H5Tcopy(H5T_IEEE_F32LE);
-    bool ok = type >= 0 && H5Tset_fields(type, 15, 10, 5, 0, 10) >= 0 && H5Tset_precision(type, 16) >= 0 &&
-              H5Tset_size(type, 2) >= 0 && H5Tset_ebias(type, 15) >= 0;
+    bool ok = type >= 0 && H5Tset_fields(type, 15, mantissa_bits, 15 - mantissa_bits, 0, mantissa_bits) >= 0 &&
+              H5Tset_precision(type, 16) >= 0 && H5Tset_size(type, 2) >= 0 && H5Tset_ebias(type, exponent_bias) >= 0;
     if (ok) return type;
     if (type >= 0) H5Tclose(type);
     return H5I_INVALID_HID;
@@ -230,8 +221,8 @@ static pd_status make_types(struct pd_h5_file *file, struct pd_error *err)
     file->types[PD_H5_F32] = H5Tcopy(H5T_IEEE_F32LE);
     file->types[PD_H5_F64] = H5Tcopy(H5T_IEEE_F64LE);
     file->types[PD_H5_U64] = H5Tcopy(H5T_STD_U64LE);
-    file->types[PD_H5_BF16] = make_bf16();
-    file->types[PD_H5_F16] = make_f16();
+    file->types[PD_H5_BF16] = make_half(7, 127);
+    file->types[PD_H5_F16] = make_half(10, 15);
     file->types[PD_H5_TEXT] = make_text();
     for (int t = 0; t < PD_H5_TYPE_COUNT; t++)
         if (file->types[t] < 0) return library_fail(err, "make a type", "");
@@ -369,14 +360,19 @@ pd_status pd_h5_note_u64(struct pd_h5_file *file, const char *object, const char
 
 /* ---- datasets ---- */
 
-static pd_status reserve(struct pd_h5_file *file, const char *path, hid_t type, uint32_t ndim, const uint64_t *shape,
-                         uint64_t *ret_offset, struct pd_error *err)
+static hid_t make_space(uint32_t ndim, const uint64_t *shape)
 {
     hsize_t dims[PD_TENSOR_DIMS_MAX];
     PD_CHECK(ndim >= 1 && ndim <= PD_TENSOR_DIMS_MAX);
     for (uint32_t d = 0; d < ndim; d++)
         dims[d] = shape[d];
-    hid_t space = H5Screate_simple((int)ndim, dims, NULL);
+    return H5Screate_simple((int)ndim, dims, NULL);
+}
+
+static pd_status reserve(struct pd_h5_file *file, const char *path, hid_t type, uint32_t ndim, const uint64_t *shape,
+                         uint64_t *ret_offset, struct pd_error *err)
+{
+    hid_t space = make_space(ndim, shape);
     hid_t dataset = space < 0
                         ? H5I_INVALID_HID
                         : H5Dcreate2(file->file, path, type, space, file->link_creation, file->contiguous, H5P_DEFAULT);
@@ -448,12 +444,9 @@ pd_status pd_h5_chunked(struct pd_h5_file *file, const char *path, enum pd_h5_ty
                         const uint64_t *shape, const uint64_t *chunk_shape, int zstd_level, const struct pd_h5_chunk *chunks,
                         uint64_t *ret_header, struct pd_error *err)
 {
-    hsize_t dims[PD_TENSOR_DIMS_MAX];
-    PD_CHECK((unsigned)type < PD_H5_TYPE_COUNT && ndim >= 1 && ndim <= PD_TENSOR_DIMS_MAX);
-    for (uint32_t d = 0; d < ndim; d++)
-        dims[d] = shape[d];
+    PD_CHECK((unsigned)type < PD_H5_TYPE_COUNT);
     PD_TRY(enter_library(err));
-    hid_t dataset = H5I_INVALID_HID, space = H5Screate_simple((int)ndim, dims, NULL);
+    hid_t dataset = H5I_INVALID_HID, space = make_space(ndim, shape);
     hid_t creation = chunked_creation(ndim, chunk_shape, zstd_level);
     pd_status st = create_chunked(file, path, file->types[type], space, creation, ret_header, &dataset, err);
     if (!st && !name_chunks(file, dataset, ndim, shape, chunk_shape, chunks))
@@ -515,12 +508,8 @@ static pd_status create_virtual(struct pd_h5_file *file, const char *path, hid_t
 pd_status pd_h5_virtual(struct pd_h5_file *file, const char *path, uint32_t ndim, const uint64_t *shape,
                         const struct pd_h5_source *sources, uint64_t source_count, struct pd_error *err)
 {
-    hsize_t dims[PD_TENSOR_DIMS_MAX];
-    PD_CHECK(ndim >= 1 && ndim <= PD_TENSOR_DIMS_MAX);
-    for (uint32_t d = 0; d < ndim; d++)
-        dims[d] = shape[d];
     PD_TRY(enter_library(err));
-    hid_t creation = H5Pcreate(H5P_DATASET_CREATE), whole = H5Screate_simple((int)ndim, dims, NULL);
+    hid_t creation = H5Pcreate(H5P_DATASET_CREATE), whole = make_space(ndim, shape);
     pd_status st = create_virtual(file, path, creation, whole, ndim, sources, source_count, err);
     if (creation >= 0) H5Pclose(creation);
     if (whole >= 0) H5Sclose(whole);

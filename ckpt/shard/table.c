@@ -149,8 +149,7 @@ pd_status pd_shard_map_init(const struct pd_shard_extents *extents, struct pd_sh
     struct pd_shard_map map = {0};
     struct pd_shard_segment *owned = malloc(most * sizeof *owned);
     map.segments = malloc(2 * most * sizeof *map.segments);
-    pd_status st = PD_OK;
-    if (!owned || !map.segments) st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a shard's map");
+    pd_status st = PD_ALLOCATED(owned && map.segments, err, "no memory for a shard's map");
     if (!st) st = fill_gaps(owned, collect_owned(extents, owned), file_bytes, &map, err);
     if (!st) st = collect_small(extents->places, extents->box_count, &map, err);
     if (!st) st = check_small(extents->places, &map, err);

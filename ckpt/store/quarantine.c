@@ -19,17 +19,15 @@ static int oldest_first(const void *a, const void *b)
     return x->name.step < y->name.step ? -1 : x->name.step > y->name.step;
 }
 
-static uint64_t directory_bytes(const struct store_dir *root, const char *path)
+static uint64_t bytes_in(const struct store_dir *root, const char *name)
 {
     struct pd_listing listing = {0};
+    struct pd_stat stat;
     uint64_t bytes = 0;
-    if (pd_vfs_list(root->vfs, path, &listing, NULL) != PD_OK) return 0;
+    if (pd_vfs_list(root->vfs, store_at(root, "quarantine/%s", name).text, &listing, NULL) != PD_OK) return 0;
     for (uint32_t i = 0; i < listing.count; i++) {
-        char file[STORE_PATH_MAX];
-        struct pd_stat stat;
-        int length = snprintf(file, sizeof file, "%s/%s", path, listing.names[i]);
-        if (length < 0 || (size_t)length >= sizeof file) continue;
-        if (pd_vfs_stat(root->vfs, file, &stat, NULL) == PD_OK) bytes += stat.bytes;
+        const struct store_text file = store_at(root, "quarantine/%s/%s", name, listing.names[i]);
+        if (pd_vfs_stat(root->vfs, file.text, &stat, NULL) == PD_OK) bytes += stat.bytes;
     }
     pd_listing_deinit(&listing);
     return bytes;
@@ -55,7 +53,7 @@ static pd_status enforce_cap(const struct store_drives *drives, uint64_t bytes_m
     uint64_t total = 0;
     for (uint32_t i = 0; rows && i < listing.count; i++) {
         if (!pd_step_name_parse(listing.names[i], &rows[count].name)) continue;
-        rows[count].bytes = directory_bytes(root, store_at(root, "quarantine/%s", listing.names[i]).text);
+        rows[count].bytes = bytes_in(root, listing.names[i]);
         total += rows[count++].bytes;
     }
     pd_listing_deinit(&listing);

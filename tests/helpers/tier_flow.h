@@ -66,4 +66,15 @@ static inline pd_status set_lacks(struct tier_rank *rank, const char *path, unsi
     return pd_group_barrier(&rank->world, err);
 }
 
+/* Step 4 of another run, into the first tier that there is. */
+static inline pd_status save_other_run(struct tier_rank *rank, struct pd_error *err)
+{
+    struct tier_saving saving;
+    struct pd_tiers_save save = tier_saving_init(&saving, rank, 4, false);
+    uint32_t tier;
+    saving.state.identity.run_id[0] ^= 1;
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    return pd_tiers_save(rank->tiers, &save, &tier, err);
+}
+
 #endif

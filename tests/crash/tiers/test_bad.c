@@ -142,16 +142,6 @@ Test(bad_tiers, one_that_never_was_comes_when_it_can_be_made)
     room_free(&room);
 }
 
-static pd_status save_other_run(struct tier_rank *rank, struct pd_error *err)
-{
-    struct tier_saving saving;
-    struct pd_tiers_save save = tier_saving_init(&saving, rank, 4, false);
-    uint32_t tier;
-    saving.state.identity.run_id[0] ^= 1;
-    PD_TRY(pd_tiers_start(rank->tiers, err));
-    return pd_tiers_save(rank->tiers, &save, &tier, err);
-}
-
 static pd_status has_step_four(struct tier_rank *rank, struct pd_error *err)
 {
     struct pd_store *store = pd_tiers_store(rank->tiers, 0);

@@ -2,6 +2,7 @@
 #ifndef PD_TESTS_UNIT_OFFLOAD_OPTIMIZER_RIG_H
 #define PD_TESTS_UNIT_OFFLOAD_OPTIMIZER_RIG_H
 
+#include "tests/helpers/optimizer_read.h"
 #include "tests/simulated_disk/simulated_disk.h"
 #include "tests/unit/offload/optimizer_state.h"
 
@@ -126,14 +127,12 @@ static inline pd_status rig_update(struct rig *rig, uint64_t step, uint64_t upda
 struct comparing {
     const struct state *state;
     uint64_t seen[BOXES_MAX];
-    uint32_t kinds;
 };
 
 static inline pd_status compare(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n,
                                 struct pd_error *err)
 {
     struct comparing *c = context;
-    if (!(c->kinds >> c->state->boxes[box].kind & 1)) PD_FAIL(err, PD_BUG, "box %u was not asked for", box);
     if (c->seen[box] != first) PD_FAIL(err, PD_BUG, "box %u: element %llu out of turn", box, (unsigned long long)first);
     if (memcmp(c->state->data[box] + first, data, n * sizeof *data) != 0)
         PD_FAIL(err, PD_BUG, "box %u of %s, %s, from element %llu: other bits", box,
@@ -143,19 +142,14 @@ static inline pd_status compare(void *context, uint32_t box, uint64_t first, con
     return PD_OK;
 }
 
-static inline pd_status rig_compare_kinds(struct rig *rig, uint32_t kinds, struct pd_error *err)
-{
-    struct comparing c = {.state = rig->state, .kinds = kinds};
-    PD_TRY(pd_optimizer_store_read(rig->store, kinds, &c, compare, err));
-    for (uint32_t b = 0; b < rig->state->box_count; b++)
-        if (c.seen[b] != (kinds >> rig->state->boxes[b].kind & 1 ? elements_of(rig->state, b) : 0))
-            PD_FAIL(err, PD_BUG, "box %u was seen up to element %llu", b, (unsigned long long)c.seen[b]);
-    return PD_OK;
-}
-
 static inline pd_status rig_compare(struct rig *rig, struct pd_error *err)
 {
-    return rig_compare_kinds(rig, 7, err);
+    struct comparing c = {.state = rig->state};
+    PD_TRY(optimizer_read(rig->store, &c, compare, err));
+    for (uint32_t b = 0; b < rig->state->box_count; b++)
+        if (c.seen[b] != elements_of(rig->state, b))
+            PD_FAIL(err, PD_BUG, "box %u was seen up to element %llu", b, (unsigned long long)c.seen[b]);
+    return PD_OK;
 }
 
 /* ---- one state on a simulated disk, after its first update ---- */

@@ -144,15 +144,6 @@ Test(optimizer_store, copies_are_the_new_parameters_rounded)
     scene_deinit(&scene);
 }
 
-Test(optimizer_store, reads_the_kinds_that_are_asked_for)
-{
-    struct scene scene;
-    scene_init(&scene, 0);
-    for (uint32_t kinds = 0; kinds < 8; kinds++)
-        OK(rig_compare_kinds(&scene.rig, kinds, err));
-    scene_deinit(&scene);
-}
-
 /* ---- beginning ---- */
 
 Test(optimizer_store, beginning_again_replaces_what_was_begun_and_what_was)

@@ -1,6 +1,6 @@
 /* Budgets of placements in files: what fits stays in memory and is not read back. Bits are those without budgets, memory is
  * what was planned, and what a step moves is what was planned, counted at the VFS to the byte. */
-#include "ckpt/base/digest.h"
+#include "tests/helpers/optimizer_read.h"
 #include "tests/unit/run/saved_run.h"
 #include "trainer/engine/scratch.h"
 #include "trainer/plan/offload_plan.h"
@@ -17,14 +17,6 @@ struct outcome {
     uint64_t digest, step_bytes, memory_bytes;
     struct pd_offload_plan plan;
 };
-
-static pd_status add_digest(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n, struct pd_error *err)
-{
-    uint64_t *digest = context;
-    (void)err;
-    *digest ^= pd_digest64(data, n * sizeof *data, first * 1000003u + box);
-    return PD_OK;
-}
 
 static uint64_t moved(const struct run *r)
 {
@@ -67,8 +59,7 @@ static struct outcome run_with(const char *away)
             cr_expect_eq(out.step_bytes, out.plan.step_bytes, "%s: step %d moved %lu bytes, %lu were planned", away, step,
                          out.step_bytes, out.plan.step_bytes);
     }
-    OK(pd_optimizer_store_read(pd_state_files_store(r.whole.engine->state), (1u << PD_KIND_COUNT) - 1, &out.digest,
-                               add_digest, err));
+    OK(optimizer_digest(pd_state_files_store(r.whole.engine->state), &out.digest, err));
     pd_scratch_close(scratch);
     run_close(&r);
     return out;

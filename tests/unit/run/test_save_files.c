@@ -1,6 +1,6 @@
 /* Saves of optimizer state in files: what a checkpoint costs beyond its step, counted at the VFS, and who does it. */
-#include "ckpt/base/digest.h"
 #include "ckpt/io/vfs_ops.h"
+#include "tests/helpers/optimizer_read.h"
 #include "tests/unit/run/saved_run.h"
 
 #include <dirent.h>
@@ -81,19 +81,10 @@ static struct pd_vfs_counts count_steps(struct run *r, bool has_saves)
                                   .flushes = after.flushes - before.flushes};
 }
 
-static pd_status add_digest(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n, struct pd_error *err)
-{
-    uint64_t *digest = context;
-    (void)err;
-    *digest ^= pd_digest64(data, n * sizeof *data, first * 1000003u + box);
-    return PD_OK;
-}
-
 static uint64_t state_digest(struct run *r)
 {
     uint64_t digest = 0;
-    OK(pd_optimizer_store_read(pd_state_files_store(r->whole.engine->state), (1u << PD_KIND_COUNT) - 1, &digest, add_digest,
-                               err));
+    OK(optimizer_digest(pd_state_files_store(r->whole.engine->state), &digest, err));
     return digest;
 }
 

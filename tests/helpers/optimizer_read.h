@@ -1,0 +1,62 @@
+/* The current generation of an optimizer store, read through and verified, wherever it is: also where its files can be no
+ * checkpoint any more. */
+#ifndef PD_TESTS_OPTIMIZER_READ_H
+#define PD_TESTS_OPTIMIZER_READ_H
+
+#include "ckpt/base/digest.h"
+#include "offload/optimizer_pass.h"
+
+typedef pd_status optimizer_visit(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n,
+                                  struct pd_error *err);
+
+/* A block of a box in its file, into `data`. */
+static inline pd_status optimizer_read_block(const struct pd_optimizer_store *store, const struct pd_optimizer_generation *g,
+                                             uint32_t box, uint64_t block, void *data, uint64_t bytes, struct pd_error *err)
+{
+    uint32_t local;
+    struct pd_file *from;
+    const struct pd_optimizer_file *file = pd_optimizer_file_of(store, g, box, &local);
+    const uint64_t offset = pd_shard_writer_box_offset(file->writer, local) + block * PD_SHARD_BLOCK_BYTES;
+    PD_TRY(pd_file_open(store->options.vfs, file->path, PD_OPEN_READ, &from, err));
+    pd_status st = pd_file_read(from, offset, data, bytes, err);
+    if (!st) st = pd_shard_writer_verify_block(file->writer, local, block, data, bytes, err);
+    pd_file_close_readonly(from);
+    return st;
+}
+
+static inline pd_status optimizer_read(const struct pd_optimizer_store *store, void *context, optimizer_visit *visit,
+                                       struct pd_error *err)
+{
+    const struct pd_optimizer_generation *g = &store->generations[store->current];
+    const uint64_t per_block = PD_SHARD_BLOCK_BYTES / sizeof(float);
+    _Alignas(64) float data[PD_SHARD_BLOCK_BYTES / sizeof(float)];
+    PD_CHECK(store->has_current && !store->is_filling && !store->is_updating);
+    for (uint32_t box = 0; box < store->options.box_count; box++) {
+        const uint64_t elements = pd_box_elements(&store->options.boxes[box].box);
+        const bool is_in_file = store->resident_at[box] == PD_OPTIMIZER_IN_FILE;
+        for (uint64_t first = 0; first < elements; first += per_block) {
+            const uint64_t n = elements - first < per_block ? elements - first : per_block;
+            if (is_in_file) PD_TRY(optimizer_read_block(store, g, box, first / per_block, data, n * sizeof *data, err));
+            PD_TRY(visit(context, box, first, is_in_file ? data : pd_optimizer_resident(store, g, box) + first, n, err));
+        }
+    }
+    return PD_OK;
+}
+
+static inline pd_status optimizer_add_digest(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n,
+                                             struct pd_error *err)
+{
+    uint64_t *digest = context;
+    (void)err;
+    *digest ^= pd_digest64(data, n * sizeof *data, first * 1000003u + box);
+    return PD_OK;
+}
+
+/* Of all of it, wherever it lies. */
+static inline pd_status optimizer_digest(const struct pd_optimizer_store *store, uint64_t *ret_digest, struct pd_error *err)
+{
+    *ret_digest = 0;
+    return optimizer_read(store, ret_digest, optimizer_add_digest, err);
+}
+
+#endif
