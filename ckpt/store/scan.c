@@ -51,20 +51,17 @@ static pd_status read_record(const struct store_dir *dir, struct store_listing *
     return st;
 }
 
-/* Only bytes that are wrong twice are damage; a record that cannot be read says nothing about it. */
-static pd_status list_record(const struct store_dir *dir, struct store_listing *listing, const char *path,
-                             struct pd_error *unreadable)
+/* What came of reading a record. */
+static pd_status note_record_read(struct store_listing *listing, pd_status st, const struct pd_error *own,
+                                  struct pd_error *unreadable)
 {
-    struct pd_error own = {0};
-    pd_status st = read_record(dir, listing, path, &own);
-    if (st == PD_CORRUPT) st = read_record(dir, listing, path, &own);
-    snprintf(listing->cause, sizeof listing->cause, "%.191s", own.message);
+    snprintf(listing->cause, sizeof listing->cause, "%.191s", own->message);
     listing->record = st == PD_OK          ? STORE_RECORD_VALID
                       : st == PD_NOT_FOUND ? STORE_RECORD_ABSENT
                       : st == PD_CORRUPT   ? STORE_RECORD_INVALID
                                            : STORE_RECORD_UNREADABLE;
     if (listing->record != STORE_RECORD_UNREADABLE) return PD_OK;
-    if (st == PD_NO_MEMORY || unreadable->status == PD_OK) *unreadable = own;
+    if (st == PD_NO_MEMORY || unreadable->status == PD_OK) *unreadable = *own;
     return st == PD_NO_MEMORY ? st : PD_OK;
 }
 
@@ -102,7 +99,8 @@ static pd_status list_files(const struct store_dir *dir, struct store_listing *l
     return st;
 }
 
-/* PD_NOT_FOUND: it went away meanwhile. A directory that cannot be looked into counts as unreadable. */
+/* PD_NOT_FOUND: it went away meanwhile. Only bytes that are wrong twice are damage; a directory or a record that cannot be read
+ * says nothing about it. */
 static pd_status list_step(const struct store_dir *dir, const char *step, struct store_listing *listing,
                            struct pd_error *unreadable)
 {
@@ -112,11 +110,9 @@ static pd_status list_step(const struct store_dir *dir, const char *step, struct
     if (st == PD_NOT_FOUND) return st;
     int length = snprintf(path, sizeof path, "%s/commit.h5", step);
     PD_CHECK(length > 0 && (size_t)length < sizeof path);
-    if (st == PD_OK) return list_record(dir, listing, path, unreadable);
-    if (st == PD_NO_MEMORY || unreadable->status == PD_OK) *unreadable = own;
-    snprintf(listing->cause, sizeof listing->cause, "%.191s", own.message);
-    listing->record = STORE_RECORD_UNREADABLE;
-    return st == PD_NO_MEMORY ? st : PD_OK;
+    if (st == PD_OK && (st = read_record(dir, listing, path, &own)) == PD_CORRUPT)
+        st = read_record(dir, listing, path, &own);
+    return note_record_read(listing, st, &own, unreadable);
 }
 
 static void listing_deinit(struct store_listing *listing)

@@ -86,7 +86,7 @@ static void close_file(struct open_file *f)
 void pd_reader_close(struct pd_reader *r)
 {
     if (!r) return;
-    (void)!pd_transfer_ring_drain(&r->ring, NULL); /* what came is of no use to anybody */
+    (void)!pd_transfer_ring_drain(&r->ring, PD_OK, NULL); /* what came is of no use to anybody */
     for (uint32_t i = 0; i < PD_READER_FILES_MAX; i++)
         close_file(&r->files[i]);
     pd_queue_close(r->queue);

@@ -122,17 +122,17 @@ static pd_status open_shards(struct loader *l, struct pd_error *err)
 
 /* ---- where items go ---- */
 
-/* Pieces of an item that this rank owns itself: they reach their place without the group. */
-struct own_runs {
+/* Pieces of an item that go to `peer` or come from it; those that this rank owns itself reach their place without the group. */
+struct runs {
     struct loader *l;
     const struct pd_read_item *item;
-    uint32_t count;
+    uint32_t peer, count;
     struct pd_transfer_run last;
 };
 
 static void visit_count(void *context, const struct pd_transfer_run *run)
 {
-    struct own_runs *own = context;
+    struct runs *own = context;
     own->count++;
     own->last = *run;
 }
@@ -257,7 +257,7 @@ static void drain(struct loader *l)
 
 static void visit_copy(void *context, const struct pd_transfer_run *run)
 {
-    struct own_runs *own = context;
+    struct runs *own = context;
     pd_stream_copy(place_of(own->l, own->item, run), item_data(own->l, own->item) + run->item_offset, run->bytes);
 }
 
@@ -284,7 +284,7 @@ static pd_status verify_item(struct loader *l, const struct pd_read_item *item, 
 {
     struct pd_shard *shard = l->shards[item->shard];
     char *data = item_data(l, item);
-    struct own_runs own = {.l = l, .item = item};
+    struct runs own = {.l = l, .item = item};
     pd_plan_runs(l->plan, item, l->group->rank, visit_count, &own);
     char *place = own.count == 1 ? place_of(l, item, &own.last) : NULL;
     const bool is_read_now = !l->chunks && load_is_in_chunks(l, item);
@@ -309,28 +309,22 @@ static pd_status verify_round(struct loader *l, const struct load_window *w, str
 
 /* ---- exchange ---- */
 
-struct run_context {
-    struct loader *l;
-    const struct pd_read_item *item;
-    uint32_t peer;
-};
-
 static void visit_send(void *context, const struct pd_transfer_run *run)
 {
-    struct run_context *c = context;
+    struct runs *c = context;
     append_piece(&c->l->sends, c->peer, item_data(c->l, c->item) + run->item_offset, run->bytes);
 }
 
 static void visit_recv(void *context, const struct pd_transfer_run *run)
 {
-    struct run_context *c = context;
+    struct runs *c = context;
     append_piece(&c->l->recvs, c->peer, place_of(c->l, c->item, run), run->bytes);
 }
 
 static void name_sends(struct loader *l, const struct pd_read_item *item)
 {
     struct pd_owner_run owners[PD_LAYOUT_CHUNKS_MAX];
-    struct run_context c = {.l = l, .item = item};
+    struct runs c = {.l = l, .item = item};
     uint32_t count = pd_plan_owners(l->plan, item, owners);
     for (uint32_t i = 0; i < count; i++)
         for (uint32_t k = 0; k < owners[i].count; k++) {
@@ -349,7 +343,7 @@ static pd_status name_pieces(struct loader *l, uint32_t round, struct pd_error *
         name_sends(l, &plan->items[i]);
     for (; l->next_coming < plan->coming_count && plan->coming[l->next_coming].round == round; l->next_coming++) {
         const struct pd_read_item *item = &plan->coming[l->next_coming];
-        struct run_context c = {l, item, item->reader};
+        struct runs c = {.l = l, .item = item, .peer = item->reader};
         pd_plan_runs(plan, item, l->group->rank, visit_recv, &c);
     }
     if (l->sends.failed || l->recvs.failed) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the pieces of a round");
