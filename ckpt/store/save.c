@@ -189,7 +189,7 @@ static pd_status build_record(const struct store_save *save, const struct pd_sha
     struct store_drive *root = root_of(save);
     struct pd_group *group = root->dir.group;
     struct pd_shard_summary *all = group->rank == 0 ? calloc(group->size, count * sizeof *all) : NULL;
-    pd_status st = all || group->rank != PD_ALLOCATED(0, err, "no memory for the shards of %u ranks", group->size);
+    pd_status st = PD_ALLOCATED(all || group->rank != 0, err, "no memory for the shards of %u ranks", group->size);
     st = pd_group_agree(group, st, err);
     if (st == PD_OK) st = pd_group_gather(group, 0, summaries, count * sizeof *summaries, all, err);
     if (st == PD_OK) st = store_gather(&root->dir, pd_digest64(&save->identity, sizeof save->identity, 0), err);
