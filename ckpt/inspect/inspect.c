@@ -118,8 +118,13 @@ static pd_status add_shard(struct pd_inspect *in, uint32_t number, const struct 
         st = add_tensor(in, &table->tensors[t], &global[t], err);
     for (uint32_t b = 0; !st && b < pd_shard_box_count(shard); b++) {
         const struct pd_shard_box *box = &pd_shard_boxes(shard)[b];
-        const struct pd_inspect_box row = {number,    b,        global[box->tensor],
-                                           box->kind, box->box, pd_shard_box_bytes(shard, b)};
+        const struct pd_inspect_box row = {number,
+                                           b,
+                                           global[box->tensor],
+                                           box->kind,
+                                           box->box,
+                                           pd_shard_box_offset(shard, b),
+                                           pd_shard_box_bytes(shard, b)};
         st = add_box(in, &row, err);
     }
     free(global);
@@ -233,6 +238,16 @@ pd_status pd_inspect_check_complete(const struct pd_inspect *inspect, struct pd_
 const struct pd_tensor_table *pd_inspect_tensors(const struct pd_inspect *inspect)
 {
     return &inspect->tensors;
+}
+
+uint64_t pd_inspect_box_count(const struct pd_inspect *inspect)
+{
+    return inspect->box_count;
+}
+
+const struct pd_inspect_box *pd_inspect_boxes(const struct pd_inspect *inspect)
+{
+    return inspect->boxes;
 }
 
 /* ---- reading ---- */

@@ -22,6 +22,17 @@ PD_MUST_USE pd_status pd_inspect_check_complete(const struct pd_inspect *inspect
 /* Every tensor of the model, united over the shards, in the order of the first shard that has it. Borrowed. */
 const struct pd_tensor_table *pd_inspect_tensors(const struct pd_inspect *inspect);
 
+/* Where the boxes are. `tensor` numbers pd_inspect_tensors. */
+struct pd_inspect_box {
+    uint32_t shard, box; /* file shard-<shard>, its box number */
+    uint32_t tensor;
+    enum pd_kind kind;
+    struct pd_box place;
+    uint64_t file_offset, bytes;
+};
+uint64_t pd_inspect_box_count(const struct pd_inspect *inspect);
+const struct pd_inspect_box *pd_inspect_boxes(const struct pd_inspect *inspect); /* by tensor, kind, start; borrowed */
+
 /* Any box of a tensor, verified, whatever the layout it is stored in. `box` lies within the tensor.
  *   dst (box elements) fp32, row-major */
 PD_MUST_USE pd_status pd_inspect_read(struct pd_inspect *inspect, uint32_t tensor, enum pd_kind kind,

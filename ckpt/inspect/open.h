@@ -6,14 +6,6 @@
 #define PD_INSPECT_BUFFER_BYTES (16u << 20)
 #define PD_INSPECT_OPEN_MAX 128u /* shards open at a time: descriptors are scarce */
 
-struct pd_inspect_box {
-    uint32_t shard, box; /* file shard-<shard>, its box number */
-    uint32_t tensor;
-    enum pd_kind kind;
-    struct pd_box place;
-    uint64_t bytes;
-};
-
 struct pd_inspect {
     struct pd_vfs *vfs;
     char *directory;

@@ -54,7 +54,7 @@ static pd_status end_file(struct pd_output *o, struct pd_error *err)
     PD_CHECK(o->at + o->filled <= bytes);
     PD_TRY(append(o, NULL, bytes - o->at - o->filled, err));
     PD_TRY(send(o, err));
-    PD_TRY(pd_transfer_ring_drain(&o->ring, err));
+    PD_TRY(pd_transfer_ring_drain(&o->ring, PD_OK, err));
     PD_TRY(pd_file_truncate(o->file, bytes, err));
     struct pd_file *file = o->file;
     o->file = NULL;
@@ -85,8 +85,7 @@ pd_status pd_output_close(struct pd_output *o, pd_status mine, struct pd_error *
 {
     pd_status st = mine ? mine : end_file(o, err);
     if (o->filling) pd_transfer_ring_release(&o->ring, o->filling);
-    const pd_status drained = pd_transfer_ring_drain(&o->ring, st ? NULL : err);
-    if (!st) st = drained;
+    st = pd_transfer_ring_drain(&o->ring, st, err);
     pd_file_close_readonly(o->file); /* of a failed export */
     pd_queue_close(o->queue);
     return st;

@@ -1,6 +1,7 @@
 #include "resharder/formats/perdure.h"
 
 #include "ckpt/inspect/open.h"
+#include "ckpt/store/paths.h"
 #include "resharder/formats/model_directory.h"
 #include "resharder/stored.h"
 
@@ -61,10 +62,9 @@ static pd_status add_shards(struct pd_vfs *vfs, const struct stored *s, const ch
                             struct pd_error *err)
 {
     for (uint32_t i = 0; i < pd_inspect_commit(s->inspect)->shard_count; i++) {
-        char name[64], path[PD_FORMATS_PATH_MAX];
+        char path[PD_FORMATS_PATH_MAX];
         struct pd_stat stat;
-        pd_inspect_shard_name(i, name, sizeof name);
-        PD_TRY(pd_formats_path(directory, name, path, err));
+        PD_TRY(pd_formats_path(directory, pd_shard_name(i).text, path, err));
         PD_TRY(pd_vfs_stat(vfs, path, &stat, err));
         PD_TRY(pd_catalog_add_file(catalog, path, stat.bytes, NULL, err));
     }
