@@ -157,6 +157,15 @@ if not ONLY:
     os.rename(sealed, sealed + ".tmp")
     os.unlink(sealed + ".tmp/commit.h5")
     expect("train-fresh-unsealed", ["train", ONE, "--fresh"], 0, err=re.compile("fresh start: "))  # no checkpoint: nobody was promised it
+    shutil.copy("text.txt", "renamed.txt")
+    expect("train-data-renamed", ["train", ONE, "data.train=renamed.txt"], 0, err=re.compile("resumed at step 1, "))
+    write("other.txt", "And the earth was without form, and void; and darkness was upon the face of the deep. " * 40)
+    expect("train-data-other", ["train", ONE, "data.train=other.txt"], 78,
+           err=re.compile(r"perdure: rank 0: other.txt \(then text.txt\) changed since the checkpoint \(content, format, weight or order\); "
+                          r"put the data back, or go on with what there is now \(accept_new_lineage=true\)\n$"))
+    expect("train-data-more", ["train", ONE, "data.train=[text.txt, other.txt]"], 78,
+           err=re.compile(r"the list of data files changed since the checkpoint: 1 file then, 2 now; new: other.txt; put "
+                          r"the data back"))
     changed = ["train", ONE, "run.steps=2", "optimizer.beta2=0.9"]
     expect("train-lineage-refused", changed, 78, err=re.compile("optimizer.beta2 was .* and is now 0.9: .*accept_new_lineage=true"))
     expect("train-lineage-accepted", [*changed, "accept_new_lineage=true"], 0,

@@ -205,7 +205,7 @@ static pd_status check_length(const struct pd_data *data, const struct member *m
     if (windows_of(tokens, data->context)) return PD_OK;
     PD_FAIL(err, PD_INVALID,
             "%s is too short: %s%s, and a sample takes %u (batch.context %u and the token after); use "
-            "longer files or a shorter context",
+            "longer files or a shorter context, or make one file of several with perdure data pack",
             member->file.path, pd_counted(tokens, "token").text, what, data->context + 1, data->context);
 }
 

@@ -12,8 +12,7 @@ static pd_status check_kind(int fd, const char *path, bool may_be_empty, uint64_
     if (fstat(fd, &st) != 0) PD_FAIL_ERRNO(err, errno, "%s", path);
     if (S_ISDIR(st.st_mode)) PD_FAIL(err, PD_INVALID, "%s is a directory; name the files in it", path);
     if (!S_ISREG(st.st_mode))
-        PD_FAIL(err, PD_INVALID,
-                "%s is not a regular file: samples are read from any place, again and again; copy it to a disk", path);
+        PD_FAIL(err, PD_INVALID, "%s is not a regular file, and data is read more than once; copy it to a disk", path);
     if (st.st_size == 0 && !may_be_empty) PD_FAIL(err, PD_INVALID, "%s is empty; leave it out or write it again", path);
     *ret_bytes = (uint64_t)st.st_size;
     return PD_OK;

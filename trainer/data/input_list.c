@@ -95,6 +95,10 @@ static pd_status judge(const char *path, bool takes_tokens, const char **ret_why
         *ret_why = S_ISDIR(st.st_mode) ? "a directory" : "no regular file";
         return PD_OK;
     }
+    if (st.st_size == 0) {
+        *ret_why = "empty";
+        return PD_OK;
+    }
     pd_status status = pd_byte_stream_open(path, &stream, err);
     if (status == PD_INVALID) *ret_why = "compressed twice";
     if (status) return status == PD_INVALID ? PD_OK : status;

@@ -332,12 +332,13 @@ Test(documents, directories_and_globs_stand_for_their_files_by_name)
     WRITE("c.idx", "index");
     WRITE("c.bin.tokenizer.json", "{\"model\": {}}"); /* as data pack leaves it */
     WRITE("d.zip", "PK\x03\x04");
+    WRITE("e.txt", "");
     cr_assert_eq(mkdir(test_path("inner"), 0777), 0);
     check_list(listed(test_dir, false), (const char *const[]){"B.txt", "a.jsonl", "b.txt", "star[1].txt", NULL},
                ": 4 files: B.txt, a.jsonl, b.txt, star[1].txt; left out: c.bin (a token file), c.idx (the index of a token "
-               "file), d.zip (a zip archive), inner (a directory)");
+               "file), d.zip (a zip archive), e.txt (empty), inner (a directory)");
     check_list(listed(test_dir, true), (const char *const[]){"B.txt", "a.jsonl", "b.txt", "c.bin", "star[1].txt", NULL},
-               "left out: d.zip (a zip archive), inner (a directory)");
+               "left out: d.zip (a zip archive), e.txt (empty), inner (a directory)");
     check_list(listed(test_path("[bB].txt"), false), (const char *const[]){"B.txt", "b.txt", NULL}, ": 2 files: ");
     check_list(listed(test_path("star[1].txt"), false), (const char *const[]){"star[1].txt", NULL}, NULL);
     struct pd_input_list list = {0};
