@@ -234,6 +234,12 @@ static pd_status check_window(const struct reader *r, struct pd_error *err)
 static pd_status read_rope_scaling(const struct reader *r, const struct pd_json_value *scaling, struct pd_error *err)
 {
     struct pd_model_config *c = r->config;
+    const struct pd_json_value *value;
+    const char *key;
+    for (void *cursor = NULL; pd_json_next(scaling, &cursor, &key, &value);)
+        if (pd_json_type(value) == PD_JSON_OBJECT)
+            PD_FAIL(err, PD_UNSUPPORTED, "%s: RoPE has parameters of its own for %s, and all blocks have the same here",
+                    r->name, key);
     const char *type = text_of(scaling, "rope_type");
     if (!type) type = text_of(scaling, "type");
     if (!type || strcmp(type, "default") == 0) return PD_OK;

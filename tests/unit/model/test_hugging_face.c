@@ -167,6 +167,8 @@ Test(hugging_face, what_changes_numbers_is_refused_by_name)
     expect_refused(llama32_1b, "\"mlp_bias\": false", "\"mlp_bias\": true", PD_UNSUPPORTED, "mlp_bias is true");
     expect_refused(llama32_1b, "\"silu\"", "\"gelu\"", PD_UNSUPPORTED, "hidden_act is gelu, and this family has silu");
     expect_refused(llama32_1b, "\"llama3\"", "\"yarn\"", PD_UNSUPPORTED, "rope_scaling is yarn");
+    expect_refused(llama32_1b, "\"use_cache\": true", "\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1.0}}",
+                   PD_UNSUPPORTED, "RoPE has parameters of its own for full_attention");
     expect_refused(llama32_1b, "\"use_cache\": true", "\"quantization_config\": {\"bits\": 4}", PD_UNSUPPORTED,
                    "quantization_config");
     expect_refused(llama32_1b, "\"use_cache\": true", "\"partial_rotary_factor\": 0.5", PD_UNSUPPORTED,
