@@ -1,0 +1,14 @@
+#!/bin/sh
+# Runs a fuzz target for so many inputs: tests/fuzz/run.sh NAME EXECUTIONS [libFuzzer's options...]
+set -e
+name=${1:?name a target, such as safetensors} executions=${2:?say how many executions}
+shift 2
+top=$(cd "$(dirname "$0")/../.." && pwd)
+build=$top/build-fuzz
+corpus=$build/corpus-$name
+command -v clang >/dev/null || { echo "run.sh: clang is needed: apt-get install clang" >&2; exit 69; }
+cmake -S "$top" -B "$build" -G Ninja -DCMAKE_C_COMPILER=clang -DPERDURE_FUZZ=ON -DPERDURE_CUDA=OFF -DPERDURE_MPI=OFF \
+  -DPERDURE_ONEDNN=OFF -DPERDURE_SANITIZE=address,undefined -DCMAKE_C_FLAGS=-fsanitize=fuzzer-no-link >/dev/null
+ninja -C "$build" "fuzz_$name"
+mkdir -p "$corpus"
+exec "$build/bin/fuzz_$name" -runs="$executions" -max_len=4096 "$@" "$corpus" "$top/tests/fuzz/seeds/$name"
