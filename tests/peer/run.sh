@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # tests/peer/run.sh ENVIRONMENT SCRIPT...: runs a script with what it reads our files by, from PyPI.
-# PERDURE_PEER_PYTHON is an interpreter that has it; without one ENVIRONMENT is made, once. Exit 77: it could not be.
+# PERDURE_PEER_PYTHON is an interpreter that has it; without one ENVIRONMENT is made, once, with PERDURE_PEER_PACKAGES. Exit 77: it
+# could not be.
 set -euo pipefail
 environment=$1
 shift
-packages=(h5py hdf5plugin xxhash zstandard)
+read -ra packages <<<"${PERDURE_PEER_PACKAGES-h5py hdf5plugin xxhash zstandard}"
 [ -z "${PERDURE_PEER_PYTHON-}" ] || exec "$PERDURE_PEER_PYTHON" "$@"
 mkdir -p "$environment"
 exec 9>"$environment/lock"
