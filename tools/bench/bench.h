@@ -46,5 +46,6 @@ pd_status pd_bench_io(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err);
+pd_status pd_bench_tokenize(int argc, char **argv, struct pd_error *err);
 
 #endif

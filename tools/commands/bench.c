@@ -10,6 +10,7 @@ static const struct pd_command benches[] = {
     {"step", "[--preset NAME]", "a training step against its GEMMs alone", pd_bench_step},
     {"attention", "[--device NAME]", "attention alone, forward and backward", pd_bench_attention},
     {"adam", "[--threads N]", "the AdamW update against the bandwidth of memory", pd_bench_adam},
+    {"tokenize", "--tokenizer PATH TEXT", "encoding text against the tokenizers package", pd_bench_tokenize},
     {0},
 };
 
