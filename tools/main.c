@@ -7,10 +7,14 @@
 #include <fcntl.h>
 #include <perdure_source_id.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
+
+#define STACK_BYTES (1u << 20)
 
 /* A new command is one row here and one file. */
 const struct pd_command pd_commands[] = {
@@ -31,8 +35,27 @@ static const char topics[] =
     "Exit codes: 0 done, 64 usage, 65 no valid checkpoint, 70 internal error or loss not finite, 74 storage,\n"
     "75 preempted or a peer lost (run again), 78 configuration, 93 no progress in three restarts.\n";
 
+/* The stack of this thread grows up to the limit of the moment; of other threads and programs it is what they start with. */
+static pd_status raise_stack(struct pd_error *err)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_STACK, &limit) || limit.rlim_cur >= STACK_BYTES) return PD_OK;
+    const bool can_be = limit.rlim_max >= STACK_BYTES;
+    limit.rlim_cur = STACK_BYTES;
+    if (can_be && setrlimit(RLIMIT_STACK, &limit) == 0) {
+        pthread_attr_t attributes;
+        if (pthread_attr_init(&attributes)) return PD_OK;
+        if (pthread_attr_setstacksize(&attributes, STACK_BYTES) == 0) (void)pthread_setattr_default_np(&attributes);
+        pthread_attr_destroy(&attributes);
+        return PD_OK;
+    }
+    PD_FAIL(err, PD_UNSUPPORTED, "the stack is limited to %llu KiB, and perdure needs %u: raise it with ulimit -s 8192",
+            (unsigned long long)limit.rlim_max >> 10, STACK_BYTES >> 10);
+}
+
 static pd_status run(int argc, char **argv, struct pd_error *err)
 {
+    PD_TRY(raise_stack(err));
     PD_TRY(pd_log_configure_env(err));
     if (argc >= 2 && strcmp(argv[1], "--version") == 0) {
         printf("perdure %s (%s)\n", PERDURE_VERSION, PERDURE_SOURCE_ID);
@@ -65,11 +88,13 @@ static bool reader_left(void)
 int main(int argc, char **argv)
 {
     struct pd_error err = {0};
+    const bool is_worker = argc >= 2 && strcmp(argv[1], "worker") == 0;
     if (argc >= 2 && strcmp(argv[1], "train") == 0)
         pd_launch_signals_hold(); /* first: TERM in the first moment is honoured */
     fill_descriptors();
     pd_dev_prepare();
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe must not end a run */
+    signal(SIGPIPE, SIG_IGN);                 /* a closed pipe must not end a run */
+    if (!is_worker) signal(SIGXFSZ, SIG_IGN); /* a limit of file sizes is an error of the write; ranks: pd_launched_ready */
     pd_status status = run(argc, argv, &err);
     bool lost = fflush(stdout) != 0 || ferror(stdout);
     if (status == PD_OK && lost && !reader_left())

@@ -16,6 +16,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#define ROOM_BYTES (64u << 20)
 
 /* What the driver knows. While a chunk is named, raw data is allocated where the caller wants it and goes nowhere. */
 struct room {
@@ -161,7 +165,21 @@ static const H5Z_class2_t zstd_class = {.version = H5Z_CLASS_T_VERS,
                                         .name = "zstd",
                                         .filter = filter_refuses};
 
-static pd_status enter_library(struct pd_error *err)
+/* The library crashes where memory runs out inside it: under a limit of the address space (ulimit -v) there must be some left. */
+static pd_status check_room(struct pd_error *err)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) || limit.rlim_cur == RLIM_INFINITY) return PD_OK;
+    void *room = mmap(NULL, ROOM_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "the limit of memory (ulimit -v) leaves less than %u MiB for the metadata of a file: raise it",
+                ROOM_BYTES >> 20);
+    munmap(room, ROOM_BYTES);
+    return PD_OK;
+}
+
+static pd_status open_library(struct pd_error *err)
 {
     pthread_mutex_lock(&library_mutex);
     if (driver_id < 0) {
@@ -176,6 +194,12 @@ static pd_status enter_library(struct pd_error *err)
     pd_status st = library_fail(err, "start", "");
     pthread_mutex_unlock(&library_mutex);
     return st;
+}
+
+static pd_status enter_library(struct pd_error *err)
+{
+    PD_TRY(check_room(err));
+    return open_library(err);
 }
 
 static pd_status leave_library(pd_status st)
@@ -297,7 +321,7 @@ pd_status pd_h5_new(struct pd_h5_file **ret_file, struct pd_error *err)
 void pd_h5_free(struct pd_h5_file *file)
 {
     if (!file) return;
-    if (enter_library(NULL) == PD_OK) {
+    if (open_library(NULL) == PD_OK) {
         if (file->file >= 0) H5Fclose(file->file);
         close_handles(file);
         H5garbage_collect(); /* lists of what was freed: an index's are 16 KiB an object */

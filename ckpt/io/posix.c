@@ -2,6 +2,8 @@
  * not happened; never for sync, whose failure is final, and never for close, whose descriptor is gone either way. */
 #include "ckpt/io/posix.h"
 
+#include "ckpt/base/regular_file.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -15,34 +17,6 @@
 /* Linux moves at most 0x7ffff000 bytes a call; a round number keeps direct I/O aligned when it goes on. */
 #define CALL_BYTES_MAX (UINT64_C(1) << 30)
 
-static int open_retried(const char *path, int flags)
-{
-    int fd;
-    do {
-        fd = open(path, flags | O_CLOEXEC, 0666);
-    } while (fd < 0 && errno == EINTR);
-    return fd;
-}
-
-/* Only a regular file: a pipe would block whoever opens it, a device would answer forever. ENXIO for anything else. */
-static int open_regular(const char *path, int flags, int *ret_fd)
-{
-    struct stat st;
-    int fd = open_retried(path, flags | O_NONBLOCK), result = 0;
-    if (fd < 0) return errno == ENODEV ? ENXIO : errno;
-    if (fstat(fd, &st) != 0)
-        result = errno;
-    else if (!S_ISREG(st.st_mode))
-        result = S_ISDIR(st.st_mode) ? EISDIR : ENXIO;
-    else if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) != 0) /* io_uring would refuse what has to wait */
-        result = errno;
-    if (result)
-        close(fd);
-    else
-        *ret_fd = fd;
-    return result;
-}
-
 int pd_posix_open(struct pd_file *file, unsigned flags)
 {
     bool reads = flags & PD_OPEN_READ, writes = flags & PD_OPEN_WRITE;
@@ -51,7 +25,8 @@ int pd_posix_open(struct pd_file *file, unsigned flags)
     if (flags & PD_OPEN_EXCLUSIVE) mode |= O_EXCL;
     if (flags & PD_OPEN_TRUNCATE) mode |= O_TRUNC;
     if (flags & PD_OPEN_DIRECT) mode |= O_DIRECT;
-    return open_regular(file->path, mode, &file->fd);
+    if (writes) mode |= O_NOFOLLOW; /* a link leads to what is not ours to write */
+    return pd_regular_open(file->path, mode, &file->fd);
 }
 
 int pd_posix_close(struct pd_file *file)
@@ -185,7 +160,7 @@ int pd_posix_rmdir(struct pd_vfs *vfs, const char *path)
 int pd_posix_sync_dir(struct pd_vfs *vfs, const char *path)
 {
     (void)vfs;
-    int fd = open_retried(path, O_RDONLY | O_DIRECTORY);
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return errno;
     int result = fsync(fd) == 0 ? 0 : errno;
     close(fd);
@@ -274,7 +249,7 @@ static bool has_name(int fd, const char *path)
 int pd_posix_lock(struct pd_vfs *vfs, const char *path, struct pd_lock *lock)
 {
     (void)vfs;
-    int fd, result = open_regular(path, O_RDWR | O_CREAT, &fd);
+    int fd, result = pd_regular_open(path, O_RDWR | O_CREAT | O_NOFOLLOW, &fd);
     if (result) return result;
     do {
         result = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;

@@ -275,7 +275,14 @@ pd_status store_file_write(struct pd_vfs *vfs, const char *path, unsigned flags,
                            enum store_file_end end, struct pd_error *err)
 {
     struct pd_file *file = NULL;
-    PD_TRY(pd_file_open(vfs, path, PD_OPEN_WRITE | flags, &file, err));
+    struct pd_error own = {0};
+    pd_status opened = pd_file_open(vfs, path, PD_OPEN_WRITE | flags, &file, &own);
+    if (opened != PD_OK && own.sys_errno == ELOOP && bytes) { /* a link to somebody's file: a new one takes its place */
+        PD_TRY(pd_vfs_unlink(vfs, path, err));
+        opened = pd_file_open(vfs, path, PD_OPEN_WRITE | flags, &file, &own);
+    }
+    if (opened != PD_OK && err) *err = own;
+    PD_TRY(opened);
     pd_status st = bytes ? pd_file_write(file, 0, data, bytes, err) : PD_OK;
     if (st == PD_OK && end == STORE_FILE_CUT_SYNC) st = pd_file_truncate(file, bytes, err);
     if (st == PD_OK && end != STORE_FILE_LEAVE) st = pd_file_sync(file, err);

@@ -41,6 +41,9 @@ static pd_status write_owner(const struct store_lease *lease, struct pd_error *e
     const struct pd_group *group = lease->dir->group;
     char text[OWNER_BYTES], name[128] = "";
     const struct store_text path = store_at(lease->dir, "owner");
+    struct pd_stat stat;
+    if (pd_vfs_stat(lease->dir->vfs, path.text, &stat, NULL) == PD_OK && stat.link_count > 1)
+        PD_TRY(pd_vfs_unlink(lease->dir->vfs, path.text, err)); /* its other name may be in somebody's copy */
     (void)!gethostname(name, sizeof name - 1);
     memset(text, ' ', sizeof text);
     int used = snprintf(text, sizeof text, "%s %" PRIu32 " rank %" PRIu32 ", process %ld on %s", lease->token, group->host,
@@ -104,7 +107,7 @@ static pd_status highest_fence(const struct store_lease *lease, bool any, uint64
             number = step.fence;
             counts = true;
         }
-        if (counts && number > highest) highest = number;
+        if (counts && number <= PD_STORE_NUMBER_MAX && number > highest) highest = number;
     }
     pd_listing_deinit(&listing);
     *ret_fence = highest;
@@ -231,7 +234,9 @@ static pd_status next_fence(const struct store_lease *lease, uint64_t *ret_fence
     PD_TRY(pd_group_agree(lease->dir->group, st, err));
     PD_TRY(store_gather_most(lease->dir, mine, &highest, err));
     *ret_fence = highest + 1;
-    return PD_OK;
+    if (highest < PD_STORE_NUMBER_MAX) return PD_OK;
+    PD_FAIL(err, PD_IO, "a name in %s has the highest number that a launch can have, %" PRIu64 ": move what has it away",
+            lease->dir->root, highest);
 }
 
 static pd_status take_fence(struct store_lease *lease, struct pd_error *err)

@@ -30,6 +30,7 @@ bool pd_step_name_parse(const char *text, struct pd_step_name *ret_name)
     struct pd_step_name name = {.is_tmp = strchr(text, '.') != NULL};
     if (sscanf(text, "step-%" SCNu64 "-%" SCNu64, &name.step, &name.fence) != 2) return false;
     if (strcmp(pd_step_name_text(&name).text, text) != 0) return false;
+    if (name.step > PD_STORE_NUMBER_MAX || name.fence > PD_STORE_NUMBER_MAX) return false;
     *ret_name = name;
     return true;
 }

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #define PD_STORE_NAME_MAX 64u
+#define PD_STORE_NUMBER_MAX UINT64_C(1000000000000000) /* of steps and fences; a name with a higher one is foreign */
 
 struct pd_store_name { /* a value, for one call or kept */
     char text[PD_STORE_NAME_MAX];

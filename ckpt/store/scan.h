@@ -58,6 +58,8 @@ struct store_scan {
  *   errors  PD_NOT_FOUND: there is no such directory on any host, or, of a writable root, on one */
 PD_MUST_USE pd_status store_scan(struct store_dir *dir, const char *below, bool writable, struct store_scan *ret_scan,
                                  struct pd_error *err);
+/* Collective: records of several runs against the shards beside them. A state whose record is another's becomes damaged. */
+PD_MUST_USE pd_status store_scan_check_records(struct store_dir *dir, struct store_scan *scan, struct pd_error *err);
 void store_scan_deinit(struct store_scan *scan);
 struct pd_store_name store_state_name(const struct store_state *state, bool is_tmp);
 /* What this rank has listed of it under that name; NULL: nothing. */

@@ -87,7 +87,8 @@ static pd_status take_stock(struct pd_store *store, struct pd_error *err)
     struct store_scan scan = {0};
     if (store->options.writable) PD_TRY(store_quarantine_return(&store->drives, err));
     PD_TRY(store_scan(root, "", store->options.writable, &scan, err));
-    pd_status st = store_recover(&store->drives, &store->options, &scan, &store->catalog, err);
+    pd_status st = store_scan_check_records(root, &scan, err);
+    if (st == PD_OK) st = store_recover(&store->drives, &store->options, &scan, &store->catalog, err);
     store_scan_deinit(&scan);
     return st;
 }
@@ -254,6 +255,20 @@ pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_ent
         free(data);
         if (st != PD_CORRUPT || attempt > 0) return st;
     }
+}
+
+pd_status pd_store_has_gone(struct pd_store *store, const struct pd_store_entry *entry, bool *ret_has_gone,
+                            struct pd_error *err)
+{
+    struct store_dir *root = &root_of(store)->dir;
+    uint64_t is_there = pd_store_has_record(store, entry->name);
+    PD_TRY(store_gather_most(root, is_there, &is_there, err));
+    for (uint32_t i = 0; is_there && i < entry->shard_count; i++) {
+        is_there = store_exists(root, store_at(root, "%s/%s", entry->name, pd_shard_name(i).text).text);
+        PD_TRY(store_gather_most(root, is_there, &is_there, err));
+    }
+    *ret_has_gone = !is_there;
+    return PD_OK;
 }
 
 pd_status pd_store_count_quarantined(struct pd_store *store, uint32_t *ret_count, struct pd_error *err)

@@ -74,6 +74,9 @@ void pd_store_pin(struct pd_store *store, const struct pd_store_entry *entry);
 void pd_store_unpin(struct pd_store *store, const char *name);
 PD_MUST_USE pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_entry *entry,
                                            struct pd_commit *ret_commit, struct pd_error *err);
+/* Collective: whether its record, or one of its shards, has gone from every host since the open. */
+PD_MUST_USE pd_status pd_store_has_gone(struct pd_store *store, const struct pd_store_entry *entry, bool *ret_has_gone,
+                                        struct pd_error *err);
 
 /* What the open saw that is no checkpoint to go on from, the same on every rank. A fresh start beside any of it would bury a
  * run that may still be saved. */

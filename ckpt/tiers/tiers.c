@@ -27,7 +27,7 @@ static pd_status check_run(struct pd_tiers *t, struct tier *tier, struct pd_comm
     struct pd_commit commit = {0};
     if (!tier->store || !pd_store_count(tier->store)) return PD_OK;
     pd_status st = pd_store_read_commit(tier->store, pd_store_entry_at(tier->store, 0), &commit, err);
-    if (st == PD_CORRUPT) return PD_OK; /* whoever loads it finds that out, and puts it aside */
+    if (st == PD_CORRUPT || st == PD_NOT_FOUND) return PD_OK; /* whoever loads it finds that out, and passes it over */
     PD_TRY(st);
     if (!*ret_first) {
         *first = commit;

@@ -3,6 +3,7 @@
 
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
+#include "ckpt/base/regular_file.h"
 #include "ckpt/base/trace.h"
 #include "ckpt/base/words.h"
 #include "ckpt/store/paths.h"
@@ -300,7 +301,7 @@ static void last_metrics(const struct pd_config *config, char *ret_line, size_t 
     char path[4200], tail[16384];
     ret_line[0] = '\0';
     snprintf(path, sizeof path, "%.4000s/metrics.jsonl", config->run.dir);
-    FILE *f = fopen(path, "re");
+    FILE *f = pd_regular_fopen(path, false);
     if (!f) return;
     if (fseek(f, -(long)sizeof tail, SEEK_END)) rewind(f);
     const size_t bytes = fread(tail, 1, sizeof tail, f);
@@ -461,6 +462,6 @@ pd_status pd_cmd_worker(int argc, char **argv, struct pd_error *err)
     if (!st) st = work(&launched, argv[1], err);
     close_trace();
     bool is_told = pd_launched_end(&launched, st, st ? err->message : "");
-    if (launched.is_launched) pd_error_clear(err); /* the launcher says it, once for all ranks */
+    if (is_told) pd_error_clear(err); /* the launcher says it, once for all ranks */
     return is_told && pd_comm_mpi_is_over() ? PD_OK : st;
 }

@@ -2,6 +2,7 @@
  * line; sizes that follow from others; checks. One that was saved passes through the same, with tolerance. */
 #include "trainer/config/config.h"
 
+#include "ckpt/base/regular_file.h"
 #include "trainer/config/check.h"
 #include "trainer/config/keys.h"
 #include "trainer/config/renamed.h"
@@ -303,8 +304,12 @@ static pd_status read_all(int descriptor, const char *path, char **ret_text, str
 
 static pd_status load(const char *path, struct source *source, struct pd_config *ret_config, struct pd_error *err)
 {
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) PD_FAIL_ERRNO(err, errno, "cannot open the configuration %s (examples are in tools/configs)", path);
+    int descriptor = -1, number = 0;
+    if (source->is_saved) /* a user may give a pipe; what a run wrote is a file */
+        number = pd_regular_open(path, O_RDONLY, &descriptor);
+    else if ((descriptor = open(path, O_RDONLY | O_CLOEXEC)) < 0)
+        number = errno;
+    if (number) PD_FAIL_ERRNO(err, number, "cannot open the configuration %s (examples are in tools/configs)", path);
     char *text = NULL;
     pd_status status = read_all(descriptor, path, &text, err);
     close(descriptor);

@@ -22,6 +22,7 @@
 #define TICK_MS 50
 #define STARTER_ALONE_NS UINT64_C(10000000000)
 #define LEAVE_OPENING_NS UINT64_C(5000000000)
+#define LEAVE_STOPPED_NS UINT64_C(8000000000)
 #define BEGIN_WARN_NS UINT64_C(30000000000)
 
 struct worker {
@@ -39,12 +40,13 @@ struct job {
     uint32_t processes;             /* 1 for LOCAL, else ranks */
     const char *starter_name;
     struct stat run_dir; /* when this start began */
-    bool is_run_dir_gone, is_left_opening, is_begin_overdue, is_begin_warned;
+    bool is_run_dir_gone, is_left_opening, is_left_stopped, is_begin_overdue, is_begin_warned;
     uint64_t start_ns, leave_ns; /* leave_ns: when ranks were asked to leave; 0: they were not */
     pid_t starter;
     bool is_starter_told_to_leave;
     uint32_t starter_saves_told;
-    uint64_t alone_since_ns; /* all workers of this host are gone and the starter is not; 0 */
+    uint64_t stopped_since_ns; /* asked to leave, and some worker of this host is stopped; 0: none is */
+    uint64_t alone_since_ns;   /* all workers of this host are gone and the starter is not; 0 */
 };
 
 void pd_launch_requests_poll(struct pd_launch_requests *requests, int timeout_ms)
@@ -87,6 +89,7 @@ static void child_main(const struct pd_start *start, const struct pd_starter_com
     sigset_t none;
     sigemptyset(&none);
     setpgid(0, 0);
+    signal(SIGXFSZ, SIG_DFL); /* MPI waits for ever where it is ignored */
     signal(SIGTTOU, SIG_IGN); /* or a terminal with tostop would stop its output */
     if (prctl(PR_SET_PDEATHSIG, SIGKILL)) child_fail(report, errno);
     if (getppid() != launcher) _exit(127);
@@ -274,6 +277,37 @@ static void opening_look(struct job *job)
     }
 }
 
+static bool is_stopped(int process)
+{
+    char path[32], text[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", process);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const ssize_t got = fd >= 0 ? read(fd, text, sizeof text) : -1;
+    if (fd >= 0) close(fd);
+    const char *name_end = got > 0 ? memrchr(text, ')', (size_t)got) : NULL;
+    return name_end && text + got - name_end > 2 && name_end[2] == 'T';
+}
+
+/* One that somebody stopped hears no signal but the last, and those that wait for it do not end either. How long a save may
+ * take is nobody's guess, but a stopped process does not save. */
+static void stopped_look(struct job *job)
+{
+    bool any = false;
+    const uint64_t now = pd_clock_monotonic_ns(NULL);
+    if (!job->requests->wants_leave || job->is_left_opening) return;
+    for (uint32_t r = 0; r < job->processes; r++) {
+        const struct pd_launch_process *seen = &job->seen[r];
+        any |= seen->has_begun && seen->is_here && !seen->is_gone && is_stopped(seen->process);
+    }
+    if (!any)
+        job->stopped_since_ns = 0;
+    else if (!job->stopped_since_ns)
+        job->stopped_since_ns = now;
+    else if (now - job->stopped_since_ns > LEAVE_STOPPED_NS)
+        job->is_left_stopped = true;
+    if (job->is_left_stopped) job_kill(job);
+}
+
 /* When a rank fails, mpirun gives the others two seconds to end, even if they have. It is not told to hurry: version 4 then
  * often crashes on its way out, with a page of addresses. One that takes much longer is stuck. */
 static void starter_look(struct job *job)
@@ -318,6 +352,7 @@ static int job_watch(struct job *job)
         else
             workers_tell(job);
         opening_look(job);
+        stopped_look(job);
         starter_look(job);
         pid_t got = waitpid(job->starter, &status, WNOHANG);
         if (got == job->starter) return status;
@@ -388,6 +423,7 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
                                                 .count = job.processes,
                                                 .is_run_dir_gone = job.is_run_dir_gone,
                                                 .is_left_opening = job.is_left_opening,
+                                                .is_left_stopped = job.is_left_stopped,
                                                 .is_begin_overdue = job.is_begin_overdue},
                         ret_verdict);
         job_sweep(&job);

@@ -155,9 +155,26 @@ static bool is_left_opening(struct facts *f)
     return f->end->is_left_opening;
 }
 
+static bool is_left_stopped(struct facts *f)
+{
+    return f->end->is_left_stopped;
+}
+
 static bool is_begin_overdue(struct facts *f)
 {
     return f->end->is_begin_overdue;
+}
+
+/* Where its directory is full a rank can leave no note: its exit code says what to do, and its last line the cause. */
+static bool names_cause_by_code(struct facts *f)
+{
+    static const pd_status finals[] = {PD_IO, PD_UNSUPPORTED, PD_CORRUPT};
+    if (!WIFEXITED(f->end->status)) return false;
+    for (size_t i = 0; i < sizeof finals / sizeof *finals; i++) {
+        f->note.status = finals[i];
+        if (pd_status_exit_code(finals[i]) == WEXITSTATUS(f->end->status)) return true;
+    }
+    return false;
 }
 
 /* Its ranks die with it. Where all of them had ended before, it was stuck and was ended by this launcher. */
@@ -227,7 +244,10 @@ static bool always(struct facts *f)
 /* ---- the table: the first row that holds counts ---- */
 
 enum { OF_NOTE = -1 };
+#define NO_NOTE "%S (process %Q) ended with %H, and could not write why into %D; its last line above says it"
 #define LEFT_OPENING "asked to leave before the first step; there was nothing to save"
+#define LEFT_STOPPED \
+    "asked to leave while a rank was stopped (SIGSTOP), which cannot save: ended; the last checkpoint stands"
 #define BEGIN_OVERDUE "%S (process %Q) started no rank in restart.peer_timeout; see what it said, and its hosts"
 
 /* Causes that a rank names come first: what others end with follows from them. Ranks that left together end with 0
@@ -244,7 +264,9 @@ static const struct row {
     {names_passing_cause,         OF_NOTE,      PD_LAUNCH_REPEAT,  "%N"},
     {is_directory_gone,           PD_IO,        PD_LAUNCH_END,     "%D was moved or deleted; put it back, then run this again"},
     {is_left_opening,             PD_STOPPED,   PD_LAUNCH_END,     LEFT_OPENING},
+    {is_left_stopped,             PD_STOPPED,   PD_LAUNCH_END,     LEFT_STOPPED},
     {is_begin_overdue,            PD_UNSUPPORTED, PD_LAUNCH_END,   BEGIN_OVERDUE},
+    {names_cause_by_code,         OF_NOTE,      PD_LAUNCH_END,     NO_NOTE},
     {is_starter_killed,           PD_PEER_LOST, PD_LAUNCH_REPEAT,  "%S (process %Q) was %H, and its ranks with it"},
     {is_worker_lost,              PD_PEER_LOST, PD_LAUNCH_REPEAT,  "the worker (process %P) ended without a word: %H"},
     {is_rank_lost_beside_another, PD_PEER_LOST, PD_LAUNCH_REPLACE, "rank %R (process %P) ended without a word%O"},

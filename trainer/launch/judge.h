@@ -22,6 +22,7 @@ struct pd_launch_end {
     uint32_t count;                            /* 1 for LOCAL, else ranks */
     bool is_run_dir_gone;                      /* moved or deleted meanwhile */
     bool is_left_opening;                      /* ended by the launcher: asked to leave, and no rank was in a step */
+    bool is_left_stopped;                      /* ended by the launcher: asked to leave, and a rank was stopped (SIGSTOP) */
     bool is_begin_overdue;                     /* ended by the launcher: no rank had begun in time */
 };
 

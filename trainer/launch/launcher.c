@@ -155,7 +155,11 @@ static pd_status judge(struct launch_state *state, const struct pd_launch_verdic
         PD_FAIL(err, PD_PEER_LOST, "left, and the last save is missing: %.800s", verdict->message);
     if (!verdict->has_begun && !verdict->was_cut_off && state->restarts == 0) return fail_before_begin(state, verdict, err);
     step_look(state);
-    if (is_the_same_again(state, verdict)) PD_FAIL(err, verdict->status, "twice the same: %.900s", verdict->message);
+    if (is_the_same_again(state, verdict))
+        PD_FAIL(err, verdict->status, "%s: %.850s",
+                verdict->status == PD_DIVERGED ? "the loss diverged again, with the same bits, so no machine is to blame"
+                                               : "twice the same",
+                verdict->message);
     if (state->idle_restarts >= state->launch->restart_limit) return fail_stuck(state, verdict, err);
     snprintf(state->last_words, sizeof state->last_words, "%s", verdict->message);
     PD_TRY(choose_layout(state, next_ranks(state, verdict), true, err));

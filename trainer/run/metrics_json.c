@@ -3,6 +3,7 @@
 #include "trainer/run/metrics_sink.h"
 
 #include "ckpt/base/json.h"
+#include "ckpt/base/regular_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,16 +18,22 @@ struct json_lines {
     char path[4096];
 };
 
+/* The run's directory is there: what its metrics lead to, if anything, is not. */
+static pd_status fail_to_open(const char *path, int number, struct pd_error *err)
+{
+    const pd_status st = number == ENOENT ? PD_IO : pd_status_from_errno(number);
+    if (number == ENXIO) PD_FAIL(err, st, "%s: metrics are appended to a regular file, and it is none; move it away", path);
+    return pd_error_set(err, st, PD_WHERE, number, "%s: opening it to append metrics", path);
+}
+
 static pd_status json_open(const struct pd_metrics_options *options, void **ret_sink, struct pd_error *err)
 {
     struct json_lines *j = calloc(1, sizeof *j);
     if (!j) PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
     snprintf(j->path, sizeof j->path, "%s/metrics.jsonl", options->directory);
-    j->file = open(j->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (j->file < 0) {
-        int number = errno;
-        const pd_status st =
-            pd_error_set(err, pd_status_from_errno(number), PD_WHERE, number, "%s: opening it to append metrics", j->path);
+    const int number = pd_regular_open(j->path, O_WRONLY | O_CREAT | O_APPEND, &j->file);
+    if (number) {
+        const pd_status st = fail_to_open(j->path, number, err);
         free(j);
         return st;
     }

@@ -2,6 +2,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
+#include "resharder/stored.h"
 #include "trainer/engine/computed_on.h"
 #include "trainer/engine/state_files.h"
 
@@ -175,6 +176,22 @@ static void log_new_lineage(const struct pd_identity *identity, const struct cha
            change->text, (unsigned long long)identity->lineage, (unsigned long long)identity->step + 1);
 }
 
+/* A record that was copied here from another run is damage, and what differs in its configuration is no advice. */
+static pd_status check_record(struct pd_vfs *vfs, const char *directory, const struct pd_commit *commit, pd_status st,
+                              struct pd_error *err)
+{
+    struct pd_error own;
+    for (uint32_t i = 0; st == PD_INVALID && i < commit->shard_count; i++) {
+        struct pd_shard *shard = NULL;
+        const pd_status opened = pd_stored_open_shard(vfs, directory, commit, i, &shard, &own);
+        if (opened == PD_OK) pd_shard_close(shard);
+        if (opened != PD_CORRUPT) continue;
+        if (err) *err = own;
+        return PD_CORRUPT;
+    }
+    return st;
+}
+
 static pd_status load_entry(struct pd_vfs *vfs, const struct candidate *c, struct pd_group *group, struct pd_engine *e,
                             struct pd_commit *commit, struct pd_resume_report *report, struct pd_error *err)
 {
@@ -182,9 +199,9 @@ static pd_status load_entry(struct pd_vfs *vfs, const struct candidate *c, struc
     struct pd_load_report load;
     struct change change = {.any = false};
     pd_status st = pd_store_read_commit(c->store, &c->entry, commit, err);
-    if (!st) st = compare_configs(e, commit, &change, err);
-    PD_TRY(pd_group_agree(group, st, err));
     pd_store_entry_path(c->store, &c->entry, path);
+    if (!st) st = check_record(vfs, path, commit, compare_configs(e, commit, &change, err), err);
+    PD_TRY(pd_group_agree(group, st, err));
     struct pd_load_request request = {.directory = path,
                                       .commit = commit,
                                       .tensors = &e->options.model->tensors,
@@ -229,6 +246,19 @@ static bool is_elsewhere(struct pd_tiers *tiers, const struct candidate *c, stru
     pd_store_entry_path(c->store, &c->entry, path);
     if (group->rank == 0)
         pd_log(PD_LOG_ERROR, MODULE, "%s cannot be read; taking the same step from another tier: %s", path, cause->message);
+    return true;
+}
+
+/* Removed while this launch was starting: the next one would find it incomplete and take the one before. */
+static bool has_gone(struct pd_tiers *tiers, const struct candidate *c, struct pd_group *group)
+{
+    char path[4096];
+    bool is_gone = false;
+    if (pd_store_has_gone(c->store, &c->entry, &is_gone, NULL) || !is_gone) return false;
+    pd_store_entry_path(c->store, &c->entry, path);
+    if (group->rank == 0)
+        pd_log_error(MODULE, "%s has lost files since this launch began; taking the checkpoint before it", path);
+    pd_tiers_pass_over(tiers, c->tier, &c->entry);
     return true;
 }
 
@@ -280,9 +310,12 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
             commit.state = (struct pd_run_state){0};
         }
         pd_commit_deinit(&commit);
+        if (st == PD_NOT_FOUND) st = PD_IO; /* the scan has seen it */
         if (st == PD_CORRUPT) {
             report.damaged++;
             PD_TRY(pass_over(&candidate, group, &damage, err));
+        } else if (st == PD_IO && has_gone(tiers, &candidate, group)) {
+            report.damaged++;
         } else if (st && (st != PD_IO || !is_elsewhere(tiers, &candidate, group, &damage))) {
             if (err) *err = damage;
             return st;

@@ -2,6 +2,7 @@
 
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
+#include "ckpt/base/regular_file.h"
 #include "ckpt/io/raw_bench.h"
 
 #include <stdio.h>
@@ -60,7 +61,7 @@ static bool recall(const struct pd_config *config, const char *path, uint16_t *r
     char line[4200];
     uint16_t weights[PD_LAYOUT_STRIPES_MAX];
     uint32_t count = 0;
-    FILE *file = fopen(path, "re");
+    FILE *file = pd_regular_fopen(path, false);
     if (!file) return false;
     bool same = true;
     for (; same && fgets(line, sizeof line, file); count++) {

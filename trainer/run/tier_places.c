@@ -1,6 +1,7 @@
 #include "trainer/run/tier_places.h"
 
 #include "ckpt/base/log.h"
+#include "ckpt/base/regular_file.h"
 #include "trainer/run/directories.h"
 
 #include <errno.h>
@@ -47,7 +48,7 @@ static uint64_t find_used(const struct pd_tier_places *places, const struct pd_t
     char path[4096], line[LINE_MAX];
     uint64_t used = 0;
     list_path(places, path);
-    FILE *f = fopen(path, "re");
+    FILE *f = pd_regular_fopen(path, false);
     if (!f) return errno == ENOENT ? used_by_config(places, options) : UINT64_MAX;
     while (fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = '\0';
@@ -125,7 +126,7 @@ void pd_tier_places_note(struct pd_tier_places *places, struct pd_tiers *tiers)
     }
     list_path(places, path);
     if (!(seen & ~places->used) && access(path, F_OK) == 0) return;
-    FILE *f = fopen(path, "ae");
+    FILE *f = pd_regular_fopen(path, true);
     if (!f) return;
     for (uint32_t i = 0; i < pd_tiers_count(tiers); i++) {
         pd_tiers_report(tiers, i, &report);

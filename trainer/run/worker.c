@@ -42,7 +42,10 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, co
     pd_status st = pd_run_open(&r, err);
     pd_fault_point("worker.opened");
     if (!st && comm->rank == 0) pd_launched_training();
-    if (!st) st = pd_run_steps(&r, err);
+    if (!st) {
+        st = pd_run_steps(&r, err);
+        if (st == PD_NOT_FOUND) st = pd_error_change(err, PD_IO); /* what a run needs was there when it began */
+    }
     if (st == PD_DEVICE_LOST && r.device.dev && launched && launched->is_launched)
         pd_note_write_gpu(launched->dir, comm->rank, r.device.dev->identity);
     st = pd_rank_device_explain_lost(&r.device, st, err);

@@ -11,9 +11,9 @@ Test(store_names, steps)
     cr_assert_str_eq(pd_step_name_text(&name).text, "step-000000001200-7");
     cr_assert(pd_step_name_parse(pd_step_name_text(&name).text, &parsed));
     cr_assert(parsed.step == 1200 && parsed.fence == 7 && !parsed.is_tmp);
-    name = (struct pd_step_name){.step = UINT64_MAX, .fence = UINT64_MAX, .is_tmp = true};
+    name = (struct pd_step_name){.step = PD_STORE_NUMBER_MAX, .fence = PD_STORE_NUMBER_MAX, .is_tmp = true};
     cr_assert(pd_step_name_parse(pd_step_name_text(&name).text, &parsed));
-    cr_assert(parsed.step == UINT64_MAX && parsed.fence == UINT64_MAX && parsed.is_tmp);
+    cr_assert(parsed.step == PD_STORE_NUMBER_MAX && parsed.fence == PD_STORE_NUMBER_MAX && parsed.is_tmp);
 }
 
 Test(store_names, what_does_not_read_back_is_foreign)
@@ -35,6 +35,8 @@ Test(store_names, what_does_not_read_back_is_foreign)
         "step-99999999999999999999999999-7",
         "step-000000001200-18446744073709551616",
         "step-000000001200-7 ",
+        "step-000000001200-1000000000000001",
+        "step-1000000000000001-7",
     };
     struct pd_step_name name;
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)

@@ -1,0 +1,46 @@
+#include "ckpt/base/regular_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int open_retried(const char *path, int flags)
+{
+    int fd;
+    do {
+        fd = open(path, flags | O_CLOEXEC, 0666);
+    } while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+int pd_regular_open(const char *path, int flags, int *ret_fd)
+{
+    struct stat st;
+    int fd = open_retried(path, flags | O_NONBLOCK), result = 0;
+    if (fd < 0) return errno == ENODEV ? ENXIO : errno;
+    if (fstat(fd, &st) != 0)
+        result = errno;
+    else if (!S_ISREG(st.st_mode))
+        result = S_ISDIR(st.st_mode) ? EISDIR : ENXIO;
+    else if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) != 0) /* io_uring would refuse what has to wait */
+        result = errno;
+    if (result)
+        close(fd);
+    else
+        *ret_fd = fd;
+    return result;
+}
+
+FILE *pd_regular_fopen(const char *path, bool appends)
+{
+    int fd = -1, number = pd_regular_open(path, appends ? O_WRONLY | O_CREAT | O_APPEND : O_RDONLY, &fd);
+    FILE *f = number ? NULL : fdopen(fd, appends ? "a" : "r");
+    if (f) return f;
+    if (!number) {
+        number = errno;
+        close(fd);
+    }
+    errno = number;
+    return NULL;
+}

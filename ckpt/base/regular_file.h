@@ -1,0 +1,13 @@
+/* Opening what must be a regular file: a pipe would block whoever opens it, a device would answer forever. */
+#ifndef PD_CKPT_BASE_REGULAR_FILE_H
+#define PD_CKPT_BASE_REGULAR_FILE_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+/* open(2) with close-on-exec and mode 0666. 0, or the errno; ENXIO: it is there and is no regular file, EISDIR: a directory. */
+int pd_regular_open(const char *path, int flags, int *ret_fd);
+/* To read it, or to append to it, making it where it is absent. NULL with errno set, as above. */
+FILE *pd_regular_fopen(const char *path, bool appends);
+
+#endif

@@ -1,0 +1,62 @@
+/* Whether records belong to the shards beside them. A load would find out; but which run a directory belongs to is decided
+ * before, by records alone. So where those of several runs are in sight, each is held against the shards of its directory. */
+#include "ckpt/store/scan.h"
+
+#include "ckpt/shard/shard.h"
+#include "ckpt/store/commit.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static bool has_record(const struct store_state *state)
+{
+    return state->kind == STORE_COMMITTED || state->kind == STORE_PARTIAL;
+}
+
+static bool has_several_runs(const struct store_scan *scan)
+{
+    const struct store_state *first = NULL;
+    for (uint32_t i = 0; i < scan->state_count; i++) {
+        if (!has_record(&scan->states[i])) continue;
+        if (!first) first = &scan->states[i];
+        if (memcmp(first->run_id, scan->states[i].run_id, sizeof first->run_id) != 0) return true;
+    }
+    return false;
+}
+
+static bool is_another_shard(const struct store_dir *dir, const char *name, const struct pd_commit *commit, uint32_t number)
+{
+    struct pd_shard *shard = NULL;
+    const pd_status st = pd_shard_open(dir->vfs, store_at(dir, "%s/%s", name, pd_shard_name(number).text).text,
+                                       &commit->state.identity, &commit->shards[number], &shard, NULL);
+    if (st == PD_OK) pd_shard_close(shard);
+    return st == PD_CORRUPT;
+}
+
+/* As this leader sees it. Shards that it does not have, or cannot read, prove nothing. */
+static bool has_other_shards(const struct store_dir *dir, const struct store_scan *scan, const struct store_state *state)
+{
+    struct pd_commit commit = {0};
+    bool differs = false;
+    const struct pd_store_name name = store_state_name(state, !store_scan_find(scan, state, false));
+    if (pd_commit_read(dir->vfs, store_at(dir, "%s/commit.h5", name.text).text, &commit, NULL) != PD_OK) return false;
+    for (uint32_t i = 0; !differs && i < commit.shard_count; i++)
+        differs = is_another_shard(dir, name.text, &commit, i);
+    pd_commit_deinit(&commit);
+    return differs;
+}
+
+pd_status store_scan_check_records(struct store_dir *dir, struct store_scan *scan, struct pd_error *err)
+{
+    if (!has_several_runs(scan)) return PD_OK;
+    for (uint32_t i = 0; i < scan->state_count; i++) {
+        struct store_state *state = &scan->states[i];
+        uint64_t differs = 0;
+        if (!has_record(state)) continue;
+        PD_TRY(store_gather_most(dir, dir->leads_share && has_other_shards(dir, scan, state), &differs, err));
+        if (!differs) continue;
+        state->kind = STORE_DAMAGED;
+        snprintf(state->cause, sizeof state->cause, "commit.h5 is the record of other shards than those beside it");
+    }
+    return PD_OK;
+}
