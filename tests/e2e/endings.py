@@ -322,7 +322,7 @@ def one_owner(bench):
             expect("TERM to one that waits", 75, third.wait(timeout=harness.PATIENCE), "", "")
         first.send_signal(signal.SIGTERM)
         expect("the first launch", 75, first.wait(timeout=harness.PATIENCE), "", "")
-    if os.path.exists(os.path.join(other, "step")) or "other" in harness.read(os.path.join(directory, "config.yaml")):
+    if os.path.exists(os.path.join(other, "step")) or other in harness.read(os.path.join(directory, "config.yaml")):
         raise harness.Failure("the refused launch wrote to the run of the other")
     before = harness.read(os.path.join(directory, "metrics.jsonl"))
     result = bench.run(directory, f"checkpoint.dir={other}")
