@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """How a launch ends, and what it says: a table of endings, each with the exit code and the words that it must have. What a run
 records does not depend on signals; one launch owns a run directory; descriptors that are closed are nobody's."""
+import contextlib
 import fcntl
+import glob
 import json
 import os
 import pty
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -33,9 +36,9 @@ class Bench:
     def command(self, directory, *words):
         return [self.workspace.perdure, "train", self.config, f"run.dir={directory}", *words]
 
-    def start(self, directory, *words, **environment):
+    def start(self, directory, *words, popen=None, **environment):
         return subprocess.Popen(self.command(directory, *words), env=dict({**os.environ, "PERDURE_PROGRESS": "off"}, **environment),
-                                stderr=subprocess.PIPE, text=True)
+                                stderr=subprocess.PIPE, text=True, **(popen or {}))
 
     def run(self, directory, *words, **options):
         return subprocess.run(self.command(directory, *words), env=dict(os.environ, PERDURE_PROGRESS="off"), capture_output=True,
@@ -97,7 +100,7 @@ def during_validation(bench, undisturbed):
         os.kill(worker, signal.SIGCONT)
         log = run.communicate(timeout=harness.PATIENCE)[1]
     # Another thread may take the signal: where it runs only after the ranks have looked, one more step is made.
-    expect("TERM before a validation", 75, run.returncode, "the state of step [45] is saved", log)
+    expect("TERM before a validation", 75, run.returncode, r"the state of step \d+ is saved", log)
     bench.workspace.train(bench.config, directory)
     for path in (undisturbed, directory):
         rows = [json.loads(line) for line in harness.read(os.path.join(path, "metrics.jsonl")).splitlines()]
@@ -204,40 +207,75 @@ TABLE = [
     (SAVED, "launch", [signal.SIGKILL], -9, ""),
     (SAVED, "worker", [signal.SIGTERM], 75, LEFT_SAVING),
     (SAVED, "worker", [signal.SIGKILL], 0, "{lost}: killed by SIGKILL.*; restart 1 of 3"),
+    (OPENED, "stopped worker", [signal.SIGTERM], 75, "asked to leave while a rank was stopped .SIGSTOP., which cannot save: ended"),
+    (STEPPED, "stopped worker", [signal.SIGTERM], 75, "asked to leave while a rank was stopped .SIGSTOP., which cannot save: ended"),
+    (OPENED, "moved directory", [], 74, "run.dir .* was moved or deleted; put it back"),
+    (STEPPED, "moved directory", [], 74, "run.dir .* was moved or deleted; put it back"),
+    (STEPPED, "deleted directory", [], 74, "run.dir .* was moved or deleted; put it back"),
+    (STEPPED, "deleted pool", [], 74, "pool-1"),
+    (STEPPED, "full disk", [], 74, "saving step 4: .*No space left on device"),
+    (STEPPED, "closed stdin and stdout", [signal.SIGTERM], 75, LEFT_STEPPED),
 ]
+# What those of the directory need beside the usual; where {disk} cannot be mounted its row is left out.
+WITH = {"full disk": ["checkpoint.dir={disk}/checkpoints", "checkpoint.give_up_minutes=0"], "deleted pool": ["checkpoint.give_up_minutes=0"],
+        "moved directory": ["checkpoint.leave_seconds=1"], "deleted directory": ["checkpoint.leave_seconds=1"]}
 
 
-def one_ending(bench, transport, undisturbed, row):
+def strike(whom, directory, worker, numbers, run, disk):
+    """Does to whom the row names what it names; the line that says a signal was heard, which has been read."""
+    heard = ""
+    if whom == "worker":
+        os.kill(worker, numbers[0])
+    elif whom == "full disk":
+        disk.fill(0)
+    elif whom == "deleted pool":
+        for pool in glob.glob(os.path.join(directory, "checkpoints", "pool-*")):
+            shutil.rmtree(pool, ignore_errors=True)
+    elif whom.endswith("directory"):
+        os.rename(directory, directory + ".away")
+        if whom.startswith("deleted"):
+            shutil.rmtree(directory + ".away", ignore_errors=True)
+        harness.wait_for(lambda: "was moved or deleted" in (line := run.stderr.readline()) or not line, "the launcher sees it")
+    else:
+        run.send_signal(numbers[0])
+        while numbers != [signal.SIGKILL] and f"{signal.Signals(numbers[0]).name}: saving" not in heard:
+            heard = run.stderr.readline()
+        for number in numbers[1:]:
+            run.send_signal(number)
+        time.sleep(0.1)  # it hands signals on at its next tick
+    return heard
+
+
+def one_ending(bench, transport, undisturbed, row, disk=None):
     place, whom, numbers, code, words = row
     name = f"{[signal.Signals(n).name for n in numbers]} to the {whom} at {place} over {transport}"
     directory = bench.workspace.directory("ending")
-    steps = 100000 if code == 75 else 12  # whoever is to leave has not come to its end before it hears of it
-    with bench.start(directory, f"layout.transport={transport}", f"run.steps={steps}", PERDURE_FAULT=place,
+    steps = 100000 if code in (74, 75) else 12  # whoever is to leave has not come to its end before it hears of it
+    overrides = [word.format(disk=disk.path if disk else "") for word in WITH.get(whom, [])]
+    closed = {"stdin": subprocess.DEVNULL} if not whom.startswith("closed") else {"preexec_fn": lambda: (os.close(0), os.close(1))}
+    with bench.start(directory, f"layout.transport={transport}", f"run.steps={steps}", *overrides, popen=closed, PERDURE_FAULT=place,
                      PERDURE_FAULT_ONCE=directory + ".once") as run:
         worker = harness.wait_stopped(run)
-        if whom == "launch":
-            run.send_signal(numbers[0])
-            if numbers != [signal.SIGKILL]:
-                heard = run.stderr.readline()
-                while f"{signal.Signals(numbers[0]).name}: saving" not in heard:
-                    heard = run.stderr.readline()
-                for number in numbers[1:]:
-                    run.send_signal(number)
-                time.sleep(0.1)  # it hands signals on at its next tick
-        else:
-            os.kill(worker, numbers[0])
-            heard = ""
+        heard = strike(whom, directory, worker, numbers, run, disk)
         try:
-            os.kill(worker, signal.SIGCONT)
+            if whom != "stopped worker":
+                os.kill(worker, signal.SIGCONT)
         except ProcessLookupError:
             pass
-        log = (heard if whom != "launch" or numbers != [signal.SIGKILL] else "") + run.communicate(timeout=harness.PATIENCE)[1]
+        log = heard + run.communicate(timeout=harness.PATIENCE)[1]
     lost = r"rank 0 \(process \d+\) died" if transport == "mpi" else r"the worker \(process \d+\) ended without a word"
     expect(name, code, run.returncode, words.format(lost=lost), log)
     if code == -9:
         harness.wait_until_gone(directory)
     if code == 0 and harness.losses(directory) != harness.losses(undisturbed):
         raise harness.Failure(f"{name}: other losses than an undisturbed run")
+
+
+def all_endings(bench, transport, undisturbed, rows):
+    with harness.Disk(bench.workspace, 32) if os.geteuid() == 0 else contextlib.nullcontext() as disk:
+        for row in rows:
+            if row[1] != "full disk" or (disk and disk.is_mounted):
+                one_ending(bench, transport, undisturbed, row, disk)
 
 
 def on_a_terminal(bench, columns):
@@ -355,8 +393,7 @@ def body(workspace, arguments):
     moved(bench, transport)
     undisturbed = workspace.directory("undisturbed")
     workspace.train(bench.config, undisturbed)
-    for row in TABLE if transport == "local" else TABLE[::5]:
-        one_ending(bench, transport, undisturbed, row)
+    all_endings(bench, transport, undisturbed, TABLE if transport == "local" else TABLE[::4])
     if transport == "mpi":
         few_descriptors(bench)
         starter_that_hangs(bench)
