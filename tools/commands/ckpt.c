@@ -295,9 +295,11 @@ static pd_status run(const char *arguments, const char *doc, struct pd_option *o
     if (done) return PD_OK;
     if (count < wanted)
         PD_FAIL(err, PD_USAGE, "name %s; see %s --help",
-                wanted == 1               ? "a run or a directory of checkpoints"
-                : body == pd_ckpt_reshard ? "a checkpoint and the directory where the new one is to lie"
-                                          : "two checkpoints",
+                wanted == 1 ? "a run or a directory of checkpoints"
+                : body == pd_ckpt_reshard || body == pd_ckpt_import
+                    ? "a checkpoint and the directory where the new one is to lie"
+                : body == pd_ckpt_export ? "a checkpoint and the directory that is to be made"
+                                         : "two checkpoints",
                 argv[0]);
     return body(o, err);
 }
@@ -397,6 +399,48 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
         options, &o, pd_ckpt_reshard, argc, argv, err);
 }
 
+static pd_status run_import(int argc, char **argv, struct pd_error *err)
+{
+    struct pd_ckpt_options o = {.step = UINT64_MAX};
+    /* clang-format off */
+    struct pd_option options[] = {
+        {.name = "layout", "dp=N,tp=N,...",
+         "dp, tp, pp, sp, zero_shard, zero_stage, interleave, stripes; what is not given is 1 (zero_shard: dp*sp)",
+         PD_OPTION_TEXT, &o.layout},
+        {.name = "config", "FILE", "configuration of a run; its model, for formats that do not say which one it is",
+         PD_OPTION_TEXT, &o.config_file},
+        {.name = "fresh-optimizer", NULL, "moments that SRC does not have begin at zero", PD_OPTION_FLAG, &o.fresh_optimizer},
+        {.name = "compression", "none|zstd:N", "of the shards", PD_OPTION_TEXT, &o.compression},
+        {.name = "dry-run", NULL, "prints which tensor becomes which, and writes nothing", PD_OPTION_FLAG, &o.dry_run},
+        {.name = "only", "TEXT", "with --dry-run: tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only},
+        {0}};
+    /* clang-format on */
+    return run(
+        "SRC DST",
+        "Makes a checkpoint out of one of another system, under any layout, offline and in little memory. The format "
+        "is seen from the files. What SRC holds and a checkpoint has no place for is listed. What was written is read "
+        "back before it counts. DST is a directory of checkpoints without any; it is made when absent.",
+        options, &o, pd_ckpt_import, argc, argv, err);
+}
+
+static pd_status run_export(int argc, char **argv, struct pd_error *err)
+{
+    struct pd_ckpt_options o = {.step = UINT64_MAX};
+    struct pd_option options[] = {
+        STEP_ROW("not the newest but this one"),
+        {.name = "format", "NAME", "of the files: safetensors, dcp", PD_OPTION_TEXT, &o.format},
+        {.name = "dtype", "fp32|bf16|fp16", "of parameters; fp32 when it is not given", PD_OPTION_TEXT, &o.dtype},
+        {.name = "only", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only},
+        {.name = "dry-run", NULL, "prints which tensor becomes which, and writes nothing", PD_OPTION_FLAG, &o.dry_run},
+        {0}};
+    return run(
+        "SRC DST",
+        "Writes a checkpoint as files of another system, offline and in little memory. They are read back before DST, "
+        "a directory that must not exist, gets its name. SRC is the directory of a run, a directory of checkpoints, "
+        "or one checkpoint; of several the newest is taken.",
+        options, &o, pd_ckpt_export, argc, argv, err);
+}
+
 pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err)
 {
     static const struct pd_command commands[] = {
@@ -406,6 +450,8 @@ pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err)
         {"diff", "PATH PATH", "compare the tensors of two", run_diff},
         {"stats", "PATH", "digest and statistics of each tensor", run_stats},
         {"reshard", "--layout=dp=4,tp=2 SRC DST", "write one again under another layout", run_reshard},
+        {"import", "SRC DST", "make one out of a checkpoint of another system", run_import},
+        {"export", "--format=safetensors SRC DST", "write one as files of another system", run_export},
         {"prune", "--keep-last=N PATH", "delete old ones", run_prune},
         {0},
     };

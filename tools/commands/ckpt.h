@@ -14,6 +14,8 @@ struct pd_ckpt_options {
     const char *layout;      /* "dp=4,tp=2", or NULL */
     const char *compression; /* "none", "zstd:3", or NULL: as the source is */
     bool config, json, quiet;
+    const char *format, *dtype, *only, *config_file; /* of import and export, or NULL */
+    bool dry_run, fresh_optimizer;
     uint32_t keep_last;
     uint64_t keep_every;
 };
@@ -23,6 +25,10 @@ pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error 
 /* Of tensors: ckpt_tensors.c. */
 pd_status pd_ckpt_diff(const struct pd_ckpt_options *options, struct pd_error *err);
 pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *err);
+
+/* Other systems: ckpt_import.c, ckpt_export.c. */
+pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error *err);
+pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error *err);
 
 /* Another layout: ckpt_reshard.c. */
 pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error *err);

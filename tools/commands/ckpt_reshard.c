@@ -3,11 +3,11 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/fault.h"
-#include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
 #include "ckpt/shard/decompress.h"
 #include "resharder/rewrite/rewrite.h"
 #include "tools/commands/ckpt.h"
+#include "tools/commands/ckpt_layout.h"
 #include "tools/commands/ckpt_place.h"
 #include "tools/commands/progress.h"
 #include "tools/output.h"
@@ -38,76 +38,19 @@ struct reshard {
     double seconds;
 };
 
-/* ---- --layout ---- */
-
-/* All but the last are keys of a configuration too. */
-static const char *const degree_names[] = {"dp", "tp", "pp", "sp", "zero_shard", "zero_stage", "interleave", "stripes"};
-enum { DEGREES = sizeof degree_names / sizeof *degree_names, STRIPES = DEGREES - 1 };
-static const uint64_t degree_defaults[DEGREES] = {1, 1, 1, 1, 0, 3, 1, 1};
-
-static pd_status parse_degree(const char *word, bool is_given[DEGREES], uint64_t values[DEGREES], struct pd_error *err)
-{
-    const char *equals = strchr(word, '=');
-    for (int i = 0; equals && i < DEGREES; i++) {
-        if (strlen(degree_names[i]) != (size_t)(equals - word) || strncmp(word, degree_names[i], (size_t)(equals - word)))
-            continue;
-        if (is_given[i])
-            PD_FAIL(err, PD_USAGE, "--layout: %s is given twice, %" PRIu64 " and then %s; leave one of them out",
-                    degree_names[i], values[i], equals + 1);
-        is_given[i] = true;
-        if (pd_parse_u64(equals + 1, &values[i]) && values[i] <= 65536) return PD_OK;
-        PD_FAIL(err, PD_USAGE, "--layout: \"%s\" is no number up to 65536", equals + 1);
-    }
-    PD_FAIL(err, PD_USAGE,
-            "--layout: \"%s\" is not understood; write for example dp=4,tp=2 (dp, tp, pp, sp, zero_shard, zero_stage, "
-            "interleave, stripes; numerics such as virtual_tp stay as they are)",
-            word);
-}
-
-static pd_status parse_degrees(const char *text, uint64_t values[DEGREES], struct pd_error *err)
-{
-    bool is_given[DEGREES] = {false};
-    memcpy(values, degree_defaults, sizeof degree_defaults);
-    const char *p = text, *end;
-    do {
-        const size_t length = strcspn(p, ",");
-        char word[64];
-        snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), p);
-        PD_TRY(parse_degree(word, is_given, values, err));
-        end = p + length;
-        p = end + 1;
-    } while (*end);
-    for (int i = 0; i < 4; i++)
-        if (!values[i]) PD_FAIL(err, PD_INVALID, "--layout: %s is 0 and must be at least 1", degree_names[i]);
-    if (!values[STRIPES] || values[STRIPES] > PD_LAYOUT_STRIPES_MAX)
-        PD_FAIL(err, PD_INVALID, "--layout: stripes is %" PRIu64 " and must be between 1 and %u", values[STRIPES],
-                PD_LAYOUT_STRIPES_MAX);
-    return PD_OK;
-}
-
 /* What a training run with this layout would take: the saved configuration with other degrees. */
 static pd_status lay_out(struct reshard *r, struct pd_error *err)
 {
-    uint64_t values[DEGREES], world = 1;
-    char texts[STRIPES + 2][48];
-    const char *overrides[STRIPES + 2];
-    PD_TRY(parse_degrees(r->options->layout, values, err));
-    for (int i = 0; i < 4; i++)
-        world *= values[i];
-    if (world > 65536)
-        PD_FAIL(err, PD_INVALID, "--layout: %s are %" PRIu64 " ranks, and there are 65536 at most; take smaller degrees",
-                r->options->layout, world);
-    for (int i = 0; i < STRIPES; i++)
-        snprintf(texts[i], sizeof texts[i], "layout.%s=%" PRIu64, degree_names[i], values[i]);
-    snprintf(texts[STRIPES], sizeof texts[0], "layout.auto=false");
-    snprintf(texts[STRIPES + 1], sizeof texts[0], "layout.ranks=%" PRIu64, world);
-    for (int i = 0; i < STRIPES + 2; i++)
-        overrides[i] = texts[i];
-    PD_TRY(pd_config_parse_saved(r->commit.state.config, overrides, STRIPES + 2, &r->config, err));
+    struct pd_ckpt_layout degrees;
+    const char *overrides[PD_CKPT_LAYOUT_TEXTS];
+    PD_TRY(pd_ckpt_layout_parse(r->options->layout, &degrees, err));
+    for (int i = 0; i < PD_CKPT_LAYOUT_TEXTS; i++)
+        overrides[i] = degrees.texts[i];
+    PD_TRY(pd_config_parse_saved(r->commit.state.config, overrides, PD_CKPT_LAYOUT_TEXTS, &r->config, err));
     PD_TRY(pd_model_new(&r->config.model, &r->model, err));
-    PD_TRY(pd_lay_out(&r->config, r->model, (uint32_t)world, &r->laid_out, err));
+    PD_TRY(pd_lay_out(&r->config, r->model, (uint32_t)degrees.world, &r->laid_out, err));
     r->laid_out.layout.small_bytes = r->commit.state.layout.small_bytes;
-    pd_layout_set_stripes(&r->laid_out.layout, values[STRIPES] > 1 ? (uint32_t)values[STRIPES] : 0, NULL);
+    pd_layout_set_stripes(&r->laid_out.layout, degrees.stripes > 1 ? degrees.stripes : 0, NULL);
     return PD_OK;
 }
 

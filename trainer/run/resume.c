@@ -33,8 +33,15 @@ struct change {
     char text[640];
 };
 
-static pd_status compare_keys(const struct pd_engine *e, const struct pd_config *saved, struct change *change,
-                              struct pd_error *err)
+/* What came from another system has no data and no lineage of ours: lineages are counted from 1. The first run that goes on
+ * from it begins one, and fixes batch, numerics and data. */
+static bool is_imported(const struct pd_commit *commit)
+{
+    return commit->state.identity.lineage == 0;
+}
+
+static pd_status compare_keys(const struct pd_engine *e, const struct pd_config *saved, bool refuses_alone,
+                              struct change *change, struct pd_error *err)
 {
     struct pd_resume_difference differences[32];
     char *text = change->text;
@@ -44,6 +51,7 @@ static pd_status compare_keys(const struct pd_engine *e, const struct pd_config 
     describe(differences, count, PD_RESUME_REFUSED, text, room);
     if (text[0])
         PD_FAIL(err, PD_INVALID, "this run cannot go on with another model: %s; restore it, or start another run.dir", text);
+    if (refuses_alone) return PD_OK;
     describe(differences, count, PD_RESUME_NEW_LINEAGE, text, room);
     change->any = text[0] != '\0';
     if (text[0] && !e->options.config->accept_new_lineage)
@@ -78,12 +86,12 @@ static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *co
     struct pd_config saved;
     PD_TRY(
         pd_error_context(err, pd_config_parse_saved(commit->state.config, NULL, 0, &saved, err), "the checkpoint's record"));
-    if (saved.numerics.precision != e->options.config->numerics.precision) {
+    if (is_imported(commit) || saved.numerics.precision != e->options.config->numerics.precision) {
         commit->state.loss_scale = e->loss_scale;
         commit->state.loss_scale_good_steps = 0;
     }
-    pd_status st = compare_keys(e, &saved, ret_change, err);
-    if (!st) st = compare_data(e, commit, &saved, ret_change, err);
+    pd_status st = compare_keys(e, &saved, is_imported(commit), ret_change, err);
+    if (!st && !is_imported(commit)) st = compare_data(e, commit, &saved, ret_change, err);
     pd_config_deinit(&saved);
     return st;
 }
@@ -115,6 +123,7 @@ static void log_other_device(const struct pd_engine *e, const struct pd_run_stat
 {
     char *now = NULL, before_said[320], now_said[320];
     const char *before = saved->environment ? saved->environment : "";
+    if (strstr(before, "\"imported_from\"")) return;
     if (pd_computed_on(e->options.device, &now, NULL)) return;
     if (strcmp(before, now) != 0) {
         pd_computed_on_describe(before, before_said, sizeof before_said);
@@ -211,7 +220,7 @@ static pd_status load_entry(struct pd_vfs *vfs, const struct candidate *c, struc
                                       .pool = e->pool,
                                       .has_replicas = !pd_store_is_shared(c->store)};
     struct pd_identity identity = commit->state.identity;
-    if (change.any) identity.lineage = c->lineage + 1;
+    if (change.any || is_imported(commit)) identity.lineage = c->lineage + 1;
     pd_owner_acquire(&e->staging.owner, "load");
     st = pd_state_load(e->state, vfs, group, &request, &identity, &load, err);
     pd_owner_release(&e->staging.owner, "load");

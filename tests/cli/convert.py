@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""`perdure ckpt import` and `export`: exact words and exit codes, and that what goes out comes in.  convert.py PERDURE SOURCE [NAME...]"""
+import glob
+import json
+import os
+import re
+import struct
+
+from expect import finish, ANY, MINIMAL, expect, perdure, report, said, write
+
+write("text.txt", b"In the beginning was the word. " * 4000)
+TINY = ["model.preset=byte-1m", "model.layers=2", "model.hidden=64", "model.heads=2", "model.ffn=96", "batch.context=32",
+        "model.context=32", "batch.sequences=4", "run.steps=2", "layout.ranks=1", "layout.threads=1", "checkpoint.every=2"]
+result = perdure("train", MINIMAL, *TINY)
+report("train", [] if result[0] == 0 else ["no checkpoint to export"], result)
+MOMENTS = "not exported: moments of the optimizer, which safetensors has no place for\n"
+
+# ---- export ----
+expect("export-no-format", ["ckpt", "export", "run", "out"], 64,
+       err=re.compile(r"^perdure: say which format: --format=safetensors; there are safetensors, "))
+expect("export-unknown-format", ["ckpt", "export", "run", "out", "--format=zip"], 64,
+       err=re.compile(r"^perdure: --format=zip: expected one of safetensors, "))
+expect("export-our-format", ["ckpt", "export", "run", "out", "--format=perdure"], 64, err=re.compile("--format=perdure: expected one of"))
+expect("export-dtype", ["ckpt", "export", "run", "out", "--format=safetensors", "--dtype=int8"], 64,
+       err=said("--dtype=int8: expected fp32, bf16 or fp16"))
+expect("export-one-path", ["ckpt", "export", "run", "--format=safetensors"], 64,
+       err=re.compile(r"name a checkpoint and the directory that is to be made"))
+expect("export-dry-run", ["ckpt", "export", "run", "out", "--format=safetensors", "--dry-run", "--only=layers.0.mlp"], 0,
+       re.compile(r"^TENSOR +KIND +TO +TYPE *\n(model\.layers\.0\.mlp\S+ +param +model\.layers\.0\.mlp\S+ +fp32 *\n){3}$"))
+report("export-dry-run-writes-nothing", ["out is there"] if os.path.exists("out") else [], (0, "", ""))
+expect("export", ["ckpt", "export", "run", "hf", "--format=safetensors"], 0,
+       re.compile(r"^hf: safetensors, \d+ tensors in 1 file, .* KiB, .* s\n$"), MOMENTS)
+expect("export-again", ["ckpt", "export", "run", "hf", "--format=safetensors"], 78,
+       err=MOMENTS + said("hf exists; name a directory that is to be made"))
+expect("export-only-nothing", ["ckpt", "export", "run", "none", "--format=safetensors", "--only=xyz"], 64,
+       err=said("--only=xyz: no tensor has that in its name"))
+expect("export-only", ["ckpt", "export", "run", "norms", "--format=safetensors", "--only=norm"], 0, re.compile("^norms: "), MOMENTS)
+expect("export-dcp", ["ckpt", "export", "run", "dcp", "--format=dcp"], 0, re.compile(r"^dcp: dcp, \d+ tensors in 1 file, "))
+expect("export-nowhere", ["ckpt", "export", "run", "no/where", "--format=dcp"], 78, err=re.compile("the directory above no/where does not exist"))
+
+# ---- import ----
+expect("import-missing", ["ckpt", "import", "absent", "in"], 78, err=re.compile("absent"))
+expect("import-of-ours", ["ckpt", "import", *glob.glob("run/checkpoints/step-*")[-1:], "in"], 64,
+       err=re.compile("is a checkpoint of perdure: a run goes on from it"))
+expect("import-unknown", ["ckpt", "import", "text.txt", "in"], 78,
+       err=re.compile(r"^perdure: text.txt is a file of no format that is read: safetensors \("))
+expect("import-no-moments", ["ckpt", "import", "hf", "in"], 78, err=re.compile(
+    r"^perdure: hf has no exp_avg of tensor model.embed_tokens.weight; moments begin at zero only when that is asked for: --fresh-optimizer\n$"))
+expect("import-no-model", ["ckpt", "import", "dcp", "in"], 78,
+       err=said("dcp does not say which model it is; give a configuration of a run with its model section: --config=run.yaml"))
+expect("import-part", ["ckpt", "import", "norms", "in", "--fresh-optimizer"], 78, err=re.compile("^perdure: norms"))
+expect("import-layout", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=dp=x"], 64, err=said('--layout: "x" is no number up to 65536'))
+report("import-refused-makes-nothing", ["in is there"] if os.path.exists("in") else [], (0, "", ""))
+expect("import", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=dp=2,tp=2"], 0,
+       re.compile(r"^\S+/in/step-000000000000-1: step 0 from safetensors, under dp 2, tp 2, pp 1, sp 1, .* in 4 shards, .* s\n"
+                  r"\d+ arrays of moments begin at zero\n$"))
+expect("import-again", ["ckpt", "import", "hf", "in", "--fresh-optimizer"], 78,
+       err=re.compile(r"/in holds checkpoints already; name another directory"))
+expect("import-verifies", ["ckpt", "verify", "in"], 0, re.compile(r"^ok: .*, 0 findings\n$"))
+expect("import-shown", ["ckpt", "show", "in"], 0, re.compile(r"\nstep        0, lineage 0, "))
+config = write("model.yaml", "run: {dir: other}\ndata: {train: text.txt}\nmodel: {preset: byte-1m, layers: 2, hidden: 64, heads: 2, ffn: 96, context: 32}\n"
+               "batch: {context: 32, sequences: 4}\n")
+text = expect("import-dcp-json", ["ckpt", "import", "dcp", "in-dcp", f"--config={config}", "--compression=zstd:1", "--json"], 0, ANY)
+if text:
+    said_of = json.loads(text)
+    good = said_of["format"] == "dcp" and said_of["zeroed"] == 0 and said_of["bytes_read_back"] > 0
+    report("import-dcp-json-content", [] if good else ["format, zeroed or bytes"], (0, text, ""))
+expect("import-dcp-same-state", ["ckpt", "diff", "run", "in-dcp"], 0, re.compile(r"\n0 of \d+ arrays differ\n$"))
+
+# ---- out again, and on ----
+expect("export-of-import", ["ckpt", "export", "in", "hf2", "--format=safetensors"], 0, re.compile("^hf2: "), MOMENTS)
+with open("hf/model.safetensors", "rb") as a, open("hf2/model.safetensors", "rb") as b:
+    report("export-of-import-same-bytes", [] if a.read() == b.read() else ["model.safetensors differs"], (0, "", ""))
+os.makedirs("other")
+os.rename("in-dcp", "other/checkpoints")
+expect("train-onto-import", ["train", config, "run.dir=other", "run.steps=4", "layout.ranks=1", "layout.threads=1"], 0, ANY,
+       re.compile("resumed at step 2"))
+text = expect("train-onto-import-ls", ["ckpt", "ls", "other", "--json"], 0, ANY)
+if text:
+    lineages = [(row["step"], row["lineage"]) for row in json.loads(text)]
+    report("train-onto-import-lineage", [] if lineages[0] == (4, 1) and (2, 0) in lineages else [str(lineages)], (0, text, ""))
+
+# ---- damage: an error that names the file, and no output ----
+with open("hf/model.safetensors", "rb") as file:
+    whole = file.read()
+header = struct.unpack("<Q", whole[:8])[0]
+for name, damaged in (("short", whole[:len(whole) // 2]), ("length", b"\xff" * 8 + whole[8:]), ("json", whole[:9] + b"!" + whole[10:]),
+                      ("offsets", whole.replace(b'"data_offsets":[0,', b'"data_offsets":[4,', 1))):
+    os.makedirs(f"bad-{name}")
+    write(f"bad-{name}/model.safetensors", damaged)
+    write(f"bad-{name}/config.json", open("hf/config.json").read())
+    expect(f"import-damaged-{name}", ["ckpt", "import", f"bad-{name}", "never", "--fresh-optimizer"], 65,
+           err=re.compile(f"^perdure: .*bad-{name}/model.safetensors"))
+report("import-damaged-makes-nothing", ["never is there"] if os.path.exists("never") else [], (0, "", ""))
+
+finish("convert")

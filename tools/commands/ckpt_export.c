@@ -1,0 +1,236 @@
+/* perdure ckpt export: a checkpoint of ours becomes one of another system. */
+#include "ckpt/base/arena.h"
+#include "ckpt/base/clock.h"
+#include "ckpt/base/fault.h"
+#include "ckpt/base/words.h"
+#include "resharder/formats/export.h"
+#include "resharder/formats/model_directory.h"
+#include "resharder/formats/perdure.h"
+#include "tools/commands/ckpt.h"
+#include "tools/commands/ckpt_foreign.h"
+#include "tools/output.h"
+#include "trainer/model/hugging_face.h"
+#include "trainer/model/links.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+/* Whose names the files of a format have. */
+static const struct {
+    const char *format, *dialect;
+} dialects[] = {{"gguf", "gguf"}, {"llmc", "llmc"}, {"megatron", "megatron"}, {NULL, "hugging_face"}};
+
+struct export
+{
+    const struct pd_ckpt_options *options;
+    const struct pd_format *format;
+    const char *dialect;
+    enum pd_dtype dtype;
+    enum pd_element element;
+    struct pd_ckpt_foreign source;
+    struct pd_model *model;
+    struct pd_catalog whole;  /* all that the format would hold, for its links */
+    struct pd_catalog wanted; /* what is asked for of it */
+    struct pd_links links;
+    struct pd_export_report report;
+    double seconds;
+};
+
+/* ---- what is asked for ---- */
+
+static pd_status list_formats(const char *name, struct pd_error *err)
+{
+    char known[200] = "";
+    size_t used = 0;
+    for (const struct pd_format *const *f = pd_formats; *f; f++)
+        if (!(*f)->is_only_read && used < sizeof known)
+            used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", (*f)->name);
+    if (!name) PD_FAIL(err, PD_USAGE, "say which format: --format=safetensors; there are %s", known);
+    PD_FAIL(err, PD_USAGE, "--format=%s: expected one of %s", name, known);
+}
+
+static pd_status choose_format(struct export *x, struct pd_error *err)
+{
+    const char *name = x->options->format, *dtype = x->options->dtype ? x->options->dtype : "fp32";
+    x->format = name ? pd_format_find(name) : NULL;
+    if (!x->format || x->format->is_only_read) return list_formats(name, err);
+    uint32_t i = 0;
+    while (dialects[i].format && strcmp(dialects[i].format, name) != 0)
+        i++;
+    x->dialect = dialects[i].dialect;
+    static const struct {
+        const char *name;
+        enum pd_dtype dtype;
+        enum pd_element element;
+    } types[] = {{"fp32", PD_F32, PD_ELEMENT_F32}, {"bf16", PD_BF16, PD_ELEMENT_BF16}, {"fp16", PD_F16, PD_ELEMENT_F16}};
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++)
+        if (strcmp(types[t].name, dtype) == 0) {
+            x->dtype = types[t].dtype;
+            x->element = types[t].element;
+            return PD_OK;
+        }
+    PD_FAIL(err, PD_USAGE, "--dtype=%s: expected fp32, bf16 or fp16", dtype);
+}
+
+static pd_status open_source(struct export *x, struct pd_error *err)
+{
+    PD_TRY(pd_ckpt_foreign_open(x->options->paths[0], x->options->step, &x->source, err));
+    if (x->source.format != &pd_format_perdure)
+        PD_FAIL(err, PD_USAGE, "%s is %s; import it first, then export it: perdure ckpt import --help", x->source.path,
+                x->source.format->name);
+    return pd_ckpt_foreign_model(&x->source, &x->model, err);
+}
+
+/* Links need a finished catalog; where its bytes would lie does not matter to them. */
+static pd_status link_whole(struct export *x, struct pd_error *err)
+{
+    pd_catalog_init(&x->whole, x->format->name);
+    PD_TRY(pd_model_foreign(x->model, x->dialect, x->element, x->format->holds_moments, &x->whole, err));
+    PD_TRY(pd_catalog_add_file(&x->whole, "all", UINT64_MAX, NULL, err));
+    for (uint32_t t = 0; t < x->whole.tensor_count; t++) {
+        struct pd_piece piece = {0};
+        memcpy(piece.count, x->whole.tensors[t].shape, sizeof piece.count);
+        PD_TRY(pd_catalog_add_piece(&x->whole, t, &piece, err));
+    }
+    PD_TRY(pd_catalog_finish(&x->whole, err));
+    return pd_model_links(x->model, x->dialect, &x->whole, x->format->holds_moments, &x->links, err);
+}
+
+/* config.json and generation_config.json, and what an import laid beside the checkpoints. */
+static pd_status add_texts(struct export *x, struct pd_error *err)
+{
+    struct pd_special_tokens tokens = {.bos = -1};
+    struct pd_catalog beside;
+    char *config = NULL, *generation = NULL;
+    pd_catalog_init(&beside, "");
+    pd_status st = pd_formats_add_texts(x->source.vfs, x->source.place.root, &beside, err);
+    const struct pd_catalog_text *before = pd_catalog_text(&beside, "config.json");
+    struct pd_model_config ignored;
+    const bool has_tokens =
+        !st && before && !pd_hugging_face_read("config.json", before->text, before->bytes, &ignored, &tokens, NULL);
+    if (!st) st = pd_hugging_face_write(&x->model->config, x->dtype, has_tokens ? &tokens : NULL, &config, &generation, err);
+    if (!st) st = pd_catalog_add_text(&x->wanted, "config.json", config, strlen(config), err);
+    if (!st) st = pd_catalog_add_text(&x->wanted, "generation_config.json", generation, strlen(generation), err);
+    for (uint32_t i = 0; !st && i < beside.text_count; i++)
+        if (!pd_catalog_text(&x->wanted, beside.texts[i].name))
+            st = pd_catalog_add_text(&x->wanted, beside.texts[i].name, beside.texts[i].text, beside.texts[i].bytes, err);
+    free(config);
+    free(generation);
+    pd_catalog_deinit(&beside);
+    return st;
+}
+
+static pd_status want(struct export *x, struct pd_error *err)
+{
+    pd_catalog_init(&x->wanted, x->format->name);
+    x->wanted.counters = x->source.catalog.counters;
+    for (uint32_t t = 0; t < x->whole.tensor_count; t++)
+        if (!x->options->only || strstr(x->whole.tensors[t].name, x->options->only))
+            PD_TRY(pd_catalog_add_tensor(&x->wanted, &x->whole.tensors[t], NULL, err));
+    if (!x->wanted.tensor_count) PD_FAIL(err, PD_USAGE, "--only=%s: no tensor has that in its name", x->options->only);
+    if (!x->format->holds_moments && !x->options->dry_run)
+        fprintf(stderr, "not exported: moments of the optimizer, which %s has no place for\n", x->format->name);
+    return add_texts(x, err);
+}
+
+/* ---- --dry-run ---- */
+
+static pd_status print_mapping(const struct export *x, struct pd_error *err)
+{
+    static const char *const headings[] = {"TENSOR", "KIND", "TO", "TYPE"};
+    struct pd_table table;
+    struct pd_json_writer w;
+    pd_table_init(&table, headings, 4);
+    pd_json_writer_init(&w, 2);
+    pd_json_array_begin(&w, NULL);
+    for (uint32_t i = 0; i < x->links.count; i++) {
+        const struct pd_link *link = &x->links.items[i];
+        const char *name = x->model->tensors.tensors[link->tensor].name;
+        const int64_t found = pd_catalog_find(&x->whole, link->name, link->kind);
+        if (found < 0 || (x->options->only && !strstr(link->name, x->options->only))) continue;
+        const char *type = pd_elements[x->whole.tensors[found].element].name;
+        pd_table_row(&table, (const char *const[]){name, pd_kind_name(link->kind), link->name, type});
+        pd_json_object_begin(&w, NULL);
+        pd_json_string(&w, "tensor", name);
+        pd_json_string(&w, "kind", pd_kind_name(link->kind));
+        pd_json_string(&w, "to", link->name);
+        pd_json_string(&w, "type", type);
+        pd_json_object_end(&w);
+    }
+    pd_json_array_end(&w);
+    const pd_status st = x->options->json ? pd_output_json(&w, err) : pd_table_print(&table, err);
+    pd_json_writer_deinit(&w);
+    pd_table_deinit(&table);
+    return st;
+}
+
+/* ---- the work ---- */
+
+static pd_status work(struct export *x, struct pd_error *err)
+{
+    struct pd_ckpt_progress progress;
+    struct pd_arena *arena = NULL;
+    struct pd_export *export = NULL;
+    const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_EXPORT_BUFFER_BYTES}};
+    PD_TRY(pd_export_begin(x->source.vfs, x->format, &x->wanted, x->options->paths[1], 0, &export, err));
+    pd_status st = pd_arena_new(&memory, &arena, err);
+    if (st) return pd_export_end(export, st, NULL);
+    const struct pd_export_request request = {.source = x->source.path,
+                                              .catalog = &x->source.catalog,
+                                              .tensors = &x->model->tensors,
+                                              .links = &x->links,
+                                              .buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_EXPORT_BUFFER_BYTES),
+                                              .progress = pd_ckpt_progress_start(&progress),
+                                              .context = &progress};
+    st = pd_export_run(export, &request, &x->report, err);
+    pd_ckpt_progress_end(&progress);
+    st = pd_export_end(export, st, err);
+    x->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
+    pd_arena_free(arena);
+    return pd_ckpt_add_advice(st, err);
+}
+
+static pd_status print(const struct export *x, struct pd_error *err)
+{
+    struct rusage usage;
+    struct pd_json_writer w;
+    const char *path = x->options->paths[1];
+    if (!x->options->json) {
+        printf("%s: %s, %s in %s, %s, %.1f s\n", path, x->format->name, pd_counted(x->report.tensors, "tensor").text,
+               pd_counted(x->report.files, "file").text, pd_text_bytes(x->report.bytes_written).text, x->seconds);
+        return PD_OK;
+    }
+    (void)getrusage(RUSAGE_SELF, &usage);
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "path", path);
+    pd_json_string(&w, "format", x->format->name);
+    PD_JSON_U64S(&w, {"step", x->source.catalog.counters.step}, {"tensors", x->report.tensors}, {"files", x->report.files},
+                 {"bytes_read", x->report.bytes_read}, {"bytes_written", x->report.bytes_written},
+                 {"bytes_read_back", x->report.bytes_read_back}, {"peak_rss_bytes", (uint64_t)usage.ru_maxrss * 1024});
+    pd_json_double(&w, "seconds", x->seconds);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
+pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error *err)
+{
+    struct export x = {.options = options};
+    PD_TRY(pd_fault_configure_env(err));
+    PD_TRY(choose_format(&x, err));
+    pd_status st = open_source(&x, err);
+    if (!st) st = link_whole(&x, err);
+    if (!st) st = want(&x, err);
+    if (!st && options->dry_run) st = print_mapping(&x, err);
+    if (!st && !options->dry_run) st = work(&x, err);
+    if (!st && !options->dry_run) st = print(&x, err);
+    pd_links_deinit(&x.links);
+    pd_catalog_deinit(&x.whole);
+    pd_catalog_deinit(&x.wanted);
+    pd_model_free(x.model);
+    pd_ckpt_foreign_close(&x.source);
+    return st;
+}

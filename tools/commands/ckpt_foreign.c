@@ -1,0 +1,99 @@
+#include "tools/commands/ckpt_foreign.h"
+
+#include "resharder/formats/perdure.h"
+#include "trainer/config/config.h"
+#include "trainer/model/hugging_face.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static bool is_foreign(struct pd_vfs *vfs, const char *path)
+{
+    const struct pd_format *format = NULL;
+    return !pd_format_of(vfs, path, &format, NULL) && format != &pd_format_perdure;
+}
+
+bool pd_ckpt_is_foreign(const char *path)
+{
+    struct pd_vfs *vfs = NULL;
+    if (pd_vfs_new_auto(&vfs, NULL)) return false;
+    const bool is = is_foreign(vfs, path);
+    pd_vfs_free(vfs);
+    return is;
+}
+
+/* A run, a store, or one checkpoint: where the checkpoint lies. */
+static pd_status choose(const char *path, uint64_t step, struct pd_ckpt_foreign *f, struct pd_error *err)
+{
+    const struct pd_store_entry *entry = NULL;
+    PD_TRY(pd_ckpt_place_open(path, NULL, &f->place, err));
+    if (f->place.named[0]) {
+        snprintf(f->path, sizeof f->path, "%s/%s", f->place.root, f->place.named);
+        return PD_OK;
+    }
+    PD_TRY(pd_ckpt_place_choose(&f->place, step, &entry, err));
+    pd_store_entry_path(f->place.store, entry, f->path);
+    return PD_OK;
+}
+
+static pd_status read_catalog(const char *path, uint64_t step, struct pd_ckpt_foreign *f, struct pd_error *err)
+{
+    if (is_foreign(f->vfs, path)) {
+        PD_TRY(pd_format_of(f->vfs, path, &f->format, err));
+        snprintf(f->path, sizeof f->path, "%s", path);
+    } else {
+        PD_TRY(choose(path, step, f, err));
+        f->format = &pd_format_perdure;
+    }
+    f->catalog.format = f->format->name;
+    PD_TRY(f->format->read(f->vfs, f->path, &f->catalog, err));
+    return pd_catalog_finish(&f->catalog, err);
+}
+
+pd_status pd_ckpt_foreign_open(const char *path, uint64_t step, struct pd_ckpt_foreign *ret, struct pd_error *err)
+{
+    struct pd_stat stat;
+    *ret = (struct pd_ckpt_foreign){0};
+    PD_TRY(pd_vfs_new_auto(&ret->vfs, err));
+    pd_catalog_init(&ret->catalog, "");
+    pd_status st = pd_vfs_stat(ret->vfs, path, &stat, err);
+    if (!st) st = read_catalog(path, step, ret, err);
+    if (st) pd_ckpt_foreign_close(ret);
+    return st;
+}
+
+void pd_ckpt_foreign_close(struct pd_ckpt_foreign *f)
+{
+    pd_catalog_deinit(&f->catalog);
+    if (f->place.vfs) pd_ckpt_place_close(&f->place);
+    pd_vfs_free(f->vfs);
+    *f = (struct pd_ckpt_foreign){0};
+}
+
+static pd_status model_of_record(const char *yaml, struct pd_model **ret_model, struct pd_error *err)
+{
+    struct pd_config config;
+    PD_TRY(pd_config_parse_saved(yaml, NULL, 0, &config, err));
+    const pd_status st = pd_model_new(&config.model, ret_model, err);
+    pd_config_deinit(&config);
+    return st;
+}
+
+pd_status pd_ckpt_foreign_model(const struct pd_ckpt_foreign *f, struct pd_model **ret_model, struct pd_error *err)
+{
+    const struct pd_catalog_text *ours = pd_catalog_text(&f->catalog, "config.yaml"),
+                                 *theirs = pd_catalog_text(&f->catalog, "config.json");
+    struct pd_model_config config;
+    if (f->format == &pd_format_perdure && ours) return model_of_record(ours->text, ret_model, err);
+    if (!theirs) return PD_NOT_FOUND;
+    pd_status st = pd_hugging_face_read("config.json", theirs->text, theirs->bytes, &config, NULL, err);
+    if (!st) st = pd_model_new(&config, ret_model, err);
+    return st ? pd_error_context(err, st, "%s", f->path) : PD_OK;
+}
+
+bool pd_ckpt_foreign_has_moments(const struct pd_ckpt_foreign *f)
+{
+    for (uint32_t t = 0; t < f->catalog.tensor_count; t++)
+        if (f->catalog.tensors[t].kind != PD_PARAM) return true;
+    return false;
+}

@@ -1,0 +1,29 @@
+/* A checkpoint of any format, as import, export, show, stats and diff open it. */
+#ifndef PD_TOOLS_COMMANDS_CKPT_FOREIGN_H
+#define PD_TOOLS_COMMANDS_CKPT_FOREIGN_H
+
+#include "resharder/formats/format.h"
+#include "tools/commands/ckpt_place.h"
+#include "trainer/model/model.h"
+
+struct pd_ckpt_foreign {
+    struct pd_vfs *vfs;
+    const struct pd_format *format;
+    struct pd_catalog catalog;  /* finished */
+    char path[4096];            /* what was read: of a run its checkpoint */
+    struct pd_ckpt_place place; /* of a run or store; its vfs is NULL where there is none */
+};
+
+/* Whether PATH is of a format that is not perdure's. */
+bool pd_ckpt_is_foreign(const char *path);
+/* PATH of any format; of ours a run, a store or a checkpoint, and of several the newest, or that of `step`.
+ *   errors  as of the format and of pd_ckpt_place */
+PD_MUST_USE pd_status pd_ckpt_foreign_open(const char *path, uint64_t step, struct pd_ckpt_foreign *ret_foreign,
+                                           struct pd_error *err);
+void pd_ckpt_foreign_close(struct pd_ckpt_foreign *foreign);
+/* The model that it says it is: of config.json, or of our record. PD_NOT_FOUND without a word: it says nothing. */
+PD_MUST_USE pd_status pd_ckpt_foreign_model(const struct pd_ckpt_foreign *foreign, struct pd_model **ret_model,
+                                            struct pd_error *err);
+bool pd_ckpt_foreign_has_moments(const struct pd_ckpt_foreign *foreign);
+
+#endif

@@ -1,0 +1,301 @@
+/* perdure ckpt import: a checkpoint of another system becomes one of ours. */
+#include "ckpt/base/arena.h"
+#include "ckpt/base/clock.h"
+#include "ckpt/base/fault.h"
+#include "ckpt/base/words.h"
+#include "resharder/formats/import.h"
+#include "resharder/formats/model_directory.h"
+#include "resharder/formats/perdure.h"
+#include "tools/commands/ckpt.h"
+#include "tools/commands/ckpt_foreign.h"
+#include "tools/commands/ckpt_layout.h"
+#include "tools/output.h"
+#include "trainer/model/hugging_face.h"
+#include "trainer/model/links.h"
+#include "trainer/plan/auto_layout.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+
+struct import {
+    const struct pd_ckpt_options *options;
+    struct pd_ckpt_foreign source;
+    struct pd_config config;
+    struct pd_model *model;
+    struct pd_links links;
+    struct pd_laid_out laid_out;
+    struct pd_run_state state;
+    struct pd_ckpt_place target;
+    bool has_made_target;
+    struct pd_shard_codec codec;
+    struct pd_import_report report;
+    double seconds;
+};
+
+/* ---- what it becomes ---- */
+
+static pd_status open_source(struct import *m, struct pd_error *err)
+{
+    const char *path = m->options->paths[0];
+    const struct pd_format *format = NULL;
+    struct pd_vfs *vfs = NULL;
+    PD_TRY(pd_vfs_new_auto(&vfs, err));
+    const pd_status st = pd_format_of(vfs, path, &format, err);
+    pd_vfs_free(vfs);
+    PD_TRY(st);
+    if (format == &pd_format_perdure)
+        PD_FAIL(err, PD_USAGE, "%s is a checkpoint of perdure: a run goes on from it, and ckpt reshard writes it again",
+                path);
+    return pd_ckpt_foreign_open(path, UINT64_MAX, &m->source, err);
+}
+
+/* Degrees of --layout, and numerics that admit them. */
+static pd_status load_config(struct import *m, struct pd_ckpt_layout *degrees, struct pd_error *err)
+{
+    char virtual_tp[48], virtual_sp[48];
+    const char *overrides[PD_CKPT_LAYOUT_TEXTS + 4];
+    uint32_t count = 0;
+    PD_TRY(pd_ckpt_layout_parse(m->options->layout ? m->options->layout : "dp=1", degrees, err));
+    for (; count < PD_CKPT_LAYOUT_TEXTS; count++)
+        overrides[count] = degrees->texts[count];
+    if (!m->options->config_file) {
+        snprintf(virtual_tp, sizeof virtual_tp, "numerics.virtual_tp=%" PRIu64, degrees->tp);
+        snprintf(virtual_sp, sizeof virtual_sp, "numerics.virtual_sp=%" PRIu64, degrees->sp);
+        overrides[count++] = virtual_tp;
+        overrides[count++] = virtual_sp;
+        overrides[count++] = "run.dir=imported"; /* whoever goes on from it names its own */
+        overrides[count++] = "data.train=[imported]";
+    }
+    return pd_config_load(m->options->config_file, overrides, count, &m->config, err);
+}
+
+static pd_status choose_model(struct import *m, struct pd_error *err)
+{
+    const struct pd_catalog_text *text = pd_catalog_text(&m->source.catalog, "config.json");
+    if (text) {
+        const pd_status st = pd_hugging_face_read("config.json", text->text, text->bytes, &m->config.model, NULL, err);
+        if (st) return pd_error_context(err, st, "%s", m->source.path);
+    } else if (!m->options->config_file) {
+        PD_FAIL(err, PD_INVALID,
+                "%s does not say which model it is; give a configuration of a run with its model section: --config=run.yaml",
+                m->source.path);
+    }
+    PD_TRY(pd_model_new(&m->config.model, &m->model, err));
+    if (m->config.batch.context > m->model->config.context) m->config.batch.context = m->model->config.context;
+    return PD_OK;
+}
+
+static pd_status decide(struct import *m, struct pd_error *err)
+{
+    struct pd_ckpt_layout degrees;
+    PD_TRY(load_config(m, &degrees, err));
+    PD_TRY(choose_model(m, err));
+    PD_TRY(pd_lay_out(&m->config, m->model, (uint32_t)degrees.world, &m->laid_out, err));
+    pd_layout_set_stripes(&m->laid_out.layout, degrees.stripes > 1 ? degrees.stripes : 0, NULL);
+    const pd_status st =
+        pd_model_links(m->model, NULL, &m->source.catalog, pd_ckpt_foreign_has_moments(&m->source), &m->links, err);
+    return st ? pd_error_context(err, st, "%s", m->source.path) : PD_OK;
+}
+
+/* Nothing is dropped in silence. */
+static pd_status list_beyond(const struct import *m, struct pd_error *err)
+{
+    const struct pd_catalog *c = &m->source.catalog;
+    bool *is_beyond = calloc((size_t)c->tensor_count + 1, sizeof *is_beyond);
+    if (!is_beyond) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u names", c->tensor_count);
+    pd_model_links_beyond(m->model, &m->links, c, is_beyond);
+    for (uint32_t t = 0; t < c->tensor_count; t++)
+        if (is_beyond[t])
+            fprintf(stderr, "not imported: %s of tensor %s\n", pd_kind_name(c->tensors[t].kind), c->tensors[t].name);
+    for (uint32_t i = 0; i < c->unmapped_count; i++)
+        fprintf(stderr, "not imported: %s\n", c->unmapped[i]);
+    free(is_beyond);
+    return PD_OK;
+}
+
+/* A record without data and without a lineage of ours: the first run that goes on from it begins one. */
+static pd_status make_state(struct import *m, struct pd_error *err)
+{
+    const struct pd_catalog_counters *n = &m->source.catalog.counters;
+    struct pd_json_writer w;
+    const char *text = NULL;
+    struct pd_run_state s = {.updates = n->has_updates ? n->updates : n->step,
+                             .samples = n->samples,
+                             .tokens = n->tokens,
+                             .loss_scale = n->has_loss_scale ? n->loss_scale : m->config.numerics.loss_scale,
+                             .seed = m->config.run.seed,
+                             .last_loss = NAN,
+                             .best_validation_loss = NAN,
+                             .layout = m->laid_out.layout,
+                             .tensor_count = m->model->tensors.count,
+                             .parameter_count = m->model->parameter_count};
+    s.identity.step = n->has_step ? n->step : n->updates;
+    if (getrandom(s.identity.run_id, sizeof s.identity.run_id, 0) < 0) s.identity.run_id[0] = pd_clock_wall_ns(NULL);
+    snprintf(s.created_by, sizeof s.created_by, "perdure %s", PERDURE_VERSION);
+    pd_json_writer_init(&w, 0);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "imported_from", m->source.format->name);
+    pd_json_object_end(&w);
+    pd_status st = pd_json_writer_finish(&w, &text, NULL, err);
+    if (!st && !(s.environment = strndup(text, strcspn(text, "\n"))))
+        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a record");
+    pd_json_writer_deinit(&w);
+    if (!st) st = pd_config_print(&m->config, &s.config, err);
+    m->state = s;
+    return st;
+}
+
+static struct pd_import_request request_of(const struct import *m)
+{
+    return (struct pd_import_request){.source = m->source.path,
+                                      .catalog = &m->source.catalog,
+                                      .links = &m->links,
+                                      .tensors = &m->model->tensors,
+                                      .fresh_optimizer = m->options->fresh_optimizer,
+                                      .layout = &m->laid_out.layout,
+                                      .state = &m->state,
+                                      .codec = m->codec,
+                                      .target = m->target.store};
+}
+
+/* ---- --dry-run ---- */
+
+static pd_status print_mapping(const struct import *m, struct pd_error *err)
+{
+    static const char *const headings[] = {"TENSOR", "KIND", "FROM", "TYPE"};
+    struct pd_table table;
+    struct pd_json_writer w;
+    pd_table_init(&table, headings, 4);
+    pd_json_writer_init(&w, 2);
+    pd_json_array_begin(&w, NULL);
+    for (uint32_t i = 0; i < m->links.count; i++) {
+        const struct pd_link *link = &m->links.items[i];
+        const char *name = m->model->tensors.tensors[link->tensor].name;
+        const int64_t found = pd_catalog_find(&m->source.catalog, link->name, link->kind);
+        const char *type = found < 0 ? "" : pd_elements[m->source.catalog.tensors[found].element].name;
+        if (m->options->only && !strstr(name, m->options->only)) continue;
+        pd_table_row(&table, (const char *const[]){name, pd_kind_name(link->kind), link->name, type});
+        pd_json_object_begin(&w, NULL);
+        pd_json_string(&w, "tensor", name);
+        pd_json_string(&w, "kind", pd_kind_name(link->kind));
+        pd_json_string(&w, "from", link->name);
+        pd_json_string(&w, "type", type);
+        pd_json_object_end(&w);
+    }
+    pd_json_array_end(&w);
+    pd_status st = m->options->json ? pd_output_json(&w, err) : pd_table_print(&table, err);
+    pd_json_writer_deinit(&w);
+    pd_table_deinit(&table);
+    return st;
+}
+
+/* ---- the work ---- */
+
+static pd_status open_target(struct import *m, struct pd_error *err)
+{
+    static const struct pd_store_options options = {
+        .writable = true, .keep_last = UINT32_MAX, .quarantine_bytes_max = UINT64_MAX, .leaves_nothing = true};
+    const char *path = m->options->paths[1];
+    pd_status st = pd_vfs_mkdir(m->source.vfs, path, err);
+    if (st == PD_NOT_FOUND)
+        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname %s)\"", path, path);
+    if (st && st != PD_EXISTS) return st;
+    m->has_made_target = !st;
+    PD_TRY(pd_ckpt_place_open(path, &options, &m->target, err));
+    if (m->target.named[0]) PD_FAIL(err, PD_USAGE, "%s is one checkpoint; name a directory to put the new one in", path);
+    if (pd_store_count(m->target.store))
+        PD_FAIL(err, PD_INVALID, "%s holds checkpoints already; name another directory", m->target.root);
+    return PD_OK;
+}
+
+static pd_status choose_codec(struct import *m, struct pd_error *err)
+{
+    const char *text = m->options->compression;
+    const pd_status st = text ? pd_shard_codec_parse(text, &m->codec, err) : PD_OK;
+    if (st) PD_FAIL(err, PD_USAGE, "--compression=%s: it is none, or zstd:1 to zstd:%d", text, PD_SHARD_LEVEL_MAX);
+    return m->codec.codec == PD_CODEC_NONE ? PD_OK : pd_thread_pool_new(2, &m->codec.pool, err);
+}
+
+static pd_status work(struct import *m, struct pd_error *err)
+{
+    struct pd_ckpt_progress progress;
+    struct pd_arena *arena = NULL;
+    const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_IMPORT_BUFFER_BYTES}};
+    PD_TRY(pd_arena_new(&memory, &arena, err));
+    struct pd_import_request request = request_of(m);
+    request.buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_IMPORT_BUFFER_BYTES);
+    request.progress = pd_ckpt_progress_start(&progress);
+    request.context = &progress;
+    const pd_status st = pd_import(m->target.vfs, &request, &m->report, err);
+    pd_ckpt_progress_end(&progress);
+    m->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
+    pd_arena_free(arena);
+    return st;
+}
+
+static pd_status print(const struct import *m, struct pd_error *err)
+{
+    const struct pd_layout *l = &m->laid_out.layout;
+    char path[4096];
+    struct rusage usage;
+    struct pd_json_writer w;
+    const struct pd_store_entry *entry = pd_store_entry_at(m->target.store, 0);
+    pd_store_entry_path(m->target.store, entry, path);
+    if (!m->options->json) {
+        printf("%s: step %" PRIu64 " from %s, under dp %u, tp %u, pp %u, sp %u, %s in %s, %.1f s\n", path, entry->step,
+               m->source.format->name, l->dp, l->tp, l->pp, l->sp, pd_text_bytes(entry->bytes).text,
+               pd_counted(m->report.shards, "shard").text, m->seconds);
+        if (m->report.zeroed) printf("%s of moments begin at zero\n", pd_counted(m->report.zeroed, "array").text);
+        return PD_OK;
+    }
+    (void)getrusage(RUSAGE_SELF, &usage);
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "checkpoint", path);
+    pd_json_string(&w, "format", m->source.format->name);
+    PD_JSON_U64S(&w, {"step", entry->step}, {"shards", m->report.shards}, {"bytes", entry->bytes},
+                 {"bytes_read", m->report.bytes_read}, {"bytes_written", m->report.bytes_written},
+                 {"bytes_read_back", m->report.bytes_read_back}, {"zeroed", m->report.zeroed},
+                 {"peak_rss_bytes", (uint64_t)usage.ru_maxrss * 1024});
+    pd_json_double(&w, "seconds", m->seconds);
+    pd_ckpt_json_layout(&w, l);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
+static pd_status convert(struct import *m, struct pd_error *err)
+{
+    PD_TRY(open_target(m, err));
+    PD_TRY(work(m, err));
+    PD_TRY(pd_formats_write_texts(m->target.vfs, m->target.root, &m->source.catalog, err));
+    return print(m, err);
+}
+
+pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error *err)
+{
+    struct import m = {.options = options};
+    PD_TRY(pd_fault_configure_env(err));
+    pd_status st = open_source(&m, err);
+    if (!st) st = decide(&m, err);
+    if (!st) st = list_beyond(&m, err);
+    if (!st && options->dry_run) st = print_mapping(&m, err);
+    if (!st && !options->dry_run) st = make_state(&m, err);
+    if (!st && !options->dry_run) st = choose_codec(&m, err);
+    const struct pd_import_request request = request_of(&m);
+    if (!st && !options->dry_run) st = pd_import_check(&request, err);
+    if (!st && !options->dry_run) st = convert(&m, err);
+    pd_thread_pool_free(m.codec.pool);
+    pd_run_state_deinit(&m.state);
+    pd_links_deinit(&m.links);
+    pd_model_free(m.model);
+    pd_config_deinit(&m.config);
+    if (m.target.vfs) pd_ckpt_place_close(&m.target);
+    if (st && m.has_made_target) (void)!pd_vfs_rmdir(m.source.vfs, options->paths[1], NULL);
+    pd_ckpt_foreign_close(&m.source);
+    return st;
+}

@@ -1,0 +1,75 @@
+/* --layout=dp=4,tp=2 of reshard and import. */
+#include "tools/commands/ckpt_layout.h"
+
+#include "ckpt/base/parse.h"
+#include "ckpt/store/commit.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* All but the last are keys of a configuration too. */
+static const char *const degree_names[] = {"dp", "tp", "pp", "sp", "zero_shard", "zero_stage", "interleave", "stripes"};
+enum { DEGREES = sizeof degree_names / sizeof *degree_names, STRIPES = DEGREES - 1 };
+static const uint64_t degree_defaults[DEGREES] = {1, 1, 1, 1, 0, 3, 1, 1};
+
+static pd_status parse_degree(const char *word, bool is_given[DEGREES], uint64_t values[DEGREES], struct pd_error *err)
+{
+    const char *equals = strchr(word, '=');
+    for (int i = 0; equals && i < DEGREES; i++) {
+        if (strlen(degree_names[i]) != (size_t)(equals - word) || strncmp(word, degree_names[i], (size_t)(equals - word)))
+            continue;
+        if (is_given[i])
+            PD_FAIL(err, PD_USAGE, "--layout: %s is given twice, %" PRIu64 " and then %s; leave one of them out",
+                    degree_names[i], values[i], equals + 1);
+        is_given[i] = true;
+        if (pd_parse_u64(equals + 1, &values[i]) && values[i] <= 65536) return PD_OK;
+        PD_FAIL(err, PD_USAGE, "--layout: \"%s\" is no number up to 65536", equals + 1);
+    }
+    PD_FAIL(err, PD_USAGE,
+            "--layout: \"%s\" is not understood; write for example dp=4,tp=2 (dp, tp, pp, sp, zero_shard, zero_stage, "
+            "interleave, stripes; numerics such as virtual_tp stay as they are)",
+            word);
+}
+
+static pd_status parse_degrees(const char *text, uint64_t values[DEGREES], struct pd_error *err)
+{
+    bool is_given[DEGREES] = {false};
+    memcpy(values, degree_defaults, sizeof degree_defaults);
+    const char *p = text, *end;
+    do {
+        const size_t length = strcspn(p, ",");
+        char word[64];
+        snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), p);
+        PD_TRY(parse_degree(word, is_given, values, err));
+        end = p + length;
+        p = end + 1;
+    } while (*end);
+    for (int i = 0; i < 4; i++)
+        if (!values[i]) PD_FAIL(err, PD_INVALID, "--layout: %s is 0 and must be at least 1", degree_names[i]);
+    if (!values[STRIPES] || values[STRIPES] > PD_LAYOUT_STRIPES_MAX)
+        PD_FAIL(err, PD_INVALID, "--layout: stripes is %" PRIu64 " and must be between 1 and %u", values[STRIPES],
+                PD_LAYOUT_STRIPES_MAX);
+    return PD_OK;
+}
+
+pd_status pd_ckpt_layout_parse(const char *text, struct pd_ckpt_layout *ret_layout, struct pd_error *err)
+{
+    struct pd_ckpt_layout l = {.world = 1};
+    uint64_t values[DEGREES];
+    PD_TRY(parse_degrees(text, values, err));
+    for (int i = 0; i < 4; i++)
+        l.world *= values[i];
+    if (l.world > 65536)
+        PD_FAIL(err, PD_INVALID, "--layout: %s are %" PRIu64 " ranks, and there are 65536 at most; take smaller degrees",
+                text, l.world);
+    for (int i = 0; i < STRIPES; i++)
+        snprintf(l.texts[i], sizeof l.texts[i], "layout.%s=%" PRIu64, degree_names[i], values[i]);
+    snprintf(l.texts[STRIPES], sizeof l.texts[0], "layout.auto=false");
+    snprintf(l.texts[STRIPES + 1], sizeof l.texts[0], "layout.ranks=%" PRIu64, l.world);
+    l.tp = values[1];
+    l.sp = values[3];
+    l.stripes = (uint32_t)values[STRIPES];
+    *ret_layout = l;
+    return PD_OK;
+}

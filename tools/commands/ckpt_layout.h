@@ -1,0 +1,17 @@
+/* --layout=dp=4,tp=2: degrees as overrides of a configuration. */
+#ifndef PD_TOOLS_COMMANDS_CKPT_LAYOUT_H
+#define PD_TOOLS_COMMANDS_CKPT_LAYOUT_H
+
+#include "ckpt/base/status.h"
+
+#define PD_CKPT_LAYOUT_TEXTS 9
+
+struct pd_ckpt_layout {
+    uint64_t world, tp, sp;
+    uint32_t stripes;
+    char texts[PD_CKPT_LAYOUT_TEXTS][48]; /* "layout.dp=4" and so on */
+};
+/*   errors  PD_USAGE, PD_INVALID: the message begins with --layout */
+PD_MUST_USE pd_status pd_ckpt_layout_parse(const char *text, struct pd_ckpt_layout *ret_layout, struct pd_error *err);
+
+#endif
