@@ -80,6 +80,40 @@ if text:
     lineages = [(row["step"], row["lineage"]) for row in json.loads(text)]
     report("train-onto-import-lineage", [] if lineages[0] == (4, 1) and (2, 0) in lineages else [str(lineages)], (0, text, ""))
 
+# ---- show, stats, diff of any format ----
+expect("show-foreign", ["ckpt", "show", "hf"], 0,
+       re.compile(r"^hf: safetensors, \d+ tensors in 1 file, .*\nwith config.json, .*\nwith generation_config.json, .*\nTENSOR "))
+text = expect("show-foreign-json", ["ckpt", "show", "dcp", "--json"], 0, ANY)
+if text:
+    shown = json.loads(text)
+    good = shown["format"] == "dcp" and {"tensor", "kind", "type", "shape"} == set(shown["tensors"][0])
+    report("show-foreign-json-content", [] if good else ["format or tensors"], (0, text, ""))
+text = expect("stats-foreign-json", ["ckpt", "stats", "hf", "--json", "--tensor=norm"], 0, ANY)
+ours = expect("stats-ours-json", ["ckpt", "stats", "run", "--json", "--tensor=norm"], 0, ANY)
+if text and ours:
+    digests = [{row["tensor"]: (row["digest"], row["rms"]) for row in json.loads(t)["tensors"] if row["kind"] == "param"} for t in (text, ours)]
+    same = all(digests[0][name][0] == digests[1][name][0] for name in digests[0]) and len(digests[0]) == len(digests[1])
+    report("stats-same-digests", [] if same else ["digests differ"], (0, text, ""))
+expect("diff-formats-same", ["ckpt", "diff", "run", "dcp"], 0, re.compile(r"^perdure and dcp\n0 of \d+ arrays differ\n$"))
+expect("diff-formats-moments", ["ckpt", "diff", "run", "hf"], 65,
+       re.compile(r"\nmodel.norm.weight +exp_avg +only in the first *\n(.*\n)*\d+ of \d+ arrays differ\n$"), re.compile("hold different state"))
+expect("export-bf16", ["ckpt", "export", "run", "half", "--format=safetensors", "--dtype=bf16"], 0, re.compile("^half: "), MOMENTS)
+expect("diff-formats-rounded", ["ckpt", "diff", "hf", "half"], 65,
+       re.compile(r"\nmodel.embed_tokens.weight +param +different +\S+ of \S+ +[\d.e-]+ +0 "), re.compile("hf and half hold different state"))
+expect("diff-foreign-same", ["ckpt", "diff", "hf", "hf2"], 0, re.compile(r"^safetensors and safetensors\n0 of "))
+
+# ---- GPT-2: matrices lie turned, q, k and v in one ----
+result = perdure("train", MINIMAL, *TINY, "run.dir=gpt2", "model.family=gpt2")
+report("gpt2-train", [] if result[0] == 0 else ["no checkpoint to export"], result)
+expect("gpt2-export", ["ckpt", "export", "gpt2", "gpt2-hf", "--format=safetensors"], 0, ANY, ANY)
+expect("gpt2-import", ["ckpt", "import", "gpt2-hf", "gpt2-in", "--fresh-optimizer", "--layout=dp=3,tp=2"], 0, ANY, ANY)
+text = expect("gpt2-diff-json", ["ckpt", "diff", "gpt2", "gpt2-in", "--json"], 65, ANY, ANY)
+if text:
+    kinds = {row["kind"] for row in json.loads(text)["differences"]}
+    report("gpt2-same-parameters", [] if kinds == {"exp_avg", "exp_avg_sq"} else [f"{kinds} differ"], (0, "", ""))
+expect("gpt2-diff-turned", ["ckpt", "diff", "gpt2-in", "gpt2-hf", "-q"], 65)
+text = expect("gpt2-show", ["ckpt", "show", "gpt2-hf"], 0, re.compile(r"attn.c_attn.weight +param +fp32 +64 x 192\b"))
+
 # ---- damage: an error that names the file, and no output ----
 with open("hf/model.safetensors", "rb") as file:
     whole = file.read()

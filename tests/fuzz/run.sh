@@ -8,7 +8,8 @@ build=$top/build-fuzz
 corpus=$build/corpus-$name
 command -v clang >/dev/null || { echo "run.sh: clang is needed: apt-get install clang" >&2; exit 69; }
 cmake -S "$top" -B "$build" -G Ninja -DCMAKE_C_COMPILER=clang -DPERDURE_FUZZ=ON -DPERDURE_CUDA=OFF -DPERDURE_MPI=OFF \
-  -DPERDURE_ONEDNN=OFF -DPERDURE_SANITIZE=address,undefined -DCMAKE_C_FLAGS=-fsanitize=fuzzer-no-link >/dev/null
+  -DPERDURE_ONEDNN=OFF \
+  -DPERDURE_SANITIZE=address,undefined "-DCMAKE_C_FLAGS=-fsanitize=fuzzer-no-link -Wno-unknown-warning-option" >/dev/null
 ninja -C "$build" "fuzz_$name"
 mkdir -p "$corpus"
 exec "$build/bin/fuzz_$name" -runs="$executions" -max_len=4096 "$@" "$corpus" "$top/tests/fuzz/seeds/$name"

@@ -3,7 +3,7 @@
 #include "ckpt/base/words.h"
 #include "resharder/layout.h"
 #include "tools/command.h"
-#include "tools/commands/ckpt_place.h"
+#include "tools/commands/ckpt_foreign.h"
 #include "tools/output.h"
 #include "trainer/engine/computed_on.h"
 
@@ -187,6 +187,7 @@ static pd_status show(const struct pd_ckpt_options *o, struct pd_error *err)
     struct pd_ckpt_place place;
     const struct pd_store_entry *entry;
     struct pd_commit commit = {0};
+    if (pd_ckpt_is_foreign(o->paths[0])) return pd_ckpt_foreign_show(o, err);
     PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &place, err));
     pd_status status = pd_ckpt_place_choose(&place, o->step, &entry, err);
     if (!status) status = pd_store_read_commit(place.store, entry, &commit, err);
@@ -279,8 +280,9 @@ static pd_status prune(const struct pd_ckpt_options *o, struct pd_error *err)
 
 /* ---- arguments ---- */
 
-#define PATH_MEANS \
-    "PATH is the directory of a run, a directory of checkpoints, or one checkpoint; of several the newest is taken."
+#define PATH_MEANS                                                                                                    \
+    "PATH is the directory of a run, a directory of checkpoints, or one checkpoint; of several the newest is taken. " \
+    "It may be one of another system, too."
 
 typedef pd_status subcommand(const struct pd_ckpt_options *, struct pd_error *);
 

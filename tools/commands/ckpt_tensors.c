@@ -3,6 +3,7 @@
 #include "ckpt/base/words.h"
 #include "ckpt/inspect/inspect.h"
 #include "tools/commands/ckpt.h"
+#include "tools/commands/ckpt_foreign.h"
 #include "tools/commands/ckpt_place.h"
 #include "tools/commands/progress.h"
 #include "tools/output.h"
@@ -70,26 +71,26 @@ static bool wanted(const struct pd_ckpt_options *options, const char *name)
     return !options->tensor || strstr(name, options->tensor);
 }
 
-static void stats_row(struct pd_table *table, const struct pd_tensor *t, enum pd_kind kind, const struct pd_tensor_report *r)
+void pd_ckpt_stats_row(struct pd_table *table, const char *name, enum pd_kind kind, const struct pd_tensor_report *r)
 {
     char bad[64] = "";
     if (r->nan_count || r->inf_count)
         snprintf(bad, sizeof bad, "%" PRIu64 " NaN, %" PRIu64 " inf", r->nan_count, r->inf_count);
-    pd_table_row(table, (const char *const[]){t->name, pd_kind_name(kind), pd_text_count(r->elements).text,
+    pd_table_row(table, (const char *const[]){name, pd_kind_name(kind), pd_text_count(r->elements).text,
                                               pd_text_number(r->min).text, pd_text_number(r->max).text,
                                               pd_text_number(r->mean).text, pd_text_number(r->rms).text,
                                               pd_text_hex(r->digest).text, bad});
 }
 
-static void stats_json_row(struct pd_json_writer *w, const struct pd_tensor *t, enum pd_kind kind,
-                           const struct pd_tensor_report *r)
+void pd_ckpt_stats_json(struct pd_json_writer *w, const char *name, uint32_t ndim, const uint64_t *shape, enum pd_kind kind,
+                        const struct pd_tensor_report *r)
 {
     pd_json_object_begin(w, NULL);
-    pd_json_string(w, "tensor", t->name);
+    pd_json_string(w, "tensor", name);
     pd_json_string(w, "kind", pd_kind_name(kind));
     pd_json_array_begin(w, "shape");
-    for (uint32_t d = 0; d < t->ndim; d++)
-        pd_json_u64(w, NULL, t->shape[d]);
+    for (uint32_t d = 0; d < ndim; d++)
+        pd_json_u64(w, NULL, shape[d]);
     pd_json_array_end(w);
     pd_json_u64(w, "elements", r->elements);
     pd_json_hex64(w, "digest", r->digest);
@@ -118,8 +119,8 @@ static pd_status stats_print(const struct pd_ckpt_options *options, const struct
     for (uint32_t i = 0; i < tensors->count * PD_KIND_COUNT; i++) {
         const struct pd_tensor *t = &tensors->tensors[i / PD_KIND_COUNT];
         if (!wanted(options, t->name)) continue;
-        stats_row(&table, t, (enum pd_kind)(i % PD_KIND_COUNT), &report->rows[i]);
-        stats_json_row(&w, t, (enum pd_kind)(i % PD_KIND_COUNT), &report->rows[i]);
+        pd_ckpt_stats_row(&table, t->name, (enum pd_kind)(i % PD_KIND_COUNT), &report->rows[i]);
+        pd_ckpt_stats_json(&w, t->name, t->ndim, t->shape, (enum pd_kind)(i % PD_KIND_COUNT), &report->rows[i]);
         shown++;
     }
     pd_json_array_end(&w);
@@ -157,6 +158,7 @@ static pd_status stats_report(const struct pd_ckpt_options *options, const struc
 
 pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *err)
 {
+    if (pd_ckpt_is_foreign(options->paths[0])) return pd_ckpt_foreign_stats(options, err);
     struct opened o;
     struct pd_shown_progress progress;
     struct pd_state_report report = {0};
@@ -216,9 +218,8 @@ static void print_subjects(const struct opened sides[2])
            memcmp(s[0]->identity.run_id, s[1]->identity.run_id, sizeof s[0]->identity.run_id) ? ", of two runs" : "");
 }
 
-static pd_status diff_text(const struct opened sides[2], const struct pd_diff *diff, struct pd_error *err)
+pd_status pd_ckpt_diff_print(const struct pd_diff *diff, struct pd_error *err)
 {
-    print_subjects(sides);
     static const char *const headings[] = {"TENSOR", "KIND", "", "ELEMENTS", ">LARGEST", ">FIRST", "VALUES"};
     struct pd_table table;
     if (diff->different_count) {
@@ -231,16 +232,22 @@ static pd_status diff_text(const struct opened sides[2], const struct pd_diff *d
     return PD_OK;
 }
 
-static pd_status diff_json(const struct opened sides[2], const struct pd_diff *diff, struct pd_error *err)
+static pd_status diff_text(const struct opened sides[2], const struct pd_diff *diff, struct pd_error *err)
+{
+    print_subjects(sides);
+    return pd_ckpt_diff_print(diff, err);
+}
+
+pd_status pd_ckpt_diff_json(const char *const paths[2], const uint64_t steps[2], const struct pd_diff *diff,
+                            struct pd_error *err)
 {
     static const char *const words[] = {"same", "different", "only_left", "only_right", "other_shape"};
     struct pd_json_writer w;
     pd_json_writer_init(&w, 2);
     pd_json_object_begin(&w, NULL);
-    pd_json_string(&w, "left", sides[0].path);
-    pd_json_string(&w, "right", sides[1].path);
-    PD_JSON_U64S(&w, {"left_step", pd_inspect_commit(sides[0].inspect)->state.identity.step},
-                 {"right_step", pd_inspect_commit(sides[1].inspect)->state.identity.step}, {"arrays", diff->count},
+    pd_json_string(&w, "left", paths[0]);
+    pd_json_string(&w, "right", paths[1]);
+    PD_JSON_U64S(&w, {"left_step", steps[0]}, {"right_step", steps[1]}, {"arrays", diff->count},
                  {"different", diff->different_count});
     pd_json_array_begin(&w, "differences");
     for (uint64_t i = 0; i < diff->count; i++) {
@@ -261,6 +268,14 @@ static pd_status diff_json(const struct opened sides[2], const struct pd_diff *d
     pd_json_array_end(&w);
     pd_json_object_end(&w);
     return pd_output_json(&w, err);
+}
+
+static pd_status diff_json(const struct opened sides[2], const struct pd_diff *diff, struct pd_error *err)
+{
+    const char *const paths[2] = {sides[0].path, sides[1].path};
+    const uint64_t steps[2] = {pd_inspect_commit(sides[0].inspect)->state.identity.step,
+                               pd_inspect_commit(sides[1].inspect)->state.identity.step};
+    return pd_ckpt_diff_json(paths, steps, diff, err);
 }
 
 /* The difference met damage on one side: which, is seen when all of it is read. */
@@ -307,6 +322,8 @@ static pd_status diff_opened(const struct pd_ckpt_options *options, struct opene
 pd_status pd_ckpt_diff(const struct pd_ckpt_options *options, struct pd_error *err)
 {
     struct opened sides[2];
+    if (pd_ckpt_is_foreign(options->paths[0]) || pd_ckpt_is_foreign(options->paths[1]))
+        return pd_ckpt_foreign_diff(options, err);
     PD_TRY(opened_open(options->paths[0], options->step, &sides[0], err));
     pd_status status = opened_open(options->paths[1], options->step, &sides[1], err);
     if (!status) {
