@@ -2,6 +2,9 @@
 
 #include "ckpt/base/parse.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,11 +17,20 @@ const char *pd_isa_name(enum pd_isa isa)
     return (unsigned)isa < PD_ISA_COUNT ? isa_names[isa] : "unknown";
 }
 
+#if defined(__x86_64__)
+/* Which clang's __builtin_cpu_supports does not know. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 /* __builtin_cpu_supports asks the processor and whether the system saves the registers. */
 bool pd_isa_available(enum pd_isa isa)
 {
 #if defined(__x86_64__)
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     if (isa == PD_ISA_AVX2) return avx2;
     if (isa == PD_ISA_AVX512)
         return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -70,7 +70,7 @@ pd_status pd_formats_write_texts(struct pd_vfs *vfs, const char *directory, cons
     for (const char *const *name = texts; *name; name++) {
         char path[PD_FORMATS_PATH_MAX];
         const struct pd_catalog_text *text = pd_catalog_text(catalog, *name);
-        if (!text) continue;
+        if (!text || pd_formats_has_file(vfs, directory, *name)) continue;
         PD_TRY(pd_formats_path(directory, *name, path, err));
         PD_TRY(pd_formats_write_text(vfs, path, text->text, text->bytes, err));
     }

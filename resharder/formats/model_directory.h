@@ -13,7 +13,7 @@ PD_MUST_USE pd_status pd_formats_read_text(struct pd_vfs *vfs, const char *path,
 /* Adds those of transformers that lie in `directory`: config.json, generation_config.json, what belongs to the tokenizer. */
 PD_MUST_USE pd_status pd_formats_add_texts(struct pd_vfs *vfs, const char *directory, struct pd_catalog *catalog,
                                            struct pd_error *err);
-/* Writes them into the directory of an export; other texts of the catalog are not written. */
+/* Writes them into a directory; those that lie there stay, and other texts of the catalog are not written. */
 PD_MUST_USE pd_status pd_formats_write_texts(struct pd_vfs *vfs, const char *directory, const struct pd_catalog *catalog,
                                              struct pd_error *err);
 /* A new small file.   errors  PD_EXISTS */

@@ -80,6 +80,13 @@ if text:
     lineages = [(row["step"], row["lineage"]) for row in json.loads(text)]
     report("train-onto-import-lineage", [] if lineages[0] == (4, 1) and (2, 0) in lineages else [str(lineages)], (0, text, ""))
 
+# ---- train from it ----
+small = write("from.yaml", "run: {dir: begun, steps: 2}\ndata: {train: text.txt}\ninit: {from: hf}\nbatch: {context: 32, sequences: 4}\n")
+expect("train-from", ["train", small, "layout.ranks=1", "layout.threads=1"], 0, ANY, re.compile(r"importing hf\n(.*\n)*.*resumed at step 0, "))
+expect("train-from-again", ["train", small, "run.steps=3", "layout.ranks=1", "layout.threads=1"], 0, ANY, re.compile("resumed at step 2, "))
+expect("train-from-absent", ["train", small, "run.dir=never", "init.from=nothing"], 78,
+       err=re.compile("init.from, nothing, is no checkpoint of another system"))
+
 # ---- show, stats, diff of any format ----
 expect("show-foreign", ["ckpt", "show", "hf"], 0,
        re.compile(r"^hf: safetensors, \d+ tensors in 1 file, .*\nwith config.json, .*\nwith generation_config.json, .*\nTENSOR "))

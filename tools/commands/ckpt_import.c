@@ -74,20 +74,35 @@ static pd_status load_config(struct import *m, struct pd_ckpt_layout *degrees, s
     return pd_config_load(m->options->config_file, overrides, count, &m->config, err);
 }
 
+/* The model that config.json says; false: there is none. */
+static pd_status read_model(const struct pd_ckpt_foreign *source, struct pd_config *config, bool *ret_is_said,
+                            struct pd_error *err)
+{
+    const struct pd_catalog_text *text = pd_catalog_text(&source->catalog, "config.json");
+    *ret_is_said = text != NULL;
+    if (!text) return PD_OK;
+    const pd_status st = pd_hugging_face_read("config.json", text->text, text->bytes, &config->model, NULL, err);
+    if (st) return pd_error_context(err, st, "%s", source->path);
+    if (config->batch.context > config->model.context) config->batch.context = config->model.context;
+    return PD_OK;
+}
+
 static pd_status choose_model(struct import *m, struct pd_error *err)
 {
-    const struct pd_catalog_text *text = pd_catalog_text(&m->source.catalog, "config.json");
-    if (text) {
-        const pd_status st = pd_hugging_face_read("config.json", text->text, text->bytes, &m->config.model, NULL, err);
-        if (st) return pd_error_context(err, st, "%s", m->source.path);
-    } else if (!m->options->config_file) {
+    bool is_said;
+    PD_TRY(read_model(&m->source, &m->config, &is_said, err));
+    if (!is_said && !m->options->config_file)
         PD_FAIL(err, PD_INVALID,
                 "%s does not say which model it is; give a configuration of a run with its model section: --config=run.yaml",
                 m->source.path);
-    }
-    PD_TRY(pd_model_new(&m->config.model, &m->model, err));
-    if (m->config.batch.context > m->model->config.context) m->config.batch.context = m->model->config.context;
-    return PD_OK;
+    return pd_model_new(&m->config.model, &m->model, err);
+}
+
+static pd_status link_source(struct import *m, struct pd_error *err)
+{
+    const pd_status st =
+        pd_model_links(m->model, NULL, &m->source.catalog, pd_ckpt_foreign_has_moments(&m->source), &m->links, err);
+    return st ? pd_error_context(err, st, "%s", m->source.path) : PD_OK;
 }
 
 static pd_status decide(struct import *m, struct pd_error *err)
@@ -97,9 +112,7 @@ static pd_status decide(struct import *m, struct pd_error *err)
     PD_TRY(choose_model(m, err));
     PD_TRY(pd_lay_out(&m->config, m->model, (uint32_t)degrees.world, &m->laid_out, err));
     pd_layout_set_stripes(&m->laid_out.layout, degrees.stripes > 1 ? degrees.stripes : 0, NULL);
-    const pd_status st =
-        pd_model_links(m->model, NULL, &m->source.catalog, pd_ckpt_foreign_has_moments(&m->source), &m->links, err);
-    return st ? pd_error_context(err, st, "%s", m->source.path) : PD_OK;
+    return link_source(m, err);
 }
 
 /* Nothing is dropped in silence. */
@@ -268,12 +281,28 @@ static pd_status print(const struct import *m, struct pd_error *err)
     return pd_output_json(&w, err);
 }
 
+/* The tokenizer and the like lie beside the checkpoints, for sample and for an export. */
+static pd_status write_texts(struct import *m, struct pd_error *err)
+{
+    return pd_formats_write_texts(m->target.vfs, m->target.root, &m->source.catalog, err);
+}
+
 static pd_status convert(struct import *m, struct pd_error *err)
 {
     PD_TRY(open_target(m, err));
     PD_TRY(work(m, err));
-    PD_TRY(pd_formats_write_texts(m->target.vfs, m->target.root, &m->source.catalog, err));
+    PD_TRY(write_texts(m, err));
     return print(m, err);
+}
+
+static void close_import(struct import *m)
+{
+    pd_thread_pool_free(m->codec.pool);
+    pd_run_state_deinit(&m->state);
+    pd_links_deinit(&m->links);
+    pd_model_free(m->model);
+    pd_config_deinit(&m->config);
+    if (m->target.vfs) pd_ckpt_place_close(&m->target);
 }
 
 pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error *err)
@@ -289,13 +318,54 @@ pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error 
     const struct pd_import_request request = request_of(&m);
     if (!st && !options->dry_run) st = pd_import_check(&request, err);
     if (!st && !options->dry_run) st = convert(&m, err);
-    pd_thread_pool_free(m.codec.pool);
-    pd_run_state_deinit(&m.state);
-    pd_links_deinit(&m.links);
-    pd_model_free(m.model);
-    pd_config_deinit(&m.config);
-    if (m.target.vfs) pd_ckpt_place_close(&m.target);
+    close_import(&m);
     if (st && m.has_made_target) (void)!pd_vfs_rmdir(m.source.vfs, options->paths[1], NULL);
     pd_ckpt_foreign_close(&m.source);
     return st;
+}
+
+/* ---- init.from ---- */
+
+pd_status pd_ckpt_import_model(struct pd_config *config, struct pd_error *err)
+{
+    struct pd_ckpt_foreign source;
+    bool is_said;
+    if (!pd_ckpt_is_foreign(config->init.from))
+        PD_FAIL(err, PD_INVALID, "init.from, %s, is no checkpoint of another system; see perdure ckpt import --help",
+                config->init.from);
+    PD_TRY(pd_ckpt_foreign_open(config->init.from, UINT64_MAX, &source, err));
+    const pd_status st = read_model(&source, config, &is_said, err);
+    pd_ckpt_foreign_close(&source);
+    return st;
+}
+
+/* Under the layout of one rank: whatever the run's is, it loads any. */
+static pd_status prepare_for_run(struct import *m, const struct pd_config *config, struct pd_error *err)
+{
+    char *yaml = NULL;
+    PD_TRY(pd_ckpt_foreign_open(config->init.from, UINT64_MAX, &m->source, err));
+    PD_TRY(pd_config_print(config, &yaml, err));
+    const pd_status st = pd_config_parse_saved(yaml, NULL, 0, &m->config, err);
+    free(yaml);
+    PD_TRY(st);
+    PD_TRY(pd_model_new(&m->config.model, &m->model, err));
+    PD_TRY(link_source(m, err));
+    pd_layout_init_dp(&m->laid_out.layout, 1);
+    m->laid_out.layout.virtual_tp = m->config.numerics.virtual_tp;
+    m->laid_out.layout.virtual_sp = m->config.numerics.virtual_sp;
+    PD_TRY(list_beyond(m, err));
+    return make_state(m, err);
+}
+
+pd_status pd_ckpt_import_for_run(const struct pd_config *config, const char *directory, struct pd_error *err)
+{
+    const struct pd_ckpt_options options = {.paths = {config->init.from, directory}, .fresh_optimizer = true, .quiet = true};
+    struct import m = {.options = &options};
+    pd_status st = prepare_for_run(&m, config, err);
+    if (!st) st = open_target(&m, err);
+    if (!st) st = work(&m, err);
+    if (!st) st = write_texts(&m, err);
+    close_import(&m);
+    pd_ckpt_foreign_close(&m.source);
+    return st ? pd_error_context(err, st, "init.from") : PD_OK;
 }

@@ -9,6 +9,7 @@
 #include "ckpt/store/paths.h"
 #include "ckpt/store/store.h"
 #include "offload/device.h"
+#include "tools/commands/ckpt.h"
 #include "tools/commands/run_tiers.h"
 #include "tools/output.h"
 #include "trainer/comm/comm.h"
@@ -266,6 +267,17 @@ static pd_status check_same_checkpoints(const struct pd_config *config, struct p
             config->run.dir, old->dir, (unsigned long long)old->step, now.tiers[0].dir);
 }
 
+/* A new run of init.from begins with an import; one that was killed during it holds no checkpoint and imports again. */
+static pd_status import_first(const struct pd_config *config, struct pd_error *err)
+{
+    struct pd_run_tiers tiers;
+    if (!config->init.from[0]) return PD_OK;
+    pd_run_tiers_of_config(config, &tiers);
+    if (look_quietly(&tiers)) return PD_OK;
+    pd_log_info("init", "importing %s", config->init.from);
+    return pd_ckpt_import_for_run(config, tiers.tiers[0].dir, err);
+}
+
 static pd_status launch_claimed(const struct pd_config *config, struct pd_launch_chooser *chooser, struct pd_error *err)
 {
     char path[4096], self[4096];
@@ -273,6 +285,7 @@ static pd_status launch_claimed(const struct pd_config *config, struct pd_launch
     if (length < 0) PD_FAIL_ERRNO(err, errno, "/proc/self/exe: where this program lies");
     self[length] = '\0';
     PD_TRY(check_same_checkpoints(config, err));
+    PD_TRY(import_first(config, err));
     private_config_path(config, path);
     pd_status st = pd_worker_write_config(config, path, err);
     if (st) return pd_error_context(err, st, "run.dir cannot be written; make it so, or name another with run.dir=DIR");
@@ -390,13 +403,13 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
     if (!t.config_path)
         PD_FAIL(err, PD_USAGE, "train needs a configuration: perdure train run.yaml; examples are in tools/configs");
     PD_TRY(pd_config_load(t.config_path, t.overrides, t.override_count, &config, err));
-    pd_status st = PD_OK;
-    if (t.print_config) {
+    pd_status st = config.init.from[0] ? pd_ckpt_import_model(&config, err) : PD_OK;
+    if (!st && t.print_config) {
         char *yaml = NULL;
         st = pd_config_print(&config, &yaml, err);
         if (!st) fputs(yaml, stdout);
         free(yaml);
-    } else {
+    } else if (!st) {
         st = find_data(&config, err);
         if (!st) st = pd_directories_check(&config, err);
         if (!st) st = check_device(&config, err);

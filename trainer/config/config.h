@@ -46,6 +46,9 @@ struct pd_config {
         uint32_t log_every;           /* steps between progress lines of metrics.jsonl; 1 */
         enum pd_device_choice device; /* auto: GPUs where there are any */
     } run;
+    struct {
+        char *from; /* a checkpoint of another system; "": initial values of run.seed */
+    } init;
     char *model_preset; /* model.preset; other model keys override it */
     struct pd_model_config model;
     struct {

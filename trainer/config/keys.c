@@ -62,6 +62,9 @@ const struct pd_key pd_keys[] = {
     NUMBER(PD_KEY_U32, "run.log_every", run.log_every, "1", 1, 1e6, FREE, "steps between lines of metrics.jsonl", STEPS),
     WORD("run.device", run.device, "auto", device_words, FREE, "auto: GPUs where there are any, or CPU ranks"),
 
+    STRING("init.from", init.from, "", FREE,
+           "a checkpoint of another system that a new run begins from; its config.json says the model"),
+
     STRING("model.preset", model_preset, "byte-1m", FREE, "a named size; the keys below override it"),
     WORD("model.family", model.family, NULL, family_words, REFUSED, "llama (Mistral and Qwen2.5 too), gpt2 or qwen3"),
     MODEL_U32(vocab, REFUSED, "tokens; 256 for bytes", PLAIN),
