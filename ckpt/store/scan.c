@@ -344,7 +344,8 @@ static uint32_t count_hosts(const struct remote *rows, uint64_t count, const str
 
 static void and_more(uint64_t others, char ret_text[48])
 {
-    snprintf(ret_text, 48, others ? " (and %" PRIu64 " more)" : "", others);
+    ret_text[0] = '\0';
+    if (others) snprintf(ret_text, 48, " (and %" PRIu64 " more)", others);
 }
 
 static void explain_shards(const struct shards_seen *seen, struct store_state *state)

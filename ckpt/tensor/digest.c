@@ -38,7 +38,7 @@ static uint64_t digest_run_portable(uint64_t first, const float *data, uint64_t 
 #if defined(__x86_64__)
 __attribute__((target("avx2"))) static inline __m256i mix_avx2(__m256i k, __m256i bits)
 {
-    const int swap = 0xb1; /* exchanges neighbouring 32-bit lanes */
+    enum { swap = 0xb1 }; /* exchanges neighbouring 32-bit lanes; a constant also for compilers that do not fold one */
     __m256i x = _mm256_xor_si256(k, _mm256_or_si256(bits, _mm256_slli_epi64(bits, 32)));
     __m256i swapped = _mm256_shuffle_epi32(x, swap);
     __m256i y = _mm256_add_epi64(swapped, _mm256_mul_epu32(x, swapped));
