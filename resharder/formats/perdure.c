@@ -176,7 +176,6 @@ const struct pd_format pd_format_perdure = {
     .name = "perdure",
     .about = "a checkpoint of perdure: commit.h5 and shards",
     .holds_moments = true,
-    .is_only_read = true,
     .recognizes = recognizes,
     .read = read_checkpoint,
     .plan = pd_format_not_written,

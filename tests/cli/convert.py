@@ -43,7 +43,7 @@ expect("import-missing", ["ckpt", "import", "absent", "in"], 78, err=re.compile(
 expect("import-of-ours", ["ckpt", "import", *glob.glob("run/checkpoints/step-*")[-1:], "in"], 64,
        err=re.compile("is a checkpoint of perdure: a run goes on from it"))
 expect("import-unknown", ["ckpt", "import", "text.txt", "in"], 78,
-       err=re.compile(r"^perdure: text.txt is a file of no format that is read: safetensors \("))
+       err=re.compile(r"^perdure: text.txt is a file of no format that is read: .*safetensors \("))
 expect("import-no-moments", ["ckpt", "import", "hf", "in"], 78, err=re.compile(
     r"^perdure: hf has no exp_avg of tensor model.embed_tokens.weight; moments begin at zero only when that is asked for: --fresh-optimizer\n$"))
 expect("import-no-model", ["ckpt", "import", "dcp", "in"], 78,

@@ -8,6 +8,7 @@
 #include "resharder/formats/perdure.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
+#include "tools/commands/progress.h"
 #include "tools/output.h"
 #include "trainer/model/hugging_face.h"
 #include "trainer/model/links.h"
@@ -46,7 +47,7 @@ static pd_status list_formats(const char *name, struct pd_error *err)
     char known[200] = "";
     size_t used = 0;
     for (const struct pd_format *const *f = pd_formats; *f; f++)
-        if (!(*f)->is_only_read && used < sizeof known)
+        if ((*f)->plan != pd_format_not_written && used < sizeof known)
             used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", (*f)->name);
     if (!name) PD_FAIL(err, PD_USAGE, "say which format: --format=safetensors; there are %s", known);
     PD_FAIL(err, PD_USAGE, "--format=%s: expected one of %s", name, known);
@@ -56,7 +57,7 @@ static pd_status choose_format(struct export *x, struct pd_error *err)
 {
     const char *name = x->options->format, *dtype = x->options->dtype ? x->options->dtype : "fp32";
     x->format = name ? pd_format_find(name) : NULL;
-    if (!x->format || x->format->is_only_read) return list_formats(name, err);
+    if (!x->format || x->format->plan == pd_format_not_written) return list_formats(name, err);
     uint32_t i = 0;
     while (dialects[i].format && strcmp(dialects[i].format, name) != 0)
         i++;
@@ -171,7 +172,7 @@ static pd_status print_mapping(const struct export *x, struct pd_error *err)
 
 static pd_status work(struct export *x, struct pd_error *err)
 {
-    struct pd_ckpt_progress progress;
+    struct pd_shown_progress progress;
     struct pd_arena *arena = NULL;
     struct pd_export *export = NULL;
     const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_EXPORT_BUFFER_BYTES}};
@@ -183,10 +184,10 @@ static pd_status work(struct export *x, struct pd_error *err)
                                               .tensors = &x->model->tensors,
                                               .links = &x->links,
                                               .buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_EXPORT_BUFFER_BYTES),
-                                              .progress = pd_ckpt_progress_start(&progress),
+                                              .progress = pd_shown_progress_start(&progress),
                                               .context = &progress};
     st = pd_export_run(export, &request, &x->report, err);
-    pd_ckpt_progress_end(&progress);
+    pd_shown_progress_end(&progress);
     st = pd_export_end(export, st, err);
     x->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
     pd_arena_free(arena);

@@ -5,6 +5,7 @@
 #include "resharder/formats/perdure.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
+#include "tools/commands/progress.h"
 #include "tools/output.h"
 #include "trainer/model/links.h"
 
@@ -125,15 +126,15 @@ static pd_status print_stats(const struct pd_ckpt_foreign *f, const bool *wanted
 static pd_status compute_stats(const struct pd_ckpt_options *o, struct pd_ckpt_foreign *f, void *buffers, bool *wanted,
                                struct pd_tensor_report *reports, struct pd_error *err)
 {
-    struct pd_ckpt_progress progress;
+    struct pd_shown_progress progress;
     for (uint32_t t = 0; t < f->catalog.tensor_count; t++)
         wanted[t] = !o->tensor || strstr(f->catalog.tensors[t].name, o->tensor);
     const struct pd_compare_request request = {.left = {.catalog = &f->catalog},
                                                .buffers = buffers,
-                                               .progress = pd_ckpt_progress_start(&progress),
+                                               .progress = pd_shown_progress_start(&progress),
                                                .context = &progress};
     const pd_status st = pd_compare_report(f->vfs, &request, wanted, reports, err);
-    pd_ckpt_progress_end(&progress);
+    pd_shown_progress_end(&progress);
     return st ? st : print_stats(f, wanted, reports, o->json, err);
 }
 
@@ -203,9 +204,9 @@ static pd_status link_sides(struct sides *s, struct pd_error *err)
 
 static pd_status diff_sides(const struct pd_ckpt_options *o, struct sides *s, void *buffers, struct pd_error *err)
 {
-    struct pd_ckpt_progress progress;
+    struct pd_shown_progress progress;
     struct pd_diff diff = {0};
-    const pd_inspect_progress show = pd_ckpt_progress_start(&progress);
+    const pd_inspect_progress show = pd_shown_progress_start(&progress);
     struct pd_compare_request request = {.left = {.catalog = &s->of[0].catalog},
                                          .right = {.catalog = &s->of[1].catalog},
                                          .buffers = buffers,
@@ -217,7 +218,7 @@ static pd_status diff_sides(const struct pd_ckpt_options *o, struct sides *s, vo
         request.right.links = &s->links[1];
     }
     pd_status st = pd_compare(s->of[0].vfs, &request, &diff, err);
-    pd_ckpt_progress_end(&progress);
+    pd_shown_progress_end(&progress);
     const char *paths[2] = {s->of[0].path, s->of[1].path};
     const uint64_t steps[2] = {s->of[0].catalog.counters.step, s->of[1].catalog.counters.step};
     if (!st && !o->quiet && !o->json) printf("%s and %s\n", s->of[0].format->name, s->of[1].format->name);

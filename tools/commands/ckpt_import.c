@@ -9,6 +9,7 @@
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
 #include "tools/commands/ckpt_layout.h"
+#include "tools/commands/progress.h"
 #include "tools/output.h"
 #include "trainer/model/hugging_face.h"
 #include "trainer/model/links.h"
@@ -236,16 +237,16 @@ static pd_status choose_codec(struct import *m, struct pd_error *err)
 
 static pd_status work(struct import *m, struct pd_error *err)
 {
-    struct pd_ckpt_progress progress;
+    struct pd_shown_progress progress;
     struct pd_arena *arena = NULL;
     const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_IMPORT_BUFFER_BYTES}};
     PD_TRY(pd_arena_new(&memory, &arena, err));
     struct pd_import_request request = request_of(m);
     request.buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_IMPORT_BUFFER_BYTES);
-    request.progress = pd_ckpt_progress_start(&progress);
+    request.progress = pd_shown_progress_start(&progress);
     request.context = &progress;
     const pd_status st = pd_import(m->target.vfs, &request, &m->report, err);
-    pd_ckpt_progress_end(&progress);
+    pd_shown_progress_end(&progress);
     m->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
     pd_arena_free(arena);
     return st;
