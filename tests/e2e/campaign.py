@@ -319,7 +319,7 @@ class Case:
                 self.body(None)
         finally:
             shutil.rmtree("/dev/shm" + self.directory, ignore_errors=True)
-            for path in glob.glob(self.directory + "*") if not os.environ.get("PERDURE_TEST_KEEP") else []:
+            for path in [self.directory, *glob.glob(self.directory + ".*")] if not os.environ.get("PERDURE_TEST_KEEP") else []:
                 shutil.rmtree(path, ignore_errors=True)
 
 
