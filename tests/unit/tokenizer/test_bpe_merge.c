@@ -2,7 +2,7 @@
 
 #include <criterion/criterion.h>
 
-enum { LETTERS = 4, MERGES = 200, WORDS = 300, SYMBOLS_MAX = 220 };
+enum { LETTERS = 4, MERGES = 60, TABLES = 200, WORDS = 20, SYMBOLS_MAX = 140 };
 
 static struct pd_error err;
 static struct pd_merge merges[MERGES];
@@ -30,7 +30,7 @@ static void make_merges(void)
         for (uint32_t i = 0; i < merge_count; i++)
             known |= merges[i].left == left && merges[i].right == right;
         if (known) continue;
-        merges[merge_count] = (struct pd_merge){left, right, merge_count * 7919u % 1009u, LETTERS + merge_count};
+        merges[merge_count] = (struct pd_merge){left, right, draw(1000), LETTERS + merge_count};
         merge_count++;
     }
 }
@@ -61,24 +61,30 @@ static size_t merge_slowly(uint32_t *symbols, size_t count)
     }
 }
 
+static void check_word(const struct pd_merge_table *table, struct pd_merge_scratch *scratch)
+{
+    uint32_t expected[SYMBOLS_MAX];
+    const size_t count = 1 + draw(SYMBOLS_MAX - 1);
+    cr_assert_eq(pd_merge_reserve(scratch, count, &err), PD_OK);
+    for (size_t i = 0; i < count; i++)
+        expected[i] = scratch->symbols[i] = draw(LETTERS);
+    scratch->count = count;
+    const size_t left = merge_slowly(expected, count);
+    cr_assert_eq(pd_merge_all(table, scratch, &err), PD_OK);
+    cr_assert_eq(scratch->count, left, "a word of %zu symbols", count);
+    cr_assert_eq(memcmp(scratch->symbols, expected, left * sizeof *expected), 0, "a word of %zu symbols", count);
+}
+
 Test(bpe_merge, words_of_any_length_merge_as_the_definition_says)
 {
-    struct pd_merge_table *table;
     struct pd_merge_scratch scratch = {0};
-    make_merges();
-    cr_assert_eq(pd_merge_table_new(merges, merge_count, &table, &err), PD_OK);
-    for (unsigned word = 0; word < WORDS; word++) {
-        uint32_t expected[SYMBOLS_MAX];
-        const size_t count = 1 + draw(SYMBOLS_MAX - 1);
-        cr_assert_eq(pd_merge_reserve(&scratch, count, &err), PD_OK);
-        for (size_t i = 0; i < count; i++)
-            expected[i] = scratch.symbols[i] = draw(LETTERS);
-        scratch.count = count;
-        const size_t left = merge_slowly(expected, count);
-        cr_assert_eq(pd_merge_all(table, &scratch, &err), PD_OK);
-        cr_assert_eq(scratch.count, left, "word %u of %zu symbols", word, count);
-        cr_assert_eq(memcmp(scratch.symbols, expected, left * sizeof *expected), 0, "word %u of %zu symbols", word, count);
+    for (unsigned t = 0; t < TABLES; t++) {
+        struct pd_merge_table *table;
+        make_merges();
+        cr_assert_eq(pd_merge_table_new(merges, merge_count, &table, &err), PD_OK);
+        for (unsigned word = 0; word < WORDS; word++)
+            check_word(table, &scratch);
+        pd_merge_table_free(table);
     }
     pd_merge_scratch_deinit(&scratch);
-    pd_merge_table_free(table);
 }
