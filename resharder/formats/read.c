@@ -492,10 +492,11 @@ pd_status pd_reader_stored(struct pd_reader *r, uint32_t tensor, uint64_t piece,
     const uint64_t bytes = pd_piece_bytes(&r->catalog->tensors[tensor], piece_of(r, piece));
     struct window *w = NULL;
     bool fits = true;
-    PD_TRY(need_window(r, tensor, piece, offset / room, &w, err));
-    if (is_plain(r, piece) && (offset / room + 1) * room < bytes)
-        PD_TRY(expect_piece(r, tensor, piece, (offset / room + 1) * room / element->block_bytes * element->block_elements,
+    /* Before the window is needed: one that was used may be taken for what is expected. */
+    if (is_plain(r, piece))
+        PD_TRY(expect_piece(r, tensor, piece, offset / room * room / element->block_bytes * element->block_elements,
                             bytes / element->block_bytes * element->block_elements, &fits, err));
+    PD_TRY(need_window(r, tensor, piece, offset / room, &w, err));
     *ret_data = w->data + offset % room;
     *ret_bytes = w->bytes - offset % room;
     return PD_OK;

@@ -213,3 +213,30 @@ Test(read, a_file_that_has_shrunk_is_named)
     pd_catalog_deinit(&c);
     free(values);
 }
+
+/* What is expected meanwhile must not be read into the window that was handed out. */
+Test(read, stored_bytes_stay_until_the_next_call)
+{
+    enum { ELEMENTS = 16 << 20 };
+    const struct pd_foreign_tensor tensor = {.name = "w", .element = PD_ELEMENT_I32, .ndim = 1, .shape = {ELEMENTS}};
+    struct pd_catalog c;
+    struct pd_reader *r = NULL;
+    FILE *f = fopen(path, "wb");
+    for (int32_t i = 0; i < ELEMENTS; i++)
+        fwrite(&i, sizeof i, 1, f);
+    cr_assert_eq(fclose(f), 0);
+    pd_catalog_init(&c, "test");
+    cr_assert_eq(pd_catalog_add_file(&c, path, 4ull * ELEMENTS, NULL, &err), PD_OK);
+    cr_assert_eq(pd_catalog_add_dense(&c, &tensor, 0, 0, &err), PD_OK);
+    cr_assert_eq(pd_catalog_finish(&c, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_reader_open(vfs, &c, buffers, PD_READER_BUFFER_BYTES_MIN, &r, &err), PD_OK);
+    for (uint64_t done = 0, bytes = 0; done < 4ull * ELEMENTS; done += bytes) {
+        const void *data = NULL;
+        cr_assert_eq(pd_reader_stored(r, 0, 0, done, &data, &bytes, &err), PD_OK, "%s", err.message);
+        for (int pass = 0; pass < 3; pass++)
+            for (uint64_t i = 0; i < bytes / 4; i++)
+                cr_assert_eq(((const int32_t *)data)[i], (int32_t)(done / 4 + i), "byte %llu", (unsigned long long)done);
+    }
+    pd_reader_close(r);
+    pd_catalog_deinit(&c);
+}
