@@ -148,17 +148,22 @@ static struct window *find_window(struct pd_reader *r, uint64_t piece, uint64_t 
     return NULL;
 }
 
-/* One that is free, or was used longest ago. Of those that nobody has used only where `may_waste`. */
+/* One that is free, or was used longest ago. Of those that nobody has used, the one that is needed last, and only where
+ * `may_waste`; otherwise some of the last used stay, since the next read may begin in the middle of them. */
 static struct window *take_window(struct pd_reader *r, bool may_waste)
 {
-    struct window *best = NULL;
+    struct window *oldest = NULL, *latest = NULL;
+    uint32_t used = 0;
     for (uint32_t i = 0; i < r->window_count; i++) {
         struct window *w = &r->windows[i];
         if (w->piece == UINT64_MAX) return w;
-        if (w->slot || (!w->is_used && !may_waste)) continue;
-        if (!best || w->is_used > best->is_used || (w->is_used == best->is_used && w->used_at < best->used_at)) best = w;
+        if (w->slot) continue;
+        used += w->is_used;
+        if (w->is_used && (!oldest || w->used_at < oldest->used_at)) oldest = w;
+        if (!w->is_used && (!latest || w->used_at > latest->used_at)) latest = w;
     }
-    return best;
+    if (!may_waste) return used > r->window_count / 4 ? oldest : NULL;
+    return oldest ? oldest : latest;
 }
 
 static bool is_plain(const struct pd_reader *r, uint64_t piece)
