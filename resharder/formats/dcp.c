@@ -8,6 +8,7 @@
 #include "resharder/formats/dcp.h"
 
 #include "ckpt/base/checked.h"
+#include "resharder/formats/model_directory.h"
 #include "resharder/formats/torch_archive.h"
 #include "resharder/formats/torch_names.h"
 
@@ -295,21 +296,12 @@ static pd_status read_item(struct dcp *d, const struct item *item, struct pd_err
 
 static pd_status read_metadata(struct dcp *d, struct pd_error *err)
 {
-    struct pd_file *file = NULL;
-    struct pd_stat stat;
-    void *text = NULL;
+    char *text = NULL;
+    uint64_t bytes = 0;
     snprintf(d->metadata, sizeof d->metadata, "%s/.metadata", d->directory);
-    PD_TRY(pd_file_open(d->vfs, d->metadata, PD_OPEN_READ, &file, err));
-    pd_status st = pd_file_stat(file, &stat, err);
-    if (!st && stat.bytes > PD_PICKLE_BYTES_MAX)
-        st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s takes %" PRIu64 " bytes; at most %" PRIu64 " are read",
-                          d->metadata, stat.bytes, PD_PICKLE_BYTES_MAX);
-    if (!st && !(text = malloc(stat.bytes + 1)))
-        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "%s: no memory for %" PRIu64 " bytes", d->metadata, stat.bytes);
-    if (!st) st = pd_file_read(file, 0, text, stat.bytes, err);
-    if (!st) st = pd_pickle_parse(d->metadata, text, stat.bytes, &d->pickle, NULL, err);
+    PD_TRY(pd_formats_read_text(d->vfs, d->metadata, PD_PICKLE_BYTES_MAX, &text, &bytes, err));
+    const pd_status st = pd_pickle_parse(d->metadata, text, bytes, &d->pickle, NULL, err);
     free(text);
-    pd_file_close_readonly(file);
     return st;
 }
 
@@ -325,7 +317,7 @@ static pd_status read_all(struct dcp *d, struct pd_error *err)
         d->catalog->counters.updates = (uint64_t)d->step;
     }
     pd_torch_strip_wrapper(d->catalog);
-    return PD_OK;
+    return pd_formats_add_texts(d->vfs, d->directory, d->catalog, err);
 }
 
 static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
@@ -342,10 +334,7 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
 
 static bool recognizes(struct pd_vfs *vfs, const char *path)
 {
-    char metadata[4096];
-    struct pd_stat stat;
-    snprintf(metadata, sizeof metadata, "%s/.metadata", path);
-    return pd_vfs_stat(vfs, metadata, &stat, NULL) == PD_OK && stat.type == PD_ENTRY_FILE;
+    return pd_formats_has_file(vfs, path, ".metadata");
 }
 
 const struct pd_format pd_format_dcp = {

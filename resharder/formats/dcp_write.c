@@ -2,9 +2,11 @@
  *
  * Parameters are "model.<name>", moments "optimizer.state.<name>.exp_avg" and "..exp_avg_sq" with a "..step" beside them: what
  * dcp.load({"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}) asks for. Parameter groups
- * (rates, decay) are not written, since torch's follow its own grouping: the loader allows partial loads. */
+ * (rates, decay) are not written, since torch's follow its own grouping: the loader allows partial loads. The model's
+ * config.json lies beside, for who imports it again. */
 #include "resharder/formats/dcp.h"
 
+#include "resharder/formats/model_directory.h"
 #include "resharder/formats/pickle_write.h"
 #include "resharder/formats/torch_archive.h"
 
@@ -296,6 +298,7 @@ pd_status pd_dcp_finish(void *state, pd_status mine, struct pd_error *err)
     for (uint32_t f = 0; !st && f < w->files; f++)
         st = write_file(w, f, err);
     if (!st) st = write_metadata(w, err);
+    if (!st) st = pd_formats_write_texts(w->vfs, w->plan->directory, w->plan->wanted, err);
     writer_free(w);
     return st;
 }

@@ -13,6 +13,7 @@
 #include "resharder/formats/deepspeed.h"
 
 #include "ckpt/base/checked.h"
+#include "resharder/formats/model_directory.h"
 #include "resharder/formats/torch_archive.h"
 
 #include <inttypes.h>
@@ -66,14 +67,6 @@ static void close_states(struct deepspeed *d)
     d->file = NULL;
 }
 
-static bool is_file(struct pd_vfs *vfs, const char *directory, const char *name)
-{
-    char path[4096 + 300];
-    struct pd_stat stat;
-    snprintf(path, sizeof path, "%s/%s", directory, name);
-    return pd_vfs_stat(vfs, path, &stat, NULL) == PD_OK && stat.type == PD_ENTRY_FILE;
-}
-
 static void optimizer_name(uint32_t rank, bool is_bf16, char ret[128])
 {
     snprintf(ret, 128, "%szero_pp_rank_%u_mp_rank_00_optim_states.pt", is_bf16 ? "bf16_" : "", rank);
@@ -86,7 +79,7 @@ static bool has_optimizer(struct pd_vfs *vfs, const char *directory, bool *ret_i
     for (int b = 0; b < 2; b++) {
         optimizer_name(0, b, name);
         *ret_is_bf16 = b;
-        if (is_file(vfs, directory, name)) return true;
+        if (pd_formats_has_file(vfs, directory, name)) return true;
     }
     return false;
 }
@@ -376,8 +369,9 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
     struct deepspeed d = {.vfs = vfs, .catalog = catalog};
     if (!find_directory(vfs, path, d.directory))
         PD_FAIL(err, PD_NOT_FOUND, "%s: no `latest` that names a checkpoint, and no optimizer's states of rank 0", path);
-    const pd_status st = read_all(&d, err);
+    pd_status st = read_all(&d, err);
     close_states(&d);
+    if (!st) st = pd_formats_add_texts(vfs, path, catalog, err); /* where transformers' trainer puts them */
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
         free(d.lines[kind].stretches);
     return st;
