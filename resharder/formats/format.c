@@ -11,7 +11,8 @@
 #include <string.h>
 
 const struct pd_format *const pd_formats[] = {
-    &pd_format_perdure, &pd_format_safetensors, &pd_format_dcp, &pd_format_deepspeed, &pd_format_gguf, &pd_format_llmc, NULL,
+    &pd_format_perdure,   &pd_format_safetensors, &pd_format_dcp,  &pd_format_deepspeed,
+    &pd_format_universal, &pd_format_gguf,        &pd_format_llmc, NULL,
 };
 
 const struct pd_format *pd_format_find(const char *name)

@@ -75,6 +75,8 @@ def limits(bench):
     bench.ends("few open files", 74, "Too many open files", new("few"), preexec_fn=limited(resource.RLIMIT_NOFILE, 8))
     for mebibytes in range(80, 480, 40):
         result = bench.run(new("space"), "run.steps=1", "checkpoint.give_up_minutes=0", preexec_fn=limited(resource.RLIMIT_AS, mebibytes << 20))
+        if result.returncode == 127 and "shared libraries" in result.stderr and mebibytes < 440:
+            continue  # the loader's words: nothing of ours has run
         if result.returncode not in (0, 78) or (result.returncode and not re.search("ulimit -v|cannot be had", result.stderr)):
             raise harness.Failure(f"{mebibytes} MiB of address space: exit {result.returncode}\n{result.stderr}")
 
