@@ -208,6 +208,7 @@ pd_status store_sync_dir(struct store_dir *dir, const char *path, struct pd_erro
 {
     if (!dir->syncs_names) return PD_OK;
     pd_status st = pd_vfs_sync_dir(dir->vfs, path, err);
+    if (st != PD_OK && st != PD_UNSUPPORTED) dir->may_bring_back = true;
     if (st != PD_UNSUPPORTED) return st;
     dir->syncs_names = false; /* which the probe logs */
     return PD_OK;
@@ -220,24 +221,38 @@ pd_status store_link(const struct store_dir *dir, const char *from, const char *
     return st != PD_OK && err->sys_errno == EMLINK ? PD_UNSUPPORTED : st;
 }
 
-pd_status store_remove_files(const struct store_dir *dir, const char *path, struct pd_error *err)
+/* Unlinks our files, with or without the mark, and counts in *ret_left what stays. */
+static pd_status unlink_files(const struct store_dir *dir, const char *path, bool but_mark, uint32_t *ret_left,
+                              struct pd_error *err)
 {
     struct pd_listing listing = {0};
-    pd_status st = pd_vfs_list(dir->vfs, path, &listing, err);
-    if (st == PD_NOT_FOUND) return PD_OK;
-    PD_TRY(st);
-    uint32_t left = 0;
+    PD_TRY(pd_vfs_list(dir->vfs, path, &listing, err));
+    pd_status st = PD_OK;
+    *ret_left = 0;
     for (uint32_t i = 0; i < listing.count; i++) {
         char file[STORE_PATH_MAX];
         int length = snprintf(file, sizeof file, "%s/%s", path, listing.names[i]);
-        if (!pd_store_owns_file(listing.names[i]) || length < 0 || (size_t)length >= sizeof file) {
-            left++;
+        const bool stays = but_mark && strcmp(listing.names[i], PD_STORE_REMOVED) == 0;
+        if (stays || !pd_store_owns_file(listing.names[i]) || length < 0 || (size_t)length >= sizeof file) {
+            *ret_left += 1;
             continue;
         }
         pd_status removed = pd_vfs_unlink(dir->vfs, file, st == PD_OK ? err : NULL);
         if (st == PD_OK && removed != PD_NOT_FOUND) st = removed;
     }
     pd_listing_deinit(&listing);
+    return st;
+}
+
+pd_status store_remove_files(const struct store_dir *dir, const char *path, struct pd_error *err)
+{
+    uint32_t left = 0;
+    pd_status st = unlink_files(dir, path, dir->may_bring_back, &left, err);
+    if (st == PD_OK && dir->may_bring_back && left) {
+        st = pd_vfs_sync_dir(dir->vfs, path, err);
+        if (st == PD_OK || st == PD_UNSUPPORTED) st = unlink_files(dir, path, false, &left, err);
+    }
+    if (st == PD_NOT_FOUND) return PD_OK;
     PD_TRY(st);
     st = pd_vfs_rmdir(dir->vfs, path, err);
     /* Foreign files, and what NFS leaves behind an open one, keep the directory. */

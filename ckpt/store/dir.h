@@ -16,9 +16,10 @@ struct store_dir {
     uint64_t *words;              /* (group->size) of store_gather, owned */
     bool leads_host, leads_share;
     bool has_other_shares;
-    bool is_local;    /* one host and no network file system: files of dead launches may be taken over */
-    bool has_links;   /* as the probe of this host found */
-    bool syncs_names; /* until the file system says that it cannot */
+    bool is_local;       /* one host and no network file system: files of dead launches may be taken over */
+    bool has_links;      /* as the probe of this host found */
+    bool syncs_names;    /* until the file system says that it cannot */
+    bool may_bring_back; /* a directory sync failed: a power loss may bring names back, whatever later syncs answer */
 };
 
 /* From the root of the file system, without slashes at its end. */
@@ -50,7 +51,8 @@ bool store_is_link(const struct store_dir *dir, const char *path); /* symbolic *
 PD_MUST_USE pd_status store_link(const struct store_dir *dir, const char *from, const char *to, struct pd_error *err);
 /* A directory sync where the file system knows it. */
 PD_MUST_USE pd_status store_sync_dir(struct store_dir *dir, const char *path, struct pd_error *err);
-/* Removes our files of a checkpoint directory, then it; what is not ours stays. */
+/* Removes our files of a checkpoint directory, then it; what is not ours stays. Where its old name may come back the mark of
+ * its removal goes after the other files, durably. */
 PD_MUST_USE pd_status store_remove_files(const struct store_dir *dir, const char *path, struct pd_error *err);
 
 /* ---- small files, read and written as a whole ---- */

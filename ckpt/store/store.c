@@ -29,8 +29,9 @@
  *       it is free (recycle-…) and its link count is one: a name somebody else gave it (a backup, a checkpoint, a
  *       torn rename that came back with a power loss) keeps its bytes.
  *    8. Fences grow. A launch commits only while its fence is the highest in the root.
- *    9. After a failed sync of a file or directory the save is given up: its files are removed, never reused. Where a peer
- *       is lost nothing is removed: nobody knows whether some host has committed, and the next open decides.
+ *    9. After a failed sync of a file or directory the save is given up: its files are removed, never reused. A power loss may
+ *       bring its directory back, so removed.h5 is unlinked after all else is durably gone. Where a peer is lost nothing is
+ *       removed: nobody knows whether some host has committed, and the next open decides.
  *   10. What is not named by paths.h is not ours: never touched, also inside our directories.
  *   11. A generation is written under a name of its own (pool-F/generation-…), by whoever uses it, before any
  *       checkpoint knows it. It is linked once it is finished and synced, and never written from then on: released, it is

@@ -15,6 +15,7 @@ struct misfortune {
     enum campaign_phase phase;
     enum pd_disk_fault_kind kind;
     int sys_errno;
+    unsigned operations; /* that count, PD_DISK_MASK; 0: all that the fault can strike */
     bool persistent;
     uint64_t nth;
     uint32_t crash_host; /* PD_DISK_ALL_HOSTS, a host, or hosts: nobody crashes, processes are only killed */
@@ -37,7 +38,8 @@ static inline bool misfortune_lies(const struct misfortune *m)
 
 static inline struct pd_disk_fault misfortune_fault(const struct misfortune *m)
 {
-    return (struct pd_disk_fault){.kind = m->kind, .sys_errno = m->sys_errno, .nth = m->nth, .persistent = m->persistent};
+    return (struct pd_disk_fault){
+        .kind = m->kind, .sys_errno = m->sys_errno, .operations = m->operations, .nth = m->nth, .persistent = m->persistent};
 }
 
 /* ---- the run that meets it ---- */
