@@ -2,7 +2,6 @@
  * is two walks of log2(size) steps. Values are integers, so the order of combination does not matter. */
 #include "trainer/comm/progress.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static uint64_t combine(uint64_t a, uint64_t b, enum pd_reduce reduce)

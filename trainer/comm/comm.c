@@ -4,8 +4,6 @@
 #include "trainer/comm/staging.h"
 
 #include <assert.h>
-#include <stdbool.h>
-#include <stddef.h>
 
 #define GATHER_PIECES 64u
 

@@ -15,8 +15,6 @@
 
 #include "ckpt/base/status.h"
 #include "ckpt/group/group.h"
-#include <stdbool.h>
-#include <stdint.h>
 
 enum pd_reduce { PD_REDUCE_SUM_U64, PD_REDUCE_OR_U64, PD_REDUCE_MAX_U64, PD_REDUCE_MIN_U64 };
 

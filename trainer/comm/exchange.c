@@ -12,7 +12,6 @@
 
 #include <sched.h>
 #include <stdio.h>
-#include <string.h>
 
 #define LOOK_NS UINT64_C(50000000) /* between two looks at the other processes */
 #define SPINS 64u

@@ -5,7 +5,6 @@
 
 #include "offload/device.h"
 #include "trainer/comm/comm.h"
-#include <stddef.h>
 
 enum { PD_NCCL_DONE = 0, PD_NCCL_IN_PROGRESS = 7 }; /* results; others are failures */
 enum { PD_NCCL_UINT8 = 1, PD_NCCL_VERSION_MIN = 21800 };

@@ -1,7 +1,6 @@
 #include "trainer/comm/pipe.h"
 
 #include "ckpt/base/checked.h"
-#include <string.h>
 
 /* Bytes after which the other side is told, so that both copy at the same time and out of the cache. */
 #define BURST_BYTES (UINT64_C(128) << 10)

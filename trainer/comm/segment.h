@@ -17,8 +17,6 @@
 #include "ckpt/base/status.h"
 #include <stdalign.h>
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
 
 #define PD_CACHE_LINE 64u
 

@@ -3,7 +3,6 @@
 #include "trainer/comm/progress.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 struct split_request {
     uint32_t color, key;

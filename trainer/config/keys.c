@@ -1,7 +1,5 @@
 #include "trainer/config/keys.h"
 
-#include <stddef.h>
-
 #define AT(member) offsetof(struct pd_config, member)
 #define FREE .effect = PD_RESUME_FREE
 #define LINEAGE .effect = PD_RESUME_NEW_LINEAGE

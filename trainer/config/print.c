@@ -5,7 +5,6 @@
 #include "trainer/data/token_file.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -3,8 +3,6 @@
 #define PD_TRAINER_CONFIG_RENAMED_H
 
 #include "ckpt/base/status.h"
-#include <stdbool.h>
-#include <stddef.h>
 
 struct pd_renamed {
     const char *key;   /* the index of a list left out: checkpoint.tiers[].replicas */

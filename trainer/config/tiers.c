@@ -3,8 +3,6 @@
 #include "trainer/config/keys.h"
 #include "trainer/config/stripes.h"
 
-#include <inttypes.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,5 @@
 #include "trainer/config/yaml.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

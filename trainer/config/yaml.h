@@ -3,7 +3,6 @@
 #define PD_TRAINER_CONFIG_YAML_H
 
 #include "ckpt/base/status.h"
-#include <stdint.h>
 
 enum pd_yaml_node { PD_YAML_VALUE, PD_YAML_SECTION, PD_YAML_LIST };
 

@@ -17,8 +17,6 @@
 #define PD_TRAINER_DATA_DATA_H
 
 #include "ckpt/base/status.h"
-#include <stdbool.h>
-#include <stdint.h>
 
 enum pd_data_format { PD_DATA_AUTO, PD_DATA_TEXT, PD_DATA_NANOGPT, PD_DATA_LLMC, PD_DATA_MEGATRON };
 enum pd_split { PD_SPLIT_TRAIN, PD_SPLIT_VALIDATION };

@@ -3,8 +3,6 @@
 #define PD_TRAINER_DATA_DATA_FILE_H
 
 #include "ckpt/base/status.h"
-#include <stdbool.h>
-#include <stdint.h>
 
 /* A regular file. PD_NOT_FOUND, PD_INVALID (a directory, a pipe; empty, unless that is allowed), PD_IO; `path` is named. */
 PD_MUST_USE pd_status pd_data_file_open(const char *path, bool may_be_empty, int *ret_fd, uint64_t *ret_bytes,

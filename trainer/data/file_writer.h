@@ -3,7 +3,6 @@
 #define PD_TRAINER_DATA_FILE_WRITER_H
 
 #include "ckpt/base/status.h"
-#include <stdint.h>
 #include <stdio.h>
 
 struct pd_file_writer {

@@ -1,7 +1,6 @@
 #include "trainer/data/order.h"
 
 #include <assert.h>
-#include <stdbool.h>
 #include <string.h>
 
 #define ROUNDS 8

@@ -12,7 +12,6 @@
 #define PD_TRAINER_DATA_ORDER_H
 
 #include "ckpt/base/status.h"
-#include <stdint.h>
 
 #define PD_BLEND_CYCLE 16384u
 #define PD_BLEND_SOURCES_MAX 4096u

@@ -7,9 +7,7 @@
 #include "trainer/data/sources.h"
 #include "trainer/data/token_format.h"
 #include <endian.h>
-#include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

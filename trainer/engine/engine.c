@@ -7,7 +7,6 @@
 #include "trainer/math/math_cuda.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* Staging for saves and loads: enough for the disk's depth, and no more than a small model needs. From the layout alone,
  * since a load goes in rounds of windows that are equal on all ranks, and ranks may own very different shares. */

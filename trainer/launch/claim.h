@@ -5,7 +5,6 @@
 #define PD_TRAINER_LAUNCH_CLAIM_H
 
 #include "ckpt/base/status.h"
-#include <stdint.h>
 
 /* Where another launch has the run: says at once whom it waits for, and waits `wait_ms` at most. File systems that lock no
  * directories (NFS) have no such claim: there the claim of each directory of checkpoints (ckpt/store) keeps launches apart.

@@ -12,8 +12,6 @@
 
 #include "ckpt/base/status.h"
 #include "trainer/run/launch_layout.h"
-#include <stdbool.h>
-#include <stdint.h>
 
 #define PD_LAUNCH_FOUND_BYTES 1600u
 

@@ -3,8 +3,6 @@
 #define PD_TRAINER_LAUNCH_STARTER_H
 
 #include "trainer/config/config.h"
-#include <stdbool.h>
-#include <stdint.h>
 
 #define PD_STARTER_WORDS_MAX 128u
 

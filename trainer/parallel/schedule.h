@@ -17,8 +17,6 @@
 #define PD_TRAINER_PARALLEL_SCHEDULE_H
 
 #include "ckpt/base/status.h"
-#include <stdbool.h>
-#include <stdint.h>
 
 enum pd_schedule_kind { PD_SCHEDULE_1F1B, PD_SCHEDULE_GPIPE };
 

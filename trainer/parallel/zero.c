@@ -4,7 +4,6 @@
 #include "trainer/parallel/zero_internal.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define PAGE_ALIGNED_ELEMENTS_MIN (UINT64_C(1) << 18) /* smaller ones are staged by saves anyway */
 

@@ -3,8 +3,6 @@
 #define PD_TRAINER_PLAN_FIT_H
 
 #include "ckpt/base/status.h"
-#include <stdbool.h>
-#include <stdint.h>
 
 /* Whether it fits with so many. More never fits less. */
 typedef pd_status (*pd_fit_probe)(void *context, uint32_t count, bool *ret_fits, struct pd_error *err);

@@ -10,8 +10,6 @@
 
 #include "ckpt/base/status.h"
 #include "trainer/config/config.h"
-#include <stdbool.h>
-#include <stdint.h>
 
 struct pd_launched {
     bool is_launched;            /* by a launcher of perdure */

@@ -13,8 +13,6 @@
 #define PD_TRAINER_RUN_NOTE_H
 
 #include "ckpt/base/status.h"
-#include <stdbool.h>
-#include <stdint.h>
 
 struct pd_note_begun {
     int32_t process;
