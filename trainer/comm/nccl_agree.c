@@ -32,28 +32,17 @@ static bool is_shared(const struct report *a, const struct report *b)
     return a->host == b->host && strcmp(a->device, b->device) == 0;
 }
 
-static bool is_meant(const struct report *all, uint32_t size)
-{
-    for (uint32_t a = 0; a < size; a++) {
-        if (all[a].is_meant) return true;
-        for (uint32_t b = 0; b < a; b++)
-            if (is_shared(&all[a], &all[b])) return true;
-    }
-    return false;
-}
-
 static void judge(const struct report *all, uint32_t size, struct report *verdict)
 {
-    verdict->is_meant = is_meant(all, size);
-    for (uint32_t a = 0; a < size && !verdict->cannot; a++) {
-        if (all[a].cannot) {
-            verdict->cannot = 1;
+    for (uint32_t a = 0; a < size; a++) {
+        verdict->is_meant |= all[a].is_meant;
+        if (all[a].cannot && !verdict->cannot++)
             snprintf(verdict->why, sizeof verdict->why, "rank %u: %.160s", a, all[a].why);
-        }
-        for (uint32_t b = 0; b < a && !verdict->cannot; b++) {
+        for (uint32_t b = 0; b < a; b++) {
             if (!is_shared(&all[a], &all[b])) continue;
-            verdict->cannot = 1;
-            snprintf(verdict->why, sizeof verdict->why, "ranks %u and %u share GPU %s", b, a, all[a].device);
+            verdict->is_meant = 1;
+            if (!verdict->cannot++)
+                snprintf(verdict->why, sizeof verdict->why, "ranks %u and %u share GPU %s", b, a, all[a].device);
         }
     }
 }

@@ -14,11 +14,6 @@ struct split_plan {
     uint32_t rank, size;
 };
 
-static int request_compare(const struct split_request *a, const struct split_request *b)
-{
-    return a->key < b->key ? -1 : a->key > b->key;
-}
-
 /* Insertion keeps ranks of equal key in rank order. */
 static void plan_make(const struct pd_progress *parent, const struct split_request *requests, struct split_plan *plan)
 {
@@ -26,7 +21,7 @@ static void plan_make(const struct pd_progress *parent, const struct split_reque
     for (uint32_t r = 0; r < parent->comm.size; r++) {
         if (requests[r].color != requests[mine].color) continue;
         uint32_t at = plan->size++;
-        for (; at > 0 && request_compare(&requests[r], &requests[plan->ranks[at - 1]]) < 0; at--)
+        for (; at > 0 && requests[r].key < requests[plan->ranks[at - 1]].key; at--)
             plan->ranks[at] = plan->ranks[at - 1];
         plan->ranks[at] = r;
     }

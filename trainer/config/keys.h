@@ -53,6 +53,8 @@ bool pd_key_is_list(const struct pd_key *key);
 void pd_key_clear_list(struct pd_config *config, const struct pd_key *key);
 /* The value of a scalar as text that pd_key_set reads back to the same bits.   ret (bytes) */
 void pd_key_text(const struct pd_config *config, const struct pd_key *key, char *ret, size_t bytes);
+/* The shortest text that is read back to the same bits.   ret (bytes) */
+void pd_key_number_text(double value, char *ret, size_t bytes);
 /* To layout.auto, whatever its value is: "auto" is read back so. */
 bool pd_key_is_left(const struct pd_config *config, const struct pd_key *key);
 /* ---- between set.c and tiers.c ---- */

@@ -31,16 +31,6 @@ static void print_quoted(FILE *out, const char *text)
     fputc('"', out);
 }
 
-static void print_number(FILE *out, double value)
-{
-    char text[40];
-    for (int digits = 6; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) break;
-    }
-    fputs(text, out);
-}
-
 static void print_sources(FILE *out, const struct pd_data_source *sources, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -48,8 +38,9 @@ static void print_sources(FILE *out, const struct pd_data_source *sources, uint3
         print_quoted(out, sources[i].path);
         fprintf(out, ", format: %s", pd_data_format_name(sources[i].format));
         if (sources[i].weight) { /* files without weights count by size */
-            fputs(", weight: ", out);
-            print_number(out, sources[i].weight);
+            char text[40];
+            pd_key_number_text(sources[i].weight, text, sizeof text);
+            fprintf(out, ", weight: %s", text);
         }
         fputs("}\n", out);
     }

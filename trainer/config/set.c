@@ -105,7 +105,7 @@ static pd_status set_bool(bool *target, const char *text, struct pd_error *err)
     PD_FAIL(err, PD_INVALID, "expected true or false, found \"%s\"", text);
 }
 
-static void number_text(double value, char *ret, size_t bytes)
+void pd_key_number_text(double value, char *ret, size_t bytes)
 {
     for (int digits = 6; digits <= 17; digits++) {
         snprintf(ret, bytes, "%.*g", digits, value);
@@ -119,8 +119,8 @@ static pd_status check_range(const struct pd_key *key, double value, const char 
     bool high_fits = key->high_open ? value < key->high : value <= key->high;
     if (low_fits && high_fits) return PD_OK;
     char low[32], high[32];
-    number_text(key->low, low, sizeof low);
-    number_text(key->high, high, sizeof high);
+    pd_key_number_text(key->low, low, sizeof low);
+    pd_key_number_text(key->high, high, sizeof high);
     PD_FAIL(err, PD_INVALID, "expected a number %s %s and %s %s, found %s", key->low_open ? "above" : "of at least", low,
             key->high_open ? "under" : "at most", high, text);
 }
@@ -465,7 +465,7 @@ void pd_key_text(const struct pd_config *config, const struct pd_key *key, char 
         }
         break;
     case PD_KEY_DOUBLE:
-        number_text(*(const double *)member, ret, bytes);
+        pd_key_number_text(*(const double *)member, ret, bytes);
         break;
     case PD_KEY_BOOL:
         snprintf(ret, bytes, "%s", *(const bool *)member ? "true" : "false");

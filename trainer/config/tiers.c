@@ -96,6 +96,20 @@ static pd_status check_replicas(const struct pd_config_tier *tiers, uint32_t i, 
     return PD_OK;
 }
 
+/* Number i of a list of directories, and those before it.   dirs (i + 1) */
+static pd_status check_directory(const char *list, const char *member, const char *const *dirs, uint32_t i,
+                                 const char *advice, struct pd_error *err)
+{
+    if (!dirs[i] || !dirs[i][0]) PD_FAIL(err, PD_INVALID, "%s[%u]%s is empty; name a directory", list, i, member);
+    if (strlen(dirs[i]) > DIRECTORY_MAX)
+        PD_FAIL(err, PD_INVALID, "%s[%u]%s may have at most %u bytes, so that names fit below it", list, i, member,
+                DIRECTORY_MAX);
+    for (uint32_t k = 0; k < i; k++)
+        if (strcmp(dirs[k], dirs[i]) == 0)
+            PD_FAIL(err, PD_INVALID, "%s[%u] and [%u] are both %s; %s", list, k, i, dirs[i], advice);
+    return PD_OK;
+}
+
 static pd_status check_stripes(const struct pd_config *config, struct pd_error *err)
 {
     const uint32_t count = config->checkpoint.stripes_count;
@@ -107,16 +121,9 @@ static pd_status check_stripes(const struct pd_config *config, struct pd_error *
         PD_FAIL(err, PD_INVALID,
                 "checkpoint.stripes cuts state in files over drives, and offload.optimizer is not nvme: set "
                 "offload.optimizer=nvme, or leave checkpoint.stripes out");
-    for (uint32_t i = 0; i < count; i++) {
-        const char *dir = config->checkpoint.stripes[i];
-        if (!dir || !dir[0]) PD_FAIL(err, PD_INVALID, "checkpoint.stripes[%u] is empty; name a directory", i);
-        if (strlen(dir) > DIRECTORY_MAX)
-            PD_FAIL(err, PD_INVALID, "checkpoint.stripes[%u] may have at most %u bytes, so that names fit below it", i,
-                    DIRECTORY_MAX);
-        for (uint32_t k = 0; k < i; k++)
-            if (strcmp(config->checkpoint.stripes[k], dir) == 0)
-                PD_FAIL(err, PD_INVALID, "checkpoint.stripes[%u] and [%u] are both %s; name a directory a drive", k, i, dir);
-    }
+    for (uint32_t i = 0; i < count; i++)
+        PD_TRY(check_directory("checkpoint.stripes", "", (const char *const *)config->checkpoint.stripes, i,
+                               "name a directory a drive", err));
     if (count && config->checkpoint.tiers_count && config->checkpoint.tiers[0].replicas)
         PD_FAIL(
             err, PD_INVALID,
@@ -133,25 +140,17 @@ static pd_status check_stripes(const struct pd_config *config, struct pd_error *
 
 pd_status pd_config_tiers_check(const struct pd_config *config, struct pd_error *err)
 {
+    const char *dirs[PD_TIERS_MAX];
     PD_TRY(check_stripes(config, err));
     PD_TRY(check_compression("checkpoint.compression", config->checkpoint.compression, err));
     for (uint32_t i = 0; i < config->checkpoint.tiers_count; i++) {
-        const char *dir = config->checkpoint.tiers[i].dir;
         char key[64];
-        if (!dir[0]) PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].dir is empty; name a directory", i);
+        dirs[i] = config->checkpoint.tiers[i].dir;
+        PD_TRY(check_directory("checkpoint.tiers", ".dir", dirs, i,
+                               "a tier is a directory of its own (one may leave dir out: it takes checkpoint.dir)", err));
         snprintf(key, sizeof key, "checkpoint.tiers[%u].compression", i);
         PD_TRY(check_compression(key, config->checkpoint.tiers[i].compression, err));
         PD_TRY(check_replicas(config->checkpoint.tiers, i, err));
-        if (strlen(dir) > DIRECTORY_MAX)
-            PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].dir may have at most %u bytes, so that names fit below it", i,
-                    DIRECTORY_MAX);
-        for (uint32_t k = 0; k < i; k++)
-            if (strcmp(config->checkpoint.tiers[k].dir, dir) == 0)
-                PD_FAIL(
-                    err, PD_INVALID,
-                    "checkpoint.tiers[%u] and [%u] are both %s; a tier is a directory of its own (one may leave dir out: "
-                    "it takes checkpoint.dir)",
-                    k, i, dir);
     }
     return PD_OK;
 }
@@ -166,14 +165,13 @@ static struct pd_shard_codec codec_of(const char *text)
 uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options ret_tiers[PD_TIERS_MAX])
 {
     const uint32_t count = config->checkpoint.tiers_count;
-    if (!count)
-        ret_tiers[0] = (struct pd_tier_options){.dir = config->checkpoint.dir,
-                                                .every = config->checkpoint.every,
-                                                .keep_last = config->checkpoint.keep_last,
-                                                .keep_every = config->checkpoint.keep_every,
-                                                .codec = codec_of(config->checkpoint.compression)};
-    for (uint32_t i = 0; i < count; i++) {
-        const struct pd_config_tier *tier = &config->checkpoint.tiers[i];
+    const struct pd_config_tier only = {.dir = config->checkpoint.dir,
+                                        .every = config->checkpoint.every,
+                                        .keep_last = config->checkpoint.keep_last,
+                                        .keep_every = config->checkpoint.keep_every,
+                                        .compression = config->checkpoint.compression};
+    for (uint32_t i = 0; i < (count ? count : 1); i++) {
+        const struct pd_config_tier *tier = count ? &config->checkpoint.tiers[i] : &only;
         ret_tiers[i] = (struct pd_tier_options){.dir = tier->dir,
                                                 .every = tier->every,
                                                 .keep_last = tier->keep_last,

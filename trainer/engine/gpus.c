@@ -135,43 +135,32 @@ const char *pd_gpu_machine_name(const char *name)
 
 /* ---- libraries ---- */
 
-static void format_version(char ret[32], uint64_t number, uint64_t major, uint64_t minor)
-{
-    snprintf(ret, 32, "%llu.%llu.%llu", (unsigned long long)(number / major), (unsigned long long)(number % major / minor),
-             (unsigned long long)(number % minor));
-}
-
-static void ask_cublaslt(void *function, char ret[32])
-{
-    size_t (*version)(void);
-    *(void **)&version = function;
-    const size_t number = version();
-    format_version(ret, number, number >= 100000 ? 10000 : 1000, 100);
-}
-
-static void ask_nccl(void *function, char ret[32])
-{
-    int (*version)(int *), number = 0;
-    *(void **)&version = function;
-    if (version(&number) == 0) format_version(ret, (uint64_t)number, number >= 10000 ? 10000 : 1000, 100);
-}
-
-static void ask_cudnn(void *function, char ret[32])
-{
-    size_t (*version)(void);
-    *(void **)&version = function;
-    const size_t number = version();
-    format_version(ret, number, number >= 90000 ? 10000 : 1000, 100);
-}
-
+/* A function of the library gives it as one number: major * 10000 + minor * 100 + patch from `wide_from` on, * 1000 before. */
 static const struct library {
     const char *name, *files[3], *function;
-    void (*ask)(void *function, char ret[32]);
+    uint64_t wide_from;
 } libraries[PD_GPU_LIBRARY_COUNT] = {
-    [PD_GPU_CUBLASLT] = {"cuBLASLt", {"libcublasLt.so.13", "libcublasLt.so.12"}, "cublasLtGetVersion", ask_cublaslt},
-    [PD_GPU_NCCL] = {"NCCL", {"libnccl.so.2"}, "ncclGetVersion", ask_nccl},
-    [PD_GPU_CUDNN] = {"cuDNN", {"libcudnn.so.9"}, "cudnnGetVersion", ask_cudnn},
+    [PD_GPU_CUBLASLT] = {"cuBLASLt", {"libcublasLt.so.13", "libcublasLt.so.12"}, "cublasLtGetVersion", 100000},
+    [PD_GPU_NCCL] = {"NCCL", {"libnccl.so.2"}, "ncclGetVersion", 10000},
+    [PD_GPU_CUDNN] = {"cuDNN", {"libcudnn.so.9"}, "cudnnGetVersion", 90000},
 };
+
+static uint64_t ask(enum pd_gpu_library which, void *function)
+{
+    size_t (*version)(void);
+    int (*nccl_version)(int *), number = 0;
+    *(void **)&version = *(void **)&nccl_version = function;
+    if (which != PD_GPU_NCCL) return version();
+    return nccl_version(&number) == 0 ? (uint64_t)number : 0;
+}
+
+static void read_version(enum pd_gpu_library which, void *function, char ret[32])
+{
+    const uint64_t number = ask(which, function), major = number >= libraries[which].wide_from ? 10000 : 1000;
+    if (number)
+        snprintf(ret, 32, "%llu.%llu.%llu", (unsigned long long)(number / major), (unsigned long long)(number % major / 100),
+                 (unsigned long long)(number % 100));
+}
 
 static void *open_one(const char *file, bool load)
 {
@@ -193,7 +182,7 @@ bool pd_gpu_library_find(enum pd_gpu_library which, bool load, struct pd_gpu_lib
         opened = open_one(l->files[i], load);
     if (!opened) return false;
     void *function = dlsym(opened, l->function);
-    if (function) l->ask(function, ret->version);
+    if (function) read_version(which, function, ret->version);
     if (dlinfo(opened, RTLD_DI_LINKMAP, &map) == 0) snprintf(ret->path, sizeof ret->path, "%s", map->l_name);
     dlclose(opened);
     return ret->version[0] != '\0';

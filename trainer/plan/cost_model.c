@@ -251,14 +251,9 @@ static double bus_seconds(const struct setting *s, double in, double out)
     return s->machine->bus > 0 ? fmax(in, out) / s->machine->bus : 0;
 }
 
-static double micro_batch_streams(const struct setting *s, const struct streams *x)
+static double streams_seconds(const struct setting *s, double drives, double in, double out)
 {
-    return fmax(x->micro_batch / s->machine->nvme, bus_seconds(s, x->micro_batch_in, x->micro_batch_out));
-}
-
-static double update_streams(const struct setting *s, const struct streams *x)
-{
-    return fmax(x->update / s->machine->nvme, bus_seconds(s, x->update_in, x->update_out));
+    return fmax(drives / s->machine->nvme, bus_seconds(s, in, out));
 }
 
 /* ---- the step ---- */
@@ -275,7 +270,9 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     const double beside =
         (t.parameters + fmax(t.gradients, t.gradients_sent)) / stage_rate + t.pipeline / rate_of(s, 2 * stage);
     const struct streams streams = streams_of(s, g);
-    const double micro_batch = fmax(fmax(compute + recompute + exposed, beside), micro_batch_streams(s, &streams)),
+    const double micro_batch =
+                     fmax(fmax(compute + recompute + exposed, beside),
+                          streams_seconds(s, streams.micro_batch, streams.micro_batch_in, streams.micro_batch_out)),
                  slots = s->slots;
     double once = 0;
     if (l->zero_stage == 1 || l->zero_stage == 2) once = g->elements * (s->parts - 1) / s->parts * s->act;
@@ -290,7 +287,9 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     c->sequence_bytes = (uint64_t)fmax((double)c->sequence_bytes, t.sequence * slots);
     c->pipeline_bytes = (uint64_t)fmax((double)c->pipeline_bytes, t.pipeline * slots);
     if (c->padding) c->padding_bytes = (uint64_t)fmax((double)c->padding_bytes, t.parameters);
-    const double optimizer = fmax(adam_seconds(s, held), update_streams(s, &streams)), after = (once + sums) / stage_rate;
+    const double optimizer =
+                     fmax(adam_seconds(s, held), streams_seconds(s, streams.update, streams.update_in, streams.update_out)),
+                 after = (once + sums) / stage_rate;
     c->nvme_seconds = fmax(c->nvme_seconds, (streams.micro_batch * slots + streams.update) / s->machine->nvme);
     c->bus_seconds = fmax(c->bus_seconds, bus_seconds(s, streams.micro_batch_in * slots + streams.update_in,
                                                       streams.micro_batch_out * slots + streams.update_out));

@@ -9,42 +9,14 @@
 
 /* ---- what to change ---- */
 
-static bool codes_made_again(struct pd_config *c)
-{
-    const bool is_new = c->numerics.linears == PD_LINEARS_FP8 && c->layout.fp8_codes != PD_CODES_MICRO_BATCH;
-    c->layout.fp8_codes = PD_CODES_MICRO_BATCH;
-    return is_new;
-}
-
-static bool recompute_selective(struct pd_config *c)
-{
-    const bool is_new = c->layout.recompute == PD_RECOMPUTE_NONE;
-    c->layout.recompute = PD_RECOMPUTE_SELECTIVE;
-    c->layout.recompute_layers = PD_LAYERS_ALL;
-    return is_new;
-}
-
-static bool recompute_full(struct pd_config *c)
-{
-    const bool is_new = c->layout.recompute != PD_RECOMPUTE_FULL;
-    c->layout.recompute = PD_RECOMPUTE_FULL;
-    c->layout.recompute_layers = PD_LAYERS_ALL;
-    return is_new;
-}
-
-static bool recompute_more(struct pd_config *c)
-{
-    const bool is_new = c->layout.recompute_layers < c->model.layers;
-    c->layout.recompute_layers = PD_LAYERS_ALL;
-    return is_new;
-}
-
-static bool zero_3(struct pd_config *c)
-{
-    const bool is_new = c->layout.zero_stage != 3;
-    c->layout.zero_stage = 3;
-    return is_new;
-}
+/* What costs least time comes first. */
+enum change { ALL_LAYERS, SELECTIVE, CODES_AGAIN, ACTIVATIONS, ZERO_3, FULL, OPTIMIZER, GRADIENTS, PARAMETERS, CHANGES };
+static const char *const words[CHANGES] = {
+    "layout.recompute_layers=auto", "layout.recompute=selective",
+    "layout.fp8_codes=micro_batch", "offload.activations=cpu",
+    "layout.zero_stage=3",          "layout.recompute=full",
+    "offload.optimizer=cpu",        "offload.gradients=cpu layout.order=breadth_first",
+    "offload.parameters=cpu"};
 
 static bool take_away(enum pd_place *place)
 {
@@ -53,47 +25,46 @@ static bool take_away(enum pd_place *place)
     return is_new;
 }
 
-static bool activations_away(struct pd_config *c)
+/* Of all blocks. */
+static bool recompute(struct pd_config *c, enum pd_recompute how, bool is_new)
 {
-    return take_away(&c->offload.activations);
+    c->layout.recompute = how;
+    c->layout.recompute_layers = PD_LAYERS_ALL;
+    return is_new;
 }
 
-static bool optimizer_away(struct pd_config *c)
+/* False: it is so already. */
+static bool apply(struct pd_config *c, uint32_t change)
 {
-    return take_away(&c->offload.optimizer);
+    const enum pd_recompute now = c->layout.recompute;
+    bool is_new = c->layout.zero_stage != 3;
+    switch (change) {
+    case ALL_LAYERS:
+        return recompute(c, now, c->layout.recompute_layers < c->model.layers);
+    case SELECTIVE:
+        return recompute(c, PD_RECOMPUTE_SELECTIVE, now == PD_RECOMPUTE_NONE);
+    case FULL:
+        return recompute(c, PD_RECOMPUTE_FULL, now != PD_RECOMPUTE_FULL);
+    case CODES_AGAIN:
+        is_new = c->numerics.linears == PD_LINEARS_FP8 && c->layout.fp8_codes != PD_CODES_MICRO_BATCH;
+        c->layout.fp8_codes = PD_CODES_MICRO_BATCH;
+        return is_new;
+    case ZERO_3:
+        c->layout.zero_stage = 3;
+        return is_new;
+    case GRADIENTS:
+        c->layout.order = PD_ORDER_BREADTH_FIRST; /* without it they cannot */
+        return take_away(&c->offload.gradients);
+    default:
+        return take_away(change == ACTIVATIONS ? &c->offload.activations
+                         : change == OPTIMIZER ? &c->offload.optimizer
+                                               : &c->offload.parameters);
+    }
 }
 
-static bool gradients_away(struct pd_config *c)
+static bool recomputes(uint32_t change)
 {
-    c->layout.order = PD_ORDER_BREADTH_FIRST; /* without it they cannot */
-    return take_away(&c->offload.gradients);
-}
-
-static bool parameters_away(struct pd_config *c)
-{
-    return take_away(&c->offload.parameters);
-}
-
-/* What costs least time comes first. */
-static const struct change {
-    const char *words;
-    bool (*apply)(struct pd_config *); /* false: it is so already */
-} changes[] = {
-    {"layout.recompute_layers=auto", recompute_more},
-    {"layout.recompute=selective", recompute_selective},
-    {"layout.fp8_codes=micro_batch", codes_made_again},
-    {"offload.activations=cpu", activations_away},
-    {"layout.zero_stage=3", zero_3},
-    {"layout.recompute=full", recompute_full},
-    {"offload.optimizer=cpu", optimizer_away},
-    {"offload.gradients=cpu layout.order=breadth_first", gradients_away},
-    {"offload.parameters=cpu", parameters_away},
-};
-enum { CHANGES = sizeof changes / sizeof *changes };
-
-static bool recomputes(const struct change *change)
-{
-    return change->apply == recompute_more || change->apply == recompute_selective || change->apply == recompute_full;
+    return change == ALL_LAYERS || change == SELECTIVE || change == FULL;
 }
 
 static uint64_t device_bytes(const struct pd_memory_plan *plan)
@@ -118,10 +89,10 @@ static bool plan_with(const struct pd_engine_options *o, const struct pd_config 
     return true;
 }
 
-static void add(struct pd_device_remedy *r, const char *words)
+static void add(struct pd_device_remedy *r, const char *more)
 {
     const size_t at = strlen(r->words);
-    snprintf(r->words + at, sizeof r->words - at, "%s%s", at ? " " : "", words);
+    snprintf(r->words + at, sizeof r->words - at, "%s%s", at ? " " : "", more);
 }
 
 /* What layout: auto chose would be chosen again: all of it is given. */
@@ -137,12 +108,6 @@ static void give_layout(const struct pd_config *c, struct pd_device_remedy *r)
         c->layout.zero_shard, recompute);
 }
 
-/* Among the words of give_layout. */
-static bool is_given(const char *words)
-{
-    return strncmp(words, "layout.recompute", 16) == 0 || strncmp(words, "layout.zero", 11) == 0;
-}
-
 /* layers: that are recomputed, where one of the changes is to recompute. */
 static bool try_changes(const struct pd_engine_options *o, uint32_t which, uint32_t layers, struct pd_device_remedy *ret)
 {
@@ -151,9 +116,9 @@ static bool try_changes(const struct pd_engine_options *o, uint32_t which, uint3
     char number[48];
     for (uint32_t i = 0; i < CHANGES; i++) {
         if (!(which >> i & 1)) continue;
-        if (!changes[i].apply(&config)) return false;
-        if (layers == PD_LAYERS_ALL || changes[i].apply != recompute_more) add(&r, changes[i].words);
-        if (layers == PD_LAYERS_ALL || !recomputes(&changes[i])) continue;
+        if (!apply(&config, i)) return false;
+        if (layers == PD_LAYERS_ALL || i != ALL_LAYERS) add(&r, words[i]);
+        if (layers == PD_LAYERS_ALL || !recomputes(i)) continue;
         snprintf(number, sizeof number, "layout.recompute_layers=%u", layers);
         add(&r, number);
         config.layout.recompute_layers = layers;
@@ -161,7 +126,7 @@ static bool try_changes(const struct pd_engine_options *o, uint32_t which, uint3
     if (!plan_with(o, &config, &r.bytes)) return false;
     if (config.layout.chosen) give_layout(&config, &r);
     for (uint32_t i = 0; i < CHANGES && config.layout.chosen; i++)
-        if (which >> i & 1 && !is_given(changes[i].words)) add(&r, changes[i].words);
+        if (which >> i & 1 && !recomputes(i) && i != ZERO_3) add(&r, words[i]); /* those are among give_layout's */
     *ret = r;
     return true;
 }
@@ -196,8 +161,8 @@ static void fewest_layers(struct remedies *s)
 {
     uint32_t unused;
     bool is_one = false;
-    for (int i = 0; i < CHANGES; i++)
-        is_one |= (s->which >> i & 1) && recomputes(&changes[i]);
+    for (uint32_t i = 0; i < CHANGES; i++)
+        is_one |= (s->which >> i & 1) && recomputes(i);
     if (is_one) (void)!pd_fit_fewest(is_enough, s, s->options->model->config.layers, &unused, NULL);
 }
 
