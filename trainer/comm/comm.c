@@ -25,30 +25,17 @@ static pd_status check_operation(const struct pd_comm *comm, const struct pd_com
 }
 
 /* Of pieces in the communicator's memory, whichever it is. */
-static pd_status make_ready(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
     PD_TRY(check_operation(comm, op, err));
     op->memory = comm->memory.copy ? &comm->memory : NULL;
-    return op->memory ? op->memory->ready(op->memory->context, err) : PD_OK;
-}
-
-pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
-{
-    PD_TRY(make_ready(comm, op, err));
+    if (op->memory) PD_TRY(op->memory->ready(op->memory->context, err));
     return comm->ops->start(comm, op, err);
 }
 
 pd_status pd_comm_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
     return comm->ops->wait(comm, op, err);
-}
-
-pd_status pd_comm_exchange(struct pd_comm *comm, const struct pd_comm_piece *sends, uint32_t send_count,
-                           const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
-{
-    struct pd_comm_op op = {.sends = sends, .send_count = send_count, .recvs = recvs, .recv_count = recv_count};
-    PD_TRY(make_ready(comm, &op, err));
-    return comm->ops->exchange(comm, &op, err);
 }
 
 pd_status pd_comm_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,

@@ -69,7 +69,8 @@ struct pd_comm_ops {
     const char *name;
     pd_status (*start)(struct pd_comm *, struct pd_comm_op *, struct pd_error *);
     pd_status (*wait)(struct pd_comm *, struct pd_comm_op *, struct pd_error *);
-    pd_status (*exchange)(struct pd_comm *, struct pd_comm_op *, struct pd_error *); /* both */
+    pd_status (*exchange)(struct pd_comm *, struct pd_comm_op *,
+                          struct pd_error *); /* both, in the caller's thread; pieces in the host's memory */
     pd_status (*all_reduce)(struct pd_comm *, uint64_t *values, uint32_t count, enum pd_reduce, struct pd_error *);
     pd_status (*broadcast)(struct pd_comm *, uint32_t root, void *data, uint64_t bytes, struct pd_error *);
     pd_status (*split)(struct pd_comm *, const struct pd_comm_part *, struct pd_comm **ret_comm, struct pd_error *);
@@ -97,9 +98,6 @@ void pd_comm_set_time_limit(struct pd_comm *comm, double seconds);
 
 PD_MUST_USE pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
-/* Start and wait in one. Quicker where the caller has nothing to do meanwhile: no other thread is woken. */
-PD_MUST_USE pd_status pd_comm_exchange(struct pd_comm *comm, const struct pd_comm_piece *sends, uint32_t send_count,
-                                       const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
                                          struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes,

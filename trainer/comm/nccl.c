@@ -41,7 +41,7 @@ struct nccl_comm {
     struct pd_comm comm; /* first: the public face */
     struct family *family;
     struct pd_comm *control;
-    bool owns_control, is_launching, is_link;
+    bool is_launching, is_link;
     void *handle; /* NULL: one rank, or ended */
     struct pd_stream *stream;
     const char *lane;       /* of spans */
@@ -488,10 +488,8 @@ static pd_status nccl_wait(struct pd_comm *comm, struct pd_comm_op *op, struct p
 
 static pd_status nccl_exchange(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
-    struct nccl_comm *c = nccl_of(comm);
-    if (!op->memory) return c->control->ops->exchange(c->control, op, err);
-    PD_TRY(nccl_start(comm, op, err));
-    return nccl_wait(comm, op, err);
+    struct pd_comm *control = nccl_of(comm)->control;
+    return control->ops->exchange(control, op, err);
 }
 
 /* ---- what goes over control ---- */

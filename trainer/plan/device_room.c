@@ -218,7 +218,8 @@ static void other_advice(const struct pd_engine_options *o, char *ret, size_t by
     pd_less_memory_text(&config, o->world, false, false, ret, bytes);
 }
 
-pd_status pd_device_room_check(const struct pd_engine_options *o, const struct pd_memory_plan *plan, struct pd_error *err)
+/* Before a byte of it is taken. */
+static pd_status check(const struct pd_engine_options *o, const struct pd_memory_plan *plan, struct pd_error *err)
 {
     struct pd_dev_memory memory;
     struct pd_device_remedy r;
@@ -237,7 +238,8 @@ pd_status pd_device_room_check(const struct pd_engine_options *o, const struct p
             need <= memory.total_bytes ? ", others hold the rest" : "", advice, o->world);
 }
 
-pd_status pd_device_room_taken(const struct pd_engine_options *o, pd_status status, struct pd_error *err)
+/* The status of taking it: of PD_NO_MEMORY, PD_INVALID, and on a GPU who else may have taken what was free. */
+static pd_status taken(const struct pd_engine_options *o, pd_status status, struct pd_error *err)
 {
     if (status != PD_NO_MEMORY) return status;
     pd_error_change(err, PD_INVALID);
@@ -251,8 +253,8 @@ pd_status pd_engine_arena(const struct pd_engine_options *options, struct pd_mem
                           struct pd_arena **ret_arena, struct pd_error *err)
 {
     PD_TRY(pd_engine_plan_of(options, ret_plan, err));
-    if (!options->device) return pd_device_room_taken(options, pd_arena_new(ret_plan, ret_arena, err), err);
+    if (!options->device) return taken(options, pd_arena_new(ret_plan, ret_arena, err), err);
     const struct pd_arena_source source = pd_rank_device_source(options->device);
-    PD_TRY(pd_device_room_check(options, ret_plan, err));
-    return pd_device_room_taken(options, pd_arena_new_on(ret_plan, &source, ret_arena, err), err);
+    PD_TRY(check(options, ret_plan, err));
+    return taken(options, pd_arena_new_on(ret_plan, &source, ret_arena, err), err);
 }

@@ -5,15 +5,8 @@
 
 #include "trainer/engine/engine.h"
 
-/* Before a byte of it is taken. What libraries take by themselves is not counted. `options->device` is open.
- *   errors  PD_INVALID; PD_DEVICE_LOST */
-PD_MUST_USE pd_status pd_device_room_check(const struct pd_engine_options *options, const struct pd_memory_plan *plan,
-                                           struct pd_error *err);
-/* The status of taking it: of PD_NO_MEMORY, PD_INVALID, and on a GPU who else may have taken what was free. */
-PD_MUST_USE pd_status pd_device_room_taken(const struct pd_engine_options *options, pd_status status, struct pd_error *err);
-
 /* An empty arena of what the engine of these options takes, in the memory of their device.   ret_plan: what it was made from
- *   errors  PD_INVALID: it does not fit */
+ *   errors  PD_INVALID: it does not fit, by the plan or when it is taken; what libraries take is not counted */
 PD_MUST_USE pd_status pd_engine_arena(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan,
                                       struct pd_arena **ret_arena, struct pd_error *err);
 

@@ -48,8 +48,10 @@ static pd_status cuts_main(struct pd_comm *comm, void *context, struct pd_error 
         at += pieces[i].bytes + (cuts->is_apart ? PIECE : 0);
     }
     const uint32_t count = cuts->counts[comm->rank];
-    pd_status st = comm->rank == 0 ? pd_comm_exchange(comm, pieces, count, NULL, 0, err)
-                                   : pd_comm_exchange(comm, NULL, 0, pieces, count, err);
+    struct pd_comm_op op = {.sends = pieces, .recvs = pieces};
+    *(comm->rank == 0 ? &op.send_count : &op.recv_count) = count;
+    pd_status st = pd_comm_start(comm, &op, err);
+    if (!st) st = pd_comm_wait(comm, &op, err);
     far_delete(&far, memory);
     return st;
 }
