@@ -353,15 +353,10 @@ pd_status pd_config_find_data(struct pd_config *c, char **ret_notes, struct pd_e
 
 struct pd_data_options pd_config_data(const struct pd_config *c)
 {
-    return (struct pd_data_options){.train = c->data.train,
-                                    .validation = c->data.validation,
-                                    .train_count = c->data.train_count,
-                                    .validation_count = c->data.validation_count,
-                                    .validation_fraction = c->data.validation_fraction,
-                                    .validation_samples = c->validation.sequences,
-                                    .context = c->batch.context,
-                                    .vocab = c->model.vocab,
-                                    .separate_documents = c->data.separate_documents,
-                                    .document_token = c->data.document_token,
-                                    .seed = c->run.seed};
+    struct pd_data_options data = c->data;
+    data.validation_samples = c->validation.sequences;
+    data.context = c->batch.context;
+    data.vocab = c->model.vocab;
+    data.seed = c->run.seed;
+    return data;
 }

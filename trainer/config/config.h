@@ -51,13 +51,7 @@ struct pd_config {
     } init;
     char *model_preset; /* model.preset; other model keys override it */
     struct pd_model_config model;
-    struct {
-        struct pd_data_source *train, *validation;
-        uint32_t train_count, validation_count;
-        double validation_fraction;
-        bool separate_documents;
-        int64_t document_token;
-    } data;
+    struct pd_data_options data; /* the keys of data.*; pd_config_data has the rest as well */
     struct {
         uint32_t sequences;   /* G: sequences a step, whatever the layout */
         uint32_t micro_batch; /* m: sequences a micro-batch; V = G/m micro-batches a step */

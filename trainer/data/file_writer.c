@@ -15,21 +15,16 @@ static pd_status open_temporary(struct pd_file_writer *writer, struct pd_error *
     writer->temporary = malloc(bytes);
     if (!writer->temporary) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its temporary name", writer->path);
     snprintf(writer->temporary, bytes, "%s.tmp-%d", writer->path, (int)getpid());
-    int fd = open(writer->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd >= 0) writer->stream = fdopen(fd, "wb");
+    writer->stream = fopen(writer->temporary, "we");
     if (writer->stream) {
         setvbuf(writer->stream, NULL, _IOFBF, STREAM_BUFFER_BYTES);
         return PD_OK;
     }
     int failed = errno;
-    if (fd >= 0) close(fd);
-    char *name = writer->temporary;
-    pd_status status = pd_error_set(err, pd_status_from_errno(failed), PD_WHERE, failed, "%s cannot be created", name);
-    if (fd < 0) { /* nothing of ours to remove */
-        free(writer->temporary);
-        writer->temporary = NULL;
-    }
-    return status;
+    pd_error_set(err, pd_status_from_errno(failed), PD_WHERE, failed, "%s cannot be created", writer->temporary);
+    free(writer->temporary);
+    writer->temporary = NULL; /* nothing of ours to remove */
+    return pd_status_from_errno(failed);
 }
 
 pd_status pd_file_writer_begin(const char *path, struct pd_file_writer *ret_writer, struct pd_error *err)
@@ -71,7 +66,7 @@ pd_status pd_file_writer_seal(struct pd_file_writer *writer, struct pd_error *er
     return PD_OK;
 }
 
-static pd_status sync_directory_of(const char *path, struct pd_error *err)
+pd_status pd_sync_directory_of(const char *path, struct pd_error *err)
 {
     char *copy = strdup(path);
     if (!copy) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for the name of its directory", path);
@@ -93,7 +88,7 @@ pd_status pd_file_writer_commit(struct pd_file_writer *writer, struct pd_error *
     } else {
         free(writer->temporary);
         writer->temporary = NULL;
-        status = sync_directory_of(writer->path, err);
+        status = pd_sync_directory_of(writer->path, err);
     }
     pd_file_writer_abort(writer);
     return status;

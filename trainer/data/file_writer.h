@@ -21,6 +21,8 @@ PD_MUST_USE pd_status pd_file_writer_patch(struct pd_file_writer *writer, uint64
 PD_MUST_USE pd_status pd_file_writer_seal(struct pd_file_writer *writer, struct pd_error *err);
 /* Renames and syncs the directory. The writer is done with, whatever the result. */
 PD_MUST_USE pd_status pd_file_writer_commit(struct pd_file_writer *writer, struct pd_error *err);
+/* The name of a file or directory outlives a power loss once the directory above it is synced. */
+PD_MUST_USE pd_status pd_sync_directory_of(const char *path, struct pd_error *err);
 void pd_file_writer_abort(struct pd_file_writer *writer); /* fine on a zeroed, committed or aborted one */
 
 #endif

@@ -156,7 +156,6 @@ static void add_box(struct pd_zero *zero, const struct describing *d, uint32_t c
     b.gradient_offset = d->gradient + behind;
     b.tied_gradient_offset = d->tied_gradient == UINT64_MAX ? UINT64_MAX : d->tied_gradient + behind;
     zero->has.boxes[zero->has.box_count++] = b;
-    if (owned) zero->has.owned_elements += b.elements;
 }
 
 /* In stage 0 rows before and behind those of this rank's part are held beside them. */

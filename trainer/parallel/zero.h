@@ -78,8 +78,8 @@ void pd_zero_free(struct pd_zero *zero);
 
 /* What a rank holds; fixed by new. Others than ZeRO read boxes, and read and write what the pointers name. */
 struct pd_zero_held {
-    uint64_t elements, owned_elements; /* owned: of boxes this rank owns, which its file has, without padding */
-    struct pd_zero_box *boxes;         /* (box_count) in table order */
+    uint64_t elements;
+    struct pd_zero_box *boxes; /* (box_count) in table order */
     uint32_t box_count, set_count;
     float *state[PD_KIND_COUNT]; /* (elements) each, zeros between boxes where one begins a page; NULL: in files */
     void *copy;                  /* working copy; NULL where compute is fp32 and the master is here and serves */

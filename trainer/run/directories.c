@@ -1,10 +1,9 @@
 #include "trainer/run/directories.h"
 
 #include "ckpt/base/log.h"
-#include "trainer/run/worker.h"
+#include "trainer/data/file_writer.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,19 +35,6 @@ void pd_directories_stripe_key(uint32_t stripe, char ret_key[PD_DIRECTORY_KEY_MA
     snprintf(ret_key, PD_DIRECTORY_KEY_MAX, "checkpoint.stripes[%u]", stripe);
 }
 
-/* Its name outlives a power loss once the directory above it is synced, where the file system knows that. */
-static void sync_parent(const char *path)
-{
-    char parent[4096];
-    snprintf(parent, sizeof parent, "%s", path);
-    char *slash = strrchr(parent, '/');
-    if (slash) slash[slash == parent] = '\0';
-    int descriptor = open(slash ? parent : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (descriptor < 0) return;
-    (void)fsync(descriptor);
-    close(descriptor);
-}
-
 /* Where root makes /nvme, a mount is missing more often than not, and the system's own disk fills up. */
 static void warn_made_in_root(const char *key, const char *made, const char *path)
 {
@@ -69,7 +55,7 @@ static pd_status make_path(const char *key, const char *path, struct pd_error *e
         if (slash) *slash = '\0';
         const int number = mkdir(partial, 0777) ? errno : 0;
         if (!number) {
-            sync_parent(partial);
+            (void)!pd_sync_directory_of(partial, NULL); /* where the file system knows that */
             warn_made_in_root(key, partial, path);
         } else if (number != EEXIST && !(stat(partial, &st) == 0 && S_ISDIR(st.st_mode))) {
             PD_FAIL_ERRNO(err, number, "%s: making the directory", partial);

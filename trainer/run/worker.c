@@ -28,8 +28,9 @@ pd_status pd_worker_write_config(const struct pd_config *config, const char *pat
     PD_FAIL_ERRNO(err, number, "%s: writing it", path);
 }
 
-pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, const struct pd_launched *launched,
-                        struct pd_error *err)
+/* The whole of `config` on this rank of `comm`. Collective. `launched` hears of a failure at once; NULL: nobody. */
+static pd_status run_rank(const struct pd_config *config, struct pd_comm *comm, const struct pd_launched *launched,
+                          struct pd_error *err)
 {
     struct run r = {.config = config,
                     .given = config,
@@ -64,7 +65,7 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, co
 static pd_status run_local_rank(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     pd_rank_set_thread((int)comm->rank);
-    return pd_worker_run(context, comm, NULL, err);
+    return run_rank(context, comm, NULL, err);
 }
 
 pd_status pd_worker_main(const struct pd_config *config, const struct pd_launched *launched, struct pd_error *err)
@@ -81,7 +82,7 @@ pd_status pd_worker_main(const struct pd_config *config, const struct pd_launche
     PD_TRY(pd_comm_open_mpi(&comm, err));
     pd_rank_set_process((int)comm->rank);
     pd_launched_ready(launched);
-    pd_status st = pd_worker_run(config, comm, launched, err);
+    pd_status st = run_rank(config, comm, launched, err);
     pd_comm_free(comm);
     pd_fault_point("worker.ended");
     return st;

@@ -10,12 +10,6 @@
 #include "trainer/config/config.h"
 #include "trainer/run/launched.h"
 
-/* Runs the whole of `config` on this rank of `comm` (size 1 is fine). Collective. `launched` hears of a failure at once;
- * NULL: nobody. errors  PD_STOPPED: a signal asked to leave and the state is saved; PD_PEER_LOST, PD_IO, ... as their names
- * say */
-PD_MUST_USE pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, const struct pd_launched *launched,
-                                    struct pd_error *err);
-
 /* What a worker process does: all ranks as threads of it (transport local), or its rank of the MPI job. `launched` says how
  * many and of what kind; without a launcher the configuration does. */
 PD_MUST_USE pd_status pd_worker_main(const struct pd_config *config, const struct pd_launched *launched,
