@@ -22,203 +22,158 @@ static const char *const order_words[] = {"auto", "depth_first", "breadth_first"
 static const char *const place_words[] = {"device", "cpu", "nvme", NULL};
 static const char *const recompute_words[] = {"none", "selective", "full", NULL};
 
-#define STRING(NAME, MEMBER, INITIAL, EFFECT, MEANING)                                                            \
-    {                                                                                                             \
-        .name = NAME, .type = PD_KEY_STRING, .offset = AT(MEMBER), .initial = INITIAL, EFFECT, .meaning = MEANING \
+/* A key is called as its member is, but for two. What comes behind its meaning are further fields. */
+#define KEY(NAME, TYPE, MEMBER, INITIAL, EFFECT, MEANING, ...)                                                        \
+    {                                                                                                                 \
+        .name = NAME, .type = TYPE, .offset = AT(MEMBER), .initial = INITIAL, EFFECT, .meaning = MEANING, __VA_ARGS__ \
     }
-#define NUMBER(TYPE, NAME, MEMBER, INITIAL, LOW, HIGH, EFFECT, MEANING, ...)                                    \
-    {                                                                                                           \
-        .name = NAME, .type = TYPE, .offset = AT(MEMBER), .initial = INITIAL, .low = LOW, .high = HIGH, EFFECT, \
-        .meaning = MEANING, __VA_ARGS__                                                                         \
-    }
-#define WORD(NAME, MEMBER, INITIAL, WORDS, EFFECT, MEANING)                                                  \
-    {                                                                                                        \
-        .name = NAME, .type = PD_KEY_WORD, .offset = AT(MEMBER), .initial = INITIAL, .words = WORDS, EFFECT, \
-        .meaning = MEANING                                                                                   \
-    }
-#define SWITCH(NAME, MEMBER, INITIAL, EFFECT, MEANING)                                                          \
-    {                                                                                                           \
-        .name = NAME, .type = PD_KEY_BOOL, .offset = AT(MEMBER), .initial = INITIAL, EFFECT, .meaning = MEANING \
-    }
-#define LIST(TYPE, NAME, MEMBER, COUNT, EFFECT, MEANING)                                                    \
-    {                                                                                                       \
-        .name = NAME, .type = TYPE, .offset = AT(MEMBER), .count_offset = AT(COUNT), .high = 65536, EFFECT, \
-        .meaning = MEANING                                                                                  \
-    }
-#define MODEL_U32(NAME, EFFECT, MEANING, ...) \
-    NUMBER(PD_KEY_U32, "model." #NAME, model.NAME, NULL, 0, U32_MAX, EFFECT, MEANING, __VA_ARGS__)
-#define MODEL_FLOAT(NAME, EFFECT, MEANING) \
-    NUMBER(PD_KEY_FLOAT, "model." #NAME, model.NAME, NULL, 0, 1e12, EFFECT, MEANING, .suffix = PD_SUFFIX_NONE)
+#define STRING(MEMBER, INITIAL, EFFECT, MEANING) KEY(#MEMBER, PD_KEY_STRING, MEMBER, INITIAL, EFFECT, MEANING)
+#define SWITCH(MEMBER, INITIAL, EFFECT, MEANING) KEY(#MEMBER, PD_KEY_BOOL, MEMBER, INITIAL, EFFECT, MEANING)
+#define WORD(MEMBER, INITIAL, WORDS, EFFECT, MEANING) \
+    KEY(#MEMBER, PD_KEY_WORD, MEMBER, INITIAL, EFFECT, MEANING, .words = WORDS)
+#define NUMBER(TYPE, MEMBER, INITIAL, LOW, HIGH, EFFECT, MEANING, ...) \
+    KEY(#MEMBER, TYPE, MEMBER, INITIAL, EFFECT, MEANING, .low = LOW, .high = HIGH, __VA_ARGS__)
+#define U32(...) NUMBER(PD_KEY_U32, __VA_ARGS__)
+#define U64(...) NUMBER(PD_KEY_U64, __VA_ARGS__)
+#define F64(...) NUMBER(PD_KEY_DOUBLE, __VA_ARGS__)
+#define LIST(TYPE, MEMBER, EFFECT, MEANING) \
+    KEY(#MEMBER, TYPE, MEMBER, NULL, EFFECT, MEANING, .count_offset = AT(MEMBER##_count), .high = 65536)
+#define MODEL_U32(NAME, EFFECT, MEANING, ...) NUMBER(PD_KEY_U32, model.NAME, NULL, 0, U32_MAX, EFFECT, MEANING, __VA_ARGS__)
+#define MODEL_FLOAT(NAME, EFFECT, MEANING) NUMBER(PD_KEY_FLOAT, model.NAME, NULL, 0, 1e12, EFFECT, MEANING)
 #define STEPS .suffix = PD_SUFFIX_COUNT
 #define TOKENS .suffix = PD_SUFFIX_SIZE
-#define PLAIN .suffix = PD_SUFFIX_NONE
 
 const struct pd_key pd_keys[] = {
-    STRING("run.dir", run.dir, "", FREE, "where the run lives: metrics, log, checkpoints"),
-    NUMBER(PD_KEY_U64, "run.seed", run.seed, "1", 0, 9e15, LINEAGE, "initial values and order of samples", PLAIN),
-    NUMBER(PD_KEY_U64, "run.steps", run.steps, "1000", 1, COUNT_MAX, FREE, "optimizer steps of the whole run", STEPS),
-    NUMBER(PD_KEY_U32, "run.log_every", run.log_every, "1", 1, 1e6, FREE, "steps between lines of metrics.jsonl", STEPS),
-    WORD("run.device", run.device, "auto", device_words, FREE, "auto: GPUs where there are any, or CPU ranks"),
+    STRING(run.dir, "", FREE, "where the run lives: metrics, log, checkpoints"),
+    U64(run.seed, "1", 0, 9e15, LINEAGE, "initial values and order of samples"),
+    U64(run.steps, "1000", 1, COUNT_MAX, FREE, "optimizer steps of the whole run", STEPS),
+    U32(run.log_every, "1", 1, 1e6, FREE, "steps between lines of metrics.jsonl", STEPS),
+    WORD(run.device, "auto", device_words, FREE, "auto: GPUs where there are any, or CPU ranks"),
 
-    STRING("init.from", init.from, "", FREE,
-           "a checkpoint of another system that a new run begins from; its config.json says the model"),
+    STRING(init.from, "", FREE, "a checkpoint of another system that a new run begins from; its config.json says the model"),
 
-    STRING("model.preset", model_preset, "byte-1m", FREE, "a named size; the keys below override it"),
-    WORD("model.family", model.family, NULL, family_words, REFUSED, "llama (Mistral and Qwen2.5 too), gpt2 or qwen3"),
-    MODEL_U32(vocab, REFUSED, "tokens; 256 for bytes", PLAIN),
+    KEY("model.preset", PD_KEY_STRING, model_preset, "byte-1m", FREE, "a named size; the keys below override it"),
+    WORD(model.family, NULL, family_words, REFUSED, "llama (Mistral and Qwen2.5 too), gpt2 or qwen3"),
+    MODEL_U32(vocab, REFUSED, "tokens; 256 for bytes"),
     MODEL_U32(context, REFUSED, "longest sequence that positions exist for", TOKENS),
-    MODEL_U32(layers, REFUSED, "transformer blocks", PLAIN),
-    MODEL_U32(hidden, REFUSED, "width of the residual stream", PLAIN),
-    MODEL_U32(heads, REFUSED, "query heads", PLAIN),
-    MODEL_U32(kv_heads, REFUSED, "key-value heads; 0: as many as heads", PLAIN),
-    MODEL_U32(head_size, REFUSED, "0: hidden / heads", PLAIN),
-    MODEL_U32(ffn, REFUSED, "width of the MLP; 0: 4 * hidden (gpt2), 8/3 * hidden (others)", PLAIN),
-    SWITCH("model.qkv_bias", model.qkv_bias, NULL, REFUSED, "biases at q, k and v (Qwen2.5; gpt2 always)"),
-    SWITCH("model.tie_embeddings", model.tie_embeddings, NULL, REFUSED, "the output matrix is the embedding"),
+    MODEL_U32(layers, REFUSED, "transformer blocks"),
+    MODEL_U32(hidden, REFUSED, "width of the residual stream"),
+    MODEL_U32(heads, REFUSED, "query heads"),
+    MODEL_U32(kv_heads, REFUSED, "key-value heads; 0: as many as heads"),
+    MODEL_U32(head_size, REFUSED, "0: hidden / heads"),
+    MODEL_U32(ffn, REFUSED, "width of the MLP; 0: 4 * hidden (gpt2), 8/3 * hidden (others)"),
+    SWITCH(model.qkv_bias, NULL, REFUSED, "biases at q, k and v (Qwen2.5; gpt2 always)"),
+    SWITCH(model.tie_embeddings, NULL, REFUSED, "the output matrix is the embedding"),
     MODEL_FLOAT(norm_epsilon, LINEAGE, "under the root of a norm"),
     MODEL_FLOAT(rope_theta, LINEAGE, "base of the RoPE frequencies"),
-    WORD("model.rope_scaling", model.rope_scaling, NULL, rope_words, LINEAGE, "none, linear, or llama3 (Llama 3.1)"),
+    WORD(model.rope_scaling, NULL, rope_words, LINEAGE, "none, linear, or llama3 (Llama 3.1)"),
     MODEL_FLOAT(rope_factor, LINEAGE, "how far wavelengths are stretched; llama3: long ones"),
     MODEL_FLOAT(rope_low_frequency_factor, LINEAGE, "llama3"),
     MODEL_FLOAT(rope_high_frequency_factor, LINEAGE, "llama3"),
     MODEL_U32(rope_original_context, LINEAGE, "llama3: context before stretching", TOKENS),
     MODEL_FLOAT(init_std, FREE, "standard deviation of initial weights"),
 
-    LIST(PD_KEY_SOURCES, "data.train", data.train, data.train_count, FREE,
-         "files, directories, globs; a fingerprint guards their contents"),
-    LIST(PD_KEY_SOURCES, "data.validation", data.validation, data.validation_count, FREE,
-         "files; none: a part of each train file"),
-    NUMBER(PD_KEY_DOUBLE, "data.validation_fraction", data.validation_fraction, "0", 0, 0.5, LINEAGE,
-           "tail of each train file kept for validation", PLAIN),
-    SWITCH("data.separate_documents", data.separate_documents, "false", LINEAGE, "attention does not cross documents"),
-    NUMBER(PD_KEY_I64, "data.document_token", data.document_token, "-1", -1, 16777216, LINEAGE,
-           "token that ends a document, where the format has no bounds; -1: none", PLAIN),
+    LIST(PD_KEY_SOURCES, data.train, FREE, "files, directories, globs; a fingerprint guards their contents"),
+    LIST(PD_KEY_SOURCES, data.validation, FREE, "files; none: a part of each train file"),
+    F64(data.validation_fraction, "0", 0, 0.5, LINEAGE, "tail of each train file kept for validation"),
+    SWITCH(data.separate_documents, "false", LINEAGE, "attention does not cross documents"),
+    NUMBER(PD_KEY_I64, data.document_token, "-1", -1, 16777216, LINEAGE,
+           "token that ends a document, where the format has no bounds; -1: none"),
 
-    NUMBER(PD_KEY_U32, "batch.sequences", batch.sequences, "32", 1, 1 << 24, LINEAGE,
-           "sequences a step, whatever the layout", STEPS),
-    NUMBER(PD_KEY_U32, "batch.micro_batch", batch.micro_batch, "0", 0, 1 << 20, LINEAGE,
-           "sequences a micro-batch, the unit of numerics; 0: sequences over their largest divisor up to 8",
-           .automatic = true),
-    NUMBER(PD_KEY_U32, "batch.context", batch.context, "0", 0, 1 << 20, LINEAGE, "tokens a sequence; 0: model.context",
-           TOKENS, .automatic = true),
+    U32(batch.sequences, "32", 1, 1 << 24, LINEAGE, "sequences a step, whatever the layout", STEPS),
+    U32(batch.micro_batch, "0", 0, 1 << 20, LINEAGE,
+        "sequences a micro-batch, the unit of numerics; 0: sequences over their largest divisor up to 8", .automatic = true),
+    U32(batch.context, "0", 0, 1 << 20, LINEAGE, "tokens a sequence; 0: model.context", TOKENS, .automatic = true),
 
-    NUMBER(PD_KEY_DOUBLE, "optimizer.lr", optimizer.lr, "3e-4", 0, 100, FREE, "peak learning rate", PLAIN),
-    NUMBER(PD_KEY_DOUBLE, "optimizer.min_lr", optimizer.min_lr, "auto", 0, 100, FREE, "end of the cosine; auto: lr / 10",
-           .automatic = true),
-    NUMBER(PD_KEY_U64, "optimizer.warmup_steps", optimizer.warmup_steps, "auto", 0, COUNT_MAX, FREE,
-           "linear rise; auto: a tenth of run.steps, at most 100, or of decay_steps where that is shorter", STEPS,
-           .automatic = true),
-    NUMBER(PD_KEY_U64, "optimizer.decay_steps", optimizer.decay_steps, "0", 0, COUNT_MAX, FREE,
-           "step where the cosine ends; 0: run.steps", STEPS, .automatic = true),
-    NUMBER(PD_KEY_DOUBLE, "optimizer.beta1", optimizer.beta1, "0.9", 0, 1, LINEAGE, "decay of the first moment",
-           .high_open = true),
-    NUMBER(PD_KEY_DOUBLE, "optimizer.beta2", optimizer.beta2, "0.95", 0, 1, LINEAGE, "decay of the second moment",
-           .high_open = true),
-    NUMBER(PD_KEY_DOUBLE, "optimizer.epsilon", optimizer.epsilon, "1e-8", 0, 1, LINEAGE, "added to the root",
-           .low_open = true),
-    NUMBER(PD_KEY_DOUBLE, "optimizer.weight_decay", optimizer.weight_decay, "0.1", 0, 10, FREE,
-           "of matrices, embeddings included", PLAIN),
-    NUMBER(PD_KEY_DOUBLE, "optimizer.clip_norm", optimizer.clip_norm, "1", 0, 1e9, FREE, "global gradient norm; 0: off",
-           PLAIN),
+    F64(optimizer.lr, "3e-4", 0, 100, FREE, "peak learning rate"),
+    F64(optimizer.min_lr, "auto", 0, 100, FREE, "end of the cosine; auto: lr / 10", .automatic = true),
+    U64(optimizer.warmup_steps, "auto", 0, COUNT_MAX, FREE,
+        "linear rise; auto: a tenth of run.steps, at most 100, or of decay_steps where that is shorter", STEPS,
+        .automatic = true),
+    U64(optimizer.decay_steps, "0", 0, COUNT_MAX, FREE, "step where the cosine ends; 0: run.steps", STEPS,
+        .automatic = true),
+    F64(optimizer.beta1, "0.9", 0, 1, LINEAGE, "decay of the first moment", .high_open = true),
+    F64(optimizer.beta2, "0.95", 0, 1, LINEAGE, "decay of the second moment", .high_open = true),
+    F64(optimizer.epsilon, "1e-8", 0, 1, LINEAGE, "added to the root", .low_open = true),
+    F64(optimizer.weight_decay, "0.1", 0, 10, FREE, "of matrices, embeddings included"),
+    F64(optimizer.clip_norm, "1", 0, 1e9, FREE, "global gradient norm; 0: off"),
 
-    WORD("numerics.mode", numerics.mode, "invariant", mode_words, LINEAGE,
+    WORD(numerics.mode, "invariant", mode_words, LINEAGE,
          "invariant: the same bits under every layout; fast: vendor libraries choose"),
-    WORD("numerics.precision", numerics.precision, "bf16", dtype_words, LINEAGE,
-         "of activations and working copies; the master is fp32"),
-    WORD("numerics.linears", numerics.linears, "precision", linears_words, LINEAGE,
+    WORD(numerics.precision, "bf16", dtype_words, LINEAGE, "of activations and working copies; the master is fp32"),
+    WORD(numerics.linears, "precision", linears_words, LINEAGE,
          "fp8: operands of the linears of blocks have eight bits; precision: they are as activations are"),
-    WORD("numerics.gradient_type", numerics.gradient_type, "fp32", gradient_words, LINEAGE,
-         "of micro-batch gradients as exchanged"),
-    WORD("numerics.gradient_rounding", numerics.gradient_rounding, "nearest", rounding_words, LINEAGE,
+    WORD(numerics.gradient_type, "fp32", gradient_words, LINEAGE, "of micro-batch gradients as exchanged"),
+    WORD(numerics.gradient_rounding, "nearest", rounding_words, LINEAGE,
          "of micro-batch gradients to bf16; stochastic: up or down at random, right on average"),
-    NUMBER(PD_KEY_U32, "numerics.virtual_tp", numerics.virtual_tp, "1", 1, 256, LINEAGE,
-           "chunks of tensor-parallel sums; tp divides it", PLAIN),
-    NUMBER(PD_KEY_U32, "numerics.virtual_sp", numerics.virtual_sp, "1", 1, 256, LINEAGE,
-           "half the token pieces of a micro-batch; sp divides it", PLAIN),
-    NUMBER(PD_KEY_DOUBLE, "numerics.loss_scale", numerics.loss_scale, "1024", 1.0 / 16777216, 16777216, FREE,
-           "fp16: the first one, a power of two", PLAIN),
-    NUMBER(PD_KEY_U32, "numerics.loss_scale_interval", numerics.loss_scale_interval, "1000", 1, 1e9, LINEAGE,
-           "fp16: steps without overflow after which it doubles", STEPS),
+    U32(numerics.virtual_tp, "1", 1, 256, LINEAGE, "chunks of tensor-parallel sums; tp divides it"),
+    U32(numerics.virtual_sp, "1", 1, 256, LINEAGE, "half the token pieces of a micro-batch; sp divides it"),
+    F64(numerics.loss_scale, "1024", 1.0 / 16777216, 16777216, FREE, "fp16: the first one, a power of two"),
+    U32(numerics.loss_scale_interval, "1000", 1, 1e9, LINEAGE, "fp16: steps without overflow after which it doubles", STEPS),
 
-    NUMBER(PD_KEY_U32, "layout.ranks", layout.ranks, "0", 0, 65536, FREE,
-           "worker processes; 0: one a device or socket of cores", .automatic = true),
-    NUMBER(PD_KEY_U32, "layout.threads", layout.threads, "0", 0, 4096, FREE, "of a rank; 0: cores / ranks of a host",
-           .automatic = true),
-    NUMBER(PD_KEY_U32, "layout.ranks_per_host", layout.ranks_per_host, "0", 0, 65536, FREE,
-           "of a host, for layout.auto and plan; 0: all are on one", .automatic = true),
-    WORD("layout.transport", layout.transport, "auto", transport_words, FREE, "local: ranks as threads of one process"),
-    WORD("layout.recompute", layout.recompute, "none", recompute_words, FREE,
+    U32(layout.ranks, "0", 0, 65536, FREE, "worker processes; 0: one a device or socket of cores", .automatic = true),
+    U32(layout.threads, "0", 0, 4096, FREE, "of a rank; 0: cores / ranks of a host", .automatic = true),
+    U32(layout.ranks_per_host, "0", 0, 65536, FREE, "of a host, for layout.auto and plan; 0: all are on one",
+        .automatic = true),
+    WORD(layout.transport, "auto", transport_words, FREE, "local: ranks as threads of one process"),
+    WORD(layout.recompute, "none", recompute_words, FREE,
          "selective: norms and activations again; full: keep a block's input only"),
-    NUMBER(PD_KEY_U32, "layout.recompute_layers", layout.recompute_layers, "auto", 0, 65536, FREE,
-           "blocks a rank recomputes so, its first ones; auto: all, or with layout.auto what fits", .automatic = true),
-    SWITCH("layout.auto", layout.automatic, "false", FREE,
-           "the planner chooses what is not given of dp, tp, pp, sp, recompute and zero_stage"),
-    NUMBER(PD_KEY_U32, "layout.dp", layout.dp, "0", 0, 65536, FREE, "data parallel; 0: what is left", .automatic = true),
-    NUMBER(PD_KEY_U32, "layout.tp", layout.tp, "0", 0, 4096, FREE, "tensor parallel; 0: 1", .automatic = true),
-    NUMBER(PD_KEY_U32, "layout.pp", layout.pp, "0", 0, 4096, FREE, "pipeline parallel; 0: 1", .automatic = true),
-    NUMBER(PD_KEY_U32, "layout.sp", layout.sp, "0", 0, 4096, FREE, "sequence parallel; 0: 1", .automatic = true),
-    NUMBER(PD_KEY_U32, "layout.interleave", layout.interleave, "1", 1, 256, FREE, "pipeline chunks a rank", PLAIN),
-    WORD("layout.schedule", layout.schedule, "1f1b", schedule_words, FREE, "of the pipeline: 1f1b or gpipe"),
-    WORD("layout.order", layout.order, "auto", order_words, FREE,
+    U32(layout.recompute_layers, "auto", 0, 65536, FREE,
+        "blocks a rank recomputes so, its first ones; auto: all, or with layout.auto what fits", .automatic = true),
+    KEY("layout.auto", PD_KEY_BOOL, layout.automatic, "false", FREE,
+        "the planner chooses what is not given of dp, tp, pp, sp, recompute and zero_stage"),
+    U32(layout.dp, "0", 0, 65536, FREE, "data parallel; 0: what is left", .automatic = true),
+    U32(layout.tp, "0", 0, 4096, FREE, "tensor parallel; 0: 1", .automatic = true),
+    U32(layout.pp, "0", 0, 4096, FREE, "pipeline parallel; 0: 1", .automatic = true),
+    U32(layout.sp, "0", 0, 4096, FREE, "sequence parallel; 0: 1", .automatic = true),
+    U32(layout.interleave, "1", 1, 256, FREE, "pipeline chunks a rank"),
+    WORD(layout.schedule, "1f1b", schedule_words, FREE, "of the pipeline: 1f1b or gpipe"),
+    WORD(layout.order, "auto", order_words, FREE,
          "breadth_first: all micro-batches of a block before the next; auto: where parameters or gradients are on nvme"),
-    WORD("layout.fp8_codes", layout.fp8_codes, "auto", codes_words, FREE,
+    WORD(layout.fp8_codes, "auto", codes_words, FREE,
          "of weights are made once a step and kept, two bytes each, or for every micro-batch; auto: step on a GPU"),
-    NUMBER(PD_KEY_U32, "layout.zero_stage", layout.zero_stage, "3", 0, 3, FREE, "what ranks hold while training", PLAIN),
-    NUMBER(PD_KEY_U32, "layout.zero_shard", layout.zero_shard, "0", 0, 65536, FREE, "parts state is cut into; 0: dp * sp",
-           .automatic = true),
+    U32(layout.zero_stage, "3", 0, 3, FREE, "what ranks hold while training"),
+    U32(layout.zero_shard, "0", 0, 65536, FREE, "parts state is cut into; 0: dp * sp", .automatic = true),
 
-    WORD("offload.optimizer", offload.optimizer, "device", place_words, FREE,
+    WORD(offload.optimizer, "device", place_words, FREE,
          "master weights and moments: device, cpu, or nvme (files beside the checkpoints)"),
-    WORD("offload.parameters", offload.parameters, "device", place_words, FREE,
-         "working copies of blocks; nvme needs offload.optimizer=nvme"),
-    WORD("offload.gradients", offload.gradients, "device", place_words, FREE,
-         "summed gradients of blocks; nvme needs offload.optimizer=nvme"),
-    WORD("offload.activations", offload.activations, "device", place_words, FREE,
-         "what is kept of a block between its forward and its backward"),
-    NUMBER(PD_KEY_U64, "offload.buffer_bytes", offload.buffer_bytes, "192M", 1 << 20, 1e12, FREE,
-           "memory that offloaded state streams through", .suffix = PD_SUFFIX_SIZE),
-    NUMBER(PD_KEY_U64, "offload.optimizer_budget", offload.optimizer_budget, "0", 0, 1e15, FREE,
-           "bytes of state on nvme that a rank keeps in memory too, and does not read", .suffix = PD_SUFFIX_SIZE),
-    NUMBER(PD_KEY_U64, "offload.parameters_budget", offload.parameters_budget, "0", 0, 1e15, FREE,
-           "bytes of copies that a rank keeps in memory in place of nvme", .suffix = PD_SUFFIX_SIZE),
-    NUMBER(PD_KEY_U64, "offload.gradients_budget", offload.gradients_budget, "0", 0, 1e15, FREE,
-           "bytes of sums that a rank keeps in memory in place of nvme", .suffix = PD_SUFFIX_SIZE),
-    NUMBER(PD_KEY_U64, "offload.activations_budget", offload.activations_budget, "0", 0, 1e15, FREE,
-           "bytes of what is kept for backward that stay in memory in place of nvme", .suffix = PD_SUFFIX_SIZE),
+    WORD(offload.parameters, "device", place_words, FREE, "working copies of blocks; nvme needs offload.optimizer=nvme"),
+    WORD(offload.gradients, "device", place_words, FREE, "summed gradients of blocks; nvme needs offload.optimizer=nvme"),
+    WORD(offload.activations, "device", place_words, FREE, "what is kept of a block between its forward and its backward"),
+    U64(offload.buffer_bytes, "192M", 1 << 20, 1e12, FREE, "memory that offloaded state streams through", TOKENS),
+    U64(offload.optimizer_budget, "0", 0, 1e15, FREE,
+        "bytes of state on nvme that a rank keeps in memory too, and does not read", TOKENS),
+    U64(offload.parameters_budget, "0", 0, 1e15, FREE, "bytes of copies that a rank keeps in memory in place of nvme",
+        TOKENS),
+    U64(offload.gradients_budget, "0", 0, 1e15, FREE, "bytes of sums that a rank keeps in memory in place of nvme", TOKENS),
+    U64(offload.activations_budget, "0", 0, 1e15, FREE,
+        "bytes of what is kept for backward that stay in memory in place of nvme", TOKENS),
 
-    STRING("checkpoint.dir", checkpoint.dir, "", FREE, "empty: checkpoints, inside run.dir"),
-    NUMBER(PD_KEY_U64, "checkpoint.every", checkpoint.every, "100", 0, COUNT_MAX, FREE,
-           "steps; 0: only at the end and on a signal", STEPS),
-    NUMBER(PD_KEY_U32, "checkpoint.keep_last", checkpoint.keep_last, "3", 1, 1e6, FREE, "newest checkpoints that stay",
-           PLAIN),
-    NUMBER(PD_KEY_U64, "checkpoint.keep_every", checkpoint.keep_every, "0", 0, COUNT_MAX, FREE,
-           "and those of steps that this divides; 0: none", STEPS),
-    NUMBER(PD_KEY_U32, "checkpoint.in_flight", checkpoint.in_flight, "1", 1, 2, FREE,
-           "saves under way at once; 2: one may be copied while the one before is made durable", PLAIN),
-    STRING("checkpoint.compression", checkpoint.compression, "none", FREE, "of shards: none, or zstd:1 to zstd:19"),
-    LIST(PD_KEY_TIERS, "checkpoint.tiers", checkpoint.tiers, checkpoint.tiers_count, FREE,
-         "directories to save into, the fastest first; none: checkpoint.dir alone"),
-    LIST(PD_KEY_STRINGS, "checkpoint.stripes", checkpoint.stripes, checkpoint.stripes_count, FREE,
-         "directories on further drives: state in files is cut over all of them"),
-    STRING("checkpoint.stripe_weights", checkpoint.stripe_weights, "", FREE,
+    STRING(checkpoint.dir, "", FREE, "empty: checkpoints, inside run.dir"),
+    U64(checkpoint.every, "100", 0, COUNT_MAX, FREE, "steps; 0: only at the end and on a signal", STEPS),
+    U32(checkpoint.keep_last, "3", 1, 1e6, FREE, "newest checkpoints that stay"),
+    U64(checkpoint.keep_every, "0", 0, COUNT_MAX, FREE, "and those of steps that this divides; 0: none", STEPS),
+    U32(checkpoint.in_flight, "1", 1, 2, FREE,
+        "saves under way at once; 2: one may be copied while the one before is made durable"),
+    STRING(checkpoint.compression, "none", FREE, "of shards: none, or zstd:1 to zstd:19"),
+    LIST(PD_KEY_TIERS, checkpoint.tiers, FREE, "directories to save into, the fastest first; none: checkpoint.dir alone"),
+    LIST(PD_KEY_STRINGS, checkpoint.stripes, FREE, "directories on further drives: state in files is cut over all of them"),
+    STRING(checkpoint.stripe_weights, "", FREE,
            "shares of checkpoint.dir and of the stripes, such as 3,1; empty: bandwidth, measured once"),
-    NUMBER(PD_KEY_DOUBLE, "checkpoint.leave_seconds", checkpoint.leave_seconds, "20", 0, 1e6, FREE,
-           "asked to leave: for further tiers, once one that outlives a reboot has the last step", PLAIN),
-    NUMBER(PD_KEY_DOUBLE, "checkpoint.give_up_minutes", checkpoint.give_up_minutes, "60", 0, 1e6, FREE,
-           "saves are tried again, ever more rarely, until they have failed for so long; 0: the first failure ends the run",
-           PLAIN),
+    F64(checkpoint.leave_seconds, "20", 0, 1e6, FREE,
+        "asked to leave: for further tiers, once one that outlives a reboot has the last step"),
+    F64(checkpoint.give_up_minutes, "60", 0, 1e6, FREE,
+        "saves are tried again, ever more rarely, until they have failed for so long; 0: the first failure ends the run"),
 
-    NUMBER(PD_KEY_U64, "validation.every", validation.every, "0", 0, COUNT_MAX, FREE, "steps; 0: never", STEPS),
-    NUMBER(PD_KEY_U32, "validation.sequences", validation.sequences, "32", 1, 1 << 24, FREE, "of one pass", STEPS),
+    U64(validation.every, "0", 0, COUNT_MAX, FREE, "steps; 0: never", STEPS),
+    U32(validation.sequences, "32", 1, 1 << 24, FREE, "of one pass", STEPS),
 
-    NUMBER(PD_KEY_U32, "restart.limit", restart.limit, "3", 0, 1e6, FREE, "restarts without progress before giving up",
-           PLAIN),
-    LIST(PD_KEY_RANKS, "restart.ranks", restart.ranks, restart.ranks_count, FREE,
+    U32(restart.limit, "3", 0, 1e6, FREE, "restarts without progress before giving up"),
+    LIST(PD_KEY_RANKS, restart.ranks, FREE,
          "ranks of the first, second, ... restart; empty: all, and what is left when a rank is lost twice"),
-    NUMBER(PD_KEY_DOUBLE, "restart.peer_timeout", restart.peer_timeout, "120", 0.1, 1e6, FREE,
-           "seconds before a silent rank is named and the launch ends; of ranks that are processes (mpi)", PLAIN),
+    F64(restart.peer_timeout, "120", 0.1, 1e6, FREE,
+        "seconds before a silent rank is named and the launch ends; of ranks that are processes (mpi)"),
 
-    SWITCH("accept_new_lineage", accept_new_lineage, "false", FREE,
-           "go on with changed numerics, batch or data, on purpose: other bits from there on"),
+    SWITCH(accept_new_lineage, "false", FREE, "resume with changed numerics, batch or data on purpose"),
 };
 const uint32_t pd_key_count = sizeof pd_keys / sizeof pd_keys[0];

@@ -1,7 +1,5 @@
-/* What a configuration is for so many ranks: degrees, stages, stripes, recomputation.
- *
- * Degrees that the configuration gives hold; dp takes what is left of the world. Pipeline stages are cut where the costliest
- * is cheapest, and of those cuts the most even is taken. Pure functions: ranks that call them agree.
+/* What a configuration is for so many ranks: degrees, stages, stripes, recomputation. Pipeline stages are cut where the
+ * costliest is cheapest, and of those cuts the most even is taken. Pure functions: ranks that call them agree.
  *
  *   errors   PD_INVALID: no admitted layout of this many ranks; the message names the degree, the cause and the nearest
  *            layouts that fit

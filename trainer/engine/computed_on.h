@@ -10,8 +10,7 @@
 
 /* malloc'ed; device NULL: the CPU. */
 PD_MUST_USE pd_status pd_computed_on(const struct pd_rank_device *device, char **ret_text, struct pd_error *err);
-/* For people: "NVIDIA H100 80GB HBM3, cublaslt 13.0.2", "a CPU". What is no such object is "another machine".
- * ret (bytes) */
+/* For people: "NVIDIA H100 80GB HBM3, cublaslt 13.0.2", "a CPU". What is no such object is "another machine". ret (bytes) */
 void pd_computed_on_describe(const char *text, char *ret, size_t bytes);
 
 #endif

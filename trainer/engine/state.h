@@ -1,8 +1,5 @@
-/* Where the optimizer state of a rank lives (master parameters and moments): one table of functions, three implementations.
- *
- *   state_device.c  in the memory that computes; on a GPU saves and loads pass through a mirror in the host's memory
- *   state_host.c    offload.optimizer cpu beside a GPU: in the host's memory, updated there
- *   state_files.c   offload.optimizer nvme: in shard files, a generation an update
+/* Where the optimizer state of a rank lives (master parameters and moments): one table of
+ * functions, with a row each in state_device.c, state_host.c and state_files.c.
  *
  *   new -> open -> init or load -> [begin -> update -> end | save_begin -> save_wait]* -> close -> free
  *

@@ -1,33 +1,17 @@
 /* ZeRO: parameters, gradients and optimizer state of one stage's ranks live as boxes on their owners (Rajbhandari et al.
- * 2020).
- *
- * A *set* is what one pipeline unit needs: its tensors in table order, one behind the other (q, k, v are one matrix). Set 0
- * is the embedding, 1..L the blocks, L+1 the head; a tied head also lists the token table. A rank has the sets of its
- * stage. A tensor lies in a set as the boxes its rank needs (trainer/model/partition.h), each dense, chunk after chunk where
- * it is split on dimension 1; its gradient as the boxes the rank computes.
- *
- * A rank *owns* the boxes of the layout function: they are what its shard file holds. It *holds* more where state is
- * replicated: with zero_shard under dp*sp every group of zero_shard data ranks holds one copy, and with stage 0 every rank
- * holds everything of its (tp, pp) place. Sums of gradients are made by the owner and handed to the other holders once a
- * step; all holders update what they hold, with the same bits.
+ * 2020). README.md says what sets are, and what a rank needs, computes, owns and holds; set 0 is the embedding, 1..L the blocks,
+ * L+1 the head. A tensor lies in a set as the boxes its rank needs (trainer/model/partition.h), each dense, chunk after chunk
+ * where it is split on dimension 1; its gradient as the boxes the rank computes.
  *
  *   stage     parameters (compute type)         micro-batch gradients         gradient sums, optimizer state
- *   0         whole, gathered once a step       two sets at a time     replicated
- *   1, 2      whole, gathered once a step       two sets at a time     cut
- *   3         two sets at a time                two sets at a time     cut
- *
- * Sums are made micro-batch by micro-batch, so that every stage sends every micro-batch's gradients as they are made: stage
- * 1 has nothing to keep that stage 2 has not, and they are the same.
+ *   0         whole, gathered once a step       two sets at a time            replicated
+ *   1, 2      whole, gathered once a step       two sets at a time            cut
+ *   3         two sets at a time                two sets at a time            cut
  *
  *   invariants  1. every rank of a stage makes the same calls in the same order
- *               2. a gradient sum is the micro-batches' pieces added in micro-batch order into fp32, whatever the number of
- *               ranks; a
- * micro-batch's piece is the tree over the sp ranks' parts, rounded to gradient_type after it
- *               3. where one rank holds everything nothing is copied: parameters are read where they are held
- *               4. in stage 3 at most PD_ZERO_BLOCK_BUFFERS gathered blocks and one gathered end exist at once
- *               5. a tied token table is owned by the first stage. The last mirrors the working copy of its owners, box for
- *                  box, sums the head's gradients in micro-batch order, and sends those sums to be added once, embedding
- *                  first
+ *               2. a sum is the micro-batches' pieces added in micro-batch order into fp32; a piece is the tree over the sp
+ *                  ranks' parts, rounded to gradient_type after it
+ *               3. all holders update what they hold, with the same bits
  *   threads     one caller; transfers run on the communicator's thread
  */
 #ifndef PD_TRAINER_PARALLEL_ZERO_H

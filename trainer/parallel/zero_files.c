@@ -1,8 +1,7 @@
 /* Blocks whose working copies or sums are in files: read ahead, put together when they are used, written when they are made.
  *
  * Everything goes by sets. Copies: a set's boxes land page by page, `image` is the set as it is held. Sums: set s has place
- * s % 2, so backward, which descends, leaves the first two in memory, and the update, which ascends, begins with
- * them.
+ * s % 2, so backward, which descends, leaves the first two in memory, and the update, which ascends, begins with them.
  *
  * A budget keeps the first blocks that fit into it in memory for good: those of ends and of blocks before `copies_away`
  * (copies) or `sums_away` (sums) are not in files at all. */

@@ -1,9 +1,6 @@
-/* From a configuration and a number of ranks to a layout.
- *
- * Degrees that the configuration gives hold; dp takes what is left of the world. With layout.auto the planner chooses dp,
- * tp, pp, sp, recomputation, of how many blocks, and the ZeRO stage but for what is given, among what the numerics admit, by
- * the memory plan and a model of step time (trainer/plan/cost_model.h). Stages are cut where the costliest is cheapest, and
- * of those cuts the most even is taken.
+/* From a configuration and a number of ranks to a layout. Degrees that the configuration gives hold; dp takes what is left of
+ * the world. With layout.auto the planner chooses dp, tp, pp, sp, recomputation, of how many blocks, and the ZeRO stage but for
+ * what is given, among what the numerics admit, by the memory plan and a model of step time (cost_model.h).
  *
  *   errors   PD_INVALID: no admitted layout of this many ranks; the message names the degree, the cause and the nearest
  *            layouts that fit

@@ -1,8 +1,7 @@
 /* What a run reports while it goes: a line a step to every sink (metrics_sink.h), and a progress line for people.
  *
  * The progress line is redrawn in place on a terminal (PERDURE_PROGRESS=bar) and printed at most every ten seconds elsewhere
- * (line; line:60 for every sixty); PERDURE_PROGRESS=off is silent. Rank 0 alone writes.
- */
+ * (line; line:60 for every sixty); PERDURE_PROGRESS=off is silent. Rank 0 alone writes. / */
 #ifndef PD_TRAINER_RUN_METRICS_H
 #define PD_TRAINER_RUN_METRICS_H
 

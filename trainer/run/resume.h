@@ -3,9 +3,7 @@
  * The newest over all tiers counts, of equal ones that of the faster tier. A checkpoint whose bytes are damaged is moved to
  * quarantine with an error in the log, and the one before is taken; a storage error is not damage and ends the launch. The
  * first step is for a directory that holds nothing else: beside damaged or incomplete checkpoints, in quarantine or not, a
- * launch fails.
- * Changed configuration follows the table of pd_config_compare.
- */
+ * launch fails. A changed configuration follows pd_config_compare. */
 #ifndef PD_TRAINER_RUN_RESUME_H
 #define PD_TRAINER_RUN_RESUME_H
 

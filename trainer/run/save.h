@@ -4,13 +4,8 @@
  *   the saver's thread        begin, copy ────────────▶│ tables, sync, commit, prune ──▶ finished
  *   threads of later tiers                                                 ╰──▶ copy from the tier that has it, commit, prune
  *
- * State in memory does not change between two updates, so a save copies it while the next step computes: the save pins the
- * state until it is copied. Training waits for the rest of that copy, in pd_saver_unpin, and in pd_saver_start for a save
- * before it that is still under way.
- *
- * State in files is not copied: start writes what of the newest generation is still in memory, the thread finishes the
- * file (tables, one sync), links it, and commits; the pin ends with the link. From then on the file has two names, and an
- * update that replaces it removes one of them.
+ * A save pins the state until it is copied, or until its file is linked (README.md). Training waits for the rest of that in
+ * pd_saver_unpin, and in pd_saver_start for a save before it that is still under way.
  *
  *   invariants  1. from start until unpin has returned nothing changes the state that is saved
  *               2. a save ends alike on all ranks, in the order of starts; but ranks learn of it at different times, so they
