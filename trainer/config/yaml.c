@@ -12,6 +12,7 @@
 struct reader {
     const char *name;
     yaml_parser_t parser;
+    yaml_event_t event; /* the newest; the reader's until the next */
     struct pd_yaml yaml;
     uint32_t capacity;
     struct pd_error *err;
@@ -23,9 +24,10 @@ struct reader {
         return pd_error_context((r)->err, PD_INVALID, "%s:%zu:%zu", (r)->name, (mark).line + 1, (mark).column + 1); \
     } while (0)
 
-static pd_status next_event(struct reader *r, yaml_event_t *event)
+static pd_status next_event(struct reader *r)
 {
-    if (yaml_parser_parse(&r->parser, event)) return PD_OK;
+    yaml_event_delete(&r->event);
+    if (yaml_parser_parse(&r->parser, &r->event)) return PD_OK;
     if (r->parser.error == YAML_MEMORY_ERROR) PD_FAIL(r->err, PD_NO_MEMORY, "%s: no memory to parse it", r->name);
     yaml_mark_t mark = r->parser.problem_mark;
     if (r->parser.error == YAML_READER_ERROR) mark = r->parser.mark;
@@ -52,59 +54,42 @@ static pd_status add_entry(struct reader *r, enum pd_yaml_node node, const char 
     return PD_OK;
 }
 
-static pd_status read_node(struct reader *r, const yaml_event_t *event, const char *path, int depth);
+static pd_status read_node(struct reader *r, const char *path, int depth);
 
 static pd_status read_section(struct reader *r, const char *path, int depth)
 {
     for (;;) {
-        yaml_event_t key, value;
-        PD_TRY(next_event(r, &key));
-        if (key.type == YAML_MAPPING_END_EVENT) {
-            yaml_event_delete(&key);
-            return PD_OK;
-        }
-        pd_status status;
         char below[PATH_MAX_BYTES + 64];
-        if (key.type != YAML_SCALAR_EVENT || key.data.scalar.length >= 64) {
-            yaml_mark_t mark = key.start_mark;
-            yaml_event_delete(&key);
-            FAIL_AT(r, mark, "a key must be one short word");
-        }
-        snprintf(below, sizeof below, "%s%s%s", path, path[0] ? "." : "", (const char *)key.data.scalar.value);
-        yaml_event_delete(&key);
-        PD_TRY(next_event(r, &value));
-        status = read_node(r, &value, below, depth + 1);
-        yaml_event_delete(&value);
-        PD_TRY(status);
+        PD_TRY(next_event(r));
+        if (r->event.type == YAML_MAPPING_END_EVENT) return PD_OK;
+        if (r->event.type != YAML_SCALAR_EVENT || r->event.data.scalar.length >= 64)
+            FAIL_AT(r, r->event.start_mark, "a key must be one short word");
+        snprintf(below, sizeof below, "%s%s%s", path, path[0] ? "." : "", (const char *)r->event.data.scalar.value);
+        PD_TRY(next_event(r));
+        PD_TRY(read_node(r, below, depth + 1));
     }
 }
 
 static pd_status read_list(struct reader *r, const char *path, int depth)
 {
     for (uint32_t index = 0;; index++) {
-        yaml_event_t value;
-        PD_TRY(next_event(r, &value));
-        if (value.type == YAML_SEQUENCE_END_EVENT) {
-            yaml_event_delete(&value);
-            return PD_OK;
-        }
         char below[PATH_MAX_BYTES + 64];
+        PD_TRY(next_event(r));
+        if (r->event.type == YAML_SEQUENCE_END_EVENT) return PD_OK;
         snprintf(below, sizeof below, "%s[%u]", path, index);
-        pd_status status = read_node(r, &value, below, depth + 1);
-        yaml_event_delete(&value);
-        PD_TRY(status);
+        PD_TRY(read_node(r, below, depth + 1));
     }
 }
 
-static pd_status read_node(struct reader *r, const yaml_event_t *event, const char *path, int depth)
+static pd_status read_node(struct reader *r, const char *path, int depth)
 {
-    yaml_mark_t mark = event->start_mark;
+    const yaml_mark_t mark = r->event.start_mark;
+    const char *value = (const char *)r->event.data.scalar.value;
     if (depth > DEPTH_MAX || strlen(path) >= PATH_MAX_BYTES) FAIL_AT(r, mark, "nested too deep");
-    switch (event->type) {
+    switch (r->event.type) {
     case YAML_SCALAR_EVENT:
-        if (event->data.scalar.length != strlen((const char *)event->data.scalar.value))
-            FAIL_AT(r, mark, "%s holds a zero byte", path);
-        return add_entry(r, PD_YAML_VALUE, path, (const char *)event->data.scalar.value, mark);
+        if (r->event.data.scalar.length != strlen(value)) FAIL_AT(r, mark, "%s holds a zero byte", path);
+        return add_entry(r, PD_YAML_VALUE, path, value, mark);
     case YAML_MAPPING_START_EVENT:
         if (path[0]) PD_TRY(add_entry(r, PD_YAML_SECTION, path, NULL, mark));
         return read_section(r, path, depth);
@@ -122,33 +107,19 @@ static pd_status read_node(struct reader *r, const yaml_event_t *event, const ch
 /* The root of a document, up to its end. */
 static pd_status read_document(struct reader *r)
 {
-    yaml_event_t event;
-    PD_TRY(next_event(r, &event));
-    pd_status status = PD_OK;
-    /* A text of nothing but comments is one empty scalar. */
-    bool empty = event.type == YAML_SCALAR_EVENT && event.data.scalar.length == 0;
-    if (event.type == YAML_SCALAR_EVENT && !empty) {
-        yaml_mark_t mark = event.start_mark;
-        yaml_event_delete(&event);
-        FAIL_AT(r, mark, "expected sections: run, model, data, ...; is this the configuration?");
-    }
-    if (!empty) status = read_node(r, &event, "", 0);
-    yaml_event_delete(&event);
-    return status;
+    PD_TRY(next_event(r));
+    if (r->event.type != YAML_SCALAR_EVENT) return read_node(r, "", 0);
+    if (r->event.data.scalar.length == 0) return PD_OK; /* a text of nothing but comments is one empty scalar */
+    FAIL_AT(r, r->event.start_mark, "expected sections: run, model, data, ...; is this the configuration?");
 }
 
 static pd_status read_stream(struct reader *r)
 {
-    uint32_t documents = 0;
-    for (;;) {
-        yaml_event_t event;
-        PD_TRY(next_event(r, &event));
-        yaml_event_type_t type = event.type;
-        yaml_mark_t mark = event.start_mark;
-        yaml_event_delete(&event);
-        if (type == YAML_STREAM_END_EVENT) return PD_OK;
-        if (type != YAML_DOCUMENT_START_EVENT) continue;
-        if (documents++) FAIL_AT(r, mark, "a second document begins; a configuration is one");
+    for (uint32_t documents = 0;;) {
+        PD_TRY(next_event(r));
+        if (r->event.type == YAML_STREAM_END_EVENT) return PD_OK;
+        if (r->event.type != YAML_DOCUMENT_START_EVENT) continue;
+        if (documents++) FAIL_AT(r, r->event.start_mark, "a second document begins; a configuration is one");
         PD_TRY(read_document(r));
     }
 }
@@ -159,6 +130,7 @@ pd_status pd_yaml_read(const char *name, const char *text, struct pd_yaml *ret_y
     if (!yaml_parser_initialize(&r.parser)) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to parse it", name);
     yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, strlen(text));
     pd_status status = read_stream(&r);
+    yaml_event_delete(&r.event);
     yaml_parser_delete(&r.parser);
     if (status)
         pd_yaml_deinit(&r.yaml);

@@ -60,8 +60,7 @@ struct pd_engine {
     double loss_scale;                /* fp16: on the loss of the next step, a power of two; 1 otherwise */
     /* Asked between micro-batches (with pipeline stages: before the first): true to leave the step unfinished (state is that
      * of the last update). May be NULL. */
-    bool (*should_leave)(void *context);
-    void *leave_context;
+    bool (*should_leave)(void);
     /* Called before an update changes the state, after forward and backward: whoever reads the state has ended that when it
      * returns. Not called when saves read a mirror (pd_state_is_mirrored). */
     struct pd_before_update before_update;

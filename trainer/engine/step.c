@@ -288,7 +288,7 @@ static pd_status backward(struct step *s, const struct pd_action *a, bool paddin
 /* All ranks leave together or none does. */
 static pd_status check_leave(struct pd_engine *e, struct pd_error *err)
 {
-    uint64_t leave = e->should_leave && e->should_leave(e->leave_context);
+    uint64_t leave = e->should_leave && e->should_leave();
     if (e->own->comm) PD_TRY(pd_comm_all_reduce(e->own->comm, &leave, 1, PD_REDUCE_OR_U64, err));
     if (leave) PD_FAIL(err, PD_STOPPED, "left between two micro-batches, as asked");
     return PD_OK;

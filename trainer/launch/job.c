@@ -32,17 +32,14 @@ struct worker {
 };
 
 struct job {
-    const struct pd_start *start;
+    struct pd_launch_end end; /* what the verdict is made from; status: when the starter has ended */
     struct pd_launch_requests *requests;
-    struct pd_launch_process *seen; /* (processes) what the verdict is made from */
-    struct worker *workers;         /* (processes) what they were told, and how they are reached */
-    struct pollfd *polls;           /* (1 + processes) signals, and processes that have not ended */
-    uint32_t processes;             /* 1 for LOCAL, else ranks */
-    const char *starter_name;
-    struct stat run_dir; /* when this start began */
-    bool is_run_dir_gone, is_left_opening, is_left_stopped, is_begin_overdue, is_begin_warned;
+    struct pd_launch_process *seen; /* (end.count), which end.processes names */
+    struct worker *workers;         /* (end.count) what they were told, and how they are reached */
+    struct pollfd *polls;           /* (1 + end.count) signals, and processes that have not ended */
+    struct stat run_dir;            /* when this start began */
+    bool is_begin_warned;
     uint64_t start_ns, leave_ns; /* leave_ns: when ranks were asked to leave; 0: they were not */
-    pid_t starter;
     bool is_starter_told_to_leave;
     uint32_t starter_saves_told;
     uint64_t stopped_since_ns; /* asked to leave, and some worker of this host is stopped; 0: none is */
@@ -108,19 +105,19 @@ static pd_status job_spawn(struct job *job, const struct pd_starter_command *com
     if (pipe2(report, O_CLOEXEC)) PD_FAIL_ERRNO(err, errno, "starting %s", command->name);
     pid_t launcher = getpid();
     fflush(NULL);
-    job->starter = fork();
-    if (job->starter == 0) child_main(job->start, command, launcher, report[1]);
+    job->end.starter = fork();
+    if (job->end.starter == 0) child_main(job->end.start, command, launcher, report[1]);
     int fork_errno = errno;
     close(report[1]);
-    if (job->starter < 0) {
+    if (job->end.starter < 0) {
         close(report[0]);
         PD_FAIL_ERRNO(err, fork_errno, "starting %s", command->name);
     }
-    setpgid(job->starter, job->starter); /* whoever is first */
+    setpgid(job->end.starter, job->end.starter); /* whoever is first */
     ssize_t got = read(report[0], &number, sizeof number);
     close(report[0]);
     if (got != (ssize_t)sizeof number) return PD_OK;
-    waitpid(job->starter, NULL, 0);
+    waitpid(job->end.starter, NULL, 0);
     PD_FAIL_ERRNO(err, number, "starting %s", command->argv[0]);
 }
 
@@ -134,10 +131,10 @@ static void mark_gone(struct pd_launch_process *seen)
 
 static void workers_discover(struct job *job)
 {
-    for (uint32_t r = 0; r < job->processes; r++) {
+    for (uint32_t r = 0; r < job->end.count; r++) {
         struct pd_launch_process *seen = &job->seen[r];
         struct pd_note_begun note;
-        if (seen->has_begun || !pd_note_read_process(job->start->dir, PD_NOTE_BEGUN, r, &note)) continue;
+        if (seen->has_begun || !pd_note_read_process(job->end.start->dir, PD_NOTE_BEGUN, r, &note)) continue;
         *seen = (struct pd_launch_process){.process = note.process, .has_begun = true, .is_here = note.is_here};
         if (!note.is_here) continue;
         job->workers[r].pidfd = (int)syscall(SYS_pidfd_open, note.process, 0);
@@ -168,25 +165,25 @@ static void worker_signal(const struct job *job, uint32_t r, int number)
 static void workers_look(struct job *job)
 {
     struct pd_note_ended note;
-    for (uint32_t r = 0; r < job->processes; r++) {
+    for (uint32_t r = 0; r < job->end.count; r++) {
         struct pd_launch_process *seen = &job->seen[r];
         if (!seen->has_begun || !seen->is_here || seen->is_gone || !worker_has_ended(job, r)) continue;
         mark_gone(seen);
-        if (job->start->transport == PD_TRANSPORT_MPI && !pd_note_read_ended(job->start->dir, r, &note))
+        if (job->end.start->transport == PD_TRANSPORT_MPI && !pd_note_read_ended(job->end.start->dir, r, &note))
             pd_log(PD_LOG_DEBUG, MODULE, "rank %u (process %d) is gone without a word", r, seen->process);
     }
 }
 
 static bool all_are_ready(const struct job *job)
 {
-    for (uint32_t r = 0; r < job->processes; r++)
-        if (pd_note_has_mark(job->start->dir, PD_NOTE_READY, r)) return true; /* joining is collective */
+    for (uint32_t r = 0; r < job->end.count; r++)
+        if (pd_note_has_mark(job->end.start->dir, PD_NOTE_READY, r)) return true; /* joining is collective */
     return false;
 }
 
 static bool all_are_here(const struct job *job)
 {
-    for (uint32_t r = 0; r < job->processes; r++)
+    for (uint32_t r = 0; r < job->end.count; r++)
         if (!job->seen[r].has_begun || !job->seen[r].is_here) return false;
     return true;
 }
@@ -197,10 +194,10 @@ static void starter_tell(struct job *job)
     const struct pd_launch_requests *requests = job->requests;
     bool wants_leave = requests->wants_leave && !job->is_starter_told_to_leave;
     bool wants_save = requests->saves > job->starter_saves_told;
-    if (job->start->transport != PD_TRANSPORT_MPI || (!wants_leave && !wants_save)) return;
+    if (job->end.start->transport != PD_TRANSPORT_MPI || (!wants_leave && !wants_save)) return;
     if (all_are_here(job) || !all_are_ready(job)) return;
-    if (wants_leave) kill(job->starter, SIGUSR1);
-    if (wants_save) kill(job->starter, SIGUSR2);
+    if (wants_leave) kill(job->end.starter, SIGUSR1);
+    if (wants_save) kill(job->end.starter, SIGUSR2);
     job->is_starter_told_to_leave |= wants_leave;
     job->starter_saves_told = requests->saves;
 }
@@ -209,19 +206,19 @@ static void starter_tell(struct job *job)
 static void run_dir_look(struct job *job)
 {
     struct stat now;
-    const char *path = job->start->run_dir;
-    if (!path || job->is_run_dir_gone) return;
+    const char *path = job->end.start->run_dir;
+    if (!path || job->end.is_run_dir_gone) return;
     const bool is_found = stat(path, &now) == 0;
     if (is_found ? now.st_dev == job->run_dir.st_dev && now.st_ino == job->run_dir.st_ino : errno != ENOENT) return;
-    job->is_run_dir_gone = true;
+    job->end.is_run_dir_gone = true;
     pd_log_error(MODULE, "run.dir (%s) was moved or deleted: saving where that is possible, and leaving", path);
 }
 
 static void workers_tell(struct job *job)
 {
     const struct pd_launch_requests *requests = job->requests;
-    const bool wants_leave = requests->wants_leave || job->is_run_dir_gone;
-    for (uint32_t r = 0; r < job->processes; r++) {
+    const bool wants_leave = requests->wants_leave || job->end.is_run_dir_gone;
+    for (uint32_t r = 0; r < job->end.count; r++) {
         struct worker *worker = &job->workers[r];
         if (!job->seen[r].has_begun) continue;
         if (requests->saves > worker->saves_told) worker_signal(job, r, SIGUSR2);
@@ -234,8 +231,8 @@ static void workers_tell(struct job *job)
 
 static void job_kill(struct job *job)
 {
-    kill(-job->starter, SIGKILL);
-    for (uint32_t r = 0; r < job->processes; r++)
+    kill(-job->end.starter, SIGKILL);
+    for (uint32_t r = 0; r < job->end.count; r++)
         worker_signal(job, r, SIGKILL);
 }
 
@@ -243,16 +240,16 @@ static void job_kill(struct job *job)
 static void job_abort(struct job *job)
 {
     bool has_begun = false;
-    for (uint32_t r = 0; r < job->processes; r++) {
+    for (uint32_t r = 0; r < job->end.count; r++) {
         has_begun |= job->seen[r].has_begun;
         worker_signal(job, r, SIGKILL);
     }
-    if (!has_begun || job->start->transport == PD_TRANSPORT_LOCAL) job_kill(job);
+    if (!has_begun || job->end.start->transport == PD_TRANSPORT_LOCAL) job_kill(job);
 }
 
 static bool has_any_begun(const struct job *job)
 {
-    for (uint32_t r = 0; r < job->processes; r++)
+    for (uint32_t r = 0; r < job->end.count; r++)
         if (job->seen[r].has_begun) return true;
     return false;
 }
@@ -263,17 +260,17 @@ static void opening_look(struct job *job)
 {
     const uint64_t now = pd_clock_monotonic_ns(NULL);
     const bool has_begun = has_any_begun(job);
-    const double seconds = job->start->begin_seconds;
+    const double seconds = job->end.start->begin_seconds;
     if (job->requests->wants_leave && !job->leave_ns) job->leave_ns = now;
     if (job->leave_ns && now - job->leave_ns > LEAVE_OPENING_NS &&
-        (!has_begun || pd_note_has_mark(job->start->dir, PD_NOTE_OPENING, 0)))
-        job->is_left_opening = true;
-    if (!has_begun && seconds > 0 && (double)(now - job->start_ns) > seconds * 1e9) job->is_begin_overdue = true;
-    if (job->is_left_opening || job->is_begin_overdue) {
+        (!has_begun || pd_note_has_mark(job->end.start->dir, PD_NOTE_OPENING, 0)))
+        job->end.is_left_opening = true;
+    if (!has_begun && seconds > 0 && (double)(now - job->start_ns) > seconds * 1e9) job->end.is_begin_overdue = true;
+    if (job->end.is_left_opening || job->end.is_begin_overdue) {
         job_kill(job);
     } else if (!has_begun && !job->is_begin_warned && now - job->start_ns > BEGIN_WARN_NS) {
         job->is_begin_warned = true;
-        pd_log_warn(MODULE, "%s has started no rank yet; it is given %.0f s", job->starter_name, seconds);
+        pd_log_warn(MODULE, "%s has started no rank yet; it is given %.0f s", job->end.starter_name, seconds);
     }
 }
 
@@ -295,7 +292,7 @@ static void stopped_look(struct job *job)
     bool any = false;
     const uint64_t now = pd_clock_monotonic_ns(NULL);
     if (!job->requests->wants_leave || job->is_left_opening) return;
-    for (uint32_t r = 0; r < job->processes; r++) {
+    for (uint32_t r = 0; r < job->end.count; r++) {
         const struct pd_launch_process *seen = &job->seen[r];
         any |= seen->has_begun && seen->is_here && !seen->is_gone && is_stopped(seen->process);
     }
@@ -304,16 +301,16 @@ static void stopped_look(struct job *job)
     else if (!job->stopped_since_ns)
         job->stopped_since_ns = now;
     else if (now - job->stopped_since_ns > LEAVE_STOPPED_NS)
-        job->is_left_stopped = true;
-    if (job->is_left_stopped) job_kill(job);
+        job->end.is_left_stopped = true;
+    if (job->end.is_left_stopped) job_kill(job);
 }
 
 /* When a rank fails, mpirun gives the others two seconds to end, even if they have. It is not told to hurry: version 4 then
  * often crashes on its way out, with a page of addresses. One that takes much longer is stuck. */
 static void starter_look(struct job *job)
 {
-    bool is_alone = job->start->transport == PD_TRANSPORT_MPI && all_are_here(job);
-    for (uint32_t r = 0; is_alone && r < job->processes; r++)
+    bool is_alone = job->end.start->transport == PD_TRANSPORT_MPI && all_are_here(job);
+    for (uint32_t r = 0; is_alone && r < job->end.count; r++)
         is_alone = job->seen[r].is_gone;
     uint64_t now = pd_clock_monotonic_ns(NULL);
     if (!is_alone) {
@@ -321,7 +318,7 @@ static void starter_look(struct job *job)
     } else if (job->alone_since_ns == 0) {
         job->alone_since_ns = now;
     } else if (now - job->alone_since_ns > STARTER_ALONE_NS) {
-        pd_log(PD_LOG_WARN, MODULE, "%s does not end although all its ranks have: ending it", job->starter_name);
+        pd_log(PD_LOG_WARN, MODULE, "%s does not end although all its ranks have: ending it", job->end.starter_name);
         job_kill(job);
     }
 }
@@ -332,7 +329,7 @@ static void wait_for_news(struct job *job)
 {
     nfds_t count = 0;
     job->polls[count++] = (struct pollfd){.fd = job->requests->signals, .events = POLLIN};
-    for (uint32_t r = 0; r < job->processes; r++)
+    for (uint32_t r = 0; r < job->end.count; r++)
         if (job->workers[r].pidfd >= 0 && !job->seen[r].is_gone)
             job->polls[count++] = (struct pollfd){.fd = job->workers[r].pidfd, .events = POLLIN};
     (void)poll(job->polls, count, TICK_MS);
@@ -354,15 +351,15 @@ static int job_watch(struct job *job)
         opening_look(job);
         stopped_look(job);
         starter_look(job);
-        pid_t got = waitpid(job->starter, &status, WNOHANG);
-        if (got == job->starter) return status;
+        pid_t got = waitpid(job->end.starter, &status, WNOHANG);
+        if (got == job->end.starter) return status;
         if (got < 0 && errno != EINTR) return 0;
     }
 }
 
 static void job_close(struct job *job)
 {
-    for (uint32_t r = 0; job->workers && r < job->processes; r++)
+    for (uint32_t r = 0; job->workers && r < job->end.count; r++)
         if (job->workers[r].pidfd >= 0) close(job->workers[r].pidfd);
     free(job->workers);
     free(job->seen);
@@ -372,12 +369,12 @@ static void job_close(struct job *job)
 /* The starter is gone: what is left of its ranks on this host goes too, and is waited for. */
 static void job_sweep(struct job *job)
 {
-    kill(-job->starter, SIGKILL);
+    kill(-job->end.starter, SIGKILL);
     for (int tries = 0; tries < 200; tries++) {
         bool is_left = false;
         workers_discover(job);
         workers_look(job);
-        for (uint32_t r = 0; r < job->processes; r++) {
+        for (uint32_t r = 0; r < job->end.count; r++) {
             const struct pd_launch_process *seen = &job->seen[r];
             is_left |= seen->has_begun && seen->is_here && !seen->is_gone;
             worker_signal(job, r, SIGKILL);
@@ -393,39 +390,30 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
     struct pd_starter_command command;
     PD_TRY(pd_starter_check_limits(start, err));
     PD_TRY(pd_starter_command_make(start, &command, err));
-    struct job job = {.start = start, .requests = requests, .starter_name = command.name};
-    job.processes = start->transport == PD_TRANSPORT_LOCAL ? 1 : start->ranks;
-    job.workers = calloc(job.processes, sizeof *job.workers);
-    job.seen = calloc(job.processes, sizeof *job.seen);
-    job.polls = calloc(1 + (size_t)job.processes, sizeof *job.polls);
+    struct job job = {.end = {.start = start, .starter_name = command.name}, .requests = requests};
+    job.end.count = start->transport == PD_TRANSPORT_LOCAL ? 1 : start->ranks;
+    job.workers = calloc(job.end.count, sizeof *job.workers);
+    job.seen = calloc(job.end.count, sizeof *job.seen);
+    job.polls = calloc(1 + (size_t)job.end.count, sizeof *job.polls);
     if (!job.workers || !job.seen || !job.polls) {
-        job.processes = 0;
+        job.end.count = 0;
         job_close(&job);
         PD_FAIL(err, PD_NO_MEMORY, "a launch of %u ranks", start->ranks);
     }
-    for (uint32_t r = 0; r < job.processes; r++)
+    for (uint32_t r = 0; r < job.end.count; r++)
         job.workers[r] = (struct worker){.pidfd = -1, .saves_told = requests->saves};
     job.starter_saves_told = requests->saves;
-    job.is_run_dir_gone = start->run_dir && stat(start->run_dir, &job.run_dir) != 0;
+    job.end.is_run_dir_gone = start->run_dir && stat(start->run_dir, &job.run_dir) != 0;
     pd_note_clear(start->dir);
+    job.end.processes = job.seen;
     job.start_ns = pd_clock_monotonic_ns(NULL);
     pd_status st = job_spawn(&job, &command, err);
     if (!st) {
-        int status = job_watch(&job);
+        job.end.status = job_watch(&job);
         workers_discover(&job);
         workers_look(&job);
         run_dir_look(&job);
-        pd_launch_judge(&(struct pd_launch_end){.start = start,
-                                                .starter_name = job.starter_name,
-                                                .starter = (int)job.starter,
-                                                .status = status,
-                                                .processes = job.seen,
-                                                .count = job.processes,
-                                                .is_run_dir_gone = job.is_run_dir_gone,
-                                                .is_left_opening = job.is_left_opening,
-                                                .is_left_stopped = job.is_left_stopped,
-                                                .is_begin_overdue = job.is_begin_overdue},
-                        ret_verdict);
+        pd_launch_judge(&job.end, ret_verdict);
         job_sweep(&job);
     }
     job_close(&job);

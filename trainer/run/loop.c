@@ -202,7 +202,7 @@ static pd_status advance(struct run *r, const struct pd_step_result *result, str
  * to leave before the pass has ended. */
 static pd_status validate_whole(struct run *r, double *ret_loss, struct pd_error *err)
 {
-    bool (*const should_leave)(void *) = r->engine->should_leave;
+    bool (*const should_leave)(void) = r->engine->should_leave;
     r->engine->should_leave = NULL;
     const pd_status st = pd_engine_validate(r->engine, r->validation_sequences, ret_loss, err);
     r->engine->should_leave = should_leave;

@@ -30,7 +30,7 @@ struct pd_metrics_step {
 struct pd_metrics_options {
     const char *directory;
     uint64_t steps, log_every;
-    uint32_t ranks, threads;
+    uint32_t ranks;
     bool has_loss_scale, has_stages; /* say loss scale and skips; say the bubble */
     double flops_per_token;
     double gemm_flops_per_second; /* of all ranks together, measured at start */

@@ -158,9 +158,8 @@ static pd_status open_data(struct run *r, struct pd_error *err)
     return PD_OK;
 }
 
-static bool leave_requested(void *context)
+static bool leave_requested(void)
 {
-    (void)context;
     return pd_signals_pending() >= PD_SIGNAL_SAVE_AND_LEAVE;
 }
 
@@ -227,7 +226,6 @@ static pd_status open_metrics(struct run *r, struct pd_error *err)
                                          .steps = r->config->run.steps,
                                          .log_every = r->config->run.log_every,
                                          .ranks = r->comm->size,
-                                         .threads = r->threads,
                                          .has_loss_scale = r->config->numerics.precision == PD_F16,
                                          .has_stages = r->engine->grid.layout.pp > 1,
                                          .flops_per_token = pd_model_flops_per_token(r->model, r->config->batch.context)};
