@@ -1,6 +1,6 @@
 /* How an update makes new state of gradients: the rule of an optimizer, a row of functions. AdamW is the one row there is.
  *
- * Another optimizer is a file beside adamw.c, its row, a row in trainer/engine/update_device.c with a kernel of the math
+ * Another optimizer is a file beside adamw.c, its row, a row in trainer/engine/state_device.c with a kernel of the math
  * table, and its kinds of state in ckpt/tensor (pd_kinds), which say what is stored of each parameter and how it begins.
  * Whoever moves state (host_update.c, optimizer_pass.c) sees ranges of kinds and the rule alone.
  *

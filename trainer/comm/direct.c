@@ -92,7 +92,6 @@ static void direct_end(struct pd_progress *engine)
 }
 
 const struct pd_channel_ops pd_channel_direct = {
-    .name = "direct",
     .begin = direct_begin,
     .progress = direct_progress,
     .end = direct_end,

@@ -6,7 +6,7 @@
  *
  * It fails when a peer that is still needed is gone, or when nothing moved for the time limit. A peer's absence is read
  * before the last look for its bytes, so what a peer sent before it went is received. */
-#include "trainer/comm/exchange.h"
+#include "trainer/comm/progress.h"
 
 #include "ckpt/base/clock.h"
 

@@ -22,7 +22,7 @@ static pd_status nobody_progress(struct pd_progress *engine, bool *ret_has_moved
 }
 
 static const struct pd_channel_ops channel_nobody = {
-    .name = "nobody", .begin = nobody_begin, .progress = nobody_progress, .end = nobody_begin};
+    .begin = nobody_begin, .progress = nobody_progress, .end = nobody_begin};
 
 static pd_status remote_none(struct pd_progress *engine, struct pd_error *err)
 {

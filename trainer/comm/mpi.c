@@ -281,8 +281,7 @@ static void remote_end(struct pd_progress *engine)
     pthread_mutex_unlock(&mpi_lock);
 }
 
-static const struct pd_channel_ops channel_remote = {
-    .name = "mpi", .begin = remote_begin, .progress = remote_progress, .end = remote_end};
+static const struct pd_channel_ops channel_remote = {.begin = remote_begin, .progress = remote_progress, .end = remote_end};
 
 /* MPI_Finalize waits for every rank, for ever. So it is called only when all have come to this point, also after a failure
  * of which all have learnt: a process that leaves MPI out ends the job in mpirun's words instead of ours. A rank that fails

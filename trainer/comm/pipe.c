@@ -150,7 +150,6 @@ static void pipe_nothing(struct pd_progress *engine)
 }
 
 const struct pd_channel_ops pd_channel_pipe = {
-    .name = "pipe",
     .begin = pipe_nothing,
     .progress = pipe_progress,
     .end = pipe_nothing,

@@ -1,7 +1,6 @@
 #include "trainer/comm/progress.h"
 #include "ckpt/base/rank.h"
 #include "ckpt/base/trace.h"
-#include "trainer/comm/exchange.h"
 #include "trainer/comm/staging.h"
 
 #include <signal.h>

@@ -33,7 +33,6 @@ struct pd_link {
 };
 
 struct pd_channel_ops {
-    const char *name;
     void (*begin)(struct pd_progress *);
     /* Moves what can be moved without waiting. */
     pd_status (*progress)(struct pd_progress *, bool *ret_has_moved, struct pd_error *);
@@ -148,6 +147,11 @@ void pd_progress_unlock(struct pd_comm *comm);
     .all_reduce = pd_progress_all_reduce, .broadcast = pd_progress_broadcast, .split = pd_progress_split, \
     .look = pd_progress_look, .abort = pd_progress_abort, .unlock = pd_progress_unlock
 void pd_progress_free(struct pd_comm *comm);
+
+/* exchange.c. Carries `op` out. Only the thread that holds engine->is_executing may call it. */
+PD_MUST_USE pd_status pd_exchange_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err);
+/* PD_PEER_LOST where a peer's memory says that it is gone; its rank is then the one to blame. From any thread. */
+PD_MUST_USE pd_status pd_exchange_look(struct pd_progress *engine, struct pd_error *err);
 
 /* Start and wait in one, of pieces in the host's memory; carried out by the caller when nothing is queued. */
 PD_MUST_USE pd_status pd_progress_run(struct pd_progress *engine, const struct pd_comm_piece *sends, uint32_t send_count,

@@ -325,47 +325,31 @@ static pd_status set_rank(struct pd_config *config, const struct pd_key *key, ui
     return PD_OK;
 }
 
-/* "3,2" or "[3, 2]" replaces the list; an index replaces one. */
-static pd_status set_ranks(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
-                           struct pd_error *err)
+static pd_status set_item(struct pd_config *config, const struct pd_key *key, uint64_t index, const char *text,
+                          struct pd_error *err)
 {
-    if (p->member[0]) PD_FAIL(err, PD_INVALID, "a number of ranks has no \"%s\"", p->member);
-    if (p->has_index) return set_rank(config, key, p->index, text, err);
-    pd_key_clear_list(config, key);
-    char word[32];
-    uint64_t index = 0;
-    const char *separators = ", []";
-    for (text += strspn(text, separators); *text; text += strspn(text, separators)) {
-        size_t length = strcspn(text, separators);
-        snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), text);
-        PD_TRY(set_rank(config, key, index++, word, err));
-        text += length;
-    }
-    return PD_OK;
+    if (key->type == PD_KEY_RANKS) return set_rank(config, key, index, text, err);
+    PD_TRY(pd_key_reach(config, key, index, sizeof(char *), err));
+    return replace_string(&(*(char ***)member_of(config, key->offset))[index], text, err);
 }
 
-/* "a, b" or "[a, b]" replaces the list; an index replaces one. */
-static pd_status set_strings(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
-                             struct pd_error *err)
+/* Numbers of ranks, or directories: "3,2" or "[3, 2]" replaces the list; an index replaces one. */
+static pd_status set_items(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
+                           struct pd_error *err)
 {
-    if (p->member[0]) PD_FAIL(err, PD_INVALID, "a directory has no \"%s\"", p->member);
-    if (p->has_index) {
-        PD_TRY(pd_key_reach(config, key, p->index, sizeof(char *), err));
-        return replace_string(&(*(char ***)member_of(config, key->offset))[p->index], text, err);
-    }
-    pd_key_clear_list(config, key);
-    const char *separators = ", []";
+    static const char separators[] = ", []";
+    const bool is_ranks = key->type == PD_KEY_RANKS;
     uint64_t index = 0;
+    if (p->member[0]) PD_FAIL(err, PD_INVALID, "a %s has no \"%s\"", is_ranks ? "number of ranks" : "directory", p->member);
+    if (p->has_index) return set_item(config, key, p->index, text, err);
+    pd_key_clear_list(config, key);
     for (text += strspn(text, separators); *text; text += strspn(text, separators)) {
-        const size_t length = strcspn(text, ",]");
+        const size_t length = strcspn(text, is_ranks ? separators : ",]");
         char *word = strndup(text, length);
         if (!word) PD_FAIL(err, PD_NO_MEMORY, "no memory for a list of the configuration");
-        pd_status st = pd_key_reach(config, key, index, sizeof(char *), err);
-        if (st) {
-            free(word);
-            return st;
-        }
-        (*(char ***)member_of(config, key->offset))[index++] = word;
+        const pd_status st = set_item(config, key, index++, word, err);
+        free(word);
+        PD_TRY(st);
         text += length;
     }
     return PD_OK;
@@ -424,12 +408,10 @@ pd_status pd_key_set(struct pd_config *config, const char *path, const char *tex
     pd_status status;
     if (key->type == PD_KEY_SOURCES)
         status = set_source(config, key, &p, text, err);
-    else if (key->type == PD_KEY_RANKS)
-        status = set_ranks(config, key, &p, text, err);
+    else if (key->type == PD_KEY_RANKS || key->type == PD_KEY_STRINGS)
+        status = set_items(config, key, &p, text, err);
     else if (key->type == PD_KEY_TIERS)
         status = set_tier(config, key, &p, text, err);
-    else if (key->type == PD_KEY_STRINGS)
-        status = set_strings(config, key, &p, text, err);
     else
         status = set_scalar(config, key, text, err);
     return status ? pd_error_context(err, status, "%s", path) : PD_OK;

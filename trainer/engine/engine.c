@@ -1,6 +1,5 @@
 #include "ckpt/base/words.h"
 #include "resharder/layout.h"
-#include "trainer/comm/exact_sum.h"
 #include "trainer/engine/engine_internal.h"
 #include "trainer/engine/optimizer.h"
 #include "trainer/engine/scratch.h"

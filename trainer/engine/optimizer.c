@@ -1,6 +1,5 @@
 #include "trainer/engine/optimizer.h"
 
-#include "trainer/comm/exact_sum.h"
 #include "trainer/engine/engine_internal.h"
 #include "trainer/model/polynomial.h"
 
@@ -18,6 +17,14 @@ double pd_learning_rate(const struct pd_config *config, uint64_t update)
     double cosine, sine;
     pd_polynomial_cos_sin((quarters - (double)nearest) * (3.14159265358979323846 / 2), nearest, &cosine, &sine);
     return floor_lr + 0.5 * (peak - floor_lr) * (1.0 + cosine);
+}
+
+pd_status pd_exact_sum_reduce(struct pd_superaccumulator *sum, struct pd_comm *comm, struct pd_error *err)
+{
+    pd_superaccumulator_normalise(sum);
+    if (!comm) return PD_OK;
+    PD_TRY(pd_comm_all_reduce(comm, sum->limbs, PD_SUPERACCUMULATOR_LIMBS, PD_REDUCE_SUM_U64, err));
+    return pd_comm_all_reduce(comm, &sum->flags, 1, PD_REDUCE_OR_U64, err);
 }
 
 uint64_t pd_optimizer_norm_rows(const struct pd_engine *e)

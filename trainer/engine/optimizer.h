@@ -15,6 +15,10 @@
  * addition is a kernel. */
 uint64_t pd_optimizer_norm_rows(const struct pd_engine *engine);
 
+/* Every rank's *sum becomes the sum over all ranks: superaccumulators are added limb by limb as integers, so the result knows
+ * no order and no layout. comm NULL: alone. Collective. */
+PD_MUST_USE pd_status pd_exact_sum_reduce(struct pd_superaccumulator *sum, struct pd_comm *comm, struct pd_error *err);
+
 /* Before the first gradient of a step. */
 PD_MUST_USE pd_status pd_optimizer_begin(struct pd_engine *engine, struct pd_error *err);
 /* Norm of the gradient of the mean loss over `tokens`. Not finite when any gradient is not. */

@@ -1,7 +1,6 @@
 /* Optimizer state in the memory that computes. On a GPU the host reads and writes a mirror of it. */
+#include "offload/adamw.h"
 #include "trainer/engine/state_internal.h"
-
-#include "trainer/engine/update_device.h"
 
 #include <stdlib.h>
 
@@ -17,6 +16,30 @@ static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_erro
                                 pd_zero_held(s->with.zero)->elements * sizeof(float), arena, err);
 }
 
+/* ---- update rules where the math table computes: a row for each ---- */
+
+static pd_status adamw(struct pd_math *math, const struct pd_update_step *step, const struct pd_update_range *range,
+                       struct pd_error *err)
+{
+    const struct pd_adam_step factors = pd_adamw_factors(step);
+    const struct pd_adam_range arrays = pd_adamw_arrays(range);
+    return pd_adam(math, &factors, &arrays, err);
+}
+
+static const struct {
+    const struct pd_update_rule *rule;
+    pd_status (*update)(struct pd_math *math, const struct pd_update_step *step, const struct pd_update_range *range,
+                        struct pd_error *err);
+} rows[] = {{&pd_adamw, adamw}};
+
+static pd_status update_on_device(struct pd_math *math, const struct pd_update_step *step,
+                                  const struct pd_update_range *range, struct pd_error *err)
+{
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (rows[i].rule == step->rule) return rows[i].update(math, step, range, err);
+    PD_FAIL(err, PD_UNSUPPORTED, "update rule %s has no row for devices", step->rule->name);
+}
+
 static pd_status update_boxes(struct pd_state *s, const struct pd_update_step *step, struct pd_error *err)
 {
     struct pd_zero *zero = s->with.zero;
@@ -26,7 +49,7 @@ static pd_status update_boxes(struct pd_state *s, const struct pd_update_step *s
         struct pd_update_range range = pd_state_range(s, &pd_zero_held(zero)->boxes[i]);
         if (asks) PD_TRY(pd_zero_update_box(zero, i, &range.grad, &range.copy, err));
         if (!has_copy) range.copy = NULL; /* the master serves */
-        PD_TRY(pd_update_on_device(s->with.math, step, &range, err));
+        PD_TRY(update_on_device(s->with.math, step, &range, err));
     }
     return asks ? pd_zero_update_end(zero, err) : PD_OK;
 }

@@ -3,7 +3,6 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/trace.h"
-#include "trainer/comm/exact_sum.h"
 #include "trainer/engine/optimizer.h"
 
 #include <math.h>

@@ -148,4 +148,4 @@ static pd_status json_write(void *sink, const struct pd_metrics_line *line, stru
     return st;
 }
 
-const struct pd_metrics_sink pd_metrics_json = {"metrics.jsonl", json_open, json_write, json_close};
+const struct pd_metrics_sink pd_metrics_json = {json_open, json_write, json_close};

@@ -12,7 +12,6 @@ struct pd_metrics_line {
 };
 
 struct pd_metrics_sink {
-    const char *name;
     pd_status (*open)(const struct pd_metrics_options *options, void **ret_sink, struct pd_error *err);
     pd_status (*write)(void *sink, const struct pd_metrics_line *line, struct pd_error *err);
     void (*close)(void *sink);
