@@ -60,11 +60,10 @@ static pd_status check_gradients(const struct pd_config *c, const struct pd_degr
                away = nvme || (c->offload.gradients == PD_PLACE_CPU && c->run.device == PD_DEVICE_GPU);
     const char *place = nvme ? "nvme" : "cpu";
     if (away && d->pp > 1)
-        PD_FAIL(
-            err, PD_INVALID,
-            "offload.gradients is %s and layout.pp is %u, but pipeline stages take micro-batch after micro-batch, so that "
-            "sums would travel once a micro-batch; use layout.pp=1 or offload.gradients=device",
-            place, d->pp);
+        PD_FAIL(err, PD_INVALID,
+                "offload.gradients is %s and layout.pp is %u, but pipeline stages take micro-batch after micro-batch, so "
+                "that sums would travel once a micro-batch; use layout.pp=1 or offload.gradients=device",
+                place, d->pp);
     if (away && (c->layout.order == PD_ORDER_DEPTH_FIRST || (!nvme && c->layout.order == PD_ORDER_AUTO)))
         PD_FAIL(err, PD_INVALID,
                 "offload.gradients is %s and layout.order is %s, so that sums would travel once a micro-batch; use "
@@ -326,12 +325,11 @@ pd_status pd_degrees_of(const struct pd_config *c, uint32_t world, struct pd_deg
     }
     if (d.dp > micro_batches_of(c)) {
         name_nearest(c, world, &d, nearest, sizeof nearest);
-        PD_FAIL(
-            err, PD_INVALID,
-            "layout: dp %u of %s is more than the %s of a step (batch.sequences %u / batch.micro_batch %u); %s; or take %s, "
-            "which gives other bits",
-            d.dp, pd_counted(world, "rank").text, pd_counted(micro_batches_of(c), "micro-batch").text, c->batch.sequences,
-            c->batch.micro_batch, nearest, more_micro_batches(c));
+        PD_FAIL(err, PD_INVALID,
+                "layout: dp %u of %s is more than the %s of a step (batch.sequences %u / batch.micro_batch %u); %s; or take "
+                "%s, which gives other bits",
+                d.dp, pd_counted(world, "rank").text, pd_counted(micro_batches_of(c), "micro-batch").text,
+                c->batch.sequences, c->batch.micro_batch, nearest, more_micro_batches(c));
     }
     PD_TRY(check_zero_shard(c, &d, err));
     PD_TRY(check_rules(c, &d, err));

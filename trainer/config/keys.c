@@ -174,6 +174,7 @@ const struct pd_key pd_keys[] = {
     F64(restart.peer_timeout, "120", 0.1, 1e6, FREE,
         "seconds before a silent rank is named and the launch ends; of ranks that are processes (mpi)"),
 
-    SWITCH(accept_new_lineage, "false", FREE, "resume with changed numerics, batch or data on purpose"),
+    SWITCH(accept_new_lineage, "false", FREE,
+           "go on with changed numerics, batch or data, on purpose: other bits from there on"),
 };
 const uint32_t pd_key_count = sizeof pd_keys / sizeof pd_keys[0];

@@ -125,10 +125,9 @@ static pd_status check_stripes(const struct pd_config *config, struct pd_error *
         PD_TRY(check_directory("checkpoint.stripes", "", (const char *const *)config->checkpoint.stripes, i,
                                "name a directory a drive", err));
     if (count && config->checkpoint.tiers_count && config->checkpoint.tiers[0].replicas)
-        PD_FAIL(
-            err, PD_INVALID,
-            "checkpoint.tiers[0].replicas and checkpoint.stripes: state on several drives has no replicas on other hosts; "
-            "leave one of them out");
+        PD_FAIL(err, PD_INVALID,
+                "checkpoint.tiers[0].replicas and checkpoint.stripes: state on several drives has no replicas on other "
+                "hosts; leave one of them out");
     if (count && config->checkpoint.stripe_weights[0] &&
         !pd_stripes_parse(config->checkpoint.stripe_weights, count + 1, weights))
         PD_FAIL(err, PD_INVALID,

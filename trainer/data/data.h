@@ -28,8 +28,7 @@ struct pd_data_source {
 };
 
 struct pd_data_options {
-    const struct pd_data_source *train,
-        *validation; /* validation may be empty: the tail fraction of every train file is taken */
+    struct pd_data_source *train, *validation; /* validation may be empty: the tail fraction of every train file is taken */
     uint32_t train_count, validation_count;
     double validation_fraction;  /* of each train file, its tail, when validation is empty; 0: none */
     uint64_t validation_samples; /* of a pass: fewer where there are fewer windows; 0: every window */

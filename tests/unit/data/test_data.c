@@ -25,7 +25,7 @@ static void refused(const struct pd_data_options *options, pd_status expected, c
     cr_assert_not_null(strstr(err.message, b), "\"%s\" has no \"%s\"", err.message, b);
 }
 
-static struct pd_data_options options_of(const struct pd_data_source *train, uint32_t count)
+static struct pd_data_options options_of(struct pd_data_source *train, uint32_t count)
 {
     return (struct pd_data_options){
         .train = train, .train_count = count, .context = CONTEXT, .vocab = 65536, .document_token = -1, .seed = 5};
