@@ -3,10 +3,12 @@
  *
  *   calls     MPI_THREAD_SERIALIZED: several communicators have threads, one lock lets one of them into MPI. Only calls that
  *             return at once are made after start-up
- *   order     in step k a rank sends to rank+k and receives from rank-k. A window of some steps is open on either side, one
- * a lane (staging.h), lowest first. The lowest unfinished step of all ranks is open on both its ends, so something always
- * moves chunks    a message is sent in chunks of CHUNK_BYTES of its concatenation; a chunk inside one piece goes without a
- * copy tags      (communicator, operation mod OPERATIONS): a message never lands in another operation than its own */
+ *   order     in step k a rank sends to rank+k and receives from rank-k. A window of some steps is open on either side, one a
+ *             lane (staging.h), lowest first. The lowest unfinished step of all ranks is open on both its ends, so something
+ *             always moves
+ *   chunks    a message is sent in chunks of CHUNK_BYTES of its concatenation; a chunk inside one piece goes without a copy
+ *   tags      (communicator, operation mod OPERATIONS): a message never lands in another operation than its own */
+#include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/rank.h"
@@ -19,7 +21,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define LANE_CHUNKS 2u
@@ -267,14 +268,13 @@ static void remote_end(struct pd_progress *engine)
 {
     struct remote *remote = engine->remote.state;
     if (!remote || (remote->sends.count == 0 && remote->recvs.count == 0)) return;
-    struct timespec nap = {.tv_nsec = 1000000};
     for (int tries = 0; tries < CANCEL_SECONDS * 1000; tries++) {
         pthread_mutex_lock(&mpi_lock);
         bool is_busy = side_cancel(&remote->recvs, false, tries == 0);
         is_busy |= side_cancel(&remote->sends, true, tries == 0);
         pthread_mutex_unlock(&mpi_lock);
         if (!is_busy) return;
-        nanosleep(&nap, NULL);
+        pd_clock_sleep_ns(NULL, 1000000);
     }
     pthread_mutex_lock(&mpi_lock);
     mpi_has_leftovers = true;
@@ -289,7 +289,6 @@ static const struct pd_channel_ops channel_remote = {.begin = remote_begin, .pro
 static bool leave_together(struct pd_progress *engine)
 {
     MPI_Request request;
-    struct timespec nap = {.tv_nsec = 1000000};
     double limit = engine->comm.time_limit_seconds;
     if (engine->broken && limit > LEAVE_SECONDS) limit = LEAVE_SECONDS;
     pd_progress_leave(&engine->comm);
@@ -303,7 +302,7 @@ static bool leave_together(struct pd_progress *engine)
         pthread_mutex_unlock(&mpi_lock);
         if (is_asked && is_done) return true;
         if ((int64_t)n % 64 == 0 && pd_segment_has_lost(engine->segment, engine->slot)) return false;
-        nanosleep(&nap, NULL);
+        pd_clock_sleep_ns(NULL, 1000000);
     }
     return false;
 }

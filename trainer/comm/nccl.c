@@ -219,11 +219,10 @@ static pd_status look(struct nccl_comm *c, uint64_t *gone_ns, struct pd_error *e
 static pd_status poll_until_done(struct nccl_comm *c, int code, const char *what, struct pd_error *err)
 {
     const uint64_t begin = now_ns();
-    const struct timespec nap = {.tv_nsec = POLL_NS};
     struct pd_error why;
     uint64_t looked = begin, gone = 0;
     while (code == PD_NCCL_IN_PROGRESS) {
-        nanosleep(&nap, NULL);
+        pd_clock_sleep_ns(NULL, POLL_NS);
         const uint64_t now = now_ns();
         PD_TRY(state_of(c->family, err));
         if (now - looked > WATCH_NS) {
@@ -381,18 +380,13 @@ static pd_status launch(struct nccl_comm *c, const struct pd_comm_op *op, struct
 {
     const struct pd_nccl_library *nccl = c->family->nccl;
     void *stream = pd_dev_stream_handle(c->family->dev, c->stream);
-    const uint32_t me = c->comm.rank;
     int code = nccl->GroupStart();
-    for (uint32_t i = 0; i < op->send_count; i++) {
-        const struct pd_comm_piece *p = &op->sends[i];
-        if (p->peer == me || !p->bytes) continue;
-        keep_first(&code, nccl->Send(p->data, p->bytes, PD_NCCL_UINT8, (int)p->peer, c->handle, stream));
-        add_peer(flight, p->peer);
-    }
-    for (uint32_t i = 0; i < op->recv_count; i++) {
-        const struct pd_comm_piece *p = &op->recvs[i];
-        if (p->peer == me || !p->bytes) continue;
-        keep_first(&code, nccl->Recv(p->data, p->bytes, PD_NCCL_UINT8, (int)p->peer, c->handle, stream));
+    for (uint32_t i = 0; i < op->send_count + op->recv_count; i++) {
+        const bool is_send = i < op->send_count;
+        const struct pd_comm_piece *p = is_send ? &op->sends[i] : &op->recvs[i - op->send_count];
+        if (p->peer == c->comm.rank || !p->bytes) continue;
+        keep_first(&code, is_send ? nccl->Send(p->data, p->bytes, PD_NCCL_UINT8, (int)p->peer, c->handle, stream)
+                                  : nccl->Recv(p->data, p->bytes, PD_NCCL_UINT8, (int)p->peer, c->handle, stream));
         add_peer(flight, p->peer);
     }
     keep_first(&code, nccl->GroupEnd());

@@ -250,11 +250,6 @@ static uint64_t gemm_bytes(const struct pd_config *c)
     return 3 * gemm_side(c) * gemm_side(c) * pd_dtype_bytes(c->numerics.precision);
 }
 
-struct pd_span pd_engine_gemm_operands(const struct pd_engine *e)
-{
-    return (struct pd_span){e->own->gemm_operands, gemm_bytes(e->options.config), false};
-}
-
 struct pd_gemm pd_engine_gemm(const struct pd_engine *e)
 {
     const uint64_t side = gemm_side(e->options.config), bytes = gemm_bytes(e->options.config) / 3;

@@ -91,7 +91,6 @@ void pd_engine_free(struct pd_engine *engine);
 /* On a GPU, before the first step: the GEMM that tells its rate, as wide as the model, and its operands, which lie one behind
  * the other. */
 struct pd_gemm pd_engine_gemm(const struct pd_engine *engine);
-struct pd_span pd_engine_gemm_operands(const struct pd_engine *engine);
 
 /* Whether what is placed there leaves the device's memory. On a CPU its memory and the host's are the same. */
 bool pd_leaves_device(const struct pd_engine_options *options, enum pd_place place);

@@ -97,24 +97,12 @@ static bool is_nowhere(const struct pd_layout *layout, uint32_t which)
 /* Which member of the grid a meeting is. */
 static struct pd_comm **place_of(struct pd_grid *grid, uint32_t which)
 {
-    const struct pd_layout *layout = &grid->layout;
-    switch (which) {
-    case STAGE:
-        return &grid->stage;
-    case GATHERS:
-        return &grid->gathers;
-    case TP:
-        return &grid->tp;
-    case SP:
-        return &grid->sp;
-    case MIRROR:
-        return &grid->mirror;
-    default:
-        break;
-    }
+    struct pd_comm **const by_itself[MEETING_COUNT] = {
+        [STAGE] = &grid->stage, [GATHERS] = &grid->gathers, [TP] = &grid->tp, [SP] = &grid->sp, [MIRROR] = &grid->mirror};
     const bool is_backward = which >= BACKWARD_A;
     const uint32_t kind = which - (is_backward ? BACKWARD_A : FORWARD_A);
-    const bool is_after = has_link(layout, grid->place.pp) && link_kind(layout, grid->place.pp) == kind;
+    if (by_itself[which]) return by_itself[which];
+    const bool is_after = has_link(&grid->layout, grid->place.pp) && link_kind(&grid->layout, grid->place.pp) == kind;
     if (is_backward) return is_after ? &grid->backward_in : &grid->backward_out;
     return is_after ? &grid->forward_out : &grid->forward_in;
 }

@@ -242,24 +242,9 @@ static pd_status round_slab(struct pd_zero *zero, const struct rounding *r, uint
     return PD_OK;
 }
 
-/* A whole micro-batch as this rank computed it. */
-static pd_status round_computed(struct pd_zero *zero, uint32_t set, uint64_t micro_batch, const float *x,
-                                struct pd_error *err)
-{
-    const struct pd_zero_set *s = &zero->sets[set];
-    if (!zero->options.rounds_at_random)
-        return pd_cast(zero->math, s->computed[s->count], zero->sent, zero->rounded, PD_F32, x, err);
-    for (uint32_t e = 0; e < s->count; e++) {
-        const struct pd_zero_place place = pd_zero_place_of(zero, s->tensors[e], zero->grid->place.tp);
-        const struct rounding r = {set, micro_batch, x + s->computed[e], (uint16_t *)zero->rounded + s->computed[e]};
-        PD_TRY(round_slab(zero, &r, e, &place.computed, 0, s->computed[e + 1] - s->computed[e], err));
-    }
-    return PD_OK;
-}
-
-/* Elements [begin, begin + length) of what this rank owns of the set. */
-static pd_status round_owned(struct pd_zero *zero, uint32_t set, uint64_t micro_batch, uint64_t begin, uint64_t length,
-                             const float *x, struct pd_error *err)
+/* Elements [begin, begin + length) of what this rank computes of the set, or owns. */
+static pd_status round_elements(struct pd_zero *zero, uint32_t set, uint64_t micro_batch, bool is_owned, uint64_t begin,
+                                uint64_t length, const float *x, struct pd_error *err)
 {
     const struct pd_zero_set *s = &zero->sets[set];
     uint64_t before = 0;
@@ -267,11 +252,11 @@ static pd_status round_owned(struct pd_zero *zero, uint32_t set, uint64_t micro_
         return pd_cast(zero->math, length, zero->options.gradient_type, zero->rounded, PD_F32, x, err);
     for (uint32_t e = 0; e < s->count; e++) {
         const struct pd_zero_place place = pd_zero_place_of(zero, s->tensors[e], zero->grid->place.tp);
-        const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &place, zero->q);
-        const uint64_t elements = pd_zero_slab_elements(zero, s->tensors[e], &owned);
+        const struct pd_zero_slab slab = is_owned ? pd_zero_owned_slab(zero, &place, zero->q) : place.computed;
+        const uint64_t elements = pd_zero_slab_elements(zero, s->tensors[e], &slab);
         const uint64_t from = pd_max_u64(before, begin), to = pd_min_u64(before + elements, begin + length);
         const struct rounding r = {set, micro_batch, x + (from - begin), (uint16_t *)zero->rounded + (from - begin)};
-        if (from < to) PD_TRY(round_slab(zero, &r, e, &owned, from - before, to - before, err));
+        if (from < to) PD_TRY(round_slab(zero, &r, e, &slab, from - before, to - before, err));
         before += elements;
     }
     return PD_OK;
@@ -289,7 +274,7 @@ static pd_status join_parts(struct pd_zero *zero, uint32_t set, uint64_t micro_b
     *ret_piece = parts;
     if (zero->options.gradient_type == PD_F32) return PD_OK;
     *ret_piece = zero->rounded;
-    return round_owned(zero, set, micro_batch, begin, length, parts, err);
+    return round_elements(zero, set, micro_batch, true, begin, length, parts, err);
 }
 
 /* Pieces of this round, in micro-batch order: dp rank r of the slot has micro-batch slot*dp + r. */
@@ -332,10 +317,11 @@ static pd_status round_micro_batch(struct pd_zero *zero, uint32_t set, uint32_t 
                                    struct pd_error *err)
 {
     const struct pd_grid *g = zero->grid;
-    *ret_data = micro_batch;
+    const struct pd_zero_set *s = &zero->sets[set];
+    *ret_data = zero->sent == PD_F32 ? micro_batch : zero->rounded;
     if (zero->sent == PD_F32) return PD_OK;
-    *ret_data = zero->rounded;
-    return round_computed(zero, set, (uint64_t)slot * g->layout.dp + g->place.dp, micro_batch, err);
+    return round_elements(zero, set, (uint64_t)slot * g->layout.dp + g->place.dp, false, 0, s->computed[s->count],
+                          micro_batch, err);
 }
 
 pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err)

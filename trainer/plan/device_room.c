@@ -100,12 +100,11 @@ static void give_layout(const struct pd_config *c, struct pd_device_remedy *r)
 {
     char recompute[64];
     pd_recompute_text(c->layout.recompute, c->layout.recompute_layers, " layout.", recompute, sizeof recompute);
-    snprintf(
-        r->words, sizeof r->words,
-        "layout.auto=false layout.dp=%u layout.tp=%u layout.pp=%u layout.sp=%u layout.interleave=%u layout.zero_stage=%u "
-        "layout.zero_shard=%u layout.%s",
-        c->layout.dp, c->layout.tp, c->layout.pp, c->layout.sp, c->layout.interleave, c->layout.zero_stage,
-        c->layout.zero_shard, recompute);
+    snprintf(r->words, sizeof r->words,
+             "layout.auto=false layout.dp=%u layout.tp=%u layout.pp=%u layout.sp=%u layout.interleave=%u "
+             "layout.zero_stage=%u layout.zero_shard=%u layout.%s",
+             c->layout.dp, c->layout.tp, c->layout.pp, c->layout.sp, c->layout.interleave, c->layout.zero_stage,
+             c->layout.zero_shard, recompute);
 }
 
 /* layers: that are recomputed, where one of the changes is to recompute. */

@@ -39,11 +39,10 @@ void pd_directories_stripe_key(uint32_t stripe, char ret_key[PD_DIRECTORY_KEY_MA
 static void warn_made_in_root(const char *key, const char *made, const char *path)
 {
     if (made[0] != '/' || strchr(made + 1, '/')) return;
-    pd_log_warn(
-        MODULE,
-        "%s, %s: there was no %s, so it was made on the system's own disk: if a drive belongs there, stop, mount it and "
-        "start again",
-        key, path, made);
+    pd_log_warn(MODULE,
+                "%s, %s: there was no %s, so it was made on the system's own disk: if a drive belongs there, stop, mount it "
+                "and start again",
+                key, path, made);
 }
 
 static pd_status make_path(const char *key, const char *path, struct pd_error *err)
@@ -211,10 +210,9 @@ void pd_directories_warn_shared(const struct pd_config *config)
     const uint32_t count = list(config, all), stripes = config->checkpoint.stripes_count;
     const uint32_t tiers = count - stripes - (config->checkpoint.tiers_count ? 1 : 0);
     for (uint32_t i = 1; i < tiers; i++)
-        warn_shared(
-            &all[i], companion(all, 0, i),
-            "what takes one takes both, so the copy protects nothing; name a directory on another drive or on shared "
-            "storage");
+        warn_shared(&all[i], companion(all, 0, i),
+                    "what takes one takes both, so the copy protects nothing; name a directory on another drive or on "
+                    "shared storage");
     for (uint32_t i = tiers; i < tiers + stripes; i++)
         warn_shared(&all[i], share_file_system(all[0].path, all[i].path) ? &all[0] : companion(all, tiers, i),
                     "one drive writes both, so nothing is faster; name a directory on another drive");

@@ -39,7 +39,8 @@ static pd_status time_gemm_on_gpu(struct pd_engine *e, struct pd_comm *comm, dou
 {
     const struct pd_gemm gemm = pd_engine_gemm(e);
     const struct pd_rank_device *device = e->options.device;
-    const struct pd_span span = pd_engine_gemm_operands(e);
+    const uint64_t bytes = 3 * gemm.m * gemm.k * pd_dtype_bytes(gemm.a.dtype); /* all three, one behind the other */
+    const struct pd_span span = {(void *)(uintptr_t)gemm.a.data, bytes, false};
     PD_TRY(pd_dev_fill(device->dev, device->compute, span, 0x2e, err));
     PD_TRY(time_gemm(e, comm, &gemm, ret_best, err));
     return pd_dev_fill(device->dev, device->compute, span, 0, err);

@@ -38,7 +38,6 @@ void pd_launch_layout_log_hosts(const struct pd_config *config, uint32_t ranks, 
     if (!config->layout.chosen || counted == most) return;
     pd_log(PD_LOG_WARN, MODULE,
            "the layout was chosen for %u ranks a host, and %u hosts have %u at most: layout.ranks_per_host=%u counts their "
-           "memory "
-           "and links as they are",
+           "memory and links as they are",
            counted, hosts, most, most);
 }

@@ -56,8 +56,8 @@ static pd_status compare_keys(const struct pd_engine *e, const struct pd_config 
     change->any = text[0] != '\0';
     if (text[0] && !e->options.config->accept_new_lineage)
         PD_FAIL(err, PD_INVALID,
-                "%s: steps would no longer have the bits of an uninterrupted run; restore it, or go on with other bits "
-                "from here on: accept_new_lineage=true",
+                "%s: steps would no longer have the bits of an uninterrupted run; restore it, or go on with other bits from "
+                "here on: accept_new_lineage=true",
                 text);
     return PD_OK;
 }
@@ -128,11 +128,11 @@ static void log_other_device(const struct pd_engine *e, const struct pd_run_stat
     if (strcmp(before, now) != 0) {
         pd_computed_on_describe(before, before_said, sizeof before_said);
         pd_computed_on_describe(now, now_said, sizeof now_said);
-        pd_log(
-            PD_LOG_WARN, MODULE,
-            "steps up to %llu were computed on %s, from here on it is %s: from step %llu on bits may differ from those of "
-            "a run that stayed",
-            (unsigned long long)saved->identity.step, before_said, now_said, (unsigned long long)saved->identity.step + 1);
+        pd_log(PD_LOG_WARN, MODULE,
+               "steps up to %llu were computed on %s, from here on it is %s: from step %llu on bits may differ from those "
+               "of a run that stayed",
+               (unsigned long long)saved->identity.step, before_said, now_said,
+               (unsigned long long)saved->identity.step + 1);
     }
     free(now);
 }
@@ -273,11 +273,10 @@ static bool has_gone(struct pd_tiers *tiers, const struct candidate *c, struct p
 
 static pd_status refuse_absent_drive(const char *root, const struct pd_store_unusable *newest, struct pd_error *err)
 {
-    PD_FAIL(
-        err, PD_CORRUPT,
-        "step %llu of %.300s is not whole, and no other step is: %s; mount that drive again, or set checkpoint.stripes to "
-        "where it is now; to start from step 1 take another run.dir, or move %.200s away",
-        (unsigned long long)newest->step, root, newest->cause, root);
+    PD_FAIL(err, PD_CORRUPT,
+            "step %llu of %.300s is not whole, and no other step is: %s; mount that drive again, or set checkpoint.stripes "
+            "to where it is now; to start from step 1 take another run.dir, or move %.200s away",
+            (unsigned long long)newest->step, root, newest->cause, root);
 }
 
 /* Step 1 beside checkpoints that are only damaged or incomplete would, in time, delete what might be brought back. */

@@ -283,11 +283,10 @@ static void log_forgotten(const struct sampler *s)
         pd_log_warn("sample", "the prompt has %u tokens and the model's context %u: only its last %u are seen", prompt,
                     s->length, s->filled);
     else if ((uint64_t)prompt + s->options->count > (uint64_t)s->length + 1)
-        pd_log_warn(
-            "sample",
-            "the model's context is %u tokens: whenever it is full, the older half is dropped, the prompt first; up to "
-            "--count=%u nothing is",
-            s->length, s->length + 1 - prompt);
+        pd_log_warn("sample",
+                    "the model's context is %u tokens: whenever it is full, the older half is dropped, the prompt first; up "
+                    "to --count=%u nothing is",
+                    s->length, s->length + 1 - prompt);
 }
 
 static pd_status generate(struct sampler *s, struct pd_error *err)
