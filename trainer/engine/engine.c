@@ -265,12 +265,6 @@ struct pd_gemm pd_engine_gemm(const struct pd_engine *e)
 
 /* ---- phases of the recipe, in the order in which they take memory ---- */
 
-static pd_status build_gradients(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
-{
-    const struct pd_zero_options options = zero_options_of(e);
-    return pd_zero_new(e->options.model, &options, &e->grid, e->math, arena, &e->zero, err);
-}
-
 /* In the memory of the gradients, of which there are none yet, where there is enough of it. */
 static void take_gemm(struct pd_engine *e, struct pd_arena *arena)
 {
@@ -296,22 +290,6 @@ static void take_staging(struct pd_engine *e, struct pd_arena *arena)
     const bool has_ring = e->options.config->offload.optimizer == PD_PLACE_NVME;
     e->staging.bytes = has_ring ? STAGING_BYTES_MIN : staging_bytes_of(e->options.model, &e->grid.layout);
     e->staging.data = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, e->staging.bytes);
-}
-
-static pd_status build_state(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
-{
-    const struct pd_state_parts parts = {.config = e->options.config,
-                                         .model = e->options.model,
-                                         .layout = &e->grid.layout,
-                                         .rank = e->options.rank,
-                                         .is_gpu = e->options.is_gpu,
-                                         .staging_bytes = staging_bytes_of(e->options.model, &e->grid.layout),
-                                         .blocks_leave_device = pd_blocks_leave_device(&e->options),
-                                         .device = e->options.device,
-                                         .pool = e->pool,
-                                         .math = e->math,
-                                         .zero = e->zero};
-    return pd_state_new(&parts, arena, &e->state, err);
 }
 
 /* The same sum for ranks of equal shares. */
@@ -340,13 +318,14 @@ static void note_communicators(struct pd_engine *e, struct pd_arena *arena)
 
 static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
+    const struct pd_zero_options zero = zero_options_of(e);
     PD_TRY(build_math(e, arena, err));
-    PD_TRY(build_gradients(e, arena, err));
+    PD_TRY(pd_zero_new(e->options.model, &zero, &e->grid, e->math, arena, &e->zero, err));
     take_gemm(e, arena);
     PD_TRY(build_model(e, arena, err));
     take_norm(e, arena);
     take_staging(e, arena);
-    PD_TRY(build_state(e, arena, err));
+    PD_TRY(pd_state_new(e, staging_bytes_of(e->options.model, &e->grid.layout), arena, &e->state, err));
     note_communicators(e, arena);
     return take_scratch(e, arena, err);
 }

@@ -5,19 +5,20 @@
 
 /* ---- the table ---- */
 
-static const struct pd_state_ops *ops_of(const struct pd_state_parts *parts)
+static const struct pd_state_ops *ops_of(const struct pd_engine_options *options)
 {
-    const enum pd_place place = parts->config->offload.optimizer;
+    const enum pd_place place = options->config->offload.optimizer;
     if (place == PD_PLACE_NVME) return &pd_state_in_files;
-    return place == PD_PLACE_CPU && parts->is_gpu ? &pd_state_on_host : &pd_state_on_device;
+    return place == PD_PLACE_CPU && options->is_gpu ? &pd_state_on_host : &pd_state_on_device;
 }
 
-pd_status pd_state_new(const struct pd_state_parts *parts, struct pd_arena *arena, struct pd_state **ret_state,
+pd_status pd_state_new(struct pd_engine *engine, uint64_t staging_bytes, struct pd_arena *arena, struct pd_state **ret_state,
                        struct pd_error *err)
 {
     struct pd_state *s = calloc(1, sizeof *s);
     if (!s) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state");
-    *s = (struct pd_state){.ops = ops_of(parts), .with = *parts, .rule = &pd_adamw};
+    *s = (struct pd_state){
+        .ops = ops_of(&engine->options), .engine = engine, .staging_bytes = staging_bytes, .rule = &pd_adamw};
     const pd_status st = s->ops->take(s, arena, err);
     if (st) {
         pd_state_free(s);
@@ -129,11 +130,11 @@ pd_status pd_state_begin_nothing(struct pd_state *s, const struct pd_identity *n
 static void init_box(void *context, uint64_t index)
 {
     struct pd_state *s = context;
-    const struct pd_zero_box *b = &pd_zero_held(s->with.zero)->boxes[index];
+    const struct pd_zero_box *b = &pd_zero_held(s->engine->zero)->boxes[index];
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
         float *data = s->ops->box(s, (enum pd_kind)kind, b);
         if (pd_kinds[kind].initial == PD_INITIAL_MODEL)
-            pd_model_init_box(s->with.model, b->tensor, &b->box, s->with.config->run.seed, data);
+            pd_model_init_box(s->engine->options.model, b->tensor, &b->box, s->engine->options.config->run.seed, data);
         else
             memset(data, 0, b->elements * sizeof *data);
     }
@@ -142,14 +143,14 @@ static void init_box(void *context, uint64_t index)
 pd_status pd_state_init_memory(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
 {
     (void)identity;
-    pd_parallel(s->with.pool, pd_zero_held(s->with.zero)->box_count, init_box, s);
+    pd_parallel(s->engine->pool, pd_zero_held(s->engine->zero)->box_count, init_box, s);
     if (s->mirror) PD_TRY(pd_state_mirror_in(s->mirror, err));
-    return pd_zero_refresh_compute(s->with.zero, err);
+    return pd_zero_refresh_compute(s->engine->zero, err);
 }
 
 float *pd_state_box_memory(struct pd_state *s, enum pd_kind kind, const struct pd_zero_box *b)
 {
-    return (s->mirror ? s->mirror->state[kind] : pd_zero_held(s->with.zero)->state[kind]) + b->offset;
+    return (s->mirror ? s->mirror->state[kind] : pd_zero_held(s->engine->zero)->state[kind]) + b->offset;
 }
 
 pd_status pd_state_save_begin_memory(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
@@ -182,9 +183,9 @@ static uint32_t first_box_of(const struct pd_zero *zero, uint32_t tensor)
 
 const struct pd_zero_box *pd_state_owned_box(const struct pd_state *s, uint32_t tensor, uint32_t number)
 {
-    const struct pd_zero_box *boxes = pd_zero_held(s->with.zero)->boxes;
-    const uint32_t count = pd_zero_held(s->with.zero)->box_count;
-    for (uint32_t i = first_box_of(s->with.zero, tensor); i < count && boxes[i].tensor == tensor; i++)
+    const struct pd_zero_box *boxes = pd_zero_held(s->engine->zero)->boxes;
+    const uint32_t count = pd_zero_held(s->engine->zero)->box_count;
+    for (uint32_t i = first_box_of(s->engine->zero, tensor); i < count && boxes[i].tensor == tensor; i++)
         if (boxes[i].owned && boxes[i].number == number) return &boxes[i];
     PD_CHECK(!"a box that this rank owns");
     return NULL;
@@ -205,17 +206,17 @@ pd_status pd_state_load_memory(struct pd_state *s, struct pd_vfs *vfs, struct pd
     request->context = s;
     PD_TRY(pd_load(vfs, group, request, ret_report, err));
     if (s->mirror) PD_TRY(pd_state_mirror_in(s->mirror, err));
-    PD_TRY(pd_zero_share_state(s->with.zero, err));
-    return pd_zero_refresh_compute(s->with.zero, err);
+    PD_TRY(pd_zero_share_state(s->engine->zero, err));
+    return pd_zero_refresh_compute(s->engine->zero, err);
 }
 
 struct pd_update_range pd_state_range(const struct pd_state *s, const struct pd_zero_box *b)
 {
-    struct pd_zero *zero = s->with.zero;
-    const enum pd_dtype precision = s->with.config->numerics.precision;
+    struct pd_zero *zero = s->engine->zero;
+    const enum pd_dtype precision = s->engine->options.config->numerics.precision;
     char *copy = pd_zero_held(zero)->copy;
     struct pd_update_range range = {.n = b->elements,
-                                    .decay = s->with.model->tensors.tensors[b->tensor].decay,
+                                    .decay = s->engine->options.model->tensors.tensors[b->tensor].decay,
                                     .grad = pd_zero_held(zero)->gradient + b->gradient_offset,
                                     .copy = copy ? copy + b->offset * pd_dtype_bytes(precision) : NULL,
                                     .copy_dtype = precision};

@@ -18,23 +18,9 @@
 #include "trainer/engine/rank_device.h"
 #include "trainer/parallel/zero.h"
 
+struct pd_engine;
 struct pd_state;
 struct pd_store;
-
-/* What a placement is given; all borrowed for its life. */
-struct pd_state_parts {
-    const struct pd_config *config;
-    const struct pd_model *model;
-    const struct pd_layout *layout;
-    uint32_t rank;
-    bool is_gpu;
-    uint64_t staging_bytes;   /* of one buffer between the host and a drive or a device, for a state of this size */
-    bool blocks_leave_device; /* working copies or sums of blocks do: pd_zero_update_box gives every box */
-    struct pd_rank_device *device;
-    struct pd_thread_pool *pool;
-    struct pd_math *math;
-    struct pd_zero *zero;
-};
 
 /* Returns once nobody reads the state that an update is about to change. call may be NULL. */
 struct pd_before_update {
@@ -42,9 +28,10 @@ struct pd_before_update {
     void *context;
 };
 
-/* Chosen by offload.optimizer; takes its memory from the arena. */
-PD_MUST_USE pd_status pd_state_new(const struct pd_state_parts *parts, struct pd_arena *arena, struct pd_state **ret_state,
-                                   struct pd_error *err);
+/* Chosen by offload.optimizer; takes its memory from the arena. engine: borrowed, its math and zero are there. staging_bytes: of
+ * one buffer between the host and a drive or a device, for a state of this size. */
+PD_MUST_USE pd_status pd_state_new(struct pd_engine *engine, uint64_t staging_bytes, struct pd_arena *arena,
+                                   struct pd_state **ret_state, struct pd_error *err);
 void pd_state_free(struct pd_state *state); /* closes; NULL is fine */
 const struct pd_update_rule *pd_state_rule(const struct pd_state *state);
 bool pd_state_is_in_files(const struct pd_state *state); /* a checkpoint links the newest generation; others write boxes */

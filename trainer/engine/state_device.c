@@ -7,13 +7,13 @@
 static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_error *err)
 {
     float *device_state[PD_KIND_COUNT];
-    if (!s->with.is_gpu) return PD_OK;
+    if (!s->engine->options.is_gpu) return PD_OK;
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        device_state[kind] = pd_zero_held(s->with.zero)->state[(enum pd_kind)kind];
+        device_state[kind] = pd_zero_held(s->engine->zero)->state[(enum pd_kind)kind];
     s->mirror = calloc(1, sizeof *s->mirror);
     if (!s->mirror) PD_FAIL(err, PD_NO_MEMORY, "no memory for the mirror of optimizer state");
-    return pd_state_mirror_init(s->mirror, s->with.device, device_state,
-                                pd_zero_held(s->with.zero)->elements * sizeof(float), arena, err);
+    return pd_state_mirror_init(s->mirror, s->engine->options.device, device_state,
+                                pd_zero_held(s->engine->zero)->elements * sizeof(float), arena, err);
 }
 
 /* ---- update rules where the math table computes: a row for each ---- */
@@ -42,14 +42,14 @@ static pd_status update_on_device(struct pd_math *math, const struct pd_update_s
 
 static pd_status update_boxes(struct pd_state *s, const struct pd_update_step *step, struct pd_error *err)
 {
-    struct pd_zero *zero = s->with.zero;
-    const bool asks = s->with.blocks_leave_device, has_copy = pd_zero_held(zero)->copy != NULL;
+    struct pd_zero *zero = s->engine->zero;
+    const bool asks = pd_blocks_leave_device(&s->engine->options), has_copy = pd_zero_held(zero)->copy != NULL;
     if (asks) PD_TRY(pd_zero_update_begin(zero, err));
     for (uint32_t i = 0; i < pd_zero_held(zero)->box_count; i++) {
         struct pd_update_range range = pd_state_range(s, &pd_zero_held(zero)->boxes[i]);
         if (asks) PD_TRY(pd_zero_update_box(zero, i, &range.grad, &range.copy, err));
         if (!has_copy) range.copy = NULL; /* the master serves */
-        PD_TRY(update_on_device(s->with.math, step, &range, err));
+        PD_TRY(update_on_device(s->engine->math, step, &range, err));
     }
     return asks ? pd_zero_update_end(zero, err) : PD_OK;
 }
@@ -62,7 +62,7 @@ static pd_status update(struct pd_state *s, const struct pd_update_step *step, c
     else
         pd_state_wait_for_readers(before);
     PD_TRY(update_boxes(s, step, err));
-    return pd_zero_updated(s->with.zero, err);
+    return pd_zero_updated(s->engine->zero, err);
 }
 
 static void free_mirror(struct pd_state *s)

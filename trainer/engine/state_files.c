@@ -63,15 +63,15 @@ static uint64_t elements_of(const struct pd_state *s, uint32_t box)
 static const struct pd_zero_box *first_of_set(const struct pd_state *s, uint32_t set)
 {
     uint32_t first, end;
-    pd_zero_set_boxes(s->with.zero, set, &first, &end);
-    return &pd_zero_held(s->with.zero)->boxes[first];
+    pd_zero_set_boxes(s->engine->zero, set, &first, &end);
+    return &pd_zero_held(s->engine->zero)->boxes[first];
 }
 
 /* Memory of a box that is held while there are no gradients; on a GPU the host's, of one set at a time. */
 static float *passage_of(const struct pd_state *s, const struct pd_zero_box *b)
 {
-    const uint32_t set = s->with.model->tensors.tensors[b->tensor].unit;
-    if (!s->with.is_gpu) return pd_zero_held(s->with.zero)->gradient + b->gradient_offset;
+    const uint32_t set = s->engine->options.model->tensors.tensors[b->tensor].unit;
+    if (!s->engine->options.is_gpu) return pd_zero_held(s->engine->zero)->gradient + b->gradient_offset;
     return own(s)->passage + (b->gradient_offset - first_of_set(s, set)->gradient_offset);
 }
 
@@ -85,18 +85,18 @@ static float *passage(const struct pd_state *s, uint32_t box)
 static pd_status rank_boxes(const struct pd_state *s, struct pd_shard_box **ret_boxes, uint32_t *ret_count,
                             uint32_t *ret_stripe_boxes, struct pd_error *err)
 {
-    return pd_layout_rank_boxes(s->with.layout, &s->with.model->tensors, s->with.rank, ret_boxes, ret_count,
-                                ret_stripe_boxes, err);
+    return pd_layout_rank_boxes(&s->engine->grid.layout, &s->engine->options.model->tensors, s->engine->options.rank,
+                                ret_boxes, ret_count, ret_stripe_boxes, err);
 }
 
 /* Heap that all of this takes at most while it is open, by arithmetic. */
 static uint64_t heap_bytes(const struct pd_state *s, const struct pd_shard_box *boxes, uint32_t count,
                            const uint32_t *stripe_boxes)
 {
-    const struct pd_tensor_table *tensors = &s->with.model->tensors;
+    const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
     const struct in_files *f = own(s);
     uint64_t bytes = sizeof *f + (count + 1ull) * (sizeof *f->boxes + sizeof *f->held) + tensors->count * sizeof *f->wanted;
-    for (uint32_t k = 0; k < pd_layout_stripes(s->with.layout); boxes += stripe_boxes[k++])
+    for (uint32_t k = 0; k < pd_layout_stripes(&s->engine->grid.layout); boxes += stripe_boxes[k++])
         bytes += pd_optimizer_store_most_bytes(tensors, boxes, stripe_boxes[k], f->ring_bytes);
     return bytes;
 }
@@ -104,11 +104,11 @@ static uint64_t heap_bytes(const struct pd_state *s, const struct pd_shard_box *
 static pd_status take_kept(struct pd_state *s, struct pd_arena *arena, const struct pd_shard_box *boxes, uint32_t count,
                            struct pd_error *err)
 {
-    const uint64_t budget = s->with.config->offload.optimizer_budget;
+    const uint64_t budget = s->engine->options.config->offload.optimizer_budget;
     struct in_files *f = own(s);
     if (!budget) return PD_OK;
-    PD_TRY(pd_optimizer_store_kept_bytes(&s->with.model->tensors, boxes, count, pd_layout_stripes(s->with.layout), budget,
-                                         &f->kept_bytes, err));
+    PD_TRY(pd_optimizer_store_kept_bytes(&s->engine->options.model->tensors, boxes, count,
+                                         pd_layout_stripes(&s->engine->grid.layout), budget, &f->kept_bytes, err));
     if (f->kept_bytes) f->kept = pd_arena_take_host(arena, PD_MEMORY_OPTIMIZER, f->kept_bytes);
     return PD_OK;
 }
@@ -116,11 +116,11 @@ static pd_status take_kept(struct pd_state *s, struct pd_arena *arena, const str
 static uint64_t largest_set(const struct pd_state *s)
 {
     uint64_t most = 0;
-    for (uint32_t set = 0; set < pd_zero_held(s->with.zero)->set_count; set++) {
+    for (uint32_t set = 0; set < pd_zero_held(s->engine->zero)->set_count; set++) {
         uint32_t first, end;
-        pd_zero_set_boxes(s->with.zero, set, &first, &end);
+        pd_zero_set_boxes(s->engine->zero, set, &first, &end);
         if (first == end) continue;
-        const struct pd_zero_box *last = &pd_zero_held(s->with.zero)->boxes[end - 1];
+        const struct pd_zero_box *last = &pd_zero_held(s->engine->zero)->boxes[end - 1];
         const uint64_t elements = last->gradient_offset + last->elements - first_of_set(s, set)->gradient_offset;
         if (elements > most) most = elements;
     }
@@ -129,7 +129,7 @@ static uint64_t largest_set(const struct pd_state *s)
 
 static uint64_t copy_bytes(const struct pd_state *s)
 {
-    return pd_dtype_bytes(s->with.config->numerics.precision);
+    return pd_dtype_bytes(s->engine->options.config->numerics.precision);
 }
 
 static void take_crossing(struct pd_state *s, struct pd_arena *arena)
@@ -146,9 +146,9 @@ static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_erro
     struct pd_shard_box *boxes;
     uint32_t count, stripe_boxes[PD_LAYOUT_STRIPES_MAX];
     if (!f) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state in files");
-    f->ring_bytes = s->with.config->offload.buffer_bytes / PD_ARENA_ALIGN * PD_ARENA_ALIGN;
+    f->ring_bytes = s->engine->options.config->offload.buffer_bytes / PD_ARENA_ALIGN * PD_ARENA_ALIGN;
     f->ring = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, f->ring_bytes);
-    if (s->with.is_gpu) take_crossing(s, arena);
+    if (s->engine->options.is_gpu) take_crossing(s, arena);
     PD_TRY(rank_boxes(s, &boxes, &count, stripe_boxes, err));
     pd_arena_note(arena, PD_MEMORY_OPTIMIZER, heap_bytes(s, boxes, count, stripe_boxes));
     const pd_status st = take_kept(s, arena, boxes, count, err);
@@ -187,9 +187,9 @@ struct pd_optimizer_store *pd_state_files_store(struct pd_state *s)
 static uint64_t first_element(const struct pd_state *s, const struct pd_shard_box *box, uint32_t number)
 {
     struct pd_box owned[PD_LAYOUT_CHUNKS_MAX];
-    const struct pd_tensor *tensor = &s->with.model->tensors.tensors[box->tensor];
-    const uint32_t count =
-        pd_layout_owned_boxes(s->with.layout, tensor, box->tensor, s->with.rank, owned, PD_LAYOUT_CHUNKS_MAX);
+    const struct pd_tensor *tensor = &s->engine->options.model->tensors.tensors[box->tensor];
+    const uint32_t count = pd_layout_owned_boxes(&s->engine->grid.layout, tensor, box->tensor, s->engine->options.rank,
+                                                 owned, PD_LAYOUT_CHUNKS_MAX);
     PD_CHECK(number < count && owned[number].start[1] == box->box.start[1]);
     return pd_box_offset(&owned[number], &box->box);
 }
@@ -210,7 +210,7 @@ static pd_status find_held(struct pd_state *s, struct pd_error *err)
 
 static pd_status open_crossing(struct pd_state *s, struct pd_error *err)
 {
-    struct pd_rank_device *device = s->with.device;
+    struct pd_rank_device *device = s->engine->options.device;
     struct pd_crossing_options options = {.dev = device->dev,
                                           .compute = device->compute,
                                           .extent_elements = pd_optimizer_store_extent_elements(own(s)->ring_bytes),
@@ -225,8 +225,8 @@ static pd_status open_crossing(struct pd_state *s, struct pd_error *err)
 static pd_status open_files(struct pd_state *s, struct pd_vfs *vfs, struct pd_store *store, struct pd_error *err)
 {
     struct in_files *f = own(s);
-    const struct pd_tensor_table *tensors = &s->with.model->tensors;
-    f->stripes = pd_layout_stripes(s->with.layout);
+    const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
+    f->stripes = pd_layout_stripes(&s->engine->grid.layout);
     PD_TRY(rank_boxes(s, &f->boxes, &f->box_count, f->stripe_boxes, err));
     PD_TRY(find_held(s, err));
     f->wanted = calloc(tensors->count, sizeof *f->wanted);
@@ -236,16 +236,16 @@ static pd_status open_files(struct pd_state *s, struct pd_vfs *vfs, struct pd_st
                                                  .tensors = tensors,
                                                  .boxes = f->boxes,
                                                  .box_count = f->box_count,
-                                                 .rank = s->with.rank,
-                                                 .pool = s->with.pool,
-                                                 .isa = s->with.math->isa,
+                                                 .rank = s->engine->options.rank,
+                                                 .pool = s->engine->pool,
+                                                 .isa = s->engine->math->isa,
                                                  .buffers = f->ring,
                                                  .buffer_bytes = f->ring_bytes,
                                                  .kept = f->kept,
                                                  .kept_bytes = f->kept_bytes,
                                                  .stripes = f->stripes};
     memcpy(options.stripe_boxes, f->stripe_boxes, sizeof options.stripe_boxes);
-    if (s->with.is_gpu) PD_TRY(open_crossing(s, err));
+    if (s->engine->options.is_gpu) PD_TRY(open_crossing(s, err));
     return pd_optimizer_store_new(&options, &f->store, err);
 }
 
@@ -283,20 +283,21 @@ struct sets {
 /* Where sums of blocks are in files, two blocks have a place; on a GPU one set has. */
 static struct sets first_sets(const struct pd_state *s)
 {
-    const uint32_t all = pd_zero_held(s->with.zero)->set_count;
-    return (struct sets){0, s->with.is_gpu || s->with.config->offload.gradients == PD_PLACE_NVME ? 1 : all};
+    const uint32_t all = pd_zero_held(s->engine->zero)->set_count;
+    return (struct sets){
+        0, s->engine->options.is_gpu || s->engine->options.config->offload.gradients == PD_PLACE_NVME ? 1 : all};
 }
 
 static struct sets next_sets(const struct pd_state *s, struct sets sets)
 {
-    const uint32_t all = pd_zero_held(s->with.zero)->set_count, end = sets.end + 2 < all ? sets.end + 2 : all - 1;
-    if (s->with.is_gpu) return (struct sets){sets.end, sets.end < all ? sets.end + 1 : all};
+    const uint32_t all = pd_zero_held(s->engine->zero)->set_count, end = sets.end + 2 < all ? sets.end + 2 : all - 1;
+    if (s->engine->options.is_gpu) return (struct sets){sets.end, sets.end < all ? sets.end + 1 : all};
     return (struct sets){sets.end, sets.end + 1 < all ? end : all};
 }
 
 static uint32_t unit_of(const struct pd_state *s, uint32_t box)
 {
-    return s->with.model->tensors.tensors[own(s)->boxes[box].tensor].unit;
+    return s->engine->options.model->tensors.tensors[own(s)->boxes[box].tensor].unit;
 }
 
 static bool is_in(const struct pd_state *s, struct sets sets, uint32_t box)
@@ -307,10 +308,11 @@ static bool is_in(const struct pd_state *s, struct sets sets, uint32_t box)
 /* On a GPU by way of the device's gradients, of which there are none yet. */
 static pd_status put_parameters(struct pd_state *s, uint32_t held, struct pd_error *err)
 {
-    const struct pd_zero_box *b = &pd_zero_held(s->with.zero)->boxes[held];
-    float *there = pd_zero_held(s->with.zero)->gradient + b->gradient_offset;
-    if (s->with.is_gpu) PD_TRY(pd_math_copy(s->with.math, there, passage_of(s, b), b->elements * sizeof *there, err));
-    return pd_zero_put_parameters(s->with.zero, held, there, err);
+    const struct pd_zero_box *b = &pd_zero_held(s->engine->zero)->boxes[held];
+    float *there = pd_zero_held(s->engine->zero)->gradient + b->gradient_offset;
+    if (s->engine->options.is_gpu)
+        PD_TRY(pd_math_copy(s->engine->math, there, passage_of(s, b), b->elements * sizeof *there, err));
+    return pd_zero_put_parameters(s->engine->zero, held, there, err);
 }
 
 /* One kind of the sets' boxes from their passage into the file; of parameters also the working copy. */
@@ -319,12 +321,12 @@ static pd_status put_kind(struct pd_state *s, struct sets sets, enum pd_kind kin
     struct in_files *f = own(s);
     for (uint32_t b = 0; b < f->box_count; b++) {
         if (f->boxes[b].kind != kind || !is_in(s, sets, b)) continue;
-        const uint32_t held = (uint32_t)(held_box(s, b) - pd_zero_held(s->with.zero)->boxes);
+        const uint32_t held = (uint32_t)(held_box(s, b) - pd_zero_held(s->engine->zero)->boxes);
         PD_TRY(pd_optimizer_store_put(f->store, b, 0, passage(s, b), elements_of(s, b), err));
         if (kind == PD_PARAM && !f->held[b].first) /* once, of all stripes */
             PD_TRY(put_parameters(s, held, err));
     }
-    return s->with.is_gpu ? pd_math_sync(s->with.math, err) : PD_OK; /* the passage is somebody else's next */
+    return s->engine->options.is_gpu ? pd_math_sync(s->engine->math, err) : PD_OK; /* the passage is somebody else's next */
 }
 
 struct init_job {
@@ -341,7 +343,8 @@ static void init_box(void *context, uint64_t index)
     const struct pd_shard_box *b = &own(s)->boxes[box];
     if (b->kind != job->kind || !is_in(s, job->sets, box)) return;
     if (pd_kinds[b->kind].initial == PD_INITIAL_MODEL)
-        pd_model_init_box(s->with.model, b->tensor, &b->box, s->with.config->run.seed, passage(s, box));
+        pd_model_init_box(s->engine->options.model, b->tensor, &b->box, s->engine->options.config->run.seed,
+                          passage(s, box));
     else
         memset(passage(s, box), 0, elements_of(s, box) * sizeof(float));
 }
@@ -350,7 +353,7 @@ static pd_status init_sets(struct pd_state *s, struct sets sets, struct pd_error
 {
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
         struct init_job job = {s, sets, (enum pd_kind)kind};
-        pd_parallel(s->with.pool, own(s)->box_count, init_box, &job);
+        pd_parallel(s->engine->pool, own(s)->box_count, init_box, &job);
         PD_TRY(put_kind(s, sets, (enum pd_kind)kind, err));
     }
     return PD_OK;
@@ -362,7 +365,7 @@ static pd_status init_files(struct pd_state *s, const struct pd_identity *identi
     for (struct sets sets = first_sets(s); sets.begin < sets.end; sets = next_sets(s, sets))
         PD_TRY(init_sets(s, sets, err));
     PD_TRY(pd_optimizer_store_end(own(s)->store, err));
-    return pd_zero_updated(s->with.zero, err);
+    return pd_zero_updated(s->engine->zero, err);
 }
 
 static pd_status init(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
@@ -383,7 +386,7 @@ static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint
 static pd_status load_sets(struct pd_state *s, struct pd_vfs *vfs, struct pd_group *group, struct pd_load_request *request,
                            struct sets sets, struct pd_load_report *report, struct pd_error *err)
 {
-    const struct pd_tensor_table *tensors = &s->with.model->tensors;
+    const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
     for (uint32_t t = 0; t < tensors->count; t++)
         own(s)->wanted[t] = tensors->tensors[t].unit >= sets.begin && tensors->tensors[t].unit < sets.end;
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
@@ -405,7 +408,7 @@ static pd_status load_files(struct pd_state *s, struct pd_vfs *vfs, struct pd_gr
     for (struct sets sets = first_sets(s); sets.begin < sets.end; sets = next_sets(s, sets))
         PD_TRY(load_sets(s, vfs, group, request, sets, ret_report, err));
     PD_TRY(pd_group_agree(group, pd_optimizer_store_end(own(s)->store, err), err));
-    return pd_zero_updated(s->with.zero, err);
+    return pd_zero_updated(s->engine->zero, err);
 }
 
 static pd_status load(struct pd_state *s, struct pd_vfs *vfs, struct pd_group *group, struct pd_load_request *request,
@@ -429,8 +432,8 @@ static pd_status load(struct pd_state *s, struct pd_vfs *vfs, struct pd_group *g
 static pd_status find(struct pd_state *s, uint32_t box, uint64_t first, const float **ret_gradient, void **ret_copy,
                       struct pd_error *err)
 {
-    const uint32_t held = (uint32_t)(held_box(s, box) - pd_zero_held(s->with.zero)->boxes);
-    PD_TRY(pd_zero_update_box(s->with.zero, held, ret_gradient, ret_copy, err));
+    const uint32_t held = (uint32_t)(held_box(s, box) - pd_zero_held(s->engine->zero)->boxes);
+    PD_TRY(pd_zero_update_box(s->engine->zero, held, ret_gradient, ret_copy, err));
     first += own(s)->held[box].first;
     *ret_gradient += first;
     *ret_copy = (char *)*ret_copy + first * copy_bytes(s);
@@ -480,11 +483,11 @@ static void end(struct pd_state *s)
 static pd_status begin(struct pd_state *s, const struct pd_identity *next, const struct pd_before_update *before,
                        struct pd_error *err)
 {
-    const bool is_gpu = s->with.is_gpu;
+    const bool is_gpu = s->engine->options.is_gpu;
     const struct pd_optimizer_store_step step = {.identity = *next,
-                                                 .copy_dtype = s->with.config->numerics.precision,
+                                                 .copy_dtype = s->engine->options.config->numerics.precision,
                                                  .context = s,
-                                                 .by_unit = s->with.blocks_leave_device,
+                                                 .by_unit = pd_blocks_leave_device(&s->engine->options),
                                                  .meet = is_gpu ? meet_device : meet,
                                                  .expect = is_gpu ? expect_device : NULL,
                                                  .left = is_gpu ? leave_device : NULL};
@@ -501,12 +504,12 @@ static pd_status update(struct pd_state *s, const struct pd_update_step *step, c
 {
     struct pd_crossing *crossing = own(s)->crossing;
     (void)before; /* since begin */
-    PD_TRY(pd_zero_update_begin(s->with.zero, err));
+    PD_TRY(pd_zero_update_begin(s->engine->zero, err));
     if (crossing) PD_TRY(pd_crossing_begin(crossing, err));
     PD_TRY(pd_optimizer_store_update_end(own(s)->store, step, NULL, err));
     if (crossing) PD_TRY(pd_crossing_end(crossing, err));
-    PD_TRY(pd_zero_update_end(s->with.zero, err));
-    return pd_zero_updated(s->with.zero, err);
+    PD_TRY(pd_zero_update_end(s->engine->zero, err));
+    return pd_zero_updated(s->engine->zero, err);
 }
 
 /* ---- saving ---- */

@@ -24,11 +24,11 @@ static struct on_host *own(const struct pd_state *s)
 
 static pd_status build(struct pd_state *s, struct pd_error *err)
 {
-    struct pd_rank_device *device = s->with.device;
+    struct pd_rank_device *device = s->engine->options.device;
     struct pd_host_update_options options = {.dev = device->dev,
                                              .compute = device->compute,
-                                             .pool = s->with.pool,
-                                             .copy_dtype = s->with.config->numerics.precision,
+                                             .pool = s->engine->pool,
+                                             .copy_dtype = s->engine->options.config->numerics.precision,
                                              .buffers = own(s)->buffers,
                                              .buffer_bytes = own(s)->buffer_bytes,
                                              .spans = device->spans};
@@ -36,7 +36,7 @@ static pd_status build(struct pd_state *s, struct pd_error *err)
     PD_TRY(pd_rank_device_stream(device, PD_STREAM_OPTIMIZER_OUT, &options.copies_out, err));
     PD_TRY(pd_isa_resolve(PD_ISA_AUTO, &options.isa, err));
     for (uint32_t i = 0; i < own(s)->count; i++)
-        own(s)->ranges[i] = pd_state_range(s, &pd_zero_held(s->with.zero)->boxes[i]);
+        own(s)->ranges[i] = pd_state_range(s, &pd_zero_held(s->engine->zero)->boxes[i]);
     return pd_host_update_new(&options, &own(s)->updates, err);
 }
 
@@ -44,9 +44,9 @@ static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_erro
 {
     struct on_host *o = s->own = calloc(1, sizeof *o);
     if (!o) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state on the host");
-    o->count = pd_zero_held(s->with.zero)->box_count;
+    o->count = pd_zero_held(s->engine->zero)->box_count;
     o->ranges = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, o->count * sizeof *o->ranges);
-    o->buffer_bytes = s->with.staging_bytes;
+    o->buffer_bytes = s->staging_bytes;
     o->buffers = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, o->buffer_bytes);
     return pd_arena_is_dry(arena) ? PD_OK : build(s, err);
 }
@@ -55,15 +55,15 @@ static pd_status update_set(struct pd_state *s, uint32_t set, const struct pd_up
 {
     struct pd_update_range *ranges = own(s)->ranges;
     uint32_t first, end;
-    pd_zero_set_boxes(s->with.zero, set, &first, &end);
+    pd_zero_set_boxes(s->engine->zero, set, &first, &end);
     for (uint32_t i = first; i < end; i++)
-        PD_TRY(pd_zero_update_box(s->with.zero, i, &ranges[i].grad, &ranges[i].copy, err));
+        PD_TRY(pd_zero_update_box(s->engine->zero, i, &ranges[i].grad, &ranges[i].copy, err));
     return pd_host_update_run(own(s)->updates, step, ranges + first, end - first, err);
 }
 
 static pd_status update_sets(struct pd_state *s, const struct pd_update_step *step, struct pd_error *err)
 {
-    struct pd_zero *zero = s->with.zero;
+    struct pd_zero *zero = s->engine->zero;
     PD_TRY(pd_zero_update_begin(zero, err));
     for (uint32_t set = 0; set < pd_zero_held(zero)->set_count; set++)
         PD_TRY(update_set(s, set, step, err));
@@ -74,11 +74,11 @@ static pd_status update(struct pd_state *s, const struct pd_update_step *step, c
                         struct pd_error *err)
 {
     pd_state_wait_for_readers(before);
-    if (s->with.blocks_leave_device)
+    if (pd_blocks_leave_device(&s->engine->options))
         PD_TRY(update_sets(s, step, err));
     else
         PD_TRY(pd_host_update_run(own(s)->updates, step, own(s)->ranges, own(s)->count, err));
-    return pd_zero_updated(s->with.zero, err);
+    return pd_zero_updated(s->engine->zero, err);
 }
 
 static void free_own(struct pd_state *s)

@@ -2,7 +2,7 @@
 #ifndef PD_TRAINER_ENGINE_STATE_INTERNAL_H
 #define PD_TRAINER_ENGINE_STATE_INTERNAL_H
 
-#include "trainer/engine/state.h"
+#include "trainer/engine/engine.h"
 #include "trainer/engine/state_mirror.h"
 
 /* Every slot is filled; what they do stands at their callers in state.h. */
@@ -28,7 +28,8 @@ struct pd_state_ops {
 
 struct pd_state {
     const struct pd_state_ops *ops;
-    struct pd_state_parts with;
+    struct pd_engine *engine;
+    uint64_t staging_bytes;
     const struct pd_update_rule *rule;
     struct pd_state_mirror *mirror; /* of state in a GPU's memory, in the host's; NULL: none */
     void *own;                      /* of the implementation */
