@@ -50,11 +50,6 @@ static uint32_t rank_of(const struct pd_progress *engine, uint32_t relative, uin
     return (uint32_t)(((uint64_t)relative + root) % engine->comm.size);
 }
 
-static uint32_t relative_of(const struct pd_progress *engine, uint32_t root)
-{
-    return (engine->comm.rank + engine->comm.size - root) % engine->comm.size;
-}
-
 static pd_status send_one(struct pd_progress *engine, uint32_t peer, void *data, uint64_t bytes, struct pd_error *err)
 {
     struct pd_comm_piece piece = {.peer = peer, .data = data, .bytes = bytes};
@@ -118,7 +113,7 @@ static pd_status broadcast_flat(struct pd_progress *engine, uint32_t root, void 
 
 static pd_status broadcast_tree(struct pd_progress *engine, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
 {
-    uint32_t size = engine->comm.size, me = relative_of(engine, root);
+    uint32_t size = engine->comm.size, me = (engine->comm.rank + size - root) % size;
     uint64_t step = 1;
     while (step < size)
         step *= 2;

@@ -195,12 +195,6 @@ void pd_segment_ring(struct pd_segment *segment, uint32_t slot)
         futex(&member->bell, segment->shape.is_processes ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT_MAX, NULL);
 }
 
-static void ring_all(struct pd_segment *segment)
-{
-    for (uint32_t s = 0; s < segment->shape.slots; s++)
-        pd_segment_ring(segment, s);
-}
-
 void pd_segment_sleep(struct pd_segment *segment, uint32_t slot, uint32_t seen, uint64_t timeout_ns)
 {
     struct pd_member *member = &segment->members[slot];
@@ -243,5 +237,6 @@ void pd_segment_depart(struct pd_segment *segment, uint32_t slot, enum pd_member
     uint32_t alive = PD_MEMBER_ALIVE;
     if (atomic_load(&member->state) == PD_MEMBER_ALIVE) atomic_store(&member->blamed, blamed_rank + 1);
     atomic_compare_exchange_strong(&member->state, &alive, (uint32_t)state);
-    ring_all(segment);
+    for (uint32_t s = 0; s < segment->shape.slots; s++)
+        pd_segment_ring(segment, s);
 }

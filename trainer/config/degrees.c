@@ -190,15 +190,10 @@ static void name_nearest(const struct pd_config *c, uint32_t world, const struct
 
 /* ---- layout.* by itself ---- */
 
-static uint32_t power_up_to(uint32_t value)
-{
-    return value < 1 ? 1 : 1u << (31 - __builtin_clz(value));
-}
-
 static pd_status check_divides(const char *name, uint32_t degree, uint32_t virtual, struct pd_error *err)
 {
     if (!degree || virtual % degree == 0) return PD_OK;
-    uint32_t below = power_up_to(degree);
+    uint32_t below = 1u << (31 - __builtin_clz(degree)); /* the power of two up to it */
     char more[160] = "";
     if (below == degree && degree <= 256)
         snprintf(more, sizeof more, ", or numerics.virtual_%s=%u, which gives other bits", name, degree);
@@ -206,11 +201,6 @@ static pd_status check_divides(const char *name, uint32_t degree, uint32_t virtu
     if (below < degree && 2 * below <= virtual) snprintf(more, sizeof more, " or layout.%s=%u", name, 2 * below);
     PD_FAIL(err, PD_INVALID, "layout.%s is %u and does not divide numerics.virtual_%s, which is %u; use layout.%s=%u%s",
             name, degree, name, virtual, name, below, more);
-}
-
-static const char *more_micro_batches(const struct pd_config *c)
-{
-    return c->batch.micro_batch > 1 ? "a smaller batch.micro_batch" : "more batch.sequences";
 }
 
 static pd_status check_dp(const struct pd_config *c, uint32_t dp, struct pd_error *err)
@@ -221,7 +211,7 @@ static pd_status check_dp(const struct pd_config *c, uint32_t dp, struct pd_erro
             "layout.dp is %u, but a step has only %s (batch.sequences %u / batch.micro_batch %u); set it to at most %u, or "
             "take %s, which gives other bits",
             dp, pd_counted(micro_batches, "micro-batch").text, c->batch.sequences, c->batch.micro_batch, micro_batches,
-            more_micro_batches(c));
+            c->batch.micro_batch > 1 ? "a smaller batch.micro_batch" : "more batch.sequences");
 }
 
 static uint32_t stages_limit(const struct pd_config *c)

@@ -59,12 +59,6 @@ static struct pd_zero_options zero_options_of(const struct pd_engine *e)
                                     .gradients_budget = c->offload.gradients_budget};
 }
 
-/* One stage alone runs as one chunk, however many were asked for. */
-static uint32_t interleave_of(const struct pd_layout *layout)
-{
-    return layout->pp == 1 ? 1 : layout->interleave;
-}
-
 bool pd_is_breadth_first(const struct pd_config *c, const struct pd_layout *layout)
 {
     const bool by_itself = c->offload.parameters == PD_PLACE_NVME || c->offload.gradients == PD_PLACE_NVME;
@@ -135,7 +129,7 @@ static pd_status describe_chunks(struct pd_engine *e, struct pd_error *err)
 {
     const struct pd_layout *layout = &e->grid.layout;
     e->is_breadth_first = pd_is_breadth_first(e->options.config, layout);
-    e->own->chunk_count = interleave_of(layout);
+    e->own->chunk_count = layout->pp == 1 ? 1 : layout->interleave; /* one stage alone runs as one chunk */
     e->slots = pd_schedule_slots(e->own->micro_batches, layout->dp, layout->pp, e->own->chunk_count);
     e->own->chunks = calloc(e->own->chunk_count, sizeof *e->own->chunks);
     if (!e->own->chunks) PD_FAIL(err, PD_NO_MEMORY, "engine: no memory for %u pipeline chunks", e->own->chunk_count);

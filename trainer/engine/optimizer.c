@@ -54,11 +54,6 @@ static pd_status add_box(struct pd_engine *e, const struct pd_zero_box *b, uint6
     return PD_OK;
 }
 
-static bool is_end(const struct pd_engine *e, uint32_t set)
-{
-    return set == 0 || set + 1 == pd_zero_held(e->zero)->set_count;
-}
-
 static pd_status add_set(struct pd_engine *e, uint32_t set, uint64_t *made, struct pd_error *err)
 {
     uint32_t first, end;
@@ -105,8 +100,9 @@ pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_no
 {
     uint64_t made = 0;
     if (!e->own->norm.by_block) PD_TRY(begin_squares(e, err));
-    for (uint32_t set = 0; set < pd_zero_held(e->zero)->set_count; set++)
-        if (!e->own->norm.by_block || is_end(e, set)) PD_TRY(add_set(e, set, &made, err));
+    const uint32_t sets = pd_zero_held(e->zero)->set_count;
+    for (uint32_t set = 0; set < sets; set++)
+        if (!e->own->norm.by_block || set == 0 || set + 1 == sets) PD_TRY(add_set(e, set, &made, err));
     PD_TRY(add_rows(e, &made, err));
     PD_TRY(read_squares(e, err));
     PD_TRY(pd_exact_sum_reduce(e->own->norm.host_copy, e->own->comm, err));

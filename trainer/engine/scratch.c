@@ -78,11 +78,6 @@ static const struct {
                                 PD_STREAM_ACTIVATIONS_OUT, "read of activations", "write of activations"},
 };
 
-static bool updates_on_host(const struct pd_engine *e)
-{
-    return e->options.config->offload.optimizer != PD_PLACE_DEVICE;
-}
-
 /* On a GPU; all zero on a CPU. New copies of parameters come in on the stream of an update on the host. */
 static pd_status device_of(const struct pd_engine *e, int part, struct pd_spill_device *ret_device, struct pd_error *err)
 {
@@ -100,7 +95,7 @@ static pd_status device_of(const struct pd_engine *e, int part, struct pd_spill_
                                      .name = kinds[part].name};
     PD_TRY(pd_rank_device_stream(d, kinds[part].in, &device.copies_in, err));
     PD_TRY(pd_rank_device_stream(d, kinds[part].out, &device.copies_out, err));
-    if (part == PD_SCRATCH_PARAMETERS && updates_on_host(e))
+    if (part == PD_SCRATCH_PARAMETERS && e->options.config->offload.optimizer != PD_PLACE_DEVICE)
         PD_TRY(pd_rank_device_stream(d, PD_STREAM_OPTIMIZER_IN, &device.others, err));
     *ret_device = device;
     return PD_OK;

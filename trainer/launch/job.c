@@ -291,7 +291,7 @@ static void stopped_look(struct job *job)
 {
     bool any = false;
     const uint64_t now = pd_clock_monotonic_ns(NULL);
-    if (!job->requests->wants_leave || job->is_left_opening) return;
+    if (!job->requests->wants_leave || job->end.is_left_opening) return;
     for (uint32_t r = 0; r < job->end.count; r++) {
         const struct pd_launch_process *seen = &job->seen[r];
         any |= seen->has_begun && seen->is_here && !seen->is_gone && is_stopped(seen->process);

@@ -288,14 +288,10 @@ static void add_note(const struct facts *f, FILE *out)
     fprintf(out, "%.900s", f->note.message);
 }
 
-static void add_others(const struct pd_launch_verdict *v, FILE *out)
-{
-    if (v->lost > 1) fprintf(out, ", and %u more %s with it", v->lost - 1, v->lost == 2 ? "rank" : "ranks");
-}
-
 static void add_word(const struct facts *f, char letter, FILE *out)
 {
     const struct pd_launch_process *first = &f->end->processes[f->verdict->lost_ranks[0]];
+    const uint32_t lost = f->verdict->lost;
     switch (letter) {
     case 'N':
         add_note(f, out);
@@ -307,7 +303,7 @@ static void add_word(const struct facts *f, char letter, FILE *out)
         fprintf(out, "%u", f->verdict->lost_ranks[0]);
         return;
     case 'O':
-        add_others(f->verdict, out);
+        if (lost > 1) fprintf(out, ", and %u more %s with it", lost - 1, lost == 2 ? "rank" : "ranks");
         return;
     case 'S':
         fputs(f->end->starter_name, out);

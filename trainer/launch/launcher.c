@@ -73,12 +73,6 @@ static bool dies_again(const struct launch_state *state, const struct pd_launch_
     return any;
 }
 
-static void note_died(struct launch_state *state, const struct pd_launch_verdict *verdict)
-{
-    state->died = verdict->lost;
-    memcpy(state->died_ranks, verdict->lost_ranks, sizeof state->died_ranks);
-}
-
 /* Ranks of this host are started again in full. Where the same place dies once more before a newer checkpoint is there,
  * and where ranks of other hosts are gone, those that are left go on. */
 static uint32_t next_ranks(struct launch_state *state, const struct pd_launch_verdict *verdict)
@@ -86,7 +80,8 @@ static uint32_t next_ranks(struct launch_state *state, const struct pd_launch_ve
     const struct pd_launch *launch = state->launch;
     const uint32_t ranks = state->start.ranks;
     const bool is_same_place = dies_again(state, verdict);
-    note_died(state, verdict);
+    state->died = verdict->lost;
+    memcpy(state->died_ranks, verdict->lost_ranks, sizeof state->died_ranks);
     if (state->restarts < launch->restart_ranks_count) return launch->restart_ranks[state->restarts];
     if (verdict->next != PD_LAUNCH_REPLACE) return ranks;
     if (verdict->is_lost_here && !is_same_place) return ranks;
@@ -115,11 +110,6 @@ static void step_text(const struct launch_state *state, char *ret_text, size_t b
         snprintf(ret_text, bytes, "step %llu", (unsigned long long)state->step);
     else
         snprintf(ret_text, bytes, "%s", state->found[0] ? "what its ranks find whole" : "the beginning");
-}
-
-static bool is_the_same_again(const struct launch_state *state, const struct pd_launch_verdict *verdict)
-{
-    return verdict->status != PD_PEER_LOST && strcmp(state->last_words, verdict->message) == 0;
 }
 
 static pd_status fail_stuck(const struct launch_state *state, const struct pd_launch_verdict *verdict, struct pd_error *err)
@@ -182,12 +172,6 @@ static void log_start(const struct launch_state *state)
            state->start.transport == PD_TRANSPORT_LOCAL ? "threads of one process" : "processes", from);
 }
 
-static void log_end(const struct launch_state *state, const struct pd_launch_verdict *verdict)
-{
-    pd_log(PD_LOG_WARN, MODULE, "%s; restart %u of %u without progress follows", verdict->message, state->idle_restarts,
-           state->launch->restart_limit);
-}
-
 /* True when a request to leave ended the pause. */
 static bool pause_before_restart(struct launch_state *state)
 {
@@ -209,7 +193,8 @@ static pd_status launch_loop(struct launch_state *state, struct pd_error *err)
         PD_TRY(pd_launch_job_run(&state->start, &state->requests, &verdict, err));
         pd_status st = judge(state, &verdict, &is_over, err);
         if (is_over) return st;
-        log_end(state, &verdict);
+        pd_log_warn(MODULE, "%s; restart %u of %u without progress follows", verdict.message, state->idle_restarts,
+                    state->launch->restart_limit);
         if (pause_before_restart(state))
             PD_FAIL(err, PD_STOPPED, "asked to leave between two starts: %.800s", verdict.message);
     }

@@ -282,11 +282,6 @@ static pd_status own_tensors(struct survey *s, uint32_t begin, uint32_t end, uin
     return st;
 }
 
-static bool has_budgets(const struct pd_config *c)
-{
-    return c->offload.optimizer_budget || c->offload.parameters_budget || c->offload.gradients_budget;
-}
-
 /* Blocks are alike: a share that owns a norm of one takes what a share takes that owns the same norm of another, but for
  * the first of a stage, and where budgets keep some of the blocks. */
 static pd_status own_stage(struct survey *s, uint32_t pp, uint32_t tp_rank, struct pd_error *err)
@@ -294,15 +289,17 @@ static pd_status own_stage(struct survey *s, uint32_t pp, uint32_t tp_rank, stru
     enum { EMBEDDING, HEAD, FIRST_BLOCK, BLOCK, TIED, BLOCK_BY_ITSELF };
     const struct pd_layout *l = &s->laid_out->layout;
     const uint32_t last = s->model->unit_count - 1, *first = s->model->unit_first;
+    const bool has_budgets =
+        s->config->offload.optimizer_budget || s->config->offload.parameters_budget || s->config->offload.gradients_budget;
     bool is_first = true;
     memset(s->owned, 0, s->shares * sizeof *s->owned); /* set 0 is empty */
     for (uint32_t unit = 0; unit <= last; unit++) {
         if (pd_layout_unit_pp(l, unit) != pp) continue;
-        const uint64_t kind = unit == 0                ? EMBEDDING
-                              : unit == last           ? HEAD
-                              : is_first               ? FIRST_BLOCK
-                              : has_budgets(s->config) ? BLOCK_BY_ITSELF + (uint64_t)unit
-                                                       : BLOCK;
+        const uint64_t kind = unit == 0      ? EMBEDDING
+                              : unit == last ? HEAD
+                              : is_first     ? FIRST_BLOCK
+                              : has_budgets  ? BLOCK_BY_ITSELF + (uint64_t)unit
+                                             : BLOCK;
         PD_TRY(own_tensors(s, first[unit], first[unit + 1], tp_rank, kind, err));
         is_first = unit == 0;
     }

@@ -8,17 +8,11 @@
 static _Atomic int wants_save, wants_leave;
 static _Atomic int interrupts;
 
-static void signal_raise(enum pd_signal signal)
-{
-    if (signal == PD_SIGNAL_SAVE) atomic_store(&wants_save, 1);
-    if (signal == PD_SIGNAL_SAVE_AND_LEAVE) atomic_store(&wants_leave, 1);
-}
-
 /* Only lock-free atomics and _exit: all of it may run inside a handler. */
 static void on_signal(int number)
 {
     if (number == SIGINT && atomic_fetch_add(&interrupts, 1) > 0) _exit(75);
-    signal_raise(number == SIGUSR2 ? PD_SIGNAL_SAVE : PD_SIGNAL_SAVE_AND_LEAVE);
+    atomic_store(number == SIGUSR2 ? &wants_save : &wants_leave, 1);
 }
 
 pd_status pd_signals_install(struct pd_error *err)
