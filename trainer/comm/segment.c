@@ -81,14 +81,6 @@ static pd_status map_processes(uint64_t bytes, int *ret_descriptor, uint8_t **re
     return PD_OK;
 }
 
-static pd_status map_threads(uint64_t bytes, uint8_t **ret_base, struct pd_error *err)
-{
-    uint8_t *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED) PD_FAIL_ERRNO(err, errno, "mapping %llu bytes for communication", (unsigned long long)bytes);
-    *ret_base = base;
-    return PD_OK;
-}
-
 pd_status pd_segment_make(const struct pd_segment_shape *shape, struct pd_segment_ticket *ret_ticket,
                           struct pd_segment **ret_segment, struct pd_error *err)
 {
@@ -98,7 +90,8 @@ pd_status pd_segment_make(const struct pd_segment_shape *shape, struct pd_segmen
     if (shape->is_processes)
         PD_TRY(map_processes(bytes, &descriptor, &base, err));
     else
-        PD_TRY(map_threads(bytes, &base, err));
+        base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) PD_FAIL_ERRNO(err, errno, "mapping %llu bytes for communication", (unsigned long long)bytes);
     struct pd_segment *segment = NULL;
     pd_status st = segment_new(base, shape, &segment, err);
     if (st) {

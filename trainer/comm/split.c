@@ -31,14 +31,6 @@ static void plan_make(const struct pd_progress *parent, const struct split_reque
     }
 }
 
-static uint32_t domain_leader(const struct split_plan *plan)
-{
-    uint32_t leader = 0;
-    while (plan->members[leader].domain != plan->members[plan->rank].domain)
-        leader++;
-    return leader;
-}
-
 /* Makes it or finds the one that the leader has made. All of the parent take part, whatever went wrong here; *ret_peers: how
  * that went. */
 static pd_status segment_share(struct pd_progress *parent, const struct split_plan *plan, struct pd_segment_ticket *tickets,
@@ -46,7 +38,9 @@ static pd_status segment_share(struct pd_progress *parent, const struct split_pl
 {
     struct pd_segment_ticket mine = {0};
     struct pd_segment *segment = NULL;
-    uint32_t slots, slot = pd_progress_slot_of(plan->members, plan->size, plan->rank, &slots), leader = domain_leader(plan);
+    uint32_t slots, slot = pd_progress_slot_of(plan->members, plan->size, plan->rank, &slots), leader = 0;
+    while (plan->members[leader].domain != plan->members[plan->rank].domain)
+        leader++;
     const struct pd_segment_shape shape = pd_progress_shape(parent->transport, plan->size, slots);
     pd_status st = PD_OK;
     if (leader == plan->rank) st = pd_segment_make(&shape, &mine, &segment, err);

@@ -139,20 +139,17 @@ static pd_status describe_chunks(struct pd_engine *e, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status build_schedule(struct pd_engine *e, const struct pd_schedule_options *options, struct pd_error *err)
-{
-    struct pd_engine_own *own = e->own;
-    PD_TRY(pd_schedule_new(options, &own->schedule, err));
-    return pd_set_order_new(&own->schedule, own->chunks, pd_zero_held(e->zero)->set_count - 1, true, &own->set_order, err);
-}
-
 static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
     const struct pd_config *c = e->options.config;
     uint32_t depth[256];
     const struct pd_schedule_options schedule = schedule_options_of(e);
     pd_schedule_depth(&schedule, depth);
-    if (!pd_arena_is_dry(arena)) PD_TRY(build_schedule(e, &schedule, err));
+    if (!pd_arena_is_dry(arena)) {
+        const uint32_t head = pd_zero_held(e->zero)->set_count - 1;
+        PD_TRY(pd_schedule_new(&schedule, &e->own->schedule, err));
+        PD_TRY(pd_set_order_new(&e->own->schedule, e->own->chunks, head, true, &e->own->set_order, err));
+    }
     const struct pd_transformer_options transformer = transformer_options_of(e, depth);
     PD_TRY(pd_transformer_new(e->options.model, e->math, &transformer, arena, &e->transformer, err));
     const struct pd_rank_device *device = e->options.device;

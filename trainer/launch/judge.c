@@ -113,11 +113,6 @@ static bool find_note(struct facts *f, wanted *is_wanted)
     return false;
 }
 
-static bool is_mendable_by_repeating(pd_status status)
-{
-    return status == PD_DIVERGED || status == PD_BUG || status == PD_NO_MEMORY || status == PD_DEVICE_LOST;
-}
-
 /* Not what others end with because of it. */
 static bool is_cause(pd_status status)
 {
@@ -136,7 +131,9 @@ static bool is_peer_lost(pd_status status)
 
 static bool names_final_cause(struct facts *f)
 {
-    return find_note(f, is_cause) && !is_mendable_by_repeating(f->note.status);
+    const bool is_cause_named = find_note(f, is_cause);
+    const pd_status st = f->note.status;
+    return is_cause_named && st != PD_DIVERGED && st != PD_BUG && st != PD_NO_MEMORY && st != PD_DEVICE_LOST;
 }
 
 static bool names_passing_cause(struct facts *f)

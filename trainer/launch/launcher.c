@@ -279,18 +279,13 @@ static bool is_a_rank(void)
     return false;
 }
 
-/* NULL: notes lie elsewhere, and ranks say what is wrong with it. */
-static const char *run_dir_of(const struct pd_launch *launch)
-{
-    return launch->dir && access(launch->dir, F_OK) == 0 ? launch->dir : NULL;
-}
-
 static pd_status launch_in(struct launch_state *state, const char *dir, struct pd_error *err)
 {
     const struct pd_launch *launch = state->launch;
     enum pd_transport transport;
+    const bool is_there = launch->dir && access(launch->dir, F_OK) == 0; /* else ranks say what is wrong with it */
     state->start = (struct pd_start){.dir = dir,
-                                     .run_dir = run_dir_of(launch),
+                                     .run_dir = is_there ? launch->dir : NULL,
                                      .worker = launch->worker,
                                      .layout = state->layout.settings,
                                      .begin_seconds = launch->peer_timeout};

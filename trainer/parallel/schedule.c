@@ -83,14 +83,6 @@ uint32_t pd_schedule_slots(uint32_t micro_batches, uint32_t dp, uint32_t pp, uin
     return interleave > 1 ? (slots + pp - 1) / pp * pp : slots;
 }
 
-static void track_depth(const struct pd_action *a, uint32_t *alive, uint32_t *depth)
-{
-    if (a->is_backward)
-        alive[a->chunk]--;
-    else if (++alive[a->chunk] > depth[a->chunk])
-        depth[a->chunk] = alive[a->chunk];
-}
-
 pd_status pd_schedule_new(const struct pd_schedule_options *options, struct pd_schedule *ret_schedule, struct pd_error *err)
 {
     PD_TRY(check(options, err));
@@ -117,7 +109,7 @@ void pd_schedule_depth(const struct pd_schedule_options *options, uint32_t *ret_
 {
     struct pd_schedule_options o = *options;
     uint32_t alive[256] = {0};
-    struct pd_action action;
+    struct pd_action a;
     bool at_once = o.forward_only || o.kind == PD_SCHEDULE_GPIPE;
     if (o.units) {
         ret_depth[0] = o.group ? o.group : o.slots;
@@ -129,8 +121,12 @@ void pd_schedule_depth(const struct pd_schedule_options *options, uint32_t *ret_
     /* The warm-up spans three rounds of pp slots at most; from then on every forward is followed by a backward. */
     if (o.slots > 4 * o.pp) o.slots = 4 * o.pp;
     struct walk w = walk_begin(&o);
-    while (walk_next(&w, &action))
-        track_depth(&action, alive, ret_depth);
+    while (walk_next(&w, &a)) {
+        if (a.is_backward)
+            alive[a.chunk]--;
+        else if (++alive[a.chunk] > ret_depth[a.chunk])
+            ret_depth[a.chunk] = alive[a.chunk];
+    }
 }
 
 double pd_schedule_bubble(uint32_t pp, uint32_t interleave, uint32_t slots)

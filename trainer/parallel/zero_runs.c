@@ -93,18 +93,13 @@ const struct pd_zero_place *pd_zero_places(struct pd_zero *zero, uint32_t set)
     return zero->places.of;
 }
 
-static struct pd_zero_slab part_slab(const struct pd_layout_cut *cut, uint64_t part)
-{
-    const uint64_t begin = cut->row_begin + part * cut->part_rows;
-    return (struct pd_zero_slab){begin, pd_min_u64(begin + cut->part_rows, cut->row_end), cut->chunk_begin, cut->chunk_end};
-}
-
 struct pd_zero_slab pd_zero_owned_slab(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t q)
 {
     const struct pd_layout_cut *cut = &place->cut;
     if (!place->is_here || q >= zero->parts || q < cut->q_first || q - cut->q_first >= cut->part_count)
         return (struct pd_zero_slab){0};
-    return part_slab(cut, q - cut->q_first);
+    const uint64_t begin = cut->row_begin + (uint64_t)(q - cut->q_first) * cut->part_rows;
+    return (struct pd_zero_slab){begin, pd_min_u64(begin + cut->part_rows, cut->row_end), cut->chunk_begin, cut->chunk_end};
 }
 
 /* The part of this group of zero_shard ranks; everything in stage 0. */

@@ -180,13 +180,6 @@ static bool gather(struct remedies *s)
     return false;
 }
 
-/* Without what is not needed beside the rest. */
-static void thin_out(struct remedies *s)
-{
-    for (uint32_t i = 0; i < CHANGES; i++)
-        if (s->which >> i & 1 && is_remedy(s, s->which & ~(1u << i), s->found)) s->which &= ~(1u << i);
-}
-
 bool pd_device_room_remedy(const struct pd_engine_options *o, uint64_t bytes, struct pd_device_remedy *ret_remedy)
 {
     struct pd_device_remedy r;
@@ -195,7 +188,8 @@ bool pd_device_room_remedy(const struct pd_engine_options *o, uint64_t bytes, st
         if (is_remedy(&s, 1u << i, &r)) s.which = 1u << i;
     if (!s.which) {
         if (!gather(&s)) return false;
-        thin_out(&s);
+        for (uint32_t i = 0; i < CHANGES; i++) /* without what is not needed beside the rest */
+            if (s.which >> i & 1 && is_remedy(&s, s.which & ~(1u << i), &r)) s.which &= ~(1u << i);
     }
     fewest_layers(&s);
     *ret_remedy = r;
@@ -209,14 +203,6 @@ static double mib(uint64_t bytes)
     return (double)bytes / 1048576;
 }
 
-/* What is left when no change that keeps the bits is enough. */
-static void other_advice(const struct pd_engine_options *o, char *ret, size_t bytes)
-{
-    struct pd_config config = *o->config; /* borrows what it points to */
-    config.run.device = PD_DEVICE_GPU;
-    pd_less_memory_text(&config, o->world, false, false, ret, bytes);
-}
-
 /* Before a byte of it is taken. */
 static pd_status check(const struct pd_engine_options *o, const struct pd_memory_plan *plan, struct pd_error *err)
 {
@@ -226,10 +212,12 @@ static pd_status check(const struct pd_engine_options *o, const struct pd_memory
     const uint64_t need = device_bytes(plan);
     PD_TRY(pd_dev_memory(o->device->dev, &memory, err));
     if (need <= memory.free_bytes) return PD_OK;
+    struct pd_config config = *o->config; /* borrows what it points to */
+    config.run.device = PD_DEVICE_GPU;
     if (pd_device_room_remedy(o, memory.free_bytes, &r))
         snprintf(advice, sizeof advice, "with %s it takes %.1f MiB, and the bits stay the same", r.words, mib(r.bytes));
     else
-        other_advice(o, advice, sizeof advice);
+        pd_less_memory_text(&config, o->world, false, false, advice, sizeof advice);
     PD_FAIL(err, PD_INVALID,
             "GPU %u: this rank needs %.1f MiB of device memory, and %.1f of %.1f are free%s; %s. What it is made of: "
             "perdure plan CONFIG --world=%u run.device=gpu",

@@ -114,13 +114,6 @@ static pd_status number_of(struct table *t, const void *key, size_t bytes, uint3
     return PD_OK;
 }
 
-static void table_deinit(struct table *t)
-{
-    free(t->words);
-    free(t->rows);
-    free(t->slots);
-}
-
 static pd_status append(struct survey *s, uint64_t word, struct pd_error *err)
 {
     if (!grow(&s->text, sizeof *s->text, s->text_count + 1, &s->text_room))
@@ -447,8 +440,11 @@ uint64_t pd_memory_of_device(const struct pd_config *config, const struct pd_mem
 static void survey_deinit(struct survey *s)
 {
     struct table *tables[] = {&s->descriptions, &s->owned_sets, &s->additions, &s->known, &s->groups};
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
-        table_deinit(tables[i]);
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        free(tables[i]->words);
+        free(tables[i]->rows);
+        free(tables[i]->slots);
+    }
     free(s->addition_to);
     free(s->known_bytes);
     free(s->text);

@@ -18,13 +18,6 @@ bool pd_config_offloads(const struct pd_config *c, bool is_gpu)
            pd_blocks_leave_device(&o);
 }
 
-static uint32_t generations_of(const struct pd_config *c)
-{
-    struct pd_tier_options tiers[PD_TIERS_MAX];
-    const uint32_t count = pd_config_tiers(c, tiers);
-    return pd_tiers_own_checkpoints(tiers, count, 0, true);
-}
-
 static pd_status plan_state(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)
 {
     const struct pd_tensor_table *tensors = &e->options.model->tensors;
@@ -44,7 +37,8 @@ static pd_status plan_state(const struct pd_engine *e, struct pd_offload_plan *p
     }
     free(boxes);
     p->state_traffic -= pd_state_files_kept_bytes(e->state); /* written, and not read */
-    p->generations = generations_of(e->options.config);
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    p->generations = pd_tiers_own_checkpoints(tiers, pd_config_tiers(e->options.config, tiers), 0, true);
     return st;
 }
 

@@ -125,18 +125,16 @@ static pd_status prepare(void *context, struct pd_store *store, uint32_t tier, p
                                 ret_summaries, err);
 }
 
-/* What went wrong at the start is in *err already. */
-static pd_status make_ready(struct pd_saver *s, struct save *save, struct pd_error *err)
-{
-    return save->begun ? save->begun : pd_save_source_ready(s->source, &save->shard, err);
-}
-
 static pd_status write_save(struct pd_saver *s, struct save *save, struct pd_error *err)
 {
     struct writing writing = {s, save};
     const struct pd_tiers_save request = {&save->state, save->is_everywhere, prepare, hold, &writing};
     uint32_t tier;
-    if (pd_save_source_order(s->source) != PD_SAVE_BESIDE) PD_TRY(pd_group_agree(s->group, make_ready(s, save, err), err));
+    if (pd_save_source_order(s->source) != PD_SAVE_BESIDE) {
+        const pd_status st = save->begun ? save->begun /* with its error in *err */
+                                         : pd_save_source_ready(s->source, &save->shard, err);
+        PD_TRY(pd_group_agree(s->group, st, err));
+    }
     if (save->is_last) return pd_tiers_finish(s->tiers, &request, save->leave_seconds, err);
     PD_TRY(pd_tiers_save(s->tiers, &request, &tier, err));
     pd_fault_point("worker.saved");
