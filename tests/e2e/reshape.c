@@ -138,8 +138,13 @@ static pd_status take_step(struct run *r, struct pd_error *err)
 static pd_status save(struct run *r, struct pd_error *err)
 {
     PD_TRY(pd_saver_new(r->vfs, r->tiers, &r->group, r->whole.engine, 1, &r->saver, err));
+    struct pd_saver_outcome outcome = {0};
     PD_TRY(pd_tiers_start(r->tiers, err));
-    return pd_saver_save(r->saver, &r->state, err);
+    pd_saver_start(r->saver, &r->state, true);
+    pd_saver_wait(r->saver);
+    PD_CHECK(pd_saver_collect(r->saver, pd_saver_finished(r->saver), &outcome));
+    if (outcome.status && err) *err = outcome.error;
+    return outcome.status;
 }
 
 static pd_status go(struct run *r, struct pd_error *err)

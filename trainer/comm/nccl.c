@@ -488,27 +488,17 @@ static pd_status nccl_exchange(struct pd_comm *comm, struct pd_comm_op *op, stru
 
 /* ---- what goes over control ---- */
 
-static pd_status control_of(struct pd_comm *comm, struct pd_comm **ret_control, struct pd_error *err)
-{
-    struct nccl_comm *c = nccl_of(comm);
-    PD_TRY(state_of(c->family, err));
-    *ret_control = c->control;
-    return PD_OK;
-}
-
 static pd_status nccl_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
                                  struct pd_error *err)
 {
-    struct pd_comm *control;
-    PD_TRY(control_of(comm, &control, err));
-    return pd_comm_all_reduce(control, values, count, reduce, err);
+    PD_TRY(state_of(nccl_of(comm)->family, err));
+    return pd_comm_all_reduce(nccl_of(comm)->control, values, count, reduce, err);
 }
 
 static pd_status nccl_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
 {
-    struct pd_comm *control;
-    PD_TRY(control_of(comm, &control, err));
-    return pd_comm_broadcast(control, root, data, bytes, err);
+    PD_TRY(state_of(nccl_of(comm)->family, err));
+    return pd_comm_broadcast(nccl_of(comm)->control, root, data, bytes, err);
 }
 
 static pd_status nccl_look(struct pd_comm *comm, struct pd_error *err)
@@ -733,9 +723,9 @@ static pd_status comm_new(struct family *f, struct pd_comm *control, bool is_lin
 static pd_status nccl_split(struct pd_comm *comm, const struct pd_comm_part *mine, struct pd_comm **ret_comm,
                             struct pd_error *err)
 {
-    struct pd_comm *control, *part;
-    PD_TRY(control_of(comm, &control, err));
-    PD_TRY(pd_comm_split(control, mine->color, mine->key, &part, err));
+    struct pd_comm *part;
+    PD_TRY(state_of(nccl_of(comm)->family, err));
+    PD_TRY(pd_comm_split(nccl_of(comm)->control, mine->color, mine->key, &part, err));
     pd_status st = comm_new(nccl_of(comm)->family, part, mine->is_link, ret_comm, err);
     if (st) pd_comm_free(part);
     return st;

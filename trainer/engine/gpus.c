@@ -145,19 +145,15 @@ static const struct library {
     [PD_GPU_CUDNN] = {"cuDNN", {"libcudnn.so.9"}, "cudnnGetVersion", 90000},
 };
 
-static uint64_t ask(enum pd_gpu_library which, void *function)
-{
-    size_t (*version)(void);
-    int (*nccl_version)(int *), number = 0;
-    *(void **)&version = *(void **)&nccl_version = function;
-    if (which != PD_GPU_NCCL) return version();
-    return nccl_version(&number) == 0 ? (uint64_t)number : 0;
-}
-
 static void read_version(enum pd_gpu_library which, void *function, char ret[32])
 {
-    const uint64_t number = ask(which, function), major = number >= libraries[which].wide_from ? 10000 : 1000;
-    if (number)
+    size_t (*version)(void);
+    int (*nccl_version)(int *), said = 0;
+    *(void **)&version = *(void **)&nccl_version = function;
+    const bool is_nccl = which == PD_GPU_NCCL, is_told = !is_nccl || nccl_version(&said) == 0;
+    const uint64_t number = is_nccl ? (uint64_t)said : version();
+    const uint64_t major = number >= libraries[which].wide_from ? 10000 : 1000;
+    if (is_told)
         snprintf(ret, 32, "%llu.%llu.%llu", (unsigned long long)(number / major), (unsigned long long)(number % major / 100),
                  (unsigned long long)(number % 100));
 }

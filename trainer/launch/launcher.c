@@ -133,6 +133,11 @@ static pd_status fail_before_begin(const struct launch_state *state, const struc
             verdict->message, local);
 }
 
+static bool is_the_same_again(const struct launch_state *state, const struct pd_launch_verdict *verdict)
+{
+    return verdict->status != PD_PEER_LOST && strcmp(state->last_words, verdict->message) == 0;
+}
+
 /* Sets what the next start is, or returns the end of the launch. */
 static pd_status judge(struct launch_state *state, const struct pd_launch_verdict *verdict, bool *ret_is_over,
                        struct pd_error *err)

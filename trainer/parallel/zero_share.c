@@ -7,24 +7,13 @@ static bool has_replicas(const struct pd_zero *zero)
     return zero->data_ranks > 1 && (zero->grid->layout.zero_stage == 0 || zero->parts < zero->data_ranks);
 }
 
-/* Runs of a tensor that lie at `here` on both ends: from this rank to the data ranks first, first + stride, ..., or from q.
- */
-static void send_runs(struct pd_zero *zero, uint32_t first, uint32_t stride, float *here, const struct pd_zero_run *runs,
-                      uint32_t count)
+/* Runs of a tensor that lie at `here` on both ends, to or from data rank q. */
+static void add_runs(const struct pd_zero *zero, uint32_t q, float *here, const struct pd_zero_run *runs, uint32_t count,
+                     struct pd_comm_piece *pieces, uint32_t *piece_count)
 {
-    struct pd_zero_exchange *x = &zero->exchange;
-    for (uint32_t q = first; q < zero->data_ranks; q += stride)
-        for (uint32_t i = 0; i < count && q != zero->q; i++)
-            x->sends[x->op.send_count++] = (struct pd_comm_piece){q * zero->grid->layout.tp + zero->grid->place.tp,
-                                                                  here + runs[i].at_b, runs[i].elements * sizeof *here};
-}
-
-static void recv_runs(struct pd_zero *zero, uint32_t q, float *here, const struct pd_zero_run *runs, uint32_t count)
-{
-    struct pd_zero_exchange *x = &zero->exchange;
     for (uint32_t i = 0; i < count; i++)
-        x->recvs[x->op.recv_count++] = (struct pd_comm_piece){q * zero->grid->layout.tp + zero->grid->place.tp,
-                                                              here + runs[i].at_b, runs[i].elements * sizeof *here};
+        pieces[(*piece_count)++] = (struct pd_comm_piece){q * zero->grid->layout.tp + zero->grid->place.tp,
+                                                          here + runs[i].at_b, runs[i].elements * sizeof *here};
 }
 
 static const char to_replicas[] = "to replicas";
@@ -47,10 +36,11 @@ static pd_status share_set(struct pd_zero *zero, uint32_t set, float *array, con
         for (uint32_t q = is_whole ? 0 : zero->q % zero->parts; q < zero->parts; q += is_whole ? 1 : zero->parts) {
             const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &places[e], q);
             const uint32_t count = pd_zero_runs(zero, zero->sets[set].tensors[e], &owned, &held, runs);
-            if (q == zero->q)
-                send_runs(zero, is_whole ? 0 : q, is_whole ? 1 : zero->parts, array + first[e], runs, count);
-            else
-                recv_runs(zero, q, array + first[e], runs, count);
+            float *here = array + first[e];
+            if (q != zero->q) add_runs(zero, q, here, runs, count, x->recvs, &x->op.recv_count);
+            if (q != zero->q) continue;
+            for (uint32_t to = is_whole ? 0 : q; to < zero->data_ranks; to += is_whole ? 1 : zero->parts)
+                if (to != q) add_runs(zero, to, here, runs, count, x->sends, &x->op.send_count);
         }
     }
     pd_status st = pd_comm_start(zero->comm, &x->op, err);

@@ -326,23 +326,12 @@ bool pd_saver_collect(struct pd_saver *s, uint64_t finished, struct pd_saver_out
     return is_one;
 }
 
-static pd_status start_and_collect(struct pd_saver *s, const struct save *what, struct pd_error *err)
-{
-    struct pd_saver_outcome outcome;
-    start(s, what);
-    pd_saver_wait(s);
-    PD_CHECK(pd_saver_collect(s, pd_saver_finished(s), &outcome) && outcome.step == what->state.identity.step);
-    if (outcome.status && err) *err = outcome.error;
-    return outcome.status;
-}
-
-pd_status pd_saver_save(struct pd_saver *s, const struct pd_run_state *state, struct pd_error *err)
-{
-    return start_and_collect(s, &(struct save){.state = *state, .is_everywhere = true}, err);
-}
-
 pd_status pd_saver_finish(struct pd_saver *s, const struct pd_run_state *state, double leave_seconds, struct pd_error *err)
 {
-    return start_and_collect(
-        s, &(struct save){.state = *state, .is_everywhere = true, .is_last = true, .leave_seconds = leave_seconds}, err);
+    struct pd_saver_outcome outcome;
+    start(s, &(struct save){.state = *state, .is_everywhere = true, .is_last = true, .leave_seconds = leave_seconds});
+    pd_saver_wait(s);
+    PD_CHECK(pd_saver_collect(s, pd_saver_finished(s), &outcome) && outcome.step == state->identity.step);
+    if (outcome.status && err) *err = outcome.error;
+    return outcome.status;
 }

@@ -58,8 +58,6 @@ void pd_saver_wait(struct pd_saver *saver);
 /* The oldest save not yet collected, if it is among the first `finished`, which have ended everywhere. */
 bool pd_saver_collect(struct pd_saver *saver, uint64_t finished, struct pd_saver_outcome *ret_outcome);
 
-/* Start, wait and collect in one, while nothing else is under way.   errors  the outcome's */
-PD_MUST_USE pd_status pd_saver_save(struct pd_saver *saver, const struct pd_run_state *state, struct pd_error *err);
 /* The way out, while nothing else is under way and the state is that of the last save: every tier gets it, as
  * pd_tiers_finish says. */
 PD_MUST_USE pd_status pd_saver_finish(struct pd_saver *saver, const struct pd_run_state *state, double leave_seconds,

@@ -40,6 +40,17 @@ static inline void run_write_text(const char *path)
     cr_assert_eq(fclose(f), 0);
 }
 
+/* Start, wait and collect in one, while nothing else is under way. */
+static inline pd_status run_save(struct pd_saver *saver, const struct pd_run_state *state, struct pd_error *err)
+{
+    struct pd_saver_outcome outcome = {0};
+    pd_saver_start(saver, state, true);
+    pd_saver_wait(saver);
+    PD_CHECK(pd_saver_collect(saver, pd_saver_finished(saver), &outcome));
+    if (outcome.status && err) *err = outcome.error;
+    return outcome.status;
+}
+
 /* `keys`: the rest of the configuration. */
 static inline void run_build_engine(struct run *r, const char *keys)
 {

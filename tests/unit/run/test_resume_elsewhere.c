@@ -86,7 +86,7 @@ static void train(struct two *t, const char *place)
     open_both(t, true);
     for (int i = 0; i < STEPS; i++) {
         run_step(r);
-        OK(pd_saver_save(r->saver, &r->state, err));
+        OK(run_save(r->saver, &r->state, err));
         OK(pd_saver_finish(r->saver, &r->state, -1, err));
     }
     t->next_loss = run_step(r).loss;

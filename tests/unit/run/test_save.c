@@ -102,7 +102,7 @@ static void run_alone(const char *where, uint32_t hidden, uint64_t *ret_digests)
     run_init(&r, where, hidden, STEPS, 1);
     for (int i = 0; i < STEPS; i++) {
         run_step(&r);
-        OK(pd_saver_save(r.saver, &r.state, err));
+        OK(run_save(r.saver, &r.state, err));
         ret_digests[i] = shard_digest(&r, r.state.identity.step);
     }
     run_close(&r);
