@@ -56,10 +56,9 @@ static pd_status add_box(struct pd_engine *e, const struct pd_zero_box *b, uint6
 
 static pd_status add_set(struct pd_engine *e, uint32_t set, uint64_t *made, struct pd_error *err)
 {
-    uint32_t first, end;
-    pd_zero_set_boxes(e->zero, set, &first, &end);
-    for (uint32_t i = first; i < end; i++)
-        if (pd_zero_held(e->zero)->boxes[i].owned) PD_TRY(add_box(e, &pd_zero_held(e->zero)->boxes[i], made, err));
+    const struct pd_zero_held *held = pd_zero_held(e->zero);
+    for (uint32_t i = held->first_box[set]; i < held->first_box[set + 1]; i++)
+        if (held->boxes[i].owned) PD_TRY(add_box(e, &held->boxes[i], made, err));
     return PD_OK;
 }
 

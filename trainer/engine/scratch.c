@@ -54,12 +54,9 @@ static pd_status spans_of(const struct pd_engine *e, int part, struct spans *ret
         s.block_bytes = PD_ZERO_FILE_ELEMENTS * pd_dtype_bytes(e->options.config->numerics.precision);
     s.bytes = calloc(s.count + 1ull, sizeof *s.bytes);
     if (!s.bytes) PD_FAIL(err, PD_NO_MEMORY, "no memory for scratch of %u spans", s.count);
-    if (part == PD_SCRATCH_PARAMETERS)
-        pd_zero_parameter_spans(e->zero, s.bytes);
-    else if (part == PD_SCRATCH_GRADIENTS)
-        pd_zero_gradient_spans(e->zero, s.bytes);
-    else
-        pd_transformer_spans(e->transformer, s.bytes);
+    for (uint32_t i = 0; part != PD_SCRATCH_ACTIVATIONS && i < s.count; i++)
+        s.bytes[i] = (part == PD_SCRATCH_PARAMETERS ? pd_zero_parameter_span : pd_zero_gradient_span)(e->zero, i);
+    if (part == PD_SCRATCH_ACTIVATIONS) pd_transformer_spans(e->transformer, s.bytes);
     *ret_spans = s;
     return PD_OK;
 }

@@ -62,9 +62,8 @@ static uint64_t elements_of(const struct pd_state *s, uint32_t box)
 
 static const struct pd_zero_box *first_of_set(const struct pd_state *s, uint32_t set)
 {
-    uint32_t first, end;
-    pd_zero_set_boxes(s->engine->zero, set, &first, &end);
-    return &pd_zero_held(s->engine->zero)->boxes[first];
+    const struct pd_zero_held *held = pd_zero_held(s->engine->zero);
+    return &held->boxes[held->first_box[set]];
 }
 
 /* Memory of a box that is held while there are no gradients; on a GPU the host's, of one set at a time. */
@@ -115,12 +114,11 @@ static pd_status take_kept(struct pd_state *s, struct pd_arena *arena, const str
 
 static uint64_t largest_set(const struct pd_state *s)
 {
+    const struct pd_zero_held *held = pd_zero_held(s->engine->zero);
     uint64_t most = 0;
-    for (uint32_t set = 0; set < pd_zero_held(s->engine->zero)->set_count; set++) {
-        uint32_t first, end;
-        pd_zero_set_boxes(s->engine->zero, set, &first, &end);
-        if (first == end) continue;
-        const struct pd_zero_box *last = &pd_zero_held(s->engine->zero)->boxes[end - 1];
+    for (uint32_t set = 0; set < held->set_count; set++) {
+        if (held->first_box[set] == held->first_box[set + 1]) continue;
+        const struct pd_zero_box *last = &held->boxes[held->first_box[set + 1] - 1];
         const uint64_t elements = last->gradient_offset + last->elements - first_of_set(s, set)->gradient_offset;
         if (elements > most) most = elements;
     }

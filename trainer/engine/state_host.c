@@ -54,8 +54,8 @@ static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_erro
 static pd_status update_set(struct pd_state *s, uint32_t set, const struct pd_update_step *step, struct pd_error *err)
 {
     struct pd_update_range *ranges = own(s)->ranges;
-    uint32_t first, end;
-    pd_zero_set_boxes(s->engine->zero, set, &first, &end);
+    const uint32_t first = pd_zero_held(s->engine->zero)->first_box[set],
+                   end = pd_zero_held(s->engine->zero)->first_box[set + 1];
     for (uint32_t i = first; i < end; i++)
         PD_TRY(pd_zero_update_box(s->engine->zero, i, &ranges[i].grad, &ranges[i].copy, err));
     return pd_host_update_run(own(s)->updates, step, ranges + first, end - first, err);

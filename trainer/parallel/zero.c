@@ -81,12 +81,12 @@ static void size_sums(struct pd_zero *zero)
 {
     const uint64_t page = PD_ARENA_ALIGN / sizeof(float);
     uint64_t left = zero->options.gradients_budget / sizeof(float);
-    for (zero->sums_away = 1; zero->sums_away + 1 < zero->has.set_count; zero->sums_away++) {
-        const uint64_t elements = is_of_stage(zero, zero->sums_away) ? sums_of_unit(zero, zero->sums_away) : 0;
+    for (zero->has.sums_away = 1; zero->has.sums_away + 1 < zero->has.set_count; zero->has.sums_away++) {
+        const uint64_t elements = is_of_stage(zero, zero->has.sums_away) ? sums_of_unit(zero, zero->has.sums_away) : 0;
         if (elements > left) break;
         left -= elements;
     }
-    for (uint32_t unit = zero->sums_away; unit + 1 < zero->has.set_count; unit++)
+    for (uint32_t unit = zero->has.sums_away; unit + 1 < zero->has.set_count; unit++)
         if (is_of_stage(zero, unit))
             zero->sums_elements = pd_max_u64(zero->sums_elements, (sums_of_unit(zero, unit) + page - 1) / page * page);
     zero->has.gradient_elements = 2 * zero->sums_elements;
@@ -103,7 +103,7 @@ static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
         struct pd_zero_set *set = &zero->sets[unit];
         if (!is_of_stage(zero, unit)) continue;
         uint64_t parity = unit % 2 * zero->sums_elements;
-        const bool is_filed = zero->options.gradients_in_files && unit >= zero->sums_away && !pd_zero_is_end(zero, unit);
+        const bool is_filed = zero->options.gradients_in_files && unit >= zero->has.sums_away && !pd_zero_is_end(zero, unit);
         uint64_t *sums = is_filed ? &parity : &zero->has.gradient_elements;
         for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++)
             add_to_set(zero, set, t, sums);
@@ -321,11 +321,11 @@ static pd_status build(struct pd_zero *zero, struct pd_arena *arena, struct pd_e
     zero->sets = calloc(zero->has.set_count, sizeof *zero->sets);
     zero->tensor_offset = calloc(tensors, sizeof *zero->tensor_offset);
     zero->copy_offset = calloc(tensors, sizeof *zero->copy_offset);
-    zero->first_box = calloc(zero->has.set_count + 1ull, sizeof *zero->first_box);
+    zero->has.first_box = calloc(zero->has.set_count + 1ull, sizeof *zero->has.first_box);
     zero->gather.buffers = calloc(zero->has.set_count + PD_ZERO_BLOCK_BUFFERS + 1u, sizeof *zero->gather.buffers);
     zero->places.of = calloc((size_t)zero->grid->layout.tp * PD_ZERO_SET_TENSORS_MAX, sizeof *zero->places.of);
     zero->places.set = PD_ZERO_NO_SET;
-    if (!zero->sets || !zero->tensor_offset || !zero->copy_offset || !zero->first_box || !zero->gather.buffers ||
+    if (!zero->sets || !zero->tensor_offset || !zero->copy_offset || !zero->has.first_box || !zero->gather.buffers ||
         !zero->places.of)
         PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the tables of %u tensors", tensors);
     PD_TRY(describe_sets(zero, err));
@@ -382,7 +382,7 @@ void pd_zero_free(struct pd_zero *zero)
     free(zero->has.boxes);
     free(zero->tensor_offset);
     free(zero->copy_offset);
-    free(zero->first_box);
+    free(zero->has.first_box);
     free(zero->files.landing_place);
     free(zero->gather.buffers);
     free(zero->places.of);

@@ -65,6 +65,9 @@ struct pd_zero_held {
     uint64_t elements;
     struct pd_zero_box *boxes; /* (box_count) in table order */
     uint32_t box_count, set_count;
+    uint32_t *first_box; /* (set_count + 1) of each set */
+    uint32_t copies_away,
+        sums_away;               /* first set whose copies, whose sums are in files: those of blocks before are here whole */
     float *state[PD_KIND_COUNT]; /* (elements) each, zeros between boxes where one begins a page; NULL: in files */
     void *copy;                  /* working copy; NULL where compute is fp32 and the master is here and serves */
     float *gradient;             /* (gradient_elements) sums */
@@ -88,18 +91,14 @@ PD_MUST_USE pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err
  * memory, those that were made last and those on their way. */
 #define PD_ZERO_FILE_ELEMENTS 16384u
 
-/* The first set whose copies, and whose sums, are in files: blocks before it have them in memory, whole. */
-void pd_zero_first_away(const struct pd_zero *zero, uint32_t *ret_parameters, uint32_t *ret_gradients);
-/* Bytes of each span, 0 where there is none.   ret (box count), (set count) */
-void pd_zero_parameter_spans(const struct pd_zero *zero, uint64_t *ret_bytes);
-void pd_zero_gradient_spans(const struct pd_zero *zero, uint64_t *ret_bytes);
+/* Bytes of a span, 0 where there is none: of a box's copy, of a set's sums. */
+uint64_t pd_zero_parameter_span(const struct pd_zero *zero, uint32_t box);
+uint64_t pd_zero_gradient_span(const struct pd_zero *zero, uint32_t set);
 /* Made of these spans; borrowed. NULL where nothing is in files. */
 void pd_zero_attach_files(struct pd_zero *zero, struct pd_spill *parameters, struct pd_spill *gradients);
 /* Called when the sums of a block are complete, while they are in memory: what the norm needs. */
 void pd_zero_on_sums(struct pd_zero *zero, pd_status (*complete)(void *context, uint32_t set, struct pd_error *err),
                      void *context);
-/* Boxes [*ret_first, *ret_end) of a set. */
-void pd_zero_set_boxes(const struct pd_zero *zero, uint32_t set, uint32_t *ret_first, uint32_t *ret_end);
 /* The working copy of a box from its master: after initialisation or loading. */
 PD_MUST_USE pd_status pd_zero_put_parameters(struct pd_zero *zero, uint32_t box, const float *master, struct pd_error *err);
 /* An update of all boxes in ascending order: the gradient of a box, and where its new working copy goes; both are there

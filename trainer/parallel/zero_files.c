@@ -20,13 +20,7 @@ static bool is_block(const struct pd_zero *zero, uint32_t set)
 
 bool pd_zero_is_filed(const struct pd_zero *zero, uint32_t set)
 {
-    return zero->options.parameters_in_files && set >= zero->files.copies_away && is_block(zero, set);
-}
-
-void pd_zero_first_away(const struct pd_zero *zero, uint32_t *ret_parameters, uint32_t *ret_gradients)
-{
-    *ret_parameters = zero->files.copies_away;
-    *ret_gradients = zero->sums_away;
+    return zero->options.parameters_in_files && set >= zero->has.copies_away && is_block(zero, set);
 }
 
 static uint32_t set_of(const struct pd_zero *zero, uint32_t box)
@@ -39,12 +33,6 @@ static bool is_span(const struct pd_zero *zero, uint32_t box)
     return zero->has.boxes[box].copy_offset == UINT64_MAX;
 }
 
-void pd_zero_set_boxes(const struct pd_zero *zero, uint32_t set, uint32_t *ret_first, uint32_t *ret_end)
-{
-    *ret_first = zero->first_box[set];
-    *ret_end = zero->first_box[set + 1];
-}
-
 /* ---- what lies where ---- */
 
 static bool is_large(const struct pd_zero_box *b)
@@ -55,9 +43,10 @@ static bool is_large(const struct pd_zero_box *b)
 static void keep_copies(struct pd_zero *zero)
 {
     uint64_t left = zero->options.parameters_budget / element_bytes(zero);
-    for (zero->files.copies_away = 1; zero->files.copies_away + 1 < zero->has.set_count; zero->files.copies_away++) {
+    for (zero->has.copies_away = 1; zero->has.copies_away + 1 < zero->has.set_count; zero->has.copies_away++) {
         uint64_t elements = 0;
-        for (uint32_t b = zero->first_box[zero->files.copies_away]; b < zero->first_box[zero->files.copies_away + 1]; b++)
+        for (uint32_t b = zero->has.first_box[zero->has.copies_away]; b < zero->has.first_box[zero->has.copies_away + 1];
+             b++)
             if (is_large(&zero->has.boxes[b])) elements += zero->has.boxes[b].elements;
         if (elements > left) return;
         left -= elements;
@@ -83,14 +72,14 @@ static void place_copy(struct pd_zero *zero, struct pd_zero_box *b, uint32_t set
 static void describe_set(struct pd_zero *zero, uint32_t set)
 {
     uint64_t landing = 0;
-    for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++) {
+    for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++) {
         place_copy(zero, &zero->has.boxes[b], set);
         zero->files.landing_place[b] = landing;
         if (is_span(zero, b)) landing += pd_round_up(zero->has.boxes[b].elements * element_bytes(zero), PD_VFS_ALIGN);
     }
     if (landing > zero->files.landing_bytes) zero->files.landing_bytes = landing;
-    if (!pd_zero_is_filed(zero, set) || zero->first_box[set] == zero->first_box[set + 1]) return;
-    const struct pd_zero_box *last = &zero->has.boxes[zero->first_box[set + 1] - 1];
+    if (!pd_zero_is_filed(zero, set) || zero->has.first_box[set] == zero->has.first_box[set + 1]) return;
+    const struct pd_zero_box *last = &zero->has.boxes[zero->has.first_box[set + 1] - 1];
     const uint64_t elements = last->offset + last->elements - zero->tensor_offset[zero->sets[set].tensors[0]];
     if (elements > zero->files.image_elements) zero->files.image_elements = elements;
 }
@@ -99,10 +88,10 @@ void pd_zero_describe_files(struct pd_zero *zero)
 {
     uint32_t box = 0;
     for (uint32_t set = 0; set < zero->has.set_count; set++) {
-        zero->first_box[set] = box;
+        zero->has.first_box[set] = box;
         while (box < zero->has.box_count && set_of(zero, box) == set)
             box++;
-        zero->first_box[set + 1] = box;
+        zero->has.first_box[set + 1] = box;
     }
     keep_copies(zero);
     for (uint32_t t = 0; t < zero->model->tensors.count; t++)
@@ -123,29 +112,22 @@ void pd_zero_take_files(struct pd_zero *zero, struct pd_arena *arena)
         zero->files.landing[i] = pd_arena_take(arena, PD_MEMORY_BUFFERS, zero->files.landing_bytes);
 }
 
-void pd_zero_parameter_spans(const struct pd_zero *zero, uint64_t *ret_bytes)
+uint64_t pd_zero_parameter_span(const struct pd_zero *zero, uint32_t box)
 {
-    for (uint32_t b = 0; b < zero->has.box_count; b++)
-        ret_bytes[b] = is_span(zero, b) ? zero->has.boxes[b].elements * element_bytes(zero) : 0;
+    return is_span(zero, box) ? zero->has.boxes[box].elements * element_bytes(zero) : 0;
 }
 
 static bool has_filed_sums(const struct pd_zero *zero, uint32_t set)
 {
-    return zero->options.gradients_in_files && set >= zero->sums_away && is_block(zero, set);
+    return zero->options.gradients_in_files && set >= zero->has.sums_away && is_block(zero, set);
 }
 
-static uint64_t sums_of(const struct pd_zero *zero, uint32_t set)
+uint64_t pd_zero_gradient_span(const struct pd_zero *zero, uint32_t set)
 {
     uint64_t elements = 0;
-    for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++)
+    for (uint32_t b = zero->has.first_box[set]; has_filed_sums(zero, set) && b < zero->has.first_box[set + 1]; b++)
         elements += zero->has.boxes[b].elements;
-    return elements;
-}
-
-void pd_zero_gradient_spans(const struct pd_zero *zero, uint64_t *ret_bytes)
-{
-    for (uint32_t set = 0; set < zero->has.set_count; set++)
-        ret_bytes[set] = has_filed_sums(zero, set) ? sums_of(zero, set) * sizeof(float) : 0;
+    return elements * sizeof(float);
 }
 
 void pd_zero_attach_files(struct pd_zero *zero, struct pd_spill *parameters, struct pd_spill *gradients)
@@ -170,7 +152,7 @@ static char *landing_of(const struct pd_zero *zero, uint32_t box)
 
 static pd_status wait_boxes(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
-    for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++)
+    for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++)
         if (is_span(zero, b)) PD_TRY(pd_spill_wait(zero->files.parameter_spill, b, err));
     return PD_OK;
 }
@@ -195,7 +177,7 @@ pd_status pd_zero_fetch(struct pd_zero *zero, uint32_t set, struct pd_error *err
 {
     if (zero->files.image_set == set || zero->files.landing_set[set % 2] == set) return PD_OK;
     PD_TRY(clear_landing(zero, set, err));
-    for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++)
+    for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++)
         if (is_span(zero, b)) PD_TRY(pd_spill_read(zero->files.parameter_spill, b, landing_of(zero, b), err));
     zero->files.landing_set[set % 2] = set;
     return PD_OK;
@@ -207,7 +189,7 @@ pd_status pd_zero_bring(struct pd_zero *zero, uint32_t set, struct pd_error *err
     if (zero->files.image_set == set) return PD_OK;
     PD_TRY(pd_zero_fetch(zero, set, err));
     PD_TRY(wait_landing(zero, set, err));
-    for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++) {
+    for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++) {
         const struct pd_zero_box *box = &zero->has.boxes[b];
         const char *from = is_span(zero, b) ? landing_of(zero, b) : (char *)zero->has.copy + box->copy_offset * bytes;
         PD_TRY(
@@ -255,14 +237,14 @@ static float *sums_place(const struct pd_zero *zero, uint32_t set)
 
 static bool has_sums(const struct pd_zero *zero, uint32_t set)
 {
-    return zero->first_box[set] < zero->first_box[set + 1];
+    return zero->has.first_box[set] < zero->has.first_box[set + 1];
 }
 
 pd_status pd_zero_complete(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     if (!zero->options.gradients_in_files || !is_block(zero, set)) return PD_OK;
     if (zero->files.complete) PD_TRY(zero->files.complete(zero->files.complete_context, set, err));
-    if (set < zero->sums_away + 2 || !has_sums(zero, set)) return PD_OK; /* stay until the update */
+    if (set < zero->has.sums_away + 2 || !has_sums(zero, set)) return PD_OK; /* stay until the update */
     return pd_spill_write(zero->files.gradient_spill, set, sums_place(zero, set), err);
 }
 
@@ -277,7 +259,7 @@ static pd_status read_sums(struct pd_zero *zero, uint32_t set, struct pd_error *
 
 static pd_status write_copies(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
-    for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++)
+    for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++)
         if (is_span(zero, b)) PD_TRY(pd_spill_write(zero->files.parameter_spill, b, landing_of(zero, b), err));
     zero->files.landing_set[set % 2] = set;
     return PD_OK;
@@ -295,7 +277,7 @@ static pd_status enter_set(struct pd_zero *zero, uint32_t set, struct pd_error *
     if (!has_filed_sums(zero, set)) return PD_OK;
     PD_TRY(read_sums(zero, set, err));
     PD_TRY(pd_spill_wait(zero->files.gradient_spill, set, err));
-    return set > zero->sums_away ? read_sums(zero, set + 1, err) : PD_OK; /* the first two are both there */
+    return set > zero->has.sums_away ? read_sums(zero, set + 1, err) : PD_OK; /* the first two are both there */
 }
 
 pd_status pd_zero_update_begin(struct pd_zero *zero, struct pd_error *err)

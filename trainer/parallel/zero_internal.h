@@ -63,7 +63,6 @@ struct pd_zero_gather {
 /* Made by zero.c, written by zero_files.c: what is read from files and written to them. */
 struct pd_zero_files {
     struct pd_spill *parameter_spill, *gradient_spill; /* NULL: in memory */
-    uint32_t copies_away;                              /* first set whose working copy is in files */
     uint32_t sums_set[2];                              /* whose sums are there, or on their way there */
     uint64_t image_elements, landing_bytes;
     char *image, *landing[2]; /* a block as it is held; its boxes, each at a page */
@@ -108,7 +107,6 @@ struct pd_zero {
     struct pd_zero_held has;
     uint64_t *tensor_offset;  /* (tensors) element offset of the tensor's first held box */
     uint64_t *copy_offset;    /* (tensors) the same in the working copy: of those that are in memory whole */
-    uint32_t *first_box;      /* (set_count + 1) */
     void *mirror;             /* last stage: working copy of the held boxes of the tied table */
     float *mirrored_gradient; /* first stage: the head's sums of the owned boxes, on arrival */
     struct pd_zero_gather gather;
@@ -121,7 +119,6 @@ struct pd_zero {
     void *window;  /* (data_ranks, window_elements) of `sent`: pieces that arrive */
     uint64_t window_elements;
     uint64_t copy_elements; /* of the working copy in memory */
-    uint32_t sums_away;     /* first set whose sums are in files: a budget keeps those before */
     uint64_t sums_elements; /* of one of two places for sums of blocks */
     struct pd_zero_files files;
     struct pd_zero_places places;

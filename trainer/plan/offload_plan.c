@@ -56,52 +56,36 @@ struct pass {
     uint64_t all, first, last;
 };
 
-static struct pass pass_over(const struct pd_zero *zero, const uint64_t *spans)
+static struct pass pass_over(const struct pd_zero *zero)
 {
     struct pass pass = {0};
-    const uint32_t blocks_end = pd_zero_held(zero)->set_count - 1;
-    uint32_t away, unused;
-    pd_zero_first_away(zero, &away, &unused);
+    const struct pd_zero_held *held = pd_zero_held(zero);
+    const uint32_t blocks_end = held->set_count - 1;
     for (uint32_t set = 1; set < blocks_end; set++) {
-        uint32_t begin, end;
         uint64_t bytes = 0;
-        pd_zero_set_boxes(zero, set, &begin, &end);
-        for (uint32_t b = begin; b < end; b++)
-            bytes += pd_round_up(spans[b], PD_VFS_ALIGN);
+        for (uint32_t b = held->first_box[set]; b < held->first_box[set + 1]; b++)
+            bytes += pd_round_up(pd_zero_parameter_span(zero, b), PD_VFS_ALIGN);
         pass.all += bytes;
-        if (set < away + SETS_THAT_STAY) pass.first += bytes;
+        if (set < held->copies_away + SETS_THAT_STAY) pass.first += bytes;
         if (set + SETS_THAT_STAY >= blocks_end) pass.last += bytes;
     }
     return pass;
 }
 
-static pd_status plan_parameters(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)
+static void plan_parameters(const struct pd_engine *e, struct pd_offload_plan *p)
 {
-    uint64_t *spans = calloc(pd_zero_held(e->zero)->box_count + 1ull, sizeof *spans);
-    if (!spans) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
-    pd_zero_parameter_spans(e->zero, spans);
-    const struct pass pass = pass_over(e->zero, spans);
+    const struct pass pass = pass_over(e->zero);
     const uint64_t micro_batches = e->is_breadth_first ? 1 : e->slots,
                    read = 2 * micro_batches * pass.all - micro_batches * pass.last - (micro_batches - 1) * pass.first;
     note(e, e->options.config->offload.parameters, read, pass.all, &p->parameter_traffic, p);
-    free(spans);
-    return PD_OK;
 }
 
-static pd_status plan_gradients(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)
+static void plan_gradients(const struct pd_engine *e, struct pd_offload_plan *p)
 {
-    const uint32_t sets = pd_zero_held(e->zero)->set_count;
-    uint32_t unused, away;
-    uint64_t *spans = calloc(sets + 1ull, sizeof *spans);
-    pd_zero_first_away(e->zero, &unused, &away);
-    if (!spans) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
-    pd_zero_gradient_spans(e->zero, spans);
     uint64_t bytes = 0;
-    for (uint32_t set = away + SETS_THAT_STAY; set < sets; set++)
-        bytes += pd_round_up(spans[set], PD_VFS_ALIGN);
+    for (uint32_t set = pd_zero_held(e->zero)->sums_away + SETS_THAT_STAY; set < pd_zero_held(e->zero)->set_count; set++)
+        bytes += pd_round_up(pd_zero_gradient_span(e->zero, set), PD_VFS_ALIGN);
     note(e, e->options.config->offload.gradients, bytes, bytes, &p->gradient_traffic, p);
-    free(spans);
-    return PD_OK;
 }
 
 /* AdamW is the host's: summed gradients come out, new copies go in. */
@@ -121,8 +105,8 @@ static pd_status plan_engine(const struct pd_engine *e, struct pd_offload_plan *
     uint64_t heap;
     if (c->offload.optimizer == PD_PLACE_NVME) PD_TRY(plan_state(e, p, err));
     if (o->is_gpu && pd_leaves_device(o, c->offload.optimizer)) plan_update(e, p);
-    if (pd_leaves_device(o, c->offload.parameters)) PD_TRY(plan_parameters(e, p, err));
-    if (pd_leaves_device(o, c->offload.gradients)) PD_TRY(plan_gradients(e, p, err));
+    if (pd_leaves_device(o, c->offload.parameters)) plan_parameters(e, p);
+    if (pd_leaves_device(o, c->offload.gradients)) plan_gradients(e, p);
     PD_TRY(pd_scratch_plan(e, &heap, &p->scratch_bytes, err));
     if (pd_leaves_device(o, c->offload.activations)) {
         const uint64_t bytes = pd_transformer_away_bytes(e->transformer, e->slots);
