@@ -86,7 +86,7 @@ static void raise_bound(struct pd_metrics *m, const struct pd_metrics_step *s)
 static double eta_seconds(const struct pd_metrics *m, const struct pd_metrics_step *s)
 {
     double done = (double)(s->step - m->first_step + 1);
-    return pd_clock_seconds_since(NULL, m->start_ns) / done * (double)(m->options.steps - s->step);
+    return pd_clock_seconds_since(NULL, m->start_ns) / done * (double)(m->options.config->run.steps - s->step);
 }
 
 static void format_eta(double seconds, char *text, size_t room)
@@ -158,7 +158,7 @@ static void make_parts(const struct pd_metrics *m, const struct pd_metrics_line 
     const struct pd_metrics_step *s = line->step;
     char eta[32];
     format_eta(line->eta_seconds, eta, sizeof eta);
-    add(parts, 0, "step %llu/%llu", (unsigned long long)s->step, (unsigned long long)m->options.steps);
+    add(parts, 0, "step %llu/%llu", (unsigned long long)s->step, (unsigned long long)m->options.config->run.steps);
     add(parts, 1, "loss %.4f", s->result.loss);
     if (!isnan(m->validation_loss)) add(parts, 3, "val %.4f", m->validation_loss);
     add(parts, 6, "|g| %.3f", s->result.gradient_norm);
@@ -168,7 +168,7 @@ static void make_parts(const struct pd_metrics *m, const struct pd_metrics_line 
     add_load(parts);
     if (m->options.has_stages)
         add(parts, 11, "bubble %.0f%% (theory %.0f%%)", 100 * s->result.bubble, 100 * s->result.bubble_theory);
-    if (m->options.has_loss_scale)
+    if (m->options.config->numerics.precision == PD_F16)
         add(parts, 12, "scale %g skipped %llu", s->loss_scale, (unsigned long long)s->skipped_steps);
     add(parts, 10, "%.2f GiB", (double)s->memory_bytes / (1ull << 30));
     if (s->last_checkpoint)
@@ -180,7 +180,7 @@ static void make_parts(const struct pd_metrics *m, const struct pd_metrics_line 
 /* The last bar stays: nothing follows it but lines of the log. */
 static void print_progress(struct pd_metrics *m, const struct pd_metrics_line *line)
 {
-    const bool is_bar = m->progress.kind == PD_PROGRESS_BAR, is_last = line->step->step == m->options.steps;
+    const bool is_bar = m->progress.kind == PD_PROGRESS_BAR, is_last = line->step->step == m->options.config->run.steps;
     struct parts parts = {.count = 0};
     char text[PARTS_MAX * sizeof(struct part)] = "";
     make_parts(m, line, &parts);
@@ -196,7 +196,8 @@ static void print_progress(struct pd_metrics *m, const struct pd_metrics_line *l
 static bool progress_due(const struct pd_metrics *m, const struct pd_metrics_step *s)
 {
     if (m->progress.kind == PD_PROGRESS_OFF) return false;
-    if (m->progress.kind == PD_PROGRESS_BAR || !m->last_line_ns || s->step == m->options.steps || !isnan(s->validation_loss))
+    if (m->progress.kind == PD_PROGRESS_BAR || !m->last_line_ns || s->step == m->options.config->run.steps ||
+        !isnan(s->validation_loss))
         return true;
     return pd_clock_seconds_since(NULL, m->last_line_ns) >= m->progress.line_seconds;
 }
@@ -219,6 +220,6 @@ pd_status pd_metrics_write(struct pd_metrics *m, const struct pd_metrics_step *s
     raise_bound(m, s);
     const struct pd_metrics_line line = {&m->options, s, tokens_per_second(s), gemm_share(m, s), eta_seconds(m, s)};
     if (progress_due(m, s)) print_progress(m, &line);
-    const bool notable = s->step == m->options.steps || !isnan(s->validation_loss) || s->save_seconds > 0;
-    return notable || s->step % m->options.log_every == 0 ? write_sinks(m, &line, err) : PD_OK;
+    const bool notable = s->step == m->options.config->run.steps || !isnan(s->validation_loss) || s->save_seconds > 0;
+    return notable || s->step % m->options.config->run.log_every == 0 ? write_sinks(m, &line, err) : PD_OK;
 }

@@ -28,10 +28,9 @@ struct pd_metrics_step {
 };
 
 struct pd_metrics_options {
-    const char *directory;
-    uint64_t steps, log_every;
+    const struct pd_config *config; /* borrowed; fp16: loss scale and skips are said */
     uint32_t ranks;
-    bool has_loss_scale, has_stages; /* say loss scale and skips; say the bubble */
+    bool has_stages; /* the bubble is said */
     double flops_per_token;
     double gemm_flops_per_second; /* of all ranks together, measured at start */
 };

@@ -30,7 +30,7 @@ static pd_status json_open(const struct pd_metrics_options *options, void **ret_
 {
     struct json_lines *j = calloc(1, sizeof *j);
     if (!j) PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
-    snprintf(j->path, sizeof j->path, "%s/metrics.jsonl", options->directory);
+    snprintf(j->path, sizeof j->path, "%s/metrics.jsonl", options->config->run.dir);
     const int number = pd_regular_open(j->path, O_WRONLY | O_CREAT | O_APPEND, &j->file);
     if (number) {
         const pd_status st = fail_to_open(j->path, number, err);
@@ -90,7 +90,7 @@ static void add_result(struct pd_json_writer *w, const struct pd_metrics_line *l
     if (!isnan(s->validation_loss)) pd_json_measured(w, "validation_loss", s->validation_loss);
     pd_json_measured(w, "gradient_norm", s->result.gradient_norm);
     pd_json_double(w, "learning_rate", s->result.learning_rate);
-    if (line->options->has_loss_scale) {
+    if (line->options->config->numerics.precision == PD_F16) {
         pd_json_double(w, "loss_scale", s->loss_scale);
         pd_json_u64(w, "skipped", s->skipped_steps);
     }

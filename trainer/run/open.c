@@ -222,11 +222,8 @@ static pd_status build_engine(struct run *r, struct pd_error *err)
 
 static pd_status open_metrics(struct run *r, struct pd_error *err)
 {
-    struct pd_metrics_options options = {.directory = r->config->run.dir,
-                                         .steps = r->config->run.steps,
-                                         .log_every = r->config->run.log_every,
+    struct pd_metrics_options options = {.config = r->config,
                                          .ranks = r->comm->size,
-                                         .has_loss_scale = r->config->numerics.precision == PD_F16,
                                          .has_stages = r->engine->grid.layout.pp > 1,
                                          .flops_per_token = pd_model_flops_per_token(r->model, r->config->batch.context)};
     PD_TRY(pd_gemm_rate_measure(r->engine, r->comm, &options.gemm_flops_per_second, err));
@@ -339,16 +336,8 @@ static pd_status make_generations(struct run *r, const uint64_t *bytes, struct p
     return PD_OK;
 }
 
-static void list_shard_bytes(const struct run *r, uint64_t ret_bytes[PD_LAYOUT_STRIPES_MAX])
+static pd_status open_saver(struct run *r, const uint64_t *bytes, struct pd_error *err)
 {
-    for (uint32_t s = 0; s < pd_stripes_count(r->config); s++)
-        ret_bytes[s] = pd_saver_file_bytes(r->saver, s);
-}
-
-static pd_status open_saver(struct run *r, struct pd_error *err)
-{
-    uint64_t bytes[PD_LAYOUT_STRIPES_MAX];
-    list_shard_bytes(r, bytes);
     if (!pd_state_is_in_files(r->engine->state)) PD_TRY(pd_tiers_check_room(r->tiers, bytes, memory_to_come(r), err));
     PD_TRY(pd_tiers_start(r->tiers, err));
     pd_saver_keep_ready(r->saver);
@@ -391,12 +380,13 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     pd_tier_places_note(&r->places, r->tiers);
     PD_TRY(pd_group_agree(&r->group, open_offload(r, err), err));
     PD_TRY(make_saver(r, err));
-    list_shard_bytes(r, bytes);
+    for (uint32_t s = 0; s < pd_stripes_count(r->config); s++)
+        bytes[s] = pd_saver_file_bytes(r->saver, s);
     if (pd_state_is_in_files(r->engine->state)) PD_TRY(make_generations(r, bytes, err));
     PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->engine, &r->state, &report, err));
     PD_TRY(publish_tokenizer(r, err));
     r->saved_step = report.resumed ? r->state.identity.step : 0;
-    PD_TRY(open_saver(r, err));
+    PD_TRY(open_saver(r, bytes, err));
     PD_TRY(open_metrics(r, err));
     log_start(r, &report);
     return PD_OK;

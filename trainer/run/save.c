@@ -244,7 +244,7 @@ uint64_t pd_saver_file_bytes(const struct pd_saver *s, uint32_t stripe)
 
 void pd_saver_keep_ready(struct pd_saver *s)
 {
-    if (!pd_save_source_takes_files(s->source)) return;
+    if (pd_save_source_order(s->source) == PD_SAVE_ALONE) return; /* its own files are the checkpoint */
     pthread_mutex_lock(&s->lock);
     s->makes_files = s->is_file_due = true;
     pthread_cond_broadcast(&s->changed);

@@ -33,7 +33,6 @@ struct pd_save_source {
 
 struct row {
     enum pd_save_order order;
-    bool takes_files;
     pd_status (*write)(struct pd_save_source *, const struct pd_identity *, const struct pd_save_shard *, struct pd_store *,
                        uint32_t tier, pd_status *ret_written, struct pd_shard_summary *, struct pd_error *);
     uint64_t (*file_bytes)(const struct pd_save_source *, uint32_t stripe);
@@ -63,8 +62,8 @@ static uint64_t memory_file_bytes(const struct pd_save_source *s, uint32_t strip
     return most;
 }
 
-static const struct row memory = {PD_SAVE_BESIDE, true, memory_write, memory_file_bytes};
-static const struct row mirror = {PD_SAVE_AFTER_COPY, true, memory_write, memory_file_bytes};
+static const struct row memory = {PD_SAVE_BESIDE, memory_write, memory_file_bytes};
+static const struct row mirror = {PD_SAVE_AFTER_COPY, memory_write, memory_file_bytes};
 
 /* ---- state in files ---- */
 
@@ -96,7 +95,7 @@ static uint64_t files_file_bytes(const struct pd_save_source *s, uint32_t stripe
     return pd_state_files_file_bytes(s->engine->state, stripe);
 }
 
-static const struct row files = {PD_SAVE_ALONE, false, files_write, files_file_bytes};
+static const struct row files = {PD_SAVE_ALONE, files_write, files_file_bytes};
 
 /* ---- opening ---- */
 
@@ -210,11 +209,6 @@ void pd_save_source_free(struct pd_save_source *s)
 enum pd_save_order pd_save_source_order(const struct pd_save_source *s)
 {
     return s->row->order;
-}
-
-bool pd_save_source_takes_files(const struct pd_save_source *s)
-{
-    return s->row->takes_files;
 }
 
 uint64_t pd_save_source_file_bytes(const struct pd_save_source *s, uint32_t stripe)

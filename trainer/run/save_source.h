@@ -22,7 +22,7 @@ struct pd_save_source;
 enum pd_save_order {
     PD_SAVE_BESIDE,     /* it may begin while others are under way */
     PD_SAVE_AFTER_COPY, /* there is one mirror: the save before has copied what is in it */
-    PD_SAVE_ALONE       /* the pool of files has one user at a time: all others have ended */
+    PD_SAVE_ALONE       /* state in files, whose pool has one user at a time: all others have ended */
 };
 
 /* What `ready` leaves for `write`, one entry a stripe. */
@@ -39,8 +39,6 @@ PD_MUST_USE pd_status pd_save_source_new(struct pd_vfs *vfs, struct pd_tiers *ti
 void pd_save_source_free(struct pd_save_source *source);
 
 enum pd_save_order pd_save_source_order(const struct pd_save_source *source);
-/* Files that lie ready for a next save are of use: false where the state's own files are the checkpoint. */
-bool pd_save_source_takes_files(const struct pd_save_source *source);
 uint64_t pd_save_source_file_bytes(const struct pd_save_source *source, uint32_t stripe); /* the most of any tier */
 
 PD_MUST_USE pd_status pd_save_source_begin(struct pd_save_source *source, const struct pd_identity *identity,
