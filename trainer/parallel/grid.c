@@ -74,24 +74,10 @@ static struct meeting meeting_of(const struct pd_layout *layout, uint32_t rank, 
 /* Nobody on any rank: no agreement is needed. */
 static bool is_nowhere(const struct pd_layout *layout, uint32_t which)
 {
-    switch (which) {
-    case STAGE:
-        return layout->pp == 1 || pd_layout_world(layout) == layout->pp;
-    case GATHERS:
-        return !pd_grid_has_gathers(layout);
-    case TP:
-        return layout->tp == 1;
-    case SP:
-        return layout->sp == 1;
-    case FORWARD_B:
-    case BACKWARD_B:
-        return layout->pp < 3;
-    case FORWARD_C:
-    case BACKWARD_C:
-        return layout->pp == 1 || layout->interleave == 1;
-    default:
-        return layout->pp == 1;
-    }
+    const uint32_t world = pd_layout_world(layout);
+    for (uint32_t rank = 0; rank < world; rank++)
+        if (meeting_of(layout, rank, which).is_on) return false;
+    return true;
 }
 
 /* Which member of the grid a meeting is. */
