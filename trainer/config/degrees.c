@@ -203,6 +203,11 @@ static pd_status check_divides(const char *name, uint32_t degree, uint32_t virtu
             name, degree, name, virtual, name, below, more);
 }
 
+static const char *more_micro_batches(const struct pd_config *c)
+{
+    return c->batch.micro_batch > 1 ? "a smaller batch.micro_batch" : "more batch.sequences";
+}
+
 static pd_status check_dp(const struct pd_config *c, uint32_t dp, struct pd_error *err)
 {
     const uint32_t micro_batches = micro_batches_of(c);
@@ -211,7 +216,7 @@ static pd_status check_dp(const struct pd_config *c, uint32_t dp, struct pd_erro
             "layout.dp is %u, but a step has only %s (batch.sequences %u / batch.micro_batch %u); set it to at most %u, or "
             "take %s, which gives other bits",
             dp, pd_counted(micro_batches, "micro-batch").text, c->batch.sequences, c->batch.micro_batch, micro_batches,
-            c->batch.micro_batch > 1 ? "a smaller batch.micro_batch" : "more batch.sequences");
+            more_micro_batches(c));
 }
 
 static uint32_t stages_limit(const struct pd_config *c)
