@@ -1,7 +1,8 @@
 /* The launcher of a run: starts ranks, watches them, and starts them again, in full or with what is left, until the
  * run is done.
  *
- * What follows which ending is the table in judge.c. Progress is a newer committed step than at the start before. After restart_limit restarts without it: PD_STUCK.
+ * What follows which ending is the table in judge.c. Progress is a newer committed step than at the start before. After
+ * restart_limit restarts without it: PD_STUCK.
  *   signals  see signals.h; honoured while ranks start, run, end, and between two starts
  *   threads  call from the main thread, before others exist: signals are blocked while it runs, and the ranks die with the
  *            thread that started them */

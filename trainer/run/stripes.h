@@ -1,7 +1,7 @@
-/* The drives that a rank's state in files is cut over, and how much each of them gets. Weights are shares of bandwidth, measured once when a run first starts on these directories, or given; they are part of
- * the layout and go into every record. Another count of drives, or other weights, is another layout: what is there is loaded
- * as under any other. The measurement is kept beside the checkpoints, so that a restart has the files of the launch before.
- */
+/* The drives that a rank's state in files is cut over, and how much each of them gets. Weights are shares of bandwidth,
+ * measured once when a run first starts on these directories, or given; they are part of the layout and go into every
+ * record. Another count of drives, or other weights, is another layout: what is there is loaded as under any other. The
+ * measurement is kept beside the checkpoints, so that a restart has the files of the launch before. */
 #ifndef PD_TRAINER_RUN_STRIPES_H
 #define PD_TRAINER_RUN_STRIPES_H
 
