@@ -18,7 +18,6 @@ import random
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 
@@ -140,22 +139,6 @@ def layout_of(case, place):
     return words
 
 
-def boxes_of(shard):
-    """How many a shard holds. Its last page says where its table begins (ckpt/FORMAT.md)."""
-    with open(shard, "rb") as f:
-        f.seek(-4096 + 24, os.SEEK_END)
-        f.seek(struct.unpack("<Q", f.read(8))[0] + 80)
-        return struct.unpack("<Q", f.read(8))[0]
-
-
-def flip(path, at, bit):
-    with open(path, "r+b") as f:
-        f.seek(at)
-        byte = f.read(1)[0]
-        f.seek(at)
-        f.write(bytes([byte ^ 1 << bit]))
-
-
 class Case:
     def __init__(self, workspace, name, factors, seed, data):
         self.workspace, self.name, self.factors = workspace, name, factors
@@ -255,9 +238,9 @@ class Case:
         else:
             place = path, self.chooser.randrange(os.path.getsize(path)), self.chooser.randrange(8)
             # Whatever a shard without boxes says, no load opens it: the run goes on from this step, and verify names the shard.
-            if not path.endswith("commit.h5") and boxes_of(path) == 0:
+            if not path.endswith("commit.h5") and harness.boxes_of(path) == 0:
                 self.unread = place
-            flip(*place)
+            harness.flip(*place)
         self.said.append(f"-- {way} {path}")
         self.verify(65, 74)
         self.damaged = None if self.unread else step
@@ -310,7 +293,7 @@ class Case:
         if self.damaged:  # what only lacks a shard stays where it is, and verify says so
             shutil.rmtree(self.damaged, ignore_errors=True)
         if self.unread and os.path.exists(self.unread[0]):
-            flip(*self.unread)
+            harness.flip(*self.unread)
         expected, found = harness.losses(self.quiet), harness.losses(self.directory)
         if expected != found:
             self.fail(f"loss bits: {found}\nquiet: {expected}")

@@ -20,11 +20,7 @@ layout: {{ranks: 2, transport: local, threads: 1}}
 
 
 def flip(path, _):
-    with open(path, "r+b") as f:
-        f.seek(os.path.getsize(path) // 2)
-        byte = f.read(1)[0]
-        f.seek(-1, 1)
-        f.write(bytes([byte ^ 1]))
+    harness.flip(path, os.path.getsize(path) // 2, 0)
 
 
 def truncate(path, _):
@@ -124,6 +120,20 @@ def damaged_memory(workspace, config):
         shutil.rmtree(fast, ignore_errors=True)
 
 
+def shard_without_boxes(workspace, config):
+    """No load opens it, so nothing damaged is believed: the run goes on from its step, and verify names the shard."""
+    directory = workspace.directory()
+    words = [f"checkpoint.stripes=[{directory}.drive]", "checkpoint.stripe_weights=1,1", "offload.optimizer=nvme", "offload.buffer_bytes=8M"]
+    result = workspace.train(config, directory, [*words, "run.steps=6"])
+    without = [path for path in glob.glob(os.path.join(checkpoints(directory)[-1], "shard-*.h5")) if harness.boxes_of(path) == 0]
+    expect(without, "a small model on two drives has a shard without boxes", result)
+    flip(without[0], None)
+    result = workspace.command(["ckpt", "verify", directory])
+    expect(result.returncode == 65 and os.path.basename(without[0]) in result.stdout, "no boxes: verify names the file", result)
+    result = workspace.train(config, directory, [*words, "run.steps=8"])
+    expect("resumed at step 6," in result.stderr, "no boxes: goes on from step 6", result)
+
+
 def no_checkpoint_yet(workspace, config):
     """What a first launch leaves that dies before it seals is no reason to refuse, whatever it had prepared."""
     directory = workspace.directory()
@@ -145,6 +155,7 @@ def body(workspace, _):
         for name in ("shard-00001.h5", "commit.h5"):
             for of_all in (False, True):
                 damage_one(workspace, config, base, way, name, of_all)
+    shard_without_boxes(workspace, config)
     no_checkpoint_yet(workspace, config)
     if os.access("/dev/shm", os.W_OK):
         damaged_memory(workspace, config)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -171,6 +172,22 @@ def look_at_stops(launcher, look):
 def read(path):
     with open(path, encoding="utf-8") as f:
         return f.read()
+
+
+def boxes_of(shard):
+    """How many a shard holds. Its last page says where its table begins (ckpt/FORMAT.md)."""
+    with open(shard, "rb") as f:
+        f.seek(-4096 + 24, os.SEEK_END)
+        f.seek(struct.unpack("<Q", f.read(8))[0] + 80)
+        return struct.unpack("<Q", f.read(8))[0]
+
+
+def flip(path, at, bit):
+    with open(path, "r+b") as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ 1 << bit]))
 
 
 def steps_done(directory):
