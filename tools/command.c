@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPTIONS_MAX = 32, KEY_JSON = 0x1001, KEY_HELP, KEY_FIRST };
+enum { OPTIONS_MAX = 32, KEY_HELP = 'h', KEY_JSON = 0x1001, KEY_FIRST };
 
 /* argp writes --help and takes options apart; rows know what they fill. */
 struct parsing {

@@ -64,6 +64,12 @@ def check_help(path):
 
 for command in commands:
     check_help([command])
+for command in ("ckpt", "data", "bench"):
+    below = re.findall(r"^  (\w+) ", perdure(command, "--help")[1], re.M)
+    row = re.search(rf"^  {command} .*", listing[1], re.M)[0]
+    report(f"help-names-all-of-{command}", [name for name in below if not re.search(rf"\b{name}\b", row)], listing)
+for words in (["train"], ["ckpt", "import"]):
+    expect(f"short-help-{'-'.join(words)}", [*words, "-h"], 0, perdure(*words, "--help")[1])
 
 # ---- data ----
 write("text.txt", "In the beginning\n\nGod created\n\n")
