@@ -25,20 +25,24 @@ const struct pd_format *pd_format_find(const char *name)
 pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_format **ret_format, struct pd_error *err)
 {
     struct pd_stat stat;
-    PD_TRY(pd_vfs_stat(vfs, path, &stat, err));
-    char known[400];
+    char known[160] = "";
     size_t used = 0;
+    const pd_status st = pd_vfs_stat(vfs, path, &stat, err);
+    if (st == PD_NOT_FOUND) PD_FAIL(err, st, "%s does not exist", path);
+    PD_TRY(st);
     for (const struct pd_format *const *f = pd_formats; *f; f++) {
         if ((*f)->recognizes(vfs, path)) {
             *ret_format = *f;
             return PD_OK;
         }
-        const int n = snprintf(known + used, sizeof known - used, "%s%s (%s)", used ? "; " : "", (*f)->name, (*f)->about);
-        used = used + (size_t)n < sizeof known ? used + (size_t)n : sizeof known - 1;
+        if (*f == &pd_format_perdure) continue;
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", (*f)->name);
+        PD_CHECK(used < sizeof known);
     }
-    known[used] = '\0';
-    PD_FAIL(err, PD_INVALID, "%s is %s of no format that is read: %s", path,
-            stat.type == PD_ENTRY_DIRECTORY ? "a directory" : "a file", known);
+    PD_FAIL(err, PD_INVALID,
+            "%s is %s of no format that is read (%s): `perdure ckpt import --help` says which files each has, and a run of "
+            "perdure needs no import",
+            path, stat.type == PD_ENTRY_DIRECTORY ? "a directory" : "a file", known);
 }
 
 pd_status pd_format_not_written(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err)

@@ -39,12 +39,22 @@ expect("export-only", ["ckpt", "export", "run", "norms", "--format=safetensors",
 expect("export-dcp", ["ckpt", "export", "run", "dcp", "--format=dcp"], 0, re.compile(r"^dcp: dcp, \d+ tensors in 1 file, "))
 expect("export-nowhere", ["ckpt", "export", "run", "no/where", "--format=dcp"], 78, err=re.compile("the directory above no/where does not exist"))
 
+# ---- what a checkpoint of another system, or of another name, is to commands that take ours ----
+for name, command, code in (("ls", "ls", 0), ("verify", "verify", 65)):
+    told = re.compile(r"/hf is a checkpoint of another system \(safetensors\), and this takes those of perdure: ckpt import makes ")
+    expect(f"{name}-of-another-system", ["ckpt", command, "hf"], code, *((told,) if code == 0 else ("", told)))
+shutil.copytree(glob.glob("run/checkpoints/step-*")[-1], "renamed")
+expect("verify-renamed", ["ckpt", "verify", "renamed"], 65, err=re.compile(r"/renamed is a checkpoint without the name that its save gave it"))
+
 # ---- import ----
-expect("import-missing", ["ckpt", "import", "absent", "in"], 78, err=re.compile("absent"))
+expect("import-missing", ["ckpt", "import", "absent", "in"], 78, err=said("absent does not exist"))
+if help_text := expect("import-help", ["ckpt", "import", "--help"], 0, ANY):
+    report("import-help-lists-formats", [name for name in ("safetensors", "dcp", "deepspeed", "universal", "gguf", "llmc")
+                                         if not re.search(rf"^  {name} +\S", help_text, re.M)], (0, help_text, ""))
 expect("import-of-ours", ["ckpt", "import", *glob.glob("run/checkpoints/step-*")[-1:], "in"], 64,
        err=re.compile("is a checkpoint of perdure: a run goes on from it"))
 expect("import-unknown", ["ckpt", "import", "text.txt", "in"], 78,
-       err=re.compile(r"^perdure: text.txt is a file of no format that is read: .*safetensors \("))
+       err=re.compile(r"^perdure: text.txt is a file of no format that is read \(safetensors, dcp, .*llmc\): .* --help` says .*\n$"))
 expect("import-no-moments", ["ckpt", "import", "hf", "in"], 78, err=re.compile(
     r"^perdure: hf has no exp_avg of tensor model.embed_tokens.weight; moments begin at zero only when that is asked for: --fresh-optimizer\n$"))
 shutil.copytree("dcp", "bare", ignore=shutil.ignore_patterns("*.json"))

@@ -1,6 +1,7 @@
 /* perdure ckpt ls, show, prune: what the commit records say, without reading tensors. */
 #include "tools/commands/ckpt.h"
 #include "ckpt/base/words.h"
+#include "resharder/formats/perdure.h"
 #include "resharder/layout.h"
 #include "tools/command.h"
 #include "tools/commands/ckpt_foreign.h"
@@ -401,6 +402,22 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
         options, &o, pd_ckpt_reshard, argc, argv, err);
 }
 
+#define IMPORT_DOC                                                                                                   \
+    "Makes a checkpoint out of one of another system, under any layout, offline and in little memory. The format "   \
+    "is seen from the files. What SRC holds and a checkpoint has no place for is listed. What was written is read "  \
+    "back before it counts. DST is a directory of checkpoints without any; it is made when absent."
+
+/* Behind the options: a row for each format. */
+static void list_formats(char *text, size_t bytes)
+{
+    size_t used = (size_t)snprintf(text, bytes, IMPORT_DOC "\vSRC is of one of these formats:\n");
+    for (const struct pd_format *const *f = pd_formats; *f; f++) {
+        if (*f == &pd_format_perdure) continue;
+        used += (size_t)snprintf(text + used, bytes - used, "  %-12s %s\n", (*f)->name, (*f)->about);
+        PD_CHECK(used < bytes);
+    }
+}
+
 static pd_status run_import(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
@@ -417,12 +434,9 @@ static pd_status run_import(int argc, char **argv, struct pd_error *err)
         {.name = "only", "TEXT", "with --dry-run: tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only},
         {0}};
     /* clang-format on */
-    return run(
-        "SRC DST",
-        "Makes a checkpoint out of one of another system, under any layout, offline and in little memory. The format "
-        "is seen from the files. What SRC holds and a checkpoint has no place for is listed. What was written is read "
-        "back before it counts. DST is a directory of checkpoints without any; it is made when absent.",
-        options, &o, pd_ckpt_import, argc, argv, err);
+    char doc[2048];
+    list_formats(doc, sizeof doc);
+    return run("SRC DST", doc, options, &o, pd_ckpt_import, argc, argv, err);
 }
 
 static pd_status run_export(int argc, char **argv, struct pd_error *err)

@@ -2,6 +2,7 @@
 
 #include "ckpt/base/words.h"
 #include "ckpt/store/paths.h"
+#include "resharder/formats/perdure.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -181,6 +182,24 @@ static bool describe_flawed(const struct pd_ckpt_place *place, uint32_t quaranti
     return unusable || quarantined;
 }
 
+/* PATH is itself a checkpoint, but not one that a store would list; false: it is none. */
+static bool describe_other(const struct pd_ckpt_place *place, char *ret_text, size_t bytes)
+{
+    const struct pd_format *format;
+    if (pd_format_of(place->vfs, place->root, &format, NULL)) return false;
+    if (format == &pd_format_perdure)
+        snprintf(ret_text, bytes,
+                 "%s is a checkpoint without the name that its save gave it, step-S-F as in step-000000000060-1: give it that "
+                 "name back",
+                 place->root);
+    else
+        snprintf(ret_text, bytes,
+                 "%s is a checkpoint of another system (%s), and this takes those of perdure: ckpt import makes one of it, "
+                 "ckpt show, stats and diff read it as it is",
+                 place->root, format->name);
+    return true;
+}
+
 pd_status pd_ckpt_place_describe_empty(const struct pd_ckpt_place *place, char *ret_text, size_t bytes, struct pd_error *err)
 {
     char begun[64];
@@ -191,7 +210,7 @@ pd_status pd_ckpt_place_describe_empty(const struct pd_ckpt_place *place, char *
         snprintf(ret_text, bytes,
                  "%s holds no checkpoint yet: %s was begun and not finished; the command that began it does it again",
                  place->root, begun);
-    else if (!describe_flawed(place, quarantined, ret_text, bytes))
+    else if (!describe_flawed(place, quarantined, ret_text, bytes) && !describe_other(place, ret_text, bytes))
         snprintf(ret_text, bytes, "%s holds no checkpoint yet; a run saves its own in <run.dir>/checkpoints", place->root);
     return PD_OK;
 }
