@@ -76,6 +76,8 @@ write("text.txt", "In the beginning\n\nGod created\n\n")
 expect("pack-no-input", ["data", "pack"], 64, err=said("name at least one file or directory of text; see perdure data pack --help"))
 expect("pack-no-output", ["data", "pack", "text.txt"], 64,
        err=said("name the token file with --output=FILE; see perdure data pack --help"))
+expect("pack-nowhere", ["data", "pack", "text.txt", "-o", "no/t.bin"], 78,
+       err=said("no/t.bin cannot be created, as the directory it is to lie in is not there: No such file or directory"))
 expect("pack-format", ["data", "pack", "text.txt", "-o", "t.bin", "--format=parquet"], 64,
        err=said("--format=parquet: expected auto, text, nanogpt, llmc or megatron"))
 expect("pack-token", ["data", "pack", "text.txt", "-o", "t.bin", "--document-token=x"], 64,
@@ -123,6 +125,12 @@ if text:
     good = [f["format"] for f in files] == ["nanogpt", "megatron", "text"] and {f["tokens"] for f in files} == {31}
     report("inspect-json-content", [] if good else ["formats or tokens"], (0, text, ""))
 expect("inspect", ["data", "inspect", "text.txt"], 0, re.compile(r"^text.txt\n  format     text, u8, 31 B\n  tokens     31, from 10 to 116\n"))
+TOKENIZER = os.path.join(SOURCE, "tests/golden/tokenizers/gpt2.json")
+text = expect("pack-tokenizer", ["data", "pack", "text.txt", "-o", "k.bin", f"--tokenizer={TOKENIZER}"], 0, re.compile("model.vocab must be at least"))
+if text:
+    digest, vocab = re.search(r"^tokenizer (\w+), .* at least (\d+)$", text, re.M).groups()
+    expect("inspect-tokenizer", ["data", "inspect", "k.bin"], 0,
+           re.compile(rf"\n  tokenizer  {digest}\n  needs      model.vocab of at least {vocab}\n$"))
 expect("inspect-missing", ["data", "inspect", "none.bin"], 78, err=said("none.bin cannot be read: No such file or directory"))
 expect("inspect-none", ["data", "inspect"], 64, err=said("name at least one file; see perdure data inspect --help"))
 

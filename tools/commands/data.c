@@ -191,6 +191,8 @@ static void write_inspection(struct pd_json_writer *w, const struct pd_data_insp
     pd_json_i64(w, "max", x->scan.max);
     pd_json_u64(w, "distinct", x->distinct);
     pd_json_hex64(w, "digest", x->scan.digest);
+    if (x->tokenizer.digest) pd_json_hex64(w, "tokenizer", x->tokenizer.digest);
+    if (x->tokenizer.digest) pd_json_u64(w, "tokenizer_vocab", x->tokenizer.vocab);
     pd_json_array_begin(w, "top");
     for (uint32_t i = 0; i < x->top_count; i++) {
         pd_json_object_begin(w, NULL);
@@ -235,7 +237,9 @@ static void print_inspection(const struct pd_data_inspection *x)
     printf("  begins    ");
     for (uint32_t i = 0; i < x->first_count; i++)
         printf(" %d", x->first[i]);
-    printf("\n  needs      model.vocab of at least %" PRId64 "\n", x->scan.max + 1);
+    const int64_t vocab = x->tokenizer.vocab > x->scan.max ? x->tokenizer.vocab : x->scan.max + 1;
+    if (x->tokenizer.digest) printf("\n  tokenizer  %s", pd_text_hex(x->tokenizer.digest).text);
+    printf("\n  needs      model.vocab of at least %" PRId64 "\n", vocab);
 }
 
 static pd_status inspect(const struct options *o, bool json, struct pd_error *err)

@@ -21,7 +21,8 @@ static pd_status open_temporary(struct pd_file_writer *writer, struct pd_error *
         return PD_OK;
     }
     int failed = errno;
-    pd_error_set(err, pd_status_from_errno(failed), PD_WHERE, failed, "%s cannot be created", writer->temporary);
+    pd_error_set(err, pd_status_from_errno(failed), PD_WHERE, failed, "%s cannot be created%s", writer->path,
+                 failed == ENOENT ? ", as the directory it is to lie in is not there" : "");
     free(writer->temporary);
     writer->temporary = NULL; /* nothing of ours to remove */
     return pd_status_from_errno(failed);

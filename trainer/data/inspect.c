@@ -69,6 +69,7 @@ pd_status pd_data_inspect(const char *path, enum pd_data_format format, int64_t 
     struct pd_data_inspection inspection = {0};
     PD_TRY(pd_token_file_open(path, format, &inspection.file, err));
     pd_status status = inspect_file(document_token, &inspection, err);
+    if (!status) status = pd_token_origin_read(inspection.file.path, &inspection.tokenizer, err);
     if (status) pd_token_file_close(&inspection.file);
     if (!status) *ret_inspection = inspection;
     return status;
