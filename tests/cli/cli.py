@@ -159,6 +159,7 @@ ONE = write("one.yaml", "run: {dir: one, steps: 1}\ndata: {train: text.txt}\nmod
 expect("train-without-gpu", ["train", ONE, "run.dir=unmade", "run.device=gpu"], 78, environment={"CUDA_VISIBLE_DEVICES": ""},
        err=re.compile(r"^perdure: run.device is gpu; run.device=cpu needs none, .*\n$"))  # no rank was started
 expect("train-of-one", ["train", ONE], 0, err=re.compile("starting 1 rank (.*\n)*.* on 1 rank x 1 thread\n"))
+expect("train-of-one-done", ["train", ONE], 0, err=re.compile("nothing to train: run.steps is 1, and step 1 is saved; a larger run.steps goes on\n$"))
 expect("train-of-one-again", ["train", ONE, "--fresh"], 78, err=re.compile("one/checkpoints holds 1 checkpoint, the newest of step 1; "))
 if not ONLY:
     sealed = glob.glob("one/checkpoints/step-*")[0]

@@ -275,9 +275,10 @@ static pd_status run_step(struct run *r, struct pd_error *err)
 
 pd_status pd_run_steps(struct run *r, struct pd_error *err)
 {
+    const uint64_t first = r->state.identity.step, last = r->config->run.steps;
     bool frozen = false;
-    while (r->state.identity.step < r->config->run.steps || r->saved_step != r->state.identity.step) {
-        pd_status st = r->state.identity.step < r->config->run.steps ? run_step(r, err) : save_last_step(r, err);
+    while (r->state.identity.step < last || r->saved_step != r->state.identity.step) {
+        pd_status st = r->state.identity.step < last ? run_step(r, err) : save_last_step(r, err);
         if (st == PD_STOPPED) return leave(r, err);
         PD_TRY(st);
         if (!frozen && r->saved_step) {
@@ -286,8 +287,10 @@ pd_status pd_run_steps(struct run *r, struct pd_error *err)
         }
     }
     PD_TRY(pd_saver_finish(r->saver, &r->state, -1, err));
-    if (r->comm->rank == 0)
-        pd_log(PD_LOG_INFO, MODULE, "done: step %llu, loss %.6f, saved", (unsigned long long)r->state.identity.step,
-               r->state.last_loss);
+    if (r->comm->rank == 0 && first < last)
+        pd_log(PD_LOG_INFO, MODULE, "done: step %llu, loss %.6f, saved", (unsigned long long)last, r->state.last_loss);
+    else if (r->comm->rank == 0)
+        pd_log(PD_LOG_INFO, MODULE, "nothing to train: run.steps is %llu, and step %llu is saved; a larger run.steps goes on",
+               (unsigned long long)last, (unsigned long long)first);
     return PD_OK;
 }
