@@ -61,6 +61,17 @@ static void print_cell(const char *text, uint32_t width, bool right, bool last)
     if (!last) fputs("  ", stdout);
 }
 
+/* Ends where its last text does. */
+static void print_line(const struct pd_table *table, char *const *cells, const uint32_t *widths)
+{
+    uint32_t shown = table->columns;
+    while (shown > 1 && !cells[shown - 1][0])
+        shown--;
+    for (uint32_t i = 0; i < shown; i++)
+        print_cell(cells[i], widths[i], table->right[i], i + 1 == shown);
+    fputc('\n', stdout);
+}
+
 void pd_table_deinit(struct pd_table *table)
 {
     for (uint32_t i = 0; i < table->rows * table->columns; i++)
@@ -77,12 +88,8 @@ pd_status pd_table_print(struct pd_table *table, struct pd_error *err)
         uint32_t width = shown_width(table->cells[i]);
         if (width > widths[i % table->columns]) widths[i % table->columns] = width;
     }
-    for (uint32_t i = 0; i < table->rows * table->columns && !failed; i++) {
-        uint32_t column = i % table->columns;
-        bool last = column + 1 == table->columns;
-        print_cell(table->cells[i], widths[column], table->right[column], last);
-        if (last) fputc('\n', stdout);
-    }
+    for (uint32_t i = 0; i < table->rows && !failed; i++)
+        print_line(table, table->cells + (size_t)i * table->columns, widths);
     pd_table_deinit(table);
     if (failed) PD_FAIL(err, PD_NO_MEMORY, "no memory for a table");
     return PD_OK;

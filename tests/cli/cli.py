@@ -140,10 +140,10 @@ expect("precision-fp8", ["train", MINIMAL, "numerics.precision=fp8"], 78, err=sa
 # ---- doctor ----
 expect("doctor", ["doctor"], 0, re.compile(r"^perdure \S+\n(.*\n)*.*\d+ missing, \d+ limited\n$"))
 expect("doctor-two", ["doctor", "a", "b"], 64, err=said('perdure doctor looks at one directory; "b" is another'))
-text = expect("doctor-json", ["doctor", "--json", "none"], 74, ANY, re.compile(r"^perdure: none cannot take checkpoints; make it, "))
+text = expect("doctor-json", ["doctor", "--json", "none"], 74, ANY, re.compile(r"^perdure: none cannot take checkpoints; name "))
 if text:
     rows = {row["what"]: row for row in json.loads(text)["findings"]}
-    good = rows["directory"]["state"] == "missing" and "none" in rows["directory"]["advice"] and rows["cores"]["state"] != "missing"
+    good = rows["directory"]["state"] == "missing" and rows["directory"]["advice"] == "it does not exist: mkdir -p none" and rows["cores"]["state"] != "missing"
     report("doctor-json-content", [] if good else ["directory or cores"], (74, text, ""))
 report("doctor-leaves-nothing", [f for f in os.listdir(".") if "probe" in f], (0, "", ""))
 
@@ -157,7 +157,7 @@ if not ONLY or any(name.startswith("ckpt") for name in ONLY):
 ONE = write("one.yaml", "run: {dir: one, steps: 1}\ndata: {train: text.txt}\nmodel: {layers: 1, hidden: 32, heads: 2, context: 32}\n"
                         "batch: {sequences: 1, micro_batch: 1}\nlayout: {ranks: 1, threads: 1, transport: local}\n")
 expect("train-without-gpu", ["train", ONE, "run.dir=unmade", "run.device=gpu"], 78, environment={"CUDA_VISIBLE_DEVICES": ""},
-       err=re.compile(r"^perdure: run.device is gpu; run.device=cpu needs none, .*\n$"))  # no rank was started
+       err=re.compile(r"^perdure: run.device is gpu, and this host has none: run.device=cpu needs none, .*\n$"))  # no rank was started
 expect("train-of-one", ["train", ONE], 0, err=re.compile("starting 1 rank (.*\n)*.* on 1 rank x 1 thread\n"))
 expect("train-of-one-done", ["train", ONE], 0, err=re.compile("nothing to train: run.steps is 1, and step 1 is saved; a larger run.steps goes on\n$"))
 expect("train-of-one-again", ["train", ONE, "--fresh"], 78, err=re.compile("one/checkpoints holds 1 checkpoint, the newest of step 1; "))
@@ -223,6 +223,8 @@ if text:
     report("ckpt-verify-empty-json-content", [] if (found["ok"], found["checkpoints"]) == (False, []) else ["ok"], (65, text, ""))
 expect("ckpt-ls", ["ckpt", "ls", "run"], 0,
        re.compile(r"^CHECKPOINT .*\nstep-000000000006-\d+ .*\nstep-000000000004-\d+ .*\nstep-000000000002-\d+ .*\n$"))
+text = expect("ckpt-stats-line-ends", ["ckpt", "stats", "run"], 0, re.compile("DIGEST\n"))
+report("ckpt-stats-line-ends", [line for line in (text or "").splitlines() if line.endswith(" ")], (0, text, ""))
 os.makedirs("away", exist_ok=True)
 write("away/config.yaml", "run: {dir: away}\ndata: {train: [{path: text.txt}]}\ncheckpoint: {dir: run/checkpoints}\n")
 expect("ckpt-ls-elsewhere", ["ckpt", "ls", "away"], 0, re.compile(r"^CHECKPOINT .*SIZE\n(step-00000000000[642]-.*\n){3}$"))

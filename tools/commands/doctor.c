@@ -52,7 +52,7 @@ static pd_status check_directory(const struct pd_findings *findings, const char 
 {
     for (uint32_t i = 0; i < findings->count; i++)
         if (!strcmp(findings->items[i].what, "directory") && findings->items[i].state == PD_FINDING_MISSING)
-            PD_FAIL(err, PD_IO, "%s cannot take checkpoints; make it, or name another directory: perdure doctor DIR", dir);
+            PD_FAIL(err, PD_IO, "%s cannot take checkpoints; name a directory that can: perdure doctor DIR", dir);
     return PD_OK;
 }
 

@@ -198,8 +198,9 @@ static pd_status check_device(const struct pd_config *config, struct pd_error *e
         return PD_OK;
     const pd_status st = pd_dev_open_cuda(0, &dev, err);
     if (st)
-        return pd_error_context(
-            err, st, "run.device is gpu; run.device=cpu needs none, layout.transport=mpi takes those of other hosts");
+        return pd_error_context(err, st,
+                                "run.device is gpu, and this host has none: run.device=cpu needs none, layout.transport=mpi "
+                                "uses those of other hosts");
     pd_dev_close(dev);
     return PD_OK;
 }

@@ -55,6 +55,7 @@ void pd_find_storage(struct pd_findings *findings, const char *dir)
     struct pd_vfs *vfs = NULL;
     struct pd_error err;
     struct pd_probe probe;
+    struct pd_stat stat;
     char tag[32];
     if (pd_vfs_new_auto(&vfs, &err)) {
         struct pd_finding *f = pd_findings_add(findings, "i/o engine", PD_FINDING_MISSING, "none");
@@ -65,7 +66,10 @@ void pd_find_storage(struct pd_findings *findings, const char *dir)
     snprintf(tag, sizeof tag, "doctor-%ld", (long)getpid());
     if (pd_probe_directory(vfs, dir, tag, &probe, &err)) {
         struct pd_finding *f = pd_findings_add(findings, "directory", PD_FINDING_MISSING, "%.190s", dir);
-        pd_finding_advise(f, "%.190s", err.message);
+        if (pd_vfs_stat(vfs, dir, &stat, NULL) == PD_NOT_FOUND)
+            pd_finding_advise(f, "it does not exist: mkdir -p %.150s", dir);
+        else
+            pd_finding_advise(f, "%.190s", err.message);
     } else {
         pd_findings_add(findings, "directory", PD_FINDING_OK, "%.190s", dir);
         find_space(findings, &probe.space);
