@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Checkpoints of other programs, written and read by those programs themselves: equal bit for bit, and trained on from.
+
+usage: conversions_agree.py PERDURE [CASE...]
+
+A Hugging Face directory goes in, out and into transformers again; GGUF, DeepSpeed ZeRO-3 of 3 ranks and a distributed checkpoint of
+FSDP2 on 4 ranks go in and on; ours goes out as a distributed checkpoint and on in torch. PERDURE_PEER_PYTHON names an interpreter
+that has torch (CPU), transformers and gguf; the case of DeepSpeed wants deepspeed too. Exit 77: there is none.
+"""
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+
+if os.environ.get("PERDURE_PEER_PYTHON", sys.executable) != sys.executable:
+    os.execv(os.environ["PERDURE_PEER_PYTHON"], [os.environ["PERDURE_PEER_PYTHON"], *sys.argv])
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+try:
+    import gguf
+    import torch
+    import torch.distributed.checkpoint as dcp
+    import torch.distributed.fsdp
+    import transformers
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+except ImportError as missing:
+    print(f"skipped: {missing}; PERDURE_PEER_PYTHON names an interpreter that has torch, transformers and gguf",
+          file=sys.stderr)
+    sys.exit(77)
+
+LENGTH, SEQUENCES, RATE, STEPS, TOLERANCE = 32, 8, 1e-3, 3, 1e-5
+TEXT = bytes((i * i // 7 + 3 * i) % 61 + 40 for i in range(LENGTH * SEQUENCES + 1))
+SAMPLES = torch.tensor([list(TEXT[i * LENGTH:i * LENGTH + LENGTH + 1]) for i in range(SEQUENCES)])
+SIZES = dict(vocab_size=256, hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4,
+             max_position_embeddings=128, bos_token_id=None, eos_token_id=None)
+FAMILIES = {
+    "llama": lambda: transformers.LlamaConfig(**SIZES, tie_word_embeddings=True, num_key_value_heads=2),
+    "qwen2": lambda: transformers.Qwen2Config(**SIZES, tie_word_embeddings=False, num_key_value_heads=1),
+    "qwen3": lambda: transformers.Qwen3Config(**SIZES, tie_word_embeddings=True, num_key_value_heads=2, head_dim=24),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=128, bos_token_id=None,
+                                            eos_token_id=None, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0),
+}
+
+
+# ---- both sides ----
+
+
+def run(*arguments):
+    done = subprocess.run([str(a) for a in arguments], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def make_model(family):
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family](), dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():  # norms and biases off their start
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return model
+
+
+def make_optimizer(model):
+    """Ours: decay of matrices alone."""
+    groups = [{"params": [p for p in model.parameters() if (p.dim() > 1) == decays], "weight_decay": decay}
+              for decays, decay in ((True, 0.1), (False, 0.0))]
+    return torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), eps=1e-8)
+
+
+def loss_of(model):
+    logits = model(SAMPLES[:, :-1]).logits
+    return torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), SAMPLES[:, 1:].reshape(-1))
+
+
+def train(model, optimizer, steps):
+    """Every step has all samples, so that their order does not matter."""
+    losses = []
+    for _ in range(steps):
+        loss = loss_of(model)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def train_ours(perdure, directory, steps, *overrides):
+    with open(f"{directory}/text", "wb") as f:
+        f.write(TEXT)
+    with open(f"{directory}/run.yaml", "w", encoding="utf-8") as f:
+        f.write(f"run: {{dir: {directory}/run, steps: {steps}}}\ndata: {{train: {directory}/text}}\n"
+                f"batch: {{sequences: {SEQUENCES}, micro_batch: 2, context: {LENGTH}}}\nnumerics: {{precision: fp32}}\n"
+                f"optimizer: {{lr: {RATE}, min_lr: {RATE}, warmup_steps: 0}}\nlayout: {{ranks: 1, threads: 1}}\n")
+    run(perdure, "train", f"{directory}/run.yaml", *overrides)
+    with open(f"{directory}/run/metrics.jsonl", encoding="utf-8") as lines:
+        return [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]
+
+
+def check_losses(what, found, expected):
+    assert len(found) == len(expected), (what, found, expected)
+    off = max(abs(a - b) / abs(b) for a, b in zip(found, expected))
+    assert off < TOLERANCE, f"{what}: losses differ by {off:.2e}: {found} {expected}"
+    return f"{len(found)} losses differ by {off:.1e}"
+
+
+def check_same(what, found, expected):
+    """Bit for bit, and no tensor too many; a tied copy may be there or not."""
+    for name in expected.keys() | found.keys():
+        if name in found and name in expected:
+            assert torch.equal(found[name], expected[name]), f"{what}: {name} differs"
+        else:
+            assert name == "lm_head.weight", f"{what}: {name} is on one side only"
+
+
+def saved_config(model, directory):
+    model.config.architectures = [type(model).__name__]
+    os.makedirs(directory, exist_ok=True)
+    model.config.save_pretrained(directory)
+
+
+def read_out(perdure, source, directory):
+    """Our checkpoint's parameters as transformers reads them."""
+    run(perdure, "ckpt", "export", source, directory, "--format=safetensors")
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager",
+                                                                    output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    return model
+
+
+def read_moments(perdure, source, directory):
+    """Our checkpoint as torch reads it: {name: tensor} with moments under state.<name>.<kind>."""
+    run(perdure, "ckpt", "export", source, directory, "--format=dcp")
+    reader = dcp.FileSystemReader(directory)
+    entries = reader.read_metadata().state_dict_metadata
+    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items() if hasattr(entry, "size")}
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    return state
+
+
+# ---- a Hugging Face directory ----
+
+
+def check_hugging_face(perdure, directory, family):
+    model = make_model(family)
+    model.save_pretrained(f"{directory}/theirs", max_shard_size="100KB" if family == "llama" else "1GB")
+    run(perdure, "ckpt", "import", f"{directory}/theirs", f"{directory}/in", "--fresh-optimizer", "--layout=dp=3,tp=2")
+    back = read_out(perdure, f"{directory}/in", f"{directory}/out")
+    check_same(family, back.state_dict(), model.state_dict())
+    found = train_ours(perdure, directory, STEPS, f"init.from={directory}/theirs")
+    return "same bits in and out, " + check_losses(family, found, train(model, make_optimizer(model), STEPS))
+
+
+# ---- GGUF ----
+
+
+def neighbours(weight, heads):
+    """Rows as llama.cpp has them: RoPE rotates neighbours."""
+    return weight.reshape(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+def write_gguf(model, path):
+    c = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(c.hidden_size // c.num_attention_heads)
+    writer.add_vocab_size(c.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c.num_hidden_layers)
+    heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        for part, count in heads.items():
+            weight = neighbours(weight, count) if part in name else weight
+        writer.add_tensor(names.get_name(name, (".weight",)), weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def check_gguf(perdure, directory):
+    model = make_model("llama")
+    write_gguf(model, f"{directory}/model.gguf")
+    run(perdure, "ckpt", "import", f"{directory}/model.gguf", f"{directory}/in", "--fresh-optimizer")
+    back = read_out(perdure, f"{directory}/in", f"{directory}/out")
+    check_same("gguf", back.state_dict(), model.state_dict())
+    found = train_ours(perdure, directory, STEPS, f"init.from={directory}/model.gguf")
+    return "same bits, " + check_losses("gguf", found, train(model, make_optimizer(model), STEPS))
+
+
+# ---- ranks of torch ----
+
+
+def start_ranks(kind, ranks, directory):
+    """This program again, once a rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank in range(ranks):
+        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank),
+                       "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+        started.append(subprocess.Popen([sys.executable, __file__, f"rank:{kind}", directory], env=environment,
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+    for process in started:
+        errors = process.communicate(timeout=600)[1]
+        assert process.returncode == 0, errors[-4000:]
+
+
+def deepspeed_rank(directory):
+    import deepspeed  # takes seconds, and prints
+    deepspeed.init_distributed("gloo")
+    model = make_model("llama")
+    config = {"train_batch_size": 3, "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True,
+              "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(model), config=config)
+    for _ in range(2):
+        engine.backward(loss_of(engine))
+        engine.step()
+    engine.save_checkpoint(f"{directory}/theirs", tag="global_step2")
+
+
+def fsdp2_rank(directory):
+    torch.distributed.init_process_group("gloo")
+    mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    model = make_model("llama")
+    for block in model.model.layers:
+        torch.distributed.fsdp.fully_shard(block, mesh=mesh)
+    torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+    optimizer = make_optimizer(model)
+    train(model, optimizer, 2)
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.save(state, checkpoint_id=f"{directory}/theirs")
+    torch.distributed.destroy_process_group()
+
+
+def check_ranks(perdure, directory, kind, ranks):
+    if kind == "deepspeed" and not importlib.util.find_spec("deepspeed"):
+        return "skipped: no deepspeed"
+    start_ranks(kind, ranks, directory)
+    model = make_model("llama")
+    optimizer = make_optimizer(model)
+    saved_config(model, f"{directory}/theirs")
+    train(model, optimizer, 2)
+    os.makedirs(f"{directory}/run")
+    said = json.loads(run(perdure, "ckpt", "import", f"{directory}/theirs", f"{directory}/run/checkpoints", "--layout=dp=3", "--json"))
+    assert (said["step"], said["zeroed"]) == (2, 0), said
+    found = train_ours(perdure, directory, 2 + STEPS, f"init.from={directory}/theirs")
+    return "moments came along, " + check_losses(kind, found, train(model, optimizer, STEPS))
+
+
+# ---- out to torch ----
+
+
+def check_out(perdure, directory):
+    make_model("llama").save_pretrained(f"{directory}/theirs")
+    train_ours(perdure, directory, 2, f"init.from={directory}/theirs", "checkpoint.every=2")
+    model = read_out(perdure, f"{directory}/run", f"{directory}/out")
+    optimizer = make_optimizer(model)
+    state = read_moments(perdure, f"{directory}/run", f"{directory}/dcp")
+    for name, parameter in model.named_parameters():
+        moments = {kind: [v for k, v in state.items() if k.endswith(f"state.{name}.{kind}")] for kind in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.tensor(2.0), **{kind: found[0] for kind, found in moments.items()}}
+        assert torch.equal(parameter, next(v for k, v in state.items() if k.endswith(name) and "state." not in k)), name
+    expected = train_ours(perdure, directory, 2 + STEPS, f"init.from={directory}/theirs")[2:]
+    return check_losses("out", train(model, optimizer, STEPS), expected)
+
+
+CASES = {
+    **{family: lambda perdure, directory, family=family: check_hugging_face(perdure, directory, family) for family in FAMILIES},
+    "gguf": check_gguf,
+    "deepspeed": lambda perdure, directory: check_ranks(perdure, directory, "deepspeed", 3),
+    "fsdp2": lambda perdure, directory: check_ranks(perdure, directory, "fsdp2", 4),
+    "out": check_out,
+}
+
+
+def main(perdure, *names):
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    for name in names or CASES:
+        directory = tempfile.mkdtemp(prefix="perdure-peer-")
+        try:
+            print(f"{name}: {CASES[name](os.path.abspath(perdure), directory)}", flush=True)
+        finally:
+            shutil.rmtree(directory)
+
+
+if sys.argv[1].startswith("rank:"):
+    torch.set_num_threads(1)
+    {"rank:deepspeed": deepspeed_rank, "rank:fsdp2": fsdp2_rank}[sys.argv[1]](sys.argv[2])
+else:
+    main(*sys.argv[1:])
