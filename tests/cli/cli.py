@@ -486,7 +486,8 @@ expect("bench-no-directory", ["bench", "io", "--dir=none"], 78,
 expect("bench-no-space", ["bench", "ckpt", "--bytes=32T"], 74, err=re.compile(r"^perdure: \. has .* free"))
 if os.path.isdir("/dev/shm") and os.stat("/dev/shm").st_dev != os.stat("/dev").st_dev:
     expect("bench-in-memory", ["bench", "io", "--dir=/dev/shm"], 78, err=re.compile("is in memory.*give a directory on one with --dir"))
-for bench, keys in (("io", {"write_ratio", "read_ratio"}), ("ckpt", {"save_ratio", "save_ratio_recycled", "load_ratio"})):
+for bench, keys in (("io", {"write_ratio", "read_ratio"}), ("ckpt", {"save_ratio", "save_ratio_recycled", "load_ratio"}),
+                    ("convert", {"import_ratio", "export_ratio", "peak_rss_bytes"})):
     result = perdure("bench", bench, "--bytes=32M", "--pairs=1", "--json")
     if "is in memory" in result[2]:
         print(f"skipped bench-{bench}: {os.getcwd()} is in memory")

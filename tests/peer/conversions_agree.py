@@ -218,17 +218,28 @@ def start_ranks(kind, ranks, directory):
         assert process.returncode == 0, errors[-4000:]
 
 
+def write_losses(directory, losses):
+    if os.environ["RANK"] == "0":
+        with open(f"{directory}/losses.json", "w", encoding="utf-8") as f:
+            json.dump(losses, f)
+
+
 def deepspeed_rank(directory):
     import deepspeed  # takes seconds, and prints
     deepspeed.init_distributed("gloo")
     model = make_model("llama")
-    config = {"train_batch_size": 3, "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True,
+    config = {"train_batch_size": 3 * SEQUENCES, "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True,
               "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
     engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(model), config=config)
-    for _ in range(2):
-        engine.backward(loss_of(engine))
+    losses = []
+    for step in range(2 + STEPS):
+        if step == 2:
+            engine.save_checkpoint(f"{directory}/theirs", tag="global_step2")
+        loss = loss_of(engine)
+        engine.backward(loss)
         engine.step()
-    engine.save_checkpoint(f"{directory}/theirs", tag="global_step2")
+        losses.append(loss.item())
+    write_losses(directory, losses[2:])
 
 
 def fsdp2_rank(directory):
@@ -242,22 +253,22 @@ def fsdp2_rank(directory):
     train(model, optimizer, 2)
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
     dcp.save(state, checkpoint_id=f"{directory}/theirs")
+    write_losses(directory, train(model, optimizer, STEPS))
     torch.distributed.destroy_process_group()
 
 
 def check_ranks(perdure, directory, kind, ranks):
+    """The ranks save after two steps and go on; so do we."""
     if kind == "deepspeed" and not importlib.util.find_spec("deepspeed"):
         return "skipped: no deepspeed"
     start_ranks(kind, ranks, directory)
-    model = make_model("llama")
-    optimizer = make_optimizer(model)
-    saved_config(model, f"{directory}/theirs")
-    train(model, optimizer, 2)
+    saved_config(make_model("llama"), f"{directory}/theirs")
     os.makedirs(f"{directory}/run")
     said = json.loads(run(perdure, "ckpt", "import", f"{directory}/theirs", f"{directory}/run/checkpoints", "--layout=dp=3", "--json"))
     assert (said["step"], said["zeroed"]) == (2, 0), said
     found = train_ours(perdure, directory, 2 + STEPS, f"init.from={directory}/theirs")
-    return "moments came along, " + check_losses(kind, found, train(model, optimizer, STEPS))
+    with open(f"{directory}/losses.json", encoding="utf-8") as f:
+        return "moments came along, " + check_losses(kind, found, json.load(f))
 
 
 # ---- out to torch ----
