@@ -23,17 +23,6 @@ static bool ascends(const struct pd_view *sorted)
     return true;
 }
 
-static bool is_sorted(const struct pd_view *view)
-{
-    uint64_t last = UINT64_MAX;
-    for (uint32_t d = 0; d < view->ndim; d++) {
-        if (view->count[d] == 1) continue;
-        if (view->stride[d] > last) return false;
-        last = view->stride[d];
-    }
-    return true;
-}
-
 static pd_status make_source(const struct pd_catalog *wanted, uint32_t foreign, const struct pd_catalog *source,
                              const struct pd_tensor *tensor, const struct pd_link *link, const char *source_name,
                              struct export_source *ret, struct pd_error *err)
@@ -47,7 +36,7 @@ static pd_status make_source(const struct pd_catalog *wanted, uint32_t foreign, 
         !pd_view_is_inside(&link->view, pd_foreign_elements(&wanted->tensors[foreign])))
         PD_FAIL(err, PD_INVALID, "tensor %s of %s has not the shape that %s needs", tensor->name, source_name, link->name);
     ret->tensor = (uint32_t)found;
-    ret->is_turned = !is_sorted(&link->view);
+    ret->is_turned = !pd_view_is_sorted(&link->view);
     pd_view_sort(&link->view, &ret->to, &ret->from);
     if (!ascends(&ret->to))
         PD_FAIL(err, PD_UNSUPPORTED, "the view of tensor %s in %s overlaps itself", tensor->name, link->name);

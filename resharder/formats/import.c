@@ -61,17 +61,6 @@ struct feed {
 
 /* ---- checks ---- */
 
-static bool is_ascending(const struct pd_view *view)
-{
-    uint64_t last = UINT64_MAX;
-    for (uint32_t d = 0; d < view->ndim; d++) {
-        if (view->count[d] == 1) continue;
-        if (view->stride[d] > last) return false;
-        last = view->stride[d];
-    }
-    return true;
-}
-
 static uint64_t columns_of(const struct pd_tensor *tensor)
 {
     return tensor->ndim > 1 ? pd_tensor_elements(tensor) / tensor->shape[0] : 1;
@@ -97,7 +86,7 @@ static pd_status check_link(const struct pd_import_request *q, const struct pd_l
         !pd_view_columns(&link->view, columns_of(tensor), 0, columns_of(tensor) - 1, &part))
         PD_FAIL(err, PD_UNSUPPORTED, "the columns of tensor %s of %s cannot be cut; import it with virtual_tp 1", link->name,
                 q->source);
-    *ret = (struct source){(uint32_t)(link - q->links->items), (uint32_t)found, !is_ascending(&link->view)};
+    *ret = (struct source){(uint32_t)(link - q->links->items), (uint32_t)found, !pd_view_is_sorted(&link->view)};
     return PD_OK;
 }
 

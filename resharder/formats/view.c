@@ -134,3 +134,14 @@ void pd_view_sort(const struct pd_view *view, struct pd_view *ret_sorted, struct
     *ret_sorted = sorted;
     *ret_inner = inner;
 }
+
+bool pd_view_is_sorted(const struct pd_view *view)
+{
+    uint64_t last = UINT64_MAX;
+    for (uint32_t d = 0; d < view->ndim; d++) {
+        if (view->count[d] == 1) continue;
+        if (view->stride[d] > last) return false;
+        last = view->stride[d];
+    }
+    return true;
+}

@@ -54,4 +54,7 @@ bool pd_view_columns(const struct pd_view *view, uint64_t columns, uint64_t begi
  * dense strides of the view itself, so it is the view that turns the model's tensor into that order. */
 void pd_view_sort(const struct pd_view *view, struct pd_view *ret_sorted, struct pd_view *ret_inner);
 
+/* Whether strides never grow from one dimension to the next: the view then reads its tensor forward. */
+bool pd_view_is_sorted(const struct pd_view *view);
+
 #endif
