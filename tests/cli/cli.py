@@ -361,6 +361,7 @@ expect("train-not-written", ["train", MINIMAL, "run.dir=/proc"], 78,
 expect("plan-nested", ["plan", MINIMAL, "--world=1", "checkpoint.tiers[0].dir=/x/a", "checkpoint.tiers[1].dir=/x/a/b"], 78,
        err=said("checkpoint.tiers[1].dir, /x/a/b, lies inside checkpoint.tiers[0].dir, /x/a: each holds checkpoints of its own; name "
                 "another directory with checkpoint.tiers[1].dir=DIR"))
+expect("sample-absent", ["sample", "nowhere"], 78, err=said("nowhere does not exist; name a run or its directory of checkpoints"))
 expect("sample-file", ["sample", "text.txt"], 78, err=said("text.txt is no directory; name a run or its directory of checkpoints"))
 expect("sample-count", ["sample", "run", "--count=x"], 64,
        err=said("--count=x: expected a whole number; see perdure sample --help"))
@@ -470,7 +471,7 @@ expect("ckpt-prune-nothing", ["ckpt", "prune", "empty", "--keep-last=1"], 0,
 expect("ckpt-prune-nothing-json", ["ckpt", "prune", "empty", "--keep-last=1", "--json"], 0, ANY)
 report("ckpt-prune-writes-nothing", os.listdir("empty"), (0, "", ""))
 expect("ckpt-prune-how-many", ["ckpt", "prune", "run"], 64,
-       err=said("say how many of the newest stay: --keep-last=N; see perdure ckpt prune --help"))
+       err=said("say how many of the newest stay, at least one: --keep-last=N; see perdure ckpt prune --help"))
 expect("ckpt-prune", ["ckpt", "prune", "run", "--keep-last=1", "--keep-every=4"], 0, "1 of 3 checkpoints removed, 2 kept\n")
 text = expect("ckpt-prune-json", ["ckpt", "prune", "run", "--keep-last=1", "--json"], 0, ANY)
 if text:

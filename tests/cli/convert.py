@@ -43,7 +43,10 @@ expect("export-nowhere", ["ckpt", "export", "run", "no/where", "--format=dcp"], 
 for name, command, code in (("ls", "ls", 0), ("verify", "verify", 65)):
     told = re.compile(r"/hf is a checkpoint of another system \(safetensors\), and this takes those of perdure: ckpt import makes ")
     expect(f"{name}-of-another-system", ["ckpt", command, "hf"], code, *((told,) if code == 0 else ("", told)))
+expect("sample-of-another-system", ["sample", "hf", "--prompt=In"], 78,
+       err=said("hf is a checkpoint of another system; make one of perdure of it: perdure ckpt import hf DIR"))
 shutil.copytree(glob.glob("run/checkpoints/step-*")[-1], "renamed")
+expect("show-no-step", ["ckpt", "show", "run", "--step=9"], 65, err=re.compile("no valid checkpoint of step 9; there is step 2\n$"))
 expect("verify-renamed", ["ckpt", "verify", "renamed"], 65, err=re.compile(r"/renamed is a checkpoint without the name that its save gave it"))
 
 # ---- import ----

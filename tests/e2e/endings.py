@@ -333,7 +333,7 @@ def full_context(bench, undisturbed):
     """What a model will not have seen is said before the first token."""
     for count, is_said in ((63, False), (64, True)):
         result = bench.workspace.command(["sample", undisturbed, "--prompt=ab", f"--count={count}", "--json"])
-        words = "context is 64 tokens: whenever it is full, the older half is dropped, the prompt first; up to --count=63 nothing is"
+        words = "context is 64 tokens: each time it is full, the older half is dropped, the prompt first; --count=63 is the most that drops nothing"
         if result.returncode != 0 or (words in result.stderr) != is_said:
             raise harness.Failure(f"sample --count={count}: exit {result.returncode}\n{result.stderr}")
     result = bench.workspace.command(["sample", undisturbed, f"--prompt={'x' * 70}", "--count=1", "--json"])

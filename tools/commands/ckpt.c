@@ -271,7 +271,7 @@ static pd_status prune(const struct pd_ckpt_options *o, struct pd_error *err)
 {
     struct pruning p = {.options = o};
     if (!o->keep_last)
-        PD_FAIL(err, PD_USAGE, "say how many of the newest stay: --keep-last=N; see perdure ckpt prune --help");
+        PD_FAIL(err, PD_USAGE, "say how many of the newest stay, at least one: --keep-last=N; see perdure ckpt prune --help");
     pd_json_writer_init(&p.w, 2);
     pd_status status = prune_all(&p, err);
     if (!status && o->json) status = pd_output_json(&p.w, err);

@@ -233,8 +233,8 @@ pd_status pd_ckpt_place_fail_none(const struct pd_ckpt_place *place, uint64_t st
     }
     char steps[160];
     list_steps(place, steps, sizeof steps);
-    PD_FAIL(err, PD_CORRUPT, "%s holds no valid checkpoint of step %" PRIu64 "; there are steps %s", place->root, step,
-            steps);
+    PD_FAIL(err, PD_CORRUPT, "%s holds no valid checkpoint of step %" PRIu64 "; there %s %s", place->root, step,
+            pd_store_count(place->store) == 1 ? "is step" : "are steps", steps);
 }
 
 static const struct pd_store_entry *find_entry(const struct pd_ckpt_place *place, uint64_t step)

@@ -3,6 +3,7 @@
 
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
+#include "tools/commands/ckpt_foreign.h"
 #include "tools/commands/run_tiers.h"
 #include "tools/output.h"
 #include "trainer/sample/sample.h"
@@ -12,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define BYTE_VOCAB_MAX 512 /* of a model over bytes with a document token: data pack gives that 256, and sizes are padded */
 
@@ -109,8 +111,12 @@ static pd_status encode(struct sample *s, const struct pd_config *config, struct
 static pd_status checkpoints_of(const char *path, char *buffer, size_t room, const char **ret_path, struct pd_error *err)
 {
     struct stat st;
+    if (pd_ckpt_is_foreign(path))
+        PD_FAIL(err, PD_INVALID, "%s is a checkpoint of another system; make one of perdure of it: perdure ckpt import %s DIR",
+                path, path);
     if (stat(path, &st) || !S_ISDIR(st.st_mode))
-        PD_FAIL(err, PD_NOT_FOUND, "%s is no directory; name a run or its directory of checkpoints", path);
+        PD_FAIL(err, PD_NOT_FOUND, "%s %s; name a run or its directory of checkpoints", path,
+                access(path, F_OK) ? "does not exist" : "is no directory");
     struct pd_run_tiers tiers;
     pd_run_tiers_of_run(path, &tiers);
     pd_status looked = pd_run_tiers_look(&tiers, err);

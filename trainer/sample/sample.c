@@ -284,8 +284,8 @@ static void log_forgotten(const struct sampler *s)
                     s->length, s->filled);
     else if ((uint64_t)prompt + s->options->count > (uint64_t)s->length + 1)
         pd_log_warn("sample",
-                    "the model's context is %u tokens: whenever it is full, the older half is dropped, the prompt first; up "
-                    "to --count=%u nothing is",
+                    "the model's context is %u tokens: each time it is full, the older half is dropped, the prompt first; "
+                    "--count=%u is the most that drops nothing",
                     s->length, s->length + 1 - prompt);
 }
 
