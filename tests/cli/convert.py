@@ -60,6 +60,10 @@ expect("import-unknown", ["ckpt", "import", "text.txt", "in"], 78,
        err=re.compile(r"^perdure: text.txt is a file of no format that is read \(safetensors, dcp, .*llmc\): .* --help` says .*\n$"))
 expect("import-no-moments", ["ckpt", "import", "hf", "in"], 78, err=re.compile(
     r"^perdure: hf has no exp_avg of tensor model.embed_tokens.weight; moments begin at zero only when that is asked for: --fresh-optimizer\n$"))
+expect("import-only", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--only=norm"], 64,
+       err=said("--only=norm: a checkpoint has every tensor of its model; --only shortens what --dry-run prints"))
+expect("import-only-dry-run", ["ckpt", "import", "hf", "in", "--dry-run", "--only=model.norm"], 0,
+       re.compile(r"^TENSOR +KIND +FROM +TYPE *\nmodel\.norm\.weight +param +model\.norm\.weight +fp32 *\n$"))
 shutil.copytree("dcp", "bare", ignore=shutil.ignore_patterns("*.json"))
 expect("import-no-model", ["ckpt", "import", "bare", "in"], 78,
        err=said("bare does not say which model it is; give a configuration of a run with its model section: --config=run.yaml"))

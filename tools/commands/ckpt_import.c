@@ -309,6 +309,9 @@ static void close_import(struct import *m)
 pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error *err)
 {
     struct import m = {.options = options};
+    if (options->only && !options->dry_run)
+        PD_FAIL(err, PD_USAGE, "--only=%s: a checkpoint has every tensor of its model; --only shortens what --dry-run prints",
+                options->only);
     PD_TRY(pd_fault_configure_env(err));
     pd_status st = open_source(&m, err);
     if (!st) st = decide(&m, err);
