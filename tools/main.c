@@ -23,7 +23,7 @@ const struct pd_command pd_commands[] = {
     {"sample", "PATH --prompt TEXT", "text from a checkpoint", pd_cmd_sample},
     {"ckpt", "COMMAND ...", "checkpoints: ls, show, verify, diff, stats, reshard, import, export, prune", pd_cmd_ckpt},
     {"data", "COMMAND ...", "token files: pack, inspect", pd_cmd_data},
-    {"bench", "COMMAND ...", "speed: io, ckpt, reshard, offload, step, attention, adam, tokenize", pd_cmd_bench},
+    {"bench", "COMMAND ...", "speed: io, ckpt, reshard, offload, step, attention, adam, tokenize, convert", pd_cmd_bench},
     {"doctor", "[DIR]", "what this machine offers, what is used, what is missing", pd_cmd_doctor},
     {"worker", "CONFIG", NULL, pd_cmd_worker},
     {0},
