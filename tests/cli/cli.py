@@ -256,7 +256,7 @@ if not ONLY or any(name.startswith("ckpt-verify-foreign") for name in ONLY):
     alien = shutil.copytree(glob.glob("one/checkpoints/step-*")[0], "run/checkpoints/step-000000000001-1")
     expect("ckpt-verify-foreign", ["ckpt", "verify", "run"], 65,
            re.compile(r"^(ok: .*\n){3}step-000000000001-1: it belongs to run \w+, and most .*\nFOREIGN: step-000000000001-1: .*, 0 findings\n$"),
-           re.compile(r"\nperdure: .*/run/checkpoints/step-000000000001-1 belongs to another run: move it to where that run keeps its own\n$"))
+           re.compile(r"^perdure: .*/run/checkpoints/step-000000000001-1 belongs to another run: move it to where that run keeps its own\n$"))
     text = expect("ckpt-verify-foreign-json", ["ckpt", "verify", "run", "--json"], 65, ANY, ANY)
     found = json.loads(text) if text else {"checkpoints": []}
     good = [bool(c["foreign"]) for c in found["checkpoints"]] == [False, False, False, True] and not found["damaged"] and not found["ok"]
@@ -460,6 +460,8 @@ if rows:
     for name, arguments in {"reshard": ["reshard", lacking, "refused", "--layout=dp=1"], "ls": ["ls", lacking], "show": ["show", lacking],
                             "reshard-step": ["reshard", "absent", "refused", "--layout=dp=1", "--step=6"]}.items():
         expect(f"ckpt-absent-shard-{name}", ["ckpt", *arguments], 65, err=absent)
+    told = re.compile(r"^shard .*/shard-00000.h5: .*No such file or directory\nDAMAGED: step-000000000006-1: .*, 1 finding\n(?!.*00006-1)")
+    expect("ckpt-verify-says-it-once", ["ckpt", "verify", "absent"], 65, told, re.compile(r"^perdure: .*00006-1.*\n$"))
     os.unlink(os.path.join(lacking, "commit.h5"))
     expect("ckpt-absent-record", ["ckpt", "show", lacking], 65, err=re.compile(r"is no valid checkpoint: commit.h5 is absent; "))
     os.makedirs("run/checkpoints/step-000000000009-1")

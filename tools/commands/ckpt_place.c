@@ -106,19 +106,30 @@ static pd_status open_tiers(struct pd_ckpt_place *place, const char *path, struc
     return PD_OK;
 }
 
+static pd_status open_place(const char *path, bool is_quiet, struct pd_ckpt_place *place, struct pd_error *err)
+{
+    *place = (struct pd_ckpt_place){0};
+    PD_TRY(find_tiers(path, place, err));
+    place->tiers.is_quiet = is_quiet;
+    pd_group_init_single(&place->group);
+    PD_TRY(pd_vfs_new_auto(&place->vfs, err));
+    const pd_status status = open_tiers(place, path, err);
+    if (status) pd_ckpt_place_close(place);
+    return status;
+}
+
 pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *writable, struct pd_ckpt_place *ret_place,
                              struct pd_error *err)
 {
-    struct pd_ckpt_place *place = ret_place;
-    *place = (struct pd_ckpt_place){0};
-    PD_TRY(find_tiers(path, place, err));
-    place->tiers.is_quiet = writable;
-    pd_group_init_single(&place->group);
-    PD_TRY(pd_vfs_new_auto(&place->vfs, err));
-    pd_status status = open_tiers(place, path, err);
-    if (!status && writable) status = pd_ckpt_place_reopen(place, writable, err);
-    if (status) pd_ckpt_place_close(place);
+    PD_TRY(open_place(path, writable, ret_place, err));
+    const pd_status status = writable ? pd_ckpt_place_reopen(ret_place, writable, err) : PD_OK;
+    if (status) pd_ckpt_place_close(ret_place);
     return status;
+}
+
+pd_status pd_ckpt_place_open_quiet(const char *path, struct pd_ckpt_place *ret_place, struct pd_error *err)
+{
+    return open_place(path, true, ret_place, err);
 }
 
 void pd_ckpt_place_close(struct pd_ckpt_place *place)

@@ -22,6 +22,8 @@ struct pd_ckpt_place {
  *   errors  PD_NOT_FOUND: there is no such directory; PD_BUSY: writable, and a run is using it */
 PD_MUST_USE pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *writable,
                                          struct pd_ckpt_place *ret_place, struct pd_error *err);
+/* The same, read only, for a command that tells itself what is wrong with checkpoints: the store does not log it too. */
+PD_MUST_USE pd_status pd_ckpt_place_open_quiet(const char *path, struct pd_ckpt_place *ret_place, struct pd_error *err);
 void pd_ckpt_place_close(struct pd_ckpt_place *place);
 /* False: it is not there, and nothing changes. */
 bool pd_ckpt_place_turn_to(struct pd_ckpt_place *place, uint32_t tier);

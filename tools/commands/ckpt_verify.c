@@ -356,7 +356,7 @@ pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error 
 {
     struct verify v = {.is_json = options->json};
     struct pd_error none = {0};
-    PD_TRY(pd_ckpt_place_open(options->paths[0], NULL, &v.place, err));
+    PD_TRY(pd_ckpt_place_open_quiet(options->paths[0], &v.place, err));
     v.names_one = v.place.named[0] || options->step != UINT64_MAX;
     pd_json_writer_init(&v.w, 2);
     pd_json_object_begin(&v.w, NULL);

@@ -21,7 +21,7 @@ struct pd_run_tier {
 struct pd_run_tiers {
     struct pd_run_tier tiers[PD_TIERS_MAX];
     uint32_t count;
-    bool is_quiet; /* somebody else logs what is wrong with checkpoints: ranks that are about to start */
+    bool is_quiet; /* somebody else says what is wrong with checkpoints: the command, or ranks that are about to start */
 };
 
 void pd_run_tiers_of_config(const struct pd_config *config, struct pd_run_tiers *ret_tiers);
