@@ -175,6 +175,11 @@ def write_gguf(model, path):
     writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
     writer.add_rope_dimension_count(c.hidden_size // c.num_attention_heads)
     writer.add_vocab_size(c.vocab_size)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>"] + [f"<0x{i:02X}>" for i in range(255, 0, -1)])
+    writer.add_token_scores([0.0] * 256)
+    writer.add_token_types([gguf.TokenType.UNKNOWN] + [gguf.TokenType.BYTE] * 255)
+    writer.add_add_space_prefix(False)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c.num_hidden_layers)
     heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
     for name, weight in model.state_dict().items():
@@ -193,6 +198,9 @@ def check_gguf(perdure, directory):
     model = make_model("llama")
     write_gguf(model, f"{directory}/model.gguf")
     run(perdure, "ckpt", "import", f"{directory}/model.gguf", f"{directory}/in", "--fresh-optimizer")
+    sampled = [json.loads(run(perdure, "sample", f"{directory}/in", "--json", "--temperature=0", "--count=8", prompt))["tokens"]
+               for prompt in ("--prompt=ab", "--tokens=159,158")]
+    assert sampled[0] == sampled[1], sampled
     back = read_out(perdure, f"{directory}/in", f"{directory}/out")
     check_same("gguf", back.state_dict(), model.state_dict())
     found = train_ours(perdure, directory, STEPS, f"init.from={directory}/model.gguf")

@@ -15,8 +15,9 @@ struct pd_sample_text {
 static bool find_beside(const char *place, char *path, size_t room)
 {
     static const char *const above[] = {"", "/..", "/../.."};
-    for (unsigned i = 0; i < sizeof above / sizeof above[0]; i++) {
-        snprintf(path, room, "%s%s/" PD_TOKENIZER_FILE, place, above[i]);
+    static const char *const files[] = {PD_TOKENIZER_FILE, PD_TOKENIZER_GGUF_FILE};
+    for (unsigned i = 0; i < 2 * sizeof above / sizeof above[0]; i++) {
+        snprintf(path, room, "%s%s/%s", place, above[i / 2], files[i % 2]);
         if (access(path, F_OK) == 0) return true;
     }
     return false;

@@ -36,6 +36,10 @@ PD_MUST_USE pd_status pd_load_merge(const struct pd_vocab *vocab, const char *co
 PD_MUST_USE pd_status pd_load_byte_level(struct pd_splitter *splitter, bool splits, bool prefix, struct pd_error *err);
 PD_MUST_USE pd_status pd_load_check_template(const struct pd_loader *l, struct pd_error *err);
 
+/* tokenizer.gguf: the whole of it.   errors  as pd_tokenizer_from_arrays */
+PD_MUST_USE pd_status pd_load_gguf_text(const char *name, const struct pd_json_value *root,
+                                        struct pd_tokenizer **ret_tokenizer, struct pd_error *err);
+
 /* Members; null counts as missing. Texts are borrowed from the document, a content is malloc'ed. */
 PD_MUST_USE pd_status pd_load_text(const struct pd_loader *l, const struct pd_json_value *object, const char *path,
                                    const char *key, const char **ret_text, struct pd_error *err);

@@ -247,6 +247,16 @@ static pd_status keep_json(struct pd_tokenizer *tokenizer, const char *json, siz
     return PD_OK;
 }
 
+/* *ret_tokenizer is the caller's to free, also on failure. */
+static pd_status load_whole(const char *name, const struct pd_json_value *root, struct pd_tokenizer **ret_tokenizer,
+                            struct pd_error *err)
+{
+    *ret_tokenizer = calloc(1, sizeof **ret_tokenizer);
+    if (!*ret_tokenizer) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", name);
+    const struct pd_loader loader = {name, *ret_tokenizer};
+    return load_root(&loader, root, err);
+}
+
 pd_status pd_tokenizer_parse(const char *name, const char *json, size_t bytes, struct pd_tokenizer **ret_tokenizer,
                              struct pd_error *err)
 {
@@ -255,11 +265,10 @@ pd_status pd_tokenizer_parse(const char *name, const char *json, size_t bytes, s
         PD_FAIL(err, PD_INVALID, "%s has %zu bytes; a tokenizer.json has at most %u", name, bytes,
                 PD_TOKENIZER_FILE_BYTES_MAX);
     PD_TRY(pd_json_parse(name, json, bytes, &document, err));
-    struct pd_tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
-    pd_status status = PD_OK;
-    if (!tokenizer) status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "%s: no memory", name);
-    const struct pd_loader loader = {name, tokenizer};
-    if (!status) status = load_root(&loader, pd_json_root(document), err);
+    struct pd_tokenizer *tokenizer = NULL;
+    const struct pd_json_value *root = pd_json_root(document);
+    pd_status status = pd_json_member(root, "ggml.model") ? pd_load_gguf_text(name, root, &tokenizer, err)
+                                                          : load_whole(name, root, &tokenizer, err);
     pd_json_document_free(document);
     if (!status) status = keep_json(tokenizer, json, bytes, err);
     if (status) {

@@ -49,13 +49,28 @@ static pd_status parse_file(const char *path, int fd, struct pd_tokenizer **ret_
     return status;
 }
 
+static bool has_file(const char *directory, const char *name)
+{
+    char path[4096];
+    const int length = snprintf(path, sizeof path, "%s/%s", directory, name);
+    return length > 0 && (size_t)length < sizeof path && access(path, F_OK) == 0;
+}
+
+/* Its tokenizer.json where there is none at all: the message names that. */
+static const char *file_in(const char *directory)
+{
+    const bool is_gguf = !has_file(directory, PD_TOKENIZER_FILE) && has_file(directory, PD_TOKENIZER_GGUF_FILE);
+    return is_gguf ? PD_TOKENIZER_GGUF_FILE : PD_TOKENIZER_FILE;
+}
+
 pd_status pd_tokenizer_open(const char *path, struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
 {
     struct stat st;
     char inside[4096];
     if (!strcmp(path, "byte")) return new_bytes(ret_tokenizer, err);
     const bool is_directory = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-    const int length = snprintf(inside, sizeof inside, is_directory ? "%s/" PD_TOKENIZER_FILE : "%s", path);
+    const int length =
+        snprintf(inside, sizeof inside, "%s%s%s", path, is_directory ? "/" : "", is_directory ? file_in(path) : "");
     if (length < 0 || (size_t)length >= sizeof inside) PD_FAIL(err, PD_INVALID, "%.80s...: the path is too long", path);
     const int fd = open(inside, O_RDONLY | O_CLOEXEC);
     if (fd < 0) PD_FAIL_ERRNO(err, errno, "the tokenizer %s cannot be opened", inside);

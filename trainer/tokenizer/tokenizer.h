@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #define PD_TOKENIZER_FILE "tokenizer.json"
+#define PD_TOKENIZER_GGUF_FILE "tokenizer.gguf" /* what an import of GGUF lays there: its metadata as JSON */
 #define PD_TOKENIZER_FILE_BYTES_MAX (256u << 20)
 #define PD_TOKENIZER_DOCUMENT_BYTES_MAX PD_STRING_BYTES_MAX
 
@@ -24,7 +25,7 @@ struct pd_tokenizer;
 struct pd_tokenizer_scratch;
 struct pd_decode_stream;
 
-/* path: a tokenizer.json, a directory that holds one, or "byte".
+/* path: a tokenizer.json or tokenizer.gguf, a directory that holds one, or "byte".
  *   errors  PD_NOT_FOUND, PD_IO; PD_CORRUPT: no JSON, or not as the format has it; PD_UNSUPPORTED: a part is not known here */
 PD_MUST_USE pd_status pd_tokenizer_open(const char *path, struct pd_tokenizer **ret_tokenizer, struct pd_error *err);
 /* `name` says in messages what was read. */
@@ -54,7 +55,7 @@ PD_MUST_USE pd_status pd_tokenizer_from_arrays(const struct pd_tokenizer_arrays 
 uint32_t pd_tokenizer_vocab(const struct pd_tokenizer *tokenizer);  /* largest id + 1 */
 uint64_t pd_tokenizer_digest(const struct pd_tokenizer *tokenizer); /* XXH3 of all that decides tokens; never 0 */
 uint64_t pd_tokenizer_digest_of_bytes(void);                        /* of the tokenizer "byte" */
-/* What it was parsed from, borrowed: to lie beside what was made with it. NULL: bytes, GGUF. */
+/* What it was parsed from, borrowed: to lie beside what was made with it. NULL: bytes, arrays. */
 const char *pd_tokenizer_json(const struct pd_tokenizer *tokenizer, size_t *ret_bytes);
 bool pd_tokenizer_is_bytes(const struct pd_tokenizer *tokenizer);
 int32_t pd_tokenizer_find(const struct pd_tokenizer *tokenizer,

@@ -174,3 +174,24 @@ Test(load, gguf_arrays_of_both_models)
     cr_assert_eq(pd_tokenizer_from_arrays(&arrays, &t, &err), PD_INVALID);
     cr_assert(strstr(err.message, "scores"));
 }
+
+/* What llama.cpp takes for absent keys: model llama begins with bos and with a space. */
+Test(load, metadata_of_gguf_as_json)
+{
+    static const char whole[] =
+        "{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"<unk>\",\"<s>\",\"a\",\"b\",\"\u2581\",\"ab\"],"
+        "\"ggml.scores\":[0,0,-5,-5,-5,-1.5],\"ggml.token_type\":[2,3,1,1,1,1],"
+        "\"ggml.bos_token_id\":1,\"ggml.unknown_token_id\":0}";
+    static const char *const refused[][2] = {
+        {"{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"a\",1],\"ggml.scores\":[0,0]}", "ggml.tokens[1] is no text"},
+        {"{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"a\"],\"ggml.scores\":[0,0]}", "not one number a token"},
+        {"{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"a\"],\"ggml.scores\":[\"x\"]}", "ggml.scores[0] is no number"},
+        {"{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"a\"]}", "tokenizer.ggml.scores is missing"},
+        {"{\"ggml.model\":7}", "tokenizer.ggml.model"}};
+    struct pd_tokenizer *t;
+    cr_assert_eq(pd_tokenizer_parse("t.json", whole, sizeof whole - 1, &t, &err), PD_OK, "%s", err.message);
+    CHECK_TOKENS(t, "ab a", 1, 4, 5, 4, 2);
+    for (unsigned i = 0; i < sizeof refused / sizeof refused[0]; i++)
+        check_refused(pd_tokenizer_parse("t.json", refused[i][0], strlen(refused[i][0]), &t, &err), PD_INVALID,
+                      refused[i][1]);
+}
