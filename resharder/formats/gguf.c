@@ -150,6 +150,15 @@ static pd_status put_value(struct gguf *g, const char *key, enum gguf_type type,
         pd_json_string(&g->tokenizer, key, g->text);
         return PD_OK;
     }
+    if (type == U64 || type == I64) { /* a double does not hold all of them */
+        uint64_t whole = 0;
+        PD_TRY(take_u64(g, &whole, err));
+        if (type == U64)
+            pd_json_u64(&g->tokenizer, key, whole);
+        else
+            pd_json_i64(&g->tokenizer, key, (int64_t)whole);
+        return PD_OK;
+    }
     PD_TRY(take_number(g, type, &number, err));
     if (type == BOOL)
         pd_json_bool(&g->tokenizer, key, number != 0);
