@@ -104,10 +104,11 @@ static bool first_to_fire(void)
     return true;
 }
 
+/* raise, not kill: of a signal to the process another thread may hear first, and this one would go on meanwhile. */
 static void fire(enum action action)
 {
     if (action == ACTION_EXIT) _exit(EXIT_INTERNAL);
-    kill(getpid(), action == ACTION_STOP ? SIGSTOP : SIGKILL);
+    (void)raise(action == ACTION_STOP ? SIGSTOP : SIGKILL);
     while (action == ACTION_KILL)
         pause();
 }

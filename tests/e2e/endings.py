@@ -207,7 +207,7 @@ TABLE = [
     (SAVED, "launch", [signal.SIGKILL], -9, ""),
     (SAVED, "worker", [signal.SIGTERM], 75, LEFT_SAVING),
     (SAVED, "worker", [signal.SIGKILL], 0, "{lost}: killed by SIGKILL.*; restart 1 of 3"),
-    (OPENED, "stopped worker", [signal.SIGTERM], 75, "asked to leave while a rank was stopped .SIGSTOP., which cannot save: ended"),
+    (OPENED, "stopped worker", [signal.SIGTERM], 75, "asked to leave before the first step; there was nothing to save"),
     (STEPPED, "stopped worker", [signal.SIGTERM], 75, "asked to leave while a rank was stopped .SIGSTOP., which cannot save: ended"),
     (OPENED, "moved directory", [], 74, "run.dir .* was moved or deleted; put it back"),
     (STEPPED, "moved directory", [], 74, "run.dir .* was moved or deleted; put it back"),

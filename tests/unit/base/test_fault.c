@@ -2,9 +2,12 @@
 
 #include "ckpt/base/rank.h"
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -49,6 +52,38 @@ Test(fault, who_stops_goes_on_when_told_to)
     kill(process, SIGCONT);
     cr_assert_eq(waitpid(process, &status, 0), process);
     cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+}
+
+static void *pass_and_tell(void *has_passed)
+{
+    pd_fault_point("a");
+    atomic_store((atomic_bool *)has_passed, true);
+    return NULL;
+}
+
+/* Ranks are threads. A signal to the process may be taken by another one while this one goes on. */
+Test(fault, a_thread_stops_where_it_stands)
+{
+    atomic_bool *has_passed = mmap(NULL, sizeof *has_passed, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq(has_passed, MAP_FAILED);
+    configure("a:1:stop");
+    for (unsigned i = 0; i < 300; i++) {
+        int status;
+        atomic_store(has_passed, false);
+        const pid_t process = fork();
+        if (process == 0) {
+            pthread_t thread;
+            if (pthread_create(&thread, NULL, pass_and_tell, has_passed)) _exit(1);
+            pthread_join(thread, NULL);
+            _exit(0);
+        }
+        cr_assert_eq(waitpid(process, &status, WUNTRACED), process);
+        const bool stopped = WIFSTOPPED(status), passed = atomic_load(has_passed);
+        kill(process, SIGKILL);
+        if (stopped) waitpid(process, &status, 0);
+        cr_assert(stopped && !passed, "process %u went on", i);
+    }
+    munmap(has_passed, sizeof *has_passed);
 }
 
 Test(fault, a_rank_is_meant_alone, .exit_code = 70)
