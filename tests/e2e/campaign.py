@@ -172,7 +172,7 @@ class Case:
         for root in self.roots:
             for path in glob.glob(os.path.join(root, "step-*", "commit.h5")):
                 name = os.path.basename(os.path.dirname(path))
-                if os.path.dirname(path) != self.damaged:
+                if os.path.dirname(path) != self.damaged and os.path.getsize(path):  # empty while the checkpoint is prepared
                     found.append((int(name[5:17]), os.path.dirname(path), not name.endswith(".tmp")))
         return found
 
