@@ -102,7 +102,8 @@ def removed_meanwhile(bench, transport):
         with bench.start(directory, "run.steps=1000000", f"layout.transport={transport}", *overrides) as run:
             harness.wait_for(lambda: harness.steps_done(directory) >= 5 or run.poll() is not None, "five steps")
             for pool in glob.glob(os.path.join(directory, "checkpoints", "pool-*")):
-                shutil.rmtree(pool, ignore_errors=True)
+                os.rename(pool, directory + "-gone")  # at once: what is removed file by file gets new ones meanwhile
+                shutil.rmtree(directory + "-gone")
             log = run.communicate(timeout=harness.PATIENCE)[1]
         expect(f"a pool that is removed, {overrides} over {transport}", 74, "pool-1.*(No such file or directory|was removed)|(No such file or directory|was removed).*pool-1", run.returncode, log)
 
