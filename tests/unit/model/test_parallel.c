@@ -418,6 +418,7 @@ static void check_cuts(struct test_case c)
     world_deinit(&one);
 }
 
+#define UNCUT .tp = 1, .sp = 1, .virtual_tp = 1, .virtual_sp = 1
 static const struct test_case llama = {.family = PD_FAMILY_LLAMA,
                                        .heads = 6,
                                        .kv_heads = 3,
@@ -427,10 +428,7 @@ static const struct test_case llama = {.family = PD_FAMILY_LLAMA,
                                        .bias = true,
                                        .documents = true,
                                        .dtype = PD_F32,
-                                       .tp = 1,
-                                       .sp = 1,
-                                       .virtual_tp = 1,
-                                       .virtual_sp = 1};
+                                       UNCUT};
 static const struct test_case gpt2 = {.family = PD_FAMILY_GPT2,
                                       .heads = 6,
                                       .kv_heads = 6,
@@ -440,10 +438,7 @@ static const struct test_case gpt2 = {.family = PD_FAMILY_GPT2,
                                       .bias = true,
                                       .tied = true,
                                       .dtype = PD_F32,
-                                      .tp = 1,
-                                      .sp = 1,
-                                      .virtual_tp = 1,
-                                      .virtual_sp = 1};
+                                      UNCUT};
 
 static const struct test_case qwen3 = {.family = PD_FAMILY_QWEN3,
                                        .heads = 6,
@@ -453,10 +448,7 @@ static const struct test_case qwen3 = {.family = PD_FAMILY_QWEN3,
                                        .sequences = 2,
                                        .documents = true,
                                        .dtype = PD_F32,
-                                       .tp = 1,
-                                       .sp = 1,
-                                       .virtual_tp = 1,
-                                       .virtual_sp = 1};
+                                       UNCUT};
 
 static struct test_case with(struct test_case c, uint32_t virtual_tp, uint32_t virtual_sp)
 {
