@@ -5,36 +5,25 @@
  * has. */
 #include "resharder/formats/element.h"
 
+#include "ckpt/base/half.h"
 #include "ckpt/base/status.h"
 #include <math.h>
 #include <string.h>
 
-static uint32_t bits_of(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static float float_of(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
+/* ckpt/base/half.h's, of halves, without its branches: these become vectors. */
 static float half_to_f32(uint16_t half)
 {
     const uint32_t sign = (uint32_t)(half & 0x8000u) << 16, rest = half & 0x7fffu;
-    const uint32_t tiny = bits_of((float)(int32_t)rest * 0x1p-24f); /* denormal halves are normal floats */
+    const uint32_t tiny = pd_f32_bits((float)(int32_t)rest * 0x1p-24f); /* denormal halves are normal floats */
     const uint32_t usual = (rest << 13) + (rest >= 0x7c00u ? 224u << 23 : 112u << 23);
-    return float_of(sign | (rest < 0x400u ? tiny : usual));
+    return pd_f32_of_bits(sign | (rest < 0x400u ? tiny : usual));
 }
 
 static uint16_t f32_to_half(float value)
 {
-    const uint32_t bits = bits_of(value), rest = bits & 0x7fffffffu;
-    const uint32_t tiny = bits_of(float_of(rest) + 0.5f) - bits_of(0.5f); /* the sum rounds at 2^-24, a half's last place */
+    const uint32_t bits = pd_f32_bits(value), rest = bits & 0x7fffffffu;
+    const uint32_t tiny =
+        pd_f32_bits(pd_f32_of_bits(rest) + 0.5f) - pd_f32_bits(0.5f); /* the sum rounds at 2^-24, a half's last place */
     const uint32_t usual = (rest - (112u << 23) + 0xfffu + (rest >> 13 & 1)) >> 13;
     const uint32_t nan = 0x7e00u | (rest >> 13 & 0x3ffu);
     const uint32_t half = rest > 0x7f800000u    ? nan
@@ -74,19 +63,12 @@ static uint16_t half_at(const unsigned char *at)
         }                                                                          \
     }
 
-static uint16_t f32_to_bf16(float value)
-{
-    const uint32_t bits = bits_of(value);
-    const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
-    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u : rounded);
-}
-
 PLAIN_TO_F32(f64, double, (float)x)
 PLAIN_FROM_F32(f64, double, (double)x)
 PLAIN_TO_F32(f16, uint16_t, half_to_f32(x))
 PLAIN_FROM_F32(f16, uint16_t, f32_to_half(x))
-PLAIN_TO_F32(bf16, uint16_t, float_of((uint32_t)x << 16))
-PLAIN_FROM_F32(bf16, uint16_t, f32_to_bf16(x))
+PLAIN_TO_F32(bf16, uint16_t, pd_f32_from_bf16(x))
+PLAIN_FROM_F32(bf16, uint16_t, pd_bf16_from_f32(x))
 PLAIN_TO_F32(i64, int64_t, (float)x)
 PLAIN_TO_F32(i32, int32_t, (float)x)
 PLAIN_TO_F32(i16, int16_t, (float)x)
