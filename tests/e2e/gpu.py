@@ -470,6 +470,26 @@ def gpus_of_their_own(bench, transport):
     print(f"same bits: {transport}, a GPU for each of two ranks", flush=True)
 
 
+def devices_of(log):
+    """By rank: its number on its host, and its GPU."""
+    return {int(rank): (int(here), int(gpu)) for rank, here, gpu in re.findall(r" r(\d+): rank (\d+) of the host, on GPU (\d+)", log)}
+
+
+def in_turn_on_hosts(bench):
+    """Ranks that a starter gives to two hosts in turn, and three beside one: no two share a GPU while one idles."""
+    config = bench.config("llama", "fp32", 8, 4, 2)
+    for hosts, expected in (("0,1,0,1", {0: (0, 0), 1: (0, 0), 2: (1, 1), 3: (1, 1)}),
+                            ("0,1,1,1", {0: (0, 0), 1: (0, 0), 2: (1, 1), 3: (2, 2)})):
+        directory = bench.workspace.directory()
+        result = bench.workspace.train(config, directory, ["layout.ranks=4", "layout.dp=4", "layout.transport=mpi"],
+                                       {"PERDURE_SIMT_GPUS": "3", "PERDURE_TEST_HOSTS": hosts, "PERDURE_LOG": "info,worker=debug"})
+        if devices_of(result.stderr) != expected:
+            raise harness.Failure(f"ranks on hosts {hosts} take GPUs {devices_of(result.stderr)}, expected {expected}\n{result.stderr}")
+        if (harness.losses(directory), bench.workspace.state_digest(directory)) != bench.expected(config):
+            raise harness.Failure(f"other bits on hosts {hosts}")
+    print("same bits: ranks placed in turn on hosts, a GPU for each", flush=True)
+
+
 # Micro-batches are more than slots for their input, and the host is ahead of its GPU by as many as it can.
 ASYNCHRONOUS = [(1, 2), (2, 2), (1, 4)]  # dp, pp; dp=2 with pp=4 too where there is time
 WIDE = ["model.layers=4", "batch.sequences=16", "validation.every=0"]
@@ -555,6 +575,7 @@ def body(workspace, arguments):
             sums_in_place(bench, what)
             graphs_stay(bench)
         if what == "mpi":
+            in_turn_on_hosts(bench)
             killed_beside_others(bench)
             staged_in_locked_memory(bench)
 

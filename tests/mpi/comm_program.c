@@ -97,6 +97,19 @@ static pd_status case_hosts(struct pd_comm *comm, void *context, struct pd_error
     return pd_comm_barrier(comm, err);
 }
 
+/* Of hosts 0, 1, 1, 0, 1: ranks that are not beside each other, and more of them on one host than on the other. */
+static pd_status case_places(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    static const struct {
+        uint32_t host, rank_here, ranks_here;
+    } places[] = {{0, 0, 2}, {1, 0, 3}, {1, 1, 3}, {0, 1, 2}, {1, 2, 3}};
+    EXERCISE_EXPECT(comm->size == 5 && comm->host_count == 2 && comm->ranks_here_max == 3);
+    EXERCISE_EXPECT(comm->host == places[comm->rank].host && comm->rank_here == places[comm->rank].rank_here);
+    EXERCISE_EXPECT(comm->ranks_here == places[comm->rank].ranks_here);
+    return pd_comm_barrier(comm, err);
+}
+
 /* The last rank is killed. The others must know soon, and who it was. */
 static pd_status case_kill(struct pd_comm *comm, void *context, struct pd_error *err)
 {
@@ -251,6 +264,7 @@ static const struct {
     pd_status (*rank_main)(struct pd_comm *, void *, struct pd_error *);
 } cases[] = {{"all", case_all},
              {"hosts", case_hosts},
+             {"places", case_places},
              {"kill", case_kill},
              {"silent", case_silent},
              {"speed", case_speed},

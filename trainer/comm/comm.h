@@ -84,6 +84,8 @@ struct pd_comm {
     const struct pd_comm_ops *ops;
     uint32_t rank, size;
     uint32_t host, host_count;
+    uint32_t rank_here, ranks_here; /* this rank's number among those of its host, and how many these are */
+    uint32_t ranks_here_max;        /* of any host */
     double time_limit_seconds; /* of one operation before missing ranks are named */
     uint64_t bytes;            /* what this rank took for it */
     struct pd_comm_memory memory;

@@ -10,7 +10,7 @@
  *   tags      (communicator, operation mod OPERATIONS): a message never lands in another operation than its own */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
-#include "ckpt/base/parse.h"
+#include "ckpt/base/pretended_host.h"
 #include "ckpt/base/rank.h"
 #include "trainer/comm/pipe.h"
 #include "trainer/comm/progress.h"
@@ -349,17 +349,14 @@ static void append_file(struct place *place, const char *path, bool is_link)
     snprintf(place->text + used, sizeof place->text - used, "%.*s ", (int)strcspn(text, "\n"), text);
 }
 
-/* PERDURE_TEST_HOSTS=n: rank r pretends to be on host r * n / size, so that one machine shows what several do. */
 static pd_status place_make(uint32_t rank, uint32_t size, struct place *place, struct pd_error *err)
 {
     *place = (struct place){""};
-    const char *pretended = getenv("PERDURE_TEST_HOSTS");
-    if (pretended && *pretended) {
-        uint64_t hosts;
-        if (!pd_parse_u64(pretended, &hosts) || hosts == 0 || hosts > size)
-            PD_FAIL(err, PD_INVALID, "PERDURE_TEST_HOSTS=%s: give a number of hosts from 1 to %u", pretended, size);
-        snprintf(place->text, sizeof place->text, "%llu ", (unsigned long long)(rank * hosts / size));
-    }
+    char pretended[64];
+    if (!pd_pretended_host(rank, size, pretended))
+        PD_FAIL(err, PD_INVALID, "PERDURE_TEST_HOSTS=%s: give a number of hosts from 1 to %u", getenv("PERDURE_TEST_HOSTS"),
+                size);
+    snprintf(place->text, sizeof place->text, "%s ", pretended);
     append_file(place, "/proc/sys/kernel/random/boot_id", false);
     append_file(place, "/proc/self/ns/pid", true);
     append_file(place, "/proc/self/ns/mnt", true);

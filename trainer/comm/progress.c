@@ -20,20 +20,34 @@ uint32_t pd_progress_slot_of(const struct pd_member_info *members, uint32_t size
     return mine;
 }
 
-/* Hosts are numbered in the order in which members name them. */
+static uint32_t first_of_host(const struct pd_progress *engine, uint32_t rank)
+{
+    uint32_t first = 0;
+    while (engine->members[first].host != engine->members[rank].host)
+        first++;
+    return first;
+}
+
+/* Hosts are numbered in the order in which members name them. Starters place ranks as they like: next to each other, in
+ * turn, more on one host than on another. */
 static void hosts_set(struct pd_progress *engine)
 {
-    uint32_t count = 0;
-    for (uint32_t r = 0; r < engine->comm.size; r++) {
-        uint32_t first = 0;
-        while (engine->members[first].host != engine->members[r].host)
-            first++;
-        if (first == r) {
-            if (engine->members[r].host == engine->members[engine->comm.rank].host) engine->comm.host = count;
-            count++;
+    struct pd_comm *comm = &engine->comm;
+    const uint32_t mine = first_of_host(engine, comm->rank);
+    for (uint32_t r = 0; r < comm->size; r++) {
+        uint32_t ranks = 0;
+        const uint32_t first = first_of_host(engine, r);
+        if (first == mine && r < comm->rank) comm->rank_here++;
+        if (first != r) continue;
+        for (uint32_t other = r; other < comm->size; other++)
+            ranks += engine->members[other].host == engine->members[r].host;
+        if (ranks > comm->ranks_here_max) comm->ranks_here_max = ranks;
+        if (r == mine) {
+            comm->host = comm->host_count;
+            comm->ranks_here = ranks;
         }
+        comm->host_count++;
     }
-    engine->comm.host_count = count;
 }
 
 /* The parts of one allocation, the engine first. */

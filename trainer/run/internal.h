@@ -38,7 +38,6 @@ struct run {
     struct pd_metrics *metrics; /* rank 0 */
     struct pd_run_state state;
     uint32_t threads;    /* of this rank */
-    uint32_t ranks_here; /* of a host, the most */
     bool is_thread;      /* ranks are threads of one process */
     uint64_t planned_bytes;
     uint32_t validation_sequences; /* of a pass: validation.sequences, or what there is */

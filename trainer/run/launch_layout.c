@@ -32,9 +32,9 @@ pd_status pd_launch_layout_apply(struct pd_config *config, const char *settings,
     return PD_OK;
 }
 
-void pd_launch_layout_log_hosts(const struct pd_config *config, uint32_t ranks, uint32_t hosts)
+void pd_launch_layout_log_hosts(const struct pd_config *config, uint32_t ranks, uint32_t hosts, uint32_t most)
 {
-    const uint32_t most = (ranks + hosts - 1) / hosts, counted = pd_launch_ranks_of_a_host(config, ranks);
+    const uint32_t counted = pd_launch_ranks_of_a_host(config, ranks);
     if (!config->layout.chosen || counted == most) return;
     pd_log(PD_LOG_WARN, MODULE,
            "the layout was chosen for %u ranks a host, and %u hosts have %u at most: layout.ranks_per_host=%u counts their "

@@ -1,6 +1,7 @@
 #include "trainer/run/note.h"
 
 #include "ckpt/base/parse.h"
+#include "ckpt/base/pretended_host.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -44,32 +45,25 @@ static bool note_read(const char *dir, enum pd_note kind, uint32_t rank, char *r
     return true;
 }
 
-/* PERDURE_TEST_HOSTS=n, as in communication: rank r of a job pretends to be on host r * n / size, the launcher on host 0. */
-static uint64_t pretended_host(uint32_t rank, uint32_t size)
-{
-    uint64_t hosts;
-    const char *text = getenv("PERDURE_TEST_HOSTS");
-    return text && size && pd_parse_u64(text, &hosts) ? rank * hosts / size : 0;
-}
-
 /* Boot and process namespace: where these are equal, process numbers mean the same. */
-static void here(uint64_t host, char *ret_text, size_t bytes)
+static void here(uint32_t rank, uint32_t size, char *ret_text, size_t bytes)
 {
-    char boot[64] = "?", space[64] = "?";
+    char boot[64] = "?", space[64] = "?", pretended[64];
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
     ssize_t got = fd >= 0 ? read(fd, boot, sizeof boot - 1) : -1;
     if (fd >= 0) close(fd);
     if (got > 0) boot[got] = '\0';
     got = readlink("/proc/self/ns/pid", space, sizeof space - 1);
     if (got > 0) space[got] = '\0';
-    snprintf(ret_text, bytes, "%llu %.*s %s", (unsigned long long)host, (int)strcspn(boot, "\n"), boot, space);
+    (void)pd_pretended_host(rank, size, pretended); /* the launcher is on the host of rank 0 */
+    snprintf(ret_text, bytes, "%s %.*s %s", pretended, (int)strcspn(boot, "\n"), boot, space);
 }
 
 bool pd_note_write_process(const char *dir, enum pd_note kind, uint32_t rank, uint32_t size)
 {
     char place[192], text[256];
     const char *job = getenv("OMPI_MCA_ess_base_jobid");
-    here(pretended_host(rank, size), place, sizeof place);
+    here(rank, size, place, sizeof place);
     snprintf(text, sizeof text, "%d\n%s\n%.20s\n", (int)getpid(), place, job ? job : "");
     return note_write(dir, kind, rank, text);
 }
@@ -107,7 +101,7 @@ bool pd_note_read_process(const char *dir, enum pd_note kind, uint32_t rank, str
     char text[NOTE_BYTES], place[192], *at = text;
     uint64_t process, job;
     if (!note_read(dir, kind, rank, text) || !pd_parse_u64(next_line(&at), &process) || process > INT32_MAX) return false;
-    here(0, place, sizeof place);
+    here(0, UINT32_MAX, place, sizeof place);
     *ret = (struct pd_note_begun){.process = (int32_t)process, .is_here = strcmp(next_line(&at), place) == 0};
     if (pd_parse_u64(next_line(&at), &job) && job <= UINT32_MAX) ret->mpi_job = (uint32_t)job;
     return true;

@@ -234,8 +234,10 @@ static pd_status open_metrics(struct run *r, struct pd_error *err)
 /* All ranks are GPUs or none is: one on a CPU would keep the others waiting. */
 static pd_status open_device(struct run *r, struct pd_error *err)
 {
-    const uint32_t rank_here = r->comm->rank % r->ranks_here;
-    PD_TRY(pd_group_agree(&r->group, pd_rank_device_open(r->config->run.device, rank_here, &r->device, err), err));
+    const pd_status st = pd_rank_device_open(r->config->run.device, r->comm->rank_here, &r->device, err);
+    PD_TRY(pd_group_agree(&r->group, st, err));
+    if (r->device.dev)
+        pd_log(PD_LOG_DEBUG, MODULE, "rank %u of the host, on GPU %u", r->comm->rank_here, r->device.dev->index);
     if (pd_trace_is_on) PD_TRY(pd_group_agree(&r->group, pd_rank_device_watch(&r->device, err), err));
     uint64_t kinds = r->device.dev ? 1 : 2;
     PD_TRY(pd_comm_all_reduce(r->comm, &kinds, 1, PD_REDUCE_OR_U64, err));
@@ -261,9 +263,9 @@ static void log_unused_gpu(void)
 
 static void log_device(const struct run *r)
 {
-    const uint32_t gpus = pd_dev_cuda_count(), here = r->ranks_here;
+    const uint32_t gpus = pd_dev_cuda_count(), here = r->comm->ranks_here_max;
     if (r->comm->rank > 0) return;
-    pd_launch_layout_log_hosts(r->config, r->comm->size, r->comm->host_count);
+    pd_launch_layout_log_hosts(r->config, r->comm->size, r->comm->host_count, here);
     if (!r->device.dev && r->config->run.device == PD_DEVICE_AUTO) log_unused_gpu();
     if (!r->device.dev) return;
     pd_log(PD_LOG_INFO, MODULE, "computing on %s%s", r->device.dev->description,

@@ -32,12 +32,8 @@ pd_status pd_worker_write_config(const struct pd_config *config, const char *pat
 static pd_status run_rank(const struct pd_config *config, struct pd_comm *comm, const struct pd_launched *launched,
                           struct pd_error *err)
 {
-    struct run r = {.config = config,
-                    .given = config,
-                    .comm = comm,
-                    .is_thread = !launched,
-                    .ranks_here = (comm->size + comm->host_count - 1) / comm->host_count};
-    r.threads = pd_launched_threads(config->layout.threads, r.ranks_here);
+    struct run r = {.config = config, .given = config, .comm = comm, .is_thread = !launched};
+    r.threads = pd_launched_threads(config->layout.threads, comm->ranks_here);
     pd_comm_set_time_limit(comm, config->restart.peer_timeout);
     pd_numerics_thread_init();
     pd_status st = pd_run_open(&r, err);
