@@ -457,6 +457,14 @@ def sums_in_place(bench, transport):
             bench.same(f"{transport}, sums in place, {' '.join(overrides)}", config, [*overrides, f"layout.transport={transport}"])
 
 
+def replicas(bench, transport):
+    """Of what a GPU holds for others the host has no mirror: the owner's boxes are saved, and come back to all that hold them."""
+    for more in (["layout.zero_stage=0"], ["layout.zero_shard=2", "layout.dp=4", "layout.ranks=4"]):
+        bench.same(f"{transport}, {' '.join(more)}, killed after step 3", bench.config("llama", "fp32", 8, 4),
+                   ["layout.dp=2", "layout.ranks=2", *more, f"layout.transport={transport}"],
+                   {"PERDURE_FAULT": "worker.stepped@0:3:kill", "PERDURE_FAULT_ONCE": bench.workspace.directory("fault")})
+
+
 @simulated_only("how many GPUs there are is the machine's to say")
 def gpus_of_their_own(bench, transport):
     """Through the host all the same: NCCL's own library knows nothing of simulated GPUs, and is not asked."""
@@ -573,6 +581,7 @@ def body(workspace, arguments):
         gpus_of_their_own(bench, what)
         if what == "local":
             sums_in_place(bench, what)
+            replicas(bench, what)
             graphs_stay(bench)
         if what == "mpi":
             in_turn_on_hosts(bench)

@@ -190,3 +190,49 @@ Test(plan, layouts_have_all_of_a_gpu_that_is_free)
     cr_expect_eq(choose_with(ALL_KIB, 0, &layout, &err), PD_OK, "%s", err.message);
     cr_expect_not_null(strstr(layout.settings, "recompute=none"), "%s", layout.settings);
 }
+
+static bool is_planned(const struct pd_world_memory *m, const struct pd_memory_plan *plan)
+{
+    for (uint32_t g = 0; g < m->group_count; g++)
+        if (!memcmp(&m->groups[g].plan, plan, sizeof *plan)) return true;
+    return false;
+}
+
+/* For saves the host mirrors what a rank owns, and no replicas: all ranks together have the state once, and the rounding to
+ * pages. */
+Test(plan, mirrors_hold_the_state_once)
+{
+    static const char *const overrides[][4] = {
+        {"layout.dp=8", "layout.pp=1", "layout.zero_stage=0", "model.hidden=512"},
+        {"layout.dp=8", "layout.pp=1", "layout.zero_shard=2", "model.hidden=512"},
+        {"layout.dp=4", "layout.pp=2", "layout.zero_stage=0", "model.hidden=512"},
+        {"layout.dp=8", "layout.pp=1", "layout.zero_stage=3", "model.hidden=512"},
+    };
+    for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++) {
+        struct pd_config c;
+        struct pd_model *model;
+        struct pd_laid_out laid_out;
+        struct pd_world_memory m;
+        struct pd_error err;
+        uint64_t mirrored = 0, state = 0;
+        cr_assert_eq(pd_config_parse("test", yaml, overrides[i], 4, &c, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(pd_lay_out(&c, model, 8, &laid_out, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(pd_world_memory_plan(&c, model, 1, &laid_out, &m, &err), PD_OK, "%s", err.message);
+        for (uint32_t t = 0; t < model->tensors.count; t++)
+            state += PD_KIND_COUNT * sizeof(float) * pd_tensor_elements(&model->tensors.tensors[t]);
+        for (uint32_t rank = 0; rank < 8; rank++) {
+            struct pd_memory_plan plan;
+            const struct pd_engine_options o = {
+                .config = &c, .model = model, .world = 8, .rank = rank, .threads = 1, .is_gpu = true};
+            cr_assert_eq(pd_engine_plan_of(&o, &plan, &err), PD_OK, "%s", err.message);
+            cr_expect(is_planned(&m, &plan), "%s %s: no group has what rank %u takes", overrides[i][0], overrides[i][2], rank);
+            mirrored += plan.host_bytes[PD_MEMORY_OPTIMIZER];
+        }
+        cr_expect_geq(mirrored, state);
+        cr_expect_lt((double)mirrored, 1.05 * (double)state, "%s %s", overrides[i][0], overrides[i][2]);
+        pd_world_memory_deinit(&m);
+        pd_model_free(model);
+        pd_config_deinit(&c);
+    }
+}

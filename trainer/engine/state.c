@@ -131,6 +131,7 @@ static void init_box(void *context, uint64_t index)
 {
     struct pd_state *s = context;
     const struct pd_zero_box *b = &pd_zero_held(s->engine->zero)->boxes[index];
+    if (s->mirror && !b->owned) return;
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
         float *data = s->ops->box(s, (enum pd_kind)kind, b);
         if (pd_kinds[kind].initial == PD_INITIAL_MODEL)
@@ -144,13 +145,17 @@ pd_status pd_state_init_memory(struct pd_state *s, const struct pd_identity *ide
 {
     (void)identity;
     pd_parallel(s->engine->pool, pd_zero_held(s->engine->zero)->box_count, init_box, s);
-    if (s->mirror) PD_TRY(pd_state_mirror_in(s->mirror, err));
+    if (s->mirror) {
+        PD_TRY(pd_state_mirror_in(s->mirror, err));
+        PD_TRY(pd_zero_share_state(s->engine->zero, err)); /* replicas are mirrored where they are owned */
+    }
     return pd_zero_refresh_compute(s->engine->zero, err);
 }
 
 float *pd_state_box_memory(struct pd_state *s, enum pd_kind kind, const struct pd_zero_box *b)
 {
-    return (s->mirror ? s->mirror->state[kind] : pd_zero_held(s->engine->zero)->state[kind]) + b->offset;
+    if (s->mirror) return pd_state_mirror_box(s->mirror, kind, b);
+    return pd_zero_held(s->engine->zero)->state[kind] + b->offset;
 }
 
 pd_status pd_state_save_begin_memory(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)

@@ -6,14 +6,10 @@
 
 static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_error *err)
 {
-    float *device_state[PD_KIND_COUNT];
     if (!s->engine->options.is_gpu) return PD_OK;
-    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        device_state[kind] = pd_zero_held(s->engine->zero)->state[(enum pd_kind)kind];
     s->mirror = calloc(1, sizeof *s->mirror);
     if (!s->mirror) PD_FAIL(err, PD_NO_MEMORY, "no memory for the mirror of optimizer state");
-    return pd_state_mirror_init(s->mirror, s->engine->options.device, device_state,
-                                pd_zero_held(s->engine->zero)->elements * sizeof(float), arena, err);
+    return pd_state_mirror_init(s->mirror, s->engine->options.device, pd_zero_held(s->engine->zero), arena, err);
 }
 
 /* ---- update rules where the math table computes: a row for each ---- */

@@ -1,5 +1,5 @@
-/* The state of a rank whose device is a GPU, as the host has it: pinned arrays in the order of the device's. Saves read
- * them, loads and initial values fill them.
+/* The boxes that a rank owns of the state of its GPU, as the host has them: pinned arrays, one a kind. Saves read them, loads
+ * and initial values fill them. Boxes that the GPU holds as a replica have no mirror.
  *
  *   begin_out -> wait_out: the arrays are what the device held at begin_out, until the next begin_out
  *
@@ -10,13 +10,15 @@
 
 #include "ckpt/base/arena.h"
 #include "ckpt/base/owner.h"
-#include "ckpt/tensor/tensor.h"
 #include "trainer/engine/rank_device.h"
+#include "trainer/parallel/zero.h"
 
 struct pd_state_mirror {
     struct pd_rank_device *device; /* NULL: no mirror */
-    float *device_state[PD_KIND_COUNT], *state[PD_KIND_COUNT];
-    uint64_t bytes; /* of each kind */
+    const struct pd_zero_held *held;
+    float *state[PD_KIND_COUNT];
+    uint64_t *offsets; /* (box_count) elements of each array before an owned box */
+    bool is_whole;     /* all that is held is owned: the arrays are the device's, in one piece */
     /* Of `state`: the copy on PD_STREAM_SAVES has it from begin_out until wait_out, which comes once. After that the saver
      * reads it until it lets go of the save, before the next begin_out. */
     struct pd_owner owner;
@@ -24,12 +26,13 @@ struct pd_state_mirror {
     bool is_copied; /* copied has been recorded */
 };
 
-/* Takes its arrays (PD_MEMORY_OPTIMIZER, the host's); on a dry arena that is all it does. */
+/* Takes its arrays (PD_MEMORY_OPTIMIZER, the host's); on a dry arena that is all it does. `held` is borrowed. */
 PD_MUST_USE pd_status pd_state_mirror_init(struct pd_state_mirror *mirror, struct pd_rank_device *device,
-                                           float *const device_state[PD_KIND_COUNT], uint64_t bytes, struct pd_arena *arena,
-                                           struct pd_error *err);
+                                           const struct pd_zero_held *held, struct pd_arena *arena, struct pd_error *err);
 void pd_state_mirror_deinit(struct pd_state_mirror *mirror);
 
+/* Of a box that is owned. */
+float *pd_state_mirror_box(const struct pd_state_mirror *mirror, enum pd_kind kind, const struct pd_zero_box *box);
 PD_MUST_USE pd_status pd_state_mirror_in(struct pd_state_mirror *mirror, struct pd_error *err);
 PD_MUST_USE pd_status pd_state_mirror_begin_out(struct pd_state_mirror *mirror, struct pd_error *err);
 PD_MUST_USE pd_status pd_state_mirror_wait_out(struct pd_state_mirror *mirror, struct pd_error *err);
