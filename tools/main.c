@@ -2,7 +2,7 @@
 #include "ckpt/base/progress.h"
 #include "offload/device.h"
 #include "tools/command.h"
-#include "trainer/launch/launcher.h"
+#include "trainer/launch/hold.h"
 
 #include <fcntl.h>
 #include <perdure_source_id.h>
@@ -89,7 +89,7 @@ int main(int argc, char **argv)
     struct pd_error err = {0};
     const bool is_worker = argc >= 2 && strcmp(argv[1], "worker") == 0;
     if (argc >= 2 && strcmp(argv[1], "train") == 0)
-        pd_launch_signals_hold(); /* first: TERM in the first moment is honoured */
+        pd_launch_signals_hold(); /* first, as entry.c has done where that was started */
     fill_descriptors();
     pd_dev_prepare();
     signal(SIGPIPE, SIG_IGN);                 /* a closed pipe must not end a run */

@@ -9,7 +9,7 @@
 /* Where another launch has the run: says at once whom it waits for, and waits `wait_ms` at most. File systems that lock no
  * directories (NFS) have no such claim: there the claim of each directory of checkpoints (ckpt/store) keeps launches apart.
  *   errors   PD_BUSY: the other launch, by its process; PD_STOPPED: a signal asked to leave meanwhile
- *   signals  those of pd_launch_signals_hold are blocked */
+ *   signals  those of hold.h are blocked */
 PD_MUST_USE pd_status pd_launch_claim(const char *run_dir, uint32_t wait_ms, int *ret_claim, struct pd_error *err);
 void pd_launch_claim_drop(int claim); /* below 0: there is none */
 

@@ -3,6 +3,7 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
+#include "trainer/launch/hold.h"
 #include "trainer/launch/job.h"
 #include "trainer/run/launched.h"
 #include "trainer/run/note.h"
@@ -205,25 +206,9 @@ static pd_status launch_loop(struct launch_state *state, struct pd_error *err)
     }
 }
 
-static sigset_t signals_of_launch(void)
-{
-    static const int numbers[] = {SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP, SIGCHLD};
-    sigset_t mask;
-    sigemptyset(&mask);
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        sigaddset(&mask, numbers[i]);
-    return mask;
-}
-
-void pd_launch_signals_hold(void)
-{
-    sigset_t mask = signals_of_launch();
-    sigprocmask(SIG_BLOCK, &mask, NULL);
-}
-
 static pd_status signals_block(struct launch_state *state, sigset_t *ret_before, struct pd_error *err)
 {
-    sigset_t mask = signals_of_launch();
+    const sigset_t mask = pd_launch_signals();
     state->requests.signals = signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC);
     if (state->requests.signals < 0) PD_FAIL_ERRNO(err, errno, "signals of the launcher");
     sigprocmask(SIG_BLOCK, &mask, ret_before);

@@ -35,9 +35,6 @@ struct pd_launch {
 /* Everything that a configuration says; the rest stays as it is. */
 void pd_launch_configure(struct pd_launch *launch, const struct pd_config *config);
 
-/* From here on signals wait for the launch: called before reading what the launch needs. */
-void pd_launch_signals_hold(void);
-
 /*   errors  the end of the run as above, with the first cause and its rank; PD_INVALID for a rank count that is not
  *           admitted, with the nearest that is. pd_status_exit_code gives the exit code of the command */
 PD_MUST_USE pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err);
