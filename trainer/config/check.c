@@ -4,6 +4,7 @@
 #include "offload/optimizer_store.h"
 #include "trainer/config/degrees.h"
 #include "trainer/config/keys.h"
+#include "trainer/config/listen.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -278,6 +279,9 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
     PD_TRY(check_numerics(c, err));
     PD_TRY(pd_config_tiers_check(c, err));
     PD_TRY(pd_degrees_check(c, err));
+    struct pd_listen listen;
+    if (c->metrics.prometheus_listen[0])
+        PD_TRY(pd_config_listen("metrics.prometheus_listen", c->metrics.prometheus_listen, &listen, err));
     return check_restarts(c, err);
 }
 

@@ -118,6 +118,11 @@ struct pd_config {
         uint32_t sequences; /* a validation pass */
     } validation;
     struct {
+        bool tensorboard;        /* event files in <run.dir>/tensorboard */
+        char *prometheus_file;   /* for node_exporter's textfile collector; "": none */
+        char *prometheus_listen; /* [HOST:]PORT of rank 0's endpoint (listen.h); "": none */
+    } metrics;
+    struct {
         uint32_t limit;  /* restarts without progress before giving up (93) */
         uint32_t *ranks; /* ranks of the 1st, 2nd, ... restart; empty: all, fewer when a rank is lost twice */
         uint32_t ranks_count;

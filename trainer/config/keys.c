@@ -169,6 +169,11 @@ const struct pd_key pd_keys[] = {
     U64(validation.every, "0", 0, COUNT_MAX, FREE, "steps; 0: never", STEPS),
     U32(validation.sequences, "32", 1, 1 << 24, FREE, "of one pass", STEPS),
 
+    SWITCH(metrics.tensorboard, "false", FREE, "event files in run.dir/tensorboard, beside metrics.jsonl"),
+    STRING(metrics.prometheus_file, "", FREE, "for node_exporter's textfile collector, such as DIR/run.prom; empty: none"),
+    STRING(metrics.prometheus_listen, "", FREE,
+           "[HOST:]PORT where rank 0 answers GET /metrics; without HOST 127.0.0.1 alone; empty: nowhere"),
+
     U32(restart.limit, "3", 0, 1e6, FREE, "restarts without progress before giving up"),
     LIST(PD_KEY_RANKS, restart.ranks, FREE,
          "ranks of the first, second, ... restart; empty: all, and what is left when a rank is lost twice"),

@@ -68,6 +68,10 @@ struct pd_engine {
     struct pd_engine_own *own; /* trainer/engine/engine_internal.h */
 };
 
+/* Parts of a step, in their order. */
+enum pd_step_stage { PD_STEP_FORWARD, PD_STEP_BACKWARD, PD_STEP_SUMS, PD_STEP_UPDATE, PD_STEP_STAGES };
+extern const char *const pd_step_stage_names[PD_STEP_STAGES];
+
 struct pd_step_result {
     double loss;          /* mean over the valid tokens of the batch */
     uint64_t tokens;      /* valid target tokens */
@@ -76,6 +80,8 @@ struct pd_step_result {
     bool skipped;         /* fp16: a gradient overflowed; parameters and moments are as before */
     double bubble;        /* share of the step that ranks waited for other stages, mean over ranks */
     double bubble_theory; /* of the schedule with equal stages */
+    /* By the host's clock on this rank: on a GPU, which runs behind the host, what the host waited there. */
+    double stage_seconds[PD_STEP_STAGES];
 };
 
 /* Whether the linears asked for run on the GPU `name` of that compute capability (major * 10 + minor).

@@ -20,7 +20,18 @@ struct step {
     uint32_t next;                     /* place in it */
     struct pd_superaccumulator loss;
     uint64_t tokens, wait_ns;
+    uint64_t stage_ns[PD_STEP_STAGES];
 };
+
+const char *const pd_step_stage_names[PD_STEP_STAGES] = {"forward", "backward", "sums", "update"};
+
+/* The time since *since_ns is the stage's; the next one begins now. */
+static void end_stage(struct step *s, enum pd_step_stage stage, uint64_t *since_ns)
+{
+    const uint64_t now_ns = pd_clock_monotonic_ns(NULL);
+    s->stage_ns[stage] += now_ns - *since_ns;
+    *since_ns = now_ns;
+}
 
 /* ---- input and loss ---- */
 
@@ -316,6 +327,7 @@ static pd_status run_schedule(struct step *s, struct pd_error *err)
     pd_transformer_begin(s->e->transformer, s->learns);
     if (!is_one_stage) PD_TRY(check_leave(s->e, err));
     PD_TRY(begin_transfers(s, err));
+    uint64_t since_ns = pd_clock_monotonic_ns(NULL);
     for (uint32_t i = 0; i < s->schedule->count; i++) {
         const struct pd_action *a = &s->schedule->actions[i];
         const bool padding = is_padding(s, a->slot);
@@ -324,6 +336,7 @@ static pd_status run_schedule(struct step *s, struct pd_error *err)
         const uint64_t begin = pd_trace_begin();
         PD_TRY(a->is_backward ? backward(s, a, padding, err) : forward(s, a, padding, err));
         pd_trace_end(begin, "step", a->is_backward ? "backward" : "forward", a->slot);
+        end_stage(s, a->is_backward ? PD_STEP_BACKWARD : PD_STEP_FORWARD, &since_ns);
     }
     return pd_pipeline_end(s->e->own->pipeline, &s->wait_ns, err);
 }
@@ -354,15 +367,18 @@ static pd_status check_finite(const struct step *s, const struct pd_step_result 
 static pd_status update(struct step *s, uint64_t updates, struct pd_step_result *result, struct pd_error *err)
 {
     const uint64_t computed = pd_trace_begin();
+    uint64_t since_ns = pd_clock_monotonic_ns(NULL);
     PD_TRY(pd_zero_finish_gradients(s->e->zero, err));
     PD_TRY(pd_optimizer_norm(s->e, s->tokens, &result->gradient_norm, err));
     pd_trace_end(computed, "step", "sums and norm", updates);
+    end_stage(s, PD_STEP_SUMS, &since_ns);
     PD_TRY(check_finite(s, result, err));
     result->skipped = !isfinite(result->gradient_norm);
     if (result->skipped) return PD_OK;
     const uint64_t begun = pd_trace_begin(), start_ns = pd_trace_now();
     PD_TRY(pd_optimizer_update(s->e, updates, s->tokens, result->gradient_norm, err));
     pd_trace_end(begun, "step", "update", updates);
+    end_stage(s, PD_STEP_UPDATE, &since_ns);
     if (s->e->options.device && !pd_state_is_mirrored(s->e->state))
         pd_device_spans_note(s->e->options.device->spans, PD_LANE_HOST, "optimizer", start_ns);
     return PD_OK;
@@ -391,8 +407,12 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
     result.tokens = s.tokens;
     PD_TRY(pd_optimizer_update_begin(e, err));
     pd_status updated = update(&s, updates, &result, err);
+    uint64_t since_ns = pd_clock_monotonic_ns(NULL);
     pd_optimizer_update_end(e);
     PD_TRY(updated);
+    end_stage(&s, PD_STEP_UPDATE, &since_ns);
+    for (int i = 0; i < PD_STEP_STAGES; i++)
+        result.stage_seconds[i] = (double)s.stage_ns[i] / 1e9;
     if (e->options.device) PD_TRY(pd_device_spans_collect(e->options.device->spans, err));
     pd_trace_end(start, "step", "step", updates);
     if (pp > 1) {

@@ -5,6 +5,7 @@
 #include "ckpt/base/words.h"
 #include "trainer/launch/hold.h"
 #include "trainer/launch/job.h"
+#include "trainer/run/events.h"
 #include "trainer/run/launched.h"
 #include "trainer/run/note.h"
 
@@ -178,6 +179,41 @@ static void log_start(const struct launch_state *state)
            state->start.transport == PD_TRANSPORT_LOCAL ? "threads of one process" : "processes", from);
 }
 
+/* ---- for people who look at the run ---- */
+
+static void note_start(const struct launch_state *state)
+{
+    struct pd_json_writer w;
+    char host[64] = "";
+    if (!state->start.run_dir) return;
+    (void)gethostname(host, sizeof host - 1);
+    pd_event_begin(&w, "start");
+    pd_json_u64(&w, "restart", state->restarts);
+    pd_json_u64(&w, "ranks", state->start.ranks);
+    pd_json_string(&w, "layout", state->layout.summary);
+    pd_json_string(&w, "transport", state->start.transport == PD_TRANSPORT_LOCAL ? "local" : "mpi");
+    if (state->has_step)
+        pd_json_u64(&w, "from_step", state->step);
+    else
+        pd_json_null(&w, "from_step");
+    pd_json_i64(&w, "process", getpid());
+    pd_json_string(&w, "host", host);
+    pd_event_end(&w, state->start.run_dir);
+}
+
+static void note_end(const struct launch_state *state, const struct pd_launch_verdict *verdict, bool is_over, pd_status st)
+{
+    struct pd_json_writer w;
+    if (!state->start.run_dir || access(state->start.run_dir, F_OK)) return;
+    pd_event_begin(&w, "end");
+    pd_json_u64(&w, "restart", state->restarts - !is_over);
+    pd_json_string(&w, "status", pd_status_name(verdict->status));
+    pd_json_i64(&w, "exit_code", pd_status_exit_code(is_over ? st : verdict->status));
+    pd_json_string(&w, "cause", verdict->message);
+    pd_json_bool(&w, "restarts", !is_over);
+    pd_event_end(&w, state->start.run_dir);
+}
+
 /* True when a request to leave ended the pause. */
 static bool pause_before_restart(struct launch_state *state)
 {
@@ -196,8 +232,10 @@ static pd_status launch_loop(struct launch_state *state, struct pd_error *err)
         struct pd_launch_verdict verdict;
         bool is_over;
         log_start(state);
+        note_start(state);
         PD_TRY(pd_launch_job_run(&state->start, &state->requests, &verdict, err));
         pd_status st = judge(state, &verdict, &is_over, err);
+        note_end(state, &verdict, is_over, st);
         if (is_over) return st;
         pd_log_warn(MODULE, "%s; restart %u of %u without progress follows", verdict.message, state->idle_restarts,
                     state->launch->restart_limit);

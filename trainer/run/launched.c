@@ -1,5 +1,6 @@
 #include "trainer/run/launched.h"
 
+#include "ckpt/base/clock.h"
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/parse.h"
 #include "trainer/run/note.h"
@@ -7,6 +8,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,6 +77,17 @@ void pd_launched_training(void)
 {
     const char *dir = getenv(PD_LAUNCH_ENV_DIR);
     if (dir) pd_note_remove_opening(dir);
+}
+
+void pd_launched_beat(uint32_t rank)
+{
+    static _Atomic uint64_t last_ns;
+    static const uint64_t period_ns = UINT64_C(2000000000);
+    const uint64_t now_ns = pd_clock_monotonic_ns(NULL);
+    const char *dir = getenv(PD_LAUNCH_ENV_DIR);
+    if (!dir || now_ns - atomic_load(&last_ns) < period_ns) return;
+    atomic_store(&last_ns, now_ns);
+    pd_note_beat(dir, rank);
 }
 
 bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message)

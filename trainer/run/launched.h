@@ -25,6 +25,8 @@ PD_MUST_USE pd_status pd_launched_begin(struct pd_launched *ret_launched, struct
 void pd_launched_ready(const struct pd_launched *launched);
 /* Rank 0, before the first step of this start: from here on there may be something to save. */
 void pd_launched_training(void);
+/* A rank has done a step; the process says so at most once in two seconds. */
+void pd_launched_beat(uint32_t rank);
 /* True: the launcher has it in writing, so the exit code of this process tells it nothing more. */
 bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message);
 

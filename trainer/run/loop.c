@@ -13,6 +13,7 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/words.h"
 #include "trainer/engine/loss_scale.h"
+#include "trainer/run/launched.h"
 #include "trainer/run/signals.h"
 
 #include <math.h>
@@ -64,6 +65,7 @@ static pd_status take_failure(struct run *r, const struct pd_saver_outcome *o, s
 
 static pd_status take_outcome(struct run *r, const struct pd_saver_outcome *o, struct pd_error *err)
 {
+    r->saves++;
     r->save_seconds += o->save_seconds;
     r->stall_seconds += o->stall_seconds;
     if (o->status) return take_failure(r, o, err);
@@ -222,7 +224,6 @@ static pd_status validate(struct run *r, double *ret_loss, struct pd_error *err)
 /* The line goes first: a step that a kill leaves committed is not computed again. */
 static void write_metrics(struct run *r, struct pd_metrics_step *m)
 {
-    struct pd_error error;
     struct pd_dev_memory device;
     m->step = r->state.identity.step;
     m->fence = r->state.fence;
@@ -231,15 +232,17 @@ static void write_metrics(struct run *r, struct pd_metrics_step *m)
     m->save_failures = r->failures.count;
     m->save_failures_since = r->failures.first_step;
     m->tiers = r->tiers;
+    m->saves = r->saves;
     m->save_seconds = r->save_seconds;
     m->stall_seconds = r->stall_seconds;
     m->memory_bytes = pd_metrics_resident_bytes();
     if (r->metrics && r->device.dev && !pd_dev_memory(r->device.dev, &device, NULL))
         m->device_free_bytes = device.free_bytes;
+    r->saves = 0;
     r->save_seconds = r->stall_seconds = 0;
     pd_tier_places_note(&r->places, r->tiers);
-    if (r->metrics && pd_metrics_write(r->metrics, m, &error))
-        pd_log(PD_LOG_WARN, MODULE, "metrics of step %llu are lost: %s", (unsigned long long)m->step, error.message);
+    if (r->metrics) pd_metrics_write(r->metrics, m);
+    pd_launched_beat(r->is_thread ? 0 : r->comm->rank);
 }
 
 /* A signal's sender, a user or a batch system, waits for the save, so training waits too; other saves go on beside it. */

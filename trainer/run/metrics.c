@@ -2,9 +2,10 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/cpu.h"
+#include "ckpt/base/log.h"
 #include "ckpt/base/progress.h"
 #include "ckpt/base/words.h"
-#include "trainer/run/metrics_sink.h"
+#include "trainer/run/metrics_queue.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -13,16 +14,26 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct pd_metrics_sink *const sinks[] = {&pd_metrics_json};
+#define MODULE "metrics"
+
+static const struct pd_metrics_sink *const sinks[] = {&pd_metrics_json, &pd_metrics_tensorboard, &pd_metrics_prometheus_file,
+                                                      &pd_metrics_prometheus_http};
 enum { SINKS = sizeof sinks / sizeof *sinks };
+
+/* Of one sink: its own where it is in_line, or its queue; neither where it is not wanted. */
+struct outlet {
+    void *open;
+    struct pd_metrics_queue *queue;
+    uint64_t lost; /* lines in a row, of an in_line sink */
+};
 
 struct pd_metrics {
     struct pd_metrics_options options;
-    void *open[SINKS]; /* NULL: not opened */
+    struct outlet outlets[SINKS];
+    struct pd_metrics_line line; /* the newest */
     struct pd_progress_mode progress;
     uint64_t start_ns, last_line_ns;
     uint64_t first_step;    /* of this launch */
-    double validation_loss; /* newest */
     bool drawn;             /* a bar stands on the terminal's line */
 };
 
@@ -36,6 +47,15 @@ uint64_t pd_metrics_resident_bytes(void)
     return fields == 2 ? resident * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
 }
 
+static pd_status open_outlet(struct pd_metrics *m, int number, struct pd_error *err)
+{
+    const struct pd_metrics_sink *sink = sinks[number];
+    struct outlet *outlet = &m->outlets[number];
+    if (!sink->is_wanted(m->options.config)) return PD_OK;
+    if (sink->in_line) return sink->open(&m->options, &outlet->open, err);
+    return pd_metrics_queue_open(sink, &m->options, &outlet->queue, err);
+}
+
 pd_status pd_metrics_open(const struct pd_metrics_options *options, struct pd_metrics **ret_metrics, struct pd_error *err)
 {
     struct pd_metrics *m = calloc(1, sizeof *m);
@@ -43,10 +63,10 @@ pd_status pd_metrics_open(const struct pd_metrics_options *options, struct pd_me
     *m = (struct pd_metrics){.options = *options,
                              .progress = pd_progress_mode(),
                              .start_ns = pd_clock_monotonic_ns(NULL),
-                             .validation_loss = NAN};
+                             .line = {.validation_loss = NAN}};
     pd_status st = PD_OK;
     for (int i = 0; !st && i < SINKS; i++)
-        st = sinks[i]->open(options, &m->open[i], err);
+        st = open_outlet(m, i, err);
     if (st) {
         pd_metrics_close(m);
         return st;
@@ -59,8 +79,10 @@ void pd_metrics_close(struct pd_metrics *m)
 {
     if (!m) return;
     if (m->drawn) (void)fputs(PD_PROGRESS_CLEAR, stderr);
-    for (int i = 0; i < SINKS; i++)
-        if (m->open[i]) sinks[i]->close(m->open[i]);
+    for (int i = 0; i < SINKS; i++) {
+        if (m->outlets[i].open) sinks[i]->close(m->outlets[i].open);
+        pd_metrics_queue_close(m->outlets[i].queue);
+    }
     free(m);
 }
 
@@ -155,12 +177,12 @@ static void add_load(struct parts *parts)
 
 static void make_parts(const struct pd_metrics *m, const struct pd_metrics_line *line, struct parts *parts)
 {
-    const struct pd_metrics_step *s = line->step;
+    const struct pd_metrics_step *s = &line->step;
     char eta[32];
     format_eta(line->eta_seconds, eta, sizeof eta);
     add(parts, 0, "step %llu/%llu", (unsigned long long)s->step, (unsigned long long)m->options.config->run.steps);
     add(parts, 1, "loss %.4f", s->result.loss);
-    if (!isnan(m->validation_loss)) add(parts, 3, "val %.4f", m->validation_loss);
+    if (!isnan(line->validation_loss)) add(parts, 3, "val %.4f", line->validation_loss);
     add(parts, 6, "|g| %.3f", s->result.gradient_norm);
     add(parts, 7, "lr %.2e", s->result.learning_rate);
     add(parts, 4, "%.0f tok/s", line->tokens_per_second);
@@ -180,7 +202,7 @@ static void make_parts(const struct pd_metrics *m, const struct pd_metrics_line 
 /* The last bar stays: nothing follows it but lines of the log. */
 static void print_progress(struct pd_metrics *m, const struct pd_metrics_line *line)
 {
-    const bool is_bar = m->progress.kind == PD_PROGRESS_BAR, is_last = line->step->step == m->options.config->run.steps;
+    const bool is_bar = m->progress.kind == PD_PROGRESS_BAR, is_last = line->step.step == m->options.config->run.steps;
     struct parts parts = {.count = 0};
     char text[PARTS_MAX * sizeof(struct part)] = "";
     make_parts(m, line, &parts);
@@ -202,24 +224,63 @@ static bool progress_due(const struct pd_metrics *m, const struct pd_metrics_ste
     return pd_clock_seconds_since(NULL, m->last_line_ns) >= m->progress.line_seconds;
 }
 
-/* Every sink gets the line; the first failure is the caller's to log. */
-static pd_status write_sinks(struct pd_metrics *m, const struct pd_metrics_line *line, struct pd_error *err)
+/* One warning when it breaks, one word when it works again. */
+static void write_in_line(const struct pd_metrics_sink *sink, struct outlet *outlet, const struct pd_metrics_line *line)
 {
-    pd_status first = PD_OK;
-    for (int i = 0; i < SINKS; i++) {
-        const pd_status st = sinks[i]->write(m->open[i], line, first ? NULL : err);
-        if (!first) first = st;
+    struct pd_error error = {0};
+    const unsigned long long step = line->step.step;
+    if (sink->write(outlet->open, line, &error)) {
+        if (outlet->lost++ == 0)
+            pd_log_warn(MODULE, "metrics of step %llu and of steps behind it are lost: %s", step, error.message);
+    } else if (outlet->lost) {
+        pd_log_info(MODULE, "metrics are written again from step %llu on; %s lost", step,
+                    pd_counted(outlet->lost, "line").text);
+        outlet->lost = 0;
     }
-    return first;
 }
 
-pd_status pd_metrics_write(struct pd_metrics *m, const struct pd_metrics_step *s, struct pd_error *err)
+static void write_sinks(struct pd_metrics *m)
+{
+    for (int i = 0; i < SINKS; i++) {
+        struct outlet *outlet = &m->outlets[i];
+        if (outlet->open) write_in_line(sinks[i], outlet, &m->line);
+        if (outlet->queue) pd_metrics_queue_push(outlet->queue, &m->line);
+    }
+}
+
+static void add_to_totals(struct pd_metrics_totals *t, const struct pd_metrics_step *s)
+{
+    t->steps++;
+    t->tokens += s->result.tokens;
+    t->seconds += s->seconds;
+    t->saves += s->saves;
+    t->save_seconds += s->save_seconds;
+    t->stall_seconds += s->stall_seconds;
+    for (int i = 0; i < PD_STEP_STAGES; i++)
+        t->stage_seconds[i] += s->result.stage_seconds[i];
+}
+
+static void make_line(struct pd_metrics *m, const struct pd_metrics_step *s)
+{
+    struct pd_metrics_line *line = &m->line;
+    line->time = (double)pd_clock_wall_ns(NULL) / 1e9;
+    line->step = *s;
+    line->tokens_per_second = tokens_per_second(s);
+    line->gemm_share = gemm_share(m, s);
+    line->eta_seconds = eta_seconds(m, s);
+    if (!isnan(s->validation_loss)) line->validation_loss = s->validation_loss;
+    line->tier_count = s->tiers ? pd_tiers_count(s->tiers) : 0;
+    for (uint32_t i = 0; i < line->tier_count; i++)
+        pd_tiers_report(s->tiers, i, &line->tiers[i]);
+    add_to_totals(&line->totals, s);
+}
+
+void pd_metrics_write(struct pd_metrics *m, const struct pd_metrics_step *s)
 {
     if (!m->first_step) m->first_step = s->step;
-    if (!isnan(s->validation_loss)) m->validation_loss = s->validation_loss;
     raise_bound(m, s);
-    const struct pd_metrics_line line = {&m->options, s, tokens_per_second(s), gemm_share(m, s), eta_seconds(m, s)};
-    if (progress_due(m, s)) print_progress(m, &line);
+    make_line(m, s);
+    if (progress_due(m, s)) print_progress(m, &m->line);
     const bool notable = s->step == m->options.config->run.steps || !isnan(s->validation_loss) || s->save_seconds > 0;
-    return notable || s->step % m->options.config->run.log_every == 0 ? write_sinks(m, &line, err) : PD_OK;
+    if (notable || s->step % m->options.config->run.log_every == 0) write_sinks(m);
 }

@@ -1,5 +1,8 @@
 /* What a run reports while it goes: a line a step to every sink (metrics_sink.h), and a progress line for people.
  *
+ * metrics.jsonl is the run's record: it is written by the step itself, before the step is saved. Every other sink has a thread
+ * and a queue of its own (metrics_queue.h): one that is slow or broken loses its lines, and never holds a step up.
+ *
  * The progress line is redrawn in place on a terminal (PERDURE_PROGRESS=bar) and printed at most every ten seconds elsewhere
  * (line; line:60 for every sixty); PERDURE_PROGRESS=off is silent. Rank 0 alone writes. / */
 #ifndef PD_TRAINER_RUN_METRICS_H
@@ -23,13 +26,15 @@ struct pd_metrics_step {
     uint64_t last_checkpoint;     /* newest committed step; 0: none */
     uint64_t save_failures;       /* in a row, of saves into every tier that was asked; 0: saves work */
     uint64_t save_failures_since; /* the step that was not saved first */
-    double save_seconds;          /* of the saves that ended since the line before; 0: none */
+    uint32_t saves;               /* that ended since the line before */
+    double save_seconds;          /* of these; 0: none */
     double stall_seconds;         /* of these training waited */
 };
 
 struct pd_metrics_options {
     const struct pd_config *config; /* borrowed; fp16: loss scale and skips are said */
     uint32_t ranks;
+    uint64_t planned_bytes; /* of rank 0 */
     bool has_stages; /* the bubble is said */
     double flops_per_token;
     double gemm_flops_per_second; /* of all ranks together, measured at start */
@@ -37,7 +42,8 @@ struct pd_metrics_options {
 
 PD_MUST_USE pd_status pd_metrics_open(const struct pd_metrics_options *options, struct pd_metrics **ret_metrics,
                                       struct pd_error *err);
-PD_MUST_USE pd_status pd_metrics_write(struct pd_metrics *metrics, const struct pd_metrics_step *step, struct pd_error *err);
+/* A sink that fails is logged; the run goes on. */
+void pd_metrics_write(struct pd_metrics *metrics, const struct pd_metrics_step *step);
 void pd_metrics_close(struct pd_metrics *metrics); /* NULL is fine; ends the progress line */
 
 uint64_t pd_metrics_resident_bytes(void); /* of this process; 0 where /proc is absent */

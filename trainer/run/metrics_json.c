@@ -11,10 +11,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 struct json_lines {
+    const struct pd_metrics_options *options;
     int file;
+    bool is_cut; /* the file ends in a line that a full disk cut */
     char path[4096];
 };
 
@@ -26,10 +29,23 @@ static pd_status fail_to_open(const char *path, int number, struct pd_error *err
     return pd_error_set(err, st, PD_WHERE, number, "%s: opening it to append metrics", path);
 }
 
+/* A disk that was full when the run before ended may have cut its last line. */
+static bool ends_in_cut(const char *path)
+{
+    int file;
+    char last = '\n';
+    if (pd_regular_open(path, O_RDONLY, &file)) return false;
+    const off_t end = lseek(file, 0, SEEK_END);
+    const bool is_cut = end > 0 && pread(file, &last, 1, end - 1) == 1 && last != '\n';
+    close(file);
+    return is_cut;
+}
+
 static pd_status json_open(const struct pd_metrics_options *options, void **ret_sink, struct pd_error *err)
 {
     struct json_lines *j = calloc(1, sizeof *j);
     if (!j) PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
+    j->options = options;
     snprintf(j->path, sizeof j->path, "%s/metrics.jsonl", options->config->run.dir);
     const int number = pd_regular_open(j->path, O_WRONLY | O_CREAT | O_APPEND, &j->file);
     if (number) {
@@ -37,6 +53,7 @@ static pd_status json_open(const struct pd_metrics_options *options, void **ret_
         free(j);
         return st;
     }
+    j->is_cut = ends_in_cut(j->path);
     *ret_sink = j;
     return PD_OK;
 }
@@ -56,32 +73,34 @@ static void add_replicas(struct pd_json_writer *w, const struct pd_tier_report *
     if (report->replicas_skipped) pd_json_u64(w, "replicas_skipped", report->replicas_skipped);
 }
 
-/* In the order of checkpoint.tiers. */
-static void add_tiers(struct pd_json_writer *w, struct pd_tiers *tiers)
+static void add_tiers(struct pd_json_writer *w, const struct pd_metrics_line *line)
 {
-    struct pd_tier_report first;
-    if (!tiers) return;
-    pd_tiers_report(tiers, 0, &first);
-    if (pd_tiers_count(tiers) < 2 && !first.has_replicas) return;
+    if (!line->tier_count || (line->tier_count < 2 && !line->tiers[0].has_replicas)) return;
     pd_json_array_begin(w, "tiers");
-    for (uint32_t i = 0; i < pd_tiers_count(tiers); i++) {
-        struct pd_tier_report report;
-        pd_tiers_report(tiers, i, &report);
+    for (uint32_t i = 0; i < line->tier_count; i++) {
+        const struct pd_tier_report *report = &line->tiers[i];
         pd_json_object_begin(w, NULL);
-        pd_json_u64(w, "newest", report.newest_step);
-        if (report.is_left_out) pd_json_bool(w, "left_out", true);
-        if (report.failures) pd_json_u64(w, "failures", report.failures);
-        if (report.failures) pd_json_string(w, "cause", report.cause);
-        if (report.skipped) pd_json_u64(w, "skipped", report.skipped);
-        if (report.has_replicas) add_replicas(w, &report);
+        pd_json_u64(w, "newest", report->newest_step);
+        if (report->is_left_out) pd_json_bool(w, "left_out", true);
+        if (report->failures) pd_json_u64(w, "failures", report->failures);
+        if (report->failures) pd_json_string(w, "cause", report->cause);
+        if (report->skipped) pd_json_u64(w, "skipped", report->skipped);
+        if (report->has_replicas) add_replicas(w, report);
         pd_json_object_end(w);
     }
     pd_json_array_end(w);
 }
 
-static void add_result(struct pd_json_writer *w, const struct pd_metrics_line *line)
+static void add_stages(struct pd_json_writer *w, const struct pd_step_result *result)
 {
-    const struct pd_metrics_step *s = line->step;
+    pd_json_object_begin(w, "stages");
+    for (int i = 0; i < PD_STEP_STAGES; i++)
+        pd_json_double(w, pd_step_stage_names[i], result->stage_seconds[i]);
+    pd_json_object_end(w);
+}
+
+static void add_result(struct pd_json_writer *w, const struct pd_metrics_options *options, const struct pd_metrics_step *s)
+{
     uint64_t loss_bits;
     memcpy(&loss_bits, &s->result.loss, sizeof loss_bits);
     pd_json_u64(w, "step", s->step);
@@ -90,23 +109,24 @@ static void add_result(struct pd_json_writer *w, const struct pd_metrics_line *l
     if (!isnan(s->validation_loss)) pd_json_measured(w, "validation_loss", s->validation_loss);
     pd_json_measured(w, "gradient_norm", s->result.gradient_norm);
     pd_json_double(w, "learning_rate", s->result.learning_rate);
-    if (line->options->config->numerics.precision == PD_F16) {
+    if (options->config->numerics.precision == PD_F16) {
         pd_json_double(w, "loss_scale", s->loss_scale);
         pd_json_u64(w, "skipped", s->skipped_steps);
     }
-    if (line->options->has_stages) {
+    if (options->has_stages) {
         pd_json_double(w, "bubble", s->result.bubble);
         pd_json_double(w, "bubble_theory", s->result.bubble_theory);
     }
 }
 
-static void add_line(struct pd_json_writer *w, const struct pd_metrics_line *line)
+static void add_line(struct pd_json_writer *w, const struct pd_metrics_options *options, const struct pd_metrics_line *line)
 {
-    const struct pd_metrics_step *s = line->step;
+    const struct pd_metrics_step *s = &line->step;
     pd_json_object_begin(w, NULL);
-    add_result(w, line);
+    add_result(w, options, s);
     pd_json_u64(w, "tokens", s->result.tokens);
     pd_json_double(w, "seconds", s->seconds);
+    add_stages(w, &s->result);
     pd_json_double(w, "tokens_per_second", line->tokens_per_second);
     pd_json_double(w, "gemm_share", line->gemm_share);
     pd_json_u64(w, "memory_bytes", s->memory_bytes);
@@ -116,36 +136,47 @@ static void add_line(struct pd_json_writer *w, const struct pd_metrics_line *lin
         pd_json_u64(w, "save_failures", s->save_failures);
         pd_json_u64(w, "save_failures_since", s->save_failures_since);
     }
-    add_tiers(w, s->tiers);
+    add_tiers(w, line);
     if (s->save_seconds > 0) {
         pd_json_double(w, "save_seconds", s->save_seconds);
         pd_json_double(w, "stall_seconds", s->stall_seconds);
     }
     pd_json_double(w, "eta_seconds", line->eta_seconds);
-    pd_json_u64(w, "ranks", line->options->ranks);
+    pd_json_u64(w, "ranks", options->ranks);
     pd_json_u64(w, "fence", s->fence);
+    pd_json_double(w, "time", (double)(uint64_t)(line->time * 1000) / 1000);
     pd_json_object_end(w);
 }
 
-static pd_status append(const struct json_lines *j, const char *text, size_t bytes, struct pd_error *err)
+static pd_status append(struct json_lines *j, const char *text, size_t bytes, struct pd_error *err)
 {
-    const ssize_t written = write(j->file, text, bytes);
+    struct iovec parts[] = {{"\n", j->is_cut}, {(char *)(uintptr_t)text, bytes}};
+    const ssize_t wanted = (ssize_t)(bytes + j->is_cut), written = writev(j->file, parts, 2);
     const int number = written < 0 ? errno : ENOSPC; /* a short write is a full disk */
-    if (written == (ssize_t)bytes) return PD_OK;
+    if (written > 0) j->is_cut = written != wanted;
+    if (written == wanted) return PD_OK;
     PD_FAIL_ERRNO(err, number, "%s: appending", j->path);
 }
 
 static pd_status json_write(void *sink, const struct pd_metrics_line *line, struct pd_error *err)
 {
+    struct json_lines *j = sink;
     struct pd_json_writer w;
     const char *text;
     size_t bytes;
     pd_json_writer_init(&w, 0);
-    add_line(&w, line);
+    add_line(&w, j->options, line);
     pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
-    if (!st) st = append(sink, text, bytes, err);
+    if (!st) st = append(j, text, bytes, err);
     pd_json_writer_deinit(&w);
     return st;
 }
 
-const struct pd_metrics_sink pd_metrics_json = {json_open, json_write, json_close};
+static bool always(const struct pd_config *config)
+{
+    (void)config;
+    return true;
+}
+
+const struct pd_metrics_sink pd_metrics_json = {"metrics.jsonl",   .in_line = true,     .is_wanted = always,
+                                                .open = json_open, .write = json_write, .close = json_close};

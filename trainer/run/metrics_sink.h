@@ -4,19 +4,36 @@
 
 #include "trainer/run/metrics.h"
 
-/* A step with what follows from it. */
+/* Since this start; what was not handed to a sink (run.log_every, a full queue) counts too. */
+struct pd_metrics_totals {
+    uint64_t steps, tokens, saves;
+    double seconds, save_seconds, stall_seconds, stage_seconds[PD_STEP_STAGES];
+};
+
+/* A step with what follows from it. Plain: it can be kept, apart from step.tiers and the names in `tiers`. */
 struct pd_metrics_line {
-    const struct pd_metrics_options *options;
-    const struct pd_metrics_step *step;
+    double time; /* seconds since 1970, for people */
+    struct pd_metrics_step step;
     double tokens_per_second, gemm_share, eta_seconds;
+    double validation_loss; /* the newest; NaN: none yet */
+    struct pd_metrics_totals totals;
+    uint32_t tier_count;
+    struct pd_tier_report tiers[PD_TIERS_MAX]; /* in the order of checkpoint.tiers */
 };
 
 struct pd_metrics_sink {
+    const char *name;
+    bool in_line; /* written by the step itself, and a run without it does not begin */
+    bool (*is_wanted)(const struct pd_config *config);
+    /* What is in_line may keep the options until close; others look at them here alone. */
     pd_status (*open)(const struct pd_metrics_options *options, void **ret_sink, struct pd_error *err);
     pd_status (*write)(void *sink, const struct pd_metrics_line *line, struct pd_error *err);
     void (*close)(void *sink);
 };
 
-extern const struct pd_metrics_sink pd_metrics_json; /* metrics_json.c */
+extern const struct pd_metrics_sink pd_metrics_json;            /* metrics_json.c */
+extern const struct pd_metrics_sink pd_metrics_tensorboard;     /* metrics_tensorboard.c */
+extern const struct pd_metrics_sink pd_metrics_prometheus_file; /* metrics_prometheus_file.c */
+extern const struct pd_metrics_sink pd_metrics_prometheus_http; /* metrics_prometheus_http.c */
 
 #endif

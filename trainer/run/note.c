@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define NOTE_PATH_BYTES 4096
@@ -71,6 +72,13 @@ bool pd_note_write_process(const char *dir, enum pd_note kind, uint32_t rank, ui
 bool pd_note_write_mark(const char *dir, enum pd_note kind, uint32_t rank)
 {
     return note_write(dir, kind, rank, "");
+}
+
+void pd_note_beat(const char *dir, uint32_t rank)
+{
+    char path[NOTE_PATH_BYTES];
+    snprintf(path, sizeof path, "%s/%s-%u", dir, names[PD_NOTE_READY], rank);
+    (void)utimensat(AT_FDCWD, path, NULL, 0);
 }
 
 void pd_note_remove_opening(const char *dir)

@@ -31,6 +31,8 @@ enum pd_note { PD_NOTE_BEGUN, PD_NOTE_OPENING, PD_NOTE_READY, PD_NOTE_ENDED, PD_
 bool pd_note_write_process(const char *dir, enum pd_note kind, uint32_t rank, uint32_t size);
 /* OPENING and READY: that there is such a note is all it says. */
 bool pd_note_write_mark(const char *dir, enum pd_note kind, uint32_t rank);
+/* The rank has done a step: the time of its note of READY is now, for people who look on. No decision reads it. */
+void pd_note_beat(const char *dir, uint32_t rank);
 void pd_note_remove_opening(const char *dir);
 bool pd_note_write_ended(const char *dir, uint32_t rank, pd_status status, const char *message);
 bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity); /* that of struct pd_dev */

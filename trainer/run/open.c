@@ -18,6 +18,7 @@
 #include "trainer/plan/auto_layout.h"
 #include "trainer/plan/device_room.h"
 #include "trainer/run/directories.h"
+#include "trainer/run/events.h"
 #include "trainer/run/gemm_rate.h"
 #include "trainer/run/launch_layout.h"
 #include "trainer/run/resume.h"
@@ -220,15 +221,17 @@ static pd_status build_engine(struct run *r, struct pd_error *err)
     return part_gathers(r, err);
 }
 
-static pd_status open_metrics(struct run *r, struct pd_error *err)
+static pd_status open_metrics(struct run *r, const struct pd_resume_report *report, struct pd_error *err)
 {
     struct pd_metrics_options options = {.config = r->config,
                                          .ranks = r->comm->size,
+                                         .planned_bytes = r->planned_bytes,
                                          .has_stages = r->engine->grid.layout.pp > 1,
                                          .flops_per_token = pd_model_flops_per_token(r->model, r->config->batch.context)};
     PD_TRY(pd_gemm_rate_measure(r->engine, r->comm, &options.gemm_flops_per_second, err));
     pd_status st = r->comm->rank == 0 ? pd_metrics_open(&options, &r->metrics, err) : PD_OK;
-    return pd_group_agree(&r->group, st, err);
+    PD_TRY(pd_group_agree(&r->group, st, err));
+    return pd_event_open(r, report, options.gemm_flops_per_second, err);
 }
 
 /* All ranks are GPUs or none is: one on a CPU would keep the others waiting. */
@@ -389,7 +392,7 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     PD_TRY(publish_tokenizer(r, err));
     r->saved_step = report.resumed ? r->state.identity.step : 0;
     PD_TRY(open_saver(r, bytes, err));
-    PD_TRY(open_metrics(r, err));
+    PD_TRY(open_metrics(r, &report, err));
     log_start(r, &report);
     return PD_OK;
 }

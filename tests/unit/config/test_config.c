@@ -126,6 +126,9 @@ Test(config, tiers_are_refused)
             "checkpoint.tiers[1].compression: compression \"zstd\" is not known");
     refused(TIERS, "checkpoint.tiers[1].compression=auto",
             "checkpoint.tiers[1].compression: auto no longer exists; write none, or zstd:1 to compress");
+    refused(MINIMAL, "metrics.prometheus_listen=localhost:80", "metrics.prometheus_listen is localhost:80: expected PORT");
+    refused(MINIMAL, "metrics.prometheus_listen=70000", "metrics.prometheus_listen is 70000: expected PORT");
+    refused(MINIMAL, "metrics.prometheus_listen=::1:80", "metrics.prometheus_listen is ::1:80: expected PORT");
     refused(MINIMAL, "checkpoint.compression=zstd:20", "checkpoint.compression: compression zstd:20: levels are 1 to 19");
     refused(TIERS, "checkpoint.tiers[0].replicas=2", "checkpoint.tiers[0].replicas is 2: one other host can have a replica");
     refused(TIERS, "checkpoint.tiers[1].replicas=1", "only the first tier has replicas on other hosts");
@@ -469,6 +472,7 @@ static const char *some_value(const struct pd_key *key, uint32_t n, char *text, 
     switch (key->type) {
     case PD_KEY_STRING:
         if (strcmp(key->name, "model.preset") == 0) return "";
+        if (strcmp(key->name, "metrics.prometheus_listen") == 0) return n % 2 ? "9400" : "[::1]:9401";
         if (strcmp(key->name, "checkpoint.compression") == 0) return n % 2 ? "zstd:5" : "zstd:3";
         snprintf(text, bytes, "a \"b\\c\"\n#: {%u} \xc3\xa9 \xc2\x85 \xef\xbb\xbf \xf0\x9f\x90\x8d \x7f '%c", n,
                  1 + (int)(n % 31));

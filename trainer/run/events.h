@@ -1,0 +1,24 @@
+/* events.jsonl in the run directory: what happened to the run as a whole, an object a line, beside metrics.jsonl with its line
+ * a step. The launcher writes how starts begin and end, rank 0 what a start has come to be:
+ *
+ *   start   restart, ranks, layout, transport, from_step (null: none), process, host
+ *   open    fence, step, lineage, degrees, memory by the plan, bytes of a checkpoint, the bound, tiers, notes
+ *   end     restart, status, exit_code, cause, restarts (whether another start follows)
+ *
+ * Every line has `event` and `time`, seconds since 1970. For people and tools: nothing of a run depends on it, and a line that
+ * cannot be written is left out. Appended with one write, so several writers do not mix. */
+#ifndef PD_TRAINER_RUN_EVENTS_H
+#define PD_TRAINER_RUN_EVENTS_H
+
+#include "ckpt/base/json.h"
+
+void pd_event_begin(struct pd_json_writer *ret_writer, const char *event);
+void pd_event_end(struct pd_json_writer *writer, const char *run_dir); /* appends, and ends the writer */
+
+struct run;
+struct pd_resume_report;
+/* The event `open`. Collective. */
+PD_MUST_USE pd_status pd_event_open(struct run *run, const struct pd_resume_report *report, double gemm_flops_per_second,
+                                    struct pd_error *err);
+
+#endif
