@@ -20,7 +20,7 @@ layout: {{ranks: 2, transport: mpi, threads: 1}}
 def workers_of(workspace, directory):
     found = subprocess.run(["pgrep", "-f", f" worker {directory}/"], capture_output=True, text=True, check=True)
     pids = [int(pid) for pid in found.stdout.split()]
-    return [pid for pid in pids if os.readlink(f"/proc/{pid}/exe") == workspace.perdure]
+    return [pid for pid in pids if os.path.basename(os.readlink(f"/proc/{pid}/exe")) == "perdure"]
 
 
 def body(workspace, _):
