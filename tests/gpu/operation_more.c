@@ -332,6 +332,33 @@ EXACT(row_squares)
         v[1].exact[i / s->columns] += v[0].exact[i] * v[0].exact[i];
 }
 
+/* Terms twice, the second time added. */
+enum { TERM_TOKENS = 100, TERM_MARK = 7 };
+COUNT(words, rows_columns(s) + (s->length > 0))
+
+RUN(terms)
+{
+    (void)act;
+    const struct pd_quantum q = pd_quantum_of(TERM_TOKENS, 2);
+    const uint64_t n = rows_columns(s);
+    int64_t *sums = p[1], *check = sums + n;
+    uint32_t *marks = p[3];
+    for (int adds = 0; adds < 2; adds++) {
+        const struct pd_term_run run = {p[0], sums, n, check, !adds, marks};
+        const struct pd_terms terms = {&run, 1, PD_TERM_F32, adds, q.scale, q.limit, TERM_MARK};
+        PD_TRY(pd_terms(math, &terms, err));
+    }
+    const struct pd_term_sums made = {n, sums, p[2], q.quantum, check, marks, TERM_MARK};
+    return pd_term_sums(math, &made, err);
+}
+
+EXACT(terms)
+{
+    const struct pd_quantum q = pd_quantum_of(TERM_TOKENS, 2);
+    for (uint64_t i = 0; i < rows_columns(s); i++)
+        v[2].exact[i] = (double)(float)(2 * rint(v[0].exact[i] * q.scale) / q.scale);
+}
+
 RUN(copy)
 {
     return pd_math_copy(math, p[1], p[0], rows_columns(s) * pd_dtype_bytes(act), err);
@@ -420,6 +447,10 @@ const struct operation more_operations[] = {
      {{IN_ROWS_F32}, {BF16, OUT, rows_columns, 0}},
      FORMULA(round),
      .tolerance = 1e-12}, /* integers too */
+    {"terms and their sums",
+     {{IN_ROWS_F32}, {F64, IN, words, 0}, {F32, OUT, rows_columns, 0}, {F32, IN, one, 0}},
+     FORMULA(terms),
+     .tolerance = 1e-12}, /* sums of two are exact in fp64 */
     {"squares of rows", {{IN_ROWS_F32}, {F64, OUT, rows, 0}}, FORMULA(row_squares), .tolerance = 1e-14},
     {"norm, exactly",
      {{IN_ROWS_F32}, {F64, IN, rows, 0}, {F64, IN, limbs, 0}, {F64, OUT, one, 0}},

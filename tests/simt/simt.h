@@ -149,6 +149,14 @@ SIMT_INLINE double __dmul_rn(double a, double b)
 {
     return a * b;
 }
+SIMT_INLINE long long __double2ll_rn(double x)
+{
+    return __builtin_llrint(x);
+}
+SIMT_INLINE float __ll2float_rn(long long x)
+{
+    return static_cast<float>(x);
+}
 SIMT_INLINE unsigned __float_as_uint(float x)
 {
     return pd_f32_bits(x);

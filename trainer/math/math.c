@@ -330,6 +330,21 @@ pd_status pd_round(struct pd_math *math, const struct pd_round *r, struct pd_err
     return math->ops->round(math, r, err);
 }
 
+pd_status pd_terms(struct pd_math *math, const struct pd_terms *t, struct pd_error *err)
+{
+    PD_CHECK(t->run_count <= PD_TERM_RUNS_MAX && (t->run_count == 0 || t->runs));
+    PD_CHECK(t->source == PD_TERM_INTEGER || (t->scale > 0 && t->limit > 0 && t->limit <= 0x1p63));
+    for (uint32_t i = 0; i < t->run_count; i++)
+        PD_CHECK((t->runs[i].n == 0 || t->runs[i].to) && (!t->runs[i].check_begins || t->runs[i].check));
+    return t->run_count ? math->ops->terms(math, t, err) : PD_OK;
+}
+
+pd_status pd_term_sums(struct pd_math *math, const struct pd_term_sums *s, struct pd_error *err)
+{
+    PD_CHECK((s->n == 0 || (s->sums && s->out)) && (!s->check || s->damaged) && s->quantum > 0);
+    return math->ops->term_sums(math, s, err);
+}
+
 pd_status pd_row_squares(struct pd_math *math, uint64_t rows, uint64_t columns, const float *x, double *sums,
                          struct pd_error *err)
 {

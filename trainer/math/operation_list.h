@@ -44,6 +44,8 @@
       n, dst_dtype, dst, src_dtype, src) \
     X(quantize, (const struct pd_quantize *quantize), quantize) \
     X(round, (const struct pd_round *round), round) \
+    X(terms, (const struct pd_terms *terms), terms) /* gradients to integers, or integers added: terms.h */ \
+    X(term_sums, (const struct pd_term_sums *sums), sums) /* and their sums to fp32 */ \
     /* sums (rows) fp64 = sum over columns of x^2, in fp64, 16 lanes; x (rows, columns) fp32 dense */ \
     X(row_squares, (uint64_t rows, uint64_t columns, const float *x, double *sums), rows, columns, x, sums)
 

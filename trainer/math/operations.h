@@ -4,6 +4,7 @@
 #define PD_TRAINER_MATH_OPERATIONS_H
 
 #include "ckpt/tensor/tensor.h"
+#include "trainer/math/terms.h"
 #include <stdbool.h>
 
 /* Formats of eight bits (Micikevicius et al. 2022): trainer/math/fp8.h. */

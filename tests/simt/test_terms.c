@@ -1,0 +1,81 @@
+/* Terms and their sums on the host: the bits of the CPU backend, of runs of all lengths, in place and apart. */
+#include "tests/simt/simt_fixture.h"
+
+enum { N = 30011, MARK = 4 };
+
+static const uint64_t cuts[] = {0, 1, 1000, 1024, 20011, N};
+enum { RUNS = sizeof cuts / sizeof *cuts - 1 };
+
+struct sums {
+    int64_t terms[N + RUNS]; /* a check behind each run */
+    uint32_t flags[RUNS], damaged[RUNS];
+    float apart[N];
+};
+
+static void make(struct sums *s, const void *x, enum pd_term_source source, bool adds, struct pd_term_run *runs,
+                 struct pd_terms *t)
+{
+    const struct pd_quantum q = pd_quantum_of(777, 3);
+    const uint64_t bytes = source == PD_TERM_INTEGER ? 8 : source == PD_TERM_BF16 ? 2 : 4;
+    for (uint32_t i = 0; i < RUNS; i++) {
+        int64_t *to = s->terms + cuts[i] + i, n = (int64_t)(cuts[i + 1] - cuts[i]);
+        runs[i] = (struct pd_term_run){(const char *)x + cuts[i] * bytes, to, (uint64_t)n, to + n, !adds, &s->flags[i]};
+    }
+    *t = (struct pd_terms){runs, RUNS, source, adds, q.scale, q.limit, MARK};
+}
+
+static pd_status both(struct pd_math *math, struct sums *got, struct sums *want, const void *x, enum pd_term_source source,
+                      bool adds, struct pd_error *err)
+{
+    struct pd_term_run ours[RUNS], theirs[RUNS];
+    struct pd_terms a, b;
+    make(got, x, source, adds, ours, &a);
+    make(want, x, source, adds, theirs, &b);
+    PD_TRY(pd_cuda_terms(NULL, &a, err));
+    return pd_terms(math, &b, err);
+}
+
+Test(simt_terms, bits_of_the_cpu)
+{
+    static struct sums got, want;
+    static float x[N];
+    static uint16_t half[N];
+    static int64_t whole[N];
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    struct pd_error err;
+    uint64_t seed = 12;
+    for (uint32_t i = 0; i < N; i++) {
+        x[i] = (float)ldexp(random_normal(&seed), (int)(i % 60) - 50);
+        half[i] = pd_bf16_from_f32(x[i]);
+        whole[i] = (int64_t)random_u64(&seed);
+    }
+    x[1500] = INFINITY, half[20020] = 0x7fc0;
+    for (int order = 0; order < SOME_ORDERS; order++) {
+        simt_set_order(some_orders[order]);
+        memset(&got, 0xfb, sizeof got), memset(&want, 0xfb, sizeof want);
+        cr_assert_eq(both(f.math, &got, &want, x, PD_TERM_F32, false, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(both(f.math, &got, &want, half, PD_TERM_BF16, true, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(both(f.math, &got, &want, whole, PD_TERM_INTEGER, true, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(memcmp(&got, &want, sizeof got), 0, "terms differ");
+        cr_assert(got.flags[3] == MARK && got.flags[4] == MARK && got.flags[2] != MARK);
+        got.terms[cuts[3] + 9] ^= 4, want.terms[cuts[3] + 9] ^= 4;
+        for (uint32_t i = 0; i < RUNS; i++) {
+            const uint64_t n = cuts[i + 1] - cuts[i];
+            int64_t *a = got.terms + cuts[i] + i, *b = want.terms + cuts[i] + i;
+            const struct pd_term_sums apart[] = {{n, a, got.apart + cuts[i], 0x1p-43f, NULL, NULL, 0},
+                                                 {n, b, want.apart + cuts[i], 0x1p-43f, NULL, NULL, 0}};
+            const struct pd_term_sums in_place[] = {{n, a, (float *)a, 0x1p-43f, a + n, &got.damaged[i], MARK},
+                                                    {n, b, (float *)b, 0x1p-43f, b + n, &want.damaged[i], MARK}};
+            cr_assert_eq(pd_cuda_term_sums(NULL, &apart[0], &err), PD_OK, "%s", err.message);
+            cr_assert_eq(pd_term_sums(f.math, &apart[1], &err), PD_OK);
+            cr_assert_eq(pd_cuda_term_sums(NULL, &in_place[0], &err), PD_OK, "%s", err.message);
+            cr_assert_eq(pd_term_sums(f.math, &in_place[1], &err), PD_OK);
+            cr_assert_eq(memcmp(a, got.apart + cuts[i], n * sizeof(float)), 0, "in place there are other sums");
+            cr_assert_eq(memcmp(a, b, n * sizeof(float)), 0, "sums of run %u differ", i);
+        }
+        cr_assert_eq(memcmp(got.apart, want.apart, sizeof got.apart), 0);
+        cr_assert_eq(memcmp(got.damaged, want.damaged, sizeof got.damaged), 0);
+        cr_assert(got.damaged[3] == MARK && got.damaged[4] != MARK);
+    }
+    fixture_free(&f);
+}

@@ -1,0 +1,163 @@
+/* Gradients to integers and back. A value in fp64 becomes an integer through its two halves, each by adding 1.5 * 2^52, whose
+ * low bits then are it: this rounds to nearest, to even, where AVX2 knows no such conversion. */
+#include "trainer/math/cpu_ops.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#define TASK_ELEMENTS 16384u
+#define STEP 64u /* elements that go through registers and the first-level cache together */
+#define MAGIC 0x1.8p52
+#define ORDERED_ELEMENTS 4096u /* of sums in place, by one thread */
+
+struct terms_job {
+    const struct pd_terms *t;
+    uint64_t first_task[PD_TERM_RUNS_MAX + 1]; /* of each run */
+};
+
+V16_INLINE int64_t bits_of(double x)
+{
+    int64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+/* |x| < 2^63: exact for whole numbers of 24 bits, and x - high * 2^32 is exact for those of any size. */
+V16_INLINE int64_t nearest(double x)
+{
+    const double high = x * 0x1p-32 + MAGIC, low = x - (high - MAGIC) * 0x1p32 + MAGIC;
+    return (int64_t)((uint64_t)(bits_of(high) - bits_of(MAGIC)) << 32) + (bits_of(low) - bits_of(MAGIC));
+}
+
+V16_INLINE void load(enum pd_term_source source, const void *from, uint64_t i, uint64_t count, float *x)
+{
+    for (uint64_t k = 0; k < count; k++)
+        x[k] = source == PD_TERM_F32 ? ((const float *)from)[i + k] : pd_f32_from_bf16(((const uint16_t *)from)[i + k]);
+}
+
+/* Terms of `count` elements from i on, where they may be read until `to` is written; out of range: true. */
+V16_INLINE bool make(const struct pd_terms *t, const void *from, uint64_t i, uint64_t count, int64_t *term)
+{
+    float x[STEP];
+    double wide[STEP];
+    int out = 0;
+    if (t->source == PD_TERM_F32)
+        load(PD_TERM_F32, from, i, count, x);
+    else
+        load(PD_TERM_BF16, from, i, count, x);
+    for (uint64_t k = 0; k < count; k++)
+        wide[k] = (double)x[k] * t->scale;
+    for (uint64_t k = 0; k < count; k++) {
+        const bool fits = wide[k] < t->limit && wide[k] > -t->limit;
+        out |= !fits;
+        wide[k] = fits ? wide[k] : 0.0;
+    }
+    for (uint64_t k = 0; k < count; k++)
+        term[k] = nearest(wide[k]);
+    return out;
+}
+
+V16_INLINE uint64_t store(bool adds, const int64_t *term, uint64_t count, int64_t *to)
+{
+    uint64_t sum = 0;
+    for (uint64_t k = 0; k < count; k++) {
+        sum += (uint64_t)term[k];
+        to[k] = adds ? (int64_t)((uint64_t)to[k] + (uint64_t)term[k]) : term[k];
+    }
+    return sum;
+}
+
+V16_INLINE uint64_t some_terms(const struct pd_terms *t, const struct pd_term_run *run, uint64_t i, uint64_t count, bool *out)
+{
+    int64_t made[STEP];
+    const int64_t *term = made;
+    if (!run->from)
+        memset(made, 0, sizeof made);
+    else if (t->source == PD_TERM_INTEGER)
+        term = (const int64_t *)run->from + i;
+    else
+        *out |= make(t, run->from, i, count, made);
+    return t->adds ? store(true, term, count, run->to + i) : store(false, term, count, run->to + i);
+}
+
+static uint32_t run_of(const struct terms_job *job, uint64_t task)
+{
+    uint32_t run = 0;
+    while (job->first_task[run + 1] <= task)
+        run++;
+    return run;
+}
+
+static void terms_body(void *context, uint64_t task)
+{
+    const struct terms_job *job = context;
+    const uint32_t number = run_of(job, task);
+    const struct pd_term_run *run = &job->t->runs[number];
+    const uint64_t begin = (task - job->first_task[number]) * TASK_ELEMENTS;
+    const uint64_t end = run->n - begin < TASK_ELEMENTS ? run->n : begin + TASK_ELEMENTS;
+    uint64_t i = begin, sum = 0;
+    bool out = false;
+    for (; i + STEP <= end; i += STEP)
+        sum += some_terms(job->t, run, i, STEP, &out);
+    if (i < end) sum += some_terms(job->t, run, i, end - i, &out);
+    if (run->check) __atomic_fetch_add((uint64_t *)run->check, sum, __ATOMIC_RELAXED);
+    if (out && run->flag) __atomic_store_n(run->flag, job->t->mark, __ATOMIC_RELAXED);
+}
+
+pd_status PD_CPU(terms)(struct pd_math *math, const struct pd_terms *t, struct pd_error *err)
+{
+    struct terms_job job = {.t = t};
+    for (uint32_t i = 0; i < t->run_count; i++) {
+        if (t->runs[i].check_begins) *t->runs[i].check = 0;
+        job.first_task[i + 1] = job.first_task[i] + (t->runs[i].n + TASK_ELEMENTS - 1) / TASK_ELEMENTS;
+    }
+    return pd_cpu_run(math, job.first_task[t->run_count], terms_body, &job);
+}
+
+/* ---- sums to fp32 ---- */
+
+struct sums_job {
+    const struct pd_term_sums *s;
+    uint64_t begin, end;
+};
+
+/* All are read before one is written: in place a float lies where integers before it were. */
+V16_INLINE uint64_t some_sums(const struct pd_term_sums *s, uint64_t i, uint64_t count)
+{
+    int64_t sum[STEP];
+    float x[STEP];
+    uint64_t total = 0;
+    memcpy(sum, s->sums + i, count * sizeof *sum);
+    for (uint64_t k = 0; k < count; k++) {
+        total += (uint64_t)sum[k];
+        x[k] = (float)sum[k] * s->quantum;
+    }
+    memcpy(s->out + i, x, count * sizeof *x);
+    return total;
+}
+
+static void sums_body(void *context, uint64_t task)
+{
+    const struct sums_job *job = context;
+    uint64_t i = job->begin + task * TASK_ELEMENTS, total = 0;
+    const uint64_t end = job->end - i < TASK_ELEMENTS ? job->end : i + TASK_ELEMENTS;
+    for (; i + STEP <= end; i += STEP)
+        total += some_sums(job->s, i, STEP);
+    if (i < end) total += some_sums(job->s, i, end - i);
+    if (job->s->check) __atomic_fetch_sub((uint64_t *)job->s->check, total, __ATOMIC_RELAXED);
+}
+
+/* In place the floats of elements b to 2b lie where integers before b were, which have been read: ever longer runs. */
+pd_status PD_CPU(term_sums)(struct pd_math *math, const struct pd_term_sums *s, struct pd_error *err)
+{
+    const bool in_place = (const void *)s->out == (const void *)s->sums;
+    struct sums_job job = {s, 0, in_place && s->n > ORDERED_ELEMENTS ? ORDERED_ELEMENTS : s->n};
+    _Static_assert(ORDERED_ELEMENTS <= TASK_ELEMENTS, "one task is one thread");
+    while (job.begin < s->n) {
+        PD_TRY(pd_cpu_run(math, (job.end - job.begin + TASK_ELEMENTS - 1) / TASK_ELEMENTS, sums_body, &job));
+        job.begin = job.end;
+        job.end = s->n - job.begin < job.begin ? s->n : 2 * job.begin;
+    }
+    if (s->check && *s->check) *s->damaged = s->mark;
+    return PD_OK;
+}

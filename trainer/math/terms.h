@@ -1,0 +1,56 @@
+/* Terms: elements of gradients as integers, multiples of a quantum that the configuration gives. Sums of them modulo 2^64 are
+ * exact in any order. A sum is what it should be while it is within 2^63, however far it was out of range on its way.
+ *
+ *   bits    a term is from * scale, which is exact in fp64, rounded to nearest, to even: on every device
+ *   limit   every term is below `limit` in size; 2^63 over the terms of a sum keeps the sum in range, too
+ *   check   sums carry one integer more, what their elements add up to; a sum that arrives damaged has another */
+#ifndef PD_TRAINER_MATH_TERMS_H
+#define PD_TRAINER_MATH_TERMS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Of sums of at most `terms` terms of a batch of `tokens` tokens: what a mean gradient is kept to is 2^-53, and 1024 its range,
+ * of the sum and of every term for the share of tokens that is its own. */
+struct pd_quantum {
+    float quantum; /* 2^(ceil(log2 tokens) - 53) */
+    double scale;  /* 1 / quantum */
+    double limit;  /* 2^63 over the terms, as a power of two */
+};
+struct pd_quantum pd_quantum_of(uint64_t tokens, uint64_t terms);
+
+enum pd_term_source { PD_TERM_F32, PD_TERM_BF16, PD_TERM_INTEGER /* terms already: scale and limit mean nothing */ };
+
+#define PD_TERM_RUNS_MAX 64u
+
+/* to (n) = terms of from (n), or to + terms. */
+struct pd_term_run {
+    const void *from; /* NULL: zeros */
+    int64_t *to;      /* of integers it may be `from` */
+    uint64_t n;
+    int64_t *check;   /* += the sum of the terms; NULL: none. Runs may share it */
+    bool check_begins; /* it is 0 before the terms of this call; of one run of those that share it */
+    uint32_t *flag;   /* = mark where a term is not finite or out of range, which then is 0; NULL: nobody asks */
+};
+
+struct pd_terms {
+    const struct pd_term_run *runs; /* (run_count) host memory; their `to` do not overlap */
+    uint32_t run_count;             /* at most PD_TERM_RUNS_MAX */
+    enum pd_term_source source;
+    bool adds;
+    double scale, limit; /* scale: a power of two */
+    uint32_t mark;
+};
+
+/* out (n) fp32 = sums (n) * quantum, rounded once, to nearest, to even. out may be where sums begin. */
+struct pd_term_sums {
+    uint64_t n;
+    const int64_t *sums;
+    float *out;
+    float quantum;     /* a power of two */
+    int64_t *check;    /* less the elements: 0 where nothing was damaged; NULL: none */
+    uint32_t *damaged; /* = mark where it is not 0 */
+    uint32_t mark;
+};
+
+#endif
