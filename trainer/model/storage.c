@@ -244,6 +244,30 @@ static pd_status take_rope(struct pd_transformer *t, struct pd_arena *arena, str
     return t->options.on_device ? pd_math_copy(t->math, t->cos_sin, table, count * sizeof(float), err) : PD_OK;
 }
 
+static struct pd_token_order order_of(void *(*take_array)(struct pd_arena *, uint64_t, uint64_t), struct pd_arena *arena,
+                                      uint64_t rows)
+{
+    struct pd_token_order order;
+    order.tokens = take_array(arena, rows, sizeof(int32_t));
+    order.positions = take_array(arena, rows, sizeof(int32_t));
+    order.row = take_array(arena, rows, sizeof(int32_t));
+    return order;
+}
+
+static void take_embedding(struct pd_transformer *t, struct pd_arena *arena)
+{
+    const uint32_t ranks = t->partition.tp;
+    if (!t->has_embedding || ranks == 1) return;
+    for (uint32_t i = 0; i < t->input_count; i++) {
+        struct pd_input_slot *s = &t->inputs[i];
+        s->host_order = order_of(take_host, arena, t->rows);
+        if (t->options.on_device) s->device_order = order_of(take, arena, t->rows);
+        s->first_row = take_host(arena, 2 * (ranks + 1ull), sizeof *s->first_row);
+    }
+    t->tp.embedded = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
+    pd_peer_transfer_init(&t->tp.embedding, t->options.tp, ranks - 1, ranks - 1, arena);
+}
+
 static pd_status take_input(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err)
 {
     for (uint32_t i = 0; i < t->input_count; i++) {
@@ -309,7 +333,6 @@ static void take_sums(struct pd_transformer *t, struct pd_arena *arena)
         tp->arrived[i] = take(arena, ranks * slice * hidden, sizeof(float));
         pd_peer_transfer_init(&tp->sums[i], t->options.tp, peers, peers, arena);
         pd_peer_transfer_init(&tp->slices[i], t->options.tp, peers, peers, arena);
-        pd_peer_transfer_init(&tp->rows[i], t->options.tp, PD_FETCH_ROWS * peers, PD_FETCH_ROWS, arena);
     }
 }
 
@@ -405,6 +428,7 @@ pd_status pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena, 
     take_kv(t, arena);
     pd_head_norms_take(t, arena);
     take_sums(t, arena);
+    take_embedding(t, arena);
     take_fp8(t, arena);
     take_pieces(t, arena);
     return PD_OK;

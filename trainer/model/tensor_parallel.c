@@ -1,4 +1,4 @@
-/* Sums over chunks, and what tensor-parallel ranks exchange. Every tp rank makes the same calls in the same order.
+/* Sums over chunks, and gradients of key-value heads that ranks share. Every tp rank makes the same calls in the same order.
  *
  * A sum over chunks, for one window of rows after the other: each chunk's chain in fp32, the tree over this rank's chunks,
  * slices of the window's rows to the ranks that finish them (tree over ranks, bias, residual, one rounding), rounded slices
@@ -7,16 +7,16 @@
 
 #include <string.h>
 
-static struct pd_range units_of(const struct pd_transformer *t, uint32_t rank, uint64_t units)
+struct pd_range pd_tp_units(const struct pd_transformer *t, uint32_t rank, uint64_t units)
 {
     struct pd_partition other = t->partition;
     other.tp_rank = rank;
     return pd_partition_units(&other, units);
 }
 
-static bool has_units(const struct pd_transformer *t, uint32_t rank, uint64_t units)
+bool pd_tp_has_units(const struct pd_transformer *t, uint32_t rank, uint64_t units)
 {
-    struct pd_range r = units_of(t, rank, units);
+    struct pd_range r = pd_tp_units(t, rank, units);
     return r.begin < r.end;
 }
 
@@ -169,7 +169,7 @@ static struct pd_range slice_of(const struct pd_transformer *t, uint64_t rows, u
 static pd_status subtree(struct pd_transformer *t, const struct pd_chunk_sum *s, uint64_t row, uint64_t rows, float *sum,
                          struct pd_error *err)
 {
-    if (!has_units(t, t->partition.tp_rank, s->units)) return PD_OK;
+    if (!pd_tp_has_units(t, t->partition.tp_rank, s->units)) return PD_OK;
     if (t->tp.chunks == 1) return chain(t, s, 0, row, rows, sum, err);
     PD_TRY(chains(t, s, row, rows, err));
     struct pd_finish f = {.rows = rows,
@@ -194,10 +194,10 @@ static pd_status send_sums(struct pd_transformer *t, const struct pd_chunk_sum *
     for (uint32_t r = 0; r < t->partition.tp; r++) {
         struct pd_range slice = slice_of(t, rows, r);
         if (r == me) continue;
-        if (has_units(t, me, s->units))
+        if (pd_tp_has_units(t, me, s->units))
             pd_peer_transfer_send(x, r, t->tp.subtree[turn] + slice.begin * s->columns,
                                   (slice.end - slice.begin) * row_bytes);
-        if (has_units(t, r, s->units)) pd_peer_transfer_recv(x, r, (char *)t->tp.arrived[turn] + r * bytes, bytes);
+        if (pd_tp_has_units(t, r, s->units)) pd_peer_transfer_recv(x, r, (char *)t->tp.arrived[turn] + r * bytes, bytes);
     }
     return pd_peer_transfer_start(x, err);
 }
@@ -213,7 +213,7 @@ static pd_status finish_slice(struct pd_transformer *t, const struct pd_chunk_su
     PD_TRY(pd_peer_transfer_wait(&t->tp.sums[turn], err));
     for (uint32_t r = 0; r < ranks; r++) {
         t->tp.parts[r] = r == me ? t->tp.subtree[turn] + mine.begin * s->columns : t->tp.arrived[turn] + r * elements;
-        if (!has_units(t, r, s->units)) t->tp.parts[r] = NULL;
+        if (!pd_tp_has_units(t, r, s->units)) t->tp.parts[r] = NULL;
     }
     if (elements) PD_TRY(finish(t, s, ranks, row + mine.begin, mine.end - mine.begin, err));
     struct pd_peer_transfer *x = &t->tp.slices[turn];
@@ -334,126 +334,4 @@ pd_status pd_kv_combine(struct pd_transformer *t, const struct pd_qkv *d, struct
     if (!tp->kv_sharer_count) return PD_OK;
     PD_TRY(finish_shared(t, 0, scale, d->k, d->ld_kv, err));
     return finish_shared(t, 1, 1.0f, d->v, d->ld_kv, err);
-}
-
-/* ---- loss over a cut vocabulary: a few numbers a row ---- */
-
-/* mine (rows) and, unless NULL, mine2 of every rank. */
-static pd_status gather_rows(struct pd_transformer *t, uint64_t rows, float *const *mine, float *const *all, uint32_t arrays,
-                             struct pd_error *err)
-{
-    const uint32_t me = t->partition.tp_rank;
-    const uint64_t vocab = t->model->config.vocab;
-    struct pd_peer_transfer *x = &t->tp.loss;
-    pd_peer_transfer_clear(x);
-    for (uint32_t r = 0; r < t->partition.tp; r++)
-        for (uint32_t i = 0; i < arrays; i++) {
-            float *place = all[i] + r * t->logits_rows;
-            if (r == me) PD_TRY(pd_math_copy(t->math, place, mine[i], rows * sizeof(float), err));
-            if (r == me) continue;
-            if (has_units(t, me, vocab)) pd_peer_transfer_send(x, r, mine[i], rows * sizeof(float));
-            if (has_units(t, r, vocab)) pd_peer_transfer_recv(x, r, place, rows * sizeof(float));
-        }
-    PD_TRY(pd_peer_transfer_start(x, err));
-    return pd_peer_transfer_wait(x, err);
-}
-
-/* Tokens of a rank of the vocabulary; the last that has any may have less. */
-static uint64_t rank_tokens(const struct pd_transformer *t)
-{
-    const uint64_t virtual_tp = t->partition.virtual_tp;
-    return (t->model->config.vocab + virtual_tp - 1) / virtual_tp * t->tp.chunks;
-}
-
-static uint32_t rank_of_token(const struct pd_transformer *t, int32_t token)
-{
-    return (uint32_t)((uint64_t)token / rank_tokens(t));
-}
-
-static struct pd_logits_join join_of(const struct pd_transformer *t, uint64_t rows)
-{
-    return (struct pd_logits_join){.rows = rows,
-                                   .ld = t->logits_rows,
-                                   .ranks = rank_of_token(t, (int32_t)t->model->config.vocab - 1) + 1,
-                                   .rank_columns = rank_tokens(t)};
-}
-
-pd_status pd_loss_max(struct pd_transformer *t, uint64_t rows, struct pd_error *err)
-{
-    struct pd_tensor_parallel *tp = &t->tp;
-    PD_TRY(gather_rows(t, rows, &tp->max, &tp->all_max, 1, err));
-    struct pd_logits_join join = join_of(t, rows);
-    join.all_max = tp->all_max;
-    join.max = tp->max;
-    return pd_logits_join(t->math, &join, err);
-}
-
-pd_status pd_loss_sum(struct pd_transformer *t, uint64_t rows, const int32_t *targets, struct pd_error *err)
-{
-    struct pd_tensor_parallel *tp = &t->tp;
-    float *const mine[] = {tp->sum, tp->target}, *const all[] = {tp->all_sum, tp->all_target};
-    PD_TRY(gather_rows(t, rows, mine, all, 2, err));
-    for (uint32_t r = 0; r < t->partition.tp; r++)
-        tp->parts[r] = has_units(t, r, t->model->config.vocab) ? tp->all_sum + r * t->logits_rows : NULL;
-    struct pd_finish f = {.rows = 1,
-                          .columns = rows,
-                          .part_count = t->partition.tp,
-                          .parts = tp->parts,
-                          .scale = 1.0f,
-                          .out = {tp->sum, PD_F32, rows}};
-    PD_TRY(pd_finish(t->math, &f, err));
-    struct pd_logits_join join = join_of(t, rows);
-    join.all_targets = tp->all_target;
-    join.target_logit = tp->target;
-    join.targets = targets;
-    return pd_logits_join(t->math, &join, err);
-}
-
-pd_status pd_logits_fetch(struct pd_transformer *t, float *logits, struct pd_error *err)
-{
-    const uint32_t me = t->partition.tp_rank;
-    struct pd_peer_transfer *x = &t->tp.loss;
-    pd_peer_transfer_clear(x);
-    for (uint32_t r = 0; r < t->partition.tp; r++) {
-        struct pd_range theirs = units_of(t, r, t->model->config.vocab);
-        if (r == me) continue;
-        pd_peer_transfer_send(x, r, logits + t->share.vocab.begin, t->share.vocab_columns * sizeof(float));
-        pd_peer_transfer_recv(x, r, logits + theirs.begin, (theirs.end - theirs.begin) * sizeof(float));
-    }
-    PD_TRY(pd_peer_transfer_start(x, err));
-    return pd_peer_transfer_wait(x, err);
-}
-
-/* ---- embedding ---- */
-
-/* Runs of rows [begin, end) whose tokens one rank holds: to or from it. */
-static void add_runs(struct pd_transformer *t, struct pd_peer_transfer *x, const int32_t *tokens, char *out, uint64_t begin,
-                     uint64_t end)
-{
-    const uint32_t me = t->partition.tp_rank;
-    const uint64_t row_bytes = t->model->config.hidden * t->element_bytes;
-    for (uint64_t row = begin, next; row < end; row = next) {
-        uint32_t holder = rank_of_token(t, tokens[row]);
-        for (next = row + 1; next < end && rank_of_token(t, tokens[next]) == holder;)
-            next++;
-        char *run = out + row * row_bytes;
-        if (holder != me) pd_peer_transfer_recv(x, holder, run, (next - row) * row_bytes);
-        for (uint32_t r = 0; holder == me && r < t->partition.tp; r++)
-            if (r != me) pd_peer_transfer_send(x, r, run, (next - row) * row_bytes);
-    }
-}
-
-pd_status pd_embedding_fetch(struct pd_transformer *t, const int32_t *tokens, void *out, struct pd_error *err)
-{
-    uint32_t turn = 0;
-    for (uint64_t row = 0; row < t->rows; row += PD_FETCH_ROWS, turn ^= 1) {
-        uint64_t end = t->rows - row < PD_FETCH_ROWS ? t->rows : row + PD_FETCH_ROWS;
-        struct pd_peer_transfer *x = &t->tp.rows[turn];
-        PD_TRY(pd_peer_transfer_wait(x, err));
-        pd_peer_transfer_clear(x);
-        add_runs(t, x, tokens, out, row, end);
-        PD_TRY(pd_peer_transfer_start(x, err));
-    }
-    PD_TRY(pd_peer_transfer_wait(&t->tp.rows[0], err));
-    return pd_peer_transfer_wait(&t->tp.rows[1], err);
 }

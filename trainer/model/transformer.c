@@ -88,6 +88,7 @@ static pd_status chunks_init(struct pd_transformer *t, struct pd_error *err)
         for (uint32_t u = chunks[i].first_block; u < chunks[i].first_block + units; u++, places += depth[i])
             t->held[u] = (struct pd_held){.chunk = i, .depth = depth[i], .base = places};
         set_recompute(t, &chunks[i], &blocks);
+        t->has_embedding |= chunks[i].has_embedding;
         t->has_head |= chunks[i].has_head;
         t->has_blocks |= chunks[i].block_count > 0;
     }
@@ -173,9 +174,9 @@ pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
 
 void pd_transformer_sync(struct pd_transformer *t)
 {
-    struct pd_peer_transfer *all[] = {&t->tp.sums[0],     &t->tp.sums[1],     &t->tp.slices[0],       &t->tp.slices[1],
-                                      &t->tp.kv,          &t->tp.loss,        &t->tp.rows[0],         &t->tp.rows[1],
-                                      &t->sp.transfer[0], &t->sp.transfer[1], &t->head_norms.transfer};
+    struct pd_peer_transfer *all[] = {
+        &t->tp.sums[0], &t->tp.sums[1],   &t->tp.slices[0],   &t->tp.slices[1],   &t->tp.kv,
+        &t->tp.loss,    &t->tp.embedding, &t->sp.transfer[0], &t->sp.transfer[1], &t->head_norms.transfer};
     struct pd_error ignored;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (pd_peer_transfer_wait(all[i], &ignored)) continue;
@@ -239,6 +240,11 @@ pd_status pd_transformer_input_begin(struct pd_transformer *t, uint32_t slot, st
     return PD_OK;
 }
 
+static bool gathers_embedding(const struct pd_transformer *t)
+{
+    return t->has_embedding && t->partition.tp > 1;
+}
+
 static pd_status copy_to_device(struct pd_transformer *t, const struct pd_input_slot *s, struct pd_error *err)
 {
     const struct pd_micro_batch_input *to = &s->device, *from = &s->host;
@@ -246,12 +252,17 @@ static pd_status copy_to_device(struct pd_transformer *t, const struct pd_input_
     PD_TRY(pd_math_copy(t->math, to->tokens, from->tokens, bytes, err));
     PD_TRY(pd_math_copy(t->math, to->targets, from->targets, bytes, err));
     PD_TRY(pd_math_copy(t->math, to->positions, from->positions, bytes, err));
-    return pd_math_copy(t->math, to->first, from->first, bytes, err);
+    PD_TRY(pd_math_copy(t->math, to->first, from->first, bytes, err));
+    if (!gathers_embedding(t)) return PD_OK;
+    PD_TRY(pd_math_copy(t->math, s->device_order.tokens, s->host_order.tokens, bytes, err));
+    PD_TRY(pd_math_copy(t->math, s->device_order.positions, s->host_order.positions, bytes, err));
+    return pd_math_copy(t->math, s->device_order.row, s->host_order.row, bytes, err);
 }
 
 pd_status pd_transformer_input_filled(struct pd_transformer *t, uint32_t slot, struct pd_error *err)
 {
     struct pd_input_slot *s = &t->inputs[slot % t->input_count];
+    if (t->options.on_device && gathers_embedding(t)) pd_embedding_order(t, slot);
     pd_owner_release(&s->owner, the_caller);
     if (!t->options.on_device) return PD_OK;
     pd_owner_acquire(&s->owner, the_copy);
@@ -309,8 +320,9 @@ pd_status pd_transformer_embed(struct pd_transformer *t, uint32_t slot, void *co
     e.token_table = weights[0];
     e.position_table = t->family->positions == PD_POSITIONS_LEARNED ? weights[1] : NULL;
     PD_TRY(pd_activations_input(t, slot, 0, &e.out, err));
-    if (e.vocab) PD_TRY(pd_embedding_forward(t->math, &e, err));
-    return t->partition.tp > 1 ? pd_embedding_fetch(t, pd_transformer_input(t, slot)->tokens, e.out, err) : PD_OK;
+    if (t->partition.tp == 1) return pd_embedding_forward(t->math, &e, err);
+    if (!t->options.on_device) pd_embedding_order(t, slot);
+    return pd_embedding_gather(t, slot, &e, err);
 }
 
 pd_status pd_transformer_embed_backward(struct pd_transformer *t, uint32_t slot, float *const *gradients, void *dstream,

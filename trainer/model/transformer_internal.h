@@ -1,5 +1,5 @@
 /* State shared by the files of the transformer: transformer.c (what lies where, embedding), storage.c (memory), block.c,
- * block_attention.c, norm.c, head_norms.c, head.c, tensor_parallel.c, sequence_parallel.c, transfers.c. */
+ * block_attention.c, norm.c, head_norms.c, head.c, tensor_parallel.c, vocabulary_parallel.c, sequence_parallel.c, transfers.c. */
 #ifndef PD_TRAINER_MODEL_TRANSFORMER_INTERNAL_H
 #define PD_TRAINER_MODEL_TRANSFORMER_INTERNAL_H
 
@@ -12,8 +12,7 @@
 #include "trainer/model/transformer.h"
 
 #define PD_NOT_HELD UINT32_MAX
-#define PD_CHUNK_TERMS 5   /* q, k, v; in fp8 heads of k and v may come in two parts */
-#define PD_FETCH_ROWS 512u /* of an embedding, in one exchange */
+#define PD_CHUNK_TERMS 5 /* q, k, v; in fp8 heads of k and v may come in two parts */
 
 /* What the operations of one block read again in backward; act dtype unless said otherwise. */
 struct pd_block_activations {
@@ -86,7 +85,10 @@ struct pd_tensor_parallel {
     float *max, *sum, *target;             /* of this rank, then of all */
     float *all_max, *all_sum, *all_target; /* (tp, logits_rows) */
     struct pd_peer_transfer loss;
-    struct pd_peer_transfer rows[2]; /* embedding */
+    /* Embedding: rows of all tokens of a micro-batch, those of rank 0 first. This rank's are looked up there, and "the
+     * exchange" has it until all others are there too. */
+    char *embedded; /* (R,C) act */
+    struct pd_peer_transfer embedding;
 };
 
 struct pd_sequence_parallel {
@@ -106,12 +108,20 @@ struct pd_sequence_parallel {
     struct pd_peer_transfer transfer[2];
 };
 
+/* Where a vocabulary is shared: the tokens of a micro-batch that this rank holds, and at which row of pd_tensor_parallel's
+ * `embedded` each token of the micro-batch is.   (R) each */
+struct pd_token_order {
+    int32_t *tokens, *positions, *row;
+};
+
 /* The input of a micro-batch. Where the math is a GPU's its operations read a copy on the device, and the copy reads the
  * host's pages at some time after it was asked for: the caller fills `host` between input_begin and input_filled, then
  * "the copy to the device" has it until `copied` is reached, which the next input_begin waits for. */
 struct pd_input_slot {
-    struct pd_micro_batch_input host, device; /* the same memory where the math is the host's */
-    struct pd_owner owner;                    /* of host */
+    struct pd_micro_batch_input host, device;       /* the same memory where the math is the host's */
+    struct pd_token_order host_order, device_order; /* likewise; with tensor parallelism, where the embedding is */
+    uint64_t *first_row;                            /* (2, tp + 1) first row of each rank's tokens; and a counter of each */
+    struct pd_owner owner;                          /* of host and host_order */
     struct pd_math_mark copied;
     bool is_copying;
 };
@@ -149,7 +159,7 @@ struct pd_transformer {
     struct pd_head_norms head_norms;
     const struct pd_family_properties *family;
     struct pd_block_roles roles;
-    bool has_head, has_blocks;
+    bool has_embedding, has_head, has_blocks;
     uint64_t rows, element_bytes, logits_rows, ld_logits;
     uint32_t input_count, place_count;
     struct pd_activations_away away;
@@ -232,12 +242,20 @@ PD_MUST_USE pd_status pd_chunk_sum_run(struct pd_transformer *t, const struct pd
 struct pd_range pd_chunk_columns(const struct pd_transformer *t, uint64_t units, uint64_t unit, uint32_t i);
 /* dk_partial and dv_partial of all ranks become dk, dv of the heads computed here. */
 PD_MUST_USE pd_status pd_kv_combine(struct pd_transformer *t, const struct pd_qkv *d, struct pd_error *err);
+/* Units that a tp rank has of so many. */
+struct pd_range pd_tp_units(const struct pd_transformer *t, uint32_t rank, uint64_t units);
+bool pd_tp_has_units(const struct pd_transformer *t, uint32_t rank, uint64_t units);
+
+/* ---- vocabulary_parallel.c ---- */
 /* Max, then sum and target logit, of the whole vocabulary from those of every rank's columns. */
 PD_MUST_USE pd_status pd_loss_max(struct pd_transformer *t, uint64_t rows, struct pd_error *err);
 PD_MUST_USE pd_status pd_loss_sum(struct pd_transformer *t, uint64_t rows, const int32_t *targets, struct pd_error *err);
-/* Rows of `out` (R,C) from the ranks that hold their tokens.   tokens (R) host */
-PD_MUST_USE pd_status pd_embedding_fetch(struct pd_transformer *t, const int32_t *tokens, void *out, struct pd_error *err);
 PD_MUST_USE pd_status pd_logits_fetch(struct pd_transformer *t, float *logits, struct pd_error *err);
+/* Makes the slot's order of tokens from its input. */
+void pd_embedding_order(struct pd_transformer *t, uint32_t slot);
+/* `whole` from the ranks that hold its tokens, by the slot's order. */
+PD_MUST_USE pd_status pd_embedding_gather(struct pd_transformer *t, uint32_t slot, const struct pd_embedding *whole,
+                                          struct pd_error *err);
 
 /* ---- sequence_parallel.c ---- */
 /* dst (n) = the tree over this rank's pieces of what `piece` writes for each. */

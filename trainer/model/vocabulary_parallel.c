@@ -1,0 +1,155 @@
+/* A vocabulary that tensor-parallel ranks share by rows: loss and embedding. Every tp rank makes the same calls in the same
+ * order. */
+#include "trainer/model/transformer_internal.h"
+
+#include <string.h>
+
+/* Tokens of a rank of the vocabulary; the last that has any may have less. */
+static uint64_t rank_tokens(const struct pd_transformer *t)
+{
+    const uint64_t virtual_tp = t->partition.virtual_tp;
+    return (t->model->config.vocab + virtual_tp - 1) / virtual_tp * t->tp.chunks;
+}
+
+static uint32_t rank_of_token(const struct pd_transformer *t, int32_t token)
+{
+    return (uint32_t)((uint64_t)token / rank_tokens(t));
+}
+
+/* ---- embedding ----
+ *
+ * A rank looks up the tokens that it holds, in the order of the micro-batch, and sends their rows to every other rank in one
+ * message. The rows of all ranks, one rank's behind the other's, are a table in which each rank looks up its micro-batch. */
+
+void pd_embedding_order(struct pd_transformer *t, uint32_t slot)
+{
+    const uint32_t me = t->partition.tp_rank, ranks = t->partition.tp;
+    struct pd_input_slot *s = &t->inputs[slot % t->input_count];
+    uint64_t *first = s->first_row, *next = first + ranks + 1;
+    memset(first, 0, (ranks + 1ull) * sizeof *first);
+    for (uint64_t row = 0; row < t->rows; row++)
+        first[rank_of_token(t, s->host.tokens[row]) + 1]++;
+    for (uint32_t r = 0; r < ranks; r++)
+        first[r + 1] += first[r];
+    memcpy(next, first, ranks * sizeof *next);
+    for (uint64_t row = 0; row < t->rows; row++) {
+        const uint32_t holder = rank_of_token(t, s->host.tokens[row]);
+        s->host_order.row[row] = (int32_t)next[holder]++;
+        if (holder != me) continue;
+        s->host_order.tokens[next[me] - 1 - first[me]] = s->host.tokens[row];
+        s->host_order.positions[next[me] - 1 - first[me]] = s->host.positions[row];
+    }
+}
+
+static pd_status exchange_rows(struct pd_transformer *t, const uint64_t *first, struct pd_error *err)
+{
+    const uint32_t me = t->partition.tp_rank;
+    const uint64_t row_bytes = t->model->config.hidden * t->element_bytes;
+    struct pd_peer_transfer *x = &t->tp.embedding;
+    pd_peer_transfer_clear(x);
+    for (uint32_t r = 0; r < t->partition.tp; r++) {
+        if (r == me) continue;
+        pd_peer_transfer_send(x, r, t->tp.embedded + first[me] * row_bytes, (first[me + 1] - first[me]) * row_bytes);
+        pd_peer_transfer_recv(x, r, t->tp.embedded + first[r] * row_bytes, (first[r + 1] - first[r]) * row_bytes);
+    }
+    PD_TRY(pd_peer_transfer_start(x, err));
+    return pd_peer_transfer_wait(x, err);
+}
+
+pd_status pd_embedding_gather(struct pd_transformer *t, uint32_t slot, const struct pd_embedding *whole,
+                              struct pd_error *err)
+{
+    const struct pd_input_slot *s = &t->inputs[slot % t->input_count];
+    const struct pd_token_order *order = t->options.on_device ? &s->device_order : &s->host_order;
+    const uint64_t *first = s->first_row;
+    const uint32_t me = t->partition.tp_rank;
+    struct pd_embedding held = *whole, all = *whole;
+    held.rows = first[me + 1] - first[me];
+    held.tokens = order->tokens;
+    held.positions = order->positions;
+    held.out = t->tp.embedded + first[me] * whole->columns * t->element_bytes;
+    if (held.rows) PD_TRY(pd_embedding_forward(t->math, &held, err));
+    PD_TRY(exchange_rows(t, first, err));
+    all.vocab = t->rows;
+    all.first_token = 0;
+    all.tokens = order->row;
+    all.token_table = t->tp.embedded;
+    all.position_table = NULL;
+    return pd_embedding_forward(t->math, &all, err);
+}
+
+/* ---- loss over a cut vocabulary: a few numbers a row ---- */
+
+/* mine (rows) and, unless NULL, mine2 of every rank. */
+static pd_status gather_rows(struct pd_transformer *t, uint64_t rows, float *const *mine, float *const *all, uint32_t arrays,
+                             struct pd_error *err)
+{
+    const uint32_t me = t->partition.tp_rank;
+    const uint64_t vocab = t->model->config.vocab;
+    struct pd_peer_transfer *x = &t->tp.loss;
+    pd_peer_transfer_clear(x);
+    for (uint32_t r = 0; r < t->partition.tp; r++)
+        for (uint32_t i = 0; i < arrays; i++) {
+            float *place = all[i] + r * t->logits_rows;
+            if (r == me) PD_TRY(pd_math_copy(t->math, place, mine[i], rows * sizeof(float), err));
+            if (r == me) continue;
+            if (pd_tp_has_units(t, me, vocab)) pd_peer_transfer_send(x, r, mine[i], rows * sizeof(float));
+            if (pd_tp_has_units(t, r, vocab)) pd_peer_transfer_recv(x, r, place, rows * sizeof(float));
+        }
+    PD_TRY(pd_peer_transfer_start(x, err));
+    return pd_peer_transfer_wait(x, err);
+}
+
+static struct pd_logits_join join_of(const struct pd_transformer *t, uint64_t rows)
+{
+    return (struct pd_logits_join){.rows = rows,
+                                   .ld = t->logits_rows,
+                                   .ranks = rank_of_token(t, (int32_t)t->model->config.vocab - 1) + 1,
+                                   .rank_columns = rank_tokens(t)};
+}
+
+pd_status pd_loss_max(struct pd_transformer *t, uint64_t rows, struct pd_error *err)
+{
+    struct pd_tensor_parallel *tp = &t->tp;
+    PD_TRY(gather_rows(t, rows, &tp->max, &tp->all_max, 1, err));
+    struct pd_logits_join join = join_of(t, rows);
+    join.all_max = tp->all_max;
+    join.max = tp->max;
+    return pd_logits_join(t->math, &join, err);
+}
+
+pd_status pd_loss_sum(struct pd_transformer *t, uint64_t rows, const int32_t *targets, struct pd_error *err)
+{
+    struct pd_tensor_parallel *tp = &t->tp;
+    float *const mine[] = {tp->sum, tp->target}, *const all[] = {tp->all_sum, tp->all_target};
+    PD_TRY(gather_rows(t, rows, mine, all, 2, err));
+    for (uint32_t r = 0; r < t->partition.tp; r++)
+        tp->parts[r] = pd_tp_has_units(t, r, t->model->config.vocab) ? tp->all_sum + r * t->logits_rows : NULL;
+    struct pd_finish f = {.rows = 1,
+                          .columns = rows,
+                          .part_count = t->partition.tp,
+                          .parts = tp->parts,
+                          .scale = 1.0f,
+                          .out = {tp->sum, PD_F32, rows}};
+    PD_TRY(pd_finish(t->math, &f, err));
+    struct pd_logits_join join = join_of(t, rows);
+    join.all_targets = tp->all_target;
+    join.target_logit = tp->target;
+    join.targets = targets;
+    return pd_logits_join(t->math, &join, err);
+}
+
+pd_status pd_logits_fetch(struct pd_transformer *t, float *logits, struct pd_error *err)
+{
+    const uint32_t me = t->partition.tp_rank;
+    struct pd_peer_transfer *x = &t->tp.loss;
+    pd_peer_transfer_clear(x);
+    for (uint32_t r = 0; r < t->partition.tp; r++) {
+        struct pd_range theirs = pd_tp_units(t, r, t->model->config.vocab);
+        if (r == me) continue;
+        pd_peer_transfer_send(x, r, logits + t->share.vocab.begin, t->share.vocab_columns * sizeof(float));
+        pd_peer_transfer_recv(x, r, logits + theirs.begin, (theirs.end - theirs.begin) * sizeof(float));
+    }
+    PD_TRY(pd_peer_transfer_start(x, err));
+    return pd_peer_transfer_wait(x, err);
+}
