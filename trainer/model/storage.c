@@ -4,7 +4,9 @@
 
 #define LOGITS_BYTES_MAX (128ull << 20)
 #define LOGITS_BYTES_MAX_DEVICE (2ull << 30)
-#define WINDOW_BYTES (4ull << 20)
+#define WINDOW_BYTES (4ull << 20) /* of partial sums, which stay in a processor's cache */
+#define WINDOW_BYTES_DEVICE (32ull << 20)
+#define WINDOW_BYTES_DEVICES (256ull << 20) /* where an exchange follows each window */
 
 static void *take(struct pd_arena *arena, uint64_t elements, uint64_t element_bytes)
 {
@@ -314,21 +316,31 @@ static void take_kv(struct pd_transformer *t, struct pd_arena *arena)
     pd_peer_transfer_init(&tp->kv, t->options.tp, 1, tp->kv_sharer_count, arena);
 }
 
-/* Windows of rows: partial sums stay in the cache, and one window's sums travel while the next is multiplied. */
+/* On a CPU one window's sums travel while the next is multiplied. On a device exchanges are few and large: a window is the
+ * whole micro-batch unless its partial sums take too much. */
+static uint64_t window_rows(const struct pd_transformer *t)
+{
+    const bool is_far = t->options.on_device;
+    const uint64_t row_bytes = t->model->config.hidden * sizeof(float) * t->tp.chunks;
+    const bool is_shared = t->partition.tp > 1;
+    const uint64_t bytes = !is_far ? WINDOW_BYTES : is_shared ? WINDOW_BYTES_DEVICES : WINDOW_BYTES_DEVICE;
+    uint64_t rows = most(bytes / row_bytes / 16 * 16, 64);
+    if (is_shared && !is_far) rows = least(rows, most((t->rows + 1) / 2, 64));
+    const uint64_t windows = (t->rows + rows - 1) / rows; /* of about equal size */
+    return least(((t->rows + windows - 1) / windows + 15) / 16 * 16, t->rows);
+}
+
 static void take_sums(struct pd_transformer *t, struct pd_arena *arena)
 {
     struct pd_tensor_parallel *tp = &t->tp;
     const uint64_t hidden = t->model->config.hidden;
     const uint32_t ranks = t->partition.tp, peers = ranks - 1;
-    uint64_t rows = most(WINDOW_BYTES / (hidden * sizeof(float) * tp->chunks) / 16 * 16, 64);
-    if (ranks > 1) rows = least(rows, most((t->rows + 1) / 2, 64));
-    const uint64_t windows = (t->rows + rows - 1) / rows; /* of about equal size */
-    tp->window_rows = least(((t->rows + windows - 1) / windows + 15) / 16 * 16, t->rows);
+    tp->window_rows = window_rows(t);
     if (tp->chunks > 1 || (ranks == 1 && t->sp.by_parts))
         tp->chunk_parts = take(arena, tp->chunks * tp->window_rows * hidden, sizeof(float));
     if (ranks == 1) return;
     const uint64_t slice = (tp->window_rows + ranks - 1) / ranks;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < (tp->window_rows < t->rows ? 2 : 1); i++) {
         tp->subtree[i] = take(arena, tp->window_rows * hidden, sizeof(float));
         tp->arrived[i] = take(arena, ranks * slice * hidden, sizeof(float));
         pd_peer_transfer_init(&tp->sums[i], t->options.tp, peers, peers, arena);
