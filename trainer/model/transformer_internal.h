@@ -1,5 +1,4 @@
-/* State shared by the files of the transformer: transformer.c (what lies where, embedding), storage.c (memory), block.c,
- * block_attention.c, norm.c, head_norms.c, head.c, tensor_parallel.c, vocabulary_parallel.c, sequence_parallel.c, transfers.c. */
+/* State shared by the files of the transformer, and what they call of each other: a section a file. */
 #ifndef PD_TRAINER_MODEL_TRANSFORMER_INTERNAL_H
 #define PD_TRAINER_MODEL_TRANSFORMER_INTERNAL_H
 
