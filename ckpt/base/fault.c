@@ -113,12 +113,26 @@ static void fire(enum action action)
         pause();
 }
 
-void pd_fault_pass(const char *name)
+/* The fault whose n-th passage this is, or NULL. All that name the place count it. */
+static const struct fault *find_due(const char *name)
 {
+    const struct fault *due = NULL;
     for (unsigned i = 0; i < fault_count; i++) {
         struct fault *fault = &faults[i];
         if (strcmp(fault->name, name) != 0) continue;
         if (fault->rank >= 0 && fault->rank != pd_rank_current()) continue;
-        if (atomic_fetch_add(&fault->passages, 1) + 1 == fault->nth && first_to_fire()) fire(fault->action);
+        if (atomic_fetch_add(&fault->passages, 1) + 1 == fault->nth && !due) due = fault;
     }
+    return due && first_to_fire() ? due : NULL;
+}
+
+void pd_fault_pass(const char *name)
+{
+    const struct fault *due = find_due(name);
+    if (due) fire(due->action);
+}
+
+bool pd_fault_passes_nth(const char *name)
+{
+    return find_due(name) != NULL;
 }

@@ -2,7 +2,8 @@
  *
  *   PERDURE_FAULT=name[@rank]:nth[:action][,...]     nth: the n-th passage of that place in this process, from 1
  *   actions  kill (SIGKILL to this process; the default), exit (status 70, nothing flushed),
- *            stop (SIGSTOP: somebody looks at this process, kills it or lets it go on)
+ *            stop (SIGSTOP: somebody looks at this process, kills it or lets it go on). A place that asks
+ *            (pd_fault_asks) does what it is there for, such as damaging a byte, whatever the action
  *   PERDURE_FAULT_ONCE=file: a fault fires only if it can create the file, so that a restarted launch is spared.
  *
  * Places are named <library>.<operation>.<moment>: "store.commit.renamed". Off, a place costs one load.
@@ -23,4 +24,12 @@ void pd_fault_pass(const char *name);
 static inline void pd_fault_point(const char *name)
 {
     if (atomic_load_explicit(&pd_fault_armed, memory_order_relaxed)) pd_fault_pass(name);
+}
+
+/* Whether this passage is the n-th; nothing else happens here. */
+bool pd_fault_passes_nth(const char *name);
+
+static inline bool pd_fault_asks(const char *name)
+{
+    return atomic_load_explicit(&pd_fault_armed, memory_order_relaxed) && pd_fault_passes_nth(name);
 }

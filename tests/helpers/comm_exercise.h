@@ -229,6 +229,168 @@ static inline pd_status exercise_reductions(struct pd_comm *comm, struct pd_erro
     return PD_OK;
 }
 
+/* ---- sums and gathers of many bytes ---- */
+
+/* What a rank adds to element i of a part, and what it gives to a gather. */
+static inline uint64_t exercise_term(uint64_t seed, uint64_t round, uint64_t rank, uint64_t part, uint64_t i)
+{
+    return exercise_mix(seed * 31 + round * 1009 + rank * 7919 + part * 104729 + (i << 20));
+}
+
+struct exercise_parts {
+    uint64_t round, count;
+    uint64_t *parts, *sum, *gathered;             /* (size, count); (count), may be the own part; (size, count) */
+    uint64_t *far_parts, *far_sum, *far_gathered; /* where the communicator has a far_hook */
+    struct pd_comm_op reduce, gather;
+};
+
+static inline uint64_t exercise_count(uint64_t seed, uint64_t round, uint64_t count_max)
+{
+    const uint64_t dice = exercise_mix4(seed, round, 3, 4);
+    return dice % 6 == 0 ? 0 : dice % 3 == 0 ? dice / 8 % 20 : dice / 8 % count_max;
+}
+
+static inline void exercise_parts_carry(struct exercise_parts *p, struct device_memory *far, uint32_t size, bool is_out)
+{
+    struct {
+        uint64_t *near, *far, count;
+    } all[3] = {{p->parts, p->far_parts, size * p->count},
+                {p->sum, p->far_sum, p->count},
+                {p->gathered, p->far_gathered, size * p->count}};
+    far_open(far);
+    for (int i = 0; i < 3; i++)
+        memcpy(is_out ? all[i].far : all[i].near, is_out ? all[i].near : all[i].far, all[i].count * sizeof(uint64_t));
+    far_close(far);
+}
+
+static inline void exercise_parts_make(struct pd_comm *comm, uint64_t seed, uint64_t round, uint64_t count_max,
+                                       struct exercise_parts *p)
+{
+    const uint64_t n = exercise_count(seed, round, count_max), all = comm->size * n;
+    struct device_memory *far = comm->memory.context;
+    *p = (struct exercise_parts){.round = round, .count = n};
+    p->parts = malloc((all + 1) * sizeof *p->parts);
+    p->gathered = calloc(all + 1, sizeof *p->gathered);
+    for (uint64_t i = 0; i < all; i++)
+        p->parts[i] = exercise_term(seed, round, comm->rank, i / n, i % n);
+    for (uint64_t i = 0; i < n; i++)
+        p->gathered[comm->rank * n + i] = exercise_term(seed + 1, round, comm->rank, 0, i);
+    const bool is_in_place = exercise_mix4(seed, round, 5, 6) % 2;
+    p->sum = is_in_place ? p->parts + comm->rank * n : calloc(n + 1, sizeof *p->sum);
+    if (!far) return;
+    p->far_parts = far_new(far, all * sizeof *p->parts);
+    p->far_gathered = far_new(far, all * sizeof *p->parts);
+    p->far_sum = is_in_place ? p->far_parts + comm->rank * n : far_new(far, n * sizeof *p->sum);
+    exercise_parts_carry(p, far, comm->size, true);
+}
+
+static inline pd_status exercise_parts_start(struct pd_comm *comm, struct exercise_parts *p, struct pd_error *err)
+{
+    const bool is_far = p->far_parts;
+    p->reduce.what = "terms";
+    PD_TRY(pd_comm_start_reduce_scatter(comm, &p->reduce, is_far ? p->far_parts : p->parts, p->count,
+                                        is_far ? p->far_sum : p->sum, err));
+    return pd_comm_start_all_gather(comm, &p->gather, is_far ? p->far_gathered : p->gathered, p->count * sizeof *p->gathered,
+                                    err);
+}
+
+static inline uint64_t exercise_parts_check(const struct pd_comm *comm, uint64_t seed, const struct exercise_parts *p)
+{
+    const uint64_t n = p->count;
+    uint64_t wrong = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t sum = 0;
+        for (uint32_t r = 0; r < comm->size; r++)
+            sum += exercise_term(seed, p->round, r, comm->rank, i);
+        wrong += p->sum[i] != sum;
+    }
+    for (uint64_t i = 0; i < comm->size * n; i++) {
+        wrong += p->gathered[i] != exercise_term(seed + 1, p->round, i / n, 0, i % n);
+        if (i / n != comm->rank || p->sum != p->parts + comm->rank * n)
+            wrong += p->parts[i] != exercise_term(seed, p->round, comm->rank, i / n, i % n);
+    }
+    return wrong;
+}
+
+static inline void exercise_parts_free(struct pd_comm *comm, struct exercise_parts *p)
+{
+    struct device_memory *far = comm->memory.context;
+    if (p->sum != p->parts + comm->rank * p->count) {
+        free(p->sum);
+        if (p->far_sum) far_delete(far, p->far_sum);
+    }
+    if (p->far_parts) far_delete(far, p->far_parts);
+    if (p->far_gathered) far_delete(far, p->far_gathered);
+    free(p->parts);
+    free(p->gathered);
+}
+
+/* Waits for both, whatever became of the first: their memory is freed here. */
+static inline pd_status exercise_parts_land(struct pd_comm *comm, uint64_t seed, struct exercise_parts *p,
+                                            struct pd_error *err)
+{
+    struct pd_error other;
+    struct device_memory *far = comm->memory.context;
+    pd_status st = p->reduce.parts ? pd_comm_wait(comm, &p->reduce, err) : PD_PEER_LOST;
+    const pd_status second = p->gather.parts ? pd_comm_wait(comm, &p->gather, st ? &other : err) : PD_PEER_LOST;
+    if (!st) st = second;
+    if (far) exercise_parts_carry(p, far, comm->size, false);
+    const uint64_t wrong = st ? 0 : exercise_parts_check(comm, seed, p);
+    exercise_parts_free(comm, p);
+    if (wrong)
+        PD_FAIL(err, PD_BUG, "seed %llu round %llu: rank %u of %u has %llu wrong integers of %llu a part",
+                (unsigned long long)seed, (unsigned long long)p->round, comm->rank, comm->size, (unsigned long long)wrong,
+                (unsigned long long)p->count);
+    return st;
+}
+
+/* Sums and gathers in flight together, with values between them, up to round `fail_round`, which this rank does not begin. */
+static inline pd_status exercise_collectives_until(struct pd_comm *comm, uint64_t seed, uint64_t rounds, uint64_t count_max,
+                                                   uint64_t fail_round, struct pd_error *err)
+{
+    struct exercise_parts flights[EXERCISE_FLIGHTS];
+    uint64_t begun = 0, landed = 0;
+    pd_status st = PD_OK;
+    while (landed < rounds && !st) {
+        if (begun == fail_round) {
+            st = pd_error_set(err, PD_IO, PD_WHERE, 0, "this rank fails as planned");
+        } else if (begun < rounds && begun < landed + EXERCISE_FLIGHTS) {
+            struct exercise_parts *p = &flights[begun % EXERCISE_FLIGHTS];
+            exercise_parts_make(comm, seed, begun++, count_max, p);
+            st = exercise_parts_start(comm, p, err);
+            if (!st && exercise_mix4(seed, begun, 1, 2) % 5 == 0) st = pd_comm_barrier(comm, err);
+        } else {
+            st = exercise_parts_land(comm, seed, &flights[landed % EXERCISE_FLIGHTS], err);
+            landed++;
+        }
+    }
+    if (st && landed < begun) pd_comm_abort(comm);
+    for (; landed < begun; landed++) {
+        pd_status ignored = exercise_parts_land(comm, seed, &flights[landed % EXERCISE_FLIGHTS], NULL);
+        (void)ignored;
+    }
+    return st;
+}
+
+static inline pd_status exercise_collectives(struct pd_comm *comm, uint64_t seed, uint64_t rounds, uint64_t count_max,
+                                             struct pd_error *err)
+{
+    return exercise_collectives_until(comm, seed, rounds, count_max, UINT64_MAX, err);
+}
+
+/* The last rank gives another count. */
+static inline pd_status exercise_mismatch(struct pd_comm *comm, bool is_gather, struct pd_error *err)
+{
+    const uint64_t count = 1000 + (comm->rank + 1 == comm->size);
+    uint64_t *parts = calloc(comm->size * count, sizeof *parts);
+    struct pd_comm_op op = {.what = "terms"};
+    pd_status st = is_gather ? pd_comm_start_all_gather(comm, &op, parts, count * sizeof *parts, err)
+                             : pd_comm_start_reduce_scatter(comm, &op, parts, count, parts + comm->rank * count, err);
+    if (!st) st = pd_comm_wait(comm, &op, err);
+    free(parts);
+    return st;
+}
+
 static inline pd_status exercise_broadcasts(struct pd_comm *comm, struct pd_error *err)
 {
     for (uint32_t root = 0; root < comm->size; root++) {
@@ -262,6 +424,8 @@ static inline pd_status exercise_splits(struct pd_comm *comm, uint64_t seed, str
     for (uint32_t round = 0; round < 3; round++) {
         PD_TRY(exercise_exchanges(part, seed + color, 4, 3000, err));
         PD_TRY(exercise_exchanges(pair, seed + color * 100 + part->rank / 2, 4, 3000, err));
+        PD_TRY(exercise_collectives(pair, seed + color * 100 + part->rank / 2, 3, 3000, err));
+        PD_TRY(exercise_collectives(part, seed + color, 3, 3000, err));
         PD_TRY(exercise_exchanges(twin, seed, 4, 3000, err));
         PD_TRY(exercise_exchanges(comm, seed, 4, 3000, err));
     }

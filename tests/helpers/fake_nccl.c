@@ -19,14 +19,26 @@ struct post {
     struct post *next;
 };
 
+/* Of one rank. Nobody writes what it gives or gets before all have read what they need. */
+struct collective {
+    const void *data;
+    size_t bytes; /* of a part */
+    bool is_sum;
+    int posted, read; /* numbers of collectives, from 1 */
+};
+
 struct world {
     int size, joined;
+    struct collective collectives[RANKS];
+    bool has_called[RANKS];           /* a first collective */
     struct post *queue[RANKS][RANKS]; /* from, to: oldest first */
     bool is_asked[RANKS][RANKS][2];   /* from, to: by whoever sends, by whoever receives */
 };
 
 struct comm {
     struct world *world;
+    int collectives;                          /* begun */
+    bool is_joining;                          /* its first collective waits for the others' */
     int rank, polls, blocks;                  /* polls: how often it still says that it is in progress */
     bool is_aborted, is_connecting[RANKS][2]; /* peer: to it, from it */
     int error;
@@ -45,6 +57,11 @@ struct group {
     void *stream;
     uint32_t count, next; /* next: of transfers, the first whose bytes have not come */
     bool has_entered, has_posted;
+    int collective; /* its number; 0: transfers */
+    bool is_sum;
+    const void *parts;  /* or the own part */
+    void *out, *result; /* result: until all have read */
+    size_t bytes;       /* of a part */
     struct transfer transfers[GROUP];
 };
 
@@ -53,6 +70,7 @@ static pthread_cond_t change = PTHREAD_COND_INITIALIZER;
 static struct world worlds[WORLDS];
 static int room[RANKS]; /* multiprocessors of a device that have no block; set_room */
 static bool is_roomy = true;
+static int seed = 1, flipping = -1; /* flipping: -1: the environment says it */
 static int world_count, version = 22809, failing_group, failing_result, async_result, abort_count, lone_abort_count;
 static _Thread_local struct group *open_group;
 
@@ -69,7 +87,11 @@ int ncclGroupStart(void);
 int ncclGroupEnd(void);
 int ncclSend(const void *data, size_t count, int type, int peer, void *comm, void *stream);
 int ncclRecv(void *data, size_t count, int type, int peer, void *comm, void *stream);
+int ncclReduceScatter(const void *parts, void *sum, size_t count, int type, int reduce, void *comm, void *stream);
+int ncclAllGather(const void *part, void *parts, size_t count, int type, void *comm, void *stream);
 const char *ncclGetErrorString(int result);
+void fake_nccl_set_seed(int value);
+void fake_nccl_flip(int from_now);
 void fake_nccl_set_version(int value);
 void fake_nccl_fail_group(int from_now, int result);
 void fake_nccl_set_async(int result);
@@ -94,6 +116,18 @@ EXPORT void fake_nccl_set_async(int result)
 {
     pthread_mutex_lock(&lock);
     async_result = result;
+    pthread_mutex_unlock(&lock);
+}
+
+EXPORT void fake_nccl_set_seed(int value)
+{
+    seed = value;
+}
+
+EXPORT void fake_nccl_flip(int from_now)
+{
+    pthread_mutex_lock(&lock);
+    flipping = from_now;
     pthread_mutex_unlock(&lock);
 }
 
@@ -164,6 +198,9 @@ EXPORT int ncclCommInitRankConfig(void **ret_comm, int size, struct pd_nccl_id i
 static bool is_connecting(struct comm *c)
 {
     bool waits = false;
+    for (int r = 0; c->is_joining && r < c->world->size; r++)
+        waits = waits || !c->world->has_called[r];
+    c->is_joining = waits;
     for (int peer = 0; peer < RANKS; peer++)
         for (int in = 0; in < 2; in++) {
             const bool *asked = in ? c->world->is_asked[peer][c->rank] : c->world->is_asked[c->rank][peer];
@@ -251,6 +288,77 @@ EXPORT int ncclRecv(void *data, size_t count, int type, int peer, void *comm, vo
 
 /* ---- on a stream ---- */
 
+/* Whether this rank's next sum is the one with a wrong bit. */
+static bool flips_now(void)
+{
+    const char *set = getenv("FAKE_NCCL_FLIP");
+    if (flipping < 0) flipping = set ? (int)strtol(set, NULL, 10) : 0;
+    return flipping > 0 && --flipping == 0;
+}
+
+/* Ranks in an order of its own for every rank and collective. */
+static void sum_parts(const struct group *g, uint64_t *sum)
+{
+    const struct world *w = g->comm->world;
+    const size_t count = g->bytes / sizeof *sum;
+    int order[RANKS];
+    uint64_t dice = (uint64_t)seed * 7919 + (uint64_t)g->comm->rank * 104729 + (uint64_t)g->collective;
+    for (int r = 0; r < w->size; r++) {
+        dice = dice * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        const int at = (int)((dice >> 33) % (uint64_t)(r + 1));
+        order[r] = order[at];
+        order[at] = r;
+    }
+    memset(sum, 0, g->bytes);
+    for (int r = 0; r < w->size; r++) {
+        const uint64_t *part = (const uint64_t *)w->collectives[order[r]].data + (size_t)g->comm->rank * count;
+        for (size_t i = 0; i < count; i++)
+            sum[i] += part[i];
+    }
+    if (flips_now()) sum[0] ^= 1;
+}
+
+static void read_parts(struct group *g)
+{
+    const struct world *w = g->comm->world;
+    g->result = malloc(g->is_sum ? g->bytes : g->bytes * (size_t)w->size);
+    for (int r = 0; r < w->size; r++)
+        if (w->collectives[r].bytes != g->bytes || w->collectives[r].is_sum != g->is_sum) g->comm->error = INVALID;
+    if (g->comm->error) return;
+    if (g->is_sum) sum_parts(g, g->result);
+    for (int r = 0; r < w->size && !g->is_sum; r++)
+        memcpy((char *)g->result + (size_t)r * g->bytes, w->collectives[r].data, g->bytes);
+}
+
+/* Whether all are as far: have posted, or have read. */
+static bool are_at(const struct group *g, bool is_read)
+{
+    const struct world *w = g->comm->world;
+    for (int r = 0; r < w->size; r++)
+        if ((is_read ? w->collectives[r].read : w->collectives[r].posted) < g->collective) return false;
+    return true;
+}
+
+static bool try_collective(struct group *g)
+{
+    struct world *w = g->comm->world;
+    struct collective *mine = &w->collectives[g->comm->rank];
+    if (g->comm->is_aborted) return true;
+    if (mine->posted < g->collective) {
+        *mine = (struct collective){g->parts, g->bytes, g->is_sum, g->collective, g->collective - 1};
+        pthread_cond_broadcast(&change);
+    }
+    if (!are_at(g, false)) return false;
+    if (mine->read < g->collective) {
+        read_parts(g);
+        mine->read = g->collective;
+        pthread_cond_broadcast(&change);
+    }
+    if (!are_at(g, true)) return false;
+    if (!g->comm->error) memcpy(g->out, g->result, g->is_sum ? g->bytes : g->bytes * (size_t)w->size);
+    return true;
+}
+
 static void post_sends(struct group *g)
 {
     for (uint32_t i = 0; i < g->count; i++) {
@@ -328,6 +436,7 @@ static bool leave_device(struct group *g)
 static bool try_locked(struct group *g)
 {
     if (!enter_device(g)) return false;
+    if (g->collective) return try_collective(g) && leave_device(g);
     if (!g->has_posted && !g->comm->is_aborted) post_sends(g);
     for (; g->next < g->count && !g->comm->is_aborted; g->next++)
         if (!g->transfers[g->next].is_send && !take(g, &g->transfers[g->next])) return false;
@@ -340,6 +449,12 @@ static bool try_locked(struct group *g)
     return leave_device(g);
 }
 
+static void free_group(struct group *g)
+{
+    free(g->result);
+    free(g);
+}
+
 #ifdef FAKE_NCCL_SIMT
 static bool try_group(void *argument)
 {
@@ -347,7 +462,7 @@ static bool try_group(void *argument)
     pthread_mutex_lock(&lock);
     const bool is_over = try_locked(g);
     pthread_mutex_unlock(&lock);
-    if (is_over) free(g);
+    if (is_over) free_group(g);
     return is_over;
 }
 
@@ -363,7 +478,7 @@ static void run_group(void *argument)
     while (!try_locked(g))
         pthread_cond_wait(&change, &lock);
     pthread_mutex_unlock(&lock);
-    free(g);
+    free_group(g);
 }
 
 static int put_group(struct group *g)
@@ -372,6 +487,34 @@ static int put_group(struct group *g)
     return PD_NCCL_IN_PROGRESS;
 }
 #endif
+
+/* Its call ends when all ranks have made their first: NCCL connects them then. */
+static int put_collective(struct group collective)
+{
+    struct comm *c = collective.comm;
+    if (open_group || !collective.bytes) return INVALID;
+    struct group *g = malloc(sizeof *g);
+    *g = collective;
+    pthread_mutex_lock(&lock);
+    g->collective = ++c->collectives;
+    c->world->has_called[c->rank] = c->is_joining = true;
+    c->polls = 2;
+    pthread_mutex_unlock(&lock);
+    return put_group(g);
+}
+
+EXPORT int ncclReduceScatter(const void *parts, void *sum, size_t count, int type, int reduce, void *comm, void *stream)
+{
+    if (type != PD_NCCL_UINT64 || reduce != PD_NCCL_SUM) return INVALID;
+    return put_collective((struct group){
+        .comm = comm, .stream = stream, .is_sum = true, .parts = parts, .out = sum, .bytes = count * sizeof(uint64_t)});
+}
+
+EXPORT int ncclAllGather(const void *part, void *parts, size_t count, int type, void *comm, void *stream)
+{
+    if (type != PD_NCCL_UINT8) return INVALID;
+    return put_collective((struct group){.comm = comm, .stream = stream, .parts = part, .out = parts, .bytes = count});
+}
 
 EXPORT int ncclGroupEnd(void)
 {

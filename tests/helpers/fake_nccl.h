@@ -1,5 +1,5 @@
 /* What stands in for libnccl in tests: ranks are threads of the process, and a group of sends and receives is one piece of
- * work on a stream, which waits there for its peers. As fake_nccl its streams are those of late_device.h, as simt_nccl
+ * work on a stream, which waits there for its peers; so is a reduce-scatter, which adds in a random order, or an all-gather. As fake_nccl its streams are those of late_device.h, as simt_nccl
  * (FAKE_NCCL_SIMT) those of simulated GPUs: the host never waits for an exchange. */
 #ifndef PD_TESTS_FAKE_NCCL_H
 #define PD_TESTS_FAKE_NCCL_H
@@ -16,6 +16,9 @@ struct fake_stream {
  *   fake_nccl_set_async(int)          what every communicator says of itself; 0: nothing wrong
  *   fake_nccl_set_room(int)           multiprocessors of a device, of which a kernel at work takes its communicator's
  *                                     blocks; without it there is no end of them
+ *   fake_nccl_set_seed(int)           of the orders in which integers are added
+ *   fake_nccl_flip(int)               the n-th reduce-scatter of a rank from now on, over all ranks, has a wrong bit; 0: none.
+ *                                     FAKE_NCCL_FLIP=n in the environment says it at the start
  *   fake_nccl_aborts()                communicators that were aborted
  *   fake_nccl_lone_aborts()           of these, outside of a group */
 

@@ -31,7 +31,7 @@ static uint32_t rank_multiprocessors; /* of every device; 0: not known */
 
 static inline pd_status rank_open(struct pd_comm *control, struct rank *r, struct pd_error *err)
 {
-    r->dev = (struct pd_dev){.ops = &late_ops, .index = control->rank, .multiprocessors = rank_multiprocessors};
+    *r = (struct rank){.dev = {.ops = &late_ops, .index = control->rank, .multiprocessors = rank_multiprocessors}};
     PD_TRY(pd_dev_stream_new(&r->dev, &r->compute, err));
     pd_status st = pd_comm_new_nccl(control, &r->dev, r->compute, r->spans, &r->comm, &is_meant, err);
     if (st) pd_dev_stream_free(&r->dev, r->compute);

@@ -1,5 +1,6 @@
 /* The communication tests as a program: `comm_program mpi CASE` under mpirun, `comm_program local:N CASE` alone, so that
  * both tables pass the same test. Exit code 0: passed on this rank; otherwise that of the status. */
+#include "ckpt/base/fault.h"
 #include "ckpt/base/parse.h"
 #include "tests/helpers/comm_exercise.h"
 
@@ -29,6 +30,8 @@ static pd_status case_all(struct pd_comm *comm, void *context, struct pd_error *
     (void)context;
     PD_TRY(exercise_exchanges(comm, 1, 150 * scale(), 40000, err));
     PD_TRY(exercise_exchanges(comm, 2, 4, 5000000, err));
+    PD_TRY(exercise_collectives(comm, 1, 60 * scale(), 3000, err));
+    PD_TRY(exercise_collectives(comm, 2, 4, 300000, err));
     PD_TRY(exercise_reductions(comm, err));
     PD_TRY(exercise_broadcasts(comm, err));
     PD_TRY(exercise_group(comm, err));
@@ -61,6 +64,8 @@ static pd_status case_device_memory(struct pd_comm *comm, void *context, struct 
     pd_comm_use_memory(comm, &hook);
     PD_TRY(exercise_exchanges(comm, 1, 100 * scale(), 40000, err));
     PD_TRY(exercise_exchanges(comm, 2, 3, 5000000, err));
+    PD_TRY(exercise_collectives(comm, 1, 40 * scale(), 3000, err));
+    PD_TRY(exercise_collectives(comm, 2, 3, 300000, err));
     PD_TRY(exercise_reductions(comm, err));
     PD_TRY(exercise_broadcasts(comm, err));
     PD_TRY(exercise_group(comm, err));
@@ -130,20 +135,65 @@ static pd_status case_kill(struct pd_comm *comm, void *context, struct pd_error 
 }
 
 /* The last rank is killed in the middle of traffic. */
-static pd_status case_storm(struct pd_comm *comm, void *context, struct pd_error *err)
+static pd_status storm(struct pd_comm *comm, void *context, struct pd_error *err)
 {
-    (void)context;
     uint32_t victim = comm->size - 1;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     uint64_t rounds = comm->rank == victim ? (uint64_t)now.tv_nsec / 1000 % 200 : 1000000;
     struct pd_error lost;
-    pd_status st = exercise_exchanges_until(comm, 9, 1000000, 60000, comm->rank == victim ? rounds : UINT64_MAX, &lost);
+    const uint64_t until = comm->rank == victim ? rounds : UINT64_MAX;
+    pd_status st = context ? exercise_collectives_until(comm, 9, 1000000, 4000, until, &lost)
+                           : exercise_exchanges_until(comm, 9, 1000000, 60000, until, &lost);
     if (comm->rank == victim) raise(SIGKILL);
     if (st != PD_PEER_LOST) PD_FAIL(err, PD_BUG, "not noticed: %s", st ? lost.message : "ok");
     printf("rank %u noticed: %s\n", comm->rank, lost.message);
     fflush(stdout);
     PD_FAIL(err, PD_PEER_LOST, "%s", lost.message);
+}
+
+static pd_status case_storm(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    return storm(comm, context, err);
+}
+
+static pd_status case_storm_of_sums(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    return storm(comm, comm, err);
+}
+
+/* The last rank gives another count than the others: all fail, and whoever sees it names both. */
+static pd_status case_mismatch(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    struct pd_error own;
+    pd_status st = exercise_mismatch(comm, false, &own);
+    if (st != PD_BUG && st != PD_PEER_LOST) PD_FAIL(err, PD_IO, "not noticed");
+    printf("rank %u noticed: %s\n", comm->rank, own.message);
+    fflush(stdout);
+    PD_FAIL(err, PD_PEER_LOST, "%s", own.message);
+}
+
+/* A message of each kind is damaged on its way to rank 1. */
+static pd_status case_flip(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    for (int i = 0; i < 2; i++) {
+        PD_TRY(pd_fault_configure(i ? "comm.all_gather.flip@1:1" : "comm.reduce_scatter.flip@1:1", NULL, err));
+        uint64_t parts[64] = {0}, seen = 0;
+        struct pd_comm_op op = {.what = "terms"};
+        if (i)
+            PD_TRY(pd_comm_start_all_gather(comm, &op, parts, 8, err));
+        else
+            PD_TRY(pd_comm_start_reduce_scatter(comm, &op, parts, 1, parts + comm->rank, err));
+        PD_TRY(pd_comm_wait(comm, &op, err));
+        for (uint32_t r = 0; r < comm->size; r++)
+            seen += parts[r] != 0;
+        PD_TRY(pd_comm_all_reduce(comm, &seen, 1, PD_REDUCE_SUM_U64, err));
+        EXERCISE_EXPECT(i ? seen > 0 : seen == 1); /* what is gathered is passed on */
+    }
+    return pd_comm_barrier(comm, err);
 }
 
 /* One rank fails alone, and frees its communicator while the others wait for it: nobody hangs. */
@@ -269,6 +319,9 @@ static const struct {
              {"silent", case_silent},
              {"speed", case_speed},
              {"storm", case_storm},
+             {"storm_of_sums", case_storm_of_sums},
+             {"mismatch", case_mismatch},
+             {"flip", case_flip},
              {"alone", case_alone},
              {"latency", case_latency},
              {"device_memory", case_device_memory},
@@ -298,6 +351,9 @@ int main(int argc, char **argv)
         if (st) fprintf(stderr, "comm_program: %s: %s (%s)\n", pd_status_name(st), err.message, err.where);
         return pd_status_exit_code(st);
     }
-    fprintf(stderr, "usage: comm_program mpi|local:RANKS all|hosts|kill|silent|storm|alone|speed|latency|far|lost_device\n");
+    fprintf(
+        stderr,
+        "usage: comm_program mpi|local:RANKS all|hosts|kill|silent|storm|storm_of_sums|mismatch|flip|alone|speed|latency|"
+        "device_memory|lost_device\n");
     return 64;
 }

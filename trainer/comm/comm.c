@@ -25,12 +25,52 @@ static pd_status check_operation(const struct pd_comm *comm, const struct pd_com
 }
 
 /* Of pieces in the communicator's memory, whichever it is. */
-pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+static pd_status start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
-    PD_TRY(check_operation(comm, op, err));
     op->memory = comm->memory.copy ? &comm->memory : NULL;
     if (op->memory) PD_TRY(op->memory->ready(op->memory->context, err));
     return comm->ops->start(comm, op, err);
+}
+
+pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    op->kind = PD_COMM_EXCHANGE;
+    PD_TRY(check_operation(comm, op, err));
+    return start(comm, op, err);
+}
+
+static pd_status check_parts(const struct pd_comm *comm, const void *parts, uint64_t bytes, const void *sum,
+                             struct pd_error *err)
+{
+    const uint8_t *first = parts, *own = first + comm->rank * bytes, *out = sum;
+    if (bytes && (!parts || !sum))
+        PD_FAIL(err, PD_BUG, "a collective of %llu bytes has no memory", (unsigned long long)bytes);
+    if (bytes > UINT64_MAX / comm->size)
+        PD_FAIL(err, PD_BUG, "%u parts of %llu bytes", comm->size, (unsigned long long)bytes);
+    if (out != own && out < first + comm->size * bytes && first < out + bytes)
+        PD_FAIL(err, PD_BUG, "the sum of rank %u lies across its parts", comm->rank);
+    return PD_OK;
+}
+
+pd_status pd_comm_start_reduce_scatter(struct pd_comm *comm, struct pd_comm_op *op, uint64_t *parts, uint64_t count,
+                                       uint64_t *sum, struct pd_error *err)
+{
+    if (count > UINT64_MAX / sizeof *parts) PD_FAIL(err, PD_BUG, "a part of %llu integers", (unsigned long long)count);
+    *op = (struct pd_comm_op){.kind = PD_COMM_REDUCE_SCATTER,
+                              .what = op->what,
+                              .parts = (uint8_t *)parts,
+                              .part_bytes = count * sizeof *parts,
+                              .sum = sum};
+    PD_TRY(check_parts(comm, parts, op->part_bytes, sum, err));
+    return start(comm, op, err);
+}
+
+pd_status pd_comm_start_all_gather(struct pd_comm *comm, struct pd_comm_op *op, void *parts, uint64_t bytes,
+                                   struct pd_error *err)
+{
+    *op = (struct pd_comm_op){.kind = PD_COMM_ALL_GATHER, .what = op->what, .parts = parts, .part_bytes = bytes};
+    PD_TRY(check_parts(comm, parts, bytes, (uint8_t *)parts + comm->rank * bytes, err));
+    return start(comm, op, err);
 }
 
 pd_status pd_comm_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
@@ -112,7 +152,7 @@ uint64_t pd_comm_bytes(uint32_t size, bool is_processes)
         .slots = is_processes && size > PD_COMM_RANKS_PER_HOST ? PD_COMM_RANKS_PER_HOST : size,
         .pair_bytes = is_processes ? sizeof(struct pd_pipe) : sizeof(struct pd_offer),
         .mailbox_bytes = is_processes ? pd_staging_units(size) * PD_STAGING_UNIT_BYTES : 0};
-    return pd_progress_bytes(size) + pd_segment_share_bytes(&shape);
+    return pd_progress_bytes(size, is_processes) + pd_segment_share_bytes(&shape);
 }
 
 /* The group of ckpt/ and resharder/. Its pieces are those of an exchange under another name. */

@@ -2,8 +2,8 @@
  * bytes through shared memory, others through MPI. nccl comes behind the same slots.
  *
  * Operations are started and waited for. All ranks of a communicator start the same operations in the same order; they
- * complete in that order, on a thread of the communicator's own, while the caller computes. Floats are never summed here:
- * sums of gradients are made by their owner in micro-batch order (trainer/parallel/zero_exchange.c).
+ * complete in that order, on a thread of the communicator's own, while the caller computes. Floats are never summed here;
+ * integers are, modulo 2^64, so the order of a sum is nobody's business.
  *
  *   errors   PD_PEER_LOST when a peer died or did not arrive within the time limit; the message names the ranks that are
  *            missing. After that every call on the communicator fails at once
@@ -42,14 +42,22 @@ struct pd_comm_memory {
     void *context; /* outlives the communicator, or is taken from it by pd_comm_use_memory */
 };
 
-/* One exchange: the caller's storage, untouched by the caller until waited for. A message from a to b is cut into pieces
- * independently on both sides: only the concatenation of pieces must have equal length. With pd_comm_use_memory the pieces
- * themselves must have equal lengths, in order: NCCL, which such a communicator may become, knows no concatenation. */
+enum pd_comm_kind { PD_COMM_EXCHANGE, PD_COMM_REDUCE_SCATTER, PD_COMM_ALL_GATHER };
+extern const char *const pd_comm_kind_names[];
+
+/* One operation: the caller's storage, untouched by the caller until waited for. In an exchange a message from a to b is cut
+ * into pieces independently on both sides: only the concatenation of pieces must have equal length. With pd_comm_use_memory
+ * the pieces themselves must have equal lengths, in order: NCCL, which such a communicator may become, knows no
+ * concatenation. */
 struct pd_comm_op {
     const struct pd_comm_piece *sends, *recvs; /* borrowed */
     uint32_t send_count, recv_count;
     const char *what; /* carries, for traces: a string constant, or NULL */
     /* of the implementation; zero at the start */
+    enum pd_comm_kind kind;
+    uint8_t *parts; /* (size, part_bytes) of the collectives */
+    uint64_t part_bytes;
+    void *sum;
     struct pd_comm_op *next;
     const struct pd_comm_memory *memory; /* of the pieces; NULL: the host's */
     uint32_t ticket;
@@ -86,8 +94,8 @@ struct pd_comm {
     uint32_t host, host_count;
     uint32_t rank_here, ranks_here; /* this rank's number among those of its host, and how many these are */
     uint32_t ranks_here_max;        /* of any host */
-    double time_limit_seconds; /* of one operation before missing ranks are named */
-    uint64_t bytes;            /* what this rank took for it */
+    double time_limit_seconds;      /* of one operation before missing ranks are named */
+    uint64_t bytes;                 /* what this rank took for it */
     struct pd_comm_memory memory;
 };
 
@@ -99,6 +107,19 @@ void pd_comm_use_memory(struct pd_comm *comm, const struct pd_comm_memory *memor
 void pd_comm_set_time_limit(struct pd_comm *comm, double seconds);
 
 PD_MUST_USE pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
+/* Collectives of many bytes, waited for by pd_comm_wait; all ranks give the same count or bytes. They set all of *op but
+ * `what`. Until the wait parts and sum belong to the operation: peers may read `parts`, and the caller touches neither.
+ *
+ *   reduce_scatter  parts (size, count) of each rank -> sum (count): of part number `rank` of all ranks, modulo 2^64. sum may
+ *                   be the own part, parts + rank * count, and overlaps parts nowhere else; other parts stay as they are
+ *   all_gather      parts (size, bytes), of which the own is filled -> all of them, the same on every rank
+ *
+ * Where ranks are processes, (host_count - 1) / host_count of the parts leave a host once, however many ranks it has
+ * (trainer/comm/README.md). */
+PD_MUST_USE pd_status pd_comm_start_reduce_scatter(struct pd_comm *comm, struct pd_comm_op *op, uint64_t *parts,
+                                                   uint64_t count, uint64_t *sum, struct pd_error *err);
+PD_MUST_USE pd_status pd_comm_start_all_gather(struct pd_comm *comm, struct pd_comm_op *op, void *parts, uint64_t bytes,
+                                               struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
                                          struct pd_error *err);

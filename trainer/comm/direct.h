@@ -3,6 +3,8 @@
  *   states of an offer (sender, receiver)
  *     EMPTY -> OFFERED (sender) -> TAKING (receiver) -> EMPTY (receiver)
  *              OFFERED -> EMPTY (sender withdraws)
+ *   sums   the receiver takes the offers of all its peers at once and reads them side by side; one that it cannot have yet
+ *          makes it give the others back (TAKING -> OFFERED)
  */
 #ifndef PD_TRAINER_COMM_DIRECT_H
 #define PD_TRAINER_COMM_DIRECT_H

@@ -9,6 +9,7 @@
 #include "trainer/comm/progress.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/fault.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -20,18 +21,30 @@
 #define REMOTE_NAP_STEP_NS 2000u
 #define REMOTE_NAP_NS_MAX 200000u
 
-static void links_set(struct pd_progress *engine, const struct pd_comm_op *op)
+static void link_set(struct pd_progress *engine, uint32_t peer, const struct pd_messages *m)
+{
+    struct pd_link *link = &engine->exchange.links[peer];
+    const bool is_inner = engine->members[peer].host == engine->members[engine->comm.rank].host;
+    link->send.memory = is_inner ? m->inner : m->outer;
+    link->recv.memory = m->arriving;
+    link->recv.adds = m->adds;
+    if (link->recv.left && peer != engine->comm.rank && m->fault) link->is_damaged = pd_fault_asks(m->fault);
+}
+
+static void links_set(struct pd_progress *engine, const struct pd_messages *m)
 {
     for (uint32_t p = 0; p < engine->comm.size; p++) { /* slots stay: pd_exchange_look reads them from another thread */
         engine->exchange.links[p].send = engine->exchange.links[p].recv = (struct pd_cursor){0};
         engine->exchange.links[p].is_send_begun = engine->exchange.links[p].is_recv_begun = false;
+        engine->exchange.links[p].has_come = engine->exchange.links[p].is_damaged = false;
     }
-    for (uint32_t i = 0; i < op->send_count; i++)
-        pd_cursor_add(&engine->exchange.links[op->sends[i].peer].send, op->sends, op->send_count, i);
-    for (uint32_t i = 0; i < op->recv_count; i++)
-        pd_cursor_add(&engine->exchange.links[op->recvs[i].peer].recv, op->recvs, op->recv_count, i);
+    for (uint32_t i = 0; i < m->send_count; i++)
+        pd_cursor_add(&engine->exchange.links[m->sends[i].peer].send, m->sends, m->send_count, i);
+    for (uint32_t i = 0; i < m->recv_count; i++)
+        pd_cursor_add(&engine->exchange.links[m->recvs[i].peer].recv, m->recvs, m->recv_count, i);
     for (uint32_t p = 0; p < engine->comm.size; p++)
-        engine->exchange.links[p].send.memory = engine->exchange.links[p].recv.memory = op->memory;
+        link_set(engine, p, m);
+    engine->exchange.adds = m->adds;
     engine->exchange.active_count = 0;
     for (uint32_t step = 1; step < engine->comm.size; step++) { /* each rank begins with another peer */
         uint32_t peer = (engine->comm.rank + step) % engine->comm.size;
@@ -43,6 +56,7 @@ static void links_set(struct pd_progress *engine, const struct pd_comm_op *op)
 static pd_status copy_to_self(struct pd_progress *engine, struct pd_error *err)
 {
     struct pd_link *self = &engine->exchange.links[engine->comm.rank];
+    if (engine->exchange.adds) return PD_OK; /* the sum begins with it */
     if (self->send.left != self->recv.left)
         PD_FAIL(err, PD_BUG, "rank %u sends %llu bytes to itself and receives %llu", engine->comm.rank,
                 (unsigned long long)self->send.left, (unsigned long long)self->recv.left);
@@ -123,6 +137,7 @@ static pd_status fail_late(struct pd_progress *engine, uint32_t *ret_blamed, str
     uint32_t missing = 0;
     for (uint32_t i = 0; i < engine->exchange.active_count; i++) {
         uint32_t peer = engine->exchange.active[i];
+        if (engine->exchange.links[peer].has_come) continue;
         if (missing++ == 0) *ret_blamed = world_rank(engine, peer);
         if (used < sizeof names - 24)
             used += (size_t)snprintf(names + used, sizeof names - used, "%s%u", missing > 1 ? ", " : "",
@@ -196,10 +211,10 @@ static pd_status exchange_loop(struct pd_progress *engine, uint32_t *ret_blamed,
     }
 }
 
-pd_status pd_exchange_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err)
+pd_status pd_exchange_run(struct pd_progress *engine, const struct pd_messages *messages, struct pd_error *err)
 {
     uint32_t blamed = PD_NOBODY;
-    links_set(engine, op);
+    links_set(engine, messages);
     engine->exchange.sequence++;
     engine->transport->memory->begin(engine);
     engine->transport->remote->begin(engine);

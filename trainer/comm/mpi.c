@@ -164,7 +164,7 @@ static pd_status chunk_post(struct pd_progress *engine, struct lane *lane, struc
     uint64_t span;
     void *memory = pd_cursor_span(&lane->walk, &span);
     chunk->bytes = lane->walk.left < CHUNK_BYTES ? lane->walk.left : CHUNK_BYTES;
-    chunk->is_staged = span < chunk->bytes || lane->walk.memory;
+    chunk->is_staged = span < chunk->bytes || lane->walk.memory || lane->walk.adds;
     chunk->target = lane->walk;
     if (chunk->is_staged) memory = chunk->staging;
     if (chunk->is_staged && is_send)
@@ -176,6 +176,13 @@ static pd_status chunk_post(struct pd_progress *engine, struct lane *lane, struc
                        : MPI_Irecv(memory, (int)chunk->bytes, MPI_BYTE, world, tag_of(engine), mpi_world, &chunk->request);
     if (code != MPI_SUCCESS) return fail_mpi(code, is_send ? "sending to" : "receiving from", (uint32_t)world, err);
     chunk->is_busy = true;
+    return PD_OK;
+}
+
+static pd_status chunk_damage(struct chunk *chunk, struct pd_error *err)
+{
+    if (!chunk->is_staged) return pd_cursor_damage(&chunk->target, err);
+    chunk->staging[0] ^= 1;
     return PD_OK;
 }
 
@@ -196,6 +203,9 @@ static pd_status chunk_finish(struct pd_progress *engine, struct lane *lane, str
         PD_FAIL(err, PD_BUG, "operation %llu: rank %u expects %llu bytes of rank %u and got %d",
                 (unsigned long long)engine->exchange.sequence, engine->members[engine->comm.rank].world,
                 (unsigned long long)chunk->bytes, world, count);
+    bool *is_damaged = &engine->exchange.links[lane->peer].is_damaged;
+    if (*is_damaged) PD_TRY(chunk_damage(chunk, err));
+    *is_damaged = false;
     return chunk->is_staged ? pd_cursor_write(&chunk->target, chunk->staging, chunk->bytes, err) : PD_OK;
 }
 

@@ -349,6 +349,10 @@ static pd_status watcher_start(struct family *f, struct pd_error *err)
 static pd_status copy_to_self(struct nccl_comm *c, const struct pd_comm_op *op, struct pd_error *err)
 {
     uint32_t to = 0;
+    if (op->kind == PD_COMM_REDUCE_SCATTER && !c->handle && op->sum != op->parts) {
+        const struct pd_span own = {op->parts, op->part_bytes, false}, sum = {op->sum, op->part_bytes, false};
+        return pd_dev_copy(c->family->dev, c->stream, sum, 0, own, 0, op->part_bytes, err);
+    }
     for (uint32_t from = 0; from < op->send_count; from++) {
         const struct pd_comm_piece *source = &op->sends[from];
         if (source->peer != c->comm.rank || !source->bytes) continue;
@@ -376,7 +380,7 @@ static void add_peer(struct flight *flight, uint32_t peer)
     flight->peer_count++;
 }
 
-static pd_status launch(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
+static pd_status launch_pieces(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
 {
     const struct pd_nccl_library *nccl = c->family->nccl;
     void *stream = pd_dev_stream_handle(c->family->dev, c->stream);
@@ -393,9 +397,35 @@ static pd_status launch(struct nccl_comm *c, const struct pd_comm_op *op, struct
     return poll_until_done(c, code, "a group of sends and receives", err);
 }
 
+/* In place, where the own part lies; integers, of which no order of addition changes a bit. */
+static pd_status launch_collective(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight,
+                                   struct pd_error *err)
+{
+    const struct pd_nccl_library *nccl = c->family->nccl;
+    void *stream = pd_dev_stream_handle(c->family->dev, c->stream);
+    const uint8_t *own = op->parts + c->comm.rank * op->part_bytes;
+    int code;
+    if (!op->part_bytes) return PD_OK;
+    for (uint32_t p = 0; p < c->comm.size && flight->peer_count < PEERS_NAMED; p++)
+        if (p != c->comm.rank) add_peer(flight, p);
+    flight->peer_count = c->comm.size - 1;
+    if (op->kind == PD_COMM_REDUCE_SCATTER)
+        code = nccl->ReduceScatter(op->parts, op->sum, op->part_bytes / sizeof(uint64_t), PD_NCCL_UINT64, PD_NCCL_SUM,
+                                   c->handle, stream);
+    else
+        code = nccl->AllGather(own, op->parts, op->part_bytes, PD_NCCL_UINT8, c->handle, stream);
+    return poll_until_done(c, code, op->kind == PD_COMM_REDUCE_SCATTER ? "a reduce-scatter" : "an all-gather", err);
+}
+
+static pd_status launch(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
+{
+    if (op->kind == PD_COMM_EXCHANGE) return launch_pieces(c, op, flight, err);
+    return launch_collective(c, op, flight, err);
+}
+
 static uint64_t received_bytes(const struct pd_comm_op *op)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = op->part_bytes;
     for (uint32_t i = 0; i < op->recv_count; i++)
         bytes += op->recvs[i].bytes;
     return bytes;
@@ -406,8 +436,8 @@ static pd_status put_on_stream(struct nccl_comm *c, const struct pd_comm_op *op,
     struct family *f = c->family;
     PD_TRY(pd_dev_event_record(f->dev, c->given, f->compute, err));
     PD_TRY(pd_dev_event_wait(f->dev, c->stream, c->given, err));
-    const uint32_t span =
-        pd_device_spans_begin(f->spans, c->stream, c->lane, op->what ? op->what : "exchange", received_bytes(op));
+    const uint32_t span = pd_device_spans_begin(f->spans, c->stream, c->lane,
+                                                op->what ? op->what : pd_comm_kind_names[op->kind], received_bytes(op));
     pd_status st = pd_dev_event_record(f->dev, flight->begun, c->stream, err);
     if (!st) st = copy_to_self(c, op, err);
     if (!st && c->handle) st = launch(c, op, flight, err);

@@ -26,6 +26,8 @@ static pd_status find_all(void *file, const char *path, struct pd_error *err)
                {"ncclGroupEnd", &library.GroupEnd},
                {"ncclSend", &library.Send},
                {"ncclRecv", &library.Recv},
+               {"ncclReduceScatter", &library.ReduceScatter},
+               {"ncclAllGather", &library.AllGather},
                {"ncclGetErrorString", &library.GetErrorString}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         void *found = dlsym(file, all[i].name);

@@ -7,7 +7,7 @@
 #include "trainer/comm/comm.h"
 
 enum { PD_NCCL_DONE = 0, PD_NCCL_IN_PROGRESS = 7 }; /* results; others are failures */
-enum { PD_NCCL_UINT8 = 1, PD_NCCL_VERSION_MIN = 21800 };
+enum { PD_NCCL_UINT8 = 1, PD_NCCL_UINT64 = 5, PD_NCCL_SUM = 0, PD_NCCL_VERSION_MIN = 21800 };
 enum { PD_NCCL_VERSION_GROUP_ABORT = 22200 }; /* from here on aborts may be one group */
 
 struct pd_nccl_id {
@@ -36,6 +36,8 @@ struct pd_nccl_library {
     int (*GroupEnd)(void);
     int (*Send)(const void *data, size_t count, int type, int peer, void *comm, void *stream);
     int (*Recv)(void *data, size_t count, int type, int peer, void *comm, void *stream);
+    int (*ReduceScatter)(const void *parts, void *sum, size_t count, int type, int reduce, void *comm, void *stream);
+    int (*AllGather)(const void *part, void *parts, size_t count, int type, void *comm, void *stream);
     const char *(*GetErrorString)(int);
 };
 

@@ -1,6 +1,7 @@
 #include "trainer/comm/pieces.h"
 
 #include "ckpt/base/checked.h"
+#include "trainer/comm/sums.h"
 #include <string.h>
 
 void pd_cursor_add(struct pd_cursor *cursor, const struct pd_comm_piece *pieces, uint32_t count, uint32_t index)
@@ -59,6 +60,12 @@ static pd_status copy(const struct pd_comm_memory *memory, void *dst, const void
     return PD_OK;
 }
 
+static void add(void *target, const void *more, uint64_t bytes)
+{
+    PD_CHECK(bytes % sizeof(uint64_t) == 0);
+    pd_sum_add(target, target, more, bytes / sizeof(uint64_t));
+}
+
 pd_status pd_cursor_read(struct pd_cursor *source, void *target, uint64_t bytes, struct pd_error *err)
 {
     uint8_t *out = target;
@@ -81,7 +88,10 @@ pd_status pd_cursor_write(struct pd_cursor *target, const void *source, uint64_t
         uint64_t span;
         uint8_t *to = pd_cursor_span(target, &span);
         uint64_t step = pd_min_u64(span, bytes);
-        PD_TRY(copy(target->memory, to, in, step, err));
+        if (target->adds)
+            add(to, in, step);
+        else
+            PD_TRY(copy(target->memory, to, in, step, err));
         pd_cursor_advance(target, step);
         in += step;
         bytes -= step;
@@ -103,4 +113,13 @@ pd_status pd_cursor_copy(struct pd_cursor *target, struct pd_cursor *source, uin
         bytes -= step;
     }
     return PD_OK;
+}
+
+pd_status pd_cursor_damage(struct pd_cursor *target, struct pd_error *err)
+{
+    uint64_t span;
+    uint8_t *at = pd_cursor_span(target, &span), byte;
+    PD_TRY(copy(target->memory, &byte, at, 1, err));
+    byte ^= 1;
+    return copy(target->memory, at, &byte, 1, err);
 }

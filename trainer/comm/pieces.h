@@ -15,6 +15,7 @@ struct pd_cursor {
     uint64_t offset;                     /* inside pieces[index] */
     uint64_t left;                       /* bytes of the concatenation not walked yet */
     const struct pd_comm_memory *memory; /* of the pieces; NULL: the host's */
+    bool adds;                           /* uint64 that are written are added to those in the pieces, which are the host's */
 };
 
 /* Adds piece `index` to the cursor of its peer; called for ascending indices. Pieces without bytes are skipped. */
@@ -27,6 +28,8 @@ void pd_cursor_advance(struct pd_cursor *cursor, uint64_t bytes);
 /* Copies `bytes` between a cursor and plain memory, or between two cursors, and advances. */
 PD_MUST_USE pd_status pd_cursor_read(struct pd_cursor *source, void *target, uint64_t bytes, struct pd_error *err);
 PD_MUST_USE pd_status pd_cursor_write(struct pd_cursor *target, const void *source, uint64_t bytes, struct pd_error *err);
+/* Another bit in the first byte that the cursor will write, for tests. */
+PD_MUST_USE pd_status pd_cursor_damage(struct pd_cursor *target, struct pd_error *err);
 PD_MUST_USE pd_status pd_cursor_copy(struct pd_cursor *target, struct pd_cursor *source, uint64_t bytes,
                                      struct pd_error *err);
 

@@ -49,6 +49,11 @@ static uint8_t *ring_span(const struct ring *ring, uint64_t at, uint64_t *bytes)
     return ring->data + offset;
 }
 
+static uint8_t *ring_first(const struct ring *ring)
+{
+    return ring->data + atomic_load_explicit(&ring->pipe->taken, memory_order_relaxed) % ring->capacity;
+}
+
 static pd_status ring_put(struct ring *ring, struct pd_cursor *source, uint64_t bytes, struct pd_error *err)
 {
     uint64_t at = atomic_load_explicit(&ring->pipe->written, memory_order_relaxed);
@@ -81,10 +86,25 @@ static struct pd_cursor head_cursor(const struct pd_comm_piece *piece)
     return (struct pd_cursor){.pieces = piece, .count = 1, .left = piece->bytes};
 }
 
+/* Integers are added out of the ring, whole ones. */
+#define MESSAGE_ALIGN sizeof(uint64_t)
+
+static uint64_t padding(const _Atomic uint64_t *at)
+{
+    return -atomic_load_explicit(at, memory_order_relaxed) % MESSAGE_ALIGN;
+}
+
+static void skip(_Atomic uint64_t *at, uint64_t bytes)
+{
+    atomic_store_explicit(at, atomic_load_explicit(at, memory_order_relaxed) + bytes, memory_order_release);
+}
+
 static pd_status send_some(struct pd_progress *engine, struct pd_link *link, bool *ret_has_moved, struct pd_error *err)
 {
     struct ring ring = ring_between(engine, engine->slot, link->slot);
-    if (!link->is_send_begun && ring_room(&ring) >= sizeof(struct pipe_head)) {
+    const uint64_t pad = padding(&ring.pipe->written);
+    if (!link->is_send_begun && ring_room(&ring) >= pad + sizeof(struct pipe_head)) {
+        skip(&ring.pipe->written, pad);
         struct pipe_head head = {.sequence = engine->exchange.sequence, .bytes = link->send.left};
         struct pd_comm_piece piece = {.data = &head, .bytes = sizeof head};
         struct pd_cursor cursor = head_cursor(&piece);
@@ -120,11 +140,17 @@ static pd_status receive_some(struct pd_progress *engine, uint32_t peer, bool *r
 {
     struct pd_link *link = &engine->exchange.links[peer];
     struct ring ring = ring_between(engine, link->slot, engine->slot);
-    if (!link->is_recv_begun && ring_filled(&ring) >= sizeof(struct pipe_head))
+    const uint64_t pad = padding(&ring.pipe->taken);
+    if (!link->is_recv_begun && ring_filled(&ring) >= pad + sizeof(struct pipe_head)) {
+        skip(&ring.pipe->taken, pad);
         PD_TRY(receive_head(engine, peer, &ring, err));
+    }
     while (link->is_recv_begun && link->recv.left) {
         uint64_t step = pd_min_u64(pd_min_u64(link->recv.left, ring_filled(&ring)), BURST_BYTES);
+        if (link->recv.adds) step -= step % sizeof(uint64_t);
         if (step == 0) break;
+        if (link->is_damaged) *ring_first(&ring) ^= 1;
+        link->is_damaged = false;
         PD_TRY(ring_take(&ring, &link->recv, step, err));
         pd_segment_ring(engine->segment, link->slot);
         *ret_has_moved = true;

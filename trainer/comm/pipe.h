@@ -1,7 +1,7 @@
 /* The channel between processes of one host: one stream of bytes a pair, staged in the sender's mailbox.
  *
  *   mailbox of s   cut into one ring a receiver, of equal size (staging.h)
- *   stream         messages in the order of operations: a head (operation, bytes), then the bytes
+ *   stream         messages in the order of operations, each from a multiple of 8: a head (operation, bytes), then the bytes
  *
  *   invariants  taken <= written <= taken + capacity; the sender alone writes `written`, the receiver alone `taken` */
 #ifndef PD_TRAINER_COMM_PIPE_H

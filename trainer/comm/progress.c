@@ -1,4 +1,5 @@
 #include "trainer/comm/progress.h"
+#include "ckpt/base/checked.h"
 #include "ckpt/base/rank.h"
 #include "ckpt/base/trace.h"
 #include "trainer/comm/staging.h"
@@ -20,39 +21,16 @@ uint32_t pd_progress_slot_of(const struct pd_member_info *members, uint32_t size
     return mine;
 }
 
-static uint32_t first_of_host(const struct pd_progress *engine, uint32_t rank)
+/* Of the pieces of a collective's exchange, either way: at most three a rank that it is with at once, and rounds are with few
+ * (reduce_scatter.c, all_gather.c). */
+static uint64_t pieces_max(uint32_t size)
 {
-    uint32_t first = 0;
-    while (engine->members[first].host != engine->members[rank].host)
-        first++;
-    return first;
-}
-
-/* Hosts are numbered in the order in which members name them. Starters place ranks as they like: next to each other, in
- * turn, more on one host than on another. */
-static void hosts_set(struct pd_progress *engine)
-{
-    struct pd_comm *comm = &engine->comm;
-    const uint32_t mine = first_of_host(engine, comm->rank);
-    for (uint32_t r = 0; r < comm->size; r++) {
-        uint32_t ranks = 0;
-        const uint32_t first = first_of_host(engine, r);
-        if (first == mine && r < comm->rank) comm->rank_here++;
-        if (first != r) continue;
-        for (uint32_t other = r; other < comm->size; other++)
-            ranks += engine->members[other].host == engine->members[r].host;
-        if (ranks > comm->ranks_here_max) comm->ranks_here_max = ranks;
-        if (r == mine) {
-            comm->host = comm->host_count;
-            comm->ranks_here = ranks;
-        }
-        comm->host_count++;
-    }
+    return 3 * pd_max_u64(size, PD_ROUND_PARTS) + PD_ROUND_PARTS;
 }
 
 /* The parts of one allocation, the engine first. */
 struct parts {
-    uint64_t members, links, active, pieces, values, end;
+    uint64_t members, links, active, pieces, sends, recvs, values, firsts, ranks, end;
 };
 
 static struct parts parts_of(uint32_t size)
@@ -60,16 +38,20 @@ static struct parts parts_of(uint32_t size)
     uint64_t rounds = size < PD_FLAT_RANKS_MAX ? size : PD_FLAT_RANKS_MAX;
     struct parts p = {.links = (sizeof(struct pd_progress) + 15) / 16 * 16};
     p.pieces = p.links + size * sizeof(struct pd_link);
-    p.values = p.pieces + 2 * size * sizeof(struct pd_comm_piece);
+    p.sends = p.pieces + 2 * size * sizeof(struct pd_comm_piece);
+    p.recvs = p.sends + pieces_max(size) * sizeof(struct pd_comm_piece);
+    p.values = p.recvs + pieces_max(size) * sizeof(struct pd_comm_piece);
     p.members = p.values + rounds * PD_REDUCE_ROUND * sizeof(uint64_t);
     p.active = p.members + size * sizeof(struct pd_member_info);
-    p.end = p.active + size * sizeof(uint32_t);
+    p.firsts = p.active + size * sizeof(uint32_t);
+    p.ranks = p.firsts + (size + UINT64_C(1)) * sizeof(uint32_t);
+    p.end = p.ranks + size * sizeof(uint32_t);
     return p;
 }
 
-uint64_t pd_progress_bytes(uint32_t size)
+uint64_t pd_progress_bytes(uint32_t size, bool is_processes)
 {
-    return parts_of(size).end;
+    return parts_of(size).end + pd_staging_room_bytes(size, is_processes);
 }
 
 struct pd_segment_shape pd_progress_shape(const struct pd_comm_transport *transport, uint32_t size, uint32_t slots)
@@ -80,12 +62,22 @@ struct pd_segment_shape pd_progress_shape(const struct pd_comm_transport *transp
                                      .mailbox_bytes = transport->is_processes ? pd_staging_mailbox_bytes(size, slots) : 0};
 }
 
-static struct pd_progress *engine_allocate(uint32_t size)
+static struct pd_progress *engine_allocate(uint32_t size, bool is_processes)
 {
     struct parts parts = parts_of(size);
+    const uint64_t room_bytes = pd_staging_room_bytes(size, is_processes);
     uint8_t *base = calloc(1, parts.end);
     struct pd_progress *engine = (struct pd_progress *)base;
     if (!engine) return NULL;
+    if (room_bytes && !(engine->room = aligned_alloc(4096, room_bytes))) {
+        free(engine);
+        return NULL;
+    }
+    engine->room_bytes = room_bytes;
+    engine->sends = (struct pd_comm_piece *)(base + parts.sends);
+    engine->recvs = (struct pd_comm_piece *)(base + parts.recvs);
+    engine->hosts.first = (uint32_t *)(base + parts.firsts);
+    engine->hosts.ranks = (uint32_t *)(base + parts.ranks);
     engine->members = (struct pd_member_info *)(base + parts.members);
     engine->exchange.links = (struct pd_link *)(base + parts.links);
     engine->exchange.active = (uint32_t *)(base + parts.active);
@@ -101,7 +93,7 @@ static uint64_t bytes_of(const struct pd_comm_op *op)
         bytes += op->sends[i].bytes;
     for (uint32_t i = 0; i < op->recv_count; i++)
         bytes += op->recvs[i].bytes;
-    return bytes;
+    return bytes + op->part_bytes;
 }
 
 static uint64_t mailbox_bytes(const struct pd_progress *engine)
@@ -111,6 +103,7 @@ static uint64_t mailbox_bytes(const struct pd_progress *engine)
 }
 
 static const char the_operation[] = "an operation";
+const char *const pd_comm_kind_names[] = {"exchange", "reduce-scatter", "all-gather"};
 
 /* Mailboxes of all: a device fills this rank's and empties the others'. */
 static void lock_staging(struct pd_progress *engine, const struct pd_comm_memory *memory)
@@ -121,6 +114,7 @@ static void lock_staging(struct pd_progress *engine, const struct pd_comm_memory
     engine->is_mailbox_locked = bytes && memory->lock(memory->context, engine->segment->mailboxes, bytes);
     engine->is_remote_locked =
         engine->remote.staging && memory->lock(memory->context, engine->remote.staging, engine->remote.staging_bytes);
+    engine->is_room_locked = bytes && memory->lock(memory->context, engine->room, engine->room_bytes);
 }
 
 static void unlock_staging(struct pd_progress *engine)
@@ -129,7 +123,8 @@ static void unlock_staging(struct pd_progress *engine)
     pd_owner_acquire(&engine->staging_owner, "unlocking");
     if (engine->is_mailbox_locked) memory->unlock(memory->context, engine->segment->mailboxes, mailbox_bytes(engine));
     if (engine->is_remote_locked) memory->unlock(memory->context, engine->remote.staging, engine->remote.staging_bytes);
-    engine->is_mailbox_locked = engine->is_remote_locked = false;
+    if (engine->is_room_locked) memory->unlock(memory->context, engine->room, engine->room_bytes);
+    engine->is_mailbox_locked = engine->is_remote_locked = engine->is_room_locked = false;
     engine->locker = (struct pd_comm_memory){.lock = NULL};
     pd_owner_release(&engine->staging_owner, "unlocking");
 }
@@ -142,6 +137,21 @@ void pd_progress_unlock(struct pd_comm *comm)
         pthread_cond_wait(&engine->done, &engine->lock);
     unlock_staging(engine);
     pthread_mutex_unlock(&engine->lock);
+}
+
+static pd_status carry_out(struct pd_progress *engine, struct pd_comm_op *op, struct pd_error *err)
+{
+    if (op->kind == PD_COMM_REDUCE_SCATTER) return pd_reduce_scatter_run(engine, op, err);
+    if (op->kind == PD_COMM_ALL_GATHER) return pd_all_gather_run(engine, op, err);
+    const struct pd_messages all = {.sends = op->sends,
+                                    .send_count = op->send_count,
+                                    .recvs = op->recvs,
+                                    .recv_count = op->recv_count,
+                                    .inner = op->memory,
+                                    .outer = op->memory,
+                                    .arriving = op->memory,
+                                    .fault = "comm.exchange.flip"};
+    return pd_exchange_run(engine, &all, err);
 }
 
 /* Called with the lock, which is open while the operation runs. */
@@ -157,14 +167,15 @@ static void execute(struct pd_progress *engine, struct pd_comm_op *op)
         pd_owner_acquire(&engine->staging_owner, the_operation);
         if (op->memory) lock_staging(engine, op->memory);
         const uint64_t begin = pd_trace_begin();
-        st = pd_exchange_run(engine, op, &op->error);
-        pd_trace_end(begin, "comm", op->what ? op->what : "exchange", bytes_of(op));
+        st = carry_out(engine, op, &op->error);
+        pd_trace_end(begin, "comm", op->what ? op->what : pd_comm_kind_names[op->kind], bytes_of(op));
         pd_owner_release(&engine->staging_owner, the_operation);
         pthread_mutex_lock(&engine->lock);
     }
     if (st && !engine->broken) {
         engine->broken = st;
         engine->broken_error = op->error;
+        pd_segment_depart(engine->segment, engine->slot, PD_MEMBER_BROKEN, PD_NOBODY);
     }
     op->status = st;
     op->done = 1;
@@ -222,13 +233,13 @@ static pd_status thread_start(struct pd_progress *engine, struct pd_error *err)
     return PD_OK;
 }
 
+/* Slots are given in rank order. */
 static void links_init(struct pd_progress *engine)
 {
-    uint32_t slots, mine = engine->comm.rank;
+    uint32_t slots = 0, mine = engine->comm.rank;
     for (uint32_t r = 0; r < engine->comm.size; r++) {
         bool is_shared = engine->members[r].domain == engine->members[mine].domain;
-        engine->exchange.links[r].slot =
-            is_shared ? pd_progress_slot_of(engine->members, engine->comm.size, r, &slots) : PD_NO_SLOT;
+        engine->exchange.links[r].slot = is_shared ? slots++ : PD_NO_SLOT;
     }
     engine->slot = engine->exchange.links[mine].slot;
 }
@@ -259,17 +270,22 @@ pd_status pd_progress_new(const struct pd_comm_transport *transport, struct pd_p
                           uint32_t size, const struct pd_member_info *members, struct pd_segment *segment,
                           struct pd_progress **ret_engine, struct pd_error *err)
 {
-    struct pd_progress *engine = engine_allocate(size);
+    struct pd_progress *engine = engine_allocate(size, transport->is_processes);
     if (!engine) PD_FAIL(err, PD_NO_MEMORY, "a communicator of %u ranks", size);
     engine->comm = (struct pd_comm){.ops = transport->ops, .rank = rank, .size = size, .time_limit_seconds = 600};
-    engine->comm.bytes = pd_progress_bytes(size) + pd_segment_share_bytes(&segment->shape);
+    engine->comm.bytes = pd_progress_bytes(size, transport->is_processes) + pd_segment_share_bytes(&segment->shape);
     engine->transport = transport;
     engine->id = id;
     engine->next_id = id + 1;
     memcpy(engine->members, members, size * sizeof *members);
     engine->segment = segment;
     links_init(engine);
-    hosts_set(engine);
+    pd_hosts_set(&engine->hosts, members, size, rank, engine->exchange.active);
+    engine->comm.host = engine->hosts.mine;
+    engine->comm.host_count = engine->hosts.count;
+    engine->comm.rank_here = engine->hosts.slot;
+    engine->comm.ranks_here = pd_hosts_ranks(&engine->hosts, engine->hosts.mine);
+    engine->comm.ranks_here_max = engine->hosts.largest;
     pthread_mutex_init(&engine->lock, NULL);
     pthread_cond_init(&engine->work, NULL);
     pthread_cond_init(&engine->done, NULL);
@@ -347,6 +363,7 @@ void pd_progress_free(struct pd_comm *comm)
     pthread_cond_destroy(&engine->work);
     pthread_cond_destroy(&engine->done);
     pthread_mutex_destroy(&engine->lock);
+    free(engine->room);
     free(engine);
 }
 

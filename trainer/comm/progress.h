@@ -15,12 +15,14 @@
 
 #include "ckpt/base/owner.h"
 #include "trainer/comm/comm.h"
+#include "trainer/comm/hosts.h"
 #include "trainer/comm/pieces.h"
 #include "trainer/comm/segment.h"
 #include <pthread.h>
 
 #define PD_NO_SLOT UINT32_MAX
 #define PD_REDUCE_ROUND 64u   /* values of all_reduce in one exchange */
+#define PD_ROUND_PARTS 64u    /* of ranks on other hosts, in one exchange of a collective, unless a host has more */
 #define PD_FLAT_RANKS_MAX 16u /* up to here collectives go straight to everybody, then by trees */
 
 struct pd_progress;
@@ -30,6 +32,8 @@ struct pd_link {
     uint32_t slot; /* of the peer in the shared segment; PD_NO_SLOT: its memory is not shared with this rank */
     struct pd_cursor send, recv;
     bool is_send_begun, is_recv_begun; /* the channel's own */
+    bool has_come;                     /* it offers its part of a sum, and waits for others as this rank does */
+    bool is_damaged;                   /* a test wants a bit of what arrives to be another */
 };
 
 struct pd_channel_ops {
@@ -57,12 +61,23 @@ struct pd_member_info {
     uint32_t domain; /* members of one domain share memory */
 };
 
-/* The operation being carried out: written by exchange.c, the cursors by channels as well. */
+/* What one exchange moves. Collectives of many bytes are several, one after the other (reduce_scatter.c, all_gather.c). */
+struct pd_messages {
+    const struct pd_comm_piece *sends, *recvs;
+    uint32_t send_count, recv_count;
+    const struct pd_comm_memory *inner, *outer, *arriving; /* of what goes to ranks of this host, to others, of what comes;
+                                                              NULL: the host's */
+    bool adds;         /* uint64 that arrive are added to what is there; `arriving` is NULL then, but between threads */
+    const char *fault; /* the place where a test damages a message; NULL: none */
+};
+
+/* The exchange being carried out: written by exchange.c, the cursors by channels as well. */
 struct pd_exchange {
     struct pd_link *links; /* (size) */
     uint32_t *active;      /* (size) peers of the operation other than this rank */
     uint32_t active_count;
-    uint64_t sequence; /* operations begun */
+    uint64_t sequence; /* exchanges begun */
+    bool adds;         /* of the messages */
     double limit_seconds;
 };
 
@@ -81,15 +96,20 @@ struct pd_progress {
     struct pd_member_info *members; /* (size) */
     struct pd_segment *segment;
     uint32_t slot; /* mine */
+    struct pd_hosts hosts;
     struct pd_remote remote;
     struct pd_exchange exchange;
 
-    /* Staging: mailboxes of the segment and remote.staging. Who carries the operation out has it, the communicator's thread
-     * or a caller that waits; `is_executing` orders them. Other processes read this rank's mailbox: written and taken of
-     * each ring (pipe.h) order that. The first operation with pieces of a device locks it. */
+    /* Staging: mailboxes of the segment, remote.staging, and room and pieces of the collectives of many bytes. Who carries the
+     * operation out has it, the communicator's thread or a caller that waits; `is_executing` orders them. Other
+     * processes read this rank's mailbox: written and taken of each ring (pipe.h) order that. The first operation with pieces of
+     * a device locks it. */
     struct pd_owner staging_owner;
     struct pd_comm_memory locker; /* lock NULL: nobody was asked */
-    bool is_mailbox_locked, is_remote_locked;
+    bool is_mailbox_locked, is_remote_locked, is_room_locked;
+    uint8_t *room; /* (room_bytes) in pages of its own; NULL: one rank */
+    uint64_t room_bytes;
+    struct pd_comm_piece *sends, *recvs; /* of an exchange; (size) or (PD_ROUND_PARTS) or more */
 
     /* scratch of the collectives */
     struct pd_comm_piece *scratch_pieces; /* (2, size) */
@@ -114,7 +134,7 @@ static inline struct pd_progress *pd_progress_of(struct pd_comm *comm)
 }
 
 /* Memory of a rank's place in a communicator of `size` ranks, without the shared segment and what a transport adds. */
-uint64_t pd_progress_bytes(uint32_t size);
+uint64_t pd_progress_bytes(uint32_t size, bool is_processes);
 /* The segment of `slots` of `size` members. */
 struct pd_segment_shape pd_progress_shape(const struct pd_comm_transport *transport, uint32_t size, uint32_t slots);
 
@@ -148,8 +168,12 @@ void pd_progress_unlock(struct pd_comm *comm);
     .look = pd_progress_look, .abort = pd_progress_abort, .unlock = pd_progress_unlock
 void pd_progress_free(struct pd_comm *comm);
 
-/* exchange.c. Carries `op` out. Only the thread that holds engine->is_executing may call it. */
-PD_MUST_USE pd_status pd_exchange_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err);
+/* Carry it out. Only the thread that holds engine->is_executing may call them. */
+PD_MUST_USE pd_status pd_exchange_run(struct pd_progress *engine, const struct pd_messages *messages, struct pd_error *err);
+PD_MUST_USE pd_status pd_reduce_scatter_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err);
+PD_MUST_USE pd_status pd_all_gather_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err);
+/* All have begun the same collective; otherwise PD_BUG on two ranks, which name one another. */
+PD_MUST_USE pd_status pd_collective_agree(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err);
 /* PD_PEER_LOST where a peer's memory says that it is gone; its rank is then the one to blame. From any thread. */
 PD_MUST_USE pd_status pd_exchange_look(struct pd_progress *engine, struct pd_error *err);
 

@@ -4,11 +4,13 @@
  *   units    one a peer, PD_STAGING_UNITS_MAX at most
  *   lanes    units for peers on other hosts, a window of transfers (mpi.c); peers on this host keep half of the units
  *   mailbox  the units that are left, rings to the peers on this host (pipe.h)
+ *   room     half a unit a unit: sums for other hosts on the way there, and what a device's sums are made in
  *   threads  pure functions
  */
 #ifndef PD_TRAINER_COMM_STAGING_H
 #define PD_TRAINER_COMM_STAGING_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define PD_STAGING_UNIT_BYTES (UINT64_C(1) << 20)
@@ -30,6 +32,14 @@ static inline uint32_t pd_staging_lanes(uint32_t size, uint32_t slots)
 static inline uint64_t pd_staging_mailbox_bytes(uint32_t size, uint32_t slots)
 {
     return (pd_staging_units(size) - pd_staging_lanes(size, slots)) * PD_STAGING_UNIT_BYTES;
+}
+
+#define PD_STAGING_THREAD_ROOM_BYTES (UINT64_C(128) << 10) /* threads read one another's parts: a piece, twice */
+
+static inline uint64_t pd_staging_room_bytes(uint32_t size, bool is_processes)
+{
+    if (size < 2) return 0;
+    return is_processes ? pd_staging_units(size) * PD_STAGING_UNIT_BYTES / 2 : PD_STAGING_THREAD_ROOM_BYTES;
 }
 
 #endif

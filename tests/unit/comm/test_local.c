@@ -1,4 +1,5 @@
 /* Ranks as threads of one process. */
+#include "ckpt/base/fault.h"
 #include "tests/helpers/comm_exercise.h"
 
 #include <criterion/criterion.h>
@@ -60,6 +61,21 @@ Test(local, large_exchanges_arrive_byte_for_byte)
     struct pd_error err;
     uint64_t seed = 5;
     expect_ok(pd_comm_run_local(3, 1, large_main, &seed, &err), &err);
+}
+
+static pd_status sums_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    PD_TRY(exercise_collectives(comm, *(uint64_t *)context, 60 * scale(), 3000, err));
+    return exercise_collectives(comm, *(uint64_t *)context, 4, 100000, err);
+}
+
+Test(local, sums_and_gathers_are_those_of_all_ranks)
+{
+    for (uint64_t w = 0; w < WORLDS; w++) {
+        struct pd_error err;
+        uint64_t seed = 21 + w;
+        expect_ok(pd_comm_run_local(worlds[w], 1, sums_main, &seed, &err), &err);
+    }
 }
 
 static pd_status collectives_main(struct pd_comm *comm, void *context, struct pd_error *err)
@@ -290,6 +306,7 @@ Test(local, a_rank_that_gives_up_names_the_one_that_is_missing)
 
 struct storm {
     uint64_t seed;
+    bool is_collective;
     _Atomic uint32_t told;
 };
 
@@ -298,7 +315,8 @@ static pd_status storm_main(struct pd_comm *comm, void *context, struct pd_error
     struct storm *storm = context;
     uint32_t victim = (uint32_t)(exercise_mix(storm->seed) % comm->size);
     uint64_t when = comm->rank == victim ? exercise_mix(storm->seed + 1) % 40 : UINT64_MAX;
-    pd_status st = exercise_exchanges_until(comm, storm->seed, 60, 30000, when, err);
+    pd_status st = storm->is_collective ? exercise_collectives_until(comm, storm->seed, 60, 4000, when, err)
+                                        : exercise_exchanges_until(comm, storm->seed, 60, 30000, when, err);
     atomic_fetch_add(&storm->told, comm->rank != victim && st == PD_PEER_LOST);
     return st;
 }
@@ -307,7 +325,7 @@ static pd_status storm_main(struct pd_comm *comm, void *context, struct pd_error
 Test(local, a_rank_fails_at_any_moment)
 {
     for (uint64_t seed = 0; seed < 60 * scale(); seed++) {
-        struct storm storm = {.seed = seed};
+        struct storm storm = {.seed = seed, .is_collective = seed % 2};
         struct pd_error err;
         uint32_t world = 2 + (uint32_t)(seed % 6);
         double began = seconds_now();
@@ -334,6 +352,66 @@ Test(local, lengths_that_do_not_match_are_a_bug_with_a_name)
     expect_says(&err, "rank 1 expects 9 bytes of rank 0, which sends 8");
 }
 
+static pd_status other_count_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    return exercise_mismatch(comm, *(bool *)context, err);
+}
+
+Test(local, counts_that_differ_are_a_bug_with_a_name)
+{
+    for (int is_gather = 0; is_gather < 2; is_gather++) {
+        struct pd_error err;
+        bool which = is_gather;
+        cr_assert_eq(pd_comm_run_local(3, 1, other_count_main, &which, &err), PD_BUG);
+        cr_assert(strstr(err.message, " 8000 ") && strstr(err.message, " 8008 ") && strstr(err.message, "of rank "), "%s",
+                  err.message);
+    }
+}
+
+/* A damaged message is one that arrives: what is wrong shows where it was to be added. */
+Test(local, damage_is_done_where_a_test_asks_for_it)
+{
+    static const char *const places[] = {"comm.exchange.flip@1:2", "comm.reduce_scatter.flip@1:5",
+                                         "comm.all_gather.flip@1:5"};
+    for (int i = 0; i < 3; i++) {
+        struct pd_error err;
+        uint64_t seed = 4;
+        expect_ok(pd_fault_configure(places[i], NULL, &err), &err);
+        cr_assert_eq(pd_comm_run_local(3, 1, i ? sums_main : large_main, &seed, &err), PD_BUG, "%s", places[i]);
+        expect_says(&err, i == 0 ? " 1 wrong bytes" : " has 1 wrong integers");
+        expect_ok(pd_fault_configure(NULL, NULL, &err), &err);
+    }
+}
+
+/* Of one rank in silence the others hear by the time limit, in a sum as in a barrier. */
+static pd_status silent_sum_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    struct late *late = context;
+    uint64_t parts[3 * 5] = {0};
+    struct pd_comm_op op = {.what = "terms"};
+    comm->time_limit_seconds = 1;
+    if (comm->rank == 1) {
+        while (atomic_load(&late->told) < 2)
+            usleep(1000);
+        return PD_OK;
+    }
+    pthread_barrier_wait(&late->begin);
+    PD_TRY(pd_comm_start_reduce_scatter(comm, &op, parts, 5, parts + 5 * comm->rank, err));
+    pd_status st = pd_comm_wait(comm, &op, err);
+    atomic_fetch_add(&late->told, 1);
+    return st;
+}
+
+Test(local, a_silent_rank_is_named_by_a_sum)
+{
+    struct pd_error err;
+    struct late late = {.told = 0};
+    cr_assert_eq(pthread_barrier_init(&late.begin, NULL, 2), 0);
+    cr_assert_eq(pd_comm_run_local(3, 1, silent_sum_main, &late, &err), PD_PEER_LOST);
+    pthread_barrier_destroy(&late.begin);
+    expect_says(&err, "rank 1 did not arrive within 1 s");
+}
+
 static pd_status wrong_main(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     (void)context;
@@ -343,6 +421,11 @@ static pd_status wrong_main(struct pd_comm *comm, void *context, struct pd_error
     EXERCISE_EXPECT(pd_comm_start(comm, &first, NULL) == PD_BUG);
     EXERCISE_EXPECT(pd_comm_start(comm, &second, NULL) == PD_BUG);
     EXERCISE_EXPECT(pd_comm_broadcast(comm, comm->size, &byte, 1, NULL) == PD_BUG);
+    uint64_t parts[4] = {0};
+    struct pd_comm_op third = {.what = "terms"};
+    EXERCISE_EXPECT(pd_comm_start_reduce_scatter(comm, &third, parts, 2, parts + 1, NULL) == PD_BUG);
+    EXERCISE_EXPECT(pd_comm_start_reduce_scatter(comm, &third, NULL, 2, parts, NULL) == PD_BUG);
+    EXERCISE_EXPECT(pd_comm_start_all_gather(comm, &third, NULL, 8, NULL) == PD_BUG);
     return pd_comm_barrier(comm, err);
 }
 

@@ -106,6 +106,107 @@ static pd_status traffic(struct rank *r, struct pd_comm *comm, uint64_t seed, ui
     return st;
 }
 
+/* ---- sums and gathers: filled, added and looked at on streams ---- */
+
+struct collective {
+    struct exercise_parts parts;
+    struct pd_comm *comm;
+    uint64_t seed, wrong;
+};
+
+static void fill_parts_now(void *argument)
+{
+    struct collective *x = argument;
+    const uint64_t n = x->parts.count;
+    for (uint64_t i = 0; i < x->comm->size * n; i++)
+        x->parts.parts[i] = exercise_term(x->seed, x->parts.round, x->comm->rank, i / n, i % n);
+    for (uint64_t i = 0; i < n; i++)
+        x->parts.gathered[x->comm->rank * n + i] = exercise_term(x->seed + 1, x->parts.round, x->comm->rank, 0, i);
+}
+
+static void check_parts_now(void *argument)
+{
+    struct collective *x = argument;
+    x->wrong = exercise_parts_check(x->comm, x->seed, &x->parts);
+    memset(x->parts.parts, 0xdd, x->comm->size * x->parts.count * sizeof(uint64_t));
+}
+
+static pd_status collectives(struct rank *r, struct pd_comm *comm, uint64_t seed, uint32_t rounds, uint64_t *ret_wrong,
+                             struct pd_error *err)
+{
+    struct collective *all = calloc(rounds, sizeof *all);
+    struct pd_error ignored;
+    pd_status st = PD_OK;
+    *ret_wrong = 0;
+    for (uint32_t i = 0; i < rounds + AHEAD && !st; i++) {
+        struct collective *x = i < rounds ? &all[i] : NULL;
+        if (x) {
+            *x = (struct collective){.comm = comm, .seed = seed};
+            exercise_parts_make(comm, seed, i, 500, &x->parts);
+            memset(x->parts.parts, 0xee, comm->size * x->parts.count * sizeof(uint64_t));
+            late_put(r->compute, fill_parts_now, x);
+            st = exercise_parts_start(comm, &x->parts, err);
+        }
+        if (st || i < AHEAD) continue;
+        st = pd_comm_wait(comm, &all[i - AHEAD].parts.reduce, err);
+        if (!st) st = pd_comm_wait(comm, &all[i - AHEAD].parts.gather, err);
+        late_put(r->compute, check_parts_now, &all[i - AHEAD]);
+    }
+    for (uint32_t i = 0; st && i < rounds; i++) {
+        if (all[i].parts.reduce.parts && pd_comm_wait(comm, &all[i].parts.reduce, &ignored)) continue;
+        if (all[i].parts.gather.parts && pd_comm_wait(comm, &all[i].parts.gather, &ignored)) continue;
+    }
+    PD_CHECK(pd_dev_stream_sync(&r->dev, r->compute, &ignored) == PD_OK);
+    for (uint32_t i = 0; i < rounds; i++) {
+        *ret_wrong += all[i].wrong;
+        if (all[i].comm) exercise_parts_free(comm, &all[i].parts);
+    }
+    free(all);
+    return st;
+}
+
+static pd_status sums_main(struct pd_comm *control, void *context, struct pd_error *err)
+{
+    struct rank r;
+    struct pd_comm *part;
+    uint64_t *wrong = context, here;
+    PD_TRY(rank_open(control, &r, err));
+    PD_TRY(pd_comm_split(r.comm, control->rank % 2, control->size - control->rank, &part, err));
+    PD_TRY(collectives(&r, r.comm, 7, 12, &wrong[control->rank], err));
+    PD_TRY(collectives(&r, part, 8 + control->rank % 2, 6, &here, err));
+    wrong[control->rank] += here;
+    pd_comm_free(part);
+    rank_close(&r);
+    return PD_OK;
+}
+
+Test(nccl, sums_do_not_depend_on_the_order_of_addition)
+{
+    void (*set_seed)(int);
+    struct pd_error err;
+    fake("fake_nccl_set_seed", &set_seed);
+    for (int seed = 1; seed <= 3; seed++) {
+        uint64_t wrong[5] = {0};
+        set_seed(seed);
+        const uint32_t size = seed == 3 ? 1 : 2 + 3 * (uint32_t)(seed - 1);
+        cr_assert_eq(run(size, sums_main, wrong, &err), PD_OK, "seed %d: %s (%s)", seed, err.message, err.where);
+        for (uint32_t i = 0; i < size; i++)
+            cr_assert_eq(wrong[i], 0, "seed %d: rank %u has %lu wrong integers", seed, i, (unsigned long)wrong[i]);
+    }
+}
+
+/* The library that stands in is wrong where a test says so. */
+Test(nccl, a_wrong_bit_of_the_library_arrives)
+{
+    void (*flip)(int);
+    uint64_t wrong[2] = {0};
+    struct pd_error err;
+    fake("fake_nccl_flip", &flip);
+    flip(5);
+    cr_assert_eq(run(2, sums_main, wrong, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(wrong[0] + wrong[1], 1);
+}
+
 static pd_status everything_main(struct pd_comm *control, void *context, struct pd_error *err)
 {
     struct rank r;
@@ -278,6 +379,7 @@ Test(nccl, an_old_library_is_refused)
 /* ---- what goes wrong ---- */
 
 struct storm {
+    bool is_collective;
     uint32_t victim;
     _Atomic uint32_t told;
     char says[160];
@@ -287,14 +389,15 @@ static pd_status storm_main(struct pd_comm *control, void *context, struct pd_er
 {
     struct storm *storm = context;
     struct rank r;
+    uint64_t wrong;
     PD_TRY(rank_open(control, &r, err));
     pd_status st;
     if (control->rank == storm->victim) {
-        st = traffic(&r, r.comm, 3, 20, err);
+        st = storm->is_collective ? collectives(&r, r.comm, 3, 20, &wrong, err) : traffic(&r, r.comm, 3, 20, err);
         if (!st) st = pd_error_set(err, PD_IO, PD_WHERE, 0, "the disk of this rank is gone");
         pd_comm_abort(r.comm);
     } else {
-        st = traffic(&r, r.comm, 3, 100000, err);
+        st = storm->is_collective ? collectives(&r, r.comm, 3, 10000, &wrong, err) : traffic(&r, r.comm, 3, 100000, err);
         if (st == PD_PEER_LOST && err->message[0]) storm->told++;
     }
     rank_close(&r);
@@ -304,8 +407,8 @@ static pd_status storm_main(struct pd_comm *control, void *context, struct pd_er
 /* Streams wait for a peer that never comes: nobody hangs, and the cause is told. */
 Test(nccl, a_rank_that_fails_ends_what_others_wait_for)
 {
-    for (uint32_t victim = 0; victim < 3; victim++) {
-        struct storm storm = {.victim = victim};
+    for (uint32_t victim = 0; victim < 6; victim++) {
+        struct storm storm = {.victim = victim % 3, .is_collective = victim >= 3};
         struct pd_error err;
         const double began = seconds_now();
         cr_assert_eq(run(3, storm_main, &storm, &err), PD_IO, "%s", err.message);

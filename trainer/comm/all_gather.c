@@ -1,0 +1,170 @@
+/* Every rank gets the parts of all.
+ *
+ * Between threads it is one exchange. Between processes a part comes to each other host once, to the rank of that host in
+ * whose column its owner is (hosts.h), straight to its place; that rank passes it on inside. Parts are cut into chunks, hosts
+ * into rounds, as in reduce_scatter.c: one exchange carries the outside of a round and the inside of the round before it. */
+#include "ckpt/base/checked.h"
+#include "trainer/comm/progress.h"
+
+#define CHUNK_BYTES (UINT64_C(512) << 10)
+
+static const char fault[] = "comm.all_gather.flip";
+
+struct walk {
+    struct pd_progress *engine;
+    const struct pd_comm_op *op;
+    uint32_t hosts;  /* other hosts in a round */
+    uint64_t rounds; /* of a chunk */
+    struct pd_messages messages;
+};
+
+struct round {
+    uint64_t first, bytes; /* of each part */
+    uint32_t from, to;     /* distances between hosts */
+    bool is_first;         /* of its chunk */
+};
+
+static void send(struct walk *w, uint32_t peer, uint32_t part, const struct round *r)
+{
+    uint8_t *data = w->op->parts + part * w->op->part_bytes + r->first;
+    w->engine->sends[w->messages.send_count++] = (struct pd_comm_piece){peer, data, r->bytes};
+}
+
+static void receive(struct walk *w, uint32_t peer, uint32_t part, const struct round *r)
+{
+    uint8_t *data = w->op->parts + part * w->op->part_bytes + r->first;
+    w->engine->recvs[w->messages.recv_count++] = (struct pd_comm_piece){peer, data, r->bytes};
+}
+
+static void gather_outside(struct walk *w, const struct round *r)
+{
+    const struct pd_hosts *hosts = &w->engine->hosts;
+    const uint32_t ranks = pd_hosts_ranks(hosts, hosts->mine), mine = w->engine->comm.rank;
+    for (uint32_t d = r->from; d < r->to; d++) {
+        const uint32_t host = pd_hosts_before(hosts, d);
+        send(w, pd_hosts_column(hosts, pd_hosts_after(hosts, d), hosts->slot), mine, r);
+        for (uint32_t j = hosts->slot; j < pd_hosts_ranks(hosts, host); j += ranks)
+            receive(w, hosts->ranks[hosts->first[host] + j], hosts->ranks[hosts->first[host] + j], r);
+    }
+}
+
+/* The parts of a host that are here already go to the other ranks of this one; theirs come from the ranks of their columns. */
+static void pass_on(struct walk *w, uint32_t host, const struct round *r)
+{
+    const struct pd_hosts *hosts = &w->engine->hosts;
+    const uint32_t ranks = pd_hosts_ranks(hosts, hosts->mine), *here = hosts->ranks + hosts->first[hosts->mine];
+    for (uint32_t j = 0; j < pd_hosts_ranks(hosts, host); j++) {
+        const uint32_t part = hosts->ranks[hosts->first[host] + j];
+        if (j % ranks != hosts->slot) receive(w, here[j % ranks], part, r);
+        for (uint32_t i = 0; i < ranks && j % ranks == hosts->slot; i++)
+            if (i != hosts->slot) send(w, here[i], part, r);
+    }
+}
+
+static void gather_inside(struct walk *w, const struct round *r)
+{
+    const struct pd_hosts *hosts = &w->engine->hosts;
+    if (r->is_first) pass_on(w, hosts->mine, r);
+    for (uint32_t d = r->from; d < r->to; d++)
+        pass_on(w, pd_hosts_before(hosts, d), r);
+}
+
+static struct round round_of(const struct walk *w, uint64_t number)
+{
+    const uint64_t others = w->engine->hosts.count - 1, first = number / w->rounds * CHUNK_BYTES;
+    const uint32_t from = (uint32_t)(1 + number % w->rounds * w->hosts);
+    return (struct round){.first = first,
+                          .bytes = pd_min_u64(CHUNK_BYTES, w->op->part_bytes - first),
+                          .from = from,
+                          .to = (uint32_t)pd_min_u64((uint64_t)from + w->hosts, others + 1),
+                          .is_first = number % w->rounds == 0};
+}
+
+static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *op)
+{
+    const uint32_t others = engine->hosts.count - 1, most = PD_ROUND_PARTS / engine->hosts.largest;
+    struct walk w = {.engine = engine, .op = op, .hosts = most ? most : 1};
+    w.rounds = others ? pd_divide_up(others, w.hosts) : 1;
+    w.messages = (struct pd_messages){.sends = engine->sends,
+                                      .recvs = engine->recvs,
+                                      .inner = op->memory,
+                                      .outer = op->memory,
+                                      .arriving = op->memory,
+                                      .fault = fault};
+    return w;
+}
+
+static pd_status run_rounds(struct walk *w, struct pd_error *err)
+{
+    const uint64_t rounds = pd_divide_up(w->op->part_bytes, CHUNK_BYTES) * w->rounds;
+    struct round before = {.bytes = 0};
+    for (uint64_t number = 0; number <= rounds && rounds; number++) {
+        w->messages.send_count = w->messages.recv_count = 0;
+        if (number > 0) gather_inside(w, &before);
+        if (number < rounds) {
+            before = round_of(w, number);
+            gather_outside(w, &before);
+        }
+        PD_TRY(pd_exchange_run(w->engine, &w->messages, err));
+    }
+    return PD_OK;
+}
+
+static pd_status run_threads(struct walk *w, struct pd_error *err)
+{
+    const struct round all = {.bytes = w->op->part_bytes};
+    const uint32_t mine = w->engine->comm.rank;
+    for (uint32_t p = 0; p < w->engine->comm.size; p++) {
+        if (p == mine) continue;
+        send(w, p, mine, &all);
+        receive(w, p, p, &all);
+    }
+    return pd_exchange_run(w->engine, &w->messages, err);
+}
+
+pd_status pd_all_gather_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err)
+{
+    struct walk w = walk_of(engine, op);
+    if (engine->comm.size == 1) return PD_OK;
+    if (!engine->transport->is_processes) return run_threads(&w, err);
+    PD_TRY(pd_collective_agree(engine, op, err));
+    return run_rounds(&w, err);
+}
+
+/* ---- agreement ---- */
+
+struct claim {
+    uint64_t kind, part_bytes;
+};
+
+static pd_status compare(struct pd_progress *engine, const struct claim *own, const struct claim *other, uint32_t peer,
+                         struct pd_error *err)
+{
+    if (own->kind == other->kind && own->part_bytes == other->part_bytes) return PD_OK;
+    PD_FAIL(err, PD_BUG, "rank %u begins a collective (%s) of %llu bytes a part, rank %u one (%s) of %llu",
+            engine->members[engine->comm.rank].world, pd_comm_kind_names[own->kind], (unsigned long long)own->part_bytes,
+            engine->members[peer].world, pd_comm_kind_names[other->kind], (unsigned long long)other->part_bytes);
+}
+
+/* With the ranks that it will be with: those of its host, and of its column on others. */
+pd_status pd_collective_agree(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err)
+{
+    const struct pd_hosts *hosts = &engine->hosts;
+    const struct round all = {.bytes = sizeof(struct claim), .from = 1, .to = hosts->count};
+    struct claim mine = {op->kind, op->part_bytes}, *claims = (struct claim *)engine->room;
+    struct walk w = {.engine = engine, .op = op, .messages = {.sends = engine->sends, .recvs = engine->recvs}};
+    gather_outside(&w, &all);
+    for (uint32_t i = hosts->first[hosts->mine]; i < hosts->first[hosts->mine + 1]; i++) {
+        if (hosts->ranks[i] == engine->comm.rank) continue;
+        send(&w, hosts->ranks[i], 0, &all);
+        receive(&w, hosts->ranks[i], 0, &all);
+    }
+    for (uint32_t i = 0; i < w.messages.send_count; i++)
+        engine->sends[i].data = &mine;
+    for (uint32_t i = 0; i < w.messages.recv_count; i++)
+        engine->recvs[i].data = &claims[i];
+    PD_TRY(pd_exchange_run(engine, &w.messages, err));
+    for (uint32_t i = 0; i < w.messages.recv_count; i++)
+        PD_TRY(compare(engine, &mine, &claims[i], engine->recvs[i].peer, err));
+    return PD_OK;
+}
