@@ -55,10 +55,10 @@ pd_status exercise_hopper(enum exercise_hopper how, const uint16_t *a, uint32_t 
     return PD_LAUNCH(err, hopper, 1, 2 * PD_WARPGROUP, sizeof(hopper_tiles) + 1024, nullptr, how, maps, c, d);
 }
 
-void exercise_item_of(const struct pd_attention *resolved, uint64_t item, uint32_t tiles, bool of_keys,
+void exercise_item_of(const struct pd_attention *resolved, uint64_t item, uint32_t tiles, int of,
                       struct exercise_item *ret_item)
 {
-    const pd_attention_item found = pd_attention_item_of(*resolved, item, tiles, of_keys);
+    const pd_attention_item found = pd_attention_item_of(*resolved, item, tiles, static_cast<enum pd_attention_items>(of));
     *ret_item = {found.sequence, found.head, found.tile};
 }
 

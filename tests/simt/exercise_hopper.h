@@ -29,11 +29,11 @@ enum exercise_hopper {
 pd_status exercise_hopper(enum exercise_hopper how, const uint16_t *a, uint32_t a_rows, const uint16_t *b, float *c,
                           float *d, struct pd_error *err);
 
-/* Which of a grid's items is whose: sequence, head, tile. */
+/* Which of a grid's items is whose: sequence, head, tile; `of` an enum pd_attention_items. */
 struct exercise_item {
     uint32_t sequence, head, tile;
 };
-void exercise_item_of(const struct pd_attention *resolved, uint64_t item, uint32_t tiles, bool of_keys,
+void exercise_item_of(const struct pd_attention *resolved, uint64_t item, uint32_t tiles, int of,
                       struct exercise_item *ret_item);
 
 /* A map of an array (sequences, rows, columns), rows ld elements apart, that nobody reads. */

@@ -335,6 +335,39 @@ Test(attention, of_many_sequences_is_that_of_each)
     }
 }
 
+/* Terms of query heads that a second kernel adds up, beside blocks that add them up themselves, for which less workspace asks:
+ * trees of 7 and of 12 heads, chunks, a rank's heads that begin and end inside key-value heads, odd rows. */
+static const struct by_heads {
+    struct shape s;
+    uint32_t chunk;
+    struct share share;
+    uint64_t levels; /* terms that wait at a time */
+} by_heads[] = {{{2, 70, 14, 2, 64, true}, 0, {0, 14, 0, false}, 2},
+                {{1, 30, 12, 1, 128, false}, 5, {0, 12, 3, false}, 4},
+                {{1, 66, 12, 3, 64, true}, 3, {3, 9, 0, true}, 3},
+                {{1, 20, 9, 1, 20, false}, 0, {2, 9, 1, true}, 3}};
+
+Test(attention, by_query_head_has_the_bits_of_blocks_that_add_up)
+{
+    for (size_t i = 0; i < WAYS * (sizeof by_heads / sizeof *by_heads); i++) {
+        const struct by_heads *c = &by_heads[i / WAYS];
+        struct problem p = problem_new(c->s, i / WAYS == 1 ? PD_F16 : PD_BF16, c->chunk, 23 + i);
+        use(ways[i % WAYS]);
+        workspace_terms = c->levels * (c->s.d == 128 ? 8 : 1); /* call() counts 16 positions of these */
+        struct result want = attend_share(NULL, &p, c->share);
+        workspace_terms = 0;
+        for (uint64_t order = 0; order < 3; order++) {
+            simt_set_order(order);
+            struct result got = attend_share(NULL, &p, c->share);
+            check_same(&p, &want, &got, "by query head");
+            result_free(&got);
+        }
+        simt_set_order(0);
+        result_free(&want);
+        problem_free(&p);
+    }
+}
+
 /* The tree of query heads as ranks cut it: aligned runs of chunks, which begin and end inside key-value heads. */
 static const struct cut {
     struct shape s;

@@ -125,17 +125,18 @@ Test(hopper, every_tile_is_one_item_and_heads_that_fit_a_cache_come_together)
                                    .group = 2,
                                    .head_size = 128,
                                    .dtype = PD_BF16};
-    for (int of_keys = 0; of_keys < 2; of_keys++) {
-        const uint32_t tiles = 128, heads = of_keys ? 5 : 10, all = 2 * heads, together = of_keys ? 1 : 6;
+    static const uint32_t heads_of[] = {10, 5, 10}, together_of[] = {6, 1, 3};
+    for (int of = 0; of < 3; of++) {
+        const uint32_t tiles = 128, heads = heads_of[of], all = 2 * heads, together = together_of[of];
         bool seen[20][128] = {{false}};
         for (uint64_t i = 0; i < (uint64_t)all * tiles; i++) {
             struct exercise_item item;
-            exercise_item_of(&a, i, tiles, of_keys, &item);
+            exercise_item_of(&a, i, tiles, of, &item);
             const uint32_t which = item.sequence * heads + item.head;
             cr_assert(item.sequence < 2 && item.head < heads && item.tile < tiles && !seen[which][item.tile]);
             seen[which][item.tile] = true;
             cr_assert_eq(which / together, i / tiles / together, "item %zu is of head %u", (size_t)i, which);
-            if (i == 0) cr_assert_eq(item.tile, of_keys ? 0 : tiles - 1, "long work first");
+            if (i == 0) cr_assert_eq(item.tile, of ? 0 : tiles - 1, "long work first");
         }
     }
 }

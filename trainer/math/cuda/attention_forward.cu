@@ -28,7 +28,7 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_forward
     PD_SHARED_DYNAMIC(shared);
     forward_tiles<D> &t = *reinterpret_cast<forward_tiles<D> *>(shared);
     const uint32_t tiles = (a.length + QUERIES - 1) / QUERIES, warp = threadIdx.x / 32;
-    const pd_attention_item item = pd_attention_item_of(a, blockIdx.x, tiles, false);
+    const pd_attention_item item = pd_attention_item_of(a, blockIdx.x, tiles, PD_ITEMS_OF_QUERIES);
     const uint32_t kv = (item.head + a.group_offset) / a.group, r = item.tile * QUERIES;
     const uint32_t count = pd_attention_count(a.length, item.tile, QUERIES);
     const uint64_t row = (uint64_t)item.sequence * a.length + r, key_row = (uint64_t)item.sequence * a.key_length;

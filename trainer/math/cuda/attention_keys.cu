@@ -1,5 +1,5 @@
 /* Causal attention, backward, on tensor cores: dK and dV where the key is, see attention_pair.h. A block of threads goes
- * through the query heads of its key-value head, one after the other, see attention_sums.h. */
+ * through the query heads of its item, one after the other, see attention_sums.h. */
 #include "trainer/math/cuda/attention_pair.h"
 #include "trainer/math/cuda/attention_sums.h"
 
@@ -70,8 +70,8 @@ PD_DEVICE void keys_fetch(const pd_attention &a, uint32_t sequence, const keys_w
 }
 
 template <enum pd_dtype T, int D>
-PD_DEVICE void keys_step(const pd_attention &a, const keys_place &p, uint32_t tile, const keys_tiles<D> &t, uint32_t stage,
-                         keys_sums<D> &sums)
+PD_DEVICE void keys_step(const pd_attention &a, const pd_keys_place &p, uint32_t tile, const keys_tiles<D> &t,
+                         uint32_t stage, keys_sums<D> &sums)
 {
     constexpr uint32_t pieces = keys_pieces<D>;
     const uint32_t r = tile * PD_PAIR, count = pd_attention_count(a.length, tile, PD_PAIR), own = p.own;
@@ -95,12 +95,12 @@ PD_DEVICE void keys_step(const pd_attention &a, const keys_place &p, uint32_t ti
     }
 }
 
-template <enum pd_dtype T, int D>
-PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, keys_tiles<D> &t, const keys_waiting &waiting,
+template <enum pd_dtype T, int D, bool TREE>
+PD_DEVICE void keys_item(const pd_attention &a, const pd_keys_place &p, keys_tiles<D> &t, const keys_waiting &waiting,
                          bool wide)
 {
     const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * PD_PAIR, p.count, PD_PAIR);
-    const uint32_t begin = pd_attention_heads_begin(a, p.kv), end = pd_attention_heads_end(a, p.kv);
+    const uint32_t begin = p.begin, end = p.end;
     const uint64_t ld[2] = {a.ld_kv, a.ld_kv}, at = (p.row - p.tile * PD_PAIR) * a.ld_kv + p.kv * D;
     const uint16_t *const stays[2] = {(const uint16_t *)a.k + at, (const uint16_t *)a.v + at};
     const bool any = seeing.begin < seeing.end;
@@ -129,9 +129,9 @@ PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, keys_tiles<
             keys_step<T, D>(a, p, tile, t, stage, sums);
             if (more) keys_row_put(row, t.rows[stage ^ 1]);
         }
-        if (a.last_part)
+        if constexpr (TREE)
             keys_grow<D>(a, p.kv, head, end, tree, sums, waiting);
-        else
+        else if (!a.last_part)
             keys_carry<D>(a, p, head, sums, false);
     }
     pd_cp_async_wait<0>();
@@ -140,26 +140,16 @@ PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, keys_tiles<
 }
 
 /* waiting: `levels` terms a block of threads. */
-template <enum pd_dtype T, int D>
+template <enum pd_dtype T, int D, bool TREE>
 static __global__ void __launch_bounds__(PD_ATTENTION_THREADS)
-    attention_keys_tiles(const pd_attention a, float *waiting, const uint32_t levels, const bool wide)
+    attention_keys_tiles(const pd_attention a, const uint64_t items, float *waiting, const uint32_t levels, const bool wide)
 {
     PD_SHARED_DYNAMIC(shared);
     keys_tiles<D> &t = *reinterpret_cast<keys_tiles<D> *>(shared);
-    const uint32_t tiles = (a.key_length + PD_PAIR - 1) / PD_PAIR;
-    const uint64_t items = (uint64_t)tiles * a.sequences * a.kv_heads;
     waiting += (uint64_t)blockIdx.x * levels * (2 * PD_PAIR * D);
     const keys_waiting places = {reinterpret_cast<float4 *>(waiting), PD_ATTENTION_THREADS, threadIdx.x};
-    for (uint64_t i = blockIdx.x; i < items; i += gridDim.x) {
-        const pd_attention_item item = pd_attention_item_of(a, i, tiles, true);
-        const keys_place p = {item.sequence,
-                              item.head,
-                              item.tile,
-                              pd_attention_count(a.key_length, item.tile, PD_PAIR),
-                              threadIdx.x / 32 * 16,
-                              (uint64_t)item.sequence * a.key_length + item.tile * PD_PAIR};
-        keys_item<T, D>(a, p, t, places, wide);
-    }
+    for (uint64_t i = blockIdx.x; i < items; i += gridDim.x)
+        keys_item<T, D, TREE>(a, pd_keys_place_of(a, i, PD_PAIR, threadIdx.x / 32 * 16, TREE), t, places, wide);
 }
 
 static uint64_t term_bytes(const struct pd_attention *a)
@@ -176,11 +166,13 @@ template <enum pd_dtype T, int D>
 static pd_status keys_launch(void *stream, const pd_attention *a, struct pd_cuda_workspace workspace, pd_error *err)
 {
     const uint64_t blocks = pd_attention_keys_blocks(a, PD_PAIR, term_bytes(a), workspace.bytes);
+    const auto kernel = pd_attention_has_tree(a) ? attention_keys_tiles<T, D, true> : attention_keys_tiles<T, D, false>;
     const uint32_t levels = a->last_part ? pd_attention_waiting(a) : 0;
     const bool wide = pd_operands_are_wide(a, a->dout) &&
                       (!a->last_part || (pd_is_wide(a->dk, a->ld_dkv) && pd_is_wide(a->dv, a->ld_dkv)));
-    return PD_LAUNCH(err, (attention_keys_tiles<T, D>), static_cast<unsigned>(blocks), PD_ATTENTION_THREADS,
-                     sizeof(keys_tiles<D>), stream, *a, static_cast<float *>(workspace.data), levels, wide);
+    return pd_cuda_launch(err, "attention_keys_tiles", kernel, static_cast<unsigned>(blocks), PD_ATTENTION_THREADS,
+                          sizeof(keys_tiles<D>), stream, *a, pd_attention_keys_items(a, PD_PAIR),
+                          static_cast<float *>(workspace.data), levels, wide);
 }
 
 pd_status pd_attention_tiles_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,

@@ -1,7 +1,7 @@
 /* The slots. Which kernels a call goes to depends on dtype, head size and device alone, so that no layout changes it;
  * PERDURE_ATTENTION=mma, wgmma or plain asks for others, in tests and benchmarks. */
 #include "trainer/math/cuda/architectures.h"
-#include "trainer/math/cuda/attention_place.h"
+#include "trainer/math/cuda/attention_items.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -130,15 +130,62 @@ static pd_status find(const struct pd_attention *resolved, const struct kernels 
     return PD_OK;
 }
 
+/* ---- the keys pass ---- */
+
+/* Where a key-value head has several query heads and its tiles are fewer than an H100 has multiprocessors, query heads are
+ * items of their own: their terms are written, and a second kernel adds them up. README.md counts what that is worth. */
+#define TERMS_KEYS 128u
+#define TERMS_ITEMS 132u
+#define TERMS_BYTES_MAX (128ull << 20)
+
+/* Of dk and of dv. */
+static uint64_t terms_each(const struct pd_attention *a)
+{
+    return (uint64_t)a->sequences * a->key_length * a->heads * a->head_size;
+}
+
+static bool terms_help(const struct pd_attention *a)
+{
+    return pd_attention_has_tree(a) && pd_attention_keys_items(a, TERMS_KEYS) < TERMS_ITEMS;
+}
+
+/* Of a whole sequence. Parts have memory of their own for what a query head has so far. */
+static uint64_t terms_bytes(const struct pd_attention *a)
+{
+    const uint64_t bytes = 2 * terms_each(a) * sizeof(float);
+    return terms_help(a) && bytes <= TERMS_BYTES_MAX ? bytes : 0;
+}
+
+static pd_status run_keys(const struct kernels *kernels, void *stream, const struct pd_attention *r, bool parts,
+                          struct pd_cuda_workspace workspace, struct pd_error *err)
+{
+    struct pd_attention terms = *r;
+    if (!terms_help(r)) return kernels->keys(stream, r, workspace, err);
+    if (!parts) {
+        if (!terms_bytes(r) || workspace.bytes < terms_bytes(r)) return kernels->keys(stream, r, workspace, err);
+        terms.dk_acc = static_cast<float *>(workspace.data);
+        terms.dv_acc = terms.dk_acc + terms_each(r);
+    }
+    terms.last_part = false;
+    PD_TRY(kernels->keys(stream, &terms, workspace, err));
+    return pd_attention_join(stream, &terms, err);
+}
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
 /* Enough for any device, so that it may be asked before there is one; and for parts, whatever their place. */
 uint64_t pd_cuda_attention_workspace_bytes(const struct pd_attention *a)
 {
-    struct pd_attention r = pd_attention_resolve(a, a->key_length > 0);
+    const bool parts = a->key_length > 0;
+    struct pd_attention r = pd_attention_resolve(a, parts);
     r.last_part = true;
-    if (!has_tiles(&r) || strcmp(asked_for(), "plain") == 0) return pd_attention_plain_workspace(&r);
-    const uint64_t mma = pd_attention_tiles_workspace(&r);
+    const uint64_t terms = parts ? 0 : terms_bytes(&r);
+    if (!has_tiles(&r) || strcmp(asked_for(), "plain") == 0) return larger(terms, pd_attention_plain_workspace(&r));
     const uint64_t wgmma = build_has_wgmma ? kernels_of[PD_ATTENTION_WGMMA].workspace(&r) : 0;
-    return mma > wgmma ? mma : wgmma;
+    return larger(terms, larger(pd_attention_tiles_workspace(&r), wgmma));
 }
 
 pd_status pd_cuda_attention_forward(void *stream, const struct pd_attention *attention, struct pd_error *err)
@@ -157,7 +204,7 @@ pd_status pd_cuda_attention_backward(void *stream, const struct pd_attention *at
     PD_TRY(find(&r, &kernels, err));
     PD_TRY(pd_attention_plain_delta(stream, &r, err));
     PD_TRY(kernels->queries(stream, &r, err));
-    return kernels->keys(stream, &r, workspace, err);
+    return run_keys(kernels, stream, &r, false, workspace, err);
 }
 
 pd_status pd_cuda_attention_delta(void *stream, const struct pd_attention *attention, struct pd_error *err)
@@ -179,5 +226,5 @@ pd_status pd_cuda_attention_backward_keys(void *stream, const struct pd_attentio
     const struct pd_attention r = pd_attention_resolve(attention, true);
     const struct kernels *kernels;
     PD_TRY(find(&r, &kernels, err));
-    return kernels->keys(stream, &r, workspace, err);
+    return run_keys(kernels, stream, &r, true, workspace, err);
 }

@@ -13,36 +13,6 @@
 /* Keys a step of the running maximum: part of the forward bits. */
 #define PD_ATTENTION_STEP 64u
 
-/* One work item: a tile of a head of a sequence. */
-struct pd_attention_item {
-    uint32_t sequence, head, tile;
-};
-
-/* What tiles of one head read again and again, for as many heads at a time as this, stays in the second-level cache: about
- * half of an H100's, beside what is read once. */
-#define PD_ATTENTION_CACHED (24u << 20)
-
-/* Heads whose tiles come before those of other heads. Of tiles of queries all those of a key-value head, which read the
- * same. */
-PD_DEVICE uint64_t pd_attention_together(const struct pd_attention &a, bool of_keys)
-{
-    const uint64_t row = 2 * a.head_size * (a.dtype == PD_F32 ? 4u : 2u);
-    const uint64_t bytes = of_keys ? row * a.length * a.group : row * a.key_length, heads = PD_ATTENTION_CACHED / bytes;
-    return (heads > 1 ? heads : 1) * (of_keys ? 1 : a.group);
-}
-
-/* Of `tiles` tiles of keys, or of queries, a head. Of heads that are together those with long work first: the last tiles of
- * queries see most keys, the first of keys most queries. */
-PD_DEVICE pd_attention_item pd_attention_item_of(const struct pd_attention &a, uint64_t item, uint32_t tiles, bool of_keys)
-{
-    const uint32_t heads = of_keys ? a.kv_heads : a.heads;
-    const uint64_t all = (uint64_t)a.sequences * heads, together = pd_attention_together(a, of_keys);
-    const uint64_t begin = item / (together * tiles) * together, rest = item - begin * tiles;
-    const uint64_t count = all - begin < together ? all - begin : together, which = begin + rest % count;
-    const uint32_t tile = (uint32_t)(rest / count);
-    return {(uint32_t)(which / heads), (uint32_t)(which % heads), of_keys ? tile : tiles - 1 - tile};
-}
-
 PD_DEVICE uint32_t pd_attention_count(uint32_t length, uint32_t tile, uint32_t rows)
 {
     uint32_t left = length - tile * rows;
@@ -184,30 +154,7 @@ PD_ATTENTION_WAY(tiles)
 PD_ATTENTION_WAY(wgmma)
 PD_ATTENTION_WAY(plain)
 pd_status pd_attention_plain_delta(void *stream, const struct pd_attention *a, struct pd_error *err);
-
-/* Of a keys pass whose blocks of threads go through items of `keys` keys of one head, `term_bytes` a term: how many blocks
- * run with this workspace, each going through several items where they are few; and the workspace for as many as help.
- * 264 is two for each of the 132 multiprocessors of an H100: the workspace does not grow with the tokens. */
-#define PD_ATTENTION_BLOCKS_MAX 264u
-static inline uint64_t pd_attention_keys_items(const struct pd_attention *a, uint32_t keys)
-{
-    return ((uint64_t)a->key_length + keys - 1) / keys * a->sequences * a->kv_heads;
-}
-
-static inline uint64_t pd_attention_keys_blocks(const struct pd_attention *a, uint32_t keys, uint64_t term_bytes,
-                                                uint64_t workspace_bytes)
-{
-    const uint64_t items = pd_attention_keys_items(a, keys), each = pd_attention_waiting(a) * term_bytes;
-    if (!a->last_part || each == 0) return items;
-    PD_CHECK(workspace_bytes >= each);
-    return items < workspace_bytes / each ? items : workspace_bytes / each;
-}
-
-static inline uint64_t pd_attention_keys_workspace(const struct pd_attention *a, uint32_t keys, uint64_t term_bytes,
-                                                   uint64_t blocks)
-{
-    const uint64_t items = pd_attention_keys_items(a, keys);
-    return pd_attention_waiting(a) * term_bytes * (items < blocks ? items : blocks);
-}
+/* dk, dv = the tree over query heads of the terms dk_acc, dv_acc, as the keys pass of the last part leaves it. */
+pd_status pd_attention_join(void *stream, const struct pd_attention *resolved, struct pd_error *err);
 
 #endif

@@ -3,7 +3,7 @@
 #ifndef PD_TRAINER_MATH_CUDA_ATTENTION_PLAIN_H
 #define PD_TRAINER_MATH_CUDA_ATTENTION_PLAIN_H
 
-#include "trainer/math/cuda/attention_place.h"
+#include "trainer/math/cuda/attention_items.h"
 #include "trainer/math/cuda/element.h"
 #include "trainer/math/cuda/functions.h"
 
@@ -54,7 +54,7 @@ struct pd_plain_place {
 PD_DEVICE pd_plain_place pd_plain_place_of(const pd_attention &a, uint64_t block, uint32_t rows)
 {
     const uint32_t tiles = (a.length + rows - 1) / rows;
-    const pd_attention_item item = pd_attention_item_of(a, block, tiles, false);
+    const pd_attention_item item = pd_attention_item_of(a, block, tiles, PD_ITEMS_OF_QUERIES);
     const uint32_t r = item.tile * rows;
     return {item.sequence,
             item.head,

@@ -127,11 +127,6 @@ pd_status pd_attention_plain_queries(void *stream, const struct pd_attention *a,
 
 /* ---- dK, dV ---- */
 
-struct keys_place {
-    uint32_t sequence, kv, k, count; /* keys from k of the part */
-    uint64_t row;                    /* of the arrays */
-};
-
 /* dK and dV lie one after the other; a waiting term is a copy of them. */
 PD_DEVICE void keys_grow(const pd_attention &a, uint32_t kv, uint32_t head, uint32_t end, pd_attention_tree &tree,
                          float *sums, float *waiting)
@@ -150,7 +145,7 @@ PD_DEVICE void keys_grow(const pd_attention &a, uint32_t kv, uint32_t head, uint
 }
 
 template <enum pd_dtype T, uint32_t PASSING>
-PD_DEVICE void keys_of_head(const pd_attention &a, const keys_place &p, const space<PASSING> &s, uint32_t head,
+PD_DEVICE void keys_of_head(const pd_attention &a, const pd_keys_place &p, const space<PASSING> &s, uint32_t head,
                             const pd_attention_span &seeing)
 {
     const uint32_t d = a.head_size, carried = a.first_part ? 0 : p.count;
@@ -166,7 +161,7 @@ PD_DEVICE void keys_of_head(const pd_attention &a, const keys_place &p, const sp
         states_load(a, s, p.sequence, head, r);
         __syncthreads();
         for (uint32_t i = threadIdx.x; i < STAYING * PASSING; i += PD_PLAIN_THREADS)
-            pair(a, s, p.sequence, i / PASSING, i % PASSING, r + i % PASSING, p.k + i / PASSING, i % PASSING);
+            pair(a, s, p.sequence, i / PASSING, i % PASSING, r + i % PASSING, p.tile * STAYING + i / PASSING, i % PASSING);
         __syncthreads();
         apply<PASSING>(s.sums[0], s.ds, s.passes[0], d);
         apply<PASSING>(s.sums[1], s.p, s.passes[1], d);
@@ -178,7 +173,7 @@ PD_DEVICE void keys_of_head(const pd_attention &a, const keys_place &p, const sp
 }
 
 template <enum pd_dtype T, uint32_t PASSING>
-PD_DEVICE void keys_finish(const pd_attention &a, const keys_place &p, const space<PASSING> &s)
+PD_DEVICE void keys_finish(const pd_attention &a, const pd_keys_place &p, const space<PASSING> &s)
 {
     const uint32_t d = a.head_size;
     const uint64_t at = p.row * a.ld_dkv + p.kv * d;
@@ -193,19 +188,19 @@ PD_DEVICE void keys_finish(const pd_attention &a, const keys_place &p, const spa
 }
 
 template <enum pd_dtype T, uint32_t PASSING>
-PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, const space<PASSING> &s, float *waiting)
+PD_DEVICE void keys_item(const pd_attention &a, const pd_keys_place &p, const space<PASSING> &s, float *waiting)
 {
-    const uint32_t d = a.head_size, end = pd_attention_heads_end(a, p.kv);
+    const uint32_t d = a.head_size;
     const uint64_t at = p.row * a.ld_kv + p.kv * d;
-    const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.k, p.count, PASSING);
+    const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * STAYING, p.count, PASSING);
     pd_attention_tree tree;
     tree.depth = 0;
     __syncthreads();
     pd_plain_load<T>(s.stays[0], STAYING, a.k, at, a.ld_kv, p.count, d);
     pd_plain_load<T>(s.stays[1], STAYING, a.v, at, a.ld_kv, p.count, d);
-    for (uint32_t head = pd_attention_heads_begin(a, p.kv); head < end; head++) {
+    for (uint32_t head = p.begin; head < p.end; head++) {
         keys_of_head<T>(a, p, s, head, seeing);
-        if (a.last_part) keys_grow(a, p.kv, head, end, tree, s.sums[0], waiting);
+        if (a.last_part) keys_grow(a, p.kv, head, p.end, tree, s.sums[0], waiting);
     }
     if (a.last_part) keys_finish<T>(a, p, s);
 }
@@ -213,20 +208,14 @@ PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, const space
 /* waiting: `levels` terms a block of threads. */
 template <enum pd_dtype T, uint32_t PASSING>
 static __global__ void __launch_bounds__(PD_PLAIN_THREADS)
-    attention_keys_plain(const pd_attention a, float *waiting, const uint32_t levels)
+    attention_keys_plain(const pd_attention a, const uint64_t items, const bool has_tree, float *waiting,
+                         const uint32_t levels)
 {
     PD_SHARED_DYNAMIC(shared);
     const space<PASSING> s = space_of<PASSING>(reinterpret_cast<float *>(shared), a.head_size);
-    const uint32_t tiles = (a.key_length + STAYING - 1) / STAYING;
-    const uint64_t items = (uint64_t)tiles * a.sequences * a.kv_heads;
     waiting += (uint64_t)blockIdx.x * levels * (2 * STAYING * pd_plain_row(a.head_size));
-    for (uint64_t i = blockIdx.x; i < items; i += gridDim.x) {
-        const pd_attention_item item = pd_attention_item_of(a, i, tiles, true);
-        const uint32_t k = item.tile * STAYING;
-        const keys_place p = {item.sequence, item.head, k, pd_attention_count(a.key_length, item.tile, STAYING),
-                              (uint64_t)item.sequence * a.key_length + k};
-        keys_item<T>(a, p, s, waiting);
-    }
+    for (uint64_t i = blockIdx.x; i < items; i += gridDim.x)
+        keys_item<T>(a, pd_keys_place_of(a, i, STAYING, 0, has_tree), s, waiting);
 }
 
 static uint64_t term_bytes(const struct pd_attention *a)
@@ -247,8 +236,8 @@ static pd_status keys_launch(void *stream, const struct pd_attention *a, struct 
     const uint32_t levels = a->last_part ? pd_attention_waiting(a) : 0;
     PD_WITH_DTYPE(a->dtype, T,
                   return PD_LAUNCH(err, (attention_keys_plain<T, PASSING>), static_cast<unsigned>(blocks), PD_PLAIN_THREADS,
-                                   space_bytes(a->head_size, PASSING), stream, *a, static_cast<float *>(workspace.data),
-                                   levels));
+                                   space_bytes(a->head_size, PASSING), stream, *a, pd_attention_keys_items(a, STAYING),
+                                   pd_attention_has_tree(a), static_cast<float *>(workspace.data), levels));
 }
 
 pd_status pd_attention_plain_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,

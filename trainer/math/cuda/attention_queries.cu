@@ -34,7 +34,7 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_queries
     PD_SHARED_DYNAMIC(shared);
     pd_pair_tiles<D> &t = *reinterpret_cast<pd_pair_tiles<D> *>(shared);
     const uint32_t tiles = (a.length + PD_PAIR - 1) / PD_PAIR;
-    const pd_attention_item item = pd_attention_item_of(a, blockIdx.x, tiles, false);
+    const pd_attention_item item = pd_attention_item_of(a, blockIdx.x, tiles, PD_ITEMS_OF_QUERIES);
     const uint32_t kv = (item.head + a.group_offset) / a.group, r = item.tile * PD_PAIR, own = threadIdx.x / 32 * 16;
     const uint32_t count = pd_attention_count(a.length, item.tile, PD_PAIR);
     const uint64_t row = (uint64_t)item.sequence * a.length, key_row = (uint64_t)item.sequence * a.key_length;

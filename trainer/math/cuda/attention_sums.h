@@ -10,12 +10,6 @@ template <int D> struct keys_sums {
     float dk[1][D / 8][4], dv[1][D / 8][4];
 };
 
-/* What one item is about: `count` keys from `row` of the arrays; a warp has 16 of them from `own`. */
-struct keys_place {
-    uint32_t sequence, kv, tile, count, own;
-    uint64_t row;
-};
-
 /* Of a block: float4 i of this thread, of `threads`, at a level. */
 struct keys_waiting {
     float4 *data;
@@ -63,7 +57,7 @@ PD_DEVICE void keys_grow(const pd_attention &a, uint32_t kv, uint32_t head, uint
 
 /* By way of two runs of 16 rows of shared memory that are this warp's own. */
 template <enum pd_dtype T, int D>
-PD_DEVICE void keys_finish(const pd_attention &a, const keys_place &p, const keys_sums<D> &sums, uint16_t *dk_rows,
+PD_DEVICE void keys_finish(const pd_attention &a, const pd_keys_place &p, const keys_sums<D> &sums, uint16_t *dk_rows,
                            uint16_t *dv_rows, bool wide)
 {
     const uint32_t left = p.count > p.own ? p.count - p.own : 0;
@@ -80,7 +74,7 @@ PD_DEVICE void keys_finish(const pd_attention &a, const keys_place &p, const key
 
 /* The chains of a query head between calls. */
 template <int D>
-PD_DEVICE void keys_carry(const pd_attention &a, const keys_place &p, uint32_t head, keys_sums<D> &sums, bool load)
+PD_DEVICE void keys_carry(const pd_attention &a, const pd_keys_place &p, uint32_t head, keys_sums<D> &sums, bool load)
 {
     const uint64_t ld = (uint64_t)a.heads * D, at = p.row * ld + head * D;
     if (load) {

@@ -8,7 +8,7 @@
 #ifndef PD_TRAINER_MATH_CUDA_ATTENTION_TILE_H
 #define PD_TRAINER_MATH_CUDA_ATTENTION_TILE_H
 
-#include "trainer/math/cuda/attention_place.h"
+#include "trainer/math/cuda/attention_items.h"
 #include "trainer/math/cuda/element.h"
 
 #define PD_ATTENTION_THREADS 128u

@@ -171,7 +171,7 @@ struct pd_wide_place {
 template <uint32_t KEYS> PD_DEVICE pd_wide_place pd_wide_place_of(const pd_attention &a, uint64_t i)
 {
     const uint32_t tiles = (a.length + PD_STAY - 1) / PD_STAY;
-    const pd_attention_item item = pd_attention_item_of(a, i, tiles, false);
+    const pd_attention_item item = pd_attention_item_of(a, i, tiles, PD_ITEMS_OF_QUERIES);
     const uint32_t row = item.tile * PD_STAY, count = pd_attention_count(a.length, item.tile, PD_STAY);
     return {item.sequence,
             item.head,

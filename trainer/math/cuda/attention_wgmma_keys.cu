@@ -1,5 +1,5 @@
 /* Causal attention, backward, dK and dV where the key is, for compute capability 9.0: the formulas of attention_pair.h. A
- * warpgroup has 64 keys of one head and goes through the query heads of its key-value head, one after the other, see
+ * warpgroup has 64 keys of one head and goes through the query heads of its item, one after the other, see
  * attention_sums.h; tiles of 64 queries go by. A step:
  *
  *   S^T = K Q^T, dP^T = V dO^T; P from S while dP is made; dV += P dO on its way while dS is made; dK += dS Q
@@ -32,17 +32,8 @@ template <int D> struct keys_tiles {
 
 static_assert(sizeof(keys_tiles<128>) <= PD_WIDE_SHARED && sizeof(keys_tiles<64>) <= PD_WIDE_SHARED, "too much");
 
-PD_DEVICE keys_place keys_place_of(const pd_attention &a, uint64_t i, uint32_t own)
-{
-    const uint32_t tiles = (a.key_length + KEYS - 1) / KEYS;
-    const pd_attention_item item = pd_attention_item_of(a, i, tiles, true);
-    return {item.sequence, item.head,
-            item.tile,     pd_attention_count(a.key_length, item.tile, KEYS),
-            own,           (uint64_t)item.sequence * a.key_length + item.tile * KEYS};
-}
-
 /* See pd_attention_cut; of 64 queries from r. Beyond the last, `first` is the last's. */
-PD_DEVICE bool keys_cut(const pd_attention &a, const keys_place &p, uint32_t r, const keys_rows &rows)
+PD_DEVICE bool keys_cut(const pd_attention &a, const pd_keys_place &p, uint32_t r, const keys_rows &rows)
 {
     const uint32_t key = a.key_start + p.tile * KEYS;
     return key + p.count - 1 > a.query_start + r || rows.first[QUERIES - 1] > key;
@@ -82,7 +73,7 @@ PD_DEVICE void keys_rows_put(const keys_row &row, keys_rows &rows)
 
 /* Rows are asked for before the wait for their place. */
 template <int D>
-PD_DEVICE void keys_produce(const pd_attention &a, const pd_wide_maps &maps, const keys_place &p, pd_wide_progress &done,
+PD_DEVICE void keys_produce(const pd_attention &a, const pd_wide_maps &maps, const pd_keys_place &p, pd_wide_progress &done,
                             keys_tiles<D> &t, bool wide)
 {
     const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * KEYS, p.count, QUERIES);
@@ -95,7 +86,7 @@ PD_DEVICE void keys_produce(const pd_attention &a, const pd_wide_maps &maps, con
     }
     pd_wide_filled(&t.stays_full, 2 * KEYS * D * 2, wide);
     done.round ^= 1;
-    for (uint32_t head = pd_attention_heads_begin(a, p.kv); head < pd_attention_heads_end(a, p.kv); head++) {
+    for (uint32_t head = p.begin; head < p.end; head++) {
         const pd_wide_source q = pd_wide_q<D>(a, maps, p.sequence, head), o = pd_wide_dout<D>(a, maps, p.sequence, head);
         for (uint32_t tile = seeing.begin; tile < seeing.end; tile++) {
             uint64_t *full = &t.full[ring.stage];
@@ -175,7 +166,7 @@ PD_DEVICE void keys_products(const keys_state<D> &s, uint32_t stage, const keys_
 }
 
 template <enum pd_dtype T, int D>
-PD_DEVICE void keys_step(const pd_attention &a, const keys_place &p, uint32_t tile, const pd_ring &ring, keys_tiles<D> &t,
+PD_DEVICE void keys_step(const pd_attention &a, const pd_keys_place &p, uint32_t tile, const pd_ring &ring, keys_tiles<D> &t,
                          keys_state<D> &s)
 {
     const uint32_t r = tile * QUERIES, stage = ring.stage;
@@ -210,12 +201,11 @@ PD_DEVICE void keys_step(const pd_attention &a, const keys_place &p, uint32_t ti
     pd_wide_emptied(&t.empty[stage]);
 }
 
-template <enum pd_dtype T, int D>
-PD_DEVICE void keys_consume(const pd_attention &a, const keys_place &p, uint32_t group, pd_wide_progress &done,
+template <enum pd_dtype T, int D, bool TREE>
+PD_DEVICE void keys_consume(const pd_attention &a, const pd_keys_place &p, uint32_t group, pd_wide_progress &done,
                             keys_tiles<D> &t, const keys_waiting &waiting, bool wide)
 {
     const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * KEYS, p.count, QUERIES);
-    const uint32_t end = pd_attention_heads_end(a, p.kv);
     pd_attention_tree tree;
     keys_state<D> s;
     tree.depth = 0;
@@ -226,7 +216,7 @@ PD_DEVICE void keys_consume(const pd_attention &a, const keys_place &p, uint32_t
         pd_wide_rows<D>(s.k, t.k[group]);
         pd_wide_rows<D>(s.v, t.v[group]);
     }
-    for (uint32_t head = pd_attention_heads_begin(a, p.kv); head < end; head++) {
+    for (uint32_t head = p.begin; head < p.end; head++) {
         pd_fragments_zero(s.sums.dk);
         pd_fragments_zero(s.sums.dv);
         if (!a.first_part) keys_carry<D>(a, p, head, s.sums, true);
@@ -234,10 +224,10 @@ PD_DEVICE void keys_consume(const pd_attention &a, const keys_place &p, uint32_t
             keys_step<T, D>(a, p, tile, done.ring, t, s);
             pd_ring_next<keys_stages<D>>(done.ring);
         }
-        if (head + 1 == end) pd_wide_emptied(&t.stays_empty);
-        if (a.last_part)
-            keys_grow<D>(a, p.kv, head, end, tree, s.sums, waiting);
-        else
+        if (head + 1 == p.end) pd_wide_emptied(&t.stays_empty);
+        if constexpr (TREE)
+            keys_grow<D>(a, p.kv, head, p.end, tree, s.sums, waiting);
+        else if (!a.last_part)
             keys_carry<D>(a, p, head, s.sums, false);
     }
     __syncwarp();
@@ -245,7 +235,7 @@ PD_DEVICE void keys_consume(const pd_attention &a, const keys_place &p, uint32_t
 }
 
 /* waiting: `levels` terms a block of threads. */
-template <enum pd_dtype T, int D>
+template <enum pd_dtype T, int D, bool TREE>
 static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
     attention_keys_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_deal deal,
                          float *waiting, const uint32_t levels, const bool wide)
@@ -254,14 +244,15 @@ static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
     keys_tiles<D> &t = pd_wide_tiles<keys_tiles<D>>(shared);
     pd_wide_progress done = {0, {0, 0}};
     const auto produce = [&] {
-        pd_wide_each(deal, [&](uint64_t i) { keys_produce<D>(a, maps, keys_place_of(a, i, 0), done, t, wide); });
+        pd_wide_each(deal,
+                     [&](uint64_t i) { keys_produce<D>(a, maps, pd_keys_place_of(a, i, KEYS, 0, TREE), done, t, wide); });
     };
     const auto consume = [&] {
         const uint32_t thread = threadIdx.x - PD_WARPGROUP, group = pd_consumer();
         float *const own = waiting + (uint64_t)blockIdx.x * levels * (2 * KEYS * D);
         const keys_waiting places = {reinterpret_cast<float4 *>(own), CONSUMER_THREADS, thread};
         pd_wide_each(deal, [&](uint64_t i) {
-            keys_consume<T, D>(a, keys_place_of(a, i, thread / 32 * 16), group, done, t, places, wide);
+            keys_consume<T, D, TREE>(a, pd_keys_place_of(a, i, KEYS, thread / 32 * 16, TREE), group, done, t, places, wide);
         });
     };
     pd_wide_block(&t.stays_full, 1 + keys_stages<D>, &t.stays_empty, 1 + keys_stages<D>, produce, consume);
@@ -281,11 +272,12 @@ template <enum pd_dtype T, int D>
 static pd_status keys_launch(void *stream, const pd_attention *a, struct pd_cuda_workspace workspace, pd_error *err)
 {
     const uint64_t blocks_max = pd_attention_keys_blocks(a, KEYS, term_bytes(a), workspace.bytes);
+    const auto kernel = pd_attention_has_tree(a) ? attention_keys_wgmma<T, D, true> : attention_keys_wgmma<T, D, false>;
     const uint32_t levels = a->last_part ? pd_attention_waiting(a) : 0;
     const bool wide = pd_operands_are_wide(a, a->dout) &&
                       (!a->last_part || (pd_is_wide(a->dk, a->ld_dkv) && pd_is_wide(a->dv, a->ld_dkv)));
-    return pd_wide_launch(err, "attention_keys_wgmma", attention_keys_wgmma<T, D>, sizeof(keys_tiles<D>), stream, a, a->dout,
-                          wide, pd_attention_keys_items(a, KEYS), blocks_max, static_cast<float *>(workspace.data), levels);
+    return pd_wide_launch(err, "attention_keys_wgmma", kernel, sizeof(keys_tiles<D>), stream, a, a->dout, wide,
+                          pd_attention_keys_items(a, KEYS), blocks_max, static_cast<float *>(workspace.data), levels);
 }
 
 pd_status pd_attention_wgmma_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,

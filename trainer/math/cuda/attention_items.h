@@ -1,0 +1,100 @@
+/* What blocks of threads of the attention kernels are dealt: tiles of a head of a sequence, in an order that keeps what several
+ * of them read in the second-level cache. */
+#ifndef PD_TRAINER_MATH_CUDA_ATTENTION_ITEMS_H
+#define PD_TRAINER_MATH_CUDA_ATTENTION_ITEMS_H
+
+#include "trainer/math/cuda/attention_place.h"
+
+/* One work item: a tile of a head of a sequence. */
+struct pd_attention_item {
+    uint32_t sequence, head, tile;
+};
+
+/* What tiles of one head read again and again, for as many heads at a time as this, stays in the second-level cache: about
+ * half of an H100's, beside what is read once. */
+#define PD_ATTENTION_CACHED (24u << 20)
+
+/* Tiles of queries of a query head; tiles of keys of a key-value head, with all its query heads; of keys, with one query
+ * head, whose gradient stays a term of its own. */
+enum pd_attention_items { PD_ITEMS_OF_QUERIES, PD_ITEMS_OF_KEYS, PD_ITEMS_OF_TERMS };
+
+/* Heads whose tiles come before those of other heads. Of tiles of queries all those of a key-value head, which read the
+ * same. */
+PD_DEVICE uint64_t pd_attention_together(const struct pd_attention &a, enum pd_attention_items of)
+{
+    const uint64_t row = 2 * a.head_size * (a.dtype == PD_F32 ? 4u : 2u), each = of == PD_ITEMS_OF_KEYS ? a.group : 1;
+    const uint64_t bytes = row * (of == PD_ITEMS_OF_QUERIES ? a.key_length : a.length * each);
+    const uint64_t heads = PD_ATTENTION_CACHED / bytes;
+    return (heads > 1 ? heads : 1) * (of == PD_ITEMS_OF_QUERIES ? a.group : 1);
+}
+
+/* Of `tiles` tiles a head. Of heads that are together those with long work first: the last tiles of queries see most keys,
+ * the first of keys most queries. */
+PD_DEVICE pd_attention_item pd_attention_item_of(const struct pd_attention &a, uint64_t item, uint32_t tiles,
+                                                 enum pd_attention_items of)
+{
+    const uint32_t heads = of == PD_ITEMS_OF_KEYS ? a.kv_heads : a.heads;
+    const uint64_t all = (uint64_t)a.sequences * heads, together = pd_attention_together(a, of);
+    const uint64_t begin = item / (together * tiles) * together, rest = item - begin * tiles;
+    const uint64_t count = all - begin < together ? all - begin : together, which = begin + rest % count;
+    const uint32_t tile = (uint32_t)(rest / count);
+    return {(uint32_t)(which / heads), (uint32_t)(which % heads), of == PD_ITEMS_OF_QUERIES ? tiles - 1 - tile : tile};
+}
+
+/* Whether an item of the keys pass has several query heads, whose gradients it adds up. Else it has one: where a part is not the
+ * last the chain of each query head is kept. */
+static inline bool pd_attention_has_tree(const struct pd_attention *a)
+{
+    return a->last_part && a->heads > a->kv_heads;
+}
+
+/* What one item is about: `count` keys from `row` of the arrays, query heads [begin, end); a warp has 16 keys from `own`. */
+struct pd_keys_place {
+    uint32_t sequence, kv, begin, end, tile, count, own;
+    uint64_t row;
+};
+
+/* Of tiles of `keys` keys. has_tree: a constant, where registers are few. */
+PD_DEVICE pd_keys_place pd_keys_place_of(const struct pd_attention &a, uint64_t i, uint32_t keys, uint32_t own,
+                                         bool has_tree)
+{
+    const uint32_t tiles = (a.key_length + keys - 1) / keys;
+    const pd_attention_item item = pd_attention_item_of(a, i, tiles, has_tree ? PD_ITEMS_OF_KEYS : PD_ITEMS_OF_TERMS);
+    const uint32_t kv = has_tree ? item.head : (item.head + a.group_offset) / a.group;
+    return {item.sequence,
+            kv,
+            has_tree ? pd_attention_heads_begin(a, kv) : item.head,
+            has_tree ? pd_attention_heads_end(a, kv) : item.head + 1,
+            item.tile,
+            pd_attention_count(a.key_length, item.tile, keys),
+            own,
+            (uint64_t)item.sequence * a.key_length + item.tile * keys};
+}
+
+/* Of a keys pass whose blocks of threads go through items of `keys` keys of one head, `term_bytes` a term: how many blocks
+ * run with this workspace, each going through several items where they are few; and the workspace for as many as help.
+ * 264 is two for each of the 132 multiprocessors of an H100: the workspace does not grow with the tokens. */
+#define PD_ATTENTION_BLOCKS_MAX 264u
+static inline uint64_t pd_attention_keys_items(const struct pd_attention *a, uint32_t keys)
+{
+    return ((uint64_t)a->key_length + keys - 1) / keys * a->sequences * (pd_attention_has_tree(a) ? a->kv_heads : a->heads);
+}
+
+static inline uint64_t pd_attention_keys_blocks(const struct pd_attention *a, uint32_t keys, uint64_t term_bytes,
+                                                uint64_t workspace_bytes)
+{
+    const uint64_t items = pd_attention_keys_items(a, keys), each = pd_attention_waiting(a) * term_bytes;
+    if (!pd_attention_has_tree(a)) return items;
+    PD_CHECK(workspace_bytes >= each);
+    return items < workspace_bytes / each ? items : workspace_bytes / each;
+}
+
+static inline uint64_t pd_attention_keys_workspace(const struct pd_attention *a, uint32_t keys, uint64_t term_bytes,
+                                                   uint64_t blocks)
+{
+    const uint64_t items = pd_attention_keys_items(a, keys);
+    if (!pd_attention_has_tree(a)) return 0;
+    return pd_attention_waiting(a) * term_bytes * (items < blocks ? items : blocks);
+}
+
+#endif
