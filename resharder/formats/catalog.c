@@ -142,6 +142,12 @@ pd_status pd_catalog_add_piece(struct pd_catalog *catalog, uint32_t tensor, cons
     return PD_OK;
 }
 
+void pd_catalog_store_as(struct pd_catalog *catalog, uint32_t tensor, enum pd_element element, uint64_t rows)
+{
+    catalog->tensors[tensor].element = element;
+    catalog->tensors[tensor].shape[0] = rows;
+}
+
 pd_status pd_catalog_add_dense(struct pd_catalog *catalog, const struct pd_foreign_tensor *tensor, uint32_t file,
                                uint64_t offset, struct pd_error *err)
 {

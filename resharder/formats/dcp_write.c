@@ -7,7 +7,6 @@
 #include "resharder/formats/dcp.h"
 
 #include "resharder/formats/model_directory.h"
-#include "resharder/formats/pickle_write.h"
 #include "resharder/formats/torch_archive.h"
 
 #include <stdio.h>
@@ -59,7 +58,7 @@ static const struct pd_foreign_tensor *shape_of(const struct writer *w, const st
 
 static pd_status place(struct writer *w, struct output *o, struct pd_error *err)
 {
-    PD_TRY(pd_torch_plan(shape_of(w, o), &o->archive, err));
+    PD_TRY(pd_torch_plan(shape_of(w, o), NULL, &o->archive, err));
     w->count++;
     if (w->file_bytes && w->plan->shard_bytes_max && w->file_bytes + o->archive.bytes > w->plan->shard_bytes_max) {
         w->files++;

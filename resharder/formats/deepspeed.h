@@ -1,4 +1,4 @@
-/* DeepSpeed's checkpoints as rows of the table of formats: see format.h. Read, not written. */
+/* DeepSpeed's checkpoints as rows of the table of formats: see format.h. Those of ZeRO are read, not written. */
 #ifndef PD_RESHARDER_FORMATS_DEEPSPEED_H
 #define PD_RESHARDER_FORMATS_DEEPSPEED_H
 
@@ -6,5 +6,11 @@
 
 extern const struct pd_format pd_format_deepspeed; /* ZeRO, stages 1 to 3 */
 extern const struct pd_format pd_format_universal; /* universal.c */
+
+/* universal_write.c: slots of the second. */
+PD_MUST_USE pd_status pd_universal_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state,
+                                        struct pd_error *err);
+void pd_universal_observe(void *state, uint32_t tensor, const void *data, uint64_t bytes);
+PD_MUST_USE pd_status pd_universal_finish(void *state, pd_status mine, struct pd_error *err);
 
 #endif

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #define READER_BYTES (UINT64_C(48) << 20)
+#define DEPTH_MAX 5 /* of directories: a tag, zero, a parameter */
 #define OUTPUT_BYTES (PD_OUTPUT_SLOTS * PD_OUTPUT_SLOT_BYTES)
 
 _Static_assert(READER_BYTES + OUTPUT_BYTES + 3 * PD_EXPORT_BAND_BYTES <= PD_EXPORT_BUFFER_BYTES, "what is cut from it");
@@ -29,19 +30,29 @@ struct pd_export {
 
 /* ---- directories ---- */
 
-static pd_status clear_directory(struct pd_vfs *vfs, const char *directory, struct pd_error *err)
+/* `directory` and those in it, innermost first: removed with what is in them, or synced. */
+static pd_status walk(struct pd_vfs *vfs, const char *directory, bool removes, int depth, struct pd_error *err)
 {
     struct pd_listing listing;
     char path[PD_FORMATS_PATH_MAX];
-    if (!pd_formats_is_directory(vfs, directory)) return PD_OK;
+    if (!depth) PD_FAIL(err, PD_INVALID, "%s: no export makes directories as deep as this", directory);
     PD_TRY(pd_vfs_list(vfs, directory, &listing, err));
     pd_status st = PD_OK;
     for (uint32_t i = 0; !st && i < listing.count; i++) {
         st = pd_formats_path(directory, listing.names[i], path, err);
-        if (!st) st = pd_vfs_unlink(vfs, path, err);
+        if (!st && pd_formats_is_directory(vfs, path))
+            st = walk(vfs, path, removes, depth - 1, err);
+        else if (!st && removes)
+            st = pd_vfs_unlink(vfs, path, err);
     }
     pd_listing_deinit(&listing);
-    return st ? st : pd_vfs_rmdir(vfs, directory, err);
+    if (st) return st;
+    return removes ? pd_vfs_rmdir(vfs, directory, err) : pd_vfs_sync_dir(vfs, directory, err);
+}
+
+static pd_status clear_directory(struct pd_vfs *vfs, const char *directory, struct pd_error *err)
+{
+    return pd_formats_is_directory(vfs, directory) ? walk(vfs, directory, true, DEPTH_MAX, err) : PD_OK;
 }
 
 static pd_status sync_parent(struct pd_export *e, struct pd_error *err)
@@ -238,7 +249,7 @@ static pd_status sync_files(struct pd_export *e, struct pd_error *err)
         const pd_status closed = pd_file_close(file, st ? NULL : err);
         if (st || closed) return st ? st : closed;
     }
-    return pd_vfs_sync_dir(e->vfs, e->directory, err);
+    return walk(e->vfs, e->directory, false, DEPTH_MAX, err);
 }
 
 static pd_status finish_format(struct pd_export *e, struct pd_error *err)

@@ -7,7 +7,8 @@
 /* What is to be written: tensors (names, kinds, shapes, element types), texts and counters, without files and pieces. */
 struct pd_format_plan {
     const char *directory;     /* being prepared; exists and is empty */
-    struct pd_catalog *wanted; /* borrowed; the writer fills in files (under `directory`) and pieces */
+    struct pd_catalog *wanted; /* borrowed; the writer fills in files (under `directory`) and pieces, and where the format pads or
+                                * has one type it says so: a longer shape[0], another element */
     uint64_t shard_bytes_max;  /* of a file, where the format has several; 0: as the format's own tools do */
 };
 

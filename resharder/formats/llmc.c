@@ -8,61 +8,90 @@
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/json.h"
+#include "resharder/formats/model_directory.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define MODEL_MAGIC 20240326
-#define STATE_MAGIC 20240527
-#define HEADER_BYTES (256 * sizeof(int32_t))
 #define SIZE_MAX_EACH (1 << 24) /* of any number in the header */
 #define RANKS_MAX 4096
-enum { TENSORS = 16 };
+#define MODEL_MAGIC PD_LLMC_MODEL_MAGIC
+#define STATE_MAGIC PD_LLMC_STATE_MAGIC
+#define HEADER_BYTES PD_LLMC_HEADER_BYTES
+enum { TENSORS = PD_LLMC_TENSORS };
 
 struct llmc {
     struct pd_vfs *vfs;
     const char *path;
     struct pd_catalog *catalog;
-    int32_t context, vocab, layers, heads, width, padded_vocab;
+    struct pd_llmc_sizes sizes;
     enum pd_element element;
     uint32_t file;
     uint64_t elements; /* of the whole model */
     uint64_t ranks;    /* of the states; 0: there are none */
     bool is_cut;       /* ZeRO-1 */
     bool has_master;
+    bool has_order; /* the order of samples lies behind what we read */
     uint64_t step;
 };
 
-/* Shape of tensor t: layers (0: it is not stacked), rows, columns (0: one dimension). */
-static void shape_of(const struct llmc *m, int t, const char **ret_name, uint64_t ret[3])
+/* ---- what reading and writing share ---- */
+
+const enum pd_kind pd_llmc_kinds[PD_KIND_COUNT] = {PD_EXP_AVG, PD_EXP_AVG_SQ, PD_PARAM};
+
+struct pd_foreign_tensor pd_llmc_tensor(const struct pd_llmc_sizes *sizes, int t, uint64_t *ret_layers)
 {
-    const uint64_t l = (uint64_t)m->layers, c = (uint64_t)m->width, v = (uint64_t)m->padded_vocab, p = (uint64_t)m->context;
+    const uint64_t l = (uint64_t)sizes->layers, c = (uint64_t)sizes->width, v = (uint64_t)sizes->padded_vocab,
+                   p = (uint64_t)sizes->context;
     const struct {
         const char *name;
-        uint64_t layers, rows, columns;
-    } table[TENSORS] = {{"wte", 0, v, c},         {"wpe", 0, p, c},      {"ln1w", l, c, 0},     {"ln1b", l, c, 0},
-                        {"qkvw", l, 3 * c, c},    {"qkvb", l, 3 * c, 0}, {"attprojw", l, c, c}, {"attprojb", l, c, 0},
-                        {"ln2w", l, c, 0},        {"ln2b", l, c, 0},     {"fcw", l, 4 * c, c},  {"fcb", l, 4 * c, 0},
-                        {"fcprojw", l, c, 4 * c}, {"fcprojb", l, c, 0},  {"lnfw", 0, c, 0},     {"lnfb", 0, c, 0}};
-    *ret_name = table[t].name;
-    ret[0] = table[t].layers;
-    ret[1] = table[t].rows;
-    ret[2] = table[t].columns;
-}
-
-static struct pd_foreign_tensor tensor_of(const struct llmc *m, int t)
-{
-    const char *name = NULL;
-    uint64_t shape[3];
-    shape_of(m, t, &name, shape);
-    struct pd_foreign_tensor tensor = {.name = (char *)(uintptr_t)name, .element = m->element};
+        uint64_t shape[3]; /* layers (0: it is not stacked), rows, columns (0: one dimension) */
+    } table[TENSORS] = {
+        {"wte", {0, v, c}},         {"wpe", {0, p, c}},      {"ln1w", {l, c, 0}},     {"ln1b", {l, c, 0}},
+        {"qkvw", {l, 3 * c, c}},    {"qkvb", {l, 3 * c, 0}}, {"attprojw", {l, c, c}}, {"attprojb", {l, c, 0}},
+        {"ln2w", {l, c, 0}},        {"ln2b", {l, c, 0}},     {"fcw", {l, 4 * c, c}},  {"fcb", {l, 4 * c, 0}},
+        {"fcprojw", {l, c, 4 * c}}, {"fcprojb", {l, c, 0}},  {"lnfw", {0, c, 0}},     {"lnfb", {0, c, 0}}};
+    struct pd_foreign_tensor tensor = {.name = (char *)(uintptr_t)table[t].name, .element = PD_ELEMENT_F32};
     for (uint32_t d = 0; d < PD_FOREIGN_DIMS_MAX; d++)
         tensor.shape[d] = 1;
     for (int d = 0; d < 3; d++)
-        if (shape[d]) tensor.shape[tensor.ndim++] = shape[d];
+        if (table[t].shape[d]) tensor.shape[tensor.ndim++] = table[t].shape[d];
+    *ret_layers = table[t].shape[0] ? l : 1;
     return tensor;
+}
+
+/* Elements of the tensors before number `end`. */
+static uint64_t elements_before(const struct pd_llmc_sizes *sizes, int end)
+{
+    uint64_t elements = 0, layers;
+    for (int t = 0; t < end; t++) {
+        const struct pd_foreign_tensor tensor = pd_llmc_tensor(sizes, t, &layers);
+        elements += pd_foreign_elements(&tensor);
+    }
+    return elements;
+}
+
+uint64_t pd_llmc_elements(const struct pd_llmc_sizes *sizes)
+{
+    return elements_before(sizes, TENSORS);
+}
+
+pd_status pd_llmc_add_parts(struct pd_catalog *catalog, const struct pd_llmc_sizes *sizes, int t, uint32_t number,
+                            uint32_t rank, uint64_t parts, uint32_t file, uint64_t base, struct pd_error *err)
+{
+    uint64_t layers;
+    const struct pd_foreign_tensor tensor = pd_llmc_tensor(sizes, t, &layers);
+    const uint64_t size = pd_foreign_elements(&tensor) / layers, part = size / parts;
+    for (uint64_t l = 0; l < layers; l++) {
+        struct pd_piece piece = {.file = file, .is_range = true};
+        piece.offset = base + (elements_before(sizes, t) / parts + l * part) * sizeof(float);
+        piece.start[0] = l * size + rank * part;
+        piece.count[0] = part;
+        PD_TRY(pd_catalog_add_piece(catalog, number, &piece, err));
+    }
+    return PD_OK;
 }
 
 /* ---- headers ---- */
@@ -88,7 +117,8 @@ static pd_status read_header(struct pd_vfs *vfs, const char *path, int32_t heade
 
 static pd_status take_model(struct llmc *m, const int32_t header[256], struct pd_error *err)
 {
-    int32_t *const sizes[] = {&m->context, &m->vocab, &m->layers, &m->heads, &m->width, &m->padded_vocab};
+    struct pd_llmc_sizes *s = &m->sizes;
+    int32_t *const sizes[] = {&s->context, &s->vocab, &s->layers, &s->heads, &s->width, &s->padded_vocab};
     if (header[0] != MODEL_MAGIC || (header[1] != 3 && header[1] != 5))
         PD_FAIL(err, PD_CORRUPT,
                 "%s: begins with %d, version %d; a model of llm.c begins with %d and is version 3 (fp32) or 5 (bf16)",
@@ -99,9 +129,16 @@ static pd_status take_model(struct llmc *m, const int32_t header[256], struct pd
         if (header[2 + i] < 1 || header[2 + i] > SIZE_MAX_EACH)
             PD_FAIL(err, PD_CORRUPT, "%s: number %d of the header is %d", m->path, 2 + i, header[2 + i]);
     }
-    if (m->padded_vocab < m->vocab)
-        PD_FAIL(err, PD_CORRUPT, "%s: a padded vocabulary of %d for one of %d", m->path, m->padded_vocab, m->vocab);
+    if (s->padded_vocab < s->vocab)
+        PD_FAIL(err, PD_CORRUPT, "%s: a padded vocabulary of %d for one of %d", m->path, s->padded_vocab, s->vocab);
+    m->elements = pd_llmc_elements(s);
     return PD_OK;
+}
+
+static bool is_model_name(const char *name, unsigned long *ret_step)
+{
+    int used = 0;
+    return sscanf(name, "model_%8lu.bin%n", ret_step, &used) == 1 && !name[used];
 }
 
 /* "model_00000100.bin" has "state_00000100_00000.bin" beside it; false: it is not called so. */
@@ -109,8 +146,7 @@ static bool state_path(const struct llmc *m, uint32_t rank, char ret[4096])
 {
     const char *slash = strrchr(m->path, '/'), *name = slash ? slash + 1 : m->path;
     unsigned long step = 0;
-    int used = 0;
-    if (sscanf(name, "model_%8lu.bin%n", &step, &used) != 1 || name[used]) return false;
+    if (!is_model_name(name, &step)) return false;
     snprintf(ret, 4096, "%.*sstate_%08lu_%05u.bin", (int)(name - m->path), m->path, step, rank);
     return true;
 }
@@ -119,60 +155,67 @@ static bool state_path(const struct llmc *m, uint32_t rank, char ret[4096])
 
 static pd_status add_parameters(struct llmc *m, uint64_t bytes, struct pd_error *err)
 {
-    uint64_t offset = HEADER_BYTES;
+    uint64_t offset = HEADER_BYTES, layers;
     PD_TRY(pd_catalog_add_file(m->catalog, m->path, bytes, &m->file, err));
     for (int t = 0; t < TENSORS; t++) {
-        const struct pd_foreign_tensor tensor = tensor_of(m, t);
+        struct pd_foreign_tensor tensor = pd_llmc_tensor(&m->sizes, t, &layers);
+        tensor.element = m->element;
         if (!m->has_master) PD_TRY(pd_catalog_add_dense(m->catalog, &tensor, m->file, offset, err));
         offset += pd_foreign_bytes(&tensor);
-        m->elements += pd_foreign_elements(&tensor);
     }
     if (offset != bytes)
         PD_FAIL(err, PD_CORRUPT, "%s: takes %" PRIu64 " bytes where its header gives %" PRIu64, m->path, bytes, offset);
     return PD_OK;
 }
 
-/* What rank `rank` has of tensor t in a state: its part of every layer. `base`: byte of that kind's first element. */
-static pd_status add_parts(struct llmc *m, int t, uint32_t number, uint32_t rank, uint32_t file, uint64_t base,
-                           uint64_t before, struct pd_error *err)
+/* Of a state of one of `parts`, without the order of samples. */
+static uint64_t state_bytes(const struct llmc *m, uint64_t parts)
 {
-    const struct pd_foreign_tensor tensor = tensor_of(m, t);
-    const char *name = NULL;
-    uint64_t shape[3];
-    shape_of(m, t, &name, shape);
-    const uint64_t layers = shape[0] ? shape[0] : 1, size = pd_foreign_elements(&tensor) / layers;
-    const uint64_t parts = m->is_cut ? m->ranks : 1, part = size / parts;
-    for (uint64_t l = 0; l < layers; l++) {
-        struct pd_piece piece = {.file = file, .is_range = true};
-        piece.offset = base + (before / parts + l * part) * sizeof(float);
-        piece.start[0] = l * size + rank * part;
-        piece.count[0] = part;
-        PD_TRY(pd_catalog_add_piece(m->catalog, number, &piece, err));
+    return HEADER_BYTES + (m->has_master ? 3 : 2) * (m->elements / parts) * sizeof(float);
+}
+
+/* Whether [at, bytes) of the file is an order of samples: a count and numbers of shards, a count and numbers of samples, a
+ * generator. So a state is known for that of one of `parts`. */
+static bool is_order(struct pd_file *file, uint64_t at, uint64_t bytes)
+{
+    enum { GENERATOR_BYTES = 2520 };
+    for (int i = 0; i < 2; i++) {
+        uint64_t count = 0;
+        if (!pd_checked_range(at, sizeof count, bytes) || pd_file_read(file, at, &count, sizeof count, NULL)) return false;
+        at += sizeof count;
+        if (count > (bytes - at) / sizeof(int32_t)) return false;
+        at += count * sizeof(int32_t);
     }
-    return PD_OK;
+    return bytes - at == GENERATOR_BYTES;
+}
+
+static bool is_state_of(const struct llmc *m, struct pd_file *file, uint64_t bytes, uint64_t parts)
+{
+    const uint64_t end = state_bytes(m, parts);
+    return m->has_order ? end <= bytes && is_order(file, end, bytes) : end == bytes;
 }
 
 static pd_status add_rank(struct llmc *m, const uint32_t *numbers, uint32_t rank, struct pd_error *err)
 {
-    static const enum pd_kind kinds[] = {PD_EXP_AVG, PD_EXP_AVG_SQ, PD_PARAM}; /* in the order of the file */
     const uint64_t parts = m->is_cut ? m->ranks : 1, kind_count = m->has_master ? 3 : 2;
     int32_t header[256];
     char path[4096];
-    uint64_t bytes = 0, before = 0;
+    struct pd_file *opened = NULL;
+    uint64_t bytes = 0;
     uint32_t file = 0;
     state_path(m, rank, path);
-    PD_TRY(read_header(m->vfs, path, header, &bytes, err));
-    if (header[0] != STATE_MAGIC || header[1] != 1 || header[2] < 1 || (uint64_t)header[2] != m->ranks ||
-        (uint64_t)header[3] != rank || bytes != HEADER_BYTES + kind_count * (m->elements / parts) * sizeof(float))
-        PD_FAIL(err, PD_CORRUPT, "%s: is not the state of rank %u of %" PRIu64 " of %s", path, rank, m->ranks, m->path);
+    pd_status st = open_header(m->vfs, path, header, &opened, &bytes, err);
+    if (!st && (header[0] != STATE_MAGIC || header[1] != 1 || header[2] < 1 || (uint64_t)header[2] != m->ranks ||
+                (uint64_t)header[3] != rank || !is_state_of(m, opened, bytes, parts)))
+        st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s: is not the state of rank %u of %" PRIu64 " of %s", path, rank,
+                          m->ranks, m->path);
+    pd_file_close_readonly(opened);
+    PD_TRY(st);
     PD_TRY(pd_catalog_add_file(m->catalog, path, bytes, &file, err));
-    for (int t = 0; t < TENSORS; t++) {
+    for (int t = 0; t < TENSORS; t++)
         for (uint32_t k = 0; k < kind_count; k++)
-            PD_TRY(add_parts(m, t, numbers[t * PD_KIND_COUNT + kinds[k]], rank, file,
-                             HEADER_BYTES + k * (m->elements / parts) * sizeof(float), before, err));
-        const struct pd_foreign_tensor tensor = tensor_of(m, t);
-        before += pd_foreign_elements(&tensor);
-    }
+            PD_TRY(pd_llmc_add_parts(m->catalog, &m->sizes, t, numbers[t * PD_KIND_COUNT + pd_llmc_kinds[k]], rank, parts,
+                                     file, HEADER_BYTES + k * (m->elements / parts) * sizeof(float), err));
     return PD_OK;
 }
 
@@ -180,18 +223,19 @@ static pd_status add_rank(struct llmc *m, const uint32_t *numbers, uint32_t rank
 static pd_status add_states(struct llmc *m, struct pd_error *err)
 {
     uint32_t numbers[TENSORS * PD_KIND_COUNT];
+    uint64_t layers;
     for (int t = 0; t < TENSORS; t++)
         for (int kind = m->has_master ? PD_PARAM : PD_EXP_AVG; kind < PD_KIND_COUNT; kind++) {
-            struct pd_foreign_tensor tensor = tensor_of(m, t);
+            struct pd_foreign_tensor tensor = pd_llmc_tensor(&m->sizes, t, &layers);
             tensor.kind = (enum pd_kind)kind;
-            tensor.element = PD_ELEMENT_F32;
             PD_TRY(pd_catalog_add_tensor(m->catalog, &tensor, &numbers[t * PD_KIND_COUNT + kind], err));
         }
     for (uint32_t r = 0; r < (m->is_cut ? m->ranks : 1); r++)
         PD_TRY(add_rank(m, numbers, r, err));
     m->catalog->counters.has_step = m->catalog->counters.has_updates = true;
     m->catalog->counters.step = m->catalog->counters.updates = m->step;
-    return PD_OK;
+    if (!m->has_order) return PD_OK;
+    return pd_catalog_add_unmapped(m->catalog, "the order of llm.c's samples", err);
 }
 
 /* The first rank's file says how many there are; its size whether each has all. */
@@ -199,21 +243,22 @@ static pd_status look_at_state(struct llmc *m, struct pd_error *err)
 {
     int32_t header[256];
     char path[4096];
-    uint64_t bytes = 0, whole = 0;
+    struct pd_file *file = NULL;
+    uint64_t bytes = 0;
     struct pd_stat stat;
     if (!state_path(m, 0, path) || pd_vfs_stat(m->vfs, path, &stat, NULL)) return PD_OK;
-    PD_TRY(read_header(m->vfs, path, header, &bytes, err));
-    if (header[0] != STATE_MAGIC || header[1] != 1 || header[2] < 1 || header[2] > RANKS_MAX || header[10] < 0)
-        PD_FAIL(err, PD_CORRUPT, "%s: is no state of llm.c of version 1", path);
-    for (int t = 0; t < TENSORS; t++) {
-        const struct pd_foreign_tensor tensor = tensor_of(m, t);
-        whole += pd_foreign_elements(&tensor);
+    pd_status st = open_header(m->vfs, path, header, &file, &bytes, err);
+    if (!st && (header[0] != STATE_MAGIC || header[1] != 1 || header[2] < 1 || header[2] > RANKS_MAX || header[10] < 0))
+        st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s: is no state of llm.c of version 1", path);
+    if (!st) {
+        m->ranks = (uint64_t)header[2];
+        m->has_master = header[4] == 1;
+        m->has_order = header[5] == 1;
+        m->step = (uint64_t)header[10];
+        m->is_cut = !is_state_of(m, file, bytes, 1);
     }
-    m->ranks = (uint64_t)header[2];
-    m->has_master = header[4] == 1;
-    m->step = (uint64_t)header[10];
-    m->is_cut = bytes != HEADER_BYTES + (m->has_master ? 3 : 2) * whole * sizeof(float);
-    return PD_OK;
+    pd_file_close_readonly(file);
+    return st;
 }
 
 /* ---- the whole ---- */
@@ -229,11 +274,11 @@ static pd_status add_config(struct llmc *m, struct pd_error *err)
     pd_json_string(&w, NULL, "GPT2LMHeadModel");
     pd_json_array_end(&w);
     pd_json_string(&w, "model_type", "gpt2");
-    pd_json_i64(&w, "vocab_size", m->vocab);
-    pd_json_i64(&w, "n_positions", m->context);
-    pd_json_i64(&w, "n_embd", m->width);
-    pd_json_i64(&w, "n_layer", m->layers);
-    pd_json_i64(&w, "n_head", m->heads);
+    pd_json_i64(&w, "vocab_size", m->sizes.vocab);
+    pd_json_i64(&w, "n_positions", m->sizes.context);
+    pd_json_i64(&w, "n_embd", m->sizes.width);
+    pd_json_i64(&w, "n_layer", m->sizes.layers);
+    pd_json_i64(&w, "n_head", m->sizes.heads);
     pd_json_bool(&w, "tie_word_embeddings", true);
     pd_json_object_end(&w);
     pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
@@ -242,34 +287,71 @@ static pd_status add_config(struct llmc *m, struct pd_error *err)
     return st;
 }
 
+/* A directory of a run: the newest model, of those that are done where llm.c says so of any. */
+static pd_status newest_model(struct pd_vfs *vfs, const char *directory, char ret_path[PD_FORMATS_PATH_MAX],
+                              struct pd_error *err)
+{
+    struct pd_listing listing;
+    unsigned long best = 0;
+    bool is_best_done = false;
+    ret_path[0] = '\0';
+    PD_TRY(pd_vfs_list(vfs, directory, &listing, err));
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; !st && i < listing.count; i++) {
+        unsigned long step = 0;
+        char done[24];
+        if (!is_model_name(listing.names[i], &step)) continue;
+        snprintf(done, sizeof done, "DONE_%08lu", step);
+        const bool is_done = pd_formats_has_file(vfs, directory, done);
+        if (ret_path[0] && (is_done < is_best_done || (is_done == is_best_done && step < best))) continue;
+        best = step;
+        is_best_done = is_done;
+        st = pd_formats_path(directory, listing.names[i], ret_path, err);
+    }
+    pd_listing_deinit(&listing);
+    return st;
+}
+
 static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
 {
     struct llmc m = {.vfs = vfs, .path = path, .catalog = catalog};
+    char model[PD_FORMATS_PATH_MAX];
     int32_t header[256];
     uint64_t bytes = 0;
-    PD_TRY(read_header(vfs, path, header, &bytes, err));
+    if (pd_formats_is_directory(vfs, path)) {
+        PD_TRY(newest_model(vfs, path, model, err));
+        PD_TRY(pd_formats_add_texts(vfs, path, catalog, err));
+        m.path = model;
+    }
+    PD_TRY(read_header(vfs, m.path, header, &bytes, err));
     PD_TRY(take_model(&m, header, err));
     PD_TRY(look_at_state(&m, err));
     PD_TRY(add_parameters(&m, bytes, err));
     if (m.ranks) PD_TRY(add_states(&m, err));
-    return add_config(&m, err);
+    return pd_catalog_text(catalog, "config.json") ? PD_OK : add_config(&m, err);
 }
 
 static bool recognizes(struct pd_vfs *vfs, const char *path)
 {
     int32_t header[256];
+    char model[PD_FORMATS_PATH_MAX];
     uint64_t bytes = 0;
     struct pd_stat stat;
+    if (pd_formats_is_directory(vfs, path)) {
+        if (newest_model(vfs, path, model, NULL) || !model[0]) return false;
+        path = model;
+    }
     if (pd_vfs_stat(vfs, path, &stat, NULL) || stat.type != PD_ENTRY_FILE || stat.bytes < HEADER_BYTES) return false;
     return read_header(vfs, path, header, &bytes, NULL) == PD_OK && header[0] == MODEL_MAGIC;
 }
 
 const struct pd_format pd_format_llmc = {
     .name = "llmc",
-    .about = "llm.c: model_00000100.bin, with the state_*.bin beside it",
+    .about = "llm.c: model_00000100.bin, with the state_*.bin beside it, or the directory of both",
+    .holds_moments = true,
     .recognizes = recognizes,
     .read = read_checkpoint,
-    .plan = pd_format_not_written,
-    .observe = pd_format_observe_nothing,
-    .finish = pd_format_finish_nothing,
+    .plan = pd_llmc_plan,
+    .observe = pd_llmc_observe,
+    .finish = pd_llmc_finish,
 };

@@ -5,6 +5,7 @@
 
 #include "resharder/formats/catalog.h"
 #include "resharder/formats/pickle.h"
+#include "resharder/formats/pickle_write.h"
 #include "resharder/formats/zip.h"
 
 struct pd_torch_archive {
@@ -45,13 +46,20 @@ struct pd_torch_output {
     uint64_t bytes;        /* of the archive */
     uint64_t data_offset;  /* of the tensor's bytes in it */
 };
-/* Where everything will lie.   errors  PD_NO_MEMORY */
-PD_MUST_USE pd_status pd_torch_plan(const struct pd_foreign_tensor *tensor, struct pd_torch_output *ret_output,
-                                    struct pd_error *err);
+/* Where everything will lie.   key  of the dictionary that the tensor is alone in; NULL: there is none.   errors  PD_NO_MEMORY */
+PD_MUST_USE pd_status pd_torch_plan(const struct pd_foreign_tensor *tensor, const char *key,
+                                    struct pd_torch_output *ret_output, struct pd_error *err);
 /* All but the tensor's bytes, whose CRC-32 is `crc`, into `file` at `begin`. */
 PD_MUST_USE pd_status pd_torch_write(struct pd_torch_output *output, uint32_t crc, struct pd_file *file, uint64_t begin,
                                      struct pd_error *err);
 void pd_torch_output_deinit(struct pd_torch_output *output);
+
+/* A new small file that holds what `pickle` (finished) says, with `data` (data_bytes) as storage 0 of its one tensor; NULL:
+ * it has none. Synced. */
+PD_MUST_USE pd_status pd_torch_write_small(struct pd_vfs *vfs, const char *path, const struct pd_pickle_writer *pickle,
+                                           const void *data, uint64_t data_bytes, struct pd_error *err);
+/* The dense tensor over all of storage 0, into a pickle. */
+void pd_torch_put_tensor(struct pd_pickle_writer *w, const struct pd_foreign_tensor *tensor);
 
 /* "torch.float32"; false: perdure has no such element. */
 bool pd_torch_element(const char *global, enum pd_element *ret_element);

@@ -1,6 +1,6 @@
-/* torch.save of one tensor, as torch.load(weights_only=True) wants it. */
+/* torch.save, as torch.load(weights_only=True) wants it: of one tensor, and of small files. */
 #include "ckpt/base/checked.h"
-#include "resharder/formats/pickle_write.h"
+#include "resharder/formats/model_directory.h"
 #include "resharder/formats/torch_archive.h"
 
 #include <stdio.h>
@@ -20,12 +20,11 @@ static const char *storage_of(enum pd_element element)
 }
 
 /* torch._utils._rebuild_tensor_v2(storage, 0, sizes, strides, False, OrderedDict()) */
-static void put_tensor(struct pd_pickle_writer *w, const struct pd_foreign_tensor *t)
+void pd_torch_put_tensor(struct pd_pickle_writer *w, const struct pd_foreign_tensor *t)
 {
     uint64_t strides[PD_FOREIGN_DIMS_MAX], stride = 1;
     for (uint32_t d = t->ndim; d-- > 0; stride *= t->shape[d])
         strides[d] = stride;
-    pd_pickle_begin(w);
     pd_pickle_put_global(w, "torch._utils", "_rebuild_tensor_v2");
     pd_pickle_do(w, "((");
     pd_pickle_put_text(w, "storage");
@@ -42,28 +41,38 @@ static void put_tensor(struct pd_pickle_writer *w, const struct pd_foreign_tenso
     pd_pickle_do(w, ")RtR");
 }
 
-pd_status pd_torch_plan(const struct pd_foreign_tensor *tensor, struct pd_torch_output *ret_output, struct pd_error *err)
+static const char *const names[PD_TORCH_RECORDS] = {"archive/data.pkl", "archive/byteorder", "archive/data/0",
+                                                    "archive/version"};
+
+static void set_record(struct pd_zip_record *record, enum record which, const void *text, uint64_t bytes)
 {
-    static const char *const names[PD_TORCH_RECORDS] = {"archive/data.pkl", "archive/byteorder", "archive/data/0",
-                                                        "archive/version"};
+    snprintf(record->name, sizeof record->name, "%s", names[which]);
+    record->bytes = bytes;
+    record->crc = text ? pd_zip_crc(0, text, bytes) : 0;
+}
+
+pd_status pd_torch_plan(const struct pd_foreign_tensor *tensor, const char *key, struct pd_torch_output *ret_output,
+                        struct pd_error *err)
+{
     struct pd_torch_output o = {0};
     struct pd_pickle_writer w = {0};
-    put_tensor(&w, tensor);
+    pd_pickle_begin(&w);
+    if (key) {
+        pd_pickle_do(&w, "}(");
+        pd_pickle_put_text(&w, key);
+    }
+    pd_torch_put_tensor(&w, tensor);
+    if (key) pd_pickle_do(&w, "u");
     const pd_status st = pd_pickle_finish(&w, err);
     if (st) {
         pd_pickle_writer_deinit(&w);
         return st;
     }
     o.pickle = w.text;
-    for (int i = 0; i < PD_TORCH_RECORDS; i++) {
-        snprintf(o.records[i].name, sizeof o.records[i].name, "%s", names[i]);
-        if (!fixed[i]) continue;
-        o.records[i].bytes = strlen(fixed[i]);
-        o.records[i].crc = pd_zip_crc(0, fixed[i], o.records[i].bytes);
-    }
-    o.records[PICKLE].bytes = w.bytes;
-    o.records[PICKLE].crc = pd_zip_crc(0, w.text, w.bytes);
-    o.records[DATA].bytes = pd_foreign_bytes(tensor);
+    set_record(&o.records[PICKLE], PICKLE, w.text, w.bytes);
+    set_record(&o.records[ORDER], ORDER, fixed[ORDER], strlen(fixed[ORDER]));
+    set_record(&o.records[DATA], DATA, NULL, pd_foreign_bytes(tensor));
+    set_record(&o.records[VERSION], VERSION, fixed[VERSION], strlen(fixed[VERSION]));
     o.bytes = pd_zip_place(o.records, PD_TORCH_RECORDS);
     o.data_offset = o.records[DATA].data_offset;
     *ret_output = o;
@@ -97,4 +106,36 @@ void pd_torch_output_deinit(struct pd_torch_output *output)
 {
     free(output->pickle);
     *output = (struct pd_torch_output){0};
+}
+
+pd_status pd_torch_write_small(struct pd_vfs *vfs, const char *path, const struct pd_pickle_writer *pickle, const void *data,
+                               uint64_t data_bytes, struct pd_error *err)
+{
+    const struct {
+        const void *text;
+        uint64_t bytes;
+    } all[PD_TORCH_RECORDS] = {[PICKLE] = {pickle->text, pickle->bytes},
+                               [ORDER] = {fixed[ORDER], strlen(fixed[ORDER])},
+                               [DATA] = {data, data_bytes},
+                               [VERSION] = {fixed[VERSION], strlen(fixed[VERSION])}};
+    struct pd_zip_record records[PD_TORCH_RECORDS] = {0};
+    const void *texts[PD_TORCH_RECORDS];
+    uint32_t count = 0;
+    for (int i = 0; i < PD_TORCH_RECORDS; i++) {
+        if (!all[i].text) continue; /* no tensor, no storage */
+        texts[count] = all[i].text;
+        set_record(&records[count++], (enum record)i, all[i].text, all[i].bytes);
+    }
+    const uint64_t bytes = pd_zip_place(records, count);
+    char *text = calloc(1, bytes + 512); /* a header may be written with all its padding */
+    if (!text) PD_FAIL(err, PD_NO_MEMORY, "no memory to write %s", path);
+    for (uint32_t i = 0; i < count; i++) {
+        pd_zip_header(&records[i], (unsigned char *)text + records[i].header_offset);
+        memcpy(text + records[i].data_offset, texts[i], records[i].bytes);
+    }
+    const struct pd_zip_record *last = &records[count - 1];
+    pd_zip_directory(records, count, (unsigned char *)text + last->data_offset + last->bytes);
+    const pd_status st = pd_formats_write_text(vfs, path, text, bytes, err);
+    free(text);
+    return st;
 }

@@ -36,6 +36,12 @@ static bool find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FOR
     return is_there;
 }
 
+static void note_counters(const struct pd_pickle_node *root, struct pd_catalog_counters *c)
+{
+    c->has_step = pd_pickle_is_u64(pd_pickle_member(root, "global_steps"), &c->step);
+    c->has_samples = pd_pickle_is_u64(pd_pickle_member(root, "global_samples"), &c->samples);
+}
+
 /* What came of ZeRO-3 is flat; the states of the model beside `zero` have the shapes. */
 static pd_status open_states(struct universal *u, struct pd_error *err)
 {
@@ -48,7 +54,9 @@ static pd_status open_states(struct universal *u, struct pd_error *err)
         PD_TRY(pd_formats_path(above, names[i], u->states_path, err));
         PD_TRY(pd_file_open(u->vfs, u->states_path, PD_OPEN_READ, &u->states_file, err));
         PD_TRY(pd_file_stat(u->states_file, &stat, err));
-        return pd_torch_open(u->states_file, u->states_path, 0, stat.bytes, &u->states, err);
+        PD_TRY(pd_torch_open(u->states_file, u->states_path, 0, stat.bytes, &u->states, err));
+        note_counters(pd_pickle_root(u->states.pickle), &u->catalog->counters);
+        return PD_OK;
     }
     return PD_OK;
 }
@@ -163,7 +171,8 @@ const struct pd_format pd_format_universal = {
     .about = "DeepSpeed's universal checkpoint: a directory with `latest_universal`, or with zero",
     .recognizes = recognizes,
     .read = read_checkpoint,
-    .plan = pd_format_not_written,
-    .observe = pd_format_observe_nothing,
-    .finish = pd_format_finish_nothing,
+    .holds_moments = true,
+    .plan = pd_universal_plan,
+    .observe = pd_universal_observe,
+    .finish = pd_universal_finish,
 };

@@ -39,6 +39,20 @@ expect("export-only", ["ckpt", "export", "run", "norms", "--format=safetensors",
 expect("export-dcp", ["ckpt", "export", "run", "dcp", "--format=dcp"], 0, re.compile(r"^dcp: dcp, \d+ tensors in 1 file, "))
 expect("export-nowhere", ["ckpt", "export", "run", "no/where", "--format=dcp"], 78, err=re.compile("the directory above no/where does not exist"))
 
+def go_round(name, source, form, words):
+    """Out, in under another layout, and the same state again; both sides compare as they are too."""
+    expect(f"{name}-export", ["ckpt", "export", source, name, f"--format={form}"], 0, re.compile(words))
+    expect(f"{name}-import", ["ckpt", "import", name, f"{name}-in", "--layout=dp=3,tp=2"], 0, re.compile(rf": step 2 from {form}, under dp 3, tp 2, "))
+    expect(f"{name}-same-state", ["ckpt", "diff", source, f"{name}-in"], 0, re.compile(r"\n0 of \d+ arrays differ\n$"))
+    expect(f"{name}-same-as-it-lies", ["ckpt", "diff", source, name], 0, re.compile(rf"^perdure and {form}\n0 of \d+ arrays differ\n$"))
+
+
+go_round("universal", "run", "universal", r"^universal: universal, \d+ tensors in \d+ files, ")
+expect("universal-dtype", ["ckpt", "export", "run", "none", "--format=universal", "--dtype=bf16"], 78,
+       err=said("universal checkpoints hold fp32 alone, and DeepSpeed rounds it: leave out --dtype"))
+with open("universal/latest_universal") as file:
+    report("universal-tag", [] if file.read() == "global_step2" else ["latest_universal"], (0, "", ""))
+
 # ---- what a checkpoint of another system, or of another name, is to commands that take ours ----
 for name, command, code in (("ls", "ls", 0), ("verify", "verify", 65)):
     told = re.compile(r"/hf is a checkpoint of another system \(safetensors\), and this takes those of perdure: ckpt import makes ")
@@ -139,6 +153,26 @@ if text:
     report("gpt2-same-parameters", [] if kinds == {"exp_avg", "exp_avg_sq"} else [f"{kinds} differ"], (0, "", ""))
 expect("gpt2-diff-turned", ["ckpt", "diff", "gpt2-in", "gpt2-hf", "-q"], 65)
 text = expect("gpt2-show", ["ckpt", "show", "gpt2-hf"], 0, re.compile(r"attn.c_attn.weight +param +fp32 +64 x 192\b"))
+
+# ---- llm.c: GPT-2 of whose MLP the width is four times the model's ----
+result = perdure("train", MINIMAL, *TINY, "run.dir=gpt2c", "model.family=gpt2", "model.ffn=256")
+report("llmc-train", [] if result[0] == 0 else ["no checkpoint to export"], result)
+go_round("llmc", "gpt2c", "llmc", r"^llmc: llmc, 48 tensors in 1 file, ")
+expect("llmc-bf16", ["ckpt", "export", "gpt2c", "llmc16", "--format=llmc", "--dtype=bf16"], 0, ANY)
+with open("llmc/model_00000002.bin", "rb") as whole, open("llmc16/model_00000002.bin", "rb") as half, open("llmc16/state_00000002_00000.bin", "rb") as state:
+    header, values = struct.unpack("<256i", whole.read(1024)), whole.read()
+    half_header, rounded = struct.unpack("<256i", half.read(1024)), half.read()
+    state_header, moments = struct.unpack("<256i", state.read(1024)), state.read()
+report("llmc-header", [] if header[:8] == (20240326, 3, 32, 256, 2, 2, 64, 256) and half_header[:8] == (20240326, 5, *header[2:8]) else [str(header[:8])], (0, "", ""))
+report("llmc-state", [] if state_header[:5] == (20240527, 1, 1, 0, 1) and state_header[10] == 2 and moments[2 * len(values):] == values
+       else ["fp32 parameters of the state"], (0, "", ""))
+to_even = b"".join(struct.pack("<H", (b + 0x7FFF + (b >> 16 & 1)) >> 16) for b, in struct.iter_unpack("<I", values))
+report("llmc-rounds", [] if to_even == rounded else ["bf16 of the model's file"], (0, "", ""))
+expect("llmc-only", ["ckpt", "export", "gpt2c", "none", "--format=llmc", "--only=wte"], 78, err=said("files of llm.c hold a whole model: leave out --only"))
+expect("llmc-fp16", ["ckpt", "export", "gpt2c", "none", "--format=llmc", "--dtype=fp16"], 78, err=said("llm.c has models in fp32 and in bf16, and none in fp16"))
+expect("llmc-width", ["ckpt", "export", "gpt2", "none", "--format=llmc"], 78, err=said("llm.c's models have another shape of fcw than this one"))
+expect("llmc-family", ["ckpt", "export", "run", "none", "--format=llmc"], 78, err=said("llmc has no names for models of family llama"))
+report("llmc-refused-makes-nothing", glob.glob("none*"), (0, "", ""))
 
 # ---- damage: an error that names the file, and no output ----
 with open("hf/model.safetensors", "rb") as file:

@@ -232,22 +232,50 @@ def write_losses(directory, losses):
             json.dump(losses, f)
 
 
-def deepspeed_rank(directory):
+def deepspeed_engine(stage, loads_universal=False):
     import deepspeed  # takes seconds, and prints
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # compiles for a minute; who dies meanwhile leaves a lock
     deepspeed.init_distributed("gloo")
     model = make_model("llama")
-    config = {"train_batch_size": 3 * SEQUENCES, "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True,
-              "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
-    engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(model), config=config)
+    if loads_universal:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(7)  # all of it has to come from the checkpoint
+    config = {"train_batch_size": int(os.environ["WORLD_SIZE"]) * SEQUENCES, "gradient_clipping": 1.0,
+              "zero_allow_untested_optimizer": True, "checkpoint": {"load_universal": loads_universal},
+              "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}}
+    return deepspeed.initialize(model=model, optimizer=make_optimizer(model), config=config)[0]
+
+
+def deepspeed_train(engine, steps):
     losses = []
-    for step in range(2 + STEPS):
-        if step == 2:
-            engine.save_checkpoint(f"{directory}/theirs", tag="global_step2")
+    for _ in range(steps):
         loss = loss_of(engine)
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
-    write_losses(directory, losses[2:])
+    return losses
+
+
+def deepspeed_rank(directory):
+    engine = deepspeed_engine(3)
+    deepspeed_train(engine, 2)
+    engine.save_checkpoint(f"{directory}/theirs", tag="global_step2")
+    write_losses(directory, deepspeed_train(engine, STEPS))
+
+
+def universal_rank(directory, stage):
+    """Loads ours; rank 0 keeps what it has then, as DeepSpeed itself gathers it."""
+    engine = deepspeed_engine(stage, loads_universal=True)
+    engine.load_checkpoint(f"{directory}/universal")
+    assert engine.global_steps == 2, engine.global_steps
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    state = {name: [safe_get_full_fp32_param(parameter).clone(),
+                    *(safe_get_full_optimizer_state(parameter, kind).clone() for kind in ("exp_avg", "exp_avg_sq"))]
+             for name, parameter in engine.module.named_parameters()}
+    if os.environ["RANK"] == "0":
+        torch.save(state, f"{directory}/state.pt")
+    write_losses(directory, deepspeed_train(engine, STEPS))
 
 
 def fsdp2_rank(directory):
@@ -296,12 +324,32 @@ def check_out(perdure, directory):
     return check_losses("out", train(model, optimizer, STEPS), expected)
 
 
+def check_universal(perdure, directory, stage):
+    if not importlib.util.find_spec("deepspeed"):
+        return "skipped: no deepspeed"
+    make_model("llama").save_pretrained(f"{directory}/theirs")
+    train_ours(perdure, directory, 2, f"init.from={directory}/theirs", "checkpoint.every=2")
+    run(perdure, "ckpt", "export", f"{directory}/run", f"{directory}/universal", "--format=universal")
+    state = read_moments(perdure, f"{directory}/run", f"{directory}/dcp")
+    start_ranks(f"universal{stage}", 2, directory)
+    for name, found in torch.load(f"{directory}/state.pt").items():
+        expected = [state[f"model.{name}"], *(state[f"optimizer.state.{name}.{kind}"] for kind in ("exp_avg", "exp_avg_sq"))]
+        assert all(torch.equal(a, b.reshape(a.shape)) for a, b in zip(expected, found)), name
+    expected = train_ours(perdure, directory, 2 + STEPS, f"init.from={directory}/theirs")[2:]
+    with open(f"{directory}/losses.json", encoding="utf-8") as f:
+        found = json.load(f)
+    if stage == 3:  # its loader gives all groups of parameters one step, which torch's optimizer counts up for each or for none
+        found, expected = found[:2], expected[:2]
+    return "same bits in 2 ranks of DeepSpeed, " + check_losses("universal", found, expected)
+
+
 CASES = {
     **{family: lambda perdure, directory, family=family: check_hugging_face(perdure, directory, family) for family in FAMILIES},
     "gguf": check_gguf,
     "deepspeed": lambda perdure, directory: check_ranks(perdure, directory, "deepspeed", 3),
     "fsdp2": lambda perdure, directory: check_ranks(perdure, directory, "fsdp2", 4),
     "out": check_out,
+    **{f"universal{stage}": lambda perdure, directory, stage=stage: check_universal(perdure, directory, stage) for stage in (1, 2, 3)},
 }
 
 
@@ -318,6 +366,8 @@ def main(perdure, *names):
 
 if sys.argv[1].startswith("rank:"):
     torch.set_num_threads(1)
-    {"rank:deepspeed": deepspeed_rank, "rank:fsdp2": fsdp2_rank}[sys.argv[1]](sys.argv[2])
+    {"rank:deepspeed": deepspeed_rank, "rank:fsdp2": fsdp2_rank,
+     **{f"rank:universal{stage}": lambda directory, stage=stage: universal_rank(directory, stage) for stage in (1, 2, 3)},
+     }[sys.argv[1]](sys.argv[2])
 else:
     main(*sys.argv[1:])

@@ -444,7 +444,7 @@ static pd_status run_export(int argc, char **argv, struct pd_error *err)
     struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {
         STEP_ROW("not the newest but this one"),
-        {.name = "format", "NAME", "of the files: safetensors, dcp", PD_OPTION_TEXT, &o.format},
+        {.name = "format", "NAME", "of the files: safetensors, dcp, universal, llmc", PD_OPTION_TEXT, &o.format},
         {.name = "dtype", "fp32|bf16|fp16", "of parameters; fp32 when it is not given", PD_OPTION_TEXT, &o.dtype},
         {.name = "only", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only},
         {.name = "dry-run", NULL, "prints which tensor becomes which, and writes nothing", PD_OPTION_FLAG, &o.dry_run},
