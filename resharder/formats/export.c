@@ -81,7 +81,8 @@ static pd_status make_directory(struct pd_export *e, struct pd_error *err)
 {
     struct pd_stat stat;
     if (!pd_vfs_stat(e->vfs, e->destination, &stat, NULL))
-        PD_FAIL(err, PD_INVALID, "%s exists; name a directory that is to be made", e->destination);
+        PD_FAIL(err, PD_INVALID, "%s exists; name a %s that is to be made", e->destination,
+                e->format->file ? "file" : "directory");
     PD_TRY(clear_directory(e->vfs, e->directory, err));
     const pd_status st = pd_vfs_mkdir(e->vfs, e->directory, err);
     if (st == PD_NOT_FOUND)
@@ -136,13 +137,23 @@ pd_status pd_export_begin(struct pd_vfs *vfs, const struct pd_format *format, st
     return PD_OK;
 }
 
+/* What becomes the destination, and what the format reads. */
+static pd_status path_of(const struct pd_export *e, char ret_path[PD_FORMATS_PATH_MAX], struct pd_error *err)
+{
+    if (e->format->file) return pd_formats_path(e->directory, e->format->file, ret_path, err);
+    memcpy(ret_path, e->directory, PD_FORMATS_PATH_MAX);
+    return PD_OK;
+}
+
 pd_status pd_export_end(struct pd_export *e, pd_status mine, struct pd_error *err)
 {
     if (!e) return mine;
+    char path[PD_FORMATS_PATH_MAX];
     pd_status st = mine;
     if (e->state) (void)e->format->finish(e->state, PD_STOPPED, NULL);
-    if (!st) st = pd_vfs_rename(e->vfs, e->directory, e->destination, err);
-    if (st) (void)clear_directory(e->vfs, e->directory, NULL);
+    if (!st) st = path_of(e, path, err);
+    if (!st) st = pd_vfs_rename(e->vfs, path, e->destination, err);
+    if (st || e->format->file) (void)clear_directory(e->vfs, e->directory, NULL);
     if (!st) st = sync_parent(e, err);
     free(e->digests);
     free(e);
@@ -304,8 +315,10 @@ static pd_status read_back(struct pd_export *e, void *buffers, uint64_t *ret_byt
 {
     struct pd_catalog there;
     struct pd_reader *reader = NULL;
+    char path[PD_FORMATS_PATH_MAX];
+    PD_TRY(path_of(e, path, err));
     pd_catalog_init(&there, e->format->name);
-    pd_status st = e->format->read(e->vfs, e->directory, &there, err);
+    pd_status st = e->format->read(e->vfs, path, &there, err);
     if (!st) st = pd_catalog_finish(&there, err);
     if (!st) st = pd_reader_open(e->vfs, &there, buffers, READER_BYTES, &reader, err);
     if (!st) st = compare(e, reader, &there, err);

@@ -3,7 +3,8 @@
  *
  *   begin -> (the caller links the model's tensors to begin's catalog) -> run -> end
  *
- *   crash  files lie in "<destination>.exporting" until the rename; the next export to that place clears them away */
+ *   crash  files lie in "<destination>.exporting" until the rename, of a format of one file until that is renamed out of it; the
+ *          next export to that place clears them away */
 #ifndef PD_RESHARDER_FORMATS_EXPORT_H
 #define PD_RESHARDER_FORMATS_EXPORT_H
 

@@ -5,6 +5,7 @@
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/json.h"
+#include "resharder/formats/gguf_keys.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -13,21 +14,55 @@
 #include <string.h>
 
 #define PAIRS_MAX 65536u
-#define TEXT_MAX (UINT64_C(16) << 20) /* of one string */
+#define TEXT_MAX PD_CATALOG_TEXT_MAX /* of one string */
 #define ALIGNMENT_MAX (1u << 20)
 #define KEYS_MAX 32
-#define ROPE_FREQUENCIES_MAX 1024u
 
-enum gguf_type { U8, I8, U16, I16, U32, I32, F32, BOOL, TEXT, ARRAY, U64, I64, F64, TYPES };
-static const unsigned type_bytes[TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
+static const unsigned type_bytes[PD_GGUF_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
-static const struct {
-    uint32_t type; /* of ggml */
-    enum pd_element element;
-} elements[] = {{0, PD_ELEMENT_F32},   {1, PD_ELEMENT_F16},  {2, PD_ELEMENT_Q4_0}, {3, PD_ELEMENT_Q4_1},
-                {6, PD_ELEMENT_Q5_0},  {7, PD_ELEMENT_Q5_1}, {8, PD_ELEMENT_Q8_0}, {12, PD_ELEMENT_Q4_K},
-                {14, PD_ELEMENT_Q6_K}, {24, PD_ELEMENT_I8},  {25, PD_ELEMENT_I16}, {26, PD_ELEMENT_I32},
-                {27, PD_ELEMENT_I64},  {28, PD_ELEMENT_F64}, {30, PD_ELEMENT_BF16}};
+const struct pd_gguf_element pd_gguf_elements[] = {
+    {0, PD_ELEMENT_F32},  {1, PD_ELEMENT_F16},  {2, PD_ELEMENT_Q4_0},  {3, PD_ELEMENT_Q4_1},  {6, PD_ELEMENT_Q5_0},
+    {7, PD_ELEMENT_Q5_1}, {8, PD_ELEMENT_Q8_0}, {12, PD_ELEMENT_Q4_K}, {14, PD_ELEMENT_Q6_K}, {24, PD_ELEMENT_I8},
+    {25, PD_ELEMENT_I16}, {26, PD_ELEMENT_I32}, {27, PD_ELEMENT_I64},  {28, PD_ELEMENT_F64},  {30, PD_ELEMENT_BF16}};
+const uint32_t pd_gguf_element_count = sizeof pd_gguf_elements / sizeof pd_gguf_elements[0];
+
+static const struct pd_gguf_key keys[] = {{"max_position_embeddings", "context_length", PD_GGUF_U32},
+                                          {"hidden_size", "embedding_length", PD_GGUF_U32},
+                                          {"num_hidden_layers", "block_count", PD_GGUF_U32},
+                                          {"intermediate_size", "feed_forward_length", PD_GGUF_U32},
+                                          {"num_attention_heads", "attention.head_count", PD_GGUF_U32},
+                                          {"num_key_value_heads", "attention.head_count_kv", PD_GGUF_U32},
+                                          {"head_dim", "attention.key_length", PD_GGUF_U32},
+                                          {"rms_norm_eps", "attention.layer_norm_rms_epsilon", PD_GGUF_F32},
+                                          {"rope_theta", "rope.freq_base", PD_GGUF_F32},
+                                          {0}};
+static const struct pd_gguf_key gpt2_keys[] = {{"n_positions", "context_length", PD_GGUF_U32},
+                                               {"n_embd", "embedding_length", PD_GGUF_U32},
+                                               {"n_layer", "block_count", PD_GGUF_U32},
+                                               {"n_inner", "feed_forward_length", PD_GGUF_U32},
+                                               {"n_head", "attention.head_count", PD_GGUF_U32},
+                                               {"layer_norm_epsilon", "attention.layer_norm_epsilon", PD_GGUF_F32},
+                                               {0}};
+const struct pd_gguf_architecture pd_gguf_architectures[] = {{"llama", "LlamaForCausalLM", keys},
+                                                             {"qwen2", "Qwen2ForCausalLM", keys},
+                                                             {"qwen3", "Qwen3ForCausalLM", keys},
+                                                             {"gpt2", "GPT2LMHeadModel", gpt2_keys},
+                                                             {0}};
+
+const struct pd_gguf_architecture *pd_gguf_architecture(const char *name)
+{
+    for (const struct pd_gguf_architecture *a = pd_gguf_architectures; a->name; a++)
+        if (strcmp(a->name, name) == 0) return a;
+    return NULL;
+}
+
+double pd_gguf_rope_factor(const struct pd_gguf_rope *r, uint64_t i, uint64_t count)
+{
+    const double length = 2 * M_PI * pow(r->theta, (double)i / (double)count),
+                 smooth = (r->original / length - r->low) / (r->high - r->low);
+    const double between = 1 / ((1 - smooth) / r->factor + smooth);
+    return length < r->original / r->high ? 1 : length > r->original / r->low ? r->factor : between;
+}
 
 /* Numbers and words that the configuration is made of, by key without the architecture. */
 struct pair {
@@ -105,7 +140,7 @@ static pd_status take_text(struct gguf *g, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status take_number(struct gguf *g, enum gguf_type type, double *ret, struct pd_error *err)
+static pd_status take_number(struct gguf *g, enum pd_gguf_type type, double *ret, struct pd_error *err)
 {
     unsigned char text[8] = {0};
     PD_TRY(take(g, text, type_bytes[type], err));
@@ -115,22 +150,22 @@ static pd_status take_number(struct gguf *g, enum gguf_type type, double *ret, s
         bits |= (uint64_t)text[i] << (8 * i);
     memcpy(&single, text, sizeof single);
     switch (type) {
-    case I8:
+    case PD_GGUF_I8:
         *ret = (int8_t)bits;
         break;
-    case I16:
+    case PD_GGUF_I16:
         *ret = (int16_t)bits;
         break;
-    case I32:
+    case PD_GGUF_I32:
         *ret = (int32_t)bits;
         break;
-    case I64:
+    case PD_GGUF_I64:
         *ret = (double)(int64_t)bits;
         break;
-    case F32:
+    case PD_GGUF_F32:
         *ret = (double)single;
         break;
-    case F64:
+    case PD_GGUF_F64:
         memcpy(ret, text, sizeof *ret);
         break;
     default:
@@ -142,27 +177,27 @@ static pd_status take_number(struct gguf *g, enum gguf_type type, double *ret, s
 
 /* ---- metadata ---- */
 
-static pd_status put_value(struct gguf *g, const char *key, enum gguf_type type, struct pd_error *err)
+static pd_status put_value(struct gguf *g, const char *key, enum pd_gguf_type type, struct pd_error *err)
 {
     double number = 0;
-    if (type == TEXT) {
+    if (type == PD_GGUF_TEXT) {
         PD_TRY(take_text(g, err));
         pd_json_string(&g->tokenizer, key, g->text);
         return PD_OK;
     }
-    if (type == U64 || type == I64) { /* a double does not hold all of them */
+    if (type == PD_GGUF_U64 || type == PD_GGUF_I64) { /* a double does not hold all of them */
         uint64_t whole = 0;
         PD_TRY(take_u64(g, &whole, err));
-        if (type == U64)
+        if (type == PD_GGUF_U64)
             pd_json_u64(&g->tokenizer, key, whole);
         else
             pd_json_i64(&g->tokenizer, key, (int64_t)whole);
         return PD_OK;
     }
     PD_TRY(take_number(g, type, &number, err));
-    if (type == BOOL)
+    if (type == PD_GGUF_BOOL)
         pd_json_bool(&g->tokenizer, key, number != 0);
-    else if (type == F32 || type == F64)
+    else if (type == PD_GGUF_F32 || type == PD_GGUF_F64)
         pd_json_double(&g->tokenizer, key, number);
     else
         pd_json_i64(&g->tokenizer, key, (int64_t)number);
@@ -171,7 +206,7 @@ static pd_status put_value(struct gguf *g, const char *key, enum gguf_type type,
 
 static pd_status check_type(const struct gguf *g, uint32_t type, struct pd_error *err)
 {
-    if (type >= TYPES) PD_FAIL(err, PD_CORRUPT, "%s: a value of type %u before byte %" PRIu64, g->path, type, g->at);
+    if (type >= PD_GGUF_TYPES) PD_FAIL(err, PD_CORRUPT, "%s: a value of type %u before byte %" PRIu64, g->path, type, g->at);
     return PD_OK;
 }
 
@@ -183,29 +218,29 @@ static pd_status take_array(struct gguf *g, const char *tokenizer_key, struct pd
     PD_TRY(take_u32(g, &type, err));
     PD_TRY(check_type(g, type, err));
     PD_TRY(take_u64(g, &count, err));
-    if (type == ARRAY) PD_FAIL(err, PD_UNSUPPORTED, "%s: an array of arrays at byte %" PRIu64, g->path, g->at);
-    if (count > (g->bytes - g->at) / (type == TEXT ? 8 : type_bytes[type]))
+    if (type == PD_GGUF_ARRAY) PD_FAIL(err, PD_UNSUPPORTED, "%s: an array of arrays at byte %" PRIu64, g->path, g->at);
+    if (count > (g->bytes - g->at) / (type == PD_GGUF_TEXT ? 8 : type_bytes[type]))
         PD_FAIL(err, PD_CORRUPT, "%s: an array of %" PRIu64 " values at byte %" PRIu64 ", and the file ends before", g->path,
                 count, g->at);
     if (tokenizer_key) pd_json_array_begin(&g->tokenizer, tokenizer_key);
-    if (!tokenizer_key && type != TEXT) {
+    if (!tokenizer_key && type != PD_GGUF_TEXT) {
         g->at += count * type_bytes[type];
         count = 0;
     }
     for (uint64_t i = 0; i < count; i++)
-        PD_TRY(tokenizer_key ? put_value(g, NULL, (enum gguf_type)type, err) : take_text(g, err));
+        PD_TRY(tokenizer_key ? put_value(g, NULL, (enum pd_gguf_type)type, err) : take_text(g, err));
     if (tokenizer_key) pd_json_array_end(&g->tokenizer);
     return PD_OK;
 }
 
 /* `key` of an architecture ("llama.block_count") is kept without it. */
-static pd_status keep_pair(struct gguf *g, const char *key, enum gguf_type type, struct pd_error *err)
+static pd_status keep_pair(struct gguf *g, const char *key, enum pd_gguf_type type, struct pd_error *err)
 {
-    struct pair pair = {.is_text = type == TEXT};
+    struct pair pair = {.is_text = type == PD_GGUF_TEXT};
     const char *dot = strchr(key, '.');
     const bool is_general = strncmp(key, "general.", 8) == 0;
     snprintf(pair.key, sizeof pair.key, "%s", is_general || !dot ? key : dot + 1);
-    if (type == TEXT) {
+    if (type == PD_GGUF_TEXT) {
         PD_TRY(take_text(g, err));
         snprintf(pair.text, sizeof pair.text, "%s", g->text);
     } else {
@@ -234,6 +269,10 @@ static bool is_wanted(const char *key)
                                           ".rope.scaling.type",
                                           ".rope.scaling.factor",
                                           ".rope.scaling.original_context_length",
+                                          ".rope_scaling.factor",
+                                          ".rope_scaling.low_freq_factor",
+                                          ".rope_scaling.high_freq_factor",
+                                          ".rope_scaling.original_context_length",
                                           ".attention.sliding_window"};
     const size_t bytes = strlen(key);
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
@@ -253,11 +292,11 @@ static pd_status take_pair(struct gguf *g, struct pd_error *err)
     const char *inner = strncmp(key, tokenizer, sizeof tokenizer - 1) == 0 ? key + sizeof tokenizer - 1 : NULL;
     PD_TRY(take_u32(g, &type, err));
     PD_TRY(check_type(g, type, err));
-    if (type == ARRAY) return take_array(g, inner, err);
-    if (inner) return put_value(g, inner, (enum gguf_type)type, err);
-    if (is_wanted(key)) return keep_pair(g, key, (enum gguf_type)type, err);
+    if (type == PD_GGUF_ARRAY) return take_array(g, inner, err);
+    if (inner) return put_value(g, inner, (enum pd_gguf_type)type, err);
+    if (is_wanted(key)) return keep_pair(g, key, (enum pd_gguf_type)type, err);
     double number = 0;
-    return type == TEXT ? take_text(g, err) : take_number(g, (enum gguf_type)type, &number, err);
+    return type == PD_GGUF_TEXT ? take_text(g, err) : take_number(g, (enum pd_gguf_type)type, &number, err);
 }
 
 static const struct pair *find(const struct gguf *g, const char *key)
@@ -277,7 +316,7 @@ static pd_status take_metadata(struct gguf *g, uint64_t count, struct pd_error *
     pd_json_object_end(&g->tokenizer);
     PD_TRY(pd_json_writer_finish(&g->tokenizer, &text, &bytes, err));
     const struct pair *alignment = find(g, "general.alignment");
-    g->alignment = 32;
+    g->alignment = PD_GGUF_ALIGNMENT;
     if (alignment) {
         const double a = alignment->number;
         if (!(a >= 1 && a <= ALIGNMENT_MAX) || ((uint32_t)a & ((uint32_t)a - 1)))
@@ -293,8 +332,8 @@ static pd_status take_metadata(struct gguf *g, uint64_t count, struct pd_error *
 static pd_status element_of(const struct gguf *g, const char *name, uint32_t type, enum pd_element *ret,
                             struct pd_error *err)
 {
-    for (size_t i = 0; i < sizeof elements / sizeof *elements; i++)
-        if (elements[i].type == type) return *ret = elements[i].element, PD_OK;
+    for (uint32_t i = 0; i < pd_gguf_element_count; i++)
+        if (pd_gguf_elements[i].type == type) return *ret = pd_gguf_elements[i].element, PD_OK;
     PD_FAIL(err, PD_UNSUPPORTED,
             "%s: %s is of ggml's type %u, which perdure does not read; convert it first: llama-quantize --allow-requantize "
             "IN OUT "
@@ -330,7 +369,7 @@ static pd_status add_tensor(struct gguf *g, uint32_t file, uint64_t data, struct
     if (offset % g->alignment || !pd_checked_add_u64(offset, data, &offset))
         PD_FAIL(err, PD_CORRUPT, "%s: %s lies at %" PRIu64 " of the data, which is no multiple of %u", g->path, t.name,
                 offset, g->alignment);
-    if (strcmp(t.name, "rope_freqs.weight") == 0 && t.element == PD_ELEMENT_F32 && t.shape[0] <= ROPE_FREQUENCIES_MAX) {
+    if (strcmp(t.name, PD_GGUF_ROPE_FACTORS) == 0 && t.element == PD_ELEMENT_F32 && t.shape[0] <= PD_GGUF_ROPE_FACTORS_MAX) {
         g->rope_offset = offset;
         g->rope_count = t.shape[0];
     }
@@ -365,32 +404,40 @@ static void put_key(struct gguf *g, struct pd_json_writer *w, const char *ours, 
         pd_json_double(w, ours, p->number);
 }
 
-/* Llama 3.1 and later: GGUF has no parameters of its scaling but a factor a frequency, which the largest and the published rest
- * (low 1, high 4, 8192 positions) must give again (Llama 3's apply_scaling). */
+static double number_or(const struct gguf *g, const char *key, double absent)
+{
+    const struct pair *p = find(g, key);
+    return p && !p->is_text ? p->number : absent;
+}
+
+/* The parameters are those that we wrote, or the largest factor and the published rest; the factors must come of them. */
 static pd_status put_llama3_scaling(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
 {
-    float factors[ROPE_FREQUENCIES_MAX];
-    const struct pair *base = find(g, "rope.freq_base");
-    const double theta = base ? base->number : 10000, original = 8192, low = 1, high = 4;
+    float factors[PD_GGUF_ROPE_FACTORS_MAX];
     double most = 1;
     PD_TRY(pd_file_read(g->file, g->rope_offset, factors, g->rope_count * sizeof *factors, err));
     for (uint64_t i = 0; i < g->rope_count; i++)
         if ((double)factors[i] > most) most = (double)factors[i];
+    const struct pd_gguf_rope rope = {.theta = number_or(g, "rope.freq_base", 10000),
+                                      .factor = number_or(g, "rope_scaling.factor", most),
+                                      .low = number_or(g, "rope_scaling.low_freq_factor", 1),
+                                      .high = number_or(g, "rope_scaling.high_freq_factor", 4),
+                                      .original = number_or(g, "rope_scaling.original_context_length", 8192)};
+    if (!(rope.original >= 1 && rope.original <= UINT32_MAX))
+        PD_FAIL(err, PD_CORRUPT, "%s: perdure.rope_scaling.original_context_length is %g", g->path, rope.original);
     for (uint64_t i = 0; i < g->rope_count; i++) {
-        const double length = 2 * M_PI * pow(theta, (double)i / (double)g->rope_count),
-                     smooth = (original / length - low) / (high - low);
-        const double between = 1 / ((1 - smooth) / most + smooth);
-        const double expected = length < original / high ? 1 : length > original / low ? most : between;
+        const double expected = pd_gguf_rope_factor(&rope, i, g->rope_count);
         if (!(fabs((double)factors[i] - expected) <= 1e-3 * expected))
-            PD_FAIL(err, PD_UNSUPPORTED, "%s: rope_freqs.weight is no scaling of Llama 3: factor %" PRIu64 " is %g, not %g",
-                    g->path, i, (double)factors[i], expected);
+            PD_FAIL(err, PD_UNSUPPORTED,
+                    "%s: " PD_GGUF_ROPE_FACTORS " is no scaling of Llama 3: factor %" PRIu64 " is %g, not %g", g->path, i,
+                    (double)factors[i], expected);
     }
     pd_json_object_begin(w, "rope_scaling");
     pd_json_string(w, "rope_type", "llama3");
-    pd_json_double(w, "factor", most);
-    pd_json_double(w, "low_freq_factor", low);
-    pd_json_double(w, "high_freq_factor", high);
-    pd_json_i64(w, "original_max_position_embeddings", (int64_t)original);
+    pd_json_double(w, "factor", rope.factor);
+    pd_json_double(w, "low_freq_factor", rope.low);
+    pd_json_double(w, "high_freq_factor", rope.high);
+    pd_json_u64(w, "original_max_position_embeddings", (uint64_t)rope.original);
     pd_json_object_end(w);
     return PD_OK;
 }
@@ -422,42 +469,20 @@ static uint64_t rows_of(const struct gguf *g, const char *name)
     return 0;
 }
 
-static const struct {
-    const char *architecture, *class;
-} classes[] = {{"llama", "LlamaForCausalLM"},
-               {"qwen2", "Qwen2ForCausalLM"},
-               {"qwen3", "Qwen3ForCausalLM"},
-               {"gpt2", "GPT2LMHeadModel"}};
-
 static pd_status put_config(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
 {
-    static const char *const keys[][2] = {{"max_position_embeddings", "context_length"},
-                                          {"hidden_size", "embedding_length"},
-                                          {"num_hidden_layers", "block_count"},
-                                          {"intermediate_size", "feed_forward_length"},
-                                          {"num_attention_heads", "attention.head_count"},
-                                          {"num_key_value_heads", "attention.head_count_kv"},
-                                          {"head_dim", "attention.key_length"},
-                                          {"rms_norm_eps", "attention.layer_norm_rms_epsilon"},
-                                          {"rope_theta", "rope.freq_base"}};
-    static const char *const gpt2_keys[][2] = {
-        {"n_positions", "context_length"},  {"n_embd", "embedding_length"},
-        {"n_layer", "block_count"},         {"n_inner", "feed_forward_length"},
-        {"n_head", "attention.head_count"}, {"layer_norm_epsilon", "attention.layer_norm_epsilon"}};
     const struct pair *architecture = find(g, "general.architecture");
-    const char *name = architecture ? architecture->text : "", *class = NULL;
-    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
-        if (strcmp(classes[i].architecture, name) == 0) class = classes[i].class;
-    if (!class)
+    const char *name = architecture ? architecture->text : "";
+    const struct pd_gguf_architecture *known = pd_gguf_architecture(name);
+    if (!known)
         PD_FAIL(err, PD_UNSUPPORTED, "%s: architecture \"%s\"; perdure has llama, qwen2, qwen3 and gpt2", g->path, name);
-    const bool is_gpt2 = strcmp(name, "gpt2") == 0;
     pd_json_object_begin(w, NULL);
     pd_json_array_begin(w, "architectures");
-    pd_json_string(w, NULL, class);
+    pd_json_string(w, NULL, known->class);
     pd_json_array_end(w);
     pd_json_string(w, "model_type", name);
-    for (size_t i = 0; i < (is_gpt2 ? sizeof gpt2_keys : sizeof keys) / sizeof *keys; i++)
-        put_key(g, w, is_gpt2 ? gpt2_keys[i][0] : keys[i][0], is_gpt2 ? gpt2_keys[i][1] : keys[i][1]);
+    for (const struct pd_gguf_key *key = known->keys; key->config; key++)
+        put_key(g, w, key->config, key->gguf);
     pd_json_u64(w, "vocab_size", rows_of(g, "token_embd.weight"));
     pd_json_bool(w, "tie_word_embeddings", !has_tensor(g, "output.weight"));
     PD_TRY(put_scaling(g, w, err));
@@ -539,7 +564,8 @@ const struct pd_format pd_format_gguf = {
     .about = "one file of llama.cpp: model and tokenizer",
     .recognizes = recognizes,
     .read = read_checkpoint,
-    .plan = pd_format_not_written,
+    .file = "model.gguf",
+    .plan = pd_gguf_plan,
     .observe = pd_format_observe_nothing,
-    .finish = pd_format_finish_nothing,
+    .finish = pd_gguf_finish,
 };

@@ -5,12 +5,19 @@
  *   tokenizer.gguf   metadata that begins with "tokenizer.", as one JSON object without that beginning: {"ggml.model": "gpt2",
  *                    "ggml.tokens": [..], "ggml.merges": [..], ..}; an import lays it beside the checkpoints, where
  *                    trainer/tokenizer reads it
- */
+ * An export is made of the same two. */
 #ifndef PD_RESHARDER_FORMATS_GGUF_H
 #define PD_RESHARDER_FORMATS_GGUF_H
 
 #include "resharder/formats/format.h"
 
 extern const struct pd_format pd_format_gguf;
+
+/* What llama.cpp's own converter makes of a tensor that is asked for as `wanted`: vectors and position embeddings stay fp32, and
+ * a matrix whose rows are no whole blocks becomes fp16. */
+enum pd_element pd_gguf_element(const struct pd_foreign_tensor *tensor, enum pd_element wanted);
+
+pd_status pd_gguf_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err);
+pd_status pd_gguf_finish(void *state, pd_status mine, struct pd_error *err);
 
 #endif

@@ -38,6 +38,28 @@ expect("export-only-nothing", ["ckpt", "export", "run", "none", "--format=safete
 expect("export-only", ["ckpt", "export", "run", "norms", "--format=safetensors", "--only=norm"], 0, re.compile("^norms: "), MOMENTS)
 expect("export-dcp", ["ckpt", "export", "run", "dcp", "--format=dcp"], 0, re.compile(r"^dcp: dcp, \d+ tensors in 1 file, "))
 expect("export-nowhere", ["ckpt", "export", "run", "no/where", "--format=dcp"], 78, err=re.compile("the directory above no/where does not exist"))
+expect("export-gguf", ["ckpt", "export", "run", "m.gguf", "--format=gguf"], 0, re.compile(r"^m.gguf: gguf, \d+ tensors in 1 file, "),
+       MOMENTS.replace("safetensors", "gguf"))
+expect("export-gguf-again", ["ckpt", "export", "run", "m.gguf", "--format=gguf"], 78,
+       err=MOMENTS.replace("safetensors", "gguf") + said("m.gguf exists; name a file that is to be made"))
+expect("export-gguf-same-state", ["ckpt", "diff", "hf", "m.gguf"], 0, re.compile(r"\n0 of \d+ arrays differ\n$"))
+expect("export-gguf-q8", ["ckpt", "export", "run", "q8.gguf", "--format=gguf", "--dtype=q8_0"], 0, re.compile("^q8.gguf: "), ANY)
+expect("export-q8-elsewhere", ["ckpt", "export", "run", "out", "--format=dcp", "--dtype=q8_0"], 64,
+       err=said("--dtype=q8_0: expected fp32, bf16 or fp16"))
+expect("export-gguf-types", ["ckpt", "export", "run", "out", "--format=gguf", "--dtype=q8_0", "--dry-run", "--only=blk.0"], 0,
+       re.compile(r"\S+input_layernorm\S+ +param +blk\.0\.attn_norm\.weight +fp32 *\n.* blk\.0\.attn_q\.weight +q8_0 *\n", re.S))
+report("export-gguf-leaves-files", [] if os.path.isfile("m.gguf") and not glob.glob("*.exporting") else glob.glob("*"), (0, "", ""))
+expect("import-gguf", ["ckpt", "import", "m.gguf", "in-gguf", "--fresh-optimizer"], 0, ANY)
+write("run/tokenizer.json", b'{"model":{"type":"Unigram","vocab":[]}}')
+expect("export-gguf-unigram", ["ckpt", "export", "run", "unigram.gguf", "--format=gguf"], 0, ANY, MOMENTS.replace("safetensors", "gguf") +
+       "the tokenizer goes as tokenizer.huggingface.json, which llama.cpp does not read: tokenizer.json: model.type Unigram is not supported; BPE is\n")
+expect("import-gguf-unigram", ["ckpt", "import", "unigram.gguf", "in-unigram", "--fresh-optimizer"], 0, ANY)
+expect("sample-unigram", ["sample", "in-unigram", "--prompt=In"], 78, err=re.compile("in-unigram/tokenizer.gguf: model.type Unigram is not supported; BPE is"))
+os.remove("run/tokenizer.json")
+texts = [expect(f"sample-{name}", ["sample", name, "--prompt=In", "--count=8", "--temperature=0", "--json"], 0, ANY) for name in ("run", "in-gguf")]
+if all(texts):
+    tokens = [json.loads(text)["tokens"] for text in texts]
+    report("import-gguf-same-tokens", [] if tokens[0] == tokens[1] else [str(tokens)], (0, "", ""))
 
 def go_round(name, source, form, words):
     """Out, in under another layout, and the same state again; both sides compare as they are too."""

@@ -5,7 +5,7 @@ usage: conversions_agree.py PERDURE [CASE...]
 
 A Hugging Face directory goes in, out and into transformers again; GGUF, DeepSpeed ZeRO-3 of 3 ranks and a distributed checkpoint of
 FSDP2 on 4 ranks go in and on; ours goes out as a distributed checkpoint and on in torch. PERDURE_PEER_PYTHON names an interpreter
-that has torch (CPU), transformers and gguf; the case of DeepSpeed wants deepspeed too. Exit 77: there is none.
+that has torch (CPU), transformers and gguf; the case of DeepSpeed wants deepspeed too, GGUF out accelerate. Exit 77: there is none.
 """
 import importlib.util
 import json
@@ -21,6 +21,7 @@ if os.environ.get("PERDURE_PEER_PYTHON", sys.executable) != sys.executable:
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 try:
     import gguf
+    import numpy as np
     import torch
     import torch.distributed.checkpoint as dcp
     import torch.distributed.fsdp
@@ -207,6 +208,52 @@ def check_gguf(perdure, directory):
     return "same bits, " + check_losses("gguf", found, train(model, make_optimizer(model), STEPS))
 
 
+def encoded(perdure, directory, tokenizer, text):
+    """Tokens of `data pack`, which reads what `sample` reads."""
+    out = f"{directory}/tokens-{len(os.listdir(directory))}"
+    run(perdure, "data", "pack", text, f"--output={out}", f"--tokenizer={tokenizer}")
+    return np.fromfile(out, dtype=np.uint16).tolist()
+
+
+def check_gguf_out(perdure, directory, family):
+    """gguf reads the bits of each type, transformers computes the same logits, our tokens are those of the tokenizers package."""
+    if not importlib.util.find_spec("accelerate"):
+        return "skipped: no accelerate"
+    vocab = 4096
+    golden = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../golden/tokenizers")
+    tokenizer = {"llama": "llama3"}.get(family, "gpt2")
+    sizes = {"qwen3": {"head_dim": 128}, "gpt2": {"n_positions": 1024}}.get(family, {})  # transformers reads no others from GGUF
+    torch.manual_seed(1)
+    config = FAMILIES[family]()
+    config.update({"vocab_size": vocab, "bos_token_id": 0, "eos_token_id": 1, **sizes})
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    model.save_pretrained(f"{directory}/theirs")
+    shutil.copy(f"{golden}/{tokenizer}.json", f"{directory}/theirs/tokenizer.json")
+    run(perdure, "ckpt", "import", f"{directory}/theirs", f"{directory}/in", "--fresh-optimizer")
+    kinds = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
+    for dtype in kinds:
+        run(perdure, "ckpt", "export", f"{directory}/in", f"{directory}/{dtype}.gguf", "--format=gguf", f"--dtype={dtype}")
+    plain = {t.name: t for t in gguf.GGUFReader(f"{directory}/fp32.gguf").tensors}
+    for dtype, kind in kinds.items():
+        for t in gguf.GGUFReader(f"{directory}/{dtype}.gguf").tensors:
+            vector = len(t.shape) == 1 or t.name == "position_embd.weight"
+            wanted = "F32" if vector else "F16" if kind == "Q8_0" and t.shape[0] % 32 else kind
+            assert t.tensor_type.name == wanted, (dtype, t.name, t.tensor_type.name, wanted)
+            expected = gguf.quants.quantize(plain[t.name].data, t.tensor_type)
+            assert np.array_equal(np.asarray(t.data).view(np.uint8).ravel(), expected.view(np.uint8).ravel()), (dtype, t.name)
+    again = transformers.AutoModelForCausalLM.from_pretrained(directory, gguf_file="fp32.gguf", dtype=torch.float32)
+    ids = torch.arange(64).reshape(2, 32) * 61
+    assert torch.equal(again(ids).logits, model(ids).logits), "logits differ"
+    run(perdure, "ckpt", "import", f"{directory}/fp32.gguf", f"{directory}/back", "--fresh-optimizer")
+    assert "\n0 of " in run(perdure, "ckpt", "diff", f"{directory}/in", f"{directory}/back")
+    tokens = [encoded(perdure, directory, path, f"{golden}/mixed.txt") for path in (f"{directory}/theirs", f"{directory}/back")]
+    assert len(tokens[0]) > 1000 and tokens[0] == tokens[1], "tokens differ"
+    return "bits of four types, logits and tokens are the same"
+
+
 # ---- ranks of torch ----
 
 
@@ -346,6 +393,8 @@ def check_universal(perdure, directory, stage):
 CASES = {
     **{family: lambda perdure, directory, family=family: check_hugging_face(perdure, directory, family) for family in FAMILIES},
     "gguf": check_gguf,
+    **{f"gguf-out-{family}": lambda perdure, directory, family=family: check_gguf_out(perdure, directory, family)
+       for family in FAMILIES},
     "deepspeed": lambda perdure, directory: check_ranks(perdure, directory, "deepspeed", 3),
     "fsdp2": lambda perdure, directory: check_ranks(perdure, directory, "fsdp2", 4),
     "out": check_out,

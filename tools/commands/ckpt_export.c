@@ -4,6 +4,7 @@
 #include "ckpt/base/fault.h"
 #include "ckpt/base/words.h"
 #include "resharder/formats/export.h"
+#include "resharder/formats/gguf.h"
 #include "resharder/formats/model_directory.h"
 #include "resharder/formats/perdure.h"
 #include "tools/commands/ckpt.h"
@@ -12,6 +13,7 @@
 #include "tools/output.h"
 #include "trainer/model/hugging_face.h"
 #include "trainer/model/links.h"
+#include "trainer/sample/sample_text.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,16 +21,27 @@
 #include <string.h>
 #include <sys/resource.h>
 
-/* Whose names the files of a format have. */
+static enum pd_element as_asked(const struct pd_foreign_tensor *tensor, enum pd_element wanted)
+{
+    (void)tensor;
+    return wanted;
+}
+
+/* Whose names the files of a format have, and of which type a tensor is where one was asked for. */
 static const struct {
     const char *format, *dialect;
-} dialects[] = {{"gguf", "gguf"}, {"llmc", "llmc"}, {"megatron", "megatron"}, {NULL, "hugging_face"}};
+    enum pd_element (*element_of)(const struct pd_foreign_tensor *tensor, enum pd_element wanted);
+} dialects[] = {{"gguf", "gguf", pd_gguf_element},
+                {"llmc", "llmc", as_asked},
+                {"megatron", "megatron", as_asked},
+                {NULL, "hugging_face", as_asked}};
 
 struct export
 {
     const struct pd_ckpt_options *options;
     const struct pd_format *format;
     const char *dialect;
+    enum pd_element (*element_of)(const struct pd_foreign_tensor *tensor, enum pd_element wanted);
     enum pd_dtype dtype;
     enum pd_element element;
     struct pd_ckpt_foreign source;
@@ -62,18 +75,24 @@ static pd_status choose_format(struct export *x, struct pd_error *err)
     while (dialects[i].format && strcmp(dialects[i].format, name) != 0)
         i++;
     x->dialect = dialects[i].dialect;
+    x->element_of = dialects[i].element_of;
     static const struct {
         const char *name;
         enum pd_dtype dtype;
         enum pd_element element;
-    } types[] = {{"fp32", PD_F32, PD_ELEMENT_F32}, {"bf16", PD_BF16, PD_ELEMENT_BF16}, {"fp16", PD_F16, PD_ELEMENT_F16}};
+    } types[] = {{"fp32", PD_F32, PD_ELEMENT_F32},
+                 {"bf16", PD_BF16, PD_ELEMENT_BF16},
+                 {"fp16", PD_F16, PD_ELEMENT_F16},
+                 {"q8_0", PD_F32, PD_ELEMENT_Q8_0}};
+    const bool is_gguf = x->format == &pd_format_gguf;
     for (size_t t = 0; t < sizeof types / sizeof *types; t++)
-        if (strcmp(types[t].name, dtype) == 0) {
+        if (strcmp(types[t].name, dtype) == 0 && (is_gguf || types[t].element != PD_ELEMENT_Q8_0)) {
             x->dtype = types[t].dtype;
             x->element = types[t].element;
             return PD_OK;
         }
-    PD_FAIL(err, PD_USAGE, "--dtype=%s: expected fp32, bf16 or fp16", dtype);
+    PD_FAIL(err, PD_USAGE, "--dtype=%s: expected fp32, bf16%s fp16%s", dtype, is_gguf ? "," : " or",
+            is_gguf ? " or q8_0" : "");
 }
 
 static pd_status open_source(struct export *x, struct pd_error *err)
@@ -89,15 +108,82 @@ static pd_status open_source(struct export *x, struct pd_error *err)
 static pd_status link_whole(struct export *x, struct pd_error *err)
 {
     pd_catalog_init(&x->whole, x->format->name);
-    PD_TRY(pd_model_foreign(x->model, x->dialect, x->element, x->format->holds_moments, &x->whole, err));
+    PD_TRY(pd_model_foreign(x->model, x->dialect, PD_ELEMENT_F32, x->format->holds_moments, &x->whole, err));
     PD_TRY(pd_catalog_add_file(&x->whole, "all", UINT64_MAX, NULL, err));
     for (uint32_t t = 0; t < x->whole.tensor_count; t++) {
         struct pd_piece piece = {0};
+        if (x->whole.tensors[t].kind == PD_PARAM)
+            x->whole.tensors[t].element = x->element_of(&x->whole.tensors[t], x->element);
         memcpy(piece.count, x->whole.tensors[t].shape, sizeof piece.count);
         PD_TRY(pd_catalog_add_piece(&x->whole, t, &piece, err));
     }
     PD_TRY(pd_catalog_finish(&x->whole, err));
     return pd_model_links(x->model, x->dialect, &x->whole, x->format->holds_moments, &x->links, err);
+}
+
+/* An import lays it in the directory of checkpoints, where it was found; a run has its own in run.dir. */
+static pd_status add_tokenizer_beside(struct export *x, struct pd_catalog *beside, struct pd_error *err)
+{
+    char path[PD_FORMATS_PATH_MAX + 64], *text = NULL;
+    uint64_t bytes = 0;
+    if (pd_catalog_text(beside, PD_TOKENIZER_FILE) || pd_catalog_text(beside, PD_TOKENIZER_GGUF_FILE)) return PD_OK;
+    if (!pd_sample_text_find(x->options->paths[0], path, sizeof path) &&
+        !pd_sample_text_find(x->source.place.root, path, sizeof path))
+        return PD_OK;
+    PD_TRY(pd_formats_read_text(x->source.vfs, path, PD_CATALOG_TEXT_MAX, &text, &bytes, err));
+    const pd_status st = pd_catalog_add_text(beside, strrchr(path, '/') + 1, text, bytes, err);
+    free(text);
+    return st;
+}
+
+/* The tokenizer beside the run, or bytes where its tokens are bytes. *ret_text NULL: there is none. */
+static pd_status make_gguf_tokenizer(const struct export *x, const struct pd_catalog_text *json,
+                                     const struct pd_special_tokens *tokens, char **ret_text, struct pd_error *err)
+{
+    const int64_t bos = tokens ? tokens->bos : -1, eos = tokens && tokens->eos_count ? tokens->eos[0] : -1;
+    const uint32_t vocab = x->model->config.vocab;
+    struct pd_tokenizer *tokenizer = NULL;
+    if (!json && vocab != 256) return PD_OK;
+    PD_TRY(json ? pd_tokenizer_parse(PD_TOKENIZER_FILE, json->text, json->bytes, &tokenizer, err)
+                : pd_tokenizer_open("byte", &tokenizer, err));
+    const pd_status st = pd_tokenizer_save_gguf(tokenizer, vocab, bos, eos, ret_text, err);
+    pd_tokenizer_free(tokenizer);
+    return st;
+}
+
+static pd_status add_whole_tokenizer(struct export *x, const struct pd_catalog_text *json, struct pd_error *err)
+{
+    struct pd_json_writer w;
+    const char *text = NULL;
+    size_t bytes = 0;
+    pd_json_writer_init(&w, 0);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "huggingface.json", json->text);
+    pd_json_object_end(&w);
+    pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
+    if (!st) st = pd_catalog_add_text(&x->wanted, PD_TOKENIZER_GGUF_FILE, text, bytes, err);
+    pd_json_writer_deinit(&w);
+    return st;
+}
+
+/* GGUF has the tokenizer inside. One that it has no words for goes along as it is: the standard has a place for that. */
+static pd_status add_gguf_tokenizer(struct export *x, const struct pd_catalog *beside,
+                                    const struct pd_special_tokens *tokens, struct pd_error *err)
+{
+    const struct pd_catalog_text *json = pd_catalog_text(beside, PD_TOKENIZER_FILE);
+    struct pd_error why = {0};
+    char *text = NULL;
+    if (pd_catalog_text(beside, PD_TOKENIZER_GGUF_FILE)) return PD_OK;
+    pd_status st = make_gguf_tokenizer(x, json, tokens, &text, &why);
+    if (st == PD_UNSUPPORTED && json) {
+        fprintf(stderr, "the tokenizer goes as tokenizer.huggingface.json, which llama.cpp does not read: %s\n",
+                why.message);
+        return add_whole_tokenizer(x, json, err);
+    }
+    if (st && err) *err = why;
+    if (!st && text) st = pd_catalog_add_text(&x->wanted, PD_TOKENIZER_GGUF_FILE, text, strlen(text), err);
+    free(text);
+    return st;
 }
 
 /* config.json and generation_config.json, and what an import laid beside the checkpoints. */
@@ -108,6 +194,7 @@ static pd_status add_texts(struct export *x, struct pd_error *err)
     char *config = NULL, *generation = NULL;
     pd_catalog_init(&beside, "");
     pd_status st = pd_formats_add_texts(x->source.vfs, x->source.place.root, &beside, err);
+    if (!st) st = add_tokenizer_beside(x, &beside, err);
     const struct pd_catalog_text *before = pd_catalog_text(&beside, "config.json");
     struct pd_model_config ignored;
     const bool has_tokens =
@@ -115,6 +202,7 @@ static pd_status add_texts(struct export *x, struct pd_error *err)
     if (!st) st = pd_hugging_face_write(&x->model->config, x->dtype, has_tokens ? &tokens : NULL, &config, &generation, err);
     if (!st) st = pd_catalog_add_text(&x->wanted, "config.json", config, strlen(config), err);
     if (!st) st = pd_catalog_add_text(&x->wanted, "generation_config.json", generation, strlen(generation), err);
+    if (!st && x->format == &pd_format_gguf) st = add_gguf_tokenizer(x, &beside, has_tokens ? &tokens : NULL, err);
     for (uint32_t i = 0; !st && i < beside.text_count; i++)
         if (!pd_catalog_text(&x->wanted, beside.texts[i].name))
             st = pd_catalog_add_text(&x->wanted, beside.texts[i].name, beside.texts[i].text, beside.texts[i].bytes, err);

@@ -11,14 +11,13 @@ struct pd_sample_text {
     struct pd_string all; /* given since begin */
 };
 
-/* Beside the run, its directory of checkpoints, or one checkpoint: there, or one or two directories above. */
-static bool find_beside(const char *place, char *path, size_t room)
+bool pd_sample_text_find(const char *place, char *ret_path, size_t room)
 {
     static const char *const above[] = {"", "/..", "/../.."};
     static const char *const files[] = {PD_TOKENIZER_FILE, PD_TOKENIZER_GGUF_FILE};
     for (unsigned i = 0; i < 2 * sizeof above / sizeof above[0]; i++) {
-        snprintf(path, room, "%s%s/%s", place, above[i / 2], files[i % 2]);
-        if (access(path, F_OK) == 0) return true;
+        snprintf(ret_path, room, "%s%s/%s", place, above[i / 2], files[i % 2]);
+        if (access(ret_path, F_OK) == 0) return true;
     }
     return false;
 }
@@ -26,7 +25,8 @@ static bool find_beside(const char *place, char *path, size_t room)
 static const char *choose_path(const struct pd_sample_text_options *options, char *buffer, size_t room)
 {
     if (options->path) return options->path;
-    if (find_beside(options->run, buffer, room) || find_beside(options->checkpoints, buffer, room)) return buffer;
+    if (pd_sample_text_find(options->run, buffer, room) || pd_sample_text_find(options->checkpoints, buffer, room))
+        return buffer;
     return options->is_over_bytes ? "byte" : NULL;
 }
 

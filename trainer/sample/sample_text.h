@@ -16,6 +16,9 @@ struct pd_sample_text_options {
 
 struct pd_sample_text;
 
+/* A tokenizer beside a run, its directory of checkpoints, or one checkpoint: there, or one or two directories above. */
+bool pd_sample_text_find(const char *place, char *ret_path, size_t room);
+
 /* *ret_text NULL: there is no tokenizer, and the model is not over bytes.
  *   errors  PD_INVALID: the tokenizer has more tokens than the model; those of pd_tokenizer_open */
 PD_MUST_USE pd_status pd_sample_text_open(const struct pd_sample_text_options *options, struct pd_sample_text **ret_text,

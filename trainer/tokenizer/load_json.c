@@ -266,9 +266,15 @@ pd_status pd_tokenizer_parse(const char *name, const char *json, size_t bytes, s
                 PD_TOKENIZER_FILE_BYTES_MAX);
     PD_TRY(pd_json_parse(name, json, bytes, &document, err));
     struct pd_tokenizer *tokenizer = NULL;
-    const struct pd_json_value *root = pd_json_root(document);
-    pd_status status = pd_json_member(root, "ggml.model") ? pd_load_gguf_text(name, root, &tokenizer, err)
-                                                          : load_whole(name, root, &tokenizer, err);
+    const struct pd_json_value *root = pd_json_root(document), *inner = pd_json_member(root, "huggingface.json");
+    const bool is_gguf = pd_json_member(root, "ggml.model") != NULL;
+    if (!is_gguf && inner && pd_json_text(inner)) { /* GGUF's place for a whole tokenizer.json */
+        const char *text = pd_json_text(inner);
+        const pd_status status = pd_tokenizer_parse(name, text, strlen(text), ret_tokenizer, err);
+        pd_json_document_free(document);
+        return status;
+    }
+    pd_status status = is_gguf ? pd_load_gguf_text(name, root, &tokenizer, err) : load_whole(name, root, &tokenizer, err);
     pd_json_document_free(document);
     if (!status) status = keep_json(tokenizer, json, bytes, err);
     if (status) {

@@ -52,6 +52,14 @@ struct pd_tokenizer_arrays {
 PD_MUST_USE pd_status pd_tokenizer_from_arrays(const struct pd_tokenizer_arrays *arrays, struct pd_tokenizer **ret_tokenizer,
                                                struct pd_error *err);
 
+/* The other way: a tokenizer as the text of PD_TOKENIZER_GGUF_FILE, from which pd_tokenizer_parse makes one with the same tokens.
+ *   vocab     rows of the embedding; ids that have no token become padding
+ *   bos, eos  negative: none; those of the template go before
+ *   ret_text  malloc'ed
+ *   errors    PD_UNSUPPORTED: GGUF has no words for a part of it, by name */
+PD_MUST_USE pd_status pd_tokenizer_save_gguf(const struct pd_tokenizer *tokenizer, uint32_t vocab, int64_t bos, int64_t eos,
+                                             char **ret_text, struct pd_error *err);
+
 uint32_t pd_tokenizer_vocab(const struct pd_tokenizer *tokenizer);  /* largest id + 1 */
 uint64_t pd_tokenizer_digest(const struct pd_tokenizer *tokenizer); /* XXH3 of all that decides tokens; never 0 */
 uint64_t pd_tokenizer_digest_of_bytes(void);                        /* of the tokenizer "byte" */

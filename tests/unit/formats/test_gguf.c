@@ -1,11 +1,12 @@
 #include "ckpt/base/json.h"
-#include "resharder/formats/format.h"
+#include "resharder/formats/gguf.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define GOLDEN PERDURE_SOURCE_DIR "/tests/golden/formats/golden.gguf"
 
@@ -150,4 +151,121 @@ Test(gguf, damage_is_an_error_or_changes_nothing_that_is_checked)
     }
     remove(path);
     pd_vfs_free(vfs);
+}
+
+/* ---- writing ---- */
+
+#define TOKENIZER                                                                                                     \
+    "{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"<unk>\",\"a\"],\"ggml.scores\":[0,-1.5],\"ggml.token_type\":[2,1]," \
+    "\"ggml.bos_token_id\":1,\"ggml.add_bos_token\":true,\"ggml.merges\":[]}"
+
+static void want(struct pd_catalog *c, const char *name, uint64_t rows, uint64_t columns, enum pd_element element)
+{
+    struct pd_foreign_tensor t = {.name = (char *)name, .ndim = columns ? 2 : 1, .shape = {rows, columns ? columns : 1}};
+    for (int d = 2; d < PD_FOREIGN_DIMS_MAX; d++)
+        t.shape[d] = 1;
+    t.element = pd_gguf_element(&t, element);
+    cr_assert_eq(pd_catalog_add_tensor(c, &t, NULL, &err), PD_OK, "%s", err.message);
+}
+
+/* Writes a file of zeros and what is wanted, and reads it. */
+static void write_and_read(const char *config, enum pd_element element, struct pd_catalog *ret)
+{
+    char directory[] = "/tmp/perdure-gguf-XXXXXX", path[64];
+    struct pd_vfs *vfs = NULL;
+    struct pd_catalog wanted;
+    void *state = NULL;
+    struct pd_format_plan plan = {.directory = mkdtemp(directory), .wanted = &wanted};
+    cr_assert_eq(pd_vfs_new_threads(4, 1, &vfs, &err), PD_OK);
+    pd_catalog_init(&wanted, "gguf");
+    want(&wanted, "token_embd.weight", 2, 64, element);
+    want(&wanted, "position_embd.weight", 2, 64, element);
+    want(&wanted, "output_norm.weight", 64, 0, element);
+    want(&wanted, "blk.0.ffn_down.weight", 64, 48, element);
+    cr_assert_eq(pd_catalog_add_text(&wanted, "config.json", config, strlen(config), &err), PD_OK);
+    cr_assert_eq(pd_catalog_add_text(&wanted, "tokenizer.gguf", TOKENIZER, strlen(TOKENIZER), &err), PD_OK);
+    cr_assert_eq(pd_format_gguf.plan(vfs, &plan, &state, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_format_gguf.finish(state, PD_OK, &err), PD_OK, "%s", err.message);
+    snprintf(path, sizeof path, "%s/model.gguf", directory);
+    cr_assert_str_eq(wanted.files[0].path, path);
+    cr_assert_eq(truncate(path, (off_t)wanted.files[0].bytes), 0);
+    pd_catalog_init(ret, "gguf");
+    cr_assert_eq(pd_format_gguf.read(vfs, path, ret, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_catalog_finish(ret, &err), PD_OK, "%s", err.message);
+    for (uint32_t t = 0; t < wanted.tensor_count; t++) {
+        const int64_t found = pd_catalog_find(ret, wanted.tensors[t].name, PD_PARAM);
+        cr_assert(found >= 0 && ret->tensors[found].element == wanted.tensors[t].element);
+        const uint64_t offset = ret->pieces[ret->tensors[found].piece_begin].offset;
+        cr_assert(offset == wanted.pieces[t].offset && offset % 32 == 0);
+    }
+    remove(path);
+    rmdir(directory);
+    pd_catalog_deinit(&wanted);
+    pd_vfs_free(vfs);
+}
+
+static struct pd_json_document *text_of(const struct pd_catalog *c, const char *name)
+{
+    struct pd_json_document *document = NULL;
+    const struct pd_catalog_text *text = pd_catalog_text(c, name);
+    cr_assert_not_null(text);
+    cr_assert_eq(pd_json_parse(name, text->text, text->bytes, &document, &err), PD_OK, "%s", err.message);
+    return document;
+}
+
+static enum pd_element element_in(const struct pd_catalog *c, const char *name)
+{
+    return c->tensors[pd_catalog_find(c, name, PD_PARAM)].element;
+}
+
+Test(gguf, what_is_written_reads_back)
+{
+    struct pd_catalog c;
+    write_and_read(
+        "{\"model_type\":\"llama\",\"hidden_size\":64,\"num_hidden_layers\":1,\"num_attention_heads\":2,\"head_dim\":32,"
+        "\"intermediate_size\":48,\"max_position_embeddings\":99,\"rms_norm_eps\":1e-5,\"rope_theta\":250000.0,"
+        "\"vocab_size\":2,\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":4.0,\"low_freq_factor\":1.5,"
+        "\"high_freq_factor\":3.5,\"original_max_position_embeddings\":512}}",
+        PD_ELEMENT_Q8_0, &c);
+    struct pd_json_document *config = text_of(&c, "config.json"), *tokenizer = text_of(&c, "tokenizer.gguf");
+    const struct pd_json_value *root = pd_json_root(config), *scaling = pd_json_member(root, "rope_scaling");
+    cr_assert(number(root, "max_position_embeddings") == 99 && number(root, "head_dim") == 32 &&
+              number(root, "vocab_size") == 2);
+    cr_assert((float)number(root, "rms_norm_eps") == 1e-5f && number(root, "rope_theta") == 250000);
+    cr_assert(number(scaling, "factor") == 4 && number(scaling, "low_freq_factor") == 1.5 &&
+              number(scaling, "high_freq_factor") == 3.5 && number(scaling, "original_max_position_embeddings") == 512);
+    cr_assert_eq(element_in(&c, "token_embd.weight"), PD_ELEMENT_Q8_0);
+    cr_assert_eq(element_in(&c, "position_embd.weight"), PD_ELEMENT_F32);
+    cr_assert_eq(element_in(&c, "output_norm.weight"), PD_ELEMENT_F32);
+    cr_assert_eq(element_in(&c, "blk.0.ffn_down.weight"), PD_ELEMENT_F16); /* rows of 48 are no whole blocks */
+    root = pd_json_root(tokenizer);
+    double score = 0;
+    cr_assert_str_eq(pd_json_text(pd_json_member(root, "ggml.model")), "llama");
+    cr_assert(pd_json_is_number(pd_json_at(pd_json_member(root, "ggml.scores"), 1), &score) && score == -1.5);
+    cr_assert_eq(pd_json_count(pd_json_member(root, "ggml.tokens")), 2);
+    cr_assert_eq(number(root, "ggml.bos_token_id"), 1);
+    pd_json_document_free(config);
+    pd_json_document_free(tokenizer);
+    pd_catalog_deinit(&c);
+}
+
+Test(gguf, linear_scaling_and_gpt2_have_keys_of_their_own)
+{
+    struct pd_catalog c;
+    write_and_read("{\"model_type\":\"qwen2\",\"hidden_size\":64,\"rope_theta\":10000.0,"
+                   "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2.5}}",
+                   PD_ELEMENT_BF16, &c);
+    struct pd_json_document *config = text_of(&c, "config.json");
+    const struct pd_json_value *scaling = pd_json_member(pd_json_root(config), "rope_scaling");
+    cr_assert_str_eq(pd_json_text(pd_json_member(scaling, "rope_type")), "linear");
+    cr_assert_eq(number(scaling, "factor"), 2.5);
+    cr_assert_eq(element_in(&c, "blk.0.ffn_down.weight"), PD_ELEMENT_BF16);
+    pd_json_document_free(config);
+    pd_catalog_deinit(&c);
+    write_and_read("{\"model_type\":\"gpt2\",\"n_embd\":64,\"n_positions\":77,\"n_inner\":256}", PD_ELEMENT_F32, &c);
+    config = text_of(&c, "config.json");
+    cr_assert_eq(number(pd_json_root(config), "n_positions"), 77);
+    cr_assert_eq(number(pd_json_root(config), "n_inner"), 256);
+    pd_json_document_free(config);
+    pd_catalog_deinit(&c);
 }
