@@ -175,6 +175,33 @@ static pd_status case_mismatch(struct pd_comm *comm, void *context, struct pd_er
     PD_FAIL(err, PD_PEER_LOST, "%s", own.message);
 }
 
+/* What leaves hosts, over all ranks: each part but those of the host itself once, whatever ranks a host has. */
+static pd_status case_traffic(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    enum { COUNT = 50000, CLAIM_BYTES = 16 };
+    const uint64_t part = COUNT * sizeof(uint64_t), size = comm->size, others = comm->host_count - 1;
+    uint64_t *parts = calloc(size, part);
+    struct pd_comm_traffic before, between, after;
+    struct pd_comm_op op = {.what = "terms"};
+    PD_TRY(pd_comm_barrier(comm, err));
+    pd_comm_traffic(comm, &before);
+    PD_TRY(pd_comm_start_reduce_scatter(comm, &op, parts, COUNT, parts + comm->rank * COUNT, err));
+    PD_TRY(pd_comm_wait(comm, &op, err));
+    pd_comm_traffic(comm, &between);
+    PD_TRY(pd_comm_start_all_gather(comm, &op, parts, part, err));
+    PD_TRY(pd_comm_wait(comm, &op, err));
+    pd_comm_traffic(comm, &after);
+    free(parts);
+    uint64_t sums[3] = {between.leaving_bytes - before.leaving_bytes, after.leaving_bytes - between.leaving_bytes,
+                        comm->rank_here == 0 ? (size - comm->ranks_here) * part : 0};
+    PD_TRY(pd_comm_all_reduce(comm, sums, 3, PD_REDUCE_SUM_U64, err));
+    EXERCISE_EXPECT(sums[0] == sums[2] + size * others * CLAIM_BYTES);
+    EXERCISE_EXPECT(sums[1] == size * others * (part + CLAIM_BYTES));
+    EXERCISE_EXPECT((comm->ranks_here > 1) == (after.inside_bytes > before.inside_bytes));
+    return pd_comm_barrier(comm, err);
+}
+
 /* A message of each kind is damaged on its way to rank 1. */
 static pd_status case_flip(struct pd_comm *comm, void *context, struct pd_error *err)
 {
@@ -322,6 +349,7 @@ static const struct {
              {"storm_of_sums", case_storm_of_sums},
              {"mismatch", case_mismatch},
              {"flip", case_flip},
+             {"traffic", case_traffic},
              {"alone", case_alone},
              {"latency", case_latency},
              {"device_memory", case_device_memory},
@@ -351,9 +379,8 @@ int main(int argc, char **argv)
         if (st) fprintf(stderr, "comm_program: %s: %s (%s)\n", pd_status_name(st), err.message, err.where);
         return pd_status_exit_code(st);
     }
-    fprintf(
-        stderr,
-        "usage: comm_program mpi|local:RANKS all|hosts|kill|silent|storm|storm_of_sums|mismatch|flip|alone|speed|latency|"
-        "device_memory|lost_device\n");
+    fprintf(stderr, "usage: comm_program mpi|local:RANKS "
+                    "all|hosts|kill|silent|storm|storm_of_sums|mismatch|flip|traffic|alone|speed|latency|"
+                    "device_memory|lost_device\n");
     return 64;
 }

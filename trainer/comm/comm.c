@@ -136,6 +136,11 @@ pd_status pd_comm_look(struct pd_comm *comm, struct pd_error *err)
     return comm->ops->look(comm, err);
 }
 
+void pd_comm_traffic(struct pd_comm *comm, struct pd_comm_traffic *ret_traffic)
+{
+    comm->ops->traffic(comm, ret_traffic);
+}
+
 void pd_comm_abort(struct pd_comm *comm)
 {
     comm->ops->abort(comm);

@@ -73,6 +73,14 @@ struct pd_comm_part {
     bool is_link;
 };
 
+/* What a rank sent over a communicator and all that were split from the same one, from its first operation on, heads of
+ * messages and retransmissions left out. */
+struct pd_comm_traffic {
+    uint64_t inside_bytes;  /* to other ranks of its host */
+    uint64_t leaving_bytes; /* to other hosts */
+    uint64_t library_bytes; /* given to NCCL, which knows the way: what a ring sends of a collective */
+};
+
 struct pd_comm_ops {
     const char *name;
     pd_status (*start)(struct pd_comm *, struct pd_comm_op *, struct pd_error *);
@@ -85,6 +93,7 @@ struct pd_comm_ops {
     pd_status (*look)(struct pd_comm *, struct pd_error *);
     void (*abort)(struct pd_comm *);
     void (*unlock)(struct pd_comm *); /* what it has locked by its memory */
+    void (*traffic)(struct pd_comm *, struct pd_comm_traffic *ret_traffic);
     void (*free)(struct pd_comm *);
 };
 
@@ -134,6 +143,8 @@ PD_MUST_USE pd_status pd_comm_split_links(struct pd_comm *comm, uint32_t color, 
 /* Whether all peers that can be seen are still there, without waiting: PD_PEER_LOST names one that died, failed or left.
  * From any thread. */
 PD_MUST_USE pd_status pd_comm_look(struct pd_comm *comm, struct pd_error *err);
+/* From any thread. */
+void pd_comm_traffic(struct pd_comm *comm, struct pd_comm_traffic *ret_traffic);
 /* This rank gives up: its pending and later operations return PD_PEER_LOST at once, and so do those of its peers that need
  * it, on this communicator and, where it is the outermost, on those split from it. For the way out after a failure: pieces
  * of an operation that was started belong to it until it was waited for, and this makes that wait short. */

@@ -21,10 +21,11 @@
 #define REMOTE_NAP_STEP_NS 2000u
 #define REMOTE_NAP_NS_MAX 200000u
 
-static void link_set(struct pd_progress *engine, uint32_t peer, const struct pd_messages *m)
+static void link_set(struct pd_progress *engine, uint32_t peer, const struct pd_messages *m, struct pd_comm_traffic *sum)
 {
     struct pd_link *link = &engine->exchange.links[peer];
     const bool is_inner = engine->members[peer].host == engine->members[engine->comm.rank].host;
+    if (peer != engine->comm.rank) *(is_inner ? &sum->inside_bytes : &sum->leaving_bytes) += link->send.left;
     link->send.memory = is_inner ? m->inner : m->outer;
     link->recv.memory = m->arriving;
     link->recv.adds = m->adds;
@@ -33,6 +34,7 @@ static void link_set(struct pd_progress *engine, uint32_t peer, const struct pd_
 
 static void links_set(struct pd_progress *engine, const struct pd_messages *m)
 {
+    struct pd_comm_traffic sum = {0};
     for (uint32_t p = 0; p < engine->comm.size; p++) { /* slots stay: pd_exchange_look reads them from another thread */
         engine->exchange.links[p].send = engine->exchange.links[p].recv = (struct pd_cursor){0};
         engine->exchange.links[p].is_send_begun = engine->exchange.links[p].is_recv_begun = false;
@@ -43,7 +45,9 @@ static void links_set(struct pd_progress *engine, const struct pd_messages *m)
     for (uint32_t i = 0; i < m->recv_count; i++)
         pd_cursor_add(&engine->exchange.links[m->recvs[i].peer].recv, m->recvs, m->recv_count, i);
     for (uint32_t p = 0; p < engine->comm.size; p++)
-        link_set(engine, p, m);
+        link_set(engine, p, m, &sum);
+    atomic_fetch_add_explicit(&engine->root->inside_bytes, sum.inside_bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&engine->root->leaving_bytes, sum.leaving_bytes, memory_order_relaxed);
     engine->exchange.adds = m->adds;
     engine->exchange.active_count = 0;
     for (uint32_t step = 1; step < engine->comm.size; step++) { /* each rank begins with another peer */

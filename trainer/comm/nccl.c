@@ -5,76 +5,19 @@
  *                  launching: by whoever broke it, or by the launch that ends last. From then on streams may be waited for
  *               3. an operation's end is an event on the communicator's stream; a flight whose event was not passed is not
  *                  used for another operation */
-#include "trainer/comm/nccl.h"
+#include "trainer/comm/nccl_internal.h"
 
 #include "ckpt/base/clock.h"
-#include "ckpt/base/owner.h"
 #include "ckpt/base/parse.h"
-#include "trainer/comm/nccl_library.h"
 
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#define FLIGHTS 32u /* operations that the host may be ahead */
 #define WATCH_NS UINT64_C(50000000)
 #define GRACE_NS UINT64_C(1000000000) /* for what a peer sent before it went */
 #define POLL_NS 20000
-
-enum { PEERS_NAMED = 8 };
-
-struct flight {
-    struct pd_event *begun, *ended;
-    bool is_open;                            /* started and not waited for */
-    bool is_over;                            /* the stream has passed it */
-    uint64_t begun_ns;                       /* when it was first seen at work; 0: not yet */
-    uint32_t peers[PEERS_NAMED], peer_count; /* whom it is with: the first of them, and all */
-    uint64_t operation;
-};
-
-struct family;
-
-struct nccl_comm {
-    struct pd_comm comm; /* first: the public face */
-    struct family *family;
-    struct pd_comm *control;
-    bool is_launching, is_link;
-    void *handle; /* NULL: one rank, or ended */
-    struct pd_stream *stream;
-    const char *lane;       /* of spans */
-    struct pd_event *given; /* what the compute stream had before an operation */
-    /* Of flights and operations. "A launch" has them, in the caller's thread; at other times "the watcher" looks at them and
-     * notes what it saw. is_launching, which the family's lock guards, orders them. is_open is the caller's alone. */
-    struct pd_owner flights_owner;
-    struct flight flights[FLIGHTS];
-    uint64_t operations;
-    struct pd_span greeting; /* of a pair: a byte to the other, and its byte */
-    struct nccl_comm *next;
-};
-
-struct family {
-    const struct pd_nccl_library *nccl;
-    struct pd_dev *dev;
-    struct pd_stream *compute;
-    struct pd_device_spans *spans; /* NULL: nobody asks */
-    uint32_t named;                /* members that were given a lane */
-    struct pd_comm *control;       /* of the outermost */
-    pthread_mutex_t lock;          /* guards what follows, and handles */
-    pthread_cond_t wake;
-    struct nccl_comm *members;
-    bool is_closing, is_watched;
-    pd_status broken;
-    struct pd_error error;
-    pthread_t watcher;
-};
-
-static struct nccl_comm *nccl_of(struct pd_comm *comm)
-{
-    return (struct nccl_comm *)comm;
-}
 
 static uint64_t now_ns(void)
 {
@@ -163,7 +106,7 @@ static void break_locked(struct family *f, pd_status st, const struct pd_error *
 }
 
 /* Peers learn it from control, where this rank is gone from now on. */
-static void break_family(struct family *f, pd_status st, const struct pd_error *error)
+void nccl_break_family(struct family *f, pd_status st, const struct pd_error *error)
 {
     pthread_mutex_lock(&f->lock);
     break_locked(f, st, error);
@@ -171,7 +114,7 @@ static void break_family(struct family *f, pd_status st, const struct pd_error *
     pd_comm_abort(f->control);
 }
 
-static pd_status state_of(struct family *f, struct pd_error *err)
+pd_status nccl_state_of(struct family *f, struct pd_error *err)
 {
     pthread_mutex_lock(&f->lock);
     const pd_status st = f->broken;
@@ -182,7 +125,7 @@ static pd_status state_of(struct family *f, struct pd_error *err)
 
 static const char a_launch[] = "a launch", the_watcher[] = "the watcher";
 
-static bool begin_launch(struct nccl_comm *c)
+bool nccl_begin_launch(struct nccl_comm *c)
 {
     struct family *f = c->family;
     pthread_mutex_lock(&f->lock);
@@ -194,7 +137,7 @@ static bool begin_launch(struct nccl_comm *c)
 }
 
 /* Whoever broke the family meanwhile left its handles to the launch that ends last. */
-static void end_launch(struct nccl_comm *c)
+void nccl_end_launch(struct nccl_comm *c)
 {
     struct family *f = c->family;
     pthread_mutex_lock(&f->lock);
@@ -216,7 +159,7 @@ static pd_status look(struct nccl_comm *c, uint64_t *gone_ns, struct pd_error *e
     return PD_PEER_LOST;
 }
 
-static pd_status poll_until_done(struct nccl_comm *c, int code, const char *what, struct pd_error *err)
+pd_status nccl_poll_until_done(struct nccl_comm *c, int code, const char *what, struct pd_error *err)
 {
     const uint64_t begin = now_ns();
     struct pd_error why;
@@ -224,7 +167,7 @@ static pd_status poll_until_done(struct nccl_comm *c, int code, const char *what
     while (code == PD_NCCL_IN_PROGRESS) {
         pd_clock_sleep_ns(NULL, POLL_NS);
         const uint64_t now = now_ns();
-        PD_TRY(state_of(c->family, err));
+        PD_TRY(nccl_state_of(c->family, err));
         if (now - looked > WATCH_NS) {
             looked = now;
             if (look(c, &gone, &why)) PD_FAIL(err, PD_PEER_LOST, "%s", why.message);
@@ -342,173 +285,7 @@ static pd_status watcher_start(struct family *f, struct pd_error *err)
     f->is_watched = true;
     return PD_OK;
 }
-
-/* ---- operations ---- */
-
-/* The n-th piece to oneself is the n-th from oneself. */
-static pd_status copy_to_self(struct nccl_comm *c, const struct pd_comm_op *op, struct pd_error *err)
-{
-    uint32_t to = 0;
-    if (op->kind == PD_COMM_REDUCE_SCATTER && !c->handle && op->sum != op->parts) {
-        const struct pd_span own = {op->parts, op->part_bytes, false}, sum = {op->sum, op->part_bytes, false};
-        return pd_dev_copy(c->family->dev, c->stream, sum, 0, own, 0, op->part_bytes, err);
-    }
-    for (uint32_t from = 0; from < op->send_count; from++) {
-        const struct pd_comm_piece *source = &op->sends[from];
-        if (source->peer != c->comm.rank || !source->bytes) continue;
-        while (to < op->recv_count && (op->recvs[to].peer != c->comm.rank || !op->recvs[to].bytes))
-            to++;
-        if (to == op->recv_count || op->recvs[to].bytes != source->bytes)
-            PD_FAIL(err, PD_BUG, "NCCL: rank %u sends itself %llu bytes that it receives otherwise", c->comm.rank,
-                    (unsigned long long)source->bytes);
-        const struct pd_span src = {source->data, source->bytes, false}, dst = {op->recvs[to++].data, source->bytes, false};
-        PD_TRY(pd_dev_copy(c->family->dev, c->stream, dst, 0, src, 0, source->bytes, err));
-    }
-    return PD_OK;
-}
-
-static void keep_first(int *code, int next)
-{
-    if (*code == PD_NCCL_DONE || *code == PD_NCCL_IN_PROGRESS) *code = next;
-}
-
-static void add_peer(struct flight *flight, uint32_t peer)
-{
-    for (uint32_t i = 0; i < flight->peer_count && i < PEERS_NAMED; i++)
-        if (flight->peers[i] == peer) return;
-    if (flight->peer_count < PEERS_NAMED) flight->peers[flight->peer_count] = peer;
-    flight->peer_count++;
-}
-
-static pd_status launch_pieces(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
-{
-    const struct pd_nccl_library *nccl = c->family->nccl;
-    void *stream = pd_dev_stream_handle(c->family->dev, c->stream);
-    int code = nccl->GroupStart();
-    for (uint32_t i = 0; i < op->send_count + op->recv_count; i++) {
-        const bool is_send = i < op->send_count;
-        const struct pd_comm_piece *p = is_send ? &op->sends[i] : &op->recvs[i - op->send_count];
-        if (p->peer == c->comm.rank || !p->bytes) continue;
-        keep_first(&code, is_send ? nccl->Send(p->data, p->bytes, PD_NCCL_UINT8, (int)p->peer, c->handle, stream)
-                                  : nccl->Recv(p->data, p->bytes, PD_NCCL_UINT8, (int)p->peer, c->handle, stream));
-        add_peer(flight, p->peer);
-    }
-    keep_first(&code, nccl->GroupEnd());
-    return poll_until_done(c, code, "a group of sends and receives", err);
-}
-
-/* In place, where the own part lies; integers, of which no order of addition changes a bit. */
-static pd_status launch_collective(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight,
-                                   struct pd_error *err)
-{
-    const struct pd_nccl_library *nccl = c->family->nccl;
-    void *stream = pd_dev_stream_handle(c->family->dev, c->stream);
-    const uint8_t *own = op->parts + c->comm.rank * op->part_bytes;
-    int code;
-    if (!op->part_bytes) return PD_OK;
-    for (uint32_t p = 0; p < c->comm.size && flight->peer_count < PEERS_NAMED; p++)
-        if (p != c->comm.rank) add_peer(flight, p);
-    flight->peer_count = c->comm.size - 1;
-    if (op->kind == PD_COMM_REDUCE_SCATTER)
-        code = nccl->ReduceScatter(op->parts, op->sum, op->part_bytes / sizeof(uint64_t), PD_NCCL_UINT64, PD_NCCL_SUM,
-                                   c->handle, stream);
-    else
-        code = nccl->AllGather(own, op->parts, op->part_bytes, PD_NCCL_UINT8, c->handle, stream);
-    return poll_until_done(c, code, op->kind == PD_COMM_REDUCE_SCATTER ? "a reduce-scatter" : "an all-gather", err);
-}
-
-static pd_status launch(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
-{
-    if (op->kind == PD_COMM_EXCHANGE) return launch_pieces(c, op, flight, err);
-    return launch_collective(c, op, flight, err);
-}
-
-static uint64_t received_bytes(const struct pd_comm_op *op)
-{
-    uint64_t bytes = op->part_bytes;
-    for (uint32_t i = 0; i < op->recv_count; i++)
-        bytes += op->recvs[i].bytes;
-    return bytes;
-}
-
-static pd_status put_on_stream(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
-{
-    struct family *f = c->family;
-    PD_TRY(pd_dev_event_record(f->dev, c->given, f->compute, err));
-    PD_TRY(pd_dev_event_wait(f->dev, c->stream, c->given, err));
-    const uint32_t span = pd_device_spans_begin(f->spans, c->stream, c->lane,
-                                                op->what ? op->what : pd_comm_kind_names[op->kind], received_bytes(op));
-    pd_status st = pd_dev_event_record(f->dev, flight->begun, c->stream, err);
-    if (!st) st = copy_to_self(c, op, err);
-    if (!st && c->handle) st = launch(c, op, flight, err);
-    pd_device_spans_end(f->spans, span, c->stream);
-    return st ? st : pd_dev_event_record(f->dev, flight->ended, c->stream, err);
-}
-
-/* The host is never more than FLIGHTS operations ahead. Whoever waits for a flight that was waited for has what its peers
- * need on the way. */
-static pd_status take_flight(struct nccl_comm *c, struct flight **ret_flight, struct pd_error *err)
-{
-    struct flight *flight = &c->flights[c->operations % FLIGHTS];
-    PD_CHECK(!flight->is_open);
-    pthread_mutex_lock(&c->family->lock);
-    const bool is_over = flight->is_over;
-    pthread_mutex_unlock(&c->family->lock);
-    if (!is_over) PD_TRY(pd_dev_event_sync(c->family->dev, flight->ended, err));
-    *ret_flight = flight;
-    return PD_OK;
-}
-
-static pd_status start_here(struct nccl_comm *c, struct pd_comm_op *op, struct pd_error *err)
-{
-    struct flight *flight;
-    PD_TRY(take_flight(c, &flight, err));
-    if (!begin_launch(c)) return state_of(c->family, err);
-    flight->is_over = false;
-    flight->begun_ns = 0;
-    flight->operation = c->operations + 1;
-    flight->peer_count = 0;
-    pd_status st = put_on_stream(c, op, flight, err);
-    if (st) {
-        struct pd_error why = *err;
-        flight->is_over = true;
-        break_family(c->family, st, &why);
-    }
-    op->ticket = (uint32_t)(c->operations++ % FLIGHTS);
-    flight->is_open = !st;
-    end_launch(c);
-    return st;
-}
-
-static pd_status nccl_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
-{
-    struct nccl_comm *c = nccl_of(comm);
-    if (!op->memory) return c->control->ops->start(c->control, op, err);
-    op->status = start_here(c, op, &op->error);
-    op->done = op->status != PD_OK;
-    if (op->status && err) *err = op->error;
-    return op->status;
-}
-
-static pd_status nccl_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
-{
-    struct nccl_comm *c = nccl_of(comm);
-    struct family *f = c->family;
-    if (!op->memory) return c->control->ops->wait(c->control, op, err);
-    if (!op->done) {
-        struct flight *flight = &c->flights[op->ticket];
-        struct pd_error ignored;
-        flight->is_open = false;
-        op->status = state_of(f, &op->error);
-        if (!op->status)
-            op->status = pd_dev_event_wait(f->dev, f->compute, flight->ended, &op->error);
-        else if (pd_dev_stream_sync(f->dev, c->stream, &ignored)) /* nobody touches its pieces any more */
-            op->error = f->error;
-        op->done = 1;
-    }
-    if (op->status && err) *err = op->error;
-    return op->status;
-}
+/* ---- what goes over control ---- */
 
 static pd_status nccl_exchange(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
@@ -516,32 +293,37 @@ static pd_status nccl_exchange(struct pd_comm *comm, struct pd_comm_op *op, stru
     return control->ops->exchange(control, op, err);
 }
 
-/* ---- what goes over control ---- */
-
 static pd_status nccl_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
                                  struct pd_error *err)
 {
-    PD_TRY(state_of(nccl_of(comm)->family, err));
+    PD_TRY(nccl_state_of(nccl_of(comm)->family, err));
     return pd_comm_all_reduce(nccl_of(comm)->control, values, count, reduce, err);
 }
 
 static pd_status nccl_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
 {
-    PD_TRY(state_of(nccl_of(comm)->family, err));
+    PD_TRY(nccl_state_of(nccl_of(comm)->family, err));
     return pd_comm_broadcast(nccl_of(comm)->control, root, data, bytes, err);
 }
 
 static pd_status nccl_look(struct pd_comm *comm, struct pd_error *err)
 {
-    PD_TRY(state_of(nccl_of(comm)->family, err));
+    PD_TRY(nccl_state_of(nccl_of(comm)->family, err));
     return pd_comm_look(nccl_of(comm)->control, err);
+}
+
+static void nccl_traffic(struct pd_comm *comm, struct pd_comm_traffic *ret_traffic)
+{
+    struct family *f = nccl_of(comm)->family;
+    pd_comm_traffic(f->control, ret_traffic);
+    ret_traffic->library_bytes = atomic_load(&f->sent_bytes);
 }
 
 static void nccl_abort(struct pd_comm *comm)
 {
     struct pd_error left;
     const pd_status st = pd_error_set(&left, PD_PEER_LOST, PD_WHERE, 0, "this rank left the communicator");
-    break_family(nccl_of(comm)->family, st, &left);
+    nccl_break_family(nccl_of(comm)->family, st, &left);
 }
 
 /* ---- life ---- */
@@ -561,12 +343,12 @@ static void close_handle(struct nccl_comm *c)
 {
     const struct pd_nccl_library *nccl = c->family->nccl;
     struct pd_error ignored;
-    if (!c->handle || !begin_launch(c)) return;
+    if (!c->handle || !nccl_begin_launch(c)) return;
     pd_status st = pd_dev_stream_sync(c->family->dev, c->stream, &ignored);
-    if (!st) st = poll_until_done(c, nccl->CommFinalize(c->handle), "finalize", &ignored);
+    if (!st) st = nccl_poll_until_done(c, nccl->CommFinalize(c->handle), "finalize", &ignored);
     if (!st && nccl->CommDestroy(c->handle) == PD_NCCL_DONE) c->handle = NULL;
     end_handle(c);
-    end_launch(c);
+    nccl_end_launch(c);
 }
 
 static void family_free(struct family *f)
@@ -630,6 +412,7 @@ static const struct pd_comm_ops nccl_ops = {
     .look = nccl_look,
     .abort = nccl_abort,
     .unlock = nccl_unlock,
+    .traffic = nccl_traffic,
     .free = nccl_free,
 };
 
@@ -686,7 +469,7 @@ static pd_status take_handle(struct nccl_comm *c, struct pd_error *err)
     config.blocks_max = (int)blocks_max(c->family->dev->multiprocessors, c->is_link);
     const int code = nccl->CommInitRankConfig(&c->handle, (int)c->comm.size, first.id, (int)c->comm.rank, &config);
     if (code != PD_NCCL_DONE && code != PD_NCCL_IN_PROGRESS) c->handle = NULL;
-    return poll_until_done(c, code, "joining", err);
+    return nccl_poll_until_done(c, code, "joining", err);
 }
 
 /* Whether all went well with all, whatever went wrong here. */
@@ -712,7 +495,7 @@ static pd_status connect_link(struct nccl_comm *c, struct pd_error *err)
     struct pd_comm_piece out = {.peer = 1 - c->comm.rank, .data = bytes, .bytes = 1}, in = out;
     in.data = bytes + 1;
     const struct pd_comm_op op = {.sends = &out, .send_count = 1, .recvs = &in, .recv_count = 1};
-    return launch(c, &op, &c->flights[0], err);
+    return nccl_launch(c, &op, &c->flights[0], err);
 }
 
 /* Every rank takes part in all agreements, whatever went wrong before. */
@@ -754,7 +537,7 @@ static pd_status nccl_split(struct pd_comm *comm, const struct pd_comm_part *min
                             struct pd_error *err)
 {
     struct pd_comm *part;
-    PD_TRY(state_of(nccl_of(comm)->family, err));
+    PD_TRY(nccl_state_of(nccl_of(comm)->family, err));
     PD_TRY(pd_comm_split(nccl_of(comm)->control, mine->color, mine->key, &part, err));
     pd_status st = comm_new(nccl_of(comm)->family, part, mine->is_link, ret_comm, err);
     if (st) pd_comm_free(part);

@@ -337,6 +337,13 @@ pd_status pd_progress_look(struct pd_comm *comm, struct pd_error *err)
     return st ? st : pd_exchange_look(engine, err);
 }
 
+void pd_progress_traffic(struct pd_comm *comm, struct pd_comm_traffic *ret_traffic)
+{
+    struct pd_progress *root = pd_progress_of(comm)->root;
+    *ret_traffic = (struct pd_comm_traffic){.inside_bytes = atomic_load(&root->inside_bytes),
+                                            .leaving_bytes = atomic_load(&root->leaving_bytes)};
+}
+
 void pd_progress_abort(struct pd_comm *comm)
 {
     family_break(pd_progress_of(comm), PD_MEMBER_DEAD);

@@ -125,6 +125,8 @@ struct pd_progress {
     _Atomic uint32_t blamed; /* of the root: rank of the world that was found missing first, plus 1; 0: none */
     pthread_t thread;
 
+    /* Of the root: sent by this rank over all of the family, by whoever carries an operation out. */
+    _Atomic uint64_t inside_bytes, leaving_bytes;
     struct pd_progress *child, *sibling; /* communicators split from the root, guarded by the root's lock */
 };
 
@@ -162,10 +164,11 @@ void pd_progress_abort(struct pd_comm *comm);
 void pd_progress_leave(struct pd_comm *comm);
 /* After the last operation on pieces of the memory, or when no more of them is carried out. */
 void pd_progress_unlock(struct pd_comm *comm);
+void pd_progress_traffic(struct pd_comm *comm, struct pd_comm_traffic *ret_traffic);
 #define PD_PROGRESS_SLOTS                                                                                 \
     .start = pd_progress_start, .wait = pd_progress_wait, .exchange = pd_progress_exchange,               \
     .all_reduce = pd_progress_all_reduce, .broadcast = pd_progress_broadcast, .split = pd_progress_split, \
-    .look = pd_progress_look, .abort = pd_progress_abort, .unlock = pd_progress_unlock
+    .look = pd_progress_look, .abort = pd_progress_abort, .unlock = pd_progress_unlock, .traffic = pd_progress_traffic
 void pd_progress_free(struct pd_comm *comm);
 
 /* Carry it out. Only the thread that holds engine->is_executing may call them. */

@@ -172,6 +172,16 @@ static pd_status sums_main(struct pd_comm *control, void *context, struct pd_err
     uint64_t *wrong = context, here;
     PD_TRY(rank_open(control, &r, err));
     PD_TRY(pd_comm_split(r.comm, control->rank % 2, control->size - control->rank, &part, err));
+    struct pd_comm_traffic before, after;
+    uint8_t gathered[8 * 100] = {0};
+    struct pd_comm_op op = {.what = "parameters"};
+    struct pd_comm *const comm = r.comm;
+    pd_comm_traffic(comm, &before);
+    PD_TRY(pd_comm_start_all_gather(comm, &op, gathered, 100, err));
+    PD_TRY(pd_comm_wait(comm, &op, err));
+    PD_TRY(pd_dev_stream_sync(&r.dev, r.compute, err));
+    pd_comm_traffic(comm, &after);
+    EXERCISE_EXPECT(after.library_bytes - before.library_bytes == (comm->size - 1) * 100);
     PD_TRY(collectives(&r, r.comm, 7, 12, &wrong[control->rank], err));
     PD_TRY(collectives(&r, part, 8 + control->rank % 2, 6, &here, err));
     wrong[control->rank] += here;

@@ -1,0 +1,176 @@
+#include "trainer/comm/nccl_internal.h"
+
+/* The n-th piece to oneself is the n-th from oneself. */
+static pd_status copy_to_self(struct nccl_comm *c, const struct pd_comm_op *op, struct pd_error *err)
+{
+    uint32_t to = 0;
+    if (op->kind == PD_COMM_REDUCE_SCATTER && !c->handle && op->sum != op->parts) {
+        const struct pd_span own = {op->parts, op->part_bytes, false}, sum = {op->sum, op->part_bytes, false};
+        return pd_dev_copy(c->family->dev, c->stream, sum, 0, own, 0, op->part_bytes, err);
+    }
+    for (uint32_t from = 0; from < op->send_count; from++) {
+        const struct pd_comm_piece *source = &op->sends[from];
+        if (source->peer != c->comm.rank || !source->bytes) continue;
+        while (to < op->recv_count && (op->recvs[to].peer != c->comm.rank || !op->recvs[to].bytes))
+            to++;
+        if (to == op->recv_count || op->recvs[to].bytes != source->bytes)
+            PD_FAIL(err, PD_BUG, "NCCL: rank %u sends itself %llu bytes that it receives otherwise", c->comm.rank,
+                    (unsigned long long)source->bytes);
+        const struct pd_span src = {source->data, source->bytes, false}, dst = {op->recvs[to++].data, source->bytes, false};
+        PD_TRY(pd_dev_copy(c->family->dev, c->stream, dst, 0, src, 0, source->bytes, err));
+    }
+    return PD_OK;
+}
+
+static void keep_first(int *code, int next)
+{
+    if (*code == PD_NCCL_DONE || *code == PD_NCCL_IN_PROGRESS) *code = next;
+}
+
+static void add_peer(struct flight *flight, uint32_t peer)
+{
+    for (uint32_t i = 0; i < flight->peer_count && i < PEERS_NAMED; i++)
+        if (flight->peers[i] == peer) return;
+    if (flight->peer_count < PEERS_NAMED) flight->peers[flight->peer_count] = peer;
+    flight->peer_count++;
+}
+
+static pd_status launch_pieces(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
+{
+    const struct pd_nccl_library *nccl = c->family->nccl;
+    void *stream = pd_dev_stream_handle(c->family->dev, c->stream);
+    int code = nccl->GroupStart();
+    for (uint32_t i = 0; i < op->send_count + op->recv_count; i++) {
+        const bool is_send = i < op->send_count;
+        const struct pd_comm_piece *p = is_send ? &op->sends[i] : &op->recvs[i - op->send_count];
+        if (p->peer == c->comm.rank || !p->bytes) continue;
+        keep_first(&code, is_send ? nccl->Send(p->data, p->bytes, PD_NCCL_UINT8, (int)p->peer, c->handle, stream)
+                                  : nccl->Recv(p->data, p->bytes, PD_NCCL_UINT8, (int)p->peer, c->handle, stream));
+        add_peer(flight, p->peer);
+    }
+    keep_first(&code, nccl->GroupEnd());
+    return nccl_poll_until_done(c, code, "a group of sends and receives", err);
+}
+
+/* In place, where the own part lies; integers, of which no order of addition changes a bit. */
+static pd_status launch_collective(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight,
+                                   struct pd_error *err)
+{
+    const struct pd_nccl_library *nccl = c->family->nccl;
+    void *stream = pd_dev_stream_handle(c->family->dev, c->stream);
+    const uint8_t *own = op->parts + c->comm.rank * op->part_bytes;
+    int code;
+    if (!op->part_bytes) return PD_OK;
+    for (uint32_t p = 0; p < c->comm.size && flight->peer_count < PEERS_NAMED; p++)
+        if (p != c->comm.rank) add_peer(flight, p);
+    flight->peer_count = c->comm.size - 1;
+    if (op->kind == PD_COMM_REDUCE_SCATTER)
+        code = nccl->ReduceScatter(op->parts, op->sum, op->part_bytes / sizeof(uint64_t), PD_NCCL_UINT64, PD_NCCL_SUM,
+                                   c->handle, stream);
+    else
+        code = nccl->AllGather(own, op->parts, op->part_bytes, PD_NCCL_UINT8, c->handle, stream);
+    return nccl_poll_until_done(c, code, op->kind == PD_COMM_REDUCE_SCATTER ? "a reduce-scatter" : "an all-gather", err);
+}
+
+pd_status nccl_launch(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
+{
+    if (op->kind == PD_COMM_EXCHANGE) return launch_pieces(c, op, flight, err);
+    return launch_collective(c, op, flight, err);
+}
+
+/* Of a collective as a ring would. */
+static uint64_t sent_bytes(const struct nccl_comm *c, const struct pd_comm_op *op)
+{
+    uint64_t bytes = (c->comm.size - 1) * op->part_bytes;
+    for (uint32_t i = 0; i < op->send_count; i++)
+        if (op->sends[i].peer != c->comm.rank) bytes += op->sends[i].bytes;
+    return bytes;
+}
+
+static uint64_t received_bytes(const struct pd_comm_op *op)
+{
+    uint64_t bytes = op->part_bytes;
+    for (uint32_t i = 0; i < op->recv_count; i++)
+        bytes += op->recvs[i].bytes;
+    return bytes;
+}
+
+static pd_status put_on_stream(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
+{
+    struct family *f = c->family;
+    PD_TRY(pd_dev_event_record(f->dev, c->given, f->compute, err));
+    PD_TRY(pd_dev_event_wait(f->dev, c->stream, c->given, err));
+    const uint32_t span = pd_device_spans_begin(f->spans, c->stream, c->lane,
+                                                op->what ? op->what : pd_comm_kind_names[op->kind], received_bytes(op));
+    pd_status st = pd_dev_event_record(f->dev, flight->begun, c->stream, err);
+    if (!st) st = copy_to_self(c, op, err);
+    if (!st && c->handle) st = nccl_launch(c, op, flight, err);
+    atomic_fetch_add_explicit(&f->sent_bytes, sent_bytes(c, op), memory_order_relaxed);
+    pd_device_spans_end(f->spans, span, c->stream);
+    return st ? st : pd_dev_event_record(f->dev, flight->ended, c->stream, err);
+}
+
+/* The host is never more than FLIGHTS operations ahead. Whoever waits for a flight that was waited for has what its peers
+ * need on the way. */
+static pd_status take_flight(struct nccl_comm *c, struct flight **ret_flight, struct pd_error *err)
+{
+    struct flight *flight = &c->flights[c->operations % FLIGHTS];
+    PD_CHECK(!flight->is_open);
+    pthread_mutex_lock(&c->family->lock);
+    const bool is_over = flight->is_over;
+    pthread_mutex_unlock(&c->family->lock);
+    if (!is_over) PD_TRY(pd_dev_event_sync(c->family->dev, flight->ended, err));
+    *ret_flight = flight;
+    return PD_OK;
+}
+
+static pd_status start_here(struct nccl_comm *c, struct pd_comm_op *op, struct pd_error *err)
+{
+    struct flight *flight;
+    PD_TRY(take_flight(c, &flight, err));
+    if (!nccl_begin_launch(c)) return nccl_state_of(c->family, err);
+    flight->is_over = false;
+    flight->begun_ns = 0;
+    flight->operation = c->operations + 1;
+    flight->peer_count = 0;
+    pd_status st = put_on_stream(c, op, flight, err);
+    if (st) {
+        struct pd_error why = *err;
+        flight->is_over = true;
+        nccl_break_family(c->family, st, &why);
+    }
+    op->ticket = (uint32_t)(c->operations++ % FLIGHTS);
+    flight->is_open = !st;
+    nccl_end_launch(c);
+    return st;
+}
+
+pd_status nccl_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    struct nccl_comm *c = nccl_of(comm);
+    if (!op->memory) return c->control->ops->start(c->control, op, err);
+    op->status = start_here(c, op, &op->error);
+    op->done = op->status != PD_OK;
+    if (op->status && err) *err = op->error;
+    return op->status;
+}
+
+pd_status nccl_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    struct nccl_comm *c = nccl_of(comm);
+    struct family *f = c->family;
+    if (!op->memory) return c->control->ops->wait(c->control, op, err);
+    if (!op->done) {
+        struct flight *flight = &c->flights[op->ticket];
+        struct pd_error ignored;
+        flight->is_open = false;
+        op->status = nccl_state_of(f, &op->error);
+        if (!op->status)
+            op->status = pd_dev_event_wait(f->dev, f->compute, flight->ended, &op->error);
+        else if (pd_dev_stream_sync(f->dev, c->stream, &ignored)) /* nobody touches its pieces any more */
+            op->error = f->error;
+        op->done = 1;
+    }
+    if (op->status && err) *err = op->error;
+    return op->status;
+}
