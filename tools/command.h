@@ -24,6 +24,7 @@ pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_data(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err);
+pd_status pd_cmd_report(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_worker(int argc, char **argv,

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""perdure report: what the page says is what the files say; nothing in it comes from elsewhere; no name and no damage breaks it; its size
+does not grow with the steps."""
+import html.parser
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+PERDURE, SOURCE = os.path.abspath(sys.argv[1]), sys.argv[2]
+sys.path.insert(0, os.path.join(SOURCE, "tests", "helpers"))
+import synthetic_run  # noqa: E402
+
+VOID = {"meta", "link", "path", "circle", "rect"}
+failures = 0
+
+
+def check(condition, what):
+    global failures
+    if not condition:
+        failures += 1
+        print(f"FAILED: {what}", file=sys.stderr)
+
+
+def report(arguments, expect=0):
+    result = subprocess.run([PERDURE, "report", *arguments], capture_output=True, text=True, timeout=600, check=False)
+    check(result.returncode == expect, f"report {arguments}: exit {result.returncode}, not {expect}: {result.stderr}")
+    return result
+
+
+class Page(html.parser.HTMLParser):
+    """Elements are closed in their order; nothing is loaded or run."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.open, self.texts, self.titles, self.tables, self.current = [], [], [], [], ""
+        with open(path, encoding="utf-8") as f:
+            self.feed(f.read())
+        check(not self.open, f"{path}: left open: {self.open}")
+
+    def handle_starttag(self, tag, attributes):
+        check(tag not in ("script", "img", "iframe", "object", "embed"), f"the page has a {tag}")
+        for name, value in attributes:
+            check(not name.startswith("on") and (name not in ("href", "src") or value == "data:,"), f"{tag} {name}={value}")
+        if tag not in VOID:
+            self.open.append((tag, dict(attributes).get("class", "")))
+
+    def handle_endtag(self, tag):
+        if tag in VOID:
+            return
+        check(self.open and self.open[-1][0] == tag, f"</{tag}> ends {self.open[-1:]}")
+        if self.open:
+            self.open.pop()
+
+    def handle_data(self, data):
+        if self.open and self.open[-1][0] == "style":
+            check("url(" not in data and "@import" not in data, "the style loads something")
+        self.texts.append(data)
+
+
+def rows_of(directory):
+    """The last line of a step counts."""
+    with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as f:
+        rows = [json.loads(line) for line in f]
+    return rows, sorted({row["step"]: row for row in rows}.values(), key=lambda row: row["step"])
+
+
+def numbers(folder):
+    run = os.path.join(folder, "synthetic")
+    synthetic_run.write(run, 1500, 7)
+    every, counted = rows_of(run)
+    said = json.loads(report([run, "--json"]).stdout)["runs"][0]
+    check(said["step"] == 1500 and said["loss"] == counted[-1]["loss"], f"the last step is {said['step']} with loss {said['loss']}")
+    check(said["lines"] == len(every) and said["lost_steps"] == len(every) - 1500, f"{said['lost_steps']} steps lost of {len(every)}")
+    check(said["best_validation_loss"] == min(row["validation_loss"] for row in every if "validation_loss" in row), "best validation loss")
+    check(said["memory_bytes_max"] == max(row["memory_bytes"] for row in every), "most memory")
+    check(abs(said["step_seconds_median"] - statistics.median_low(row["seconds"] for row in every)) < 1e-9, "median of a step")
+    check([s["ranks"] for s in said["starts"]] == [8, 8, 6, 6, 4, 4] and said["failures"] == 5, f"starts {said['starts']}")
+    check(said["starts"][0]["cause"] == synthetic_run.CAUSES[0] and said["starts"][-1]["exit_code"] == 0, "causes")
+    parts = said["seconds"]
+    check(abs(sum(v for k, v in parts.items() if k != "whole") - parts["whole"]) < 1e-6, f"seconds do not add up: {parts}")
+    check(abs(parts["lost"] - sum(s["lost_seconds"] for s in said["starts"])) < 1e-6 and 0 < said["goodput"] < 1, f"lost: {parts}")
+    return run
+
+
+def page(folder, run):
+    path = os.path.join(folder, "page.html")
+    report([run, "-o", path])
+    text = " ".join(Page(path).texts)
+    for words in ("Loss", "nats a token", "Gradient norm", "Learning rate", "Speed", "Time of a step", "Memory", "Saves", "Steps that are not saved yet",
+                  "What was done when", "8 ranks, dp 8", "4 ranks, tp 2 pp 2", "/nvme/mine/checkpoints", *synthetic_run.CAUSES[:2]):
+        check(words in text, f"the page lacks {words}")
+    stdout = report([run, "-o", "-"]).stdout
+    check(stdout.startswith("<!doctype html>") and stdout.endswith("</html>\n"), "-o - is not the page")
+
+
+def hostile(folder, run):
+    """Names and causes are text; a damaged, an empty and an unfinished run are drawn."""
+    odd = os.path.join(folder, "<script>alert(1)</script>&amp")
+    shutil.copytree(run, odd)
+    with open(os.path.join(odd, "metrics.jsonl"), "a", encoding="utf-8") as f:
+        f.write('{"step":1501,"lo\n\x00\xff garbage\n{"step":"x"}\n[1]\n{"step":1501,"loss":null,"seconds":"inf","fence":6,"time":null}\n{"step":1502')
+    with open(os.path.join(odd, "events.jsonl"), "a", encoding="utf-8") as f:
+        f.write('{"event":"start","time":1700100000,"ranks":2}\n{"event":"end","cause":"<b>&\\u0001 broke</b>","exit_code":74,"time":1700100001}\n'
+                '{"event":"of tomorrow"}\nnothing\n')
+    path = os.path.join(folder, "odd.html")
+    report([odd, "-o", path])
+    text = " ".join(Page(path).texts)
+    check("<b>&  broke" in text or "<b>& broke" in text, "the cause is not there as it is written")
+    said = json.loads(report([odd, "--json"]).stdout)["runs"][0]
+    check(said["damaged_lines"] == 5 and said["step"] == 1501 and said["loss"] is not None, f"damaged: {said['damaged_lines']}, step {said['step']}")
+    empty = os.path.join(folder, "empty")
+    os.makedirs(empty)
+    open(os.path.join(empty, "metrics.jsonl"), "w").close()
+    report([empty, "-o", path])
+    Page(path)
+    shutil.copy(os.path.join(run, "events.jsonl"), empty)  # starts that did no step
+    os.truncate(os.path.join(empty, "events.jsonl"), 600)
+    report([empty, "-o", path])
+    Page(path)
+    old = os.path.join(folder, "old")  # of before there were events
+    shutil.copytree(run, old)
+    os.unlink(os.path.join(old, "events.jsonl"))
+    said = json.loads(report([old, "--json"]).stdout)["runs"][0]
+    check(len(said["starts"]) == 6 and said["starts"][1]["lost_steps"] > 0, "a run without events has the starts of its lines")
+    report([odd, run, old, empty, "-o", path])
+    Page(path)
+
+
+def refused(folder, run):
+    for arguments, code, words in (([], 64, "report needs the run.dir"), ([os.path.join(folder, "none")], 78, "is no directory"),
+                                   ([folder], 78, "neither metrics.jsonl nor events.jsonl"),
+                                   ([run, "-o", os.path.join(folder, "no", "way.html")], 78, "No such file or directory; name another file with -o FILE")):
+        result = report(arguments, code)
+        check(words in result.stderr, f"report {arguments} says {result.stderr}")
+
+
+def large(folder):
+    run, path = os.path.join(folder, "large"), os.path.join(folder, "large.html")
+    synthetic_run.write(run, 100000, 3)
+    report([run, "-o", path])
+    check(os.path.getsize(path) < 3 << 20, f"a page of 100,000 steps has {os.path.getsize(path)} bytes")
+
+
+def picture(folder, run):
+    path = os.path.join(folder, "picture.png")
+    result = subprocess.run([PERDURE, "report", run, "--png", path], capture_output=True, text=True, timeout=600, check=False)
+    if result.returncode:
+        check("apt-get install librsvg2-2" in result.stderr and not os.path.exists(path), f"without librsvg: {result.stderr}")
+        print("no librsvg here: --png says how to get it")
+        return
+    with open(path, "rb") as f:
+        check(f.read(8) == b"\x89PNG\r\n\x1a\n" and os.path.getsize(path) > 20000, "the picture is no PNG")
+
+
+with tempfile.TemporaryDirectory(prefix="perdure-report-") as temporary:
+    synthetic = numbers(temporary)
+    page(temporary, synthetic)
+    hostile(temporary, synthetic)
+    refused(temporary, synthetic)
+    picture(temporary, synthetic)
+    large(temporary)
+print("failed" if failures else "report: the page says what the files say")
+sys.exit(failures > 0)

@@ -1,0 +1,128 @@
+#include "tools/report/events.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+pd_status pd_history_add_start(struct pd_history *h, struct pd_history_start **ret_start, struct pd_error *err)
+{
+    if (h->start_count == h->start_capacity) {
+        const uint64_t capacity = h->start_capacity ? 2 * h->start_capacity : 64;
+        struct pd_history_start *starts = realloc(h->starts, capacity * sizeof *starts);
+        if (!starts) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %llu starts", h->dir, (unsigned long long)capacity);
+        h->starts = starts;
+        h->start_capacity = capacity;
+    }
+    struct pd_history_start *start = &h->starts[h->start_count++];
+    *start = (struct pd_history_start){.begun = NAN, .opened = NAN, .ended = NAN, .exit_code = -1, .is_over = true};
+    *ret_start = start;
+    return PD_OK;
+}
+
+static uint64_t u64_of(const struct pd_json_value *object, const char *key)
+{
+    uint64_t value = 0;
+    (void)pd_json_is_u64(pd_json_member(object, key), &value);
+    return value;
+}
+
+static double number_of(const struct pd_json_value *object, const char *key)
+{
+    double value = NAN;
+    (void)pd_json_is_number(pd_json_member(object, key), &value);
+    return value;
+}
+
+static void copy_text(const struct pd_json_value *object, const char *key, char *ret, size_t room)
+{
+    const char *text = pd_json_text(pd_json_member(object, key));
+    snprintf(ret, room, "%s", text ? text : "");
+}
+
+static void take_start(struct pd_history *h, struct pd_history_start *start, const struct pd_json_value *e)
+{
+    start->begun = number_of(e, "time");
+    start->restart = u64_of(e, "restart");
+    start->ranks = (uint32_t)u64_of(e, "ranks");
+    start->from_step = u64_of(e, "from_step");
+    copy_text(e, "transport", start->transport, sizeof start->transport);
+    copy_text(e, "host", h->launcher_host, sizeof h->launcher_host);
+    h->launcher_process = u64_of(e, "process");
+}
+
+static void take_tiers(struct pd_history *h, const struct pd_json_value *tiers)
+{
+    h->tier_count = 0;
+    for (uint32_t i = 0; i < pd_json_count(tiers) && i < PD_TIERS_MAX; i++) {
+        const struct pd_json_value *tier = pd_json_at(tiers, i);
+        struct pd_history_tier *t = &h->tiers[h->tier_count++];
+        copy_text(tier, "dir", t->dir, sizeof t->dir);
+        (void)pd_json_is_bool(pd_json_member(tier, "in_memory"), &t->in_memory);
+        t->is_left_out = false;
+        (void)pd_json_is_bool(pd_json_member(tier, "left_out"), &t->is_left_out);
+    }
+}
+
+static void take_open(struct pd_history *h, struct pd_history_start *start, const struct pd_json_value *e)
+{
+    start->opened = number_of(e, "time");
+    if (isnan(start->begun)) start->begun = start->opened;
+    start->fence = u64_of(e, "fence");
+    start->from_step = u64_of(e, "step");
+    start->ranks = (uint32_t)u64_of(e, "ranks");
+    start->hosts = (uint32_t)u64_of(e, "hosts");
+    start->threads = (uint32_t)u64_of(e, "threads");
+    start->dp = (uint32_t)u64_of(e, "dp");
+    start->tp = (uint32_t)u64_of(e, "tp");
+    start->pp = (uint32_t)u64_of(e, "pp");
+    start->sp = (uint32_t)u64_of(e, "sp");
+    start->zero_stage = (uint32_t)u64_of(e, "zero_stage");
+    start->parameters = u64_of(e, "parameters");
+    start->planned_bytes = u64_of(e, "planned_bytes");
+    start->checkpoint_bytes = u64_of(e, "checkpoint_bytes");
+    start->flops_per_token = number_of(e, "flops_per_token");
+    copy_text(e, "device", start->device, sizeof start->device);
+    copy_text(e, "notes", h->notes, sizeof h->notes);
+    take_tiers(h, pd_json_member(e, "tiers"));
+}
+
+static void take_end(struct pd_history_start *start, const struct pd_json_value *e)
+{
+    bool restarts = false;
+    (void)pd_json_is_bool(pd_json_member(e, "restarts"), &restarts);
+    start->ended = number_of(e, "time");
+    start->exit_code = (int)u64_of(e, "exit_code");
+    start->is_over = !restarts;
+    copy_text(e, "cause", start->cause, sizeof start->cause);
+}
+
+/* An event belongs to the start before it, as long as that has not had it; a rank without a launcher opens by itself. */
+static pd_status take(struct pd_history *h, const struct pd_json_value *e, const char *event, struct pd_error *err)
+{
+    struct pd_history_start *start = h->start_count ? &h->starts[h->start_count - 1] : NULL;
+    const bool is_start = strcmp(event, "start") == 0, is_open = strcmp(event, "open") == 0;
+    const bool is_new = is_start || !start || (is_open && (start->fence || !isnan(start->ended)));
+    if (!is_start && !is_open && strcmp(event, "end") != 0) return PD_OK; /* of a later version */
+    if (is_new) PD_TRY(pd_history_add_start(h, &start, err));
+    if (is_start)
+        take_start(h, start, e);
+    else if (is_open)
+        take_open(h, start, e);
+    else
+        take_end(start, e);
+    return PD_OK;
+}
+
+pd_status pd_history_take_event(struct pd_history *h, const char *line, size_t bytes, struct pd_error *err)
+{
+    struct pd_json_document *document;
+    const char *event;
+    size_t length;
+    if (pd_json_parse_member(line, bytes, "event", &document, &event, &length, NULL)) {
+        h->damaged_lines++;
+        return PD_OK;
+    }
+    const pd_status st = take(h, pd_json_root(document), event, err);
+    pd_json_document_free(document);
+    return st;
+}

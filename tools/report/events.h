@@ -1,0 +1,14 @@
+/* events.jsonl into the starts of a history. */
+#ifndef PD_TOOLS_REPORT_EVENTS_H
+#define PD_TOOLS_REPORT_EVENTS_H
+
+#include "tools/report/history.h"
+
+/* A line of events.jsonl; what is no event is counted as damaged. */
+PD_MUST_USE pd_status pd_history_take_event(struct pd_history *history, const char *line, size_t bytes,
+                                            struct pd_error *err);
+/* Behind those that are there. */
+PD_MUST_USE pd_status pd_history_add_start(struct pd_history *history, struct pd_history_start **ret_start,
+                                           struct pd_error *err);
+
+#endif

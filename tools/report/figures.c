@@ -1,0 +1,343 @@
+#include "tools/report/figures.h"
+
+#include "ckpt/base/words.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ARRAYS_MAX 256u
+
+/* What is being made, and of what. */
+struct making {
+    struct pd_figures *f;
+    const struct pd_history *histories;
+    uint32_t count;
+    double x_low, x_high;
+    bool has_failed; /* out of memory: told once, at the end */
+};
+
+static void *keep(struct making *m, uint64_t count, size_t bytes)
+{
+    void *array = m->f->array_count < ARRAYS_MAX ? calloc(count ? count : 1, bytes) : NULL;
+    if (array)
+        m->f->arrays[m->f->array_count++] = array;
+    else
+        m->has_failed = true;
+    return array;
+}
+
+static struct pd_chart *begin(struct making *m, const char *title, const char *y_label, enum pd_quantity quantity)
+{
+    PD_CHECK(m->f->count < PD_FIGURES_MAX);
+    struct pd_chart *chart = &m->f->charts[m->f->count];
+    *chart = (struct pd_chart){.title = title,
+                               .about = title,
+                               .x_label = "step",
+                               .y_label = y_label,
+                               .x_quantity = PD_QUANTITY_COUNT,
+                               .y_quantity = quantity,
+                               .x_low = m->x_low,
+                               .x_high = m->x_high,
+                               .marks = m->f->marks,
+                               .mark_count = m->f->mark_count,
+                               .mark_name = "restart"};
+    return chart;
+}
+
+static void end(struct making *m)
+{
+    m->f->count += pd_chart_has_data(&m->f->charts[m->f->count]);
+}
+
+static struct pd_series *add(struct pd_chart *chart, const char *name, enum pd_series_style style, uint32_t colour,
+                             const double *x, const double *y, const bool *counts, uint64_t count)
+{
+    static struct pd_series nobody;
+    if (chart->series_count == PD_CHART_SERIES_MAX || !x || !y) return &nobody;
+    struct pd_series *s = &chart->series[chart->series_count++];
+    *s =
+        (struct pd_series){.name = name, .style = style, .colour = colour, .x = x, .y = y, .counts = counts, .count = count};
+    return s;
+}
+
+static struct pd_series *add_column(struct pd_chart *chart, const char *name, enum pd_series_style style, uint32_t colour,
+                                    const struct pd_history *h, enum pd_column column)
+{
+    return add(chart, name, style, colour, h->columns[PD_COLUMN_STEP], h->columns[column], h->counts, h->rows);
+}
+
+/* A line for every run. */
+static void chart_of_column(struct making *m, const char *title, const char *y_label, enum pd_quantity quantity,
+                            enum pd_column column, bool from_zero, bool log_if_wide)
+{
+    struct pd_chart *chart = begin(m, title, y_label, quantity);
+    chart->from_zero = from_zero;
+    chart->log_if_wide = log_if_wide;
+    for (uint32_t i = 0; i < m->count; i++)
+        add_column(chart, m->count > 1 ? m->histories[i].name : y_label, PD_SERIES_LINE, i, &m->histories[i], column);
+    end(m);
+}
+
+/* ---- marks ---- */
+
+void pd_figures_layout(const struct pd_history_start *s, char *ret_text, size_t room)
+{
+    const struct {
+        const char *name;
+        uint32_t degree;
+    } all[] = {{"dp", s->dp}, {"tp", s->tp}, {"pp", s->pp}, {"sp", s->sp}};
+    int used = snprintf(ret_text, room, "%s", pd_counted(s->ranks, "rank").text);
+    for (int i = 0; i < 4; i++)
+        if (all[i].degree > 1 && used > 0 && (size_t)used < room)
+            used += snprintf(ret_text + used, room - (size_t)used, "%s %s %u", i && strchr(ret_text, ',') ? "" : ",",
+                             all[i].name, all[i].degree);
+}
+
+static bool is_same_layout(const struct pd_history_start *a, const struct pd_history_start *b)
+{
+    return a->ranks == b->ranks && a->dp == b->dp && a->tp == b->tp && a->pp == b->pp && a->sp == b->sp;
+}
+
+static int by_x(const void *a, const void *b)
+{
+    const double x = ((const struct pd_chart_mark *)a)->x, y = ((const struct pd_chart_mark *)b)->x;
+    return (x > y) - (x < y);
+}
+
+/* A line where a start went on; a label where its layout is another one than before. */
+static void make_marks(struct making *m)
+{
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < m->count; i++)
+        count += m->histories[i].start_count;
+    m->f->marks = keep(m, count, sizeof *m->f->marks);
+    m->f->labels = keep(m, count, sizeof *m->f->labels);
+    for (uint32_t i = 0; i < m->count && !m->has_failed; i++) {
+        const struct pd_history *h = &m->histories[i];
+        const struct pd_history_start *before = NULL;
+        for (uint64_t k = 0; k < h->start_count; k++) {
+            const struct pd_history_start *s = &h->starts[k];
+            if (!s->rows) continue;
+            const uint64_t number = m->f->mark_count;
+            const bool is_labelled = s->ranks && (!before || !is_same_layout(before, s));
+            char layout[64];
+            if (is_labelled) pd_figures_layout(s, layout, sizeof layout);
+            if (is_labelled)
+                snprintf(m->f->labels[number], sizeof m->f->labels[number], "%.40s%s%s", m->count > 1 ? h->name : "",
+                         m->count > 1 ? ": " : "", layout);
+            if (before || is_labelled)
+                m->f->marks[m->f->mark_count++] =
+                    (struct pd_chart_mark){fmax((double)s->from_step, h->columns[PD_COLUMN_STEP][0]), before,
+                                           is_labelled ? m->f->labels[number] : NULL};
+            before = s;
+        }
+    }
+    if (m->f->mark_count) qsort(m->f->marks, m->f->mark_count, sizeof *m->f->marks, by_x);
+}
+
+/* ---- charts that are more than a column ---- */
+
+static void chart_of_loss(struct making *m)
+{
+    struct pd_chart *chart = begin(m, "Loss", "nats a token", PD_QUANTITY_NUMBER);
+    for (uint32_t i = 0; i < m->count; i++)
+        add_column(chart, m->count > 1 ? m->histories[i].name : "training", PD_SERIES_LINE, i, &m->histories[i],
+                   PD_COLUMN_LOSS)
+            ->is_thin = true;
+    for (uint32_t i = 0; i < m->count; i++) {
+        const struct pd_history *h = &m->histories[i];
+        const uint32_t colour = m->count > 1 ? i : 1;
+        if (isnan(pd_history_last(h, PD_COLUMN_VALIDATION_LOSS))) continue;
+        struct pd_series *line =
+            add_column(chart, m->count > 1 ? "" : "validation", PD_SERIES_LINE, colour, h, PD_COLUMN_VALIDATION_LOSS);
+        line->is_dashed = true;
+        line->is_unnamed = true;
+        struct pd_series *points = add_column(chart, "validation", PD_SERIES_POINTS, colour, h, PD_COLUMN_VALIDATION_LOSS);
+        points->is_unnamed = m->count > 1;
+    }
+    end(m);
+}
+
+static void chart_of_memory(struct making *m)
+{
+    struct pd_chart *chart = begin(m, "Memory of rank 0's process, against the plan", "memory", PD_QUANTITY_BYTES);
+    chart->from_zero = true;
+    for (uint32_t i = 0; i < m->count; i++)
+        add_column(chart, m->count > 1 ? m->histories[i].name : "resident", PD_SERIES_LINE, i, &m->histories[i],
+                   PD_COLUMN_MEMORY);
+    for (uint32_t i = 0; i < m->count; i++) {
+        const struct pd_history *h = &m->histories[i];
+        double *x = keep(m, h->start_count, sizeof *x), *y = keep(m, h->start_count, sizeof *y);
+        uint64_t points = 0;
+        for (uint64_t k = 0; x && y && k < h->start_count; k++)
+            if (h->starts[k].rows && h->starts[k].planned_bytes) {
+                x[points] = fmax((double)h->starts[k].from_step, h->columns[PD_COLUMN_STEP][0]);
+                y[points++] = (double)h->starts[k].planned_bytes;
+            }
+        struct pd_series *plan =
+            add(chart, m->count > 1 ? "" : "plan", PD_SERIES_LEVEL, m->count > 1 ? i : 1, x, y, NULL, points);
+        plan->is_dashed = true;
+        plan->is_unnamed = m->count > 1;
+    }
+    end(m);
+}
+
+/* What is neither of the stages: data, agreement, the loss's sum. */
+static double *rest_of_step(struct making *m, const struct pd_history *h)
+{
+    double *rest = keep(m, h->rows, sizeof *rest);
+    for (uint64_t row = 0; rest && row < h->rows; row++) {
+        rest[row] = h->columns[PD_COLUMN_SECONDS][row];
+        for (uint32_t s = 0; s < PD_HISTORY_STAGES; s++)
+            rest[row] -= h->columns[PD_COLUMN_STAGE + s][row];
+        rest[row] = isnan(rest[row]) ? NAN : fmax(rest[row], 0);
+    }
+    return rest;
+}
+
+static void chart_of_stages(struct making *m)
+{
+    const struct pd_history *h = &m->histories[0];
+    struct pd_chart *chart = begin(m, "Time of a step", "time", PD_QUANTITY_SECONDS);
+    chart->from_zero = true;
+    if (m->count > 1) {
+        for (uint32_t i = 0; i < m->count; i++)
+            add_column(chart, m->histories[i].name, PD_SERIES_LINE, i, &m->histories[i], PD_COLUMN_SECONDS);
+        end(m);
+        return;
+    }
+    const bool has_stages = !isnan(pd_history_last(h, PD_COLUMN_STAGE));
+    static const uint32_t colours[PD_HISTORY_STAGES] = {4, 0, 3, 2};
+    if (has_stages) chart->title = "Time of a step by stage, on rank 0";
+    for (uint32_t s = 0; has_stages && s < PD_HISTORY_STAGES; s++)
+        add_column(chart, pd_history_stage_names[s], PD_SERIES_AREA, colours[s], h, (enum pd_column)(PD_COLUMN_STAGE + s));
+    if (has_stages)
+        add(chart, "rest", PD_SERIES_AREA, 7, h->columns[PD_COLUMN_STEP], rest_of_step(m, h), h->counts, h->rows);
+    add_column(chart, "whole step", PD_SERIES_LINE, 1, h, PD_COLUMN_SECONDS)->is_thin = true;
+    end(m);
+}
+
+static void chart_of_saves(struct making *m)
+{
+    struct pd_chart *chart = begin(m, "Saves", "time", PD_QUANTITY_SECONDS);
+    chart->from_zero = true;
+    chart->log_if_wide = true;
+    for (uint32_t i = 0; i < m->count; i++) {
+        const struct pd_history *h = &m->histories[i];
+        add_column(chart, m->count > 1 ? h->name : "whole save, in the background", PD_SERIES_POINTS, i, h,
+                   PD_COLUMN_SAVE_SECONDS);
+        if (m->count == 1) add_column(chart, "training waited", PD_SERIES_POINTS, 1, h, PD_COLUMN_STALL_SECONDS);
+    }
+    end(m);
+}
+
+/* Steps that a loss of all but this tier would cost. */
+static double *steps_behind(struct making *m, const struct pd_history *h, enum pd_column column)
+{
+    double *behind = keep(m, h->rows, sizeof *behind);
+    for (uint64_t row = 0; behind && row < h->rows; row++)
+        behind[row] = h->columns[PD_COLUMN_STEP][row] - h->columns[column][row];
+    return behind;
+}
+
+static void chart_of_risk(struct making *m)
+{
+    struct pd_chart *chart = begin(m, "Steps that are not saved yet", "steps", PD_QUANTITY_COUNT);
+    chart->from_zero = true;
+    for (uint32_t i = 0; i < m->count; i++) {
+        const struct pd_history *h = &m->histories[i];
+        const bool has_tiers = m->count == 1 && h->tier_count > 1;
+        if (!has_tiers)
+            add(chart, m->count > 1 ? h->name : "behind the newest checkpoint", PD_SERIES_LINE, i,
+                h->columns[PD_COLUMN_STEP], steps_behind(m, h, PD_COLUMN_CHECKPOINT), h->counts, h->rows);
+        for (uint32_t t = 0; has_tiers && t < h->tier_count; t++)
+            add(chart, h->tiers[t].dir, PD_SERIES_LINE, t, h->columns[PD_COLUMN_STEP],
+                steps_behind(m, h, (enum pd_column)(PD_COLUMN_TIER + t)), h->counts, h->rows);
+    }
+    end(m);
+}
+
+/* ---- the timeline ---- */
+
+static uint64_t lane_of(struct making *m, const struct pd_history *h, struct pd_lane_segment *out)
+{
+    const double *time = h->columns[PD_COLUMN_TIME], zero = h->start_count ? h->starts[0].begun : 0;
+    uint64_t used = 0;
+    uint32_t number = 0;
+    for (uint64_t i = 0; i < h->start_count; i++) {
+        const struct pd_history_start *s = &h->starts[i];
+        const double last = s->rows ? time[s->last_row] : isnan(s->opened) ? s->begun : s->opened;
+        const double finish = isnan(s->ended) ? last : s->ended;
+        uint64_t kept = s->first_row;
+        while (s->rows && kept <= s->last_row && h->counts[kept])
+            kept++;
+        const double first = s->rows ? time[s->first_row] - h->columns[PD_COLUMN_SECONDS][s->first_row] : finish;
+        const double until = s->rows && kept > s->first_row ? time[kept - 1] : first;
+        number += s->exit_code > 0;
+        out[used++] = (struct pd_lane_segment){s->begun - zero, first - zero, PD_LANE_OPENING, 0};
+        if (s->rows) out[used++] = (struct pd_lane_segment){first - zero, until - zero, PD_LANE_TRAINING, 0};
+        if (s->rows && s->lost_steps) out[used++] = (struct pd_lane_segment){until - zero, last - zero, PD_LANE_LOST, 0};
+        out[used - 1].number = s->exit_code > 0 ? number : 0;
+        m->f->lanes_end = fmax(m->f->lanes_end, finish - zero);
+    }
+    return used;
+}
+
+static void make_lanes(struct making *m)
+{
+    for (uint32_t i = 0; i < m->count; i++) {
+        const struct pd_history *h = &m->histories[i];
+        struct pd_lane_segment *segments = keep(m, 3 * h->start_count, sizeof *segments);
+        if (!segments || !h->start_count || isnan(h->starts[0].begun)) continue;
+        m->f->lanes[m->f->lane_count++] = (struct pd_lane){h->name, segments, lane_of(m, h, segments)};
+    }
+}
+
+static void find_steps(struct making *m)
+{
+    m->x_low = INFINITY;
+    m->x_high = -INFINITY;
+    for (uint32_t i = 0; i < m->count; i++)
+        for (uint64_t row = 0; row < m->histories[i].rows; row++) {
+            m->x_low = fmin(m->x_low, m->histories[i].columns[PD_COLUMN_STEP][row]);
+            m->x_high = fmax(m->x_high, m->histories[i].columns[PD_COLUMN_STEP][row]);
+        }
+}
+
+pd_status pd_figures_make(const struct pd_history *histories, uint32_t count, struct pd_figures *ret_figures,
+                          struct pd_error *err)
+{
+    struct pd_figures f = {.arrays = calloc(ARRAYS_MAX, sizeof *f.arrays)};
+    struct making m = {.f = &f, .histories = histories, .count = count, .has_failed = !f.arrays};
+    find_steps(&m);
+    if (!m.has_failed) make_marks(&m);
+    if (!m.has_failed) {
+        chart_of_loss(&m);
+        chart_of_column(&m, "Gradient norm before clipping", "norm", PD_QUANTITY_NUMBER, PD_COLUMN_GRADIENT_NORM, false,
+                        true);
+        chart_of_column(&m, "Learning rate", "learning rate", PD_QUANTITY_NUMBER, PD_COLUMN_LEARNING_RATE, true, false);
+        chart_of_column(&m, "Speed", "tokens a second", PD_QUANTITY_COUNT, PD_COLUMN_TOKENS_PER_SECOND, true, false);
+        chart_of_column(&m, "Speed as a share of bare matrix products", "share", PD_QUANTITY_SHARE, PD_COLUMN_GEMM_SHARE,
+                        true, false);
+        chart_of_stages(&m);
+        chart_of_memory(&m);
+        chart_of_saves(&m);
+        chart_of_risk(&m);
+        make_lanes(&m);
+    }
+    if (m.has_failed) {
+        pd_figures_deinit(&f);
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for the charts");
+    }
+    *ret_figures = f;
+    return PD_OK;
+}
+
+void pd_figures_deinit(struct pd_figures *f)
+{
+    for (uint32_t i = 0; i < f->array_count; i++)
+        free(f->arrays[i]);
+    free(f->arrays);
+    *f = (struct pd_figures){.count = 0};
+}

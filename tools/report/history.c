@@ -1,0 +1,268 @@
+#include "tools/report/history.h"
+
+#include "ckpt/base/regular_file.h"
+#include "tools/report/events.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+const char *const pd_history_stage_names[PD_HISTORY_STAGES] = {"forward", "backward", "sums", "update"};
+
+static const char *const keys[PD_COLUMNS] = {[PD_COLUMN_STEP] = "step",
+                                             [PD_COLUMN_FENCE] = "fence",
+                                             [PD_COLUMN_TIME] = "time",
+                                             [PD_COLUMN_LOSS] = "loss",
+                                             [PD_COLUMN_VALIDATION_LOSS] = "validation_loss",
+                                             [PD_COLUMN_GRADIENT_NORM] = "gradient_norm",
+                                             [PD_COLUMN_LEARNING_RATE] = "learning_rate",
+                                             [PD_COLUMN_TOKENS] = "tokens",
+                                             [PD_COLUMN_SECONDS] = "seconds",
+                                             [PD_COLUMN_TOKENS_PER_SECOND] = "tokens_per_second",
+                                             [PD_COLUMN_GEMM_SHARE] = "gemm_share",
+                                             [PD_COLUMN_MEMORY] = "memory_bytes",
+                                             [PD_COLUMN_DEVICE_FREE] = "device_free_bytes",
+                                             [PD_COLUMN_CHECKPOINT] = "last_checkpoint",
+                                             [PD_COLUMN_SAVE_FAILURES] = "save_failures",
+                                             [PD_COLUMN_SAVE_SECONDS] = "save_seconds",
+                                             [PD_COLUMN_STALL_SECONDS] = "stall_seconds",
+                                             [PD_COLUMN_ETA] = "eta_seconds",
+                                             [PD_COLUMN_BUBBLE] = "bubble"};
+
+/* ---- rows ---- */
+
+static pd_status make_room(struct pd_history *h, struct pd_error *err)
+{
+    if (h->rows < h->capacity) return PD_OK;
+    const uint64_t capacity = h->capacity ? 2 * h->capacity : 4096;
+    for (int c = 0; c < PD_COLUMNS; c++) {
+        double *values = realloc(h->columns[c], capacity * sizeof *values);
+        if (!values) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %llu lines", h->dir, (unsigned long long)capacity);
+        h->columns[c] = values;
+    }
+    bool *counts = realloc(h->counts, capacity * sizeof *counts);
+    if (!counts) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %llu lines", h->dir, (unsigned long long)capacity);
+    h->counts = counts;
+    h->capacity = capacity;
+    return PD_OK;
+}
+
+static uint64_t u64_of(const struct pd_json_value *object, const char *key)
+{
+    uint64_t value = 0;
+    (void)pd_json_is_u64(pd_json_member(object, key), &value);
+    return value;
+}
+
+static void take_tiers(struct pd_history *h, uint64_t row, const struct pd_json_value *tiers)
+{
+    const uint32_t count = (uint32_t)pd_json_count(tiers);
+    for (uint32_t i = 0; i < count && i < PD_TIERS_MAX; i++) {
+        const struct pd_json_value *tier = pd_json_at(tiers, i);
+        struct pd_history_tier *t = &h->tiers[i];
+        const char *cause = pd_json_text(pd_json_member(tier, "cause"));
+        t->newest = u64_of(tier, "newest");
+        t->failures = u64_of(tier, "failures");
+        t->skipped = u64_of(tier, "skipped");
+        t->has_replicas = pd_json_is_u64(pd_json_member(tier, "replicated"), &t->replicated);
+        snprintf(t->cause, sizeof t->cause, "%s", cause ? cause : "");
+        h->columns[PD_COLUMN_TIER + i][row] = (double)t->newest;
+    }
+    if (count > h->tier_count) h->tier_count = count < PD_TIERS_MAX ? count : PD_TIERS_MAX;
+}
+
+static void take_stages(struct pd_history *h, uint64_t row, const struct pd_json_value *stages)
+{
+    for (uint32_t i = 0; i < PD_HISTORY_STAGES; i++)
+        (void)pd_json_is_number(pd_json_member(stages, pd_history_stage_names[i]), &h->columns[PD_COLUMN_STAGE + i][row]);
+}
+
+static pd_status take_row(struct pd_history *h, const char *line, size_t bytes, struct pd_error *err)
+{
+    struct pd_json_document *document;
+    uint64_t step;
+    if (pd_json_parse("metrics.jsonl", line, bytes, &document, NULL)) {
+        h->damaged_lines++;
+        return PD_OK;
+    }
+    const struct pd_json_value *object = pd_json_root(document);
+    pd_status st = PD_OK;
+    if (!pd_json_is_u64(pd_json_member(object, "step"), &step))
+        h->damaged_lines++;
+    else if (!(st = make_room(h, err))) {
+        const uint64_t row = h->rows++;
+        for (int c = 0; c < PD_COLUMNS; c++) {
+            h->columns[c][row] = NAN;
+            if (keys[c]) (void)pd_json_is_number(pd_json_member(object, keys[c]), &h->columns[c][row]);
+        }
+        take_stages(h, row, pd_json_member(object, "stages"));
+        take_tiers(h, row, pd_json_member(object, "tiers"));
+    }
+    pd_json_document_free(document);
+    return st;
+}
+
+/* ---- files ---- */
+
+typedef pd_status (*take_line)(struct pd_history *history, const char *line, size_t bytes, struct pd_error *err);
+
+/* Whole lines behind *offset; the rest is being written. A file that has shrunk is another run's. */
+static pd_status read_lines(struct pd_history *h, const char *name, uint64_t *offset, take_line take, struct pd_error *err)
+{
+    char path[4400], *line = NULL;
+    size_t room = 0;
+    snprintf(path, sizeof path, "%s/%s", h->dir, name);
+    FILE *f = pd_regular_fopen(path, false);
+    if (!f && errno == ENOENT) return PD_OK;
+    if (!f) PD_FAIL_ERRNO(err, errno, "%s: reading it", path);
+    pd_status st = fseeko(f, (off_t)*offset, SEEK_SET) ? PD_IO : PD_OK;
+    ssize_t bytes;
+    while (!st && (bytes = getline(&line, &room, f)) > 0 && line[bytes - 1] == '\n') {
+        *offset += (uint64_t)bytes;
+        if (bytes > 1) st = take(h, line, (size_t)bytes - 1, err);
+    }
+    if (ferror(f) && !st) st = pd_error_set(err, PD_IO, PD_WHERE, errno, "%s: reading it", path);
+    free(line);
+    (void)fclose(f);
+    return st;
+}
+
+/* ---- what follows from both ---- */
+
+static struct pd_history_start *start_of_fence(struct pd_history *h, uint64_t fence)
+{
+    for (uint64_t i = h->start_count; i-- > 0;)
+        if (h->starts[i].fence == fence) return &h->starts[i];
+    return NULL;
+}
+
+/* Runs without events.jsonl have the starts that their rows tell of. */
+static pd_status attach_rows(struct pd_history *h, struct pd_error *err)
+{
+    struct pd_history_start *start = NULL;
+    for (uint64_t i = 0; i < h->start_count; i++)
+        h->starts[i].rows = h->starts[i].lost_steps = 0, h->starts[i].lost_seconds = 0;
+    for (uint64_t row = 0; row < h->rows; row++) {
+        const uint64_t fence = (uint64_t)h->columns[PD_COLUMN_FENCE][row];
+        if (!start || start->fence != fence) start = start_of_fence(h, fence);
+        if (!start) {
+            PD_TRY(pd_history_add_start(h, &start, err));
+            start->fence = fence;
+            start->from_step = (uint64_t)h->columns[PD_COLUMN_STEP][row] - 1;
+            start->opened = start->begun = h->columns[PD_COLUMN_TIME][row] - h->columns[PD_COLUMN_SECONDS][row];
+        }
+        if (!start->rows++) start->first_row = row;
+        start->last_row = row;
+        start->last_step = (uint64_t)h->columns[PD_COLUMN_STEP][row];
+    }
+    return PD_OK;
+}
+
+static void count_rows(struct pd_history *h)
+{
+    double first_after = INFINITY;
+    for (uint64_t row = h->rows; row-- > 0;) {
+        const double step = h->columns[PD_COLUMN_STEP][row];
+        h->counts[row] = step < first_after;
+        if (h->counts[row]) {
+            first_after = step;
+            continue;
+        }
+        struct pd_history_start *start = start_of_fence(h, (uint64_t)h->columns[PD_COLUMN_FENCE][row]);
+        if (!start) continue;
+        start->lost_steps++;
+        start->lost_seconds += h->columns[PD_COLUMN_SECONDS][row];
+    }
+}
+
+pd_status pd_history_refresh(struct pd_history *h, struct pd_error *err)
+{
+    const uint64_t rows = h->rows, events = h->events_bytes;
+    PD_TRY(read_lines(h, "events.jsonl", &h->events_bytes, pd_history_take_event, err));
+    PD_TRY(read_lines(h, "metrics.jsonl", &h->metrics_bytes, take_row, err));
+    if (rows == h->rows && events == h->events_bytes) return PD_OK;
+    PD_TRY(attach_rows(h, err));
+    count_rows(h);
+    return PD_OK;
+}
+
+static void set_name(struct pd_history *h)
+{
+    size_t end = strlen(h->dir);
+    while (end > 1 && h->dir[end - 1] == '/')
+        h->dir[--end] = '\0';
+    const char *slash = strrchr(h->dir, '/');
+    snprintf(h->name, sizeof h->name, "%.255s", slash && slash[1] ? slash + 1 : h->dir);
+    if (strcmp(h->name, ".") == 0 || strcmp(h->name, "..") == 0) {
+        char *real = realpath(h->dir, NULL);
+        if (real) snprintf(h->name, sizeof h->name, "%.255s", strrchr(real, '/') + 1);
+        free(real);
+    }
+}
+
+pd_status pd_history_open(const char *dir, struct pd_history *ret_history, struct pd_error *err)
+{
+    struct pd_history h = {.capacity = 0};
+    struct stat st;
+    char path[4400];
+    if (strlen(dir) >= sizeof h.dir)
+        PD_FAIL(err, PD_USAGE, "%.60s... is too long a path; go there and name it . instead", dir);
+    snprintf(h.dir, sizeof h.dir, "%s", dir);
+    if (stat(dir, &st) || !S_ISDIR(st.st_mode))
+        PD_FAIL(err, PD_NOT_FOUND, "%s is no directory; name the run.dir of a run", dir);
+    set_name(&h);
+    snprintf(path, sizeof path, "%s/metrics.jsonl", h.dir);
+    const bool has_metrics = access(path, F_OK) == 0;
+    snprintf(path, sizeof path, "%s/events.jsonl", h.dir);
+    if (!has_metrics && access(path, F_OK))
+        PD_FAIL(err, PD_NOT_FOUND, "%s holds neither metrics.jsonl nor events.jsonl; name the run.dir of a run", dir);
+    const pd_status read = pd_history_refresh(&h, err);
+    if (read) {
+        pd_history_close(&h);
+        return read;
+    }
+    *ret_history = h;
+    return PD_OK;
+}
+
+void pd_history_close(struct pd_history *h)
+{
+    for (int c = 0; c < PD_COLUMNS; c++)
+        free(h->columns[c]);
+    free(h->counts);
+    free(h->starts);
+    *h = (struct pd_history){.capacity = 0};
+}
+
+/* ---- questions ---- */
+
+double pd_history_last(const struct pd_history *h, enum pd_column column)
+{
+    for (uint64_t row = h->rows; row-- > 0;)
+        if (!isnan(h->columns[column][row])) return h->columns[column][row];
+    return NAN;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double pd_history_quantile(const struct pd_history *h, enum pd_column column, uint64_t first, uint64_t last, double share)
+{
+    uint64_t count = 0;
+    if (first > last || last >= h->rows) return NAN;
+    double *values = malloc((last - first + 1) * sizeof *values), found = NAN;
+    for (uint64_t row = first; values && row <= last; row++)
+        if (isfinite(h->columns[column][row])) values[count++] = h->columns[column][row];
+    if (count) {
+        qsort(values, count, sizeof *values, ascending);
+        found = values[(uint64_t)(share * (double)(count - 1))];
+    }
+    free(values);
+    return found;
+}

@@ -1,0 +1,100 @@
+/* What a run directory says of the run: metrics.jsonl as columns, events.jsonl as starts. Reads files alone, and goes on where
+ * it stopped when more has been written; a line that is cut or damaged is passed over and counted.
+ *
+ *   threads  one caller */
+#ifndef PD_TOOLS_REPORT_HISTORY_H
+#define PD_TOOLS_REPORT_HISTORY_H
+
+#include "ckpt/base/json.h"
+#include "ckpt/tiers/tiers.h"
+
+enum pd_column {
+    PD_COLUMN_STEP,
+    PD_COLUMN_FENCE,
+    PD_COLUMN_TIME,
+    PD_COLUMN_LOSS,
+    PD_COLUMN_VALIDATION_LOSS,
+    PD_COLUMN_GRADIENT_NORM,
+    PD_COLUMN_LEARNING_RATE,
+    PD_COLUMN_TOKENS,
+    PD_COLUMN_SECONDS,
+    PD_COLUMN_TOKENS_PER_SECOND,
+    PD_COLUMN_GEMM_SHARE,
+    PD_COLUMN_MEMORY,
+    PD_COLUMN_DEVICE_FREE,
+    PD_COLUMN_CHECKPOINT, /* newest committed step */
+    PD_COLUMN_SAVE_FAILURES,
+    PD_COLUMN_SAVE_SECONDS,
+    PD_COLUMN_STALL_SECONDS,
+    PD_COLUMN_ETA,
+    PD_COLUMN_BUBBLE,
+    PD_COLUMN_STAGE,                      /* and those behind it */
+    PD_COLUMN_TIER = PD_COLUMN_STAGE + 4, /* newest step of each tier */
+    PD_COLUMNS = PD_COLUMN_TIER + PD_TIERS_MAX
+};
+#define PD_HISTORY_STAGES 4u
+extern const char *const pd_history_stage_names[PD_HISTORY_STAGES];
+
+/* One start of all ranks: from the events, and from the rows that bear its fence. */
+struct pd_history_start {
+    uint64_t fence, restart;     /* fence 0: no rank came so far */
+    double begun, opened, ended; /* times; NaN: not known */
+    uint32_t ranks, hosts, threads, dp, tp, pp, sp, zero_stage;
+    char device[96], transport[16];
+    uint64_t from_step;                 /* where it went on */
+    uint64_t first_row, last_row, rows; /* rows 0: it did no step; in the order of the file */
+    uint64_t last_step, lost_steps;     /* lost: computed again by a later start */
+    double lost_seconds;
+    uint64_t parameters, planned_bytes, checkpoint_bytes;
+    double flops_per_token;
+    int exit_code;   /* -1: not known */
+    bool is_over;    /* no start of the same launch follows */
+    char cause[400]; /* "": none was given */
+};
+
+struct pd_history_tier {
+    char dir[1024], cause[256];
+    bool in_memory, is_left_out;
+    uint64_t newest, failures, skipped, replicated;
+    bool has_replicas;
+};
+
+struct pd_history {
+    char dir[4096], name[256];
+    uint64_t rows, damaged_lines;
+    double *columns[PD_COLUMNS]; /* (rows), NaN where a line has no such member; owned */
+    bool *counts;                /* (rows) no later row has this step or one before it: nothing computed it again; owned */
+    uint64_t start_count;
+    struct pd_history_start *starts; /* (start_count), in the order of time; owned */
+    uint32_t tier_count;
+    struct pd_history_tier tiers[PD_TIERS_MAX];
+    char notes[3072]; /* directory of the launch that is or was under way; "": not known */
+    uint64_t launcher_process;
+    char launcher_host[64];
+
+    /* Of the reader. */
+    uint64_t capacity, metrics_bytes, events_bytes, start_capacity;
+};
+
+/* errors  PD_NOT_FOUND: no run, with what is missing; others of reading */
+PD_MUST_USE pd_status pd_history_open(const char *dir, struct pd_history *ret_history, struct pd_error *err);
+/* Reads what has been written since. */
+PD_MUST_USE pd_status pd_history_refresh(struct pd_history *history, struct pd_error *err);
+void pd_history_close(struct pd_history *history);
+
+/* Seconds by what they went into; they add up to `whole`. */
+struct pd_history_life {
+    double begun, ended, whole; /* from the first start to the last sign of life */
+    double useful, lost, saving, opening, down, other;
+    double goodput; /* useful / whole */
+    uint64_t failures, lost_steps;
+};
+void pd_history_life(const struct pd_history *history, struct pd_history_life *ret_life);
+
+/* The newest value of a column, or NaN. */
+double pd_history_last(const struct pd_history *history, enum pd_column column);
+/* The value that a `share` of those of the rows first..last (both included) do not exceed; NaN: there is none. */
+double pd_history_quantile(const struct pd_history *history, enum pd_column column, uint64_t first, uint64_t last,
+                           double share);
+
+#endif

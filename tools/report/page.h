@@ -1,0 +1,48 @@
+/* A report of runs: one HTML file without scripts or anything from elsewhere, one picture, or JSON. */
+#ifndef PD_TOOLS_REPORT_PAGE_H
+#define PD_TOOLS_REPORT_PAGE_H
+
+#include "tools/report/figures.h"
+
+struct pd_report_checkpoint {
+    char name[64], dir[1024];
+    uint64_t step, lineage, fence, ranks, bytes;
+    double loss;
+};
+
+struct pd_report_run {
+    struct pd_history history;
+    struct pd_history_life life;
+    struct pd_report_checkpoint *checkpoints; /* (checkpoint_count), newest first, tier by tier; owned */
+    uint64_t checkpoint_count;
+    char store_note[512]; /* why the store could not be looked at; "": it could */
+    char *config;         /* config.yaml, owned; NULL: there is none */
+};
+
+struct pd_report_difference {
+    const char *key;
+    char values[PD_REPORT_RUNS_MAX][64];
+};
+
+struct pd_report_data {
+    uint32_t count;
+    struct pd_report_run *runs; /* (count) */
+    uint32_t difference_count;
+    const struct pd_report_difference *differences; /* of configurations, where there are several runs */
+};
+
+PD_MUST_USE pd_status pd_page_write(const struct pd_report_data *report, const char *path, struct pd_error *err);
+PD_MUST_USE pd_status pd_picture_write(const struct pd_report_data *report, const char *path, struct pd_error *err);
+void pd_report_json(const struct pd_report_data *report, struct pd_json_writer *writer);
+
+/* ---- parts ---- */
+
+extern const char pd_style_page[];    /* of the page, light and dark */
+extern const char pd_style_picture[]; /* of the drawing alone, light */
+/* tables.c: what is not drawn. */
+void pd_tables_summary(FILE *out, const struct pd_report_data *report);
+void pd_tables_rest(FILE *out, const struct pd_report_data *report);
+/* png.c: renders an SVG document.   errors  PD_UNSUPPORTED: built without librsvg */
+PD_MUST_USE pd_status pd_png_write(const char *svg, size_t bytes, const char *path, struct pd_error *err);
+
+#endif

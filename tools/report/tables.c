@@ -1,0 +1,395 @@
+/* What a report says in words and numbers. */
+#include "ckpt/base/words.h"
+#include "tools/output.h"
+#include "tools/report/page.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+#include <time.h>
+
+#define ROWS_MAX 60u
+
+/* ---- cells ---- */
+
+struct text {
+    char text[64];
+};
+static struct text quantity(enum pd_quantity quantity, double value)
+{
+    struct text t;
+    pd_quantity_text(quantity, value, t.text, sizeof t.text);
+    return t;
+}
+
+static struct text number(double value)
+{
+    struct text t;
+    snprintf(t.text, sizeof t.text, isnan(value) ? "–" : "%.4f", value);
+    return t;
+}
+
+static struct text whole(double value)
+{
+    struct text t = {"–"};
+    if (!isnan(value)) snprintf(t.text, sizeof t.text, "%s", pd_text_count((uint64_t)value).text);
+    return t;
+}
+
+static struct text moment(double seconds)
+{
+    struct text t = {"–"};
+    const time_t whole = isnan(seconds) ? 0 : (time_t)seconds;
+    struct tm local;
+    if (!isnan(seconds)) strftime(t.text, sizeof t.text, "%Y-%m-%d %H:%M:%S", localtime_r(&whole, &local));
+    return t;
+}
+
+static void cell(FILE *out, const char *class, const char *text)
+{
+    fprintf(out, *class ? "<td class=\"%s\">" : "<td>", class);
+    pd_chart_escape(out, text);
+    fputs("</td>", out);
+}
+
+static void cell_u64(FILE *out, uint64_t value)
+{
+    fprintf(out, "<td class=\"r\">%" PRIu64 "</td>", value);
+}
+
+/* Headings that begin with '>' are of numbers. */
+static void begin_table(FILE *out, const char *const *headings)
+{
+    fputs("<div class=\"scroll\"><table><thead><tr>", out);
+    for (; *headings; headings++)
+        fprintf(out, **headings == '>' ? "<th class=\"r\">%s</th>" : "<th>%s</th>", *headings + (**headings == '>'));
+    fputs("</tr></thead><tbody>\n", out);
+}
+
+static void end_table(FILE *out)
+{
+    fputs("</tbody></table></div>\n", out);
+}
+
+static void heading(FILE *out, const struct pd_report_data *r, uint32_t run, const char *what)
+{
+    fprintf(out, "<h2>%s", what);
+    if (r->count > 1) {
+        fputs(": ", out);
+        pd_chart_escape(out, r->runs[run].history.name);
+    }
+    fputs("</h2>\n", out);
+}
+
+/* ---- the numbers first ---- */
+
+static void card(FILE *out, const char *name, const char *value, const char *more)
+{
+    fprintf(out, "<div class=\"card\">%s<b>", name);
+    pd_chart_escape(out, value);
+    fputs("</b><span class=\"soft\">", out);
+    pd_chart_escape(out, more);
+    fputs("</span></div>\n", out);
+}
+
+static double lowest(const struct pd_history *h, enum pd_column column)
+{
+    return pd_history_quantile(h, column, 0, h->rows - 1, 0);
+}
+
+static void cards(FILE *out, const struct pd_report_run *run)
+{
+    const struct pd_history *h = &run->history;
+    const struct pd_history_life *life = &run->life;
+    char more[128], failures[80];
+    const double speed = pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, 0, h->rows - 1, 0.5);
+    const double share = pd_history_quantile(h, PD_COLUMN_GEMM_SHARE, 0, h->rows - 1, 0.5);
+    const double validation = lowest(h, PD_COLUMN_VALIDATION_LOSS);
+    const struct pd_history_start *last = h->start_count ? &h->starts[h->start_count - 1] : NULL;
+    fputs("<div class=\"cards\">", out);
+    snprintf(more, sizeof more, "newest checkpoint: %s", whole(pd_history_last(h, PD_COLUMN_CHECKPOINT)).text);
+    card(out, "step", whole(pd_history_last(h, PD_COLUMN_STEP)).text, more);
+    snprintf(more, sizeof more, isnan(validation) ? "nats a token; no validation" : "best validation: %.4f", validation);
+    card(out, "loss", number(pd_history_last(h, PD_COLUMN_LOSS)).text, more);
+    snprintf(more, sizeof more, "median; %s of bare products", quantity(PD_QUANTITY_SHARE, share).text);
+    card(out, "tokens a second", quantity(PD_QUANTITY_COUNT, speed).text, more);
+    snprintf(more, sizeof more, "of %s went into steps that count", quantity(PD_QUANTITY_SECONDS, life->whole).text);
+    card(out, "goodput", quantity(PD_QUANTITY_SHARE, life->goodput).text, more);
+    snprintf(failures, sizeof failures, "%s", pd_counted(life->failures, "failure").text);
+    snprintf(more, sizeof more, "%s computed again", pd_counted(life->lost_steps, "step").text);
+    card(out, pd_counted(h->start_count, "start").text, failures, more);
+    snprintf(more, sizeof more, "plan: %s",
+             last && last->planned_bytes ? quantity(PD_QUANTITY_BYTES, (double)last->planned_bytes).text : "not known");
+    card(out, "memory, most", quantity(PD_QUANTITY_BYTES, pd_history_quantile(h, PD_COLUMN_MEMORY, 0, h->rows - 1, 1)).text,
+         more);
+    fputs("</div>\n", out);
+}
+
+static void summary_table(FILE *out, const struct pd_report_data *r)
+{
+    begin_table(out, (const char *const[]){"run", ">step", ">loss", ">best validation", ">tokens a second", ">goodput",
+                                           ">time", ">starts", ">failures", ">steps lost", NULL});
+    for (uint32_t i = 0; i < r->count; i++) {
+        const struct pd_history *h = &r->runs[i].history;
+        const struct pd_history_life *life = &r->runs[i].life;
+        fputs("<tr>", out);
+        cell(out, "", h->name);
+        cell(out, "r", whole(pd_history_last(h, PD_COLUMN_STEP)).text);
+        cell(out, "r", number(pd_history_last(h, PD_COLUMN_LOSS)).text);
+        cell(out, "r", number(lowest(h, PD_COLUMN_VALIDATION_LOSS)).text);
+        cell(out, "r",
+             quantity(PD_QUANTITY_COUNT, pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, 0, h->rows - 1, 0.5)).text);
+        cell(out, "r", quantity(PD_QUANTITY_SHARE, life->goodput).text);
+        cell(out, "r", quantity(PD_QUANTITY_SECONDS, life->whole).text);
+        cell_u64(out, h->start_count);
+        cell_u64(out, life->failures);
+        cell_u64(out, life->lost_steps);
+        fputs("</tr>\n", out);
+    }
+    end_table(out);
+}
+
+void pd_tables_summary(FILE *out, const struct pd_report_data *r)
+{
+    if (r->count == 1)
+        cards(out, &r->runs[0]);
+    else
+        summary_table(out, r);
+}
+
+/* ---- starts ---- */
+
+static void start_row(FILE *out, const struct pd_history *h, uint64_t i, uint32_t failure)
+{
+    const struct pd_history_start *s = &h->starts[i];
+    char layout[64] = "–", words[512];
+    if (s->ranks) pd_figures_layout(s, layout, sizeof layout);
+    const double ended = !isnan(s->ended) ? s->ended : s->rows ? h->columns[PD_COLUMN_TIME][s->last_row] : s->opened;
+    if (s->exit_code == 0)
+        snprintf(words, sizeof words, "done");
+    else if (s->exit_code < 0)
+        snprintf(words, sizeof words,
+                 i + 1 == h->start_count ? "no end is known: it is running, or its launcher was killed"
+                                         : "no word: its launcher was killed");
+    else
+        snprintf(words, sizeof words, "%u: %s", failure, s->cause);
+    fprintf(out, "<tr><td class=\"r\">%" PRIu64 "</td>", i + 1);
+    cell(out, "", moment(s->begun).text);
+    cell(out, "", layout);
+    cell_u64(out, s->from_step);
+    if (s->rows)
+        cell_u64(out, s->last_step);
+    else
+        cell(out, "r", "–");
+    cell_u64(out, s->lost_steps);
+    cell(out, "r", quantity(PD_QUANTITY_SECONDS, ended - s->begun).text);
+    cell(out, "w", words);
+    fputs("</tr>\n", out);
+}
+
+/* The first and the last of many. */
+static void starts(FILE *out, const struct pd_history *h)
+{
+    uint32_t failures = 0;
+    begin_table(
+        out, (const char *const[]){">start", "at", "layout", ">from step", ">to step", ">lost", ">time", "ended by", NULL});
+    for (uint64_t i = 0; i < h->start_count; i++) {
+        failures += h->starts[i].exit_code > 0;
+        if (i == ROWS_MAX / 2 && h->start_count > ROWS_MAX)
+            fprintf(out, "<tr><td></td><td colspan=\"7\">… %" PRIu64 " more</td></tr>\n", h->start_count - ROWS_MAX);
+        if (i < ROWS_MAX / 2 || i + ROWS_MAX / 2 >= h->start_count) start_row(out, h, i, failures);
+    }
+    end_table(out);
+}
+
+static void life(FILE *out, const struct pd_history_life *l)
+{
+    const struct {
+        const char *name;
+        double seconds;
+    } parts[] = {{"steps that count", l->useful},  {"steps computed again", l->lost},
+                 {"waiting for saves", l->saving}, {"starting and loading", l->opening},
+                 {"between starts", l->down},      {"validation, ends and the rest", l->other}};
+    begin_table(out, (const char *const[]){"time went into", ">time", ">share", NULL});
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        fputs("<tr>", out);
+        cell(out, "", parts[i].name);
+        cell(out, "r", quantity(PD_QUANTITY_SECONDS, parts[i].seconds).text);
+        cell(out, "r", quantity(PD_QUANTITY_SHARE, l->whole > 0 ? parts[i].seconds / l->whole : NAN).text);
+        fputs("</tr>\n", out);
+    }
+    end_table(out);
+}
+
+/* ---- layouts ---- */
+
+static bool is_same(const struct pd_history_start *a, const struct pd_history_start *b)
+{
+    return a->ranks == b->ranks && a->hosts == b->hosts && a->threads == b->threads && a->dp == b->dp && a->tp == b->tp &&
+           a->pp == b->pp && a->sp == b->sp && a->zero_stage == b->zero_stage && strcmp(a->device, b->device) == 0;
+}
+
+/* The first start of each layout has its row; speed is the median of the start of it with most rows. */
+static void layouts(FILE *out, const struct pd_history *h)
+{
+    begin_table(out, (const char *const[]){"device", ">ranks", ">hosts", ">threads", ">dp", ">tp", ">pp", ">sp", ">ZeRO",
+                                           ">starts", ">steps", ">tokens a second", ">step", ">memory by plan", NULL});
+    for (uint64_t i = 0; i < h->start_count; i++) {
+        const struct pd_history_start *s = &h->starts[i], *longest = s;
+        uint64_t before = 0, count = 0, steps = 0;
+        while (before < i && !is_same(&h->starts[before], s))
+            before++;
+        if (before < i || !s->fence || !s->dp) continue;
+        for (uint64_t k = i; k < h->start_count; k++) {
+            if (!is_same(&h->starts[k], s)) continue;
+            count++;
+            steps += h->starts[k].rows ? h->starts[k].last_step - h->starts[k].from_step - h->starts[k].lost_steps : 0;
+            if (h->starts[k].rows > longest->rows) longest = &h->starts[k];
+        }
+        fputs("<tr>", out);
+        cell(out, "", s->device);
+        const uint64_t numbers[] = {s->ranks, s->hosts, s->threads, s->dp, s->tp, s->pp, s->sp, s->zero_stage, count, steps};
+        for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++)
+            cell_u64(out, numbers[k]);
+        const bool has_rows = longest->rows > 0;
+        cell(out, "r",
+             quantity(PD_QUANTITY_COUNT, has_rows ? pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, longest->first_row,
+                                                                        longest->last_row, 0.5)
+                                                  : NAN)
+                 .text);
+        cell(out, "r",
+             quantity(PD_QUANTITY_SECONDS,
+                      has_rows ? pd_history_quantile(h, PD_COLUMN_SECONDS, longest->first_row, longest->last_row, 0.5) : NAN)
+                 .text);
+        cell(out, "r", quantity(PD_QUANTITY_BYTES, (double)s->planned_bytes).text);
+        fputs("</tr>\n", out);
+    }
+    end_table(out);
+}
+
+/* ---- saves and the store ---- */
+
+static void tiers(FILE *out, const struct pd_report_run *run)
+{
+    const struct pd_history *h = &run->history;
+    begin_table(out, (const char *const[]){"tier", ">checkpoints", ">bytes there", ">newest step", ">failures in a row",
+                                           ">steps given up", "", NULL});
+    for (uint32_t i = 0; i < h->tier_count; i++) {
+        const struct pd_history_tier *t = &h->tiers[i];
+        uint64_t count = 0, bytes = 0, newest = t->newest;
+        for (uint64_t k = 0; k < run->checkpoint_count; k++)
+            if (strcmp(run->checkpoints[k].dir, t->dir) == 0) {
+                count++;
+                bytes += run->checkpoints[k].bytes;
+                if (run->checkpoints[k].step > newest) newest = run->checkpoints[k].step;
+            }
+        fputs("<tr>", out);
+        cell(out, "", t->dir);
+        cell_u64(out, count);
+        cell(out, "r", quantity(PD_QUANTITY_BYTES, (double)bytes).text);
+        cell_u64(out, newest);
+        cell_u64(out, t->failures);
+        cell_u64(out, t->skipped);
+        cell(out, "w",
+             t->is_left_out ? "left out: it lies in memory and does not fit"
+             : t->failures  ? t->cause
+             : t->in_memory ? "in memory"
+                            : "");
+        fputs("</tr>\n", out);
+    }
+    end_table(out);
+}
+
+static void save_summary(FILE *out, const struct pd_history *h)
+{
+    double saves = 0, seconds = 0, stalls = 0;
+    for (uint64_t row = 0; row < h->rows; row++)
+        if (!isnan(h->columns[PD_COLUMN_SAVE_SECONDS][row])) {
+            saves++;
+            seconds += h->columns[PD_COLUMN_SAVE_SECONDS][row];
+            stalls += h->columns[PD_COLUMN_STALL_SECONDS][row];
+        }
+    if (saves == 0) return;
+    fprintf(out, "<p>%.0f saves of %s: %s each in the mean, of which training waited %s.</p>\n", saves,
+            quantity(PD_QUANTITY_BYTES, h->start_count ? (double)h->starts[h->start_count - 1].checkpoint_bytes : NAN).text,
+            quantity(PD_QUANTITY_SECONDS, seconds / saves).text, quantity(PD_QUANTITY_SECONDS, stalls / saves).text);
+}
+
+static void store(FILE *out, const struct pd_report_run *run)
+{
+    if (run->store_note[0]) {
+        fputs("<p>", out);
+        pd_chart_escape(out, run->store_note);
+        fputs("</p>\n", out);
+    }
+    if (!run->checkpoint_count) return;
+    begin_table(
+        out, (const char *const[]){"checkpoint", ">step", ">lineage", ">start", ">ranks", ">loss", ">size", "tier", NULL});
+    for (uint64_t i = 0; i < run->checkpoint_count && i < ROWS_MAX; i++) {
+        const struct pd_report_checkpoint *c = &run->checkpoints[i];
+        fputs("<tr>", out);
+        cell(out, "", c->name);
+        cell_u64(out, c->step);
+        cell_u64(out, c->lineage);
+        cell_u64(out, c->fence);
+        cell_u64(out, c->ranks);
+        cell(out, "r", number(c->loss).text);
+        cell(out, "r", quantity(PD_QUANTITY_BYTES, (double)c->bytes).text);
+        cell(out, "", c->dir);
+        fputs("</tr>\n", out);
+    }
+    if (run->checkpoint_count > ROWS_MAX)
+        fprintf(out, "<tr><td colspan=\"8\">… %" PRIu64 " more</td></tr>\n", run->checkpoint_count - ROWS_MAX);
+    end_table(out);
+}
+
+/* ---- configurations ---- */
+
+static void differences(FILE *out, const struct pd_report_data *r)
+{
+    fputs("<h2>Configurations that differ</h2>\n", out);
+    if (!r->difference_count) {
+        fputs("<p>All keys have the same values.</p>\n", out);
+        return;
+    }
+    fputs("<div class=\"scroll\"><table><thead><tr><th>key</th>", out);
+    for (uint32_t i = 0; i < r->count; i++) {
+        fputs("<th>", out);
+        pd_chart_escape(out, r->runs[i].history.name);
+        fputs("</th>", out);
+    }
+    fputs("</tr></thead><tbody>\n", out);
+    for (uint32_t k = 0; k < r->difference_count; k++) {
+        fputs("<tr>", out);
+        cell(out, "", r->differences[k].key);
+        for (uint32_t i = 0; i < r->count; i++)
+            cell(out, "", r->differences[k].values[i]);
+        fputs("</tr>\n", out);
+    }
+    end_table(out);
+}
+
+void pd_tables_rest(FILE *out, const struct pd_report_data *r)
+{
+    for (uint32_t i = 0; i < r->count; i++) {
+        const struct pd_report_run *run = &r->runs[i];
+        heading(out, r, i, "Starts, and how they ended");
+        starts(out, &run->history);
+        life(out, &run->life);
+        heading(out, r, i, "Layouts");
+        layouts(out, &run->history);
+        heading(out, r, i, "Saves and what is stored");
+        save_summary(out, &run->history);
+        tiers(out, run);
+        store(out, run);
+        if (run->history.damaged_lines)
+            fprintf(out, "<p>%s of metrics.jsonl or events.jsonl could not be read.</p>\n",
+                    pd_counted(run->history.damaged_lines, "line").text);
+        if (r->count > 1 || !run->config) continue;
+        fputs("<h2>Configuration</h2>\n<details><summary>config.yaml</summary><pre>", out);
+        for (const char *c = run->config; *c; c++)
+            fputs(*c == '<' ? "&lt;" : *c == '&' ? "&amp;" : (char[]){*c, '\0'}, out);
+        fputs("</pre></details>\n", out);
+    }
+    if (r->count > 1) differences(out, r);
+}
