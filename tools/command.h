@@ -27,6 +27,7 @@ pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_report(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err);
+pd_status pd_cmd_watch(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_worker(int argc, char **argv,
                         struct pd_error *err); /* a rank, or all of them as threads: started by train */
 

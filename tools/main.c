@@ -21,6 +21,7 @@ const struct pd_command pd_commands[] = {
     {"train", "CONFIG [key=value...]", "train, or go on where the newest checkpoint left off", pd_cmd_train},
     {"plan", "CONFIG [key=value...]", "memory a rank by category, without starting anything", pd_cmd_plan},
     {"report", "RUN [RUN...]", "a page with charts of runs, which needs no network", pd_cmd_report},
+    {"watch", "RUN", "a run on the terminal while it goes on", pd_cmd_watch},
     {"sample", "PATH --prompt TEXT", "text from a checkpoint", pd_cmd_sample},
     {"ckpt", "COMMAND ...", "checkpoints: ls, show, verify, diff, stats, reshard, import, export, prune", pd_cmd_ckpt},
     {"data", "COMMAND ...", "token files: pack, inspect", pd_cmd_data},

@@ -56,10 +56,12 @@ static void take_tiers(struct pd_history *h, const struct pd_json_value *tiers)
     for (uint32_t i = 0; i < pd_json_count(tiers) && i < PD_TIERS_MAX; i++) {
         const struct pd_json_value *tier = pd_json_at(tiers, i);
         struct pd_history_tier *t = &h->tiers[h->tier_count++];
+        uint64_t newest;
         copy_text(tier, "dir", t->dir, sizeof t->dir);
         (void)pd_json_is_bool(pd_json_member(tier, "in_memory"), &t->in_memory);
         t->is_left_out = false;
         (void)pd_json_is_bool(pd_json_member(tier, "left_out"), &t->is_left_out);
+        if (pd_json_is_u64(pd_json_member(tier, "newest"), &newest) && newest > t->newest) t->newest = newest;
     }
 }
 
@@ -102,6 +104,11 @@ static pd_status take(struct pd_history *h, const struct pd_json_value *e, const
     struct pd_history_start *start = h->start_count ? &h->starts[h->start_count - 1] : NULL;
     const bool is_start = strcmp(event, "start") == 0, is_open = strcmp(event, "open") == 0;
     const bool is_new = is_start || !start || (is_open && (start->fence || !isnan(start->ended)));
+    if (strcmp(event, "leave") == 0) {
+        if (u64_of(e, "step") > h->saved_step) h->saved_step = u64_of(e, "step");
+        take_tiers(h, pd_json_member(e, "tiers"));
+        return PD_OK;
+    }
     if (!is_start && !is_open && strcmp(event, "end") != 0) return PD_OK; /* of a later version */
     if (is_new) PD_TRY(pd_history_add_start(h, &start, err));
     if (is_start)

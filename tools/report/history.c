@@ -98,6 +98,7 @@ static pd_status take_row(struct pd_history *h, const char *line, size_t bytes, 
             h->columns[c][row] = NAN;
             if (keys[c]) (void)pd_json_is_number(pd_json_member(object, keys[c]), &h->columns[c][row]);
         }
+        if (h->columns[PD_COLUMN_CHECKPOINT][row] >= 0) h->saved_step = (uint64_t)h->columns[PD_COLUMN_CHECKPOINT][row];
         take_stages(h, row, pd_json_member(object, "stages"));
         take_tiers(h, row, pd_json_member(object, "tiers"));
     }
@@ -181,8 +182,9 @@ static void count_rows(struct pd_history *h)
 pd_status pd_history_refresh(struct pd_history *h, struct pd_error *err)
 {
     const uint64_t rows = h->rows, events = h->events_bytes;
-    PD_TRY(read_lines(h, "events.jsonl", &h->events_bytes, pd_history_take_event, err));
     PD_TRY(read_lines(h, "metrics.jsonl", &h->metrics_bytes, take_row, err));
+    PD_TRY(read_lines(h, "events.jsonl", &h->events_bytes, pd_history_take_event,
+                      err)); /* later: a leave follows the last line */
     if (rows == h->rows && events == h->events_bytes) return PD_OK;
     PD_TRY(attach_rows(h, err));
     count_rows(h);

@@ -66,6 +66,7 @@ struct pd_history {
     bool *counts;                /* (rows) no later row has this step or one before it: nothing computed it again; owned */
     uint64_t start_count;
     struct pd_history_start *starts; /* (start_count), in the order of time; owned */
+    uint64_t saved_step;             /* newest that is known to be committed */
     uint32_t tier_count;
     struct pd_history_tier tiers[PD_TIERS_MAX];
     char notes[3072]; /* directory of the launch that is or was under way; "": not known */

@@ -58,7 +58,7 @@ static void add_numbers(struct pd_json_writer *w, const struct pd_history *h)
 {
     const uint64_t last = h->rows - 1;
     pd_json_measured(w, "step", pd_history_last(h, PD_COLUMN_STEP));
-    pd_json_measured(w, "checkpoint_step", pd_history_last(h, PD_COLUMN_CHECKPOINT));
+    pd_json_u64(w, "checkpoint_step", h->saved_step);
     pd_json_measured(w, "loss", pd_history_last(h, PD_COLUMN_LOSS));
     pd_json_measured(w, "validation_loss", pd_history_last(h, PD_COLUMN_VALIDATION_LOSS));
     pd_json_measured(w, "best_validation_loss", pd_history_quantile(h, PD_COLUMN_VALIDATION_LOSS, 0, last, 0));

@@ -107,7 +107,7 @@ static void cards(FILE *out, const struct pd_report_run *run)
     const double validation = lowest(h, PD_COLUMN_VALIDATION_LOSS);
     const struct pd_history_start *last = h->start_count ? &h->starts[h->start_count - 1] : NULL;
     fputs("<div class=\"cards\">", out);
-    snprintf(more, sizeof more, "newest checkpoint: %s", whole(pd_history_last(h, PD_COLUMN_CHECKPOINT)).text);
+    snprintf(more, sizeof more, "newest checkpoint: %s", whole((double)h->saved_step).text);
     card(out, "step", whole(pd_history_last(h, PD_COLUMN_STEP)).text, more);
     snprintf(more, sizeof more, isnan(validation) ? "nats a token; no validation" : "best validation: %.4f", validation);
     card(out, "loss", number(pd_history_last(h, PD_COLUMN_LOSS)).text, more);

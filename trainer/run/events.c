@@ -78,6 +78,7 @@ static void add_tiers(struct pd_json_writer *w, const struct run *r)
         pd_tiers_report(r->tiers, i, &report);
         pd_json_object_begin(w, NULL);
         pd_json_string(w, "dir", report.dir);
+        pd_json_u64(w, "newest", report.newest_step);
         pd_json_bool(w, "in_memory", report.in_memory);
         if (report.is_left_out) pd_json_bool(w, "left_out", true);
         pd_json_object_end(w);
@@ -112,4 +113,14 @@ pd_status pd_event_open(struct run *r, const struct pd_resume_report *report, do
     pd_json_string(&w, "notes", notes);
     pd_event_end(&w, r->config->run.dir);
     return PD_OK;
+}
+
+void pd_event_leave(struct run *r)
+{
+    struct pd_json_writer w;
+    if (r->comm->rank) return;
+    pd_event_begin(&w, "leave");
+    pd_json_u64(&w, "step", r->state.identity.step);
+    add_tiers(&w, r);
+    pd_event_end(&w, r->config->run.dir);
 }

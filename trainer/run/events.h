@@ -3,6 +3,7 @@
  *
  *   start   restart, ranks, layout, transport, from_step (null: none), process, host
  *   open    fence, step, lineage, degrees, memory by the plan, bytes of a checkpoint, the bound, tiers, notes
+ *   leave   step, tiers with the newest step of each: what is saved after the last line of metrics
  *   end     restart, status, exit_code, cause, restarts (whether another start follows)
  *
  * Every line has `event` and `time`, seconds since 1970. For people and tools: nothing of a run depends on it, and a line that
@@ -20,5 +21,7 @@ struct pd_resume_report;
 /* The event `open`. Collective. */
 PD_MUST_USE pd_status pd_event_open(struct run *run, const struct pd_resume_report *report, double gemm_flops_per_second,
                                     struct pd_error *err);
+/* The event `leave`, of rank 0: all is saved. */
+void pd_event_leave(struct run *run);
 
 #endif

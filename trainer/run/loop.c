@@ -13,6 +13,7 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/words.h"
 #include "trainer/engine/loss_scale.h"
+#include "trainer/run/events.h"
 #include "trainer/run/launched.h"
 #include "trainer/run/signals.h"
 
@@ -170,6 +171,7 @@ static pd_status save_and_leave(struct run *r, struct pd_error *err)
         PD_TRY(save_and_wait(r, err));
     }
     PD_TRY(pd_saver_finish(r->saver, &r->state, r->config->checkpoint.leave_seconds, err));
+    pd_event_leave(r);
     PD_FAIL(err, PD_STOPPED, "asked to leave; the state of step %llu is saved, the same command goes on from there",
             (unsigned long long)r->state.identity.step);
 }
@@ -290,6 +292,7 @@ pd_status pd_run_steps(struct run *r, struct pd_error *err)
         }
     }
     PD_TRY(pd_saver_finish(r->saver, &r->state, -1, err));
+    pd_event_leave(r);
     if (r->comm->rank == 0 && first < last)
         pd_log(PD_LOG_INFO, MODULE, "done: step %llu, loss %.6f, saved", (unsigned long long)last, r->state.last_loss);
     else if (r->comm->rank == 0)

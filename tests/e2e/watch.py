@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""`perdure watch` on a terminal of 80x24 and 200x60 while a rank is stopped, killed and started again: what it shows is what the run's
+files and its log say; no line is wider than the terminal; q leaves and gives the terminal back. On a pipe it prints lines until the run is
+over."""
+import codecs
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import harness
+
+CONFIG = """
+run: {{seed: 5, steps: 30}}
+model: {{family: llama, vocab: 256, context: 32, layers: 1, hidden: 64, heads: 2, kv_heads: 2, ffn: 128}}
+data: {{train: [{{path: {data}}}], validation_fraction: 0.1}}
+batch: {{sequences: 4, micro_batch: 1, context: 32}}
+validation: {{every: 4, sequences: 4}}
+checkpoint: {{every: 5}}
+layout: {{threads: 1, ranks: 2, transport: {transport}}}
+"""
+ESCAPE = re.compile("\033\\[[0-9;?]*[a-zA-Z]")
+
+
+def check(condition, what):
+    if not condition:
+        raise harness.Failure(what)
+
+
+class Terminal:
+    """perdure watch on a terminal of its own."""
+
+    def __init__(self, workspace, directory, columns, rows, environment):
+        self.master, slave = pty.openpty()
+        self.before = termios.tcgetattr(slave)
+        self.slave, self.text, self.decoder = slave, "", codecs.getincrementaldecoder("utf-8")()
+        self.resize(columns, rows)
+        self.process = subprocess.Popen([workspace.perdure, "watch", directory, "--every=1"], stdin=slave, stdout=slave,
+                                        env=dict(os.environ, **environment), start_new_session=True)
+
+    def resize(self, columns, rows):
+        self.columns, self.rows = columns, rows
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        if hasattr(self, "process"):
+            self.process.send_signal(signal.SIGWINCH)
+
+    def read(self):
+        while select.select([self.master], [], [], 0.05)[0]:
+            try:
+                self.text += self.decoder.decode(os.read(self.master, 65536))
+            except OSError:
+                return
+
+    def screen(self):
+        """The newest that is whole, as lines."""
+        self.read()
+        screens = self.text.split("\033[H")
+        whole = [s for s in screens[1:] if s.endswith("\033[J") or "\033[J" in s]
+        return [ESCAPE.sub("", line).rstrip() for line in whole[-1].split("\033[J")[0].split("\r\n")] if whole else []
+
+    def wait_for(self, words, what):
+        def look():
+            lines = self.screen()
+            return lines if any(words in line for line in lines) else None
+        lines = harness.wait_for(look, f"{what}: {words}, in {self.screen()}")
+        check(len(lines) <= self.rows and max(map(len, lines)) <= self.columns, f"a screen of {self.columns}x{self.rows} has {lines}")
+        return lines
+
+    def leave(self):
+        os.write(self.master, b"q")
+        deadline = time.monotonic() + harness.PATIENCE
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.read()
+        self.read()
+        check(self.process.returncode == 0, f"watch ended with {self.process.returncode}")
+        check(self.text.startswith("\033[?1049h") and self.text.rstrip().endswith("\033[?1049l"), "the screen before is not given back")
+        check(termios.tcgetattr(self.slave) == self.before, "the terminal is not as it was")
+        os.close(self.master)
+        os.close(self.slave)
+
+
+def on_terminal(workspace, config, is_mpi):
+    directory = workspace.directory()
+    fault = "worker.stepped@1:8:stop" if is_mpi else "worker.stepped:16:stop"
+    launcher = subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}"], stderr=subprocess.PIPE, text=True,
+                                env=dict(os.environ, PERDURE_PROGRESS="off", PERDURE_FAULT=fault,
+                                         PERDURE_FAULT_ONCE=os.path.join(workspace.path, "once")))
+    stopped = harness.wait_stopped(launcher)
+    small = Terminal(workspace, directory, 80, 24, {"LC_ALL": "C.UTF-8"})
+    lines = small.wait_for("stopped", "a rank is stopped")
+    check(re.search(r"^ranks .*\b%d stopped" % (1 if is_mpi else 0), "\n".join(lines), re.M), f"ranks: {lines}")
+    rows = harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()
+    check(any(f"step {len(rows)} of 30" in line for line in lines[:1]), f"{len(rows)} steps: {lines[0]}")
+    small.resize(200, 60)
+    lines = harness.wait_for(lambda: (lambda l: l if l and max(map(len, l)) > 100 else None)(small.screen()), "the screen grows")
+    small.resize(60, 8)
+    harness.wait_for(lambda: (lambda l: l if l and len(l) <= 8 and max(map(len, l)) <= 60 else None)(small.screen()), "the screen shrinks")
+    small.resize(80, 24)
+    os.kill(stopped, signal.SIGKILL)
+    lines = small.wait_for("done", "the run goes on and ends")
+    _, errors = launcher.communicate(timeout=harness.PATIENCE)
+    check(launcher.returncode == 0, f"exit {launcher.returncode}: {errors}")
+    cause = re.search(r"warn launch: (.*?); restart 1", errors)[1]
+    check(cause.replace(" ", "") in "".join(lines).replace(" ", ""), f"the log says {cause}, and the screen {lines}")
+    check(any("step 30 of 30, 100 %" in line for line in lines) and any("step 30, 0 steps behind" in line for line in lines), f"{lines}")
+    small.leave()
+    plain = Terminal(workspace, directory, 80, 24, {"LC_ALL": "C", "NO_COLOR": "1"})
+    plain.wait_for("done", "without UTF-8")
+    check(plain.text.isascii() and "\033[38" not in plain.text, "colours or other letters where nobody can show them")
+    plain.leave()
+    print("the screen shows what the log says")
+    return directory, errors
+
+
+def on_pipe(workspace, directory, errors):
+    result = workspace.command(["watch", directory])
+    check(result.returncode == 0 and result.stdout.isprintable() is False and "\033" not in result.stdout, f"{result}")
+    lines = result.stdout.splitlines()
+    check(len([line for line in lines if " start " in line]) == 6, f"{lines}")
+    resumed = re.search(r"resumed at step (\d+)|fresh start(?!.*fresh start)", errors.split("restart 1", 1)[1])
+    check(any(re.search(rf"start 2: .* from step {resumed[1] or 0}$", line) for line in lines), f"{lines}\n{errors}")
+    check(lines[-1].startswith("step 30/30 loss ") and lines[-1].endswith("ended"), f"{lines[-1]}")
+    check(workspace.command(["watch", workspace.path]).returncode == 78 and workspace.command(["watch"]).returncode == 64, "what is no run")
+    print("on a pipe: lines, until the run is over")
+
+
+def body(workspace, arguments):
+    transport = arguments[0]
+    config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(20000)), transport=transport))
+    on_pipe(workspace, *on_terminal(workspace, config, transport == "mpi"))
+
+
+if __name__ == "__main__":
+    sys.exit(harness.main(body))

@@ -1,0 +1,53 @@
+/* perdure watch: a run as its files say it now, on a terminal's screen or as lines. */
+#ifndef PD_TOOLS_REPORT_WATCH_H
+#define PD_TOOLS_REPORT_WATCH_H
+
+#include "tools/report/history.h"
+
+#define PD_WATCH_RANKS_MAX 256u
+
+struct pd_watch_rank {
+    uint32_t rank;
+    int32_t process;
+    bool is_here; /* on this host, where the process can be looked at */
+    char state;   /* of /proc: R, S, D, T, Z; 0: gone, or not here */
+    double age;   /* seconds since its last sign of life */
+};
+
+enum pd_watch_state {
+    PD_WATCH_STARTING,
+    PD_WATCH_TRAINING,
+    PD_WATCH_SILENT,
+    PD_WATCH_BETWEEN,
+    PD_WATCH_ENDED,
+    PD_WATCH_GONE
+};
+
+/* What is looked at, at one moment. */
+struct pd_watch {
+    struct pd_history history;
+    uint64_t steps; /* run.steps; 0: not known */
+    double now;
+    enum pd_watch_state state;
+    uint32_t rank_count; /* whose notes can be read; at most PD_WATCH_RANKS_MAX */
+    struct pd_watch_rank ranks[PD_WATCH_RANKS_MAX];
+};
+
+PD_MUST_USE pd_status pd_watch_open(const char *dir, struct pd_watch *ret_watch, struct pd_error *err);
+PD_MUST_USE pd_status pd_watch_look(struct pd_watch *watch, struct pd_error *err);
+void pd_watch_close(struct pd_watch *watch);
+
+/* How lines are written. */
+struct pd_watch_style {
+    unsigned columns, rows;
+    bool has_colour, is_ascii;
+};
+/* The screen: at most `rows` lines of at most `columns` characters, each behind an escape that clears its line.  malloc'ed */
+PD_MUST_USE pd_status pd_watch_screen(const struct pd_watch *watch, const struct pd_watch_style *style, char **ret_text,
+                                      struct pd_error *err);
+/* One line: "step 60/120 loss 5.0874 ... 2 ranks, dp 2, training".   ret_text (room) */
+void pd_watch_line(const struct pd_watch *watch, char *ret_text, size_t room);
+/* What happened to start `number`, of the events `first` and later, a line each, on `out`. Returns how many there are now. */
+uint64_t pd_watch_events(const struct pd_watch *watch, uint64_t first, FILE *out);
+
+#endif
