@@ -267,6 +267,20 @@ static pd_status check_restarts(const struct pd_config *c, struct pd_error *err)
     return PD_OK;
 }
 
+static pd_status check_launch(const struct pd_config *c, struct pd_error *err)
+{
+    const uint32_t most = c->elastic.max ? c->elastic.max : c->layout.ranks;
+    if (most && c->elastic.min > most)
+        PD_FAIL(err, PD_INVALID, "elastic.min is %u, and %s is %u: no start would have enough ranks", c->elastic.min,
+                c->elastic.max ? "elastic.max" : "layout.ranks", most);
+    if (c->launch.hosts[0] && c->layout.transport == PD_TRANSPORT_LOCAL)
+        PD_FAIL(
+            err, PD_INVALID,
+            "launch.hosts are given, and layout.transport is local, which has all ranks in one process: leave one of them "
+            "out");
+    return PD_OK;
+}
+
 pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
 {
     PD_TRY(pd_model_config_check(&c->model, err));
@@ -282,6 +296,7 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
     struct pd_listen listen;
     if (c->metrics.prometheus_listen[0])
         PD_TRY(pd_config_listen("metrics.prometheus_listen", c->metrics.prometheus_listen, &listen, err));
+    PD_TRY(check_launch(c, err));
     return check_restarts(c, err);
 }
 

@@ -25,6 +25,7 @@ enum pd_order { PD_ORDER_AUTO, PD_ORDER_DEPTH_FIRST, PD_ORDER_BREADTH_FIRST };
 enum pd_device_choice { PD_DEVICE_AUTO, PD_DEVICE_CPU, PD_DEVICE_GPU };
 enum pd_rounding { PD_ROUNDING_NEAREST, PD_ROUNDING_STOCHASTIC };
 enum pd_linears { PD_LINEARS_PRECISION, PD_LINEARS_FP8 };
+enum pd_grow { PD_GROW_RESTART, PD_GROW_NOW };
 enum pd_transport { PD_TRANSPORT_AUTO, PD_TRANSPORT_LOCAL, PD_TRANSPORT_MPI };
 
 /* What is left out is taken from checkpoint.*. */
@@ -128,6 +129,15 @@ struct pd_config {
         uint32_t ranks_count;
         double peer_timeout; /* seconds before a silent rank is named and the launch ends */
     } restart;
+    struct {
+        char *hosts;         /* a file of hosts, or a command that prints one; "": this host, or those of PERDURE_MPIRUN */
+        char *agent;         /* runs a command on a host: AGENT HOST COMMAND */
+        enum pd_grow grow;   /* when hosts that come back are taken in */
+        double wait_seconds; /* for hosts, where fewer than elastic.min ranks can run */
+    } launch;
+    struct {
+        uint32_t min, max; /* ranks of any start; max 0: layout.ranks */
+    } elastic;
     bool accept_new_lineage; /* resume with changed numerics, batch or data on purpose */
 };
 

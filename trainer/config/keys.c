@@ -16,6 +16,7 @@ static const char *const codes_words[] = {"auto", "step", "micro_batch", NULL};
 static const char *const linears_words[] = {"precision", "fp8", NULL};
 static const char *const gradient_words[] = {"fp32", "bf16", NULL};
 static const char *const rounding_words[] = {"nearest", "stochastic", NULL};
+static const char *const grow_words[] = {"restart", "now", NULL};
 static const char *const transport_words[] = {"auto", "local", "mpi", NULL};
 static const char *const schedule_words[] = {"1f1b", "gpipe", NULL};
 static const char *const order_words[] = {"auto", "depth_first", "breadth_first", NULL};
@@ -179,6 +180,16 @@ const struct pd_key pd_keys[] = {
          "ranks of the first, second, ... restart; empty: all, and what is left when a rank is lost twice"),
     F64(restart.peer_timeout, "120", 0.1, 1e6, FREE,
         "seconds before a silent rank is named and the launch ends; of ranks that are processes (mpi)"),
+
+    STRING(launch.hosts, "", FREE, "a file of hosts (name, name:ranks), or a command that prints one; read at every start"),
+    STRING(launch.agent, "ssh", FREE, "starts a command on a host: AGENT HOST COMMAND"),
+    WORD(launch.grow, "restart", grow_words, FREE,
+         "hosts that come back are taken in at the next restart; now: ranks save, leave and start again with them"),
+    F64(launch.wait_seconds, "600", 0, 1e9, FREE,
+        "for hosts to come back, where fewer than elastic.min ranks can run; then the launch ends with 75"),
+
+    U32(elastic.min, "1", 1, 65536, FREE, "ranks; with fewer no start is made"),
+    U32(elastic.max, "0", 0, 65536, FREE, "ranks, where launch.hosts have room for them; 0: layout.ranks, or all that fit"),
 
     SWITCH(accept_new_lineage, "false", FREE,
            "go on with changed numerics, batch or data, on purpose: other bits from there on"),

@@ -188,17 +188,23 @@ static bool all_are_here(const struct job *job)
     return true;
 }
 
+/* One of the reasons why ranks save and leave. */
+static bool wants_leave(const struct job *job)
+{
+    return job->requests->wants_leave || job->requests->wants_regroup || job->end.is_run_dir_gone;
+}
+
 /* The starter passes USR1 and USR2 on to ranks of all hosts; ranks of this one hear the same thing twice, which is once. */
 static void starter_tell(struct job *job)
 {
     const struct pd_launch_requests *requests = job->requests;
-    bool wants_leave = requests->wants_leave && !job->is_starter_told_to_leave;
+    const bool is_leaving = wants_leave(job) && !job->is_starter_told_to_leave;
     bool wants_save = requests->saves > job->starter_saves_told;
-    if (job->end.start->transport != PD_TRANSPORT_MPI || (!wants_leave && !wants_save)) return;
+    if (job->end.start->transport != PD_TRANSPORT_MPI || (!is_leaving && !wants_save)) return;
     if (all_are_here(job) || !all_are_ready(job)) return;
-    if (wants_leave) kill(job->end.starter, SIGUSR1);
+    if (is_leaving) kill(job->end.starter, SIGUSR1);
     if (wants_save) kill(job->end.starter, SIGUSR2);
-    job->is_starter_told_to_leave |= wants_leave;
+    job->is_starter_told_to_leave |= is_leaving;
     job->starter_saves_told = requests->saves;
 }
 
@@ -217,14 +223,14 @@ static void run_dir_look(struct job *job)
 static void workers_tell(struct job *job)
 {
     const struct pd_launch_requests *requests = job->requests;
-    const bool wants_leave = requests->wants_leave || job->end.is_run_dir_gone;
+    const bool is_leaving = wants_leave(job);
     for (uint32_t r = 0; r < job->end.count; r++) {
         struct worker *worker = &job->workers[r];
         if (!job->seen[r].has_begun) continue;
         if (requests->saves > worker->saves_told) worker_signal(job, r, SIGUSR2);
         worker->saves_told = requests->saves;
-        if (wants_leave && !worker->is_told_to_leave) worker_signal(job, r, SIGTERM);
-        worker->is_told_to_leave |= wants_leave;
+        if (is_leaving && !worker->is_told_to_leave) worker_signal(job, r, SIGTERM);
+        worker->is_told_to_leave |= is_leaving;
     }
     starter_tell(job);
 }
@@ -252,6 +258,16 @@ static bool has_any_begun(const struct job *job)
     for (uint32_t r = 0; r < job->end.count; r++)
         if (job->seen[r].has_begun) return true;
     return false;
+}
+
+/* Not before the first step: there is nothing to save. */
+static void growth_look(struct job *job)
+{
+    struct pd_launch_requests *requests = job->requests;
+    if (!requests->has_grown || wants_leave(job) || !has_any_begun(job)) return;
+    if (pd_note_has_mark(job->end.start->dir, PD_NOTE_OPENING, 0) || !requests->has_grown(requests->context)) return;
+    requests->wants_regroup = true;
+    pd_log_info(MODULE, "hosts are there for more ranks (launch.grow: now): saving, and starting again with them");
 }
 
 /* Ranks that open look at signals late, or wait for one that never comes. Before the first step there is nothing to save: they
@@ -344,6 +360,7 @@ static int job_watch(struct job *job)
         workers_look(job); /* before others are looked for, which takes longer */
         workers_discover(job);
         run_dir_look(job);
+        growth_look(job);
         if (job->requests->wants_abort)
             job_abort(job);
         else

@@ -15,6 +15,10 @@ struct pd_launch_requests {
     int signals; /* signalfd */
     bool wants_leave, wants_abort;
     uint32_t saves, interrupts;
+    /* Ranks save and leave for a start with more of them; `has_grown`, called at every tick, says when. NULL: never. */
+    bool wants_regroup;
+    bool (*has_grown)(void *context);
+    void *context;
 };
 
 /* Reads signals that arrived, waiting for one up to `timeout_ms`, and logs what they ask. */

@@ -29,10 +29,13 @@ struct launch_state {
     struct pd_launch_requests requests;
     struct pd_start start;
     struct pd_launch_layout layout; /* of this start */
-    bool has_step;
-    uint64_t step;                     /* newest committed at the last start */
+    struct pd_launch_placement placement;
+    bool has_step, has_progress;
+    uint64_t step;                     /* newest committed at the last start, where this host sees it */
+    uint64_t progress;                 /* newest that was ever known to be committed */
     char found[PD_LAUNCH_FOUND_BYTES]; /* without one: what lies there and is none */
     uint32_t restarts, idle_restarts;  /* all; since the last progress */
+    bool is_charged;                   /* the last end, to hosts and not to the run */
     uint32_t died;                     /* ranks that died at the last end, without progress since */
     uint32_t died_ranks[PD_LAUNCH_LOST_NAMED];
     char last_words[sizeof((struct pd_error *)0)->message];
@@ -47,6 +50,13 @@ void pd_launch_configure(struct pd_launch *launch, const struct pd_config *confi
     launch->restart_ranks_count = config->restart.ranks_count;
     launch->restart_limit = config->restart.limit;
     launch->peer_timeout = config->restart.peer_timeout;
+    launch->places = (struct pd_launch_places){.hosts = config->launch.hosts,
+                                               .agent = config->launch.agent,
+                                               .slots = config->layout.ranks_per_host,
+                                               .grows_now = config->launch.grow == PD_GROW_NOW,
+                                               .wait_seconds = config->launch.wait_seconds,
+                                               .min = config->elastic.min,
+                                               .max = config->elastic.max};
 }
 
 /* ---- how many ranks ---- */
@@ -59,6 +69,32 @@ static pd_status choose_layout(struct launch_state *state, uint32_t ranks, bool 
     state->layout = layout;
     state->start.ranks = layout.ranks;
     return PD_OK;
+}
+
+/* Where there is room for them; 0: as many as there is room for. */
+static uint32_t wanted_ranks(const struct pd_launch *launch)
+{
+    return launch->places.max ? launch->places.max : launch->ranks;
+}
+
+static pd_status take_hosts(struct launch_state *state, struct pd_error *err)
+{
+    PD_TRY(pd_launch_placement_take(&state->placement, state->start.ranks, err));
+    state->start.hosts = state->placement.hosts;
+    return PD_OK;
+}
+
+/* The degrees of a configuration are those of the ranks that were asked for; with fewer hosts fewer follow, as at a restart. */
+static pd_status choose_first(struct launch_state *state, struct pd_error *err)
+{
+    const struct pd_launch *launch = state->launch;
+    uint32_t ranks = launch->ranks;
+    if (!pd_launch_placement_has_list(&state->placement)) return choose_layout(state, ranks, false, err);
+    PD_TRY(pd_launch_placement_look(&state->placement, &state->requests, err));
+    PD_TRY(pd_launch_placement_ranks(&state->placement, wanted_ranks(launch), &state->requests, &ranks, err));
+    PD_TRY(choose_layout(state, launch->ranks ? launch->ranks : ranks, false, err));
+    if (ranks != state->start.ranks) PD_TRY(choose_layout(state, ranks, true, err));
+    return take_hosts(state, err);
 }
 
 static uint32_t named(uint32_t lost)
@@ -75,6 +111,16 @@ static bool dies_again(const struct launch_state *state, const struct pd_launch_
     return any;
 }
 
+/* With launch.hosts as many as there is room for, less those that die where no other place is left. */
+static pd_status ranks_of_hosts(struct launch_state *state, uint32_t left, bool is_charged, uint32_t *ret_ranks,
+                                struct pd_error *err)
+{
+    uint32_t ranks;
+    PD_TRY(pd_launch_placement_ranks(&state->placement, wanted_ranks(state->launch), &state->requests, &ranks, err));
+    *ret_ranks = !is_charged && left < state->start.ranks && left < ranks ? left : ranks;
+    return PD_OK;
+}
+
 /* Ranks of this host are started again in full. Where the same place dies once more before a newer checkpoint is there,
  * and where ranks of other hosts are gone, those that are left go on. */
 static uint32_t next_ranks(struct launch_state *state, const struct pd_launch_verdict *verdict)
@@ -86,24 +132,33 @@ static uint32_t next_ranks(struct launch_state *state, const struct pd_launch_ve
     memcpy(state->died_ranks, verdict->lost_ranks, sizeof state->died_ranks);
     if (state->restarts < launch->restart_ranks_count) return launch->restart_ranks[state->restarts];
     if (verdict->next != PD_LAUNCH_REPLACE) return ranks;
-    if (verdict->is_lost_here && !is_same_place) return ranks;
+    const bool can_start_again = verdict->is_lost_here || pd_launch_placement_has_list(&state->placement);
+    if (can_start_again && !is_same_place) return ranks;
     return verdict->lost < ranks ? ranks - verdict->lost : 1;
 }
 
 /* ---- what follows an end ---- */
 
+static void take_progress(struct launch_state *state, uint64_t step)
+{
+    if (state->has_progress && step <= state->progress) return;
+    state->idle_restarts = 0;
+    state->last_words[0] = '\0';
+    state->died = 0;
+    pd_launch_account_progress(&state->placement.account);
+    state->progress = step;
+    state->has_progress = true;
+}
+
+/* What lies in tiers that this host sees, and what the ranks of the last start said that they saved. */
 static void step_look(struct launch_state *state)
 {
     uint64_t step;
+    const struct pd_launch *launch = state->launch;
     state->found[0] = '\0';
-    if (!state->launch->newest_step || !state->launch->newest_step(state->launch->context, &step, state->found)) return;
-    if (!state->has_step || step > state->step) {
-        state->idle_restarts = 0;
-        state->last_words[0] = '\0';
-        state->died = 0;
-    }
-    state->has_step = true;
-    state->step = step;
+    state->has_step = launch->newest_step && launch->newest_step(launch->context, &state->step, state->found);
+    if (state->has_step) take_progress(state, state->step);
+    if (pd_note_read_saved(state->start.dir, &step)) take_progress(state, step);
 }
 
 static void step_text(const struct launch_state *state, char *ret_text, size_t bytes)
@@ -140,18 +195,39 @@ static bool is_the_same_again(const struct launch_state *state, const struct pd_
     return verdict->status != PD_PEER_LOST && strcmp(state->last_words, verdict->message) == 0;
 }
 
+static pd_status set_next(struct launch_state *state, const struct pd_launch_verdict *verdict, bool is_charged,
+                          struct pd_error *err)
+{
+    uint32_t ranks = next_ranks(state, verdict);
+    if (pd_launch_placement_has_list(&state->placement)) PD_TRY(ranks_of_hosts(state, ranks, is_charged, &ranks, err));
+    PD_TRY(choose_layout(state, ranks, true, err));
+    PD_TRY(take_hosts(state, err));
+    state->start.restart = ++state->restarts;
+    state->idle_restarts += !is_charged;
+    state->is_charged = is_charged;
+    return PD_OK;
+}
+
 /* Sets what the next start is, or returns the end of the launch. */
-static pd_status judge(struct launch_state *state, const struct pd_launch_verdict *verdict, bool *ret_is_over,
+static pd_status judge(struct launch_state *state, struct pd_launch_verdict *verdict, bool *ret_is_over,
                        struct pd_error *err)
 {
     *ret_is_over = true;
     if (verdict->status == PD_OK) return PD_OK;
     if (state->requests.wants_abort) PD_FAIL(err, PD_STOPPED, "interrupted twice: left without saving");
-    if (verdict->next == PD_LAUNCH_END) PD_FAIL(err, verdict->status, "%s", verdict->message);
+    const bool is_regrouped = verdict->status == PD_STOPPED && state->requests.wants_regroup && !state->requests.wants_leave;
+    state->requests.wants_regroup = false;
+    const bool is_charged = (verdict->next != PD_LAUNCH_END || !verdict->has_begun) &&
+                            pd_launch_placement_charge(&state->placement, &state->requests, verdict);
+    if (verdict->next == PD_LAUNCH_END && !is_regrouped && !is_charged)
+        PD_FAIL(err, verdict->status, "%s", verdict->message);
     if (state->requests.wants_leave)
         PD_FAIL(err, PD_PEER_LOST, "left, and the last save is missing: %.800s", verdict->message);
-    if (!verdict->has_begun && !verdict->was_cut_off && state->restarts == 0) return fail_before_begin(state, verdict, err);
+    if (!verdict->has_begun && !verdict->was_cut_off && !is_charged && state->restarts == 0)
+        return fail_before_begin(state, verdict, err);
     step_look(state);
+    *ret_is_over = !(is_regrouped || is_charged);
+    if (!*ret_is_over) return set_next(state, verdict, true, err);
     if (is_the_same_again(state, verdict))
         PD_FAIL(err, verdict->status, "%s: %.850s",
                 verdict->status == PD_DIVERGED ? "the loss diverged again, with the same bits, so no machine is to blame"
@@ -159,9 +235,7 @@ static pd_status judge(struct launch_state *state, const struct pd_launch_verdic
                 verdict->message);
     if (state->idle_restarts >= state->launch->restart_limit) return fail_stuck(state, verdict, err);
     snprintf(state->last_words, sizeof state->last_words, "%s", verdict->message);
-    PD_TRY(choose_layout(state, next_ranks(state, verdict), true, err));
-    state->start.restart = ++state->restarts;
-    state->idle_restarts++;
+    PD_TRY(set_next(state, verdict, false, err));
     *ret_is_over = false;
     return PD_OK;
 }
@@ -174,9 +248,21 @@ static void log_start(const struct launch_state *state)
     step_text(state, from, sizeof from);
     if (state->restarts) snprintf(which, sizeof which, "restart %u:", state->restarts);
     if (!state->has_step && state->found[0]) pd_log(PD_LOG_WARN, MODULE, "%s", state->found);
-    pd_log(PD_LOG_INFO, MODULE, "%s %u rank%s (%s%s%s) from %s", which, state->start.ranks,
+    pd_log(PD_LOG_INFO, MODULE, "%s %u rank%s (%s%s%s%s%.400s) from %s", which, state->start.ranks,
            state->start.ranks == 1 ? "" : "s", state->layout.summary, state->layout.summary[0] ? "; " : "",
-           state->start.transport == PD_TRANSPORT_LOCAL ? "threads of one process" : "processes", from);
+           state->start.transport == PD_TRANSPORT_LOCAL ? "threads of one process" : "processes",
+           state->start.hosts ? " on " : "", state->start.hosts ? state->start.hosts : "", from);
+}
+
+static void log_end(const struct launch_state *state, const struct pd_launch_verdict *verdict)
+{
+    if (verdict->status == PD_STOPPED)
+        pd_log_info(MODULE, "%s", verdict->message);
+    else if (state->is_charged)
+        pd_log_warn(MODULE, "%s; the others go on", verdict->message);
+    else
+        pd_log_warn(MODULE, "%s; restart %u of %u without progress follows", verdict->message, state->idle_restarts,
+                    state->launch->restart_limit);
 }
 
 /* ---- for people who look at the run ---- */
@@ -235,10 +321,10 @@ static pd_status launch_loop(struct launch_state *state, struct pd_error *err)
         note_start(state);
         PD_TRY(pd_launch_job_run(&state->start, &state->requests, &verdict, err));
         pd_status st = judge(state, &verdict, &is_over, err);
+        is_over |= st != PD_OK;
         note_end(state, &verdict, is_over, st);
         if (is_over) return st;
-        pd_log_warn(MODULE, "%s; restart %u of %u without progress follows", verdict.message, state->idle_restarts,
-                    state->launch->restart_limit);
+        log_end(state, &verdict);
         if (pause_before_restart(state))
             PD_FAIL(err, PD_STOPPED, "asked to leave between two starts: %.800s", verdict.message);
     }
@@ -307,22 +393,37 @@ static bool is_a_rank(void)
     return false;
 }
 
+/* A list of hosts means ranks that are processes, of whichever number. */
+static pd_status choose_starter(struct launch_state *state, struct pd_error *err)
+{
+    enum pd_transport transport = state->launch->transport;
+    if (transport == PD_TRANSPORT_AUTO && state->start.hosts) transport = PD_TRANSPORT_MPI;
+    PD_TRY(pd_starter_choose(transport, state->start.ranks, &transport, err));
+    state->start.transport = transport;
+    return PD_OK;
+}
+
+static bool has_grown(void *context)
+{
+    struct launch_state *state = context;
+    return pd_launch_placement_has_grown(&state->placement, wanted_ranks(state->launch));
+}
+
 static pd_status launch_in(struct launch_state *state, const char *dir, struct pd_error *err)
 {
     const struct pd_launch *launch = state->launch;
-    enum pd_transport transport;
     const bool is_there = launch->dir && access(launch->dir, F_OK) == 0; /* else ranks say what is wrong with it */
     state->start = (struct pd_start){.dir = dir,
                                      .run_dir = is_there ? launch->dir : NULL,
                                      .worker = launch->worker,
                                      .layout = state->layout.settings,
+                                     .agent = launch->places.agent,
                                      .begin_seconds = launch->peer_timeout};
-    PD_TRY(choose_layout(state, launch->ranks, false, err));
-    PD_TRY(pd_starter_choose(launch->transport, state->start.ranks, &transport, err));
-    state->start.transport = transport;
     sigset_t before;
     PD_TRY(signals_block(state, &before, err));
-    pd_status st = launch_loop(state, err);
+    pd_status st = choose_first(state, err);
+    if (!st) st = choose_starter(state, err);
+    if (!st) st = launch_loop(state, err);
     signals_restore(state, &before);
     return st;
 }
@@ -330,7 +431,8 @@ static pd_status launch_in(struct launch_state *state, const char *dir, struct p
 pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
 {
     char dir[3072], whole[PATH_MAX];
-    struct launch_state state = {.launch = launch};
+    struct launch_state state = {.launch = launch, .placement = {.places = &launch->places, .look = {.results = -1}}};
+    state.requests = (struct pd_launch_requests){.has_grown = has_grown, .context = &state};
     if (is_a_rank())
         PD_FAIL(err, PD_USAGE,
                 "this runs under mpirun already: start it once, without mpirun, and give layout.ranks; words for "
@@ -339,5 +441,6 @@ pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
     pd_note_write_process(dir, PD_NOTE_OWNER, 0, 0);
     pd_status st = launch_in(&state, realpath(dir, whole) ? whole : dir, err);
     pd_note_dir_remove(dir);
+    pd_launch_placement_deinit(&state.placement);
     return st;
 }

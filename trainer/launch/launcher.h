@@ -10,6 +10,7 @@
 #define PD_TRAINER_LAUNCH_LAUNCHER_H
 
 #include "ckpt/base/status.h"
+#include "trainer/launch/placement.h"
 #include "trainer/run/launch_layout.h"
 
 #define PD_LAUNCH_FOUND_BYTES 1600u
@@ -22,6 +23,7 @@ struct pd_launch {
     const uint32_t *restart_ranks; /* of the 1st, 2nd, ... restart; then what is left */
     uint32_t restart_ranks_count, restart_limit;
     double peer_timeout; /* seconds until a start without a rank is given up; 0: none */
+    struct pd_launch_places places;
     /* The newest committed step; false: there is none, or it cannot be told now, and ret_found is what lies there all the
      * same, in words and with the command to look closer. Empty as it comes: nothing. */
     bool (*newest_step)(void *context, uint64_t *ret_step, char ret_found[PD_LAUNCH_FOUND_BYTES]);

@@ -136,6 +136,16 @@ static pd_status command_add_text(struct pd_starter_command *command, uint32_t *
     return PD_OK;
 }
 
+/* Ranks fill one host after the other, so that the launcher knows where each is. */
+static pd_status hosts_add(const struct pd_start *start, struct pd_starter_command *command, uint32_t *count,
+                           struct pd_error *err)
+{
+    static const char *const words[] = {"--map-by", "slot", "--host"};
+    for (size_t i = 0; start->hosts && i < sizeof words / sizeof *words; i++)
+        PD_TRY(command_add(command, count, (char *)(uintptr_t)words[i], err));
+    return start->hosts ? command_add(command, count, (char *)(uintptr_t)start->hosts, err) : PD_OK;
+}
+
 static pd_status starter_text(const struct pd_start *start, struct pd_starter_command *command, struct pd_error *err)
 {
     const char *own = own_starter();
@@ -155,6 +165,7 @@ pd_status pd_starter_command_make(const struct pd_start *start, struct pd_starte
     if (start->transport == PD_TRANSPORT_MPI) {
         PD_TRY(starter_text(start, ret_command, err));
         PD_TRY(command_add_text(ret_command, &count, err));
+        PD_TRY(hosts_add(start, ret_command, &count, err));
         for (size_t i = 0; exports_by_word() && i < EXPORTED; i++) {
             PD_TRY(command_add(ret_command, &count, "-x", err));
             PD_TRY(command_add(ret_command, &count, (char *)(uintptr_t)exported[i], err));
@@ -174,19 +185,19 @@ static void set_number(const char *variable, uint64_t value)
 
 /* Open MPI reads its settings from here. Its single-copy path is often forbidden in containers and not used by us; binding
  * would put the threads of a rank on one core; its own banners would bury our one line. */
-static void mpi_environment_set(void)
+static void mpi_environment_set(const struct pd_start *start)
 {
     static const char *const settings[][2] = {
-        {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-        {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
-        {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
-        {"OMPI_MCA_hwloc_base_binding_policy", "none"},
-        {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
-        {"OMPI_MCA_mpi_yield_when_idle", "1"},
-        {"OMPI_MCA_orte_execute_quiet", "1"},
+        /* A host that vanishes is noticed in 10 + 3 * 5 s, and not in eight minutes. */
+        {"OMPI_MCA_oob_tcp_keepalive_time", "10"},      {"OMPI_MCA_oob_tcp_keepalive_intvl", "5"},
+        {"OMPI_MCA_oob_tcp_keepalive_probes", "3"},     {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+        {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},        {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
+        {"OMPI_MCA_hwloc_base_binding_policy", "none"}, {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
+        {"OMPI_MCA_mpi_yield_when_idle", "1"},          {"OMPI_MCA_orte_execute_quiet", "1"},
     };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         setenv(settings[i][0], settings[i][1], 0);
+    if (start->hosts) setenv("OMPI_MCA_plm_rsh_agent", start->agent, 1);
     if (!exports_by_word()) export_by_setting();
 }
 
@@ -199,5 +210,5 @@ void pd_starter_environment_set(const struct pd_start *start, int launcher_proce
     set_number(PD_LAUNCH_ENV_RANKS, start->ranks);
     set_number(PD_LAUNCH_ENV_RESTART, start->restart);
     set_number(PD_LAUNCH_ENV_PARENT, (uint64_t)launcher_process);
-    if (start->transport == PD_TRANSPORT_MPI) mpi_environment_set();
+    if (start->transport == PD_TRANSPORT_MPI) mpi_environment_set(start);
 }

@@ -15,6 +15,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#define SAVED_NS UINT64_C(1000000000)
+
 static uint64_t number_of(const char *variable, uint64_t otherwise)
 {
     uint64_t value;
@@ -88,6 +90,16 @@ void pd_launched_beat(uint32_t rank)
     if (!dir || now_ns - atomic_load(&last_ns) < period_ns) return;
     atomic_store(&last_ns, now_ns);
     pd_note_beat(dir, rank);
+}
+
+void pd_launched_saved(uint64_t step)
+{
+    static uint64_t said_ns; /* of rank 0's thread */
+    const uint64_t now = pd_clock_monotonic_ns(NULL);
+    const char *dir = getenv(PD_LAUNCH_ENV_DIR);
+    if (!dir || (said_ns && now - said_ns < SAVED_NS)) return;
+    said_ns = now;
+    pd_note_write_saved(dir, step);
 }
 
 bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message)

@@ -27,6 +27,8 @@ void pd_launched_ready(const struct pd_launched *launched);
 void pd_launched_training(void);
 /* A rank has done a step; the process says so at most once in two seconds. */
 void pd_launched_beat(uint32_t rank);
+/* Rank 0: the step is committed. Hosts have their own tiers, and the launcher may see none of them. */
+void pd_launched_saved(uint64_t step);
 /* True: the launcher has it in writing, so the exit code of this process tells it nothing more. */
 bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message);
 

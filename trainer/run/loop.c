@@ -75,6 +75,7 @@ static pd_status take_outcome(struct run *r, const struct pd_saver_outcome *o, s
                (unsigned long long)o->step, pd_counted(r->failures.count, "failure").text,
                (unsigned long long)r->failures.first_step);
     r->saved_step = o->step;
+    if (r->comm->rank == 0) pd_launched_saved(o->step);
     pd_save_failures_clear(&r->failures);
     return PD_OK;
 }
@@ -296,7 +297,8 @@ pd_status pd_run_steps(struct run *r, struct pd_error *err)
     if (r->comm->rank == 0 && first < last)
         pd_log(PD_LOG_INFO, MODULE, "done: step %llu, loss %.6f, saved", (unsigned long long)last, r->state.last_loss);
     else if (r->comm->rank == 0)
-        pd_log(PD_LOG_INFO, MODULE, "nothing to train: run.steps is %llu, and step %llu is saved; a larger run.steps goes on",
+        pd_log(PD_LOG_INFO, MODULE,
+               "nothing to train: run.steps is %llu, and step %llu is saved; a larger run.steps goes on",
                (unsigned long long)last, (unsigned long long)first);
     return PD_OK;
 }

@@ -15,8 +15,9 @@
 #define NOTE_PATH_BYTES 4096
 #define NOTE_BYTES 2048
 
-static const char *const names[] = {[PD_NOTE_BEGUN] = "begun", [PD_NOTE_OPENING] = "opening", [PD_NOTE_READY] = "ready",
-                                    [PD_NOTE_ENDED] = "ended", [PD_NOTE_GPU] = "gpu",         [PD_NOTE_OWNER] = "owner"};
+static const char *const names[] = {
+    [PD_NOTE_BEGUN] = "begun", [PD_NOTE_OPENING] = "opening", [PD_NOTE_READY] = "ready", [PD_NOTE_ENDED] = "ended",
+    [PD_NOTE_SAVED] = "saved", [PD_NOTE_GPU] = "gpu",         [PD_NOTE_OWNER] = "owner"};
 
 static bool note_write(const char *dir, enum pd_note kind, uint32_t rank, const char *text)
 {
@@ -130,6 +131,19 @@ bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *re
     ret->status = (pd_status)status;
     snprintf(ret->message, sizeof ret->message, "%s", next_line(&at));
     return true;
+}
+
+bool pd_note_write_saved(const char *dir, uint64_t step)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%llu\n", (unsigned long long)step);
+    return note_write(dir, PD_NOTE_SAVED, 0, text);
+}
+
+bool pd_note_read_saved(const char *dir, uint64_t *ret_step)
+{
+    char text[NOTE_BYTES], *at = text;
+    return note_read(dir, PD_NOTE_SAVED, 0, text) && pd_parse_u64(next_line(&at), ret_step);
 }
 
 bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity)

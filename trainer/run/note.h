@@ -4,6 +4,7 @@
  *   opening-0      rank 0 has begun and is not in its first step yet: no rank has done one, and there is nothing to save
  *   ready-<rank>   the rank has joined the others
  *   ended-<rank>   status and message of its end
+ *   saved-0        the newest step that is committed, at most one a second
  *   gpu-<rank>     the GPU that it lost, by what the device is called whatever number a process knows it by
  *   owner-0        the launcher itself, as begun: a directory whose owner is gone may be removed
  *
@@ -25,7 +26,15 @@ struct pd_note_ended {
     char message[sizeof((struct pd_error *)0)->message];
 };
 
-enum pd_note { PD_NOTE_BEGUN, PD_NOTE_OPENING, PD_NOTE_READY, PD_NOTE_ENDED, PD_NOTE_GPU, PD_NOTE_OWNER /* last */ };
+enum pd_note {
+    PD_NOTE_BEGUN,
+    PD_NOTE_OPENING,
+    PD_NOTE_READY,
+    PD_NOTE_ENDED,
+    PD_NOTE_SAVED,
+    PD_NOTE_GPU,
+    PD_NOTE_OWNER /* last */
+};
 
 /* BEGUN and OWNER. size: of the job; 0 for OWNER. */
 bool pd_note_write_process(const char *dir, enum pd_note kind, uint32_t rank, uint32_t size);
@@ -35,12 +44,14 @@ bool pd_note_write_mark(const char *dir, enum pd_note kind, uint32_t rank);
 void pd_note_beat(const char *dir, uint32_t rank);
 void pd_note_remove_opening(const char *dir);
 bool pd_note_write_ended(const char *dir, uint32_t rank, pd_status status, const char *message);
+bool pd_note_write_saved(const char *dir, uint64_t step);
 bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity); /* that of struct pd_dev */
 
 /* False: there is no such note (yet), or it cannot be read; *ret is untouched. */
 bool pd_note_read_process(const char *dir, enum pd_note kind, uint32_t rank, struct pd_note_begun *ret);
 bool pd_note_has_mark(const char *dir, enum pd_note kind, uint32_t rank);
 bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *ret);
+bool pd_note_read_saved(const char *dir, uint64_t *ret_step);
 #define PD_NOTE_GPU_BYTES 64u
 bool pd_note_read_gpu(const char *dir, uint32_t rank, char ret_identity[PD_NOTE_GPU_BYTES]);
 

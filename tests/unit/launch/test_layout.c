@@ -110,15 +110,18 @@ Test(launch_layout, other_hosts_than_were_counted_are_told_of)
 {
     pd_log_set_sink(listen, NULL);
     struct pd_config c = parse("layout: {auto: true}\n");
-    pd_launch_layout_log_hosts(&c, 8, 2);
+    pd_launch_layout_log_hosts(&c, 8, 2, 4);
     cr_expect_eq(said, 0, "nothing was chosen");
     c.layout.chosen = true;
-    pd_launch_layout_log_hosts(&c, 8, 1);
+    pd_launch_layout_log_hosts(&c, 8, 1, 8);
     cr_expect_eq(said, 0, "as counted");
-    pd_launch_layout_log_hosts(&c, 8, 2);
+    pd_launch_layout_log_hosts(&c, 8, 2, 4);
     cr_expect_eq(said, 1);
     c.layout.ranks_per_host = 4;
-    pd_launch_layout_log_hosts(&c, 8, 2);
+    pd_launch_layout_log_hosts(&c, 8, 2, 4);
     cr_expect_eq(said, 1);
+    c.layout.ranks_per_host = 3;
+    pd_launch_layout_log_hosts(&c, 8, 3, 4);
+    cr_expect_eq(said, 2, "one of three hosts has more than its share");
     pd_config_deinit(&c);
 }

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Hosts out of namespaces (namespaces.py), one rank each, what they save on disks of their own with a copy on another one: hosts are
+lost and come back, the launcher's too. Losses and state are those of a quiet run, no loss ends the launch, although restart.limit is
+0, and every start goes on from the newest step that was copied, or a newer one.
+
+PERDURE_TEST_SCALE of 4: hosts that come back, and hosts that are waited for. Of 10 or more: 50 random losses, 10 of them the launcher's own host, 10 with the host back later; a number after
+the tool says how many."""
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+
+import harness
+import namespaces
+
+QUIET_STEPS = 80  # more than a test looks at: runs go on until they are told to leave
+CONFIG = """
+run: {{seed: 3, steps: 100000}}
+optimizer: {{warmup_steps: 10}}
+model: {{family: llama, vocab: 256, context: 64, layers: 2, hidden: 64, heads: 4, kv_heads: 2, head_size: 16, ffn: 128}}
+data: {{train: [{{path: {data}}}], validation_fraction: 0}}
+batch: {{sequences: 6, micro_batch: 1, context: 64}}
+layout: {{threads: 1, zero_stage: 1}}
+restart: {{limit: 0}}
+"""
+
+
+class Bench:
+    def __init__(self, workspace, net, config):
+        self.workspace, self.net, self.config, self.directory = workspace, net, config, workspace.directory("run")
+        self.log = os.path.join(net.root, "log")
+        self.hosts = os.path.join(net.root, "hosts")
+        with open(self.hosts, "w", encoding="utf-8") as f:
+            f.write("# hosts of the test\n" + "".join(name + "\n" for name in net.names))
+
+    def start(self, name, *overrides):
+        tier = {"dir": f"{self.net.root}/disk/tier", "every": 1, "keep_last": 2, "replicas": 1}
+        words = [f"checkpoint.tiers[0].{key}={value}" for key, value in tier.items()]
+        words += [f"run.dir={self.directory}", f"launch.hosts={self.hosts}", f"launch.agent={namespaces.AGENT}", *overrides]
+        with open(self.log, "w", encoding="utf-8") as out:
+            return self.net.popen(name, [self.workspace.perdure, "train", self.config, *words],
+                                  env=dict(os.environ, PERDURE_PROGRESS="off"), stdout=out, stderr=out)
+
+    def leave(self, run):
+        os.kill(namespaces.child_of(run), signal.SIGTERM)
+        if run.wait(timeout=harness.PATIENCE) != 75:
+            self.fail(f"asked to leave: exit {run.returncode}")
+
+    def said(self):
+        return harness.read(self.log)
+
+    def fail(self, what):
+        raise harness.Failure(f"{what}\n{self.said()}")
+
+    def wait(self, run, condition, what):
+        def look():
+            if run.poll() is not None and not condition():
+                self.fail(f"the launch ended with {run.returncode} before: {what}")
+            return condition()
+        harness.wait_for(look, what)
+
+    def steps(self, run, more):
+        """Of this start: so many steps are copied beyond what there was."""
+        before = self.copied()
+        self.wait(run, lambda: self.copied() >= before + more, f"{more} steps")
+
+    def copied(self):
+        """The newest step that any whole line of metrics calls copied."""
+        path = os.path.join(self.directory, "metrics.jsonl")
+        lines = harness.read(path).split("\n")[:-1] if os.path.exists(path) else []
+        return max((json.loads(line)["tiers"][0]["replicated"] for line in lines if '"replicated"' in line), default=0)
+
+    def starts(self, which):
+        return re.findall(r"launch: (?:starting|restart \d+:) (\d+) ranks? \(.* on (.*?)\)", self.said())[which:]
+
+
+def one_and_the_launchers(bench):
+    """A host is lost and the others go on; then the launcher's own is lost, and the same command goes on elsewhere."""
+    run = bench.start("a")
+    bench.steps(run, 4)
+    least = bench.copied()
+    bench.net.lose("c")
+    bench.wait(run, lambda: len(bench.starts(0)) == 2, "a restart without the host")
+    if bench.starts(1) != [("2", "a:1,b:1")] or "lost host c (1 rank): no answer" not in bench.said():
+        bench.fail("the loss of host c")
+    bench.steps(run, 2)
+    resumed_from(bench, least)
+    bench.net.boot("c")
+    least = bench.copied()
+    bench.net.lose("a")
+    run.wait(timeout=harness.PATIENCE)
+    run = bench.start("b")
+    bench.wait(run, lambda: bench.starts(0), "the start on another host")
+    if bench.starts(0) != [("2", "b:1,c:1")]:
+        bench.fail("the launcher's host was lost")
+    bench.steps(run, 1)
+    resumed_from(bench, least)
+    bench.leave(run)
+
+
+def back_again(bench):
+    """With its cable pulled a host is lost without a sign; it comes back, and is taken in at once."""
+    run = bench.start("a", "launch.grow=now")
+    bench.steps(run, 2)
+    bench.net.lose("c", is_cable_pulled=True)
+    bench.wait(run, lambda: len(bench.starts(0)) == 2, "a restart without the host")
+    bench.steps(run, 2)
+    bench.net.boot("c")
+    bench.wait(run, lambda: len(bench.starts(0)) == 3, "a restart with the host that is back")
+    if bench.starts(2) != [("3", "a:1,b:1,c:1")]:
+        bench.fail("host c is back")
+    bench.steps(run, 2)
+    bench.leave(run)
+
+
+def resumed_from(bench, least):
+    found = [int(step) for step in re.findall(r"resumed at step (\d+)", bench.said())]
+    if not found or min(found) < least:
+        bench.fail(f"resumed at steps {found}, and {least} was copied")
+
+
+def too_few(bench):
+    """Fewer hosts than elastic.min: waited for; not for ever, and then it is 75."""
+    run = bench.start("a", "elastic.min=3", "launch.wait_seconds=600")
+    bench.steps(run, 2)
+    bench.net.lose("b")
+    bench.wait(run, lambda: "waiting for hosts" in bench.said(), "the launch waits")
+    bench.net.boot("b")
+    bench.wait(run, lambda: len(bench.starts(0)) == 2, "a start when the host is back")
+    bench.net.lose("c")
+    bench.wait(run, lambda: bench.said().count("waiting for hosts") == 2, "the launch waits again")
+    bench.leave(run)
+    run = bench.start("a", "elastic.min=3", "launch.wait_seconds=1")
+    if run.wait(timeout=harness.PATIENCE) != 75 or not re.search(r"2 ranks can run, elastic.min is 3.*c does not answer", bench.said()):
+        bench.fail(f"too few hosts: exit {run.returncode}")
+
+
+def random_losses(bench, chooser, count):
+    """One after the other, at random moments; every fifth takes the launcher with it, every fifth host is back before the next loss."""
+    lost, launcher = [], "a"
+    run = bench.start(launcher, "launch.grow=now")
+    for number in range(count):
+        bench.steps(run, chooser.randrange(1, 4))
+        least = bench.copied()
+        up = [name for name in bench.net.names if name not in lost]
+        victim = launcher if number % 5 == 4 else chooser.choice([name for name in up if name != launcher])
+        before = len(bench.starts(0))
+        bench.net.lose(victim)
+        lost.append(victim)
+        if victim == launcher:
+            run.wait(timeout=harness.PATIENCE)
+            launcher = next(name for name in bench.net.names if name not in lost)
+            run = bench.start(launcher, "launch.grow=now")
+            before = 0
+        bench.wait(run, lambda: len(bench.starts(0)) > before and "resumed at" in bench.said(), "the next start")
+        resumed_from(bench, least)
+        while len(lost) > len(bench.net.names) - 2 or (lost and number % 5 == 2):
+            bench.net.boot(lost.pop(0))
+    bench.leave(run)
+
+
+def body(workspace, arguments):
+    if not namespaces.can_make():
+        print("skipped: namespaces of networks, mounts and processes need root")
+        sys.exit(77)
+    seed = int(os.environ.get("PERDURE_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
+    print(f"seed {seed} (PERDURE_TEST_SEED replays it)", flush=True)
+    count = int(arguments[0]) if arguments else 50 if harness.scale() >= 10 else 0
+    names = ["a", "b", "c", "d"] if count else ["a", "b", "c"]
+    config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(40000))))
+    quiet = workspace.directory("quiet")
+    workspace.train(config, quiet, ["layout.ranks=1", f"run.steps={QUIET_STEPS * max(1, count // 4)}", "optimizer.decay_steps=100000"])
+    known = harness.losses(quiet)
+    cases = [lambda bench: random_losses(bench, random.Random(seed), count)] if count else \
+        [one_and_the_launchers, back_again, too_few] if harness.scale() >= 4 else [one_and_the_launchers]
+    for case in cases:
+        with namespaces.Network(workspace.directory("net"), names) as net:
+            bench = Bench(workspace, net, config)
+            case(bench)
+            found = harness.losses(bench.directory)
+            if any(found[step] != bits for step, bits in known.items() if step in found):
+                bench.fail("other losses than those of the quiet run")
+            print(f"same bits: {len(found)} steps", flush=True)
+
+
+if __name__ == "__main__":
+    harness.main(body)

@@ -1,0 +1,161 @@
+/* Lists of hosts, who answers, and what hosts cost a launch. */
+#include "trainer/launch/account.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define S UINT64_C(1000000000)
+
+static struct pd_launch_host_seen *parse(const char *text, uint32_t expected)
+{
+    struct pd_launch_host_seen *hosts;
+    uint32_t count;
+    struct pd_error err;
+    cr_assert_eq(pd_launch_hosts_parse(text, 3, &hosts, &count, &err), PD_OK, "%s: %s", text, err.message);
+    cr_assert_eq(count, expected, "%s", text);
+    return hosts;
+}
+
+Test(hosts, a_line_a_host)
+{
+    struct pd_launch_host_seen *h = parse("# two\na\n  b:4 # four\n\nc slots=2\nd slots=5 max_slots=5\na:1\ne slots=0\n", 4);
+    static const struct {
+        const char *name;
+        uint32_t slots;
+    } expected[] = {{"a", 4}, {"b", 4}, {"c", 2}, {"d", 5}};
+    for (size_t i = 0; i < 4; i++) {
+        cr_expect_str_eq(h[i].name, expected[i].name);
+        cr_expect_eq(h[i].slots, expected[i].slots, "%s has %u", h[i].name, h[i].slots);
+    }
+    free(h);
+    h = parse("fe80::1\n", 1);
+    cr_expect_str_eq(h[0].name, "fe80::1", "an address of IPv6 has no slots behind its colons");
+    free(h);
+}
+
+Test(hosts, what_is_no_host_is_named)
+{
+    static const char *const wrong[] = {"a b", "a:x", "a slots=", "a slots=2 b", ":3", "a:99999"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char text[64];
+        struct pd_launch_host_seen *hosts;
+        uint32_t count;
+        struct pd_error err;
+        snprintf(text, sizeof text, "ok\n%s\n", wrong[i]);
+        cr_expect_eq(pd_launch_hosts_parse(text, 1, &hosts, &count, &err), PD_INVALID, "%s", wrong[i]);
+        cr_expect(strstr(err.message, "line 2") && strstr(err.message, wrong[i]), "%s", err.message);
+    }
+}
+
+static pd_status look(const char *source, const char *agent, struct pd_launch_host_seen **ret, uint32_t *ret_count,
+                      struct pd_error *err)
+{
+    struct pd_launch_look l;
+    PD_TRY(pd_launch_look_begin(source, agent, 1, &l, err));
+    while (!pd_launch_look_poll(&l, 1000))
+        ;
+    return pd_launch_look_end(&l, ret, ret_count, err);
+}
+
+/* An agent that is a script: host `down` does not answer, `slow` takes for ever, others do. */
+Test(hosts, who_answers, .timeout = 600)
+{
+    char agent[] = "/tmp/perdure-agent-XXXXXX", own[256] = "";
+    const int fd = mkstemp(agent);
+    cr_assert(fd >= 0);
+    dprintf(fd, "#!/bin/sh\n[ \"$2 $3\" = 'down true' ] && exit 1\n[ $2 = slow ] && exec sleep 1000\n[ $1 = word ]\n");
+    cr_assert_eq(fchmod(fd, 0755), 0);
+    close(fd);
+    gethostname(own, sizeof own - 1);
+    char source[512], with_word[128];
+    snprintf(source, sizeof source, "printf 'up\\n%s\\ndown:2\\nslow\\n'", own);
+    snprintf(with_word, sizeof with_word, "%s word", agent);
+    struct pd_launch_host_seen *h;
+    uint32_t count;
+    struct pd_error err;
+    cr_assert_eq(look(source, with_word, &h, &count, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(count, 4);
+    cr_expect(h[0].answers && h[1].answers && !h[2].answers && !h[3].answers);
+    cr_expect_eq(h[2].slots, 2);
+    free(h);
+    unlink(agent);
+    cr_assert_eq(look("echo '#'; true", "false", &h, &count, &err), PD_UNSUPPORTED);
+    cr_expect(strstr(err.message, "names no host"), "%s", err.message);
+    cr_assert_eq(look("/nonexistent/hosts", "false", &h, &count, &err), PD_UNSUPPORTED);
+    cr_expect(strstr(err.message, "launch.hosts (/nonexistent/hosts)"), "%s", err.message);
+}
+
+static void update(struct pd_launch_account *a, const char *text, const char *silent)
+{
+    uint32_t count;
+    struct pd_launch_host_seen *seen;
+    struct pd_error err;
+    cr_assert_eq(pd_launch_hosts_parse(text, 1, &seen, &count, &err), PD_OK);
+    for (uint32_t i = 0; i < count; i++)
+        seen[i].answers = strcmp(seen[i].name, silent) != 0;
+    cr_assert_eq(pd_launch_account_update(a, seen, count, &err), PD_OK);
+    free(seen);
+}
+
+static void expect_taken(struct pd_launch_account *a, uint64_t now, uint32_t ranks, const char *expected)
+{
+    char *text;
+    struct pd_error err;
+    cr_assert_eq(pd_launch_account_take(a, now, ranks, &text, &err), PD_OK);
+    cr_expect_str_eq(text, expected);
+    free(text);
+}
+
+Test(account, ranks_fill_the_hosts_that_are_usable)
+{
+    struct pd_launch_account a = {NULL, 0};
+    update(&a, "a:2\nb:3\nc:2\n", "b");
+    cr_expect_eq(pd_launch_account_slots(&a, 0), 4);
+    expect_taken(&a, 0, 3, "a:2,c:1");
+    cr_expect_eq(pd_launch_account_host_of(&a, 1), 0);
+    cr_expect_eq(pd_launch_account_host_of(&a, 2), 2);
+    cr_expect_eq(pd_launch_account_host_of(&a, 3), PD_LAUNCH_NO_HOST);
+    update(&a, "b:3\nc:2\n", "");
+    cr_expect_eq(pd_launch_account_slots(&a, 0), 5, "a is not in the list any more, b answers");
+    pd_launch_account_deinit(&a);
+}
+
+Test(account, a_host_that_is_gone_is_charged_whatever_its_ranks_say)
+{
+    char names[256];
+    struct pd_launch_account a = {NULL, 0};
+    update(&a, "a\nb:2\nc\n", "");
+    expect_taken(&a, 0, 3, "a:1,b:2");
+    cr_expect_eq(pd_launch_account_lost(&a, names, sizeof names), 0);
+    update(&a, "a\nb:2\nc\n", "c");
+    cr_expect_eq(pd_launch_account_lost(&a, names, sizeof names), 0, "it had no rank");
+    update(&a, "a\nb:2\nc\n", "b");
+    cr_expect_eq(pd_launch_account_lost(&a, names, sizeof names), 1);
+    cr_expect_str_eq(names, "b (2 ranks)");
+    pd_launch_account_deinit(&a);
+}
+
+Test(account, where_ranks_die_twice_is_left_out_for_ever_longer_while_others_suffice)
+{
+    struct pd_launch_account a = {NULL, 0};
+    char out[256];
+    update(&a, "a:2\nb:2\n", "");
+    cr_expect_not(pd_launch_account_charge(&a, 1, 10 * S, 2), "the first time it starts again in the same place");
+    cr_expect_eq(pd_launch_account_slots(&a, 10 * S), 4);
+    cr_expect(pd_launch_account_charge(&a, 1, 20 * S, 2));
+    cr_expect_eq(pd_launch_account_slots(&a, 20 * S), 2);
+    pd_launch_account_describe_out(&a, 20 * S, out, sizeof out);
+    cr_expect_str_eq(out, "b lost ranks 2 times without progress");
+    cr_expect_eq(pd_launch_account_slots(&a, 21 * S), 4, "after a second");
+    cr_expect(pd_launch_account_charge(&a, 1, 30 * S, 2));
+    cr_expect_eq(pd_launch_account_slots(&a, 31 * S), 2);
+    cr_expect_eq(pd_launch_account_slots(&a, 32 * S), 4, "after two");
+    cr_expect_not(pd_launch_account_charge(&a, 1, 40 * S, 3), "the others are not enough");
+    pd_launch_account_progress(&a);
+    cr_expect_not(pd_launch_account_charge(&a, 1, 50 * S, 2), "a newer checkpoint is there");
+    pd_launch_account_deinit(&a);
+}

@@ -1,0 +1,143 @@
+#include "trainer/launch/account.h"
+
+#include "ckpt/base/backoff.h"
+#include "ckpt/base/words.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct pd_launch_host *find(struct pd_launch_host *hosts, uint32_t count, const char *name)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (!strcmp(hosts[i].name, name)) return &hosts[i];
+    return NULL;
+}
+
+pd_status pd_launch_account_update(struct pd_launch_account *a, const struct pd_launch_host_seen *seen, uint32_t count,
+                                   struct pd_error *err)
+{
+    uint32_t made = 0;
+    struct pd_launch_host *hosts = calloc((size_t)a->count + count + 1, sizeof *hosts);
+    if (!hosts) PD_FAIL(err, PD_NO_MEMORY, "an account of hosts");
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pd_launch_host *known = find(a->hosts, a->count, seen[i].name);
+        struct pd_launch_host *h = &hosts[made++];
+        if (known)
+            *h = *known;
+        else
+            snprintf(h->name, sizeof h->name, "%s", seen[i].name);
+        h->slots = seen[i].slots;
+        h->answers = seen[i].answers;
+    }
+    for (uint32_t i = 0; i < a->count; i++) {
+        if (find(hosts, made, a->hosts[i].name)) continue;
+        hosts[made] = a->hosts[i];
+        hosts[made++].slots = 0;
+    }
+    free(a->hosts);
+    *a = (struct pd_launch_account){hosts, made};
+    return PD_OK;
+}
+
+static bool is_usable(const struct pd_launch_host *h, uint64_t now_ns)
+{
+    return h->slots && h->answers && h->out_until_ns <= now_ns;
+}
+
+uint32_t pd_launch_account_slots(const struct pd_launch_account *a, uint64_t now_ns)
+{
+    uint32_t slots = 0;
+    for (uint32_t i = 0; i < a->count; i++)
+        if (is_usable(&a->hosts[i], now_ns)) slots += a->hosts[i].slots;
+    return slots;
+}
+
+pd_status pd_launch_account_take(struct pd_launch_account *a, uint64_t now_ns, uint32_t ranks, char **ret_text,
+                                 struct pd_error *err)
+{
+    size_t bytes;
+    char *text = NULL;
+    FILE *out = open_memstream(&text, &bytes);
+    if (!out) PD_FAIL(err, PD_NO_MEMORY, "a list of hosts");
+    for (uint32_t i = 0, left = ranks; i < a->count; i++) {
+        struct pd_launch_host *h = &a->hosts[i];
+        h->ranks = !is_usable(h, now_ns) ? 0 : left < h->slots ? left : h->slots;
+        if (h->ranks) fprintf(out, "%s%s:%u", left == ranks ? "" : ",", h->name, h->ranks);
+        left -= h->ranks;
+    }
+    if (fclose(out)) {
+        free(text);
+        PD_FAIL(err, PD_NO_MEMORY, "a list of hosts");
+    }
+    *ret_text = text;
+    return PD_OK;
+}
+
+uint32_t pd_launch_account_host_of(const struct pd_launch_account *a, uint32_t rank)
+{
+    for (uint32_t i = 0; i < a->count; i++) {
+        if (rank < a->hosts[i].ranks) return i;
+        rank -= a->hosts[i].ranks;
+    }
+    return PD_LAUNCH_NO_HOST;
+}
+
+static void append(char *text, size_t bytes, const char *more)
+{
+    const size_t used = strlen(text);
+    snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", more);
+}
+
+uint32_t pd_launch_account_lost(struct pd_launch_account *a, char *ret_names, size_t bytes)
+{
+    uint32_t lost = 0;
+    ret_names[0] = '\0';
+    for (uint32_t i = 0; i < a->count; i++) {
+        char one[PD_LAUNCH_HOST_BYTES + 64];
+        struct pd_launch_host *h = &a->hosts[i];
+        if (!h->ranks || h->answers) continue;
+        lost++;
+        h->failures++;
+        snprintf(one, sizeof one, "%s (%s)", h->name, pd_counted(h->ranks, "rank").text);
+        append(ret_names, bytes, one);
+    }
+    return lost;
+}
+
+bool pd_launch_account_charge(struct pd_launch_account *a, uint32_t host, uint64_t now_ns, uint32_t enough)
+{
+    struct pd_launch_host *h = &a->hosts[host];
+    const uint32_t others = pd_launch_account_slots(a, now_ns) - (is_usable(h, now_ns) ? h->slots : 0);
+    h->failures++;
+    if (h->failures < 2 || others < enough) return false;
+    h->out_until_ns = now_ns + pd_backoff_ns(h->failures - 1);
+    return true;
+}
+
+void pd_launch_account_progress(struct pd_launch_account *a)
+{
+    for (uint32_t i = 0; i < a->count; i++)
+        a->hosts[i].failures = 0;
+}
+
+void pd_launch_account_describe_out(const struct pd_launch_account *a, uint64_t now_ns, char *ret_text, size_t bytes)
+{
+    ret_text[0] = '\0';
+    for (uint32_t i = 0; i < a->count; i++) {
+        char one[PD_LAUNCH_HOST_BYTES + 64];
+        const struct pd_launch_host *h = &a->hosts[i];
+        if (!h->slots || is_usable(h, now_ns)) continue;
+        if (!h->answers)
+            snprintf(one, sizeof one, "%s does not answer", h->name);
+        else
+            snprintf(one, sizeof one, "%s lost ranks %u times without progress", h->name, h->failures);
+        append(ret_text, bytes, one);
+    }
+}
+
+void pd_launch_account_deinit(struct pd_launch_account *a)
+{
+    free(a->hosts);
+    *a = (struct pd_launch_account){NULL, 0};
+}

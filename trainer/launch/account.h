@@ -1,0 +1,48 @@
+/* What hosts have cost a launch, and so which of them the next start takes. Pure: it looks at nothing itself.
+ *
+ *   a host  that does not answer is left out until it does. One where ranks died twice since the last progress is left out
+ *           for a second, then for two, four, ... and at most five minutes (ckpt/base/backoff.h), while others are enough
+ *   ranks   fill hosts in the order of the list, each up to its slots */
+#ifndef PD_TRAINER_LAUNCH_ACCOUNT_H
+#define PD_TRAINER_LAUNCH_ACCOUNT_H
+
+#include "trainer/launch/hosts.h"
+
+#define PD_LAUNCH_NO_HOST UINT32_MAX
+
+struct pd_launch_host {
+    char name[PD_LAUNCH_HOST_BYTES];
+    uint32_t slots; /* of the list; 0: it is not in the list any more */
+    uint32_t ranks; /* of this start */
+    bool answers;
+    uint32_t failures;     /* starts that ended because of it, since the last progress */
+    uint64_t out_until_ns; /* left out until then; 0: not */
+};
+
+struct pd_launch_account {
+    struct pd_launch_host
+        *hosts; /* (count) in the order of the list, and behind those the ones that are not in it any more */
+    uint32_t count;
+};
+
+/* What a look has found; what is known of hosts that are in the list still, or again, stays. */
+PD_MUST_USE pd_status pd_launch_account_update(struct pd_launch_account *account, const struct pd_launch_host_seen *seen,
+                                               uint32_t count, struct pd_error *err);
+/* Ranks that may run now. */
+uint32_t pd_launch_account_slots(const struct pd_launch_account *account, uint64_t now_ns);
+/* Gives `ranks` to hosts: "a:4,b:2" for the starter, malloc'ed. At most pd_launch_account_slots are asked for. */
+PD_MUST_USE pd_status pd_launch_account_take(struct pd_launch_account *account, uint64_t now_ns, uint32_t ranks,
+                                             char **ret_text, struct pd_error *err);
+/* The host of a rank of the last take, or PD_LAUNCH_NO_HOST. */
+uint32_t pd_launch_account_host_of(const struct pd_launch_account *account, uint32_t rank);
+/* Hosts of the last take that do not answer any more: each is charged, and written down as "b (2 ranks)". Returns how many. */
+uint32_t pd_launch_account_lost(struct pd_launch_account *account, char *ret_names, size_t bytes);
+/* Ranks of this host died, and it answers. True: it is left out now, since the others have `enough` slots. */
+bool pd_launch_account_charge(struct pd_launch_account *account, uint32_t host, uint64_t now_ns, uint32_t enough);
+/* A newer checkpoint is there. */
+void pd_launch_account_progress(struct pd_launch_account *account);
+/* Why hosts of the list are left out: "b does not answer, c lost ranks 3 times"; "" where none is. */
+void pd_launch_account_describe_out(const struct pd_launch_account *account, uint64_t now_ns, char *ret_text, size_t bytes);
+void pd_launch_account_deinit(struct pd_launch_account *account);
+
+#endif

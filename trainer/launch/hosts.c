@@ -1,0 +1,319 @@
+#include "trainer/launch/hosts.h"
+
+#include "ckpt/base/clock.h"
+#include "ckpt/base/parse.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define TEXT_BYTES_MAX (1u << 20)
+#define AGENT_WORDS_MAX 32u
+#define ANSWER_MS 4000
+#define ANSWER_MS_MAX 10000
+#define FAILURE '!' /* begins the one line of a look that failed */
+
+/* ---- what the source says ---- */
+
+/* name, name:4, name slots=4 */
+static bool line_parse(char *line, uint32_t slots, struct pd_launch_host_seen *ret)
+{
+    char *rest = line, *end = NULL;
+    uint64_t given = slots;
+    line[strcspn(line, "#")] = '\0';
+    char *name = strtok_r(rest, " \t\r", &rest), *word = name ? strtok_r(rest, " \t\r", &rest) : NULL;
+    ret->name[0] = '\0';
+    if (!name) return true;
+    char *colon = strchr(name, ':');
+    if (colon && !strchr(colon + 1, ':')) { /* and no address of IPv6 */
+        *colon = '\0';
+        if (word || !pd_parse_u64(colon + 1, &given)) return false;
+    } else if (word) {
+        if (strncmp(word, "slots=", 6) || !pd_parse_u64(word + 6, &given)) return false;
+        end = strtok_r(rest, " \t\r", &rest);
+        if (end && strncmp(end, "max", 3)) return false; /* max_slots=N of Open MPI's files */
+    }
+    if (!*name || strlen(name) >= sizeof ret->name || given > 65536) return false;
+    snprintf(ret->name, sizeof ret->name, "%s", name);
+    ret->slots = (uint32_t)given;
+    return true;
+}
+
+static void add(struct pd_launch_host_seen *hosts, uint32_t *count, const struct pd_launch_host_seen *host)
+{
+    for (uint32_t i = 0; i < *count; i++) {
+        if (strcmp(hosts[i].name, host->name)) continue;
+        hosts[i].slots += host->slots;
+        return;
+    }
+    hosts[(*count)++] = *host;
+}
+
+static uint32_t lines_of(const char *text)
+{
+    uint32_t lines = 1;
+    for (; *text; text++)
+        lines += *text == '\n';
+    return lines;
+}
+
+pd_status pd_launch_hosts_parse(const char *text, uint32_t slots, struct pd_launch_host_seen **ret_hosts,
+                                uint32_t *ret_count, struct pd_error *err)
+{
+    uint32_t count = 0, number = 0;
+    char *copy = strdup(text), *rest = copy;
+    struct pd_launch_host_seen *hosts = calloc(lines_of(text), sizeof *hosts), host = {.slots = 0};
+    pd_status st = copy && hosts ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "a list of hosts");
+    for (char *line; !st && (line = strsep(&rest, "\n"));) {
+        char shown[64];
+        snprintf(shown, sizeof shown, "%.60s", line);
+        number++;
+        if (!line_parse(line, slots, &host))
+            st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "line %u, \"%s\", is none of: name, name:4, name slots=4",
+                              number, shown);
+        else if (host.name[0] && host.slots)
+            add(hosts, &count, &host);
+    }
+    free(copy);
+    if (st) {
+        free(hosts);
+        return st;
+    }
+    *ret_hosts = hosts;
+    *ret_count = count;
+    return PD_OK;
+}
+
+/* ---- in the process that looks ---- */
+
+static bool is_address_here(const struct addrinfo *address)
+{
+    const int fd = socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    const bool is_here = fd >= 0 && bind(fd, address->ai_addr, address->ai_addrlen) == 0;
+    if (fd >= 0) close(fd);
+    return is_here;
+}
+
+bool pd_launch_host_is_this(const char *name)
+{
+    char own[PD_LAUNCH_HOST_BYTES] = "";
+    struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_DGRAM};
+    if (gethostname(own, sizeof own - 1) == 0) {
+        const size_t bytes = strcspn(name, "."), own_bytes = strcspn(own, ".");
+        if (!strcmp(own, name)) return true;
+        if (bytes == own_bytes && !strncmp(own, name, bytes) && (!name[bytes] || !own[bytes])) return true;
+    }
+    if (!strcmp(name, "localhost")) return true;
+    bool is_here = false;
+    if (getaddrinfo(name, NULL, &hints, &found)) return false;
+    for (const struct addrinfo *a = found; a && !is_here; a = a->ai_next)
+        is_here = is_address_here(a);
+    freeaddrinfo(found);
+    return is_here;
+}
+
+static void fail(FILE *out, const char *source, const char *why)
+{
+    fprintf(out, "%claunch.hosts (%s): %s\n", FAILURE, source, why);
+    fflush(out);
+    _exit(1);
+}
+
+/* A file that is no program is read; everything else is a command. */
+static bool is_list(const char *source)
+{
+    struct stat found;
+    return stat(source, &found) == 0 && S_ISREG(found.st_mode) && !(found.st_mode & 0111);
+}
+
+static char *source_read(const char *source, FILE *out)
+{
+    const bool is_file = is_list(source);
+    char *text = calloc(1, TEXT_BYTES_MAX);
+    FILE *in = !text ? NULL : is_file ? fopen(source, "re") : popen(source, "re");
+    if (!in) fail(out, source, text ? strerror(errno) : "no memory");
+    const size_t got = fread(text, 1, TEXT_BYTES_MAX - 1, in);
+    if (ferror(in) || got == TEXT_BYTES_MAX - 1) fail(out, source, "it cannot be read, or is longer than 1 MiB");
+    const int status = is_file ? fclose(in) : pclose(in);
+    if (status) {
+        char why[96];
+        snprintf(why, sizeof why, "it is no file, and as a command of sh it ended with %d",
+                 WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+        fail(out, source, why);
+    }
+    return text;
+}
+
+/* `AGENT NAME true`, in silence. ssh must not ask for a password, nor wait for longer than we do. */
+static pid_t ask(const char *agent, const char *name)
+{
+    char text[1024], *rest = text, *argv[AGENT_WORDS_MAX + 8];
+    uint32_t count = 0;
+    const pid_t process = fork();
+    if (process) return process;
+    snprintf(text, sizeof text, "%s", agent);
+    for (char *word; count < AGENT_WORDS_MAX && (word = strtok_r(rest, " \t", &rest));)
+        argv[count++] = word;
+    const char *slash = count ? strrchr(argv[0], '/') : NULL;
+    if (count && !strcmp(slash ? slash + 1 : argv[0], "ssh")) {
+        argv[count++] = (char *)(uintptr_t) "-oBatchMode=yes";
+        argv[count++] = (char *)(uintptr_t) "-oConnectTimeout=5";
+    }
+    argv[count++] = (char *)(uintptr_t)name;
+    argv[count++] = (char *)(uintptr_t) "true";
+    argv[count] = NULL;
+    const int null = open("/dev/null", O_RDWR);
+    for (int fd = 0; null >= 0 && fd <= 2; fd++)
+        dup2(null, fd);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    execvp(argv[0], argv);
+    _exit(127);
+}
+
+/* All at once. Where the machines are busy those that answer take long too, and the others are given more time. */
+static void ask_all(const char *agent, struct pd_launch_host_seen *hosts, uint32_t count)
+{
+    pid_t *asked = calloc(count, sizeof *asked);
+    uint32_t left = 0;
+    for (uint32_t i = 0; asked && i < count; i++) {
+        hosts[i].answers = pd_launch_host_is_this(hosts[i].name);
+        if (!hosts[i].answers) asked[i] = ask(agent, hosts[i].name);
+        left += asked[i] > 0;
+    }
+    const uint64_t began = pd_clock_monotonic_ns(NULL);
+    int limit_ms = ANSWER_MS;
+    for (int waited_ms = 0; left && waited_ms < limit_ms; waited_ms = (int)(pd_clock_seconds_since(NULL, began) * 1e3)) {
+        for (uint32_t i = 0; i < count; i++) {
+            int status;
+            if (asked[i] <= 0 || waitpid(asked[i], &status, WNOHANG) != asked[i]) continue;
+            hosts[i].answers = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+            asked[i] = 0;
+            left--;
+            if (hosts[i].answers && 10 * waited_ms > limit_ms)
+                limit_ms = 10 * waited_ms < ANSWER_MS_MAX ? 10 * waited_ms : ANSWER_MS_MAX;
+        }
+        if (left) pd_clock_sleep_ns(NULL, 10000000);
+    }
+    for (uint32_t i = 0; asked && i < count; i++)
+        if (asked[i] > 0) kill(asked[i], SIGKILL);
+    free(asked);
+}
+
+static void look(const char *source, const char *agent, uint32_t slots, int results)
+{
+    struct pd_launch_host_seen *hosts;
+    uint32_t count;
+    struct pd_error err = {0};
+    FILE *out = fdopen(results, "w");
+    if (!out) _exit(1);
+    const char *text = source_read(source, out);
+    if (pd_launch_hosts_parse(text, slots, &hosts, &count, &err)) fail(out, source, err.message);
+    if (!count) fail(out, source, "it names no host");
+    ask_all(agent, hosts, count);
+    for (uint32_t i = 0; i < count; i++)
+        fprintf(out, "%s %u %d\n", hosts[i].name, hosts[i].slots, hosts[i].answers);
+    fflush(out);
+    _exit(0);
+}
+
+/* ---- in the launcher ---- */
+
+pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t slots, struct pd_launch_look *ret_look,
+                               struct pd_error *err)
+{
+    int results[2];
+    struct pd_launch_look l = {.results = -1};
+    const pid_t launcher = getpid();
+    if (pipe2(results, O_CLOEXEC)) PD_FAIL_ERRNO(err, errno, "looking for hosts");
+    fflush(NULL);
+    l.process = fork();
+    if (l.process == 0) {
+        sigset_t none;
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        setpgid(0, 0); /* an interrupt at the terminal is the launcher's */
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() == launcher) look(source, agent, slots, results[1]);
+        _exit(1);
+    }
+    const int number = errno;
+    close(results[1]);
+    if (l.process < 0) {
+        close(results[0]);
+        PD_FAIL_ERRNO(err, number, "looking for hosts");
+    }
+    l.results = results[0];
+    *ret_look = l;
+    return PD_OK;
+}
+
+static bool take_results(struct pd_launch_look *l)
+{
+    char piece[4096];
+    const ssize_t got = read(l->results, piece, sizeof piece);
+    if (got < 0 && errno == EINTR) return false;
+    char *text = got > 0 ? realloc(l->text, l->bytes + (size_t)got + 1) : NULL;
+    if (!text) return true;
+    memcpy(text + l->bytes, piece, (size_t)got);
+    l->bytes += (size_t)got;
+    text[l->bytes] = '\0';
+    l->text = text;
+    return false;
+}
+
+bool pd_launch_look_poll(struct pd_launch_look *l, int timeout_ms)
+{
+    struct pollfd one = {.fd = l->results, .events = POLLIN};
+    while (l->process && poll(&one, 1, timeout_ms) > 0)
+        if (take_results(l)) return true;
+    return !l->process;
+}
+
+void pd_launch_look_cancel(struct pd_launch_look *l)
+{
+    if (!l->process) return;
+    kill(l->process, SIGKILL);
+    waitpid(l->process, NULL, 0);
+    close(l->results);
+    free(l->text);
+    *l = (struct pd_launch_look){.results = -1};
+}
+
+static pd_status results_parse(char *text, struct pd_launch_host_seen **ret_hosts, uint32_t *ret_count, struct pd_error *err)
+{
+    uint32_t count = 0;
+    char *rest = text;
+    if (!text) PD_FAIL(err, PD_UNSUPPORTED, "launch.hosts: the process that looks for hosts ended without a word");
+    if (text[0] == FAILURE) PD_FAIL(err, PD_UNSUPPORTED, "%.*s", (int)strcspn(text + 1, "\n"), text + 1);
+    struct pd_launch_host_seen *hosts = calloc(lines_of(text), sizeof *hosts);
+    if (!hosts) PD_FAIL(err, PD_NO_MEMORY, "a list of hosts");
+    for (char *line; (line = strsep(&rest, "\n"));) {
+        int answers;
+        struct pd_launch_host_seen *h = &hosts[count];
+        if (sscanf(line, "%255s %u %d", h->name, &h->slots, &answers) != 3) continue;
+        h->answers = answers;
+        count++;
+    }
+    *ret_hosts = hosts;
+    *ret_count = count;
+    return PD_OK;
+}
+
+pd_status pd_launch_look_end(struct pd_launch_look *l, struct pd_launch_host_seen **ret_hosts, uint32_t *ret_count,
+                             struct pd_error *err)
+{
+    PD_CHECK(l->process);
+    const pd_status st = results_parse(l->text, ret_hosts, ret_count, err);
+    pd_launch_look_cancel(l);
+    return st;
+}

@@ -1,0 +1,45 @@
+/* Which hosts ranks may run on, as launch.hosts says now, and which of them answer.
+ *
+ *   source   a file, or a command of sh that prints the same. A line a host: `name`, `name:4` or `name slots=4`, the ranks
+ *            that it takes; `#` begins a comment; a host that is named twice has the sum
+ *   answers  `AGENT NAME true` ends well within four seconds, or ten times what the slowest of those that answered took, up to
+ *            ten seconds. This host is not asked
+ *   threads  one caller; the work is done by a process of its own, so that a host which does not answer holds up nobody */
+#ifndef PD_TRAINER_LAUNCH_HOSTS_H
+#define PD_TRAINER_LAUNCH_HOSTS_H
+
+#include "ckpt/base/status.h"
+
+#define PD_LAUNCH_HOST_BYTES 256u
+
+struct pd_launch_host_seen {
+    char name[PD_LAUNCH_HOST_BYTES];
+    uint32_t slots;
+    bool answers;
+};
+
+struct pd_launch_look {
+    int process, results; /* 0, -1: nobody looks */
+    char *text;           /* of results so far */
+    size_t bytes;
+};
+
+/* `slots` of a host that does not say; `agent` with words of its own, such as "ssh -p 2222". */
+PD_MUST_USE pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t slots,
+                                           struct pd_launch_look *ret_look, struct pd_error *err);
+/* Whether it has ended; waits up to `timeout_ms` for that. */
+bool pd_launch_look_poll(struct pd_launch_look *look, int timeout_ms);
+/* After it has ended.   ret_hosts (*ret_count), malloc'ed
+ *   errors  PD_UNSUPPORTED: the source cannot be read, fails, or names no host */
+PD_MUST_USE pd_status pd_launch_look_end(struct pd_launch_look *look, struct pd_launch_host_seen **ret_hosts,
+                                         uint32_t *ret_count, struct pd_error *err);
+void pd_launch_look_cancel(struct pd_launch_look *look); /* nobody looks: fine */
+
+/* Whether the name is that of this host, or of an address of it. */
+bool pd_launch_host_is_this(const char *name);
+/* The hosts of a text as a source gives it.   ret_hosts (*ret_count), malloc'ed
+ *   errors  PD_INVALID with the line; PD_NO_MEMORY */
+PD_MUST_USE pd_status pd_launch_hosts_parse(const char *text, uint32_t slots, struct pd_launch_host_seen **ret_hosts,
+                                            uint32_t *ret_count, struct pd_error *err);
+
+#endif

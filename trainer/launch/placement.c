@@ -1,0 +1,160 @@
+#include "trainer/launch/placement.h"
+
+#include "ckpt/base/clock.h"
+#include "ckpt/base/log.h"
+#include "ckpt/base/words.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MODULE "launch"
+#define LOOK_NS UINT64_C(5000000000) /* between two looks, while ranks run or wait for hosts */
+#define OUT_BYTES 1024
+
+static uint32_t least(const struct pd_launch_placement *p)
+{
+    return p->places->min ? p->places->min : 1;
+}
+
+static pd_status look_begin(struct pd_launch_placement *p, struct pd_error *err)
+{
+    const struct pd_launch_places *places = p->places;
+    return pd_launch_look_begin(places->hosts, places->agent, places->slots ? places->slots : 1, &p->look, err);
+}
+
+static pd_status look_end(struct pd_launch_placement *p, struct pd_error *err)
+{
+    struct pd_launch_host_seen *seen;
+    uint32_t count;
+    PD_TRY(pd_launch_look_end(&p->look, &seen, &count, err));
+    const pd_status st = pd_launch_account_update(&p->account, seen, count, err);
+    free(seen);
+    return st;
+}
+
+static bool is_asked_to_leave(const struct pd_launch_requests *requests)
+{
+    return requests->wants_leave || requests->wants_abort;
+}
+
+pd_status pd_launch_placement_look(struct pd_launch_placement *p, struct pd_launch_requests *requests, struct pd_error *err)
+{
+    pd_launch_look_cancel(&p->look);
+    PD_TRY(look_begin(p, err));
+    while (!pd_launch_look_poll(&p->look, 50)) {
+        pd_launch_requests_poll(requests, 0);
+        if (!is_asked_to_leave(requests)) continue;
+        pd_launch_look_cancel(&p->look);
+        PD_FAIL(err, PD_STOPPED, "asked to leave while hosts were asked");
+    }
+    return look_end(p, err);
+}
+
+static void log_left_out(const struct pd_launch_placement *p)
+{
+    char out[OUT_BYTES];
+    pd_launch_account_describe_out(&p->account, pd_clock_monotonic_ns(NULL), out, sizeof out);
+    if (out[0]) pd_log_warn(MODULE, "left out, and asked again at the next start: %s", out);
+}
+
+static pd_status fail_waited(const struct pd_launch_placement *p, uint32_t slots, struct pd_error *err)
+{
+    char out[OUT_BYTES];
+    pd_launch_account_describe_out(&p->account, pd_clock_monotonic_ns(NULL), out, sizeof out);
+    PD_FAIL(err, PD_PEER_LOST, "%s can run, elastic.min is %u, and no host came back in %g s (launch.wait_seconds): %.900s",
+            pd_counted(slots, "rank").text, least(p), p->places->wait_seconds, out[0] ? out : "the list has no more");
+}
+
+/* Until enough can run. A list that cannot be had now may be had later. */
+static pd_status wait_for_hosts(struct pd_launch_placement *p, struct pd_launch_requests *requests, struct pd_error *err)
+{
+    struct pd_error why;
+    const uint64_t began = pd_clock_monotonic_ns(NULL);
+    for (uint64_t now = began, looked = began;; now = pd_clock_monotonic_ns(NULL)) {
+        const uint32_t slots = pd_launch_account_slots(&p->account, now);
+        if (slots >= least(p)) return PD_OK;
+        if (now == began)
+            pd_log_warn(MODULE, "%s can run and elastic.min is %u: waiting for hosts, up to %g s",
+                        pd_counted(slots, "rank").text, least(p), p->places->wait_seconds);
+        if ((double)(now - began) > p->places->wait_seconds * 1e9) return fail_waited(p, slots, err);
+        pd_launch_requests_poll(requests, 100);
+        if (is_asked_to_leave(requests)) PD_FAIL(err, PD_STOPPED, "asked to leave while waiting for hosts");
+        if (now - looked < LOOK_NS) continue;
+        if (pd_launch_placement_look(p, requests, &why) == PD_STOPPED) continue;
+        looked = now;
+    }
+}
+
+pd_status pd_launch_placement_ranks(struct pd_launch_placement *p, uint32_t wanted, struct pd_launch_requests *requests,
+                                    uint32_t *ret_ranks, struct pd_error *err)
+{
+    log_left_out(p);
+    PD_TRY(wait_for_hosts(p, requests, err));
+    const uint32_t slots = pd_launch_account_slots(&p->account, pd_clock_monotonic_ns(NULL));
+    *ret_ranks = p->offered = wanted && wanted < slots ? wanted : slots;
+    return PD_OK;
+}
+
+pd_status pd_launch_placement_take(struct pd_launch_placement *p, uint32_t ranks, struct pd_error *err)
+{
+    char *text = NULL;
+    if (!pd_launch_placement_has_list(p)) return PD_OK;
+    PD_TRY(pd_launch_account_take(&p->account, pd_clock_monotonic_ns(NULL), ranks, &text, err));
+    free(p->hosts);
+    p->hosts = text;
+    return PD_OK;
+}
+
+/* What ranks say of one another is about the messengers: those that were left behind are ended by their starter. */
+static void blame(struct pd_launch_verdict *verdict, const char *names)
+{
+    if (verdict->status == PD_PEER_LOST)
+        snprintf(verdict->message, sizeof verdict->message, "lost %s %.900s: no answer",
+                 strchr(names, ',') ? "hosts" : "host", names);
+}
+
+bool pd_launch_placement_charge(struct pd_launch_placement *p, struct pd_launch_requests *requests,
+                                struct pd_launch_verdict *verdict)
+{
+    char names[OUT_BYTES];
+    struct pd_error why;
+    if (!pd_launch_placement_has_list(p) || verdict->status == PD_OK || is_asked_to_leave(requests)) return false;
+    if (pd_launch_placement_look(p, requests, &why)) {
+        pd_log_warn(MODULE, "hosts are those of the last start: %s", why.message);
+        return false;
+    }
+    if (pd_launch_account_lost(&p->account, names, sizeof names)) {
+        blame(verdict, names);
+        return true;
+    }
+    const uint32_t host = verdict->lost ? pd_launch_account_host_of(&p->account, verdict->lost_ranks[0]) : PD_LAUNCH_NO_HOST;
+    if (host == PD_LAUNCH_NO_HOST || !pd_launch_account_charge(&p->account, host, pd_clock_monotonic_ns(NULL), least(p)))
+        return false;
+    const size_t used = strlen(verdict->message);
+    snprintf(verdict->message + used, sizeof verdict->message - used, "; again on host %s", p->account.hosts[host].name);
+    return true;
+}
+
+bool pd_launch_placement_has_grown(struct pd_launch_placement *p, uint32_t wanted)
+{
+    struct pd_error ignored; /* said at the next start */
+    const uint64_t now = pd_clock_monotonic_ns(NULL);
+    if (!p->places->grows_now || !pd_launch_placement_has_list(p)) return false;
+    if (!p->look.process) {
+        if (now - p->looked_ns < LOOK_NS) return false;
+        p->looked_ns = now;
+        return look_begin(p, &ignored) && false;
+    }
+    if (!pd_launch_look_poll(&p->look, 0) || look_end(p, &ignored)) return false;
+    const uint32_t slots = pd_launch_account_slots(&p->account, now), most = wanted && wanted < slots ? wanted : slots;
+    return most > p->offered;
+}
+
+void pd_launch_placement_deinit(struct pd_launch_placement *p)
+{
+    pd_launch_look_cancel(&p->look);
+    pd_launch_account_deinit(&p->account);
+    free(p->hosts);
+    p->hosts = NULL;
+}

@@ -1,0 +1,54 @@
+/* How many ranks the next start has, and on which hosts: what the configuration wants, what launch.hosts offer, and what hosts
+ * have cost so far (account.h).
+ *
+ *   without launch.hosts   ranks of this host, or of those that the starter knows itself: all counts here are those of the launch
+ *   with them              the list is read again, and hosts are asked whether they answer, before every start */
+#ifndef PD_TRAINER_LAUNCH_PLACEMENT_H
+#define PD_TRAINER_LAUNCH_PLACEMENT_H
+
+#include "trainer/launch/account.h"
+#include "trainer/launch/job.h"
+
+/* Borrowed from the configuration. */
+struct pd_launch_places {
+    const char *hosts, *agent; /* hosts "" or NULL: no list */
+    uint32_t slots;            /* of a host that does not say; 0: 1 */
+    bool grows_now;
+    double wait_seconds;
+    uint32_t min, max; /* ranks; 0: 1; as many as were asked for */
+};
+
+struct pd_launch_placement {
+    const struct pd_launch_places *places;
+    struct pd_launch_account account;
+    struct pd_launch_look look;
+    char *hosts;        /* of this start, for the starter; NULL: no list */
+    uint64_t looked_ns; /* while ranks run */
+    uint32_t offered;   /* ranks that could run at this start, of those wanted; a layout may take fewer */
+};
+
+static inline bool pd_launch_placement_has_list(const struct pd_launch_placement *p)
+{
+    return p->places->hosts && p->places->hosts[0];
+}
+
+/* Reads the list and asks the hosts.
+ *   errors  PD_UNSUPPORTED: no list can be had; PD_STOPPED: asked to leave meanwhile */
+PD_MUST_USE pd_status pd_launch_placement_look(struct pd_launch_placement *p, struct pd_launch_requests *requests,
+                                               struct pd_error *err);
+/* Ranks that can run now, of `wanted` (0: all that can): waits for hosts where they are fewer than places->min.
+ *   errors  PD_PEER_LOST: none came in places->wait_seconds; those of a look */
+PD_MUST_USE pd_status pd_launch_placement_ranks(struct pd_launch_placement *p, uint32_t wanted,
+                                                struct pd_launch_requests *requests, uint32_t *ret_ranks,
+                                                struct pd_error *err);
+/* The hosts of a start with so many ranks, no more than there is room for. */
+PD_MUST_USE pd_status pd_launch_placement_take(struct pd_launch_placement *p, uint32_t ranks, struct pd_error *err);
+/* A start has ended, and not well: looks again, charges hosts, and names them in the verdict. True: what ended is theirs, and the
+ * next start is without them. */
+bool pd_launch_placement_charge(struct pd_launch_placement *p, struct pd_launch_requests *requests,
+                                struct pd_launch_verdict *verdict);
+/* While ranks run, at every tick: whether more of `wanted` could. Never waits. */
+bool pd_launch_placement_has_grown(struct pd_launch_placement *p, uint32_t wanted);
+void pd_launch_placement_deinit(struct pd_launch_placement *p);
+
+#endif
