@@ -259,8 +259,8 @@ static void add_number(struct dcp *d, const struct item *item, const struct pd_t
     if (!is_step && !is_rate && !is_tokens) return;
     if (pd_torch_number(archive, item->name, pd_pickle_root(archive->pickle), &value, NULL) || !(value >= 0)) return;
     if (is_rate && !c->has_learning_rate) c->has_learning_rate = true, c->learning_rate = value;
-    if (is_step && !c->has_step) c->has_step = true, c->step = (uint64_t)value;
-    if (is_tokens && !c->has_tokens) c->has_tokens = true, c->tokens = (uint64_t)value;
+    if (is_step && !c->has_step) c->has_step = pd_torch_is_count(value, &c->step);
+    if (is_tokens && !c->has_tokens) c->has_tokens = pd_torch_is_count(value, &c->tokens);
 }
 
 static pd_status read_item(struct dcp *d, const struct item *item, struct pd_error *err)
@@ -312,10 +312,7 @@ static pd_status read_all(struct dcp *d, struct pd_error *err)
     PD_TRY(take_items(d, err));
     for (uint32_t i = 0; i < d->item_count; i++)
         PD_TRY(read_item(d, &d->items[i], err));
-    if (d->has_steps && d->step >= 0) {
-        d->catalog->counters.has_updates = true;
-        d->catalog->counters.updates = (uint64_t)d->step;
-    }
+    if (d->has_steps) d->catalog->counters.has_updates = pd_torch_is_count(d->step, &d->catalog->counters.updates);
     pd_torch_strip_wrapper(d->catalog);
     return pd_formats_add_texts(d->vfs, d->directory, d->catalog, err);
 }

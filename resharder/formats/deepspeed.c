@@ -153,8 +153,7 @@ static pd_status note_updates(struct deepspeed *d, const struct pd_pickle_node *
     double updates = 0;
     if (!step) return PD_OK;
     PD_TRY(pd_torch_number(&d->archive, "step", step, &updates, err));
-    d->catalog->counters.has_updates = updates >= 0;
-    d->catalog->counters.updates = updates >= 0 ? (uint64_t)updates : 0;
+    d->catalog->counters.has_updates = pd_torch_is_count(updates, &d->catalog->counters.updates);
     return PD_OK;
 }
 

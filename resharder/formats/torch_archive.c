@@ -197,6 +197,13 @@ static double number_of(enum pd_element element, const unsigned char *text)
     return value;
 }
 
+bool pd_torch_is_count(double number, uint64_t *ret)
+{
+    if (!(number >= 0 && number < 0x1p63)) return false;
+    *ret = (uint64_t)number;
+    return true;
+}
+
 pd_status pd_torch_number(const struct pd_torch_archive *archive, const char *name, const struct pd_pickle_node *node,
                           double *ret, struct pd_error *err)
 {

@@ -36,6 +36,8 @@ PD_MUST_USE pd_status pd_torch_tensor(const struct pd_torch_archive *archive, co
 /* Of a tensor of one element, or a plain number.   errors  as above; PD_CORRUPT: it is neither */
 PD_MUST_USE pd_status pd_torch_number(const struct pd_torch_archive *archive, const char *name,
                                       const struct pd_pickle_node *node, double *ret, struct pd_error *err);
+/* Steps or tokens, which torch keeps as floats. False, and *ret as it was: negative, not finite, or 2^63 and more. */
+bool pd_torch_is_count(double number, uint64_t *ret);
 
 /* ---- writing: an archive that holds one dense tensor, row-major ---- */
 

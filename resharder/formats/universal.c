@@ -106,7 +106,7 @@ static pd_status take_step(struct universal *u, const char *name, const struct p
 {
     double step = 0;
     PD_TRY(pd_torch_number(archive, name, pd_pickle_root(archive->pickle), &step, err));
-    if (step >= 0) u->catalog->counters.has_updates = true, u->catalog->counters.updates = (uint64_t)step;
+    if (pd_torch_is_count(step, &u->catalog->counters.updates)) u->catalog->counters.has_updates = true;
     return PD_OK;
 }
 

@@ -210,7 +210,7 @@ pd_status pd_zip_data(struct pd_file *file, const char *path, const struct pd_zi
 static unsigned char *store(unsigned char *p, uint64_t value, unsigned bytes)
 {
     for (unsigned i = 0; i < bytes; i++)
-        p[i] = (unsigned char)(value >> (8 * i));
+        p[i] = i < sizeof value ? (unsigned char)(value >> (8 * i)) : 0;
     return p + bytes;
 }
 

@@ -9,7 +9,8 @@ corpus=$build/corpus-$name
 command -v clang >/dev/null || { echo "run.sh: clang is needed: apt-get install clang" >&2; exit 69; }
 cmake -S "$top" -B "$build" -G Ninja -DCMAKE_C_COMPILER=clang -DPERDURE_FUZZ=ON -DPERDURE_CUDA=OFF -DPERDURE_MPI=OFF \
   -DPERDURE_ONEDNN=OFF \
-  -DPERDURE_SANITIZE=address,undefined "-DCMAKE_C_FLAGS=-fsanitize=fuzzer-no-link -Wno-unknown-warning-option" >/dev/null
+  -DPERDURE_SANITIZE=address,undefined "-DCMAKE_C_FLAGS=-fsanitize=fuzzer-no-link,float-cast-overflow -Wno-unknown-warning-option" >/dev/null
 ninja -C "$build" "fuzz_$name"
 mkdir -p "$corpus"
-exec "$build/bin/fuzz_$name" -runs="$executions" -max_len=4096 "$@" "$corpus" "$top/tests/fuzz/seeds/$name"
+longest=$(wc -c "$top/tests/fuzz/seeds/$name"/* | awk '$2 != "total" && $1 > most { most = $1 } END { print most }')
+exec "$build/bin/fuzz_$name" -runs="$executions" -max_len=$((longest > 4096 ? longest + 1024 : 4096)) "$@" "$corpus" "$top/tests/fuzz/seeds/$name"

@@ -1,6 +1,7 @@
 #include "resharder/formats/torch_archive.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -202,4 +203,13 @@ Test(zip, large_entries_have_wide_fields)
     pd_vfs_free(vfs);
     remove(path);
     free(text);
+}
+
+Test(torch_archive, only_what_fits_is_a_count)
+{
+    uint64_t count = 7;
+    const double none[] = {-1, (double)NAN, (double)INFINITY, 0x1p63, 1e300};
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
+        cr_assert(!pd_torch_is_count(none[i], &count) && count == 7, "%g", none[i]);
+    cr_assert(pd_torch_is_count(0x1p62, &count) && count == UINT64_C(1) << 62);
 }
