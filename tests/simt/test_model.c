@@ -174,9 +174,11 @@ static double forward_and_backward(struct side *s)
     DONE(pd_transformer_embed_backward(s->transformer, 0, g, s->dstream, &err));
     if (s->model->config.tie_embeddings)
         DONE(pd_add(s->math, pd_tensor_elements(&s->model->tensors.tensors[0]), s->gradient, PD_F32, s->tied, false, &err));
+    float losses[ROWS];
+    DONE(pd_transformer_losses(s->transformer, losses, &err));
     double loss = 0;
     for (int i = 0; i < ROWS; i++)
-        loss += (double)pd_transformer_losses(s->transformer)[i];
+        loss += (double)losses[i];
     return loss / ROWS;
 }
 

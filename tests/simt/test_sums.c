@@ -94,6 +94,25 @@ static void check_exact(size_t n, bool specials)
     free(terms);
 }
 
+/* Losses: the same sum as of doubles. */
+Test(sums, exact_of_floats)
+{
+    for (size_t n = 1; n < 5000; n = 3 * n + 1) {
+        uint64_t seed = n;
+        struct room x = room_random(PD_F32, n, 0, 100, &seed);
+        struct pd_superaccumulator want, got = {0};
+        pd_superaccumulator_init(&want);
+        for (size_t i = 0; i < n; i++)
+            pd_superaccumulator_add(&want, ((const float *)x.data)[i]);
+        simt_set_order(some_orders[n % SOME_ORDERS]);
+        MUST(pd_cuda_superaccumulate_floats(NULL, n, x.data, &got, &err));
+        simt_set_order(0);
+        const double a = pd_superaccumulator_value(&got), b = pd_superaccumulator_value(&want);
+        cr_assert(got.pending == n && memcmp(&a, &b, sizeof a) == 0, "%zu terms: %.17g, not %.17g", n, a, b);
+        room_free(&x);
+    }
+}
+
 Test(sums, exact)
 {
     check_exact(1, false);

@@ -266,6 +266,13 @@ static void take_gemm(struct pd_engine *e, struct pd_arena *arena)
                                 : pd_arena_take(arena, PD_MEMORY_BUFFERS, bytes);
 }
 
+static void take_loss(struct pd_engine *e, struct pd_arena *arena)
+{
+    struct pd_loss_sum *l = &e->own->loss;
+    l->sum = l->host_copy = pd_arena_take(arena, PD_MEMORY_BUFFERS, sizeof *l->sum);
+    if (e->options.is_gpu) l->host_copy = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *l->sum);
+}
+
 static void take_norm(struct pd_engine *e, struct pd_arena *arena)
 {
     struct pd_norm_sums *n = &e->own->norm;
@@ -315,6 +322,7 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     take_gemm(e, arena);
     PD_TRY(build_model(e, arena, err));
     take_norm(e, arena);
+    take_loss(e, arena);
     take_staging(e, arena);
     PD_TRY(pd_state_new(e, staging_bytes_of(e->options.model, &e->grid.layout), arena, &e->state, err));
     note_communicators(e, arena);

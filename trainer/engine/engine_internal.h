@@ -14,6 +14,11 @@ struct pd_norm_sums {
     bool by_block;                               /* sums in files are counted when a block's are complete */
 };
 
+/* The losses of a step: added up where they are made, read once. */
+struct pd_loss_sum {
+    struct pd_superaccumulator *sum, *host_copy; /* host_copy: where the host reads it; on a CPU the same */
+};
+
 struct pd_engine_own {
     uint32_t micro_batches; /* V */
     struct pd_laid_out laid_out;
@@ -26,6 +31,7 @@ struct pd_engine_own {
     struct pd_pipeline *pipeline;
     int32_t *sample; /* (4,T) a sequence before it is cut into pieces; NULL where it is not */
     struct pd_norm_sums norm;
+    struct pd_loss_sum loss;
     void *scratch_memory[PD_SCRATCH_PARTS]; /* on a GPU: the host's, of trainer/engine/scratch.c */
     void *gemm_operands;                    /* on a GPU: of pd_engine_gemm */
 };

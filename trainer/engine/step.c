@@ -18,7 +18,7 @@ struct step {
     uint64_t micro_batches, sequences; /* of all ranks; sequences that count */
     const struct pd_set_order *order;  /* in which it reads parameters */
     uint32_t next;                     /* place in it */
-    struct pd_superaccumulator loss;
+    bool has_losses;                   /* in the sum: the head is here */
     uint64_t tokens, wait_ns;
     uint64_t stage_ns[PD_STEP_STAGES];
 };
@@ -92,18 +92,33 @@ static pd_status fill_input(struct step *s, uint32_t slot, struct pd_error *err)
     return pd_transformer_input_filled(s->e->transformer, slot, err);
 }
 
-/* Token losses into the exact sum; all tensor-parallel ranks have them, the first counts them. */
+static pd_status begin_loss(struct pd_engine *e, struct pd_error *err)
+{
+    const struct pd_loss_sum *l = &e->own->loss;
+    pd_superaccumulator_init(l->host_copy);
+    return l->sum == l->host_copy ? PD_OK : pd_math_copy(e->math, l->sum, l->host_copy, sizeof *l->sum, err);
+}
+
+/* Token losses into the exact sum; all tensor-parallel ranks have them, the first counts them. The host does not wait. */
 static pd_status account(struct step *s, uint32_t slot, struct pd_error *err)
 {
     const int32_t *targets = pd_transformer_input(s->e->transformer, slot)->targets;
-    const float *losses = pd_transformer_losses(s->e->transformer);
     if (s->e->grid.place.tp > 0) return PD_OK;
-    PD_TRY(pd_math_sync(s->e->math, err));
-    for (uint64_t r = 0; r < pd_transformer_rows(s->e->transformer); r++) {
-        if (targets[r] < 0) continue;
-        pd_superaccumulator_add(&s->loss, losses[r]);
-        s->tokens++;
-    }
+    for (uint64_t r = 0; r < pd_transformer_rows(s->e->transformer); r++)
+        s->tokens += targets[r] >= 0;
+    s->has_losses = true;
+    return pd_transformer_add_losses(s->e->transformer, s->e->own->loss.sum, err);
+}
+
+/* Behind all micro-batches: where the host waits for a GPU. */
+static pd_status read_loss(const struct step *s, struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    const struct pd_loss_sum *l = &e->own->loss;
+    if (!s->has_losses || l->sum == l->host_copy) return PD_OK;
+    PD_TRY(pd_math_copy(e->math, l->host_copy, l->sum, sizeof *l->sum, err));
+    PD_TRY(pd_math_sync(e->math, err));
+    PD_CHECK(l->host_copy->pending <= PD_SUPERACCUMULATOR_PENDING_MAX);
     return PD_OK;
 }
 
@@ -326,6 +341,7 @@ static pd_status run_schedule(struct step *s, struct pd_error *err)
     const bool is_one_stage = s->e->grid.layout.pp == 1;
     pd_transformer_begin(s->e->transformer, s->learns);
     if (!is_one_stage) PD_TRY(check_leave(s->e, err));
+    PD_TRY(begin_loss(s->e, err));
     PD_TRY(begin_transfers(s, err));
     uint64_t since_ns = pd_clock_monotonic_ns(NULL);
     for (uint32_t i = 0; i < s->schedule->count; i++) {
@@ -338,18 +354,22 @@ static pd_status run_schedule(struct step *s, struct pd_error *err)
         pd_trace_end(begin, "step", a->is_backward ? "backward" : "forward", a->slot);
         end_stage(s, a->is_backward ? PD_STEP_BACKWARD : PD_STEP_FORWARD, &since_ns);
     }
-    return pd_pipeline_end(s->e->own->pipeline, &s->wait_ns, err);
+    PD_TRY(pd_pipeline_end(s->e->own->pipeline, &s->wait_ns, err));
+    PD_TRY(read_loss(s, err));
+    end_stage(s, s->learns ? PD_STEP_BACKWARD : PD_STEP_FORWARD, &since_ns);
+    return PD_OK;
 }
 
 /* Mean of the exact sum over all ranks. */
 static pd_status reduce_loss(struct step *s, double *ret_mean, struct pd_error *err)
 {
+    struct pd_superaccumulator *loss = s->e->own->loss.host_copy;
     uint64_t sums[2] = {s->tokens, s->wait_ns};
-    PD_TRY(pd_exact_sum_reduce(&s->loss, s->e->own->comm, err));
+    PD_TRY(pd_exact_sum_reduce(loss, s->e->own->comm, err));
     if (s->e->own->comm) PD_TRY(pd_comm_all_reduce(s->e->own->comm, sums, 2, PD_REDUCE_SUM_U64, err));
     s->tokens = sums[0];
     s->wait_ns = sums[1];
-    *ret_mean = s->tokens ? pd_superaccumulator_value(&s->loss) / (double)s->tokens : 0.0;
+    *ret_mean = s->tokens ? pd_superaccumulator_value(loss) / (double)s->tokens : 0.0;
     return PD_OK;
 }
 
@@ -398,7 +418,6 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
                      .micro_batches = e->own->micro_batches,
                      .sequences = e->options.config->batch.sequences};
     struct pd_step_result result = {.learning_rate = pd_learning_rate(e->options.config, updates)};
-    pd_superaccumulator_init(&s.loss);
     PD_TRY(pd_optimizer_begin(e, err));
     pd_zero_begin_step(e->zero, first_sample);
     const uint64_t start = pd_trace_begin();
@@ -446,7 +465,6 @@ pd_status pd_engine_validate(struct pd_engine *e, uint32_t sequences, double *re
                      .split = PD_SPLIT_VALIDATION,
                      .micro_batches = micro_batches,
                      .sequences = sequences};
-    pd_superaccumulator_init(&s.loss);
     pd_status st = pd_set_order_new(&schedule, e->own->chunks, head_set(e), false, &order, err);
     if (!st) st = run_schedule(&s, err);
     if (!st) st = reduce_loss(&s, ret_loss, err);

@@ -360,6 +360,14 @@ pd_status pd_superaccumulate(struct pd_math *math, uint64_t n, const double *ter
     return math->ops->superaccumulate(math, n, terms, sum, err);
 }
 
+pd_status pd_superaccumulate_floats(struct pd_math *math, uint64_t n, const float *terms, struct pd_superaccumulator *sum,
+                                    struct pd_error *err)
+{
+    if (n == 0) return PD_OK;
+    PD_CHECK(terms && sum && n <= PD_SUPERACCUMULATOR_PENDING_MAX);
+    return math->ops->superaccumulate_floats(math, n, terms, sum, err);
+}
+
 pd_status pd_adam(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *r, struct pd_error *err)
 {
     if (r->n == 0) return PD_OK;

@@ -85,6 +85,14 @@ pd_status pd_cpu_superaccumulate_slot(struct pd_math *math, uint64_t n, const do
     return PD_OK;
 }
 
+pd_status pd_cpu_superaccumulate_floats_slot(struct pd_math *math, uint64_t n, const float *terms,
+                                             struct pd_superaccumulator *sum, struct pd_error *err)
+{
+    for (uint64_t i = 0; i < n; i++)
+        pd_superaccumulator_add(sum, terms[i]);
+    return PD_OK;
+}
+
 pd_status pd_cpu_replay_slot(struct pd_math *math, const struct pd_math_key *key, bool *ret_done, struct pd_error *err)
 {
     *ret_done = false;

@@ -53,6 +53,8 @@
 #define PD_MATH_PLAIN(X) \
     /* *sum += terms (n), exactly: as integers, so in any order (superaccumulator.h). A GPU does not normalise. */ \
     X(superaccumulate, (uint64_t n, const double *terms, struct pd_superaccumulator *sum), n, terms, sum) \
+    /* Likewise of fp32 terms */ \
+    X(superaccumulate_floats, (uint64_t n, const float *terms, struct pd_superaccumulator *sum), n, terms, sum) \
     /* AdamW over one range; step and range themselves are host memory */ \
     X(adam, (const struct pd_adam_step *step, const struct pd_adam_range *range), step, range) \
     /* dst = src, in the order of operations: memory of the device or of the host on either side. Overlap is not allowed. */ \

@@ -139,10 +139,15 @@ static pd_status head_piece(struct pd_transformer *t, void *context, uint32_t pl
     return micro_batch == dmatrix ? PD_OK : pd_add(t->math, vocab * hidden, dmatrix, PD_F32, micro_batch, false, err);
 }
 
-static pd_status copy_losses_to_host(struct pd_transformer *t, struct pd_error *err)
+pd_status pd_transformer_add_losses(struct pd_transformer *t, struct pd_superaccumulator *sum, struct pd_error *err)
 {
-    if (!t->options.on_device) return PD_OK;
-    return pd_math_copy(t->math, t->host_losses, t->losses, t->rows * sizeof(float), err);
+    return pd_superaccumulate_floats(t->math, t->rows, t->losses, sum, err);
+}
+
+pd_status pd_transformer_losses(struct pd_transformer *t, float *ret_losses, struct pd_error *err)
+{
+    PD_TRY(pd_math_copy(t->math, ret_losses, t->losses, t->rows * sizeof(float), err));
+    return pd_math_sync(t->math, err);
 }
 
 pd_status pd_transformer_head(struct pd_transformer *t, uint32_t slot, void *const *weights, float *const *gradients,
@@ -160,13 +165,13 @@ pd_status pd_transformer_head(struct pd_transformer *t, uint32_t slot, void *con
         for (uint32_t place = 0; place < t->sp.pieces; place++)
             PD_TRY(head_piece(t, &h, place, NULL, err));
         pd_trace_end(begin, "compute", "head", slot);
-        return copy_losses_to_host(t, err);
+        return PD_OK;
     }
     PD_TRY(pd_sum_pieces(t, t->share.vocab_columns * t->model->config.hidden, head_piece, &h, gradients[matrix], err));
     pd_transformer_set_dstream(t, dstream);
     PD_TRY(pd_norm_gradient(t, &n, NULL, gradients[0], pd_norm_is_layer(t) ? gradients[1] : NULL, err));
     pd_trace_end(begin, "compute", "head and its gradients", slot);
-    return copy_losses_to_host(t, err);
+    return PD_OK;
 }
 
 pd_status pd_transformer_row_logits(struct pd_transformer *t, void *const *head_weights, uint64_t row, float *ret_logits,

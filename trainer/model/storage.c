@@ -188,7 +188,6 @@ static void take_head(struct pd_transformer *t, struct pd_arena *arena)
     t->head_norm = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
     t->logits = take(arena, t->logits_rows * t->ld_logits, sizeof(float));
     t->losses = take(arena, t->rows, sizeof(float));
-    t->host_losses = t->options.on_device ? take_host(arena, t->rows, sizeof(float)) : t->losses;
     if (t->partition.tp == 1) return;
     const uint64_t all = t->logits_rows * t->partition.tp;
     const uint32_t peers = t->partition.tp - 1;

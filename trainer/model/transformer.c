@@ -283,11 +283,6 @@ pd_status pd_transformer_stream(struct pd_transformer *t, uint32_t slot, uint32_
     return pd_activations_input(t, slot, block, ret_stream, err);
 }
 
-const float *pd_transformer_losses(const struct pd_transformer *t)
-{
-    return t->host_losses;
-}
-
 void pd_transformer_set_adds(struct pd_transformer *t, bool adds)
 {
     PD_CHECK(!adds || (t->options.may_add && t->sp.pieces == 1));

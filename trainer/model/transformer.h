@@ -80,8 +80,12 @@ PD_MUST_USE pd_status pd_transformer_input_begin(struct pd_transformer *transfor
 PD_MUST_USE pd_status pd_transformer_input_filled(struct pd_transformer *transformer, uint32_t slot, struct pd_error *err);
 /* What the slot holds, to be read; filled without begin and filled only where the math is the host's. */
 struct pd_micro_batch_input *pd_transformer_input(struct pd_transformer *transformer, uint32_t slot);
-/* (R) after the head and pd_math_sync: 0 where target < 0; host memory */
-const float *pd_transformer_losses(const struct pd_transformer *transformer);
+/* *sum += the losses of the micro-batch whose head came last, each row's, 0 where its target is negative. Memory of the
+ * device; nobody waits. */
+PD_MUST_USE pd_status pd_transformer_add_losses(struct pd_transformer *transformer, struct pd_superaccumulator *sum,
+                                                struct pd_error *err);
+/* The same losses (R), in host memory; waits for the device. */
+PD_MUST_USE pd_status pd_transformer_losses(struct pd_transformer *transformer, float *ret_losses, struct pd_error *err);
 /* The input of a block this rank holds, or of the head (block = layers): where embed, the block before, or a transfer from
  * the stage before writes it.   (R,C) act */
 PD_MUST_USE pd_status pd_transformer_stream(struct pd_transformer *transformer, uint32_t slot, uint32_t block,

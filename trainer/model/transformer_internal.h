@@ -153,10 +153,9 @@ struct pd_transformer {
     struct pd_block_activations *blocks; /* (places): what is not kept aliases `work` */
     struct pd_block_activations work;    /* of what is computed again */
     float *head_mean, *head_rstd;
-    void *head_norm;    /* (R,C) */
-    float *logits;      /* (logits_rows, V), rows ld_logits apart */
-    float *losses;      /* (R) */
-    float *host_losses; /* the same memory unless far */
+    void *head_norm; /* (R,C) */
+    float *logits;   /* (logits_rows, V), rows ld_logits apart */
+    float *losses;   /* (R) */
     /* backward */
     void *dstream; /* (R,C) of the backward being run, the caller's */
     void *dnorm;   /* (R,C) */

@@ -260,11 +260,10 @@ static pd_status run_micro_batch(struct rank *r, struct pd_error *err)
 }
 
 /* Every tp rank has all rows of its pieces: they must agree. */
-static void keep_rows(struct rank *r)
+static void keep_rows(struct rank *r, const float *losses)
 {
     struct world *w = r->w;
     const uint64_t bytes = w->model->config.hidden * pd_dtype_bytes(w->c.dtype);
-    const float *losses = pd_transformer_losses(r->transformer);
     if (r->p.tp_rank) return;
     for (uint64_t row = 0; row < pd_transformer_rows(r->transformer); row++) {
         w->out.losses[global_row(r, row)] = losses[row];
@@ -296,10 +295,14 @@ static pd_status arena_new(struct rank *r, const struct pd_memory_plan *plan, st
 
 static void keep(struct rank *r, float *part)
 {
+    float *losses = calloc(pd_transformer_rows(r->transformer), sizeof *losses);
+    struct pd_error err;
+    cr_assert_eq(pd_transformer_losses(r->transformer, losses, &err), PD_OK, "%s", err.message);
     if (r->far) far_open(r->far);
-    keep_rows(r);
+    keep_rows(r, losses);
     keep_gradients(r, part);
     if (r->far) far_close(r->far);
+    free(losses);
 }
 
 static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error *err)

@@ -193,7 +193,7 @@ static void backward(struct stage *g, const struct setup *s, const struct pd_sta
     if (chunk->has_head) {
         unit_of(s, LAYERS + 1, micro_batch, w, gr);
         cr_assert_eq(pd_transformer_head(g->transformer, slot, w, gr, 1.0f, dstream, &err), PD_OK);
-        memcpy(losses, pd_transformer_losses(g->transformer), ROWS * sizeof(float));
+        cr_assert_eq(pd_transformer_losses(g->transformer, losses, &err), PD_OK);
     }
     for (uint32_t i = chunk->block_count; i-- > 0;) {
         unit_of(s, chunk->first_block + i + 1, micro_batch, w, gr);

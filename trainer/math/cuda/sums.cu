@@ -92,7 +92,7 @@ PD_DEVICE void add_exactly(double term, word *limbs, word *flags)
         if (parts[i]) atomicAdd(&limbs[limb + i], sign ? 0ull - parts[i] : parts[i]);
 }
 
-static __global__ void accumulate(uint64_t n, const double *terms, exact_sum sum)
+template <typename TERM> static __global__ void accumulate(uint64_t n, const TERM *terms, exact_sum sum)
 {
     PD_SHARED(word, limbs, [PD_SUPERACCUMULATOR_LIMBS + 1]); /* and the flags */
     for (unsigned i = threadIdx.x; i <= PD_SUPERACCUMULATOR_LIMBS; i += blockDim.x)
@@ -100,7 +100,7 @@ static __global__ void accumulate(uint64_t n, const double *terms, exact_sum sum
     __syncthreads();
     const uint64_t threads = static_cast<uint64_t>(gridDim.x) * blockDim.x;
     for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += threads)
-        add_exactly(terms[i], limbs, &limbs[PD_SUPERACCUMULATOR_LIMBS]);
+        add_exactly(static_cast<double>(terms[i]), limbs, &limbs[PD_SUPERACCUMULATOR_LIMBS]);
     __syncthreads();
     for (unsigned i = threadIdx.x; i < PD_SUPERACCUMULATOR_LIMBS; i += blockDim.x)
         if (limbs[i]) atomicAdd(&sum.limbs[i], limbs[i]);
@@ -109,12 +109,26 @@ static __global__ void accumulate(uint64_t n, const double *terms, exact_sum sum
     if (blockIdx.x == 0) atomicAdd(sum.pending, static_cast<word>(n));
 }
 
-pd_status pd_cuda_superaccumulate(void *stream, uint64_t n, const double *terms, struct pd_superaccumulator *sum,
-                                  struct pd_error *err)
+template <typename TERM>
+static pd_status accumulate_launch(void *stream, uint64_t n, const TERM *terms, struct pd_superaccumulator *sum,
+                                   pd_error *err)
 {
     const exact_sum words = {reinterpret_cast<word *>(sum->limbs), reinterpret_cast<word *>(&sum->flags),
                              reinterpret_cast<word *>(&sum->pending)};
     const unsigned wanted = pd_blocks(n, TERMS_PER_THREAD * PD_THREADS);
     const unsigned blocks = wanted < EXACT_BLOCKS_MAX ? wanted : EXACT_BLOCKS_MAX;
-    return PD_LAUNCH(err, accumulate, blocks, PD_THREADS, 0, stream, n, terms, words);
+    return PD_LAUNCH(err, accumulate<TERM>, blocks, PD_THREADS, 0, stream, n, terms, words);
+}
+
+pd_status pd_cuda_superaccumulate(void *stream, uint64_t n, const double *terms, struct pd_superaccumulator *sum,
+                                  struct pd_error *err)
+{
+    return accumulate_launch(stream, n, terms, sum, err);
+}
+
+/* A term that is subnormal as fp32 is flushed as everywhere else. */
+pd_status pd_cuda_superaccumulate_floats(void *stream, uint64_t n, const float *terms, struct pd_superaccumulator *sum,
+                                         struct pd_error *err)
+{
+    return accumulate_launch(stream, n, terms, sum, err);
 }
