@@ -63,10 +63,11 @@ void pd_pickle_put_u64(struct pd_pickle_writer *w, uint64_t value)
     if (value <= INT32_MAX) {
         pd_pickle_do(w, "J");
         put_number(w, value, 4);
-    } else { /* nine bytes, the last one the sign's */
-        pd_pickle_do(w, "\x8a\x09");
+    } else { /* as Python: a ninth byte only where the eighth would say a sign */
+        const bool is_long = value > INT64_MAX;
+        pd_pickle_do(w, is_long ? "\x8a\x09" : "\x8a\x08");
         put_number(w, value, 8);
-        put(w, "", 1);
+        put(w, "", is_long);
     }
 }
 

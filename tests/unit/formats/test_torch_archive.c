@@ -1,6 +1,7 @@
 #include "resharder/formats/torch_archive.h"
 
 #include <criterion/criterion.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -212,4 +213,22 @@ Test(torch_archive, only_what_fits_is_a_count)
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
         cr_assert(!pd_torch_is_count(none[i], &count) && count == 7, "%g", none[i]);
     cr_assert(pd_torch_is_count(0x1p62, &count) && count == UINT64_C(1) << 62);
+}
+
+/* Offsets of a file beyond 2 GiB. */
+Test(pickle, whole_numbers_that_are_written_are_read)
+{
+    static const uint64_t values[] = {0, INT32_MAX, (uint64_t)INT32_MAX + 1, UINT32_MAX, UINT64_C(1) << 40, INT64_MAX};
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
+        struct pd_pickle_writer w = {0};
+        struct pd_pickle *pickle = NULL;
+        uint64_t value = 0;
+        pd_pickle_begin(&w);
+        pd_pickle_put_u64(&w, values[i]);
+        cr_assert_eq(pd_pickle_finish(&w, &err), PD_OK);
+        cr_assert_eq(pd_pickle_parse("number", w.text, w.bytes, &pickle, NULL, &err), PD_OK, "%s", err.message);
+        cr_assert(pd_pickle_is_u64(pd_pickle_root(pickle), &value) && value == values[i], "%" PRIu64, values[i]);
+        pd_pickle_free(pickle);
+        pd_pickle_writer_deinit(&w);
+    }
 }
