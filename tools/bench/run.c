@@ -73,7 +73,7 @@ pd_status pd_bench_run_configure(struct pd_bench_run *run, const struct pd_bench
 
 pd_status pd_bench_run_open(struct pd_bench_run *run, uint32_t threads, struct pd_error *err)
 {
-    PD_TRY(pd_whole_engine_open(&run->config, NULL, &run->device, threads, &run->whole, err));
+    PD_TRY(pd_whole_engine_open(&run->config, run->comm, &run->device, threads, &run->whole, err));
     return run->config.offload.optimizer == PD_PLACE_NVME ? PD_OK : pd_state_init(run->whole.engine->state, NULL, err);
 }
 

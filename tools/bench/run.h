@@ -19,6 +19,7 @@ struct pd_bench_run_options {
 
 struct pd_bench_run {
     struct pd_config config;
+    struct pd_comm *comm;         /* borrowed, set before it is opened; NULL: one rank */
     struct pd_rank_device device; /* of the caller's pd_rank_device_open; without one: the CPU */
     struct pd_whole_engine whole;
 };

@@ -8,6 +8,7 @@ static const struct pd_command benches[] = {
     {"reshard", "[--dir DIR] [--bytes 1G]", "loading and rewriting under other layouts, and the plan", pd_bench_reshard},
     {"offload", "[--dir DIR] [--bytes 1536M]", "an optimizer step on state in files against the disk", pd_bench_offload},
     {"step", "[--preset NAME]", "a training step against its GEMMs alone", pd_bench_step},
+    {"exchange", "[--hosts N] [--ranks N]", "bytes and time of a step between hosts", pd_bench_exchange},
     {"attention", "[--device NAME]", "attention alone, forward and backward", pd_bench_attention},
     {"adam", "[--threads N]", "the AdamW update against the bandwidth of memory", pd_bench_adam},
     {"tokenize", "--tokenizer PATH TEXT", "encoding text against the tokenizers package", pd_bench_tokenize},

@@ -6,13 +6,17 @@
 #include "ckpt/base/checked.h"
 #include "trainer/comm/progress.h"
 
-#define CHUNK_BYTES (UINT64_C(512) << 10)
+/* As in reduce_scatter.c. */
+#define CHUNKS 4u
+#define CHUNK_BYTES_MIN (UINT64_C(128) << 10)
+#define CHUNK_BYTES_MAX (UINT64_C(4) << 20)
 
 static const char fault[] = "comm.all_gather.flip";
 
 struct walk {
     struct pd_progress *engine;
     const struct pd_comm_op *op;
+    uint64_t chunk;  /* bytes of a part */
     uint32_t hosts;  /* other hosts in a round */
     uint64_t rounds; /* of a chunk */
     struct pd_messages messages;
@@ -71,10 +75,10 @@ static void gather_inside(struct walk *w, const struct round *r)
 
 static struct round round_of(const struct walk *w, uint64_t number)
 {
-    const uint64_t others = w->engine->hosts.count - 1, first = number / w->rounds * CHUNK_BYTES;
+    const uint64_t others = w->engine->hosts.count - 1, first = number / w->rounds * w->chunk;
     const uint32_t from = (uint32_t)(1 + number % w->rounds * w->hosts);
     return (struct round){.first = first,
-                          .bytes = pd_min_u64(CHUNK_BYTES, w->op->part_bytes - first),
+                          .bytes = pd_min_u64(w->chunk, w->op->part_bytes - first),
                           .from = from,
                           .to = (uint32_t)pd_min_u64((uint64_t)from + w->hosts, others + 1),
                           .is_first = number % w->rounds == 0};
@@ -84,6 +88,7 @@ static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *
 {
     const uint32_t others = engine->hosts.count - 1, most = PD_ROUND_PARTS / engine->hosts.largest;
     struct walk w = {.engine = engine, .op = op, .hosts = most ? most : 1};
+    w.chunk = pd_max_u64(pd_min_u64(pd_divide_up(op->part_bytes, CHUNKS), CHUNK_BYTES_MAX), CHUNK_BYTES_MIN);
     w.rounds = others ? pd_divide_up(others, w.hosts) : 1;
     w.messages = (struct pd_messages){.sends = engine->sends,
                                       .recvs = engine->recvs,
@@ -96,7 +101,7 @@ static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *
 
 static pd_status run_rounds(struct walk *w, struct pd_error *err)
 {
-    const uint64_t rounds = pd_divide_up(w->op->part_bytes, CHUNK_BYTES) * w->rounds;
+    const uint64_t rounds = pd_divide_up(w->op->part_bytes, w->chunk) * w->rounds;
     struct round before = {.bytes = 0};
     for (uint64_t number = 0; number <= rounds && rounds; number++) {
         w->messages.send_count = w->messages.recv_count = 0;

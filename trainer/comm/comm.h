@@ -120,7 +120,8 @@ PD_MUST_USE pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op,
  * `what`. Until the wait parts and sum belong to the operation: peers may read `parts`, and the caller touches neither.
  *
  *   reduce_scatter  parts (size, count) of each rank -> sum (count): of part number `rank` of all ranks, modulo 2^64. sum may
- *                   be the own part, parts + rank * count, and overlaps parts nowhere else; other parts stay as they are
+ *                   be the own part, parts + rank * count, and overlaps parts nowhere else. Parts are used up: sums of others
+ *                   may be made in them
  *   all_gather      parts (size, bytes), of which the own is filled -> all of them, the same on every rank
  *
  * Where ranks are processes, (host_count - 1) / host_count of the parts leave a host once, however many ranks it has

@@ -3,22 +3,25 @@
  * Between threads it is one exchange whose receiver reads the parts of all (direct.c). Between processes it goes host by host:
  *
  *   inside   the ranks of a host divide the parts of a round: the one whose column a part is in (hosts.h) adds what the others
- *            send it, in `room`
+ *            send it to its own, in place
  *   outside  it sends that sum to the part's owner, who adds it
  *
- * Parts are cut into chunks of elements, and each chunk is done in rounds of as many hosts as fit in the room: in round n hosts
- * send to those `from` .. `to` after them. One exchange carries the inside of a round and the outside of the round before it,
- * so links between hosts work while sums are made. A rank's own host is part of a chunk's first round, its sums need no room.
+ * Parts are cut into chunks of elements, and each chunk is done in rounds of some hosts: in a round hosts send to those `from`
+ * to `to` after them. One exchange carries the inside of a round and the outside of the round before it, so links between
+ * hosts work while sums are made. A rank's own host is part of a chunk's first round.
  *
- *   room  two halves, one a round in turn: (to - from, parts of a host in this column, chunk), then, where sums are made for a
- *         device, (chunk) of the own part
+ *   room  where parts are a device's, sums are made in it. Two halves, one a round in turn: (hosts, parts of a host in this
+ *         column, chunk), and at its end, one a chunk in turn, (chunk) of the own part
  */
 #include "ckpt/base/checked.h"
 #include "trainer/comm/progress.h"
 
 #include <string.h>
 
-#define CHUNK_COUNT_MAX (UINT64_C(1) << 16)
+/* Few, so that ranks seldom wait for one another, and enough that inside and outside overlap. */
+#define CHUNKS 8u
+#define CHUNK_COUNT_MIN (UINT64_C(1) << 14)
+#define CHUNK_COUNT_MAX (UINT64_C(1) << 19)
 
 static const char fault[] = "comm.reduce_scatter.flip";
 
@@ -55,11 +58,11 @@ static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *
     const uint64_t columns = pd_divide_up(hosts->largest, hosts->smallest);
     const uint64_t half = engine->room_bytes / 2 / sizeof(uint64_t);
     struct walk w = {.engine = engine, .op = op, .count = op->part_bytes / sizeof(uint64_t)};
-    w.chunk = pd_min_u64(w.count, CHUNK_COUNT_MAX);
-    if (others || op->memory) w.chunk = pd_min_u64(w.chunk, half / (columns + 1));
+    w.chunk = pd_max_u64(pd_min_u64(pd_divide_up(w.count, CHUNKS), CHUNK_COUNT_MAX), CHUNK_COUNT_MIN);
+    if (op->memory) w.chunk = pd_min_u64(w.chunk, half / (columns + 1));
     w.hosts = 1;
     while (w.hosts < others && (w.hosts + 1) * hosts->largest <= PD_ROUND_PARTS &&
-           ((w.hosts + 1) * columns + 1) * w.chunk <= half)
+           (!op->memory || ((w.hosts + 1) * columns + 1) * w.chunk <= half))
         w.hosts++;
     w.rounds = others ? pd_divide_up(others, w.hosts) : 1;
     w.half = half;
@@ -117,11 +120,13 @@ static pd_status add_here(struct walk *w, uint32_t part, uint64_t *sum, const st
     return PD_OK;
 }
 
-/* The j-th part of a host is in the j-th column. */
+/* Of the j-th part of a host, which is in this rank's column. */
 static uint64_t *sum_of(const struct walk *w, const struct round *r, uint32_t distance, uint32_t j)
 {
-    const uint32_t index = (distance - r->from) * w->columns + j / pd_hosts_ranks(&w->engine->hosts, w->engine->hosts.mine);
-    return r->sums + index * w->chunk;
+    const struct pd_hosts *hosts = &w->engine->hosts;
+    const uint32_t part = hosts->ranks[hosts->first[pd_hosts_after(hosts, distance)] + j];
+    if (!w->op->memory || is_alone(w)) return part_of(w, part, r);
+    return r->sums + ((distance - r->from) * w->columns + j / pd_hosts_ranks(hosts, hosts->mine)) * w->chunk;
 }
 
 /* One that is alone on its host has nothing to add for others. */
@@ -152,7 +157,7 @@ static void add_outside(struct walk *w, const struct round *r)
         const uint32_t host = pd_hosts_after(hosts, d);
         for (uint32_t j = hosts->slot; j < pd_hosts_ranks(hosts, host); j += ranks) {
             const uint32_t part = hosts->ranks[hosts->first[host] + j];
-            send(w, part, is_alone(w) ? part_of(w, part, r) : sum_of(w, r, d, j), r->count);
+            send(w, part, sum_of(w, r, d, j), r->count);
         }
         receive(w, pd_hosts_column(hosts, pd_hosts_before(hosts, d), hosts->slot), r->own, r->count);
     }

@@ -1,0 +1,313 @@
+/* perdure bench exchange: what gradients and parameters cost between hosts, over the collectives alone or over whole steps.
+ *
+ * Ranks are processes, started as perdure train starts them; hosts are pretended, or network namespaces that
+ * tools/bench/hosts.sh has joined by a bridge. A host of H sends (8 + 2) * P * (H - 1) / H bytes of P parameters under ZeRO-1
+ * and 2, and (8 + 4) * P * (H - 1) / H under ZeRO-3, which gathers twice: terms of 8 bytes to their owners, parameters in bf16
+ * from them. What was sent over that is the ratio, by the communicator's own count and by the counters of the interfaces.
+ *
+ * A measurement lies between two barriers, which are counted with it. */
+#include "ckpt/base/checked.h"
+#include "ckpt/base/clock.h"
+#include "ckpt/base/parse.h"
+#include "tools/bench/bench.h"
+#include "tools/bench/run.h"
+#include "tools/command.h"
+#include "trainer/launch/starter.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { TERM_BYTES = 8, PARAMETER_BYTES = 2, RUNS_MAX = PD_BENCH_PAIRS_MAX, WORDS_MAX = 64, SEQUENCE_TOKENS = 16 };
+
+struct exchange_bench {
+    uint32_t hosts, ranks, runs;
+    uint64_t parameters; /* of the collectives alone */
+    double gbit;         /* of a host's link; 0: not known */
+    const char *interface;
+    bool json, is_rank, is_bare;
+    const char *words[WORDS_MAX]; /* settings of the runs */
+    uint32_t word_count;
+    struct pd_comm *comm;
+    struct pd_report report;
+    double worst_bytes, worst_wire, worst_time; /* ratios */
+};
+
+/* What one of them took, over all ranks. */
+struct sample {
+    double seconds;
+    uint64_t leaving_bytes, wire_bytes;
+};
+
+/* ---- counters ---- */
+
+/* Bytes that this host has sent over its interface: one of its ranks says them. */
+static pd_status read_wire(const struct exchange_bench *b, uint64_t *ret_bytes, struct pd_error *err)
+{
+    char path[256], text[32] = "";
+    *ret_bytes = 0;
+    if (!b->interface || b->comm->rank_here) return PD_OK;
+    snprintf(path, sizeof path, "/sys/class/net/%.100s/statistics/tx_bytes", b->interface);
+    FILE *f = fopen(path, "re");
+    if (!f) PD_FAIL_ERRNO(err, errno, "%s: the counter of a host's link", path);
+    const bool is_read = fgets(text, sizeof text, f) != NULL;
+    fclose(f);
+    text[strcspn(text, "\n")] = '\0';
+    if (!is_read || !pd_parse_u64(text, ret_bytes)) PD_FAIL(err, PD_IO, "%s is no number", path);
+    return PD_OK;
+}
+
+static pd_status look(const struct exchange_bench *b, uint64_t ret_now[3], struct pd_error *err)
+{
+    struct pd_comm_traffic traffic;
+    PD_TRY(pd_comm_barrier(b->comm, err));
+    pd_comm_traffic(b->comm, &traffic);
+    PD_TRY(read_wire(b, &ret_now[1], err));
+    ret_now[0] = traffic.leaving_bytes;
+    ret_now[2] = pd_clock_monotonic_ns(NULL);
+    return PD_OK;
+}
+
+static pd_status measure(const struct exchange_bench *b, pd_status (*run)(void *, uint64_t, struct pd_error *),
+                         void *context, uint64_t number, struct sample *ret_sample, struct pd_error *err)
+{
+    uint64_t before[3], after[3];
+    PD_TRY(look(b, before, err));
+    PD_TRY(run(context, number, err));
+    PD_TRY(look(b, after, err));
+    uint64_t sums[2] = {after[0] - before[0], after[1] - before[1]}, longest = after[2] - before[2];
+    PD_TRY(pd_comm_all_reduce(b->comm, sums, 2, PD_REDUCE_SUM_U64, err));
+    PD_TRY(pd_comm_all_reduce(b->comm, &longest, 1, PD_REDUCE_MAX_U64, err));
+    *ret_sample = (struct sample){(double)longest * 1e-9, sums[0], sums[1]};
+    return PD_OK;
+}
+
+/* ---- results ---- */
+
+static void report_one(struct exchange_bench *b, const char *name, const char *what, double value, enum pd_unit unit)
+{
+    char key[96];
+    snprintf(key, sizeof key, "%s_%s", name, what);
+    if (b->comm->rank == 0) pd_report_double(&b->report, key, value, unit);
+}
+
+static double worse(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+/* The first run, in which links are made, is left out. */
+static pd_status measure_all(struct exchange_bench *b, const char *name, double parameters, uint32_t bytes_each,
+                             pd_status (*run)(void *, uint64_t, struct pd_error *), void *context, struct pd_error *err)
+{
+    const double others = b->comm->host_count - 1, ideal = parameters * bytes_each * others; /* of all hosts together */
+    double seconds[RUNS_MAX], leaving = 0, wire = 0;
+    struct sample sample;
+    for (uint32_t i = 0; i <= b->runs; i++) {
+        PD_TRY(measure(b, run, context, i, &sample, err));
+        if (i == 0) continue;
+        seconds[i - 1] = sample.seconds;
+        leaving += (double)sample.leaving_bytes / b->runs;
+        wire += (double)sample.wire_bytes / b->runs;
+    }
+    const double median = pd_bench_quantile(seconds, b->runs, 0.5);
+    report_one(b, name, "seconds", median, PD_UNIT_SECONDS);
+    if (ideal <= 0) return PD_OK;
+    report_one(b, name, "host_bytes_ratio", leaving / ideal, PD_UNIT_NONE);
+    b->worst_bytes = worse(b->worst_bytes, leaving / ideal);
+    if (b->interface) {
+        report_one(b, name, "host_wire_bytes_ratio", wire / ideal, PD_UNIT_NONE);
+        b->worst_wire = worse(b->worst_wire, wire / ideal);
+    }
+    if (b->gbit > 0) {
+        const double least = ideal / b->comm->host_count * 8e-9 / b->gbit;
+        report_one(b, name, "wire_ratio", median / least, PD_UNIT_NONE);
+        b->worst_time = worse(b->worst_time, median / least);
+    }
+    return PD_OK;
+}
+
+/* ---- the collectives alone ---- */
+
+struct bare {
+    struct pd_comm *comm;
+    uint64_t count; /* parameters of a part */
+    uint64_t *terms;
+    uint8_t *working;
+    uint32_t gathers;
+};
+
+static pd_status run_bare(void *context, uint64_t number, struct pd_error *err)
+{
+    struct bare *bare = context;
+    struct pd_comm_op op = {.what = "terms"};
+    (void)number;
+    PD_TRY(pd_comm_start_reduce_scatter(bare->comm, &op, bare->terms, bare->count,
+                                        bare->terms + bare->comm->rank * bare->count, err));
+    PD_TRY(pd_comm_wait(bare->comm, &op, err));
+    for (uint32_t i = 0; i < bare->gathers; i++) {
+        op.what = "parameters";
+        PD_TRY(pd_comm_start_all_gather(bare->comm, &op, bare->working, bare->count * PARAMETER_BYTES, err));
+        PD_TRY(pd_comm_wait(bare->comm, &op, err));
+    }
+    return PD_OK;
+}
+
+static pd_status bench_bare(struct exchange_bench *b, struct pd_error *err)
+{
+    struct bare bare = {.comm = b->comm, .count = pd_divide_up(b->parameters, b->comm->size)};
+    void *terms, *working;
+    const uint64_t all = bare.count * b->comm->size;
+    PD_TRY(pd_bench_map(all * TERM_BYTES, &terms, err));
+    PD_TRY(pd_bench_map(all * PARAMETER_BYTES, &working, err));
+    bare.terms = terms;
+    bare.working = working;
+    for (bare.gathers = 1; bare.gathers <= 2; bare.gathers++) {
+        const char *name = bare.gathers == 1 ? "collectives_one_gather" : "collectives_two_gathers";
+        PD_TRY(measure_all(b, name, (double)all, TERM_BYTES + PARAMETER_BYTES * bare.gathers, run_bare, &bare, err));
+    }
+    return PD_OK;
+}
+
+/* ---- whole steps ---- */
+
+static pd_status run_step(void *context, uint64_t number, struct pd_error *err)
+{
+    double seconds;
+    return pd_bench_run_step(context, number, &seconds, NULL, err);
+}
+
+static pd_status open_run(struct exchange_bench *b, struct pd_bench_run *run, const char *tokens, uint32_t zero_stage,
+                          uint32_t micro_batches, struct pd_error *err)
+{
+    char sections[256];
+    snprintf(sections, sizeof sections,
+             "numerics: {precision: bf16, virtual_tp: 1}\nlayout: {recompute: none, dp: %u, zero_stage: %u}\n",
+             b->comm->size, zero_stage);
+    const struct pd_bench_run_options options = {
+        .model = "preset: gpt2-124m, hidden: 256, heads: 4, layers: 4, vocab: 4096, context: 64",
+        .tokens = tokens,
+        .sequences = (uint64_t)micro_batches * b->comm->size,
+        .micro_batch = 1,
+        .context = SEQUENCE_TOKENS,
+        .sections = sections,
+        .overrides = b->words,
+        .override_count = b->word_count};
+    PD_TRY(pd_bench_run_configure(run, &options, err));
+    run->comm = b->comm;
+    return pd_bench_run_open(run, 1, err);
+}
+
+static pd_status bench_steps(struct exchange_bench *b, const char *tokens, struct pd_error *err)
+{
+    static const uint32_t micro_batches[] = {1, 4, 16};
+    for (uint32_t stage = 1; stage <= 3; stage += 2) {
+        for (uint32_t m = 0; m < sizeof micro_batches / sizeof *micro_batches; m++) {
+            struct pd_bench_run run = {.comm = NULL};
+            char name[64];
+            const uint32_t bytes = TERM_BYTES + PARAMETER_BYTES * (stage == 3 ? 2 : 1);
+            snprintf(name, sizeof name, "zero%u_micro_batches%u", stage, micro_batches[m]);
+            pd_status st = open_run(b, &run, tokens, stage, micro_batches[m], err);
+            if (!st) st = measure_all(b, name, (double)run.whole.model->parameter_count, bytes, run_step, &run, err);
+            pd_bench_run_close(&run);
+            PD_TRY(st);
+        }
+    }
+    return PD_OK;
+}
+
+static pd_status bench_on_tokens(struct exchange_bench *b, struct pd_error *err)
+{
+    char path[4096];
+    PD_TRY(pd_bench_temporary(path, err));
+    pd_status st = pd_bench_write_tokens(path, 1 << 16, 4096, false, err);
+    if (!st) st = bench_steps(b, path, err);
+    unlink(path);
+    return st;
+}
+
+/* ---- ranks ---- */
+
+static pd_status bench_rank(struct exchange_bench *b, struct pd_error *err)
+{
+    if (b->comm->host_count != b->hosts)
+        PD_FAIL(err, PD_INVALID, "%u ranks are on %u hosts, not on %u", b->comm->size, b->comm->host_count, b->hosts);
+    if (b->comm->rank == 0) {
+        pd_report_begin(&b->report, b->json);
+        pd_report_say(&b->report, "%u ranks on %u hosts%s", b->comm->size, b->hosts, b->interface ? "" : ", pretended ones");
+        pd_report_u64(&b->report, "hosts", b->hosts, PD_UNIT_NONE);
+        pd_report_u64(&b->report, "ranks", b->comm->size, PD_UNIT_NONE);
+    }
+    PD_TRY(b->is_bare ? bench_bare(b, err) : bench_on_tokens(b, err));
+    if (b->comm->rank) return PD_OK;
+    if (b->hosts > 1) pd_report_double(&b->report, "host_bytes_ratio", b->worst_bytes, PD_UNIT_NONE);
+    if (b->interface) pd_report_double(&b->report, "host_wire_bytes_ratio", b->worst_wire, PD_UNIT_NONE);
+    if (b->gbit > 0) pd_report_double(&b->report, "wire_ratio", b->worst_time, PD_UNIT_NONE);
+    return pd_report_end(&b->report, err);
+}
+
+static pd_status run_rank(struct exchange_bench *b, struct pd_error *err)
+{
+    const char *gbit = getenv("PERDURE_BENCH_GBIT");
+    b->interface = getenv("PERDURE_BENCH_INTERFACE");
+    if (gbit && !pd_parse_double(gbit, &b->gbit)) PD_FAIL(err, PD_INVALID, "PERDURE_BENCH_GBIT=%s: give a number", gbit);
+    PD_TRY(pd_comm_open_mpi(&b->comm, err));
+    const pd_status st = bench_rank(b, err);
+    pd_comm_free(b->comm);
+    return st;
+}
+
+/* Becomes the program that starts the ranks. */
+static pd_status start_ranks(const struct exchange_bench *b, int argc, char **argv, struct pd_error *err)
+{
+    char self[4096], hosts[16];
+    const char *worker[WORDS_MAX + 8] = {self, "bench", "exchange", "--rank"};
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (length < 0) PD_FAIL_ERRNO(err, errno, "/proc/self/exe: where this program lies");
+    self[length] = '\0';
+    for (int i = 1; i < argc && i < WORDS_MAX; i++)
+        worker[3 + i] = argv[i];
+    const struct pd_start start = {.transport = PD_TRANSPORT_MPI, .ranks = b->ranks, .dir = "", .worker = worker};
+    struct pd_starter_command command;
+    PD_TRY(pd_starter_command_make(&start, &command, err));
+    pd_starter_environment_set(&start, (int)getpid());
+    snprintf(hosts, sizeof hosts, "%u", b->hosts);
+    if (!getenv("PERDURE_BENCH_INTERFACE")) setenv("PERDURE_TEST_HOSTS", hosts, 1);
+    execvp(command.argv[0], command.argv);
+    PD_FAIL_ERRNO(err, errno, "starting %s", command.argv[0]);
+}
+
+pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
+{
+    struct exchange_bench b = {.hosts = 4, .ranks = 8, .runs = 5, .parameters = UINT64_C(4) << 20};
+    bool done;
+    /* clang-format off */
+    struct pd_option options[] = {
+        {.name = "hosts", "N", "over which ranks are spread (4)", PD_OPTION_U32, &b.hosts, 1, 1024},
+        {.name = "ranks", "N", "processes in all (8)", PD_OPTION_U32, &b.ranks, 1, 4096},
+        {.name = "runs", "N", "steps that are measured, after one that is not, 1 to 99 (5)", PD_OPTION_U32, &b.runs, 1,
+         RUNS_MAX},
+        {.name = "collectives", NULL, "a reduce-scatter and gathers alone, without steps", PD_OPTION_FLAG, &b.is_bare},
+        {.name = "parameters", "N", "of these (4194304)", PD_OPTION_U64, &b.parameters, 1, UINT64_C(1) << 34},
+        {.name = "rank", NULL, "this is one of the ranks, which the starter adds", PD_OPTION_FLAG, &b.is_rank},
+        {0}};
+    /* clang-format on */
+    const struct pd_usage usage = {
+        .arguments = "[section.key=value...]",
+        .doc =
+            "Bytes that leave a host in a step of training, over (8 + 2) bytes a parameter under ZeRO-1 and (8 + 4) under "
+            "ZeRO-3, times the share of other hosts, for 1, 4 and 16 micro-batches a rank.\vWith tools/bench/hosts.sh hosts "
+            "are network namespaces, bytes are also those of their interfaces, and links may have a rate: wire_ratio is the "
+            "time of a step over that of the bytes on the link.",
+        .options = options,
+        .json = &b.json,
+        .words = b.words,
+        .words_max = WORDS_MAX,
+        .word_count = &b.word_count};
+    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
+    if (done) return PD_OK;
+    if (b.hosts > b.ranks) PD_FAIL(err, PD_USAGE, "--hosts=%u: there are %u ranks only", b.hosts, b.ranks);
+    return b.is_rank ? run_rank(&b, err) : start_ranks(&b, argc, argv, err);
+}
