@@ -75,6 +75,8 @@ PD_MUST_USE pd_status pd_dev_open_cpu(struct pd_dev **ret_dev, struct pd_error *
 PD_MUST_USE pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_error *err);
 /* Devices this process could open: 0 without CUDA, without a driver, without a GPU. */
 uint32_t pd_dev_cuda_count(void);
+/* As struct pd_dev has it, of a GPU that is not opened for it; "" where that is not known. */
+void pd_dev_cuda_identity(uint32_t index, char ret_identity[33]);
 /* What is free of a GPU that this process has not open and leaves as it was: for who starts others there. Takes as long as
  * opening it.   errors  PD_UNSUPPORTED, PD_DEVICE_LOST, PD_NO_MEMORY: not even room for who asks */
 PD_MUST_USE pd_status pd_dev_cuda_room(uint32_t index, char ret_name[96], struct pd_dev_memory *ret_memory,

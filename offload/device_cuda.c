@@ -290,6 +290,15 @@ static void say_identity(const cudaUUID_t *uuid, char ret_text[33])
         snprintf(ret_text + 2 * i, 3, "%02x", (unsigned char)uuid->bytes[i]);
 }
 
+void pd_dev_cuda_identity(uint32_t index, char ret_identity[33])
+{
+    struct cudaDeviceProp properties;
+    const cudaError_t code = cudaGetDeviceProperties(&properties, (int)index);
+    forget(code);
+    ret_identity[0] = '\0';
+    if (code == cudaSuccess) say_identity(&properties.uuid, ret_identity);
+}
+
 pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_error *err)
 {
     int count = 0;

@@ -531,6 +531,25 @@ def simt_nccl(workspace):
     return os.path.abspath(path)
 
 
+@simulated_only("a real GPU cannot be told to fail")
+def left_out(bench, transport):
+    """GPU 1 of three fails whoever uses it. With a spare one as many ranks go on, without fewer, and nobody opens it again."""
+    config = bench.config("llama", "fp32", 8, 4, 6)
+    log = {"PERDURE_SIMT_FAIL_GPU": "1", "PERDURE_LOG": "info,worker=debug"}
+    expected, gpus = {0: (0, 0), 1: (1, 2)}, 3
+    for ranks in (2, 3) if transport == "local" else (2,):
+        directory, report = bench.workspace.directory(), bench.workspace.directory("report")
+        overrides = [f"layout.ranks={ranks}", f"layout.dp={ranks}", f"layout.transport={transport}", "restart.limit=1", "checkpoint.every=1"]
+        environment = {**log, "PERDURE_SIMT_GPUS": str(gpus), "PERDURE_SIMT_FAIL": "300", "PERDURE_SIMT_REPORT": report}
+        result = bench.workspace.train(config, directory, overrides, environment)
+        after = result.stderr[result.stderr.index("restart 1:"):]
+        if devices_of(after) != expected or "is left out for now" not in result.stderr or "restart 2:" in after:
+            raise harness.Failure(f"{ranks} ranks, {gpus} GPUs, of which one fails: then {devices_of(after)}, expected {expected}\n{result.stderr}")
+        if (harness.losses(directory), bench.workspace.state_digest(directory)) != bench.expected(config):
+            raise harness.Failure("other bits after a GPU was left out")
+    print(f"same bits: {transport}, a GPU that fails is left out of the next start", flush=True)
+
+
 def killed_beside_others(bench):
     fault = bench.workspace.directory("fault")
     bench.same("one of two killed after step 3", bench.config("llama", "fp32", 8, 4),
@@ -579,6 +598,7 @@ def body(workspace, arguments):
     else:
         sharing(bench, what)
         gpus_of_their_own(bench, what)
+        left_out(bench, what)
         if what == "local":
             sums_in_place(bench, what)
             replicas(bench, what)

@@ -341,7 +341,7 @@ static int check_rows(const struct survivor_child *rows)
 {
     struct bench b = {.rows = *rows};
     if (!pd_dev_cuda_count()) return skip();
-    MUST(pd_rank_device_open(PD_DEVICE_GPU, 0, &b.device, err));
+    MUST(pd_rank_device_open(PD_DEVICE_GPU, 0, NULL, &b.device, err));
     MUST(pd_thread_pool_new(1, &b.pool, err));
     const bool is_simulated = strstr(b.device.dev->description, "simulated") != NULL;
     const struct sizes *sizes = is_simulated ? small_sizes : large_sizes;

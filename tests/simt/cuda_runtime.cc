@@ -45,6 +45,7 @@ simt_settings read_settings()
     s.name = getenv("PERDURE_SIMT_NAME") ? getenv("PERDURE_SIMT_NAME") : "simulated GPU";
     s.capability = static_cast<unsigned>(number_of("PERDURE_SIMT_CAPABILITY", 90, ""));
     s.fail_at = number_of("PERDURE_SIMT_FAIL", 0, "");
+    s.fail_gpu = static_cast<int>(number_of("PERDURE_SIMT_FAIL_GPU", UINT64_MAX, ""));
     s.graphs_max = number_of("PERDURE_SIMT_GRAPHS", SIZE_MAX, "");
     s.is_busy = number_of("PERDURE_SIMT_BUSY", 0, "") != 0;
     const char *streams = getenv("PERDURE_SIMT_STREAMS");

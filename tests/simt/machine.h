@@ -15,7 +15,8 @@
  *   PERDURE_SIMT_TAKEN     of these, what others hold; unset: 0
  *   PERDURE_SIMT_STREAMS   late (unset), now: at once, or the seed of a GPU that goes on a little, on any stream, whenever
  *                          it is given something
- *   PERDURE_SIMT_FAIL      every GPU is lost at its n-th operation
+ *   PERDURE_SIMT_FAIL      the GPU that carries out the n-th operation is lost
+ *   PERDURE_SIMT_FAIL_GPU  only operations of this GPU count for that
  *   PERDURE_SIMT_GRAPHS    graphs that there is memory for; unset: any number
  *   PERDURE_SIMT_LOCKED    bytes that may be pinned at a time; unset: any
  *   PERDURE_SIMT_BUSY      1: another process has each for itself (compute mode exclusive)
@@ -46,6 +47,7 @@ struct simt_settings {
     const char *name;
     enum { LATE, NOW, SEEDED } streams;
     uint64_t seed, fail_at; /* 0: never */
+    int fail_gpu;           /* counts alone, and is lost; -1: any */
     uint64_t graphs_max;
     bool is_busy;
 };

@@ -144,7 +144,8 @@ bool carry_out_one(queue &q, operation &op)
     if (all().losses[q.gpu].is_lost) return true;
     simt_open_memory(op.touches, op.what);
     if (op.attempt && !op.attempt()) return false;
-    if (++all().operations == simt_machine().fail_at)
+    const bool counts = simt_machine().fail_gpu < 0 || q.gpu == static_cast<unsigned>(simt_machine().fail_gpu);
+    if (counts && ++all().operations == simt_machine().fail_at)
         lose(q.gpu, "lost at the operation that PERDURE_SIMT_FAIL names");
     else if (op.work)
         op.work();

@@ -58,7 +58,7 @@ static void train(const struct pd_config *config, bool is_saving, double ret_los
     struct pd_rank_device device;
     struct pd_whole_engine whole;
     pthread_t thread;
-    OK(pd_rank_device_open(PD_DEVICE_GPU, 0, &device, err));
+    OK(pd_rank_device_open(PD_DEVICE_GPU, 0, NULL, &device, err));
     OK(pd_whole_engine_open(config, NULL, &device, 1, &whole, err));
     OK(pd_state_init(whole.engine->state, NULL, err));
     struct saver saver = {.staging = whole.engine->staging.data, .bytes = whole.engine->staging.bytes};

@@ -109,7 +109,7 @@ static void on_update(void *context)
 static pd_status build(struct every_bench *b, uint64_t micro_batches, struct pd_error *err)
 {
     struct pd_whole_engine *whole = &b->run.whole;
-    PD_TRY(pd_rank_device_open(b->options.device, 0, &b->run.device, err));
+    PD_TRY(pd_rank_device_open(b->options.device, 0, NULL, &b->run.device, err));
     snprintf(b->device, sizeof b->device, "%s",
              b->run.device.dev ? b->run.device.dev->description : pd_counted(b->threads, "thread").text);
     PD_TRY(configure(b, micro_batches, err));
@@ -363,7 +363,7 @@ static pd_status choose_dir(struct every_bench *b, struct pd_error *err)
 static pd_status look_for_device(enum pd_device_choice choice, struct pd_error *err)
 {
     struct pd_rank_device device;
-    PD_TRY(pd_rank_device_open(choice, 0, &device, err));
+    PD_TRY(pd_rank_device_open(choice, 0, NULL, &device, err));
     pd_rank_device_close(&device);
     return PD_OK;
 }

@@ -322,7 +322,7 @@ static pd_status watch(struct pd_bench_run *r, struct measured *m, struct pd_err
 static pd_status run_mode(struct gpu_bench *b, int mode, bool is_watched, struct pd_error *err)
 {
     struct pd_bench_run r = {.device = {.dev = NULL}};
-    pd_status st = pd_rank_device_open(PD_DEVICE_GPU, 0, &r.device, err);
+    pd_status st = pd_rank_device_open(PD_DEVICE_GPU, 0, NULL, &r.device, err);
     if (!st) snprintf(b->device, sizeof b->device, "%s", r.device.dev->description);
     if (!st) pd_math_cuda_kernels(r.device.dev->capability, NULL, b->kernels, sizeof b->kernels);
     if (!st && is_watched) st = pd_rank_device_watch(&r.device, err);

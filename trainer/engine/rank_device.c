@@ -11,14 +11,43 @@
 
 #define SPANS_MAX (1u << 16) /* of a step; what is more is counted as lost */
 
-pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t rank_here, struct pd_rank_device *ret_device,
-                              struct pd_error *err)
+static bool is_left_out(uint32_t index, const char *left_out)
+{
+    char identity[33];
+    if (!left_out || !*left_out) return false;
+    pd_dev_cuda_identity(index, identity);
+    return identity[0] && strstr(left_out, identity);
+}
+
+/* The rank_here-th of those that are not left out, and again from the first one on. */
+static uint32_t choose_gpu(uint32_t count, uint32_t rank_here, const char *left_out)
+{
+    uint32_t usable = 0;
+    for (uint32_t i = 0; i < count; i++)
+        usable += !is_left_out(i, left_out);
+    if (!usable) return rank_here % count;
+    uint32_t index = 0;
+    for (uint32_t before = rank_here % usable; is_left_out(index, left_out) || before--;)
+        index++;
+    return index;
+}
+
+bool pd_rank_device_is_spare(const struct pd_rank_device *d, uint32_t ranks_here, const char *left_out)
+{
+    uint32_t others = 0;
+    for (uint32_t i = 0; i < pd_dev_cuda_count(); i++)
+        others += i != d->dev->index && !is_left_out(i, left_out);
+    return others >= ranks_here || !others;
+}
+
+pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t rank_here, const char *left_out,
+                              struct pd_rank_device *ret_device, struct pd_error *err)
 {
     struct pd_rank_device device = {0};
     const uint32_t count = choice == PD_DEVICE_CPU ? 0 : pd_dev_cuda_count();
     *ret_device = device;
     if (!count && choice != PD_DEVICE_GPU) return PD_OK;
-    pd_status st = pd_dev_open_cuda(count ? rank_here % count : 0, &device.dev, err);
+    pd_status st = pd_dev_open_cuda(count ? choose_gpu(count, rank_here, left_out) : 0, &device.dev, err);
     if (!st) st = pd_dev_enter(device.dev, err);
     if (!st) st = pd_dev_stream_new(device.dev, &device.compute, err);
     if (st) {

@@ -53,10 +53,13 @@ struct pd_rank_device {
     _Atomic bool has_refused; /* to pin what exchanges go through: said once */
 };
 
-/* rank_here: the rank's number among those of its host; they take the GPUs in turn.
+/* rank_here: the rank's number among those of its host; they take the GPUs in turn, but for those whose identity `left_out` has
+ * (words between commas; NULL: none), unless that is all of them.
  *   errors  PD_UNSUPPORTED: a GPU was asked for and this process can open none; the message says why */
-PD_MUST_USE pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t rank_here,
+PD_MUST_USE pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t rank_here, const char *left_out,
                                           struct pd_rank_device *ret_device, struct pd_error *err);
+/* Whether `ranks_here` ranks find as many GPUs as now when this one is left out as well, or none but this. */
+bool pd_rank_device_is_spare(const struct pd_rank_device *device, uint32_t ranks_here, const char *left_out);
 /* Borrowed, the same whenever it is asked for. */
 PD_MUST_USE pd_status pd_rank_device_stream(struct pd_rank_device *device, enum pd_rank_stream which,
                                             struct pd_stream **ret_stream, struct pd_error *err);

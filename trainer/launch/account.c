@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define DEVICE_OUT_NS UINT64_C(600000000000)
+
 static struct pd_launch_host *find(struct pd_launch_host *hosts, uint32_t count, const char *name)
 {
     for (uint32_t i = 0; i < count; i++)
@@ -36,7 +38,8 @@ pd_status pd_launch_account_update(struct pd_launch_account *a, const struct pd_
         hosts[made++].slots = 0;
     }
     free(a->hosts);
-    *a = (struct pd_launch_account){hosts, made};
+    a->hosts = hosts;
+    a->count = made;
     return PD_OK;
 }
 
@@ -115,6 +118,34 @@ bool pd_launch_account_charge(struct pd_launch_account *a, uint32_t host, uint64
     return true;
 }
 
+void pd_launch_account_lost_device(struct pd_launch_account *a, const char *identity, uint64_t now_ns)
+{
+    struct pd_launch_device *d = NULL;
+    for (uint32_t i = 0; i < a->device_count && i < PD_LAUNCH_DEVICES_MAX; i++)
+        if (!strcmp(a->devices[i].identity, identity)) d = &a->devices[i];
+    if (!d) {
+        d = &a->devices[a->device_count++ % PD_LAUNCH_DEVICES_MAX];
+        *d = (struct pd_launch_device){.losses = 0};
+        snprintf(d->identity, sizeof d->identity, "%s", identity);
+    }
+    if (d->out_until_ns > now_ns) return;
+    d->out_until_ns = now_ns + (DEVICE_OUT_NS << (d->losses < 8 ? d->losses : 8));
+    d->losses++;
+}
+
+char *pd_launch_account_devices_out(const struct pd_launch_account *a, uint64_t now_ns)
+{
+    size_t bytes;
+    char *text = NULL;
+    FILE *out = open_memstream(&text, &bytes);
+    if (!out) return NULL;
+    for (uint32_t i = 0; i < a->device_count && i < PD_LAUNCH_DEVICES_MAX; i++)
+        if (a->devices[i].out_until_ns > now_ns) fprintf(out, "%s%s", ftell(out) ? "," : "", a->devices[i].identity);
+    if (!fclose(out)) return text;
+    free(text);
+    return NULL;
+}
+
 void pd_launch_account_progress(struct pd_launch_account *a)
 {
     for (uint32_t i = 0; i < a->count; i++)
@@ -139,5 +170,5 @@ void pd_launch_account_describe_out(const struct pd_launch_account *a, uint64_t 
 void pd_launch_account_deinit(struct pd_launch_account *a)
 {
     free(a->hosts);
-    *a = (struct pd_launch_account){NULL, 0};
+    *a = (struct pd_launch_account){.hosts = NULL};
 }

@@ -1,7 +1,8 @@
-/* What hosts have cost a launch, and so which of them the next start takes. Pure: it looks at nothing itself.
+/* What hosts and devices have cost a launch, and so which of them the next start takes. Pure: it looks at nothing itself.
  *
  *   a host  that does not answer is left out until it does. One where ranks died twice since the last progress is left out
  *           for a second, then for two, four, ... and at most five minutes (ckpt/base/backoff.h), while others are enough
+ *   a device  that was lost is left out for ten minutes, the next time for twenty, ...
  *   ranks   fill hosts in the order of the list, each up to its slots */
 #ifndef PD_TRAINER_LAUNCH_ACCOUNT_H
 #define PD_TRAINER_LAUNCH_ACCOUNT_H
@@ -9,6 +10,7 @@
 #include "trainer/launch/hosts.h"
 
 #define PD_LAUNCH_NO_HOST UINT32_MAX
+#define PD_LAUNCH_DEVICES_MAX 64u
 
 struct pd_launch_host {
     char name[PD_LAUNCH_HOST_BYTES];
@@ -23,6 +25,12 @@ struct pd_launch_account {
     struct pd_launch_host
         *hosts; /* (count) in the order of the list, and behind those the ones that are not in it any more */
     uint32_t count;
+    struct pd_launch_device {
+        char identity[64];
+        uint32_t losses;
+        uint64_t out_until_ns;
+    } devices[PD_LAUNCH_DEVICES_MAX]; /* that were lost; past the last one the oldest gives way */
+    uint32_t device_count;
 };
 
 /* What a look has found; what is known of hosts that are in the list still, or again, stays. */
@@ -39,6 +47,10 @@ uint32_t pd_launch_account_host_of(const struct pd_launch_account *account, uint
 uint32_t pd_launch_account_lost(struct pd_launch_account *account, char *ret_names, size_t bytes);
 /* Ranks of this host died, and it answers. True: it is left out now, since the others have `enough` slots. */
 bool pd_launch_account_charge(struct pd_launch_account *account, uint32_t host, uint64_t now_ns, uint32_t enough);
+/* A rank lost this GPU. Several ranks of one GPU may say so at once. */
+void pd_launch_account_lost_device(struct pd_launch_account *account, const char *identity, uint64_t now_ns);
+/* Those that are left out now, with commas between them; malloc'ed, "" for none; NULL: no memory. */
+char *pd_launch_account_devices_out(const struct pd_launch_account *account, uint64_t now_ns);
 /* A newer checkpoint is there. */
 void pd_launch_account_progress(struct pd_launch_account *account);
 /* Why hosts of the list are left out: "b does not answer, c lost ranks 3 times"; "" where none is. */

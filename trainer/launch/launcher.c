@@ -198,7 +198,10 @@ static bool is_the_same_again(const struct launch_state *state, const struct pd_
 static pd_status set_next(struct launch_state *state, const struct pd_launch_verdict *verdict, bool is_charged,
                           struct pd_error *err)
 {
+    const uint32_t without = pd_launch_placement_lose_devices(&state->placement, &state->start);
     uint32_t ranks = next_ranks(state, verdict);
+    if (state->restarts >= state->launch->restart_ranks_count) ranks = without < ranks ? ranks - without : 1;
+    state->start.left_out = state->placement.left_out;
     if (pd_launch_placement_has_list(&state->placement)) PD_TRY(ranks_of_hosts(state, ranks, is_charged, &ranks, err));
     PD_TRY(choose_layout(state, ranks, true, err));
     PD_TRY(take_hosts(state, err));

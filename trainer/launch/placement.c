@@ -3,6 +3,7 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/words.h"
+#include "trainer/run/note.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -136,6 +137,23 @@ bool pd_launch_placement_charge(struct pd_launch_placement *p, struct pd_launch_
     return true;
 }
 
+uint32_t pd_launch_placement_lose_devices(struct pd_launch_placement *p, const struct pd_start *start)
+{
+    uint32_t without = 0;
+    char identity[PD_NOTE_GPU_BYTES];
+    bool is_spare;
+    const uint64_t now = pd_clock_monotonic_ns(NULL);
+    for (uint32_t r = 0; r < start->ranks; r++) {
+        if (!pd_note_read_gpu(start->dir, r, identity, &is_spare)) continue;
+        pd_launch_account_lost_device(&p->account, identity, now);
+        pd_log_warn(MODULE, "GPU %s, of rank %u, is left out for now", identity, r);
+        without += !is_spare;
+    }
+    free(p->left_out);
+    p->left_out = pd_launch_account_devices_out(&p->account, now);
+    return without;
+}
+
 bool pd_launch_placement_has_grown(struct pd_launch_placement *p, uint32_t wanted)
 {
     struct pd_error ignored; /* said at the next start */
@@ -156,5 +174,6 @@ void pd_launch_placement_deinit(struct pd_launch_placement *p)
     pd_launch_look_cancel(&p->look);
     pd_launch_account_deinit(&p->account);
     free(p->hosts);
-    p->hosts = NULL;
+    free(p->left_out);
+    p->hosts = p->left_out = NULL;
 }

@@ -22,6 +22,7 @@ struct pd_launch_placement {
     const struct pd_launch_places *places;
     struct pd_launch_account account;
     struct pd_launch_look look;
+    char *left_out;     /* GPUs */
     char *hosts;        /* of this start, for the starter; NULL: no list */
     uint64_t looked_ns; /* while ranks run */
     uint32_t offered;   /* ranks that could run at this start, of those wanted; a layout may take fewer */
@@ -47,6 +48,8 @@ PD_MUST_USE pd_status pd_launch_placement_take(struct pd_launch_placement *p, ui
  * next start is without them. */
 bool pd_launch_placement_charge(struct pd_launch_placement *p, struct pd_launch_requests *requests,
                                 struct pd_launch_verdict *verdict);
+/* Ranks lost their GPUs: those are left out of the next start.   Returns how many ranks have no other. */
+uint32_t pd_launch_placement_lose_devices(struct pd_launch_placement *p, const struct pd_start *start);
 /* While ranks run, at every tick: whether more of `wanted` could. Never waits. */
 bool pd_launch_placement_has_grown(struct pd_launch_placement *p, uint32_t wanted);
 void pd_launch_placement_deinit(struct pd_launch_placement *p);

@@ -66,9 +66,9 @@ static const char *own_starter(void)
 }
 
 /* Open MPI passes variables to other hosts by its setting or by -x, and refuses both at once. */
-static const char *const exported[] = {PD_LAUNCH_ENV_DIR,       PD_LAUNCH_ENV_RANKS,  PD_LAUNCH_ENV_RESTART,
-                                       PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT, PD_LAUNCH_ENV_LAYOUT,
-                                       PD_LAUNCH_ENV_TRACE};
+static const char *const exported[] = {PD_LAUNCH_ENV_DIR,       PD_LAUNCH_ENV_RANKS,   PD_LAUNCH_ENV_RESTART,
+                                       PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT,  PD_LAUNCH_ENV_LAYOUT,
+                                       PD_LAUNCH_ENV_TRACE,     PD_LAUNCH_ENV_LEFT_OUT};
 #define EXPORTED (sizeof exported / sizeof *exported)
 
 static bool exports_by_word(void)
@@ -207,6 +207,7 @@ void pd_starter_environment_set(const struct pd_start *start, int launcher_proce
     setenv(PD_LAUNCH_ENV_TRANSPORT, start->transport == PD_TRANSPORT_LOCAL ? "local" : "mpi", 1);
     setenv(PD_LAUNCH_ENV_LAYOUT, start->layout ? start->layout : "", 1);
     setenv(PD_LAUNCH_ENV_TRACE, "", 0);
+    setenv(PD_LAUNCH_ENV_LEFT_OUT, start->left_out ? start->left_out : "", 1);
     set_number(PD_LAUNCH_ENV_RANKS, start->ranks);
     set_number(PD_LAUNCH_ENV_RESTART, start->restart);
     set_number(PD_LAUNCH_ENV_PARENT, (uint64_t)launcher_process);

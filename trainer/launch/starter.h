@@ -16,6 +16,7 @@ struct pd_start {
     double begin_seconds;      /* until a rank has begun; 0: for ever */
     const char *hosts;         /* "a:2,b:4", in the order of ranks; NULL: those that the starter knows */
     const char *agent;         /* reaches them */
+    const char *left_out;      /* GPUs; NULL: none */
 };
 
 struct pd_starter_command {

@@ -102,6 +102,12 @@ void pd_launched_saved(uint64_t step)
     pd_note_write_saved(dir, step);
 }
 
+void pd_launched_lost_gpu(uint32_t rank, const char *identity, bool is_spare)
+{
+    const char *dir = getenv(PD_LAUNCH_ENV_DIR);
+    if (dir && identity[0]) pd_note_write_gpu(dir, rank, identity, is_spare);
+}
+
 bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message)
 {
     return launched->is_launched && pd_note_write_ended(launched->dir, launched->rank, status, message ? message : "");

@@ -146,18 +146,19 @@ bool pd_note_read_saved(const char *dir, uint64_t *ret_step)
     return note_read(dir, PD_NOTE_SAVED, 0, text) && pd_parse_u64(next_line(&at), ret_step);
 }
 
-bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity)
+bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity, bool is_spare)
 {
     char text[NOTE_BYTES];
-    snprintf(text, sizeof text, "%s\n", identity);
+    snprintf(text, sizeof text, "%s\n%d\n", identity, is_spare);
     return note_write(dir, PD_NOTE_GPU, rank, text);
 }
 
-bool pd_note_read_gpu(const char *dir, uint32_t rank, char ret_identity[PD_NOTE_GPU_BYTES])
+bool pd_note_read_gpu(const char *dir, uint32_t rank, char ret_identity[PD_NOTE_GPU_BYTES], bool *ret_is_spare)
 {
     char text[NOTE_BYTES], *at = text;
     if (!note_read(dir, PD_NOTE_GPU, rank, text)) return false;
     snprintf(ret_identity, PD_NOTE_GPU_BYTES, "%s", next_line(&at));
+    *ret_is_spare = strcmp(next_line(&at), "1") == 0;
     return true;
 }
 

@@ -5,7 +5,8 @@
  *   ready-<rank>   the rank has joined the others
  *   ended-<rank>   status and message of its end
  *   saved-0        the newest step that is committed, at most one a second
- *   gpu-<rank>     the GPU that it lost, by what the device is called whatever number a process knows it by
+ *   gpu-<rank>     the GPU that it lost, by what the device is called whatever number a process knows it by, and
+ *                  whether its host has another for it
  *   owner-0        the launcher itself, as begun: a directory whose owner is gone may be removed
  *
  * A note appears whole or not at all. A worker that cannot write one (a host that does not see the directory) works all the
@@ -45,7 +46,7 @@ void pd_note_beat(const char *dir, uint32_t rank);
 void pd_note_remove_opening(const char *dir);
 bool pd_note_write_ended(const char *dir, uint32_t rank, pd_status status, const char *message);
 bool pd_note_write_saved(const char *dir, uint64_t step);
-bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity); /* that of struct pd_dev */
+bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity, bool is_spare); /* that of struct pd_dev */
 
 /* False: there is no such note (yet), or it cannot be read; *ret is untouched. */
 bool pd_note_read_process(const char *dir, enum pd_note kind, uint32_t rank, struct pd_note_begun *ret);
@@ -53,7 +54,7 @@ bool pd_note_has_mark(const char *dir, enum pd_note kind, uint32_t rank);
 bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *ret);
 bool pd_note_read_saved(const char *dir, uint64_t *ret_step);
 #define PD_NOTE_GPU_BYTES 64u
-bool pd_note_read_gpu(const char *dir, uint32_t rank, char ret_identity[PD_NOTE_GPU_BYTES]);
+bool pd_note_read_gpu(const char *dir, uint32_t rank, char ret_identity[PD_NOTE_GPU_BYTES], bool *ret_is_spare);
 
 /* Ranks have ended: their notes go, and what MPI left of them in the memory of this host. */
 void pd_note_clear(const char *dir);

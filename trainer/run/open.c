@@ -21,11 +21,13 @@
 #include "trainer/run/events.h"
 #include "trainer/run/gemm_rate.h"
 #include "trainer/run/launch_layout.h"
+#include "trainer/run/launched.h"
 #include "trainer/run/resume.h"
 #include "trainer/run/signals.h"
 #include "trainer/run/worker.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define MODULE "worker"
@@ -237,7 +239,8 @@ static pd_status open_metrics(struct run *r, const struct pd_resume_report *repo
 /* All ranks are GPUs or none is: one on a CPU would keep the others waiting. */
 static pd_status open_device(struct run *r, struct pd_error *err)
 {
-    const pd_status st = pd_rank_device_open(r->config->run.device, r->comm->rank_here, &r->device, err);
+    const pd_status st =
+        pd_rank_device_open(r->config->run.device, r->comm->rank_here, getenv(PD_LAUNCH_ENV_LEFT_OUT), &r->device, err);
     PD_TRY(pd_group_agree(&r->group, st, err));
     if (r->device.dev)
         pd_log(PD_LOG_DEBUG, MODULE, "rank %u of the host, on GPU %u", r->comm->rank_here, r->device.dev->index);

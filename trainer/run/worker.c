@@ -1,6 +1,5 @@
 /* The life of a rank: open, step, close (internal.h), and how a process becomes one rank or holds all of them. */
 #include "trainer/run/worker.h"
-#include "trainer/run/note.h"
 
 #include "ckpt/base/fault.h"
 #include "ckpt/base/rank.h"
@@ -43,8 +42,9 @@ static pd_status run_rank(const struct pd_config *config, struct pd_comm *comm, 
         st = pd_run_steps(&r, err);
         if (st == PD_NOT_FOUND) st = pd_error_change(err, PD_IO); /* what a run needs was there when it began */
     }
-    if (st == PD_DEVICE_LOST && r.device.dev && launched && launched->is_launched)
-        pd_note_write_gpu(launched->dir, comm->rank, r.device.dev->identity);
+    if (st == PD_DEVICE_LOST && r.device.dev)
+        pd_launched_lost_gpu(comm->rank, r.device.dev->identity,
+                             pd_rank_device_is_spare(&r.device, comm->ranks_here, getenv(PD_LAUNCH_ENV_LEFT_OUT)));
     st = pd_rank_device_explain_lost(&r.device, st, err);
     /* What ended training is no reason to lose a save of the state before it, while there are peers to commit it with. */
     if (st && st != PD_PEER_LOST && r.saver) pd_saver_wait(r.saver);

@@ -112,7 +112,7 @@ static void expect_taken(struct pd_launch_account *a, uint64_t now, uint32_t ran
 
 Test(account, ranks_fill_the_hosts_that_are_usable)
 {
-    struct pd_launch_account a = {NULL, 0};
+    struct pd_launch_account a = {.hosts = NULL};
     update(&a, "a:2\nb:3\nc:2\n", "b");
     cr_expect_eq(pd_launch_account_slots(&a, 0), 4);
     expect_taken(&a, 0, 3, "a:2,c:1");
@@ -127,7 +127,7 @@ Test(account, ranks_fill_the_hosts_that_are_usable)
 Test(account, a_host_that_is_gone_is_charged_whatever_its_ranks_say)
 {
     char names[256];
-    struct pd_launch_account a = {NULL, 0};
+    struct pd_launch_account a = {.hosts = NULL};
     update(&a, "a\nb:2\nc\n", "");
     expect_taken(&a, 0, 3, "a:1,b:2");
     cr_expect_eq(pd_launch_account_lost(&a, names, sizeof names), 0);
@@ -141,7 +141,7 @@ Test(account, a_host_that_is_gone_is_charged_whatever_its_ranks_say)
 
 Test(account, where_ranks_die_twice_is_left_out_for_ever_longer_while_others_suffice)
 {
-    struct pd_launch_account a = {NULL, 0};
+    struct pd_launch_account a = {.hosts = NULL};
     char out[256];
     update(&a, "a:2\nb:2\n", "");
     cr_expect_not(pd_launch_account_charge(&a, 1, 10 * S, 2), "the first time it starts again in the same place");
@@ -157,5 +157,27 @@ Test(account, where_ranks_die_twice_is_left_out_for_ever_longer_while_others_suf
     cr_expect_not(pd_launch_account_charge(&a, 1, 40 * S, 3), "the others are not enough");
     pd_launch_account_progress(&a);
     cr_expect_not(pd_launch_account_charge(&a, 1, 50 * S, 2), "a newer checkpoint is there");
+    pd_launch_account_deinit(&a);
+}
+
+Test(account, a_lost_device_is_left_out_for_ever_longer)
+{
+    struct pd_launch_account a = {.hosts = NULL};
+    pd_launch_account_lost_device(&a, "aa", 1 * S);
+    pd_launch_account_lost_device(&a, "bb", 2 * S);
+    pd_launch_account_lost_device(&a, "aa", 2 * S); /* said by a second rank on it */
+    static const struct {
+        uint64_t now_ns;
+        const char *out;
+    } expected[] = {{3 * S, "aa,bb"}, {601 * S, "bb"}, {602 * S, ""}};
+    for (size_t i = 0; i < 3; i++) {
+        char *out = pd_launch_account_devices_out(&a, expected[i].now_ns);
+        cr_expect_str_eq(out, expected[i].out);
+        free(out);
+    }
+    pd_launch_account_lost_device(&a, "aa", 700 * S);
+    char *out = pd_launch_account_devices_out(&a, 1899 * S);
+    cr_expect_str_eq(out, "aa", "the second time for twenty minutes");
+    free(out);
     pd_launch_account_deinit(&a);
 }
