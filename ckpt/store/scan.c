@@ -51,11 +51,18 @@ static pd_status read_record(const struct store_dir *dir, struct store_listing *
     return st;
 }
 
-/* What came of reading a record. */
-static pd_status note_record_read(struct store_listing *listing, pd_status st, const struct pd_error *own,
+/* A message about a file of a directory that whoever prints it names. */
+static const char *below(const char *path, const char *message)
+{
+    const size_t folder = (size_t)(strrchr(path, '/') + 1 - path);
+    return strncmp(message, path, folder) == 0 ? message + folder : message;
+}
+
+/* What came of reading the record at `path`. */
+static pd_status note_record_read(struct store_listing *listing, const char *path, pd_status st, const struct pd_error *own,
                                   struct pd_error *unreadable)
 {
-    snprintf(listing->cause, sizeof listing->cause, "%.191s", own->message);
+    snprintf(listing->cause, sizeof listing->cause, "%.191s", below(path, own->message));
     listing->record = st == PD_OK          ? STORE_RECORD_VALID
                       : st == PD_NOT_FOUND ? STORE_RECORD_ABSENT
                       : st == PD_CORRUPT   ? STORE_RECORD_INVALID
@@ -112,7 +119,7 @@ static pd_status list_step(const struct store_dir *dir, const char *step, struct
     PD_CHECK(length > 0 && (size_t)length < sizeof path);
     if (st == PD_OK && (st = read_record(dir, listing, path, &own)) == PD_CORRUPT)
         st = read_record(dir, listing, path, &own);
-    return note_record_read(listing, st, &own, unreadable);
+    return note_record_read(listing, path, st, &own, unreadable);
 }
 
 static void listing_deinit(struct store_listing *listing)

@@ -81,7 +81,7 @@ static pd_status make_directory(struct pd_export *e, struct pd_error *err)
 {
     struct pd_stat stat;
     if (!pd_vfs_stat(e->vfs, e->destination, &stat, NULL))
-        PD_FAIL(err, PD_INVALID, "%s exists; name a %s that is to be made", e->destination,
+        PD_FAIL(err, PD_USAGE, "%s is there already; name a %s that is to be made", e->destination,
                 e->format->file ? "file" : "directory");
     PD_TRY(clear_directory(e->vfs, e->directory, err));
     const pd_status st = pd_vfs_mkdir(e->vfs, e->directory, err);

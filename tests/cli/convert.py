@@ -31,8 +31,8 @@ expect("export-dry-run", ["ckpt", "export", "run", "out", "--format=safetensors"
 report("export-dry-run-writes-nothing", ["out is there"] if os.path.exists("out") else [], (0, "", ""))
 expect("export", ["ckpt", "export", "run", "hf", "--format=safetensors"], 0,
        re.compile(r"^hf: safetensors, \d+ tensors in 1 file, .* KiB, .* s\n$"), MOMENTS)
-expect("export-again", ["ckpt", "export", "run", "hf", "--format=safetensors"], 78,
-       err=MOMENTS + said("hf exists; name a directory that is to be made"))
+expect("export-again", ["ckpt", "export", "run", "hf", "--format=safetensors"], 64,
+       err=MOMENTS + said("hf is there already; name a directory that is to be made"))
 expect("export-only-nothing", ["ckpt", "export", "run", "none", "--format=safetensors", "--only=xyz"], 64,
        err=said("--only=xyz: no tensor has that in its name"))
 expect("export-only", ["ckpt", "export", "run", "norms", "--format=safetensors", "--only=norm"], 0, re.compile("^norms: "), MOMENTS)
@@ -41,7 +41,7 @@ expect("export-nowhere", ["ckpt", "export", "run", "no/where", "--format=dcp"], 
 expect("export-gguf", ["ckpt", "export", "run", "m.gguf", "--format=gguf"], 0, re.compile(r"^m.gguf: gguf, \d+ tensors in 1 file, "),
        MOMENTS.replace("safetensors", "gguf"))
 expect("export-gguf-again", ["ckpt", "export", "run", "m.gguf", "--format=gguf"], 78,
-       err=MOMENTS.replace("safetensors", "gguf") + said("m.gguf exists; name a file that is to be made"))
+       err=MOMENTS.replace("safetensors", "gguf") + said("m.gguf is there already; name a file that is to be made"))
 expect("export-gguf-same-state", ["ckpt", "diff", "hf", "m.gguf"], 0, re.compile(r"\n0 of \d+ arrays differ\n$"))
 expect("export-gguf-q8", ["ckpt", "export", "run", "q8.gguf", "--format=gguf", "--dtype=q8_0"], 0, re.compile("^q8.gguf: "), ANY)
 expect("export-q8-elsewhere", ["ckpt", "export", "run", "out", "--format=dcp", "--dtype=q8_0"], 64,
@@ -90,8 +90,8 @@ expect("import-missing", ["ckpt", "import", "absent", "in"], 78, err=said("absen
 if help_text := expect("import-help", ["ckpt", "import", "--help"], 0, ANY):
     report("import-help-lists-formats", [name for name in ("safetensors", "dcp", "deepspeed", "universal", "gguf", "llmc")
                                          if not re.search(rf"^  {name} +\S", help_text, re.M)], (0, help_text, ""))
-expect("import-of-ours", ["ckpt", "import", *glob.glob("run/checkpoints/step-*")[-1:], "in"], 64,
-       err=re.compile("is a checkpoint of perdure: a run goes on from it"))
+for name, place in (("run", "run"), ("directory", "run/checkpoints"), ("checkpoint", glob.glob("run/checkpoints/step-*")[-1])):
+    expect(f"import-of-our-{name}", ["ckpt", "import", place, "in"], 64, err=re.compile(f"^perdure: {place} is of perdure itself: a run goes on from it"))
 expect("import-unknown", ["ckpt", "import", "text.txt", "in"], 78,
        err=re.compile(r"^perdure: text.txt is a file of no format that is read \(safetensors, dcp, .*llmc\): .* --help` says .*\n$"))
 expect("import-no-moments", ["ckpt", "import", "hf", "in"], 78, err=re.compile(
@@ -109,7 +109,7 @@ report("import-refused-makes-nothing", ["in is there"] if os.path.exists("in") e
 expect("import", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=dp=2,tp=2"], 0,
        re.compile(r"^\S+/in/step-000000000000-1: step 0 from safetensors, under dp 2, tp 2, pp 1, sp 1, .* in 4 shards, .* s\n"
                   r"\d+ arrays of moments begin at zero\n$"))
-expect("import-again", ["ckpt", "import", "hf", "in", "--fresh-optimizer"], 78,
+expect("import-again", ["ckpt", "import", "hf", "in", "--fresh-optimizer"], 64,
        err=re.compile(r"/in holds checkpoints already; name another directory"))
 expect("import-verifies", ["ckpt", "verify", "in"], 0, re.compile(r"^ok: .*, 0 findings\n$"))
 expect("import-shown", ["ckpt", "show", "in"], 0, re.compile(r"\nstep        0, lineage 0, "))

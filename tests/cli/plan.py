@@ -26,6 +26,7 @@ expect("config-micro-batch", ["plan", MINIMAL, "batch.micro_batch=5"], 78,
 expect("config-preset", ["plan", MINIMAL, "model.preset=gpt2-125m"], 78,
        err=re.compile(r"^perdure: .*model.preset gpt2-125m is unknown; the nearest are gpt2-124m, "))
 
+expect("print-config-min-lr", ["plan", MINIMAL, "--print-config"], 0, re.compile(r"\n  lr: 0\.0003 .*\n  min_lr: 3e-05 "))
 text = expect("print-config", ["plan", MINIMAL, "model.preset=gpt2-124m", "--print-config"], 0, re.compile("preset: \"gpt2-124m\""))
 if text:
     again = expect("print-config-loads-back", ["plan", write("printed.yaml", text), "--print-config"], 0, text)

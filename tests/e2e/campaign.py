@@ -270,7 +270,8 @@ class Case:
         if self.damaged and not self.recorded():
             self.end(self.start(words), (65,), "nothing is whole")
             shutil.rmtree(self.directory)
-            for root in self.roots:
+            drives = re.findall(r"checkpoint\.stripes=\[(.*?)\]", " ".join(words))  # they hold stripes of what goes
+            for root in self.roots + drives:
                 shutil.rmtree(root, ignore_errors=True)
         if not disk:
             self.end(self.start(words), (0,), "the end")

@@ -40,6 +40,16 @@ struct import {
 
 /* ---- what it becomes ---- */
 
+/* A run of ours, or its checkpoints. */
+static bool holds_ours(const char *path)
+{
+    struct pd_ckpt_place place;
+    if (pd_ckpt_place_open_quiet(path, &place, NULL)) return false;
+    const bool any = pd_store_count(place.store) || pd_store_unusable_count(place.store);
+    pd_ckpt_place_close(&place);
+    return any;
+}
+
 static pd_status open_source(struct import *m, struct pd_error *err)
 {
     const char *path = m->options->paths[0];
@@ -48,10 +58,9 @@ static pd_status open_source(struct import *m, struct pd_error *err)
     PD_TRY(pd_vfs_new_auto(&vfs, err));
     const pd_status st = pd_format_of(vfs, path, &format, err);
     pd_vfs_free(vfs);
+    if (format == &pd_format_perdure || (st == PD_INVALID && holds_ours(path)))
+        PD_FAIL(err, PD_USAGE, "%s is of perdure itself: a run goes on from it, and ckpt reshard writes it again", path);
     PD_TRY(st);
-    if (format == &pd_format_perdure)
-        PD_FAIL(err, PD_USAGE, "%s is a checkpoint of perdure: a run goes on from it, and ckpt reshard writes it again",
-                path);
     return pd_ckpt_foreign_open(path, UINT64_MAX, &m->source, err);
 }
 
@@ -223,7 +232,7 @@ static pd_status open_target(struct import *m, struct pd_error *err)
     PD_TRY(pd_ckpt_place_open(path, &options, &m->target, err));
     if (m->target.named[0]) PD_FAIL(err, PD_USAGE, "%s is one checkpoint; name a directory to put the new one in", path);
     if (pd_store_count(m->target.store))
-        PD_FAIL(err, PD_INVALID, "%s holds checkpoints already; name another directory", m->target.root);
+        PD_FAIL(err, PD_USAGE, "%s holds checkpoints already; name another directory", m->target.root);
     return PD_OK;
 }
 

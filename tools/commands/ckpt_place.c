@@ -110,7 +110,7 @@ static pd_status open_place(const char *path, bool is_quiet, struct pd_ckpt_plac
 {
     *place = (struct pd_ckpt_place){0};
     PD_TRY(find_tiers(path, place, err));
-    place->tiers.is_quiet = is_quiet;
+    place->tiers.is_quiet = is_quiet || place->named[0]; /* of one that is named, others are no concern */
     pd_group_init_single(&place->group);
     PD_TRY(pd_vfs_new_auto(&place->vfs, err));
     const pd_status status = open_tiers(place, path, err);
@@ -277,7 +277,7 @@ pd_status pd_ckpt_place_choose(struct pd_ckpt_place *place, uint64_t step, const
     for (uint32_t i = 0; !*ret_entry && i < place->tiers.count; i++)
         if (pd_ckpt_place_turn_to(place, i)) *ret_entry = find_entry(place, step);
     if (!*ret_entry) (void)pd_ckpt_place_turn_to(place, first);
-    if (*ret_entry && !place->named[0] && step == UINT64_MAX) warn_passed(place, *ret_entry);
+    if (*ret_entry && !place->tiers.is_quiet && step == UINT64_MAX) warn_passed(place, *ret_entry);
     return *ret_entry ? PD_OK : pd_ckpt_place_fail_none(place, step, err);
 }
 

@@ -119,7 +119,7 @@ static pd_status check_entry(const struct reshard *r, const struct pd_store_entr
     pd_commit_deinit(&there);
     if (other_run) PD_FAIL(err, PD_INVALID, "%s holds checkpoints of another run; name another directory", r->target.root);
     if (entry->lineage == mine->lineage && entry->step == mine->step)
-        PD_FAIL(err, PD_INVALID, "%s holds step %" PRIu64 " of this run already, as %s; name another directory",
+        PD_FAIL(err, PD_USAGE, "%s holds step %" PRIu64 " of this run already, as %s; name another directory",
                 r->target.root, entry->step, entry->name);
     return PD_OK;
 }

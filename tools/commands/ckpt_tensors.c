@@ -48,10 +48,10 @@ static pd_status take_copy(struct opened *o, pd_status status, struct pd_error *
 }
 
 /* A checkpoint that PATH names is opened even when the store would not list it. */
-static pd_status opened_open(const char *path, uint64_t step, struct opened *o, struct pd_error *err)
+static pd_status opened_open(const char *path, uint64_t step, bool is_quiet, struct opened *o, struct pd_error *err)
 {
     *o = (struct opened){0};
-    PD_TRY(pd_ckpt_place_open(path, NULL, &o->place, err));
+    PD_TRY(is_quiet ? pd_ckpt_place_open_quiet(path, &o->place, err) : pd_ckpt_place_open(path, NULL, &o->place, err));
     pd_status status = PD_OK;
     if (o->place.named[0]) {
         int length = snprintf(o->path, sizeof o->path, "%s/%s", o->place.root, o->place.named);
@@ -162,7 +162,7 @@ pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *
     struct opened o;
     struct pd_shown_progress progress;
     struct pd_state_report report = {0};
-    PD_TRY(opened_open(options->paths[0], options->step, &o, err));
+    PD_TRY(opened_open(options->paths[0], options->step, false, &o, err));
     pd_status status = PD_OK;
     do {
         status = stats_report(options, &o, pd_shown_progress_start(&progress), &progress, &report, err);
@@ -324,8 +324,9 @@ pd_status pd_ckpt_diff(const struct pd_ckpt_options *options, struct pd_error *e
     struct opened sides[2];
     if (pd_ckpt_is_foreign(options->paths[0]) || pd_ckpt_is_foreign(options->paths[1]))
         return pd_ckpt_foreign_diff(options, err);
-    PD_TRY(opened_open(options->paths[0], options->step, &sides[0], err));
-    pd_status status = opened_open(options->paths[1], options->step, &sides[1], err);
+    PD_TRY(opened_open(options->paths[0], options->step, false, &sides[0], err));
+    const bool is_known = strcmp(options->paths[0], options->paths[1]) == 0; /* what is wrong there has been said */
+    pd_status status = opened_open(options->paths[1], options->step, is_known, &sides[1], err);
     if (!status) {
         status = diff_opened(options, sides, err);
         opened_close(&sides[1]);

@@ -13,6 +13,7 @@
 
 struct options {
     struct pd_pack_options pack;
+    unsigned packed; /* the format to write, counted from nanogpt on */
     const char **inputs;                    /* (argc) room for all arguments, owned */
     char *separator;                        /* owned */
     struct pd_tokenizer *opened;            /* owned */
@@ -125,9 +126,7 @@ static pd_status pack(struct options *o, bool json, struct pd_error *err)
     if (!o->pack.input_count)
         PD_FAIL(err, PD_USAGE, "name at least one file or directory of text; see perdure data pack --help");
     if (!o->pack.output) PD_FAIL(err, PD_USAGE, "name the token file with --output=FILE; see perdure data pack --help");
-    if (o->pack.format == PD_DATA_AUTO) o->pack.format = PD_DATA_NANOGPT;
-    if (o->pack.format == PD_DATA_TEXT)
-        PD_FAIL(err, PD_USAGE, "--format=text: text needs no packing, data.train[0].path takes it as it is");
+    o->pack.format = PD_DATA_NANOGPT + o->packed;
     if (o->tokenizer) PD_TRY(pd_tokenizer_open(o->tokenizer, &o->opened, err));
     o->pack.tokenizer = o->opened && !pd_tokenizer_is_bytes(o->opened) ? o->opened : NULL;
     PD_TRY(resolve_document_token(o, err));
@@ -149,7 +148,8 @@ static pd_status run_pack(int argc, char **argv, struct pd_error *err)
     bool done = false;
     /* clang-format off */
     struct pd_option rows[] = {
-        FORMAT_ROW("nanogpt (default), llmc or megatron"),
+        {.name = "format", "FORMAT", "nanogpt (default), llmc or megatron", PD_OPTION_CHOICE, &o.packed, .letter = 'f',
+         .expected = "nanogpt, llmc or megatron"},
         {.name = "output", "FILE", "the token file; megatron writes FILE.bin and FILE.idx", PD_OPTION_TEXT, &o.pack.output,
          .letter = 'o'},
         {.name = "tokenizer", "PATH", "a tokenizer.json, a directory that holds one, or byte (default)", PD_OPTION_TEXT,

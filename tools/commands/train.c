@@ -363,6 +363,7 @@ static pd_status print_result(const struct pd_config *config, pd_status status, 
     return pd_output_json(&w, err);
 }
 
+/* What is wrong with files is said before ranks are started. */
 static pd_status find_data(struct pd_config *config, struct pd_error *err)
 {
     char *notes, *rest = NULL;
@@ -370,7 +371,8 @@ static pd_status find_data(struct pd_config *config, struct pd_error *err)
     for (const char *line = strtok_r(notes, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
         pd_log_info("data", "%s", line);
     free(notes);
-    return PD_OK;
+    const struct pd_data_options data = pd_config_data(config);
+    return pd_data_check(&data, err);
 }
 
 pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)

@@ -44,13 +44,21 @@ static void resolve_warmup(struct pd_config *c)
     if (c->optimizer.warmup_steps >= c->optimizer.decay_steps) c->optimizer.warmup_steps = c->optimizer.decay_steps / 10;
 }
 
+/* As people write it: 3e-05 of 0.0003, whose quotient is the double below. */
+static double tenth(double value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%.15g", value / 10);
+    return strtod(text, NULL);
+}
+
 pd_status pd_config_resolve(struct pd_config *c, struct pd_error *err)
 {
     pd_model_config_resolve(&c->model);
     if (!c->batch.micro_batch)
         c->batch.micro_batch = c->batch.sequences / largest_divisor_up_to(c->batch.sequences, DEFAULT_MICRO_BATCHES_MAX);
     if (!c->batch.context) c->batch.context = c->model.context;
-    if (c->optimizer.min_lr < 0) c->optimizer.min_lr = c->optimizer.lr / 10;
+    if (c->optimizer.min_lr < 0) c->optimizer.min_lr = tenth(c->optimizer.lr);
     if (!c->optimizer.decay_steps) c->optimizer.decay_steps = c->run.steps;
     resolve_warmup(c);
     PD_TRY(resolve_checkpoint_dir(c, err));

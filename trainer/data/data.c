@@ -351,17 +351,23 @@ static void fingerprint_members(struct pd_data *data)
     }
 }
 
-static pd_status data_build(struct pd_data *data, const struct pd_data_options *options, struct pd_error *err)
+/* Everything but the tokens, so that what is wrong with sizes is said before hours of reading. */
+static pd_status lay_out(struct pd_data *data, const struct pd_data_options *options, bool *ret_weighted, struct pd_error *err)
 {
-    bool weighted = false;
     PD_TRY(check_options(options, err));
-    PD_TRY(check_weights(options, &weighted, err));
+    PD_TRY(check_weights(options, ret_weighted, err));
     data->members = calloc((size_t)options->train_count + options->validation_count, sizeof *data->members);
     if (!data->members) PD_FAIL(err, PD_NO_MEMORY, "no memory for the list of data files");
     PD_TRY(open_members(data, options, err));
     for (uint32_t i = 0; i < data->member_count; i++)
         PD_TRY(check_origin(data, &data->members[i], options->vocab, err));
-    PD_TRY(split_members(data, options, err)); /* what is wrong with sizes is said before hours of reading */
+    return split_members(data, options, err);
+}
+
+static pd_status data_build(struct pd_data *data, const struct pd_data_options *options, struct pd_error *err)
+{
+    bool weighted = false;
+    PD_TRY(lay_out(data, options, &weighted, err));
     PD_TRY(scan_members(data, options->vocab, err));
     if (weighted) PD_TRY(blend_members(data, err));
     share_validation(&data->parts[PD_SPLIT_VALIDATION], options->validation_samples);
@@ -369,14 +375,31 @@ static pd_status data_build(struct pd_data *data, const struct pd_data_options *
     return PD_OK;
 }
 
-pd_status pd_data_open(const struct pd_data_options *options, struct pd_data **ret_data, struct pd_error *err)
+static struct pd_data *data_new(const struct pd_data_options *options)
 {
     struct pd_data *data = calloc(1, sizeof *data);
-    if (!data) PD_FAIL(err, PD_NO_MEMORY, "no memory for the training data");
+    if (!data) return NULL;
     data->context = options->context;
     data->separate_documents = options->separate_documents;
     data->document_token = options->document_token;
     data->seed = options->seed;
+    return data;
+}
+
+pd_status pd_data_check(const struct pd_data_options *options, struct pd_error *err)
+{
+    bool weighted = false;
+    struct pd_data *data = data_new(options);
+    if (!data) PD_FAIL(err, PD_NO_MEMORY, "no memory for the training data");
+    const pd_status status = lay_out(data, options, &weighted, err);
+    pd_data_close(data);
+    return status;
+}
+
+pd_status pd_data_open(const struct pd_data_options *options, struct pd_data **ret_data, struct pd_error *err)
+{
+    struct pd_data *data = data_new(options);
+    if (!data) PD_FAIL(err, PD_NO_MEMORY, "no memory for the training data");
     pd_status status = data_build(data, options, err);
     if (status) {
         pd_data_close(data);

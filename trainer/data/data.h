@@ -44,6 +44,8 @@ struct pd_data;
 /*   errors  PD_INVALID also where files are of different tokenizers, or of one with more tokens than the model's vocabulary */
 PD_MUST_USE pd_status pd_data_open(const struct pd_data_options *options, struct pd_data **ret_data, struct pd_error *err);
 void pd_data_close(struct pd_data *data);
+/* What pd_data_open says of these files before it reads their tokens: absent, too short, of different tokenizers. */
+PD_MUST_USE pd_status pd_data_check(const struct pd_data_options *options, struct pd_error *err);
 
 /* Digest of the tokenizer that made the tokens of all files (token_origin.h); 0: not known. *ret_path, borrowed, is a file of
  * tokens that it lies beside, or NULL. */

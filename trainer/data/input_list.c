@@ -121,17 +121,31 @@ static bool is_companion(const char *name, bool takes_tokens)
     return ends_with(name, PD_TOKEN_ORIGIN_END) || (takes_tokens && ends_with(name, ".idx"));
 }
 
-static pd_status sort_in(const char *directory, const char *name, bool takes_tokens, struct found *found,
-                         struct pd_error *err)
+/* A file as a directory or a glob has it: into the found, the left out, or neither. */
+static pd_status sort_in(const char *path, const char *name, bool takes_tokens, struct found *found, struct pd_error *err)
 {
     const char *why = NULL;
-    char *path = joined(directory, name), *text = NULL;
-    if (!path) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to list its files", directory);
-    pd_status status = judge(path, takes_tokens, &why, err);
-    free(path);
-    if (status || is_companion(name, takes_tokens)) return status;
+    char *text = NULL;
+    if (is_companion(name, takes_tokens)) return PD_OK;
+    PD_TRY(judge(path, takes_tokens, &why, err));
     if (!why) return push(&found->names, &found->count, strdup(name), err);
     return push(&found->left_out, &found->left_count, asprintf(&text, "%s (%s)", name, why) < 0 ? NULL : text, err);
+}
+
+static pd_status sort_entry_in(const char *directory, const char *name, bool takes_tokens, struct found *found,
+                               struct pd_error *err)
+{
+    char *path = joined(directory, name);
+    if (!path) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to list its files", directory);
+    pd_status status = sort_in(path, name, takes_tokens, found, err);
+    free(path);
+    return status;
+}
+
+static void found_deinit(struct found *found)
+{
+    free_strings(found->names, found->count);
+    free_strings(found->left_out, found->left_count);
 }
 
 static pd_status look_through(const char *directory, bool takes_tokens, struct found *found, struct pd_error *err)
@@ -141,7 +155,7 @@ static pd_status look_through(const char *directory, bool takes_tokens, struct f
     pd_status status = PD_OK;
     errno = 0;
     for (struct dirent *e; !status && (e = readdir(dir)); errno = 0)
-        if (e->d_name[0] != '.') status = sort_in(directory, e->d_name, takes_tokens, found, err);
+        if (e->d_name[0] != '.') status = sort_entry_in(directory, e->d_name, takes_tokens, found, err);
     const int failed = status ? 0 : errno;
     closedir(dir);
     if (failed) PD_FAIL_ERRNO(err, failed, "%s cannot be listed", directory);
@@ -150,13 +164,18 @@ static pd_status look_through(const char *directory, bool takes_tokens, struct f
     return status;
 }
 
+static pd_status fail_none(const char *entry, const char *verb, const struct found *found, struct pd_error *err)
+{
+    PD_FAIL(err, PD_INVALID, "%s %s no file of text, JSON lines or tokens%s%s%s; name the files", entry, verb,
+            found->left_count ? ", but " : "", found->left_count ? found->left_out[0] : "",
+            found->left_count > 1 ? " and others" : "");
+}
+
 static pd_status take_found(struct pd_input_list *list, const char *directory, const struct found *found,
                             struct pd_error *err)
 {
     if (!found->count && !found->left_count) PD_FAIL(err, PD_INVALID, "%s is an empty directory; name another", directory);
-    if (!found->count)
-        PD_FAIL(err, PD_INVALID, "%s holds no file of text, JSON lines or tokens, but %s%s; name the files", directory,
-                found->left_out[0], found->left_count > 1 ? " and others" : "");
+    if (!found->count) return fail_none(directory, "holds", found, err);
     for (uint32_t i = 0; i < found->count; i++)
         PD_TRY(push(&list->paths, &list->count, joined(directory, found->names[i]), err));
     return note(list, directory, found->names, found->count, found->left_out, found->left_count, err);
@@ -167,8 +186,7 @@ static pd_status add_directory(struct pd_input_list *list, const char *directory
     struct found found = {0};
     pd_status status = look_through(directory, takes_tokens, &found, err);
     if (!status) status = take_found(list, directory, &found, err);
-    free_strings(found.names, found.count);
-    free_strings(found.left_out, found.left_count);
+    found_deinit(&found);
     return status;
 }
 
@@ -181,6 +199,32 @@ static pd_status add_one(struct pd_input_list *list, const char *path, bool take
     return push(&list->paths, &list->count, strdup(path), err);
 }
 
+/* In the order of names, directories among them. */
+static pd_status add_match(struct pd_input_list *list, const char *path, bool takes_tokens, struct found *found,
+                           struct pd_error *err)
+{
+    struct stat st;
+    const uint32_t before = found->count;
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) return add_directory(list, path, takes_tokens, err);
+    PD_TRY(sort_in(path, path, takes_tokens, found, err));
+    return found->count > before ? push(&list->paths, &list->count, strdup(path), err) : PD_OK;
+}
+
+static pd_status add_matches(struct pd_input_list *list, const char *pattern, char *const *matches, size_t count,
+                             bool takes_tokens, struct pd_error *err)
+{
+    struct found found = {0};
+    const uint32_t before = list->count;
+    pd_status status = PD_OK;
+    for (size_t i = 0; !status && i < count; i++)
+        status = add_match(list, matches[i], takes_tokens, &found, err);
+    if (!status && list->count == before) status = fail_none(pattern, "matches", &found, err);
+    if (!status && found.count + found.left_count)
+        status = note(list, pattern, found.names, found.count, found.left_out, found.left_count, err);
+    found_deinit(&found);
+    return status;
+}
+
 static pd_status add_glob(struct pd_input_list *list, const char *pattern, bool takes_tokens, struct pd_error *err)
 {
     glob_t matches;
@@ -189,9 +233,7 @@ static pd_status add_glob(struct pd_input_list *list, const char *pattern, bool 
     if (failed == GLOB_NOSPACE) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to list what matches", pattern);
     if (failed) PD_FAIL_ERRNO(err, errno ? errno : EIO, "%s cannot be listed", pattern);
     qsort(matches.gl_pathv, matches.gl_pathc, sizeof *matches.gl_pathv, by_bytes);
-    pd_status status = note(list, pattern, matches.gl_pathv, (uint32_t)matches.gl_pathc, NULL, 0, err);
-    for (size_t i = 0; !status && i < matches.gl_pathc; i++)
-        if (!is_companion(matches.gl_pathv[i], takes_tokens)) status = add_one(list, matches.gl_pathv[i], takes_tokens, err);
+    pd_status status = add_matches(list, pattern, matches.gl_pathv, matches.gl_pathc, takes_tokens, err);
     globfree(&matches);
     return status;
 }

@@ -1,9 +1,10 @@
 /* Files out of what people type: files, directories, globs.
  *
- * A directory stands for the files in it whose kind we know, without those that begin with a dot, the directories in it and the
- * tokenizers beside token files; a glob for what it matches. Both are sorted by name, byte by byte, so that every host has one
+ * A directory stands for the files in it whose kind we know and that are not empty, without those that begin with a dot, the
+ * directories in it and the tokenizers beside token files; a glob for those that it matches, and for the directories. What is
+ * left out is named in a note. Both are sorted by name, byte by byte, so that every host has one
  * order. What exists is taken by its name, even one that looks like a glob.
- *   errors  PD_NOT_FOUND: nothing of that name, nothing that matches; PD_INVALID: a directory without one such file */
+ *   errors  PD_NOT_FOUND: nothing of that name, nothing that matches; PD_INVALID: a directory or a glob without one such file */
 #ifndef PD_TRAINER_DATA_INPUT_LIST_H
 #define PD_TRAINER_DATA_INPUT_LIST_H
 

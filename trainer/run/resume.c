@@ -145,8 +145,7 @@ static void log_other_tokenizer(const struct pd_engine *e, const struct pd_run_s
     if (!now || !saved->tokenizer_digest || now == saved->tokenizer_digest) return;
     pd_log(PD_LOG_WARN, MODULE,
            "the checkpoint was trained on tokens of another tokenizer (digest %016llx) than the data is now (%016llx): what "
-           "the "
-           "model learned of a token does not hold for it",
+           "the model learned of a token does not hold for it",
            (unsigned long long)saved->tokenizer_digest, (unsigned long long)now);
 }
 

@@ -45,7 +45,7 @@ Test(config, defaults_need_a_directory_and_a_file)
     cr_expect_eq(c.batch.sequences, 32);
     cr_expect_eq(c.batch.micro_batch, 4);
     cr_expect_eq(c.batch.context, c.model.context);
-    cr_expect_float_eq(c.optimizer.min_lr, 3e-5, 1e-18);
+    cr_expect_eq(c.optimizer.min_lr, 3e-5);
     cr_expect_eq(c.optimizer.warmup_steps, 100);
     cr_expect_eq(c.optimizer.decay_steps, 1000);
     cr_expect_eq(c.numerics.precision, PD_BF16);

@@ -188,8 +188,8 @@ Test(export, what_cannot_be_is_refused_by_name)
     teardown(&x);
     setup(&x, 4, false, false, PD_ELEMENT_F32);
     OK(pd_vfs_mkdir(x.s.vfs, "/out", err));
-    cr_assert_eq(export_it(&x, 0, NULL, &x.error), PD_INVALID);
-    cr_assert_not_null(strstr(x.error.message, "/out exists"), "%s", x.error.message);
+    cr_assert_eq(export_it(&x, 0, NULL, &x.error), PD_USAGE);
+    cr_assert_not_null(strstr(x.error.message, "/out is there already"), "%s", x.error.message);
     teardown(&x);
 }
 
