@@ -35,16 +35,47 @@ static struct pd_store_name lock_name(const struct store_pool *pool)
     return name;
 }
 
+static pd_status make_and_lock(struct store_pool *pool, struct pd_error *err)
+{
+    const struct store_dir *dir = pool->dir;
+    PD_TRY(pd_group_agree(dir->group, dir->leads_share ? make_directory(pool, store_pool_at(pool, NULL).text, err) : PD_OK,
+                          err));
+    const struct store_text lock = store_pool_at(pool, lock_name(pool).text);
+    return pd_group_agree(dir->group, store_dir_lock(dir, lock.text, 0, &pool->lock, err), err);
+}
+
 pd_status store_pool_open(struct store_pool *pool, struct store_dir *dir, uint64_t fence, struct pd_error *err)
 {
     *pool = (struct store_pool){.dir = dir, .fence = fence, .free_max = 1};
     pthread_mutex_init(&pool->mutex, NULL);
-    PD_TRY(pd_group_agree(dir->group, dir->leads_share ? make_directory(pool, store_pool_at(pool, NULL).text, err) : PD_OK,
-                          err));
-    const struct store_text lock = store_pool_at(pool, lock_name(pool).text);
-    PD_TRY(pd_group_agree(dir->group, store_dir_lock(dir, lock.text, 0, &pool->lock, err), err));
+    PD_TRY(make_and_lock(pool, err));
     pd_fault_point("store.open.fenced");
     return store_dir_probe(dir, store_pool_at(pool, NULL).text, err);
+}
+
+bool store_pool_is_gone(struct store_pool *pool)
+{
+    struct pd_stat stat;
+    uint64_t in_use = 0;
+    pthread_mutex_lock(&pool->mutex);
+    for (uint32_t i = 0; i < sizeof pool->slots_in_use / sizeof *pool->slots_in_use; i++)
+        in_use |= pool->slots_in_use[i];
+    pthread_mutex_unlock(&pool->mutex);
+    if (in_use) return false;
+    return pool->lacks_lock || pd_vfs_stat(pool->dir->vfs, store_pool_at(pool, NULL).text, &stat, NULL) == PD_NOT_FOUND;
+}
+
+pd_status store_pool_make_again(struct store_pool *pool, struct pd_error *err)
+{
+    if (pool->dir->leads_share)
+        pd_log_warn("ckpt", "pool-%" PRIu64 " was removed from %s while this launch uses it; it is made again", pool->fence,
+                    pool->dir->root);
+    pd_vfs_unlock(pool->lock);
+    pool->lock = NULL;
+    pool->lacks_lock = true;
+    PD_TRY(make_and_lock(pool, err));
+    pool->lacks_lock = false;
+    return PD_OK;
 }
 
 static bool is_of_this_rank(const struct store_pool *pool, const char *name)

@@ -11,6 +11,7 @@ struct store_pool {
     struct store_dir *dir;
     uint64_t fence;         /* 0: not open */
     struct pd_lock *lock;   /* of this rank; dies with its process */
+    bool lacks_lock;        /* the directory was made again, and locking it failed */
     uint32_t free_max;      /* files of this rank that may be free at once */
     const uint32_t *others; /* (other_count) ranks whose replicas this one keeps, borrowed */
     uint32_t other_count;
@@ -23,6 +24,11 @@ struct store_pool {
 
 /* Collective: makes the directory, locks this rank's place in it, probes it. */
 PD_MUST_USE pd_status store_pool_open(struct store_pool *pool, struct store_dir *dir, uint64_t fence, struct pd_error *err);
+/* Somebody removed the directory under us, and no state is in use there, which would be gone with it. */
+bool store_pool_is_gone(struct store_pool *pool);
+/* Collective: makes and locks a directory that is gone. Another launch that began meanwhile has the higher fence, so that
+ * whoever calls this checks the lease behind it. */
+PD_MUST_USE pd_status store_pool_make_again(struct store_pool *pool, struct pd_error *err);
 /* This rank's files go, and the directory with the last one. Without the group, which may be broken. */
 void store_pool_close(struct store_pool *pool);
 /* "<root>/pool-<fence>/<name>"; NULL: the pool itself. */

@@ -46,6 +46,11 @@ pd_status store_save_place_index(struct store_save *save, struct pd_error *err)
         PD_TRY(write_index(save, pooled.text, err));
         struct pd_error own = {0};
         pd_status st = store_link(&root->dir, pooled.text, path.text, &own);
+        if (st == PD_NOT_FOUND) { /* somebody removed it from the pool */
+            save->index_written = 0;
+            PD_TRY(write_index(save, pooled.text, err));
+            st = store_link(&root->dir, pooled.text, path.text, &own);
+        }
         if (st != PD_UNSUPPORTED) return pd_error_pass(err, st, &own);
     }
     return write_new_file(save, path.text, save->index_data, save->index_bytes, err);
@@ -75,6 +80,29 @@ static pd_status prepare_directory(struct store_save *save, struct pd_error *err
     return store_save_place_index(save, err);
 }
 
+/* Collective: those that are gone on some rank. */
+static pd_status make_pools_again(struct store_save *save, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < save->drives->count; i++) {
+        struct store_pool *pool = &save->drives->rows[i].pool;
+        const pd_status st = pd_group_agree(root_of(save)->dir.group, store_pool_is_gone(pool) ? PD_NOT_FOUND : PD_OK, NULL);
+        if (st == PD_OK) continue;
+        if (st != PD_NOT_FOUND) PD_FAIL(err, st, "looking for the pools of all ranks");
+        PD_TRY(store_pool_make_again(pool, err));
+    }
+    return PD_OK;
+}
+
+/* PD_NOT_FOUND: a pool is gone, which may be made again. */
+static pd_status check_pools(const struct store_save *save, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < save->drives->count; i++)
+        if (store_pool_is_gone(&save->drives->rows[i].pool))
+            PD_FAIL(err, PD_NOT_FOUND, "pool-%" PRIu64 " was removed from %s", save->drives->rows[i].pool.fence,
+                    save->drives->rows[i].dir.root);
+    return PD_OK;
+}
+
 static pd_status check_begin(struct store_save *save, const struct pd_identity *identity, struct pd_error *err)
 {
     const struct store_drive *root = root_of(save);
@@ -87,8 +115,8 @@ static pd_status check_begin(struct store_save *save, const struct pd_identity *
             PD_FAIL(err, PD_EXISTS, "step %" PRIu64 " is committed already as %s", identity->step, entry->name);
     }
     PD_TRY(store_items_reserve(committed, err));
-    return root->dir.leads_share ? store_lease_check_here(&root->lease, err)
-                                 : PD_OK; /* before anything is written in vain */
+    if (root->dir.leads_share) PD_TRY(store_lease_check_here(&root->lease, err)); /* before anything is written in vain */
+    return check_pools(save, err);
 }
 
 pd_status store_save_begin(struct store_save *save, const struct pd_identity *identity, struct pd_error *err)
@@ -96,11 +124,16 @@ pd_status store_save_begin(struct store_save *save, const struct pd_identity *id
     const struct store_drive *root = root_of(save);
     struct pd_group *group = root->dir.group;
     const bool leads = root->dir.leads_share;
-    PD_TRY(pd_group_agree(group, check_begin(save, identity, err), err));
+    pd_status st = pd_group_agree(group, check_begin(save, identity, err), err);
+    if (st == PD_NOT_FOUND) {
+        PD_TRY(make_pools_again(save, err));
+        st = pd_group_agree(group, check_begin(save, identity, err), err);
+    }
+    PD_TRY(st);
     struct pd_step_name name = {.step = identity->step, .fence = root->lease.fence};
     memcpy(save->name, pd_step_name_text(&name).text, sizeof save->name);
     save->identity = *identity;
-    pd_status st = pd_group_agree(group, leads ? check_unused(save, err) : PD_OK, err);
+    st = pd_group_agree(group, leads ? check_unused(save, err) : PD_OK, err);
     if (st == PD_EXISTS) st = store_remove(save->drives, save->name, false, err);
     PD_TRY(st);
     st = pd_group_agree(group, leads ? prepare_directory(save, err) : PD_OK, err);

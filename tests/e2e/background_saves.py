@@ -13,7 +13,6 @@ import json
 import os
 import re
 import resource
-import shutil
 import signal
 import subprocess
 
@@ -68,19 +67,6 @@ def failing(workspace, config, expected):
         raise harness.Failure(f"saves that fail: the checkpoint before them is not what it was: {rows[-1]}")
     workspace.train(config, directory, local)
     expect_same(workspace, directory, expected, "after saves that failed")
-
-
-def without_pool(workspace, config):
-    """A part of the store that is removed in mid-run is a storage error, 74."""
-    directory = workspace.directory("without-pool")
-    command = arguments_of(config, directory, ["layout.transport=local", "run.steps=100000", "checkpoint.give_up_minutes=0"])
-    with subprocess.Popen([workspace.perdure, *command], env=dict(os.environ, PERDURE_PROGRESS="off"), stderr=subprocess.PIPE,
-                          text=True) as process:
-        harness.wait_for(lambda: harness.steps_done(directory) >= 5 or process.poll() is not None, "five steps")
-        shutil.rmtree(os.path.join(directory, "checkpoints", "pool-1"), ignore_errors=True)
-        log = process.communicate(timeout=harness.PATIENCE)[1]
-    if process.returncode != 74 or "mend this, and the same command goes on from there" not in log:
-        raise harness.Failure(f"a pool that was removed: exit {process.returncode}\n{log}")
 
 
 def dying(workspace, config, expected):
@@ -150,7 +136,6 @@ def body(workspace, arguments):
         dying(workspace, config, expected)
     else:
         failing(workspace, config, expected)
-    without_pool(workspace, config)
     leaving(workspace, config, transport)
     saving_on_demand(workspace, config, transport)
     print(f"background saves over {transport} ranks: failures said, deaths survived, signals waited for")

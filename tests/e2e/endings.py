@@ -170,6 +170,14 @@ def few_descriptors(bench):
            result.stderr)
 
 
+def little_address_space(bench):
+    """Open MPI crashes where it has little, and would do so at every restart."""
+    result = bench.run(bench.workspace.directory("little-space"), "layout.transport=mpi",
+                       preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (100 << 20, 100 << 20)))
+    expect("100 MiB of address space", 78, result.returncode, r"^perdure: mpirun and its ranks need more than 256 MiB of address space each, "
+           r"and the limit is 100: raise it \(ulimit -v\)$", result.stderr.splitlines()[-1])
+
+
 def starter_that_hangs(bench):
     starter = bench.workspace.file("hangs.sh", "#!/bin/sh\nexec sleep 600\n")
     os.chmod(starter, 0o755)
@@ -233,12 +241,12 @@ TABLE = [
     (OPENED, "moved directory", [], 74, "run.dir .* was moved or deleted; put it back"),
     (STEPPED, "moved directory", [], 74, "run.dir .* was moved or deleted; put it back"),
     (STEPPED, "deleted directory", [], 74, "run.dir .* was moved or deleted; put it back"),
-    (STEPPED, "deleted pool", [], 74, "pool-1"),
+    (STEPPED, "deleted pool", [], 0, "pool-1 was removed from .*; it is made again"),
     (STEPPED, "full disk", [], 74, "saving step 4: .*No space left on device"),
     (STEPPED, "closed stdin and stdout", [signal.SIGTERM], 75, LEFT_STEPPED),
 ]
 # What those of the directory need beside the usual; where {disk} cannot be mounted its row is left out.
-WITH = {"full disk": ["checkpoint.dir={disk}/checkpoints", "checkpoint.give_up_minutes=0"], "deleted pool": ["checkpoint.give_up_minutes=0"],
+WITH = {"full disk": ["checkpoint.dir={disk}/checkpoints", "checkpoint.give_up_minutes=0"],
         "moved directory": ["checkpoint.leave_seconds=1"], "deleted directory": ["checkpoint.leave_seconds=1"]}
 
 
@@ -417,6 +425,7 @@ def body(workspace, arguments):
     all_endings(bench, transport, undisturbed, TABLE if transport == "local" else TABLE[::4])
     if transport == "mpi":
         few_descriptors(bench)
+        little_address_space(bench)
         starter_that_hangs(bench)
     else:
         few_threads(bench)

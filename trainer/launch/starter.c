@@ -9,6 +9,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#define MPI_SPACE_BYTES (256u << 20) /* Open MPI 4.1 ends in SIGSEGV with less; a rank of any model needs more */
+
 bool pd_starter_find_program(const char *program, char ret_path[4096])
 {
     const char *at = getenv("PATH");
@@ -109,9 +111,13 @@ pd_status pd_starter_choose(enum pd_transport asked, uint32_t ranks, enum pd_tra
  * fewer here. */
 pd_status pd_starter_check_limits(const struct pd_start *start, struct pd_error *err)
 {
-    struct rlimit files;
+    struct rlimit files, space;
     const rlim_t needs = 25 + 4 * (rlim_t)start->ranks;
     if (start->transport != PD_TRANSPORT_MPI || own_starter() || is_slurm_of_nodes()) return PD_OK;
+    if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur < MPI_SPACE_BYTES)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "mpirun and its ranks need more than %u MiB of address space each, and the limit is %llu: raise it (ulimit -v)",
+                MPI_SPACE_BYTES >> 20, (unsigned long long)space.rlim_cur >> 20);
     if (getrlimit(RLIMIT_NOFILE, &files) || files.rlim_cur >= needs) return PD_OK;
     PD_FAIL(err, PD_UNSUPPORTED,
             "mpirun needs more than %llu open files for %u ranks, and the limit is %llu: raise it (ulimit -n 1024), or use "

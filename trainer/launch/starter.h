@@ -35,7 +35,7 @@ PD_MUST_USE pd_status pd_starter_command_make(const struct pd_start *start, stru
                                               struct pd_error *err);
 
 /* Before the start: what the starter cannot do here, although it would not say so but wait for ever.
- *   errors  PD_UNSUPPORTED: too few descriptors for mpirun, which takes four a rank */
+ *   errors  PD_UNSUPPORTED: too few descriptors for mpirun, which takes four a rank; too little address space */
 PD_MUST_USE pd_status pd_starter_check_limits(const struct pd_start *start, struct pd_error *err);
 
 /* Whether there is a program of that name on PATH, or one that can be run under a name with a slash. */

@@ -116,6 +116,46 @@ static uint32_t count_names(struct pd_vfs *vfs, const char *dir, const char *pre
     return count;
 }
 
+/* ---- a pool that somebody removes ---- */
+
+static pd_status remove_pool(struct pd_vfs *vfs, struct pd_error *err)
+{
+    struct pd_listing listing = {0};
+    char path[256];
+    PD_TRY(pd_vfs_list(vfs, ROOM_ROOT "/pool-1", &listing, err));
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; st == PD_OK && i < listing.count; i++) {
+        snprintf(path, sizeof path, ROOM_ROOT "/pool-1/%s", listing.names[i]);
+        st = pd_vfs_unlink(vfs, path, err);
+    }
+    pd_listing_deinit(&listing);
+    return st == PD_OK ? pd_vfs_rmdir(vfs, ROOM_ROOT "/pool-1", err) : st;
+}
+
+static pd_status lose_pool(struct room_rank *rank, struct pd_error *err)
+{
+    char lock[64];
+    struct pd_lock *second = NULL;
+    snprintf(lock, sizeof lock, ROOM_ROOT "/pool-1/lock-%05u", rank->group->rank);
+    pd_store_set_index(rank->store, "index", 5);
+    for (uint64_t step = 1; step <= 6; step++) {
+        if (step == 4) PD_TRY(pd_group_agree(rank->group, rank->group->rank == 0 ? remove_pool(rank->vfs, err) : PD_OK, err));
+        PD_TRY(room_save(rank, step, err));
+        PD_TRY(pd_store_prune(rank->store, err));
+    }
+    if (pd_vfs_lock(rank->vfs, lock, &second, NULL) != PD_BUSY) PD_FAIL(err, PD_BUG, "%s is not locked", lock);
+    return expect_steps(rank, (uint64_t[]){6, 5}, 2, err);
+}
+
+Test(store, a_pool_that_is_removed_is_made_again)
+{
+    for (size_t i = 0; i < WORLD_COUNT; i++) {
+        struct room room = new_room(worlds[i].ranks, worlds[i].hosts, worlds[i].shared);
+        launch(&room, lose_pool, NULL, PD_OK);
+        room_free(&room);
+    }
+}
+
 /* ---- retention, recycling, the index ---- */
 
 static pd_status keep_milestones(struct room_rank *rank, struct pd_error *err)
