@@ -22,6 +22,11 @@ struct parsing {
     struct pd_error *err;
 };
 
+/* Not NULL: commands say what they are, and do nothing. */
+static pd_command_visit visiting;
+static void *visiting_context;
+static const char *visiting_summary;
+
 /* ---- values ---- */
 
 pd_status pd_option_refuse(const struct pd_option *option, const char *text, const char *expected, struct pd_error *err)
@@ -165,6 +170,12 @@ static void fill_rows(struct parsing *p)
 pd_status pd_command_parse(const struct pd_usage *usage, int argc, char **argv, bool *ret_done, struct pd_error *err)
 {
     struct parsing p = {.usage = usage, .program = argv[0], .ret_done = ret_done, .err = err};
+    if (visiting) {
+        const struct pd_command_described described = {argv[0], visiting_summary, usage, NULL};
+        visiting(visiting_context, &described);
+        *ret_done = true;
+        return PD_OK;
+    }
     fill_rows(&p);
     p.argp = (struct argp){.options = p.rows, .parser = parse, .args_doc = usage->arguments, .doc = usage->doc};
     pd_error_clear(err);
@@ -218,9 +229,33 @@ static pd_status unknown_command(const struct pd_command *commands, const char *
             parent);
 }
 
+static pd_status describe_below(const struct pd_command *commands, const char *parent)
+{
+    const struct pd_command_described described = {parent, visiting_summary, NULL, commands};
+    visiting(visiting_context, &described);
+    for (const struct pd_command *c = commands; c->name; c++) {
+        char program[64], *argv[] = {program, NULL};
+        struct pd_error ignored = {0};
+        snprintf(program, sizeof program, "%s %s", parent, c->name);
+        visiting_summary = c->summary;
+        if (c->summary) (void)c->run(1, argv, &ignored);
+    }
+    return PD_OK;
+}
+
+void pd_command_describe(const struct pd_command *commands, const char *name, pd_command_visit visit, void *context)
+{
+    visiting = visit;
+    visiting_context = context;
+    visiting_summary = NULL;
+    (void)describe_below(commands, name);
+    visiting = NULL;
+}
+
 pd_status pd_command_dispatch(const struct pd_command *commands, const char *parent, int argc, char **argv,
                               struct pd_error *err)
 {
+    if (visiting) return describe_below(commands, parent);
     if (argc < 2) PD_FAIL(err, PD_USAGE, "a command is missing; %s --help lists them", parent);
     if (argc > 2 && strcmp(argv[1], "help") == 0) { /* help train -> train --help */
         memmove(argv + 1, argv + 2, (size_t)(argc - 2) * sizeof *argv);

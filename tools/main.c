@@ -18,15 +18,19 @@
 
 /* A new command is one row here and one file. */
 const struct pd_command pd_commands[] = {
+    {"init", "[-o FILE]", "a configuration from three answers, fitted to this machine", pd_cmd_init},
     {"train", "CONFIG [key=value...]", "train, or go on where the newest checkpoint left off", pd_cmd_train},
     {"plan", "CONFIG [key=value...]", "memory a rank by category, without starting anything", pd_cmd_plan},
     {"report", "RUN [RUN...]", "a page with charts of runs, which needs no network", pd_cmd_report},
     {"watch", "RUN", "a run on the terminal while it goes on", pd_cmd_watch},
     {"sample", "PATH --prompt TEXT", "text from a checkpoint", pd_cmd_sample},
+    {"eval", "RUN --data=FILE", "loss and perplexity of a checkpoint on text or tokens", pd_cmd_eval},
     {"ckpt", "COMMAND ...", "checkpoints: ls, show, verify, diff, stats, reshard, import, export, prune", pd_cmd_ckpt},
     {"data", "COMMAND ...", "token files: pack, inspect", pd_cmd_data},
     {"bench", "COMMAND ...", "speed: io, ckpt, reshard, offload, step, attention, adam, tokenize, convert", pd_cmd_bench},
     {"doctor", "[DIR]", "what this machine offers, what is used, what is missing", pd_cmd_doctor},
+    {"completion", "SHELL", "commands and options for bash, zsh or fish to complete", pd_cmd_completion},
+    {"manual", "DIRECTORY", NULL, pd_cmd_manual},
     {"worker", "CONFIG", NULL, pd_cmd_worker},
     {0},
 };

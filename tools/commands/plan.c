@@ -368,8 +368,7 @@ static pd_status print_config(const struct pd_config *config, struct pd_error *e
     return PD_OK;
 }
 
-/* Whether this build can tell what a GPU's table takes. */
-static bool counts_gpus(void)
+bool pd_plan_counts_gpus(void)
 {
     const struct pd_math_cuda_options options = {.mode = PD_NUMERICS_INVARIANT};
     struct pd_arena *dry;
@@ -385,7 +384,7 @@ static pd_status plan_for_device(const struct options *o, struct pd_config *conf
 {
     const bool is_gpu = strcmp(o->machine.name, "cpu") != 0 && config->run.device != PD_DEVICE_CPU;
     if (is_gpu) PD_TRY(pd_check_fp8(config, o->machine.name, o->machine.capability, err));
-    const bool is_counted = is_gpu && counts_gpus();
+    const bool is_counted = is_gpu && pd_plan_counts_gpus();
     if (is_gpu && !is_counted)
         fprintf(stderr, "perdure: plan: this build has no CUDA and counts what a rank takes on a CPU; a GPU's takes more\n");
     config->run.device = is_counted ? PD_DEVICE_GPU : PD_DEVICE_CPU;

@@ -36,6 +36,9 @@ struct pd_plan_subject {
     const struct pd_machine *machine;
 };
 
+/* Whether this build can count what a GPU's rank takes (plan.c). */
+bool pd_plan_counts_gpus(void);
+
 /* With run.device gpu: bytes become those of the device alone, beside host_bytes. Before anything is printed. */
 void pd_plan_split(const struct pd_config *config, struct pd_memory_plan *plan);
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 void pd_run_tiers_of_config(const struct pd_config *config, struct pd_run_tiers *ret_tiers)
 {
@@ -165,4 +166,24 @@ const struct pd_run_tier *pd_run_tiers_newest(const struct pd_run_tiers *tiers)
         if (!best || t->lineage > best->lineage || (t->lineage == best->lineage && t->step > best->step)) best = t;
     }
     return best;
+}
+
+pd_status pd_run_tiers_checkpoints_of(const char *path, char buffer[4096], const char **ret_path, struct pd_error *err)
+{
+    struct stat st;
+    if (stat(path, &st) || !S_ISDIR(st.st_mode))
+        PD_FAIL(err, PD_NOT_FOUND, "%s %s; name a run or its directory of checkpoints", path,
+                access(path, F_OK) ? "does not exist" : "is no directory");
+    struct pd_run_tiers tiers;
+    pd_run_tiers_of_run(path, &tiers);
+    pd_status looked = pd_run_tiers_look(&tiers, err);
+    if (tiers.count > 1) (void)pd_run_tiers_warn(&tiers);
+    const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
+    if (looked && !newest) return looked;
+    if (newest)
+        snprintf(buffer, 4096, "%s", newest->dir);
+    else
+        snprintf(buffer, 4096, "%.4000s/checkpoints", path);
+    *ret_path = stat(buffer, &st) == 0 ? buffer : path;
+    return PD_OK;
 }

@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define BYTE_VOCAB_MAX 512 /* of a model over bytes with a document token: data pack gives that 256, and sizes are padded */
@@ -107,28 +106,12 @@ static pd_status encode(struct sample *s, const struct pd_config *config, struct
     return tokens->count ? PD_OK : pd_sample_text_encode(s->reader, "\n", tokens, err);
 }
 
-/* PATH may be a run directory: its checkpoints lie in a directory of their own, or in that of the tier with the newest. */
-static pd_status checkpoints_of(const char *path, char *buffer, size_t room, const char **ret_path, struct pd_error *err)
+static pd_status checkpoints_of(const char *path, char buffer[4096], const char **ret_path, struct pd_error *err)
 {
-    struct stat st;
     if (pd_ckpt_is_foreign(path))
-        PD_FAIL(err, PD_INVALID, "%s is a checkpoint of another system; make one of perdure of it: perdure ckpt import %s DIR",
-                path, path);
-    if (stat(path, &st) || !S_ISDIR(st.st_mode))
-        PD_FAIL(err, PD_NOT_FOUND, "%s %s; name a run or its directory of checkpoints", path,
-                access(path, F_OK) ? "does not exist" : "is no directory");
-    struct pd_run_tiers tiers;
-    pd_run_tiers_of_run(path, &tiers);
-    pd_status looked = pd_run_tiers_look(&tiers, err);
-    if (tiers.count > 1) (void)pd_run_tiers_warn(&tiers);
-    const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
-    if (looked && !newest) return looked;
-    if (newest)
-        snprintf(buffer, room, "%s", newest->dir);
-    else
-        snprintf(buffer, room, "%s/checkpoints", path);
-    *ret_path = stat(buffer, &st) == 0 ? buffer : path;
-    return PD_OK;
+        PD_FAIL(err, PD_INVALID,
+                "%s is a checkpoint of another system; make one of perdure of it: perdure ckpt import %s DIR", path, path);
+    return pd_run_tiers_checkpoints_of(path, buffer, ret_path, err);
 }
 
 /* What reads the prompt and writes the text: the tokenizer that was named, or lies beside the model, or bytes. */
@@ -174,7 +157,7 @@ static pd_status draw(struct sample *s, struct pd_error *err)
                                         .loaded = loaded,
                                         .emit = emit,
                                         .context = s};
-    PD_TRY(checkpoints_of(s->path, buffer, sizeof buffer, &options.checkpoints, err));
+    PD_TRY(checkpoints_of(s->path, buffer, &options.checkpoints, err));
     return draw_with(s, &options, err);
 }
 

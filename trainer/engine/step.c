@@ -58,9 +58,10 @@ static pd_status fill_sequence(struct step *s, uint64_t sample, uint64_t sequenc
     if (e->own->sample)
         whole = (struct pd_micro_batch_input){e->own->sample, e->own->sample + length, e->own->sample + 2 * length,
                                               e->own->sample + 3 * length};
-    PD_TRY(pd_data_sample(e->data, s->split, s->first_sample + sample, whole.tokens, whole.targets, whole.positions,
-                          whole.first, err));
-    if (sample >= s->sequences)
+    const bool is_left_over = sample >= s->sequences; /* of a validation whose windows do not fill the last micro-batch */
+    PD_TRY(pd_data_sample(e->data, s->split, is_left_over ? 0 : s->first_sample + sample, whole.tokens, whole.targets,
+                          whole.positions, whole.first, err));
+    if (is_left_over)
         for (uint64_t t = 0; t < length; t++)
             whole.targets[t] = -1;
     if (!e->own->sample) return PD_OK;

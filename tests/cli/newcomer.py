@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""A newcomer's path: init, train, eval; completion and man pages that the tables of options make.  newcomer.py PERDURE SOURCE"""
+import json
+import math
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+PERDURE, SOURCE = os.path.abspath(sys.argv[1]), sys.argv[2]
+sys.path.insert(0, os.path.join(SOURCE, "tests", "e2e"))
+import harness  # noqa: E402
+
+failures = 0
+
+
+def check(condition, what):
+    global failures
+    if not condition:
+        failures += 1
+        print(f"FAILED: {what}", file=sys.stderr)
+
+
+def perdure(*arguments, expect=0, stdin=subprocess.DEVNULL):
+    result = subprocess.run([PERDURE, *arguments], capture_output=True, text=True, timeout=600, check=False, stdin=stdin,
+                            env=dict(os.environ, PERDURE_PROGRESS="off"))
+    check(result.returncode == expect, f"{arguments}: exit {result.returncode}, not {expect}: {result.stderr}")
+    return result
+
+
+# ---- init ----
+
+def init():
+    said = perdure("init", "--data=text.txt", "--model=byte-1m", "--dir=run").stderr
+    check("next: perdure train run.yaml" in said, said)
+    text = harness.read("run.yaml")
+    check(all("#" in text for _ in [0]) and "preset: \"byte-1m\"" in text and "all of it fits into memory" in text, text)
+    check("run.yaml: File exists; name another file with -o FILE" in perdure("init", "--data=a", "--model=byte-1m", expect=78).stderr, "overwrites")
+    check("give --data=FILE" in perdure("init", expect=64).stderr, "without data")
+    check("model.preset byte-1x is unknown" in perdure("init", "--data=a", "--model=byte-1x", "-o", "x", expect=78).stderr, "an unknown size")
+    small = perdure("init", "--data=a.txt", "--model=llama-1.5b", "--memory=100M", "-o", "-", expect=78).stderr
+    check("fits 1 rank of cpu; take more ranks or a smaller model" in small and "100.0 MiB" in small, small)
+    for memory, words in (("64G", "all of it fits"), ("12G", "streams from the drive")):
+        text = perdure("init", "--data=a.bin", "--model=llama-1.5b", f"--memory={memory}", "-o", "-").stdout
+        check(words in text and ("offload:" in text) == (memory == "12G"), f"{memory}: {text}")
+        with open("planned.yaml", "w", encoding="utf-8") as f:
+            f.write(text)
+        plan = perdure("plan", "planned.yaml", "--world=1", f"--device-memory={memory}", "--json").stdout
+        check(json.loads(plan), "init's configuration is planned")
+    asked()
+
+
+def asked():
+    """On a terminal it asks for what is not given."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen([PERDURE, "init", "-o", "asked.yaml"], stdin=slave, stdout=slave, stderr=slave)
+    os.write(master, b"text.txt\n\nauto\n")
+    code = process.wait(timeout=600)
+    check(code == 0 and '"text.txt"' in harness.read("asked.yaml") and "byte-1m" in harness.read("asked.yaml"), f"asked: {code}")
+    os.close(master)
+    os.close(slave)
+
+
+# ---- eval ----
+
+TINY = ["model.layers=1", "model.hidden=64", "model.heads=2", "model.kv_heads=2", "model.ffn=96", "batch.context=32", "batch.sequences=4", "run.steps=4",
+        "batch.micro_batch=4", "layout.ranks=1", "layout.threads=1"]
+
+
+def evaluate():
+    """Bits of the loss are those of a validation over the same windows, of ours and of what was exported. 22 windows, 5 micro-batches and
+    a half: the last is filled up."""
+    with open("test.txt", "w", encoding="utf-8") as f:
+        f.write(harness.text_of(90000)[70000:70000 + 22 * 32 + 7])
+    perdure("train", "run.yaml", *TINY, "data.validation_fraction=0", "data.validation=[test.txt]", "validation.sequences=100000", "validation.every=4")
+    measured = json.loads(harness.read("run/metrics.jsonl").splitlines()[-1])["validation_loss"]
+    found = json.loads(perdure("eval", "run", "--data=test.txt", "--json").stdout)
+    check(found["loss"] == measured and found["windows"] == 22 and found["tokens"] == 22 * 32 and found["step"] == 4, f"{found}, not {measured}")
+    check(abs(found["perplexity"] - math.exp(measured)) < 1e-9, f"{found}")
+    perdure("ckpt", "export", "run", "theirs", "--format=safetensors")
+    theirs = json.loads(perdure("eval", "theirs", "--data=test.txt", "--context=32", "--json").stdout)
+    check(theirs["loss"] == measured, f"of safetensors: {theirs}, not {measured}")
+    check(not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("perdure-eval-") and os.path.exists(
+        os.path.join(tempfile.gettempdir(), name, "checkpoints", "theirs"))], "left behind")
+    check(json.loads(perdure("eval", "run", "--data=test.txt", "--windows=3", "--json").stdout)["windows"] == 3, "--windows")
+    check("is too short" in perdure("eval", "run", "--data=short.txt", expect=78).stderr, "a short file")
+    check("--context=300 is longer than the model's" in perdure("eval", "run", "--data=test.txt", "--context=300", expect=78).stderr, "a long context")
+    check("eval needs a model and a file" in perdure("eval", "run", expect=64).stderr, "no file")
+    check("none.txt cannot be read" in perdure("eval", "run", "--data=none.txt", expect=78).stderr, "an absent file")
+
+
+# ---- what the tables say ----
+
+def commands_of(path):
+    listing = perdure(*path, "--help").stdout
+    return re.findall(r"^  (\w+) ", listing, re.M) if listing.startswith("usage: ") else []
+
+
+def complete(script, words):
+    program = f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _perdure; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    result = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    check(not result.stderr, f"bash, {words}: {result.stderr}")
+    return result.stdout.split()
+
+
+def completion():
+    for shell in ("bash", "zsh", "fish"):
+        with open(f"completion.{shell}", "w", encoding="utf-8") as f:
+            f.write(perdure("completion", shell).stdout)
+        if shutil.which(shell):
+            check(subprocess.run([shell, "-n", f"completion.{shell}"], check=False).returncode == 0, f"{shell} does not read its script")
+    check("bash, zsh or fish" in perdure("completion", "csh", expect=64).stderr, "an unknown shell")
+    check(sorted(complete("completion.bash", ["perdure", "''"])) == sorted(commands_of([])), "commands")
+    check(sorted(complete("completion.bash", ["perdure", "ckpt", "''"])) == sorted(commands_of(["ckpt"])), "commands of ckpt")
+    check(complete("completion.bash", ["perdure", "ckpt", "ex"]) == ["export"], "export")
+    check(complete("completion.bash", ["perdure", "data", "pack", "--form"]) == ["--format="], "--format")
+    check({"nanogpt", "megatron"} <= set(complete("completion.bash", ["perdure", "data", "pack", "--format", "=", "''"])), "values")
+    check("optimizer.lr=" in complete("completion.bash", ["perdure", "train", "run.yaml", "optimizer.l"]), "keys")
+    for shell in ("zsh", "fish"):
+        text = harness.read(f"completion.{shell}")
+        check(all(word in text for word in ("optimizer.lr=", "export", "megatron")), f"{shell} lacks words")
+
+
+def manual():
+    perdure("manual", "man1")
+    pages = {name.removesuffix(".1") for name in os.listdir("man1")}
+    expected = {"perdure"}
+
+    def add(path):
+        for command in commands_of(path):
+            expected.add("-".join(["perdure", *path, command]))
+            add([*path, command])
+
+    add([])
+    check(pages == expected, f"pages {pages ^ expected}")
+    for page in pages:
+        text, path = harness.read(f"man1/{page}.1").replace("\\-", "-"), page.split("-")[1:]
+        options = re.findall(r"--(\w[\w-]*)", perdure(*path, "--help").stdout) if not commands_of(path) else []
+        check(text.startswith(".TH PERDURE") and all(f"--{option}" in text for option in options), f"{page} lacks options of {options}")
+
+
+def installed():
+    """cmake --install puts man pages and completion where they are looked for."""
+    build = os.path.dirname(PERDURE)
+    if not os.path.exists(os.path.join(build, "tools", "cmake_install.cmake")):
+        return
+    subprocess.run(["cmake", f"-DCMAKE_INSTALL_PREFIX={os.getcwd()}/usr", "-P", os.path.join(build, "tools", "cmake_install.cmake")],
+                   stdout=subprocess.DEVNULL, check=True)
+    for name in ("bin/perdure", "share/man/man1/perdure-train.1", "share/bash-completion/completions/perdure", "share/zsh/site-functions/_perdure",
+                 "share/fish/vendor_completions.d/perdure.fish"):
+        check(os.path.getsize(os.path.join("usr", name)) > 100, f"{name} is not installed")
+
+
+with tempfile.TemporaryDirectory(prefix="perdure-newcomer-") as temporary:
+    SOURCE = os.path.abspath(SOURCE)
+    os.chdir(temporary)
+    with open("text.txt", "w", encoding="utf-8") as out:
+        out.write(harness.text_of(20000))
+    with open("short.txt", "w", encoding="utf-8") as out:
+        out.write("short")
+    init()
+    evaluate()
+    completion()
+    manual()
+    installed()
+print("failed" if failures else "newcomer: init, eval, completion and manual do as they say")
+sys.exit(failures > 0)

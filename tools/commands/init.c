@@ -1,0 +1,301 @@
+/* perdure init: three answers to a configuration that fits, by way of the planner. */
+#include "ckpt/base/memory_limit.h"
+#include "ckpt/base/words.h"
+#include "tools/command.h"
+#include "tools/commands/ckpt.h"
+#include "tools/commands/ckpt_foreign.h"
+#include "tools/commands/plan_report.h"
+#include "tools/output.h"
+#include "trainer/engine/gpus.h"
+#include "trainer/run/launched.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ANSWER_BYTES 1024u
+#define TEXT_VOCAB_MAX 512u /* of a model over bytes */
+
+struct init {
+    char data[ANSWER_BYTES], model[ANSWER_BYTES], machine[ANSWER_BYTES];
+    const char *dir, *output;
+    uint32_t ranks;
+    uint64_t memory;
+    bool asks;
+
+    bool is_from; /* the model is a checkpoint to go on from */
+    struct pd_machine planned;
+    struct pd_config config; /* of the step of `steps` that fits */
+    struct pd_layout_choice choice;
+    uint32_t step;
+    uint64_t parameters;
+};
+
+/* What is tried, each in place of the one before, until it fits. layout.auto chooses recomputation and degrees by itself. */
+static const struct {
+    const char *overrides[6], *why;
+    bool is_for_gpus;
+} steps[] = {
+    {{NULL}, "all of it fits into memory", false},
+    {{"batch.micro_batch=1", NULL}, "one sequence at a time, since more do not fit", false},
+    {{"batch.micro_batch=1", "offload.optimizer=cpu", NULL},
+     "the optimizer's state lies in the host's memory, since it does not fit beside the rest",
+     true},
+    {{"batch.micro_batch=1", "offload.optimizer=nvme", NULL},
+     "the optimizer's state streams from the drive, since it does not fit into memory",
+     false},
+    {{"batch.micro_batch=1", "offload.optimizer=nvme", "offload.parameters=nvme", "offload.gradients=nvme",
+      "offload.activations=nvme", NULL},
+     "state, copies, gradients and activations stream from the drive, since they do not fit into memory",
+     false},
+};
+enum { STEPS = sizeof steps / sizeof *steps };
+
+/* ---- the three answers ---- */
+
+static pd_status ask(struct init *in, const char *question, const char *otherwise, char *answer, const char *flag,
+                     struct pd_error *err)
+{
+    if (answer[0]) return PD_OK;
+    if (in->asks) {
+        (void)fprintf(stderr, otherwise ? "%s [%s]: " : "%s: ", question, otherwise);
+        (void)fflush(stderr);
+        if (!fgets(answer, ANSWER_BYTES, stdin)) answer[0] = '\0';
+        answer[strcspn(answer, "\n")] = '\0';
+    }
+    if (!answer[0] && otherwise) snprintf(answer, ANSWER_BYTES, "%s", otherwise);
+    if (!answer[0]) PD_FAIL(err, PD_USAGE, "init needs to know it: give --%s; perdure init --help tells more", flag);
+    return PD_OK;
+}
+
+static pd_status ask_all(struct init *in, struct pd_error *err)
+{
+    PD_TRY(ask(in, "What text or tokens? A file or a directory", NULL, in->data, "data=FILE", err));
+    PD_TRY(ask(in, "Which model? A size such as byte-1m, gpt2-124m or llama-1.5b, or a directory to go on from", "byte-1m",
+               in->model, "model=NAME", err));
+    return ask(in, "Which machine? auto for this one, cpu, or a GPU such as h100-80g", "auto", in->machine, "machine=NAME",
+               err);
+}
+
+/* ---- the machine ---- */
+
+static pd_status find_machine(struct init *in, struct pd_error *err)
+{
+    struct pd_gpus gpus = {.count = 0};
+    struct pd_memory_limit limit;
+    const bool is_here = strcmp(in->machine, "auto") == 0;
+    if (is_here) pd_gpus_find(&gpus);
+    if (gpus.count)
+        (void)pd_machine_of_gpu(&gpus.gpus[0], &in->planned);
+    else
+        PD_TRY(pd_machine_preset(is_here ? "cpu" : in->machine, &in->planned, err));
+    if (!in->ranks) in->ranks = gpus.count ? gpus.count : 1;
+    const bool is_cpu = strcmp(in->planned.name, "cpu") == 0;
+    if (in->memory)
+        in->planned.device_bytes = (double)in->memory;
+    else if (is_cpu && pd_memory_limit_read(NULL, &limit))
+        in->planned.device_bytes = 0.8 * (double)limit.free_bytes / in->ranks;
+    return PD_OK;
+}
+
+/* ---- what fits ---- */
+
+static pd_status load(struct init *in, uint32_t step, struct pd_config *ret_config, struct pd_error *err)
+{
+    char dir[ANSWER_BYTES + 16], data[ANSWER_BYTES + 24], model[ANSWER_BYTES + 24];
+    const char *overrides[16] = {
+        dir, data, model, "layout.auto=true", "data.validation_fraction=0.01", "validation.every=100"};
+    uint32_t count = 6;
+    snprintf(dir, sizeof dir, "run.dir=%.1000s", in->dir);
+    snprintf(data, sizeof data, "data.train[0].path=%s", in->data);
+    snprintf(model, sizeof model, in->is_from ? "init.from=%s" : "model.preset=%s", in->model);
+    for (uint32_t i = 0; steps[step].overrides[i]; i++)
+        overrides[count++] = steps[step].overrides[i];
+    PD_TRY(pd_config_load(NULL, overrides, count, ret_config, err));
+    pd_status st = in->is_from ? pd_ckpt_import_model(ret_config, err) : PD_OK;
+    if (ret_config->batch.context > 1024) ret_config->batch.context = 1024;
+    if (ret_config->batch.context > ret_config->model.context) ret_config->batch.context = ret_config->model.context;
+    const bool is_gpu = strcmp(in->planned.name, "cpu") != 0;
+    ret_config->run.device = is_gpu && pd_plan_counts_gpus() ? PD_DEVICE_GPU : PD_DEVICE_CPU;
+    if (st) pd_config_deinit(ret_config);
+    return st;
+}
+
+static pd_status try_step(struct init *in, uint32_t step, struct pd_error *err)
+{
+    struct pd_model *model = NULL;
+    uint32_t count;
+    pd_status st = pd_model_new(&in->config.model, &model, err);
+    if (!st)
+        st = pd_choose_layouts(&in->config, model, in->ranks, pd_launched_threads(0, in->ranks), &in->planned, 1,
+                               &in->choice, &count, err);
+    if (model) in->parameters = model->parameter_count;
+    pd_model_free(model);
+    in->step = step;
+    return st;
+}
+
+/* What the first one cannot be loaded for is wrong with the answers. */
+static pd_status fit(struct init *in, struct pd_error *err)
+{
+    const bool is_cpu = strcmp(in->planned.name, "cpu") == 0;
+    struct pd_error why = {0};
+    for (uint32_t step = 0; step < STEPS; step++) {
+        if (is_cpu && steps[step].is_for_gpus) continue;
+        PD_TRY(load(in, step, &in->config, err));
+        const pd_status st = try_step(in, step, &why);
+        if (!st) return PD_OK;
+        pd_config_deinit(&in->config);
+        if (st != PD_INVALID) return pd_error_pass(err, st, &why);
+    }
+    PD_FAIL(err, PD_INVALID, "no configuration of %s fits %s of %s; take more ranks or a smaller model: %.600s", in->model,
+            pd_counted(in->ranks, "rank").text, in->planned.name, why.message);
+}
+
+/* ---- the file ---- */
+
+/* In double quotes, as YAML reads it back. */
+static void put_text(FILE *out, const char *text)
+{
+    fputc('"', out);
+    for (; *text; text++)
+        fprintf(out, *text == '"' || *text == '\\' ? "\\%c" : "%c", *text);
+    fputc('"', out);
+}
+
+static void put_batch(FILE *out, const struct init *in)
+{
+    const struct pd_config *c = &in->config;
+    fprintf(out,
+            "\nbatch:\n  sequences: %-10u # a step sees so many, on one rank and on many: the bits do not depend on ranks\n",
+            c->batch.sequences);
+    if (in->step) fprintf(out, "  micro_batch: %-8u # %s\n", c->batch.micro_batch, "computed at once; memory follows it");
+    fprintf(out, "  context: %-12u # tokens a sequence\n", c->batch.context);
+}
+
+static void put_offload(FILE *out, const struct init *in)
+{
+    bool is_first = true;
+    for (uint32_t i = 0; steps[in->step].overrides[i]; i++) {
+        const char *text = steps[in->step].overrides[i];
+        if (strncmp(text, "offload.", 8) != 0) continue;
+        if (is_first) fprintf(out, "\noffload: # %s;\n  # the bits are the same\n", steps[in->step].why);
+        is_first = false;
+        const char *equals = strchr(text, '=');
+        fprintf(out, "  %.*s: %s\n", (int)(equals - text - 8), text + 8, equals + 1);
+    }
+}
+
+static void put_config(FILE *out, const struct init *in)
+{
+    const struct pd_layout *l = &in->choice.laid_out.layout;
+    fprintf(
+        out,
+        "# %s parameters, planned for %s of %s: %s of memory each;\n# %s.\n# %.3g s a step by the planner's model (dp %u, "
+        "tp %u, pp %u, sp %u).\n"
+        "# Keys that are not here have defaults, which perdure train CONFIG --print-config shows.\n",
+        pd_text_count(in->parameters).text, pd_counted(in->ranks, "rank").text, in->planned.name,
+        pd_bytes_text((double)in->choice.worst_bytes).text, steps[in->step].why, in->choice.step_seconds, l->dp, l->tp,
+        l->pp, l->sp);
+    fputs("run:\n  dir: ", out);
+    put_text(out, in->dir);
+    fputs("  # checkpoints and metrics\n  steps: 1000            # more may be given at any restart\n", out);
+    fputs(in->is_from ? "\ninit:\n  from: " : "\nmodel:\n  preset: ", out);
+    put_text(out, in->model);
+    fputs("\n\ndata:\n  train: [", out);
+    put_text(out, in->data);
+    fputs("]\n  validation_fraction: 0.01 # the end of each file is kept apart\n", out);
+    put_batch(out, in);
+    fputs("\noptimizer:\n  lr: 3e-4              # at its peak: a warm-up leads there, a cosine to a tenth\n", out);
+    fprintf(out,
+            "\nlayout:\n  auto: true            # degrees and recomputation by the planner, again at every restart\n  "
+            "ranks: %-14u # may change at any restart\n",
+            in->ranks);
+    put_offload(out, in);
+    fputs("\ncheckpoint:\n  every: 100\n\nvalidation:\n  every: 100\n", out);
+}
+
+/* What is there already was somebody's work. */
+static pd_status write_config(const struct init *in, struct pd_error *err)
+{
+    if (strcmp(in->output, "-") == 0) {
+        put_config(stdout, in);
+        return PD_OK;
+    }
+    const int file = open(in->output, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    const int number = errno;
+    if (file < 0)
+        PD_FAIL(err, number == EEXIST ? PD_INVALID : pd_status_from_errno(number), "%s: %s; name another file with -o FILE",
+                in->output, strerror(number));
+    FILE *out = fdopen(file, "w");
+    if (!out) PD_FAIL_ERRNO(err, errno, "%s: writing it", in->output);
+    put_config(out, in);
+    if (fclose(out)) PD_FAIL_ERRNO(err, errno, "%s: writing it", in->output);
+    return PD_OK;
+}
+
+static void say_next(const struct init *in)
+{
+    const size_t length = strlen(in->data);
+    const bool is_text = length > 4 && strcmp(in->data + length - 4, ".txt") == 0;
+    if (access(in->data, F_OK)) (void)fprintf(stderr, "%s is not there yet\n", in->data);
+    if (is_text && in->config.model.vocab > TEXT_VOCAB_MAX)
+        (void)fprintf(stderr,
+                      "%s is text, and the model has %u tokens: pack it first, and name the packed file as data.train\n"
+                      "  perdure data pack %s -o tokens.bin --tokenizer=%s\n",
+                      in->data, in->config.model.vocab, in->data, in->is_from ? in->model : "tokenizer.json");
+    if (strcmp(in->output, "-") == 0) return;
+    (void)fprintf(stderr, "%s: %s\nnext: perdure train %s\n", in->output, steps[in->step].why, in->output);
+}
+
+static pd_status run(struct init *in, struct pd_error *err)
+{
+    PD_TRY(ask_all(in, err));
+    PD_TRY(find_machine(in, err));
+    in->is_from = pd_ckpt_is_foreign(in->model);
+    PD_TRY(fit(in, err));
+    const pd_status st = write_config(in, err);
+    if (!st) say_next(in);
+    pd_config_deinit(&in->config);
+    return st;
+}
+
+pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err)
+{
+    struct init in = {.dir = "runs/first", .output = "run.yaml", .asks = isatty(STDIN_FILENO) && isatty(STDERR_FILENO)};
+    const char *data = "", *model = "", *machine = "";
+    bool done;
+    struct pd_option options[] = {
+        {.name = "data", "FILE", "text, tokens, or a directory of them", PD_OPTION_TEXT, &data},
+        {.name = "model",
+         "NAME",
+         "a size (model.preset), or a checkpoint of another system to go on from",
+         PD_OPTION_TEXT,
+         &model},
+        {.name = "machine",
+         "NAME",
+         "auto: this one; cpu; or a GPU as perdure plan --device has them",
+         PD_OPTION_TEXT,
+         &machine},
+        {.name = "ranks", "N", "devices; those of this machine", PD_OPTION_U32, &in.ranks, 1, 65536},
+        {.name = "memory", "BYTES", "of each, such as 40G; what the machine has", PD_OPTION_BYTES, &in.memory},
+        {.name = "dir", "DIR", "run.dir; runs/first", PD_OPTION_TEXT, &in.dir},
+        {.name = "output", "FILE", "run.yaml, - for stdout", PD_OPTION_TEXT, &in.output, .letter = 'o'},
+        {0}};
+    const struct pd_usage usage = {
+        .arguments = "[--data=FILE] [--model=NAME] [--machine=NAME]",
+        .doc = "Writes a configuration with comments that fits the machine by the planner's count: what does not fit is "
+               "computed "
+               "again, or goes to the host's memory or the drive. On a terminal it asks for what is not given.",
+        .options = options};
+    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
+    if (done) return PD_OK;
+    snprintf(in.data, sizeof in.data, "%s", data);
+    snprintf(in.model, sizeof in.model, "%s", model);
+    snprintf(in.machine, sizeof in.machine, "%s", machine);
+    if (!in.asks && !machine[0]) snprintf(in.machine, sizeof in.machine, "auto");
+    return run(&in, err);
+}
