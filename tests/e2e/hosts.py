@@ -117,7 +117,7 @@ def back_again(bench):
 
 
 def resumed_from(bench, least):
-    found = [int(step) for step in re.findall(r"resumed at step (\d+)", bench.said())]
+    found = [int(step) for step in re.findall(r"resumed at step (\d+), saved by .*; from \S*/disk/tier, [\d.]+ s old", bench.said())]
     if not found or min(found) < least:
         bench.fail(f"resumed at steps {found}, and {least} was copied")
 

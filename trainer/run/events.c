@@ -101,7 +101,12 @@ pd_status pd_event_open(struct run *r, const struct pd_resume_report *report, do
     pd_json_u64(&w, "step", r->state.identity.step);
     pd_json_u64(&w, "lineage", r->state.identity.lineage);
     pd_json_bool(&w, "resumed", report->resumed);
-    if (report->resumed) pd_json_double(&w, "resume_seconds", report->seconds);
+    if (report->resumed) {
+        pd_json_double(&w, "resume_seconds", report->seconds);
+        pd_json_u64(&w, "resume_tier", report->from_tier);
+        pd_json_u64(&w, "lost_steps", report->lost.steps);
+        pd_json_double(&w, "lost_seconds", report->lost.seconds);
+    }
     pd_json_u64(&w, "damaged", report->damaged);
     add_layout(&w, r);
     pd_json_u64(&w, "parameters", r->model->parameter_count);

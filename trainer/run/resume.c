@@ -314,6 +314,7 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
         pd_status st = load_entry(vfs, &candidate, group, e, &commit, &report, &damage);
         if (!st) {
             *ret_state = commit.state;
+            report.from_tier = candidate.tier;
             commit.state = (struct pd_run_state){0};
         }
         pd_commit_deinit(&commit);

@@ -9,13 +9,16 @@
 
 #include "ckpt/tiers/tiers.h"
 #include "trainer/engine/engine.h"
+#include "trainer/run/lost_steps.h"
 
 struct pd_resume_report {
-    bool resumed;        /* false: a fresh start */
+    bool resumed; /* false: a fresh start */
+    uint32_t from_tier;
     uint32_t from_world; /* ranks that wrote it */
     uint32_t damaged;    /* checkpoints that were passed over */
     double seconds;
-    uint64_t bytes_read; /* by this rank */
+    uint64_t bytes_read;       /* by this rank */
+    struct pd_lost_steps lost; /* rank 0 */
 };
 
 /* Fills the engine's state and *ret_state (the caller's to deinit): identity, counters, layout of this launch. Collective.
