@@ -189,6 +189,19 @@ pd_status pd_catalog_add_unmapped(struct pd_catalog *catalog, const char *name, 
     return PD_OK;
 }
 
+uint32_t pd_catalog_drop_unmapped(struct pd_catalog *catalog, const char *part)
+{
+    uint32_t kept = 0, count = catalog->unmapped_count;
+    for (uint32_t i = 0; i < count; i++) {
+        if (strstr(catalog->unmapped[i], part))
+            free(catalog->unmapped[i]);
+        else
+            catalog->unmapped[kept++] = catalog->unmapped[i];
+    }
+    catalog->unmapped_count = kept;
+    return count - kept;
+}
+
 /* ---- finishing: pieces ---- */
 
 static uint64_t piece_elements(const struct pd_piece *piece)

@@ -56,6 +56,12 @@ struct pd_catalog_counters {
     double loss_scale, learning_rate;
 };
 
+/* AdamW of the run that saved it, for an export whose format keeps that. */
+struct pd_catalog_adam {
+    bool is_known;
+    double rate, beta1, beta2, epsilon, decay;
+};
+
 /* Of a format whose bytes are checked, or are not in the file as they are. Pieces are counted as in the finished catalog. */
 struct pd_catalog_source {
     void *context; /* freed with the catalog */
@@ -79,6 +85,7 @@ struct pd_catalog {
     struct pd_catalog_text *texts; /* (text_count) */
     uint32_t text_count;
     struct pd_catalog_counters counters;
+    struct pd_catalog_adam adam;
     char **
         unmapped; /* (unmapped_count) what the format holds and perdure has no place for: "optimizer.param_groups.0.betas" */
     uint32_t unmapped_count;
@@ -107,6 +114,8 @@ PD_MUST_USE pd_status pd_catalog_add_dense(struct pd_catalog *catalog, const str
 PD_MUST_USE pd_status pd_catalog_add_text(struct pd_catalog *catalog, const char *name, const char *text, uint64_t bytes,
                                           struct pd_error *err);
 PD_MUST_USE pd_status pd_catalog_add_unmapped(struct pd_catalog *catalog, const char *name, struct pd_error *err);
+/* Takes those whose names contain `part` off the list again. Returns how many. */
+uint32_t pd_catalog_drop_unmapped(struct pd_catalog *catalog, const char *part);
 
 /* Checks the whole: names are unique, every piece lies inside its tensor and its file, blocks of quantised types are whole in
  * the innermost dimension, the pieces of a tensor cover each element exactly once (replicas that are equal boxes count as

@@ -10,12 +10,101 @@
 #include "ckpt/base/checked.h"
 #include "resharder/formats/model_directory.h"
 #include "resharder/formats/torch_archive.h"
-#include "resharder/formats/torch_names.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- what names of optimizer state say ---- */
+
+/* PyTorch's "optimizer.state.<parameter>.exp_avg" and Megatron's "optimizer.state.exp_avg.<parameter>", with or without what
+ * stands before "state." and however the run's own dictionary wraps it. */
+enum role {
+    ROLE_PARAM, /* or a buffer: all that is no optimizer's */
+    ROLE_EXP_AVG,
+    ROLE_EXP_AVG_SQ,
+    ROLE_MASTER, /* the parameter in fp32, where the model has it rounded */
+    ROLE_STEP,
+    ROLE_OTHER, /* of an optimizer */
+};
+
+/* Behind "state.": PyTorch says what it is after the parameter's name, Megatron before it. */
+static const struct {
+    const char *before, *after;
+    enum role role;
+} roles[] = {
+    {"", ".exp_avg", ROLE_EXP_AVG}, {"", ".exp_avg_sq", ROLE_EXP_AVG_SQ}, {"", ".step", ROLE_STEP},
+    {"exp_avg.", "", ROLE_EXP_AVG}, {"exp_avg_sq.", "", ROLE_EXP_AVG_SQ}, {"fp32_param.", "", ROLE_MASTER},
+    {"param.", "", ROLE_MASTER}, /* of Megatron's distributed optimizer */
+};
+
+/* The parameter's name inside `name`: *ret_name (*ret_bytes), not terminated; all of it for ROLE_PARAM. */
+static enum role role_of(const char *name, const char **ret_name, size_t *ret_bytes)
+{
+    const char *state = strncmp(name, "state.", 6) == 0 ? name : strstr(name, ".state.");
+    *ret_name = name;
+    *ret_bytes = strlen(name);
+    if (!state) return strstr(name, "param_groups.") ? ROLE_OTHER : ROLE_PARAM;
+    const char *inner = strchr(state + 1, '.') + 1;
+    const size_t bytes = strlen(inner);
+    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
+        const size_t before = strlen(roles[i].before), after = strlen(roles[i].after);
+        if (bytes <= before + after || strncmp(inner, roles[i].before, before) != 0 ||
+            strcmp(inner + bytes - after, roles[i].after) != 0)
+            continue;
+        *ret_name = inner + before;
+        *ret_bytes = bytes - before - after;
+        return roles[i].role;
+    }
+    return ROLE_OTHER;
+}
+
+/* Bytes before `inner` in `name`, where `name` ends with it behind a dot; 0: it does not. */
+static size_t wrapper_of(const char *name, const char *inner)
+{
+    const size_t bytes = strlen(name), inner_bytes = strlen(inner);
+    if (bytes <= inner_bytes || name[bytes - inner_bytes - 1] != '.') return 0;
+    return strcmp(name + bytes - inner_bytes, inner) == 0 ? bytes - inner_bytes : 0;
+}
+
+/* The shortest that a parameter of the first moment's name has. */
+static const char *find_wrapper(const struct pd_catalog *c, size_t *ret_bytes)
+{
+    const char *inner = NULL, *wrapper = NULL;
+    *ret_bytes = 0;
+    for (uint32_t t = 0; t < c->tensor_count && !inner; t++)
+        if (c->tensors[t].kind != PD_PARAM) inner = c->tensors[t].name;
+    for (uint32_t t = 0; inner && t < c->tensor_count; t++) {
+        const struct pd_foreign_tensor *p = &c->tensors[t];
+        if (p->kind != PD_PARAM) continue;
+        if (strcmp(p->name, inner) == 0) return NULL; /* they agree */
+        const size_t bytes = wrapper_of(p->name, inner);
+        if (bytes && (!wrapper || bytes < *ret_bytes)) {
+            wrapper = p->name;
+            *ret_bytes = bytes;
+        }
+    }
+    return wrapper;
+}
+
+/* Of a catalog that is not finished: takes "model." or whatever a run's dictionary put before its parameters off their names,
+ * so that they are the optimizer's names for them. Without moments names stay. */
+static void strip_wrapper(struct pd_catalog *catalog)
+{
+    char prefix[PD_FOREIGN_NAME_MAX];
+    size_t bytes = 0;
+    const char *wrapper = find_wrapper(catalog, &bytes);
+    if (!wrapper) return;
+    memcpy(prefix, wrapper, bytes);
+    for (uint32_t t = 0; t < catalog->tensor_count; t++) {
+        struct pd_foreign_tensor *p = &catalog->tensors[t];
+        if (p->kind == PD_PARAM && strncmp(p->name, prefix, bytes) == 0 && p->name[bytes])
+            memmove(p->name, p->name + bytes, strlen(p->name + bytes) + 1);
+    }
+}
+
+/* ---- what is read ---- */
 
 /* One row of storage_data. */
 struct item {
@@ -102,23 +191,28 @@ static bool has_master(const struct dcp *d, const char *name)
     return d->master && find_name(d, key) >= 0;
 }
 
+/* The same parameter in fp32 by another name, as kinds of optimizers ask for it. */
+static bool is_second_master(const struct dcp *d, const char *name, const char *inner)
+{
+    return strncmp(name, d->master, d->master_bytes) != 0 && has_master(d, inner);
+}
+
 /* A tensor that counts gets its place in the catalog, in the order of `.metadata`; all else is listed by name. */
 static pd_status add_name(struct dcp *d, const struct pd_pickle_node *key, const struct pd_pickle_node *value,
                           struct pd_error *err)
 {
-    static const enum pd_kind kinds[] = {[PD_TORCH_PARAM] = PD_PARAM,
-                                         [PD_TORCH_MASTER] = PD_PARAM,
-                                         [PD_TORCH_EXP_AVG] = PD_EXP_AVG,
-                                         [PD_TORCH_EXP_AVG_SQ] = PD_EXP_AVG_SQ};
+    static const enum pd_kind kinds[] = {
+        [ROLE_PARAM] = PD_PARAM, [ROLE_MASTER] = PD_PARAM, [ROLE_EXP_AVG] = PD_EXP_AVG, [ROLE_EXP_AVG_SQ] = PD_EXP_AVG_SQ};
     const char *inner = NULL;
     size_t bytes = 0;
     char name[PD_FOREIGN_NAME_MAX];
     struct pd_foreign_tensor t = {.name = name};
-    const enum pd_torch_role role = pd_torch_role(key->text, &inner, &bytes);
+    const enum role role = role_of(key->text, &inner, &bytes);
     const struct pd_pickle_node *size = pd_pickle_field(value, "size");
-    if (role == PD_TORCH_STEP) return PD_OK; /* read where it lies */
-    if (role == PD_TORCH_PARAM && has_master(d, key->text)) return PD_OK;
-    if (!size || role == PD_TORCH_OTHER || !pd_torch_element(dtype_of(pd_pickle_field(value, "properties")), &t.element))
+    if (role == ROLE_STEP) return PD_OK; /* read where it lies */
+    if (role == ROLE_PARAM && has_master(d, key->text)) return PD_OK;
+    if (role == ROLE_MASTER && is_second_master(d, key->text, inner)) return PD_OK;
+    if (!size || role == ROLE_OTHER || !pd_torch_element(dtype_of(pd_pickle_field(value, "properties")), &t.element))
         return pd_catalog_add_unmapped(d->catalog, key->text, err);
     if (bytes >= sizeof name) PD_FAIL(err, PD_CORRUPT, "%s: a name of %zu bytes: %.64s...", d->metadata, bytes, inner);
     memcpy(name, inner, bytes);
@@ -136,7 +230,7 @@ static void find_master(struct dcp *d)
     for (uint32_t i = 0; i < d->name_count && !d->master; i++) {
         const char *inner = NULL, *name = d->names[2 * i]->text;
         size_t bytes = 0;
-        if (pd_torch_role(name, &inner, &bytes) != PD_TORCH_MASTER) continue;
+        if (role_of(name, &inner, &bytes) != ROLE_MASTER) continue;
         d->master = name;
         d->master_bytes = (size_t)(inner - name);
     }
@@ -276,15 +370,15 @@ static pd_status read_item(struct dcp *d, const struct item *item, struct pd_err
         PD_FAIL(err, PD_CORRUPT,
                 "%s: %s should lie in bytes %" PRIu64 " to %" PRIu64 " of %" PRIu64 "; the file is cut short", d->path,
                 item->name, item->begin, item->begin + item->bytes, d->file_bytes);
-    const enum pd_torch_role role = pd_torch_role(item->name, &inner, &bytes);
+    const enum role role = role_of(item->name, &inner, &bytes);
     const bool is_tensor = d->tensors[name] != UINT32_MAX;
     if (!is_tensor && item->bytes > (1u << 20)) return PD_OK; /* no number */
     pd_status st = pd_torch_open(d->file, d->path, item->begin, item->begin + item->bytes, &archive, is_tensor ? err : NULL);
-    if (st && !is_tensor && role != PD_TORCH_STEP) return PD_OK; /* listed as unmapped: nobody needs what it is */
+    if (st && !is_tensor && role != ROLE_STEP) return PD_OK; /* listed as unmapped: nobody needs what it is */
     if (st) return pd_error_context(err, st, "%s", item->name);
     if (is_tensor)
         st = add_piece(d, item, d->tensors[name], &archive, err);
-    else if (role == PD_TORCH_STEP)
+    else if (role == ROLE_STEP)
         st = add_step(d, item, &archive, err);
     else
         add_number(d, item, &archive);
@@ -313,11 +407,11 @@ static pd_status read_all(struct dcp *d, struct pd_error *err)
     for (uint32_t i = 0; i < d->item_count; i++)
         PD_TRY(read_item(d, &d->items[i], err));
     if (d->has_steps) d->catalog->counters.has_updates = pd_torch_is_count(d->step, &d->catalog->counters.updates);
-    pd_torch_strip_wrapper(d->catalog);
+    strip_wrapper(d->catalog);
     return pd_formats_add_texts(d->vfs, d->directory, d->catalog, err);
 }
 
-static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+pd_status pd_dcp_read(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
 {
     struct dcp d = {.vfs = vfs, .directory = path, .catalog = catalog};
     const pd_status st = read_all(&d, err);
@@ -338,7 +432,7 @@ const struct pd_format pd_format_dcp = {
     .name = "dcp",
     .about = "PyTorch's distributed checkpoint: a directory with .metadata and __0_0.distcp",
     .recognizes = recognizes,
-    .read = read_checkpoint,
+    .read = pd_dcp_read,
     .holds_moments = true,
     .plan = pd_dcp_plan,
     .observe = pd_dcp_observe,

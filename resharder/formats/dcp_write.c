@@ -1,4 +1,5 @@
-/* Writing PyTorch's distributed checkpoint: every tensor is one chunk, an archive of its own, one behind the other.
+/* Writing PyTorch's distributed checkpoint: every tensor is one chunk, an archive of its own, one behind the other. Whose names
+ * they have is a style; this file's own is PyTorch's.
  *
  * Parameters are "model.<name>", moments "optimizer.state.<name>.exp_avg" and "..exp_avg_sq" with a "..step" beside them: what
  * dcp.load({"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}) asks for. Parameter groups
@@ -27,25 +28,40 @@ struct output {
 struct writer {
     struct pd_vfs *vfs;
     const struct pd_format_plan *plan;
+    const char *directory;
+    const struct pd_dcp_style *style;
+    const char *const *objects; /* (object_count) */
+    uint32_t object_count;
     struct output *outputs; /* (count): those of the tensors by number, then the steps */
     uint32_t count;
+    char *nothing; /* (nothing_bytes) the archive that objects are; behind the last output */
+    uint64_t nothing_bytes, nothing_begin;
     uint64_t file_bytes; /* of the file that is planned */
     uint32_t files;
 };
 
-static void key_of(const struct writer *w, const struct output *o, char ret[KEY_MAX])
+static const struct pd_dcp_style pytorch = {
+    .keys = {[PD_PARAM] = {{"model.", ""}},
+             [PD_EXP_AVG] = {{"optimizer.state.", ".exp_avg"}},
+             [PD_EXP_AVG_SQ] = {{"optimizer.state.", ".exp_avg_sq"}}},
+    .step = {"optimizer.state.", ".step"},
+    .has_paths = true,
+};
+
+/* The variant-th name; false: there are no more. */
+static bool key_of(const struct writer *w, const struct output *o, uint32_t variant, char ret[KEY_MAX])
 {
-    static const char *const leaf[PD_KIND_COUNT] = {[PD_EXP_AVG] = "exp_avg", [PD_EXP_AVG_SQ] = "exp_avg_sq"};
     const struct pd_foreign_tensor *t = &w->plan->wanted->tensors[o->tensor];
-    if (t->kind == PD_PARAM)
-        snprintf(ret, KEY_MAX, "model.%s", t->name);
-    else
-        snprintf(ret, KEY_MAX, "optimizer.state.%s.%s", t->name, o->is_step ? "step" : leaf[t->kind]);
+    if (variant >= (o->is_step ? 1 : PD_DCP_KEYS_MAX)) return false;
+    const struct pd_dcp_key *key = o->is_step ? &w->style->step : &w->style->keys[t->kind][variant];
+    if (!key->before) return false;
+    snprintf(ret, KEY_MAX, "%s%s%s", key->before, t->name, key->after);
+    return true;
 }
 
 static void file_path(const struct writer *w, uint32_t file, char ret[4096])
 {
-    snprintf(ret, 4096, "%s/__0_%u.distcp", w->plan->directory, file);
+    snprintf(ret, 4096, "%s/__0_%u.distcp", w->directory, file);
 }
 
 /* ---- plan ---- */
@@ -70,6 +86,17 @@ static pd_status place(struct writer *w, struct output *o, struct pd_error *err)
     return PD_OK;
 }
 
+static pd_status make_nothing(struct writer *w, struct pd_error *err)
+{
+    struct pd_pickle_writer p = {0};
+    pd_pickle_begin(&p);
+    pd_pickle_do(&p, "](Ne");
+    pd_status st = pd_pickle_finish(&p, err);
+    if (!st) st = pd_torch_make_small(&p, NULL, 0, &w->nothing, &w->nothing_bytes, err);
+    pd_pickle_writer_deinit(&p);
+    return st;
+}
+
 static pd_status place_all(struct writer *w, struct pd_error *err)
 {
     const struct pd_catalog *wanted = w->plan->wanted;
@@ -80,14 +107,15 @@ static pd_status place_all(struct writer *w, struct pd_error *err)
         o->tensor = t;
         PD_TRY(place(w, o, err));
     }
-    for (uint32_t t = 0; t < wanted->tensor_count; t++) {
+    for (uint32_t t = 0; t < wanted->tensor_count && w->style->step.before; t++) {
         struct output *o = &w->outputs[w->count];
         if (wanted->tensors[t].kind != PD_EXP_AVG) continue;
         *o = (struct output){.tensor = t, .is_step = true};
         PD_TRY(place(w, o, err));
     }
+    w->nothing_begin = w->file_bytes;
     w->files++;
-    return PD_OK;
+    return w->object_count ? make_nothing(w, err) : PD_OK;
 }
 
 /* Files end with their last archive. */
@@ -97,8 +125,9 @@ static pd_status add_files(const struct writer *w, struct pd_error *err)
     for (uint32_t i = 0; i < w->count; i++) {
         const struct output *o = &w->outputs[i];
         if (i + 1 < w->count && o[1].file == o->file) continue;
+        const uint64_t more = i + 1 < w->count ? 0 : w->nothing_bytes;
         file_path(w, o->file, path);
-        PD_TRY(pd_catalog_add_file(w->plan->wanted, path, o->begin + o->archive.bytes, NULL, err));
+        PD_TRY(pd_catalog_add_file(w->plan->wanted, path, o->begin + o->archive.bytes + more, NULL, err));
     }
     return PD_OK;
 }
@@ -120,15 +149,23 @@ static void writer_free(struct writer *w)
     for (uint32_t i = 0; i < w->count; i++)
         pd_torch_output_deinit(&w->outputs[i].archive);
     free(w->outputs);
+    free(w->nothing);
     free(w);
 }
 
 pd_status pd_dcp_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err)
 {
+    return pd_dcp_plan_as(vfs, plan, plan->directory, &pytorch, NULL, 0, ret_state, err);
+}
+
+pd_status pd_dcp_plan_as(struct pd_vfs *vfs, struct pd_format_plan *plan, const char *directory,
+                         const struct pd_dcp_style *style, const char *const *objects, uint32_t object_count,
+                         void **ret_state, struct pd_error *err)
+{
     struct writer *w = calloc(1, sizeof *w);
     if (!w) PD_FAIL(err, PD_NO_MEMORY, "no memory to write a checkpoint");
-    w->vfs = vfs;
-    w->plan = plan;
+    *w = (struct writer){
+        .vfs = vfs, .plan = plan, .directory = directory, .style = style, .objects = objects, .object_count = object_count};
     pd_status st = place_all(w, err);
     if (!st) st = add_files(w, err);
     if (!st) st = add_pieces(w, err);
@@ -167,6 +204,8 @@ static pd_status write_file(struct writer *w, uint32_t number, struct pd_error *
         if (o->is_step) st = write_step(w, o, file, err);
         if (!st) st = pd_torch_write(&o->archive, o->crc, file, o->begin, err);
     }
+    if (!st && w->nothing && number + 1 == w->files)
+        st = pd_file_write(file, w->nothing_begin, w->nothing, w->nothing_bytes, err);
     const pd_status closed = pd_file_close(file, st ? NULL : err);
     return st ? st : closed;
 }
@@ -226,6 +265,7 @@ static void put_path(struct pd_pickle_writer *p, const struct writer *w, const s
     pd_pickle_do(p, "t");
 }
 
+/* `o` NULL: an object. */
 static void put_place(struct pd_pickle_writer *p, const struct writer *w, const struct output *o, const char *key)
 {
     static const uint64_t zeros[PD_FOREIGN_DIMS_MAX];
@@ -234,22 +274,41 @@ static void put_place(struct pd_pickle_writer *p, const struct writer *w, const 
     pd_pickle_put_text(p, "fqn");
     pd_pickle_put_text(p, key);
     pd_pickle_put_text(p, "offset");
-    put_size(p, zeros, shape_of(w, o)->ndim);
+    if (o)
+        put_size(p, zeros, shape_of(w, o)->ndim);
+    else
+        pd_pickle_do(p, "N");
     pd_pickle_put_text(p, "index");
-    pd_pickle_put_u64(p, 0);
+    if (o)
+        pd_pickle_put_u64(p, 0);
+    else
+        pd_pickle_do(p, "N");
     pd_pickle_object_end(p);
     pd_pickle_object_begin(p, "torch.distributed.checkpoint.filesystem", "_StorageInfo");
-    file_path(w, o->file, path);
+    file_path(w, o ? o->file : w->files - 1, path);
     pd_pickle_put_text(p, "relative_path");
     pd_pickle_put_text(p, strrchr(path, '/') + 1);
     pd_pickle_put_text(p, "offset");
-    pd_pickle_put_u64(p, o->begin);
+    pd_pickle_put_u64(p, o ? o->begin : w->nothing_begin);
     pd_pickle_put_text(p, "length");
-    pd_pickle_put_u64(p, o->archive.bytes);
+    pd_pickle_put_u64(p, o ? o->archive.bytes : w->nothing_bytes);
     pd_pickle_object_end(p);
 }
 
 enum section { NAMES, PATHS, PLACES, SECTIONS };
+
+static void put_objects(struct pd_pickle_writer *p, const struct writer *w, enum section section)
+{
+    for (uint32_t i = 0; i < w->object_count && section != PATHS; i++) {
+        if (section == PLACES) {
+            put_place(p, w, NULL, w->objects[i]);
+            continue;
+        }
+        pd_pickle_put_text(p, w->objects[i]);
+        pd_pickle_object_begin(p, METADATA, "BytesStorageMetadata");
+        pd_pickle_object_end(p);
+    }
+}
 
 static void put_section(struct pd_pickle_writer *p, const struct writer *w, enum section section)
 {
@@ -257,14 +316,16 @@ static void put_section(struct pd_pickle_writer *p, const struct writer *w, enum
     char key[KEY_MAX];
     pd_pickle_put_text(p, names[section]);
     pd_pickle_do(p, "}(");
-    for (uint32_t i = 0; i < w->count; i++) {
+    for (uint32_t i = 0; i < w->count && (section != PATHS || w->style->has_paths); i++) {
         const struct output *o = &w->outputs[i];
-        key_of(w, o, key);
-        if (section != PLACES) pd_pickle_put_text(p, key);
-        if (section == NAMES) put_tensor(p, shape_of(w, o));
-        if (section == PATHS) put_path(p, w, o, key);
-        if (section == PLACES) put_place(p, w, o, key);
+        for (uint32_t variant = 0; key_of(w, o, variant, key); variant++) {
+            if (section != PLACES) pd_pickle_put_text(p, key);
+            if (section == NAMES) put_tensor(p, shape_of(w, o));
+            if (section == PATHS) put_path(p, w, o, key);
+            if (section == PLACES) put_place(p, w, o, key);
+        }
     }
+    put_objects(p, w, section);
     pd_pickle_do(p, "u");
 }
 
@@ -279,7 +340,7 @@ static pd_status write_metadata(const struct writer *w, struct pd_error *err)
         put_section(&p, w, (enum section)s);
     pd_pickle_object_end(&p);
     pd_status st = pd_pickle_finish(&p, err);
-    snprintf(path, sizeof path, "%s/.metadata", w->plan->directory);
+    snprintf(path, sizeof path, "%s/.metadata", w->directory);
     if (!st) st = pd_file_open(w->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &file, err);
     if (!st) {
         st = pd_file_write(file, 0, p.text, p.bytes, err);
@@ -297,7 +358,7 @@ pd_status pd_dcp_finish(void *state, pd_status mine, struct pd_error *err)
     for (uint32_t f = 0; !st && f < w->files; f++)
         st = write_file(w, f, err);
     if (!st) st = write_metadata(w, err);
-    if (!st) st = pd_formats_write_texts(w->vfs, w->plan->directory, w->plan->wanted, err);
+    if (!st) st = pd_formats_write_texts(w->vfs, w->directory, w->plan->wanted, err);
     writer_free(w);
     return st;
 }

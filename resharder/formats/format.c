@@ -4,6 +4,7 @@
 #include "resharder/formats/deepspeed.h"
 #include "resharder/formats/gguf.h"
 #include "resharder/formats/llmc.h"
+#include "resharder/formats/megatron.h"
 #include "resharder/formats/perdure.h"
 #include "resharder/formats/safetensors.h"
 
@@ -11,8 +12,15 @@
 #include <string.h>
 
 const struct pd_format *const pd_formats[] = {
-    &pd_format_perdure,   &pd_format_safetensors, &pd_format_dcp,  &pd_format_deepspeed,
-    &pd_format_universal, &pd_format_gguf,        &pd_format_llmc, NULL,
+    &pd_format_perdure,
+    &pd_format_safetensors,
+    &pd_format_megatron,
+    /* its files are a dcp's too */ &pd_format_dcp,
+    &pd_format_deepspeed,
+    &pd_format_universal,
+    &pd_format_gguf,
+    &pd_format_llmc,
+    NULL,
 };
 
 const struct pd_format *pd_format_find(const char *name)

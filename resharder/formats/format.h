@@ -6,15 +6,16 @@
 
 /* What is to be written: tensors (names, kinds, shapes, element types), texts and counters, without files and pieces. */
 struct pd_format_plan {
-    const char *directory;     /* being prepared; exists and is empty */
-    struct pd_catalog *wanted; /* borrowed; the writer fills in files (under `directory`) and pieces, and where the format pads or
+    const char *directory; /* being prepared; exists and is empty */
+    struct pd_catalog
+        *wanted; /* borrowed; the writer fills in files (under `directory`) and pieces, and where the format pads or
                                 * has one type it says so: a longer shape[0], another element */
-    uint64_t shard_bytes_max;  /* of a file, where the format has several; 0: as the format's own tools do */
+    uint64_t shard_bytes_max; /* of a file, where the format has several; 0: as the format's own tools do */
 };
 
 struct pd_format {
-    const char *name;  /* of --format: "safetensors", "dcp", "megatron", "deepspeed", "universal", "gguf", "llmc" */
-    const char *about; /* half a line for --help and errors */
+    const char *name;   /* of --format: "safetensors", "dcp", "megatron", "deepspeed", "universal", "gguf", "llmc" */
+    const char *about;  /* half a line for --help and errors */
     bool holds_moments; /* what is written may have exp_avg and exp_avg_sq */
     const char *file;   /* where a checkpoint is one file: its name in the directory of a plan; NULL: it is the directory */
     /* Looks at names and first bytes only; `path` exists. False where it cannot be told. */

@@ -71,6 +71,14 @@ void pd_pickle_put_u64(struct pd_pickle_writer *w, uint64_t value)
     }
 }
 
+void pd_pickle_put_double(struct pd_pickle_writer *w, double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    pd_pickle_do(w, "G");
+    put_number(w, __builtin_bswap64(bits), sizeof bits);
+}
+
 void pd_pickle_put_global(struct pd_pickle_writer *w, const char *module, const char *name)
 {
     pd_pickle_do(w, "c");

@@ -25,6 +25,7 @@ void pd_pickle_writer_deinit(struct pd_pickle_writer *w);
 void pd_pickle_do(struct pd_pickle_writer *w, const char *operations);
 void pd_pickle_put_text(struct pd_pickle_writer *w, const char *text);
 void pd_pickle_put_u64(struct pd_pickle_writer *w, uint64_t value);
+void pd_pickle_put_double(struct pd_pickle_writer *w, double value);
 void pd_pickle_put_global(struct pd_pickle_writer *w, const char *module, const char *name);
 void pd_pickle_put_sizes(struct pd_pickle_writer *w, const uint64_t *sizes, uint32_t count); /* a tuple */
 /* `name` of `module` made without arguments and given the fields that follow until pd_pickle_object_end: name, value, .. */

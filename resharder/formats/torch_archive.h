@@ -56,6 +56,9 @@ PD_MUST_USE pd_status pd_torch_write(struct pd_torch_output *output, uint32_t cr
                                      struct pd_error *err);
 void pd_torch_output_deinit(struct pd_torch_output *output);
 
+/* A small archive in memory: see below.   ret_text  (*ret_bytes) malloc'ed, the caller's */
+PD_MUST_USE pd_status pd_torch_make_small(const struct pd_pickle_writer *pickle, const void *data, uint64_t data_bytes,
+                                          char **ret_text, uint64_t *ret_bytes, struct pd_error *err);
 /* A new small file that holds what `pickle` (finished) says, with `data` (data_bytes) as storage 0 of its one tensor; NULL:
  * it has none. Synced. */
 PD_MUST_USE pd_status pd_torch_write_small(struct pd_vfs *vfs, const char *path, const struct pd_pickle_writer *pickle,

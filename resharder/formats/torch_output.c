@@ -108,8 +108,8 @@ void pd_torch_output_deinit(struct pd_torch_output *output)
     *output = (struct pd_torch_output){0};
 }
 
-pd_status pd_torch_write_small(struct pd_vfs *vfs, const char *path, const struct pd_pickle_writer *pickle, const void *data,
-                               uint64_t data_bytes, struct pd_error *err)
+pd_status pd_torch_make_small(const struct pd_pickle_writer *pickle, const void *data, uint64_t data_bytes, char **ret_text,
+                              uint64_t *ret_bytes, struct pd_error *err)
 {
     const struct {
         const void *text;
@@ -128,13 +128,24 @@ pd_status pd_torch_write_small(struct pd_vfs *vfs, const char *path, const struc
     }
     const uint64_t bytes = pd_zip_place(records, count);
     char *text = calloc(1, bytes + 512); /* a header may be written with all its padding */
-    if (!text) PD_FAIL(err, PD_NO_MEMORY, "no memory to write %s", path);
+    if (!text) PD_FAIL(err, PD_NO_MEMORY, "no memory to write an archive");
     for (uint32_t i = 0; i < count; i++) {
         pd_zip_header(&records[i], (unsigned char *)text + records[i].header_offset);
         memcpy(text + records[i].data_offset, texts[i], records[i].bytes);
     }
     const struct pd_zip_record *last = &records[count - 1];
     pd_zip_directory(records, count, (unsigned char *)text + last->data_offset + last->bytes);
+    *ret_text = text;
+    *ret_bytes = bytes;
+    return PD_OK;
+}
+
+pd_status pd_torch_write_small(struct pd_vfs *vfs, const char *path, const struct pd_pickle_writer *pickle, const void *data,
+                               uint64_t data_bytes, struct pd_error *err)
+{
+    char *text = NULL;
+    uint64_t bytes = 0;
+    PD_TRY(pd_torch_make_small(pickle, data, data_bytes, &text, &bytes, err));
     const pd_status st = pd_formats_write_text(vfs, path, text, bytes, err);
     free(text);
     return st;

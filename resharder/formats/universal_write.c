@@ -103,12 +103,6 @@ void pd_universal_observe(void *state, uint32_t tensor, const void *data, uint64
 
 /* ---- what lies around tensors ---- */
 
-static uint64_t updates_of(const struct writer *w)
-{
-    const struct pd_catalog_counters *c = &w->plan->wanted->counters;
-    return c->has_updates ? c->updates : c->step;
-}
-
 /* Optimizers count in a tensor (torch's) or in a number that is made of one (DeepSpeed's own). */
 static const struct pd_foreign_tensor step_tensor = {.element = PD_ELEMENT_F32, .shape = {1, 1, 1, 1, 1, 1, 1, 1}};
 
@@ -116,7 +110,8 @@ static const struct pd_foreign_tensor step_tensor = {.element = PD_ELEMENT_F32, 
 static pd_status write_file(const struct writer *w, const char *directory, const char *name, struct pd_pickle_writer *pickle,
                             bool has_step, struct pd_error *err)
 {
-    const float step = (float)updates_of(w);
+    const struct pd_catalog_counters *c = &w->plan->wanted->counters;
+    const float step = (float)(c->has_updates ? c->updates : c->step);
     char path[PD_FORMATS_PATH_MAX];
     pd_status st = pd_pickle_finish(pickle, err);
     if (!st) st = pd_formats_path(directory, name, path, err);
@@ -150,8 +145,8 @@ static void put_groups(struct pd_pickle_writer *p)
     pd_pickle_do(p, "e");
 }
 
-/* Stages 1 and 2 read the groups that stand alone. Stage 3 reads those beside the step, and hands this step to every group
- * of parameters: as a tensor they would all count in one. */
+/* Stages 1 and 2 read the groups that stand alone, stage 3 those beside the step. Its loader gives every group of parameters
+ * that one step, so several count it up together; torch's optimizers take no plain number. */
 static pd_status write_optimizer(const struct writer *w, struct pd_error *err)
 {
     struct pd_pickle_writer p = {0};
@@ -167,9 +162,10 @@ static pd_status write_optimizer(const struct writer *w, struct pd_error *err)
     pd_pickle_do(&p, "}(");
     pd_pickle_put_u64(&p, 0);
     pd_pickle_do(&p, "}(");
-    put_number(&p, "step", updates_of(w));
+    pd_pickle_put_text(&p, "step");
+    pd_torch_put_tensor(&p, &step_tensor);
     pd_pickle_do(&p, "uuuu");
-    return write_file(w, w->zero, "optimizer_state.pt", &p, false, err);
+    return write_file(w, w->zero, "optimizer_state.pt", &p, true, err);
 }
 
 /* For schedules of DeepSpeed and of torch, which count from elsewhere. */

@@ -11,6 +11,7 @@
 #include "tools/commands/ckpt_foreign.h"
 #include "tools/commands/progress.h"
 #include "tools/output.h"
+#include "trainer/config/config.h"
 #include "trainer/model/hugging_face.h"
 #include "trainer/model/links.h"
 #include "trainer/sample/sample_text.h"
@@ -212,10 +213,28 @@ static pd_status add_texts(struct export *x, struct pd_error *err)
     return st;
 }
 
+/* Of the run that saved it. */
+static pd_status read_adam(const struct pd_ckpt_foreign *source, struct pd_catalog_adam *ret, struct pd_error *err)
+{
+    const struct pd_catalog_text *yaml = pd_catalog_text(&source->catalog, "config.yaml");
+    struct pd_config config;
+    if (!yaml) return PD_OK;
+    PD_TRY(pd_config_parse_saved(yaml->text, NULL, 0, &config, err));
+    *ret = (struct pd_catalog_adam){.is_known = true,
+                                    .rate = config.optimizer.lr,
+                                    .beta1 = config.optimizer.beta1,
+                                    .beta2 = config.optimizer.beta2,
+                                    .epsilon = config.optimizer.epsilon,
+                                    .decay = config.optimizer.weight_decay};
+    pd_config_deinit(&config);
+    return PD_OK;
+}
+
 static pd_status want(struct export *x, struct pd_error *err)
 {
     pd_catalog_init(&x->wanted, x->format->name);
     x->wanted.counters = x->source.catalog.counters;
+    PD_TRY(read_adam(&x->source, &x->wanted.adam, err));
     for (uint32_t t = 0; t < x->whole.tensor_count; t++)
         if (!x->options->only || strstr(x->whole.tensors[t].name, x->options->only))
             PD_TRY(pd_catalog_add_tensor(&x->wanted, &x->whole.tensors[t], NULL, err));

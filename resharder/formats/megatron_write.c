@@ -1,0 +1,318 @@
+/* Writing Megatron-Core's distributed checkpoints: latest_checkpointed_iteration.txt names iter_<iteration>, in which lie a
+ * distributed checkpoint of torch (dcp_write.c) by Megatron's names, fully reshardable, metadata.json and common.pt.
+ *
+ * Parameters are there once, in fp32, by three names: the model's, that of its distributed optimizer and that of its others.
+ * common.pt has what its loader asks for: the iteration, arguments that say the model, groups of parameters with the count of
+ * updates. Rates are those of the command line that loads (--override-opt_param-scheduler), its generators start anew.
+ * Modules keep an _extra_state (of fp8), which is nothing here; a strict load asks for it.
+ * Source: megatron/core/dist_checkpointing, megatron/core/optimizer, megatron/training/checkpointing.py. */
+#include "resharder/formats/megatron.h"
+
+#include "ckpt/base/json.h"
+#include "resharder/formats/dcp.h"
+#include "resharder/formats/model_directory.h"
+#include "resharder/formats/torch_archive.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct pd_dcp_style style = {
+    .keys = {[PD_PARAM] = {{"", ""}, {"optimizer.state.param.", ""}, {"optimizer.state.fp32_param.", ""}},
+             [PD_EXP_AVG] = {{"optimizer.state.exp_avg.", ""}},
+             [PD_EXP_AVG_SQ] = {{"optimizer.state.exp_avg_sq.", ""}}}};
+
+struct writer {
+    struct pd_vfs *vfs;
+    const struct pd_format_plan *plan;
+    char name[32], directory[PD_FORMATS_PATH_MAX]; /* of the iteration */
+    char **objects;                                /* (object_count) */
+    uint32_t object_count;
+    void *dcp; /* the state of its slots; NULL once it has finished */
+};
+
+static void free_writer(struct writer *w)
+{
+    for (uint32_t i = 0; w->objects && i < w->object_count; i++)
+        free(w->objects[i]);
+    free(w->objects);
+    free(w);
+}
+
+/* ---- the plan ---- */
+
+/* Of the whole model, then of every layer: whether a module has one depends on the version and on Transformer Engine. */
+static const char *const modules[] = {"output_layer", "decoder.final_layernorm"};
+static const char *const layer_modules[] = {"self_attention.linear_qkv",
+                                            "self_attention.linear_proj",
+                                            "self_attention.core_attention",
+                                            "self_attention.q_layernorm",
+                                            "self_attention.k_layernorm",
+                                            "mlp.linear_fc1",
+                                            "mlp.linear_fc2"};
+enum { MODULES = sizeof modules / sizeof *modules, LAYER_MODULES = sizeof layer_modules / sizeof *layer_modules };
+
+static pd_status name_objects(struct writer *w, struct pd_error *err)
+{
+    uint64_t layers = 0;
+    for (uint32_t t = 0; t < w->plan->wanted->tensor_count; t++)
+        if (strncmp(w->plan->wanted->tensors[t].name, "decoder.layers.", 15) == 0)
+            layers = w->plan->wanted->tensors[t].shape[0];
+    w->objects = calloc(MODULES + layers * LAYER_MODULES, sizeof *w->objects);
+    if (!w->objects) PD_FAIL(err, PD_NO_MEMORY, "no memory for names of %" PRIu64 " layers", layers);
+    for (int m = 0; m < MODULES; m++)
+        if (asprintf(&w->objects[w->object_count++], "%s._extra_state/shard_0_1", modules[m]) < 0)
+            PD_FAIL(err, PD_NO_MEMORY, "no memory for names of modules");
+    for (uint64_t l = 0; l < layers; l++)
+        for (int m = 0; m < LAYER_MODULES; m++)
+            if (asprintf(&w->objects[w->object_count++], "decoder.layers.%s._extra_state/shard_%" PRIu64 "_%" PRIu64,
+                         layer_modules[m], l, layers) < 0)
+                PD_FAIL(err, PD_NO_MEMORY, "no memory for names of modules");
+    return PD_OK;
+}
+
+static pd_status plan(struct writer *w, struct pd_format_plan *plan, struct pd_error *err)
+{
+    for (uint32_t t = 0; t < plan->wanted->tensor_count; t++)
+        if (plan->wanted->tensors[t].element != PD_ELEMENT_F32)
+            PD_FAIL(err, PD_UNSUPPORTED,
+                    "parameters of Megatron's checkpoints are its optimizer's too, in fp32, and it rounds them: leave out "
+                    "--dtype");
+    snprintf(w->name, sizeof w->name, "iter_%07" PRIu64, plan->wanted->counters.step);
+    PD_TRY(pd_formats_path(plan->directory, w->name, w->directory, err));
+    PD_TRY(pd_vfs_mkdir(w->vfs, w->directory, err));
+    PD_TRY(name_objects(w, err));
+    return pd_dcp_plan_as(w->vfs, plan, w->directory, &style, (const char *const *)w->objects, w->object_count, &w->dcp,
+                          err);
+}
+
+pd_status pd_megatron_plan(struct pd_vfs *vfs, struct pd_format_plan *the_plan, void **ret_state, struct pd_error *err)
+{
+    struct writer *w = calloc(1, sizeof *w);
+    if (!w) PD_FAIL(err, PD_NO_MEMORY, "no memory to write a checkpoint of Megatron");
+    *w = (struct writer){.vfs = vfs, .plan = the_plan};
+    const pd_status st = plan(w, the_plan, err);
+    if (st) {
+        free_writer(w);
+        return st;
+    }
+    *ret_state = w;
+    return PD_OK;
+}
+
+void pd_megatron_observe(void *state, uint32_t tensor, const void *data, uint64_t bytes)
+{
+    pd_dcp_observe(((struct writer *)state)->dcp, tensor, data, bytes);
+}
+
+/* ---- common.pt ---- */
+
+static void put_number(struct pd_pickle_writer *p, const char *key, uint64_t value)
+{
+    pd_pickle_put_text(p, key);
+    pd_pickle_put_u64(p, value);
+}
+
+static void put_double(struct pd_pickle_writer *p, const char *key, double value)
+{
+    pd_pickle_put_text(p, key);
+    pd_pickle_put_double(p, value);
+}
+
+static void put_switch(struct pd_pickle_writer *p, const char *key, bool value)
+{
+    pd_pickle_put_text(p, key);
+    pd_pickle_do(p, value ? "\x88" : "\x89");
+}
+
+static void put_words(struct pd_pickle_writer *p, const char *key, const char *value)
+{
+    pd_pickle_put_text(p, key);
+    pd_pickle_put_text(p, value);
+}
+
+static uint64_t number_of(const struct pd_json_value *config, const char *key)
+{
+    const struct pd_json_value *value = key ? pd_json_member(config, key) : NULL;
+    uint64_t number = 0;
+    return value && pd_json_is_u64(value, &number) ? number : 0;
+}
+
+static double real_of(const struct pd_json_value *object, const char *key, double otherwise)
+{
+    const struct pd_json_value *value = object ? pd_json_member(object, key) : NULL;
+    double number = otherwise;
+    return value && pd_json_is_number(value, &number) ? number : otherwise;
+}
+
+static const struct pd_megatron_family *family_of(const struct pd_json_value *config)
+{
+    const struct pd_json_value *type = pd_json_member(config, "model_type");
+    const char *name = type ? pd_json_text(type) : NULL;
+    for (const struct pd_megatron_family *f = pd_megatron_families; f->architecture; f++)
+        if (name && strcmp(f->type, name) == 0) return f;
+    return NULL;
+}
+
+static void put_rope(struct pd_pickle_writer *p, const struct pd_json_value *config)
+{
+    const struct pd_json_value *scaling = pd_json_member(config, "rope_scaling"),
+                               *type = scaling ? pd_json_member(scaling, "rope_type") : NULL;
+    const char *name = type ? pd_json_text(type) : NULL;
+    put_double(p, "rotary_base", real_of(config, "rope_theta", 10000));
+    put_double(p, "rotary_percent", 1);
+    if (!name) return;
+    const bool is_llama3 = strcmp(name, "llama3") == 0;
+    put_switch(p, "use_rope_scaling", is_llama3);
+    put_double(p, is_llama3 ? "rope_scaling_factor" : "rotary_seq_len_interpolation_factor", real_of(scaling, "factor", 1));
+}
+
+/* What makes the model, as its command line says it; what is not said is that of the run that loads. */
+static void put_model(struct pd_pickle_writer *p, const struct pd_json_value *config)
+{
+    const struct pd_megatron_family *f = family_of(config);
+    bool is_tied = false;
+    if (!f) return;
+    for (const struct pd_megatron_size *s = pd_megatron_sizes; s->argument; s++) {
+        const uint64_t number = number_of(config, f->is_gpt2 ? s->gpt2 : s->key);
+        if (number) put_number(p, s->argument, number);
+    }
+    put_number(p, "padded_vocab_size", number_of(config, "vocab_size"));
+    put_number(p, "seq_length", number_of(config, f->is_gpt2 ? "n_positions" : "max_position_embeddings"));
+    put_switch(p, "group_query_attention", !f->is_gpt2);
+    put_switch(p, "swiglu", !f->is_gpt2);
+    put_switch(p, "add_bias_linear", f->is_gpt2);
+    put_switch(p, "add_qkv_bias", f->qkv_bias);
+    put_switch(p, "qk_layernorm", f->head_norms);
+    put_words(p, "normalization", f->is_gpt2 ? "LayerNorm" : "RMSNorm");
+    put_words(p, "position_embedding_type", f->is_gpt2 ? "learned_absolute" : "rope");
+    put_double(p, "norm_epsilon", real_of(config, f->is_gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", 1e-5));
+    const struct pd_json_value *tied = pd_json_member(config, "tie_word_embeddings");
+    if (tied) (void)pd_json_is_bool(tied, &is_tied);
+    put_switch(p, "untie_embeddings_and_output_weights", !is_tied);
+    if (!f->is_gpt2) put_rope(p, config);
+}
+
+static pd_status put_arguments(struct pd_pickle_writer *p, const struct pd_catalog *wanted, struct pd_error *err)
+{
+    const struct pd_catalog_text *text = pd_catalog_text(wanted, "config.json");
+    struct pd_json_document *document = NULL;
+    if (text) PD_TRY(pd_json_parse("config.json", text->text, text->bytes, &document, err));
+    pd_pickle_put_text(p, "args");
+    pd_pickle_object_begin(p, "argparse", "Namespace");
+    if (document) put_model(p, pd_json_root(document));
+    pd_json_document_free(document);
+    put_switch(p, "add_position_embedding", true);
+    put_number(p, "tensor_model_parallel_size", 1);
+    put_number(p, "pipeline_model_parallel_size", 1);
+    put_number(p, "consumed_train_samples", wanted->counters.samples);
+    put_number(p, "consumed_valid_samples", 0);
+    put_switch(p, "no_save_rng", true);
+    pd_pickle_object_end(p);
+    return PD_OK;
+}
+
+/* Megatron knows a group by the first four, and takes the rest of it as it is until it sets rates and decay of its own. */
+static void put_group(struct pd_pickle_writer *p, const struct pd_catalog *wanted, bool decays)
+{
+    const struct pd_catalog_counters *c = &wanted->counters;
+    const struct pd_catalog_adam adam =
+        wanted->adam.is_known ? wanted->adam : (struct pd_catalog_adam){.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8};
+    pd_pickle_do(p, "}(");
+    put_double(p, "wd_mult", decays);
+    put_double(p, "lr_mult", 1);
+    put_switch(p, "is_expert_parallel", false);
+    put_switch(p, "is_decoupled_lr", false);
+    put_number(p, "step", c->has_updates ? c->updates : c->step);
+    put_double(p, "lr", adam.rate);
+    pd_pickle_put_text(p, "betas");
+    pd_pickle_do(p, "(");
+    pd_pickle_put_double(p, adam.beta1);
+    pd_pickle_put_double(p, adam.beta2);
+    pd_pickle_do(p, "t");
+    put_double(p, "eps", adam.epsilon);
+    put_double(p, "weight_decay", decays ? adam.decay : 0);
+    put_switch(p, "bias_correction", true);
+    pd_pickle_put_text(p, "params");
+    pd_pickle_do(p, "]u");
+}
+
+static void put_optimizer(struct pd_pickle_writer *p, const struct pd_catalog *wanted)
+{
+    pd_pickle_put_text(p, "optimizer");
+    pd_pickle_do(p, "}(");
+    put_words(p, "param_state_sharding_type", "fully_reshardable");
+    pd_pickle_put_text(p, "optimizer");
+    pd_pickle_do(p, "}(");
+    pd_pickle_put_text(p, "param_groups");
+    pd_pickle_do(p, "](");
+    put_group(p, wanted, true);
+    put_group(p, wanted, false);
+    pd_pickle_do(p, "euu");
+    pd_pickle_put_text(p, "opt_param_scheduler");
+    pd_pickle_do(p, "}(");
+    put_double(p, "max_lr", wanted->adam.rate);
+    put_double(p, "min_lr", 0);
+    put_number(p, "lr_warmup_steps", 0);
+    put_number(p, "lr_decay_steps", 0);
+    put_words(p, "lr_decay_style", "constant");
+    put_number(p, "num_steps", wanted->counters.samples);
+    pd_pickle_do(p, "u");
+}
+
+static void put_content(struct pd_pickle_writer *p)
+{
+    pd_pickle_put_text(p, "content_metadata");
+    pd_pickle_do(p, "}(");
+    put_words(p, "distrib_optim_sharding_type", "fully_reshardable");
+    put_switch(p, "distrib_optim_fully_reshardable_mem_efficient", false);
+    put_switch(p, "singleton_local_shards", false);
+    put_switch(p, "chained_optim_avoid_prefix", true);
+    pd_pickle_do(p, "u");
+}
+
+static pd_status write_common(const struct writer *w, struct pd_error *err)
+{
+    const struct pd_catalog *wanted = w->plan->wanted;
+    struct pd_pickle_writer p = {0};
+    char path[PD_FORMATS_PATH_MAX];
+    pd_pickle_begin(&p);
+    pd_pickle_do(&p, "}(");
+    put_number(&p, "iteration", wanted->counters.step);
+    put_double(&p, "checkpoint_version", 3);
+    put_number(&p, "num_floating_point_operations_so_far", 0);
+    put_content(&p);
+    put_optimizer(&p, wanted);
+    pd_status st = put_arguments(&p, wanted, err);
+    pd_pickle_do(&p, "u");
+    if (!st) st = pd_pickle_finish(&p, err);
+    if (!st) st = pd_formats_path(w->directory, "common.pt", path, err);
+    if (!st) st = pd_torch_write_small(w->vfs, path, &p, NULL, 0, err);
+    pd_pickle_writer_deinit(&p);
+    return st;
+}
+
+/* ---- the end ---- */
+
+static pd_status write_rest(const struct writer *w, struct pd_error *err)
+{
+    static const char metadata[] = "{\"sharded_backend\": \"torch_dist\", \"sharded_backend_version\": 1, "
+                                   "\"common_backend\": \"torch\", \"common_backend_version\": 1}";
+    char path[PD_FORMATS_PATH_MAX], text[24];
+    PD_TRY(write_common(w, err));
+    PD_TRY(pd_formats_path(w->directory, "metadata.json", path, err));
+    PD_TRY(pd_formats_write_text(w->vfs, path, metadata, sizeof metadata - 1, err));
+    PD_TRY(pd_formats_path(w->plan->directory, PD_MEGATRON_TRACKER, path, err));
+    snprintf(text, sizeof text, "%" PRIu64, w->plan->wanted->counters.step);
+    return pd_formats_write_text(w->vfs, path, text, strlen(text), err);
+}
+
+pd_status pd_megatron_finish(void *state, pd_status mine, struct pd_error *err)
+{
+    struct writer *w = state;
+    pd_status st = pd_dcp_finish(w->dcp, mine, err);
+    if (!st) st = write_rest(w, err);
+    free_writer(w);
+    return st;
+}
