@@ -103,7 +103,8 @@ int main(int argc, char **argv)
     pd_status status = run(argc, argv, &err);
     bool lost = fflush(stdout) != 0 || ferror(stdout);
     if (status == PD_OK && lost && !reader_left())
-        status = pd_error_set(&err, PD_IO, PD_WHERE, 0, "stdout could not be written");
+        status = pd_error_set(&err, PD_IO, PD_WHERE, 0,
+                              "stdout could not be written; look where it goes: a full disk, a closed file");
     if (status != PD_OK && err.message[0]) fprintf(stderr, "%sperdure: %s\n", pd_progress_clear(), err.message);
     return pd_status_exit_code(status);
 }

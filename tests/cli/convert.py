@@ -34,7 +34,7 @@ expect("export", ["ckpt", "export", "run", "hf", "--format=safetensors"], 0,
 expect("export-again", ["ckpt", "export", "run", "hf", "--format=safetensors"], 64,
        err=MOMENTS + said("hf is there already; name a directory that is to be made"))
 expect("export-only-nothing", ["ckpt", "export", "run", "none", "--format=safetensors", "--only=xyz"], 64,
-       err=said("--only=xyz: no tensor has that in its name"))
+       err=said("--only=xyz: no tensor has that in its name; perdure ckpt stats lists them"))
 expect("export-only", ["ckpt", "export", "run", "norms", "--format=safetensors", "--only=norm"], 0, re.compile("^norms: "), MOMENTS)
 expect("export-dcp", ["ckpt", "export", "run", "dcp", "--format=dcp"], 0, re.compile(r"^dcp: dcp, \d+ tensors in 1 file, "))
 expect("export-nowhere", ["ckpt", "export", "run", "no/where", "--format=dcp"], 78, err=re.compile("the directory above no/where does not exist"))
@@ -114,7 +114,7 @@ shutil.copytree("dcp", "bare", ignore=shutil.ignore_patterns("*.json"))
 expect("import-no-model", ["ckpt", "import", "bare", "in"], 78,
        err=said("bare does not say which model it is; give a configuration of a run with its model section: --config=run.yaml"))
 expect("import-part", ["ckpt", "import", "norms", "in", "--fresh-optimizer"], 78, err=re.compile("^perdure: norms"))
-expect("import-layout", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=dp=x"], 64, err=said('--layout: "x" is no number up to 65536'))
+expect("import-layout", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=dp=x"], 64, err=said('--layout: "x" is no number up to 65536; write --layout=dp=4,tp=2'))
 report("import-refused-makes-nothing", ["in is there"] if os.path.exists("in") else [], (0, "", ""))
 expect("import", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=dp=2,tp=2"], 0,
        re.compile(r"^\S+/in/step-000000000000-1: step 0 from safetensors, under dp 2, tp 2, pp 1, sp 1, .* in 4 shards, .* s\n"

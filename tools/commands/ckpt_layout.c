@@ -24,7 +24,7 @@ static pd_status parse_degree(const char *word, bool is_given[DEGREES], uint64_t
                     degree_names[i], values[i], equals + 1);
         is_given[i] = true;
         if (pd_parse_u64(equals + 1, &values[i]) && values[i] <= 65536) return PD_OK;
-        PD_FAIL(err, PD_USAGE, "--layout: \"%s\" is no number up to 65536", equals + 1);
+        PD_FAIL(err, PD_USAGE, "--layout: \"%s\" is no number up to 65536; write --layout=dp=4,tp=2", equals + 1);
     }
     PD_FAIL(err, PD_USAGE,
             "--layout: \"%s\" is not understood; write for example dp=4,tp=2 (dp, tp, pp, sp, zero_shard, zero_stage, "

@@ -44,7 +44,7 @@ static pd_status find_root(const char *path, char ret_root[4096], char ret_named
         snprintf(ret_root, 4096, "%.4000s%s", real, !ret_named[0] && exists(real, "checkpoints") ? "/checkpoints" : "");
     free(real);
     if (!is_directory) PD_FAIL(err, PD_NOT_FOUND, "%s is no directory; name a run, its checkpoints or one of them", path);
-    if (!fits) PD_FAIL(err, PD_INVALID, "%s is too long a path", path);
+    if (!fits) PD_FAIL(err, PD_INVALID, "%s is too long a path; go there and name it .", path);
     return PD_OK;
 }
 
@@ -98,7 +98,11 @@ static pd_status open_tiers(struct pd_ckpt_place *place, const char *path, struc
     const pd_status status = pd_run_tiers_open(tiers, place->vfs, &place->group, err);
     const bool any = tiers->count == 1 ? pd_run_tier_is_there(&tiers->tiers[0]) : pd_run_tiers_warn(tiers);
     if (!any && status) return status;
-    if (!any) PD_FAIL(err, PD_NOT_FOUND, "none of the directories that %s/config.yaml names for checkpoints is there", path);
+    if (!any)
+        PD_FAIL(err, PD_NOT_FOUND,
+                "none of the directories that %s/config.yaml names for checkpoints is there; mount them, or name the "
+                "directory that has them",
+                path);
     const struct pd_run_tier *newest = pd_run_tiers_newest(tiers);
     if (newest) (void)pd_ckpt_place_turn_to(place, (uint32_t)(newest - tiers->tiers));
     for (uint32_t i = 0; !place->store && i < tiers->count; i++)
@@ -199,10 +203,11 @@ static bool describe_other(const struct pd_ckpt_place *place, char *ret_text, si
     const struct pd_format *format;
     if (pd_format_of(place->vfs, place->root, &format, NULL)) return false;
     if (format == &pd_format_perdure)
-        snprintf(ret_text, bytes,
-                 "%s is a checkpoint without the name that its save gave it, step-S-F as in step-000000000060-1: give it that "
-                 "name back",
-                 place->root);
+        snprintf(
+            ret_text, bytes,
+            "%s is a checkpoint without the name that its save gave it, step-S-F as in step-000000000060-1: give it that "
+            "name back",
+            place->root);
     else
         snprintf(ret_text, bytes,
                  "%s is a checkpoint of another system (%s), and this takes those of perdure: ckpt import makes one of it, "

@@ -13,7 +13,7 @@
 
 struct options {
     struct pd_pack_options pack;
-    unsigned packed; /* the format to write, counted from nanogpt on */
+    unsigned packed;                        /* the format to write, counted from nanogpt on */
     const char **inputs;                    /* (argc) room for all arguments, owned */
     char *separator;                        /* owned */
     struct pd_tokenizer *opened;            /* owned */
@@ -74,7 +74,7 @@ static pd_status resolve_document_token(struct options *o, struct pd_error *err)
     if (o->pack.document_token >= 0) return PD_OK;
     if (!o->pack.tokenizer)
         PD_FAIL(err, PD_USAGE, "--document-token=%s: without --tokenizer it is a whole number", o->document_token);
-    PD_FAIL(err, PD_USAGE, "--document-token=%s: %s has no such token", o->document_token, o->tokenizer);
+    PD_FAIL(err, PD_USAGE, "--document-token=%s: %s has no such token; give its number", o->document_token, o->tokenizer);
 }
 
 static void options_deinit(struct options *o)

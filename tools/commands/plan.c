@@ -50,7 +50,8 @@ static pd_status set_worlds(const struct pd_option *option, const char *text, st
         snprintf(word, sizeof word, "%.*s", (int)(length < 15 ? length : 15), text);
         if (!pd_parse_u64(word, &value) || value < 1 || value > 65536)
             return pd_option_refuse(option, word, "a number of ranks, 1 to 65536", err);
-        if (o->world_count == WORLDS_MAX) PD_FAIL(err, PD_USAGE, "--world: more than %u world sizes", WORLDS_MAX);
+        if (o->world_count == WORLDS_MAX)
+            PD_FAIL(err, PD_USAGE, "--world: more than %u world sizes; ask for fewer at a time", WORLDS_MAX);
         o->worlds[o->world_count++] = (uint32_t)value;
         text += length;
     }

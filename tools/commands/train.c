@@ -182,7 +182,8 @@ static pd_status check_trace(const struct pd_config *config, const char *file, s
         PD_FAIL(err, PD_USAGE, "--trace %s: this is a directory; name a file in it, such as %s%strace.json", file, file,
                 slash && !slash[1] ? "" : "/");
     if (!slash || slash == file) return PD_OK;
-    if (slash - file >= (ptrdiff_t)sizeof folder) PD_FAIL(err, PD_USAGE, "--trace: the name is too long");
+    if (slash - file >= (ptrdiff_t)sizeof folder)
+        PD_FAIL(err, PD_USAGE, "--trace: the name is too long; give a shorter one");
     snprintf(folder, sizeof folder, "%.*s", (int)(slash - file), file);
     if ((stat(folder, &found) || !S_ISDIR(found.st_mode)) && !is_run_dir(config, folder))
         PD_FAIL(err, PD_USAGE, "--trace %s: there is no directory %s: mkdir -p %s", file, folder, folder);

@@ -88,8 +88,9 @@ static pd_status check_data(const struct pd_config *c, struct pd_error *err)
     PD_TRY(check_sources("data.train", c->data.train, c->data.train_count, err));
     PD_TRY(check_sources("data.validation", c->data.validation, c->data.validation_count, err));
     if (c->data.document_token >= (int64_t)c->model.vocab)
-        PD_FAIL(err, PD_INVALID, "data.document_token %" PRId64 " is no token of the model: model.vocab is %u",
-                c->data.document_token, c->model.vocab);
+        PD_FAIL(err, PD_INVALID,
+                "data.document_token %" PRId64 " is no token of the model: model.vocab is %u; set model.vocab=%" PRId64,
+                c->data.document_token, c->model.vocab, c->data.document_token + 1);
     if (c->validation.every && !c->data.validation_count && c->data.validation_fraction == 0)
         PD_FAIL(err, PD_INVALID,
                 "validation.every is %" PRIu64 " and there is nothing to validate on; set data.validation_fraction=0.01 or "
@@ -193,7 +194,8 @@ static pd_status check_warmup(const struct pd_config *c, struct pd_error *err)
 static pd_status check_optimizer(const struct pd_config *c, struct pd_error *err)
 {
     if (c->optimizer.min_lr > c->optimizer.lr)
-        PD_FAIL(err, PD_INVALID, "optimizer.min_lr %g is above optimizer.lr %g; the cosine goes down from lr to min_lr",
+        PD_FAIL(err, PD_INVALID,
+                "optimizer.min_lr %g is above optimizer.lr %g; the cosine goes down from lr to min_lr; lower min_lr",
                 c->optimizer.min_lr, c->optimizer.lr);
     return check_warmup(c, err);
 }

@@ -57,7 +57,9 @@ static pd_status split_override(const char *override, char *ret_path, size_t pat
     const char *equals = strchr(override, '=');
     if (!equals || equals == override)
         PD_FAIL(err, PD_USAGE, "\"%s\" is no override; write section.key=value, such as optimizer.lr=3e-4", override);
-    if ((size_t)(equals - override) >= path_bytes) PD_FAIL(err, PD_USAGE, "the key of \"%.60s...\" is too long", override);
+    if ((size_t)(equals - override) >= path_bytes)
+        PD_FAIL(err, PD_USAGE,
+                "the key of \"%.60s...\" is too long; perdure train CONFIG --print-config shows those there are", override);
     snprintf(ret_path, path_bytes, "%.*s", (int)(equals - override), override);
     *ret_text = equals + 1;
     return PD_OK;
@@ -287,7 +289,7 @@ static pd_status read_all(int descriptor, const char *path, char **ret_text, str
         char *grown = capacity < FILE_BYTES_MAX ? realloc(text, 2 * capacity + 1) : NULL;
         if (!grown) {
             free(text);
-            PD_FAIL(err, PD_INVALID, "configuration %s is over %u MiB; is it the right file?", path, FILE_BYTES_MAX >> 20);
+            PD_FAIL(err, PD_INVALID, "configuration %s is over %u MiB; name the right file", path, FILE_BYTES_MAX >> 20);
         }
         text = grown;
         capacity *= 2;
@@ -296,7 +298,7 @@ static pd_status read_all(int descriptor, const char *path, char **ret_text, str
     text[bytes] = '\0';
     if (strlen(text) != bytes) {
         free(text);
-        PD_FAIL(err, PD_INVALID, "configuration %s holds zero bytes; it is no YAML text", path);
+        PD_FAIL(err, PD_INVALID, "configuration %s holds zero bytes; it is no YAML text; name the right file", path);
     }
     *ret_text = text;
     return PD_OK;

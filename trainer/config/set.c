@@ -281,7 +281,8 @@ pd_status pd_key_reach(struct pd_config *config, const struct pd_key *key, uint6
     if (index > *count)
         PD_FAIL(err, PD_INVALID, "element %" PRIu64 " of a list that has %u; the next is %s[%u]", index, *count, key->name,
                 *count);
-    if (index >= LIST_MAX) PD_FAIL(err, PD_INVALID, "a list of more than %u elements", LIST_MAX);
+    if (index >= LIST_MAX)
+        PD_FAIL(err, PD_INVALID, "a list of more than %u elements; name fewer, or a directory or a glob", LIST_MAX);
     void *grown = realloc(*items, (index + 1) * item_bytes);
     if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for a list of the configuration");
     memset((char *)grown + index * item_bytes, 0, item_bytes);

@@ -115,9 +115,10 @@ pd_status pd_starter_check_limits(const struct pd_start *start, struct pd_error 
     const rlim_t needs = 25 + 4 * (rlim_t)start->ranks;
     if (start->transport != PD_TRANSPORT_MPI || own_starter() || is_slurm_of_nodes()) return PD_OK;
     if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur < MPI_SPACE_BYTES)
-        PD_FAIL(err, PD_UNSUPPORTED,
-                "mpirun and its ranks need more than %u MiB of address space each, and the limit is %llu: raise it (ulimit -v)",
-                MPI_SPACE_BYTES >> 20, (unsigned long long)space.rlim_cur >> 20);
+        PD_FAIL(
+            err, PD_UNSUPPORTED,
+            "mpirun and its ranks need more than %u MiB of address space each, and the limit is %llu: raise it (ulimit -v)",
+            MPI_SPACE_BYTES >> 20, (unsigned long long)space.rlim_cur >> 20);
     if (getrlimit(RLIMIT_NOFILE, &files) || files.rlim_cur >= needs) return PD_OK;
     PD_FAIL(err, PD_UNSUPPORTED,
             "mpirun needs more than %llu open files for %u ranks, and the limit is %llu: raise it (ulimit -n 1024), or use "
@@ -128,7 +129,8 @@ pd_status pd_starter_check_limits(const struct pd_start *start, struct pd_error 
 static pd_status command_add(struct pd_starter_command *command, uint32_t *count, char *word, struct pd_error *err)
 {
     if (*count >= PD_STARTER_WORDS_MAX)
-        PD_FAIL(err, PD_USAGE, "the command of a worker has more than %u words", PD_STARTER_WORDS_MAX);
+        PD_FAIL(err, PD_USAGE, "the command of a worker has more than %u words; take some out of PERDURE_MPIRUN",
+                PD_STARTER_WORDS_MAX);
     command->argv[(*count)++] = word;
     return PD_OK;
 }
@@ -160,7 +162,8 @@ static pd_status starter_text(const struct pd_start *start, struct pd_starter_co
     command->name = own ? "PERDURE_MPIRUN" : starter->name;
     int length = snprintf(command->text, sizeof command->text, "%s %s -n %u", own ? own : starter->name,
                           own ? "" : starter->words, start->ranks);
-    if (length < 0 || (size_t)length >= sizeof command->text) PD_FAIL(err, PD_USAGE, "PERDURE_MPIRUN is too long");
+    if (length < 0 || (size_t)length >= sizeof command->text)
+        PD_FAIL(err, PD_USAGE, "PERDURE_MPIRUN is too long; put its words into a script, and name that");
     return PD_OK;
 }
 

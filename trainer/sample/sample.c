@@ -135,8 +135,9 @@ static pd_status check_prompt(const struct sampler *s, struct pd_error *err)
     if (!s->options->prompt_count) PD_FAIL(err, PD_INVALID, "the prompt is empty: give at least one token with --prompt");
     for (uint32_t i = 0; i < s->options->prompt_count; i++)
         if (s->options->prompt[i] < 0 || (uint32_t)s->options->prompt[i] >= s->vocab)
-            PD_FAIL(err, PD_INVALID, "token %d of the prompt is not in the model's vocabulary of %u", s->options->prompt[i],
-                    s->vocab);
+            PD_FAIL(err, PD_INVALID,
+                    "token %d of the prompt is not in the model's vocabulary of %u; give smaller numbers with --tokens",
+                    s->options->prompt[i], s->vocab);
     return PD_OK;
 }
 
