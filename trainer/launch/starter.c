@@ -36,11 +36,44 @@ static bool always(void)
     return true;
 }
 
-static bool is_slurm_of_nodes(void)
+/* 0: this is no Slurm job. */
+static uint64_t slurm_nodes(void)
 {
     uint64_t nodes;
     const char *job = getenv("SLURM_JOB_ID"), *count = getenv("SLURM_JOB_NUM_NODES");
-    return job && count && pd_parse_u64(count, &nodes) && nodes > 1;
+    return job && count && pd_parse_u64(count, &nodes) ? nodes : 0;
+}
+
+static bool is_slurm_of_nodes(void)
+{
+    return slurm_nodes() > 1;
+}
+
+/* Where Slurm's MpiDefault is none, srun gives ranks of Open MPI nothing to find each other by. SLURM_MPI_TYPE is the user's
+ * own --mpi. */
+static bool is_without_mpi(void)
+{
+    char line[256];
+    bool is_none = false;
+    FILE *config = getenv("SLURM_MPI_TYPE") ? NULL : popen("scontrol show config 2>/dev/null", "re");
+    while (config && fgets(line, sizeof line, config))
+        is_none |= strncmp(line, "MpiDefault", 10) == 0 && strstr(line, "= none");
+    if (config) (void)pclose(config);
+    return is_none;
+}
+
+/* srun asks for all nodes of the job and takes fewer with a warning where there are fewer ranks. */
+static void slurm_words(const struct pd_start *start, char ret_words[64])
+{
+    const uint64_t nodes = slurm_nodes();
+    snprintf(ret_words, 64, " --nodes=%llu%s", (unsigned long long)(start->ranks < nodes ? start->ranks : nodes),
+             is_without_mpi() ? " --mpi=pmix" : "");
+}
+
+static void no_words(const struct pd_start *start, char ret_words[64])
+{
+    (void)start;
+    ret_words[0] = 0;
 }
 
 /* mpirun needs no words but the count: the rest is environment, which other MPIs do not mind. */
@@ -48,10 +81,11 @@ static const struct starter {
     const char *name;
     bool (*applies)(void);
     const char *words;
+    void (*more)(const struct pd_start *start, char ret_words[64]); /* that depend on the start */
 } starters[] = {
-    {"srun", is_slurm_of_nodes, "--kill-on-bad-exit=1 --cpu-bind=none --overlap"},
-    {"mpirun", always, ""},
-    {"mpiexec", always, ""},
+    {"srun", is_slurm_of_nodes, "--kill-on-bad-exit=1 --cpu-bind=none --overlap", slurm_words},
+    {"mpirun", always, "", no_words},
+    {"mpiexec", always, "", no_words},
 };
 
 static const struct starter *starter_find(void)
@@ -159,9 +193,11 @@ static pd_status starter_text(const struct pd_start *start, struct pd_starter_co
     const char *own = own_starter();
     const struct starter *starter = own ? NULL : starter_find();
     if (!own && !starter) PD_FAIL(err, PD_UNSUPPORTED, "there is no mpirun on PATH: apt-get install openmpi-bin");
+    char more[64] = "";
+    if (starter) starter->more(start, more);
     command->name = own ? "PERDURE_MPIRUN" : starter->name;
-    int length = snprintf(command->text, sizeof command->text, "%s %s -n %u", own ? own : starter->name,
-                          own ? "" : starter->words, start->ranks);
+    int length = snprintf(command->text, sizeof command->text, "%s %s%s -n %u", own ? own : starter->name,
+                          own ? "" : starter->words, more, start->ranks);
     if (length < 0 || (size_t)length >= sizeof command->text)
         PD_FAIL(err, PD_USAGE, "PERDURE_MPIRUN is too long; put its words into a script, and name that");
     return PD_OK;
