@@ -33,7 +33,7 @@ static inline pd_status rank_open(struct pd_comm *control, struct rank *r, struc
 {
     *r = (struct rank){.dev = {.ops = &late_ops, .index = control->rank, .multiprocessors = rank_multiprocessors}};
     PD_TRY(pd_dev_stream_new(&r->dev, &r->compute, err));
-    pd_status st = pd_comm_new_nccl(control, &r->dev, r->compute, r->spans, &r->comm, &is_meant, err);
+    pd_status st = pd_comm_new_nccl(control, &r->dev, r->compute, r->spans, true, &r->comm, &is_meant, err);
     if (st) pd_dev_stream_free(&r->dev, r->compute);
     return st;
 }

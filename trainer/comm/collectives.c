@@ -136,19 +136,107 @@ pd_status pd_progress_broadcast(struct pd_comm *comm, uint32_t root, void *data,
     return broadcast_tree(engine, root, data, bytes, err);
 }
 
+/* ---- gathers ---- */
+
+/* To rank 0: a rank gives the block of itself and those that gave it theirs. Everybody has room for all. */
+static pd_status collect_tree(struct pd_progress *engine, uint8_t *all, uint64_t bytes, struct pd_error *err)
+{
+    const uint32_t size = engine->comm.size, rank = engine->comm.rank;
+    bool has_sent = false;
+    for (uint64_t step = 1; step < size; step *= 2) {
+        const uint64_t left = size - rank, next = rank + step;
+        if (!has_sent && rank & step) {
+            const uint64_t count = step < left ? step : left;
+            PD_TRY(send_one(engine, (uint32_t)(rank - step), all + rank * bytes, count * bytes, err));
+            has_sent = true;
+        } else if (!has_sent && next < size) {
+            const uint64_t count = step < size - next ? step : size - next;
+            PD_TRY(receive_one(engine, (uint32_t)next, all + next * bytes, count * bytes, err));
+        } else {
+            PD_TRY(idle_step(engine, err));
+        }
+    }
+    return PD_OK;
+}
+
+static pd_status collect_flat(struct pd_progress *engine, uint32_t root, const void *send, uint64_t bytes, uint8_t *recv,
+                              struct pd_error *err)
+{
+    if (engine->comm.rank != root) return send_one(engine, root, (void *)(uintptr_t)send, bytes, err);
+    struct pd_comm_piece *pieces = engine->scratch_pieces;
+    uint32_t peers = 0;
+    memmove(recv + root * bytes, send, bytes);
+    for (uint32_t r = 0; r < engine->comm.size; r++)
+        if (r != root) pieces[peers++] = (struct pd_comm_piece){.peer = r, .data = recv + r * bytes, .bytes = bytes};
+    return pd_progress_run(engine, NULL, 0, pieces, peers, err);
+}
+
+/* One rank of each host speaks for it; on the root's that is the root. */
+static uint32_t speaker_of(const struct pd_hosts *hosts, uint32_t host, uint32_t root)
+{
+    for (uint32_t i = hosts->first[host]; i < hosts->first[host + 1]; i++)
+        if (hosts->ranks[i] == root) return root;
+    return hosts->ranks[hosts->first[host]];
+}
+
+/* The ranks of a speaker's host give it theirs: the root where they belong, another in `room`, rank behind rank. */
+static pd_status collect_inside(struct pd_progress *engine, uint32_t root, const void *send, uint64_t bytes, uint8_t *recv,
+                                struct pd_error *err)
+{
+    const struct pd_hosts *hosts = &engine->hosts;
+    const uint32_t rank = engine->comm.rank, speaker = speaker_of(hosts, hosts->mine, root),
+                   first = hosts->first[hosts->mine];
+    struct pd_comm_piece *pieces = engine->scratch_pieces;
+    uint32_t peers = 0;
+    if (rank != speaker) return send_one(engine, speaker, (void *)(uintptr_t)send, bytes, err);
+    for (uint32_t i = first; i < hosts->first[hosts->mine + 1]; i++) {
+        uint8_t *data = rank == root ? recv + hosts->ranks[i] * bytes : engine->room + (i - first) * bytes;
+        if (hosts->ranks[i] == rank)
+            memcpy(data, send, bytes);
+        else
+            pieces[peers++] = (struct pd_comm_piece){.peer = hosts->ranks[i], .data = data, .bytes = bytes};
+    }
+    return pd_progress_run(engine, NULL, 0, pieces, peers, err);
+}
+
+static pd_status collect_outside(struct pd_progress *engine, uint32_t root, uint64_t bytes, uint8_t *recv,
+                                 struct pd_error *err)
+{
+    const struct pd_hosts *hosts = &engine->hosts;
+    const uint32_t rank = engine->comm.rank;
+    struct pd_comm_piece *pieces = engine->scratch_pieces;
+    uint32_t peers = 0;
+    const bool is_speaker = rank == speaker_of(hosts, hosts->mine, root);
+    if (!is_speaker) return idle_step(engine, err);
+    if (rank != root) return send_one(engine, root, engine->room, pd_hosts_ranks(hosts, hosts->mine) * bytes, err);
+    for (uint32_t h = 0; h < hosts->count; h++)
+        for (uint32_t i = hosts->first[h]; h != hosts->mine && i < hosts->first[h + 1]; i++)
+            pieces[peers++] = (struct pd_comm_piece){
+                .peer = hosts->ranks[hosts->first[h]], .data = recv + hosts->ranks[i] * bytes, .bytes = bytes};
+    return pd_progress_run(engine, NULL, 0, pieces, peers, err);
+}
+
+pd_status pd_progress_gather(struct pd_comm *comm, uint32_t root, const void *send, uint64_t bytes, void *recv,
+                             struct pd_error *err)
+{
+    struct pd_progress *engine = pd_progress_of(comm);
+    const struct pd_hosts *hosts = &engine->hosts;
+    if (!bytes) return PD_OK;
+    if (comm->size <= PD_FLAT_RANKS_MAX || hosts->largest == 1 || bytes > engine->room_bytes / hosts->largest)
+        return collect_flat(engine, root, send, bytes, recv, err);
+    PD_TRY(collect_inside(engine, root, send, bytes, recv, err));
+    return collect_outside(engine, root, bytes, recv, err);
+}
+
 pd_status pd_progress_all_gather(struct pd_progress *engine, const void *send, uint32_t bytes, void *recv,
                                  struct pd_error *err)
 {
-    uint32_t size = engine->comm.size, rank = engine->comm.rank;
-    uint8_t *out = recv;
-    memcpy(out + (size_t)rank * bytes, send, bytes);
-    if (rank != 0) {
-        PD_TRY(send_one(engine, 0, out + (size_t)rank * bytes, bytes, err));
-    } else {
-        struct pd_comm_piece *pieces = engine->scratch_pieces;
-        for (uint32_t r = 1; r < size; r++)
-            pieces[r - 1] = (struct pd_comm_piece){.peer = r, .data = out + (size_t)r * bytes, .bytes = bytes};
-        PD_TRY(pd_progress_run(engine, NULL, 0, pieces, size - 1, err));
-    }
+    const uint32_t size = engine->comm.size, rank = engine->comm.rank;
+    uint8_t *all = recv;
+    memcpy(all + (size_t)rank * bytes, send, bytes);
+    if (size <= PD_FLAT_RANKS_MAX)
+        PD_TRY(collect_flat(engine, 0, send, bytes, all, err));
+    else
+        PD_TRY(collect_tree(engine, all, bytes, err));
     return pd_progress_broadcast(&engine->comm, 0, recv, (uint64_t)size * bytes, err);
 }

@@ -5,8 +5,6 @@
 
 #include <assert.h>
 
-#define GATHER_PIECES 64u
-
 static pd_status check_pieces(const struct pd_comm *comm, const struct pd_comm_piece *pieces, uint32_t count,
                               const char *what, struct pd_error *err)
 {
@@ -192,21 +190,12 @@ static pd_status group_exchange(struct pd_group *group, const struct pd_group_pi
                             (const struct pd_comm_piece *)recvs, recv_count, err);
 }
 
-/* In rounds of a fixed number of ranks, so that nothing is allocated; every rank takes part in every round. */
 static pd_status group_gather(struct pd_group *group, uint32_t root, const void *send, uint64_t bytes, void *recv,
                               struct pd_error *err)
 {
     struct pd_comm *comm = group->context;
     if (root >= comm->size) PD_FAIL(err, PD_BUG, "gather at rank %u of %u", root, comm->size);
-    for (uint32_t first = 0; first < comm->size; first += GATHER_PIECES) {
-        uint32_t last = comm->size - first < GATHER_PIECES ? comm->size : first + GATHER_PIECES, recv_count = 0;
-        struct pd_comm_piece mine = {.peer = root, .data = (void *)(uintptr_t)send, .bytes = bytes}, recvs[GATHER_PIECES];
-        for (uint32_t r = first; comm->rank == root && r < last; r++)
-            recvs[recv_count++] = (struct pd_comm_piece){.peer = r, .data = (uint8_t *)recv + r * bytes, .bytes = bytes};
-        bool is_sender = comm->rank >= first && comm->rank < last;
-        PD_TRY(exchange_on_host(comm, &mine, is_sender, recvs, recv_count, err));
-    }
-    return PD_OK;
+    return comm->ops->gather(comm, root, send, bytes, recv, err);
 }
 
 static const struct pd_group_ops group_ops = {

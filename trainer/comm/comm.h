@@ -89,6 +89,7 @@ struct pd_comm_ops {
                           struct pd_error *); /* both, in the caller's thread; pieces in the host's memory */
     pd_status (*all_reduce)(struct pd_comm *, uint64_t *values, uint32_t count, enum pd_reduce, struct pd_error *);
     pd_status (*broadcast)(struct pd_comm *, uint32_t root, void *data, uint64_t bytes, struct pd_error *);
+    pd_status (*gather)(struct pd_comm *, uint32_t root, const void *send, uint64_t bytes, void *recv, struct pd_error *);
     pd_status (*split)(struct pd_comm *, const struct pd_comm_part *, struct pd_comm **ret_comm, struct pd_error *);
     pd_status (*look)(struct pd_comm *, struct pd_error *);
     void (*abort)(struct pd_comm *);

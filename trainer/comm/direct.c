@@ -169,8 +169,8 @@ static pd_status direct_progress(struct pd_progress *engine, bool *ret_has_moved
 /* Withdraws offers of a failed operation; a peer that is copying right now is waited for, which lasts one copy. */
 static void direct_end(struct pd_progress *engine)
 {
-    for (uint32_t p = 0; p < engine->comm.size; p++) {
-        const struct pd_link *link = &engine->exchange.links[p];
+    for (uint32_t i = 0; i < engine->exchange.peer_count; i++) {
+        const struct pd_link *link = &engine->exchange.links[engine->exchange.peers[i]];
         if (!link->is_send_begun) continue;
         struct pd_offer *offer = offer_between(engine, engine->slot, link->slot);
         for (uint32_t seen = PD_OFFER_OFFERED; seen != PD_OFFER_EMPTY; sched_yield()) {

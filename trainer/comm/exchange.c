@@ -32,28 +32,75 @@ static void link_set(struct pd_progress *engine, uint32_t peer, const struct pd_
     if (link->recv.left && peer != engine->comm.rank && m->fault) link->is_damaged = pd_fault_asks(m->fault);
 }
 
+/* Slots stay: pd_exchange_look reads them from another thread. */
+static void link_clear(struct pd_link *link)
+{
+    link->send = link->recv = (struct pd_cursor){0};
+    link->is_named = link->is_send_begun = link->is_recv_begun = false;
+    link->has_come = link->is_damaged = false;
+}
+
+/* Of the peer of a piece, which is one of the exchange from now on. */
+static struct pd_link *link_of(struct pd_exchange *x, const struct pd_comm_piece *piece)
+{
+    struct pd_link *link = &x->links[piece->peer];
+    if (!link->is_named) x->peers[x->peer_count++] = piece->peer;
+    link->is_named = true;
+    return link;
+}
+
+static uint32_t steps_after(uint32_t peer, uint32_t rank, uint32_t size)
+{
+    return peer >= rank ? peer - rank : peer + (size - rank);
+}
+
+static void sift_down(uint32_t *peers, uint32_t at, uint32_t count, uint32_t rank, uint32_t size)
+{
+    const uint32_t peer = peers[at], steps = steps_after(peer, rank, size);
+    for (uint32_t child; (child = 2 * at + 1) < count; at = child) {
+        if (child + 1 < count && steps_after(peers[child + 1], rank, size) > steps_after(peers[child], rank, size)) child++;
+        if (steps_after(peers[child], rank, size) <= steps) break;
+        peers[at] = peers[child];
+    }
+    peers[at] = peer;
+}
+
+/* Each rank begins with another peer, the one after it; without memory, which qsort would take. */
+static void peers_sort(struct pd_exchange *x, uint32_t rank, uint32_t size)
+{
+    uint32_t *peers = x->peers;
+    for (uint32_t at = x->peer_count / 2; at-- > 0;)
+        sift_down(peers, at, x->peer_count, rank, size);
+    for (uint32_t last = x->peer_count; last-- > 1;) {
+        const uint32_t peer = peers[0];
+        peers[0] = peers[last];
+        peers[last] = peer;
+        sift_down(peers, 0, last, rank, size);
+    }
+}
+
 static void links_set(struct pd_progress *engine, const struct pd_messages *m)
 {
     struct pd_comm_traffic sum = {0};
-    for (uint32_t p = 0; p < engine->comm.size; p++) { /* slots stay: pd_exchange_look reads them from another thread */
-        engine->exchange.links[p].send = engine->exchange.links[p].recv = (struct pd_cursor){0};
-        engine->exchange.links[p].is_send_begun = engine->exchange.links[p].is_recv_begun = false;
-        engine->exchange.links[p].has_come = engine->exchange.links[p].is_damaged = false;
-    }
+    struct pd_exchange *x = &engine->exchange;
+    for (uint32_t i = 0; i < x->peer_count; i++)
+        link_clear(&x->links[x->peers[i]]);
+    x->peer_count = 0;
     for (uint32_t i = 0; i < m->send_count; i++)
-        pd_cursor_add(&engine->exchange.links[m->sends[i].peer].send, m->sends, m->send_count, i);
+        pd_cursor_add(&link_of(x, &m->sends[i])->send, m->sends, m->send_count, i);
     for (uint32_t i = 0; i < m->recv_count; i++)
-        pd_cursor_add(&engine->exchange.links[m->recvs[i].peer].recv, m->recvs, m->recv_count, i);
-    for (uint32_t p = 0; p < engine->comm.size; p++)
-        link_set(engine, p, m, &sum);
+        pd_cursor_add(&link_of(x, &m->recvs[i])->recv, m->recvs, m->recv_count, i);
+    peers_sort(x, engine->comm.rank, engine->comm.size);
+    for (uint32_t i = 0; i < x->peer_count; i++)
+        link_set(engine, x->peers[i], m, &sum);
     atomic_fetch_add_explicit(&engine->root->inside_bytes, sum.inside_bytes, memory_order_relaxed);
     atomic_fetch_add_explicit(&engine->root->leaving_bytes, sum.leaving_bytes, memory_order_relaxed);
     engine->exchange.adds = m->adds;
-    engine->exchange.active_count = 0;
-    for (uint32_t step = 1; step < engine->comm.size; step++) { /* each rank begins with another peer */
-        uint32_t peer = (engine->comm.rank + step) % engine->comm.size;
-        if (engine->exchange.links[peer].send.left || engine->exchange.links[peer].recv.left)
-            engine->exchange.active[engine->exchange.active_count++] = peer;
+    x->active_count = 0;
+    for (uint32_t i = 0; i < x->peer_count; i++) {
+        const struct pd_link *link = &x->links[x->peers[i]];
+        if (x->peers[i] != engine->comm.rank && (link->send.left || link->recv.left))
+            x->active[x->active_count++] = x->peers[i];
     }
 }
 
@@ -122,10 +169,10 @@ static pd_status fail_gone(struct pd_progress *engine, uint32_t peer, uint32_t *
 pd_status pd_exchange_look(struct pd_progress *engine, struct pd_error *err)
 {
     pd_segment_look(engine->segment);
-    for (uint32_t p = 0; p < engine->comm.size; p++) {
-        const struct pd_member *member = p == engine->comm.rank ? NULL : member_of(engine, p);
+    for (uint32_t s = 0; s < engine->segment->shape.slots; s++) {
+        const uint32_t p = engine->slot_ranks[s];
         uint32_t blamed, nobody = 0;
-        if (!member || atomic_load(&member->state) == PD_MEMBER_ALIVE) continue;
+        if (p == engine->comm.rank || atomic_load(&engine->segment->members[s].state) == PD_MEMBER_ALIVE) continue;
         pd_status st = fail_gone(engine, p, &blamed, err);
         atomic_compare_exchange_strong(&engine->root->blamed, &nobody, blamed + 1);
         return st;

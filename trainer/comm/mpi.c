@@ -78,9 +78,7 @@ static int tag_of(const struct pd_progress *engine)
 
 static bool has_remote_members(const struct pd_progress *engine)
 {
-    for (uint32_t r = 0; r < engine->comm.size; r++)
-        if (engine->exchange.links[r].slot == PD_NO_SLOT) return true;
-    return false;
+    return engine->segment->shape.slots < engine->comm.size;
 }
 
 static void remote_release(struct remote *remote)
@@ -141,12 +139,11 @@ static struct pd_cursor *cursor_of(struct pd_progress *engine, uint32_t peer, bo
 
 static void side_begin(struct pd_progress *engine, struct side *side, bool is_send)
 {
-    uint32_t size = engine->comm.size, rank = engine->comm.rank;
+    const struct pd_exchange *x = &engine->exchange;
     side->count = side->next = 0;
-    for (uint32_t step = 1; step < size; step++) {
-        uint32_t peer = is_send ? (rank + step) % size : (rank + size - step) % size;
-        if (engine->exchange.links[peer].slot == PD_NO_SLOT && cursor_of(engine, peer, is_send)->left)
-            side->peers[side->count++] = peer;
+    for (uint32_t i = 0; i < x->peer_count; i++) {
+        const uint32_t peer = x->peers[is_send ? i : x->peer_count - 1 - i];
+        if (x->links[peer].slot == PD_NO_SLOT && cursor_of(engine, peer, is_send)->left) side->peers[side->count++] = peer;
     }
 }
 
@@ -373,14 +370,29 @@ static pd_status place_make(uint32_t rank, uint32_t size, struct place *place, s
     return PD_OK;
 }
 
-static void members_place(const struct place *places, uint32_t size, struct pd_member_info *members)
+static int by_place(const void *a, const void *b)
 {
-    for (uint32_t r = 0; r < size; r++) {
-        uint32_t first = 0;
-        while (strcmp(places[first].text, places[r].text))
-            first++;
+    const struct place *x = *(const struct place *const *)a, *y = *(const struct place *const *)b;
+    const int order = strcmp(x->text, y->text);
+    return order ? order : (x > y) - (x < y);
+}
+
+/* A host is called by its first rank. */
+static pd_status members_place(const struct place *places, uint32_t size, struct pd_member_info *members,
+                               struct pd_error *err)
+{
+    const struct place **sorted = calloc(size, sizeof *sorted);
+    if (!sorted) PD_FAIL(err, PD_NO_MEMORY, "a job of %u ranks", size);
+    for (uint32_t r = 0; r < size; r++)
+        sorted[r] = &places[r];
+    qsort(sorted, size, sizeof *sorted, by_place);
+    for (uint32_t i = 0, first = 0; i < size; i++) {
+        const uint32_t r = (uint32_t)(sorted[i] - places);
+        if (i == 0 || strcmp(sorted[i - 1]->text, sorted[i]->text)) first = r;
         members[r] = (struct pd_member_info){.world = r, .host = first, .domain = first};
     }
+    free(sorted);
+    return PD_OK;
 }
 
 static bool agree(bool mine)
@@ -437,7 +449,7 @@ static pd_status world_open(struct place *places, struct pd_member_info *members
         PD_FAIL(err, PD_PEER_LOST, "another rank could not join");
     }
     MPI_Allgather(&mine, sizeof mine, MPI_BYTE, places, sizeof mine, MPI_BYTE, mpi_world);
-    members_place(places, size, members);
+    PD_TRY(members_place(places, size, members, err));
     struct pd_segment *segment;
     PD_TRY(segment_open_or_alone(members, rank, size, tickets, &segment, err));
     struct pd_progress *engine;

@@ -51,17 +51,28 @@ static uint32_t blocks_max(uint32_t multiprocessors, bool is_link)
     return is_link ? blocks : 2 * blocks;
 }
 
+/* What peers beyond those of a host share, in either direction. */
+static uint64_t pool_bytes(uint32_t blocks)
+{
+    enum { DIRECTIONS = 2, STEPS = 16 };
+    const uint64_t chunk = UINT64_C(128) << 10;
+    return blocks * DIRECTIONS * STEPS * chunk;
+}
+
 uint64_t pd_comm_nccl_bytes(uint32_t size, bool is_link)
 {
-    enum { CHANNELS_OF_A_PEER = 2 };
+    enum { CHANNELS_OF_A_PEER = 2, NEAR_PEERS_MAX = 15 };
     const uint64_t short_messages = UINT64_C(6) << 20;
+    const char *shares = getenv("NCCL_NET_SHARED_BUFFERS");
     const char *set = getenv("NCCL_BUFFSIZE");
     uint64_t buffer;
     if (size < 2) return 0;
     if (!set || !pd_parse_u64(set, &buffer) || buffer > UINT64_C(1) << 32) buffer = UINT64_C(4) << 20;
-    uint64_t channels = (uint64_t)CHANNELS_OF_A_PEER * (size - 1), least = blocks_max(0, is_link);
+    const bool has_pool = size - 1 > NEAR_PEERS_MAX && !(shares && strcmp(shares, "0") == 0);
+    const uint32_t peers = has_pool ? NEAR_PEERS_MAX : size - 1, least = blocks_max(0, is_link);
+    uint64_t channels = (uint64_t)CHANNELS_OF_A_PEER * peers;
     if (channels < least) channels = least;
-    return PD_COMM_NCCL_IDLE_BYTES + channels * (buffer + short_messages);
+    return PD_COMM_NCCL_IDLE_BYTES + channels * (buffer + short_messages) + (has_pool ? pool_bytes(least) : 0);
 }
 
 /* ---- failure ---- */
@@ -306,6 +317,14 @@ static pd_status nccl_broadcast(struct pd_comm *comm, uint32_t root, void *data,
     return pd_comm_broadcast(nccl_of(comm)->control, root, data, bytes, err);
 }
 
+static pd_status nccl_gather(struct pd_comm *comm, uint32_t root, const void *send, uint64_t bytes, void *recv,
+                             struct pd_error *err)
+{
+    struct pd_comm *control = nccl_of(comm)->control;
+    PD_TRY(nccl_state_of(nccl_of(comm)->family, err));
+    return control->ops->gather(control, root, send, bytes, recv, err);
+}
+
 static pd_status nccl_look(struct pd_comm *comm, struct pd_error *err)
 {
     PD_TRY(nccl_state_of(nccl_of(comm)->family, err));
@@ -408,6 +427,7 @@ static const struct pd_comm_ops nccl_ops = {
     .exchange = nccl_exchange,
     .all_reduce = nccl_all_reduce,
     .broadcast = nccl_broadcast,
+    .gather = nccl_gather,
     .split = nccl_split,
     .look = nccl_look,
     .abort = nccl_abort,
@@ -508,7 +528,7 @@ static pd_status comm_join(struct nccl_comm *c, struct pd_error *err)
     return join_agreed(c, connect_link(c, err), err);
 }
 
-static pd_status comm_new(struct family *f, struct pd_comm *control, bool is_link, struct pd_comm **ret_comm,
+static pd_status comm_new(struct family *f, struct pd_comm *control, bool is_link, bool is_used, struct pd_comm **ret_comm,
                           struct pd_error *err)
 {
     struct nccl_comm *c = calloc(1, sizeof *c);
@@ -520,7 +540,8 @@ static pd_status comm_new(struct family *f, struct pd_comm *control, bool is_lin
     c->family = f;
     c->control = control;
     c->is_link = is_link;
-    pd_status st = comm_join(c, err);
+    c->is_used = is_used;
+    pd_status st = is_used ? comm_join(c, err) : PD_OK;
     if (st) {
         comm_release(c);
         return st;
@@ -539,7 +560,7 @@ static pd_status nccl_split(struct pd_comm *comm, const struct pd_comm_part *min
     struct pd_comm *part;
     PD_TRY(nccl_state_of(nccl_of(comm)->family, err));
     PD_TRY(pd_comm_split(nccl_of(comm)->control, mine->color, mine->key, &part, err));
-    pd_status st = comm_new(nccl_of(comm)->family, part, mine->is_link, ret_comm, err);
+    pd_status st = comm_new(nccl_of(comm)->family, part, mine->is_link, true, ret_comm, err);
     if (st) pd_comm_free(part);
     return st;
 }
@@ -566,7 +587,7 @@ static pd_status family_new(struct pd_comm *control, struct pd_dev *dev, struct 
 }
 
 pd_status pd_comm_new_nccl(struct pd_comm *control, struct pd_dev *dev, struct pd_stream *compute,
-                           struct pd_device_spans *spans, struct pd_comm **ret_comm, bool *ret_is_meant,
+                           struct pd_device_spans *spans, bool is_used, struct pd_comm **ret_comm, bool *ret_is_meant,
                            struct pd_error *err)
 {
     const struct pd_nccl_library *nccl;
@@ -575,7 +596,7 @@ pd_status pd_comm_new_nccl(struct pd_comm *control, struct pd_dev *dev, struct p
     PD_TRY(family_new(control, dev, compute, nccl, &f, err));
     f->spans = spans;
     pd_status st = watcher_start(f, err);
-    if (!st) st = comm_new(f, control, false, ret_comm, err);
+    if (!st) st = comm_new(f, control, false, is_used, ret_comm, err);
     if (!st) return PD_OK;
     family_free(f);
     return st == PD_DEVICE_LOST ? PD_UNSUPPORTED : st;

@@ -32,30 +32,57 @@ static bool is_shared(const struct report *a, const struct report *b)
     return a->host == b->host && strcmp(a->device, b->device) == 0;
 }
 
-static void judge(const struct report *all, uint32_t size, struct report *verdict)
+/* Ranks of one GPU lie next to each other, the lower one first. */
+static int by_device(const void *a, const void *b)
 {
-    for (uint32_t a = 0; a < size; a++) {
-        verdict->is_meant |= all[a].is_meant;
-        if (all[a].cannot && !verdict->cannot++)
-            snprintf(verdict->why, sizeof verdict->why, "rank %u: %.160s", a, all[a].why);
-        for (uint32_t b = 0; b < a; b++) {
-            if (!is_shared(&all[a], &all[b])) continue;
-            verdict->is_meant = 1;
-            if (!verdict->cannot++)
-                snprintf(verdict->why, sizeof verdict->why, "ranks %u and %u share GPU %s", b, a, all[a].device);
-        }
+    const struct report *x = *(const struct report *const *)a, *y = *(const struct report *const *)b;
+    int order = strcmp(x->identity, y->identity);
+    if (!order && !x->identity[0]) order = x->host != y->host ? (x->host < y->host ? -1 : 1) : strcmp(x->device, y->device);
+    return order ? order : (x > y) - (x < y);
+}
+
+static void find_shared(const struct report *all, const struct report **sorted, uint32_t size, struct report *verdict)
+{
+    const struct report *first = NULL, *second = NULL;
+    for (uint32_t r = 0; r < size; r++)
+        sorted[r] = &all[r];
+    qsort(sorted, size, sizeof *sorted, by_device);
+    for (uint32_t i = 1; i < size; i++) {
+        if (!is_shared(sorted[i - 1], sorted[i]) || (second && second < sorted[i])) continue;
+        first = sorted[i - 1];
+        second = sorted[i];
     }
+    if (!second) return;
+    verdict->is_meant = 1;
+    if (!verdict->cannot++)
+        snprintf(verdict->why, sizeof verdict->why, "ranks %u and %u share GPU %s", (uint32_t)(first - all),
+                 (uint32_t)(second - all), second->device);
+}
+
+static void judge(const struct report *all, const struct report **sorted, uint32_t size, struct report *verdict)
+{
+    for (uint32_t r = 0; r < size; r++) {
+        verdict->is_meant |= all[r].is_meant;
+        if (all[r].cannot && !verdict->cannot++)
+            snprintf(verdict->why, sizeof verdict->why, "rank %u: %.160s", r, all[r].why);
+    }
+    find_shared(all, sorted, size, verdict);
 }
 
 static pd_status judge_all(struct pd_comm *control, const struct report *mine, bool *ret_is_meant, struct pd_error *err)
 {
     struct report verdict = {0}, *all = NULL;
+    const struct report **sorted = NULL;
     struct pd_group group;
     pd_comm_group(control, &group);
-    if (control->rank == 0) all = calloc(control->size, sizeof *all);
+    if (control->rank == 0) {
+        all = calloc(control->size, sizeof *all);
+        sorted = calloc(control->size, sizeof *sorted);
+    }
     pd_status st = pd_group_gather(&group, 0, mine, sizeof *mine, all, err);
-    if (!st && control->rank == 0) judge(all, control->size, &verdict);
+    if (!st && control->rank == 0) judge(all, sorted, control->size, &verdict);
     free(all);
+    free(sorted);
     PD_TRY(st);
     PD_TRY(pd_comm_broadcast(control, 0, &verdict, sizeof verdict, err));
     *ret_is_meant = verdict.is_meant;

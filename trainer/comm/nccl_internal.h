@@ -29,7 +29,7 @@ struct nccl_comm {
     struct pd_comm comm; /* first: the public face */
     struct family *family;
     struct pd_comm *control;
-    bool is_launching, is_link;
+    bool is_launching, is_link, is_used;
     void *handle; /* NULL: one rank, or ended */
     struct pd_stream *stream;
     const char *lane;       /* of spans */

@@ -149,6 +149,7 @@ pd_status nccl_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_erro
 {
     struct nccl_comm *c = nccl_of(comm);
     if (!op->memory) return c->control->ops->start(c->control, op, err);
+    if (!c->is_used) PD_FAIL(err, PD_BUG, "NCCL: an operation on a communicator that was made for none");
     op->status = start_here(c, op, &op->error);
     op->done = op->status != PD_OK;
     if (op->status && err) *err = op->error;

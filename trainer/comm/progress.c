@@ -30,7 +30,7 @@ static uint64_t pieces_max(uint32_t size)
 
 /* The parts of one allocation, the engine first. */
 struct parts {
-    uint64_t members, links, active, pieces, sends, recvs, values, firsts, ranks, end;
+    uint64_t members, links, active, pieces, sends, recvs, values, peers, slots, firsts, ranks, end;
 };
 
 static struct parts parts_of(uint32_t size)
@@ -43,7 +43,9 @@ static struct parts parts_of(uint32_t size)
     p.values = p.recvs + pieces_max(size) * sizeof(struct pd_comm_piece);
     p.members = p.values + rounds * PD_REDUCE_ROUND * sizeof(uint64_t);
     p.active = p.members + size * sizeof(struct pd_member_info);
-    p.firsts = p.active + size * sizeof(uint32_t);
+    p.peers = p.active + size * sizeof(uint32_t);
+    p.slots = p.peers + size * sizeof(uint32_t);
+    p.firsts = p.slots + size * sizeof(uint32_t);
     p.ranks = p.firsts + (size + UINT64_C(1)) * sizeof(uint32_t);
     p.end = p.ranks + size * sizeof(uint32_t);
     return p;
@@ -81,6 +83,8 @@ static struct pd_progress *engine_allocate(uint32_t size, bool is_processes)
     engine->members = (struct pd_member_info *)(base + parts.members);
     engine->exchange.links = (struct pd_link *)(base + parts.links);
     engine->exchange.active = (uint32_t *)(base + parts.active);
+    engine->exchange.peers = (uint32_t *)(base + parts.peers);
+    engine->slot_ranks = (uint32_t *)(base + parts.slots);
     engine->scratch_pieces = (struct pd_comm_piece *)(base + parts.pieces);
     engine->scratch_values = (uint64_t *)(base + parts.values);
     return engine;
@@ -239,7 +243,8 @@ static void links_init(struct pd_progress *engine)
     uint32_t slots = 0, mine = engine->comm.rank;
     for (uint32_t r = 0; r < engine->comm.size; r++) {
         bool is_shared = engine->members[r].domain == engine->members[mine].domain;
-        engine->exchange.links[r].slot = is_shared ? slots++ : PD_NO_SLOT;
+        engine->exchange.links[r].slot = is_shared ? slots : PD_NO_SLOT;
+        if (is_shared) engine->slot_ranks[slots++] = r;
     }
     engine->slot = engine->exchange.links[mine].slot;
 }

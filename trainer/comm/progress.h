@@ -31,6 +31,7 @@ struct pd_progress;
 struct pd_link {
     uint32_t slot; /* of the peer in the shared segment; PD_NO_SLOT: its memory is not shared with this rank */
     struct pd_cursor send, recv;
+    bool is_named;                     /* it is one of the exchange's peers */
     bool is_send_begun, is_recv_begun; /* the channel's own */
     bool has_come;                     /* it offers its part of a sum, and waits for others as this rank does */
     bool is_damaged;                   /* a test wants a bit of what arrives to be another */
@@ -73,9 +74,9 @@ struct pd_messages {
 
 /* The exchange being carried out: written by exchange.c, the cursors by channels as well. */
 struct pd_exchange {
-    struct pd_link *links; /* (size) */
-    uint32_t *active;      /* (size) peers of the operation other than this rank */
-    uint32_t active_count;
+    struct pd_link *links;    /* (size) those of other ranks than `peers` are empty */
+    uint32_t *peers, *active; /* (size) each: named by pieces, in the order of steps after this rank; not finished yet */
+    uint32_t peer_count, active_count;
     uint64_t sequence; /* exchanges begun */
     bool adds;         /* of the messages */
     double limit_seconds;
@@ -95,7 +96,8 @@ struct pd_progress {
     uint32_t id, next_id;           /* next_id: of the root; names communicators, equal on their members */
     struct pd_member_info *members; /* (size) */
     struct pd_segment *segment;
-    uint32_t slot; /* mine */
+    uint32_t slot;        /* mine */
+    uint32_t *slot_ranks; /* (slots of the segment) */
     struct pd_hosts hosts;
     struct pd_remote remote;
     struct pd_exchange exchange;
@@ -155,6 +157,8 @@ pd_status pd_progress_exchange(struct pd_comm *comm, struct pd_comm_op *op, stru
 pd_status pd_progress_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
                                  struct pd_error *err);
 pd_status pd_progress_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err);
+pd_status pd_progress_gather(struct pd_comm *comm, uint32_t root, const void *send, uint64_t bytes, void *recv,
+                             struct pd_error *err);
 pd_status pd_progress_split(struct pd_comm *comm, const struct pd_comm_part *part, struct pd_comm **ret_comm,
                             struct pd_error *err);
 pd_status pd_progress_look(struct pd_comm *comm, struct pd_error *err);
@@ -165,10 +169,11 @@ void pd_progress_leave(struct pd_comm *comm);
 /* After the last operation on pieces of the memory, or when no more of them is carried out. */
 void pd_progress_unlock(struct pd_comm *comm);
 void pd_progress_traffic(struct pd_comm *comm, struct pd_comm_traffic *ret_traffic);
-#define PD_PROGRESS_SLOTS                                                                                 \
-    .start = pd_progress_start, .wait = pd_progress_wait, .exchange = pd_progress_exchange,               \
-    .all_reduce = pd_progress_all_reduce, .broadcast = pd_progress_broadcast, .split = pd_progress_split, \
-    .look = pd_progress_look, .abort = pd_progress_abort, .unlock = pd_progress_unlock, .traffic = pd_progress_traffic
+#define PD_PROGRESS_SLOTS                                                                                           \
+    .start = pd_progress_start, .wait = pd_progress_wait, .exchange = pd_progress_exchange,                         \
+    .all_reduce = pd_progress_all_reduce, .broadcast = pd_progress_broadcast, .gather = pd_progress_gather,         \
+    .split = pd_progress_split, .look = pd_progress_look, .abort = pd_progress_abort, .unlock = pd_progress_unlock, \
+    .traffic = pd_progress_traffic
 void pd_progress_free(struct pd_comm *comm);
 
 /* Carry it out. Only the thread that holds engine->is_executing may call them. */

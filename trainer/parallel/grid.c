@@ -74,9 +74,9 @@ static struct meeting meeting_of(const struct pd_layout *layout, uint32_t rank, 
 /* Nobody on any rank: no agreement is needed. */
 static bool is_nowhere(const struct pd_layout *layout, uint32_t which)
 {
-    const uint32_t world = pd_layout_world(layout);
-    for (uint32_t rank = 0; rank < world; rank++)
-        if (meeting_of(layout, rank, which).is_on) return false;
+    struct pd_rank_place place = {0};
+    for (; place.pp < layout->pp; place.pp++) /* what is there for one rank of a stage is there for all */
+        if (meeting_of(layout, pd_layout_rank(layout, place), which).is_on) return false;
     return true;
 }
 
@@ -167,7 +167,7 @@ uint64_t pd_grid_nccl_bytes(const struct pd_layout *layout, uint32_t rank)
 {
     const uint32_t world = pd_layout_world(layout);
     if (world == 1) return 0;
-    uint64_t bytes = layout->pp == 1 ? pd_comm_nccl_bytes(world, false) : PD_COMM_NCCL_IDLE_BYTES;
+    uint64_t bytes = layout->pp == 1 ? pd_comm_nccl_bytes(world, false) : 0;
     for (uint32_t which = 0; which < MEETING_COUNT; which++) {
         const struct meeting m = meeting_of(layout, rank, which);
         if (m.is_on) bytes += pd_comm_nccl_bytes(m.size, m.is_link);

@@ -297,8 +297,8 @@ static pd_status open_transfers(struct run *r, struct pd_error *err)
     struct pd_error why;
     bool is_meant = false;
     if (!r->device.dev || r->comm->size == 1) return PD_OK;
-    const pd_status st =
-        pd_comm_new_nccl(r->comm, r->device.dev, r->device.compute, r->device.spans, &r->nccl, &is_meant, &why);
+    const pd_status st = pd_comm_new_nccl(r->comm, r->device.dev, r->device.compute, r->device.spans,
+                                          r->config->layout.pp <= 1, &r->nccl, &is_meant, &why);
     if (st != PD_UNSUPPORTED) {
         if (st && err) *err = why;
         return st;

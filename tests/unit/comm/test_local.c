@@ -94,6 +94,7 @@ Test(local, collectives_and_group)
     for (uint64_t w = 0; w < WORLDS; w++) {
         struct pd_error err;
         expect_ok(pd_comm_run_local(worlds[w], 1, collectives_main, NULL, &err), &err);
+        expect_ok(pd_comm_run_local(worlds[w], 1 + worlds[w] / 5, collectives_main, NULL, &err), &err);
     }
 }
 

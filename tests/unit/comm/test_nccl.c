@@ -19,7 +19,7 @@ static double seconds_now(void)
 }
 
 /* What `plan` sets aside, by hand: 16 MiB of its own; then for each channel, two of a peer and 16 at least, a ring of
- * NCCL_BUFFSIZE and 6 MiB. A link has 8. */
+ * NCCL_BUFFSIZE and 6 MiB. A link has 8. Peers beyond 15 share 64 MiB. */
 Test(nccl, takes_memory_by_channels)
 {
     const uint64_t mib = 1024 * 1024;
@@ -29,6 +29,12 @@ Test(nccl, takes_memory_by_channels)
     cr_expect_eq(pd_comm_nccl_bytes(2, false), (16 + 16 * 10) * mib);
     cr_expect_eq(pd_comm_nccl_bytes(9, false), (16 + 16 * 10) * mib);
     cr_expect_eq(pd_comm_nccl_bytes(10, false), (16 + 18 * 10) * mib);
+    cr_expect_eq(pd_comm_nccl_bytes(16, false), (16 + 30 * 10) * mib);
+    cr_expect_eq(pd_comm_nccl_bytes(17, false), (16 + 30 * 10 + 64) * mib);
+    cr_expect_eq(pd_comm_nccl_bytes(16384, false), (16 + 30 * 10 + 64) * mib);
+    setenv("NCCL_NET_SHARED_BUFFERS", "0", 1);
+    cr_expect_eq(pd_comm_nccl_bytes(17, false), (16 + 32 * 10) * mib);
+    unsetenv("NCCL_NET_SHARED_BUFFERS");
     setenv("NCCL_BUFFSIZE", "1048576", 1);
     cr_expect_eq(pd_comm_nccl_bytes(10, false), (16 + 18 * 7) * mib);
     setenv("NCCL_BUFFSIZE", "much", 1);
@@ -285,6 +291,31 @@ Test(nccl, a_link_is_connected_before_it_expects_anything, .timeout = SOON_SECON
     cr_assert_eq(run(2, expecting_main, NULL, &err), PD_OK, "%s (%s)", err.message, err.where);
 }
 
+/* With several stages nothing goes over the world's: it has no communicator of the library, and is split all the same. */
+static pd_status unused_main(struct pd_comm *control, void *context, struct pd_error *err)
+{
+    struct rank r = {.dev = {.ops = &late_ops, .index = control->rank}};
+    struct pd_comm *part, *const comm = control;
+    uint64_t word = 5, wrong;
+    (void)context;
+    PD_TRY(pd_dev_stream_new(&r.dev, &r.compute, err));
+    PD_TRY(pd_comm_new_nccl(control, &r.dev, r.compute, NULL, false, &r.comm, &is_meant, err));
+    PD_TRY(pd_comm_split(r.comm, 0, control->rank, &part, err));
+    PD_TRY(collectives(&r, part, 9, 3, &wrong, err));
+    PD_TRY(exercise_reductions(r.comm, err));
+    struct pd_comm_op op = {.what = "terms"};
+    EXERCISE_EXPECT(wrong == 0 && pd_comm_start_all_gather(r.comm, &op, &word, 1, NULL) == PD_BUG);
+    pd_comm_free(part);
+    rank_close(&r);
+    return PD_OK;
+}
+
+Test(nccl, a_communicator_that_nothing_goes_over_takes_nothing)
+{
+    struct pd_error err;
+    cr_assert_eq(run(2, unused_main, NULL, &err), PD_OK, "%s (%s)", err.message, err.where);
+}
+
 /* ---- spans ---- */
 
 static pd_status watched_main(struct pd_comm *control, void *context, struct pd_error *err)
@@ -296,7 +327,7 @@ static pd_status watched_main(struct pd_comm *control, void *context, struct pd_
     r.dev = (struct pd_dev){.ops = &late_ops, .index = control->rank};
     PD_TRY(pd_dev_stream_new(&r.dev, &r.compute, err));
     PD_TRY(pd_device_spans_new(&r.dev, r.compute, 1000, &r.spans, err));
-    PD_TRY(pd_comm_new_nccl(control, &r.dev, r.compute, r.spans, &r.comm, &is_meant, err));
+    PD_TRY(pd_comm_new_nccl(control, &r.dev, r.compute, r.spans, true, &r.comm, &is_meant, err));
     PD_TRY(pd_comm_split(r.comm, 0, control->rank, &part, err));
     PD_TRY(traffic(&r, r.comm, 3, 20, err));
     PD_TRY(traffic(&r, part, 5, 10, err));
@@ -332,7 +363,7 @@ static pd_status shared_main(struct pd_comm *control, void *context, struct pd_e
 {
     struct rank r = {.dev = {.ops = &late_ops, .index = control->rank / 2}};
     (void)context;
-    return pd_comm_new_nccl(control, &r.dev, r.compute, NULL, &r.comm, &is_meant, err);
+    return pd_comm_new_nccl(control, &r.dev, r.compute, NULL, true, &r.comm, &is_meant, err);
 }
 
 Test(nccl, what_is_missing_is_said_on_all_ranks)
@@ -359,7 +390,7 @@ static pd_status hidden_main(struct pd_comm *control, void *context, struct pd_e
     struct rank r = {.dev = {.ops = &late_ops}}; /* each rank is shown one GPU, number 0 */
     snprintf(r.dev.identity, sizeof r.dev.identity, "%u", control->rank / *(uint32_t *)context);
     PD_TRY(pd_dev_stream_new(&r.dev, &r.compute, err));
-    pd_status st = pd_comm_new_nccl(control, &r.dev, r.compute, NULL, &r.comm, &is_meant, err);
+    pd_status st = pd_comm_new_nccl(control, &r.dev, r.compute, NULL, true, &r.comm, &is_meant, err);
     if (!st) pd_comm_free(r.comm);
     pd_dev_stream_free(&r.dev, r.compute);
     return st;

@@ -167,18 +167,18 @@ static uint64_t nccl_of(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t interlea
     return pd_grid_nccl_bytes(&layout, rank);
 }
 
-/* One communicator is used, or takes what one does that nobody uses. */
+/* With several stages nothing goes over the world's, and it takes nothing. */
 Test(grid, what_nccl_takes_of_a_device)
 {
     unsetenv("NCCL_BUFFSIZE");
-    const uint64_t two = pd_comm_nccl_bytes(2, false), four = pd_comm_nccl_bytes(4, false), idle = PD_COMM_NCCL_IDLE_BYTES,
+    const uint64_t two = pd_comm_nccl_bytes(2, false), four = pd_comm_nccl_bytes(4, false),
                    link = pd_comm_nccl_bytes(2, true);
     cr_expect_eq(nccl_of(1, 1, 1, 1, 0), 0);
     cr_expect_eq(nccl_of(4, 1, 1, 1, 3), 2 * four, "the world's and its gathers");
     cr_expect_eq(nccl_of(2, 2, 1, 1, 0), 2 * four + two, "the world's, its gathers and the tensor's");
-    cr_expect_eq(nccl_of(1, 1, 4, 1, 0), idle + 3 * link, "a link forward, one back, and the other end of a tied embedding");
-    cr_expect_eq(nccl_of(1, 1, 4, 1, 1), idle + 4 * link, "links on both sides");
-    cr_expect_eq(nccl_of(2, 1, 2, 1, 0), idle + 3 * link + 2 * two, "and the stage's, twice");
+    cr_expect_eq(nccl_of(1, 1, 4, 1, 0), 3 * link, "a link forward, one back, and the other end of a tied embedding");
+    cr_expect_eq(nccl_of(1, 1, 4, 1, 1), 4 * link, "links on both sides");
+    cr_expect_eq(nccl_of(2, 1, 2, 1, 0), 3 * link + 2 * two, "and the stage's, twice");
 }
 
 Test(grid, stages_take_every_unit_once)
