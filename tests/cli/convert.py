@@ -149,6 +149,11 @@ if text:
 small = write("from.yaml", "run: {dir: begun, steps: 2}\ndata: {train: text.txt}\ninit: {from: hf}\nbatch: {context: 32, sequences: 4}\n")
 expect("train-from", ["train", small, "layout.ranks=1", "layout.threads=1"], 0, ANY, re.compile(r"importing hf\n(.*\n)*.*resumed at step 0, "))
 expect("train-from-again", ["train", small, "run.steps=3", "layout.ranks=1", "layout.threads=1"], 0, ANY, re.compile("resumed at step 2, "))
+expect("train-from-lists", ["ckpt", "ls", "begun"], 0, re.compile(r"\nstep-000000000000-1 +0 +0 +1 +1 +0 +- +\S+ \S+\n"))
+expect("train-from-shows", ["ckpt", "show", "begun", "--step=0"], 0, re.compile(r"\nloss        -\n"))
+os.rename("hf", "gone")  # a run that has begun does not need it
+expect("train-from-gone", ["train", small, "run.steps=4", "layout.ranks=1", "layout.threads=1"], 0, ANY, re.compile("resumed at step 3, "))
+os.rename("gone", "hf")
 expect("train-from-absent", ["train", small, "run.dir=never", "init.from=nothing"], 78,
        err=re.compile("init.from, nothing, is no checkpoint of another system"))
 

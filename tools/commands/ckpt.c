@@ -18,7 +18,7 @@
 static void ls_row(struct pd_table *table, const struct pd_store_entry *e, const struct pd_commit *commit, const char *root)
 {
     char loss[24];
-    snprintf(loss, sizeof loss, "%.4f", commit->state.last_loss);
+    snprintf(loss, sizeof loss, isnan(commit->state.last_loss) ? "-" : "%.4f", commit->state.last_loss); /* "-": an import */
     pd_table_row(table, (const char *const[]){
                             e->name, pd_text_plain(e->step).text, pd_text_plain(e->lineage).text,
                             pd_text_plain(e->fence).text, pd_text_plain(pd_layout_world(&commit->state.layout)).text,
@@ -119,7 +119,11 @@ static void show_text(const struct pd_store_entry *e, const struct pd_commit *co
            s->identity.lineage, s->fence);
     printf("done        %s update%s, %s sequence%s, %s tokens\n", pd_text_count(s->updates).text, s->updates == 1 ? "" : "s",
            pd_text_count(s->samples).text, s->samples == 1 ? "" : "s", pd_text_count(s->tokens).text);
-    printf("loss        %.6f", s->last_loss);
+    printf("loss        ");
+    if (isnan(s->last_loss)) /* of an import */
+        printf("-");
+    else
+        printf("%.6f", s->last_loss);
     if (!isnan(s->best_validation_loss)) printf(", best validation loss %.6f", s->best_validation_loss);
     printf("\nmodel       %s parameters in %" PRIu64 " tensors\n", pd_text_count(s->parameter_count).text, s->tensor_count);
     printf("layout      dp %u, tp %u, pp %u, sp %u; state in %s, ZeRO %u\n", l->dp, l->tp, l->pp, l->sp,
@@ -404,8 +408,9 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
 
 #define IMPORT_DOC                                                                                                   \
     "Makes a checkpoint out of one of another system, under any layout, offline and in little memory. The format "   \
-    "is seen from the files. What SRC holds and a checkpoint has no place for is listed. What was written is read "  \
-    "back before it counts. DST is a directory of checkpoints without any; it is made when absent."
+    "is seen from the files. What SRC holds and a checkpoint has no place for is listed. Parameters and moments are "  \
+    "kept in fp32, exactly, whatever SRC has; numerics.precision says what a run computes in. What was written is "    \
+    "read back before it counts. DST is a directory of checkpoints without any; it is made when absent."
 
 /* Behind the options: a row for each format. */
 static void list_formats(char *text, size_t bytes)

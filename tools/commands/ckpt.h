@@ -43,9 +43,11 @@ pd_status pd_ckpt_diff_json(const char *const paths[2], const uint64_t steps[2],
 /* Other systems: ckpt_import.c, ckpt_export.c. */
 pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error *err);
 struct pd_config;
-/* For init.from of a run: its model where the checkpoint says which, with no longer context; then the checkpoint itself, into the
- * empty directory of a tier. Moments that are not there begin at zero. */
+/* For init.from of a run: its model where the checkpoint says which, with no longer context; then the checkpoint itself, into
+ * the empty directory of a tier. Moments that are not there begin at zero. Where the run has a checkpoint in `directory`
+ * already, that says the model, and init.from is not needed. */
 pd_status pd_ckpt_import_model(struct pd_config *config, struct pd_error *err);
+pd_status pd_ckpt_saved_model(const char *directory, struct pd_config *config, struct pd_error *err);
 pd_status pd_ckpt_import_for_run(const struct pd_config *config, const char *directory, struct pd_error *err);
 pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error *err);
 

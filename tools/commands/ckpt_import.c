@@ -84,6 +84,11 @@ static pd_status load_config(struct import *m, struct pd_ckpt_layout *degrees, s
     return pd_config_load(m->options->config_file, overrides, count, &m->config, err);
 }
 
+static void shorten_context(struct pd_config *config)
+{
+    if (config->batch.context > config->model.context) config->batch.context = config->model.context;
+}
+
 /* The model that config.json says; false: there is none. */
 static pd_status read_model(const struct pd_ckpt_foreign *source, struct pd_config *config, bool *ret_is_said,
                             struct pd_error *err)
@@ -93,7 +98,7 @@ static pd_status read_model(const struct pd_ckpt_foreign *source, struct pd_conf
     if (!text) return PD_OK;
     const pd_status st = pd_hugging_face_read("config.json", text->text, text->bytes, &config->model, NULL, err);
     if (st) return pd_error_context(err, st, "%s", source->path);
-    if (config->batch.context > config->model.context) config->batch.context = config->model.context;
+    shorten_context(config);
     return PD_OK;
 }
 
@@ -349,6 +354,32 @@ pd_status pd_ckpt_import_model(struct pd_config *config, struct pd_error *err)
     PD_TRY(pd_ckpt_foreign_open(config->init.from, UINT64_MAX, &source, err));
     const pd_status st = read_model(&source, config, &is_said, err);
     pd_ckpt_foreign_close(&source);
+    return st;
+}
+
+static pd_status take_saved_model(const char *yaml, struct pd_config *config, struct pd_error *err)
+{
+    struct pd_config saved;
+    PD_TRY(pd_config_parse_saved(yaml, NULL, 0, &saved, err));
+    config->model = saved.model;
+    shorten_context(config);
+    pd_config_deinit(&saved);
+    return PD_OK;
+}
+
+pd_status pd_ckpt_saved_model(const char *directory, struct pd_config *config, struct pd_error *err)
+{
+    struct pd_ckpt_place place;
+    const struct pd_store_entry *entry = NULL;
+    struct pd_commit commit;
+    PD_TRY(pd_ckpt_place_open_quiet(directory, &place, err));
+    pd_status st = pd_ckpt_place_choose(&place, UINT64_MAX, &entry, err);
+    if (!st) st = pd_store_read_commit(place.store, entry, &commit, err);
+    if (!st) {
+        st = take_saved_model(commit.state.config, config, err);
+        pd_commit_deinit(&commit);
+    }
+    pd_ckpt_place_close(&place);
     return st;
 }
 

@@ -269,6 +269,17 @@ static pd_status check_same_checkpoints(const struct pd_config *config, struct p
             config->run.dir, old->dir, (unsigned long long)old->step, now.tiers[0].dir);
 }
 
+/* Of a checkpoint that the run has, else of init.from: what a run began from may be gone when it goes on. */
+static pd_status take_model(struct pd_config *config, struct pd_error *err)
+{
+    struct pd_run_tiers tiers;
+    if (!config->init.from[0]) return PD_OK;
+    pd_run_tiers_of_config(config, &tiers);
+    const struct pd_run_tier *newest = look_quietly(&tiers);
+    if (newest && !pd_ckpt_saved_model(newest->dir, config, NULL)) return PD_OK;
+    return pd_ckpt_import_model(config, err);
+}
+
 /* A new run of init.from begins with an import; one that was killed during it holds no checkpoint and imports again. */
 static pd_status import_first(const struct pd_config *config, struct pd_error *err)
 {
@@ -407,7 +418,7 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
     if (!t.config_path)
         PD_FAIL(err, PD_USAGE, "train needs a configuration: perdure train run.yaml; examples are in tools/configs");
     PD_TRY(pd_config_load(t.config_path, t.overrides, t.override_count, &config, err));
-    pd_status st = config.init.from[0] ? pd_ckpt_import_model(&config, err) : PD_OK;
+    pd_status st = take_model(&config, err);
     if (!st && t.print_config) {
         char *yaml = NULL;
         st = pd_config_print(&config, &yaml, err);

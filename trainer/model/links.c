@@ -52,6 +52,8 @@ struct source {
     const char *name; /* %u: the layer; NULL: ours in a dialect of own names, or else there is none */
     unsigned how;
     const char *other; /* of another version, or NULL */
+    const char *fused; /* a third, and how it lies there; only read */
+    unsigned fused_how;
 };
 
 struct dialect {
@@ -66,6 +68,9 @@ struct dialect {
 #define LLAMA (1u << PD_FAMILY_LLAMA)
 #define QWEN3 (1u << PD_FAMILY_QWEN3)
 #define GPT2 (1u << PD_FAMILY_GPT2)
+/* torchtitan saves parameters apart and their moments as they are: one matrix where the model has one. */
+#define FUSED "layers.%u.attention.qkv_linear.wqkv.weight"
+#define FUSED_BIAS "layers.%u.attention.qkv_linear.wqkv.bias"
 #define ATTENTION "decoder.layers.%u.self_attention."
 #define MLP "decoder.layers.%u.mlp."
 #define LAYER "decoder.layers.%u."
@@ -96,12 +101,17 @@ static const struct dialect dialects[] = {
      .base = "",
      .sources = {[TOKENS] = {"tok_embeddings.weight", LONGER},
                  [NORM1] = {"layers.%u.attention_norm.weight"},
-                 [Q] = {"layers.%u.attention.wq.weight", NEIGHBOURS, "layers.%u.attention.qkv_linear.wq.weight"},
-                 [K] = {"layers.%u.attention.wk.weight", NEIGHBOURS, "layers.%u.attention.qkv_linear.wk.weight"},
-                 [V] = {"layers.%u.attention.wv.weight", 0, "layers.%u.attention.qkv_linear.wv.weight"},
-                 [Q_BIAS] = {"layers.%u.attention.wq.bias", NEIGHBOURS},
-                 [K_BIAS] = {"layers.%u.attention.wk.bias", NEIGHBOURS},
-                 [V_BIAS] = {"layers.%u.attention.wv.bias"},
+                 [Q] = {"layers.%u.attention.wq.weight", NEIGHBOURS, "layers.%u.attention.qkv_linear.wq.weight", FUSED,
+                        BY_KV_HEAD | NEIGHBOURS},
+                 [K] = {"layers.%u.attention.wk.weight", NEIGHBOURS, "layers.%u.attention.qkv_linear.wk.weight", FUSED,
+                        BY_KV_HEAD | NEIGHBOURS},
+                 [V] = {"layers.%u.attention.wv.weight", 0, "layers.%u.attention.qkv_linear.wv.weight", FUSED, BY_KV_HEAD},
+                 [Q_BIAS] = {"layers.%u.attention.wq.bias", NEIGHBOURS, "layers.%u.attention.qkv_linear.wq.bias", FUSED_BIAS,
+                             BY_KV_HEAD | NEIGHBOURS},
+                 [K_BIAS] = {"layers.%u.attention.wk.bias", NEIGHBOURS, "layers.%u.attention.qkv_linear.wk.bias", FUSED_BIAS,
+                             BY_KV_HEAD | NEIGHBOURS},
+                 [V_BIAS] = {"layers.%u.attention.wv.bias", 0, "layers.%u.attention.qkv_linear.wv.bias", FUSED_BIAS,
+                             BY_KV_HEAD},
                  [Q_NORM] = {"layers.%u.attention.q_norm.weight"},
                  [K_NORM] = {"layers.%u.attention.k_norm.weight"},
                  [OUT] = {"layers.%u.attention.wo.weight"},
@@ -317,15 +327,14 @@ static struct pd_view view_of(const struct search *s, unsigned how, uint64_t for
     const uint64_t rows = s->tensor->shape[0], columns = s->tensor->shape[1], head = c->head_size;
     const uint64_t row = how & ACROSS ? 1 : columns, column = how & ACROSS ? foreign : 1;
     struct pd_view view = {.offset = first * row};
-    if (how & BY_KV_HEAD) {
-        add_dimension(&view, c->kv_heads, foreign / c->kv_heads * row);
-        add_dimension(&view, rows / c->kv_heads, row);
-    } else if (how & NEIGHBOURS && has_neighbours(c)) {
-        add_dimension(&view, rows / head, head * row);
+    const uint64_t groups = how & BY_KV_HEAD ? c->kv_heads : 1;
+    if (how & BY_KV_HEAD) add_dimension(&view, groups, foreign / groups * row);
+    if (how & NEIGHBOURS && has_neighbours(c)) {
+        add_dimension(&view, rows / groups / head, head * row);
         add_dimension(&view, 2, row);
         add_dimension(&view, head / 2, 2 * row);
     } else {
-        add_dimension(&view, rows, row);
+        add_dimension(&view, rows / groups, row);
     }
     if (s->tensor->ndim == 2) add_dimension(&view, columns, column);
     return view;
@@ -349,24 +358,28 @@ static void name_of(const struct search *s, const struct source *source, const c
                  s->tensor->unit - 1, number + 2);
 }
 
+enum variant { FIRST, OTHER, AS_FUSED, VARIANTS };
+
 /* False: the dialect has no such name. */
-static bool place_of(const struct search *s, bool is_stacked, bool is_other, struct place *ret)
+static bool place_of(const struct search *s, bool is_stacked, enum variant variant, struct place *ret)
 {
     const struct source *source = &s->dialect->sources[s->role];
-    const char *pattern = is_other ? source->other : source->name;
+    const char *const patterns[VARIANTS] = {source->name, source->other, source->fused};
+    const char *pattern = patterns[variant];
+    const unsigned how = variant == AS_FUSED ? source->fused_how : source->how;
     const bool in_block = s->tensor->unit > 0 && s->tensor->unit + 1 < s->model->unit_count;
-    if (!pattern && (is_other || !s->dialect->has_own_names)) return false;
-    *ret = (struct place){.may_be_longer = (source->how & LONGER) != 0};
+    if (!pattern && (variant != FIRST || !s->dialect->has_own_names)) return false;
+    *ret = (struct place){.may_be_longer = (how & LONGER) != 0};
     name_of(s, source, pattern, is_stacked, ret->name);
     uint64_t first;
-    const uint64_t columns = s->tensor->shape[1], rows = foreign_rows(s, source->how, &first);
-    ret->view = view_of(s, source->how, rows, first);
+    const uint64_t columns = s->tensor->shape[1], rows = foreign_rows(s, how, &first);
+    ret->view = view_of(s, how, rows, first);
     if (is_stacked && in_block) {
         ret->shape[ret->ndim++] = s->model->config.layers;
         ret->view.offset += (s->tensor->unit - 1) * rows * columns;
     }
-    ret->shape[ret->ndim++] = source->how & ACROSS ? columns : rows;
-    if (s->tensor->ndim == 2) ret->shape[ret->ndim++] = source->how & ACROSS ? rows : columns;
+    ret->shape[ret->ndim++] = how & ACROSS ? columns : rows;
+    if (s->tensor->ndim == 2) ret->shape[ret->ndim++] = how & ACROSS ? rows : columns;
     return true;
 }
 
@@ -389,7 +402,7 @@ static bool find_prefix(const struct pd_model *model, const struct dialect *d, c
     const struct search s = search_of(model, d, 0, "");
     struct place place;
     size_t best = SIZE_MAX;
-    if (!place_of(&s, false, false, &place)) return false;
+    if (!place_of(&s, false, FIRST, &place)) return false;
     const size_t length = strlen(place.name);
     for (uint32_t i = 0; i < catalog->tensor_count; i++) {
         const char *name = catalog->tensors[i].name;
@@ -436,7 +449,7 @@ struct missing {
 static void note_missing(struct missing *m, const struct search *s, enum pd_kind kind)
 {
     struct place place = {.name = "no name of its"};
-    (void)place_of(s, s->dialect->is_stacked, false, &place);
+    (void)place_of(s, s->dialect->is_stacked, FIRST, &place);
     if (m->count++ >= 3) return;
     m->used += (size_t)snprintf(m->text + m->used, sizeof m->text - m->used, "%s%s%s (looked for %s)", m->used ? ", " : "",
                                 kind == PD_PARAM     ? ""
@@ -471,10 +484,11 @@ static pd_status check_shape(const struct search *s, const struct place *p, cons
 static pd_status link_one(const struct search *s, const struct pd_catalog *catalog, enum pd_kind kind,
                           struct pd_links *links, struct missing *missing, struct pd_error *err)
 {
-    for (int way = 0; way < 4; way++) {
+    for (int way = 0; way < 2 * VARIANTS; way++) {
         struct place place;
-        const bool is_stacked = way >= 2;
-        if ((is_stacked && !s->dialect->is_stacked) || !place_of(s, is_stacked, way % 2, &place)) continue;
+        const bool is_stacked = way >= VARIANTS;
+        if ((is_stacked && !s->dialect->is_stacked) || !place_of(s, is_stacked, (enum variant)(way % VARIANTS), &place))
+            continue;
         const int64_t at = pd_catalog_find(catalog, place.name, kind);
         if (at < 0) continue;
         PD_TRY(check_shape(s, &place, &catalog->tensors[at], err));
@@ -563,7 +577,7 @@ pd_status pd_model_foreign(const struct pd_model *model, const char *dialect, en
         if (!d) break;
         const struct search s = search_of(model, d, i, d->base);
         /* Several tensors of the model may lie in one, which is added with the first. */
-        if (!place_of(&s, d->is_stacked, false, &p))
+        if (!place_of(&s, d->is_stacked, FIRST, &p))
             PD_FAIL(err, PD_INVALID, "%s has no name for %s", dialect, s.tensor->name);
         for (int kind = PD_PARAM; kind < (with_moments ? PD_KIND_COUNT : 1) && p.view.offset == 0; kind++) {
             struct pd_foreign_tensor t = {

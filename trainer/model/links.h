@@ -2,7 +2,7 @@
  *
  *   dialect       names                                   arrangement
  *   hugging_face  those of transformers                   GPT-2: matrices [in, out], q, k and v one matrix
- *   torchtitan    layers.3.attention.wq.weight            Llama: RoPE rotates neighbours (below)
+ *   torchtitan    layers.3.attention.wq.weight            Llama: RoPE rotates neighbours (below); moments of q, k, v may be one
  *   megatron      decoder.layers.mlp.linear_fc1.weight    layers stacked or numbered; q, k, v by key-value head; gate, up one
  *   gguf          blk.3.attn_q.weight                     Llama: RoPE rotates neighbours; GPT-2: q, k and v one matrix
  *   llmc          qkvw                                    layers stacked; q, k and v one matrix

@@ -122,6 +122,28 @@ static void check_exported(struct exported *x)
     pd_catalog_deinit(&c);
 }
 
+/* Of parameters, as they lie in the checkpoint; *ret_boxes of them. */
+static uint64_t stored_bytes(const struct pd_catalog *c, uint64_t *ret_boxes)
+{
+    uint64_t bytes = 0;
+    *ret_boxes = 0;
+    for (uint32_t t = 0; t < c->tensor_count; t++) {
+        if (c->tensors[t].kind != PD_PARAM) continue;
+        bytes += pd_foreign_bytes(&c->tensors[t]);
+        *ret_boxes += c->tensors[t].piece_count;
+    }
+    return bytes;
+}
+
+/* Each byte once; a box may end within a block of 64 KiB. */
+static void check_bytes_read(const struct exported *x, const struct pd_export_report *report)
+{
+    uint64_t boxes;
+    const uint64_t bytes = stored_bytes(&x->source, &boxes);
+    cr_assert(report->bytes_read >= bytes && report->bytes_read <= bytes + boxes * PD_SHARD_BLOCK_BYTES,
+              "%.3f times what %d boxes have", (double)report->bytes_read / (double)bytes, (int)boxes);
+}
+
 static void export_once(uint64_t seed, bool is_large, bool compresses, enum pd_element element, uint64_t shard_bytes)
 {
     struct exported x;
@@ -131,6 +153,7 @@ static void export_once(uint64_t seed, bool is_large, bool compresses, enum pd_e
     cr_assert_eq(report.tensors, STATE_TENSORS);
     cr_assert(shard_bytes ? report.files > 1 : report.files == 1);
     cr_assert_geq(report.bytes_read_back, report.bytes_written);
+    if (is_large && !compresses) check_bytes_read(&x, &report);
     check_exported(&x);
     teardown(&x);
 }

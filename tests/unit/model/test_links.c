@@ -306,6 +306,57 @@ Test(links, torchtitan)
     done(model, &c, &links);
 }
 
+/* Where torchtitan's fused wqkv (4 query heads, 2 of keys and values, of 6) has a row of a head of q (0), k (1) or v (2). */
+static uint64_t fused_row(int which, uint64_t row)
+{
+    const uint64_t head = row / 6, in_head = row % 6, turned = which == 2 ? in_head : in_head % 3 * 2 + in_head / 3;
+    return which == 0 ? head / 2 * 24 + head % 2 * 6 + turned : head * 24 + (which == 1 ? 12 : 18) + turned;
+}
+
+/* Its parameters lie apart all the same. */
+static struct pd_catalog with_fused_moments(const struct pd_model *model)
+{
+    struct pd_catalog apart = exported(model, "torchtitan", true), c = begin();
+    for (uint32_t i = 0; i < apart.tensor_count; i++) {
+        const struct pd_foreign_tensor *t = &apart.tensors[i];
+        const char *fused = strstr(t->name, "attention.wq.weight");
+        char name[64];
+        if (t->kind != PD_PARAM && (strstr(t->name, "attention.wk.weight") || strstr(t->name, "attention.wv.weight")))
+            continue;
+        snprintf(name, sizeof name, "%.*sattention.qkv_linear.wqkv.weight", (int)(fused ? fused - t->name : 0), t->name);
+        if (t->kind != PD_PARAM && fused)
+            add(&c, name, t->kind, 2, 48, t->shape[1], 1);
+        else
+            add(&c, t->name, t->kind, t->ndim, t->shape[0], t->shape[1], t->shape[2]);
+    }
+    pd_catalog_deinit(&apart);
+    finish(&c);
+    return c;
+}
+
+Test(links, torchtitan_fuses_the_moments_of_q_k_and_v)
+{
+    static const char *const names[] = {"q_proj", "k_proj", "v_proj"};
+    struct pd_model *model = llama(false, false);
+    struct pd_catalog c = with_fused_moments(model);
+    struct pd_links links = links_of(model, NULL, &c, true);
+    uint32_t seen = 0;
+    for (uint32_t i = 0; i < links.count; i++) {
+        const struct pd_link *link = &links.items[i];
+        const struct pd_tensor *tensor = &model->tensors.tensors[link->tensor];
+        for (int which = 0; which < 3; which++) {
+            if (!strstr(tensor->name, names[which])) continue;
+            cr_expect_eq(strstr(link->name, ".wqkv.") != NULL, link->kind != PD_PARAM, "%s", link->name);
+            for (uint64_t e = 0; e < pd_tensor_elements(tensor) && link->kind != PD_PARAM; e++, seen++) {
+                uint64_t one = 1;
+                cr_assert_eq(pd_view_run(&link->view, e, &one), fused_row(which, e / 10) * 10 + e % 10, "%s", tensor->name);
+            }
+        }
+    }
+    cr_expect_eq(seen, 2u * 3 * 48 * 10); /* moments, layers */
+    done(model, &c, &links);
+}
+
 Test(links, gguf)
 {
     struct pd_model *model = llama(false, true);
