@@ -12,6 +12,10 @@ import sys
 
 import harness
 
+TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+sys.path.insert(0, os.path.join(TOP, "tests", "helpers"))
+import dashboard  # noqa: E402
+
 CONFIG = """
 run: {{seed: 5, steps: 12}}
 model: {{family: llama, vocab: 256, context: 32, layers: 1, hidden: 64, heads: 2, kv_heads: 2, ffn: 128}}
@@ -183,7 +187,10 @@ def all_sinks(workspace, config):
     result = workspace.train(config, directory, overrides, {"PERDURE_FAULT": "worker.stepped:8:kill", "PERDURE_FAULT_ONCE": once})
     check("warn metrics" not in result.stderr, result.stderr)
     starts = check_tensorboard(directory)
-    check_prometheus(samples_of(harness.read(text)), rows_of(directory)[-1])
+    samples = samples_of(harness.read(text))
+    check_prometheus(samples, rows_of(directory)[-1])
+    asked = dashboard.names(os.path.join(TOP, "tools", "dashboards", "perdure.json"))
+    check(asked <= {name for name, _ in samples}, f"the dashboard asks for {asked - {name for name, _ in samples}}")
     check(os.listdir(os.path.dirname(text)).count("run.prom") == 1 and not glob.glob(text + ".*"), "a draft is left behind")
     events = [json.loads(line) for line in harness.read(os.path.join(directory, "events.jsonl")).splitlines()]
     check([e["event"] for e in events] == ["start", "open", "end", "start", "open", "leave", "end"], f"events.jsonl has {events}")
