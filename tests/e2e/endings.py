@@ -204,6 +204,7 @@ def stuck_opening(bench):
 # What happens to whom while a worker stands at a place, the exit code of the launch, and what it says. Where the launch goes on
 # it must come to its end with the metrics of an undisturbed run.
 OPENED, STEPPED, SAVED = "worker.opened@0:1:stop", "worker.stepped@0:3:stop", "worker.saved@0:1:stop"
+PREPARED = "store.prepare.synced@0:1:stop"  # nothing but the fence stands between this and a commit
 # A busy machine delivers a signal some steps later.
 LEFT_OPENING = r"asked to leave(?: before the first step; there was nothing to save|; the state of step \d+ is saved)"
 LEFT_STEPPED = LEFT_SAVING = r"asked to leave; the state of step \d+ is saved, the same command goes on from there"
@@ -242,6 +243,7 @@ TABLE = [
     (STEPPED, "moved directory", [], 74, "run.dir .* was moved or deleted; put it back"),
     (STEPPED, "deleted directory", [], 74, "run.dir .* was moved or deleted; put it back"),
     (STEPPED, "deleted pool", [], 0, "pool-1 was removed from .*; it is made again"),
+    (PREPARED, "newer fence", [], 74, "saving step 4: .*launch 2 has taken over .* this one must stop"),
     (STEPPED, "full disk", [], 74, "saving step 4: .*No space left on device"),
     (STEPPED, "closed stdin and stdout", [signal.SIGTERM], 75, LEFT_STEPPED),
 ]
@@ -257,6 +259,9 @@ def strike(whom, directory, worker, numbers, run, disk):
         os.kill(worker, numbers[0])
     elif whom == "full disk":
         disk.fill(0)
+    elif whom == "newer fence":
+        with open(os.path.join(directory, "checkpoints", "fence-2"), "w", encoding="utf-8"):
+            pass
     elif whom == "deleted pool":
         for pool in glob.glob(os.path.join(directory, "checkpoints", "pool-*")):
             shutil.rmtree(pool, ignore_errors=True)
@@ -294,6 +299,8 @@ def one_ending(bench, transport, undisturbed, row, disk=None):
         log = heard + run.communicate(timeout=harness.PATIENCE)[1]
     lost = r"rank 0 \(process \d+\) died" if transport == "mpi" else r"the worker \(process \d+\) ended without a word"
     expect(name, code, run.returncode, words.format(lost=lost), log)
+    if whom == "newer fence" and glob.glob(os.path.join(directory, "checkpoints", "step-*[0-9]")):
+        raise harness.Failure(f"{name}: it has committed under an old fence")
     if code == -9:
         harness.wait_until_gone(directory)
     if code == 0 and harness.losses(directory) != harness.losses(undisturbed):
