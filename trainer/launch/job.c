@@ -36,6 +36,8 @@ struct job {
     struct pd_launch_requests *requests;
     struct pd_launch_process *seen; /* (end.count), which end.processes names */
     struct worker *workers;         /* (end.count) what they were told, and how they are reached */
+    bool *has_note;                 /* (end.count) scratch of workers_discover */
+    uint32_t begun;                 /* of seen */
     struct pollfd *polls;           /* (1 + end.count) signals, and processes that have not ended */
     struct stat run_dir;            /* when this start began */
     bool is_begin_warned;
@@ -131,10 +133,13 @@ static void mark_gone(struct pd_launch_process *seen)
 
 static void workers_discover(struct job *job)
 {
+    const char *dir = job->end.start->dir;
+    if (job->begun == job->end.count || !pd_note_find(dir, PD_NOTE_BEGUN, job->end.count, job->has_note)) return;
     for (uint32_t r = 0; r < job->end.count; r++) {
         struct pd_launch_process *seen = &job->seen[r];
         struct pd_note_begun note;
-        if (seen->has_begun || !pd_note_read_process(job->end.start->dir, PD_NOTE_BEGUN, r, &note)) continue;
+        if (!job->has_note[r] || seen->has_begun || !pd_note_read_process(dir, PD_NOTE_BEGUN, r, &note)) continue;
+        job->begun++;
         *seen = (struct pd_launch_process){.process = note.process, .has_begun = true, .is_here = note.is_here};
         if (!note.is_here) continue;
         job->workers[r].pidfd = (int)syscall(SYS_pidfd_open, note.process, 0);
@@ -176,9 +181,7 @@ static void workers_look(struct job *job)
 
 static bool all_are_ready(const struct job *job)
 {
-    for (uint32_t r = 0; r < job->end.count; r++)
-        if (pd_note_has_mark(job->end.start->dir, PD_NOTE_READY, r)) return true; /* joining is collective */
-    return false;
+    return pd_note_find(job->end.start->dir, PD_NOTE_READY, job->end.count, NULL) > 0; /* joining is collective */
 }
 
 static bool all_are_here(const struct job *job)
@@ -381,6 +384,7 @@ static void job_close(struct job *job)
     free(job->workers);
     free(job->seen);
     free(job->polls);
+    free(job->has_note);
 }
 
 /* The starter is gone: what is left of its ranks on this host goes too, and is waited for. */
@@ -412,7 +416,8 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
     job.workers = calloc(job.end.count, sizeof *job.workers);
     job.seen = calloc(job.end.count, sizeof *job.seen);
     job.polls = calloc(1 + (size_t)job.end.count, sizeof *job.polls);
-    if (!job.workers || !job.seen || !job.polls) {
+    job.has_note = calloc(job.end.count, sizeof *job.has_note);
+    if (!job.workers || !job.seen || !job.polls || !job.has_note) {
         job.end.count = 0;
         job_close(&job);
         PD_FAIL(err, PD_NO_MEMORY, "a launch of %u ranks", start->ranks);

@@ -4,6 +4,7 @@
 
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 
@@ -16,7 +17,8 @@ struct facts {
     const struct pd_launch_end *end;
     struct pd_launch_verdict *verdict;
     bool is_success, has_come_up;
-    uint32_t rank; /* of the note */
+    const uint8_t *said; /* (count) a status and 1, or 0: the rank left no note of its end */
+    uint32_t rank;       /* of the note */
     struct pd_note_ended note;
     char how[96]; /* "killed by SIGKILL", "exit code 3" */
 };
@@ -48,32 +50,34 @@ static bool is_mpi(const struct facts *f)
     return f->end->start->transport == PD_TRANSPORT_MPI;
 }
 
-static bool is_without_a_word(const struct pd_launch_end *end, uint32_t rank)
+static bool is_without_a_word(const struct facts *f, uint32_t rank)
 {
-    struct pd_note_ended note;
-    return end->processes[rank].is_gone && !pd_note_read_ended(end->start->dir, rank, &note);
+    return f->end->processes[rank].is_gone && !f->said[rank];
 }
 
 /* The first rank that ended without a word; count: none did. */
-static uint32_t first_lost(const struct pd_launch_end *end)
+static uint32_t first_lost(const struct facts *f)
 {
+    const struct pd_launch_end *end = f->end;
     uint32_t first = end->count;
     for (uint32_t r = 0; r < end->count; r++)
-        if (is_without_a_word(end, r) && (first == end->count || end->processes[r].gone_ns < end->processes[first].gone_ns))
+        if (is_without_a_word(f, r) && (first == end->count || end->processes[r].gone_ns < end->processes[first].gone_ns))
             first = r;
     return first;
 }
 
 /* Ranks that ended without a word about when the first of them did; later ones were ended by the starter. */
-static void count_lost(const struct pd_launch_end *end, struct pd_launch_verdict *v)
+static void count_lost(const struct facts *f)
 {
-    const uint32_t first = first_lost(end);
+    const struct pd_launch_end *end = f->end;
+    struct pd_launch_verdict *v = f->verdict;
+    const uint32_t first = first_lost(f);
     if (first == end->count) return;
     v->lost_ranks[v->lost++] = first;
     v->is_lost_here = end->processes[first].is_here;
     for (uint32_t r = 0; r < end->count; r++) {
         const struct pd_launch_process *p = &end->processes[r];
-        if (r == first || !is_without_a_word(end, r) || p->gone_ns - end->processes[first].gone_ns > LOST_TOGETHER_NS)
+        if (r == first || !is_without_a_word(f, r) || p->gone_ns - end->processes[first].gone_ns > LOST_TOGETHER_NS)
             continue;
         if (v->lost < PD_LAUNCH_LOST_NAMED) v->lost_ranks[v->lost] = r;
         v->lost++;
@@ -81,19 +85,32 @@ static void count_lost(const struct pd_launch_end *end, struct pd_launch_verdict
     }
 }
 
-static struct facts facts_of(const struct pd_launch_end *end, struct pd_launch_verdict *v)
+/* Each note once, and only those that are there: at the end of a start there may be one a rank, on a shared file system. */
+static uint8_t *read_notes(const struct pd_launch_end *end)
 {
-    struct facts f = {.end = end, .verdict = v};
+    struct pd_note_ended note;
+    uint8_t *said = calloc(end->count, sizeof *said);
+    bool *has = calloc(end->count, sizeof *has);
+    PD_CHECK(said && has);
+    pd_note_find(end->start->dir, PD_NOTE_ENDED, end->count, has);
+    for (uint32_t r = 0; r < end->count; r++)
+        if (has[r] && pd_note_read_ended(end->start->dir, r, &note)) said[r] = (uint8_t)(note.status + 1);
+    free(has);
+    return said;
+}
+
+static struct facts facts_of(const struct pd_launch_end *end, const uint8_t *said, struct pd_launch_verdict *v)
+{
+    struct facts f = {.end = end, .verdict = v, .said = said};
     const int status = end->status;
     const bool was_killed = !WIFEXITED(status) || (WEXITSTATUS(status) > 128 && WEXITSTATUS(status) != 128 + SIGXFSZ);
-    for (uint32_t r = 0; r < end->count; r++) {
+    for (uint32_t r = 0; r < end->count; r++)
         f.has_come_up |= end->processes[r].has_begun;
-        v->has_begun |= pd_note_has_mark(end->start->dir, PD_NOTE_READY, r);
-    }
+    v->has_begun = pd_note_find(end->start->dir, PD_NOTE_READY, end->count, NULL) > 0;
     v->has_begun |= f.has_come_up && was_killed;
     f.is_success = WIFEXITED(status) && WEXITSTATUS(status) == 0;
     v->was_cut_off = was_ended_from_outside(status);
-    if (!f.is_success) count_lost(end, v);
+    if (!f.is_success) count_lost(&f);
     describe_end(&f, f.how, sizeof f.how);
     return f;
 }
@@ -106,7 +123,8 @@ typedef bool wanted(pd_status status);
 static bool find_note(struct facts *f, wanted *is_wanted)
 {
     for (uint32_t r = 0; r < f->end->count; r++) {
-        if (!pd_note_read_ended(f->end->start->dir, r, &f->note) || !is_wanted(f->note.status)) continue;
+        if (!f->said[r] || !is_wanted((pd_status)(f->said[r] - 1))) continue;
+        if (!pd_note_read_ended(f->end->start->dir, r, &f->note)) continue;
         f->rank = r;
         return true;
     }
@@ -177,10 +195,9 @@ static bool names_cause_by_code(struct facts *f)
 /* Its ranks die with it. Where all of them had ended before, it was stuck and was ended by this launcher. */
 static bool is_starter_killed(struct facts *f)
 {
-    struct pd_note_ended note;
     bool is_one_missing = false;
     for (uint32_t r = 0; r < f->end->count; r++)
-        is_one_missing |= !pd_note_read_ended(f->end->start->dir, r, &note);
+        is_one_missing |= !f->said[r];
     return is_mpi(f) && f->verdict->was_cut_off && is_one_missing;
 }
 
@@ -193,12 +210,9 @@ static bool is_worker_lost(struct facts *f)
  * one: then it is not how that one died. */
 static bool is_rank_lost_beside_another(struct facts *f)
 {
-    struct pd_note_ended note;
     if (!f->verdict->lost || !WIFEXITED(f->end->status)) return false;
     for (uint32_t r = 0; r < f->end->count; r++)
-        if (pd_note_read_ended(f->end->start->dir, r, &note) &&
-            pd_status_exit_code(note.status) == WEXITSTATUS(f->end->status))
-            return true;
+        if (f->said[r] && pd_status_exit_code((pd_status)(f->said[r] - 1)) == WEXITSTATUS(f->end->status)) return true;
     return false;
 }
 
@@ -337,7 +351,8 @@ static void write_sentence(const struct facts *f, const char *sentence, char *re
 void pd_launch_judge(const struct pd_launch_end *end, struct pd_launch_verdict *ret_verdict)
 {
     *ret_verdict = (struct pd_launch_verdict){.status = PD_OK};
-    struct facts f = facts_of(end, ret_verdict);
+    uint8_t *said = read_notes(end);
+    struct facts f = facts_of(end, said, ret_verdict);
     const struct row *row = rows;
     while (!row->holds(&f))
         row++;
@@ -345,4 +360,5 @@ void pd_launch_judge(const struct pd_launch_end *end, struct pd_launch_verdict *
     ret_verdict->next = row->next;
     if (row->next != PD_LAUNCH_REPLACE) ret_verdict->lost = 0;
     write_sentence(&f, row->sentence, ret_verdict->message, sizeof ret_verdict->message);
+    free(said);
 }

@@ -116,6 +116,25 @@ bool pd_note_read_process(const char *dir, enum pd_note kind, uint32_t rank, str
     return true;
 }
 
+uint32_t pd_note_find(const char *dir, enum pd_note kind, uint32_t count, bool *ret_has)
+{
+    const size_t length = strlen(names[kind]);
+    uint32_t found = 0;
+    uint64_t rank;
+    if (ret_has) memset(ret_has, 0, count * sizeof *ret_has);
+    DIR *open_dir = opendir(dir);
+    if (!open_dir) return 0;
+    for (const struct dirent *entry; (entry = readdir(open_dir));) {
+        const char *name = entry->d_name;
+        if (strncmp(name, names[kind], length) != 0 || name[length] != '-') continue;
+        if (!pd_parse_u64(name + length + 1, &rank) || rank >= count) continue;
+        if (ret_has) ret_has[rank] = true;
+        found++;
+    }
+    closedir(open_dir);
+    return found;
+}
+
 bool pd_note_has_mark(const char *dir, enum pd_note kind, uint32_t rank)
 {
     char text[NOTE_BYTES];

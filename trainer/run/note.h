@@ -48,6 +48,10 @@ bool pd_note_write_ended(const char *dir, uint32_t rank, pd_status status, const
 bool pd_note_write_saved(const char *dir, uint64_t step);
 bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity, bool is_spare); /* that of struct pd_dev */
 
+/* Of ranks below `count`: who has left such a note, in one walk of the directory. ret_has: (count), or NULL.   returns how
+ * many, 0 also where it cannot be read */
+uint32_t pd_note_find(const char *dir, enum pd_note kind, uint32_t count, bool *ret_has);
+
 /* False: there is no such note (yet), or it cannot be read; *ret is untouched. */
 bool pd_note_read_process(const char *dir, enum pd_note kind, uint32_t rank, struct pd_note_begun *ret);
 bool pd_note_has_mark(const char *dir, enum pd_note kind, uint32_t rank);
