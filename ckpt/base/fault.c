@@ -1,6 +1,7 @@
 #include "ckpt/base/fault.h"
 
 #include "ckpt/base/parse.h"
+#include "ckpt/base/pulse.h"
 #include "ckpt/base/rank.h"
 #include <fcntl.h>
 #include <signal.h>
@@ -108,6 +109,7 @@ static bool first_to_fire(void)
 static void fire(enum action action)
 {
     if (action == ACTION_EXIT) _exit(EXIT_INTERNAL);
+    if (action == ACTION_STOP) pd_pulse_hold();
     (void)raise(action == ACTION_STOP ? SIGSTOP : SIGKILL);
     while (action == ACTION_KILL)
         pause();

@@ -10,6 +10,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
+#include "ckpt/base/pulse.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -256,6 +257,7 @@ static pd_status exchange_loop(struct pd_progress *engine, uint32_t *ret_blamed,
         if (now - moved_at > limit_ns) return fail_late(engine, ret_blamed, err);
         if (now - looked_at >= LOOK_NS) {
             pd_segment_look(engine->segment);
+            if (pd_progress_is_watched(engine)) pd_pulse_waits_for(world_rank(engine, engine->exchange.active[0]));
             looked_at = now;
         }
         wait_for_bell(engine, bell, has_remote, idle);

@@ -1,5 +1,6 @@
 #include "trainer/comm/progress.h"
 #include "ckpt/base/checked.h"
+#include "ckpt/base/pulse.h"
 #include "ckpt/base/rank.h"
 #include "ckpt/base/trace.h"
 #include "trainer/comm/staging.h"
@@ -171,7 +172,10 @@ static void execute(struct pd_progress *engine, struct pd_comm_op *op)
         pd_owner_acquire(&engine->staging_owner, the_operation);
         if (op->memory) lock_staging(engine, op->memory);
         const uint64_t begin = pd_trace_begin();
+        const bool is_watched = pd_progress_is_watched(engine);
+        if (is_watched) pd_pulse_exchange_begin(op->what ? op->what : pd_comm_kind_names[op->kind]);
         st = carry_out(engine, op, &op->error);
+        if (is_watched) pd_pulse_exchange_end();
         pd_trace_end(begin, "comm", op->what ? op->what : pd_comm_kind_names[op->kind], bytes_of(op));
         pd_owner_release(&engine->staging_owner, the_operation);
         pthread_mutex_lock(&engine->lock);

@@ -128,6 +128,8 @@ struct pd_config {
         uint32_t *ranks; /* ranks of the 1st, 2nd, ... restart; empty: all, fewer when a rank is lost twice */
         uint32_t ranks_count;
         double peer_timeout; /* seconds before a silent rank is named and the launch ends */
+        double
+            hang_seconds; /* in which some rank completes something; then the one that holds up the others is ended; 0: off */
     } restart;
     struct {
         char *hosts;         /* a file of hosts, or a command that prints one; "": this host, or those of PERDURE_MPIRUN */

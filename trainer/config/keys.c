@@ -180,6 +180,8 @@ const struct pd_key pd_keys[] = {
          "ranks of the first, second, ... restart; empty: all, and what is left when a rank is lost twice"),
     F64(restart.peer_timeout, "120", 0.1, 1e6, FREE,
         "seconds before a silent rank is named and the launch ends; of ranks that are processes (mpi)"),
+    F64(restart.hang_seconds, "30", 0, 1e6, FREE,
+        "without a block, an exchange or a step done: the rank that holds up the others is named and ended; 0: never"),
 
     STRING(launch.hosts, "", FREE, "a file of hosts (name, name:ranks), or a command that prints one; read at every start"),
     STRING(launch.agent, "ssh", FREE, "starts a command on a host: AGENT HOST COMMAND"),

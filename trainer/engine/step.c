@@ -2,6 +2,7 @@
 #include "trainer/engine/engine_internal.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/pulse.h"
 #include "ckpt/base/trace.h"
 #include "trainer/engine/optimizer.h"
 
@@ -59,8 +60,10 @@ static pd_status fill_sequence(struct step *s, uint64_t sample, uint64_t sequenc
         whole = (struct pd_micro_batch_input){e->own->sample, e->own->sample + length, e->own->sample + 2 * length,
                                               e->own->sample + 3 * length};
     const bool is_left_over = sample >= s->sequences; /* of a validation whose windows do not fill the last micro-batch */
+    const enum pd_pulse_place before = pd_pulse_enter(PD_PULSE_READING);
     PD_TRY(pd_data_sample(e->data, s->split, is_left_over ? 0 : s->first_sample + sample, whole.tokens, whole.targets,
                           whole.positions, whole.first, err));
+    pd_pulse_enter(before);
     if (is_left_over)
         for (uint64_t t = 0; t < length; t++)
             whole.targets[t] = -1;
@@ -139,6 +142,7 @@ static bool is_end(const struct pd_engine *e, uint32_t set)
  * of a unit follow each other: what comes behind all of them. */
 static pd_status enter(struct step *s, uint32_t set, void *const **ret_weights, struct pd_error *err)
 {
+    pd_pulse_block(set);
     const struct pd_set_order *order = s->order;
     PD_CHECK(s->next < order->count && order->sets[s->next] == set);
     PD_TRY(pd_zero_acquire(s->e->zero, set, ret_weights, err));
@@ -351,6 +355,7 @@ static pd_status run_schedule(struct step *s, struct pd_error *err)
         const bool asks = a->unit == PD_ALL_UNITS || a->slot == 0;
         if (is_one_stage && !a->is_backward && asks) PD_TRY(check_leave(s->e, err));
         const uint64_t begin = pd_trace_begin();
+        pd_pulse_micro_batch(a->slot);
         PD_TRY(a->is_backward ? backward(s, a, padding, err) : forward(s, a, padding, err));
         pd_trace_end(begin, "step", a->is_backward ? "backward" : "forward", a->slot);
         end_stage(s, a->is_backward ? PD_STEP_BACKWARD : PD_STEP_FORWARD, &since_ns);

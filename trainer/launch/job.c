@@ -2,6 +2,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
+#include "trainer/launch/watch.h"
 #include "trainer/run/note.h"
 
 #include <errno.h>
@@ -20,6 +21,7 @@
 
 #define MODULE "launch"
 #define TICK_MS 50
+#define WATCH_NS UINT64_C(200000000)
 #define STARTER_ALONE_NS UINT64_C(10000000000)
 #define LEAVE_OPENING_NS UINT64_C(5000000000)
 #define LEAVE_STOPPED_NS UINT64_C(8000000000)
@@ -39,7 +41,9 @@ struct job {
     bool *has_note;                 /* (end.count) scratch of workers_discover */
     uint32_t begun;                 /* of seen */
     struct pollfd *polls;           /* (1 + end.count) signals, and processes that have not ended */
-    struct stat run_dir;            /* when this start began */
+    struct pd_launch_watch *watch;  /* NULL: nobody looks for hangs */
+    uint64_t watched_ns;
+    struct stat run_dir; /* when this start began */
     bool is_begin_warned;
     uint64_t start_ns, leave_ns; /* leave_ns: when ranks were asked to leave; 0: they were not */
     bool is_starter_told_to_leave;
@@ -131,6 +135,14 @@ static void mark_gone(struct pd_launch_process *seen)
     seen->gone_ns = pd_clock_monotonic_ns(NULL);
 }
 
+static void watch_add(struct job *job, uint32_t process, const struct pd_note_begun *note)
+{
+    const struct pd_start *start = job->end.start;
+    const uint32_t ranks = start->transport == PD_TRANSPORT_LOCAL ? start->ranks : 1;
+    const struct pd_pulse *pulses = note->pulse < 0 ? NULL : pd_pulse_map(note->process, note->pulse, ranks);
+    if (job->watch) pd_launch_watch_add(job->watch, process, ranks, note->process, pulses);
+}
+
 static void workers_discover(struct job *job)
 {
     const char *dir = job->end.start->dir;
@@ -142,6 +154,7 @@ static void workers_discover(struct job *job)
         job->begun++;
         *seen = (struct pd_launch_process){.process = note.process, .has_begun = true, .is_here = note.is_here};
         if (!note.is_here) continue;
+        watch_add(job, r, &note);
         job->workers[r].pidfd = (int)syscall(SYS_pidfd_open, note.process, 0);
         if (job->workers[r].pidfd < 0 && errno == ESRCH) mark_gone(seen);
     }
@@ -293,17 +306,6 @@ static void opening_look(struct job *job)
     }
 }
 
-static bool is_stopped(int process)
-{
-    char path[32], text[512];
-    snprintf(path, sizeof path, "/proc/%d/stat", process);
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    const ssize_t got = fd >= 0 ? read(fd, text, sizeof text) : -1;
-    if (fd >= 0) close(fd);
-    const char *name_end = got > 0 ? memrchr(text, ')', (size_t)got) : NULL;
-    return name_end && text + got - name_end > 2 && name_end[2] == 'T';
-}
-
 /* One that somebody stopped hears no signal but the last, and those that wait for it do not end either. How long a save may
  * take is nobody's guess, but a stopped process does not save. */
 static void stopped_look(struct job *job)
@@ -313,7 +315,7 @@ static void stopped_look(struct job *job)
     if (!job->requests->wants_leave || job->end.is_left_opening) return;
     for (uint32_t r = 0; r < job->end.count; r++) {
         const struct pd_launch_process *seen = &job->seen[r];
-        any |= seen->has_begun && seen->is_here && !seen->is_gone && is_stopped(seen->process);
+        any |= seen->has_begun && seen->is_here && !seen->is_gone && pd_launch_process_is_stopped(seen->process);
     }
     if (!any)
         job->stopped_since_ns = 0;
@@ -322,6 +324,28 @@ static void stopped_look(struct job *job)
     else if (now - job->stopped_since_ns > LEAVE_STOPPED_NS)
         job->end.is_left_stopped = true;
     if (job->end.is_left_stopped) job_kill(job);
+}
+
+/* A rank that holds up the others is ended, and the start with it. */
+static void hang_look(struct job *job)
+{
+    struct pd_launch_hang hang;
+    const uint64_t now = pd_clock_monotonic_ns(NULL);
+    if (!job->watch || job->end.hang[0] || now - job->watched_ns < WATCH_NS) return;
+    job->watched_ns = now;
+    if (!pd_launch_watch_look(job->watch, now, &hang)) return;
+    if (hang.is_storage) {
+        pd_log_warn(MODULE, "%s. Storage is slow or stuck: the rank is waited for", hang.text);
+        return;
+    }
+    pd_log_warn(MODULE, "%s: ending it", hang.text);
+    snprintf(job->end.hang, sizeof job->end.hang, "%s", hang.text);
+    job->end.hang_rank = hang.rank;
+    job->end.is_hang_here = hang.is_known;
+    if (hang.is_known)
+        worker_signal(job, job->end.start->transport == PD_TRANSPORT_LOCAL ? 0 : hang.rank, SIGKILL);
+    else
+        job_kill(job);
 }
 
 /* When a rank fails, mpirun gives the others two seconds to end, even if they have. It is not told to hurry: version 4 then
@@ -370,6 +394,7 @@ static int job_watch(struct job *job)
             workers_tell(job);
         opening_look(job);
         stopped_look(job);
+        hang_look(job);
         starter_look(job);
         pid_t got = waitpid(job->end.starter, &status, WNOHANG);
         if (got == job->end.starter) return status;
@@ -385,6 +410,7 @@ static void job_close(struct job *job)
     free(job->seen);
     free(job->polls);
     free(job->has_note);
+    pd_launch_watch_free(job->watch);
 }
 
 /* The starter is gone: what is left of its ranks on this host goes too, and is waited for. */
@@ -422,6 +448,7 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
         job_close(&job);
         PD_FAIL(err, PD_NO_MEMORY, "a launch of %u ranks", start->ranks);
     }
+    if (start->hang_seconds > 0) (void)!pd_launch_watch_new(start->ranks, start->hang_seconds, &job.watch, err);
     for (uint32_t r = 0; r < job.end.count; r++)
         job.workers[r] = (struct worker){.pidfd = -1, .saves_told = requests->saves};
     job.starter_saves_told = requests->saves;

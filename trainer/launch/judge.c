@@ -192,6 +192,16 @@ static bool names_cause_by_code(struct facts *f)
     return false;
 }
 
+/* What others say of it is that it did not come. */
+static bool is_hung(struct facts *f)
+{
+    if (!f->end->hang[0]) return false;
+    f->verdict->lost = 1;
+    f->verdict->lost_ranks[0] = f->end->hang_rank;
+    f->verdict->is_lost_here = f->end->is_hang_here;
+    return true;
+}
+
 /* Its ranks die with it. Where all of them had ended before, it was stuck and was ended by this launcher. */
 static bool is_starter_killed(struct facts *f)
 {
@@ -263,7 +273,8 @@ enum { OF_NOTE = -1 };
 
 /* Causes that a rank names come first: what others end with follows from them. Ranks that left together end with 0
  * whatever they have to say, so notes come before success. In sentences: %N the note, %P the process and %R the rank that
- * was lost first, %O the others lost with it, %S the starter and %Q its process, %H how it ended, %D the run's directory. */
+ * was lost first, %O the others lost with it, %S the starter and %Q its process, %H how it ended, %D the run's directory,
+ * %U what hung. */
 static const struct row {
     bool (*holds)(struct facts *);
     int status; /* OF_NOTE: the note's */
@@ -278,6 +289,7 @@ static const struct row {
     {is_left_stopped,             PD_STOPPED,   PD_LAUNCH_END,     LEFT_STOPPED},
     {is_begin_overdue,            PD_UNSUPPORTED, PD_LAUNCH_END,   BEGIN_OVERDUE},
     {names_cause_by_code,         OF_NOTE,      PD_LAUNCH_END,     NO_NOTE},
+    {is_hung,                     PD_PEER_LOST, PD_LAUNCH_REPLACE, "%U"},
     {is_starter_killed,           PD_PEER_LOST, PD_LAUNCH_REPEAT,  "%S (process %Q) was %H, and its ranks with it"},
     {is_worker_lost,              PD_PEER_LOST, PD_LAUNCH_REPEAT,  "the worker (process %P) ended without a word: %H"},
     {is_rank_lost_beside_another, PD_PEER_LOST, PD_LAUNCH_REPLACE, "rank %R (process %P) ended without a word%O"},
@@ -324,6 +336,9 @@ static void add_word(const struct facts *f, char letter, FILE *out)
         return;
     case 'H':
         fputs(f->how, out);
+        return;
+    case 'U':
+        fprintf(out, "%.600s", f->end->hang);
         return;
     case 'D':
         fprintf(out, "run.dir (%s)", f->end->start->run_dir);

@@ -23,7 +23,10 @@ struct pd_launch_end {
     bool is_run_dir_gone;                      /* moved or deleted meanwhile */
     bool is_left_opening;                      /* ended by the launcher: asked to leave, and no rank was in a step */
     bool is_left_stopped;                      /* ended by the launcher: asked to leave, and a rank was stopped (SIGSTOP) */
-    bool is_begin_overdue;                     /* ended by the launcher: no rank had begun in time */
+    char hang[640];                            /* ended by the launcher: this rank held up the others; "": none did */
+    uint32_t hang_rank;
+    bool is_hang_here;
+    bool is_begin_overdue; /* ended by the launcher: no rank had begun in time */
 };
 
 enum pd_launch_next {

@@ -50,6 +50,7 @@ void pd_launch_configure(struct pd_launch *launch, const struct pd_config *confi
     launch->restart_ranks_count = config->restart.ranks_count;
     launch->restart_limit = config->restart.limit;
     launch->peer_timeout = config->restart.peer_timeout;
+    launch->hang_seconds = config->restart.hang_seconds;
     launch->places = (struct pd_launch_places){.hosts = config->launch.hosts,
                                                .agent = config->launch.agent,
                                                .slots = config->layout.ranks_per_host,
@@ -421,7 +422,8 @@ static pd_status launch_in(struct launch_state *state, const char *dir, struct p
                                      .worker = launch->worker,
                                      .layout = state->layout.settings,
                                      .agent = launch->places.agent,
-                                     .begin_seconds = launch->peer_timeout};
+                                     .begin_seconds = launch->peer_timeout,
+                                     .hang_seconds = launch->hang_seconds};
     sigset_t before;
     PD_TRY(signals_block(state, &before, err));
     pd_status st = choose_first(state, err);
@@ -441,7 +443,7 @@ pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
                 "this runs under mpirun already: start it once, without mpirun, and give layout.ranks; words for "
                 "mpirun go into PERDURE_MPIRUN=\"mpirun --hostfile hosts\"");
     PD_TRY(private_dir_make(launch, dir, sizeof dir, err));
-    pd_note_write_process(dir, PD_NOTE_OWNER, 0, 0);
+    pd_note_write_process(dir, PD_NOTE_OWNER, 0, 0, -1);
     pd_status st = launch_in(&state, realpath(dir, whole) ? whole : dir, err);
     pd_note_dir_remove(dir);
     pd_launch_placement_deinit(&state.placement);

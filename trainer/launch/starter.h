@@ -14,6 +14,7 @@ struct pd_start {
     const char *layout;        /* settings for the ranks; NULL or "": none */
     const char *const *worker; /* argv, NULL at the end */
     double begin_seconds;      /* until a rank has begun; 0: for ever */
+    double hang_seconds;       /* in which some rank completes something; 0: nobody looks */
     const char *hosts;         /* "a:2,b:4", in the order of ranks; NULL: those that the starter knows */
     const char *agent;         /* reaches them */
     const char *left_out;      /* GPUs; NULL: none */

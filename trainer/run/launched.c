@@ -3,6 +3,7 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/parse.h"
+#include "ckpt/base/pulse.h"
 #include "trainer/run/note.h"
 #include "trainer/run/signals.h"
 
@@ -60,9 +61,11 @@ pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *e
         const char *layout = getenv(PD_LAUNCH_ENV_LAYOUT);
         snprintf(launched.layout, sizeof launched.layout, "%s", layout ? layout : "");
         PD_TRY(die_with_parent(&launched, err));
+        const bool is_local = launched.transport == PD_TRANSPORT_LOCAL;
+        int pulse = -1;
+        (void)pd_pulse_open(is_local ? launched.ranks : 1, &pulse); /* without it nobody sees a hang */
         if (launched.rank == 0) pd_note_write_mark(launched.dir, PD_NOTE_OPENING, 0);
-        pd_note_write_process(launched.dir, PD_NOTE_BEGUN, launched.rank,
-                              launched.transport == PD_TRANSPORT_LOCAL ? 1 : launched.ranks);
+        pd_note_write_process(launched.dir, PD_NOTE_BEGUN, launched.rank, is_local ? 1 : launched.ranks, pulse);
     }
     *ret_launched = launched;
     return PD_OK;

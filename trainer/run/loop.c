@@ -11,6 +11,7 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
+#include "ckpt/base/pulse.h"
 #include "ckpt/base/words.h"
 #include "trainer/engine/loss_scale.h"
 #include "trainer/run/events.h"
@@ -262,6 +263,7 @@ static pd_status run_step(struct run *r, struct pd_error *err)
     struct pd_metrics_step m = {.loss_scale = r->state.loss_scale};
     enum pd_signal signal;
     uint64_t start = pd_clock_monotonic_ns(NULL), finished;
+    pd_pulse_step(r->state.identity.step + 1);
     r->engine->loss_scale = r->state.loss_scale;
     r->engine->next_identity = r->state.identity;
     r->engine->next_identity.step++;

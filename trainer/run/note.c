@@ -61,12 +61,12 @@ static void here(uint32_t rank, uint32_t size, char *ret_text, size_t bytes)
     snprintf(ret_text, bytes, "%s %.*s %s", pretended, (int)strcspn(boot, "\n"), boot, space);
 }
 
-bool pd_note_write_process(const char *dir, enum pd_note kind, uint32_t rank, uint32_t size)
+bool pd_note_write_process(const char *dir, enum pd_note kind, uint32_t rank, uint32_t size, int pulse)
 {
     char place[192], text[256];
     const char *job = getenv("OMPI_MCA_ess_base_jobid");
     here(rank, size, place, sizeof place);
-    snprintf(text, sizeof text, "%d\n%s\n%.20s\n", (int)getpid(), place, job ? job : "");
+    snprintf(text, sizeof text, "%d\n%s\n%.20s\n%d\n", (int)getpid(), place, job ? job : "", pulse + 1);
     return note_write(dir, kind, rank, text);
 }
 
@@ -108,11 +108,12 @@ static char *next_line(char **text)
 bool pd_note_read_process(const char *dir, enum pd_note kind, uint32_t rank, struct pd_note_begun *ret)
 {
     char text[NOTE_BYTES], place[192], *at = text;
-    uint64_t process, job;
+    uint64_t process, job, pulse;
     if (!note_read(dir, kind, rank, text) || !pd_parse_u64(next_line(&at), &process) || process > INT32_MAX) return false;
     here(0, UINT32_MAX, place, sizeof place);
-    *ret = (struct pd_note_begun){.process = (int32_t)process, .is_here = strcmp(next_line(&at), place) == 0};
+    *ret = (struct pd_note_begun){.process = (int32_t)process, .pulse = -1, .is_here = strcmp(next_line(&at), place) == 0};
     if (pd_parse_u64(next_line(&at), &job) && job <= UINT32_MAX) ret->mpi_job = (uint32_t)job;
+    if (pd_parse_u64(next_line(&at), &pulse) && pulse <= INT32_MAX) ret->pulse = (int32_t)pulse - 1;
     return true;
 }
 

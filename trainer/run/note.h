@@ -20,6 +20,7 @@ struct pd_note_begun {
     int32_t process;
     bool is_here;     /* on this host, where the number means this process */
     uint32_t mpi_job; /* Open MPI's number of the job; 0: unknown */
+    int32_t pulse;    /* descriptor of its pulses (ckpt/base/pulse.h); -1: none */
 };
 
 struct pd_note_ended {
@@ -38,7 +39,7 @@ enum pd_note {
 };
 
 /* BEGUN and OWNER. size: of the job; 0 for OWNER. */
-bool pd_note_write_process(const char *dir, enum pd_note kind, uint32_t rank, uint32_t size);
+bool pd_note_write_process(const char *dir, enum pd_note kind, uint32_t rank, uint32_t size, int pulse);
 /* OPENING and READY: that there is such a note is all it says. */
 bool pd_note_write_mark(const char *dir, enum pd_note kind, uint32_t rank);
 /* The rank has done a step: the time of its note of READY is now, for people who look on. No decision reads it. */

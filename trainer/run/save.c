@@ -9,6 +9,7 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/owner.h"
+#include "ckpt/base/pulse.h"
 #include "ckpt/base/rank.h"
 #include "ckpt/base/trace.h"
 #include "trainer/run/save_source.h"
@@ -251,6 +252,14 @@ void pd_saver_keep_ready(struct pd_saver *s)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* The rank's thread waits for the saver's. */
+static void wait_changed(struct pd_saver *s)
+{
+    const enum pd_pulse_place before = pd_pulse_enter(PD_PULSE_SAVING);
+    pthread_cond_wait(&s->changed, &s->lock);
+    pd_pulse_enter(before);
+}
+
 /* Until a place is free and the source may begin. */
 static void wait_for_turn(struct pd_saver *s)
 {
@@ -258,7 +267,7 @@ static void wait_for_turn(struct pd_saver *s)
     const uint32_t others_max = order == PD_SAVE_ALONE ? 0 : s->in_flight - 1;
     PD_CHECK(s->started - s->collected < PLACES);
     while (s->started - s->finished > others_max || (order == PD_SAVE_AFTER_COPY && has_pins(s)))
-        pthread_cond_wait(&s->changed, &s->lock);
+        wait_changed(s);
     if (order == PD_SAVE_AFTER_COPY) mark_overwritten(s);
 }
 
@@ -292,7 +301,7 @@ void pd_saver_unpin(struct pd_saver *s)
     pthread_mutex_lock(&s->lock);
     const bool waits = has_pins(s);
     while (has_pins(s))
-        pthread_cond_wait(&s->changed, &s->lock);
+        wait_changed(s);
     /* Not collected yet: that comes from this caller, later. */
     if (waits) s->saves[(s->started - 1) % PLACES].outcome.stall_seconds += pd_clock_seconds_since(NULL, start);
     mark_overwritten(s);
@@ -312,7 +321,7 @@ void pd_saver_wait(struct pd_saver *s)
 {
     pthread_mutex_lock(&s->lock);
     while (s->finished < s->started)
-        pthread_cond_wait(&s->changed, &s->lock);
+        wait_changed(s);
     pthread_mutex_unlock(&s->lock);
 }
 

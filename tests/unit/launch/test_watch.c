@@ -1,0 +1,143 @@
+/* Who holds up the others, by pulses that this process writes and maps as a launcher would. */
+#include "trainer/launch/watch.h"
+
+#include "ckpt/base/rank.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+#include <unistd.h>
+
+#define S UINT64_C(1000000000)
+#define RANKS 3u
+
+static struct pd_launch_watch *watch;
+static uint64_t now = 100 * S;
+static struct pd_launch_hang hang;
+
+static void as(uint32_t rank)
+{
+    pd_rank_set_thread((int)rank);
+}
+
+/* Everybody does a block and an exchange; nobody hangs. */
+static void round_of(uint64_t step, uint64_t took_ns)
+{
+    for (uint32_t r = 0; r < RANKS; r++) {
+        as(r);
+        pd_pulse_step(step);
+        pd_pulse_block(1);
+        pd_pulse_exchange_begin("gradients");
+        pd_pulse_exchange_end();
+    }
+    now += took_ns;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang), "%s", hang.text);
+}
+
+static void set_up_with(uint32_t known)
+{
+    int fd;
+    struct pd_error err;
+    cr_assert(pd_pulse_open(RANKS, &fd));
+    cr_assert_eq(pd_launch_watch_new(RANKS, 30, &watch, &err), PD_OK);
+    const struct pd_pulse *pulses = pd_pulse_map(getpid(), fd, RANKS);
+    cr_assert(pulses);
+    pd_launch_watch_add(watch, 0, known, getpid(), pulses);
+    for (uint64_t step = 7; step < 12; step++)
+        round_of(step, S);
+}
+
+static void wait_for(uint32_t rank, uint32_t missing)
+{
+    as(rank);
+    pd_pulse_exchange_begin("gradients");
+    pd_pulse_waits_for(missing);
+}
+
+static void expect_hang(uint32_t rank, const char *words)
+{
+    now += 28 * S;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang), "too early: %s", hang.text);
+    now += 3 * S;
+    cr_assert(pd_launch_watch_look(watch, now, &hang), "nobody is named");
+    cr_expect_eq(hang.rank, rank, "%s", hang.text);
+    cr_expect(strstr(hang.text, words), "\"%s\" does not say \"%s\"", hang.text, words);
+}
+
+Test(watch, who_never_arrives_is_named_and_not_who_waits)
+{
+    set_up_with(RANKS);
+    as(1);
+    pd_pulse_micro_batch(2);
+    pd_pulse_block(5);
+    pd_pulse_enter(PD_PULSE_READING);
+    wait_for(0, 2);
+    wait_for(2, 1);
+    now += S;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    expect_hang(1, "step 11, micro-batch 2, block 4, reading data");
+    cr_expect(hang.is_known && !hang.is_storage);
+    pd_launch_watch_free(watch);
+}
+
+Test(watch, a_rank_of_another_host_ends_the_chain)
+{
+    set_up_with(2);
+    wait_for(0, 1);
+    wait_for(1, 2);
+    now += S;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    expect_hang(2, "rank 2 holds up the run");
+    cr_expect_not(hang.is_known);
+    pd_launch_watch_free(watch);
+}
+
+Test(watch, storage_is_no_lost_peer)
+{
+    set_up_with(RANKS);
+    wait_for(0, 1);
+    wait_for(2, 1);
+    as(1);
+    pd_pulse_enter(PD_PULSE_SAVING);
+    now += S;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    expect_hang(1, "waiting for a save");
+    cr_expect(hang.is_storage);
+    pd_launch_watch_free(watch);
+}
+
+Test(watch, what_takes_long_again_and_again_is_waited_for)
+{
+    set_up_with(RANKS);
+    for (uint64_t step = 12; step < 20; step++)
+        round_of(step, 25 * S);
+    wait_for(0, 1);
+    wait_for(2, 1);
+    now += 1 * S;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    now += 100 * S;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang), "five times the usual is not over");
+    now += 200 * S;
+    cr_assert(pd_launch_watch_look(watch, now, &hang));
+    pd_launch_watch_free(watch);
+}
+
+Test(watch, before_the_second_step_and_by_a_tests_fault_nobody_hangs)
+{
+    int fd;
+    struct pd_error err;
+    cr_assert(pd_pulse_open(RANKS, &fd));
+    cr_assert_eq(pd_launch_watch_new(RANKS, 30, &watch, &err), PD_OK);
+    pd_launch_watch_add(watch, 0, RANKS, getpid(), pd_pulse_map(getpid(), fd, RANKS));
+    round_of(1, S);
+    for (int i = 0; i < 3; i++) {
+        now += 1000 * S;
+        cr_assert_not(pd_launch_watch_look(watch, now, &hang), "the first step: %s", hang.text);
+    }
+    round_of(2, S);
+    pd_pulse_hold();
+    now += 2000 * S;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    now += 100000 * S;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    pd_launch_watch_free(watch);
+}

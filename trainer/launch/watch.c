@@ -1,0 +1,267 @@
+#include "trainer/launch/watch.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define NO_RANK UINT32_MAX
+#define BUCKETS 64u
+#define BUSY_FACTOR 10u
+#define BUSY_SHARE 0.05 /* of a core: it computes, and waits for nothing */
+
+struct rank {
+    int process; /* 0: not known */
+    const struct pd_pulse *pulse, *mapped;
+    uint32_t mapped_count; /* of the first rank of a process */
+    double cpu_seconds;    /* at cpu_ns */
+};
+
+struct pd_launch_watch {
+    struct rank *ranks;
+    uint32_t count;
+    uint64_t floor_ns, longest_ns;
+    uint64_t done, moved_ns; /* of all ranks; when that grew */
+    bool is_cpu_known;       /* since cpu_ns */
+    uint64_t cpu_ns;
+    uint64_t gaps[BUCKETS], gap_count; /* by the power of two of their nanoseconds */
+};
+
+pd_status pd_launch_watch_new(uint32_t ranks, double floor_seconds, struct pd_launch_watch **ret_watch, struct pd_error *err)
+{
+    struct pd_launch_watch *w = calloc(1, sizeof *w);
+    struct rank *all = calloc(ranks, sizeof *all);
+    if (!w || !all) {
+        free(w);
+        free(all);
+        PD_FAIL(err, PD_NO_MEMORY, "a watch over %u ranks", ranks);
+    }
+    *w = (struct pd_launch_watch){.ranks = all, .count = ranks, .floor_ns = (uint64_t)(floor_seconds * 1e9)};
+    *ret_watch = w;
+    return PD_OK;
+}
+
+void pd_launch_watch_add(struct pd_launch_watch *w, uint32_t first, uint32_t count, int process,
+                         const struct pd_pulse *pulses)
+{
+    for (uint32_t i = 0; i < count && first + i < w->count; i++) {
+        w->ranks[first + i].process = process;
+        w->ranks[first + i].pulse = pulses ? &pulses[i] : NULL;
+    }
+    w->ranks[first].mapped = pulses;
+    w->ranks[first].mapped_count = count;
+}
+
+void pd_launch_watch_free(struct pd_launch_watch *w)
+{
+    if (!w) return;
+    for (uint32_t r = 0; r < w->count; r++)
+        pd_pulse_unmap(w->ranks[r].mapped, w->ranks[r].mapped_count);
+    free(w->ranks);
+    free(w);
+}
+
+/* ---- what the kernel says ---- */
+
+static bool read_proc(int process, const char *name, char *ret_text, size_t bytes)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/%s", process, name);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const ssize_t got = fd >= 0 ? read(fd, ret_text, bytes - 1) : -1;
+    if (fd >= 0) close(fd);
+    ret_text[got > 0 ? got : 0] = '\0';
+    return got > 0;
+}
+
+/* Behind the name, which may hold anything: state, parent, ... */
+static const char *stat_of(int process, char text[1024])
+{
+    const char *end = read_proc(process, "stat", text, 1024) ? strrchr(text, ')') : NULL;
+    return end && end[1] ? end + 2 : NULL;
+}
+
+bool pd_launch_process_is_stopped(int process)
+{
+    char text[1024];
+    const char *stat = stat_of(process, text);
+    return stat && *stat == 'T';
+}
+
+static double cpu_seconds(int process)
+{
+    char text[1024];
+    unsigned long long user, system;
+    const char *stat = stat_of(process, text);
+    if (!stat || sscanf(stat, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &user, &system) != 2) return 0;
+    return (double)(user + system) / (double)sysconf(_SC_CLK_TCK);
+}
+
+/* "futex_wait_queue < do_futex": functions of the kernel from the innermost on, or the one name that everybody may read. */
+static void kernel_place(int process, char *ret_text, size_t bytes)
+{
+    char stack[2048], *rest = stack;
+    size_t used = 0;
+    ret_text[0] = '\0';
+    if (!read_proc(process, "stack", stack, sizeof stack) && !read_proc(process, "wchan", stack, sizeof stack)) return;
+    for (char *line; used < bytes / 2 && (line = strsep(&rest, "\n"));) {
+        const char *name = strstr(line, "] "); /* "[<0>] futex_wait_queue+0x60/0x90" */
+        name = name ? name + 2 : line;
+        const int length = (int)strcspn(name, "+");
+        if (length && strcmp(name, "0"))
+            used += (size_t)snprintf(ret_text + used, bytes - used, "%s%.*s", used ? " < " : "", length, name);
+    }
+}
+
+/* ---- who ---- */
+
+#define GET(PULSE, MEMBER) atomic_load_explicit(&(PULSE)->MEMBER, memory_order_relaxed)
+
+static uint32_t find_stopped(const struct pd_launch_watch *w, bool *ret_all)
+{
+    uint32_t found = NO_RANK, stopped = 0, known = 0;
+    for (uint32_t r = 0; r < w->count; r++) {
+        if (!w->ranks[r].process) continue;
+        known++;
+        if (!pd_launch_process_is_stopped(w->ranks[r].process)) continue;
+        stopped++;
+        if (found == NO_RANK) found = r;
+    }
+    *ret_all = stopped && stopped == known && known == w->count;
+    return found;
+}
+
+/* From the first rank that waits along the chain; a circle ends where it began. */
+static uint32_t follow(const struct pd_launch_watch *w)
+{
+    uint32_t at = 0;
+    for (uint32_t r = 0; r < w->count; r++)
+        if (w->ranks[r].pulse && !GET(w->ranks[r].pulse, waits_for)) return r;
+    for (uint32_t hops = 0; hops < w->count; hops++) {
+        const struct pd_pulse *p = w->ranks[at].pulse;
+        const uint32_t next = p ? GET(p, waits_for) : 0;
+        if (!next || next > w->count) return at;
+        at = next - 1;
+    }
+    return at;
+}
+
+static bool is_held(const struct pd_launch_watch *w)
+{
+    for (uint32_t r = 0; r < w->count; r++)
+        if (w->ranks[r].pulse && GET(w->ranks[r].pulse, is_held)) return true;
+    return false;
+}
+
+static void describe_place(const struct pd_pulse *p, char *ret_text, size_t bytes)
+{
+    static const char *const places[PD_PULSE_PLACES] = {"opening", "computing", "reading data", "waiting for a save"};
+    char operation[8 * PD_PULSE_WORDS + 1] = "";
+    const uint32_t place = GET(p, place), block = GET(p, block);
+    uint64_t words[PD_PULSE_WORDS];
+    for (uint32_t i = 0; i < PD_PULSE_WORDS; i++)
+        words[i] = GET(p, operation[i]);
+    memcpy(operation, words, sizeof words);
+    int used =
+        snprintf(ret_text, bytes, "step %llu, micro-batch %u, ", (unsigned long long)GET(p, step), GET(p, micro_batch));
+    used += block ? snprintf(ret_text + used, bytes - (size_t)used, "block %u, ", block - 1)
+                  : snprintf(ret_text + used, bytes - (size_t)used, "embedding, ");
+    if (GET(p, exchanges))
+        snprintf(ret_text + used, bytes - (size_t)used, "in exchange %llu (%s)", (unsigned long long)GET(p, exchange),
+                 operation);
+    else
+        snprintf(ret_text + used, bytes - (size_t)used, "%s", places[place < PD_PULSE_PLACES ? place : 0]);
+}
+
+static void describe(const struct pd_launch_watch *w, uint32_t rank, double seconds, bool is_stopped,
+                     struct pd_launch_hang *ret)
+{
+    char place[200] = "on another host", kernel[240] = "", process[48] = "";
+    const struct rank *r = &w->ranks[rank];
+    *ret = (struct pd_launch_hang){.rank = rank, .is_known = r->process > 0};
+    if (r->pulse) {
+        ret->is_storage = !is_stopped && !GET(r->pulse, exchanges) && GET(r->pulse, place) == PD_PULSE_SAVING;
+        describe_place(r->pulse, place, sizeof place);
+    }
+    if (r->process) {
+        if (!is_stopped) kernel_place(r->process, kernel, sizeof kernel); /* of one that is stopped: where signals are taken */
+        snprintf(process, sizeof process, " (process %d)", r->process);
+    }
+    snprintf(ret->text, sizeof ret->text, "rank %u%s holds up the run: nothing was completed for %.0f s; it is %s%s%s%s",
+             rank, process, seconds, is_stopped ? "stopped (SIGSTOP), at " : "at ", place,
+             kernel[0] ? "; in the kernel at " : "", kernel);
+}
+
+/* ---- when ---- */
+
+static uint64_t percentile_99(const struct pd_launch_watch *w)
+{
+    uint64_t above = w->gap_count / 100;
+    for (uint32_t b = BUCKETS; b-- > 0;) {
+        if (w->gaps[b] > above) return UINT64_C(2) << b;
+        above -= w->gaps[b];
+    }
+    return 0;
+}
+
+static uint64_t limit_ns(const struct pd_launch_watch *w)
+{
+    const uint64_t usual = 5 * percentile_99(w), longest = 2 * w->longest_ns;
+    const uint64_t most = usual > longest ? usual : longest;
+    return most > w->floor_ns ? most : w->floor_ns;
+}
+
+/* Whether something was completed since the last look. Times before the second step are those of a start, and count not. */
+static bool has_moved(struct pd_launch_watch *w, uint64_t now_ns)
+{
+    uint64_t done = 0;
+    uint32_t steps = 0;
+    for (uint32_t r = 0; r < w->count; r++) {
+        if (!w->ranks[r].pulse) continue;
+        done += GET(w->ranks[r].pulse, done);
+        if (GET(w->ranks[r].pulse, steps) > steps) steps = GET(w->ranks[r].pulse, steps);
+    }
+    const bool counts = steps > 1;
+    if (done == w->done && counts) return false;
+    const uint64_t gap = now_ns - w->moved_ns;
+    if (w->done && counts) {
+        w->gaps[63 - __builtin_clzll(gap | 1)]++;
+        w->gap_count++;
+        if (gap > w->longest_ns) w->longest_ns = gap;
+    }
+    w->done = done;
+    return true;
+}
+
+bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_launch_hang *ret_hang)
+{
+    bool are_all;
+    if (has_moved(w, now_ns)) {
+        w->moved_ns = now_ns;
+        w->is_cpu_known = false;
+        return false;
+    }
+    const uint64_t waited_ns = now_ns - w->moved_ns, limit = limit_ns(w);
+    if (!w->is_cpu_known && waited_ns > limit / 2) { /* not at every completion: reading it costs */
+        w->is_cpu_known = true;
+        w->cpu_ns = now_ns;
+        for (uint32_t r = 0; r < w->count; r++)
+            if (w->ranks[r].process) w->ranks[r].cpu_seconds = cpu_seconds(w->ranks[r].process);
+    }
+    if (waited_ns < limit) return false;
+    const uint32_t stopped = find_stopped(w, &are_all);
+    if (are_all || is_held(w)) {
+        w->moved_ns = now_ns;
+        return false;
+    }
+    const uint32_t rank = stopped != NO_RANK ? stopped : follow(w);
+    const struct rank *r = &w->ranks[rank];
+    const double used = r->process ? cpu_seconds(r->process) - r->cpu_seconds : 0;
+    const bool is_busy = r->pulse && !GET(r->pulse, exchanges) && used > BUSY_SHARE * (double)(now_ns - w->cpu_ns) * 1e-9;
+    if (stopped == NO_RANK && is_busy && waited_ns < BUSY_FACTOR * limit) return false;
+    describe(w, rank, (double)waited_ns * 1e-9, stopped != NO_RANK, ret_hang);
+    w->moved_ns = now_ns;
+    w->is_cpu_known = false;
+    return true;
+}

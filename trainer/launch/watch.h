@@ -1,0 +1,35 @@
+/* Finds the rank that holds up the others, from what ranks of this host say in their pulses (ckpt/base/pulse.h).
+ *
+ *   when   nothing was completed by any rank for max(floor, 5 x the 99th percentile, 2 x the longest) of the times between
+ *          completions so far; ten times that where the rank computes and its process uses the CPU. Not before the second step
+ *   who    one that is stopped, as long as others are not; otherwise who is at the end of the chain "a waits for b, b for c".
+ *          A rank of another host has no pulse here, and ends such a chain
+ *   not    ranks that are all stopped (suspended by a batch system), or by a fault of a test
+ *   storage  a rank that waits for its saves holds up others, too, and is no lost one: it is named and not ended */
+#ifndef PD_TRAINER_LAUNCH_WATCH_H
+#define PD_TRAINER_LAUNCH_WATCH_H
+
+#include "ckpt/base/pulse.h"
+#include "ckpt/base/status.h"
+
+struct pd_launch_watch;
+
+struct pd_launch_hang {
+    uint32_t rank;
+    bool is_storage, is_known; /* is_known: it is of this host, and has a process */
+    char text[640];            /* "rank 3 (process 77) holds up the others: ..." */
+};
+
+PD_MUST_USE pd_status pd_launch_watch_new(uint32_t ranks, double floor_seconds, struct pd_launch_watch **ret_watch,
+                                          struct pd_error *err);
+/* Ranks first to first + count - 1 are of this process. pulses: (count) mapped, owned from here on; NULL is fine. */
+void pd_launch_watch_add(struct pd_launch_watch *watch, uint32_t first, uint32_t count, int process,
+                         const struct pd_pulse *pulses);
+/* Whether a rank hangs now; after that the time begins anew. */
+bool pd_launch_watch_look(struct pd_launch_watch *watch, uint64_t now_ns, struct pd_launch_hang *ret_hang);
+void pd_launch_watch_free(struct pd_launch_watch *watch);
+
+/* Stopped by a signal, as SIGSTOP does it. */
+bool pd_launch_process_is_stopped(int process);
+
+#endif
