@@ -202,7 +202,6 @@ static pd_status read_common(struct pd_vfs *vfs, const char *directory, struct p
 /* ---- buckets ---- */
 
 #define ALIGNMENT 64
-#define BUCKETS_MAX 65536
 #define SAMPLES 8
 #define BUCKET_PREFIX "optimizer.distributed.dp_group_idx_"
 
@@ -221,7 +220,7 @@ struct buckets {
     uint32_t (*tensors)[PD_KIND_COUNT]; /* (count) of raw */
     uint32_t count;
     struct slot *slots; /* (slot_count) in the order of the buckets */
-    uint32_t slot_count;
+    uint32_t slot_count, slot_capacity;
     bool *is_taken;       /* (raw's tensors) by a slot or as a bucket */
     struct pd_file *file; /* that was read last */
     uint32_t file_number;
@@ -317,13 +316,21 @@ static const char *const in_front[] = {"embedding.word_embeddings.weight", "embe
 static const char *const behind[] = {"decoder.final_layernorm.weight", "decoder.final_layernorm.bias", "output_layer.weight",
                                      NULL};
 
-static void take(struct buckets *b, const char *name, uint64_t layer, uint64_t layers)
+static pd_status take(struct buckets *b, const char *name, uint64_t layer, uint64_t layers, struct pd_error *err)
 {
     const int64_t found = pd_catalog_find(b->raw, name, PD_PARAM);
-    if (found < 0) return;
+    if (found < 0) return PD_OK;
+    if (b->slot_count == b->slot_capacity) {
+        const uint32_t larger = 2 * b->slot_capacity + 64;
+        struct slot *fresh = realloc(b->slots, larger * sizeof *fresh);
+        if (!fresh) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %u parameters", b->path, larger);
+        b->slots = fresh;
+        b->slot_capacity = larger;
+    }
     const uint64_t count = pd_foreign_elements(&b->raw->tensors[found]) / layers;
     b->slots[b->slot_count++] = (struct slot){.tensor = (uint32_t)found, .first = layer * count, .count = count};
     b->is_taken[found] = true;
+    return PD_OK;
 }
 
 static uint64_t count_layers(const struct pd_catalog *raw)
@@ -332,7 +339,7 @@ static uint64_t count_layers(const struct pd_catalog *raw)
     for (uint32_t t = 0; t < raw->tensor_count; t++) {
         unsigned long number = 0;
         if (sscanf(raw->tensors[t].name, "decoder.layers.%6lu.", &number) == 1)
-            layers = pd_max_u64(layers, number + 1);
+            layers = pd_max_u64(layers, pd_min_u64(number + 1, raw->tensor_count)); /* each has tensors of its own */
         else if (strncmp(raw->tensors[t].name, "decoder.layers.", 15) == 0)
             layers = pd_max_u64(layers, pd_min_u64(raw->tensors[t].shape[0], 1000000));
     }
@@ -344,22 +351,19 @@ static pd_status list_slots(struct buckets *b, const char *const *order, struct 
 {
     const uint64_t layers = count_layers(b->raw);
     char name[PD_FOREIGN_NAME_MAX];
-    free(b->slots);
-    b->slots = calloc(layers * 20 + 8, sizeof *b->slots);
-    if (!b->slots) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %" PRIu64 " layers", b->path, layers);
     b->slot_count = 0;
     for (int i = 0; in_front[i]; i++)
-        take(b, in_front[i], 0, 1);
+        PD_TRY(take(b, in_front[i], 0, 1, err));
     for (uint64_t l = 0; l < layers; l++)
         for (const char *const *suffix = order; *suffix; suffix++) {
             snprintf(name, sizeof name, "decoder.layers.%s", *suffix);
             const int64_t stacked = pd_catalog_find(b->raw, name, PD_PARAM);
-            if (stacked >= 0 && b->raw->tensors[stacked].shape[0] == layers) take(b, name, l, layers);
+            if (stacked >= 0 && b->raw->tensors[stacked].shape[0] == layers) PD_TRY(take(b, name, l, layers, err));
             snprintf(name, sizeof name, "decoder.layers.%" PRIu64 ".%s", l, *suffix);
-            take(b, name, 0, 1);
+            PD_TRY(take(b, name, 0, 1, err));
         }
     for (int i = 0; behind[i]; i++)
-        take(b, behind[i], 0, 1);
+        PD_TRY(take(b, behind[i], 0, 1, err));
     for (uint32_t i = 0; i < b->slot_count / 2; i++) {
         const struct slot other = b->slots[i];
         b->slots[i] = b->slots[b->slot_count - 1 - i];

@@ -64,18 +64,26 @@ def make_model(family):
     return model
 
 
-def make_optimizer(model, decays=True):
+def make_optimizer(model, decays=True, foreach=None):
     """Ours: decay of matrices alone."""
     if not decays:
         return torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0)
     groups = [{"params": [p for p in model.parameters() if (p.dim() > 1) == decays], "weight_decay": decay}
               for decays, decay in ((True, 0.1), (False, 0.0))]
-    return torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), eps=1e-8)
+    return torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), eps=1e-8, foreach=foreach)
 
 
 def loss_of(model):
     logits = model(SAMPLES[:, :-1]).logits
     return torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), SAMPLES[:, 1:].reshape(-1))
+
+
+def clip(parameters):
+    """torch's own, also where tensors lie on several meshes."""
+    gradients = [p.grad for p in parameters]
+    norm = sum((g.full_tensor() if hasattr(g, "full_tensor") else g).square().sum() for g in gradients).sqrt()
+    for gradient in gradients:
+        gradient.mul_(min(1.0, 1.0 / (norm.item() + 1e-6)))
 
 
 def train(model, optimizer, steps):
@@ -85,7 +93,7 @@ def train(model, optimizer, steps):
         loss = loss_of(model)
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        clip(model.parameters())
         optimizer.step()
         losses.append(loss.item())
     return losses
@@ -342,6 +350,26 @@ def fsdp2_rank(directory):
     torch.distributed.destroy_process_group()
 
 
+def fsdp2_tp2_rank(directory):
+    """As torchtitan cuts: linears of a block over 2 ranks of tensor parallel, what is left over 2 of data parallel."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    torch.distributed.init_process_group("gloo")
+    mesh = torch.distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = make_model("llama")
+    by_column = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    plan = {**{name: ColwiseParallel() for name in by_column}, "self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+    for block in model.model.layers:
+        parallelize_module(block, mesh["tp"], plan)
+        torch.distributed.fsdp.fully_shard(block, mesh=mesh["dp"])
+    torch.distributed.fsdp.fully_shard(model, mesh=mesh["dp"])
+    optimizer = make_optimizer(model, foreach=False)
+    train(model, optimizer, 2)
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.save(state, checkpoint_id=f"{directory}/theirs")
+    write_losses(directory, train(model, optimizer, STEPS))
+    torch.distributed.destroy_process_group()
+
+
 def check_ranks(perdure, directory, kind, ranks):
     """The ranks save after two steps and go on; so do we."""
     if kind == "deepspeed" and not importlib.util.find_spec("deepspeed"):
@@ -373,6 +401,62 @@ def check_out(perdure, directory):
     return check_losses("out", train(model, optimizer, STEPS), expected)
 
 
+# ---- out to llm.c ----
+
+
+def read_llmc(path, header_numbers):
+    """Sixteen tensors of each kind behind a header of 256 numbers, as llm.c's train_gpt2.cu lays them out."""
+    with open(path, "rb") as f:
+        header = np.fromfile(f, "<i4", 256)
+        is_model = header[0] == 20240326
+        values = np.fromfile(f, "<f4" if not is_model or header[1] == 3 else "<u2")
+    if is_model and header[1] == 5:
+        values = (values.astype("<u4") << 16).view("<f4")
+    context, _, layers, _, c, padded = header[2:8] if is_model else header_numbers
+    shapes = {"wte": (padded, c), "wpe": (context, c), "ln1w": (layers, c), "ln1b": (layers, c), "qkvw": (layers, 3 * c, c),
+              "qkvb": (layers, 3 * c), "attprojw": (layers, c, c), "attprojb": (layers, c), "ln2w": (layers, c), "ln2b": (layers, c),
+              "fcw": (layers, 4 * c, c), "fcb": (layers, 4 * c), "fcprojw": (layers, c, 4 * c), "fcprojb": (layers, c), "lnfw": (c,),
+              "lnfb": (c,)}
+    kinds, at = [], 0
+    while at < len(values):
+        kinds.append({})
+        for name, shape in shapes.items():
+            count = int(np.prod(shape))
+            kinds[-1][name] = values[at:at + count].reshape(shape)
+            at += count
+    assert at == len(values), path
+    return header, kinds
+
+
+def check_llmc(perdure, directory):
+    config = FAMILIES["gpt2"]()
+    config.vocab_size = 200  # padded to 256
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(f"{directory}/theirs")
+    run(perdure, "ckpt", "import", f"{directory}/theirs", f"{directory}/in", "--fresh-optimizer")
+    run(perdure, "ckpt", "export", f"{directory}/in", f"{directory}/out", "--format=llmc", "--dtype=bf16")
+    header, (rounded,) = read_llmc(f"{directory}/out/model_00000000.bin", None)
+    assert list(header[:8]) == [20240326, 5, 128, 200, 2, 4, 64, 256], header[:8]
+    state, (m, v, master) = read_llmc(f"{directory}/out/state_00000000_00000.bin", header[2:8])
+    assert list(state[:5]) == [20240527, 1, 1, 0, 1] and not any(t.any() for kind in (m, v) for t in kind.values())
+    names = {"wte": "wte.weight", "wpe": "wpe.weight", "lnfw": "ln_f.weight", "lnfb": "ln_f.bias"}
+    blocks = {"ln1": "ln_1", "qkv": "attn.c_attn", "attproj": "attn.c_proj", "ln2": "ln_2", "fc": "mlp.c_fc", "fcproj": "mlp.c_proj"}
+    theirs = {name.removeprefix("transformer."): value for name, value in model.state_dict().items()}
+    for name, value in master.items():
+        ends = {"w": "weight", "b": "bias"}
+        expected = [theirs[names[name]]] if name in names else [theirs[f"h.{i}.{blocks[name[:-1]]}.{ends[name[-1]]}"] for i in range(2)]
+        expected = torch.stack([t.T if t.ndim == 2 and name not in names else t for t in expected])
+        found = torch.from_numpy(value.copy()).reshape(-1, *expected.shape[1:]) if name not in names else torch.from_numpy(value[None].copy())
+        assert not found[:, expected.shape[1]:].any(), name  # rows that pad
+        assert torch.equal(found[:, :expected.shape[1]], expected), name
+        assert torch.equal(torch.from_numpy(rounded[name].copy()), torch.from_numpy(value.copy()).bfloat16().float()), name
+    return "same bits by llm.c's layout"
+
+
+# ---- out to DeepSpeed ----
+
+
 def check_universal(perdure, directory, stage):
     if not importlib.util.find_spec("deepspeed"):
         return "skipped: no deepspeed"
@@ -397,6 +481,8 @@ CASES = {
        for family in FAMILIES},
     "deepspeed": lambda perdure, directory: check_ranks(perdure, directory, "deepspeed", 3),
     "fsdp2": lambda perdure, directory: check_ranks(perdure, directory, "fsdp2", 4),
+    "fsdp2_tp2": lambda perdure, directory: check_ranks(perdure, directory, "fsdp2_tp2", 4),
+    "llmc": check_llmc,
     "out": check_out,
     **{f"universal{stage}": lambda perdure, directory, stage=stage: check_universal(perdure, directory, stage) for stage in (1, 2, 3)},
 }
@@ -415,7 +501,7 @@ def main(perdure, *names):
 
 if sys.argv[1].startswith("rank:"):
     torch.set_num_threads(1)
-    {"rank:deepspeed": deepspeed_rank, "rank:fsdp2": fsdp2_rank,
+    {"rank:deepspeed": deepspeed_rank, "rank:fsdp2": fsdp2_rank, "rank:fsdp2_tp2": fsdp2_tp2_rank,
      **{f"rank:universal{stage}": lambda directory, stage=stage: universal_rank(directory, stage) for stage in (1, 2, 3)},
      }[sys.argv[1]](sys.argv[2])
 else:

@@ -1,6 +1,7 @@
 /* Files that Megatron-Core wrote (tests/golden/formats/make_megatron.py): what lies in buckets is what lies in whole tensors. */
 #include "resharder/formats/compare.h"
 #include "resharder/formats/format.h"
+#include "tests/helpers/scale.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -68,6 +69,21 @@ Test(megatron, buckets_of_two_ranks_are_whole_tensors)
     pd_vfs_free(vfs);
 }
 
+static void copy_golden(char *directory)
+{
+    char command[512];
+    cr_assert_not_null(mkdtemp(directory));
+    snprintf(command, sizeof command, "cp -r %s/dp_reshardable/. %s", GOLDEN, directory);
+    cr_assert_eq(system(command), 0);
+}
+
+static void remove_copy(const char *directory)
+{
+    char command[512];
+    snprintf(command, sizeof command, "rm -r %s", directory);
+    cr_assert_eq(system(command), 0);
+}
+
 /* One byte of a parameter of the model, where the optimizer's of the bucket is another then. */
 static void damage(struct pd_vfs *vfs, const char *directory)
 {
@@ -90,13 +106,11 @@ static void damage(struct pd_vfs *vfs, const char *directory)
 
 Test(megatron, buckets_in_no_order_that_is_known_are_refused)
 {
-    char directory[] = "/tmp/perdure-megatron-XXXXXX", command[512], iteration[128];
+    char directory[] = "/tmp/perdure-megatron-XXXXXX", iteration[128];
     struct pd_vfs *vfs = NULL;
     struct pd_catalog c;
     cr_assert_eq(pd_vfs_new_threads(4, 1, &vfs, &err), PD_OK);
-    cr_assert_not_null(mkdtemp(directory));
-    snprintf(command, sizeof command, "cp -r %s/dp_reshardable/. %s", GOLDEN, directory);
-    cr_assert_eq(system(command), 0);
+    copy_golden(directory);
     snprintf(iteration, sizeof iteration, "%s/iter_0000002", directory);
     damage(vfs, iteration);
     pd_catalog_init(&c, "megatron");
@@ -105,6 +119,52 @@ Test(megatron, buckets_in_no_order_that_is_known_are_refused)
     cr_assert_not_null(strstr(err.message, "--dist-ckpt-optim-fully-reshardable"), "%s", err.message);
     pd_catalog_deinit(&c);
     pd_vfs_free(vfs);
-    snprintf(command, sizeof command, "rm -r %s", directory);
-    cr_assert_eq(system(command), 0);
+    remove_copy(directory);
+}
+
+static void write_whole(const char *path, const unsigned char *text, size_t bytes)
+{
+    FILE *out = fopen(path, "wb");
+    cr_assert(out && fwrite(text, 1, bytes, out) == bytes && fclose(out) == 0);
+}
+
+/* An error that names the directory, or a catalog that holds together. */
+static void read_damaged(struct pd_vfs *vfs, const char *directory)
+{
+    struct pd_catalog c;
+    pd_catalog_init(&c, "megatron");
+    err.message[0] = '\0';
+    pd_status st = pd_format_find("megatron")->read(vfs, directory, &c, &err);
+    if (!st) st = pd_catalog_finish(&c, &err);
+    if (st) cr_assert_not_null(strstr(err.message, "perdure-megatron"), "%s", err.message);
+    pd_catalog_deinit(&c);
+}
+
+/* Files of a checkpoint with a byte changed, or cut there. */
+Test(megatron, damage_is_an_error_or_changes_nothing_that_is_checked)
+{
+    static const char *const files[] = {".metadata", "common.pt", "__0_0.distcp", "__1_1.distcp", "metadata.json"};
+    static unsigned char text[1 << 17];
+    char directory[] = "/tmp/perdure-megatron-XXXXXX", path[128];
+    struct pd_vfs *vfs = NULL;
+    uint64_t random = 11;
+    cr_assert_eq(pd_vfs_new_threads(4, 1, &vfs, &err), PD_OK);
+    copy_golden(directory);
+    for (uint64_t round = 0; round < 300 * test_scale(); round++) {
+        snprintf(path, sizeof path, "%s/iter_0000002/%s", directory, files[round % 5]);
+        FILE *in = fopen(path, "rb");
+        cr_assert_not_null(in);
+        const size_t bytes = fread(text, 1, sizeof text, in);
+        fclose(in);
+        random = random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        const size_t at = (size_t)(random >> 33) % bytes;
+        const unsigned char was = text[at];
+        text[at] = (unsigned char)(random >> 25);
+        write_whole(path, text, round % 4 ? bytes : at);
+        read_damaged(vfs, directory);
+        text[at] = was;
+        write_whole(path, text, bytes);
+    }
+    pd_vfs_free(vfs);
+    remove_copy(directory);
 }
