@@ -149,6 +149,8 @@ def installed():
         return
     subprocess.run(["cmake", f"-DCMAKE_INSTALL_PREFIX={os.getcwd()}/usr", "-P", os.path.join(build, "tools", "cmake_install.cmake")],
                    stdout=subprocess.DEVNULL, check=True)
+    version = subprocess.run(["usr/bin/perdure", "--version"], capture_output=True, text=True, check=False)
+    check(version.stdout == perdure("--version").stdout, f"what is installed says {version}")
     for name in ("bin/perdure", "share/man/man1/perdure-train.1", "share/bash-completion/completions/perdure", "share/zsh/site-functions/_perdure",
                  "share/fish/vendor_completions.d/perdure.fish"):
         check(os.path.getsize(os.path.join("usr", name)) > 100, f"{name} is not installed")

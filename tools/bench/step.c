@@ -10,6 +10,7 @@
  * On a GPU: tools/bench/step_gpu.h. */
 #include "tools/bench/bench.h"
 #include "tools/bench/run.h"
+#include "tools/bench/sinks.h"
 #include "tools/bench/step_gpu.h"
 #include "tools/command.h"
 #include "trainer/model/family.h"
@@ -32,7 +33,7 @@ static const unsigned cost_virtual_tp[COSTS] = {1, 2};
 
 struct step_bench {
     uint64_t pairs, tokens, threads;
-    uint64_t cost_pairs, cost_sequences, cost_layers;
+    uint64_t cost_pairs, cost_sequences, cost_layers, sink_pairs;
     const char *preset, *precision; /* preset NULL: gpt2-124m; precision NULL: both */
     struct pd_model_config model;   /* of the preset */
     enum pd_device_choice device;
@@ -41,6 +42,7 @@ struct step_bench {
     char tokens_path[4096];
     struct pd_pairs_summary result[PRECISIONS];
     struct pd_pairs_summary cost[PRECISIONS][COSTS];
+    struct pd_sinks_cost sinks;
 };
 
 /* What of the configuration differs from engine to engine. */
@@ -156,6 +158,17 @@ static pd_status bench_cost(struct step_bench *b, int precision, struct pd_error
     return st;
 }
 
+/* Short steps, against which a sink would show. */
+static pd_status bench_sinks(struct step_bench *b, struct pd_error *err)
+{
+    const struct bench_case c = {precisions[0], "invariant", 1, 1, 64, b->cost_layers};
+    struct pd_bench_run r = {0};
+    pd_status st = open_run(&r, b, &c, err);
+    if (!st) st = pd_bench_sinks(&r, b->sink_pairs, &b->sinks, err);
+    pd_bench_run_close(&r);
+    return st;
+}
+
 static bool is_wanted(const struct step_bench *b, int precision)
 {
     return !b->precision || !strcmp(b->precision, precisions[precision]);
@@ -170,7 +183,7 @@ static pd_status bench_all(struct step_bench *b, struct pd_error *err)
     PD_TRY(pd_bench_write_tokens(b->tokens_path, b->cost_sequences * 512 * 64 + 1, COST_VOCAB, true, err));
     for (int p = 0; p < PRECISIONS && b->cost_pairs; p++)
         if (is_wanted(b, p)) PD_TRY(bench_cost(b, p, err));
-    return PD_OK;
+    return b->sink_pairs ? bench_sinks(b, err) : PD_OK;
 }
 
 static double worst_cost(const struct step_bench *b)
@@ -214,6 +227,9 @@ static pd_status print(const struct step_bench *b, struct pd_error *err)
         pd_report_double(&r, "step_seconds_fp32", b->result[1].candidate_s, PD_UNIT_SECONDS);
     }
     if (b->cost_pairs) report_costs(b, &r);
+    if (b->sink_pairs) pd_bench_report_ratio(&r, "sink_cost", &b->sinks.clock);
+    if (b->sink_pairs) pd_bench_report_ratio(&r, "sink_work", &b->sinks.work);
+    if (b->sink_pairs) pd_report_double(&r, "sink_step_seconds", b->sinks.clock.ceiling_s, PD_UNIT_SECONDS);
     pd_report_u64(&r, "pairs", b->pairs, PD_UNIT_NONE);
     pd_report_u64(&r, "threads", b->threads, PD_UNIT_NONE);
     pd_report_text(&r, "model", b->preset);
@@ -247,7 +263,8 @@ static pd_status bench_cpu(struct step_bench *b, struct pd_error *err)
     if (!b->threads) b->threads = 2;
     if (pd_bench_step_is_size(b->preset)) PD_FAIL(err, PD_USAGE, "--preset=%s is for a GPU alone: --device=gpu", b->preset);
     PD_TRY(check_preset(b, err));
-    if (!b->pairs && !b->cost_pairs) PD_FAIL(err, PD_USAGE, "--pairs=0 and --cost-pairs=0 leave nothing to measure");
+    if (!b->pairs && !b->cost_pairs && !b->sink_pairs)
+        PD_FAIL(err, PD_USAGE, "--pairs=0 and --cost-pairs=0 leave nothing to measure");
     if (!is_wanted(b, 0) && !is_wanted(b, 1)) PD_FAIL(err, PD_USAGE, "--precision=%s: expected bf16 or fp32", b->precision);
     PD_TRY(pd_bench_temporary(b->tokens_path, err));
     pd_numerics_thread_init();
@@ -295,6 +312,8 @@ static pd_status parse(struct step_bench *b, int argc, char **argv, bool *ret_do
         {.name = "cost-sequences", "N", "sequences of 512 tokens of their micro-batch (4)", PD_OPTION_U64,
          &b->cost_sequences, 1, 1024},
         {.name = "cost-layers", "N", "blocks of their model (1)", PD_OPTION_U64, &b->cost_layers, 1, 1024},
+        {.name = "sink-pairs", "N", "alternated pairs of 8 steps with every sink of metrics and without (0)", PD_OPTION_U64,
+         &b->sink_pairs, 0, PD_BENCH_PAIRS_MAX - 1},
         {.doc = on_gpu},
         {.name = "mode", "NAME", "numerics: invariant or fast alone (both)", PD_OPTION_TEXT, &b->gpu.mode,
          .expected = "invariant or fast"},

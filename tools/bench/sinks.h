@@ -1,0 +1,16 @@
+/* What watching a run costs its steps. */
+#ifndef PD_TOOLS_BENCH_SINKS_H
+#define PD_TOOLS_BENCH_SINKS_H
+
+#include "tools/bench/bench.h"
+#include "tools/bench/run.h"
+
+struct pd_sinks_cost {
+    struct pd_pairs_summary clock, work; /* work: processor time of all threads, where other programs do not show */
+};
+
+/* Steps of `run`, which is open, with every sink of metrics beside metrics.jsonl against those with metrics.jsonl alone. */
+PD_MUST_USE pd_status pd_bench_sinks(struct pd_bench_run *run, uint64_t pairs, struct pd_sinks_cost *ret_cost,
+                                     struct pd_error *err);
+
+#endif
