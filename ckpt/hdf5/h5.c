@@ -36,6 +36,7 @@ struct pd_h5_file {
 
 static pthread_mutex_t library_mutex = PTHREAD_MUTEX_INITIALIZER;
 static hid_t driver_id = H5I_INVALID_HID;
+static bool driver_lacks_memory; /* under library_mutex: why the driver failed, if it did */
 
 /* ---- the driver ---- */
 
@@ -64,6 +65,7 @@ static H5FD_t *driver_open(const char *name, unsigned flags, hid_t fapl, haddr_t
     (void)name, (void)flags, (void)max_address;
     const struct driver_info *info = H5Pget_driver_info(fapl);
     struct driver_file *file = info ? calloc(1, sizeof *file) : NULL;
+    driver_lacks_memory |= info && !file;
     if (file) file->room = info->room;
     return (H5FD_t *)(void *)file;
 }
@@ -114,7 +116,9 @@ static herr_t driver_write(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_
 {
     (void)transfer;
     if (chunk_of(file, type)) return 0;
-    return pd_h5_pages_write(&room_of(file)->pages, address, buffer, bytes, NULL) == PD_OK ? 0 : -1;
+    const pd_status st = pd_h5_pages_write(&room_of(file)->pages, address, buffer, bytes, NULL);
+    driver_lacks_memory |= st == PD_NO_MEMORY;
+    return st == PD_OK ? 0 : -1;
 }
 
 static const H5FD_class_t driver_class = {
@@ -147,6 +151,9 @@ static pd_status library_fail(struct pd_error *err, const char *what, const char
     char text[256] = "no further description";
     H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, take_innermost, text);
     H5Eclear2(H5E_DEFAULT);
+    const bool lacks_memory = driver_lacks_memory;
+    driver_lacks_memory = false;
+    if (lacks_memory) PD_FAIL(err, PD_NO_MEMORY, "no memory to %s%s%s", what, name[0] ? " " : "", name);
     PD_FAIL(err, PD_BUG, "HDF5 cannot %s%s%s (%s)", what, name[0] ? " " : "", name, text);
 }
 
@@ -284,6 +291,7 @@ static hid_t create_file(struct pd_h5_file *file, hid_t creation, hid_t access)
               H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110) >= 0 &&
               H5Pset_obj_track_times(creation, false) >= 0 && H5Pset_file_space_page_size(creation, PD_H5_PAGE_BYTES) >= 0 &&
               H5Pset_file_space_strategy(creation, H5F_FSPACE_STRATEGY_PAGE, false, 1) >= 0;
+    driver_lacks_memory = false;
     return ok ? H5Fcreate("perdure", H5F_ACC_TRUNC, creation, access) : H5I_INVALID_HID;
 }
 

@@ -373,9 +373,11 @@ static pd_status read_item(struct dcp *d, const struct item *item, struct pd_err
     const enum role role = role_of(item->name, &inner, &bytes);
     const bool is_tensor = d->tensors[name] != UINT32_MAX;
     if (!is_tensor && item->bytes > (1u << 20)) return PD_OK; /* no number */
-    pd_status st = pd_torch_open(d->file, d->path, item->begin, item->begin + item->bytes, &archive, is_tensor ? err : NULL);
-    if (st && !is_tensor && role != ROLE_STEP) return PD_OK; /* listed as unmapped: nobody needs what it is */
-    if (st) return pd_error_context(err, st, "%s", item->name);
+    struct pd_error own = {0};
+    pd_status st = pd_torch_open(d->file, d->path, item->begin, item->begin + item->bytes, &archive, &own);
+    const bool is_foreign = st == PD_CORRUPT || st == PD_UNSUPPORTED;
+    if (is_foreign && !is_tensor && role != ROLE_STEP) return PD_OK; /* listed as unmapped: nobody needs what it is */
+    if (st) return pd_error_context(err, pd_error_pass(err, st, &own), "%s", item->name);
     if (is_tensor)
         st = add_piece(d, item, d->tensors[name], &archive, err);
     else if (role == ROLE_STEP)

@@ -446,7 +446,7 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
     if (!job.workers || !job.seen || !job.polls || !job.has_note) {
         job.end.count = 0;
         job_close(&job);
-        PD_FAIL(err, PD_NO_MEMORY, "a launch of %u ranks", start->ranks);
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for a launch of %u ranks", start->ranks);
     }
     if (start->hang_seconds > 0) (void)!pd_launch_watch_new(start->ranks, start->hang_seconds, &job.watch, err);
     for (uint32_t r = 0; r < job.end.count; r++)
