@@ -2,9 +2,9 @@
 """Takes away, one at a time, what a commit rests on (a sync, a rename, an agreement between ranks, the comparison of a checksum), and wants
 a test that turns red each time.
 
-    mutants.py [--only WORD] [--build DIR]
+    mutants.py [--only WORD] [--keep DIR]
 
-The tree is copied, and built in DIR or a temporary folder. A mutant is killed by a test that fails, crashes or does not end; the first one
+The tree is copied and built in a temporary folder, or in DIR, which stays for the next time. A mutant is killed by a test that fails, crashes or does not end; the first one
 is printed. Exit code 1 when one survives, or when its line is no longer in the tree: then this table is behind the code.
 """
 import argparse
@@ -73,8 +73,8 @@ MUTANTS = [
 ]
 
 # What is quick comes first.
-TESTS = ["unit_store_*", "unit_shard_*", "unit_tiers_*", "unit_load_*", "crash_store_zombies", "crash_store_faults", "crash_tiers_faults",
-         "crash_tiers_peer", "crash_store_generations", "crash_tiers_others", "crash_tiers_flow", "crash_tiers_growth", "crash_tiers_bad"]
+TESTS = ["unit_store_*", "unit_shard_*", "unit_tiers_*", "crash_store_zombies", "crash_store_faults", "crash_tiers_faults",
+         "crash_tiers_peer", "crash_store_generations", "crash_tiers_others", "crash_tiers_flow", "crash_tiers_growth", "crash_tiers_bad", "unit_load_*"]
 LIMIT_S = 900
 
 
@@ -126,10 +126,10 @@ def first_red(build, names):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--only", default="", help="mutants whose file or text has this in it")
-    parser.add_argument("--build", help="build folder that is kept")
+    parser.add_argument("--keep", help="folder of the copy and its build")
     options = parser.parse_args()
-    temporary = tempfile.mkdtemp(prefix="perdure-mutants-")
-    tree, build = os.path.join(temporary, "tree"), options.build or os.path.join(temporary, "build")
+    folder = options.keep or tempfile.mkdtemp(prefix="perdure-mutants-")
+    tree, build = os.path.join(folder, "tree"), os.path.join(folder, "build")
     try:
         copy_tree(tree)
         configured = ["cmake", "-S", tree, "-B", build, "-G", "Ninja", "-DPERDURE_TESTS=ON", "-DPERDURE_CUDA=OFF"]
@@ -144,7 +144,8 @@ def main():
         print(f"{len(names)} test programs are green", flush=True)
         sys.exit(1 if try_all(tree, build, names, options.only) else 0)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if not options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def try_all(tree, build, names, only):
