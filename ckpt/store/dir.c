@@ -92,12 +92,11 @@ pd_status store_spread(const struct store_dir *dir, uint32_t from, pd_status min
 
 /* ---- who sees it ---- */
 
-static uint32_t lowest_of_host(const struct store_dir *dir, uint32_t rank)
+/* words: of each rank a number below the count of ranks. */
+static void find_firsts(struct store_dir *dir)
 {
-    uint32_t r = 0;
-    while (dir->host_of[r] != dir->host_of[rank])
-        r++;
-    return r;
+    for (uint32_t r = dir->group->size; r-- > 0;)
+        dir->first_of[dir->words[r]] = r;
 }
 
 pd_status store_dir_open(struct store_dir *dir, struct pd_vfs *vfs, struct pd_group *group, const char *root,
@@ -108,14 +107,17 @@ pd_status store_dir_open(struct store_dir *dir, struct pd_vfs *vfs, struct pd_gr
     dir->host_of = calloc(size, sizeof *dir->host_of);
     dir->share_of = calloc(size, sizeof *dir->share_of);
     dir->words = calloc(size, sizeof *dir->words);
-    pd_status st = dir->host_of && dir->share_of && dir->words
+    dir->lead_of = calloc(size, sizeof *dir->lead_of);
+    dir->first_of = calloc(size, sizeof *dir->first_of);
+    pd_status st = dir->host_of && dir->share_of && dir->words && dir->lead_of && dir->first_of
                        ? store_absolute(root, dir->root, err)
                        : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u ranks", size);
     PD_TRY(pd_group_agree(group, st, err));
     PD_TRY(store_gather(dir, group->host, err));
+    find_firsts(dir);
     for (uint32_t r = 0; r < size; r++) {
         dir->host_of[r] = (uint32_t)dir->words[r];
-        dir->share_of[r] = lowest_of_host(dir, r);
+        dir->share_of[r] = dir->lead_of[r] = dir->first_of[dir->words[r]];
     }
     dir->leads_host = dir->leads_share = dir->share_of[group->rank] == group->rank;
     return PD_OK;
@@ -125,6 +127,8 @@ void store_dir_close(struct store_dir *dir)
 {
     free(dir->host_of);
     free(dir->share_of);
+    free(dir->lead_of);
+    free(dir->first_of);
     free(dir->words);
     *dir = (struct store_dir){0};
 }
@@ -133,13 +137,15 @@ pd_status store_dir_share(struct store_dir *dir, uint32_t host, struct pd_error 
 {
     const uint32_t size = dir->group->size, rank = dir->group->rank;
     PD_TRY(store_gather(dir, host, err));
-    for (uint32_t r = 0; r < size; r++)
-        dir->words[r] = dir->words[lowest_of_host(dir, r)];
     for (uint32_t r = 0; r < size; r++) {
-        dir->share_of[r] = 0;
-        while (dir->words[dir->share_of[r]] != dir->words[r])
-            dir->share_of[r]++;
+        dir->words[r] = dir->words[dir->lead_of[r]];
+        if (dir->words[r] >= size)
+            PD_FAIL(err, PD_CORRUPT, "%s: the lock names host %" PRIu64 " of a launch of %u ranks; start the launch again",
+                    dir->root, dir->words[r], size);
     }
+    find_firsts(dir);
+    for (uint32_t r = 0; r < size; r++)
+        dir->share_of[r] = dir->first_of[dir->words[r]];
     dir->leads_share = dir->share_of[rank] == rank;
     dir->is_local = true;
     for (uint32_t r = 0; r < size; r++) {
@@ -184,7 +190,7 @@ pd_status store_dir_probe(struct store_dir *dir, const char *path, struct pd_err
     pd_status st = dir->leads_host ? pd_probe_directory(dir->vfs, path, tag, &probe, err) : PD_OK;
     PD_TRY(pd_group_agree(dir->group, st, err));
     PD_TRY(store_gather(dir, probe.has_links, err));
-    dir->has_links = dir->words[lowest_of_host(dir, dir->group->rank)] != 0;
+    dir->has_links = dir->words[dir->lead_of[dir->group->rank]] != 0;
     if (!dir->leads_host) return PD_OK;
     dir->is_local = dir->is_local && !probe.is_network;
     log_probe(dir, &probe);

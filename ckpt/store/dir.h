@@ -13,6 +13,7 @@ struct store_dir {
     struct pd_group *group;
     char root[STORE_PATH_MAX];
     uint32_t *host_of, *share_of; /* (group->size), owned */
+    uint32_t *lead_of, *first_of; /* (group->size), owned: the lowest rank of a rank's host; scratch of dir.c */
     uint64_t *words;              /* (group->size) of store_gather, owned */
     bool leads_host, leads_share;
     bool has_other_shares;

@@ -40,16 +40,21 @@ static uint32_t member_of(const struct store_dir *root, uint32_t share, uint32_t
         if (root->share_of[r] == share && !place--) return r;
 }
 
-/* The most shards of other hosts that any rank keeps. */
-static uint32_t most_sources(const struct store_dir *root)
+/* The most shards of other hosts that any rank keeps. members: (size) scratch. */
+static uint32_t most_sources(const struct store_dir *root, uint32_t *members)
 {
     const uint32_t size = root->group->size;
-    uint32_t most = 0;
-    for (uint32_t r = 0; r < size; r++) {
-        if (root->share_of[r] != r) continue;
-        const uint32_t keepers = count_members(root, neighbour(root, r, true), size);
-        const uint32_t kept = (count_members(root, r, size) + keepers - 1) / keepers;
+    uint32_t most = 0, last = 0; /* last: the share whose shards `share` keeps; the highest one's go to the lowest */
+    memset(members, 0, size * sizeof *members);
+    for (uint32_t r = 0; r < size; r++)
+        members[root->share_of[r]]++;
+    for (uint32_t share = 0; share < size; share++)
+        if (members[share]) last = share;
+    for (uint32_t share = 0; share < size; share++) {
+        if (!members[share]) continue;
+        const uint32_t kept = (members[last] + members[share] - 1) / members[share];
         if (kept > most) most = kept;
+        last = share;
     }
     return most;
 }
@@ -62,12 +67,12 @@ pd_status store_replicas_open(struct pd_store_replicas *replicas, const struct s
     replicas->sources = calloc(size, sizeof *replicas->sources);
     pd_status st = PD_ALLOCATED(replicas->sources, err, "no memory for the replicas of %u ranks", size);
     PD_TRY(pd_group_agree(root->group, st, err));
+    replicas->most = most_sources(root, replicas->sources);
     const uint32_t place = count_members(root, here, me), keepers = count_members(root, here, size);
     const uint32_t next = neighbour(root, here, true), before = neighbour(root, here, false);
     replicas->replica_host = member_of(root, next, place % count_members(root, next, size));
     for (uint32_t r = 0, i = 0; r < size; r++)
         if (root->share_of[r] == before && i++ % keepers == place) replicas->sources[replicas->source_count++] = r;
-    replicas->most = most_sources(root);
     return PD_OK;
 }
 

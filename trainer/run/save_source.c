@@ -167,7 +167,9 @@ static pd_status build(struct pd_save_source *s, struct pd_vfs *vfs, struct pd_e
         for (uint32_t tier = 0; tier < pd_tiers_count(s->tiers); tier++)
             PD_TRY(plan_tier(s, vfs, tier, err));
     }
-    return s->group->rank == 0 || s->group->host_count > 1 ? build_index(s, err) : PD_OK;
+    /* A leader of a shared directory places it, and leaders are the first ranks of hosts. */
+    const struct pd_comm *comm = s->engine->grid.comm;
+    return s->group->rank == 0 || (comm && comm->rank_here == 0) ? build_index(s, err) : PD_OK;
 }
 
 pd_status pd_save_source_new(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *engine,
