@@ -197,12 +197,14 @@ static pd_status write_band(struct filling *f, const struct export_fill *fill, s
     const struct pd_piece *piece = &e->wanted->pieces[fill->piece];
     const uint64_t blocks = (fill->high - fill->low) / element->block_elements, bytes = blocks * element->block_bytes;
     const uint64_t before = (fill->low - export_tasks_low(&f->tasks, fill->piece)) / element->block_elements;
-    element->from_f32(f->band, blocks, f->stored);
-    e->format->observe(e->state, tensor, f->stored, bytes);
-    pd_digest_stream_add(&e->digests[fill->piece], f->stored, bytes);
+    const bool is_as_stored = element == &pd_elements[PD_ELEMENT_F32];
+    const void *stored = is_as_stored ? (void *)f->band : f->stored;
+    if (!is_as_stored) element->from_f32(f->band, blocks, f->stored);
+    e->format->observe(e->state, tensor, stored, bytes);
+    pd_digest_stream_add(&e->digests[fill->piece], stored, bytes);
     f->done += bytes;
     if (f->request->progress) f->request->progress(f->request->context, f->done, f->total);
-    return pd_output_write(&f->output, piece->file, piece->offset + before * element->block_bytes, f->stored, bytes, err);
+    return pd_output_write(&f->output, piece->file, piece->offset + before * element->block_bytes, stored, bytes, err);
 }
 
 static pd_status fill_all(struct filling *f, struct pd_error *err)
@@ -215,7 +217,8 @@ static pd_status fill_all(struct filling *f, struct pd_error *err)
         PD_TRY(pd_read_line_take(&line, &task, &has_one, err));
         if (!has_one) return PD_OK;
         const struct export_fill *fill = export_tasks_fill(&f->tasks, &task);
-        if (fill->is_first) memset(f->band, 0, (fill->high - fill->low) * sizeof(float));
+        const bool is_all = task.tensor != PD_READ_NOTHING && pd_view_elements(&task.view) == fill->high - fill->low;
+        if (fill->is_first && !is_all) memset(f->band, 0, (fill->high - fill->low) * sizeof(float));
         if (task.tensor != PD_READ_NOTHING) PD_TRY(fill_part(f, &task, fill, err));
         if (fill->is_last) PD_TRY(write_band(f, fill, err));
     }

@@ -17,7 +17,10 @@
 #define WINDOW_BYTES (UINT64_C(1) << 20)
 #define WINDOW_ROOM (WINDOW_BYTES + 2 * PD_VFS_ALIGN) /* data may begin and end inside a page */
 #define WINDOWS_MAX 60u                               /* fewer than files are open, so one of those has nothing on its way */
-#define SCATTERED 1024u /* elements converted at a time that do not lie side by side; at least a block */
+#define TURNED_ROWS 16u                               /* are read before they become columns: a cache line of each */
+#define TURNED_COLUMNS 2048u
+#define TURNED_PITCH (TURNED_COLUMNS + 16u) /* so that the rows do not share lines of the cache */
+#define SCATTERED 1024u                     /* elements converted at a time that do not lie side by side; at least a block */
 
 struct window {
     uint64_t piece, number; /* piece UINT64_MAX: free */
@@ -48,6 +51,7 @@ struct pd_reader {
     struct open_file files[PD_READER_FILES_MAX];
     uint64_t clock, bytes_read;
     uint64_t last_piece;
+    float turned[TURNED_ROWS * TURNED_PITCH];
 };
 
 /* ---- open and close ---- */
@@ -444,6 +448,33 @@ static pd_status read_run(struct pd_reader *r, uint32_t tensor, uint64_t element
     return PD_OK;
 }
 
+static void turn(const float *from, uint64_t rows, uint64_t columns, float *to, uint64_t step)
+{
+    for (uint64_t c = 0; c < columns; c++, to += step)
+        if (rows == TURNED_ROWS)
+            for (uint64_t r = 0; r < TURNED_ROWS; r++)
+                to[r] = from[r * TURNED_PITCH + c];
+        else
+            for (uint64_t r = 0; r < rows; r++)
+                to[r] = from[r * TURNED_PITCH + c];
+}
+
+/* Rows of elements that lie side by side become columns: row i, `stride` elements behind row i - 1, goes to values[i],
+ * values[i + step], ... Row by row each element would touch a line of its own, over and over. */
+static pd_status read_turned(struct pd_reader *r, uint32_t tensor, uint64_t element, uint64_t stride, uint64_t rows,
+                             uint64_t columns, float *values, uint64_t step, struct pd_error *err)
+{
+    for (uint64_t row = 0; row < rows; row += TURNED_ROWS)
+        for (uint64_t c = 0; c < columns; c += TURNED_COLUMNS) {
+            const uint64_t height = rows - row < TURNED_ROWS ? rows - row : TURNED_ROWS,
+                           width = columns - c < TURNED_COLUMNS ? columns - c : TURNED_COLUMNS;
+            for (uint64_t i = 0; i < height; i++)
+                PD_TRY(read_run(r, tensor, element + (row + i) * stride + c, width, r->turned + i * TURNED_PITCH, 1, err));
+            turn(r->turned, height, width, values + row + c * step, step);
+        }
+    return PD_OK;
+}
+
 /* Dimensions of one are left out, and neighbours are one where they step as one on both sides. */
 static void merge(struct pd_view *from, struct pd_view *to)
 {
@@ -471,11 +502,16 @@ pd_status pd_reader_read(struct pd_reader *r, uint32_t tensor, const struct pd_v
     pd_view_sort(view, &from, &to);
     merge(&from, &to);
     const bool has_run = from.ndim && from.stride[from.ndim - 1] == 1;
-    const uint32_t outer = has_run ? from.ndim - 1 : from.ndim;
-    const uint64_t count = has_run ? from.count[outer] : 1, step = has_run ? to.stride[outer] : 1;
+    const uint32_t run = has_run ? from.ndim - 1 : from.ndim;
+    const uint64_t count = has_run ? from.count[run] : 1, step = has_run ? to.stride[run] : 1;
+    const bool is_turned = has_run && run && step > 1 && to.stride[run - 1] == 1;
+    const uint32_t outer = is_turned ? run - 1 : run;
     uint64_t source = from.offset, target = 0;
     for (;;) {
-        PD_TRY(read_run(r, tensor, source, count, values + target, step, err));
+        if (is_turned)
+            PD_TRY(read_turned(r, tensor, source, from.stride[outer], from.count[outer], count, values + target, step, err));
+        else
+            PD_TRY(read_run(r, tensor, source, count, values + target, step, err));
         uint32_t d = outer;
         while (d-- > 0) {
             source += from.stride[d];

@@ -172,6 +172,16 @@ Test(zip, checksums_are_those_of_the_standard)
 {
     cr_assert_eq(pd_zip_crc(0, "123456789", 9), 0xcbf43926u);
     cr_assert_eq(pd_zip_crc(pd_zip_crc(0, "1234", 4), "56789", 5), 0xcbf43926u);
+    unsigned char text[700];
+    for (size_t i = 0; i < sizeof text; i++)
+        text[i] = (unsigned char)(i * i + i / 7);
+    for (size_t begin = 0; begin < 20; begin++) /* by folding, and by table: a few bytes at a time */
+        for (size_t end = begin; end < sizeof text; end += 13) {
+            uint32_t expected = 0;
+            for (size_t at = begin; at < end; at += 5)
+                expected = pd_zip_crc(expected, text + at, end - at < 5 ? end - at : 5);
+            cr_assert_eq(pd_zip_crc(0, text + begin, end - begin), expected, "%zu to %zu", begin, end);
+        }
 }
 
 /* Sizes and places beyond 4 GiB: what is written is what is read, without writing 5 GiB. */
