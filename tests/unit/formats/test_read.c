@@ -88,6 +88,7 @@ static const struct pd_view views[] = {
     {.ndim = 3, .offset = 3, .count = {2, 100, 4}, .stride = {500 * COLUMNS, 2, COLUMNS}},
     {.ndim = 1, .offset = ROWS * COLUMNS - 3, .count = {3}, .stride = {1}},
     {.ndim = 0, .offset = 777},
+    {.ndim = 2, .offset = 11, .count = {4000, 250}, .stride = {1, 4001}}, /* wider than what is turned at once */
     {.ndim = 2, .count = {0, 7}, .stride = {7, 1}},
 };
 
