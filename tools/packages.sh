@@ -8,7 +8,7 @@ build="gcc g++ make cmake ninja-build pkg-config libhdf5-dev liburing-dev libope
 run="openmpi-bin hdf5-tools"
 text="bible-kjv bible-kjv-text"
 # librsvg2-2: pictures of `perdure report`, which go without where it is absent
-test="clang-format python3 python3-venv procps slurm-wlm munge"
+test="clang-format python3 python3-venv procps slurm-wlm munge librsvg2-2"
 
 missing=()
 for group in "$@"; do
