@@ -213,7 +213,7 @@ static void print_commands(const struct pd_command *commands, const char *parent
         snprintf(left, sizeof left, "%s %s", c->name, c->arguments);
         printf("  %-44s %s\n", left, c->summary);
     }
-    printf("\n%s COMMAND --help tells more; every command takes --json.\n", parent);
+    printf("\n%s COMMAND --help tells more; what prints results takes --json.\n", parent);
 }
 
 static pd_status unknown_command(const struct pd_command *commands, const char *parent, const char *word,

@@ -50,6 +50,8 @@ def init():
             f.write(text)
         plan = perdure("plan", "planned.yaml", "--world=1", f"--device-memory={memory}", "--json").stdout
         check(json.loads(plan), "init's configuration is planned")
+    said = json.loads(perdure("init", "--data=a.bin", "--model=llama-1.5b", "--memory=12G", "-o", "planned.json.yaml", "--json").stdout)
+    check("streams from the drive" in said["why"] and 0 < said["memory_bytes"] <= 12 << 30 and said["ranks"] == 1, f"{said}")
     asked()
 
 

@@ -4,6 +4,7 @@ files and its log say; no line is wider than the terminal; q leaves and gives th
 over."""
 import codecs
 import fcntl
+import json
 import os
 import pty
 import re
@@ -127,6 +128,8 @@ def on_pipe(workspace, directory, errors):
     resumed = re.search(r"resumed at step (\d+)|fresh start(?!.*fresh start)", errors.split("restart 1", 1)[1])
     check(any(re.search(rf"start 2: .* from step {resumed[1] or 0}$", line) for line in lines), f"{lines}\n{errors}")
     check(lines[-1].startswith("step 30/30 loss ") and lines[-1].endswith("ended"), f"{lines[-1]}")
+    said = json.loads(workspace.command(["watch", directory, "--json", "--once"]).stdout)
+    check(said["state"] == "ended" and said["step"] == said["saved_step"] == said["steps"] == 30 and said["starts"] == 2, f"{said}")
     check(workspace.command(["watch", workspace.path]).returncode == 78 and workspace.command(["watch"]).returncode == 64, "what is no run")
     print("on a pipe: lines, until the run is over")
 

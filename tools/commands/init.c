@@ -24,7 +24,7 @@ struct init {
     const char *dir, *output;
     uint32_t ranks;
     uint64_t memory;
-    bool asks;
+    bool asks, json;
 
     bool is_from; /* the model is a checkpoint to go on from */
     struct pd_machine planned;
@@ -251,14 +251,29 @@ static void say_next(const struct init *in)
     (void)fprintf(stderr, "%s: %s\nnext: perdure train %s\n", in->output, steps[in->step].why, in->output);
 }
 
+static pd_status print_json(const struct init *in, struct pd_error *err)
+{
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 0);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "config", in->output);
+    pd_json_string(&w, "run_dir", in->dir);
+    pd_json_string(&w, "why", steps[in->step].why);
+    PD_JSON_U64S(&w, {"parameters", in->parameters}, {"ranks", in->ranks}, {"memory_bytes", in->choice.worst_bytes});
+    pd_json_double(&w, "step_seconds", in->choice.step_seconds);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
 static pd_status run(struct init *in, struct pd_error *err)
 {
     PD_TRY(ask_all(in, err));
     PD_TRY(find_machine(in, err));
     in->is_from = pd_ckpt_is_foreign(in->model);
     PD_TRY(fit(in, err));
-    const pd_status st = write_config(in, err);
+    pd_status st = write_config(in, err);
     if (!st) say_next(in);
+    if (!st && in->json) st = print_json(in, err);
     pd_config_deinit(&in->config);
     return st;
 }
@@ -290,7 +305,8 @@ pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err)
         .doc = "Writes a configuration with comments that fits the machine by the planner's count: what does not fit is "
                "computed "
                "again, or goes to the host's memory or the drive. On a terminal it asks for what is not given.",
-        .options = options};
+        .options = options,
+        .json = &in.json};
     PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
     if (done) return PD_OK;
     snprintf(in.data, sizeof in.data, "%s", data);

@@ -1,6 +1,7 @@
 /* perdure watch: the run as it is now, again and again. */
 #include "tools/report/watch.h"
 #include "tools/command.h"
+#include "tools/output.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -21,7 +22,7 @@ struct watch_options {
     const char *path;
     uint32_t path_count;
     uint64_t every;
-    bool once;
+    bool once, json;
 };
 
 static bool is_utf8(void)
@@ -114,15 +115,24 @@ static bool is_over(const struct pd_watch *watch)
     return watch->state == PD_WATCH_ENDED || watch->state == PD_WATCH_GONE;
 }
 
+static pd_status print_json(const struct pd_watch *watch, struct pd_error *err)
+{
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 0);
+    pd_watch_json(watch, &w);
+    return pd_output_json(&w, err);
+}
+
 /* What happens, as it happens, and a line of numbers where they have changed; until the run is over or nobody reads. */
 static pd_status as_lines(struct pd_watch *watch, const struct watch_options *o, struct pd_error *err)
 {
     char line[400], before[400] = "";
     uint64_t events = 0;
     for (;;) {
-        events = pd_watch_events(watch, events, stdout);
+        if (o->json) PD_TRY(print_json(watch, err));
+        if (!o->json) events = pd_watch_events(watch, events, stdout);
         pd_watch_line(watch, line, sizeof line);
-        if (strcmp(line, before) != 0) puts(line);
+        if (!o->json && strcmp(line, before) != 0) puts(line);
         memcpy(before, line, sizeof before);
         if (fflush(stdout) || o->once || is_over(watch)) return PD_OK;
         sleep((unsigned)o->every);
@@ -145,6 +155,7 @@ pd_status pd_cmd_watch(int argc, char **argv, struct pd_error *err)
             "this "
             "host sees. On a terminal q leaves; elsewhere lines are printed until the run is over. The run never notices.",
         .options = options,
+        .json = &o.json,
         .words = &o.path,
         .words_max = 1,
         .word_count = &o.path_count};
@@ -153,7 +164,7 @@ pd_status pd_cmd_watch(int argc, char **argv, struct pd_error *err)
     if (!o.path_count) PD_FAIL(err, PD_USAGE, "watch needs the run.dir of a run: perdure watch runs/mine");
     struct pd_watch *watch = calloc(1, sizeof *watch);
     if (!watch) PD_FAIL(err, PD_NO_MEMORY, "no memory to watch with");
-    const bool is_terminal = isatty(STDOUT_FILENO) && !o.once;
+    const bool is_terminal = isatty(STDOUT_FILENO) && !o.once && !o.json;
     if (!o.every) o.every = is_terminal ? 1 : 10;
     pd_status st = pd_watch_open(o.path, watch, err);
     if (!st) {

@@ -143,10 +143,11 @@ uint64_t pd_watch_events(const struct pd_watch *w, uint64_t first, FILE *out)
     return count;
 }
 
+static const char *const states[] = {"starting",           "training", "no step for a while",
+                                     "between two starts", "ended",    "its launcher is gone"};
+
 void pd_watch_line(const struct pd_watch *w, char *ret_text, size_t room)
 {
-    static const char *const states[] = {"starting",           "training", "no step for a while",
-                                         "between two starts", "ended",    "its launcher is gone"};
     const struct pd_history *h = &w->history;
     char speed[64], layout[64] = "", steps[32] = "";
     pd_quantity_text(PD_QUANTITY_COUNT, pd_history_last(h, PD_COLUMN_TOKENS_PER_SECOND), speed, sizeof speed);
@@ -158,4 +159,33 @@ void pd_watch_line(const struct pd_watch *w, char *ret_text, size_t room)
                  states[w->state]);
     else
         snprintf(ret_text, room, "no step yet; %s%s%s", layout, layout[0] ? ", " : "", states[w->state]);
+}
+
+void pd_watch_json(const struct pd_watch *w, struct pd_json_writer *writer)
+{
+    const struct pd_history *h = &w->history;
+    const double step = pd_history_last(h, PD_COLUMN_STEP);
+    pd_json_object_begin(writer, NULL);
+    pd_json_double(writer, "time", w->now);
+    pd_json_string(writer, "state", states[w->state]);
+    pd_json_u64(writer, "step", step >= 0 ? (uint64_t)step : 0);
+    pd_json_u64(writer, "steps", w->steps);
+    pd_json_u64(writer, "saved_step", h->saved_step);
+    pd_json_u64(writer, "starts", h->start_count);
+    pd_json_measured(writer, "loss", pd_history_last(h, PD_COLUMN_LOSS));
+    pd_json_measured(writer, "validation_loss", pd_history_last(h, PD_COLUMN_VALIDATION_LOSS));
+    pd_json_measured(writer, "tokens_per_second", pd_history_last(h, PD_COLUMN_TOKENS_PER_SECOND));
+    pd_json_measured(writer, "eta_seconds", pd_history_last(h, PD_COLUMN_ETA));
+    pd_json_array_begin(writer, "ranks");
+    for (uint32_t i = 0; i < w->rank_count; i++) {
+        const struct pd_watch_rank *r = &w->ranks[i];
+        pd_json_object_begin(writer, NULL);
+        pd_json_u64(writer, "rank", r->rank);
+        pd_json_i64(writer, "process", r->process);
+        pd_json_bool(writer, "is_gone", r->is_here && (!r->state || r->state == 'Z'));
+        pd_json_measured(writer, "age_seconds", r->age);
+        pd_json_object_end(writer);
+    }
+    pd_json_array_end(writer);
+    pd_json_object_end(writer);
 }

@@ -47,6 +47,7 @@ PD_MUST_USE pd_status pd_watch_screen(const struct pd_watch *watch, const struct
                                       struct pd_error *err);
 /* One line: "step 60/120 loss 5.0874 ... 2 ranks, dp 2, training".   ret_text (room) */
 void pd_watch_line(const struct pd_watch *watch, char *ret_text, size_t room);
+void pd_watch_json(const struct pd_watch *watch, struct pd_json_writer *writer); /* the same, as an object */
 /* What happened to start `number`, of the events `first` and later, a line each, on `out`. Returns how many there are now. */
 uint64_t pd_watch_events(const struct pd_watch *watch, uint64_t first, FILE *out);
 
