@@ -37,7 +37,7 @@ FAR_SLOT(gemm, (const struct pd_gemm *gemm), gemm)
 FAR_SLOT(superaccumulate, (uint64_t n, const double *terms, struct pd_superaccumulator *sum), n, terms, sum)
 FAR_SLOT(superaccumulate_floats, (uint64_t n, const float *terms, struct pd_superaccumulator *sum), n, terms, sum)
 FAR_SLOT(adam, (const struct pd_adam_step *step, const struct pd_adam_range *range), step, range)
-PD_MATH_ATTENTION(FAR_SLOT)
+PD_MATH_WORKSPACE(FAR_SLOT)
 PD_MATH_KERNELS(FAR_SLOT)
 
 static inline pd_status far_copy(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
@@ -70,7 +70,7 @@ static inline void far_free(struct pd_math *math)
 
 #define FAR_ENTRY(name, ...) .name = far_##name,
 static const struct pd_math_ops far_ops = {.name = "far",
-                                           PD_MATH_ATTENTION(FAR_ENTRY) PD_MATH_KERNELS(FAR_ENTRY) PD_MATH_PLAIN(FAR_ENTRY)
+                                           PD_MATH_WORKSPACE(FAR_ENTRY) PD_MATH_KERNELS(FAR_ENTRY) PD_MATH_PLAIN(FAR_ENTRY)
                                                FAR_ENTRY(gemm) FAR_ENTRY(sync) FAR_ENTRY(mark) FAR_ENTRY(reach)
                                                    FAR_ENTRY(free)};
 

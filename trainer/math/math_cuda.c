@@ -19,9 +19,10 @@ struct pd_math_cuda {
     struct pd_cuda_gemms *gemms;
     struct pd_cuda_graphs *graphs; /* NULL: operations are queued one by one */
     struct pd_cuda_workspace attention;
-    struct pd_cuda_event *events;  /* of marks, all that were ever set */
-    struct pd_device_spans *spans; /* NULL: nobody asks where the time goes */
-    struct pd_stream *lane;        /* the same stream, for spans */
+    struct pd_cuda_workspace scratch; /* of one operation at a time: GEMMs, and backward of norms */
+    struct pd_cuda_event *events;     /* of marks, all that were ever set */
+    struct pd_device_spans *spans;    /* NULL: nobody asks where the time goes */
+    struct pd_stream *lane;           /* the same stream, for spans */
 };
 
 static struct pd_math_cuda *cuda_of(struct pd_math *math)
@@ -88,6 +89,12 @@ static pd_status attention_backward_keys_slot(struct pd_math *math, const struct
     PD_CHECK(pd_cuda_attention_workspace_bytes(a) <= cuda_of(math)->attention.bytes);
     SPANNED(math, "attention_backward_keys",
             pd_cuda_attention_backward_keys(stream_of(math), a, cuda_of(math)->attention, err));
+}
+
+static pd_status norm_backward_slot(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
+{
+    _Static_assert(PD_CUDA_NORM_WORKSPACE_MAX <= PD_CUDA_GEMM_WORKSPACE_BYTES, "they share it");
+    SPANNED(math, "norm_backward", pd_cuda_norm_backward(stream_of(math), norm, cuda_of(math)->scratch, err));
 }
 
 static pd_status sync_slot(struct pd_math *math, struct pd_error *err)
@@ -164,6 +171,7 @@ pd_status pd_math_cuda_new(const struct pd_math_cuda_options *o, struct pd_arena
     cuda->base = (struct pd_math){.ops = &cuda_ops, .mode = o->mode, .isa = PD_ISA_PORTABLE};
     cuda->stream = o->stream;
     cuda->attention = (struct pd_cuda_workspace){attention, attention_bytes};
+    cuda->scratch = (struct pd_cuda_workspace){workspace, PD_CUDA_GEMM_WORKSPACE_BYTES};
     cuda->spans = o->spans;
     cuda->lane = o->lane;
     const struct pd_cuda_gemms_options options = {.invariant = o->mode == PD_NUMERICS_INVARIANT,

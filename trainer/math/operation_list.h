@@ -7,7 +7,8 @@
 #define PD_MATH_OPERANDS(...) __VA_ARGS__ /* takes the parentheses away */
 
 /* A CPU has one of each for every instruction set. A GPU's launchers of these take a workspace, too. */
-#define PD_MATH_ATTENTION(X) \
+#define PD_MATH_WORKSPACE(X) \
+    X(norm_backward, (const struct pd_norm *norm), norm) \
     X(attention_forward, (const struct pd_attention *attention), attention) \
     X(attention_backward, (const struct pd_attention *attention), attention) \
     X(attention_backward_keys, (const struct pd_attention *attention), attention) /* of parts; see struct pd_attention */
@@ -15,7 +16,6 @@
 /* A CPU has one of each for every instruction set, a GPU a launcher (cuda/kernels.h). */
 #define PD_MATH_KERNELS(X) \
     X(norm_forward, (const struct pd_norm *norm), norm) /* RMS norm, or with a mean layer norm */ \
-    X(norm_backward, (const struct pd_norm *norm), norm) \
     X(rope, (const struct pd_rope *rope), rope) \
     X(attention_delta, (const struct pd_attention *attention), attention) /* of parts; see struct pd_attention */ \
     X(attention_backward_queries, (const struct pd_attention *attention), attention) \
@@ -75,6 +75,6 @@
     X(keep, (bool is_whole, bool *ret_again), is_whole, ret_again)
 /* clang-format on */
 
-#define PD_MATH_ALL(X) PD_MATH_ATTENTION(X) PD_MATH_KERNELS(X) PD_MATH_PLAIN(X) PD_MATH_OTHERS(X)
+#define PD_MATH_ALL(X) PD_MATH_WORKSPACE(X) PD_MATH_KERNELS(X) PD_MATH_PLAIN(X) PD_MATH_OTHERS(X)
 
 #endif

@@ -37,6 +37,12 @@ PD_MATH_PLAIN(PD_CUDA_LAUNCHER)
 #undef PD_CUDA_LAUNCHER
 PD_MUST_USE pd_status pd_cuda_gemm_plain(void *stream, const struct pd_gemm *gemm, struct pd_error *err);
 
+/* Bytes that norm_backward of these sizes needs, at most PD_CUDA_NORM_WORKSPACE_MAX; pointers are not looked at. */
+#define PD_CUDA_NORM_WORKSPACE_MAX (UINT64_C(32) << 20)
+uint64_t pd_cuda_norm_workspace_bytes(const struct pd_norm *norm);
+PD_MUST_USE pd_status pd_cuda_norm_backward(void *stream, const struct pd_norm *norm, struct pd_cuda_workspace workspace,
+                                            struct pd_error *err);
+
 /* Bytes that attention_backward and attention_backward_keys of these sizes need; pointers are not looked at. */
 uint64_t pd_cuda_attention_workspace_bytes(const struct pd_attention *attention);
 PD_MUST_USE pd_status pd_cuda_attention_forward(void *stream, const struct pd_attention *attention, struct pd_error *err);

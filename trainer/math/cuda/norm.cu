@@ -1,7 +1,10 @@
 /* RMS norm and layer norm; formulas in cpu_norm.c. Sixteen threads take a row and are its sixteen lanes, so that sums along
- * rows have the CPU's bits. Gradients of weights are sums over rows: here a block takes sixteen columns, its 64 lines of
- * threads every 64th row each, and the lines are added as a tree; that depends on the number of rows and on nothing else,
- * and is not the CPU's ascending order. */
+ * rows have the CPU's bits. Gradients of weights are sums over rows, whose order follows from the sizes and is not the CPU's
+ * ascending one.
+ *
+ * Backward reads x and dout once: a block takes a band of rows, some of them at a time in shared memory. From there it makes
+ * their dx and adds them to the weights' gradients of the band, a chain a column; the bands are added up by `join`. Rows too
+ * long for shared memory are read twice, by `weights` and `backward`. */
 #include "trainer/math/cuda/element.h"
 #include "trainer/math/cuda/functions.h"
 
@@ -152,6 +155,226 @@ template <enum pd_dtype D> static __global__ void __launch_bounds__(COLUMNS *LIN
     if (n.dbias) n.dbias[column] = sums[1][0][lane];
 }
 
+/* ---- backward in one pass ---- */
+
+#define AT_ONCE_MAX 16u   /* rows in shared memory: a block has sixteen lanes for as many */
+#define SHARED_AIM 65536u /* so that three blocks share a multiprocessor of an H100 */
+#define PAD 16u           /* elements between rows, so that two rows' lanes lie in different banks */
+#define EACH_MAX 64u      /* columns a thread adds up */
+#define BANDS_MAX 264u    /* of rows of 2,048 columns: two blocks a multiprocessor; of shorter ones up to four times */
+#define LINES_OF_BANDS 16u
+
+struct bands {
+    uint64_t rows; /* a band */
+    uint32_t count, at_once;
+    uint32_t shared_bytes;
+};
+
+/* Where a row is, and what its elements share. */
+struct staged_row {
+    uint64_t at, kept;
+    float mean, rstd, minus_mean_g, minus_mean_gx;
+};
+
+/* Columns of a row to shared memory, 16 bytes or one element at a time; a thread's share of a row of `threads`. */
+template <enum pd_dtype D> PD_DEVICE void stage(void *to, const void *from, uint64_t at, uint32_t columns, bool wide)
+{
+    constexpr uint32_t bytes = D == PD_F32 ? 4 : 2;
+    char *dst = static_cast<char *>(to);
+    const char *src = static_cast<const char *>(from) + at * bytes;
+    const uint32_t step = wide ? 16 : bytes;
+    for (uint32_t i = threadIdx.x * step; i < columns * bytes; i += PD_THREADS * step) {
+        if (wide)
+            pd_cp_async16(dst + i, src + i, true);
+        else if (D == PD_F32)
+            *reinterpret_cast<float *>(dst + i) = *reinterpret_cast<const float *>(src + i);
+        else
+            *reinterpret_cast<uint16_t *>(dst + i) = *reinterpret_cast<const uint16_t *>(src + i);
+    }
+}
+
+/* What lies in shared memory. */
+struct staged {
+    unsigned char *dout, *x, *weight;
+    uint32_t stride; /* elements from row to row */
+};
+
+/* The sums along the rows, by the sixteen lanes of each. */
+template <enum pd_dtype D>
+PD_DEVICE void sum_rows(const struct pd_norm &n, const staged &s, staged_row *rows, uint32_t count)
+{
+    const uint32_t r = threadIdx.x / PD_LANES, lane = threadIdx.x % PD_LANES;
+    const float mean = r < count ? rows[r].mean : 0.0f, rstd = r < count ? rows[r].rstd : 0.0f;
+    float sum = 0.0f, sum_x = 0.0f;
+    const auto load = [&](uint64_t i) {
+        return terms{pd_get<D>(s.dout, r * s.stride + i), pd_get<D>(s.x, r * s.stride + i), pd_get<D>(s.weight, i)};
+    };
+    pd_in_order<8>(lane, r < count ? n.columns : 0, PD_LANES, load, [&](const terms &t) {
+        const float g = t.dout * t.other;
+        sum = sum + g;
+        sum_x = __fmaf_rn(g, (t.x - mean) * rstd, sum_x);
+    });
+    sum = pd_lanes_sum(sum);
+    sum_x = pd_lanes_sum(sum_x);
+    if (lane != 0 || r >= count) return;
+    rows[r].minus_mean_g = n.mean ? -__fdiv_rn(sum, static_cast<float>(n.columns)) : -0.0f;
+    rows[r].minus_mean_gx = -__fdiv_rn(sum_x, static_cast<float>(n.columns));
+}
+
+template <enum pd_dtype D, int N>
+PD_DEVICE void put_staged_dx(const struct pd_norm &n, const staged &s, const staged_row *rows, uint32_t count)
+{
+    const uint32_t each = static_cast<uint32_t>(n.columns) / N;
+    for (uint32_t i = threadIdx.x; i < count * each; i += PD_THREADS) {
+        const uint32_t r = i / each, c = i % each * N;
+        const staged_row row = rows[r];
+        float x[N], w[N], g[N], residual[N];
+        pd_get_n<D, N>(s.x, r * s.stride + c, x);
+        pd_get_n<D, N>(s.weight, c, w);
+        pd_get_n<D, N>(s.dout, r * s.stride + c, g);
+        if (n.dresidual) pd_get_n<D, N>(n.dresidual, row.at + c, residual);
+        for (int j = 0; j < N; j++) {
+            const float t = __fmaf_rn((x[j] - row.mean) * row.rstd, row.minus_mean_gx, g[j] * w[j] + row.minus_mean_g);
+            x[j] = __fmaf_rn(t, row.rstd, n.dresidual ? residual[j] : 0.0f);
+        }
+        pd_put_n<D, N>(n.dx, row.at + c, x);
+    }
+}
+
+/* Column threadIdx.x of every PD_THREADS. */
+template <enum pd_dtype D, int K>
+PD_DEVICE void add_weights(const struct pd_norm &n, const staged &s, const staged_row *rows, uint32_t count,
+                           float (&dweight)[K], float (&dbias)[K])
+{
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        const uint32_t c = k * PD_THREADS + threadIdx.x;
+        for (uint32_t r = 0; c < n.columns && r < count; r++) {
+            const float d = pd_get<D>(s.dout, r * s.stride + c), x = pd_get<D>(s.x, r * s.stride + c);
+            dweight[k] = __fmaf_rn(d, (x - rows[r].mean) * rows[r].rstd, dweight[k]);
+            dbias[k] = dbias[k] + d;
+        }
+    }
+}
+
+template <enum pd_dtype D>
+PD_DEVICE void stage_rows(const struct pd_norm &n, const staged &s, staged_row *rows, uint64_t first, uint32_t count,
+                          bool wide)
+{
+    constexpr uint32_t bytes = D == PD_F32 ? 4 : 2;
+    const uint32_t columns = static_cast<uint32_t>(n.columns);
+    if (threadIdx.x < count) {
+        const uint64_t row = first + threadIdx.x, kept = kept_row(n, row);
+        rows[threadIdx.x] = {row_at(n, row), kept, n.mean ? n.mean[row] : 0.0f, n.rstd[kept], 0.0f, 0.0f};
+    }
+    __syncthreads();
+    for (uint32_t r = 0; r < count; r++) {
+        stage<D>(s.dout + r * s.stride * bytes, n.dout, rows[r].at, columns, wide);
+        stage<D>(s.x + r * s.stride * bytes, n.x, rows[r].kept * columns, columns, wide);
+    }
+    pd_cp_async_commit();
+    pd_cp_async_wait<0>();
+    __syncthreads();
+}
+
+/* partials: (bands, 2, columns) with a bias, else (bands, columns). dx may be x, dout or dresidual: rows are in shared memory
+ * before any of theirs is written. */
+template <enum pd_dtype D, int K>
+static __global__ void __launch_bounds__(PD_THREADS)
+    backward_bands(const struct pd_norm n, const bands b, float *partials, const bool wide)
+{
+    constexpr uint32_t bytes = D == PD_F32 ? 4 : 2;
+    PD_SHARED_DYNAMIC(shared);
+    PD_SHARED(staged_row, rows, [AT_ONCE_MAX]);
+    const uint32_t columns = static_cast<uint32_t>(n.columns), stride = (columns + PAD + 7) / 8 * 8;
+    const staged s = {shared, shared + b.at_once * stride * bytes, shared + 2 * b.at_once * stride * bytes, stride};
+    const uint64_t begin = blockIdx.x * b.rows, end = begin + b.rows < n.rows ? begin + b.rows : n.rows;
+    float dweight[K] = {}, dbias[K] = {};
+    stage<D>(s.weight, n.weight, 0, columns, wide);
+    for (uint64_t first = begin; first < end; first += b.at_once) {
+        const uint32_t count = end - first < b.at_once ? static_cast<uint32_t>(end - first) : b.at_once;
+        __syncthreads();
+        stage_rows<D>(n, s, rows, first, count, wide);
+        sum_rows<D>(n, s, rows, count);
+        __syncthreads();
+        if (wide)
+            put_staged_dx<D, WIDE>(n, s, rows, count);
+        else
+            put_staged_dx<D, 1>(n, s, rows, count);
+        add_weights<D, K>(n, s, rows, count, dweight, dbias);
+    }
+    float *to = partials + static_cast<uint64_t>(blockIdx.x) * columns * (n.dbias ? 2 : 1);
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        const uint32_t c = k * PD_THREADS + threadIdx.x;
+        if (c < columns) to[c] = dweight[k];
+        if (c < columns && n.dbias) to[columns + c] = dbias[k];
+    }
+}
+
+/* Bands of a column: sixteen lines of threads take every sixteenth each, then a tree of lines. blockIdx.y: 1 of dbias. */
+static __global__ void join(const struct pd_norm n, const uint32_t count, const float *partials)
+{
+    PD_SHARED(float, sums, [LINES_OF_BANDS][COLUMNS]);
+    const unsigned line = threadIdx.y, lane = threadIdx.x;
+    const uint64_t column = static_cast<uint64_t>(blockIdx.x) * COLUMNS + lane, row = n.columns * (n.dbias ? 2 : 1);
+    const float *from = partials + blockIdx.y * n.columns + column;
+    float sum = 0.0f;
+    if (column < n.columns)
+        pd_in_order<8>(
+            line, count, LINES_OF_BANDS, [&](uint64_t band) { return from[band * row]; },
+            [&](float term) { sum = sum + term; });
+    sums[line][lane] = sum;
+    for (unsigned half = LINES_OF_BANDS / 2; half >= 1; half /= 2) {
+        __syncthreads();
+        if (line < half) sums[line][lane] += sums[line + half][lane];
+    }
+    if (line == 0 && column < n.columns) (blockIdx.y ? n.dbias : n.dweight)[column] = sums[0][lane];
+}
+
+/* From sizes alone; false: rows are too long. */
+static bool bands_of(const struct pd_norm *n, bands *ret_bands)
+{
+    const uint64_t bytes = n->dtype == PD_F32 ? 4 : 2, row = (n->columns + PAD + 7) / 8 * 8 * bytes;
+    uint64_t at_once = (SHARED_AIM - (row < SHARED_AIM ? row : SHARED_AIM)) / (2 * row);
+    if (n->columns > EACH_MAX * PD_THREADS || 3 * row > PD_SHARED_EVERYWHERE - sizeof(staged_row) * AT_ONCE_MAX)
+        return false;
+    at_once = at_once < 1 ? 1 : at_once < AT_ONCE_MAX ? at_once : AT_ONCE_MAX;
+    const uint64_t shorter = 2048 / (n->columns ? n->columns : 1);
+    uint64_t most = BANDS_MAX * (shorter < 1 ? 1 : shorter < 4 ? shorter : 4);
+    const uint64_t held = PD_CUDA_NORM_WORKSPACE_MAX / (2 * sizeof(float) * (n->columns ? n->columns : 1));
+    if (most > held) most = held;
+    const uint64_t wanted = (n->rows + AT_ONCE_MAX - 1) / AT_ONCE_MAX, count = wanted < most ? wanted : most;
+    if (count == 0) return false;
+    ret_bands->rows = (n->rows + count - 1) / count;
+    ret_bands->count = static_cast<uint32_t>((n->rows + ret_bands->rows - 1) / ret_bands->rows);
+    const uint64_t rounds = (ret_bands->rows + at_once - 1) / at_once;
+    ret_bands->at_once = static_cast<uint32_t>((ret_bands->rows + rounds - 1) / rounds);
+    ret_bands->shared_bytes = static_cast<uint32_t>((2 * ret_bands->at_once + 1) * row);
+    return true;
+}
+
+uint64_t pd_cuda_norm_workspace_bytes(const struct pd_norm *n)
+{
+    bands b;
+    return bands_of(n, &b) ? b.count * n->columns * (n->dbias ? 2 : 1) * sizeof(float) : 0;
+}
+
+template <enum pd_dtype D>
+static pd_status launch_bands(void *stream, const struct pd_norm *n, const bands &b, float *partials, bool wide,
+                              pd_error *err)
+{
+    const uint64_t each = (n->columns + PD_THREADS - 1) / PD_THREADS;
+    const auto kernel = each <= 1    ? backward_bands<D, 1>
+                        : each <= 4  ? backward_bands<D, 4>
+                        : each <= 16 ? backward_bands<D, 16>
+                                     : backward_bands<D, EACH_MAX>;
+    PD_TRY(
+        pd_cuda_launch(err, "backward_bands", kernel, b.count, PD_THREADS, b.shared_bytes, stream, *n, b, partials, wide));
+    return PD_LAUNCH(err, join, dim3(pd_blocks(n->columns, COLUMNS), n->dbias ? 2 : 1), dim3(COLUMNS, LINES_OF_BANDS), 0,
+                     stream, *n, b.count, partials);
+}
+
 static bool rows_are_aligned(const struct pd_norm *n)
 {
     return n->columns % WIDE == 0 && n->ld % WIDE == 0 && pd_is_16_aligned(n->x) && pd_is_16_aligned(n->kept) &&
@@ -168,15 +391,24 @@ pd_status pd_cuda_norm_forward(void *stream, const struct pd_norm *n, struct pd_
     });
 }
 
-/* Columns first: dx may overwrite dout or x. */
-pd_status pd_cuda_norm_backward(void *stream, const struct pd_norm *n, struct pd_error *err)
+/* Rows too long for shared memory. Columns first: dx may overwrite dout or x. */
+static pd_status backward_twice(void *stream, const struct pd_norm *n, bool aligned, struct pd_error *err)
 {
-    const bool aligned =
-        rows_are_aligned(n) && pd_is_16_aligned(n->dout) && pd_is_16_aligned(n->dresidual) && pd_is_16_aligned(n->dx);
     const unsigned blocks = pd_blocks(n->rows, ROWS), threads = ROWS * PD_LANES;
     PD_WITH_DTYPE(n->dtype, D, {
         PD_TRY(PD_LAUNCH(err, weights<D>, pd_blocks(n->columns, COLUMNS), dim3(COLUMNS, LINES), 0, stream, *n));
         if (aligned) return PD_LAUNCH(err, (backward<D, WIDE>), blocks, threads, 0, stream, *n);
         return PD_LAUNCH(err, (backward<D, 1>), blocks, threads, 0, stream, *n);
     });
+}
+
+pd_status pd_cuda_norm_backward(void *stream, const struct pd_norm *n, struct pd_cuda_workspace workspace,
+                                struct pd_error *err)
+{
+    const bool aligned =
+        rows_are_aligned(n) && pd_is_16_aligned(n->dout) && pd_is_16_aligned(n->dresidual) && pd_is_16_aligned(n->dx);
+    bands b;
+    if (!bands_of(n, &b)) return backward_twice(stream, n, aligned, err);
+    PD_CHECK(workspace.bytes >= pd_cuda_norm_workspace_bytes(n));
+    PD_WITH_DTYPE(n->dtype, D, return launch_bands<D>(stream, n, b, static_cast<float *>(workspace.data), aligned, err));
 }
