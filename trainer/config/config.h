@@ -25,6 +25,7 @@ enum pd_order { PD_ORDER_AUTO, PD_ORDER_DEPTH_FIRST, PD_ORDER_BREADTH_FIRST };
 enum pd_device_choice { PD_DEVICE_AUTO, PD_DEVICE_CPU, PD_DEVICE_GPU };
 enum pd_rounding { PD_ROUNDING_NEAREST, PD_ROUNDING_STOCHASTIC };
 enum pd_linears { PD_LINEARS_PRECISION, PD_LINEARS_FP8 };
+enum pd_guard { PD_GUARD_STOP, PD_GUARD_SKIP };
 enum pd_grow { PD_GROW_RESTART, PD_GROW_NOW };
 enum pd_transport { PD_TRANSPORT_AUTO, PD_TRANSPORT_LOCAL, PD_TRANSPORT_MPI };
 
@@ -137,6 +138,10 @@ struct pd_config {
         enum pd_grow grow;   /* when hosts that come back are taken in */
         double wait_seconds; /* for hosts, where fewer than elastic.min ranks can run */
     } launch;
+    struct {
+        enum pd_guard non_finite; /* a loss or a gradient that is not finite: the run ends, or the step updates nothing */
+        uint32_t skips;           /* in a row, before the run ends all the same */
+    } guard;
     struct {
         uint32_t min, max; /* ranks of any start; max 0: layout.ranks */
     } elastic;

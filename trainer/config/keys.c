@@ -16,6 +16,7 @@ static const char *const codes_words[] = {"auto", "step", "micro_batch", NULL};
 static const char *const linears_words[] = {"precision", "fp8", NULL};
 static const char *const gradient_words[] = {"fp32", "bf16", NULL};
 static const char *const rounding_words[] = {"nearest", "stochastic", NULL};
+static const char *const guard_words[] = {"stop", "skip", NULL};
 static const char *const grow_words[] = {"restart", "now", NULL};
 static const char *const transport_words[] = {"auto", "local", "mpi", NULL};
 static const char *const schedule_words[] = {"1f1b", "gpipe", NULL};
@@ -189,6 +190,10 @@ const struct pd_key pd_keys[] = {
          "hosts that come back are taken in at the next restart; now: ranks save, leave and start again with them"),
     F64(launch.wait_seconds, "600", 0, 1e9, FREE,
         "for hosts to come back, where fewer than elastic.min ranks can run; then the launch ends with 75"),
+
+    WORD(guard.non_finite, "stop", guard_words, FREE,
+         "a loss or gradient that is not finite ends the run; skip: its batch is consumed and updates nothing"),
+    U32(guard.skips, "10", 1, 1e6, FREE, "of guard.non_finite=skip in a row, before the run ends all the same"),
 
     U32(elastic.min, "1", 1, 65536, FREE, "ranks; with fewer no start is made"),
     U32(elastic.max, "0", 0, 65536, FREE, "ranks, where launch.hosts have room for them; 0: layout.ranks, or all that fit"),

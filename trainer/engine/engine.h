@@ -77,7 +77,7 @@ struct pd_step_result {
     uint64_t tokens;      /* valid target tokens */
     double gradient_norm; /* before clipping */
     double learning_rate;
-    bool skipped;         /* fp16: a gradient overflowed; parameters and moments are as before */
+    bool skipped;         /* a gradient or the loss was not finite; parameters and moments are as before */
     double bubble;        /* share of the step that ranks waited for other stages, mean over ranks */
     double bubble_theory; /* of the schedule with equal stages */
     /* By the host's clock on this rank: on a GPU, which runs behind the host, what the host waited there. */

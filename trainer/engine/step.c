@@ -2,6 +2,7 @@
 #include "trainer/engine/engine_internal.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/fault.h"
 #include "ckpt/base/pulse.h"
 #include "ckpt/base/trace.h"
 #include "trainer/engine/optimizer.h"
@@ -379,14 +380,19 @@ static pd_status reduce_loss(struct step *s, double *ret_mean, struct pd_error *
     return PD_OK;
 }
 
-static pd_status check_finite(const struct step *s, const struct pd_step_result *result, struct pd_error *err)
+/* fp16 overflows by design, and lowers its scale; elsewhere guard.non_finite says what follows. All ranks see the same sums. */
+static pd_status check_finite(const struct step *s, struct pd_step_result *result, struct pd_error *err)
 {
-    const bool may_overflow = s->e->options.config->numerics.precision == PD_F16;
-    if (isfinite(result->loss) && (may_overflow || isfinite(result->gradient_norm))) return PD_OK;
+    const struct pd_config *c = s->e->options.config;
+    const bool is_finite = isfinite(result->loss) && isfinite(result->gradient_norm);
+    const bool may_overflow = c->numerics.precision == PD_F16 && isfinite(result->loss);
+    result->skipped = !is_finite;
+    if (is_finite || may_overflow || c->guard.non_finite == PD_GUARD_SKIP) return PD_OK;
     PD_FAIL(err, PD_DIVERGED,
-            "loss %g, gradient norm %g: not finite; lower optimizer.lr, or look at the data of samples %llu to %llu",
+            "loss %g, gradient norm %g: not finite; lower optimizer.lr, or look at the data of samples %llu to %llu; "
+            "guard.non_finite=skip goes on without such batches",
             result->loss, result->gradient_norm, (unsigned long long)s->first_sample,
-            (unsigned long long)s->first_sample + s->e->options.config->batch.sequences - 1);
+            (unsigned long long)s->first_sample + c->batch.sequences - 1);
 }
 
 /* The norm needs all sums, the update needs the norm; a norm that is not finite skips it. */
@@ -398,8 +404,8 @@ static pd_status update(struct step *s, uint64_t updates, struct pd_step_result 
     PD_TRY(pd_optimizer_norm(s->e, s->tokens, &result->gradient_norm, err));
     pd_trace_end(computed, "step", "sums and norm", updates);
     end_stage(s, PD_STEP_SUMS, &since_ns);
+    if (pd_fault_asks("engine.norm.nan")) result->gradient_norm = NAN;
     PD_TRY(check_finite(s, result, err));
-    result->skipped = !isfinite(result->gradient_norm);
     if (result->skipped) return PD_OK;
     const uint64_t begun = pd_trace_begin(), start_ns = pd_trace_now();
     PD_TRY(pd_optimizer_update(s->e, updates, s->tokens, result->gradient_norm, err));

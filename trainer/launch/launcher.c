@@ -35,8 +35,11 @@ struct launch_state {
     uint64_t progress;                 /* newest that was ever known to be committed */
     char found[PD_LAUNCH_FOUND_BYTES]; /* without one: what lies there and is none */
     uint32_t restarts, idle_restarts;  /* all; since the last progress */
-    bool is_charged;                   /* the last end, to hosts and not to the run */
-    uint32_t died;                     /* ranks that died at the last end, without progress since */
+    bool has_diverged;                 /* the last end was not finite, with this progress and these words */
+    uint64_t diverged_behind;
+    char diverged_words[320];
+    bool is_charged; /* the last end, to hosts and not to the run */
+    uint32_t died;   /* ranks that died at the last end, without progress since */
     uint32_t died_ranks[PD_LAUNCH_LOST_NAMED];
     char last_words[sizeof((struct pd_error *)0)->message];
 };
@@ -269,6 +272,20 @@ static void log_end(const struct launch_state *state, const struct pd_launch_ver
                     state->launch->restart_limit);
 }
 
+/* A step's bits are known: what a restart computes in another way was no matter of the data. */
+static void look_for_repeat(struct launch_state *state, const struct pd_launch_verdict *verdict)
+{
+    const bool has_passed = verdict->status == PD_OK || state->progress > state->diverged_behind;
+    if (state->has_diverged && verdict->status != PD_DIVERGED && has_passed)
+        pd_log_warn(MODULE,
+                    "what was not finite in a start before has not come again, from the same bits: suspect the hardware "
+                    "of that rank (%s)",
+                    state->diverged_words);
+    state->has_diverged = verdict->status == PD_DIVERGED;
+    state->diverged_behind = state->progress;
+    if (state->has_diverged) snprintf(state->diverged_words, sizeof state->diverged_words, "%.300s", verdict->message);
+}
+
 /* ---- for people who look at the run ---- */
 
 static void note_start(const struct launch_state *state)
@@ -326,6 +343,7 @@ static pd_status launch_loop(struct launch_state *state, struct pd_error *err)
         PD_TRY(pd_launch_job_run(&state->start, &state->requests, &verdict, err));
         pd_status st = judge(state, &verdict, &is_over, err);
         is_over |= st != PD_OK;
+        look_for_repeat(state, &verdict);
         note_end(state, &verdict, is_over, st);
         if (is_over) return st;
         log_end(state, &verdict);

@@ -45,6 +45,7 @@ struct run {
     uint64_t started_step;         /* newest whose save is under way or ended well; 0: none */
     uint64_t now_ns;               /* of the root's clock, at the ranks' last agreement */
     struct pd_save_failures failures;
+    uint32_t skips; /* of guard.non_finite in a row */
     uint32_t saves;
     double save_seconds, stall_seconds; /* of the saves that ended since the last line of metrics */
 };

@@ -192,6 +192,8 @@ static void make_parts(const struct pd_metrics *m, const struct pd_metrics_line 
         add(parts, 11, "bubble %.0f%% (theory %.0f%%)", 100 * s->result.bubble, 100 * s->result.bubble_theory);
     if (m->options.config->numerics.precision == PD_F16)
         add(parts, 12, "scale %g skipped %llu", s->loss_scale, (unsigned long long)s->skipped_steps);
+    else if (s->skipped_steps)
+        add(parts, 12, "skipped %llu", (unsigned long long)s->skipped_steps);
     add(parts, 10, "%.2f GiB", (double)s->memory_bytes / (1ull << 30));
     if (s->last_checkpoint)
         add(parts, 5, "ckpt %llu eta %s", (unsigned long long)s->last_checkpoint, eta);

@@ -112,6 +112,8 @@ static void add_result(struct pd_json_writer *w, const struct pd_metrics_options
     if (options->config->numerics.precision == PD_F16) {
         pd_json_double(w, "loss_scale", s->loss_scale);
         pd_json_u64(w, "skipped", s->skipped_steps);
+    } else if (s->skipped_steps) {
+        pd_json_u64(w, "skipped", s->skipped_steps);
     }
     if (options->has_stages) {
         pd_json_double(w, "bubble", s->result.bubble);
