@@ -5,7 +5,7 @@ usage: megatron_agree.py PERDURE
 
 Two ranks of Megatron save one model fully_reshardable and dp_reshardable; both come in, as the same state. What goes out again is
 loaded by two ranks of Megatron as its training does it (common.pt, content metadata, a strict load of the model and of its
-distributed optimizer), and is what they have from their own. PERDURE_PEER_PYTHON names an interpreter that has torch (CPU) and
+distributed optimizer), and is what they have from their own. Models of ours of other families load into Megatron's as strictly. PERDURE_PEER_PYTHON names an interpreter that has torch (CPU) and
 megatron-core. Exit 77: there is none.
 """
 import os
@@ -100,6 +100,53 @@ def compare_rank(theirs, ours):
         assert value.abs().sum() > 0 and torch.equal(value, found[name]), name
 
 
+FAMILIES = {  # ours, and Megatron's
+    "gpt2": (["model.family=gpt2", "model.ffn=256"], dict(ffn_hidden_size=256, normalization="LayerNorm"), dict(position_embedding_type="learned_absolute")),
+    "qwen2": (["model.qkv_bias=true"], dict(add_qkv_bias=True), dict(share_embeddings_and_output_weights=False)),
+    "qwen3": (["model.family=qwen3", "model.head_size=24"], dict(kv_channels=24, qk_layernorm=True), dict(share_embeddings_and_output_weights=False)),
+}
+
+
+def load_families_rank(directory):
+    from megatron.core import dist_checkpointing
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    llama = dict(ffn_hidden_size=96, normalization="RMSNorm", gated_linear_unit=True, activation_func=torch.nn.functional.silu,
+                 add_bias_linear=False, num_query_groups=2)
+    for family, (_, config, arguments) in FAMILIES.items():
+        config = TransformerConfig(num_layers=2, hidden_size=64, num_attention_heads=4, use_cpu_initialization=True,
+                                   masked_softmax_fusion=False, bias_dropout_fusion=False, gradient_accumulation_fusion=False,
+                                   apply_rope_fusion=False, **({} if family == "gpt2" else llama), **config)
+        spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=config.qk_layernorm)
+        model = GPTModel(config, spec, vocab_size=256, max_sequence_length=32,
+                         **{"position_embedding_type": "rope", "share_embeddings_and_output_weights": True, **arguments})
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(7)
+        state = {"model": model.sharded_state_dict(prefix="", metadata=make_megatron.metadata("fully_reshardable"))}
+        model.load_state_dict(dist_checkpointing.load(state, f"{directory}/{family}-out/iter_0000001")["model"])
+        assert not any((parameter == 7).any() for parameter in model.parameters()), family
+
+
+def check_families(perdure, directory):
+    """Out of a step of ours, into Megatron, and in again by its arguments alone."""
+    with open(f"{directory}/text", "wb") as f:
+        f.write(b"In the beginning was the word. " * 200)
+    for family, (overrides, *_) in FAMILIES.items():
+        with open(f"{directory}/run.yaml", "w", encoding="utf-8") as f:
+            f.write(f"run: {{dir: {directory}/{family}, steps: 1}}\ndata: {{train: {directory}/text}}\nbatch: {{context: 32, sequences: 2}}\n"
+                    "model: {preset: byte-1m, layers: 2, hidden: 64, heads: 4, ffn: 96, context: 32, tie_embeddings: false}\n"
+                    "layout: {ranks: 1, threads: 1}\n")
+        run(perdure, "train", f"{directory}/run.yaml", *([] if family == "gpt2" else ["model.kv_heads=2"]), *overrides,
+            *(["model.tie_embeddings=true"] if family == "gpt2" else []))
+        run(perdure, "ckpt", "export", f"{directory}/{family}", f"{directory}/{family}-out", "--format=megatron")
+        os.remove(f"{directory}/{family}-out/iter_0000001/config.json")
+        run(perdure, "ckpt", "import", f"{directory}/{family}-out", f"{directory}/{family}-in")
+        run(perdure, "ckpt", "diff", "-q", f"{directory}/{family}", f"{directory}/{family}-in")
+    start_ranks("families", directory)
+
+
 def main(perdure):
     with tempfile.TemporaryDirectory(prefix="perdure-peer-") as directory:
         start_ranks("save", directory)
@@ -111,11 +158,14 @@ def main(perdure):
         run(perdure, "ckpt", "export", buckets, f"{directory}/out", "--format=megatron")
         start_ranks("compare", f"{directory}/fully_reshardable", f"{directory}/out")
         print("megatron: ours loads with the bits of theirs", flush=True)
+        check_families(perdure, directory)
+        print(f"megatron: {', '.join(FAMILIES)} load strictly", flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1].startswith("rank:"):
         make_megatron.begin(int(sys.argv[2]), 2)
-        {"rank:save": make_megatron.train_and_save, "rank:compare": compare_rank}[sys.argv[1]](*sys.argv[3:])
+        {"rank:save": make_megatron.train_and_save, "rank:compare": compare_rank,
+         "rank:families": load_families_rank}[sys.argv[1]](*sys.argv[3:])
     else:
         main(os.path.abspath(sys.argv[1]))
