@@ -3,7 +3,8 @@
  * Ranks are processes, started as perdure train starts them; hosts are pretended, or network namespaces that
  * tools/bench/hosts.sh has joined by a bridge. A host of H sends (8 + 2) * P * (H - 1) / H bytes of P parameters under ZeRO-1
  * and 2, and (8 + 4) * P * (H - 1) / H under ZeRO-3, which gathers twice: terms of 8 bytes to their owners, parameters in bf16
- * from them. What was sent over that is the ratio, by the communicator's own count and by the counters of the interfaces.
+ * from them, twice a step and not a micro-batch since blocks come one by one (layout.order). What was sent over that is the
+ * ratio, by the communicator's own count and by the counters of the interfaces.
  *
  * A measurement lies between two barriers, which are counted with it. */
 #include "ckpt/base/checked.h"
@@ -184,8 +185,8 @@ static pd_status open_run(struct exchange_bench *b, struct pd_bench_run *run, co
 {
     char sections[256];
     snprintf(sections, sizeof sections,
-             "numerics: {precision: bf16, virtual_tp: 1}\nlayout: {recompute: none, dp: %u, zero_stage: %u}\n",
-             b->comm->size, zero_stage);
+             "numerics: {precision: bf16, virtual_tp: 1}\nlayout: {recompute: none, dp: %u, zero_stage: %u, order: %s}\n",
+             b->comm->size, zero_stage, zero_stage == 3 ? "breadth_first" : "depth_first");
     const struct pd_bench_run_options options = {
         .model = "preset: gpt2-124m, hidden: 256, heads: 4, layers: 4, vocab: 4096, context: 64",
         .tokens = tokens,
