@@ -183,6 +183,10 @@ static pd_status hosts_add(const struct pd_start *start, struct pd_starter_comma
                            struct pd_error *err)
 {
     static const char *const words[] = {"--map-by", "slot", "--host"};
+    if (start->hosts && !strcmp(command->name, "srun"))
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "launch.hosts are given to mpirun, and in this Slurm job srun starts the ranks, on the nodes of the job: leave "
+                "launch.hosts out, or set PERDURE_MPIRUN=mpirun");
     for (size_t i = 0; start->hosts && i < sizeof words / sizeof *words; i++)
         PD_TRY(command_add(command, count, (char *)(uintptr_t)words[i], err));
     return start->hosts ? command_add(command, count, (char *)(uintptr_t)start->hosts, err) : PD_OK;

@@ -1,5 +1,6 @@
 /* Lists of hosts, who answers, and what hosts cost a launch. */
 #include "trainer/launch/account.h"
+#include "trainer/launch/starter.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -87,6 +88,31 @@ Test(hosts, who_answers, .timeout = 600)
     cr_expect(strstr(err.message, "names no host"), "%s", err.message);
     cr_assert_eq(look("/nonexistent/hosts", "false", &h, &count, &err), PD_UNSUPPORTED);
     cr_expect(strstr(err.message, "launch.hosts (/nonexistent/hosts)"), "%s", err.message);
+}
+
+/* srun knows its nodes, and no --host. */
+Test(hosts, are_for_mpirun_alone)
+{
+    char dir[] = "/tmp/perdure-srun-XXXXXX", path[64];
+    struct pd_starter_command command;
+    struct pd_error err;
+    struct pd_start start = {.transport = PD_TRANSPORT_MPI, .ranks = 2, .worker = (const char *[]){"worker", NULL}};
+    cr_assert(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/srun", dir);
+    FILE *f = fopen(path, "w");
+    cr_assert(f && fclose(f) == 0 && chmod(path, 0755) == 0);
+    setenv("PATH", dir, 1);
+    setenv("SLURM_JOB_ID", "1", 1);
+    setenv("SLURM_JOB_NUM_NODES", "2", 1);
+    unsetenv("PERDURE_MPIRUN");
+    cr_expect_eq(pd_starter_command_make(&start, &command, &err), PD_OK, "%s", err.message);
+    start.hosts = "a:1,b:1";
+    cr_expect_eq(pd_starter_command_make(&start, &command, &err), PD_UNSUPPORTED);
+    cr_expect(strstr(err.message, "PERDURE_MPIRUN=mpirun"), "%s", err.message);
+    setenv("PERDURE_MPIRUN", "mpirun", 1);
+    cr_expect_eq(pd_starter_command_make(&start, &command, &err), PD_OK, "%s", err.message);
+    unlink(path);
+    rmdir(dir);
 }
 
 static void update(struct pd_launch_account *a, const char *text, const char *silent)
