@@ -344,8 +344,8 @@ RUN(terms)
     int64_t *sums = p[1], *check = sums + n;
     uint32_t *marks = p[3];
     for (int adds = 0; adds < 2; adds++) {
-        const struct pd_term_run run = {p[0], sums, n, check, !adds, marks};
-        const struct pd_terms terms = {&run, 1, PD_TERM_F32, adds, q.scale, q.limit, TERM_MARK};
+        const struct pd_term_run run = {p[0], sums, n, adds, check, !adds, marks};
+        const struct pd_terms terms = {&run, 1, PD_TERM_F32, q.scale, q.limit, TERM_MARK};
         PD_TRY(pd_terms(math, &terms, err));
     }
     const struct pd_term_sums made = {n, sums, p[2], q.quantum, check, marks, TERM_MARK};

@@ -27,7 +27,7 @@ static inline bool grid_case(uint32_t world, uint32_t number, struct pd_layout *
     return false;
 }
 
-#define GRID_LINKS 9u
+#define GRID_LINKS 10u
 #define GRID_PIECE 700u /* of uint64 */
 
 /* One communicator of a grid and the ranks of the world that must be its members, in order. */
@@ -70,7 +70,8 @@ static inline void grid_links(const struct pd_grid *grid, struct grid_link *link
     const struct pd_layout *l = &grid->layout;
     const uint32_t me = grid->place.pp, after = (me + 1) % l->pp, before = (me + l->pp - 1) % l->pp;
     const bool wraps = l->pp > 1 && l->interleave > 1;
-    grid_expect(&links[0], "stage", grid->stage);
+    grid_expect(&links[0], "shard", grid->shard);
+    grid_expect(&links[9], "replicas", grid->replicas);
     grid_expect(&links[1], "tp", grid->tp);
     grid_expect(&links[2], "sp", grid->sp);
     grid_expect(&links[7], "mirror", grid->mirror);
@@ -78,7 +79,10 @@ static inline void grid_links(const struct pd_grid *grid, struct grid_link *link
     const bool is_gathered = l->tp > 1 || l->zero_shard > 1; /* from stage 1 on */
     for (uint32_t r = 0; r < grid->world; r++) {
         const struct pd_rank_place p = pd_layout_place(l, r), q = grid->place;
-        if (p.pp == q.pp) grid_member(&links[0], l, p);
+        const uint32_t mine = q.dp * l->sp + q.sp, other = p.dp * l->sp + p.sp;
+        const bool is_beside = p.pp == q.pp && p.tp == q.tp;
+        if (is_beside && mine / l->zero_shard == other / l->zero_shard) grid_member(&links[0], l, p);
+        if (is_beside && mine % l->zero_shard == other % l->zero_shard) grid_member(&links[9], l, p);
         if (p.pp == q.pp && is_gathered) grid_member(&links[8], l, p);
         if (p.pp == q.pp && p.dp == q.dp && p.sp == q.sp) grid_member(&links[1], l, p);
         if (p.pp == q.pp && p.dp == q.dp && p.tp == q.tp) grid_member(&links[2], l, p);

@@ -19,9 +19,9 @@ static void make(struct sums *s, const void *x, enum pd_term_source source, bool
     const uint64_t bytes = source == PD_TERM_INTEGER ? 8 : source == PD_TERM_BF16 ? 2 : 4;
     for (uint32_t i = 0; i < RUNS; i++) {
         int64_t *to = s->terms + cuts[i] + i, n = (int64_t)(cuts[i + 1] - cuts[i]);
-        runs[i] = (struct pd_term_run){(const char *)x + cuts[i] * bytes, to, (uint64_t)n, to + n, !adds, &s->flags[i]};
+        runs[i] = (struct pd_term_run){(const char *)x + cuts[i] * bytes, to, (uint64_t)n, adds, to + n, !adds, &s->flags[i]};
     }
-    *t = (struct pd_terms){runs, RUNS, source, adds, q.scale, q.limit, MARK};
+    *t = (struct pd_terms){runs, RUNS, source, q.scale, q.limit, MARK};
 }
 
 static pd_status both(struct pd_math *math, struct sums *got, struct sums *want, const void *x, enum pd_term_source source,

@@ -117,7 +117,7 @@ static bool is_same(const struct pd_laid_out *a, const struct pd_laid_out *b)
     const struct pd_layout *k = &a->layout, *l = &b->layout;
     return k->dp == l->dp && k->tp == l->tp && k->pp == l->pp && k->sp == l->sp && k->interleave == l->interleave &&
            k->zero_stage == l->zero_stage && k->zero_shard == l->zero_shard && a->recompute == b->recompute &&
-           a->recompute_layers == b->recompute_layers;
+           a->recompute_layers == b->recompute_layers && a->by_lane == b->by_lane;
 }
 
 /* The fastest of all layouts of the world; what the configuration gives is set aside. */

@@ -301,7 +301,12 @@ static pd_status print_groups(const struct pd_world_memory *m, const struct show
     return PD_OK;
 }
 
-static void print_traffic(const struct pd_step_cost *c)
+static const char *exchange_name(const struct pd_laid_out *laid_out)
+{
+    return laid_out->by_lane ? "lane" : "step";
+}
+
+static void print_traffic(const struct pd_step_cost *c, const struct pd_laid_out *laid_out)
 {
     const struct part parts[] = {{"parameters", c->parameter_bytes},
                                  {"gradients", c->gradient_bytes},
@@ -309,6 +314,9 @@ static void print_traffic(const struct pd_step_cost *c)
                                  {"keys, values and queries", c->sequence_bytes},
                                  {"between stages", c->pipeline_bytes}};
     printf(print_parts("a rank receives in a step, at most", parts, 5) ? "\n" : "nothing is exchanged\n");
+    if (c->gradient_bytes_lane != c->gradient_bytes_step)
+        printf("layout.exchange is %s: gradients once a step are %s, and %s as lanes end\n", exchange_name(laid_out),
+               pd_text_bytes(c->gradient_bytes_step).text, pd_text_bytes(c->gradient_bytes_lane).text);
     if (c->padding)
         printf("%u of the slots of a step %s: each gathers %s of parameters and computes nothing\n", c->padding,
                c->padding == 1 ? "is a padding micro-batch" : "are padding micro-batches",
@@ -420,7 +428,7 @@ static pd_status print_details(const struct pd_plan_subject *s, const struct pd_
         printf("note: this does not fit the %s of %s%s%s\n", pd_text_bytes((uint64_t)s->machine->device_bytes).text,
                s->machine->name, w->remedy[0] ? ": " : "", w->remedy);
     print_warnings(w);
-    print_traffic(&w->cost);
+    print_traffic(&w->cost, &w->laid_out);
     print_time(w, s->machine);
     PD_TRY(print_alternatives(w, err));
     print_flags(s, w);
@@ -542,6 +550,7 @@ static void write_layout(struct pd_json_writer *w, const struct pd_laid_out *lai
                  {"zero_stage", l->zero_stage}, {"zero_shard", l->zero_shard});
     pd_json_string(w, "recompute", recompute_names[laid_out->recompute]);
     pd_json_u64(w, "recompute_layers", recomputed_blocks(laid_out, model));
+    pd_json_string(w, "exchange", exchange_name(laid_out));
     pd_json_object_end(w);
 }
 
@@ -549,6 +558,7 @@ static void write_cost(struct pd_json_writer *w, const struct pd_step_cost *c)
 {
     PD_JSON_U64S(w, {"slots", c->slots}, {"padding_micro_batches", c->padding}, {"padding_bytes", c->padding_bytes},
                  {"parameter_bytes_received", c->parameter_bytes}, {"gradient_bytes_received", c->gradient_bytes},
+                 {"gradient_bytes_by_step", c->gradient_bytes_step}, {"gradient_bytes_by_lane", c->gradient_bytes_lane},
                  {"tensor_bytes_received", c->tensor_bytes}, {"sequence_bytes_received", c->sequence_bytes},
                  {"pipeline_bytes_received", c->pipeline_bytes});
     PD_JSON_DOUBLES(w, {"bubble", c->bubble}, {"compute_seconds", c->compute_seconds},

@@ -58,6 +58,7 @@ pd_status pd_config_resolve(struct pd_config *c, struct pd_error *err)
     if (!c->batch.micro_batch)
         c->batch.micro_batch = c->batch.sequences / largest_divisor_up_to(c->batch.sequences, DEFAULT_MICRO_BATCHES_MAX);
     if (!c->batch.context) c->batch.context = c->model.context;
+    if (c->numerics.lanes == UINT32_MAX) c->numerics.lanes = c->batch.sequences / c->batch.micro_batch;
     if (c->optimizer.min_lr < 0) c->optimizer.min_lr = tenth(c->optimizer.lr);
     if (!c->optimizer.decay_steps) c->optimizer.decay_steps = c->run.steps;
     resolve_warmup(c);
@@ -247,7 +248,11 @@ static pd_status check_rounding(const struct pd_config *c, struct pd_error *err)
 static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
 {
     const uint32_t pieces = c->numerics.virtual_sp > 1 ? 2 * c->numerics.virtual_sp : 1;
+    const uint32_t micro_batches = c->batch.sequences / c->batch.micro_batch;
     PD_TRY(check_rounding(c, err));
+    if (c->numerics.lanes > micro_batches)
+        PD_FAIL(err, PD_INVALID, "numerics.lanes is %u, but a step has only %s; use numerics.lanes=%u at most, or leave it out",
+                c->numerics.lanes, pd_counted(micro_batches, "micro-batch").text, micro_batches);
     PD_TRY(check_power_of_two("numerics.virtual_tp", c->numerics.virtual_tp, err));
     PD_TRY(check_power_of_two("numerics.virtual_sp", c->numerics.virtual_sp, err));
     if (pieces > c->batch.context) {

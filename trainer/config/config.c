@@ -208,6 +208,7 @@ static const char *blamed(const struct source *source, const char *message)
 static pd_status build(const struct source *source, struct pd_config *config, struct pd_error *err)
 {
     PD_TRY(set_defaults(config, err));
+    if (source->is_saved) config->numerics.lanes = 0;
     PD_TRY(apply_preset(source, config, err));
     PD_TRY(apply(source, config, err));
     const struct pd_family_properties *family = pd_family_properties(config->model.family);

@@ -9,9 +9,15 @@
 #define STAGES_MAX 256u
 #define NAMED_MAX 3u
 
-static uint32_t micro_batches_of(const struct pd_config *c)
+/* A record that knows no lanes has one a micro-batch. */
+static uint32_t lanes_of(const struct pd_config *c)
 {
-    return c->batch.sequences / c->batch.micro_batch;
+    return c->numerics.lanes ? c->numerics.lanes : c->batch.sequences / c->batch.micro_batch;
+}
+
+static bool are_lanes_given(const struct pd_config *c)
+{
+    return lanes_of(c) < c->batch.sequences / c->batch.micro_batch;
 }
 
 static uint32_t or_one(uint32_t degree)
@@ -102,7 +108,7 @@ static pd_status check_rules(const struct pd_config *c, const struct pd_degrees 
 static bool fits(const struct pd_config *c, const struct pd_degrees *d)
 {
     const uint64_t stages = (uint64_t)d->pp * d->interleave;
-    return c->numerics.virtual_tp % d->tp == 0 && c->numerics.virtual_sp % d->sp == 0 && d->dp <= micro_batches_of(c) &&
+    return c->numerics.virtual_tp % d->tp == 0 && c->numerics.virtual_sp % d->sp == 0 && d->dp <= lanes_of(c) &&
            (d->pp == 1 || stages <= c->model.layers) && stages <= STAGES_MAX && check_rules(c, d, NULL) == PD_OK;
 }
 
@@ -205,17 +211,19 @@ static pd_status check_divides(const char *name, uint32_t degree, uint32_t virtu
 
 static const char *more_micro_batches(const struct pd_config *c)
 {
+    if (are_lanes_given(c)) return "a larger numerics.lanes";
     return c->batch.micro_batch > 1 ? "a smaller batch.micro_batch" : "more batch.sequences";
 }
 
 static pd_status check_dp(const struct pd_config *c, uint32_t dp, struct pd_error *err)
 {
-    const uint32_t micro_batches = micro_batches_of(c);
-    if (dp <= micro_batches) return PD_OK;
+    const uint32_t lanes = lanes_of(c);
+    if (dp <= lanes) return PD_OK;
     PD_FAIL(err, PD_INVALID,
             "layout.dp is %u, but a step has only %s (batch.sequences %u / batch.micro_batch %u); set it to at most %u, or "
             "take %s, which gives other bits",
-            dp, pd_counted(micro_batches, "micro-batch").text, c->batch.sequences, c->batch.micro_batch, micro_batches,
+            dp, pd_counted(lanes, are_lanes_given(c) ? "lane" : "micro-batch").text, c->batch.sequences,
+            c->batch.micro_batch, lanes,
             more_micro_batches(c));
 }
 
@@ -318,12 +326,13 @@ pd_status pd_degrees_of(const struct pd_config *c, uint32_t world, struct pd_deg
         PD_FAIL(err, PD_INVALID, "layout: tp %u x pp %u x sp %u does not divide %s; %s", d.tp, d.pp, d.sp,
                 pd_counted(world, "rank").text, nearest);
     }
-    if (d.dp > micro_batches_of(c)) {
+    if (d.dp > lanes_of(c)) {
         name_nearest(c, world, &d, nearest, sizeof nearest);
         PD_FAIL(err, PD_INVALID,
                 "layout: dp %u of %s is more than the %s of a step (batch.sequences %u / batch.micro_batch %u); %s; or take "
                 "%s, which gives other bits",
-                d.dp, pd_counted(world, "rank").text, pd_counted(micro_batches_of(c), "micro-batch").text,
+                d.dp, pd_counted(world, "rank").text,
+                pd_counted(lanes_of(c), are_lanes_given(c) ? "lane" : "micro-batch").text,
                 c->batch.sequences, c->batch.micro_batch, nearest, more_micro_batches(c));
     }
     PD_TRY(check_zero_shard(c, &d, err));
@@ -334,7 +343,7 @@ pd_status pd_degrees_of(const struct pd_config *c, uint32_t world, struct pd_deg
 
 uint32_t pd_degrees_first_world(const struct pd_config *c, uint32_t devices)
 {
-    const uint32_t micro_batches = micro_batches_of(c);
+    const uint32_t lanes = lanes_of(c);
     if (c->layout.ranks) return c->layout.ranks;
     if (c->layout.automatic) {
         while (devices > 1 && !has_any(c, devices))
@@ -342,7 +351,7 @@ uint32_t pd_degrees_first_world(const struct pd_config *c, uint32_t devices)
         return devices;
     }
     const struct pd_degrees d = wanted_of(c, devices);
-    const uint32_t dp = !c->layout.dp && d.dp > micro_batches ? micro_batches : d.dp;
+    const uint32_t dp = !c->layout.dp && d.dp > lanes ? lanes : d.dp;
     return dp * d.tp * d.pp * d.sp;
 }
 

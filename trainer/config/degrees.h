@@ -1,6 +1,6 @@
 /* Degrees: how many ranks share what of a run, and which of them a configuration admits. Arithmetic only.
  *
- * Numerics, batch and model admit (tp divides virtual_tp, sp divides virtual_sp, dp <= V, a block for every stage); the
+ * Numerics, batch and model admit (tp divides virtual_tp, sp divides virtual_sp, dp <= L, a block for every stage); the
  * number of ranks and what layout.* names choose among those. Every refusal is one sentence that names what would fit. */
 #ifndef PD_TRAINER_CONFIG_DEGREES_H
 #define PD_TRAINER_CONFIG_DEGREES_H
@@ -14,7 +14,7 @@ struct pd_degrees {
 /* layout.* by itself: admitted by numerics, batch and model; for layout.ranks where that is given.   errors  PD_INVALID */
 PD_MUST_USE pd_status pd_degrees_check(const struct pd_config *config, struct pd_error *err);
 /* What the configuration says for `world` ranks: named degrees hold, dp takes what is left.
- *   errors  PD_INVALID: the product is not world, or dp is above V; names the nearest layouts of this many ranks that fit */
+ *   errors  PD_INVALID: the product is not world, or dp is above L; names the nearest layouts of this many ranks that fit */
 PD_MUST_USE pd_status pd_degrees_of(const struct pd_config *config, uint32_t world, struct pd_degrees *ret_degrees,
                                     struct pd_error *err);
 /* Ranks of a start that nothing says more about, where `devices` could run one each. */

@@ -12,6 +12,7 @@ static const char *const family_words[] = {"llama", "gpt2", "qwen3", NULL};
 static const char *const rope_words[] = {"none", "llama3", "linear", NULL};
 static const char *const mode_words[] = {"invariant", "fast", NULL};
 static const char *const dtype_words[] = {"fp32", "bf16", "fp16", NULL};
+static const char *const exchange_words[] = {"auto", "step", "lane", NULL};
 static const char *const codes_words[] = {"auto", "step", "micro_batch", NULL};
 static const char *const linears_words[] = {"precision", "fp8", NULL};
 static const char *const gradient_words[] = {"fp32", "bf16", NULL};
@@ -105,9 +106,12 @@ const struct pd_key pd_keys[] = {
     WORD(numerics.precision, "bf16", dtype_words, LINEAGE, "of activations and working copies; the master is fp32"),
     WORD(numerics.linears, "precision", linears_words, LINEAGE,
          "fp8: operands of the linears of blocks have eight bits; precision: they are as activations are"),
-    WORD(numerics.gradient_type, "fp32", gradient_words, LINEAGE, "of micro-batch gradients as exchanged"),
+    WORD(numerics.gradient_type, "fp32", gradient_words, LINEAGE, "what a micro-batch's gradients are rounded to"),
     WORD(numerics.gradient_rounding, "nearest", rounding_words, LINEAGE,
          "of micro-batch gradients to bf16; stochastic: up or down at random, right on average"),
+    U32(numerics.lanes, "auto", 1, 1 << 24, LINEAGE,
+        "runs of micro-batches that are added up in fp32, sums of which are exact; dp is at most that; auto: one a micro-batch",
+        .automatic = true),
     U32(numerics.virtual_tp, "1", 1, 256, LINEAGE, "chunks of tensor-parallel sums; tp divides it"),
     U32(numerics.virtual_sp, "1", 1, 256, LINEAGE, "half the token pieces of a micro-batch; sp divides it"),
     F64(numerics.loss_scale, "1024", 1.0 / 16777216, 16777216, FREE, "fp16: the first one, a power of two"),
@@ -133,6 +137,8 @@ const struct pd_key pd_keys[] = {
     WORD(layout.schedule, "1f1b", schedule_words, FREE, "of the pipeline: 1f1b or gpipe"),
     WORD(layout.order, "auto", order_words, FREE,
          "breadth_first: all micro-batches of a block before the next; auto: where parameters or gradients are on nvme"),
+    WORD(layout.exchange, "auto", exchange_words, FREE,
+         "of gradients: once a step, or as lanes end, in less memory; auto: step up to 8 GiB, or with layout.auto what fits"),
     WORD(layout.fp8_codes, "auto", codes_words, FREE,
          "of weights are made once a step and kept, two bytes each, or for every micro-batch; auto: step on a GPU"),
     U32(layout.zero_stage, "3", 0, 3, FREE, "what ranks hold while training"),
@@ -148,7 +154,8 @@ const struct pd_key pd_keys[] = {
         "bytes of state on nvme that a rank keeps in memory too, and does not read", TOKENS),
     U64(offload.parameters_budget, "0", 0, 1e15, FREE, "bytes of copies that a rank keeps in memory in place of nvme",
         TOKENS),
-    U64(offload.gradients_budget, "0", 0, 1e15, FREE, "bytes of sums that a rank keeps in memory in place of nvme", TOKENS),
+    U64(offload.gradients_budget, "0", 0, 1e15, FREE,
+        "bytes of sums, 8 an element, that a rank keeps in memory in place of nvme", TOKENS),
     U64(offload.activations_budget, "0", 0, 1e15, FREE,
         "bytes of what is kept for backward that stay in memory in place of nvme", TOKENS),
 

@@ -100,6 +100,17 @@ pd_status pd_balance_stages(const struct pd_model *model, uint32_t length, uint3
 
 /* ---- a layout of given degrees ---- */
 
+#define STEP_BYTES_MAX (8.0 * 1024 * 1024 * 1024)
+
+/* Once a step takes 8 bytes for every element that a rank computes: not unasked where these are many. */
+static bool is_by_lane(const struct pd_config *config, const struct pd_model *model, const struct pd_layout *l)
+{
+    const double bytes = 8.0 * (double)model->parameter_count / l->tp / l->pp;
+    if (l->dp * l->sp == 1) return false;
+    return config->layout.exchange == PD_EXCHANGE_LANE ||
+           (config->layout.exchange == PD_EXCHANGE_AUTO && bytes > STEP_BYTES_MAX);
+}
+
 pd_status pd_lay_out_degrees(const struct pd_config *config, const struct pd_model *model, const struct pd_degrees *degrees,
                              struct pd_laid_out *ret_laid_out, struct pd_error *err)
 {
@@ -117,7 +128,10 @@ pd_status pd_lay_out_degrees(const struct pd_config *config, const struct pd_mod
     if (l.stage_count > 1) PD_TRY(pd_balance_stages(model, config->batch.context, l.stage_count, l.first_unit, err));
     PD_TRY(pd_layout_check(&l, err));
     *ret_laid_out = (struct pd_laid_out){
-        .layout = l, .recompute = config->layout.recompute, .recompute_layers = config->layout.recompute_layers};
+        .layout = l,
+        .recompute = config->layout.recompute,
+        .recompute_layers = config->layout.recompute_layers,
+        .by_lane = is_by_lane(config, model, &l)};
     return PD_OK;
 }
 

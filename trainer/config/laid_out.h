@@ -15,6 +15,7 @@ struct pd_laid_out {
     struct pd_layout layout;
     enum pd_recompute recompute;
     uint32_t recompute_layers; /* of the first so many blocks of each rank, at most all; none: PD_LAYERS_ALL */
+    bool by_lane;              /* gradients of blocks are exchanged as lanes end */
 };
 
 /* Blocks of the rank that has most of them. */

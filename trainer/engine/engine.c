@@ -34,18 +34,22 @@ bool pd_blocks_leave_device(const struct pd_engine_options *o)
     return pd_leaves_device(o, o->config->offload.parameters) || pd_leaves_device(o, o->config->offload.gradients);
 }
 
-/* On a GPU, whose memory is what a pass over all sums costs. Pieces of sequences are added up before micro-batches are. */
+/* On a GPU, whose memory is what a pass over all sums costs. Pieces of sequences are terms by themselves. */
 static bool adds_in_place(const struct pd_engine *e)
 {
     const struct pd_layout *layout = &e->grid.layout;
-    return e->options.is_gpu && layout->dp * layout->tp * layout->sp == 1 && e->own->micro_batches > 1 &&
+    return e->options.is_gpu && layout->tp == 1 && pd_lanes_longest(&e->own->lanes) > 1 &&
            e->options.config->numerics.gradient_type == PD_F32 && pd_partition_piece_total(&e->grid.partition) == 1;
 }
 
 static struct pd_zero_options zero_options_of(const struct pd_engine *e)
 {
     const struct pd_config *c = e->options.config;
-    return (struct pd_zero_options){.micro_batches = e->own->micro_batches,
+    return (struct pd_zero_options){.micro_batches = e->own->lanes.micro_batches,
+                                    .lanes = e->own->lanes.count,
+                                    .tokens = (uint64_t)c->batch.sequences * c->batch.context,
+                                    .by_lane = e->own->laid_out.by_lane,
+                                    .by_layers = e->is_breadth_first,
                                     .compute = c->numerics.precision,
                                     .gradient_type = c->numerics.gradient_type,
                                     .rounds_at_random = c->numerics.gradient_rounding == PD_ROUNDING_STOCHASTIC,
@@ -57,6 +61,12 @@ static struct pd_zero_options zero_options_of(const struct pd_engine *e)
                                     .gradients_in_files = pd_leaves_device(&e->options, c->offload.gradients),
                                     .parameters_budget = c->offload.parameters_budget,
                                     .gradients_budget = c->offload.gradients_budget};
+}
+
+struct pd_lanes pd_lanes_of(const struct pd_config *c, uint32_t dp)
+{
+    const uint32_t micro_batches = c->batch.sequences / c->batch.micro_batch;
+    return (struct pd_lanes){micro_batches, c->numerics.lanes ? c->numerics.lanes : micro_batches, dp};
 }
 
 bool pd_is_breadth_first(const struct pd_config *c, const struct pd_layout *layout)
@@ -85,7 +95,7 @@ static bool keeps_blocks(const struct pd_engine *e)
     const struct pd_config *c = e->options.config;
     const struct pd_layout *layout = &e->grid.layout;
     const char *asked = getenv("PERDURE_CUDA_GRAPHS");
-    if (!e->options.is_gpu || layout->tp > 1 || layout->sp > 1 || c->offload.activations != PD_PLACE_DEVICE) return false;
+    if (!e->options.is_gpu || layout->tp > 1 || layout->virtual_sp > 1 || c->offload.activations != PD_PLACE_DEVICE) return false;
     if (asked && *asked) return *asked == '1';
     const double per_token = pd_model_flops_per_token(e->options.model, c->batch.context) / 3 / c->model.layers;
     return per_token * c->batch.micro_batch * c->batch.context < GRAPH_FLOPS_MAX;
@@ -112,6 +122,8 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
                                            .recompute_layers = e->own->laid_out.recompute_layers,
                                            .separate_documents = c->data.separate_documents,
                                            .backward = true,
+                                           .take_piece = pd_zero_take_piece,
+                                           .take_context = e->zero,
                                            .may_add = adds_in_place(e),
                                            .activations_in_files = pd_leaves_device(&e->options, c->offload.activations),
                                            .activations_budget = c->offload.activations_budget,
@@ -130,7 +142,8 @@ static pd_status describe_chunks(struct pd_engine *e, struct pd_error *err)
     const struct pd_layout *layout = &e->grid.layout;
     e->is_breadth_first = pd_is_breadth_first(e->options.config, layout);
     e->own->chunk_count = layout->pp == 1 ? 1 : layout->interleave; /* one stage alone runs as one chunk */
-    e->slots = pd_schedule_slots(e->own->micro_batches, layout->dp, layout->pp, e->own->chunk_count);
+    e->own->lanes.ranks = layout->dp;
+    e->slots = pd_schedule_slots(pd_lanes_slots(&e->own->lanes), layout->pp, e->own->chunk_count);
     e->own->chunks = calloc(e->own->chunk_count, sizeof *e->own->chunks);
     if (!e->own->chunks) PD_FAIL(err, PD_NO_MEMORY, "engine: no memory for %u pipeline chunks", e->own->chunk_count);
     for (uint32_t c = 0; c < e->own->chunk_count; c++)
@@ -337,9 +350,9 @@ static pd_status lay_out(struct pd_engine *e, struct pd_error *err)
     else
         PD_TRY(pd_lay_out_given(o->config, o->model, o->world, &e->own->laid_out, err));
     const uint32_t dp = e->own->laid_out.layout.dp;
-    if (dp > e->own->micro_batches)
+    if (dp > e->own->lanes.count)
         PD_FAIL(err, PD_INVALID, "layout: dp %u for %s a step; use dp %u at most, or lower batch.micro_batch", dp,
-                pd_counted(e->own->micro_batches, "micro-batch").text, e->own->micro_batches);
+                pd_counted(e->own->lanes.count, "lane").text, e->own->lanes.count);
     return pd_grid_init(&e->own->laid_out.layout, o->rank, e->own->comm, &e->grid, err);
 }
 
@@ -355,7 +368,7 @@ static pd_status allocate(const struct pd_engine_options *options, struct pd_eng
     }
     e->options = *options;
     e->own = own;
-    own->micro_batches = c->batch.sequences / c->batch.micro_batch;
+    own->lanes = pd_lanes_of(c, 1);
     e->loss_scale = c->numerics.precision == PD_F16 ? c->numerics.loss_scale : 1.0;
     *ret_engine = e;
     return PD_OK;

@@ -78,6 +78,7 @@ struct pd_step_result {
     double gradient_norm; /* before clipping */
     double learning_rate;
     bool skipped;         /* a gradient or the loss was not finite; parameters and moments are as before */
+    uint32_t recomputed;  /* times the step was computed again, since gradients arrived damaged */
     double bubble;        /* share of the step that ranks waited for other stages, mean over ranks */
     double bubble_theory; /* of the schedule with equal stages */
     /* By the host's clock on this rank: on a GPU, which runs behind the host, what the host waited there. */
@@ -103,6 +104,8 @@ bool pd_leaves_device(const struct pd_engine_options *options, enum pd_place pla
 /* Whether copies or sums of blocks do: then an update asks zero for every box of theirs. */
 bool pd_blocks_leave_device(const struct pd_engine_options *options);
 
+/* Lanes of a training step; of a record that knows none one a micro-batch. */
+struct pd_lanes pd_lanes_of(const struct pd_config *config, uint32_t dp);
 /* Whether a step under this layout goes breadth first. */
 bool pd_is_breadth_first(const struct pd_config *config, const struct pd_layout *layout);
 

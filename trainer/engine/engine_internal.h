@@ -20,7 +20,7 @@ struct pd_loss_sum {
 };
 
 struct pd_engine_own {
-    uint32_t micro_batches; /* V */
+    struct pd_lanes lanes;  /* of a training step */
     struct pd_laid_out laid_out;
     struct pd_comm *comm;    /* the world's; NULL when alone */
     uint32_t chunk_count;    /* pipeline chunks of this rank */

@@ -94,8 +94,25 @@ pd_status pd_optimizer_begin(struct pd_engine *e, struct pd_error *err)
     return begin_squares(e, err);
 }
 
+/* The first of all ranks' tensors with a gradient out of range, and the first set and rank whose sums arrived damaged. */
+static pd_status find_marks(const struct pd_engine *e, struct pd_found *ret_found, struct pd_error *err)
+{
+    const uint64_t none = UINT32_MAX, damage = pd_zero_damage(e->zero);
+    uint64_t first[] = {pd_zero_overflow(e->zero), damage << 32 | (damage == none ? none : e->grid.rank)};
+    if (e->own->comm) PD_TRY(pd_comm_all_reduce(e->own->comm, first, 2, PD_REDUCE_MIN_U64, err));
+    *ret_found = (struct pd_found){(uint32_t)first[0], (uint32_t)(first[1] >> 32), (uint32_t)first[1]};
+    return PD_OK;
+}
+
+/* What gradients are still multiplied by: it is out of terms. */
+static double loss_scale_of(const struct pd_engine *e)
+{
+    return pd_zero_makes_terms(e->zero) ? 1 : e->loss_scale;
+}
+
 /* Sums of blocks in files were counted when they were complete. */
-pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_norm, struct pd_error *err)
+pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_norm, struct pd_found *ret_found,
+                            struct pd_error *err)
 {
     uint64_t made = 0;
     if (!e->own->norm.by_block) PD_TRY(begin_squares(e, err));
@@ -103,10 +120,12 @@ pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_no
     for (uint32_t set = 0; set < sets; set++)
         if (!e->own->norm.by_block || set == 0 || set + 1 == sets) PD_TRY(add_set(e, set, &made, err));
     PD_TRY(add_rows(e, &made, err));
+    PD_TRY(pd_zero_read_marks(e->zero, err));
     PD_TRY(read_squares(e, err));
+    PD_TRY(find_marks(e, ret_found, err));
     PD_TRY(pd_exact_sum_reduce(e->own->norm.host_copy, e->own->comm, err));
-    const double total = sqrt(pd_superaccumulator_value(e->own->norm.host_copy)) / e->loss_scale;
-    *ret_norm = tokens ? total / (double)tokens : 0.0;
+    const double total = sqrt(pd_superaccumulator_value(e->own->norm.host_copy)) / loss_scale_of(e);
+    *ret_norm = ret_found->overflow < UINT32_MAX ? (double)NAN : tokens ? total / (double)tokens : 0.0;
     return PD_OK;
 }
 
@@ -115,7 +134,7 @@ pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_no
 static double scale_of(const struct pd_engine *e, uint64_t tokens, double norm)
 {
     const struct pd_config *c = e->options.config;
-    double scale = 1.0 / (double)tokens / e->loss_scale;
+    double scale = 1.0 / (double)tokens / loss_scale_of(e);
     if (c->optimizer.clip_norm > 0 && norm > c->optimizer.clip_norm) scale *= c->optimizer.clip_norm / norm;
     return scale;
 }

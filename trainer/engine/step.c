@@ -3,11 +3,13 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
+#include "ckpt/base/log.h"
 #include "ckpt/base/pulse.h"
 #include "ckpt/base/trace.h"
 #include "trainer/engine/optimizer.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* A walk through the actions of a schedule. */
@@ -17,7 +19,8 @@ struct step {
     enum pd_split split;
     bool learns; /* false: forward only */
     uint64_t first_sample;
-    uint64_t micro_batches, sequences; /* of all ranks; sequences that count */
+    struct pd_lanes lanes;
+    uint64_t sequences; /* that count, of all ranks */
     const struct pd_set_order *order;  /* in which it reads parameters */
     uint32_t next;                     /* place in it */
     bool has_losses;                   /* in the sum: the head is here */
@@ -78,13 +81,13 @@ static pd_status fill_sequence(struct step *s, uint64_t sample, uint64_t sequenc
 
 static uint64_t micro_batch_of(const struct step *s, uint32_t slot)
 {
-    return (uint64_t)slot * s->e->grid.layout.dp + s->e->grid.place.dp;
+    return (uint64_t)pd_lanes_first(&s->lanes, s->e->grid.place.dp) + slot;
 }
 
 /* This rank has no micro-batch in this slot: it takes part in the transfers of its stage only. */
 static bool is_padding(const struct step *s, uint32_t slot)
 {
-    return micro_batch_of(s, slot) >= s->micro_batches;
+    return pd_lanes_is_padding(&s->lanes, s->e->grid.place.dp, slot);
 }
 
 static pd_status fill_input(struct step *s, uint32_t slot, struct pd_error *err)
@@ -381,31 +384,39 @@ static pd_status reduce_loss(struct step *s, double *ret_mean, struct pd_error *
 }
 
 /* fp16 overflows by design, and lowers its scale; elsewhere guard.non_finite says what follows. All ranks see the same sums. */
-static pd_status check_finite(const struct step *s, struct pd_step_result *result, struct pd_error *err)
+static pd_status check_finite(const struct step *s, struct pd_step_result *result, const struct pd_found *found,
+                              struct pd_error *err)
 {
     const struct pd_config *c = s->e->options.config;
+    const struct pd_tensor *tensors = s->e->options.model->tensors.tensors;
     const bool is_finite = isfinite(result->loss) && isfinite(result->gradient_norm);
     const bool may_overflow = c->numerics.precision == PD_F16 && isfinite(result->loss);
+    char where[192] = "";
     result->skipped = !is_finite;
     if (is_finite || may_overflow || c->guard.non_finite == PD_GUARD_SKIP) return PD_OK;
+    if (found->overflow < UINT32_MAX)
+        snprintf(where, sizeof where, ", and a gradient of %s is not finite or out of range", tensors[found->overflow].name);
     PD_FAIL(err, PD_DIVERGED,
-            "loss %g, gradient norm %g: not finite; lower optimizer.lr, or look at the data of samples %llu to %llu; "
+            "loss %g, gradient norm %g: not finite%s; lower optimizer.lr, or look at the data of samples %llu to %llu; "
             "guard.non_finite=skip goes on without such batches",
-            result->loss, result->gradient_norm, (unsigned long long)s->first_sample,
+            result->loss, result->gradient_norm, where, (unsigned long long)s->first_sample,
             (unsigned long long)s->first_sample + c->batch.sequences - 1);
 }
 
-/* The norm needs all sums, the update needs the norm; a norm that is not finite skips it. */
-static pd_status update(struct step *s, uint64_t updates, struct pd_step_result *result, struct pd_error *err)
+/* The norm needs all sums, the update needs the norm; a norm that is not finite skips it. Sums that arrived damaged are not
+ * used: *ret_found says so. */
+static pd_status update(struct step *s, uint64_t updates, struct pd_step_result *result, struct pd_found *ret_found,
+                        struct pd_error *err)
 {
     const uint64_t computed = pd_trace_begin();
     uint64_t since_ns = pd_clock_monotonic_ns(NULL);
     PD_TRY(pd_zero_finish_gradients(s->e->zero, err));
-    PD_TRY(pd_optimizer_norm(s->e, s->tokens, &result->gradient_norm, err));
+    PD_TRY(pd_optimizer_norm(s->e, s->tokens, &result->gradient_norm, ret_found, err));
     pd_trace_end(computed, "step", "sums and norm", updates);
     end_stage(s, PD_STEP_SUMS, &since_ns);
     if (pd_fault_asks("engine.norm.nan")) result->gradient_norm = NAN;
-    PD_TRY(check_finite(s, result, err));
+    if (ret_found->damaged < UINT32_MAX) return PD_OK;
+    PD_TRY(check_finite(s, result, ret_found, err));
     if (result->skipped) return PD_OK;
     const uint64_t begun = pd_trace_begin(), start_ns = pd_trace_now();
     PD_TRY(pd_optimizer_update(s->e, updates, s->tokens, result->gradient_norm, err));
@@ -416,32 +427,71 @@ static pd_status update(struct step *s, uint64_t updates, struct pd_step_result 
     return PD_OK;
 }
 
+static pd_status run_once(struct step *s, uint64_t updates, struct pd_step_result *result, struct pd_found *ret_found,
+                          struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    s->next = 0;
+    s->tokens = s->wait_ns = 0;
+    PD_TRY(pd_optimizer_begin(e, err));
+    pd_zero_begin_step(e->zero, s->first_sample, e->loss_scale);
+    PD_TRY(run_schedule(s, err));
+    PD_TRY(reduce_loss(s, &result->loss, err));
+    result->tokens = s->tokens;
+    PD_TRY(pd_optimizer_update_begin(e, err));
+    const pd_status updated = update(s, updates, result, ret_found, err);
+    uint64_t since_ns = pd_clock_monotonic_ns(NULL);
+    pd_optimizer_update_end(e);
+    PD_TRY(updated);
+    end_stage(s, PD_STEP_UPDATE, &since_ns);
+    return PD_OK;
+}
+
+static void unit_text(const struct pd_engine *e, uint32_t set, char *ret, size_t bytes)
+{
+    if (!is_end(e, set))
+        snprintf(ret, bytes, "block %u", set - 1);
+    else
+        snprintf(ret, bytes, "%s", set ? "the head" : "the embedding");
+}
+
+/* A network, a library or memory changed what it carried. Nothing was updated, so the step is computed again. */
+static pd_status judge_damage(const struct step *s, const struct pd_found *before, const struct pd_found *now,
+                              struct pd_error *err)
+{
+    char unit[32];
+    unit_text(s->e, now->damaged, unit, sizeof unit);
+    if (before->damaged == now->damaged && before->who == now->who)
+        PD_FAIL(err, PD_DEVICE_LOST,
+                "gradients of %s arrived damaged twice in one step where rank %u adds up its part of them: what came from the "
+                "ranks that share its state is not what they sent; test memory and network of its host, or leave it out",
+                unit, now->who);
+    if (s->e->grid.rank == 0)
+        pd_log(PD_LOG_WARN, "step", "gradients of %s arrived damaged at rank %u; the step is computed again", unit, now->who);
+    return PD_OK;
+}
+
 pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t updates, struct pd_step_result *ret_result,
                          struct pd_error *err)
 {
     const uint32_t pp = e->grid.layout.pp;
-    const uint64_t begin = pd_clock_monotonic_ns(NULL);
+    const uint64_t begin = pd_clock_monotonic_ns(NULL), start = pd_trace_begin();
     struct step s = {.e = e,
                      .schedule = &e->own->schedule,
                      .order = &e->own->set_order,
                      .split = PD_SPLIT_TRAIN,
                      .learns = true,
                      .first_sample = first_sample,
-                     .micro_batches = e->own->micro_batches,
+                     .lanes = e->own->lanes,
                      .sequences = e->options.config->batch.sequences};
     struct pd_step_result result = {.learning_rate = pd_learning_rate(e->options.config, updates)};
-    PD_TRY(pd_optimizer_begin(e, err));
-    pd_zero_begin_step(e->zero, first_sample);
-    const uint64_t start = pd_trace_begin();
-    PD_TRY(run_schedule(&s, err));
-    PD_TRY(reduce_loss(&s, &result.loss, err));
-    result.tokens = s.tokens;
-    PD_TRY(pd_optimizer_update_begin(e, err));
-    pd_status updated = update(&s, updates, &result, err);
-    uint64_t since_ns = pd_clock_monotonic_ns(NULL);
-    pd_optimizer_update_end(e);
-    PD_TRY(updated);
-    end_stage(&s, PD_STEP_UPDATE, &since_ns);
+    struct pd_found before = {UINT32_MAX, UINT32_MAX, UINT32_MAX}, found = before;
+    PD_TRY(run_once(&s, updates, &result, &found, err));
+    for (; found.damaged < UINT32_MAX; result.recomputed++) {
+        PD_TRY(judge_damage(&s, &before, &found, err));
+        before = found;
+        PD_TRY(run_once(&s, updates, &result, &found, err));
+    }
     for (int i = 0; i < PD_STEP_STAGES; i++)
         result.stage_seconds[i] = (double)s.stage_ns[i] / 1e9;
     if (e->options.device) PD_TRY(pd_device_spans_collect(e->options.device->spans, err));
@@ -460,11 +510,12 @@ pd_status pd_engine_validate(struct pd_engine *e, uint32_t sequences, double *re
     const struct pd_layout *layout = &e->grid.layout;
     const uint32_t micro_batch = e->options.config->batch.micro_batch,
                    micro_batches = (sequences + micro_batch - 1) / micro_batch;
+    const struct pd_lanes lanes = {micro_batches, micro_batches, layout->dp};
     const struct pd_schedule_options options = {
         .pp = layout->pp,
         .pp_rank = e->grid.place.pp,
         .interleave = e->own->chunk_count,
-        .slots = pd_schedule_slots(micro_batches, layout->dp, layout->pp, e->own->chunk_count),
+        .slots = pd_schedule_slots(pd_lanes_slots(&lanes), layout->pp, e->own->chunk_count),
         .forward_only = true,
         .units = e->is_breadth_first ? e->options.model->unit_count : 0,
         .group = e->slots};
@@ -475,7 +526,7 @@ pd_status pd_engine_validate(struct pd_engine *e, uint32_t sequences, double *re
                      .schedule = &schedule,
                      .order = &order,
                      .split = PD_SPLIT_VALIDATION,
-                     .micro_batches = micro_batches,
+                     .lanes = lanes,
                      .sequences = sequences};
     pd_status st = pd_set_order_new(&schedule, e->own->chunks, head_set(e), false, &order, err);
     if (!st) st = run_schedule(&s, err);

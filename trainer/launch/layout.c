@@ -141,8 +141,9 @@ static void describe(const struct pd_laid_out *laid_out, struct pd_launch_layout
     ret->ranks = pd_layout_world(l);
     pd_recompute_text(laid_out->recompute, laid_out->recompute_layers, ",", recompute, sizeof recompute);
     pd_degrees_text(&degrees, ret->summary, sizeof ret->summary);
-    snprintf(ret->settings, sizeof ret->settings, "dp=%u,tp=%u,pp=%u,sp=%u,interleave=%u,zero_stage=%u,zero_shard=%u,%s",
-             l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, recompute);
+    snprintf(ret->settings, sizeof ret->settings, "dp=%u,tp=%u,pp=%u,sp=%u,interleave=%u,zero_stage=%u,zero_shard=%u,%s%s",
+             l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, recompute,
+             laid_out->by_lane ? ",exchange=lane" : "");
 }
 
 pd_status pd_launch_choose(struct pd_launch_chooser *c, uint32_t ranks, bool is_restart, struct pd_launch_layout *ret_layout,

@@ -77,7 +77,7 @@ V16_INLINE uint64_t some_terms(const struct pd_terms *t, const struct pd_term_ru
         term = (const int64_t *)run->from + i;
     else
         *out |= make(t, run->from, i, count, made);
-    return t->adds ? store(true, term, count, run->to + i) : store(false, term, count, run->to + i);
+    return run->adds ? store(true, term, count, run->to + i) : store(false, term, count, run->to + i);
 }
 
 static uint32_t run_of(const struct terms_job *job, uint64_t task)

@@ -28,7 +28,8 @@ struct pd_term_run {
     const void *from; /* NULL: zeros */
     int64_t *to;      /* of integers it may be `from` */
     uint64_t n;
-    int64_t *check;   /* += the sum of the terms; NULL: none. Runs may share it */
+    bool adds;
+    int64_t *check;    /* += the sum of the terms; NULL: none. Runs may share it */
     bool check_begins; /* it is 0 before the terms of this call; of one run of those that share it */
     uint32_t *flag;   /* = mark where a term is not finite or out of range, which then is 0; NULL: nobody asks */
 };
@@ -37,7 +38,6 @@ struct pd_terms {
     const struct pd_term_run *runs; /* (run_count) host memory; their `to` do not overlap */
     uint32_t run_count;             /* at most PD_TERM_RUNS_MAX */
     enum pd_term_source source;
-    bool adds;
     double scale, limit; /* scale: a power of two */
     uint32_t mark;
 };

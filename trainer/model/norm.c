@@ -37,6 +37,20 @@ static pd_status norm_piece(struct pd_transformer *t, void *context, uint32_t pl
     return pd_norm_backward(t->math, &n, err);
 }
 
+/* The vector of a piece lies as the tree would have it, and goes to its places. */
+static pd_status norm_pieces(struct pd_transformer *t, struct pd_norm *n, float *dweight, float *dbias, struct pd_error *err)
+{
+    for (uint32_t place = 0; place < t->sp.pieces; place++) {
+        PD_TRY(norm_piece(t, n, place, t->vector, err));
+        PD_TRY(pd_add(t->math, n->columns, dweight, PD_F32, t->vector, true, err));
+        PD_TRY(pd_take_piece(t, place, dweight, n->columns, err));
+        if (!dbias) continue;
+        PD_TRY(pd_add(t->math, n->columns, dbias, PD_F32, t->vector + n->columns, true, err));
+        PD_TRY(pd_take_piece(t, place, dbias, n->columns, err));
+    }
+    return PD_OK;
+}
+
 pd_status pd_norm_gradient(struct pd_transformer *t, const struct pd_norm *norm, const void *dresidual, float *dweight,
                            float *dbias, struct pd_error *err)
 {
@@ -44,6 +58,7 @@ pd_status pd_norm_gradient(struct pd_transformer *t, const struct pd_norm *norm,
     n.dout = t->dnorm;
     n.dresidual = dresidual;
     n.dx = t->dstream;
+    if (pd_takes_pieces(t)) return norm_pieces(t, &n, dweight, dbias, err);
     PD_TRY(pd_sum_pieces(t, (pd_norm_is_layer(t) ? 2 : 1) * n.columns, norm_piece, &n, t->vector, err));
     PD_TRY(pd_add(t->math, n.columns, dweight, PD_F32, t->vector, !t->adds, err));
     if (!dbias) return PD_OK;

@@ -60,6 +60,18 @@ bool pd_partition_kv_is_shared(const struct pd_model_config *config, const struc
     return false;
 }
 
+bool pd_partition_kv_is_apart(const struct pd_model_config *config, const struct pd_partition *p)
+{
+    struct pd_partition other = *p;
+    for (other.tp_rank = 0; other.tp_rank < p->tp; other.tp_rank++) {
+        const struct pd_range computed = pd_partition_kv_computed(config, pd_partition_units(&other, config->heads)),
+                              owned = pd_partition_units(&other, config->kv_heads);
+        const bool is_empty = computed.begin >= computed.end && owned.begin == owned.end;
+        if (!is_empty && (computed.begin != owned.begin || computed.end != owned.end)) return true;
+    }
+    return false;
+}
+
 static bool is_key_value(const struct pd_tensor *tensor)
 {
     return strstr(tensor->name, ".k_proj.") || strstr(tensor->name, ".v_proj.");

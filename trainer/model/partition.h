@@ -46,6 +46,8 @@ struct pd_range pd_partition_kv_needed(const struct pd_model_config *config, str
 struct pd_range pd_partition_kv_computed(const struct pd_model_config *config, struct pd_range query_heads);
 /* Some key-value head is needed by more than one of the tp ranks. */
 bool pd_partition_kv_is_shared(const struct pd_model_config *config, const struct pd_partition *p);
+/* Some tp rank computes gradients of key-value heads that the layout gives to another. */
+bool pd_partition_kv_is_apart(const struct pd_model_config *config, const struct pd_partition *p);
 
 /* A pipeline chunk: consecutive units that one rank computes. */
 struct pd_stage {

@@ -22,11 +22,26 @@ static pd_status sum_places(struct pd_transformer *t, const struct tree *tree, u
     return pd_add(t->math, tree->n, dst, PD_F32, right, false, err);
 }
 
+bool pd_takes_pieces(const struct pd_transformer *t)
+{
+    return t->options.take_piece && t->sp.pieces > 1;
+}
+
+pd_status pd_take_piece(struct pd_transformer *t, uint32_t place, const float *gradient, uint64_t n, struct pd_error *err)
+{
+    return t->options.take_piece(t->options.take_context, pd_partition_piece_at(&t->partition, place), gradient, n, err);
+}
+
 pd_status pd_sum_pieces(struct pd_transformer *t, uint64_t n, pd_piece_sum *piece, void *context, float *dst,
                         struct pd_error *err)
 {
     const struct tree tree = {n, piece, context};
     uint32_t level = 0;
+    for (uint32_t place = 0; pd_takes_pieces(t) && place < t->sp.pieces; place++) {
+        PD_TRY(piece(t, context, place, dst, err));
+        PD_TRY(pd_take_piece(t, place, dst, n, err));
+    }
+    if (pd_takes_pieces(t)) return PD_OK;
     while ((1u << level) < t->sp.pieces)
         level++;
     PD_CHECK(!level || n <= t->sp.sums_stride);

@@ -407,7 +407,7 @@ static void take_pieces(struct pd_transformer *t, struct pd_arena *arena)
     uint32_t levels = 0;
     while ((1u << levels) < sp->pieces)
         levels++;
-    if (t->options.backward) {
+    if (t->options.backward && !t->options.take_piece) {
         sp->sums_stride = largest_gradient(t);
         sp->sums = take(arena, levels * sp->sums_stride, sizeof(float));
     }

@@ -320,6 +320,22 @@ pd_status pd_transformer_embed(struct pd_transformer *t, uint32_t slot, void *co
     return pd_embedding_gather(t, slot, &e, err);
 }
 
+static pd_status embedding_pieces(struct pd_transformer *t, const struct pd_embedding *whole, struct pd_error *err)
+{
+    const uint64_t hidden = whole->columns;
+    for (uint32_t place = 0; place < t->sp.pieces; place++) {
+        struct pd_embedding e = *whole;
+        const uint64_t row = t->sp.row[place];
+        e.rows = t->sp.rows[place];
+        e.tokens += row, e.positions += row;
+        e.dout = (const char *)e.dout + row * hidden * t->element_bytes;
+        PD_TRY(pd_embedding_backward(t->math, &e, err));
+        if (e.dtoken_table) PD_TRY(pd_take_piece(t, place, e.dtoken_table, e.vocab * hidden, err));
+        if (e.dposition_table) PD_TRY(pd_take_piece(t, place, e.dposition_table, e.context * hidden, err));
+    }
+    return PD_OK;
+}
+
 pd_status pd_transformer_embed_backward(struct pd_transformer *t, uint32_t slot, float *const *gradients, void *dstream,
                                         struct pd_error *err)
 {
@@ -328,6 +344,7 @@ pd_status pd_transformer_embed_backward(struct pd_transformer *t, uint32_t slot,
     e.dtoken_table = e.vocab ? gradients[0] : NULL;
     e.dposition_table = t->family->positions == PD_POSITIONS_LEARNED ? gradients[1] : NULL;
     e.adds = t->adds;
+    if (pd_takes_pieces(t)) return embedding_pieces(t, &e, err);
     e.pieces = t->sp.pieces;
     e.piece_rows = t->sp.rows;
     return pd_embedding_backward(t->math, &e, err);

@@ -30,6 +30,11 @@
 #include "trainer/math/math.h"
 #include "trainer/model/partition.h"
 
+/* Where sequences are cut every piece of them makes gradients of its own, in the place of the micro-batch's: they are taken
+ * before the next piece makes its own. piece: of a sequence. */
+typedef pd_status pd_piece_taker(void *context, uint32_t piece, const float *gradient, uint64_t elements,
+                                 struct pd_error *err);
+
 struct pd_transformer_options {
     uint32_t sequences, length; /* of a micro-batch: m and T */
     enum pd_dtype dtype;        /* activations and weights */
@@ -39,6 +44,8 @@ struct pd_transformer_options {
     uint32_t recompute_layers;   /* of the first so many blocks of this rank; the others keep what none keeps */
     bool separate_documents;     /* attention looks at `first` */
     bool backward;               /* false: forward only (validation, sampling), less memory */
+    pd_piece_taker *take_piece;  /* NULL: gradients of pieces are added up here, a tree over this rank's */
+    void *take_context;
     bool may_add;                /* pd_transformer_set_adds may ask for it: sequences are whole here */
     bool activations_in_files;   /* what is kept between forward and backward leaves memory meanwhile, */
     uint64_t activations_budget; /* but for the last blocks of which so many bytes hold all */

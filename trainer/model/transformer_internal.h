@@ -240,13 +240,6 @@ PD_MUST_USE pd_status pd_embedding_gather(struct pd_transformer *t, uint32_t slo
                                           struct pd_error *err);
 
 /* ---- sequence_parallel.c ---- */
-/* dst (n) = the tree over this rank's pieces of what `piece` writes for each. */
-typedef pd_status pd_piece_sum(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err);
-PD_MUST_USE pd_status pd_sum_pieces(struct pd_transformer *t, uint64_t n, pd_piece_sum *piece, void *context, float *dst,
-                                    struct pd_error *err);
-/* Likewise the gradient of a vector of parameters, overwritten or added to. */
-PD_MUST_USE pd_status pd_vector_gradient(struct pd_transformer *t, uint64_t n, pd_piece_sum *piece, void *context,
-                                         float *dst, struct pd_error *err);
 /* What a product adds to its result, the gradient of a matrix (rows ld apart). */
 struct pd_matrix pd_gradient_so_far(const struct pd_transformer *t, float *gradient, uint64_t ld);
 PD_MUST_USE pd_status pd_parts_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,

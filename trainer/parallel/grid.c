@@ -9,7 +9,8 @@ struct meeting {
     uint32_t color, key, size;
 };
 
-enum { STAGE, GATHERS, TP, SP, FORWARD_A, FORWARD_B, FORWARD_C, BACKWARD_A, BACKWARD_B, BACKWARD_C, MIRROR, MEETING_COUNT };
+enum { SHARD, REPLICAS, GATHERS, TP, SP, FORWARD_A, FORWARD_B, FORWARD_C, BACKWARD_A, BACKWARD_B, BACKWARD_C, MIRROR,
+       MEETING_COUNT };
 
 /* Links from pipeline rank s to s + 1 by the parity of s, so that a rank is in one of a kind; the link from the last to the
  * first is of a third kind, since with an odd number of them it meets both parities. */
@@ -32,15 +33,33 @@ static struct meeting link_meeting(const struct pd_layout *layout, struct pd_ran
     return (struct meeting){true, true, pd_layout_rank(layout, place), is_sender ? 0 : 1, 2};
 }
 
+/* The rank of data rank q, beside this place. */
+static uint32_t data_rank_at(const struct pd_layout *layout, struct pd_rank_place place, uint32_t q)
+{
+    place.dp = q / layout->sp;
+    place.sp = q % layout->sp;
+    return pd_layout_rank(layout, place);
+}
+
 static struct meeting meeting_of(const struct pd_layout *layout, uint32_t rank, uint32_t which)
 {
     const uint32_t world = pd_layout_world(layout), stage = world / layout->pp;
     const struct pd_rank_place place = pd_layout_place(layout, rank);
+    const uint32_t q = place.dp * layout->sp + place.sp, copies = layout->dp * layout->sp / layout->zero_shard;
     struct pd_rank_place first = place;
     struct meeting m = {.color = world + rank, .size = 1};
     switch (which) {
-    case STAGE:
-        m = (struct meeting){.is_on = layout->pp > 1 && stage > 1, .color = place.pp, .key = rank, .size = stage};
+    case SHARD:
+        m = (struct meeting){.is_on = layout->zero_shard > 1 && layout->zero_shard < world,
+                             .color = data_rank_at(layout, place, q - q % layout->zero_shard),
+                             .key = rank,
+                             .size = layout->zero_shard};
+        break;
+    case REPLICAS:
+        m = (struct meeting){.is_on = copies > 1 && copies < world,
+                             .color = data_rank_at(layout, place, q % layout->zero_shard),
+                             .key = rank,
+                             .size = copies};
         break;
     case GATHERS:
         m = (struct meeting){.is_on = pd_grid_has_gathers(layout), .color = place.pp, .key = rank, .size = stage};
@@ -84,7 +103,8 @@ static bool is_nowhere(const struct pd_layout *layout, uint32_t which)
 static struct pd_comm **place_of(struct pd_grid *grid, uint32_t which)
 {
     struct pd_comm **const by_itself[MEETING_COUNT] = {
-        [STAGE] = &grid->stage, [GATHERS] = &grid->gathers, [TP] = &grid->tp, [SP] = &grid->sp, [MIRROR] = &grid->mirror};
+        [SHARD] = &grid->shard, [REPLICAS] = &grid->replicas, [GATHERS] = &grid->gathers,
+        [TP] = &grid->tp,       [SP] = &grid->sp,             [MIRROR] = &grid->mirror};
     const bool is_backward = which >= BACKWARD_A;
     const uint32_t kind = which - (is_backward ? BACKWARD_A : FORWARD_A);
     if (by_itself[which]) return by_itself[which];
@@ -124,7 +144,8 @@ pd_status pd_grid_init(const struct pd_layout *layout, uint32_t rank, struct pd_
     pd_status st = PD_OK;
     if (comm) {
         PD_CHECK(comm->size == g.world && comm->rank == rank);
-        if (layout->pp == 1 && g.world > 1) g.stage = comm;
+        if (g.world > 1 && layout->zero_shard == g.world) g.shard = comm;
+        if (g.world > 1 && layout->zero_shard == 1 && layout->dp * layout->sp == g.world) g.replicas = comm;
         for (uint32_t which = 0; which < MEETING_COUNT && !st; which++)
             st = meet(&g, which, err);
     }
@@ -140,7 +161,8 @@ void pd_grid_deinit(struct pd_grid *grid)
 {
     struct pd_comm *own[] = {grid->gathers,     grid->tp,          grid->sp,           grid->forward_in,
                              grid->forward_out, grid->backward_in, grid->backward_out, grid->mirror};
-    if (grid->stage != grid->comm) pd_comm_free(grid->stage);
+    if (grid->shard != grid->comm) pd_comm_free(grid->shard);
+    if (grid->replicas != grid->comm) pd_comm_free(grid->replicas);
     for (size_t i = 0; i < sizeof own / sizeof *own; i++)
         pd_comm_free(own[i]);
     *grid = (struct pd_grid){0};
@@ -162,12 +184,17 @@ uint64_t pd_grid_bytes(const struct pd_layout *layout, uint32_t rank, bool is_pr
     return bytes;
 }
 
-/* With several stages nothing goes over the world's. */
+static bool is_world(const struct pd_layout *layout, uint32_t world)
+{
+    return layout->zero_shard == world || layout->dp * layout->sp == world;
+}
+
+/* Nothing goes over the world's where other ranks share state. */
 uint64_t pd_grid_nccl_bytes(const struct pd_layout *layout, uint32_t rank)
 {
     const uint32_t world = pd_layout_world(layout);
     if (world == 1) return 0;
-    uint64_t bytes = layout->pp == 1 ? pd_comm_nccl_bytes(world, false) : 0;
+    uint64_t bytes = is_world(layout, world) ? pd_comm_nccl_bytes(world, false) : 0;
     for (uint32_t which = 0; which < MEETING_COUNT; which++) {
         const struct meeting m = meeting_of(layout, rank, which);
         if (m.is_on) bytes += pd_comm_nccl_bytes(m.size, m.is_link);

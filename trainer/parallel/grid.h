@@ -1,7 +1,10 @@
 /* Where a rank stands, and the communicators of its neighbours.
  *
- *   stage      ranks of the same pp index, ordered (dp, sp, tp): ZeRO's gradients
- *   gathers    the same ranks once more: its parameters, which so wait for no gradients; where there are any to gather
+ *   shard      zero_shard data ranks of one pp and tp index that hold one copy of the state between them, ordered (dp, sp):
+ *              sums of gradients
+ *   replicas   who have the same part of all copies, ordered likewise
+ *   gathers    ranks of the same pp index, ordered (dp, sp, tp): parameters, which so wait for no gradients; where there are
+ *              any to gather
  *   tp, sp     ranks that share a micro-batch's heads, or its tokens
  *   pipe       one communicator of two ranks a direction and neighbour, so that sends of one direction never wait for the
  *              other's: forward_in from the stage before, forward_out to the stage after, backward_in, backward_out. The
@@ -24,7 +27,7 @@ struct pd_grid {
     struct pd_partition partition;
     uint32_t world, rank;
     struct pd_comm *comm; /* the world's, borrowed; NULL for one rank */
-    struct pd_comm *stage, *gathers, *tp, *sp;
+    struct pd_comm *shard, *replicas, *gathers, *tp, *sp;
     struct pd_comm *forward_in, *forward_out, *backward_in, *backward_out;
     struct pd_comm *mirror;
 };

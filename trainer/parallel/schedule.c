@@ -77,10 +77,9 @@ static pd_status check(const struct pd_schedule_options *o, struct pd_error *err
     return PD_OK;
 }
 
-uint32_t pd_schedule_slots(uint32_t micro_batches, uint32_t dp, uint32_t pp, uint32_t interleave)
+uint32_t pd_schedule_slots(uint32_t most, uint32_t pp, uint32_t interleave)
 {
-    uint32_t slots = (micro_batches + dp - 1) / dp;
-    return interleave > 1 ? (slots + pp - 1) / pp * pp : slots;
+    return interleave > 1 ? (most + pp - 1) / pp * pp : most;
 }
 
 pd_status pd_schedule_new(const struct pd_schedule_options *options, struct pd_schedule *ret_schedule, struct pd_error *err)

@@ -10,7 +10,7 @@
  *
  * All ranks run the same forwards in the same order, and backwards likewise, so what one stage sends in order the next
  * takes in order: a link needs no tags.
- * Backwards of a chunk come in ascending slot order whatever the schedule: sums are made in micro-batch order.
+ * Backwards of a chunk come in ascending slot order whatever the schedule: a lane adds its micro-batches in this order.
  * Theoretical bubble: (pp - 1) / (interleave * slots + pp - 1) of the step.
  */
 #ifndef PD_TRAINER_PARALLEL_SCHEDULE_H
@@ -43,8 +43,8 @@ struct pd_schedule {
     uint32_t depth[256]; /* (interleave) micro-batches of a chunk between forward and backward at most: what must be kept */
 };
 
-/* ceil(micro-batches / dp), rounded up to a multiple of pp when stages are interleaved. */
-uint32_t pd_schedule_slots(uint32_t micro_batches, uint32_t dp, uint32_t pp, uint32_t interleave);
+/* Those of the rank with most micro-batches (lanes.h), rounded up to a multiple of pp when stages are interleaved. */
+uint32_t pd_schedule_slots(uint32_t most, uint32_t pp, uint32_t interleave);
 PD_MUST_USE pd_status pd_schedule_new(const struct pd_schedule_options *options, struct pd_schedule *ret_schedule,
                                       struct pd_error *err);
 void pd_schedule_deinit(struct pd_schedule *schedule);

@@ -4,6 +4,7 @@
 #include "trainer/parallel/zero_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #define PAGE_ALIGNED_ELEMENTS_MIN (UINT64_C(1) << 18) /* smaller ones are staged by saves anyway */
 
@@ -20,8 +21,7 @@ static uint64_t held_elements(const struct pd_zero *zero, const struct pd_zero_p
 
 /* ---- sets ---- */
 
-/* *sums: where the tensor's sums begin, and then where the next one's do. */
-static void add_to_set(struct pd_zero *zero, struct pd_zero_set *set, uint32_t tensor, uint64_t *sums)
+static void add_to_set(struct pd_zero *zero, struct pd_zero_set *set, uint32_t tensor)
 {
     PD_CHECK(set->count < PD_ZERO_SET_TENSORS_MAX);
     const struct pd_zero_place place = pd_zero_place_of(zero, tensor, zero->grid->place.tp);
@@ -29,36 +29,62 @@ static void add_to_set(struct pd_zero *zero, struct pd_zero_set *set, uint32_t t
     set->tensors[e] = tensor;
     set->needed[e + 1] = set->needed[e] + pd_zero_slab_elements(zero, tensor, &place.needed);
     set->computed[e + 1] = set->computed[e] + pd_zero_slab_elements(zero, tensor, &place.computed);
-    set->gradient[e] = *sums;
-    *sums += held_elements(zero, &place, tensor);
     set->pieces_most += zero->model->tensors.tensors[tensor].tp_dim == 1 ? pd_partition_chunk_count(&zero->grid->partition)
                                                                          : zero->grid->layout.tp;
 }
 
-/* Elements of the set that one rank owns at most. Small tensors belong to one rank each, the others are cut evenly. */
-static uint64_t owned_most(const struct pd_zero *zero, const struct pd_zero_set *set, uint64_t *by_part)
+/* Small tensors belong to one rank each, the others are cut evenly, the first part the largest. */
+static uint64_t add_part(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t number, uint32_t tp,
+                         uint64_t *by_part, uint64_t *everywhere)
 {
-    uint64_t most = 0;
-    for (uint32_t tp = 0; tp < zero->grid->layout.tp; tp++) {
-        uint64_t everywhere = 0, here = 0;
-        by_part[0] = 0;
-        for (uint32_t e = 0; e < set->count; e++)
-            by_part[set->tensors[e] % zero->parts] = 0;
-        for (uint32_t e = 0; e < set->count; e++) {
-            const uint32_t tensor = set->tensors[e];
-            struct pd_zero_place place = {.is_here = true};
-            if (!pd_layout_cut_of(&zero->grid->layout, &zero->model->tensors.tensors[tensor], tensor, tp, &place.cut))
-                continue;
-            const struct pd_zero_slab first = pd_zero_owned_slab(zero, &place, place.cut.q_first); /* the largest */
-            const uint64_t elements = pd_zero_slab_elements(zero, tensor, &first);
-            if (place.cut.part_count > 1)
-                everywhere += elements;
-            else
-                here = pd_max_u64(here, by_part[place.cut.q_first] += elements);
-        }
-        most = pd_max_u64(most, everywhere + here);
+    struct pd_layout_cut cut;
+    uint64_t columns[2], unused;
+    if (!pd_layout_cut_of(layout, tensor, number, tp, &cut) || cut.chunk_begin == cut.chunk_end) return 0;
+    pd_layout_chunk_columns(layout, tensor, cut.chunk_begin, &columns[0], &unused);
+    pd_layout_chunk_columns(layout, tensor, cut.chunk_end - 1, &unused, &columns[1]);
+    const uint64_t elements = pd_min_u64(cut.part_rows, cut.row_end - cut.row_begin) * (columns[1] - columns[0]);
+    if (cut.part_count <= 1) return by_part[cut.q_first] += elements;
+    *everywhere += elements;
+    return 0;
+}
+
+uint64_t pd_zero_part_elements(const struct pd_model *model, const struct pd_layout *layout, uint32_t unit, uint32_t tp,
+                               uint64_t *by_part)
+{
+    uint64_t everywhere = 0, most = 0;
+    memset(by_part, 0, layout->zero_shard * sizeof *by_part);
+    for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++)
+        most = pd_max_u64(most, add_part(layout, &model->tensors.tensors[t], t, tp, by_part, &everywhere));
+    return everywhere + most;
+}
+
+/* The largest part, and this rank's own. A tied table's terms go to the embedding's, or are the head's where it is elsewhere. */
+static void measure_parts(struct pd_zero *zero, uint32_t set, uint64_t *by_part)
+{
+    struct pd_zero_set *s = &zero->sets[set];
+    const uint32_t tp = zero->grid->place.tp;
+    const struct pd_zero_place *here = pd_zero_places(zero, set) + tp * PD_ZERO_SET_TENSORS_MAX;
+    uint64_t most = pd_zero_part_elements(zero->model, &zero->grid->layout, set, tp, by_part);
+    for (uint32_t e = 0; e < s->count; e++) {
+        const struct pd_zero_slab own = pd_zero_owned_slab(zero, &here[e], zero->q % zero->parts);
+        if (pd_zero_is_redirected(zero, set, e)) continue;
+        s->own += pd_zero_slab_elements(zero, s->tensors[e], &own);
+        if (set && s->tensors[e] == 0) most += pd_zero_part_elements(zero->model, &zero->grid->layout, 0, tp, by_part);
     }
-    return most;
+    const uint64_t copies = zero->data_ranks / zero->parts;
+    s->stride = most + 1;
+    s->room = (s->stride + copies - 1) / copies * copies;
+}
+
+/* Key-value heads that several tensor-parallel ranks share are computed by one of them and owned by perhaps another. */
+static void measure_crossing(struct pd_zero *zero, uint32_t set)
+{
+    struct pd_zero_set *s = &zero->sets[set];
+    const uint32_t tp = zero->grid->layout.tp, me = zero->grid->place.tp;
+    if (pd_zero_is_end(zero, set) || !pd_partition_kv_is_apart(&zero->model->config, &zero->grid->partition)) return;
+    s->crosses = true;
+    for (uint32_t t = 0; t < tp; t++)
+        if (t != me) s->elsewhere += pd_zero_count_shares(zero, set, me, t);
 }
 
 static bool is_of_stage(const struct pd_zero *zero, uint32_t unit)
@@ -66,14 +92,17 @@ static bool is_of_stage(const struct pd_zero *zero, uint32_t unit)
     return pd_layout_unit_pp(&zero->grid->layout, unit) == zero->grid->place.pp;
 }
 
-static uint64_t sums_of_unit(const struct pd_zero *zero, uint32_t unit)
+/* Floats of the memory in which a set is summed and held. */
+static uint64_t sums_of_set(struct pd_zero *zero, uint32_t set)
 {
-    uint64_t elements = 0;
-    for (uint32_t t = zero->model->unit_first[unit]; t < zero->model->unit_first[unit + 1]; t++) {
-        const struct pd_zero_place place = pd_zero_place_of(zero, t, zero->grid->place.tp);
-        elements += held_elements(zero, &place, t);
+    const struct pd_zero_set *s = &zero->sets[set];
+    uint64_t held = 0;
+    if (zero->makes_terms && !zero->has_apart_sums) return 2 * (s->room + (zero->data_ranks == 1 ? s->elsewhere : 0));
+    for (uint32_t e = 0; e < s->count; e++) {
+        const struct pd_zero_place place = pd_zero_place_of(zero, s->tensors[e], zero->grid->place.tp);
+        held += pd_zero_is_redirected(zero, set, e) ? 0 : held_elements(zero, &place, s->tensors[e]);
     }
-    return elements;
+    return held;
 }
 
 /* Sums of blocks in files share two places, each at a page; those of the first blocks, which fit the budget, stay. */
@@ -82,40 +111,51 @@ static void size_sums(struct pd_zero *zero)
     const uint64_t page = PD_ARENA_ALIGN / sizeof(float);
     uint64_t left = zero->options.gradients_budget / sizeof(float);
     for (zero->has.sums_away = 1; zero->has.sums_away + 1 < zero->has.set_count; zero->has.sums_away++) {
-        const uint64_t elements = is_of_stage(zero, zero->has.sums_away) ? sums_of_unit(zero, zero->has.sums_away) : 0;
+        const uint64_t elements = sums_of_set(zero, zero->has.sums_away);
         if (elements > left) break;
         left -= elements;
     }
-    for (uint32_t unit = zero->has.sums_away; unit + 1 < zero->has.set_count; unit++)
-        if (is_of_stage(zero, unit))
-            zero->sums_elements = pd_max_u64(zero->sums_elements, (sums_of_unit(zero, unit) + page - 1) / page * page);
+    for (uint32_t set = zero->has.sums_away; set + 1 < zero->has.set_count; set++)
+        zero->sums_elements = pd_max_u64(zero->sums_elements, (sums_of_set(zero, set) + page - 1) / page * page);
     zero->has.gradient_elements = 2 * zero->sums_elements;
+}
+
+/* Each set on 16 bytes, as where a micro-batch's are made: a GPU multiplies alike. */
+static void place_set(struct pd_zero *zero, uint32_t set, uint64_t *words)
+{
+    struct pd_zero_set *s = &zero->sets[set];
+    const bool is_filed = zero->options.gradients_in_files && set >= zero->has.sums_away && !pd_zero_is_end(zero, set);
+    uint64_t at = is_filed ? set % 2 * zero->sums_elements : zero->has.gradient_elements;
+    s->sums = zero->has_apart_sums ? *words : at / 2;
+    *words += s->room;
+    if (!is_filed) zero->has.gradient_elements += (sums_of_set(zero, set) + 3) / 4 * 4;
+    for (uint32_t e = 0; e < s->count; e++) {
+        const struct pd_zero_place place = pd_zero_place_of(zero, s->tensors[e], zero->grid->place.tp);
+        s->gradient[e] = at;
+        at += pd_zero_is_redirected(zero, set, e) ? 0 : held_elements(zero, &place, s->tensors[e]);
+    }
 }
 
 static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
 {
     const struct pd_model *model = zero->model;
-    uint64_t most[2] = {0}; /* of blocks, of ends */
+    uint64_t words = 0;
     uint64_t *by_part = calloc(zero->parts, sizeof *by_part);
     if (!by_part) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for %u parts", zero->parts);
-    if (zero->options.gradients_in_files) size_sums(zero);
     for (uint32_t unit = 0; unit < model->unit_count; unit++) {
         struct pd_zero_set *set = &zero->sets[unit];
         if (!is_of_stage(zero, unit)) continue;
-        uint64_t parity = unit % 2 * zero->sums_elements;
-        const bool is_filed = zero->options.gradients_in_files && unit >= zero->has.sums_away && !pd_zero_is_end(zero, unit);
-        uint64_t *sums = is_filed ? &parity : &zero->has.gradient_elements;
         for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++)
-            add_to_set(zero, set, t, sums);
-        if (unit + 1 == model->unit_count && model->config.tie_embeddings) add_to_set(zero, set, 0, sums);
-        *sums = (*sums + 3) / 4 * 4; /* each set on 16 bytes, as where a micro-batch's are made: a GPU multiplies alike */
-        set->owned_most = owned_most(zero, set, by_part);
-        most[pd_zero_is_end(zero, unit)] = pd_max_u64(most[pd_zero_is_end(zero, unit)], set->owned_most);
+            add_to_set(zero, set, t);
+        if (unit + 1 == model->unit_count && model->config.tie_embeddings) add_to_set(zero, set, 0);
+        measure_parts(zero, unit, by_part);
+        measure_crossing(zero, unit);
     }
     free(by_part);
-    /* Pieces of all data ranks together take about one block, also where few ranks own all of it. */
-    const uint64_t share = most[0] ? most[0] : most[1];
-    zero->window_elements = pd_max_u64(1, (share * zero->parts + zero->data_ranks - 1) / zero->data_ranks);
+    if (zero->options.gradients_in_files) size_sums(zero);
+    for (uint32_t unit = 0; unit < model->unit_count; unit++)
+        if (zero->sets[unit].count) place_set(zero, unit, &words);
+    zero->apart_words = zero->has_apart_sums ? words : 0;
     return PD_OK;
 }
 
@@ -224,11 +264,12 @@ static void take_state(struct pd_zero *zero, struct pd_arena *arena)
     zero->has.gradient = pd_arena_take(arena, PD_MEMORY_GRADIENTS, zero->has.gradient_elements * sizeof(float));
     if (!zero->is_mirrored) return;
     const struct pd_zero_place table = pd_zero_place_of(zero, 0, zero->grid->place.tp);
-    const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &table, zero->q);
-    if (is_of_stage(zero, 0))
+    const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &table, zero->q % zero->parts);
+    const bool is_first = is_of_stage(zero, 0), is_last = is_of_stage(zero, zero->has.set_count - 1);
+    if (is_first || (is_last && zero->makes_terms))
         zero->mirrored_gradient =
-            pd_arena_take(arena, PD_MEMORY_GRADIENTS, pd_zero_slab_elements(zero, 0, &owned) * sizeof(float));
-    if (is_of_stage(zero, zero->has.set_count - 1))
+            pd_arena_take(arena, PD_MEMORY_GRADIENTS, (pd_zero_slab_elements(zero, 0, &owned) + 1) * sizeof(int64_t));
+    if (is_last)
         zero->mirror = pd_arena_take(arena, PD_MEMORY_PARAMETERS, held_elements(zero, &table, 0) * compute);
 }
 
@@ -291,26 +332,84 @@ static void take_gather_buffers(struct pd_zero *zero, struct pd_arena *arena)
     }
 }
 
-static void take_exchange(struct pd_zero *zero, struct pd_arena *arena)
+/* Sums of lanes: of a chain where they are held; of one set at a time where micro-batches go breadth first. */
+static void take_lanes(struct pd_zero *zero, struct pd_arena *arena, uint64_t most)
 {
-    const struct sizes all = sizes_of(zero, true, true), blocks = sizes_of(zero, false, true),
-                       ends = sizes_of(zero, true, false);
-    const enum pd_dtype type = zero->options.gradient_type;
-    const bool direct = pd_zero_makes_sums(zero) || (zero->alone && zero->options.micro_batches == 1 && type == PD_F32);
-    for (uint32_t i = 0; i <= PD_ZERO_BLOCK_BUFFERS && !direct; i++) {
-        uint64_t elements = i < PD_ZERO_BLOCK_BUFFERS ? blocks.computed : ends.computed;
-        if (zero->alone && i == 1) continue;
-        zero->micro_batch_gradients[i] = pd_arena_take(arena, PD_MEMORY_GRADIENTS, elements * sizeof(float));
+    float *shared = NULL;
+    if (zero->has_lanes && zero->makes_terms && zero->options.by_layers)
+        shared = pd_arena_take(arena, PD_MEMORY_GRADIENTS, most * sizeof(float));
+    for (uint32_t set = 0; zero->has_lanes && set < zero->has.set_count; set++) {
+        struct pd_zero_set *s = &zero->sets[set];
+        if (!s->count) continue;
+        if (!zero->makes_terms)
+            s->lane = zero->has.gradient + s->gradient[0];
+        else
+            s->lane = shared ? shared : pd_arena_take(arena, PD_MEMORY_GRADIENTS, s->computed[s->count] * sizeof(float));
     }
-    if (zero->alone) zero->micro_batch_gradients[1] = zero->micro_batch_gradients[0];
+}
+
+/* Alone, terms are made where they are summed. Otherwise they wait for their exchange: ends, and all sets that are exchanged
+ * once a step while micro-batches follow each other, have their own place; other blocks take two in turn. */
+static bool takes_turns(const struct pd_zero *zero, uint32_t set)
+{
+    return !pd_zero_is_end(zero, set) && (zero->options.by_lane || zero->options.by_layers);
+}
+
+static uint64_t term_bytes(const struct pd_zero *zero, uint32_t set)
+{
+    return (zero->parts * zero->sets[set].stride + zero->sets[set].elsewhere) * sizeof(int64_t);
+}
+
+static void take_terms(struct pd_zero *zero, struct pd_arena *arena)
+{
+    uint64_t turns = 0, arrives = 0;
+    const uint32_t me = zero->grid->place.tp;
+    zero->sums = zero->has_apart_sums ? pd_arena_take(arena, PD_MEMORY_GRADIENTS, zero->apart_words * sizeof(int64_t))
+                                      : (int64_t *)zero->has.gradient;
+    for (uint32_t set = 0; set < zero->has.set_count; set++) {
+        uint64_t arriving = 0;
+        if (!zero->sets[set].count) continue;
+        for (uint32_t t = 0; zero->sets[set].crosses && t < zero->grid->layout.tp; t++)
+            arriving += t == me ? 0 : pd_zero_count_shares(zero, set, t, me);
+        arrives = pd_max_u64(arrives, arriving);
+        if (zero->data_ranks == 1)
+            zero->terms[set].data = pd_arena_is_dry(arena) ? NULL : pd_zero_sums(zero, set);
+        else if (takes_turns(zero, set))
+            turns = pd_max_u64(turns, term_bytes(zero, set));
+        else
+            zero->terms[set].data = pd_arena_take(arena, PD_MEMORY_GRADIENTS, term_bytes(zero, set));
+    }
+    for (uint32_t i = 0; i < 2 && turns; i++)
+        zero->terms[zero->has.set_count + i].data = pd_arena_take(arena, PD_MEMORY_GRADIENTS, turns);
+    if (arrives) zero->arrived = pd_arena_take(arena, PD_MEMORY_GRADIENTS, arrives * sizeof(int64_t));
+}
+
+void pd_zero_choose_terms(struct pd_zero *zero, uint32_t set)
+{
+    const bool own = zero->data_ranks == 1 || !takes_turns(zero, set);
+    zero->sets[set].terms = &zero->terms[own ? set : zero->has.set_count + zero->next_terms];
+    if (!own) zero->next_terms = 1 - zero->next_terms;
+}
+
+static void take_gradients(struct pd_zero *zero, struct pd_arena *arena)
+{
+    const struct sizes all = sizes_of(zero, true, true);
+    const enum pd_dtype type = zero->options.gradient_type;
+    const bool is_direct = zero->has_lanes && type == PD_F32 &&
+                           (zero->options.adds_in_place || pd_lanes_longest(&zero->lanes) == 1);
+    const uint64_t marks = (zero->model->tensors.count + zero->has.set_count) * sizeof *zero->marks;
     zero->exchange.set = PD_ZERO_NO_SET;
-    const bool adds = zero->q < zero->parts; /* others own nothing */
-    const uint64_t rounded = zero->sent == type ? all.computed : adds ? zero->window_elements : 0;
-    if (type != PD_F32) zero->rounded = pd_arena_take(arena, PD_MEMORY_GRADIENTS, rounded * pd_dtype_bytes(type));
-    if (zero->alone) return;
-    take_pieces(arena, zero->data_ranks, all.pieces, &zero->exchange.sends, &zero->exchange.recvs);
-    const uint64_t window = adds ? zero->data_ranks * zero->window_elements : 0;
-    zero->window = pd_arena_take(arena, PD_MEMORY_GRADIENTS, window * pd_dtype_bytes(zero->sent));
+    take_lanes(zero, arena, all.computed);
+    if (!is_direct) zero->micro_batch = pd_arena_take(arena, PD_MEMORY_GRADIENTS, all.computed * sizeof(float));
+    if (type != PD_F32) zero->rounded = pd_arena_take(arena, PD_MEMORY_GRADIENTS, all.computed * pd_dtype_bytes(type));
+    const uint32_t copies = zero->data_ranks / zero->parts;
+    if (zero->data_ranks * zero->grid->layout.tp > 1)
+        take_pieces(arena, zero->parts > copies ? zero->parts : copies, all.pieces, &zero->exchange.sends,
+                    &zero->exchange.recvs);
+    if (!zero->makes_terms) return;
+    zero->marks = pd_arena_take(arena, PD_MEMORY_GRADIENTS, marks);
+    zero->host_marks = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, marks);
+    take_terms(zero, arena);
 }
 
 /* ---- life ---- */
@@ -325,8 +424,9 @@ static pd_status build(struct pd_zero *zero, struct pd_arena *arena, struct pd_e
     zero->gather.buffers = calloc(zero->has.set_count + PD_ZERO_BLOCK_BUFFERS + 1u, sizeof *zero->gather.buffers);
     zero->places.of = calloc((size_t)zero->grid->layout.tp * PD_ZERO_SET_TENSORS_MAX, sizeof *zero->places.of);
     zero->places.set = PD_ZERO_NO_SET;
+    zero->terms = calloc(zero->has.set_count + 2ull, sizeof *zero->terms);
     if (!zero->sets || !zero->tensor_offset || !zero->copy_offset || !zero->has.first_box || !zero->gather.buffers ||
-        !zero->places.of)
+        !zero->places.of || !zero->terms)
         PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the tables of %u tensors", tensors);
     PD_TRY(describe_sets(zero, err));
     PD_TRY(describe_boxes(zero, err));
@@ -336,36 +436,52 @@ static pd_status build(struct pd_zero *zero, struct pd_arena *arena, struct pd_e
     take_state(zero, arena);
     pd_zero_take_files(zero, arena);
     take_gather_buffers(zero, arena);
-    take_exchange(zero, arena);
+    take_gradients(zero, arena);
     return PD_OK;
+}
+
+static void describe(struct pd_zero *zero)
+{
+    const struct pd_zero_options *o = &zero->options;
+    const struct pd_layout *layout = &zero->grid->layout;
+    const struct pd_model *model = zero->model;
+    zero->q = zero->grid->place.dp * layout->sp + zero->grid->place.sp;
+    zero->data_ranks = layout->dp * layout->sp;
+    zero->parts = layout->zero_shard;
+    zero->in_place = !pd_grid_has_gathers(layout);
+    zero->has.set_count = model->unit_count;
+    zero->lanes = (struct pd_lanes){o->micro_batches, o->lanes, layout->dp};
+    zero->slots = pd_lanes_slots(&zero->lanes);
+    zero->pieces = pd_partition_piece_total(&zero->grid->partition);
+    zero->makes_terms = o->lanes > 1 || layout->virtual_tp > 1 || layout->virtual_sp > 1;
+    zero->has_lanes = !zero->makes_terms || (zero->pieces == 1 && pd_lanes_longest(&zero->lanes) > 1);
+    zero->options.adds_in_place = o->adds_in_place && zero->has_lanes && o->gradient_type == PD_F32;
+    zero->has_apart_sums = zero->makes_terms && layout->zero_stage == 0 && zero->data_ranks > 1;
+    zero->quantum = pd_quantum_of(o->tokens, (uint64_t)o->lanes * zero->pieces * (model->config.tie_embeddings ? 2 : 1));
+    zero->loss_scale = 1;
+    zero->is_mirrored =
+        model->config.tie_embeddings && pd_layout_unit_pp(layout, 0) != pd_layout_unit_pp(layout, model->unit_count - 1);
+    zero->joins_tied = zero->makes_terms && model->config.tie_embeddings && !zero->is_mirrored;
 }
 
 pd_status pd_zero_new(const struct pd_model *model, const struct pd_zero_options *options, const struct pd_grid *grid,
                       struct pd_math *math, struct pd_arena *arena, struct pd_zero **ret_zero, struct pd_error *err)
 {
     const struct pd_layout *layout = &grid->layout;
-    const uint32_t data_ranks = layout->dp * layout->sp;
     PD_TRY(pd_layout_check(layout, err));
-    if (data_ranks % layout->zero_shard)
+    if (layout->dp * layout->sp % layout->zero_shard)
         PD_FAIL(err, PD_INVALID, "layout: zero_shard %u does not divide the %u data ranks (dp x sp)", layout->zero_shard,
-                data_ranks);
+                layout->dp * layout->sp);
     struct pd_zero *zero = calloc(1, sizeof *zero);
     if (!zero) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory");
     zero->model = model;
     zero->options = *options;
     zero->grid = grid;
-    zero->comm = grid->stage;
     zero->gathers = grid->gathers;
+    zero->shard = grid->shard;
+    zero->replicas = grid->replicas;
     zero->math = math;
-    zero->q = grid->place.dp * layout->sp + grid->place.sp;
-    zero->data_ranks = data_ranks;
-    zero->parts = layout->zero_shard;
-    zero->alone = data_ranks * layout->tp == 1;
-    zero->in_place = !pd_grid_has_gathers(layout);
-    zero->has.set_count = model->unit_count;
-    zero->sent = layout->sp > 1 ? PD_F32 : options->gradient_type;
-    zero->is_mirrored =
-        model->config.tie_embeddings && pd_layout_unit_pp(layout, 0) != pd_layout_unit_pp(layout, model->unit_count - 1);
+    describe(zero);
     pd_status st = build(zero, arena, err);
     if (st) {
         pd_zero_free(zero);
@@ -386,6 +502,7 @@ void pd_zero_free(struct pd_zero *zero)
     free(zero->files.landing_place);
     free(zero->gather.buffers);
     free(zero->places.of);
+    free(zero->terms);
     free(zero);
 }
 
@@ -448,14 +565,55 @@ static pd_status join_tied(struct pd_zero *zero, struct pd_error *err)
 pd_status pd_zero_finish_gradients(struct pd_zero *zero, struct pd_error *err)
 {
     PD_TRY(pd_zero_drain(zero, err));
-    PD_TRY(zero->is_mirrored ? pd_zero_mirror_gradients(zero, err) : join_tied(zero, err));
-    return pd_zero_share_gradients(zero, err);
+    PD_TRY(pd_zero_mirror_gradients(zero, err));
+    return zero->makes_terms || zero->is_mirrored ? PD_OK : join_tied(zero, err);
 }
 
 void pd_zero_sync(struct pd_zero *zero)
 {
     for (uint32_t i = 0; i < zero->gather.buffer_count; i++)
         (void)!pd_zero_wait_gather(zero, &zero->gather.buffers[i], NULL);
-    (void)!pd_zero_wait_round(zero, NULL);
+    (void)!pd_zero_wait_exchange(zero, NULL);
     zero->exchange.set = PD_ZERO_NO_SET;
+}
+
+/* ---- what a step found of its gradients ---- */
+
+void pd_zero_begin_step(struct pd_zero *zero, uint64_t step, double loss_scale)
+{
+    zero->step = step;
+    zero->loss_scale = loss_scale;
+    zero->attempt++;
+    for (uint32_t set = 0; set < zero->has.set_count; set++) {
+        zero->sets[set].has_sums = false;
+        zero->sets[set].filled = 0;
+    }
+}
+
+bool pd_zero_makes_terms(const struct pd_zero *zero)
+{
+    return zero->makes_terms;
+}
+
+pd_status pd_zero_read_marks(struct pd_zero *zero, struct pd_error *err)
+{
+    const uint64_t count = zero->model->tensors.count + zero->has.set_count;
+    return zero->makes_terms ? pd_math_copy(zero->math, zero->host_marks, zero->marks, count * sizeof *zero->marks, err) : PD_OK;
+}
+
+static uint32_t first_marked(const struct pd_zero *zero, uint32_t begin, uint32_t count)
+{
+    for (uint32_t i = 0; zero->makes_terms && i < count; i++)
+        if (zero->host_marks[begin + i] == zero->attempt) return i;
+    return PD_ZERO_NO_SET;
+}
+
+uint32_t pd_zero_overflow(const struct pd_zero *zero)
+{
+    return first_marked(zero, 0, zero->model->tensors.count);
+}
+
+uint32_t pd_zero_damage(const struct pd_zero *zero)
+{
+    return first_marked(zero, zero->model->tensors.count, zero->has.set_count);
 }

@@ -4,13 +4,13 @@
  * where it is split on dimension 1; its gradient as the boxes the rank computes.
  *
  *   stage     parameters (compute type)         micro-batch gradients         gradient sums, optimizer state
- *   0         whole, gathered once a step       two sets at a time            replicated
- *   1, 2      whole, gathered once a step       two sets at a time            cut
- *   3         two sets at a time                two sets at a time            cut
+ *   0         whole, gathered once a step       one set at a time             replicated
+ *   1, 2      whole, gathered once a step       one set at a time             cut
+ *   3         two sets at a time                one set at a time             cut
  *
  *   invariants  1. every rank of a stage makes the same calls in the same order
- *               2. a sum is the micro-batches' pieces added in micro-batch order into fp32; a piece is the tree over the sp
- *                  ranks' parts, rounded to gradient_type after it
+ *               2. a lane's micro-batches are added up in fp32; what they come to is a term (trainer/math/terms.h), and so is
+ *                  every piece of a micro-batch that is cut; sums of terms are exact, so nothing depends on their order
  *               3. all holders update what they hold, with the same bits
  *   threads     one caller; transfers run on the communicator's thread
  */
@@ -21,17 +21,22 @@
 #include "offload/spill.h"
 #include "trainer/math/math.h"
 #include "trainer/parallel/grid.h"
+#include "trainer/parallel/lanes.h"
 
 #define PD_ZERO_SET_TENSORS_MAX 24
 #define PD_ZERO_BLOCK_BUFFERS 2
 
 struct pd_zero_options {
     uint32_t micro_batches;      /* V: micro-batches a step */
+    uint32_t lanes;              /* L, at most V */
+    uint64_t tokens;             /* of a batch: what the quantum of terms depends on */
+    bool by_lane;                /* blocks' terms travel whenever lanes end, and not once a step */
+    bool by_layers;              /* all micro-batches of a block before the next: its terms take no place of their own */
     enum pd_dtype compute;       /* of gathered parameters */
-    enum pd_dtype gradient_type; /* of a micro-batch's gradient as it is exchanged and added */
+    enum pd_dtype gradient_type; /* what a micro-batch's gradient is rounded to before it is added */
     bool rounds_at_random;       /* gradients to bf16: by bits of seed, step, micro-batch and element */
     uint64_t seed;
-    bool adds_in_place;       /* alone in its stage, backward adds to the sums by itself: pd_zero_adds */
+    bool adds_in_place;       /* backward adds to the sums of lanes by itself: pd_zero_adds */
     bool state_on_host;       /* master and moments are the host's, where the rank is a GPU; the working copy is the GPU's */
     bool state_in_files;      /* master and moments are not here: pd_zero_held has no state, the working copy always is */
     bool parameters_in_files; /* working copies of blocks are in files (on a GPU perhaps on the host): pd_zero_update_box */
@@ -48,10 +53,14 @@ struct pd_zero_box {
     uint64_t offset, elements;
     uint64_t copy_offset;          /* into the working copy; UINT64_MAX: in files */
     uint64_t gradient_offset;      /* with gradients_in_files: where it is while its set is in memory */
-    uint64_t tied_gradient_offset; /* second sum of a tied tensor on this rank; UINT64_MAX: none */
+    uint64_t tied_gradient_offset; /* second sum of a tied tensor on this rank, of chains; UINT64_MAX: none */
 };
 
 struct pd_zero;
+
+/* Elements of a unit that one data rank beside tensor-parallel rank `tp` owns at most.   by_part (zero_shard) scratch */
+uint64_t pd_zero_part_elements(const struct pd_model *model, const struct pd_layout *layout, uint32_t unit, uint32_t tp,
+                               uint64_t *by_part);
 
 /* All memory from the arena; on a dry arena only counts (the grid's communicators and math may be NULL), in time that does
  * not grow with the number of ranks times tensors. Model, grid and math are borrowed. */
@@ -114,19 +123,29 @@ PD_MUST_USE pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struc
  * may be prefetched, and after an end no other end. */
 PD_MUST_USE pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_weights, struct pd_error *err);
 
-/* Before the first gradient of a step: a number no other step has. */
-void pd_zero_begin_step(struct pd_zero *zero, uint64_t step);
-/* Where backward of `set` in slot `slot` writes the micro-batch's gradients (fp32), in set order. */
+/* Before the first gradient of a step, or of one that is computed again: a number no other step has, and what gradients are
+ * multiplied by, which terms are divided by. */
+void pd_zero_begin_step(struct pd_zero *zero, uint64_t step, double loss_scale);
+/* Whether sums are made of terms: then the loss scale is out of them. */
+bool pd_zero_makes_terms(const struct pd_zero *zero);
+/* Where backward of `set` in slot `slot` (lanes.h) writes the micro-batch's gradients (fp32), in set order. */
 PD_MUST_USE pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot,
                                                     float *const **ret_gradients, struct pd_error *err);
-/* What pd_zero_leaf_gradients points to in this slot are the sums of the micro-batches before: it is added to, not
- * overwritten. */
+/* What pd_zero_micro_batch_gradients points to in this slot is what the lane has so far: it is added to, not overwritten. */
 bool pd_zero_adds(const struct pd_zero *zero, uint32_t slot);
-/* The micro-batch's gradients of `set` are complete: sends them to their owners and adds what arrives, the previous set's
- * first. Padding micro-batches (slot * dp + dp index >= micro-batches) call it too. */
+/* Where sequences are cut: what a piece of them made of `elements` gradients from `gradient` on is there, and is free for the
+ * next piece on return. A pd_piece_taker of trainer/model/transformer.h. */
+PD_MUST_USE pd_status pd_zero_take_piece(void *zero, uint32_t piece, const float *gradient, uint64_t elements,
+                                         struct pd_error *err);
+/* The micro-batch's gradients of `set` are complete. Padding micro-batches call it too: terms travel in the same slots. */
 PD_MUST_USE pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err);
-/* After the last slot, once a step: completes every exchange in flight, adds the head's sum of a tied tensor to the
- * embedding's, hands the sums to all holders. */
+/* After the last slot, once a step: the last exchange ends, a tied table's sums on two stages become one, and all holders have
+ * the sums. */
 PD_MUST_USE pd_status pd_zero_finish_gradients(struct pd_zero *zero, struct pd_error *err);
+/* After that: begins to read what the step found of its gradients; once the device was waited for, the first tensor of which an
+ * element was not finite or out of range, and the first set whose sums arrived damaged, on this rank; UINT32_MAX: none. */
+PD_MUST_USE pd_status pd_zero_read_marks(struct pd_zero *zero, struct pd_error *err);
+uint32_t pd_zero_overflow(const struct pd_zero *zero);
+uint32_t pd_zero_damage(const struct pd_zero *zero);
 
 #endif

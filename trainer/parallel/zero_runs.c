@@ -122,7 +122,7 @@ struct pd_range pd_zero_parts(const struct pd_zero_place *place, const struct pd
 uint32_t pd_zero_own_runs(const struct pd_zero *zero, uint32_t tensor, struct pd_zero_run ret_runs[PD_ZERO_BOXES_MAX])
 {
     const struct pd_zero_place place = pd_zero_place_of(zero, tensor, zero->grid->place.tp);
-    const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &place, zero->q),
+    const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &place, zero->q % zero->parts),
                               held = pd_zero_held_slab(zero, &place, zero->q);
     return pd_zero_runs(zero, tensor, &owned, &held, ret_runs);
 }

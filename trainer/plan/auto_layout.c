@@ -94,6 +94,17 @@ static bool chooses_layers(const struct pd_config *config)
     return !config->layout.recompute_given && config->layout.recompute_layers == PD_LAYERS_ALL;
 }
 
+/* Where it is open when gradients travel, both. */
+static pd_status add_exchanges(struct planner *p, struct pd_laid_out laid_out, struct pd_error *err)
+{
+    const struct pd_layout *l = &laid_out.layout;
+    if (p->config->layout.exchange == PD_EXCHANGE_AUTO) laid_out.by_lane = false;
+    PD_TRY(add_candidate(p, &laid_out, err));
+    if (p->config->layout.exchange != PD_EXCHANGE_AUTO || l->dp * l->sp == 1) return PD_OK;
+    laid_out.by_lane = true;
+    return add_candidate(p, &laid_out, err);
+}
+
 /* Every ZeRO stage and recomputation of some degrees; what takes less memory in the same time comes first. Where it is open
  * how many blocks are recomputed a candidate stands for one, the fastest of its kind (decide_layers). */
 static pd_status add_degrees(struct planner *p, const struct pd_degrees *degrees, struct pd_error *err)
@@ -112,7 +123,7 @@ static pd_status add_degrees(struct planner *p, const struct pd_degrees *degrees
             if (recompute == PD_RECOMPUTE_NONE && config->layout.recompute_layers != PD_LAYERS_ALL) continue;
             laid_out.recompute = (enum pd_recompute)recompute;
             if (chooses_layers(config)) laid_out.recompute_layers = recompute ? 1 : PD_LAYERS_ALL;
-            PD_TRY(add_candidate(p, &laid_out, err));
+            PD_TRY(add_exchanges(p, laid_out, err));
         }
     }
     return PD_OK;
@@ -153,6 +164,7 @@ static int by_seconds(const void *a, const void *b)
     if (k->pp != l->pp) return compare(k->pp, l->pp);
     if (k->sp != l->sp) return compare(k->sp, l->sp);
     if (x->laid_out.recompute != y->laid_out.recompute) return compare(x->laid_out.recompute, y->laid_out.recompute);
+    if (x->laid_out.by_lane != y->laid_out.by_lane) return x->laid_out.by_lane ? 1 : -1;
     return compare(x->laid_out.recompute_layers, y->laid_out.recompute_layers);
 }
 

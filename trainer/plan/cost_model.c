@@ -80,6 +80,7 @@ struct setting {
     double parts;      /* zero_shard */
     double slots_once; /* micro-batches that share one pass over the parameters */
     uint32_t slots, interleave, micro_batches;
+    double exchanges, lanes; /* of a block's gradients in a step; as lanes end */
 };
 
 static double tp_elements(const struct setting *s, uint32_t unit)
@@ -128,10 +129,11 @@ static struct stage stage_of(const struct setting *s, uint32_t pp)
     return g;
 }
 
+#define TERM_BYTES 8.0
+
 /* Bytes of one micro-batch. */
 struct traffic {
     double parameters, gradients, tensor, sequence, pipeline;
-    double gradients_sent;
     double calls; /* transfers that nothing hides */
 };
 
@@ -146,9 +148,8 @@ static struct traffic traffic_of(const struct setting *s, const struct stage *g)
 {
     const struct pd_layout *l = s->layout;
     const struct pd_model_config *m = &s->model->config;
-    const double others = (s->parts - 1) / s->parts, tp = l->tp, sp = l->sp, dp = l->dp;
-    const double again = s->recompute == PD_RECOMPUTE_FULL ? recomputed(s, g) : 0,
-                 gradient = pd_dtype_bytes(s->config->numerics.gradient_type);
+    const double others = (s->parts - 1) / s->parts, tp = l->tp, sp = l->sp;
+    const double again = s->recompute == PD_RECOMPUTE_FULL ? recomputed(s, g) : 0;
     struct traffic t = {0};
     if (l->zero_stage == 3) {
         const double stays = l->pp > 1 || !g->blocks             ? 0
@@ -158,9 +159,7 @@ static struct traffic traffic_of(const struct setting *s, const struct stage *g)
         if (m->tie_embeddings && l->pp == 1) elements += tp_elements(s, 0);
         t.parameters = elements * others * s->act / s->slots_once;
     }
-    t.gradients = g->elements / s->parts * gradient * (dp - 1) / dp * (double)s->micro_batches / s->slots;
-    t.gradients_sent = dp > 1 ? g->elements * gradient * (dp - 1) / dp : 0;
-    t.gradients += sp > 1 ? g->elements * sizeof(float) * (sp - 1) / sp : 0;
+    t.gradients = s->exchanges > 1 ? g->block_elements * TERM_BYTES * others * s->exchanges / s->slots : 0;
     const double sums = g->blocks * 4 + 2 * again + g->has_embedding + g->has_head;
     t.tensor = sums * s->rows * m->hidden * sizeof(float) * 2 * (tp - 1) / tp;
     const double key_value = 2.0 * m->kv_heads * m->head_size * s->share, query = 2.0 * m->heads * m->head_size * s->share;
@@ -258,6 +257,20 @@ static double streams_seconds(const struct setting *s, double drives, double in,
 
 /* ---- the step ---- */
 
+static double block_terms(const struct setting *s, const struct stage *g)
+{
+    return g->block_elements * TERM_BYTES * (s->parts - 1) / s->parts;
+}
+
+/* Bytes of gradients but the terms of blocks: those of ends, sums between replicas there and back, and in stage 0 to all. */
+static double other_sums(const struct setting *s, const struct stage *g)
+{
+    const double others = (s->parts - 1) / s->parts, copies = s->layout->dp * s->layout->sp / s->parts;
+    const double terms = (g->elements - g->block_elements) * TERM_BYTES * others;
+    const double replicas = 2 * g->elements / s->parts * TERM_BYTES * (copies - 1) / copies;
+    return terms + replicas + (s->layout->zero_stage == 0 ? g->elements * others * sizeof(float) : 0);
+}
+
 static void add_stage(const struct setting *s, const struct stage *g, struct pd_step_cost *c, double *slowest)
 {
     const struct pd_layout *l = s->layout;
@@ -268,7 +281,7 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     const double compute = 3 * g->seconds * work, recompute = g->blocks ? again * work * recomputed(s, g) / g->blocks : 0;
     const double exposed = t.tensor / rate_of(s, l->tp) + t.sequence / rate_of(s, place) + t.calls * s->machine->latency;
     const double beside =
-        (t.parameters + fmax(t.gradients, t.gradients_sent)) / stage_rate + t.pipeline / rate_of(s, 2 * stage);
+        (t.parameters + t.gradients) / stage_rate + t.pipeline / rate_of(s, 2 * stage);
     const struct streams streams = streams_of(s, g);
     const double micro_batch =
                      fmax(fmax(compute + recompute + exposed, beside),
@@ -276,20 +289,20 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
                  slots = s->slots;
     double once = 0;
     if (l->zero_stage == 1 || l->zero_stage == 2) once = g->elements * (s->parts - 1) / s->parts * s->act;
-    double sums = l->zero_stage == 0         ? g->elements * sizeof(float)
-                  : s->parts < l->dp * l->sp ? g->elements / s->parts * sizeof(float)
-                                             : 0;
-    const double held = l->zero_stage == 0 ? g->elements : g->elements / s->parts;
-    if (l->dp * l->sp == 1) sums = 0;
+    const double sums = other_sums(s, g) + (s->exchanges > 1 ? 0 : block_terms(s, g)),
+                 held = l->zero_stage == 0 ? g->elements : g->elements / s->parts;
     c->parameter_bytes = (uint64_t)fmax((double)c->parameter_bytes, t.parameters * slots + once);
     c->gradient_bytes = (uint64_t)fmax((double)c->gradient_bytes, t.gradients * slots + sums);
+    c->gradient_bytes_step = (uint64_t)fmax((double)c->gradient_bytes_step, other_sums(s, g) + block_terms(s, g));
+    c->gradient_bytes_lane =
+        (uint64_t)fmax((double)c->gradient_bytes_lane, other_sums(s, g) + s->lanes * block_terms(s, g));
     c->tensor_bytes = (uint64_t)fmax((double)c->tensor_bytes, t.tensor * slots);
     c->sequence_bytes = (uint64_t)fmax((double)c->sequence_bytes, t.sequence * slots);
     c->pipeline_bytes = (uint64_t)fmax((double)c->pipeline_bytes, t.pipeline * slots);
     if (c->padding) c->padding_bytes = (uint64_t)fmax((double)c->padding_bytes, t.parameters);
     const double optimizer =
                      fmax(adam_seconds(s, held), streams_seconds(s, streams.update, streams.update_in, streams.update_out)),
-                 after = (once + sums) / stage_rate;
+                 after = once / stage_rate + fmax(0, sums / stage_rate - compute * 2 / 3); /* beside the last backward */
     c->nvme_seconds = fmax(c->nvme_seconds, (streams.micro_batch * slots + streams.update) / s->machine->nvme);
     c->bus_seconds = fmax(c->bus_seconds, bus_seconds(s, streams.micro_batch_in * slots + streams.update_in,
                                                       streams.micro_batch_out * slots + streams.update_out));
@@ -321,7 +334,10 @@ static struct setting setting_of(const struct pd_config *config, const struct pd
                         .micro_batches = config->batch.sequences / config->batch.micro_batch};
     s.share =
         fmax((double)(heads.end - heads.begin) / model->config.heads, (double)(ffn.end - ffn.begin) / model->config.ffn);
-    s.slots = pd_schedule_slots(s.micro_batches, l->dp, l->pp, s.interleave);
+    const struct pd_lanes lanes = pd_lanes_of(config, l->dp);
+    s.slots = pd_schedule_slots(pd_lanes_slots(&lanes), l->pp, s.interleave);
+    s.lanes = l->virtual_sp > 1 ? s.slots : (lanes.count + l->dp - 1) / l->dp;
+    s.exchanges = laid_out->by_lane ? s.lanes : 1;
     s.slots_once = pd_is_breadth_first(config, l) ? s.slots : 1;
     return s;
 }

@@ -52,6 +52,7 @@ struct pd_step_cost {
     double step_seconds, compute_seconds, recompute_seconds, exposed_seconds; /* exposed: transfers that nothing hides */
     double bubble_seconds, optimizer_seconds;
     uint64_t parameter_bytes, gradient_bytes, tensor_bytes, sequence_bytes, pipeline_bytes; /* received a step */
+    uint64_t gradient_bytes_step, gradient_bytes_lane; /* gradient_bytes by either layout.exchange */
     uint64_t padding_bytes; /* of parameter_bytes: gathered for padding micro-batches, by a rank that runs one */
     double nvme_seconds; /* drives are busy with what offload.* puts there; beside computation, and part of what is exposed
                            * or of the optimizer where they are slower */

@@ -146,6 +146,23 @@ static pd_status append_boxes(struct survey *s, const struct pd_partition *p, ui
     return PD_OK;
 }
 
+/* What sums of gradients depend on besides: the largest part of every unit, and who owns the key-value heads. */
+static pd_status append_parts(struct survey *s, const struct pd_partition *p, struct pd_error *err)
+{
+    const struct pd_model_config *m = &s->model->config;
+    const struct pd_range owned = pd_partition_units(p, m->kv_heads),
+                          computed = pd_partition_kv_computed(m, pd_partition_units(p, m->heads));
+    uint64_t *by_part = calloc(s->laid_out->layout.zero_shard, sizeof *by_part);
+    if (!by_part) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+    pd_status st = PD_OK;
+    for (uint32_t unit = 0; unit < s->model->unit_count && !st; unit++)
+        st = append(s, pd_zero_part_elements(s->model, &s->laid_out->layout, unit, p->tp_rank, by_part), err);
+    free(by_part);
+    PD_TRY(st);
+    PD_TRY(append(s, owned.end - owned.begin, err));
+    return append(s, owned.begin - computed.begin, err);
+}
+
 /* Sizes of a tensor-parallel part: those of every block are the first one's. */
 static pd_status describe_tp(struct survey *s, uint32_t tp_rank, uint32_t *ret_number, struct pd_error *err)
 {
@@ -157,6 +174,7 @@ static pd_status describe_tp(struct survey *s, uint32_t tp_rank, uint32_t *ret_n
             PD_TRY(append_boxes(s, &p, t, false, err));
             PD_TRY(append_boxes(s, &p, t, true, err));
         }
+    PD_TRY(append_parts(s, &p, err));
     return number_text(s, &s->descriptions, ret_number, err);
 }
 
@@ -178,14 +196,14 @@ static pd_status describe_shape(struct survey *s, uint32_t pp, uint32_t *ret_num
 static pd_status describe_depth(struct survey *s, uint32_t pp, uint32_t *ret_number, struct pd_error *err)
 {
     const struct pd_layout *l = &s->laid_out->layout;
-    const uint32_t micro_batches = s->config->batch.sequences / s->config->batch.micro_batch,
-                   interleave = l->pp > 1 ? l->interleave : 1;
+    const struct pd_lanes lanes = pd_lanes_of(s->config, l->dp);
+    const uint32_t interleave = l->pp > 1 ? l->interleave : 1;
     uint32_t depth[256];
     const struct pd_schedule_options options = {.kind = s->config->layout.schedule,
                                                 .pp = l->pp,
                                                 .pp_rank = pp,
                                                 .interleave = interleave,
-                                                .slots = pd_schedule_slots(micro_batches, l->dp, l->pp, interleave),
+                                                .slots = pd_schedule_slots(pd_lanes_slots(&lanes), l->pp, interleave),
                                                 .units = pd_is_breadth_first(s->config, l) ? s->model->unit_count : 0};
     pd_schedule_depth(&options, depth);
     for (uint32_t c = 0; c < interleave; c++)

@@ -657,7 +657,9 @@ Test(resume, table)
         {"model.context=512", PD_RESUME_NEW_LINEAGE, 2}, /* batch.context follows it */
         {"optimizer.beta2=0.99", PD_RESUME_NEW_LINEAGE, 1},
         {"batch.sequences=64", PD_RESUME_NEW_LINEAGE, 2},
-        {"batch.micro_batch=2", PD_RESUME_NEW_LINEAGE, 1},
+        {"batch.micro_batch=2", PD_RESUME_NEW_LINEAGE, 2}, /* and lanes, of which there are as many */
+        {"numerics.lanes=2", PD_RESUME_NEW_LINEAGE, 1},
+        {"layout.exchange=lane", PD_RESUME_FREE, 1},
         {"numerics.precision=fp32", PD_RESUME_NEW_LINEAGE, 1},
         {"numerics.mode=fast", PD_RESUME_NEW_LINEAGE, 1},
         {"numerics.linears=fp8", PD_RESUME_NEW_LINEAGE, 1},
@@ -695,15 +697,16 @@ Test(resume, worst_first_and_texts)
     struct pd_config before = parse(MINIMAL, NULL);
     const char *const overrides[] = {"optimizer.clip_norm=2", "batch.micro_batch=2", "model.layers=7", NULL};
     struct pd_config now = parse(MINIMAL, overrides);
-    struct pd_resume_difference d[3];
-    cr_assert_eq(pd_config_compare(&before, &now, d, 3), 3);
+    struct pd_resume_difference d[4];
+    cr_assert_eq(pd_config_compare(&before, &now, d, 4), 4);
     cr_expect_str_eq(d[0].key, "model.layers");
     cr_expect_str_eq(d[0].before, "4");
     cr_expect_str_eq(d[0].now, "7");
     cr_expect_str_eq(d[1].key, "batch.micro_batch");
     cr_expect_eq(d[1].effect, PD_RESUME_NEW_LINEAGE);
-    cr_expect_str_eq(d[2].key, "optimizer.clip_norm");
-    cr_expect_eq(pd_config_compare(&before, &now, d, 1), 3);
+    cr_expect_str_eq(d[2].key, "numerics.lanes");
+    cr_expect_str_eq(d[3].key, "optimizer.clip_norm");
+    cr_expect_eq(pd_config_compare(&before, &now, d, 1), 4);
     pd_config_deinit(&before);
     pd_config_deinit(&now);
 }

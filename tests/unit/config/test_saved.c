@@ -75,6 +75,8 @@ Test(saved, first_names)
     cr_expect_eq(c.data.train_count, 2);
     cr_expect_eq(c.checkpoint.tiers_count, 2);
     cr_expect_eq(c.restart.ranks_count, 2);
+    cr_expect_eq(c.numerics.lanes, 0, "sums of that time were others, and nobody can ask for them");
+    c.numerics.lanes = c.batch.sequences / c.batch.micro_batch;
     char *text;
     cr_assert_eq(pd_config_print(&c, &text, &err), PD_OK);
     cr_assert_eq(pd_config_parse("printed", text, NULL, 0, &strict, &err), PD_OK, "%s", err.message);

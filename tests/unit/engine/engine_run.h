@@ -23,6 +23,7 @@ struct job {
     uint64_t digest[PD_KIND_COUNT][TENSORS_MAX]; /* sums over ranks */
     _Atomic uint64_t parts[PD_KIND_COUNT][TENSORS_MAX];
     _Atomic uint64_t bubbles;
+    uint32_t recomputed; /* steps that were computed again */
 };
 
 static char *data_path(void)
@@ -72,6 +73,7 @@ static pd_status run_steps(struct job *job, struct pd_comm *comm, struct pd_engi
         state.tokens += result.tokens;
         if (result.bubble > 0) job->bubbles++;
         if (comm->rank) continue;
+        job->recomputed += result.recomputed;
         job->loss[step] = result.loss;
         job->norm[step] = result.skipped ? 0 : result.gradient_norm;
         job->skipped[step] = result.skipped;

@@ -142,7 +142,8 @@ static pd_status fail_in_traffic(struct pd_comm *comm, void *context, struct pd_
     struct pd_math *math;
     struct pd_zero *zero;
     struct pd_memory_plan plan = {0};
-    struct pd_zero_options options = {.micro_batches = comm->size, .compute = PD_F32, .gradient_type = PD_F32};
+    struct pd_zero_options options = {
+        .micro_batches = comm->size, .lanes = comm->size, .tokens = 64, .compute = PD_F32, .gradient_type = PD_F32};
     struct pd_layout layout;
     struct pd_grid grid;
     pd_layout_init_dp(&layout, comm->size);

@@ -14,13 +14,19 @@ struct numerics {
     uint32_t virtual_tp, virtual_sp;
     const char *more; /* another override, or NULL */
     uint32_t offset;  /* of the third of layouts that is tried by default */
+    uint32_t lanes;   /* 0: one a micro-batch */
 };
 
 struct choice {
     uint32_t dp, tp, pp, sp, interleave, zero_stage, zero_shard;
-    const char *schedule, *recompute, *order;
+    const char *schedule, *recompute, *order, *exchange;
     uint32_t layers; /* recomputed of a rank; more than there are: all */
 };
+
+static uint32_t lanes_of(const struct numerics *n)
+{
+    return n->lanes ? n->lanes : MICRO_BATCHES;
+}
 
 static void configure(struct pd_config *c, const struct numerics *n, const struct choice *l)
 {
@@ -33,12 +39,12 @@ static void configure(struct pd_config *c, const struct numerics *n, const struc
              "data: {train: [{path: %s}], validation_fraction: 0.1, separate_documents: true, document_token: 32}\n"
              "batch: {sequences: %d, micro_batch: 2, context: 32}\n"
              "optimizer: {lr: 0.01, warmup_steps: 2}\n"
-             "numerics: {precision: %s, gradient_type: %s, virtual_tp: %u, virtual_sp: %u}\n"
+             "numerics: {precision: %s, gradient_type: %s, virtual_tp: %u, virtual_sp: %u, lanes: %u}\n"
              "layout: {dp: %u, tp: %u, pp: %u, sp: %u, interleave: %u, zero_stage: %u, zero_shard: %u, schedule: %s, "
-             "recompute: %s, recompute_layers: %s, order: %s}\n",
+             "recompute: %s, recompute_layers: %s, order: %s, exchange: %s}\n",
              STEPS, n->model, LAYERS, data_path(), 2 * MICRO_BATCHES, n->precision, n->gradient_type, n->virtual_tp,
-             n->virtual_sp, l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, l->schedule,
-             l->recompute, layers, l->order);
+             n->virtual_sp, lanes_of(n), l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, l->schedule,
+             l->recompute, layers, l->order, l->exchange);
     snprintf(more, sizeof more, "%s", n->more ? n->more : "run.log_every=1");
     const char *overrides[] = {more};
     cr_assert_eq(pd_config_parse("test", yaml, overrides, 1, c, &err), PD_OK, "%s", err.message);
@@ -58,6 +64,7 @@ static struct choice choice_of(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t s
                        turn % 3 ? "1f1b" : "gpipe",
                        recompute[turn / 2 % 3],
                        "depth_first",
+                       turn / 2 % 2 ? "lane" : "step",
                        (turn + 1) % 7};
     if (pp == 1 && turn % 2 == 0) l.order = "breadth_first";
     if (pp > 1 && 2 * pp <= LAYERS && turn % 3 == 1) l.interleave = 2;
@@ -69,9 +76,9 @@ static struct choice choice_of(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t s
 
 static void describe(const struct numerics *n, const struct choice *l, char *ret_text, size_t room)
 {
-    snprintf(ret_text, room, "%s: dp %u tp %u pp %u sp %u interleave %u %s, ZeRO-%u over %u, recompute %s (%u), %s", n->name,
+    snprintf(ret_text, room, "%s: dp %u tp %u pp %u sp %u interleave %u %s, ZeRO-%u over %u, recompute %s (%u), %s, by %s", n->name,
              l->dp, l->tp, l->pp, l->sp, l->interleave, l->schedule, l->zero_stage, l->zero_shard, l->recompute, l->layers,
-             l->order);
+             l->order, l->exchange);
 }
 
 static void run(struct job *job, const struct numerics *n, const struct choice *l, uint32_t threads)
@@ -112,7 +119,7 @@ static void check_numerics(const struct numerics *n)
     static struct job one;
     const bool all = test_scale() >= 10 || getenv("PERDURE_LAYOUT");
     const uint32_t turns = all ? 12 : 1;
-    const struct choice alone = {1, 1, 1, 1, 1, 3, 1, "1f1b", "none", "depth_first", 0};
+    const struct choice alone = {1, 1, 1, 1, 1, 3, 1, "1f1b", "none", "depth_first", "auto", 0};
     uint32_t tried = 0;
     run(&one, n, &alone, 1);
     cr_assert_lt(one.loss[STEPS - 1], one.loss[0]);
@@ -122,7 +129,7 @@ static void check_numerics(const struct numerics *n)
     for (uint32_t tp = 1; tp <= n->virtual_tp; tp *= 2)
         for (uint32_t sp = 1; sp <= n->virtual_sp; sp *= 2)
             for (uint32_t pp = 1; pp <= LAYERS; pp++)
-                for (uint32_t dp = 1; dp <= MICRO_BATCHES && dp * tp * pp * sp <= WORLD_MAX; dp++)
+                for (uint32_t dp = 1; dp <= lanes_of(n) && dp * tp * pp * sp <= WORLD_MAX; dp++)
                     for (uint32_t turn = 0; turn < turns; turn++, tried++)
                         if (all || tried % 3 == n->offset) check(n, &one, dp, tp, pp, sp, all ? tried : tried / 3);
 }
@@ -135,61 +142,77 @@ TestSuite(layouts, .fini = remove_data, .timeout = 1800);
 
 Test(layouts, pipeline_alone)
 {
-    check_numerics(&(struct numerics){"llama fp32", LLAMA, "fp32", "fp32", 1, 1, NULL, 0});
+    check_numerics(&(struct numerics){"llama fp32", LLAMA, "fp32", "fp32", 1, 1, NULL, 0, 0});
 }
 
 Test(layouts, tensor_parallel)
 {
-    check_numerics(&(struct numerics){"llama fp32 tp", LLAMA, "fp32", "fp32", 4, 1, NULL, 1});
+    check_numerics(&(struct numerics){"llama fp32 tp", LLAMA, "fp32", "fp32", 4, 1, NULL, 1, 0});
 }
 
 Test(layouts, sequence_parallel)
 {
-    check_numerics(&(struct numerics){"llama bf16 sp", LLAMA, "bf16", "fp32", 1, 4, NULL, 2});
+    check_numerics(&(struct numerics){"llama bf16 sp", LLAMA, "bf16", "fp32", 1, 4, NULL, 2, 0});
 }
 
 Test(layouts, gpt2_everything)
 {
-    check_numerics(&(struct numerics){"gpt2 bf16 tp sp", GPT2, "bf16", "bf16", 2, 2, NULL, 1});
+    check_numerics(&(struct numerics){"gpt2 bf16 tp sp", GPT2, "bf16", "bf16", 2, 2, NULL, 1, 0});
 }
 
 Test(layouts, llama_everything)
 {
-    check_numerics(&(struct numerics){"llama bf16 tp sp", LLAMA ", qkv_bias: true", "bf16", "fp32", 4, 2, NULL, 0});
+    check_numerics(&(struct numerics){"llama bf16 tp sp", LLAMA ", qkv_bias: true", "bf16", "fp32", 4, 2, NULL, 0, 0});
 }
 
 /* A scale that overflows now and then: which steps are skipped is part of the same bits. */
 Test(layouts, fp16_skips)
 {
-    check_numerics(&(struct numerics){"llama fp16 tp sp", LLAMA, "fp16", "fp32", 2, 2, "numerics.loss_scale=16384", 1});
+    check_numerics(&(struct numerics){"llama fp16 tp sp", LLAMA, "fp16", "fp32", 2, 2, "numerics.loss_scale=16384", 1, 0});
 }
 
 /* Heads of keys that chunks share, an empty chunk, pieces of unequal length: each has scales of its own. */
 Test(layouts, fp8_llama)
 {
     check_numerics(
-        &(struct numerics){"llama fp8 tp sp", LLAMA ", qkv_bias: true", "bf16", "fp32", 4, 2, "numerics.linears=fp8", 2});
+        &(struct numerics){"llama fp8 tp sp", LLAMA ", qkv_bias: true", "bf16", "fp32", 4, 2, "numerics.linears=fp8", 2, 0});
 }
 
 Test(layouts, fp8_gpt2)
 {
-    check_numerics(&(struct numerics){"gpt2 fp8 sp", GPT2, "fp32", "bf16", 1, 2, "numerics.linears=fp8", 1});
+    check_numerics(&(struct numerics){"gpt2 fp8 sp", GPT2, "fp32", "bf16", 1, 2, "numerics.linears=fp8", 1, 0});
 }
 
 /* Weights of norms that every head shares are sums over the heads of all tensor-parallel ranks. */
 Test(layouts, qwen3_everything)
 {
-    check_numerics(&(struct numerics){"qwen3 bf16 tp sp", QWEN3, "bf16", "fp32", 4, 2, NULL, 1});
+    check_numerics(&(struct numerics){"qwen3 bf16 tp sp", QWEN3, "bf16", "fp32", 4, 2, NULL, 1, 0});
 }
 
 Test(layouts, fp8_qwen3)
 {
-    check_numerics(&(struct numerics){"qwen3 fp8 tp sp", QWEN3, "bf16", "bf16", 2, 2, "numerics.linears=fp8", 0});
+    check_numerics(&(struct numerics){"qwen3 fp8 tp sp", QWEN3, "bf16", "bf16", 2, 2, "numerics.linears=fp8", 0, 0});
 }
 
 /* Which way a gradient is rounded depends on the element and the micro-batch, wherever they are. */
 Test(layouts, stochastic_gradients)
 {
     check_numerics(&(struct numerics){"llama bf16 tp sp, stochastic", LLAMA ", qkv_bias: true", "bf16", "bf16", 2, 2,
-                                      "numerics.gradient_rounding=stochastic", 0});
+                                      "numerics.gradient_rounding=stochastic", 0, 0});
+}
+
+/* Micro-batches that are added up before they are terms, in lanes of unequal length; and all of them in one. */
+Test(layouts, three_lanes)
+{
+    check_numerics(&(struct numerics){"llama fp32, 3 lanes", LLAMA, "fp32", "fp32", 1, 1, NULL, 2, 3});
+}
+
+Test(layouts, three_lanes_everything)
+{
+    check_numerics(&(struct numerics){"gpt2 bf16 tp, 3 lanes", GPT2, "bf16", "bf16", 2, 1, NULL, 1, 3});
+}
+
+Test(layouts, one_lane)
+{
+    check_numerics(&(struct numerics){"gpt2 fp32, 1 lane", GPT2, "fp32", "fp32", 1, 1, NULL, 0, 1});
 }

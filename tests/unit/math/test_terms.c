@@ -60,8 +60,9 @@ static void add_terms(struct pd_math *math, const float *x, int64_t *to, int64_t
                       uint32_t *flag)
 {
     const uint32_t cut = 16401; /* runs that share a check, at odd places */
-    const struct pd_term_run runs[] = {{x, to, cut, check, !adds, flag}, {x + cut, to + cut, N - cut, check, false, flag}};
-    const struct pd_terms t = {runs, 2, PD_TERM_F32, adds, q.scale, q.limit, 9};
+    const struct pd_term_run runs[] = {{x, to, cut, adds, check, !adds, flag},
+                                       {x + cut, to + cut, N - cut, adds, check, false, flag}};
+    const struct pd_terms t = {runs, 2, PD_TERM_F32, q.scale, q.limit, 9};
     struct pd_error err;
     cr_assert_eq(pd_terms(math, &t, &err), PD_OK);
 }
@@ -129,8 +130,8 @@ Test(terms, out_of_range_is_flagged)
         int64_t to[100], check;
         uint32_t flag = 1;
         x[77] = i < 6 ? bad[i] : good[i - 6];
-        const struct pd_term_run run = {x, to, 100, &check, true, &flag};
-        const struct pd_terms t = {&run, 1, PD_TERM_F32, false, q.scale, q.limit, 5};
+        const struct pd_term_run run = {x, to, 100, false, &check, true, &flag};
+        const struct pd_terms t = {&run, 1, PD_TERM_F32, q.scale, q.limit, 5};
         cr_assert_eq(pd_terms(f.math, &t, &err), PD_OK);
         cr_assert_eq(flag, i < 6 ? 5 : 1, "%g", (double)x[77]);
         cr_assert_eq(to[77], i < 6 ? 0 : (int64_t)((double)x[77] * q.scale), "%g became %lld", (double)x[77],
@@ -151,21 +152,22 @@ Test(terms, of_other_sources)
     for (int i = 0; i < 200; i++)
         half[i] = pd_bf16_from_f32((float)(i - 60) * 0.25f), more[i] = 1000 - i, sum[i] = -1;
     sum[200] = 77;
-    const struct pd_term_run of_half = {half, sum, 200, &sum[200], true, NULL}, of_more = {more, sum, 200, &sum[200], false, NULL};
-    const struct pd_terms terms[] = {{&of_half, 1, PD_TERM_BF16, false, 4, 0x1p60, 0}, {&of_more, 1, PD_TERM_INTEGER, true, 0, 0, 0}};
+    const struct pd_term_run of_half = {half, sum, 200, false, &sum[200], true, NULL},
+                             of_more = {more, sum, 200, true, &sum[200], false, NULL};
+    const struct pd_terms terms[] = {{&of_half, 1, PD_TERM_BF16, 4, 0x1p60, 0}, {&of_more, 1, PD_TERM_INTEGER, 0, 0, 0}};
     cr_assert_eq(pd_terms(f.math, &terms[0], &err), PD_OK);
     cr_assert_eq(pd_terms(f.math, &terms[1], &err), PD_OK);
     int64_t check = 0;
     for (int i = 0; i < 200; check += sum[i], i++)
         cr_assert_eq(sum[i], i - 60 + 1000 - i);
     cr_assert_eq(sum[200], check);
-    const struct pd_term_run nothing = {NULL, sum, 200, &sum[200], true, NULL};
-    const struct pd_terms zeros = {&nothing, 1, PD_TERM_F32, false, 4, 0x1p60, 0};
+    const struct pd_term_run nothing = {NULL, sum, 200, false, &sum[200], true, NULL};
+    const struct pd_terms zeros = {&nothing, 1, PD_TERM_F32, 4, 0x1p60, 0};
     cr_assert_eq(pd_terms(f.math, &zeros, &err), PD_OK);
     for (int i = 0; i <= 200; i++)
         cr_assert_eq(sum[i], 0);
-    const struct pd_term_run up = {&one, far, 1, NULL, false, NULL}, down = {&back, far, 1, NULL, false, NULL};
-    const struct pd_terms around[] = {{&up, 1, PD_TERM_INTEGER, true, 0, 0, 0}, {&down, 1, PD_TERM_INTEGER, true, 0, 0, 0}};
+    const struct pd_term_run up = {&one, far, 1, true, NULL, false, NULL}, down = {&back, far, 1, true, NULL, false, NULL};
+    const struct pd_terms around[] = {{&up, 1, PD_TERM_INTEGER, 0, 0, 0}, {&down, 1, PD_TERM_INTEGER, 0, 0, 0}};
     cr_assert_eq(pd_terms(f.math, &around[0], &err), PD_OK);
     cr_assert_eq(far[0], INT64_MIN);
     cr_assert_eq(pd_terms(f.math, &around[1], &err), PD_OK);
@@ -187,8 +189,8 @@ Test(terms, damage_is_noticed)
         for (int place = 0; place <= 301; place += 43) {
             int64_t sums[301];
             uint32_t damaged = 0;
-            const struct pd_term_run run = {x, sums, 300, &sums[300], true, NULL};
-            const struct pd_terms t = {&run, 1, PD_TERM_F32, false, q.scale, q.limit, 1};
+            const struct pd_term_run run = {x, sums, 300, false, &sums[300], true, NULL};
+            const struct pd_terms t = {&run, 1, PD_TERM_F32, q.scale, q.limit, 1};
             const struct pd_term_sums s = {300, sums, out, q.quantum, &sums[300], &damaged, 21};
             cr_assert_eq(pd_terms(f.math, &t, &err), PD_OK);
             if (place <= 300) sums[place] ^= (int64_t)(UINT64_C(1) << bit);

@@ -191,7 +191,7 @@ static pd_status run(uint32_t pp, uint32_t interleave, enum pd_schedule_kind kin
     job.options = (struct pd_schedule_options){.kind = kind,
                                                .pp = pp,
                                                .interleave = interleave,
-                                               .slots = pd_schedule_slots(MICRO_BATCHES + 1, 1, pp, interleave),
+                                               .slots = pd_schedule_slots(MICRO_BATCHES + 1, pp, interleave),
                                                .forward_only = forward_only};
     job.far = far_world_new(pp);
     pd_status st = pd_comm_run_local(pp, 1, run_rank, &job, err);

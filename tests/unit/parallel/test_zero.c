@@ -1,7 +1,7 @@
 /* ZeRO over real communicators under every layout of one to eight ranks: a pretended step whose micro-batch gradients,
  * parameters and moments are functions of the global element. Gathered parameters are compared with the function, sums bit
- * for bit with a serial addition in micro-batch order, and what was taken with what was planned. In turns the memory is one
- * that the host cannot touch: what the test itself writes and reads there stands for a device's operations.
+ * for bit with integers that the test itself makes of lanes and adds, and what was taken with what was planned. In turns the
+ * memory is one that the host cannot touch: what the test itself writes and reads there stands for a device's operations.
  *
  * PERDURE_TEST_SCALE=10 tries every zero_shard of every layout. */
 #include "tests/helpers/device_math.h"
@@ -11,10 +11,12 @@
 #include "ckpt/base/half.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORLD_MAX = 8, LAYERS = 4, MICRO_BATCHES = 5 };
+enum { WORLD_MAX = 8, LAYERS = 4, MICRO_BATCHES = 9, TOKENS_LOG = 12 };
+#define LOSS_SCALE 8.0
 
 struct job {
     struct pd_layout layout;
@@ -35,7 +37,7 @@ struct rank {
 
 /* ---- who goes over what ---- */
 
-static _Thread_local struct pd_comm_ops of_gathers, of_stage;
+static _Thread_local struct pd_comm_ops of_gathers, of_shard;
 static _Thread_local pd_status (*start)(struct pd_comm *, struct pd_comm_op *, struct pd_error *);
 static _Atomic uint32_t gathers, others;
 
@@ -53,7 +55,7 @@ static pd_status start_gather(struct pd_comm *comm, struct pd_comm_op *op, struc
 
 static pd_status start_other(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
-    if (is_gather(op)) PD_FAIL(err, PD_BUG, "parameters are gathered over the stage's communicator");
+    if (is_gather(op)) PD_FAIL(err, PD_BUG, "parameters are gathered over the communicator of sums");
     others++;
     return start(comm, op, err);
 }
@@ -61,13 +63,13 @@ static pd_status start_other(struct pd_comm *comm, struct pd_comm_op *op, struct
 /* Until the grid is gone; the world's communicator gets its own back. */
 static void watch(struct pd_grid *grid)
 {
-    if (!grid->stage) return;
-    of_gathers = of_stage = *grid->stage->ops;
-    start = of_stage.start;
+    if (!grid->gathers || !grid->shard) return;
+    of_gathers = of_shard = *grid->shard->ops;
+    start = of_shard.start;
     of_gathers.start = start_gather;
-    of_stage.start = start_other;
-    grid->stage->ops = &of_stage;
-    if (grid->gathers) grid->gathers->ops = &of_gathers;
+    of_shard.start = start_other;
+    grid->shard->ops = &of_shard;
+    grid->gathers->ops = &of_gathers;
 }
 
 /* ---- what everything should be ---- */
@@ -93,9 +95,9 @@ static float state_of(enum pd_kind kind, uint32_t version, uint32_t tensor, uint
     return value_of(1000u + version * 8u + kind, tensor, element);
 }
 
-static float part_of(uint32_t micro_batch, uint32_t sp, bool is_head, uint32_t tensor, uint64_t element)
+static float part_of(uint32_t micro_batch, uint32_t piece, bool is_head, uint32_t tensor, uint64_t element)
 {
-    return value_of(2000u + (micro_batch * 64u + sp) * 2u + is_head, tensor, element);
+    return value_of(2000u + (micro_batch * 64u + piece) * 2u + is_head, tensor, element);
 }
 
 static float rounded(enum pd_dtype type, float x)
@@ -103,31 +105,60 @@ static float rounded(enum pd_dtype type, float x)
     return type == PD_BF16 ? pd_f32_from_bf16(pd_bf16_from_f32(x)) : x;
 }
 
-static float micro_batch_of(const struct job *job, uint32_t micro_batch, bool is_head, uint32_t tensor, uint64_t element)
+static uint32_t pieces_of(const struct job *job)
 {
-    float parts[WORLD_MAX];
-    const uint32_t sp = job->layout.sp;
-    for (uint32_t i = 0; i < sp; i++)
-        parts[i] = part_of(micro_batch, i, is_head, tensor, element);
-    for (uint32_t width = 1; width < sp; width *= 2)
-        for (uint32_t i = 0; i < sp; i += 2 * width)
-            parts[i] += parts[i + width];
-    return rounded(job->options.gradient_type, parts[0]);
+    return job->layout.virtual_sp > 1 ? 2 * job->layout.virtual_sp : 1;
 }
 
-static float sum_of_set(const struct job *job, bool is_head, uint32_t tensor, uint64_t element)
+static float micro_batch_of(const struct job *job, uint32_t micro_batch, uint32_t piece, bool is_head, uint32_t tensor,
+                            uint64_t element)
 {
-    float sum = micro_batch_of(job, 0, is_head, tensor, element);
-    for (uint32_t micro_batch = 1; micro_batch < job->options.micro_batches; micro_batch++)
-        sum += micro_batch_of(job, micro_batch, is_head, tensor, element);
+    return rounded(job->options.gradient_type, part_of(micro_batch, piece, is_head, tensor, element));
+}
+
+/* Micro-batches [begin, end), one after the other. */
+static float lane_of(const struct job *job, uint64_t begin, uint64_t end, bool is_head, uint32_t tensor, uint64_t element)
+{
+    float sum = micro_batch_of(job, (uint32_t)begin, 0, is_head, tensor, element);
+    for (uint64_t micro_batch = begin + 1; micro_batch < end; micro_batch++)
+        sum += micro_batch_of(job, (uint32_t)micro_batch, 0, is_head, tensor, element);
+    return sum;
+}
+
+static bool is_chain(const struct job *job)
+{
+    return job->options.lanes == 1 && job->layout.virtual_tp == 1 && job->layout.virtual_sp == 1;
+}
+
+/* To nearest, to even, as the test's own arithmetic has it. */
+static int64_t term_of(float x)
+{
+    return llrint(ldexp((double)x / LOSS_SCALE, 53 - TOKENS_LOG));
+}
+
+static int64_t terms_of_set(const struct job *job, bool is_head, uint32_t tensor, uint64_t element)
+{
+    const struct pd_zero_options *o = &job->options;
+    int64_t sum = 0;
+    for (uint32_t m = 0; m < o->micro_batches && pieces_of(job) > 1; m++)
+        for (uint32_t piece = 0; piece < pieces_of(job); piece++)
+            sum += term_of(micro_batch_of(job, m, piece, is_head, tensor, element));
+    for (uint64_t lane = 0; lane < o->lanes && pieces_of(job) == 1; lane++)
+        sum += term_of(lane_of(job, lane * o->micro_batches / o->lanes, (lane + 1) * o->micro_batches / o->lanes, is_head,
+                               tensor, element));
     return sum;
 }
 
 static float sum_of(const struct job *job, uint32_t tensor, uint64_t element)
 {
-    float sum = sum_of_set(job, false, tensor, element);
-    if (tensor == 0 && job->model->config.tie_embeddings) sum += sum_of_set(job, true, tensor, element);
-    return sum;
+    const bool is_tied = tensor == 0 && job->model->config.tie_embeddings;
+    if (is_chain(job)) {
+        float sum = lane_of(job, 0, job->options.micro_batches, false, tensor, element);
+        if (is_tied) sum += lane_of(job, 0, job->options.micro_batches, true, tensor, element);
+        return sum;
+    }
+    const int64_t sum = terms_of_set(job, false, tensor, element) + (is_tied ? terms_of_set(job, true, tensor, element) : 0);
+    return ldexpf((float)sum, TOKENS_LOG - 53);
 }
 
 static uint64_t global_element(const struct pd_tensor *tensor, const struct pd_box *box, uint64_t i)
@@ -242,15 +273,15 @@ static pd_status check_weights(const struct rank *r, uint32_t tensor, const void
 }
 
 /* As backward does: where there are sums it adds to them. */
-static void fill_gradient(const struct rank *r, uint32_t micro_batch, uint32_t set, uint32_t tensor, bool adds,
-                          float *gradient)
+static void fill_gradient(const struct rank *r, uint32_t micro_batch, uint32_t piece, uint32_t set, uint32_t tensor,
+                          bool adds, float *gradient)
 {
     struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX];
     const uint32_t count = pd_partition_computed(r->job->model, &r->grid.partition, tensor, boxes, PD_LAYOUT_CHUNKS_MAX);
     const bool is_head = set + 1 == r->job->model->unit_count;
     for (uint32_t i = 0; i < count; i++)
         for (uint64_t e = 0; e < pd_box_elements(&boxes[i]); e++, gradient++) {
-            const float part = part_of(micro_batch, r->grid.place.sp, is_head && tensor == 0, tensor,
+            const float part = part_of(micro_batch, piece, is_head && tensor == 0, tensor,
                                        global_element(tensor_of(r, tensor), &boxes[i], e));
             *gradient = adds ? *gradient + part : part;
         }
@@ -271,17 +302,53 @@ static pd_status visit(struct rank *r, uint32_t set, struct pd_error *err)
     return st;
 }
 
+static struct pd_lanes lanes_of(const struct rank *r)
+{
+    return (struct pd_lanes){r->job->options.micro_batches, r->job->options.lanes, r->grid.layout.dp};
+}
+
+static uint64_t computed_elements(const struct rank *r, uint32_t tensor)
+{
+    struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX];
+    const uint32_t count = pd_partition_computed(r->job->model, &r->grid.partition, tensor, boxes, PD_LAYOUT_CHUNKS_MAX);
+    uint64_t elements = 0;
+    for (uint32_t i = 0; i < count; i++)
+        elements += pd_box_elements(&boxes[i]);
+    return elements;
+}
+
+/* A piece's gradients of some tensors are taken together, of others by halves, as a model makes them. */
+static pd_status take_pieces(struct rank *r, uint32_t set, uint32_t micro_batch, float *const *gradients,
+                             const uint32_t *tensors, uint32_t count, struct pd_error *err)
+{
+    for (uint32_t e = 0; e < count; e++) {
+        const uint64_t n = computed_elements(r, tensors[e]), half = e % 2 ? n : n / 2;
+        for (uint64_t begin = 0, end = half; begin < n; begin = end, end = n)
+            for (uint32_t place = 0; place < pd_partition_piece_count(&r->grid.partition); place++) {
+                const uint32_t piece = pd_partition_piece_at(&r->grid.partition, place);
+                open_memory(r);
+                fill_gradient(r, micro_batch, piece, set, tensors[e], false, gradients[e]);
+                close_memory(r);
+                PD_TRY(pd_zero_take_piece(r->zero, piece, gradients[e] + begin, end - begin, err));
+            }
+    }
+    return PD_OK;
+}
+
 static pd_status learn(struct rank *r, uint32_t set, uint32_t slot, struct pd_error *err)
 {
     uint32_t tensors[PD_ZERO_SET_TENSORS_MAX];
     float *const *gradients;
-    const uint32_t micro_batch = slot * r->grid.layout.dp + r->grid.place.dp;
+    const struct pd_lanes lanes = lanes_of(r);
+    const uint32_t micro_batch = pd_lanes_first(&lanes, r->grid.place.dp) + slot;
     if (!has_set(r, set)) return PD_OK;
     PD_TRY(pd_zero_micro_batch_gradients(r->zero, set, slot, &gradients, err));
     const uint32_t count = set_tensors(r, set, tensors);
+    const bool padding = pd_lanes_is_padding(&lanes, r->grid.place.dp, slot);
+    if (!padding && pieces_of(r->job) > 1) PD_TRY(take_pieces(r, set, micro_batch, gradients, tensors, count, err));
     open_memory(r);
-    for (uint32_t e = 0; e < count && micro_batch < r->job->options.micro_batches; e++)
-        fill_gradient(r, micro_batch, set, tensors[e], pd_zero_adds(r->zero, slot), gradients[e]);
+    for (uint32_t e = 0; e < count && !padding && pieces_of(r->job) == 1; e++)
+        fill_gradient(r, micro_batch, 0, set, tensors[e], pd_zero_adds(r->zero, slot), gradients[e]);
     close_memory(r);
     return pd_zero_push_gradients(r->zero, set, slot, err);
 }
@@ -313,22 +380,28 @@ static pd_status in_memory(struct rank *r, pd_status (*call)(struct rank *, stru
 /* Forward twice (the second time nothing may have changed), backward with the next set on its way. */
 static pd_status step(struct rank *r, struct pd_error *err)
 {
-    const uint32_t sets = pd_zero_held(r->zero)->set_count,
-                   slots = (r->job->options.micro_batches - 1) / r->grid.layout.dp + 1;
+    const struct pd_lanes lanes = lanes_of(r);
+    const uint32_t sets = pd_zero_held(r->zero)->set_count, slots = pd_lanes_slots(&lanes);
     PD_TRY(in_memory(r, fill_state, err));
     PD_TRY(pd_zero_share_state(r->zero, err));
     PD_TRY(in_memory(r, check_state, err));
     PD_TRY(pd_zero_refresh_compute(r->zero, err));
-    for (uint32_t slot = 0; slot < slots; slot++) {
+    pd_zero_begin_step(r->zero, r->version, LOSS_SCALE);
+    const uint32_t passes = r->job->options.by_layers ? 1 : slots, together = slots / passes;
+    for (uint32_t pass = 0; pass < passes; pass++) {
         for (uint32_t set = 0; set < sets; set++)
             PD_TRY(visit(r, set, err));
         for (uint32_t set = sets; set-- > 0;) {
             PD_TRY(visit(r, set, err));
             if (set > 1 && set + 1 < sets && has_set(r, set - 1)) PD_TRY(pd_zero_prefetch(r->zero, set - 1, err));
-            PD_TRY(learn(r, set, slot, err));
+            for (uint32_t slot = 0; slot < together; slot++)
+                PD_TRY(learn(r, set, pass + slot, err));
         }
     }
     PD_TRY(pd_zero_finish_gradients(r->zero, err));
+    PD_TRY(pd_zero_read_marks(r->zero, err));
+    if (pd_zero_overflow(r->zero) != UINT32_MAX) PD_FAIL(err, PD_BUG, "tensor %u overflows", pd_zero_overflow(r->zero));
+    if (pd_zero_damage(r->zero) != UINT32_MAX) PD_FAIL(err, PD_BUG, "set %u is damaged", pd_zero_damage(r->zero));
     return in_memory(r, check_sums, err);
 }
 
@@ -413,11 +486,17 @@ static void try(struct pd_layout layout, uint32_t turn)
     struct pd_error err;
     layout.small_bytes = turn % 2 ? 512 : 4096;
     layout.virtual_tp = layout.tp * (1u << turn % 3);
-    layout.virtual_sp = layout.sp;
+    layout.virtual_sp = layout.sp * (1u << turn / 2 % 2);
     layout.interleave = layout.pp == 2 && turn % 3 == 1 ? 2 : 1;
     cut_stages(&layout, model->unit_count);
+    const uint32_t micro_batches = turn % 7 == 3 && layout.dp == 1 ? 1 : layout.dp > 5 ? MICRO_BATCHES : 5;
+    const uint32_t lanes = turn % 3 == 0 ? micro_batches : turn % 3 == 1 ? layout.dp : (layout.dp + micro_batches) / 2;
     struct job job = {layout,
-                      {.micro_batches = turn % 7 == 3 ? 1 : MICRO_BATCHES,
+                      {.micro_batches = micro_batches,
+                       .lanes = lanes,
+                       .tokens = 1u << TOKENS_LOG,
+                       .by_lane = turn % 4 < 2,
+                       .by_layers = layout.pp == 1 && turn % 6 == 0,
                        .compute = turn / 2 % 2 ? PD_BF16 : PD_F32,
                        .gradient_type = turn / 3 % 2 ? PD_BF16 : PD_F32,
                        .adds_in_place = turn % 4 != 1},
@@ -425,8 +504,9 @@ static void try(struct pd_layout layout, uint32_t turn)
                       NULL};
     if (turn % 5 == 0) job.far = far_world_new(pd_layout_world(&layout));
     pd_status st = pd_comm_run_local(pd_layout_world(&layout), 1, run_rank, &job, &err);
-    cr_assert_eq(st, PD_OK, "dp %u tp %u (of %u) pp %u sp %u, ZeRO-%u over %u, turn %u: %s", layout.dp, layout.tp,
-                 layout.virtual_tp, layout.pp, layout.sp, layout.zero_stage, layout.zero_shard, turn, err.message);
+    cr_assert_eq(st, PD_OK, "dp %u tp %u (of %u) pp %u sp %u (of %u), ZeRO-%u over %u, %u lanes, turn %u: %s",
+                 layout.dp, layout.tp, layout.virtual_tp, layout.pp, layout.sp, layout.virtual_sp, layout.zero_stage, layout.zero_shard, lanes, turn,
+                 err.message);
     if (job.far) far_world_free(job.far, pd_layout_world(&layout));
     pd_model_free(model);
 }

@@ -2,6 +2,7 @@
 #include "trainer/parallel/zero.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <signal.h>
 
 enum { LAYERS = 4 };
@@ -14,7 +15,7 @@ struct job {
 
 static pd_status in_zero(const struct job *job, const struct pd_grid *grid, struct pd_math *math, struct pd_error *err)
 {
-    const struct pd_zero_options options = {.micro_batches = 2, .compute = PD_F32, .gradient_type = PD_F32};
+    const struct pd_zero_options options = {.micro_batches = 2, .lanes = 2, .tokens = 64, .compute = PD_F32, .gradient_type = PD_F32};
     struct pd_memory_plan plan;
     struct pd_arena *arena;
     struct pd_zero *zero;
@@ -129,4 +130,29 @@ Test(zero_owners, replicas_follow_gradients)
 Test(zero_owners, replicas_beside_gradients_in_flight_are_caught, .signal = SIGABRT)
 {
     run(0, share_during);
+}
+
+/* Every rank has a finite part of what is infinite on one of them. */
+static pd_status out_of_range(struct pd_zero *zero, struct pd_error *err)
+{
+    enum { TENSOR = 3 };
+    float *const *gradients;
+    for (int turn = 0; turn < 3; turn++) {
+        static const float values[] = {INFINITY, 1.0f, -0x1p60f};
+        pd_zero_begin_step(zero, (uint64_t)turn, 1.0);
+        PD_TRY(pd_zero_micro_batch_gradients(zero, 1, 0, &gradients, err));
+        gradients[TENSOR][5] = values[turn];
+        PD_TRY(pd_zero_push_gradients(zero, 1, 0, err));
+        PD_TRY(pd_zero_finish_gradients(zero, err));
+        PD_TRY(pd_zero_read_marks(zero, err));
+        const uint32_t first = pd_zero_held(zero)->boxes[pd_zero_held(zero)->first_box[1]].tensor;
+        const uint32_t tensor = first / 9 * 9 + 1 + TENSOR, found = pd_zero_overflow(zero);
+        if (found != (turn == 1 ? UINT32_MAX : tensor)) PD_FAIL(err, PD_BUG, "turn %d: tensor %u, not %u", turn, found, tensor);
+    }
+    return PD_OK;
+}
+
+Test(zero_owners, a_gradient_out_of_range_is_of_its_step_and_tensor)
+{
+    cr_assert_eq(run(3, out_of_range), PD_OK);
 }

@@ -170,7 +170,10 @@ Test(cost, bytes_and_padding)
     const double n = 124439808, rows = 1024, hidden = 768, blocks = 12;
     struct pd_step_cost cost = cost_of(SMALL "layout: {dp: 8, zero_stage: 1}\n", 8);
     cr_expect_float_eq((double)cost.parameter_bytes, n * 2 * 7 / 8, 0.001 * n);
-    cr_expect_float_eq((double)cost.gradient_bytes, n / 8 * 4 * 64 * 7 / 8, 0.001 * n);
+    cr_expect_float_eq((double)cost.gradient_bytes, n * 8 * 7 / 8, 0.001 * n, "whatever the number of micro-batches");
+    cost = cost_of(SMALL "layout: {dp: 8, zero_stage: 1, exchange: lane}\n", 8);
+    cr_expect_gt((double)cost.gradient_bytes, 5 * n * 8 * 7 / 8, "blocks of 8 lanes");
+    cost = cost_of(SMALL "layout: {dp: 8, zero_stage: 1}\n", 8);
     cr_expect_eq(cost.padding, 0);
     cost = cost_of(SMALL "layout: {dp: 5}\n", 5);
     cr_expect_eq(cost.slots, 13);
@@ -314,11 +317,11 @@ Test(choose, less_memory_costs_time_and_fits)
 {
     double seconds = 0;
     uint64_t bytes = UINT64_MAX;
-    for (double limit = 40e9; limit > 1.3e9; limit /= 1.5) {
+    for (double limit = 40e9; limit > 2e9; limit /= 1.5) {
         const struct pd_layout_choice c = choose(AUTO, 4, limit, PD_OK);
         cr_expect_leq((double)c.worst_bytes, limit);
         cr_expect_geq(c.step_seconds, seconds, "less memory and faster");
-        if (bytes > limit) cr_expect_gt(c.step_seconds, seconds);
+        if (bytes > limit) cr_expect(c.step_seconds > seconds || c.laid_out.by_lane, "in the same time and as often");
         seconds = c.step_seconds;
         bytes = c.worst_bytes;
         cr_expect_eq(pd_layout_world(&c.laid_out.layout), 4);
@@ -357,10 +360,10 @@ Test(choose, recomputation_and_zero_stage_that_are_given_hold)
                                   d = choose(AUTO, 4, 0, PD_OK);
     cr_expect_eq(c.laid_out.layout.zero_stage, d.laid_out.layout.zero_stage);
     cr_expect_eq(c.laid_out.recompute, PD_RECOMPUTE_NONE);
-    const double most = (double)choose(GIVEN "dp: 4, recompute: full, zero_stage: 3}\n", 4, 0, PD_OK).worst_bytes;
+    const double most = (double)choose(GIVEN "dp: 4, exchange: step, recompute: full, zero_stage: 3}\n", 4, 0, PD_OK).worst_bytes;
     choose(GIVEN "dp: 4}\n", 4, most, PD_OK);
-    choose(GIVEN "dp: 4, recompute: none}\n", 4, most, PD_INVALID);
-    choose(GIVEN "dp: 4, zero_stage: 0}\n", 4, most, PD_INVALID);
+    choose(GIVEN "dp: 4, exchange: step, recompute: none}\n", 4, most, PD_INVALID);
+    choose(GIVEN "dp: 4, exchange: step, zero_stage: 0}\n", 4, most, PD_INVALID);
     choose(GIVEN "dp: 4, zero_stage: 0}\noffload: {optimizer: nvme}\n", 4, 0, PD_INVALID);
 }
 

@@ -102,7 +102,7 @@ Test(budgets, copies)
 /* Two of the six blocks stay anyway. */
 Test(budgets, sums)
 {
-    static const char *const sizes[] = {"0", "450k", "900k", "2M", "1G"};
+    static const char *const sizes[] = {"0", "900k", "1800k", "4M", "1G"};
     check_ladder("gradients", ", gradients: nvme", sizes, 5);
 }
 
@@ -114,7 +114,7 @@ Test(budgets, activations)
 
 Test(budgets, all_of_them)
 {
-    static const char *const some = ALL ", optimizer_budget: 2M, parameters_budget: 500k, gradients_budget: 1M, "
+    static const char *const some = ALL ", optimizer_budget: 2M, parameters_budget: 500k, gradients_budget: 2M, "
                                         "activations_budget: 100k",
                              *const enough = ALL ", optimizer_budget: 1G, parameters_budget: 1G, gradients_budget: 1G, "
                                                  "activations_budget: 1G";

@@ -82,7 +82,7 @@ Test(offload_plan, everything_by_layers)
     cr_expect_eq(p.step_bytes, p.state_traffic + p.parameter_traffic + p.gradient_traffic + p.activation_traffic);
 }
 
-/* Two blocks of copies, three of sums, ten places of activations (an input each: all is computed again). */
+/* Two blocks of copies, three of sums (eight bytes an element while they are added up), ten places of activations (an input each: all is computed again). */
 Test(offload_plan, budgets)
 {
     const struct pd_offload_plan all = plan_of(ALL);
@@ -90,7 +90,7 @@ Test(offload_plan, budgets)
     snprintf(keys, sizeof keys,
              "offload: {optimizer: nvme, parameters: nvme, gradients: nvme, activations: nvme, parameters_budget: %.0f, "
              "gradients_budget: %.0f, activations_budget: %u, optimizer_budget: %.0f}\nlayout: {recompute: full}\n",
-             2 * 2 * MATRICES, 3 * 4 * BLOCK, 10 * ROWS * HIDDEN * 2, 12 * MATRICES);
+             2 * 2 * MATRICES, 3 * (8 * BLOCK + 64), 10 * ROWS * HIDDEN * 2, 12 * MATRICES);
     const struct pd_offload_plan p = plan_of(keys);
     cr_expect_float_eq((double)(all.parameter_traffic - p.parameter_traffic), 2 * MATRICES * 2 * 3, 1);
     cr_expect_float_eq((double)p.gradient_traffic, 8 * BLOCK * (LAYERS - 3 - 2), 2 * 4096 * LAYERS);

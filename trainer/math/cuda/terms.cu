@@ -9,8 +9,6 @@ static_assert(sizeof(word) == sizeof(int64_t), "terms are 64-bit words");
 
 struct batch {
     struct pd_term_run runs[PD_TERM_RUNS_MAX];
-    enum pd_term_source source;
-    bool adds;
     double scale, limit;
     uint32_t mark;
 };
@@ -44,7 +42,7 @@ template <enum pd_term_source S> static __global__ void make_terms(struct batch 
     for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < run.n; i += threads) {
         const word term = static_cast<word>(term_of<S>(b, run.from, i, &out));
         sum += term;
-        run.to[i] = static_cast<int64_t>(b.adds ? static_cast<word>(run.to[i]) + term : term);
+        run.to[i] = static_cast<int64_t>(run.adds ? static_cast<word>(run.to[i]) + term : term);
     }
     if (out && run.flag) *run.flag = b.mark;
     if (!run.check) return;
@@ -63,7 +61,7 @@ pd_status pd_cuda_terms(void *stream, const struct pd_terms *t, struct pd_error 
         if (t->runs[i].n > most) most = t->runs[i].n;
         clears = clears || t->runs[i].check_begins;
     }
-    b.source = t->source, b.adds = t->adds, b.scale = t->scale, b.limit = t->limit, b.mark = t->mark;
+    b.scale = t->scale, b.limit = t->limit, b.mark = t->mark;
     if (clears) PD_TRY(PD_LAUNCH(err, clear_checks, 1, PD_TERM_RUNS_MAX, 0, stream, b, t->run_count));
     if (!most) return PD_OK;
     const dim3 grid(pd_blocks(most, PER_THREAD * PD_THREADS), t->run_count);

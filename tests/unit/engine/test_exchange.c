@@ -1,0 +1,69 @@
+/* Sums of gradients on their way: a message that is damaged is noticed where it is added up, and the step is computed again. */
+#include "tests/unit/engine/engine_run.h"
+
+#include "ckpt/base/fault.h"
+
+enum { STEPS = 3, SETS = 5 };
+
+static void configure(struct pd_config *c, const char *layout)
+{
+    char yaml[1000];
+    struct pd_error err;
+    snprintf(yaml, sizeof yaml,
+             "run: {dir: unused, steps: %d, seed: 5}\n"
+             "model: {family: llama, vocab: 1024, context: 24, layers: %d, hidden: 48, heads: 3, head_size: 16, ffn: 112, "
+             "tie_embeddings: false}\n"
+             "data: {train: [{path: %s}], validation_fraction: 0.1}\n"
+             "batch: {sequences: 4, micro_batch: 1, context: 24}\n"
+             "layout: {%s}\n",
+             STEPS, SETS - 2, data_path(), layout);
+    cr_assert_eq(pd_config_parse("test", yaml, NULL, 0, c, &err), PD_OK, "%s", err.message);
+}
+
+static pd_status run(struct job *job, const char *layout, uint32_t world, const char *faults, struct pd_error *err)
+{
+    struct pd_config c;
+    struct pd_error wrong;
+    configure(&c, layout);
+    job->steps = STEPS;
+    cr_assert_eq(pd_fault_configure(faults, NULL, &wrong), PD_OK, "%s", wrong.message);
+    const pd_status st = try_run(job, &c, world, 1, err);
+    cr_assert_eq(pd_fault_configure(NULL, NULL, &wrong), PD_OK);
+    pd_config_deinit(&c);
+    return st;
+}
+
+TestSuite(exchange, .fini = remove_data);
+
+/* In both exchanges, in every set, and in the second step. */
+Test(exchange, a_damaged_message_costs_a_step)
+{
+    static struct job whole, damaged;
+    static const char *const layouts[] = {"zero_stage: 2, exchange: step", "zero_stage: 3, exchange: lane", "zero_stage: 0"};
+    struct pd_error err;
+    cr_assert_eq(run(&whole, "zero_stage: 3", 2, NULL, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(whole.recomputed, 0);
+    for (uint32_t i = 0; i < 3; i++)
+        for (uint32_t passage = 1; passage <= 2 * SETS; passage += 3) {
+            char faults[64];
+            snprintf(faults, sizeof faults, "comm.reduce_scatter.flip@1:%u", passage);
+            cr_assert_eq(run(&damaged, layouts[i], 2, faults, &err), PD_OK, "%s: %s", faults, err.message);
+            cr_assert_eq(damaged.recomputed, 1, "%s, %s: computed again %u times", layouts[i], faults, damaged.recomputed);
+            expect_same(&whole, &damaged, faults);
+        }
+}
+
+/* The head is the first of SETS that travel, block 1 the third. */
+Test(exchange, damage_at_the_same_place_ends_the_run)
+{
+    static struct job job;
+    struct pd_error err;
+    char faults[128];
+    snprintf(faults, sizeof faults, "comm.reduce_scatter.flip@1:3,comm.reduce_scatter.flip@1:%d", SETS + 3);
+    cr_assert_neq(run(&job, "exchange: step", 2, faults, &err), PD_OK);
+    cr_assert_not_null(strstr(err.message, "gradients of block 1 arrived damaged twice"), "%s", err.message);
+    cr_assert_not_null(strstr(err.message, "rank 1 "), "%s", err.message);
+    snprintf(faults, sizeof faults, "comm.reduce_scatter.flip@1:3,comm.reduce_scatter.flip@1:%d", SETS + 4);
+    cr_assert_eq(run(&job, "exchange: step", 2, faults, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(job.recomputed, 2);
+}

@@ -1,0 +1,328 @@
+/* Gradients to sums: a micro-batch's gradients are rounded to gradient_type and added up in fp32 while their lane lasts; then
+ * they become terms, each at once where the owner of its element will read it. Terms that are another tensor-parallel rank's
+ * lie behind those of this one's parts. */
+#include "ckpt/base/checked.h"
+#include "trainer/math/random_bits.h"
+#include "trainer/parallel/zero_internal.h"
+
+bool pd_zero_is_redirected(const struct pd_zero *zero, uint32_t set, uint32_t e)
+{
+    return zero->joins_tied && set > 0 && zero->sets[set].tensors[e] == 0;
+}
+
+static bool is_cut(const struct pd_zero *zero, uint32_t set, uint32_t e)
+{
+    return zero->model->tensors.tensors[zero->sets[set].tensors[e]].tp_dim >= 0;
+}
+
+/* Of a tensor that is not cut every tensor-parallel rank has the gradient: its owner takes its own. */
+pd_status pd_zero_each_share(struct pd_zero *zero, uint32_t set, uint32_t from_tp, uint32_t to_tp,
+                             pd_status (*visit)(void *context, const struct pd_zero_share *share, struct pd_error *err),
+                             void *context, struct pd_error *err)
+{
+    struct pd_zero_run runs[PD_ZERO_BOXES_MAX];
+    const struct pd_zero_place *places = pd_zero_places(zero, set), *from = places + from_tp * PD_ZERO_SET_TENSORS_MAX,
+                               *to = places + to_tp * PD_ZERO_SET_TENSORS_MAX;
+    const struct pd_zero_set *s = &zero->sets[set];
+    for (uint32_t part = 0; part < zero->parts; part++) {
+        uint64_t before = 0;
+        for (uint32_t e = 0; e < s->count; e++) {
+            const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &to[e], part);
+            const uint64_t elements = pd_zero_slab_elements(zero, s->tensors[e], &owned);
+            const bool is_tied = pd_zero_is_redirected(zero, set, e);
+            if (!elements || (from_tp != to_tp && !is_cut(zero, set, e))) {
+                before += is_tied ? 0 : elements;
+                continue;
+            }
+            const uint32_t count = pd_zero_runs(zero, s->tensors[e], &from[e].computed, &owned, runs);
+            for (uint32_t i = 0; i < count; i++) {
+                const struct pd_zero_share share = {e, part, is_tied, runs[i].at_a, (is_tied ? 0 : before) + runs[i].at_b,
+                                                    runs[i].elements};
+                PD_TRY(visit(context, &share, err));
+            }
+            before += is_tied ? 0 : elements;
+        }
+    }
+    return PD_OK;
+}
+
+/* ---- a batch of runs ---- */
+
+struct batch {
+    struct pd_zero *zero;
+    uint32_t set;
+    enum pd_term_source source;
+    const char *gradients; /* of the set's elements [begin, end), as they are computed */
+    uint64_t begin, end;
+    uint32_t filled[2]; /* tensors that had terms before: of the set, of set 0 */
+    int64_t *elsewhere; /* where the next term of another rank goes */
+    struct pd_term_run runs[PD_TERM_RUNS_MAX];
+    uint32_t count;
+};
+
+static pd_status flush(struct batch *b, struct pd_error *err)
+{
+    const struct pd_zero *zero = b->zero;
+    const struct pd_terms terms = {.runs = b->runs,
+                                   .run_count = b->count,
+                                   .source = b->source,
+                                   .scale = zero->quantum.scale / zero->loss_scale,
+                                   .limit = zero->quantum.limit,
+                                   .mark = zero->attempt};
+    b->count = 0;
+    return pd_terms(zero->math, &terms, err);
+}
+
+static pd_status put(struct batch *b, const struct pd_term_run *run, struct pd_error *err)
+{
+    b->runs[b->count++] = *run;
+    return b->count == PD_TERM_RUNS_MAX ? flush(b, err) : PD_OK;
+}
+
+static int64_t *check_of(const struct pd_zero_set *s, uint32_t part)
+{
+    return s->terms->data + (part + 1) * s->stride - 1;
+}
+
+/* The part of a share that this batch has the gradients of. */
+static bool clip(const struct batch *b, struct pd_zero_share *share)
+{
+    const uint64_t first = b->zero->sets[b->set].computed[share->e] + share->computed_at;
+    const uint64_t from = pd_max_u64(first, b->begin), to = pd_min_u64(first + share->elements, b->end);
+    if (from >= to) return false;
+    share->part_at += from - first;
+    share->computed_at = from - b->begin;
+    share->elements = to - from;
+    return true;
+}
+
+static const void *gradients_at(const struct batch *b, uint64_t at)
+{
+    return b->gradients + at * (b->source == PD_TERM_BF16 ? sizeof(uint16_t) : sizeof(float));
+}
+
+static pd_status put_share(struct batch *b, const struct pd_zero_share *share, int64_t *to, int64_t *check,
+                           struct pd_error *err)
+{
+    const uint32_t e = share->is_tied ? 0 : share->e;
+    const struct pd_term_run run = {.from = gradients_at(b, share->computed_at),
+                                    .to = to,
+                                    .n = share->elements,
+                                    .adds = (b->filled[share->is_tied] >> e & 1) != 0,
+                                    .check = check,
+                                    .flag = &b->zero->marks[b->zero->sets[b->set].tensors[share->e]]};
+    return put(b, &run, err);
+}
+
+static pd_status put_own(void *context, const struct pd_zero_share *whole, struct pd_error *err)
+{
+    struct batch *b = context;
+    struct pd_zero_share share = *whole;
+    const struct pd_zero_set *to = &b->zero->sets[share.is_tied ? 0 : b->set];
+    if (!clip(b, &share)) return PD_OK;
+    return put_share(b, &share, to->terms->data + share.part * to->stride + share.part_at, check_of(to, share.part), err);
+}
+
+/* Their checks are made where they arrive. */
+static pd_status put_elsewhere(void *context, const struct pd_zero_share *whole, struct pd_error *err)
+{
+    struct batch *b = context;
+    struct pd_zero_share share = *whole;
+    int64_t *to = b->elsewhere - (b->zero->sets[b->set].computed[share.e] + share.computed_at);
+    b->elsewhere += share.elements;
+    if (!clip(b, &share)) return PD_OK;
+    return put_share(b, &share, to + b->begin + share.computed_at, NULL, err);
+}
+
+/* ---- a set's terms ---- */
+
+static pd_status one_run(struct pd_zero *zero, const struct pd_term_run *run, struct pd_error *err)
+{
+    const struct pd_terms terms = {.runs = run, .run_count = 1, .source = PD_TERM_INTEGER};
+    return pd_terms(zero->math, &terms, err);
+}
+
+pd_status pd_zero_clear_terms(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+{
+    struct pd_zero_set *s = &zero->sets[set];
+    const struct pd_term_run zeros = {.to = s->terms->data, .n = zero->parts * s->stride + s->elsewhere};
+    s->filled = UINT32_MAX;
+    return one_run(zero, &zeros, err);
+}
+
+/* Before the first terms since the last exchange. Pieces come a part of a tensor at a time, so they are added to zeros. */
+static pd_status begin_terms(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+{
+    struct pd_zero_set *s = &zero->sets[set];
+    struct batch b = {.zero = zero, .source = PD_TERM_INTEGER};
+    if (s->filled) return PD_OK;
+    pd_zero_choose_terms(zero, set);
+    if (zero->pieces > 1) return pd_zero_clear_terms(zero, set, err);
+    for (uint32_t part = 0; part < zero->parts; part++) {
+        const struct pd_term_run clear = {.check = check_of(s, part), .check_begins = true};
+        PD_TRY(put(&b, &clear, err));
+    }
+    return flush(&b, err);
+}
+
+static bool has_tied(const struct pd_zero *zero, uint32_t set)
+{
+    return zero->sets[set].count && pd_zero_is_redirected(zero, set, zero->sets[set].count - 1);
+}
+
+static const char the_terms[] = "the terms";
+
+/* Elements [begin, end) of the set as they are computed become terms, or are added to them. */
+static pd_status make_terms(struct pd_zero *zero, uint32_t set, enum pd_term_source source, const void *gradients,
+                            uint64_t begin, uint64_t end, struct pd_error *err)
+{
+    struct pd_zero_set *s = &zero->sets[set];
+    const uint32_t me = zero->grid->place.tp;
+    PD_TRY(begin_terms(zero, set, err));
+    if (has_tied(zero, set)) PD_TRY(begin_terms(zero, 0, err));
+    struct batch b = {.zero = zero, .set = set, .source = source, .gradients = gradients, .begin = begin, .end = end};
+    b.filled[0] = s->filled, b.filled[1] = zero->sets[0].filled;
+    b.elsewhere = s->terms->data + zero->parts * s->stride;
+    pd_owner_acquire(&s->terms->owner, the_terms);
+    pd_status st = pd_zero_each_share(zero, set, me, me, put_own, &b, err);
+    for (uint32_t t = 0; !st && s->elsewhere && t < zero->grid->layout.tp; t++)
+        if (t != me) st = pd_zero_each_share(zero, set, me, t, put_elsewhere, &b, err);
+    if (!st) st = flush(&b, err);
+    pd_owner_release(&s->terms->owner, the_terms);
+    for (uint32_t e = 0; e < s->count; e++)
+        if (pd_zero_is_redirected(zero, set, e))
+            zero->sets[0].filled |= 1;
+        else
+            s->filled |= 1u << e;
+    return st;
+}
+
+/* ---- one rounding of a micro-batch's gradient ---- */
+
+/* Elements of a micro-batch as they lie in memory, rounded where they are needed. */
+struct rounding {
+    uint32_t set, piece;
+    uint64_t micro_batch;
+    const float *x; /* of elements [begin, end) of the set, as they are computed */
+    uint64_t begin, end;
+};
+
+static uint64_t key_of(const struct pd_zero *zero, const struct rounding *r, uint32_t tensor)
+{
+    const uint64_t parts[] = {zero->step, r->micro_batch, r->set, tensor, r->piece};
+    uint64_t key = zero->options.seed;
+    for (uint32_t i = 0; i < (zero->pieces > 1 ? 5 : 4); i++)
+        key = pd_random_key(key, parts[i]);
+    return key;
+}
+
+/* What is asked for of the set's tensor number e. */
+static pd_status round_tensor(struct pd_zero *zero, const struct rounding *r, uint32_t e, struct pd_error *err)
+{
+    const struct pd_zero_set *s = &zero->sets[r->set];
+    const struct pd_tensor *tensor = &zero->model->tensors.tensors[s->tensors[e]];
+    const struct pd_zero_slab slab = pd_zero_place_of(zero, s->tensors[e], zero->grid->place.tp).computed;
+    for (uint32_t chunk = slab.chunk_begin; chunk < slab.chunk_end && slab.row_begin < slab.row_end; chunk++) {
+        uint64_t column, column_end;
+        pd_layout_chunk_columns(&zero->grid->layout, tensor, chunk, &column, &column_end);
+        if (column == column_end) break;
+        const uint64_t at = s->computed[e] + pd_zero_slab_offset(zero, s->tensors[e], &slab, chunk, slab.row_begin);
+        const uint64_t end = at + (slab.row_end - slab.row_begin) * (column_end - column);
+        const uint64_t begin = pd_max_u64(r->begin, at), stop = pd_min_u64(r->end, end);
+        if (begin >= stop) continue;
+        const struct pd_round one = {.n = stop - begin,
+                                     .x = r->x + (begin - r->begin),
+                                     .out = (uint16_t *)zero->rounded + (begin - r->begin),
+                                     .key = key_of(zero, r, s->tensors[e]),
+                                     .first = begin - at,
+                                     .columns = column_end - column,
+                                     .origin = slab.row_begin * tensor->shape[1] + column,
+                                     .stride = tensor->shape[1]};
+        PD_TRY(pd_round(zero->math, &one, err));
+    }
+    return PD_OK;
+}
+
+/* *ret_data is of gradient_type: x itself, or zero->rounded. */
+static pd_status round_elements(struct pd_zero *zero, const struct rounding *r, const void **ret_data, struct pd_error *err)
+{
+    const struct pd_zero_set *s = &zero->sets[r->set];
+    *ret_data = zero->options.gradient_type == PD_F32 ? (const void *)r->x : zero->rounded;
+    if (zero->options.gradient_type == PD_F32) return PD_OK;
+    if (!zero->options.rounds_at_random)
+        return pd_cast(zero->math, r->end - r->begin, zero->options.gradient_type, zero->rounded, PD_F32, r->x, err);
+    for (uint32_t e = 0; e < s->count; e++)
+        PD_TRY(round_tensor(zero, r, e, err));
+    return PD_OK;
+}
+
+/* ---- micro-batches ---- */
+
+static enum pd_term_source source_of(const struct pd_zero *zero)
+{
+    return zero->options.gradient_type == PD_F32 ? PD_TERM_F32 : PD_TERM_BF16;
+}
+
+static uint64_t micro_batch_of(const struct pd_zero *zero, uint32_t slot)
+{
+    return pd_lanes_first(&zero->lanes, zero->grid->place.dp) + slot;
+}
+
+/* Backward writes, or adds, to what the lane has so far. */
+static bool writes_lane(const struct pd_zero *zero, uint32_t set, uint32_t slot)
+{
+    if (!zero->sets[set].lane || zero->options.gradient_type != PD_F32) return false;
+    return zero->options.adds_in_place || pd_lanes_begins(&zero->lanes, zero->grid->place.dp, slot);
+}
+
+bool pd_zero_adds(const struct pd_zero *zero, uint32_t slot)
+{
+    return zero->options.adds_in_place && zero->has_lanes && !pd_lanes_begins(&zero->lanes, zero->grid->place.dp, slot);
+}
+
+pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, float *const **ret_gradients,
+                                        struct pd_error *err)
+{
+    const struct pd_zero_set *s = &zero->sets[set];
+    if (slot == 0) PD_TRY(pd_zero_make_room(zero, set, err));
+    float *base = writes_lane(zero, set, slot) ? s->lane : zero->micro_batch;
+    for (uint32_t e = 0; e < s->count; e++)
+        zero->micro_batch_pointers[e] = base + s->computed[e];
+    zero->made_set = set;
+    zero->made_slot = slot;
+    *ret_gradients = zero->micro_batch_pointers;
+    return PD_OK;
+}
+
+pd_status pd_zero_take_piece(void *context, uint32_t piece, const float *gradient, uint64_t elements, struct pd_error *err)
+{
+    struct pd_zero *zero = context;
+    const uint64_t begin = (uint64_t)(gradient - zero->micro_batch);
+    const struct rounding r = {zero->made_set, piece, micro_batch_of(zero, zero->made_slot),
+                               gradient,       begin, begin + elements};
+    const void *data;
+    PD_TRY(round_elements(zero, &r, &data, err));
+    return make_terms(zero, zero->made_set, source_of(zero), data, begin, begin + elements, err);
+}
+
+pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err)
+{
+    const struct pd_zero_set *s = &zero->sets[set];
+    const uint32_t rank = zero->grid->place.dp;
+    const uint64_t elements = s->computed[s->count];
+    const struct rounding r = {set, 0, micro_batch_of(zero, slot), zero->micro_batch, 0, elements};
+    const void *data;
+    if (zero->pieces > 1) return PD_OK; /* each was taken as it was made */
+    if (!s->lane) {
+        PD_TRY(round_elements(zero, &r, &data, err));
+        return make_terms(zero, set, source_of(zero), data, 0, elements, err);
+    }
+    if (!writes_lane(zero, set, slot)) {
+        PD_TRY(round_elements(zero, &r, &data, err));
+        PD_TRY(pd_add(zero->math, elements, s->lane, zero->options.gradient_type, data,
+                      pd_lanes_begins(&zero->lanes, rank, slot), err));
+    }
+    if (!zero->makes_terms || !pd_lanes_ends(&zero->lanes, rank, slot)) return PD_OK;
+    return make_terms(zero, set, PD_TERM_F32, s->lane, 0, elements, err);
+}
+
