@@ -198,7 +198,8 @@ static pd_status guard(struct run *r, const struct pd_step_result *result, struc
     }
     r->state.skipped_steps++;
     if (++r->skips > c->guard.skips)
-        PD_FAIL(err, PD_DIVERGED, "loss %g, gradient norm %g at step %llu: %s in a row were not finite (guard.skips)",
+        PD_FAIL(err, PD_DIVERGED,
+                "loss %g, gradient norm %g at step %llu: %s in a row were not finite (guard.skips); lower optimizer.lr",
                 result->loss, result->gradient_norm, (unsigned long long)step, pd_counted(r->skips, "step").text);
     if (r->comm->rank == 0)
         pd_log_warn(MODULE, "step %llu is skipped (guard.non_finite): loss %g, gradient norm %g on samples %llu to %llu",
