@@ -12,7 +12,7 @@ import struct
 from expect import MINIMAL, SOURCE, finish, perdure, report, write
 
 SCALE = int(os.environ.get("PERDURE_TEST_SCALE", "1"))
-COPIES = 24 if SCALE <= 1 else 200 * SCALE
+COPIES = 8 if SCALE <= 1 else 200 * SCALE
 SEED = int(os.environ.get("PERDURE_TEST_SEED", "1"))
 TINY = ["model.preset=byte-1m", "model.layers=2", "model.hidden=32", "model.heads=2", "batch.context=32", "model.context=32",
         "batch.sequences=4", "run.steps=2", "layout.ranks=1", "layout.threads=1", "checkpoint.every=2"]

@@ -32,7 +32,7 @@ restart: {{limit: 0}}
 """
 STARTER = """#!/usr/bin/env python3
 import os, sys
-program = sys.argv.index({perdure!r})
+program = next(i for i, word in enumerate(sys.argv) if os.path.basename(word) == "perdure")
 os.execvp("mpirun", ["mpirun", "--allow-run-as-root", "--oversubscribe", *sys.argv[1:program], {host!r}, *sys.argv[program:]])
 """
 HOST = """#!/bin/sh
@@ -65,7 +65,7 @@ class Cluster:
             os.makedirs(os.path.join(self.root, part))
         for host in range(3):
             os.makedirs(self.host(host))
-        self.starter = self.program("starter", STARTER.format(perdure=workspace.perdure, host=os.path.join(self.root, "as-host")))
+        self.starter = self.program("starter", STARTER.format(host=os.path.join(self.root, "as-host")))
         self.program("as-host", HOST)
 
     def program(self, name, text):
