@@ -246,6 +246,8 @@ TABLE = [
     (PREPARED, "newer fence", [], 74, "saving step 4: .*launch 2 has taken over .* this one must stop"),
     (STEPPED, "full disk", [], 74, "saving step 4: .*No space left on device"),
     (STEPPED, "closed stdin and stdout", [signal.SIGTERM], 75, LEFT_STEPPED),
+    (STEPPED, "launch that was told to ignore it", [signal.SIGTERM], 75, LEFT_STEPPED),
+    (STEPPED, "launch under nohup", [signal.SIGHUP], 0, "done: step 12"),
 ]
 # What those of the directory need beside the usual; where {disk} cannot be mounted its row is left out.
 WITH = {"full disk": ["checkpoint.dir={disk}/checkpoints", "checkpoint.give_up_minutes=0"],
@@ -265,6 +267,8 @@ def strike(whom, directory, worker, numbers, run, disk):
     elif whom == "deleted pool":
         for pool in glob.glob(os.path.join(directory, "checkpoints", "pool-*")):
             shutil.rmtree(pool, ignore_errors=True)
+    elif whom == "launch under nohup":
+        run.send_signal(numbers[0])
     elif whom.endswith("directory"):
         os.rename(directory, directory + ".away")
         if whom.startswith("deleted"):
@@ -286,7 +290,10 @@ def one_ending(bench, transport, undisturbed, row, disk=None):
     directory = bench.workspace.directory("ending")
     steps = 100000 if code in (74, 75) else 12  # whoever is to leave has not come to its end before it hears of it
     overrides = [word.format(disk=disk.path if disk else "") for word in WITH.get(whom, [])]
-    closed = {"stdin": subprocess.DEVNULL} if not whom.startswith("closed") else {"preexec_fn": lambda: (os.close(0), os.close(1))}
+    before = {"closed stdin and stdout": lambda: (os.close(0), os.close(1)),
+              "launch that was told to ignore it": lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+              "launch under nohup": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    closed = {"preexec_fn": before[whom]} if whom in before else {"stdin": subprocess.DEVNULL}
     with bench.start(directory, f"layout.transport={transport}", f"run.steps={steps}", *overrides, popen=closed, PERDURE_FAULT=place,
                      PERDURE_FAULT_ONCE=directory + ".once") as run:
         worker = harness.wait_stopped(run)

@@ -1,6 +1,14 @@
 #include "trainer/launch/hold.h"
 
+#include <stdbool.h>
 #include <stddef.h>
+
+/* By nohup, or by a shell that puts a job into the background. A blocked signal would be kept although it is ignored. */
+static bool is_ignored(int number)
+{
+    struct sigaction now;
+    return (number == SIGHUP || number == SIGINT) && !sigaction(number, NULL, &now) && now.sa_handler == SIG_IGN;
+}
 
 sigset_t pd_launch_signals(void)
 {
@@ -8,7 +16,7 @@ sigset_t pd_launch_signals(void)
     sigset_t mask;
     sigemptyset(&mask);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        sigaddset(&mask, numbers[i]);
+        if (!is_ignored(numbers[i])) sigaddset(&mask, numbers[i]);
     return mask;
 }
 

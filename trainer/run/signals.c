@@ -22,7 +22,8 @@ pd_status pd_signals_install(struct pd_error *err)
     sigemptyset(&action.sa_mask);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         if (sigaction(numbers[i], NULL, &before)) PD_FAIL_ERRNO(err, errno, "signal %d", numbers[i]);
-        if (before.sa_handler == SIG_IGN) continue;
+        /* nohup and shells that put a job into the background ignore these two; what asks a run to leave is always heard. */
+        if (before.sa_handler == SIG_IGN && (numbers[i] == SIGHUP || numbers[i] == SIGINT)) continue;
         if (sigaction(numbers[i], &action, NULL)) PD_FAIL_ERRNO(err, errno, "signal %d", numbers[i]);
     }
     return PD_OK;
