@@ -1,4 +1,5 @@
-/* The signals that a launch hears: TERM, USR1, USR2, CHLD, and INT and HUP unless its parent ignores them. Includes libc alone: tools/entry.c is linked with it. */
+/* The signals that a launch hears: TERM, USR1, USR2, CHLD, and INT and HUP unless its parent ignores them. Includes libc
+ * alone: tools/entry.c is linked with it. */
 #ifndef PD_TRAINER_LAUNCH_HOLD_H
 #define PD_TRAINER_LAUNCH_HOLD_H
 

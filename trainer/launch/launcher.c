@@ -182,6 +182,13 @@ static pd_status fail_stuck(const struct launch_state *state, const struct pd_la
             pd_counted(state->launch->restart_limit, "restart").text, verdict->message);
 }
 
+/* What was said, whichever rank said it: "rank 3: ..." */
+static const char *behind_rank(const char *words)
+{
+    const size_t digits = strncmp(words, "rank ", 5) ? 0 : strspn(words + 5, "0123456789");
+    return digits && strncmp(words + 5 + digits, ": ", 2) == 0 ? words + 5 + digits + 2 : words;
+}
+
 /* What keeps the very first ranks from beginning keeps all others: a limit, a word of the command, a host out of reach. */
 static pd_status fail_before_begin(const struct launch_state *state, const struct pd_launch_verdict *verdict,
                                    struct pd_error *err)
@@ -196,7 +203,7 @@ static pd_status fail_before_begin(const struct launch_state *state, const struc
 
 static bool is_the_same_again(const struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
-    return verdict->status != PD_PEER_LOST && strcmp(state->last_words, verdict->message) == 0;
+    return verdict->status != PD_PEER_LOST && strcmp(behind_rank(state->last_words), behind_rank(verdict->message)) == 0;
 }
 
 static pd_status set_next(struct launch_state *state, const struct pd_launch_verdict *verdict, bool is_charged,
