@@ -181,7 +181,7 @@ def body(workspace, _arguments):
     shutil.rmtree(workspace.path)
     workspace.path = tempfile.mkdtemp(prefix="perdure-e2e-", dir=place)
     try:
-        run(workspace, group, 44)
+        run(workspace, group, 50)
     finally:
         group.remove()
 
