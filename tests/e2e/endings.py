@@ -148,12 +148,12 @@ def few_windows(bench):
 
 
 def few_threads(bench):
-    """Threads that cannot start: what one rank misses ends all of them, wherever they are."""
+    """Threads that cannot start: what one rank misses ends all of them, wherever they are. A save that finds no memory is not tried again for an hour."""
     said = set()
-    for mebibytes in range(240, 700, 20):
+    for mebibytes in range(240, 1200, 40):
         directory = bench.workspace.directory("few-threads")
         limit = mebibytes << 20
-        result = bench.run(directory, "layout.ranks=4", "batch.sequences=8", "run.steps=1",
+        result = bench.run(directory, "layout.ranks=4", "batch.sequences=8", "run.steps=1", "checkpoint.give_up_minutes=0.01",
                            preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
         if result.returncode not in (0, 70, 78) or (result.returncode and "perdure: " not in result.stderr):
             raise harness.Failure(f"{mebibytes} MiB of address space: exit {result.returncode}\n{result.stderr}")
