@@ -30,8 +30,11 @@ net=10.$((64 + $$ % 128)).0
 files=$(mktemp -d)
 
 down() {
-  for ((i = 1; i <= hosts; i++)); do ip netns del "$name-$i" 2>/dev/null || true; done
-  ip link del "$name" 2>/dev/null || true
+  # Of what was made, however far that came.
+  for ((i = 1; i <= hosts; i++)); do
+    if [ -e "/run/netns/$name-$i" ]; then ip netns del "$name-$i"; fi
+  done
+  if [ -e "/sys/class/net/$name" ]; then ip link del "$name"; fi
   rm -rf "$files"
 }
 trap down EXIT

@@ -33,7 +33,7 @@ static const struct {
 };
 
 static struct pd_error err;
-static char directory[] = "/tmp/perdure-llmc-XXXXXX";
+static char directory[32]; /* of the model that was made last */
 
 static float value(enum pd_kind kind, int t, uint64_t i)
 {
@@ -76,6 +76,7 @@ static void write_checkpoint(uint64_t ranks, bool is_cut, bool has_order)
     static uint16_t model[4096];
     const int32_t model_header[256] = {20240326, 5, CONTEXT, VOCAB, LAYERS, HEADS, WIDTH, PADDED};
     const size_t elements = fill_kind(state, PD_PARAM, 0, 1);
+    snprintf(directory, sizeof directory, "%s", "/tmp/perdure-llmc-XXXXXX");
     cr_assert_not_null(mkdtemp(directory));
     write_file("model_00000040.bin", model_header, model, elements * 2);
     for (uint64_t r = 0; r < ranks; r++) {
@@ -162,9 +163,7 @@ Test(llmc, without_zero_the_first_rank_has_all)
 Test(llmc, the_order_of_samples_behind_a_state_is_said_and_left)
 {
     check(3, true, true);
-    strcpy(directory, "/tmp/perdure-llmc-XXXXXX");
     check(2, false, true);
-    strcpy(directory, "/tmp/perdure-llmc-XXXXXX");
     check(1, false, true);
 }
 
