@@ -12,6 +12,7 @@
 #include "tools/bench/run.h"
 #include "tools/bench/sinks.h"
 #include "tools/bench/step_gpu.h"
+#include "tools/bench/step_ranks.h"
 #include "tools/command.h"
 #include "trainer/model/family.h"
 #include "trainer/run/launched.h"
@@ -25,7 +26,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PRECISIONS = 2, COSTS = 2 };
+enum { PRECISIONS = 2, COSTS = 2, DP_MICRO_BATCHES = 8 };
 #define COST_VOCAB 4096u
 
 static const char *const precisions[PRECISIONS] = {"bf16", "fp32"};
@@ -33,7 +34,8 @@ static const unsigned cost_virtual_tp[COSTS] = {1, 2};
 
 struct step_bench {
     uint64_t pairs, tokens, threads;
-    uint64_t cost_pairs, cost_sequences, cost_layers, sink_pairs;
+    uint64_t cost_pairs, cost_sequences, cost_layers, sink_pairs, rank_pairs;
+    uint32_t ranks;                 /* 0: not measured */
     const char *preset, *precision; /* preset NULL: gpt2-124m; precision NULL: both */
     struct pd_model_config model;   /* of the preset */
     enum pd_device_choice device;
@@ -43,6 +45,7 @@ struct step_bench {
     struct pd_pairs_summary result[PRECISIONS];
     struct pd_pairs_summary cost[PRECISIONS][COSTS];
     struct pd_sinks_cost sinks;
+    struct pd_pairs_summary dp;
 };
 
 /* What of the configuration differs from engine to engine. */
@@ -50,6 +53,8 @@ struct bench_case {
     const char *precision, *mode;
     unsigned virtual_tp;
     uint64_t sequences, context, layers; /* layers 0: layers and vocabulary of the preset */
+    uint64_t micro_batches;              /* of the sequences; 0: one */
+    uint32_t dp, threads;                /* 0: one rank with all of them */
 };
 
 /* ---- one precision ---- */
@@ -57,20 +62,21 @@ struct bench_case {
 static pd_status open_run(struct pd_bench_run *r, const struct step_bench *b, const struct bench_case *c,
                           struct pd_error *err)
 {
-    char model[160], sections[160], smaller[64] = "", longer[64] = "";
+    char model[160], sections[200], smaller[64] = "", longer[64] = "";
     if (c->layers) snprintf(smaller, sizeof smaller, ", layers: %llu, vocab: %u", (unsigned long long)c->layers, COST_VOCAB);
     if (c->context > b->model.context) snprintf(longer, sizeof longer, ", context: %llu", (unsigned long long)c->context);
     snprintf(model, sizeof model, "preset: %.32s%s%s", b->preset, smaller, longer);
-    snprintf(sections, sizeof sections, "numerics: {precision: %s, mode: %s, virtual_tp: %u}\nlayout: {recompute: none}\n",
-             c->precision, c->mode, c->virtual_tp);
+    snprintf(sections, sizeof sections,
+             "numerics: {precision: %s, mode: %s, virtual_tp: %u}\nlayout: {recompute: none, dp: %u}\n", c->precision,
+             c->mode, c->virtual_tp, c->dp ? c->dp : 1);
     const struct pd_bench_run_options options = {.model = model,
                                                  .tokens = b->tokens_path,
                                                  .sequences = c->sequences,
-                                                 .micro_batch = c->sequences,
+                                                 .micro_batch = c->sequences / (c->micro_batches ? c->micro_batches : 1),
                                                  .context = c->context,
                                                  .sections = sections};
     PD_TRY(pd_bench_run_configure(r, &options, err));
-    return pd_bench_run_open(r, (uint32_t)b->threads, err);
+    return pd_bench_run_open(r, c->threads ? c->threads : (uint32_t)b->threads, err);
 }
 
 /* Every linear layer of a block, L times, and the head: y, dx and dW of each. */
@@ -91,7 +97,8 @@ static pd_status build_gemms(struct pd_bench_run *r, const struct step_bench *b,
 
 static pd_status bench_precision(struct step_bench *b, int precision, struct pd_error *err)
 {
-    const struct bench_case c = {precisions[precision], "invariant", 1, 1, b->tokens, 0};
+    const struct bench_case c = {
+        .precision = precisions[precision], .mode = "invariant", .virtual_tp = 1, .sequences = 1, .context = b->tokens};
     struct pd_bench_run r = {0};
     struct pd_gemm_bench *gemms = NULL;
     struct pd_pairs pairs = {0};
@@ -161,12 +168,33 @@ static pd_status bench_cost(struct step_bench *b, int precision, struct pd_error
 /* Short steps, against which a sink would show. */
 static pd_status bench_sinks(struct step_bench *b, struct pd_error *err)
 {
-    const struct bench_case c = {precisions[0], "invariant", 1, 1, 64, b->cost_layers};
+    const struct bench_case c = {.precision = precisions[0],
+                                 .mode = "invariant",
+                                 .virtual_tp = 1,
+                                 .sequences = 1,
+                                 .context = 64,
+                                 .layers = b->cost_layers};
     struct pd_bench_run r = {0};
     pd_status st = open_run(&r, b, &c, err);
     if (!st) st = pd_bench_sinks(&r, b->sink_pairs, &b->sinks, err);
     pd_bench_run_close(&r);
     return st;
+}
+
+static pd_status open_of_ranks(const void *bench, uint32_t dp, uint32_t threads, struct pd_bench_run *run,
+                               struct pd_error *err)
+{
+    const struct step_bench *b = bench;
+    const struct bench_case c = {.precision = precisions[0],
+                                 .mode = "invariant",
+                                 .virtual_tp = 1,
+                                 .sequences = DP_MICRO_BATCHES,
+                                 .context = b->tokens,
+                                 .layers = b->cost_layers,
+                                 .micro_batches = DP_MICRO_BATCHES,
+                                 .dp = dp,
+                                 .threads = threads};
+    return open_run(run, b, &c, err);
 }
 
 static bool is_wanted(const struct step_bench *b, int precision)
@@ -183,6 +211,7 @@ static pd_status bench_all(struct step_bench *b, struct pd_error *err)
     PD_TRY(pd_bench_write_tokens(b->tokens_path, b->cost_sequences * 512 * 64 + 1, COST_VOCAB, true, err));
     for (int p = 0; p < PRECISIONS && b->cost_pairs; p++)
         if (is_wanted(b, p)) PD_TRY(bench_cost(b, p, err));
+    if (b->ranks) PD_TRY(pd_bench_step_ranks(b, open_of_ranks, b->ranks, (uint32_t)b->threads, b->rank_pairs, &b->dp, err));
     return b->sink_pairs ? bench_sinks(b, err) : PD_OK;
 }
 
@@ -230,6 +259,7 @@ static pd_status print(const struct step_bench *b, struct pd_error *err)
     if (b->sink_pairs) pd_bench_report_ratio(&r, "sink_cost", &b->sinks.clock);
     if (b->sink_pairs) pd_bench_report_ratio(&r, "sink_work", &b->sinks.work);
     if (b->sink_pairs) pd_report_double(&r, "sink_step_seconds", b->sinks.clock.ceiling_s, PD_UNIT_SECONDS);
+    if (b->ranks) pd_bench_report_ratio(&r, "dp_efficiency", &b->dp);
     pd_report_u64(&r, "pairs", b->pairs, PD_UNIT_NONE);
     pd_report_u64(&r, "threads", b->threads, PD_UNIT_NONE);
     pd_report_text(&r, "model", b->preset);
@@ -263,9 +293,12 @@ static pd_status bench_cpu(struct step_bench *b, struct pd_error *err)
     if (!b->threads) b->threads = 2;
     if (pd_bench_step_is_size(b->preset)) PD_FAIL(err, PD_USAGE, "--preset=%s is for a GPU alone: --device=gpu", b->preset);
     PD_TRY(check_preset(b, err));
-    if (!b->pairs && !b->cost_pairs && !b->sink_pairs)
+    if (!b->pairs && !b->cost_pairs && !b->sink_pairs && !b->ranks)
         PD_FAIL(err, PD_USAGE, "--pairs=0 and --cost-pairs=0 leave nothing to measure");
     if (!is_wanted(b, 0) && !is_wanted(b, 1)) PD_FAIL(err, PD_USAGE, "--precision=%s: expected bf16 or fp32", b->precision);
+    if (b->ranks && b->threads % b->ranks)
+        PD_FAIL(err, PD_USAGE, "--ranks=%u: %llu threads cannot be shared evenly; give --threads=%u", b->ranks,
+                (unsigned long long)b->threads, b->ranks);
     PD_TRY(pd_bench_temporary(b->tokens_path, err));
     pd_numerics_thread_init();
     const pd_status st = bench_all(b, err);
@@ -312,6 +345,10 @@ static pd_status parse(struct step_bench *b, int argc, char **argv, bool *ret_do
         {.name = "cost-sequences", "N", "sequences of 512 tokens of their micro-batch (4)", PD_OPTION_U64,
          &b->cost_sequences, 1, 1024},
         {.name = "cost-layers", "N", "blocks of their model (1)", PD_OPTION_U64, &b->cost_layers, 1, 1024},
+        {.name = "ranks", "N", "dp_efficiency: N ranks with a share of the threads each against one rank, 8 micro-batches",
+         PD_OPTION_U32, &b->ranks, 2, 64},
+        {.name = "rank-pairs", "N", "alternated pairs of their steps (9)", PD_OPTION_U64, &b->rank_pairs, 1,
+         PD_BENCH_PAIRS_MAX - 1},
         {.name = "sink-pairs", "N", "alternated pairs of 8 steps with every sink of metrics and without (0)", PD_OPTION_U64,
          &b->sink_pairs, 0, PD_BENCH_PAIRS_MAX - 1},
         {.doc = on_gpu},
@@ -353,6 +390,7 @@ pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
                            .cost_pairs = 9,
                            .cost_sequences = 4,
                            .cost_layers = 1,
+                           .rank_pairs = 9,
                            .gpu = {.context = 1024, .sequences = 512, .steps = 3}};
     bool done;
     PD_TRY(parse(&b, argc, argv, &done, err));
