@@ -8,8 +8,8 @@
 #include "resharder/formats/dcp.h"
 
 #include "ckpt/base/checked.h"
-#include "resharder/formats/model_directory.h"
-#include "resharder/formats/torch_archive.h"
+#include "resharder/catalog/model_directory.h"
+#include "resharder/torch/archive.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -7,8 +7,8 @@
  * config.json lies beside, for who imports it again. */
 #include "resharder/formats/dcp.h"
 
-#include "resharder/formats/model_directory.h"
-#include "resharder/formats/torch_archive.h"
+#include "resharder/catalog/model_directory.h"
+#include "resharder/torch/archive.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #ifndef PD_RESHARDER_FORMATS_FORMAT_H
 #define PD_RESHARDER_FORMATS_FORMAT_H
 
-#include "resharder/formats/catalog.h"
+#include "resharder/catalog/catalog.h"
 
 /* What is to be written: tensors (names, kinds, shapes, element types), texts and counters, without files and pieces. */
 struct pd_format_plan {

@@ -2,7 +2,7 @@
 #ifndef PD_RESHARDER_FORMATS_GGUF_KEYS_H
 #define PD_RESHARDER_FORMATS_GGUF_KEYS_H
 
-#include "resharder/formats/element.h"
+#include "resharder/catalog/element.h"
 
 #define PD_GGUF_VERSION 3u
 #define PD_GGUF_ALIGNMENT 32u /* where general.alignment does not say another */

@@ -4,8 +4,8 @@
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/json.h"
+#include "resharder/catalog/model_directory.h"
 #include "resharder/formats/gguf_keys.h"
-#include "resharder/formats/model_directory.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -10,7 +10,7 @@
 #include "ckpt/base/checked.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/base/json.h"
-#include "resharder/formats/model_directory.h"
+#include "resharder/catalog/model_directory.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -11,9 +11,9 @@
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/json.h"
+#include "resharder/catalog/model_directory.h"
 #include "resharder/formats/dcp.h"
-#include "resharder/formats/model_directory.h"
-#include "resharder/formats/torch_archive.h"
+#include "resharder/torch/archive.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -9,9 +9,9 @@
 #include "resharder/formats/megatron.h"
 
 #include "ckpt/base/json.h"
+#include "resharder/catalog/model_directory.h"
 #include "resharder/formats/dcp.h"
-#include "resharder/formats/model_directory.h"
-#include "resharder/formats/torch_archive.h"
+#include "resharder/torch/archive.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
 
 #include "ckpt/inspect/open.h"
 #include "ckpt/store/paths.h"
-#include "resharder/formats/model_directory.h"
+#include "resharder/catalog/model_directory.h"
 #include "resharder/stored.h"
 
 #include <stdlib.h>

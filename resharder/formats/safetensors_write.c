@@ -4,7 +4,7 @@
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/json.h"
-#include "resharder/formats/model_directory.h"
+#include "resharder/catalog/model_directory.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -2,9 +2,9 @@
  * exp_avg_sq.pt are whole tensors, alone or under "param" of a dictionary; step.pt is the optimizer's count.
  * Source: deepspeed/checkpoint/{ds_to_universal,universal_checkpoint}.py. */
 #include "ckpt/base/checked.h"
+#include "resharder/catalog/model_directory.h"
 #include "resharder/formats/deepspeed.h"
-#include "resharder/formats/model_directory.h"
-#include "resharder/formats/torch_archive.h"
+#include "resharder/torch/archive.h"
 
 #include <stdio.h>
 #include <stdlib.h>

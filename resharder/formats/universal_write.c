@@ -7,8 +7,8 @@
  * Source: deepspeed/runtime/{engine,base_optimizer}.py, runtime/zero/{stage_1_and_2,stage3}.py. */
 #include "resharder/formats/deepspeed.h"
 
-#include "resharder/formats/model_directory.h"
-#include "resharder/formats/torch_archive.h"
+#include "resharder/catalog/model_directory.h"
+#include "resharder/torch/archive.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* A tensor is: dimensions, type, a byte for each size, how many pieces; a piece is: flags, a byte for each start and count (and
  * stride). Where finish agrees, elements are counted one by one. */
-#include "resharder/formats/catalog.h"
+#include "resharder/catalog/catalog.h"
 #include "tests/fuzz/target.h"
 
 #include <stdlib.h>

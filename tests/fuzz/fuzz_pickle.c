@@ -1,5 +1,5 @@
 /* A pickle. What comes of it is walked as readers do: by what they expect, with a bound. */
-#include "resharder/formats/pickle.h"
+#include "resharder/torch/pickle.h"
 #include "tests/fuzz/target.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* What torch.save may have written: an archive, its pickle, and the tensors in the dictionary at its root. */
-#include "resharder/formats/torch_archive.h"
+#include "resharder/torch/archive.h"
 #include "tests/fuzz/input_file.h"
 #include "tests/fuzz/target.h"
 

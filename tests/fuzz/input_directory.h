@@ -4,7 +4,7 @@
 #define PD_TESTS_FUZZ_INPUT_DIRECTORY_H
 
 #include "ckpt/io/vfs.h"
-#include "resharder/formats/zip.h"
+#include "resharder/torch/zip.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* perdure ckpt show, stats, diff of checkpoints of other systems, and of one of ours beside one of theirs. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/words.h"
-#include "resharder/formats/compare.h"
+#include "resharder/convert/compare.h"
 #include "resharder/formats/perdure.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"

@@ -15,8 +15,8 @@
 #ifndef PD_TRAINER_MODEL_LINKS_H
 #define PD_TRAINER_MODEL_LINKS_H
 
-#include "resharder/formats/catalog.h"
-#include "resharder/formats/view.h"
+#include "resharder/catalog/catalog.h"
+#include "resharder/catalog/view.h"
 #include "trainer/model/model.h"
 
 extern const char *const pd_model_dialects[]; /* names, NULL-terminated */

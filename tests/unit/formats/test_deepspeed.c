@@ -1,6 +1,6 @@
 /* Checkpoints that DeepSpeed wrote with 3 ranks against what DeepSpeed itself gathered from the engine that wrote them. */
 #include "resharder/formats/format.h"
-#include "resharder/formats/torch_archive.h"
+#include "resharder/torch/archive.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Files that Megatron-Core wrote (tests/golden/formats/make_megatron.py): what lies in buckets is what lies in whole tensors. */
-#include "resharder/formats/compare.h"
+#include "resharder/convert/compare.h"
 #include "resharder/formats/format.h"
 #include "tests/helpers/scale.h"
 

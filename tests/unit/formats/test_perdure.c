@@ -2,7 +2,7 @@
 #include "resharder/formats/perdure.h"
 
 #include "ckpt/store/paths.h"
-#include "resharder/formats/read.h"
+#include "resharder/catalog/read.h"
 #include "tests/unit/resharder/state_fixture.h"
 
 static void open_stored(struct state *s, struct pd_catalog *c)

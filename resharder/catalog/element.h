@@ -1,0 +1,42 @@
+/* Element types of foreign checkpoints: sizes, names, conversion. A quantised type stores blocks of elements. */
+#ifndef PD_RESHARDER_CATALOG_ELEMENT_H
+#define PD_RESHARDER_CATALOG_ELEMENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum pd_element {
+    PD_ELEMENT_F64,
+    PD_ELEMENT_F32,
+    PD_ELEMENT_F16,
+    PD_ELEMENT_BF16,
+    PD_ELEMENT_I64,
+    PD_ELEMENT_I32,
+    PD_ELEMENT_I16,
+    PD_ELEMENT_I8,
+    PD_ELEMENT_U8,
+    PD_ELEMENT_BOOL,
+    PD_ELEMENT_Q8_0, /* GGUF's blocks from here on */
+    PD_ELEMENT_Q4_0,
+    PD_ELEMENT_Q4_1,
+    PD_ELEMENT_Q5_0,
+    PD_ELEMENT_Q5_1,
+    PD_ELEMENT_Q4_K,
+    PD_ELEMENT_Q6_K,
+    PD_ELEMENT_COUNT
+};
+
+struct pd_element_row {
+    const char *name;        /* "fp32", "bf16", "q4_k" */
+    uint32_t block_elements; /* 1 of plain types */
+    uint32_t block_bytes;
+    bool is_float; /* weights can be of it; others are counters and masks */
+    /* Whole blocks, at any address.   stored (blocks * block_bytes), values (blocks * block_elements) */
+    void (*to_f32)(const void *stored, uint64_t blocks, float *values);
+    /* Rounded once, to nearest even; of quantised types as GGML's reference does.   NULL never: pd_element_is_writable */
+    void (*from_f32)(const float *values, uint64_t blocks, void *stored);
+    bool is_writable;
+};
+extern const struct pd_element_row pd_elements[PD_ELEMENT_COUNT];
+
+#endif

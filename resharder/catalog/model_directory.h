@@ -1,0 +1,28 @@
+/* What formats that are directories share: small files as texts. */
+#ifndef PD_RESHARDER_CATALOG_MODEL_DIRECTORY_H
+#define PD_RESHARDER_CATALOG_MODEL_DIRECTORY_H
+
+#include "resharder/catalog/catalog.h"
+
+#define PD_FORMATS_PATH_MAX 4096u
+
+/* A whole small file, terminated beyond its bytes; malloc'ed, the caller's.
+ *   errors  PD_NOT_FOUND; PD_CORRUPT: more than `bytes_max` */
+PD_MUST_USE pd_status pd_formats_read_text(struct pd_vfs *vfs, const char *path, uint64_t bytes_max, char **ret_text,
+                                           uint64_t *ret_bytes, struct pd_error *err);
+/* Adds those of transformers that lie in `directory`: config.json, generation_config.json, what belongs to the tokenizer. */
+PD_MUST_USE pd_status pd_formats_add_texts(struct pd_vfs *vfs, const char *directory, struct pd_catalog *catalog,
+                                           struct pd_error *err);
+/* Writes them into a directory; those that lie there stay, and other texts of the catalog are not written. */
+PD_MUST_USE pd_status pd_formats_write_texts(struct pd_vfs *vfs, const char *directory, const struct pd_catalog *catalog,
+                                             struct pd_error *err);
+/* A new small file.   errors  PD_EXISTS */
+PD_MUST_USE pd_status pd_formats_write_text(struct pd_vfs *vfs, const char *path, const char *text, uint64_t bytes,
+                                            struct pd_error *err);
+/* "<directory>/<name>" where `name` is one component of a path; PD_CORRUPT where it is none, or too long. */
+PD_MUST_USE pd_status pd_formats_path(const char *directory, const char *name, char ret_path[PD_FORMATS_PATH_MAX],
+                                      struct pd_error *err);
+bool pd_formats_is_directory(struct pd_vfs *vfs, const char *path);
+bool pd_formats_has_file(struct pd_vfs *vfs, const char *directory, const char *name);
+
+#endif

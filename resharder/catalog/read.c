@@ -1,0 +1,576 @@
+/* A window holds stored bytes [number * W, ...) of one piece, W being whole blocks of its element type.
+ *
+ *          expect, need           the completion is reaped, checked
+ *   free ──────────────▶ coming ───────────────────────────────────▶ there ──▶ (used, then taken for another)
+ *
+ *   invariants  1. no byte of a checked piece is converted before its window was checked
+ *               2. a window that was expected and not yet used is taken for another only where nothing else is left
+ *               3. direct reads end at the last whole page of a file; what is behind it comes through the page cache */
+#include "resharder/catalog/read.h"
+
+#include "ckpt/base/checked.h"
+#include "ckpt/io/transfer_ring.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define WINDOW_BYTES (UINT64_C(1) << 20)
+#define WINDOW_ROOM (WINDOW_BYTES + 2 * PD_VFS_ALIGN) /* data may begin and end inside a page */
+#define WINDOWS_MAX 60u                               /* fewer than files are open, so one of those has nothing on its way */
+#define TURNED_ROWS 16u                               /* are read before they become columns: a cache line of each */
+#define TURNED_COLUMNS 2048u
+#define TURNED_PITCH (TURNED_COLUMNS + 16u) /* so that the rows do not share lines of the cache */
+#define SCATTERED 1024u                     /* elements converted at a time that do not lie side by side; at least a block */
+
+struct window {
+    uint64_t piece, number; /* piece UINT64_MAX: free */
+    uint32_t tensor;
+    struct pd_transfer_slot *slot; /* while it is coming */
+    unsigned char *room, *data;    /* (WINDOW_ROOM); inside it, of the window's first byte */
+    uint64_t bytes, used_at;
+    bool is_used;
+};
+
+struct open_file {
+    uint32_t file; /* UINT32_MAX: none */
+    struct pd_file *direct, *buffered;
+    uint64_t used_at;
+    uint32_t coming; /* windows */
+};
+
+struct pd_reader {
+    struct pd_vfs *vfs;
+    const struct pd_catalog *catalog;
+    struct pd_queue *queue;
+    struct pd_transfer_ring ring;
+    struct pd_transfer_slot slots[WINDOWS_MAX];
+    struct window *sent[WINDOWS_MAX]; /* by slot */
+    struct window windows[WINDOWS_MAX];
+    uint32_t window_count;
+    struct window *last; /* that a read used */
+    struct open_file files[PD_READER_FILES_MAX];
+    uint64_t clock, bytes_read;
+    uint64_t last_piece;
+    float turned[TURNED_ROWS * TURNED_PITCH];
+};
+
+/* ---- open and close ---- */
+
+pd_status pd_reader_open(struct pd_vfs *vfs, const struct pd_catalog *catalog, void *buffers, uint64_t buffer_bytes,
+                         struct pd_reader **ret_reader, struct pd_error *err)
+{
+    PD_CHECK(buffer_bytes >= PD_READER_BUFFER_BYTES_MIN && (uintptr_t)buffers % PD_VFS_ALIGN == 0);
+    struct pd_reader *r = calloc(1, sizeof *r);
+    if (!r) PD_FAIL(err, PD_NO_MEMORY, "no memory to read %s", catalog->format);
+    r->vfs = vfs;
+    r->catalog = catalog;
+    const uint64_t windows = buffer_bytes / WINDOW_ROOM;
+    r->window_count = windows < WINDOWS_MAX ? (uint32_t)windows : WINDOWS_MAX;
+    for (uint32_t i = 0; i < r->window_count; i++)
+        r->windows[i] = (struct window){.piece = UINT64_MAX, .room = (unsigned char *)buffers + i * WINDOW_ROOM};
+    for (uint32_t i = 0; i < PD_READER_FILES_MAX; i++)
+        r->files[i].file = UINT32_MAX;
+    const pd_status st = pd_queue_open(vfs, buffers, buffer_bytes, &r->queue, err);
+    if (st) {
+        free(r);
+        return st;
+    }
+    pd_transfer_ring_init(&r->ring, r->queue, r->slots, r->window_count, NULL, 0);
+    *ret_reader = r;
+    return PD_OK;
+}
+
+static void close_file(struct open_file *f)
+{
+    pd_file_close_readonly(f->direct);
+    pd_file_close_readonly(f->buffered);
+    *f = (struct open_file){.file = UINT32_MAX};
+}
+
+void pd_reader_close(struct pd_reader *r)
+{
+    if (!r) return;
+    (void)!pd_transfer_ring_drain(&r->ring, PD_OK, NULL); /* what came is of no use to anybody */
+    for (uint32_t i = 0; i < PD_READER_FILES_MAX; i++)
+        close_file(&r->files[i]);
+    pd_queue_close(r->queue);
+    free(r);
+}
+
+uint64_t pd_reader_bytes(const struct pd_reader *r)
+{
+    return r->bytes_read;
+}
+
+/* One that is open, or opened in place of the one that was used longest ago. */
+static pd_status need_file(struct pd_reader *r, uint32_t file, struct open_file **ret_file, struct pd_error *err)
+{
+    struct open_file *oldest = NULL;
+    for (uint32_t i = 0; i < PD_READER_FILES_MAX; i++) {
+        struct open_file *f = &r->files[i];
+        if (f->file == file) {
+            f->used_at = ++r->clock;
+            *ret_file = f;
+            return PD_OK;
+        }
+        if (!f->coming && (!oldest || f->used_at < oldest->used_at)) oldest = f;
+    }
+    if (!oldest) PD_FAIL(err, PD_BUG, "reads of %u files are on their way at once", PD_READER_FILES_MAX);
+    close_file(oldest);
+    const char *path = r->catalog->files[file].path;
+    PD_TRY(pd_file_open(r->vfs, path, PD_OPEN_READ | PD_OPEN_DIRECT, &oldest->direct, err));
+    const pd_status st = pd_file_open(r->vfs, path, PD_OPEN_READ, &oldest->buffered, err);
+    if (st) {
+        close_file(oldest);
+        return st;
+    }
+    oldest->file = file;
+    oldest->used_at = ++r->clock;
+    *ret_file = oldest;
+    return PD_OK;
+}
+
+/* ---- windows ---- */
+
+static const struct pd_piece *piece_of(const struct pd_reader *r, uint64_t piece)
+{
+    return &r->catalog->pieces[piece];
+}
+
+/* Of one window: whole blocks. */
+static uint64_t window_bytes(const struct pd_reader *r, uint32_t tensor)
+{
+    const uint32_t block = pd_elements[r->catalog->tensors[tensor].element].block_bytes;
+    return WINDOW_BYTES / block * block;
+}
+
+static struct window *find_window(struct pd_reader *r, uint64_t piece, uint64_t number)
+{
+    if (r->last && r->last->piece == piece && r->last->number == number) return r->last;
+    for (uint32_t i = 0; i < r->window_count; i++)
+        if (r->windows[i].piece == piece && r->windows[i].number == number) return &r->windows[i];
+    return NULL;
+}
+
+/* One that is free, or was used longest ago. Of those that nobody has used, the one that is needed last, and only where
+ * `may_waste`; otherwise some of the last used stay, since the next read may begin in the middle of them. */
+static struct window *take_window(struct pd_reader *r, bool may_waste)
+{
+    struct window *oldest = NULL, *latest = NULL;
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < r->window_count; i++) {
+        struct window *w = &r->windows[i];
+        if (w->piece == UINT64_MAX) return w;
+        if (w->slot) continue;
+        used += w->is_used;
+        if (w->is_used && (!oldest || w->used_at < oldest->used_at)) oldest = w;
+        if (!w->is_used && (!latest || w->used_at > latest->used_at)) latest = w;
+    }
+    if (!may_waste) return used > r->window_count / 4 ? oldest : NULL;
+    return oldest ? oldest : latest;
+}
+
+static bool is_plain(const struct pd_reader *r, uint64_t piece)
+{
+    const struct pd_catalog_source *source = &r->catalog->source;
+    return !source->is_plain || source->is_plain(source->context, piece);
+}
+
+/* The last page of a file has no whole page behind it that a direct read could end at. */
+static pd_status read_tail(struct pd_reader *r, struct window *w, struct open_file *f, uint64_t begin, uint64_t end,
+                           struct pd_error *err)
+{
+    if (begin >= end) return PD_OK;
+    const uint64_t first = piece_of(r, w->piece)->offset + w->number * window_bytes(r, w->tensor);
+    return pd_file_read(f->buffered, begin, w->data + (int64_t)(begin - first), end - begin, err);
+}
+
+/* Sends for the window, whose piece, number and tensor are set. */
+static pd_status send_for(struct pd_reader *r, struct window *w, struct pd_error *err)
+{
+    const struct pd_piece *piece = piece_of(r, w->piece);
+    const uint64_t file_bytes = r->catalog->files[piece->file].bytes;
+    const uint64_t first = piece->offset + w->number * window_bytes(r, w->tensor), end = first + w->bytes;
+    const uint64_t from = first / PD_VFS_ALIGN * PD_VFS_ALIGN, whole = file_bytes / PD_VFS_ALIGN * PD_VFS_ALIGN;
+    const uint64_t to = pd_round_up(end, PD_VFS_ALIGN) < whole ? pd_round_up(end, PD_VFS_ALIGN) : whole;
+    struct open_file *f = NULL;
+    w->data = w->room + (first - from);
+    PD_TRY(need_file(r, piece->file, &f, err));
+    r->bytes_read += end - from;
+    PD_TRY(read_tail(r, w, f, to > first ? to : first, end, err));
+    if (from >= to) return PD_OK;
+    struct pd_transfer_slot *slot = pd_transfer_ring_take(&r->ring);
+    PD_CHECK(slot);
+    const struct pd_transfer transfer = {
+        .file = f->direct, .data = w->room, .offset = from, .bytes = to - from, .what = "read of a foreign tensor"};
+    r->sent[slot->number] = w;
+    w->slot = slot;
+    f->coming++;
+    return pd_transfer_ring_submit(&r->ring, slot, &transfer, err);
+}
+
+static pd_status name_tensor(const struct pd_reader *r, uint32_t tensor, pd_status st, struct pd_error *err)
+{
+    return st ? pd_error_context(err, st, "tensor %s", r->catalog->tensors[tensor].name) : PD_OK;
+}
+
+static pd_status begin_window(struct pd_reader *r, struct window *w, uint32_t tensor, uint64_t piece, uint64_t number,
+                              struct pd_error *err)
+{
+    const uint64_t bytes = pd_piece_bytes(&r->catalog->tensors[tensor], piece_of(r, piece)), room = window_bytes(r, tensor);
+    const struct pd_catalog_source *source = &r->catalog->source;
+    if (w == r->last) r->last = NULL;
+    w->piece = piece;
+    w->number = number;
+    w->tensor = tensor;
+    w->bytes = bytes - number * room < room ? bytes - number * room : room;
+    w->is_used = false;
+    w->used_at = ++r->clock;
+    pd_status st;
+    if (is_plain(r, piece)) {
+        st = send_for(r, w, err);
+    } else {
+        w->data = w->room;
+        r->bytes_read += w->bytes;
+        st = source->read(source->context, piece, number * room, w->bytes, w->data, err);
+    }
+    if (st && !w->slot) w->piece = UINT64_MAX;
+    return name_tensor(r, tensor, st, err);
+}
+
+/* A completion: the window is there, checked, or free again. */
+static pd_status arrive(struct pd_reader *r, struct pd_transfer_slot *slot, struct pd_error *err)
+{
+    struct window *w = r->sent[slot->number];
+    const struct pd_catalog_source *source = &r->catalog->source;
+    const uint32_t file = piece_of(r, w->piece)->file;
+    pd_status st = pd_transfer_error(&slot->transfer, err);
+    pd_transfer_ring_release(&r->ring, slot);
+    w->slot = NULL;
+    for (uint32_t i = 0; i < PD_READER_FILES_MAX; i++)
+        if (r->files[i].file == file) r->files[i].coming--;
+    if (!st && source->check)
+        st = source->check(source->context, w->piece, w->number * window_bytes(r, w->tensor), w->bytes, w->data, err);
+    if (st) w->piece = UINT64_MAX;
+    return name_tensor(r, w->tensor, st, err);
+}
+
+static pd_status arrive_one(struct pd_reader *r, struct pd_error *err)
+{
+    struct pd_transfer_slot *slot = NULL;
+    PD_TRY(pd_transfer_ring_next(&r->ring, &slot, err));
+    PD_CHECK(slot);
+    return arrive(r, slot, err);
+}
+
+static pd_status need_window(struct pd_reader *r, uint32_t tensor, uint64_t piece, uint64_t number,
+                             struct window **ret_window, struct pd_error *err)
+{
+    struct window *w = find_window(r, piece, number);
+    while (!w) {
+        w = take_window(r, true);
+        if (w)
+            PD_TRY(begin_window(r, w, tensor, piece, number, err));
+        else
+            PD_TRY(arrive_one(r, err));
+    }
+    while (w->slot)
+        PD_TRY(arrive_one(r, err));
+    w->is_used = true;
+    w->used_at = ++r->clock;
+    r->last = w;
+    *ret_window = w;
+    return PD_OK;
+}
+
+/* ---- expecting ---- */
+
+/* Elements [*begin, *end) of the piece, in its own order, that may be wanted of elements [low, high) of the tensor. */
+static bool piece_part(const struct pd_foreign_tensor *tensor, const struct pd_piece *piece, uint64_t low, uint64_t high,
+                       uint64_t *begin, uint64_t *end)
+{
+    uint64_t step = 1, inner = 1; /* elements of one row of dimension 0: of the tensor, of the piece */
+    const bool is_flat = piece->is_range || tensor->ndim == 0;
+    for (uint32_t d = 1; d < tensor->ndim && !is_flat; d++) {
+        step *= tensor->shape[d];
+        inner *= piece->count[d];
+    }
+    uint64_t first = low / step, last = pd_divide_up(high, step);
+    if (first < piece->start[0]) first = piece->start[0];
+    if (last > piece->start[0] + piece->count[0]) last = piece->start[0] + piece->count[0];
+    if (first >= last) return false;
+    *begin = (first - piece->start[0]) * inner;
+    *end = (last - piece->start[0]) * inner;
+    if (!is_flat && inner == step) { /* whole rows: exactly */
+        const uint64_t at = piece->start[0] * step;
+        if (low > at + *begin) *begin = low - at;
+        if (high < at + *end) *end = high - at;
+    }
+    return true;
+}
+
+static pd_status expect_piece(struct pd_reader *r, uint32_t tensor, uint64_t number, uint64_t begin, uint64_t end,
+                              bool *ret_fits, struct pd_error *err)
+{
+    const struct pd_foreign_tensor *t = &r->catalog->tensors[tensor];
+    const struct pd_element_row *element = &pd_elements[t->element];
+    const uint64_t room = window_bytes(r, tensor), first = begin / element->block_elements * element->block_bytes,
+                   last = pd_divide_up(end, element->block_elements) * element->block_bytes;
+    for (uint64_t w = first / room; w * room < last; w++) {
+        if (find_window(r, number, w)) continue;
+        struct window *window = take_window(r, false);
+        if (!window) {
+            *ret_fits = false;
+            return PD_OK;
+        }
+        PD_TRY(begin_window(r, window, tensor, number, w, err));
+    }
+    return PD_OK;
+}
+
+pd_status pd_reader_expect(struct pd_reader *r, uint32_t tensor, const struct pd_view *view, bool *ret_is_on_its_way,
+                           struct pd_error *err)
+{
+    const struct pd_foreign_tensor *t = &r->catalog->tensors[tensor];
+    uint64_t high = view->offset + 1;
+    bool fits = true;
+    *ret_is_on_its_way = true;
+    if (!pd_view_elements(view)) return PD_OK;
+    for (uint32_t d = 0; d < view->ndim; d++)
+        high += (view->count[d] - 1) * view->stride[d];
+    for (uint64_t p = t->piece_begin; fits && p < t->piece_begin + t->piece_count; p++) {
+        const struct pd_piece *piece = piece_of(r, p);
+        uint64_t begin, end;
+        if (!is_plain(r, p) || !piece_part(t, piece, view->offset, high, &begin, &end)) continue;
+        for (uint32_t d = 0; d < t->ndim; d++)
+            if (piece->stride[d]) begin = end = 0; /* its elements lie in an order of their own: it is read when needed */
+        if (begin < end) PD_TRY(expect_piece(r, tensor, p, begin, end, &fits, err));
+    }
+    *ret_is_on_its_way = fits;
+    return PD_OK;
+}
+
+/* ---- reading ---- */
+
+/* Stored elements [at, at + count) of a piece, to values[0], values[step], ... */
+static pd_status read_stored(struct pd_reader *r, uint32_t tensor, uint64_t piece, uint64_t at, uint64_t count,
+                             float *values, uint64_t step, struct pd_error *err)
+{
+    const struct pd_element_row *element = &pd_elements[r->catalog->tensors[tensor].element];
+    const uint64_t block = element->block_elements, blocks_room = window_bytes(r, tensor) / element->block_bytes;
+    while (count) {
+        const uint64_t first = at / block, skip = at % block;
+        struct window *w = NULL;
+        PD_TRY(need_window(r, tensor, piece, first / blocks_room, &w, err));
+        const unsigned char *stored = w->data + first % blocks_room * element->block_bytes;
+        uint64_t left = (blocks_room - first % blocks_room) * block - skip, n = count < left ? count : left;
+        if (step == 1 && skip == 0 && n >= block) {
+            n = n / block * block;
+            element->to_f32(stored, n / block, values);
+        } else {
+            float some[SCATTERED];
+            if (skip + n > SCATTERED) n = SCATTERED / block * block - skip;
+            element->to_f32(stored, pd_divide_up(skip + n, block), some);
+            for (uint64_t i = 0; i < n; i++)
+                values[i * step] = some[skip + i];
+        }
+        at += n;
+        count -= n;
+        values += n * step;
+    }
+    return PD_OK;
+}
+
+static bool piece_has(const struct pd_foreign_tensor *tensor, const struct pd_piece *piece, uint64_t element,
+                      const uint64_t *index)
+{
+    if (piece->is_range) return element - piece->start[0] < piece->count[0];
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        if (index[d] - piece->start[d] >= piece->count[d]) return false;
+    return true;
+}
+
+/* Pieces cover their tensor, so there is one. Neighbours are asked for one after the other. */
+static uint64_t find_piece(struct pd_reader *r, const struct pd_foreign_tensor *tensor, uint64_t element,
+                           const uint64_t *index)
+{
+    const uint64_t begin = tensor->piece_begin, count = tensor->piece_count;
+    uint64_t p = r->last_piece;
+    if (p < begin || p >= begin + count) p = begin;
+    for (uint64_t i = 0; i < count; i++, p = p + 1 == begin + count ? begin : p + 1)
+        if (piece_has(tensor, piece_of(r, p), element, index)) return p;
+    PD_CHECK(!"pieces cover their tensor");
+    return begin;
+}
+
+/* Where element `element` of the tensor lies in its piece, and how many follow it there side by side. */
+static uint64_t stored_at(const struct pd_foreign_tensor *tensor, const struct pd_piece *piece, uint64_t element,
+                          const uint64_t *index, uint64_t *count)
+{
+    if (piece->is_range) {
+        const uint64_t left = piece->start[0] + piece->count[0] - element;
+        if (*count > left) *count = left;
+        return element - piece->start[0];
+    }
+    uint64_t at = 0, dense = 1, run = 1;
+    bool goes_on = true;
+    for (uint32_t d = tensor->ndim; d-- > 0;) {
+        const uint64_t i = index[d] - piece->start[d];
+        bool has_strides = false;
+        for (uint32_t e = 0; e < tensor->ndim; e++)
+            has_strides = has_strides || piece->stride[e];
+        const uint64_t stride = has_strides ? piece->stride[d] : dense;
+        at += i * stride;
+        goes_on = goes_on && (stride == dense || piece->count[d] == 1);
+        if (goes_on) run += (piece->count[d] - 1 - i) * dense;
+        goes_on = goes_on && piece->count[d] == tensor->shape[d];
+        dense *= piece->count[d];
+    }
+    if (*count > run) *count = run;
+    return at;
+}
+
+static pd_status read_run(struct pd_reader *r, uint32_t tensor, uint64_t element, uint64_t count, float *values,
+                          uint64_t step, struct pd_error *err)
+{
+    const struct pd_foreign_tensor *t = &r->catalog->tensors[tensor];
+    while (count) {
+        uint64_t index[PD_FOREIGN_DIMS_MAX] = {0}, rest = element, n = count;
+        for (uint32_t d = t->ndim; d-- > 0; rest /= t->shape[d])
+            index[d] = rest % t->shape[d];
+        const uint64_t p = r->last_piece = find_piece(r, t, element, index);
+        const uint64_t at = stored_at(t, piece_of(r, p), element, index, &n);
+        PD_TRY(read_stored(r, tensor, p, at, n, values, step, err));
+        element += n;
+        count -= n;
+        values += n * step;
+    }
+    return PD_OK;
+}
+
+static void turn(const float *from, uint64_t rows, uint64_t columns, float *to, uint64_t step)
+{
+    for (uint64_t c = 0; c < columns; c++, to += step)
+        if (rows == TURNED_ROWS)
+            for (uint64_t r = 0; r < TURNED_ROWS; r++)
+                to[r] = from[r * TURNED_PITCH + c];
+        else
+            for (uint64_t r = 0; r < rows; r++)
+                to[r] = from[r * TURNED_PITCH + c];
+}
+
+/* Rows of elements that lie side by side become columns: row i, `stride` elements behind row i - 1, goes to values[i],
+ * values[i + step], ... Row by row each element would touch a line of its own, over and over. */
+static pd_status read_turned(struct pd_reader *r, uint32_t tensor, uint64_t element, uint64_t stride, uint64_t rows,
+                             uint64_t columns, float *values, uint64_t step, struct pd_error *err)
+{
+    for (uint64_t row = 0; row < rows; row += TURNED_ROWS)
+        for (uint64_t c = 0; c < columns; c += TURNED_COLUMNS) {
+            const uint64_t height = rows - row < TURNED_ROWS ? rows - row : TURNED_ROWS,
+                           width = columns - c < TURNED_COLUMNS ? columns - c : TURNED_COLUMNS;
+            for (uint64_t i = 0; i < height; i++)
+                PD_TRY(read_run(r, tensor, element + (row + i) * stride + c, width, r->turned + i * TURNED_PITCH, 1, err));
+            turn(r->turned, height, width, values + row + c * step, step);
+        }
+    return PD_OK;
+}
+
+/* Dimensions of one are left out, and neighbours are one where they step as one on both sides. */
+static void merge(struct pd_view *from, struct pd_view *to)
+{
+    uint32_t n = 0;
+    for (uint32_t d = 0; d < from->ndim; d++) {
+        if (from->count[d] == 1) continue;
+        const bool follows = n && from->stride[n - 1] == from->count[d] * from->stride[d] &&
+                             to->stride[n - 1] == to->count[d] * to->stride[d];
+        if (!follows) n++;
+        const uint64_t count = follows ? from->count[n - 1] * from->count[d] : from->count[d];
+        from->count[n - 1] = to->count[n - 1] = count;
+        from->stride[n - 1] = from->stride[d];
+        to->stride[n - 1] = to->stride[d];
+    }
+    from->ndim = to->ndim = n;
+}
+
+pd_status pd_reader_read(struct pd_reader *r, uint32_t tensor, const struct pd_view *view, float *values,
+                         struct pd_error *err)
+{
+    struct pd_view from, to;
+    uint64_t index[PD_VIEW_DIMS_MAX] = {0};
+    PD_CHECK(pd_view_is_inside(view, pd_foreign_elements(&r->catalog->tensors[tensor])));
+    if (!pd_view_elements(view)) return PD_OK;
+    pd_view_sort(view, &from, &to);
+    merge(&from, &to);
+    const bool has_run = from.ndim && from.stride[from.ndim - 1] == 1;
+    const uint32_t run = has_run ? from.ndim - 1 : from.ndim;
+    const uint64_t count = has_run ? from.count[run] : 1, step = has_run ? to.stride[run] : 1;
+    const bool is_turned = has_run && run && step > 1 && to.stride[run - 1] == 1;
+    const uint32_t outer = is_turned ? run - 1 : run;
+    uint64_t source = from.offset, target = 0;
+    for (;;) {
+        if (is_turned)
+            PD_TRY(read_turned(r, tensor, source, from.stride[outer], from.count[outer], count, values + target, step, err));
+        else
+            PD_TRY(read_run(r, tensor, source, count, values + target, step, err));
+        uint32_t d = outer;
+        while (d-- > 0) {
+            source += from.stride[d];
+            target += to.stride[d];
+            if (++index[d] < from.count[d]) break;
+            source -= from.count[d] * from.stride[d];
+            target -= from.count[d] * to.stride[d];
+            index[d] = 0;
+        }
+        if (d == UINT32_MAX) return PD_OK;
+    }
+}
+
+pd_status pd_reader_stored(struct pd_reader *r, uint32_t tensor, uint64_t piece, uint64_t offset, const void **ret_data,
+                           uint64_t *ret_bytes, struct pd_error *err)
+{
+    const struct pd_element_row *element = &pd_elements[r->catalog->tensors[tensor].element];
+    const uint64_t room = window_bytes(r, tensor);
+    const uint64_t bytes = pd_piece_bytes(&r->catalog->tensors[tensor], piece_of(r, piece));
+    struct window *w = NULL;
+    bool fits = true;
+    /* Before the window is needed: one that was used may be taken for what is expected. */
+    if (is_plain(r, piece))
+        PD_TRY(expect_piece(r, tensor, piece, offset / room * room / element->block_bytes * element->block_elements,
+                            bytes / element->block_bytes * element->block_elements, &fits, err));
+    PD_TRY(need_window(r, tensor, piece, offset / room, &w, err));
+    *ret_data = w->data + offset % room;
+    *ret_bytes = w->bytes - offset % room;
+    return PD_OK;
+}
+
+/* ---- a line of reads ---- */
+
+void pd_read_line_init(struct pd_read_line *line, struct pd_reader *reader,
+                       bool (*next)(void *context, struct pd_read_task *ret_task), void *context)
+{
+    *line = (struct pd_read_line){.reader = reader, .next = next, .context = context};
+}
+
+pd_status pd_read_line_take(struct pd_read_line *line, struct pd_read_task *ret_task, bool *ret_has_one,
+                            struct pd_error *err)
+{
+    for (bool fits = true; fits;) {
+        if (line->expected == line->count) {
+            if (line->count == PD_READ_LINE_MAX || line->is_at_end) break;
+            struct pd_read_task *task = &line->tasks[(line->begin + line->count) % PD_READ_LINE_MAX];
+            line->is_at_end = !line->next(line->context, task);
+            if (line->is_at_end) break;
+            line->count++;
+        }
+        const struct pd_read_task *task = &line->tasks[(line->begin + line->expected) % PD_READ_LINE_MAX];
+        if (task->tensor != PD_READ_NOTHING) PD_TRY(pd_reader_expect(line->reader, task->tensor, &task->view, &fits, err));
+        if (fits) line->expected++;
+    }
+    *ret_has_one = line->count > 0;
+    if (!line->count) return PD_OK;
+    *ret_task = line->tasks[line->begin];
+    line->begin = (line->begin + 1) % PD_READ_LINE_MAX;
+    line->count--;
+    if (line->expected) line->expected--;
+    return PD_OK;
+}

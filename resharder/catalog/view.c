@@ -1,0 +1,147 @@
+#include "resharder/catalog/view.h"
+
+#include "ckpt/base/checked.h"
+#include <stdlib.h>
+#include <string.h>
+
+void pd_links_deinit(struct pd_links *links)
+{
+    if (!links) return;
+    for (uint32_t i = 0; i < links->count; i++)
+        free(links->items[i].name);
+    free(links->items);
+    *links = (struct pd_links){0};
+}
+
+pd_status pd_links_add(struct pd_links *links, const struct pd_link *link, struct pd_error *err)
+{
+    if (links->count == links->capacity) {
+        const uint32_t capacity = links->capacity ? 2 * links->capacity : 64;
+        struct pd_link *items = realloc(links->items, capacity * sizeof *items);
+        if (!items) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u links of tensors", capacity);
+        links->items = items;
+        links->capacity = capacity;
+    }
+    char *name = strdup(link->name);
+    if (!name) PD_FAIL(err, PD_NO_MEMORY, "no memory for the name %s", link->name);
+    links->items[links->count] = *link;
+    links->items[links->count++].name = name;
+    return PD_OK;
+}
+
+struct pd_view pd_view_dense(const struct pd_tensor *tensor)
+{
+    struct pd_view view = {.ndim = tensor->ndim};
+    uint64_t stride = 1;
+    for (uint32_t d = tensor->ndim; d-- > 0; stride *= tensor->shape[d]) {
+        view.count[d] = tensor->shape[d];
+        view.stride[d] = stride;
+    }
+    return view;
+}
+
+uint64_t pd_view_elements(const struct pd_view *view)
+{
+    uint64_t elements = 1;
+    for (uint32_t d = 0; d < view->ndim; d++)
+        elements *= view->count[d];
+    return elements;
+}
+
+bool pd_view_is_inside(const struct pd_view *view, uint64_t elements)
+{
+    uint64_t last = view->offset, product = 1;
+    if (view->ndim > PD_VIEW_DIMS_MAX) return false;
+    for (uint32_t d = 0; d < view->ndim; d++) {
+        uint64_t step;
+        if (!pd_checked_mul_u64(product, view->count[d], &product)) return false;
+        if (!view->count[d]) continue;
+        if (!pd_checked_mul_u64(view->count[d] - 1, view->stride[d], &step) || !pd_checked_add_u64(last, step, &last))
+            return false;
+    }
+    return product == 0 || last < elements;
+}
+
+uint64_t pd_view_run(const struct pd_view *view, uint64_t first, uint64_t *count)
+{
+    uint64_t at = view->offset, rest = first, run = 1, dense = 1;
+    bool goes_on = true;
+    for (uint32_t d = view->ndim; d-- > 0;) {
+        const uint64_t index = rest % view->count[d];
+        rest /= view->count[d];
+        at += index * view->stride[d];
+        if (view->count[d] == 1) continue;
+        goes_on = goes_on && view->stride[d] == dense; /* and all further in are dense too */
+        if (goes_on) run += (view->count[d] - 1 - index) * dense;
+        dense *= view->count[d];
+    }
+    if (*count > run) *count = run;
+    return at;
+}
+
+/* Elements below `d` are a box of their own; what is cut off in front and behind goes one dimension further in. */
+uint32_t pd_view_cut(const struct pd_view *view, uint64_t first, uint64_t count, struct pd_view ret_parts[PD_VIEW_PARTS_MAX])
+{
+    uint32_t parts = 0;
+    while (count) {
+        uint64_t inner = 1; /* elements of one step in dimension d */
+        uint32_t d = view->ndim;
+        while (d > 0 && first % (inner * view->count[d - 1]) == 0 && count >= inner * view->count[d - 1])
+            inner *= view->count[--d];
+        struct pd_view *part = &ret_parts[parts++];
+        *part = *view;
+        uint64_t rest = first / inner, taken = inner;
+        for (uint32_t o = d; o-- > 0; rest /= view->count[o]) {
+            const uint64_t index = rest % view->count[o];
+            part->offset += index * view->stride[o];
+            part->count[o] = 1;
+            if (o + 1 != d) continue;
+            part->count[o] = count / inner < view->count[o] - index ? count / inner : view->count[o] - index;
+            taken = inner * part->count[o];
+        }
+        first += taken;
+        count -= taken;
+    }
+    return parts;
+}
+
+bool pd_view_columns(const struct pd_view *view, uint64_t columns, uint64_t begin, uint64_t end, struct pd_view *ret_view)
+{
+    *ret_view = *view;
+    if (begin == 0 && end == columns) return true;
+    if (!view->ndim || view->count[view->ndim - 1] != columns) return false;
+    ret_view->offset += begin * view->stride[view->ndim - 1];
+    ret_view->count[view->ndim - 1] = end - begin;
+    return true;
+}
+
+void pd_view_sort(const struct pd_view *view, struct pd_view *ret_sorted, struct pd_view *ret_inner)
+{
+    struct pd_view sorted = *view, inner = *view;
+    uint64_t dense = 1;
+    inner.offset = 0;
+    for (uint32_t d = view->ndim; d-- > 0; dense *= view->count[d])
+        inner.stride[d] = dense;
+    for (uint32_t i = 1; i < view->ndim; i++) /* insertion: few dimensions, and equal strides keep their order */
+        for (uint32_t d = i; d > 0 && sorted.stride[d - 1] < sorted.stride[d]; d--) {
+            uint64_t *const pairs[] = {sorted.count, sorted.stride, inner.count, inner.stride};
+            for (size_t p = 0; p < sizeof pairs / sizeof *pairs; p++) {
+                const uint64_t swapped = pairs[p][d];
+                pairs[p][d] = pairs[p][d - 1];
+                pairs[p][d - 1] = swapped;
+            }
+        }
+    *ret_sorted = sorted;
+    *ret_inner = inner;
+}
+
+bool pd_view_is_sorted(const struct pd_view *view)
+{
+    uint64_t last = UINT64_MAX;
+    for (uint32_t d = 0; d < view->ndim; d++) {
+        if (view->count[d] == 1) continue;
+        if (view->stride[d] > last) return false;
+        last = view->stride[d];
+    }
+    return true;
+}

@@ -1,0 +1,60 @@
+/* Strided views: which elements of a foreign tensor are a tensor of the model, and in which order.
+ *
+ * Element (i0, i1, ..) of a view lies at offset + i0 * stride[0] + i1 * stride[1] + .. in the row-major order of the foreign
+ * tensor. Read row by row a view gives the model's tensor, so the product of its counts is the tensor's element count.
+ * Examples, for a tensor of the model with shape (rows, columns):
+ *
+ *   as it is             count {rows, columns}         stride {columns, 1}
+ *   transposed           count {rows, columns}         stride {1, rows}
+ *   layer l of a stack   as it is, offset l * rows * columns
+ *   q of a grouped qkv   count {groups, q_heads * head, columns}   stride {(q_heads + 2) * head * columns, columns, 1}
+ */
+#ifndef PD_RESHARDER_CATALOG_VIEW_H
+#define PD_RESHARDER_CATALOG_VIEW_H
+
+#include "ckpt/tensor/tensor.h"
+
+#define PD_VIEW_DIMS_MAX 6
+
+struct pd_view {
+    uint32_t ndim;
+    uint64_t offset; /* elements */
+    uint64_t count[PD_VIEW_DIMS_MAX], stride[PD_VIEW_DIMS_MAX];
+};
+
+/* A tensor of the model and where it is to be found. The same link serves import and export. */
+struct pd_link {
+    uint32_t tensor; /* of the model's table */
+    enum pd_kind kind;
+    char *name; /* of the foreign tensor; owned */
+    struct pd_view view;
+};
+struct pd_links {
+    struct pd_link *items; /* (count), owned */
+    uint32_t count, capacity;
+};
+void pd_links_deinit(struct pd_links *links);
+/* A copy of `link`, its name included.   errors  PD_NO_MEMORY */
+PD_MUST_USE pd_status pd_links_add(struct pd_links *links, const struct pd_link *link, struct pd_error *err);
+
+struct pd_view pd_view_dense(const struct pd_tensor *tensor); /* as it is */
+uint64_t pd_view_elements(const struct pd_view *view);
+/* Whether every element lies in [0, elements) of the foreign tensor; false also where the arithmetic would overflow. */
+bool pd_view_is_inside(const struct pd_view *view, uint64_t elements);
+/* Elements [first, first + *count) of the view's row-major order lie one behind the other from *ret_offset on; *count is
+ * lowered to where that ends. */
+uint64_t pd_view_run(const struct pd_view *view, uint64_t first, uint64_t *count);
+/* The part of a view that is elements [first, first + count) of its row-major order, as views. Returns how many. */
+#define PD_VIEW_PARTS_MAX (2 * PD_VIEW_DIMS_MAX)
+uint32_t pd_view_cut(const struct pd_view *view, uint64_t first, uint64_t count,
+                     struct pd_view ret_parts[PD_VIEW_PARTS_MAX]);
+/* Columns [begin, end) of a view of a matrix with `columns` columns. False where they are several dimensions of the view. */
+bool pd_view_columns(const struct pd_view *view, uint64_t columns, uint64_t begin, uint64_t end, struct pd_view *ret_view);
+/* The same elements in the order in which they lie in the foreign tensor: dimensions by stride, descending. `inner` has the
+ * dense strides of the view itself, so it is the view that turns the model's tensor into that order. */
+void pd_view_sort(const struct pd_view *view, struct pd_view *ret_sorted, struct pd_view *ret_inner);
+
+/* Whether strides never grow from one dimension to the next: the view then reads its tensor forward. */
+bool pd_view_is_sorted(const struct pd_view *view);
+
+#endif

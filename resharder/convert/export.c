@@ -1,0 +1,365 @@
+/* One thread; reads and writes are on their way beside it. */
+#include "resharder/convert/export.h"
+
+#include "ckpt/base/digest.h"
+#include "ckpt/base/words.h"
+#include "resharder/catalog/model_directory.h"
+#include "resharder/convert/export_tasks.h"
+#include "resharder/convert/output_file.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define READER_BYTES (UINT64_C(48) << 20)
+#define DEPTH_MAX 5 /* of directories: a tag, zero, a parameter */
+#define OUTPUT_BYTES (PD_OUTPUT_SLOTS * PD_OUTPUT_SLOT_BYTES)
+
+_Static_assert(READER_BYTES + OUTPUT_BYTES + 3 * PD_EXPORT_BAND_BYTES <= PD_EXPORT_BUFFER_BYTES, "what is cut from it");
+
+struct pd_export {
+    struct pd_vfs *vfs;
+    const struct pd_format *format;
+    struct pd_catalog *wanted;
+    struct pd_format_plan plan; /* borrowed by the writer until its finish */
+    void *state;                /* the writer's; NULL once it has finished */
+    char destination[PD_FORMATS_PATH_MAX], directory[PD_FORMATS_PATH_MAX];
+    struct pd_digest_stream *digests; /* (pieces) of the bytes that were written */
+};
+
+/* ---- directories ---- */
+
+/* `directory` and those in it, innermost first: removed with what is in them, or synced. */
+static pd_status walk(struct pd_vfs *vfs, const char *directory, bool removes, int depth, struct pd_error *err)
+{
+    struct pd_listing listing;
+    char path[PD_FORMATS_PATH_MAX];
+    if (!depth) PD_FAIL(err, PD_INVALID, "%s: no export makes directories as deep as this", directory);
+    PD_TRY(pd_vfs_list(vfs, directory, &listing, err));
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; !st && i < listing.count; i++) {
+        st = pd_formats_path(directory, listing.names[i], path, err);
+        if (!st && pd_formats_is_directory(vfs, path))
+            st = walk(vfs, path, removes, depth - 1, err);
+        else if (!st && removes)
+            st = pd_vfs_unlink(vfs, path, err);
+    }
+    pd_listing_deinit(&listing);
+    if (st) return st;
+    return removes ? pd_vfs_rmdir(vfs, directory, err) : pd_vfs_sync_dir(vfs, directory, err);
+}
+
+static pd_status clear_directory(struct pd_vfs *vfs, const char *directory, struct pd_error *err)
+{
+    return pd_formats_is_directory(vfs, directory) ? walk(vfs, directory, true, DEPTH_MAX, err) : PD_OK;
+}
+
+static pd_status sync_parent(struct pd_export *e, struct pd_error *err)
+{
+    char parent[PD_FORMATS_PATH_MAX];
+    snprintf(parent, sizeof parent, "%s", e->destination);
+    char *slash = strrchr(parent, '/');
+    if (!slash) return pd_vfs_sync_dir(e->vfs, ".", err);
+    slash[slash == parent] = '\0';
+    return pd_vfs_sync_dir(e->vfs, parent, err);
+}
+
+static pd_status name_directories(struct pd_export *e, const char *destination, struct pd_error *err)
+{
+    size_t bytes = strlen(destination);
+    while (bytes > 1 && destination[bytes - 1] == '/')
+        bytes--;
+    if (!bytes || bytes + sizeof ".exporting" > sizeof e->directory)
+        PD_FAIL(err, PD_INVALID, "\"%s\" is no path to export to", destination);
+    snprintf(e->destination, sizeof e->destination, "%.*s", (int)bytes, destination);
+    snprintf(e->directory, sizeof e->directory, "%.*s.exporting", (int)bytes, destination);
+    return PD_OK;
+}
+
+static pd_status make_directory(struct pd_export *e, struct pd_error *err)
+{
+    struct pd_stat stat;
+    if (!pd_vfs_stat(e->vfs, e->destination, &stat, NULL))
+        PD_FAIL(err, PD_USAGE, "%s is there already; name a %s that is to be made", e->destination,
+                e->format->file ? "file" : "directory");
+    PD_TRY(clear_directory(e->vfs, e->directory, err));
+    const pd_status st = pd_vfs_mkdir(e->vfs, e->directory, err);
+    if (st == PD_NOT_FOUND)
+        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname %s)\"", e->destination,
+                e->destination);
+    return st;
+}
+
+/* ---- begin and end ---- */
+
+static pd_status check_space(struct pd_export *e, struct pd_error *err)
+{
+    struct pd_space space;
+    uint64_t bytes = 0;
+    for (uint32_t f = 0; f < e->wanted->file_count; f++)
+        bytes += e->wanted->files[f].bytes;
+    PD_TRY(pd_vfs_space(e->vfs, e->directory, &space, err));
+    if (space.available_bytes >= bytes) return PD_OK;
+    PD_FAIL(err, PD_NO_SPACE, "%s needs %" PRIu64 " bytes, and %" PRIu64 " are free there", e->destination, bytes,
+            space.available_bytes);
+}
+
+static pd_status plan(struct pd_export *e, struct pd_error *err)
+{
+    PD_TRY(make_directory(e, err));
+    PD_TRY(e->format->plan(e->vfs, &e->plan, &e->state, err));
+    PD_TRY(pd_catalog_finish(e->wanted, err));
+    PD_TRY(check_space(e, err));
+    e->digests = aligned_alloc(_Alignof(struct pd_digest_stream), (e->wanted->piece_count + 1) * sizeof *e->digests);
+    if (!e->digests) PD_FAIL(err, PD_NO_MEMORY, "no memory for digests of %" PRIu64 " pieces", e->wanted->piece_count);
+    for (uint64_t p = 0; p < e->wanted->piece_count; p++)
+        pd_digest_stream_init(&e->digests[p], 0);
+    return PD_OK;
+}
+
+pd_status pd_export_begin(struct pd_vfs *vfs, const struct pd_format *format, struct pd_catalog *wanted,
+                          const char *destination, uint64_t shard_bytes_max, struct pd_export **ret_export,
+                          struct pd_error *err)
+{
+    struct pd_export *e = calloc(1, sizeof *e);
+    if (!e) PD_FAIL(err, PD_NO_MEMORY, "no memory to export");
+    *e = (struct pd_export){.vfs = vfs, .format = format, .wanted = wanted};
+    e->plan = (struct pd_format_plan){.directory = e->directory, .wanted = wanted, .shard_bytes_max = shard_bytes_max};
+    pd_status st = name_directories(e, destination, err);
+    if (st) {
+        free(e);
+        return st;
+    }
+    st = plan(e, err);
+    if (st) return pd_export_end(e, st, NULL);
+    *ret_export = e;
+    return PD_OK;
+}
+
+/* What becomes the destination, and what the format reads. */
+static pd_status path_of(const struct pd_export *e, char ret_path[PD_FORMATS_PATH_MAX], struct pd_error *err)
+{
+    if (e->format->file) return pd_formats_path(e->directory, e->format->file, ret_path, err);
+    memcpy(ret_path, e->directory, PD_FORMATS_PATH_MAX);
+    return PD_OK;
+}
+
+pd_status pd_export_end(struct pd_export *e, pd_status mine, struct pd_error *err)
+{
+    if (!e) return mine;
+    char path[PD_FORMATS_PATH_MAX];
+    pd_status st = mine;
+    if (e->state) (void)e->format->finish(e->state, PD_STOPPED, NULL);
+    if (!st) st = path_of(e, path, err);
+    if (!st) st = pd_vfs_rename(e->vfs, path, e->destination, err);
+    if (st || e->format->file) (void)clear_directory(e->vfs, e->directory, NULL);
+    if (!st) st = sync_parent(e, err);
+    free(e->digests);
+    free(e);
+    return st;
+}
+
+/* ---- filling ---- */
+
+struct filling {
+    struct pd_export *e;
+    const struct pd_export_request *request;
+    struct export_tasks tasks;
+    struct pd_reader *reader;
+    struct pd_output output;
+    float *band, *part;    /* (PD_EXPORT_BAND_BYTES) each */
+    unsigned char *stored; /* likewise: the band as it goes to the file */
+    uint64_t done, total;
+};
+
+static pd_status fill_part(struct filling *f, const struct pd_read_task *task, const struct export_fill *fill,
+                           struct pd_error *err)
+{
+    const uint64_t elements = pd_view_elements(&task->view);
+    uint64_t run = elements;
+    const uint64_t at = pd_view_run(&fill->to, 0, &run);
+    if (run == elements) return pd_reader_read(f->reader, task->tensor, &task->view, f->band + (at - fill->low), err);
+    PD_TRY(pd_reader_read(f->reader, task->tensor, &task->view, f->part, err));
+    for (uint64_t done = 0; done < elements; done += run) {
+        run = elements - done;
+        const uint64_t to = pd_view_run(&fill->to, done, &run);
+        memcpy(f->band + (to - fill->low), f->part + done, run * sizeof(float));
+    }
+    return PD_OK;
+}
+
+static pd_status write_band(struct filling *f, const struct export_fill *fill, struct pd_error *err)
+{
+    struct pd_export *e = f->e;
+    const uint32_t tensor = f->tasks.tensor_of[fill->piece];
+    const struct pd_element_row *element = &pd_elements[e->wanted->tensors[tensor].element];
+    const struct pd_piece *piece = &e->wanted->pieces[fill->piece];
+    const uint64_t blocks = (fill->high - fill->low) / element->block_elements, bytes = blocks * element->block_bytes;
+    const uint64_t before = (fill->low - export_tasks_low(&f->tasks, fill->piece)) / element->block_elements;
+    const bool is_as_stored = element == &pd_elements[PD_ELEMENT_F32];
+    const void *stored = is_as_stored ? (void *)f->band : f->stored;
+    if (!is_as_stored) element->from_f32(f->band, blocks, f->stored);
+    e->format->observe(e->state, tensor, stored, bytes);
+    pd_digest_stream_add(&e->digests[fill->piece], stored, bytes);
+    f->done += bytes;
+    if (f->request->progress) f->request->progress(f->request->context, f->done, f->total);
+    return pd_output_write(&f->output, piece->file, piece->offset + before * element->block_bytes, stored, bytes, err);
+}
+
+static pd_status fill_all(struct filling *f, struct pd_error *err)
+{
+    struct pd_read_line line;
+    struct pd_read_task task;
+    pd_read_line_init(&line, f->reader, export_tasks_next, &f->tasks);
+    for (;;) {
+        bool has_one = false;
+        PD_TRY(pd_read_line_take(&line, &task, &has_one, err));
+        if (!has_one) return PD_OK;
+        const struct export_fill *fill = export_tasks_fill(&f->tasks, &task);
+        const bool is_all = task.tensor != PD_READ_NOTHING && pd_view_elements(&task.view) == fill->high - fill->low;
+        if (fill->is_first && !is_all) memset(f->band, 0, (fill->high - fill->low) * sizeof(float));
+        if (task.tensor != PD_READ_NOTHING) PD_TRY(fill_part(f, &task, fill, err));
+        if (fill->is_last) PD_TRY(write_band(f, fill, err));
+    }
+}
+
+/* Files without a tensor of their own. */
+static pd_status make_empty_files(struct filling *f, struct pd_error *err)
+{
+    for (uint32_t n = 0; n < f->e->wanted->file_count; n++) {
+        struct pd_file *file = NULL;
+        const char *path = f->e->wanted->files[n].path;
+        PD_TRY(pd_file_open(f->e->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+        const pd_status st = pd_file_truncate(file, f->e->wanted->files[n].bytes, err);
+        const pd_status closed = pd_file_close(file, st ? NULL : err);
+        if (st || closed) return st ? st : closed;
+    }
+    return PD_OK;
+}
+
+static pd_status fill_files(struct filling *f, struct pd_error *err)
+{
+    unsigned char *memory = f->request->buffers;
+    PD_TRY(pd_reader_open(f->e->vfs, f->request->catalog, memory, READER_BYTES, &f->reader, err));
+    memory += READER_BYTES;
+    pd_status st = pd_output_open(f->e->vfs, f->e->wanted, memory, &f->output, err);
+    if (st) return st;
+    memory += OUTPUT_BYTES;
+    f->band = (float *)(void *)memory;
+    f->part = (float *)(void *)(memory + PD_EXPORT_BAND_BYTES);
+    f->stored = memory + 2 * PD_EXPORT_BAND_BYTES;
+    return pd_output_close(&f->output, fill_all(f, err), err);
+}
+
+/* ---- what was written ---- */
+
+static pd_status sync_files(struct pd_export *e, struct pd_error *err)
+{
+    for (uint32_t n = 0; n < e->wanted->file_count; n++) {
+        struct pd_file *file = NULL;
+        PD_TRY(pd_file_open(e->vfs, e->wanted->files[n].path, PD_OPEN_WRITE, &file, err));
+        const pd_status st = pd_file_sync(file, err);
+        const pd_status closed = pd_file_close(file, st ? NULL : err);
+        if (st || closed) return st ? st : closed;
+    }
+    return walk(e->vfs, e->directory, false, DEPTH_MAX, err);
+}
+
+static pd_status finish_format(struct pd_export *e, struct pd_error *err)
+{
+    void *state = e->state;
+    e->state = NULL;
+    return e->format->finish(state, PD_OK, err);
+}
+
+/* The same bytes of piece `mine` of what was wanted, as the reader of the format finds them. */
+static pd_status compare_piece(struct pd_export *e, struct pd_reader *reader, const struct pd_catalog *there,
+                               uint32_t tensor, uint64_t piece, uint64_t mine, struct pd_error *err)
+{
+    const struct pd_foreign_tensor *foreign = &there->tensors[tensor];
+    const uint64_t bytes = pd_piece_bytes(foreign, &there->pieces[piece]);
+    struct pd_digest_stream digest;
+    pd_digest_stream_init(&digest, 0);
+    for (uint64_t done = 0; done < bytes;) {
+        const void *data = NULL;
+        uint64_t n = 0;
+        PD_TRY(pd_reader_stored(reader, tensor, piece, done, &data, &n, err));
+        pd_digest_stream_add(&digest, data, n);
+        done += n;
+    }
+    if (pd_digest_stream_value(&digest) == pd_digest_stream_value(&e->digests[mine])) return PD_OK;
+    PD_FAIL(err, PD_CORRUPT, "%s: tensor %s is not what was written", there->files[there->pieces[piece].file].path,
+            foreign->name);
+}
+
+static bool is_alike(const struct pd_foreign_tensor *a, const struct pd_foreign_tensor *b)
+{
+    return a->element == b->element && a->ndim == b->ndim && a->piece_count == b->piece_count &&
+           !memcmp(a->shape, b->shape, sizeof a->shape);
+}
+
+static pd_status compare(struct pd_export *e, struct pd_reader *reader, const struct pd_catalog *there, struct pd_error *err)
+{
+    for (uint32_t t = 0; t < e->wanted->tensor_count; t++) {
+        const struct pd_foreign_tensor *mine = &e->wanted->tensors[t];
+        const int64_t found = pd_catalog_find(there, mine->name, mine->kind);
+        if (found < 0 || !is_alike(mine, &there->tensors[found]))
+            PD_FAIL(err, PD_CORRUPT, "%s: %s of tensor %s does not read back as it was planned", e->directory,
+                    pd_kind_name(mine->kind), mine->name);
+        for (uint64_t p = 0; p < mine->piece_count; p++)
+            PD_TRY(compare_piece(e, reader, there, (uint32_t)found, there->tensors[found].piece_begin + p,
+                                 mine->piece_begin + p, err));
+    }
+    return PD_OK;
+}
+
+static pd_status read_back(struct pd_export *e, void *buffers, uint64_t *ret_bytes, struct pd_error *err)
+{
+    struct pd_catalog there;
+    struct pd_reader *reader = NULL;
+    char path[PD_FORMATS_PATH_MAX];
+    PD_TRY(path_of(e, path, err));
+    pd_catalog_init(&there, e->format->name);
+    pd_status st = e->format->read(e->vfs, path, &there, err);
+    if (!st) st = pd_catalog_finish(&there, err);
+    if (!st) st = pd_reader_open(e->vfs, &there, buffers, READER_BYTES, &reader, err);
+    if (!st) st = compare(e, reader, &there, err);
+    if (reader) *ret_bytes = pd_reader_bytes(reader);
+    pd_reader_close(reader);
+    pd_catalog_deinit(&there);
+    return st ? pd_error_context(err, st, "reading back what was written") : PD_OK;
+}
+
+static pd_status run(struct filling *f, struct pd_export_report *report, struct pd_error *err)
+{
+    PD_TRY(fill_files(f, err));
+    PD_TRY(make_empty_files(f, err));
+    PD_TRY(finish_format(f->e, err));
+    PD_TRY(sync_files(f->e, err));
+    report->bytes_read = pd_reader_bytes(f->reader);
+    report->files = f->e->wanted->file_count;
+    report->tensors = f->e->wanted->tensor_count;
+    report->bytes_written = f->total;
+    return read_back(f->e, f->request->buffers, &report->bytes_read_back, err);
+}
+
+pd_status pd_export_run(struct pd_export *e, const struct pd_export_request *request, struct pd_export_report *ret_report,
+                        struct pd_error *err)
+{
+    struct pd_export_report report = {0};
+    struct filling *f = calloc(1, sizeof *f);
+    if (!f) PD_FAIL(err, PD_NO_MEMORY, "no memory to export");
+    f->e = e;
+    f->request = request;
+    for (uint32_t t = 0; t < e->wanted->tensor_count; t++)
+        f->total += pd_foreign_bytes(&e->wanted->tensors[t]);
+    pd_status st =
+        export_tasks_init(&f->tasks, e->wanted, request->catalog, request->tensors, request->links, request->source, err);
+    if (!st) st = run(f, &report, err);
+    pd_reader_close(f->reader);
+    export_tasks_deinit(&f->tasks);
+    free(f);
+    if (!st && ret_report) *ret_report = report;
+    return st;
+}

@@ -1,0 +1,226 @@
+#include "resharder/convert/export_tasks.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- links ---- */
+
+static uint64_t place(const struct pd_view *view, uint64_t element)
+{
+    uint64_t one = 1;
+    return pd_view_run(view, element, &one);
+}
+
+/* Sorted dimensions lie one inside the other, so that elements ascend. */
+static bool ascends(const struct pd_view *sorted)
+{
+    uint64_t extent = 0; /* of what is further in, less one */
+    for (uint32_t d = sorted->ndim; d-- > 0;) {
+        if (sorted->count[d] == 1) continue;
+        if (sorted->stride[d] <= extent) return false;
+        extent += (sorted->count[d] - 1) * sorted->stride[d];
+    }
+    return true;
+}
+
+static pd_status make_source(const struct pd_catalog *wanted, uint32_t foreign, const struct pd_catalog *source,
+                             const struct pd_tensor *tensor, const struct pd_link *link, const char *source_name,
+                             struct export_source *ret, struct pd_error *err)
+{
+    const int64_t found = pd_catalog_find(source, tensor->name, link->kind);
+    if (found < 0)
+        PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s, which %s is made of", source_name, pd_kind_name(link->kind),
+                tensor->name, link->name);
+    const uint64_t elements = pd_foreign_elements(&source->tensors[found]);
+    if (pd_view_elements(&link->view) != elements ||
+        !pd_view_is_inside(&link->view, pd_foreign_elements(&wanted->tensors[foreign])))
+        PD_FAIL(err, PD_INVALID, "tensor %s of %s has not the shape that %s needs", tensor->name, source_name, link->name);
+    ret->tensor = (uint32_t)found;
+    ret->is_turned = !pd_view_is_sorted(&link->view);
+    pd_view_sort(&link->view, &ret->to, &ret->from);
+    if (!ascends(&ret->to))
+        PD_FAIL(err, PD_UNSUPPORTED, "the view of tensor %s in %s overlaps itself", tensor->name, link->name);
+    return PD_OK;
+}
+
+static pd_status add_sources(struct export_tasks *t, const struct pd_catalog *source, const struct pd_tensor_table *tensors,
+                             const struct pd_links *links, const char *source_name, struct pd_error *err)
+{
+    uint64_t *next = t->first; /* counts, then where the next of each tensor goes */
+    for (int pass = 0; pass < 2; pass++) {
+        for (uint32_t i = 0; i < links->count; i++) {
+            const struct pd_link *link = &links->items[i];
+            const int64_t foreign = pd_catalog_find(t->wanted, link->name, link->kind);
+            if (foreign < 0) continue; /* left out by what is asked for */
+            struct export_source *to = &t->sources[next[foreign]++];
+            if (!pass) continue;
+            PD_TRY(make_source(t->wanted, (uint32_t)foreign, source, &tensors->tensors[link->tensor], link, source_name, to,
+                               err));
+        }
+        uint64_t at = 0;
+        for (uint32_t f = 0; f <= t->wanted->tensor_count; f++) {
+            const uint64_t count = pass ? next[f] - at : next[f];
+            next[f] = at;
+            at += count;
+        }
+    }
+    for (uint32_t f = 0; f < t->wanted->tensor_count; f++)
+        if (t->first[f] == t->first[f + 1] && pd_foreign_elements(&t->wanted->tensors[f]))
+            PD_FAIL(err, PD_INVALID, "%s has nothing that %s of tensor %s is made of", source_name,
+                    pd_kind_name(t->wanted->tensors[f].kind), t->wanted->tensors[f].name);
+    return PD_OK;
+}
+
+/* ---- pieces ---- */
+
+static int by_place(const void *a, const void *b, void *pieces)
+{
+    const struct pd_piece *p = pieces, *x = &p[*(const uint64_t *)a], *y = &p[*(const uint64_t *)b];
+    if (x->file != y->file) return x->file < y->file ? -1 : 1;
+    return (x->offset > y->offset) - (x->offset < y->offset);
+}
+
+/* A piece is filled as one run of elements of its tensor. */
+static bool is_run(const struct pd_foreign_tensor *tensor, const struct pd_piece *piece)
+{
+    for (uint32_t d = 0; d < PD_FOREIGN_DIMS_MAX; d++)
+        if (piece->stride[d]) return false;
+    for (uint32_t d = 1; d < tensor->ndim && !piece->is_range; d++)
+        if (piece->count[d] != tensor->shape[d]) return false;
+    return true;
+}
+
+static pd_status order_pieces(struct export_tasks *t, struct pd_error *err)
+{
+    uint64_t count = 0;
+    for (uint32_t f = 0; f < t->wanted->tensor_count; f++) {
+        const struct pd_foreign_tensor *tensor = &t->wanted->tensors[f];
+        for (uint64_t p = tensor->piece_begin; p < tensor->piece_begin + tensor->piece_count; p++) {
+            if (!is_run(tensor, &t->wanted->pieces[p]))
+                PD_FAIL(err, PD_BUG, "tensor %s is cut within its rows", tensor->name);
+            t->tensor_of[p] = f;
+            t->order[count++] = p;
+        }
+    }
+    qsort_r(t->order, count, sizeof *t->order, by_place, t->wanted->pieces);
+    t->order[count] = UINT64_MAX;
+    return PD_OK;
+}
+
+pd_status export_tasks_init(struct export_tasks *t, const struct pd_catalog *wanted, const struct pd_catalog *source,
+                            const struct pd_tensor_table *tensors, const struct pd_links *links, const char *source_name,
+                            struct pd_error *err)
+{
+    *t = (struct export_tasks){.wanted = wanted};
+    t->sources = calloc((size_t)links->count + 1, sizeof *t->sources);
+    t->first = calloc((size_t)wanted->tensor_count + 1, sizeof *t->first);
+    t->order = calloc(wanted->piece_count + 1, sizeof *t->order);
+    t->tensor_of = calloc(wanted->piece_count + 1, sizeof *t->tensor_of);
+    if (!t->sources || !t->first || !t->order || !t->tensor_of)
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for the links of %u tensors", wanted->tensor_count);
+    PD_TRY(add_sources(t, source, tensors, links, source_name, err));
+    return order_pieces(t, err);
+}
+
+void export_tasks_deinit(struct export_tasks *t)
+{
+    free(t->sources);
+    free(t->first);
+    free(t->order);
+    free(t->tensor_of);
+}
+
+/* ---- tasks ---- */
+
+/* How many elements of a link lie before `element` of the foreign tensor. */
+static uint64_t elements_before(const struct pd_view *to, uint64_t element)
+{
+    uint64_t low = 0, high = pd_view_elements(to);
+    while (low < high) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (place(to, middle) < element)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Elements of one step of the piece's first dimension. */
+static uint64_t step_of(const struct export_tasks *t, uint64_t piece)
+{
+    const struct pd_foreign_tensor *tensor = &t->wanted->tensors[t->tensor_of[piece]];
+    uint64_t step = 1;
+    for (uint32_t d = 1; d < tensor->ndim && !t->wanted->pieces[piece].is_range; d++)
+        step *= tensor->shape[d];
+    return step;
+}
+
+uint64_t export_tasks_low(const struct export_tasks *t, uint64_t piece)
+{
+    return t->wanted->pieces[piece].start[0] * step_of(t, piece);
+}
+
+static void begin_piece(struct export_tasks *t, uint64_t piece)
+{
+    t->high = export_tasks_low(t, piece);
+    t->piece_high = t->high + t->wanted->pieces[piece].count[0] * step_of(t, piece);
+}
+
+static void begin_band(struct export_tasks *t, uint32_t tensor)
+{
+    uint64_t bytes = PD_EXPORT_RUN_BYTES;
+    t->source = t->first[tensor];
+    t->sources_end = t->first[tensor + 1];
+    for (uint64_t s = t->source; s < t->sources_end; s++)
+        if (t->sources[s].is_turned) bytes = PD_EXPORT_BAND_BYTES;
+    t->low = t->high;
+    t->high = t->piece_high - t->low < bytes / sizeof(float) ? t->piece_high : t->low + bytes / sizeof(float);
+    t->part = t->part_count = 0;
+    t->is_open = true;
+    t->has_any = false;
+}
+
+/* The next part of the band; false: there are no more. */
+static bool next_part(struct export_tasks *t)
+{
+    while (t->part == t->part_count) {
+        if (t->source == t->sources_end) return false;
+        const struct export_source *s = &t->sources[t->source++];
+        const uint64_t first = elements_before(&s->to, t->low), end = elements_before(&s->to, t->high);
+        t->part = 0;
+        t->part_count = pd_view_cut(&s->from, first, end - first, t->from);
+        (void)pd_view_cut(&s->to, first, end - first, t->to);
+    }
+    return true;
+}
+
+bool export_tasks_next(void *context, struct pd_read_task *ret_task)
+{
+    struct export_tasks *t = context;
+    if (!t->is_open) {
+        if (t->high == t->piece_high) {
+            if (t->order[t->next_piece] == UINT64_MAX) return false;
+            begin_piece(t, t->order[t->next_piece++]);
+        }
+        begin_band(t, t->tensor_of[t->order[t->next_piece - 1]]);
+    }
+    struct export_fill *fill = &t->fills[t->number % (PD_READ_LINE_MAX + 1)];
+    *fill =
+        (struct export_fill){.piece = t->order[t->next_piece - 1], .low = t->low, .high = t->high, .is_first = !t->has_any};
+    *ret_task = (struct pd_read_task){.tensor = PD_READ_NOTHING, .user = t->number++};
+    if (next_part(t)) {
+        ret_task->tensor = t->sources[t->source - 1].tensor;
+        ret_task->view = t->from[t->part];
+        fill->to = t->to[t->part++];
+    }
+    t->has_any = true;
+    fill->is_last = !next_part(t);
+    t->is_open = !fill->is_last;
+    return true;
+}
+
+const struct export_fill *export_tasks_fill(const struct export_tasks *t, const struct pd_read_task *task)
+{
+    return &t->fills[task->user % (PD_READ_LINE_MAX + 1)];
+}

@@ -1,0 +1,53 @@
+/* The order of an export: pieces by file and offset, bands of a piece, links that fill a band, parts of a link. A band is
+ * elements [low, high) of a foreign tensor, small enough for memory, whole blocks. */
+#ifndef PD_RESHARDER_CONVERT_EXPORT_TASKS_H
+#define PD_RESHARDER_CONVERT_EXPORT_TASKS_H
+
+#include "resharder/catalog/read.h"
+
+#define PD_EXPORT_BAND_BYTES (UINT64_C(24) << 20) /* as fp32, of a tensor that a view turns */
+#define PD_EXPORT_RUN_BYTES (UINT64_C(2) << 20)   /* of others */
+
+/* A link as the source sees it: the k-th element in the order of the foreign tensor is element `from`(k) of the source's tensor
+ * and goes to `to`(k) of the foreign one. */
+struct export_source {
+    uint32_t tensor; /* of the source's catalog */
+    struct pd_view from, to;
+    bool is_turned;
+};
+
+/* What one task is to fill. */
+struct export_fill {
+    uint64_t piece, low, high; /* of the wanted catalog */
+    struct pd_view to;         /* of the part */
+    bool is_first, is_last;    /* of its band */
+};
+
+struct export_tasks {
+    const struct pd_catalog *wanted;
+    struct export_source *sources;                  /* by foreign tensor */
+    uint64_t *first;                                /* (wanted tensors + 1) into sources */
+    uint64_t *order;                                /* (pieces) by file and offset */
+    uint32_t *tensor_of;                            /* (pieces) */
+    struct export_fill fills[PD_READ_LINE_MAX + 1]; /* of the tasks that are under way: task.user modulo their count */
+
+    uint64_t number;                /* of the next task */
+    uint64_t next_piece, low, high; /* low == high: the piece is done */
+    uint64_t source;
+    struct pd_view from[PD_VIEW_PARTS_MAX], to[PD_VIEW_PARTS_MAX];
+    uint32_t part, part_count;
+    bool is_open, has_any; /* a band; it has had a task */
+    uint64_t sources_end, piece_high;
+};
+
+PD_MUST_USE pd_status export_tasks_init(struct export_tasks *tasks, const struct pd_catalog *wanted,
+                                        const struct pd_catalog *source, const struct pd_tensor_table *tensors,
+                                        const struct pd_links *links, const char *source_name, struct pd_error *err);
+void export_tasks_deinit(struct export_tasks *tasks);
+/* For a pd_read_line. */
+bool export_tasks_next(void *tasks, struct pd_read_task *ret_task);
+/* The first element of its tensor that a piece holds. */
+uint64_t export_tasks_low(const struct export_tasks *tasks, uint64_t piece);
+const struct export_fill *export_tasks_fill(const struct export_tasks *tasks, const struct pd_read_task *task);
+
+#endif

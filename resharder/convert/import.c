@@ -1,0 +1,374 @@
+/* The rewrite of a checkpoint asks for bytes stretch by stretch; here they come from a foreign one. A thread goes through the
+ * same stretches ahead of it, reads and converts, and fills slots:
+ *
+ *     thread:  free ──▶ filled ──▶        rewrite:  filled ──▶ being copied ──▶ free
+ *
+ *   invariants  1. slots are filled and emptied in the order of the stretches; `filled` and `taken` count them
+ *               2. the thread is gone when a group has ended, whatever failed */
+#include "resharder/convert/import.h"
+
+#include "ckpt/base/words.h"
+#include "resharder/catalog/read.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SLOTS 6u
+#define SLOT_BYTES (UINT64_C(2) << 20)
+#define BAND_BYTES (UINT64_C(24) << 20) /* of a view that turns its tensor, converted at once */
+#define REWRITE_BYTES (UINT64_C(52) << 20)
+#define READER_BYTES (PD_IMPORT_BUFFER_BYTES - REWRITE_BYTES - BAND_BYTES - SLOTS * SLOT_BYTES)
+#define NO_LINK UINT32_MAX
+
+struct source {            /* of one tensor and kind */
+    uint32_t link, tensor; /* NO_LINK: zeros; of the catalog */
+    bool is_turned;        /* its elements do not ascend in the file */
+};
+
+struct slot {
+    float *data; /* (SLOT_BYTES) */
+    uint64_t bytes;
+};
+
+struct feed {
+    struct pd_vfs *vfs;
+    const struct pd_import_request *request;
+    struct source *sources; /* (tensors * PD_KIND_COUNT) */
+    float *band;            /* (BAND_BYTES) the thread's */
+    void *reader_buffers;
+    uint64_t bytes_read;
+
+    /* the thread's, while it runs */
+    struct pd_chunk_stream_cursor cursor;
+    struct pd_stretch stretch;
+    uint64_t stretch_done; /* elements of it that tasks were made for */
+    struct pd_view parts[PD_VIEW_PARTS_MAX];
+    uint32_t part, part_count;
+
+    pthread_t thread;
+    bool runs;
+    bool holds_slot;       /* the rewrite copies out of slot `taken` */
+    pthread_mutex_t mutex; /* guards what follows */
+    pthread_cond_t changed;
+    struct slot slots[SLOTS];
+    uint64_t filled, taken;
+    bool is_over, leaves;
+    pd_status status;
+    struct pd_error error;
+};
+
+/* ---- checks ---- */
+
+static uint64_t columns_of(const struct pd_tensor *tensor)
+{
+    return tensor->ndim > 1 ? pd_tensor_elements(tensor) / tensor->shape[0] : 1;
+}
+
+static pd_status check_link(const struct pd_import_request *q, const struct pd_link *link, struct source *ret,
+                            struct pd_error *err)
+{
+    const struct pd_tensor *tensor = &q->tensors->tensors[link->tensor];
+    const int64_t found = pd_catalog_find(q->catalog, link->name, link->kind);
+    if (found < 0)
+        PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s, which is to become %s", q->source, pd_kind_name(link->kind),
+                link->name, tensor->name);
+    const struct pd_foreign_tensor *foreign = &q->catalog->tensors[found];
+    if (pd_view_elements(&link->view) != pd_tensor_elements(tensor) ||
+        !pd_view_is_inside(&link->view, pd_foreign_elements(foreign)))
+        PD_FAIL(err, PD_INVALID, "tensor %s of %s has not the shape that %s needs", link->name, q->source, tensor->name);
+    if (!pd_elements[foreign->element].is_float)
+        PD_FAIL(err, PD_INVALID, "tensor %s of %s is %s, which weights are not made of", link->name, q->source,
+                pd_elements[foreign->element].name);
+    struct pd_view part;
+    if (q->layout->virtual_tp > 1 && tensor->tp_dim == 1 &&
+        !pd_view_columns(&link->view, columns_of(tensor), 0, columns_of(tensor) - 1, &part))
+        PD_FAIL(err, PD_UNSUPPORTED, "the columns of tensor %s of %s cannot be cut; import it with virtual_tp 1", link->name,
+                q->source);
+    *ret = (struct source){(uint32_t)(link - q->links->items), (uint32_t)found, !pd_view_is_sorted(&link->view)};
+    return PD_OK;
+}
+
+static pd_status link_sources(const struct pd_import_request *q, struct source *sources, uint32_t *ret_zeroed,
+                              struct pd_error *err)
+{
+    for (uint32_t i = 0; i < q->tensors->count * PD_KIND_COUNT; i++)
+        sources[i].link = NO_LINK;
+    for (uint32_t i = 0; i < q->links->count; i++) {
+        const struct pd_link *link = &q->links->items[i];
+        struct source *source = &sources[link->tensor * PD_KIND_COUNT + link->kind];
+        PD_CHECK(link->tensor < q->tensors->count && source->link == NO_LINK);
+        PD_TRY(check_link(q, link, source, err));
+    }
+    uint32_t zeroed = 0;
+    for (uint32_t i = 0; i < q->tensors->count * PD_KIND_COUNT; i++) {
+        const enum pd_kind kind = (enum pd_kind)(i % PD_KIND_COUNT);
+        const char *name = q->tensors->tensors[i / PD_KIND_COUNT].name;
+        if (sources[i].link != NO_LINK) continue;
+        if (kind == PD_PARAM) PD_FAIL(err, PD_INVALID, "%s has nothing that is tensor %s", q->source, name);
+        if (!q->fresh_optimizer)
+            PD_FAIL(err, PD_INVALID,
+                    "%s has no %s of tensor %s; moments begin at zero only when that is asked for: --fresh-optimizer",
+                    q->source, pd_kind_name(kind), name);
+        zeroed++;
+    }
+    *ret_zeroed = zeroed;
+    return PD_OK;
+}
+
+pd_status pd_import_check(const struct pd_import_request *request, struct pd_error *err)
+{
+    uint32_t zeroed;
+    struct source *sources = malloc((request->tensors->count * PD_KIND_COUNT + 1) * sizeof *sources);
+    if (!sources) PD_FAIL(err, PD_NO_MEMORY, "no memory for links of %u tensors", request->tensors->count);
+    const pd_status st = link_sources(request, sources, &zeroed, err);
+    free(sources);
+    return st;
+}
+
+/* ---- tasks: what is to be read, in the order of the stretches ---- */
+
+/* The next elements of the stretch, as views. */
+static void cut_stretch(struct feed *f)
+{
+    const struct pd_stretch *s = &f->stretch;
+    const struct pd_tensor *tensor = &f->request->tensors->tensors[s->tensor];
+    const struct source *source = &f->sources[s->tensor * PD_KIND_COUNT + s->kind];
+    const uint64_t width = s->source.box_bytes / sizeof(float) / tensor->shape[0]; /* of the chunk */
+    const uint64_t room = (source->link != NO_LINK && source->is_turned ? BAND_BYTES : SLOT_BYTES) / sizeof(float);
+    const uint64_t first = s->source.offset / sizeof(float) + f->stretch_done;
+    uint64_t count = s->bytes / sizeof(float) - f->stretch_done;
+    if (count > room) count = width <= room ? room / width * width : room;
+    f->stretch_done += count;
+    f->part = 0;
+    f->part_count = 1;
+    f->parts[0] = (struct pd_view){.ndim = 1, .count = {count}, .stride = {1}};
+    if (source->link == NO_LINK) return;
+    struct pd_view chunk;
+    const bool is_cut = pd_view_columns(&f->request->links->items[source->link].view, columns_of(tensor), s->column,
+                                        s->column + width, &chunk);
+    PD_CHECK(is_cut);
+    f->part_count = pd_view_cut(&chunk, first, count, f->parts);
+}
+
+static bool next_task(void *context, struct pd_read_task *ret_task)
+{
+    struct feed *f = context;
+    if (f->part == f->part_count) {
+        if (f->stretch_done * sizeof(float) == f->stretch.bytes) {
+            if (!pd_chunk_stream_next(&f->cursor, &f->stretch)) return false;
+            f->stretch_done = 0;
+        }
+        cut_stretch(f);
+    }
+    const struct source *source = &f->sources[f->stretch.tensor * PD_KIND_COUNT + f->stretch.kind];
+    ret_task->tensor = source->link == NO_LINK ? PD_READ_NOTHING : source->tensor;
+    ret_task->view = f->parts[f->part++];
+    return true;
+}
+
+/* ---- the thread ---- */
+
+/* A slot to fill; NULL: the rewrite has ended. */
+static struct slot *free_slot(struct feed *f)
+{
+    pthread_mutex_lock(&f->mutex);
+    while (f->filled - f->taken == SLOTS && !f->leaves)
+        pthread_cond_wait(&f->changed, &f->mutex);
+    struct slot *slot = f->leaves ? NULL : &f->slots[f->filled % SLOTS];
+    pthread_mutex_unlock(&f->mutex);
+    return slot;
+}
+
+static void hand_over(struct feed *f, struct slot *slot, uint64_t elements)
+{
+    slot->bytes = elements * sizeof(float);
+    pthread_mutex_lock(&f->mutex);
+    f->filled++;
+    pthread_cond_broadcast(&f->changed);
+    pthread_mutex_unlock(&f->mutex);
+}
+
+/* What does not fit into a slot goes through the band. */
+static pd_status fill(struct feed *f, struct pd_reader *reader, const struct pd_read_task *task, bool *ret_goes_on,
+                      struct pd_error *err)
+{
+    const uint64_t elements = pd_view_elements(&task->view), room = SLOT_BYTES / sizeof(float);
+    const bool through_band = elements > room;
+    const bool has_data = task->tensor != PD_READ_NOTHING;
+    PD_CHECK(elements <= BAND_BYTES / sizeof(float));
+    if (through_band) PD_TRY(pd_reader_read(reader, task->tensor, &task->view, f->band, err));
+    for (uint64_t done = 0; done < elements;) {
+        const uint64_t n = elements - done < room ? elements - done : room;
+        struct slot *slot = free_slot(f);
+        if (!(*ret_goes_on = slot != NULL)) return PD_OK;
+        if (through_band)
+            memcpy(slot->data, f->band + done, n * sizeof(float));
+        else if (has_data)
+            PD_TRY(pd_reader_read(reader, task->tensor, &task->view, slot->data, err));
+        else
+            memset(slot->data, 0, n * sizeof(float));
+        hand_over(f, slot, n);
+        done += n;
+    }
+    return PD_OK;
+}
+
+static pd_status read_all(struct feed *f, struct pd_reader *reader, struct pd_error *err)
+{
+    struct pd_read_line line;
+    struct pd_read_task task;
+    bool goes_on = true;
+    pd_read_line_init(&line, reader, next_task, f);
+    for (;;) {
+        bool has_one = false;
+        PD_TRY(pd_read_line_take(&line, &task, &has_one, err));
+        if (!has_one) return PD_OK;
+        PD_TRY(fill(f, reader, &task, &goes_on, err));
+        if (!goes_on) return PD_OK;
+    }
+}
+
+static void *run(void *context)
+{
+    struct feed *f = context;
+    struct pd_reader *reader = NULL;
+    struct pd_error error = {0};
+    pd_status st = pd_reader_open(f->vfs, f->request->catalog, f->reader_buffers, READER_BYTES, &reader, &error);
+    if (!st) st = read_all(f, reader, &error);
+    if (reader) f->bytes_read += pd_reader_bytes(reader);
+    pd_reader_close(reader);
+    pthread_mutex_lock(&f->mutex);
+    f->status = st;
+    f->error = error;
+    f->is_over = true;
+    pthread_cond_broadcast(&f->changed);
+    pthread_mutex_unlock(&f->mutex);
+    return NULL;
+}
+
+/* ---- the rewrite's side ---- */
+
+static pd_status begin(void *context, const struct pd_chunk_stream_cursor *cursor, struct pd_error *err)
+{
+    struct feed *f = context;
+    f->cursor = *cursor;
+    f->stretch = (struct pd_stretch){0};
+    f->stretch_done = f->part = f->part_count = 0;
+    f->filled = f->taken = 0;
+    f->is_over = f->leaves = f->holds_slot = false;
+    const int error = pthread_create(&f->thread, NULL, run, f);
+    if (error) PD_FAIL_ERRNO(err, error, "a thread to read %s", f->request->source);
+    f->runs = true;
+    return PD_OK;
+}
+
+static pd_status next(void *context, const void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
+{
+    struct feed *f = context;
+    pd_status st = PD_OK;
+    pthread_mutex_lock(&f->mutex);
+    if (f->holds_slot) {
+        f->taken++;
+        pthread_cond_broadcast(&f->changed);
+    }
+    while (f->filled == f->taken && !f->is_over)
+        pthread_cond_wait(&f->changed, &f->mutex);
+    f->holds_slot = f->filled > f->taken;
+    if (!f->holds_slot) {
+        PD_CHECK(f->status);
+        st = f->status;
+        if (err) *err = f->error;
+    }
+    *ret_data = f->slots[f->taken % SLOTS].data;
+    *ret_bytes = f->slots[f->taken % SLOTS].bytes;
+    pthread_mutex_unlock(&f->mutex);
+    return st;
+}
+
+static void end(void *context)
+{
+    struct feed *f = context;
+    if (!f->runs) return;
+    pthread_mutex_lock(&f->mutex);
+    f->leaves = true;
+    pthread_cond_broadcast(&f->changed);
+    pthread_mutex_unlock(&f->mutex);
+    (void)pthread_join(f->thread, NULL);
+    f->runs = false;
+}
+
+/* ---- the whole ---- */
+
+/* The record of a checkpoint that there is not: one rank has everything. */
+static void pretend(const struct pd_import_request *q, struct pd_commit *commit, struct pd_shard_summary *shard)
+{
+    *commit = (struct pd_commit){.state = *q->state, .shard_count = 1, .shards = shard};
+    pd_layout_init_dp(&commit->state.layout, 1);
+    commit->state.layout.virtual_tp = q->layout->virtual_tp;
+    commit->state.layout.virtual_sp = q->layout->virtual_sp;
+    commit->state.layout.small_bytes = q->layout->small_bytes;
+    commit->state.tensor_count = q->tensors->count;
+    *shard = (struct pd_shard_summary){0};
+    for (uint32_t t = 0; t < q->tensors->count; t++)
+        shard->data_bytes += pd_tensor_elements(&q->tensors->tensors[t]) * PD_KIND_COUNT * sizeof(float);
+    shard->file_bytes = shard->data_bytes;
+}
+
+static pd_status rewrite(struct feed *f, struct pd_import_report *report, struct pd_error *err)
+{
+    const struct pd_import_request *q = f->request;
+    const struct pd_rewrite_feed feed = {.context = f, .begin = begin, .next = next, .end = end};
+    struct pd_shard_summary shard;
+    struct pd_commit commit;
+    struct pd_rewrite_report written = {0};
+    pretend(q, &commit, &shard);
+    const struct pd_rewrite_request request = {.feed = &feed,
+                                               .reads_back = true,
+                                               .directory = q->source,
+                                               .commit = &commit,
+                                               .tensors = q->tensors,
+                                               .layout = q->layout,
+                                               .codec = q->codec,
+                                               .target = q->target,
+                                               .buffers = q->buffers,
+                                               .buffer_bytes = REWRITE_BYTES,
+                                               .progress = q->progress,
+                                               .context = q->context};
+    PD_TRY(pd_rewrite(f->vfs, &request, &written, err));
+    report->bytes_read = f->bytes_read;
+    report->bytes_written = written.bytes_written;
+    report->bytes_read_back = written.bytes_read_back;
+    report->shards = written.shards;
+    return PD_OK;
+}
+
+pd_status pd_import(struct pd_vfs *vfs, const struct pd_import_request *request, struct pd_import_report *ret_report,
+                    struct pd_error *err)
+{
+    struct pd_import_report report = {0};
+    unsigned char *memory = (unsigned char *)request->buffers + REWRITE_BYTES;
+    struct feed *f = calloc(1, sizeof *f);
+    if (f) f->sources = malloc((request->tensors->count * PD_KIND_COUNT + 1) * sizeof *f->sources);
+    if (!f || !f->sources) {
+        free(f);
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for links of %u tensors", request->tensors->count);
+    }
+    f->vfs = vfs;
+    f->request = request;
+    f->reader_buffers = memory;
+    f->band = (float *)(void *)(memory + READER_BYTES);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        f->slots[i].data = (float *)(void *)(memory + READER_BYTES + BAND_BYTES + i * SLOT_BYTES);
+    (void)pthread_mutex_init(&f->mutex, NULL);
+    (void)pthread_cond_init(&f->changed, NULL);
+    pd_status st = link_sources(request, f->sources, &report.zeroed, err);
+    if (!st) st = rewrite(f, &report, err);
+    (void)pthread_cond_destroy(&f->changed);
+    (void)pthread_mutex_destroy(&f->mutex);
+    free(f->sources);
+    free(f);
+    if (!st && ret_report) *ret_report = report;
+    return st;
+}

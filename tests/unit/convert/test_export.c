@@ -1,0 +1,232 @@
+/* What is exported from a checkpoint under any layout is, element by element, what was stored; what fails leaves nothing. */
+#include "resharder/convert/export.h"
+#include "resharder/formats/perdure.h"
+#include "resharder/catalog/read.h"
+#include "resharder/formats/safetensors.h"
+#include "tests/unit/resharder/state_fixture.h"
+
+struct exported {
+    struct state s;
+    struct pd_commit commit;
+    struct pd_catalog source, wanted;
+    struct pd_links links;
+    void *buffers;
+    struct pd_error error;
+};
+
+static bool is_turned(const struct pd_tensor *tensor, uint32_t t)
+{
+    return t % 2 && tensor->ndim == 2;
+}
+
+/* Foreign tensors have rows of their own in front and behind; matrices with an odd number lie transposed. */
+static void want_tensor(struct exported *x, uint32_t t, enum pd_element element)
+{
+    const struct pd_tensor *tensor = &x->s.tensors[t];
+    char name[64];
+    snprintf(name, sizeof name, "foreign.%u", t);
+    const uint64_t rows = tensor->shape[0], columns = tensor->shape[1];
+    struct pd_foreign_tensor foreign = {.name = name, .element = element, .ndim = 2, .shape = {rows + 3, columns}};
+    struct pd_link link = {.tensor = t, .name = name, .view = pd_view_dense(tensor)};
+    link.view.offset = columns; /* a row before it and two behind it are nobody's */
+    if (is_turned(tensor, t)) {
+        foreign.shape[0] = columns + 3;
+        foreign.shape[1] = rows;
+        link.view.offset = rows;
+        link.view.stride[0] = 1;
+        link.view.stride[1] = rows;
+    }
+    OK(pd_catalog_add_tensor(&x->wanted, &foreign, NULL, err));
+    OK(pd_links_add(&x->links, &link, err));
+}
+
+static void setup(struct exported *x, uint64_t seed, bool is_large, bool compresses, enum pd_element element)
+{
+    *x = (struct exported){.links = {0}};
+    state_init(&x->s, seed);
+    x->s.compresses = compresses;
+    if (is_large) state_enlarge(&x->s);
+    const struct pd_layout layout = state_layout(&x->s, 1u << seed % 3);
+    state_save(&x->s, &layout, "/stored", &x->commit);
+    x->buffers = aligned_alloc(PD_VFS_ALIGN, PD_EXPORT_BUFFER_BYTES);
+    pd_catalog_init(&x->wanted, "safetensors");
+    for (uint32_t t = 0; t < STATE_TENSORS; t++)
+        want_tensor(x, t, element);
+    OK(pd_catalog_add_text(&x->wanted, "config.json", "{}", 2, err));
+}
+
+static void teardown(struct exported *x)
+{
+    pd_catalog_deinit(&x->source);
+    pd_catalog_deinit(&x->wanted);
+    pd_links_deinit(&x->links);
+    pd_commit_deinit(&x->commit);
+    free(x->buffers);
+    state_deinit(&x->s);
+}
+
+static pd_status export_it(struct exported *x, uint64_t shard_bytes, struct pd_export_report *report, struct pd_error *err)
+{
+    struct pd_export *export = NULL;
+    pd_catalog_init(&x->source, "perdure");
+    PD_TRY(pd_format_perdure.read(x->s.vfs, "/stored", &x->source, err));
+    PD_TRY(pd_catalog_finish(&x->source, err));
+    PD_TRY(pd_export_begin(x->s.vfs, &pd_format_safetensors, &x->wanted, "/out", shard_bytes, &export, err));
+    const struct pd_export_request request = {
+        .source = "/stored", .catalog = &x->source, .tensors = &x->s.table, .links = &x->links, .buffers = x->buffers};
+    return pd_export_end(export, pd_export_run(export, &request, report, err), err);
+}
+
+static float rounded(enum pd_element element, float value)
+{
+    unsigned char stored[8];
+    pd_elements[element].from_f32(&value, 1, stored);
+    pd_elements[element].to_f32(stored, 1, &value);
+    return value;
+}
+
+static void check_tensor(struct exported *x, const struct pd_catalog *c, struct pd_reader *r, uint32_t t)
+{
+    const struct pd_tensor *tensor = &x->s.tensors[t];
+    const struct pd_link *link = &x->links.items[t];
+    const int64_t found = pd_catalog_find(c, link->name, PD_PARAM);
+    cr_assert_geq(found, 0);
+    const struct pd_foreign_tensor *foreign = &c->tensors[found];
+    const uint64_t elements = pd_foreign_elements(foreign), mine = pd_tensor_elements(tensor);
+    const struct pd_view all = {.ndim = 1, .count = {elements}, .stride = {1}};
+    float *values = malloc(elements * sizeof *values), *expected = calloc(elements, sizeof *expected);
+    for (uint64_t i = 0; i < mine; i++) {
+        uint64_t one = 1;
+        expected[pd_view_run(&link->view, i, &one)] = rounded(foreign->element, state_value(t, PD_PARAM, i));
+    }
+    OK(pd_reader_read(r, (uint32_t)found, &all, values, err));
+    cr_assert_eq(memcmp(values, expected, elements * sizeof *values), 0, "tensor %u", t);
+    free(values);
+    free(expected);
+}
+
+static void check_exported(struct exported *x)
+{
+    struct pd_catalog c;
+    struct pd_reader *r = NULL;
+    const struct pd_format *format;
+    OK(pd_format_of(x->s.vfs, "/out", &format, err));
+    pd_catalog_init(&c, format->name);
+    OK(format->read(x->s.vfs, "/out", &c, err));
+    OK(pd_catalog_finish(&c, err));
+    cr_assert_not_null(pd_catalog_text(&c, "config.json"));
+    OK(pd_reader_open(x->s.vfs, &c, x->buffers, PD_READER_BUFFER_BYTES_MIN, &r, err));
+    for (uint32_t t = 0; t < STATE_TENSORS; t++)
+        check_tensor(x, &c, r, t);
+    pd_reader_close(r);
+    pd_catalog_deinit(&c);
+}
+
+/* Of parameters, as they lie in the checkpoint; *ret_boxes of them. */
+static uint64_t stored_bytes(const struct pd_catalog *c, uint64_t *ret_boxes)
+{
+    uint64_t bytes = 0;
+    *ret_boxes = 0;
+    for (uint32_t t = 0; t < c->tensor_count; t++) {
+        if (c->tensors[t].kind != PD_PARAM) continue;
+        bytes += pd_foreign_bytes(&c->tensors[t]);
+        *ret_boxes += c->tensors[t].piece_count;
+    }
+    return bytes;
+}
+
+/* Each byte once; a box may end within a block of 64 KiB. */
+static void check_bytes_read(const struct exported *x, const struct pd_export_report *report)
+{
+    uint64_t boxes;
+    const uint64_t bytes = stored_bytes(&x->source, &boxes);
+    cr_assert(report->bytes_read >= bytes && report->bytes_read <= bytes + boxes * PD_SHARD_BLOCK_BYTES,
+              "%.3f times what %d boxes have", (double)report->bytes_read / (double)bytes, (int)boxes);
+}
+
+static void export_once(uint64_t seed, bool is_large, bool compresses, enum pd_element element, uint64_t shard_bytes)
+{
+    struct exported x;
+    struct pd_export_report report = {0};
+    setup(&x, seed, is_large, compresses, element);
+    OK(export_it(&x, shard_bytes, &report, err));
+    cr_assert_eq(report.tensors, STATE_TENSORS);
+    cr_assert(shard_bytes ? report.files > 1 : report.files == 1);
+    cr_assert_geq(report.bytes_read_back, report.bytes_written);
+    if (is_large && !compresses) check_bytes_read(&x, &report);
+    check_exported(&x);
+    teardown(&x);
+}
+
+Test(export, from_any_layout)
+{
+    static const enum pd_element elements[] = {PD_ELEMENT_F32, PD_ELEMENT_BF16, PD_ELEMENT_F16};
+    for (uint64_t seed = 1; seed <= 9; seed++)
+        export_once(seed, false, seed % 2, elements[seed % 3], seed % 2 ? 0 : 100000);
+}
+
+Test(export, of_tensors_larger_than_bands)
+{
+    export_once(1, true, false, PD_ELEMENT_F32, 0);
+    export_once(2, true, true, PD_ELEMENT_BF16, 5000000);
+}
+
+Test(export, a_damaged_source_leaves_nothing)
+{
+    struct exported x;
+    struct pd_stat stat;
+    struct pd_file *file;
+    unsigned char byte;
+    setup(&x, 4, false, false, PD_ELEMENT_F32);
+    pd_catalog_init(&x.source, "perdure");
+    OK(pd_format_perdure.read(x.s.vfs, "/stored", &x.source, err));
+    OK(pd_catalog_finish(&x.source, err));
+    const struct pd_piece *piece = &x.source.pieces[x.source.tensors[0].piece_begin];
+    const uint64_t at = piece->offset + 5;
+    char path[64];
+    snprintf(path, sizeof path, "%s", x.source.files[piece->file].path);
+    pd_catalog_deinit(&x.source);
+    OK(pd_file_open(x.s.vfs, path, PD_OPEN_READ | PD_OPEN_WRITE, &file, err));
+    OK(pd_file_read(file, at, &byte, 1, err));
+    byte ^= 4;
+    OK(pd_file_write(file, at, &byte, 1, err));
+    OK(pd_file_close(file, err));
+    const pd_status st = export_it(&x, 0, NULL, &x.error);
+    cr_assert_eq(st, PD_CORRUPT, "%s", x.error.message);
+    cr_assert_not_null(strstr(x.error.message, path), "%s", x.error.message);
+    cr_assert_eq(pd_vfs_stat(x.s.vfs, "/out", &stat, NULL), PD_NOT_FOUND);
+    cr_assert_eq(pd_vfs_stat(x.s.vfs, "/out.exporting", &stat, NULL), PD_NOT_FOUND);
+    teardown(&x);
+}
+
+Test(export, what_cannot_be_is_refused_by_name)
+{
+    struct exported x;
+    setup(&x, 4, false, false, PD_ELEMENT_F32);
+    free(x.links.items[3].name);
+    x.links.items[3].name = strdup("another");
+    cr_assert_eq(export_it(&x, 0, NULL, &x.error), PD_INVALID);
+    cr_assert_not_null(strstr(x.error.message, "/stored has nothing that param of tensor foreign.3 is made of"), "%s",
+                       x.error.message);
+    teardown(&x);
+    setup(&x, 4, false, false, PD_ELEMENT_F32);
+    OK(pd_vfs_mkdir(x.s.vfs, "/out", err));
+    cr_assert_eq(export_it(&x, 0, NULL, &x.error), PD_USAGE);
+    cr_assert_not_null(strstr(x.error.message, "/out is there already"), "%s", x.error.message);
+    teardown(&x);
+}
+
+Test(export, what_a_killed_one_left_is_cleared)
+{
+    struct exported x;
+    struct pd_file *file;
+    struct pd_stat stat;
+    setup(&x, 2, false, false, PD_ELEMENT_F32);
+    OK(pd_vfs_mkdir(x.s.vfs, "/out.exporting", err));
+    OK(pd_file_open(x.s.vfs, "/out.exporting/model.safetensors", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    OK(pd_file_close(file, err));
+    OK(export_it(&x, 0, NULL, err));
+    check_exported(&x);
+    cr_assert_eq(pd_vfs_stat(x.s.vfs, "/out.exporting", &stat, NULL), PD_NOT_FOUND);
+    teardown(&x);
+}

@@ -1,0 +1,216 @@
+/* What is imported under any layout reads back as what the foreign file holds; what stops midway leaves no checkpoint. */
+#include "ckpt/inspect/inspect.h"
+#include "resharder/convert/import.h"
+#include "tests/helpers/scale.h"
+#include "tests/unit/resharder/state_fixture.h"
+
+struct foreign {
+    struct pd_catalog catalog;
+    struct pd_links links;
+};
+
+/* Element number of the model's tensor behind element `i` of the file: matrices with an odd number lie transposed. */
+static uint64_t model_element(const struct pd_tensor *tensor, uint32_t t, uint64_t i)
+{
+    return t % 2 && tensor->ndim == 2 ? i % tensor->shape[0] * tensor->shape[1] + i / tensor->shape[0] : i;
+}
+
+static void add_tensor(struct state *s, struct foreign *f, uint32_t t, enum pd_kind kind, struct pd_file *file,
+                       uint64_t *offset)
+{
+    const struct pd_tensor *tensor = &s->tensors[t];
+    const uint64_t elements = pd_tensor_elements(tensor);
+    char name[64];
+    snprintf(name, sizeof name, "foreign.%u", t);
+    float *values = malloc(elements * sizeof *values);
+    for (uint64_t i = 0; i < elements; i++)
+        values[i] = state_value(t, kind, model_element(tensor, t, i));
+    OK(pd_file_write(file, *offset, values, elements * sizeof *values, err));
+    free(values);
+    struct pd_foreign_tensor foreign = {
+        .name = name, .kind = kind, .element = PD_ELEMENT_F32, .ndim = 1, .shape = {elements}};
+    OK(pd_catalog_add_dense(&f->catalog, &foreign, 0, *offset, err));
+    *offset += elements * sizeof(float);
+    struct pd_link link = {.tensor = t, .kind = kind, .name = name, .view = pd_view_dense(tensor)};
+    if (t % 2 && tensor->ndim == 2) {
+        link.view.stride[0] = 1;
+        link.view.stride[1] = tensor->shape[0];
+    }
+    OK(pd_links_add(&f->links, &link, err));
+}
+
+/* Moments of every third tensor are not there. */
+static bool has_moments(uint32_t t)
+{
+    return t % 3 != 0;
+}
+
+static void make_foreign(struct state *s, struct foreign *f)
+{
+    struct pd_file *file;
+    uint64_t offset = 333, bytes = offset;
+    f->links = (struct pd_links){0};
+    pd_catalog_init(&f->catalog, "test");
+    for (uint32_t t = 0; t < STATE_TENSORS; t++)
+        bytes += pd_tensor_elements(&s->tensors[t]) * sizeof(float) * (has_moments(t) ? 3 : 1);
+    OK(pd_catalog_add_file(&f->catalog, "/foreign.bin", bytes, NULL, err));
+    OK(pd_file_open(s->vfs, "/foreign.bin", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    for (uint32_t t = 0; t < STATE_TENSORS; t++)
+        for (int kind = 0; kind < (has_moments(t) ? PD_KIND_COUNT : 1); kind++)
+            add_tensor(s, f, t, (enum pd_kind)kind, file, &offset);
+    OK(pd_file_close(file, err));
+    OK(pd_catalog_finish(&f->catalog, err));
+}
+
+static void check_stored(struct state *s, struct pd_store *store)
+{
+    char directory[4096];
+    struct pd_inspect *inspect;
+    cr_assert_eq(pd_store_count(store), 1u);
+    pd_store_entry_path(store, pd_store_entry_at(store, 0), directory);
+    OK(pd_inspect_open(s->vfs, directory, &inspect, err));
+    OK(pd_inspect_check_complete(inspect, err));
+    const struct pd_tensor_table *table = pd_inspect_tensors(inspect);
+    for (uint32_t n = 0; n < table->count; n++) {
+        const uint32_t t = (uint32_t)pd_tensor_table_find(&s->table, table->tensors[n].name);
+        const struct pd_box whole = pd_box_whole(&s->tensors[t]);
+        const uint64_t elements = pd_tensor_elements(&s->tensors[t]);
+        float *values = malloc(elements * sizeof *values);
+        for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+            OK(pd_inspect_read(inspect, n, (enum pd_kind)kind, &whole, values, err));
+            for (uint64_t i = 0; i < elements; i++)
+                cr_assert_eq(values[i], kind && !has_moments(t) ? 0.0f : state_value(t, (uint32_t)kind, i),
+                             "tensor %u, kind %d, element %d", t, kind, (int)i);
+        }
+        free(values);
+    }
+    pd_inspect_close(inspect);
+}
+
+static struct pd_import_request request_of(struct state *s, struct foreign *f, const struct pd_layout *layout,
+                                           const struct pd_run_state *run, struct pd_store *store, void *buffers)
+{
+    return (struct pd_import_request){.source = "/foreign.bin",
+                                      .catalog = &f->catalog,
+                                      .links = &f->links,
+                                      .tensors = &s->table,
+                                      .fresh_optimizer = true,
+                                      .layout = layout,
+                                      .state = run,
+                                      .target = store,
+                                      .buffers = buffers};
+}
+
+static struct pd_store *open_target(struct state *s, struct pd_group *group)
+{
+    const struct pd_store_options options = {.writable = true, .keep_last = 10, .quarantine_bytes_max = UINT64_MAX};
+    struct pd_store *store = NULL;
+    OK(pd_store_open(s->vfs, "/target", &options, group, &store, err));
+    return store;
+}
+
+static void import_once(uint64_t seed, bool is_large, enum pd_codec codec)
+{
+    struct state s;
+    struct foreign f;
+    struct pd_group group;
+    state_init(&s, seed);
+    if (is_large) state_enlarge(&s);
+    const struct pd_layout layout = state_layout(&s, 1u << seed % 3);
+    const struct pd_run_state run = {
+        .identity = s.identity, .config = "a: 1\n", .environment = "{}", .created_by = "test", .loss_scale = 1};
+    void *buffers = aligned_alloc(PD_VFS_ALIGN, PD_IMPORT_BUFFER_BYTES);
+    make_foreign(&s, &f);
+    pd_group_init_single(&group);
+    struct pd_store *store = open_target(&s, &group);
+    struct pd_import_request request = request_of(&s, &f, &layout, &run, store, buffers);
+    struct pd_import_report report;
+    request.codec = (struct pd_shard_codec){.codec = codec, .level = 1};
+    OK(pd_import(s.vfs, &request, &report, err));
+    cr_assert_eq(report.zeroed, 6);
+    cr_assert_eq(report.shards, pd_layout_shards(&layout));
+    cr_assert_geq(report.bytes_read_back, report.bytes_written);
+    check_stored(&s, store);
+    pd_store_close(store);
+    pd_links_deinit(&f.links);
+    pd_catalog_deinit(&f.catalog);
+    free(buffers);
+    state_deinit(&s);
+}
+
+Test(import, under_any_layout)
+{
+    for (uint64_t seed = 1; seed <= 6; seed++)
+        import_once(seed, false, seed % 2 ? PD_CODEC_NONE : PD_CODEC_ZSTD);
+}
+
+Test(import, of_tensors_larger_than_slots)
+{
+    for (uint64_t seed = 1; seed <= 2; seed++)
+        import_once(seed, true, PD_CODEC_NONE);
+}
+
+Test(import, what_is_missing_is_named)
+{
+    struct state s;
+    struct foreign f;
+    struct pd_error error = {0};
+    struct pd_layout layout;
+    const struct pd_run_state run = {.created_by = "test"};
+    state_init(&s, 3);
+    make_foreign(&s, &f);
+    pd_layout_init_dp(&layout, 1);
+    struct pd_import_request request = request_of(&s, &f, &layout, &run, NULL, NULL);
+    OK(pd_import_check(&request, err));
+    request.fresh_optimizer = false;
+    cr_assert_eq(pd_import_check(&request, &error), PD_INVALID);
+    cr_assert_not_null(strstr(error.message, "/foreign.bin has no exp_avg of tensor layers.0.weight"), "%s", error.message);
+    cr_assert_not_null(strstr(error.message, "--fresh-optimizer"), "%s", error.message);
+    request.fresh_optimizer = true;
+    f.links.items[0].view.offset = 1;
+    cr_assert_eq(pd_import_check(&request, &error), PD_INVALID);
+    cr_assert_not_null(strstr(error.message, "has not the shape that layers.0.weight needs"), "%s", error.message);
+    f.links.items[0].view.offset = 0;
+    f.links.items[0].name[0] = 'x';
+    cr_assert_eq(pd_import_check(&request, &error), PD_INVALID);
+    cr_assert_not_null(strstr(error.message, "has no param of tensor xoreign.0"), "%s", error.message);
+    f.links.items[0].name[0] = 'f';
+    struct pd_link *links = f.links.items;
+    const struct pd_links less = {.items = links + 1, .count = f.links.count - 1};
+    request.links = &less;
+    cr_assert_eq(pd_import_check(&request, &error), PD_INVALID);
+    cr_assert_not_null(strstr(error.message, "has nothing that is tensor layers.0.weight"), "%s", error.message);
+    pd_links_deinit(&f.links);
+    pd_catalog_deinit(&f.catalog);
+    state_deinit(&s);
+}
+
+/* The foreign file shrinks under our feet: the thread fails, the rewrite ends, and nothing is left. */
+Test(import, a_source_that_fails_leaves_no_checkpoint)
+{
+    struct state s;
+    struct foreign f;
+    struct pd_group group;
+    struct pd_error error = {0};
+    struct pd_file *file;
+    state_init(&s, 5);
+    const struct pd_layout layout = state_layout(&s, 2);
+    const struct pd_run_state run = {
+        .identity = s.identity, .config = "a: 1\n", .environment = "{}", .created_by = "test", .loss_scale = 1};
+    void *buffers = aligned_alloc(PD_VFS_ALIGN, PD_IMPORT_BUFFER_BYTES);
+    make_foreign(&s, &f);
+    OK(pd_file_open(s.vfs, "/foreign.bin", PD_OPEN_WRITE, &file, err));
+    OK(pd_file_truncate(file, f.catalog.files[0].bytes / 2, err));
+    OK(pd_file_close(file, err));
+    pd_group_init_single(&group);
+    struct pd_store *store = open_target(&s, &group);
+    const struct pd_import_request request = request_of(&s, &f, &layout, &run, store, buffers);
+    cr_assert_eq(pd_import(s.vfs, &request, NULL, &error), PD_CORRUPT, "%s", error.message);
+    cr_assert_not_null(strstr(error.message, "tensor foreign."), "%s", error.message);
+    cr_assert_eq(pd_store_count(store), 0u);
+    pd_store_close(store);
+    pd_links_deinit(&f.links);
+    pd_catalog_deinit(&f.catalog);
+    free(buffers);
+    state_deinit(&s);
+}
