@@ -22,6 +22,7 @@ const struct pd_command pd_commands[] = {
     {"train", "CONFIG [key=value...]", "train, or go on where the newest checkpoint left off", pd_cmd_train},
     {"plan", "CONFIG [key=value...]", "memory a rank by category, without starting anything", pd_cmd_plan},
     {"report", "RUN [RUN...]", "a page with charts of runs, which needs no network", pd_cmd_report},
+    {"replay", "RUN --step=N", "past steps again: whether they come to the bits that the run wrote down", pd_cmd_replay},
     {"watch", "RUN", "a run on the terminal while it goes on", pd_cmd_watch},
     {"sample", "PATH --prompt TEXT", "text from a checkpoint", pd_cmd_sample},
     {"eval", "RUN --data=FILE", "loss and perplexity of a checkpoint on text or tokens", pd_cmd_eval},

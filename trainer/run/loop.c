@@ -13,7 +13,7 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/pulse.h"
 #include "ckpt/base/words.h"
-#include "trainer/engine/loss_scale.h"
+#include "trainer/engine/advance.h"
 #include "trainer/run/events.h"
 #include "trainer/run/launched.h"
 #include "trainer/run/signals.h"
@@ -187,46 +187,6 @@ static pd_status leave(struct run *r, struct pd_error *err)
     return save_and_leave(r, err);
 }
 
-/* Where fp16 does not lower its scale for it. */
-static pd_status guard(struct run *r, const struct pd_step_result *result, struct pd_error *err)
-{
-    const struct pd_config *c = r->config;
-    const uint64_t step = r->state.identity.step + 1, first = r->state.samples, last = first + c->batch.sequences - 1;
-    if (!result->skipped) {
-        r->skips = 0;
-        return PD_OK;
-    }
-    r->state.skipped_steps++;
-    if (++r->skips > c->guard.skips)
-        PD_FAIL(err, PD_DIVERGED,
-                "loss %g, gradient norm %g at step %llu: %s in a row were not finite (guard.skips); lower optimizer.lr",
-                result->loss, result->gradient_norm, (unsigned long long)step, pd_counted(r->skips, "step").text);
-    if (r->comm->rank == 0)
-        pd_log_warn(MODULE, "step %llu is skipped (guard.non_finite): loss %g, gradient norm %g on samples %llu to %llu",
-                    (unsigned long long)step, result->loss, result->gradient_norm, (unsigned long long)first,
-                    (unsigned long long)last);
-    return PD_OK;
-}
-
-/* A skipped step consumes its samples and updates nothing. */
-static pd_status advance(struct run *r, const struct pd_step_result *result, struct pd_error *err)
-{
-    if (r->config->numerics.precision == PD_F16)
-        PD_TRY(pd_loss_scale_advance(&r->state, result->skipped, r->config->numerics.loss_scale_interval, err));
-    else
-        PD_TRY(guard(r, result, err));
-    r->state.identity.step++;
-    r->state.updates += !result->skipped;
-    r->state.samples += r->config->batch.sequences;
-    r->state.tokens += result->tokens;
-    r->state.last_loss = result->loss;
-    if (result->skipped && r->comm->rank == 0 && r->config->numerics.precision == PD_F16)
-        pd_log(PD_LOG_WARN, MODULE, "step %llu is skipped: a gradient overflowed fp16 (%s so far); loss scale %g",
-               (unsigned long long)r->state.identity.step, pd_counted(r->state.skipped_steps, "skip").text,
-               r->state.loss_scale);
-    return PD_OK;
-}
-
 /* The state has advanced: what is saved of this step has its validation loss, whenever a signal comes. So nobody is asked
  * to leave before the pass has ended. */
 static pd_status validate_whole(struct run *r, double *ret_loss, struct pd_error *err)
@@ -292,7 +252,7 @@ static pd_status run_step(struct run *r, struct pd_error *err)
     r->engine->next_identity.step++;
     PD_TRY(pd_engine_step(r->engine, r->state.samples, r->state.updates, &m.result, err));
     m.seconds = pd_clock_seconds_since(NULL, start);
-    PD_TRY(advance(r, &m.result, err));
+    PD_TRY(pd_advance(r->config, &m.result, r->comm->rank == 0, &r->state, &r->skips, err));
     pd_fault_point("worker.stepped");
     PD_TRY(validate(r, &m.validation_loss, err));
     PD_TRY(agree(r, &signal, &finished, err));

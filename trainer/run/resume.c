@@ -303,7 +303,8 @@ static pd_status refuse_to_bury(struct pd_store *store, const struct pd_resume_r
 }
 
 pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *e,
-                    struct pd_run_state *ret_state, struct pd_resume_report *ret_report, struct pd_error *err)
+                    uint64_t newest_step, struct pd_run_state *ret_state, struct pd_resume_report *ret_report,
+                    struct pd_error *err)
 {
     struct pd_resume_report report = {0};
     uint64_t start = pd_clock_monotonic_ns(NULL);
@@ -311,6 +312,10 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
     struct candidate candidate;
     while (!report.resumed && choose(tiers, &candidate)) {
         struct pd_commit commit = {0};
+        if (candidate.entry.step > newest_step) {
+            pd_tiers_pass_over(tiers, candidate.tier, &candidate.entry);
+            continue;
+        }
         pd_status st = load_entry(vfs, &candidate, group, e, &commit, &report, &damage);
         if (!st) {
             *ret_state = commit.state;

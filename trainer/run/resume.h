@@ -22,9 +22,10 @@ struct pd_resume_report {
 };
 
 /* Fills the engine's state and *ret_state (the caller's to deinit): identity, counters, layout of this launch. Collective.
- * The tiers are not started yet.
+ * Checkpoints of steps beyond `newest_step` are left alone; UINT64_MAX: none is. The tiers are not started yet.
  *   errors  PD_INVALID: the configuration may not change so; PD_CORRUPT: there are checkpoints and none is whole */
 PD_MUST_USE pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *engine,
-                                struct pd_run_state *ret_state, struct pd_resume_report *ret_report, struct pd_error *err);
+                                uint64_t newest_step, struct pd_run_state *ret_state, struct pd_resume_report *ret_report,
+                                struct pd_error *err);
 
 #endif

@@ -2,7 +2,7 @@
 #ifndef PD_TESTS_UNIT_ENGINE_ENGINE_RUN_H
 #define PD_TESTS_UNIT_ENGINE_ENGINE_RUN_H
 
-#include "trainer/engine/loss_scale.h"
+#include "trainer/engine/advance.h"
 #include "trainer/run/whole_engine.h"
 
 #include <criterion/criterion.h>

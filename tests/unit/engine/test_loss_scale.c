@@ -1,5 +1,5 @@
 /* The loss scale halves on a skip, doubles after a run of good steps, and stays a power of two within its bounds. */
-#include "trainer/engine/loss_scale.h"
+#include "trainer/engine/advance.h"
 
 #include <criterion/criterion.h>
 

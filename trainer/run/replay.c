@@ -1,0 +1,108 @@
+#include "trainer/run/replay.h"
+
+#include "ckpt/inspect/inspect.h"
+#include "trainer/engine/advance.h"
+#include "trainer/engine/rank_device.h"
+#include "trainer/run/resume.h"
+#include "trainer/run/whole_engine.h"
+
+#include <stdlib.h>
+
+struct replaying {
+    const struct pd_replay *replay;
+    struct pd_group group;
+    struct pd_vfs *vfs;
+    struct pd_tiers *tiers;
+    struct pd_rank_device device;
+    struct pd_whole_engine whole;
+    struct pd_run_state state;
+};
+
+static pd_status open_tiers(struct replaying *r, struct pd_error *err)
+{
+    struct pd_tiers_options options = *r->replay->tiers;
+    options.read_only = true;
+    options.shards = 1;
+    for (uint32_t i = 0; i < options.count; i++)
+        options.groups[i] = &r->group;
+    PD_TRY(pd_vfs_new_auto(&r->vfs, err));
+    return pd_tiers_open(r->vfs, &options, &r->tiers, err);
+}
+
+/* A run that began from another system's weights has no other first step than the checkpoint that was made of them. */
+static pd_status load(struct replaying *r, struct pd_error *err)
+{
+    struct pd_resume_report report;
+    const struct pd_replay *replay = r->replay;
+    PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->whole.engine, replay->step - 1, &r->state, &report, err));
+    if (report.resumed || !replay->config->init.from[0]) return PD_OK;
+    PD_FAIL(err, PD_CORRUPT,
+            "no checkpoint before step %llu is left, and the run began with init.from: replay a later step, of those that "
+            "perdure ckpt ls shows",
+            (unsigned long long)replay->step);
+}
+
+static pd_status open_all(struct replaying *r, struct pd_error *err)
+{
+    const struct pd_replay *replay = r->replay;
+    pd_group_init_single(&r->group);
+    pd_numerics_thread_init();
+    PD_TRY(pd_rank_device_open(replay->config->run.device, 0, NULL, &r->device, err));
+    PD_TRY(pd_whole_engine_open(replay->config, NULL, &r->device, replay->threads, &r->whole, err));
+    PD_TRY(open_tiers(r, err));
+    return load(r, err);
+}
+
+static pd_status compute(struct replaying *r, struct pd_error *err)
+{
+    uint32_t skips = 0;
+    struct pd_step_result result;
+    const struct pd_replay *replay = r->replay;
+    struct pd_engine *e = r->whole.engine;
+    while (r->state.identity.step < replay->last) {
+        e->loss_scale = r->state.loss_scale;
+        PD_TRY(pd_engine_step(e, r->state.samples, r->state.updates, &result, err));
+        PD_TRY(pd_advance(replay->config, &result, false, &r->state, &skips, err));
+        PD_TRY(replay->stepped(replay->context, r->state.identity.step, &result, err));
+    }
+    return PD_OK;
+}
+
+static pd_status digest(struct replaying *r, uint64_t *ret_digest, struct pd_error *err)
+{
+    const struct pd_tensor_table *tensors = &r->whole.model->tensors;
+    struct pd_state *state = r->whole.engine->state;
+    const struct pd_zero_held *held = pd_zero_held(r->whole.engine->zero);
+    struct pd_shard_summary unused;
+    uint32_t slot;
+    PD_TRY(pd_state_save_begin(state, &r->state.identity, err));
+    PD_TRY(pd_state_save_wait(state, &unused, &slot, err));
+    uint64_t *digests = calloc((size_t)tensors->count * PD_KIND_COUNT, sizeof *digests);
+    if (!digests) PD_FAIL(err, PD_NO_MEMORY, "no memory for the digests of %u tensors", tensors->count);
+    for (uint32_t i = 0; i < held->box_count; i++) {
+        const struct pd_zero_box *b = &held->boxes[i];
+        for (uint32_t kind = 0; b->owned && kind < PD_KIND_COUNT; kind++)
+            digests[b->tensor * PD_KIND_COUNT + kind] += pd_tensor_digest(
+                &tensors->tensors[b->tensor], &b->box, pd_state_box(state, b->tensor, (enum pd_kind)kind, b->number));
+    }
+    const pd_status st = pd_state_digest(tensors, digests, ret_digest, err);
+    free(digests);
+    return st;
+}
+
+pd_status pd_replay(const struct pd_replay *replay, struct pd_replayed *ret_replayed, struct pd_error *err)
+{
+    struct replaying r = {.replay = replay};
+    struct pd_replayed replayed = {.from_step = 0};
+    pd_status st = open_all(&r, err);
+    replayed.from_step = r.state.identity.step;
+    if (!st) st = compute(&r, err);
+    if (!st) st = digest(&r, &replayed.state_digest, err);
+    pd_tiers_close(r.tiers);
+    pd_vfs_free(r.vfs);
+    pd_run_state_deinit(&r.state);
+    pd_whole_engine_close(&r.whole);
+    pd_rank_device_close(&r.device);
+    if (!st) *ret_replayed = replayed;
+    return st;
+}
