@@ -1,6 +1,5 @@
 #include "ckpt/base/nearest.h"
 
-#include <stdbool.h>
 #include <string.h>
 
 #define LENGTH_MAX 63u
@@ -33,6 +32,19 @@ uint32_t pd_edit_distance(const char *a, const char *b)
         now = spare;
     }
     return last[n];
+}
+
+bool pd_is_near(const char *a, const char *b)
+{
+    const uint32_t m = (uint32_t)strlen(a), n = (uint32_t)strlen(b), longer = m > n ? m : n;
+    return pd_edit_distance(a, b) <= minimum((longer + 1) / 4, 2);
+}
+
+const char *pd_nearest_name(const char *name, const char *const *names, uint32_t count)
+{
+    uint32_t near;
+    pd_nearest_names(name, names, count, &near, 1);
+    return count && pd_is_near(name, names[near]) ? names[near] : NULL;
 }
 
 static bool taken(const uint32_t *indices, uint32_t count, uint32_t index)

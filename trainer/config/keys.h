@@ -44,6 +44,11 @@ const struct pd_key *pd_key_find(const char *name);
 const struct pd_key *pd_key_of_path(const char *path);
 /* "unknown key ...; did you mean optimizer.lr?", by spelling or by what other trainers call it (suggest.c).   ret (bytes) */
 void pd_key_suggest(const char *path, char *ret, size_t bytes);
+struct pd_key_meaning {
+    const char *key;  /* perhaps with its value: numerics.precision=bf16; NULL: there is none */
+    const char *said; /* then: why, or NULL */
+};
+struct pd_key_meaning pd_key_meant(const char *path);
 
 /* `path` may carry an index and a member: data.train[0].path, restart.ranks[1]. The value replaces what was there.
  *   errors  PD_INVALID: unknown key with the nearest one; what was expected and what is there */

@@ -27,14 +27,14 @@ static const struct pd_key members[] = {
 
 static pd_status refuse_member(const char *member, struct pd_error *err)
 {
-    const struct pd_key *nearest = &members[0];
-    for (size_t i = 1; i < MEMBER_COUNT; i++)
-        if (pd_edit_distance(member, members[i].name) < pd_edit_distance(member, nearest->name)) nearest = &members[i];
+    const char *names[MEMBER_COUNT], *near;
+    for (size_t i = 0; i < MEMBER_COUNT; i++)
+        names[i] = members[i].name;
     if (!member[0]) PD_FAIL(err, PD_INVALID, "a tier is written {dir: DIR, every: STEPS}");
-    PD_FAIL(
-        err, PD_INVALID,
-        "a tier has dir, every, keep_last, keep_every, bandwidth, replicas and compression, and no \"%s\"; did you mean %s?",
-        member, nearest->name);
+    near = pd_nearest_name(member, names, MEMBER_COUNT);
+    PD_FAIL(err, PD_INVALID,
+            "a tier has dir, every, keep_last, keep_every, bandwidth, replicas and compression, and no \"%s\"%s%s%s", member,
+            near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
 }
 
 pd_status pd_key_set_tier(struct pd_config *config, const struct pd_key *key, uint64_t index, const char *member,

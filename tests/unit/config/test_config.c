@@ -284,7 +284,7 @@ Test(config, errors_name_place_key_and_cause)
     refused(MINIMAL "optimiser:\n  lr: 3\n", NULL, "run.yaml:4:7: unknown key optimiser.lr; did you mean optimizer.lr?");
     refused(MINIMAL, "lr=3", "command line: unknown key lr; did you mean optimizer.lr?");
     refused(MINIMAL, "batch.seqences=3", "did you mean batch.sequences?");
-    refused(MINIMAL, "qwertyuiop=3", "unknown key qwertyuiop; --print-config lists all keys");
+    refused(MINIMAL, "qwertyuiop=3", "unknown key qwertyuiop; perdure train --print-config lists all keys");
     refused(MINIMAL, "optimizer=adam", "optimizer is a section: its keys go below it");
     refused(MINIMAL, "optimizer.lr", "\"optimizer.lr\" is no override; write section.key=value");
     refused(MINIMAL "optimizer: {lr: fast}\n", NULL, "run.yaml:3:17: optimizer.lr: expected a number, found \"fast\"");
