@@ -1,7 +1,8 @@
 #include "tools/command.h"
 
-#include "ckpt/base/nearest.h"
 #include "ckpt/base/parse.h"
+#include "tools/suggest.h"
+#include "trainer/config/keys.h"
 
 #include <argp.h>
 #include <errno.h>
@@ -89,10 +90,22 @@ static pd_status set_value(struct pd_option *o, const char *text, struct pd_erro
 
 /* ---- mistakes ---- */
 
+/* `train --lr=3e-4`: keys are no options. */
+static pd_status refuse_key(const struct parsing *p, const char *word, const char *value)
+{
+    const struct pd_key_meaning meant = pd_key_meant(word);
+    const bool has_value = meant.key && strchr(meant.key, '=');
+    if (meant.key)
+        PD_FAIL(p->err, PD_USAGE, "%s has no option --%s; a key is written without dashes: %s%s%s", p->program, word,
+                meant.key, has_value ? "" : "=", has_value ? "" : value);
+    if (meant.said) PD_FAIL(p->err, PD_USAGE, "%s has no option --%s: %s", p->program, word, meant.said);
+    PD_FAIL(p->err, PD_USAGE, "%s has no option --%s; %s --help lists all", p->program, word, p->program);
+}
+
 static pd_status bad_option(const struct parsing *p, const char *argument)
 {
-    const char *names[OPTIONS_MAX], *name = argument + 2;
-    uint32_t count = 0, near;
+    const char *names[OPTIONS_MAX], *name = argument + 2, *value = strchr(argument, '=');
+    uint32_t count = 0;
     char word[64];
     if (strncmp(argument, "--", 2) != 0)
         PD_FAIL(p->err, PD_USAGE, "%s has no option %s; see %s --help", p->program, argument, p->program);
@@ -104,9 +117,12 @@ static pd_status bad_option(const struct parsing *p, const char *argument)
         if (!o->arg) PD_FAIL(p->err, PD_USAGE, "--%s takes no value; see %s --help", word, p->program);
         PD_FAIL(p->err, PD_USAGE, "--%s needs a value: --%s=%s; see %s --help", word, word, o->arg, p->program);
     }
-    pd_nearest_names(word, names, count, &near, 1);
-    PD_FAIL(p->err, PD_USAGE, "%s has no option --%s; the nearest is --%s, and %s --help lists all", p->program, word,
-            names[near], p->program);
+    const char *near = pd_suggest_option(word, names, count);
+    if (near)
+        PD_FAIL(p->err, PD_USAGE, "%s has no option --%s; did you mean --%s? %s --help lists all", p->program, word, near,
+                p->program);
+    if (p->usage->takes_keys) return refuse_key(p, word, value ? value + 1 : "VALUE");
+    PD_FAIL(p->err, PD_USAGE, "%s has no option --%s; %s --help lists all", p->program, word, p->program);
 }
 
 static pd_status take_word(const struct parsing *p, const char *word)
@@ -219,14 +235,12 @@ static void print_commands(const struct pd_command *commands, const char *parent
 static pd_status unknown_command(const struct pd_command *commands, const char *parent, const char *word,
                                  struct pd_error *err)
 {
-    const char *names[OPTIONS_MAX];
-    uint32_t count = 0, near;
+    char room[64];
     if (word[0] == '-') PD_FAIL(err, PD_USAGE, "a command comes first, and %s is none; %s --help lists them", word, parent);
-    for (const struct pd_command *c = commands; c->name; c++)
-        if (c->summary && count < OPTIONS_MAX) names[count++] = c->name;
-    pd_nearest_names(word, names, count, &near, 1);
-    PD_FAIL(err, PD_USAGE, "%s has no command %s; the nearest is %s, and %s --help lists all", parent, word, names[near],
-            parent);
+    const char *meant = pd_suggest_command(commands, parent, word, room, sizeof room);
+    if (meant)
+        PD_FAIL(err, PD_USAGE, "%s has no command %s; did you mean %s? %s --help lists all", parent, word, meant, parent);
+    PD_FAIL(err, PD_USAGE, "%s has no command %s; %s --help lists all", parent, word, parent);
 }
 
 static pd_status describe_below(const struct pd_command *commands, const char *parent)

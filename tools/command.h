@@ -67,6 +67,7 @@ struct pd_usage {
     bool *json;                  /* NULL: a command without --json */
     const char **words;          /* (words_max): arguments that are no options */
     uint32_t words_max, *word_count;
+    bool takes_keys; /* section.key=value among the words */
 };
 
 /*   ret_done  true when --help was asked for and printed: the command returns PD_OK at once

@@ -1,6 +1,7 @@
 #include "tools/output.h"
 
 #include "ckpt/base/words.h"
+#include "trainer/config/config.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -103,6 +104,15 @@ pd_status pd_output_json(struct pd_json_writer *writer, struct pd_error *err)
     if (!status) fwrite(text, 1, bytes, stdout);
     pd_json_writer_deinit(writer);
     return status;
+}
+
+pd_status pd_output_config(const struct pd_config *config, struct pd_error *err)
+{
+    char *yaml;
+    PD_TRY(pd_config_print(config, &yaml, err));
+    fputs(yaml, stdout);
+    free(yaml);
+    return PD_OK;
 }
 
 void pd_output_u64s(struct pd_json_writer *writer, const struct pd_json_u64_member *members)

@@ -27,6 +27,10 @@ PD_MUST_USE pd_status pd_table_print(struct pd_table *table, struct pd_error *er
 /* Finishes the text, prints it and frees the writer, also on failure. A stdout that cannot be written is main's to tell. */
 PD_MUST_USE pd_status pd_output_json(struct pd_json_writer *writer, struct pd_error *err);
 
+struct pd_config;
+/* What --print-config shows. */
+PD_MUST_USE pd_status pd_output_config(const struct pd_config *config, struct pd_error *err);
+
 /* Members of a JSON object: PD_JSON_U64S(&w, {"dp", l->dp}, {"tp", l->tp}). */
 #define PD_JSON_U64S(writer, ...) pd_output_u64s(writer, (const struct pd_json_u64_member[]){__VA_ARGS__, {0}})
 #define PD_JSON_DOUBLES(writer, ...) pd_output_doubles(writer, (const struct pd_json_double_member[]){__VA_ARGS__, {0}})

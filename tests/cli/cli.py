@@ -15,19 +15,40 @@ version = re.search(r"project\(perdure VERSION (\S+)", open(os.path.join(SOURCE,
 expect("version", ["--version"], 0, re.compile(rf"^perdure {re.escape(version)} \(([0-9a-f]{{12,}}( with changes)?|no commit)\)\n$"))
 expect("no-command", [], 64, err=said("a command is missing; perdure --help lists them"))
 expect("unknown-command", ["doctr"], 64,
-       err=said("perdure has no command doctr; the nearest is doctor, and perdure --help lists all"))
+       err=said("perdure has no command doctr; did you mean perdure doctor? perdure --help lists all"))
+result = perdure("train", "--print-config", "optimizer.lr=0.5")
+report("keys-without-configuration", [] if result[0] == 0 and re.search(r"^optimizer:\n  lr: 0\.5  +# peak learning rate\n", result[1], re.M) and
+       subprocess.run([PERDURE, "plan", write("keys.yaml", result[1]), "--print-config"], capture_output=True, text=True, check=False).stdout == result[1] else
+       ["it is no configuration"], result)
 expect("version-as-command", ["version"], 64, err=said("perdure has no command version; perdure --version says which this is"))
 for words in (["train"], ["ckpt", "show"]):
     expect(f"help-{'-'.join(words)}", ["help", *words], 0, perdure(*words, "--help")[1])
 expect("help-subcommand", ["ckpt", "help", "show"], 0, perdure("ckpt", "show", "--help")[1])
-expect("help-unknown", ["help", "trian"], 64, err=said("perdure has no command trian; the nearest is train, and perdure --help lists all"))
+expect("help-unknown", ["help", "trian"], 64, err=said("perdure has no command trian; did you mean perdure train? perdure --help lists all"))
 expect("unknown-subcommand", ["data", "inspekt"], 64,
-       err=said("perdure data has no command inspekt; the nearest is inspect, and perdure data --help lists all"))
+       err=said("perdure data has no command inspekt; did you mean perdure data inspect? perdure data --help lists all"))
 expect("option-before-command", ["-v"], 64, err=said("a command comes first, and -v is none; perdure --help lists them"))
 expect("option-before-subcommand", ["ckpt", "--json"], 64,
        err=said("a command comes first, and --json is none; perdure ckpt --help lists them"))
 expect("unknown-option", ["doctor", "--jsn"], 64,
-       err=said("perdure doctor has no option --jsn; the nearest is --json, and perdure doctor --help lists all"))
+       err=said("perdure doctor has no option --jsn; did you mean --json? perdure doctor --help lists all"))
+for name, command, meant in (("rm", ["ckpt", "rm"], "perdure ckpt prune"), ("resume", ["resume"], "perdure train"), ("ls", ["ls"], "perdure ckpt ls"),
+                             ("nothing", ["nocmd"], None), ("nothing-below", ["ckpt", "zz"], None), ("convert", ["ckpt", "convert"], "perdure ckpt export"),
+                             ("test", ["test"], "perdure eval"), ("tokenize", ["data", "tokenize"], "perdure data pack")):
+    parent = " ".join(["perdure", *command[:-1]])
+    expect(f"command-meant-{name}", command, 64,
+           err=said(f"{parent} has no command {command[-1]}; {f'did you mean {meant}? ' if meant else ''}{parent} --help lists all"))
+for name, words, answer in (
+        ("ranks", ["ckpt", "reshard", "--ranks", "4"], "ckpt reshard has no option --ranks; did you mean --layout? perdure ckpt reshard --help lists all"),
+        ("nothing", ["doctor", "--colour"], "doctor has no option --colour; perdure doctor --help lists all"),
+        ("tokens", ["sample", "run", "--max-new-tokens=9"], "sample has no option --max-new-tokens; did you mean --tokens? perdure sample --help lists all"),
+        ("step", ["train", "--step", "5"], "train has no option --step; a key is written without dashes: run.steps=VALUE"),
+        ("key", ["train", MINIMAL, "--learning-rate=1e-3"], "train has no option --learning-rate; a key is written without dashes: optimizer.lr=1e-3"),
+        ("value", ["plan", MINIMAL, "--bf16"], "plan has no option --bf16; a key is written without dashes: numerics.precision=bf16"),
+        ("explained", ["train", MINIMAL, "--resume"],
+         "train has no option --resume: the same command always resumes, from the newest checkpoint of run.dir"),
+        ("key-nothing", ["train", MINIMAL, "--verbose"], "train has no option --verbose; perdure train --help lists all")):
+    expect(f"option-meant-{name}", words, 64, err=said(f"perdure {answer}"))
 expect("unknown-short-option", ["doctor", "-q"], 64, err=said("perdure doctor has no option -q; see perdure doctor --help"))
 expect("option-without-value", ["plan", MINIMAL, "--world"], 64,
        err=said("--world needs a value: --world=N[,N...]; see perdure plan --help"))

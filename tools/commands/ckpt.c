@@ -297,7 +297,13 @@ static pd_status run(const char *arguments, const char *doc, struct pd_option *o
     const uint32_t wanted = strchr(arguments, ' ') ? 2 : 1;
     uint32_t count;
     bool done;
-    const struct pd_usage usage = {arguments, doc, options, &o->json, o->paths, wanted, &count};
+    const struct pd_usage usage = {.arguments = arguments,
+                                   .doc = doc,
+                                   .options = options,
+                                   .json = &o->json,
+                                   .words = o->paths,
+                                   .words_max = wanted,
+                                   .word_count = &count};
     PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
     if (done) return PD_OK;
     if (count < wanted)

@@ -4,6 +4,7 @@
 #include "resharder/layout.h"
 #include "tools/command.h"
 #include "tools/commands/plan_report.h"
+#include "tools/output.h"
 #include "trainer/config/check.h"
 #include "trainer/engine/gpus.h"
 #include "trainer/math/math_cuda.h"
@@ -360,15 +361,6 @@ static pd_status plan(struct options *o, const struct pd_config *config, const s
                 : pd_plan_print_ladder(&subject, rungs, count, err);
 }
 
-static pd_status print_config(const struct pd_config *config, struct pd_error *err)
-{
-    char *text;
-    PD_TRY(pd_config_print(config, &text, err));
-    fputs(text, stdout);
-    free(text);
-    return PD_OK;
-}
-
 bool pd_plan_counts_gpus(void)
 {
     const struct pd_math_cuda_options options = {.mode = PD_NUMERICS_INVARIANT};
@@ -401,7 +393,7 @@ static pd_status load_and_plan(struct options *o, struct pd_error *err)
         o->overrides[o->override_count++] = "layout.ranks=0"; /* --world is asked about */
     PD_TRY(pd_config_load(o->config_path, o->overrides, o->override_count, &config, err));
     pd_status status = resolve_machine(o, &config, err);
-    if (!status) status = o->print_config ? print_config(&config, err) : pd_model_new(&config.model, &model, err);
+    if (!status) status = o->print_config ? pd_output_config(&config, err) : pd_model_new(&config.model, &model, err);
     if (!status && !o->print_config) status = plan_for_device(o, &config, err);
     if (!status && !o->print_config) status = pd_directories_check(&config, err);
     if (!status && !o->print_config) status = plan(o, &config, model, o->json, err);
@@ -450,7 +442,8 @@ static pd_status parse(struct options *o, int argc, char **argv, bool *ret_done,
         .json = &o->json,
         .words = o->overrides,
         .words_max = (uint32_t)argc,
-        .word_count = &o->override_count};
+        .word_count = &o->override_count,
+        .takes_keys = true};
     PD_TRY(pd_command_parse(&usage, argc, argv, ret_done, err));
     o->config_path = pd_command_take_config(o->overrides, &o->override_count);
     return PD_OK;

@@ -387,6 +387,18 @@ static pd_status find_data(struct pd_config *config, struct pd_error *err)
     return pd_data_check(&data, err);
 }
 
+/* Without a configuration: every key, its default and its meaning, under names for the two that have none. */
+static pd_status print_keys(struct train *t, struct pd_error *err)
+{
+    const char *overrides[OVERRIDES_MAX + 2] = {"run.dir=runs/mine", "data.train=text.txt"};
+    struct pd_config config;
+    memcpy(overrides + 2, t->overrides, t->override_count * sizeof *overrides);
+    PD_TRY(pd_config_load(NULL, overrides, t->override_count + 2, &config, err));
+    const pd_status st = pd_output_config(&config, err);
+    pd_config_deinit(&config);
+    return st;
+}
+
 pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
 {
     struct train t = {0};
@@ -411,19 +423,18 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
         .json = &t.json,
         .words = t.overrides,
         .words_max = OVERRIDES_MAX,
-        .word_count = &t.override_count};
+        .word_count = &t.override_count,
+        .takes_keys = true};
     PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
     if (done) return PD_OK;
     t.config_path = pd_command_take_config(t.overrides, &t.override_count);
+    if (!t.config_path && t.print_config) return print_keys(&t, err);
     if (!t.config_path)
         PD_FAIL(err, PD_USAGE, "train needs a configuration: perdure train run.yaml; examples are in tools/configs");
     PD_TRY(pd_config_load(t.config_path, t.overrides, t.override_count, &config, err));
     pd_status st = take_model(&config, err);
     if (!st && t.print_config) {
-        char *yaml = NULL;
-        st = pd_config_print(&config, &yaml, err);
-        if (!st) fputs(yaml, stdout);
-        free(yaml);
+        st = pd_output_config(&config, err);
     } else if (!st) {
         st = find_data(&config, err);
         if (!st) st = pd_directories_check(&config, err);
