@@ -2,6 +2,7 @@
 #include "ckpt/base/progress.h"
 #include "offload/device.h"
 #include "tools/command.h"
+#include "tools/output.h"
 #include "trainer/launch/hold.h"
 
 #include <fcntl.h>
@@ -60,14 +61,35 @@ static pd_status raise_stack(struct pd_error *err)
             (unsigned long long)limit.rlim_max >> 10, STACK_BYTES >> 10);
 }
 
+/* As an option of whatever command, or of none, and perhaps shortened. */
+static bool asks_json(int argc, char **argv)
+{
+    bool asks = false;
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        asks |= strlen(argv[i]) > 2 && strncmp(argv[i], "--json", strlen(argv[i])) == 0;
+    return asks;
+}
+
+static pd_status print_version(bool is_json, struct pd_error *err)
+{
+    struct pd_json_writer w;
+    if (!is_json) {
+        printf("perdure %s (%s)\n", PERDURE_VERSION, PERDURE_SOURCE_ID);
+        return PD_OK;
+    }
+    pd_json_writer_init(&w, 0);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "version", PERDURE_VERSION);
+    pd_json_string(&w, "source", PERDURE_SOURCE_ID);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
 static pd_status run(int argc, char **argv, struct pd_error *err)
 {
     PD_TRY(raise_stack(err));
     PD_TRY(pd_log_configure_env(err));
-    if (argc >= 2 && strcmp(argv[1], "--version") == 0) {
-        printf("perdure %s (%s)\n", PERDURE_VERSION, PERDURE_SOURCE_ID);
-        return PD_OK;
-    }
+    if (argc >= 2 && strcmp(argv[1], "--version") == 0) return print_version(asks_json(argc, argv), err);
     if (argc == 2 && strcmp(argv[1], "version") == 0)
         PD_FAIL(err, PD_USAGE, "perdure has no command version; perdure --version says which this is");
     bool help = argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0);
@@ -95,6 +117,7 @@ static bool reader_left(void)
 int main(int argc, char **argv)
 {
     struct pd_error err = {0};
+    const bool is_json = asks_json(argc, argv); /* before options are moved */
     const bool is_worker = argc >= 2 && strcmp(argv[1], "worker") == 0;
     if (argc >= 2 && strcmp(argv[1], "train") == 0)
         pd_launch_signals_hold(); /* first, as entry.c has done where that was started */
@@ -103,6 +126,7 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);                 /* a closed pipe must not end a run */
     if (!is_worker) signal(SIGXFSZ, SIG_IGN); /* a limit of file sizes is an error of the write; ranks: pd_launched_ready */
     pd_status status = run(argc, argv, &err);
+    if (status && is_json && err.message[0]) pd_output_json_error(&err);
     bool lost = fflush(stdout) != 0 || ferror(stdout);
     if (status == PD_OK && lost && !reader_left())
         status = pd_error_set(&err, PD_IO, PD_WHERE, 0,

@@ -3,6 +3,7 @@
 #include "ckpt/base/words.h"
 #include "trainer/config/config.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -96,22 +97,60 @@ pd_status pd_table_print(struct pd_table *table, struct pd_error *err)
     return PD_OK;
 }
 
+static bool is_json_printed;
+
 pd_status pd_output_json(struct pd_json_writer *writer, struct pd_error *err)
 {
     const char *text;
     size_t bytes;
     pd_status status = pd_json_writer_finish(writer, &text, &bytes, err);
     if (!status) fwrite(text, 1, bytes, stdout);
+    is_json_printed |= !status;
     pd_json_writer_deinit(writer);
     return status;
 }
 
-pd_status pd_output_config(const struct pd_config *config, struct pd_error *err)
+/* PD_NO_SPACE is "no_space". */
+static struct pd_text code_of(pd_status status)
 {
+    struct pd_text t;
+    snprintf(t.text, sizeof t.text, "%s", pd_status_name(status) + strlen("PD_"));
+    for (char *c = t.text; *c; c++)
+        *c = (char)tolower((unsigned char)*c);
+    return t;
+}
+
+void pd_output_ending(struct pd_json_writer *writer, pd_status status, const char *message)
+{
+    pd_json_i64(writer, "exit_code", pd_status_exit_code(status));
+    pd_json_string(writer, "code", status ? code_of(status).text : NULL);
+    pd_json_string(writer, "error", status ? message : NULL);
+}
+
+void pd_output_json_error(const struct pd_error *error)
+{
+    struct pd_json_writer w;
+    if (is_json_printed) return;
+    pd_json_writer_init(&w, 0);
+    pd_json_object_begin(&w, NULL);
+    pd_output_ending(&w, error->status, error->message);
+    pd_json_object_end(&w);
+    (void)!pd_output_json(&w, NULL);
+}
+
+pd_status pd_output_config(const struct pd_config *config, bool is_json, struct pd_error *err)
+{
+    struct pd_json_writer w;
     char *yaml;
     PD_TRY(pd_config_print(config, &yaml, err));
-    fputs(yaml, stdout);
+    pd_json_writer_init(&w, 0);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "config", yaml);
+    pd_json_object_end(&w);
+    if (!is_json) fputs(yaml, stdout);
     free(yaml);
+    if (is_json) return pd_output_json(&w, err);
+    pd_json_writer_deinit(&w);
     return PD_OK;
 }
 

@@ -27,9 +27,14 @@ PD_MUST_USE pd_status pd_table_print(struct pd_table *table, struct pd_error *er
 /* Finishes the text, prints it and frees the writer, also on failure. A stdout that cannot be written is main's to tell. */
 PD_MUST_USE pd_status pd_output_json(struct pd_json_writer *writer, struct pd_error *err);
 
+/* Members that say how it ended: exit_code, code ("usage"; null of success) and error (a sentence, or null). */
+void pd_output_ending(struct pd_json_writer *writer, pd_status status, const char *message);
+/* An object of these alone, unless JSON was printed already: a command that fails has printed its own, or nothing. */
+void pd_output_json_error(const struct pd_error *error);
+
 struct pd_config;
-/* What --print-config shows. */
-PD_MUST_USE pd_status pd_output_config(const struct pd_config *config, struct pd_error *err);
+/* What --print-config shows: YAML, which is the member "config" of JSON. */
+PD_MUST_USE pd_status pd_output_config(const struct pd_config *config, bool is_json, struct pd_error *err);
 
 /* Members of a JSON object: PD_JSON_U64S(&w, {"dp", l->dp}, {"tp", l->tp}). */
 #define PD_JSON_U64S(writer, ...) pd_output_u64s(writer, (const struct pd_json_u64_member[]){__VA_ARGS__, {0}})

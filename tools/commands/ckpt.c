@@ -199,7 +199,7 @@ static pd_status show(const struct pd_ckpt_options *o, struct pd_error *err)
     while (status && entry && pd_ckpt_place_next_copy(&place, err, &entry))
         status = pd_store_read_commit(place.store, entry, &commit, err);
     if (!status) {
-        if (o->config)
+        if (o->config && !o->json)
             fputs(commit.state.config, stdout);
         else if (o->json)
             status = show_json(entry, &commit, err);

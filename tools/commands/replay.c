@@ -271,7 +271,8 @@ pd_status pd_cmd_replay(int argc, char **argv, struct pd_error *err)
         .json = &a.json,
         .words = a.words,
         .words_max = OVERRIDES_MAX,
-        .word_count = &a.word_count};
+        .word_count = &a.word_count,
+        .takes_keys = true};
     PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
     if (done) return PD_OK;
     a.run = pd_command_take_config(a.words, &a.word_count);

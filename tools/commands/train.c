@@ -369,8 +369,7 @@ static pd_status print_result(const struct pd_config *config, pd_status status, 
     pd_json_u64(&w, "newest_step", newest ? newest->step : 0);
     pd_json_u64(&w, "steps", config->run.steps);
     print_losses(config, &w);
-    pd_json_i64(&w, "exit_code", pd_status_exit_code(status));
-    pd_json_string(&w, "error", status ? message : NULL);
+    pd_output_ending(&w, status, message);
     pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
@@ -394,7 +393,7 @@ static pd_status print_keys(struct train *t, struct pd_error *err)
     struct pd_config config;
     memcpy(overrides + 2, t->overrides, t->override_count * sizeof *overrides);
     PD_TRY(pd_config_load(NULL, overrides, t->override_count + 2, &config, err));
-    const pd_status st = pd_output_config(&config, err);
+    const pd_status st = pd_output_config(&config, t->json, err);
     pd_config_deinit(&config);
     return st;
 }
@@ -434,7 +433,7 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
     PD_TRY(pd_config_load(t.config_path, t.overrides, t.override_count, &config, err));
     pd_status st = take_model(&config, err);
     if (!st && t.print_config) {
-        st = pd_output_config(&config, err);
+        st = pd_output_config(&config, t.json, err);
     } else if (!st) {
         st = find_data(&config, err);
         if (!st) st = pd_directories_check(&config, err);
