@@ -66,7 +66,8 @@ struct trailer {
     struct extent state, layout, first_unit, shards, created_by, config, environment;
     struct extent stripes; /* zeros in version 1 */
     uint64_t tokenizer_digest;
-    uint64_t reserved[489];
+    struct pd_guard_state guard;
+    uint64_t reserved[483];
     uint64_t body_digest; /* seed PD_SHARD_SEED, of all pages before this one */
     uint64_t self_digest; /* seed 0, of all of this page before it: the same place in every version */
 };
@@ -215,7 +216,8 @@ pd_status pd_commit_encode(const struct pd_commit *commit, void **ret_data, uint
     PD_TRY(check_encodable(commit, err));
     struct trailer t = {.magic = COMMIT_MAGIC,
                         .version = is_striped(&commit->state.layout) ? COMMIT_FORMAT_VERSION : 1,
-                        .tokenizer_digest = commit->state.tokenizer_digest};
+                        .tokenizer_digest = commit->state.tokenizer_digest,
+                        .guard = commit->state.guard};
     struct pd_h5_file *file = NULL;
     struct pd_h5_pages pages = {0};
     PD_TRY(pd_h5_new(&file, err));
@@ -320,6 +322,7 @@ static pd_status take_body(const unsigned char *data, const struct trailer *t, s
     PD_TRY(unpack(state_fields, COUNT(state_fields), data + t->state.offset, &c->state, err));
     PD_TRY(take_layout(data, t, &c->state.layout, err));
     c->state.tokenizer_digest = t->tokenizer_digest;
+    c->state.guard = t->guard;
     memcpy(c->state.created_by, data + t->created_by.offset, t->created_by.bytes);
     c->state.created_by[sizeof c->state.created_by - 1] = '\0';
     PD_TRY(take_text(data, t->config, &c->state.config, err));

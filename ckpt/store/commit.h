@@ -25,6 +25,15 @@ struct pd_layout {
     uint16_t stripe_weight[PD_LAYOUT_STRIPES_MAX]; /* shares of a rank's rows, each at least 1; of one stripe unused */
 };
 
+/* What the run's guards go by; zeros: nothing yet. */
+struct pd_guard_state {
+    double mean, variance; /* of the losses of late */
+    uint64_t losses;       /* that are in them */
+    uint64_t rolled_back;  /* the step that was rolled back last; 0: none */
+    uint64_t rollbacks;    /* in a row, that one included */
+    uint64_t skips;        /* in a row */
+};
+
 /* Everything of a run that is not a tensor. */
 struct pd_run_state {
     struct pd_identity identity; /* run id, lineage, step */
@@ -36,7 +45,8 @@ struct pd_run_state {
     uint64_t loss_scale_good_steps, skipped_steps;
     uint64_t seed;
     uint64_t data_fingerprint[2];
-    uint64_t tokenizer_digest;   /* of what made the tokens; 0: not known */
+    uint64_t tokenizer_digest; /* of what made the tokens; 0: not known */
+    struct pd_guard_state guard;
     double last_loss;            /* of this step */
     double best_validation_loss; /* NaN when there was none */
     struct pd_layout layout;

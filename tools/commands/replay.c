@@ -151,13 +151,15 @@ static pd_status read_digest(struct audit *a, struct pd_error *err)
 static pd_status take_step(void *context, uint64_t step, const struct pd_step_result *result, struct pd_error *err)
 {
     struct audit *a = context;
-    struct loss *grown = realloc(a->losses, (a->loss_count + 1) * sizeof *grown);
-    if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for the losses of %" PRIu64 " steps", a->loss_count + 1);
-    a->losses = grown;
     if (!a->loss_count) a->first = step - 1;
-    struct loss *l = &a->losses[a->loss_count++];
-    *l = (struct loss){.recorded = 0};
-    memcpy(&l->computed, &result->loss, sizeof l->computed);
+    if (step <= a->first) return PD_OK; /* on the way to a rollback */
+    const uint64_t count = step - a->first;
+    struct loss *grown = count > a->loss_count ? realloc(a->losses, count * sizeof *grown) : a->losses;
+    if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for the losses of %" PRIu64 " steps", count);
+    a->losses = grown;
+    for (; a->loss_count < count; a->loss_count++)
+        a->losses[a->loss_count] = (struct loss){.recorded = 0};
+    memcpy(&a->losses[count - 1].computed, &result->loss, sizeof result->loss);
     return PD_OK;
 }
 

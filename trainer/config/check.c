@@ -282,6 +282,24 @@ static pd_status check_restarts(const struct pd_config *c, struct pd_error *err)
     return PD_OK;
 }
 
+/* The checkpoint that a rollback goes back to is not pruned before. */
+static pd_status check_guard(const struct pd_config *c, struct pd_error *err)
+{
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    const uint32_t count = pd_config_tiers(c, tiers);
+    uint64_t most = 0;
+    if (c->guard.non_finite != PD_GUARD_ROLLBACK && c->guard.spike_z == 0) return PD_OK;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint64_t reach = tiers[i].every ? (tiers[i].keep_last - 1) * tiers[i].every + 1 : 0;
+        if (reach > most) most = reach;
+    }
+    if (most >= c->guard.rollback_steps) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "guard.rollback_steps is %llu, and checkpoints reach %llu steps back for certain; raise checkpoint.keep_last or "
+            "checkpoint.every, or lower guard.rollback_steps",
+            (unsigned long long)c->guard.rollback_steps, (unsigned long long)most);
+}
+
 static pd_status check_launch(const struct pd_config *c, struct pd_error *err)
 {
     const uint32_t most = c->elastic.max ? c->elastic.max : c->layout.ranks;
@@ -311,6 +329,7 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
     struct pd_listen listen;
     if (c->metrics.prometheus_listen[0])
         PD_TRY(pd_config_listen("metrics.prometheus_listen", c->metrics.prometheus_listen, &listen, err));
+    PD_TRY(check_guard(c, err));
     PD_TRY(check_launch(c, err));
     return check_restarts(c, err);
 }

@@ -26,7 +26,7 @@ enum pd_exchange { PD_EXCHANGE_AUTO, PD_EXCHANGE_STEP, PD_EXCHANGE_LANE };
 enum pd_device_choice { PD_DEVICE_AUTO, PD_DEVICE_CPU, PD_DEVICE_GPU };
 enum pd_rounding { PD_ROUNDING_NEAREST, PD_ROUNDING_STOCHASTIC };
 enum pd_linears { PD_LINEARS_PRECISION, PD_LINEARS_FP8 };
-enum pd_guard { PD_GUARD_STOP, PD_GUARD_SKIP };
+enum pd_guard { PD_GUARD_STOP, PD_GUARD_SKIP, PD_GUARD_ROLLBACK };
 enum pd_grow { PD_GROW_RESTART, PD_GROW_NOW };
 enum pd_transport { PD_TRANSPORT_AUTO, PD_TRANSPORT_LOCAL, PD_TRANSPORT_MPI };
 
@@ -71,7 +71,7 @@ struct pd_config {
         enum pd_linears linears;            /* operands of the linears of blocks: as precision, or fp8 */
         enum pd_dtype gradient_type;        /* of a micro-batch's gradients: PD_F32, PD_BF16 */
         enum pd_rounding gradient_rounding; /* of those to bf16 */
-        uint32_t lanes; /* 0: of a record that knows none, from when gradients were summed in fp32 */
+        uint32_t lanes;                     /* 0: of a record that knows none, from when gradients were summed in fp32 */
         uint32_t virtual_tp, virtual_sp;
         double loss_scale;            /* fp16: the first one, a power of two */
         uint32_t loss_scale_interval; /* fp16: steps without overflow after which it doubles */
@@ -89,9 +89,9 @@ struct pd_config {
         uint32_t dp, tp, pp, sp;                /* 0: dp what is left, the others 1 */
         uint32_t interleave;                    /* pipeline chunks a rank */
         enum pd_schedule_kind schedule;
-        enum pd_codes fp8_codes; /* how long codes of weights are kept, where linears are fp8 */
-        enum pd_order order;     /* breadth_first: every micro-batch of a block before the next block; one stage only */
-        enum pd_exchange exchange;       /* of gradients */
+        enum pd_codes fp8_codes;   /* how long codes of weights are kept, where linears are fp8 */
+        enum pd_order order;       /* breadth_first: every micro-batch of a block before the next block; one stage only */
+        enum pd_exchange exchange; /* of gradients */
         uint32_t zero_stage, zero_shard; /* zero_shard 0: dp*sp */
     } layout;
     struct {
@@ -143,7 +143,10 @@ struct pd_config {
     } launch;
     struct {
         enum pd_guard non_finite; /* a loss or a gradient that is not finite: the run ends, or the step updates nothing */
-        uint32_t skips;           /* in a row, before the run ends all the same */
+        double spike_z;           /* deviations above the mean from which a loss is rolled back; 0: none is */
+        uint64_t spike_window;    /* losses that mean and deviation remember */
+        uint64_t rollback_steps;  /* that a rollback undoes */
+        uint32_t skips;           /* or rollbacks, in a row, before the run ends all the same */
     } guard;
     struct {
         uint32_t min, max; /* ranks of any start; max 0: layout.ranks */

@@ -17,7 +17,7 @@ static const char *const codes_words[] = {"auto", "step", "micro_batch", NULL};
 static const char *const linears_words[] = {"precision", "fp8", NULL};
 static const char *const gradient_words[] = {"fp32", "bf16", NULL};
 static const char *const rounding_words[] = {"nearest", "stochastic", NULL};
-static const char *const guard_words[] = {"stop", "skip", NULL};
+static const char *const guard_words[] = {"stop", "skip", "rollback", NULL};
 static const char *const grow_words[] = {"restart", "now", NULL};
 static const char *const transport_words[] = {"auto", "local", "mpi", NULL};
 static const char *const schedule_words[] = {"1f1b", "gpipe", NULL};
@@ -199,8 +199,14 @@ const struct pd_key pd_keys[] = {
         "for hosts to come back, where fewer than elastic.min ranks can run; then the launch ends with 75"),
 
     WORD(guard.non_finite, "stop", guard_words, FREE,
-         "a loss or gradient that is not finite ends the run; skip: its batch is consumed and updates nothing"),
-    U32(guard.skips, "10", 1, 1e6, FREE, "of guard.non_finite=skip in a row, before the run ends all the same"),
+         "a loss or gradient that is not finite ends the run; skip: its batch is consumed and updates nothing; rollback: and "
+         "so do the guard.rollback_steps - 1 before it"),
+    F64(guard.spike_z, "0", 0, 1e6, FREE,
+        "a loss so many standard deviations above the mean rolls back too; 6 is a sign, 0: none does"),
+    U64(guard.spike_window, "128", 2, COUNT_MAX, FREE, "losses that mean and deviation remember; before, nothing is a spike",
+        STEPS),
+    U64(guard.rollback_steps, "8", 1, COUNT_MAX, FREE, "steps that a rollback undoes, the last one included", STEPS),
+    U32(guard.skips, "10", 1, 1e6, FREE, "in a row, or rollbacks in a row, before the run ends all the same"),
 
     U32(elastic.min, "1", 1, 65536, FREE, "ranks; with fewer no start is made"),
     U32(elastic.max, "0", 0, 65536, FREE, "ranks, where launch.hosts have room for them; 0: layout.ranks, or all that fit"),

@@ -3,6 +3,8 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/words.h"
 
+#include <math.h>
+
 #define MODULE "worker"
 
 pd_status pd_loss_scale_advance(struct pd_run_state *state, bool skipped, uint32_t interval, struct pd_error *err)
@@ -22,43 +24,180 @@ pd_status pd_loss_scale_advance(struct pd_run_state *state, bool skipped, uint32
     return PD_OK;
 }
 
-/* Where fp16 does not lower its scale for it. */
-static pd_status guard(const struct pd_config *c, const struct pd_step_result *result, bool says, struct pd_run_state *state,
-                       uint32_t *skips, struct pd_error *err)
+/* A step that was computed, and the state before it. */
+struct judged {
+    const struct pd_config *config;
+    const struct pd_step_result *result;
+    const struct pd_run_state *state;
+    uint64_t step;
+};
+
+/* ---- what is wrong ---- */
+
+/* fp16 overflows by design: only a loss tells there. */
+static bool is_not_finite(const struct judged *j)
 {
-    const uint64_t step = state->identity.step + 1, first = state->samples, last = first + c->batch.sequences - 1;
-    if (!result->skipped) {
-        *skips = 0;
-        return PD_OK;
-    }
+    return j->config->numerics.precision == PD_F16 ? !isfinite(j->result->loss) : j->result->skipped;
+}
+
+static bool is_skipped(const struct judged *j)
+{
+    return j->result->skipped;
+}
+
+static double spread(const struct judged *j)
+{
+    return sqrt(j->state->guard.variance);
+}
+
+static bool is_spike(const struct judged *j)
+{
+    const struct pd_guard_state *g = &j->state->guard;
+    return j->config->guard.spike_z > 0 && g->losses >= j->config->guard.spike_window &&
+           j->result->loss > g->mean + j->config->guard.spike_z * spread(j);
+}
+
+static bool always(const struct judged *j)
+{
+    (void)j;
+    return true;
+}
+
+/* ---- what follows: the first row that holds ---- */
+
+enum verdict { GOOD, SKIP, ROLL_BACK };
+enum { ANY = -1 };
+
+static const struct judgement {
+    bool (*holds)(const struct judged *);
+    int non_finite; /* guard.non_finite, or ANY */
+    enum verdict verdict;
+    const char *what;
+} judgements[] = {{is_not_finite, PD_GUARD_ROLLBACK, ROLL_BACK, "is not finite"},
+                  {is_skipped, ANY, SKIP, "is not finite"},
+                  {is_spike, ANY, ROLL_BACK, "is a spike (guard.spike_z)"},
+                  {always, ANY, GOOD, ""}};
+
+static const struct judgement *judge(const struct judged *j)
+{
+    const struct judgement *row = judgements;
+    while (!row->holds(j) || (row->non_finite != ANY && row->non_finite != (int)j->config->guard.non_finite))
+        row++;
+    return row;
+}
+
+/* Mean and variance of the losses so far, of about the last spike_window of them. */
+static void remember(const struct pd_config *c, double loss, struct pd_guard_state *g)
+{
+    const uint64_t window = c->guard.spike_window;
+    const double share = 1 / (double)(g->losses < window ? g->losses + 1 : window), off = loss - g->mean;
+    g->mean += share * off;
+    g->variance = (1 - share) * (g->variance + share * off * off);
+    g->losses++;
+}
+
+static void log_skip(const struct judged *j)
+{
+    const uint64_t first = j->state->samples;
+    pd_log_warn(MODULE, "step %llu is skipped (guard.non_finite): loss %g, gradient norm %g on samples %llu to %llu",
+                (unsigned long long)j->step, j->result->loss, j->result->gradient_norm, (unsigned long long)first,
+                (unsigned long long)first + j->config->batch.sequences - 1);
+}
+
+static pd_status skip(const struct judged *j, bool says, struct pd_run_state *state, struct pd_error *err)
+{
     state->skipped_steps++;
-    if (++*skips > c->guard.skips)
+    if (++state->guard.skips > j->config->guard.skips)
         PD_FAIL(err, PD_DIVERGED,
                 "loss %g, gradient norm %g at step %llu: %s in a row were not finite (guard.skips); lower optimizer.lr",
-                result->loss, result->gradient_norm, (unsigned long long)step, pd_counted(*skips, "step").text);
+                j->result->loss, j->result->gradient_norm, (unsigned long long)j->step,
+                pd_counted(state->guard.skips, "step").text);
+    if (says) log_skip(j);
+    return PD_OK;
+}
+
+/* Not behind the rollback before: what that undid stays undone. */
+static pd_status roll_back(const struct judged *j, const char *what, bool says, struct pd_rollbacks *all,
+                           struct pd_error *err)
+{
+    const struct pd_guard_state *g = &j->state->guard;
+    const uint64_t steps = j->config->guard.rollback_steps, before = j->step > steps ? j->step - steps : 0;
+    struct pd_rollback r = {.at = j->step, .to = before > g->rolled_back ? before : g->rolled_back, .in_a_row = 1};
+    if (g->rolled_back && before <= g->rolled_back) r.in_a_row = g->rollbacks + 1;
+    if (r.in_a_row > j->config->guard.skips)
+        PD_FAIL(err, PD_DIVERGED,
+                "loss %g at step %llu %s, and so it was after %llu rollbacks shortly before (guard.skips); lower "
+                "optimizer.lr, or look at the data of samples %llu to %llu",
+                j->result->loss, (unsigned long long)j->step, what, (unsigned long long)r.in_a_row - 1,
+                (unsigned long long)j->state->samples,
+                (unsigned long long)j->state->samples + j->config->batch.sequences - 1);
     if (says)
-        pd_log_warn(MODULE, "step %llu is skipped (guard.non_finite): loss %g, gradient norm %g on samples %llu to %llu",
-                    (unsigned long long)step, result->loss, result->gradient_norm, (unsigned long long)first,
-                    (unsigned long long)last);
+        pd_log_warn(MODULE,
+                    "loss %g, gradient norm %g at step %llu %s (mean %.4g, deviation %.3g): back to the state of step %llu; "
+                    "batches of the steps behind it are left out",
+                    j->result->loss, j->result->gradient_norm, (unsigned long long)j->step, what, g->mean, spread(j),
+                    (unsigned long long)r.to);
+    bool is_known = false;
+    for (uint32_t i = 0; i < all->count && i < PD_ROLLBACKS_MAX; i++)
+        is_known |= all->known[i].at == r.at;
+    if (!is_known) all->known[all->count++ % PD_ROLLBACKS_MAX] = r;
+    all->goes_back = true;
+    all->target = r.to;
+    return PD_OK;
+}
+
+static pd_status guard(const struct judged *j, bool says, struct pd_run_state *state, struct pd_rollbacks *rollbacks,
+                       struct pd_error *err)
+{
+    const bool is_scaled = j->config->numerics.precision == PD_F16;
+    const struct judgement *judgement = judge(j);
+    if (judgement->verdict == ROLL_BACK) return roll_back(j, judgement->what, says, rollbacks, err);
+    if (judgement->verdict == GOOD) remember(j->config, j->result->loss, &state->guard);
+    if (is_scaled) return pd_loss_scale_advance(state, j->result->skipped, j->config->numerics.loss_scale_interval, err);
+    if (judgement->verdict == SKIP) return skip(j, says, state, err);
+    state->guard.skips = 0;
     return PD_OK;
 }
 
 /* A skipped step consumes its samples and updates nothing. */
 pd_status pd_advance(const struct pd_config *c, const struct pd_step_result *result, bool says, struct pd_run_state *state,
-                     uint32_t *skips, struct pd_error *err)
+                     struct pd_rollbacks *rollbacks, struct pd_error *err)
 {
-    const bool is_scaled = c->numerics.precision == PD_F16;
-    if (is_scaled)
-        PD_TRY(pd_loss_scale_advance(state, result->skipped, c->numerics.loss_scale_interval, err));
-    else
-        PD_TRY(guard(c, result, says, state, skips, err));
+    const struct judged judged = {c, result, state, state->identity.step + 1};
+    PD_TRY(guard(&judged, says, state, rollbacks, err));
     state->identity.step++;
     state->updates += !result->skipped;
     state->samples += c->batch.sequences;
     state->tokens += result->tokens;
     state->last_loss = result->loss;
-    if (result->skipped && says && is_scaled)
+    if (result->skipped && says && c->numerics.precision == PD_F16)
         pd_log(PD_LOG_WARN, MODULE, "step %llu is skipped: a gradient overflowed fp16 (%s so far); loss scale %g",
                (unsigned long long)state->identity.step, pd_counted(state->skipped_steps, "skip").text, state->loss_scale);
     return PD_OK;
+}
+
+/* ---- going on from a rollback ---- */
+
+void pd_rollbacks_pass(const struct pd_rollbacks *all, const struct pd_config *c, bool says, struct pd_run_state *state)
+{
+    for (uint32_t i = 0; i < all->count && i < PD_ROLLBACKS_MAX; i++) {
+        const struct pd_rollback *r = &all->known[i];
+        if (r->to != state->identity.step) continue;
+        state->identity.step = r->at;
+        state->samples += (r->at - r->to) * c->batch.sequences;
+        state->skipped_steps += r->at - r->to;
+        state->guard.rolled_back = r->at;
+        state->guard.rollbacks = r->in_a_row;
+        if (says)
+            pd_log_info(MODULE, "back at the state of step %llu: going on with step %llu", (unsigned long long)r->to,
+                        (unsigned long long)r->at + 1);
+        i = UINT32_MAX; /* another may begin where this one ended */
+    }
+}
+
+bool pd_rollbacks_is_behind(const struct pd_rollbacks *all, const struct pd_run_state *state)
+{
+    for (uint32_t i = 0; i < all->count && i < PD_ROLLBACKS_MAX; i++)
+        if (all->known[i].at > state->identity.step) return true;
+    return false;
 }

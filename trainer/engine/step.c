@@ -405,7 +405,7 @@ static pd_status check_finite(const struct step *s, struct pd_step_result *resul
     const bool may_overflow = c->numerics.precision == PD_F16 && isfinite(result->loss);
     char where[192] = "";
     result->skipped = !is_finite;
-    if (is_finite || may_overflow || c->guard.non_finite == PD_GUARD_SKIP) return PD_OK;
+    if (is_finite || may_overflow || c->guard.non_finite != PD_GUARD_STOP) return PD_OK;
     if (found->overflow < UINT32_MAX)
         snprintf(where, sizeof where, ", and a gradient of %s is not finite or out of range", tensors[found->overflow].name);
     PD_FAIL(err, PD_DIVERGED,
@@ -450,6 +450,7 @@ static pd_status run_once(struct step *s, uint64_t updates, struct pd_step_resul
     PD_TRY(run_schedule(s, err));
     PD_TRY(reduce_loss(s, &result->loss, err));
     result->tokens = s->tokens;
+    if (pd_fault_asks("engine.loss.nan")) result->loss = NAN;
     PD_TRY(pd_optimizer_update_begin(e, err));
     const pd_status updated = update(s, updates, result, ret_found, err);
     uint64_t since_ns = pd_clock_monotonic_ns(NULL);

@@ -5,6 +5,7 @@
 #define PD_TRAINER_RUN_INTERNAL_H
 
 #include "trainer/comm/comm.h"
+#include "trainer/engine/advance.h"
 #include "trainer/run/metrics.h"
 #include "trainer/run/save.h"
 #include "trainer/run/save_failures.h"
@@ -37,15 +38,15 @@ struct run {
     struct pd_saver *saver;
     struct pd_metrics *metrics; /* rank 0 */
     struct pd_run_state state;
-    uint32_t threads;    /* of this rank */
-    bool is_thread;      /* ranks are threads of one process */
+    uint32_t threads; /* of this rank */
+    bool is_thread;   /* ranks are threads of one process */
     uint64_t planned_bytes;
     uint32_t validation_sequences; /* of a pass: validation.sequences, or what there is */
     uint64_t saved_step;           /* newest that is known on all ranks to be committed; 0: none */
     uint64_t started_step;         /* newest whose save is under way or ended well; 0: none */
     uint64_t now_ns;               /* of the root's clock, at the ranks' last agreement */
     struct pd_save_failures failures;
-    uint32_t skips; /* of guard.non_finite in a row */
+    struct pd_rollbacks *rollbacks; /* borrowed: they outlive the opening and closing that going back is */
     uint32_t saves;
     double save_seconds, stall_seconds; /* of the saves that ended since the last line of metrics */
 };
@@ -53,7 +54,8 @@ struct run {
 /* open.c. What could not be opened is closed all the same. Collective. */
 PD_MUST_USE pd_status pd_run_open(struct run *r, struct pd_error *err);
 void pd_run_close(struct run *r);
-/* loop.c: every step that is left, and the saves that are due.   errors  PD_STOPPED: a signal asked to leave, all is saved */
+/* loop.c: every step that is left, and the saves that are due.   errors  PD_STOPPED: a signal asked to leave, all is saved.
+ * rollbacks->goes_back: the rank is to be closed and opened again, before that step. */
 PD_MUST_USE pd_status pd_run_steps(struct run *r, struct pd_error *err);
 
 #endif

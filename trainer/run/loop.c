@@ -13,7 +13,6 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/pulse.h"
 #include "ckpt/base/words.h"
-#include "trainer/engine/advance.h"
 #include "trainer/run/events.h"
 #include "trainer/run/launched.h"
 #include "trainer/run/signals.h"
@@ -131,7 +130,7 @@ static pd_status save_and_wait(struct run *r, struct pd_error *err)
 static bool save_is_due(const struct run *r, enum pd_signal signal)
 {
     const uint64_t step = r->state.identity.step;
-    if (r->saved_step == step || r->started_step == step) return false;
+    if (r->saved_step == step || r->started_step == step || pd_rollbacks_is_behind(r->rollbacks, &r->state)) return false;
     if (signal != PD_SIGNAL_NONE || step == r->config->run.steps) return true;
     if (!r->failures.count) return pd_tiers_is_due(r->tiers, step);
     const bool is_under_way = r->started_step > 0; /* another try is: none ended well since saves fail */
@@ -165,6 +164,8 @@ static pd_status save_and_leave(struct run *r, struct pd_error *err)
 {
     if (r->state.identity.step == 0)
         PD_FAIL(err, PD_STOPPED, "asked to leave before the first step; there was nothing to save");
+    if (r->rollbacks->goes_back || pd_rollbacks_is_behind(r->rollbacks, &r->state))
+        PD_FAIL(err, PD_STOPPED, "asked to leave on the way back to an earlier step; the same command goes back again");
     pd_save_failures_leave(&r->failures, r->now_ns, r->config->checkpoint.leave_seconds);
     PD_TRY(finish_saves(r, err));
     while (r->saved_step != r->state.identity.step) {
@@ -243,7 +244,7 @@ static pd_status save_if_due(struct run *r, enum pd_signal signal, struct pd_err
 
 static pd_status run_step(struct run *r, struct pd_error *err)
 {
-    struct pd_metrics_step m = {.loss_scale = r->state.loss_scale};
+    struct pd_metrics_step m = {.loss_scale = r->state.loss_scale, .validation_loss = NAN};
     enum pd_signal signal;
     uint64_t start = pd_clock_monotonic_ns(NULL), finished;
     pd_pulse_step(r->state.identity.step + 1);
@@ -252,26 +253,37 @@ static pd_status run_step(struct run *r, struct pd_error *err)
     r->engine->next_identity.step++;
     PD_TRY(pd_engine_step(r->engine, r->state.samples, r->state.updates, &m.result, err));
     m.seconds = pd_clock_seconds_since(NULL, start);
-    PD_TRY(pd_advance(r->config, &m.result, r->comm->rank == 0, &r->state, &r->skips, err));
+    PD_TRY(pd_advance(r->config, &m.result, r->comm->rank == 0, &r->state, r->rollbacks, err));
+    m.rolls_back = r->rollbacks->goes_back;
+    m.rolled_back_to = r->rollbacks->target;
     pd_fault_point("worker.stepped");
-    PD_TRY(validate(r, &m.validation_loss, err));
+    if (!m.rolls_back) PD_TRY(validate(r, &m.validation_loss, err));
     PD_TRY(agree(r, &signal, &finished, err));
     pd_status saved = take_outcomes(r, finished, err);
     write_metrics(r, &m);
     PD_TRY(saved);
+    if (m.rolls_back) return finish_saves(r, err);
     PD_TRY(save_if_due(r, signal, err));
     if (signal < PD_SIGNAL_SAVE_AND_LEAVE) return PD_OK;
     PD_FAIL(err, PD_STOPPED, "asked to leave after step %llu", (unsigned long long)m.step);
+}
+
+/* Whether there is anything left to step or to save. */
+static bool goes_on(struct run *r)
+{
+    pd_rollbacks_pass(r->rollbacks, r->config, r->comm->rank == 0, &r->state);
+    return r->state.identity.step < r->config->run.steps || r->saved_step != r->state.identity.step;
 }
 
 pd_status pd_run_steps(struct run *r, struct pd_error *err)
 {
     const uint64_t first = r->state.identity.step, last = r->config->run.steps;
     bool frozen = false;
-    while (r->state.identity.step < last || r->saved_step != r->state.identity.step) {
+    while (goes_on(r)) {
         pd_status st = r->state.identity.step < last ? run_step(r, err) : save_last_step(r, err);
         if (st == PD_STOPPED) return leave(r, err);
         PD_TRY(st);
+        if (r->rollbacks->goes_back) return PD_OK;
         if (!frozen && r->saved_step) {
             pd_arena_freeze(r->arena);
             frozen = true;

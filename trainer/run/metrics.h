@@ -16,8 +16,10 @@ struct pd_metrics;
 struct pd_metrics_step {
     uint64_t step, fence;
     struct pd_step_result result;
-    double loss_scale;            /* of the step */
-    uint64_t skipped_steps;       /* of the run */
+    double loss_scale;      /* of the step */
+    uint64_t skipped_steps; /* of the run */
+    bool rolls_back;        /* the run goes back to the state of step rolled_back_to */
+    uint64_t rolled_back_to;
     double seconds;               /* of the step */
     double validation_loss;       /* NaN: not measured at this step */
     uint64_t device_free_bytes;   /* of a GPU; 0: a CPU */
@@ -35,7 +37,7 @@ struct pd_metrics_options {
     const struct pd_config *config; /* borrowed; fp16: loss scale and skips are said */
     uint32_t ranks;
     uint64_t planned_bytes; /* of rank 0 */
-    bool has_stages; /* the bubble is said */
+    bool has_stages;        /* the bubble is said */
     double flops_per_token;
     double gemm_flops_per_second; /* of all ranks together, measured at start */
 };

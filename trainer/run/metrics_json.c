@@ -115,6 +115,7 @@ static void add_result(struct pd_json_writer *w, const struct pd_metrics_options
     } else if (s->skipped_steps) {
         pd_json_u64(w, "skipped", s->skipped_steps);
     }
+    if (s->rolls_back) pd_json_u64(w, "rolled_back_to", s->rolled_back_to);
     if (s->result.recomputed) pd_json_u64(w, "recomputed", s->result.recomputed);
     if (options->has_stages) {
         pd_json_double(w, "bubble", s->result.bubble);

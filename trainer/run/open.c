@@ -406,7 +406,8 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     for (uint32_t s = 0; s < pd_stripes_count(r->config); s++)
         bytes[s] = pd_saver_file_bytes(r->saver, s);
     if (pd_state_is_in_files(r->engine->state)) PD_TRY(make_generations(r, bytes, err));
-    PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->engine, UINT64_MAX, &r->state, &report, err));
+    PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->engine, r->rollbacks->goes_back ? r->rollbacks->target : UINT64_MAX,
+                     &r->state, &report, err));
     PD_TRY(publish_tokenizer(r, err));
     if (report.resumed && r->comm->rank == 0) {
         char path[4096];
@@ -414,6 +415,7 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
         report.lost = pd_lost_steps(path, r->state.identity.step); /* before this start writes its lines */
     }
     r->saved_step = report.resumed ? r->state.identity.step : 0;
+    r->rollbacks->goes_back = false;
     PD_TRY(open_saver(r, bytes, err));
     PD_TRY(open_metrics(r, &report, err));
     log_start(r, &report);

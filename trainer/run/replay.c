@@ -16,30 +16,26 @@ struct replaying {
     struct pd_rank_device device;
     struct pd_whole_engine whole;
     struct pd_run_state state;
+    struct pd_rollbacks rollbacks;
 };
 
-static pd_status open_tiers(struct replaying *r, struct pd_error *err)
+/* The newest checkpoint of `step` or before. */
+static pd_status load(struct replaying *r, uint64_t step, struct pd_error *err)
 {
     struct pd_tiers_options options = *r->replay->tiers;
+    struct pd_resume_report report;
     options.read_only = true;
     options.shards = 1;
     for (uint32_t i = 0; i < options.count; i++)
         options.groups[i] = &r->group;
-    PD_TRY(pd_vfs_new_auto(&r->vfs, err));
-    return pd_tiers_open(r->vfs, &options, &r->tiers, err);
-}
-
-/* A run that began from another system's weights has no other first step than the checkpoint that was made of them. */
-static pd_status load(struct replaying *r, struct pd_error *err)
-{
-    struct pd_resume_report report;
-    const struct pd_replay *replay = r->replay;
-    PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->whole.engine, replay->step - 1, &r->state, &report, err));
-    if (report.resumed || !replay->config->init.from[0]) return PD_OK;
-    PD_FAIL(err, PD_CORRUPT,
-            "no checkpoint before step %llu is left, and the run began with init.from: replay a later step, of those that "
-            "perdure ckpt ls shows",
-            (unsigned long long)replay->step);
+    pd_tiers_close(r->tiers);
+    r->tiers = NULL;
+    pd_run_state_deinit(&r->state);
+    PD_TRY(pd_tiers_open(r->vfs, &options, &r->tiers, err));
+    PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->whole.engine, step, &r->state, &report, err));
+    r->rollbacks.goes_back = false;
+    pd_rollbacks_pass(&r->rollbacks, r->replay->config, false, &r->state);
+    return PD_OK;
 }
 
 static pd_status open_all(struct replaying *r, struct pd_error *err)
@@ -49,21 +45,22 @@ static pd_status open_all(struct replaying *r, struct pd_error *err)
     pd_numerics_thread_init();
     PD_TRY(pd_rank_device_open(replay->config->run.device, 0, NULL, &r->device, err));
     PD_TRY(pd_whole_engine_open(replay->config, NULL, &r->device, replay->threads, &r->whole, err));
-    PD_TRY(open_tiers(r, err));
-    return load(r, err);
+    PD_TRY(pd_vfs_new_auto(&r->vfs, err));
+    return load(r, replay->step - 1, err);
 }
 
 static pd_status compute(struct replaying *r, struct pd_error *err)
 {
-    uint32_t skips = 0;
     struct pd_step_result result;
     const struct pd_replay *replay = r->replay;
     struct pd_engine *e = r->whole.engine;
     while (r->state.identity.step < replay->last) {
         e->loss_scale = r->state.loss_scale;
         PD_TRY(pd_engine_step(e, r->state.samples, r->state.updates, &result, err));
-        PD_TRY(pd_advance(replay->config, &result, false, &r->state, &skips, err));
+        PD_TRY(pd_advance(replay->config, &result, false, &r->state, &r->rollbacks, err));
         PD_TRY(replay->stepped(replay->context, r->state.identity.step, &result, err));
+        if (r->rollbacks.goes_back) PD_TRY(load(r, r->rollbacks.target, err));
+        pd_rollbacks_pass(&r->rollbacks, replay->config, false, &r->state);
     }
     return PD_OK;
 }

@@ -149,10 +149,21 @@ static void log_other_tokenizer(const struct pd_engine *e, const struct pd_run_s
            (unsigned long long)saved->tokenizer_digest, (unsigned long long)now);
 }
 
-static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, struct pd_run_state *state, struct pd_error *err)
+/* of_run: the identity of a run that has checkpoints of later steps, or NULL: it begins. */
+static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, const struct pd_identity *of_run,
+                             struct pd_run_state *state, struct pd_error *err)
 {
     *state = (struct pd_run_state){.loss_scale = e->loss_scale, .best_validation_loss = NAN, .last_loss = NAN};
     state->identity.lineage = 1;
+    if (of_run && e->options.config->init.from[0])
+        PD_FAIL(err, PD_CORRUPT,
+                "the run began with init.from and goes back to a step before its oldest checkpoint, so there is nothing to go "
+                "on from; keep more of them (checkpoint.keep_last)");
+    if (of_run) {
+        state->identity = *of_run;
+        state->identity.step = 0;
+        return pd_group_agree(group, pd_state_init(e->state, &state->identity, err), err);
+    }
     if (group->rank == 0 && getrandom(state->identity.run_id, sizeof state->identity.run_id, 0) < 0)
         state->identity.run_id[0] = pd_clock_wall_ns(NULL);
     PD_TRY(pd_group_broadcast(group, 0, state->identity.run_id, sizeof state->identity.run_id, err));
@@ -230,6 +241,18 @@ static pd_status load_entry(struct pd_vfs *vfs, const struct candidate *c, struc
     report->from_world = pd_layout_world(&commit->state.layout);
     report->resumed = true;
     return PD_OK;
+}
+
+/* It is of a later step than is wanted, and of the same run. */
+static pd_status leave_alone(struct pd_tiers *tiers, const struct candidate *c, struct pd_group *group,
+                             struct pd_identity *ret_identity, struct pd_error *err)
+{
+    struct pd_commit commit = {0};
+    const pd_status st = pd_store_read_commit(c->store, &c->entry, &commit, err);
+    if (!st) *ret_identity = commit.state.identity;
+    pd_commit_deinit(&commit);
+    pd_tiers_pass_over(tiers, c->tier, &c->entry);
+    return pd_group_agree(group, st, err);
 }
 
 static pd_status pass_over(const struct candidate *c, struct pd_group *group, const struct pd_error *damage,
@@ -310,10 +333,11 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
     uint64_t start = pd_clock_monotonic_ns(NULL);
     struct pd_error damage = {0};
     struct candidate candidate;
+    struct pd_identity later = {.lineage = 0};
     while (!report.resumed && choose(tiers, &candidate)) {
         struct pd_commit commit = {0};
         if (candidate.entry.step > newest_step) {
-            pd_tiers_pass_over(tiers, candidate.tier, &candidate.entry);
+            PD_TRY(leave_alone(tiers, &candidate, group, &later, err));
             continue;
         }
         pd_status st = load_entry(vfs, &candidate, group, e, &commit, &report, &damage);
@@ -338,7 +362,7 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
         struct pd_store *store = pd_tiers_store(tiers, t);
         if (store) PD_TRY(refuse_to_bury(store, &report, &damage, err));
     }
-    if (!report.resumed) PD_TRY(start_fresh(group, e, ret_state, err));
+    if (!report.resumed) PD_TRY(start_fresh(group, e, later.lineage ? &later : NULL, ret_state, err));
     report.seconds = pd_clock_seconds_since(NULL, start);
     *ret_report = report;
     if (report.resumed && group->rank == 0) {

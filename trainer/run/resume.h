@@ -3,7 +3,10 @@
  * The newest over all tiers counts, of equal ones that of the faster tier. A checkpoint whose bytes are damaged is moved to
  * quarantine with an error in the log, and the one before is taken; a storage error is not damage and ends the launch. The
  * first step is for a directory that holds nothing else: beside damaged or incomplete checkpoints, in quarantine or not, a
- * launch fails. A changed configuration follows pd_config_compare. */
+ * launch fails. A changed configuration follows pd_config_compare.
+ *
+ * Checkpoints of steps beyond `newest_step` are left alone (UINT64_MAX: none is); where the run has no others it begins again,
+ * as the same run. */
 #ifndef PD_TRAINER_RUN_RESUME_H
 #define PD_TRAINER_RUN_RESUME_H
 
@@ -22,7 +25,7 @@ struct pd_resume_report {
 };
 
 /* Fills the engine's state and *ret_state (the caller's to deinit): identity, counters, layout of this launch. Collective.
- * Checkpoints of steps beyond `newest_step` are left alone; UINT64_MAX: none is. The tiers are not started yet.
+ * The tiers are not started yet.
  *   errors  PD_INVALID: the configuration may not change so; PD_CORRUPT: there are checkpoints and none is whole */
 PD_MUST_USE pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *engine,
                                 uint64_t newest_step, struct pd_run_state *ret_state, struct pd_resume_report *ret_report,

@@ -2,6 +2,7 @@
 #include "trainer/run/worker.h"
 
 #include "ckpt/base/fault.h"
+#include "ckpt/base/pulse.h"
 #include "ckpt/base/rank.h"
 #include "trainer/engine/rank_device.h"
 #include "trainer/run/internal.h"
@@ -27,11 +28,11 @@ pd_status pd_worker_write_config(const struct pd_config *config, const char *pat
     PD_FAIL_ERRNO(err, number, "%s: writing it", path);
 }
 
-/* The whole of `config` on this rank of `comm`. Collective. `launched` hears of a failure at once; NULL: nobody. */
-static pd_status run_rank(const struct pd_config *config, struct pd_comm *comm, const struct pd_launched *launched,
-                          struct pd_error *err)
+/* Until the end of the run, or until it goes back. Collective. `launched` hears of a failure at once; NULL: nobody. */
+static pd_status run_open_rank(const struct pd_config *config, struct pd_comm *comm, const struct pd_launched *launched,
+                               struct pd_rollbacks *rollbacks, struct pd_error *err)
 {
-    struct run r = {.config = config, .given = config, .comm = comm, .is_thread = !launched};
+    struct run r = {.config = config, .given = config, .comm = comm, .is_thread = !launched, .rollbacks = rollbacks};
     r.threads = pd_launched_threads(config->layout.threads, comm->ranks_here);
     pd_comm_set_time_limit(comm, config->restart.peer_timeout);
     pd_numerics_thread_init();
@@ -55,6 +56,20 @@ static pd_status run_rank(const struct pd_config *config, struct pd_comm *comm, 
     /* Said before the rest is put away: the starter may end this process at any time now, and it is not one that died. */
     if (st && launched) pd_launched_end(launched, st, err ? err->message : "");
     pd_run_close(&r);
+    return st;
+}
+
+/* The whole of `config` on this rank. Going back to an earlier step is closing the rank and opening it before that step: no
+ * memory, file or thread of what was computed since is left. */
+static pd_status run_rank(const struct pd_config *config, struct pd_comm *comm, const struct pd_launched *launched,
+                          struct pd_error *err)
+{
+    struct pd_rollbacks rollbacks = {.count = 0};
+    pd_status st = PD_OK;
+    do {
+        if (rollbacks.goes_back) pd_pulse_enter(PD_PULSE_SAVING); /* who watches for hangs waits for storage */
+        st = run_open_rank(config, comm, launched, &rollbacks, err);
+    } while (!st && rollbacks.goes_back);
     return st;
 }
 
