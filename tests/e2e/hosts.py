@@ -87,7 +87,7 @@ def one_and_the_launchers(bench):
     if bench.starts(1) != [("2", "a:1,b:1")] or "lost host c (1 rank): no answer" not in bench.said():
         bench.fail("the loss of host c")
     bench.steps(run, 2)
-    resumed_from(bench, least)
+    resumed_from(bench, least, "ab")
     bench.net.boot("c")
     least = bench.copied()
     bench.net.lose("a")
@@ -97,7 +97,7 @@ def one_and_the_launchers(bench):
     if bench.starts(0) != [("2", "b:1,c:1")]:
         bench.fail("the launcher's host was lost")
     bench.steps(run, 1)
-    resumed_from(bench, least)
+    resumed_from(bench, least, "b")
     bench.leave(run)
 
 
@@ -116,8 +116,11 @@ def back_again(bench):
     bench.leave(run)
 
 
-def resumed_from(bench, least):
-    found = [int(step) for step in re.findall(r"resumed at step (\d+), saved by .*; from \S*/disk/tier, [\d.]+ s old", bench.said())]
+def resumed_from(bench, least, whence=""):
+    """whence: the hosts that gave the bytes; with the replicas of the shards of a lost one."""
+    size = r" \([\d.]+ [KM]iB\)"
+    hosts = "".join(f"{name}{size}.*" for name in whence) + "replicas of the shards of 1 lost host" if whence else ".*"
+    found = [int(step) for step in re.findall(rf"resumed at step (\d+), saved by .*; from \S*/disk/tier, read on {hosts}, [\d.]+ s old", bench.said())]
     if not found or found[-1] < least:
         bench.fail(f"resumed at steps {found}, and {least} was copied")
 

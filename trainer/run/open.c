@@ -359,32 +359,22 @@ static pd_status open_offload(struct run *r, struct pd_error *err)
     return pd_state_open(r->engine->state, r->vfs, store, err);
 }
 
-/* "; from /dev/shm/mine, in memory, 4.2 s old: 3 steps are lost, 1.5 s" */
-static void say_whence(const struct run *r, const struct pd_resume_report *report, char *ret_text, size_t bytes)
-{
-    struct pd_tier_report tier;
-    const struct pd_lost_steps *lost = &report->lost;
-    pd_tiers_report(r->tiers, report->from_tier, &tier);
-    int used = snprintf(ret_text, bytes, "; from %.400s%s", tier.dir, tier.in_memory ? ", in memory" : "");
-    if (lost->age >= 0) used += snprintf(ret_text + used, bytes - (size_t)used, ", %.1f s old", lost->age);
-    if (lost->steps)
-        snprintf(ret_text + used, bytes - (size_t)used, ": %s %s lost, %.1f s", pd_counted(lost->steps, "step").text,
-                 lost->steps == 1 ? "is" : "are", lost->seconds);
-}
-
 static void log_start(const struct run *r, const struct pd_resume_report *report)
 {
-    char whence[640] = "";
+    char whence[960] = "";
+    struct pd_tier_report tier;
     if (r->comm->rank > 0) return;
     const struct pd_counted ranks = pd_counted(r->comm->size, "rank"), threads = pd_counted(r->threads, "thread");
-    if (report->resumed) say_whence(r, report, whence, sizeof whence);
-    if (report->resumed)
+    if (report->resumed) {
+        pd_tiers_report(r->tiers, report->from_tier, &tier);
+        pd_whence_describe(&report->whence, &tier, whence, sizeof whence);
         pd_log(PD_LOG_INFO, MODULE, "resumed at step %llu, saved by %s, on %s x %s in %.2f s%s",
                (unsigned long long)r->state.identity.step, pd_counted(report->from_world, "rank").text, ranks.text,
                threads.text, report->seconds, whence);
-    else
+    } else {
         pd_log(PD_LOG_INFO, MODULE, "fresh start: %llu parameters on %s x %s", (unsigned long long)r->model->parameter_count,
                ranks.text, threads.text);
+    }
 }
 
 pd_status pd_run_open(struct run *r, struct pd_error *err)
@@ -412,7 +402,7 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     if (report.resumed && r->comm->rank == 0) {
         char path[4096];
         snprintf(path, sizeof path, "%s/metrics.jsonl", r->config->run.dir);
-        report.lost = pd_lost_steps(path, r->state.identity.step); /* before this start writes its lines */
+        report.whence.lost = pd_lost_steps(path, r->state.identity.step); /* before this start writes its lines */
     }
     r->saved_step = report.resumed ? r->state.identity.step : 0;
     r->rollbacks->goes_back = false;

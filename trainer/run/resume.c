@@ -237,7 +237,9 @@ static pd_status load_entry(struct pd_vfs *vfs, const struct candidate *c, struc
     PD_TRY(st);
     if (change.any && group->rank == 0) log_new_lineage(&identity, &change);
     commit->state.identity = identity;
-    report->bytes_read = load.bytes_read;
+    const bool has_replicas = c->tier == 0 && e->options.config->checkpoint.tiers_count &&
+                              e->options.config->checkpoint.tiers[0].replicas;
+    PD_TRY(pd_whence_find(group, path, commit, has_replicas, load.bytes_read, &report->whence, err));
     report->from_world = pd_layout_world(&commit->state.layout);
     report->resumed = true;
     return PD_OK;

@@ -12,7 +12,7 @@
 
 #include "ckpt/tiers/tiers.h"
 #include "trainer/engine/engine.h"
-#include "trainer/run/lost_steps.h"
+#include "trainer/run/whence.h"
 
 struct pd_resume_report {
     bool resumed; /* false: a fresh start */
@@ -20,8 +20,7 @@ struct pd_resume_report {
     uint32_t from_world; /* ranks that wrote it */
     uint32_t damaged;    /* checkpoints that were passed over */
     double seconds;
-    uint64_t bytes_read;       /* by this rank */
-    struct pd_lost_steps lost; /* rank 0 */
+    struct pd_whence whence;
 };
 
 /* Fills the engine's state and *ret_state (the caller's to deinit): identity, counters, layout of this launch. Collective.
