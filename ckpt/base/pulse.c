@@ -1,5 +1,6 @@
 #include "ckpt/base/pulse.h"
 
+#include "ckpt/base/clock.h"
 #include "ckpt/base/rank.h"
 
 #include <fcntl.h>
@@ -59,6 +60,7 @@ void pd_pulse_step(uint64_t step)
     struct pd_pulse *p = mine();
     if (!p) return;
     SET(step, step);
+    SET(step_ns, pd_clock_monotonic_ns(NULL));
     COUNT(steps);
     SET(micro_batch, 0);
     SET(block, 0);

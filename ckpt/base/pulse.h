@@ -25,6 +25,7 @@ struct pd_pulse {
     _Atomic uint32_t steps;     /* begun by this process */
     _Atomic uint32_t is_held;   /* stopped by a fault of a test: nobody's to end */
     _Atomic uint64_t operation[PD_PULSE_WORDS];
+    _Atomic uint64_t step_ns; /* of the monotonic clock: when `step` was begun, and the one before it was done */
 };
 
 /* Once a process, before it has threads.   ret_fd: for others.   False: there is no such memory, and no pulse. */

@@ -49,7 +49,8 @@ struct job {
     bool is_starter_told_to_leave;
     uint32_t starter_saves_told;
     uint64_t stopped_since_ns; /* asked to leave, and some worker of this host is stopped; 0: none is */
-    uint64_t alone_since_ns;   /* all workers of this host are gone and the starter is not; 0 */
+    uint64_t starter_ended_ns;
+    uint64_t alone_since_ns; /* all workers of this host are gone and the starter is not; 0 */
 };
 
 void pd_launch_requests_poll(struct pd_launch_requests *requests, int timeout_ms)
@@ -431,6 +432,16 @@ static void job_sweep(struct job *job)
     }
 }
 
+/* After the sweep. */
+static void times_set(const struct job *job, struct pd_launch_verdict *verdict)
+{
+    verdict->stepped_ns = pd_launch_watch_stepped_ns(job->watch);
+    verdict->known_ns = job->starter_ended_ns;
+    for (uint32_t r = 0; r < job->end.count; r++)
+        if (job->seen[r].is_gone && job->seen[r].gone_ns < verdict->known_ns) verdict->known_ns = job->seen[r].gone_ns;
+    verdict->ended_ns = pd_clock_monotonic_ns(NULL);
+}
+
 pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_requests *requests,
                             struct pd_launch_verdict *ret_verdict, struct pd_error *err)
 {
@@ -459,11 +470,13 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
     pd_status st = job_spawn(&job, &command, err);
     if (!st) {
         job.end.status = job_watch(&job);
+        job.starter_ended_ns = pd_clock_monotonic_ns(NULL);
         workers_discover(&job);
         workers_look(&job);
         run_dir_look(&job);
         pd_launch_judge(&job.end, ret_verdict);
         job_sweep(&job);
+        times_set(&job, ret_verdict);
     }
     job_close(&job);
     return st;

@@ -44,7 +44,9 @@ struct pd_launch_verdict {
     uint32_t lost_ranks[PD_LAUNCH_LOST_NAMED]; /* the first of them */
     bool is_lost_here;                         /* they ran on this host, which can start them again */
     bool has_begun;                            /* a rank has joined the others, or was killed before it could */
-    bool was_cut_off;                          /* somebody killed the starter, or the one worker of local ranks */
+    uint64_t stepped_ns, known_ns,
+        ended_ns;     /* the last step was done (0: unknown); the first sign of the end; all are gone */
+    bool was_cut_off; /* somebody killed the starter, or the one worker of local ranks */
     char message[sizeof((struct pd_error *)0)->message];
 };
 

@@ -1,7 +1,9 @@
 #include "trainer/launch/starter.h"
 
+#include "ckpt/base/clock.h"
 #include "ckpt/base/parse.h"
 #include "trainer/run/launched.h"
+#include "trainer/run/recovery.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,9 +104,9 @@ static const char *own_starter(void)
 }
 
 /* Open MPI passes variables to other hosts by its setting or by -x, and refuses both at once. */
-static const char *const exported[] = {PD_LAUNCH_ENV_DIR,       PD_LAUNCH_ENV_RANKS,   PD_LAUNCH_ENV_RESTART,
-                                       PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT,  PD_LAUNCH_ENV_LAYOUT,
-                                       PD_LAUNCH_ENV_TRACE,     PD_LAUNCH_ENV_LEFT_OUT};
+static const char *const exported[] = {PD_LAUNCH_ENV_DIR,       PD_LAUNCH_ENV_RANKS,    PD_LAUNCH_ENV_RESTART,
+                                       PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT,   PD_LAUNCH_ENV_LAYOUT,
+                                       PD_LAUNCH_ENV_TRACE,     PD_LAUNCH_ENV_LEFT_OUT, PD_LAUNCH_ENV_RECOVERY};
 #define EXPORTED (sizeof exported / sizeof *exported)
 
 static bool exports_by_word(void)
@@ -184,9 +186,10 @@ static pd_status hosts_add(const struct pd_start *start, struct pd_starter_comma
 {
     static const char *const words[] = {"--map-by", "slot", "--host"};
     if (start->hosts && !strcmp(command->name, "srun"))
-        PD_FAIL(err, PD_UNSUPPORTED,
-                "launch.hosts are given to mpirun, and in this Slurm job srun starts the ranks, on the nodes of the job: leave "
-                "launch.hosts out, or set PERDURE_MPIRUN=mpirun");
+        PD_FAIL(
+            err, PD_UNSUPPORTED,
+            "launch.hosts are given to mpirun, and in this Slurm job srun starts the ranks, on the nodes of the job: leave "
+            "launch.hosts out, or set PERDURE_MPIRUN=mpirun");
     for (size_t i = 0; start->hosts && i < sizeof words / sizeof *words; i++)
         PD_TRY(command_add(command, count, (char *)(uintptr_t)words[i], err));
     return start->hosts ? command_add(command, count, (char *)(uintptr_t)start->hosts, err) : PD_OK;
@@ -250,6 +253,21 @@ static void mpi_environment_set(const struct pd_start *start)
     if (!exports_by_word()) export_by_setting();
 }
 
+static double seconds_between(uint64_t from_ns, uint64_t to_ns)
+{
+    return from_ns && to_ns > from_ns ? (double)(to_ns - from_ns) * 1e-9 : 0;
+}
+
+static void set_loss(const struct pd_start_loss *loss)
+{
+    char text[96] = "";
+    if (loss->ended_ns)
+        snprintf(text, sizeof text, "%.6f %.6f %.6f %llu", seconds_between(loss->stepped_ns, loss->known_ns),
+                 seconds_between(loss->known_ns, loss->ended_ns),
+                 seconds_between(loss->ended_ns, pd_clock_monotonic_ns(NULL)), (unsigned long long)pd_clock_wall_ns(NULL));
+    setenv(PD_LAUNCH_ENV_RECOVERY, text, 1);
+}
+
 void pd_starter_environment_set(const struct pd_start *start, int launcher_process)
 {
     setenv(PD_LAUNCH_ENV_DIR, start->dir, 1);
@@ -257,6 +275,7 @@ void pd_starter_environment_set(const struct pd_start *start, int launcher_proce
     setenv(PD_LAUNCH_ENV_LAYOUT, start->layout ? start->layout : "", 1);
     setenv(PD_LAUNCH_ENV_TRACE, "", 0);
     setenv(PD_LAUNCH_ENV_LEFT_OUT, start->left_out ? start->left_out : "", 1);
+    set_loss(&start->loss);
     set_number(PD_LAUNCH_ENV_RANKS, start->ranks);
     set_number(PD_LAUNCH_ENV_RESTART, start->restart);
     set_number(PD_LAUNCH_ENV_PARENT, (uint64_t)launcher_process);

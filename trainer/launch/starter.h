@@ -6,6 +6,11 @@
 
 #define PD_STARTER_WORDS_MAX 128u
 
+/* What the start before has lost; of the monotonic clock. */
+struct pd_start_loss {
+    uint64_t stepped_ns, known_ns, ended_ns; /* of struct pd_launch_verdict; ended_ns 0: nothing is lost */
+};
+
 struct pd_start {
     enum pd_transport transport; /* LOCAL or MPI */
     uint32_t ranks, restart;
@@ -18,6 +23,7 @@ struct pd_start {
     const char *hosts;         /* "a:2,b:4", in the order of ranks; NULL: those that the starter knows */
     const char *agent;         /* reaches them */
     const char *left_out;      /* GPUs; NULL: none */
+    struct pd_start_loss loss;
 };
 
 struct pd_starter_command {

@@ -62,6 +62,18 @@ void pd_launch_watch_free(struct pd_launch_watch *w)
     free(w);
 }
 
+#define GET(PULSE, MEMBER) atomic_load_explicit(&(PULSE)->MEMBER, memory_order_relaxed)
+
+uint64_t pd_launch_watch_stepped_ns(const struct pd_launch_watch *w)
+{
+    uint64_t newest = 0;
+    for (uint32_t r = 0; w && r < w->count; r++) {
+        const uint64_t ns = w->ranks[r].pulse ? GET(w->ranks[r].pulse, step_ns) : 0;
+        if (ns > newest) newest = ns;
+    }
+    return newest;
+}
+
 /* ---- what the kernel says ---- */
 
 static bool read_proc(int process, const char *name, char *ret_text, size_t bytes)
@@ -115,8 +127,6 @@ static void kernel_place(int process, char *ret_text, size_t bytes)
 }
 
 /* ---- who ---- */
-
-#define GET(PULSE, MEMBER) atomic_load_explicit(&(PULSE)->MEMBER, memory_order_relaxed)
 
 static uint32_t find_stopped(const struct pd_launch_watch *w, bool *ret_all)
 {
@@ -185,7 +195,8 @@ static void describe(const struct pd_launch_watch *w, uint32_t rank, double seco
         describe_place(r->pulse, place, sizeof place);
     }
     if (r->process) {
-        if (!is_stopped) kernel_place(r->process, kernel, sizeof kernel); /* of one that is stopped: where signals are taken */
+        if (!is_stopped)
+            kernel_place(r->process, kernel, sizeof kernel); /* of one that is stopped: where signals are taken */
         snprintf(process, sizeof process, " (process %d)", r->process);
     }
     snprintf(ret->text, sizeof ret->text, "rank %u%s holds up the run: nothing was completed for %.0f s; it is %s%s%s%s",

@@ -27,6 +27,8 @@ void pd_launch_watch_add(struct pd_launch_watch *watch, uint32_t first, uint32_t
                          const struct pd_pulse *pulses);
 /* Whether a rank hangs now; after that the time begins anew. */
 bool pd_launch_watch_look(struct pd_launch_watch *watch, uint64_t now_ns, struct pd_launch_hang *ret_hang);
+/* When the last step was done, by the monotonic clock; 0: nobody has said so. */
+uint64_t pd_launch_watch_stepped_ns(const struct pd_launch_watch *watch); /* NULL is fine */
 void pd_launch_watch_free(struct pd_launch_watch *watch);
 
 /* Stopped by a signal, as SIGSTOP does it. */

@@ -5,6 +5,7 @@
 #include "ckpt/base/parse.h"
 #include "ckpt/base/pulse.h"
 #include "trainer/run/note.h"
+#include "trainer/run/recovery.h"
 #include "trainer/run/signals.h"
 
 #include <errno.h>
@@ -50,6 +51,7 @@ pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *e
 {
     struct pd_launched launched = {.transport = PD_TRANSPORT_AUTO};
     PD_TRY(pd_signals_install(err));
+    pd_recovery_begin();
     const char *dir = getenv(PD_LAUNCH_ENV_DIR), *transport = getenv(PD_LAUNCH_ENV_TRANSPORT);
     if (dir && transport && strlen(dir) < sizeof launched.dir) {
         launched.is_launched = true;
@@ -75,6 +77,7 @@ void pd_launched_ready(const struct pd_launched *launched)
 {
     /* A limit of file sizes is an error of the write that meets it, in words; not before, since MPI waits for ever then. */
     signal(SIGXFSZ, SIG_IGN);
+    pd_recovery_reached(PD_RECOVERY_JOIN);
     if (launched->is_launched) pd_note_write_mark(launched->dir, PD_NOTE_READY, launched->rank);
 }
 

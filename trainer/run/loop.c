@@ -15,6 +15,7 @@
 #include "ckpt/base/words.h"
 #include "trainer/run/events.h"
 #include "trainer/run/launched.h"
+#include "trainer/run/recovery.h"
 #include "trainer/run/signals.h"
 
 #include <math.h>
@@ -261,6 +262,7 @@ static pd_status run_step(struct run *r, struct pd_error *err)
     PD_TRY(agree(r, &signal, &finished, err));
     pd_status saved = take_outcomes(r, finished, err);
     write_metrics(r, &m);
+    if (r->comm->rank == 0) pd_recovery_end(r->config->run.dir, m.step);
     PD_TRY(saved);
     if (m.rolls_back) return finish_saves(r, err);
     PD_TRY(save_if_due(r, signal, err));

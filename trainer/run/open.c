@@ -22,6 +22,7 @@
 #include "trainer/run/gemm_rate.h"
 #include "trainer/run/launch_layout.h"
 #include "trainer/run/launched.h"
+#include "trainer/run/recovery.h"
 #include "trainer/run/resume.h"
 #include "trainer/run/signals.h"
 #include "trainer/run/worker.h"
@@ -396,8 +397,10 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     for (uint32_t s = 0; s < pd_stripes_count(r->config); s++)
         bytes[s] = pd_saver_file_bytes(r->saver, s);
     if (pd_state_is_in_files(r->engine->state)) PD_TRY(make_generations(r, bytes, err));
+    if (r->comm->rank == 0) pd_recovery_reached(PD_RECOVERY_OPEN);
     PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->engine, r->rollbacks->goes_back ? r->rollbacks->target : UINT64_MAX,
                      &r->state, &report, err));
+    if (r->comm->rank == 0) pd_recovery_reached(PD_RECOVERY_LOAD);
     PD_TRY(publish_tokenizer(r, err));
     if (report.resumed && r->comm->rank == 0) {
         char path[4096];
@@ -409,6 +412,7 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     PD_TRY(open_saver(r, bytes, err));
     PD_TRY(open_metrics(r, &report, err));
     log_start(r, &report);
+    if (r->comm->rank == 0) pd_recovery_reached(PD_RECOVERY_OPEN);
     return PD_OK;
 }
 
