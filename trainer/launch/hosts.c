@@ -20,6 +20,7 @@
 #define TEXT_BYTES_MAX (1u << 20)
 #define AGENT_WORDS_MAX 32u
 #define ANSWER_MS 4000
+#define ANSWER_MS_MIN 1000
 #define ANSWER_MS_MAX 10000
 #define FAILURE '!' /* begins the one line of a look that failed */
 
@@ -180,37 +181,47 @@ static pid_t ask(const char *agent, const char *name)
     _exit(127);
 }
 
-/* All at once. Where the machines are busy those that answer take long too, and the others are given more time. */
-static void ask_all(const char *agent, struct pd_launch_host_seen *hosts, uint32_t count)
+static int limit_of(int slowest_ms)
+{
+    const int limit_ms = slowest_ms ? 4 * slowest_ms : ANSWER_MS;
+    return limit_ms < ANSWER_MS_MIN ? ANSWER_MS_MIN : limit_ms > ANSWER_MS_MAX ? ANSWER_MS_MAX : limit_ms;
+}
+
+/* All at once. Where the machines are busy those that answer take long too, and the others are given more time.
+ * *slowest_ms: of the look before, and then of this one. */
+static void ask_all(const char *agent, struct pd_launch_host_seen *hosts, uint32_t count, int *slowest_ms)
 {
     pid_t *asked = calloc(count, sizeof *asked);
     uint32_t left = 0;
+    int now_slowest_ms = 0;
     for (uint32_t i = 0; asked && i < count; i++) {
         hosts[i].answers = pd_launch_host_is_this(hosts[i].name);
         if (!hosts[i].answers) asked[i] = ask(agent, hosts[i].name);
         left += asked[i] > 0;
     }
     const uint64_t began = pd_clock_monotonic_ns(NULL);
-    int limit_ms = ANSWER_MS;
-    for (int waited_ms = 0; left && waited_ms < limit_ms; waited_ms = (int)(pd_clock_seconds_since(NULL, began) * 1e3)) {
+    for (int waited_ms = 0; left && waited_ms < limit_of(*slowest_ms);
+         waited_ms = (int)(pd_clock_seconds_since(NULL, began) * 1e3)) {
         for (uint32_t i = 0; i < count; i++) {
             int status;
             if (asked[i] <= 0 || waitpid(asked[i], &status, WNOHANG) != asked[i]) continue;
             hosts[i].answers = WIFEXITED(status) && WEXITSTATUS(status) == 0;
             asked[i] = 0;
             left--;
-            if (hosts[i].answers && 10 * waited_ms > limit_ms)
-                limit_ms = 10 * waited_ms < ANSWER_MS_MAX ? 10 * waited_ms : ANSWER_MS_MAX;
+            if (hosts[i].answers) now_slowest_ms = waited_ms + 1;
+            if (now_slowest_ms > *slowest_ms) *slowest_ms = now_slowest_ms;
         }
         if (left) pd_clock_sleep_ns(NULL, 10000000);
     }
     for (uint32_t i = 0; asked && i < count; i++)
         if (asked[i] > 0) kill(asked[i], SIGKILL);
+    if (now_slowest_ms) *slowest_ms = now_slowest_ms;
     free(asked);
 }
 
-static void look(const char *source, const char *agent, uint32_t slots, int results)
+static void look(const char *source, const char *agent, uint32_t slots, uint32_t slowest, int results)
 {
+    int slowest_ms = (int)slowest;
     struct pd_launch_host_seen *hosts;
     uint32_t count;
     struct pd_error err = {0};
@@ -219,7 +230,8 @@ static void look(const char *source, const char *agent, uint32_t slots, int resu
     const char *text = source_read(source, out);
     if (pd_launch_hosts_parse(text, slots, &hosts, &count, &err)) fail(out, source, err.message);
     if (!count) fail(out, source, "it names no host");
-    ask_all(agent, hosts, count);
+    ask_all(agent, hosts, count, &slowest_ms);
+    fprintf(out, "%d\n", slowest_ms);
     for (uint32_t i = 0; i < count; i++)
         fprintf(out, "%s %u %d\n", hosts[i].name, hosts[i].slots, hosts[i].answers);
     fflush(out);
@@ -228,11 +240,11 @@ static void look(const char *source, const char *agent, uint32_t slots, int resu
 
 /* ---- in the launcher ---- */
 
-pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t slots, struct pd_launch_look *ret_look,
+pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t slots, struct pd_launch_look *current,
                                struct pd_error *err)
 {
     int results[2];
-    struct pd_launch_look l = {.results = -1};
+    struct pd_launch_look l = {.results = -1, .slowest_ms = current->slowest_ms};
     const pid_t launcher = getpid();
     if (pipe2(results, O_CLOEXEC)) PD_FAIL_ERRNO(err, errno, "looking for hosts");
     fflush(NULL);
@@ -243,7 +255,7 @@ pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t s
         sigprocmask(SIG_SETMASK, &none, NULL);
         setpgid(0, 0); /* an interrupt at the terminal is the launcher's */
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() == launcher) look(source, agent, slots, results[1]);
+        if (getppid() == launcher) look(source, agent, slots, l.slowest_ms, results[1]);
         _exit(1);
     }
     const int number = errno;
@@ -253,7 +265,7 @@ pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t s
         PD_FAIL_ERRNO(err, number, "looking for hosts");
     }
     l.results = results[0];
-    *ret_look = l;
+    *current = l;
     return PD_OK;
 }
 
@@ -286,10 +298,12 @@ void pd_launch_look_cancel(struct pd_launch_look *l)
     waitpid(l->process, NULL, 0);
     close(l->results);
     free(l->text);
-    *l = (struct pd_launch_look){.results = -1};
+    *l = (struct pd_launch_look){.results = -1, .slowest_ms = l->slowest_ms};
 }
 
-static pd_status results_parse(char *text, struct pd_launch_host_seen **ret_hosts, uint32_t *ret_count, struct pd_error *err)
+/* A line with the time of the slowest, and one a host. */
+static pd_status results_parse(char *text, uint32_t *ret_slowest_ms, struct pd_launch_host_seen **ret_hosts,
+                               uint32_t *ret_count, struct pd_error *err)
 {
     uint32_t count = 0;
     char *rest = text;
@@ -297,6 +311,7 @@ static pd_status results_parse(char *text, struct pd_launch_host_seen **ret_host
     if (text[0] == FAILURE) PD_FAIL(err, PD_UNSUPPORTED, "%.*s", (int)strcspn(text + 1, "\n"), text + 1);
     struct pd_launch_host_seen *hosts = calloc(lines_of(text), sizeof *hosts);
     if (!hosts) PD_FAIL(err, PD_NO_MEMORY, "a list of hosts");
+    (void)sscanf(strsep(&rest, "\n"), "%u", ret_slowest_ms);
     for (char *line; (line = strsep(&rest, "\n"));) {
         int answers;
         struct pd_launch_host_seen *h = &hosts[count];
@@ -313,7 +328,7 @@ pd_status pd_launch_look_end(struct pd_launch_look *l, struct pd_launch_host_see
                              struct pd_error *err)
 {
     PD_CHECK(l->process);
-    const pd_status st = results_parse(l->text, ret_hosts, ret_count, err);
+    const pd_status st = results_parse(l->text, &l->slowest_ms, ret_hosts, ret_count, err);
     pd_launch_look_cancel(l);
     return st;
 }

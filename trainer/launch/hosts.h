@@ -2,8 +2,8 @@
  *
  *   source   a file, or a command of sh that prints the same. A line a host: `name`, `name:4` or `name slots=4`, the ranks
  *            that it takes; `#` begins a comment; a host that is named twice has the sum
- *   answers  `AGENT NAME true` ends well within four seconds, or ten times what the slowest of those that answered took, up to
- *            ten seconds. This host is not asked
+ *   answers  `AGENT NAME true` ends well within four times what the slowest of those that answer takes, in this look or took in
+ *            the one before: one second at least, ten at most; four where none has ever answered. This host is not asked
  *   threads  one caller; the work is done by a process of its own, so that a host which does not answer holds up nobody */
 #ifndef PD_TRAINER_LAUNCH_HOSTS_H
 #define PD_TRAINER_LAUNCH_HOSTS_H
@@ -22,11 +22,12 @@ struct pd_launch_look {
     int process, results; /* 0, -1: nobody looks */
     char *text;           /* of results so far */
     size_t bytes;
+    uint32_t slowest_ms; /* of those that answered in the look before; 0: none has. Kept from look to look */
 };
 
 /* `slots` of a host that does not say; `agent` with words of its own, such as "ssh -p 2222". */
 PD_MUST_USE pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t slots,
-                                           struct pd_launch_look *ret_look, struct pd_error *err);
+                                           struct pd_launch_look *current, struct pd_error *err);
 /* Whether it has ended; waits up to `timeout_ms` for that. */
 bool pd_launch_look_poll(struct pd_launch_look *look, int timeout_ms);
 /* After it has ended.   ret_hosts (*ret_count), malloc'ed

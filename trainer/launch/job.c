@@ -50,6 +50,7 @@ struct job {
     uint32_t starter_saves_told;
     uint64_t stopped_since_ns; /* asked to leave, and some worker of this host is stopped; 0: none is */
     uint64_t starter_ended_ns;
+    bool is_loss_told;
     uint64_t alone_since_ns; /* all workers of this host are gone and the starter is not; 0 */
 };
 
@@ -181,6 +182,20 @@ static void worker_signal(const struct job *job, uint32_t r, int number)
         kill(seen->process, number);
 }
 
+/* One of the reasons why ranks save and leave. */
+static bool wants_leave(const struct job *job)
+{
+    return job->requests->wants_leave || job->requests->wants_regroup || job->end.is_run_dir_gone;
+}
+
+static void lost_tell(struct job *job, uint32_t rank)
+{
+    const struct pd_launch_requests *requests = job->requests;
+    pd_log(PD_LOG_DEBUG, MODULE, "rank %u (process %d) is gone without a word", rank, job->seen[rank].process);
+    if (requests->has_lost && !job->is_loss_told && !wants_leave(job)) requests->has_lost(requests->context);
+    job->is_loss_told = true;
+}
+
 static void workers_look(struct job *job)
 {
     struct pd_note_ended note;
@@ -189,7 +204,7 @@ static void workers_look(struct job *job)
         if (!seen->has_begun || !seen->is_here || seen->is_gone || !worker_has_ended(job, r)) continue;
         mark_gone(seen);
         if (job->end.start->transport == PD_TRANSPORT_MPI && !pd_note_read_ended(job->end.start->dir, r, &note))
-            pd_log(PD_LOG_DEBUG, MODULE, "rank %u (process %d) is gone without a word", r, seen->process);
+            lost_tell(job, r);
     }
 }
 
@@ -203,12 +218,6 @@ static bool all_are_here(const struct job *job)
     for (uint32_t r = 0; r < job->end.count; r++)
         if (!job->seen[r].has_begun || !job->seen[r].is_here) return false;
     return true;
-}
-
-/* One of the reasons why ranks save and leave. */
-static bool wants_leave(const struct job *job)
-{
-    return job->requests->wants_leave || job->requests->wants_regroup || job->end.is_run_dir_gone;
 }
 
 /* The starter passes USR1 and USR2 on to ranks of all hosts; ranks of this one hear the same thing twice, which is once. */

@@ -18,6 +18,7 @@ struct pd_launch_requests {
     /* Ranks save and leave for a start with more of them; `has_grown`, called at every tick, says when. NULL: never. */
     bool wants_regroup;
     bool (*has_grown)(void *context);
+    void (*has_lost)(void *context); /* the first rank of a start is gone without a word; NULL: nobody asks */
     void *context;
 };
 

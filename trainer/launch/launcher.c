@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #define MODULE "launch"
-#define PAUSE_MS 200 /* before a restart; doubled with every one that brought nothing */
+#define PAUSE_MS 200 /* before the second restart that brings nothing; doubled with every one */
 #define PAUSE_MS_MAX 5000
 #define DIR_PREFIX ".launch-"
 
@@ -333,8 +333,8 @@ static void note_end(const struct launch_state *state, const struct pd_launch_ve
 /* True when a request to leave ended the pause. */
 static bool pause_before_restart(struct launch_state *state)
 {
-    int pause_ms = PAUSE_MS;
-    for (uint32_t i = 1; i < state->idle_restarts && pause_ms < PAUSE_MS_MAX; i++)
+    int pause_ms = state->idle_restarts > 1 ? PAUSE_MS : 0;
+    for (uint32_t i = 2; i < state->idle_restarts && pause_ms < PAUSE_MS_MAX; i++)
         pause_ms *= 2;
     for (int waited = 0; waited < pause_ms && !state->requests.wants_leave && !state->requests.wants_abort; waited += 50)
         pd_launch_requests_poll(&state->requests, 50);
@@ -440,6 +440,11 @@ static bool has_grown(void *context)
     return pd_launch_placement_has_grown(&state->placement, wanted_ranks(state->launch));
 }
 
+static void has_lost(void *context)
+{
+    pd_launch_placement_lose(&((struct launch_state *)context)->placement);
+}
+
 static pd_status launch_in(struct launch_state *state, const char *dir, struct pd_error *err)
 {
     const struct pd_launch *launch = state->launch;
@@ -464,7 +469,7 @@ pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
 {
     char dir[3072], whole[PATH_MAX];
     struct launch_state state = {.launch = launch, .placement = {.places = &launch->places, .look = {.results = -1}}};
-    state.requests = (struct pd_launch_requests){.has_grown = has_grown, .context = &state};
+    state.requests = (struct pd_launch_requests){.has_grown = has_grown, .has_lost = has_lost, .context = &state};
     if (is_a_rank())
         PD_FAIL(err, PD_USAGE,
                 "this runs under mpirun already: start it once, without mpirun, and give layout.ranks; words for "

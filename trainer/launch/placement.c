@@ -41,8 +41,11 @@ static bool is_asked_to_leave(const struct pd_launch_requests *requests)
 
 pd_status pd_launch_placement_look(struct pd_launch_placement *p, struct pd_launch_requests *requests, struct pd_error *err)
 {
-    pd_launch_look_cancel(&p->look);
-    PD_TRY(look_begin(p, err));
+    if (!p->is_look_of_loss) {
+        pd_launch_look_cancel(&p->look);
+        PD_TRY(look_begin(p, err));
+    }
+    p->is_look_of_loss = false;
     while (!pd_launch_look_poll(&p->look, 50)) {
         pd_launch_requests_poll(requests, 0);
         if (!is_asked_to_leave(requests)) continue;
@@ -107,6 +110,14 @@ pd_status pd_launch_placement_take(struct pd_launch_placement *p, uint32_t ranks
     return PD_OK;
 }
 
+void pd_launch_placement_lose(struct pd_launch_placement *p)
+{
+    struct pd_error ignored; /* said after the end */
+    if (!pd_launch_placement_has_list(p) || p->is_look_of_loss) return;
+    pd_launch_look_cancel(&p->look);
+    p->is_look_of_loss = look_begin(p, &ignored) == PD_OK;
+}
+
 /* What ranks say of one another is about the messengers: those that were left behind are ended by their starter. */
 static void blame(struct pd_launch_verdict *verdict, const char *names)
 {
@@ -158,7 +169,7 @@ bool pd_launch_placement_has_grown(struct pd_launch_placement *p, uint32_t wante
 {
     struct pd_error ignored; /* said at the next start */
     const uint64_t now = pd_clock_monotonic_ns(NULL);
-    if (!p->places->grows_now || !pd_launch_placement_has_list(p)) return false;
+    if (!p->places->grows_now || !pd_launch_placement_has_list(p) || p->is_look_of_loss) return false;
     if (!p->look.process) {
         if (now - p->looked_ns < LOOK_NS) return false;
         p->looked_ns = now;

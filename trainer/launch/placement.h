@@ -22,10 +22,11 @@ struct pd_launch_placement {
     const struct pd_launch_places *places;
     struct pd_launch_account account;
     struct pd_launch_look look;
-    char *left_out;     /* GPUs */
-    char *hosts;        /* of this start, for the starter; NULL: no list */
-    uint64_t looked_ns; /* while ranks run */
-    uint32_t offered;   /* ranks that could run at this start, of those wanted; a layout may take fewer */
+    char *left_out;       /* GPUs */
+    char *hosts;          /* of this start, for the starter; NULL: no list */
+    uint64_t looked_ns;   /* while ranks run */
+    bool is_look_of_loss; /* was begun when a rank was lost, and ends in the next pd_launch_placement_look */
+    uint32_t offered;     /* ranks that could run at this start, of those wanted; a layout may take fewer */
 };
 
 static inline bool pd_launch_placement_has_list(const struct pd_launch_placement *p)
@@ -44,6 +45,8 @@ PD_MUST_USE pd_status pd_launch_placement_ranks(struct pd_launch_placement *p, u
                                                 struct pd_error *err);
 /* The hosts of a start with so many ranks, no more than there is room for. */
 PD_MUST_USE pd_status pd_launch_placement_take(struct pd_launch_placement *p, uint32_t ranks, struct pd_error *err);
+/* The first rank is gone without a word: hosts are asked while the others end. */
+void pd_launch_placement_lose(struct pd_launch_placement *p);
 /* A start has ended, and not well: looks again, charges hosts, and names them in the verdict. True: what ended is theirs, and the
  * next start is without them. */
 bool pd_launch_placement_charge(struct pd_launch_placement *p, struct pd_launch_requests *requests,
