@@ -11,6 +11,7 @@
 
 static struct pd_pulse *pulses; /* (pulse_count) set before there are threads */
 static uint32_t pulse_count;
+static _Thread_local bool trains;
 
 bool pd_pulse_open(uint32_t ranks, int *ret_fd)
 {
@@ -53,6 +54,7 @@ static struct pd_pulse *mine(void)
 }
 
 #define SET(MEMBER, VALUE) atomic_store_explicit(&p->MEMBER, (VALUE), memory_order_relaxed)
+#define GET(MEMBER) atomic_load_explicit(&p->MEMBER, memory_order_relaxed)
 #define COUNT(MEMBER) atomic_fetch_add_explicit(&p->MEMBER, 1, memory_order_relaxed)
 
 void pd_pulse_step(uint64_t step)
@@ -60,11 +62,12 @@ void pd_pulse_step(uint64_t step)
     struct pd_pulse *p = mine();
     if (!p) return;
     SET(step, step);
-    SET(step_ns, pd_clock_monotonic_ns(NULL));
+    trains = true;
+    pd_pulse_enter(PD_PULSE_COMPUTING);
+    SET(step_ns, GET(entered_ns));
     COUNT(steps);
     SET(micro_batch, 0);
     SET(block, 0);
-    SET(place, PD_PULSE_COMPUTING);
     COUNT(done);
 }
 
@@ -84,8 +87,21 @@ void pd_pulse_block(uint32_t block)
 
 enum pd_pulse_place pd_pulse_enter(enum pd_pulse_place place)
 {
-    struct pd_pulse *p = mine();
-    return p ? atomic_exchange_explicit(&p->place, (uint32_t)place, memory_order_relaxed) : place;
+    struct pd_pulse *p = trains ? mine() : NULL;
+    if (!p) return place;
+    const uint64_t now_ns = pd_clock_monotonic_ns(NULL);
+    const uint32_t before = GET(place);
+    if (GET(entered_ns)) SET(place_ns[before], GET(place_ns[before]) + now_ns - GET(entered_ns));
+    SET(place, place);
+    SET(entered_ns, now_ns);
+    return before;
+}
+
+void pd_pulse_spent(uint64_t ret_ns[PD_PULSE_PLACES])
+{
+    const struct pd_pulse *p = mine();
+    for (uint32_t i = 0; i < PD_PULSE_PLACES; i++)
+        ret_ns[i] = p ? GET(place_ns[i]) : 0;
 }
 
 void pd_pulse_exchange_begin(const char *operation)

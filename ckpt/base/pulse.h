@@ -11,7 +11,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum pd_pulse_place { PD_PULSE_OPENING, PD_PULSE_COMPUTING, PD_PULSE_READING, PD_PULSE_SAVING, PD_PULSE_PLACES };
+enum pd_pulse_place {
+    PD_PULSE_OPENING,
+    PD_PULSE_COMPUTING,
+    PD_PULSE_READING,
+    PD_PULSE_SAVING,
+    PD_PULSE_UPDATING_FILES,
+    PD_PULSE_EXCHANGING,
+    PD_PULSE_PLACES
+};
 
 #define PD_PULSE_WORDS 4u /* of the name of an operation */
 
@@ -25,6 +33,8 @@ struct pd_pulse {
     _Atomic uint32_t steps;     /* begun by this process */
     _Atomic uint32_t is_held;   /* stopped by a fault of a test: nobody's to end */
     _Atomic uint64_t operation[PD_PULSE_WORDS];
+    _Atomic uint64_t entered_ns;                /* into `place`, by the monotonic clock */
+    _Atomic uint64_t place_ns[PD_PULSE_PLACES]; /* spent in each before that */
     _Atomic uint64_t step_ns; /* of the monotonic clock: when `step` was begun, and the one before it was done */
 };
 
@@ -38,7 +48,9 @@ void pd_pulse_unmap(const struct pd_pulse *pulses, uint32_t ranks);
 void pd_pulse_step(uint64_t step);
 void pd_pulse_micro_batch(uint32_t micro_batch);
 void pd_pulse_block(uint32_t block);
-enum pd_pulse_place pd_pulse_enter(enum pd_pulse_place place); /* returns the one before */
+/* Returns the place before. Nothing in threads that do not train, which is what pd_pulse_step is called by. */
+enum pd_pulse_place pd_pulse_enter(enum pd_pulse_place place);
+void pd_pulse_spent(uint64_t ret_ns[PD_PULSE_PLACES]); /* since the first step of this process; 0 without pulses */
 void pd_pulse_exchange_begin(const char *operation);
 void pd_pulse_waits_for(uint32_t rank);
 void pd_pulse_exchange_end(void);

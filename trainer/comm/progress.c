@@ -405,12 +405,14 @@ pd_status pd_progress_wait(struct pd_comm *comm, struct pd_comm_op *op, struct p
 {
     struct pd_progress *engine = pd_progress_of(comm);
     pthread_mutex_lock(&engine->lock);
+    const enum pd_pulse_place before = op->done ? PD_PULSE_PLACES : pd_pulse_enter(PD_PULSE_EXCHANGING);
     while (!op->done) {
         if (engine->head == op && !engine->is_executing)
             execute(engine, queue_pop(engine));
         else
             pthread_cond_wait(&engine->done, &engine->lock);
     }
+    if (before != PD_PULSE_PLACES) pd_pulse_enter(before);
     pthread_mutex_unlock(&engine->lock);
     if (op->status && err) *err = op->error;
     return op->status;
@@ -419,13 +421,16 @@ pd_status pd_progress_wait(struct pd_comm *comm, struct pd_comm_op *op, struct p
 pd_status pd_progress_exchange(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
     struct pd_progress *engine = pd_progress_of(comm);
+    const enum pd_pulse_place before = pd_pulse_enter(PD_PULSE_EXCHANGING);
     pthread_mutex_lock(&engine->lock);
     if (!engine->head && !engine->is_executing)
         execute(engine, op);
     else
         queue_push(engine, op);
     pthread_mutex_unlock(&engine->lock);
-    return pd_progress_wait(comm, op, err);
+    const pd_status st = pd_progress_wait(comm, op, err);
+    pd_pulse_enter(before);
+    return st;
 }
 
 pd_status pd_progress_run(struct pd_progress *engine, const struct pd_comm_piece *sends, uint32_t send_count,

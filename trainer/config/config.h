@@ -134,6 +134,7 @@ struct pd_config {
         double peer_timeout; /* seconds before a silent rank is named and the launch ends */
         double
             hang_seconds; /* in which some rank completes something; then the one that holds up the others is ended; 0: off */
+        double straggler_seconds; /* a window in which ranks are compared; 0: nobody compares */
     } restart;
     struct {
         char *hosts;         /* a file of hosts, or a command that prints one; "": this host, or those of PERDURE_MPIRUN */

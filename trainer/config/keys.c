@@ -190,6 +190,8 @@ const struct pd_key pd_keys[] = {
         "seconds before a silent rank is named and the launch ends; of ranks that are processes (mpi)"),
     F64(restart.hang_seconds, "30", 0, 1e6, FREE,
         "without a block, an exchange or a step done: the rank that holds up the others is named and ended; 0: never"),
+    F64(restart.straggler_seconds, "20", 0, 1e6, FREE,
+        "a window of comparing: a rank below three quarters of the median speed in three of them is named; 0: never"),
 
     STRING(launch.hosts, "", FREE, "a file of hosts (name, name:ranks), or a command that prints one; read at every start"),
     STRING(launch.agent, "ssh", FREE, "starts a command on a host: AGENT HOST COMMAND"),

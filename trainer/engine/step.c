@@ -431,7 +431,10 @@ static pd_status update(struct step *s, uint64_t updates, struct pd_step_result 
     PD_TRY(check_finite(s, result, ret_found, err));
     if (result->skipped) return PD_OK;
     const uint64_t begun = pd_trace_begin(), start_ns = pd_trace_now();
+    const bool is_in_files = pd_state_is_in_files(s->e->state);
+    if (is_in_files) pd_pulse_enter(PD_PULSE_UPDATING_FILES);
     PD_TRY(pd_optimizer_update(s->e, updates, s->tokens, result->gradient_norm, err));
+    pd_pulse_enter(PD_PULSE_COMPUTING);
     pd_trace_end(begun, "step", "update", updates);
     end_stage(s, PD_STEP_UPDATE, &since_ns);
     if (s->e->options.device && !pd_state_is_mirrored(s->e->state))

@@ -166,7 +166,9 @@ static bool is_held(const struct pd_launch_watch *w)
 
 static void describe_place(const struct pd_pulse *p, char *ret_text, size_t bytes)
 {
-    static const char *const places[PD_PULSE_PLACES] = {"opening", "computing", "reading data", "waiting for a save"};
+    static const char *const places[PD_PULSE_PLACES] = {"opening",           "computing",
+                                                         "reading data",      "waiting for a save",
+                                                         "updating its files", "exchanging"};
     char operation[8 * PD_PULSE_WORDS + 1] = "";
     const uint32_t place = GET(p, place), block = GET(p, block);
     uint64_t words[PD_PULSE_WORDS];

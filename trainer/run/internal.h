@@ -46,6 +46,7 @@ struct run {
     uint64_t started_step;         /* newest whose save is under way or ended well; 0: none */
     uint64_t now_ns;               /* of the root's clock, at the ranks' last agreement */
     struct pd_save_failures failures;
+    struct pd_stragglers stragglers;
     struct pd_rollbacks *rollbacks; /* borrowed: they outlive the opening and closing that going back is */
     uint32_t saves;
     double save_seconds, stall_seconds; /* of the saves that ended since the last line of metrics */

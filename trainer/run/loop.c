@@ -224,6 +224,7 @@ static void write_metrics(struct run *r, struct pd_metrics_step *m)
     m->saves = r->saves;
     m->save_seconds = r->save_seconds;
     m->stall_seconds = r->stall_seconds;
+    m->straggler_count = pd_stragglers_named(&r->stragglers, r->comm->size, m->stragglers);
     m->memory_bytes = pd_metrics_resident_bytes();
     if (r->metrics && r->device.dev && !pd_dev_memory(r->device.dev, &device, NULL))
         m->device_free_bytes = device.free_bytes;
@@ -260,6 +261,7 @@ static pd_status run_step(struct run *r, struct pd_error *err)
     pd_fault_point("worker.stepped");
     if (!m.rolls_back) PD_TRY(validate(r, &m.validation_loss, err));
     PD_TRY(agree(r, &signal, &finished, err));
+    PD_TRY(pd_stragglers_look(&r->stragglers, &r->group, r->now_ns, err));
     pd_status saved = take_outcomes(r, finished, err);
     write_metrics(r, &m);
     if (r->comm->rank == 0) pd_recovery_end(r->config->run.dir, m.step);

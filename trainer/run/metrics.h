@@ -10,6 +10,7 @@
 
 #include "ckpt/tiers/tiers.h"
 #include "trainer/engine/engine.h"
+#include "trainer/run/stragglers.h"
 
 struct pd_metrics;
 
@@ -31,6 +32,8 @@ struct pd_metrics_step {
     uint32_t saves;               /* that ended since the line before */
     double save_seconds;          /* of these; 0: none */
     double stall_seconds;         /* of these training waited */
+    uint32_t straggler_count;     /* ranks that are slow now; the first of them: */
+    struct pd_straggler stragglers[PD_STRAGGLERS_SAID];
 };
 
 struct pd_metrics_options {

@@ -91,6 +91,21 @@ static void add_tiers(struct pd_json_writer *w, const struct pd_metrics_line *li
     pd_json_array_end(w);
 }
 
+static void add_stragglers(struct pd_json_writer *w, const struct pd_metrics_step *s)
+{
+    if (!s->straggler_count) return;
+    pd_json_array_begin(w, "stragglers");
+    for (uint32_t i = 0; i < s->straggler_count && i < PD_STRAGGLERS_SAID; i++) {
+        const struct pd_straggler *one = &s->stragglers[i];
+        pd_json_object_begin(w, NULL);
+        pd_json_u64(w, "rank", one->rank);
+        pd_json_double(w, "speed", one->speed);
+        pd_json_string(w, "at", pd_spent_names[one->at]);
+        pd_json_object_end(w);
+    }
+    pd_json_array_end(w);
+}
+
 static void add_stages(struct pd_json_writer *w, const struct pd_step_result *result)
 {
     pd_json_object_begin(w, "stages");
@@ -145,6 +160,7 @@ static void add_line(struct pd_json_writer *w, const struct pd_metrics_options *
         pd_json_double(w, "save_seconds", s->save_seconds);
         pd_json_double(w, "stall_seconds", s->stall_seconds);
     }
+    add_stragglers(w, s);
     pd_json_double(w, "eta_seconds", line->eta_seconds);
     pd_json_u64(w, "ranks", options->ranks);
     pd_json_u64(w, "fence", s->fence);

@@ -313,6 +313,18 @@ static pd_status open_transfers(struct run *r, struct pd_error *err)
     return PD_OK;
 }
 
+static pd_status open_stragglers(struct run *r, struct pd_error *err)
+{
+    const struct pd_rank_place *place = &r->engine->grid.place;
+    const struct pd_lanes lanes = pd_lanes_of(r->config, r->engine->grid.layout.dp);
+    r->stragglers =
+        (struct pd_stragglers){.window_seconds = r->config->restart.straggler_seconds,
+                               .stage = place->pp,
+                               .micro_batches = pd_lanes_first(&lanes, place->dp + 1) - pd_lanes_first(&lanes, place->dp),
+                               .is_gpu = r->device.dev != NULL};
+    return pd_stragglers_init(&r->stragglers, &r->group, err);
+}
+
 static void unpin_state(void *saver)
 {
     pd_saver_unpin(saver);
@@ -389,6 +401,7 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     PD_TRY(settle_stripes(r, err));
     PD_TRY(pd_group_agree(&r->group, set_up_local(r, err), err));
     PD_TRY(build_engine(r, err));
+    PD_TRY(pd_group_agree(&r->group, open_stragglers(r, err), err));
     PD_TRY(open_tiers(r, err));
     PD_TRY(publish_config(r, err));
     pd_tier_places_note(&r->places, r->tiers);
@@ -429,6 +442,7 @@ void pd_run_close(struct run *r)
     pd_comm_free(r->replica_comm);
     pd_vfs_free(r->vfs);
     pd_run_state_deinit(&r->state);
+    pd_stragglers_deinit(&r->stragglers);
     pd_rank_device_quiet(&r->device);
     pd_engine_free(r->engine);
     pd_comm_free(r->nccl);

@@ -89,6 +89,7 @@ static void add_training(const struct text *t, const struct pd_prometheus *p, co
     one(t, "perdure_last_step_timestamp_seconds", "gauge", "When the newest step ended.", line->time);
     one(t, "perdure_start_fence", "gauge", "Number of the start: it grows with every restart.", (double)s->fence);
     one(t, "perdure_ranks", "gauge", "Ranks of this start.", p->ranks);
+    one(t, "perdure_stragglers", "gauge", "Ranks that are slower than others with the same work.", s->straggler_count);
     one(t, "perdure_eta_seconds", "gauge", "Expected time to the last step.", line->eta_seconds);
 }
 
