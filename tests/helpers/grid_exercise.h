@@ -76,14 +76,13 @@ static inline void grid_links(const struct pd_grid *grid, struct grid_link *link
     grid_expect(&links[2], "sp", grid->sp);
     grid_expect(&links[7], "mirror", grid->mirror);
     grid_expect(&links[8], "gathers", grid->gathers);
-    const bool is_gathered = l->tp > 1 || l->zero_shard > 1; /* from stage 1 on */
+    const uint32_t parts = l->zero_stage ? l->zero_shard : 1;
     for (uint32_t r = 0; r < grid->world; r++) {
         const struct pd_rank_place p = pd_layout_place(l, r), q = grid->place;
         const uint32_t mine = q.dp * l->sp + q.sp, other = p.dp * l->sp + p.sp;
         const bool is_beside = p.pp == q.pp && p.tp == q.tp;
-        if (is_beside && mine / l->zero_shard == other / l->zero_shard) grid_member(&links[0], l, p);
-        if (is_beside && mine % l->zero_shard == other % l->zero_shard) grid_member(&links[9], l, p);
-        if (p.pp == q.pp && is_gathered) grid_member(&links[8], l, p);
+        if (is_beside && mine / parts == other / parts) grid_member(&links[0], l, p), grid_member(&links[8], l, p);
+        if (is_beside && mine % parts == other % parts) grid_member(&links[9], l, p);
         if (p.pp == q.pp && p.dp == q.dp && p.sp == q.sp) grid_member(&links[1], l, p);
         if (p.pp == q.pp && p.dp == q.dp && p.tp == q.tp) grid_member(&links[2], l, p);
         const bool is_end = (p.pp == 0 || p.pp + 1 == l->pp) && (q.pp == 0 || q.pp + 1 == l->pp);

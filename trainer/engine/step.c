@@ -154,7 +154,6 @@ static pd_status enter(struct step *s, uint32_t set, void *const **ret_weights, 
     while (s->e->is_breadth_first && after < order->count && order->sets[after] == set)
         after++;
     if (after == order->count || order->sets[after] == set) return PD_OK;
-    if (is_end(s->e, order->sets[after]) && is_end(s->e, set)) return PD_OK;
     return pd_zero_prefetch(s->e->zero, order->sets[after], err);
 }
 

@@ -43,26 +43,24 @@ static uint32_t data_rank_at(const struct pd_layout *layout, struct pd_rank_plac
 
 static struct meeting meeting_of(const struct pd_layout *layout, uint32_t rank, uint32_t which)
 {
-    const uint32_t world = pd_layout_world(layout), stage = world / layout->pp;
+    const uint32_t world = pd_layout_world(layout), parts = layout->zero_stage ? layout->zero_shard : 1;
     const struct pd_rank_place place = pd_layout_place(layout, rank);
-    const uint32_t q = place.dp * layout->sp + place.sp, copies = layout->dp * layout->sp / layout->zero_shard;
+    const uint32_t q = place.dp * layout->sp + place.sp, copies = layout->dp * layout->sp / parts;
     struct pd_rank_place first = place;
     struct meeting m = {.color = world + rank, .size = 1};
     switch (which) {
     case SHARD:
-        m = (struct meeting){.is_on = layout->zero_shard > 1 && layout->zero_shard < world,
-                             .color = data_rank_at(layout, place, q - q % layout->zero_shard),
+    case GATHERS:
+        m = (struct meeting){.is_on = parts > 1 && (parts < world || which == GATHERS),
+                             .color = data_rank_at(layout, place, q - q % parts),
                              .key = rank,
-                             .size = layout->zero_shard};
+                             .size = parts};
         break;
     case REPLICAS:
         m = (struct meeting){.is_on = copies > 1 && copies < world,
-                             .color = data_rank_at(layout, place, q % layout->zero_shard),
+                             .color = data_rank_at(layout, place, q % parts),
                              .key = rank,
                              .size = copies};
-        break;
-    case GATHERS:
-        m = (struct meeting){.is_on = pd_grid_has_gathers(layout), .color = place.pp, .key = rank, .size = stage};
         break;
     case TP:
         first.tp = 0;
@@ -144,8 +142,9 @@ pd_status pd_grid_init(const struct pd_layout *layout, uint32_t rank, struct pd_
     pd_status st = PD_OK;
     if (comm) {
         PD_CHECK(comm->size == g.world && comm->rank == rank);
-        if (g.world > 1 && layout->zero_shard == g.world) g.shard = comm;
-        if (g.world > 1 && layout->zero_shard == 1 && layout->dp * layout->sp == g.world) g.replicas = comm;
+        const uint32_t parts = layout->zero_stage ? layout->zero_shard : 1;
+        if (g.world > 1 && parts == g.world) g.shard = comm;
+        if (g.world > 1 && parts == 1 && layout->dp * layout->sp == g.world) g.replicas = comm;
         for (uint32_t which = 0; which < MEETING_COUNT && !st; which++)
             st = meet(&g, which, err);
     }
@@ -184,27 +183,17 @@ uint64_t pd_grid_bytes(const struct pd_layout *layout, uint32_t rank, bool is_pr
     return bytes;
 }
 
-static bool is_world(const struct pd_layout *layout, uint32_t world)
-{
-    return layout->zero_shard == world || layout->dp * layout->sp == world;
-}
-
 /* Nothing goes over the world's where other ranks share state. */
 uint64_t pd_grid_nccl_bytes(const struct pd_layout *layout, uint32_t rank)
 {
     const uint32_t world = pd_layout_world(layout);
     if (world == 1) return 0;
-    uint64_t bytes = is_world(layout, world) ? pd_comm_nccl_bytes(world, false) : 0;
+    uint64_t bytes = layout->dp * layout->sp == world ? pd_comm_nccl_bytes(world, false) : 0;
     for (uint32_t which = 0; which < MEETING_COUNT; which++) {
         const struct meeting m = meeting_of(layout, rank, which);
         if (m.is_on) bytes += pd_comm_nccl_bytes(m.size, m.is_link);
     }
     return bytes;
-}
-
-bool pd_grid_has_gathers(const struct pd_layout *layout)
-{
-    return layout->tp > 1 || (layout->zero_stage > 0 && layout->zero_shard > 1);
 }
 
 struct pd_stage pd_grid_stage(const struct pd_layout *layout, const struct pd_model *model, uint32_t pp_rank, uint32_t chunk)

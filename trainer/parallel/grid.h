@@ -1,10 +1,9 @@
 /* Where a rank stands, and the communicators of its neighbours.
  *
  *   shard      zero_shard data ranks of one pp and tp index that hold one copy of the state between them, ordered (dp, sp):
- *              sums of gradients
+ *              sums of gradients. In stage 0 everybody holds a copy
+ *   gathers    the same ranks: parameters, which so wait for no gradients
  *   replicas   who have the same part of all copies, ordered likewise
- *   gathers    ranks of the same pp index, ordered (dp, sp, tp): parameters, which so wait for no gradients; where there are
- *              any to gather
  *   tp, sp     ranks that share a micro-batch's heads, or its tokens
  *   pipe       one communicator of two ranks a direction and neighbour, so that sends of one direction never wait for the
  *              other's: forward_in from the stage before, forward_out to the stage after, backward_in, backward_out. The
@@ -44,9 +43,6 @@ uint64_t pd_grid_bytes(const struct pd_layout *layout, uint32_t rank, bool is_pr
 
 /* Of a device: what NCCL takes for them, by the estimate of trainer/comm/nccl.h; 0 for one rank. */
 uint64_t pd_grid_nccl_bytes(const struct pd_layout *layout, uint32_t rank);
-
-/* Whether a rank needs parameters that others hold. */
-bool pd_grid_has_gathers(const struct pd_layout *layout);
 
 /* Pipeline chunk `chunk` (0 .. interleave-1) of a pp rank. */
 struct pd_stage pd_grid_stage(const struct pd_layout *layout, const struct pd_model *model, uint32_t pp_rank,

@@ -13,12 +13,6 @@ bool pd_zero_is_end(const struct pd_zero *zero, uint32_t set)
     return set == 0 || set == zero->has.set_count - 1;
 }
 
-static uint64_t held_elements(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t tensor)
-{
-    const struct pd_zero_slab held = pd_zero_held_slab(zero, place, zero->q);
-    return pd_zero_slab_elements(zero, tensor, &held);
-}
-
 /* ---- sets ---- */
 
 static void add_to_set(struct pd_zero *zero, struct pd_zero_set *set, uint32_t tensor)
@@ -27,13 +21,12 @@ static void add_to_set(struct pd_zero *zero, struct pd_zero_set *set, uint32_t t
     const struct pd_zero_place place = pd_zero_place_of(zero, tensor, zero->grid->place.tp);
     uint32_t e = set->count++;
     set->tensors[e] = tensor;
-    set->needed[e + 1] = set->needed[e] + pd_zero_slab_elements(zero, tensor, &place.needed);
+    const bool is_read_here = !pd_zero_is_redirected(zero, (uint32_t)(set - zero->sets), e, PD_ZERO_PARAMETERS);
+    set->needed[e + 1] = set->needed[e] + (is_read_here ? pd_zero_slab_elements(zero, tensor, &place.needed) : 0);
     set->computed[e + 1] = set->computed[e] + pd_zero_slab_elements(zero, tensor, &place.computed);
-    set->pieces_most += zero->model->tensors.tensors[tensor].tp_dim == 1 ? pd_partition_chunk_count(&zero->grid->partition)
-                                                                         : zero->grid->layout.tp;
 }
 
-/* Small tensors belong to one rank each, the others are cut evenly, the first part the largest. */
+/* Small tensors belong to one rank each, the others are cut evenly, the first part the largest. In stage 0 all is one part. */
 static uint64_t add_part(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t number, uint32_t tp,
                          uint64_t *by_part, uint64_t *everywhere)
 {
@@ -42,8 +35,10 @@ static uint64_t add_part(const struct pd_layout *layout, const struct pd_tensor 
     if (!pd_layout_cut_of(layout, tensor, number, tp, &cut) || cut.chunk_begin == cut.chunk_end) return 0;
     pd_layout_chunk_columns(layout, tensor, cut.chunk_begin, &columns[0], &unused);
     pd_layout_chunk_columns(layout, tensor, cut.chunk_end - 1, &unused, &columns[1]);
-    const uint64_t elements = pd_min_u64(cut.part_rows, cut.row_end - cut.row_begin) * (columns[1] - columns[0]);
-    if (cut.part_count <= 1) return by_part[cut.q_first] += elements;
+    const bool is_whole = layout->zero_stage == 0;
+    const uint64_t rows = cut.row_end - cut.row_begin,
+                   elements = (is_whole ? rows : pd_min_u64(cut.part_rows, rows)) * (columns[1] - columns[0]);
+    if (cut.part_count <= 1 && !is_whole) return by_part[cut.q_first] += elements;
     *everywhere += elements;
     return 0;
 }
@@ -62,29 +57,35 @@ uint64_t pd_zero_part_elements(const struct pd_model *model, const struct pd_lay
 static void measure_parts(struct pd_zero *zero, uint32_t set, uint64_t *by_part)
 {
     struct pd_zero_set *s = &zero->sets[set];
-    const uint32_t tp = zero->grid->place.tp;
-    const struct pd_zero_place *here = pd_zero_places(zero, set) + tp * PD_ZERO_SET_TENSORS_MAX;
-    uint64_t most = pd_zero_part_elements(zero->model, &zero->grid->layout, set, tp, by_part);
-    for (uint32_t e = 0; e < s->count; e++) {
-        const struct pd_zero_slab own = pd_zero_owned_slab(zero, &here[e], zero->q % zero->parts);
-        if (pd_zero_is_redirected(zero, set, e)) continue;
-        s->own += pd_zero_slab_elements(zero, s->tensors[e], &own);
-        if (set && s->tensors[e] == 0) most += pd_zero_part_elements(zero->model, &zero->grid->layout, 0, tp, by_part);
-    }
-    const uint64_t copies = zero->data_ranks / zero->parts;
-    s->stride = most + 1;
-    s->room = (s->stride + copies - 1) / copies * copies;
+    const uint32_t tp = zero->grid->place.tp, last = s->count - 1;
+    const uint64_t most = pd_zero_part_elements(zero->model, &zero->grid->layout, set, tp, by_part);
+    const bool is_tied = set && s->tensors[last] == 0;
+    const uint64_t table = is_tied ? pd_zero_part_elements(zero->model, &zero->grid->layout, 0, tp, by_part) : 0;
+    const uint32_t copies = zero->grid->layout.dp * zero->grid->layout.sp / zero->parts;
+    for (uint32_t e = 0; e < s->count; e++)
+        if (!pd_zero_is_redirected(zero, set, e, PD_ZERO_TERMS)) s->own += pd_zero_held_elements(zero, s->tensors[e]);
+    s->part = most + (pd_zero_is_redirected(zero, set, last, PD_ZERO_PARAMETERS) ? 0 : table);
+    s->stride = most + (pd_zero_is_redirected(zero, set, last, PD_ZERO_TERMS) ? 0 : table) + 1;
+    s->room = pd_round_up(s->stride, copies);
 }
 
-/* Key-value heads that several tensor-parallel ranks share are computed by one of them and owned by perhaps another. */
+/* With other tensor-parallel ranks: shares of parameters, of which each is some rows of one part; and terms of key-value heads
+ * that one of them computes and another one owns. */
 static void measure_crossing(struct pd_zero *zero, uint32_t set)
 {
     struct pd_zero_set *s = &zero->sets[set];
     const uint32_t tp = zero->grid->layout.tp, me = zero->grid->place.tp;
-    if (pd_zero_is_end(zero, set) || !pd_partition_kv_is_apart(&zero->model->config, &zero->grid->partition)) return;
-    s->crosses = true;
-    for (uint32_t t = 0; t < tp; t++)
-        if (t != me) s->elsewhere += pd_zero_count_shares(zero, set, me, t);
+    const struct pd_zero_place *places = pd_zero_places(zero, set), *here = places + me * PD_ZERO_SET_TENSORS_MAX;
+    s->crosses = !pd_zero_is_end(zero, set) && pd_partition_kv_is_apart(&zero->model->config, &zero->grid->partition);
+    for (uint32_t t = 0; t < tp; t++) {
+        if (t == me) continue;
+        for (uint32_t e = 0; e < s->count; e++) {
+            const struct pd_zero_place *there = &places[t * PD_ZERO_SET_TENSORS_MAX + e];
+            s->crossing += pd_zero_parts_of(zero, there, &here[e].needed) + pd_zero_parts_of(zero, &here[e], &there->needed);
+        }
+        if (s->crosses) s->elsewhere += pd_zero_count_terms(zero, set, me, t);
+        if (s->crosses) s->arriving += pd_zero_count_terms(zero, set, t, me);
+    }
 }
 
 static bool is_of_stage(const struct pd_zero *zero, uint32_t unit)
@@ -97,11 +98,9 @@ static uint64_t sums_of_set(struct pd_zero *zero, uint32_t set)
 {
     const struct pd_zero_set *s = &zero->sets[set];
     uint64_t held = 0;
-    if (zero->makes_terms && !zero->has_apart_sums) return 2 * (s->room + (zero->data_ranks == 1 ? s->elsewhere : 0));
-    for (uint32_t e = 0; e < s->count; e++) {
-        const struct pd_zero_place place = pd_zero_place_of(zero, s->tensors[e], zero->grid->place.tp);
-        held += pd_zero_is_redirected(zero, set, e) ? 0 : held_elements(zero, &place, s->tensors[e]);
-    }
+    if (zero->makes_terms) return 2 * (s->room + (zero->parts == 1 ? s->elsewhere : 0));
+    for (uint32_t e = 0; e < s->count; e++)
+        held += pd_zero_held_elements(zero, s->tensors[e]);
     return held;
 }
 
@@ -121,27 +120,24 @@ static void size_sums(struct pd_zero *zero)
 }
 
 /* Each set on 16 bytes, as where a micro-batch's are made: a GPU multiplies alike. */
-static void place_set(struct pd_zero *zero, uint32_t set, uint64_t *words)
+static void place_set(struct pd_zero *zero, uint32_t set)
 {
     struct pd_zero_set *s = &zero->sets[set];
     const bool is_filed = zero->options.gradients_in_files && set >= zero->has.sums_away && !pd_zero_is_end(zero, set);
     uint64_t at = is_filed ? set % 2 * zero->sums_elements : zero->has.gradient_elements;
-    s->sums = zero->has_apart_sums ? *words : at / 2;
-    *words += s->room;
+    s->sums = at / 2;
     if (!is_filed) zero->has.gradient_elements += (sums_of_set(zero, set) + 3) / 4 * 4;
     for (uint32_t e = 0; e < s->count; e++) {
-        const struct pd_zero_place place = pd_zero_place_of(zero, s->tensors[e], zero->grid->place.tp);
         s->gradient[e] = at;
-        at += pd_zero_is_redirected(zero, set, e) ? 0 : held_elements(zero, &place, s->tensors[e]);
+        at += pd_zero_is_redirected(zero, set, e, PD_ZERO_TERMS) ? 0 : pd_zero_held_elements(zero, s->tensors[e]);
     }
 }
 
 static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
 {
     const struct pd_model *model = zero->model;
-    uint64_t words = 0;
-    uint64_t *by_part = calloc(zero->parts, sizeof *by_part);
-    if (!by_part) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for %u parts", zero->parts);
+    uint64_t *by_part = calloc(zero->grid->layout.zero_shard, sizeof *by_part);
+    if (!by_part) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for %u parts", zero->grid->layout.zero_shard);
     for (uint32_t unit = 0; unit < model->unit_count; unit++) {
         struct pd_zero_set *set = &zero->sets[unit];
         if (!is_of_stage(zero, unit)) continue;
@@ -154,8 +150,7 @@ static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
     free(by_part);
     if (zero->options.gradients_in_files) size_sums(zero);
     for (uint32_t unit = 0; unit < model->unit_count; unit++)
-        if (zero->sets[unit].count) place_set(zero, unit, &words);
-    zero->apart_words = zero->has_apart_sums ? words : 0;
+        if (zero->sets[unit].count) place_set(zero, unit);
     return PD_OK;
 }
 
@@ -238,7 +233,7 @@ static pd_status describe_boxes(struct pd_zero *zero, struct pd_error *err)
         zero->tensor_offset[t] = zero->has.elements;
         if (!is_of_stage(zero, tensors->tensors[t].unit)) continue;
         const struct pd_zero_place place = pd_zero_place_of(zero, t, zero->grid->place.tp);
-        const uint64_t elements = held_elements(zero, &place, t);
+        const uint64_t elements = pd_zero_held_elements(zero, t);
         if (!elements) continue;
         bool is_tied = t == 0 && zero->model->config.tie_embeddings;
         struct describing d = {.tensor = t, .held = pd_zero_held_slab(zero, &place, zero->q)};
@@ -263,73 +258,38 @@ static void take_state(struct pd_zero *zero, struct pd_arena *arena)
         zero->has.copy = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->copy_elements * compute);
     zero->has.gradient = pd_arena_take(arena, PD_MEMORY_GRADIENTS, zero->has.gradient_elements * sizeof(float));
     if (!zero->is_mirrored) return;
-    const struct pd_zero_place table = pd_zero_place_of(zero, 0, zero->grid->place.tp);
-    const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &table, zero->q % zero->parts);
+    const uint64_t held = pd_zero_held_elements(zero, 0);
     const bool is_first = is_of_stage(zero, 0), is_last = is_of_stage(zero, zero->has.set_count - 1);
     if (is_first || (is_last && zero->makes_terms))
-        zero->mirrored_gradient =
-            pd_arena_take(arena, PD_MEMORY_GRADIENTS, (pd_zero_slab_elements(zero, 0, &owned) + 1) * sizeof(int64_t));
-    if (is_last)
-        zero->mirror = pd_arena_take(arena, PD_MEMORY_PARAMETERS, held_elements(zero, &table, 0) * compute);
+        zero->mirrored_gradient = pd_arena_take(arena, PD_MEMORY_GRADIENTS, (held + 1) * sizeof(int64_t));
+    if (is_last) zero->mirror = pd_arena_take(arena, PD_MEMORY_PARAMETERS, held * compute);
 }
 
 /* ---- buffers ---- */
 
-/* For sets of at most `pieces`, exchanged with `peers` data ranks. */
-static void take_pieces(struct pd_arena *arena, uint64_t peers, uint32_t pieces, struct pd_comm_piece **sends,
-                        struct pd_comm_piece **recvs)
+/* Stage 3 reads all sets in one place; below, each has its own. Parts of one rank are where they are read. */
+static void take_gathers(struct pd_zero *zero, struct pd_arena *arena)
 {
-    uint64_t bytes = peers * pieces * sizeof(struct pd_comm_piece);
-    *sends = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, bytes);
-    *recvs = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, bytes);
-}
-
-struct sizes {
-    uint64_t needed, computed; /* elements of the largest set */
-    uint32_t pieces;
-};
-
-static struct sizes sizes_of(const struct pd_zero *zero, bool ends, bool blocks)
-{
-    struct sizes most = {0};
-    for (uint32_t s = 0; s < zero->has.set_count; s++) {
-        const struct pd_zero_set *set = &zero->sets[s];
-        if (!set->count || !(pd_zero_is_end(zero, s) ? ends : blocks)) continue;
-        most.needed = pd_max_u64(most.needed, set->needed[set->count]);
-        most.computed = pd_max_u64(most.computed, set->computed[set->count]);
-        most.pieces = (uint32_t)pd_max_u64(most.pieces, set->pieces_most);
+    struct pd_zero_gather *g = &zero->gather;
+    const uint64_t bytes = pd_dtype_bytes(zero->options.compute);
+    uint64_t part = 0, needed = 0, crossing = 0;
+    g->set = PD_ZERO_NO_SET;
+    g->version = 1;
+    g->has_one_place = zero->in_place || zero->grid->layout.zero_stage == 3;
+    for (uint32_t set = 0; set < zero->has.set_count; set++) {
+        struct pd_zero_set *s = &zero->sets[set];
+        if (zero->in_place && !pd_zero_is_filed(zero, set)) continue;
+        part = pd_max_u64(part, s->part);
+        needed = pd_max_u64(needed, s->needed[s->count]);
+        crossing = pd_max_u64(crossing, s->crossing);
+        if (!g->has_one_place) s->place = pd_arena_take(arena, PD_MEMORY_PARAMETERS, s->needed[s->count] * bytes);
     }
-    return most;
-}
-
-static void take_gather_buffer(struct pd_zero *zero, struct pd_arena *arena, uint64_t elements, uint32_t lane)
-{
-    struct pd_zero_buffer *buffer = &zero->gather.buffers[zero->gather.buffer_count++];
-    buffer->set = PD_ZERO_NO_SET;
-    buffer->lane = lane;
-    buffer->data = pd_arena_take(arena, PD_MEMORY_PARAMETERS, elements * pd_dtype_bytes(zero->options.compute));
-}
-
-/* Stage 3: two blocks and one end; below, every set of this stage has a place of its own, and is gathered in one of three
- * lanes. */
-static void take_gather_buffers(struct pd_zero *zero, struct pd_arena *arena)
-{
-    const struct sizes blocks = sizes_of(zero, false, true), ends = sizes_of(zero, true, false);
-    const uint64_t peers = zero->grid->layout.zero_stage > 0 ? zero->parts : 1;
-    struct pd_comm_piece *sends[PD_ZERO_BLOCK_BUFFERS + 1], *recvs[PD_ZERO_BLOCK_BUFFERS + 1];
-    if (zero->in_place) return;
-    for (uint32_t lane = 0; lane <= PD_ZERO_BLOCK_BUFFERS; lane++) {
-        const bool is_end = lane == PD_ZERO_BLOCK_BUFFERS;
-        take_pieces(arena, peers, is_end ? ends.pieces : blocks.pieces, &sends[lane], &recvs[lane]);
-        if (zero->grid->layout.zero_stage == 3) take_gather_buffer(zero, arena, is_end ? ends.needed : blocks.needed, lane);
-    }
-    for (uint32_t s = 0; s < zero->has.set_count && zero->grid->layout.zero_stage < 3; s++)
-        take_gather_buffer(zero, arena, zero->sets[s].needed[zero->sets[s].count],
-                           pd_zero_is_end(zero, s) ? PD_ZERO_BLOCK_BUFFERS : s % PD_ZERO_BLOCK_BUFFERS);
-    for (uint32_t i = 0; i < zero->gather.buffer_count; i++) {
-        zero->gather.buffers[i].sends = sends[zero->gather.buffers[i].lane];
-        zero->gather.buffers[i].recvs = recvs[zero->gather.buffers[i].lane];
-    }
+    g->parts = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->parts * part * bytes);
+    g->pieces = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, crossing * sizeof *g->pieces);
+    if (!g->has_one_place) return;
+    char *place = zero->in_place ? g->parts : pd_arena_take(arena, PD_MEMORY_PARAMETERS, needed * bytes);
+    for (uint32_t set = 0; set < zero->has.set_count; set++)
+        zero->sets[set].place = place;
 }
 
 /* Sums of lanes: of a chain where they are held; of one set at a time where micro-batches go breadth first. */
@@ -362,17 +322,11 @@ static uint64_t term_bytes(const struct pd_zero *zero, uint32_t set)
 
 static void take_terms(struct pd_zero *zero, struct pd_arena *arena)
 {
-    uint64_t turns = 0, arrives = 0;
-    const uint32_t me = zero->grid->place.tp;
-    zero->sums = zero->has_apart_sums ? pd_arena_take(arena, PD_MEMORY_GRADIENTS, zero->apart_words * sizeof(int64_t))
-                                      : (int64_t *)zero->has.gradient;
+    uint64_t turns = 0, arriving = 0;
     for (uint32_t set = 0; set < zero->has.set_count; set++) {
-        uint64_t arriving = 0;
         if (!zero->sets[set].count) continue;
-        for (uint32_t t = 0; zero->sets[set].crosses && t < zero->grid->layout.tp; t++)
-            arriving += t == me ? 0 : pd_zero_count_shares(zero, set, t, me);
-        arrives = pd_max_u64(arrives, arriving);
-        if (zero->data_ranks == 1)
+        arriving = pd_max_u64(arriving, zero->sets[set].arriving);
+        if (zero->parts == 1)
             zero->terms[set].data = pd_arena_is_dry(arena) ? NULL : pd_zero_sums(zero, set);
         else if (takes_turns(zero, set))
             turns = pd_max_u64(turns, term_bytes(zero, set));
@@ -381,32 +335,33 @@ static void take_terms(struct pd_zero *zero, struct pd_arena *arena)
     }
     for (uint32_t i = 0; i < 2 && turns; i++)
         zero->terms[zero->has.set_count + i].data = pd_arena_take(arena, PD_MEMORY_GRADIENTS, turns);
-    if (arrives) zero->arrived = pd_arena_take(arena, PD_MEMORY_GRADIENTS, arrives * sizeof(int64_t));
+    zero->arrived = pd_arena_take(arena, PD_MEMORY_GRADIENTS, arriving * sizeof(int64_t));
 }
 
 void pd_zero_choose_terms(struct pd_zero *zero, uint32_t set)
 {
-    const bool own = zero->data_ranks == 1 || !takes_turns(zero, set);
+    const bool own = zero->parts == 1 || !takes_turns(zero, set);
     zero->sets[set].terms = &zero->terms[own ? set : zero->has.set_count + zero->next_terms];
     if (!own) zero->next_terms = 1 - zero->next_terms;
 }
 
 static void take_gradients(struct pd_zero *zero, struct pd_arena *arena)
 {
-    const struct sizes all = sizes_of(zero, true, true);
     const enum pd_dtype type = zero->options.gradient_type;
     const bool is_direct = zero->has_lanes && type == PD_F32 &&
                            (zero->options.adds_in_place || pd_lanes_longest(&zero->lanes) == 1);
-    const uint64_t marks = (zero->model->tensors.count + zero->has.set_count) * sizeof *zero->marks;
+    const uint64_t marks = (zero->model->tensors.count + zero->has.set_count) * sizeof *zero->marks,
+                   pieces = zero->grid->layout.tp * sizeof(struct pd_comm_piece);
+    uint64_t most = 0;
+    for (uint32_t set = 0; set < zero->has.set_count; set++)
+        most = pd_max_u64(most, zero->sets[set].computed[zero->sets[set].count]);
     zero->exchange.set = PD_ZERO_NO_SET;
-    take_lanes(zero, arena, all.computed);
-    if (!is_direct) zero->micro_batch = pd_arena_take(arena, PD_MEMORY_GRADIENTS, all.computed * sizeof(float));
-    if (type != PD_F32) zero->rounded = pd_arena_take(arena, PD_MEMORY_GRADIENTS, all.computed * pd_dtype_bytes(type));
-    const uint32_t copies = zero->data_ranks / zero->parts;
-    if (zero->data_ranks * zero->grid->layout.tp > 1)
-        take_pieces(arena, zero->parts > copies ? zero->parts : copies, all.pieces, &zero->exchange.sends,
-                    &zero->exchange.recvs);
+    take_lanes(zero, arena, most);
+    if (!is_direct) zero->micro_batch = pd_arena_take(arena, PD_MEMORY_GRADIENTS, most * sizeof(float));
+    if (type != PD_F32) zero->rounded = pd_arena_take(arena, PD_MEMORY_GRADIENTS, most * pd_dtype_bytes(type));
     if (!zero->makes_terms) return;
+    zero->exchange.sends = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, pieces);
+    zero->exchange.recvs = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, pieces);
     zero->marks = pd_arena_take(arena, PD_MEMORY_GRADIENTS, marks);
     zero->host_marks = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, marks);
     take_terms(zero, arena);
@@ -421,12 +376,10 @@ static pd_status build(struct pd_zero *zero, struct pd_arena *arena, struct pd_e
     zero->tensor_offset = calloc(tensors, sizeof *zero->tensor_offset);
     zero->copy_offset = calloc(tensors, sizeof *zero->copy_offset);
     zero->has.first_box = calloc(zero->has.set_count + 1ull, sizeof *zero->has.first_box);
-    zero->gather.buffers = calloc(zero->has.set_count + PD_ZERO_BLOCK_BUFFERS + 1u, sizeof *zero->gather.buffers);
     zero->places.of = calloc((size_t)zero->grid->layout.tp * PD_ZERO_SET_TENSORS_MAX, sizeof *zero->places.of);
     zero->places.set = PD_ZERO_NO_SET;
     zero->terms = calloc(zero->has.set_count + 2ull, sizeof *zero->terms);
-    if (!zero->sets || !zero->tensor_offset || !zero->copy_offset || !zero->has.first_box || !zero->gather.buffers ||
-        !zero->places.of || !zero->terms)
+    if (!zero->sets || !zero->tensor_offset || !zero->copy_offset || !zero->has.first_box || !zero->places.of || !zero->terms)
         PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the tables of %u tensors", tensors);
     PD_TRY(describe_sets(zero, err));
     PD_TRY(describe_boxes(zero, err));
@@ -435,7 +388,7 @@ static pd_status build(struct pd_zero *zero, struct pd_arena *arena, struct pd_e
     pd_zero_describe_files(zero);
     take_state(zero, arena);
     pd_zero_take_files(zero, arena);
-    take_gather_buffers(zero, arena);
+    take_gathers(zero, arena);
     take_gradients(zero, arena);
     return PD_OK;
 }
@@ -446,9 +399,8 @@ static void describe(struct pd_zero *zero)
     const struct pd_layout *layout = &zero->grid->layout;
     const struct pd_model *model = zero->model;
     zero->q = zero->grid->place.dp * layout->sp + zero->grid->place.sp;
-    zero->data_ranks = layout->dp * layout->sp;
-    zero->parts = layout->zero_shard;
-    zero->in_place = !pd_grid_has_gathers(layout);
+    zero->parts = layout->zero_stage ? layout->zero_shard : 1;
+    zero->in_place = layout->tp == 1 && zero->parts == 1;
     zero->has.set_count = model->unit_count;
     zero->lanes = (struct pd_lanes){o->micro_batches, o->lanes, layout->dp};
     zero->slots = pd_lanes_slots(&zero->lanes);
@@ -456,12 +408,12 @@ static void describe(struct pd_zero *zero)
     zero->makes_terms = o->lanes > 1 || layout->virtual_tp > 1 || layout->virtual_sp > 1;
     zero->has_lanes = !zero->makes_terms || (zero->pieces == 1 && pd_lanes_longest(&zero->lanes) > 1);
     zero->options.adds_in_place = o->adds_in_place && zero->has_lanes && o->gradient_type == PD_F32;
-    zero->has_apart_sums = zero->makes_terms && layout->zero_stage == 0 && zero->data_ranks > 1;
     zero->quantum = pd_quantum_of(o->tokens, (uint64_t)o->lanes * zero->pieces * (model->config.tie_embeddings ? 2 : 1));
     zero->loss_scale = 1;
     zero->is_mirrored =
         model->config.tie_embeddings && pd_layout_unit_pp(layout, 0) != pd_layout_unit_pp(layout, model->unit_count - 1);
     zero->joins_tied = zero->makes_terms && model->config.tie_embeddings && !zero->is_mirrored;
+    zero->reads_once = layout->zero_stage < 3 && !zero->in_place && model->config.tie_embeddings && !zero->is_mirrored;
 }
 
 pd_status pd_zero_new(const struct pd_model *model, const struct pd_zero_options *options, const struct pd_grid *grid,
@@ -477,9 +429,6 @@ pd_status pd_zero_new(const struct pd_model *model, const struct pd_zero_options
     zero->model = model;
     zero->options = *options;
     zero->grid = grid;
-    zero->gathers = grid->gathers;
-    zero->shard = grid->shard;
-    zero->replicas = grid->replicas;
     zero->math = math;
     describe(zero);
     pd_status st = build(zero, arena, err);
@@ -500,7 +449,6 @@ void pd_zero_free(struct pd_zero *zero)
     free(zero->copy_offset);
     free(zero->has.first_box);
     free(zero->files.landing_place);
-    free(zero->gather.buffers);
     free(zero->places.of);
     free(zero->terms);
     free(zero);
@@ -511,15 +459,16 @@ const struct pd_zero_held *pd_zero_held(const struct pd_zero *zero)
     return &zero->has;
 }
 
-void *pd_zero_parameters(struct pd_zero *zero, uint32_t set, uint32_t e)
+char *pd_zero_copies(const struct pd_zero *zero)
 {
-    uint32_t tensor = zero->sets[set].tensors[e];
+    return zero->has.copy ? zero->has.copy : (char *)zero->has.state[PD_PARAM];
+}
+
+void *pd_zero_parameters(const struct pd_zero *zero, uint32_t set, uint32_t e)
+{
+    const uint32_t tensor = zero->sets[set].tensors[e];
     if (zero->mirror && set == zero->has.set_count - 1 && tensor == 0) return zero->mirror;
-    char *base = zero->has.copy ? zero->has.copy : (char *)zero->has.state[PD_PARAM];
-    const uint64_t bytes = pd_dtype_bytes(zero->options.compute);
-    if (!pd_zero_is_filed(zero, set)) return base + zero->copy_offset[tensor] * bytes;
-    PD_CHECK(zero->files.image_set == set);
-    return zero->files.image + (zero->tensor_offset[tensor] - zero->tensor_offset[zero->sets[set].tensors[0]]) * bytes;
+    return pd_zero_copies(zero) + zero->copy_offset[tensor] * pd_dtype_bytes(zero->options.compute);
 }
 
 pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err)
@@ -571,8 +520,7 @@ pd_status pd_zero_finish_gradients(struct pd_zero *zero, struct pd_error *err)
 
 void pd_zero_sync(struct pd_zero *zero)
 {
-    for (uint32_t i = 0; i < zero->gather.buffer_count; i++)
-        (void)!pd_zero_wait_gather(zero, &zero->gather.buffers[i], NULL);
+    pd_zero_forget_gather(zero);
     (void)!pd_zero_wait_exchange(zero, NULL);
     zero->exchange.set = PD_ZERO_NO_SET;
 }

@@ -4,9 +4,9 @@
  * where it is split on dimension 1; its gradient as the boxes the rank computes.
  *
  *   stage     parameters (compute type)         micro-batch gradients         gradient sums, optimizer state
- *   0         whole, gathered once a step       one set at a time             replicated
+ *   0         whole                             one set at a time             replicated
  *   1, 2      whole, gathered once a step       one set at a time             cut
- *   3         two sets at a time                one set at a time             cut
+ *   3         one set, and the parts of the next one set at a time             cut
  *
  *   invariants  1. every rank of a stage makes the same calls in the same order
  *               2. a lane's micro-batches are added up in fp32; what they come to is a term (trainer/math/terms.h), and so is
@@ -24,7 +24,6 @@
 #include "trainer/parallel/lanes.h"
 
 #define PD_ZERO_SET_TENSORS_MAX 24
-#define PD_ZERO_BLOCK_BUFFERS 2
 
 struct pd_zero_options {
     uint32_t micro_batches;      /* V: micro-batches a step */
@@ -86,7 +85,7 @@ const struct pd_zero_held *pd_zero_held(const struct pd_zero *zero);
 /* Waits for every transfer in flight and forgets its outcome: the way out after a failure, once the communicator is aborted.
  */
 void pd_zero_sync(struct pd_zero *zero);
-/* After loading: owners hand all three kinds to the other holders. Collective over the stage. */
+/* After loading: other holders get all three kinds of what owners have. Collective over the stage. */
 PD_MUST_USE pd_status pd_zero_share_state(struct pd_zero *zero, struct pd_error *err);
 /* Makes the working copy from a master that is here, then as pd_zero_updated: after initialisation and after loading. */
 PD_MUST_USE pd_status pd_zero_refresh_compute(struct pd_zero *zero, struct pd_error *err);
@@ -119,8 +118,8 @@ PD_MUST_USE pd_status pd_zero_update_end(struct pd_zero *zero, struct pd_error *
 
 /* Starts the gather of a set where it is not resident; returns at once. */
 PD_MUST_USE pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *err);
-/* Pointers to the set's tensors (to the first of their boxes), valid until the next set is acquired; meanwhile one block more
- * may be prefetched, and after an end no other end. */
+/* Pointers to the set's tensors (to the first of their boxes), valid until the next set is acquired; meanwhile one set more
+ * may be prefetched. */
 PD_MUST_USE pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_weights, struct pd_error *err);
 
 /* Before the first gradient of a step, or of one that is computed again: a number no other step has, and what gradients are

@@ -4,6 +4,7 @@
  *   1. terms that other tensor-parallel ranks own go to them                    (key-value heads that are shared)
  *   2. a reduce-scatter among the zero_shard ranks that own a copy together     (the first one of a step: into the sums)
  *   3. an all-reduce of every part among its replicas, each owning a part of it (once a step) */
+#include "ckpt/base/checked.h"
 #include "ckpt/base/trace.h"
 #include "trainer/parallel/zero_internal.h"
 
@@ -17,7 +18,7 @@ static pd_status add_run(struct pd_zero *zero, const struct pd_term_run *run, st
 
 int64_t *pd_zero_sums(const struct pd_zero *zero, uint32_t set)
 {
-    return zero->sums + zero->sets[set].sums;
+    return (int64_t *)zero->has.gradient + zero->sets[set].sums;
 }
 
 /* ---- to other tensor-parallel ranks ---- */
@@ -35,10 +36,10 @@ static pd_status count_share(void *context, const struct pd_zero_share *share, s
     return PD_OK;
 }
 
-uint64_t pd_zero_count_shares(struct pd_zero *zero, uint32_t set, uint32_t from_tp, uint32_t to_tp)
+uint64_t pd_zero_count_terms(struct pd_zero *zero, uint32_t set, uint32_t user_tp, uint32_t owner_tp)
 {
     uint64_t elements = 0;
-    (void)!pd_zero_each_share(zero, set, from_tp, to_tp, count_share, &elements, NULL);
+    (void)!pd_zero_each_share(zero, set, PD_ZERO_TERMS, user_tp, owner_tp, count_share, &elements, NULL);
     return elements;
 }
 
@@ -65,8 +66,8 @@ static pd_status cross(struct pd_zero *zero, uint32_t set, struct pd_error *err)
     pd_owner_acquire(&x->owner, an_exchange);
     x->op = (struct pd_comm_op){.sends = x->sends, .recvs = x->recvs, .what = "exchange of gradients"};
     for (uint32_t t = 0; t < tp; t++) {
-        const uint64_t sent = t == me ? 0 : pd_zero_count_shares(zero, set, me, t) * sizeof *out,
-                       received = t == me ? 0 : pd_zero_count_shares(zero, set, t, me) * sizeof *out;
+        const uint64_t sent = t == me ? 0 : pd_zero_count_terms(zero, set, me, t) * sizeof *out,
+                       received = t == me ? 0 : pd_zero_count_terms(zero, set, t, me) * sizeof *out;
         if (sent) x->sends[x->op.send_count++] = (struct pd_comm_piece){t, out, sent};
         if (received) x->recvs[x->op.recv_count++] = (struct pd_comm_piece){t, c.at, received};
         out += sent / sizeof *out, c.at += received / sizeof *out;
@@ -76,7 +77,7 @@ static pd_status cross(struct pd_zero *zero, uint32_t set, struct pd_error *err)
     pd_owner_release(&x->owner, an_exchange);
     c.at = zero->arrived;
     for (uint32_t t = 0; !st && t < tp; t++)
-        if (t != me) st = pd_zero_each_share(zero, set, t, me, add_arrived, &c, err);
+        if (t != me) st = pd_zero_each_share(zero, set, PD_ZERO_TERMS, t, me, add_arrived, &c, err);
     return st;
 }
 
@@ -94,7 +95,7 @@ static void let_go(struct pd_zero_exchange *x)
     pd_owner_release(&x->owner, an_exchange);
 }
 
-/* The first sums of a step are made where sums live, later ones are added to them. */
+/* The first sums of a step are made where sums live, later ones are added to them. Alone, a rank makes terms there. */
 static pd_status start(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     struct pd_zero_exchange *x = &zero->exchange;
@@ -108,7 +109,7 @@ static pd_status start(struct pd_zero *zero, uint32_t set, struct pd_error *err)
     pd_owner_acquire(&x->terms->owner, an_exchange);
     x->op = (struct pd_comm_op){.what = "exchange of gradients"};
     const pd_status st =
-        pd_comm_start_reduce_scatter(zero->shard, &x->op, (uint64_t *)x->terms->data, s->stride, (uint64_t *)to, err);
+        pd_comm_start_reduce_scatter(zero->grid->shard, &x->op, (uint64_t *)x->terms->data, s->stride, (uint64_t *)to, err);
     if (st) let_go(x);
     x->in_flight = !st;
     return st;
@@ -120,7 +121,7 @@ pd_status pd_zero_wait_exchange(struct pd_zero *zero, struct pd_error *err)
     const uint64_t begin = pd_trace_begin();
     if (!x->in_flight) return PD_OK;
     x->in_flight = false;
-    const pd_status st = pd_comm_wait(zero->shard, &x->op, err);
+    const pd_status st = pd_comm_wait(zero->grid->shard, &x->op, err);
     let_go(x);
     pd_trace_end(begin, "wait", "exchange of gradients", x->set);
     return st;
@@ -128,13 +129,14 @@ pd_status pd_zero_wait_exchange(struct pd_zero *zero, struct pd_error *err)
 
 /* ---- among replicas ---- */
 
-static pd_status add_replicas(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+/* The first `words` of a set's sums. */
+static pd_status add_replicas(struct pd_zero *zero, uint32_t set, uint64_t words, struct pd_error *err)
 {
-    struct pd_comm *comm = zero->replicas;
+    struct pd_comm *comm = zero->grid->replicas;
     struct pd_zero_exchange *x = &zero->exchange;
     if (!comm) return PD_OK;
     uint64_t *sums = (uint64_t *)pd_zero_sums(zero, set);
-    const uint64_t count = zero->sets[set].room / comm->size;
+    const uint64_t count = pd_divide_up(words, comm->size);
     pd_owner_acquire(&x->owner, an_exchange);
     x->op = (struct pd_comm_op){.what = "exchange of gradients"};
     pd_status st = pd_comm_start_reduce_scatter(comm, &x->op, sums, count, sums + comm->rank * count, err);
@@ -146,24 +148,34 @@ static pd_status add_replicas(struct pd_zero *zero, uint32_t set, struct pd_erro
     return st;
 }
 
-/* ---- the end of a set ---- */
-
-/* In stage 0 a rank holds more than its part, in the order of tensors. */
-static pd_status place_sums(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+/* What owners have, and zeros of all others, added up as integers. It passes through the memory of the sums, of which there
+ * are none yet. */
+static pd_status share_array(struct pd_zero *zero, uint32_t set, float *array, struct pd_error *err)
 {
-    struct pd_zero_run runs[PD_ZERO_BOXES_MAX];
-    const struct pd_zero_set *s = &zero->sets[set];
-    const float *from = (const float *)pd_zero_sums(zero, set);
-    if (!zero->has_apart_sums) return PD_OK;
-    for (uint32_t e = 0; e < s->count; e++) {
-        if (set > 0 && s->tensors[e] == 0) continue;
-        const uint32_t count = pd_zero_own_runs(zero, s->tensors[e], runs);
-        for (uint32_t i = 0; i < count; from += runs[i].elements, i++)
-            PD_TRY(pd_math_copy(zero->math, zero->has.gradient + s->gradient[e] + runs[i].at_b, from,
-                                runs[i].elements * sizeof *from, err));
+    const struct pd_term_run zeros = {.to = pd_zero_sums(zero, set), .n = zero->sets[set].room};
+    float *passage = zero->has.gradient;
+    PD_TRY(add_run(zero, &zeros, err));
+    for (uint32_t turn = 0; turn < 2; turn++) {
+        for (uint32_t i = zero->has.first_box[set]; i < zero->has.first_box[set + 1]; i++) {
+            const struct pd_zero_box *b = &zero->has.boxes[i];
+            float *held = array + b->offset, *passing = passage + b->gradient_offset;
+            if (turn == !b->owned)
+                PD_TRY(pd_math_copy(zero->math, turn ? held : passing, turn ? passing : held, b->elements * sizeof *held, err));
+        }
+        if (!turn) PD_TRY(add_replicas(zero, set, pd_divide_up(zero->sets[set].own, 2), err));
     }
-    return pd_zero_share_gradients(zero, set, err);
+    return PD_OK;
 }
+
+pd_status pd_zero_share_state(struct pd_zero *zero, struct pd_error *err)
+{
+    for (int kind = 0; zero->grid->replicas && kind < PD_KIND_COUNT && zero->has.state[kind]; kind++)
+        for (uint32_t set = 0; set < zero->has.set_count; set++)
+            if (zero->sets[set].count) PD_TRY(share_array(zero, set, zero->has.state[kind], err));
+    return pd_math_sync(zero->math, err);
+}
+
+/* ---- the end of a set ---- */
 
 pd_status pd_zero_end_set(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
@@ -178,7 +190,6 @@ pd_status pd_zero_end_set(struct pd_zero *zero, uint32_t set, struct pd_error *e
                                           .damaged = &zero->marks[zero->model->tensors.count + set],
                                           .mark = zero->attempt};
         PD_TRY(pd_term_sums(zero->math, &made, err));
-        PD_TRY(place_sums(zero, set, err));
     }
     return pd_zero_complete(zero, set, err);
 }
@@ -191,14 +202,14 @@ static bool waits_for_mirror(const struct pd_zero *zero, uint32_t set)
 static pd_status end_exchange(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     struct pd_zero_set *s = &zero->sets[set];
-    if (zero->data_ranks > 1 && (zero->parts == 1 || s->has_sums)) {
+    if (zero->parts > 1 && s->has_sums) {
         const struct pd_term_run run = {
             .from = own_part(zero), .to = pd_zero_sums(zero, set), .n = s->stride, .adds = s->has_sums};
         PD_TRY(add_run(zero, &run, err));
     }
     s->has_sums = true;
     if (!zero->exchange.is_last) return PD_OK;
-    PD_TRY(add_replicas(zero, set, err));
+    PD_TRY(add_replicas(zero, set, s->room, err));
     return waits_for_mirror(zero, set) ? PD_OK : pd_zero_end_set(zero, set, err);
 }
 
@@ -217,7 +228,7 @@ pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err)
 static bool exchanges(const struct pd_zero *zero, uint32_t set, uint32_t slot)
 {
     if (slot + 1 == zero->slots) return true;
-    return zero->options.by_lane && !pd_zero_is_end(zero, set) && zero->data_ranks > 1 &&
+    return zero->options.by_lane && !pd_zero_is_end(zero, set) && zero->parts > 1 &&
            (zero->pieces > 1 || pd_lanes_any_ends(&zero->lanes, slot));
 }
 
@@ -237,5 +248,5 @@ pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
     PD_TRY(cross(zero, set, err));
     x->is_last = is_last;
     PD_TRY(start(zero, set, err));
-    return zero->data_ranks > 1 ? PD_OK : pd_zero_drain(zero, err);
+    return zero->parts > 1 ? PD_OK : pd_zero_drain(zero, err);
 }

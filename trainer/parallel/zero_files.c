@@ -1,7 +1,7 @@
 /* Blocks whose working copies or sums are in files: read ahead, put together when they are used, written when they are made.
  *
- * Everything goes by sets. Copies: a set's boxes land page by page, `image` is the set as it is held. Sums: set s has place
- * s % 2, so backward, which descends, leaves the first two in memory, and the update, which ascends, begins with them.
+ * Everything goes by sets. Copies: a set's boxes land page by page, and are packed for their gather. Sums: set s has place s % 2,
+ * so backward, which descends, leaves the first two in memory, and the update, which ascends, begins with them.
  *
  * A budget keeps the first blocks that fit into it in memory for good: those of ends and of blocks before `copies_away`
  * (copies) or `sums_away` (sums) are not in files at all. */
@@ -78,10 +78,6 @@ static void describe_set(struct pd_zero *zero, uint32_t set)
         if (is_span(zero, b)) landing += pd_round_up(zero->has.boxes[b].elements * element_bytes(zero), PD_VFS_ALIGN);
     }
     if (landing > zero->files.landing_bytes) zero->files.landing_bytes = landing;
-    if (!pd_zero_is_filed(zero, set) || zero->has.first_box[set] == zero->has.first_box[set + 1]) return;
-    const struct pd_zero_box *last = &zero->has.boxes[zero->has.first_box[set + 1] - 1];
-    const uint64_t elements = last->offset + last->elements - zero->tensor_offset[zero->sets[set].tensors[0]];
-    if (elements > zero->files.image_elements) zero->files.image_elements = elements;
 }
 
 void pd_zero_describe_files(struct pd_zero *zero)
@@ -99,15 +95,13 @@ void pd_zero_describe_files(struct pd_zero *zero)
     for (uint32_t set = 0; set < zero->has.set_count; set++)
         describe_set(zero, set);
     if (!zero->options.parameters_in_files) zero->copy_elements = zero->has.elements;
-    zero->files.image_set = zero->files.update_set = PD_ZERO_NO_SET;
+    zero->files.update_set = PD_ZERO_NO_SET;
     for (int i = 0; i < 2; i++)
         zero->files.landing_set[i] = zero->files.sums_set[i] = PD_ZERO_NO_SET;
 }
 
 void pd_zero_take_files(struct pd_zero *zero, struct pd_arena *arena)
 {
-    if (!zero->options.parameters_in_files) return;
-    zero->files.image = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->files.image_elements * element_bytes(zero));
     for (int i = 0; i < 2; i++)
         zero->files.landing[i] = pd_arena_take(arena, PD_MEMORY_BUFFERS, zero->files.landing_bytes);
 }
@@ -175,7 +169,7 @@ static pd_status wait_landing(struct pd_zero *zero, uint32_t set, struct pd_erro
 
 pd_status pd_zero_fetch(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
-    if (zero->files.image_set == set || zero->files.landing_set[set % 2] == set) return PD_OK;
+    if (zero->files.landing_set[set % 2] == set) return PD_OK;
     PD_TRY(clear_landing(zero, set, err));
     for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++)
         if (is_span(zero, b)) PD_TRY(pd_spill_read(zero->files.parameter_spill, b, landing_of(zero, b), err));
@@ -183,31 +177,24 @@ pd_status pd_zero_fetch(struct pd_zero *zero, uint32_t set, struct pd_error *err
     return PD_OK;
 }
 
-pd_status pd_zero_bring(struct pd_zero *zero, uint32_t set, struct pd_error *err)
-{
-    const uint64_t bytes = element_bytes(zero), first = zero->tensor_offset[zero->sets[set].tensors[0]];
-    if (zero->files.image_set == set) return PD_OK;
-    PD_TRY(pd_zero_fetch(zero, set, err));
-    PD_TRY(wait_landing(zero, set, err));
-    for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++) {
-        const struct pd_zero_box *box = &zero->has.boxes[b];
-        const char *from = is_span(zero, b) ? landing_of(zero, b) : (char *)zero->has.copy + box->copy_offset * bytes;
-        PD_TRY(
-            pd_math_copy(zero->math, zero->files.image + (box->offset - first) * bytes, from, box->elements * bytes, err));
-    }
-    zero->files.image_set = set;
-    return PD_OK;
-}
-
-void pd_zero_forget_image(struct pd_zero *zero)
-{
-    zero->files.image_set = PD_ZERO_NO_SET;
-}
-
 static void *copy_of(struct pd_zero *zero, uint32_t box)
 {
     if (is_span(zero, box)) return landing_of(zero, box);
-    return (char *)zero->has.copy + zero->has.boxes[box].copy_offset * element_bytes(zero);
+    return pd_zero_copies(zero) + zero->has.boxes[box].copy_offset * element_bytes(zero);
+}
+
+pd_status pd_zero_pack(struct pd_zero *zero, uint32_t set, char **to, struct pd_error *err)
+{
+    if (pd_zero_is_filed(zero, set)) {
+        PD_TRY(pd_zero_fetch(zero, set, err));
+        PD_TRY(wait_landing(zero, set, err));
+    }
+    for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++) {
+        const uint64_t bytes = zero->has.boxes[b].elements * element_bytes(zero);
+        PD_TRY(pd_math_copy(zero->math, *to, copy_of(zero, b), bytes, err));
+        *to += bytes;
+    }
+    return PD_OK;
 }
 
 pd_status pd_zero_put_parameters(struct pd_zero *zero, uint32_t box, const float *master, struct pd_error *err)

@@ -96,13 +96,12 @@ const struct pd_zero_place *pd_zero_places(struct pd_zero *zero, uint32_t set)
 struct pd_zero_slab pd_zero_owned_slab(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t q)
 {
     const struct pd_layout_cut *cut = &place->cut;
-    if (!place->is_here || q >= zero->parts || q < cut->q_first || q - cut->q_first >= cut->part_count)
+    if (!place->is_here || q >= zero->grid->layout.zero_shard || q < cut->q_first || q - cut->q_first >= cut->part_count)
         return (struct pd_zero_slab){0};
     const uint64_t begin = cut->row_begin + (uint64_t)(q - cut->q_first) * cut->part_rows;
     return (struct pd_zero_slab){begin, pd_min_u64(begin + cut->part_rows, cut->row_end), cut->chunk_begin, cut->chunk_end};
 }
 
-/* The part of this group of zero_shard ranks; everything in stage 0. */
 struct pd_zero_slab pd_zero_held_slab(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t q)
 {
     const struct pd_layout_cut *cut = &place->cut;
@@ -110,19 +109,19 @@ struct pd_zero_slab pd_zero_held_slab(const struct pd_zero *zero, const struct p
     return (struct pd_zero_slab){cut->row_begin, cut->row_end, cut->chunk_begin, cut->chunk_end};
 }
 
-struct pd_range pd_zero_parts(const struct pd_zero_place *place, const struct pd_zero_slab *slab)
+uint64_t pd_zero_held_elements(const struct pd_zero *zero, uint32_t tensor)
+{
+    const struct pd_zero_place place = pd_zero_place_of(zero, tensor, zero->grid->place.tp);
+    const struct pd_zero_slab held = pd_zero_held_slab(zero, &place, zero->q);
+    return pd_zero_slab_elements(zero, tensor, &held);
+}
+
+uint64_t pd_zero_parts_of(const struct pd_zero *zero, const struct pd_zero_place *place, const struct pd_zero_slab *slab)
 {
     const struct pd_layout_cut *cut = &place->cut;
     const uint64_t begin = pd_max_u64(cut->row_begin, slab->row_begin), end = pd_min_u64(cut->row_end, slab->row_end);
     if (!place->is_here || begin >= end || cut->chunk_begin >= slab->chunk_end || slab->chunk_begin >= cut->chunk_end)
-        return (struct pd_range){0, 0};
-    return (struct pd_range){(begin - cut->row_begin) / cut->part_rows, (end - 1 - cut->row_begin) / cut->part_rows + 1};
-}
-
-uint32_t pd_zero_own_runs(const struct pd_zero *zero, uint32_t tensor, struct pd_zero_run ret_runs[PD_ZERO_BOXES_MAX])
-{
-    const struct pd_zero_place place = pd_zero_place_of(zero, tensor, zero->grid->place.tp);
-    const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &place, zero->q % zero->parts),
-                              held = pd_zero_held_slab(zero, &place, zero->q);
-    return pd_zero_runs(zero, tensor, &owned, &held, ret_runs);
+        return 0;
+    if (zero->grid->layout.zero_stage == 0) return 1;
+    return (end - 1 - cut->row_begin) / cut->part_rows - (begin - cut->row_begin) / cut->part_rows + 1;
 }

@@ -5,42 +5,41 @@
 #include "trainer/math/random_bits.h"
 #include "trainer/parallel/zero_internal.h"
 
-bool pd_zero_is_redirected(const struct pd_zero *zero, uint32_t set, uint32_t e)
+bool pd_zero_is_redirected(const struct pd_zero *zero, uint32_t set, uint32_t e, enum pd_zero_use use)
 {
-    return zero->joins_tied && set > 0 && zero->sets[set].tensors[e] == 0;
-}
-
-static bool is_cut(const struct pd_zero *zero, uint32_t set, uint32_t e)
-{
-    return zero->model->tensors.tensors[zero->sets[set].tensors[e]].tp_dim >= 0;
+    return (use == PD_ZERO_TERMS ? zero->joins_tied : zero->reads_once) && set > 0 && zero->sets[set].tensors[e] == 0;
 }
 
 /* Of a tensor that is not cut every tensor-parallel rank has the gradient: its owner takes its own. */
-pd_status pd_zero_each_share(struct pd_zero *zero, uint32_t set, uint32_t from_tp, uint32_t to_tp,
+static bool is_shared(const struct pd_zero *zero, uint32_t set, uint32_t e, enum pd_zero_use use, bool is_own)
+{
+    if (use == PD_ZERO_PARAMETERS) return !pd_zero_is_redirected(zero, set, e, use);
+    return is_own || zero->model->tensors.tensors[zero->sets[set].tensors[e]].tp_dim >= 0;
+}
+
+pd_status pd_zero_each_share(struct pd_zero *zero, uint32_t set, enum pd_zero_use use, uint32_t user_tp, uint32_t owner_tp,
                              pd_status (*visit)(void *context, const struct pd_zero_share *share, struct pd_error *err),
                              void *context, struct pd_error *err)
 {
     struct pd_zero_run runs[PD_ZERO_BOXES_MAX];
-    const struct pd_zero_place *places = pd_zero_places(zero, set), *from = places + from_tp * PD_ZERO_SET_TENSORS_MAX,
-                               *to = places + to_tp * PD_ZERO_SET_TENSORS_MAX;
+    const struct pd_zero_place *places = pd_zero_places(zero, set), *user = places + user_tp * PD_ZERO_SET_TENSORS_MAX,
+                               *owner = places + owner_tp * PD_ZERO_SET_TENSORS_MAX;
     const struct pd_zero_set *s = &zero->sets[set];
     for (uint32_t part = 0; part < zero->parts; part++) {
         uint64_t before = 0;
         for (uint32_t e = 0; e < s->count; e++) {
-            const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &to[e], part);
-            const uint64_t elements = pd_zero_slab_elements(zero, s->tensors[e], &owned);
-            const bool is_tied = pd_zero_is_redirected(zero, set, e);
-            if (!elements || (from_tp != to_tp && !is_cut(zero, set, e))) {
-                before += is_tied ? 0 : elements;
-                continue;
-            }
-            const uint32_t count = pd_zero_runs(zero, s->tensors[e], &from[e].computed, &owned, runs);
+            const struct pd_zero_slab held = pd_zero_held_slab(zero, &owner[e], part),
+                                      *used = use == PD_ZERO_TERMS ? &user[e].computed : &user[e].needed;
+            const bool is_tied = pd_zero_is_redirected(zero, set, e, use);
+            const uint32_t count = is_shared(zero, set, e, use, user_tp == owner_tp)
+                                       ? pd_zero_runs(zero, s->tensors[e], used, &held, runs)
+                                       : 0;
             for (uint32_t i = 0; i < count; i++) {
                 const struct pd_zero_share share = {e, part, is_tied, runs[i].at_a, (is_tied ? 0 : before) + runs[i].at_b,
                                                     runs[i].elements};
                 PD_TRY(visit(context, &share, err));
             }
-            before += is_tied ? 0 : elements;
+            before += is_tied ? 0 : pd_zero_slab_elements(zero, s->tensors[e], &held);
         }
     }
     return PD_OK;
@@ -87,11 +86,11 @@ static int64_t *check_of(const struct pd_zero_set *s, uint32_t part)
 /* The part of a share that this batch has the gradients of. */
 static bool clip(const struct batch *b, struct pd_zero_share *share)
 {
-    const uint64_t first = b->zero->sets[b->set].computed[share->e] + share->computed_at;
+    const uint64_t first = b->zero->sets[b->set].computed[share->e] + share->used_at;
     const uint64_t from = pd_max_u64(first, b->begin), to = pd_min_u64(first + share->elements, b->end);
     if (from >= to) return false;
     share->part_at += from - first;
-    share->computed_at = from - b->begin;
+    share->used_at = from - b->begin;
     share->elements = to - from;
     return true;
 }
@@ -105,7 +104,7 @@ static pd_status put_share(struct batch *b, const struct pd_zero_share *share, i
                            struct pd_error *err)
 {
     const uint32_t e = share->is_tied ? 0 : share->e;
-    const struct pd_term_run run = {.from = gradients_at(b, share->computed_at),
+    const struct pd_term_run run = {.from = gradients_at(b, share->used_at),
                                     .to = to,
                                     .n = share->elements,
                                     .adds = (b->filled[share->is_tied] >> e & 1) != 0,
@@ -128,10 +127,10 @@ static pd_status put_elsewhere(void *context, const struct pd_zero_share *whole,
 {
     struct batch *b = context;
     struct pd_zero_share share = *whole;
-    int64_t *to = b->elsewhere - (b->zero->sets[b->set].computed[share.e] + share.computed_at);
+    int64_t *to = b->elsewhere - (b->zero->sets[b->set].computed[share.e] + share.used_at);
     b->elsewhere += share.elements;
     if (!clip(b, &share)) return PD_OK;
-    return put_share(b, &share, to + b->begin + share.computed_at, NULL, err);
+    return put_share(b, &share, to + b->begin + share.used_at, NULL, err);
 }
 
 /* ---- a set's terms ---- */
@@ -167,7 +166,7 @@ static pd_status begin_terms(struct pd_zero *zero, uint32_t set, struct pd_error
 
 static bool has_tied(const struct pd_zero *zero, uint32_t set)
 {
-    return zero->sets[set].count && pd_zero_is_redirected(zero, set, zero->sets[set].count - 1);
+    return zero->sets[set].count && pd_zero_is_redirected(zero, set, zero->sets[set].count - 1, PD_ZERO_TERMS);
 }
 
 static const char the_terms[] = "the terms";
@@ -184,13 +183,13 @@ static pd_status make_terms(struct pd_zero *zero, uint32_t set, enum pd_term_sou
     b.filled[0] = s->filled, b.filled[1] = zero->sets[0].filled;
     b.elsewhere = s->terms->data + zero->parts * s->stride;
     pd_owner_acquire(&s->terms->owner, the_terms);
-    pd_status st = pd_zero_each_share(zero, set, me, me, put_own, &b, err);
+    pd_status st = pd_zero_each_share(zero, set, PD_ZERO_TERMS, me, me, put_own, &b, err);
     for (uint32_t t = 0; !st && s->elsewhere && t < zero->grid->layout.tp; t++)
-        if (t != me) st = pd_zero_each_share(zero, set, me, t, put_elsewhere, &b, err);
+        if (t != me) st = pd_zero_each_share(zero, set, PD_ZERO_TERMS, me, t, put_elsewhere, &b, err);
     if (!st) st = flush(&b, err);
     pd_owner_release(&s->terms->owner, the_terms);
     for (uint32_t e = 0; e < s->count; e++)
-        if (pd_zero_is_redirected(zero, set, e))
+        if (pd_zero_is_redirected(zero, set, e, PD_ZERO_TERMS))
             zero->sets[0].filled |= 1;
         else
             s->filled |= 1u << e;

@@ -152,10 +152,7 @@ static struct traffic traffic_of(const struct setting *s, const struct stage *g)
     const double again = s->recompute == PD_RECOMPUTE_FULL ? recomputed(s, g) : 0;
     struct traffic t = {0};
     if (l->zero_stage == 3) {
-        const double stays = l->pp > 1 || !g->blocks             ? 0
-                             : g->blocks < PD_ZERO_BLOCK_BUFFERS ? 1
-                                                                 : (double)PD_ZERO_BLOCK_BUFFERS / g->blocks;
-        double elements = g->elements + g->block_elements * (1 - stays);
+        double elements = g->elements + g->block_elements;
         if (m->tie_embeddings && l->pp == 1) elements += tp_elements(s, 0);
         t.parameters = elements * others * s->act / s->slots_once;
     }

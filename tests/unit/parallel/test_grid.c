@@ -175,7 +175,7 @@ Test(grid, what_nccl_takes_of_a_device)
                    link = pd_comm_nccl_bytes(2, true);
     cr_expect_eq(nccl_of(1, 1, 1, 1, 0), 0);
     cr_expect_eq(nccl_of(4, 1, 1, 1, 3), 2 * four, "the world's and its gathers");
-    cr_expect_eq(nccl_of(2, 2, 1, 1, 0), four + 2 * two, "gathers, the tensor's, and who shares its state");
+    cr_expect_eq(nccl_of(2, 2, 1, 1, 0), 3 * two, "gathers, the tensor's, and who shares its state");
     cr_expect_eq(nccl_of(1, 1, 4, 1, 0), 3 * link, "a link forward, one back, and the other end of a tied embedding");
     cr_expect_eq(nccl_of(1, 1, 4, 1, 1), 4 * link, "links on both sides");
     cr_expect_eq(nccl_of(2, 1, 2, 1, 0), 3 * link + 2 * two, "and who shares its state, twice");

@@ -1,4 +1,4 @@
-/* Who has ZeRO's buffers when: a caller that reads or writes them out of turn is caught. Two data ranks, as threads. */
+/* Who has ZeRO's buffers when: a caller that reads or writes them out of turn is caught. Two or four data ranks, as threads. */
 #include "trainer/parallel/zero.h"
 
 #include <criterion/criterion.h>
@@ -15,7 +15,7 @@ struct job {
 
 static pd_status in_zero(const struct job *job, const struct pd_grid *grid, struct pd_math *math, struct pd_error *err)
 {
-    const struct pd_zero_options options = {.micro_batches = 2, .lanes = 2, .tokens = 64, .compute = PD_F32, .gradient_type = PD_F32};
+    const struct pd_zero_options options = {.micro_batches = job->layout.dp, .lanes = job->layout.dp, .tokens = 64, .compute = PD_F32, .gradient_type = PD_F32};
     struct pd_memory_plan plan;
     struct pd_arena *arena;
     struct pd_zero *zero;
@@ -52,7 +52,7 @@ static pd_status on_a_rank(struct pd_comm *comm, void *context, struct pd_error 
     return st;
 }
 
-static pd_status run(uint32_t stage, pd_status (*calls)(struct pd_zero *zero, struct pd_error *err))
+static pd_status run(uint32_t ranks, uint32_t stage, pd_status (*calls)(struct pd_zero *zero, struct pd_error *err))
 {
     const struct pd_model_config config = {.family = PD_FAMILY_LLAMA,
                                            .vocab = 67,
@@ -65,10 +65,11 @@ static pd_status run(uint32_t stage, pd_status (*calls)(struct pd_zero *zero, st
                                            .ffn = 37};
     struct job job = {.calls = calls};
     struct pd_error err;
-    pd_layout_init_dp(&job.layout, 2);
+    pd_layout_init_dp(&job.layout, ranks);
     job.layout.zero_stage = stage;
+    job.layout.zero_shard = 2;
     cr_assert_eq(pd_model_new(&config, &job.model, &err), PD_OK, "%s", err.message);
-    const pd_status st = pd_comm_run_local(2, 1, on_a_rank, &job, &err);
+    const pd_status st = pd_comm_run_local(ranks, 1, on_a_rank, &job, &err);
     pd_model_free(job.model);
     return st;
 }
@@ -86,10 +87,10 @@ static pd_status one_ahead(struct pd_zero *zero, struct pd_error *err)
 
 Test(zero_owners, one_block_ahead_is_in_turn)
 {
-    cr_assert_eq(run(3, one_ahead), PD_OK);
+    cr_assert_eq(run(2, 3, one_ahead), PD_OK);
 }
 
-/* There are two places: the second block ahead would arrive where the first is read. */
+/* The second block ahead would be packed where the first arrives. */
 static pd_status two_ahead(struct pd_zero *zero, struct pd_error *err)
 {
     void *const *weights;
@@ -98,9 +99,9 @@ static pd_status two_ahead(struct pd_zero *zero, struct pd_error *err)
     return pd_zero_prefetch(zero, 3, err);
 }
 
-Test(zero_owners, a_gather_into_what_is_computed_with_is_caught, .signal = SIGABRT)
+Test(zero_owners, a_gather_into_what_arrives_is_caught, .signal = SIGABRT)
 {
-    run(3, two_ahead);
+    run(2, 3, two_ahead);
 }
 
 static pd_status exchange(struct pd_zero *zero, bool ends, struct pd_error *err)
@@ -124,12 +125,12 @@ static pd_status share_during(struct pd_zero *zero, struct pd_error *err)
 
 Test(zero_owners, replicas_follow_gradients)
 {
-    cr_assert_eq(run(0, share_after), PD_OK);
+    cr_assert_eq(run(4, 1, share_after), PD_OK);
 }
 
 Test(zero_owners, replicas_beside_gradients_in_flight_are_caught, .signal = SIGABRT)
 {
-    run(0, share_during);
+    run(4, 1, share_during);
 }
 
 /* Every rank has a finite part of what is infinite on one of them. */
@@ -154,5 +155,5 @@ static pd_status out_of_range(struct pd_zero *zero, struct pd_error *err)
 
 Test(zero_owners, a_gradient_out_of_range_is_of_its_step_and_tensor)
 {
-    cr_assert_eq(run(3, out_of_range), PD_OK);
+    cr_assert_eq(run(2, 3, out_of_range), PD_OK);
 }
