@@ -4,7 +4,7 @@
  * tools/bench/hosts.sh has joined by a bridge. A host of H sends (8 + 2) * P * (H - 1) / H bytes of P parameters under ZeRO-1
  * and 2, and (8 + 4) * P * (H - 1) / H under ZeRO-3, which gathers twice: terms of 8 bytes to their owners, parameters in bf16
  * from them, twice a step and not a micro-batch since blocks come one by one (layout.order). What was sent over that is the
- * ratio, by the communicator's own count and by the counters of the interfaces.
+ * ratio, by the communicator's own count and by the counters of the interfaces; over what perdure plan says, plan_ratio.
  *
  * A measurement lies between two barriers, which are counted with it. */
 #include "ckpt/base/checked.h"
@@ -14,8 +14,10 @@
 #include "tools/bench/run.h"
 #include "tools/command.h"
 #include "trainer/launch/starter.h"
+#include "trainer/plan/cost_model.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +35,7 @@ struct exchange_bench {
     uint32_t word_count;
     struct pd_comm *comm;
     struct pd_report report;
-    double worst_bytes, worst_wire, worst_time; /* ratios */
+    double worst_bytes, worst_wire, worst_time, worst_plan; /* ratios; of the plan the furthest from 1 */
 };
 
 /* What one of them took, over all ranks. */
@@ -99,11 +101,10 @@ static double worse(double a, double b)
     return a > b ? a : b;
 }
 
-/* The first run, in which links are made, is left out. */
-static pd_status measure_all(struct exchange_bench *b, const char *name, double parameters, uint32_t bytes_each,
+/* The first run, in which links are made, is left out. Bytes are those of all hosts; planned: 0 where nobody says. */
+static pd_status measure_all(struct exchange_bench *b, const char *name, double ideal, double planned,
                              pd_status (*run)(void *, uint64_t, struct pd_error *), void *context, struct pd_error *err)
 {
-    const double others = b->comm->host_count - 1, ideal = parameters * bytes_each * others; /* of all hosts together */
     double seconds[RUNS_MAX], leaving = 0, wire = 0;
     struct sample sample;
     for (uint32_t i = 0; i <= b->runs; i++) {
@@ -118,6 +119,10 @@ static pd_status measure_all(struct exchange_bench *b, const char *name, double 
     if (ideal <= 0) return PD_OK;
     report_one(b, name, "host_bytes_ratio", leaving / ideal, PD_UNIT_NONE);
     b->worst_bytes = worse(b->worst_bytes, leaving / ideal);
+    if (planned > 0) {
+        report_one(b, name, "plan_ratio", leaving / planned, PD_UNIT_NONE);
+        if (fabs(leaving / planned - 1) >= fabs(b->worst_plan - 1)) b->worst_plan = leaving / planned;
+    }
     if (b->interface) {
         report_one(b, name, "host_wire_bytes_ratio", wire / ideal, PD_UNIT_NONE);
         b->worst_wire = worse(b->worst_wire, wire / ideal);
@@ -167,7 +172,8 @@ static pd_status bench_bare(struct exchange_bench *b, struct pd_error *err)
     bare.working = working;
     for (bare.gathers = 1; bare.gathers <= 2; bare.gathers++) {
         const char *name = bare.gathers == 1 ? "collectives_one_gather" : "collectives_two_gathers";
-        PD_TRY(measure_all(b, name, (double)all, TERM_BYTES + PARAMETER_BYTES * bare.gathers, run_bare, &bare, err));
+        const double bytes = (double)(all * (TERM_BYTES + PARAMETER_BYTES * bare.gathers)) * (b->hosts - 1);
+        PD_TRY(measure_all(b, name, bytes, 0, run_bare, &bare, err));
     }
     return PD_OK;
 }
@@ -188,7 +194,7 @@ static pd_status open_run(struct exchange_bench *b, struct pd_bench_run *run, co
              "numerics: {precision: bf16, virtual_tp: 1}\nlayout: {recompute: none, dp: %u, zero_stage: %u, order: %s}\n",
              b->comm->size, zero_stage, zero_stage == 3 ? "breadth_first" : "depth_first");
     const struct pd_bench_run_options options = {
-        .model = "preset: gpt2-124m, hidden: 256, heads: 4, layers: 4, vocab: 4096, context: 64",
+        .model = "preset: gpt2-124m, hidden: 512, heads: 8, layers: 4, vocab: 4096, context: 64",
         .tokens = tokens,
         .sequences = (uint64_t)micro_batches * b->comm->size,
         .micro_batch = 1,
@@ -201,17 +207,34 @@ static pd_status open_run(struct exchange_bench *b, struct pd_bench_run *run, co
     return pd_bench_run_open(run, 1, err);
 }
 
+static pd_status planned_bytes(const struct exchange_bench *b, const struct pd_bench_run *run, double *ret_bytes,
+                               struct pd_error *err)
+{
+    struct pd_machine machine;
+    struct pd_laid_out laid_out;
+    struct pd_step_cost cost;
+    PD_TRY(pd_machine_preset("cpu", &machine, err));
+    PD_TRY(pd_lay_out(&run->config, run->whole.model, b->comm->size, &laid_out, err));
+    machine.ranks_per_host = b->comm->ranks_here_max;
+    pd_step_cost(&run->config, run->whole.model, &laid_out, &machine, &cost);
+    *ret_bytes = (double)(cost.parameter_bytes_host + cost.gradient_bytes_host) * b->hosts;
+    return PD_OK;
+}
+
 static pd_status bench_steps(struct exchange_bench *b, const char *tokens, struct pd_error *err)
 {
     static const uint32_t micro_batches[] = {1, 4, 16};
-    for (uint32_t stage = 1; stage <= 3; stage += 2) {
+    for (uint32_t stage = 1; stage <= 3; stage++) {
         for (uint32_t m = 0; m < sizeof micro_batches / sizeof *micro_batches; m++) {
             struct pd_bench_run run = {.comm = NULL};
             char name[64];
-            const uint32_t bytes = TERM_BYTES + PARAMETER_BYTES * (stage == 3 ? 2 : 1);
+            const double bytes = (TERM_BYTES + PARAMETER_BYTES * (stage == 3 ? 2 : 1)) * (b->hosts - 1.0);
+            double planned;
             snprintf(name, sizeof name, "zero%u_micro_batches%u", stage, micro_batches[m]);
             pd_status st = open_run(b, &run, tokens, stage, micro_batches[m], err);
-            if (!st) st = measure_all(b, name, (double)run.whole.model->parameter_count, bytes, run_step, &run, err);
+            if (!st) st = planned_bytes(b, &run, &planned, err);
+            if (!st)
+                st = measure_all(b, name, bytes * (double)run.whole.model->parameter_count, planned, run_step, &run, err);
             pd_bench_run_close(&run);
             PD_TRY(st);
         }
@@ -244,6 +267,7 @@ static pd_status bench_rank(struct exchange_bench *b, struct pd_error *err)
     PD_TRY(b->is_bare ? bench_bare(b, err) : bench_on_tokens(b, err));
     if (b->comm->rank) return PD_OK;
     if (b->hosts > 1) pd_report_double(&b->report, "host_bytes_ratio", b->worst_bytes, PD_UNIT_NONE);
+    if (b->hosts > 1 && !b->is_bare) pd_report_double(&b->report, "plan_ratio", b->worst_plan, PD_UNIT_NONE);
     if (b->interface) pd_report_double(&b->report, "host_wire_bytes_ratio", b->worst_wire, PD_UNIT_NONE);
     if (b->gbit > 0) pd_report_double(&b->report, "wire_ratio", b->worst_time, PD_UNIT_NONE);
     return pd_report_end(&b->report, err);
@@ -282,7 +306,7 @@ static pd_status start_ranks(const struct exchange_bench *b, int argc, char **ar
 
 pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
 {
-    struct exchange_bench b = {.hosts = 4, .ranks = 8, .runs = 5, .parameters = UINT64_C(4) << 20};
+    struct exchange_bench b = {.hosts = 4, .ranks = 8, .runs = 5, .parameters = UINT64_C(4) << 20, .worst_plan = 1};
     bool done;
     /* clang-format off */
     struct pd_option options[] = {

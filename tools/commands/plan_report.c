@@ -314,9 +314,13 @@ static void print_traffic(const struct pd_step_cost *c, const struct pd_laid_out
                                  {"keys, values and queries", c->sequence_bytes},
                                  {"between stages", c->pipeline_bytes}};
     printf(print_parts("a rank receives in a step, at most", parts, 5) ? "\n" : "nothing is exchanged\n");
+    const struct part between[] = {{"parameters", c->parameter_bytes_host}, {"gradients", c->gradient_bytes_host}};
+    if (print_parts("a host sends to others in a step, at most", between, 2)) printf("\n");
     if (c->gradient_bytes_lane != c->gradient_bytes_step)
-        printf("layout.exchange is %s: gradients once a step are %s, and %s as lanes end\n", exchange_name(laid_out),
-               pd_text_bytes(c->gradient_bytes_step).text, pd_text_bytes(c->gradient_bytes_lane).text);
+        printf("layout.exchange is %s: gradients once a step are %s a rank and %s between hosts, as lanes end %s and %s\n",
+               exchange_name(laid_out), pd_text_bytes(c->gradient_bytes_step).text,
+               pd_text_bytes(c->gradient_bytes_step_host).text, pd_text_bytes(c->gradient_bytes_lane).text,
+               pd_text_bytes(c->gradient_bytes_lane_host).text);
     if (c->padding)
         printf("%u of the slots of a step %s: each gathers %s of parameters and computes nothing\n", c->padding,
                c->padding == 1 ? "is a padding micro-batch" : "are padding micro-batches",
@@ -559,6 +563,9 @@ static void write_cost(struct pd_json_writer *w, const struct pd_step_cost *c)
     PD_JSON_U64S(w, {"slots", c->slots}, {"padding_micro_batches", c->padding}, {"padding_bytes", c->padding_bytes},
                  {"parameter_bytes_received", c->parameter_bytes}, {"gradient_bytes_received", c->gradient_bytes},
                  {"gradient_bytes_by_step", c->gradient_bytes_step}, {"gradient_bytes_by_lane", c->gradient_bytes_lane},
+                 {"host_parameter_bytes_sent", c->parameter_bytes_host}, {"host_gradient_bytes_sent", c->gradient_bytes_host},
+                 {"host_gradient_bytes_by_step", c->gradient_bytes_step_host},
+                 {"host_gradient_bytes_by_lane", c->gradient_bytes_lane_host},
                  {"tensor_bytes_received", c->tensor_bytes}, {"sequence_bytes_received", c->sequence_bytes},
                  {"pipeline_bytes_received", c->pipeline_bytes});
     PD_JSON_DOUBLES(w, {"bubble", c->bubble}, {"compute_seconds", c->compute_seconds},

@@ -160,7 +160,8 @@ static pd_status share_array(struct pd_zero *zero, uint32_t set, float *array, s
             const struct pd_zero_box *b = &zero->has.boxes[i];
             float *held = array + b->offset, *passing = passage + b->gradient_offset;
             if (turn == !b->owned)
-                PD_TRY(pd_math_copy(zero->math, turn ? held : passing, turn ? passing : held, b->elements * sizeof *held, err));
+                PD_TRY(
+                    pd_math_copy(zero->math, turn ? held : passing, turn ? passing : held, b->elements * sizeof *held, err));
         }
         if (!turn) PD_TRY(add_replicas(zero, set, pd_divide_up(zero->sets[set].own, 2), err));
     }

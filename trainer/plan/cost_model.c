@@ -74,10 +74,11 @@ struct setting {
     const struct pd_machine *machine;
     enum pd_recompute recompute;
     uint32_t recompute_layers;
-    double rows;       /* of a micro-batch on a rank */
-    double act;        /* bytes of an activation */
-    double share;      /* of the work, that the busiest tensor-parallel rank has */
-    double parts;      /* zero_shard */
+    double rows;  /* of a micro-batch on a rank */
+    double act;   /* bytes of an activation */
+    double share; /* of the work, that the busiest tensor-parallel rank has */
+    double parts, copies; /* in how many a stage's state, and sums, are cut; of each there are so many */
+    double parts_leave, copies_leave; /* of what a rank sends of their collectives: the share that goes to other hosts */
     double slots_once; /* micro-batches that share one pass over the parameters */
     uint32_t slots, interleave, micro_batches;
     double exchanges, lanes; /* of a block's gradients in a step; as lanes end */
@@ -252,6 +253,21 @@ static double streams_seconds(const struct setting *s, double drives, double in,
     return fmax(drives / s->machine->nvme, bus_seconds(s, in, out));
 }
 
+/* ---- between data ranks ---- */
+
+/* Of a reduce-scatter or an all-gather among `ranks` that are `apart` from each other, n of them on a host, a rank sends
+ * (n - 1) / n to those of its host and (ranks - n) / (ranks * n) to other hosts (trainer/comm/README.md). */
+static double leaving_share(const struct pd_machine *machine, double ranks, double apart)
+{
+    const double here = fmin(ranks, fmax(1, floor(machine->ranks_per_host / apart)));
+    return ranks > here ? (ranks - here) / here / (ranks - 1) : 0;
+}
+
+static double seconds_between(const struct setting *s, double bytes, double leaving)
+{
+    return bytes * (1 - leaving) / s->machine->link + bytes * leaving / s->machine->network;
+}
+
 /* ---- the step ---- */
 
 static double block_terms(const struct setting *s, const struct stage *g)
@@ -259,13 +275,38 @@ static double block_terms(const struct setting *s, const struct stage *g)
     return g->block_elements * TERM_BYTES * (s->parts - 1) / s->parts;
 }
 
-/* Bytes of gradients but the terms of blocks: those of ends, sums between replicas there and back, and in stage 0 to all. */
-static double other_sums(const struct setting *s, const struct stage *g)
+/* Terms of ends; and sums between replicas, there and back. */
+static double end_terms(const struct setting *s, const struct stage *g)
 {
-    const double others = (s->parts - 1) / s->parts, copies = s->layout->dp * s->layout->sp / s->parts;
-    const double terms = (g->elements - g->block_elements) * TERM_BYTES * others;
-    const double replicas = 2 * g->elements / s->parts * TERM_BYTES * (copies - 1) / copies;
-    return terms + replicas + (s->layout->zero_stage == 0 ? g->elements * others * sizeof(float) : 0);
+    return (g->elements - g->block_elements) * TERM_BYTES * (s->parts - 1) / s->parts;
+}
+
+static double replica_sums(const struct setting *s, const struct stage *g)
+{
+    return 2 * g->elements / s->parts * TERM_BYTES * (s->copies - 1) / s->copies;
+}
+
+static void keep_most(uint64_t *most, double bytes)
+{
+    *most = (uint64_t)fmax((double)*most, bytes);
+}
+
+/* Received by a rank of the stage, and what a host of such ranks sends to others. */
+static void count_bytes(const struct setting *s, const struct stage *g, double parameters, struct pd_step_cost *c)
+{
+    const uint32_t world = pd_layout_world(s->layout);
+    const double here = fmin(world, s->machine->ranks_per_host), replicas = replica_sums(s, g), ends = end_terms(s, g),
+                 terms[] = {ends + block_terms(s, g), ends + s->lanes * block_terms(s, g)};
+    uint64_t *const received[] = {&c->gradient_bytes_step, &c->gradient_bytes_lane},
+             *const sent[] = {&c->gradient_bytes_step_host, &c->gradient_bytes_lane_host};
+    for (int i = 0; i < 2; i++) {
+        keep_most(received[i], terms[i] + replicas);
+        keep_most(sent[i], here * (terms[i] * s->parts_leave + replicas * s->copies_leave));
+    }
+    c->gradient_bytes = s->exchanges > 1 ? c->gradient_bytes_lane : c->gradient_bytes_step;
+    c->gradient_bytes_host = s->exchanges > 1 ? c->gradient_bytes_lane_host : c->gradient_bytes_step_host;
+    keep_most(&c->parameter_bytes, parameters);
+    keep_most(&c->parameter_bytes_host, here * parameters * s->parts_leave);
 }
 
 static void add_stage(const struct setting *s, const struct stage *g, struct pd_step_cost *c, double *slowest)
@@ -273,12 +314,12 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     const struct pd_layout *l = s->layout;
     const struct traffic t = traffic_of(s, g);
     const uint32_t place = l->tp * l->sp, stage = place * l->dp;
-    const double work = s->rows * s->share, stage_rate = rate_of(s, stage);
+    const double work = s->rows * s->share;
     const double again = s->recompute == PD_RECOMPUTE_FULL ? g->block_seconds : g->moved_seconds; /* norms, activations */
     const double compute = 3 * g->seconds * work, recompute = g->blocks ? again * work * recomputed(s, g) / g->blocks : 0;
     const double exposed = t.tensor / rate_of(s, l->tp) + t.sequence / rate_of(s, place) + t.calls * s->machine->latency;
     const double beside =
-        (t.parameters + t.gradients) / stage_rate + t.pipeline / rate_of(s, 2 * stage);
+        seconds_between(s, t.parameters + t.gradients, s->parts_leave) + t.pipeline / rate_of(s, 2 * stage);
     const struct streams streams = streams_of(s, g);
     const double micro_batch =
                      fmax(fmax(compute + recompute + exposed, beside),
@@ -286,20 +327,17 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
                  slots = s->slots;
     double once = 0;
     if (l->zero_stage == 1 || l->zero_stage == 2) once = g->elements * (s->parts - 1) / s->parts * s->act;
-    const double sums = other_sums(s, g) + (s->exchanges > 1 ? 0 : block_terms(s, g)),
-                 held = l->zero_stage == 0 ? g->elements : g->elements / s->parts;
-    c->parameter_bytes = (uint64_t)fmax((double)c->parameter_bytes, t.parameters * slots + once);
-    c->gradient_bytes = (uint64_t)fmax((double)c->gradient_bytes, t.gradients * slots + sums);
-    c->gradient_bytes_step = (uint64_t)fmax((double)c->gradient_bytes_step, other_sums(s, g) + block_terms(s, g));
-    c->gradient_bytes_lane =
-        (uint64_t)fmax((double)c->gradient_bytes_lane, other_sums(s, g) + s->lanes * block_terms(s, g));
-    c->tensor_bytes = (uint64_t)fmax((double)c->tensor_bytes, t.tensor * slots);
-    c->sequence_bytes = (uint64_t)fmax((double)c->sequence_bytes, t.sequence * slots);
-    c->pipeline_bytes = (uint64_t)fmax((double)c->pipeline_bytes, t.pipeline * slots);
-    if (c->padding) c->padding_bytes = (uint64_t)fmax((double)c->padding_bytes, t.parameters);
-    const double optimizer =
-                     fmax(adam_seconds(s, held), streams_seconds(s, streams.update, streams.update_in, streams.update_out)),
-                 after = once / stage_rate + fmax(0, sums / stage_rate - compute * 2 / 3); /* beside the last backward */
+    const double sums = seconds_between(s, end_terms(s, g) + (s->exchanges > 1 ? 0 : block_terms(s, g)), s->parts_leave) +
+                        seconds_between(s, replica_sums(s, g), s->copies_leave);
+    count_bytes(s, g, t.parameters * slots + once, c);
+    keep_most(&c->tensor_bytes, t.tensor * slots);
+    keep_most(&c->sequence_bytes, t.sequence * slots);
+    keep_most(&c->pipeline_bytes, t.pipeline * slots);
+    if (c->padding) keep_most(&c->padding_bytes, t.parameters);
+    const double optimizer = fmax(adam_seconds(s, g->elements / s->parts),
+                                  streams_seconds(s, streams.update, streams.update_in, streams.update_out)),
+                 exposed_sums = fmax(0, sums - compute * 2 / 3), /* beside the last backward */
+                 after = seconds_between(s, once, s->parts_leave) + exposed_sums;
     c->nvme_seconds = fmax(c->nvme_seconds, (streams.micro_batch * slots + streams.update) / s->machine->nvme);
     c->bus_seconds = fmax(c->bus_seconds, bus_seconds(s, streams.micro_batch_in * slots + streams.update_in,
                                                       streams.micro_batch_out * slots + streams.update_out));
@@ -326,11 +364,14 @@ static struct setting setting_of(const struct pd_config *config, const struct pd
                         .recompute_layers = laid_out->recompute_layers,
                         .rows = (double)config->batch.micro_batch * config->batch.context / l->sp,
                         .act = pd_dtype_bytes(config->numerics.precision),
-                        .parts = l->zero_shard,
+                        .parts = l->zero_stage ? l->zero_shard : 1,
                         .interleave = l->pp > 1 ? l->interleave : 1,
                         .micro_batches = config->batch.sequences / config->batch.micro_batch};
     s.share =
         fmax((double)(heads.end - heads.begin) / model->config.heads, (double)(ffn.end - ffn.begin) / model->config.ffn);
+    s.copies = l->dp * l->sp / s.parts;
+    s.parts_leave = leaving_share(machine, s.parts, l->tp);
+    s.copies_leave = leaving_share(machine, s.copies, l->tp * s.parts);
     const struct pd_lanes lanes = pd_lanes_of(config, l->dp);
     s.slots = pd_schedule_slots(pd_lanes_slots(&lanes), l->pp, s.interleave);
     s.lanes = l->virtual_sp > 1 ? s.slots : (lanes.count + l->dp - 1) / l->dp;

@@ -9,8 +9,8 @@
  *                              takes, the device's or, where state is away from a GPU, the host's or the bus; or drives
  *
  * Breadth first parameters are gathered, and read, twice a step instead of twice a micro-batch.
- * A group of ranks uses the links inside a host where it fits into one, the network otherwise. Bytes are those that the rank
- * receives which receives most. */
+ * A group of ranks uses the links inside a host where it fits into one, the network otherwise; gathers and sums go host by
+ * host. Bytes are those that the rank receives, and the host sends, which has most; parts are taken to be of equal length. */
 #ifndef PD_TRAINER_PLAN_COST_MODEL_H
 #define PD_TRAINER_PLAN_COST_MODEL_H
 
@@ -53,6 +53,8 @@ struct pd_step_cost {
     double bubble_seconds, optimizer_seconds;
     uint64_t parameter_bytes, gradient_bytes, tensor_bytes, sequence_bytes, pipeline_bytes; /* received a step */
     uint64_t gradient_bytes_step, gradient_bytes_lane; /* gradient_bytes by either layout.exchange */
+    /* The same, as a host sends them to others. */
+    uint64_t parameter_bytes_host, gradient_bytes_host, gradient_bytes_step_host, gradient_bytes_lane_host;
     uint64_t padding_bytes; /* of parameter_bytes: gathered for padding micro-batches, by a rank that runs one */
     double nvme_seconds; /* drives are busy with what offload.* puts there; beside computation, and part of what is exposed
                            * or of the optimizer where they are slower */

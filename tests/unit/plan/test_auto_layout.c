@@ -188,6 +188,24 @@ Test(cost, bytes_and_padding)
     cr_expect_float_eq(cost.bubble, 3.0 / (3 * 64 + 3), 1e-12);
 }
 
+/* Two hosts of eight GPUs: what leaves one is half of what is summed and gathered, whoever has the parts. */
+Test(cost, bytes_between_hosts)
+{
+    const double n = 124439808;
+    struct pd_step_cost cost = cost_of(SMALL "layout: {dp: 16, zero_stage: 1}\n", 16);
+    cr_expect_float_eq((double)cost.parameter_bytes_host, n * 2 / 2, 0.001 * n);
+    cr_expect_float_eq((double)cost.gradient_bytes_host, n * 8 / 2, 0.001 * n);
+    cr_expect_gt(cost.gradient_bytes_lane_host, 3 * cost.gradient_bytes_step_host, "four lanes a rank");
+    const struct pd_step_cost whole = cost_of(SMALL "layout: {dp: 16, zero_stage: 0}\n", 16);
+    cr_expect_eq(whole.parameter_bytes_host, 0);
+    cr_expect_float_eq((double)whole.gradient_bytes_host, 2 * n * 8 / 2, 0.001 * n, "there and back");
+    const struct pd_step_cost inside = cost_of(SMALL "layout: {dp: 8, zero_stage: 1}\n", 8),
+                              copies = cost_of(SMALL "layout: {dp: 16, zero_stage: 1, zero_shard: 8}\n", 16);
+    cr_expect_eq(inside.parameter_bytes_host + inside.gradient_bytes_host, 0);
+    cr_expect_eq(copies.parameter_bytes_host, 0, "a copy a host");
+    cr_expect_float_eq((double)copies.gradient_bytes_host, 2 * n * 8 / 2, 0.001 * n, "its sums, there and back");
+}
+
 /* Breadth first parameters travel twice a step, not twice a micro-batch; drives run beside computation, and the update waits for
  * them.
  */
