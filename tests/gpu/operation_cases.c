@@ -362,21 +362,31 @@ EXACT(embedding_pieces)
     ref_embedding_backward(rows(s), s->columns, s->length, positions, v[DLOOKED_UP].exact, v[DPLACES].exact);
 }
 
+static pd_status loss_in_chunks(struct pd_math *math, const struct sizes *s, enum pd_dtype act, void *const *p,
+                                uint32_t chunks, struct pd_error *err)
+{
+    const struct pd_cross_entropy l = {.rows = rows(s),
+                                       .vocab = s->vocab,
+                                       .ld = s->vocab,
+                                       .chunks = chunks,
+                                       .logits = p[0],
+                                       .targets = p[1],
+                                       .losses = p[2],
+                                       .dlogits = p[3],
+                                       .ld_dlogits = s->vocab,
+                                       .dtype = act,
+                                       .scale = SCALE};
+    return pd_cross_entropy(math, &l, err);
+}
+
 RUN(cross_entropy)
 {
-    return pd_cross_entropy(math,
-                            &(struct pd_cross_entropy){.rows = rows(s),
-                                                       .vocab = s->vocab,
-                                                       .ld = s->vocab,
-                                                       .chunks = 1,
-                                                       .logits = p[0],
-                                                       .targets = p[1],
-                                                       .losses = p[2],
-                                                       .dlogits = p[3],
-                                                       .ld_dlogits = s->vocab,
-                                                       .dtype = act,
-                                                       .scale = SCALE},
-                            err);
+    return loss_in_chunks(math, s, act, p, 1, err);
+}
+
+RUN(cross_entropy_in_chunks)
+{
+    return loss_in_chunks(math, s, act, p, 2, err);
 }
 
 EXACT(cross_entropy)
@@ -480,6 +490,10 @@ const struct operation operations[] = {
     {"cross-entropy",
      {{F32, IN, rows_vocab, 3}, {TARGETS, IN, rows, 0}, {ROW_SUMS}, {ACT, OUT, rows_vocab, 0}},
      FORMULA(cross_entropy)},
+    {"cross-entropy, two chunks",
+     {{F32, IN, rows_vocab, 3}, {TARGETS, IN, rows, 0}, {ROW_SUMS}, {ACT, OUT, rows_vocab, 0}},
+     .run = run_cross_entropy_in_chunks,
+     .exact = exact_cross_entropy},
     {"adam",
      {{F32, BOTH, rows_columns, 1},
       {F32, BOTH, rows_columns, 0.1},

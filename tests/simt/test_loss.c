@@ -1,5 +1,8 @@
-/* Cross-entropy: losses, gradients, and the three calls of a cut vocabulary have the CPU's bits. */
+/* Cross-entropy: of a vocabulary in chunks losses, gradients and the three calls of a share have the CPU's bits; of one chunk they
+ * are right to float64's measure, and the same in any order of threads. */
 #include "simt_fixture.h"
+
+#include "tests/unit/math/reference.h"
 
 struct scene {
     size_t rows, vocab, ld;
@@ -65,12 +68,12 @@ static void check(struct fixture *f, const struct scene *s)
     free(targets);
 }
 
-Test(loss, whole_vocabulary)
+Test(loss, whole_vocabulary_in_chunks)
 {
     static const struct {
         size_t vocab, ld;
         uint32_t chunks;
-    } sizes[] = {{1, 1, 1}, {17, 20, 1}, {256, 256, 2}, {2048, 2048, 1}, {2500, 2503, 4}, {5000, 5000, 16}, {9, 9, 8}};
+    } sizes[] = {{2, 2, 2}, {17, 20, 2}, {256, 256, 2}, {2048, 2048, 2}, {2500, 2503, 4}, {5000, 5000, 16}, {9, 9, 8}};
     struct fixture f = fixture_new(PD_ISA_AUTO, 2);
     for (size_t o = 0; o < SOME_ORDERS; o++) {
         simt_set_order(some_orders[o]);
@@ -86,6 +89,91 @@ Test(loss, whole_vocabulary)
                                               .loss_only = how == 2});
     }
     fixture_free(&f);
+}
+
+/* The kernel's losses and gradient, under some order of threads. */
+static void run_one_chunk(const struct scene *s, size_t order, const struct room *from, const int32_t *targets,
+                          struct room *ret_losses, struct room *ret_gradient)
+{
+    struct room logits = room_copy(from);
+    *ret_losses = room_new(PD_F32, s->rows, 0);
+    *ret_gradient = room_new(s->dtype, s->rows * s->vocab, 0);
+    struct pd_cross_entropy l = loss_of(s, &logits, targets, ret_losses, ret_gradient);
+    if (!s->overlay) l.ld_dlogits = s->vocab;
+    simt_set_order(order);
+    MUST(pd_cuda_cross_entropy(NULL, &l, &err));
+    for (size_t r = 0; r < s->rows && s->overlay; r++)
+        for (size_t i = 0; i < s->vocab; i++)
+            value_put(s->dtype, ret_gradient->data, r * s->vocab + i, value_get(s->dtype, l.dlogits, r * l.ld_dlogits + i));
+    room_free(&logits);
+}
+
+static void check_one_chunk(const struct scene *s)
+{
+    static const double tolerance[] = {[PD_F32] = 1e-6, [PD_BF16] = 4e-3, [PD_F16] = 6e-4};
+    uint64_t seed = s->vocab;
+    struct room logits = room_random(PD_F32, s->rows * s->ld, 0, 4, &seed), losses[SOME_ORDERS], gradient[SOME_ORDERS];
+    int32_t *targets = targets_of(s, s->vocab, &seed);
+    double *exact = malloc(s->rows * s->vocab * sizeof *exact), *exact_gradient = malloc(s->rows * s->vocab * sizeof *exact);
+    double exact_losses[16];
+    for (size_t r = 0; r < s->rows; r++)
+        for (size_t i = 0; i < s->vocab; i++)
+            exact[r * s->vocab + i] = value_get(PD_F32, logits.data, r * s->ld + i);
+    ref_cross_entropy(s->rows, s->vocab, exact, targets, 0.25, exact_losses, exact_gradient);
+    for (size_t o = 0; o < SOME_ORDERS; o++) {
+        run_one_chunk(s, some_orders[o], &logits, targets, &losses[o], &gradient[o]);
+        room_near(&losses[o], exact_losses, 1e-6, "losses");
+        room_near(&gradient[o], exact_gradient, tolerance[s->dtype], "gradient");
+        rooms_equal(&losses[o], &losses[0], "losses in another order");
+        rooms_equal(&gradient[o], &gradient[0], "gradient in another order");
+    }
+    for (size_t o = 0; o < SOME_ORDERS; o++)
+        room_free(&losses[o]), room_free(&gradient[o]);
+    room_free(&logits), free(targets), free(exact), free(exact_gradient);
+}
+
+Test(loss, a_vocabulary_in_one_chunk)
+{
+    static const size_t sizes[] = {1, 17, 256, 2048, 2500, 5000};
+    for (size_t d = 0; d < 3; d++)
+        for (size_t z = 0; z < 6; z++)
+            for (int overlay = 0; overlay < 2; overlay++)
+                check_one_chunk(&(struct scene){.rows = 6,
+                                                .vocab = sizes[z],
+                                                .ld = sizes[z] + (z % 2),
+                                                .dtype = all_dtypes[d],
+                                                .chunks = 1,
+                                                .overlay = overlay});
+}
+
+static float loss_of_row(float *row, size_t vocab, int32_t target)
+{
+    float loss = -1;
+    struct pd_error err = {0};
+    const struct pd_cross_entropy l = {
+        .rows = 1, .vocab = vocab, .ld = vocab, .chunks = 1, .logits = row, .targets = &target, .losses = &loss, .scale = 1};
+    cr_assert_eq(pd_cuda_cross_entropy(NULL, &l, &err), PD_OK);
+    return loss;
+}
+
+/* A maximum that runs along with the sum meets what a maximum beforehand never sees. */
+Test(loss, rows_at_the_ends_of_the_range)
+{
+    enum { VOCAB = 4500 };
+    static float row[VOCAB];
+    for (size_t i = 0; i < VOCAB; i++)
+        row[i] = -INFINITY;
+    row[4400] = -1e30f;
+    cr_assert_eq(loss_of_row(row, VOCAB, 4400), 0);
+    row[3] = 3e38f;
+    cr_assert_eq(loss_of_row(row, VOCAB, 3), 0);
+    row[3] = NAN;
+    cr_assert(isnan(loss_of_row(row, VOCAB, 4400)));
+    row[3] = INFINITY;
+    cr_assert(isnan(loss_of_row(row, VOCAB, 4400)));
+    for (size_t i = 0; i < VOCAB; i++)
+        row[i] = i == 70 ? 3e38f : -3e38f;
+    cr_assert_eq(loss_of_row(row, VOCAB, 70), 0);
 }
 
 /* A rank's columns: each call beside the CPU's, with what ranks would exchange in between made up. */

@@ -1,6 +1,6 @@
 /* A whole model on the GPU's table, its kernels running on the host: forward, loss, backward and AdamW of a tiny transformer
- * beside the CPU's. Where all kernels have the CPU's bits the tolerances below are never used up; attention has its own
- * order of sums. */
+ * beside the CPU's. Attention on tensor cores and the loss have sums of their own; what differs in the last bit there is
+ * some hundred times as much behind the norms of so small a model. */
 #include "offload/cpu_adam.h"
 #include "tests/unit/math/fixture.h"
 #include "trainer/math/cuda/kernels.h"
@@ -264,7 +264,7 @@ static void check(enum pd_family family, enum pd_dtype dtype, double tolerance)
 
 Test(simt_model, llama_fp32)
 {
-    check(PD_FAMILY_LLAMA, PD_F32, 1e-5);
+    check(PD_FAMILY_LLAMA, PD_F32, 5e-4);
 }
 
 Test(simt_model, llama_bf16)
@@ -274,7 +274,7 @@ Test(simt_model, llama_bf16)
 
 Test(simt_model, gpt2_fp32)
 {
-    check(PD_FAMILY_GPT2, PD_F32, 1e-5);
+    check(PD_FAMILY_GPT2, PD_F32, 5e-4);
 }
 
 Test(simt_model, gpt2_fp16)
@@ -284,7 +284,7 @@ Test(simt_model, gpt2_fp16)
 
 Test(simt_model, qwen3_fp32)
 {
-    check(PD_FAMILY_QWEN3, PD_F32, 1e-5);
+    check(PD_FAMILY_QWEN3, PD_F32, 5e-4);
 }
 
 Test(simt_model, qwen3_bf16)

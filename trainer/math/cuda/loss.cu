@@ -1,5 +1,10 @@
-/* Cross-entropy of rows of logits and its gradient, with the bits of cpu_loss.c: a block takes a row, in tiles of TILE
- * columns. All its threads make exponentials; sixteen of them, the lanes, add them up in the order of the CPU. */
+/* Cross-entropy of rows of logits and its gradient: a block takes a row, in tiles of TILE columns.
+ *
+ * A vocabulary in one chunk is read twice: for the maximum and the sum together, each thread those of its columns, then a tree
+ * over threads (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"); and for the gradient. Its sums are
+ * the kernel's own. One in several chunks (virtual_tp above 1), of which other ranks may have some, is read three times, with
+ * the bits of cpu_loss.c: the sum needs everybody's maximum. All threads make exponentials; sixteen of them, the lanes, add
+ * them up in the order of the CPU. */
 #include "trainer/math/cuda/element.h"
 #include "trainer/math/cuda/functions.h"
 
@@ -33,15 +38,21 @@ PD_DEVICE float row_max(const float *x, uint64_t n)
     return max;
 }
 
+/* A thread's columns of [first, first + TILE) of n, -infinity beyond the end. */
+PD_DEVICE void load_columns(const float *x, uint64_t first, uint64_t n, float (&v)[EACH])
+{
+#pragma unroll
+    for (unsigned j = 0; j < EACH; j++) {
+        const uint64_t i = first + j * PD_THREADS + threadIdx.x;
+        v[j] = i < n ? x[i] : __uint_as_float(0xff800000u);
+    }
+}
+
 /* exp(x - max) of columns [first, first + TILE) of n into a tile, 0 beyond the end. */
 PD_DEVICE void fill_tile(const float *x, uint64_t first, uint64_t n, float max, float *tile)
 {
     float v[EACH];
-#pragma unroll
-    for (unsigned j = 0; j < EACH; j++) {
-        const uint64_t i = first + j * PD_THREADS + threadIdx.x;
-        v[j] = i < n ? x[i] : __uint_as_float(0xff800000u); /* -infinity */
-    }
+    load_columns(x, first, n, v);
 #pragma unroll
     for (unsigned j = 0; j < EACH; j++)
         tile[j * PD_THREADS + threadIdx.x] = pd_exp(v[j] - max);
@@ -92,6 +103,51 @@ PD_DEVICE float row_sum(const struct pd_cross_entropy &l, const float *x, float 
     return result;
 }
 
+/* Of exp(x - max) over some columns. */
+struct running_sum {
+    float max, sum;
+};
+
+PD_DEVICE struct running_sum join(struct running_sum a, struct running_sum b)
+{
+    const float max = larger(b.max, a.max);
+    return {max, a.sum * pd_exp(a.max - max) + b.sum * pd_exp(b.max - max)};
+}
+
+/* Starts below every finite logit, so that a thread without columns adds 0. */
+PD_DEVICE struct running_sum columns_sum(const float *x, uint64_t n)
+{
+    struct running_sum r = {-0x1.fffffep127f, 0.0f};
+    for (uint64_t first = 0; first < n; first += TILE) {
+        float v[EACH], max = r.max;
+        load_columns(x, first, n, v);
+#pragma unroll
+        for (unsigned j = 0; j < EACH; j++)
+            max = larger(v[j], max);
+        r.sum = r.sum * pd_exp(r.max - max);
+        r.max = max;
+#pragma unroll
+        for (unsigned j = 0; j < EACH; j++)
+            r.sum = r.sum + pd_exp(v[j] - max);
+    }
+    return r;
+}
+
+/* Both sides of a join of two threads make the same sum. */
+PD_DEVICE struct running_sum whole_row_sum(const float *x, uint64_t n)
+{
+    PD_SHARED(running_sum, warps, [PD_THREADS / PD_WARP]);
+    struct running_sum r = columns_sum(x, n);
+    for (int half = 16; half >= 1; half /= 2)
+        r = join(r, {__shfl_xor_sync(PD_WARP_ALL, r.max, half), __shfl_xor_sync(PD_WARP_ALL, r.sum, half)});
+    if (threadIdx.x % PD_WARP == 0) warps[threadIdx.x / PD_WARP] = r;
+    __syncthreads();
+    r = warps[0];
+    for (unsigned w = 1; w < PD_THREADS / PD_WARP; w++)
+        r = join(r, warps[w]);
+    return r;
+}
+
 /* Column of a row's target, or `vocab` when it lies elsewhere. */
 PD_DEVICE uint64_t target_column(const struct pd_cross_entropy &l, uint64_t row)
 {
@@ -127,11 +183,7 @@ PD_DEVICE void write_gradient(const struct pd_cross_entropy &l, uint64_t row, fl
     const uint64_t target = target_column(l, row), at = row * l.ld_dlogits;
     for (uint64_t first = 0; first < l.vocab; first += TILE) {
         float v[EACH];
-#pragma unroll
-        for (unsigned j = 0; j < EACH; j++) {
-            const uint64_t i = first + j * PD_THREADS + threadIdx.x;
-            v[j] = i < l.vocab ? x[i] : 0.0f;
-        }
+        load_columns(x, first, l.vocab, v);
         __syncthreads();
 #pragma unroll
         for (unsigned j = 0; j < EACH; j++) {
@@ -158,8 +210,14 @@ template <enum pd_dtype D> static __global__ void loss_kernel(struct pd_cross_en
         target_logit = l.target_logit[row];
     } else {
         PD_DEVICE_CHECK(target_column(l, row) < l.vocab);
-        max = row_max(x, l.vocab);
-        sum = row_sum(l, x, max);
+        if (l.chunks == 1) {
+            const struct running_sum whole = whole_row_sum(x, l.vocab);
+            max = whole.max;
+            sum = whole.sum;
+        } else {
+            max = row_max(x, l.vocab);
+            sum = row_sum(l, x, max);
+        }
         target_logit = x[target_column(l, row)];
     }
     if (threadIdx.x == 0) l.losses[row] = (max - target_logit) + pd_log(sum);
