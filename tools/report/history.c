@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 const char *const pd_history_stage_names[PD_HISTORY_STAGES] = {"forward", "backward", "sums", "update"};
@@ -34,10 +35,16 @@ static const char *const keys[PD_COLUMNS] = {[PD_COLUMN_STEP] = "step",
 
 /* ---- rows ---- */
 
+/* 0 where no line said it. */
+static uint64_t whole(double value)
+{
+    return value > 0 && value < 0x1p63 ? (uint64_t)value : 0;
+}
+
 static pd_status make_room(struct pd_history *h, struct pd_error *err)
 {
     if (h->rows < h->capacity) return PD_OK;
-    const uint64_t capacity = h->capacity ? 2 * h->capacity : 4096;
+    const uint64_t capacity = h->capacity ? 2 * h->capacity : 64;
     for (int c = 0; c < PD_COLUMNS; c++) {
         double *values = realloc(h->columns[c], capacity * sizeof *values);
         if (!values) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %llu lines", h->dir, (unsigned long long)capacity);
@@ -98,7 +105,7 @@ static pd_status take_row(struct pd_history *h, const char *line, size_t bytes, 
             h->columns[c][row] = NAN;
             if (keys[c]) (void)pd_json_is_number(pd_json_member(object, keys[c]), &h->columns[c][row]);
         }
-        if (h->columns[PD_COLUMN_CHECKPOINT][row] >= 0) h->saved_step = (uint64_t)h->columns[PD_COLUMN_CHECKPOINT][row];
+        if (h->columns[PD_COLUMN_CHECKPOINT][row] >= 0) h->saved_step = whole(h->columns[PD_COLUMN_CHECKPOINT][row]);
         take_stages(h, row, pd_json_member(object, "stages"));
         take_tiers(h, row, pd_json_member(object, "tiers"));
     }
@@ -147,17 +154,17 @@ static pd_status attach_rows(struct pd_history *h, struct pd_error *err)
     for (uint64_t i = 0; i < h->start_count; i++)
         h->starts[i].rows = h->starts[i].lost_steps = 0, h->starts[i].lost_seconds = 0;
     for (uint64_t row = 0; row < h->rows; row++) {
-        const uint64_t fence = (uint64_t)h->columns[PD_COLUMN_FENCE][row];
+        const uint64_t fence = whole(h->columns[PD_COLUMN_FENCE][row]), step = whole(h->columns[PD_COLUMN_STEP][row]);
         if (!start || start->fence != fence) start = start_of_fence(h, fence);
         if (!start) {
             PD_TRY(pd_history_add_start(h, &start, err));
             start->fence = fence;
-            start->from_step = (uint64_t)h->columns[PD_COLUMN_STEP][row] - 1;
+            start->from_step = step ? step - 1 : 0;
             start->opened = start->begun = h->columns[PD_COLUMN_TIME][row] - h->columns[PD_COLUMN_SECONDS][row];
         }
         if (!start->rows++) start->first_row = row;
         start->last_row = row;
-        start->last_step = (uint64_t)h->columns[PD_COLUMN_STEP][row];
+        start->last_step = step;
     }
     return PD_OK;
 }
@@ -172,7 +179,7 @@ static void count_rows(struct pd_history *h)
             first_after = step;
             continue;
         }
-        struct pd_history_start *start = start_of_fence(h, (uint64_t)h->columns[PD_COLUMN_FENCE][row]);
+        struct pd_history_start *start = start_of_fence(h, whole(h->columns[PD_COLUMN_FENCE][row]));
         if (!start) continue;
         start->lost_steps++;
         start->lost_seconds += h->columns[PD_COLUMN_SECONDS][row];
@@ -240,6 +247,15 @@ void pd_history_close(struct pd_history *h)
 }
 
 /* ---- questions ---- */
+
+void pd_history_moment(double seconds, char *ret_text, size_t room)
+{
+    struct tm local;
+    const bool is_time = fabs(seconds) < 1e15;
+    const time_t moment = is_time ? (time_t)seconds : 0;
+    snprintf(ret_text, room, "–");
+    if (is_time && localtime_r(&moment, &local)) strftime(ret_text, room, "%Y-%m-%d %H:%M:%S", &local);
+}
 
 double pd_history_last(const struct pd_history *h, enum pd_column column)
 {

@@ -92,6 +92,8 @@ struct pd_history_life {
 };
 void pd_history_life(const struct pd_history *history, struct pd_history_life *ret_life);
 
+/* "2026-11-23 13:19:33", or "–": no time, or none that a calendar has. */
+void pd_history_moment(double seconds, char *ret_text, size_t room);
 /* The newest value of a column, or NaN. */
 double pd_history_last(const struct pd_history *history, enum pd_column column);
 /* The value that a `share` of those of the rows first..last (both included) do not exceed; NaN: there is none. */

@@ -3,6 +3,8 @@
 #include <math.h>
 #include <stdio.h>
 
+#define LARGEST 1e100 /* of a range: differences and quotients of two such numbers are finite */
+
 struct unit {
     double size;
     const char *name;
@@ -66,16 +68,17 @@ void pd_scale_make(struct pd_scale *ret_scale, enum pd_quantity quantity, double
                    bool wants_log, bool is_widened)
 {
     struct pd_scale s = {.low = low, .high = high};
-    if (!isfinite(low) || !isfinite(high)) low = 0, high = 1;
-    if (high <= low) {
-        const double half = high != 0 && quantity == PD_QUANTITY_NUMBER ? fabs(high) * 0.05 : 0.5;
+    if (!(fabs(low) < LARGEST && fabs(high) < LARGEST)) low = 0, high = 1;
+    if (high - low <= fmax(1e-9 * fmax(fabs(low), fabs(high)), 1 / LARGEST)) {
+        const double half =
+            fabs(high) > 1 / LARGEST && quantity == PD_QUANTITY_NUMBER ? fabs(high) * 0.05 : fmax(0.5, fabs(high) * 1e-8);
         high += half;
         low -= low > 0 || quantity == PD_QUANTITY_NUMBER ? half : 0;
     }
     const struct unit unit = unit_of(quantity, fmax(fabs(low), fabs(high)), 1.5);
     s.unit = unit.size;
     s.unit_name = unit.name;
-    if (wants_log && low > 0)
+    if (wants_log && low > 1 / LARGEST)
         make_log(&s, low, high, ticks);
     else
         make_linear(&s, low, high, ticks, is_widened);

@@ -128,7 +128,8 @@ static void sparkline(struct screen *s, enum colour colour, enum pd_column colum
     for (uint64_t i = 0; sums && i < parts; i++)
         if (counts[i]) low = fmin(low, sums[i] / counts[i]), high = fmax(high, sums[i] / counts[i]);
     for (uint64_t i = 0; sums && i < parts; i++) {
-        const int level = !counts[i] ? -1 : high > low ? (int)((sums[i] / counts[i] - low) / (high - low) * 7.999) : 3;
+        const double share = (sums[i] / counts[i] - low) / (high - low);
+        const int level = !counts[i] ? -1 : share >= 0 && share <= 1 ? (int)(share * 7.999) : 3;
         put(s, colour, level < 0 ? " " : s->style.is_ascii ? (char[]){ascii[level], '\0'} : levels[level]);
     }
     for (uint64_t i = parts; i < width; i++)

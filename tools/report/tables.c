@@ -6,7 +6,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
-#include <time.h>
 
 #define ROWS_MAX 60u
 
@@ -38,10 +37,8 @@ static struct text whole(double value)
 
 static struct text moment(double seconds)
 {
-    struct text t = {"–"};
-    const time_t whole = isnan(seconds) ? 0 : (time_t)seconds;
-    struct tm local;
-    if (!isnan(seconds)) strftime(t.text, sizeof t.text, "%Y-%m-%d %H:%M:%S", localtime_r(&whole, &local));
+    struct text t;
+    pd_history_moment(seconds, t.text, sizeof t.text);
     return t;
 }
 

@@ -9,7 +9,6 @@
 #include <math.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #define SILENT_SECONDS 30.0
@@ -108,10 +107,8 @@ void pd_watch_close(struct pd_watch *w)
 
 static void add_event(FILE *out, double time, const char *text)
 {
-    char when[32] = "";
-    const time_t seconds = (time_t)time;
-    struct tm local;
-    strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S", localtime_r(&seconds, &local));
+    char when[32];
+    pd_history_moment(time, when, sizeof when);
     fprintf(out, "%s %s\n", when, text);
 }
 

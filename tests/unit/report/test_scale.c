@@ -50,6 +50,21 @@ Test(scale, places_are_in_order_and_ends_are_inside)
     }
 }
 
+/* What damaged lines may hold: a scale has ticks, an end, and a place for each number. */
+Test(scale, any_range_has_an_axis)
+{
+    const double all[][2] = {{1e17, 1e17 + 32}, {1e17, 1e17},   {0, 5e-324}, {-1e308, 1e308},
+                             {5e-324, 1},       {1e308, 1e308}, {NAN, 1}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        for (int mode = 0; mode < 4; mode++) {
+            struct pd_scale s;
+            pd_scale_make(&s, mode & 2 ? PD_QUANTITY_SECONDS : PD_QUANTITY_NUMBER, all[i][0], all[i][1], 5, mode & 1,
+                          mode & 2);
+            cr_assert(s.tick_count && s.tick_count <= PD_TICKS_MAX && s.low < s.high, "range %zu, mode %d", i, mode);
+            cr_assert(isfinite(pd_scale_place(&s, s.high)), "range %zu, mode %d", i, mode);
+        }
+}
+
 Test(scale, numbers_for_people)
 {
     const struct {
