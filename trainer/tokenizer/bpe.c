@@ -35,7 +35,7 @@ struct pd_bpe {
 };
 
 struct pd_bpe_scratch {
-    struct cache_line *cache; /* (1 << CACHE_BITS) */
+    struct cache_line *cache; /* (1 << CACHE_BITS) from the first word on: who only decodes needs none */
     struct pd_merge_scratch merge;
 };
 
@@ -141,6 +141,8 @@ pd_status pd_bpe_encode(const struct pd_bpe *bpe, struct pd_bpe_scratch *scratch
                         struct pd_tokens *tokens, struct pd_error *err)
 {
     PD_CHECK(bytes < 1u << 31);
+    if (!scratch->cache) scratch->cache = calloc(1u << CACHE_BITS, sizeof *scratch->cache);
+    if (!scratch->cache) PD_FAIL(err, PD_NO_MEMORY, "no memory for a cache of words");
     while (bytes) {
         size_t part = bpe->joins ? pd_joins_cut(bpe->joins, text, bytes) : bytes;
         PD_TRY(encode_word(bpe, scratch, text, part, tokens, err));
@@ -241,11 +243,7 @@ void pd_bpe_free(struct pd_bpe *bpe)
 pd_status pd_bpe_scratch_new(struct pd_bpe_scratch **ret_scratch, struct pd_error *err)
 {
     struct pd_bpe_scratch *scratch = calloc(1, sizeof *scratch);
-    if (scratch) scratch->cache = calloc(1u << CACHE_BITS, sizeof *scratch->cache);
-    if (!scratch || !scratch->cache) {
-        free(scratch);
-        PD_FAIL(err, PD_NO_MEMORY, "no memory for a cache of words");
-    }
+    if (!scratch) PD_FAIL(err, PD_NO_MEMORY, "no memory to encode words");
     *ret_scratch = scratch;
     return PD_OK;
 }
