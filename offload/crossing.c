@@ -137,7 +137,7 @@ pd_status pd_crossing_begin(struct pd_crossing *c, struct pd_error *err)
     PD_TRY(follow_compute(c, err));
     if (c->expected != c->left) PD_TRY(pd_dev_stream_sync(o->dev, o->copies_out, err)); /* nobody met them */
     for (uint32_t i = 0; i < SLOTS; i++)
-        if (!c->slots[i].goes_in) c->slots[i].owner = (struct pd_owner){0};
+        if (!c->slots[i].goes_in) c->slots[i].owner = (struct pd_owner){NULL};
     c->expected = c->left = 0;
     c->alone.gradient = NULL;
     return pd_crossing_end(c, err);

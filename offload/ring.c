@@ -316,7 +316,7 @@ pd_status pd_ring_begin(struct pd_ring *ring, const struct pd_ring_job *job, str
     ring->is_running = true;
     for (uint32_t i = 0; i < PD_RING_SLOTS; i++) {
         ring->slots[i].state = IDLE;
-        ring->slots[i].owner = (struct pd_owner){0}; /* a job that was left is drained */
+        ring->slots[i].owner = (struct pd_owner){NULL}; /* a job that was left is drained */
     }
     turn(&ring->running);
     pd_status st = send(&ring->running);
