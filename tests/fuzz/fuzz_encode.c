@@ -6,17 +6,21 @@
 #include "trainer/tokenizer/unicode.h"
 #include <stdio.h>
 
-static struct pd_tokenizer *byte_level, *one_word;
+enum { STREAMED_MAX = 64 }; /* tokens: in a stream each takes as long as many at once */
 
-static struct pd_tokenizer *parse(const char *json)
-{
+static struct with_scratch {
     struct pd_tokenizer *tokenizer;
+    struct pd_tokenizer_scratch *scratch; /* of a megabyte: one serves all inputs, as it serves all documents of a file */
+} byte_level, one_word;
+
+static void parse(const char *json, struct with_scratch *ret)
+{
     struct pd_error err = {0};
-    if (pd_tokenizer_parse("built in", json, strlen(json), &tokenizer, &err)) {
-        fprintf(stderr, "%s\n", err.message);
-        abort();
-    }
-    return tokenizer;
+    pd_status st = pd_tokenizer_parse("built in", json, strlen(json), &ret->tokenizer, &err);
+    if (!st) st = pd_tokenizer_scratch_new(ret->tokenizer, &ret->scratch, &err);
+    if (!st) return;
+    fprintf(stderr, "%s\n", err.message);
+    abort();
 }
 
 static void make_tokenizers(void)
@@ -31,7 +35,7 @@ static void make_tokenizers(void)
                                  byte);
     snprintf(json + used, sizeof json - used,
              "\"ab\":256,\"abab\":257,\"\\u0120a\":258},\"merges\":[\"a b\",\"ab ab\",\"\\u0120 a\"]}}");
-    byte_level = parse(json);
+    parse(json, &byte_level);
     used = (size_t)snprintf(json, sizeof json,
                             "{\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteFallback\"},"
                             "{\"type\":\"Fuse\"}]},\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"vocab\":{");
@@ -40,25 +44,25 @@ static void make_tokenizers(void)
     snprintf(json + used, sizeof json - used,
              "\"a\":256,\"b\":257,\"ab\":258,\"abab\":259,\" \":260,\" "
              "a\":261},\"merges\":[[\"a\",\"b\"],[\"ab\",\"ab\"],[\" \",\"a\"]]}}");
-    one_word = parse(json);
+    parse(json, &one_word);
 }
 
-static void check(const struct pd_tokenizer *tokenizer, const char *text, size_t bytes)
+static void check(const struct with_scratch *with, const char *text, size_t bytes)
 {
-    struct pd_tokenizer_scratch *scratch;
+    const struct pd_tokenizer *tokenizer = with->tokenizer;
+    struct pd_tokenizer_scratch *scratch = with->scratch;
     struct pd_decode_stream *stream;
     struct pd_tokens tokens = {0};
     struct pd_string expected = {0}, decoded = {0}, streamed = {0};
     struct pd_error err = {0};
     const char *piece;
     size_t piece_bytes;
-    pd_status st = pd_tokenizer_scratch_new(tokenizer, &scratch, &err);
-    if (!st) st = pd_decode_stream_new(tokenizer, false, &stream, &err);
+    pd_status st = pd_decode_stream_new(tokenizer, false, &stream, &err);
     if (st) abort();
     if (!st) st = pd_unicode_repair(text, bytes, &expected, &err);
     if (!st) st = pd_tokenizer_encode(tokenizer, scratch, text, bytes, false, &tokens, &err);
     if (!st) st = pd_tokenizer_decode(tokenizer, scratch, tokens.ids, tokens.count, false, &decoded, &err);
-    for (size_t i = 0; !st && i < tokens.count && tokens.count < 512; i++) {
+    for (size_t i = 0; !st && i < tokens.count && tokens.count < STREAMED_MAX; i++) {
         st = pd_decode_stream_add(stream, tokens.ids[i], &piece, &piece_bytes, &err);
         if (!st) st = pd_string_add(&streamed, piece, piece_bytes, &err);
     }
@@ -66,11 +70,10 @@ static void check(const struct pd_tokenizer *tokenizer, const char *text, size_t
     if (!st) st = pd_string_add(&streamed, piece, piece_bytes, &err);
     if (st || decoded.count != expected.count || (decoded.count && memcmp(decoded.bytes, expected.bytes, decoded.count)))
         abort();
-    if (tokens.count < 512 &&
+    if (tokens.count < STREAMED_MAX &&
         (streamed.count != expected.count || (streamed.count && memcmp(streamed.bytes, expected.bytes, streamed.count))))
         abort();
     pd_decode_stream_free(stream);
-    pd_tokenizer_scratch_free(scratch);
     pd_tokens_deinit(&tokens);
     pd_string_deinit(&expected);
     pd_string_deinit(&decoded);
@@ -79,8 +82,8 @@ static void check(const struct pd_tokenizer *tokenizer, const char *text, size_t
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
-    if (!byte_level) make_tokenizers();
-    check(byte_level, (const char *)data, bytes);
-    check(one_word, (const char *)data, bytes);
+    if (!byte_level.tokenizer) make_tokenizers();
+    check(&byte_level, (const char *)data, bytes);
+    check(&one_word, (const char *)data, bytes);
     return 0;
 }

@@ -1,15 +1,16 @@
 /* What torch.save may have written: an archive, its pickle, and the tensors in the dictionary at its root. */
 #include "resharder/torch/archive.h"
-#include "tests/fuzz/input_file.h"
+#include "tests/fuzz/input_disk.h"
 #include "tests/fuzz/target.h"
+
+#include <stdlib.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
-    const struct input_file *input = input_file(data, bytes);
     struct pd_torch_archive archive;
     struct pd_error err = {0};
     struct pd_file *file = NULL;
-    if (pd_file_open(input->vfs, input->path, PD_OPEN_READ, &file, NULL)) abort();
+    if (pd_file_open(input_disk_of(data, bytes), INPUT_PATH, PD_OPEN_READ, &file, NULL)) abort();
     const pd_status st = pd_torch_open(file, "input", 0, bytes, &archive, &err);
     if (st && !err.message[0]) abort();
     const struct pd_pickle_node *root = st ? NULL : pd_pickle_root(archive.pickle);
