@@ -10,6 +10,8 @@ import sys
 import tempfile
 import time
 
+os.environ.setdefault("PERDURE_GRACE_S", "600")  # a busy machine is no batch system that takes it away
+
 # Nothing here takes a hundredth of it: who waits so long waits for something that does not come. Slow machines are no failure.
 PATIENCE = 600
 

@@ -143,6 +143,9 @@ struct pd_config {
         double wait_seconds; /* for hosts, where fewer than elastic.min ranks can run */
     } launch;
     struct {
+        char *notice; /* a command that exits with 0 once this host is about to be taken away; "": nobody asks */
+    } preempt;
+    struct {
         enum pd_guard non_finite; /* a loss or a gradient that is not finite: the run ends, or the step updates nothing */
         double spike_z;           /* deviations above the mean from which a loss is rolled back; 0: none is */
         uint64_t spike_window;    /* losses that mean and deviation remember */

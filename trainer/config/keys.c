@@ -200,6 +200,9 @@ const struct pd_key pd_keys[] = {
     F64(launch.wait_seconds, "600", 0, 1e9, FREE,
         "for hosts to come back, where fewer than elastic.min ranks can run; then the launch ends with 75"),
 
+    STRING(preempt.notice, "", FREE,
+           "a command that is run every five seconds on every host; exit code 0 saves and leaves, as TERM; empty: none"),
+
     WORD(guard.non_finite, "stop", guard_words, FREE,
          "a loss or gradient that is not finite ends the run; skip: its batch is consumed and updates nothing; rollback: and "
          "so do the guard.rollback_steps - 1 before it"),

@@ -2,6 +2,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
+#include "ckpt/base/parse.h"
 #include "trainer/launch/watch.h"
 #include "trainer/run/note.h"
 
@@ -25,6 +26,7 @@
 #define STARTER_ALONE_NS UINT64_C(10000000000)
 #define LEAVE_OPENING_NS UINT64_C(5000000000)
 #define LEAVE_STOPPED_NS UINT64_C(8000000000)
+#define GRACE_SECONDS 25.0
 #define BEGIN_WARN_NS UINT64_C(30000000000)
 
 struct worker {
@@ -45,6 +47,7 @@ struct job {
     uint64_t watched_ns;
     struct stat run_dir; /* when this start began */
     bool is_begin_warned;
+    double grace_seconds;        /* from leave_ns until what is left is ended */
     uint64_t start_ns, leave_ns; /* leave_ns: when ranks were asked to leave; 0: they were not */
     bool is_starter_told_to_leave;
     uint32_t starter_saves_told;
@@ -336,6 +339,25 @@ static void stopped_look(struct job *job)
     if (job->end.is_left_stopped) job_kill(job);
 }
 
+/* What takes the machine away does not wait: a save that is not through by then would be cut off without a word. */
+static void grace_look(struct job *job)
+{
+    const uint64_t now = pd_clock_monotonic_ns(NULL);
+    if (!job->leave_ns || job->end.is_left_late || (double)(now - job->leave_ns) <= job->grace_seconds * 1e9) return;
+    job->end.is_left_late = true;
+    job_kill(job);
+}
+
+/* PERDURE_GRACE_S is the batch system's, not the run's: it is no key of the configuration. */
+static pd_status read_grace(double *ret_seconds, struct pd_error *err)
+{
+    const char *text = getenv("PERDURE_GRACE_S");
+    *ret_seconds = GRACE_SECONDS;
+    if (!text || pd_parse_double(text, ret_seconds)) return PD_OK;
+    PD_FAIL(err, PD_USAGE,
+            "PERDURE_GRACE_S=%s is no number of seconds; set it to the time between TERM and KILL, less a few", text);
+}
+
 /* A rank that holds up the others is ended, and the start with it. */
 static void hang_look(struct job *job)
 {
@@ -404,6 +426,7 @@ static int job_watch(struct job *job)
             workers_tell(job);
         opening_look(job);
         stopped_look(job);
+        grace_look(job);
         hang_look(job);
         starter_look(job);
         pid_t got = waitpid(job->end.starter, &status, WNOHANG);
@@ -458,6 +481,7 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
     PD_TRY(pd_starter_check_limits(start, err));
     PD_TRY(pd_starter_command_make(start, &command, err));
     struct job job = {.end = {.start = start, .starter_name = command.name}, .requests = requests};
+    PD_TRY(read_grace(&job.grace_seconds, err));
     job.end.count = start->transport == PD_TRANSPORT_LOCAL ? 1 : start->ranks;
     job.workers = calloc(job.end.count, sizeof *job.workers);
     job.seen = calloc(job.end.count, sizeof *job.seen);

@@ -175,6 +175,12 @@ static bool is_left_stopped(struct facts *f)
     return f->end->is_left_stopped;
 }
 
+/* Those that say that they have saved were only slow to end. */
+static bool is_left_late(struct facts *f)
+{
+    return f->end->is_left_late && !find_note(f, is_stopped);
+}
+
 static bool is_begin_overdue(struct facts *f)
 {
     return f->end->is_begin_overdue;
@@ -269,6 +275,7 @@ enum { OF_NOTE = -1 };
 #define LEFT_OPENING "asked to leave before the first step; there was nothing to save"
 #define LEFT_STOPPED \
     "asked to leave while a rank was stopped (SIGSTOP), which cannot save: ended; the last checkpoint stands"
+#define LEFT_LATE "asked to leave, and the save was not through in time (PERDURE_GRACE_S): ended; the last checkpoint stands"
 #define BEGIN_OVERDUE "%S (process %Q) started no rank in restart.peer_timeout; see what it said, and its hosts"
 
 /* Causes that a rank names come first: what others end with follows from them. Ranks that left together end with 0
@@ -287,6 +294,7 @@ static const struct row {
     {is_directory_gone,           PD_IO,        PD_LAUNCH_END,     "%D was moved or deleted; put it back, then run this again"},
     {is_left_opening,             PD_STOPPED,   PD_LAUNCH_END,     LEFT_OPENING},
     {is_left_stopped,             PD_STOPPED,   PD_LAUNCH_END,     LEFT_STOPPED},
+    {is_left_late,                PD_STOPPED,   PD_LAUNCH_END,     LEFT_LATE},
     {is_begin_overdue,            PD_UNSUPPORTED, PD_LAUNCH_END,   BEGIN_OVERDUE},
     {names_cause_by_code,         OF_NOTE,      PD_LAUNCH_END,     NO_NOTE},
     {is_hung,                     PD_PEER_LOST, PD_LAUNCH_REPLACE, "%U"},

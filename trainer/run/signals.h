@@ -16,6 +16,7 @@ enum pd_signal { PD_SIGNAL_NONE, PD_SIGNAL_SAVE, PD_SIGNAL_SAVE_AND_LEAVE };
 PD_MUST_USE pd_status pd_signals_install(struct pd_error *err);
 
 enum pd_signal pd_signals_pending(void); /* the most urgent */
+void pd_signals_ask_leave(void);         /* as TERM does */
 void pd_signals_clear_save(void);        /* PD_SIGNAL_SAVE is done; the others stay for good */
 
 #endif

@@ -6,6 +6,7 @@
 #include "ckpt/base/rank.h"
 #include "trainer/engine/rank_device.h"
 #include "trainer/run/internal.h"
+#include "trainer/run/preempt.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -85,7 +86,9 @@ pd_status pd_worker_main(const struct pd_config *config, const struct pd_launche
     enum pd_transport transport = launched->is_launched ? launched->transport : config->layout.transport;
     if (transport != PD_TRANSPORT_MPI) {
         pd_launched_ready(launched);
+        struct pd_preempt *preempt = pd_preempt_start(config->preempt.notice);
         pd_status st = pd_comm_run_local(ranks, 1, run_local_rank, (void *)config, err);
+        pd_preempt_stop(preempt);
         pd_fault_point("worker.ended");
         return st;
     }
@@ -93,7 +96,9 @@ pd_status pd_worker_main(const struct pd_config *config, const struct pd_launche
     PD_TRY(pd_comm_open_mpi(&comm, err));
     pd_rank_set_process((int)comm->rank);
     pd_launched_ready(launched);
+    struct pd_preempt *preempt = pd_preempt_start(comm->rank_here ? "" : config->preempt.notice);
     pd_status st = run_rank(config, comm, launched, err);
+    pd_preempt_stop(preempt);
     pd_comm_free(comm);
     pd_fault_point("worker.ended");
     return st;
