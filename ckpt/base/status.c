@@ -82,7 +82,8 @@ pd_status pd_error_set(struct pd_error *err, pd_status status, const char *where
     if (sys_errno) {
         char text[128];
         size_t used = strlen(err->message);
-        snprintf(err->message + used, sizeof err->message - used, ": %s", strerror_r(sys_errno, text, sizeof text));
+        snprintf(err->message + used, sizeof err->message - used, ": %s%s", strerror_r(sys_errno, text, sizeof text),
+                 sys_errno == EFBIG ? " (ulimit -f shows the limit)" : "");
     }
     return status;
 }

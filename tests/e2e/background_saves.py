@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Saves go on while training does: what fails or dies in the background is everybody's business in the foreground.
 
-- Saves that fail (files may not grow) are said once, at the next step; when they have failed for checkpoint.give_up_minutes the run
+- Saves that fail (files may not grow any more) are said each time, with the next try; when they have failed for checkpoint.give_up_minutes the run
   ends with 74, the checkpoint before them untouched; without the limit the same command goes on to the same bits.
 - A rank that dies inside the saver's thread, at each moment of the protocol, ends the launch like any lost rank: no hang, a
   restart from a committed step, the same bits.
@@ -33,11 +33,6 @@ MOMENTS = ["store.begin.made@0", "store.prepare.written@1", "store.prepare.synce
            "store.remove.hidden@0", "worker.saved@0", "worker.saved@1"]
 
 
-def no_large_files():
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-
-
 def arguments_of(config, directory, overrides):
     return ["train", config, f"run.dir={directory}", *overrides]
 
@@ -53,14 +48,20 @@ def failing(workspace, config, expected):
     local = ["layout.transport=local"]
     workspace.train(config, directory, [*local, "run.steps=4"])
     before = workspace.state_digest(directory)
-    limited = subprocess.run([workspace.perdure, *arguments_of(config, directory, [*local, "checkpoint.give_up_minutes=0.02"])], capture_output=True, text=True, check=False,
-                             env=dict(os.environ, PERDURE_PROGRESS="off"), preexec_fn=no_large_files, timeout=harness.PATIENCE)
-    said = re.findall(r"step (\d+) is not saved, the newest checkpoint is of step 4", limited.stderr)
+    command = [workspace.perdure, *arguments_of(config, directory, [*local, "checkpoint.give_up_minutes=0.05"])]
+    with open(directory + ".log", "w+", encoding="utf-8") as log:
+        run = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ, PERDURE_PROGRESS="off", PERDURE_FAULT="worker.stepped@0:1:stop"))
+        worker = harness.wait_stopped(run)
+        resource.prlimit(worker, resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # from here on: a start would refuse it
+        os.kill(worker, signal.SIGCONT)
+        code, text = run.wait(timeout=harness.PATIENCE), harness.read(log.name)
+    said = re.findall(r"step (\d+) is not saved, the newest checkpoint is of step 4; the next try is in \d s, [^:]*: checkpoint .*"
+                      r"File too large \(ulimit -f shows the limit\)\n", text)
     last = "no save since step 4 has worked; mend this, and the same command goes on from there: saving step "
-    if limited.returncode != 74 or said != ["5"] or last not in limited.stderr:
-        raise harness.Failure(f"saves that fail: exit {limited.returncode}, said of {said}\n{limited.stderr}")
-    if "did not get step" in limited.stderr:
-        raise harness.Failure(f"a save of the only tier that fails is said twice\n{limited.stderr}")
+    if code != 74 or said[:1] != ["5"] or len(said) < 2 or last not in text:
+        raise harness.Failure(f"saves that fail: exit {code}, said of {said}\n{text}")
+    if "did not get step" in text:
+        raise harness.Failure(f"a save of the only tier that fails is said twice\n{text}")
     with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as f:
         rows = [json.loads(line) for line in f]
     if rows[-1]["last_checkpoint"] != 4 or workspace.state_digest(directory) != before:

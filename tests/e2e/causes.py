@@ -67,8 +67,11 @@ def limits(bench):
     for size in (0, 1, 4096):
         bench.ends(f"files of {size} bytes", 74, "perdure: run.dir cannot be written.*File too large", new("files"),
                    preexec_fn=limited(resource.RLIMIT_FSIZE, size))
-    bench.ends("files smaller than a shard", 74, "saving step 4: .*File too large", new("files"), "checkpoint.give_up_minutes=0",
-               preexec_fn=limited(resource.RLIMIT_FSIZE, 100000))
+    for transport, who, size in (("local", "rank 0: a checkpoint of this layout", 100000), ("mpi", "mpirun", 100000), ("mpi", "mpirun", 4 << 20)):
+        said = bench.ends(f"files smaller than a shard, {transport}", 78, f"perdure: {who} needs a file of .*, and files are limited to .*ulimit -f", new("files"),
+                          f"layout.transport={transport}", preexec_fn=limited(resource.RLIMIT_FSIZE, size))
+        if "PMIX" in said.stderr or "fresh start" in said.stderr:
+            raise harness.Failure(f"files smaller than a shard, {transport}: it was started\n{said.stderr}")
     bench.ends("a small stack", 78, "perdure: the stack is limited to 200 KiB, and perdure needs 1024", new("stack"),
                preexec_fn=limited(resource.RLIMIT_STACK, 200 << 10))
     bench.ends("a small stack that may grow", 0, "done: step 12", new("stack"), preexec_fn=limited(resource.RLIMIT_STACK, 100 << 10, 8 << 20))

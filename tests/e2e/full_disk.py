@@ -82,11 +82,11 @@ def passes(workspace, config, disk, overrides, what):
     run.wait_for_rows(works_again, "saves work again")
     run.process.send_signal(signal.SIGTERM)
     run.end(75, r"saves work again: step \d+ is saved, after \d+ failures since step 1\b")
-    said = run.log().count("is not saved, there is no checkpoint yet; saves are tried again")
+    said = len(re.findall(r"error worker r0: step \d+ is not saved, there is no checkpoint yet; the next try is in \d+ s, the last one in \d+ minutes: ", run.log()))
     rows = run.rows()
     failing = [row for row in rows if "save_failures" in row]
     counts = [row["save_failures"] for row in failing]
-    if said != 1 or any(row["save_failures_since"] != 1 or row["last_checkpoint"] for row in failing) or counts != sorted(counts):
+    if f", after {said} failures since" not in run.log() or any(row["save_failures_since"] != 1 or row["last_checkpoint"] for row in failing) or counts != sorted(counts):
         raise harness.Failure(f"{what}: said {said} times, rows {failing}\n{run.log()}")
     plain = workspace.directory("plain")
     workspace.train(config, plain, [*overrides, f"run.steps={rows[-1]['step']}"])
@@ -102,7 +102,8 @@ def passes_at_the_end(workspace, config, disk):
     run.go_on_full()
     time.sleep(1.5)  # the try after the first failure comes within it, or later: whichever, the run ends well
     disk.free()
-    run.end(0, r"saves work again: step 1 is saved, after \d+ failures? since step 1\b")
+    run.end(0, r"training is over, and step 1 is not saved, there is no checkpoint yet; the next try is in 1 s, the last one in 10 minutes; "
+            r"TERM or Ctrl-C ends it within 20 s: [^\n]*No space left[^$]*saves work again: step 1 is saved, after \d+ failures? since step 1\b")
     print("after the last step: the run waited until there was room, and ended well")
 
 

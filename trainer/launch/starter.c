@@ -1,6 +1,7 @@
 #include "trainer/launch/starter.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/file_limit.h"
 #include "ckpt/base/parse.h"
 #include "trainer/run/launched.h"
 #include "trainer/run/recovery.h"
@@ -11,6 +12,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#define MPI_FILE_BYTES (5u << 20) /* a rank's shared memory in Open MPI 4.1; SIGXFSZ ends it where it gets none */
 #define MPI_SPACE_BYTES (256u << 20) /* Open MPI 4.1 ends in SIGSEGV with less; a rank of any model needs more */
 
 bool pd_starter_find_program(const char *program, char ret_path[4096])
@@ -155,6 +157,7 @@ pd_status pd_starter_check_limits(const struct pd_start *start, struct pd_error 
             err, PD_UNSUPPORTED,
             "mpirun and its ranks need more than %u MiB of address space each, and the limit is %llu: raise it (ulimit -v)",
             MPI_SPACE_BYTES >> 20, (unsigned long long)space.rlim_cur >> 20);
+    PD_TRY(pd_file_limit_check("mpirun", MPI_FILE_BYTES, err));
     if (getrlimit(RLIMIT_NOFILE, &files) || files.rlim_cur >= needs) return PD_OK;
     PD_FAIL(err, PD_UNSUPPORTED,
             "mpirun needs more than %llu open files for %u ranks, and the limit is %llu: raise it (ulimit -n 1024), or use "

@@ -37,15 +37,28 @@ static pd_status add_last_save(const struct run *r, pd_status st, struct pd_erro
                             (unsigned long long)r->saved_step);
 }
 
-static void log_first_failure(const struct run *r, const struct pd_saver_outcome *o)
+static struct pd_counted in_words(uint64_t from_ns, uint64_t to_ns)
 {
-    char newest[64] = "there is no checkpoint yet";
+    struct pd_counted t;
+    const double seconds = to_ns > from_ns ? 1e-9 * (double)(to_ns - from_ns) : 0;
+    snprintf(t.text, sizeof t.text, seconds < 120 ? "%.0f s" : "%.0f minutes", seconds < 120 ? seconds : seconds / 60);
+    return t;
+}
+
+/* Every time: whoever looks sees what is wrong, what follows, and when. */
+static void log_failure(const struct run *r, const struct pd_saver_outcome *o)
+{
+    const struct pd_save_failures *f = &r->failures;
+    const uint64_t last_ns = pd_save_failures_deadline(f, give_up_seconds(r));
+    char newest[64] = "there is no checkpoint yet", last[64] = ", which is the last", leave[80] = "";
     if (r->saved_step)
         snprintf(newest, sizeof newest, "the newest checkpoint is of step %llu", (unsigned long long)r->saved_step);
-    pd_log(PD_LOG_ERROR, MODULE,
-           "step %llu is not saved, %s; saves are tried again after seconds, then minutes, and the run ends when they have "
-           "failed for %g minutes (checkpoint.give_up_minutes): %s",
-           (unsigned long long)o->step, newest, r->config->checkpoint.give_up_minutes, o->error.message);
+    if (f->retry_ns < last_ns) snprintf(last, sizeof last, ", the last one in %s", in_words(r->now_ns, last_ns).text);
+    if (f->over_ns)
+        snprintf(leave, sizeof leave, "; TERM or Ctrl-C ends it within %g s", r->config->checkpoint.leave_seconds);
+    pd_log(PD_LOG_ERROR, MODULE, "%sstep %llu is not saved, %s; the next try is in %s%s%s: %s",
+           f->over_ns ? "training is over, and " : "", (unsigned long long)o->step, newest,
+           in_words(r->now_ns, f->retry_ns).text, last, leave, o->error.message);
 }
 
 /* Training goes on, unless it would do so in vain. */
@@ -54,14 +67,15 @@ static pd_status take_failure(struct run *r, const struct pd_saver_outcome *o, s
     const pd_status st = o->status;
     const bool is_final = st == PD_PEER_LOST || st == PD_EXISTS || st == PD_BUSY;
     if (r->started_step == o->step) r->started_step = 0;
-    pd_save_failures_add(&r->failures, o->step, r->now_ns, give_up_seconds(r));
+    if (r->state.identity.step >= r->config->run.steps) pd_save_failures_over(&r->failures, r->now_ns);
+    pd_save_failures_add(&r->failures, st, o->step, r->now_ns, give_up_seconds(r));
     if (is_final || pd_save_failures_is_too_long(&r->failures, r->now_ns, give_up_seconds(r))) {
         if (err) *err = o->error;
         pd_error_context(err, st, "saving step %llu", (unsigned long long)o->step);
         if (is_final) return st;
         return add_last_save(r, st == PD_NOT_FOUND ? PD_IO : st, err); /* it was there when the run began */
     }
-    if (r->failures.count == 1 && r->comm->rank == 0) log_first_failure(r, o);
+    if (r->comm->rank == 0 && (r->failures.count == 1 || !r->failures.leave_ns)) log_failure(r, o);
     return PD_OK;
 }
 

@@ -6,7 +6,9 @@
  * What one rank alone finds out is agreed upon before the next part begins, so all ranks fail with the same status. */
 #include "trainer/run/internal.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
+#include "ckpt/base/file_limit.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/trace.h"
 #include "ckpt/base/words.h"
@@ -390,6 +392,15 @@ static void log_start(const struct run *r, const struct pd_resume_report *report
     }
 }
 
+/* The largest file of a checkpoint, where a limit of the shell would stop every save after hours of training. */
+static pd_status check_file_limit(const struct run *r, const uint64_t *bytes, struct pd_error *err)
+{
+    uint64_t most = 0;
+    for (uint32_t s = 0; s < pd_stripes_count(r->config); s++)
+        most = pd_max_u64(most, bytes[s]);
+    return pd_file_limit_check("a checkpoint of this layout", most, err);
+}
+
 pd_status pd_run_open(struct run *r, struct pd_error *err)
 {
     struct pd_resume_report report;
@@ -409,6 +420,7 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     PD_TRY(make_saver(r, err));
     for (uint32_t s = 0; s < pd_stripes_count(r->config); s++)
         bytes[s] = pd_saver_file_bytes(r->saver, s);
+    PD_TRY(pd_group_agree(&r->group, check_file_limit(r, bytes, err), err));
     if (pd_state_is_in_files(r->engine->state)) PD_TRY(make_generations(r, bytes, err));
     if (r->comm->rank == 0) pd_recovery_reached(PD_RECOVERY_OPEN);
     PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->engine, r->rollbacks->goes_back ? r->rollbacks->target : UINT64_MAX,
