@@ -289,22 +289,31 @@ static pd_status need_window(struct pd_reader *r, uint32_t tensor, uint64_t piec
 static bool piece_part(const struct pd_foreign_tensor *tensor, const struct pd_piece *piece, uint64_t low, uint64_t high,
                        uint64_t *begin, uint64_t *end)
 {
-    uint64_t step = 1, inner = 1; /* elements of one row of dimension 0: of the tensor, of the piece */
+    uint64_t step = 1, inner = 1, at = 0; /* elements of one row of dimension `row`: of the tensor, of the piece */
+    uint32_t row = 0;
     const bool is_flat = piece->is_range || tensor->ndim == 0;
     for (uint32_t d = 1; d < tensor->ndim && !is_flat; d++) {
         step *= tensor->shape[d];
         inner *= piece->count[d];
     }
+    while (!is_flat && piece->count[row] == 1 && row + 1 < tensor->ndim) { /* a layer of a stack, say: what there is of it */
+        at += piece->start[row++] * step;
+        step /= tensor->shape[row];
+        inner /= piece->count[row];
+    }
+    if (high <= at) return false;
+    low = low > at ? low - at : 0;
+    high -= at;
     uint64_t first = low / step, last = pd_divide_up(high, step);
-    if (first < piece->start[0]) first = piece->start[0];
-    if (last > piece->start[0] + piece->count[0]) last = piece->start[0] + piece->count[0];
+    if (first < piece->start[row]) first = piece->start[row];
+    if (last > piece->start[row] + piece->count[row]) last = piece->start[row] + piece->count[row];
     if (first >= last) return false;
-    *begin = (first - piece->start[0]) * inner;
-    *end = (last - piece->start[0]) * inner;
+    *begin = (first - piece->start[row]) * inner;
+    *end = (last - piece->start[row]) * inner;
     if (!is_flat && inner == step) { /* whole rows: exactly */
-        const uint64_t at = piece->start[0] * step;
-        if (low > at + *begin) *begin = low - at;
-        if (high < at + *end) *end = high - at;
+        const uint64_t begins = piece->start[row] * step;
+        if (low > begins + *begin) *begin = low - begins;
+        if (high < begins + *end) *end = high - begins;
     }
     return true;
 }

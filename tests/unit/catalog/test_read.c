@@ -169,6 +169,52 @@ Test(read, a_line_reads_every_byte_once)
     free(values);
 }
 
+enum { LAYERS = 2, HEIGHT = 4096, WIDTH = 1024, STEP = 64 };
+
+static bool next_step(void *context, struct pd_read_task *task)
+{
+    uint64_t *row = context;
+    if (*row == LAYERS * HEIGHT) return false;
+    *task = (struct pd_read_task){.view = {.ndim = 2, .offset = *row * WIDTH, .count = {STEP, WIDTH}, .stride = {WIDTH, 1}}};
+    *row += STEP;
+    return true;
+}
+
+/* Parts of layers that lie on one another, each larger than the reader's buffers. */
+Test(read, a_line_reads_every_byte_of_a_stack_once)
+{
+    const uint64_t half = 4ull * HEIGHT / 2 * WIDTH;
+    const struct pd_foreign_tensor tensor = {
+        .name = "w", .element = PD_ELEMENT_I32, .ndim = 3, .shape = {LAYERS, HEIGHT, WIDTH}};
+    struct pd_catalog c;
+    struct pd_reader *r = NULL;
+    struct pd_read_line line;
+    struct pd_read_task task;
+    uint64_t row = 0;
+    uint32_t t;
+    bool has_one = true;
+    float *values = malloc(sizeof *values * STEP * WIDTH);
+    cr_assert_eq(truncate(path, (off_t)(2 * LAYERS * half)), 0);
+    pd_catalog_init(&c, "test");
+    cr_assert_eq(pd_catalog_add_file(&c, path, 2 * LAYERS * half, NULL, &err), PD_OK);
+    cr_assert_eq(pd_catalog_add_tensor(&c, &tensor, &t, &err), PD_OK);
+    for (uint64_t i = 0; i < 2 * LAYERS; i++) {
+        const struct pd_piece piece = {
+            .offset = i * half, .start = {i / 2, i % 2 * HEIGHT / 2, 0}, .count = {1, HEIGHT / 2, WIDTH}};
+        cr_assert_eq(pd_catalog_add_piece(&c, t, &piece, &err), PD_OK);
+    }
+    cr_assert_eq(pd_catalog_finish(&c, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_reader_open(vfs, &c, buffers, PD_READER_BUFFER_BYTES_MIN, &r, &err), PD_OK);
+    pd_read_line_init(&line, r, next_step, &row);
+    while (pd_read_line_take(&line, &task, &has_one, &err) == PD_OK && has_one)
+        cr_assert_eq(pd_reader_read(r, task.tensor, &task.view, values, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(row, LAYERS * HEIGHT);
+    cr_assert_leq(pd_reader_bytes(r), 2 * LAYERS * half + 40 * PD_VFS_ALIGN);
+    pd_reader_close(r);
+    pd_catalog_deinit(&c);
+    free(values);
+}
+
 Test(read, quantised_blocks_are_cut_anywhere)
 {
     enum { BLOCKS = 70000 };
