@@ -122,6 +122,15 @@ pd_status pd_catalog_add_tensor(struct pd_catalog *catalog, const struct pd_fore
     return PD_OK;
 }
 
+/* Strides that say nothing are none: what lies dense is read ahead. */
+static void drop_dense_strides(struct pd_piece *piece, uint32_t dims)
+{
+    uint64_t dense = 1;
+    for (uint32_t d = dims; d-- > 0; dense *= piece->count[d])
+        if (piece->count[d] != 1 && piece->stride[d] != dense) return;
+    memset(piece->stride, 0, sizeof piece->stride);
+}
+
 pd_status pd_catalog_add_piece(struct pd_catalog *catalog, uint32_t tensor, const struct pd_piece *piece,
                                struct pd_error *err)
 {
@@ -137,6 +146,7 @@ pd_status pd_catalog_add_piece(struct pd_catalog *catalog, uint32_t tensor, cons
         copy.start[d] = copy.stride[d] = 0;
         copy.count[d] = 1;
     }
+    drop_dense_strides(&copy, used);
     catalog->pieces[catalog->piece_count] = copy;
     catalog->piece_tensors[catalog->piece_count++] = tensor;
     return PD_OK;

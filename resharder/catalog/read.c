@@ -4,7 +4,7 @@
  *   free ──────────────▶ coming ───────────────────────────────────▶ there ──▶ (used, then taken for another)
  *
  *   invariants  1. no byte of a checked piece is converted before its window was checked
- *               2. a window that was expected and not yet used is taken for another only where nothing else is left
+ *               2. a window that a task of the line will read is taken for another only where nothing else is left
  *               3. direct reads end at the last whole page of a file; what is behind it comes through the page cache */
 #include "resharder/catalog/read.h"
 
@@ -28,6 +28,7 @@ struct window {
     struct pd_transfer_slot *slot; /* while it is coming */
     unsigned char *room, *data;    /* (WINDOW_ROOM); inside it, of the window's first byte */
     uint64_t bytes, used_at;
+    uint32_t wanted; /* by tasks that were expected and are not yet done */
     bool is_used;
 };
 
@@ -152,21 +153,20 @@ static struct window *find_window(struct pd_reader *r, uint64_t piece, uint64_t 
     return NULL;
 }
 
-/* One that is free, or was used longest ago. Of those that nobody has used, the one that is needed last, and only where
- * `may_waste`; otherwise some of the last used stay, since the next read may begin in the middle of them. */
+/* One that is free, or was used longest ago and nobody wants. Only where `may_waste` and there is no such, one that is wanted:
+ * of those nobody has used yet, the one that is needed last. The last used stays: the next read may begin in the middle of it. */
 static struct window *take_window(struct pd_reader *r, bool may_waste)
 {
-    struct window *oldest = NULL, *latest = NULL;
-    uint32_t used = 0;
+    struct window *done = NULL, *oldest = NULL, *latest = NULL;
     for (uint32_t i = 0; i < r->window_count; i++) {
         struct window *w = &r->windows[i];
         if (w->piece == UINT64_MAX) return w;
         if (w->slot) continue;
-        used += w->is_used;
+        if (w->is_used && !w->wanted && w != r->last && (!done || w->used_at < done->used_at)) done = w;
         if (w->is_used && (!oldest || w->used_at < oldest->used_at)) oldest = w;
         if (!w->is_used && (!latest || w->used_at > latest->used_at)) latest = w;
     }
-    if (!may_waste) return used > r->window_count / 4 ? oldest : NULL;
+    if (done || !may_waste) return done;
     return oldest ? oldest : latest;
 }
 
@@ -225,6 +225,7 @@ static pd_status begin_window(struct pd_reader *r, struct window *w, uint32_t te
     w->tensor = tensor;
     w->bytes = bytes - number * room < room ? bytes - number * room : room;
     w->is_used = false;
+    w->wanted = 0;
     w->used_at = ++r->clock;
     pd_status st;
     if (is_plain(r, piece)) {
@@ -318,21 +319,48 @@ static bool piece_part(const struct pd_foreign_tensor *tensor, const struct pd_p
     return true;
 }
 
-static pd_status expect_piece(struct pd_reader *r, uint32_t tensor, uint64_t number, uint64_t begin, uint64_t end,
-                              bool *ret_fits, struct pd_error *err)
+/* What is done with the windows of a part of a tensor: those that are there are wanted once more, or once less; those that are not
+ * are sent for, and are wanted then or not. */
+enum visit { VISIT_WANT, VISIT_LEAVE, VISIT_SEND, VISIT_SEND_WANTED };
+
+static pd_status visit_piece(struct pd_reader *r, enum visit visit, uint32_t tensor, uint64_t number, uint64_t begin,
+                             uint64_t end, bool *ret_fits, struct pd_error *err)
 {
     const struct pd_foreign_tensor *t = &r->catalog->tensors[tensor];
     const struct pd_element_row *element = &pd_elements[t->element];
     const uint64_t room = window_bytes(r, tensor), first = begin / element->block_elements * element->block_bytes,
                    last = pd_divide_up(end, element->block_elements) * element->block_bytes;
     for (uint64_t w = first / room; w * room < last; w++) {
-        if (find_window(r, number, w)) continue;
-        struct window *window = take_window(r, false);
+        struct window *window = find_window(r, number, w);
+        if (window && visit == VISIT_WANT) window->wanted++;
+        if (window && visit == VISIT_LEAVE && window->wanted) window->wanted--;
+        if (window || visit < VISIT_SEND) continue;
+        window = take_window(r, false);
         if (!window) {
             *ret_fits = false;
             return PD_OK;
         }
         PD_TRY(begin_window(r, window, tensor, number, w, err));
+        window->wanted = visit == VISIT_SEND_WANTED;
+    }
+    return PD_OK;
+}
+
+static pd_status visit_view(struct pd_reader *r, enum visit visit, uint32_t tensor, const struct pd_view *view,
+                            bool *ret_fits, struct pd_error *err)
+{
+    const struct pd_foreign_tensor *t = &r->catalog->tensors[tensor];
+    uint64_t high = view->offset + 1;
+    if (!pd_view_elements(view)) return PD_OK;
+    for (uint32_t d = 0; d < view->ndim; d++)
+        high += (view->count[d] - 1) * view->stride[d];
+    for (uint64_t p = t->piece_begin; *ret_fits && p < t->piece_begin + t->piece_count; p++) {
+        const struct pd_piece *piece = piece_of(r, p);
+        uint64_t begin, end;
+        if (!is_plain(r, p) || !piece_part(t, piece, view->offset, high, &begin, &end)) continue;
+        for (uint32_t d = 0; d < t->ndim; d++)
+            if (piece->stride[d]) begin = end = 0; /* its elements lie in an order of their own: it is read when needed */
+        if (begin < end) PD_TRY(visit_piece(r, visit, tensor, p, begin, end, ret_fits, err));
     }
     return PD_OK;
 }
@@ -340,23 +368,8 @@ static pd_status expect_piece(struct pd_reader *r, uint32_t tensor, uint64_t num
 pd_status pd_reader_expect(struct pd_reader *r, uint32_t tensor, const struct pd_view *view, bool *ret_is_on_its_way,
                            struct pd_error *err)
 {
-    const struct pd_foreign_tensor *t = &r->catalog->tensors[tensor];
-    uint64_t high = view->offset + 1;
-    bool fits = true;
     *ret_is_on_its_way = true;
-    if (!pd_view_elements(view)) return PD_OK;
-    for (uint32_t d = 0; d < view->ndim; d++)
-        high += (view->count[d] - 1) * view->stride[d];
-    for (uint64_t p = t->piece_begin; fits && p < t->piece_begin + t->piece_count; p++) {
-        const struct pd_piece *piece = piece_of(r, p);
-        uint64_t begin, end;
-        if (!is_plain(r, p) || !piece_part(t, piece, view->offset, high, &begin, &end)) continue;
-        for (uint32_t d = 0; d < t->ndim; d++)
-            if (piece->stride[d]) begin = end = 0; /* its elements lie in an order of their own: it is read when needed */
-        if (begin < end) PD_TRY(expect_piece(r, tensor, p, begin, end, &fits, err));
-    }
-    *ret_is_on_its_way = fits;
-    return PD_OK;
+    return visit_view(r, VISIT_SEND, tensor, view, ret_is_on_its_way, err);
 }
 
 /* ---- reading ---- */
@@ -534,18 +547,33 @@ pd_status pd_reader_read(struct pd_reader *r, uint32_t tensor, const struct pd_v
     }
 }
 
+/* From the window on that has byte `offset`. */
+static pd_status expect_stored(struct pd_reader *r, uint32_t tensor, uint64_t piece, uint64_t offset, bool *ret_fits,
+                               struct pd_error *err)
+{
+    const struct pd_foreign_tensor *t = &r->catalog->tensors[tensor];
+    const struct pd_element_row *element = &pd_elements[t->element];
+    const uint64_t room = window_bytes(r, tensor), bytes = pd_piece_bytes(t, piece_of(r, piece));
+    if (!is_plain(r, piece)) return PD_OK;
+    return visit_piece(r, VISIT_SEND, tensor, piece, offset / room * room / element->block_bytes * element->block_elements,
+                       bytes / element->block_bytes * element->block_elements, ret_fits, err);
+}
+
+pd_status pd_reader_expect_stored(struct pd_reader *r, uint32_t tensor, uint64_t piece, bool *ret_is_on_its_way,
+                                  struct pd_error *err)
+{
+    *ret_is_on_its_way = true;
+    return expect_stored(r, tensor, piece, 0, ret_is_on_its_way, err);
+}
+
 pd_status pd_reader_stored(struct pd_reader *r, uint32_t tensor, uint64_t piece, uint64_t offset, const void **ret_data,
                            uint64_t *ret_bytes, struct pd_error *err)
 {
-    const struct pd_element_row *element = &pd_elements[r->catalog->tensors[tensor].element];
     const uint64_t room = window_bytes(r, tensor);
-    const uint64_t bytes = pd_piece_bytes(&r->catalog->tensors[tensor], piece_of(r, piece));
     struct window *w = NULL;
     bool fits = true;
     /* Before the window is needed: one that was used may be taken for what is expected. */
-    if (is_plain(r, piece))
-        PD_TRY(expect_piece(r, tensor, piece, offset / room * room / element->block_bytes * element->block_elements,
-                            bytes / element->block_bytes * element->block_elements, &fits, err));
+    PD_TRY(expect_stored(r, tensor, piece, offset, &fits, err));
     PD_TRY(need_window(r, tensor, piece, offset / room, &w, err));
     *ret_data = w->data + offset % room;
     *ret_bytes = w->bytes - offset % room;
@@ -560,9 +588,27 @@ void pd_read_line_init(struct pd_read_line *line, struct pd_reader *reader,
     *line = (struct pd_read_line){.reader = reader, .next = next, .context = context};
 }
 
+/* A task's windows are wanted until the next one is taken: several tasks may read the same. */
+static pd_status leave(struct pd_read_line *line, const struct pd_read_task *task, struct pd_error *err)
+{
+    bool fits = true;
+    return visit_view(line->reader, VISIT_LEAVE, task->tensor, &task->view, &fits, err);
+}
+
+/* What is there already is kept before anything is sent for, which would take its window. */
+static pd_status expect(struct pd_read_line *line, const struct pd_read_task *task, bool *ret_fits, struct pd_error *err)
+{
+    if (task->tensor == PD_READ_NOTHING) return PD_OK;
+    PD_TRY(visit_view(line->reader, VISIT_WANT, task->tensor, &task->view, ret_fits, err));
+    PD_TRY(visit_view(line->reader, VISIT_SEND_WANTED, task->tensor, &task->view, ret_fits, err));
+    return *ret_fits ? PD_OK : leave(line, task, err);
+}
+
 pd_status pd_read_line_take(struct pd_read_line *line, struct pd_read_task *ret_task, bool *ret_has_one,
                             struct pd_error *err)
 {
+    if (line->leaves) PD_TRY(leave(line, &line->last, err));
+    line->leaves = false;
     for (bool fits = true; fits;) {
         if (line->expected == line->count) {
             if (line->count == PD_READ_LINE_MAX || line->is_at_end) break;
@@ -571,15 +617,15 @@ pd_status pd_read_line_take(struct pd_read_line *line, struct pd_read_task *ret_
             if (line->is_at_end) break;
             line->count++;
         }
-        const struct pd_read_task *task = &line->tasks[(line->begin + line->expected) % PD_READ_LINE_MAX];
-        if (task->tensor != PD_READ_NOTHING) PD_TRY(pd_reader_expect(line->reader, task->tensor, &task->view, &fits, err));
+        PD_TRY(expect(line, &line->tasks[(line->begin + line->expected) % PD_READ_LINE_MAX], &fits, err));
         if (fits) line->expected++;
     }
     *ret_has_one = line->count > 0;
     if (!line->count) return PD_OK;
-    *ret_task = line->tasks[line->begin];
+    *ret_task = line->last = line->tasks[line->begin];
     line->begin = (line->begin + 1) % PD_READ_LINE_MAX;
     line->count--;
+    line->leaves = line->expected && line->last.tensor != PD_READ_NOTHING;
     if (line->expected) line->expected--;
     return PD_OK;
 }

@@ -39,6 +39,10 @@ PD_MUST_USE pd_status pd_reader_read(struct pd_reader *reader, uint32_t tensor, 
 PD_MUST_USE pd_status pd_reader_stored(struct pd_reader *reader, uint32_t tensor, uint64_t piece, uint64_t offset,
                                        const void **ret_data, uint64_t *ret_bytes, struct pd_error *err);
 
+/* A piece whose stored bytes will be wanted, all of them, as pd_reader_expect. */
+PD_MUST_USE pd_status pd_reader_expect_stored(struct pd_reader *reader, uint32_t tensor, uint64_t piece,
+                                              bool *ret_is_on_its_way, struct pd_error *err);
+
 /* ---- a line of reads, each expected as early as there is room ---- */
 
 struct pd_read_task {
@@ -55,7 +59,8 @@ struct pd_read_line {
     void *context;
     struct pd_read_task tasks[PD_READ_LINE_MAX];
     uint32_t begin, count, expected; /* of a ring; `expected` of them are on their way */
-    bool is_at_end;
+    struct pd_read_task last;        /* that was taken; `leaves`: its windows are wanted until the next one is */
+    bool leaves, is_at_end;
 };
 void pd_read_line_init(struct pd_read_line *line, struct pd_reader *reader,
                        bool (*next)(void *context, struct pd_read_task *ret_task), void *context);

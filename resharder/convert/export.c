@@ -273,45 +273,80 @@ static pd_status finish_format(struct pd_export *e, struct pd_error *err)
     return e->format->finish(state, PD_OK, err);
 }
 
-/* The same bytes of piece `mine` of what was wanted, as the reader of the format finds them. */
-static pd_status compare_piece(struct pd_export *e, struct pd_reader *reader, const struct pd_catalog *there,
-                               uint32_t tensor, uint64_t piece, uint64_t mine, struct pd_error *err)
-{
-    const struct pd_foreign_tensor *foreign = &there->tensors[tensor];
-    const uint64_t bytes = pd_piece_bytes(foreign, &there->pieces[piece]);
-    struct pd_digest_stream digest;
-    pd_digest_stream_init(&digest, 0);
-    for (uint64_t done = 0; done < bytes;) {
-        const void *data = NULL;
-        uint64_t n = 0;
-        PD_TRY(pd_reader_stored(reader, tensor, piece, done, &data, &n, err));
-        pd_digest_stream_add(&digest, data, n);
-        done += n;
-    }
-    if (pd_digest_stream_value(&digest) == pd_digest_stream_value(&e->digests[mine])) return PD_OK;
-    PD_FAIL(err, PD_CORRUPT, "%s: tensor %s is not what was written", there->files[there->pieces[piece].file].path,
-            foreign->name);
-}
-
 static bool is_alike(const struct pd_foreign_tensor *a, const struct pd_foreign_tensor *b)
 {
     return a->element == b->element && a->ndim == b->ndim && a->piece_count == b->piece_count &&
            !memcmp(a->shape, b->shape, sizeof a->shape);
 }
 
-static pd_status compare(struct pd_export *e, struct pd_reader *reader, const struct pd_catalog *there, struct pd_error *err)
+/* A piece of what was wanted, and as the reader of the format finds it. */
+struct pair {
+    uint64_t mine, there;
+    uint32_t tensor; /* of there */
+};
+
+struct comparing {
+    struct pd_export *e;
+    const struct pd_catalog *there;
+    struct pd_reader *reader;
+    struct pair *pairs;    /* (count) */
+    uint64_t count, ahead; /* those before `ahead` are on their way */
+};
+
+static pd_status pair_up(struct comparing *c, struct pd_error *err)
 {
-    for (uint32_t t = 0; t < e->wanted->tensor_count; t++) {
-        const struct pd_foreign_tensor *mine = &e->wanted->tensors[t];
-        const int64_t found = pd_catalog_find(there, mine->name, mine->kind);
-        if (found < 0 || !is_alike(mine, &there->tensors[found]))
-            PD_FAIL(err, PD_CORRUPT, "%s: %s of tensor %s does not read back as it was planned", e->directory,
+    const struct pd_catalog *wanted = c->e->wanted;
+    for (uint32_t t = 0; t < wanted->tensor_count; t++) {
+        const struct pd_foreign_tensor *mine = &wanted->tensors[t];
+        const int64_t found = pd_catalog_find(c->there, mine->name, mine->kind);
+        if (found < 0 || !is_alike(mine, &c->there->tensors[found]))
+            PD_FAIL(err, PD_CORRUPT, "%s: %s of tensor %s does not read back as it was planned", c->e->directory,
                     pd_kind_name(mine->kind), mine->name);
         for (uint64_t p = 0; p < mine->piece_count; p++)
-            PD_TRY(compare_piece(e, reader, there, (uint32_t)found, there->tensors[found].piece_begin + p,
-                                 mine->piece_begin + p, err));
+            c->pairs[c->count++] = (struct pair){
+                .mine = mine->piece_begin + p, .there = c->there->tensors[found].piece_begin + p, .tensor = (uint32_t)found};
     }
     return PD_OK;
+}
+
+static pd_status look_ahead(struct comparing *c, struct pd_error *err)
+{
+    for (bool fits = true; fits && c->ahead < c->count; c->ahead += fits)
+        PD_TRY(pd_reader_expect_stored(c->reader, c->pairs[c->ahead].tensor, c->pairs[c->ahead].there, &fits, err));
+    return PD_OK;
+}
+
+static pd_status compare_pair(struct comparing *c, const struct pair *pair, struct pd_error *err)
+{
+    const struct pd_foreign_tensor *foreign = &c->there->tensors[pair->tensor];
+    const struct pd_piece *piece = &c->there->pieces[pair->there];
+    const uint64_t bytes = pd_piece_bytes(foreign, piece);
+    struct pd_digest_stream digest;
+    pd_digest_stream_init(&digest, 0);
+    for (uint64_t done = 0; done < bytes;) {
+        const void *data = NULL;
+        uint64_t n = 0;
+        PD_TRY(pd_reader_stored(c->reader, pair->tensor, pair->there, done, &data, &n, err));
+        pd_digest_stream_add(&digest, data, n);
+        done += n;
+        PD_TRY(look_ahead(c, err));
+    }
+    if (pd_digest_stream_value(&digest) == pd_digest_stream_value(&c->e->digests[pair->mine])) return PD_OK;
+    PD_FAIL(err, PD_CORRUPT, "%s: tensor %s is not what was written", c->there->files[piece->file].path, foreign->name);
+}
+
+static pd_status compare(struct pd_export *e, struct pd_reader *reader, const struct pd_catalog *there, struct pd_error *err)
+{
+    struct comparing c = {.e = e, .there = there, .reader = reader};
+    c.pairs = malloc((e->wanted->piece_count + 1) * sizeof *c.pairs);
+    if (!c.pairs) PD_FAIL(err, PD_NO_MEMORY, "no memory for %" PRIu64 " pieces", e->wanted->piece_count);
+    pd_status st = pair_up(&c, err);
+    for (uint64_t i = 0; i < c.count && !st; i++) {
+        if (c.ahead <= i) c.ahead = i + 1;
+        st = compare_pair(&c, &c.pairs[i], err);
+    }
+    free(c.pairs);
+    return st;
 }
 
 static pd_status read_back(struct pd_export *e, void *buffers, uint64_t *ret_bytes, struct pd_error *err)

@@ -152,3 +152,20 @@ Test(catalog, strides_stay_inside_the_file)
         expect(&c, i ? "ends beyond" : NULL);
     }
 }
+
+Test(catalog, strides_that_say_nothing_are_none)
+{
+    struct pd_catalog c;
+    uint32_t t;
+    start(&c, 4 * 48 * 3);
+    cr_assert_eq(pd_catalog_add_tensor(&c, F32("w", .ndim = 3, .shape = {3, 8, 6}), &t, &err), PD_OK);
+    const struct pd_piece pieces[] = {{.count = {1, 8, 6}, .stride = {7, 6, 1}},
+                                      {.start = {1}, .count = {1, 8, 6}, .stride = {48, 1, 8}},
+                                      {.start = {2}, .count = {1, 8, 6}}};
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq(pd_catalog_add_piece(&c, t, &pieces[i], &err), PD_OK);
+    cr_assert_eq(pd_catalog_finish(&c, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(c.pieces[0].stride[0] | c.pieces[0].stride[1] | c.pieces[0].stride[2], 0);
+    cr_assert_eq(c.pieces[1].stride[2], 8);
+    pd_catalog_deinit(&c);
+}
