@@ -319,8 +319,8 @@ static bool piece_part(const struct pd_foreign_tensor *tensor, const struct pd_p
     return true;
 }
 
-/* What is done with the windows of a part of a tensor: those that are there are wanted once more, or once less; those that are not
- * are sent for, and are wanted then or not. */
+/* What is done with the windows of a part of a tensor: those that are there are wanted once more, or once less; those that are
+ * not are sent for, and are wanted then or not. */
 enum visit { VISIT_WANT, VISIT_LEAVE, VISIT_SEND, VISIT_SEND_WANTED };
 
 static pd_status visit_piece(struct pd_reader *r, enum visit visit, uint32_t tensor, uint64_t number, uint64_t begin,

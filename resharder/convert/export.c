@@ -1,13 +1,15 @@
-/* One thread; reads and writes are on their way beside it. */
+/* A thread reads and converts bands of tensors; the caller's hashes and writes them. Transfers are on their way beside both. */
 #include "resharder/convert/export.h"
 
 #include "ckpt/base/digest.h"
 #include "ckpt/base/words.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/convert/export_tasks.h"
+#include "resharder/convert/handoff.h"
 #include "resharder/convert/output_file.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +17,11 @@
 #define READER_BYTES (UINT64_C(48) << 20)
 #define DEPTH_MAX 5 /* of directories: a tag, zero, a parameter */
 #define OUTPUT_BYTES (PD_OUTPUT_SLOTS * PD_OUTPUT_SLOT_BYTES)
+#define BANDS 3u
+#define STORED_BYTES (UINT64_C(1) << 20) /* a cache holds them between conversion, digest and copy */
 
-_Static_assert(READER_BYTES + OUTPUT_BYTES + 3 * PD_EXPORT_BAND_BYTES <= PD_EXPORT_BUFFER_BYTES, "what is cut from it");
+_Static_assert(READER_BYTES + OUTPUT_BYTES + (BANDS + 1) * PD_EXPORT_BAND_BYTES + STORED_BYTES <= PD_EXPORT_BUFFER_BYTES,
+               "what is cut from it");
 
 struct pd_export {
     struct pd_vfs *vfs;
@@ -162,66 +167,127 @@ pd_status pd_export_end(struct pd_export *e, pd_status mine, struct pd_error *er
 
 /* ---- filling ---- */
 
+struct band {
+    float *data; /* (PD_EXPORT_BAND_BYTES) */
+    struct export_fill fill;
+};
+
 struct filling {
     struct pd_export *e;
     const struct pd_export_request *request;
+    struct band bands[BANDS];
+    struct handoff handoff; /* of bands */
+
+    /* the thread's, while it runs */
+    pthread_t thread;
     struct export_tasks tasks;
-    struct pd_reader *reader;
+    void *reader_buffers; /* (READER_BYTES) */
+    float *part;          /* (PD_EXPORT_BAND_BYTES) */
+    uint64_t bytes_read;
+
+    /* the caller's */
     struct pd_output output;
-    float *band, *part;    /* (PD_EXPORT_BAND_BYTES) each */
-    unsigned char *stored; /* likewise: the band as it goes to the file */
+    unsigned char *stored; /* (STORED_BYTES) of a band, as they go to the file */
     uint64_t done, total;
 };
 
-static pd_status fill_part(struct filling *f, const struct pd_read_task *task, const struct export_fill *fill,
-                           struct pd_error *err)
+static pd_status fill_part(struct filling *f, struct pd_reader *reader, const struct pd_read_task *task, float *band,
+                           const struct export_fill *fill, struct pd_error *err)
 {
     const uint64_t elements = pd_view_elements(&task->view);
     uint64_t run = elements;
     const uint64_t at = pd_view_run(&fill->to, 0, &run);
-    if (run == elements) return pd_reader_read(f->reader, task->tensor, &task->view, f->band + (at - fill->low), err);
-    PD_TRY(pd_reader_read(f->reader, task->tensor, &task->view, f->part, err));
+    if (run == elements) return pd_reader_read(reader, task->tensor, &task->view, band + (at - fill->low), err);
+    PD_TRY(pd_reader_read(reader, task->tensor, &task->view, f->part, err));
     for (uint64_t done = 0; done < elements; done += run) {
         run = elements - done;
         const uint64_t to = pd_view_run(&fill->to, done, &run);
-        memcpy(f->band + (to - fill->low), f->part + done, run * sizeof(float));
+        memcpy(band + (to - fill->low), f->part + done, run * sizeof(float));
     }
     return PD_OK;
 }
 
-static pd_status write_band(struct filling *f, const struct export_fill *fill, struct pd_error *err)
-{
-    struct pd_export *e = f->e;
-    const uint32_t tensor = f->tasks.tensor_of[fill->piece];
-    const struct pd_element_row *element = &pd_elements[e->wanted->tensors[tensor].element];
-    const struct pd_piece *piece = &e->wanted->pieces[fill->piece];
-    const uint64_t blocks = (fill->high - fill->low) / element->block_elements, bytes = blocks * element->block_bytes;
-    const uint64_t before = (fill->low - export_tasks_low(&f->tasks, fill->piece)) / element->block_elements;
-    const bool is_as_stored = element == &pd_elements[PD_ELEMENT_F32];
-    const void *stored = is_as_stored ? (void *)f->band : f->stored;
-    if (!is_as_stored) element->from_f32(f->band, blocks, f->stored);
-    e->format->observe(e->state, tensor, stored, bytes);
-    pd_digest_stream_add(&e->digests[fill->piece], stored, bytes);
-    f->done += bytes;
-    if (f->request->progress) f->request->progress(f->request->context, f->done, f->total);
-    return pd_output_write(&f->output, piece->file, piece->offset + before * element->block_bytes, stored, bytes, err);
-}
-
-static pd_status fill_all(struct filling *f, struct pd_error *err)
+/* Until all is read, or nobody takes bands any more. */
+static pd_status read_bands(struct filling *f, struct pd_reader *reader, struct pd_error *err)
 {
     struct pd_read_line line;
     struct pd_read_task task;
-    pd_read_line_init(&line, f->reader, export_tasks_next, &f->tasks);
+    uint32_t band = 0;
+    pd_read_line_init(&line, reader, export_tasks_next, &f->tasks);
     for (;;) {
         bool has_one = false;
         PD_TRY(pd_read_line_take(&line, &task, &has_one, err));
         if (!has_one) return PD_OK;
         const struct export_fill *fill = export_tasks_fill(&f->tasks, &task);
+        if (fill->is_first && !handoff_free(&f->handoff, &band)) return PD_OK;
+        struct band *b = &f->bands[band];
+        b->fill = *fill;
         const bool is_all = task.tensor != PD_READ_NOTHING && pd_view_elements(&task.view) == fill->high - fill->low;
-        if (fill->is_first && !is_all) memset(f->band, 0, (fill->high - fill->low) * sizeof(float));
-        if (task.tensor != PD_READ_NOTHING) PD_TRY(fill_part(f, &task, fill, err));
-        if (fill->is_last) PD_TRY(write_band(f, fill, err));
+        if (fill->is_first && !is_all) memset(b->data, 0, (fill->high - fill->low) * sizeof(float));
+        if (task.tensor != PD_READ_NOTHING) PD_TRY(fill_part(f, reader, &task, b->data, fill, err));
+        if (fill->is_last) handoff_fill(&f->handoff);
     }
+}
+
+static void *read_all(void *context)
+{
+    struct filling *f = context;
+    struct pd_reader *reader = NULL;
+    struct pd_error error = {0};
+    pd_status st = pd_reader_open(f->e->vfs, f->request->catalog, f->reader_buffers, READER_BYTES, &reader, &error);
+    if (!st) st = read_bands(f, reader, &error);
+    if (reader) f->bytes_read = pd_reader_bytes(reader);
+    pd_reader_close(reader);
+    handoff_over(&f->handoff, st, &error);
+    return NULL;
+}
+
+static pd_status write_band(struct filling *f, const struct band *band, struct pd_error *err)
+{
+    struct pd_export *e = f->e;
+    const struct export_fill *fill = &band->fill;
+    const uint32_t tensor = f->tasks.tensor_of[fill->piece];
+    const struct pd_element_row *element = &pd_elements[e->wanted->tensors[tensor].element];
+    const struct pd_piece *piece = &e->wanted->pieces[fill->piece];
+    const uint64_t blocks = (fill->high - fill->low) / element->block_elements,
+                   room = STORED_BYTES / (sizeof(float) * element->block_elements);
+    const uint64_t before = (fill->low - export_tasks_low(&f->tasks, fill->piece)) / element->block_elements;
+    for (uint64_t done = 0; done < blocks; done += room) {
+        const uint64_t n = blocks - done < room ? blocks - done : room, bytes = n * element->block_bytes;
+        const float *values = band->data + done * element->block_elements;
+        const bool is_as_stored = element == &pd_elements[PD_ELEMENT_F32];
+        const void *stored = is_as_stored ? (const void *)values : f->stored;
+        if (!is_as_stored) element->from_f32(values, n, f->stored);
+        e->format->observe(e->state, tensor, stored, bytes);
+        pd_digest_stream_add(&e->digests[fill->piece], stored, bytes);
+        PD_TRY(pd_output_write(&f->output, piece->file, piece->offset + (before + done) * element->block_bytes, stored,
+                               bytes, err));
+        f->done += bytes;
+    }
+    if (f->request->progress) f->request->progress(f->request->context, f->done, f->total);
+    return PD_OK;
+}
+
+static pd_status write_bands(struct filling *f, struct pd_error *err)
+{
+    uint32_t band = 0;
+    bool has_one = false;
+    for (;;) {
+        PD_TRY(handoff_next(&f->handoff, &band, &has_one, err));
+        if (!has_one) return PD_OK;
+        PD_TRY(write_band(f, &f->bands[band], err));
+    }
+}
+
+static pd_status fill_all(struct filling *f, struct pd_error *err)
+{
+    handoff_init(&f->handoff, BANDS);
+    const int number = pthread_create(&f->thread, NULL, read_all, f);
+    pd_status st = number ? pd_error_thread(err, PD_WHERE, number, "to read what is exported") : write_bands(f, err);
+    handoff_leave(&f->handoff);
+    if (!number) (void)pthread_join(f->thread, NULL);
+    handoff_deinit(&f->handoff);
+    return st;
 }
 
 /* Files without a tensor of their own. */
@@ -241,14 +307,14 @@ static pd_status make_empty_files(struct filling *f, struct pd_error *err)
 static pd_status fill_files(struct filling *f, struct pd_error *err)
 {
     unsigned char *memory = f->request->buffers;
-    PD_TRY(pd_reader_open(f->e->vfs, f->request->catalog, memory, READER_BYTES, &f->reader, err));
+    f->reader_buffers = memory;
     memory += READER_BYTES;
-    pd_status st = pd_output_open(f->e->vfs, f->e->wanted, memory, &f->output, err);
-    if (st) return st;
+    PD_TRY(pd_output_open(f->e->vfs, f->e->wanted, memory, &f->output, err));
     memory += OUTPUT_BYTES;
-    f->band = (float *)(void *)memory;
-    f->part = (float *)(void *)(memory + PD_EXPORT_BAND_BYTES);
-    f->stored = memory + 2 * PD_EXPORT_BAND_BYTES;
+    for (uint32_t i = 0; i < BANDS; i++, memory += PD_EXPORT_BAND_BYTES)
+        f->bands[i].data = (float *)(void *)memory;
+    f->part = (float *)(void *)memory;
+    f->stored = memory + PD_EXPORT_BAND_BYTES;
     return pd_output_close(&f->output, fill_all(f, err), err);
 }
 
@@ -372,7 +438,7 @@ static pd_status run(struct filling *f, struct pd_export_report *report, struct 
     PD_TRY(make_empty_files(f, err));
     PD_TRY(finish_format(f->e, err));
     PD_TRY(sync_files(f->e, err));
-    report->bytes_read = pd_reader_bytes(f->reader);
+    report->bytes_read = f->bytes_read;
     report->files = f->e->wanted->file_count;
     report->tensors = f->e->wanted->tensor_count;
     report->bytes_written = f->total;
@@ -392,7 +458,6 @@ pd_status pd_export_run(struct pd_export *e, const struct pd_export_request *req
     pd_status st =
         export_tasks_init(&f->tasks, e->wanted, request->catalog, request->tensors, request->links, request->source, err);
     if (!st) st = run(f, &report, err);
-    pd_reader_close(f->reader);
     export_tasks_deinit(&f->tasks);
     free(f);
     if (!st && ret_report) *ret_report = report;

@@ -1,25 +1,23 @@
 /* The rewrite of a checkpoint asks for bytes stretch by stretch; here they come from a foreign one. A thread goes through the
- * same stretches ahead of it, reads and converts, and fills slots:
+ * same stretches ahead of it, reads and converts, and hands slots over.
  *
- *     thread:  free ──▶ filled ──▶        rewrite:  filled ──▶ being copied ──▶ free
- *
- *   invariants  1. slots are filled and emptied in the order of the stretches; `filled` and `taken` count them
- *               2. the thread is gone when a group has ended, whatever failed */
+ *   invariant  the thread is gone when a group has ended, whatever failed */
 #include "resharder/convert/import.h"
 
 #include "ckpt/base/words.h"
 #include "resharder/catalog/read.h"
+#include "resharder/convert/handoff.h"
 
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define SLOTS 6u
-#define SLOT_BYTES (UINT64_C(2) << 20)
-#define BAND_BYTES (UINT64_C(24) << 20) /* of a view that turns its tensor, converted at once */
+#define SLOTS 3u
+#define SLOT_BYTES (UINT64_C(24) << 20) /* of a view that turns its tensor, converted at once */
+#define RUN_BYTES (UINT64_C(2) << 20)   /* of others */
 #define REWRITE_BYTES (UINT64_C(52) << 20)
-#define READER_BYTES (PD_IMPORT_BUFFER_BYTES - REWRITE_BYTES - BAND_BYTES - SLOTS * SLOT_BYTES)
+#define READER_BYTES (PD_IMPORT_BUFFER_BYTES - REWRITE_BYTES - SLOTS * SLOT_BYTES)
 #define NO_LINK UINT32_MAX
 
 struct source {            /* of one tensor and kind */
@@ -36,7 +34,6 @@ struct feed {
     struct pd_vfs *vfs;
     const struct pd_import_request *request;
     struct source *sources; /* (tensors * PD_KIND_COUNT) */
-    float *band;            /* (BAND_BYTES) the thread's */
     void *reader_buffers;
     uint64_t bytes_read;
 
@@ -49,14 +46,8 @@ struct feed {
 
     pthread_t thread;
     bool runs;
-    bool holds_slot;       /* the rewrite copies out of slot `taken` */
-    pthread_mutex_t mutex; /* guards what follows */
-    pthread_cond_t changed;
+    struct handoff handoff;
     struct slot slots[SLOTS];
-    uint64_t filled, taken;
-    bool is_over, leaves;
-    pd_status status;
-    struct pd_error error;
 };
 
 /* ---- checks ---- */
@@ -136,7 +127,7 @@ static void cut_stretch(struct feed *f)
     const struct pd_tensor *tensor = &f->request->tensors->tensors[s->tensor];
     const struct source *source = &f->sources[s->tensor * PD_KIND_COUNT + s->kind];
     const uint64_t width = s->source.box_bytes / sizeof(float) / tensor->shape[0]; /* of the chunk */
-    const uint64_t room = (source->link != NO_LINK && source->is_turned ? BAND_BYTES : SLOT_BYTES) / sizeof(float);
+    const uint64_t room = (source->link != NO_LINK && source->is_turned ? SLOT_BYTES : RUN_BYTES) / sizeof(float);
     const uint64_t first = s->source.offset / sizeof(float) + f->stretch_done;
     uint64_t count = s->bytes / sizeof(float) - f->stretch_done;
     if (count > room) count = width <= room ? room / width * width : room;
@@ -170,63 +161,28 @@ static bool next_task(void *context, struct pd_read_task *ret_task)
 
 /* ---- the thread ---- */
 
-/* A slot to fill; NULL: the rewrite has ended. */
-static struct slot *free_slot(struct feed *f)
+static pd_status fill(struct slot *slot, struct pd_reader *reader, const struct pd_read_task *task, struct pd_error *err)
 {
-    pthread_mutex_lock(&f->mutex);
-    while (f->filled - f->taken == SLOTS && !f->leaves)
-        pthread_cond_wait(&f->changed, &f->mutex);
-    struct slot *slot = f->leaves ? NULL : &f->slots[f->filled % SLOTS];
-    pthread_mutex_unlock(&f->mutex);
-    return slot;
-}
-
-static void hand_over(struct feed *f, struct slot *slot, uint64_t elements)
-{
-    slot->bytes = elements * sizeof(float);
-    pthread_mutex_lock(&f->mutex);
-    f->filled++;
-    pthread_cond_broadcast(&f->changed);
-    pthread_mutex_unlock(&f->mutex);
-}
-
-/* What does not fit into a slot goes through the band. */
-static pd_status fill(struct feed *f, struct pd_reader *reader, const struct pd_read_task *task, bool *ret_goes_on,
-                      struct pd_error *err)
-{
-    const uint64_t elements = pd_view_elements(&task->view), room = SLOT_BYTES / sizeof(float);
-    const bool through_band = elements > room;
-    const bool has_data = task->tensor != PD_READ_NOTHING;
-    PD_CHECK(elements <= BAND_BYTES / sizeof(float));
-    if (through_band) PD_TRY(pd_reader_read(reader, task->tensor, &task->view, f->band, err));
-    for (uint64_t done = 0; done < elements;) {
-        const uint64_t n = elements - done < room ? elements - done : room;
-        struct slot *slot = free_slot(f);
-        if (!(*ret_goes_on = slot != NULL)) return PD_OK;
-        if (through_band)
-            memcpy(slot->data, f->band + done, n * sizeof(float));
-        else if (has_data)
-            PD_TRY(pd_reader_read(reader, task->tensor, &task->view, slot->data, err));
-        else
-            memset(slot->data, 0, n * sizeof(float));
-        hand_over(f, slot, n);
-        done += n;
-    }
+    slot->bytes = pd_view_elements(&task->view) * sizeof(float);
+    PD_CHECK(slot->bytes <= SLOT_BYTES);
+    if (task->tensor != PD_READ_NOTHING) return pd_reader_read(reader, task->tensor, &task->view, slot->data, err);
+    memset(slot->data, 0, slot->bytes);
     return PD_OK;
 }
 
+/* Until the rewrite ends. */
 static pd_status read_all(struct feed *f, struct pd_reader *reader, struct pd_error *err)
 {
     struct pd_read_line line;
     struct pd_read_task task;
-    bool goes_on = true;
+    uint32_t slot = 0;
     pd_read_line_init(&line, reader, next_task, f);
     for (;;) {
         bool has_one = false;
         PD_TRY(pd_read_line_take(&line, &task, &has_one, err));
-        if (!has_one) return PD_OK;
-        PD_TRY(fill(f, reader, &task, &goes_on, err));
-        if (!goes_on) return PD_OK;
+        if (!has_one || !handoff_free(&f->handoff, &slot)) return PD_OK;
+        PD_TRY(fill(&f->slots[slot], reader, &task, err));
+        handoff_fill(&f->handoff);
     }
 }
 
@@ -239,12 +195,7 @@ static void *run(void *context)
     if (!st) st = read_all(f, reader, &error);
     if (reader) f->bytes_read += pd_reader_bytes(reader);
     pd_reader_close(reader);
-    pthread_mutex_lock(&f->mutex);
-    f->status = st;
-    f->error = error;
-    f->is_over = true;
-    pthread_cond_broadcast(&f->changed);
-    pthread_mutex_unlock(&f->mutex);
+    handoff_over(&f->handoff, st, &error);
     return NULL;
 }
 
@@ -256,46 +207,33 @@ static pd_status begin(void *context, const struct pd_chunk_stream_cursor *curso
     f->cursor = *cursor;
     f->stretch = (struct pd_stretch){0};
     f->stretch_done = f->part = f->part_count = 0;
-    f->filled = f->taken = 0;
-    f->is_over = f->leaves = f->holds_slot = false;
+    handoff_init(&f->handoff, SLOTS);
     const int error = pthread_create(&f->thread, NULL, run, f);
-    if (error) PD_FAIL_ERRNO(err, error, "a thread to read %s", f->request->source);
-    f->runs = true;
-    return PD_OK;
+    f->runs = !error;
+    if (f->runs) return PD_OK;
+    handoff_deinit(&f->handoff);
+    PD_FAIL_THREAD(err, error, "to read what is imported");
 }
 
 static pd_status next(void *context, const void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
 {
     struct feed *f = context;
-    pd_status st = PD_OK;
-    pthread_mutex_lock(&f->mutex);
-    if (f->holds_slot) {
-        f->taken++;
-        pthread_cond_broadcast(&f->changed);
-    }
-    while (f->filled == f->taken && !f->is_over)
-        pthread_cond_wait(&f->changed, &f->mutex);
-    f->holds_slot = f->filled > f->taken;
-    if (!f->holds_slot) {
-        PD_CHECK(f->status);
-        st = f->status;
-        if (err) *err = f->error;
-    }
-    *ret_data = f->slots[f->taken % SLOTS].data;
-    *ret_bytes = f->slots[f->taken % SLOTS].bytes;
-    pthread_mutex_unlock(&f->mutex);
-    return st;
+    uint32_t slot = 0;
+    bool has_one = false;
+    PD_TRY(handoff_next(&f->handoff, &slot, &has_one, err));
+    PD_CHECK(has_one);
+    *ret_data = f->slots[slot].data;
+    *ret_bytes = f->slots[slot].bytes;
+    return PD_OK;
 }
 
 static void end(void *context)
 {
     struct feed *f = context;
     if (!f->runs) return;
-    pthread_mutex_lock(&f->mutex);
-    f->leaves = true;
-    pthread_cond_broadcast(&f->changed);
-    pthread_mutex_unlock(&f->mutex);
+    handoff_leave(&f->handoff);
     (void)pthread_join(f->thread, NULL);
+    handoff_deinit(&f->handoff);
     f->runs = false;
 }
 
@@ -358,15 +296,10 @@ pd_status pd_import(struct pd_vfs *vfs, const struct pd_import_request *request,
     f->vfs = vfs;
     f->request = request;
     f->reader_buffers = memory;
-    f->band = (float *)(void *)(memory + READER_BYTES);
     for (uint32_t i = 0; i < SLOTS; i++)
-        f->slots[i].data = (float *)(void *)(memory + READER_BYTES + BAND_BYTES + i * SLOT_BYTES);
-    (void)pthread_mutex_init(&f->mutex, NULL);
-    (void)pthread_cond_init(&f->changed, NULL);
+        f->slots[i].data = (float *)(void *)(memory + READER_BYTES + i * SLOT_BYTES);
     pd_status st = link_sources(request, f->sources, &report.zeroed, err);
     if (!st) st = rewrite(f, &report, err);
-    (void)pthread_cond_destroy(&f->changed);
-    (void)pthread_mutex_destroy(&f->mutex);
     free(f->sources);
     free(f);
     if (!st && ret_report) *ret_report = report;

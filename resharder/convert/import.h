@@ -7,7 +7,7 @@
 #include "resharder/catalog/view.h"
 #include "resharder/rewrite/rewrite.h"
 
-#define PD_IMPORT_BUFFER_BYTES (UINT64_C(128) << 20)
+#define PD_IMPORT_BUFFER_BYTES (UINT64_C(164) << 20)
 
 struct pd_import_request {
     const char *source;                    /* what messages call it */

@@ -1,8 +1,9 @@
 /* What is exported from a checkpoint under any layout is, element by element, what was stored; what fails leaves nothing. */
+#include "resharder/catalog/read.h"
 #include "resharder/convert/export.h"
 #include "resharder/formats/perdure.h"
-#include "resharder/catalog/read.h"
 #include "resharder/formats/safetensors.h"
+#include "tests/helpers/scale.h"
 #include "tests/unit/resharder/state_fixture.h"
 
 struct exported {
@@ -197,6 +198,34 @@ Test(export, a_damaged_source_leaves_nothing)
     cr_assert_eq(pd_vfs_stat(x.s.vfs, "/out", &stat, NULL), PD_NOT_FOUND);
     cr_assert_eq(pd_vfs_stat(x.s.vfs, "/out.exporting", &stat, NULL), PD_NOT_FOUND);
     teardown(&x);
+}
+
+/* Returns whether there was an operation to hit. */
+static bool export_on_a_bad_disk(enum pd_disk_fault_kind kind, uint64_t nth)
+{
+    struct exported x;
+    struct pd_stat stat;
+    const struct pd_disk_fault fault = {.kind = kind, .nth = nth};
+    setup(&x, 5, false, false, PD_ELEMENT_BF16);
+    pd_simulated_disk_set_fault(x.s.disk, &fault);
+    const pd_status st = export_it(&x, 100000, NULL, &x.error);
+    const bool fired = pd_simulated_disk_fired(x.s.disk) > 0;
+    pd_simulated_disk_set_fault(x.s.disk, NULL);
+    if (pd_vfs_stat(x.s.vfs, "/out", &stat, NULL) == PD_OK) check_exported(&x);
+    cr_assert(st || pd_vfs_stat(x.s.vfs, "/out", &stat, NULL) == PD_OK, "%d %d", (int)kind, (int)nth);
+    cr_assert(fired || !st, "%s", x.error.message);
+    teardown(&x);
+    return fired;
+}
+
+/* What has its name is what was stored, whatever the disk did. */
+Test(export, on_a_bad_disk)
+{
+    static const enum pd_disk_fault_kind kinds[] = {PD_DISK_FAULT_ERROR, PD_DISK_FAULT_TORN, PD_DISK_FAULT_LOST,
+                                                    PD_DISK_FAULT_MISDIRECTED, PD_DISK_FAULT_FLIP};
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+        for (uint64_t nth = 1; export_on_a_bad_disk(kinds[k], nth);)
+            nth += test_stride(7);
 }
 
 Test(export, what_cannot_be_is_refused_by_name)
