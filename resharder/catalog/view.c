@@ -29,15 +29,21 @@ pd_status pd_links_add(struct pd_links *links, const struct pd_link *link, struc
     return PD_OK;
 }
 
-struct pd_view pd_view_dense(const struct pd_tensor *tensor)
+struct pd_view pd_view_of_shape(const uint64_t *shape, uint32_t ndim)
 {
-    struct pd_view view = {.ndim = tensor->ndim};
+    struct pd_view view = {.ndim = ndim};
     uint64_t stride = 1;
-    for (uint32_t d = tensor->ndim; d-- > 0; stride *= tensor->shape[d]) {
-        view.count[d] = tensor->shape[d];
+    PD_CHECK(ndim <= PD_VIEW_DIMS_MAX);
+    for (uint32_t d = ndim; d-- > 0; stride *= shape[d]) {
+        view.count[d] = shape[d];
         view.stride[d] = stride;
     }
     return view;
+}
+
+struct pd_view pd_view_dense(const struct pd_tensor *tensor)
+{
+    return pd_view_of_shape(tensor->shape, tensor->ndim);
 }
 
 uint64_t pd_view_elements(const struct pd_view *view)
@@ -103,6 +109,14 @@ uint32_t pd_view_cut(const struct pd_view *view, uint64_t first, uint64_t count,
         count -= taken;
     }
     return parts;
+}
+
+bool pd_view_cut_dimension(struct pd_view *view, uint32_t d, uint64_t part, uint64_t parts)
+{
+    if (d >= view->ndim || view->count[d] % parts) return false;
+    view->count[d] /= parts;
+    view->offset += part * view->count[d] * view->stride[d];
+    return true;
 }
 
 bool pd_view_columns(const struct pd_view *view, uint64_t columns, uint64_t begin, uint64_t end, struct pd_view *ret_view)

@@ -37,7 +37,8 @@ void pd_links_deinit(struct pd_links *links);
 /* A copy of `link`, its name included.   errors  PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_links_add(struct pd_links *links, const struct pd_link *link, struct pd_error *err);
 
-struct pd_view pd_view_dense(const struct pd_tensor *tensor); /* as it is */
+struct pd_view pd_view_of_shape(const uint64_t *shape, uint32_t ndim); /* as it is */
+struct pd_view pd_view_dense(const struct pd_tensor *tensor);
 uint64_t pd_view_elements(const struct pd_view *view);
 /* Whether every element lies in [0, elements) of the foreign tensor; false also where the arithmetic would overflow. */
 bool pd_view_is_inside(const struct pd_view *view, uint64_t elements);
@@ -48,6 +49,8 @@ uint64_t pd_view_run(const struct pd_view *view, uint64_t first, uint64_t *count
 #define PD_VIEW_PARTS_MAX (2 * PD_VIEW_DIMS_MAX)
 uint32_t pd_view_cut(const struct pd_view *view, uint64_t first, uint64_t count,
                      struct pd_view ret_parts[PD_VIEW_PARTS_MAX]);
+/* Makes the view its part `part` of `parts` equal ones of dimension d. False: there are no such. */
+bool pd_view_cut_dimension(struct pd_view *view, uint32_t d, uint64_t part, uint64_t parts);
 /* Columns [begin, end) of a view of a matrix with `columns` columns. False where they are several dimensions of the view. */
 bool pd_view_columns(const struct pd_view *view, uint64_t columns, uint64_t begin, uint64_t end, struct pd_view *ret_view);
 /* The same elements in the order in which they lie in the foreign tensor: dimensions by stride, descending. `inner` has the

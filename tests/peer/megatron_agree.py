@@ -3,7 +3,8 @@
 
 usage: megatron_agree.py PERDURE
 
-Two ranks of Megatron save one model fully_reshardable and dp_reshardable; both come in, as the same state. What goes out again is
+Two ranks of Megatron save one model fully_reshardable and dp_reshardable; both come in, as the same state. So do eight, which share
+one over tensor ranks and pipeline stages. What goes out again is
 loaded by two ranks of Megatron as its training does it (common.pt, content metadata, a strict load of the model and of its
 distributed optimizer), and is what they have from their own. Models of ours of other families load into Megatron's as strictly. PERDURE_PEER_PYTHON names an interpreter that has torch (CPU) and
 megatron-core. Exit 77: there is none.
@@ -33,12 +34,12 @@ def run(*arguments):
     return done.stdout
 
 
-def start_ranks(what, *paths):
+def start_ranks(what, *paths, count=2):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     ranks = [subprocess.Popen([sys.executable, __file__, f"rank:{what}", str(rank), *paths], env={**os.environ, "MASTER_PORT": port},
-                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for rank in range(2)]
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for rank in range(count)]
     for rank in ranks:
         errors = rank.communicate(timeout=600)[1]
         assert rank.returncode == 0, errors[-4000:]
@@ -147,14 +148,22 @@ def check_families(perdure, directory):
     start_ranks("families", directory)
 
 
+def import_both(perdure, directory):
+    for kind in make_megatron.KINDS:
+        run(perdure, "ckpt", "import", f"{directory}/{kind}", f"{directory}/in-{kind}", "--layout=dp=3")
+    whole, buckets = (f"{directory}/in-{kind}" for kind in make_megatron.KINDS)
+    assert run(perdure, "ckpt", "diff", whole, buckets).endswith("0 of 60 arrays differ\n")
+    return buckets
+
+
 def main(perdure):
     with tempfile.TemporaryDirectory(prefix="perdure-peer-") as directory:
         start_ranks("save", directory)
-        for kind in make_megatron.KINDS:
-            run(perdure, "ckpt", "import", f"{directory}/{kind}", f"{directory}/in-{kind}", "--layout=dp=3")
-        whole, buckets = (f"{directory}/in-{kind}" for kind in make_megatron.KINDS)
-        assert run(perdure, "ckpt", "diff", whole, buckets).endswith("0 of 60 arrays differ\n")
+        buckets = import_both(perdure, directory)
         print("megatron: fully_reshardable and dp_reshardable are the same state", flush=True)
+        start_ranks("share", f"{directory}/shared", count=8)
+        import_both(perdure, f"{directory}/shared")
+        print("megatron: so they are of two tensor ranks and two stages", flush=True)
         run(perdure, "ckpt", "export", buckets, f"{directory}/out", "--format=megatron")
         start_ranks("compare", f"{directory}/fully_reshardable", f"{directory}/out")
         print("megatron: ours loads with the bits of theirs", flush=True)
@@ -164,8 +173,8 @@ def main(perdure):
 
 if __name__ == "__main__":
     if sys.argv[1].startswith("rank:"):
-        make_megatron.begin(int(sys.argv[2]), 2)
-        {"rank:save": make_megatron.train_and_save, "rank:compare": compare_rank,
+        make_megatron.begin(int(sys.argv[2]), *((8, 2, 2) if sys.argv[1] == "rank:share" else (2,)))
+        {"rank:save": make_megatron.train_and_save, "rank:share": make_megatron.train_and_save, "rank:compare": compare_rank,
          "rank:families": load_families_rank}[sys.argv[1]](*sys.argv[3:])
     else:
         main(os.path.abspath(sys.argv[1]))

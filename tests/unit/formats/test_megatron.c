@@ -1,9 +1,11 @@
 /* Files that Megatron-Core wrote (tests/golden/formats/make_megatron.py): what lies in buckets is what lies in whole tensors. */
+#include "ckpt/base/digest.h"
 #include "resharder/convert/compare.h"
 #include "resharder/formats/format.h"
 #include "tests/helpers/scale.h"
 
 #include <criterion/criterion.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,6 +68,37 @@ Test(megatron, buckets_of_two_ranks_are_whole_tensors)
     check_same(vfs, &whole, &buckets);
     pd_catalog_deinit(&whole);
     pd_catalog_deinit(&buckets);
+    pd_vfs_free(vfs);
+}
+
+/* Of all values as fp32, by name and kind. */
+static uint64_t digest_of(struct pd_vfs *vfs, const struct pd_catalog *c)
+{
+    uint64_t *words = calloc(c->tensor_count, sizeof *words);
+    struct pd_tensor_report *reports = calloc(c->tensor_count, sizeof *reports);
+    const struct pd_compare_request request = {.left = {.catalog = c},
+                                               .buffers = aligned_alloc(PD_VFS_ALIGN, PD_COMPARE_BUFFER_BYTES)};
+    cr_assert_eq(pd_compare_report(vfs, &request, NULL, reports, &err), PD_OK, "%s", err.message);
+    for (uint32_t i = 0; i < c->tensor_count; i++)
+        words[i] = reports[c->by_name[i]].digest;
+    const uint64_t digest = pd_digest_words(words, c->tensor_count, 0);
+    free(words);
+    free(reports);
+    free(request.buffers);
+    return digest;
+}
+
+/* Two tensor ranks, two stages with the embedding on both, two data-parallel ranks. The digest is that of the same ranks' own
+ * fully_reshardable checkpoint. */
+Test(megatron, buckets_of_tensor_ranks_and_stages_are_whole_tensors)
+{
+    struct pd_vfs *vfs = NULL;
+    struct pd_catalog c;
+    cr_assert_eq(pd_vfs_new_threads(4, 1, &vfs, &err), PD_OK);
+    open_catalog(vfs, GOLDEN "/tp2_pp2", &c);
+    cr_assert_eq(c.tensor_count, 24u);
+    cr_assert_eq(digest_of(vfs, &c), UINT64_C(0xb856de5160f90ccc), "%" PRIx64, digest_of(vfs, &c));
+    pd_catalog_deinit(&c);
     pd_vfs_free(vfs);
 }
 
