@@ -2,7 +2,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdint.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 static int open_retried(const char *path, int flags)
@@ -30,6 +32,20 @@ int pd_regular_open(const char *path, int flags, int *ret_fd)
     else
         *ret_fd = fd;
     return result;
+}
+
+int pd_regular_append(int fd, const char *line, size_t bytes)
+{
+    struct stat before, now;
+    char last = '\n';
+    if (fstat(fd, &before) != 0) return errno;
+    if (before.st_size > 0 && pread(fd, &last, 1, before.st_size - 1) < 0) return errno;
+    struct iovec parts[] = {{"\n", last != '\n'}, {(char *)(uintptr_t)line, bytes}};
+    const ssize_t written = writev(fd, parts, 2);
+    if (written == (ssize_t)(parts[0].iov_len + bytes)) return 0;
+    const int number = written < 0 ? errno : ENOSPC; /* a short write is a full disk */
+    if (written > 0 && fstat(fd, &now) == 0 && now.st_size == before.st_size + written) (void)!ftruncate(fd, before.st_size);
+    return number;
 }
 
 FILE *pd_regular_fopen(const char *path, bool appends)

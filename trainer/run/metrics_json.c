@@ -11,13 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 struct json_lines {
     const struct pd_metrics_options *options;
     int file;
-    bool is_cut; /* the file ends in a line that a full disk cut */
     char path[4096];
 };
 
@@ -29,31 +27,18 @@ static pd_status fail_to_open(const char *path, int number, struct pd_error *err
     return pd_error_set(err, st, PD_WHERE, number, "%s: opening it to append metrics", path);
 }
 
-/* A disk that was full when the run before ended may have cut its last line. */
-static bool ends_in_cut(const char *path)
-{
-    int file;
-    char last = '\n';
-    if (pd_regular_open(path, O_RDONLY, &file)) return false;
-    const off_t end = lseek(file, 0, SEEK_END);
-    const bool is_cut = end > 0 && pread(file, &last, 1, end - 1) == 1 && last != '\n';
-    close(file);
-    return is_cut;
-}
-
 static pd_status json_open(const struct pd_metrics_options *options, void **ret_sink, struct pd_error *err)
 {
     struct json_lines *j = calloc(1, sizeof *j);
     if (!j) PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
     j->options = options;
     snprintf(j->path, sizeof j->path, "%s/metrics.jsonl", options->config->run.dir);
-    const int number = pd_regular_open(j->path, O_WRONLY | O_CREAT | O_APPEND, &j->file);
+    const int number = pd_regular_open(j->path, O_RDWR | O_CREAT | O_APPEND, &j->file);
     if (number) {
         const pd_status st = fail_to_open(j->path, number, err);
         free(j);
         return st;
     }
-    j->is_cut = ends_in_cut(j->path);
     *ret_sink = j;
     return PD_OK;
 }
@@ -168,16 +153,6 @@ static void add_line(struct pd_json_writer *w, const struct pd_metrics_options *
     pd_json_object_end(w);
 }
 
-static pd_status append(struct json_lines *j, const char *text, size_t bytes, struct pd_error *err)
-{
-    struct iovec parts[] = {{"\n", j->is_cut}, {(char *)(uintptr_t)text, bytes}};
-    const ssize_t wanted = (ssize_t)(bytes + j->is_cut), written = writev(j->file, parts, 2);
-    const int number = written < 0 ? errno : ENOSPC; /* a short write is a full disk */
-    if (written > 0) j->is_cut = written != wanted;
-    if (written == wanted) return PD_OK;
-    PD_FAIL_ERRNO(err, number, "%s: appending", j->path);
-}
-
 static pd_status json_write(void *sink, const struct pd_metrics_line *line, struct pd_error *err)
 {
     struct json_lines *j = sink;
@@ -187,8 +162,9 @@ static pd_status json_write(void *sink, const struct pd_metrics_line *line, stru
     pd_json_writer_init(&w, 0);
     add_line(&w, j->options, line);
     pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
-    if (!st) st = append(j, text, bytes, err);
+    const int number = st ? 0 : pd_regular_append(j->file, text, bytes);
     pd_json_writer_deinit(&w);
+    if (number) PD_FAIL_ERRNO(err, number, "%s: appending", j->path);
     return st;
 }
 
