@@ -60,6 +60,10 @@ struct pd_damage_list {
 };
 void pd_damage_list_deinit(struct pd_damage_list *list);
 
+/* index.h5 against the digest in the record; whole, too, where the record has none. It is for people: no state lies in it.
+ *   errors  PD_NOT_FOUND: it is absent; PD_CORRUPT: other bytes; PD_IO: it cannot be read */
+PD_MUST_USE pd_status pd_inspect_check_index(struct pd_inspect *inspect, struct pd_error *err);
+
 /* Every byte of every shard, and that the boxes cover every tensor exactly once. Goes on after damage; at most 1000 items
  * are kept. The status is about the work itself: a checkpoint full of damage is PD_OK with a long list. */
 PD_MUST_USE pd_status pd_inspect_verify(struct pd_inspect *inspect, pd_inspect_progress progress, void *context,

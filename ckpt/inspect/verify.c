@@ -1,5 +1,7 @@
 /* Verification that goes on after damage, and names all of it. */
 #include "ckpt/inspect/open.h"
+
+#include "ckpt/base/digest.h"
 #include "ckpt/shard/open.h"
 #include "ckpt/store/paths.h"
 
@@ -153,4 +155,34 @@ pd_status pd_inspect_verify(struct pd_inspect *inspect, pd_inspect_progress prog
     if (progress) progress(context, inspect->data_bytes, inspect->data_bytes);
     *ret_list = v.list;
     return PD_OK;
+}
+
+static pd_status digest_file(struct pd_inspect *in, struct pd_file *file, uint64_t *ret_digest, struct pd_error *err)
+{
+    struct pd_digest_stream stream;
+    struct pd_stat stat;
+    PD_TRY(pd_file_stat(file, &stat, err));
+    pd_digest_stream_init(&stream, 0);
+    for (uint64_t at = 0, bytes; at < stat.bytes; at += bytes) {
+        bytes = stat.bytes - at < PD_INSPECT_BUFFER_BYTES ? stat.bytes - at : PD_INSPECT_BUFFER_BYTES;
+        PD_TRY(pd_file_read(file, at, in->buffers, bytes, err));
+        pd_digest_stream_add(&stream, in->buffers, bytes);
+    }
+    *ret_digest = pd_digest_stream_value(&stream);
+    return PD_OK;
+}
+
+pd_status pd_inspect_check_index(struct pd_inspect *inspect, struct pd_error *err)
+{
+    char path[4096];
+    struct pd_file *file;
+    uint64_t digest = 0;
+    if (!inspect->commit.state.index_digest) return PD_OK;
+    snprintf(path, sizeof path, "%.4000s/index.h5", inspect->directory);
+    PD_TRY(pd_file_open(inspect->vfs, path, PD_OPEN_READ, &file, err));
+    const pd_status st = digest_file(inspect, file, &digest, err);
+    pd_file_close_readonly(file);
+    if (st == PD_OK && digest != inspect->commit.state.index_digest)
+        PD_FAIL(err, PD_CORRUPT, "%s does not match the digest in commit.h5", path);
+    return st;
 }

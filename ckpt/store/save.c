@@ -206,6 +206,7 @@ static pd_status encode_record(const struct store_save *save, struct pd_shard_su
     PD_CHECK(size == 1 || stripes == shards_a_rank);
     PD_TRY(check_identities(&root->dir, err));
     commit.state.fence = root->lease.fence;
+    commit.state.index_digest = save->has_placed_index ? save->index_digest : 0;
     commit.state.identity = save->identity;
     for (uint32_t s = 0; s < commit.shard_count; s++) {
         shards[s].writer_rank = s / stripes;

@@ -15,6 +15,7 @@ struct store_save {
     uint64_t index_bytes;
     uint64_t index_version; /* raised with the data */
     uint64_t index_written; /* version that lies in the pool, 0: none */
+    uint64_t index_digest;  /* of the data; 0: none */
     bool has_placed_index;  /* in the directory being prepared */
 
     char leftovers[STORE_LEFTOVERS_MAX][PD_STORE_NAME_MAX]; /* (leftover_count) failed saves that could not be cleared yet */

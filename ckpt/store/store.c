@@ -56,6 +56,7 @@
  * Hosts that share the file system and hosts with one of their own follow the same steps: who leads a directory is found out
  * at open (lease.c) and never configured.
  */
+#include "ckpt/base/digest.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
 #include "ckpt/store/remove.h"
@@ -507,6 +508,7 @@ void pd_store_set_index(struct pd_store *store, const void *data, uint64_t bytes
 {
     store->save.index_data = data;
     store->save.index_bytes = bytes;
+    store->save.index_digest = data ? pd_digest64(data, bytes, 0) : 0;
     store->save.index_version++;
 }
 
