@@ -78,7 +78,7 @@ bool store_catalog_knows(const struct store_catalog *catalog, const char *name)
 {
     bool knows = store_items_find(&catalog->committed, name) || store_items_find(&catalog->partial, name);
     for (uint32_t i = 0; !knows && i < catalog->unusable_count; i++)
-        knows = strcmp(catalog->unusable[i].name, name) == 0;
+        knows = strcmp(catalog->unusable[i].right_name, name) == 0;
     return knows;
 }
 

@@ -102,8 +102,10 @@ static void return_here(struct store_dir *root, const struct store_scan *scan, c
         pd_log_warn("ckpt", "%s has its commit.h5 again and stays where it is: %s", from.text, own.message);
         return;
     }
-    pd_log_warn("ckpt", "%s has its commit.h5 again and is back among the checkpoints", to.text);
-    (void)!pd_vfs_unlink(root->vfs, store_at(root, "%s/" PD_STORE_UNRECORDED_NOTE, name.text).text, NULL);
+    pd_log_warn("ckpt",
+                "%s has its commit.h5 again and is back among the checkpoints; this launch keeps it, later ones as long as "
+                "checkpoint.keep_last and keep_every do",
+                to.text);
 }
 
 pd_status store_quarantine_return(struct store_drives *drives, struct pd_error *err)
@@ -115,21 +117,32 @@ pd_status store_quarantine_return(struct store_drives *drives, struct pd_error *
     for (uint32_t i = 0; root->leads_share && i < scan.state_count; i++) {
         const struct store_state *state = &scan.states[i];
         if (state->kind == STORE_COMMITTED && state->marks & STORE_MARK_UNRECORDED) return_here(root, &scan, state);
+        if (state->kind == STORE_MISNAMED)
+            pd_log_warn("ckpt", "%s/quarantine/%s is left there: its record is that of %s: rename it to that", root->root,
+                        state->misnamed, store_state_name(state, false).text);
     }
     store_scan_deinit(&scan);
     return pd_group_barrier(root->group, err);
 }
 
+/* Under whatever name. */
+static bool is_quarantined(const struct store_dir *root, const char *text)
+{
+    struct pd_step_name name;
+    struct pd_stat stat;
+    return pd_step_name_parse(text, &name) ||
+           pd_vfs_stat(root->vfs, store_at(root, "quarantine/%s/commit.h5", text).text, &stat, NULL) == PD_OK;
+}
+
 static pd_status count_here(const struct store_dir *root, uint64_t *ret_count, struct pd_error *err)
 {
     struct pd_listing listing = {0};
-    struct pd_step_name name;
     *ret_count = 0;
     pd_status st = pd_vfs_list(root->vfs, store_at(root, "quarantine").text, &listing, err);
     if (st == PD_NOT_FOUND) return PD_OK;
     PD_TRY(st);
     for (uint32_t i = 0; i < listing.count; i++)
-        *ret_count += pd_step_name_parse(listing.names[i], &name);
+        *ret_count += is_quarantined(root, listing.names[i]);
     pd_listing_deinit(&listing);
     return PD_OK;
 }

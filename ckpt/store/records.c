@@ -24,24 +24,13 @@ static bool has_several_runs(const struct store_scan *scan)
     return false;
 }
 
-static bool is_another_shard(const struct store_dir *dir, const char *name, const struct pd_commit *commit, uint32_t number)
-{
-    struct pd_shard *shard = NULL;
-    const pd_status st = pd_shard_open(dir->vfs, store_at(dir, "%s/%s", name, pd_shard_name(number).text).text,
-                                       &commit->state.identity, &commit->shards[number], &shard, NULL);
-    if (st == PD_OK) pd_shard_close(shard);
-    return st == PD_CORRUPT;
-}
-
-/* As this leader sees it. Shards that it does not have, or cannot read, prove nothing. */
+/* As this leader sees it. */
 static bool has_other_shards(const struct store_dir *dir, const struct store_scan *scan, const struct store_state *state)
 {
     struct pd_commit commit = {0};
-    bool differs = false;
     const struct pd_store_name name = store_state_name(state, !store_scan_find(scan, state, false));
     if (pd_commit_read(dir->vfs, store_at(dir, "%s/commit.h5", name.text).text, &commit, NULL) != PD_OK) return false;
-    for (uint32_t i = 0; !differs && i < commit.shard_count; i++)
-        differs = is_another_shard(dir, name.text, &commit, i);
+    const bool differs = store_has_other_shards(dir, store_at(dir, "%s", name.text).text, &commit);
     pd_commit_deinit(&commit);
     return differs;
 }

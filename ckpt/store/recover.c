@@ -74,6 +74,14 @@ static bool is_of_another_run(const struct recovery *r, const struct store_state
     return r->ours && has_record(state) && !is_same_run(state, r->ours);
 }
 
+static struct pd_store_unusable unusable_of(const struct store_state *state, enum pd_store_flaw flaw)
+{
+    struct pd_store_unusable row = {.step = state->step, .flaw = flaw, .is_drive_absent = state->is_drive_absent};
+    memcpy(row.right_name, store_state_name(state, false).text, sizeof row.right_name);
+    memcpy(row.name, flaw == PD_STORE_MISNAMED ? state->misnamed : row.right_name, sizeof row.name);
+    return row;
+}
+
 static const struct pd_store_unusable *note_unusable(const struct recovery *r, const struct store_state *state,
                                                      enum pd_store_flaw flaw)
 {
@@ -81,9 +89,13 @@ static const struct pd_store_unusable *note_unusable(const struct recovery *r, c
                                             "commit.h5 cannot be read"};
     const struct store_listing *final = store_scan_find(r->scan, state, false);
     const bool has_local = flaw != PD_STORE_UNRECORDED && final && final->cause[0];
-    struct pd_store_unusable row = {.step = state->step, .flaw = flaw, .is_drive_absent = state->is_drive_absent};
-    memcpy(row.name, store_state_name(state, false).text, sizeof row.name);
-    snprintf(row.cause, sizeof row.cause, "%s", state->cause[0] ? state->cause : has_local ? final->cause : otherwise[flaw]);
+    struct pd_store_unusable row = unusable_of(state, flaw);
+    int used = snprintf(row.cause, sizeof row.cause, "%s",
+                        state->cause[0] ? state->cause
+                        : has_local     ? final->cause
+                                        : otherwise[flaw]);
+    if (state->misnamed[0] && used < (int)sizeof row.cause)
+        snprintf(row.cause + used, sizeof row.cause - (size_t)used, "; %s has a record of it too", state->misnamed);
     return store_catalog_note(r->catalog, &row);
 }
 
@@ -156,6 +168,12 @@ static pd_status keep_item(const struct recovery *r, const struct store_state *s
                                         .shard_count = state->shard_count,
                                         .hosts = state->hosts}};
     memcpy(item.entry.name, store_state_name(state, false).text, sizeof item.entry.name);
+    if (r->options->writable && state->marks & STORE_MARK_UNRECORDED) { /* who brought it back has time to copy it */
+        item.pins = 1;
+        if (r->root->leads_share)
+            (void)!pd_vfs_unlink(r->root->vfs, store_at(r->root, "%s/" PD_STORE_UNRECORDED_NOTE, item.entry.name).text,
+                                 NULL);
+    }
     PD_TRY(pd_group_agree(r->root->group, store_items_reserve(items, err), err));
     store_items_add(items, &item);
     return PD_OK;
@@ -234,13 +252,22 @@ static void treat_unrecorded(const struct recovery *r, const struct store_state 
 /* It may be all that is left of that run: it stays, and counts for nothing here. */
 static void leave_out(const struct recovery *r, const struct store_state *state)
 {
-    struct pd_store_unusable row = {.step = state->step, .flaw = PD_STORE_OF_ANOTHER_RUN};
-    memcpy(row.name, store_state_name(state, false).text, sizeof row.name);
+    struct pd_store_unusable row = unusable_of(state, PD_STORE_OF_ANOTHER_RUN);
     snprintf(row.cause, sizeof row.cause,
              "it belongs to run %016" PRIx64 "%016" PRIx64 ", and most checkpoints here to run %016" PRIx64 "%016" PRIx64
              ": move it to where that run keeps its own",
              state->run_id[0], state->run_id[1], r->ours->run_id[0], r->ours->run_id[1]);
     warn(r, store_catalog_note(r->catalog, &row), "is left out");
+}
+
+/* Whether it is a checkpoint that was renamed by mistake or one put aside on purpose, only its owner knows: it stays. */
+static void pass_over_misnamed(const struct recovery *r, const struct store_state *state)
+{
+    struct pd_store_unusable row = unusable_of(state, PD_STORE_MISNAMED);
+    const bool is_ours = !r->ours || is_same_run(state, r->ours);
+    snprintf(row.cause, sizeof row.cause, "its record is that of %s%s", row.right_name,
+             is_ours ? ": rename it to that" : " of another run: move it to where that run keeps its own");
+    warn(r, store_catalog_note(r->catalog, &row), "is passed over");
 }
 
 static pd_status act(const struct recovery *r, const struct store_state *state, struct pd_error *err)
@@ -272,6 +299,9 @@ static pd_status act(const struct recovery *r, const struct store_state *state, 
         return PD_OK;
     case STORE_UNREADABLE:
         warn(r, note_unusable(r, state, PD_STORE_UNREADABLE), "cannot be read, passed over");
+        return PD_OK;
+    case STORE_MISNAMED:
+        pass_over_misnamed(r, state);
         return PD_OK;
     }
     return PD_OK;

@@ -10,6 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SIZE_ABSENT UINT64_MAX
+#define SIZE_OF_NO_FILE (UINT64_MAX - 1) /* a pipe, a device, a directory in its place */
+
 /* ---- one leader's listings ---- */
 
 static pd_status fill_record(struct store_listing *listing, const struct pd_commit *commit, struct pd_error *err)
@@ -24,16 +27,47 @@ static pd_status fill_record(struct store_listing *listing, const struct pd_comm
     return PD_OK;
 }
 
-static pd_status decode_record(struct store_listing *listing, const char *path, const void *data, uint64_t bytes,
-                               struct pd_error *err)
+static bool is_another_shard(const struct store_dir *dir, const char *step, const struct pd_commit *commit, uint32_t number)
 {
+    char path[STORE_PATH_MAX];
+    struct pd_shard *shard = NULL;
+    snprintf(path, sizeof path, "%.4000s/%s", step, pd_shard_name(number).text);
+    const pd_status st = pd_shard_open(dir->vfs, path, &commit->state.identity, &commit->shards[number], &shard, NULL);
+    if (st == PD_OK) pd_shard_close(shard);
+    return st == PD_CORRUPT;
+}
+
+bool store_has_other_shards(const struct store_dir *dir, const char *step, const struct pd_commit *commit)
+{
+    for (uint32_t i = 0; i < commit->shard_count; i++)
+        if (is_another_shard(dir, step, commit, i)) return true;
+    return false;
+}
+
+/* The record has the name of its directory: where that is another one, and the shards are those of the record, somebody
+ * renamed it. */
+static pd_status check_name(const struct store_dir *dir, struct store_listing *listing, const char *step,
+                            const struct pd_commit *commit, struct pd_error *err)
+{
+    const struct pd_step_name right = {.step = commit->state.identity.step, .fence = commit->state.fence};
+    const char *name = strrchr(step, '/') + 1;
+    if (right.step == listing->name.step && right.fence == listing->name.fence) return PD_OK;
+    if (store_has_other_shards(dir, step, commit))
+        PD_FAIL(err, PD_CORRUPT, "%s/commit.h5 is the record of %s, and the shards beside it are others", step,
+                pd_step_name_text(&right).text);
+    snprintf(listing->misnamed, sizeof listing->misnamed, strlen(name) < PD_STORE_NAME_MAX ? "%s" : "%.60s...", name);
+    listing->name = right;
+    return PD_OK;
+}
+
+static pd_status decode_record(const struct store_dir *dir, struct store_listing *listing, const char *path,
+                               const void *data, uint64_t bytes, struct pd_error *err)
+{
+    char step[STORE_PATH_MAX];
     struct pd_commit commit = {0};
     PD_TRY(pd_commit_decode(path, data, bytes, &commit, err));
-    const struct pd_step_name right = {.step = commit.state.identity.step, .fence = commit.state.fence};
-    pd_status st = PD_OK;
-    if (right.step != listing->name.step || right.fence != listing->name.fence)
-        st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s is the record of %s: the directory was renamed", path,
-                          pd_step_name_text(&right).text);
+    snprintf(step, sizeof step, "%.*s", (int)(strrchr(path, '/') - path), path);
+    pd_status st = check_name(dir, listing, step, &commit, err);
     if (st == PD_OK) st = fill_record(listing, &commit, err);
     if (st == PD_OK) listing->digest = pd_digest64(data, bytes, 0);
     pd_commit_deinit(&commit);
@@ -46,7 +80,7 @@ static pd_status read_record(const struct store_dir *dir, struct store_listing *
     void *data;
     uint64_t bytes;
     PD_TRY(store_file_read(dir->vfs, path, PD_COMMIT_BYTES_MAX, &data, &bytes, err));
-    pd_status st = decode_record(listing, path, data, bytes, err);
+    pd_status st = decode_record(dir, listing, path, data, bytes, err);
     free(data);
     return st;
 }
@@ -86,9 +120,9 @@ static pd_status list_file(const struct store_dir *dir, struct store_listing *li
     snprintf(path, sizeof path, "%s/%s", step, name);
     pd_status st = pd_vfs_stat(dir->vfs, path, &stat, err);
     if (st == PD_NOT_FOUND) return pd_vfs_stat(dir->vfs, step, &stat, err);
-    if (st != PD_OK || stat.type != PD_ENTRY_FILE) return st;
+    PD_TRY(st);
     listing->files[2 * listing->file_count] = rank;
-    listing->files[2 * listing->file_count + 1] = stat.bytes;
+    listing->files[2 * listing->file_count + 1] = stat.type == PD_ENTRY_FILE ? stat.bytes : SIZE_OF_NO_FILE;
     listing->file_count++;
     return PD_OK;
 }
@@ -122,6 +156,17 @@ static pd_status list_step(const struct store_dir *dir, const char *step, struct
     return note_record_read(listing, path, st, &own, unreadable);
 }
 
+/* PD_NOT_FOUND: it holds no valid record, and is nobody's business. */
+static pd_status list_other(const struct store_dir *dir, const char *path, struct store_listing *listing)
+{
+    char record[STORE_PATH_MAX + 16];
+    struct pd_error own;
+    snprintf(record, sizeof record, "%s/commit.h5", path);
+    const pd_status st = read_record(dir, listing, record, &own);
+    listing->record = STORE_RECORD_VALID;
+    return st == PD_OK || st == PD_NO_MEMORY ? st : PD_NOT_FOUND;
+}
+
 static void listing_deinit(struct store_listing *listing)
 {
     free(listing->expected);
@@ -138,8 +183,11 @@ static pd_status list_all(const struct store_dir *dir, const char *below, struct
     pd_status st = PD_ALLOCATED(scan->listings, err, "no memory to list %s", path.text);
     for (uint32_t i = 0; st == PD_OK && i < names.count; i++) {
         struct store_listing listing = {0};
-        if (!pd_step_name_parse(names.names[i], &listing.name)) continue;
-        st = list_step(dir, store_at(dir, "%s%s", below, names.names[i]).text, &listing, &scan->unreadable);
+        const struct store_text step = store_at(dir, "%s%s", below, names.names[i]);
+        if (pd_step_name_parse(names.names[i], &listing.name))
+            st = list_step(dir, step.text, &listing, &scan->unreadable);
+        else
+            st = list_other(dir, step.text, &listing);
         if (st == PD_OK)
             scan->listings[scan->listing_count++] = listing;
         else
@@ -171,7 +219,22 @@ static pd_status list_here(struct store_dir *dir, const char *below, bool must_b
 
 /* ---- listings as words ---- */
 
-enum { W_STEP, W_FENCE, W_TMP, W_RECORD, W_MARKS, W_LINEAGE, W_RUN_ID, W_DIGEST = W_RUN_ID + 2, W_SHARDS, W_FILES, W_COUNT };
+enum {
+    W_STEP,
+    W_FENCE,
+    W_NAME, /* enum word_name */
+    W_RECORD,
+    W_MARKS,
+    W_LINEAGE,
+    W_RUN_ID,
+    W_DIGEST = W_RUN_ID + 2,
+    W_SHARDS,
+    W_FILES,
+    W_MISNAMED,
+    W_COUNT = W_MISNAMED + PD_STORE_NAME_MAX / 8
+};
+
+enum word_name { NAME_FINAL, NAME_TMP, NAME_OTHER }; /* within one checkpoint in this order */
 
 static uint64_t count_words(const struct store_scan *scan)
 {
@@ -185,10 +248,12 @@ static void write_words(const struct store_scan *scan, uint64_t *words)
 {
     for (uint32_t i = 0; i < scan->listing_count; i++) {
         const struct store_listing *l = &scan->listings[i];
-        const uint64_t header[W_COUNT] = {l->name.step, l->name.fence,  l->name.is_tmp, l->record,
-                                          l->marks,     l->lineage,     l->run_id[0],   l->run_id[1],
-                                          l->digest,    l->shard_count, l->file_count};
+        const enum word_name name = l->misnamed[0] ? NAME_OTHER : l->name.is_tmp ? NAME_TMP : NAME_FINAL;
+        const uint64_t header[W_MISNAMED] = {l->name.step, l->name.fence,  name,         l->record,
+                                             l->marks,     l->lineage,     l->run_id[0], l->run_id[1],
+                                             l->digest,    l->shard_count, l->file_count};
         memcpy(words, header, sizeof header);
+        memcpy(words + W_MISNAMED, l->misnamed, sizeof l->misnamed);
         words += W_COUNT;
         if (l->file_count) memcpy(words, l->files, 2ull * l->file_count * sizeof *words);
         words += 2ull * l->file_count;
@@ -243,7 +308,7 @@ static pd_status allocate_united(const struct store_dir *dir, struct united *u, 
 static int compare_remote(const void *a, const void *b)
 {
     const struct remote *x = a, *y = b;
-    for (unsigned word = W_STEP; word <= W_TMP; word++) { /* within one checkpoint final names come first */
+    for (unsigned word = W_STEP; word <= W_NAME; word++) {
         if (x->header[word] != y->header[word]) return x->header[word] < y->header[word] ? -1 : 1;
     }
     return x->rank < y->rank ? -1 : x->rank > y->rank;
@@ -295,8 +360,6 @@ struct pd_store_name store_state_name(const struct store_state *state, bool is_t
     return pd_step_name_text(&(struct pd_step_name){state->step, state->fence, is_tmp});
 }
 
-#define SIZE_ABSENT UINT64_MAX
-
 /* The shards that the record promises, against what lies somewhere. */
 struct shards_seen {
     uint64_t absent, wrong;            /* how many */
@@ -339,7 +402,7 @@ static uint32_t count_hosts(const struct remote *rows, uint64_t count, const str
     uint64_t fewest = shards ? UINT32_MAX : 0;
     memset(hosts, 0, shards * sizeof *hosts);
     for (uint64_t i = 0; i < count; i++) {
-        for (uint64_t f = 0; !rows[i].header[W_TMP] && f < rows[i].header[W_FILES]; f++) {
+        for (uint64_t f = 0; rows[i].header[W_NAME] == NAME_FINAL && f < rows[i].header[W_FILES]; f++) {
             const uint64_t rank = rows[i].files[2 * f];
             if (rank < shards) hosts[rank] += rows[i].files[2 * f + 1] == record->expected[rank];
         }
@@ -362,6 +425,8 @@ static void explain_shards(const struct shards_seen *seen, struct store_state *s
     and_more(seen->absent + seen->wrong - 1, more);
     if (seen->first_bytes == SIZE_ABSENT)
         snprintf(state->cause, sizeof state->cause, "%.32s is absent%s", name.text, more);
+    else if (seen->first_bytes == SIZE_OF_NO_FILE)
+        snprintf(state->cause, sizeof state->cause, "%.32s is no regular file%s", name.text, more);
     else
         snprintf(state->cause, sizeof state->cause, "%.32s has %" PRIu64 " bytes where the commit record says %" PRIu64 "%s",
                  name.text, seen->first_bytes, seen->first_right, more);
@@ -413,7 +478,7 @@ static enum store_state_kind kind_without_record(const struct remote *rows, uint
     enum store_state_kind kind = STORE_UNCOMMITTED;
     for (uint64_t i = 0; i < count; i++) {
         if (rows[i].header[W_RECORD] == STORE_RECORD_UNREADABLE) return STORE_UNREADABLE;
-        if (rows[i].header[W_RECORD] == STORE_RECORD_INVALID && !rows[i].header[W_TMP]) kind = STORE_DAMAGED;
+        if (rows[i].header[W_RECORD] == STORE_RECORD_INVALID && rows[i].header[W_NAME] == NAME_FINAL) kind = STORE_DAMAGED;
     }
     return kind;
 }
@@ -422,10 +487,11 @@ static void note_names(const struct remote *rows, uint64_t count, struct store_s
 {
     for (uint64_t i = 0; i < count; i++) {
         const uint64_t *header = rows[i].header;
-        if (header[W_TMP]) state->has_tmp = 1;
+        const bool is_tmp = header[W_NAME] == NAME_TMP;
+        if (is_tmp) state->has_tmp = 1;
         state->marks |= (uint32_t)header[W_MARKS];
-        if (!header[W_TMP] && header[W_FILES]) state->has_shards = 1;
-        if (header[W_TMP] || header[W_RECORD] != STORE_RECORD_VALID) state->needs_repair = 1;
+        if (!is_tmp && header[W_FILES]) state->has_shards = 1;
+        if (is_tmp || header[W_RECORD] != STORE_RECORD_VALID) state->needs_repair = 1;
     }
 }
 
@@ -455,13 +521,28 @@ static void note_record(const struct remote *record, struct store_state *state)
         state->bytes += record->expected[i];
 }
 
+/* How many of them, the first, have a name of ours. Of the others one is noted. */
+static uint64_t count_named(const struct remote *rows, uint64_t count, struct store_state *state)
+{
+    uint64_t named = 0;
+    while (named < count && rows[named].header[W_NAME] != NAME_OTHER)
+        named++;
+    if (named < count) memcpy(state->misnamed, &rows[named].header[W_MISNAMED], sizeof state->misnamed);
+    return named;
+}
+
 /* From all listings (count) of one (step, fence): first its names, then its record, then its shards. */
 static pd_status find_state(const struct store_dir *dir, bool writable, const struct remote *rows, uint64_t count,
                             struct store_state *state, struct pd_error *err)
 {
-    const struct remote *record = first_valid(rows, count);
     struct shards_seen seen = {0};
     *state = (struct store_state){.step = rows[0].header[W_STEP], .fence = rows[0].header[W_FENCE]};
+    if (!(count = count_named(rows, count, state))) {
+        note_record(rows, state);
+        state->kind = STORE_MISNAMED;
+        return PD_OK;
+    }
+    const struct remote *record = first_valid(rows, count);
     note_names(rows, count, state);
     if (!record) {
         state->kind = kind_without_record(rows, count);
@@ -538,7 +619,8 @@ const struct store_listing *store_scan_find(const struct store_scan *scan, const
 {
     for (uint32_t i = 0; i < scan->listing_count; i++) {
         const struct store_listing *l = &scan->listings[i];
-        if (l->name.step == state->step && l->name.fence == state->fence && l->name.is_tmp == is_tmp) return l;
+        if (l->misnamed[0] || l->name.step != state->step || l->name.fence != state->fence) continue;
+        if (l->name.is_tmp == is_tmp) return l;
     }
     return NULL;
 }

@@ -11,6 +11,7 @@ enum store_state_kind {
     STORE_UNCOMMITTED, /* no record anywhere: a save that ended early, a removal, or somebody took the record */
     STORE_DAMAGED,     /* a final name, and its record does not verify anywhere or a shard has another size */
     STORE_UNREADABLE,  /* the record cannot be read: a storage error, not damage */
+    STORE_MISNAMED,    /* a valid record, in no directory of the name that it gives: see `misnamed` */
 };
 
 enum store_mark {
@@ -29,13 +30,15 @@ struct store_state { /* one (step, fence), the same on every rank */
     uint32_t hosts;           /* directories that have a shard, the fewest of any */
     uint32_t is_drive_absent; /* shards lie on a drive that is not there, as rank 0 sees it; `cause` names its directory */
     uint32_t is_shard_absent; /* a shard is nowhere in sight, not merely of another size */
-    char cause[324];          /* what is wrong with its shards, or empty */
+    char misnamed[PD_STORE_NAME_MAX]; /* a directory that has its record under another name, or empty */
+    char cause[324];                  /* what is wrong with its shards, or empty */
 };
 
 enum store_record { STORE_RECORD_ABSENT, STORE_RECORD_VALID, STORE_RECORD_INVALID, STORE_RECORD_UNREADABLE };
 
 struct store_listing { /* one step directory as a leader sees it */
     struct pd_step_name name;
+    char misnamed[PD_STORE_NAME_MAX]; /* its own name, where its record gives `name` and it has another; or empty */
     enum store_record record;
     uint32_t marks;  /* store_mark */
     char cause[192]; /* why the record is not valid; stays on this rank */
@@ -54,12 +57,16 @@ struct store_scan {
     struct pd_error unreadable; /* why, for the first record that this rank could not read */
 };
 
-/* Collective: of the step directories in `below` the root ("" or "quarantine/").
+/* Collective: of the step directories in `below` the root ("" or "quarantine/"), and of those of another name that hold a
+ * valid record.
  *   errors  PD_NOT_FOUND: there is no such directory on any host, or, of a writable root, on one */
 PD_MUST_USE pd_status store_scan(struct store_dir *dir, const char *below, bool writable, struct store_scan *ret_scan,
                                  struct pd_error *err);
 /* Collective: records of several runs against the shards beside them. A state whose record is another's becomes damaged. */
 PD_MUST_USE pd_status store_scan_check_records(struct store_dir *dir, struct store_scan *scan, struct pd_error *err);
+/* Whether a shard in the directory `step` is not the one that the record promises. Shards that are absent, or cannot be read,
+ * prove nothing. */
+bool store_has_other_shards(const struct store_dir *dir, const char *step, const struct pd_commit *commit);
 void store_scan_deinit(struct store_scan *scan);
 struct pd_store_name store_state_name(const struct store_state *state, bool is_tmp);
 /* What this rank has listed of it under that name; NULL: nothing. */

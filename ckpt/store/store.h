@@ -86,9 +86,10 @@ enum pd_store_flaw {
     PD_STORE_UNRECORDED, /* shards under a final name without commit.h5; in quarantine by now, unless nothing else is whole */
     PD_STORE_UNREADABLE,     /* a storage error */
     PD_STORE_OF_ANOTHER_RUN, /* its run_id is not that of most checkpoints here: never chosen, removed or moved */
+    PD_STORE_MISNAMED,       /* a valid record in a directory of another name: never chosen, removed or moved */
 };
 struct pd_store_unusable {
-    char name[64];
+    char name[64], right_name[64]; /* they differ in a misnamed one alone */
     uint64_t step;
     enum pd_store_flaw flaw;
     bool is_drive_absent; /* incomplete, since a drive of checkpoint.stripes is not there: the cause names its directory */

@@ -13,7 +13,8 @@
  *    2. A shard link names its directory by id. So neither the order of drives, nor other drives later, nor a drive that was
  *       mounted elsewhere changes what an older checkpoint means: stripe-<id> alone is renewed.
  *    3. A directory of checkpoints on a drive that no checkpoint of the root goes by is cleared at open, and only where the
- *       token says that the drive is this store's.
+ *       token says that the drive is this store's and the root has something whole: else its checkpoints may have been moved
+ *       away, and come back.
  *    4. A drive that is not there makes its checkpoints partial, as an absent host does. Its directory is not made anew while
  *       one goes by it (pd_store_absent_stripes).
  */
@@ -200,7 +201,7 @@ void store_stripes_clear(struct store_drives *drives, const struct store_catalog
 {
     const struct store_dir *root = &drives->rows[0].dir;
     for (uint32_t s = 1; s < drives->count; s++) {
-        if (root->leads_share) clear_unknown(root, catalog, &drives->rows[s].dir);
+        if (root->leads_share && catalog->committed.count) clear_unknown(root, catalog, &drives->rows[s].dir);
         store_drive_clear_launches(&drives->rows[s]);
     }
 }

@@ -303,7 +303,7 @@ if not ONLY or any(name.startswith("ckpt-verify-foreign") for name in ONLY):
     alien = shutil.copytree(glob.glob("one/checkpoints/step-*")[0], "run/checkpoints/step-000000000001-1")
     expect("ckpt-verify-foreign", ["ckpt", "verify", "run"], 65,
            re.compile(r"^(ok: .*\n){3}step-000000000001-1: it belongs to run \w+, and most .*\nFOREIGN: step-000000000001-1: .*, 0 findings\n$"),
-           re.compile(r"^perdure: .*/run/checkpoints/step-000000000001-1 belongs to another run: move it to where that run keeps its own\n$"))
+           re.compile(r"^perdure: .*/run/checkpoints/step-000000000001-1: it belongs to run \w+, .*: move it to where that run keeps its own\n$"))
     text = expect("ckpt-verify-foreign-json", ["ckpt", "verify", "run", "--json"], 65, ANY, ANY)
     found = json.loads(text) if text else {"checkpoints": []}
     good = [bool(c["foreign"]) for c in found["checkpoints"]] == [False, False, False, True] and not found["damaged"] and not found["ok"]
@@ -319,13 +319,28 @@ if rows:
            re.compile(r"^steps 2 and 6, both under dp 2, .*\nTENSOR .*\n(.* different .*\n)+(\d+) of \d+ arrays differ\n$"),
            re.compile("hold different state"))
     os.rename(os.path.join("run/checkpoints", rows[1]["name"]), "run/checkpoints/step-000000000005-1")
-    renamed = "step-000000000005-1 is damaged: commit.h5 is the record of step-000000000004-1: the directory was renamed\n"
+    renamed = "step-000000000005-1 is passed over: its record is that of step-000000000004-1: rename it to that\n"
     expect("ckpt-ls-renamed", ["ckpt", "ls", "run"], 0, ANY, re.compile(rf"^\S+ warn ckpt: /\S+/run/checkpoints/{renamed}$"))
     expect("ckpt-diff-renamed", ["ckpt", "diff", "run", "run"], 0, ANY, re.compile(rf"^\S+ warn ckpt: /\S+/run/checkpoints/{renamed}$"))
     expect("ckpt-diff-renamed-other", ["ckpt", "diff", older, newest], 65, ANY, re.compile(r"^perdure: \S+ and \S+ hold different state\n$"))
     expect("ckpt-verify-renamed", ["ckpt", "verify", "run"], 65,
-           re.compile("\nstep-000000000005-1: commit.h5 is the record of step-000000000004-1: the directory was renamed\n"), ANY)
-    os.rename("run/checkpoints/step-000000000005-1", os.path.join("run/checkpoints", rows[1]["name"]))
+           re.compile("\nstep-000000000005-1: its record is that of step-000000000004-1: rename it to that\nMISNAMED: "), ANY)
+    os.rename("run/checkpoints/step-000000000005-1", "run/checkpoints/old")
+    expect("ckpt-ls-other-name", ["ckpt", "ls", "run"], 0, ANY,
+           re.compile(r"checkpoints/old is passed over: its record is that of step-000000000004-1: rename it to that\n$"))
+    expect("ckpt-verify-other-name", ["ckpt", "verify", "run"], 65,
+           re.compile(r"\nold: its record is that of step-000000000004-1: rename it to that\nMISNAMED: old: .*, 0 findings\n"),
+           re.compile(r"^perdure: .*/checkpoints/old: its record is that of step-000000000004-1: rename it to that\n$"))
+    expect("ckpt-show-other-name", ["ckpt", "show", "run/checkpoints/old"], 65,
+           err=re.compile("/checkpoints/old is a checkpoint without the name that its save gave it: rename it to step-000000000004-1\n$"))
+    os.rename("run/checkpoints/old", os.path.join("run/checkpoints", rows[1]["name"]))
+    aside = os.path.join("run/checkpoints/quarantine", rows[1]["name"])
+    os.makedirs("run/checkpoints/quarantine")
+    os.rename(os.path.join("run/checkpoints", rows[1]["name"]), aside)
+    expect("ckpt-ls-aside", ["ckpt", "ls", "run"], 0, re.compile(r"^CHECKPOINT .*\nstep-000000000006-\d+ .*\nstep-000000000002-\d+ .*\n$"),
+           re.compile(r"^perdure: \S+/quarantine has 1 checkpoint that launches moved aside; a file in each says why\n$"))
+    os.rename(aside, os.path.join("run/checkpoints", rows[1]["name"]))
+    os.rmdir("run/checkpoints/quarantine")
     expect("ckpt-diff-quiet", ["ckpt", "diff", older, newest, "--quiet"], 65)
     expect("ckpt-diff-quiet-same", ["ckpt", "diff", "-q", newest, newest], 0)
     text = expect("ckpt-diff-json", ["ckpt", "diff", older, newest, "--json"], 65, ANY, ANY)
@@ -500,11 +515,19 @@ if rows:  # one bit of the middle of a shard of step 4
     os.rename(index, "index.h5")
     expect("ckpt-verify-no-index", ["ckpt", "verify", "run", "--step=6"], 0,
            re.compile(r"^warning: step-000000000006-\d+: index.h5 is absent; .*\nok: .* 0 findings\n$"))
-    for name, content, cause in (("text", b"a" * 100, "is no HDF5 file"), ("empty", b"", "is no HDF5 file"),
-                                 ("short", open("index.h5", "rb").read()[:-100], "has another length than it says")):
+    whole = open("index.h5", "rb").read()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    for name, content in (("text", b"a" * 100), ("empty", b""), ("short", whole[:-100]), ("flipped", bytes(flipped))):
         write(index, content)
-        expect(f"ckpt-verify-index-{name}", ["ckpt", "verify", "run", "--step=6"], 0,
-               re.compile(rf"^warning: step-000000000006-\d+: index.h5 {cause}; "))
+        expect(f"ckpt-verify-index-{name}", ["ckpt", "verify", "run", "--step=6"], 65,
+               re.compile(r"^warning: step-000000000006-\d+: index.h5 is damaged: other bytes than commit.h5 promises; .*"
+                          r"perdure ckpt reshard writes the checkpoint again with one.*\nINDEX DAMAGED, state ok: step-000000000006-1: "),
+               re.compile(r"^perdure: index.h5 of /\S+/step-000000000006-1 is damaged, and the state beside it is whole: "))
+    text = expect("ckpt-verify-index-json", ["ckpt", "verify", "run", "--step=6", "--json"], 65, ANY, ANY)
+    found = json.loads(text) if text else {}
+    good = found and (found["ok"], found["damaged"], found["index_damaged"], found["checkpoints"][0]["damage"]) == (False, 0, 1, [])
+    report("ckpt-verify-index-json-content", [] if good else ["an index that is damaged"], (65, text, ""))
     os.replace("index.h5", index)
 
 if rows:
@@ -517,6 +540,10 @@ if rows:
         expect(f"ckpt-absent-shard-{name}", ["ckpt", *arguments], 65, err=absent)
     told = re.compile(r"^shard .*/shard-00000.h5: .*No such file or directory\nDAMAGED: step-000000000006-1: .*, 1 finding\n(?!.*00006-1)")
     expect("ckpt-verify-says-it-once", ["ckpt", "verify", "absent"], 65, told, re.compile(r"^perdure: .*00006-1.*\n$"))
+    for row in rows[1:]:
+        os.unlink(os.path.join("absent/checkpoints", row["name"], "shard-00000.h5"))
+    expect("ckpt-prune-all-damaged", ["ckpt", "prune", "absent", "--keep-last=1"], 0,
+           re.compile(r"^nothing is removed: /.*/absent/checkpoints holds 3 checkpoints, damaged or incomplete, and none that is whole; "), ANY)
     os.unlink(os.path.join(lacking, "commit.h5"))
     expect("ckpt-absent-record", ["ckpt", "show", lacking], 65, err=re.compile(r"is no valid checkpoint: commit.h5 is absent; "))
     os.makedirs("run/checkpoints/step-000000000009-1")
@@ -524,7 +551,7 @@ if rows:
            err=re.compile(r"step-000000000009-1 is no valid checkpoint: "))
     os.rmdir("run/checkpoints/step-000000000009-1")
 expect("ckpt-prune-nothing", ["ckpt", "prune", "empty", "--keep-last=1"], 0,
-       re.compile(r"^/.*/empty holds no checkpoint: nothing is removed\n$"))
+       re.compile(r"^nothing is removed: /.*/empty holds no checkpoint yet; a run saves its own in <run.dir>/checkpoints\n$"))
 expect("ckpt-prune-nothing-json", ["ckpt", "prune", "empty", "--keep-last=1", "--json"], 0, ANY)
 report("ckpt-prune-writes-nothing", os.listdir("empty"), (0, "", ""))
 expect("ckpt-prune-how-many", ["ckpt", "prune", "run"], 64,

@@ -61,6 +61,17 @@ static pd_status ls_none(const struct pd_ckpt_place *place, struct pd_error *err
     return PD_OK;
 }
 
+/* What is not listed. What lies beside the others and is damaged the store has said. */
+static void ls_aside(const struct pd_ckpt_place *place)
+{
+    for (uint32_t i = 0; !place->named[0] && i < place->tiers.count; i++) {
+        const struct pd_run_tier *tier = &place->tiers.tiers[i];
+        if (tier->quarantined)
+            fprintf(stderr, "perdure: %s/quarantine has %s that launches moved aside; a file in each says why\n", tier->dir,
+                    pd_counted(tier->quarantined, "checkpoint").text);
+    }
+}
+
 static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
 {
     static const char *const headings[] = {"CHECKPOINT", ">STEP", ">LINEAGE", ">LAUNCH", ">RANKS",
@@ -82,6 +93,7 @@ static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
     if (!status && o->json) status = pd_output_json(&w, err);
     if (!status && !o->json && table.rows > 1) status = pd_table_print(&table, err);
     if (!status && !o->json && !pd_store_count(place.store)) status = ls_none(&place, err);
+    if (!status) ls_aside(&place);
     if (!status) status = pd_run_tiers_unread(&place.tiers, err);
     pd_json_writer_deinit(&w);
     pd_table_deinit(&table);
@@ -222,7 +234,6 @@ struct pruning {
 static void prune_report(struct pruning *p, uint32_t before, const struct pd_ckpt_place *place)
 {
     const uint32_t after = pd_store_count(place->store);
-    if (!p->options->json && !before) printf("%s holds no checkpoint: nothing is removed\n", place->root);
     if (!p->options->json && before)
         printf("%s%s%u of %s removed, %u kept\n", p->names_place ? place->root : "", p->names_place ? ": " : "",
                before - after, pd_counted(before, "checkpoint").text, after);
@@ -244,7 +255,11 @@ static pd_status prune_tier(struct pruning *p, struct pd_ckpt_place *place, stru
                                              .keep_every = p->options->keep_every,
                                              .quarantine_bytes_max = UINT64_MAX};
     uint32_t before = pd_store_count(place->store);
-    if (before) {
+    char text[4400];
+    if (!before) {
+        PD_TRY(pd_ckpt_place_describe_empty(place, text, sizeof text, err));
+        if (!p->options->json) printf("nothing is removed: %s\n", text);
+    } else {
         PD_TRY(pd_ckpt_place_reopen(place, &options, err));
         before = pd_store_count(place->store);
         PD_TRY(pd_store_prune(place->store, err));
@@ -327,7 +342,8 @@ static pd_status run_ls(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
     return run("PATH",
-               "Lists valid checkpoints, newest first. LINEAGE counts changes that gave other bits (accept_new_lineage), "
+               "Lists valid checkpoints, newest first, as their records and the sizes of their files tell; ckpt verify reads "
+               "every byte. LINEAGE counts changes that gave other bits (accept_new_lineage), "
                "LAUNCH is the start of the run that saved it.",
                NULL, &o, ls, argc, argv, err);
 }

@@ -197,17 +197,28 @@ static bool describe_flawed(const struct pd_ckpt_place *place, uint32_t quaranti
     return unusable || quarantined;
 }
 
+/* What its record calls it. */
+static bool read_name(const struct pd_ckpt_place *place, char ret_name[PD_STORE_NAME_MAX])
+{
+    char path[4200];
+    struct pd_commit commit = {0};
+    snprintf(path, sizeof path, "%s/commit.h5", place->root);
+    if (pd_commit_read(place->vfs, path, &commit, NULL)) return false;
+    const struct pd_step_name name = {.step = commit.state.identity.step, .fence = commit.state.fence};
+    memcpy(ret_name, pd_step_name_text(&name).text, PD_STORE_NAME_MAX);
+    pd_commit_deinit(&commit);
+    return true;
+}
+
 /* PATH is itself a checkpoint, but not one that a store would list; false: it is none. */
 static bool describe_other(const struct pd_ckpt_place *place, char *ret_text, size_t bytes)
 {
     const struct pd_format *format;
+    char name[PD_STORE_NAME_MAX];
     if (pd_format_of(place->vfs, place->root, &format, NULL)) return false;
-    if (format == &pd_format_perdure)
-        snprintf(
-            ret_text, bytes,
-            "%s is a checkpoint without the name that its save gave it, step-S-F as in step-000000000060-1: give it that "
-            "name back",
-            place->root);
+    if (format == &pd_format_perdure && read_name(place, name))
+        snprintf(ret_text, bytes, "%s is a checkpoint without the name that its save gave it: rename it to %s", place->root,
+                 name);
     else
         snprintf(ret_text, bytes,
                  "%s is a checkpoint of another system (%s), and this takes those of perdure: ckpt import makes one of it, "

@@ -27,8 +27,9 @@ struct verify {
     bool is_json, names_one;
     struct pd_json_writer w;
     uint32_t total, damaged, findings, foreign, unchecked, quarantined; /* of all places */
-    struct pd_error verdict; /* of the first place with damage or of another run, else of the first that cannot be checked */
-    char first_damaged[64], first_foreign[64];
+    struct pd_error verdict; /* of the first place with damage or something foreign, else of the first that cannot be checked */
+    uint32_t index_damaged; /* of checkpoints whose state is whole */
+    char first_damaged[64], first_foreign[512], first_index[64];
     struct pd_error first_unchecked;
 };
 
@@ -76,8 +77,9 @@ struct checked {
     const struct candidate *candidate;
     char path[4200];
     struct pd_damage_list list;
-    char warning[320]; /* or empty */
-    char foreign[512]; /* of another run, whole or not; or empty */
+    char warning[400]; /* or empty */
+    bool is_index_damaged;
+    char foreign[512]; /* of another run or under another name, whole or not; or empty */
     double seconds;
 };
 
@@ -100,7 +102,7 @@ static pd_status add_unusable(struct checked *c, struct pd_error *err)
     const struct pd_store_unusable *unusable = c->candidate->unusable;
     pd_status status = unusable->flaw == PD_STORE_UNREADABLE || unusable->is_drive_absent ? PD_IO : PD_CORRUPT;
     bool is_shard = strncmp(unusable->cause, "shard-", 6) == 0;
-    if (unusable->flaw == PD_STORE_OF_ANOTHER_RUN) {
+    if (unusable->flaw == PD_STORE_OF_ANOTHER_RUN || unusable->flaw == PD_STORE_MISNAMED) {
         snprintf(c->foreign, sizeof c->foreign, "%s: %s", unusable->name, unusable->cause);
         return PD_OK;
     }
@@ -117,42 +119,23 @@ static bool is_gone(const struct verify *v, const struct checked *c)
     return pd_vfs_stat(v->place.vfs, c->path, &stat, NULL) == PD_NOT_FOUND;
 }
 
-static uint64_t little_endian(const unsigned char *bytes)
+/* No state lies in it, so that it is no damage of the checkpoint; whoever opens it with h5py would see nonsense all the same. */
+static void check_index(struct verify *v, struct checked *c, struct pd_inspect *inspect)
 {
-    uint64_t value = 0;
-    for (unsigned i = 8; i-- > 0;)
-        value = value << 8 | bytes[i];
-    return value;
-}
-
-/* The index is for people and covered by no checksum of ours: an HDF5 file of the length it says it has is all we ask. */
-static void check_index(const struct verify *v, struct checked *c)
-{
-    static const unsigned char signature[8] = "\211HDF\r\n\032\n";
-    enum { VERSION = 8, END_OF_FILE = 28, HEAD = 48 };
-    unsigned char head[HEAD] = {0};
-    char path[4300];
-    struct pd_file *file;
-    struct pd_stat stat = {0};
-    snprintf(path, sizeof path, "%s/index.h5", c->path);
-    pd_status st = pd_file_open(v->place.vfs, path, PD_OPEN_READ, &file, NULL);
-    const char *what = st == PD_NOT_FOUND ? "is absent" : st ? "cannot be read" : NULL;
-    if (!st) {
-        st = pd_file_stat(file, &stat, NULL);
-        if (!st && stat.bytes >= HEAD) st = pd_file_read(file, 0, head, HEAD, NULL);
-        pd_file_close_readonly(file);
-        if (st)
-            what = "cannot be read";
-        else if (memcmp(head, signature, sizeof signature))
-            what = "is no HDF5 file";
-        else if (head[VERSION] >= 2 && little_endian(head + END_OF_FILE) != stat.bytes)
-            what = "has another length than it says";
-    }
-    if (what)
-        snprintf(c->warning, sizeof c->warning,
-                 "%s: index.h5 %s; it is for people (h5dump, h5py), training does not need it and the next launch makes it "
-                 "for the checkpoints it saves",
-                 c->candidate->name, what);
+    struct pd_error why;
+    const pd_status st = pd_inspect_check_index(inspect, &why);
+    if (!st) return;
+    c->is_index_damaged = st == PD_CORRUPT;
+    snprintf(
+        c->warning, sizeof c->warning,
+        "%s: index.h5 %s; it is for people (h5dump, h5py), and the state is whole without it: perdure ckpt reshard writes "
+        "the checkpoint again with one, and launches make one for each checkpoint that they save",
+        c->candidate->name,
+        c->is_index_damaged  ? "is damaged: other bytes than commit.h5 promises"
+        : st == PD_NOT_FOUND ? "is absent"
+                             : "cannot be read");
+    if (c->is_index_damaged && !v->index_damaged++)
+        snprintf(v->first_index, sizeof v->first_index, "%s", c->candidate->name);
 }
 
 static pd_status read_all(struct verify *v, struct checked *c, struct pd_error *err)
@@ -171,6 +154,7 @@ static pd_status read_all(struct verify *v, struct checked *c, struct pd_error *
     st = pd_inspect_verify(inspect, pd_shown_progress_start(&progress), &progress, &c->list, err);
     pd_shown_progress_end(&progress);
     c->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
+    if (!st && !c->list.count && !c->candidate->unusable) check_index(v, c, inspect);
     pd_inspect_close(inspect);
     return st;
 }
@@ -189,7 +173,6 @@ static pd_status check(struct verify *v, struct checked *c, struct pd_error *err
     PD_CHECK(length > 0 && (size_t)length < sizeof c->path);
     PD_TRY(read_all(v, c, err));
     if (unusable) PD_TRY(add_unusable(c, err));
-    if (!c->list.count) check_index(v, c);
     bool is_gone_now = !v->names_one && is_gone(v, c);
     if (is_gone_now || is_a_removal(v, c)) {
         snprintf(c->warning, sizeof c->warning, "%s is no checkpoint: it %s", c->candidate->name,
@@ -231,7 +214,8 @@ static void tell_json(struct pd_json_writer *w, const struct checked *c)
 {
     pd_json_object_begin(w, NULL);
     pd_json_string(w, "checkpoint", c->path);
-    pd_json_bool(w, "ok", c->list.count == 0 && !c->foreign[0]);
+    pd_json_bool(w, "ok", c->list.count == 0 && !c->foreign[0] && !c->is_index_damaged);
+    pd_json_bool(w, "index_damaged", c->is_index_damaged);
     pd_json_u64(w, "bytes_checked", c->list.bytes_checked);
     pd_json_u64(w, "blocks_checked", c->list.blocks_checked);
     pd_json_double(w, "seconds", c->seconds);
@@ -251,10 +235,11 @@ static void tell_text(const struct checked *c)
     if (c->warning[0]) printf("warning: %s\n", c->warning);
     if (!c->list.blocks_checked && !c->list.count) return;
     printf("%s: %s: %s, %s blocks checked in %.1f s, %s",
-           count           ? "DAMAGED"
-           : unchecked     ? "UNCHECKED"
-           : c->foreign[0] ? "FOREIGN"
-                           : "ok",
+           count                 ? "DAMAGED"
+           : unchecked           ? "UNCHECKED"
+           : c->foreign[0]       ? (c->candidate->unusable->flaw == PD_STORE_MISNAMED ? "MISNAMED" : "FOREIGN")
+           : c->is_index_damaged ? "INDEX DAMAGED, state ok"
+                                 : "ok",
            c->candidate->name, pd_text_bytes(c->list.bytes_checked).text, pd_text_count(c->list.blocks_checked).text,
            c->seconds, pd_counted(count, "finding").text);
     if (unchecked) printf(", %" PRIu32 " not checked", unchecked);
@@ -267,8 +252,7 @@ static void count_findings(struct verify *v, const struct checked *c)
     const uint32_t proven = count_proven(&c->list);
     if (proven && !v->damaged++) snprintf(v->first_damaged, sizeof v->first_damaged, "%s", c->candidate->name);
     v->findings += proven;
-    if (!proven && c->foreign[0] && !v->foreign++)
-        snprintf(v->first_foreign, sizeof v->first_foreign, "%s", c->candidate->name);
+    if (!proven && c->foreign[0] && !v->foreign++) snprintf(v->first_foreign, sizeof v->first_foreign, "%s", c->foreign);
     if (proven || !c->list.count || v->unchecked++) return;
     const struct pd_damage *first = &c->list.items[0];
     pd_error_set(&v->first_unchecked, first->status, PD_WHERE, 0, "%s/%s cannot be checked: %.400s", v->place.root,
@@ -284,8 +268,13 @@ static pd_status verdict(const struct verify *v, struct pd_error *err)
         PD_FAIL(err, PD_CORRUPT, "%u of %u checkpoints in %s are damaged, %s first; a run loads the newest that is whole",
                 v->damaged, v->count, v->place.root, v->first_damaged);
     if (v->foreign)
-        PD_FAIL(err, PD_CORRUPT, "%s/%s belongs to another run%s: move it to where that run keeps its own", v->place.root,
-                v->first_foreign, v->foreign > 1 ? ", and so do others" : "");
+        PD_FAIL(err, PD_CORRUPT, "%.400s/%s%s", v->place.root, v->first_foreign, v->foreign > 1 ? "; see others above" : "");
+    if (v->index_damaged)
+        PD_FAIL(
+            err, PD_CORRUPT,
+            "index.h5 of %s/%s%s is damaged, and the state beside it is whole: a run goes on from it; perdure ckpt reshard "
+            "writes the checkpoint again with an index",
+            v->place.root, v->first_index, v->index_damaged > 1 ? ", and that of others," : "");
     if (v->unchecked)
         PD_FAIL(err, v->first_unchecked.status, "%.900s%s; mount or mend what holds it and check again",
                 v->first_unchecked.message, v->unchecked > 1 ? ", and so is it with others" : "");
@@ -320,8 +309,9 @@ static pd_status count_quarantined(struct verify *v, struct pd_error *err)
 static pd_status finish(struct verify *v, struct pd_error *err)
 {
     pd_json_array_end(&v->w);
-    pd_json_bool(&v->w, "ok", v->total && !v->damaged && !v->foreign && !v->unchecked);
+    pd_json_bool(&v->w, "ok", v->total && !v->damaged && !v->foreign && !v->index_damaged && !v->unchecked);
     pd_json_u64(&v->w, "damaged", v->damaged);
+    pd_json_u64(&v->w, "index_damaged", v->index_damaged);
     pd_json_u64(&v->w, "foreign", v->foreign);
     pd_json_u64(&v->w, "unchecked", v->unchecked);
     pd_json_u64(&v->w, "findings", v->findings);
@@ -345,7 +335,7 @@ static pd_status verify_tier(struct verify *v, uint64_t step, struct pd_error *r
     if (!status) status = check_all(v, err);
     v->total += v->count;
     if (!status) status = count_quarantined(v, err);
-    if (!status && v->verdict.status != PD_CORRUPT && (v->damaged || v->foreign || !v->verdict.status))
+    if (!status && v->verdict.status != PD_CORRUPT && (v->damaged || v->foreign || v->index_damaged || !v->verdict.status))
         (void)verdict(v, &v->verdict);
     free(v->candidates);
     v->candidates = NULL;

@@ -128,6 +128,25 @@ Test(store_stripes, a_drive_that_is_gone)
     room_free(&room);
 }
 
+/* What a root directory that was renamed or moved away for a while means on drives stays there, too. */
+Test(store_stripes, a_step_that_is_renamed_or_moved_away)
+{
+    struct room room = new_room(2);
+    struct seen seen;
+    launch(&room, save_four, &(uint64_t){1});
+    move(&room, ROOM_ROOT "/step-000000000004-1", ROOM_ROOT "/old");
+    launch(&room, look, &seen);
+    cr_assert(seen.newest == 3 && seen.whole == 1 && seen.unusable == 1);
+    move(&room, ROOM_ROOT "/step-000000000003-1", "/away");
+    launch(&room, look, &seen); /* nothing is whole */
+    cr_assert(seen.whole == 0 && seen.unusable == 1);
+    move(&room, "/away", ROOM_ROOT "/step-000000000003-1");
+    move(&room, ROOM_ROOT "/old", ROOM_ROOT "/step-000000000004-1");
+    launch(&room, look, &seen);
+    cr_assert(seen.newest == 4 && seen.whole == 2 && seen.unusable == 0);
+    room_free(&room);
+}
+
 static uint64_t absent(struct room *room, const char *const *stripes)
 {
     struct pd_vfs *vfs = vfs_of(room);

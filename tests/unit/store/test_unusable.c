@@ -244,15 +244,115 @@ Test(store_unusable, an_interrupted_removal)
     room_free(&room);
 }
 
-/* The directory of another step's record: the message says which name would be right. */
+/* Whatever it is called now: the message says which name would be right, and it stays until it has that again. */
 Test(store_unusable, a_renamed_directory)
 {
+    static const char *const names[] = {
+        "step-000000000007-1",    "step-000000000002-1.bak", "step-2", "Xstep-000000000002-1", "old",
+        "step-000000000007-1.tmp"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct room room = new_room(2, 1);
+        struct view view =
+            one_flaw(1, PD_STORE_MISNAMED, names[i], "its record is that of step-000000000002-1: rename it to that");
+        char path[128];
+        snprintf(path, sizeof path, ROOM_ROOT "/%s", names[i]);
+        launch(&room, true, save_two, NULL);
+        rename_in(&room, 0, SECOND, path);
+        launch(&room, false, sees, &view);
+        launch(&room, true, prune, &view);
+        launch(&room, true, sees, &view);
+        rename_in(&room, 0, path, SECOND);
+        launch(&room, true, sees, &(struct view){.whole = 2});
+        room_free(&room);
+    }
+}
+
+/* With all of them renamed nothing is whole, and nothing is cleared. */
+Test(store_unusable, renamed_directories_alone)
+{
     struct room room = new_room(2, 1);
-    struct view view = one_flaw(1, PD_STORE_DAMAGED, "step-000000000007-1",
-                                "is the record of step-000000000002-1: the directory was renamed");
+    struct view view = {.unusable = 2,
+                        .flaw = PD_STORE_MISNAMED,
+                        .name = "old2",
+                        .cause = "its record is that of step-000000000002-1: rename it to that"};
     launch(&room, true, save_two, NULL);
-    rename_in(&room, 0, SECOND, ROOM_ROOT "/step-000000000007-1");
-    launch(&room, false, sees, &view);
+    rename_in(&room, 0, FIRST, ROOM_ROOT "/old1");
+    rename_in(&room, 0, SECOND, ROOM_ROOT "/old2");
+    launch(&room, true, sees, &view);
+    launch(&room, true, sees, &view);
+    rename_in(&room, 0, ROOM_ROOT "/old1", FIRST);
+    rename_in(&room, 0, ROOM_ROOT "/old2", SECOND);
+    launch(&room, true, sees, &(struct view){.whole = 2});
+    room_free(&room);
+}
+
+/* Hosts with disks of their own: renamed on one, its shards are out of sight; on both, it is renamed. */
+Test(store_unusable, a_renamed_directory_between_hosts)
+{
+    struct room room = new_room(4, 2);
+    struct view view = one_flaw(1, PD_STORE_INCOMPLETE, "step-000000000002-1",
+                                "shard-00002.h5 is absent (and 1 more); old has a record of it too");
+    launch(&room, true, save_two, NULL);
+    rename_in(&room, 1, SECOND, ROOM_ROOT "/old");
+    launch(&room, true, sees, &view);
+    rename_in(&room, 0, SECOND, ROOM_ROOT "/old");
+    view.flaw = PD_STORE_MISNAMED;
+    view.name = "old";
+    view.cause = "rename it to that";
+    launch(&room, true, sees, &view);
+    room_free(&room);
+}
+
+/* A record that was copied beside the shards of another step is no renamed directory. */
+Test(store_unusable, the_record_of_other_shards)
+{
+    struct room room = new_room(2, 1);
+    struct view view = {.unusable = 1,
+                        .quarantined = 1,
+                        .flaw = PD_STORE_DAMAGED,
+                        .name = "step-000000000002-1",
+                        .cause = "commit.h5 is the record of step-000000000001-1, and the shards beside it are others"};
+    launch(&room, true, save_two, NULL);
+    drop(&room, 0, SECOND "/commit.h5");
+    rename_in(&room, 0, FIRST "/commit.h5", SECOND "/commit.h5");
+    drop(&room, 0, FIRST "/shard-00000.h5");
+    drop(&room, 0, FIRST "/shard-00001.h5");
+    launch(&room, true, sees, &view);
+    room_free(&room);
+}
+
+/* What lies aside counts under whatever name: a launch does not begin beside it. */
+Test(store_unusable, renamed_in_the_quarantine)
+{
+    struct room room = new_room(2, 1);
+    struct view view = one_flaw(1, PD_STORE_UNRECORDED, "step-000000000001-1", "commit.h5 is absent");
+    view.quarantined = 1;
+    launch(&room, true, save_two, NULL);
+    rename_in(&room, 0, FIRST "/commit.h5", "/elsewhere");
+    launch(&room, true, sees, &view);
+    rename_in(&room, 0, "/elsewhere", ASIDE "/commit.h5");
+    rename_in(&room, 0, ASIDE, ROOM_ROOT "/quarantine/old");
+    launch(&room, true, sees, &(struct view){.whole = 1, .quarantined = 1});
+    rename_in(&room, 0, ROOM_ROOT "/quarantine/old", ASIDE);
+    launch(&room, true, sees, &(struct view){.whole = 2});
+    room_free(&room);
+}
+
+/* A directory, pipe or device in the place of a shard is not an absent one: no host is suspected. */
+Test(store_unusable, a_shard_that_is_no_file)
+{
+    struct room room = new_room(4, 2);
+    struct view view = one_flaw(1, PD_STORE_INCOMPLETE, "step-000000000002-1", "shard-00003.h5 is no regular file");
+    struct pd_vfs *vfs;
+    struct pd_error err = {0};
+    launch(&room, true, save_two, NULL);
+    drop(&room, 1, SECOND "/shard-00003.h5");
+    expect(pd_simulated_disk_vfs(room.disk, 1, &vfs, &err), PD_OK, &err);
+    expect(pd_vfs_mkdir(vfs, SECOND "/shard-00003.h5", &err), PD_OK, &err);
+    pd_vfs_free(vfs);
+    const struct heard heard = listen(&room, &view);
+    cr_assert_eq(heard.partial, 1);
+    cr_assert_eq(heard.absent_host, 0);
     room_free(&room);
 }
 
@@ -320,6 +420,27 @@ Test(store_unusable, a_checkpoint_of_another_run)
     launch(&room, true, save_and_prune, NULL);
     view.whole = room_options().keep_last;
     launch(&room, true, sees, &view);
+    room_free(&room);
+}
+
+static pd_status steps_are_kept(struct room_rank *rank, struct pd_error *err)
+{
+    const uint32_t *wanted = rank->context;
+    PD_TRY(save_and_prune(rank, err));
+    if (pd_store_count(rank->store) != *wanted) PD_FAIL(err, PD_BUG, "%u are kept", pd_store_count(rank->store));
+    return PD_OK;
+}
+
+/* A checkpoint that came back would be the first that retention removes: it stays as long as the launch does. */
+Test(store_unusable, what_came_back_stays_for_a_launch)
+{
+    struct room room = new_room(2, 1);
+    launch(&room, true, save_two, NULL);
+    rename_in(&room, 0, FIRST "/commit.h5", "/elsewhere");
+    launch(&room, true, save_and_prune, NULL);
+    rename_in(&room, 0, "/elsewhere", ASIDE "/commit.h5");
+    launch(&room, true, steps_are_kept, &(uint32_t){room_options().keep_last + 1});
+    launch(&room, true, steps_are_kept, &(uint32_t){room_options().keep_last});
     room_free(&room);
 }
 
