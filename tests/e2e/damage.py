@@ -141,6 +141,8 @@ def no_checkpoint_yet(workspace, config):
     for checkpoint in checkpoints(directory):
         os.unlink(os.path.join(checkpoint, "commit.h5"))
         os.rename(checkpoint, checkpoint + ".tmp")
+    for record in ("events.jsonl", "metrics.jsonl"):
+        os.unlink(os.path.join(directory, record))
     result = workspace.train(config, directory, ["run.steps=2"])
     expect("fresh start" in result.stderr, "a prepared checkpoint: begins again", result)
     expect(len(checkpoints(directory)) == 1, "a prepared checkpoint: is cleared", result)

@@ -3,7 +3,6 @@
 
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
-#include "ckpt/base/regular_file.h"
 #include "ckpt/base/trace.h"
 #include "ckpt/base/words.h"
 #include "ckpt/store/paths.h"
@@ -17,6 +16,8 @@
 #include "trainer/launch/launcher.h"
 #include "trainer/launch/layout.h"
 #include "trainer/run/directories.h"
+#include "trainer/run/events.h"
+#include "trainer/run/recorded.h"
 #include "trainer/run/worker.h"
 
 #include <dirent.h>
@@ -52,6 +53,16 @@ static const struct pd_run_tier *look_quietly(struct pd_run_tiers *tiers)
 
 /* ---- newest committed step, as the launcher asks ---- */
 
+/* The ranks, which may see more than this host, decide. */
+static void find_recorded(const char *run_dir, char ret_found[PD_LAUNCH_FOUND_BYTES])
+{
+    struct pd_recorded recorded;
+    pd_recorded_read(run_dir, &recorded);
+    if (recorded.step)
+        snprintf(ret_found, PD_LAUNCH_FOUND_BYTES, "step %llu was saved in %s, and this host sees no checkpoint there now",
+                 (unsigned long long)recorded.step, recorded.dir);
+}
+
 static bool newest_step(void *context, uint64_t *ret_step, char ret_found[PD_LAUNCH_FOUND_BYTES])
 {
     const struct pd_launch_chooser *chooser = context;
@@ -62,6 +73,7 @@ static bool newest_step(void *context, uint64_t *ret_step, char ret_found[PD_LAU
         *ret_step = newest->step;
     else
         pd_run_tiers_found(&tiers, chooser->config->run.dir, ret_found, PD_LAUNCH_FOUND_BYTES);
+    if (!newest && !ret_found[0]) find_recorded(chooser->config->run.dir, ret_found);
     return newest;
 }
 
@@ -287,6 +299,7 @@ static pd_status import_first(const struct pd_config *config, struct pd_error *e
     if (!config->init.from[0]) return PD_OK;
     pd_run_tiers_of_config(config, &tiers);
     if (look_quietly(&tiers)) return PD_OK;
+    PD_TRY(pd_recorded_check_lost(config, err));
     pd_log_info("init", "importing %s", config->init.from);
     return pd_ckpt_import_for_run(config, tiers.tiers[0].dir, err);
 }
@@ -311,31 +324,22 @@ static pd_status launch_claimed(const struct pd_config *config, struct pd_launch
     return st;
 }
 
-static pd_status launch(const struct pd_config *config, struct pd_launch_chooser *chooser, struct pd_error *err)
+static void record_fresh(const struct pd_config *config)
+{
+    struct pd_json_writer w;
+    pd_event_begin(&w, "fresh");
+    pd_event_end(&w, config->run.dir);
+}
+
+static pd_status launch(const struct pd_config *config, bool fresh, struct pd_launch_chooser *chooser, struct pd_error *err)
 {
     int claim = -1;
     PD_TRY(pd_directories_make("run.dir", config->run.dir, err));
     PD_TRY(pd_launch_claim(config->run.dir, BUSY_WAIT_MS, &claim, err));
+    if (fresh) record_fresh(config);
     const pd_status st = launch_claimed(config, chooser, err);
     pd_launch_claim_drop(claim);
     return st;
-}
-
-/* The last whole line of the run's metrics, or "". */
-static void last_metrics(const struct pd_config *config, char *ret_line, size_t room)
-{
-    char path[4200], tail[16384];
-    ret_line[0] = '\0';
-    snprintf(path, sizeof path, "%.4000s/metrics.jsonl", config->run.dir);
-    FILE *f = pd_regular_fopen(path, false);
-    if (!f) return;
-    if (fseek(f, -(long)sizeof tail, SEEK_END)) rewind(f);
-    const size_t bytes = fread(tail, 1, sizeof tail, f);
-    (void)fclose(f);
-    const char *end = memrchr(tail, '\n', bytes);
-    if (!end) return;
-    const char *before = memrchr(tail, '\n', (size_t)(end - tail)), *line = before ? before + 1 : tail;
-    snprintf(ret_line, room, "%.*s", (int)(end - line), line);
 }
 
 /* As the sink of metrics writes them; null: it is not known. */
@@ -344,7 +348,7 @@ static void print_losses(const struct pd_config *config, struct pd_json_writer *
     static const char *const keys[] = {"loss", "validation_loss"};
     char line[16384];
     struct pd_json_document *document = NULL;
-    last_metrics(config, line, sizeof line);
+    pd_recorded_last_line(config->run.dir, line, sizeof line);
     const bool is_read = !pd_json_parse("metrics.jsonl", line, strlen(line), &document, NULL);
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         double value = NAN;
@@ -443,7 +447,7 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
         if (!st) st = hand_on_trace(&config, t.trace, err);
         struct pd_launch_chooser chooser = {0};
         if (!st) st = pd_launch_chooser_init(&config, &chooser, err);
-        if (!st) st = launch(&config, &chooser, err);
+        if (!st) st = launch(&config, t.fresh, &chooser, err);
         pd_launch_chooser_deinit(&chooser);
         if (t.json) {
             struct pd_error own;

@@ -5,10 +5,12 @@
 #include "ckpt/base/regular_file.h"
 #include "trainer/run/internal.h"
 #include "trainer/run/launched.h"
+#include "trainer/run/recorded.h"
 #include "trainer/run/resume.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -26,11 +28,20 @@ static int append(const char *run_dir, const char *text, size_t bytes)
     char path[4200];
     int file;
     snprintf(path, sizeof path, "%.4000s/events.jsonl", run_dir);
-    const int number = pd_regular_open(path, O_WRONLY | O_CREAT | O_APPEND, &file);
+    int number = pd_regular_open(path, O_RDWR | O_CREAT | O_APPEND, &file);
     if (number) return number;
-    const ssize_t written = write(file, text, bytes);
+    number = pd_regular_append(file, text, bytes);
     close(file);
-    return written == (ssize_t)bytes ? 0 : EIO;
+    return number;
+}
+
+/* A run.dir that is gone has its own message. */
+static void say_once(const char *run_dir, int number)
+{
+    static atomic_bool is_said;
+    if (number == ENOENT || atomic_exchange(&is_said, true)) return;
+    pd_log_warn("events", "%s/events.jsonl: starts and ends of this run are not recorded: %s", run_dir,
+                number == ENXIO ? "it is no regular file; move it away" : strerror(number));
 }
 
 void pd_event_end(struct pd_json_writer *w, const char *run_dir)
@@ -39,7 +50,7 @@ void pd_event_end(struct pd_json_writer *w, const char *run_dir)
     size_t bytes;
     pd_json_object_end(w);
     const int number = pd_json_writer_finish(w, &text, &bytes, NULL) ? ENOMEM : append(run_dir, text, bytes);
-    if (number) pd_log(PD_LOG_DEBUG, "events", "%s/events.jsonl: a line is lost: %s", run_dir, strerror(number));
+    if (number) say_once(run_dir, number);
     pd_json_writer_deinit(w);
 }
 
@@ -91,12 +102,15 @@ pd_status pd_event_open(struct run *r, const struct pd_resume_report *report, do
 {
     uint64_t bytes = 0;
     struct pd_json_writer w;
+    char run_id[PD_RUN_ID_BYTES];
     const char *notes = getenv(PD_LAUNCH_ENV_DIR);
     for (uint32_t s = 0; s < pd_stripes_count(r->config); s++)
         bytes += pd_saver_file_bytes(r->saver, s);
     PD_TRY(pd_comm_all_reduce(r->comm, &bytes, 1, PD_REDUCE_SUM_U64, err));
     if (r->comm->rank) return PD_OK;
     pd_event_begin(&w, "open");
+    pd_recorded_run_id(r->state.identity.run_id, run_id);
+    pd_json_string(&w, "run_id", run_id);
     pd_json_u64(&w, "fence", r->state.fence);
     pd_json_u64(&w, "step", r->state.identity.step);
     pd_json_u64(&w, "lineage", r->state.identity.lineage);

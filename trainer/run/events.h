@@ -1,13 +1,15 @@
 /* events.jsonl in the run directory: what happened to the run as a whole, an object a line, beside metrics.jsonl with its line
  * a step. The launcher writes how starts begin and end, rank 0 what a start has come to be:
  *
+ *   fresh   --fresh: what was recorded before is of another run
  *   start   restart, ranks, layout, transport, from_step (null: none), process, host
- *   open    fence, step, lineage, degrees, memory by the plan, bytes of a checkpoint, the bound, tiers, notes
+ *   open    run_id, fence, step, lineage, degrees, memory by the plan, bytes of a checkpoint, the bound, tiers, notes
  *   leave   step, tiers with the newest step of each: what is saved after the last line of metrics
  *   end     restart, status, exit_code, cause, restarts (whether another start follows)
  *
- * Every line has `event` and `time`, seconds since 1970. For people and tools: nothing of a run depends on it, and a line that
- * cannot be written is left out. Appended with one write, so several writers do not mix. */
+ * Every line has `event` and `time`, seconds since 1970. For people and tools, and for one question: whether a run that finds no
+ * checkpoint has had some (recorded.h). A line that cannot be written is left out, which is logged once. Appended with one
+ * write, so several writers do not mix. */
 #ifndef PD_TRAINER_RUN_EVENTS_H
 #define PD_TRAINER_RUN_EVENTS_H
 

@@ -5,12 +5,14 @@
 #include "resharder/stored.h"
 #include "trainer/engine/computed_on.h"
 #include "trainer/engine/state_files.h"
+#include "trainer/run/recorded.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 
 #define MODULE "resume"
 
@@ -79,9 +81,54 @@ static pd_status compare_data(const struct pd_engine *e, const struct pd_commit 
     return PD_OK;
 }
 
+/* ---- whose checkpoint it is ---- */
+
+/* By turns two runs would overwrite each other's checkpoints. */
+static pd_status check_run_id(const struct pd_engine *e, const char *path, const struct pd_commit *commit,
+                              struct pd_error *err)
+{
+    struct pd_recorded recorded;
+    char run_id[PD_RUN_ID_BYTES];
+    const char *dir = e->options.config->run.dir;
+    pd_recorded_read(dir, &recorded);
+    pd_recorded_run_id(commit->state.identity.run_id, run_id);
+    if (!recorded.run_id[0] || strcmp(recorded.run_id, run_id) == 0) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "%.400s is of run %s, and run.dir, %.300s, has the record of run %s: two runs cannot share a directory of "
+            "checkpoints; name this run's own with checkpoint.dir=DIR, or go on from that one with another run.dir=DIR",
+            path, run_id, dir, recorded.run_id);
+}
+
+static bool is_same_directory(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* A run.dir that was moved has the run's record, and what it was is not there. */
+static void find_other_run(const char *dir, const char *saved_dir, struct pd_resume_report *report)
+{
+    struct pd_recorded recorded;
+    struct stat there;
+    if (strcmp(dir, saved_dir) == 0 || is_same_directory(dir, saved_dir)) return;
+    pd_recorded_read(dir, &recorded);
+    if (recorded.run_id[0] && stat(saved_dir, &there)) return;
+    snprintf(report->other_run, sizeof report->other_run, "%.500s", saved_dir);
+}
+
+static void log_other_run(const struct pd_resume_report *report, const char *dir, uint64_t step)
+{
+    if (report->other_run[0])
+        pd_log_warn(
+            MODULE,
+            "the checkpoints here are another run's: step %llu was saved with run.dir=%s; this run, %s, goes on from "
+            "it, and retention will remove those; for a run of its own name another checkpoint.dir",
+            (unsigned long long)step, report->other_run, dir);
+}
+
 /* Another precision begins with the loss scale of its own. */
 static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *commit, struct change *ret_change,
-                                 struct pd_error *err)
+                                 struct pd_resume_report *report, struct pd_error *err)
 {
     struct pd_config saved;
     PD_TRY(
@@ -90,6 +137,7 @@ static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *co
         commit->state.loss_scale = e->loss_scale;
         commit->state.loss_scale_good_steps = 0;
     }
+    if (report && !is_imported(commit)) find_other_run(e->options.config->run.dir, saved.run.dir, report);
     pd_status st = compare_keys(e, &saved, is_imported(commit), ret_change, err);
     if (!st && !is_imported(commit)) st = compare_data(e, commit, &saved, ret_change, err);
     pd_config_deinit(&saved);
@@ -219,7 +267,9 @@ static pd_status load_entry(struct pd_vfs *vfs, const struct candidate *c, struc
     struct change change = {.any = false};
     pd_status st = pd_store_read_commit(c->store, &c->entry, commit, err);
     pd_store_entry_path(c->store, &c->entry, path);
-    if (!st) st = check_record(vfs, path, commit, compare_configs(e, commit, &change, err), err);
+    if (!st && group->rank == 0) st = check_record(vfs, path, commit, check_run_id(e, path, commit, err), err);
+    if (!st)
+        st = check_record(vfs, path, commit, compare_configs(e, commit, &change, group->rank ? NULL : report, err), err);
     PD_TRY(pd_group_agree(group, st, err));
     struct pd_load_request request = {.directory = path,
                                       .commit = commit,
@@ -299,15 +349,26 @@ static pd_status refuse_absent_drive(const char *root, const struct pd_store_unu
 {
     PD_FAIL(err, PD_CORRUPT,
             "step %llu of %.300s is not whole, and no other step is: %s; mount that drive again, or set checkpoint.stripes "
-            "to where it is now; to start from step 1 take another run.dir, or move %.200s away",
+            "to where it is now; to start from step 1 take another run.dir, or move %.200s away and give --fresh",
             (unsigned long long)newest->step, root, newest->cause, root);
 }
 
-/* Step 1 beside checkpoints that are only damaged or incomplete would, in time, delete what might be brought back. */
-static pd_status refuse_to_bury(struct pd_store *store, const struct pd_resume_report *report, const struct pd_error *damage,
-                                struct pd_error *err)
+/* What belongs to the directory of checkpoints and lies elsewhere. */
+static void list_stripes(const struct pd_config *config, char *ret_text, size_t bytes)
 {
-    char root[4096], what[704] = "", aside[64] = "";
+    size_t used = 0;
+    ret_text[0] = '\0';
+    for (uint32_t i = 0; i < config->checkpoint.stripes_count && used < bytes; i++)
+        used += (size_t)snprintf(ret_text + used, bytes - used, "%s%s", i ? ", " : " and those of checkpoint.stripes, ",
+                                 config->checkpoint.stripes[i]);
+    if (used && used < bytes) snprintf(ret_text + used, bytes - used, ",");
+}
+
+/* Step 1 beside checkpoints that are only damaged or incomplete would, in time, delete what might be brought back. */
+static pd_status refuse_to_bury(const struct pd_config *config, struct pd_store *store,
+                                const struct pd_resume_report *report, const struct pd_error *damage, struct pd_error *err)
+{
+    char root[4096], what[704] = "", aside[64] = "", drives[400];
     uint32_t quarantined, unusable = pd_store_unusable_count(store);
     PD_TRY(pd_store_count_quarantined(store, &quarantined, err));
     if (!unusable && !quarantined && !report->damaged) return PD_OK;
@@ -318,13 +379,20 @@ static pd_status refuse_to_bury(struct pd_store *store, const struct pd_resume_r
     } else if (unusable) {
         const struct pd_store_unusable *newest = pd_store_unusable_at(store, unusable - 1);
         if (newest->is_drive_absent) return refuse_absent_drive(root, newest, err);
+        if (newest->flaw == PD_STORE_MISNAMED)
+            PD_FAIL(err, PD_CORRUPT,
+                    "%.500s holds no checkpoint under its own name, but %.63s (step %llu): %s; to start from step 1 take "
+                    "another run.dir=DIR, or move that away and give --fresh",
+                    root, newest->name, (unsigned long long)newest->step, newest->cause);
         snprintf(what, sizeof what, ". The newest of %u: %s: %s", unusable, newest->name, newest->cause);
     }
+    list_stripes(config, drives, sizeof drives);
     if (quarantined) snprintf(aside, sizeof aside, " (%u in its quarantine directory)", quarantined);
     PD_FAIL(err, PD_CORRUPT,
             "%.500s holds no whole checkpoint, but damaged or incomplete ones%s: restore a checkpoint from a copy and bring "
-            "missing files or hosts back, or start from step 1 with another run.dir or after moving that directory away%s",
-            root, aside, what);
+            "missing files or hosts back, or start from step 1 with another run.dir, or with --fresh after moving that "
+            "directory%s away%s",
+            root, aside, drives, what);
 }
 
 pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *e,
@@ -362,12 +430,17 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
     }
     for (uint32_t t = 0; !report.resumed && t < pd_tiers_count(tiers); t++) {
         struct pd_store *store = pd_tiers_store(tiers, t);
-        if (store) PD_TRY(refuse_to_bury(store, &report, &damage, err));
+        if (store) PD_TRY(refuse_to_bury(e->options.config, store, &report, &damage, err));
     }
-    if (!report.resumed) PD_TRY(start_fresh(group, e, later.lineage ? &later : NULL, ret_state, err));
+    if (!report.resumed) {
+        const bool asks = group->rank == 0 && !later.lineage;
+        PD_TRY(pd_group_agree(group, asks ? pd_recorded_check_lost(e->options.config, err) : PD_OK, err));
+        PD_TRY(start_fresh(group, e, later.lineage ? &later : NULL, ret_state, err));
+    }
     report.seconds = pd_clock_seconds_since(NULL, start);
     *ret_report = report;
     if (report.resumed && group->rank == 0) {
+        log_other_run(&report, e->options.config->run.dir, ret_state->identity.step);
         log_other_device(e, ret_state);
         log_other_tokenizer(e, ret_state);
     }

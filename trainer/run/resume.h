@@ -3,7 +3,8 @@
  * The newest over all tiers counts, of equal ones that of the faster tier. A checkpoint whose bytes are damaged is moved to
  * quarantine with an error in the log, and the one before is taken; a storage error is not damage and ends the launch. The
  * first step is for a directory that holds nothing else: beside damaged or incomplete checkpoints, in quarantine or not, a
- * launch fails. A changed configuration follows pd_config_compare.
+ * launch fails, and also where run.dir has the record of checkpoints that are gone (recorded.h). A changed configuration
+ * follows pd_config_compare.
  *
  * Checkpoints of steps beyond `newest_step` are left alone (UINT64_MAX: none is); where the run has no others it begins again,
  * as the same run. */
@@ -21,11 +22,13 @@ struct pd_resume_report {
     uint32_t damaged;    /* checkpoints that were passed over */
     double seconds;
     struct pd_whence whence;
+    char other_run[512]; /* rank 0: run.dir of the run that saved it, where that is another one; or "" */
 };
 
 /* Fills the engine's state and *ret_state (the caller's to deinit): identity, counters, layout of this launch. Collective.
  * The tiers are not started yet.
- *   errors  PD_INVALID: the configuration may not change so; PD_CORRUPT: there are checkpoints and none is whole */
+ *   errors  PD_INVALID: the configuration may not change so, or run.dir is of another run; PD_CORRUPT: there are checkpoints
+ *           and none is whole, or run.dir says that there were some */
 PD_MUST_USE pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *engine,
                                 uint64_t newest_step, struct pd_run_state *ret_state, struct pd_resume_report *ret_report,
                                 struct pd_error *err);

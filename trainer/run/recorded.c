@@ -1,0 +1,134 @@
+#include "trainer/run/recorded.h"
+
+#include "ckpt/base/json.h"
+#include "ckpt/base/regular_file.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define TAIL_BYTES 65536
+
+struct reading {
+    struct pd_recorded *ret;
+    double since;     /* of the start that began at step 1: earlier lines are of the run before */
+    uint64_t outlive; /* tiers that outlive a reboot, by bit */
+    char first[1024]; /* directory of the first tier */
+};
+
+static void take_step(struct reading *r, uint64_t step, const char *dir)
+{
+    if (step <= r->ret->step) return;
+    r->ret->step = step;
+    snprintf(r->ret->dir, sizeof r->ret->dir, "%.1000s", dir);
+}
+
+static void take_tiers(struct reading *r, const struct pd_json_value *tiers)
+{
+    r->outlive = 0;
+    for (size_t i = 0; i < pd_json_count(tiers) && i < PD_TIERS_MAX; i++) {
+        const struct pd_json_value *tier = pd_json_at(tiers, i);
+        const char *dir = pd_json_text(pd_json_member(tier, "dir"));
+        uint64_t newest = 0;
+        bool in_memory = true;
+        if (!dir || !pd_json_is_bool(pd_json_member(tier, "in_memory"), &in_memory) || in_memory) continue;
+        if (!r->outlive) snprintf(r->first, sizeof r->first, "%.1000s", dir);
+        r->outlive |= UINT64_C(1) << i;
+        if (pd_json_is_u64(pd_json_member(tier, "newest"), &newest)) take_step(r, newest, dir);
+    }
+}
+
+static void take_event(struct reading *r, const struct pd_json_value *event)
+{
+    const char *what = pd_json_text(pd_json_member(event, "event"));
+    bool resumed = true;
+    if (!what) return;
+    const bool is_open = strcmp(what, "open") == 0;
+    if (is_open) (void)pd_json_is_bool(pd_json_member(event, "resumed"), &resumed);
+    if (strcmp(what, "fresh") == 0 || !resumed) {
+        *r->ret = (struct pd_recorded){0};
+        (void)pd_json_is_number(pd_json_member(event, "time"), &r->since);
+    }
+    const char *run_id = is_open ? pd_json_text(pd_json_member(event, "run_id")) : NULL;
+    if (run_id) snprintf(r->ret->run_id, PD_RUN_ID_BYTES, "%.32s", run_id);
+    if (is_open || strcmp(what, "leave") == 0) take_tiers(r, pd_json_member(event, "tiers"));
+}
+
+/* Of a line of metrics; where there are several tiers it has the newest step of each. */
+static void take_metrics(struct reading *r, const struct pd_json_value *line)
+{
+    const struct pd_json_value *tiers = pd_json_member(line, "tiers");
+    double time = 0;
+    uint64_t step = 0;
+    if (!pd_json_is_number(pd_json_member(line, "time"), &time) || time < r->since) return;
+    if (!tiers && r->outlive && pd_json_is_u64(pd_json_member(line, "last_checkpoint"), &step)) take_step(r, step, r->first);
+    for (size_t i = 0; i < pd_json_count(tiers) && i < PD_TIERS_MAX; i++)
+        if (r->outlive >> i & 1 && pd_json_is_u64(pd_json_member(pd_json_at(tiers, i), "newest"), &step))
+            take_step(r, step, r->first);
+}
+
+static void take_line(struct reading *r, const char *line, size_t bytes,
+                      void (*take)(struct reading *, const struct pd_json_value *))
+{
+    struct pd_json_document *document = NULL;
+    if (pd_json_parse("a line", line, bytes, &document, NULL)) return;
+    take(r, pd_json_root(document));
+    pd_json_document_free(document);
+}
+
+static FILE *open_in(const char *run_dir, const char *name)
+{
+    char path[4200];
+    snprintf(path, sizeof path, "%.4000s/%s", run_dir, name);
+    return pd_regular_fopen(path, false);
+}
+
+void pd_recorded_last_line(const char *run_dir, char *ret_line, size_t bytes)
+{
+    char *tail = malloc(TAIL_BYTES);
+    FILE *f = tail ? open_in(run_dir, "metrics.jsonl") : NULL;
+    ret_line[0] = '\0';
+    if (f) {
+        if (fseek(f, -TAIL_BYTES, SEEK_END)) rewind(f);
+        const char *end = memrchr(tail, '\n', fread(tail, 1, TAIL_BYTES, f));
+        const char *before = end ? memrchr(tail, '\n', (size_t)(end - tail)) : NULL, *line = before ? before + 1 : tail;
+        if (end) snprintf(ret_line, bytes, "%.*s", (int)(end - line), line);
+        (void)fclose(f);
+    }
+    free(tail);
+}
+
+void pd_recorded_read(const char *run_dir, struct pd_recorded *ret)
+{
+    char *line = NULL, last[16384];
+    size_t room = 0;
+    ssize_t bytes;
+    struct reading r = {.ret = ret};
+    *ret = (struct pd_recorded){0};
+    FILE *f = open_in(run_dir, "events.jsonl");
+    while (f && (bytes = getline(&line, &room, f)) > 0)
+        take_line(&r, line, (size_t)bytes, take_event);
+    free(line);
+    if (f) (void)fclose(f);
+    pd_recorded_last_line(run_dir, last, sizeof last);
+    take_line(&r, last, strlen(last), take_metrics);
+}
+
+void pd_recorded_run_id(const uint64_t run_id[2], char ret_text[PD_RUN_ID_BYTES])
+{
+    snprintf(ret_text, PD_RUN_ID_BYTES, "%016llx%016llx", (unsigned long long)run_id[0], (unsigned long long)run_id[1]);
+}
+
+pd_status pd_recorded_check_lost(const struct pd_config *config, struct pd_error *err)
+{
+    struct pd_recorded recorded;
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    (void)pd_config_tiers(config, tiers);
+    pd_recorded_read(config->run.dir, &recorded);
+    if (!recorded.step) return PD_OK;
+    PD_FAIL(
+        err, PD_CORRUPT,
+        "run.dir, %.200s, has the record of a run that saved step %llu in %.200s, and %.200s holds no checkpoint: put back "
+        "what was moved or renamed, mount its disk, or name where it is with checkpoint.dir=DIR; to begin at step 1, "
+        "--fresh or another run.dir=DIR",
+        config->run.dir, (unsigned long long)recorded.step, recorded.dir, tiers[0].dir);
+}
