@@ -214,6 +214,73 @@ def unreadable(bench):
         bench.ends("a link to a directory that is not there", 74, "is a link to what is not there: mount or make that", directory)
 
 
+def out_of_sight(bench):
+    """A run that has saved steps does not begin at step 1 because none is in sight, and says what to do."""
+    directory = bench.copy()
+    root = os.path.join(directory, "checkpoints")
+    lost = "has the record of a run that saved step 8 in .*/checkpoints, and .*/checkpoints holds no checkpoint: put back .*--fresh or another run.dir"
+    os.rename(root, root + ".away")
+    for _ in range(2):
+        bench.ends("checkpoints moved away", 65, lost, directory)
+    shutil.rmtree(root)
+    os.rename(root + ".away", root)
+    before = [os.path.basename(step) for step in steps_of(directory)]
+    for n, name in enumerate(before):
+        os.rename(os.path.join(root, name), os.path.join(root, f"old{n}"))
+    for _ in range(2):
+        bench.ends("checkpoints renamed", 65, f"no checkpoint under its own name, but old{n} .step 8.: its record is that of {before[-1]}: rename it to that", directory)
+    os.rename(os.path.join(root, "old0"), os.path.join(root, before[0]))
+    bench.ends("one of them renamed", 0, f"old{n} is passed over: its record is that of {before[-1]}: rename it to that(?s:.*)resumed at step 4,", directory, "run.steps=4")
+    os.rename(os.path.join(root, f"old{n}"), os.path.join(root, before[-1]))
+    bench.ends("named as before", 0, "resumed at step 8,", directory)
+    shutil.rmtree(root)
+    bench.ends("a fresh start beside the record", 0, "fresh start: ", directory, "--fresh", "run.steps=2")
+    bench.ends("after a fresh start", 0, "resumed at step 2,", directory, "run.steps=4")
+    shutil.rmtree(root)
+    bench.ends("the fresh run's checkpoints removed", 65, "saved step 4 in", directory)
+
+
+def out_of_sight_of_an_import(bench):
+    """What a run began from is not imported once more."""
+    model, directory = bench.workspace.directory("model"), bench.workspace.directory("imported")
+    bench.workspace.command(["ckpt", "export", bench.copy(), model, "--format=safetensors"])
+    words = (f"init.from={model}", "run.steps=2")
+    bench.ends("from a model", 0, "importing ", directory, *words)
+    shutil.rmtree(os.path.join(directory, "checkpoints"))
+    result = bench.ends("from a model, its checkpoints removed", 65, "has the record of a run that saved step 2", directory, *words)
+    if "importing" in result.stderr:
+        raise harness.Failure(f"imported again:\n{result.stderr}")
+
+
+def two_runs(bench):
+    """One directory of checkpoints for two runs, by turns; and a new run.dir that goes on from another run's."""
+    ours, theirs = bench.copy(), bench.workspace.directory("theirs")
+    shared = f"checkpoint.dir={ours}/checkpoints"
+    os.rename(f"{ours}/checkpoints", f"{ours}/away")
+    bench.ends("a second run, first", 0, "done: step 4", theirs, shared, "run.steps=4")
+    bench.ends("two runs by turns", 78, "step-000000000004-1 is of run .*, and run.dir, .*, has the record of run .*: two runs cannot share", ours)
+    result = bench.ends("its own run.dir", 0, "nothing to train", theirs, shared, "run.steps=4")
+    if "another run's" in result.stderr:
+        raise harness.Failure(f"a run's own checkpoints are another run's:\n{result.stderr}")
+    bench.ends("a new run.dir", 0, f"are another run's: step 4 was saved with run.dir={theirs};(?s:.*)nothing to train", bench.workspace.directory("new"),
+               shared, "run.steps=4")
+    moved = theirs + ".moved"
+    os.rename(theirs, moved)
+    result = bench.ends("a run.dir that was moved", 0, "nothing to train", moved, shared, "run.steps=4")
+    if "another run's" in result.stderr:
+        raise harness.Failure(f"a moved run's checkpoints are another run's:\n{result.stderr}")
+
+
+def events_elsewhere(bench):
+    """Starts and ends that cannot be recorded are said, once."""
+    directory = bench.copy()
+    os.unlink(os.path.join(directory, "events.jsonl"))
+    os.mkfifo(os.path.join(directory, "events.jsonl"))
+    result = bench.ends("events.jsonl is a fifo", 0, "resumed at step 8,", directory)
+    if len(re.findall("events.jsonl: starts and ends of this run are not recorded: it is no regular file; move it away", result.stderr)) != 1:
+        raise harness.Failure(f"said not once:\n{result.stderr}")
+
+
 def body(workspace, arguments):
     transport = arguments[0] if arguments else "local"
     bench = Bench(workspace)
@@ -226,6 +293,10 @@ def body(workspace, arguments):
         names(bench)
         links(bench)
         unreadable(bench)
+        out_of_sight(bench)
+        out_of_sight_of_an_import(bench)
+        two_runs(bench)
+        events_elsewhere(bench)
     print(f"causes over {transport} ranks: each with its exit code and its words")
 
 

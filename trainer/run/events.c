@@ -35,11 +35,12 @@ static int append(const char *run_dir, const char *text, size_t bytes)
     return number;
 }
 
-/* A run.dir that is gone has its own message. */
+/* A run.dir that is gone has its own message; what is no file the launcher, which writes first, has said. */
 static void say_once(const char *run_dir, int number)
 {
     static atomic_bool is_said;
-    if (number == ENOENT || atomic_exchange(&is_said, true)) return;
+    if (number == ENOENT || (number == ENXIO && getenv(PD_LAUNCH_ENV_DIR))) return;
+    if (atomic_exchange(&is_said, true)) return;
     pd_log_warn("events", "%s/events.jsonl: starts and ends of this run are not recorded: %s", run_dir,
                 number == ENXIO ? "it is no regular file; move it away" : strerror(number));
 }

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define MODULE "resume"
 
@@ -105,15 +106,15 @@ static bool is_same_directory(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* A run.dir that was moved has the run's record, and what it was is not there. */
-static void find_other_run(const char *dir, const char *saved_dir, struct pd_resume_report *report)
+/* A run.dir that was moved or copied with its checkpoints has the record of the run. */
+static void find_other_run(const struct pd_config *now, const struct pd_config *saved, struct pd_resume_report *report)
 {
     struct pd_recorded recorded;
-    struct stat there;
-    if (strcmp(dir, saved_dir) == 0 || is_same_directory(dir, saved_dir)) return;
-    pd_recorded_read(dir, &recorded);
-    if (recorded.run_id[0] && stat(saved_dir, &there)) return;
-    snprintf(report->other_run, sizeof report->other_run, "%.500s", saved_dir);
+    if (strcmp(now->run.dir, saved->run.dir) == 0 || is_same_directory(now->run.dir, saved->run.dir)) return;
+    pd_recorded_read(now->run.dir, &recorded);
+    const bool by_turns = access(saved->run.dir, F_OK) == 0 && is_same_directory(now->checkpoint.dir, saved->checkpoint.dir);
+    if (recorded.run_id[0] && !by_turns) return;
+    snprintf(report->other_run, sizeof report->other_run, "%.500s", saved->run.dir);
 }
 
 static void log_other_run(const struct pd_resume_report *report, const char *dir, uint64_t step)
@@ -137,7 +138,7 @@ static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *co
         commit->state.loss_scale = e->loss_scale;
         commit->state.loss_scale_good_steps = 0;
     }
-    if (report && !is_imported(commit)) find_other_run(e->options.config->run.dir, saved.run.dir, report);
+    if (report && !is_imported(commit)) find_other_run(e->options.config, &saved, report);
     pd_status st = compare_keys(e, &saved, is_imported(commit), ret_change, err);
     if (!st && !is_imported(commit)) st = compare_data(e, commit, &saved, ret_change, err);
     pd_config_deinit(&saved);
