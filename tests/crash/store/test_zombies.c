@@ -335,6 +335,89 @@ Test(store_zombies, a_launch_that_was_overtaken_between_link_and_seal)
     }
 }
 
+/* ---- a launcher that takes over and dies before it has cleared anything ---- */
+
+struct successor {
+    uint64_t nth; /* operation of its open from which on all fail */
+    bool fired, has_fence;
+};
+
+/* From a host of its own, where locks do not work. What it leaves of its open is all that stands against a commit. */
+static pd_status take_over_and_die(struct room_rank *rank, struct successor *successor, struct pd_error *err)
+{
+    const struct pd_store_options options = room_options();
+    struct pd_simulated_disk *disk = rank->room->disk;
+    struct pd_store *store = NULL;
+    struct pd_group alone;
+    struct pd_vfs *vfs;
+    struct pd_stat stat;
+    pd_group_init_single(&alone);
+    PD_TRY(pd_simulated_disk_vfs(disk, rank->room->hosts, &vfs, err));
+    pd_simulated_disk_set_fault(
+        disk, &(struct pd_disk_fault){.kind = PD_DISK_FAULT_ERROR, .nth = successor->nth, .persistent = true, .vfs = vfs});
+    if (pd_store_open(vfs, ROOM_ROOT, &options, &alone, &store, NULL) == PD_OK) pd_store_close(store);
+    successor->fired = pd_simulated_disk_fired(disk) > 0;
+    pd_simulated_disk_set_fault(disk, NULL);
+    successor->has_fence = pd_vfs_stat(rank->vfs, ROOM_ROOT "/fence-2", &stat, NULL) == PD_OK;
+    pd_vfs_free(vfs);
+    return PD_OK;
+}
+
+/* Everything of step 4 is written but its record. */
+static pd_status overtaken_before_the_commit(struct room_rank *rank, struct pd_error *err)
+{
+    struct successor *successor = rank->context;
+    struct pd_identity identity = room_identity(0, 4);
+    struct pd_shard_summary summary;
+    struct pd_run_state state;
+    struct pd_error why;
+    char path[4096];
+    for (uint64_t step = 1; step <= 3; step++)
+        PD_TRY(room_save(rank, step, err));
+    PD_TRY(pd_store_begin(rank->store, &identity, path, err));
+    room_fill(rank->values, 0, 4, rank->group->rank);
+    const void *data[2] = {rank->values, rank->values + ROOM_ROWS * 3};
+    PD_TRY(pd_shard_write(rank->writer, path, &identity, rank->group->rank, data, &summary, err));
+    PD_TRY(pd_group_barrier(rank->group, err));
+    const pd_status died = rank->group->rank == 0 ? take_over_and_die(rank, successor, err) : PD_OK;
+    PD_TRY(pd_group_agree(rank->group, died, err));
+    room_state(rank, &state, 0, 4);
+    const pd_status st = pd_store_commit(rank->store, PD_OK, &summary, &state, &why);
+    if (st != (successor->has_fence ? PD_BUSY : PD_OK))
+        PD_FAIL(err, PD_BUG, "operation %llu, %s fence: the commit gets %s: %s", (unsigned long long)successor->nth,
+                successor->has_fence ? "with a newer" : "without a newer", pd_status_name(st), why.message);
+    return PD_OK;
+}
+
+static pd_status load_step(struct room_rank *rank, struct pd_error *err)
+{
+    uint64_t step = 0;
+    uint32_t damaged = 0;
+    PD_TRY(room_load_newest(rank, &step, &damaged, err));
+    if (damaged || step != *(const uint64_t *)rank->context)
+        PD_FAIL(err, PD_BUG, "step %llu loads", (unsigned long long)step);
+    return PD_OK;
+}
+
+Test(store_zombies, a_successor_that_dies_while_it_opens)
+{
+    for (uint32_t ranks = 1; ranks <= 4; ranks += 3) {
+        struct successor successor = {.fired = true};
+        uint64_t fences = 0;
+        while (successor.fired) {
+            struct room room = room_at(&places[0], ranks, ranks > 1 ? 2 : 1, true, PD_DISK_NO_LOCKS);
+            struct pd_error err = {0};
+            successor.nth++;
+            expect(room_launch(&room, overtaken_before_the_commit, &successor, &err), PD_OK, &err);
+            fences += successor.fired && successor.has_fence;
+            expect(room_launch(&room, load_step, &(uint64_t){successor.has_fence ? 3 : 4}, &err), PD_OK, &err);
+            room_free(&room);
+        }
+        cr_assert_gt(fences, 10u, "it died behind its fence %llu times", (unsigned long long)fences);
+        cr_assert_gt(successor.nth, fences + 5, "and before it");
+    }
+}
+
 /* ---- a second launcher ---- */
 
 static pd_status meet_a_second_launcher(struct generation *g, struct haunt *haunt, struct pd_error *err)
