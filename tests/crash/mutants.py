@@ -81,7 +81,7 @@ LIMIT_S = 900
 def run(command, folder, limit=None):
     """Exit code, or None when it did not end; what it printed."""
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                               start_new_session=True)
+                               start_new_session=True, env=dict(os.environ, PERDURE_TEST_SCALE="1"))
     try:
         output, _ = process.communicate(timeout=limit)
         return process.returncode, output
