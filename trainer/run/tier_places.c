@@ -74,14 +74,6 @@ pd_status pd_tier_places_find(struct pd_tier_places *places, const struct pd_con
     return PD_OK;
 }
 
-/* Who empties run.dir by hand knows it. */
-static bool lies_elsewhere(const struct pd_tier_places *places, const char *dir)
-{
-    const char *run = places->config->run.dir;
-    const size_t length = strlen(run);
-    return strncmp(dir, run, length) != 0 || dir[length] != '/';
-}
-
 static pd_status make_tier(struct pd_tier_places *places, struct pd_vfs *vfs, struct pd_tiers_options *options,
                            uint32_t tier, struct pd_error *err)
 {
@@ -99,7 +91,7 @@ static pd_status make_tier(struct pd_tier_places *places, struct pd_vfs *vfs, st
         return PD_OK;
     }
     if (st && err) *err = why;
-    const bool may_be_missed = options->count > 1 || lies_elsewhere(places, o->dir);
+    const bool may_be_missed = options->count > 1; /* the only one ends the start: recorded.h */
     if (!st && was_absent && was_used && may_be_missed && places->rank == 0 && !pd_vfs_is_in_memory(vfs, o->dir))
         pd_log_warn(MODULE, "%s held checkpoints of this run, was absent, and begins empty: is its disk not mounted?",
                     o->dir);
