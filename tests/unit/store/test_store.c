@@ -621,6 +621,27 @@ Test(store, one_failing_rank_fails_the_save_of_all)
     room_free(&room);
 }
 
+/* Shards of two lineages under one name would be a checkpoint that no load believes. */
+static pd_status save_of_two_minds(struct room_rank *rank, struct pd_error *err)
+{
+    struct pd_error why = {0};
+    PD_TRY(room_save(rank, 1, err));
+    const pd_status st = room_save_lineage(rank, rank->group->rank == 2, 2, &why);
+    if (st != PD_BUG || !strstr(why.message, "rank 2 saves another step than rank 0"))
+        PD_FAIL(err, PD_INVALID, "%s: %s", pd_status_name(st), why.message);
+    if (pd_store_count(rank->store) != 1) PD_FAIL(err, PD_INVALID, "it is committed");
+    return room_save(rank, 3, err);
+}
+
+Test(store, ranks_that_save_different_states)
+{
+    for (uint32_t hosts = 1; hosts <= 2; hosts++) {
+        struct room room = new_room(4, hosts, false);
+        launch(&room, save_of_two_minds, NULL, PD_OK);
+        room_free(&room);
+    }
+}
+
 /* Files really fill up: the save fails, the one before stays, and with room again the next one works. */
 static pd_status fill_up(struct room_rank *rank, struct pd_error *err)
 {
