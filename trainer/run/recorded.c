@@ -1,12 +1,13 @@
 #include "trainer/run/recorded.h"
 
+#include "ckpt/base/clock.h"
 #include "ckpt/base/json.h"
 #include "ckpt/base/regular_file.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define TAIL_BYTES 65536
+#define TAIL_BYTES (4 << 20)
 
 struct reading {
     struct pd_recorded *ret;
@@ -75,36 +76,40 @@ static void take_line(struct reading *r, const char *line, size_t bytes,
     pd_json_document_free(document);
 }
 
-static FILE *open_in(const char *run_dir, const char *name)
+/* For the caller to free; NULL: it cannot be read. */
+static char *read_tail(const char *path, size_t *ret_bytes)
 {
-    char path[4200];
-    snprintf(path, sizeof path, "%.4000s/%s", run_dir, name);
-    return pd_regular_fopen(path, false);
+    FILE *f = pd_regular_fopen(path, false);
+    char *text = f ? malloc(TAIL_BYTES) : NULL;
+    if (text) {
+        if (fseek(f, -TAIL_BYTES, SEEK_END)) rewind(f);
+        *ret_bytes = fread(text, 1, TAIL_BYTES, f);
+    }
+    if (f) (void)fclose(f);
+    return text;
 }
 
 void pd_recorded_last_line(const char *run_dir, char *ret_line, size_t bytes)
 {
-    char *tail = malloc(TAIL_BYTES);
-    FILE *f = tail ? open_in(run_dir, "metrics.jsonl") : NULL;
-    ret_line[0] = '\0';
-    if (f) {
-        if (fseek(f, -TAIL_BYTES, SEEK_END)) rewind(f);
-        const char *end = memrchr(tail, '\n', fread(tail, 1, TAIL_BYTES, f));
-        const char *before = end ? memrchr(tail, '\n', (size_t)(end - tail)) : NULL, *line = before ? before + 1 : tail;
-        if (end) snprintf(ret_line, bytes, "%.*s", (int)(end - line), line);
-        (void)fclose(f);
-    }
+    char path[4200];
+    size_t length = 0;
+    snprintf(path, sizeof path, "%.4000s/metrics.jsonl", run_dir);
+    char *tail = read_tail(path, &length);
+    const char *end = tail ? memrchr(tail, '\n', length) : NULL;
+    const char *before = end ? memrchr(tail, '\n', (size_t)(end - tail)) : NULL, *line = before ? before + 1 : tail;
+    snprintf(ret_line, bytes, "%.*s", end ? (int)(end - line) : 0, end ? line : "");
     free(tail);
 }
 
 void pd_recorded_read(const char *run_dir, struct pd_recorded *ret)
 {
-    char *line = NULL, last[16384];
+    char *line = NULL, last[16384], path[4200];
     size_t room = 0;
     ssize_t bytes;
     struct reading r = {.ret = ret};
     *ret = (struct pd_recorded){0};
-    FILE *f = open_in(run_dir, "events.jsonl");
+    snprintf(path, sizeof path, "%.4000s/events.jsonl", run_dir);
+    FILE *f = pd_regular_fopen(path, false);
     while (f && (bytes = getline(&line, &room, f)) > 0)
         take_line(&r, line, (size_t)bytes, take_event);
     free(line);
@@ -131,4 +136,53 @@ pd_status pd_recorded_check_lost(const struct pd_config *config, struct pd_error
         "what was moved or renamed, mount its disk, or name where it is with checkpoint.dir=DIR; to begin at step 1, "
         "--fresh or another run.dir=DIR",
         config->run.dir, (unsigned long long)recorded.step, recorded.dir, tiers[0].dir);
+}
+
+/* ---- what a restart lost ---- */
+
+/* The step and the time of a line; false: it is none, or is cut off. */
+static bool read_line(const char *line, size_t bytes, uint64_t *ret_step, double *ret_time)
+{
+    struct pd_json_document *document = NULL;
+    if (pd_json_parse("metrics.jsonl", line, bytes, &document, NULL)) return false;
+    const struct pd_json_value *root = pd_json_root(document);
+    const bool is_read =
+        pd_json_is_u64(pd_json_member(root, "step"), ret_step) && pd_json_is_number(pd_json_member(root, "time"), ret_time);
+    pd_json_document_free(document);
+    return is_read;
+}
+
+/* From the end: the last line, and the last one of the step. Steps that a run computed again have more than one. */
+static struct pd_lost_steps scan(const char *text, size_t bytes, uint64_t step)
+{
+    struct pd_lost_steps lost = {.age = -1};
+    uint64_t found, last = 0;
+    double time, last_time = 0;
+    const char *end = memrchr(text, '\n', bytes);
+    while (end && lost.age < 0) {
+        const char *before = memrchr(text, '\n', (size_t)(end - text)), *line = before ? before + 1 : text;
+        if (read_line(line, (size_t)(end - line), &found, &time)) {
+            if (!last) {
+                last = found;
+                last_time = time;
+            }
+            if (found < step) break; /* it has no line */
+            if (found == step) {
+                lost.steps = last > step ? last - step : 0;
+                lost.seconds = lost.steps ? last_time - time : 0;
+                lost.age = (double)pd_clock_wall_ns(NULL) * 1e-9 - time;
+            }
+        }
+        end = before;
+    }
+    return lost;
+}
+
+struct pd_lost_steps pd_lost_steps(const char *metrics_path, uint64_t step)
+{
+    size_t bytes;
+    char *text = read_tail(metrics_path, &bytes);
+    const struct pd_lost_steps lost = text ? scan(text, bytes, step) : (struct pd_lost_steps){.age = -1};
+    free(text);
+    return lost;
 }

@@ -21,4 +21,14 @@ PD_MUST_USE pd_status pd_recorded_check_lost(const struct pd_config *config, str
 /* The last whole line of metrics.jsonl, or "". */
 void pd_recorded_last_line(const char *run_dir, char *ret_line, size_t bytes);
 
+/* What a run lost when it ended: the steps that metrics.jsonl has beyond the one that it goes on from. For people. */
+struct pd_lost_steps {
+    uint64_t steps;
+    double seconds; /* between the line of the step that the run goes on from and the last one */
+    double age;     /* of the former, now; below 0: metrics have no line of it */
+};
+
+/* Reads the last 4 MiB of the file at most; nothing lost where it cannot. */
+struct pd_lost_steps pd_lost_steps(const char *metrics_path, uint64_t step);
+
 #endif

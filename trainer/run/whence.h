@@ -4,7 +4,7 @@
 
 #include "ckpt/group/group.h"
 #include "ckpt/tiers/tiers.h"
-#include "trainer/run/lost_steps.h"
+#include "trainer/run/recorded.h"
 
 struct pd_whence {
     char hosts[256];           /* "a (1.20 MiB) and b (621 KiB)" have read them; "": one host alone */

@@ -1,4 +1,4 @@
-#include "trainer/run/lost_steps.h"
+#include "trainer/run/recorded.h"
 
 #include "ckpt/base/clock.h"
 
