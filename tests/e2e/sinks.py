@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Metrics beside metrics.jsonl: TensorBoard's event files and Prometheus' text say what metrics.jsonl says; a sink that is broken (no
-directory, a taken port, a full disk, clients that never read) costs one warning and no step; events.jsonl tells the run's life."""
+directory, a taken port, a disk that is full or hangs, clients that never read) costs one warning and no step; events.jsonl tells the run's life."""
 import glob
 import json
 import os
 import re
+import shutil
 import socket
 import struct
 import subprocess
@@ -270,6 +271,36 @@ def full_disk(workspace, config, undisturbed):
     print("a full disk costs one warning a sink")
 
 
+def frozen_disk(workspace, config):
+    """Every write to the sinks' disk hangs, as on a file server that is gone: more steps than a queue holds go by meanwhile."""
+    with harness.Disk(workspace, 8) as disk:
+        if not disk.is_mounted or not shutil.which("fsfreeze"):
+            print("skipped: no file system can be mounted, or no fsfreeze is here")
+            return
+        directory = workspace.directory()
+        os.makedirs(directory)
+        os.makedirs(os.path.join(disk.path, "tensorboard"))
+        os.symlink(os.path.join(disk.path, "tensorboard"), os.path.join(directory, "tensorboard"))
+        launcher = start(workspace, config, directory, ["metrics.tensorboard=true", f"metrics.prometheus_file={disk.path}/run.prom",
+                                                        "run.steps=100000", "validation.every=0"], {})
+        try:
+            harness.wait_for(lambda: harness.steps_done(directory) > 5, "steps")
+            subprocess.run(["fsfreeze", "--freeze", disk.path], check=True)
+            try:
+                before = harness.steps_done(directory)
+                harness.wait_for(lambda: harness.steps_done(directory) > before + 200, "steps beside sinks that hang")
+            finally:
+                subprocess.run(["fsfreeze", "--unfreeze", disk.path], check=True)
+        finally:
+            launcher.terminate()
+            said = launcher.communicate(timeout=harness.PATIENCE)[1]
+        check(launcher.returncode == 75, f"exit {launcher.returncode}")
+        lines = [line for line in said.splitlines() if "warn metrics" in line]
+        check(sorted(line.split(": ")[1] for line in lines) in (["metrics.tensorboard"], ["metrics.prometheus_file", "metrics.tensorboard"])
+              and all("falls behind" in line for line in lines), f"of sinks that hang the log has {lines}")
+    print("a disk that hangs holds up no step")
+
+
 def body(workspace, _):
     data = workspace.file("text.txt", harness.text_of(20000))
     config = workspace.file("run.yaml", CONFIG.format(data=data))
@@ -280,6 +311,7 @@ def body(workspace, _):
     endpoint(workspace, config)
     broken(workspace, config, undisturbed)
     full_disk(workspace, config, undisturbed)
+    frozen_disk(workspace, config)
 
 
 if __name__ == "__main__":

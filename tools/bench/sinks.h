@@ -6,7 +6,8 @@
 #include "tools/bench/run.h"
 
 struct pd_sinks_cost {
-    struct pd_pairs_summary clock, work; /* work: processor time of all threads, where other programs do not show */
+    struct pd_pairs_summary clock;
+    struct pd_pairs_summary work; /* processor time of a step and of what sinks take, each measured where it is spent */
 };
 
 /* Steps of `run`, which is open, with every sink of metrics beside metrics.jsonl against those with metrics.jsonl alone. */
