@@ -41,6 +41,7 @@ struct train {
     uint32_t override_count;
     bool fresh, print_config;
     const char *trace;
+    struct pd_chaos chaos;
 };
 
 /* What cannot be read is the ranks' to say. */
@@ -304,8 +305,10 @@ static pd_status import_first(const struct pd_config *config, struct pd_error *e
     return pd_ckpt_import_for_run(config, tiers.tiers[0].dir, err);
 }
 
-static pd_status launch_claimed(const struct pd_config *config, struct pd_launch_chooser *chooser, struct pd_error *err)
+static pd_status launch_claimed(const struct pd_config *config, const struct pd_chaos *chaos,
+                                struct pd_launch_chooser *chooser, struct pd_error *err)
 {
+    struct pd_run_tiers tiers;
     char path[4096], self[4096];
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     if (length < 0) PD_FAIL_ERRNO(err, errno, "/proc/self/exe: where this program lies");
@@ -317,8 +320,11 @@ static pd_status launch_claimed(const struct pd_config *config, struct pd_launch
     if (st) return pd_error_context(err, st, "run.dir cannot be written; make it so, or name another with run.dir=DIR");
     if (isatty(STDERR_FILENO)) setenv("PERDURE_PROGRESS", "bar", 0);
     const char *worker[] = {self, "worker", path, NULL};
-    struct pd_launch l = {.worker = worker, .newest_step = newest_step, .context = chooser, .choose = choose};
+    struct pd_launch l = {
+        .worker = worker, .newest_step = newest_step, .context = chooser, .choose = choose, .chaos = *chaos};
     pd_launch_configure(&l, config);
+    pd_run_tiers_of_config(config, &tiers);
+    l.chaos.dir = tiers.tiers[0].dir;
     st = pd_launch_run(&l, err);
     unlink(path);
     return st;
@@ -331,13 +337,14 @@ static void record_fresh(const struct pd_config *config)
     pd_event_end(&w, config->run.dir);
 }
 
-static pd_status launch(const struct pd_config *config, bool fresh, struct pd_launch_chooser *chooser, struct pd_error *err)
+static pd_status launch(const struct pd_config *config, const struct train *t, struct pd_launch_chooser *chooser,
+                        struct pd_error *err)
 {
     int claim = -1;
     PD_TRY(pd_directories_make("run.dir", config->run.dir, err));
     PD_TRY(pd_launch_claim(config->run.dir, BUSY_WAIT_MS, &claim, err));
-    if (fresh) record_fresh(config);
-    const pd_status st = launch_claimed(config, chooser, err);
+    if (t->fresh) record_fresh(config);
+    const pd_status st = launch_claimed(config, &t->chaos, chooser, err);
     pd_launch_claim_drop(claim);
     return st;
 }
@@ -402,6 +409,12 @@ static pd_status print_keys(struct train *t, struct pd_error *err)
     return st;
 }
 
+static pd_status set_chaos(const struct pd_option *option, const char *text, struct pd_error *err)
+{
+    if (pd_chaos_parse(text, option->value)) return PD_OK;
+    return pd_option_refuse(option, text, "a seed and failures a minute, such as 7,0.5", err);
+}
+
 pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
 {
     struct train t = {0};
@@ -415,6 +428,12 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
          "write where the time goes, for ui.perfetto.dev; other processes and restarts get names of their own",
          PD_OPTION_TEXT,
          &t.trace},
+        {.name = "chaos",
+         "SEED,RATE",
+         "a test: RATE failures a minute, of a kind and at moments that the seed gives",
+         PD_OPTION_SET,
+         &t.chaos,
+         .set = set_chaos},
         {0}};
     const struct pd_usage usage = {
         .arguments = "CONFIG [section.key=value...]",
@@ -447,7 +466,7 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
         if (!st) st = hand_on_trace(&config, t.trace, err);
         struct pd_launch_chooser chooser = {0};
         if (!st) st = pd_launch_chooser_init(&config, &chooser, err);
-        if (!st) st = launch(&config, t.fresh, &chooser, err);
+        if (!st) st = launch(&config, &t, &chooser, err);
         pd_launch_chooser_deinit(&chooser);
         if (t.json) {
             struct pd_error own;

@@ -4,6 +4,7 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
 #include "trainer/launch/watch.h"
+#include "trainer/run/events.h"
 #include "trainer/run/note.h"
 
 #include <errno.h>
@@ -380,6 +381,60 @@ static void hang_look(struct job *job)
         job_kill(job);
 }
 
+static void chaos_note(const struct job *job, const struct pd_chaos_blow *blow)
+{
+    struct pd_json_writer w;
+    pd_log_warn(MODULE, "--chaos: %s, rank %u (process %d)", pd_chaos_names[blow->kind], blow->victim,
+                job->seen[blow->victim].process);
+    if (!job->end.start->run_dir) return;
+    pd_event_begin(&w, "chaos");
+    pd_json_string(&w, "kind", pd_chaos_names[blow->kind]);
+    pd_json_u64(&w, "rank", blow->victim);
+    pd_event_end(&w, job->end.start->run_dir);
+}
+
+static void chaos_strike(struct job *job, const struct pd_chaos_blow *blow, uint64_t now)
+{
+    struct pd_chaos *chaos = job->requests->chaos;
+    chaos_note(job, blow);
+    switch (blow->kind) {
+    case PD_CHAOS_PAUSE:
+        chaos->paused = blow->victim;
+        chaos->paused_until_ns = now + (uint64_t)((1 + 2 * blow->moment) * 1e9);
+        worker_signal(job, blow->victim, SIGSTOP);
+        return;
+    case PD_CHAOS_STOP:
+        worker_signal(job, blow->victim, SIGSTOP);
+        return;
+    case PD_CHAOS_PREEMPT:
+        job->requests->wants_regroup = true;
+        return;
+    case PD_CHAOS_DAMAGE:
+        if (!pd_chaos_damage(chaos, blow->moment)) pd_log_warn(MODULE, "--chaos: there is no checkpoint to damage");
+        worker_signal(job, blow->victim, SIGKILL);
+        return;
+    default:
+        worker_signal(job, blow->victim, SIGKILL);
+    }
+}
+
+/* Not while ranks start or end. */
+static void chaos_look(struct job *job)
+{
+    struct pd_chaos *chaos = job->requests->chaos;
+    struct pd_chaos_blow blow;
+    const uint64_t now = pd_clock_monotonic_ns(NULL);
+    if (!chaos) return;
+    if (chaos->paused_until_ns && now >= chaos->paused_until_ns) {
+        chaos->paused_until_ns = 0;
+        worker_signal(job, chaos->paused, SIGCONT);
+    }
+    if (!all_are_here(job) || wants_leave(job) || pd_note_has_mark(job->end.start->dir, PD_NOTE_OPENING, 0)) return;
+    for (uint32_t r = 0; r < job->end.count; r++)
+        if (job->seen[r].is_gone || pd_launch_process_is_stopped(job->seen[r].process)) return;
+    if (pd_chaos_due(chaos, now, job->end.count, &blow)) chaos_strike(job, &blow, now);
+}
+
 /* When a rank fails, mpirun gives the others two seconds to end, even if they have. It is not told to hurry: version 4 then
  * often crashes on its way out, with a page of addresses. One that takes much longer is stuck. */
 static void starter_look(struct job *job)
@@ -428,6 +483,7 @@ static int job_watch(struct job *job)
         stopped_look(job);
         grace_look(job);
         hang_look(job);
+        chaos_look(job);
         starter_look(job);
         pid_t got = waitpid(job->end.starter, &status, WNOHANG);
         if (got == job->end.starter) return status;

@@ -8,6 +8,7 @@
 #ifndef PD_TRAINER_LAUNCH_JOB_H
 #define PD_TRAINER_LAUNCH_JOB_H
 
+#include "trainer/launch/chaos.h"
 #include "trainer/launch/judge.h"
 
 /* What the user asked for so far; lives as long as the launch. */
@@ -20,6 +21,7 @@ struct pd_launch_requests {
     bool (*has_grown)(void *context);
     void (*has_lost)(void *context); /* the first rank of a start is gone without a word; NULL: nobody asks */
     void *context;
+    struct pd_chaos *chaos; /* NULL: nothing fails on purpose */
 };
 
 /* Reads signals that arrived, waiting for one up to `timeout_ms`, and logs what they ask. */

@@ -474,6 +474,8 @@ pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
         PD_FAIL(err, PD_USAGE,
                 "this runs under mpirun already: start it once, without mpirun, and give layout.ranks; words for "
                 "mpirun go into PERDURE_MPIRUN=\"mpirun --hostfile hosts\"");
+    struct pd_chaos chaos = launch->chaos;
+    if (chaos.per_minute > 0) state.requests.chaos = &chaos;
     PD_TRY(private_dir_make(launch, dir, sizeof dir, err));
     pd_note_write_process(dir, PD_NOTE_OWNER, 0, 0, -1);
     pd_status st = launch_in(&state, realpath(dir, whole) ? whole : dir, err);

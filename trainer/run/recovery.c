@@ -8,7 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const names[PD_RECOVERY_PHASES] = {"detect", "end", "decide", "start", "join", "open", "load", "step"};
+const char *const pd_recovery_names[PD_RECOVERY_PHASES] = {"detect", "end",  "decide", "start",
+                                                           "join",   "open", "load",   "step"};
 static double seconds[PD_RECOVERY_PHASES];
 static uint64_t since_ns; /* 0: nothing was lost, or all is said */
 
@@ -40,7 +41,7 @@ static void note(const char *run_dir, uint64_t step, double total)
     pd_json_object_begin(&w, "recover_seconds");
     pd_json_double(&w, "total", total);
     for (int i = 0; i < PD_RECOVERY_PHASES; i++)
-        pd_json_double(&w, names[i], seconds[i]);
+        pd_json_double(&w, pd_recovery_names[i], seconds[i]);
     pd_json_object_end(&w);
     pd_event_end(&w, run_dir);
 }
@@ -55,7 +56,8 @@ void pd_recovery_end(const char *run_dir, uint64_t step)
     since_ns = 0;
     for (int i = 0; i < PD_RECOVERY_PHASES; i++) {
         total += seconds[i];
-        used += snprintf(text + used, sizeof text - (size_t)used, "%s%s %.2f", i ? ", " : "", names[i], seconds[i]);
+        used +=
+            snprintf(text + used, sizeof text - (size_t)used, "%s%s %.2f", i ? ", " : "", pd_recovery_names[i], seconds[i]);
     }
     pd_log(PD_LOG_INFO, "worker", "step %llu is done, %.2f s after the last one before the loss: %s",
            (unsigned long long)step, total, text);

@@ -26,6 +26,7 @@ enum pd_recovery_phase {
     PD_RECOVERY_STEP,
     PD_RECOVERY_PHASES
 };
+extern const char *const pd_recovery_names[PD_RECOVERY_PHASES];
 
 /* Seconds of the first three, and the wall clock's nanoseconds at the spawn; "": nothing was lost. */
 #define PD_LAUNCH_ENV_RECOVERY "PERDURE_LAUNCH_RECOVERY"
