@@ -182,7 +182,7 @@ pd_status store_save_give_up(struct store_save *save, pd_status st, struct pd_er
     struct pd_error lost;
     pd_status owner = store_lease_check(&root->lease, &lost);
     if (owner == PD_BUSY || (owner != PD_OK && st == PD_NOT_FOUND)) st = pd_error_pass(err, owner, &lost);
-    const bool has_peers = st != PD_PEER_LOST && pd_group_barrier(root->dir.group, NULL) == PD_OK;
+    const bool has_peers = pd_group_barrier(root->dir.group, NULL) == PD_OK;
     if (owner != PD_BUSY && has_peers) clear_save(save, save->name);
     return pd_error_context(err, st, "checkpoint %s", save->name);
 }

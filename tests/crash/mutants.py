@@ -37,9 +37,10 @@ MUTANTS = [
     ("ckpt/store/save.c", "pd_status st = pd_group_agree(root->dir.group, mine, err);", "pd_status st = mine;"),
     ("ckpt/store/save.c", "if (mine == PD_OK && root->dir.leads_share) mine = store_lease_check_here(&root->lease, err);", ""),
     ("ckpt/store/save.c", "if (root->words[r] != root->words[0])", "if (false)"),
-    ("ckpt/store/save.c", "const bool has_peers = st != PD_PEER_LOST &&", "const bool has_peers ="),
+    ("ckpt/store/save.c", "if (owner != PD_BUSY && has_peers)", "if (owner != PD_BUSY)"),
     ("ckpt/store/save.c", "if (owner != PD_BUSY && has_peers)", "if (has_peers)"),
-    ("ckpt/store/save.c", "PD_TRY(pd_group_agree(group, check_begin(save, identity, err), err));", "PD_TRY(check_begin(save, identity, err));"),
+    ("ckpt/store/save.c", "pd_status st = pd_group_agree(group, check_begin(save, identity, err), err);",
+     "pd_status st = check_begin(save, identity, err);"),
     ("ckpt/store/save.c", "st = pd_group_agree(group, leads ? prepare_directory(save, err) : PD_OK, err);",
      "st = leads ? prepare_directory(save, err) : PD_OK;"),
     # ---- removing goes record first ----

@@ -3,6 +3,7 @@
  * newest committed step loads, whole, and the launch that owns the store goes on. On one drive and on two, with links and
  * without. */
 #include "ckpt/base/log.h"
+#include "ckpt/io/vfs_ops.h"
 #include "tests/helpers/generation_room.h"
 
 #include <criterion/criterion.h>
@@ -416,6 +417,61 @@ Test(store_zombies, a_successor_that_dies_while_it_opens)
         cr_assert_gt(fences, 10u, "it died behind its fence %llu times", (unsigned long long)fences);
         cr_assert_gt(successor.nth, fences + 5, "and before it");
     }
+}
+
+/* ---- one that is overtaken between the record and the name ---- */
+
+static struct {
+    const struct pd_vfs_ops *ops; /* of the disk */
+    struct room *room;
+    pd_status took; /* what the launch that came in between got */
+    uint64_t found; /* the step that it went on from */
+} between;
+
+static pd_status go_on(struct room_rank *rank, struct pd_error *err)
+{
+    uint32_t damaged;
+    return room_load_newest(rank, &between.found, &damaged, err);
+}
+
+/* A whole launch comes and goes before the directory that is being committed gets its name. */
+static int rename_too_late(struct pd_vfs *vfs, const char *from, const char *to)
+{
+    const size_t length = strlen(from);
+    if (length > 4 && strcmp(from + length - 4, ".tmp") == 0 && between.room) {
+        struct room own = *between.room;
+        struct pd_error err;
+        between.room = NULL;
+        between.took = room_launch(&own, go_on, NULL, &err);
+    }
+    return between.ops->rename(vfs, from, to);
+}
+
+static pd_status commit_too_late(struct room_rank *rank, struct pd_error *err)
+{
+    struct pd_vfs_ops late = *rank->vfs->ops;
+    struct pd_error why = {0};
+    PD_TRY(room_save(rank, 1, err));
+    between.ops = rank->vfs->ops;
+    between.room = rank->room;
+    late.rename = rename_too_late;
+    rank->vfs->ops = &late;
+    const pd_status st = room_save(rank, 2, &why);
+    rank->vfs->ops = between.ops;
+    if (st != PD_BUSY) PD_FAIL(err, PD_BUG, "it gets %s: %s", pd_status_name(st), why.message);
+    return PD_OK;
+}
+
+/* The record was durable, so the launch that has taken over goes on from that step, and who was overtaken takes nothing away. */
+Test(store_zombies, a_launch_that_was_overtaken_between_record_and_name)
+{
+    struct room room = room_at(&places[0], 1, 1, false, PD_DISK_NO_LOCKS);
+    struct pd_error err = {0};
+    expect(room_launch(&room, commit_too_late, NULL, &err), PD_OK, &err);
+    expect(between.took, PD_OK, &err);
+    cr_assert_eq(between.found, 2u);
+    expect(room_launch(&room, load_step, &(uint64_t){2}, &err), PD_OK, &err);
+    room_free(&room);
 }
 
 /* ---- a second launcher ---- */
