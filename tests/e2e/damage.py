@@ -132,6 +132,10 @@ def shard_without_boxes(workspace, config):
     expect(result.returncode == 65 and os.path.basename(without[0]) in result.stdout, "no boxes: verify names the file", result)
     result = workspace.train(config, directory, [*words, "run.steps=8"])
     expect("resumed at step 6," in result.stderr, "no boxes: goes on from step 6", result)
+    for checkpoint in checkpoints(directory):
+        truncate(os.path.join(checkpoint, "commit.h5"), None)
+    result = workspace.train(config, directory, words, expect=65)
+    expect(f"after moving that directory and those of checkpoint.stripes, {directory}.drive, away" in result.stderr, "stripes: what to move away", result)
 
 
 def no_checkpoint_yet(workspace, config):

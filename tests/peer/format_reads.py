@@ -45,7 +45,13 @@ def read_commit(path):
     extents = [u64(page, 32 + 16 * i, 2) for i in range(7)]
     identity = u64(data, extents[0][0], 4)
     rows = [u64(data, extents[3][0] + 64 * r, 8) for r in range(extents[3][1] // 64)]
-    return identity, rows
+    return identity, rows, u64(page, 216)
+
+
+def check_index(path, digest):
+    if digest:
+        with open(path, "rb") as file:
+            assert xxh3(file.read(), 0) == digest, f"{path}: not the index of the record"
 
 
 def mix(index, bits):
@@ -146,7 +152,8 @@ def read_shard(path, identity, row, digests):
 
 
 def main(directory):
-    identity, rows = read_commit(os.path.join(directory, "commit.h5"))
+    identity, rows, index_digest = read_commit(os.path.join(directory, "commit.h5"))
+    check_index(os.path.join(directory, "index.h5"), index_digest)
     digests = {}
     for number, row in enumerate(rows):
         read_shard(os.path.join(directory, f"shard-{number:05d}.h5"), identity, row, digests)
