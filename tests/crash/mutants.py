@@ -57,6 +57,7 @@ MUTANTS = [
     ("ckpt/store/commit.c", "if (pd_digest64(&t, sizeof t - sizeof t.self_digest, 0) != t.self_digest)", "if (false)"),
     ("ckpt/store/commit.c", "if (pd_digest64(data, bytes - sizeof t, PD_SHARD_SEED) != t.body_digest)", "if (false)"),
     ("ckpt/store/scan.c", "if (all_agree(rows, count, record)) return PD_OK;", "return PD_OK;"),
+    ("ckpt/store/scan.c", "if (store_has_other_shards(dir, step, commit))", "if (!dir)"),
     ("ckpt/shard/open.c", "if (digest != trailer->self_digest)", "if (false)"),
     ("ckpt/shard/open.c", "if (trailer->table_digest != expect->digest)", "if (false)"),
     ("ckpt/shard/open.c", "if (digest != shard->trailer.table_digest)", "if (false)"),
