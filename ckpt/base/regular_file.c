@@ -48,6 +48,12 @@ int pd_regular_append(int fd, const char *line, size_t bytes)
     return number;
 }
 
+bool pd_regular_is_other(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
+}
+
 FILE *pd_regular_fopen(const char *path, bool appends)
 {
     int fd = -1, number = pd_regular_open(path, appends ? O_WRONLY | O_CREAT | O_APPEND : O_RDONLY, &fd);

@@ -12,5 +12,8 @@ int pd_regular_open(const char *path, int flags, int *ret_fd);
 int pd_regular_append(int fd, const char *line, size_t bytes);
 /* To read it, or to append to it, making it where it is absent. NULL with errno set, as above. */
 FILE *pd_regular_fopen(const char *path, bool appends);
+/* Something is there that a file must not replace: a device, a pipe, a directory. What removes or renames asks this first: for
+ * root nothing else protects /dev/null. */
+bool pd_regular_is_other(const char *path);
 
 #endif

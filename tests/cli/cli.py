@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 
 from expect import finish, ANY, MINIMAL, ONLY, PERDURE, SOURCE, expect, perdure, report, said, write
@@ -108,6 +109,11 @@ expect("pack-token", ["data", "pack", "text.txt", "-o", "t.bin", "--document-tok
 expect("pack", ["data", "pack", "text.txt", "-o", "t.bin", "--separator", "\\n\\n", "--document-token", "256"], 0,
        "t.bin: 29 tokens (nanogpt, u16) of 2 documents, 58 B\nempty documents left out: 1\n")
 expect("pack-again", ["data", "pack", "text.txt", "-o", "t.bin"], 64, err=said("t.bin is there already; --overwrite replaces it"))
+os.mkfifo("pipe")
+expect("pack-over-a-pipe", ["data", "pack", "text.txt", "-o", "pipe", "--overwrite"], 78,
+       err=said("pipe is no regular file, and would be replaced by one; name another"))
+report("pack-leaves-the-pipe", [] if stat.S_ISFIFO(os.stat("pipe").st_mode) else ["it was replaced"], result)
+os.unlink("pipe")
 expect("pack-overwrite", ["data", "pack", "text.txt", "-o", "t.bin", "--overwrite"], 0,
        "t.bin: 31 tokens (nanogpt, u16) of 1 document, 62 B\n")
 write("lines.jsonl", '{"text": "one"}\n{"text": "two"}\n')

@@ -121,7 +121,7 @@ expect("plan-world-empty", ["plan", MINIMAL, "--world="], 64,
        err=said("--world=: expected a number of ranks, or several such as 4,8"))
 expect("plan-threads", ["plan", MINIMAL, "--threads=0"], 64, err=said("--threads=0: expected a number from 1 to 4096"))
 expect("plan-device", ["plan", MINIMAL, "--device=a100"], 64,
-       err=said("--device=a100: expected cpu, a100-40g, a100-80g, h100-80g or h200-141g"))
+       err=said("machine a100 is unknown: expected cpu, a100-40g, a100-80g, h100-80g or h200-141g"))
 for name, capability in (("a100-40g", "8.0"), ("a100-80g", "8.0")):
     expect(f"plan-fp8-{name}", ["plan", MINIMAL, "--world=1", f"--device={name}", "run.device=gpu", "numerics.linears=fp8"], 78,
            err=said(f"numerics.linears is fp8, which needs a GPU of compute capability 8.9, and {name} has {capability}; say "

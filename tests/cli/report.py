@@ -154,6 +154,16 @@ def picture(folder, run):
         return
     with open(path, "rb") as f:
         check(f.read(8) == b"\x89PNG\r\n\x1a\n" and os.path.getsize(path) > 20000, "the picture is no PNG")
+    full(folder, run, "--png", "writing it; name another file with --png=FILE: No space left on device")
+
+
+def full(folder, run, option, said):
+    """What is named is a device: it is still there afterwards."""
+    link = os.path.join(folder, "full")
+    os.symlink("/dev/full", link)
+    result = subprocess.run([PERDURE, "report", run, option, link], capture_output=True, text=True, timeout=600, check=False)
+    check(result.returncode == 74 and said in result.stderr and os.path.islink(link), f"{option} on a full disk: {result.returncode}, {result.stderr}")
+    os.unlink(link)
 
 
 with tempfile.TemporaryDirectory(prefix="perdure-report-") as temporary:
@@ -161,6 +171,7 @@ with tempfile.TemporaryDirectory(prefix="perdure-report-") as temporary:
     page(temporary, synthetic)
     hostile(temporary, synthetic)
     refused(temporary, synthetic)
+    full(temporary, synthetic, "-o", "No space left on device; name another file with -o FILE")
     picture(temporary, synthetic)
     large(temporary)
 print("failed" if failures else "report: the page says what the files say")

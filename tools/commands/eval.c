@@ -7,6 +7,7 @@
 #include "tools/output.h"
 #include "trainer/sample/evaluate.h"
 
+#include <errno.h>
 #include <ftw.h>
 #include <math.h>
 #include <stdio.h>
@@ -125,6 +126,8 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
     PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
     if (done) return PD_OK;
     if (!e.path || !e.data) PD_FAIL(err, PD_USAGE, "eval needs a model and a file: perdure eval runs/mine --data=test.txt");
+    if (access(e.data, R_OK))
+        PD_FAIL(err, PD_INVALID, "--data=%s: %s; name a file of text or tokens", e.data, strerror(errno));
     if (pd_ckpt_is_foreign(e.path)) {
         PD_TRY(evaluate_foreign(&e, &evaluated, err));
     } else {

@@ -265,11 +265,20 @@ static pd_status print_json(const struct init *in, struct pd_error *err)
     return pd_output_json(&w, err);
 }
 
+static pd_status check_model(const struct init *in, struct pd_error *err)
+{
+    struct pd_model_config ignored;
+    struct pd_error unknown = {.status = PD_OK};
+    if (in->is_from || !pd_model_preset(in->model, &ignored, &unknown)) return PD_OK;
+    PD_FAIL(err, PD_INVALID, "--model=%s: no checkpoint of another system lies there, and %s", in->model, unknown.message);
+}
+
 static pd_status run(struct init *in, struct pd_error *err)
 {
     PD_TRY(ask_all(in, err));
     PD_TRY(find_machine(in, err));
     in->is_from = pd_ckpt_is_foreign(in->model);
+    PD_TRY(check_model(in, err));
     PD_TRY(fit(in, err));
     pd_status st = write_config(in, err);
     if (!st) say_next(in);

@@ -1,5 +1,7 @@
 #include "tools/report/page.h"
 
+#include "ckpt/base/regular_file.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -133,7 +135,7 @@ static pd_status write_file(const char *path, const char *text, size_t bytes, st
     const int number = errno;
     if (fclose(f) == 0 && is_written) return PD_OK;
     const int last = is_written ? errno : number;
-    unlink(path);
+    if (!pd_regular_is_other(path)) unlink(path);
     return fail_to_write(path, last, err);
 }
 

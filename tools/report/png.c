@@ -3,8 +3,12 @@
 #include "tools/report/page.h"
 
 #include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
 
-#define SCALE 1.5 /* pixels of the file for one of the drawing: legible where a chat scales it down */
+#define WRITE_ERROR 11 /* CAIRO_STATUS_WRITE_ERROR */
+#define SCALE 1.5      /* pixels of the file for one of the drawing: legible where a chat scales it down */
 
 struct rectangle {
     double x, y, width, height;
@@ -16,7 +20,7 @@ static struct {
     int (*rsvg_handle_render_document)(void *handle, void *cairo, const struct rectangle *viewport, void **error);
     void *(*cairo_image_surface_create)(int format, int width, int height);
     void *(*cairo_create)(void *surface);
-    int (*cairo_surface_write_to_png)(void *surface, const char *path);
+    int (*cairo_surface_write_to_png_stream)(void *surface, int (*write)(void *, const unsigned char *, unsigned), void *);
     const char *(*cairo_status_to_string)(int status);
     void (*cairo_destroy)(void *cairo);
     void (*cairo_surface_destroy)(void *surface);
@@ -35,7 +39,7 @@ static pd_status load(struct pd_error *err)
                {&call.rsvg_handle_render_document, "rsvg_handle_render_document", 0},
                {&call.cairo_image_surface_create, "cairo_image_surface_create", 1},
                {&call.cairo_create, "cairo_create", 1},
-               {&call.cairo_surface_write_to_png, "cairo_surface_write_to_png", 1},
+               {&call.cairo_surface_write_to_png_stream, "cairo_surface_write_to_png_stream", 1},
                {&call.cairo_status_to_string, "cairo_status_to_string", 1},
                {&call.cairo_destroy, "cairo_destroy", 1},
                {&call.cairo_surface_destroy, "cairo_surface_destroy", 1},
@@ -57,6 +61,27 @@ static pd_status load(struct pd_error *err)
     return PD_OK;
 }
 
+static int append(void *file, const unsigned char *data, unsigned bytes)
+{
+    return fwrite(data, 1, bytes, file) == bytes ? 0 : WRITE_ERROR;
+}
+
+/* Cairo's own way to a file takes a full disk for success where its stream holds the last bytes back. */
+static pd_status write_file(void *surface, const char *path, struct pd_error *err)
+{
+    FILE *file = fopen(path, "we");
+    if (!file) PD_FAIL_ERRNO(err, errno, "%s: name another file with --png=FILE", path);
+    errno = 0;
+    const int status = call.cairo_surface_write_to_png_stream(surface, append, file);
+    int number = errno;
+    if (fclose(file))
+        number = errno;
+    else if (!status)
+        return PD_OK;
+    if (number) PD_FAIL_ERRNO(err, number, "%s: writing it; name another file with --png=FILE", path);
+    PD_FAIL(err, PD_IO, "%s: writing it: %s; name another file with --png=FILE", path, call.cairo_status_to_string(status));
+}
+
 static pd_status render(void *handle, const char *path, struct pd_error *err)
 {
     double width = 0, height = 0;
@@ -67,14 +92,11 @@ static pd_status render(void *handle, const char *path, struct pd_error *err)
     void *surface = call.cairo_image_surface_create(0, (int)viewport.width, (int)viewport.height);
     void *cairo = call.cairo_create(surface);
     const bool is_drawn = call.rsvg_handle_render_document(handle, cairo, &viewport, &ignored);
-    const int number = is_drawn ? call.cairo_surface_write_to_png(surface, path) : 0;
+    const pd_status st = is_drawn ? write_file(surface, path, err) : PD_OK;
     call.cairo_destroy(cairo);
     call.cairo_surface_destroy(surface);
     if (!is_drawn) PD_FAIL(err, PD_BUG, "%s: librsvg cannot draw it", path);
-    if (number)
-        PD_FAIL(err, PD_IO, "%s: writing it: %s; name another file with --png=FILE", path,
-                call.cairo_status_to_string(number));
-    return PD_OK;
+    return st;
 }
 
 pd_status pd_png_write(const char *svg, size_t bytes, const char *path, struct pd_error *err)

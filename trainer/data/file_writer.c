@@ -1,5 +1,7 @@
 #include "trainer/data/file_writer.h"
 
+#include "ckpt/base/regular_file.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
@@ -31,6 +33,10 @@ static pd_status open_temporary(struct pd_file_writer *writer, struct pd_error *
 pd_status pd_file_writer_begin(const char *path, struct pd_file_writer *ret_writer, struct pd_error *err)
 {
     struct pd_file_writer writer = {.path = strdup(path)};
+    if (writer.path && pd_regular_is_other(path)) {
+        pd_file_writer_abort(&writer);
+        PD_FAIL(err, PD_INVALID, "%s is no regular file, and would be replaced by one; name another", path);
+    }
     if (!writer.path) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its name", path);
     pd_status status = open_temporary(&writer, err);
     if (status) {

@@ -28,7 +28,7 @@ pd_status pd_machine_preset(const char *name, struct pd_machine *ret_machine, st
         *ret_machine = machines[i];
         return PD_OK;
     }
-    PD_FAIL(err, PD_USAGE, "--device=%s: expected cpu, a100-40g, a100-80g, h100-80g or h200-141g", name);
+    PD_FAIL(err, PD_USAGE, "machine %s is unknown: expected cpu, a100-40g, a100-80g, h100-80g or h200-141g", name);
 }
 
 bool pd_machine_of_gpu(const struct pd_gpu *gpu, struct pd_machine *ret_machine)

@@ -3,6 +3,7 @@
 #include "trainer/run/prometheus.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/regular_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -41,10 +42,13 @@ static bool file_is_wanted(const struct pd_config *config)
 
 static pd_status file_open(const struct pd_metrics_options *options, void **ret_sink, struct pd_error *err)
 {
+    const char *path = options->config->metrics.prometheus_file;
+    if (pd_regular_is_other(path))
+        PD_FAIL(err, PD_INVALID, "%s is no regular file, and would be replaced by one; name another", path);
     struct prometheus_file *p = calloc(1, sizeof *p);
     if (!p) PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
     pd_prometheus_init(&p->prometheus, options);
-    snprintf(p->path, sizeof p->path, "%s", options->config->metrics.prometheus_file);
+    snprintf(p->path, sizeof p->path, "%s", path);
     snprintf(p->temporary, sizeof p->temporary, "%s.%d", p->path, (int)getpid()); /* collectors read *.prom alone */
     *ret_sink = p;
     return PD_OK;
