@@ -70,7 +70,7 @@ static pd_status parse_header(struct pd_token_file *file, struct pd_error *err)
     uint64_t sequences = load64(header + 18), bounds = load64(header + 26), a, b, total;
     bool fits = pd_checked_mul_u64(sequences, 12, &a) && pd_checked_mul_u64(bounds, 8, &b) &&
                 pd_checked_add_u64(a, b, &total) && pd_checked_add_u64(total, PD_MEGATRON_HEADER_BYTES, &total);
-    if (!fits || (file->index_bytes != total && file->index_bytes - total != sequences))
+    if (!fits || file->index_bytes < total || (file->index_bytes > total && file->index_bytes - total != sequences))
         PD_FAIL(err, PD_INVALID,
                 "%s has %" PRIu64 " bytes, which is not what %" PRIu64 " sequences and %" PRIu64
                 " document bounds take: truncated or "

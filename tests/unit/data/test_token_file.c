@@ -259,6 +259,13 @@ Test(token_file, a_megatron_index_of_anything_else_is_refused)
     bad = index, memset(bad.bytes + 18, 0xff, 8);
     test_write("m.idx", bad.bytes, bad.count);
     refused(path, PD_DATA_MEGATRON, 0, PD_INVALID, "truncated or damaged", "m.idx");
+    uint64_t many = (UINT64_MAX - 200) / 13, rest; /* with a byte each they take, modulo 2^64, what the file has */
+    while ((rest = index.count - 34 - 13 * many) % 8)
+        many--;
+    rest /= 8;
+    bad = index, memcpy(bad.bytes + 18, &many, 8), memcpy(bad.bytes + 26, &rest, 8);
+    test_write("m.idx", bad.bytes, bad.count);
+    refused(path, PD_DATA_MEGATRON, 0, PD_INVALID, "truncated or damaged", "m.idx");
     bad = index, memset(bad.bytes + 34, 0xff, 4);
     test_write("m.idx", bad.bytes, bad.count);
     refused(path, PD_DATA_MEGATRON, 0, PD_INVALID, "sequence 0 has a length of -1", "m.idx");
