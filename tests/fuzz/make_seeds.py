@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Makes the seeds of targets whose inputs are no files as they are, out of tests/golden: make_seeds.py (torch for dcp, xxhash for shard)"""
+import json
 import os
 import struct
 import sys
@@ -98,6 +99,19 @@ def commit():
         save("commit", version, data[-PAGE:-PAGE + 512] + data[:-PAGE])
 
 
+def store():
+    def file(name, kind, data):
+        return bytes([len(name)]) + name + struct.pack("<BH", kind, len(data)) + data
+
+    data = read("v2/commit.h5")
+    record = data[-PAGE:-PAGE + 512] + data[:-PAGE]
+    shard = struct.pack("<I", len(read("v2/shard-00000.h5"))) # as the record has it
+    step = b"step-000000000041-4/"
+    save("store", "one", file(step + b"commit.h5", 2, record) + file(step + b"shard-00000.h5", 1, shard))
+    save("store", "unfinished", file(b"step-000000000041-4.tmp/commit.h5", 2, record) + file(b"fence-9", 0, b"") + file(b"pool-9/recycle-00000-1", 0, b"x"))
+    save("store", "torn", file(step + b"commit.h5", 0, b"torn") + file(step + b"shard-00000.h5", 1, shard) + file(b"lock", 0, b"") + file(b"owner", 0, b"me"))
+
+
 def shard():
     """Two tensors: one of 64 bytes, one of two pages, in one piece or in two chunks, of which the second is stored as it is."""
     from xxhash import xxh3_64_intdigest as digest
@@ -129,6 +143,16 @@ def shard():
         table += box(0, [4, 4], 128, 64, 0) + box(1, [2, 1024], 0 if version == 2 else PAGE, 2 * PAGE, 1)
         table += checksum(b"small", bytes(64)) + checksum(b"large", bytes(2 * PAGE)) + behind
         save("shard", f"v{version}", struct.pack("<H", len(table)) + table + bytes(data))
+
+
+def tokenizer():
+    tokens = ["<unk>", "<s>", "\u2581", "a", "b", "ab", "\u2581a"] + [f"<0x{b:02X}>" for b in range(4)]
+    llama = {"ggml.model": "llama", "ggml.tokens": tokens, "ggml.scores": [-i for i in range(len(tokens))],
+             "ggml.token_type": [2, 3, 1, 1, 1, 1, 1, 6, 6, 6, 6], "ggml.bos_token_id": 1, "ggml.unknown_token_id": 0, "ggml.add_bos_token": True}
+    save("tokenizer", "gguf_llama", json.dumps(llama).encode())
+    gpt2 = {"ggml.model": "gpt2", "ggml.pre": "llama-bpe", "ggml.tokens": ["a", "b", "ab", "\u0120", "<e>"], "ggml.merges": ["a b"],
+            "ggml.token_type": [1, 1, 1, 1, 3], "ggml.eos_token_id": 4}
+    save("tokenizer", "gguf_gpt2", json.dumps(gpt2).encode())
 
 
 def token_file():
@@ -198,7 +222,7 @@ def small():
 
 
 if __name__ == "__main__":
-    makers = [deepspeed, universal, dcp, llmc, megatron, safetensors_directory, commit, shard, token_file, documents, config, history, small]
+    makers = [deepspeed, universal, dcp, llmc, megatron, safetensors_directory, commit, store, shard, tokenizer, token_file, documents, config, history, small]
     for make in makers:
         if len(sys.argv) == 1 or make.__name__ in sys.argv[1:]:
             make()

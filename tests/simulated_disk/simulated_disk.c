@@ -1,4 +1,5 @@
 /* Hosts, mounts, faults and crashes of the machine room; the calls of a process are in vfs.c. */
+#include "ckpt/base/digest.h"
 #include "tests/simulated_disk/room.h"
 
 #include <errno.h>
@@ -349,6 +350,30 @@ bool pd_simulated_disk_flip(struct pd_simulated_disk *disk, uint32_t host, const
     }
     pthread_mutex_unlock(&disk->mutex);
     return found;
+}
+
+static void digest_node(const struct pd_sim_node *node, struct pd_digest_stream *stream)
+{
+    const uint64_t head[] = {node->id, node->is_directory, node->durable.count, node->durable_bytes.size};
+    pd_digest_stream_add(stream, head, sizeof head);
+    if (node->target) pd_digest_stream_add(stream, node->target, strlen(node->target));
+    if (!node->is_directory) pd_digest_stream_add(stream, node->durable_bytes.data, node->durable_bytes.size);
+    for (uint32_t i = 0; i < node->durable.count; i++) {
+        pd_digest_stream_add(stream, node->durable.items[i].name, strlen(node->durable.items[i].name) + 1);
+        digest_node(node->durable.items[i].node, stream);
+    }
+}
+
+uint64_t pd_simulated_disk_digest(struct pd_simulated_disk *disk)
+{
+    struct pd_digest_stream stream;
+    pd_digest_stream_init(&stream, 0);
+    pthread_mutex_lock(&disk->mutex);
+    for (uint32_t m = 0; m < disk->mount_count; m++)
+        for (uint32_t h = 0; h < (disk->mounts[m].shared ? 1 : disk->host_count); h++)
+            digest_node(disk->mounts[m].volumes[h]->root, &stream);
+    pthread_mutex_unlock(&disk->mutex);
+    return pd_digest_stream_value(&stream);
 }
 
 /* ---- traces ---- */

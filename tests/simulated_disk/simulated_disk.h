@@ -147,6 +147,9 @@ void pd_simulated_disk_kill(struct pd_simulated_disk *disk, uint32_t host);
 /* Changes `count` random bits of a file as it lies there, durably. False: no such file, or empty. */
 bool pd_simulated_disk_flip(struct pd_simulated_disk *disk, uint32_t host, const char *path, uint32_t count, uint64_t seed);
 
+/* Of names and bytes that are durable, on all hosts: after a crash of them all equal digests are one state of the disks. */
+uint64_t pd_simulated_disk_digest(struct pd_simulated_disk *disk);
+
 /* ---- traces ---- */
 
 /* From now on every operation is recorded as a line of text with its result (tests/simulated_disk/disk_trace.h). */
