@@ -57,6 +57,30 @@ struct pd_reader {
 
 /* ---- open and close ---- */
 
+static const struct pd_piece *piece_of(const struct pd_reader *r, uint64_t piece)
+{
+    return &r->catalog->pieces[piece];
+}
+
+/* Of one window: whole blocks. */
+static uint64_t window_bytes(const struct pd_reader *r, uint32_t tensor)
+{
+    const uint32_t block = pd_elements[r->catalog->tensors[tensor].element].block_bytes;
+    return WINDOW_BYTES / block * block;
+}
+
+/* How many all pieces are, at most `most`: memory that is touched first takes longer than reading a small checkpoint. */
+static uint32_t count_windows(const struct pd_reader *r, uint64_t most)
+{
+    uint64_t count = 0;
+    for (uint32_t t = 0; t < r->catalog->tensor_count; t++) {
+        const struct pd_foreign_tensor *tensor = &r->catalog->tensors[t];
+        for (uint64_t p = tensor->piece_begin; p < tensor->piece_begin + tensor->piece_count && count < most; p++)
+            count += pd_divide_up(pd_piece_bytes(tensor, piece_of(r, p)), window_bytes(r, t));
+    }
+    return (uint32_t)pd_max_u64(1, pd_min_u64(count, most));
+}
+
 pd_status pd_reader_open(struct pd_vfs *vfs, const struct pd_catalog *catalog, void *buffers, uint64_t buffer_bytes,
                          struct pd_reader **ret_reader, struct pd_error *err)
 {
@@ -65,13 +89,12 @@ pd_status pd_reader_open(struct pd_vfs *vfs, const struct pd_catalog *catalog, v
     if (!r) PD_FAIL(err, PD_NO_MEMORY, "no memory to read %s", catalog->format);
     r->vfs = vfs;
     r->catalog = catalog;
-    const uint64_t windows = buffer_bytes / WINDOW_ROOM;
-    r->window_count = windows < WINDOWS_MAX ? (uint32_t)windows : WINDOWS_MAX;
+    r->window_count = count_windows(r, pd_min_u64(buffer_bytes / WINDOW_ROOM, WINDOWS_MAX));
     for (uint32_t i = 0; i < r->window_count; i++)
         r->windows[i] = (struct window){.piece = UINT64_MAX, .room = (unsigned char *)buffers + i * WINDOW_ROOM};
     for (uint32_t i = 0; i < PD_READER_FILES_MAX; i++)
         r->files[i].file = UINT32_MAX;
-    const pd_status st = pd_queue_open(vfs, buffers, buffer_bytes, &r->queue, err);
+    const pd_status st = pd_queue_open(vfs, buffers, r->window_count * WINDOW_ROOM, &r->queue, err);
     if (st) {
         free(r);
         return st;
@@ -132,18 +155,6 @@ static pd_status need_file(struct pd_reader *r, uint32_t file, struct open_file 
 }
 
 /* ---- windows ---- */
-
-static const struct pd_piece *piece_of(const struct pd_reader *r, uint64_t piece)
-{
-    return &r->catalog->pieces[piece];
-}
-
-/* Of one window: whole blocks. */
-static uint64_t window_bytes(const struct pd_reader *r, uint32_t tensor)
-{
-    const uint32_t block = pd_elements[r->catalog->tensors[tensor].element].block_bytes;
-    return WINDOW_BYTES / block * block;
-}
 
 static struct window *find_window(struct pd_reader *r, uint64_t piece, uint64_t number)
 {

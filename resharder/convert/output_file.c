@@ -8,8 +8,12 @@ pd_status pd_output_open(struct pd_vfs *vfs, const struct pd_catalog *wanted, vo
                          struct pd_error *err)
 {
     *ret_output = (struct pd_output){.vfs = vfs, .wanted = wanted, .number = UINT32_MAX};
-    PD_TRY(pd_queue_open(vfs, buffers, PD_OUTPUT_SLOTS * PD_OUTPUT_SLOT_BYTES, &ret_output->queue, err));
-    pd_transfer_ring_init(&ret_output->ring, ret_output->queue, ret_output->slots, PD_OUTPUT_SLOTS, buffers,
+    uint64_t bytes = PD_OUTPUT_SLOT_BYTES, slots;
+    for (uint32_t f = 0; f < wanted->file_count; f++)
+        bytes += wanted->files[f].bytes;
+    slots = pd_min_u64(bytes / PD_OUTPUT_SLOT_BYTES, PD_OUTPUT_SLOTS); /* memory that is touched first takes its time */
+    PD_TRY(pd_queue_open(vfs, buffers, slots * PD_OUTPUT_SLOT_BYTES, &ret_output->queue, err));
+    pd_transfer_ring_init(&ret_output->ring, ret_output->queue, ret_output->slots, (uint32_t)slots, buffers,
                           PD_OUTPUT_SLOT_BYTES);
     return PD_OK;
 }

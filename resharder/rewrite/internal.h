@@ -137,6 +137,8 @@ struct rewriter {
     uint32_t slot_count, writes_in_flight;
     uint64_t slot_bytes;
     unsigned char *staging;
+    uint64_t
+        buffer_bytes; /* of the request's, that are used: memory that is touched first takes longer than a small rewrite */
     struct rewrite_compressor *compressor; /* or NULL: targets are not compressed */
 
     struct pd_shard_summary *summaries; /* (target shards) */

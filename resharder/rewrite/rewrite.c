@@ -6,6 +6,8 @@
  *               3. nothing is in flight when a group ends, and no job is left */
 #include "resharder/rewrite/internal.h"
 
+#include "ckpt/base/checked.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -180,8 +182,8 @@ static void cut_memory(struct rewriter *r)
 {
     unsigned char *memory = r->request->buffers;
     uint64_t staging = REWRITE_STAGINGS * PD_REWRITE_STAGING_BYTES;
-    staging += rewrite_compressor_cut(r, memory + staging, (r->request->buffer_bytes - staging) / 3);
-    const uint64_t left = r->request->buffer_bytes - staging, half = left / 2 / PD_VFS_ALIGN * PD_VFS_ALIGN,
+    staging += rewrite_compressor_cut(r, memory + staging, (r->buffer_bytes - staging) / 3);
+    const uint64_t left = r->buffer_bytes - staging, half = left / 2 / PD_VFS_ALIGN * PD_VFS_ALIGN,
                    windows = r->request->feed ? 0 : half;
     if (windows) rewrite_cut_windows(r, memory + staging, windows);
     rewrite_cut_slots(r, memory + staging + windows, r->request->feed ? left / PD_VFS_ALIGN * PD_VFS_ALIGN : half);
@@ -241,7 +243,7 @@ static pd_status read_back_shard(struct rewriter *r, uint32_t number, struct pd_
     char path[4096 + 32];
     snprintf(path, sizeof path, "%s/shard-%05u.h5", r->directory, number);
     PD_TRY(pd_shard_open(r->vfs, path, &q->commit->state.identity, &r->summaries[number], &shard, err));
-    const pd_status st = pd_shard_verify(shard, q->buffers, q->buffer_bytes, err);
+    const pd_status st = pd_shard_verify(shard, q->buffers, r->buffer_bytes, err);
     r->report.bytes_read_back += r->summaries[number].file_bytes;
     pd_shard_close(shard);
     return st ? pd_error_context(err, st, "reading back what was written") : PD_OK;
@@ -296,7 +298,7 @@ static pd_status prepare(struct rewriter *r, struct pd_error *err)
     r->staging = q->buffers;
     PD_TRY(rewrite_compressor_new(&q->codec, &r->compressor, err));
     if (!q->feed) rewrite_look_at_source(r);
-    PD_TRY(pd_queue_open(r->vfs, q->buffers, q->buffer_bytes, &r->queue, err));
+    PD_TRY(pd_queue_open(r->vfs, q->buffers, r->buffer_bytes, &r->queue, err));
     pd_transfer_ring_init(&r->ring, r->queue, r->transfers, 2 * REWRITE_SLOTS_MAX, NULL, 0);
     return rewrite_workers_start(r, err);
 }
@@ -333,6 +335,8 @@ pd_status pd_rewrite(struct pd_vfs *vfs, const struct pd_rewrite_request *reques
     r->request = request;
     r->stored = &request->commit->state.layout;
     r->total = stored_bytes(request->commit);
+    r->buffer_bytes = PD_REWRITE_BUFFER_BYTES_MIN + pd_round_up(4 * r->total, PD_VFS_ALIGN);
+    if (r->buffer_bytes > request->buffer_bytes) r->buffer_bytes = request->buffer_bytes;
     pd_status st = prepare(r, err);
     if (!st) st = prepare_and_commit(r, err);
     r->report.shards = pd_layout_shards(request->layout);

@@ -2,7 +2,7 @@
 """Damaged files of other systems: an import ends with an error that names the file, or takes what no checksum protects; it never
 crashes and leaves nothing half done.  damage.py PERDURE SOURCE
 
-24 damaged copies of each format; with PERDURE_TEST_SCALE=N above 1, 200 N."""
+8 damaged copies of each format; with PERDURE_TEST_SCALE=N above 1, 200 N."""
 import glob
 import os
 import random
@@ -96,7 +96,8 @@ def prepare():
     for family in ("llama", "gpt2"):
         result = perdure("train", MINIMAL, *TINY, f"model.family={family}", f"run.dir={family}")
         report(f"train-{family}", [] if result[0] == 0 else ["no checkpoint to export"], result)
-    for name, family in (("safetensors", "llama"), ("dcp", "llama"), ("universal", "llama"), ("gguf", "llama"), ("llmc", "gpt2")):
+    for name, family in (("safetensors", "llama"), ("dcp", "llama"), ("megatron", "llama"), ("universal", "llama"), ("gguf", "llama"),
+                         ("llmc", "gpt2")):
         result = perdure("ckpt", "export", family, f"of.{name}", f"--format={name}")
         report(f"export-{name}", [] if result[0] == 0 else ["not exported"], result)
         cases[name] = (f"of.{name}", ["import", "{source}", "into", "--fresh-optimizer"])
