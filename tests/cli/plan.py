@@ -8,7 +8,7 @@ from expect import finish, ANY, COUNTED, MINIMAL, SOURCE, expect, perdure, repor
 
 # ---- configuration: 78, and 64 for what is no override ----
 expect("config-missing", ["plan", "none.yaml"], 78,
-       err=said("cannot open the configuration none.yaml (examples are in tools/configs): No such file or directory"))
+       err=said("there is no configuration none.yaml; name another, or let perdure init write one"))
 expect("config-none", ["plan"], 64, err=said("name the configuration; see perdure plan --help"))
 expect("config-directory", ["plan", "."], 78, err=said("configuration . is a directory; name the file in it"))
 expect("config-unknown-key", ["plan", write("unknown.yaml", "run: {dir: run}\noptimiser:\n  lr: 3\n")], 78,
@@ -16,7 +16,7 @@ expect("config-unknown-key", ["plan", write("unknown.yaml", "run: {dir: run}\nop
 expect("config-wrong-type", ["plan", write("type.yaml", "batch:\n  sequences: many\n")], 78,
        err=said('type.yaml:2:14: batch.sequences: expected a whole number, such as 500, 10k or 1e4, found "many"'))
 expect("config-no-yaml", ["plan", write("tab.yaml", "run:\n\tdir: x\n")], 78,
-       err=said("tab.yaml:2:1: this is not YAML: found character that cannot start any token"))
+       err=said("tab.yaml:2:1: a tab indents this line; use spaces, YAML takes no tabs"))
 expect("config-override-unknown", ["plan", MINIMAL, "lr=1"], 78,
        err=said("command line: unknown key lr; did you mean optimizer.lr?"))
 expect("config-override-malformed", ["plan", MINIMAL, "faster"], 64,
@@ -111,7 +111,7 @@ if text:
 expect("plan-nvme", ["plan", MINIMAL, "--nvme=slow"], 64, err=said("--nvme=slow: expected a rate such as 25G or 312T, 1 to 1e20"))
 expect("plan-last-counts", ["plan", MINIMAL, "layout.dp=2", "layout.dp=4", "--print-config"], 0, re.compile(r"\n  dp: 4 "))
 expect("plan-twice-in-file", ["plan", write("twice.yaml", "layout: {dp: 2, dp: 3}\n")], 78,
-       err=said("twice.yaml:1:21: layout.dp is there already, in line 1"))
+       err=said("twice.yaml:1:21: layout.dp is there already, in line 1; keep one of them"))
 for number, text in enumerate(["1,", ",1", "1,,2"]):
     expect(f"plan-world-comma-{number}", ["plan", MINIMAL, f"--world={text}"], 64,
            err=said(f"--world={text}: expected a number of ranks, or several such as 4,8"))

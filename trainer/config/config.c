@@ -55,6 +55,7 @@ static pd_status split_override(const char *override, char *ret_path, size_t pat
                                 struct pd_error *err)
 {
     const char *equals = strchr(override, '=');
+    if (!equals && pd_key_find(override)) PD_FAIL(err, PD_USAGE, "%s has no value; write %s=VALUE", override, override);
     if (!equals || equals == override)
         PD_FAIL(err, PD_USAGE, "\"%s\" is no override; write section.key=value, such as optimizer.lr=3e-4", override);
     if ((size_t)(equals - override) >= path_bytes)
@@ -88,11 +89,7 @@ static pd_status visit_entry(const struct pd_yaml_entry *entry, struct pd_config
 /* `optimizer:` with nothing below it. */
 static bool is_empty_section(const struct pd_yaml_entry *entry)
 {
-    if (entry->node != PD_YAML_VALUE || entry->value[0]) return false;
-    size_t length = strlen(entry->path);
-    for (uint32_t i = 0; i < pd_key_count; i++)
-        if (strncmp(pd_keys[i].name, entry->path, length) == 0 && pd_keys[i].name[length] == '.') return true;
-    return false;
+    return entry->node == PD_YAML_VALUE && !entry->value[0] && pd_key_is_section(entry->path);
 }
 
 /* What another version saved, and this one does not know. A value that the bits depend on is never replaced by a default. */
@@ -312,7 +309,9 @@ static pd_status load(const char *path, struct source *source, struct pd_config 
         number = pd_regular_open(path, O_RDONLY, &descriptor);
     else if ((descriptor = open(path, O_RDONLY | O_CLOEXEC)) < 0)
         number = errno;
-    if (number) PD_FAIL_ERRNO(err, number, "cannot open the configuration %s (examples are in tools/configs)", path);
+    if (number == ENOENT || number == ENOTDIR)
+        PD_FAIL(err, PD_NOT_FOUND, "there is no configuration %s; name another, or let perdure init write one", path);
+    if (number) PD_FAIL_ERRNO(err, number, "the configuration %s cannot be opened; see with ls -l who may read it", path);
     char *text = NULL;
     pd_status status = read_all(descriptor, path, &text, err);
     close(descriptor);

@@ -40,6 +40,8 @@ extern const uint32_t pd_key_count;
 
 /* The key called name (no indices), or NULL. */
 const struct pd_key *pd_key_find(const char *name);
+/* Whether keys lie below it: "optimizer". */
+bool pd_key_is_section(const char *path);
 /* The key that a path with indices and members belongs to, or NULL. */
 const struct pd_key *pd_key_of_path(const char *path);
 /* "unknown key ...; did you mean optimizer.lr?", by spelling or by what other trainers call it (suggest.c).   ret (bytes) */

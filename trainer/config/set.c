@@ -65,8 +65,11 @@ static pd_status replace_string(char **target, const char *text, struct pd_error
     for (const char *at = text; *at;)
         if (pd_utf8_next(&at) == UINT32_MAX)
             PD_FAIL(err, PD_INVALID, "byte %td is no UTF-8, which a YAML text must be; rename the file", at - text);
-    char *copy = strdup(text);
-    if (!copy) PD_FAIL(err, PD_NO_MEMORY, "no memory for a string of the configuration");
+    const char *home =
+        text[0] == '~' && (!text[1] || text[1] == '/') ? getenv("HOME") : NULL; /* no shell has looked at it */
+    char *copy = NULL;
+    if (asprintf(&copy, "%s%s", home ? home : "", home ? text + 1 : text) < 0)
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for a string of the configuration");
     free(*target);
     *target = copy;
     return PD_OK;
@@ -167,8 +170,9 @@ static pd_status refuse_whole(const struct pd_key *key, const char *text, struct
 {
     const double value = too_far(text, key->suffix);
     if (!isnan(value)) PD_TRY(check_range(key, value, text, err));
-    PD_FAIL(err, PD_INVALID, "expected a whole number%s, found \"%s\"", key->suffix ? ", such as 500, 10k or 1e4" : "",
-            text);
+    static const char *const such[] = {
+        [PD_SUFFIX_COUNT] = ", such as 500, 10k or 1e4", [PD_SUFFIX_SIZE] = ", such as 4096, 8k or 2G"};
+    PD_FAIL(err, PD_INVALID, "expected a whole number%s, found \"%s\"", such[key->suffix] ? such[key->suffix] : "", text);
 }
 
 static pd_status refuse_real(const struct pd_key *key, const char *text, struct pd_error *err)
@@ -380,6 +384,8 @@ static pd_status set_scalar(struct pd_config *config, const struct pd_key *key, 
 {
     bool *given = given_of(config, key);
     const bool is_value = strcmp(text, "auto") != 0;
+    if (!*text && key->type != PD_KEY_STRING)
+        PD_FAIL(err, PD_INVALID, "expected a value, found nothing; leave the key out for its default");
     PD_TRY(pd_key_set_member(config, key, given && !is_value ? key->initial : text, err));
     if (given) *given = is_value;
     return PD_OK;

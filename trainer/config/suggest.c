@@ -378,7 +378,7 @@ struct pd_key_meaning pd_key_meant(const char *path)
 
 /* ---- what is said ---- */
 
-static bool is_section(const char *path)
+bool pd_key_is_section(const char *path)
 {
     const size_t length = strlen(path);
     for (uint32_t i = 0; i < pd_key_count; i++)
@@ -401,7 +401,7 @@ void pd_key_suggest(const char *path, char *ret, size_t bytes)
 {
     const struct pd_key *list = list_above(path);
     const struct pd_key_meaning answer = pd_key_meant(path);
-    if (is_section(path))
+    if (pd_key_is_section(path))
         snprintf(ret, bytes, "%s is a section: its keys go below it, or are written %s.KEY", path, path);
     else if (list)
         snprintf(ret, bytes, "%s is a list: in a file write \"- %s: ...\" below it, on the command line %s[0].%s=...",

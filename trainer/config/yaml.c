@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <yaml.h>
 
 #define ENTRIES_MAX 65536u
@@ -10,7 +11,7 @@
 #define DEPTH_MAX 8
 
 struct reader {
-    const char *name;
+    const char *name, *text;
     yaml_parser_t parser;
     yaml_event_t event; /* the newest; the reader's until the next */
     struct pd_yaml yaml;
@@ -24,6 +25,14 @@ struct reader {
         return pd_error_context((r)->err, PD_INVALID, "%s:%zu:%zu", (r)->name, (mark).line + 1, (mark).column + 1); \
     } while (0)
 
+/* libyaml calls it a character that cannot start any token. */
+static bool is_indented_by_tab(const char *text, size_t line)
+{
+    for (; line && (text = strchr(text, '\n')); line--)
+        text++;
+    return text && memchr(text, '\t', strspn(text, " \t"));
+}
+
 static pd_status next_event(struct reader *r)
 {
     yaml_event_delete(&r->event);
@@ -31,6 +40,8 @@ static pd_status next_event(struct reader *r)
     if (r->parser.error == YAML_MEMORY_ERROR) PD_FAIL(r->err, PD_NO_MEMORY, "%s: no memory to parse it", r->name);
     yaml_mark_t mark = r->parser.problem_mark;
     if (r->parser.error == YAML_READER_ERROR) mark = r->parser.mark;
+    if (is_indented_by_tab(r->text, mark.line))
+        FAIL_AT(r, mark, "a tab indents this line; use spaces, YAML takes no tabs");
     FAIL_AT(r, mark, "this is not YAML: %s", r->parser.problem ? r->parser.problem : "unreadable");
 }
 
@@ -38,7 +49,7 @@ static pd_status add_entry(struct reader *r, enum pd_yaml_node node, const char 
 {
     for (uint32_t i = 0; i < r->yaml.count; i++)
         if (strcmp(r->yaml.entries[i].path, path) == 0)
-            FAIL_AT(r, mark, "%s is there already, in line %u", path, r->yaml.entries[i].line);
+            FAIL_AT(r, mark, "%s is there already, in line %u; keep one of them", path, r->yaml.entries[i].line);
     if (r->yaml.count == ENTRIES_MAX) FAIL_AT(r, mark, "more than %u values", ENTRIES_MAX);
     if (r->yaml.count == r->capacity) {
         uint32_t capacity = r->capacity ? 2 * r->capacity : 64;
@@ -81,6 +92,21 @@ static pd_status read_list(struct reader *r, const char *path, int depth)
     }
 }
 
+/* What YAML calls null is as nothing there. */
+static bool is_null(const yaml_event_t *scalar)
+{
+    const char *value = (const char *)scalar->data.scalar.value;
+    return scalar->data.scalar.style == YAML_PLAIN_SCALAR_STYLE && (!strcmp(value, "~") || !strcasecmp(value, "null"));
+}
+
+/* `optimizer: {}` is as `optimizer:`. */
+static pd_status make_empty(struct reader *r, struct pd_yaml_entry *section)
+{
+    section->node = PD_YAML_VALUE;
+    section->value = strdup("");
+    return PD_ALLOCATED(section->value, r->err, "%s: no memory for %s", r->name, section->path);
+}
+
 static pd_status read_node(struct reader *r, const char *path, int depth)
 {
     const yaml_mark_t mark = r->event.start_mark;
@@ -89,10 +115,12 @@ static pd_status read_node(struct reader *r, const char *path, int depth)
     switch (r->event.type) {
     case YAML_SCALAR_EVENT:
         if (r->event.data.scalar.length != strlen(value)) FAIL_AT(r, mark, "%s holds a zero byte", path);
-        return add_entry(r, PD_YAML_VALUE, path, value, mark);
+        return add_entry(r, PD_YAML_VALUE, path, is_null(&r->event) ? "" : value, mark);
     case YAML_MAPPING_START_EVENT:
         if (path[0]) PD_TRY(add_entry(r, PD_YAML_SECTION, path, NULL, mark));
-        return read_section(r, path, depth);
+        const uint32_t count = r->yaml.count;
+        PD_TRY(read_section(r, path, depth));
+        return path[0] && r->yaml.count == count ? make_empty(r, &r->yaml.entries[count - 1]) : PD_OK;
     case YAML_SEQUENCE_START_EVENT:
         if (!path[0]) FAIL_AT(r, mark, "the file is a list; it must have sections: run, model, data, ...");
         PD_TRY(add_entry(r, PD_YAML_LIST, path, NULL, mark));
@@ -126,7 +154,7 @@ static pd_status read_stream(struct reader *r)
 
 pd_status pd_yaml_read(const char *name, const char *text, struct pd_yaml *ret_yaml, struct pd_error *err)
 {
-    struct reader r = {.name = name, .err = err};
+    struct reader r = {.name = name, .text = text, .err = err};
     if (!yaml_parser_initialize(&r.parser)) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to parse it", name);
     yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, strlen(text));
     pd_status status = read_stream(&r);

@@ -147,9 +147,11 @@ static char *source_read(const char *source, FILE *out)
     if (ferror(in) || got == TEXT_BYTES_MAX - 1) fail(out, source, "it cannot be read, or is longer than 1 MiB");
     const int status = is_file ? fclose(in) : pclose(in);
     if (status) {
-        char why[96];
-        snprintf(why, sizeof why, "it is no file, and as a command of sh it ended with %d",
-                 WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+        char why[128];
+        snprintf(
+            why, sizeof why,
+            "it is no file, and as a command of sh it ended with %d; name a file of hosts, or a command that prints one",
+            WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
         fail(out, source, why);
     }
     return text;

@@ -278,6 +278,33 @@ Test(config, numbers_out_of_range_are_told_the_range)
     refused(MINIMAL, "run.steps=--3", "expected a whole number");
 }
 
+/* What a shell would have made of them, had they stood on its command line. */
+Test(config, a_home_is_found_and_null_is_nothing)
+{
+    setenv("HOME", "/home/somebody", 1);
+    struct pd_config c = parse("run: {dir: ~/r}\ndata: {train: [~/a.txt, b~.txt]}\ncheckpoint: {dir: \"~\"}\n", NULL);
+    cr_expect_str_eq(c.run.dir, "/home/somebody/r");
+    cr_expect_str_eq(c.checkpoint.dir, "/home/somebody");
+    cr_expect_str_eq(c.data.train[0].path, "/home/somebody/a.txt");
+    cr_expect_str_eq(c.data.train[1].path, "b~.txt");
+    pd_config_deinit(&c);
+    c = parse("run: {dir: \"null\"}\ndata: {train: ~x}\ncheckpoint: {dir: null}\noptimizer: ~\nbatch: {}\n", NULL);
+    cr_expect_str_eq(c.run.dir, "null");
+    cr_expect_str_eq(c.checkpoint.dir, "null/checkpoints");
+    cr_expect_str_eq(c.data.train[0].path, "~x");
+    pd_config_deinit(&c);
+    refused("run: {dir: ~}\n", NULL, "run.yaml: run.dir is missing");
+}
+
+Test(config, sections_that_there_are_not)
+{
+    refused(MINIMAL "foo: {}\n", NULL, "run.yaml:3:6: unknown key foo;");
+    refused(MINIMAL "foo: {bar: {}}\n", NULL, "unknown key foo.bar;");
+    refused(MINIMAL "optimizer: {betas: {}}\n", NULL, "unknown key optimizer.betas; did you mean optimizer.beta1?");
+    refused("run:\n\tdir: r\n", NULL, "run.yaml:2:1: a tab indents this line; use spaces, YAML takes no tabs");
+    refused("run: {dir: r} # \xc3\xa4\n  \tx: 1\n", NULL, "a tab indents this line");
+}
+
 Test(config, errors_name_place_key_and_cause)
 {
     refused(MINIMAL "optimizer:\n  lrr: 3\n", NULL, "run.yaml:4:8: unknown key optimizer.lrr; did you mean optimizer.lr?");
@@ -286,14 +313,17 @@ Test(config, errors_name_place_key_and_cause)
     refused(MINIMAL, "batch.seqences=3", "did you mean batch.sequences?");
     refused(MINIMAL, "qwertyuiop=3", "unknown key qwertyuiop; perdure train --print-config lists all keys");
     refused(MINIMAL, "optimizer=adam", "optimizer is a section: its keys go below it");
-    refused(MINIMAL, "optimizer.lr", "\"optimizer.lr\" is no override; write section.key=value");
+    refused(MINIMAL, "optimizer.lr", "optimizer.lr has no value; write optimizer.lr=VALUE");
     refused(MINIMAL "optimizer: {lr: fast}\n", NULL, "run.yaml:3:17: optimizer.lr: expected a number, found \"fast\"");
     refused(MINIMAL, "optimizer.lr=nan", "expected a number, found \"nan\"");
     refused(MINIMAL, "optimizer.lr=-1", "optimizer.lr: expected a number of at least 0 and at most 100, found -1");
     refused(MINIMAL, "optimizer.beta1=1", "expected a number of at least 0 and under 1, found 1");
     refused(MINIMAL, "run.steps=0", "run.steps: expected a number of at least 1");
     refused(MINIMAL, "run.steps=1.5", "expected a whole number, such as 500, 10k or 1e4, found \"1.5\"");
-    refused(MINIMAL, "run.steps=", "expected a whole number");
+    refused(MINIMAL, "run.steps=", "run.steps: expected a value, found nothing; leave the key out for its default");
+    refused(MINIMAL "run.steps: null\n", NULL, "run.yaml:3:12: run.steps: expected a value, found nothing");
+    refused(MINIMAL, "run.steps", "run.steps has no value; write run.steps=VALUE");
+    refused(MINIMAL, "offload.buffer_bytes=192MB", "expected a whole number, such as 4096, 8k or 2G, found \"192MB\"");
     refused(MINIMAL, "model.heads=2k", "model.heads: expected a whole number, found \"2k\"");
     refused(MINIMAL, "numerics.precision=fp64", "expected fp32, bf16 or fp16, found \"fp64\"");
     refused(MINIMAL, "offload.optimizer=disk", "expected device, cpu or nvme, found \"disk\"");
@@ -319,11 +349,11 @@ Test(config, errors_name_place_key_and_cause)
 Test(config, what_is_no_yaml_says_where)
 {
     refused("run: {dir: r\ndata: x", NULL, "run.yaml:2:");
-    refused("run:\n\tdir: r\n", NULL, "run.yaml:2:1: this is not YAML: found character that cannot start any token");
+    refused("run:\n\tdir: r\n", NULL, "run.yaml:2:1: a tab indents this line");
     refused("- a\n- b\n", NULL, "run.yaml:1:1: the file is a list");
     refused("hello", NULL, "is this the configuration?");
     refused(MINIMAL "---\nrun: {}\n", NULL, "a second document begins");
-    refused("run: {dir: r, dir: s}\n", NULL, "run.yaml:1:20: run.dir is there already, in line 1");
+    refused("run: {dir: r, dir: s}\n", NULL, "run.yaml:1:20: run.dir is there already, in line 1; keep one of them");
     refused("run: {dir: r}\nrun: {seed: 1}\n", NULL, "run.yaml:2:6: run is there already, in line 1");
     refused("run: &a {dir: r}\ndata: *a\n", NULL, "data is an alias");
     refused("run: {dir: [r]}\n", NULL, "run.dir: expected one value, found a list");
@@ -732,9 +762,9 @@ Test(load, files)
     cr_expect_eq(load_file("run: {}\0x", 9, &err), PD_INVALID);
     cr_expect(strstr(err.message, "holds zero bytes"), "%s", err.message);
     cr_expect_eq(pd_config_load("/nonexistent/run.yaml", NULL, 0, &config, &err), PD_NOT_FOUND);
-    cr_expect(strstr(err.message,
-                     "cannot open the configuration /nonexistent/run.yaml (examples are in tools/configs): No such file"),
-              "%s", err.message);
+    cr_expect(
+        strstr(err.message, "there is no configuration /nonexistent/run.yaml; name another, or let perdure init write one"),
+        "%s", err.message);
     cr_expect_eq(pd_config_load("/tmp", NULL, 0, &config, &err), PD_INVALID);
     cr_expect(strstr(err.message, "/tmp is a directory"), "%s", err.message);
     size_t big = (16u << 20) + 70000;
