@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""Files of tools/launch but for Slurm's: manifests are YAML whose Kubernetes objects have the fields of the published schema (where the package
+kubernetes-validate is there), our exit codes mean what they mean, and what containers and services run does run, with kubectl, the operator's
+program and ssh made by hand. 75 starts again, every other code ends, TERM leaves."""
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import harness
+
+try:
+    import yaml
+except ImportError:
+    print("skipped: python3-yaml reads manifests: apt-get install python3-yaml")
+    sys.exit(77)
+
+FILES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/launch")
+FINAL = (64, 65, 70, 74, 78, 93)
+CONFIG = """
+run: {{seed: 3, steps: 4}}
+model: {{family: llama, vocab: 256, context: 64, layers: 2, hidden: 64, heads: 4, kv_heads: 2, head_size: 16, ffn: 128}}
+data: {{train: [{{path: {data}}}], validation_fraction: 0}}
+batch: {{sequences: 4, micro_batch: 1, context: 64}}
+layout: {{threads: 1}}
+"""
+KUBECTL = """#!/bin/sh
+# get prints worker pods; exec POD --container=perdure -- COMMAND runs it here.
+[ "$1" = get ] && { echo worker-0:2; exit; }
+shift 4
+exec "$@"
+"""
+# Ends with the codes of the file `codes`, one a start; 0 at last. TERM ends it with 75.
+FAKE = """#!/bin/sh
+echo "$@" >> {place}/starts
+trap 'exit 75' TERM
+read -r code rest < {place}/codes || code=0
+echo "$rest" > {place}/codes
+[ "$code" = wait ] && while :; do sleep 0.05; done
+exit "$code"
+"""
+
+
+def load(name):
+    with open(os.path.join(FILES, name), encoding="utf-8") as f:
+        return list(yaml.safe_load_all(f))
+
+
+def find(documents, kind):
+    return next(d for d in documents if d["kind"] == kind)
+
+
+def check_schema(objects):
+    try:
+        import kubernetes_validate
+    except ImportError:
+        print("kubernetes-validate is not there: fields are not compared with the schema", flush=True)
+        return
+    for one in objects:
+        try:
+            kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
+        except kubernetes_validate.ValidationError as error:
+            raise harness.Failure(f"{one['kind']}: {'.'.join(map(str, error.path))}: {error.message}") from error
+    print(f"{len(objects)} objects have the fields of Kubernetes {kubernetes_validate.latest_version()}", flush=True)
+
+
+def objects_of(jobset, mpijob):
+    """What of the manifests is Kubernetes' own: the templates of jobs and pods too."""
+    found = [d for d in jobset if d["kind"] != "JobSet"]
+    for job in find(jobset, "JobSet")["spec"]["replicatedJobs"]:
+        found.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, "spec": job["template"]["spec"]})
+    for name, replicas in mpijob[0]["spec"]["mpiReplicaSpecs"].items():
+        found.append({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name.lower()}, "spec": replicas["template"]["spec"]})
+    return found
+
+
+def check_codes(jobset):
+    """The launcher's job fails at once with the codes that want a person, and not with those that want another start."""
+    launcher = find(jobset, "JobSet")["spec"]["replicatedJobs"][0]["template"]["spec"]
+    rules = [rule["onExitCodes"] for rule in launcher["podFailurePolicy"]["rules"] if rule["action"] == "FailJob"]
+    fails = [code for code in (75, *FINAL) if any(code not in rule["values"] for rule in rules)]
+    if fails != list(FINAL) or rules[0]["operator"] != "NotIn" or rules[0]["containerName"] != "perdure":
+        raise harness.Failure(f"podFailurePolicy: {rules}")
+
+
+class Place:
+    """Programs of its own before those of PATH."""
+
+    def __init__(self, workspace):
+        self.workspace, self.path = workspace, workspace.directory("place")
+        os.makedirs(self.path)
+        self.config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(20000))))
+
+    def program(self, name, text):
+        path = os.path.join(self.path, name)
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(text)
+        os.chmod(path, 0o755)
+        return path
+
+    def environment(self, **more):
+        path = os.pathsep.join([self.path, os.path.dirname(self.workspace.perdure), os.environ["PATH"]])
+        return dict(os.environ, PATH=path, PERDURE_PROGRESS="off", **more)
+
+    def run(self, words, **more):
+        result = subprocess.run(words, env=self.environment(**more), capture_output=True, text=True, check=False, timeout=harness.PATIENCE)
+        return result.returncode, result.stdout + result.stderr
+
+
+def jobset_runs(place, jobset):
+    """The launcher's command, with ranks in a pod that only `kubectl exec` reaches."""
+    place.program("kubectl", KUBECTL)
+    for name, text in find(jobset, "ConfigMap")["data"].items():
+        place.program(name, text)
+    container = find(jobset, "JobSet")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+    words = [word.replace("/run/perdure/run.yaml", place.config).replace("/etc/perdure", place.path) for word in container["command"]]
+    directory = place.workspace.directory("jobset")
+    code, said = place.run([*words, f"run.dir={directory}"])
+    if code != 0 or "processes on worker-0:2" not in said or len(harness.losses(directory)) != 4:
+        raise harness.Failure(f"the launcher of the JobSet: exit {code}\n{said}")
+
+
+def codes_are_heard(place, what, words):
+    """75 again, and then the end of each; TERM leaves although it is 75."""
+    place.program("perdure", FAKE.format(place=place.path))
+    for codes, expected, starts in (("75 75 0", 0, 3), ("75 78", 78, 2), *((str(code), code, 1) for code in FINAL)):
+        with open(os.path.join(place.path, "starts"), "w", encoding="utf-8"):
+            pass
+        with open(os.path.join(place.path, "codes"), "w", encoding="utf-8") as f:
+            f.write(codes + "\n")
+        code, said = place.run(words, PAUSE="0")
+        count = harness.read(os.path.join(place.path, "starts")).count("\n")
+        if (code, count) != (expected, starts):
+            raise harness.Failure(f"{what}: codes {codes}: exit {code} after {count} starts\n{said}")
+    with open(os.path.join(place.path, "codes"), "w", encoding="utf-8") as f:
+        f.write("wait\n")
+    started = os.path.join(place.path, "starts")
+    os.unlink(started)
+    with subprocess.Popen(words, env=place.environment(PAUSE="0")) as process:
+        harness.wait_for(lambda: os.path.exists(started) and harness.read(started), "it runs")
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        if process.wait(timeout=harness.PATIENCE) != 75:
+            raise harness.Failure(f"{what}: TERM: exit {process.returncode}")
+    os.unlink(os.path.join(place.path, "perdure"))
+
+
+def mpijob_runs(place, mpijob):
+    hosts = place.program("discover_hosts.sh", "#!/bin/sh\necho localhost:2\n")
+    directory = place.workspace.directory("mpijob")
+    script = mpijob[0]["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["command"]
+    script = [word.replace("/run/perdure/run.yaml", f"{place.config} run.dir={directory}").replace("/etc/mpi/discover_hosts.sh", hosts)
+              for word in script]
+    code, said = place.run(script)
+    if code != 0 or "processes on localhost:2" not in said or len(harness.losses(directory)) != 4:
+        raise harness.Failure(f"the launcher of the MPIJob: exit {code}\n{said}")
+    codes_are_heard(place, "MPIJob", script)
+
+
+def ssh_runs(place):
+    hosts = place.workspace.file("hosts", "localhost:2\n")
+    directory = place.workspace.directory("ssh")
+    words = [os.path.join(FILES, "ssh.sh"), hosts, place.config, f"run.dir={directory}"]
+    code, said = place.run(words)
+    if code != 0 or "processes on localhost:2" not in said or len(harness.losses(directory)) != 4:
+        raise harness.Failure(f"ssh.sh: exit {code}\n{said}")
+    codes_are_heard(place, "ssh.sh", words)
+
+
+def slurm_hears(place):
+    """Its run under Slurm is that of slurm.py; here a run that ends at once gives its code all the same."""
+    place.program("scontrol", f"#!/bin/sh\necho $1 >> {place.path}/requeued\n")
+    place.program("perdure", FAKE.format(place=place.path))
+    for code in (75, *FINAL):
+        with open(os.path.join(place.path, "codes"), "w", encoding="utf-8") as f:
+            f.write(f"{code}\n")
+        found, said = place.run(["bash", os.path.join(FILES, "slurm.sbatch"), place.config], SLURM_TASKS_PER_NODE="2", SLURM_JOB_ID="1")
+        if found != code:
+            raise harness.Failure(f"slurm.sbatch: the run ended with {code}, exit {found}\n{said}")
+    if harness.read(os.path.join(place.path, "requeued")) != "requeue\n":
+        raise harness.Failure("slurm.sbatch: 75 alone is requeued")
+    os.unlink(os.path.join(place.path, "perdure"))
+
+
+def cloud_runs(place):
+    """The unit that it writes, and the command in it."""
+    cloud = load("cloud-init.yaml")[0]
+    unit = dict(line.split("=", 1) for line in cloud["write_files"][0]["content"].splitlines() if "=" in line and line[0] != "#")
+    directory = place.workspace.directory("cloud")
+    words = unit["ExecStart"].replace("/usr/local/bin/perdure", "perdure").replace("/mnt/run/run.yaml", place.config).split()
+    code, said = place.run([*words, f"run.dir={directory}", "layout.ranks=1"])
+    if code != 0 or len(harness.losses(directory)) != 4 or (unit["Restart"], unit["RestartForceExitStatus"], unit["KillMode"]) != ("no", "75", "mixed"):
+        raise harness.Failure(f"cloud-init.yaml: exit {code}, {unit}\n{said}")
+
+
+def body(workspace, _):
+    jobset, mpijob = load("kubernetes-jobset.yaml"), load("kubernetes-mpijob.yaml")
+    check_schema(objects_of(jobset, mpijob))
+    check_codes(jobset)
+    place = Place(workspace)
+    slurm_hears(place)
+    ssh_runs(place)
+    mpijob_runs(place, mpijob)
+    cloud_runs(place)
+    jobset_runs(place, jobset)
+    print("ssh.sh, the MPIJob, the unit of cloud-init and the JobSet each trained 4 steps", flush=True)
+
+
+if __name__ == "__main__":
+    harness.main(body)
