@@ -225,23 +225,26 @@ pd_status pd_pipeline_send_gradient(struct pd_pipeline *p, struct pd_error *err)
     return send_current(p, &p->gradients, p->grid->backward_out, err);
 }
 
-pd_status pd_pipeline_end(struct pd_pipeline *p, uint64_t *ret_wait_ns, struct pd_error *err)
+/* After an abort: whatever becomes of them. */
+static pd_status finish_all(struct pd_pipeline *p, bool is_over, struct pd_error *err)
 {
     struct ring *rings[] = {&p->streams_in, &p->streams_out, &p->gradients};
     for (int r = 0; r < 3; r++)
-        for (uint32_t i = 0; i < rings[r]->count; i++)
-            PD_TRY(finish(p, &rings[r]->buffers[i], err));
+        for (uint32_t i = 0; i < rings[r]->count; i++) {
+            const pd_status st = finish(p, &rings[r]->buffers[i], err);
+            if (st && !is_over) return st;
+        }
+    return PD_OK;
+}
+
+pd_status pd_pipeline_end(struct pd_pipeline *p, uint64_t *ret_wait_ns, struct pd_error *err)
+{
+    PD_TRY(finish_all(p, false, err));
     if (p->has_gradients && p->first_passes) p->first_passes--;
     return pd_stalls_take(p->stalls, ret_wait_ns, err);
 }
 
 void pd_pipeline_sync(struct pd_pipeline *p)
 {
-    struct ring *rings[] = {&p->streams_in, &p->streams_out, &p->gradients};
-    struct pd_error ignored;
-    for (int r = 0; r < 3; r++)
-        for (uint32_t i = 0; i < rings[r]->count; i++) {
-            pd_status st = finish(p, &rings[r]->buffers[i], &ignored);
-            (void)st;
-        }
+    (void)!finish_all(p, true, NULL);
 }

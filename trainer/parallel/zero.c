@@ -70,38 +70,33 @@ static void measure_parts(struct pd_zero *zero, uint32_t set, uint64_t *by_part)
 }
 
 /* With other tensor-parallel ranks: shares of parameters, of which each is some rows of one part; and terms of key-value heads
- * that one of them computes and another one owns. */
+ * that this rank computes and another one owns. */
 static void measure_crossing(struct pd_zero *zero, uint32_t set)
 {
     struct pd_zero_set *s = &zero->sets[set];
     const uint32_t tp = zero->grid->layout.tp, me = zero->grid->place.tp;
-    const struct pd_zero_place *places = pd_zero_places(zero, set), *here = places + me * PD_ZERO_SET_TENSORS_MAX;
     s->crosses = !pd_zero_is_end(zero, set) && pd_partition_kv_is_apart(&zero->model->config, &zero->grid->partition);
-    for (uint32_t t = 0; t < tp; t++) {
-        if (t == me) continue;
-        for (uint32_t e = 0; e < s->count; e++) {
-            const struct pd_zero_place *there = &places[t * PD_ZERO_SET_TENSORS_MAX + e];
-            s->crossing += pd_zero_parts_of(zero, there, &here[e].needed) + pd_zero_parts_of(zero, &here[e], &there->needed);
+    for (uint32_t e = 0; e < s->count; e++) {
+        const struct pd_zero_place here = pd_zero_place_of(zero, s->tensors[e], me);
+        const struct pd_layout_cut *cut = &here.cut;
+        const struct pd_zero_slab own = {cut->row_begin, cut->row_end, cut->chunk_begin, cut->chunk_end};
+        struct pd_zero_run runs[PD_ZERO_BOXES_MAX];
+        for (uint32_t t = 0; t < tp; t++) {
+            const struct pd_zero_place there = pd_zero_place_of(zero, s->tensors[e], t);
+            if (t != me)
+                s->crossing += pd_zero_parts_of(zero, &there, &here.needed) + pd_zero_parts_of(zero, &here, &there.needed);
         }
-        if (s->crosses) s->elsewhere += pd_zero_count_terms(zero, set, me, t);
-        if (s->crosses) s->arriving += pd_zero_count_terms(zero, set, t, me);
+        if (!s->crosses || zero->model->tensors.tensors[s->tensors[e]].tp_dim) continue;
+        const uint32_t count = pd_zero_runs(zero, s->tensors[e], &here.computed, &own, runs);
+        s->elsewhere += pd_zero_slab_elements(zero, s->tensors[e], &here.computed) - (count ? runs[0].elements : 0);
     }
 }
 
-static bool is_of_stage(const struct pd_zero *zero, uint32_t unit)
-{
-    return pd_layout_unit_pp(&zero->grid->layout, unit) == zero->grid->place.pp;
-}
-
 /* Floats of the memory in which a set is summed and held. */
-static uint64_t sums_of_set(struct pd_zero *zero, uint32_t set)
+static uint64_t sums_of_set(const struct pd_zero *zero, uint32_t set)
 {
     const struct pd_zero_set *s = &zero->sets[set];
-    uint64_t held = 0;
-    if (zero->makes_terms) return 2 * (s->room + (zero->parts == 1 ? s->elsewhere : 0));
-    for (uint32_t e = 0; e < s->count; e++)
-        held += pd_zero_held_elements(zero, s->tensors[e]);
-    return held;
+    return zero->makes_terms ? 2 * (s->room + (zero->parts == 1 ? s->elsewhere : 0)) : s->own;
 }
 
 /* Sums of blocks in files share two places, each at a page; those of the first blocks, which fit the budget, stay. */
@@ -115,7 +110,7 @@ static void size_sums(struct pd_zero *zero)
         left -= elements;
     }
     for (uint32_t set = zero->has.sums_away; set + 1 < zero->has.set_count; set++)
-        zero->sums_elements = pd_max_u64(zero->sums_elements, (sums_of_set(zero, set) + page - 1) / page * page);
+        zero->sums_elements = pd_max_u64(zero->sums_elements, pd_round_up(sums_of_set(zero, set), page));
     zero->has.gradient_elements = 2 * zero->sums_elements;
 }
 
@@ -124,13 +119,8 @@ static void place_set(struct pd_zero *zero, uint32_t set)
 {
     struct pd_zero_set *s = &zero->sets[set];
     const bool is_filed = zero->options.gradients_in_files && set >= zero->has.sums_away && !pd_zero_is_end(zero, set);
-    uint64_t at = is_filed ? set % 2 * zero->sums_elements : zero->has.gradient_elements;
-    s->sums = at / 2;
-    if (!is_filed) zero->has.gradient_elements += (sums_of_set(zero, set) + 3) / 4 * 4;
-    for (uint32_t e = 0; e < s->count; e++) {
-        s->gradient[e] = at;
-        at += pd_zero_is_redirected(zero, set, e, PD_ZERO_TERMS) ? 0 : pd_zero_held_elements(zero, s->tensors[e]);
-    }
+    s->sums = (is_filed ? set % 2 * zero->sums_elements : zero->has.gradient_elements) / 2;
+    if (!is_filed) zero->has.gradient_elements += pd_round_up(sums_of_set(zero, set), 4);
 }
 
 static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
@@ -140,7 +130,7 @@ static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
     if (!by_part) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for %u parts", zero->grid->layout.zero_shard);
     for (uint32_t unit = 0; unit < model->unit_count; unit++) {
         struct pd_zero_set *set = &zero->sets[unit];
-        if (!is_of_stage(zero, unit)) continue;
+        if (pd_layout_unit_pp(&zero->grid->layout, unit) != zero->grid->place.pp) continue;
         for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++)
             add_to_set(zero, set, t);
         if (unit + 1 == model->unit_count && model->config.tie_embeddings) add_to_set(zero, set, 0);
@@ -166,84 +156,58 @@ static uint64_t first_offset(const struct pd_zero *zero, uint32_t t, uint64_t el
     return begins ? (zero->has.elements + page - 1) / page * page : zero->has.elements;
 }
 
-struct describing {
-    uint32_t tensor;
-    struct pd_zero_slab held, owned;
-    uint64_t gradient, tied_gradient; /* of the tensor's first held box; UINT64_MAX: none */
-};
-
-static void add_box(struct pd_zero *zero, const struct describing *d, uint32_t chunk, uint64_t row, uint64_t row_end,
-                    bool owned)
+/* Rows [row, row_end) of a chunk of tensor t, which are held at `at` and summed at `gradient`. */
+static void add_box(struct pd_zero *zero, uint32_t t, const struct pd_zero_slab *held, uint64_t at, uint64_t gradient,
+                    uint32_t chunk, uint64_t row, uint64_t row_end, bool owned)
 {
-    const struct pd_tensor *tensor = &zero->model->tensors.tensors[d->tensor];
-    struct pd_zero_box b = {.tensor = d->tensor, .owned = owned, .box = pd_box_whole(tensor)};
+    const struct pd_tensor *tensor = &zero->model->tensors.tensors[t];
+    struct pd_zero_box b = {.tensor = t, .number = chunk - held->chunk_begin, .owned = owned};
     uint64_t column, column_end;
     pd_layout_chunk_columns(&zero->grid->layout, tensor, chunk, &column, &column_end);
     if (row == row_end || column == column_end) return;
-    const uint64_t behind = pd_zero_slab_offset(zero, d->tensor, &d->held, chunk, row);
-    b.number = chunk - d->held.chunk_begin;
-    b.box.start[0] = row;
-    b.box.count[0] = row_end - row;
-    b.box.start[1] = column;
-    b.box.count[1] = column_end - column;
+    const uint64_t behind = pd_zero_slab_offset(zero, t, held, chunk, row);
+    b.box = pd_box_part(tensor, row, row_end, column, column_end);
     b.elements = pd_box_elements(&b.box);
-    b.offset = zero->tensor_offset[d->tensor] + behind;
-    b.gradient_offset = d->gradient + behind;
-    b.tied_gradient_offset = d->tied_gradient == UINT64_MAX ? UINT64_MAX : d->tied_gradient + behind;
+    b.offset = at + behind;
+    b.gradient_offset = gradient + behind;
     zero->has.boxes[zero->has.box_count++] = b;
 }
 
 /* In stage 0 rows before and behind those of this rank's part are held beside them. */
-static void add_boxes(struct pd_zero *zero, const struct describing *d)
+static void add_boxes(struct pd_zero *zero, uint32_t t, uint64_t at, uint64_t gradient)
 {
-    const bool owns = d->owned.row_begin < d->owned.row_end;
-    const uint64_t begin = owns ? d->owned.row_begin : d->held.row_end, end = owns ? d->owned.row_end : d->held.row_end;
-    for (uint32_t chunk = d->held.chunk_begin; chunk < d->held.chunk_end; chunk++) {
-        add_box(zero, d, chunk, d->held.row_begin, begin, false);
-        add_box(zero, d, chunk, begin, end, true);
-        add_box(zero, d, chunk, end, d->held.row_end, false);
+    const struct pd_zero_place place = pd_zero_place_of(zero, t, zero->grid->place.tp);
+    const struct pd_zero_slab held = pd_zero_held_slab(zero, &place, zero->q),
+                              owned = pd_zero_owned_slab(zero, &place, zero->q);
+    const bool owns = owned.row_begin < owned.row_end;
+    const uint64_t begin = owns ? owned.row_begin : held.row_end, end = owns ? owned.row_end : held.row_end;
+    for (uint32_t chunk = held.chunk_begin; chunk < held.chunk_end; chunk++) {
+        add_box(zero, t, &held, at, gradient, chunk, held.row_begin, begin, false);
+        add_box(zero, t, &held, at, gradient, chunk, begin, end, true);
+        add_box(zero, t, &held, at, gradient, chunk, end, held.row_end, false);
     }
 }
 
-static uint64_t gradient_of(const struct pd_zero *zero, uint32_t set, uint32_t tensor)
-{
-    const struct pd_zero_set *s = &zero->sets[set];
-    for (uint32_t e = 0; e < s->count; e++)
-        if (s->tensors[e] == tensor) return s->gradient[e];
-    return UINT64_MAX;
-}
-
-static uint64_t boxes_most(const struct pd_zero *zero)
-{
-    uint64_t most = 0;
-    for (uint32_t s = 0; s < zero->has.set_count; s++)
-        for (uint32_t e = 0; e < zero->sets[s].count; e++)
-            most += zero->model->tensors.tensors[zero->sets[s].tensors[e]].tp_dim == 1
-                        ? pd_partition_chunk_count(&zero->grid->partition)
-                        : 1;
-    return most * (zero->grid->layout.zero_stage == 0 ? 3 : 1);
-}
-
+/* Those of a tied table are the embedding's. */
 static pd_status describe_boxes(struct pd_zero *zero, struct pd_error *err)
 {
-    const struct pd_tensor_table *tensors = &zero->model->tensors;
-    zero->has.boxes = calloc(boxes_most(zero) + 1, sizeof *zero->has.boxes);
-    if (!zero->has.boxes) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the boxes of %u tensors", tensors->count);
-    for (uint32_t t = 0; t < tensors->count; t++) {
-        zero->tensor_offset[t] = zero->has.elements;
-        if (!is_of_stage(zero, tensors->tensors[t].unit)) continue;
-        const struct pd_zero_place place = pd_zero_place_of(zero, t, zero->grid->place.tp);
-        const uint64_t elements = pd_zero_held_elements(zero, t);
-        if (!elements) continue;
-        bool is_tied = t == 0 && zero->model->config.tie_embeddings;
-        struct describing d = {.tensor = t, .held = pd_zero_held_slab(zero, &place, zero->q)};
-        d.owned = pd_zero_owned_slab(zero, &place, zero->q);
-        d.gradient = gradient_of(zero, tensors->tensors[t].unit, t);
-        d.tied_gradient = is_tied ? gradient_of(zero, zero->has.set_count - 1, t) : UINT64_MAX;
-        zero->tensor_offset[t] = first_offset(zero, t, elements);
-        add_boxes(zero, &d);
-        zero->has.elements = zero->tensor_offset[t] + elements;
+    const uint64_t most = 3ull * zero->model->tensors.count * pd_partition_chunk_count(&zero->grid->partition);
+    zero->has.boxes = calloc(most, sizeof *zero->has.boxes);
+    if (!zero->has.boxes) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the boxes of %u tensors", zero->model->tensors.count);
+    for (uint32_t set = 0; set < zero->has.set_count; set++) {
+        uint64_t gradient = 2 * zero->sets[set].sums;
+        zero->has.first_box[set] = zero->has.box_count;
+        for (uint32_t e = 0; e < zero->sets[set].count; e++) {
+            const uint32_t t = zero->sets[set].tensors[e];
+            const uint64_t elements = pd_zero_held_elements(zero, t);
+            if (!elements || (set && t == 0)) continue;
+            const uint64_t at = first_offset(zero, t, elements);
+            add_boxes(zero, t, at, gradient);
+            zero->has.elements = at + elements;
+            gradient += elements;
+        }
     }
+    zero->has.first_box[zero->has.set_count] = zero->has.box_count;
     return PD_OK;
 }
 
@@ -259,7 +223,7 @@ static void take_state(struct pd_zero *zero, struct pd_arena *arena)
     zero->has.gradient = pd_arena_take(arena, PD_MEMORY_GRADIENTS, zero->has.gradient_elements * sizeof(float));
     if (!zero->is_mirrored) return;
     const uint64_t held = pd_zero_held_elements(zero, 0);
-    const bool is_first = is_of_stage(zero, 0), is_last = is_of_stage(zero, zero->has.set_count - 1);
+    const bool is_first = zero->sets[0].count, is_last = zero->sets[zero->has.set_count - 1].count;
     if (is_first || (is_last && zero->makes_terms))
         zero->mirrored_gradient = pd_arena_take(arena, PD_MEMORY_GRADIENTS, (held + 1) * sizeof(int64_t));
     if (is_last) zero->mirror = pd_arena_take(arena, PD_MEMORY_PARAMETERS, held * compute);
@@ -285,7 +249,7 @@ static void take_gathers(struct pd_zero *zero, struct pd_arena *arena)
         if (!g->has_one_place) s->place = pd_arena_take(arena, PD_MEMORY_PARAMETERS, s->needed[s->count] * bytes);
     }
     g->parts = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->parts * part * bytes);
-    g->pieces = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, crossing * sizeof *g->pieces);
+    zero->crossing = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, crossing * sizeof *zero->crossing);
     if (!g->has_one_place) return;
     char *place = zero->in_place ? g->parts : pd_arena_take(arena, PD_MEMORY_PARAMETERS, needed * bytes);
     for (uint32_t set = 0; set < zero->has.set_count; set++)
@@ -302,7 +266,7 @@ static void take_lanes(struct pd_zero *zero, struct pd_arena *arena, uint64_t mo
         struct pd_zero_set *s = &zero->sets[set];
         if (!s->count) continue;
         if (!zero->makes_terms)
-            s->lane = zero->has.gradient + s->gradient[0];
+            s->lane = (float *)pd_zero_sums(zero, set);
         else
             s->lane = shared ? shared : pd_arena_take(arena, PD_MEMORY_GRADIENTS, s->computed[s->count] * sizeof(float));
     }
@@ -322,27 +286,26 @@ static uint64_t term_bytes(const struct pd_zero *zero, uint32_t set)
 
 static void take_terms(struct pd_zero *zero, struct pd_arena *arena)
 {
-    uint64_t turns = 0, arriving = 0;
+    uint64_t turns = 0;
     for (uint32_t set = 0; set < zero->has.set_count; set++) {
-        if (!zero->sets[set].count) continue;
-        arriving = pd_max_u64(arriving, zero->sets[set].arriving);
+        struct pd_zero_set *s = &zero->sets[set];
+        s->terms = &s->own_terms;
         if (zero->parts == 1)
-            zero->terms[set].data = pd_arena_is_dry(arena) ? NULL : pd_zero_sums(zero, set);
+            s->terms->data = pd_arena_is_dry(arena) ? NULL : pd_zero_sums(zero, set);
         else if (takes_turns(zero, set))
             turns = pd_max_u64(turns, term_bytes(zero, set));
         else
-            zero->terms[set].data = pd_arena_take(arena, PD_MEMORY_GRADIENTS, term_bytes(zero, set));
+            s->terms->data = pd_arena_take(arena, PD_MEMORY_GRADIENTS, term_bytes(zero, set));
     }
-    for (uint32_t i = 0; i < 2 && turns; i++)
-        zero->terms[zero->has.set_count + i].data = pd_arena_take(arena, PD_MEMORY_GRADIENTS, turns);
-    zero->arrived = pd_arena_take(arena, PD_MEMORY_GRADIENTS, arriving * sizeof(int64_t));
+    for (int i = 0; i < 2; i++)
+        zero->turns[i].data = pd_arena_take(arena, PD_MEMORY_GRADIENTS, turns);
 }
 
 void pd_zero_choose_terms(struct pd_zero *zero, uint32_t set)
 {
-    const bool own = zero->parts == 1 || !takes_turns(zero, set);
-    zero->sets[set].terms = &zero->terms[own ? set : zero->has.set_count + zero->next_terms];
-    if (!own) zero->next_terms = 1 - zero->next_terms;
+    if (zero->parts == 1 || !takes_turns(zero, set)) return;
+    zero->sets[set].terms = &zero->turns[zero->next_turn];
+    zero->next_turn = 1 - zero->next_turn;
 }
 
 static void take_gradients(struct pd_zero *zero, struct pd_arena *arena)
@@ -350,8 +313,7 @@ static void take_gradients(struct pd_zero *zero, struct pd_arena *arena)
     const enum pd_dtype type = zero->options.gradient_type;
     const bool is_direct = zero->has_lanes && type == PD_F32 &&
                            (zero->options.adds_in_place || pd_lanes_longest(&zero->lanes) == 1);
-    const uint64_t marks = (zero->model->tensors.count + zero->has.set_count) * sizeof *zero->marks,
-                   pieces = zero->grid->layout.tp * sizeof(struct pd_comm_piece);
+    const uint64_t marks = (zero->model->tensors.count + zero->has.set_count) * sizeof *zero->marks;
     uint64_t most = 0;
     for (uint32_t set = 0; set < zero->has.set_count; set++)
         most = pd_max_u64(most, zero->sets[set].computed[zero->sets[set].count]);
@@ -360,8 +322,6 @@ static void take_gradients(struct pd_zero *zero, struct pd_arena *arena)
     if (!is_direct) zero->micro_batch = pd_arena_take(arena, PD_MEMORY_GRADIENTS, most * sizeof(float));
     if (type != PD_F32) zero->rounded = pd_arena_take(arena, PD_MEMORY_GRADIENTS, most * pd_dtype_bytes(type));
     if (!zero->makes_terms) return;
-    zero->exchange.sends = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, pieces);
-    zero->exchange.recvs = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, pieces);
     zero->marks = pd_arena_take(arena, PD_MEMORY_GRADIENTS, marks);
     zero->host_marks = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, marks);
     take_terms(zero, arena);
@@ -373,13 +333,8 @@ static pd_status build(struct pd_zero *zero, struct pd_arena *arena, struct pd_e
 {
     const uint32_t tensors = zero->model->tensors.count;
     zero->sets = calloc(zero->has.set_count, sizeof *zero->sets);
-    zero->tensor_offset = calloc(tensors, sizeof *zero->tensor_offset);
-    zero->copy_offset = calloc(tensors, sizeof *zero->copy_offset);
     zero->has.first_box = calloc(zero->has.set_count + 1ull, sizeof *zero->has.first_box);
-    zero->places.of = calloc((size_t)zero->grid->layout.tp * PD_ZERO_SET_TENSORS_MAX, sizeof *zero->places.of);
-    zero->places.set = PD_ZERO_NO_SET;
-    zero->terms = calloc(zero->has.set_count + 2ull, sizeof *zero->terms);
-    if (!zero->sets || !zero->tensor_offset || !zero->copy_offset || !zero->has.first_box || !zero->places.of || !zero->terms)
+    if (!zero->sets || !zero->has.first_box)
         PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the tables of %u tensors", tensors);
     PD_TRY(describe_sets(zero, err));
     PD_TRY(describe_boxes(zero, err));
@@ -445,12 +400,8 @@ void pd_zero_free(struct pd_zero *zero)
     if (!zero) return;
     free(zero->sets);
     free(zero->has.boxes);
-    free(zero->tensor_offset);
-    free(zero->copy_offset);
     free(zero->has.first_box);
     free(zero->files.landing_place);
-    free(zero->places.of);
-    free(zero->terms);
     free(zero);
 }
 
@@ -467,8 +418,12 @@ char *pd_zero_copies(const struct pd_zero *zero)
 void *pd_zero_parameters(const struct pd_zero *zero, uint32_t set, uint32_t e)
 {
     const uint32_t tensor = zero->sets[set].tensors[e];
+    uint32_t b = zero->has.first_box[tensor ? set : 0];
     if (zero->mirror && set == zero->has.set_count - 1 && tensor == 0) return zero->mirror;
-    return pd_zero_copies(zero) + zero->copy_offset[tensor] * pd_dtype_bytes(zero->options.compute);
+    while (b < zero->has.box_count && zero->has.boxes[b].tensor != tensor)
+        b++;
+    return b < zero->has.box_count ? pd_zero_copies(zero) + zero->has.boxes[b].copy_offset * pd_dtype_bytes(zero->options.compute)
+                                   : NULL;
 }
 
 pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err)
@@ -500,22 +455,10 @@ pd_status pd_zero_refresh_compute(struct pd_zero *zero, struct pd_error *err)
     return pd_zero_updated(zero, err);
 }
 
-static pd_status join_tied(struct pd_zero *zero, struct pd_error *err)
-{
-    for (uint32_t i = 0; i < zero->has.box_count; i++) {
-        const struct pd_zero_box *b = &zero->has.boxes[i];
-        if (b->tied_gradient_offset == UINT64_MAX || !b->owned) continue;
-        PD_TRY(pd_add(zero->math, b->elements, zero->has.gradient + b->gradient_offset, PD_F32,
-                      zero->has.gradient + b->tied_gradient_offset, false, err));
-    }
-    return PD_OK;
-}
-
 pd_status pd_zero_finish_gradients(struct pd_zero *zero, struct pd_error *err)
 {
     PD_TRY(pd_zero_drain(zero, err));
-    PD_TRY(pd_zero_mirror_gradients(zero, err));
-    return zero->makes_terms || zero->is_mirrored ? PD_OK : join_tied(zero, err);
+    return pd_zero_join_tables(zero, err);
 }
 
 void pd_zero_sync(struct pd_zero *zero)

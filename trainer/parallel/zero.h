@@ -52,7 +52,6 @@ struct pd_zero_box {
     uint64_t offset, elements;
     uint64_t copy_offset;          /* into the working copy; UINT64_MAX: in files */
     uint64_t gradient_offset;      /* with gradients_in_files: where it is while its set is in memory */
-    uint64_t tied_gradient_offset; /* second sum of a tied tensor on this rank, of chains; UINT64_MAX: none */
 };
 
 struct pd_zero;

@@ -10,12 +10,6 @@
 
 static const char an_exchange[] = "an exchange of gradients";
 
-static pd_status add_run(struct pd_zero *zero, const struct pd_term_run *run, struct pd_error *err)
-{
-    const struct pd_terms terms = {.runs = run, .run_count = 1, .source = PD_TERM_INTEGER};
-    return pd_terms(zero->math, &terms, err);
-}
-
 int64_t *pd_zero_sums(const struct pd_zero *zero, uint32_t set)
 {
     return (int64_t *)zero->has.gradient + zero->sets[set].sums;
@@ -23,62 +17,73 @@ int64_t *pd_zero_sums(const struct pd_zero *zero, uint32_t set)
 
 /* ---- to other tensor-parallel ranks ---- */
 
-struct crossing {
-    struct pd_zero *zero;
-    uint32_t set;
-    int64_t *at; /* of what comes next */
+/* Both uses go the same way in opposite directions. */
+struct passage {
+    const struct pd_zero *zero;
+    const struct pd_zero_set *set;
+    enum pd_zero_use use;
+    bool is_owner; /* this rank's parts have what passes */
+    uint32_t peer;
+    int64_t *apart; /* terms that others own, from the next one on */
+    struct pd_comm_piece *next;
 };
 
-static pd_status count_share(void *context, const struct pd_zero_share *share, struct pd_error *err)
+static pd_status add_piece(void *context, const struct pd_zero_share *share, struct pd_error *err)
 {
+    struct passage *p = context;
+    const struct pd_zero_set *s = p->set;
+    const bool is_term = p->use == PD_ZERO_TERMS;
+    const uint64_t bytes = is_term ? sizeof(int64_t) : pd_dtype_bytes(p->zero->options.compute);
+    char *parts = is_term ? (char *)s->terms->data : p->zero->gather.parts,
+         *used = is_term ? (char *)p->apart : s->place + (s->needed[share->e] + share->used_at) * bytes;
+    const uint64_t at = share->part * (is_term ? s->stride : s->part) + share->part_at;
     (void)err;
-    *(uint64_t *)context += share->elements;
+    *p->next++ = (struct pd_comm_piece){p->peer, p->is_owner ? parts + at * bytes : used, share->elements * bytes};
+    if (!p->is_owner) p->apart += share->elements;
     return PD_OK;
 }
 
-uint64_t pd_zero_count_terms(struct pd_zero *zero, uint32_t set, uint32_t user_tp, uint32_t owner_tp)
+/* Between this rank and every other tensor-parallel one: what those use that it has in its parts, or the other way round. */
+static pd_status each_crossing(struct pd_zero *zero, uint32_t set, struct passage *p,
+                               pd_status (*visit)(void *context, const struct pd_zero_share *share, struct pd_error *err),
+                               struct pd_error *err)
 {
-    uint64_t elements = 0;
-    (void)!pd_zero_each_share(zero, set, PD_ZERO_TERMS, user_tp, owner_tp, count_share, &elements, NULL);
-    return elements;
+    const uint32_t me = zero->grid->place.tp;
+    for (p->peer = 0; p->peer < zero->grid->layout.tp; p->peer++)
+        if (p->peer != me)
+            PD_TRY(pd_zero_each_share(zero, set, p->use, p->is_owner ? p->peer : me, p->is_owner ? me : p->peer, visit, p, err));
+    return PD_OK;
 }
 
-static pd_status add_arrived(void *context, const struct pd_zero_share *share, struct pd_error *err)
+/* What has arrived counts in the check of its part. Whoever computed an element is the only one who did. */
+static pd_status check_arrived(void *context, const struct pd_zero_share *share, struct pd_error *err)
 {
-    struct crossing *c = context;
-    const struct pd_zero_set *s = &c->zero->sets[c->set];
-    int64_t *part = s->terms->data + share->part * s->stride;
+    const struct passage *p = context;
+    int64_t *part = p->set->terms->data + share->part * p->set->stride, *arrived = part + share->part_at;
     const struct pd_term_run run = {
-        .from = c->at, .to = part + share->part_at, .n = share->elements, .check = part + s->stride - 1};
-    c->at += share->elements;
-    return add_run(c->zero, &run, err);
+        .from = arrived, .to = arrived, .n = share->elements, .check = part + p->set->stride - 1};
+    return pd_zero_add_run(p->zero, &run, err);
 }
 
-/* Whoever computed an element is the only one who did: where it arrives there was none. */
-static pd_status cross(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+pd_status pd_zero_cross(struct pd_zero *zero, uint32_t set, enum pd_zero_use use, struct pd_error *err)
 {
     const struct pd_zero_set *s = &zero->sets[set];
-    const uint32_t tp = zero->grid->layout.tp, me = zero->grid->place.tp;
-    struct pd_zero_exchange *x = &zero->exchange;
-    int64_t *out = s->terms->data + zero->parts * s->stride;
-    struct crossing c = {zero, set, zero->arrived};
-    if (!s->crosses) return PD_OK;
-    pd_owner_acquire(&x->owner, an_exchange);
-    x->op = (struct pd_comm_op){.sends = x->sends, .recvs = x->recvs, .what = "exchange of gradients"};
-    for (uint32_t t = 0; t < tp; t++) {
-        const uint64_t sent = t == me ? 0 : pd_zero_count_terms(zero, set, me, t) * sizeof *out,
-                       received = t == me ? 0 : pd_zero_count_terms(zero, set, t, me) * sizeof *out;
-        if (sent) x->sends[x->op.send_count++] = (struct pd_comm_piece){t, out, sent};
-        if (received) x->recvs[x->op.recv_count++] = (struct pd_comm_piece){t, c.at, received};
-        out += sent / sizeof *out, c.at += received / sizeof *out;
-    }
-    pd_status st = pd_comm_start(zero->grid->tp, &x->op, err);
-    if (!st) st = pd_comm_wait(zero->grid->tp, &x->op, err);
-    pd_owner_release(&x->owner, an_exchange);
-    c.at = zero->arrived;
-    for (uint32_t t = 0; !st && t < tp; t++)
-        if (t != me) st = pd_zero_each_share(zero, set, PD_ZERO_TERMS, t, me, add_arrived, &c, err);
-    return st;
+    const bool is_term = use == PD_ZERO_TERMS;
+    struct passage p = {.zero = zero, .set = s, .use = use, .is_owner = !is_term, .next = zero->crossing};
+    if (zero->grid->layout.tp == 1 || (is_term && !s->crosses)) return PD_OK;
+    if (is_term) p.apart = s->terms->data + zero->parts * s->stride;
+    PD_TRY(each_crossing(zero, set, &p, add_piece, err));
+    struct pd_comm_piece *recvs = p.next;
+    p.is_owner = is_term;
+    PD_TRY(each_crossing(zero, set, &p, add_piece, err));
+    struct pd_comm_op op = {.sends = zero->crossing,
+                            .send_count = (uint32_t)(recvs - zero->crossing),
+                            .recvs = recvs,
+                            .recv_count = (uint32_t)(p.next - recvs),
+                            .what = is_term ? "exchange of gradients" : "gather of parameters"};
+    PD_TRY(pd_comm_start(zero->grid->tp, &op, err));
+    PD_TRY(pd_comm_wait(zero->grid->tp, &op, err));
+    return is_term ? each_crossing(zero, set, &p, check_arrived, err) : PD_OK;
 }
 
 /* ---- among the ranks that own a copy together ---- */
@@ -87,12 +92,6 @@ static int64_t *own_part(const struct pd_zero *zero)
 {
     const struct pd_zero_exchange *x = &zero->exchange;
     return x->terms->data + zero->q % zero->parts * zero->sets[x->set].stride;
-}
-
-static void let_go(struct pd_zero_exchange *x)
-{
-    pd_owner_release(&x->terms->owner, an_exchange);
-    pd_owner_release(&x->owner, an_exchange);
 }
 
 /* The first sums of a step are made where sums live, later ones are added to them. Alone, a rank makes terms there. */
@@ -105,12 +104,11 @@ static pd_status start(struct pd_zero *zero, uint32_t set, struct pd_error *err)
     s->filled = 0;
     if (zero->parts == 1) return PD_OK;
     int64_t *to = s->has_sums ? own_part(zero) : pd_zero_sums(zero, set);
-    pd_owner_acquire(&x->owner, an_exchange);
     pd_owner_acquire(&x->terms->owner, an_exchange);
     x->op = (struct pd_comm_op){.what = "exchange of gradients"};
     const pd_status st =
         pd_comm_start_reduce_scatter(zero->grid->shard, &x->op, (uint64_t *)x->terms->data, s->stride, (uint64_t *)to, err);
-    if (st) let_go(x);
+    if (st) pd_owner_release(&x->terms->owner, an_exchange);
     x->in_flight = !st;
     return st;
 }
@@ -122,7 +120,7 @@ pd_status pd_zero_wait_exchange(struct pd_zero *zero, struct pd_error *err)
     if (!x->in_flight) return PD_OK;
     x->in_flight = false;
     const pd_status st = pd_comm_wait(zero->grid->shard, &x->op, err);
-    let_go(x);
+    pd_owner_release(&x->terms->owner, an_exchange);
     pd_trace_end(begin, "wait", "exchange of gradients", x->set);
     return st;
 }
@@ -133,19 +131,15 @@ pd_status pd_zero_wait_exchange(struct pd_zero *zero, struct pd_error *err)
 static pd_status add_replicas(struct pd_zero *zero, uint32_t set, uint64_t words, struct pd_error *err)
 {
     struct pd_comm *comm = zero->grid->replicas;
-    struct pd_zero_exchange *x = &zero->exchange;
+    struct pd_comm_op op = {.what = "exchange of gradients"};
     if (!comm) return PD_OK;
+    PD_CHECK(!zero->exchange.in_flight);
     uint64_t *sums = (uint64_t *)pd_zero_sums(zero, set);
     const uint64_t count = pd_divide_up(words, comm->size);
-    pd_owner_acquire(&x->owner, an_exchange);
-    x->op = (struct pd_comm_op){.what = "exchange of gradients"};
-    pd_status st = pd_comm_start_reduce_scatter(comm, &x->op, sums, count, sums + comm->rank * count, err);
-    if (!st) st = pd_comm_wait(comm, &x->op, err);
-    x->op = (struct pd_comm_op){.what = "exchange of gradients"};
-    if (!st) st = pd_comm_start_all_gather(comm, &x->op, sums, count * sizeof *sums, err);
-    if (!st) st = pd_comm_wait(comm, &x->op, err);
-    pd_owner_release(&x->owner, an_exchange);
-    return st;
+    PD_TRY(pd_comm_start_reduce_scatter(comm, &op, sums, count, sums + comm->rank * count, err));
+    PD_TRY(pd_comm_wait(comm, &op, err));
+    PD_TRY(pd_comm_start_all_gather(comm, &op, sums, count * sizeof *sums, err));
+    return pd_comm_wait(comm, &op, err);
 }
 
 /* What owners have, and zeros of all others, added up as integers. It passes through the memory of the sums, of which there
@@ -154,7 +148,7 @@ static pd_status share_array(struct pd_zero *zero, uint32_t set, float *array, s
 {
     const struct pd_term_run zeros = {.to = pd_zero_sums(zero, set), .n = zero->sets[set].room};
     float *passage = zero->has.gradient;
-    PD_TRY(add_run(zero, &zeros, err));
+    PD_TRY(pd_zero_add_run(zero, &zeros, err));
     for (uint32_t turn = 0; turn < 2; turn++) {
         for (uint32_t i = zero->has.first_box[set]; i < zero->has.first_box[set + 1]; i++) {
             const struct pd_zero_box *b = &zero->has.boxes[i];
@@ -206,7 +200,7 @@ static pd_status end_exchange(struct pd_zero *zero, uint32_t set, struct pd_erro
     if (zero->parts > 1 && s->has_sums) {
         const struct pd_term_run run = {
             .from = own_part(zero), .to = pd_zero_sums(zero, set), .n = s->stride, .adds = s->has_sums};
-        PD_TRY(add_run(zero, &run, err));
+        PD_TRY(pd_zero_add_run(zero, &run, err));
     }
     s->has_sums = true;
     if (!zero->exchange.is_last) return PD_OK;
@@ -246,7 +240,7 @@ pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
         pd_zero_choose_terms(zero, set);
         PD_TRY(pd_zero_clear_terms(zero, set, err));
     }
-    PD_TRY(cross(zero, set, err));
+    PD_TRY(pd_zero_cross(zero, set, PD_ZERO_TERMS, err));
     x->is_last = is_last;
     PD_TRY(start(zero, set, err));
     return zero->parts > 1 ? PD_OK : pd_zero_drain(zero, err);

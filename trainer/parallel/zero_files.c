@@ -56,17 +56,14 @@ static void keep_copies(struct pd_zero *zero)
 /* In memory copies lie as the master does, or, where blocks are in files, one behind the other. */
 static void place_copy(struct pd_zero *zero, struct pd_zero_box *b, uint32_t set)
 {
-    const bool begins = b == zero->has.boxes || b[-1].tensor != b->tensor;
     if (!zero->options.parameters_in_files) {
         b->copy_offset = b->offset;
     } else if (pd_zero_is_filed(zero, set) && is_large(b)) {
         b->copy_offset = UINT64_MAX;
-        return;
     } else {
         b->copy_offset = zero->copy_elements;
         zero->copy_elements += b->elements;
     }
-    if (begins) zero->copy_offset[b->tensor] = b->copy_offset;
 }
 
 static void describe_set(struct pd_zero *zero, uint32_t set)
@@ -82,16 +79,7 @@ static void describe_set(struct pd_zero *zero, uint32_t set)
 
 void pd_zero_describe_files(struct pd_zero *zero)
 {
-    uint32_t box = 0;
-    for (uint32_t set = 0; set < zero->has.set_count; set++) {
-        zero->has.first_box[set] = box;
-        while (box < zero->has.box_count && set_of(zero, box) == set)
-            box++;
-        zero->has.first_box[set + 1] = box;
-    }
     keep_copies(zero);
-    for (uint32_t t = 0; t < zero->model->tensors.count; t++)
-        zero->copy_offset[t] = zero->options.parameters_in_files ? 0 : zero->tensor_offset[t];
     for (uint32_t set = 0; set < zero->has.set_count; set++)
         describe_set(zero, set);
     if (!zero->options.parameters_in_files) zero->copy_elements = zero->has.elements;

@@ -26,53 +26,13 @@ static pd_status pack(struct pd_zero *zero, uint32_t set, struct pd_error *err)
     return pd_math_copy(zero->math, to, pd_zero_parameters(zero, set, last), pd_zero_held_elements(zero, 0) * bytes, err);
 }
 
-/* Shares on their way: from parts to where they are read, or into a message. */
-struct passage {
-    struct pd_zero *zero;
-    const struct pd_zero_set *set;
-    struct pd_comm_piece *next; /* NULL: copied here */
-    uint32_t peer;
-    bool is_send;
-};
-
-static pd_status pass(void *context, const struct pd_zero_share *share, struct pd_error *err)
+static pd_status unpack(void *context, const struct pd_zero_share *share, struct pd_error *err)
 {
-    struct passage *p = context;
-    const uint64_t bytes = pd_dtype_bytes(p->zero->options.compute);
-    char *part = p->zero->gather.parts + (share->part * p->set->part + share->part_at) * bytes,
-         *place = p->set->place + (p->set->needed[share->e] + share->used_at) * bytes;
-    if (!p->next) return pd_math_copy(p->zero->math, place, part, share->elements * bytes, err);
-    *p->next++ = (struct pd_comm_piece){p->peer, p->is_send ? part : place, share->elements * bytes};
-    return PD_OK;
-}
-
-/* Pieces to every other tensor-parallel rank, or from it. */
-static pd_status add_pieces(struct passage *p, uint32_t set, bool is_send, struct pd_error *err)
-{
-    const uint32_t me = p->zero->grid->place.tp;
-    p->is_send = is_send;
-    for (p->peer = 0; p->peer < p->zero->grid->layout.tp; p->peer++)
-        if (p->peer != me)
-            PD_TRY(pd_zero_each_share(p->zero, set, PD_ZERO_PARAMETERS, is_send ? p->peer : me, is_send ? me : p->peer, pass,
-                                      p, err));
-    return PD_OK;
-}
-
-static pd_status cross(struct pd_zero *zero, uint32_t set, struct pd_error *err)
-{
-    struct pd_comm_piece *sends = zero->gather.pieces, *recvs;
-    struct passage p = {.zero = zero, .set = &zero->sets[set], .next = sends};
-    if (zero->grid->layout.tp == 1) return PD_OK;
-    PD_TRY(add_pieces(&p, set, true, err));
-    recvs = p.next;
-    PD_TRY(add_pieces(&p, set, false, err));
-    struct pd_comm_op op = {.sends = sends,
-                            .send_count = (uint32_t)(recvs - sends),
-                            .recvs = recvs,
-                            .recv_count = (uint32_t)(p.next - recvs),
-                            .what = what};
-    PD_TRY(pd_comm_start(zero->grid->tp, &op, err));
-    return pd_comm_wait(zero->grid->tp, &op, err);
+    struct pd_zero *zero = context;
+    const struct pd_zero_set *s = &zero->sets[zero->gather.set];
+    const uint64_t bytes = pd_dtype_bytes(zero->options.compute);
+    return pd_math_copy(zero->math, s->place + (s->needed[share->e] + share->used_at) * bytes,
+                        zero->gather.parts + (share->part * s->part + share->part_at) * bytes, share->elements * bytes, err);
 }
 
 /* ---- one gather ---- */
@@ -105,12 +65,11 @@ static pd_status wait(struct pd_zero_gather *g, struct pd_comm *comm, struct pd_
 static pd_status end(struct pd_zero *zero, struct pd_error *err)
 {
     struct pd_zero_gather *g = &zero->gather;
-    struct passage p = {.zero = zero, .set = &zero->sets[g->set]};
     const uint32_t me = zero->grid->place.tp;
     PD_TRY(wait(g, zero->grid->gathers, err));
     if (g->has_one_place) g->version++;
-    if (!zero->in_place) PD_TRY(pd_zero_each_share(zero, g->set, PD_ZERO_PARAMETERS, me, me, pass, &p, err));
-    PD_TRY(cross(zero, g->set, err));
+    if (!zero->in_place) PD_TRY(pd_zero_each_share(zero, g->set, PD_ZERO_PARAMETERS, me, me, unpack, zero, err));
+    PD_TRY(pd_zero_cross(zero, g->set, PD_ZERO_PARAMETERS, err));
     zero->sets[g->set].gathered = g->version;
     g->set = PD_ZERO_NO_SET;
     pd_owner_release(&g->owner, a_gather);

@@ -12,30 +12,29 @@
 #define PD_ZERO_NO_SET UINT32_MAX
 #define PD_ZERO_BOXES_MAX 256u /* of one tensor on one rank: chunks of virtual_tp */
 
+/* Terms of a set by whose they are: (parts, stride), then those of other tensor-parallel ranks. */
+struct pd_zero_terms {
+    int64_t *data;
+    struct pd_owner owner; /* "the terms" while some are made, in the caller's thread; then "an exchange of gradients" */
+};
+
 struct pd_zero_set {
     uint32_t count;
     uint32_t tensors[PD_ZERO_SET_TENSORS_MAX];
     uint64_t needed[PD_ZERO_SET_TENSORS_MAX + 1];   /* (tensors + 1) elements before the tensor's needed boxes */
     uint64_t computed[PD_ZERO_SET_TENSORS_MAX + 1]; /* and before its computed ones */
-    uint64_t gradient[PD_ZERO_SET_TENSORS_MAX + 1]; /* where its held boxes begin in `gradient` */
     uint64_t part;     /* elements of a part of the parameters */
     uint64_t crossing; /* shares of parameters between this rank and other tensor-parallel ranks */
     char *place;       /* (needed) where the compute reads parameters that are gathered */
     uint64_t gathered; /* the version that is there; 0: none */
     /* 64-bit words: of a part as it travels, the last of which is its check; of the elements of this rank's own; of where it is
-     * summed, padded for replicas; where in zero->sums that is; of terms that other tensor-parallel ranks own, and compute */
-    uint64_t stride, own, room, sums, elsewhere, arriving;
+     * summed, padded for replicas; where in `gradient` that is; of terms that other tensor-parallel ranks own */
+    uint64_t stride, own, room, sums, elsewhere;
     bool crosses;                /* some tensor-parallel rank computes what another one owns */
     bool has_sums;               /* of this step */
     uint32_t filled;             /* tensors that have terms since the last exchange, a bit each */
-    struct pd_zero_terms *terms; /* where those are */
+    struct pd_zero_terms *terms, own_terms; /* where those are; if the set takes no turns */
     float *lane;                 /* (computed) sums of a lane in fp32; NULL: a lane is a micro-batch */
-};
-
-/* Terms of a set by whose they are: (parts, stride), then those of other tensor-parallel ranks. */
-struct pd_zero_terms {
-    int64_t *data;
-    struct pd_owner owner; /* "the terms" while some are made, in the caller's thread; then "an exchange of gradients" */
 };
 
 /* Rows [row_begin, row_end) of chunks [chunk_begin, chunk_end) of a tensor: what a rank needs, computes, holds or owns of it
@@ -58,7 +57,6 @@ struct pd_zero_place {
 struct pd_zero_gather {
     char *parts; /* of one set: (parts, part) */
     struct pd_owner owner;
-    struct pd_comm_piece *pieces; /* with other tensor-parallel ranks */
     struct pd_comm_op op;
     uint32_t set; /* PD_ZERO_NO_SET: none */
     bool in_flight;
@@ -79,21 +77,12 @@ struct pd_zero_files {
     void *complete_context;
 };
 
-/* Made by zero.c, written by zero_runs.c: the last set that was asked for. */
-struct pd_zero_places {
-    struct pd_zero_place *of; /* (tp, PD_ZERO_SET_TENSORS_MAX) */
-    uint32_t set;
-};
-
 /* Terms of one set on their way to those who add them up. */
 struct pd_zero_exchange {
-    /* Of the operation and the lists, which exchanges with other tensor-parallel ranks and with replicas take in turn. */
-    struct pd_owner owner;
     uint32_t set; /* PD_ZERO_NO_SET: none */
     bool in_flight, is_last;
     struct pd_zero_terms *terms;
     struct pd_comm_op op;
-    struct pd_comm_piece *sends, *recvs; /* (tp) */
 };
 
 struct pd_zero {
@@ -112,8 +101,6 @@ struct pd_zero {
     uint32_t slots, pieces; /* pieces of a micro-batch, each a term */
     struct pd_zero_set *sets;      /* (set_count); count 0: of another stage */
     struct pd_zero_held has;
-    uint64_t *tensor_offset;  /* (tensors) element offset of the tensor's first held box */
-    uint64_t *copy_offset;    /* (tensors) the same in the working copy: of those that are in memory whole */
     void *mirror;             /* last stage: working copy of the held boxes of the tied table */
     void *mirrored_gradient;  /* both: the head's sums of this rank's part of it, and a check, on their way */
     struct pd_zero_gather gather;
@@ -127,14 +114,13 @@ struct pd_zero {
     uint64_t step;               /* what rounding at random depends on */
     uint32_t attempt;            /* what marks carry: no two steps, nor a step that is computed again, have the same */
     uint32_t *marks, *host_marks; /* (tensors) not finite or out of range; (sets) sums that arrived damaged */
-    struct pd_zero_terms *terms; /* (set_count), and two that blocks take in turn */
-    uint32_t next_terms;
-    int64_t *arrived; /* terms from other tensor-parallel ranks */
+    struct pd_zero_terms turns[2]; /* that blocks take */
+    uint32_t next_turn;
     struct pd_zero_exchange exchange;
+    struct pd_comm_piece *crossing; /* between this and other tensor-parallel ranks */
     uint64_t copy_elements; /* of the working copy in memory */
     uint64_t sums_elements; /* of one of two places for sums of blocks */
     struct pd_zero_files files;
-    struct pd_zero_places places;
 };
 
 /* Elements that are contiguous in two slabs: offsets in either. */
@@ -142,16 +128,13 @@ struct pd_zero_run {
     uint64_t at_a, at_b, elements;
 };
 
-/* All tensors of a set on all tensor-parallel ranks: tensor e on rank t is [t * PD_ZERO_SET_TENSORS_MAX + e]. Valid until
- * the next call. */
-const struct pd_zero_place *pd_zero_places(struct pd_zero *zero, uint32_t set);
 /* What data rank q of the place owns (of the first group), and what it holds: the part of this group of zero_shard ranks,
  * everything in stage 0. Empty slabs have no rows. */
 struct pd_zero_slab pd_zero_owned_slab(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t q);
 struct pd_zero_slab pd_zero_held_slab(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t q);
 /* How many parts have rows of the slab. */
 uint64_t pd_zero_parts_of(const struct pd_zero *zero, const struct pd_zero_place *place, const struct pd_zero_slab *slab);
-/* A tensor on this rank; whether this stage has it or not. */
+/* A tensor on tensor-parallel rank t; whether this stage has it or not. */
 struct pd_zero_place pd_zero_place_of(const struct pd_zero *zero, uint32_t tensor, uint32_t t);
 
 uint64_t pd_zero_slab_elements(const struct pd_zero *zero, uint32_t tensor, const struct pd_zero_slab *slab);
@@ -173,16 +156,18 @@ struct pd_zero_share {
 /* What a rank computes and those who own it add up; what it needs and those who hold it send. */
 enum pd_zero_use { PD_ZERO_TERMS, PD_ZERO_PARAMETERS };
 /* In one order on both ranks: by part, then by tensor, then by chunk. */
-PD_MUST_USE pd_status pd_zero_each_share(struct pd_zero *zero, uint32_t set, enum pd_zero_use use, uint32_t user_tp,
+PD_MUST_USE pd_status pd_zero_each_share(const struct pd_zero *zero, uint32_t set, enum pd_zero_use use, uint32_t user_tp,
                                          uint32_t owner_tp,
                                          pd_status (*visit)(void *context, const struct pd_zero_share *share,
                                                             struct pd_error *err),
                                          void *context, struct pd_error *err);
-uint64_t pd_zero_count_terms(struct pd_zero *zero, uint32_t set, uint32_t user_tp, uint32_t owner_tp);
+/* All of them between this rank and other tensor-parallel ranks travel. */
+PD_MUST_USE pd_status pd_zero_cross(struct pd_zero *zero, uint32_t set, enum pd_zero_use use, struct pd_error *err);
 /* A tied table in the head's set that the embedding's stands for. */
 bool pd_zero_is_redirected(const struct pd_zero *zero, uint32_t set, uint32_t e, enum pd_zero_use use);
 /* Where the set's next terms go. */
 void pd_zero_choose_terms(struct pd_zero *zero, uint32_t set);
+PD_MUST_USE pd_status pd_zero_add_run(const struct pd_zero *zero, const struct pd_term_run *run, struct pd_error *err);
 PD_MUST_USE pd_status pd_zero_clear_terms(struct pd_zero *zero, uint32_t set, struct pd_error *err);
 /* A micro-batch's gradients are made: into the lane's sum, and at its end into terms. */
 PD_MUST_USE pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err);
@@ -213,6 +198,7 @@ PD_MUST_USE pd_status pd_zero_complete(struct pd_zero *zero, uint32_t set, struc
 
 /* ---- zero_tied.c ---- */
 PD_MUST_USE pd_status pd_zero_mirror_parameters(struct pd_zero *zero, struct pd_error *err);
-PD_MUST_USE pd_status pd_zero_mirror_gradients(struct pd_zero *zero, struct pd_error *err);
+/* The head's sums are in those of the embedding, wherever it is. */
+PD_MUST_USE pd_status pd_zero_join_tables(struct pd_zero *zero, struct pd_error *err);
 
 #endif

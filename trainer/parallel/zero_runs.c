@@ -83,16 +83,6 @@ struct pd_zero_place pd_zero_place_of(const struct pd_zero *zero, uint32_t tenso
     return place;
 }
 
-const struct pd_zero_place *pd_zero_places(struct pd_zero *zero, uint32_t set)
-{
-    if (zero->places.set == set) return zero->places.of;
-    zero->places.set = set;
-    for (uint32_t t = 0; t < zero->grid->layout.tp; t++)
-        for (uint32_t e = 0; e < zero->sets[set].count; e++)
-            zero->places.of[t * PD_ZERO_SET_TENSORS_MAX + e] = pd_zero_place_of(zero, zero->sets[set].tensors[e], t);
-    return zero->places.of;
-}
-
 struct pd_zero_slab pd_zero_owned_slab(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t q)
 {
     const struct pd_layout_cut *cut = &place->cut;

@@ -17,14 +17,17 @@ static bool is_shared(const struct pd_zero *zero, uint32_t set, uint32_t e, enum
     return is_own || zero->model->tensors.tensors[zero->sets[set].tensors[e]].tp_dim >= 0;
 }
 
-pd_status pd_zero_each_share(struct pd_zero *zero, uint32_t set, enum pd_zero_use use, uint32_t user_tp, uint32_t owner_tp,
+pd_status pd_zero_each_share(const struct pd_zero *zero, uint32_t set, enum pd_zero_use use, uint32_t user_tp, uint32_t owner_tp,
                              pd_status (*visit)(void *context, const struct pd_zero_share *share, struct pd_error *err),
                              void *context, struct pd_error *err)
 {
     struct pd_zero_run runs[PD_ZERO_BOXES_MAX];
-    const struct pd_zero_place *places = pd_zero_places(zero, set), *user = places + user_tp * PD_ZERO_SET_TENSORS_MAX,
-                               *owner = places + owner_tp * PD_ZERO_SET_TENSORS_MAX;
+    struct pd_zero_place user[PD_ZERO_SET_TENSORS_MAX], owner[PD_ZERO_SET_TENSORS_MAX];
     const struct pd_zero_set *s = &zero->sets[set];
+    for (uint32_t e = 0; e < s->count; e++) {
+        user[e] = pd_zero_place_of(zero, s->tensors[e], user_tp);
+        owner[e] = pd_zero_place_of(zero, s->tensors[e], owner_tp);
+    }
     for (uint32_t part = 0; part < zero->parts; part++) {
         uint64_t before = 0;
         for (uint32_t e = 0; e < s->count; e++) {
@@ -54,7 +57,7 @@ struct batch {
     const char *gradients; /* of the set's elements [begin, end), as they are computed */
     uint64_t begin, end;
     uint32_t filled[2]; /* tensors that had terms before: of the set, of set 0 */
-    int64_t *elsewhere; /* where the next term of another rank goes */
+    int64_t *elsewhere; /* where the next term that another rank owns goes; NULL: they are this rank's own */
     struct pd_term_run runs[PD_TERM_RUNS_MAX];
     uint32_t count;
 };
@@ -83,59 +86,27 @@ static int64_t *check_of(const struct pd_zero_set *s, uint32_t part)
     return s->terms->data + (part + 1) * s->stride - 1;
 }
 
-/* The part of a share that this batch has the gradients of. */
-static bool clip(const struct batch *b, struct pd_zero_share *share)
-{
-    const uint64_t first = b->zero->sets[b->set].computed[share->e] + share->used_at;
-    const uint64_t from = pd_max_u64(first, b->begin), to = pd_min_u64(first + share->elements, b->end);
-    if (from >= to) return false;
-    share->part_at += from - first;
-    share->used_at = from - b->begin;
-    share->elements = to - from;
-    return true;
-}
-
-static const void *gradients_at(const struct batch *b, uint64_t at)
-{
-    return b->gradients + at * (b->source == PD_TERM_BF16 ? sizeof(uint16_t) : sizeof(float));
-}
-
-static pd_status put_share(struct batch *b, const struct pd_zero_share *share, int64_t *to, int64_t *check,
-                           struct pd_error *err)
-{
-    const uint32_t e = share->is_tied ? 0 : share->e;
-    const struct pd_term_run run = {.from = gradients_at(b, share->used_at),
-                                    .to = to,
-                                    .n = share->elements,
-                                    .adds = (b->filled[share->is_tied] >> e & 1) != 0,
-                                    .check = check,
-                                    .flag = &b->zero->marks[b->zero->sets[b->set].tensors[share->e]]};
-    return put(b, &run, err);
-}
-
-static pd_status put_own(void *context, const struct pd_zero_share *whole, struct pd_error *err)
+/* What this batch has of a share. Checks of what others own are made where it arrives. */
+static pd_status put_share(void *context, const struct pd_zero_share *share, struct pd_error *err)
 {
     struct batch *b = context;
-    struct pd_zero_share share = *whole;
-    const struct pd_zero_set *to = &b->zero->sets[share.is_tied ? 0 : b->set];
-    if (!clip(b, &share)) return PD_OK;
-    return put_share(b, &share, to->terms->data + share.part * to->stride + share.part_at, check_of(to, share.part), err);
-}
-
-/* Their checks are made where they arrive. */
-static pd_status put_elsewhere(void *context, const struct pd_zero_share *whole, struct pd_error *err)
-{
-    struct batch *b = context;
-    struct pd_zero_share share = *whole;
-    int64_t *to = b->elsewhere - (b->zero->sets[b->set].computed[share.e] + share.used_at);
-    b->elsewhere += share.elements;
-    if (!clip(b, &share)) return PD_OK;
-    return put_share(b, &share, to + b->begin + share.used_at, NULL, err);
+    const struct pd_zero_set *s = &b->zero->sets[b->set], *to = share->is_tied ? &b->zero->sets[0] : s;
+    const uint64_t first = s->computed[share->e] + share->used_at, from = pd_max_u64(first, b->begin),
+                   end = pd_min_u64(first + share->elements, b->end);
+    int64_t *terms = b->elsewhere ? b->elsewhere : to->terms->data + share->part * to->stride + share->part_at;
+    const struct pd_term_run run = {.from = b->gradients + (from - b->begin) * (b->source == PD_TERM_BF16 ? 2 : 4),
+                                    .to = terms + (from - first),
+                                    .n = end - from,
+                                    .adds = (b->filled[share->is_tied] >> (share->is_tied ? 0 : share->e) & 1) != 0,
+                                    .check = b->elsewhere ? NULL : check_of(to, share->part),
+                                    .flag = &b->zero->marks[s->tensors[share->e]]};
+    if (b->elsewhere) b->elsewhere += share->elements;
+    return from < end ? put(b, &run, err) : PD_OK;
 }
 
 /* ---- a set's terms ---- */
 
-static pd_status one_run(struct pd_zero *zero, const struct pd_term_run *run, struct pd_error *err)
+pd_status pd_zero_add_run(const struct pd_zero *zero, const struct pd_term_run *run, struct pd_error *err)
 {
     const struct pd_terms terms = {.runs = run, .run_count = 1, .source = PD_TERM_INTEGER};
     return pd_terms(zero->math, &terms, err);
@@ -146,7 +117,7 @@ pd_status pd_zero_clear_terms(struct pd_zero *zero, uint32_t set, struct pd_erro
     struct pd_zero_set *s = &zero->sets[set];
     const struct pd_term_run zeros = {.to = s->terms->data, .n = zero->parts * s->stride + s->elsewhere};
     s->filled = UINT32_MAX;
-    return one_run(zero, &zeros, err);
+    return pd_zero_add_run(zero, &zeros, err);
 }
 
 /* Before the first terms since the last exchange. Pieces come a part of a tensor at a time, so they are added to zeros. */
@@ -164,11 +135,6 @@ static pd_status begin_terms(struct pd_zero *zero, uint32_t set, struct pd_error
     return flush(&b, err);
 }
 
-static bool has_tied(const struct pd_zero *zero, uint32_t set)
-{
-    return zero->sets[set].count && pd_zero_is_redirected(zero, set, zero->sets[set].count - 1, PD_ZERO_TERMS);
-}
-
 static const char the_terms[] = "the terms";
 
 /* Elements [begin, end) of the set as they are computed become terms, or are added to them. */
@@ -177,22 +143,20 @@ static pd_status make_terms(struct pd_zero *zero, uint32_t set, enum pd_term_sou
 {
     struct pd_zero_set *s = &zero->sets[set];
     const uint32_t me = zero->grid->place.tp;
+    const bool has_tied = pd_zero_is_redirected(zero, set, s->count - 1, PD_ZERO_TERMS);
     PD_TRY(begin_terms(zero, set, err));
-    if (has_tied(zero, set)) PD_TRY(begin_terms(zero, 0, err));
+    if (has_tied) PD_TRY(begin_terms(zero, 0, err));
     struct batch b = {.zero = zero, .set = set, .source = source, .gradients = gradients, .begin = begin, .end = end};
     b.filled[0] = s->filled, b.filled[1] = zero->sets[0].filled;
-    b.elsewhere = s->terms->data + zero->parts * s->stride;
     pd_owner_acquire(&s->terms->owner, the_terms);
-    pd_status st = pd_zero_each_share(zero, set, PD_ZERO_TERMS, me, me, put_own, &b, err);
+    pd_status st = pd_zero_each_share(zero, set, PD_ZERO_TERMS, me, me, put_share, &b, err);
+    b.elsewhere = s->terms->data + zero->parts * s->stride;
     for (uint32_t t = 0; !st && s->elsewhere && t < zero->grid->layout.tp; t++)
-        if (t != me) st = pd_zero_each_share(zero, set, PD_ZERO_TERMS, me, t, put_elsewhere, &b, err);
+        if (t != me) st = pd_zero_each_share(zero, set, PD_ZERO_TERMS, me, t, put_share, &b, err);
     if (!st) st = flush(&b, err);
     pd_owner_release(&s->terms->owner, the_terms);
-    for (uint32_t e = 0; e < s->count; e++)
-        if (pd_zero_is_redirected(zero, set, e, PD_ZERO_TERMS))
-            zero->sets[0].filled |= 1;
-        else
-            s->filled |= 1u << e;
+    s->filled |= (1u << (s->count - has_tied)) - 1;
+    if (has_tied) zero->sets[0].filled |= 1;
     return st;
 }
 
@@ -324,4 +288,3 @@ pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t set, uint32_t s
     if (!zero->makes_terms || !pd_lanes_ends(&zero->lanes, rank, slot)) return PD_OK;
     return make_terms(zero, set, PD_TERM_F32, s->lane, 0, elements, err);
 }
-

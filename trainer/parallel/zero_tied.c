@@ -29,44 +29,47 @@ pd_status pd_zero_mirror_parameters(struct pd_zero *zero, struct pd_error *err)
     return run_mirror(zero, NULL, 0, &piece, 1, err);
 }
 
-/* The head's sums of what this rank holds of the table. */
+/* Sums of the n elements that are held: the first of the embedding, the last of the head. */
+static void *table_of(const struct pd_zero *zero, uint32_t set, uint64_t n)
+{
+    const uint64_t before = set ? zero->sets[set].own - n : 0;
+    return (char *)pd_zero_sums(zero, set) + before * (zero->makes_terms ? sizeof(int64_t) : sizeof(float));
+}
+
+/* Terms have a check behind them. */
 static pd_status send_table(struct pd_zero *zero, uint64_t n, struct pd_error *err)
 {
-    const uint32_t last = zero->has.set_count - 1;
-    const struct pd_zero_set *s = &zero->sets[last];
+    void *table = table_of(zero, zero->has.set_count - 1, n);
     int64_t *out = zero->mirrored_gradient;
-    if (!zero->makes_terms) {
-        struct pd_comm_piece piece = {0, zero->has.gradient + s->gradient[s->count - 1], n * sizeof(float)};
-        return run_mirror(zero, &piece, 1, NULL, 0, err);
+    const struct pd_term_run run = {.from = table, .to = out, .n = n, .check = out + n, .check_begins = true};
+    struct pd_comm_piece piece = {0, table, n * sizeof(float)};
+    if (zero->makes_terms) {
+        PD_TRY(pd_zero_add_run(zero, &run, err));
+        piece = (struct pd_comm_piece){0, out, (n + 1) * sizeof *out};
     }
-    const struct pd_term_run run = {
-        .from = pd_zero_sums(zero, last) + (s->own - n), .to = out, .n = n, .check = out + n, .check_begins = true};
-    const struct pd_terms copy = {.runs = &run, .run_count = 1, .source = PD_TERM_INTEGER};
-    struct pd_comm_piece piece = {0, out, (n + 1) * sizeof *out};
-    PD_TRY(pd_terms(zero->math, &copy, err));
     return run_mirror(zero, &piece, 1, NULL, 0, err);
 }
 
-static pd_status add_table(struct pd_zero *zero, uint64_t n, struct pd_error *err)
+static pd_status take_table(struct pd_zero *zero, uint64_t n, struct pd_error *err)
 {
-    int64_t *arrived = zero->mirrored_gradient;
+    int64_t *arrived = zero->mirrored_gradient, *sums = pd_zero_sums(zero, 0);
     struct pd_comm_piece piece = {1, arrived, zero->makes_terms ? (n + 1) * sizeof *arrived : n * sizeof(float)};
     PD_TRY(run_mirror(zero, NULL, 0, &piece, 1, err));
-    if (!zero->makes_terms)
-        return pd_add(zero->math, n, zero->has.gradient + zero->sets[0].gradient[0], PD_F32, arrived, false, err);
-    int64_t *sums = pd_zero_sums(zero, 0);
-    const struct pd_term_run runs[] = {
-        {.from = arrived, .to = sums, .n = n, .adds = true},
-        {.from = arrived + n, .to = sums + zero->sets[0].stride - 1, .n = 1, .adds = true}};
-    const struct pd_terms add = {.runs = runs, .run_count = 2, .source = PD_TERM_INTEGER};
-    return pd_terms(zero->math, &add, err);
+    if (!zero->makes_terms) return pd_add(zero->math, n, (float *)sums, PD_F32, arrived, false, err);
+    const struct pd_term_run table = {.from = arrived, .to = sums, .n = n, .adds = true},
+                             check = {.from = arrived + n, .to = sums + zero->sets[0].stride - 1, .n = 1, .adds = true};
+    PD_TRY(pd_zero_add_run(zero, &table, err));
+    return pd_zero_add_run(zero, &check, err);
 }
 
-pd_status pd_zero_mirror_gradients(struct pd_zero *zero, struct pd_error *err)
+pd_status pd_zero_join_tables(struct pd_zero *zero, struct pd_error *err)
 {
-    const uint32_t set = is_first(zero) ? 0 : zero->has.set_count - 1;
+    const uint32_t last = zero->has.set_count - 1;
     const uint64_t n = pd_zero_held_elements(zero, 0);
-    if (!zero->is_mirrored || !(is_first(zero) || zero->mirror)) return PD_OK;
-    if (n) PD_TRY(is_first(zero) ? add_table(zero, n, err) : send_table(zero, n, err));
-    return pd_zero_end_set(zero, set, err);
+    if (!zero->model->config.tie_embeddings) return PD_OK;
+    if (!zero->is_mirrored && zero->makes_terms) return PD_OK; /* its terms went there */
+    if (!zero->is_mirrored) return pd_add(zero->math, n, table_of(zero, 0, n), PD_F32, table_of(zero, last, n), false, err);
+    if (!is_first(zero) && !zero->mirror) return PD_OK;
+    if (n) PD_TRY(is_first(zero) ? take_table(zero, n, err) : send_table(zero, n, err));
+    return pd_zero_end_set(zero, is_first(zero) ? 0 : last, err);
 }
