@@ -59,9 +59,9 @@ static pd_status compare_keys(const struct pd_engine *e, const struct pd_config 
     change->any = text[0] != '\0';
     if (text[0] && !e->options.config->accept_new_lineage)
         PD_FAIL(err, PD_INVALID,
-                "%s: steps would no longer have the bits of an uninterrupted run; restore it, or go on with other bits from "
-                "here on: accept_new_lineage=true",
-                text);
+                "%s: steps would no longer have the bits of an uninterrupted run; %s, or go on with other bits from here on: "
+                "accept_new_lineage=true",
+                text, saved->numerics.lanes ? "restore it" : "take the program that saved it");
     return PD_OK;
 }
 

@@ -76,6 +76,11 @@ Test(saved, first_names)
     cr_expect_eq(c.checkpoint.tiers_count, 2);
     cr_expect_eq(c.restart.ranks_count, 2);
     cr_expect_eq(c.numerics.lanes, 0, "sums of that time were others, and nobody can ask for them");
+    struct pd_resume_difference older;
+    strict = c;
+    strict.numerics.lanes = 2;
+    cr_expect_eq(pd_config_compare(&c, &strict, &older, 1), 1);
+    cr_expect_str_eq(older.before, "none (gradients were summed in fp32, in order)");
     c.numerics.lanes = c.batch.sequences / c.batch.micro_batch;
     char *text;
     cr_assert_eq(pd_config_print(&c, &text, &err), PD_OK);
