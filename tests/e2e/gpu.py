@@ -526,6 +526,25 @@ def never_waiting(bench):
             print(f"same bits: {steps} steps, dp={dp} pp={pp} over NCCL, streams {streams}", flush=True)
 
 
+@simulated_only("NCCL's own library damages nothing on request")
+def damaged_on_its_way(bench):
+    """A sum that NCCL's stand-in gives back with a wrong bit costs a step, in every stage and exchange, and no bits. In stage 0 the
+    first 24 sums (kinds, units, ranks) are the state's, for replicas."""
+    config = bench.config("llama", "fp32", 8, 1)
+    for flip, *words in (["28", "layout.zero_stage=0"], ["5", "layout.zero_stage=2"], ["5", "layout.zero_stage=3", "layout.exchange=lane"]):
+        directory = bench.workspace.directory()
+        overrides = [*words, "layout.ranks=2", "layout.dp=2", "layout.transport=local", "checkpoint.every=1"]
+        environment = {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": "2", "FAKE_NCCL_FLIP": flip}
+        result = bench.workspace.train(config, directory, overrides, environment)
+        rows = map(json.loads, harness.read(os.path.join(directory, "metrics.jsonl")).splitlines())
+        again = sum(row.get("recomputed", 0) for row in rows)
+        if again != 1 or "arrived damaged" not in result.stderr:
+            raise harness.Failure(f"{words}: steps computed again: {again}\n{result.stderr}")
+        if (harness.losses(directory), bench.workspace.state_digest(directory)) != bench.expected(config):
+            raise harness.Failure(f"{words}: other bits after a damaged sum")
+    print("same bits: a sum that NCCL damaged", flush=True)
+
+
 def simt_nccl(workspace):
     """Built beside the tests of kernels: build/tests/simt/libsimt_nccl.so for build/bin/perdure_simt."""
     path = os.path.join(os.path.dirname(workspace.perdure), "..", "tests", "simt", "libsimt_nccl.so")
@@ -598,6 +617,7 @@ def body(workspace, arguments):
         limits(bench)
     elif what == "nccl":
         never_waiting(bench)
+        damaged_on_its_way(bench)
     else:
         sharing(bench, what)
         gpus_of_their_own(bench, what)
