@@ -79,6 +79,7 @@ struct pd_step_result {
     double learning_rate;
     bool skipped;         /* a gradient or the loss was not finite; parameters and moments are as before */
     uint32_t recomputed;  /* times the step was computed again, since gradients arrived damaged */
+    uint64_t sent_bytes, sent_between_hosts; /* by this rank; of these to other hosts, but for what NCCL routes by itself */
     double bubble;        /* share of the step that ranks waited for other stages, mean over ranks */
     double bubble_theory; /* of the schedule with equal stages */
     /* By the host's clock on this rank: on a GPU, which runs behind the host, what the host waited there. */

@@ -486,6 +486,17 @@ static pd_status judge_damage(const struct step *s, const struct pd_found *befor
     return PD_OK;
 }
 
+/* Since the traffic before. */
+static void count_sent(const struct pd_engine *e, struct pd_comm_traffic before, struct pd_step_result *result)
+{
+    struct pd_comm_traffic now;
+    if (!e->own->comm) return;
+    pd_comm_traffic(e->own->comm, &now);
+    result->sent_between_hosts = now.leaving_bytes - before.leaving_bytes;
+    result->sent_bytes = result->sent_between_hosts + now.inside_bytes - before.inside_bytes + now.library_bytes -
+                         before.library_bytes;
+}
+
 pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t updates, struct pd_step_result *ret_result,
                          struct pd_error *err)
 {
@@ -501,12 +512,15 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
                      .sequences = e->options.config->batch.sequences};
     struct pd_step_result result = {.learning_rate = pd_learning_rate(e->options.config, updates)};
     struct pd_found before = {UINT32_MAX, UINT32_MAX, UINT32_MAX}, found = before;
+    struct pd_comm_traffic traffic = {0};
+    if (e->own->comm) pd_comm_traffic(e->own->comm, &traffic);
     PD_TRY(run_once(&s, updates, &result, &found, err));
     for (; found.damaged < UINT32_MAX; result.recomputed++) {
         PD_TRY(judge_damage(&s, &before, &found, err));
         before = found;
         PD_TRY(run_once(&s, updates, &result, &found, err));
     }
+    count_sent(e, traffic, &result);
     for (int i = 0; i < PD_STEP_STAGES; i++)
         result.stage_seconds[i] = (double)s.stage_ns[i] / 1e9;
     if (e->options.device) PD_TRY(pd_device_spans_collect(e->options.device->spans, err));

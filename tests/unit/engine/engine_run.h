@@ -24,6 +24,7 @@ struct job {
     _Atomic uint64_t parts[PD_KIND_COUNT][TENSORS_MAX];
     _Atomic uint64_t bubbles;
     uint32_t recomputed; /* steps that were computed again */
+    uint64_t sent;       /* bytes, by rank 0 in all steps */
 };
 
 static char *data_path(void)
@@ -74,6 +75,7 @@ static pd_status run_steps(struct job *job, struct pd_comm *comm, struct pd_engi
         if (result.bubble > 0) job->bubbles++;
         if (comm->rank) continue;
         job->recomputed += result.recomputed;
+        job->sent += result.sent_bytes;
         job->loss[step] = result.loss;
         job->norm[step] = result.skipped ? 0 : result.gradient_norm;
         job->skipped[step] = result.skipped;

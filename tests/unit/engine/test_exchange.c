@@ -53,6 +53,20 @@ Test(exchange, a_damaged_message_costs_a_step)
         }
 }
 
+/* Half of the terms and of the parameters of a step, and what pads their parts; alone a rank sends nothing. */
+Test(exchange, what_a_rank_sends_is_counted)
+{
+    enum { MATRICES = 48 * 48 * 4 + 3 * 48 * 112, NORMS = 48 * (2 * (SETS - 2) + 1) };
+    const double parameters = 2.0 * 1024 * 48 + (SETS - 2.0) * MATRICES + NORMS, least = STEPS * parameters * (8 + 2) / 2;
+    static struct job two, one;
+    struct pd_error err;
+    cr_assert_eq(run(&two, "zero_stage: 1, exchange: step", 2, NULL, &err), PD_OK, "%s", err.message);
+    cr_expect_geq((double)two.sent, least);
+    cr_expect_leq((double)two.sent, 1.2 * least);
+    cr_assert_eq(run(&one, "", 1, NULL, &err), PD_OK, "%s", err.message);
+    cr_expect_eq(one.sent, 0);
+}
+
 /* The head is the first of SETS that travel, block 1 the third. */
 Test(exchange, damage_at_the_same_place_ends_the_run)
 {
