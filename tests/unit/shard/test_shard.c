@@ -218,9 +218,13 @@ Test(shard, truncated_stale_swapped_and_missing)
     unsigned char *new_data = load_file(other, &new_bytes);
     cr_assert_eq(new_bytes, bytes);
     other_summary.box_count--;
+    const struct pd_shard_summary unchanged = other_summary;
     float changed = 1.5f;
     memcpy(f.data[9], &changed, sizeof changed);
     fixture_save(&f, "t.h5", &other_summary);
+    cr_assert_eq(load_all(&f, other, &now, &unchanged, &error), PD_CORRUPT,
+                 "whole, of the same step, and not what was committed");
+    cr_assert_not_null(strstr(error.message, "it is another shard or another step"), "%s", error.message);
     struct pd_shard *shard = NULL;
     OK(pd_shard_open(f.vfs, other, &now, &other_summary, &shard, err));
     uint64_t at = pd_shard_box_offset(shard, 9);
