@@ -6,6 +6,7 @@
  * operation of every save, and of one rank's opens. PERDURE_CAMPAIGN_SEED sets the seed; a failure prints it.
  */
 #include "ckpt/base/log.h"
+#include "ckpt/shard/copy.h"
 #include "tests/helpers/store_sweep.h"
 
 static void empty_room_of(const struct world *world, struct room *room)
@@ -139,6 +140,41 @@ Test(store_faults, a_failed_save_that_was_removed_comes_back_as_removed)
             cr_assert_eq(campaign_try_save(&room, &m, &fired, &err), PD_OK, "sync %llu, crash %llu: %s",
                          (unsigned long long)m.nth, (unsigned long long)m.crash_seed, err.message);
     }
+    room_free(&room);
+}
+
+static pd_status write_shard_of(struct room_rank *rank, uint64_t step, const char *path, struct pd_error *err)
+{
+    const struct pd_identity identity = room_identity(0, 1);
+    const void *data[2] = {rank->values, rank->values + ROOM_ROWS * 3};
+    struct pd_shard_summary summary;
+    room_fill(rank->values, 0, step, 0);
+    return pd_shard_write(rank->writer, path, &identity, 0, data, &summary, err);
+}
+
+/* A disk that loses every write of a copy over an older try at the same step: what lies there is whole, and not the source. */
+static pd_status copy_without_a_write(struct room_rank *rank, struct pd_error *err)
+{
+    const struct pd_identity identity = room_identity(0, 1);
+    struct pd_error why = {0};
+    PD_TRY(write_shard_of(rank, 1, "/from.h5", err));
+    PD_TRY(write_shard_of(rank, 2, "/to.h5", err));
+    pd_simulated_disk_set_fault(rank->room->disk,
+                                &(struct pd_disk_fault){.kind = PD_DISK_FAULT_LOST, .nth = 1, .persistent = true});
+    const pd_status st = pd_shard_copy(rank->vfs, "/from.h5", "/to.h5", &identity, rank->buffers, ROOM_BUFFER_BYTES, &why);
+    const uint64_t fired = pd_simulated_disk_fired(rank->room->disk);
+    pd_simulated_disk_set_fault(rank->room->disk, NULL);
+    if (!fired) PD_FAIL(err, PD_BUG, "no write was lost");
+    if (st != PD_IO) PD_FAIL(err, PD_BUG, "the copy gets %s: %s", pd_status_name(st), why.message);
+    return pd_shard_copy(rank->vfs, "/from.h5", "/to.h5", &identity, rank->buffers, ROOM_BUFFER_BYTES, err);
+}
+
+Test(store_faults, a_copy_whose_every_write_is_lost)
+{
+    struct room room;
+    struct pd_error err = {0};
+    empty_room_of(&worlds[ONE_RANK], &room);
+    cr_assert_eq(room_launch(&room, copy_without_a_write, NULL, &err), PD_OK, "%s", err.message);
     room_free(&room);
 }
 
