@@ -55,6 +55,7 @@ static pd_status set_number(const struct pd_option *o, const char *text, struct 
     const uint64_t high = o->high ? o->high : o->kind == PD_OPTION_U32 ? UINT32_MAX : UINT64_MAX;
     uint64_t value;
     char range[80] = "a whole number";
+    if (o->kind == PD_OPTION_BYTES) snprintf(range, sizeof range, "a size such as 512M or 2G");
     const bool is_number = o->kind == PD_OPTION_BYTES ? pd_parse_bytes(text, &value) : pd_parse_u64(text, &value);
     if (o->high)
         snprintf(range, sizeof range, "a number from %llu to %llu", (unsigned long long)o->low, (unsigned long long)high);

@@ -35,8 +35,7 @@ static const struct meant {
 };
 
 static const struct meant options_meant[] = {
-    {" max-new-tokens max-tokens n-predict length num-tokens ", "tokens"},
-    {" num-samples samples n ", "count"},
+    {" max-new-tokens max-tokens n-predict length num-tokens n ", "count"},
     {" out outfile output-file dest to ", "output"},
     {" ranks gpus nproc np world-size nproc-per-node devices nodes ", "world"},
     {" ranks tp pp dp sp world degrees ", "layout"},

@@ -36,7 +36,7 @@ pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_for
     char known[160] = "";
     size_t used = 0;
     const pd_status st = pd_vfs_stat(vfs, path, &stat, err);
-    if (st == PD_NOT_FOUND) PD_FAIL(err, st, "%s does not exist", path);
+    if (st == PD_NOT_FOUND) PD_FAIL(err, st, "%s does not exist; name a file or a directory of another system", path);
     PD_TRY(st);
     for (const struct pd_format *const *f = pd_formats; *f; f++) {
         if ((*f)->recognizes(vfs, path)) {

@@ -33,6 +33,7 @@ expect("option-before-subcommand", ["ckpt", "--json"], 64, ANY,
        err=said("a command comes first, and --json is none; perdure ckpt --help lists them"))
 expect("unknown-option", ["doctor", "--jsn"], 64,
        err=said("perdure doctor has no option --jsn; did you mean --json? perdure doctor --help lists all"))
+expect("option-size", ["init", "--data=text.txt", "--model=byte-1m", "--memory=lots"], 64, err=said("--memory=lots: expected a size such as 512M or 2G"))
 for name, command, meant in (("rm", ["ckpt", "rm"], "perdure ckpt prune"), ("resume", ["resume"], "perdure train"), ("ls", ["ls"], "perdure ckpt ls"),
                              ("nothing", ["nocmd"], None), ("nothing-below", ["ckpt", "zz"], None), ("convert", ["ckpt", "convert"], "perdure ckpt export"),
                              ("test", ["test"], "perdure eval"), ("tokenize", ["data", "tokenize"], "perdure data pack")):
@@ -42,7 +43,7 @@ for name, command, meant in (("rm", ["ckpt", "rm"], "perdure ckpt prune"), ("res
 for name, words, answer in (
         ("ranks", ["ckpt", "reshard", "--ranks", "4"], "ckpt reshard has no option --ranks; did you mean --layout? perdure ckpt reshard --help lists all"),
         ("nothing", ["doctor", "--colour"], "doctor has no option --colour; perdure doctor --help lists all"),
-        ("tokens", ["sample", "run", "--max-new-tokens=9"], "sample has no option --max-new-tokens; did you mean --tokens? perdure sample --help lists all"),
+        ("tokens", ["sample", "run", "--max-new-tokens=9"], "sample has no option --max-new-tokens; did you mean --count? perdure sample --help lists all"),
         ("step", ["train", "--step", "5"], "train has no option --step; a key is written without dashes: run.steps=VALUE"),
         ("key", ["train", MINIMAL, "--learning-rate=1e-3"], "train has no option --learning-rate; a key is written without dashes: optimizer.lr=1e-3"),
         ("value", ["plan", MINIMAL, "--bf16"], "plan has no option --bf16; a key is written without dashes: numerics.precision=bf16"),

@@ -96,7 +96,7 @@ expect("show-no-step", ["ckpt", "show", "run", "--step=9"], 65, err=re.compile("
 expect("verify-renamed", ["ckpt", "verify", "renamed"], 65, err=re.compile(r"/renamed is a checkpoint without the name that its save gave it"))
 
 # ---- import ----
-expect("import-missing", ["ckpt", "import", "absent", "in"], 78, err=said("absent does not exist"))
+expect("import-missing", ["ckpt", "import", "absent", "in"], 78, err=said("absent does not exist; name a file or a directory of another system"))
 if help_text := expect("import-help", ["ckpt", "import", "--help"], 0, ANY):
     report("import-help-lists-formats", [name for name in ("safetensors", "megatron", "dcp", "deepspeed", "universal", "gguf", "llmc")
                                          if not re.search(rf"^  {name} +\S", help_text, re.M)], (0, help_text, ""))

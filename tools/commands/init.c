@@ -67,7 +67,9 @@ static pd_status ask(struct init *in, const char *question, const char *otherwis
         answer[strcspn(answer, "\n")] = '\0';
     }
     if (!answer[0] && otherwise) snprintf(answer, ANSWER_BYTES, "%s", otherwise);
-    if (!answer[0]) PD_FAIL(err, PD_USAGE, "init needs to know it: give --%s; perdure init --help tells more", flag);
+    if (!answer[0])
+        PD_FAIL(err, PD_USAGE, "init asks \"%s\" and has no answer: give --%s; perdure init --help tells more", question,
+                flag);
     return PD_OK;
 }
 

@@ -452,7 +452,7 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
     t.config_path = pd_command_take_config(t.overrides, &t.override_count);
     if (!t.config_path && t.print_config) return print_keys(&t, err);
     if (!t.config_path)
-        PD_FAIL(err, PD_USAGE, "train needs a configuration: perdure train run.yaml; examples are in tools/configs");
+        PD_FAIL(err, PD_USAGE, "train needs a configuration: perdure train run.yaml; perdure init writes one");
     PD_TRY(pd_config_load(t.config_path, t.overrides, t.override_count, &config, err));
     pd_status st = take_model(&config, err);
     if (!st && t.print_config) {

@@ -130,7 +130,8 @@ static pd_status job_spawn(struct job *job, const struct pd_starter_command *com
     close(report[0]);
     if (got != (ssize_t)sizeof number) return PD_OK;
     waitpid(job->end.starter, NULL, 0);
-    PD_FAIL_ERRNO(err, number, "starting %s", command->argv[0]);
+    PD_FAIL_ERRNO(err, number, "%s cannot be started; look at PATH, and at PERDURE_MPIRUN where it names that",
+                  command->argv[0]);
 }
 
 /* ---- watching ---- */
