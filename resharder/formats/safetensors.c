@@ -203,9 +203,9 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Tensors [first, tensor_count) came from a file that should have mapped[count]. */
-static pd_status check_mapped(const struct pd_catalog *catalog, uint32_t first, const struct mapped *mapped, size_t count,
-                              struct pd_error *err)
+/* Tensors [first, tensor_count) came from the file at `path`, which should have mapped[count]. */
+static pd_status check_mapped(const struct pd_catalog *catalog, const char *path, uint32_t first,
+                              const struct mapped *mapped, size_t count, struct pd_error *err)
 {
     const uint32_t there = catalog->tensor_count - first;
     const char **names = malloc((there + 1) * sizeof *names);
@@ -218,8 +218,7 @@ static pd_status check_mapped(const struct pd_catalog *catalog, uint32_t first, 
         if (!bsearch(&mapped[i].tensor, names, there, sizeof *names, by_text)) missing = mapped[i].tensor;
     free(names);
     if (missing)
-        PD_FAIL(err, PD_CORRUPT, "%s names tensor %.200s in %.200s, which does not have it", PD_SAFETENSORS_INDEX, missing,
-                mapped->file);
+        PD_FAIL(err, PD_CORRUPT, "%s, says %s, has tensor %.200s, and it does not", path, PD_SAFETENSORS_INDEX, missing);
     return PD_OK;
 }
 
@@ -234,8 +233,12 @@ static pd_status read_mapped(struct pd_vfs *vfs, const char *directory, struct m
         for (end = begin + 1; end < count && strcmp(mapped[end].file, mapped[begin].file) == 0;)
             end++;
         PD_TRY(pd_formats_path(directory, mapped[begin].file, path, err));
-        PD_TRY(read_file(vfs, path, catalog, &file, err));
-        PD_TRY(check_mapped(catalog, first, &mapped[begin], end - begin, err));
+        const pd_status st = read_file(vfs, path, catalog, &file, err);
+        if (st == PD_NOT_FOUND)
+            PD_FAIL(err, st, "%s does not exist, and %s names tensors in it: copy all files of the model", path,
+                    PD_SAFETENSORS_INDEX);
+        PD_TRY(st);
+        PD_TRY(check_mapped(catalog, path, first, &mapped[begin], end - begin, err));
     }
     return PD_OK;
 }

@@ -114,6 +114,8 @@ shutil.copytree("dcp", "bare", ignore=shutil.ignore_patterns("*.json"))
 expect("import-no-model", ["ckpt", "import", "bare", "in"], 78,
        err=said("bare does not say which model it is; give a configuration of a run with its model section: --config=run.yaml"))
 expect("import-part", ["ckpt", "import", "norms", "in", "--fresh-optimizer"], 78, err=re.compile("^perdure: norms"))
+expect("import-onto-file", ["ckpt", "import", "hf", "text.txt", "--fresh-optimizer"], 64,
+       err=said("text.txt is no directory; name one where the checkpoint is to lie"))
 expect("import-layout", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=dp=x"], 64, err=said('--layout: "x" is no number up to 65536; write --layout=dp=4,tp=2'))
 report("import-refused-makes-nothing", ["in is there"] if os.path.exists("in") else [], (0, "", ""))
 expect("import", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=dp=2,tp=2"], 0,
@@ -222,6 +224,20 @@ for name, damaged in (("short", whole[:len(whole) // 2]), ("length", b"\xff" * 8
     write(f"bad-{name}/config.json", open("hf/config.json").read())
     expect(f"import-damaged-{name}", ["ckpt", "import", f"bad-{name}", "never", "--fresh-optimizer"], 65,
            err=re.compile(f"^perdure: .*bad-{name}/model.safetensors"))
+def shard(name, file):
+    os.makedirs(name)
+    shutil.copy("hf/config.json", name)
+    write(f"{name}/model.safetensors.index.json", json.dumps({"weight_map": {"model.norm.weight": "a.safetensors", "x": file}}).encode())
+    tensor = b'{"model.norm.weight":{"dtype":"F32","shape":[64],"data_offsets":[0,256]}}'
+    write(f"{name}/a.safetensors", struct.pack("<Q", len(tensor)) + tensor + bytes(256))
+
+
+shard("missing", "b.safetensors")
+expect("import-missing-shard", ["ckpt", "import", "missing", "never", "--fresh-optimizer"], 78, err=said(
+    "missing/b.safetensors does not exist, and model.safetensors.index.json names tensors in it: copy all files of the model"))
+shard("lacking", "a.safetensors")
+expect("import-lacking-shard", ["ckpt", "import", "lacking", "never", "--fresh-optimizer"], 65,
+       err=said("lacking/a.safetensors, says model.safetensors.index.json, has tensor x, and it does not"))
 report("import-damaged-makes-nothing", ["never is there"] if os.path.exists("never") else [], (0, "", ""))
 
 finish("convert")

@@ -3,8 +3,8 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/words.h"
-#include "resharder/convert/import.h"
 #include "resharder/catalog/model_directory.h"
+#include "resharder/convert/import.h"
 #include "resharder/formats/perdure.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
@@ -234,6 +234,8 @@ static pd_status open_target(struct import *m, struct pd_error *err)
         PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname %s)\"", path, path);
     if (st && st != PD_EXISTS) return st;
     m->has_made_target = !st;
+    if (st && !pd_formats_is_directory(m->source.vfs, path))
+        PD_FAIL(err, PD_USAGE, "%s is no directory; name one where the checkpoint is to lie", path);
     PD_TRY(pd_ckpt_place_open(path, &options, &m->target, err));
     if (m->target.named[0]) PD_FAIL(err, PD_USAGE, "%s is one checkpoint; name a directory to put the new one in", path);
     if (pd_store_count(m->target.store))
@@ -324,7 +326,8 @@ pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error 
 {
     struct import m = {.options = options};
     if (options->only && !options->dry_run)
-        PD_FAIL(err, PD_USAGE, "--only=%s: a checkpoint has every tensor of its model; --only shortens what --dry-run prints",
+        PD_FAIL(err, PD_USAGE,
+                "--only=%s: a checkpoint has every tensor of its model; --only shortens what --dry-run prints",
                 options->only);
     PD_TRY(pd_fault_configure_env(err));
     pd_status st = open_source(&m, err);

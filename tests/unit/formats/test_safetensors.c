@@ -193,7 +193,7 @@ Test(safetensors, an_index_that_lies_is_refused)
         snprintf(text, sizeof text, "{\"weight_map\":{\"a \\\"quoted\\\"\":\"%s\"}}", files[i]);
         put(PD_SAFETENSORS_INDEX, text, strlen(text));
         cr_assert_neq(read_catalog(dir, &c), PD_OK);
-        cr_assert_not_null(strstr(err.message, i == 2 ? "which does not have it" : files[i]), "%s", err.message);
+        cr_assert_not_null(strstr(err.message, i == 2 ? "and it does not" : files[i]), "%s", err.message);
         pd_catalog_deinit(&c);
     }
     put(PD_SAFETENSORS_INDEX, "{\"weight_map\":{\"a\":1}}", 22);
