@@ -1,5 +1,6 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/progress.h"
+#include "ckpt/base/utf8.h"
 #include "offload/device.h"
 #include "tools/command.h"
 #include "tools/output.h"
@@ -126,6 +127,7 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);                 /* a closed pipe must not end a run */
     if (!is_worker) signal(SIGXFSZ, SIG_IGN); /* a limit of file sizes is an error of the write; ranks: pd_launched_ready */
     pd_status status = run(argc, argv, &err);
+    pd_utf8_clean(err.message); /* it may quote a file */
     if (status && is_json && err.message[0]) pd_output_json_error(&err);
     bool lost = fflush(stdout) != 0 || ferror(stdout);
     if (status == PD_OK && lost && !reader_left())

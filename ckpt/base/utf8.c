@@ -25,3 +25,16 @@ uint32_t pd_utf8_next(const char **text)
     *text += length;
     return point;
 }
+
+bool pd_utf8_is_printable(uint32_t point)
+{
+    return point == '\n' || point == '\t' || (point >= 0x20 && point < 0x7f) || (point >= 0xa0 && point != UINT32_MAX);
+}
+
+void pd_utf8_clean(char *text)
+{
+    for (size_t length; *text; text += length) {
+        length = 1;
+        if (!pd_utf8_is_printable(pd_utf8_decode(text, strnlen(text, 4), &length))) memset(text, '?', length);
+    }
+}

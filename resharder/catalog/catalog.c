@@ -6,6 +6,7 @@
 #include "resharder/catalog/catalog.h"
 
 #include "ckpt/base/checked.h"
+#include "ckpt/base/utf8.h"
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,6 +67,9 @@ static pd_status check_name(const char *what, const char *name, struct pd_error 
     if (!name[0]) PD_FAIL(err, PD_CORRUPT, "a %s without a name", what);
     if (strnlen(name, PD_FOREIGN_NAME_MAX) == PD_FOREIGN_NAME_MAX)
         PD_FAIL(err, PD_CORRUPT, "the name of a %s is longer than %d bytes: %.64s...", what, PD_FOREIGN_NAME_MAX - 1, name);
+    for (const char *at = name; *at;)
+        if ((unsigned char)*at < ' ' || !pd_utf8_is_printable(pd_utf8_next(&at)))
+            PD_FAIL(err, PD_CORRUPT, "the name of a %s has bytes that are no text: %.64s", what, name);
     return PD_OK;
 }
 
@@ -195,6 +199,7 @@ pd_status pd_catalog_add_unmapped(struct pd_catalog *catalog, const char *name, 
     if (!grow(&catalog->unmapped, catalog->unmapped_count, sizeof *catalog->unmapped)) return no_memory("list", err);
     char *copy = strndup(name, PD_FOREIGN_NAME_MAX - 1);
     if (!copy) return no_memory("list", err);
+    pd_utf8_clean(copy);
     catalog->unmapped[catalog->unmapped_count++] = copy;
     return PD_OK;
 }

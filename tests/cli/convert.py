@@ -232,6 +232,8 @@ def shard(name, file):
     write(f"{name}/a.safetensors", struct.pack("<Q", len(tensor)) + tensor + bytes(256))
 
 
+shard("painted", "\x1b[2J")
+expect("import-control-characters", ["ckpt", "import", "painted", "never", "--fresh-optimizer"], 78, err=re.compile(r"^perdure: painted/\?\[2J "))
 shard("missing", "b.safetensors")
 expect("import-missing-shard", ["ckpt", "import", "missing", "never", "--fresh-optimizer"], 78, err=said(
     "missing/b.safetensors does not exist, and model.safetensors.index.json names tensors in it: copy all files of the model"))
