@@ -19,7 +19,6 @@
 
 #define TEXT_BYTES_MAX (1u << 20)
 #define AGENT_WORDS_MAX 32u
-#define ANSWER_MS 4000
 #define ANSWER_MS_MIN 1000
 #define ANSWER_MS_MAX 10000
 #define FAILURE '!' /* begins the one line of a look that failed */
@@ -185,7 +184,7 @@ static pid_t ask(const char *agent, const char *name)
 
 static int limit_of(int slowest_ms)
 {
-    const int limit_ms = slowest_ms ? 4 * slowest_ms : ANSWER_MS;
+    const int limit_ms = slowest_ms ? 4 * slowest_ms : ANSWER_MS_MAX;
     return limit_ms < ANSWER_MS_MIN ? ANSWER_MS_MIN : limit_ms > ANSWER_MS_MAX ? ANSWER_MS_MAX : limit_ms;
 }
 

@@ -3,7 +3,8 @@
  *   source   a file, or a command of sh that prints the same. A line a host: `name`, `name:4` or `name slots=4`, the ranks
  *            that it takes; `#` begins a comment; a host that is named twice has the sum
  *   answers  `AGENT NAME true` ends well within four times what the slowest of those that answer takes, in this look or took in
- *            the one before: one second at least, ten at most; four where none has ever answered. This host is not asked
+ *            the one before: one second at least, ten at most, which are given where none has ever answered. This host is not
+ *            asked
  *   threads  one caller; the work is done by a process of its own, so that a host which does not answer holds up nobody */
 #ifndef PD_TRAINER_LAUNCH_HOSTS_H
 #define PD_TRAINER_LAUNCH_HOSTS_H
