@@ -29,6 +29,14 @@ bool pd_pulse_open(uint32_t ranks, int *ret_fd)
     return true;
 }
 
+bool pd_pulse_copy(struct pd_pulse *ret_copy)
+{
+    if (pulse_count != 1) return false;
+    atomic_fetch_add(&pulses[0].beats, 1);
+    memcpy((void *)ret_copy, (const void *)pulses, sizeof *pulses);
+    return true;
+}
+
 const struct pd_pulse *pd_pulse_map(int process, int fd, uint32_t ranks)
 {
     char path[64];

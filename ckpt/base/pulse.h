@@ -33,6 +33,7 @@ struct pd_pulse {
     _Atomic uint32_t steps;     /* begun by this process */
     _Atomic uint32_t is_held;   /* stopped by a fault of a test: nobody's to end */
     _Atomic uint64_t operation[PD_PULSE_WORDS];
+    _Atomic uint64_t beats;                     /* copies that were made for watchers of other hosts */
     _Atomic uint64_t entered_ns;                /* into `place`, by the monotonic clock */
     _Atomic uint64_t place_ns[PD_PULSE_PLACES]; /* spent in each before that */
     _Atomic uint64_t step_ns; /* of the monotonic clock: when `step` was begun, and the one before it was done */
@@ -40,6 +41,8 @@ struct pd_pulse {
 
 /* Once a process, before it has threads.   ret_fd: for others.   False: there is no such memory, and no pulse. */
 bool pd_pulse_open(uint32_t ranks, int *ret_fd);
+/* Of the one rank of this process, for a watcher that cannot map it. False: there is no pulse. */
+bool pd_pulse_copy(struct pd_pulse *ret_copy);
 /* NULL: it cannot be mapped. */
 const struct pd_pulse *pd_pulse_map(int process, int fd, uint32_t ranks);
 void pd_pulse_unmap(const struct pd_pulse *pulses, uint32_t ranks);

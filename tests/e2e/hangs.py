@@ -35,7 +35,8 @@ def pulse(pid):
     return 0, 0, 0
 
 
-def workers(launcher):
+def workers(launcher, everywhere=False):
+    """Ranks below it; everywhere: all of this machine."""
     seen = harness.processes()
 
     def is_below(pid):
@@ -46,7 +47,7 @@ def workers(launcher):
         return False
 
     found = []
-    for pid in filter(is_below, seen):
+    for pid in seen if everywhere else filter(is_below, seen):
         try:
             if "\0worker\0" in harness.read(f"/proc/{pid}/cmdline") and "mpirun" not in harness.read(f"/proc/{pid}/comm"):
                 found.append(pid)

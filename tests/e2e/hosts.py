@@ -3,7 +3,7 @@
 lost and come back, the launcher's too. Losses and state are those of a quiet run, no loss ends the launch, although restart.limit is
 0, and every start goes on from the newest step that was copied, or a newer one.
 
-PERDURE_TEST_SCALE of 4: hosts that come back, and hosts that are waited for. Of 10 or more: 50 random losses, 10 of them the launcher's own host, 10 with the host back later; a number after
+PERDURE_TEST_SCALE of 4: hosts that come back, hosts that are waited for, and a rank of another host that hangs. Of 10 or more: 50 random losses, 10 of them the launcher's own host, 10 with the host back later; a number after
 the tool says how many."""
 import json
 import os
@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 
+import hangs
 import harness
 import namespaces
 
@@ -116,6 +117,18 @@ def back_again(bench):
     bench.leave(run)
 
 
+def stopped_elsewhere(bench):
+    """A rank of another host is stopped: it falls silent, and is named, though others of other hosts wait for it too."""
+    run = bench.start("a", "restart.hang_seconds=8", "restart.limit=3")
+    bench.steps(run, 4)
+    space = os.readlink(f"/proc/{bench.net.pids['c']}/ns/pid")
+    os.kill(next(pid for pid in hangs.workers(run, everywhere=True) if os.readlink(f"/proc/{pid}/ns/pid") == space), signal.SIGSTOP)
+    bench.wait(run, lambda: re.search(r"rank 2 holds up the run: .*; it is on another host, and has said nothing for \d+ s: ending it", bench.said()), "it is named")
+    bench.wait(run, lambda: len(bench.starts(0)) == 2, "a restart")
+    bench.steps(run, 2)
+    bench.leave(run)
+
+
 def resumed_from(bench, least, whence=""):
     """whence: the hosts that gave the bytes; with the replicas of the shards of a lost one."""
     size = r" \([\d.]+ [KM]iB\)"
@@ -178,7 +191,7 @@ def body(workspace, arguments):
     workspace.train(config, quiet, ["layout.ranks=1", f"run.steps={QUIET_STEPS * max(1, count // 4)}", "optimizer.decay_steps=100000"])
     known = harness.losses(quiet)
     cases = [lambda bench: random_losses(bench, random.Random(seed), count)] if count else \
-        [one_and_the_launchers, back_again, too_few] if harness.scale() >= 4 else [one_and_the_launchers]
+        [one_and_the_launchers, back_again, too_few, stopped_elsewhere] if harness.scale() >= 4 else [one_and_the_launchers]
     for case in cases:
         with namespaces.Network(workspace.directory("net"), names) as net:
             bench = Bench(workspace, net, config)

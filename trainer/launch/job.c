@@ -45,7 +45,7 @@ struct job {
     uint32_t begun;                 /* of seen */
     struct pollfd *polls;           /* (1 + end.count) signals, and processes that have not ended */
     struct pd_launch_watch *watch;  /* NULL: nobody looks for hangs */
-    uint64_t watched_ns;
+    uint64_t watched_ns, heard_ns;
     struct stat run_dir; /* when this start began */
     bool is_begin_warned;
     double grace_seconds;        /* from leave_ns until what is left is ended */
@@ -360,6 +360,18 @@ static pd_status read_grace(double *ret_seconds, struct pd_error *err)
             "PERDURE_GRACE_S=%s is no number of seconds; set it to the time between TERM and KILL, less a few", text);
 }
 
+/* Ranks of other hosts, whose memory is not seen here. */
+static void pulses_hear(struct job *job, uint64_t now)
+{
+    struct pd_pulse pulse;
+    const uint64_t period_ns = pd_note_pulse_ns(job->end.count);
+    if (now - job->heard_ns < period_ns / 2) return;
+    job->heard_ns = now;
+    for (uint32_t r = 0; r < job->end.count; r++)
+        if (job->seen[r].has_begun && !job->seen[r].is_here && pd_note_read_pulse(job->end.start->dir, r, &pulse))
+            pd_launch_watch_hear(job->watch, r, &pulse, period_ns, now);
+}
+
 /* A rank that holds up the others is ended, and the start with it. */
 static void hang_look(struct job *job)
 {
@@ -367,6 +379,7 @@ static void hang_look(struct job *job)
     const uint64_t now = pd_clock_monotonic_ns(NULL);
     if (!job->watch || job->end.hang[0] || now - job->watched_ns < WATCH_NS) return;
     job->watched_ns = now;
+    pulses_hear(job, now);
     if (!pd_launch_watch_look(job->watch, now, &hang)) return;
     if (hang.is_storage) {
         pd_log_warn(MODULE, "%s. Storage is slow or stuck: the rank is waited for", hang.text);

@@ -14,17 +14,19 @@
 struct rank {
     int process; /* 0: not known */
     const struct pd_pulse *pulse, *mapped;
-    uint32_t mapped_count; /* of the first rank of a process */
-    double cpu_seconds;    /* at cpu_ns */
+    uint32_t mapped_count;  /* of the first rank of a process */
+    double cpu_seconds;     /* at cpu_ns */
+    struct pd_pulse *heard; /* of another host, owned; NULL: never */
+    uint64_t heard_ns, period_ns;
 };
 
 struct pd_launch_watch {
     struct rank *ranks;
     uint32_t count;
     uint64_t floor_ns, longest_ns;
-    uint64_t done, moved_ns; /* of all ranks; when that grew */
-    bool is_cpu_known;       /* since cpu_ns */
-    uint64_t cpu_ns;
+    uint64_t done, moved_ns;           /* of all ranks; when that grew */
+    bool is_cpu_known;                 /* since cpu_ns */
+    uint64_t cpu_ns, now_ns;           /* now_ns: of the look */
     uint64_t gaps[BUCKETS], gap_count; /* by the power of two of their nanoseconds */
 };
 
@@ -53,22 +55,57 @@ void pd_launch_watch_add(struct pd_launch_watch *w, uint32_t first, uint32_t cou
     w->ranks[first].mapped_count = count;
 }
 
+void pd_launch_watch_hear(struct pd_launch_watch *w, uint32_t rank, const struct pd_pulse *pulse, uint64_t period_ns,
+                          uint64_t now_ns)
+{
+    struct rank *r = &w->ranks[rank];
+    if (!r->heard && !(r->heard = aligned_alloc(_Alignof(struct pd_pulse), sizeof *r->heard))) return;
+    if (r->pulse && atomic_load(&r->heard->beats) == atomic_load(&((struct pd_pulse *)(uintptr_t)pulse)->beats)) return;
+    memcpy((void *)r->heard, (const void *)pulse, sizeof *pulse);
+    r->pulse = r->heard;
+    r->heard_ns = now_ns;
+    r->period_ns = period_ns;
+}
+
 void pd_launch_watch_free(struct pd_launch_watch *w)
 {
     if (!w) return;
-    for (uint32_t r = 0; r < w->count; r++)
+    for (uint32_t r = 0; r < w->count; r++) {
         pd_pulse_unmap(w->ranks[r].mapped, w->ranks[r].mapped_count);
+        free(w->ranks[r].heard);
+    }
     free(w->ranks);
     free(w);
 }
 
 #define GET(PULSE, MEMBER) atomic_load_explicit(&(PULSE)->MEMBER, memory_order_relaxed)
 
+static uint64_t silence_ns(const struct pd_launch_watch *w, const struct rank *r)
+{
+    return r->heard && w->now_ns > r->heard_ns ? w->now_ns - r->heard_ns : 0;
+}
+
+/* What it says is what holds; NULL: nobody knows, or it has been silent for too long. */
+static const struct pd_pulse *fresh(const struct pd_launch_watch *w, const struct rank *r)
+{
+    return silence_ns(w, r) < 3 * r->period_ns || !r->heard ? r->pulse : NULL;
+}
+
+/* A word is due, and may come. */
+static bool is_any_late(const struct pd_launch_watch *w)
+{
+    for (uint32_t r = 0; r < w->count; r++) {
+        const uint64_t silence = silence_ns(w, &w->ranks[r]), period = w->ranks[r].period_ns;
+        if (2 * silence > 3 * period && silence < 3 * period) return true;
+    }
+    return false;
+}
+
 uint64_t pd_launch_watch_stepped_ns(const struct pd_launch_watch *w)
 {
     uint64_t newest = 0;
     for (uint32_t r = 0; w && r < w->count; r++) {
-        const uint64_t ns = w->ranks[r].pulse ? GET(w->ranks[r].pulse, step_ns) : 0;
+        const uint64_t ns = w->ranks[r].pulse && !w->ranks[r].heard ? GET(w->ranks[r].pulse, step_ns) : 0;
         if (ns > newest) newest = ns;
     }
     return newest;
@@ -147,9 +184,9 @@ static uint32_t follow(const struct pd_launch_watch *w)
 {
     uint32_t at = 0;
     for (uint32_t r = 0; r < w->count; r++)
-        if (w->ranks[r].pulse && !GET(w->ranks[r].pulse, waits_for)) return r;
+        if (fresh(w, &w->ranks[r]) && !GET(w->ranks[r].pulse, waits_for)) return r;
     for (uint32_t hops = 0; hops < w->count; hops++) {
-        const struct pd_pulse *p = w->ranks[at].pulse;
+        const struct pd_pulse *p = fresh(w, &w->ranks[at]);
         const uint32_t next = p ? GET(p, waits_for) : 0;
         if (!next || next > w->count) return at;
         at = next - 1;
@@ -166,9 +203,8 @@ static bool is_held(const struct pd_launch_watch *w)
 
 static void describe_place(const struct pd_pulse *p, char *ret_text, size_t bytes)
 {
-    static const char *const places[PD_PULSE_PLACES] = {"opening",           "computing",
-                                                         "reading data",      "waiting for a save",
-                                                         "updating its files", "exchanging"};
+    static const char *const places[PD_PULSE_PLACES] = {
+        "opening", "computing", "reading data", "waiting for a save", "updating its files", "exchanging"};
     char operation[8 * PD_PULSE_WORDS + 1] = "";
     const uint32_t place = GET(p, place), block = GET(p, block);
     uint64_t words[PD_PULSE_WORDS];
@@ -192,7 +228,10 @@ static void describe(const struct pd_launch_watch *w, uint32_t rank, double seco
     char place[200] = "on another host", kernel[240] = "", process[48] = "";
     const struct rank *r = &w->ranks[rank];
     *ret = (struct pd_launch_hang){.rank = rank, .is_known = r->process > 0};
-    if (r->pulse) {
+    const struct pd_pulse *said = fresh(w, r);
+    if (r->heard && !said)
+        snprintf(place, sizeof place, "on another host, and has said nothing for %.0f s", (double)silence_ns(w, r) * 1e-9);
+    if (said) {
         ret->is_storage = !is_stopped && !GET(r->pulse, exchanges) && GET(r->pulse, place) == PD_PULSE_SAVING;
         describe_place(r->pulse, place, sizeof place);
     }
@@ -202,8 +241,11 @@ static void describe(const struct pd_launch_watch *w, uint32_t rank, double seco
         snprintf(process, sizeof process, " (process %d)", r->process);
     }
     snprintf(ret->text, sizeof ret->text, "rank %u%s holds up the run: nothing was completed for %.0f s; it is %s%s%s%s",
-             rank, process, seconds, is_stopped ? "stopped (SIGSTOP), at " : "at ", place,
-             kernel[0] ? "; in the kernel at " : "", kernel);
+             rank, process, seconds,
+             is_stopped ? "stopped (SIGSTOP), at "
+             : said     ? "at "
+                        : "",
+             place, kernel[0] ? "; in the kernel at " : "", kernel);
 }
 
 /* ---- when ---- */
@@ -250,6 +292,7 @@ static bool has_moved(struct pd_launch_watch *w, uint64_t now_ns)
 bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_launch_hang *ret_hang)
 {
     bool are_all;
+    w->now_ns = now_ns;
     if (has_moved(w, now_ns)) {
         w->moved_ns = now_ns;
         w->is_cpu_known = false;
@@ -262,7 +305,7 @@ bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_
         for (uint32_t r = 0; r < w->count; r++)
             if (w->ranks[r].process) w->ranks[r].cpu_seconds = cpu_seconds(w->ranks[r].process);
     }
-    if (waited_ns < limit) return false;
+    if (waited_ns < limit || is_any_late(w)) return false;
     const uint32_t stopped = find_stopped(w, &are_all);
     if (are_all || is_held(w)) {
         w->moved_ns = now_ns;

@@ -3,7 +3,8 @@
  *   when   nothing was completed by any rank for max(floor, 5 x the 99th percentile, 2 x the longest) of the times between
  *          completions so far; ten times that where the rank computes and its process uses the CPU. Not before the second step
  *   who    one that is stopped, as long as others are not; otherwise who is at the end of the chain "a waits for b, b for c".
- *          A rank of another host has no pulse here, and ends such a chain
+ *          Ranks of other hosts say their pulses; one that has been
+ *          silent for three periods, or never spoke, ends such a chain
  *   not    ranks that are all stopped (suspended by a batch system), or by a fault of a test
  *   storage  a rank that waits for its saves holds up others, too, and is no lost one: it is named and not ended */
 #ifndef PD_TRAINER_LAUNCH_WATCH_H
@@ -25,6 +26,9 @@ PD_MUST_USE pd_status pd_launch_watch_new(uint32_t ranks, double floor_seconds, 
 /* Ranks first to first + count - 1 are of this process. pulses: (count) mapped, owned from here on; NULL is fine. */
 void pd_launch_watch_add(struct pd_launch_watch *watch, uint32_t first, uint32_t count, int process,
                          const struct pd_pulse *pulses);
+/* The pulse of a rank of another host, as it said it last; `period_ns`: how often it does. */
+void pd_launch_watch_hear(struct pd_launch_watch *watch, uint32_t rank, const struct pd_pulse *pulse, uint64_t period_ns,
+                          uint64_t now_ns);
 /* Whether a rank hangs now; after that the time begins anew. */
 bool pd_launch_watch_look(struct pd_launch_watch *watch, uint64_t now_ns, struct pd_launch_hang *ret_hang);
 /* When the last step was done, by the monotonic clock; 0: nobody has said so. */

@@ -9,6 +9,7 @@
 #include "trainer/run/signals.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -73,12 +74,41 @@ pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *e
     return PD_OK;
 }
 
+/* Of a process that the launcher sees nothing of, until its end. Where the process is stopped nothing is said any more. */
+static void *say_pulse(void *context)
+{
+    struct pd_pulse copy;
+    const struct pd_launched *launched = context;
+    while (pd_pulse_copy(&copy)) {
+        (void)pd_note_write_pulse(launched->dir, launched->rank, &copy);
+        pd_clock_sleep_ns(NULL, pd_note_pulse_ns(launched->ranks));
+    }
+    return NULL;
+}
+
+/* Without it, or where the directory is not seen, the launcher knows less. */
+static void say_pulses(const struct pd_launched *launched)
+{
+    static struct pd_launched kept; /* of the thread */
+    struct pd_note_begun owner;
+    pthread_t thread;
+    sigset_t all, before;
+    if (!pd_note_read_process(launched->dir, PD_NOTE_OWNER, 0, &owner) || owner.is_here) return;
+    kept = *launched;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (!pthread_create(&thread, NULL, say_pulse, &kept)) pthread_detach(thread);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
 void pd_launched_ready(const struct pd_launched *launched)
 {
     /* A limit of file sizes is an error of the write that meets it, in words; not before, since MPI waits for ever then. */
     signal(SIGXFSZ, SIG_IGN);
     pd_recovery_reached(PD_RECOVERY_JOIN);
-    if (launched->is_launched) pd_note_write_mark(launched->dir, PD_NOTE_READY, launched->rank);
+    if (!launched->is_launched) return;
+    pd_note_write_mark(launched->dir, PD_NOTE_READY, launched->rank);
+    if (launched->transport == PD_TRANSPORT_MPI) say_pulses(launched);
 }
 
 void pd_launched_training(void)

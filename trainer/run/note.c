@@ -2,6 +2,7 @@
 
 #include "ckpt/base/parse.h"
 #include "ckpt/base/pretended_host.h"
+#include "ckpt/base/pulse.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -17,9 +18,9 @@
 
 static const char *const names[] = {
     [PD_NOTE_BEGUN] = "begun", [PD_NOTE_OPENING] = "opening", [PD_NOTE_READY] = "ready", [PD_NOTE_ENDED] = "ended",
-    [PD_NOTE_SAVED] = "saved", [PD_NOTE_GPU] = "gpu",         [PD_NOTE_OWNER] = "owner"};
+    [PD_NOTE_SAVED] = "saved", [PD_NOTE_GPU] = "gpu",         [PD_NOTE_PULSE] = "pulse", [PD_NOTE_OWNER] = "owner"};
 
-static bool note_write(const char *dir, enum pd_note kind, uint32_t rank, const char *text)
+static bool note_write_bytes(const char *dir, enum pd_note kind, uint32_t rank, const void *data, size_t bytes)
 {
     char path[NOTE_PATH_BYTES], draft[NOTE_PATH_BYTES];
     int length = snprintf(path, sizeof path, "%s/%s-%u", dir, names[kind], rank);
@@ -27,10 +28,14 @@ static bool note_write(const char *dir, enum pd_note kind, uint32_t rank, const 
     snprintf(draft, sizeof draft, "%s/.%s-%u", dir, names[kind], rank);
     int fd = open(draft, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd < 0) return false;
-    size_t bytes = strlen(text);
-    bool is_written = write(fd, text, bytes) == (ssize_t)bytes;
+    bool is_written = write(fd, data, bytes) == (ssize_t)bytes;
     is_written &= close(fd) == 0;
     return is_written && rename(draft, path) == 0;
+}
+
+static bool note_write(const char *dir, enum pd_note kind, uint32_t rank, const char *text)
+{
+    return note_write_bytes(dir, kind, rank, text, strlen(text));
 }
 
 static bool note_read(const char *dir, enum pd_note kind, uint32_t rank, char *ret_text)
@@ -164,6 +169,20 @@ bool pd_note_read_saved(const char *dir, uint64_t *ret_step)
 {
     char text[NOTE_BYTES], *at = text;
     return note_read(dir, PD_NOTE_SAVED, 0, text) && pd_parse_u64(next_line(&at), ret_step);
+}
+
+bool pd_note_write_pulse(const char *dir, uint32_t rank, const struct pd_pulse *pulse)
+{
+    return note_write_bytes(dir, PD_NOTE_PULSE, rank, pulse, sizeof *pulse);
+}
+
+bool pd_note_read_pulse(const char *dir, uint32_t rank, struct pd_pulse *ret_pulse)
+{
+    char data[NOTE_BYTES];
+    _Static_assert(sizeof *ret_pulse < NOTE_BYTES, "a pulse is a note");
+    if (!note_read(dir, PD_NOTE_PULSE, rank, data)) return false;
+    memcpy((void *)ret_pulse, data, sizeof *ret_pulse);
+    return true;
 }
 
 bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity, bool is_spare)

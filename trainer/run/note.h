@@ -7,6 +7,7 @@
  *   saved-0        the newest step that is committed, at most one a second
  *   gpu-<rank>     the GPU that it lost, by what the device is called whatever number a process knows it by, and
  *                  whether its host has another for it
+ *   pulse-<rank>  of a rank on another host than the launcher's: its pulse (ckpt/base/pulse.h), every pd_note_pulse_ns
  *   owner-0        the launcher itself, as begun: a directory whose owner is gone may be removed
  *
  * A note appears whole or not at all. A worker that cannot write one (a host that does not see the directory) works all the
@@ -35,6 +36,7 @@ enum pd_note {
     PD_NOTE_ENDED,
     PD_NOTE_SAVED,
     PD_NOTE_GPU,
+    PD_NOTE_PULSE,
     PD_NOTE_OWNER /* last */
 };
 
@@ -47,6 +49,8 @@ void pd_note_beat(const char *dir, uint32_t rank);
 void pd_note_remove_opening(const char *dir);
 bool pd_note_write_ended(const char *dir, uint32_t rank, pd_status status, const char *message);
 bool pd_note_write_saved(const char *dir, uint64_t step);
+struct pd_pulse;
+bool pd_note_write_pulse(const char *dir, uint32_t rank, const struct pd_pulse *pulse);
 bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity, bool is_spare); /* that of struct pd_dev */
 
 /* Of ranks below `count`: who has left such a note, in one walk of the directory. ret_has: (count), or NULL.   returns how
@@ -55,6 +59,12 @@ uint32_t pd_note_find(const char *dir, enum pd_note kind, uint32_t count, bool *
 
 /* False: there is no such note (yet), or it cannot be read; *ret is untouched. */
 bool pd_note_read_process(const char *dir, enum pd_note kind, uint32_t rank, struct pd_note_begun *ret);
+bool pd_note_read_pulse(const char *dir, uint32_t rank, struct pd_pulse *ret_pulse);
+/* Between two of them; of many ranks each says it less often, for the sake of the file system that all share. */
+static inline uint64_t pd_note_pulse_ns(uint32_t ranks)
+{
+    return UINT64_C(2000000000) + ranks * UINT64_C(10000000);
+}
 bool pd_note_has_mark(const char *dir, enum pd_note kind, uint32_t rank);
 bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *ret);
 bool pd_note_read_saved(const char *dir, uint64_t *ret_step);

@@ -91,6 +91,70 @@ Test(watch, a_rank_of_another_host_ends_the_chain)
     pd_launch_watch_free(watch);
 }
 
+/* What rank `rank` of another host says. */
+static void say(uint32_t rank, struct pd_pulse *pulse)
+{
+    pulse->beats++;
+    pd_launch_watch_hear(watch, rank, pulse, 2 * S, now);
+}
+
+static void set_up_others(struct pd_pulse others[2])
+{
+    set_up_with(1);
+    wait_for(0, 1);
+    others[0] = (struct pd_pulse){.exchanges = 1, .waits_for = 2 + 1};
+    others[1] = (struct pd_pulse){.step = 12, .micro_batch = 1, .place = PD_PULSE_READING};
+    for (int i = 0; i < 2; i++)
+        say(1 + (uint32_t)i, &others[i]);
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+}
+
+Test(watch, a_rank_of_another_host_that_says_where_it_is_is_named_with_it)
+{
+    struct pd_pulse others[2];
+    set_up_others(others);
+    for (int i = 0; i < 14; i++) {
+        cr_assert_not(pd_launch_watch_look(watch, now += 2 * S, &hang), "%s", hang.text);
+        say(1, &others[0]);
+        say(2, &others[1]);
+    }
+    now += 2 * S;
+    cr_assert(pd_launch_watch_look(watch, now, &hang));
+    cr_expect_eq(hang.rank, 2, "%s", hang.text);
+    cr_expect(strstr(hang.text, "step 12, micro-batch 1, embedding, reading data"), "%s", hang.text);
+    pd_launch_watch_free(watch);
+}
+
+Test(watch, a_rank_of_another_host_that_falls_silent_is_named_and_not_who_waits_for_it)
+{
+    struct pd_pulse others[2];
+    set_up_others(others);
+    others[1].waits_for = 0 + 1; /* its last word, long ago */
+    say(2, &others[1]);
+    for (int i = 0; i < 14; i++) {
+        cr_assert_not(pd_launch_watch_look(watch, now += 2 * S, &hang), "%s", hang.text);
+        say(1, &others[0]);
+    }
+    now += 2 * S;
+    cr_assert(pd_launch_watch_look(watch, now, &hang));
+    cr_expect_eq(hang.rank, 2, "%s", hang.text);
+    cr_expect(strstr(hang.text, "on another host, and has said nothing for 30 s"), "%s", hang.text);
+    pd_launch_watch_free(watch);
+}
+
+Test(watch, what_other_hosts_complete_is_no_hang)
+{
+    struct pd_pulse others[2];
+    set_up_others(others);
+    for (int i = 0; i < 40; i++) {
+        others[1].done++;
+        say(1, &others[0]);
+        say(2, &others[1]);
+        cr_assert_not(pd_launch_watch_look(watch, now += 2 * S, &hang), "%s", hang.text);
+    }
+    pd_launch_watch_free(watch);
+}
+
 Test(watch, storage_is_no_lost_peer)
 {
     set_up_with(RANKS);
