@@ -91,7 +91,7 @@ def evaluate():
     check("is too short" in perdure("eval", "run", "--data=short.txt", expect=78).stderr, "a short file")
     check("--context=300 is longer than the model's" in perdure("eval", "run", "--data=test.txt", "--context=300", expect=78).stderr, "a long context")
     check("eval needs a model and a file" in perdure("eval", "run", expect=64).stderr, "no file")
-    check("none.txt cannot be read" in perdure("eval", "run", "--data=none.txt", expect=78).stderr, "an absent file")
+    check("--data=none.txt: No such file or directory; name a file of text or tokens" in perdure("eval", "run", "--data=none.txt", expect=78).stderr, "an absent file")
 
 
 # ---- what the tables say ----
