@@ -179,10 +179,13 @@ def documents():
 
 
 def config():
+    def bare(text):
+        return b"\n".join(line.split(b" #")[0].rstrip() for line in text.split(b"\n") if not line.startswith(b"#"))
+
     for name in ("gpt2-124m", "kjv", "gpt-1t"):
         with open(os.path.join(HERE, "../../tools/configs", name + ".yaml"), "rb") as f:
-            save("config", name, b"\0" + b"\n".join(l.split(b" #")[0].rstrip() for l in f.read().split(b"\n") if not l.startswith(b"#")))
-    save("config", "saved", b"\1" + read("config/with_leaves.yaml"))
+            save("config", name, b"\0" + bare(f.read()))
+    save("config", "saved", b"\1" + bare(read("config/with_leaves.yaml")))
     save("config", "overrides", b"\0run: {dir: a}\0data.train=[{path: b.bin, weight: 2}, c]\0model.preset=gpt2-124m\0batch.context=1k\0optimizer.lr=3e-4")
     save("config", "tiers", b"\0run: {dir: a}\ndata: {train: [a, {path: b, format: llmc, weight: .5}], validation: c}\ncheckpoint:\n  tiers:\n"
          b"    - {dir: /m, every: 1, keep_last: 2, replicas: 1}\n    - {dir: /n, every: 50, bandwidth: 1G, compression: zstd:3}\nrestart: {ranks: [2, 1]}\n"
