@@ -68,7 +68,8 @@ struct trailer {
     uint64_t tokenizer_digest;
     struct pd_guard_state guard;
     uint64_t index_digest;
-    uint64_t reserved[482];
+    uint64_t agreed_step;
+    uint64_t reserved[481];
     uint64_t body_digest; /* seed PD_SHARD_SEED, of all pages before this one */
     uint64_t self_digest; /* seed 0, of all of this page before it: the same place in every version */
 };
@@ -219,6 +220,7 @@ pd_status pd_commit_encode(const struct pd_commit *commit, void **ret_data, uint
                         .version = is_striped(&commit->state.layout) ? COMMIT_FORMAT_VERSION : 1,
                         .tokenizer_digest = commit->state.tokenizer_digest,
                         .guard = commit->state.guard,
+                        .agreed_step = commit->state.agreed_step,
                         .index_digest = commit->state.index_digest};
     struct pd_h5_file *file = NULL;
     struct pd_h5_pages pages = {0};
@@ -325,6 +327,7 @@ static pd_status take_body(const unsigned char *data, const struct trailer *t, s
     PD_TRY(take_layout(data, t, &c->state.layout, err));
     c->state.tokenizer_digest = t->tokenizer_digest;
     c->state.guard = t->guard;
+    c->state.agreed_step = t->agreed_step;
     c->state.index_digest = t->index_digest;
     memcpy(c->state.created_by, data + t->created_by.offset, t->created_by.bytes);
     c->state.created_by[sizeof c->state.created_by - 1] = '\0';

@@ -47,6 +47,7 @@ struct pd_run_state {
     uint64_t data_fingerprint[2];
     uint64_t tokenizer_digest; /* of what made the tokens; 0: not known */
     struct pd_guard_state guard;
+    uint64_t agreed_step; /* the last one at which ranks came to the same gradients; 0: none */
     uint64_t index_digest;       /* of index.h5, the store's to set; 0: there is none, or not known */
     double last_loss;            /* of this step */
     double best_validation_loss; /* NaN when there was none */

@@ -150,7 +150,7 @@ static pd_status save(struct run *r, struct pd_error *err)
 static pd_status go(struct run *r, struct pd_error *err)
 {
     struct pd_resume_report report;
-    PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->whole.engine, UINT64_MAX, &r->state, &report, err));
+    PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->whole.engine, pd_resume_newest, &r->state, &report, err));
     if (report.resumed == r->job->save) PD_FAIL(err, PD_BUG, "resumed is %d", report.resumed);
     while (r->state.identity.step < SAVED)
         PD_TRY(take_step(r, err));

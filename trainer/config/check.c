@@ -251,7 +251,8 @@ static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
     const uint32_t micro_batches = c->batch.sequences / c->batch.micro_batch;
     PD_TRY(check_rounding(c, err));
     if (c->numerics.lanes > micro_batches)
-        PD_FAIL(err, PD_INVALID, "numerics.lanes is %u, but a step has only %s; use numerics.lanes=%u at most, or leave it out",
+        PD_FAIL(err, PD_INVALID,
+                "numerics.lanes is %u, but a step has only %s; use numerics.lanes=%u at most, or leave it out",
                 c->numerics.lanes, pd_counted(micro_batches, "micro-batch").text, micro_batches);
     PD_TRY(check_power_of_two("numerics.virtual_tp", c->numerics.virtual_tp, err));
     PD_TRY(check_power_of_two("numerics.virtual_sp", c->numerics.virtual_sp, err));
@@ -282,22 +283,33 @@ static pd_status check_restarts(const struct pd_config *c, struct pd_error *err)
     return PD_OK;
 }
 
-/* The checkpoint that a rollback goes back to is not pruned before. */
+/* The checkpoint that a run goes back to is not pruned before. */
 static pd_status check_guard(const struct pd_config *c, struct pd_error *err)
 {
     struct pd_tier_options tiers[PD_TIERS_MAX];
     const uint32_t count = pd_config_tiers(c, tiers);
     uint64_t most = 0;
-    if (c->guard.non_finite != PD_GUARD_ROLLBACK && c->guard.spike_z == 0) return PD_OK;
+    const bool rolls_back = c->guard.non_finite == PD_GUARD_ROLLBACK || c->guard.spike_z > 0;
+    if (c->guard.replay_every && c->numerics.lanes == 1)
+        PD_FAIL(
+            err, PD_INVALID,
+            "guard.replay_every compares the integers of lanes, and numerics.lanes=1 makes none; set numerics.lanes=2 or "
+            "more, or guard.replay_every=0");
     for (uint32_t i = 0; i < count; i++) {
         const uint64_t reach = tiers[i].every ? (tiers[i].keep_last - 1) * tiers[i].every + 1 : 0;
         if (reach > most) most = reach;
     }
-    if (most >= c->guard.rollback_steps) return PD_OK;
-    PD_FAIL(err, PD_INVALID,
-            "guard.rollback_steps is %llu, and checkpoints reach %llu steps back for certain; raise checkpoint.keep_last or "
-            "checkpoint.every, or lower guard.rollback_steps",
-            (unsigned long long)c->guard.rollback_steps, (unsigned long long)most);
+    const char *key = rolls_back && most < c->guard.rollback_steps ? "guard.rollback_steps"
+                      : c->guard.replay_every > most               ? "guard.replay_every"
+                                                                   : NULL;
+    if (!key) return PD_OK;
+    PD_FAIL(
+        err, PD_INVALID,
+        "%s is %llu, and checkpoints reach %llu steps back for certain; raise checkpoint.keep_last or checkpoint.every, or "
+        "lower it",
+        key,
+        (unsigned long long)(rolls_back && most < c->guard.rollback_steps ? c->guard.rollback_steps : c->guard.replay_every),
+        (unsigned long long)most);
 }
 
 static pd_status check_launch(const struct pd_config *c, struct pd_error *err)

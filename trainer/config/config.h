@@ -150,6 +150,7 @@ struct pd_config {
         double spike_z;           /* deviations above the mean from which a loss is rolled back; 0: none is */
         uint64_t spike_window;    /* losses that mean and deviation remember */
         uint64_t rollback_steps;  /* that a rollback undoes */
+        uint64_t replay_every;    /* steps after which ranks compare gradients; 0: never */
         uint32_t skips;           /* or rollbacks, in a row, before the run ends all the same */
     } guard;
     struct {

@@ -211,6 +211,9 @@ const struct pd_key pd_keys[] = {
     U64(guard.spike_window, "128", 2, COUNT_MAX, FREE, "losses that mean and deviation remember; before, nothing is a spike",
         STEPS),
     U64(guard.rollback_steps, "8", 1, COUNT_MAX, FREE, "steps that a rollback undoes, the last one included", STEPS),
+    U64(guard.replay_every, "0", 0, COUNT_MAX, FREE,
+        "steps after which a micro-batch of every rank is computed again by another and compared; 16 is a sign, 0: never",
+        STEPS),
     U32(guard.skips, "10", 1, 1e6, FREE, "in a row, or rollbacks in a row, before the run ends all the same"),
 
     U32(elastic.min, "1", 1, 65536, FREE, "ranks; with fewer no start is made"),

@@ -170,6 +170,7 @@ pd_status pd_advance(const struct pd_config *c, const struct pd_step_result *res
     state->samples += c->batch.sequences;
     state->tokens += result->tokens;
     state->last_loss = result->loss;
+    if (result->compared) state->agreed_step = state->identity.step;
     if (result->skipped && says && c->numerics.precision == PD_F16)
         pd_log(PD_LOG_WARN, MODULE, "step %llu is skipped: a gradient overflowed fp16 (%s so far); loss scale %g",
                (unsigned long long)state->identity.step, pd_counted(state->skipped_steps, "skip").text, state->loss_scale);

@@ -28,6 +28,10 @@ struct pd_rollbacks {
     uint32_t count;
     bool goes_back; /* the last step was judged so: nothing is to follow but loading a checkpoint of `target` or before */
     uint64_t target;
+    bool
+        doubts; /* it goes back since ranks disagreed: checkpoints beyond `target` are put aside, and the start ends with this */
+    struct pd_error doubt;
+    uint32_t wrong_rank; /* UINT32_MAX: nobody knows */
 };
 
 /* says: skips are logged.

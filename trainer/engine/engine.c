@@ -55,6 +55,7 @@ static struct pd_zero_options zero_options_of(const struct pd_engine *e)
                                     .rounds_at_random = c->numerics.gradient_rounding == PD_ROUNDING_STOCHASTIC,
                                     .seed = c->run.seed,
                                     .adds_in_place = adds_in_place(e),
+                                    .compares = c->guard.replay_every > 0,
                                     .state_on_host = e->options.is_gpu && c->offload.optimizer == PD_PLACE_CPU,
                                     .state_in_files = c->offload.optimizer == PD_PLACE_NVME,
                                     .parameters_in_files = pd_leaves_device(&e->options, c->offload.parameters),

@@ -65,6 +65,12 @@ struct pd_engine {
      * returns. Not called when saves read a mirror (pd_state_is_mirrored). */
     struct pd_before_update before_update;
 
+    /* After PD_DEVICE_LOST: ranks came to different gradients of one micro-batch, and who computed wrongly. */
+    struct pd_disagreement {
+        bool is_there;
+        uint32_t rank; /* UINT32_MAX: it could not be decided */
+    } disagreement;
+
     struct pd_engine_own *own; /* trainer/engine/engine_internal.h */
 };
 
@@ -78,6 +84,7 @@ struct pd_step_result {
     double gradient_norm; /* before clipping */
     double learning_rate;
     bool skipped;         /* a gradient or the loss was not finite; parameters and moments are as before */
+    bool compared;        /* a micro-batch of every rank came to the same integers elsewhere (guard.replay_every) */
     uint32_t recomputed;  /* times the step was computed again, since gradients arrived damaged */
     uint64_t sent_bytes, sent_between_hosts; /* by this rank; of these to other hosts, but for what NCCL routes by itself */
     double bubble;        /* share of the step that ranks waited for other stages, mean over ranks */

@@ -19,8 +19,13 @@ struct pd_loss_sum {
     struct pd_superaccumulator *sum, *host_copy; /* host_copy: where the host reads it; on a CPU the same */
 };
 
+/* The micro-batch's gradients once more, for comparing (compare.h); behind the last micro-batch of a step. Collective. */
+PD_MUST_USE pd_status pd_step_compare(struct pd_engine *engine, uint64_t first_sample, uint32_t micro_batch,
+                                      struct pd_error *err);
+
 struct pd_engine_own {
-    struct pd_lanes lanes;  /* of a training step */
+    struct pd_lanes lanes; /* of a training step */
+    uint32_t wrong;        /* what a test made of the device, a bit each */
     struct pd_laid_out laid_out;
     struct pd_comm *comm;    /* the world's; NULL when alone */
     uint32_t chunk_count;    /* pipeline chunks of this rank */

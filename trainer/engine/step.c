@@ -6,6 +6,7 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/pulse.h"
 #include "ckpt/base/trace.h"
+#include "trainer/engine/compare.h"
 #include "trainer/engine/optimizer.h"
 
 #include <math.h>
@@ -17,13 +18,15 @@ struct step {
     struct pd_engine *e;
     const struct pd_schedule *schedule;
     enum pd_split split;
-    bool learns; /* false: forward only */
+    bool learns;       /* false: forward only */
+    bool compares;     /* gradients are counted, and added to nothing: of one micro-batch */
+    uint32_t compared; /* that one */
     uint64_t first_sample;
     struct pd_lanes lanes;
-    uint64_t sequences; /* that count, of all ranks */
-    const struct pd_set_order *order;  /* in which it reads parameters */
-    uint32_t next;                     /* place in it */
-    bool has_losses;                   /* in the sum: the head is here */
+    uint64_t sequences;               /* that count, of all ranks */
+    const struct pd_set_order *order; /* in which it reads parameters */
+    uint32_t next;                    /* place in it */
+    bool has_losses;                  /* in the sum: the head is here */
     uint64_t tokens, wait_ns;
     uint64_t stage_ns[PD_STEP_STAGES];
 };
@@ -81,13 +84,14 @@ static pd_status fill_sequence(struct step *s, uint64_t sample, uint64_t sequenc
 
 static uint64_t micro_batch_of(const struct step *s, uint32_t slot)
 {
+    if (s->compares) return s->compared;
     return (uint64_t)pd_lanes_first(&s->lanes, s->e->grid.place.dp) + slot;
 }
 
 /* This rank has no micro-batch in this slot: it takes part in the transfers of its stage only. */
 static bool is_padding(const struct step *s, uint32_t slot)
 {
-    return pd_lanes_is_padding(&s->lanes, s->e->grid.place.dp, slot);
+    return s->compares ? slot > 0 : pd_lanes_is_padding(&s->lanes, s->e->grid.place.dp, slot);
 }
 
 static pd_status fill_input(struct step *s, uint32_t slot, struct pd_error *err)
@@ -111,7 +115,7 @@ static pd_status begin_loss(struct pd_engine *e, struct pd_error *err)
 static pd_status account(struct step *s, uint32_t slot, struct pd_error *err)
 {
     const int32_t *targets = pd_transformer_input(s->e->transformer, slot)->targets;
-    if (s->e->grid.place.tp > 0) return PD_OK;
+    if (s->e->grid.place.tp > 0 || s->compares) return PD_OK;
     for (uint64_t r = 0; r < pd_transformer_rows(s->e->transformer); r++)
         s->tokens += targets[r] >= 0;
     s->has_losses = true;
@@ -157,7 +161,37 @@ static pd_status enter(struct step *s, uint32_t set, void *const **ret_weights, 
     return pd_zero_prefetch(s->e->zero, order->sets[after], err);
 }
 
+/* ---- a device that computes wrongly, for tests ---- */
+
+enum { WRONG_GRADIENT = 1, WRONG_WEIGHT = 2, WRONG_ACTIVATION = 4 };
+
+static bool is_wrong(struct pd_engine *e, uint32_t kind, const char *fault)
+{
+    if (!e->options.device && pd_fault_asks(fault)) e->own->wrong |= kind;
+    return (e->own->wrong & kind) != 0;
+}
+
+/* A bit of the block's weights and of its input is read as another. */
+static pd_status misread(struct step *s, uint32_t slot, uint32_t block, void *const *weights, struct pd_error *err)
+{
+    void *stream;
+    if (is_wrong(s->e, WRONG_WEIGHT, "engine.weight.wrong")) *((unsigned char *)weights[0] + 1) ^= 1;
+    if (!is_wrong(s->e, WRONG_ACTIVATION, "engine.activation.wrong")) return PD_OK;
+    PD_TRY(pd_transformer_stream(s->e->transformer, slot, block, &stream, err));
+    *((unsigned char *)stream + 1) ^= 1;
+    return PD_OK;
+}
+
 /* ---- forward ---- */
+
+static pd_status block_forward(struct step *s, uint32_t slot, uint32_t block, void *const *weights, void *out,
+                               struct pd_error *err)
+{
+    PD_TRY(misread(s, slot, block, weights, err));
+    PD_TRY(pd_transformer_block_forward(s->e->transformer, slot, block, weights, out, err));
+    if (s->e->own->wrong & WRONG_WEIGHT) *((unsigned char *)weights[0] + 1) ^= 1;
+    return PD_OK;
+}
 
 /* One unit of one micro-batch, where the schedule goes breadth first: the stage is alone. */
 static pd_status unit_forward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
@@ -168,7 +202,7 @@ static pd_status unit_forward(struct step *s, const struct pd_action *a, bool pa
     PD_TRY(enter(s, a->unit, &weights, err));
     if (padding) return PD_OK;
     if (a->unit == 0) return pd_transformer_embed(e->transformer, a->slot, weights, err);
-    if (a->unit < head_set(e)) return pd_transformer_block_forward(e->transformer, a->slot, a->unit - 1, weights, NULL, err);
+    if (a->unit < head_set(e)) return block_forward(s, a->slot, a->unit - 1, weights, NULL, err);
     PD_TRY(pd_transformer_head(e->transformer, a->slot, weights, NULL, 1.0f, NULL, err));
     return account(s, a->slot, err);
 }
@@ -184,7 +218,7 @@ static pd_status blocks_forward(struct step *s, const struct pd_action *a, bool 
         if (padding) continue;
         bool is_last_of_stage = i + 1 == c->block_count && !c->has_head;
         if (is_last_of_stage) PD_TRY(pd_pipeline_next_stream(e->own->pipeline, &out, err));
-        PD_TRY(pd_transformer_block_forward(e->transformer, a->slot, c->first_block + i, weights, out, err));
+        PD_TRY(block_forward(s, a->slot, c->first_block + i, weights, out, err));
         if (is_last_of_stage) PD_TRY(pd_pipeline_send_stream(e->own->pipeline, err));
     }
     return PD_OK;
@@ -235,11 +269,23 @@ static pd_status prefetch_saved(struct step *s, const struct pd_action *a, uint3
 }
 
 /* Where backward puts those of a micro-batch, or adds them. */
-static pd_status micro_batch_gradients(struct pd_engine *e, uint32_t set, uint32_t slot, float *const **ret_gradients,
+static pd_status micro_batch_gradients(const struct step *s, uint32_t set, uint32_t slot, float *const **ret_gradients,
                                        struct pd_error *err)
 {
+    struct pd_engine *e = s->e;
+    if (s->compares) {
+        pd_transformer_set_adds(e->transformer, false);
+        pd_zero_compared_gradients(e->zero, set, ret_gradients);
+        return PD_OK;
+    }
     pd_transformer_set_adds(e->transformer, pd_zero_adds(e->zero, slot));
     return pd_zero_micro_batch_gradients(e->zero, set, slot, ret_gradients, err);
+}
+
+static pd_status push_gradients(const struct step *s, uint32_t set, uint32_t slot, struct pd_error *err)
+{
+    if (!s->compares) return pd_zero_push_gradients(s->e->zero, set, slot, err);
+    return is_padding(s, slot) ? PD_OK : pd_zero_count_compared(s->e->zero, set, err);
 }
 
 static pd_status head_backward(struct step *s, const struct pd_action *a, bool padding, void *dstream, struct pd_error *err)
@@ -248,22 +294,20 @@ static pd_status head_backward(struct step *s, const struct pd_action *a, bool p
     void *const *weights;
     float *const *gradients;
     PD_TRY(enter(s, head_set(e), &weights, err));
-    PD_TRY(micro_batch_gradients(e, head_set(e), a->slot, &gradients, err));
+    PD_TRY(micro_batch_gradients(s, head_set(e), a->slot, &gradients, err));
     if (!padding) {
         PD_TRY(pd_transformer_head(e->transformer, a->slot, weights, gradients, (float)e->loss_scale, dstream, err));
         PD_TRY(account(s, a->slot, err));
     }
-    return pd_zero_push_gradients(e->zero, head_set(e), a->slot, err);
+    return push_gradients(s, head_set(e), a->slot, err);
 }
 
-/* What a device leaves behind that computes wrongly, for tests. */
-static void flip_where_asked(const struct pd_engine *e, float *gradient)
+/* What a device leaves behind that computes wrongly, for tests: once, or from then on. */
+static void flip_where_asked(struct pd_engine *e, float *gradient)
 {
-    uint32_t bits;
-    if (e->options.device || !pd_fault_asks("engine.gradient.flip")) return;
-    memcpy(&bits, gradient, sizeof bits);
-    bits ^= 1u << 22;
-    memcpy(gradient, &bits, sizeof bits);
+    if (e->options.device) return;
+    if (pd_fault_asks("engine.gradient.flip") || is_wrong(e, WRONG_GRADIENT, "engine.gradient.wrong"))
+        ((unsigned char *)gradient)[2] ^= 1u << 6;
 }
 
 static pd_status block_backward(struct step *s, const struct pd_action *a, uint32_t block, bool padding, void *dstream,
@@ -273,7 +317,7 @@ static pd_status block_backward(struct step *s, const struct pd_action *a, uint3
     void *const *weights;
     float *const *gradients;
     PD_TRY(enter(s, 1 + block, &weights, err));
-    PD_TRY(micro_batch_gradients(e, 1 + block, a->slot, &gradients, err));
+    PD_TRY(micro_batch_gradients(s, 1 + block, a->slot, &gradients, err));
     if (padding) return PD_OK;
     PD_TRY(prefetch_saved(s, a, 1 + block, err));
     PD_TRY(pd_transformer_block_backward(e->transformer, a->slot, block, weights, gradients, dstream, err));
@@ -290,7 +334,7 @@ static pd_status blocks_backward(struct step *s, const struct pd_action *a, bool
         const uint32_t block = c->first_block + i, set = 1 + block;
         PD_TRY(block_backward(s, a, block, padding, dstream, err));
         if (!padding && i == 0 && !c->has_embedding) PD_TRY(pd_pipeline_send_gradient(e->own->pipeline, err));
-        PD_TRY(pd_zero_push_gradients(e->zero, set, a->slot, err));
+        PD_TRY(push_gradients(s, set, a->slot, err));
     }
     return PD_OK;
 }
@@ -299,9 +343,9 @@ static pd_status embed_backward(struct step *s, uint32_t slot, bool padding, voi
 {
     struct pd_engine *e = s->e;
     float *const *gradients;
-    PD_TRY(micro_batch_gradients(e, 0, slot, &gradients, err));
+    PD_TRY(micro_batch_gradients(s, 0, slot, &gradients, err));
     if (!padding) PD_TRY(pd_transformer_embed_backward(e->transformer, slot, gradients, dstream, err));
-    return pd_zero_push_gradients(e->zero, 0, slot, err);
+    return push_gradients(s, 0, slot, err);
 }
 
 static pd_status unit_backward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
@@ -311,7 +355,7 @@ static pd_status unit_backward(struct step *s, const struct pd_action *a, bool p
     if (a->unit == 0) return embed_backward(s, a->slot, padding, dstream, err);
     if (a->unit == head_set(e)) return head_backward(s, a, padding, dstream, err);
     PD_TRY(block_backward(s, a, a->unit - 1, padding, dstream, err));
-    return pd_zero_push_gradients(e->zero, a->unit, a->slot, err);
+    return push_gradients(s, a->unit, a->slot, err);
 }
 
 static pd_status backward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
@@ -449,8 +493,10 @@ static pd_status run_once(struct step *s, uint64_t updates, struct pd_step_resul
     s->tokens = s->wait_ns = 0;
     PD_TRY(pd_optimizer_begin(e, err));
     pd_zero_begin_step(e->zero, s->first_sample, e->loss_scale);
+    PD_TRY(pd_compare_begin(e, err));
     PD_TRY(run_schedule(s, err));
     PD_TRY(reduce_loss(s, &result->loss, err));
+    PD_TRY(pd_compare_end(e, s->first_sample, &result->compared, err));
     result->tokens = s->tokens;
     if (pd_fault_asks("engine.loss.nan")) result->loss = NAN;
     PD_TRY(pd_optimizer_update_begin(e, err));
@@ -477,12 +523,14 @@ static pd_status judge_damage(const struct step *s, const struct pd_found *befor
     char unit[32];
     unit_text(s->e, now->damaged, unit, sizeof unit);
     if (before->damaged == now->damaged && before->who == now->who)
-        PD_FAIL(err, PD_DEVICE_LOST,
-                "gradients of %s arrived damaged twice in one step where rank %u adds up its part of them: what came from the "
-                "ranks that share its state is not what they sent; test memory and network of its host, or leave it out",
-                unit, now->who);
+        PD_FAIL(
+            err, PD_DEVICE_LOST,
+            "gradients of %s arrived damaged twice in one step where rank %u adds up its part of them: what came from the "
+            "ranks that share its state is not what they sent; test memory and network of its host, or leave it out",
+            unit, now->who);
     if (s->e->grid.rank == 0)
-        pd_log(PD_LOG_WARN, "step", "gradients of %s arrived damaged at rank %u; the step is computed again", unit, now->who);
+        pd_log(PD_LOG_WARN, "step", "gradients of %s arrived damaged at rank %u; the step is computed again", unit,
+               now->who);
     return PD_OK;
 }
 
@@ -532,6 +580,37 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
     }
     *ret_result = result;
     return PD_OK;
+}
+
+/* A schedule of one micro-batch, every data group with its own; all join the gathers of all. */
+pd_status pd_step_compare(struct pd_engine *e, uint64_t first_sample, uint32_t micro_batch, struct pd_error *err)
+{
+    const uint32_t pp = e->grid.layout.pp;
+    const struct pd_schedule_options options = {.kind = e->options.config->layout.schedule,
+                                                .pp = pp,
+                                                .pp_rank = e->grid.place.pp,
+                                                .interleave = e->own->chunk_count,
+                                                .slots = pd_schedule_slots(1, pp, e->own->chunk_count),
+                                                .units = e->is_breadth_first ? e->options.model->unit_count : 0};
+    struct pd_schedule schedule;
+    struct pd_set_order order = {0};
+    PD_TRY(pd_schedule_new(&options, &schedule, err));
+    struct step s = {.e = e,
+                     .schedule = &schedule,
+                     .order = &order,
+                     .split = PD_SPLIT_TRAIN,
+                     .learns = true,
+                     .compares = true,
+                     .compared = micro_batch,
+                     .first_sample = first_sample,
+                     .lanes = e->own->lanes,
+                     .sequences = e->options.config->batch.sequences};
+    pd_status st = pd_set_order_new(&schedule, e->own->chunks, head_set(e), true, &order, err);
+    if (!st) st = pd_zero_compare(e->zero, micro_batch, err);
+    if (!st) st = run_schedule(&s, err);
+    pd_set_order_deinit(&order);
+    pd_schedule_deinit(&schedule);
+    return st;
 }
 
 pd_status pd_engine_validate(struct pd_engine *e, uint32_t sequences, double *ret_loss, struct pd_error *err)

@@ -15,6 +15,12 @@ uint32_t pd_lanes_first(const struct pd_lanes *l, uint32_t rank)
     return begin_of(l, (uint64_t)rank * l->count / l->ranks);
 }
 
+uint32_t pd_lanes_choose(const struct pd_lanes *l, uint32_t rank, uint64_t number)
+{
+    const uint64_t first = (uint64_t)rank * l->count / l->ranks, end = (rank + UINT64_C(1)) * l->count / l->ranks;
+    return begin_of(l, first + number % (end - first));
+}
+
 uint32_t pd_lanes_slots(const struct pd_lanes *l)
 {
     uint32_t most = 0;

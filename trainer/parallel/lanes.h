@@ -14,6 +14,8 @@ struct pd_lanes {
 
 /* The first micro-batch of a rank; of rank d: V. */
 uint32_t pd_lanes_first(const struct pd_lanes *lanes, uint32_t rank);
+/* The first micro-batch of one of the rank's lanes, which `number` chooses. */
+uint32_t pd_lanes_choose(const struct pd_lanes *lanes, uint32_t rank, uint64_t number);
 /* Slots of the rank that has most. */
 uint32_t pd_lanes_slots(const struct pd_lanes *lanes);
 bool pd_lanes_is_padding(const struct pd_lanes *lanes, uint32_t rank, uint32_t slot);

@@ -36,6 +36,7 @@ struct pd_zero_options {
     bool rounds_at_random;       /* gradients to bf16: by bits of seed, step, micro-batch and element */
     uint64_t seed;
     bool adds_in_place;       /* backward adds to the sums of lanes by itself: pd_zero_adds */
+    bool compares;            /* a micro-batch may be computed once more: pd_zero_watch */
     bool state_on_host;       /* master and moments are the host's, where the rank is a GPU; the working copy is the GPU's */
     bool state_in_files;      /* master and moments are not here: pd_zero_held has no state, the working copy always is */
     bool parameters_in_files; /* working copies of blocks are in files (on a GPU perhaps on the host): pd_zero_update_box */
@@ -137,6 +138,20 @@ PD_MUST_USE pd_status pd_zero_take_piece(void *zero, uint32_t piece, const float
                                          struct pd_error *err);
 /* The micro-batch's gradients of `set` are complete. Padding micro-batches call it too: terms travel in the same slots. */
 PD_MUST_USE pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err);
+/* ---- a micro-batch computed once more, for comparing (zero_compare.c) ----
+ *
+ * What is compared is the sum of the terms of each set, modulo 2^64. */
+
+/* The terms of the micro-batch in `slot`, which begins a lane, are counted while they are made; UINT32_MAX: none are. */
+PD_MUST_USE pd_status pd_zero_watch(struct pd_zero *zero, uint32_t slot, struct pd_error *err);
+/* From here on gradients of `micro_batch` are made for comparing: backward writes them where compared_gradients says, and when
+ * a set is complete it is counted, and added to nothing. Behind the last slot of a step, until the next begins. */
+PD_MUST_USE pd_status pd_zero_compare(struct pd_zero *zero, uint32_t micro_batch, struct pd_error *err);
+void pd_zero_compared_gradients(struct pd_zero *zero, uint32_t set, float *const **ret_gradients);
+PD_MUST_USE pd_status pd_zero_count_compared(struct pd_zero *zero, uint32_t set, struct pd_error *err);
+/* What was counted since watch or compare, as one number. Waits for the device. */
+PD_MUST_USE pd_status pd_zero_read_compared(struct pd_zero *zero, uint64_t *ret_digest, struct pd_error *err);
+
 /* After the last slot, once a step: the last exchange ends, a tied table's sums on two stages become one, and all holders have
  * the sums. */
 PD_MUST_USE pd_status pd_zero_finish_gradients(struct pd_zero *zero, struct pd_error *err);

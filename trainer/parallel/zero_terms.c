@@ -221,13 +221,14 @@ static pd_status round_elements(struct pd_zero *zero, const struct rounding *r, 
 
 /* ---- micro-batches ---- */
 
-static enum pd_term_source source_of(const struct pd_zero *zero)
+enum pd_term_source pd_zero_term_source(const struct pd_zero *zero)
 {
     return zero->options.gradient_type == PD_F32 ? PD_TERM_F32 : PD_TERM_BF16;
 }
 
 static uint64_t micro_batch_of(const struct pd_zero *zero, uint32_t slot)
 {
+    if (zero->compare.is_on) return zero->compare.micro_batch;
     return pd_lanes_first(&zero->lanes, zero->grid->place.dp) + slot;
 }
 
@@ -257,6 +258,17 @@ pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t set, uint
     return PD_OK;
 }
 
+/* Sums of lanes have become terms: their memory is free where micro-batches have none of their own. */
+void pd_zero_compared_gradients(struct pd_zero *zero, uint32_t set, float *const **ret_gradients)
+{
+    const struct pd_zero_set *s = &zero->sets[set];
+    float *base = zero->micro_batch ? zero->micro_batch : s->lane;
+    for (uint32_t e = 0; e < s->count; e++)
+        zero->micro_batch_pointers[e] = base + s->computed[e];
+    zero->made_set = set;
+    *ret_gradients = zero->micro_batch_pointers;
+}
+
 pd_status pd_zero_take_piece(void *context, uint32_t piece, const float *gradient, uint64_t elements, struct pd_error *err)
 {
     struct pd_zero *zero = context;
@@ -264,8 +276,27 @@ pd_status pd_zero_take_piece(void *context, uint32_t piece, const float *gradien
     const struct rounding r = {zero->made_set, piece, micro_batch_of(zero, zero->made_slot),
                                gradient,       begin, begin + elements};
     const void *data;
+    const enum pd_term_source source = pd_zero_term_source(zero);
     PD_TRY(round_elements(zero, &r, &data, err));
-    return make_terms(zero, zero->made_set, source_of(zero), data, begin, begin + elements, err);
+    if (zero->compare.is_on || zero->made_slot == zero->compare.slot)
+        PD_TRY(pd_zero_count_terms_of(zero, zero->made_set, source, data, elements, err));
+    if (zero->compare.is_on) return PD_OK;
+    return make_terms(zero, zero->made_set, source, data, begin, begin + elements, err);
+}
+
+pd_status pd_zero_round_set(struct pd_zero *zero, uint32_t set, uint64_t micro_batch, const float *gradients,
+                            const void **ret_data, struct pd_error *err)
+{
+    const struct rounding r = {set, 0, micro_batch, gradients, 0, zero->sets[set].computed[zero->sets[set].count]};
+    return round_elements(zero, &r, ret_data, err);
+}
+
+/* Where the micro-batch is watched, what it adds is counted. */
+static pd_status count_watched(struct pd_zero *zero, uint32_t set, uint32_t slot, const void *data, struct pd_error *err)
+{
+    const struct pd_zero_set *s = &zero->sets[set];
+    if (slot != zero->compare.slot) return PD_OK;
+    return pd_zero_count_terms_of(zero, set, pd_zero_term_source(zero), data, s->computed[s->count], err);
 }
 
 pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err)
@@ -273,18 +304,15 @@ pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t set, uint32_t s
     const struct pd_zero_set *s = &zero->sets[set];
     const uint32_t rank = zero->grid->place.dp;
     const uint64_t elements = s->computed[s->count];
-    const struct rounding r = {set, 0, micro_batch_of(zero, slot), zero->micro_batch, 0, elements};
-    const void *data;
+    const void *data = s->lane;
     if (zero->pieces > 1) return PD_OK; /* each was taken as it was made */
-    if (!s->lane) {
-        PD_TRY(round_elements(zero, &r, &data, err));
-        return make_terms(zero, set, source_of(zero), data, 0, elements, err);
-    }
-    if (!writes_lane(zero, set, slot)) {
-        PD_TRY(round_elements(zero, &r, &data, err));
+    if (!writes_lane(zero, set, slot))
+        PD_TRY(pd_zero_round_set(zero, set, micro_batch_of(zero, slot), zero->micro_batch, &data, err));
+    PD_TRY(count_watched(zero, set, slot, data, err));
+    if (!s->lane) return make_terms(zero, set, pd_zero_term_source(zero), data, 0, elements, err);
+    if (!writes_lane(zero, set, slot))
         PD_TRY(pd_add(zero->math, elements, s->lane, zero->options.gradient_type, data,
                       pd_lanes_begins(&zero->lanes, rank, slot), err));
-    }
     if (!zero->makes_terms || !pd_lanes_ends(&zero->lanes, rank, slot)) return PD_OK;
     return make_terms(zero, set, PD_TERM_F32, s->lane, 0, elements, err);
 }

@@ -58,5 +58,7 @@ void pd_run_close(struct run *r);
 /* loop.c: every step that is left, and the saves that are due.   errors  PD_STOPPED: a signal asked to leave, all is saved.
  * rollbacks->goes_back: the rank is to be closed and opened again, before that step. */
 PD_MUST_USE pd_status pd_run_steps(struct run *r, struct pd_error *err);
+/* After an opening for which rollbacks->doubts: returns what the ranks disagreed about. There is a checkpoint to go on from. */
+PD_MUST_USE pd_status pd_run_end_in_doubt(struct run *r, struct pd_error *err);
 
 #endif

@@ -20,6 +20,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #define MODULE "worker"
 #define POLL_NS UINT64_C(100000000)
@@ -138,7 +139,7 @@ static pd_status finish_saves(struct run *r, struct pd_error *err)
 
 static pd_status save_and_wait(struct run *r, struct pd_error *err)
 {
-    if (r->started_step != r->state.identity.step) begin_save(r, true);
+    if (r->started_step != r->state.identity.step || !r->state.identity.step) begin_save(r, true);
     return finish_saves(r, err);
 }
 
@@ -258,6 +259,26 @@ static pd_status save_if_due(struct run *r, enum pd_signal signal, struct pd_err
     return PD_OK;
 }
 
+/* Ranks disagree on gradients: what was computed since they agreed is not believed. Where the rank is that is wrong it alone
+ * knows. */
+static pd_status doubt(struct run *r, struct pd_error *err)
+{
+    const uint32_t wrong = r->engine->disagreement.rank;
+    char where[160] = "", host[64] = "";
+    if (r->comm->rank == wrong) {
+        (void)gethostname(host, sizeof host - 1);
+        snprintf(where, sizeof where, "; it is on host %s%s%s", host, r->device.dev ? ", " : "",
+                 r->device.dev ? r->device.dev->description : "");
+    }
+    if (wrong < r->comm->size) PD_TRY(pd_group_broadcast(&r->group, wrong, where, sizeof where, err));
+    r->rollbacks->goes_back = r->rollbacks->doubts = true;
+    r->rollbacks->target = r->state.agreed_step;
+    if (err) pd_error_set(&r->rollbacks->doubt, PD_DEVICE_LOST, PD_WHERE, 0, "%.600s%s", err->message, where);
+    r->rollbacks->wrong_rank = wrong;
+    pd_error_clear(err);
+    return finish_saves(r, err);
+}
+
 static pd_status run_step(struct run *r, struct pd_error *err)
 {
     struct pd_metrics_step m = {.loss_scale = r->state.loss_scale, .validation_loss = NAN};
@@ -267,7 +288,9 @@ static pd_status run_step(struct run *r, struct pd_error *err)
     r->engine->loss_scale = r->state.loss_scale;
     r->engine->next_identity = r->state.identity;
     r->engine->next_identity.step++;
-    PD_TRY(pd_engine_step(r->engine, r->state.samples, r->state.updates, &m.result, err));
+    const pd_status stepped = pd_engine_step(r->engine, r->state.samples, r->state.updates, &m.result, err);
+    if (stepped && r->engine->disagreement.is_there) return doubt(r, err);
+    PD_TRY(stepped);
     m.seconds = pd_clock_seconds_since(NULL, start);
     PD_TRY(pd_advance(r->config, &m.result, r->comm->rank == 0, &r->state, r->rollbacks, err));
     m.rolls_back = r->rollbacks->goes_back;
@@ -284,6 +307,13 @@ static pd_status run_step(struct run *r, struct pd_error *err)
     PD_TRY(save_if_due(r, signal, err));
     if (signal < PD_SIGNAL_SAVE_AND_LEAVE) return PD_OK;
     PD_FAIL(err, PD_STOPPED, "asked to leave after step %llu", (unsigned long long)m.step);
+}
+
+/* A run that is back at its beginning has no checkpoint, and beside what is in quarantine none would begin. */
+pd_status pd_run_end_in_doubt(struct run *r, struct pd_error *err)
+{
+    if (r->state.identity.step == 0) PD_TRY(save_and_wait(r, err));
+    return pd_error_pass(err, r->rollbacks->doubt.status, &r->rollbacks->doubt);
 }
 
 /* Whether there is anything left to step or to save. */

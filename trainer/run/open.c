@@ -401,6 +401,21 @@ static pd_status check_file_limit(const struct run *r, const uint64_t *bytes, st
     return pd_file_limit_check("a checkpoint of this layout", most, err);
 }
 
+static struct pd_resume_limit limit_of(const struct pd_rollbacks *rollbacks)
+{
+    static const char doubt[] = "made after the last step at which ranks agreed on gradients, and before they disagreed "
+                                "(guard.replay_every)";
+    if (!rollbacks->goes_back) return pd_resume_newest;
+    return (struct pd_resume_limit){rollbacks->target, rollbacks->doubts ? doubt : NULL};
+}
+
+/* Where ranks have not compared gradients yet, what they begin with is what they go back to. */
+static void trust_start(struct run *r)
+{
+    const uint64_t every = r->config->guard.replay_every, step = r->state.identity.step;
+    if (every && !r->state.agreed_step && step > every) r->state.agreed_step = step;
+}
+
 pd_status pd_run_open(struct run *r, struct pd_error *err)
 {
     struct pd_resume_report report;
@@ -423,8 +438,7 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     PD_TRY(pd_group_agree(&r->group, check_file_limit(r, bytes, err), err));
     if (pd_state_is_in_files(r->engine->state)) PD_TRY(make_generations(r, bytes, err));
     if (r->comm->rank == 0) pd_recovery_reached(PD_RECOVERY_OPEN);
-    PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->engine, r->rollbacks->goes_back ? r->rollbacks->target : UINT64_MAX,
-                     &r->state, &report, err));
+    PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->engine, limit_of(r->rollbacks), &r->state, &report, err));
     if (r->comm->rank == 0) pd_recovery_reached(PD_RECOVERY_LOAD);
     PD_TRY(publish_tokenizer(r, err));
     if (report.resumed && r->comm->rank == 0) {
@@ -434,6 +448,7 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     }
     r->saved_step = report.resumed ? r->state.identity.step : 0;
     r->rollbacks->goes_back = false;
+    trust_start(r);
     PD_TRY(open_saver(r, bytes, err));
     PD_TRY(open_metrics(r, &report, err));
     log_start(r, &report);

@@ -23,6 +23,7 @@ struct replaying {
 static pd_status load(struct replaying *r, uint64_t step, struct pd_error *err)
 {
     struct pd_tiers_options options = *r->replay->tiers;
+    const struct pd_resume_limit limit = {.step = step};
     struct pd_resume_report report;
     options.read_only = true;
     options.shards = 1;
@@ -32,7 +33,7 @@ static pd_status load(struct replaying *r, uint64_t step, struct pd_error *err)
     r->tiers = NULL;
     pd_run_state_deinit(&r->state);
     PD_TRY(pd_tiers_open(r->vfs, &options, &r->tiers, err));
-    PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->whole.engine, step, &r->state, &report, err));
+    PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->whole.engine, limit, &r->state, &report, err));
     r->rollbacks.goes_back = false;
     pd_rollbacks_pass(&r->rollbacks, r->replay->config, false, &r->state);
     return PD_OK;

@@ -17,6 +17,8 @@
 
 #define MODULE "resume"
 
+const struct pd_resume_limit pd_resume_newest = {.step = UINT64_MAX};
+
 /* ---- configuration ---- */
 
 static void describe(const struct pd_resume_difference *d, uint32_t count, enum pd_resume_effect effect, char *text,
@@ -205,9 +207,10 @@ static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, const 
     *state = (struct pd_run_state){.loss_scale = e->loss_scale, .best_validation_loss = NAN, .last_loss = NAN};
     state->identity.lineage = 1;
     if (of_run && e->options.config->init.from[0])
-        PD_FAIL(err, PD_CORRUPT,
-                "the run began with init.from and goes back to a step before its oldest checkpoint, so there is nothing to go "
-                "on from; keep more of them (checkpoint.keep_last)");
+        PD_FAIL(
+            err, PD_CORRUPT,
+            "the run began with init.from and goes back to a step before its oldest checkpoint, so there is nothing to go "
+            "on from; keep more of them (checkpoint.keep_last)");
     if (of_run) {
         state->identity = *of_run;
         state->identity.step = 0;
@@ -288,8 +291,8 @@ static pd_status load_entry(struct pd_vfs *vfs, const struct candidate *c, struc
     PD_TRY(st);
     if (change.any && group->rank == 0) log_new_lineage(&identity, &change);
     commit->state.identity = identity;
-    const bool has_replicas = c->tier == 0 && e->options.config->checkpoint.tiers_count &&
-                              e->options.config->checkpoint.tiers[0].replicas;
+    const bool has_replicas =
+        c->tier == 0 && e->options.config->checkpoint.tiers_count && e->options.config->checkpoint.tiers[0].replicas;
     PD_TRY(pd_whence_find(group, path, commit, has_replicas, load.bytes_read, &report->whence, err));
     report->from_world = pd_layout_world(&commit->state.layout);
     report->resumed = true;
@@ -297,15 +300,20 @@ static pd_status load_entry(struct pd_vfs *vfs, const struct candidate *c, struc
 }
 
 /* It is of a later step than is wanted, and of the same run. */
-static pd_status leave_alone(struct pd_tiers *tiers, const struct candidate *c, struct pd_group *group,
+static pd_status leave_alone(struct pd_tiers *tiers, const struct candidate *c, struct pd_group *group, const char *doubt,
                              struct pd_identity *ret_identity, struct pd_error *err)
 {
     struct pd_commit commit = {0};
     const pd_status st = pd_store_read_commit(c->store, &c->entry, &commit, err);
     if (!st) *ret_identity = commit.state.identity;
     pd_commit_deinit(&commit);
-    pd_tiers_pass_over(tiers, c->tier, &c->entry);
-    return pd_group_agree(group, st, err);
+    PD_TRY(pd_group_agree(group, st, err));
+    if (!doubt) {
+        pd_tiers_pass_over(tiers, c->tier, &c->entry);
+        return PD_OK;
+    }
+    if (group->rank == 0) pd_log_error(MODULE, "step %llu goes to quarantine: %s", (unsigned long long)c->entry.step, doubt);
+    return pd_store_quarantine(c->store, &c->entry, doubt, err);
 }
 
 static pd_status pass_over(const struct candidate *c, struct pd_group *group, const struct pd_error *damage,
@@ -397,7 +405,7 @@ static pd_status refuse_to_bury(const struct pd_config *config, struct pd_store 
 }
 
 pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *e,
-                    uint64_t newest_step, struct pd_run_state *ret_state, struct pd_resume_report *ret_report,
+                    struct pd_resume_limit limit, struct pd_run_state *ret_state, struct pd_resume_report *ret_report,
                     struct pd_error *err)
 {
     struct pd_resume_report report = {0};
@@ -407,8 +415,8 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
     struct pd_identity later = {.lineage = 0};
     while (!report.resumed && choose(tiers, &candidate)) {
         struct pd_commit commit = {0};
-        if (candidate.entry.step > newest_step) {
-            PD_TRY(leave_alone(tiers, &candidate, group, &later, err));
+        if (candidate.entry.step > limit.step) {
+            PD_TRY(leave_alone(tiers, &candidate, group, limit.doubt, &later, err));
             continue;
         }
         pd_status st = load_entry(vfs, &candidate, group, e, &commit, &report, &damage);
@@ -429,7 +437,9 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
             return st;
         }
     }
-    for (uint32_t t = 0; !report.resumed && t < pd_tiers_count(tiers); t++) {
+    const bool begins_in_doubt =
+        limit.doubt && later.lineage && !report.damaged; /* what was put aside is of this run, and newer */
+    for (uint32_t t = 0; !report.resumed && !begins_in_doubt && t < pd_tiers_count(tiers); t++) {
         struct pd_store *store = pd_tiers_store(tiers, t);
         if (store) PD_TRY(refuse_to_bury(e->options.config, store, &report, &damage, err));
     }

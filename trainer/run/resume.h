@@ -6,8 +6,7 @@
  * launch fails, and also where run.dir has the record of checkpoints that are gone (recorded.h). A changed configuration
  * follows pd_config_compare.
  *
- * Checkpoints of steps beyond `newest_step` are left alone (UINT64_MAX: none is); where the run has no others it begins again,
- * as the same run. */
+ * Where only checkpoints of later steps than the limit are there, the run begins again, as the same run. */
 #ifndef PD_TRAINER_RUN_RESUME_H
 #define PD_TRAINER_RUN_RESUME_H
 
@@ -25,12 +24,19 @@ struct pd_resume_report {
     char other_run[512]; /* rank 0: run.dir of the run that saved it, where that is another one; or "" */
 };
 
+/* Which checkpoints are taken. */
+struct pd_resume_limit {
+    uint64_t step;     /* of the newest; UINT64_MAX: any */
+    const char *doubt; /* newer ones are put into quarantine for this reason; NULL: they are left alone */
+};
+extern const struct pd_resume_limit pd_resume_newest; /* any */
+
 /* Fills the engine's state and *ret_state (the caller's to deinit): identity, counters, layout of this launch. Collective.
  * The tiers are not started yet.
  *   errors  PD_INVALID: the configuration may not change so, or run.dir is of another run; PD_CORRUPT: there are checkpoints
  *           and none is whole, or run.dir says that there were some */
 PD_MUST_USE pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *engine,
-                                uint64_t newest_step, struct pd_run_state *ret_state, struct pd_resume_report *ret_report,
-                                struct pd_error *err);
+                                struct pd_resume_limit limit, struct pd_run_state *ret_state,
+                                struct pd_resume_report *ret_report, struct pd_error *err);
 
 #endif

@@ -40,14 +40,17 @@ static pd_status run_open_rank(const struct pd_config *config, struct pd_comm *c
     pd_status st = pd_run_open(&r, err);
     pd_fault_point("worker.opened");
     if (!st && comm->rank == 0) pd_launched_training();
+    const bool doubts = !st && rollbacks->doubts;
+    if (doubts) st = pd_run_end_in_doubt(&r, err);
     if (!st) {
         st = pd_run_steps(&r, err);
         if (st == PD_NOT_FOUND) st = pd_error_change(err, PD_IO); /* what a run needs was there when it began */
     }
-    if (st == PD_DEVICE_LOST && r.device.dev)
+    const bool is_lost = st == PD_DEVICE_LOST && r.device.dev && (!doubts || comm->rank == rollbacks->wrong_rank);
+    if (is_lost)
         pd_launched_lost_gpu(comm->rank, r.device.dev->identity,
                              pd_rank_device_is_spare(&r.device, comm->ranks_here, getenv(PD_LAUNCH_ENV_LEFT_OUT)));
-    st = pd_rank_device_explain_lost(&r.device, st, err);
+    if (is_lost || !doubts) st = pd_rank_device_explain_lost(&r.device, st, err);
     /* What ended training is no reason to lose a save of the state before it, while there are peers to commit it with. */
     if (st && st != PD_PEER_LOST && r.saver) pd_saver_wait(r.saver);
     /* Peers may still read from and write to this rank's memory: nobody may before it is freed. */

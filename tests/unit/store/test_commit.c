@@ -18,6 +18,7 @@ static struct pd_commit example(uint32_t shards)
                                     .data_fingerprint = {3, 4},
                                     .tokenizer_digest = 0x123456789abcdef0,
                                     .guard = {2.5, 0.125, 400, 1100, 2, 1},
+                                    .agreed_step = 1184,
                                     .last_loss = 2.34375,
                                     .best_validation_loss = NAN,
                                     .tensor_count = 39,
@@ -65,6 +66,7 @@ Test(commit, comes_back)
     cr_assert_eq(back.state.data_fingerprint[1], 4);
     cr_assert_eq(back.state.tokenizer_digest, 0x123456789abcdef0);
     cr_assert_eq(memcmp(&back.state.guard, &c.state.guard, sizeof c.state.guard), 0);
+    cr_assert_eq(back.state.agreed_step, 1184);
     cr_assert_eq(back.state.last_loss, 2.34375);
     cr_assert(isnan(back.state.best_validation_loss));
     cr_assert_eq(back.state.tensor_count, 39);

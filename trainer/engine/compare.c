@@ -1,0 +1,157 @@
+#include "trainer/engine/compare.h"
+
+#include "ckpt/base/log.h"
+#include "trainer/engine/engine_internal.h"
+#include "trainer/math/random_bits.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define VOTES_MAX 4u                         /* the first is the step's own */
+#define COMPARING UINT64_C(0x636f6d70617265) /* among what is drawn from a seed */
+
+/* Which micro-batches this time, and who computes them again: in pass p group g does so for g + shifts[p]. */
+struct comparison {
+    struct pd_engine *e;
+    uint64_t first_sample;
+    uint32_t groups, passes, shifts[VOTES_MAX - 1];
+    uint64_t *own, *all; /* (world, VOTES_MAX) digests of the micro-batch of each rank: what this one found; what all did */
+};
+
+static bool is_due(const struct pd_engine *e)
+{
+    const uint64_t every = e->options.config->guard.replay_every, step = e->next_identity.step;
+    return every && step && step % every == 0;
+}
+
+static uint64_t draw(const struct pd_engine *e, uint64_t what)
+{
+    return pd_random_key(pd_random_key(pd_random_key(e->options.config->run.seed, COMPARING), e->next_identity.step), what);
+}
+
+static uint32_t micro_batch_of(const struct pd_engine *e, uint32_t group)
+{
+    return pd_lanes_choose(&e->own->lanes, group, draw(e, group));
+}
+
+static void choose_passes(struct comparison *c)
+{
+    const uint32_t d = c->groups = c->e->grid.layout.dp;
+    if (d == 1) {
+        c->passes = 2; /* shifts of 0 */
+    } else if (d == 2) {
+        c->passes = 3;
+        c->shifts[0] = c->shifts[2] = 1;
+    } else {
+        c->passes = 2;
+        c->shifts[0] = 1 + (uint32_t)(draw(c->e, UINT32_MAX) % (d - 1));
+        c->shifts[1] = c->shifts[0] % (d - 1) + 1;
+    }
+}
+
+pd_status pd_compare_begin(struct pd_engine *e, struct pd_error *err)
+{
+    const uint32_t group = e->grid.place.dp;
+    if (!e->options.config->guard.replay_every) return PD_OK;
+    return pd_zero_watch(e->zero, is_due(e) ? micro_batch_of(e, group) - pd_lanes_first(&e->own->lanes, group) : UINT32_MAX,
+                         err);
+}
+
+/* The rank of this one's place in a group so many further on. */
+static uint32_t rank_at(const struct comparison *c, uint32_t rank, uint32_t shift)
+{
+    struct pd_rank_place place = pd_layout_place(&c->e->grid.layout, rank);
+    place.dp = (place.dp + shift) % c->groups;
+    return pd_layout_rank(&c->e->grid.layout, place);
+}
+
+static pd_status run_pass(struct comparison *c, uint32_t pass, struct pd_error *err)
+{
+    struct pd_engine *e = c->e;
+    const uint32_t of = rank_at(c, e->grid.rank, c->shifts[pass]), group = (e->grid.place.dp + c->shifts[pass]) % c->groups;
+    PD_TRY(pd_step_compare(e, c->first_sample, micro_batch_of(e, group), err));
+    return pd_zero_read_compared(e->zero, &c->own[of * VOTES_MAX + pass + 1], err);
+}
+
+static pd_status unite(struct comparison *c, struct pd_error *err)
+{
+    const uint32_t words = c->e->grid.world * VOTES_MAX;
+    memcpy(c->all, c->own, words * sizeof *c->all);
+    return c->e->own->comm ? pd_comm_all_reduce(c->e->own->comm, c->all, words, PD_REDUCE_SUM_U64, err) : PD_OK;
+}
+
+static bool all_agree(const struct comparison *c)
+{
+    for (uint32_t r = 0; r < c->e->grid.world; r++)
+        if (c->all[r * VOTES_MAX] != c->all[r * VOTES_MAX + 1]) return false;
+    return true;
+}
+
+/* Of a rank's micro-batch: the vote that most have cast, or VOTES_MAX where there is no majority. */
+static uint32_t majority(const uint64_t *votes, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t same = 0;
+        for (uint32_t k = 0; k < count; k++)
+            same += votes[k] == votes[i];
+        if (2 * same > count) return i;
+    }
+    return VOTES_MAX;
+}
+
+/* The first rank that was outvoted; UINT32_MAX: none was. */
+static uint32_t find_wrong(const struct comparison *c)
+{
+    uint32_t wrong = UINT32_MAX;
+    for (uint32_t r = 0; r < c->e->grid.world; r++) {
+        const uint64_t *votes = &c->all[r * VOTES_MAX];
+        const uint32_t right = majority(votes, c->passes + 1);
+        for (uint32_t v = 0; right < VOTES_MAX && v <= c->passes; v++) {
+            const uint32_t voter = v ? rank_at(c, r, c->groups - c->shifts[v - 1]) : r;
+            if (votes[v] != votes[right] && voter < wrong) wrong = voter;
+        }
+    }
+    return wrong;
+}
+
+static pd_status decide(struct comparison *c, struct pd_error *err)
+{
+    struct pd_engine *e = c->e;
+    const unsigned long long step = e->next_identity.step;
+    for (uint32_t pass = 1; pass < c->passes; pass++)
+        PD_TRY(run_pass(c, pass, err));
+    PD_TRY(unite(c, err));
+    e->disagreement = (struct pd_disagreement){true, find_wrong(c)};
+    if (e->disagreement.rank < UINT32_MAX)
+        PD_FAIL(err, PD_DEVICE_LOST,
+                "rank %u computes wrongly: at step %llu it came to gradients that nobody else came to (guard.replay_every); "
+                "test its device and memory, or leave it out",
+                e->disagreement.rank, step);
+    PD_FAIL(
+        err, PD_DEVICE_LOST,
+        "ranks come to different gradients of one micro-batch at step %llu, again and again (guard.replay_every), and two "
+        "groups cannot tell who is wrong: test the devices of both, or use a third",
+        step);
+}
+
+static pd_status compare(struct comparison *c, struct pd_error *err)
+{
+    PD_TRY(pd_zero_read_compared(c->e->zero, &c->own[c->e->grid.rank * VOTES_MAX], err));
+    PD_TRY(run_pass(c, 0, err));
+    PD_TRY(unite(c, err));
+    return all_agree(c) ? PD_OK : decide(c, err);
+}
+
+pd_status pd_compare_end(struct pd_engine *e, uint64_t first_sample, bool *ret_compared, struct pd_error *err)
+{
+    struct comparison c = {.e = e, .first_sample = first_sample};
+    *ret_compared = is_due(e);
+    if (!*ret_compared) return PD_OK;
+    choose_passes(&c);
+    c.own = calloc(2 * (size_t)e->grid.world * VOTES_MAX, sizeof *c.own);
+    if (!c.own) PD_FAIL(err, PD_NO_MEMORY, "no memory to compare gradients of %u ranks", e->grid.world);
+    c.all = c.own + (size_t)e->grid.world * VOTES_MAX;
+    const pd_status st = compare(&c, err);
+    free(c.own);
+    return st;
+}

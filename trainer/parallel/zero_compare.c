@@ -1,0 +1,70 @@
+/* The terms of one micro-batch, counted: modulo 2^64, set by set, as the checks of exchanges are (zero_exchange.c). They are made
+ * once more for that, a piece at a time, in memory that nobody else reads. */
+#include "ckpt/base/checked.h"
+#include "trainer/math/random_bits.h"
+#include "trainer/parallel/zero_internal.h"
+
+static pd_status clear(struct pd_zero *zero, struct pd_error *err)
+{
+    const struct pd_term_run zeros = {.to = zero->compare.sums, .n = zero->has.set_count};
+    const struct pd_terms terms = {.runs = &zeros, .run_count = 1, .source = PD_TERM_INTEGER};
+    return pd_terms(zero->math, &terms, err);
+}
+
+pd_status pd_zero_watch(struct pd_zero *zero, uint32_t slot, struct pd_error *err)
+{
+    struct pd_zero_compare *c = &zero->compare;
+    c->slot = slot;
+    return slot == UINT32_MAX ? PD_OK : clear(zero, err);
+}
+
+pd_status pd_zero_compare(struct pd_zero *zero, uint32_t micro_batch, struct pd_error *err)
+{
+    struct pd_zero_compare *c = &zero->compare;
+    c->slot = UINT32_MAX;
+    c->is_on = true;
+    c->micro_batch = micro_batch;
+    return clear(zero, err);
+}
+
+pd_status pd_zero_count_terms_of(struct pd_zero *zero, uint32_t set, enum pd_term_source source, const void *gradients,
+                                 uint64_t n, struct pd_error *err)
+{
+    const uint64_t bytes = source == PD_TERM_BF16 ? sizeof(uint16_t) : sizeof(float);
+    for (uint64_t at = 0; at < n; at += PD_ZERO_COMPARE_TERMS) {
+        const struct pd_term_run run = {.from = (const char *)gradients + at * bytes,
+                                        .to = zero->compare.terms,
+                                        .n = pd_min_u64(n - at, PD_ZERO_COMPARE_TERMS),
+                                        .check = &zero->compare.sums[set]};
+        const struct pd_terms terms = {.runs = &run,
+                                       .run_count = 1,
+                                       .source = source,
+                                       .scale = zero->quantum.scale / zero->loss_scale,
+                                       .limit = zero->quantum.limit,
+                                       .mark = zero->attempt};
+        PD_TRY(pd_terms(zero->math, &terms, err));
+    }
+    return PD_OK;
+}
+
+pd_status pd_zero_count_compared(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+{
+    const struct pd_zero_set *s = &zero->sets[set];
+    const void *data;
+    if (zero->pieces > 1) return PD_OK; /* each was counted as it was made */
+    const float *base = zero->micro_batch ? zero->micro_batch : s->lane;
+    PD_TRY(pd_zero_round_set(zero, set, zero->compare.micro_batch, base, &data, err));
+    return pd_zero_count_terms_of(zero, set, pd_zero_term_source(zero), data, s->computed[s->count], err);
+}
+
+pd_status pd_zero_read_compared(struct pd_zero *zero, uint64_t *ret_digest, struct pd_error *err)
+{
+    struct pd_zero_compare *c = &zero->compare;
+    uint64_t digest = 0;
+    PD_TRY(pd_math_copy(zero->math, c->host_sums, c->sums, zero->has.set_count * sizeof *c->sums, err));
+    PD_TRY(pd_math_sync(zero->math, err));
+    for (uint32_t set = 0; set < zero->has.set_count; set++)
+        digest = pd_random_key(digest, (uint64_t)c->host_sums[set]);
+    *ret_digest = digest;
+    return PD_OK;
+}
