@@ -222,7 +222,8 @@ static pd_status add_name(struct dcp *d, const struct pd_pickle_node *key, const
         t.shape[i] = 1;
     if (!pd_pickle_is_sizes(size, PD_FOREIGN_DIMS_MAX, t.shape, &t.ndim))
         PD_FAIL(err, PD_CORRUPT, "%s: %s has no size of at most %d dimensions", d->metadata, key->text, PD_FOREIGN_DIMS_MAX);
-    return pd_catalog_add_tensor(d->catalog, &t, &d->tensors[find_name(d, key->text)], err);
+    const pd_status st = pd_catalog_add_tensor(d->catalog, &t, &d->tensors[find_name(d, key->text)], err);
+    return st ? pd_error_context(err, st, "%s", d->metadata) : PD_OK;
 }
 
 static void find_master(struct dcp *d)

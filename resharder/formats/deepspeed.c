@@ -295,7 +295,8 @@ static pd_status add_parameter(struct deepspeed *d, uint32_t group, const struct
         uint32_t number = 0;
         t.kind = (enum pd_kind)kind;
         if (!d->lines[kind].count) continue;
-        PD_TRY(pd_catalog_add_tensor(d->catalog, &t, &number, err));
+        const pd_status st = pd_catalog_add_tensor(d->catalog, &t, &number, err);
+        if (st) return pd_error_context(err, st, "%s", d->path);
         PD_TRY(add_pieces(d, t.kind, group, number, elements, err));
     }
     d->consumed += d->stage < 3 ? elements : pd_divide_up(elements, d->ranks);

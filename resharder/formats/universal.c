@@ -97,7 +97,8 @@ static pd_status take_tensor(struct universal *u, const char *name, enum pd_kind
         reshape(u, &tensor);
     }
     PD_TRY(pd_catalog_add_file(u->catalog, archive->path, bytes, &piece.file, err));
-    PD_TRY(pd_catalog_add_tensor(u->catalog, &tensor, &number, err));
+    const pd_status st = pd_catalog_add_tensor(u->catalog, &tensor, &number, err);
+    if (st) return pd_error_context(err, st, "%s", archive->path);
     return pd_catalog_add_piece(u->catalog, number, &piece, err);
 }
 
