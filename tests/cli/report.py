@@ -130,6 +130,16 @@ def hostile(folder, run):
     Page(path)
 
 
+def overlaid(folder, run):
+    """Where two runs start at one place, the label is that of the run which stays there longer, whoever is named first."""
+    short, path = os.path.join(folder, "short"), os.path.join(folder, "overlaid.html")
+    synthetic_run.write(short, 30, 2, 1)
+    for runs in ((short, run), (run, short)):
+        report([*runs, "-o", path])
+        labels = [text for text in Page(path).texts if ": 8 ranks, dp 8" in text]
+        check(labels and all(text.startswith(os.path.basename(run)) for text in labels), f"of {runs} the charts name {set(labels)}")
+
+
 def refused(folder, run):
     for arguments, code, words in (([], 64, "report needs the run.dir"), ([os.path.join(folder, "none")], 78, "is no directory"),
                                    ([folder], 78, "neither metrics.jsonl nor events.jsonl"),
@@ -170,6 +180,7 @@ with tempfile.TemporaryDirectory(prefix="perdure-report-") as temporary:
     synthetic = numbers(temporary)
     page(temporary, synthetic)
     hostile(temporary, synthetic)
+    overlaid(temporary, synthetic)
     refused(temporary, synthetic)
     full(temporary, synthetic, "-o", "No space left on device; name another file with -o FILE")
     picture(temporary, synthetic)

@@ -31,7 +31,7 @@ struct pd_series {
 };
 
 struct pd_chart_mark {
-    double x;
+    double x, until; /* until: of what the label speaks of; at one place the longest is labelled */
     bool has_line;
     const char *label; /* above the plot; NULL: none */
 };

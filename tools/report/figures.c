@@ -101,8 +101,8 @@ static bool is_same_layout(const struct pd_history_start *a, const struct pd_his
 
 static int by_x(const void *a, const void *b)
 {
-    const double x = ((const struct pd_chart_mark *)a)->x, y = ((const struct pd_chart_mark *)b)->x;
-    return (x > y) - (x < y);
+    const struct pd_chart_mark *x = a, *y = b;
+    return x->x != y->x ? (x->x > y->x) - (x->x < y->x) : (x->until < y->until) - (x->until > y->until);
 }
 
 /* A line where a start went on; a label where its layout is another one than before. */
@@ -128,8 +128,10 @@ static void make_marks(struct making *m)
                          m->count > 1 ? ": " : "", layout);
             if (before || is_labelled)
                 m->f->marks[m->f->mark_count++] =
-                    (struct pd_chart_mark){fmax((double)s->from_step, h->columns[PD_COLUMN_STEP][0]), before,
-                                           is_labelled ? m->f->labels[number] : NULL};
+                    (struct pd_chart_mark){.x = fmax((double)s->from_step, h->columns[PD_COLUMN_STEP][0]),
+                                           .until = (double)s->last_step,
+                                           .has_line = before,
+                                           .label = is_labelled ? m->f->labels[number] : NULL};
             before = s;
         }
     }
