@@ -132,6 +132,7 @@ static void report_threads(const struct adam_bench *b, struct pd_report *r, uint
                   1e-9 * (double)b->elements / results[0].ceiling_s);
     if (r->is_json) pd_json_object_begin(&r->writer, NULL);
     if (r->is_json) pd_json_u64(&r->writer, "threads", threads);
+    pd_report_double(r, "adam_bytes_per_second", (double)b->elements / results[0].candidate_s, PD_UNIT_BYTES_PER_SECOND);
     pd_bench_report_ratio(r, "ratio", &results[0]);
     pd_bench_report_ratio(r, "ratio_bf16_copy", &results[1]);
     if (r->is_json) pd_json_object_end(&r->writer);
