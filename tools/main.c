@@ -115,6 +115,18 @@ static bool reader_left(void)
     return poll(&out, 1, 0) == 1 && (out.revents & (POLLERR | POLLHUP));
 }
 
+/* Under a limit of the address space it is the limit that memory ran out of, and whoever set it can raise it. */
+static pd_status name_limit(pd_status status, struct pd_error *err)
+{
+    struct rlimit space;
+    if (status != PD_NO_MEMORY || !err->message[0] || getrlimit(RLIMIT_AS, &space) || space.rlim_cur == RLIM_INFINITY)
+        return status;
+    const size_t used = strlen(err->message);
+    snprintf(err->message + used, sizeof err->message - used,
+             "; the address space is limited to %llu MiB: raise it (ulimit -v)", (unsigned long long)space.rlim_cur >> 20);
+    return err->status = PD_UNSUPPORTED;
+}
+
 int main(int argc, char **argv)
 {
     struct pd_error err = {0};
@@ -126,7 +138,7 @@ int main(int argc, char **argv)
     pd_dev_prepare();
     signal(SIGPIPE, SIG_IGN);                 /* a closed pipe must not end a run */
     if (!is_worker) signal(SIGXFSZ, SIG_IGN); /* a limit of file sizes is an error of the write; ranks: pd_launched_ready */
-    pd_status status = run(argc, argv, &err);
+    pd_status status = name_limit(run(argc, argv, &err), &err);
     pd_utf8_clean(err.message); /* it may quote a file */
     if (status && is_json && err.message[0]) pd_output_json_error(&err);
     bool lost = fflush(stdout) != 0 || ferror(stdout);
