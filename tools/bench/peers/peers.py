@@ -10,7 +10,8 @@ import time
 
 import peer
 
-PEERS = ("torch_save", "safetensors_file", "torch_dcp", "torch_convert", "deepspeed_convert", "torch_adam", "deepspeed_adam", "torch_step")
+PEERS = ("torch_save", "safetensors_file", "torch_dcp", "torch_convert", "deepspeed_convert", "torch_adam", "deepspeed_adam", "deepspeed_nvme",
+         "torch_step")
 VERSIONS = "import importlib.metadata as m\nfor n in ('torch', 'safetensors', 'transformers', 'deepspeed'):\n try: print(n, m.version(n))\n except m.PackageNotFoundError: pass"
 
 
