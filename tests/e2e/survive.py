@@ -24,7 +24,7 @@ def body(workspace, _):
     blows = sum(said[f"failures_{kind}"] for kind in KINDS)
     if said["same_bits"] != "yes" or said["differing_losses"] or said["false_alarms"] or not blows or not 0 < said["goodput"] <= 1:
         raise harness.Failure(result.stdout)
-    if blows > said["failures_pause"] and any(said[f"recover_{phase}"] < 0 for phase in PHASES):
+    if any(said.get(f"recover_{phase}", 0) < 0 for phase in PHASES):  # a run that ends with its last failure has none
         raise harness.Failure(result.stdout)
     if [name for name in os.listdir(workspace.path) if name.startswith("perdure-bench")]:
         raise harness.Failure("files of the bench stay behind")
