@@ -157,13 +157,15 @@ static pd_status list_step(const struct store_dir *dir, const char *step, struct
 }
 
 /* PD_NOT_FOUND: it holds no valid record, and is nobody's business. */
-static pd_status list_other(const struct store_dir *dir, const char *path, struct store_listing *listing)
+static pd_status list_other(const struct store_dir *dir, const char *path, struct store_listing *listing,
+                            struct pd_error *unreadable)
 {
     char record[STORE_PATH_MAX + 16];
-    struct pd_error own;
+    struct pd_error own = {0};
     snprintf(record, sizeof record, "%s/commit.h5", path);
     const pd_status st = read_record(dir, listing, record, &own);
     listing->record = STORE_RECORD_VALID;
+    if (st == PD_NO_MEMORY) *unreadable = own;
     return st == PD_OK || st == PD_NO_MEMORY ? st : PD_NOT_FOUND;
 }
 
@@ -187,7 +189,7 @@ static pd_status list_all(const struct store_dir *dir, const char *below, struct
         if (pd_step_name_parse(names.names[i], &listing.name))
             st = list_step(dir, step.text, &listing, &scan->unreadable);
         else
-            st = list_other(dir, step.text, &listing);
+            st = list_other(dir, step.text, &listing, &scan->unreadable);
         if (st == PD_OK)
             scan->listings[scan->listing_count++] = listing;
         else

@@ -48,7 +48,7 @@ def failing(workspace, config, expected):
     local = ["layout.transport=local"]
     workspace.train(config, directory, [*local, "run.steps=4"])
     before = workspace.state_digest(directory)
-    command = [workspace.perdure, *arguments_of(config, directory, [*local, "checkpoint.give_up_minutes=0.05"])]
+    command = [workspace.perdure, *arguments_of(config, directory, [*local, "checkpoint.give_up_minutes=0.2"])]
     with open(directory + ".log", "w+", encoding="utf-8") as log:
         run = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ, PERDURE_PROGRESS="off", PERDURE_FAULT="worker.stepped@0:1:stop"))
         worker = harness.wait_stopped(run)
