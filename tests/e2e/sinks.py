@@ -5,6 +5,7 @@ import glob
 import json
 import os
 import re
+import resource
 import shutil
 import socket
 import struct
@@ -151,9 +152,9 @@ def samples_of(text):
     return found
 
 
-def get(port, path="/metrics"):
+def get(port, path="/metrics", method="GET"):
     with socket.create_connection(("127.0.0.1", port), timeout=harness.PATIENCE) as s:
-        s.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        s.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         answer = b""
         while True:
             part = s.recv(65536)
@@ -161,7 +162,7 @@ def get(port, path="/metrics"):
                 break
             answer += part
     head, _, body = answer.decode().partition("\r\n\r\n")
-    check(f"Content-Length: {len(body.encode())}" in head, f"the answer says {head}, and has {len(body)} bytes")
+    check(f"Content-Length: {len(body.encode())}" in head or method == "HEAD" and not body, f"the answer says {head}, and has {len(body)} bytes")
     return head.split()[1], body
 
 
@@ -204,10 +205,42 @@ def all_sinks(workspace, config):
     return directory
 
 
+def is_below(pid, ancestor):
+    while pid > 1 and pid != ancestor:
+        pid = int(harness.read(f"/proc/{pid}/stat").rpartition(")")[2].split()[1])
+    return pid == ancestor
+
+
+def no_descriptors(launcher, port, answers):
+    """Its thread sleeps between attempts: one that spins is only ever preempted."""
+    for comm in glob.glob("/proc/[0-9]*/task/*/comm"):
+        pid, task = int(comm.split("/")[2]), os.path.dirname(comm)
+        try:
+            if harness.read(comm) == "pd-http\n" and is_below(pid, launcher.pid):
+                break
+        except OSError:
+            pass
+    else:
+        raise harness.Failure("no thread serves the endpoint")
+
+    def sleeps():
+        return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", harness.read(os.path.join(task, "status")), re.M)[1])
+
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with socket.create_connection(("127.0.0.1", port)):
+            slept = sleeps()
+            harness.wait_for(lambda: sleeps() > slept + 5, "the endpoint's thread sleeps while no descriptor is free")
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    harness.wait_for(answers, "the endpoint answers once descriptors are free")
+
+
 def endpoint(workspace, config):
     """Asked while steps go on, and while as many clients as it serves say nothing."""
     directory, port = workspace.directory(), free_port()
-    launcher = start(workspace, config, directory, [f"metrics.prometheus_listen={port}", "run.steps=100000", "validation.every=0"], {})
+    launcher = start(workspace, config, directory, [f"metrics.prometheus_listen=localhost:{port}", "run.steps=100000", "validation.every=0"], {})
     try:
         def answers():
             try:
@@ -216,13 +249,16 @@ def endpoint(workspace, config):
                 return None
         first = harness.wait_for(answers, "the endpoint answers")
         harness.wait_for(lambda: answers() > first, "the endpoint goes on")
-        check(get(port, "/other")[0] == "404", "there is more than /metrics")
-        slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+        for path, method, code in (("/other", "GET", "404"), ("/metrics", "HEAD", "200"), ("/metrics", "POST", "405")):
+            check(get(port, path, method)[0] == code, f"{method} {path} is not answered with {code}")
+        slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(16)]
+        check(get(port)[0] == "200", "the endpoint does not answer beside clients that say nothing")
         before = harness.steps_done(directory)
         harness.wait_for(lambda: harness.steps_done(directory) > before + 20, "steps beside clients that say nothing")
         for s in slow:
             s.close()
         harness.wait_for(answers, "the endpoint answers when they have left")
+        no_descriptors(launcher, port, answers)
     finally:
         launcher.terminate()
         launcher.communicate(timeout=harness.PATIENCE)
@@ -244,6 +280,8 @@ def broken(workspace, config, undisturbed):
         lines = [line for line in result.stderr.splitlines() if f"warn metrics r0: metrics.{name}: " in line]
         check(len(lines) == 1 and "the run goes on" in lines[0], f"of a broken metrics.{name} the log has {lines}\n{result.stderr}")
     check(harness.losses(directory) == undisturbed, "a broken sink changed the losses")
+    said = workspace.train(config, workspace.directory(), ["metrics.prometheus_listen=192.0.2.1:9400"]).stderr
+    check("metrics.prometheus_listen: 192.0.2.1 is no address of this machine; name one of its own" in said, said)
     print("a broken sink costs one warning")
 
 

@@ -125,7 +125,7 @@ struct pd_config {
     struct {
         bool tensorboard;        /* event files in <run.dir>/tensorboard */
         char *prometheus_file;   /* for node_exporter's textfile collector; "": none */
-        char *prometheus_listen; /* [HOST:]PORT of rank 0's endpoint (listen.h); "": none */
+        char *prometheus_listen; /* [ADDRESS:]PORT of rank 0's endpoint (listen.h); "": none */
     } metrics;
     struct {
         uint32_t limit;  /* restarts without progress before giving up (93) */

@@ -181,7 +181,7 @@ const struct pd_key pd_keys[] = {
     SWITCH(metrics.tensorboard, "false", FREE, "event files in run.dir/tensorboard, beside metrics.jsonl"),
     STRING(metrics.prometheus_file, "", FREE, "for node_exporter's textfile collector, such as DIR/run.prom; empty: none"),
     STRING(metrics.prometheus_listen, "", FREE,
-           "[HOST:]PORT where rank 0 answers GET /metrics; without HOST 127.0.0.1 alone; empty: nowhere"),
+           "[ADDRESS:]PORT where rank 0 answers GET /metrics; without ADDRESS 127.0.0.1 alone; empty: nowhere"),
 
     U32(restart.limit, "3", 0, 1e6, FREE, "restarts without progress before giving up"),
     LIST(PD_KEY_RANKS, restart.ranks, FREE,

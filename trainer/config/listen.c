@@ -22,6 +22,7 @@ pd_status pd_config_listen(const char *key, const char *text, struct pd_listen *
     const bool is_bracketed = length > 2 && host[0] == '[' && host[length - 1] == ']';
     if (is_bracketed) host++, length -= 2;
     if (length && length < sizeof listen.host) snprintf(listen.host, sizeof listen.host, "%.*s", (int)length, host);
+    if (strcmp(listen.host, "localhost") == 0) listen = (struct pd_listen){.host = "127.0.0.1"};
     const bool is_port = pd_parse_u64(colon ? colon + 1 : text, &port) && port && port <= UINT16_MAX;
     const bool is_bare_v6 = !is_bracketed && memchr(text, ':', length);
     if (!is_port || is_bare_v6 || length >= sizeof listen.host || !is_address(listen.host))

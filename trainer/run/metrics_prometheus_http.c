@@ -1,8 +1,8 @@
 /* metrics.prometheus_listen: rank 0 answers GET /metrics with the newest line.
  *
  * One thread serves at most CLIENTS_MAX connections at a time, none of them for longer than CLIENT_SECONDS, whatever they send
- * or leave unread. A connection gets one answer and is closed. The socket never blocks: the sink's own thread only swaps the
- * text. */
+ * or leave unread; the oldest that has not sent its whole request makes room for a new one. A connection gets one answer and is
+ * closed. The socket never blocks: the sink's own thread only swaps the text. */
 #include "trainer/run/prometheus.h"
 
 #include "ckpt/base/clock.h"
@@ -24,6 +24,7 @@
 #define CLIENTS_MAX 8u
 #define CLIENT_SECONDS 10.0
 #define REQUEST_BYTES_MAX 4096u
+#define NO_DESCRIPTOR_MS 200
 
 struct client {
     int socket; /* -1: free */
@@ -56,14 +57,17 @@ static void drop(struct client *c)
 
 static void make_answer(struct endpoint *e, struct client *c)
 {
-    const bool is_metrics = strncmp(c->request, "GET /metrics ", 13) == 0 || strncmp(c->request, "GET /metrics?", 13) == 0;
-    const char *status = is_metrics ? "200 OK" : "404 Not Found", *body = "perdure: ask for /metrics\n";
+    const char *path = strchr(c->request, ' ');
+    const bool is_head = strncmp(c->request, "HEAD ", 5) == 0, is_known = is_head || strncmp(c->request, "GET ", 4) == 0;
+    const bool is_metrics = is_known && (strncmp(path, " /metrics ", 10) == 0 || strncmp(path, " /metrics?", 10) == 0);
+    const char *status = is_metrics ? "200 OK" : is_known ? "404 Not Found" : "405 Method Not Allowed\r\nAllow: GET, HEAD";
+    const char *body = "perdure: ask for /metrics\n";
     pthread_mutex_lock(&e->lock);
     if (is_metrics) body = e->text ? e->text : "";
     const int length = asprintf(&c->answer,
                                 "HTTP/1.1 %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
                                 "Content-Length: %zu\r\nConnection: close\r\n\r\n%s",
-                                status, strlen(body), body);
+                                status, strlen(body), is_head ? "" : body);
     pthread_mutex_unlock(&e->lock);
     if (length < 0) c->answer = NULL;
     c->bytes = length < 0 ? 0 : (size_t)length;
@@ -100,16 +104,32 @@ static void answer(struct client *c)
 
 /* ---- the thread ---- */
 
+/* A free place, or that of the oldest client whose request is not whole.   returns  NULL: all are being answered */
+static struct client *find_place(struct endpoint *e)
+{
+    struct client *oldest = NULL;
+    for (uint32_t i = 0; i < CLIENTS_MAX; i++) {
+        struct client *c = &e->clients[i];
+        if (c->socket < 0) return c;
+        if (!c->answer && (!oldest || c->begun_ns < oldest->begun_ns)) oldest = c;
+    }
+    if (oldest) drop(oldest);
+    return oldest;
+}
+
 static void take_client(struct endpoint *e)
 {
     const int socket = accept4(e->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (socket < 0) return;
-    for (uint32_t i = 0; i < CLIENTS_MAX; i++) {
-        if (e->clients[i].socket >= 0) continue;
-        e->clients[i] = (struct client){.socket = socket, .begun_ns = pd_clock_monotonic_ns(NULL)};
+    if (socket < 0) {
+        /* The connection stays in the queue, so that poll returns at once until a descriptor is free. */
+        if (errno != EAGAIN && errno != EINTR) (void)poll(&(struct pollfd){e->wake, POLLIN, 0}, 1, NO_DESCRIPTOR_MS);
         return;
     }
-    close(socket);
+    struct client *place = find_place(e);
+    if (place)
+        *place = (struct client){.socket = socket, .begun_ns = pd_clock_monotonic_ns(NULL)};
+    else
+        close(socket);
 }
 
 static bool is_closing(struct endpoint *e)
@@ -173,6 +193,11 @@ static pd_status bind_listener(const struct pd_listen *listen_at, int *ret_socke
     if (bind(file, &address.any, bytes) || listen(file, 16)) {
         const int number = errno;
         close(file);
+        if (number == EADDRNOTAVAIL)
+            PD_FAIL(err, PD_INVALID,
+                    "%s is no address of this machine; name one of its own, or 0.0.0.0 for all, with "
+                    "metrics.prometheus_listen",
+                    listen_at->host);
         PD_FAIL_ERRNO(err, number, "listening at %s port %u; name another port with metrics.prometheus_listen",
                       listen_at->host, listen_at->port);
     }

@@ -126,7 +126,7 @@ Test(config, tiers_are_refused)
             "checkpoint.tiers[1].compression: compression \"zstd\" is not known");
     refused(TIERS, "checkpoint.tiers[1].compression=auto",
             "checkpoint.tiers[1].compression: auto no longer exists; write none, or zstd:1 to compress");
-    refused(MINIMAL, "metrics.prometheus_listen=localhost:80", "metrics.prometheus_listen is localhost:80: expected PORT");
+    refused(MINIMAL, "metrics.prometheus_listen=a.host:80", "metrics.prometheus_listen is a.host:80: expected PORT");
     refused(MINIMAL, "metrics.prometheus_listen=70000", "metrics.prometheus_listen is 70000: expected PORT");
     refused(MINIMAL, "metrics.prometheus_listen=::1:80", "metrics.prometheus_listen is ::1:80: expected PORT");
     refused(MINIMAL, "checkpoint.compression=zstd:20", "checkpoint.compression: compression zstd:20: levels are 1 to 19");
