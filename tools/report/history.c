@@ -31,7 +31,8 @@ static const char *const keys[PD_COLUMNS] = {[PD_COLUMN_STEP] = "step",
                                              [PD_COLUMN_SAVE_SECONDS] = "save_seconds",
                                              [PD_COLUMN_STALL_SECONDS] = "stall_seconds",
                                              [PD_COLUMN_ETA] = "eta_seconds",
-                                             [PD_COLUMN_BUBBLE] = "bubble"};
+                                             [PD_COLUMN_BUBBLE] = "bubble",
+                                             [PD_COLUMN_SKIPPED] = "skipped"};
 
 /* ---- rows ---- */
 
@@ -262,6 +263,20 @@ double pd_history_last(const struct pd_history *h, enum pd_column column)
     for (uint64_t row = h->rows; row-- > 0;)
         if (!isnan(h->columns[column][row])) return h->columns[column][row];
     return NAN;
+}
+
+uint64_t pd_history_not_finite_since(const struct pd_history *h, char *ret_text, size_t room)
+{
+    uint64_t first = h->rows;
+    while (first > 0 && !isfinite(h->columns[PD_COLUMN_LOSS][first - 1]))
+        first--;
+    if (room) ret_text[0] = '\0';
+    if (first == h->rows) return 0;
+    const uint64_t step = whole(h->columns[PD_COLUMN_STEP][first]), skipped = whole(pd_history_last(h, PD_COLUMN_SKIPPED));
+    const int used = snprintf(ret_text, room, "not finite since step %llu", (unsigned long long)step);
+    if (skipped && used > 0 && (size_t)used < room)
+        snprintf(ret_text + used, room - (size_t)used, "; %llu skipped", (unsigned long long)skipped);
+    return step;
 }
 
 static int ascending(const void *a, const void *b)

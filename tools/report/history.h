@@ -28,6 +28,7 @@ enum pd_column {
     PD_COLUMN_STALL_SECONDS,
     PD_COLUMN_ETA,
     PD_COLUMN_BUBBLE,
+    PD_COLUMN_SKIPPED, /* steps so far that updated nothing */
     PD_COLUMN_STAGE,                      /* and those behind it */
     PD_COLUMN_TIER = PD_COLUMN_STAGE + 4, /* newest step of each tier */
     PD_COLUMNS = PD_COLUMN_TIER + PD_TIERS_MAX
@@ -96,6 +97,9 @@ void pd_history_life(const struct pd_history *history, struct pd_history_life *r
 void pd_history_moment(double seconds, char *ret_text, size_t room);
 /* The newest value of a column, or NaN. */
 double pd_history_last(const struct pd_history *history, enum pd_column column);
+/* The step since which the losses up to the newest are not finite, and "not finite since step 2; 34 skipped"; 0 and "": the
+ * newest is finite, or there is none.   ret_text (room) */
+uint64_t pd_history_not_finite_since(const struct pd_history *history, char *ret_text, size_t room);
 /* The value that a `share` of those of the rows first..last (both included) do not exceed; NaN: there is none. */
 double pd_history_quantile(const struct pd_history *history, enum pd_column column, uint64_t first, uint64_t last,
                            double share);

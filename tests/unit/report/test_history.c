@@ -131,6 +131,23 @@ Test(history, stages_and_tiers, .init = make_folder, .fini = remove_folder)
     pd_history_close(&h);
 }
 
+Test(history, losses_that_are_not_finite_and_steps_that_were_skipped, .init = make_folder, .fini = remove_folder)
+{
+    struct pd_history h;
+    char text[64];
+    append("metrics.jsonl", "{\"step\":1,\"loss\":5.5}\n");
+    open_history(&h);
+    cr_assert(pd_history_not_finite_since(&h, text, sizeof text) == 0 && text[0] == '\0', "%s", text);
+    append("metrics.jsonl", "{\"step\":2,\"loss\":null,\"skipped\":1}\n{\"step\":3,\"loss\":null,\"skipped\":2}\n");
+    cr_assert_eq(pd_history_refresh(&h, NULL), PD_OK);
+    cr_assert_eq(pd_history_not_finite_since(&h, text, sizeof text), 2);
+    cr_assert_str_eq(text, "not finite since step 2; 2 skipped");
+    append("metrics.jsonl", "{\"step\":4,\"loss\":4.5,\"skipped\":2}\n");
+    cr_assert_eq(pd_history_refresh(&h, NULL), PD_OK);
+    cr_assert_eq(pd_history_not_finite_since(&h, text, sizeof text), 0);
+    pd_history_close(&h);
+}
+
 Test(history, what_is_no_run_is_refused, .init = make_folder, .fini = remove_folder)
 {
     struct pd_history h;
