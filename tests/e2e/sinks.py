@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Metrics beside metrics.jsonl: TensorBoard's event files and Prometheus' text say what metrics.jsonl says; a sink that is broken (no
 directory, a taken port, a disk that is full or hangs, clients that never read) costs one warning and no step; events.jsonl tells the run's life."""
+import contextlib
 import glob
 import json
 import os
@@ -212,7 +213,7 @@ def is_below(pid, ancestor):
 
 
 def no_descriptors(launcher, port, answers):
-    """Its thread sleeps between attempts: one that spins is only ever preempted."""
+    """Its thread sleeps between attempts: one that spins takes a core beside the ranks."""
     for comm in glob.glob("/proc/[0-9]*/task/*/comm"):
         pid, task = int(comm.split("/")[2]), os.path.dirname(comm)
         try:
@@ -223,15 +224,19 @@ def no_descriptors(launcher, port, answers):
     else:
         raise harness.Failure("no thread serves the endpoint")
 
-    def sleeps():
-        return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", harness.read(os.path.join(task, "status")), re.M)[1])
+    def ticks(of):
+        return sum(map(int, harness.read(os.path.join(of, "stat")).rpartition(")")[2].split()[11:13]))
 
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    before, used = resource.prlimit(pid, resource.RLIMIT_NOFILE), set(map(int, os.listdir(f"/proc/{pid}/fd")))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), before[1]))
     try:
-        with socket.create_connection(("127.0.0.1", port)):
-            slept = sleeps()
-            harness.wait_for(lambda: sleeps() > slept + 5, "the endpoint's thread sleeps while no descriptor is free")
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            process, thread = ticks(f"/proc/{pid}"), ticks(task)
+            harness.wait_for(lambda: ticks(f"/proc/{pid}") > process + 100, "the ranks compute")
+            share = (ticks(task) - thread) / (ticks(f"/proc/{pid}") - process)
+            check(share < 0.1, f"the endpoint's thread takes {share:.0%} of the process while no descriptor is free")
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     harness.wait_for(answers, "the endpoint answers once descriptors are free")
