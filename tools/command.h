@@ -56,6 +56,7 @@ struct pd_option {
     /* What a refused value is told: "a number from 1 to 99" is made of the bounds where this is NULL. Words that may be
      * chosen from stand here as in a sentence: "auto, cpu or gpu". */
     const char *expected;
+    const char *offered; /* words that completion offers where others are taken too; NULL: none */
     pd_status (*set)(const struct pd_option *option, const char *text, struct pd_error *err);
     char letter;    /* -o beside --output, or 0 */
     uint32_t given; /* filled: 1 for the option that was given first, 2 for the next; 0: not given */

@@ -105,10 +105,28 @@ def complete(script, words):
     program = f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _perdure; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     result = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=60, check=False)
     check(not result.stderr, f"bash, {words}: {result.stderr}")
-    return result.stdout.split()
+    return result.stdout.splitlines() if result.stdout.strip() else []
+
+
+def typed(text):
+    """What a bash on a terminal makes of it."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(["bash", "--norc", "--noprofile", "-i"], stdin=slave, stdout=slave, stderr=slave, env=dict(os.environ, TERM="dumb", HISTFILE=""))
+    os.write(master, b"source completion.bash\n" + text.encode() + b"\x01echo \nexit\n")
+    process.wait(timeout=60)
+    os.close(slave)
+    said = b""
+    try:
+        while True:
+            said += os.read(master, 65536)
+    except OSError:
+        os.close(master)
+    return said.decode(errors="replace")
 
 
 def completion():
+    shutil.copy("text.txt", "a text.txt")
+    os.makedirs("man1", exist_ok=True)
     for shell in ("bash", "zsh", "fish"):
         with open(f"completion.{shell}", "w", encoding="utf-8") as f:
             f.write(perdure("completion", shell).stdout)
@@ -120,7 +138,14 @@ def completion():
     check(complete("completion.bash", ["perdure", "ckpt", "ex"]) == ["export"], "export")
     check(complete("completion.bash", ["perdure", "data", "pack", "--form"]) == ["--format="], "--format")
     check({"nanogpt", "megatron"} <= set(complete("completion.bash", ["perdure", "data", "pack", "--format", "=", "''"])), "values")
+    for words, wanted in (("watch ''", {"a text.txt", "man1"}), ("report -o ''", {"a text.txt"}), ("report --output ''", {"a text.txt"}),
+                          ("train ''", {"a text.txt"}), ("ckpt export --format = ''", {"safetensors", "gguf"}), ("init --model = byte", {"byte-1m"}),
+                          ("completion ''", {"bash", "zsh", "fish"}), ("--ver", {"--version"}), ("eval --d", {"--data="})):
+        found = complete("completion.bash", ["perdure", *words.split()])
+        check(wanted <= set(found) and "--help" not in found, f"{words}: {found}")
     check("optimizer.lr=" in complete("completion.bash", ["perdure", "train", "run.yaml", "optimizer.l"]), "keys")
+    check("perdure watch a\\ text.txt" in typed("perdure watch a\t"), "a file name with a space is two words")
+    check("perdure train optimizer.lr=" in typed("perdure train optimizer.lr\t"), "a key is quoted")
     for shell in ("zsh", "fish"):
         text = harness.read(f"completion.{shell}")
         check(all(word in text for word in ("optimizer.lr=", "export", "megatron")), f"{shell} lacks words")

@@ -7,22 +7,34 @@
 
 enum shell { BASH, ZSH, FISH };
 
-/* Words of "auto, cpu or gpu", each as `format` has it. */
+/* Words of "auto, cpu or gpu" or "bash|zsh", each as `format` has it. */
 static void print_words(const char *words, const char *format)
 {
     while (*words) {
         char word[48];
-        const size_t length = strcspn(words, ", ");
+        const size_t length = strcspn(words, ", |");
         snprintf(word, sizeof word, "%.*s", (int)length, words);
         if (strcmp(word, "or") != 0 && strcmp(word, "and") != 0 && *word) printf(format, word);
         words += length;
-        words += strspn(words, ", ");
+        words += strspn(words, ", |");
     }
 }
 
-static bool has_words(const struct pd_option *o)
+/* What may follow it: of words that it knows, or NULL. */
+static const char *words_of(const struct pd_option *o)
 {
-    return o->expected && (o->kind == PD_OPTION_CHOICE || o->kind == PD_OPTION_TEXT);
+    return o->kind != PD_OPTION_CHOICE && o->kind != PD_OPTION_TEXT ? NULL : o->expected ? o->expected : o->offered;
+}
+
+static bool takes_files(const struct pd_option *o)
+{
+    return (o->kind == PD_OPTION_TEXT || o->kind == PD_OPTION_SET) && !o->expected;
+}
+
+/* "bash|zsh|fish": its argument is one of these. */
+static bool takes_word(const struct pd_usage *u)
+{
+    return u->arguments && strchr(u->arguments, '|');
 }
 
 static bool takes_keys(const struct pd_usage *u)
@@ -50,22 +62,27 @@ static void print_option_words(const struct pd_usage *u)
 
 static void visit_words(void *context, const struct pd_command_described *d)
 {
+    const struct pd_usage *u = d->usage;
     (void)context;
-    printf("    '%s') words='", d->path);
-    if (d->usage) print_option_words(d->usage);
+    printf("    '%s') options='", d->path);
+    u ? print_option_words(u) : (void)fputs(strchr(d->path, ' ') ? "--help" : "--help --version", stdout);
+    printf("' list='");
     for (const struct pd_command *c = d->commands; c && c->name; c++)
         if (c->summary) printf("%s ", c->name);
-    printf("'%s;;\n", d->usage && takes_keys(d->usage) ? " keys=1" : "");
+    if (u && takes_word(u)) print_words(u->arguments, "%s ");
+    printf("'%s%s;;\n", u && takes_keys(u) ? " keys=1" : "", u && u->words_max && !takes_word(u) ? " files=1" : "");
 }
 
 static void visit_values(void *context, const struct pd_command_described *d)
 {
     (void)context;
     for (const struct pd_option *o = d->usage ? d->usage->options : NULL; o && (o->name || o->doc); o++) {
-        if (!o->name || !has_words(o)) continue;
-        printf("    '%s --%s') words='", d->path, o->name);
-        print_words(o->expected, "%s ");
-        puts("';;");
+        if (!o->name || !o->argument) continue;
+        printf("    '%s --%s'", d->path, o->name);
+        if (o->letter) printf("|'%s -%c'", d->path, o->letter);
+        printf(") list='");
+        if (words_of(o)) print_words(words_of(o), "%s ");
+        printf("'%s;;\n", takes_files(o) ? " files=1" : "");
     }
 }
 
@@ -77,49 +94,55 @@ static void print_keys(void)
     puts("'");
 }
 
-/* bash cuts words at "="; the commands are the first words that the tables know. */
+/* bash cuts words at "="; the commands are the first words that the tables know. Only file names are quoted, which would cut
+ * "key=" as well. */
 static const char bash_begin[] =
     "# perdure: completion for bash. source <(perdure completion bash)\n"
     "_perdure() {\n"
-    "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} path=perdure words= keys= option= i\n"
+    "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} at=perdure options list keys files option= i\n"
     "  for ((i = 1; i < COMP_CWORD; i++)); do\n"
-    "    _perdure_words \"$path ${COMP_WORDS[i]}\" && path=\"$path ${COMP_WORDS[i]}\" || break\n"
+    "    _perdure_words \"$at ${COMP_WORDS[i]}\" && at=\"$at ${COMP_WORDS[i]}\" || break\n"
     "  done\n"
-    "  words= keys=; _perdure_words \"$path\"\n"
+    "  options= list= keys= files=; _perdure_words \"$at\"\n"
     "  [ \"$cur\" = = ] && { option=$prev; cur=; }\n"
     "  [ \"$prev\" = = ] && option=${COMP_WORDS[COMP_CWORD-2]}\n"
-    "  if [ -n \"$option\" ]; then words=; _perdure_values \"$path $option\"; keys=; fi\n";
+    "  if [ -n \"$option\" ] || _perdure_values \"$at $prev\"; then\n"
+    "    list= keys= files=; _perdure_values \"$at ${option:-$prev}\" || files=1\n"
+    "  elif [[ $cur == -* || -z $list$files ]]; then\n"
+    "    list=$options keys= files=\n"
+    "  fi\n";
 static const char bash_end[] =
-    "  COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n"
-    "  [ -n \"$keys\" ] && [[ $cur != -* ]] && COMPREPLY+=($(compgen -W \"$all_keys\" -- \"$cur\"))\n"
-    "  [ ${#COMPREPLY[@]} = 0 ] && COMPREPLY=($(compgen -f -- \"$cur\"))\n"
+    "  [[ -n $keys && ( -n $cur || $i -lt $COMP_CWORD ) ]] && list+=$all_keys\n"
+    "  mapfile -t COMPREPLY < <(compgen -W \"$list\" -- \"$cur\")\n"
     "  [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace 2>/dev/null\n"
+    "  [ ${#COMPREPLY[@]} = 0 ] && compopt -o filenames 2>/dev/null\n"
+    "  [ -n \"$files\" ] && mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -f -- \"$cur\")\n"
     "  return 0\n"
     "}\n"
-    "complete -o filenames -F _perdure perdure\n";
+    "complete -F _perdure perdure\n";
 
 static const char zsh_begin[] =
     "#compdef perdure\n"
     "# perdure: completion for zsh. Put it as _perdure into a directory of $fpath.\n"
     "_perdure() {\n"
-    "  local path=perdure words= keys= i option=\n"
+    "  local at=perdure options list keys files i option\n"
     "  for ((i = 2; i < CURRENT; i++)); do\n"
-    "    _perdure_words \"$path ${_perdure_line[i]}\" && path=\"$path ${_perdure_line[i]}\" || break\n"
+    "    _perdure_words \"$at ${words[i]}\" && at=\"$at ${words[i]}\" || break\n"
     "  done\n"
-    "  words= keys=; _perdure_words \"$path\"\n"
-    "  if [[ $PREFIX == --*=* ]]; then\n"
-    "    option=${PREFIX%%=*}; words=; _perdure_values \"$path $option\"\n"
-    "    compset -P '*='\n"
-    "    [[ -n $words ]] && compadd -- ${=words} || _files\n"
-    "    return\n"
+    "  options= list= keys= files=; _perdure_words \"$at\"\n"
+    "  option=${words[CURRENT-1]}\n"
+    "  [[ $PREFIX == --*=* ]] && { option=${PREFIX%%=*}; compset -P '*=' }\n"
+    "  if _perdure_values \"$at $option\"; then\n"
+    "    list= keys= files=; _perdure_values \"$at $option\"\n"
+    "  elif [[ $PREFIX == -* || -z $list$files ]]; then\n"
+    "    list=$options keys= files=\n"
     "  fi\n";
-static const char zsh_end[] = "  compadd -S '' -- ${(M)${=words}:#*=}\n"
-                              "  compadd -- ${${=words}:#*=}\n"
-                              "  [[ -n $keys ]] && compadd -S '' -- ${=all_keys}\n"
-                              "  [[ $PREFIX == -* ]] || _files\n"
+static const char zsh_end[] = "  [[ -n $keys ]] && list+=$all_keys\n"
+                              "  compadd -S '' -- ${(M)${=list}:#*=}\n"
+                              "  compadd -- ${${=list}:#*=}\n"
+                              "  [[ -n $files ]] && _files\n"
                               "}\n"
-                              "_perdure_entry() { local -a _perdure_line=(\"${words[@]}\"); _perdure; }\n"
-                              "_perdure_entry \"$@\"\n";
+                              "_perdure \"$@\"\n";
 
 static void print_tables(void)
 {
@@ -127,7 +150,7 @@ static void print_tables(void)
     pd_command_describe(pd_commands, "perdure", visit_words, NULL);
     puts("    *) return 1;;\n  esac\n}\n_perdure_values() {\n  case $1 in");
     pd_command_describe(pd_commands, "perdure", visit_values, NULL);
-    puts("  esac\n}");
+    puts("    *) return 1;;\n  esac\n}");
 }
 
 static void print_bash(void)
@@ -174,9 +197,10 @@ static void fish_option(const char *path, const struct pd_option *o)
     printf("-l %s ", o->name);
     if (o->letter) printf("-s %c ", o->letter);
     if (o->argument) printf("-r ");
-    if (has_words(o)) {
-        printf("-f -a '");
-        print_words(o->expected, "%s ");
+    if (o->argument && !takes_files(o)) printf("-f ");
+    if (words_of(o)) {
+        printf("-a '");
+        print_words(words_of(o), "%s ");
         printf("' ");
     }
     printf("-d ");
@@ -198,6 +222,13 @@ static void visit_fish(void *context, const struct pd_command_described *d)
         putchar('\n');
     }
     if (!d->usage) return;
+    if (takes_word(d->usage)) {
+        printf("complete -c perdure ");
+        print_condition(d->path);
+        printf("-f -a '");
+        print_words(d->usage->arguments, "%s ");
+        puts("'");
+    }
     for (const struct pd_option *o = d->usage->options; o && (o->name || o->doc); o++)
         if (o->name) fish_option(d->path, o);
     if (d->usage->json) fish_option(d->path, &json);
@@ -207,6 +238,8 @@ static void visit_fish(void *context, const struct pd_command_described *d)
 static void print_fish(void)
 {
     puts("# perdure: completion for fish. perdure completion fish | source");
+    puts("complete -c perdure -n __fish_use_subcommand -l help -d 'this text'\n"
+         "complete -c perdure -n __fish_use_subcommand -l version -d 'which version this is'");
     pd_command_describe(pd_commands, "perdure", visit_fish, NULL);
     for (uint32_t i = 0; i < pd_key_count; i++) {
         printf("complete -c perdure -n \"__fish_seen_subcommand_from train plan\" -f -a '%s=' -d ", pd_keys[i].name);

@@ -289,10 +289,19 @@ static pd_status run(struct init *in, struct pd_error *err)
     return st;
 }
 
+static const char *list_models(char *text, size_t bytes)
+{
+    size_t used = 0;
+    for (const char *const *name = pd_model_preset_names(); *name && used < bytes; name++)
+        used += (size_t)snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", *name);
+    return text;
+}
+
 pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err)
 {
     struct init in = {.dir = "runs/first", .output = "run.yaml", .asks = isatty(STDIN_FILENO) && isatty(STDERR_FILENO)};
     const char *data = "", *model = "", *machine = "";
+    char models[1024];
     bool done;
     struct pd_option options[] = {
         {.name = "data", "FILE", "text, tokens, or a directory of them", PD_OPTION_TEXT, &data},
@@ -300,7 +309,8 @@ pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err)
          "NAME",
          "a size (model.preset), or a checkpoint of another system to go on from",
          PD_OPTION_TEXT,
-         &model},
+         &model,
+         .offered = list_models(models, sizeof models)},
         {.name = "machine",
          "NAME",
          "auto: this one; cpu; or a GPU as perdure plan --device has them",
