@@ -163,6 +163,11 @@ def manual():
 
     add([])
     check(pages == expected, f"pages {pages ^ expected}")
+    top = harness.read("man1/perdure.1").replace("\\-", "-")
+    codes = [code for code in range(100) if f"\n.B {code}\n" in top.partition(".SH EXIT STATUS")[2]]
+    launch = harness.read(os.path.join(SOURCE, "trainer", "launch", "README.md")).partition("| exit code | meaning |")[2]
+    check(codes == [int(code) for code in re.findall(r"^\| (\d+) \|", launch, re.M)], f"perdure(1) has exit codes {codes}")
+    check(all(f".BR perdure-{command} (1)" in top for command in commands_of([])), f"perdure(1) sees not all: {top[-600:]}")
     for page in pages:
         text, path = harness.read(f"man1/{page}.1").replace("\\-", "-"), page.split("-")[1:]
         options = re.findall(r"--(\w[\w-]*)", perdure(*path, "--help").stdout) if not commands_of(path) else []

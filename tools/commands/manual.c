@@ -78,6 +78,34 @@ static void put_usage(FILE *out, const struct pd_command_described *d)
     fputs("\n.fi\n", out);
 }
 
+static const struct {
+    int code;
+    const char *meaning;
+} exit_codes[] = {{0, "done"},
+                  {64, "the command line is wrong"},
+                  {65, "no checkpoint is whole, or what was compared differs"},
+                  {70, "an internal error, or the loss diverged"},
+                  {74, "storage failed, is full or in use"},
+                  {75, "preempted, or a peer was lost: run the same command again"},
+                  {78, "the configuration is wrong, or asks for more memory than there is"},
+                  {93, "no progress in three restarts: remove the cause first"}};
+
+static void put_exit_status(FILE *out)
+{
+    fputs(".SH EXIT STATUS\n", out);
+    for (size_t i = 0; i < sizeof exit_codes / sizeof *exit_codes; i++)
+        fprintf(out, ".TP\n.B %d\n%s\n", exit_codes[i].code, exit_codes[i].meaning);
+}
+
+static void put_see_also(FILE *out, const struct pd_command *commands, const char *name)
+{
+    const bool is_top = strcmp(name, "perdure") == 0;
+    fprintf(out, ".SH SEE ALSO%s", is_top ? "" : "\n.BR perdure (1)");
+    for (const struct pd_command *c = commands; c && c->name; c++)
+        if (c->summary) fprintf(out, "%s\n.BR %s\\-%s (1)", is_top && c == commands ? "" : " ,", name, c->name);
+    fputc('\n', out);
+}
+
 static void put_commands(FILE *out, const struct pd_command_described *d)
 {
     fprintf(out, ".SH SYNOPSIS\n.B %s\n\\fICOMMAND\\fR ...\n.SH COMMANDS\n", d->path);
@@ -111,7 +139,8 @@ static void visit(void *context, const struct pd_command_described *d)
     put(out, d->summary ? d->summary : "trains transformers on machines that can disappear");
     fputc('\n', out);
     d->usage ? put_usage(out, d) : put_commands(out, d);
-    if (strcmp(name, "perdure") != 0) fputs(".SH SEE ALSO\n.BR perdure (1)\n", out);
+    if (strcmp(name, "perdure") == 0) put_exit_status(out);
+    put_see_also(out, d->commands, name);
     if (fclose(out)) m->status = pd_error_set(m->err, PD_IO, PD_WHERE, errno, "%s: writing it", path);
 }
 
