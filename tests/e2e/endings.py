@@ -91,6 +91,31 @@ def first_moments(bench):
             expect(f"signal {number} after {ms} ms", 75, run.returncode, "asked to leave", log)
 
 
+def pipe_as_configuration(bench):
+    """One that nobody writes to is left when asked; what comes through one is a configuration."""
+    pipe = bench.workspace.directory("pipe.yaml")
+    os.mkfifo(pipe)
+    command = [bench.workspace.perdure, "train", pipe, "run.dir=none"]
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+            status = f"/proc/{run.pid}/status"
+            harness.wait_for(lambda: re.search(r"SigBlk:\s*0*[1-9a-f]", harness.read(status)) or run.poll() is not None, "signals wait", 0.0005)
+            run.send_signal(number)
+            try:
+                log = run.communicate(timeout=60)[1]
+            except subprocess.TimeoutExpired as error:
+                run.kill()
+                raise harness.Failure(f"signal {number}: still waiting for a configuration") from error
+        expect(f"signal {number} before a configuration", 75, run.returncode, "asked to leave while waiting for the text of the configuration", log)
+    for source in (pipe, "/dev/stdin"):
+        with subprocess.Popen([*command[:2], source, "run.dir=none", "--print-config"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+            with open(pipe, "w", encoding="utf-8") if source == pipe else run.stdin as text:
+                for line in harness.read(bench.config).splitlines(keepends=True):
+                    text.write(line)
+                    text.flush()
+            expect(f"a configuration through {source}", 0, run.wait(), "steps: 12", run.stdout.read())
+
+
 def before_libraries(bench):
     """A signal between what is started and the program with its libraries: it is sent by what stands in for that program and then
     becomes it. USR2 saves and goes on."""
@@ -448,6 +473,7 @@ def body(workspace, arguments):
         for_programs(bench, undisturbed)
         first_moments(bench)
         before_libraries(bench)
+        pipe_as_configuration(bench)
         during_validation(bench, undisturbed)
         one_owner(bench)
         few_windows(bench)

@@ -12,9 +12,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #define FILE_BYTES_MAX (16u << 20)
@@ -267,14 +270,36 @@ pd_status pd_config_parse_saved(const char *yaml, const char *const *overrides, 
 
 /* ---- the file ---- */
 
+/* A pipe may stay empty. Until a launch is under way, signals that ask to leave are blocked: they would not end a read. */
+static pd_status wait_for_text(int descriptor, const char *path, struct pd_error *err)
+{
+    static const int asks_to_leave[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
+    sigset_t mask;
+    sigemptyset(&mask);
+    for (size_t i = 0; i < sizeof asks_to_leave / sizeof *asks_to_leave; i++)
+        sigaddset(&mask, asks_to_leave[i]);
+    struct pollfd ready[] = {{.fd = descriptor, .events = POLLIN},
+                             {.fd = signalfd(-1, &mask, SFD_CLOEXEC), .events = POLLIN}};
+    while (poll(ready, 2, -1) < 0 && errno == EINTR)
+        ;
+    if (ready[1].fd >= 0) close(ready[1].fd);
+    if (ready[0].revents || !ready[1].revents) return PD_OK;
+    PD_FAIL(err, PD_STOPPED, "asked to leave while waiting for the text of the configuration %s", path);
+}
+
 /* malloc'ed and terminated. */
 static pd_status read_all(int descriptor, const char *path, char **ret_text, struct pd_error *err)
 {
     size_t bytes = 0, capacity = 65536;
     char *text = malloc(capacity + 1);
     while (text) {
+        const pd_status st = wait_for_text(descriptor, path, err);
+        if (st) {
+            free(text);
+            return st;
+        }
         ssize_t got = read(descriptor, text + bytes, capacity - bytes);
-        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (got < 0) {
             int number = errno;
             free(text);
@@ -307,7 +332,7 @@ static pd_status load(const char *path, struct source *source, struct pd_config 
     int descriptor = -1, number = 0;
     if (source->is_saved) /* a user may give a pipe; what a run wrote is a file */
         number = pd_regular_open(path, O_RDONLY, &descriptor);
-    else if ((descriptor = open(path, O_RDONLY | O_CLOEXEC)) < 0)
+    else if ((descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC)) < 0)
         number = errno;
     if (number == ENOENT || number == ENOTDIR)
         PD_FAIL(err, PD_NOT_FOUND, "there is no configuration %s; name another, or let perdure init write one", path);
