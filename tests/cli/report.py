@@ -90,7 +90,7 @@ def page(folder, run):
     path = os.path.join(folder, "page.html")
     report([run, "-o", path])
     text = " ".join(Page(path).texts)
-    for words in ("Loss", "nats a token", "Gradient norm", "Learning rate", "Speed", "Time of a step", "Memory", "Saves", "Steps that are not saved yet",
+    for words in ("Loss", "nats a token", "Gradient norm", "Learning rate", "Speed", "Time of a step", "Memory", "perdure plan says how much", "Saves", "Steps that are not saved yet",
                   "What was done when", "8 ranks, dp 8", "4 ranks, tp 2 pp 2", "/nvme/mine/checkpoints", *synthetic_run.CAUSES[:2]):
         check(words in text, f"the page lacks {words}")
     stdout = report([run, "-o", "-"]).stdout
@@ -140,6 +140,91 @@ def overlaid(folder, run):
         check(labels and all(text.startswith(os.path.basename(run)) for text in labels), f"of {runs} the charts name {set(labels)}")
 
 
+def write_run(directory, rows, events=()):
+    os.makedirs(directory)
+    for name, lines in (("metrics.jsonl", rows), ("events.jsonl", events)):
+        with open(os.path.join(directory, name), "w", encoding="utf-8") as f:
+            f.writelines((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    return directory
+
+
+def chart_of(path, title):
+    """The wide drawing of a chart."""
+    with open(path, encoding="utf-8") as f:
+        return next((svg for svg in f.read().split("<svg ") if f"><title>{title}<" in svg and 'class="w"' in svg), "")
+
+
+def drawn(folder, name, rows, events=()):
+    path, run = os.path.join(folder, f"{name}.html"), write_run(os.path.join(folder, name), rows, events)
+    result = report([run, "-o", path])
+    with open(path, encoding="utf-8") as f:
+        text = f.read()
+    check(not any(word in text for word in ('"nan', '"-nan', '"inf', '"-inf', "inf %", "nan %")), f"{name}: a number that is none is drawn")
+    return path, json.loads(report([run, "--json"]).stdout)["runs"][0], result.stderr, " ".join(Page(path).texts)
+
+
+def row(step, fence=1, **more):
+    return {"step": step, "loss": 3 - step / 100, "seconds": 1, "fence": fence, "time": 1700000000 + 10 * fence + step, **more}
+
+
+def start(fence, step, tiers, **more):
+    return [{"event": "start", "time": 1700000000 + 10 * fence + step, "ranks": 1},
+            {"event": "open", "time": 1700000000 + 10 * fence + step, "fence": fence, "step": step, "ranks": 1, "checkpoint_bytes": 1 << 20, "tiers": tiers, **more}]
+
+
+def tiers(folder):
+    """A save counts where a restart computed its step again, and at the end of a run; each tier has its own."""
+    def dirs(*newest):
+        return [{"dir": d, "newest": n} for d, n in zip(("/quick", "/slow"), newest)]
+    saved = {1: {1: (0, 0), 2: (2, 0), 3: (2, 0), 4: (4, 4), 5: (4, 4), 6: (6, 4)}, 2: {5: (4, 4), 6: (6, 4), 7: (6, 4)}}
+    rows = [row(step, fence, tiers=[{"newest": n} for n in newest], **({"save_seconds": 0.5, "stall_seconds": 0.1} if step % 2 == 0 else {}))
+            for fence, steps in saved.items() for step, newest in steps.items()]
+    events = start(1, 0, dirs(0, 0)) + [{"event": "end", "time": 1700000020, "exit_code": 75, "cause": "x", "restarts": True}] + start(2, 4, dirs(4, 4)) + [
+        {"event": "leave", "step": 8, "tiers": dirs(8, 8)}, {"event": "end", "time": 1700000040, "exit_code": 0, "restarts": False}]
+    path, said, _, text = drawn(folder, "tiers", rows, events)
+    check([(t["directory"], t["saves"], t["newest_step"]) for t in said["tiers"]] == [("/quick", 5, 8), ("/slow", 2, 8)], f"tiers: {said['tiers']}")
+    check("5 saves of 1 MiB; 4 were timed: 500 ms each" in text, "the table counts the saves")
+    svg = chart_of(path, "Saves")
+    marks = [sum(part.split('"')[0].count("v-7") for part in svg.split(f'class="l{colour}" d="')) for colour in (2, 3)]
+    check(svg.count('class="p0"') == 4 + 1 and marks == [5, 2], f"saves drawn: {svg.count('p0')}, ticks {marks}")  # two at step 6, once in the legend
+    only = [row(step, last_checkpoint=step // 2 * 2) for step in range(1, 5)]
+    said = drawn(folder, "only", only, start(1, 0, [{"dir": "/only", "newest": 0}]) + [{"event": "leave", "step": 5, "tiers": [{"dir": "/only", "newest": 5}]}])[1]
+    check([(t["saves"], t["newest_step"]) for t in said["tiers"]] == [(3, 5)], f"one tier: {said['tiers']}")
+
+
+def not_finite(folder):
+    rows = [row(1), row(2), *(row(step, skipped=step - 2) | {"loss": None} for step in (3, 4, 5))]
+    path, said, _, text = drawn(folder, "diverged", rows)
+    check("not finite since step 3; 3 skipped" in text and said["loss_not_finite_since"] == 3 and said["skipped_steps"] == 3, f"a run that diverged: {said}")
+    report([os.path.join(folder, "diverged"), os.path.join(folder, "tiers"), "-o", path])
+    check("not finite since step 3; 3 skipped" in " ".join(Page(path).texts), "the table of runs says nothing of a loss that is not finite")
+    text = drawn(folder, "recovered", [*rows, row(6, skipped=3)])[3]
+    check("not finite" not in text and "3 steps skipped" in text, "a loss is finite again")
+
+
+def impossible(folder):
+    """Lines without a time, and with numbers that no run measured."""
+    missing = row(2)
+    del missing["time"]
+    _, said, _, text = drawn(folder, "untimed", [missing, row(3), missing | {"step": 4}], start(1, 0, []))
+    check(said["step"] == 4 and "What was done when" in text, "a run with lines without a time has its timeline")
+    drawn(folder, "vast", [row(1, seconds=1e308), row(2, time=1e308), row(3, loss=1e308, save_seconds=1e308, memory_bytes=1e308),
+                           row(4, stages={"forward": 1e308, "backward": -1e308, "sums": 1e308, "update": 1e308}), row(5, time=-1e308)],
+          start(1, 0, []) + [{"event": "end", "time": 1e308, "exit_code": 0}])
+    _, said, stderr, text = drawn(folder, "unread", [row(1), *["{" for _ in range(60)]])
+    check(said["damaged_lines"] == 60 and "60 lines could not be read" in text, f"lines that cannot be read: {stderr}")
+
+
+def crowded(folder):
+    """Of layouts without room for all their names the charts say how many there are."""
+    rows, events = [], []
+    for i in range(12):
+        rows.append(row(i + 1, i + 1))
+        events += start(i + 1, i, [], dp=i % 3 + 1, tp=2)
+    path = drawn(folder, "crowded", rows, events)[0]
+    check("3 layouts, see the table" in chart_of(path, "Loss"), "layouts without room are dropped without a word")
+
+
 def refused(folder, run):
     for arguments, code, words in (([], 64, "report needs the run.dir"), ([os.path.join(folder, "none")], 78, "is no directory"),
                                    ([folder], 78, "neither metrics.jsonl nor events.jsonl"),
@@ -181,6 +266,10 @@ with tempfile.TemporaryDirectory(prefix="perdure-report-") as temporary:
     page(temporary, synthetic)
     hostile(temporary, synthetic)
     overlaid(temporary, synthetic)
+    tiers(temporary)
+    not_finite(temporary)
+    impossible(temporary)
+    crowded(temporary)
     refused(temporary, synthetic)
     full(temporary, synthetic, "-o", "No space left on device; name another file with -o FILE")
     picture(temporary, synthetic)

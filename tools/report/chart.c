@@ -70,7 +70,8 @@ static struct range y_range(const struct pd_chart *c)
     for (uint32_t k = 0; k < c->series_count; k++) {
         const struct pd_series *s = &c->series[k];
         if (s->style == PD_SERIES_AREA && s->count > longest) longest = s->count;
-        for (uint64_t i = 0; i < s->count && s->style != PD_SERIES_AREA; i++)
+        const bool is_alone = s->style != PD_SERIES_AREA && s->style != PD_SERIES_RUG;
+        for (uint64_t i = 0; i < s->count && is_alone; i++)
             if (is_drawn(s, i)) widen(&r, s->y[i]);
     }
     for (uint64_t i = 0; i < longest; i++) {
@@ -114,6 +115,8 @@ static double draw_legend(const struct frame *f, double top)
         if (x > 0 && x + width > f->width) x = 0, y += LINE_HEIGHT;
         if (is_mark)
             fprintf(f->out, "<path class=\"mark\" d=\"M%.1f %.1fv10\"/>", x + 9, y - 9);
+        else if (s->style == PD_SERIES_RUG)
+            fprintf(f->out, "<path class=\"l%u\" d=\"M%.1f %.1fv8\"/>", s->colour, x + 9, y - 8);
         else if (s->style == PD_SERIES_POINTS)
             fprintf(f->out, "<circle class=\"p%u\" cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\"/>", s->colour, x + 9, y - 4);
         else if (s->style == PD_SERIES_AREA)
@@ -159,25 +162,74 @@ static void draw_axes(const struct frame *f)
     fputs("</text>", f->out);
 }
 
-/* Of many in one place one is drawn; of labels those that have room. */
-static void draw_marks(const struct frame *f)
+static void draw_label(const struct frame *f, double x, const char *label)
 {
-    double last_line = -INFINITY, free_from = f->left;
+    fprintf(f->out, "<text class=\"note\" x=\"%.1f\" y=\"%.1f\">", x + 3, f->top - 5);
+    pd_chart_escape(f->out, label);
+    fputs("</text>", f->out);
+}
+
+static bool is_in_plot(const struct frame *f, const struct pd_chart_mark *mark)
+{
+    return mark->x >= f->x.low && mark->x <= f->x.high;
+}
+
+/* Of labels at one place the first is shown.   returns  how many others have no room */
+static uint32_t place_labels(const struct frame *f, bool draws)
+{
+    double free_from = f->left, last = NAN;
+    uint32_t crowded = 0;
     for (uint64_t i = 0; i < f->chart->mark_count; i++) {
         const struct pd_chart_mark *mark = &f->chart->marks[i];
-        if (mark->x < f->x.low || mark->x > f->x.high) continue;
-        const double x = at_x(f, mark->x);
-        if (mark->has_line && x - last_line >= 1.5)
-            fprintf(f->out, "<path class=\"mark\" d=\"M%.1f %.1fV%.1f\"/>", x, f->top, f->bottom);
-        if (mark->has_line) last_line = fmax(x, last_line);
-        if (!mark->label || x < free_from) continue;
-        const double width = text_width(mark->label) * 0.9;
-        if (x + 3 + width > f->width) continue;
-        fprintf(f->out, "<text class=\"note\" x=\"%.1f\" y=\"%.1f\">", x + 3, f->top - 5);
-        pd_chart_escape(f->out, mark->label);
-        fputs("</text>", f->out);
-        free_from = x + 3 + width + 6;
+        if (!mark->label || !is_in_plot(f, mark) || mark->x == last) continue;
+        const double x = at_x(f, mark->x), until = x + 3 + text_width(mark->label) * 0.9;
+        last = mark->x;
+        if (x < free_from || until > f->width) {
+            crowded++;
+            continue;
+        }
+        if (draws) draw_label(f, x, mark->label);
+        free_from = until + 6;
     }
+    return crowded;
+}
+
+static uint32_t count_labels(const struct pd_chart *c)
+{
+    uint32_t count = 0;
+    for (uint64_t i = 0; i < c->mark_count; i++) {
+        bool is_new = c->marks[i].label;
+        for (uint64_t k = 0; is_new && k < i; k++)
+            is_new = !c->marks[k].label || strcmp(c->marks[k].label, c->marks[i].label) != 0;
+        count += is_new;
+    }
+    return count;
+}
+
+/* Where not all labels have room, one sentence says how many layouts there are: some of them would pass for all. */
+static void draw_labels(const struct frame *f)
+{
+    char text[64];
+    const uint32_t count = place_labels(f, false) ? count_labels(f->chart) : 1;
+    snprintf(text, sizeof text, "%u layouts, see the table", count);
+    if (count > 1)
+        draw_label(f, f->left, text);
+    else
+        (void)place_labels(f, true);
+}
+
+/* Of many lines in one place one is drawn. */
+static void draw_marks(const struct frame *f)
+{
+    double last_line = -INFINITY;
+    for (uint64_t i = 0; i < f->chart->mark_count; i++) {
+        const struct pd_chart_mark *mark = &f->chart->marks[i];
+        if (!mark->has_line || !is_in_plot(f, mark)) continue;
+        const double x = at_x(f, mark->x);
+        if (x - last_line >= 1.5) fprintf(f->out, "<path class=\"mark\" d=\"M%.1f %.1fV%.1f\"/>", x, f->top, f->bottom);
+        last_line = fmax(x, last_line);
+    }
+    draw_labels(f);
 }
 
 /* ---- series ---- */
@@ -201,6 +253,14 @@ static void draw_points(const struct frame *f, const struct pd_series *s, const 
     for (uint64_t i = 0; i < count; i++)
         fprintf(f->out, "<circle class=\"p%u\" cx=\"%.1f\" cy=\"%.1f\" r=\"%.1f\"/>", s->colour, at_x(f, s->x[indices[i]]),
                 at_y(f, s->y[indices[i]]), radius);
+}
+
+static void draw_rug(const struct frame *f, const struct pd_series *s, const uint64_t *indices, uint64_t count, uint32_t row)
+{
+    fprintf(f->out, "<path class=\"l%u\" d=\"", s->colour);
+    for (uint64_t i = 0; i < count; i++)
+        fprintf(f->out, "M%.1f %.1fv-7", at_x(f, s->x[indices[i]]), f->bottom - 1 - 9.0 * row);
+    fputs("\"/>", f->out);
 }
 
 /* Means of pixel columns, (columns), on top of `floor`, which grows by them. */
@@ -250,6 +310,7 @@ static void draw_series(const struct frame *f)
     const uint32_t columns = (uint32_t)(f->right - f->left), areas = area_columns(f);
     uint64_t *indices = malloc(4ul * columns * sizeof *indices);
     double *sums = calloc(3ul * areas, sizeof *sums);
+    uint32_t rugs = 0;
     for (uint32_t k = 0; indices && sums && k < f->chart->series_count; k++) {
         const struct pd_series *s = &f->chart->series[k];
         if (s->style == PD_SERIES_AREA) {
@@ -257,7 +318,9 @@ static void draw_series(const struct frame *f)
             continue;
         }
         const uint64_t count = pd_thin(s->x, s->y, s->counts, s->count, f->x.low, f->x.high, columns, indices);
-        if (s->style == PD_SERIES_POINTS)
+        if (s->style == PD_SERIES_RUG)
+            draw_rug(f, s, indices, count, rugs++);
+        else if (s->style == PD_SERIES_POINTS)
             draw_points(f, s, indices, count);
         else if (count)
             draw_path(f, s, indices, count);

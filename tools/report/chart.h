@@ -17,6 +17,7 @@ enum pd_series_style {
     PD_SERIES_POINTS,
     PD_SERIES_AREA,  /* stacked on the areas before it: means of pixel columns */
     PD_SERIES_LEVEL, /* holds until the next point */
+    PD_SERIES_RUG,   /* a tick at each x, at the foot of the plot: a row for each such series; y is not looked at */
 };
 
 /* Borrowed arrays, in the order of x. */
@@ -47,6 +48,7 @@ struct pd_chart {
     const struct pd_chart_mark *marks; /* (mark_count), in the order of x */
     uint64_t mark_count;
     const char *mark_name; /* in the legend */
+    const char *note;      /* a sentence under the chart of a page; NULL: none */
 };
 
 /* False: there is nothing to draw. */

@@ -15,6 +15,8 @@ pd_status pd_history_add_start(struct pd_history *h, struct pd_history_start **r
     }
     struct pd_history_start *start = &h->starts[h->start_count++];
     *start = (struct pd_history_start){.begun = NAN, .opened = NAN, .ended = NAN, .exit_code = -1, .is_over = true};
+    for (uint32_t i = 0; i < PD_TIERS_MAX; i++)
+        start->tiers_opened[i] = start->tiers_left[i] = NAN;
     *ret_start = start;
     return PD_OK;
 }
@@ -29,8 +31,7 @@ static uint64_t u64_of(const struct pd_json_value *object, const char *key)
 static double number_of(const struct pd_json_value *object, const char *key)
 {
     double value = NAN;
-    (void)pd_json_is_number(pd_json_member(object, key), &value);
-    return value;
+    return pd_json_is_number(pd_json_member(object, key), &value) && fabs(value) < PD_HISTORY_LARGEST ? value : NAN;
 }
 
 static void copy_text(const struct pd_json_value *object, const char *key, char *ret, size_t room)
@@ -50,7 +51,8 @@ static void take_start(struct pd_history *h, struct pd_history_start *start, con
     h->launcher_process = u64_of(e, "process");
 }
 
-static void take_tiers(struct pd_history *h, const struct pd_json_value *tiers)
+/*   ret_newest  (PD_TIERS_MAX) of each that says it */
+static void take_tiers(struct pd_history *h, const struct pd_json_value *tiers, double *ret_newest)
 {
     h->tier_count = 0;
     for (uint32_t i = 0; i < pd_json_count(tiers) && i < PD_TIERS_MAX; i++) {
@@ -61,7 +63,9 @@ static void take_tiers(struct pd_history *h, const struct pd_json_value *tiers)
         (void)pd_json_is_bool(pd_json_member(tier, "in_memory"), &t->in_memory);
         t->is_left_out = false;
         (void)pd_json_is_bool(pd_json_member(tier, "left_out"), &t->is_left_out);
-        if (pd_json_is_u64(pd_json_member(tier, "newest"), &newest) && newest > t->newest) t->newest = newest;
+        if (!pd_json_is_u64(pd_json_member(tier, "newest"), &newest)) continue;
+        if (newest > t->newest) t->newest = newest;
+        ret_newest[i] = (double)newest;
     }
 }
 
@@ -85,7 +89,7 @@ static void take_open(struct pd_history *h, struct pd_history_start *start, cons
     start->flops_per_token = number_of(e, "flops_per_token");
     copy_text(e, "device", start->device, sizeof start->device);
     copy_text(e, "notes", h->notes, sizeof h->notes);
-    take_tiers(h, pd_json_member(e, "tiers"));
+    take_tiers(h, pd_json_member(e, "tiers"), start->tiers_opened);
 }
 
 static void take_end(struct pd_history_start *start, const struct pd_json_value *e)
@@ -106,7 +110,7 @@ static pd_status take(struct pd_history *h, const struct pd_json_value *e, const
     const bool is_new = is_start || !start || (is_open && (start->fence || !isnan(start->ended)));
     if (strcmp(event, "leave") == 0) {
         if (u64_of(e, "step") > h->saved_step) h->saved_step = u64_of(e, "step");
-        take_tiers(h, pd_json_member(e, "tiers"));
+        if (start) take_tiers(h, pd_json_member(e, "tiers"), start->tiers_left);
         return PD_OK;
     }
     if (!is_start && !is_open && strcmp(event, "end") != 0) return PD_OK; /* of a later version */

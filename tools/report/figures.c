@@ -165,6 +165,9 @@ static void chart_of_memory(struct making *m)
 {
     struct pd_chart *chart = begin(m, "Memory of rank 0's process, against the plan", "memory", PD_QUANTITY_BYTES);
     chart->from_zero = true;
+    chart->note =
+        "The plan is of the memory of the ranks; a process takes some beside it, for program, libraries, stacks and "
+        "tables: perdure plan says how much.";
     for (uint32_t i = 0; i < m->count; i++)
         add_column(chart, m->count > 1 ? m->histories[i].name : "resident", PD_SERIES_LINE, i, &m->histories[i],
                    PD_COLUMN_MEMORY);
@@ -220,6 +223,52 @@ static void chart_of_stages(struct making *m)
     end(m);
 }
 
+struct point {
+    double x, y;
+};
+
+static int by_step(const void *a, const void *b)
+{
+    const struct point *x = a, *y = b;
+    return (x->x > y->x) - (x->x < y->x);
+}
+
+/* All values of a column, in the order of steps: a save stays where a restart computed its step again. */
+static void add_all(struct making *m, struct pd_chart *chart, const char *name, uint32_t colour, const struct pd_history *h,
+                    enum pd_column column)
+{
+    struct point *points = keep(m, h->rows, sizeof *points);
+    double *x = keep(m, h->rows, sizeof *x), *y = keep(m, h->rows, sizeof *y);
+    uint64_t count = 0;
+    if (!points || !x || !y) return;
+    for (uint64_t row = 0; row < h->rows; row++)
+        if (!isnan(h->columns[column][row]))
+            points[count++] = (struct point){h->columns[PD_COLUMN_STEP][row], h->columns[column][row]};
+    if (count) qsort(points, count, sizeof *points, by_step);
+    for (uint64_t i = 0; i < count; i++)
+        x[i] = points[i].x, y[i] = points[i].y;
+    add(chart, name, PD_SERIES_POINTS, colour, x, y, NULL, count);
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void add_arrivals(struct making *m, struct pd_chart *chart, const struct pd_history *h)
+{
+    for (uint32_t t = 0; t < h->tier_count; t++) {
+        double *steps = keep(m, h->rows + h->start_count, sizeof *steps);
+        const uint64_t count = steps ? pd_history_saves(h, t, steps) : 0;
+        if (count) qsort(steps, count, sizeof *steps, ascending);
+        for (uint64_t i = 0; i < count; i++)
+            steps[i] = fmin(steps[i], m->x_high); /* the save at the end may be behind the last line */
+        add(chart, h->tiers[t].dir, PD_SERIES_RUG, 2 + t % (PD_CHART_COLOURS - 2), steps, steps, NULL, count);
+    }
+    if (h->tier_count) chart->note = "A tick at the foot: a checkpoint had arrived in the tier of its colour.";
+}
+
 static void chart_of_saves(struct making *m)
 {
     struct pd_chart *chart = begin(m, "Saves", "time", PD_QUANTITY_SECONDS);
@@ -227,9 +276,10 @@ static void chart_of_saves(struct making *m)
     chart->log_if_wide = true;
     for (uint32_t i = 0; i < m->count; i++) {
         const struct pd_history *h = &m->histories[i];
-        add_column(chart, m->count > 1 ? h->name : "whole save, in the background", PD_SERIES_POINTS, i, h,
-                   PD_COLUMN_SAVE_SECONDS);
-        if (m->count == 1) add_column(chart, "training waited", PD_SERIES_POINTS, 1, h, PD_COLUMN_STALL_SECONDS);
+        add_all(m, chart, m->count > 1 ? h->name : "whole save, in the background", i, h, PD_COLUMN_SAVE_SECONDS);
+        if (m->count > 1) continue;
+        add_all(m, chart, "training waited", 1, h, PD_COLUMN_STALL_SECONDS);
+        add_arrivals(m, chart, h);
     }
     end(m);
 }
@@ -262,26 +312,51 @@ static void chart_of_risk(struct making *m)
 
 /* ---- the timeline ---- */
 
+struct span {
+    double first, until, last, finish; /* of its steps: the first, the last that counts, the last; when it ended */
+};
+
+/* Lines without a time are passed over. */
+static struct span span_of(const struct pd_history *h, const struct pd_history_start *s)
+{
+    struct span t = {.first = NAN, .until = NAN, .last = NAN};
+    bool counts = true;
+    for (uint64_t row = s->first_row; s->rows && row <= s->last_row; row++) {
+        const double time = h->columns[PD_COLUMN_TIME][row], seconds = h->columns[PD_COLUMN_SECONDS][row];
+        counts = counts && h->counts[row];
+        if (isnan(time)) continue;
+        if (isnan(t.first)) t.first = t.until = time - (isnan(seconds) ? 0 : seconds);
+        if (counts) t.until = time;
+        t.last = time;
+    }
+    if (isnan(t.last)) t.last = isnan(s->opened) ? s->begun : s->opened;
+    t.finish = isnan(s->ended) ? t.last : s->ended;
+    if (isnan(t.first)) t.first = t.until = s->rows ? t.last : t.finish;
+    return t;
+}
+
+static uint64_t add_segment(struct pd_lane_segment *out, uint64_t used, double begin, double end, enum pd_lane_kind kind)
+{
+    if (isnan(begin) || isnan(end)) return used;
+    out[used] = (struct pd_lane_segment){begin, end, kind, 0};
+    return used + 1;
+}
+
 static uint64_t lane_of(struct making *m, const struct pd_history *h, struct pd_lane_segment *out)
 {
-    const double *time = h->columns[PD_COLUMN_TIME], zero = h->start_count ? h->starts[0].begun : 0;
+    const double zero = h->start_count ? h->starts[0].begun : 0;
     uint64_t used = 0;
     uint32_t number = 0;
     for (uint64_t i = 0; i < h->start_count; i++) {
         const struct pd_history_start *s = &h->starts[i];
-        const double last = s->rows ? time[s->last_row] : isnan(s->opened) ? s->begun : s->opened;
-        const double finish = isnan(s->ended) ? last : s->ended;
-        uint64_t kept = s->first_row;
-        while (s->rows && kept <= s->last_row && h->counts[kept])
-            kept++;
-        const double first = s->rows ? time[s->first_row] - h->columns[PD_COLUMN_SECONDS][s->first_row] : finish;
-        const double until = s->rows && kept > s->first_row ? time[kept - 1] : first;
+        const struct span t = span_of(h, s);
+        const uint64_t before = used;
         number += s->exit_code > 0;
-        out[used++] = (struct pd_lane_segment){s->begun - zero, first - zero, PD_LANE_OPENING, 0};
-        if (s->rows) out[used++] = (struct pd_lane_segment){first - zero, until - zero, PD_LANE_TRAINING, 0};
-        if (s->rows && s->lost_steps) out[used++] = (struct pd_lane_segment){until - zero, last - zero, PD_LANE_LOST, 0};
-        out[used - 1].number = s->exit_code > 0 ? number : 0;
-        m->f->lanes_end = fmax(m->f->lanes_end, finish - zero);
+        used = add_segment(out, used, s->begun - zero, t.first - zero, PD_LANE_OPENING);
+        if (s->rows) used = add_segment(out, used, t.first - zero, t.until - zero, PD_LANE_TRAINING);
+        if (s->rows && s->lost_steps) used = add_segment(out, used, t.until - zero, t.last - zero, PD_LANE_LOST);
+        if (used > before && s->exit_code > 0) out[used - 1].number = number;
+        m->f->lanes_end = fmax(m->f->lanes_end, t.finish - zero);
     }
     return used;
 }

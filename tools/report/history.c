@@ -82,10 +82,26 @@ static void take_tiers(struct pd_history *h, uint64_t row, const struct pd_json_
     if (count > h->tier_count) h->tier_count = count < PD_TIERS_MAX ? count : PD_TIERS_MAX;
 }
 
+/* With one tier no line has a list of them. */
+static void take_only_tier(struct pd_history *h, uint64_t row)
+{
+    const double newest = h->columns[PD_COLUMN_CHECKPOINT][row];
+    if (!isnan(h->columns[PD_COLUMN_TIER][row]) || isnan(newest)) return;
+    h->columns[PD_COLUMN_TIER][row] = newest;
+    h->tiers[0].newest = whole(newest);
+}
+
 static void take_stages(struct pd_history *h, uint64_t row, const struct pd_json_value *stages)
 {
     for (uint32_t i = 0; i < PD_HISTORY_STAGES; i++)
         (void)pd_json_is_number(pd_json_member(stages, pd_history_stage_names[i]), &h->columns[PD_COLUMN_STAGE + i][row]);
+}
+
+static void drop_impossible(struct pd_history *h, uint64_t row)
+{
+    const enum pd_column times[] = {PD_COLUMN_TIME, PD_COLUMN_SECONDS, PD_COLUMN_SAVE_SECONDS, PD_COLUMN_STALL_SECONDS};
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++)
+        if (fabs(h->columns[times[i]][row]) >= PD_HISTORY_LARGEST) h->columns[times[i]][row] = NAN;
 }
 
 static pd_status take_row(struct pd_history *h, const char *line, size_t bytes, struct pd_error *err)
@@ -106,9 +122,11 @@ static pd_status take_row(struct pd_history *h, const char *line, size_t bytes, 
             h->columns[c][row] = NAN;
             if (keys[c]) (void)pd_json_is_number(pd_json_member(object, keys[c]), &h->columns[c][row]);
         }
+        drop_impossible(h, row);
         if (h->columns[PD_COLUMN_CHECKPOINT][row] >= 0) h->saved_step = whole(h->columns[PD_COLUMN_CHECKPOINT][row]);
         take_stages(h, row, pd_json_member(object, "stages"));
         take_tiers(h, row, pd_json_member(object, "tiers"));
+        take_only_tier(h, row);
     }
     pd_json_document_free(document);
     return st;
@@ -252,10 +270,35 @@ void pd_history_close(struct pd_history *h)
 void pd_history_moment(double seconds, char *ret_text, size_t room)
 {
     struct tm local;
-    const bool is_time = fabs(seconds) < 1e15;
+    const bool is_time = fabs(seconds) < PD_HISTORY_LARGEST;
     const time_t moment = is_time ? (time_t)seconds : 0;
     snprintf(ret_text, room, "–");
     if (is_time && localtime_r(&moment, &local)) strftime(ret_text, room, "%Y-%m-%d %H:%M:%S", &local);
+}
+
+/* Takes what `tier` said next. Less than before: the run went back, or the tier lost what it held. */
+static uint64_t arrive(double newest, double step, double *before, double *ret_steps, uint64_t used)
+{
+    const bool is_new = newest > *before;
+    if (is_new && ret_steps) ret_steps[used] = step;
+    if (!isnan(newest)) *before = newest;
+    return used + is_new;
+}
+
+uint64_t pd_history_saves(const struct pd_history *h, uint32_t tier, double *ret_steps)
+{
+    double newest = 0;
+    uint64_t used = 0;
+    for (uint64_t i = 0; i < h->start_count; i++) {
+        const struct pd_history_start *s = &h->starts[i];
+        if (!isnan(s->tiers_opened[tier])) newest = s->tiers_opened[tier];
+        for (uint64_t row = s->first_row; s->rows && row <= s->last_row; row++)
+            if (whole(h->columns[PD_COLUMN_FENCE][row]) == s->fence)
+                used = arrive(h->columns[PD_COLUMN_TIER + tier][row], h->columns[PD_COLUMN_STEP][row], &newest, ret_steps,
+                              used);
+        used = arrive(s->tiers_left[tier], s->tiers_left[tier], &newest, ret_steps, used);
+    }
+    return used;
 }
 
 double pd_history_last(const struct pd_history *h, enum pd_column column)

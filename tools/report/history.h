@@ -28,12 +28,13 @@ enum pd_column {
     PD_COLUMN_STALL_SECONDS,
     PD_COLUMN_ETA,
     PD_COLUMN_BUBBLE,
-    PD_COLUMN_SKIPPED, /* steps so far that updated nothing */
+    PD_COLUMN_SKIPPED,                    /* steps so far that updated nothing */
     PD_COLUMN_STAGE,                      /* and those behind it */
-    PD_COLUMN_TIER = PD_COLUMN_STAGE + 4, /* newest step of each tier */
+    PD_COLUMN_TIER = PD_COLUMN_STAGE + 4, /* newest step of each tier; of a run with one, of its only one */
     PD_COLUMNS = PD_COLUMN_TIER + PD_TIERS_MAX
 };
 #define PD_HISTORY_STAGES 4u
+#define PD_HISTORY_LARGEST 1e15 /* of times and seconds: what is larger was not measured, and is taken as missing */
 extern const char *const pd_history_stage_names[PD_HISTORY_STAGES];
 
 /* One start of all ranks: from the events, and from the rows that bear its fence. */
@@ -51,6 +52,8 @@ struct pd_history_start {
     int exit_code;   /* -1: not known */
     bool is_over;    /* no start of the same launch follows */
     char cause[400]; /* "": none was given */
+    /* Newest step of each tier when it opened and when it left; NaN: no event says it. */
+    double tiers_opened[PD_TIERS_MAX], tiers_left[PD_TIERS_MAX];
 };
 
 struct pd_history_tier {
@@ -95,6 +98,9 @@ void pd_history_life(const struct pd_history *history, struct pd_history_life *r
 
 /* "2026-11-23 13:19:33", or "–": no time, or none that a calendar has. */
 void pd_history_moment(double seconds, char *ret_text, size_t room);
+/* How many checkpoints arrived in a tier: how often its newest step grew, those that a restart made superfluous included.
+ *   ret_steps  (rows + start_count) the step at which each was seen; NULL: not wanted */
+uint64_t pd_history_saves(const struct pd_history *history, uint32_t tier, double *ret_steps);
 /* The newest value of a column, or NaN. */
 double pd_history_last(const struct pd_history *history, enum pd_column column);
 /* The step since which the losses up to the newest are not finite, and "not finite since step 2; 34 skipped"; 0 and "": the

@@ -71,8 +71,25 @@ static void add_numbers(struct pd_json_writer *w, const struct pd_history *h)
     pd_json_measured(w, "save_seconds_median", pd_history_quantile(h, PD_COLUMN_SAVE_SECONDS, 0, last, 0.5));
     pd_json_measured(w, "save_seconds_max", pd_history_quantile(h, PD_COLUMN_SAVE_SECONDS, 0, last, 1));
     pd_json_measured(w, "stall_seconds_max", pd_history_quantile(h, PD_COLUMN_STALL_SECONDS, 0, last, 1));
+    const uint64_t since = pd_history_not_finite_since(h, NULL, 0);
+    pd_json_measured(w, "loss_not_finite_since", since ? (double)since : NAN);
+    pd_json_measured(w, "skipped_steps", pd_history_last(h, PD_COLUMN_SKIPPED));
     pd_json_u64(w, "lines", h->rows);
     pd_json_u64(w, "damaged_lines", h->damaged_lines);
+}
+
+static void add_tiers(struct pd_json_writer *w, const struct pd_history *h)
+{
+    pd_json_array_begin(w, "tiers");
+    for (uint32_t i = 0; i < h->tier_count; i++) {
+        pd_json_object_begin(w, NULL);
+        pd_json_string(w, "directory", h->tiers[i].dir);
+        pd_json_u64(w, "saves", pd_history_saves(h, i, NULL));
+        pd_json_u64(w, "newest_step", h->tiers[i].newest);
+        pd_json_u64(w, "failures", h->tiers[i].failures);
+        pd_json_object_end(w);
+    }
+    pd_json_array_end(w);
 }
 
 static void add_store(struct pd_json_writer *w, const struct pd_report_run *run)
@@ -105,6 +122,7 @@ void pd_report_json(const struct pd_report_data *r, struct pd_json_writer *w)
         add_numbers(w, &run->history);
         add_life(w, &run->life);
         add_starts(w, &run->history);
+        add_tiers(w, &run->history);
         add_store(w, run);
         pd_json_object_end(w);
     }

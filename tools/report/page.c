@@ -34,6 +34,7 @@ static void draw_figures(FILE *out, const struct pd_figures *figures)
         fputs("<figure>", out);
         pd_chart_draw(out, &figures->charts[i], WIDE, CHART_HEIGHT, "class=\"w\"");
         pd_chart_draw(out, &figures->charts[i], NARROW, CHART_HEIGHT, "class=\"n\"");
+        if (figures->charts[i].note) fprintf(out, "<figcaption class=\"soft\">%s</figcaption>", figures->charts[i].note);
         fputs("</figure>\n", out);
     }
     fputs("</div>\n", out);

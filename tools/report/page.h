@@ -2,6 +2,7 @@
 #ifndef PD_TOOLS_REPORT_PAGE_H
 #define PD_TOOLS_REPORT_PAGE_H
 
+#include "ckpt/base/words.h"
 #include "tools/report/figures.h"
 
 struct pd_report_checkpoint {
@@ -42,6 +43,8 @@ extern const char pd_style_picture[]; /* of the drawing alone, light */
 /* tables.c: what is not drawn. */
 void pd_tables_summary(FILE *out, const struct pd_report_data *report);
 void pd_tables_rest(FILE *out, const struct pd_report_data *report);
+/* "60 lines could not be read" */
+struct pd_counted pd_report_unread(const struct pd_history *history);
 /* png.c: renders an SVG document.   errors  PD_UNSUPPORTED: built without librsvg */
 PD_MUST_USE pd_status pd_png_write(const char *svg, size_t bytes, const char *path, struct pd_error *err);
 

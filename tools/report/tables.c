@@ -80,6 +80,13 @@ static void heading(FILE *out, const struct pd_report_data *r, uint32_t run, con
 
 /* ---- the numbers first ---- */
 
+struct pd_counted pd_report_unread(const struct pd_history *h)
+{
+    struct pd_counted t = pd_counted(h->damaged_lines, "line");
+    snprintf(t.text + strlen(t.text), sizeof t.text - strlen(t.text), " could not be read");
+    return t;
+}
+
 static void card(FILE *out, const char *name, const char *value, const char *more)
 {
     fprintf(out, "<div class=\"card\">%s<b>", name);
@@ -94,6 +101,28 @@ static double lowest(const struct pd_history *h, enum pd_column column)
     return pd_history_quantile(h, column, 0, h->rows - 1, 0);
 }
 
+/* "not finite since step 5; 8 skipped", "8 steps skipped"; "": neither. */
+static struct text losses_lost(const struct pd_history *h)
+{
+    struct text t;
+    const double skipped = pd_history_last(h, PD_COLUMN_SKIPPED);
+    if (!pd_history_not_finite_since(h, t.text, sizeof t.text) && skipped > 0 && skipped < 0x1p53)
+        snprintf(t.text, sizeof t.text, "%s skipped", pd_counted((uint64_t)skipped, "step").text);
+    return t;
+}
+
+static void loss_card(FILE *out, const struct pd_history *h)
+{
+    char more[160];
+    const struct text lost = losses_lost(h);
+    const double validation = lowest(h, PD_COLUMN_VALIDATION_LOSS);
+    int used =
+        snprintf(more, sizeof more, isnan(validation) ? "nats a token; no validation" : "best validation: %.4f", validation);
+    if (lost.text[0]) snprintf(more + used, sizeof more - (size_t)used, "; loss %s", lost.text);
+    card(out, pd_history_not_finite_since(h, NULL, 0) ? "last finite loss" : "loss",
+         number(pd_history_last(h, PD_COLUMN_LOSS)).text, more);
+}
+
 static void cards(FILE *out, const struct pd_report_run *run)
 {
     const struct pd_history *h = &run->history;
@@ -101,13 +130,11 @@ static void cards(FILE *out, const struct pd_report_run *run)
     char more[128], failures[80];
     const double speed = pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, 0, h->rows - 1, 0.5);
     const double share = pd_history_quantile(h, PD_COLUMN_GEMM_SHARE, 0, h->rows - 1, 0.5);
-    const double validation = lowest(h, PD_COLUMN_VALIDATION_LOSS);
     const struct pd_history_start *last = h->start_count ? &h->starts[h->start_count - 1] : NULL;
     fputs("<div class=\"cards\">", out);
     snprintf(more, sizeof more, "newest checkpoint: %s", whole((double)h->saved_step).text);
     card(out, "step", whole(pd_history_last(h, PD_COLUMN_STEP)).text, more);
-    snprintf(more, sizeof more, isnan(validation) ? "nats a token; no validation" : "best validation: %.4f", validation);
-    card(out, "loss", number(pd_history_last(h, PD_COLUMN_LOSS)).text, more);
+    loss_card(out, h);
     snprintf(more, sizeof more, "median; %s of bare products", quantity(PD_QUANTITY_SHARE, share).text);
     card(out, "tokens a second", quantity(PD_QUANTITY_COUNT, speed).text, more);
     snprintf(more, sizeof more, "of %s went into steps that count", quantity(PD_QUANTITY_SECONDS, life->whole).text);
@@ -125,7 +152,7 @@ static void cards(FILE *out, const struct pd_report_run *run)
 static void summary_table(FILE *out, const struct pd_report_data *r)
 {
     begin_table(out, (const char *const[]){"run", ">step", ">loss", ">best validation", ">tokens a second", ">goodput",
-                                           ">time", ">starts", ">failures", ">steps lost", NULL});
+                                           ">time", ">starts", ">failures", ">steps lost", "loss is", NULL});
     for (uint32_t i = 0; i < r->count; i++) {
         const struct pd_history *h = &r->runs[i].history;
         const struct pd_history_life *life = &r->runs[i].life;
@@ -141,6 +168,7 @@ static void summary_table(FILE *out, const struct pd_report_data *r)
         cell_u64(out, h->start_count);
         cell_u64(out, life->failures);
         cell_u64(out, life->lost_steps);
+        cell(out, "w", losses_lost(h).text);
         fputs("</tr>\n", out);
     }
     end_table(out);
@@ -152,6 +180,13 @@ void pd_tables_summary(FILE *out, const struct pd_report_data *r)
         cards(out, &r->runs[0]);
     else
         summary_table(out, r);
+    for (uint32_t i = 0; i < r->count; i++) {
+        const struct pd_history *h = &r->runs[i].history;
+        if (!h->damaged_lines) continue;
+        fputs("<p><b>", out);
+        pd_chart_escape(out, h->name);
+        fprintf(out, ": %s</b></p>\n", pd_report_unread(h).text);
+    }
 }
 
 /* ---- starts ---- */
@@ -269,8 +304,8 @@ static void layouts(FILE *out, const struct pd_history *h)
 static void tiers(FILE *out, const struct pd_report_run *run)
 {
     const struct pd_history *h = &run->history;
-    begin_table(out, (const char *const[]){"tier", ">checkpoints", ">bytes there", ">newest step", ">failures in a row",
-                                           ">steps given up", "", NULL});
+    begin_table(out, (const char *const[]){"tier", ">saves", ">checkpoints", ">bytes there", ">newest step",
+                                           ">failures in a row", ">steps given up", "", NULL});
     for (uint32_t i = 0; i < h->tier_count; i++) {
         const struct pd_history_tier *t = &h->tiers[i];
         uint64_t count = 0, bytes = 0, newest = t->newest;
@@ -282,6 +317,7 @@ static void tiers(FILE *out, const struct pd_report_run *run)
             }
         fputs("<tr>", out);
         cell(out, "", t->dir);
+        cell_u64(out, pd_history_saves(h, i, NULL));
         cell_u64(out, count);
         cell(out, "r", quantity(PD_QUANTITY_BYTES, (double)bytes).text);
         cell_u64(out, newest);
@@ -297,19 +333,27 @@ static void tiers(FILE *out, const struct pd_report_run *run)
     end_table(out);
 }
 
+/* The one at a run's end has no line that times it. */
 static void save_summary(FILE *out, const struct pd_history *h)
 {
-    double saves = 0, seconds = 0, stalls = 0;
+    double timed = 0, seconds = 0, stalls = 0;
+    uint64_t saves = 0;
+    for (uint32_t i = 0; i < h->tier_count; i++)
+        if (pd_history_saves(h, i, NULL) > saves) saves = pd_history_saves(h, i, NULL);
     for (uint64_t row = 0; row < h->rows; row++)
         if (!isnan(h->columns[PD_COLUMN_SAVE_SECONDS][row])) {
-            saves++;
+            timed++;
             seconds += h->columns[PD_COLUMN_SAVE_SECONDS][row];
-            stalls += h->columns[PD_COLUMN_STALL_SECONDS][row];
+            stalls += isnan(h->columns[PD_COLUMN_STALL_SECONDS][row]) ? 0 : h->columns[PD_COLUMN_STALL_SECONDS][row];
         }
-    if (saves == 0) return;
-    fprintf(out, "<p>%.0f saves of %s: %s each in the mean, of which training waited %s.</p>\n", saves,
-            quantity(PD_QUANTITY_BYTES, h->start_count ? (double)h->starts[h->start_count - 1].checkpoint_bytes : NAN).text,
-            quantity(PD_QUANTITY_SECONDS, seconds / saves).text, quantity(PD_QUANTITY_SECONDS, stalls / saves).text);
+    if (!saves) saves = (uint64_t)timed;
+    if (!saves) return;
+    fprintf(out, "<p>%s of %s", pd_counted(saves, "save").text,
+            quantity(PD_QUANTITY_BYTES, h->start_count ? (double)h->starts[h->start_count - 1].checkpoint_bytes : NAN).text);
+    if (timed > 0)
+        fprintf(out, "; %.0f were timed: %s each in the mean, of which training waited %s", timed,
+                quantity(PD_QUANTITY_SECONDS, seconds / timed).text, quantity(PD_QUANTITY_SECONDS, stalls / timed).text);
+    fputs(".</p>\n", out);
 }
 
 static void store(FILE *out, const struct pd_report_run *run)
@@ -379,9 +423,6 @@ void pd_tables_rest(FILE *out, const struct pd_report_data *r)
         save_summary(out, &run->history);
         tiers(out, run);
         store(out, run);
-        if (run->history.damaged_lines)
-            fprintf(out, "<p>%s of metrics.jsonl or events.jsonl could not be read.</p>\n",
-                    pd_counted(run->history.damaged_lines, "line").text);
         if (r->count > 1 || !run->config) continue;
         fputs("<h2>Configuration</h2>\n<details><summary>config.yaml</summary><pre>", out);
         for (const char *c = run->config; *c; c++)

@@ -148,6 +148,28 @@ Test(history, losses_that_are_not_finite_and_steps_that_were_skipped, .init = ma
     pd_history_close(&h);
 }
 
+/* The second start finds less in the second tier than there was: it had lost it. */
+Test(history, saves_of_each_tier, .init = make_folder, .fini = remove_folder)
+{
+    struct pd_history h;
+    double steps[16];
+    const double first[] = {2, 4, 3, 5};
+    append("events.jsonl", "{\"event\":\"open\",\"fence\":1,\"tiers\":[{\"newest\":0},{\"newest\":1}]}\n"
+                           "{\"event\":\"end\",\"exit_code\":75,\"restarts\":true}\n"
+                           "{\"event\":\"open\",\"fence\":2,\"tiers\":[{\"newest\":2},{\"newest\":0}]}\n"
+                           "{\"event\":\"leave\",\"step\":5,\"tiers\":[{\"newest\":5},{\"newest\":5}]}\n");
+    append("metrics.jsonl", "{\"step\":2,\"fence\":1,\"tiers\":[{\"newest\":2},{\"newest\":1}]}\n"
+                            "{\"step\":4,\"fence\":1,\"tiers\":[{\"newest\":4},{\"newest\":1}]}\n"
+                            "{\"step\":3,\"fence\":2,\"tiers\":[{\"newest\":3},{\"newest\":0}]}\n"
+                            "{\"step\":4,\"fence\":2,\"tiers\":[{\"newest\":3},{\"newest\":0}]}\n");
+    open_history(&h);
+    cr_assert_eq(pd_history_saves(&h, 0, steps), 4);
+    cr_assert_arr_eq(steps, first, sizeof first);
+    cr_assert_eq(pd_history_saves(&h, 1, NULL), 1);
+    cr_assert_eq(h.tiers[0].newest, 5);
+    pd_history_close(&h);
+}
+
 Test(history, what_is_no_run_is_refused, .init = make_folder, .fini = remove_folder)
 {
     struct pd_history h;
