@@ -134,7 +134,7 @@ static pd_status take_word(const struct parsing *p, const char *word)
     if (!u->words_max)
         PD_FAIL(p->err, PD_USAGE, "%s takes no argument such as \"%s\"; see %s --help", p->program, word, p->program);
     if (*u->word_count == u->words_max)
-        PD_FAIL(p->err, PD_USAGE, "\"%s\" is one path too many; see %s --help", word, p->program);
+        PD_FAIL(p->err, PD_USAGE, "\"%s\" is one path too many: at most %u; see %s --help", word, u->words_max, p->program);
     u->words[(*u->word_count)++] = word;
     return PD_OK;
 }

@@ -263,7 +263,7 @@ expect("ckpt-none", ["ckpt", "ls", "nowhere"], 78, err=said("nowhere does not ex
 expect("ckpt-file", ["ckpt", "ls", "text.txt"], 78,
        err=said("text.txt is no directory; name a run, its checkpoints or one of them"))
 expect("ckpt-no-path", ["ckpt", "show"], 64, err=said("name a run or a directory of checkpoints; see perdure ckpt show --help"))
-expect("ckpt-two-paths", ["ckpt", "show", "run", "run"], 64, err=said('"run" is one path too many; see perdure ckpt show --help'))
+expect("ckpt-two-paths", ["ckpt", "show", "run", "run"], 64, err=said('"run" is one path too many: at most 1; see perdure ckpt show --help'))
 os.makedirs("empty", exist_ok=True)
 NO_CHECKPOINT = r"/.*/empty holds no checkpoint yet; a run saves its own in <run.dir>/checkpoints\n$"
 expect("ckpt-ls-empty", ["ckpt", "ls", "empty"], 0, re.compile("^" + NO_CHECKPOINT))

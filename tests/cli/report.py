@@ -212,7 +212,24 @@ def impossible(folder):
                            row(4, stages={"forward": 1e308, "backward": -1e308, "sums": 1e308, "update": 1e308}), row(5, time=-1e308)],
           start(1, 0, []) + [{"event": "end", "time": 1e308, "exit_code": 0}])
     _, said, stderr, text = drawn(folder, "unread", [row(1), *["{" for _ in range(60)]])
-    check(said["damaged_lines"] == 60 and "60 lines could not be read" in text, f"lines that cannot be read: {stderr}")
+    check(said["damaged_lines"] == 60 and "60 lines could not be read" in stderr and "60 lines could not be read" in text, f"lines that cannot be read: {stderr}")
+
+
+def named(folder):
+    """As much of the paths as tells runs apart."""
+    path = os.path.join(folder, "named.html")
+    runs = [write_run(os.path.join(folder, at), [row(1), row(2)]) for at in ("exp1/run", "exp2/run", "deep/exp1/run", "other")]
+    report([*runs, "-o", path])
+    titles = Page(path).texts
+    check(any(f"{os.path.basename(folder)}/exp1/run, exp2/run, deep/exp1/run, other" in text for text in titles), f"the page names {titles[:3]}")
+
+
+def blocked(folder, run):
+    pipe = os.path.join(folder, "pipe")
+    shutil.copytree(run, pipe)
+    os.mkfifo(os.path.join(pipe, "config.yaml"))
+    result = subprocess.run([PERDURE, "report", pipe, run, "-o", os.path.join(folder, "pipe.html")], capture_output=True, text=True, timeout=60, check=False)
+    check(result.returncode == 0, f"a config.yaml that is a pipe: {result.returncode}, {result.stderr}")
 
 
 def crowded(folder):
@@ -228,9 +245,13 @@ def crowded(folder):
 def refused(folder, run):
     for arguments, code, words in (([], 64, "report needs the run.dir"), ([os.path.join(folder, "none")], 78, "is no directory"),
                                    ([folder], 78, "neither metrics.jsonl nor events.jsonl"),
-                                   ([run, "-o", os.path.join(folder, "no", "way.html")], 78, "No such file or directory; name another file with -o FILE")):
+                                   ([run, "-o", os.path.join(folder, "no", "way.html")], 78, "No such file or directory; name another file with -o FILE"),
+                                   ([run] * 9, 64, f'"{run}" is one path too many: at most 8;'),
+                                   ([run, "--json", "-o", "-"], 64, "--json and --output=- both write to stdout"),
+                                   ([run, "--png=-"], 64, "a picture goes into a file")):
         result = report(arguments, code)
         check(words in result.stderr, f"report {arguments} says {result.stderr}")
+    check("several, up to 8," in " ".join(report(["--help"]).stdout.split()), "--help says how many runs there may be")
 
 
 def large(folder):
@@ -269,6 +290,8 @@ with tempfile.TemporaryDirectory(prefix="perdure-report-") as temporary:
     tiers(temporary)
     not_finite(temporary)
     impossible(temporary)
+    named(temporary)
+    blocked(temporary, synthetic)
     crowded(temporary)
     refused(temporary, synthetic)
     full(temporary, synthetic, "-o", "No space left on device; name another file with -o FILE")

@@ -1,4 +1,5 @@
 /* perdure report: the page, the picture and the numbers of runs. */
+#include "ckpt/base/regular_file.h"
 #include "ckpt/base/words.h"
 #include "resharder/layout.h"
 #include "tools/command.h"
@@ -67,7 +68,7 @@ static void take_config(struct pd_report_run *run)
     char path[4400];
     size_t bytes = 0;
     snprintf(path, sizeof path, "%s/config.yaml", run->history.dir);
-    FILE *f = fopen(path, "re");
+    FILE *f = pd_regular_fopen(path, false);
     if (!f) return;
     if (getdelim(&run->config, &bytes, '\0', f) < 0) {
         free(run->config);
@@ -120,6 +121,53 @@ static void compare_configs(struct report *r)
         pd_config_deinit(&configs[read]);
 }
 
+/* ---- names ---- */
+
+/* The last `parts` components of a path. */
+static const char *suffix_of(const char *path, uint32_t parts)
+{
+    const char *at = path + strlen(path);
+    while (at > path && (at[-1] != '/' || --parts))
+        at--;
+    return at;
+}
+
+static bool is_alone(const struct report *r, char *const *paths, uint32_t run, uint32_t parts)
+{
+    for (uint32_t i = 0; i < r->data.count; i++)
+        if (i != run && strcmp(suffix_of(paths[i], parts), suffix_of(paths[run], parts)) == 0) return false;
+    return true;
+}
+
+static bool has_own_name(const struct report *r, uint32_t run)
+{
+    for (uint32_t i = 0; i < r->data.count; i++)
+        if (i != run && strcmp(r->runs[i].history.name, r->runs[run].history.name) == 0) return false;
+    return true;
+}
+
+/* Runs whose directories have one name are called by as much of their paths as tells them apart: exp1/run, exp2/run. */
+static void tell_apart(struct report *r)
+{
+    char *paths[PD_REPORT_RUNS_MAX];
+    bool is_named[PD_REPORT_RUNS_MAX];
+    for (uint32_t i = 0; i < r->data.count; i++) {
+        char *real = realpath(r->runs[i].history.dir, NULL);
+        paths[i] = real ? real : strdup(r->runs[i].history.dir);
+        PD_CHECK(paths[i]);
+        is_named[i] = has_own_name(r, i);
+    }
+    for (uint32_t i = 0; i < r->data.count; i++) {
+        struct pd_history *h = &r->runs[i].history;
+        uint32_t parts = 1;
+        while (!is_alone(r, paths, i, parts) && suffix_of(paths[i], parts) > paths[i])
+            parts++;
+        if (!is_named[i]) snprintf(h->name, sizeof h->name, "%.255s", suffix_of(paths[i], parts));
+    }
+    for (uint32_t i = 0; i < r->data.count; i++)
+        free(paths[i]);
+}
+
 /* ---- the whole ---- */
 
 static pd_status read_runs(struct report *r, struct pd_error *err)
@@ -133,7 +181,26 @@ static pd_status read_runs(struct report *r, struct pd_error *err)
         if (take_store(run, &why)) snprintf(run->store_note, sizeof run->store_note, "%.500s", why.message);
         take_config(run);
     }
+    tell_apart(r);
     compare_configs(r);
+    return PD_OK;
+}
+
+static void say_unread(const struct report *r)
+{
+    for (uint32_t i = 0; i < r->data.count; i++) {
+        const struct pd_history *h = &r->runs[i].history;
+        if (h->damaged_lines) (void)fprintf(stderr, "%s: %s\n", h->dir, pd_report_unread(h).text);
+    }
+}
+
+/* Stdout takes one document, and no picture. */
+static pd_status check_outputs(const struct report *r, struct pd_error *err)
+{
+    if (r->json && r->output && strcmp(r->output, "-") == 0)
+        PD_FAIL(err, PD_USAGE, "--json and --output=- both write to stdout; name a file for the page: -o report.html");
+    if (r->picture && strcmp(r->picture, "-") == 0)
+        PD_FAIL(err, PD_USAGE, "--png=-: a picture goes into a file; name it: --png=report.png");
     return PD_OK;
 }
 
@@ -158,6 +225,7 @@ static pd_status write_report(struct report *r, struct pd_error *err)
         (void)fprintf(stderr, "%s: %s of %s\n", r->output, pd_counted(rows, "line").text,
                       pd_counted(r->data.count, "run").text);
     if (r->picture) (void)fprintf(stderr, "%s: a picture of the same\n", r->picture);
+    say_unread(r);
     return PD_OK;
 }
 
@@ -184,20 +252,23 @@ pd_status pd_cmd_report(int argc, char **argv, struct pd_error *err)
          .letter = 'o'},
         {.name = "png", "FILE", "the same charts as a picture; needs librsvg", PD_OPTION_TEXT, &r->picture},
         {0}};
-    const struct pd_usage usage = {.arguments = "RUN [RUN...]",
-                                   .doc = "Draws runs: loss, speed, memory, saves, what was done when, how starts ended, "
-                                          "what is stored. RUN is the run.dir "
-                                          "of one that goes on, has ended or has failed; several are drawn over each other. "
-                                          "The page is one file that needs "
-                                          "no network.",
-                                   .options = options,
-                                   .json = &r->json,
-                                   .words = r->paths,
-                                   .words_max = PD_REPORT_RUNS_MAX,
-                                   .word_count = &r->path_count};
+    const struct pd_usage usage = {
+        .arguments = "RUN [RUN...]",
+        .doc = "Draws runs: loss, speed, memory, saves, what was done when, how starts ended, "
+               "what is stored. RUN is the run.dir "
+               "of one that goes on, has ended or has failed; several, up to 8, are drawn over each other. "
+               "The page is one file that needs "
+               "no network.",
+        .options = options,
+        .json = &r->json,
+        .words = r->paths,
+        .words_max = PD_REPORT_RUNS_MAX,
+        .word_count = &r->path_count};
+    _Static_assert(PD_REPORT_RUNS_MAX == 8, "--help says so");
     pd_status st = pd_command_parse(&usage, argc, argv, &done, err);
     if (!st && !done && !r->path_count)
         st = pd_error_set(err, PD_USAGE, PD_WHERE, 0, "report needs the run.dir of a run: perdure report runs/mine");
+    if (!st && !done) st = check_outputs(r, err);
     if (!st && !done) st = read_runs(r, err);
     if (!st && !done) st = write_report(r, err);
     close_runs(r);
