@@ -52,18 +52,37 @@ def init():
         check(json.loads(plan), "init's configuration is planned")
     said = json.loads(perdure("init", "--data=a.bin", "--model=llama-1.5b", "--memory=20G", "-o", "planned.json.yaml", "--json").stdout)
     check("streams from the drive" in said["why"] and 0 < said["memory_bytes"] <= 20 << 30 and said["ranks"] == 1, f"{said}")
+    os.makedirs("empty")
+    for name in ("empty", "short.txt", "absent.txt"):
+        said = perdure("init", f"--data={name}", "--model=byte-1m", "-o", f"{name}.yaml").stderr
+        check("the data is not ready yet: " in said and name in said and f"next: perdure train {name}.yaml" in said, f"{name}: {said}")
     asked()
 
 
-def asked():
-    """On a terminal it asks for what is not given."""
+def on_terminal(output, answers):
     master, slave = pty.openpty()
-    process = subprocess.Popen([PERDURE, "init", "-o", "asked.yaml"], stdin=slave, stdout=slave, stderr=slave)
-    os.write(master, b"text.txt\n\nauto\n")
-    code = process.wait(timeout=600)
-    check(code == 0 and '"text.txt"' in harness.read("asked.yaml") and "byte-1m" in harness.read("asked.yaml"), f"asked: {code}")
-    os.close(master)
+    process = subprocess.Popen([PERDURE, "init", "-o", output], stdin=slave, stdout=slave, stderr=slave, env=dict(os.environ, HOME=os.getcwd()))
     os.close(slave)
+    os.write(master, answers)
+    said = b""
+    try:
+        while True:
+            said += os.read(master, 65536)
+    except OSError:
+        os.close(master)
+    return process.wait(timeout=600), said.decode()
+
+
+def asked():
+    """On a terminal it asks for what is not given, and again for what is wrong."""
+    with open("long.txt", "w", encoding="utf-8") as f:
+        f.write(harness.text_of(60000))
+    code, said = on_terminal("asked.yaml", b"\n~/long.txt\nbyte-1x\n\nnowhere\nauto\n")
+    text = harness.read("asked.yaml") if code == 0 else ""
+    check('"~/long.txt"' in text and "byte-1m" in text and "not ready" not in said, f"asked: {code}, {said}")
+    check(all(said.count(question) == 2 for question in ("or a directory: ", "[byte-1m]: ", "[auto]: ")), f"wrong answers: {said}")
+    code, said = on_terminal("asked.yaml", b"")
+    check(code == 78 and "asked.yaml: File exists" in said and "What text" not in said, f"before questions: {said}")
 
 
 # ---- eval ----
@@ -125,7 +144,7 @@ def typed(text):
 
 
 def completion():
-    shutil.copy("text.txt", "a text.txt")
+    shutil.copy("text.txt", "my text.txt")
     os.makedirs("man1", exist_ok=True)
     for shell in ("bash", "zsh", "fish"):
         with open(f"completion.{shell}", "w", encoding="utf-8") as f:
@@ -138,13 +157,13 @@ def completion():
     check(complete("completion.bash", ["perdure", "ckpt", "ex"]) == ["export"], "export")
     check(complete("completion.bash", ["perdure", "data", "pack", "--form"]) == ["--format="], "--format")
     check({"nanogpt", "megatron"} <= set(complete("completion.bash", ["perdure", "data", "pack", "--format", "=", "''"])), "values")
-    for words, wanted in (("watch ''", {"a text.txt", "man1"}), ("report -o ''", {"a text.txt"}), ("report --output ''", {"a text.txt"}),
-                          ("train ''", {"a text.txt"}), ("ckpt export --format = ''", {"safetensors", "gguf"}), ("init --model = byte", {"byte-1m"}),
+    for words, wanted in (("watch ''", {"my text.txt", "man1"}), ("report -o ''", {"my text.txt"}), ("report --output ''", {"my text.txt"}),
+                          ("train ''", {"my text.txt"}), ("ckpt export --format = ''", {"safetensors", "gguf"}), ("init --model = byte", {"byte-1m"}),
                           ("completion ''", {"bash", "zsh", "fish"}), ("--ver", {"--version"}), ("eval --d", {"--data="})):
         found = complete("completion.bash", ["perdure", *words.split()])
         check(wanted <= set(found) and "--help" not in found, f"{words}: {found}")
     check("optimizer.lr=" in complete("completion.bash", ["perdure", "train", "run.yaml", "optimizer.l"]), "keys")
-    check("perdure watch a\\ text.txt" in typed("perdure watch a\t"), "a file name with a space is two words")
+    check("perdure watch my\\ text.txt" in typed("perdure watch my\t"), "a file name with a space is two words")
     check("perdure train optimizer.lr=" in typed("perdure train optimizer.lr\t"), "a key is quoted")
     for shell in ("zsh", "fish"):
         text = harness.read(f"completion.{shell}")

@@ -54,10 +54,10 @@ static const struct {
 };
 enum { STEPS = sizeof steps / sizeof *steps };
 
-/* ---- the three answers ---- */
+/* ---- an answer ---- */
 
-static pd_status ask(struct init *in, const char *question, const char *otherwise, char *answer, const char *flag,
-                     struct pd_error *err)
+static pd_status ask_once(struct init *in, const char *question, const char *otherwise, char *answer, const char *flag,
+                          struct pd_error *err)
 {
     if (answer[0]) return PD_OK;
     if (in->asks) {
@@ -71,15 +71,6 @@ static pd_status ask(struct init *in, const char *question, const char *otherwis
         PD_FAIL(err, PD_USAGE, "init asks \"%s\" and has no answer: give --%s; perdure init --help tells more", question,
                 flag);
     return PD_OK;
-}
-
-static pd_status ask_all(struct init *in, struct pd_error *err)
-{
-    PD_TRY(ask(in, "What text or tokens? A file or a directory", NULL, in->data, "data=FILE", err));
-    PD_TRY(ask(in, "Which model? A size such as byte-1m, gpt2-124m or llama-1.5b, or a directory to go on from", "byte-1m",
-               in->model, "model=NAME", err));
-    return ask(in, "Which machine? auto for this one, cpu, or a GPU such as h100-80g", "auto", in->machine, "machine=NAME",
-               err);
 }
 
 /* ---- the machine ---- */
@@ -101,6 +92,47 @@ static pd_status find_machine(struct init *in, struct pd_error *err)
     else if (is_cpu && pd_memory_limit_read(NULL, &limit))
         in->planned.device_bytes = 0.8 * (double)limit.free_bytes / in->ranks;
     return PD_OK;
+}
+
+/* ---- the three answers ---- */
+
+static pd_status take_data(struct init *in, struct pd_error *err)
+{
+    (void)in, (void)err;
+    return PD_OK; /* it may come later; say_next tells */
+}
+
+static pd_status check_model(struct init *in, struct pd_error *err)
+{
+    struct pd_model_config ignored;
+    struct pd_error unknown = {.status = PD_OK};
+    in->is_from = pd_ckpt_is_foreign(in->model);
+    if (in->is_from || !pd_model_preset(in->model, &ignored, &unknown)) return PD_OK;
+    PD_FAIL(err, PD_INVALID, "--model=%s: no checkpoint of another system lies there, and %s", in->model, unknown.message);
+}
+
+/* A wrong answer on a terminal is asked for again; one that was given as an option ends the command. */
+static pd_status ask(struct init *in, const char *question, const char *otherwise, char *answer, const char *flag,
+                     pd_status (*check)(struct init *in, struct pd_error *err), struct pd_error *err)
+{
+    const bool is_asked = in->asks && !answer[0];
+    for (;;) {
+        pd_status st = ask_once(in, question, otherwise, answer, flag, err);
+        if (!st) st = check(in, err);
+        if (!st || !is_asked || feof(stdin)) return st;
+        (void)fprintf(stderr, "%s\n", err->message);
+        pd_error_clear(err);
+        answer[0] = '\0';
+    }
+}
+
+static pd_status ask_all(struct init *in, struct pd_error *err)
+{
+    PD_TRY(ask(in, "What text or tokens? A file or a directory", NULL, in->data, "data=FILE", take_data, err));
+    PD_TRY(ask(in, "Which model? A size such as byte-1m, gpt2-124m or llama-1.5b, or a directory to go on from", "byte-1m",
+               in->model, "model=NAME", check_model, err));
+    return ask(in, "Which machine? auto for this one, cpu, or a GPU such as h100-80g", "auto", in->machine, "machine=NAME",
+               find_machine, err);
 }
 
 /* ---- what fits ---- */
@@ -239,11 +271,23 @@ static pd_status write_config(const struct init *in, struct pd_error *err)
     return PD_OK;
 }
 
-static void say_next(const struct init *in)
+/* What a run would not begin with: files that are absent, empty or shorter than a sample. */
+static void say_data(struct init *in)
+{
+    char *notes = NULL;
+    struct pd_error wrong = {.status = PD_OK};
+    pd_status st = pd_config_find_data(&in->config, &notes, &wrong);
+    free(notes);
+    const struct pd_data_options data = pd_config_data(&in->config);
+    if (!st) st = pd_data_check(&data, &wrong);
+    if (st) (void)fprintf(stderr, "the data is not ready yet: %s\n", wrong.message);
+}
+
+static void say_next(struct init *in)
 {
     const size_t length = strlen(in->data);
     const bool is_text = length > 4 && strcmp(in->data + length - 4, ".txt") == 0;
-    if (access(in->data, F_OK)) (void)fprintf(stderr, "%s is not there yet\n", in->data);
+    say_data(in);
     if (is_text && in->config.model.vocab > TEXT_VOCAB_MAX)
         (void)fprintf(stderr,
                       "%s is text, and the model has %u tokens: pack it first, and name the packed file as data.train\n"
@@ -267,20 +311,17 @@ static pd_status print_json(const struct init *in, struct pd_error *err)
     return pd_output_json(&w, err);
 }
 
-static pd_status check_model(const struct init *in, struct pd_error *err)
+/* Before questions are asked whose answers would be lost. */
+static pd_status check_output(const struct init *in, struct pd_error *err)
 {
-    struct pd_model_config ignored;
-    struct pd_error unknown = {.status = PD_OK};
-    if (in->is_from || !pd_model_preset(in->model, &ignored, &unknown)) return PD_OK;
-    PD_FAIL(err, PD_INVALID, "--model=%s: no checkpoint of another system lies there, and %s", in->model, unknown.message);
+    if (strcmp(in->output, "-") == 0 || access(in->output, F_OK)) return PD_OK;
+    PD_FAIL(err, PD_INVALID, "%s: %s; name another file with -o FILE", in->output, strerror(EEXIST));
 }
 
 static pd_status run(struct init *in, struct pd_error *err)
 {
+    if (in->asks) PD_TRY(check_output(in, err));
     PD_TRY(ask_all(in, err));
-    PD_TRY(find_machine(in, err));
-    in->is_from = pd_ckpt_is_foreign(in->model);
-    PD_TRY(check_model(in, err));
     PD_TRY(fit(in, err));
     pd_status st = write_config(in, err);
     if (!st) say_next(in);
