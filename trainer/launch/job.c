@@ -46,7 +46,8 @@ struct job {
     struct pollfd *polls;           /* (1 + end.count) signals, and processes that have not ended */
     struct pd_launch_watch *watch;  /* NULL: nobody looks for hangs */
     uint64_t watched_ns, heard_ns;
-    struct stat run_dir; /* when this start began */
+    struct stat run_dir;   /* when this start began */
+    bool is_below_run_dir; /* the directory of this launch, which nobody removes who does not remove run.dir */
     bool is_begin_warned;
     double grace_seconds;        /* from leave_ns until what is left is ended */
     uint64_t start_ns, leave_ns; /* leave_ns: when ranks were asked to leave; 0: they were not */
@@ -239,14 +240,24 @@ static void starter_tell(struct job *job)
     job->starter_saves_told = requests->saves;
 }
 
+static bool is_below(const char *dir, const struct stat *parent)
+{
+    struct stat above;
+    char path[4096];
+    snprintf(path, sizeof path, "%.4000s/..", dir);
+    return stat(path, &above) == 0 && above.st_dev == parent->st_dev && above.st_ino == parent->st_ino;
+}
+
 /* Ranks leave, and save where they can: what they report is lost, and a restart would find nothing to start from. */
 static void run_dir_look(struct job *job)
 {
-    struct stat now;
+    struct stat now = {0};
     const char *path = job->end.start->run_dir;
     if (!path || job->end.is_run_dir_gone) return;
-    const bool is_found = stat(path, &now) == 0;
-    if (is_found ? now.st_dev == job->run_dir.st_dev && now.st_ino == job->run_dir.st_ino : errno != ENOENT) return;
+    const bool is_found = stat(path, &now) == 0,
+               is_same = now.st_dev == job->run_dir.st_dev && now.st_ino == job->run_dir.st_ino;
+    const bool has_notes = !job->is_below_run_dir || access(job->end.start->dir, F_OK) == 0 || errno != ENOENT;
+    if (has_notes && (is_found ? is_same : errno != ENOENT)) return;
     job->end.is_run_dir_gone = true;
     pd_log_error(MODULE, "run.dir (%s) was moved or deleted: saving where that is possible, and leaving", path);
 }
@@ -567,6 +578,7 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
         job.workers[r] = (struct worker){.pidfd = -1, .saves_told = requests->saves};
     job.starter_saves_told = requests->saves;
     job.end.is_run_dir_gone = start->run_dir && stat(start->run_dir, &job.run_dir) != 0;
+    job.is_below_run_dir = start->run_dir && is_below(start->dir, &job.run_dir);
     pd_note_clear(start->dir);
     job.end.processes = job.seen;
     job.start_ns = pd_clock_monotonic_ns(NULL);

@@ -45,6 +45,19 @@ static bool is_imported(const struct pd_commit *commit)
     return commit->state.identity.lineage == 0;
 }
 
+/* The schedule may change at any restart, and decides bits all the same; run.steps moves optimizer.decay_steps. */
+static void log_schedule(const struct pd_engine *e, const struct pd_resume_difference *d, uint32_t count)
+{
+    char text[640] = "";
+    size_t used = 0;
+    for (uint32_t i = 0; i < count && used < sizeof text; i++)
+        if (d[i].effect == PD_RESUME_FREE && strncmp(d[i].key, "optimizer.", 10) == 0)
+            used += (size_t)snprintf(text + used, sizeof text - used, "%s%s was %s and is now %s", used ? "; " : "",
+                                     d[i].key, d[i].before, d[i].now);
+    if (used && e->options.rank == 0)
+        pd_log_info(MODULE, "%s: steps from here on follow it, and have other bits than those of a run that began so", text);
+}
+
 static pd_status compare_keys(const struct pd_engine *e, const struct pd_config *saved, bool refuses_alone,
                               struct change *change, struct pd_error *err)
 {
@@ -57,13 +70,15 @@ static pd_status compare_keys(const struct pd_engine *e, const struct pd_config 
     if (text[0])
         PD_FAIL(err, PD_INVALID, "this run cannot go on with another model: %s; restore it, or start another run.dir", text);
     if (refuses_alone) return PD_OK;
+    log_schedule(e, differences, count);
     describe(differences, count, PD_RESUME_NEW_LINEAGE, text, room);
     change->any = text[0] != '\0';
     if (text[0] && !e->options.config->accept_new_lineage)
-        PD_FAIL(err, PD_INVALID,
-                "%s: steps would no longer have the bits of an uninterrupted run; %s, or go on with other bits from here on: "
-                "accept_new_lineage=true",
-                text, saved->numerics.lanes ? "restore it" : "take the program that saved it");
+        PD_FAIL(
+            err, PD_INVALID,
+            "%s: steps would no longer have the bits of an uninterrupted run; %s, or go on with other bits from here on: "
+            "accept_new_lineage=true",
+            text, saved->numerics.lanes ? "restore it" : "take the program that saved it");
     return PD_OK;
 }
 
