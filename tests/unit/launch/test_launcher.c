@@ -394,7 +394,7 @@ Test(launcher, an_end_without_a_word_is_tried_again)
     expect_error_says("ulimit -a");
     local.worker = mpi.worker;
     cr_assert_eq(launch(&local), 78, "the command itself is wrong");
-    expect_error_says("/nonexistent/worker: No such file");
+    expect_error_says("/nonexistent/worker cannot be started");
 }
 
 /* The first time the script ends as `first` says; later it is mpirun. */
