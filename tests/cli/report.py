@@ -185,7 +185,7 @@ def tiers(folder):
     check([(t["directory"], t["saves"], t["newest_step"]) for t in said["tiers"]] == [("/quick", 5, 8), ("/slow", 2, 8)], f"tiers: {said['tiers']}")
     check("5 saves of 1 MiB; 4 were timed: 500 ms each" in text, "the table counts the saves")
     svg = chart_of(path, "Saves")
-    marks = [sum(part.split('"')[0].count("v-7") for part in svg.split(f'class="l{colour}" d="')) for colour in (2, 3)]
+    marks = [sum(part.split('"')[0].count("v7") for part in svg.split(f'class="l{colour}" d="')) for colour in (2, 3)]
     check(svg.count('class="p0"') == 4 + 1 and marks == [5, 2], f"saves drawn: {svg.count('p0')}, ticks {marks}")  # two at step 6, once in the legend
     only = [row(step, last_checkpoint=step // 2 * 2) for step in range(1, 5)]
     said = drawn(folder, "only", only, start(1, 0, [{"dir": "/only", "newest": 0}]) + [{"event": "leave", "step": 5, "tiers": [{"dir": "/only", "newest": 5}]}])[1]

@@ -259,7 +259,7 @@ static void draw_rug(const struct frame *f, const struct pd_series *s, const uin
 {
     fprintf(f->out, "<path class=\"l%u\" d=\"", s->colour);
     for (uint64_t i = 0; i < count; i++)
-        fprintf(f->out, "M%.1f %.1fv-7", at_x(f, s->x[indices[i]]), f->bottom - 1 - 9.0 * row);
+        fprintf(f->out, "M%.1f %.1fv7", at_x(f, s->x[indices[i]]), f->top + 1 + 9.0 * row);
     fputs("\"/>", f->out);
 }
 

@@ -17,7 +17,7 @@ enum pd_series_style {
     PD_SERIES_POINTS,
     PD_SERIES_AREA,  /* stacked on the areas before it: means of pixel columns */
     PD_SERIES_LEVEL, /* holds until the next point */
-    PD_SERIES_RUG,   /* a tick at each x, at the foot of the plot: a row for each such series; y is not looked at */
+    PD_SERIES_RUG,   /* a tick at each x, at the top of the plot: a row for each such series; y is not looked at */
 };
 
 /* Borrowed arrays, in the order of x. */

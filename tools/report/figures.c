@@ -266,7 +266,7 @@ static void add_arrivals(struct making *m, struct pd_chart *chart, const struct 
             steps[i] = fmin(steps[i], m->x_high); /* the save at the end may be behind the last line */
         add(chart, h->tiers[t].dir, PD_SERIES_RUG, 2 + t % (PD_CHART_COLOURS - 2), steps, steps, NULL, count);
     }
-    if (h->tier_count) chart->note = "A tick at the foot: a checkpoint had arrived in the tier of its colour.";
+    if (h->tier_count) chart->note = "A tick at the top: a checkpoint had arrived in the tier of its colour.";
 }
 
 static void chart_of_saves(struct making *m)

@@ -99,6 +99,7 @@ void pd_history_life(const struct pd_history *history, struct pd_history_life *r
 /* "2026-11-23 13:19:33", or "–": no time, or none that a calendar has. */
 void pd_history_moment(double seconds, char *ret_text, size_t room);
 /* How many checkpoints arrived in a tier: how often its newest step grew, those that a restart made superfluous included.
+ * Two between two lines of metrics.jsonl count as one.
  *   ret_steps  (rows + start_count) the step at which each was seen; NULL: not wanted */
 uint64_t pd_history_saves(const struct pd_history *history, uint32_t tier, double *ret_steps);
 /* The newest value of a column, or NaN. */
