@@ -187,6 +187,7 @@ def manual():
     launch = harness.read(os.path.join(SOURCE, "trainer", "launch", "README.md")).partition("| exit code | meaning |")[2]
     check(codes == [int(code) for code in re.findall(r"^\| (\d+) \|", launch, re.M)], f"perdure(1) has exit codes {codes}")
     check(all(f".BR perdure-{command} (1)" in top for command in commands_of([])), f"perdure(1) sees not all: {top[-600:]}")
+    check(".BR perdure\\-ckpt\\-ls (1)" in harness.read("man1/perdure-ckpt.1"), "perdure-ckpt(1) does not see perdure-ckpt-ls(1)")
     for page in pages:
         text, path = harness.read(f"man1/{page}.1").replace("\\-", "-"), page.split("-")[1:]
         options = re.findall(r"--(\w[\w-]*)", perdure(*path, "--help").stdout) if not commands_of(path) else []

@@ -102,7 +102,11 @@ static void put_see_also(FILE *out, const struct pd_command *commands, const cha
     const bool is_top = strcmp(name, "perdure") == 0;
     fprintf(out, ".SH SEE ALSO%s", is_top ? "" : "\n.BR perdure (1)");
     for (const struct pd_command *c = commands; c && c->name; c++)
-        if (c->summary) fprintf(out, "%s\n.BR %s\\-%s (1)", is_top && c == commands ? "" : " ,", name, c->name);
+        if (c->summary) {
+            fputs(is_top && c == commands ? "\n.BR " : " ,\n.BR ", out);
+            put(out, name);
+            fprintf(out, "\\-%s (1)", c->name);
+        }
     fputc('\n', out);
 }
 
