@@ -75,7 +75,14 @@ def limits(bench):
     bench.ends("a small stack", 78, "perdure: the stack is limited to 200 KiB, and perdure needs 1024", new("stack"),
                preexec_fn=limited(resource.RLIMIT_STACK, 200 << 10))
     bench.ends("a small stack that may grow", 0, "done: step 12", new("stack"), preexec_fn=limited(resource.RLIMIT_STACK, 100 << 10, 8 << 20))
-    bench.ends("few open files", 74, "Too many open files", new("few"), preexec_fn=limited(resource.RLIMIT_NOFILE, 8))
+    for ranks, files in ((1, 8), (2, 12)):
+        said = bench.ends("few open files", 78, rf"perdure: a run needs more than {6 + 3 * ranks} open files for {ranks} ranks?, and the limit is {files}: raise it",
+                          new("few"), f"layout.ranks={ranks}", "checkpoint.give_up_minutes=0", preexec_fn=limited(resource.RLIMIT_NOFILE, files))
+        if "fresh start" in said.stderr:
+            raise harness.Failure(f"few open files: it was started\n{said.stderr}")
+        bench.ends("enough open files", 0, "done: step 12", new("few"), f"layout.ranks={ranks}", preexec_fn=limited(resource.RLIMIT_NOFILE, 7 + 3 * ranks))
+        bench.ends("few open files that may be more", 0, "done: step 12", new("few"), f"layout.ranks={ranks}",
+                   preexec_fn=limited(resource.RLIMIT_NOFILE, files, 1024))
     for mebibytes in range(80, 480, 40):
         result = bench.run(new("space"), "run.steps=1", "checkpoint.give_up_minutes=0", preexec_fn=limited(resource.RLIMIT_AS, mebibytes << 20))
         if result.returncode == 127 and "shared libraries" in result.stderr and mebibytes < 440:

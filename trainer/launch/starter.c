@@ -3,6 +3,7 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/file_limit.h"
 #include "ckpt/base/parse.h"
+#include "ckpt/base/words.h"
 #include "trainer/run/launched.h"
 #include "trainer/run/recovery.h"
 
@@ -13,6 +14,9 @@
 #include <unistd.h>
 
 #define MPI_FILE_BYTES (5u << 20) /* a rank's shared memory in Open MPI 4.1; SIGXFSZ ends it where it gets none */
+#define RUN_FILES 7u /* with these and those of its ranks a run whose ranks are threads can save */
+#define RANK_FILES 3u
+#define FULL_RUN_FILES 16u /* a rank, and one rank more: with state on drives, two stripes and metrics of every kind */
 #define MPI_SPACE_BYTES (256u << 20) /* Open MPI 4.1 ends in SIGSEGV with less; a rank of any model needs more */
 
 bool pd_starter_find_program(const char *program, char ret_path[4096])
@@ -145,24 +149,36 @@ pd_status pd_starter_choose(enum pd_transport asked, uint32_t ranks, enum pd_tra
     return PD_OK;
 }
 
+/* The soft limit is raised as far as the hard one allows, up to what offloading, stripes and metrics may need. */
+static pd_status check_open_files(const struct pd_start *start, rlim_t needs, const char *who, const char *or_else,
+                                  struct pd_error *err)
+{
+    struct rlimit files;
+    const rlim_t wanted = FULL_RUN_FILES * (1 + (rlim_t)start->ranks);
+    if (getrlimit(RLIMIT_NOFILE, &files)) return PD_OK;
+    struct rlimit raised = {wanted < files.rlim_max ? wanted : files.rlim_max, files.rlim_max};
+    if (files.rlim_cur < raised.rlim_cur && setrlimit(RLIMIT_NOFILE, &raised) == 0) files = raised;
+    if (files.rlim_cur >= needs) return PD_OK;
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "%s needs more than %llu open files for %s, and the limit is %llu: raise it (ulimit -n 1024)%s", who,
+            (unsigned long long)needs - 1, pd_counted(start->ranks, "rank").text, (unsigned long long)files.rlim_cur, or_else);
+}
+
 /* Open MPI 4 takes pipes for all ranks of a host first, and hangs where it gets none. Ranks of hosts that others name may be
  * fewer here. */
 pd_status pd_starter_check_limits(const struct pd_start *start, struct pd_error *err)
 {
-    struct rlimit files, space;
-    const rlim_t needs = 25 + 4 * (rlim_t)start->ranks;
-    if (start->transport != PD_TRANSPORT_MPI || own_starter() || is_slurm_of_nodes()) return PD_OK;
+    struct rlimit space;
+    if (start->transport == PD_TRANSPORT_LOCAL)
+        return check_open_files(start, RUN_FILES + RANK_FILES * (rlim_t)start->ranks, "a run", "", err);
+    if (own_starter() || is_slurm_of_nodes()) return PD_OK;
     if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur < MPI_SPACE_BYTES)
         PD_FAIL(
             err, PD_UNSUPPORTED,
             "mpirun and its ranks need more than %u MiB of address space each, and the limit is %llu: raise it (ulimit -v)",
             MPI_SPACE_BYTES >> 20, (unsigned long long)space.rlim_cur >> 20);
     PD_TRY(pd_file_limit_check("mpirun", MPI_FILE_BYTES, err));
-    if (getrlimit(RLIMIT_NOFILE, &files) || files.rlim_cur >= needs) return PD_OK;
-    PD_FAIL(err, PD_UNSUPPORTED,
-            "mpirun needs more than %llu open files for %u ranks, and the limit is %llu: raise it (ulimit -n 1024), or use "
-            "layout.transport=local",
-            (unsigned long long)needs - 1, start->ranks, (unsigned long long)files.rlim_cur);
+    return check_open_files(start, 25 + 4 * (rlim_t)start->ranks, "mpirun", ", or use layout.transport=local", err);
 }
 
 static pd_status command_add(struct pd_starter_command *command, uint32_t *count, char *word, struct pd_error *err)

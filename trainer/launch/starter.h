@@ -41,8 +41,9 @@ PD_MUST_USE pd_status pd_starter_choose(enum pd_transport asked, uint32_t ranks,
 PD_MUST_USE pd_status pd_starter_command_make(const struct pd_start *start, struct pd_starter_command *ret_command,
                                               struct pd_error *err);
 
-/* Before the start: what the starter cannot do here, although it would not say so but wait for ever.
- *   errors  PD_UNSUPPORTED: too few descriptors for mpirun, which takes four a rank; too little address space */
+/* Before the start, limits of this machine: under them mpirun would wait for ever, and a run could save nothing. Raises
+ * the soft limit of open files, which ranks inherit.
+ *   errors  PD_UNSUPPORTED: too few open files; too little address space for mpirun */
 PD_MUST_USE pd_status pd_starter_check_limits(const struct pd_start *start, struct pd_error *err);
 
 /* Whether there is a program of that name on PATH, or one that can be run under a name with a slash. */
