@@ -89,7 +89,7 @@ static inline struct tier *tiers_worker_at(struct pd_tiers *tiers, uint32_t i)
 void tier_report_init(struct tier *tier);
 void tier_report_deinit(struct tier *tier);
 /* What came of a job; logged by the group's first rank. */
-void tier_report_result(struct tier *tier, uint64_t step, pd_status st, const struct pd_error *err);
+void tier_report_result(struct tier *tier, uint64_t step, double seconds, pd_status st, const struct pd_error *err);
 /* When the launch begins: what it found. */
 void tier_report_found(struct tier *tier, uint64_t newest_step);
 void tier_report_begin_failed(struct tier *tier, const struct pd_error *cause);

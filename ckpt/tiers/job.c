@@ -1,4 +1,5 @@
 /* A job in one tier: save or copy, then pin, prune and report. */
+#include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
 #include "ckpt/tiers/internal.h"
 
@@ -51,7 +52,8 @@ static pd_status run(struct tier *tier, struct tier_job *job, struct pd_error *e
 pd_status tier_run_job(void *context, struct tier_job *job, struct pd_error *err)
 {
     struct tier *tier = context;
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
     const pd_status st = run(tier, job, err);
-    tier_report_result(tier, job->step, st, err);
+    tier_report_result(tier, job->step, pd_clock_seconds_since(NULL, start), st, err);
     return st;
 }

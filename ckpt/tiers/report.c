@@ -17,7 +17,7 @@ void tier_report_deinit(struct tier *tier)
 }
 
 /* True: it had failed before. */
-static bool note_result(struct tier_outcome *o, uint64_t step, pd_status st, const struct pd_error *err)
+static bool note_result(struct tier_outcome *o, uint64_t step, double seconds, pd_status st, const struct pd_error *err)
 {
     pthread_mutex_lock(&o->mutex);
     const bool works_again = st == PD_OK && o->report.failures;
@@ -25,6 +25,7 @@ static bool note_result(struct tier_outcome *o, uint64_t step, pd_status st, con
     o->error = *err;
     if (st == PD_OK) {
         o->report.newest_step = step;
+        o->report.seconds = seconds;
         o->report.failures = 0;
     } else if (st != PD_STOPPED) {
         o->report.failures++;
@@ -34,9 +35,9 @@ static bool note_result(struct tier_outcome *o, uint64_t step, pd_status st, con
     return works_again;
 }
 
-void tier_report_result(struct tier *tier, uint64_t step, pd_status st, const struct pd_error *err)
+void tier_report_result(struct tier *tier, uint64_t step, double seconds, pd_status st, const struct pd_error *err)
 {
-    const bool works_again = note_result(&tier->outcome, step, st, err);
+    const bool works_again = note_result(&tier->outcome, step, seconds, st, err);
     /* Alone it is the save that has failed, which its caller logs. */
     if (tier->tiers->count == 1 || tier->group->rank) return;
     if (works_again) pd_log_info(TIERS_MODULE, "%s works again: it has step %" PRIu64, tier->dir, step);
@@ -49,6 +50,7 @@ void tier_report_found(struct tier *tier, uint64_t newest_step)
 {
     pthread_mutex_lock(&tier->outcome.mutex);
     tier->outcome.report.newest_step = newest_step;
+    tier->outcome.report.seconds = 0;
     pthread_mutex_unlock(&tier->outcome.mutex);
 }
 

@@ -130,6 +130,7 @@ struct pd_tier_report {
     const char *dir;
     bool in_memory, is_left_out;
     uint64_t newest_step;     /* sealed there; 0: none */
+    double seconds;           /* that it took to get there; 0: an earlier launch put it there */
     uint32_t failures;        /* in a row */
     uint64_t skipped;         /* steps that were due and gave way to newer ones */
     char cause[256];          /* of the last failure */

@@ -72,6 +72,13 @@ static void take_tiers(struct pd_history *h, uint64_t row, const struct pd_json_
         const struct pd_json_value *tier = pd_json_at(tiers, i);
         struct pd_history_tier *t = &h->tiers[i];
         const char *cause = pd_json_text(pd_json_member(tier, "cause"));
+        double seconds;
+        if (u64_of(tier, "newest") != t->newest && pd_json_is_number(pd_json_member(tier, "seconds"), &seconds) &&
+            seconds >= 0 && seconds < 1e15) {
+            t->timed++;
+            t->seconds += seconds;
+            t->seconds_max = fmax(t->seconds_max, seconds);
+        }
         t->newest = u64_of(tier, "newest");
         t->failures = u64_of(tier, "failures");
         t->skipped = u64_of(tier, "skipped");

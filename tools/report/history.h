@@ -61,6 +61,8 @@ struct pd_history_tier {
     bool in_memory, is_left_out;
     uint64_t newest, failures, skipped, replicated;
     bool has_replicas;
+    uint64_t timed;              /* saves that a line tells the seconds of */
+    double seconds, seconds_max; /* of all of these; of the longest */
 };
 
 struct pd_history {

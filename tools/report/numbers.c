@@ -85,6 +85,8 @@ static void add_tiers(struct pd_json_writer *w, const struct pd_history *h)
         pd_json_object_begin(w, NULL);
         pd_json_string(w, "directory", h->tiers[i].dir);
         pd_json_u64(w, "saves", pd_history_saves(h, i, NULL));
+        pd_json_measured(w, "seconds_mean", h->tiers[i].timed ? h->tiers[i].seconds / (double)h->tiers[i].timed : NAN);
+        pd_json_measured(w, "seconds_max", h->tiers[i].timed ? h->tiers[i].seconds_max : NAN);
         pd_json_u64(w, "newest_step", h->tiers[i].newest);
         pd_json_u64(w, "failures", h->tiers[i].failures);
         pd_json_object_end(w);

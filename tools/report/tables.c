@@ -304,7 +304,7 @@ static void layouts(FILE *out, const struct pd_history *h)
 static void tiers(FILE *out, const struct pd_report_run *run)
 {
     const struct pd_history *h = &run->history;
-    begin_table(out, (const char *const[]){"tier", ">saves", ">checkpoints", ">bytes there", ">newest step",
+    begin_table(out, (const char *const[]){"tier", ">saves", ">each", ">longest", ">checkpoints", ">bytes there", ">newest step",
                                            ">failures in a row", ">steps given up", "", NULL});
     for (uint32_t i = 0; i < h->tier_count; i++) {
         const struct pd_history_tier *t = &h->tiers[i];
@@ -318,6 +318,8 @@ static void tiers(FILE *out, const struct pd_report_run *run)
         fputs("<tr>", out);
         cell(out, "", t->dir);
         cell_u64(out, pd_history_saves(h, i, NULL));
+        cell(out, "r", t->timed ? quantity(PD_QUANTITY_SECONDS, t->seconds / (double)t->timed).text : "");
+        cell(out, "r", t->timed ? quantity(PD_QUANTITY_SECONDS, t->seconds_max).text : "");
         cell_u64(out, count);
         cell(out, "r", quantity(PD_QUANTITY_BYTES, (double)bytes).text);
         cell_u64(out, newest);

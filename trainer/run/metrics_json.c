@@ -66,6 +66,7 @@ static void add_tiers(struct pd_json_writer *w, const struct pd_metrics_line *li
         const struct pd_tier_report *report = &line->tiers[i];
         pd_json_object_begin(w, NULL);
         pd_json_u64(w, "newest", report->newest_step);
+        if (report->seconds > 0) pd_json_double(w, "seconds", report->seconds);
         if (report->is_left_out) pd_json_bool(w, "left_out", true);
         if (report->failures) pd_json_u64(w, "failures", report->failures);
         if (report->failures) pd_json_string(w, "cause", report->cause);
