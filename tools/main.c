@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -91,8 +92,8 @@ static pd_status run(int argc, char **argv, struct pd_error *err)
     PD_TRY(raise_stack(err));
     PD_TRY(pd_log_configure_env(err));
     if (argc >= 2 && strcmp(argv[1], "--version") == 0) return print_version(asks_json(argc, argv), err);
-    if (argc == 2 && strcmp(argv[1], "version") == 0)
-        PD_FAIL(err, PD_USAGE, "perdure has no command version; perdure --version says which this is");
+    if (argc == 2 && (strcmp(argv[1], "version") == 0 || strcasecmp(argv[1], "-v") == 0))
+        PD_FAIL(err, PD_USAGE, "perdure has no command %s; perdure --version says which this is", argv[1]);
     bool help = argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0);
     PD_TRY(pd_command_dispatch(pd_commands, "perdure", argc, argv, err));
     if (help) fputs(topics, stdout);

@@ -21,14 +21,15 @@ result = perdure("train", "--print-config", "optimizer.lr=0.5")
 report("keys-without-configuration", [] if result[0] == 0 and re.search(r"^optimizer:\n  lr: 0\.5  +# peak learning rate\n", result[1], re.M) and
        subprocess.run([PERDURE, "plan", write("keys.yaml", result[1]), "--print-config"], capture_output=True, text=True, check=False).stdout == result[1] else
        ["it is no configuration"], result)
-expect("version-as-command", ["version"], 64, err=said("perdure has no command version; perdure --version says which this is"))
+for word in ("version", "-v", "-V"):
+    expect(f"version-as-{word}", [word], 64, err=said(f"perdure has no command {word}; perdure --version says which this is"))
 for words in (["train"], ["ckpt", "show"]):
     expect(f"help-{'-'.join(words)}", ["help", *words], 0, perdure(*words, "--help")[1])
 expect("help-subcommand", ["ckpt", "help", "show"], 0, perdure("ckpt", "show", "--help")[1])
 expect("help-unknown", ["help", "trian"], 64, err=said("perdure has no command trian; did you mean perdure train? perdure --help lists all"))
 expect("unknown-subcommand", ["data", "inspekt"], 64,
        err=said("perdure data has no command inspekt; did you mean perdure data inspect? perdure data --help lists all"))
-expect("option-before-command", ["-v"], 64, err=said("a command comes first, and -v is none; perdure --help lists them"))
+expect("option-before-command", ["-x"], 64, err=said("a command comes first, and -x is none; perdure --help lists them"))
 expect("option-before-subcommand", ["ckpt", "--json"], 64, ANY,
        err=said("a command comes first, and --json is none; perdure ckpt --help lists them"))
 expect("unknown-option", ["doctor", "--jsn"], 64,
@@ -195,6 +196,8 @@ write("holes/a.txt", "In the beginning God created the heaven and the earth. " *
 write("holes/b.txt", "")
 expect("train-data-missing", ["train", ONE, "run.dir=unmade", "data.train=nothing.txt"], 78,
        err=said("data.train[0]: nothing.txt cannot be read: No such file or directory"))
+expect("train-data-commas", ["train", ONE, "run.dir=unmade", "data.train=nothing.txt,none.txt"], 78,
+       err=said("data.train[0]: nothing.txt,none.txt: there is no such file; several are a list: data.train=[nothing.txt,none.txt]"))
 expect("train-data-short", ["train", ONE, "run.dir=unmade", "data.train=[text.txt, short.txt]"], 78,
        err=re.compile(r"^perdure: short.txt is too short: 16 tokens, and a sample takes 33 \(batch.context 32 and the token after\); "))
 expect("train-data-empty", ["train", ONE, "run.dir=unmade", "data.train=[holes/a.txt, holes/b.txt]"], 78,
@@ -351,6 +354,8 @@ if rows:
     expect("ckpt-diff-quiet", ["ckpt", "diff", older, newest, "--quiet"], 65)
     expect("ckpt-diff-quiet-same", ["ckpt", "diff", "-q", newest, newest], 0)
     text = expect("ckpt-diff-json", ["ckpt", "diff", older, newest, "--json"], 65, ANY, ANY)
+    quiet = expect("ckpt-diff-json-quiet", ["ckpt", "diff", older, newest, "--json", "--quiet"], 65, ANY)
+    report("ckpt-diff-json-quiet-same", [] if quiet == text else ["another object"], (65, quiet, ""))
     if text:
         differences = json.loads(text)
         good = differences["different"] == len(differences["differences"]) > 0

@@ -373,7 +373,7 @@ static pd_status run_diff(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {
-        {.name = "quiet", NULL, "prints nothing: the exit code tells", PD_OPTION_FLAG, &o.quiet, .letter = 'q'}, {0}};
+        {.name = "quiet", NULL, "prints no text: the exit code tells", PD_OPTION_FLAG, &o.quiet, .letter = 'q'}, {0}};
     return run("PATH PATH",
                "Compares the tensors of two checkpoints, whatever their layouts. Exit code 65 when they differ. " PATH_MEANS,
                options, &o, pd_ckpt_diff, argc, argv, err);

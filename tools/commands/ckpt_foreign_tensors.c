@@ -222,7 +222,10 @@ static pd_status diff_sides(const struct pd_ckpt_options *o, struct sides *s, vo
     const char *paths[2] = {s->of[0].path, s->of[1].path};
     const uint64_t steps[2] = {s->of[0].catalog.counters.step, s->of[1].catalog.counters.step};
     if (!st && !o->quiet && !o->json) printf("%s and %s\n", s->of[0].format->name, s->of[1].format->name);
-    if (!st && !o->quiet) st = o->json ? pd_ckpt_diff_json(paths, steps, &diff, err) : pd_ckpt_diff_print(&diff, err);
+    if (!st && o->json)
+        st = pd_ckpt_diff_json(paths, steps, &diff, err);
+    else if (!st && !o->quiet)
+        st = pd_ckpt_diff_print(&diff, err);
     if (!st && diff.different_count)
         st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s and %s hold different state", paths[0], paths[1]);
     if (st == PD_CORRUPT && o->quiet && diff.different_count) pd_error_clear(err);

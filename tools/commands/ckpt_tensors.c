@@ -311,7 +311,10 @@ static pd_status diff_opened(const struct pd_ckpt_options *options, struct opene
         pd_shown_progress_end(&progress);
     } while (status && !(status = take_other_side(sides, status)));
     status = pd_ckpt_add_advice(status, err);
-    if (!status && !options->quiet) status = options->json ? diff_json(sides, &diff, err) : diff_text(sides, &diff, err);
+    if (!status && options->json)
+        status = diff_json(sides, &diff, err);
+    else if (!status && !options->quiet)
+        status = diff_text(sides, &diff, err);
     if (!status && diff.different_count)
         status = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s and %s hold different state", sides[0].path, sides[1].path);
     if (status == PD_CORRUPT && options->quiet && diff.different_count) pd_error_clear(err);

@@ -50,8 +50,8 @@ static const struct meant {
      "init_path init_checkpoint init_model",
      {"init.from", NULL}},
 
-    {"model_name model_type model_size preset_name model_model", {"model.preset", NULL}},
-    {"arch model_arch model_class", {"model.family", NULL}},
+    {"model_size preset_name model_model", {"model.preset", NULL}},
+    {"arch model_arch model_class model_name model_type", {"model.family", NULL}},
     {"n_layer n_layers num_layers num_hidden_layers depth n_blocks num_blocks", {"model.layers", NULL}},
     {"n_embd d_model hidden_size hidden_dim dim embed_dim embedding_size model_dim width n_embed", {"model.hidden", NULL}},
     {"n_head n_heads num_heads num_attention_heads attention_heads", {"model.heads", NULL}},

@@ -3,11 +3,13 @@
 #include "trainer/data/byte_stream.h"
 #include "trainer/data/input_list.h"
 #include "trainer/data/token_file.h"
+#include <errno.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* ---- what can be trained on ---- */
 
@@ -67,6 +69,7 @@ pd_status pd_source_check_text(const char *path, const char *entry, enum pd_data
 /* ---- lists ---- */
 
 struct finding {
+    const char *key;
     int64_t document_token;
     FILE *notes;
     struct pd_data_source *sources; /* (count, capacity) what will be the list */
@@ -159,6 +162,9 @@ static pd_status take_entry(struct finding *f, const struct pd_data_source *entr
 {
     struct pd_input_list list = {0};
     if (!stands_for_several(entry->path)) {
+        if (strchr(entry->path, ',') && access(entry->path, F_OK) != 0 && errno == ENOENT)
+            PD_FAIL(err, PD_NOT_FOUND, "%s: there is no such file; several are a list: %s=[%s]", entry->path, f->key,
+                    entry->path);
         PD_TRY(check_file(f, entry->path, entry, err));
         return push(f, entry, entry->path, entry->weight, err);
     }
@@ -178,7 +184,7 @@ static void free_sources(struct pd_data_source *sources, uint32_t count)
 pd_status pd_sources_find(struct pd_data_source **sources, uint32_t *count, const char *key, int64_t document_token,
                           FILE *notes, struct pd_error *err)
 {
-    struct finding f = {.document_token = document_token, .notes = notes};
+    struct finding f = {.key = key, .document_token = document_token, .notes = notes};
     for (uint32_t i = 0; i < *count; i++) {
         pd_status status = take_entry(&f, &(*sources)[i], err);
         if (!status) continue;

@@ -175,7 +175,7 @@ static const struct advice {
     {"numerics.dtype", "numerics.precision"},
     {"layout.world", "layout.ranks"},
     {"layout.gpus", "layout.ranks"},
-    {"model.name", "model.preset"},
+    {"model.name", "model.family"},
     {"model.dim", "model.hidden"},
     {"optimizer.betas", "optimizer.beta1"},
     {"guard.nan", "guard.non_finite"},
