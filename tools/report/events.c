@@ -109,8 +109,11 @@ static pd_status take(struct pd_history *h, const struct pd_json_value *e, const
     const bool is_start = strcmp(event, "start") == 0, is_open = strcmp(event, "open") == 0;
     const bool is_new = is_start || !start || (is_open && (start->fence || !isnan(start->ended)));
     if (strcmp(event, "leave") == 0) {
-        if (u64_of(e, "step") > h->saved_step) h->saved_step = u64_of(e, "step");
-        if (start) take_tiers(h, pd_json_member(e, "tiers"), start->tiers_left);
+        const uint64_t step = u64_of(e, "step");
+        if (step > h->saved_step) h->saved_step = step;
+        if (!start) return PD_OK;
+        start->left_step = step;
+        take_tiers(h, pd_json_member(e, "tiers"), start->tiers_left);
         return PD_OK;
     }
     if (!is_start && !is_open && strcmp(event, "end") != 0) return PD_OK; /* of a later version */

@@ -192,6 +192,8 @@ static pd_status attach_rows(struct pd_history *h, struct pd_error *err)
         start->last_row = row;
         start->last_step = step;
     }
+    for (uint64_t i = 0; i < h->start_count; i++) /* lines that found no room in the file are missing */
+        if (h->starts[i].left_step > h->starts[i].last_step) h->starts[i].last_step = h->starts[i].left_step;
     return PD_OK;
 }
 

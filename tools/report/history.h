@@ -46,6 +46,7 @@ struct pd_history_start {
     uint64_t from_step;                 /* where it went on */
     uint64_t first_row, last_row, rows; /* rows 0: it did no step; in the order of the file */
     uint64_t last_step, lost_steps;     /* lost: computed again by a later start */
+    uint64_t left_step;                 /* what it left behind, said by its leave; 0: it said nothing */
     double lost_seconds;
     uint64_t parameters, planned_bytes, checkpoint_bytes;
     double flops_per_token;

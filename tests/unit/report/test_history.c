@@ -170,6 +170,18 @@ Test(history, saves_of_each_tier, .init = make_folder, .fini = remove_folder)
     pd_history_close(&h);
 }
 
+Test(history, the_last_step_is_that_of_the_leave_where_lines_are_missing, .init = make_folder, .fini = remove_folder)
+{
+    struct pd_history h;
+    append("events.jsonl", "{\"event\":\"open\",\"fence\":1,\"ranks\":1}\n");
+    add_row(7, 1, 100, 1);
+    append("events.jsonl", "{\"event\":\"leave\",\"step\":9}\n{\"event\":\"end\",\"exit_code\":0}\n");
+    open_history(&h);
+    cr_assert_eq(h.start_count, 1);
+    cr_assert_eq(h.starts[0].last_step, 9);
+    pd_history_close(&h);
+}
+
 Test(history, what_is_no_run_is_refused, .init = make_folder, .fini = remove_folder)
 {
     struct pd_history h;
