@@ -134,7 +134,12 @@ static pd_status as_lines(struct pd_watch *watch, const struct watch_options *o,
         pd_watch_line(watch, line, sizeof line);
         if (!o->json && strcmp(line, before) != 0) puts(line);
         memcpy(before, line, sizeof before);
-        if (fflush(stdout) || o->once || is_over(watch)) return PD_OK;
+        if (fflush(stdout)) return PD_OK;
+        if (watch->state == PD_WATCH_NO_DIRECTORY)
+            PD_FAIL(err, PD_IO,
+                    "%s: run.dir is gone: it was removed or moved; if it was moved, give perdure watch its new path",
+                    watch->history.dir);
+        if (o->once || is_over(watch)) return PD_OK;
         sleep((unsigned)o->every);
         PD_TRY(pd_watch_look(watch, err));
     }

@@ -2,6 +2,7 @@
 #include "tools/report/figures.h"
 #include "tools/report/watch.h"
 
+#include "ckpt/base/utf8.h"
 #include "ckpt/base/words.h"
 #include "tools/output.h"
 
@@ -58,6 +59,7 @@ static void say(struct screen *s, enum colour colour, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    pd_utf8_clean(text);
     put(s, colour, text);
 }
 
@@ -142,7 +144,7 @@ static void sparkline(struct screen *s, enum colour colour, enum pd_column colum
 static void add_title(struct screen *s)
 {
     const struct pd_watch *w = s->watch;
-    const double step = pd_history_last(&w->history, PD_COLUMN_STEP), eta = pd_history_last(&w->history, PD_COLUMN_ETA);
+    const double step = w->step, eta = pd_history_last(&w->history, PD_COLUMN_ETA);
     char right[128] = "";
     if (!isnan(step) && w->steps)
         snprintf(right, sizeof right, "step %s of %s, %.0f %%", pd_text_count((uint64_t)step).text,
@@ -151,7 +153,7 @@ static void add_title(struct screen *s)
         snprintf(right, sizeof right, "step %s", pd_text_count((uint64_t)step).text);
     if (w->state == PD_WATCH_TRAINING && !isnan(eta))
         snprintf(right + strlen(right), sizeof right - strlen(right), ", %s left", quantity(PD_QUANTITY_SECONDS, eta).text);
-    put(s, BOLD, w->history.name);
+    say(s, BOLD, "%s", w->history.name);
     const unsigned width = (unsigned)strlen(right);
     if (room(s) > width + 2)
         say(s, PLAIN, "%*s", (int)room(s), right);
@@ -169,15 +171,13 @@ static void add_state(struct screen *s)
     const struct pd_history_start *last = h->start_count ? &h->starts[h->start_count - 1] : NULL;
     const double age = fmax(w->now - pd_history_last(h, PD_COLUMN_TIME), 0);
     char layout[64] = "";
-    static const enum colour colours[] = {ORANGE, GREEN, RED, ORANGE, BOLD, RED};
-    static const char *const words[] = {"starting",           "training", "no step for a while",
-                                        "between two starts", "ended",    "its launcher is gone"};
+    static const enum colour colours[] = {ORANGE, GREEN, RED, ORANGE, BOLD, RED, RED};
     if (last) pd_figures_layout(last, layout, sizeof layout);
     label(s, "state");
     if (w->state == PD_WATCH_ENDED)
         say(s, last->exit_code ? RED : GREEN, last->exit_code ? "ended with exit code %d" : "done", last->exit_code);
     else
-        put(s, colours[w->state], words[w->state]);
+        put(s, colours[w->state], pd_watch_states[w->state]);
     if (layout[0]) say(s, PLAIN, "; %s", layout);
     if (last) say(s, PLAIN, "; start %" PRIu64, h->start_count);
     if (!isnan(age)) say(s, DIM, "; last step %s ago", age_text(age).text);
@@ -196,14 +196,27 @@ static void add_curve(struct screen *s, const char *name, enum pd_column column,
     end_line(s);
 }
 
-static void add_curves(struct screen *s)
+static void add_loss(struct screen *s)
 {
     const struct pd_history *h = &s->watch->history;
     const double validation = pd_history_last(h, PD_COLUMN_VALIDATION_LOSS);
-    char value[64], more[96] = "";
+    char value[96], more[96] = "";
+    if (pd_history_not_finite_since(h, value, sizeof value)) {
+        label(s, "loss");
+        put(s, RED, value);
+        end_line(s);
+        return;
+    }
     snprintf(value, sizeof value, "%.4f", pd_history_last(h, PD_COLUMN_LOSS));
     if (!isnan(validation)) snprintf(more, sizeof more, "validation %.4f", validation);
     add_curve(s, "loss", PD_COLUMN_LOSS, BLUE, value, more);
+}
+
+static void add_curves(struct screen *s)
+{
+    const struct pd_history *h = &s->watch->history;
+    char value[64], more[96];
+    add_loss(s);
     snprintf(value, sizeof value, "%.3f", pd_history_last(h, PD_COLUMN_GRADIENT_NORM));
     snprintf(more, sizeof more, "lr %.2e", pd_history_last(h, PD_COLUMN_LEARNING_RATE));
     add_curve(s, "|g|", PD_COLUMN_GRADIENT_NORM, ORANGE, value, more);
@@ -248,7 +261,7 @@ static void add_stages(struct screen *s)
 static void add_tiers(struct screen *s)
 {
     const struct pd_history *h = &s->watch->history;
-    const double step = pd_history_last(h, PD_COLUMN_STEP);
+    const double step = s->watch->step;
     for (uint32_t i = 0; i < h->tier_count; i++) {
         const struct pd_history_tier *t = &h->tiers[i];
         const double newest = h->tier_count > 1 ? (double)t->newest : (double)h->saved_step;
@@ -270,7 +283,7 @@ static void add_tiers(struct screen *s)
 static int oldest_first(const void *a, const void *b)
 {
     const struct pd_watch_rank *x = a, *y = b;
-    const bool x_gone = x->is_here && !x->state, y_gone = y->is_here && !y->state;
+    const bool x_gone = pd_watch_is_gone(x), y_gone = pd_watch_is_gone(y);
     if (x_gone != y_gone) return y_gone - x_gone;
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
@@ -286,7 +299,7 @@ static void add_ranks(struct screen *s)
     for (uint32_t i = 0; i < w->rank_count && a_line && i < a_line * lines; i++) {
         const struct pd_watch_rank *r = &ranks[i];
         char text[64];
-        const bool is_gone = r->is_here && (!r->state || r->state == 'Z'), is_stopped = r->state == 'T';
+        const bool is_gone = pd_watch_is_gone(r), is_stopped = pd_watch_is_stopped(r);
         if (i % a_line == 0) label(s, i ? "" : "ranks");
         if (is_gone || is_stopped)
             snprintf(text, sizeof text, "%u %s", r->rank, is_gone ? "gone" : "stopped");
@@ -310,7 +323,9 @@ static void add_event(struct screen *s, const char *name, const char *event)
 {
     const unsigned width = s->style.columns - LABEL;
     for (bool is_first = true; *event || is_first; is_first = false) {
-        const unsigned length = (unsigned)strnlen(event, width);
+        unsigned length = (unsigned)strnlen(event, width);
+        while (length && (event[length] & 0xc0) == 0x80) /* within a character */
+            length--;
         label(s, is_first ? name : "");
         say(s, PLAIN, "%.*s", (int)length, event);
         end_line(s);

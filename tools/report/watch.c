@@ -1,14 +1,16 @@
 #include "tools/report/watch.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/utf8.h"
+#include "ckpt/base/words.h"
 #include "tools/report/figures.h"
 #include "trainer/config/config.h"
 #include "trainer/run/note.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define SILENT_SECONDS 30.0
@@ -46,6 +48,16 @@ static void look_at_ranks(struct pd_watch *w)
     }
 }
 
+bool pd_watch_is_gone(const struct pd_watch_rank *rank)
+{
+    return rank->is_here && (!rank->state || rank->state == 'Z');
+}
+
+bool pd_watch_is_stopped(const struct pd_watch_rank *rank)
+{
+    return rank->state == 'T';
+}
+
 /* ---- the run ---- */
 
 static bool launcher_is_gone(const struct pd_history *h)
@@ -67,23 +79,49 @@ static enum pd_watch_state judge(const struct pd_watch *w)
     return w->now - last > fmax(SILENT_SECONDS, 5 * usual) ? PD_WATCH_SILENT : PD_WATCH_TRAINING;
 }
 
-/* run.steps may be raised between two starts. */
+/* run.steps may be raised between two starts; rank 0 writes it some time after the launcher's start event. */
 static void read_steps(struct pd_watch *w)
 {
     struct pd_config config;
+    struct stat st, *read = &w->config;
     char path[4400];
     snprintf(path, sizeof path, "%s/config.yaml", w->history.dir);
+    if (stat(path, &st) || !S_ISREG(st.st_mode)) return;
+    if (st.st_ino == read->st_ino && st.st_size == read->st_size && st.st_mtim.tv_sec == read->st_mtim.tv_sec &&
+        st.st_mtim.tv_nsec == read->st_mtim.tv_nsec)
+        return;
+    *read = st;
     if (pd_config_load_saved(path, &config, NULL)) return;
     w->steps = config.run.steps;
     pd_config_deinit(&config);
 }
 
+/* Removed, moved, or another one of the same name. A file system that does not answer for a while is none of that. */
+static bool has_no_directory(const struct pd_watch *w)
+{
+    struct stat st;
+    if (stat(w->history.dir, &st)) return errno == ENOENT || errno == ENOTDIR;
+    return st.st_ino != w->directory.st_ino || !st.st_nlink;
+}
+
+/* Lines of metrics.jsonl that found no room on the disk are missing; the leave says the step all the same. */
+static double newest_step(const struct pd_history *h)
+{
+    const double step = pd_history_last(h, PD_COLUMN_STEP);
+    const double left = h->start_count ? (double)h->starts[h->start_count - 1].left_step : 0;
+    return left > 0 && !(step >= left) ? left : step;
+}
+
 pd_status pd_watch_look(struct pd_watch *w, struct pd_error *err)
 {
-    const uint64_t before = w->history.start_count;
     w->now = (double)pd_clock_wall_ns(NULL) / 1e9;
+    if (has_no_directory(w)) {
+        w->state = PD_WATCH_NO_DIRECTORY;
+        return PD_OK;
+    }
     PD_TRY(pd_history_refresh(&w->history, err));
-    if (!w->steps || before != w->history.start_count) read_steps(w);
+    w->step = newest_step(&w->history);
+    read_steps(w);
     look_at_ranks(w);
     w->state = judge(w);
     return PD_OK;
@@ -93,7 +131,9 @@ pd_status pd_watch_open(const char *dir, struct pd_watch *ret_watch, struct pd_e
 {
     *ret_watch = (struct pd_watch){.steps = 0};
     PD_TRY(pd_history_open(dir, &ret_watch->history, err));
-    const pd_status st = pd_watch_look(ret_watch, err);
+    pd_status st = PD_OK;
+    if (stat(dir, &ret_watch->directory)) st = pd_error_set(err, PD_IO, PD_WHERE, errno, "%s: looking at it", dir);
+    if (!st) st = pd_watch_look(ret_watch, err);
     if (st) pd_watch_close(ret_watch);
     return st;
 }
@@ -105,9 +145,13 @@ void pd_watch_close(struct pd_watch *w)
 
 /* ---- lines ---- */
 
-static void add_event(FILE *out, double time, const char *text)
+/* A line of its own: no cause gets a terminal to do anything. */
+static void add_event(FILE *out, double time, char *text)
 {
     char when[32];
+    pd_utf8_clean(text);
+    for (char *c = text; (c = strpbrk(c, "\n\t"));)
+        *c = ' ';
     pd_history_moment(time, when, sizeof when);
     fprintf(out, "%s %s\n", when, text);
 }
@@ -140,36 +184,62 @@ uint64_t pd_watch_events(const struct pd_watch *w, uint64_t first, FILE *out)
     return count;
 }
 
-static const char *const states[] = {"starting",           "training", "no step for a while",
-                                     "between two starts", "ended",    "its launcher is gone"};
+const char *const pd_watch_states[PD_WATCH_STATES] = {
+    "starting", "training", "no step for a while", "between two starts", "ended", "its launcher is gone", "run.dir is gone"};
+
+/* "", "; rank 1 is stopped", "; 2 ranks are gone", "; all ranks are gone". */
+static void add_ranks(const struct pd_watch *w, const char *word, bool (*is)(const struct pd_watch_rank *), char *ret_text,
+                      size_t room)
+{
+    const struct pd_history *h = &w->history;
+    const size_t used = strlen(ret_text);
+    uint32_t count = 0, first = 0;
+    if (w->state == PD_WATCH_ENDED || w->state == PD_WATCH_BETWEEN) return;
+    for (uint32_t i = w->rank_count; i-- > 0;)
+        if (is(&w->ranks[i])) count++, first = w->ranks[i].rank;
+    const struct pd_history_start *start = count ? &h->starts[h->start_count - 1] : NULL;
+    if (start && start->ranks > 1 && (count == start->ranks || strcmp(start->transport, "local") == 0)) /* of one process */
+        snprintf(ret_text + used, room - used, "; all ranks are %s", word);
+    else if (count > 1)
+        snprintf(ret_text + used, room - used, "; %u ranks are %s", count, word);
+    else if (count)
+        snprintf(ret_text + used, room - used, "; rank %u is %s", first, word);
+}
 
 void pd_watch_line(const struct pd_watch *w, char *ret_text, size_t room)
 {
     const struct pd_history *h = &w->history;
-    char speed[64], layout[64] = "", steps[32] = "";
+    char speed[64], layout[64] = "", steps[32] = "", loss[96];
     pd_quantity_text(PD_QUANTITY_COUNT, pd_history_last(h, PD_COLUMN_TOKENS_PER_SECOND), speed, sizeof speed);
     if (h->start_count) pd_figures_layout(&h->starts[h->start_count - 1], layout, sizeof layout);
     if (w->steps) snprintf(steps, sizeof steps, "/%" PRIu64, w->steps);
+    if (!pd_history_not_finite_since(h, loss, sizeof loss))
+        snprintf(loss, sizeof loss, "%.4f", pd_history_last(h, PD_COLUMN_LOSS));
     if (h->rows)
-        snprintf(ret_text, room, "step %.0f%s loss %.4f %s tok/s ckpt %" PRIu64 "; %s, %s",
-                 pd_history_last(h, PD_COLUMN_STEP), steps, pd_history_last(h, PD_COLUMN_LOSS), speed, h->saved_step, layout,
-                 states[w->state]);
+        snprintf(ret_text, room, "step %.0f%s loss %s%s %s tok/s ckpt %" PRIu64 "; %s, %s", w->step, steps, loss,
+                 loss[0] == 'n' ? ";" : "", speed, h->saved_step, layout, pd_watch_states[w->state]);
     else
-        snprintf(ret_text, room, "no step yet; %s%s%s", layout, layout[0] ? ", " : "", states[w->state]);
+        snprintf(ret_text, room, "no step yet; %s%s%s", layout, layout[0] ? ", " : "", pd_watch_states[w->state]);
+    add_ranks(w, "stopped", pd_watch_is_stopped, ret_text, room);
+    add_ranks(w, "gone", pd_watch_is_gone, ret_text, room);
 }
 
 void pd_watch_json(const struct pd_watch *w, struct pd_json_writer *writer)
 {
     const struct pd_history *h = &w->history;
-    const double step = pd_history_last(h, PD_COLUMN_STEP);
+    char text[96];
+    const uint64_t not_finite_since = pd_history_not_finite_since(h, text, sizeof text);
+    const double skipped = pd_history_last(h, PD_COLUMN_SKIPPED);
     pd_json_object_begin(writer, NULL);
     pd_json_double(writer, "time", w->now);
-    pd_json_string(writer, "state", states[w->state]);
-    pd_json_u64(writer, "step", step >= 0 ? (uint64_t)step : 0);
+    pd_json_string(writer, "state", pd_watch_states[w->state]);
+    pd_json_u64(writer, "step", w->step >= 0 ? (uint64_t)w->step : 0);
     pd_json_u64(writer, "steps", w->steps);
     pd_json_u64(writer, "saved_step", h->saved_step);
     pd_json_u64(writer, "starts", h->start_count);
-    pd_json_measured(writer, "loss", pd_history_last(h, PD_COLUMN_LOSS));
+    pd_json_measured(writer, "loss", not_finite_since ? NAN : pd_history_last(h, PD_COLUMN_LOSS));
+    if (not_finite_since) pd_json_u64(writer, "not_finite_since", not_finite_since);
+    if (!isnan(skipped)) pd_json_measured(writer, "skipped", skipped);
     pd_json_measured(writer, "validation_loss", pd_history_last(h, PD_COLUMN_VALIDATION_LOSS));
     pd_json_measured(writer, "tokens_per_second", pd_history_last(h, PD_COLUMN_TOKENS_PER_SECOND));
     pd_json_measured(writer, "eta_seconds", pd_history_last(h, PD_COLUMN_ETA));
@@ -179,7 +249,8 @@ void pd_watch_json(const struct pd_watch *w, struct pd_json_writer *writer)
         pd_json_object_begin(writer, NULL);
         pd_json_u64(writer, "rank", r->rank);
         pd_json_i64(writer, "process", r->process);
-        pd_json_bool(writer, "is_gone", r->is_here && (!r->state || r->state == 'Z'));
+        pd_json_bool(writer, "is_gone", pd_watch_is_gone(r));
+        pd_json_bool(writer, "is_stopped", pd_watch_is_stopped(r));
         pd_json_measured(writer, "age_seconds", r->age);
         pd_json_object_end(writer);
     }

@@ -4,6 +4,8 @@
 
 #include "tools/report/history.h"
 
+#include <sys/stat.h>
+
 #define PD_WATCH_RANKS_MAX 256u
 
 struct pd_watch_rank {
@@ -20,18 +22,26 @@ enum pd_watch_state {
     PD_WATCH_SILENT,
     PD_WATCH_BETWEEN,
     PD_WATCH_ENDED,
-    PD_WATCH_GONE
+    PD_WATCH_GONE,
+    PD_WATCH_NO_DIRECTORY,
+    PD_WATCH_STATES
 };
+extern const char *const pd_watch_states[PD_WATCH_STATES];
 
 /* What is looked at, at one moment. */
 struct pd_watch {
     struct pd_history history;
     uint64_t steps; /* run.steps; 0: not known */
+    double step;    /* the newest; NaN: none */
     double now;
     enum pd_watch_state state;
     uint32_t rank_count; /* whose notes can be read; at most PD_WATCH_RANKS_MAX */
     struct pd_watch_rank ranks[PD_WATCH_RANKS_MAX];
+
+    struct stat directory, config; /* run.dir when it was opened, config.yaml when it was read */
 };
+bool pd_watch_is_gone(const struct pd_watch_rank *rank);
+bool pd_watch_is_stopped(const struct pd_watch_rank *rank);
 
 PD_MUST_USE pd_status pd_watch_open(const char *dir, struct pd_watch *ret_watch, struct pd_error *err);
 PD_MUST_USE pd_status pd_watch_look(struct pd_watch *watch, struct pd_error *err);
