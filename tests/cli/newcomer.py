@@ -59,17 +59,23 @@ def init():
     asked()
 
 
-def on_terminal(output, answers):
-    master, slave = pty.openpty()
-    process = subprocess.Popen([PERDURE, "init", "-o", output], stdin=slave, stdout=slave, stderr=slave, env=dict(os.environ, HOME=os.getcwd()))
-    os.close(slave)
-    os.write(master, answers)
+def all_of(master):
+    """What is written to a terminal until nobody has it open."""
     said = b""
     try:
         while True:
             said += os.read(master, 65536)
     except OSError:
         os.close(master)
+    return said
+
+
+def on_terminal(output, answers):
+    master, slave = pty.openpty()
+    process = subprocess.Popen([PERDURE, "init", "-o", output], stdin=slave, stdout=slave, stderr=slave, env=dict(os.environ, HOME=os.getcwd()))
+    os.close(slave)
+    os.write(master, answers)
+    said = all_of(master)
     return process.wait(timeout=600), said.decode()
 
 
@@ -134,12 +140,7 @@ def typed(text):
     os.write(master, b"source completion.bash\n" + text.encode() + b"\x01echo \nexit\n")
     process.wait(timeout=60)
     os.close(slave)
-    said = b""
-    try:
-        while True:
-            said += os.read(master, 65536)
-    except OSError:
-        os.close(master)
+    said = all_of(master)
     return said.decode(errors="replace")
 
 
