@@ -541,8 +541,8 @@ static void count_sent(const struct pd_engine *e, struct pd_comm_traffic before,
     if (!e->own->comm) return;
     pd_comm_traffic(e->own->comm, &now);
     result->sent_between_hosts = now.leaving_bytes - before.leaving_bytes;
-    result->sent_bytes = result->sent_between_hosts + now.inside_bytes - before.inside_bytes + now.library_bytes -
-                         before.library_bytes;
+    result->sent_bytes =
+        result->sent_between_hosts + now.inside_bytes - before.inside_bytes + now.library_bytes - before.library_bytes;
 }
 
 pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t updates, struct pd_step_result *ret_result,
@@ -582,6 +582,21 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
     return PD_OK;
 }
 
+/* A schedule that is not the step's: made for it, and gone with it. */
+static pd_status run_apart(struct step *s, const struct pd_schedule_options *options, struct pd_error *err)
+{
+    struct pd_schedule schedule;
+    struct pd_set_order order = {0};
+    PD_TRY(pd_schedule_new(options, &schedule, err));
+    pd_status st = pd_set_order_new(&schedule, s->e->own->chunks, head_set(s->e), s->learns, &order, err);
+    s->schedule = &schedule;
+    s->order = &order;
+    if (!st) st = run_schedule(s, err);
+    pd_set_order_deinit(&order);
+    pd_schedule_deinit(&schedule);
+    return st;
+}
+
 /* A schedule of one micro-batch, every data group with its own; all join the gathers of all. */
 pd_status pd_step_compare(struct pd_engine *e, uint64_t first_sample, uint32_t micro_batch, struct pd_error *err)
 {
@@ -592,12 +607,7 @@ pd_status pd_step_compare(struct pd_engine *e, uint64_t first_sample, uint32_t m
                                                 .interleave = e->own->chunk_count,
                                                 .slots = pd_schedule_slots(1, pp, e->own->chunk_count),
                                                 .units = e->is_breadth_first ? e->options.model->unit_count : 0};
-    struct pd_schedule schedule;
-    struct pd_set_order order = {0};
-    PD_TRY(pd_schedule_new(&options, &schedule, err));
     struct step s = {.e = e,
-                     .schedule = &schedule,
-                     .order = &order,
                      .split = PD_SPLIT_TRAIN,
                      .learns = true,
                      .compares = true,
@@ -605,12 +615,8 @@ pd_status pd_step_compare(struct pd_engine *e, uint64_t first_sample, uint32_t m
                      .first_sample = first_sample,
                      .lanes = e->own->lanes,
                      .sequences = e->options.config->batch.sequences};
-    pd_status st = pd_set_order_new(&schedule, e->own->chunks, head_set(e), true, &order, err);
-    if (!st) st = pd_zero_compare(e->zero, micro_batch, err);
-    if (!st) st = run_schedule(&s, err);
-    pd_set_order_deinit(&order);
-    pd_schedule_deinit(&schedule);
-    return st;
+    PD_TRY(pd_zero_compare(e->zero, micro_batch, err));
+    return run_apart(&s, &options, err);
 }
 
 pd_status pd_engine_validate(struct pd_engine *e, uint32_t sequences, double *ret_loss, struct pd_error *err)
@@ -627,19 +633,7 @@ pd_status pd_engine_validate(struct pd_engine *e, uint32_t sequences, double *re
         .forward_only = true,
         .units = e->is_breadth_first ? e->options.model->unit_count : 0,
         .group = e->slots};
-    struct pd_schedule schedule;
-    struct pd_set_order order = {0};
-    PD_TRY(pd_schedule_new(&options, &schedule, err));
-    struct step s = {.e = e,
-                     .schedule = &schedule,
-                     .order = &order,
-                     .split = PD_SPLIT_VALIDATION,
-                     .lanes = lanes,
-                     .sequences = sequences};
-    pd_status st = pd_set_order_new(&schedule, e->own->chunks, head_set(e), false, &order, err);
-    if (!st) st = run_schedule(&s, err);
-    if (!st) st = reduce_loss(&s, ret_loss, err);
-    pd_set_order_deinit(&order);
-    pd_schedule_deinit(&schedule);
-    return st;
+    struct step s = {.e = e, .split = PD_SPLIT_VALIDATION, .lanes = lanes, .sequences = sequences};
+    PD_TRY(run_apart(&s, &options, err));
+    return reduce_loss(&s, ret_loss, err);
 }
