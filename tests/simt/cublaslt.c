@@ -22,6 +22,8 @@
 
 struct layout {
     uint64_t type, rows, columns, ld; /* type: cudaDataType */
+    int64_t stride;                   /* from a product of a call to the next */
+    int32_t count;
 };
 
 struct operation {
@@ -39,7 +41,7 @@ struct preference {
 };
 
 struct algorithm {
-    int32_t parts;
+    int32_t parts, products;
     uint32_t scheme, align[4];
     uint8_t types[4], turned[2]; /* of a, b, d and the bias */
 };
@@ -50,12 +52,17 @@ _Static_assert(sizeof(struct preference) <= sizeof(cublasLtMatmulPreferenceOpaqu
 _Static_assert(sizeof(struct algorithm) <= sizeof(cublasLtMatmulAlgo_t), "storage of the caller's");
 
 static struct simt_cublaslt_counts counts;
-static bool in_place_alone, has_nothing;
+static bool in_place_alone, has_nothing, has_no_parts;
 
 void simt_cublaslt_offer(bool in_place, bool nothing)
 {
     in_place_alone = in_place;
     has_nothing = nothing;
+}
+
+void simt_cublaslt_refuse_parts(bool refuse)
+{
+    has_no_parts = refuse;
 }
 
 struct simt_cublaslt_counts simt_cublaslt_counted(void)
@@ -94,7 +101,7 @@ const char *cublasLtGetStatusName(cublasStatus_t status)
 cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t to, size_t bytes, cudaDataType type, uint64_t rows,
                                                  uint64_t columns, int64_t ld)
 {
-    const struct layout l = {type, rows, columns, (uint64_t)ld};
+    const struct layout l = {type, rows, columns, (uint64_t)ld, 0, 1};
     if (bytes < sizeof l || ld < 0) return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(to, &l, sizeof l);
     return CUBLAS_STATUS_SUCCESS;
@@ -114,6 +121,20 @@ static cublasStatus_t put(void *to, size_t bytes, const void *value, size_t give
     if (bytes != given) return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(to, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t to, cublasLtMatrixLayoutAttribute_t attribute,
+                                                const void *value, size_t bytes)
+{
+    struct layout *l = (struct layout *)to;
+    switch (attribute) {
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+        return put(&l->count, sizeof l->count, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+        return put(&l->stride, sizeof l->stride, value, bytes);
+    default:
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
 }
 
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t to, cublasLtMatmulDescAttributes_t attribute,
@@ -197,7 +218,8 @@ static cublasStatus_t check_shapes(struct product *p)
     p->n = p->d.columns;
     p->k = a_turned ? p->a.rows : p->a.columns;
     for (int i = 0; i < 4; i++)
-        if (!all[i]->rows || !all[i]->columns || all[i]->ld < all[i]->rows) return CUBLAS_STATUS_INVALID_VALUE;
+        if (!all[i]->rows || !all[i]->columns || all[i]->ld < all[i]->rows || all[i]->count != p->d.count)
+            return CUBLAS_STATUS_INVALID_VALUE;
     if ((a_turned ? p->a.columns : p->a.rows) != p->m || (b_turned ? p->b.rows : p->b.columns) != p->n ||
         (b_turned ? p->b.columns : p->b.rows) != p->k || p->c.rows != p->m || p->c.columns != p->n)
         return CUBLAS_STATUS_INVALID_VALUE;
@@ -253,6 +275,7 @@ static struct algorithm algorithm_of(const struct product *p, const struct prefe
     }
     a.turned[0] = p->o.a_turned != CUBLAS_OP_N;
     a.turned[1] = p->o.b_turned != CUBLAS_OP_N;
+    a.products = p->d.count;
     return a;
 }
 
@@ -277,7 +300,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     counts.asked++;
     *count = 0;
     if (refused) return refused;
-    if (has_nothing) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (has_nothing || (has_no_parts && p.d.count > 1)) return CUBLAS_STATUS_NOT_SUPPORTED;
     struct algorithm one = algorithm_of(&p, &wishes), split = one;
     split.parts = 4;
     if (in_place_alone) wishes.reductions &= CUBLASLT_REDUCTION_SCHEME_INPLACE;
@@ -309,7 +332,8 @@ cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *
 static bool is_for(const struct algorithm *a, const struct product *p)
 {
     const struct algorithm own = algorithm_of(p, NULL);
-    return !memcmp(a->types, own.types, sizeof own.types) && !memcmp(a->turned, own.turned, sizeof own.turned);
+    return !memcmp(a->types, own.types, sizeof own.types) && !memcmp(a->turned, own.turned, sizeof own.turned) &&
+           a->products == own.products;
 }
 
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
@@ -368,11 +392,31 @@ static float chain(const struct product *p, const struct algorithm *way, const v
     return is_fp8(p->a.type) ? sum * (*p->o.a_scale * *p->o.b_scale) : sum;
 }
 
+static const void *at(const struct layout *l, const void *data, int64_t product)
+{
+    return (const char *)data + product * l->stride * (int64_t)bytes_of(l->type);
+}
+
+static void one(const struct product *p, const struct algorithm *way, float scale, float old, const void *const abc[3],
+                void *d)
+{
+    for (uint64_t column = 0; column < p->n; column++)
+        for (uint64_t row = 0; row < p->m; row++) {
+            float x = scale * chain(p, way, abc[0], abc[1], row, column);
+            if (old != 0) x += old * get(p->c.type, abc[2], column * p->c.ld + row);
+            if (p->o.bias) x += get(p->o.bias_type, p->o.bias, row);
+            store(p->d.type, d, column * p->d.ld + row, x);
+        }
+}
+
 static cublasStatus_t check_memory(const struct product *p, const struct algorithm *way, const void *const pointers[4],
                                    const void *workspace, size_t workspace_bytes)
 {
+    const struct layout *const layouts[] = {&p->a, &p->b, &p->c, &p->d};
     for (int i = 0; i < 4; i++)
-        if ((uintptr_t)pointers[i] % way->align[i]) return CUBLAS_STATUS_INVALID_VALUE;
+        if ((uintptr_t)pointers[i] % way->align[i] ||
+            (p->d.count > 1 && (uintptr_t)at(layouts[i], pointers[i], 1) % way->align[i]))
+            return CUBLAS_STATUS_INVALID_VALUE;
     if (pointers[2] == pointers[3] && memcmp(&p->c, &p->d, sizeof p->c) != 0) return CUBLAS_STATUS_INVALID_VALUE;
     if (way->parts > 1 && (workspace_bytes < SPLIT_WORKSPACE || (uintptr_t)workspace % 256))
         return CUBLAS_STATUS_INVALID_VALUE;
@@ -397,12 +441,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     if (refused) return refused;
     counts.gemms++;
     counts.split += way.parts > 1;
-    for (uint64_t column = 0; column < p.n; column++)
-        for (uint64_t row = 0; row < p.m; row++) {
-            float x = scale * chain(&p, &way, a, b, row, column);
-            if (old != 0) x += old * get(p.c.type, c, column * p.c.ld + row);
-            if (p.o.bias) x += get(p.o.bias_type, p.o.bias, row);
-            store(p.d.type, d, column * p.d.ld + row, x);
-        }
+    counts.parts += (uint32_t)p.d.count;
+    for (int64_t i = 0; i < p.d.count; i++) {
+        const void *const each[3] = {at(&p.a, a, i), at(&p.b, b, i), at(&p.c, c, i)};
+        one(&p, &way, scale, old, each, (void *)(uintptr_t)at(&p.d, d, i));
+    }
     return CUBLAS_STATUS_SUCCESS;
 }

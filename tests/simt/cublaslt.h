@@ -9,6 +9,7 @@ struct simt_cublaslt_counts {
     uint32_t asked; /* for an algorithm */
     uint32_t gemms; /* that were made */
     uint32_t split; /* of these with k split */
+    uint32_t parts; /* products in all: those of a call lie a stride apart */
 };
 
 /* Of the process so far. */
@@ -16,5 +17,8 @@ struct simt_cublaslt_counts simt_cublaslt_counted(void);
 /* What the heuristic names from now on. in_place_alone: of ways to split k only the one that adds up in the result's type, as
  * a mask that admits it may get. nothing: no algorithm. */
 void simt_cublaslt_offer(bool in_place_alone, bool nothing);
+
+/* No algorithm for several products in one call. */
+void simt_cublaslt_refuse_parts(bool refuse);
 
 #endif

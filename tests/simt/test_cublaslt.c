@@ -13,7 +13,7 @@ static struct pd_cuda_gemms *gemms_new(bool invariant, bool any_shape)
     struct pd_cuda_gemms *gemms;
     void *workspace = NULL;
     cr_assert_eq(posix_memalign(&workspace, 256, PD_CUDA_GEMM_WORKSPACE_BYTES), 0);
-    const struct pd_cuda_gemms_options options = {invariant, any_shape, workspace, PD_CUDA_GEMM_WORKSPACE_BYTES};
+    const struct pd_cuda_gemms_options options = {invariant, any_shape, workspace};
     DONE(pd_cuda_gemms_new(&options, &gemms, &err));
     return gemms;
 }
@@ -181,6 +181,52 @@ Test(simt_cublaslt, a_gemm_without_an_algorithm_is_told_once_a_shape)
     cr_assert(strstr(said[1], "does not take"), "%s", said[1]);
     cr_assert_eq(pd_cuda_gemms_plain_shapes(gemms), 2);
     pd_log_set_sink(NULL, NULL);
+    pd_cuda_gemms_free(gemms);
+}
+
+/* By the shape alone: of how many tiles C is, and of how many steps of k. */
+Test(simt_cublaslt, few_tiles_are_made_in_parts_of_k)
+{
+    static const struct {
+        uint64_t m, n, k;
+        uint32_t parts;
+    } shapes[] = {{24, 40, 4096, 4}, {7, 13, 4608, 4}, {129, 127, 4096, 4}, {24, 40, 4095, 1},
+                  {24, 40, 3584, 1}, {24, 40, 4224, 1}, {1, 33 * 128, 4096, 4}, {1, 34 * 128, 4096, 2},
+                  {1, 66 * 128, 4096, 2}, {1, 67 * 128, 4096, 1}};
+    struct pd_cuda_gemms *gemms = gemms_new(true, false), *fast = gemms_new(false, false), *cut = gemms_new(true, true);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        struct form f = {shapes[i].m, shapes[i].n, shapes[i].k, 0, PD_BF16, PD_F32, .trans_a = true};
+        const uint32_t before = simt_cublaslt_counted().parts;
+        cr_assert(agree(gemms, &f, "in parts"));
+        cr_assert_eq(simt_cublaslt_counted().parts - before, shapes[i].parts, "%llu x %llu x %llu",
+                     (unsigned long long)f.m, (unsigned long long)f.n, (unsigned long long)f.k);
+        if (f.n > 128) continue;
+        f.in_place = true, f.pad = 3;
+        cr_assert(agree(gemms, &f, "added to what is there"));
+        f.in_place = false, f.accumulate = true;
+        cr_assert(agree(gemms, &f, "a chain that goes on"));
+        f.accumulate = false, f.residual = true, f.trans_a = false, f.trans_b = true;
+        cr_assert(agree(gemms, &f, "k contiguous"));
+    }
+    const struct form one = {24, 40, 4096, 0, PD_BF16, PD_F32, .trans_a = true},
+                      half = {24, 40, 4096, 0, PD_BF16, PD_BF16, .trans_a = true};
+    const uint32_t before = simt_cublaslt_counted().parts;
+    cr_assert(agree(fast, &one, "fast leaves it to the library") && agree(cut, &one, "layouts cut the shape") &&
+              agree(gemms, &half, "a result that would be rounded twice"));
+    cr_assert_eq(simt_cublaslt_counted().parts - before, 3);
+    pd_cuda_gemms_free(gemms), pd_cuda_gemms_free(fast), pd_cuda_gemms_free(cut);
+}
+
+/* A library that knows no algorithm for parts multiplies the whole. */
+Test(simt_cublaslt, parts_without_an_algorithm_are_one_product)
+{
+    struct pd_cuda_gemms *gemms = gemms_new(true, false);
+    const struct form f = {24, 40, 4096, 0, PD_BF16, PD_F32, .trans_a = true};
+    simt_cublaslt_refuse_parts(true);
+    cr_assert(agree(gemms, &f, "whole"));
+    cr_assert_eq(simt_cublaslt_counted().parts, 1);
+    cr_assert_eq(pd_cuda_gemms_plain_shapes(gemms), 0);
+    simt_cublaslt_refuse_parts(false);
     pd_cuda_gemms_free(gemms);
 }
 

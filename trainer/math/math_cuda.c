@@ -176,8 +176,7 @@ pd_status pd_math_cuda_new(const struct pd_math_cuda_options *o, struct pd_arena
     cuda->lane = o->lane;
     const struct pd_cuda_gemms_options options = {.invariant = o->mode == PD_NUMERICS_INVARIANT,
                                                   .any_shape = o->any_shape && o->mode == PD_NUMERICS_INVARIANT,
-                                                  .workspace = workspace,
-                                                  .workspace_bytes = PD_CUDA_GEMM_WORKSPACE_BYTES};
+                                                  .workspace = workspace};
     pd_status st = pd_cuda_gemms_new(&options, &cuda->gemms, err);
     if (!st && o->graphs && !o->spans) st = pd_cuda_graphs_new(o->stream, &cuda->graphs, err);
     if (st) {

@@ -22,7 +22,8 @@
     X(cublasLtMatmulDescSetAttribute)        \
     X(cublasLtMatmulPreferenceInit_internal) \
     X(cublasLtMatmulPreferenceSetAttribute)  \
-    X(cublasLtMatrixLayoutInit_internal)
+    X(cublasLtMatrixLayoutInit_internal)     \
+    X(cublasLtMatrixLayoutSetAttribute)
 
 struct pd_cublaslt {
 #define PD_MEMBER(NAME) __typeof__(NAME) *NAME;

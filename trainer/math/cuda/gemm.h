@@ -6,9 +6,11 @@
  * slower: a warning says so once a shape, and the shapes are counted. gemm_alone.c sends everything to gemm_plain.cu, in
  * builds without cuBLASLt and in tests on the host.
  *
- *   invariant  k is not split, nothing is reduced in a workspace. Shapes are the same under every layout as long as
- *              virtual_tp and virtual_sp are 1. Where they are not, `any_shape` looks the algorithm up by operand types,
- *              transposes and k alone, for m and n of PD_CUDA_CANONICAL, so that no cut of m or n changes it
+ *   invariant  the library does not split k, and reduces nothing in a workspace. A product into fp32 with k of 4,096 and
+ *              more whose tiles leave multiprocessors idle is made in two or four parts of k, which are then added up in one
+ *              order: by the shape alone. Shapes are the same under every layout as long as virtual_tp and virtual_sp are 1.
+ *              Where they are not, `any_shape` looks the algorithm up by operand types, transposes and k alone, for m and n
+ *              of PD_CUDA_CANONICAL, so that no cut of m or n changes it, and nothing is made in parts
  *   fast       k may be split where it is a multiple of 128; partial sums stay fp32, so a split that adds them up in the
  *              result (INPLACE) is admitted only where the result is fp32
  *   errors     PD_DEVICE_LOST, PD_NO_MEMORY. A GEMM is queued when the call returns; what fails later shows where the stream
@@ -23,15 +25,16 @@
 extern "C" {
 #endif
 
-#define PD_CUDA_GEMM_WORKSPACE_BYTES (UINT64_C(32) << 20)
+#define PD_CUDA_GEMM_LIBRARY_BYTES (UINT64_C(32) << 20) /* cuBLASLt's workspace */
+#define PD_CUDA_GEMM_TILES 132u                         /* of 128 x 128 sums, in all parts of k: an H100's multiprocessors */
+#define PD_CUDA_GEMM_WORKSPACE_BYTES (PD_CUDA_GEMM_LIBRARY_BYTES + PD_CUDA_GEMM_TILES * (UINT64_C(64) << 10))
 #define PD_CUDA_CANONICAL 4096u
 
 struct pd_cuda_gemms;
 
 struct pd_cuda_gemms_options {
     bool invariant, any_shape;
-    void *workspace; /* device, borrowed */
-    uint64_t workspace_bytes;
+    void *workspace; /* (PD_CUDA_GEMM_WORKSPACE_BYTES) device, borrowed: the library's, then partial sums */
 };
 
 pd_status pd_cuda_gemms_new(const struct pd_cuda_gemms_options *options, struct pd_cuda_gemms **ret_gemms,

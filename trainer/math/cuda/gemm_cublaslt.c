@@ -1,5 +1,6 @@
 /* A row-major GEMM is a column-major one with its operands exchanged: C^T (n,m) = B^T A^T. What cuBLASLt calls A is our
  * B. */
+#include "ckpt/base/checked.h"
 #include "ckpt/base/log.h"
 #include "trainer/math/cuda/cublaslt_load.h"
 #include "trainer/math/cuda/gemm.h"
@@ -12,12 +13,16 @@
 /* Where it splits k, cuBLASLt 12.8 and 13.1 leave out what is left over after whole steps (facebookexperimental/triton, pull
  * request 2767). Steps are 128 bytes; of fp8 these are 128 elements. */
 #define SPLIT_STEP 128u
+#define TILE 128u /* the side of a tile of C that is counted with; cuBLASLt's may be others */
+#define PARTS_MAX 4u
+#define PARTS_K 4096u /* the least k in parts: README.md, "What is expected" */
 
 /* All that the choice of an algorithm depends on. Compared as bytes: zeroed before it is filled. */
 struct key {
     uint64_t m, n, k, ld_a, ld_b, ld_c, ld_residual;
     uint32_t align_a, align_b, align_c, align_residual, align_bias;
-    uint32_t is_refused; /* not for cuBLASLt at all: operands of two types, alignment */
+    uint16_t is_refused; /* not for cuBLASLt at all: operands of two types, alignment */
+    uint16_t parts;      /* 1, or products over that many parts of `k` each, behind each other in C */
     uint8_t a, b, result, trans_a, trans_b, accumulate, bias, residual; /* a, b, result: cudaDataType_t */
 };
 _Static_assert(sizeof(struct key) == 88, "no bytes that nobody sets");
@@ -148,7 +153,7 @@ static bool is_for_cublaslt(const struct pd_gemm *g)
     return !g->residual.data || (!g->accumulate && g->residual.dtype == g->c.dtype);
 }
 
-static struct key key_of(const struct pd_cuda_gemms *p, const struct pd_gemm *g)
+static struct key key_of(const struct pd_cuda_gemms *p, const struct pd_gemm *g, uint32_t parts)
 {
     struct key key;
     memset(&key, 0, sizeof key);
@@ -167,6 +172,7 @@ static struct key key_of(const struct pd_cuda_gemms *p, const struct pd_gemm *g)
     key.align_residual = has_residual(g) ? alignment_of(&g->residual, pd_dtype_bytes(g->residual.dtype)) : key.align_c;
     key.align_bias = alignment_at(g->bias, 0);
     key.is_refused = !is_for_cublaslt(g);
+    key.parts = (uint16_t)parts;
     key.m = key.n = PD_CUDA_CANONICAL;
     key.ld_a = g->trans_a ? key.m : g->k;
     key.ld_b = g->trans_b ? g->k : key.n;
@@ -198,6 +204,22 @@ static pd_status describe_operation(struct description *d, const struct key *key
     return key->bias ? set(d, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias, err) : PD_OK;
 }
 
+/* `stride`: elements from a part's matrix to the next one's. */
+static pd_status repeat(cublasLtMatrixLayoutOpaque_t *layout, const struct key *key, uint64_t stride, struct pd_error *err)
+{
+    const int32_t count = key->parts;
+    const int64_t offset = (int64_t)stride;
+    if (count == 1) return PD_OK;
+    LT_TRY(err,
+           pd_cublaslt.cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count),
+           "describing parts");
+    LT_TRY(err,
+           pd_cublaslt.cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &offset,
+                                                        sizeof offset),
+           "describing parts");
+    return PD_OK;
+}
+
 static pd_status describe(struct description *d, const struct key *key, struct pd_error *err)
 {
     const cudaDataType_t out = (cudaDataType_t)key->result;
@@ -217,7 +239,10 @@ static pd_status describe(struct description *d, const struct key *key, struct p
            "describing the residual");
     LT_TRY(err, pd_cublaslt.cublasLtMatrixLayoutInit_internal(&d->d, sizeof d->d, out, n, m, (int64_t)key->ld_c),
            "describing C");
-    return PD_OK;
+    PD_TRY(repeat(&d->a, key, key->trans_b ? k : k * key->ld_b, err));
+    PD_TRY(repeat(&d->b, key, key->trans_a ? k * key->ld_a : k, err));
+    PD_TRY(repeat(&d->c, key, m * key->ld_c, err));
+    return repeat(&d->d, key, m * key->ld_c, err);
 }
 
 /* Pointers that are neither operand nor result; the heuristic looks at them too. */
@@ -249,12 +274,13 @@ static pd_status prefer(cublasLtMatmulPreferenceOpaque_t *preference, const stru
                         struct pd_error *err)
 {
     const uint32_t reductions = reductions_of(p, key);
+    const uint64_t workspace_bytes = PD_CUDA_GEMM_LIBRARY_BYTES;
     const struct {
         cublasLtMatmulPreferenceAttributes_t attribute;
         const void *value;
         size_t bytes;
     } wishes[] = {
-        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &p->options.workspace_bytes, sizeof p->options.workspace_bytes},
+        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof workspace_bytes},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &key->align_b, sizeof key->align_b},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &key->align_a, sizeof key->align_a},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &key->align_residual, sizeof key->align_residual},
@@ -362,7 +388,7 @@ static bool is_taken(struct pd_cuda_gemms *p, struct description *d, const struc
     if (!p->options.any_shape) return true;
     return pd_cublaslt.cublasLtMatmulAlgoCheck(p->handle, &d->operation, &d->a, &d->b, &d->c, &d->d, &plan->algorithm,
                                                &result) == CUBLAS_STATUS_SUCCESS &&
-           result.workspaceSize <= p->options.workspace_bytes;
+           result.workspaceSize <= PD_CUDA_GEMM_LIBRARY_BYTES;
 }
 
 static pd_status multiply(struct pd_cuda_gemms *p, void *stream, const struct pd_gemm *g, const struct plan *plan,
@@ -372,7 +398,7 @@ static pd_status multiply(struct pd_cuda_gemms *p, void *stream, const struct pd
     const void *added = g->residual.data ? g->residual.data : g->c.data;
     cublasStatus_t code = pd_cublaslt.cublasLtMatmul(p->handle, &d->operation, &alpha, g->b.data, &d->a, g->a.data, &d->b,
                                                      &beta, added, &d->c, g->c.data, &d->d, &plan->algorithm,
-                                                     p->options.workspace, p->options.workspace_bytes, (cudaStream_t)stream);
+                                                     p->options.workspace, PD_CUDA_GEMM_LIBRARY_BYTES, (cudaStream_t)stream);
     if (code == CUBLAS_STATUS_SUCCESS) return PD_OK;
     PD_FAIL(err, status_of(code), "cuBLASLt: GEMM of (%llu, %llu) and (%llu, %llu): %s", (unsigned long long)g->m,
             (unsigned long long)g->k, (unsigned long long)g->k, (unsigned long long)g->n,
@@ -395,16 +421,72 @@ static pd_status multiply_plainly(struct pd_cuda_gemms *p, void *stream, const s
     return pd_cuda_gemm_plain(stream, g, err);
 }
 
-pd_status pd_cuda_gemms_run(struct pd_cuda_gemms *p, void *stream, const struct pd_gemm *g, struct pd_error *err)
+static pd_status run_whole(struct pd_cuda_gemms *p, void *stream, const struct pd_gemm *g, struct pd_error *err)
 {
     struct description d;
     struct plan *plan;
-    if (g->m == 0 || g->n == 0) return PD_OK;
-    const struct key key = key_of(p, g);
+    const struct key key = key_of(p, g, 1);
     PD_TRY(find(p, &key, g, &plan, err));
     if (plan->is_plain) return multiply_plainly(p, stream, g, plan, err);
     PD_TRY(describe_gemm(&d, &key, g, err));
     return is_taken(p, &d, plan) ? multiply(p, stream, g, plan, &d, err) : multiply_plainly(p, stream, g, plan, err);
+}
+
+/* ---- in parts of k ---- */
+
+/* By the shape alone: as many parts as keep a multiprocessor for each tile of each. Only where nothing cuts the shape. */
+static uint32_t parts_of(const struct pd_cuda_gemms *p, const struct pd_gemm *g)
+{
+    const uint64_t tiles = (g->m + TILE - 1) / TILE * ((g->n + TILE - 1) / TILE);
+    uint32_t parts = PARTS_MAX;
+    if (!p->options.invariant || p->options.any_shape || g->a_format || g->c.dtype != PD_F32 || g->bias) return 1;
+    if (g->k < PARTS_K || g->k % (PARTS_MAX * SPLIT_STEP)) return 1;
+    while (parts > 1 && parts * tiles > PD_CUDA_GEMM_TILES)
+        parts /= 2;
+    return parts;
+}
+
+/* Products over the parts as one call, so that they run beside each other; then their sum in the order of pd_finish, and what C
+ * is added to. *ret_done false: the library has no algorithm for it. */
+static pd_status run_parts(struct pd_cuda_gemms *p, void *stream, const struct pd_gemm *g, uint32_t parts, bool *ret_done,
+                           struct pd_error *err)
+{
+    float *const sums = (float *)((char *)p->options.workspace + PD_CUDA_GEMM_LIBRARY_BYTES);
+    const uint64_t ld = pd_round_up(g->n, 4);
+    const float *each[PARTS_MAX];
+    struct description d;
+    struct plan *plan;
+    struct pd_gemm part = *g;
+    part.k = g->k / parts;
+    part.c = (struct pd_matrix){sums, PD_F32, ld};
+    part.accumulate = false;
+    part.residual.data = NULL;
+    const struct key key = key_of(p, &part, parts);
+    PD_TRY(find(p, &key, &part, &plan, err));
+    *ret_done = !plan->is_plain;
+    if (plan->is_plain) return PD_OK;
+    PD_TRY(describe_gemm(&d, &key, &part, err));
+    PD_TRY(multiply(p, stream, &part, plan, &d, err));
+    for (uint32_t i = 0; i < parts; i++)
+        each[i] = sums + i * g->m * ld;
+    const struct pd_finish finish = {.rows = g->m,
+                                     .columns = g->n,
+                                     .part_count = parts,
+                                     .parts = each,
+                                     .ld_parts = ld,
+                                     .scale = 1,
+                                     .residual = g->accumulate ? g->c : g->residual,
+                                     .out = g->c};
+    return pd_cuda_finish(stream, &finish, err);
+}
+
+pd_status pd_cuda_gemms_run(struct pd_cuda_gemms *p, void *stream, const struct pd_gemm *g, struct pd_error *err)
+{
+    bool is_done = false;
+    if (g->m == 0 || g->n == 0) return PD_OK;
+    const uint32_t parts = parts_of(p, g);
+    if (parts > 1) PD_TRY(run_parts(p, stream, g, parts, &is_done, err));
+    return is_done ? PD_OK : run_whole(p, stream, g, err);
 }
 
 uint32_t pd_cuda_gemms_plain_shapes(const struct pd_cuda_gemms *p)
