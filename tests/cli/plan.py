@@ -226,9 +226,6 @@ REFUSED = {
                    "numerics.loss_scale 1000 is no power of two; the nearest are 512 and 1024"),
     "loss-scale-bf16": (["numerics.loss_scale=2048"], "numerics.loss_scale is 2048, but only fp16 scales the loss; leave it "
                                                       "out, or set numerics.precision=fp16"),
-    "rounding-fp32": (["numerics.gradient_rounding=stochastic"],
-                      "numerics.gradient_rounding is stochastic, but gradients in fp32 are not rounded; leave it out, or "
-                      "set numerics.gradient_type=bf16"),
 }
 for name, (overrides, sentence) in REFUSED.items():
     for command in ("plan", "train"):
@@ -248,10 +245,10 @@ texts = [expect("plan-ladder-auto", ["plan", MINIMAL, "--world=8", "--ladder", "
          for more in ([], ["layout=auto"])]
 report("plan-ladder-auto-rungs", ["rungs of an automatic layout differ"] if texts[0] != texts[1] else [], (0, texts[1], ""))
 texts = [expect("plan-ladder-fp32", ["plan", MINIMAL, "--world=8", "--ladder", "--threads=1", "--json", *more], 0, ANY)
-         for more in ([], ["numerics.precision=bf16", "numerics.gradient_type=bf16", "numerics.gradient_rounding=stochastic"])]
+         for more in ([], ["numerics.precision=bf16", "numerics.linears=fp8"])]
 if all(texts):
     rungs = [json.loads(text)["ladder"][0]["memory_bytes"] for text in texts]
-    report("plan-ladder-fp32-rungs", ["the rung of fp32 has gradients in bf16"] if rungs[0] != rungs[1] else [], (0, texts[1], ""))
+    report("plan-ladder-fp32-rungs", ["the rung of fp32 has linears in fp8"] if rungs[0] != rungs[1] else [], (0, texts[1], ""))
 text = expect("plan-ladder-json", ["plan", MINIMAL, "model.preset=llama-65b", "batch.sequences=64", "batch.micro_batch=1", "--world=64",
                                    "batch.context=2048", "--device=a100-80g", "--ladder", "--json"], 0, ANY, COUNTED)
 if text:

@@ -27,7 +27,7 @@ STEPS = 9
 COVER_SEED, COVER_CASES, CANDIDATES = 3, 40, 40
 MODEL = {
     "family": ("llama", "llama_bias", "gpt2"), "shape": ("plain", "grouped", "odd"), "tied": (False, True),
-    "precision": ("fp32", "bf16", "fp16", "fp8"), "gradient": ("fp32", "bf16", "stochastic"),
+    "precision": ("fp32", "bf16", "fp16", "fp8"),
 }
 LAYOUT = {
     "dp": (1, 2, 3), "tp": (1, 2), "pp": (1, 2), "sp": (1, 2), "schedule": ("1f1b", "gpipe", "interleaved"),
@@ -52,8 +52,7 @@ model: {{family: {family}, vocab: {vocab}, context: 32, layers: {layers}, hidden
         head_size: {head_size}, ffn: {ffn}, tie_embeddings: {tied}{bias}}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
 batch: {{sequences: 4, micro_batch: 1, context: 32}}
-numerics: {{precision: {precision}, linears: {linears}, gradient_type: {gradient}, gradient_rounding: {rounding}, virtual_tp: 2,
-           virtual_sp: 2}}
+numerics: {{precision: {precision}, linears: {linears}, virtual_tp: 2, virtual_sp: 2}}
 checkpoint: {{every: 1, keep_last: 3, leave_seconds: 60}}
 layout: {{threads: 1}}
 """
@@ -122,9 +121,7 @@ def config_of(case, chooser, data):
                          kv_heads=heads if gpt2 or case["shape"] == "plain" else chooser.choice((1, heads // 2 or 1)),
                          bias="" if gpt2 else f", qkv_bias: {str(case['family'] == 'llama_bias').lower()}",
                          precision="bf16" if case["precision"] == "fp8" else case["precision"],
-                         linears="fp8" if case["precision"] == "fp8" else "precision",
-                         gradient="fp32" if case["gradient"] == "fp32" else "bf16",
-                         rounding="stochastic" if case["gradient"] == "stochastic" else "nearest")
+                         linears="fp8" if case["precision"] == "fp8" else "precision")
 
 
 def layout_of(case, place):

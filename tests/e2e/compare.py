@@ -40,7 +40,7 @@ def agree(workspace, config):
         workspace.train(config, run, [*words, COMPARE])
         check(workspace.state_digest(run) == digest, f"{words}: comparing changes the bits")
     for words in (["numerics.virtual_tp=2", "layout.ranks=4", "layout.tp=2"], ["numerics.virtual_sp=2", "layout.ranks=4", "layout.sp=2"],
-                  ["numerics.lanes=4"], ["numerics.gradient_type=bf16", "numerics.gradient_rounding=stochastic", "numerics.lanes=6"],
+                  ["numerics.lanes=4"], ["numerics.precision=bf16", "numerics.lanes=6"],
                   ["numerics.precision=fp16"]):
         alone, run = workspace.directory(), workspace.directory()
         numerics = [word for word in words if word.startswith("numerics")]

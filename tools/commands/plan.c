@@ -244,11 +244,7 @@ static pd_status plan_rung(const struct options *o, const struct pd_config *conf
     struct pd_world_memory memory;
     const struct pd_degrees one = {1, 1, 1, 1, 1};
     changed.numerics.precision = kind->precision;
-    if (kind->precision == PD_F32) { /* everything */
-        changed.numerics.gradient_type = PD_F32;
-        changed.numerics.gradient_rounding = PD_ROUNDING_NEAREST;
-        changed.numerics.linears = PD_LINEARS_PRECISION;
-    }
+    if (kind->precision == PD_F32) changed.numerics.linears = PD_LINEARS_PRECISION; /* everything */
     changed.layout.zero_stage = kind->zero_stage;
     changed.layout.recompute = kind->recompute;
     changed.layout.recompute_layers = PD_LAYERS_ALL;

@@ -237,19 +237,10 @@ static pd_status check_loss_scale(const struct pd_config *c, struct pd_error *er
     return PD_OK;
 }
 
-static pd_status check_rounding(const struct pd_config *c, struct pd_error *err)
-{
-    if (c->numerics.gradient_rounding == PD_ROUNDING_NEAREST || c->numerics.gradient_type != PD_F32) return PD_OK;
-    PD_FAIL(err, PD_INVALID,
-            "numerics.gradient_rounding is stochastic, but gradients in fp32 are not rounded; leave it out, or set "
-            "numerics.gradient_type=bf16");
-}
-
 static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
 {
     const uint32_t pieces = c->numerics.virtual_sp > 1 ? 2 * c->numerics.virtual_sp : 1;
     const uint32_t micro_batches = c->batch.sequences / c->batch.micro_batch;
-    PD_TRY(check_rounding(c, err));
     if (c->numerics.lanes > micro_batches)
         PD_FAIL(err, PD_INVALID,
                 "numerics.lanes is %u, but a step has only %s; use numerics.lanes=%u at most, or leave it out",

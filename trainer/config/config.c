@@ -205,12 +205,21 @@ static const char *blamed(const struct source *source, const char *message)
     return source->name;
 }
 
+/* It has no key any more, and the bits of such a run are not today's. */
+static bool rounded_gradients(const struct source *source)
+{
+    const struct pd_yaml_entry *entry;
+    const char *type = given_at(source, "numerics.gradient_type", &entry);
+    return type && strcmp(type, "bf16") == 0;
+}
+
 static pd_status build(const struct source *source, struct pd_config *config, struct pd_error *err)
 {
     PD_TRY(set_defaults(config, err));
     if (source->is_saved) config->numerics.lanes = 0;
     PD_TRY(apply_preset(source, config, err));
     PD_TRY(apply(source, config, err));
+    if (source->is_saved && rounded_gradients(source)) config->numerics.lanes = 0;
     const struct pd_family_properties *family = pd_family_properties(config->model.family);
     if (family->has_linear_biases && given(source, "model.qkv_bias") && !config->model.qkv_bias)
         PD_FAIL(err, PD_INVALID, "%s: model.qkv_bias is false, but family %s has biases everywhere; leave it out",

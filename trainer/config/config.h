@@ -24,7 +24,6 @@ enum pd_codes { PD_CODES_AUTO, PD_CODES_STEP, PD_CODES_MICRO_BATCH };
 enum pd_order { PD_ORDER_AUTO, PD_ORDER_DEPTH_FIRST, PD_ORDER_BREADTH_FIRST };
 enum pd_exchange { PD_EXCHANGE_AUTO, PD_EXCHANGE_STEP, PD_EXCHANGE_LANE };
 enum pd_device_choice { PD_DEVICE_AUTO, PD_DEVICE_CPU, PD_DEVICE_GPU };
-enum pd_rounding { PD_ROUNDING_NEAREST, PD_ROUNDING_STOCHASTIC };
 enum pd_linears { PD_LINEARS_PRECISION, PD_LINEARS_FP8 };
 enum pd_guard { PD_GUARD_STOP, PD_GUARD_SKIP, PD_GUARD_ROLLBACK };
 enum pd_grow { PD_GROW_RESTART, PD_GROW_NOW };
@@ -69,8 +68,6 @@ struct pd_config {
         enum pd_numerics_mode mode;
         enum pd_dtype precision;            /* PD_F32, PD_BF16: activations and working copies; the master is fp32 */
         enum pd_linears linears;            /* operands of the linears of blocks: as precision, or fp8 */
-        enum pd_dtype gradient_type;        /* of a micro-batch's gradients: PD_F32, PD_BF16 */
-        enum pd_rounding gradient_rounding; /* of those to bf16 */
         uint32_t lanes;                     /* 0: of a record that knows none, from when gradients were summed in fp32 */
         uint32_t virtual_tp, virtual_sp;
         double loss_scale;            /* fp16: the first one, a power of two */

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define GRADIENTS "no longer exists, since gradients are added up in fp32 and travel as integers; leave it out"
+
 /* A row stays for as long as checkpoints with its name may exist. */
 static const struct pd_renamed rows[] = {
     {"batch.leaf", NULL, "batch.micro_batch", NULL},
@@ -13,6 +15,8 @@ static const struct pd_renamed rows[] = {
     {"checkpoint.compression", "auto", "zstd:1", "no longer exists; write none, or zstd:1 to compress"},
     {"checkpoint.tiers[].compression", "auto", "zstd:1", "no longer exists; write none, or zstd:1 to compress"},
     {"checkpoint.tiers[].copies", NULL, "checkpoint.tiers[].replicas", NULL},
+    {"numerics.gradient_type", NULL, NULL, GRADIENTS},
+    {"numerics.gradient_rounding", NULL, NULL, GRADIENTS},
 };
 
 /* Equal, where "[]" stands for any index. */

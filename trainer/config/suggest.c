@@ -123,7 +123,6 @@ static const struct meant {
     {"deterministic use_deterministic_algorithms", {"numerics.mode=invariant", NULL}},
     {"initial_loss_scale init_scale", {"numerics.loss_scale", NULL}},
     {"loss_scale_window growth_interval", {"numerics.loss_scale_interval", NULL}},
-    {"grad_dtype gradient_dtype grad_type", {"numerics.gradient_type", NULL}},
     {"compile torch_compile flash_attention use_flash_attn flash_attn",
      {NULL, "perdure has kernels of its own; leave it out"}},
 

@@ -39,7 +39,7 @@ static bool adds_in_place(const struct pd_engine *e)
 {
     const struct pd_layout *layout = &e->grid.layout;
     return e->options.is_gpu && layout->tp == 1 && pd_lanes_longest(&e->own->lanes) > 1 &&
-           e->options.config->numerics.gradient_type == PD_F32 && pd_partition_piece_total(&e->grid.partition) == 1;
+           pd_partition_piece_total(&e->grid.partition) == 1;
 }
 
 static struct pd_zero_options zero_options_of(const struct pd_engine *e)
@@ -51,9 +51,6 @@ static struct pd_zero_options zero_options_of(const struct pd_engine *e)
                                     .by_lane = e->own->laid_out.by_lane,
                                     .by_layers = e->is_breadth_first,
                                     .compute = c->numerics.precision,
-                                    .gradient_type = c->numerics.gradient_type,
-                                    .rounds_at_random = c->numerics.gradient_rounding == PD_ROUNDING_STOCHASTIC,
-                                    .seed = c->run.seed,
                                     .adds_in_place = adds_in_place(e),
                                     .compares = c->guard.replay_every > 0,
                                     .state_on_host = e->options.is_gpu && c->offload.optimizer == PD_PLACE_CPU,

@@ -492,7 +492,7 @@ static pd_status run_once(struct step *s, uint64_t updates, struct pd_step_resul
     s->next = 0;
     s->tokens = s->wait_ns = 0;
     PD_TRY(pd_optimizer_begin(e, err));
-    pd_zero_begin_step(e->zero, s->first_sample, e->loss_scale);
+    pd_zero_begin_step(e->zero, e->loss_scale);
     PD_TRY(pd_compare_begin(e, err));
     PD_TRY(run_schedule(s, err));
     PD_TRY(reduce_loss(s, &result->loss, err));
@@ -615,7 +615,7 @@ pd_status pd_step_compare(struct pd_engine *e, uint64_t first_sample, uint32_t m
                      .first_sample = first_sample,
                      .lanes = e->own->lanes,
                      .sequences = e->options.config->batch.sequences};
-    PD_TRY(pd_zero_compare(e->zero, micro_batch, err));
+    PD_TRY(pd_zero_compare(e->zero, err));
     return run_apart(&s, &options, err);
 }
 

@@ -29,24 +29,13 @@ V16_INLINE int64_t nearest(double x)
     return (int64_t)((uint64_t)(bits_of(high) - bits_of(MAGIC)) << 32) + (bits_of(low) - bits_of(MAGIC));
 }
 
-V16_INLINE void load(enum pd_term_source source, const void *from, uint64_t i, uint64_t count, float *x)
-{
-    for (uint64_t k = 0; k < count; k++)
-        x[k] = source == PD_TERM_F32 ? ((const float *)from)[i + k] : pd_f32_from_bf16(((const uint16_t *)from)[i + k]);
-}
-
 /* Terms of `count` elements from i on, where they may be read until `to` is written; out of range: true. */
-V16_INLINE bool make(const struct pd_terms *t, const void *from, uint64_t i, uint64_t count, int64_t *term)
+V16_INLINE bool make(const struct pd_terms *t, const float *from, uint64_t i, uint64_t count, int64_t *term)
 {
-    float x[STEP];
     double wide[STEP];
     int out = 0;
-    if (t->source == PD_TERM_F32)
-        load(PD_TERM_F32, from, i, count, x);
-    else
-        load(PD_TERM_BF16, from, i, count, x);
     for (uint64_t k = 0; k < count; k++)
-        wide[k] = (double)x[k] * t->scale;
+        wide[k] = (double)from[i + k] * t->scale;
     for (uint64_t k = 0; k < count; k++) {
         const bool fits = wide[k] < t->limit && wide[k] > -t->limit;
         out |= !fits;

@@ -19,7 +19,7 @@ struct pd_quantum {
 };
 struct pd_quantum pd_quantum_of(uint64_t tokens, uint64_t terms);
 
-enum pd_term_source { PD_TERM_F32, PD_TERM_BF16, PD_TERM_INTEGER /* terms already: scale and limit mean nothing */ };
+enum pd_term_source { PD_TERM_F32, PD_TERM_INTEGER /* terms already: scale and limit mean nothing */ };
 
 #define PD_TERM_RUNS_MAX 64u
 

@@ -43,10 +43,10 @@ static pd_status norm_pieces(struct pd_transformer *t, struct pd_norm *n, float 
     for (uint32_t place = 0; place < t->sp.pieces; place++) {
         PD_TRY(norm_piece(t, n, place, t->vector, err));
         PD_TRY(pd_add(t->math, n->columns, dweight, PD_F32, t->vector, true, err));
-        PD_TRY(pd_take_piece(t, place, dweight, n->columns, err));
+        PD_TRY(pd_take_piece(t, dweight, n->columns, err));
         if (!dbias) continue;
         PD_TRY(pd_add(t->math, n->columns, dbias, PD_F32, t->vector + n->columns, true, err));
-        PD_TRY(pd_take_piece(t, place, dbias, n->columns, err));
+        PD_TRY(pd_take_piece(t, dbias, n->columns, err));
     }
     return PD_OK;
 }

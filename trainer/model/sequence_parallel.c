@@ -27,9 +27,9 @@ bool pd_takes_pieces(const struct pd_transformer *t)
     return t->options.take_piece && t->sp.pieces > 1;
 }
 
-pd_status pd_take_piece(struct pd_transformer *t, uint32_t place, const float *gradient, uint64_t n, struct pd_error *err)
+pd_status pd_take_piece(struct pd_transformer *t, const float *gradient, uint64_t n, struct pd_error *err)
 {
-    return t->options.take_piece(t->options.take_context, pd_partition_piece_at(&t->partition, place), gradient, n, err);
+    return t->options.take_piece(t->options.take_context, gradient, n, err);
 }
 
 pd_status pd_sum_pieces(struct pd_transformer *t, uint64_t n, pd_piece_sum *piece, void *context, float *dst,
@@ -39,7 +39,7 @@ pd_status pd_sum_pieces(struct pd_transformer *t, uint64_t n, pd_piece_sum *piec
     uint32_t level = 0;
     for (uint32_t place = 0; pd_takes_pieces(t) && place < t->sp.pieces; place++) {
         PD_TRY(piece(t, context, place, dst, err));
-        PD_TRY(pd_take_piece(t, place, dst, n, err));
+        PD_TRY(pd_take_piece(t, dst, n, err));
     }
     if (pd_takes_pieces(t)) return PD_OK;
     while ((1u << level) < t->sp.pieces)

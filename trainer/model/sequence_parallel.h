@@ -23,9 +23,8 @@ struct pd_sequence_parallel {
 };
 
 bool pd_takes_pieces(const struct pd_transformer *t);
-/* What the piece at this place of the rank's made at `gradient` is taken. */
-PD_MUST_USE pd_status pd_take_piece(struct pd_transformer *t, uint32_t place, const float *gradient, uint64_t n,
-                                    struct pd_error *err);
+/* What a piece made at `gradient` is taken. */
+PD_MUST_USE pd_status pd_take_piece(struct pd_transformer *t, const float *gradient, uint64_t n, struct pd_error *err);
 /* Gradients of parameters, dst (n): what `piece` writes for each of this rank's is taken, or dst is the tree over them. */
 typedef pd_status pd_piece_sum(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err);
 PD_MUST_USE pd_status pd_sum_pieces(struct pd_transformer *t, uint64_t n, pd_piece_sum *piece, void *context, float *dst,

@@ -330,8 +330,8 @@ static pd_status embedding_pieces(struct pd_transformer *t, const struct pd_embe
         e.tokens += row, e.positions += row;
         e.dout = (const char *)e.dout + row * hidden * t->element_bytes;
         PD_TRY(pd_embedding_backward(t->math, &e, err));
-        if (e.dtoken_table) PD_TRY(pd_take_piece(t, place, e.dtoken_table, e.vocab * hidden, err));
-        if (e.dposition_table) PD_TRY(pd_take_piece(t, place, e.dposition_table, e.context * hidden, err));
+        if (e.dtoken_table) PD_TRY(pd_take_piece(t, e.dtoken_table, e.vocab * hidden, err));
+        if (e.dposition_table) PD_TRY(pd_take_piece(t, e.dposition_table, e.context * hidden, err));
     }
     return PD_OK;
 }

@@ -31,9 +31,8 @@
 #include "trainer/model/partition.h"
 
 /* Where sequences are cut every piece of them makes gradients of its own, in the place of the micro-batch's: they are taken
- * before the next piece makes its own. piece: of a sequence. */
-typedef pd_status pd_piece_taker(void *context, uint32_t piece, const float *gradient, uint64_t elements,
-                                 struct pd_error *err);
+ * before the next piece makes its own. */
+typedef pd_status pd_piece_taker(void *context, const float *gradient, uint64_t elements, struct pd_error *err);
 
 struct pd_transformer_options {
     uint32_t sequences, length; /* of a micro-batch: m and T */

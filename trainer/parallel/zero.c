@@ -310,9 +310,7 @@ void pd_zero_choose_terms(struct pd_zero *zero, uint32_t set)
 
 static void take_gradients(struct pd_zero *zero, struct pd_arena *arena)
 {
-    const enum pd_dtype type = zero->options.gradient_type;
-    const bool is_direct = zero->has_lanes && type == PD_F32 &&
-                           (zero->options.adds_in_place || pd_lanes_longest(&zero->lanes) == 1);
+    const bool is_direct = zero->has_lanes && (zero->options.adds_in_place || pd_lanes_longest(&zero->lanes) == 1);
     const uint64_t marks = (zero->model->tensors.count + zero->has.set_count) * sizeof *zero->marks;
     uint64_t most = 0;
     for (uint32_t set = 0; set < zero->has.set_count; set++)
@@ -321,7 +319,6 @@ static void take_gradients(struct pd_zero *zero, struct pd_arena *arena)
     zero->compare.slot = UINT32_MAX;
     take_lanes(zero, arena, most);
     if (!is_direct) zero->micro_batch = pd_arena_take(arena, PD_MEMORY_GRADIENTS, most * sizeof(float));
-    if (type != PD_F32) zero->rounded = pd_arena_take(arena, PD_MEMORY_GRADIENTS, most * pd_dtype_bytes(type));
     if (!zero->makes_terms) return;
     zero->marks = pd_arena_take(arena, PD_MEMORY_GRADIENTS, marks);
     zero->host_marks = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, marks);
@@ -368,7 +365,7 @@ static void describe(struct pd_zero *zero)
     zero->pieces = pd_partition_piece_total(&zero->grid->partition);
     zero->makes_terms = o->lanes > 1 || layout->virtual_tp > 1 || layout->virtual_sp > 1;
     zero->has_lanes = !zero->makes_terms || (zero->pieces == 1 && pd_lanes_longest(&zero->lanes) > 1);
-    zero->options.adds_in_place = o->adds_in_place && zero->has_lanes && o->gradient_type == PD_F32;
+    zero->options.adds_in_place = o->adds_in_place && zero->has_lanes;
     zero->quantum = pd_quantum_of(o->tokens, (uint64_t)o->lanes * zero->pieces * (model->config.tie_embeddings ? 2 : 1));
     zero->loss_scale = 1;
     zero->is_mirrored =
@@ -476,9 +473,8 @@ void pd_zero_sync(struct pd_zero *zero)
 
 /* ---- what a step found of its gradients ---- */
 
-void pd_zero_begin_step(struct pd_zero *zero, uint64_t step, double loss_scale)
+void pd_zero_begin_step(struct pd_zero *zero, double loss_scale)
 {
-    zero->step = step;
     zero->compare.is_on = false;
     zero->loss_scale = loss_scale;
     zero->attempt++;

@@ -32,9 +32,6 @@ struct pd_zero_options {
     bool by_lane;                /* blocks' terms travel whenever lanes end, and not once a step */
     bool by_layers;              /* all micro-batches of a block before the next: its terms take no place of their own */
     enum pd_dtype compute;       /* of gathered parameters */
-    enum pd_dtype gradient_type; /* what a micro-batch's gradient is rounded to before it is added */
-    bool rounds_at_random;       /* gradients to bf16: by bits of seed, step, micro-batch and element */
-    uint64_t seed;
     bool adds_in_place;       /* backward adds to the sums of lanes by itself: pd_zero_adds */
     bool compares;            /* a micro-batch may be computed once more: pd_zero_watch */
     bool state_on_host;       /* master and moments are the host's, where the rank is a GPU; the working copy is the GPU's */
@@ -122,9 +119,9 @@ PD_MUST_USE pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struc
  * may be prefetched. */
 PD_MUST_USE pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_weights, struct pd_error *err);
 
-/* Before the first gradient of a step, or of one that is computed again: a number no other step has, and what gradients are
- * multiplied by, which terms are divided by. */
-void pd_zero_begin_step(struct pd_zero *zero, uint64_t step, double loss_scale);
+/* Before the first gradient of a step, or of one that is computed again. loss_scale: what gradients were multiplied by, which
+ * terms are divided by. */
+void pd_zero_begin_step(struct pd_zero *zero, double loss_scale);
 /* Whether sums are made of terms: then the loss scale is out of them. */
 bool pd_zero_makes_terms(const struct pd_zero *zero);
 /* Where backward of `set` in slot `slot` (lanes.h) writes the micro-batch's gradients (fp32), in set order. */
@@ -134,8 +131,7 @@ PD_MUST_USE pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32
 bool pd_zero_adds(const struct pd_zero *zero, uint32_t slot);
 /* Where sequences are cut: what a piece of them made of `elements` gradients from `gradient` on is there, and is free for the
  * next piece on return. A pd_piece_taker of trainer/model/transformer.h. */
-PD_MUST_USE pd_status pd_zero_take_piece(void *zero, uint32_t piece, const float *gradient, uint64_t elements,
-                                         struct pd_error *err);
+PD_MUST_USE pd_status pd_zero_take_piece(void *zero, const float *gradient, uint64_t elements, struct pd_error *err);
 /* The micro-batch's gradients of `set` are complete. Padding micro-batches call it too: terms travel in the same slots. */
 PD_MUST_USE pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err);
 /* ---- a micro-batch computed once more, for comparing (zero_compare.c) ----
@@ -144,9 +140,9 @@ PD_MUST_USE pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set,
 
 /* The terms of the micro-batch in `slot`, which begins a lane, are counted while they are made; UINT32_MAX: none are. */
 PD_MUST_USE pd_status pd_zero_watch(struct pd_zero *zero, uint32_t slot, struct pd_error *err);
-/* From here on gradients of `micro_batch` are made for comparing: backward writes them where compared_gradients says, and when
+/* From here on a micro-batch's gradients are made for comparing: backward writes them where compared_gradients says, and when
  * a set is complete it is counted, and added to nothing. Behind the last slot of a step, until the next begins. */
-PD_MUST_USE pd_status pd_zero_compare(struct pd_zero *zero, uint32_t micro_batch, struct pd_error *err);
+PD_MUST_USE pd_status pd_zero_compare(struct pd_zero *zero, struct pd_error *err);
 void pd_zero_compared_gradients(struct pd_zero *zero, uint32_t set, float *const **ret_gradients);
 PD_MUST_USE pd_status pd_zero_count_compared(struct pd_zero *zero, uint32_t set, struct pd_error *err);
 /* What was counted since watch or compare, as one number. Waits for the device. */

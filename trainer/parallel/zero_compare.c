@@ -18,27 +18,24 @@ pd_status pd_zero_watch(struct pd_zero *zero, uint32_t slot, struct pd_error *er
     return slot == UINT32_MAX ? PD_OK : clear(zero, err);
 }
 
-pd_status pd_zero_compare(struct pd_zero *zero, uint32_t micro_batch, struct pd_error *err)
+pd_status pd_zero_compare(struct pd_zero *zero, struct pd_error *err)
 {
     struct pd_zero_compare *c = &zero->compare;
     c->slot = UINT32_MAX;
     c->is_on = true;
-    c->micro_batch = micro_batch;
     return clear(zero, err);
 }
 
-pd_status pd_zero_count_terms_of(struct pd_zero *zero, uint32_t set, enum pd_term_source source, const void *gradients,
-                                 uint64_t n, struct pd_error *err)
+pd_status pd_zero_count_terms_of(struct pd_zero *zero, uint32_t set, const float *gradients, uint64_t n, struct pd_error *err)
 {
-    const uint64_t bytes = source == PD_TERM_BF16 ? sizeof(uint16_t) : sizeof(float);
     for (uint64_t at = 0; at < n; at += PD_ZERO_COMPARE_TERMS) {
-        const struct pd_term_run run = {.from = (const char *)gradients + at * bytes,
+        const struct pd_term_run run = {.from = gradients + at,
                                         .to = zero->compare.terms,
                                         .n = pd_min_u64(n - at, PD_ZERO_COMPARE_TERMS),
                                         .check = &zero->compare.sums[set]};
         const struct pd_terms terms = {.runs = &run,
                                        .run_count = 1,
-                                       .source = source,
+                                       .source = PD_TERM_F32,
                                        .scale = zero->quantum.scale / zero->loss_scale,
                                        .limit = zero->quantum.limit,
                                        .mark = zero->attempt};
@@ -50,11 +47,8 @@ pd_status pd_zero_count_terms_of(struct pd_zero *zero, uint32_t set, enum pd_ter
 pd_status pd_zero_count_compared(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     const struct pd_zero_set *s = &zero->sets[set];
-    const void *data;
     if (zero->pieces > 1) return PD_OK; /* each was counted as it was made */
-    const float *base = zero->micro_batch ? zero->micro_batch : s->lane;
-    PD_TRY(pd_zero_round_set(zero, set, zero->compare.micro_batch, base, &data, err));
-    return pd_zero_count_terms_of(zero, set, pd_zero_term_source(zero), data, s->computed[s->count], err);
+    return pd_zero_count_terms_of(zero, set, zero->micro_batch ? zero->micro_batch : s->lane, s->computed[s->count], err);
 }
 
 pd_status pd_zero_read_compared(struct pd_zero *zero, uint64_t *ret_digest, struct pd_error *err)

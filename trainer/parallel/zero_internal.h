@@ -90,8 +90,7 @@ struct pd_zero_compare {
     int64_t *sums, *host_sums; /* (sets) of terms */
     int64_t *terms;            /* (PD_ZERO_COMPARE_TERMS) made to be counted */
     uint32_t slot;             /* that is watched; UINT32_MAX: none */
-    bool is_on;                /* gradients are those of micro_batch, and for comparing */
-    uint32_t micro_batch;
+    bool is_on;                /* gradients are made for comparing */
 };
 #define PD_ZERO_COMPARE_TERMS (UINT64_C(1) << 16)
 
@@ -118,10 +117,8 @@ struct pd_zero {
     float *micro_batch; /* of one set */
     float *micro_batch_pointers[PD_ZERO_SET_TENSORS_MAX];
     uint32_t made_set, made_slot; /* whose are being made there */
-    void *rounded;                /* the same as gradient_type */
     struct pd_quantum quantum;
     double loss_scale;
-    uint64_t step;               /* what rounding at random depends on */
     uint32_t attempt;            /* what marks carry: no two steps, nor a step that is computed again, have the same */
     uint32_t *marks, *host_marks; /* (tensors) not finite or out of range; (sets) sums that arrived damaged */
     struct pd_zero_terms turns[2]; /* that blocks take */
@@ -184,12 +181,8 @@ PD_MUST_USE pd_status pd_zero_clear_terms(struct pd_zero *zero, uint32_t set, st
 PD_MUST_USE pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err);
 int64_t *pd_zero_sums(const struct pd_zero *zero, uint32_t set);
 /* Terms of (n) gradients of the set into its sum for comparing. */
-PD_MUST_USE pd_status pd_zero_count_terms_of(struct pd_zero *zero, uint32_t set, enum pd_term_source source,
-                                             const void *gradients, uint64_t n, struct pd_error *err);
-/* A micro-batch's gradients of the set, rounded to gradient_type. *ret_data: `gradients`, or other memory. */
-PD_MUST_USE pd_status pd_zero_round_set(struct pd_zero *zero, uint32_t set, uint64_t micro_batch, const float *gradients,
-                                        const void **ret_data, struct pd_error *err);
-enum pd_term_source pd_zero_term_source(const struct pd_zero *zero);
+PD_MUST_USE pd_status pd_zero_count_terms_of(struct pd_zero *zero, uint32_t set, const float *gradients, uint64_t n,
+                                             struct pd_error *err);
 /* All terms of the set are in its sums: they become fp32, and are shared, counted and written. */
 PD_MUST_USE pd_status pd_zero_end_set(struct pd_zero *zero, uint32_t set, struct pd_error *err);
 void pd_zero_invalidate(struct pd_zero *zero);

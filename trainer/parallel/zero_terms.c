@@ -1,8 +1,7 @@
-/* Gradients to sums: a micro-batch's gradients are rounded to gradient_type and added up in fp32 while their lane lasts; then
- * they become terms, each at once where the owner of its element will read it. Terms that are another tensor-parallel rank's
- * lie behind those of this one's parts. */
+/* Gradients to sums: a micro-batch's gradients are added up in fp32 while their lane lasts; then they become terms, each at once
+ * where the owner of its element will read it. Terms that are another tensor-parallel rank's lie behind those of this one's
+ * parts. */
 #include "ckpt/base/checked.h"
-#include "trainer/math/random_bits.h"
 #include "trainer/parallel/zero_internal.h"
 
 bool pd_zero_is_redirected(const struct pd_zero *zero, uint32_t set, uint32_t e, enum pd_zero_use use)
@@ -54,7 +53,7 @@ struct batch {
     struct pd_zero *zero;
     uint32_t set;
     enum pd_term_source source;
-    const char *gradients; /* of the set's elements [begin, end), as they are computed */
+    const float *gradients; /* of the set's elements [begin, end), as they are computed */
     uint64_t begin, end;
     uint32_t filled[2]; /* tensors that had terms before: of the set, of set 0 */
     int64_t *elsewhere; /* where the next term that another rank owns goes; NULL: they are this rank's own */
@@ -94,7 +93,7 @@ static pd_status put_share(void *context, const struct pd_zero_share *share, str
     const uint64_t first = s->computed[share->e] + share->used_at, from = pd_max_u64(first, b->begin),
                    end = pd_min_u64(first + share->elements, b->end);
     int64_t *terms = b->elsewhere ? b->elsewhere : to->terms->data + share->part * to->stride + share->part_at;
-    const struct pd_term_run run = {.from = b->gradients + (from - b->begin) * (b->source == PD_TERM_BF16 ? 2 : 4),
+    const struct pd_term_run run = {.from = b->gradients + (from - b->begin),
                                     .to = terms + (from - first),
                                     .n = end - from,
                                     .adds = (b->filled[share->is_tied] >> (share->is_tied ? 0 : share->e) & 1) != 0,
@@ -138,15 +137,15 @@ static pd_status begin_terms(struct pd_zero *zero, uint32_t set, struct pd_error
 static const char the_terms[] = "the terms";
 
 /* Elements [begin, end) of the set as they are computed become terms, or are added to them. */
-static pd_status make_terms(struct pd_zero *zero, uint32_t set, enum pd_term_source source, const void *gradients,
-                            uint64_t begin, uint64_t end, struct pd_error *err)
+static pd_status make_terms(struct pd_zero *zero, uint32_t set, const float *gradients, uint64_t begin, uint64_t end,
+                            struct pd_error *err)
 {
     struct pd_zero_set *s = &zero->sets[set];
     const uint32_t me = zero->grid->place.tp;
     const bool has_tied = pd_zero_is_redirected(zero, set, s->count - 1, PD_ZERO_TERMS);
     PD_TRY(begin_terms(zero, set, err));
     if (has_tied) PD_TRY(begin_terms(zero, 0, err));
-    struct batch b = {.zero = zero, .set = set, .source = source, .gradients = gradients, .begin = begin, .end = end};
+    struct batch b = {.zero = zero, .set = set, .source = PD_TERM_F32, .gradients = gradients, .begin = begin, .end = end};
     b.filled[0] = s->filled, b.filled[1] = zero->sets[0].filled;
     pd_owner_acquire(&s->terms->owner, the_terms);
     pd_status st = pd_zero_each_share(zero, set, PD_ZERO_TERMS, me, me, put_share, &b, err);
@@ -160,82 +159,12 @@ static pd_status make_terms(struct pd_zero *zero, uint32_t set, enum pd_term_sou
     return st;
 }
 
-/* ---- one rounding of a micro-batch's gradient ---- */
-
-/* Elements of a micro-batch as they lie in memory, rounded where they are needed. */
-struct rounding {
-    uint32_t set, piece;
-    uint64_t micro_batch;
-    const float *x; /* of elements [begin, end) of the set, as they are computed */
-    uint64_t begin, end;
-};
-
-static uint64_t key_of(const struct pd_zero *zero, const struct rounding *r, uint32_t tensor)
-{
-    const uint64_t parts[] = {zero->step, r->micro_batch, r->set, tensor, r->piece};
-    uint64_t key = zero->options.seed;
-    for (uint32_t i = 0; i < (zero->pieces > 1 ? 5 : 4); i++)
-        key = pd_random_key(key, parts[i]);
-    return key;
-}
-
-/* What is asked for of the set's tensor number e. */
-static pd_status round_tensor(struct pd_zero *zero, const struct rounding *r, uint32_t e, struct pd_error *err)
-{
-    const struct pd_zero_set *s = &zero->sets[r->set];
-    const struct pd_tensor *tensor = &zero->model->tensors.tensors[s->tensors[e]];
-    const struct pd_zero_slab slab = pd_zero_place_of(zero, s->tensors[e], zero->grid->place.tp).computed;
-    for (uint32_t chunk = slab.chunk_begin; chunk < slab.chunk_end && slab.row_begin < slab.row_end; chunk++) {
-        uint64_t column, column_end;
-        pd_layout_chunk_columns(&zero->grid->layout, tensor, chunk, &column, &column_end);
-        if (column == column_end) break;
-        const uint64_t at = s->computed[e] + pd_zero_slab_offset(zero, s->tensors[e], &slab, chunk, slab.row_begin);
-        const uint64_t end = at + (slab.row_end - slab.row_begin) * (column_end - column);
-        const uint64_t begin = pd_max_u64(r->begin, at), stop = pd_min_u64(r->end, end);
-        if (begin >= stop) continue;
-        const struct pd_round one = {.n = stop - begin,
-                                     .x = r->x + (begin - r->begin),
-                                     .out = (uint16_t *)zero->rounded + (begin - r->begin),
-                                     .key = key_of(zero, r, s->tensors[e]),
-                                     .first = begin - at,
-                                     .columns = column_end - column,
-                                     .origin = slab.row_begin * tensor->shape[1] + column,
-                                     .stride = tensor->shape[1]};
-        PD_TRY(pd_round(zero->math, &one, err));
-    }
-    return PD_OK;
-}
-
-/* *ret_data is of gradient_type: x itself, or zero->rounded. */
-static pd_status round_elements(struct pd_zero *zero, const struct rounding *r, const void **ret_data, struct pd_error *err)
-{
-    const struct pd_zero_set *s = &zero->sets[r->set];
-    *ret_data = zero->options.gradient_type == PD_F32 ? (const void *)r->x : zero->rounded;
-    if (zero->options.gradient_type == PD_F32) return PD_OK;
-    if (!zero->options.rounds_at_random)
-        return pd_cast(zero->math, r->end - r->begin, zero->options.gradient_type, zero->rounded, PD_F32, r->x, err);
-    for (uint32_t e = 0; e < s->count; e++)
-        PD_TRY(round_tensor(zero, r, e, err));
-    return PD_OK;
-}
-
 /* ---- micro-batches ---- */
-
-enum pd_term_source pd_zero_term_source(const struct pd_zero *zero)
-{
-    return zero->options.gradient_type == PD_F32 ? PD_TERM_F32 : PD_TERM_BF16;
-}
-
-static uint64_t micro_batch_of(const struct pd_zero *zero, uint32_t slot)
-{
-    if (zero->compare.is_on) return zero->compare.micro_batch;
-    return pd_lanes_first(&zero->lanes, zero->grid->place.dp) + slot;
-}
 
 /* Backward writes, or adds, to what the lane has so far. */
 static bool writes_lane(const struct pd_zero *zero, uint32_t set, uint32_t slot)
 {
-    if (!zero->sets[set].lane || zero->options.gradient_type != PD_F32) return false;
+    if (!zero->sets[set].lane) return false;
     return zero->options.adds_in_place || pd_lanes_begins(&zero->lanes, zero->grid->place.dp, slot);
 }
 
@@ -269,34 +198,14 @@ void pd_zero_compared_gradients(struct pd_zero *zero, uint32_t set, float *const
     *ret_gradients = zero->micro_batch_pointers;
 }
 
-pd_status pd_zero_take_piece(void *context, uint32_t piece, const float *gradient, uint64_t elements, struct pd_error *err)
+pd_status pd_zero_take_piece(void *context, const float *gradient, uint64_t elements, struct pd_error *err)
 {
     struct pd_zero *zero = context;
     const uint64_t begin = (uint64_t)(gradient - zero->micro_batch);
-    const struct rounding r = {zero->made_set, piece, micro_batch_of(zero, zero->made_slot),
-                               gradient,       begin, begin + elements};
-    const void *data;
-    const enum pd_term_source source = pd_zero_term_source(zero);
-    PD_TRY(round_elements(zero, &r, &data, err));
     if (zero->compare.is_on || zero->made_slot == zero->compare.slot)
-        PD_TRY(pd_zero_count_terms_of(zero, zero->made_set, source, data, elements, err));
+        PD_TRY(pd_zero_count_terms_of(zero, zero->made_set, gradient, elements, err));
     if (zero->compare.is_on) return PD_OK;
-    return make_terms(zero, zero->made_set, source, data, begin, begin + elements, err);
-}
-
-pd_status pd_zero_round_set(struct pd_zero *zero, uint32_t set, uint64_t micro_batch, const float *gradients,
-                            const void **ret_data, struct pd_error *err)
-{
-    const struct rounding r = {set, 0, micro_batch, gradients, 0, zero->sets[set].computed[zero->sets[set].count]};
-    return round_elements(zero, &r, ret_data, err);
-}
-
-/* Where the micro-batch is watched, what it adds is counted. */
-static pd_status count_watched(struct pd_zero *zero, uint32_t set, uint32_t slot, const void *data, struct pd_error *err)
-{
-    const struct pd_zero_set *s = &zero->sets[set];
-    if (slot != zero->compare.slot) return PD_OK;
-    return pd_zero_count_terms_of(zero, set, pd_zero_term_source(zero), data, s->computed[s->count], err);
+    return make_terms(zero, zero->made_set, gradient, begin, begin + elements, err);
 }
 
 pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err)
@@ -304,15 +213,12 @@ pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t set, uint32_t s
     const struct pd_zero_set *s = &zero->sets[set];
     const uint32_t rank = zero->grid->place.dp;
     const uint64_t elements = s->computed[s->count];
-    const void *data = s->lane;
+    const bool is_in_lane = writes_lane(zero, set, slot);
+    const float *made = is_in_lane ? s->lane : zero->micro_batch;
     if (zero->pieces > 1) return PD_OK; /* each was taken as it was made */
-    if (!writes_lane(zero, set, slot))
-        PD_TRY(pd_zero_round_set(zero, set, micro_batch_of(zero, slot), zero->micro_batch, &data, err));
-    PD_TRY(count_watched(zero, set, slot, data, err));
-    if (!s->lane) return make_terms(zero, set, pd_zero_term_source(zero), data, 0, elements, err);
-    if (!writes_lane(zero, set, slot))
-        PD_TRY(pd_add(zero->math, elements, s->lane, zero->options.gradient_type, data,
-                      pd_lanes_begins(&zero->lanes, rank, slot), err));
+    if (slot == zero->compare.slot) PD_TRY(pd_zero_count_terms_of(zero, set, made, elements, err));
+    if (!s->lane) return make_terms(zero, set, made, 0, elements, err);
+    if (!is_in_lane) PD_TRY(pd_add(zero->math, elements, s->lane, PD_F32, made, false, err));
     if (!zero->makes_terms || !pd_lanes_ends(&zero->lanes, rank, slot)) return PD_OK;
-    return make_terms(zero, set, PD_TERM_F32, s->lane, 0, elements, err);
+    return make_terms(zero, set, s->lane, 0, elements, err);
 }

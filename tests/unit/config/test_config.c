@@ -49,7 +49,6 @@ Test(config, defaults_need_a_directory_and_a_file)
     cr_expect_eq(c.optimizer.warmup_steps, 100);
     cr_expect_eq(c.optimizer.decay_steps, 1000);
     cr_expect_eq(c.numerics.precision, PD_BF16);
-    cr_expect_eq(c.numerics.gradient_type, PD_F32);
     cr_expect_eq(c.layout.zero_stage, 3);
     cr_expect_eq(c.restart.limit, 3);
     pd_config_deinit(&c);
@@ -444,15 +443,12 @@ Test(config, layouts_that_nothing_admits)
     pd_config_deinit(&c);
 }
 
-Test(config, eight_bits_and_rounding_at_random)
+Test(config, eight_bits_and_no_type_of_gradients)
 {
-    refused(MINIMAL, "numerics.gradient_rounding=stochastic",
-            "numerics.gradient_rounding is stochastic, but gradients in fp32 are not rounded; leave it out, or set "
-            "numerics.gradient_type=bf16");
-    struct pd_config c =
-        parse(MINIMAL "numerics: {linears: fp8, gradient_type: bf16, gradient_rounding: stochastic}\n", NULL);
+    refused(MINIMAL, "numerics.gradient_type=bf16",
+            "numerics.gradient_type: it no longer exists, since gradients are added up in fp32 and travel as integers; leave it out");
+    struct pd_config c = parse(MINIMAL "numerics: {linears: fp8}\n", NULL);
     cr_expect_eq(c.numerics.linears, PD_LINEARS_FP8);
-    cr_expect_eq(c.numerics.gradient_rounding, PD_ROUNDING_STOCHASTIC);
     pd_config_deinit(&c);
 }
 

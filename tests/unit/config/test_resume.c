@@ -69,8 +69,6 @@ Test(resume, table)
                  PD_RESUME_REFUSED);
     cr_expect_eq(effect_of(MINIMAL "batch: {context: 64}\n", "model.context=512", 1), PD_RESUME_FREE);
     cr_expect_eq(effect_of(MINIMAL "layout: {recompute: full}\n", "layout.recompute_layers=2", 1), PD_RESUME_FREE);
-    cr_expect_eq(effect_of(MINIMAL "numerics: {gradient_type: bf16}\n", "numerics.gradient_rounding=stochastic", 1),
-                 PD_RESUME_NEW_LINEAGE);
 }
 
 Test(resume, worst_first_and_texts)

@@ -80,7 +80,7 @@ Test(saved, first_names)
     strict = c;
     strict.numerics.lanes = 2;
     cr_expect_eq(pd_config_compare(&c, &strict, &older, 1), 1);
-    cr_expect_str_eq(older.before, "none (gradients were summed in fp32, in order)");
+    cr_expect_str_eq(older.before, "none (gradients were rounded, or summed in order)");
     c.numerics.lanes = c.batch.sequences / c.batch.micro_batch;
     char *text;
     cr_assert_eq(pd_config_print(&c, &text, &err), PD_OK);

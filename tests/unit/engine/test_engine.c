@@ -8,8 +8,7 @@
 
 enum { STEPS = 4 };
 
-static void configure(struct pd_config *c, const char *family, const char *precision, const char *recompute,
-                      const char *gradient_type)
+static void configure(struct pd_config *c, const char *family, const char *precision, const char *recompute)
 {
     char yaml[1200];
     struct pd_error err;
@@ -22,8 +21,8 @@ static void configure(struct pd_config *c, const char *family, const char *preci
              "data: {train: [{path: %s}], validation_fraction: 0.1}\n"
              "batch: {sequences: 14, micro_batch: 2, context: 24}\n"
              "optimizer: {lr: 0.01, warmup_steps: 2}\n"
-             "numerics: {precision: %s, gradient_type: %s}\nlayout: {recompute: %s}\n",
-             STEPS, family, llama ? 1 : 3, llama ? "false" : "true", data_path(), precision, gradient_type, recompute);
+             "numerics: {precision: %s}\nlayout: {recompute: %s}\n",
+             STEPS, family, llama ? 1 : 3, llama ? "false" : "true", data_path(), precision, recompute);
     cr_assert_eq(pd_config_parse("test", yaml, NULL, 0, c, &err), PD_OK, "%s", err.message);
 }
 
@@ -34,12 +33,12 @@ static void run(struct job *job, const struct pd_config *config, uint32_t world,
     cr_assert_eq(try_run(job, config, world, threads, &err), PD_OK, "%s", err.message);
 }
 
-static void check_worlds(const char *family, const char *precision, const char *gradient_type)
+static void check_worlds(const char *family, const char *precision)
 {
     static struct job one, many;
     struct pd_config none, full;
-    configure(&none, family, precision, "none", gradient_type);
-    configure(&full, family, precision, "full", gradient_type);
+    configure(&none, family, precision, "none");
+    configure(&full, family, precision, "full");
     run(&one, &none, 1, 1);
     cr_assert(isfinite(one.loss[0]) && one.loss[0] > 4 && one.loss[0] < 7, "first loss %g", one.loss[0]);
     cr_assert_lt(one.loss[STEPS - 1], one.loss[0]);
@@ -58,22 +57,22 @@ TestSuite(engine, .fini = remove_data);
 
 Test(engine, llama_fp32_same_bits)
 {
-    check_worlds("llama", "fp32", "fp32");
+    check_worlds("llama", "fp32");
 }
 
 Test(engine, gpt2_fp32_same_bits)
 {
-    check_worlds("gpt2", "fp32", "fp32");
+    check_worlds("gpt2", "fp32");
 }
 
 Test(engine, llama_bf16_same_bits)
 {
-    check_worlds("llama", "bf16", "fp32");
+    check_worlds("llama", "bf16");
 }
 
-Test(engine, gpt2_bf16_with_bf16_gradients_same_bits)
+Test(engine, gpt2_bf16_same_bits)
 {
-    check_worlds("gpt2", "bf16", "bf16");
+    check_worlds("gpt2", "bf16");
 }
 
 /* A scale that overflows at first: steps are skipped by all ranks or by none, and then training goes on. */
@@ -81,7 +80,7 @@ Test(engine, llama_fp16_skips_alike)
 {
     static struct job one, many;
     struct pd_config c;
-    configure(&c, "llama", "fp16", "none", "fp32");
+    configure(&c, "llama", "fp16", "none");
     c.numerics.loss_scale = 65536;
     run(&one, &c, 1, 2);
     cr_assert(one.skipped[0], "nothing overflowed");
@@ -103,7 +102,7 @@ Test(engine, a_loss_that_is_not_finite_has_diverged)
     static struct job job = {.steps = STEPS_MAX};
     struct pd_config c;
     struct pd_error err;
-    configure(&c, "llama", "fp32", "none", "fp32");
+    configure(&c, "llama", "fp32", "none");
     c.optimizer.lr = c.optimizer.min_lr = 1e30;
     c.optimizer.warmup_steps = 0;
     cr_assert_eq(try_run(&job, &c, 1, 1, &err), PD_DIVERGED, "%s", err.message);
@@ -117,7 +116,7 @@ Test(engine, fp16_loss_scale_goes_out)
 {
     static struct job small, large;
     struct pd_config c;
-    configure(&c, "llama", "fp16", "none", "fp32");
+    configure(&c, "llama", "fp16", "none");
     c.numerics.loss_scale = 16;
     run(&small, &c, 1, 1);
     c.numerics.loss_scale = 256;
@@ -143,7 +142,7 @@ static pd_status fail_in_traffic(struct pd_comm *comm, void *context, struct pd_
     struct pd_zero *zero;
     struct pd_memory_plan plan = {0};
     struct pd_zero_options options = {
-        .micro_batches = comm->size, .lanes = comm->size, .tokens = 64, .compute = PD_F32, .gradient_type = PD_F32};
+        .micro_batches = comm->size, .lanes = comm->size, .tokens = 64, .compute = PD_F32};
     struct pd_layout layout;
     struct pd_grid grid;
     pd_layout_init_dp(&layout, comm->size);
@@ -177,7 +176,7 @@ Test(engine, a_rank_that_gives_up_takes_nobody_s_memory_away)
 {
     struct pd_config config;
     struct pd_error err;
-    configure(&config, "llama", "fp32", "none", "fp32");
+    configure(&config, "llama", "fp32", "none");
     for (uint32_t world = 2; world < 6; world++) {
         struct job job = {.config = &config};
         cr_assert_eq(pd_comm_run_local(world, 1, fail_in_traffic, &job, &err), PD_IO, "%s", err.message);

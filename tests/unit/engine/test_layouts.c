@@ -10,7 +10,7 @@
 enum { WORLD_MAX = 8, LAYERS = 5, MICRO_BATCHES = 7, STEPS = 3 };
 
 struct numerics {
-    const char *name, *model, *precision, *gradient_type;
+    const char *name, *model, *precision;
     uint32_t virtual_tp, virtual_sp;
     const char *more; /* another override, or NULL */
     uint32_t offset;  /* of the third of layouts that is tried by default */
@@ -39,11 +39,11 @@ static void configure(struct pd_config *c, const struct numerics *n, const struc
              "data: {train: [{path: %s}], validation_fraction: 0.1, separate_documents: true, document_token: 32}\n"
              "batch: {sequences: %d, micro_batch: 2, context: 32}\n"
              "optimizer: {lr: 0.01, warmup_steps: 2}\n"
-             "numerics: {precision: %s, gradient_type: %s, virtual_tp: %u, virtual_sp: %u, lanes: %u}\n"
+             "numerics: {precision: %s, virtual_tp: %u, virtual_sp: %u, lanes: %u}\n"
              "layout: {dp: %u, tp: %u, pp: %u, sp: %u, interleave: %u, zero_stage: %u, zero_shard: %u, schedule: %s, "
              "recompute: %s, recompute_layers: %s, order: %s, exchange: %s}\n",
-             STEPS, n->model, LAYERS, data_path(), 2 * MICRO_BATCHES, n->precision, n->gradient_type, n->virtual_tp,
-             n->virtual_sp, lanes_of(n), l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, l->schedule,
+             STEPS, n->model, LAYERS, data_path(), 2 * MICRO_BATCHES, n->precision, n->virtual_tp, n->virtual_sp,
+             lanes_of(n), l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, l->schedule,
              l->recompute, layers, l->order, l->exchange);
     snprintf(more, sizeof more, "%s", n->more ? n->more : "run.log_every=1");
     const char *overrides[] = {more};
@@ -142,77 +142,70 @@ TestSuite(layouts, .fini = remove_data, .timeout = 1800);
 
 Test(layouts, pipeline_alone)
 {
-    check_numerics(&(struct numerics){"llama fp32", LLAMA, "fp32", "fp32", 1, 1, NULL, 0, 0});
+    check_numerics(&(struct numerics){"llama fp32", LLAMA, "fp32", 1, 1, NULL, 0, 0});
 }
 
 Test(layouts, tensor_parallel)
 {
-    check_numerics(&(struct numerics){"llama fp32 tp", LLAMA, "fp32", "fp32", 4, 1, NULL, 1, 0});
+    check_numerics(&(struct numerics){"llama fp32 tp", LLAMA, "fp32", 4, 1, NULL, 1, 0});
 }
 
 Test(layouts, sequence_parallel)
 {
-    check_numerics(&(struct numerics){"llama bf16 sp", LLAMA, "bf16", "fp32", 1, 4, NULL, 2, 0});
+    check_numerics(&(struct numerics){"llama bf16 sp", LLAMA, "bf16", 1, 4, NULL, 2, 0});
 }
 
 Test(layouts, gpt2_everything)
 {
-    check_numerics(&(struct numerics){"gpt2 bf16 tp sp", GPT2, "bf16", "bf16", 2, 2, NULL, 1, 0});
+    check_numerics(&(struct numerics){"gpt2 bf16 tp sp", GPT2, "bf16", 2, 2, NULL, 1, 0});
 }
 
 Test(layouts, llama_everything)
 {
-    check_numerics(&(struct numerics){"llama bf16 tp sp", LLAMA ", qkv_bias: true", "bf16", "fp32", 4, 2, NULL, 0, 0});
+    check_numerics(&(struct numerics){"llama bf16 tp sp", LLAMA ", qkv_bias: true", "bf16", 4, 2, NULL, 0, 0});
 }
 
 /* A scale that overflows now and then: which steps are skipped is part of the same bits. */
 Test(layouts, fp16_skips)
 {
-    check_numerics(&(struct numerics){"llama fp16 tp sp", LLAMA, "fp16", "fp32", 2, 2, "numerics.loss_scale=16384", 1, 0});
+    check_numerics(&(struct numerics){"llama fp16 tp sp", LLAMA, "fp16", 2, 2, "numerics.loss_scale=16384", 1, 0});
 }
 
 /* Heads of keys that chunks share, an empty chunk, pieces of unequal length: each has scales of its own. */
 Test(layouts, fp8_llama)
 {
     check_numerics(
-        &(struct numerics){"llama fp8 tp sp", LLAMA ", qkv_bias: true", "bf16", "fp32", 4, 2, "numerics.linears=fp8", 2, 0});
+        &(struct numerics){"llama fp8 tp sp", LLAMA ", qkv_bias: true", "bf16", 4, 2, "numerics.linears=fp8", 2, 0});
 }
 
 Test(layouts, fp8_gpt2)
 {
-    check_numerics(&(struct numerics){"gpt2 fp8 sp", GPT2, "fp32", "bf16", 1, 2, "numerics.linears=fp8", 1, 0});
+    check_numerics(&(struct numerics){"gpt2 fp8 sp", GPT2, "fp32", 1, 2, "numerics.linears=fp8", 1, 0});
 }
 
 /* Weights of norms that every head shares are sums over the heads of all tensor-parallel ranks. */
 Test(layouts, qwen3_everything)
 {
-    check_numerics(&(struct numerics){"qwen3 bf16 tp sp", QWEN3, "bf16", "fp32", 4, 2, NULL, 1, 0});
+    check_numerics(&(struct numerics){"qwen3 bf16 tp sp", QWEN3, "bf16", 4, 2, NULL, 1, 0});
 }
 
 Test(layouts, fp8_qwen3)
 {
-    check_numerics(&(struct numerics){"qwen3 fp8 tp sp", QWEN3, "bf16", "bf16", 2, 2, "numerics.linears=fp8", 0, 0});
-}
-
-/* Which way a gradient is rounded depends on the element and the micro-batch, wherever they are. */
-Test(layouts, stochastic_gradients)
-{
-    check_numerics(&(struct numerics){"llama bf16 tp sp, stochastic", LLAMA ", qkv_bias: true", "bf16", "bf16", 2, 2,
-                                      "numerics.gradient_rounding=stochastic", 0, 0});
+    check_numerics(&(struct numerics){"qwen3 fp8 tp sp", QWEN3, "bf16", 2, 2, "numerics.linears=fp8", 0, 0});
 }
 
 /* Micro-batches that are added up before they are terms, in lanes of unequal length; and all of them in one. */
 Test(layouts, three_lanes)
 {
-    check_numerics(&(struct numerics){"llama fp32, 3 lanes", LLAMA, "fp32", "fp32", 1, 1, NULL, 2, 3});
+    check_numerics(&(struct numerics){"llama fp32, 3 lanes", LLAMA, "fp32", 1, 1, NULL, 2, 3});
 }
 
 Test(layouts, three_lanes_everything)
 {
-    check_numerics(&(struct numerics){"gpt2 bf16 tp, 3 lanes", GPT2, "bf16", "bf16", 2, 1, NULL, 1, 3});
+    check_numerics(&(struct numerics){"gpt2 bf16 tp, 3 lanes", GPT2, "bf16", 2, 1, NULL, 1, 3});
 }
 
 Test(layouts, one_lane)
 {
-    check_numerics(&(struct numerics){"gpt2 fp32, 1 lane", GPT2, "fp32", "fp32", 1, 1, NULL, 0, 1});
+    check_numerics(&(struct numerics){"gpt2 fp32, 1 lane", GPT2, "fp32", 1, 1, NULL, 0, 1});
 }

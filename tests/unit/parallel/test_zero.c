@@ -110,18 +110,12 @@ static uint32_t pieces_of(const struct job *job)
     return job->layout.virtual_sp > 1 ? 2 * job->layout.virtual_sp : 1;
 }
 
-static float micro_batch_of(const struct job *job, uint32_t micro_batch, uint32_t piece, bool is_head, uint32_t tensor,
-                            uint64_t element)
-{
-    return rounded(job->options.gradient_type, part_of(micro_batch, piece, is_head, tensor, element));
-}
-
 /* Micro-batches [begin, end), one after the other. */
-static float lane_of(const struct job *job, uint64_t begin, uint64_t end, bool is_head, uint32_t tensor, uint64_t element)
+static float lane_of(uint64_t begin, uint64_t end, bool is_head, uint32_t tensor, uint64_t element)
 {
-    float sum = micro_batch_of(job, (uint32_t)begin, 0, is_head, tensor, element);
+    float sum = part_of((uint32_t)begin, 0, is_head, tensor, element);
     for (uint64_t micro_batch = begin + 1; micro_batch < end; micro_batch++)
-        sum += micro_batch_of(job, (uint32_t)micro_batch, 0, is_head, tensor, element);
+        sum += part_of((uint32_t)micro_batch, 0, is_head, tensor, element);
     return sum;
 }
 
@@ -142,9 +136,9 @@ static int64_t terms_of_set(const struct job *job, bool is_head, uint32_t tensor
     int64_t sum = 0;
     for (uint32_t m = 0; m < o->micro_batches && pieces_of(job) > 1; m++)
         for (uint32_t piece = 0; piece < pieces_of(job); piece++)
-            sum += term_of(micro_batch_of(job, m, piece, is_head, tensor, element));
+            sum += term_of(part_of(m, piece, is_head, tensor, element));
     for (uint64_t lane = 0; lane < o->lanes && pieces_of(job) == 1; lane++)
-        sum += term_of(lane_of(job, lane * o->micro_batches / o->lanes, (lane + 1) * o->micro_batches / o->lanes, is_head,
+        sum += term_of(lane_of(lane * o->micro_batches / o->lanes, (lane + 1) * o->micro_batches / o->lanes, is_head,
                                tensor, element));
     return sum;
 }
@@ -153,8 +147,8 @@ static float sum_of(const struct job *job, uint32_t tensor, uint64_t element)
 {
     const bool is_tied = tensor == 0 && job->model->config.tie_embeddings;
     if (is_chain(job)) {
-        float sum = lane_of(job, 0, job->options.micro_batches, false, tensor, element);
-        if (is_tied) sum += lane_of(job, 0, job->options.micro_batches, true, tensor, element);
+        float sum = lane_of(0, job->options.micro_batches, false, tensor, element);
+        if (is_tied) sum += lane_of(0, job->options.micro_batches, true, tensor, element);
         return sum;
     }
     const int64_t sum = terms_of_set(job, false, tensor, element) + (is_tied ? terms_of_set(job, true, tensor, element) : 0);
@@ -329,7 +323,7 @@ static pd_status take_pieces(struct rank *r, uint32_t set, uint32_t micro_batch,
                 open_memory(r);
                 fill_gradient(r, micro_batch, piece, set, tensors[e], false, gradients[e]);
                 close_memory(r);
-                PD_TRY(pd_zero_take_piece(r->zero, piece, gradients[e] + begin, end - begin, err));
+                PD_TRY(pd_zero_take_piece(r->zero, gradients[e] + begin, end - begin, err));
             }
     }
     return PD_OK;
@@ -386,7 +380,7 @@ static pd_status step(struct rank *r, struct pd_error *err)
     PD_TRY(pd_zero_share_state(r->zero, err));
     PD_TRY(in_memory(r, check_state, err));
     PD_TRY(pd_zero_refresh_compute(r->zero, err));
-    pd_zero_begin_step(r->zero, r->version, LOSS_SCALE);
+    pd_zero_begin_step(r->zero, LOSS_SCALE);
     const uint32_t passes = r->job->options.by_layers ? 1 : slots, together = slots / passes;
     for (uint32_t pass = 0; pass < passes; pass++) {
         for (uint32_t set = 0; set < sets; set++)
@@ -498,7 +492,6 @@ static void try(struct pd_layout layout, uint32_t turn)
                        .by_lane = turn % 4 < 2,
                        .by_layers = layout.pp == 1 && turn % 6 == 0,
                        .compute = turn / 2 % 2 ? PD_BF16 : PD_F32,
-                       .gradient_type = turn / 3 % 2 ? PD_BF16 : PD_F32,
                        .adds_in_place = turn % 4 != 1},
                       model,
                       NULL};

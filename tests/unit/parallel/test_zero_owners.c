@@ -15,7 +15,7 @@ struct job {
 
 static pd_status in_zero(const struct job *job, const struct pd_grid *grid, struct pd_math *math, struct pd_error *err)
 {
-    const struct pd_zero_options options = {.micro_batches = job->layout.dp, .lanes = job->layout.dp, .tokens = 64, .compute = PD_F32, .gradient_type = PD_F32};
+    const struct pd_zero_options options = {.micro_batches = job->layout.dp, .lanes = job->layout.dp, .tokens = 64, .compute = PD_F32};
     struct pd_memory_plan plan;
     struct pd_arena *arena;
     struct pd_zero *zero;
@@ -140,7 +140,7 @@ static pd_status out_of_range(struct pd_zero *zero, struct pd_error *err)
     float *const *gradients;
     for (int turn = 0; turn < 3; turn++) {
         static const float values[] = {INFINITY, 1.0f, -0x1p60f};
-        pd_zero_begin_step(zero, (uint64_t)turn, 1.0);
+        pd_zero_begin_step(zero, 1.0);
         PD_TRY(pd_zero_micro_batch_gradients(zero, 1, 0, &gradients, err));
         gradients[TENSOR][5] = values[turn];
         PD_TRY(pd_zero_push_gradients(zero, 1, 0, err));

@@ -86,7 +86,7 @@ Test(memory_plan, data_parallel)
         check(models[m], "layout.dp=1");
         check(models[m], "layout.dp=1 numerics.precision=fp32 layout.recompute=full");
         check(models[m], "layout.dp=7");
-        check(models[m], "layout.dp=11 numerics.precision=fp16 numerics.gradient_type=bf16 layout.recompute=selective");
+        check(models[m], "layout.dp=11 numerics.precision=fp16 layout.recompute=selective");
     }
 }
 
@@ -100,7 +100,7 @@ Test(memory_plan, other_layouts)
         "layout.dp=2 layout.recompute=full layout.recompute_layers=3",
         "layout.dp=2 layout.pp=2 layout.recompute=selective layout.recompute_layers=2",
         "layout.dp=1 layout.pp=2 layout.interleave=2 layout.recompute=full layout.recompute_layers=2",
-        "layout.dp=2 layout.tp=8 numerics.virtual_tp=8 numerics.gradient_type=bf16",
+        "layout.dp=2 layout.tp=8 numerics.virtual_tp=8",
         "layout.dp=1 layout.pp=5 layout.recompute=selective",
         "layout.dp=3 layout.pp=2 layout.interleave=2",
         "layout.dp=2 layout.pp=3 layout.schedule=gpipe layout.zero_stage=1",

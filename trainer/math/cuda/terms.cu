@@ -22,8 +22,7 @@ template <enum pd_term_source S> PD_DEVICE int64_t term_of(const batch &b, const
 {
     if (!from) return 0;
     if (S == PD_TERM_INTEGER) return static_cast<const int64_t *>(from)[i];
-    const float x = S == PD_TERM_F32 ? static_cast<const float *>(from)[i] : pd_get<PD_BF16>(from, i);
-    const double wide = __dmul_rn(static_cast<double>(x), b.scale);
+    const double wide = __dmul_rn(static_cast<double>(static_cast<const float *>(from)[i]), b.scale);
     const bool fits = wide < b.limit && wide > -b.limit;
     if (!fits) *out = true;
     return fits ? __double2ll_rn(wide) : 0;
@@ -67,8 +66,6 @@ pd_status pd_cuda_terms(void *stream, const struct pd_terms *t, struct pd_error 
     const dim3 grid(pd_blocks(most, PER_THREAD * PD_THREADS), t->run_count);
     if (t->source == PD_TERM_F32)
         return PD_LAUNCH(err, make_terms<PD_TERM_F32>, grid, PD_THREADS, 0, stream, b);
-    if (t->source == PD_TERM_BF16)
-        return PD_LAUNCH(err, make_terms<PD_TERM_BF16>, grid, PD_THREADS, 0, stream, b);
     return PD_LAUNCH(err, make_terms<PD_TERM_INTEGER>, grid, PD_THREADS, 0, stream, b);
 }
 
