@@ -129,24 +129,62 @@ bool pd_view_columns(const struct pd_view *view, uint64_t columns, uint64_t begi
     return true;
 }
 
-void pd_view_sort(const struct pd_view *view, struct pd_view *ret_sorted, struct pd_view *ret_inner)
+/* `sorted` by stride, descending; the dimensions of `with` go along. */
+static void sort_with(struct pd_view *sorted, struct pd_view *with)
 {
-    struct pd_view sorted = *view, inner = *view;
-    uint64_t dense = 1;
-    inner.offset = 0;
-    for (uint32_t d = view->ndim; d-- > 0; dense *= view->count[d])
-        inner.stride[d] = dense;
-    for (uint32_t i = 1; i < view->ndim; i++) /* insertion: few dimensions, and equal strides keep their order */
-        for (uint32_t d = i; d > 0 && sorted.stride[d - 1] < sorted.stride[d]; d--) {
-            uint64_t *const pairs[] = {sorted.count, sorted.stride, inner.count, inner.stride};
+    for (uint32_t i = 1; i < sorted->ndim; i++) /* insertion: few dimensions, and equal strides keep their order */
+        for (uint32_t d = i; d > 0 && sorted->stride[d - 1] < sorted->stride[d]; d--) {
+            uint64_t *const pairs[] = {sorted->count, sorted->stride, with->count, with->stride};
             for (size_t p = 0; p < sizeof pairs / sizeof *pairs; p++) {
                 const uint64_t swapped = pairs[p][d];
                 pairs[p][d] = pairs[p][d - 1];
                 pairs[p][d - 1] = swapped;
             }
         }
+}
+
+void pd_view_sort(const struct pd_view *view, struct pd_view *ret_sorted, struct pd_view *ret_inner)
+{
+    struct pd_view sorted = *view, inner = pd_view_of_shape(view->count, view->ndim);
+    sort_with(&sorted, &inner);
     *ret_sorted = sorted;
     *ret_inner = inner;
+}
+
+/* Elements of dimension *d - 1 that are left where `taken` are dealt with; one that is done is left behind. */
+static uint64_t left_of(const struct pd_view *view, uint32_t *d, uint64_t *taken)
+{
+    while (*d && *taken == view->count[*d - 1]) {
+        *taken = 1;
+        --*d;
+    }
+    return *d ? view->count[*d - 1] / *taken : 1;
+}
+
+/* From the innermost dimension outwards, each step as long as both sides have it. */
+bool pd_view_pair(const struct pd_view *to, const struct pd_view *from, struct pd_view *ret_to, struct pd_view *ret_from)
+{
+    uint64_t counts[PD_VIEW_DIMS_MAX], strides[2][PD_VIEW_DIMS_MAX], taken[2] = {1, 1};
+    uint32_t at[2] = {to->ndim, from->ndim}, n = 0;
+    for (;;) {
+        const uint64_t a = left_of(to, &at[0], &taken[0]), b = left_of(from, &at[1], &taken[1]), count = a < b ? a : b;
+        if (!at[0] && !at[1]) break;
+        if (!at[0] || !at[1] || n == PD_VIEW_DIMS_MAX || !count || a % count || b % count) return false;
+        counts[n] = count;
+        strides[0][n] = to->stride[at[0] - 1] * taken[0];
+        strides[1][n++] = from->stride[at[1] - 1] * taken[1];
+        taken[0] *= count;
+        taken[1] *= count;
+    }
+    *ret_to = (struct pd_view){.ndim = n, .offset = to->offset};
+    *ret_from = (struct pd_view){.ndim = n, .offset = from->offset};
+    for (uint32_t d = 0; d < n; d++) {
+        ret_to->count[d] = ret_from->count[d] = counts[n - 1 - d];
+        ret_to->stride[d] = strides[0][n - 1 - d];
+        ret_from->stride[d] = strides[1][n - 1 - d];
+    }
+    sort_with(ret_to, ret_from);
+    return true;
 }
 
 bool pd_view_is_sorted(const struct pd_view *view)

@@ -56,6 +56,9 @@ bool pd_view_columns(const struct pd_view *view, uint64_t columns, uint64_t begi
 /* The same elements in the order in which they lie in the foreign tensor: dimensions by stride, descending. `inner` has the
  * dense strides of the view itself, so it is the view that turns the model's tensor into that order. */
 void pd_view_sort(const struct pd_view *view, struct pd_view *ret_sorted, struct pd_view *ret_inner);
+/* Two views of one tensor, cut into dimensions that both have, in the order in which `to` lies in its tensor. False: the
+ * counts of the two do not divide each other, or that takes more than PD_VIEW_DIMS_MAX dimensions. */
+bool pd_view_pair(const struct pd_view *to, const struct pd_view *from, struct pd_view *ret_to, struct pd_view *ret_from);
 
 /* Whether strides never grow from one dimension to the next: the view then reads its tensor forward. */
 bool pd_view_is_sorted(const struct pd_view *view);

@@ -125,3 +125,48 @@ Test(view, columns_are_cut_where_they_are_one_dimension)
     cr_assert(pd_view_columns(&odd, 8, 0, 8, &part));
     cr_assert_not(pd_view_columns(&odd, 8, 0, 4, &part));
 }
+
+/* Every element of the tensor lies where both views say it does, in the order in which `to` lies. */
+static void check_pair(const struct pd_view *to, const struct pd_view *from)
+{
+    struct pd_view a, b;
+    cr_assert(pd_view_pair(to, from, &a, &b));
+    const uint64_t elements = pd_view_elements(to);
+    uint64_t *origin = calloc(4096, sizeof *origin), last = 0;
+    for (uint64_t i = 0; i < elements; i++)
+        origin[place(to, i)] = place(from, i) + 1;
+    cr_assert_eq(pd_view_elements(&a), elements);
+    for (uint64_t i = 0; i < elements; i++) {
+        cr_assert(i == 0 || place(&a, i) > last);
+        last = place(&a, i);
+        cr_assert_eq(origin[last], place(&b, i) + 1, "element %d", (int)i);
+    }
+    free(origin);
+}
+
+Test(view, two_arrangements_of_a_tensor_are_one_walk)
+{
+    /* 8 heads of 4 rows and 3 columns: as they are; turned; RoPE's other order of rows; by key-value head beside k and v; the
+     * layer of a stack. */
+    const struct pd_view views[] = {
+        {.ndim = 2, .count = {32, 3}, .stride = {3, 1}},
+        {.ndim = 2, .offset = 32, .count = {32, 3}, .stride = {1, 96}},
+        {.ndim = 4, .count = {8, 2, 2, 3}, .stride = {12, 3, 6, 1}},
+        {.ndim = 3, .count = {2, 16, 3}, .stride = {72, 3, 1}},
+        {.ndim = 5, .offset = 500, .count = {2, 4, 2, 2, 3}, .stride = {72, 12, 3, 6, 1}},
+        {.ndim = 3, .offset = 960, .count = {1, 32, 3}, .stride = {96, 3, 1}},
+    };
+    const size_t count = sizeof views / sizeof *views;
+    for (size_t i = 0; i < count * count; i++)
+        check_pair(&views[i / count], &views[i % count]);
+}
+
+Test(view, arrangements_that_share_no_dimensions_are_not_paired)
+{
+    const struct pd_view six = {.ndim = 2, .count = {4, 6}, .stride = {6, 1}},
+                         four = {.ndim = 2, .count = {6, 4}, .stride = {4, 1}};
+    const struct pd_view fewer = {.ndim = 1, .count = {12}, .stride = {1}};
+    struct pd_view a, b;
+    cr_assert_not(pd_view_pair(&six, &four, &a, &b));
+    cr_assert_not(pd_view_pair(&six, &fewer, &a, &b));
+}
