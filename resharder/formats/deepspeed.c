@@ -336,7 +336,8 @@ static void note_counter(const struct pd_pickle_node *node, bool *ret_has, uint6
 
 static pd_status read_model(struct deepspeed *d, struct pd_error *err)
 {
-    static const char *const unmapped[] = {"buffer_names", "shared_params", "frozen_param_shapes"};
+    /* Not shared_params: those are other names of parameters that are read. */
+    static const char *const unmapped[] = {"buffer_names", "frozen_param_shapes"};
     const struct pd_pickle_node *root = pd_pickle_root(d->archive.pickle);
     struct pd_catalog_counters *c = &d->catalog->counters;
     uint64_t model_ranks = 1;
@@ -347,7 +348,7 @@ static pd_status read_model(struct deepspeed *d, struct pd_error *err)
                 d->path, model_ranks);
     note_counter(pd_pickle_member(root, "global_steps"), &c->has_step, &c->step);
     note_counter(pd_pickle_member(root, "global_samples"), &c->has_samples, &c->samples);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 2; i++)
         PD_TRY(list_unmapped(d, root, unmapped[i], err));
     return add_parameters(d, pd_pickle_member(root, "param_shapes"), err);
 }
