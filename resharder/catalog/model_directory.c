@@ -60,6 +60,15 @@ pd_status pd_formats_add_texts(struct pd_vfs *vfs, const char *directory, struct
     return PD_OK;
 }
 
+pd_status pd_formats_copy_texts(const struct pd_catalog *from, struct pd_catalog *catalog, struct pd_error *err)
+{
+    for (const char *const *name = texts; *name; name++) {
+        const struct pd_catalog_text *text = pd_catalog_text(from, *name);
+        if (text) PD_TRY(pd_catalog_add_text(catalog, *name, text->text, text->bytes, err));
+    }
+    return PD_OK;
+}
+
 pd_status pd_formats_write_text(struct pd_vfs *vfs, const char *path, const char *text, uint64_t bytes, struct pd_error *err)
 {
     struct pd_file *file = NULL;

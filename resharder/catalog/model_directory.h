@@ -13,6 +13,8 @@ PD_MUST_USE pd_status pd_formats_read_text(struct pd_vfs *vfs, const char *path,
 /* Adds those of transformers that lie in `directory`: config.json, generation_config.json, what belongs to the tokenizer. */
 PD_MUST_USE pd_status pd_formats_add_texts(struct pd_vfs *vfs, const char *directory, struct pd_catalog *catalog,
                                            struct pd_error *err);
+/* The same, of another catalog. */
+PD_MUST_USE pd_status pd_formats_copy_texts(const struct pd_catalog *from, struct pd_catalog *catalog, struct pd_error *err);
 /* Writes them into a directory; those that lie there stay, and other texts of the catalog are not written. */
 PD_MUST_USE pd_status pd_formats_write_texts(struct pd_vfs *vfs, const char *directory, const struct pd_catalog *catalog,
                                              struct pd_error *err);

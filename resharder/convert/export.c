@@ -455,8 +455,7 @@ pd_status pd_export_run(struct pd_export *e, const struct pd_export_request *req
     f->request = request;
     for (uint32_t t = 0; t < e->wanted->tensor_count; t++)
         f->total += pd_foreign_bytes(&e->wanted->tensors[t]);
-    pd_status st =
-        export_tasks_init(&f->tasks, e->wanted, request->catalog, request->tensors, request->links, request->source, err);
+    pd_status st = export_tasks_init(&f->tasks, e->wanted, request, err);
     if (!st) st = run(f, &report, err);
     export_tasks_deinit(&f->tasks);
     free(f);

@@ -1,4 +1,4 @@
-/* A checkpoint (of ours, or any catalog) becomes one of another format, in bounded memory: planned, filled from front to back,
+/* A checkpoint of any format becomes one of another, in bounded memory: planned, filled from front to back,
  * synced, read back through the format's own reader with the digests of what was written, then renamed.
  *
  *   begin -> (the caller links the model's tensors to begin's catalog) -> run -> end
@@ -24,10 +24,13 @@ PD_MUST_USE pd_status pd_export_begin(struct pd_vfs *vfs, const struct pd_format
 
 struct pd_export_request {
     const char *source;               /* what messages call it */
-    const struct pd_catalog *catalog; /* finished: the data. Its tensors are found by the names of `tensors` */
+    const struct pd_catalog *catalog; /* finished: the data */
     const struct pd_tensor_table *tensors;
     const struct pd_links *links; /* of `tensors` to what is wanted; what no link fills is zeros */
-    void *buffers;                /* (PD_EXPORT_BUFFER_BYTES) on PD_VFS_ALIGN */
+    const struct pd_links
+        *source_links;    /* of `tensors` to `catalog`; NULL: it has them as they are, under their own names */
+    bool fresh_optimizer; /* moments that `catalog` does not have are zeros; otherwise it must have each */
+    void *buffers;        /* (PD_EXPORT_BUFFER_BYTES) on PD_VFS_ALIGN */
     void (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes); /* may be NULL */
     void *context;
 };

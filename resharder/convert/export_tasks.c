@@ -23,40 +23,61 @@ static bool ascends(const struct pd_view *sorted)
     return true;
 }
 
-static pd_status make_source(const struct pd_catalog *wanted, uint32_t foreign, const struct pd_catalog *source,
-                             const struct pd_tensor *tensor, const struct pd_link *link, const char *source_name,
-                             struct export_source *ret, struct pd_error *err)
+/* Where a tensor of the model lies in the source: as a link says, or as it is, under its own name. */
+static struct pd_link origin_of(const struct pd_export_request *q, const struct pd_link *link)
 {
-    const int64_t found = pd_catalog_find(source, tensor->name, link->kind);
-    if (found < 0)
-        PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s, which %s is made of", source_name, pd_kind_name(link->kind),
-                tensor->name, link->name);
-    const uint64_t elements = pd_foreign_elements(&source->tensors[found]);
-    if (pd_view_elements(&link->view) != elements ||
-        !pd_view_is_inside(&link->view, pd_foreign_elements(&wanted->tensors[foreign])))
-        PD_FAIL(err, PD_INVALID, "tensor %s of %s has not the shape that %s needs", tensor->name, source_name, link->name);
-    ret->tensor = (uint32_t)found;
-    ret->is_turned = !pd_view_is_sorted(&link->view);
-    pd_view_sort(&link->view, &ret->to, &ret->from);
+    struct pd_tensor *tensor = &q->tensors->tensors[link->tensor];
+    for (uint32_t i = 0; q->source_links && i < q->source_links->count; i++)
+        if (q->source_links->items[i].tensor == link->tensor && q->source_links->items[i].kind == link->kind)
+            return q->source_links->items[i];
+    return (struct pd_link){.name = tensor->name, .view = pd_view_dense(tensor)};
+}
+
+static pd_status make_source(const struct pd_export_request *q, const struct pd_link *from,
+                             const struct pd_foreign_tensor *stored, const struct pd_link *link,
+                             const struct pd_foreign_tensor *wanted, struct export_source *ret, struct pd_error *err)
+{
+    const uint64_t elements = pd_tensor_elements(&q->tensors->tensors[link->tensor]);
+    if (!pd_elements[stored->element].is_float)
+        PD_FAIL(err, PD_INVALID, "tensor %s of %s is %s, which weights are not made of", stored->name, q->source,
+                pd_elements[stored->element].name);
+    if (pd_view_elements(&link->view) != elements || pd_view_elements(&from->view) != elements ||
+        !pd_view_is_inside(&link->view, pd_foreign_elements(wanted)) ||
+        !pd_view_is_inside(&from->view, pd_foreign_elements(stored)))
+        PD_FAIL(err, PD_INVALID, "tensor %s of %s has not the shape that %s needs", stored->name, q->source, link->name);
+    if (!pd_view_pair(&link->view, &from->view, &ret->to, &ret->from))
+        PD_FAIL(err, PD_UNSUPPORTED, "tensor %s of %s cannot become %s in one step: import it first, then export that",
+                stored->name, q->source, link->name);
     if (!ascends(&ret->to))
-        PD_FAIL(err, PD_UNSUPPORTED, "the view of tensor %s in %s overlaps itself", tensor->name, link->name);
+        PD_FAIL(err, PD_UNSUPPORTED, "the view of tensor %s in %s overlaps itself", stored->name, link->name);
+    ret->is_turned = !pd_view_is_sorted(&ret->from);
     return PD_OK;
 }
 
-static pd_status add_sources(struct export_tasks *t, const struct pd_catalog *source, const struct pd_tensor_table *tensors,
-                             const struct pd_links *links, const char *source_name, struct pd_error *err)
+/* Nothing, where what is asked for leaves it out, or where a moment begins at zero. */
+static pd_status add_source(struct export_tasks *t, const struct pd_export_request *q, const struct pd_link *link,
+                            bool only_counts, struct pd_error *err)
+{
+    const int64_t foreign = pd_catalog_find(t->wanted, link->name, link->kind);
+    if (foreign < 0) return PD_OK;
+    const struct pd_link from = origin_of(q, link);
+    const int64_t found = pd_catalog_find(q->catalog, from.name, link->kind);
+    if (found < 0 && link->kind != PD_PARAM && q->fresh_optimizer) return PD_OK;
+    if (found < 0)
+        PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s, which %s is made of", q->source, pd_kind_name(link->kind),
+                from.name, link->name);
+    struct export_source *source = &t->sources[t->first[foreign]++];
+    source->tensor = (uint32_t)found;
+    if (only_counts) return PD_OK;
+    return make_source(q, &from, &q->catalog->tensors[found], link, &t->wanted->tensors[foreign], source, err);
+}
+
+static pd_status add_sources(struct export_tasks *t, const struct pd_export_request *q, struct pd_error *err)
 {
     uint64_t *next = t->first; /* counts, then where the next of each tensor goes */
     for (int pass = 0; pass < 2; pass++) {
-        for (uint32_t i = 0; i < links->count; i++) {
-            const struct pd_link *link = &links->items[i];
-            const int64_t foreign = pd_catalog_find(t->wanted, link->name, link->kind);
-            if (foreign < 0) continue; /* left out by what is asked for */
-            struct export_source *to = &t->sources[next[foreign]++];
-            if (!pass) continue;
-            PD_TRY(make_source(t->wanted, (uint32_t)foreign, source, &tensors->tensors[link->tensor], link, source_name, to,
-                               err));
-        }
+        for (uint32_t i = 0; i < q->links->count; i++)
+            PD_TRY(add_source(t, q, &q->links->items[i], pass == 0, err));
         uint64_t at = 0;
         for (uint32_t f = 0; f <= t->wanted->tensor_count; f++) {
             const uint64_t count = pass ? next[f] - at : next[f];
@@ -65,8 +86,9 @@ static pd_status add_sources(struct export_tasks *t, const struct pd_catalog *so
         }
     }
     for (uint32_t f = 0; f < t->wanted->tensor_count; f++)
-        if (t->first[f] == t->first[f + 1] && pd_foreign_elements(&t->wanted->tensors[f]))
-            PD_FAIL(err, PD_INVALID, "%s has nothing that %s of tensor %s is made of", source_name,
+        if (t->first[f] == t->first[f + 1] && pd_foreign_elements(&t->wanted->tensors[f]) &&
+            !(q->fresh_optimizer && t->wanted->tensors[f].kind != PD_PARAM))
+            PD_FAIL(err, PD_INVALID, "%s has nothing that %s of tensor %s is made of", q->source,
                     pd_kind_name(t->wanted->tensors[f].kind), t->wanted->tensors[f].name);
     return PD_OK;
 }
@@ -107,18 +129,17 @@ static pd_status order_pieces(struct export_tasks *t, struct pd_error *err)
     return PD_OK;
 }
 
-pd_status export_tasks_init(struct export_tasks *t, const struct pd_catalog *wanted, const struct pd_catalog *source,
-                            const struct pd_tensor_table *tensors, const struct pd_links *links, const char *source_name,
+pd_status export_tasks_init(struct export_tasks *t, const struct pd_catalog *wanted, const struct pd_export_request *q,
                             struct pd_error *err)
 {
     *t = (struct export_tasks){.wanted = wanted};
-    t->sources = calloc((size_t)links->count + 1, sizeof *t->sources);
+    t->sources = calloc((size_t)q->links->count + 1, sizeof *t->sources);
     t->first = calloc((size_t)wanted->tensor_count + 1, sizeof *t->first);
     t->order = calloc(wanted->piece_count + 1, sizeof *t->order);
     t->tensor_of = calloc(wanted->piece_count + 1, sizeof *t->tensor_of);
     if (!t->sources || !t->first || !t->order || !t->tensor_of)
         PD_FAIL(err, PD_NO_MEMORY, "no memory for the links of %u tensors", wanted->tensor_count);
-    PD_TRY(add_sources(t, source, tensors, links, source_name, err));
+    PD_TRY(add_sources(t, q, err));
     return order_pieces(t, err);
 }
 

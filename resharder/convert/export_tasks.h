@@ -4,12 +4,13 @@
 #define PD_RESHARDER_CONVERT_EXPORT_TASKS_H
 
 #include "resharder/catalog/read.h"
+#include "resharder/convert/export.h"
 
 #define PD_EXPORT_BAND_BYTES (UINT64_C(24) << 20) /* as fp32, of a tensor that a view turns */
 #define PD_EXPORT_RUN_BYTES (UINT64_C(2) << 20)   /* of others */
 
-/* A link as the source sees it: the k-th element in the order of the foreign tensor is element `from`(k) of the source's tensor
- * and goes to `to`(k) of the foreign one. */
+/* The k-th element of a tensor of the model in the order of the wanted tensor is element `from`(k) of the source's tensor and
+ * goes to `to`(k) of the wanted one. */
 struct export_source {
     uint32_t tensor; /* of the source's catalog */
     struct pd_view from, to;
@@ -41,8 +42,7 @@ struct export_tasks {
 };
 
 PD_MUST_USE pd_status export_tasks_init(struct export_tasks *tasks, const struct pd_catalog *wanted,
-                                        const struct pd_catalog *source, const struct pd_tensor_table *tensors,
-                                        const struct pd_links *links, const char *source_name, struct pd_error *err);
+                                        const struct pd_export_request *request, struct pd_error *err);
 void export_tasks_deinit(struct export_tasks *tasks);
 /* For a pd_read_line. */
 bool export_tasks_next(void *tasks, struct pd_read_task *ret_task);

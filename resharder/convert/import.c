@@ -100,7 +100,7 @@ static pd_status link_sources(const struct pd_import_request *q, struct source *
         if (kind == PD_PARAM) PD_FAIL(err, PD_INVALID, "%s has nothing that is tensor %s", q->source, name);
         if (!q->fresh_optimizer)
             PD_FAIL(err, PD_INVALID,
-                    "%s has no %s of tensor %s; moments begin at zero only when that is asked for: --fresh-optimizer",
+                    "%s has no %s of tensor %s; give --fresh-optimizer, and moments begin at zero",
                     q->source, pd_kind_name(kind), name);
         zeroed++;
     }

@@ -477,13 +477,17 @@ static pd_status run_export(int argc, char **argv, struct pd_error *err)
         {.name = "dtype", "fp32|bf16|fp16", "of parameters, in gguf q8_0 too; fp32 if not given", PD_OPTION_TEXT, &o.dtype,
          .offered = "fp32, bf16, fp16, q8_0"},
         {.name = "only", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only},
+        {.name = "config", "FILE", "configuration of a run; its model, for SRC of another system that does not say which",
+         PD_OPTION_TEXT, &o.config_file},
+        {.name = "fresh-optimizer", NULL, "moments that SRC does not have begin at zero", PD_OPTION_FLAG, &o.fresh_optimizer},
         {.name = "dry-run", NULL, "prints which tensor becomes which, and writes nothing", PD_OPTION_FLAG, &o.dry_run},
         {0}};
     return run(
         "SRC DST",
         "Writes a checkpoint as files of another system, offline and in little memory. They are read back before DST, "
         "a directory (of gguf a file) that must not exist, gets its name. SRC is the directory of a run, a directory of "
-        "checkpoints, or one checkpoint; of several the newest is taken.",
+        "checkpoints, or one checkpoint; of several the newest is taken. It may be one of another system, too (perdure ckpt "
+        "import --help lists formats), of which only what the new files hold is read.",
         options, &o, pd_ckpt_export, argc, argv, err);
 }
 

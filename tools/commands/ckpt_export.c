@@ -1,11 +1,11 @@
-/* perdure ckpt export: a checkpoint of ours becomes one of another system. */
+/* perdure ckpt export: a checkpoint of ours, or of another system, becomes one of another system. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/words.h"
+#include "resharder/catalog/model_directory.h"
 #include "resharder/convert/export.h"
 #include "resharder/formats/gguf.h"
-#include "resharder/catalog/model_directory.h"
 #include "resharder/formats/perdure.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
@@ -46,9 +46,12 @@ struct export
     enum pd_dtype dtype;
     enum pd_element element;
     struct pd_ckpt_foreign source;
+    bool is_foreign, has_moments; /* the source */
+    struct pd_config config;      /* of the run that saved it */
     struct pd_model *model;
-    struct pd_catalog whole;  /* all that the format would hold, for its links */
-    struct pd_catalog wanted; /* what is asked for of it */
+    struct pd_links source_links; /* where it is foreign */
+    struct pd_catalog whole;      /* all that the format would hold, for its links */
+    struct pd_catalog wanted;     /* what is asked for of it */
     struct pd_links links;
     struct pd_export_report report;
     double seconds;
@@ -96,13 +99,40 @@ static pd_status choose_format(struct export *x, struct pd_error *err)
             is_gguf ? " or q8_0" : "");
 }
 
+static pd_status read_config(struct export *x, struct pd_error *err)
+{
+    const char *file = x->options->config_file;
+    const struct pd_catalog_text *yaml = pd_catalog_text(&x->source.catalog, "config.yaml");
+    if (x->is_foreign) return pd_ckpt_foreign_configure(&x->source, file, NULL, 0, &x->config, err);
+    if (file) PD_FAIL(err, PD_USAGE, "--config=%s: %s says its model itself; leave it out", file, x->source.path);
+    return pd_config_parse_saved(yaml->text, NULL, 0, &x->config, err);
+}
+
+/* What an import would ask for too. */
+static pd_status link_source(struct export *x, struct pd_error *err)
+{
+    const bool links_moments = x->has_moments && x->format->holds_moments;
+    const pd_status st = pd_model_links(x->model, NULL, &x->source.catalog, links_moments, &x->source_links, err);
+    if (st) return pd_error_context(err, st, "%s", x->source.path);
+    if (x->format->holds_moments && !x->has_moments && !x->options->fresh_optimizer && !x->options->dry_run)
+        PD_FAIL(err, PD_INVALID,
+                "%s has no %s of tensor %s; give --fresh-optimizer, and moments begin at zero",
+                x->source.path, pd_kind_name(PD_EXP_AVG), x->model->tensors.tensors[0].name);
+    return pd_ckpt_foreign_list_beyond(&x->source, x->model, &x->source_links, x->format->holds_moments, "not exported",
+                                       err);
+}
+
 static pd_status open_source(struct export *x, struct pd_error *err)
 {
     PD_TRY(pd_ckpt_foreign_open(x->options->paths[0], x->options->step, &x->source, err));
-    if (x->source.format != &pd_format_perdure)
-        PD_FAIL(err, PD_USAGE, "%s is %s; import it first, then export it: perdure ckpt import --help", x->source.path,
-                x->source.format->name);
-    return pd_ckpt_foreign_model(&x->source, &x->model, err);
+    x->is_foreign = x->source.format != &pd_format_perdure;
+    x->has_moments = pd_ckpt_foreign_has_moments(&x->source);
+    if (x->is_foreign && x->options->step != UINT64_MAX)
+        PD_FAIL(err, PD_USAGE, "--step=%" PRIu64 ": %s is one checkpoint (%s); leave it out", x->options->step,
+                x->source.path, x->source.format->name);
+    PD_TRY(read_config(x, err));
+    PD_TRY(pd_model_new(&x->config.model, &x->model, err));
+    return x->is_foreign ? link_source(x, err) : PD_OK;
 }
 
 /* Links need a finished catalog; where its bytes would lie does not matter to them. */
@@ -187,15 +217,22 @@ static pd_status add_gguf_tokenizer(struct export *x, const struct pd_catalog *b
     return st;
 }
 
-/* config.json and generation_config.json, and what an import laid beside the checkpoints. */
+/* What an import laid beside the checkpoints, or would. */
+static pd_status read_beside(struct export *x, struct pd_catalog *beside, struct pd_error *err)
+{
+    if (x->is_foreign) return pd_formats_copy_texts(&x->source.catalog, beside, err);
+    PD_TRY(pd_formats_add_texts(x->source.vfs, x->source.place.root, beside, err));
+    return add_tokenizer_beside(x, beside, err);
+}
+
+/* config.json and generation_config.json, and what lies beside the checkpoint. */
 static pd_status add_texts(struct export *x, struct pd_error *err)
 {
     struct pd_special_tokens tokens = {.bos = -1};
     struct pd_catalog beside;
     char *config = NULL, *generation = NULL;
     pd_catalog_init(&beside, "");
-    pd_status st = pd_formats_add_texts(x->source.vfs, x->source.place.root, &beside, err);
-    if (!st) st = add_tokenizer_beside(x, &beside, err);
+    pd_status st = read_beside(x, &beside, err);
     const struct pd_catalog_text *before = pd_catalog_text(&beside, "config.json");
     struct pd_model_config ignored;
     const bool has_tokens =
@@ -213,60 +250,59 @@ static pd_status add_texts(struct export *x, struct pd_error *err)
     return st;
 }
 
-/* Of the run that saved it. */
-static pd_status read_adam(const struct pd_ckpt_foreign *source, struct pd_catalog_adam *ret, struct pd_error *err)
-{
-    const struct pd_catalog_text *yaml = pd_catalog_text(&source->catalog, "config.yaml");
-    struct pd_config config;
-    if (!yaml) return PD_OK;
-    PD_TRY(pd_config_parse_saved(yaml->text, NULL, 0, &config, err));
-    *ret = (struct pd_catalog_adam){.is_known = true,
-                                    .rate = config.optimizer.lr,
-                                    .beta1 = config.optimizer.beta1,
-                                    .beta2 = config.optimizer.beta2,
-                                    .epsilon = config.optimizer.epsilon,
-                                    .decay = config.optimizer.weight_decay};
-    pd_config_deinit(&config);
-    return PD_OK;
-}
-
 static pd_status want(struct export *x, struct pd_error *err)
 {
     pd_catalog_init(&x->wanted, x->format->name);
-    x->wanted.counters = x->source.catalog.counters;
-    PD_TRY(read_adam(&x->source, &x->wanted.adam, err));
+    x->wanted.counters = pd_ckpt_foreign_counters(&x->source, &x->config);
+    x->wanted.adam = (struct pd_catalog_adam){.is_known = true,
+                                              .rate = x->config.optimizer.lr,
+                                              .beta1 = x->config.optimizer.beta1,
+                                              .beta2 = x->config.optimizer.beta2,
+                                              .epsilon = x->config.optimizer.epsilon,
+                                              .decay = x->config.optimizer.weight_decay};
     for (uint32_t t = 0; t < x->whole.tensor_count; t++)
         if (!x->options->only || strstr(x->whole.tensors[t].name, x->options->only))
             PD_TRY(pd_catalog_add_tensor(&x->wanted, &x->whole.tensors[t], NULL, err));
     if (!x->wanted.tensor_count)
         PD_FAIL(err, PD_USAGE, "--only=%s: no tensor has that in its name; perdure ckpt stats lists them", x->options->only);
-    if (!x->format->holds_moments && !x->options->dry_run)
+    if (x->has_moments && !x->format->holds_moments && !x->options->dry_run)
         fprintf(stderr, "not exported: moments of the optimizer, which %s has no place for\n", x->format->name);
     return add_texts(x, err);
 }
 
 /* ---- --dry-run ---- */
 
+/* Where it comes from: of a moment that begins at zero "". */
+static const char *origin_of(const struct export *x, const struct pd_link *link)
+{
+    for (uint32_t i = 0; i < x->source_links.count; i++)
+        if (x->source_links.items[i].tensor == link->tensor && x->source_links.items[i].kind == link->kind)
+            return x->source_links.items[i].name;
+    return x->is_foreign ? "" : x->model->tensors.tensors[link->tensor].name;
+}
+
 static pd_status print_mapping(const struct export *x, struct pd_error *err)
 {
-    static const char *const headings[] = {"TENSOR", "KIND", "TO", "TYPE"};
+    static const char *const headings[] = {"TENSOR", "KIND", "TO", "TYPE", "FROM"};
+    const uint32_t columns = x->is_foreign ? 5 : 4;
     struct pd_table table;
     struct pd_json_writer w;
-    pd_table_init(&table, headings, 4);
+    pd_table_init(&table, headings, columns);
     pd_json_writer_init(&w, 2);
     pd_json_array_begin(&w, NULL);
     for (uint32_t i = 0; i < x->links.count; i++) {
         const struct pd_link *link = &x->links.items[i];
-        const char *name = x->model->tensors.tensors[link->tensor].name;
+        const char *name = x->model->tensors.tensors[link->tensor].name, *from = origin_of(x, link);
         const int64_t found = pd_catalog_find(&x->whole, link->name, link->kind);
         if (found < 0 || (x->options->only && !strstr(link->name, x->options->only))) continue;
         const char *type = pd_elements[x->whole.tensors[found].element].name;
-        pd_table_row(&table, (const char *const[]){name, pd_kind_name(link->kind), link->name, type});
+        pd_table_row(&table, (const char *const[]){name, pd_kind_name(link->kind), link->name, type, from});
         pd_json_object_begin(&w, NULL);
         pd_json_string(&w, "tensor", name);
         pd_json_string(&w, "kind", pd_kind_name(link->kind));
         pd_json_string(&w, "to", link->name);
         pd_json_string(&w, "type", type);
+        pd_json_string(&w, "from", from);
         pd_json_object_end(&w);
     }
     pd_json_array_end(&w);
@@ -291,6 +327,8 @@ static pd_status work(struct export *x, struct pd_error *err)
                                               .catalog = &x->source.catalog,
                                               .tensors = &x->model->tensors,
                                               .links = &x->links,
+                                              .source_links = x->is_foreign ? &x->source_links : NULL,
+                                              .fresh_optimizer = x->options->fresh_optimizer,
                                               .buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_EXPORT_BUFFER_BYTES),
                                               .progress = pd_shown_progress_start(&progress),
                                               .context = &progress};
@@ -299,7 +337,7 @@ static pd_status work(struct export *x, struct pd_error *err)
     st = pd_export_end(export, st, err);
     x->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
     pd_arena_free(arena);
-    return pd_ckpt_add_advice(st, err);
+    return x->is_foreign ? st : pd_ckpt_add_advice(st, err);
 }
 
 static pd_status print(const struct export *x, struct pd_error *err)
@@ -337,9 +375,11 @@ pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error 
     if (!st && !options->dry_run) st = work(&x, err);
     if (!st && !options->dry_run) st = print(&x, err);
     pd_links_deinit(&x.links);
+    pd_links_deinit(&x.source_links);
     pd_catalog_deinit(&x.whole);
     pd_catalog_deinit(&x.wanted);
     pd_model_free(x.model);
+    pd_config_deinit(&x.config);
     pd_ckpt_foreign_close(&x.source);
     return st;
 }

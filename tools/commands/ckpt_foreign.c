@@ -1,10 +1,11 @@
 #include "tools/commands/ckpt_foreign.h"
 
 #include "resharder/formats/perdure.h"
-#include "trainer/config/config.h"
 #include "trainer/model/hugging_face.h"
+#include "trainer/model/links.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static bool is_foreign(struct pd_vfs *vfs, const char *path)
@@ -89,6 +90,76 @@ pd_status pd_ckpt_foreign_model(const struct pd_ckpt_foreign *f, struct pd_model
     pd_status st = pd_hugging_face_read("config.json", theirs->text, theirs->bytes, &config, NULL, err);
     if (!st) st = pd_model_new(&config, ret_model, err);
     return st ? pd_error_context(err, st, "%s", f->path) : PD_OK;
+}
+
+pd_status pd_ckpt_foreign_read_model(const struct pd_ckpt_foreign *f, struct pd_config *config, bool *ret_is_said,
+                                     struct pd_error *err)
+{
+    const struct pd_catalog_text *text = pd_catalog_text(&f->catalog, "config.json");
+    *ret_is_said = text != NULL;
+    if (!text) return PD_OK;
+    const pd_status st = pd_hugging_face_read("config.json", text->text, text->bytes, &config->model, NULL, err);
+    if (st) return pd_error_context(err, st, "%s", f->path);
+    if (config->batch.context > config->model.context) config->batch.context = config->model.context;
+    return PD_OK;
+}
+
+static pd_status read_model_or_fail(const struct pd_ckpt_foreign *f, const char *file, struct pd_config *config,
+                                    struct pd_error *err)
+{
+    bool is_said;
+    PD_TRY(pd_ckpt_foreign_read_model(f, config, &is_said, err));
+    if (is_said || file) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "%s does not say which model it is; give a configuration of a run with its model section: --config=run.yaml",
+            f->path);
+}
+
+pd_status pd_ckpt_foreign_configure(const struct pd_ckpt_foreign *f, const char *file, const char *const *overrides,
+                                    uint32_t count, struct pd_config *ret_config, struct pd_error *err)
+{
+    /* Whoever goes on from it names its own. */
+    const char *all[PD_CKPT_FOREIGN_OVERRIDES_MAX + 2] = {"run.dir=imported", "data.train=[imported]"};
+    const uint32_t skipped = file ? 2 : 0;
+    PD_CHECK(count <= PD_CKPT_FOREIGN_OVERRIDES_MAX);
+    for (uint32_t i = 0; i < count; i++)
+        all[2 + i] = overrides[i];
+    PD_TRY(pd_config_load(file, all + skipped, 2 + count - skipped, ret_config, err));
+    const pd_status st = read_model_or_fail(f, file, ret_config, err);
+    if (st) pd_config_deinit(ret_config);
+    return st;
+}
+
+struct pd_catalog_counters pd_ckpt_foreign_counters(const struct pd_ckpt_foreign *f, const struct pd_config *config)
+{
+    const struct pd_catalog_counters *n = &f->catalog.counters;
+    return (struct pd_catalog_counters){.has_step = true,
+                                        .has_updates = true,
+                                        .has_samples = true,
+                                        .has_tokens = true,
+                                        .has_loss_scale = true,
+                                        .step = n->has_step ? n->step : n->updates,
+                                        .updates = n->has_updates ? n->updates : n->step,
+                                        .samples = n->samples,
+                                        .tokens = n->tokens,
+                                        .loss_scale = n->has_loss_scale ? n->loss_scale : config->numerics.loss_scale};
+}
+
+pd_status pd_ckpt_foreign_list_beyond(const struct pd_ckpt_foreign *f, const struct pd_model *model,
+                                      const struct pd_links *links, bool with_moments, const char *verb,
+                                      struct pd_error *err)
+{
+    const struct pd_catalog *c = &f->catalog;
+    bool *is_beyond = calloc((size_t)c->tensor_count + 1, sizeof *is_beyond);
+    if (!is_beyond) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u names", c->tensor_count);
+    pd_model_links_beyond(model, links, c, is_beyond);
+    for (uint32_t t = 0; t < c->tensor_count; t++)
+        if (is_beyond[t] && (with_moments || c->tensors[t].kind == PD_PARAM))
+            fprintf(stderr, "%s: %s of tensor %s\n", verb, pd_kind_name(c->tensors[t].kind), c->tensors[t].name);
+    for (uint32_t i = 0; i < c->unmapped_count; i++)
+        fprintf(stderr, "%s: %s\n", verb, c->unmapped[i]);
+    free(is_beyond);
+    return PD_OK;
 }
 
 bool pd_ckpt_foreign_has_moments(const struct pd_ckpt_foreign *f)

@@ -2,8 +2,10 @@
 #ifndef PD_TOOLS_COMMANDS_CKPT_FOREIGN_H
 #define PD_TOOLS_COMMANDS_CKPT_FOREIGN_H
 
+#include "resharder/catalog/view.h"
 #include "resharder/formats/format.h"
 #include "tools/commands/ckpt_place.h"
+#include "trainer/config/config.h"
 #include "trainer/model/model.h"
 
 struct pd_ckpt_foreign {
@@ -24,6 +26,22 @@ void pd_ckpt_foreign_close(struct pd_ckpt_foreign *foreign);
 /* The model that it says it is: of config.json, or of our record. PD_NOT_FOUND without a word: it says nothing. */
 PD_MUST_USE pd_status pd_ckpt_foreign_model(const struct pd_ckpt_foreign *foreign, struct pd_model **ret_model,
                                             struct pd_error *err);
+/* Into a configuration, whose context is then no longer than the model's.   *ret_is_said  false: there is no config.json */
+PD_MUST_USE pd_status pd_ckpt_foreign_read_model(const struct pd_ckpt_foreign *foreign, struct pd_config *config,
+                                                 bool *ret_is_said, struct pd_error *err);
+#define PD_CKPT_FOREIGN_OVERRIDES_MAX 16u
+/* A configuration for one of another system: of `file`, or NULL, with overrides (count) and the model that it says it is.
+ *   errors  PD_INVALID: neither says a model; those of the configuration */
+PD_MUST_USE pd_status pd_ckpt_foreign_configure(const struct pd_ckpt_foreign *foreign, const char *file,
+                                                const char *const *overrides, uint32_t count, struct pd_config *ret_config,
+                                                struct pd_error *err);
+/* Counters as a checkpoint of ours has them: all of them, the step that of the updates where only those are known. */
+struct pd_catalog_counters pd_ckpt_foreign_counters(const struct pd_ckpt_foreign *foreign, const struct pd_config *config);
+/* Prints what it holds that no link takes, moments where `with_moments`: nothing is dropped in silence.
+ *   verb  "not imported" */
+PD_MUST_USE pd_status pd_ckpt_foreign_list_beyond(const struct pd_ckpt_foreign *foreign, const struct pd_model *model,
+                                                  const struct pd_links *links, bool with_moments, const char *verb,
+                                                  struct pd_error *err);
 bool pd_ckpt_foreign_has_moments(const struct pd_ckpt_foreign *foreign);
 
 #endif

@@ -11,7 +11,6 @@
 #include "tools/commands/ckpt_layout.h"
 #include "tools/commands/progress.h"
 #include "tools/output.h"
-#include "trainer/model/hugging_face.h"
 #include "trainer/model/links.h"
 #include "trainer/plan/auto_layout.h"
 
@@ -65,10 +64,10 @@ static pd_status open_source(struct import *m, struct pd_error *err)
 }
 
 /* Degrees of --layout, and numerics that admit them. */
-static pd_status load_config(struct import *m, struct pd_ckpt_layout *degrees, struct pd_error *err)
+static pd_status configure(struct import *m, struct pd_ckpt_layout *degrees, struct pd_error *err)
 {
     char virtual_tp[48], virtual_sp[48];
-    const char *overrides[PD_CKPT_LAYOUT_TEXTS + 4];
+    const char *overrides[PD_CKPT_LAYOUT_TEXTS + 2];
     uint32_t count = 0;
     PD_TRY(pd_ckpt_layout_parse(m->options->layout ? m->options->layout : "dp=1", degrees, err));
     for (; count < PD_CKPT_LAYOUT_TEXTS; count++)
@@ -78,39 +77,8 @@ static pd_status load_config(struct import *m, struct pd_ckpt_layout *degrees, s
         snprintf(virtual_sp, sizeof virtual_sp, "numerics.virtual_sp=%" PRIu64, degrees->sp);
         overrides[count++] = virtual_tp;
         overrides[count++] = virtual_sp;
-        overrides[count++] = "run.dir=imported"; /* whoever goes on from it names its own */
-        overrides[count++] = "data.train=[imported]";
     }
-    return pd_config_load(m->options->config_file, overrides, count, &m->config, err);
-}
-
-static void shorten_context(struct pd_config *config)
-{
-    if (config->batch.context > config->model.context) config->batch.context = config->model.context;
-}
-
-/* The model that config.json says; false: there is none. */
-static pd_status read_model(const struct pd_ckpt_foreign *source, struct pd_config *config, bool *ret_is_said,
-                            struct pd_error *err)
-{
-    const struct pd_catalog_text *text = pd_catalog_text(&source->catalog, "config.json");
-    *ret_is_said = text != NULL;
-    if (!text) return PD_OK;
-    const pd_status st = pd_hugging_face_read("config.json", text->text, text->bytes, &config->model, NULL, err);
-    if (st) return pd_error_context(err, st, "%s", source->path);
-    shorten_context(config);
-    return PD_OK;
-}
-
-static pd_status choose_model(struct import *m, struct pd_error *err)
-{
-    bool is_said;
-    PD_TRY(read_model(&m->source, &m->config, &is_said, err));
-    if (!is_said && !m->options->config_file)
-        PD_FAIL(err, PD_INVALID,
-                "%s does not say which model it is; give a configuration of a run with its model section: --config=run.yaml",
-                m->source.path);
-    return pd_model_new(&m->config.model, &m->model, err);
+    return pd_ckpt_foreign_configure(&m->source, m->options->config_file, overrides, count, &m->config, err);
 }
 
 static pd_status link_source(struct import *m, struct pd_error *err)
@@ -123,46 +91,35 @@ static pd_status link_source(struct import *m, struct pd_error *err)
 static pd_status decide(struct import *m, struct pd_error *err)
 {
     struct pd_ckpt_layout degrees;
-    PD_TRY(load_config(m, &degrees, err));
-    PD_TRY(choose_model(m, err));
+    PD_TRY(configure(m, &degrees, err));
+    PD_TRY(pd_model_new(&m->config.model, &m->model, err));
     PD_TRY(pd_lay_out(&m->config, m->model, (uint32_t)degrees.world, &m->laid_out, err));
     pd_layout_set_stripes(&m->laid_out.layout, degrees.stripes > 1 ? degrees.stripes : 0, NULL);
     return link_source(m, err);
 }
 
-/* Nothing is dropped in silence. */
 static pd_status list_beyond(const struct import *m, struct pd_error *err)
 {
-    const struct pd_catalog *c = &m->source.catalog;
-    bool *is_beyond = calloc((size_t)c->tensor_count + 1, sizeof *is_beyond);
-    if (!is_beyond) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u names", c->tensor_count);
-    pd_model_links_beyond(m->model, &m->links, c, is_beyond);
-    for (uint32_t t = 0; t < c->tensor_count; t++)
-        if (is_beyond[t])
-            fprintf(stderr, "not imported: %s of tensor %s\n", pd_kind_name(c->tensors[t].kind), c->tensors[t].name);
-    for (uint32_t i = 0; i < c->unmapped_count; i++)
-        fprintf(stderr, "not imported: %s\n", c->unmapped[i]);
-    free(is_beyond);
-    return PD_OK;
+    return pd_ckpt_foreign_list_beyond(&m->source, m->model, &m->links, true, "not imported", err);
 }
 
 /* A record without data and without a lineage of ours: the first run that goes on from it begins one. */
 static pd_status make_state(struct import *m, struct pd_error *err)
 {
-    const struct pd_catalog_counters *n = &m->source.catalog.counters;
+    const struct pd_catalog_counters n = pd_ckpt_foreign_counters(&m->source, &m->config);
     struct pd_json_writer w;
     const char *text = NULL;
-    struct pd_run_state s = {.updates = n->has_updates ? n->updates : n->step,
-                             .samples = n->samples,
-                             .tokens = n->tokens,
-                             .loss_scale = n->has_loss_scale ? n->loss_scale : m->config.numerics.loss_scale,
+    struct pd_run_state s = {.updates = n.updates,
+                             .samples = n.samples,
+                             .tokens = n.tokens,
+                             .loss_scale = n.loss_scale,
                              .seed = m->config.run.seed,
                              .last_loss = NAN,
                              .best_validation_loss = NAN,
                              .layout = m->laid_out.layout,
                              .tensor_count = m->model->tensors.count,
                              .parameter_count = m->model->parameter_count};
-    s.identity.step = n->has_step ? n->step : n->updates;
+    s.identity.step = n.step;
     if (getrandom(s.identity.run_id, sizeof s.identity.run_id, 0) < 0) s.identity.run_id[0] = pd_clock_wall_ns(NULL);
     snprintf(s.created_by, sizeof s.created_by, "perdure %s", PERDURE_VERSION);
     pd_json_writer_init(&w, 0);
@@ -355,7 +312,7 @@ pd_status pd_ckpt_import_model(struct pd_config *config, struct pd_error *err)
         PD_FAIL(err, PD_INVALID, "init.from, %s, is no checkpoint of another system; see perdure ckpt import --help",
                 config->init.from);
     PD_TRY(pd_ckpt_foreign_open(config->init.from, UINT64_MAX, &source, err));
-    const pd_status st = read_model(&source, config, &is_said, err);
+    const pd_status st = pd_ckpt_foreign_read_model(&source, config, &is_said, err);
     pd_ckpt_foreign_close(&source);
     return st;
 }
@@ -365,7 +322,7 @@ static pd_status take_saved_model(const char *yaml, struct pd_config *config, st
     struct pd_config saved;
     PD_TRY(pd_config_parse_saved(yaml, NULL, 0, &saved, err));
     config->model = saved.model;
-    shorten_context(config);
+    if (config->batch.context > config->model.context) config->batch.context = config->model.context;
     pd_config_deinit(&saved);
     return PD_OK;
 }

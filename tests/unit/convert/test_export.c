@@ -10,17 +10,20 @@ struct exported {
     struct state s;
     struct pd_commit commit;
     struct pd_catalog source, wanted;
-    struct pd_links links;
+    struct pd_links links, source_links;
+    const struct pd_format *from; /* of what lies in `stored` */
+    const char *stored;
     void *buffers;
     struct pd_error error;
 };
 
-static bool is_turned(const struct pd_tensor *tensor, uint32_t t)
+static bool is_turned(const struct exported *x, const struct pd_tensor *tensor, uint32_t t)
 {
-    return t % 2 && tensor->ndim == 2;
+    return (t % 2 == 1) == (x->from == &pd_format_perdure) && tensor->ndim == 2;
 }
 
-/* Foreign tensors have rows of their own in front and behind; matrices with an odd number lie transposed. */
+/* Foreign tensors have rows of their own in front and behind; of what comes from ours, matrices with an odd number lie transposed,
+ * of what comes from that the others. */
 static void want_tensor(struct exported *x, uint32_t t, enum pd_element element)
 {
     const struct pd_tensor *tensor = &x->s.tensors[t];
@@ -30,7 +33,7 @@ static void want_tensor(struct exported *x, uint32_t t, enum pd_element element)
     struct pd_foreign_tensor foreign = {.name = name, .element = element, .ndim = 2, .shape = {rows + 3, columns}};
     struct pd_link link = {.tensor = t, .name = name, .view = pd_view_dense(tensor)};
     link.view.offset = columns; /* a row before it and two behind it are nobody's */
-    if (is_turned(tensor, t)) {
+    if (is_turned(x, tensor, t)) {
         foreign.shape[0] = columns + 3;
         foreign.shape[1] = rows;
         link.view.offset = rows;
@@ -41,19 +44,24 @@ static void want_tensor(struct exported *x, uint32_t t, enum pd_element element)
     OK(pd_links_add(&x->links, &link, err));
 }
 
+static void want(struct exported *x, enum pd_element element)
+{
+    pd_catalog_init(&x->wanted, "safetensors");
+    for (uint32_t t = 0; t < STATE_TENSORS; t++)
+        want_tensor(x, t, element);
+    OK(pd_catalog_add_text(&x->wanted, "config.json", "{}", 2, err));
+}
+
 static void setup(struct exported *x, uint64_t seed, bool is_large, bool compresses, enum pd_element element)
 {
-    *x = (struct exported){.links = {0}};
+    *x = (struct exported){.from = &pd_format_perdure, .stored = "/stored"};
     state_init(&x->s, seed);
     x->s.compresses = compresses;
     if (is_large) state_enlarge(&x->s);
     const struct pd_layout layout = state_layout(&x->s, 1u << seed % 3);
     state_save(&x->s, &layout, "/stored", &x->commit);
     x->buffers = aligned_alloc(PD_VFS_ALIGN, PD_EXPORT_BUFFER_BYTES);
-    pd_catalog_init(&x->wanted, "safetensors");
-    for (uint32_t t = 0; t < STATE_TENSORS; t++)
-        want_tensor(x, t, element);
-    OK(pd_catalog_add_text(&x->wanted, "config.json", "{}", 2, err));
+    want(x, element);
 }
 
 static void teardown(struct exported *x)
@@ -61,6 +69,7 @@ static void teardown(struct exported *x)
     pd_catalog_deinit(&x->source);
     pd_catalog_deinit(&x->wanted);
     pd_links_deinit(&x->links);
+    pd_links_deinit(&x->source_links);
     pd_commit_deinit(&x->commit);
     free(x->buffers);
     state_deinit(&x->s);
@@ -69,12 +78,16 @@ static void teardown(struct exported *x)
 static pd_status export_it(struct exported *x, uint64_t shard_bytes, struct pd_export_report *report, struct pd_error *err)
 {
     struct pd_export *export = NULL;
-    pd_catalog_init(&x->source, "perdure");
-    PD_TRY(pd_format_perdure.read(x->s.vfs, "/stored", &x->source, err));
+    pd_catalog_init(&x->source, x->from->name);
+    PD_TRY(x->from->read(x->s.vfs, x->stored, &x->source, err));
     PD_TRY(pd_catalog_finish(&x->source, err));
     PD_TRY(pd_export_begin(x->s.vfs, &pd_format_safetensors, &x->wanted, "/out", shard_bytes, &export, err));
-    const struct pd_export_request request = {
-        .source = "/stored", .catalog = &x->source, .tensors = &x->s.table, .links = &x->links, .buffers = x->buffers};
+    const struct pd_export_request request = {.source = x->stored,
+                                              .catalog = &x->source,
+                                              .tensors = &x->s.table,
+                                              .links = &x->links,
+                                              .source_links = x->source_links.count ? &x->source_links : NULL,
+                                              .buffers = x->buffers};
     return pd_export_end(export, pd_export_run(export, &request, report, err), err);
 }
 
@@ -170,6 +183,31 @@ Test(export, of_tensors_larger_than_bands)
 {
     export_once(1, true, false, PD_ELEMENT_F32, 0);
     export_once(2, true, true, PD_ELEMENT_BF16, 5000000);
+}
+
+/* What lies turned there lies straight then, and the other way round. */
+static void export_again(uint64_t seed, bool is_large, enum pd_element element)
+{
+    struct exported x;
+    setup(&x, seed, is_large, false, PD_ELEMENT_F32);
+    OK(export_it(&x, 0, NULL, err));
+    OK(pd_vfs_rename(x.s.vfs, "/out", "/foreign", err));
+    pd_catalog_deinit(&x.source);
+    pd_catalog_deinit(&x.wanted);
+    x.from = &pd_format_safetensors;
+    x.stored = "/foreign";
+    x.source_links = x.links;
+    x.links = (struct pd_links){0};
+    want(&x, element);
+    OK(export_it(&x, 0, NULL, err));
+    check_exported(&x);
+    teardown(&x);
+}
+
+Test(export, from_another_system)
+{
+    export_again(1, false, PD_ELEMENT_BF16);
+    export_again(2, true, PD_ELEMENT_F32);
 }
 
 Test(export, a_damaged_source_leaves_nothing)

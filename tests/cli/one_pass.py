@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""`perdure ckpt export` of a checkpoint of another system: the files are those that an import and an export of it would make, byte by
+byte, from every format to every format.  one_pass.py PERDURE SOURCE [NAME...]"""
+import glob
+import os
+import re
+import shutil
+
+from expect import ANY, MINIMAL, SOURCE, expect, finish, perdure, report, said, write
+
+GOLDEN = os.path.join(SOURCE, "tests/golden/formats")
+TINY = ["model.preset=byte-1m", "model.layers=2", "model.hidden=64", "model.heads=4", "batch.context=32", "model.context=32",
+        "batch.sequences=4", "run.steps=2", "layout.ranks=1", "layout.threads=1", "checkpoint.every=2"]
+FAMILIES = {"llama": ["model.kv_heads=2", "model.ffn=96"], "gpt2": ["model.family=gpt2", "model.ffn=256"]}
+WRITTEN = {"llama": ("safetensors", "dcp", "megatron", "universal", "gguf"),
+           "gpt2": ("safetensors", "dcp", "megatron", "universal", "gguf", "llmc")}
+ROUNDS = ("safetensors", "dcp", "gguf", "llmc")  # the others hold fp32 alone
+
+
+def files(place):
+    """{name: bytes}"""
+    names = [place] if os.path.isfile(place) else glob.glob(f"{place}/**", recursive=True, include_hidden=True)
+    return {os.path.relpath(name, place): open(name, "rb").read() for name in names if os.path.isfile(name)}
+
+
+def remove(place):
+    if os.path.isdir(place):
+        shutil.rmtree(place)
+    elif os.path.exists(place):
+        os.remove(place)
+
+
+def both_ways(name, source, stored, form):
+    """What `stored` is the import of."""
+    asked = [f"--format={form}", "--fresh-optimizer", *(["--dtype=bf16"] if form in ROUNDS else [])]
+    made = {}
+    for way, origin in (("two", stored), ("one", source)):
+        remove(way)
+        result = perdure("ckpt", "export", origin, way, *asked)
+        made[way] = files(way) if result[0] == 0 else result
+    differ = [] if made["one"] == made["two"] else [f"{form}: one pass and two differ"]
+    report(f"{name}-to-{form}", differ or ([] if isinstance(made["one"], dict) else ["not exported"]), (0, "", str(made["two"])[:300]))
+
+
+def from_every_format(name, source, formats):
+    remove("stored")
+    expect(f"{name}-import", ["ckpt", "import", source, "stored", "--fresh-optimizer"], 0, ANY, ANY)
+    for form in formats:
+        both_ways(name, source, "stored", form)
+
+
+write("text.txt", b"In the beginning was the word. " * 4000)
+for family, options in FAMILIES.items():
+    result = perdure("train", MINIMAL, *TINY, *options, f"run.dir={family}")
+    report(f"train-{family}", [] if result[0] == 0 else ["no checkpoint to export"], result)
+    for form in WRITTEN[family]:
+        expect(f"{family}-{form}", ["ckpt", "export", family, f"{family}.{form}", f"--format={form}"], 0, ANY, ANY)
+        from_every_format(f"{family}-{form}", f"{family}.{form}", WRITTEN[family])
+from_every_format("zero3", f"{GOLDEN}/deepspeed/llama3", WRITTEN["llama"])
+expect("zero3-tied-head-is-not-lost", ["ckpt", "export", f"{GOLDEN}/deepspeed/llama3", "tied", "--format=universal"], 0, re.compile("^tied: "))
+for kind in ("fully_reshardable", "dp_reshardable", "tp2_pp2"):
+    from_every_format(kind, f"{GOLDEN}/megatron/{kind}", ("safetensors", "universal"))
+
+# ---- what it needs, and says ----
+expect("no-moments", ["ckpt", "export", "llama.safetensors", "out", "--format=universal"], 78, err=said(
+    "llama.safetensors has no exp_avg of tensor model.embed_tokens.weight; give --fresh-optimizer, and moments begin at zero"))
+expect("no-moments-needed", ["ckpt", "export", "llama.safetensors", "weights.gguf", "--format=gguf"], 0, re.compile(r"^weights.gguf: gguf, "))
+text = expect("weights-alone", ["ckpt", "export", "llama.universal", "weights", "--format=safetensors", "--json"], 0, re.compile('"bytes_read": '),
+              "not exported: moments of the optimizer, which safetensors has no place for\n")
+if text:
+    read, written = (int(re.search(rf'"{key}": (\d+)', text)[1]) for key in ("bytes_read", "bytes_written"))
+    report("weights-alone-are-read", [] if read < 1.2 * written else [f"{read} bytes are read for {written}"], (0, text, ""))
+expect("one-step", ["ckpt", "export", "llama.dcp", "out", "--format=gguf", "--step=2"], 64,
+       err=said("--step=2: llama.dcp is one checkpoint (dcp); leave it out"))
+expect("config-of-ours", ["ckpt", "export", "llama", "out", "--format=gguf", f"--config={MINIMAL}"], 64,
+       err=re.compile(r"^perdure: --config=run.yaml: \S+ says its model itself; leave it out\n$"))
+shutil.copytree("llama.dcp", "bare", ignore=shutil.ignore_patterns("*.json"))
+expect("no-model", ["ckpt", "export", "bare", "out", "--format=gguf"], 78, err=said(
+    "bare does not say which model it is; give a configuration of a run with its model section: --config=run.yaml"))
+expect("dry-run", ["ckpt", "export", "gpt2.llmc", "out", "--format=gguf", "--dry-run", "--only=attn_qkv.weight"], 0, re.compile(
+    r"^TENSOR +KIND +TO +TYPE +FROM *\n(?:\S+(?:q|k|v)_proj\.weight +param +blk\.[01]\.attn_qkv\.weight +fp32 +qkvw *\n){6}$"))
+shutil.copytree("llama.safetensors", "cut")
+os.truncate("cut/model.safetensors", 20000)
+expect("damaged", ["ckpt", "export", "cut", "out", "--format=gguf"], 65, err=re.compile(r"^perdure: cut/model.safetensors"))
+report("refused-makes-nothing", glob.glob("out*"), (0, "", ""))
+finish("one_pass")
