@@ -119,7 +119,7 @@ static void start(struct side *s, bool is_simt, enum pd_family family, enum pd_d
     memset(s->gradient, 0xff, n * sizeof(float)); /* NaN: every element is written */
     s->tied = calloc(pd_tensor_elements(&s->model->tensors.tensors[0]), sizeof(float));
     s->weights = aligned_alloc(256, (n * sizeof(float) + 255) / 256 * 256);
-    s->dstream = aligned_alloc(256, (pd_transformer_stream_bytes(s->transformer) + 255) / 256 * 256);
+    s->dstream = aligned_alloc(256, (pd_transformer_gradient_bytes(s->transformer) + 255) / 256 * 256);
     fill(s);
 }
 

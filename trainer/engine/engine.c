@@ -169,8 +169,11 @@ static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct
     if (e->is_breadth_first) e->own->dstreams = calloc(e->slots, sizeof *e->own->dstreams);
     if (e->is_breadth_first && !e->own->dstreams)
         PD_FAIL(err, PD_NO_MEMORY, "engine: no memory for %u micro-batches", e->slots);
+    const uint64_t gradient_bytes = pd_transformer_gradient_bytes(e->transformer);
     for (uint32_t slot = 0; e->is_breadth_first && slot < e->slots; slot++)
-        e->own->dstreams[slot] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, pd_transformer_stream_bytes(e->transformer));
+        e->own->dstreams[slot] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, gradient_bytes);
+    if (e->grid.layout.tp > 1 && !e->is_breadth_first)
+        e->own->dstream = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, gradient_bytes);
     if (pd_partition_piece_total(&e->grid.partition) > 1)
         e->own->sample = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, 4ull * c->batch.context * sizeof(int32_t));
     return PD_OK;

@@ -33,6 +33,7 @@ struct pd_engine_own {
     struct pd_schedule schedule;
     struct pd_set_order set_order; /* of a training step */
     void **dstreams;               /* breadth first: (slots) gradient of the residual stream of each micro-batch */
+    void *dstream; /* otherwise, of the one in backward, where tp ranks share rows; or NULL: the pipeline's */
     struct pd_pipeline *pipeline;
     int32_t *sample; /* (4,T) a sequence before it is cut into pieces; NULL where it is not */
     struct pd_norm_sums norm;

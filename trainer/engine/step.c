@@ -325,7 +325,8 @@ static pd_status block_backward(struct step *s, const struct pd_action *a, uint3
     return PD_OK;
 }
 
-static pd_status blocks_backward(struct step *s, const struct pd_action *a, bool padding, void *dstream,
+/* rows: to be sent to the stage before. */
+static pd_status blocks_backward(struct step *s, const struct pd_action *a, bool padding, void *dstream, void *rows,
                                  struct pd_error *err)
 {
     struct pd_engine *e = s->e;
@@ -333,7 +334,10 @@ static pd_status blocks_backward(struct step *s, const struct pd_action *a, bool
     for (uint32_t i = c->block_count; i-- > 0;) {
         const uint32_t block = c->first_block + i, set = 1 + block;
         PD_TRY(block_backward(s, a, block, padding, dstream, err));
-        if (!padding && i == 0 && !c->has_embedding) PD_TRY(pd_pipeline_send_gradient(e->own->pipeline, err));
+        if (!padding && i == 0 && !c->has_embedding) {
+            PD_TRY(pd_transformer_keep_rows(e->transformer, dstream, rows, err));
+            PD_TRY(pd_pipeline_send_gradient(e->own->pipeline, err));
+        }
         PD_TRY(push_gradients(s, set, a->slot, err));
     }
     return PD_OK;
@@ -362,13 +366,15 @@ static pd_status backward(struct step *s, const struct pd_action *a, bool paddin
 {
     struct pd_engine *e = s->e;
     const struct pd_stage *c = &e->own->chunks[a->chunk];
-    void *dstream = NULL;
+    void *rows = NULL;
     if (a->unit != PD_ALL_UNITS) return unit_backward(s, a, padding, err);
     if (!padding)
-        PD_TRY(c->has_head ? pd_pipeline_next_gradient(e->own->pipeline, &dstream, err)
-                           : pd_pipeline_take_gradient(e->own->pipeline, &dstream, err));
+        PD_TRY(c->has_head ? pd_pipeline_next_gradient(e->own->pipeline, &rows, err)
+                           : pd_pipeline_take_gradient(e->own->pipeline, &rows, err));
+    void *dstream = e->own->dstream ? e->own->dstream : rows;
+    if (!padding && !c->has_head) PD_TRY(pd_transformer_gather_rows(e->transformer, rows, dstream, err));
     if (c->has_head) PD_TRY(head_backward(s, a, padding, dstream, err));
-    PD_TRY(blocks_backward(s, a, padding, dstream, err));
+    PD_TRY(blocks_backward(s, a, padding, dstream, rows, err));
     return c->has_embedding ? embed_backward(s, a->slot, padding, dstream, err) : PD_OK;
 }
 

@@ -7,7 +7,10 @@
  *
  * Wqkv and Wup are cut by rows (the columns of what they make): nothing is summed over ranks in forward, and the gradient
  * of the norm is a sum over chunks. Wo and Wdown are cut by columns and lie as a matrix a chunk: their product is the sum
- * over chunks. Sums over tokens go piece by piece. */
+ * over chunks. Sums over tokens go piece by piece.
+ *
+ * Tensor-parallel ranks share the rows of x, middle and out (rows.c), forward and while they are kept. The exchange behind
+ * each norm's gradient brings all rows of what the norm read, from which backward makes the norm once more. */
 #include "ckpt/base/trace.h"
 #include "trainer/model/transformer_internal.h"
 
@@ -18,7 +21,7 @@ struct pass {
     const struct pd_micro_batch_input *input;
     struct pd_block_activations *a;
     enum pd_recompute recompute;
-    void *x; /* (R,C) input of the block */
+    void *x; /* (kept rows, C) input of the block */
     void *const *w;
     float *const *g;
     uint64_t hidden;
@@ -143,6 +146,7 @@ static pd_status qkv_weights(const struct pass *p, const struct pd_qkv *d, struc
     struct pd_transformer *t = p->t;
     const uint64_t q = t->share.q_columns, kv = 2 * t->share.dk_columns;
     float *dweight = gradient(p, p->roles->qkv), *dbias = gradient(p, p->roles->qkv_bias);
+    if (t->fp8.is_on) return pd_fp8_columns_weights(t, p->a->norm1, dweight, dbias, err);
     struct weight_gradient all = {d->q, p->a->norm1, q + kv, d->ld_q, p->hidden, p->hidden};
     if (!t->sp.by_parts) return weight_backward(t, &all, dweight, dbias, err);
     struct weight_gradient queries = {d->q, p->a->norm1, q, d->ld_q, p->hidden, p->hidden};
@@ -181,7 +185,7 @@ static pd_status qkv_input(const struct pass *p, const struct pd_qkv *d, struct 
         t->tp.terms[0].k = s->q_columns + 2 * s->dk_columns;
         t->tp.terms[1].k = t->tp.terms[2].k = 0;
     }
-    struct pd_chunk_sum sum = {.rows = t->rows, .columns = p->hidden, .units = c->heads, .out = t->dnorm};
+    struct pd_chunk_sum sum = {.rows = t->rows, .columns = p->hidden, .units = c->heads, .out = t->dnorm, .brings = p->x};
     return pd_chunk_sum_run(t, &sum, err);
 }
 
@@ -201,7 +205,7 @@ static pd_status up_input(const struct pass *p, struct pd_error *err)
         t->tp.terms[0].k = ld;
         t->tp.terms[1].k = 0;
     }
-    struct pd_chunk_sum sum = {.rows = t->rows, .columns = p->hidden, .units = ffn, .out = t->dnorm};
+    struct pd_chunk_sum sum = {.rows = t->rows, .columns = p->hidden, .units = ffn, .out = t->dnorm, .brings = p->a->middle};
     return pd_chunk_sum_run(t, &sum, err);
 }
 
@@ -233,7 +237,7 @@ static struct pd_fp8_rows codes_of(const struct pass *p, const struct row_parall
     return (struct pd_fp8_rows){l->linear, l->units, l->unit, l->in, l->x, weight(p, l->weight)};
 }
 
-/* y (R,C) = x W^T + bias + residual */
+/* y = x W^T + bias + residual: the rows that this rank keeps */
 static pd_status rows_forward(const struct pass *p, const struct row_parallel *l, const void *residual, void *y,
                               struct pd_error *err)
 {
@@ -253,6 +257,7 @@ static pd_status rows_forward(const struct pass *p, const struct row_parallel *l
                                .columns = p->hidden,
                                .units = l->units,
                                .trans_b = true,
+                               .by_rows = true,
                                .bias = weight(p, l->bias),
                                .residual = residual,
                                .out = y};
@@ -293,18 +298,35 @@ static pd_status rows_backward(const struct pass *p, const struct row_parallel *
 
 /* ---- norms ---- */
 
+/* Of x: of all rows, or of those that this rank keeps. */
+static struct pd_norm norm1_of(const struct pass *p, const void *x)
+{
+    return pd_norm_of(p->t, x, weight(p, p->roles->norm1), weight(p, p->roles->norm1_bias), p->a->mean1, p->a->rstd1,
+                      p->a->norm1);
+}
+
+static struct pd_norm norm2_of(const struct pass *p, const void *middle)
+{
+    return pd_norm_of(p->t, middle, weight(p, p->roles->norm2), weight(p, p->roles->norm2_bias), p->a->mean2, p->a->rstd2,
+                      p->a->norm2);
+}
+
 static pd_status norm1_forward(const struct pass *p, struct pd_error *err)
 {
-    struct pd_norm n = pd_norm_of(p->t, p->x, weight(p, p->roles->norm1), weight(p, p->roles->norm1_bias), p->a->mean1,
-                                  p->a->rstd1, p->a->norm1);
-    return pd_norm_run(p->t, &n, err);
+    const struct pd_norm n = norm1_of(p, p->x);
+    return pd_rows_norm(p->t, &n, err);
 }
 
 static pd_status norm2_forward(const struct pass *p, struct pd_error *err)
 {
-    struct pd_norm n = pd_norm_of(p->t, p->a->middle, weight(p, p->roles->norm2), weight(p, p->roles->norm2_bias),
-                                  p->a->mean2, p->a->rstd2, p->a->norm2);
-    return pd_norm_run(p->t, &n, err);
+    const struct pd_norm n = norm2_of(p, p->a->middle);
+    return pd_rows_norm(p->t, &n, err);
+}
+
+/* In backward, of rows that were brought: with one rank it was kept, or made again before. */
+static pd_status norm_again(const struct pass *p, const struct pd_norm *n, struct pd_error *err)
+{
+    return p->t->partition.tp > 1 ? pd_norm_forward(p->t->math, n, err) : PD_OK;
 }
 
 /* ---- activation functions ---- */
@@ -350,8 +372,10 @@ static pd_status recompute(const struct pass *p, struct pd_error *err)
 {
     if (p->recompute == PD_RECOMPUTE_NONE) return PD_OK;
     if (p->recompute == PD_RECOMPUTE_FULL) return inner(p, err);
-    PD_TRY(norm1_forward(p, err));
-    PD_TRY(norm2_forward(p, err));
+    if (p->t->partition.tp == 1) {
+        PD_TRY(norm1_forward(p, err));
+        PD_TRY(norm2_forward(p, err));
+    }
     return activation_forward(p, err);
 }
 
@@ -416,42 +440,43 @@ pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, 
     return pd_activations_close(t, slot, block, err);
 }
 
-static pd_status up_backward(const struct pass *p, struct pd_error *err)
+/* t->dnorm */
+static pd_status up_gradient(const struct pass *p, struct pd_error *err)
+{
+    struct pd_transformer *t = p->t;
+    if (!t->fp8.is_on) return up_input(p, err);
+    pd_fp8_up_parts(t, t->dup);
+    return pd_fp8_columns_input(t, PD_FP8_UP, weight(p, p->roles->up), t->model->config.ffn, p->a->middle, err);
+}
+
+static pd_status up_weights(const struct pass *p, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
     float *dweight = gradient(p, p->roles->up), *dbias = gradient(p, p->roles->up_bias);
-    if (t->fp8.is_on) {
-        pd_fp8_up_parts(t, t->dup);
-        return pd_fp8_columns_backward(t, PD_FP8_UP, p->a->norm2, weight(p, p->roles->up), t->model->config.ffn, dweight,
-                                       dbias, err);
-    }
-    PD_TRY(up_input(p, err));
+    if (t->fp8.is_on) return pd_fp8_columns_weights(t, p->a->norm2, dweight, dbias, err);
     struct weight_gradient up = {t->dup, p->a->norm2, t->share.up_columns, t->share.up_columns, p->hidden, p->hidden};
     return weight_backward(t, &up, dweight, dbias, err);
 }
 
-static pd_status qkv_backward(const struct pass *p, struct pd_error *err)
+/* t->dnorm */
+static pd_status qkv_gradient(const struct pass *p, const struct pd_qkv *d, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
-    struct pd_qkv d = pd_qkv_of(t, t->dqkv, t->share.dk_columns);
-    if (t->fp8.is_on) {
-        pd_fp8_qkv_parts(t, &d, true);
-        return pd_fp8_columns_backward(t, PD_FP8_QKV, p->a->norm1, weight(p, p->roles->qkv), t->model->config.heads,
-                                       gradient(p, p->roles->qkv), gradient(p, p->roles->qkv_bias), err);
-    }
-    PD_TRY(qkv_input(p, &d, err));
-    return qkv_weights(p, &d, err);
+    if (!t->fp8.is_on) return qkv_input(p, d, err);
+    pd_fp8_qkv_parts(t, d, true);
+    return pd_fp8_columns_input(t, PD_FP8_QKV, weight(p, p->roles->qkv), t->model->config.heads, p->x, err);
 }
 
 static pd_status mlp_backward(const struct pass *p, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
     struct row_parallel down = down_projection(p);
+    const struct pd_norm n = norm2_of(p, pd_rows_whole(t, p->a->middle));
     PD_TRY(rows_backward(p, &down, t->dhidden, err));
     PD_TRY(activation_backward(p, err));
-    PD_TRY(up_backward(p, err));
-    struct pd_norm n = pd_norm_of(t, p->a->middle, weight(p, p->roles->norm2), weight(p, p->roles->norm2_bias), p->a->mean2,
-                                  p->a->rstd2, NULL);
+    PD_TRY(up_gradient(p, err));
+    PD_TRY(norm_again(p, &n, err));
+    PD_TRY(up_weights(p, err));
     return pd_norm_gradient(t, &n, t->dstream, gradient(p, p->roles->norm2), gradient(p, p->roles->norm2_bias), err);
 }
 
@@ -460,12 +485,14 @@ static pd_status attention_backward(const struct pass *p, struct pd_error *err)
     struct pd_transformer *t = p->t;
     const int heads = p->roles->head_norms;
     struct row_parallel out = out_projection(p);
+    const struct pd_qkv d = pd_qkv_of(t, t->dqkv, t->share.dk_columns);
+    const struct pd_norm n = norm1_of(p, pd_rows_whole(t, p->x));
     PD_TRY(rows_backward(p, &out, t->dattention, err));
     PD_TRY(pd_block_attention_backward(t, p->input, p->a, err));
     if (heads >= 0) PD_TRY(pd_head_norms_backward(t, p->a, p->w + heads, p->g + heads, err));
-    PD_TRY(qkv_backward(p, err));
-    struct pd_norm n =
-        pd_norm_of(t, p->x, weight(p, p->roles->norm1), weight(p, p->roles->norm1_bias), p->a->mean1, p->a->rstd1, NULL);
+    PD_TRY(qkv_gradient(p, &d, err));
+    PD_TRY(norm_again(p, &n, err));
+    PD_TRY(qkv_weights(p, &d, err));
     return pd_norm_gradient(t, &n, t->dstream, gradient(p, p->roles->norm1), gradient(p, p->roles->norm1_bias), err);
 }
 

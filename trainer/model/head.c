@@ -29,10 +29,15 @@ static uint32_t place_of_matrix(const struct pd_transformer *t)
     return pd_norm_is_layer(t) ? 2 : 1;
 }
 
-static struct pd_norm norm_of(struct pd_transformer *t, uint32_t slot, void *const *weights)
+/* The final norm of all rows: every rank brings those that it keeps. */
+static pd_status norm_forward(struct pd_transformer *t, uint32_t slot, void *const *weights, struct pd_norm *ret_norm,
+                              struct pd_error *err)
 {
-    return pd_norm_of(t, t->stream[pd_transformer_place(t, slot, t->model->config.layers)], norm_weight(weights),
-                      norm_bias(t, weights), t->head_mean, t->head_rstd, t->head_norm);
+    const void *rows = t->stream[pd_transformer_place(t, slot, t->model->config.layers)];
+    PD_TRY(pd_rows_bring(t, rows, err));
+    *ret_norm = pd_norm_of(t, pd_rows_whole(t, rows), norm_weight(weights), norm_bias(t, weights), t->head_mean,
+                           t->head_rstd, t->head_norm);
+    return pd_norm_forward(t->math, ret_norm, err);
 }
 
 static struct pd_matrix rows_of(struct pd_transformer *t, void *base, uint64_t first_row)
@@ -154,13 +159,13 @@ pd_status pd_transformer_head(struct pd_transformer *t, uint32_t slot, void *con
                               float scale, void *dstream, struct pd_error *err)
 {
     const uint32_t matrix = place_of_matrix(t);
-    struct pd_norm n = norm_of(t, slot, weights);
+    struct pd_norm n;
     struct head h = {.input = pd_transformer_device_input(t, slot),
                      .matrix = weights[matrix],
                      .backward = gradients != NULL,
                      .scale = scale};
     const uint64_t begin = pd_trace_begin();
-    PD_TRY(pd_norm_run(t, &n, err));
+    PD_TRY(norm_forward(t, slot, weights, &n, err));
     if (!gradients) {
         for (uint32_t place = 0; place < t->sp.pieces; place++)
             PD_TRY(head_piece(t, &h, place, NULL, err));
@@ -178,8 +183,8 @@ pd_status pd_transformer_row_logits(struct pd_transformer *t, void *const *head_
                                     struct pd_error *err)
 {
     PD_CHECK(row < t->rows && t->partition.sp == 1);
-    struct pd_norm n = norm_of(t, 0, head_weights);
-    PD_TRY(pd_norm_run(t, &n, err));
+    struct pd_norm n;
+    PD_TRY(norm_forward(t, 0, head_weights, &n, err));
     PD_TRY(logits_of(t, row, 1, head_weights[place_of_matrix(t)], ret_logits + t->share.vocab.begin, err));
     return t->partition.tp > 1 ? pd_logits_fetch(t, ret_logits, err) : PD_OK;
 }

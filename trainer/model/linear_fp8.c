@@ -304,22 +304,19 @@ pd_status pd_fp8_columns_forward(struct pd_transformer *t, enum pd_fp8_linear li
     return PD_OK;
 }
 
-/* The part's gradients; its product with the weight becomes a term of its chunk's chain. */
-static pd_status part_backward(struct pd_transformer *t, struct pd_linear_part *part, uint64_t before,
-                               const struct weight *all, const float *x_scales, float *dweight, float *dbias,
-                               struct pd_error *err)
+/* The part's product with the weight becomes a term of its chunk's chain. */
+static pd_status part_term(struct pd_transformer *t, struct pd_linear_part *part, uint64_t before, const struct weight *all,
+                           struct pd_error *err)
 {
     struct pd_fp8_linears *f = &t->fp8;
     const uint64_t hidden = t->model->config.hidden;
     const struct weight weight = {all->linear, shift(t, all->w, part->row * hidden), part->rows, hidden};
     uint8_t *dy = f->dy + before * t->rows, *place = f->w ? f->w + before * hidden : NULL;
     const uint8_t *turned;
-    const float *dy_scales, *w_scale;
+    const float *w_scale;
     PD_TRY(weight_codes(t, &weight, true, place, &turned, &w_scale, err));
-    PD_TRY(quantize_pieces(t, PD_FP8_E5M2, part->y, part->ld_y, part->rows, dy, f->dy_across, &dy_scales, err));
-    struct weight_gradient gradient = {part->rows, hidden, f->dy_across, f->x, dy_scales, x_scales};
-    PD_TRY(pd_sum_pieces(t, part->rows * hidden, weight_piece, &gradient, dweight + part->gradient_row * hidden, err));
-    if (dbias) PD_TRY(pd_vector_gradient(t, part->rows, bias_piece, part, dbias + part->gradient_row, err));
+    part->across = f->dy_across + before * t->rows;
+    PD_TRY(quantize_pieces(t, PD_FP8_E5M2, part->y, part->ld_y, part->rows, dy, part->across, &part->scales, err));
     struct pd_chunk_term *term = &t->tp.terms[part->chunk * PD_CHUNK_TERMS];
     while (term->k)
         term++;
@@ -331,27 +328,44 @@ static pd_status part_backward(struct pd_transformer *t, struct pd_linear_part *
                                    .k = part->rows,
                                    .a_format = PD_FP8_E5M2,
                                    .b_format = PD_FP8_E4M3,
-                                   .a_scales = dy_scales,
+                                   .a_scales = part->scales,
                                    .b_scale = w_scale};
     return PD_OK;
 }
 
-pd_status pd_fp8_columns_backward(struct pd_transformer *t, enum pd_fp8_linear linear, const void *x, const void *w,
-                                  uint64_t units, float *dweight, float *dbias, struct pd_error *err)
+pd_status pd_fp8_columns_input(struct pd_transformer *t, enum pd_fp8_linear linear, const void *w, uint64_t units,
+                               const void *brings, struct pd_error *err)
 {
     struct pd_fp8_linears *f = &t->fp8;
     const struct weight all = {.linear = linear, .w = w};
-    const uint64_t hidden = t->model->config.hidden;
-    const float *x_scales = NULL;
     uint64_t before = 0;
     f->scales_used = 0;
     for (uint32_t i = 0; i < t->tp.chunks; i++)
         pd_chunk_terms(t, i);
-    if (f->part_count) PD_TRY(quantize_pieces(t, PD_FP8_E4M3, x, hidden, hidden, NULL, f->x, &x_scales, err));
     for (uint32_t i = 0; i < f->part_count; before += f->parts[i].rows, i++)
-        PD_TRY(part_backward(t, &f->parts[i], before, &all, x_scales, dweight, dbias, err));
-    struct pd_chunk_sum sum = {.rows = t->rows, .columns = hidden, .units = units, .trans_b = true, .out = t->dnorm};
+        PD_TRY(part_term(t, &f->parts[i], before, &all, err));
+    struct pd_chunk_sum sum = {.rows = t->rows,
+                               .columns = t->model->config.hidden,
+                               .units = units,
+                               .trans_b = true,
+                               .out = t->dnorm,
+                               .brings = brings};
     return pd_chunk_sum_run(t, &sum, err);
+}
+
+pd_status pd_fp8_columns_weights(struct pd_transformer *t, const void *x, float *dweight, float *dbias, struct pd_error *err)
+{
+    struct pd_fp8_linears *f = &t->fp8;
+    const uint64_t hidden = t->model->config.hidden;
+    const float *x_scales = NULL;
+    if (f->part_count) PD_TRY(quantize_pieces(t, PD_FP8_E4M3, x, hidden, hidden, NULL, f->x, &x_scales, err));
+    for (uint32_t i = 0; i < f->part_count; i++) {
+        struct pd_linear_part *part = &f->parts[i];
+        struct weight_gradient gradient = {part->rows, hidden, part->across, f->x, part->scales, x_scales};
+        PD_TRY(pd_sum_pieces(t, part->rows * hidden, weight_piece, &gradient, dweight + part->gradient_row * hidden, err));
+        if (dbias) PD_TRY(pd_vector_gradient(t, part->rows, bias_piece, part, dbias + part->gradient_row, err));
+    }
+    return PD_OK;
 }
 
 /* ---- cut by columns of the weight ---- */
@@ -386,6 +400,7 @@ pd_status pd_fp8_rows_forward(struct pd_transformer *t, const struct pd_fp8_rows
                                .columns = hidden,
                                .units = l->units,
                                .trans_b = true,
+                               .by_rows = true,
                                .bias = bias,
                                .residual = residual,
                                .out = y};

@@ -14,6 +14,8 @@ struct pd_linear_part {
     uint64_t rows, row, gradient_row; /* row: in this rank's weight and bias, and in their gradients */
     char *y;
     uint64_t ld_y;
+    uint8_t *across;     /* in backward: transposed codes of y, */
+    const float *scales; /* and their scales, a piece */
 };
 
 /* Linears of a block. */
@@ -58,11 +60,12 @@ void pd_fp8_up_parts(struct pd_transformer *t, void *y);
 /* y = x (R,C) W^T + bias */
 PD_MUST_USE pd_status pd_fp8_columns_forward(struct pd_transformer *t, enum pd_fp8_linear linear, const void *x,
                                              const void *w, const void *bias, struct pd_error *err);
-/* t->dnorm = dy W, dW = dy^T x, and dbias unless it is NULL. */
-PD_MUST_USE pd_status pd_fp8_columns_backward(struct pd_transformer *t, enum pd_fp8_linear linear, const void *x,
-                                              const void *w, uint64_t units, float *dweight, float *dbias,
-                                              struct pd_error *err);
-/* y (R,C) = x W^T + bias + residual */
+/* t->dnorm = dy W, and the rows of pd_chunk_sum's `brings`; then dW = dy^T x, and dbias unless it is NULL. */
+PD_MUST_USE pd_status pd_fp8_columns_input(struct pd_transformer *t, enum pd_fp8_linear linear, const void *w,
+                                           uint64_t units, const void *brings, struct pd_error *err);
+PD_MUST_USE pd_status pd_fp8_columns_weights(struct pd_transformer *t, const void *x, float *dweight, float *dbias,
+                                             struct pd_error *err);
+/* y = x W^T + bias + residual: the rows that this rank keeps */
 PD_MUST_USE pd_status pd_fp8_rows_forward(struct pd_transformer *t, const struct pd_fp8_rows *l, const void *bias,
                                           const void *residual, void *y, struct pd_error *err);
 /* dx (R,in) = dy W and dW as W, where dy is t->dstream. */

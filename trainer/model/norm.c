@@ -15,11 +15,6 @@ struct pd_norm pd_norm_of(const struct pd_transformer *t, const void *x, const v
                             .out = out};
 }
 
-pd_status pd_norm_run(struct pd_transformer *t, const struct pd_norm *n, struct pd_error *err)
-{
-    return pd_norm_forward(t->math, n, err);
-}
-
 /* dweight and dbias lie one behind the other here, so that one tree makes both. */
 static pd_status norm_piece(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err)
 {

@@ -4,9 +4,6 @@
 
 #define LOGITS_BYTES_MAX (128ull << 20)
 #define LOGITS_BYTES_MAX_DEVICE (2ull << 30)
-#define WINDOW_BYTES (4ull << 20) /* of partial sums, which stay in a processor's cache */
-#define WINDOW_BYTES_DEVICE (32ull << 20)
-#define WINDOW_BYTES_DEVICES (256ull << 20) /* where an exchange follows each window */
 
 static void *take(struct pd_arena *arena, uint64_t elements, uint64_t element_bytes)
 {
@@ -60,12 +57,11 @@ static void take_products(const struct pd_transformer *t, struct pd_block_activa
     }
     a->lse = take_from(room, t->rows * (s->heads.end - s->heads.begin), sizeof(float));
     a->attention = take_from(room, t->rows * s->q_columns, t->element_bytes);
-    a->middle = take_from(room, t->rows * t->model->config.hidden, t->element_bytes);
+    a->middle = take_from(room, t->shared.kept_rows * t->model->config.hidden, t->element_bytes);
     a->up = take_from(room, t->rows * s->up_columns, t->element_bytes);
 }
 
-/* Kept by none alone: norms and activation functions make it from the rest. */
-static void take_cheap(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
+static void take_norms(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
 {
     const uint64_t stream = t->rows * t->model->config.hidden;
     a->mean1 = pd_norm_is_layer(t) ? take_from(room, t->rows, sizeof(float)) : NULL;
@@ -74,6 +70,23 @@ static void take_cheap(const struct pd_transformer *t, struct pd_block_activatio
     a->mean2 = pd_norm_is_layer(t) ? take_from(room, t->rows, sizeof(float)) : NULL;
     a->rstd2 = take_from(room, t->rows, sizeof(float));
     a->norm2 = take_from(room, stream, t->element_bytes);
+}
+
+/* Where ranks share rows, no rank keeps what norms make of them. */
+static void share_norms(const struct pd_transformer *t, struct pd_block_activations *a)
+{
+    a->mean1 = a->mean2 = t->shared.mean;
+    a->rstd1 = a->rstd2 = t->shared.rstd;
+    a->norm1 = a->norm2 = t->shared.norm;
+}
+
+/* Kept by none alone: norms and activation functions make it from the rest. */
+static void take_cheap(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
+{
+    if (t->partition.tp == 1)
+        take_norms(t, a, room);
+    else
+        share_norms(t, a);
     a->hidden = take_from(room, t->rows * t->share.ffn_columns, t->element_bytes);
 }
 
@@ -151,8 +164,8 @@ static void take_streams(struct pd_transformer *t, struct pd_arena *arena)
         const struct pd_held *before = block >= 2 ? &t->held[block - 2] : NULL;
         bool again = !t->options.backward && before && before->chunk == held->chunk;
         for (uint32_t i = 0; held->chunk != PD_NOT_HELD && i < held->depth; i++)
-            t->stream[held->base + i] =
-                again ? t->stream[before->base + i] : take(arena, t->rows * t->model->config.hidden, t->element_bytes);
+            t->stream[held->base + i] = again ? t->stream[before->base + i]
+                                              : take(arena, t->shared.kept_rows * t->model->config.hidden, t->element_bytes);
     }
 }
 
@@ -183,9 +196,9 @@ static void take_head(struct pd_transformer *t, struct pd_arena *arena)
     if (!t->has_head) return;
     t->logits_rows = rows_of_logits(t);
     t->ld_logits = width_of_logits(t);
-    t->head_mean = take_norm_mean(t, arena);
-    t->head_rstd = take(arena, t->rows, sizeof(float));
-    t->head_norm = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
+    t->head_mean = t->partition.tp > 1 ? t->shared.mean : take_norm_mean(t, arena);
+    t->head_rstd = t->partition.tp > 1 ? t->shared.rstd : take(arena, t->rows, sizeof(float));
+    t->head_norm = t->partition.tp > 1 ? t->shared.norm : take(arena, t->rows * t->model->config.hidden, t->element_bytes);
     t->logits = take(arena, t->logits_rows * t->ld_logits, sizeof(float));
     t->losses = take(arena, t->rows, sizeof(float));
     if (t->partition.tp == 1) return;
@@ -263,9 +276,10 @@ static void take_embedding(struct pd_transformer *t, struct pd_arena *arena)
         struct pd_input_slot *s = &t->inputs[i];
         s->host_order = order_of(take_host, arena, t->rows);
         if (t->options.on_device) s->device_order = order_of(take, arena, t->rows);
-        s->first_row = take_host(arena, 2 * (ranks + 1ull), sizeof *s->first_row);
+        s->first_row = take_host(arena, 4 * (ranks + 1ull), sizeof *s->first_row);
     }
-    t->tp.embedded = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
+    t->tp.looked_up = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
+    t->tp.embedded = take(arena, t->shared.kept_rows * t->model->config.hidden, t->element_bytes);
     pd_peer_transfer_init(&t->tp.embedding, t->options.tp, ranks - 1, ranks - 1, arena);
 }
 
@@ -315,35 +329,20 @@ static void take_kv(struct pd_transformer *t, struct pd_arena *arena)
     pd_peer_transfer_init(&tp->kv, t->options.tp, 1, tp->kv_sharer_count, arena);
 }
 
-/* On a CPU one window's sums travel while the next is multiplied. On a device exchanges are few and large: a window is the
- * whole micro-batch unless its partial sums take too much. */
-static uint64_t window_rows(const struct pd_transformer *t)
-{
-    const bool is_far = t->options.on_device;
-    const uint64_t row_bytes = t->model->config.hidden * sizeof(float) * t->tp.chunks;
-    const bool is_shared = t->partition.tp > 1;
-    const uint64_t bytes = !is_far ? WINDOW_BYTES : is_shared ? WINDOW_BYTES_DEVICES : WINDOW_BYTES_DEVICE;
-    uint64_t rows = most(bytes / row_bytes / 16 * 16, 64);
-    if (is_shared && !is_far) rows = least(rows, most((t->rows + 1) / 2, 64));
-    const uint64_t windows = (t->rows + rows - 1) / rows; /* of about equal size */
-    return least(((t->rows + windows - 1) / windows + 15) / 16 * 16, t->rows);
-}
-
 static void take_sums(struct pd_transformer *t, struct pd_arena *arena)
 {
     struct pd_tensor_parallel *tp = &t->tp;
     const uint64_t hidden = t->model->config.hidden;
     const uint32_t ranks = t->partition.tp, peers = ranks - 1;
-    tp->window_rows = window_rows(t);
     if (tp->chunks > 1 || (ranks == 1 && t->sp.by_parts))
-        tp->chunk_parts = take(arena, tp->chunks * tp->window_rows * hidden, sizeof(float));
+        tp->chunk_parts = take(arena, tp->chunks * t->shared.window_rows * hidden, sizeof(float));
     if (ranks == 1) return;
-    const uint64_t slice = (tp->window_rows + ranks - 1) / ranks;
-    for (int i = 0; i < (tp->window_rows < t->rows ? 2 : 1); i++) {
-        tp->subtree[i] = take(arena, tp->window_rows * hidden, sizeof(float));
+    const uint64_t slice = (t->shared.window_rows + ranks - 1) / ranks;
+    for (int i = 0; i < (t->shared.window_rows < t->rows ? 2 : 1); i++) {
+        tp->subtree[i] = take(arena, t->shared.window_rows * hidden, sizeof(float));
         tp->arrived[i] = take(arena, ranks * slice * hidden, sizeof(float));
         pd_peer_transfer_init(&tp->sums[i], t->options.tp, peers, peers, arena);
-        pd_peer_transfer_init(&tp->slices[i], t->options.tp, peers, peers, arena);
+        pd_peer_transfer_init(&tp->slices[i], t->options.tp, 2 * peers, 2 * peers, arena);
     }
 }
 
@@ -429,6 +428,7 @@ static void take_pieces(struct pd_transformer *t, struct pd_arena *arena)
 pd_status pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err)
 {
     PD_TRY(take_input(t, arena, err));
+    pd_rows_take(t, arena);
     take_blocks(t, arena);
     if (pd_activations_are_away(t))
         pd_activations_take(t, arena);

@@ -1,8 +1,9 @@
 /* Sums over chunks, and gradients of key-value heads that ranks share. Every tp rank makes the same calls in the same order.
  *
  * A sum over chunks, for one window of rows after the other: each chunk's chain in fp32, the tree over this rank's chunks,
- * slices of the window's rows to the ranks that finish them (tree over ranks, bias, residual, one rounding), rounded slices
- * to everybody. The window before travels while this one is multiplied. With one rank the first tree is also the last. */
+ * slices of the window's rows to the ranks that finish them (tree over ranks, bias, residual, one rounding). In forward these
+ * keep them; in backward everybody gets the rounded slices. The window before travels while this one is multiplied. With one
+ * rank the first tree is also the last. */
 #include "trainer/model/transformer_internal.h"
 
 #include <string.h>
@@ -106,7 +107,7 @@ static pd_status chains(struct pd_transformer *t, const struct pd_chunk_sum *s, 
                         struct pd_error *err)
 {
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
-        float *part = t->tp.chunk_parts + i * t->tp.window_rows * s->columns;
+        float *part = t->tp.chunk_parts + i * t->shared.window_rows * s->columns;
         t->tp.parts[i] = chunk_products(t, i) ? part : NULL;
         if (t->tp.parts[i]) PD_TRY(chain(t, s, i, row, rows, part, err));
     }
@@ -152,18 +153,12 @@ static pd_status sum_alone(struct pd_transformer *t, const struct pd_chunk_sum *
         products++;
     }
     if (products == 1) return single_product(t, s, only, err);
-    for (uint64_t row = 0; row < s->rows; row += t->tp.window_rows) {
-        uint64_t rows = s->rows - row < t->tp.window_rows ? s->rows - row : t->tp.window_rows;
+    for (uint64_t row = 0; row < s->rows; row += t->shared.window_rows) {
+        uint64_t rows = s->rows - row < t->shared.window_rows ? s->rows - row : t->shared.window_rows;
         PD_TRY(chains(t, s, row, rows, err));
         PD_TRY(finish(t, s, t->tp.chunks, row, rows, err));
     }
     return PD_OK;
-}
-
-/* Rows of a window that `rank` finishes. */
-static struct pd_range slice_of(const struct pd_transformer *t, uint64_t rows, uint32_t rank)
-{
-    return (struct pd_range){rank * rows / t->partition.tp, (rank + 1ull) * rows / t->partition.tp};
 }
 
 static pd_status subtree(struct pd_transformer *t, const struct pd_chunk_sum *s, uint64_t row, uint64_t rows, float *sum,
@@ -188,11 +183,11 @@ static pd_status send_sums(struct pd_transformer *t, const struct pd_chunk_sum *
     const uint32_t me = t->partition.tp_rank;
     const uint64_t row_bytes = s->columns * sizeof(float);
     struct pd_peer_transfer *x = &t->tp.sums[turn];
-    struct pd_range mine = slice_of(t, rows, me);
+    struct pd_range mine = pd_rows_slice(t, rows, me);
     const uint64_t bytes = (mine.end - mine.begin) * row_bytes;
     pd_peer_transfer_clear(x);
     for (uint32_t r = 0; r < t->partition.tp; r++) {
-        struct pd_range slice = slice_of(t, rows, r);
+        struct pd_range slice = pd_rows_slice(t, rows, r);
         if (r == me) continue;
         if (pd_tp_has_units(t, me, s->units))
             pd_peer_transfer_send(x, r, t->tp.subtree[turn] + slice.begin * s->columns,
@@ -202,36 +197,52 @@ static pd_status send_sums(struct pd_transformer *t, const struct pd_chunk_sum *
     return pd_peer_transfer_start(x, err);
 }
 
-/* Own slice of the window: tree over ranks, rounded, to everybody; theirs back. */
+/* Own slice of the window, rounded, to everybody, and of the rows to be brought; theirs back. */
+static pd_status send_slices(struct pd_transformer *t, const struct pd_chunk_sum *s, uint64_t row, uint64_t rows,
+                             uint32_t turn, struct pd_error *err)
+{
+    const uint32_t me = t->partition.tp_rank;
+    const uint64_t row_bytes = s->columns * t->element_bytes;
+    const struct pd_range mine = pd_rows_slice(t, rows, me);
+    const uint64_t bytes = (mine.end - mine.begin) * row_bytes;
+    struct pd_peer_transfer *x = &t->tp.slices[turn];
+    char *const matrices[2] = {(char *)s->out + row * row_bytes, t->shared.whole + row * row_bytes};
+    PD_TRY(pd_peer_transfer_wait(x, err));
+    pd_peer_transfer_clear(x);
+    if (s->brings && bytes)
+        PD_TRY(pd_math_copy(t->math, matrices[1] + mine.begin * row_bytes,
+                            (const char *)s->brings + pd_rows_before(t, row) * row_bytes, bytes, err));
+    for (uint32_t r = 0; r < t->partition.tp; r++) {
+        const struct pd_range slice = pd_rows_slice(t, rows, r);
+        for (int i = 0; i < (s->brings ? 2 : 1) && r != me; i++) {
+            pd_peer_transfer_send(x, r, matrices[i] + mine.begin * row_bytes, bytes);
+            pd_peer_transfer_recv(x, r, matrices[i] + slice.begin * row_bytes, (slice.end - slice.begin) * row_bytes);
+        }
+    }
+    return pd_peer_transfer_start(x, err);
+}
+
+/* Own slice of the window: tree over ranks, rounded. */
 static pd_status finish_slice(struct pd_transformer *t, const struct pd_chunk_sum *s, uint64_t row, uint64_t rows,
                               uint32_t turn, struct pd_error *err)
 {
     const uint32_t me = t->partition.tp_rank, ranks = t->partition.tp;
-    const uint64_t row_bytes = s->columns * t->element_bytes;
-    struct pd_range mine = slice_of(t, rows, me);
+    const struct pd_range mine = pd_rows_slice(t, rows, me);
+    const uint64_t out = s->by_rows ? pd_rows_before(t, row) : row + mine.begin;
     const uint64_t elements = (mine.end - mine.begin) * s->columns;
     PD_TRY(pd_peer_transfer_wait(&t->tp.sums[turn], err));
     for (uint32_t r = 0; r < ranks; r++) {
         t->tp.parts[r] = r == me ? t->tp.subtree[turn] + mine.begin * s->columns : t->tp.arrived[turn] + r * elements;
         if (!pd_tp_has_units(t, r, s->units)) t->tp.parts[r] = NULL;
     }
-    if (elements) PD_TRY(finish(t, s, ranks, row + mine.begin, mine.end - mine.begin, err));
-    struct pd_peer_transfer *x = &t->tp.slices[turn];
-    PD_TRY(pd_peer_transfer_wait(x, err));
-    pd_peer_transfer_clear(x);
-    char *out = (char *)s->out + row * row_bytes;
-    for (uint32_t r = 0; r < ranks; r++) {
-        struct pd_range slice = slice_of(t, rows, r);
-        if (r == me) continue;
-        pd_peer_transfer_send(x, r, out + mine.begin * row_bytes, (mine.end - mine.begin) * row_bytes);
-        pd_peer_transfer_recv(x, r, out + slice.begin * row_bytes, (slice.end - slice.begin) * row_bytes);
-    }
-    return pd_peer_transfer_start(x, err);
+    if (elements) PD_TRY(finish(t, s, ranks, out, mine.end - mine.begin, err));
+    return s->by_rows ? PD_OK : send_slices(t, s, row, rows, turn, err);
 }
 
 static pd_status sum_together(struct pd_transformer *t, const struct pd_chunk_sum *s, struct pd_error *err)
 {
-    const uint64_t window = t->tp.window_rows, count = (s->rows + window - 1) / window;
+    PD_CHECK((!s->by_rows && !s->brings) || (s->rows == t->rows && s->columns == t->model->config.hidden));
+    const uint64_t window = t->shared.window_rows, count = (s->rows + window - 1) / window;
     for (uint64_t i = 0; i <= count; i++) {
         const uint64_t row = i * window, rows = i < count && s->rows - row < window ? s->rows - row : window;
         const uint64_t before = i == count && s->rows % window ? s->rows % window : window;

@@ -110,6 +110,7 @@ static pd_status tensor_parallel_init(struct pd_transformer *t, struct pd_error 
     tp->terms = calloc((uint64_t)tp->chunks * PD_CHUNK_TERMS, sizeof *tp->terms);
     tp->parts = calloc(parts, sizeof *tp->parts);
     if (!tp->terms || !tp->parts) PD_FAIL(err, PD_NO_MEMORY, "model: no memory for the tables of %u chunks", tp->chunks);
+    pd_rows_init(t);
     return PD_OK;
 }
 
@@ -140,8 +141,8 @@ static pd_status tables_init(struct pd_transformer *t, struct pd_error *err)
     share_init(t);
     PD_TRY(pieces_init(t, err));
     PD_TRY(chunks_init(t, err));
-    PD_TRY(pd_activations_new(t, err));
     PD_TRY(tensor_parallel_init(t, err));
+    PD_TRY(pd_activations_new(t, err));
     return fp8_init(t, err);
 }
 
@@ -175,8 +176,8 @@ pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
 void pd_transformer_sync(struct pd_transformer *t)
 {
     struct pd_peer_transfer *all[] = {
-        &t->tp.sums[0], &t->tp.sums[1],   &t->tp.slices[0],   &t->tp.slices[1],   &t->tp.kv,
-        &t->tp.loss,    &t->tp.embedding, &t->sp.transfer[0], &t->sp.transfer[1], &t->head_norms.transfer};
+        &t->tp.sums[0],   &t->tp.sums[1],     &t->tp.slices[0],   &t->tp.slices[1],        &t->tp.kv,    &t->tp.loss,
+        &t->tp.embedding, &t->sp.transfer[0], &t->sp.transfer[1], &t->head_norms.transfer, &t->shared.gather};
     struct pd_error ignored;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (pd_peer_transfer_wait(all[i], &ignored)) continue;
@@ -210,6 +211,11 @@ uint64_t pd_transformer_rows(const struct pd_transformer *t)
 }
 
 uint64_t pd_transformer_stream_bytes(const struct pd_transformer *t)
+{
+    return t->shared.kept_rows * t->model->config.hidden * t->element_bytes;
+}
+
+uint64_t pd_transformer_gradient_bytes(const struct pd_transformer *t)
 {
     return t->rows * t->model->config.hidden * t->element_bytes;
 }

@@ -16,9 +16,9 @@
  *
  * A transformer holds the pipeline chunks of one rank. `slot` numbers the micro-batches of a step on this rank: between the
  * forward and the backward of a micro-batch at most depth[chunk] - 1 others of that chunk begin
- * (trainer/parallel/schedule.h), so slot s is kept in place s % depth[chunk]. With tensor parallelism the residual stream is
- * whole on every tp rank, and all its ranks make the same calls; with sequence parallelism a rank holds the rows of its
- * pieces (partition.h). R is then the rows of this rank.
+ * (trainer/parallel/schedule.h), so slot s is kept in place s % depth[chunk]. With sequence parallelism a rank holds the rows
+ * of its pieces (partition.h), R of them. With tensor parallelism a rank keeps its share of these rows of every residual
+ * stream, while gradients of streams are whole on every tp rank, and all ranks make the same calls.
  *
  * sources  GPT-2: Radford et al. 2019; Llama: Touvron et al. 2023; recomputation: Chen et al. 2016
  * threads  one caller
@@ -40,10 +40,10 @@ struct pd_transformer_options {
     bool fp8_linears;           /* operands of the linears of a block are rounded to fp8 */
     bool keeps_codes;           /* codes of weights are made once between two pd_transformer_begin; nothing is cut */
     enum pd_recompute recompute;
-    uint32_t recompute_layers;   /* of the first so many blocks of this rank; the others keep what none keeps */
-    bool separate_documents;     /* attention looks at `first` */
-    bool backward;               /* false: forward only (validation, sampling), less memory */
-    pd_piece_taker *take_piece;  /* NULL: gradients of pieces are added up here, a tree over this rank's */
+    uint32_t recompute_layers;  /* of the first so many blocks of this rank; the others keep what none keeps */
+    bool separate_documents;    /* attention looks at `first` */
+    bool backward;              /* false: forward only (validation, sampling), less memory */
+    pd_piece_taker *take_piece; /* NULL: gradients of pieces are added up here, a tree over this rank's */
     void *take_context;
     bool may_add;                /* pd_transformer_set_adds may ask for it: sequences are whole here */
     bool activations_in_files;   /* what is kept between forward and backward leaves memory meanwhile, */
@@ -77,7 +77,8 @@ void pd_transformer_free(struct pd_transformer *transformer);
 void pd_transformer_sync(struct pd_transformer *transformer);
 uint64_t pd_transformer_rows(const struct pd_transformer *transformer); /* R of this rank */
 uint64_t
-pd_transformer_stream_bytes(const struct pd_transformer *transformer); /* of an (R,C) residual stream or its gradient */
+pd_transformer_stream_bytes(const struct pd_transformer *transformer); /* of what a rank keeps of a residual stream */
+uint64_t pd_transformer_gradient_bytes(const struct pd_transformer *transformer); /* of its gradient (R,C) */
 /* Arrays to fill for the micro-batch of a slot. Waits until the device, where there is one, has copied what the slot held
  * before. */
 PD_MUST_USE pd_status pd_transformer_input_begin(struct pd_transformer *transformer, uint32_t slot,
@@ -93,9 +94,16 @@ PD_MUST_USE pd_status pd_transformer_add_losses(struct pd_transformer *transform
 /* The same losses (R), in host memory; waits for the device. */
 PD_MUST_USE pd_status pd_transformer_losses(struct pd_transformer *transformer, float *ret_losses, struct pd_error *err);
 /* The input of a block this rank holds, or of the head (block = layers): where embed, the block before, or a transfer from
- * the stage before writes it.   (R,C) act */
+ * the stage before writes it: the rows that this rank keeps.   pd_transformer_stream_bytes, act */
 PD_MUST_USE pd_status pd_transformer_stream(struct pd_transformer *transformer, uint32_t slot, uint32_t block,
                                             void **ret_stream, struct pd_error *err);
+
+/* A gradient of a residual stream on its way between stages is the rows that a rank keeps, pd_transformer_stream_bytes. `whole`
+ * from the rows of all tensor-parallel ranks; and the rows of `whole`. With one such rank rows and whole are the same memory. */
+PD_MUST_USE pd_status pd_transformer_gather_rows(struct pd_transformer *transformer, void *rows, void *whole,
+                                                 struct pd_error *err);
+PD_MUST_USE pd_status pd_transformer_keep_rows(struct pd_transformer *transformer, void *whole, void *rows,
+                                               struct pd_error *err);
 
 /* ---- activations in files ---- */
 

@@ -7,6 +7,7 @@
 #include "trainer/model/family.h"
 #include "trainer/model/head_norms.h"
 #include "trainer/model/linear_fp8.h"
+#include "trainer/model/rows.h"
 #include "trainer/model/sequence_parallel.h"
 #include "trainer/model/transfers.h"
 #include "trainer/model/transformer.h"
@@ -17,13 +18,13 @@
 /* What the operations of one block read again in backward; act dtype unless said otherwise. */
 struct pd_block_activations {
     float *mean1, *rstd1; /* (R) fp32; means only for layer norm */
-    void *norm1;          /* (R,C) */
+    void *norm1;          /* (R,C); where ranks share rows what norms make is pd_shared_rows', of both */
     void *qkv;            /* (R, H*D + 2*K*D) after RoPE; see struct pd_qkv */
     void *heads;          /* (R, H + K, D) q and k in front of their norms, where heads have norms and there is a backward */
     float *heads_rstd;    /* (R, H + K) fp32, where heads have norms */
     float *lse;           /* (sequences, H, T) fp32; with pieces that of each, one after the other */
     void *attention;      /* (R, H*D) */
-    void *middle;         /* (R,C) residual stream between attention and MLP */
+    void *middle;         /* (kept rows, C) residual stream between attention and MLP */
     float *mean2, *rstd2;
     void *norm2;  /* (R,C) */
     void *up;     /* (R, 2F) gate and up, or (R,F) before GELU */
@@ -59,21 +60,22 @@ struct pd_chunk_sum {
     uint64_t rows, columns;
     uint64_t units; /* what the chunks cut: tells which ranks have none */
     bool trans_b;
+    bool by_rows;         /* of all rows: residual and out are the rows that this rank keeps; false: out is whole */
     const void *bias;     /* act, or NULL */
     const void *residual; /* (rows, columns) act, or NULL */
     void *out;            /* (rows, columns) act */
+    const void *brings;   /* out is whole: rows that this rank keeps, of which pd_rows_whole is made meanwhile; or NULL */
 };
 
 struct pd_tensor_parallel {
-    uint32_t chunks, first_chunk; /* of this rank */
-    struct pd_chunk_term *terms;  /* (chunks * PD_CHUNK_TERMS) */
-    const float **parts;          /* (max(chunks, tp)) operands of finish */
-    uint64_t window_rows;
+    uint32_t chunks, first_chunk;      /* of this rank */
+    struct pd_chunk_term *terms;       /* (chunks * PD_CHUNK_TERMS) */
+    const float **parts;               /* (max(chunks, tp)) operands of finish */
     float *chunk_parts;                /* (chunks, window_rows, C) */
     float *subtree[2];                 /* (window_rows, C): of this rank */
     float *arrived[2];                 /* (tp, own slice of a window, C) */
     struct pd_peer_transfer sums[2];   /* row slices of subtrees to their owners */
-    struct pd_peer_transfer slices[2]; /* rounded slices to everybody */
+    struct pd_peer_transfer slices[2]; /* rounded slices to everybody, and rows that were kept */
     /* key-value heads */
     uint32_t kv_owner;              /* tp rank that computes my first head; PD_NOT_HELD: this one */
     uint32_t kv_sharer_count;       /* ranks after this one that have a part of my last head: consecutive ones */
@@ -85,14 +87,14 @@ struct pd_tensor_parallel {
     float *max, *sum, *target;             /* of this rank, then of all */
     float *all_max, *all_sum, *all_target; /* (tp, logits_rows) */
     struct pd_peer_transfer loss;
-    /* Embedding: rows of all tokens of a micro-batch, those of rank 0 first. This rank's are looked up there, and "the
-     * exchange" has it until all others are there too. */
-    char *embedded; /* (R,C) act */
+    /* Embedding: rows of tokens that this rank holds, those for rank 0 first; and rows that it keeps, those from rank 0
+     * first. The exchange has both until its wait. */
+    char *looked_up, *embedded; /* (R,C), (kept_rows, C) act */
     struct pd_peer_transfer embedding;
 };
 
 /* Where a vocabulary is shared: the tokens of a micro-batch that this rank holds, and at which row of pd_tensor_parallel's
- * `embedded` each token of the micro-batch is.   (R) each */
+ * `embedded` each token is whose row of the residual stream it keeps.   (R) each */
 struct pd_token_order {
     int32_t *tokens, *positions, *row;
 };
@@ -103,7 +105,7 @@ struct pd_token_order {
 struct pd_input_slot {
     struct pd_micro_batch_input host, device;       /* the same memory where the math is the host's */
     struct pd_token_order host_order, device_order; /* likewise; with tensor parallelism, where the embedding is */
-    uint64_t *first_row;                            /* (2, tp + 1) first row of each rank's tokens; and a counter of each */
+    uint64_t *first_row;                            /* (4, tp + 1) in looked_up, in embedded: of each rank; and counters */
     struct pd_owner owner;                          /* of host and host_order */
     struct pd_math_mark copied;
     bool is_copying;
@@ -137,6 +139,7 @@ struct pd_transformer {
     struct pd_partition partition;
     struct pd_share share;
     struct pd_tensor_parallel tp;
+    struct pd_shared_rows shared;
     struct pd_sequence_parallel sp;
     struct pd_fp8_linears fp8;
     struct pd_head_norms head_norms;
@@ -149,7 +152,7 @@ struct pd_transformer {
     struct pd_input_slot *inputs;        /* (input_count) */
     float *cos_sin;                      /* (T, D/2, 2); RoPE alone */
     struct pd_held *held;                /* (layers + 1), the last is the head */
-    void **stream;                       /* (places) of (R,C): inputs of blocks and of the head */
+    void **stream;                       /* (places) of (kept rows, C): inputs of blocks and of the head */
     struct pd_block_activations *blocks; /* (places): what is not kept aliases `work` */
     struct pd_block_activations work;    /* of what is computed again */
     float *head_mean, *head_rstd;
@@ -202,7 +205,6 @@ PD_MUST_USE pd_status pd_activations_ensure(struct pd_transformer *t, uint32_t s
 /* ---- norm.c ---- */
 struct pd_norm pd_norm_of(const struct pd_transformer *t, const void *x, const void *weight, const void *bias, float *mean,
                           float *rstd, void *out);
-PD_MUST_USE pd_status pd_norm_run(struct pd_transformer *t, const struct pd_norm *n, struct pd_error *err);
 /* dstream = gradient through the norm of dnorm + dresidual, where there is one; sums over tokens piece by piece. */
 PD_MUST_USE pd_status pd_norm_gradient(struct pd_transformer *t, const struct pd_norm *n, const void *dresidual,
                                        float *dweight, float *dbias, struct pd_error *err);

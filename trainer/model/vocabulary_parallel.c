@@ -18,39 +18,67 @@ static uint32_t rank_of_token(const struct pd_transformer *t, int32_t token)
 
 /* ---- embedding ----
  *
- * A rank looks up the tokens that it holds, in the order of the micro-batch, and sends their rows to every other rank in one
- * message. The rows of all ranks, one rank's behind the other's, are a table in which each rank looks up its micro-batch. */
+ * A rank looks up the tokens that it holds, and sends every rank the rows that this one keeps in one message. What it gets,
+ * one rank's rows behind the other's, is a table in which it looks up the rows that it keeps. */
+
+/* Where rows for each rank begin in looked_up, and those from each rank in embedded; and counters. */
+struct counts {
+    uint64_t *to, *from, *next_to, *next_from;
+};
+
+static struct counts counts_of(const struct pd_transformer *t, const struct pd_input_slot *s)
+{
+    const uint64_t n = t->partition.tp + 1ull;
+    return (struct counts){s->first_row, s->first_row + n, s->first_row + 2 * n, s->first_row + 3 * n};
+}
+
+static void count_rows(struct pd_transformer *t, const struct pd_input_slot *s)
+{
+    const struct counts c = counts_of(t, s);
+    const uint32_t me = t->partition.tp_rank, ranks = t->partition.tp;
+    memset(c.to, 0, 2 * (ranks + 1ull) * sizeof *c.to);
+    for (uint64_t row = 0; row < t->rows; row++) {
+        const uint32_t holder = rank_of_token(t, s->host.tokens[row]), keeper = pd_rows_owner(t, row);
+        c.to[keeper + 1] += holder == me;
+        c.from[holder + 1] += keeper == me;
+    }
+    for (uint32_t r = 0; r < ranks; r++) {
+        c.to[r + 1] += c.to[r];
+        c.from[r + 1] += c.from[r];
+    }
+    memcpy(c.next_to, c.to, 2 * (ranks + 1ull) * sizeof *c.to);
+}
 
 void pd_embedding_order(struct pd_transformer *t, uint32_t slot)
 {
-    const uint32_t me = t->partition.tp_rank, ranks = t->partition.tp;
+    const uint32_t me = t->partition.tp_rank;
     struct pd_input_slot *s = &t->inputs[slot % t->input_count];
-    uint64_t *first = s->first_row, *next = first + ranks + 1;
-    memset(first, 0, (ranks + 1ull) * sizeof *first);
-    for (uint64_t row = 0; row < t->rows; row++)
-        first[rank_of_token(t, s->host.tokens[row]) + 1]++;
-    for (uint32_t r = 0; r < ranks; r++)
-        first[r + 1] += first[r];
-    memcpy(next, first, ranks * sizeof *next);
+    const struct counts c = counts_of(t, s);
+    uint64_t kept = 0;
+    count_rows(t, s);
     for (uint64_t row = 0; row < t->rows; row++) {
-        const uint32_t holder = rank_of_token(t, s->host.tokens[row]);
-        s->host_order.row[row] = (int32_t)next[holder]++;
+        const uint32_t holder = rank_of_token(t, s->host.tokens[row]), keeper = pd_rows_owner(t, row);
+        if (keeper == me) s->host_order.row[kept++] = (int32_t)c.next_from[holder]++;
         if (holder != me) continue;
-        s->host_order.tokens[next[me] - 1 - first[me]] = s->host.tokens[row];
-        s->host_order.positions[next[me] - 1 - first[me]] = s->host.positions[row];
+        const uint64_t at = c.next_to[keeper]++;
+        s->host_order.tokens[at] = s->host.tokens[row];
+        s->host_order.positions[at] = s->host.positions[row];
     }
 }
 
-static pd_status exchange_rows(struct pd_transformer *t, const uint64_t *first, struct pd_error *err)
+static pd_status exchange_rows(struct pd_transformer *t, const struct counts *c, struct pd_error *err)
 {
     const uint32_t me = t->partition.tp_rank;
     const uint64_t row_bytes = t->model->config.hidden * t->element_bytes;
     struct pd_peer_transfer *x = &t->tp.embedding;
     pd_peer_transfer_clear(x);
     for (uint32_t r = 0; r < t->partition.tp; r++) {
+        char *to = t->tp.looked_up + c->to[r] * row_bytes, *from = t->tp.embedded + c->from[r] * row_bytes;
+        const uint64_t to_bytes = (c->to[r + 1] - c->to[r]) * row_bytes;
+        if (r == me && to_bytes) PD_TRY(pd_math_copy(t->math, from, to, to_bytes, err));
         if (r == me) continue;
-        pd_peer_transfer_send(x, r, t->tp.embedded + first[me] * row_bytes, (first[me + 1] - first[me]) * row_bytes);
-        pd_peer_transfer_recv(x, r, t->tp.embedded + first[r] * row_bytes, (first[r + 1] - first[r]) * row_bytes);
+        pd_peer_transfer_send(x, r, to, to_bytes);
+        pd_peer_transfer_recv(x, r, from, (c->from[r + 1] - c->from[r]) * row_bytes);
     }
     PD_TRY(pd_peer_transfer_start(x, err));
     return pd_peer_transfer_wait(x, err);
@@ -61,21 +89,21 @@ pd_status pd_embedding_gather(struct pd_transformer *t, uint32_t slot, const str
 {
     const struct pd_input_slot *s = &t->inputs[slot % t->input_count];
     const struct pd_token_order *order = t->options.on_device ? &s->device_order : &s->host_order;
-    const uint64_t *first = s->first_row;
-    const uint32_t me = t->partition.tp_rank;
-    struct pd_embedding held = *whole, all = *whole;
-    held.rows = first[me + 1] - first[me];
+    const struct counts c = counts_of(t, s);
+    const uint32_t ranks = t->partition.tp;
+    struct pd_embedding held = *whole, kept = *whole;
+    held.rows = c.to[ranks];
     held.tokens = order->tokens;
     held.positions = order->positions;
-    held.out = t->tp.embedded + first[me] * whole->columns * t->element_bytes;
+    held.out = t->tp.looked_up;
     if (held.rows) PD_TRY(pd_embedding_forward(t->math, &held, err));
-    PD_TRY(exchange_rows(t, first, err));
-    all.vocab = t->rows;
-    all.first_token = 0;
-    all.tokens = order->row;
-    all.token_table = t->tp.embedded;
-    all.position_table = NULL;
-    return pd_embedding_forward(t->math, &all, err);
+    PD_TRY(exchange_rows(t, &c, err));
+    kept.rows = kept.vocab = c.from[ranks];
+    kept.first_token = 0;
+    kept.tokens = order->row;
+    kept.token_table = t->tp.embedded;
+    kept.position_table = NULL;
+    return kept.rows ? pd_embedding_forward(t->math, &kept, err) : PD_OK;
 }
 
 /* ---- loss over a cut vocabulary: a few numbers a row ---- */

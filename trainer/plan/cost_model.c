@@ -74,12 +74,12 @@ struct setting {
     const struct pd_machine *machine;
     enum pd_recompute recompute;
     uint32_t recompute_layers;
-    double rows;  /* of a micro-batch on a rank */
-    double act;   /* bytes of an activation */
-    double share; /* of the work, that the busiest tensor-parallel rank has */
-    double parts, copies; /* in how many a stage's state, and sums, are cut; of each there are so many */
+    double rows;                      /* of a micro-batch on a rank */
+    double act;                       /* bytes of an activation */
+    double share;                     /* of the work, that the busiest tensor-parallel rank has */
+    double parts, copies;             /* in how many a stage's state, and sums, are cut; of each there are so many */
     double parts_leave, copies_leave; /* of what a rank sends of their collectives: the share that goes to other hosts */
-    double slots_once; /* micro-batches that share one pass over the parameters */
+    double slots_once;                /* micro-batches that share one pass over the parameters */
     uint32_t slots, interleave, micro_batches;
     double exchanges, lanes; /* of a block's gradients in a step; as lanes end */
 };
@@ -145,6 +145,28 @@ static double recomputed(const struct setting *s, const struct stage *g)
     return s->recompute_layers < g->blocks ? s->recompute_layers : g->blocks;
 }
 
+/* Transfers from other stages: streams, and gradients. */
+struct links {
+    double in, back;
+};
+
+static struct links links_of(const struct setting *s, const struct stage *g)
+{
+    const double chunks = s->interleave;
+    if (s->layout->pp == 1) return (struct links){0, 0};
+    return (struct links){g->has_embedding ? chunks - 1 : chunks, g->has_head ? chunks - 1 : chunks};
+}
+
+/* fp32 terms of sums, to those who keep the rows; rows, to all; of the embedding, to those who keep them; and three numbers a
+ * row of logits. Key-value heads that ranks share and norms of heads are small beside them. */
+static double tensor_bytes(const struct setting *s, const struct stage *g, double again, double gradients)
+{
+    const double tp = s->layout->tp, row = s->model->config.hidden * (tp - 1) / tp;
+    const double sums = g->blocks * 4 + again + g->has_head,
+                 gathers = g->blocks * 6 + 2 * again + 2 * g->has_head + gradients + g->has_embedding / tp;
+    return s->rows * (row * (sums * sizeof(float) + gathers * s->act) + g->has_head * 3 * sizeof(float) * (tp - 1));
+}
+
 static struct traffic traffic_of(const struct setting *s, const struct stage *g)
 {
     const struct pd_layout *l = s->layout;
@@ -158,13 +180,13 @@ static struct traffic traffic_of(const struct setting *s, const struct stage *g)
         t.parameters = elements * others * s->act / s->slots_once;
     }
     t.gradients = s->exchanges > 1 ? g->block_elements * TERM_BYTES * others * s->exchanges / s->slots : 0;
-    const double sums = g->blocks * 4 + 2 * again + g->has_embedding + g->has_head;
-    t.tensor = sums * s->rows * m->hidden * sizeof(float) * 2 * (tp - 1) / tp;
+    const struct links links = links_of(s, g);
+    t.tensor = tensor_bytes(s, g, again, links.back);
     const double key_value = 2.0 * m->kv_heads * m->head_size * s->share, query = 2.0 * m->heads * m->head_size * s->share;
     t.sequence = s->rows * (sp - 1) * s->act * (key_value * (2 * g->blocks + again) + query * g->blocks);
-    const double links = (!g->has_embedding || s->interleave > 1) + (!g->has_head || s->interleave > 1);
-    t.pipeline = l->pp > 1 ? links * s->interleave * s->rows * m->hidden * s->act : 0;
-    t.calls = (tp > 1 ? sums * log2(tp) : 0) + (sp > 1 ? g->blocks * 3 + again : 0) + (l->pp > 1 ? links : 0);
+    t.pipeline = (links.in + links.back) * s->rows / tp * m->hidden * s->act;
+    t.calls = (tp > 1 ? g->blocks * 8 + 3 * again + g->has_embedding + 5 * g->has_head + links.back : 0) +
+              (sp > 1 ? g->blocks * 3 + again : 0) + links.in + links.back;
     return t;
 }
 
@@ -173,9 +195,10 @@ static double kept_bytes(const struct setting *s, enum pd_recompute recompute)
 {
     const struct pd_model_config *m = &s->model->config;
     const double heads = ((double)m->heads + 2.0 * m->kv_heads) * m->head_size * s->share, ffn = m->ffn * s->share;
-    if (recompute == PD_RECOMPUTE_FULL) return m->hidden * s->act;
-    const double gemms = m->hidden * 2.0 + heads * 2 + ffn * 2;
-    return (gemms + (recompute == PD_RECOMPUTE_NONE ? 2.0 * m->hidden + ffn : 0)) * s->act;
+    const double row = (double)m->hidden / s->layout->tp, norms = s->layout->tp == 1 ? 2 * row : 0;
+    if (recompute == PD_RECOMPUTE_FULL) return row * s->act;
+    const double gemms = row * 2 + heads * 2 + ffn * 2;
+    return (gemms + (recompute == PD_RECOMPUTE_NONE ? norms + ffn : 0)) * s->act;
 }
 
 /* Bytes to and from drives, into a GPU and out of it: of one micro-batch, and of the update. */
@@ -297,8 +320,9 @@ static void count_bytes(const struct setting *s, const struct stage *g, double p
     const uint32_t world = pd_layout_world(s->layout);
     const double here = fmin(world, s->machine->ranks_per_host), replicas = replica_sums(s, g), ends = end_terms(s, g),
                  terms[] = {ends + block_terms(s, g), ends + s->lanes * block_terms(s, g)};
-    uint64_t *const received[] = {&c->gradient_bytes_step, &c->gradient_bytes_lane},
-             *const sent[] = {&c->gradient_bytes_step_host, &c->gradient_bytes_lane_host};
+    uint64_t *const received[] = {&c->gradient_bytes_step, &c->gradient_bytes_lane}, *const sent[] = {
+                                                                                         &c->gradient_bytes_step_host,
+                                                                                         &c->gradient_bytes_lane_host};
     for (int i = 0; i < 2; i++) {
         keep_most(received[i], terms[i] + replicas);
         keep_most(sent[i], here * (terms[i] * s->parts_leave + replicas * s->copies_leave));
@@ -337,7 +361,7 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     const double optimizer = fmax(adam_seconds(s, g->elements / s->parts),
                                   streams_seconds(s, streams.update, streams.update_in, streams.update_out)),
                  exposed_sums = fmax(0, sums - compute * 2 / 3), /* beside the last backward */
-                 after = seconds_between(s, once, s->parts_leave) + exposed_sums;
+        after = seconds_between(s, once, s->parts_leave) + exposed_sums;
     c->nvme_seconds = fmax(c->nvme_seconds, (streams.micro_batch * slots + streams.update) / s->machine->nvme);
     c->bus_seconds = fmax(c->bus_seconds, bus_seconds(s, streams.micro_batch_in * slots + streams.update_in,
                                                       streams.micro_batch_out * slots + streams.update_out));

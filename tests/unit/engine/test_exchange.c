@@ -2,6 +2,7 @@
 #include "tests/unit/engine/engine_run.h"
 
 #include "ckpt/base/fault.h"
+#include "trainer/plan/cost_model.h"
 
 enum { STEPS = 3, SETS = 5 };
 
@@ -65,6 +66,46 @@ Test(exchange, what_a_rank_sends_is_counted)
     cr_expect_leq((double)two.sent, 1.2 * least);
     cr_assert_eq(run(&one, "", 1, NULL, &err), PD_OK, "%s", err.message);
     cr_expect_eq(one.sent, 0);
+}
+
+static void check_tensor_bytes(const char *layout, uint32_t world)
+{
+    static struct job job;
+    char yaml[900];
+    struct pd_config c;
+    struct pd_model *model;
+    struct pd_laid_out laid_out;
+    struct pd_machine machine;
+    struct pd_step_cost cost;
+    struct pd_error err;
+    snprintf(yaml, sizeof yaml,
+             "run: {dir: unused, steps: %d, seed: 5}\n"
+             "model: {family: llama, vocab: 257, context: 32, layers: 4, hidden: 128, heads: 8, kv_heads: 8, head_size: 16, "
+             "ffn: 96, tie_embeddings: false}\n"
+             "data: {train: [{path: %s}], validation_fraction: 0.1}\n"
+             "batch: {sequences: 8, micro_batch: 4, context: 32}\n"
+             "numerics: {virtual_tp: 8, precision: bf16}\n"
+             "layout: {%s}\n",
+             STEPS, data_path(), layout);
+    cr_assert_eq(pd_config_parse("test", yaml, NULL, 0, &c, &err), PD_OK, "%s", err.message);
+    job.steps = STEPS;
+    cr_assert_eq(try_run(&job, &c, world, 1, &err), PD_OK, "%s: %s", layout, err.message);
+    cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
+    cr_assert_eq(pd_lay_out(&c, model, world, &laid_out, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_machine_preset("cpu", &machine, &err), PD_OK);
+    pd_step_cost(&c, model, &laid_out, &machine, &cost);
+    const double ratio = (double)job.sent / STEPS / (double)cost.tensor_bytes;
+    printf("%s: %.3f of the planned %lu bytes a step\n", layout, ratio, cost.tensor_bytes);
+    cr_expect_float_eq(ratio, 1, 0.03, "%s: %lu bytes, %lu planned a step", layout, job.sent, cost.tensor_bytes);
+    pd_model_free(model);
+    pd_config_deinit(&c);
+}
+
+Test(exchange, tensor_ranks_send_what_is_planned)
+{
+    check_tensor_bytes("tp: 2, recompute: none", 2);
+    check_tensor_bytes("tp: 4, recompute: selective", 4);
+    check_tensor_bytes("tp: 8, recompute: full", 8);
 }
 
 /* The head is the first of SETS that travel, block 1 the third. */

@@ -73,7 +73,7 @@ static void start(struct setup *s, const struct pd_model_config *config, enum pd
     s->storage = calloc(s->model->parameter_count, sizeof(float));
     s->gradient_storage = calloc(s->model->parameter_count, sizeof(float));
     s->tied_gradient = calloc(pd_tensor_elements(&s->model->tensors.tensors[0]), sizeof(float));
-    s->dstream = calloc(1, pd_transformer_stream_bytes(s->transformer));
+    s->dstream = calloc(1, pd_transformer_gradient_bytes(s->transformer));
     s->cos_sin = calloc(LENGTH * config->head_size, sizeof(float));
     if (config->family != PD_FAMILY_GPT2) pd_model_rope_table(config, LENGTH, s->cos_sin);
     uint64_t offset = 0;
@@ -239,7 +239,7 @@ static void check_recompute(enum pd_family family, enum pd_recompute recompute)
     run(&kept);
     run(&again);
     cr_assert_eq(memcmp(kept.gradient_storage, again.gradient_storage, kept.model->parameter_count * sizeof(float)), 0);
-    cr_assert_eq(memcmp(kept.dstream, again.dstream, pd_transformer_stream_bytes(kept.transformer)), 0);
+    cr_assert_eq(memcmp(kept.dstream, again.dstream, pd_transformer_gradient_bytes(kept.transformer)), 0);
     finish(&kept);
     finish(&again);
 }

@@ -108,7 +108,7 @@ static void start(struct side *s, bool on_device, enum pd_family family, uint32_
     }
     s->weights = memory(s, bytes);
     s->gradient = memory(s, bytes);
-    s->dstream = memory(s, pd_transformer_stream_bytes(s->transformer));
+    s->dstream = memory(s, pd_transformer_gradient_bytes(s->transformer));
     cr_assert_eq(pd_math_copy(s->math, s->weights, initial, bytes, &err), PD_OK);
     free(initial);
     struct pd_micro_batch_input in;

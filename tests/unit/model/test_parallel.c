@@ -20,6 +20,26 @@ struct test_case {
     bool on_device; /* in memory that the host cannot touch */
 };
 
+/* Exchanges that the first tp rank started; its thread alone counts. */
+static uint32_t exchange_count;
+static struct pd_comm_ops counting;
+static const struct pd_comm_ops *counted;
+
+static pd_status count_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    exchange_count++;
+    return counted->start(comm, op, err);
+}
+
+static void count_exchanges(struct pd_comm *tp)
+{
+    exchange_count = 0;
+    counted = tp->ops;
+    counting = *tp->ops;
+    counting.start = count_start;
+    tp->ops = &counting;
+}
+
 /* What a run leaves behind; rows in the order (sequence, position). */
 struct outcome {
     float *losses;
@@ -35,6 +55,7 @@ struct world {
     struct outcome out;
     float *parts[RANKS_MAX];   /* gradients of each rank, NaN elsewhere */
     struct device_memory *far; /* (ranks), or NULL */
+    uint32_t exchanges[2];     /* of the first block, in forward and in backward */
 };
 
 static struct pd_model *model_of(const struct test_case *c)
@@ -98,6 +119,7 @@ static void world_deinit(struct world *w)
 struct rank {
     struct world *w;
     struct pd_partition p;
+    bool is_first;
     struct pd_comm *tp, *sp;
     struct pd_arena *arena;
     struct pd_math *math, *cpu;
@@ -247,13 +269,17 @@ static pd_status run_micro_batch(struct rank *r, struct pd_error *err)
     PD_TRY(pd_transformer_embed(t, 0, w, err));
     for (uint32_t i = 0; i < layers; i++) {
         unit_pointers(r, i + 1, w, g);
+        const uint32_t before = exchange_count;
         PD_TRY(pd_transformer_block_forward(t, 0, i, w, NULL, err));
+        if (i == 0 && r->is_first) r->w->exchanges[0] = exchange_count - before;
     }
     unit_pointers(r, layers + 1, w, g);
     PD_TRY(pd_transformer_head(t, 0, w, g, r->w->c.dtype == PD_F16 ? 64.0f : 1.0f, r->dstream, err));
     for (uint32_t i = layers; i-- > 0;) {
         unit_pointers(r, i + 1, w, g);
+        const uint32_t before = exchange_count;
         PD_TRY(pd_transformer_block_backward(t, 0, i, w, g, r->dstream, err));
+        if (i == 0 && r->is_first) r->w->exchanges[1] = exchange_count - before;
     }
     unit_pointers(r, 0, w, g);
     return pd_transformer_embed_backward(t, 0, g, r->dstream, err);
@@ -316,6 +342,8 @@ static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error 
     pd_comm_use_memory(comm, &hook);
     r.p = (struct pd_partition){c->tp, comm->rank % c->tp, c->virtual_tp, c->sp, comm->rank / c->tp, c->virtual_sp};
     if (c->tp > 1) PD_TRY(pd_comm_split(comm, r.p.sp_rank, r.p.tp_rank, &r.tp, err));
+    r.is_first = comm->rank == 0;
+    if (r.is_first && c->tp > 1) count_exchanges(r.tp);
     if (c->sp > 1) PD_TRY(pd_comm_split(comm, c->sp + r.p.tp_rank, r.p.sp_rank, &r.sp, err));
     PD_TRY(far_near_new(&workspace, &r.cpu, err));
     PD_TRY(pd_arena_new_dry(&r.arena, err));
@@ -327,7 +355,7 @@ static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error 
     recipe(&r, r.arena);
     pd_arena_usage(r.arena, &used);
     cr_assert_eq(memcmp(&plan, &used, sizeof plan), 0);
-    r.dstream = memory_of(&r, pd_transformer_stream_bytes(r.transformer) + 1);
+    r.dstream = memory_of(&r, pd_transformer_gradient_bytes(r.transformer) + 1);
     fill_weights(&r);
     fill_input(&r);
     pd_status st = run_micro_batch(&r, err);
@@ -582,6 +610,25 @@ Test(transformer_parallel, windows)
     struct test_case c = llama;
     c.sequences = 250;
     check_cuts(with(c, 8, 1));
+}
+
+/* A device's window is the whole micro-batch: rows to all, terms to those who keep the rows, twice. Recomputed in full, forward
+ * comes again but for its end. */
+Test(transformer_parallel, a_block_makes_four_exchanges_each_way)
+{
+    static const uint32_t in_backward[] = {[PD_RECOMPUTE_NONE] = 4, [PD_RECOMPUTE_SELECTIVE] = 4, [PD_RECOMPUTE_FULL] = 7};
+    for (int recompute = PD_RECOMPUTE_NONE; recompute <= PD_RECOMPUTE_FULL; recompute++) {
+        struct test_case c = with(llama, 8, 1);
+        struct world w;
+        c.heads = c.kv_heads = 8;
+        c.on_device = true;
+        c.recompute = (enum pd_recompute)recompute;
+        c.tp = 8;
+        run_world(&w, &c);
+        cr_expect_eq(w.exchanges[0], 4, "%u", w.exchanges[0]);
+        cr_expect_eq(w.exchanges[1], in_backward[recompute], "%d: %u", recompute, w.exchanges[1]);
+        world_deinit(&w);
+    }
 }
 
 /* Logits of one rank do not fit at once, those of two do. */

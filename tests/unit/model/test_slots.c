@@ -211,7 +211,7 @@ static uint64_t run_whole(const struct setup *s, struct recomputed recomputed, f
     uint64_t bytes = 0;
     const struct pd_stage all = {0, LAYERS, true, true};
     stage_init(&g, s, NULL, NULL, 0, recomputed, &bytes);
-    void *dstream = calloc(1, pd_transformer_stream_bytes(g.transformer));
+    void *dstream = calloc(1, pd_transformer_gradient_bytes(g.transformer));
     for (uint32_t micro_batch = 0; micro_batch < MICRO_BATCHES; micro_batch++) {
         fill(&g, s, 0, micro_batch);
         forward(&g, s, &all, 0, NULL);
@@ -269,7 +269,7 @@ static uint64_t run_stages(const struct setup *s, struct recomputed recomputed, 
     uint64_t taken = 0;
     for (int i = 0; i < 2; i++)
         stage_init(&ranks[i], s, &chunk[i], &depth[i], 1, recomputed, &taken);
-    char *dstream = calloc(1, pd_transformer_stream_bytes(ranks[0].transformer));
+    char *dstream = calloc(1, pd_transformer_gradient_bytes(ranks[0].transformer));
     for (uint32_t micro_batch = 0; micro_batch <= MICRO_BATCHES; micro_batch++) {
         void *out;
         struct pd_error err;

@@ -180,7 +180,8 @@ Test(cost, bytes_and_padding)
     cr_expect_eq(cost.padding, 1);
     cr_expect_gt(cost.padding_bytes, 0);
     cost = cost_of(SMALL "layout: {tp: 4}\n", 4);
-    cr_expect_float_eq((double)cost.tensor_bytes, 64 * (blocks * 4 + 2) * rows * hidden * 4 * 2 * 3 / 4, 1e4);
+    cr_expect_float_eq((double)cost.tensor_bytes,
+                       64 * rows * (hidden * 3 / 4 * ((blocks * 4 + 1) * 4 + (blocks * 6 + 2.25) * 2) + 3 * 4 * 3), 1e4);
     cost = cost_of(SMALL "layout: {pp: 4}\n", 4);
     cr_expect_float_eq((double)cost.pipeline_bytes, 64 * 2 * rows * hidden * 2, 1e4);
     cr_expect_float_eq(cost.bubble, 3.0 / 67, 1e-12);
@@ -378,7 +379,8 @@ Test(choose, recomputation_and_zero_stage_that_are_given_hold)
                                   d = choose(AUTO, 4, 0, PD_OK);
     cr_expect_eq(c.laid_out.layout.zero_stage, d.laid_out.layout.zero_stage);
     cr_expect_eq(c.laid_out.recompute, PD_RECOMPUTE_NONE);
-    const double most = (double)choose(GIVEN "dp: 4, exchange: step, recompute: full, zero_stage: 3}\n", 4, 0, PD_OK).worst_bytes;
+    const double most =
+        (double)choose(GIVEN "dp: 4, exchange: step, recompute: full, zero_stage: 3}\n", 4, 0, PD_OK).worst_bytes;
     choose(GIVEN "dp: 4}\n", 4, most, PD_OK);
     choose(GIVEN "dp: 4, exchange: step, recompute: none}\n", 4, most, PD_INVALID);
     choose(GIVEN "dp: 4, exchange: step, zero_stage: 0}\n", 4, most, PD_INVALID);
