@@ -249,12 +249,16 @@ pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_ent
     for (unsigned attempt = 0;; attempt++) {
         void *data = NULL;
         uint64_t bytes = 0;
+        struct pd_commit commit = {0};
         pd_status st = PD_OK;
         if (root->group->rank == item->record_rank)
             st = store_file_read(root->vfs, path.text, PD_COMMIT_BYTES_MAX, &data, &bytes, err);
         PD_TRY(store_spread(root, item->record_rank, st, &data, &bytes, err));
-        st = pd_commit_decode(path.text, data, bytes, ret_commit, err);
+        st = pd_commit_decode(path.text, data, bytes, &commit, err);
         free(data);
+        st = pd_group_agree(root->group, st, err); /* one may lack the memory */
+        if (!st) *ret_commit = commit;
+        if (st) pd_commit_deinit(&commit);
         if (st != PD_CORRUPT || attempt > 0) return st;
     }
 }

@@ -255,8 +255,10 @@ static bool fault_strikes(struct pd_simulated_disk *disk, const struct pd_vfs *v
     if (fault->operations) mask &= fault->operations;
     if (!(mask & PD_DISK_MASK(operation)) || (fault->vfs && fault->vfs != vfs)) return false;
     disk->counted++;
-    if (fault->kind == PD_DISK_FAULT_NONE || fault->nth == 0) return false;
-    bool strikes = fault->persistent ? disk->counted >= fault->nth : disk->counted == fault->nth;
+    if (fault->kind == PD_DISK_FAULT_NONE || (fault->nth == 0 && !fault->picks)) return false;
+    bool strikes = fault->picks        ? fault->picks(operation)
+                   : fault->persistent ? disk->counted >= fault->nth
+                                       : disk->counted == fault->nth;
     disk->fired += strikes;
     return strikes;
 }

@@ -127,6 +127,8 @@ struct pd_disk_fault {
     bool persistent;          /* that one and all later ones */
     unsigned operations;      /* PD_DISK_MASK bits; 0: all that the kind can hit */
     const struct pd_vfs *vfs; /* NULL: any */
+    bool (*picks)(
+        enum pd_disk_operation operation); /* decides instead of nth; called under the disk's lock. NULL: nth does */
 };
 
 /* Replaces the fault and restarts the count; NULL or PD_DISK_FAULT_NONE: none (operations are still counted). */

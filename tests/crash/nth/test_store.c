@@ -1,0 +1,117 @@
+/* Every call of a launch that opens a store, saves, prunes and loads fails once, and from then on: the previous checkpoint or the new
+ * one loads, nothing leaks, and the same launch gets through the next time. What fails on one rank fails on all: nobody waits for one
+ * that has gone its own way. */
+#include "ckpt/base/log.h"
+#include "tests/helpers/failing_sweep.h"
+#include "tests/helpers/store_sweep.h"
+
+struct launched {
+    struct room room;
+    const struct world *world;
+    pd_status ended[ROOM_RANKS_MAX]; /* of each rank */
+};
+
+static void swallow(void *context, const char *line, size_t bytes)
+{
+    (void)context, (void)line, (void)bytes;
+}
+
+static struct room base_of(const struct world *world)
+{
+    struct pd_error err = {0};
+    struct room room;
+    pd_log_set_sink(swallow, NULL);
+    cr_assert_eq(room_new_striped(&room, world->ranks, world->hosts, world->shared, world->drives, world->lacks, &err),
+                 PD_OK);
+    cr_assert_eq(room_launch(&room, campaign_base, NULL, &err), PD_OK, "%s", err.message);
+    return room;
+}
+
+/* One base for all of a case. */
+static void *set_up(const void *context)
+{
+    static struct room base;
+    static const struct world *world;
+    struct pd_error err = {0};
+    if (world != context) base = base_of(world = context);
+    struct launched *l = calloc(1, sizeof *l);
+    *l = (struct launched){.room = base, .world = world};
+    cr_assert_eq(pd_simulated_disk_clone(base.disk, &l->room.disk, &err), PD_OK);
+    return l;
+}
+
+static void tear_down(void *state)
+{
+    struct launched *l = state;
+    room_free(&l->room);
+    free(l);
+}
+
+static struct pd_simulated_disk *disk_of(void *state)
+{
+    return ((struct launched *)state)->room.disk;
+}
+
+/* As a run does: the newest one loads, two more are saved, what is too old goes, one is put aside. */
+static pd_status live(struct room_rank *rank, struct pd_error *err)
+{
+    uint64_t step = 0;
+    uint32_t damaged, count;
+    pd_store_set_index(rank->store, campaign_index, sizeof campaign_index);
+    PD_TRY(room_load_newest(rank, &step, &damaged, err));
+    for (int i = 0; i < 2; i++) {
+        PD_TRY(room_save(rank, ++step, err));
+        PD_TRY(pd_store_prune(rank->store, err));
+    }
+    if (rank->room->drives) return PD_OK; /* what is put aside keeps its shards there, which this test's tidiness forbids */
+    PD_TRY(
+        pd_store_quarantine(rank->store, pd_store_entry_at(rank->store, pd_store_count(rank->store) - 1), "by a test", err));
+    return pd_store_count_quarantined(rank->store, &count, err);
+}
+
+static pd_status rank_main(struct pd_group *group, void *context, struct pd_error *err)
+{
+    struct launched *l = context;
+    const struct pd_store_options options = room_options();
+    struct room_launch launch = {&l->room, live, NULL, &options};
+    return l->ended[group->rank] = room_rank_main(group, &launch, err);
+}
+
+static pd_status act(void *state, struct pd_error *err)
+{
+    struct launched *l = state;
+    const pd_status st = pd_group_run_local(l->room.ranks, l->room.hosts, rank_main, l, err);
+    char what[1024];
+    failing_what(what);
+    for (uint32_t r = 0; r < l->room.ranks && strncmp(what, "pd_group_", 9) != 0; r++)
+        if (l->ended[r] == PD_PEER_LOST && st != PD_PEER_LOST)
+            return pd_error_context(err, pd_error_change(err, PD_BUG), "rank %u waits for one that has left it", r);
+    return st;
+}
+
+static pd_status check(void *state, struct pd_error *err)
+{
+    struct launched *l = state;
+    struct campaign_check c = {.least = CAMPAIGN_BASE_STEPS + 2, .most = CAMPAIGN_BASE_STEPS + 4};
+    for (uint32_t host = 0; host < l->room.hosts; host++)
+        pd_simulated_disk_kill(l->room.disk, host);
+    return room_launch(&l->room, campaign_look, &c, err);
+}
+
+static void sweep_world(int number, uint64_t most)
+{
+    const struct failing_case c = {worlds[number].name, most, set_up, act, check, tear_down, disk_of, &worlds[number]};
+    failing_sweep(&c);
+}
+
+#define EACH(name, world, most)   \
+    Test(nth_store, name)         \
+    {                             \
+        sweep_world(world, most); \
+    }
+
+EACH(one_rank, ONE_RANK, 0)
+EACH(one_rank_without_links, ONE_RANK_NO_LINKS, 300)
+EACH(three_drives, THREE_DRIVES, 300)
+EACH(local_drives, LOCAL_DRIVES, 0)
+EACH(shared_disk, SHARED_DISK, 0)

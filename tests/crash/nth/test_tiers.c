@@ -1,0 +1,114 @@
+/* Every call of a launch over several tiers fails once, and from then on: what was saved before, or now, loads from one of them; nothing
+ * leaks; and the next launch gets through. */
+#include "tests/helpers/failing_sweep.h"
+#include "tests/helpers/tier_flow.h"
+
+struct shape {
+    const char *name, *dirs[3];
+    uint32_t ranks, hosts, replicas, drives;
+    bool has_files;
+};
+static const struct shape memory = {"state in memory", {"/shm/c", "/disk", "/net/c"}, 1, 1, 0, 0, false};
+static const struct shape files = {"state in files", {"/disk", "/net/c", NULL}, 1, 1, 0, 1, true};
+static const struct shape replicas = {"replicas", {"/shm/c", "/net/c", NULL}, 2, 2, 1, 0, false};
+
+struct launched {
+    struct room room;
+    const struct shape *shape;
+};
+
+static struct pd_tiers_options tiers_of(const struct shape *shape)
+{
+    struct pd_tiers_options options = {.quarantine_bytes_max = 1 << 20, .generations = shape->has_files};
+    for (uint32_t i = 0; i < 3 && shape->dirs[i]; i++)
+        options.tiers[options.count++] = (struct pd_tier_options){.dir = shape->dirs[i], .every = 1, .keep_last = 2};
+    options.tiers[0].replicas = shape->replicas;
+    options.tiers[options.count - 1].codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = 1};
+    return options;
+}
+
+static pd_status begin(struct tier_rank *rank, struct pd_error *err)
+{
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    PD_TRY(tier_save(rank, 1, NULL, err));
+    return tier_finish(rank, 2, -1, err);
+}
+
+static struct room base_of(const struct shape *shape)
+{
+    struct pd_error err = {0};
+    struct room room;
+    const struct pd_tiers_options options = tiers_of(shape);
+    tier_be_quiet();
+    cr_assert_eq(tier_room_new_striped(&room, shape->ranks, shape->hosts, shape->drives, 0, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(tier_run(&room, &options, begin, NULL, &err), PD_OK, "%s", err.message);
+    return room;
+}
+
+static void *set_up(const void *context)
+{
+    static struct room base;
+    static const struct shape *shape;
+    struct pd_error err = {0};
+    if (shape != context) base = base_of(shape = context);
+    struct launched *l = calloc(1, sizeof *l);
+    *l = (struct launched){.room = base, .shape = shape};
+    cr_assert_eq(pd_simulated_disk_clone(base.disk, &l->room.disk, &err), PD_OK);
+    return l;
+}
+
+static void tear_down(void *state)
+{
+    struct launched *l = state;
+    room_free(&l->room);
+    free(l);
+}
+
+static struct pd_simulated_disk *disk_of(void *state)
+{
+    return ((struct launched *)state)->room.disk;
+}
+
+static pd_status live(struct tier_rank *rank, struct pd_error *err)
+{
+    const uint64_t bytes[3] = {SHARD_ROOM, SHARD_ROOM, SHARD_ROOM};
+    uint32_t tier;
+    uint64_t step = 0;
+    PD_TRY(tier_load_newest(rank, &tier, &step, err));
+    pd_tiers_set_index(rank->tiers, "an index", 8);
+    PD_TRY(pd_tiers_check_room(rank->tiers, bytes, 0, err));
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    for (int i = 0; i < 2; i++)
+        PD_TRY(tier_save(rank, ++step, NULL, err));
+    struct pd_tier_report report;
+    for (uint32_t i = 0; i < pd_tiers_count(rank->tiers); i++)
+        pd_tiers_report(rank->tiers, i, &report);
+    return tier_finish(rank, ++step, -1, err);
+}
+
+static pd_status act(void *state, struct pd_error *err)
+{
+    struct launched *l = state;
+    const struct pd_tiers_options options = tiers_of(l->shape);
+    return tier_run(&l->room, &options, live, NULL, err);
+}
+
+static pd_status check(void *state, struct pd_error *err)
+{
+    struct launched *l = state;
+    const struct pd_tiers_options options = tiers_of(l->shape);
+    struct found found = {0};
+    PD_TRY(tier_run(&l->room, &options, look, &found, err));
+    if (found.step < 5 || found.step > 8) PD_FAIL(err, PD_BUG, "step %llu loads", (unsigned long long)found.step);
+    return PD_OK;
+}
+
+#define EACH(shape, most)                                                                                    \
+    Test(nth_tiers, shape)                                                                                   \
+    {                                                                                                        \
+        failing_sweep(&(struct failing_case){#shape, most, set_up, act, check, tear_down, disk_of, &shape}); \
+    }
+
+EACH(memory, 80)
+EACH(files, 80)
+EACH(replicas, 60)

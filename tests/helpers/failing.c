@@ -1,0 +1,333 @@
+/* Linked with --wrap=NAME for each name that FAILS has below (tests/crash/CMakeLists.txt reads them here). */
+#include "tests/helpers/failing.h"
+
+#include "ckpt/base/digest.h"
+#include "ckpt/group/group.h"
+
+#include <errno.h>
+#include <execinfo.h>
+#include <hdf5.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { DEPTH = 24, PLACES_MAX = 1 << 16, BLOCKS_MAX = 1 << 18 };
+
+struct chain {
+    void *calls[DEPTH];
+    int depth;
+};
+struct block {
+    void *data; /* NULL: free */
+    struct chain from;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
+static enum { OFF, RECORDS, FAILS } mode;
+static uint64_t places[PLACES_MAX]; /* in the order in which they were passed */
+static uint32_t place_count, next_place;
+static uint64_t seen[2 * PLACES_MAX], wanted, random_state = 1;
+static bool persists, has_fired;
+static const char *fired_what;
+static struct chain fired_from;
+static struct block *blocks; /* (BLOCKS_MAX), by address */
+static uint64_t block_count;
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__real_realloc(void *data, size_t bytes);
+void *__real_aligned_alloc(size_t align, size_t bytes);
+char *__real_strdup(const char *text);
+void __real_free(void *data);
+
+static struct chain chain_here(void)
+{
+    struct chain chain = {0};
+    chain.depth = backtrace(chain.calls, DEPTH);
+    return chain;
+}
+
+/* True the first time. */
+static bool note(uint64_t place)
+{
+    uint64_t at = place % (2 * PLACES_MAX);
+    while (seen[at] && seen[at] != place)
+        at = (at + 1) % (2 * PLACES_MAX);
+    if (seen[at] == place || place_count == PLACES_MAX) return false;
+    seen[at] = place;
+    places[place_count++] = place;
+    return true;
+}
+
+bool failing_here(const char *what)
+{
+    if (__atomic_load_n(&mode, __ATOMIC_RELAXED) == OFF) return false;
+    const struct chain chain = chain_here();
+    const uint64_t place = pd_digest64(chain.calls, (size_t)chain.depth * sizeof *chain.calls, what[0]) | 1;
+    pthread_mutex_lock(&mutex);
+    if (mode == RECORDS) note(place);
+    const bool fails = mode == FAILS && (has_fired ? persists && strcmp(what, fired_what) == 0 : place == wanted);
+    if (fails && !has_fired) {
+        fired_what = what;
+        fired_from = chain;
+    }
+    has_fired |= fails;
+    pthread_mutex_unlock(&mutex);
+    return fails;
+}
+
+bool failing_on_disk(enum pd_disk_operation operation)
+{
+    return failing_here(pd_disk_operation_name(operation));
+}
+
+static void begin(int as)
+{
+    if (!blocks) blocks = __real_calloc(BLOCKS_MAX, sizeof *blocks);
+    (void)chain_here(); /* the first one allocates */
+    pthread_mutex_lock(&mutex);
+    if (block_count) memset(blocks, 0, BLOCKS_MAX * sizeof *blocks);
+    block_count = 0;
+    has_fired = false;
+    __atomic_store_n(&mode, as, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&mutex);
+}
+
+void failing_record(void)
+{
+    memset(seen, 0, sizeof seen);
+    place_count = 0;
+    failing_rewind();
+    begin(RECORDS);
+}
+
+void failing_rewind(void)
+{
+    next_place = 0;
+}
+
+bool failing_next(uint64_t most, bool from_then_on)
+{
+    uint32_t step = 1;
+    if (most && place_count > most) {
+        random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+        step = (uint32_t)(1 + (random_state >> 33) % (2 * place_count / most));
+    }
+    next_place += step;
+    if (next_place > place_count) return false;
+    wanted = places[next_place - 1];
+    persists = from_then_on;
+    begin(FAILS);
+    return true;
+}
+
+void failing_stop(void)
+{
+    pthread_mutex_lock(&mutex);
+    __atomic_store_n(&mode, OFF, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&mutex);
+}
+
+bool failing_has_fired(void)
+{
+    return has_fired;
+}
+
+uint32_t failing_places(void)
+{
+    return place_count;
+}
+
+static void describe(const struct chain *chain, char text[1024])
+{
+    char **names = backtrace_symbols(chain->calls, chain->depth);
+    size_t used = 0;
+    for (int i = 0; names && i < chain->depth && used < 960; i++) {
+        const char *slash = strrchr(names[i], '/');
+        used += (size_t)snprintf(text + used, 1024 - used, " %s", slash ? slash + 1 : names[i]);
+    }
+    __real_free(names);
+}
+
+void failing_what(char ret_text[1024])
+{
+    snprintf(ret_text, 1024, "%s:", fired_what ? fired_what : "nothing");
+    char calls[1024] = "";
+    describe(&fired_from, calls);
+    strncat(ret_text, calls, 1023 - strlen(ret_text));
+}
+
+/* ---- allocations, and what is not free again ---- */
+
+static uint64_t slot_of(const void *data)
+{
+    uint64_t at = ((uintptr_t)data >> 4) * 11400714819323198485u >> 40;
+    while (blocks[at % BLOCKS_MAX].data && blocks[at % BLOCKS_MAX].data != data)
+        at++;
+    return at % BLOCKS_MAX;
+}
+
+static void *keep(void *data)
+{
+    if (!data || __atomic_load_n(&mode, __ATOMIC_RELAXED) == OFF) return data;
+    const struct chain chain = chain_here();
+    pthread_mutex_lock(&mutex);
+    if (block_count < BLOCKS_MAX / 2) {
+        blocks[slot_of(data)] = (struct block){data, chain};
+        block_count++;
+    }
+    pthread_mutex_unlock(&mutex);
+    return data;
+}
+
+/* What came behind it in its row moves up. */
+static void forget(const void *data)
+{
+    if (!data || !blocks) return;
+    pthread_mutex_lock(&mutex);
+    uint64_t at = slot_of(data);
+    if (blocks[at].data) {
+        block_count--;
+        blocks[at].data = NULL;
+        for (at = (at + 1) % BLOCKS_MAX; blocks[at].data; at = (at + 1) % BLOCKS_MAX) {
+            const struct block moved = blocks[at];
+            blocks[at].data = NULL;
+            blocks[slot_of(moved.data)] = moved;
+        }
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
+uint64_t failing_leaks(char ret_where[1024])
+{
+    ret_where[0] = '\0';
+    for (uint64_t i = 0; block_count && i < BLOCKS_MAX; i++)
+        if (blocks[i].data) {
+            describe(&blocks[i].from, ret_where);
+            break;
+        }
+    return block_count;
+}
+
+/* A call that does not happen. */
+#define FAILS(type, name, failure, parameters, arguments)               \
+    type __real_##name parameters;                                      \
+    type __wrap_##name parameters;                                      \
+    type __wrap_##name parameters                                       \
+    {                                                                   \
+        return failing_here(#name) ? failure : __real_##name arguments; \
+    }
+/* A call that happens, and says that it did not. */
+#define FAILS_AFTER(type, name, failure, parameters, arguments) \
+    type __real_##name parameters;                              \
+    type __wrap_##name parameters;                              \
+    type __wrap_##name parameters                               \
+    {                                                           \
+        const type result = __real_##name arguments;            \
+        return failing_here(#name) ? failure : result;          \
+    }
+#define FAILS_MEMORY(type, name, parameters, arguments)                                            \
+    type __wrap_##name parameters;                                                                 \
+    type __wrap_##name parameters                                                                  \
+    {                                                                                              \
+        return failing_here(#name) ? (errno = ENOMEM, (type)NULL) : keep(__real_##name arguments); \
+    }
+
+FAILS_MEMORY(void *, malloc, (size_t bytes), (bytes))
+FAILS_MEMORY(void *, calloc, (size_t count, size_t bytes), (count, bytes))
+FAILS_MEMORY(void *, aligned_alloc, (size_t align, size_t bytes), (align, bytes))
+FAILS_MEMORY(char *, strdup, (const char *text), (text))
+
+void *__wrap_realloc(void *data, size_t bytes);
+void *__wrap_realloc(void *data, size_t bytes)
+{
+    if (failing_here("realloc")) return errno = ENOMEM, NULL;
+    forget(data);
+    return keep(__real_realloc(data, bytes));
+}
+
+void __wrap_free(void *data);
+void __wrap_free(void *data)
+{
+    forget(data);
+    __real_free(data);
+}
+
+/* ---- threads and peers ---- */
+
+FAILS(int, pthread_create, EAGAIN,
+      (pthread_t * thread, const pthread_attr_t *attributes, void *(*body)(void *), void *context),
+      (thread, attributes, body, context))
+/* Of a rank that is alone: among several one would go on with a group in which the others have stopped. */
+#define FAILS_GROUP(name, parameters, arguments)                                                   \
+    pd_status __real_##name parameters;                                                            \
+    pd_status __wrap_##name parameters;                                                            \
+    pd_status __wrap_##name parameters                                                             \
+    {                                                                                              \
+        if (group->size == 1 && failing_here(#name)) PD_FAIL(err, PD_PEER_LOST, "a peer is gone"); \
+        return __real_##name arguments;                                                            \
+    }
+FAILS_GROUP(pd_group_barrier, (struct pd_group * group, struct pd_error *err), (group, err))
+FAILS_GROUP(pd_group_gather,
+            (struct pd_group * group, uint32_t root, const void *send, uint64_t bytes, void *recv, struct pd_error *err),
+            (group, root, send, bytes, recv, err))
+FAILS_GROUP(pd_group_broadcast, (struct pd_group * group, uint32_t root, void *data, uint64_t bytes, struct pd_error *err),
+            (group, root, data, bytes, err))
+FAILS_GROUP(pd_group_exchange,
+            (struct pd_group * group, const struct pd_group_piece *sends, uint32_t send_count,
+             const struct pd_group_piece *recvs, uint32_t recv_count, struct pd_error *err),
+            (group, sends, send_count, recvs, recv_count, err))
+FAILS_GROUP(pd_group_agree, (struct pd_group * group, pd_status mine, struct pd_error *err), (group, mine, err))
+
+/* ---- HDF5 ---- */
+
+FAILS(hid_t, H5Pcreate, -1, (hid_t list), (list))
+FAILS(herr_t, H5Pset_driver, -1, (hid_t list, hid_t driver, const void *info), (list, driver, info))
+FAILS(herr_t, H5Pset_libver_bounds, -1, (hid_t list, H5F_libver_t low, H5F_libver_t high), (list, low, high))
+FAILS(herr_t, H5Pset_obj_track_times, -1, (hid_t list, hbool_t tracks), (list, tracks))
+FAILS(herr_t, H5Pset_file_space_page_size, -1, (hid_t list, hsize_t bytes), (list, bytes))
+FAILS(herr_t, H5Pset_file_space_strategy, -1,
+      (hid_t list, H5F_fspace_strategy_t strategy, hbool_t persist, hsize_t threshold), (list, strategy, persist, threshold))
+FAILS(herr_t, H5Pset_layout, -1, (hid_t list, H5D_layout_t layout), (list, layout))
+FAILS(herr_t, H5Pset_alloc_time, -1, (hid_t list, H5D_alloc_time_t time), (list, time))
+FAILS(herr_t, H5Pset_fill_time, -1, (hid_t list, H5D_fill_time_t time), (list, time))
+FAILS(herr_t, H5Pset_fill_value, -1, (hid_t list, hid_t type, const void *value), (list, type, value))
+FAILS(herr_t, H5Pset_create_intermediate_group, -1, (hid_t list, unsigned makes), (list, makes))
+FAILS(herr_t, H5Pset_chunk, -1, (hid_t list, int ndim, const hsize_t dims[]), (list, ndim, dims))
+FAILS(herr_t, H5Pset_shuffle, -1, (hid_t list), (list))
+FAILS(herr_t, H5Pset_filter, -1, (hid_t list, H5Z_filter_t filter, unsigned flags, size_t count, const unsigned values[]),
+      (list, filter, flags, count, values))
+FAILS(herr_t, H5Pset_virtual, -1, (hid_t list, hid_t space, const char *file, const char *dataset, hid_t source),
+      (list, space, file, dataset, source))
+FAILS(hid_t, H5Tcopy, -1, (hid_t type), (type))
+FAILS(hid_t, H5Tcreate, -1, (H5T_class_t class, size_t bytes), (class, bytes))
+FAILS(herr_t, H5Tinsert, -1, (hid_t type, const char *name, size_t offset, hid_t member), (type, name, offset, member))
+FAILS(herr_t, H5Tset_fields, -1, (hid_t type, size_t s, size_t epos, size_t esize, size_t mpos, size_t msize),
+      (type, s, epos, esize, mpos, msize))
+FAILS(herr_t, H5Tset_precision, -1, (hid_t type, size_t bits), (type, bits))
+FAILS(herr_t, H5Tset_size, -1, (hid_t type, size_t bytes), (type, bytes))
+FAILS(herr_t, H5Tset_ebias, -1, (hid_t type, size_t bias), (type, bias))
+FAILS(herr_t, H5Tset_strpad, -1, (hid_t type, H5T_str_t pad), (type, pad))
+FAILS(hid_t, H5Screate, -1, (H5S_class_t class), (class))
+FAILS(hid_t, H5Screate_simple, -1, (int ndim, const hsize_t dims[], const hsize_t most[]), (ndim, dims, most))
+FAILS(herr_t, H5Sselect_hyperslab, -1,
+      (hid_t space, H5S_seloper_t op, const hsize_t start[], const hsize_t stride[], const hsize_t count[],
+       const hsize_t block[]),
+      (space, op, start, stride, count, block))
+FAILS(herr_t, H5Sselect_all, -1, (hid_t space), (space))
+FAILS(hid_t, H5Fcreate, -1, (const char *name, unsigned flags, hid_t creation, hid_t access),
+      (name, flags, creation, access))
+FAILS_AFTER(herr_t, H5Fclose, -1, (hid_t file), (file))
+FAILS(hid_t, H5Dcreate2, -1,
+      (hid_t at, const char *name, hid_t type, hid_t space, hid_t links, hid_t creation, hid_t access),
+      (at, name, type, space, links, creation, access))
+FAILS(haddr_t, H5Dget_offset, HADDR_UNDEF, (hid_t dataset), (dataset))
+FAILS(herr_t, H5Dwrite_chunk, -1,
+      (hid_t dataset, hid_t list, uint32_t filters, const hsize_t *offset, size_t bytes, const void *data),
+      (dataset, list, filters, offset, bytes, data))
+FAILS_AFTER(herr_t, H5Dclose, -1, (hid_t dataset), (dataset))
+FAILS(hid_t, H5Acreate_by_name, -1,
+      (hid_t at, const char *object, const char *name, hid_t type, hid_t space, hid_t creation, hid_t access, hid_t links),
+      (at, object, name, type, space, creation, access, links))
+FAILS(herr_t, H5Awrite, -1, (hid_t attribute, hid_t type, const void *data), (attribute, type, data))
+FAILS_AFTER(herr_t, H5Aclose, -1, (hid_t attribute), (attribute))

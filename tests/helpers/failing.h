@@ -1,0 +1,31 @@
+/* Every call that can fail, fails once: allocations, the HDF5 library, threads and peers by the linker's --wrap (failing.c), the disk by
+ * its faults. A place is the chain of calls that leads there, so two ways to one line are two places.
+ *
+ *   failing_record();              // a run in which nothing fails notes the places
+ *   while (failing_next()) ...     // the n-th place fails, once, or all of its kind from then on
+ *   failing_stop();                // nothing fails, nothing is noted
+ *
+ *   threads   any between those calls */
+#ifndef PD_TESTS_HELPERS_FAILING_H
+#define PD_TESTS_HELPERS_FAILING_H
+
+#include "tests/simulated_disk/simulated_disk.h"
+
+void failing_record(void);
+/* False: that was the last one. Where there are more than `most` some are left out by chance; 0: none is. */
+bool failing_next(uint64_t most, bool from_then_on);
+void failing_rewind(void); /* the next one is the first */
+void failing_stop(void);
+bool failing_has_fired(void);
+uint32_t failing_places(void); /* noted so far */
+/* What was allocated since failing_record or failing_next and is not free, and from where one of it was: "" when there is none. */
+uint64_t failing_leaks(char ret_where[1024]);
+/* What failed last: "calloc", and the calls that led there. */
+void failing_what(char ret_text[1024]);
+
+/* Asked by whatever can fail. */
+bool failing_here(const char *what);
+/* The same for a disk, as pd_disk_fault.picks. */
+bool failing_on_disk(enum pd_disk_operation operation);
+
+#endif
