@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Takes away, one at a time, what a commit rests on (a sync, a rename, an agreement between ranks, the comparison of a checksum), and wants
-a test that turns red each time.
+"""Takes away, one at a time, what a commit rests on (a sync, a rename, a link, an agreement between ranks, the comparison of a checksum),
+and wants a test that turns red each time.
 
-    mutants.py [--only WORD] [--keep DIR]
+    mutants.py [--only EXPRESSION] [--keep DIR] [--list]
 
-The tree is copied and built in a temporary folder, or in DIR, which stays for the next time. A mutant is killed by a test that fails, crashes or does not end; the first one
-is printed. Exit code 1 when one survives, or when its line is no longer in the tree: then this table is behind the code.
+Syncs, renames and agreements are found in the sources, so that a new one is a mutant without further ado; the rest is in a table. The tree
+is copied and built in a temporary folder, or in DIR, which stays for the next time. A mutant is killed by a test that fails, crashes or
+does not end; the first one is printed. Exit code 1 when one survives, or when a line of the table is no longer in the tree.
 """
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,42 +19,20 @@ import time
 
 TOP = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
+# Where a commit and what follows it are made.
+SOURCES = ["ckpt/shard/copy.c", "ckpt/shard/stream.c", "ckpt/store/dir.c", "ckpt/store/lease.c", "ckpt/store/quarantine.c", "ckpt/store/recover.c",
+           "ckpt/store/remove.c", "ckpt/store/replicas.c", "ckpt/store/save.c", "ckpt/store/scan.c", "ckpt/store/store.c", "ckpt/store/stripes.c",
+           "ckpt/tiers/copy.c", "ckpt/tiers/replicate.c"]
+CALL = re.compile(r"(?<!pd_status )\b(pd_file_sync|pd_vfs_sync_dir|store_sync_dir|pd_vfs_rename|pd_group_agree)\(")
+
 # file, what is there, what takes its place
-AGREE = "PD_TRY(pd_group_agree(root->group, {0}, err));"
-MUTANTS = [
-    # ---- what is durable before the record ----
-    ("ckpt/shard/stream.c", "return pd_file_sync(stream->file, err);", "return PD_OK;"),
-    ("ckpt/store/save.c", 'PD_TRY(store_sync_dir(root, store_at(root, "%s.tmp", save->name).text, err));', ""),
-    ("ckpt/store/save.c", "PD_TRY(store_stripes_sync(save->drives, save->name, err));", ""),
-    ("ckpt/store/save.c", "return root->has_other_shares && root->leads_share ? store_sync_dir(root, root->root, err) : PD_OK;",
-     "return PD_OK;"),
-    ("ckpt/store/save.c", AGREE.format("root->leads_host ? sync_prepared(save, err) : PD_OK"),
-     "PD_TRY(root->leads_host ? sync_prepared(save, err) : PD_OK);"),
-    # ---- the record ----
+TABLE = [
+    ("ckpt/store/save.c", "bytes ? STORE_FILE_SYNC : STORE_FILE_LEAVE", "STORE_FILE_LEAVE"),
     ("ckpt/store/save.c", "record ? STORE_FILE_CUT_SYNC : STORE_FILE_SYNC", "STORE_FILE_LEAVE"),
-    ("ckpt/store/save.c", 'PD_TRY(pd_vfs_rename(root->vfs, store_at(root, "%s", from).text, store_at(root, "%s", to).text, err));', ";"),
-    ("ckpt/store/save.c", "return store_sync_dir(root, root->root, err);\n}\n\n/* Hosts", "return PD_OK;\n}\n\n/* Hosts"),
-    ("ckpt/store/save.c", "st = pd_group_agree(root->group, root->leads_share ? commit_prepared(save, record, bytes, err) : PD_OK, err);",
-     "st = root->leads_share ? commit_prepared(save, record, bytes, err) : PD_OK;"),
-    ("ckpt/store/save.c", "pd_status st = pd_group_agree(root->dir.group, mine, err);", "pd_status st = mine;"),
     ("ckpt/store/save.c", "if (mine == PD_OK && root->dir.leads_share) mine = store_lease_check_here(&root->lease, err);", ""),
     ("ckpt/store/save.c", "if (root->words[r] != root->words[0])", "if (false)"),
     ("ckpt/store/save.c", "if (owner != PD_BUSY && has_peers)", "if (owner != PD_BUSY)"),
     ("ckpt/store/save.c", "if (owner != PD_BUSY && has_peers)", "if (has_peers)"),
-    ("ckpt/store/save.c", "pd_status st = pd_group_agree(group, check_begin(save, identity, err), err);",
-     "pd_status st = check_begin(save, identity, err);"),
-    ("ckpt/store/save.c", "st = pd_group_agree(group, leads ? prepare_directory(save, err) : PD_OK, err);",
-     "st = leads ? prepare_directory(save, err) : PD_OK;"),
-    # ---- removing goes record first ----
-    ("ckpt/store/remove.c", 'return store_sync_dir(root, store_at(root, "%s", dir).text, err);', "return PD_OK;"),
-    ("ckpt/store/remove.c", AGREE.format("leads ? remove_records_here(root, name, err) : PD_OK"),
-     "PD_TRY(leads ? remove_records_here(root, name, err) : PD_OK);"),
-    ("ckpt/store/remove.c", AGREE.format("leads ? trash_here(drives, name, err) : PD_OK"),
-     "PD_TRY(leads ? trash_here(drives, name, err) : PD_OK);"),
-    ("ckpt/store/remove.c", 'store_sync_dir(root, strcmp(path.text, store_at(root, "%s", name).text) == 0 ? path.text : root->root, err)',
-     "PD_OK"),
-    # ---- who may write ----
-    ("ckpt/store/dir.c", "if (st == PD_OK && end != STORE_FILE_LEAVE) st = pd_file_sync(file, err);", ""),
     # ---- nothing damaged is believed ----
     ("ckpt/store/commit.c", "if (pd_digest64(&t, sizeof t - sizeof t.self_digest, 0) != t.self_digest)", "if (false)"),
     ("ckpt/store/commit.c", "if (pd_digest64(data, bytes - sizeof t, PD_SHARD_SEED) != t.body_digest)", "if (false)"),
@@ -66,17 +46,18 @@ MUTANTS = [
     ("ckpt/shard/verify.c", "if (digest == head->rest_digest) return PD_OK;", "return PD_OK;"),
     ("ckpt/shard/decompress.c",
      "if (pd_shard_chunk_digest(shard->box_seeds[box], chunk->number, pages, row->stored_bytes) != row->digest)", "if (false)"),
-    # ---- copies ----
-    ("ckpt/shard/copy.c", "return pd_file_sync(c->target, c->err);", "return PD_OK;"),
     ("ckpt/shard/copy.c", "if (memcmp(&made->trailer, &c->source->trailer, sizeof made->trailer) != 0)", "if (false)"),
     ("ckpt/tiers/replicate.c", "if (pd_digest64(in->buffer, h->bytes, 0) != h->digest)", "if (false)"),
-    ("ckpt/tiers/replicate.c", "return pd_file_sync(in->file, err);", "return PD_OK;"),
-    ("ckpt/tiers/replicate.c", "st = pd_group_agree(tier->group, judge(&v, err), err);", "st = judge(&v, err);"),
+]
+
+# A call that may be taken away: file, how it begins, why nothing that is promised rests on it.
+SPARED = [
 ]
 
 # What is quick comes first.
-TESTS = ["unit_store_*", "unit_shard_*", "unit_tiers_*", "crash_store_zombies", "crash_store_faults", "crash_tiers_faults",
-         "crash_tiers_peer", "crash_store_generations", "crash_tiers_others", "crash_tiers_flow", "crash_tiers_growth", "crash_tiers_bad", "unit_load_*"]
+TESTS = ["unit_store_*", "crash_nth_store", "crash_store_zombies", "unit_tiers_*", "crash_tiers_others", "crash_tiers_flow", "crash_tiers_growth",
+         "crash_tiers_bad", "crash_nth_tiers", "unit_shard_*", "crash_store_faults", "crash_tiers_peer", "crash_tiers_faults",
+         "crash_store_generations", "unit_load_*"]
 LIMIT_S = 900
 
 
@@ -91,6 +72,48 @@ def run(command, folder, limit=None):
         os.killpg(process.pid, 9)
         process.communicate()
         return None, ""
+
+
+def split_arguments(text, begin):
+    """Of a call whose parenthesis opens at `begin`: its arguments, and where it ends."""
+    depth, at, first, arguments = 0, begin, begin + 1, []
+    while True:
+        depth += (text[at] in "([{") - (text[at] in ")]}")
+        if depth == 0 or (depth == 1 and text[at] == ","):
+            arguments.append(" ".join(text[first:at].split()))
+            first = at + 1
+        at += 1
+        if depth == 0:
+            return arguments, at
+
+
+def calls(path):
+    """Each sync and rename that does nothing, each agreement in which every rank has its own way."""
+    text = open(os.path.join(TOP, path)).read()
+    for match in CALL.finditer(text):
+        arguments, end = split_arguments(text, match.end() - 1)
+        there = " ".join(text[match.start():end].split())
+        if any(path == file and there.startswith(begins) for file, begins, _ in SPARED):
+            continue
+        instead = f"({arguments[1]})" if match.group(1) == "pd_group_agree" else "PD_OK"
+        line = text.count("\n", 0, match.start()) + 1
+        yield path, f"{line}: {there}", text[:match.start()] + instead + text[end:]
+
+
+def of_table(path, there, instead):
+    text = open(os.path.join(TOP, path)).read()
+    if text.count(there) != 1:
+        sys.exit(f"{path}: {there!r} is there {text.count(there)} times: bring the table up to date")
+    return path, there, text.replace(there, instead)
+
+
+def mutants(only):
+    """File, what is taken away, the text of the file without it."""
+    found = [mutant for path in SOURCES for mutant in calls(path)] + [of_table(*row) for row in TABLE]
+    for path, begins, _ in SPARED:
+        if begins not in " ".join(open(os.path.join(TOP, path)).read().split()):
+            sys.exit(f"{path}: {begins!r} is no longer there: take it from SPARED")
+    return [mutant for mutant in found if re.search(only, mutant[0] + ":" + mutant[1])]
 
 
 def copy_tree(target):
@@ -127,14 +150,21 @@ def first_red(build, names):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--only", default="", help="mutants whose file or text has this in it")
+    parser.add_argument("--only", default="", help="mutants whose file and text this expression is found in")
     parser.add_argument("--keep", help="folder of the copy and its build")
+    parser.add_argument("--list", action="store_true", help="name them, try none")
     options = parser.parse_args()
+    found = mutants(options.only)
+    if options.list:
+        for path, what, _ in found:
+            print(f"{path}:{what}")
+        return
     folder = options.keep or tempfile.mkdtemp(prefix="perdure-mutants-")
     tree, build = os.path.join(folder, "tree"), os.path.join(folder, "build")
     try:
         copy_tree(tree)
-        configured = ["cmake", "-S", tree, "-B", build, "-G", "Ninja", "-DPERDURE_TESTS=ON", "-DPERDURE_CUDA=OFF", "-DCMAKE_C_FLAGS=-w"]
+        configured = ["cmake", "-S", tree, "-B", build, "-G", "Ninja", "-DPERDURE_TESTS=ON", "-DPERDURE_CUDA=OFF", "-DCMAKE_C_FLAGS=-w",
+                      *(["-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=mold"] if shutil.which("mold") else [])]
         if shutil.which("ccache"):
             configured.append("-DCMAKE_C_COMPILER_LAUNCHER=ccache")
         subprocess.run(configured, check=True, stdout=subprocess.DEVNULL)
@@ -144,34 +174,27 @@ def main():
         if red:
             sys.exit(f"red without a mutant: {red}")
         print(f"{len(names)} test programs are green", flush=True)
-        sys.exit(1 if try_all(tree, build, names, options.only) else 0)
+        sys.exit(1 if try_all(tree, build, names, found) else 0)
     finally:
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def try_all(tree, build, names, only):
-    tried = survived = 0
-    for path, there, instead in MUTANTS:
-        if only not in path + there:
-            continue
+def try_all(tree, build, names, found):
+    survived = 0
+    for path, what, text in found:
         file = os.path.join(tree, path)
-        text = open(file).read()
-        tried += 1
-        if text.count(there) != 1:
-            print(f"BEHIND   {path}: {there!r} is there {text.count(there)} times", flush=True)
-            survived += 1
-            continue
+        before = open(file).read()
         begin = time.monotonic()
         with open(file, "w") as out:
-            out.write(text.replace(there, instead))
+            out.write(text)
         build_all(build, names)
         red = first_red(build, names)
         with open(file, "w") as out:
-            out.write(text)
+            out.write(before)
         survived += red is None
-        print(f"{'killed  ' if red else 'SURVIVED'} {path}: {there[:90].splitlines()[0]} | {red} | {time.monotonic() - begin:.0f} s", flush=True)
-    print(f"{tried} mutants, {survived} of them not killed")
+        print(f"{'killed  ' if red else 'SURVIVED'} {path}:{what[:90].splitlines()[0]} | {red} | {time.monotonic() - begin:.0f} s", flush=True)
+    print(f"{len(found)} mutants, {survived} of them not killed")
     return survived
 
 
