@@ -194,9 +194,6 @@ REFUSED = {
                    "layout.interleave=2"),
     "interleave-alone": (["layout.interleave=2"], "layout.interleave is 2 and layout.pp is 1, so there are no stages to "
                                                   "interleave; use layout.interleave=1 or layout.pp=2"),
-    "gpipe": (["layout.pp=2", "layout.interleave=2", "layout.schedule=gpipe"],
-              "layout.interleave is 2 and layout.schedule is gpipe, which does not interleave; use layout.interleave=1 or "
-              "layout.schedule=1f1b"),
     "product": (["layout.ranks=2", "layout.dp=4"],
                 "layout: dp 4 x tp 1 x pp 1 x sp 1 is 4 ranks, and there are 2; 2 ranks fit as dp=2 or dp=1 pp=2"),
     "divides": (["layout.ranks=6", "layout.pp=4"],

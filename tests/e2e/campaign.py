@@ -30,7 +30,7 @@ MODEL = {
     "precision": ("fp32", "bf16", "fp16", "fp8"),
 }
 LAYOUT = {
-    "dp": (1, 2, 3), "tp": (1, 2), "pp": (1, 2), "sp": (1, 2), "schedule": ("1f1b", "gpipe", "interleaved"),
+    "dp": (1, 2, 3), "tp": (1, 2), "pp": (1, 2), "sp": (1, 2), "interleave": (1, 2),
     "order": ("auto", "breadth_first"), "zero": (0, 1, 2, 3), "recompute": ("none", "selective", "full"),
     "optimizer": ("device", "cpu", "nvme"), "parameters": ("device", "cpu", "nvme"), "gradients": ("device", "cpu", "nvme"),
     "activations": ("device", "cpu", "nvme"), "stripes": (False, True), "in_flight": (1, 2), "transport": ("local", "mpi"),
@@ -67,7 +67,7 @@ def may_be(drawn):
     if c.get("stripes") or "nvme" in (c.get("parameters"), c.get("gradients")):
         if c.setdefault("optimizer", "nvme") != "nvme":
             return False
-    if c.get("schedule", "1f1b") != "1f1b" and c.setdefault("pp", 2) == 1:
+    if c.get("interleave", 1) > 1 and c.setdefault("pp", 2) == 1:
         return False
     if c.get("pp") == 2 and (c.get("order") == "breadth_first" or c.get("gradients") == "nvme"):
         return False
@@ -126,9 +126,8 @@ def config_of(case, chooser, data):
 
 def layout_of(case, place):
     ranks = case["dp"] * case["tp"] * case["pp"] * case["sp"]
-    interleaved = case["schedule"] == "interleaved"
-    words = [f"layout.ranks={ranks}", *(f"layout.{name}={case[name]}" for name in ("dp", "tp", "pp", "sp", "order", "recompute", "transport")),
-             f"layout.schedule={'1f1b' if interleaved else case['schedule']}", f"layout.interleave={2 if interleaved else 1}",
+    words = [f"layout.ranks={ranks}", *(f"layout.{name}={case[name]}" for name in ("dp", "tp", "pp", "sp", "interleave", "order", "recompute",
+                                                                                 "transport")),
              f"layout.zero_stage={case['zero']}", f"checkpoint.in_flight={case['in_flight']}", "offload.buffer_bytes=8M",
              *(f"offload.{name}={case[name]}" for name in ("optimizer", "parameters", "gradients", "activations"))]
     if case["stripes"]:

@@ -33,7 +33,7 @@ def agree(workspace, config):
     workspace.train(config, quiet)
     digest = workspace.state_digest(quiet)
     for words in (["layout.ranks=1"], ["layout.ranks=2", "layout.transport=mpi"], [], ["layout.ranks=3", "layout.zero_stage=0"],
-                  ["layout.ranks=4", "layout.pp=2"], ["layout.ranks=2", "layout.pp=2", "layout.interleave=1", "layout.schedule=gpipe"],
+                  ["layout.ranks=4", "layout.pp=2"], ["layout.ranks=2", "layout.pp=2", "layout.interleave=1"],
                   ["layout.ranks=3", "layout.exchange=lane"],
                   ["offload.optimizer=nvme", "offload.parameters=nvme", "offload.gradients=nvme", "offload.activations=nvme"]):
         run = workspace.directory()

@@ -36,7 +36,7 @@ checkpoint: {{every: 1, keep_last: 2}}
 # ranks, then the layout; zero_stage and zero_shard ride along
 SAME = [(2, "dp=2")]
 MOVING = [(2, "tp=2"), (4, "dp=2,tp=2,zero_stage=1"), (3, "pp=3"), (2, "sp=2"), (4, "sp=2,pp=2,zero_stage=2"), (1, "zero_stage=0"),
-          (4, "dp=4,zero_shard=2"), (4, "tp=2,sp=2,schedule=gpipe"), (3, "dp=3"), (4, "pp=2,tp=2,recompute=full")]
+          (4, "dp=4,zero_shard=2"), (4, "tp=2,sp=2"), (3, "dp=3"), (4, "pp=2,tp=2,recompute=full")]
 # everything on the drive, parts of it, nothing; what is saved by one is loaded by another
 OFFLOADED = [(ranks, f"{layout},{places}")
              for ranks, layout in ((1, "dp=1"), (2, "dp=2"), (3, "dp=3,order=breadth_first"), (2, "tp=2"))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Every layout gives the same bits.
 
-For every world of 1 to 8 ranks every admitted (dp, tp, pp, sp), with the ZeRO stages, zero_shard groups, schedules, recomputation
+For every world of 1 to 8 ranks every admitted (dp, tp, pp, sp), with the ZeRO stages, zero_shard groups, interleaving, recomputation
 and precisions that apply: loss bits and gradient norm of every step, validation loss and the digest of the state must equal those
 of the one-rank run of the same model and numerics. Layouts that are not admitted must be refused with one sentence and exit code 78
 before any work; the sentences are printed.
@@ -51,14 +51,8 @@ def admitted(degrees, virtual):
     return dp <= MICRO_BATCHES and virtual[0] % tp == 0 and virtual[1] % sp == 0 and pp <= LAYERS
 
 
-def schedules_of(pp):
-    """Name, layout.schedule, layout.interleave."""
-    found = [("1f1b", "1f1b", 1)]
-    if pp > 1:
-        found.append(("gpipe", "gpipe", 1))
-    for chunks in range(2, LAYERS // pp + 1) if pp > 1 else []:
-        found.append((f"interleaved{chunks}", "1f1b", chunks))
-    return found
+def interleaves_of(pp):
+    return range(1, max(LAYERS // pp, 1) + 1) if pp > 1 else [1]
 
 
 def every_case(worlds):
@@ -66,12 +60,12 @@ def every_case(worlds):
     for world in worlds:
         for degrees in factorisations(world):
             shards = [d for d in range(1, degrees[0] * degrees[3] + 1) if degrees[0] * degrees[3] % d == 0]
-            for virtual, schedule, stage, shard in itertools.product(VIRTUAL, schedules_of(degrees[2]), range(4), shards):
+            for virtual, interleave, stage, shard in itertools.product(VIRTUAL, interleaves_of(degrees[2]), range(4), shards):
                 if not admitted(degrees, VIRTUAL[virtual]):
                     continue
                 for recompute, precision, family in itertools.product(RECOMPUTE, PRECISION, FAMILY):
                     cases.append({"world": world, "degrees": degrees, "dp": degrees[0], "tp": degrees[1], "pp": degrees[2],
-                                  "sp": degrees[3], "virtual": virtual, "schedule": schedule, "stage": stage, "shard": shard,
+                                  "sp": degrees[3], "virtual": virtual, "interleave": interleave, "stage": stage, "shard": shard,
                                   "recompute": recompute, "precision": precision, "family": family})
     return cases
 
@@ -79,7 +73,6 @@ def every_case(worlds):
 def parts_of(case, pairs):
     """What a case covers: every value of a factor; where `pairs`, every (dp, tp, pp, sp) and every pair of values."""
     single = {name: case[name] for name in case}
-    single["schedule"] = case["schedule"][0]
     single["shard"] = "whole" if case["shard"] == case["dp"] * case["sp"] else "groups" if case["shard"] > 1 else "one"
     found = {(name, value) for name, value in single.items() if pairs or name not in ("degrees", "world")}
     names = [name for name in single if name not in ("degrees", "world")]
@@ -107,7 +100,7 @@ def cover(cases, pairs=True, seed=1):
 
 def overrides_of(case, transport):
     return [f"layout.ranks={case['world']}", f"layout.dp={case['dp']}", f"layout.tp={case['tp']}", f"layout.pp={case['pp']}",
-            f"layout.sp={case['sp']}", f"layout.schedule={case['schedule'][1]}", f"layout.interleave={case['schedule'][2]}",
+            f"layout.sp={case['sp']}", f"layout.interleave={case['interleave']}",
             f"layout.zero_stage={case['stage']}", f"layout.zero_shard={case['shard']}",
             *(f"layout.{part}" for part in f"recompute={case['recompute']}".split(",")), f"layout.transport={transport}", "layout.threads=1"]
 
@@ -173,7 +166,7 @@ def check_refusals(bench):
             if admitted(degrees, VIRTUAL["8x8"]):
                 continue
             case = {"world": world, "dp": degrees[0], "tp": degrees[1], "pp": degrees[2], "sp": degrees[3], "stage": 3,
-                    "schedule": ("1f1b", "1f1b", 1), "shard": 0, "recompute": "none"}
+                    "interleave": 1, "shard": 0, "recompute": "none"}
             directory = bench.workspace.directory("refused")
             result = bench.workspace.train(config, directory, overrides_of(case, "local"), expect=CONFIGURATION)
             said = [line for line in result.stderr.splitlines() if line.strip()]
@@ -185,7 +178,7 @@ def check_refusals(bench):
 
 
 def selected(case, wanted):
-    return all(str(case["schedule"][0] if name == "schedule" else case[name]) == value for name, value in wanted)
+    return all(str(case[name]) == value for name, value in wanted)
 
 
 def body(workspace, arguments):

@@ -2,7 +2,7 @@
  *
  * For every admitted (dp, tp, pp, sp) of 1 to 6 ranks a run of SAVED steps is saved through the real store. Every other
  * layout then resumes from it: what each of its ranks holds (parameters and both moments) must be, bit for bit, what the
- * one-rank run had, and so must be the losses of the next steps. ZeRO stage, zero_shard, interleaving and schedule differ
+ * one-rank run had, and so must be the losses of the next steps. ZeRO stage, zero_shard, interleaving differ
  * from layout to layout. By default each layout is resumed from and by one other of each model; `every`, or
  * PERDURE_TEST_SCALE of 10 or more: all ordered pairs, and the vocabulary of GPT-2, which like the default's divides by none
  * of the degrees. Ranks are threads. Exit code 0: all equal. */
@@ -30,7 +30,6 @@ struct reference {
 
 struct layout_case {
     uint32_t dp, tp, pp, sp, interleave, stage, shard;
-    const char *schedule;
 };
 
 struct job {
@@ -197,7 +196,6 @@ static void choose(struct layout_case *l, uint32_t number)
     while (shards % l->shard)
         l->shard++;
     l->interleave = l->pp == 2 && mixed(number, 3) % 2 ? 2 : 1;
-    l->schedule = l->interleave == 1 && mixed(number, 4) % 2 ? "gpipe" : "1f1b";
 }
 
 static uint32_t layouts_make(struct layout_case *layouts)
@@ -218,8 +216,8 @@ static uint32_t layouts_make(struct layout_case *layouts)
 
 static void layout_text(const struct layout_case *l, char *text, size_t room)
 {
-    snprintf(text, room, "dp %u tp %u pp %u sp %u stage %u shard %u interleave %u %s", l->dp, l->tp, l->pp, l->sp, l->stage,
-             l->shard, l->interleave, l->schedule);
+    snprintf(text, room, "dp %u tp %u pp %u sp %u stage %u shard %u interleave %u", l->dp, l->tp, l->pp, l->sp, l->stage,
+             l->shard, l->interleave);
 }
 
 /* ---- runs ---- */
@@ -243,9 +241,9 @@ static pd_status configure(uint32_t model, const struct layout_case *l, const ch
              "batch: {sequences: %d, micro_batch: 1, context: 16}\noptimizer: {lr: 0.01, warmup_steps: 1}\n"
              "numerics: {precision: %s, virtual_tp: %d, virtual_sp: %d}\n"
              "layout: {ranks: %u, dp: %u, tp: %u, pp: %u, sp: %u, zero_stage: %u, zero_shard: %u, interleave: %u,"
-             " schedule: %s, transport: local, threads: 1}\n",
+             " transport: local, threads: 1}\n",
              SAVED + NEXT, vocabulary, models[model].yaml, data, MICRO_BATCHES, model ? "bf16" : "fp32", VIRTUAL, VIRTUAL,
-             l->dp * l->tp * l->pp * l->sp, l->dp, l->tp, l->pp, l->sp, l->stage, l->shard, l->interleave, l->schedule);
+             l->dp * l->tp * l->pp * l->sp, l->dp, l->tp, l->pp, l->sp, l->stage, l->shard, l->interleave);
     return pd_config_parse("reshape", yaml, NULL, 0, ret_config, err);
 }
 

@@ -18,7 +18,6 @@
 #include "trainer/data/data.h"
 #include "trainer/math/math.h"
 #include "trainer/model/model.h"
-#include "trainer/parallel/schedule.h"
 
 enum pd_codes { PD_CODES_AUTO, PD_CODES_STEP, PD_CODES_MICRO_BATCH };
 enum pd_order { PD_ORDER_AUTO, PD_ORDER_DEPTH_FIRST, PD_ORDER_BREADTH_FIRST };
@@ -85,7 +84,6 @@ struct pd_config {
         bool chosen;                            /* it did: degrees, recompute and zero_stage below are its own */
         uint32_t dp, tp, pp, sp;                /* 0: dp what is left, the others 1 */
         uint32_t interleave;                    /* pipeline chunks a rank */
-        enum pd_schedule_kind schedule;
         enum pd_codes fp8_codes;   /* how long codes of weights are kept, where linears are fp8 */
         enum pd_order order;       /* breadth_first: every micro-batch of a block before the next block; one stage only */
         enum pd_exchange exchange; /* of gradients */

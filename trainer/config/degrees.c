@@ -27,7 +27,7 @@ static uint32_t or_one(uint32_t degree)
 
 static uint32_t interleave_of(const struct pd_config *c, uint32_t pp)
 {
-    return pp > 1 && c->layout.schedule == PD_SCHEDULE_1F1B ? c->layout.interleave : 1;
+    return pp > 1 ? c->layout.interleave : 1;
 }
 
 uint32_t pd_degrees_world(const struct pd_degrees *d)
@@ -237,10 +237,6 @@ static pd_status check_interleave(const struct pd_config *c, struct pd_error *er
 {
     const uint32_t interleave = c->layout.interleave, pp = or_one(c->layout.pp), limit = stages_limit(c);
     if (interleave == 1) return PD_OK;
-    if (c->layout.schedule == PD_SCHEDULE_GPIPE && pp <= limit) /* else check_stages says both */
-        PD_FAIL(err, PD_INVALID,
-                "layout.interleave is %u and layout.schedule is gpipe, which does not interleave; use layout.interleave=1%s",
-                interleave, pp > 1 && (uint64_t)pp * interleave <= limit ? " or layout.schedule=1f1b" : "");
     if (pp == 1 && !c->layout.automatic)
         PD_FAIL(
             err, PD_INVALID,

@@ -18,7 +18,6 @@ static const char *const linears_words[] = {"precision", "fp8", NULL};
 static const char *const guard_words[] = {"stop", "skip", "rollback", NULL};
 static const char *const grow_words[] = {"restart", "now", NULL};
 static const char *const transport_words[] = {"auto", "local", "mpi", NULL};
-static const char *const schedule_words[] = {"1f1b", "gpipe", NULL};
 static const char *const order_words[] = {"auto", "depth_first", "breadth_first", NULL};
 static const char *const place_words[] = {"device", "cpu", "nvme", NULL};
 static const char *const recompute_words[] = {"none", "selective", "full", NULL};
@@ -129,7 +128,6 @@ const struct pd_key pd_keys[] = {
     U32(layout.pp, "0", 0, 4096, FREE, "pipeline parallel; 0: 1", .automatic = true),
     U32(layout.sp, "0", 0, 4096, FREE, "sequence parallel; 0: 1", .automatic = true),
     U32(layout.interleave, "1", 1, 256, FREE, "pipeline chunks a rank"),
-    WORD(layout.schedule, "1f1b", schedule_words, FREE, "of the pipeline: 1f1b or gpipe"),
     WORD(layout.order, "auto", order_words, FREE,
          "breadth_first: all micro-batches of a block before the next; auto: where parameters or gradients are on nvme"),
     WORD(layout.exchange, "auto", exchange_words, FREE,

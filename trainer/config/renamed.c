@@ -17,6 +17,7 @@ static const struct pd_renamed rows[] = {
     {"checkpoint.tiers[].copies", NULL, "checkpoint.tiers[].replicas", NULL},
     {"numerics.gradient_type", NULL, NULL, GRADIENTS},
     {"numerics.gradient_rounding", NULL, NULL, GRADIENTS},
+    {"layout.schedule", NULL, NULL, "no longer exists, since 1F1B has gpipe's bubble in less memory; leave it out"},
 };
 
 /* Equal, where "[]" stands for any index. */

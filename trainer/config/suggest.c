@@ -140,7 +140,7 @@ static const struct meant {
     {"sequence_parallel context_parallel_size sp_size cp context_parallel sequence_parallel_size context_parallel_degree",
      {"layout.sp", NULL}},
     {"virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage", {"layout.interleave", NULL}},
-    {"pipeline_schedule pipeline_parallel_schedule", {"layout.schedule", NULL}},
+    {"pipeline_schedule pipeline_parallel_schedule", {"layout.interleave", NULL}},
     {"gradient_checkpointing activation_checkpointing checkpoint_activations recompute_activations recompute_granularity "
      "activation_checkpoint activation_checkpoint_mode",
      {"layout.recompute", NULL}},

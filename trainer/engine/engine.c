@@ -76,8 +76,7 @@ bool pd_is_breadth_first(const struct pd_config *c, const struct pd_layout *layo
 static struct pd_schedule_options schedule_options_of(const struct pd_engine *e)
 {
     const struct pd_layout *layout = &e->grid.layout;
-    return (struct pd_schedule_options){.kind = e->options.config->layout.schedule,
-                                        .pp = layout->pp,
+    return (struct pd_schedule_options){.pp = layout->pp,
                                         .pp_rank = e->grid.place.pp,
                                         .interleave = e->own->chunk_count,
                                         .slots = e->slots,

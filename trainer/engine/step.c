@@ -607,8 +607,7 @@ static pd_status run_apart(struct step *s, const struct pd_schedule_options *opt
 pd_status pd_step_compare(struct pd_engine *e, uint64_t first_sample, uint32_t micro_batch, struct pd_error *err)
 {
     const uint32_t pp = e->grid.layout.pp;
-    const struct pd_schedule_options options = {.kind = e->options.config->layout.schedule,
-                                                .pp = pp,
+    const struct pd_schedule_options options = {.pp = pp,
                                                 .pp_rank = e->grid.place.pp,
                                                 .interleave = e->own->chunk_count,
                                                 .slots = pd_schedule_slots(1, pp, e->own->chunk_count),

@@ -1,7 +1,7 @@
 #include "trainer/parallel/pipeline.h"
 
 #include "ckpt/base/owner.h"
-#include "trainer/parallel/stalls.h"
+#include "offload/stalls.h"
 
 #include <stdlib.h>
 

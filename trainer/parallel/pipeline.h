@@ -44,7 +44,7 @@ PD_MUST_USE pd_status pd_pipeline_next_gradient(struct pd_pipeline *pipeline, vo
 /* Sends the gradient that was taken last to the stage before. */
 PD_MUST_USE pd_status pd_pipeline_send_gradient(struct pd_pipeline *pipeline, struct pd_error *err);
 /* Waits for what was sent. ret_wait_ns: how long this rank stood still since begin, for receives and for buffers: the host,
- * or on a device its stream (stalls.h). */
+ * or on a device its stream (offload/stalls.h). */
 PD_MUST_USE pd_status pd_pipeline_end(struct pd_pipeline *pipeline, uint64_t *ret_wait_ns, struct pd_error *err);
 /* Waits for every transfer in flight and forgets its outcome: the way out after a failure, once the communicators were
  * aborted. */

@@ -7,7 +7,7 @@
 static uint64_t warmup_of(const struct pd_schedule_options *o, uint64_t total)
 {
     uint64_t after = o->pp - 1 - o->pp_rank, warmup = total;
-    if (o->kind == PD_SCHEDULE_1F1B && !o->forward_only)
+    if (!o->forward_only)
         warmup = o->interleave == 1 ? after : 2 * after + (o->interleave - 1ull) * o->pp;
     return warmup < total ? warmup : total;
 }
@@ -109,14 +109,13 @@ void pd_schedule_depth(const struct pd_schedule_options *options, uint32_t *ret_
     struct pd_schedule_options o = *options;
     uint32_t alive[256] = {0};
     struct pd_action a;
-    bool at_once = o.forward_only || o.kind == PD_SCHEDULE_GPIPE;
     if (o.units) {
         ret_depth[0] = o.group ? o.group : o.slots;
         return;
     }
     for (uint32_t c = 0; c < o.interleave; c++)
-        ret_depth[c] = !at_once ? 0 : o.forward_only ? 1 : o.slots;
-    if (at_once) return;
+        ret_depth[c] = o.forward_only;
+    if (o.forward_only) return;
     /* The warm-up spans three rounds of pp slots at most; from then on every forward is followed by a backward. */
     if (o.slots > 4 * o.pp) o.slots = 4 * o.pp;
     struct walk w = walk_begin(&o);

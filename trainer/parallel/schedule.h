@@ -1,6 +1,5 @@
 /* Pipeline schedules: which micro-batch's forward or backward of which chunk a pp rank runs next. A pure function.
  *
- *   gpipe         all forwards, then all backwards (Huang et al. 2019)
  *   1f1b          as many forwards as stages follow, then one backward for each forward (PipeDream-Flush, Narayanan et al.
  *                 2021)
  *   interleaved   1F1B over `interleave` chunks a rank (Megatron-LM, Narayanan et al. 2021); slots are a multiple of pp
@@ -18,10 +17,7 @@
 
 #include "ckpt/base/status.h"
 
-enum pd_schedule_kind { PD_SCHEDULE_1F1B, PD_SCHEDULE_GPIPE };
-
 struct pd_schedule_options {
-    enum pd_schedule_kind kind; /* interleave > 1: 1f1b */
     uint32_t pp, pp_rank, interleave, slots;
     bool forward_only; /* validation */
     uint32_t

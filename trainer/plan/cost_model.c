@@ -3,6 +3,7 @@
 
 #include "resharder/layout.h"
 #include "trainer/engine/engine.h"
+#include "trainer/parallel/schedule.h"
 #include "trainer/parallel/zero.h"
 
 #include <math.h>

@@ -8,6 +8,7 @@
 #include "trainer/plan/memory_plan.h"
 
 #include "ckpt/base/digest.h"
+#include "trainer/parallel/schedule.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -199,8 +200,7 @@ static pd_status describe_depth(struct survey *s, uint32_t pp, uint32_t *ret_num
     const struct pd_lanes lanes = pd_lanes_of(s->config, l->dp);
     const uint32_t interleave = l->pp > 1 ? l->interleave : 1;
     uint32_t depth[256];
-    const struct pd_schedule_options options = {.kind = s->config->layout.schedule,
-                                                .pp = l->pp,
+    const struct pd_schedule_options options = {.pp = l->pp,
                                                 .pp_rank = pp,
                                                 .interleave = interleave,
                                                 .slots = pd_schedule_slots(pd_lanes_slots(&lanes), l->pp, interleave),

@@ -427,9 +427,6 @@ Test(config, layouts_that_nothing_admits)
     refused(MINIMAL, "layout.interleave=2",
             "layout.interleave is 2 and layout.pp is 1, so there are no stages to interleave; use layout.interleave=1 or "
             "layout.pp=2");
-    refused(MINIMAL "layout: {interleave: 2, pp: 2}\n", "layout.schedule=gpipe",
-            "layout.interleave is 2 and layout.schedule is gpipe, which does not interleave; use layout.interleave=1 or "
-            "layout.schedule=1f1b");
     refused(MINIMAL "layout: {ranks: 2}\n", "layout.dp=4",
             "layout: dp 4 x tp 1 x pp 1 x sp 1 is 4 ranks, and there are 2; 2 ranks fit as dp=2 or dp=1 pp=2");
     refused(MINIMAL "layout: {ranks: 6}\n", "layout.pp=4",

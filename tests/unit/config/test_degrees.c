@@ -99,7 +99,6 @@ Test(degrees, what_is_listed_starts)
         "offload: {optimizer: nvme}\nlayout: {zero_shard: 1}\n",
         "layout: {order: breadth_first}\n",
         "run: {dir: r, device: gpu}\noffload: {gradients: cpu}\nlayout: {order: breadth_first}\n",
-        "layout: {schedule: gpipe}\n",
         "batch: {sequences: 3, micro_batch: 1}\n"};
     for (size_t i = 0; i < sizeof rests / sizeof *rests; i++) {
         char text[512];
@@ -150,16 +149,14 @@ Test(degrees, advice_about_stages_works)
 {
     for (uint32_t layers = 1; layers <= 6; layers++)
         for (uint32_t pp = 0; pp <= 7; pp++)
-            for (uint32_t interleave = 1; interleave <= 4; interleave++)
-                for (int gpipe = 0; gpipe < 2; gpipe++) {
-                    struct pd_config c = parse("");
-                    struct pd_error err;
-                    c.model.layers = layers;
-                    c.layout.pp = pp, c.layout.interleave = interleave;
-                    c.layout.schedule = gpipe ? PD_SCHEDULE_GPIPE : PD_SCHEDULE_1F1B;
-                    if (pd_config_check(&c, &err)) follow(&c, err.message);
-                    pd_config_deinit(&c);
-                }
+            for (uint32_t interleave = 1; interleave <= 4; interleave++) {
+                struct pd_config c = parse("");
+                struct pd_error err;
+                c.model.layers = layers;
+                c.layout.pp = pp, c.layout.interleave = interleave;
+                if (pd_config_check(&c, &err)) follow(&c, err.message);
+                pd_config_deinit(&c);
+            }
 }
 
 Test(degrees, first_world)

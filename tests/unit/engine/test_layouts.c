@@ -1,6 +1,6 @@
 /* Every layout of small odd models over ranks in this process, one to eight: losses, norms, validation, skips, parameters
  * and both moments have the bits of one rank with the same numerics, and every rank takes exactly what was planned. ZeRO
- * stages, schedules, recomputation and of how many blocks, shard groups and threads go round with the layouts.
+ * stages, interleaving, recomputation and of how many blocks, shard groups and threads go round with the layouts.
  *
  * By default every second layout of each numerics is tried, the others under other numerics; PERDURE_TEST_SCALE=10 tries all
  * of them with everything that goes round. PERDURE_LAYOUT=dp,tp,pp,sp runs that one alone. */
@@ -19,7 +19,7 @@ struct numerics {
 
 struct choice {
     uint32_t dp, tp, pp, sp, interleave, zero_stage, zero_shard;
-    const char *schedule, *recompute, *order, *exchange;
+    const char *recompute, *order, *exchange;
     uint32_t layers; /* recomputed of a rank; more than there are: all */
 };
 
@@ -40,10 +40,10 @@ static void configure(struct pd_config *c, const struct numerics *n, const struc
              "batch: {sequences: %d, micro_batch: 2, context: 32}\n"
              "optimizer: {lr: 0.01, warmup_steps: 2}\n"
              "numerics: {precision: %s, virtual_tp: %u, virtual_sp: %u, lanes: %u}\n"
-             "layout: {dp: %u, tp: %u, pp: %u, sp: %u, interleave: %u, zero_stage: %u, zero_shard: %u, schedule: %s, "
+             "layout: {dp: %u, tp: %u, pp: %u, sp: %u, interleave: %u, zero_stage: %u, zero_shard: %u, "
              "recompute: %s, recompute_layers: %s, order: %s, exchange: %s}\n",
              STEPS, n->model, LAYERS, data_path(), 2 * MICRO_BATCHES, n->precision, n->virtual_tp, n->virtual_sp,
-             lanes_of(n), l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, l->schedule,
+             lanes_of(n), l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard,
              l->recompute, layers, l->order, l->exchange);
     snprintf(more, sizeof more, "%s", n->more ? n->more : "run.log_every=1");
     const char *overrides[] = {more};
@@ -61,7 +61,6 @@ static struct choice choice_of(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t s
                        1,
                        turn % 4,
                        dp * sp,
-                       turn % 3 ? "1f1b" : "gpipe",
                        recompute[turn / 2 % 3],
                        "depth_first",
                        turn / 2 % 2 ? "lane" : "step",
@@ -76,8 +75,8 @@ static struct choice choice_of(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t s
 
 static void describe(const struct numerics *n, const struct choice *l, char *ret_text, size_t room)
 {
-    snprintf(ret_text, room, "%s: dp %u tp %u pp %u sp %u interleave %u %s, ZeRO-%u over %u, recompute %s (%u), %s, by %s", n->name,
-             l->dp, l->tp, l->pp, l->sp, l->interleave, l->schedule, l->zero_stage, l->zero_shard, l->recompute, l->layers,
+    snprintf(ret_text, room, "%s: dp %u tp %u pp %u sp %u interleave %u, ZeRO-%u over %u, recompute %s (%u), %s, by %s", n->name,
+             l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, l->recompute, l->layers,
              l->order, l->exchange);
 }
 
@@ -119,7 +118,7 @@ static void check_numerics(const struct numerics *n)
     static struct job one;
     const bool all = test_scale() >= 10 || getenv("PERDURE_LAYOUT");
     const uint32_t turns = all ? 12 : 1;
-    const struct choice alone = {1, 1, 1, 1, 1, 3, 1, "1f1b", "none", "depth_first", "auto", 0};
+    const struct choice alone = {1, 1, 1, 1, 1, 3, 1, "none", "depth_first", "auto", 0};
     uint32_t tried = 0;
     run(&one, n, &alone, 1);
     cr_assert_lt(one.loss[STEPS - 1], one.loss[0]);

@@ -178,7 +178,7 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     return st;
 }
 
-static pd_status run(uint32_t pp, uint32_t interleave, enum pd_schedule_kind kind, bool forward_only, uint32_t fail_rank,
+static pd_status run(uint32_t pp, uint32_t interleave, bool forward_only, uint32_t fail_rank,
                      bool is_on_device, struct pd_error *err)
 {
     struct job job = {.fail_rank = fail_rank, .is_on_device = is_on_device};
@@ -188,8 +188,7 @@ static pd_status run(uint32_t pp, uint32_t interleave, enum pd_schedule_kind kin
     job.layout.stage_count = pp * interleave;
     for (uint32_t s = 0; s < job.layout.stage_count; s++)
         job.layout.first_unit[s] = (uint16_t)s;
-    job.options = (struct pd_schedule_options){.kind = kind,
-                                               .pp = pp,
+    job.options = (struct pd_schedule_options){.pp = pp,
                                                .interleave = interleave,
                                                .slots = pd_schedule_slots(MICRO_BATCHES + 1, pp, interleave),
                                                .forward_only = forward_only};
@@ -204,10 +203,9 @@ Test(pipeline, everything_arrives)
     struct pd_error err;
     for (uint32_t pp = 2; pp <= 6; pp++)
         for (uint32_t interleave = 1; interleave <= 3; interleave++)
-            for (int kind = 0; kind < 3; kind++)
-                cr_assert_eq(run(pp, interleave, kind == 1 ? PD_SCHEDULE_GPIPE : PD_SCHEDULE_1F1B, kind == 2, UINT32_MAX,
-                                 false, &err),
-                             PD_OK, "pp %u interleave %u kind %d: %s", pp, interleave, kind, err.message);
+            for (int forward_only = 0; forward_only < 2; forward_only++)
+                cr_assert_eq(run(pp, interleave, forward_only, UINT32_MAX, false, &err), PD_OK, "pp %u interleave %u %d: %s", pp,
+                             interleave, forward_only, err.message);
 }
 
 /* On a device a pending receive may keep the driver from loading what the first passes launch. */
@@ -216,10 +214,8 @@ Test(pipeline, first_passes_on_a_device_expect_nothing_ahead)
     struct pd_error err;
     for (uint32_t pp = 2; pp <= 5; pp++)
         for (uint32_t interleave = 1; interleave <= 3; interleave++)
-            for (int kind = 0; kind < 2; kind++)
-                cr_assert_eq(
-                    run(pp, interleave, kind == 1 ? PD_SCHEDULE_GPIPE : PD_SCHEDULE_1F1B, false, UINT32_MAX, true, &err),
-                    PD_OK, "pp %u interleave %u kind %d: %s", pp, interleave, kind, err.message);
+            cr_assert_eq(run(pp, interleave, false, UINT32_MAX, true, &err), PD_OK, "pp %u interleave %u: %s", pp, interleave,
+                         err.message);
 }
 
 Test(pipeline, a_rank_that_gives_up_lets_the_others_go)
@@ -227,5 +223,5 @@ Test(pipeline, a_rank_that_gives_up_lets_the_others_go)
     struct pd_error err;
     for (uint32_t pp = 2; pp <= 5; pp++)
         for (uint32_t interleave = 1; interleave <= 2; interleave++)
-            cr_assert_eq(run(pp, interleave, PD_SCHEDULE_1F1B, false, pp / 2, false, &err), PD_IO, "%s", err.message);
+            cr_assert_eq(run(pp, interleave, false, pp / 2, false, &err), PD_IO, "%s", err.message);
 }

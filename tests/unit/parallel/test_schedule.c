@@ -13,12 +13,11 @@ struct pipeline {
     struct pd_schedule ranks[PP_MAX];
 };
 
-static void make(struct pipeline *p, enum pd_schedule_kind kind, uint32_t pp, uint32_t interleave, uint32_t slots,
-                 bool forward_only)
+static void make(struct pipeline *p, uint32_t pp, uint32_t interleave, uint32_t slots, bool forward_only)
 {
     struct pd_error err;
     p->options = (struct pd_schedule_options){
-        .kind = kind, .pp = pp, .interleave = interleave, .slots = slots, .forward_only = forward_only};
+        .pp = pp, .interleave = interleave, .slots = slots, .forward_only = forward_only};
     for (uint32_t r = 0; r < pp; r++) {
         struct pd_schedule_options o = p->options;
         o.pp_rank = r;
@@ -162,43 +161,38 @@ static void check_bubble(const struct pipeline *p)
         double busy = o->slots * o->interleave * (costs[i][0] + costs[i][1]);
         double span = simulate(p, costs[i][0], costs[i][1]), bubble = (span - busy) / span;
         double theory = pd_schedule_bubble(o->pp, o->interleave, o->slots);
-        cr_assert_float_eq(bubble, theory, 1e-9, "kind %d pp %u interleave %u slots %u costs %g %g: bubble %g, theory %g",
-                           (int)o->kind, o->pp, o->interleave, o->slots, costs[i][0], costs[i][1], bubble, theory);
+        cr_assert_float_eq(bubble, theory, 1e-9, "pp %u interleave %u slots %u costs %g %g: bubble %g, theory %g",
+                           o->pp, o->interleave, o->slots, costs[i][0], costs[i][1], bubble, theory);
     }
 }
 
-static void check_all(enum pd_schedule_kind kind, bool forward_only)
+static void check_all(bool forward_only)
 {
     struct pipeline p;
     for (uint32_t pp = 1; pp <= PP_MAX; pp++)
         for (uint32_t interleave = 1; interleave <= INTERLEAVE_MAX; interleave++)
             for (uint32_t slots = 1; slots <= SLOTS_MAX; slots++) {
                 if (interleave > 1 && slots % pp) continue;
-                make(&p, kind, pp, interleave, slots, forward_only);
+                make(&p, pp, interleave, slots, forward_only);
                 for (uint32_t r = 0; r < pp; r++) {
                     struct pd_schedule_options o = p.options;
                     o.pp_rank = r;
                     check_list(&o, &p.ranks[r]);
                 }
                 check_runs(&p);
-                if (!forward_only && (kind == PD_SCHEDULE_1F1B || interleave == 1)) check_bubble(&p);
+                if (!forward_only) check_bubble(&p);
                 release(&p);
             }
 }
 
 Test(schedule, one_forward_one_backward)
 {
-    check_all(PD_SCHEDULE_1F1B, false);
-}
-
-Test(schedule, gpipe)
-{
-    check_all(PD_SCHEDULE_GPIPE, false);
+    check_all(false);
 }
 
 Test(schedule, forward_only)
 {
-    check_all(PD_SCHEDULE_1F1B, true);
+    check_all(true);
 }
 
 /* 1F1B keeps as many micro-batches as stages follow, whatever the number of slots. */
@@ -207,7 +201,7 @@ Test(schedule, depth_is_bounded)
     struct pipeline p;
     for (uint32_t pp = 1; pp <= PP_MAX; pp++)
         for (uint32_t interleave = 1; interleave <= INTERLEAVE_MAX; interleave++) {
-            make(&p, PD_SCHEDULE_1F1B, pp, interleave, 100 * pp, false);
+            make(&p, pp, interleave, 100 * pp, false);
             for (uint32_t r = 0; r < pp; r++) {
                 struct pd_schedule_options o = p.options;
                 o.pp_rank = r;
@@ -215,9 +209,6 @@ Test(schedule, depth_is_bounded)
                 if (interleave == 1) cr_assert_eq(p.ranks[r].depth[0], pp - r);
                 cr_assert_leq(p.ranks[r].depth[0], 3 * pp);
             }
-            release(&p);
-            make(&p, PD_SCHEDULE_GPIPE, pp, interleave, 100 * pp, false);
-            cr_assert_eq(p.ranks[0].depth[0], 100 * pp);
             release(&p);
         }
 }
@@ -263,6 +254,6 @@ Test(schedule, slots)
     cr_assert_eq(pd_schedule_slots(4, 3, 1), 4);
     cr_assert_eq(pd_schedule_slots(4, 3, 2), 6);
     cr_assert_eq(pd_schedule_slots(1, 1, 1), 1);
-    struct pd_schedule_options uneven = {.kind = PD_SCHEDULE_1F1B, .pp = 3, .interleave = 2, .slots = 4};
+    struct pd_schedule_options uneven = {.pp = 3, .interleave = 2, .slots = 4};
     cr_assert_eq(pd_schedule_new(&uneven, &s, &err), PD_INVALID);
 }

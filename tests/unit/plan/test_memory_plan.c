@@ -103,7 +103,7 @@ Test(memory_plan, other_layouts)
         "layout.dp=2 layout.tp=8 numerics.virtual_tp=8",
         "layout.dp=1 layout.pp=5 layout.recompute=selective",
         "layout.dp=3 layout.pp=2 layout.interleave=2",
-        "layout.dp=2 layout.pp=3 layout.schedule=gpipe layout.zero_stage=1",
+        "layout.dp=2 layout.pp=3 layout.zero_stage=1",
         "layout.dp=2 layout.pp=2 layout.tp=2 numerics.virtual_tp=2 layout.zero_stage=2",
         "layout.dp=2 layout.sp=2 numerics.virtual_sp=4",
         "layout.dp=1 layout.sp=4 numerics.virtual_sp=4 layout.recompute=full numerics.precision=fp32",
@@ -158,7 +158,7 @@ Test(memory_plan, blocks_that_are_recomputed)
                                           "layout.dp=2 layout.order=breadth_first",
                                           "layout.dp=1 layout.pp=2",
                                           "layout.dp=1 layout.pp=2 layout.interleave=2",
-                                          "layout.dp=1 layout.pp=3 layout.schedule=gpipe",
+                                          "layout.dp=1 layout.pp=3",
                                           "layout.dp=2 layout.tp=2 layout.sp=2 numerics.virtual_tp=2 numerics.virtual_sp=2",
                                           "layout.dp=1 offload.activations=nvme",
                                           "layout.dp=1 layout.pp=2 offload.activations=nvme"};

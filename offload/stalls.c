@@ -1,4 +1,4 @@
-#include "trainer/parallel/stalls.h"
+#include "offload/stalls.h"
 
 #include "ckpt/base/clock.h"
 

@@ -1,6 +1,6 @@
 /* How long a rank stood still: on a device that is late, where the host goes on at once, and on the host. */
 #include "tests/helpers/late_device.h"
-#include "trainer/parallel/stalls.h"
+#include "offload/stalls.h"
 
 #include <criterion/criterion.h>
 

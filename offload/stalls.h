@@ -5,8 +5,8 @@
  *   memory   two events of a device for each wait between two takes, made once
  *   threads  one caller
  */
-#ifndef PD_TRAINER_PARALLEL_STALLS_H
-#define PD_TRAINER_PARALLEL_STALLS_H
+#ifndef PD_OFFLOAD_STALLS_H
+#define PD_OFFLOAD_STALLS_H
 
 #include "offload/device.h"
 
