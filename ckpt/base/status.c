@@ -23,6 +23,7 @@ static const struct {
     [PD_DEVICE_LOST] = {"PD_DEVICE_LOST", 70},
     [PD_PEER_LOST] = {"PD_PEER_LOST", 75},
     [PD_STOPPED] = {"PD_STOPPED", 75},
+    [PD_HOSTS_AWAY] = {"PD_HOSTS_AWAY", 75},
     [PD_STUCK] = {"PD_STUCK", 93},
     [PD_UNSUPPORTED] = {"PD_UNSUPPORTED", 78},
     [PD_DIVERGED] = {"PD_DIVERGED", 70},

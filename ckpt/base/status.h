@@ -28,6 +28,7 @@ typedef enum pd_status {
     PD_DEVICE_LOST, /* exit 70 */
     PD_PEER_LOST,   /* another rank is gone, requeue: exit 75 */
     PD_STOPPED,     /* a signal asked to leave and the state is saved: exit 75 */
+    PD_HOSTS_AWAY,  /* what is newest lies on hosts that take no part; they may come back: exit 75 */
     PD_STUCK,       /* no progress in the allowed number of restarts: exit 93 */
     PD_UNSUPPORTED, /* this machine or build cannot do it; a fallback may */
     PD_DIVERGED,    /* training itself: the loss or a gradient is not finite: exit 70 */

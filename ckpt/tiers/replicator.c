@@ -23,7 +23,7 @@ static pd_status check_options(const struct pd_tiers *t, struct pd_error *err)
 static pd_status check_hosts(const struct pd_tiers *t, bool *ret_can, struct pd_error *err)
 {
     const struct tier *first = &t->tiers[0];
-    bool is_resumed = false;
+    bool is_resumed = t->options.is_host_away;
     *ret_can = !first->store || !first->is_writable || !pd_store_is_shared(first->store);
     if (*ret_can) return PD_OK;
     for (uint32_t i = 0; i < t->count; i++)

@@ -47,6 +47,7 @@ struct pd_tiers_options {
     uint32_t shards;            /* of one rank, in every tier; 0 as 1 */
     const char *const *stripes; /* of the first tier, as in pd_store_options; borrowed for the life of the tiers */
     bool needs_first;           /* the run keeps files in the pool of the first tier, which must be writable */
+    bool is_host_away;          /* checkpoints of the run may lie on a host that takes no part */
     bool read_only;             /* to look at and load from: nothing is changed on disk */
 };
 

@@ -154,6 +154,36 @@ def too_few(bench):
         bench.fail(f"too few hosts: exit {run.returncode}")
 
 
+def copies_away(bench):
+    """Two of three hosts are lost at once, and the other has not all of the copied step: the launch waits, and goes on from it. Where no host
+    comes back it ends with 75; an older step is taken once nobody is to come."""
+    run = bench.start("a")
+    bench.steps(run, 4)
+    least = bench.copied()
+    bench.net.lose("b")
+    bench.net.lose("c")
+    bench.wait(run, lambda: "waiting for hosts, up to 600 s" in bench.said(), "the launch waits")
+    bench.net.boot("b")
+    bench.wait(run, lambda: "resumed at" in bench.said(), "it goes on")
+    resumed_from(bench, least)
+    bench.steps(run, 2)
+    bench.leave(run)
+    bench.net.boot("c")
+    run = bench.start("a", "launch.wait_seconds=1")
+    bench.wait(run, lambda: "resumed at" in bench.said(), "a start with all hosts")
+    begun = int(re.search(r"resumed at step (\d+)", bench.said())[1])
+    bench.wait(run, lambda: bench.copied() > begun, "it has copied steps of its own")
+    bench.net.lose("b")
+    bench.net.lose("c")
+    if run.wait(timeout=harness.PATIENCE) != 75 or not re.search(r"too few take part \(without b, c\).*no host came back in 1 s .*b does not answer", bench.said()):
+        bench.fail(f"copies are away: exit {run.returncode}")
+    with open(bench.hosts, "w", encoding="utf-8") as f:
+        f.write("a\n")
+    run = bench.start("a")
+    bench.wait(run, lambda: f"resumed at step {begun}" in bench.said(), "it goes on from an older step")
+    bench.leave(run)
+
+
 def random_losses(bench, chooser, count):
     """One after the other, at random moments; every fifth takes the launcher with it, every fifth host is back before the next loss."""
     lost, launcher = [], "a"
@@ -191,7 +221,7 @@ def body(workspace, arguments):
     workspace.train(config, quiet, ["layout.ranks=1", f"run.steps={QUIET_STEPS * max(1, count // 4)}", "optimizer.decay_steps=100000"])
     known = harness.losses(quiet)
     cases = [lambda bench: random_losses(bench, random.Random(seed), count)] if count else \
-        [one_and_the_launchers, back_again, too_few, stopped_elsewhere] if harness.scale() >= 4 else [one_and_the_launchers]
+        [one_and_the_launchers, copies_away, back_again, too_few, stopped_elsewhere] if harness.scale() >= 4 else [one_and_the_launchers, copies_away]
     for case in cases:
         with namespaces.Network(workspace.directory("net"), names) as net:
             bench = Bench(workspace, net, config)

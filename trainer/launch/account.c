@@ -65,7 +65,8 @@ pd_status pd_launch_account_take(struct pd_launch_account *a, uint64_t now_ns, u
     if (!out) PD_FAIL(err, PD_NO_MEMORY, "a list of hosts");
     for (uint32_t i = 0, left = ranks; i < a->count; i++) {
         struct pd_launch_host *h = &a->hosts[i];
-        h->ranks = !is_usable(h, now_ns) ? 0 : left < h->slots ? left : h->slots;
+        h->was_usable = is_usable(h, now_ns);
+        h->ranks = !h->was_usable ? 0 : left < h->slots ? left : h->slots;
         if (h->ranks) fprintf(out, "%s%s:%u", left == ranks ? "" : ",", h->name, h->ranks);
         left -= h->ranks;
     }
@@ -90,6 +91,20 @@ static void append(char *text, size_t bytes, const char *more)
 {
     const size_t used = strlen(text);
     snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", more);
+}
+
+void pd_launch_account_away(const struct pd_launch_account *a, char *ret_names, size_t bytes)
+{
+    ret_names[0] = '\0';
+    for (uint32_t i = 0; i < a->count; i++)
+        if (a->hosts[i].slots && !a->hosts[i].was_usable) append(ret_names, bytes, a->hosts[i].name);
+}
+
+bool pd_launch_account_has_other(const struct pd_launch_account *a, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < a->count; i++)
+        if (!a->hosts[i].was_usable && is_usable(&a->hosts[i], now_ns)) return true;
+    return false;
 }
 
 uint32_t pd_launch_account_lost(struct pd_launch_account *a, char *ret_names, size_t bytes)

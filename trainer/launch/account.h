@@ -17,6 +17,7 @@ struct pd_launch_host {
     uint32_t slots; /* of the list; 0: it is not in the list any more */
     uint32_t ranks; /* of this start */
     bool answers;
+    bool was_usable;       /* at the last take */
     uint32_t failures;     /* starts that ended because of it, since the last progress */
     uint64_t out_until_ns; /* left out until then; 0: not */
 };
@@ -41,6 +42,10 @@ uint32_t pd_launch_account_slots(const struct pd_launch_account *account, uint64
 /* Gives `ranks` to hosts: "a:4,b:2" for the starter, malloc'ed. At most pd_launch_account_slots are asked for. */
 PD_MUST_USE pd_status pd_launch_account_take(struct pd_launch_account *account, uint64_t now_ns, uint32_t ranks,
                                              char **ret_text, struct pd_error *err);
+/* Hosts of the list that could have no rank at the last take: "b, c". */
+void pd_launch_account_away(const struct pd_launch_account *account, char *ret_names, size_t bytes);
+/* Whether one of those, or one that was not in the list, can have ranks now. */
+bool pd_launch_account_has_other(const struct pd_launch_account *account, uint64_t now_ns);
 /* The host of a rank of the last take, or PD_LAUNCH_NO_HOST. */
 uint32_t pd_launch_account_host_of(const struct pd_launch_account *account, uint32_t rank);
 /* Hosts of the last take that do not answer any more: each is charged, and written down as "b (2 ranks)". Returns how many. */

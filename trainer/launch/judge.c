@@ -142,9 +142,19 @@ static bool is_stopped(pd_status status)
     return status == PD_STOPPED;
 }
 
+static bool is_away(pd_status status)
+{
+    return status == PD_HOSTS_AWAY;
+}
+
 static bool is_peer_lost(pd_status status)
 {
     return status == PD_PEER_LOST;
+}
+
+static bool needs_hosts(struct facts *f)
+{
+    return find_note(f, is_away);
 }
 
 static bool names_final_cause(struct facts *f)
@@ -289,6 +299,7 @@ static const struct row {
     const char *sentence;
 } rows[] = {
     // clang-format off
+    {needs_hosts,                 OF_NOTE,      PD_LAUNCH_AWAIT,   "%N"},
     {names_final_cause,           OF_NOTE,      PD_LAUNCH_END,     "%N"},
     {names_passing_cause,         OF_NOTE,      PD_LAUNCH_REPEAT,  "%N"},
     {is_directory_gone,           PD_IO,        PD_LAUNCH_END,     "%D was moved or deleted; put it back, then run this again"},

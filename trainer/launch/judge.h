@@ -33,6 +33,7 @@ struct pd_launch_end {
 enum pd_launch_next {
     PD_LAUNCH_END,    /* nothing: the run is over, or starting again mends nothing */
     PD_LAUNCH_REPEAT, /* start again as it was; a cause that a rank names twice in the same words is final */
+    PD_LAUNCH_AWAIT,  /* start again when a host is there that this start was without */
     PD_LAUNCH_REPLACE /* start again: in full where the lost ranks can be started here, otherwise with those that are left */
 };
 

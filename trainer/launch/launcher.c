@@ -85,6 +85,7 @@ static pd_status take_hosts(struct launch_state *state, struct pd_error *err)
 {
     PD_TRY(pd_launch_placement_take(&state->placement, state->start.ranks, err));
     state->start.hosts = state->placement.hosts;
+    state->start.away = state->placement.away;
     return PD_OK;
 }
 
@@ -224,6 +225,16 @@ static pd_status set_next(struct launch_state *state, const struct pd_launch_ver
     return PD_OK;
 }
 
+/* Going on from what is older would throw away what hosts hold that may come back. */
+static pd_status await_hosts(struct launch_state *state, const struct pd_launch_verdict *verdict, bool *ret_is_over,
+                             struct pd_error *err)
+{
+    PD_TRY(pd_launch_placement_await(&state->placement, behind_rank(verdict->message), &state->requests, err));
+    step_look(state);
+    *ret_is_over = false;
+    return set_next(state, verdict, true, err);
+}
+
 /* Sets what the next start is, or returns the end of the launch. */
 static pd_status judge(struct launch_state *state, struct pd_launch_verdict *verdict, bool *ret_is_over,
                        struct pd_error *err)
@@ -233,6 +244,7 @@ static pd_status judge(struct launch_state *state, struct pd_launch_verdict *ver
     if (state->requests.wants_abort) PD_FAIL(err, PD_STOPPED, "interrupted twice: left without saving");
     const bool is_regrouped = verdict->status == PD_STOPPED && state->requests.wants_regroup && !state->requests.wants_leave;
     state->requests.wants_regroup = false;
+    if (verdict->next == PD_LAUNCH_AWAIT) return await_hosts(state, verdict, ret_is_over, err);
     const bool is_charged = (verdict->next != PD_LAUNCH_END || !verdict->has_begun) &&
                             pd_launch_placement_charge(&state->placement, &state->requests, verdict);
     if (verdict->next == PD_LAUNCH_END && !is_regrouped && !is_charged)
@@ -272,6 +284,7 @@ static void log_start(const struct launch_state *state)
 
 static void log_end(const struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
+    if (verdict->next == PD_LAUNCH_AWAIT) return; /* said before the wait */
     if (verdict->status == PD_STOPPED)
         pd_log_info(MODULE, "%s", verdict->message);
     else if (state->is_charged)

@@ -62,40 +62,57 @@ static void log_left_out(const struct pd_launch_placement *p)
     if (out[0]) pd_log_warn(MODULE, "left out, and asked again at the next start: %s", out);
 }
 
-static pd_status fail_waited(const struct pd_launch_placement *p, uint32_t slots, struct pd_error *err)
+static bool has_least(const struct pd_launch_placement *p)
 {
-    char out[OUT_BYTES];
-    pd_launch_account_describe_out(&p->account, pd_clock_monotonic_ns(NULL), out, sizeof out);
-    PD_FAIL(err, PD_PEER_LOST, "%s can run, elastic.min is %u, and no host came back in %g s (launch.wait_seconds): %.900s",
-            pd_counted(slots, "rank").text, least(p), p->places->wait_seconds, out[0] ? out : "the list has no more");
+    return pd_launch_account_slots(&p->account, pd_clock_monotonic_ns(NULL)) >= least(p);
 }
 
-/* Until enough can run. A list that cannot be had now may be had later. */
-static pd_status wait_for_hosts(struct pd_launch_placement *p, struct pd_launch_requests *requests, struct pd_error *err)
+/* Or nobody is to come any more. */
+static bool has_other(const struct pd_launch_placement *p)
 {
-    struct pd_error why;
+    char away[OUT_BYTES];
+    pd_launch_account_away(&p->account, away, sizeof away);
+    return !away[0] || pd_launch_account_has_other(&p->account, pd_clock_monotonic_ns(NULL));
+}
+
+/* Says why, and waits until it is enough. A list that cannot be had now may be had later. */
+static pd_status wait_for_hosts(struct pd_launch_placement *p, bool (*is_enough)(const struct pd_launch_placement *),
+                                const char *why, struct pd_launch_requests *requests, struct pd_error *err)
+{
+    struct pd_error ignored;
+    char out[OUT_BYTES];
+    const double seconds = p->places->wait_seconds;
     const uint64_t began = pd_clock_monotonic_ns(NULL);
-    for (uint64_t now = began, looked = began;; now = pd_clock_monotonic_ns(NULL)) {
-        const uint32_t slots = pd_launch_account_slots(&p->account, now);
-        if (slots >= least(p)) return PD_OK;
-        if (now == began)
-            pd_log_warn(MODULE, "%s can run and elastic.min is %u: waiting for hosts, up to %g s",
-                        pd_counted(slots, "rank").text, least(p), p->places->wait_seconds);
-        if ((double)(now - began) > p->places->wait_seconds * 1e9) return fail_waited(p, slots, err);
+    pd_log_warn(MODULE, "%s: waiting for hosts, up to %g s (launch.wait_seconds)", why, seconds);
+    for (uint64_t now = began, looked = 0; !is_enough(p); now = pd_clock_monotonic_ns(NULL)) {
+        if ((double)(now - began) > seconds * 1e9) {
+            pd_launch_account_describe_out(&p->account, now, out, sizeof out);
+            PD_FAIL(err, PD_PEER_LOST, "%.600s, and no host came back in %g s (launch.wait_seconds): %.250s", why, seconds,
+                    out[0] ? out : "the list has no more");
+        }
         pd_launch_requests_poll(requests, 100);
         if (is_asked_to_leave(requests)) PD_FAIL(err, PD_STOPPED, "asked to leave while waiting for hosts");
-        if (now - looked < LOOK_NS) continue;
-        if (pd_launch_placement_look(p, requests, &why) == PD_STOPPED) continue;
-        looked = now;
+        if (looked && now - looked < LOOK_NS) continue;
+        if (pd_launch_placement_look(p, requests, &ignored) != PD_STOPPED) looked = now;
     }
+    return PD_OK;
+}
+
+pd_status pd_launch_placement_await(struct pd_launch_placement *p, const char *why, struct pd_launch_requests *requests,
+                                    struct pd_error *err)
+{
+    return wait_for_hosts(p, has_other, why, requests, err);
 }
 
 pd_status pd_launch_placement_ranks(struct pd_launch_placement *p, uint32_t wanted, struct pd_launch_requests *requests,
                                     uint32_t *ret_ranks, struct pd_error *err)
 {
+    char why[96];
+    uint32_t slots = pd_launch_account_slots(&p->account, pd_clock_monotonic_ns(NULL));
     log_left_out(p);
-    PD_TRY(wait_for_hosts(p, requests, err));
-    const uint32_t slots = pd_launch_account_slots(&p->account, pd_clock_monotonic_ns(NULL));
+    snprintf(why, sizeof why, "%s can run and elastic.min is %u", pd_counted(slots, "rank").text, least(p));
+    if (!has_least(p)) PD_TRY(wait_for_hosts(p, has_least, why, requests, err));
+    slots = pd_launch_account_slots(&p->account, pd_clock_monotonic_ns(NULL));
     *ret_ranks = p->offered = wanted && wanted < slots ? wanted : slots;
     return PD_OK;
 }
@@ -107,6 +124,7 @@ pd_status pd_launch_placement_take(struct pd_launch_placement *p, uint32_t ranks
     PD_TRY(pd_launch_account_take(&p->account, pd_clock_monotonic_ns(NULL), ranks, &text, err));
     free(p->hosts);
     p->hosts = text;
+    pd_launch_account_away(&p->account, p->away, sizeof p->away);
     return PD_OK;
 }
 

@@ -24,6 +24,7 @@ struct pd_launch_placement {
     struct pd_launch_look look;
     char *left_out;       /* GPUs */
     char *hosts;          /* of this start, for the starter; NULL: no list */
+    char away[1024];      /* hosts of the list that it is without */
     uint64_t looked_ns;   /* while ranks run */
     bool is_look_of_loss; /* was begun when a rank was lost, and ends in the next pd_launch_placement_look */
     uint32_t offered;     /* ranks that could run at this start, of those wanted; a layout may take fewer */
@@ -43,6 +44,10 @@ PD_MUST_USE pd_status pd_launch_placement_look(struct pd_launch_placement *p, st
 PD_MUST_USE pd_status pd_launch_placement_ranks(struct pd_launch_placement *p, uint32_t wanted,
                                                 struct pd_launch_requests *requests, uint32_t *ret_ranks,
                                                 struct pd_error *err);
+/* Hosts that the last start was without hold what it needs, which `why` says: waits until one of them can have ranks.
+ *   errors  as pd_launch_placement_ranks */
+PD_MUST_USE pd_status pd_launch_placement_await(struct pd_launch_placement *p, const char *why,
+                                                struct pd_launch_requests *requests, struct pd_error *err);
 /* The hosts of a start with so many ranks, no more than there is room for. */
 PD_MUST_USE pd_status pd_launch_placement_take(struct pd_launch_placement *p, uint32_t ranks, struct pd_error *err);
 /* The first rank is gone without a word: hosts are asked while the others end. */

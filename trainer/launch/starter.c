@@ -112,7 +112,8 @@ static const char *own_starter(void)
 /* Open MPI passes variables to other hosts by its setting or by -x, and refuses both at once. */
 static const char *const exported[] = {PD_LAUNCH_ENV_DIR,       PD_LAUNCH_ENV_RANKS,    PD_LAUNCH_ENV_RESTART,
                                        PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT,   PD_LAUNCH_ENV_LAYOUT,
-                                       PD_LAUNCH_ENV_TRACE,     PD_LAUNCH_ENV_LEFT_OUT, PD_LAUNCH_ENV_RECOVERY};
+                                       PD_LAUNCH_ENV_TRACE,     PD_LAUNCH_ENV_LEFT_OUT, PD_LAUNCH_ENV_RECOVERY,
+                                       PD_LAUNCH_ENV_AWAY};
 #define EXPORTED (sizeof exported / sizeof *exported)
 
 static bool exports_by_word(void)
@@ -294,6 +295,7 @@ void pd_starter_environment_set(const struct pd_start *start, int launcher_proce
     setenv(PD_LAUNCH_ENV_LAYOUT, start->layout ? start->layout : "", 1);
     setenv(PD_LAUNCH_ENV_TRACE, "", 0);
     setenv(PD_LAUNCH_ENV_LEFT_OUT, start->left_out ? start->left_out : "", 1);
+    setenv(PD_LAUNCH_ENV_AWAY, start->away ? start->away : "", 1);
     set_loss(&start->loss);
     set_number(PD_LAUNCH_ENV_RANKS, start->ranks);
     set_number(PD_LAUNCH_ENV_RESTART, start->restart);

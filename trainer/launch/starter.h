@@ -23,6 +23,7 @@ struct pd_start {
     const char *hosts;         /* "a:2,b:4", in the order of ranks; NULL: those that the starter knows */
     const char *agent;         /* reaches them */
     const char *left_out;      /* GPUs; NULL: none */
+    const char *away;          /* hosts of the list that take no part, with commas between them; NULL: none */
     struct pd_start_loss loss;
 };
 

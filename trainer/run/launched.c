@@ -138,6 +138,12 @@ void pd_launched_saved(uint64_t step)
     pd_note_write_saved(dir, step);
 }
 
+const char *pd_launched_hosts_away(void)
+{
+    const char *away = getenv(PD_LAUNCH_ENV_AWAY);
+    return away ? away : "";
+}
+
 void pd_launched_lost_gpu(uint32_t rank, const char *identity, bool is_spare)
 {
     const char *dir = getenv(PD_LAUNCH_ENV_DIR);

@@ -32,6 +32,9 @@ void pd_launched_saved(uint64_t step);
 /* True: the launcher has it in writing, so the exit code of this process tells it nothing more. */
 bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message);
 
+/* Hosts of launch.hosts that take no part in this start, as rank 0 is told; "": none. */
+const char *pd_launched_hosts_away(void);
+
 /* The rank lost its GPU. is_spare: as many ranks find one when it is left out. */
 void pd_launched_lost_gpu(uint32_t rank, const char *identity, bool is_spare);
 
@@ -45,6 +48,7 @@ uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here);
 #define PD_LAUNCH_ENV_TRANSPORT "PERDURE_LAUNCH_TRANSPORT"
 #define PD_LAUNCH_ENV_LAYOUT "PERDURE_LAUNCH_LAYOUT"
 #define PD_LAUNCH_ENV_LEFT_OUT "PERDURE_LAUNCH_LEFT_OUT" /* identities of GPUs, with commas between them */
+#define PD_LAUNCH_ENV_AWAY "PERDURE_LAUNCH_AWAY"         /* hosts of launch.hosts that take no part */
 #define PD_LAUNCH_ENV_PARENT "PERDURE_LAUNCH_PARENT"
 #define PD_LAUNCH_ENV_TRACE "PERDURE_LAUNCH_TRACE" /* the file of --trace; "": none */
 

@@ -126,6 +126,7 @@ static pd_status open_tiers(struct run *r, struct pd_error *err)
                                        .generations = r->config->offload.optimizer == PD_PLACE_NVME,
                                        .needs_first = keeps_files(r->config),
                                        .shards = pd_stripes_count(r->config)};
+    options.is_host_away = pd_launched_hosts_away()[0];
     if (options.shards > 1) options.stripes = (const char *const *)r->config->checkpoint.stripes;
     options.count = pd_config_tiers(r->config, options.tiers);
     PD_TRY(pd_tier_places_find(&r->places, r->config, &r->group, &options, err));

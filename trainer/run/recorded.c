@@ -12,6 +12,8 @@
 struct reading {
     struct pd_recorded *ret;
     double since;     /* of the start that began at step 1: earlier lines are of the run before */
+    double opened;    /* the last start, ... */
+    uint64_t from;    /* ... at this step: what was newer is given up */
     uint64_t outlive; /* tiers that outlive a reboot, by bit */
     char first[1024]; /* directory of the first tier */
 };
@@ -49,6 +51,10 @@ static void take_event(struct reading *r, const struct pd_json_value *event)
         *r->ret = (struct pd_recorded){0};
         (void)pd_json_is_number(pd_json_member(event, "time"), &r->since);
     }
+    if (is_open) {
+        (void)pd_json_is_number(pd_json_member(event, "time"), &r->opened);
+        (void)pd_json_is_u64(pd_json_member(event, "step"), &r->from);
+    }
     const char *run_id = is_open ? pd_json_text(pd_json_member(event, "run_id")) : NULL;
     if (run_id) snprintf(r->ret->run_id, PD_RUN_ID_BYTES, "%.32s", run_id);
     if (is_open || strcmp(what, "leave") == 0) take_tiers(r, pd_json_member(event, "tiers"));
@@ -61,7 +67,11 @@ static void take_metrics(struct reading *r, const struct pd_json_value *line)
     double time = 0;
     uint64_t step = 0;
     if (!pd_json_is_number(pd_json_member(line, "time"), &time) || time < r->since) return;
-    if (!tiers && r->outlive && pd_json_is_u64(pd_json_member(line, "last_checkpoint"), &step)) take_step(r, step, r->first);
+    const bool has_step = pd_json_is_u64(pd_json_member(line, "last_checkpoint"), &step);
+    const struct pd_json_value *first = pd_json_count(tiers) ? pd_json_at(tiers, 0) : NULL;
+    if (!first || !pd_json_is_u64(pd_json_member(first, "replicated"), &r->ret->kept)) r->ret->kept = step;
+    if (time < r->opened && r->from < r->ret->kept) r->ret->kept = r->from;
+    if (!tiers && r->outlive && has_step) take_step(r, step, r->first);
     for (size_t i = 0; i < pd_json_count(tiers) && i < PD_TIERS_MAX; i++)
         if (r->outlive >> i & 1 && pd_json_is_u64(pd_json_member(pd_json_at(tiers, i), "newest"), &step))
             take_step(r, step, r->first);

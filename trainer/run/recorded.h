@@ -11,6 +11,7 @@ struct pd_recorded {
     char run_id[PD_RUN_ID_BYTES]; /* "": no start has opened the run, or one of an earlier version */
     uint64_t step;                /* newest that was committed where it outlives a reboot; 0: none */
     char dir[1024];               /* where that was */
+    uint64_t kept; /* newest that is whole without any one host: copied to another, or, without replicas, saved; 0: none */
 };
 
 void pd_recorded_run_id(const uint64_t run_id[2], char ret_text[PD_RUN_ID_BYTES]); /* hexadecimal */

@@ -5,6 +5,7 @@
 #include "resharder/stored.h"
 #include "trainer/engine/computed_on.h"
 #include "trainer/engine/state_files.h"
+#include "trainer/run/launched.h"
 #include "trainer/run/recorded.h"
 
 #include <math.h>
@@ -419,6 +420,43 @@ static pd_status refuse_to_bury(const struct pd_config *config, struct pd_store 
             root, aside, drives, what);
 }
 
+/* ---- hosts that are away ---- */
+
+static bool has_incomplete(struct pd_tiers *tiers)
+{
+    for (uint32_t t = 0; t < pd_tiers_count(tiers); t++) {
+        const struct pd_store *store = pd_tiers_store(tiers, t);
+        for (uint32_t i = 0; store && i < pd_store_unusable_count(store); i++)
+            if (pd_store_unusable_at(store, i)->flaw == PD_STORE_INCOMPLETE) return true;
+    }
+    return false;
+}
+
+/* The loss of a host costs the steps that no other had a copy of yet. A copied step, and where nothing is copied the last
+ * whole one, is not given up while hosts may come back that hold it.
+ *   errors  PD_HOSTS_AWAY */
+static pd_status check_hosts_away(const struct pd_config *config, struct pd_tiers *tiers, struct pd_error *err)
+{
+    struct candidate newest;
+    struct pd_recorded recorded;
+    const char *away = pd_launched_hosts_away();
+    const bool is_copied = config->checkpoint.tiers_count && config->checkpoint.tiers[0].replicas;
+    if (!away[0]) return PD_OK;
+    pd_recorded_read(config->run.dir, &recorded);
+    if (choose(tiers, &newest)) {
+        if (!is_copied || newest.entry.step >= recorded.kept) return PD_OK;
+        PD_FAIL(
+            err, PD_HOSTS_AWAY,
+            "step %llu was copied to hosts of which too few take part (without %.300s), and step %llu is the newest that "
+            "is whole here; to go on from that one, take those out of launch.hosts",
+            (unsigned long long)recorded.kept, away, (unsigned long long)newest.entry.step);
+    }
+    if (!recorded.kept && !has_incomplete(tiers)) return PD_OK;
+    PD_FAIL(err, PD_HOSTS_AWAY,
+            "the run has saved steps, and none is whole on the hosts that take part (without %.300s); bring those back",
+            away);
+}
+
 pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *e,
                     struct pd_resume_limit limit, struct pd_run_state *ret_state, struct pd_resume_report *ret_report,
                     struct pd_error *err)
@@ -428,6 +466,8 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
     struct pd_error damage = {0};
     struct candidate candidate;
     struct pd_identity later = {.lineage = 0};
+    const bool may_wait = group->rank == 0 && limit.step == UINT64_MAX;
+    PD_TRY(pd_group_agree(group, may_wait ? check_hosts_away(e->options.config, tiers, err) : PD_OK, err));
     while (!report.resumed && choose(tiers, &candidate)) {
         struct pd_commit commit = {0};
         if (candidate.entry.step > limit.step) {

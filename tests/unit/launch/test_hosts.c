@@ -167,6 +167,26 @@ Test(account, a_host_that_is_gone_is_charged_whatever_its_ranks_say)
     pd_launch_account_deinit(&a);
 }
 
+Test(account, a_start_knows_the_hosts_that_it_is_without)
+{
+    char names[256];
+    struct pd_launch_account a = {.hosts = NULL};
+    update(&a, "a\nb\nc\n", "b");
+    expect_taken(&a, 0, 1, "a:1");
+    pd_launch_account_away(&a, names, sizeof names);
+    cr_expect_str_eq(names, "b", "c could have had one");
+    cr_expect_not(pd_launch_account_has_other(&a, 0));
+    update(&a, "a\nb\nc\nd\n", "b");
+    cr_expect(pd_launch_account_has_other(&a, 0), "d is new");
+    update(&a, "a\nb\n", "");
+    cr_expect(pd_launch_account_has_other(&a, 0), "b is back");
+    update(&a, "a\nc\n", "");
+    cr_expect_not(pd_launch_account_has_other(&a, 0));
+    pd_launch_account_away(&a, names, sizeof names);
+    cr_expect_str_empty(names, "b is not in the list any more");
+    pd_launch_account_deinit(&a);
+}
+
 Test(account, where_ranks_die_twice_is_left_out_for_ever_longer_while_others_suffice)
 {
     struct pd_launch_account a = {.hosts = NULL};

@@ -439,6 +439,43 @@ Test(launcher, the_code_of_another_rank_is_not_how_one_died)
     expect_error_says(") ended without a word. Remove the cause");
 }
 
+static struct pd_launch launch_of_hosts(const char *const *argv)
+{
+    char path[PATH_MAX + 16];
+    snprintf(path, sizeof path, "%s/hosts", dir);
+    FILE *file = fopen(path, "w");
+    cr_assert(file && fputs("localhost\nelsewhere\n", file) >= 0 && fclose(file) == 0);
+    struct pd_launch what = launch_of(argv, PD_TRANSPORT_MPI, 2);
+    what.places = (struct pd_launch_places){.hosts = strdup(path), .agent = "false", .min = 1, .wait_seconds = 0.5};
+    what.restart_limit = 0;
+    return what;
+}
+
+/* Ranks that miss what other hosts hold: these are waited for, and for so long. */
+Test(launcher, hosts_that_hold_what_is_needed_are_waited_for)
+{
+    char plan[16];
+    snprintf(plan, sizeof plan, "fail:%d", PD_HOSTS_AWAY);
+    struct pd_launch what = launch_of_hosts(WORKER(plan));
+    cr_assert_eq(launch(&what), 75);
+    cr_assert_eq(starts(0), 1);
+    expect_error_says("as planned, and no host came back in 0.5 s (launch.wait_seconds): elsewhere does not answer");
+}
+
+Test(launcher, what_is_needed_of_hosts_that_are_in_the_list_no_more_is_done_without)
+{
+    char plan[16];
+    snprintf(plan, sizeof plan, "fail:%d,done", PD_HOSTS_AWAY);
+    struct pd_launch what = launch_of_hosts(WORKER(plan));
+    what.places.wait_seconds = PATIENCE_MS / 1e3;
+    const pid_t process = launch_begin(&what);
+    wait_for(0, "start", 1);
+    FILE *file = fopen(what.places.hosts, "w");
+    cr_assert(file && fputs("localhost\n", file) >= 0 && fclose(file) == 0);
+    cr_assert_eq(launch_end(process), 0, "and it costs no restart");
+    cr_assert_eq(starts(0), 2);
+}
+
 static void expect_leave(int number, enum pd_transport transport, uint32_t ranks)
 {
     struct pd_launch what = launch_of(WORKER("wait"), transport, ranks);
