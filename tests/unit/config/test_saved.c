@@ -110,7 +110,6 @@ Test(saved, what_is_gone_is_ignored)
     for (size_t i = 0; i < sizeof gone / sizeof *gone; i++) {
         struct pd_config c = saved(gone[i]);
         cr_expect_eq(c.model.layers, 3, "%s", gone[i]);
-        cr_expect_eq(c.layout.schedule, PD_SCHEDULE_1F1B);
         pd_config_deinit(&c);
     }
     struct pd_tier_options tiers[PD_TIERS_MAX];
