@@ -9,6 +9,7 @@ is copied and built in a temporary folder, or in DIR, which stays for the next t
 does not end; the first one is printed. Exit code 1 when one survives, or when a line of the table is no longer in the tree.
 """
 import argparse
+import filecmp
 import os
 import re
 import shutil
@@ -117,11 +118,14 @@ def mutants(only):
 
 
 def copy_tree(target):
+    """What differs is copied and so is newer than what was made of it: an earlier run may have ended in the middle of a mutant."""
     files = subprocess.run(["git", "-C", TOP, "ls-files", "-co", "--exclude-standard", "-z"], check=True, capture_output=True).stdout
     for name in filter(None, files.decode().split("\0")):
-        if os.path.isfile(os.path.join(TOP, name)):
-            os.makedirs(os.path.dirname(os.path.join(target, name)), exist_ok=True)
-            shutil.copy2(os.path.join(TOP, name), os.path.join(target, name))
+        source, copy = os.path.join(TOP, name), os.path.join(target, name)
+        if os.path.isfile(source) and not (os.path.exists(copy) and filecmp.cmp(source, copy, shallow=False)):
+            os.makedirs(os.path.dirname(copy), exist_ok=True)
+            shutil.copyfile(source, copy)
+            shutil.copymode(source, copy)
 
 
 def targets(build):
