@@ -164,7 +164,8 @@ static struct pd_chunk_term term(const struct pd_transformer *t, const void *dy,
 }
 
 /* dnorm (R,C) = tree over chunks of the chain of a chunk's columns of q, of k, of v. */
-static pd_status qkv_input(const struct pass *p, const struct pd_qkv *d, struct pd_error *err)
+static pd_status qkv_input(const struct pass *p, const struct pd_qkv *d, const struct pd_beside *beside,
+                           struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
     const struct pd_model_config *c = &t->model->config;
@@ -185,11 +186,12 @@ static pd_status qkv_input(const struct pass *p, const struct pd_qkv *d, struct 
         t->tp.terms[0].k = s->q_columns + 2 * s->dk_columns;
         t->tp.terms[1].k = t->tp.terms[2].k = 0;
     }
-    struct pd_chunk_sum sum = {.rows = t->rows, .columns = p->hidden, .units = c->heads, .out = t->dnorm, .brings = p->x};
+    struct pd_chunk_sum sum = {
+        .rows = t->rows, .columns = p->hidden, .units = c->heads, .out = t->dnorm, .brings = p->x, .beside = beside};
     return pd_chunk_sum_run(t, &sum, err);
 }
 
-static pd_status up_input(const struct pass *p, struct pd_error *err)
+static pd_status up_input(const struct pass *p, const struct pd_beside *beside, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
     const uint64_t ffn = t->model->config.ffn, columns = t->share.ffn_columns, ld = t->share.up_columns;
@@ -205,7 +207,8 @@ static pd_status up_input(const struct pass *p, struct pd_error *err)
         t->tp.terms[0].k = ld;
         t->tp.terms[1].k = 0;
     }
-    struct pd_chunk_sum sum = {.rows = t->rows, .columns = p->hidden, .units = ffn, .out = t->dnorm, .brings = p->a->middle};
+    struct pd_chunk_sum sum = {
+        .rows = t->rows, .columns = p->hidden, .units = ffn, .out = t->dnorm, .brings = p->a->middle, .beside = beside};
     return pd_chunk_sum_run(t, &sum, err);
 }
 
@@ -264,7 +267,8 @@ static pd_status rows_forward(const struct pass *p, const struct row_parallel *l
     return pd_chunk_sum_run(t, &sum, err);
 }
 
-static pd_status rows_products(const struct pass *p, const struct row_parallel *l, void *dx, struct pd_error *err)
+/* dx (R,in) = dy W, where dy is dstream; in fp8 dW, too. */
+static pd_status rows_backward(const struct pass *p, const struct row_parallel *l, void *dx, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
     const struct pd_fp8_rows codes = codes_of(p, l);
@@ -280,17 +284,19 @@ static pd_status rows_products(const struct pass *p, const struct row_parallel *
                             .b = matrix(t, shift(t, weight(p, l->weight), r.begin * p->hidden), n),
                             .c = matrix(t, shift(t, dx, r.begin), l->in)};
         PD_TRY(pd_gemm(t->math, &g, err));
-        struct weight_gradient w = {t->dstream, shift(t, l->x, r.begin), p->hidden, p->hidden, n, l->in};
-        PD_TRY(weight_backward(t, &w, gradient(p, l->weight) + r.begin * p->hidden, NULL, err));
     }
     return PD_OK;
 }
 
-/* dx (R,in) = dy W;  dW as W;  dbias on every rank. dy is dstream. */
-static pd_status rows_backward(const struct pass *p, const struct row_parallel *l, void *dx, struct pd_error *err)
+/* dW as W, but in fp8;  dbias on every rank. */
+static pd_status rows_weights(const struct pass *p, const struct row_parallel *l, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
-    PD_TRY(rows_products(p, l, dx, err));
+    for (uint32_t i = 0; i < t->tp.chunks && !t->fp8.is_on; i++) {
+        const struct pd_range r = pd_chunk_columns(t, l->units, l->unit, i);
+        struct weight_gradient w = {t->dstream, shift(t, l->x, r.begin), p->hidden, p->hidden, r.end - r.begin, l->in};
+        PD_TRY(weight_backward(t, &w, gradient(p, l->weight) + r.begin * p->hidden, NULL, err));
+    }
     struct weight_gradient bias = {.dy = t->dstream, .out = p->hidden, .ld_dy = p->hidden};
     float *dbias = gradient(p, l->bias);
     return dbias ? pd_vector_gradient(t, p->hidden, bias_piece, &bias, dbias, err) : PD_OK;
@@ -440,17 +446,17 @@ pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, 
     return pd_activations_close(t, slot, block, err);
 }
 
-/* t->dnorm */
-static pd_status up_gradient(const struct pass *p, struct pd_error *err)
+/* ---- gradients of weights, which wait for an exchange that they hide; in fp8, whose codes make room for others, they do not */
+
+static pd_status down_weights(void *pass, struct pd_error *err)
 {
-    struct pd_transformer *t = p->t;
-    if (!t->fp8.is_on) return up_input(p, err);
-    pd_fp8_up_parts(t, t->dup);
-    return pd_fp8_columns_input(t, PD_FP8_UP, weight(p, p->roles->up), t->model->config.ffn, p->a->middle, err);
+    const struct row_parallel down = down_projection(pass);
+    return rows_weights(pass, &down, err);
 }
 
-static pd_status up_weights(const struct pass *p, struct pd_error *err)
+static pd_status up_weights(void *pass, struct pd_error *err)
 {
+    const struct pass *p = pass;
     struct pd_transformer *t = p->t;
     float *dweight = gradient(p, p->roles->up), *dbias = gradient(p, p->roles->up_bias);
     if (t->fp8.is_on) return pd_fp8_columns_weights(t, p->a->norm2, dweight, dbias, err);
@@ -458,33 +464,52 @@ static pd_status up_weights(const struct pass *p, struct pd_error *err)
     return weight_backward(t, &up, dweight, dbias, err);
 }
 
+static pd_status out_weights(void *pass, struct pd_error *err)
+{
+    const struct row_parallel out = out_projection(pass);
+    return rows_weights(pass, &out, err);
+}
+
 /* t->dnorm */
-static pd_status qkv_gradient(const struct pass *p, const struct pd_qkv *d, struct pd_error *err)
+static pd_status up_gradient(struct pass *p, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
-    if (!t->fp8.is_on) return qkv_input(p, d, err);
+    const struct pd_beside beside[2] = {{down_weights, p}};
+    if (!t->fp8.is_on) return up_input(p, beside, err);
+    PD_TRY(down_weights(p, err));
+    pd_fp8_up_parts(t, t->dup);
+    return pd_fp8_columns_input(t, PD_FP8_UP, weight(p, p->roles->up), t->model->config.ffn, p->a->middle, err);
+}
+
+/* t->dnorm */
+static pd_status qkv_gradient(struct pass *p, const struct pd_qkv *d, struct pd_error *err)
+{
+    struct pd_transformer *t = p->t;
+    const struct pd_beside beside[2] = {{up_weights, p}, {out_weights, p}};
+    if (!t->fp8.is_on) return qkv_input(p, d, beside, err);
+    PD_TRY(out_weights(p, err));
     pd_fp8_qkv_parts(t, d, true);
     return pd_fp8_columns_input(t, PD_FP8_QKV, weight(p, p->roles->qkv), t->model->config.heads, p->x, err);
 }
 
-static pd_status mlp_backward(const struct pass *p, struct pd_error *err)
+static pd_status mlp_backward(struct pass *p, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
-    struct row_parallel down = down_projection(p);
+    const struct row_parallel down = down_projection(p);
     const struct pd_norm n = norm2_of(p, pd_rows_whole(t, p->a->middle));
     PD_TRY(rows_backward(p, &down, t->dhidden, err));
     PD_TRY(activation_backward(p, err));
     PD_TRY(up_gradient(p, err));
     PD_TRY(norm_again(p, &n, err));
-    PD_TRY(up_weights(p, err));
+    if (t->fp8.is_on) PD_TRY(up_weights(p, err));
     return pd_norm_gradient(t, &n, t->dstream, gradient(p, p->roles->norm2), gradient(p, p->roles->norm2_bias), err);
 }
 
-static pd_status attention_backward(const struct pass *p, struct pd_error *err)
+static pd_status attention_backward(struct pass *p, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
     const int heads = p->roles->head_norms;
-    struct row_parallel out = out_projection(p);
+    const struct row_parallel out = out_projection(p);
     const struct pd_qkv d = pd_qkv_of(t, t->dqkv, t->share.dk_columns);
     const struct pd_norm n = norm1_of(p, pd_rows_whole(t, p->x));
     PD_TRY(rows_backward(p, &out, t->dattention, err));
@@ -496,7 +521,7 @@ static pd_status attention_backward(const struct pass *p, struct pd_error *err)
     return pd_norm_gradient(t, &n, t->dstream, gradient(p, p->roles->norm1), gradient(p, p->roles->norm1_bias), err);
 }
 
-static pd_status backward_run(const struct pass *p, struct pd_error *err)
+static pd_status backward_run(struct pass *p, struct pd_error *err)
 {
     PD_TRY(recompute(p, err));
     PD_TRY(mlp_backward(p, err));

@@ -92,10 +92,23 @@ static pd_status loss(struct pd_transformer *t, const struct head *h, uint64_t r
     return pd_cross_entropy(t->math, &l, err);
 }
 
-/* Gradient of the norm's output, a sum over chunks of the vocabulary. */
-static pd_status dnorm_rows(struct pd_transformer *t, const struct head *h, uint64_t row, uint64_t rows, uint64_t ld,
-                            struct pd_error *err)
+/* A product that waits for an exchange to hide. */
+struct product {
+    struct pd_math *math;
+    struct pd_gemm gemm;
+};
+
+static pd_status multiply(void *product, struct pd_error *err)
 {
+    const struct product *p = product;
+    return p->gemm.m ? pd_gemm(p->math, &p->gemm, err) : PD_OK;
+}
+
+/* Gradient of the norm's output, a sum over chunks of the vocabulary; and the output matrix' meanwhile. */
+static pd_status dnorm_rows(struct pd_transformer *t, const struct head *h, uint64_t row, uint64_t rows, uint64_t ld,
+                            struct product *dmatrix, struct pd_error *err)
+{
+    const struct pd_beside beside[2] = {{multiply, dmatrix}};
     const uint64_t vocab = t->model->config.vocab, hidden = t->model->config.hidden;
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
         struct pd_range r = pd_chunk_columns(t, vocab, 1, i);
@@ -105,7 +118,8 @@ static pd_status dnorm_rows(struct pd_transformer *t, const struct head *h, uint
                                                        .ldb = hidden,
                                                        .k = r.end - r.begin};
     }
-    struct pd_chunk_sum sum = {.rows = rows, .columns = hidden, .units = vocab, .out = rows_of(t, t->dnorm, row).data};
+    struct pd_chunk_sum sum = {
+        .rows = rows, .columns = hidden, .units = vocab, .out = rows_of(t, t->dnorm, row).data, .beside = beside};
     return pd_chunk_sum_run(t, &sum, err);
 }
 
@@ -129,7 +143,6 @@ static pd_status head_piece(struct pd_transformer *t, void *context, uint32_t pl
         PD_TRY(logits_of(t, row, rows, h->matrix, t->logits, err));
         PD_TRY(loss(t, h, row, rows, ld, err));
         if (!h->backward) continue;
-        PD_TRY(dnorm_rows(t, h, row, rows, ld, err));
         struct pd_gemm g = {.m = vocab,
                             .n = hidden,
                             .k = rows,
@@ -139,7 +152,8 @@ static pd_status head_piece(struct pd_transformer *t, void *context, uint32_t pl
                             .c = {micro_batch, PD_F32, hidden},
                             .accumulate = row > begin};
         if (micro_batch == dmatrix && row == begin) g.residual = pd_gradient_so_far(t, dmatrix, hidden);
-        if (vocab) PD_TRY(pd_gemm(t->math, &g, err));
+        struct product product = {t->math, g};
+        PD_TRY(dnorm_rows(t, h, row, rows, ld, &product, err));
     }
     return micro_batch == dmatrix ? PD_OK : pd_add(t->math, vocab * hidden, dmatrix, PD_F32, micro_batch, false, err);
 }

@@ -239,6 +239,12 @@ static pd_status finish_slice(struct pd_transformer *t, const struct pd_chunk_su
     return s->by_rows ? PD_OK : send_slices(t, s, row, rows, turn, err);
 }
 
+static pd_status run_beside(const struct pd_chunk_sum *s, int exchange, struct pd_error *err)
+{
+    const struct pd_beside *b = s->beside ? &s->beside[exchange] : NULL;
+    return b && b->run ? b->run(b->context, err) : PD_OK;
+}
+
 static pd_status sum_together(struct pd_transformer *t, const struct pd_chunk_sum *s, struct pd_error *err)
 {
     PD_CHECK((!s->by_rows && !s->brings) || (s->rows == t->rows && s->columns == t->model->config.hidden));
@@ -248,15 +254,20 @@ static pd_status sum_together(struct pd_transformer *t, const struct pd_chunk_su
         const uint64_t before = i == count && s->rows % window ? s->rows % window : window;
         if (i < count) PD_TRY(subtree(t, s, row, rows, t->tp.subtree[i % 2], err));
         if (i < count) PD_TRY(send_sums(t, s, rows, i % 2, err));
+        if (i == count) PD_TRY(run_beside(s, 0, err));
         if (i > 0) PD_TRY(finish_slice(t, s, row - window, before, (i - 1) % 2, err));
     }
+    PD_TRY(run_beside(s, 1, err));
     PD_TRY(pd_peer_transfer_wait(&t->tp.slices[0], err));
     return pd_peer_transfer_wait(&t->tp.slices[1], err);
 }
 
 pd_status pd_chunk_sum_run(struct pd_transformer *t, const struct pd_chunk_sum *s, struct pd_error *err)
 {
-    return t->partition.tp == 1 ? sum_alone(t, s, err) : sum_together(t, s, err);
+    if (t->partition.tp > 1) return sum_together(t, s, err);
+    PD_TRY(sum_alone(t, s, err));
+    PD_TRY(run_beside(s, 0, err));
+    return run_beside(s, 1, err);
 }
 
 /* ---- gradients of key-value heads ---- */

@@ -19,6 +19,12 @@ struct pd_peer_transfer {
     bool in_flight;
 };
 
+/* What its caller computes while an exchange is on its way, and touches nothing of it; run NULL: nothing. */
+struct pd_beside {
+    pd_status (*run)(void *context, struct pd_error *err);
+    void *context;
+};
+
 /* comm may be NULL on a dry arena. */
 void pd_peer_transfer_init(struct pd_peer_transfer *transfer, struct pd_comm *comm, uint32_t send_capacity,
                            uint32_t recv_capacity, struct pd_arena *arena);

@@ -65,6 +65,8 @@ struct pd_chunk_sum {
     const void *residual; /* (rows, columns) act, or NULL */
     void *out;            /* (rows, columns) act */
     const void *brings;   /* out is whole: rows that this rank keeps, of which pd_rows_whole is made meanwhile; or NULL */
+    const struct pd_beside
+        *beside; /* (2) the terms of the last window, and its rounded slices; or NULL. With one rank: behind the sum */
 };
 
 struct pd_tensor_parallel {

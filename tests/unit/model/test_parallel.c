@@ -20,24 +20,47 @@ struct test_case {
     bool on_device; /* in memory that the host cannot touch */
 };
 
-/* Exchanges that the first tp rank started; its thread alone counts. */
-static uint32_t exchange_count;
+/* Exchanges that the first tp rank started, and those of them behind which it multiplied; its thread alone counts. */
+static uint32_t exchange_count, hidden_count, product_count, product_count_at_start;
 static struct pd_comm_ops counting;
 static const struct pd_comm_ops *counted;
+static struct pd_math_ops counting_math;
 
 static pd_status count_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
     exchange_count++;
+    product_count_at_start = product_count;
     return counted->start(comm, op, err);
+}
+
+static pd_status count_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    hidden_count += product_count > product_count_at_start;
+    return counted->wait(comm, op, err);
+}
+
+static pd_status count_product(struct pd_math *math, const struct pd_gemm *gemm, struct pd_error *err)
+{
+    product_count++;
+    return far_gemm(math, gemm, err);
 }
 
 static void count_exchanges(struct pd_comm *tp)
 {
-    exchange_count = 0;
+    exchange_count = hidden_count = product_count = 0;
     counted = tp->ops;
     counting = *tp->ops;
     counting.start = count_start;
+    counting.wait = count_wait;
     tp->ops = &counting;
+}
+
+static struct pd_math *count_products(struct pd_math *math)
+{
+    counting_math = *math->ops;
+    counting_math.gemm = count_product;
+    math->ops = &counting_math;
+    return math;
 }
 
 /* What a run leaves behind; rows in the order (sequence, position). */
@@ -56,6 +79,7 @@ struct world {
     float *parts[RANKS_MAX];   /* gradients of each rank, NaN elsewhere */
     struct device_memory *far; /* (ranks), or NULL */
     uint32_t exchanges[2];     /* of the first block, in forward and in backward */
+    uint32_t hidden[2];        /* of these, behind products; in backward, and in the head */
 };
 
 static struct pd_model *model_of(const struct test_case *c)
@@ -153,6 +177,7 @@ static void recipe(struct rank *r, struct pd_arena *arena)
     struct pd_error err;
     r->math = NULL;
     if (!dry) r->math = r->far ? device_math_init(&r->device_math, r->cpu, r->far) : r->cpu;
+    if (!dry && r->far && r->is_first) count_products(r->math);
     cr_assert_eq(pd_transformer_new(r->w->model, r->math, &options, arena, &r->transformer, &err), PD_OK);
 }
 
@@ -274,12 +299,15 @@ static pd_status run_micro_batch(struct rank *r, struct pd_error *err)
         if (i == 0 && r->is_first) r->w->exchanges[0] = exchange_count - before;
     }
     unit_pointers(r, layers + 1, w, g);
+    const uint32_t hidden_before = hidden_count;
     PD_TRY(pd_transformer_head(t, 0, w, g, r->w->c.dtype == PD_F16 ? 64.0f : 1.0f, r->dstream, err));
+    if (r->is_first) r->w->hidden[1] = hidden_count - hidden_before;
     for (uint32_t i = layers; i-- > 0;) {
         unit_pointers(r, i + 1, w, g);
-        const uint32_t before = exchange_count;
+        const uint32_t before = exchange_count, hidden = hidden_count;
         PD_TRY(pd_transformer_block_backward(t, 0, i, w, g, r->dstream, err));
         if (i == 0 && r->is_first) r->w->exchanges[1] = exchange_count - before;
+        if (i == 0 && r->is_first) r->w->hidden[0] = hidden_count - hidden;
     }
     unit_pointers(r, 0, w, g);
     return pd_transformer_embed_backward(t, 0, g, r->dstream, err);
@@ -613,7 +641,7 @@ Test(transformer_parallel, windows)
 }
 
 /* A device's window is the whole micro-batch: rows to all, terms to those who keep the rows, twice. Recomputed in full, forward
- * comes again but for its end. */
+ * comes again but for its end. Gradients of weights are multiplied behind three of those of backward, and one of the head's. */
 Test(transformer_parallel, a_block_makes_four_exchanges_each_way)
 {
     static const uint32_t in_backward[] = {[PD_RECOMPUTE_NONE] = 4, [PD_RECOMPUTE_SELECTIVE] = 4, [PD_RECOMPUTE_FULL] = 7};
@@ -627,6 +655,8 @@ Test(transformer_parallel, a_block_makes_four_exchanges_each_way)
         run_world(&w, &c);
         cr_expect_eq(w.exchanges[0], 4, "%u", w.exchanges[0]);
         cr_expect_eq(w.exchanges[1], in_backward[recompute], "%d: %u", recompute, w.exchanges[1]);
+        cr_expect_eq(w.hidden[0], 3, "%d: %u", recompute, w.hidden[0]);
+        cr_expect_eq(w.hidden[1], 1, "%d: %u", recompute, w.hidden[1]);
         world_deinit(&w);
     }
 }
