@@ -8,6 +8,7 @@
  * before the last look for its bytes, so what a peer sent before it went is received. */
 #include "trainer/comm/progress.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/pulse.h"
@@ -17,10 +18,10 @@
 
 #define LOOK_NS UINT64_C(50000000) /* between two looks at the other processes */
 #define SPINS 64u
-/* Bytes of other hosts ring no bell: looks follow each other at once, then at growing distance. */
+/* Bytes of other hosts ring no bell: looks follow each other at once, then at a distance that doubles. */
 #define REMOTE_LOOKS 16u
-#define REMOTE_NAP_STEP_NS 2000u
-#define REMOTE_NAP_NS_MAX 200000u
+#define REMOTE_NAP_NS_MIN UINT64_C(2000)
+#define REMOTE_DOUBLINGS_MAX 7u /* to 256 us */
 
 static void link_set(struct pd_progress *engine, uint32_t peer, const struct pd_messages *m, struct pd_comm_traffic *sum)
 {
@@ -221,8 +222,8 @@ static void wait_for_bell(struct pd_progress *engine, uint32_t seen, bool has_re
     } else if (idle < REMOTE_LOOKS) {
         sched_yield();
     } else {
-        uint64_t nap = (uint64_t)(idle - REMOTE_LOOKS + 1) * REMOTE_NAP_STEP_NS;
-        pd_segment_sleep(engine->segment, engine->slot, seen, nap < REMOTE_NAP_NS_MAX ? nap : REMOTE_NAP_NS_MAX);
+        const uint64_t doublings = pd_min_u64(idle - REMOTE_LOOKS, REMOTE_DOUBLINGS_MAX);
+        pd_segment_sleep(engine->segment, engine->slot, seen, REMOTE_NAP_NS_MIN << doublings);
     }
 }
 

@@ -8,6 +8,7 @@
  *             always moves
  *   chunks    a message is sent in chunks of CHUNK_BYTES of its concatenation; a chunk inside one piece goes without a copy
  *   tags      (communicator, operation mod OPERATIONS): a message never lands in another operation than its own */
+#include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/pretended_host.h"
@@ -23,16 +24,19 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LANE_CHUNKS 2u
-#define CHUNK_BYTES (PD_STAGING_UNIT_BYTES / (2u * LANE_CHUNKS)) /* equal on all ranks: sender and receiver cut alike */
+#define LANE_CHUNKS 8u
+/* Equal on all ranks: sender and receiver cut alike. Below 64 KiB with MPI's header, so that Open MPI sends a chunk over TCP
+ * at once and does not first ask the receiver, whose answer would stand behind what that one sends. */
+#define CHUNK_BYTES (UINT64_C(63) << 10)
+_Static_assert(2 * LANE_CHUNKS * CHUNK_BYTES <= PD_STAGING_UNIT_BYTES, "a lane's chunks, either way, are in its unit");
 #define OPERATIONS 128u
 #define CANCEL_SECONDS 1
 #define LEAVE_SECONDS 3 /* after a failure, when peers that can come do so at once */
 
+#define CHUNKS_MAX (2u * PD_STAGING_UNITS_MAX * LANE_CHUNKS)
+
 struct chunk {
-    MPI_Request request;
-    bool is_busy, is_staged;
-    uint8_t *staging;        /* (CHUNK_BYTES) */
+    bool is_staged;
     struct pd_cursor target; /* where a staged chunk belongs */
     uint64_t bytes;
 };
@@ -41,19 +45,22 @@ struct lane {
     bool is_used;
     uint32_t peer;
     struct pd_cursor walk; /* of what has not been handed to MPI */
-    struct chunk chunks[LANE_CHUNKS];
 };
 
 struct side {
-    struct lane lanes[PD_STAGING_UNITS_MAX];
-    uint32_t lane_count;
+    bool is_send;
     uint32_t *peers; /* (size) in the order of steps */
     uint32_t count, next;
 };
 
+/* Lanes of `sides[0]`, then those of `sides[1]`; chunks lane by lane. */
 struct remote {
-    struct side sends, recvs;
-    uint8_t *staging; /* half of a unit a lane and side, in pages of its own: they may be locked */
+    struct side sides[2]; /* receives, sends */
+    uint32_t lane_count;  /* of a side */
+    struct lane lanes[2 * PD_STAGING_UNITS_MAX];
+    struct chunk chunks[CHUNKS_MAX];
+    MPI_Request requests[CHUNKS_MAX]; /* of chunks; MPI_REQUEST_NULL: not busy */
+    uint8_t *staging;                 /* a unit a lane and its opposite, in pages of its own: they may be locked */
 };
 
 /* MPI is one to a process. */
@@ -84,18 +91,15 @@ static bool has_remote_members(const struct pd_progress *engine)
 static void remote_release(struct remote *remote)
 {
     if (!remote) return;
-    free(remote->sends.peers);
-    free(remote->recvs.peers);
+    free(remote->sides[0].peers);
+    free(remote->sides[1].peers);
     free(remote->staging);
     free(remote);
 }
 
-static void side_init(struct side *side, uint32_t lane_count, uint8_t *staging)
+static uint32_t chunk_count(const struct remote *remote)
 {
-    side->lane_count = lane_count;
-    for (uint32_t l = 0; l < side->lane_count; l++)
-        for (uint32_t c = 0; c < LANE_CHUNKS; c++)
-            side->lanes[l].chunks[c].staging = staging + (size_t)(l * LANE_CHUNKS + c) * CHUNK_BYTES;
+    return 2 * remote->lane_count * LANE_CHUNKS;
 }
 
 static pd_status remote_new(struct pd_progress *engine, struct pd_error *err)
@@ -108,16 +112,18 @@ static pd_status remote_new(struct pd_progress *engine, struct pd_error *err)
     uint64_t bytes = lanes * PD_STAGING_UNIT_BYTES;
     struct remote *remote = calloc(1, sizeof *remote);
     if (remote) {
-        remote->sends.peers = calloc(engine->comm.size, sizeof *remote->sends.peers);
-        remote->recvs.peers = calloc(engine->comm.size, sizeof *remote->recvs.peers);
+        remote->sides[0].peers = calloc(engine->comm.size, sizeof *remote->sides->peers);
+        remote->sides[1].peers = calloc(engine->comm.size, sizeof *remote->sides->peers);
         remote->staging = aligned_alloc(4096, bytes);
     }
-    if (!remote || !remote->sends.peers || !remote->recvs.peers || !remote->staging) {
+    if (!remote || !remote->sides[0].peers || !remote->sides[1].peers || !remote->staging) {
         remote_release(remote);
         PD_FAIL(err, PD_NO_MEMORY, "buffers to ranks on other hosts");
     }
-    side_init(&remote->sends, lanes, remote->staging);
-    side_init(&remote->recvs, lanes, remote->staging + bytes / 2);
+    remote->sides[1].is_send = true;
+    remote->lane_count = lanes;
+    for (uint32_t c = 0; c < chunk_count(remote); c++)
+        remote->requests[c] = MPI_REQUEST_NULL;
     engine->remote.state = remote;
     engine->remote.staging = remote->staging;
     engine->remote.staging_bytes = bytes;
@@ -137,13 +143,14 @@ static struct pd_cursor *cursor_of(struct pd_progress *engine, uint32_t peer, bo
     return is_send ? &engine->exchange.links[peer].send : &engine->exchange.links[peer].recv;
 }
 
-static void side_begin(struct pd_progress *engine, struct side *side, bool is_send)
+static void side_begin(struct pd_progress *engine, struct side *side)
 {
     const struct pd_exchange *x = &engine->exchange;
     side->count = side->next = 0;
     for (uint32_t i = 0; i < x->peer_count; i++) {
-        const uint32_t peer = x->peers[is_send ? i : x->peer_count - 1 - i];
-        if (x->links[peer].slot == PD_NO_SLOT && cursor_of(engine, peer, is_send)->left) side->peers[side->count++] = peer;
+        const uint32_t peer = x->peers[side->is_send ? i : x->peer_count - 1 - i];
+        if (x->links[peer].slot == PD_NO_SLOT && cursor_of(engine, peer, side->is_send)->left)
+            side->peers[side->count++] = peer;
     }
 }
 
@@ -151,121 +158,145 @@ static void remote_begin(struct pd_progress *engine)
 {
     struct remote *remote = engine->remote.state;
     if (!remote) return;
-    side_begin(engine, &remote->sends, true);
-    side_begin(engine, &remote->recvs, false);
+    side_begin(engine, &remote->sides[0]);
+    side_begin(engine, &remote->sides[1]);
 }
 
-static pd_status chunk_post(struct pd_progress *engine, struct lane *lane, struct chunk *chunk, bool is_send,
-                            struct pd_error *err)
+static uint8_t *staging_of(const struct remote *remote, uint32_t c)
 {
+    return remote->staging + c * CHUNK_BYTES;
+}
+
+static pd_status fail_transfer(int code, bool is_send, uint32_t world, struct pd_error *err)
+{
+    return fail_mpi(code, is_send ? "sending to" : "receiving from", world, err);
+}
+
+static pd_status chunk_post(struct pd_progress *engine, struct lane *lane, uint32_t c, bool is_send, struct pd_error *err)
+{
+    struct remote *remote = engine->remote.state;
+    struct chunk *chunk = &remote->chunks[c];
     uint64_t span;
     void *memory = pd_cursor_span(&lane->walk, &span);
-    chunk->bytes = lane->walk.left < CHUNK_BYTES ? lane->walk.left : CHUNK_BYTES;
+    chunk->bytes = pd_min_u64(lane->walk.left, CHUNK_BYTES);
     chunk->is_staged = span < chunk->bytes || lane->walk.memory || lane->walk.adds;
     chunk->target = lane->walk;
-    if (chunk->is_staged) memory = chunk->staging;
+    if (chunk->is_staged) memory = staging_of(remote, c);
     if (chunk->is_staged && is_send)
-        PD_TRY(pd_cursor_read(&lane->walk, chunk->staging, chunk->bytes, err));
+        PD_TRY(pd_cursor_read(&lane->walk, memory, chunk->bytes, err));
     else
         pd_cursor_advance(&lane->walk, chunk->bytes);
-    int world = (int)engine->members[lane->peer].world;
-    int code = is_send ? MPI_Isend(memory, (int)chunk->bytes, MPI_BYTE, world, tag_of(engine), mpi_world, &chunk->request)
-                       : MPI_Irecv(memory, (int)chunk->bytes, MPI_BYTE, world, tag_of(engine), mpi_world, &chunk->request);
-    if (code != MPI_SUCCESS) return fail_mpi(code, is_send ? "sending to" : "receiving from", (uint32_t)world, err);
-    chunk->is_busy = true;
-    return PD_OK;
+    const int world = (int)engine->members[lane->peer].world, count = (int)chunk->bytes, tag = tag_of(engine);
+    const int code = is_send ? MPI_Isend(memory, count, MPI_BYTE, world, tag, mpi_world, &remote->requests[c])
+                             : MPI_Irecv(memory, count, MPI_BYTE, world, tag, mpi_world, &remote->requests[c]);
+    return code == MPI_SUCCESS ? PD_OK : fail_transfer(code, is_send, (uint32_t)world, err);
 }
 
-static pd_status chunk_damage(struct chunk *chunk, struct pd_error *err)
+static pd_status chunk_damage(const struct remote *remote, uint32_t c, struct pd_error *err)
 {
+    struct chunk *chunk = (struct chunk *)&remote->chunks[c];
     if (!chunk->is_staged) return pd_cursor_damage(&chunk->target, err);
-    chunk->staging[0] ^= 1;
+    staging_of(remote, c)[0] ^= 1;
     return PD_OK;
 }
 
-static pd_status chunk_finish(struct pd_progress *engine, struct lane *lane, struct chunk *chunk, bool is_send,
-                              bool *ret_has_moved, struct pd_error *err)
+static pd_status chunk_arrived(struct pd_progress *engine, const struct lane *lane, uint32_t c, const MPI_Status *status,
+                               struct pd_error *err)
 {
-    int is_done, count;
-    MPI_Status status;
-    uint32_t world = engine->members[lane->peer].world;
-    int code = MPI_Test(&chunk->request, &is_done, &status);
-    if (code != MPI_SUCCESS) return fail_mpi(code, is_send ? "sending to" : "receiving from", world, err);
-    if (!is_done) return PD_OK;
-    chunk->is_busy = false;
-    *ret_has_moved = true;
-    if (is_send) return PD_OK;
-    MPI_Get_count(&status, MPI_BYTE, &count);
+    struct remote *remote = engine->remote.state;
+    struct chunk *chunk = &remote->chunks[c];
+    int count;
+    MPI_Get_count(status, MPI_BYTE, &count);
     if ((uint64_t)count != chunk->bytes)
         PD_FAIL(err, PD_BUG, "operation %llu: rank %u expects %llu bytes of rank %u and got %d",
                 (unsigned long long)engine->exchange.sequence, engine->members[engine->comm.rank].world,
-                (unsigned long long)chunk->bytes, world, count);
+                (unsigned long long)chunk->bytes, engine->members[lane->peer].world, count);
     bool *is_damaged = &engine->exchange.links[lane->peer].is_damaged;
-    if (*is_damaged) PD_TRY(chunk_damage(chunk, err));
+    if (*is_damaged) PD_TRY(chunk_damage(remote, c, err));
     *is_damaged = false;
-    return chunk->is_staged ? pd_cursor_write(&chunk->target, chunk->staging, chunk->bytes, err) : PD_OK;
+    return chunk->is_staged ? pd_cursor_write(&chunk->target, staging_of(remote, c), chunk->bytes, err) : PD_OK;
 }
 
-static pd_status lane_progress(struct pd_progress *engine, struct lane *lane, bool is_send, bool *ret_has_moved,
-                               struct pd_error *err)
+/* One call for all that is on its way: every call that finds nothing polls all of MPI's connections. */
+static pd_status chunks_finish(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
 {
+    struct remote *remote = engine->remote.state;
+    int done = 0, indices[CHUNKS_MAX];
+    MPI_Status statuses[CHUNKS_MAX];
+    const int code = MPI_Testsome((int)chunk_count(remote), remote->requests, &done, indices, statuses);
+    for (int i = 0; done != MPI_UNDEFINED && i < done; i++) {
+        const uint32_t c = (uint32_t)indices[i], l = c / LANE_CHUNKS;
+        const bool is_send = l >= remote->lane_count;
+        const struct lane *lane = &remote->lanes[l];
+        *ret_has_moved = true;
+        if (code == MPI_ERR_IN_STATUS && statuses[i].MPI_ERROR != MPI_SUCCESS)
+            return fail_transfer(statuses[i].MPI_ERROR, is_send, engine->members[lane->peer].world, err);
+        if (!is_send) PD_TRY(chunk_arrived(engine, lane, c, &statuses[i], err));
+    }
+    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return fail_mpi(code, "transfers of", engine->comm.rank, err);
+    return PD_OK;
+}
+
+static pd_status lane_progress(struct pd_progress *engine, uint32_t l, bool is_send, struct pd_error *err)
+{
+    struct remote *remote = engine->remote.state;
+    struct lane *lane = &remote->lanes[l];
     bool is_busy = false;
-    for (uint32_t c = 0; c < LANE_CHUNKS; c++) {
-        struct chunk *chunk = &lane->chunks[c];
-        if (chunk->is_busy) PD_TRY(chunk_finish(engine, lane, chunk, is_send, ret_has_moved, err));
-        is_busy |= chunk->is_busy;
+    for (uint32_t c = l * LANE_CHUNKS; c < (l + 1) * LANE_CHUNKS; c++) {
+        if (remote->requests[c] == MPI_REQUEST_NULL && lane->walk.left) PD_TRY(chunk_post(engine, lane, c, is_send, err));
+        is_busy |= remote->requests[c] != MPI_REQUEST_NULL;
     }
-    for (uint32_t c = 0; c < LANE_CHUNKS && lane->walk.left; c++) {
-        if (lane->chunks[c].is_busy) continue;
-        PD_TRY(chunk_post(engine, lane, &lane->chunks[c], is_send, err));
-        is_busy = true;
-    }
-    if (is_busy || lane->walk.left) return PD_OK;
+    if (is_busy) return PD_OK;
     cursor_of(engine, lane->peer, is_send)->left = 0;
     lane->is_used = false;
     return PD_OK;
 }
 
-static pd_status side_progress(struct pd_progress *engine, struct side *side, bool is_send, bool *ret_has_moved,
-                               struct pd_error *err)
+static pd_status side_progress(struct pd_progress *engine, struct side *side, struct pd_error *err)
 {
-    for (uint32_t l = 0; l < side->lane_count; l++) {
-        struct lane *lane = &side->lanes[l];
+    struct remote *remote = engine->remote.state;
+    const uint32_t first = side->is_send ? remote->lane_count : 0;
+    for (uint32_t l = first; l < first + remote->lane_count; l++) {
+        struct lane *lane = &remote->lanes[l];
         if (!lane->is_used && side->next < side->count) {
             lane->peer = side->peers[side->next++];
-            lane->walk = *cursor_of(engine, lane->peer, is_send);
+            lane->walk = *cursor_of(engine, lane->peer, side->is_send);
             lane->is_used = true;
         }
-        if (lane->is_used) PD_TRY(lane_progress(engine, lane, is_send, ret_has_moved, err));
+        if (lane->is_used) PD_TRY(lane_progress(engine, l, side->is_send, err));
     }
     return PD_OK;
+}
+
+static bool is_idle(const struct remote *remote)
+{
+    return !remote || (remote->sides[0].count == 0 && remote->sides[1].count == 0);
 }
 
 static pd_status remote_progress(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
 {
     struct remote *remote = engine->remote.state;
-    if (!remote || (remote->sends.count == 0 && remote->recvs.count == 0)) return PD_OK;
+    if (is_idle(remote)) return PD_OK;
     pthread_mutex_lock(&mpi_lock);
-    pd_status st = side_progress(engine, &remote->recvs, false, ret_has_moved, err);
-    if (!st) st = side_progress(engine, &remote->sends, true, ret_has_moved, err);
+    pd_status st = chunks_finish(engine, ret_has_moved, err);
+    if (!st) st = side_progress(engine, &remote->sides[0], err);
+    if (!st) st = side_progress(engine, &remote->sides[1], err);
     pthread_mutex_unlock(&mpi_lock);
     return st;
 }
 
-static bool side_cancel(struct side *side, bool is_send, bool is_first)
+static bool cancel_all(struct remote *remote, bool is_first)
 {
     bool is_busy = false;
-    for (uint32_t l = 0; l < side->lane_count; l++) {
-        for (uint32_t c = 0; c < LANE_CHUNKS; c++) {
-            struct chunk *chunk = &side->lanes[l].chunks[c];
-            if (!chunk->is_busy) continue;
-            int is_done = 0;
-            if (is_first && !is_send) MPI_Cancel(&chunk->request);
-            if (MPI_Test(&chunk->request, &is_done, MPI_STATUS_IGNORE) != MPI_SUCCESS || is_done) chunk->is_busy = false;
-            is_busy |= chunk->is_busy;
-        }
-        side->lanes[l].is_used = false;
+    for (uint32_t c = 0; c < chunk_count(remote); c++) {
+        MPI_Request *request = &remote->requests[c];
+        if (*request == MPI_REQUEST_NULL) continue;
+        int is_done = 0;
+        if (is_first && c < chunk_count(remote) / 2) MPI_Cancel(request);
+        if (MPI_Test(request, &is_done, MPI_STATUS_IGNORE) != MPI_SUCCESS || is_done) *request = MPI_REQUEST_NULL;
+        is_busy |= *request != MPI_REQUEST_NULL;
     }
+    memset(remote->lanes, 0, sizeof remote->lanes);
     return is_busy;
 }
 
@@ -274,11 +305,10 @@ static bool side_cancel(struct side *side, bool is_send, bool is_first)
 static void remote_end(struct pd_progress *engine)
 {
     struct remote *remote = engine->remote.state;
-    if (!remote || (remote->sends.count == 0 && remote->recvs.count == 0)) return;
+    if (is_idle(remote)) return;
     for (int tries = 0; tries < CANCEL_SECONDS * 1000; tries++) {
         pthread_mutex_lock(&mpi_lock);
-        bool is_busy = side_cancel(&remote->recvs, false, tries == 0);
-        is_busy |= side_cancel(&remote->sends, true, tries == 0);
+        const bool is_busy = cancel_all(remote, tries == 0);
         pthread_mutex_unlock(&mpi_lock);
         if (!is_busy) return;
         pd_clock_sleep_ns(NULL, 1000000);
