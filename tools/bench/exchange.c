@@ -23,11 +23,12 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { TERM_BYTES = 8, PARAMETER_BYTES = 2, RUNS_MAX = PD_BENCH_PAIRS_MAX, WORDS_MAX = 64, SEQUENCE_TOKENS = 16 };
+enum { TERM_BYTES = 8, PARAMETER_BYTES = 2, RUNS_MAX = PD_BENCH_PAIRS_MAX, WORDS_MAX = 64, CONTEXT_MAX = 64 };
 
 struct exchange_bench {
     uint32_t hosts, ranks, runs;
-    uint64_t parameters; /* of the collectives alone */
+    uint32_t zero_stage, micro_batches, tokens; /* of steps; the first two 0: all that there are */
+    uint64_t parameters;                        /* of the collectives alone */
     double gbit;         /* of a host's link; 0: not known */
     const char *interface;
     bool json, is_rank, is_bare;
@@ -73,20 +74,6 @@ static pd_status look(const struct exchange_bench *b, uint64_t ret_now[3], struc
     return PD_OK;
 }
 
-static pd_status measure(const struct exchange_bench *b, pd_status (*run)(void *, uint64_t, struct pd_error *),
-                         void *context, uint64_t number, struct sample *ret_sample, struct pd_error *err)
-{
-    uint64_t before[3], after[3];
-    PD_TRY(look(b, before, err));
-    PD_TRY(run(context, number, err));
-    PD_TRY(look(b, after, err));
-    uint64_t sums[2] = {after[0] - before[0], after[1] - before[1]}, longest = after[2] - before[2];
-    PD_TRY(pd_comm_all_reduce(b->comm, sums, 2, PD_REDUCE_SUM_U64, err));
-    PD_TRY(pd_comm_all_reduce(b->comm, &longest, 1, PD_REDUCE_MAX_U64, err));
-    *ret_sample = (struct sample){(double)longest * 1e-9, sums[0], sums[1]};
-    return PD_OK;
-}
-
 /* ---- results ---- */
 
 static void report_one(struct exchange_bench *b, const char *name, const char *what, double value, enum pd_unit unit)
@@ -101,14 +88,49 @@ static double worse(double a, double b)
     return a > b ? a : b;
 }
 
-/* The first run, in which links are made, is left out. Bytes are those of all hosts; planned: 0 where nobody says. */
-static pd_status measure_all(struct exchange_bench *b, const char *name, double ideal, double planned,
-                             pd_status (*run)(void *, uint64_t, struct pd_error *), void *context, struct pd_error *err)
+/* Whatever is measured. Bytes are those of all hosts. */
+struct work {
+    pd_status (*run)(void *context, uint64_t number, struct pd_error *err);
+    void *context;
+    double ideal, planned;  /* bytes; 0 where nobody says */
+    double compute_seconds; /* without any exchange */
+};
+
+/* The time of what is not bound by links says nothing about them: it has no ratio. */
+static void report_time(struct exchange_bench *b, const char *name, const struct work *work, double seconds)
+{
+    const double least = work->ideal / b->comm->host_count * 8e-9 / b->gbit;
+    report_one(b, name, "wire_seconds", least, PD_UNIT_SECONDS);
+    if (work->compute_seconds > 0) report_one(b, name, "compute_seconds", work->compute_seconds, PD_UNIT_SECONDS);
+    if (work->compute_seconds > least / 2) {
+        if (b->comm->rank == 0) pd_report_say(&b->report, "%s is bound by compute, so it has no wire_ratio", name);
+        return;
+    }
+    report_one(b, name, "wire_ratio", seconds / least, PD_UNIT_NONE);
+    b->worst_time = worse(b->worst_time, seconds / least);
+}
+
+static pd_status measure(const struct exchange_bench *b, const struct work *work, uint64_t number,
+                         struct sample *ret_sample, struct pd_error *err)
+{
+    uint64_t before[3], after[3];
+    PD_TRY(look(b, before, err));
+    PD_TRY(work->run(work->context, number, err));
+    PD_TRY(look(b, after, err));
+    uint64_t sums[2] = {after[0] - before[0], after[1] - before[1]}, longest = after[2] - before[2];
+    PD_TRY(pd_comm_all_reduce(b->comm, sums, 2, PD_REDUCE_SUM_U64, err));
+    PD_TRY(pd_comm_all_reduce(b->comm, &longest, 1, PD_REDUCE_MAX_U64, err));
+    *ret_sample = (struct sample){(double)longest * 1e-9, sums[0], sums[1]};
+    return PD_OK;
+}
+
+/* The first run, in which links are made, is left out. */
+static pd_status measure_all(struct exchange_bench *b, const char *name, const struct work *work, struct pd_error *err)
 {
     double seconds[RUNS_MAX], leaving = 0, wire = 0;
     struct sample sample;
     for (uint32_t i = 0; i <= b->runs; i++) {
-        PD_TRY(measure(b, run, context, i, &sample, err));
+        PD_TRY(measure(b, work, i, &sample, err));
         if (i == 0) continue;
         seconds[i - 1] = sample.seconds;
         leaving += (double)sample.leaving_bytes / b->runs;
@@ -116,22 +138,19 @@ static pd_status measure_all(struct exchange_bench *b, const char *name, double 
     }
     const double median = pd_bench_quantile(seconds, b->runs, 0.5);
     report_one(b, name, "seconds", median, PD_UNIT_SECONDS);
-    if (ideal <= 0) return PD_OK;
-    report_one(b, name, "host_bytes_ratio", leaving / ideal, PD_UNIT_NONE);
-    b->worst_bytes = worse(b->worst_bytes, leaving / ideal);
-    if (planned > 0) {
-        report_one(b, name, "plan_ratio", leaving / planned, PD_UNIT_NONE);
-        if (fabs(leaving / planned - 1) >= fabs(b->worst_plan - 1)) b->worst_plan = leaving / planned;
+    if (work->ideal <= 0) return PD_OK;
+    report_one(b, name, "host_bytes_ratio", leaving / work->ideal, PD_UNIT_NONE);
+    b->worst_bytes = worse(b->worst_bytes, leaving / work->ideal);
+    if (work->planned > 0) {
+        report_one(b, name, "plan_ratio", leaving / work->planned, PD_UNIT_NONE);
+        if (fabs(leaving / work->planned - 1) >= fabs(b->worst_plan - 1)) b->worst_plan = leaving / work->planned;
     }
     if (b->interface) {
-        report_one(b, name, "host_wire_bytes_ratio", wire / ideal, PD_UNIT_NONE);
-        b->worst_wire = worse(b->worst_wire, wire / ideal);
+        report_one(b, name, "host_wire_bytes", wire / b->hosts, PD_UNIT_BYTES);
+        report_one(b, name, "host_wire_bytes_ratio", wire / work->ideal, PD_UNIT_NONE);
+        b->worst_wire = worse(b->worst_wire, wire / work->ideal);
     }
-    if (b->gbit > 0) {
-        const double least = ideal / b->comm->host_count * 8e-9 / b->gbit;
-        report_one(b, name, "wire_ratio", median / least, PD_UNIT_NONE);
-        b->worst_time = worse(b->worst_time, median / least);
-    }
+    if (b->gbit > 0) report_time(b, name, work, median);
     return PD_OK;
 }
 
@@ -173,37 +192,49 @@ static pd_status bench_bare(struct exchange_bench *b, struct pd_error *err)
     for (bare.gathers = 1; bare.gathers <= 2; bare.gathers++) {
         const char *name = bare.gathers == 1 ? "collectives_one_gather" : "collectives_two_gathers";
         const double bytes = (double)(all * (TERM_BYTES + PARAMETER_BYTES * bare.gathers)) * (b->hosts - 1);
-        PD_TRY(measure_all(b, name, bytes, 0, run_bare, &bare, err));
+        const struct work work = {.run = run_bare, .context = &bare, .ideal = bytes};
+        PD_TRY(measure_all(b, name, &work, err));
     }
     return PD_OK;
 }
 
 /* ---- whole steps ---- */
 
+struct steps {
+    struct pd_bench_run run;
+    double stage_seconds[PD_STEP_STAGES]; /* of this rank, all steps but the first */
+};
+
 static pd_status run_step(void *context, uint64_t number, struct pd_error *err)
 {
-    double seconds;
-    return pd_bench_run_step(context, number, &seconds, NULL, err);
+    struct steps *steps = context;
+    struct pd_step_result result;
+    PD_TRY(pd_engine_step(steps->run.whole.engine, number * steps->run.config.batch.sequences, number, &result, err));
+    for (uint32_t s = 0; s < PD_STEP_STAGES && number; s++)
+        steps->stage_seconds[s] += result.stage_seconds[s];
+    return PD_OK;
 }
 
-static pd_status open_run(struct exchange_bench *b, struct pd_bench_run *run, const char *tokens, uint32_t zero_stage,
-                          uint32_t micro_batches, struct pd_error *err)
+/* comm: NULL: of this rank alone. */
+static pd_status open_run(struct exchange_bench *b, struct pd_comm *comm, const char *tokens, uint32_t zero_stage,
+                          uint32_t micro_batches, struct pd_bench_run *run, struct pd_error *err)
 {
     char sections[256];
+    const uint32_t ranks = comm ? comm->size : 1;
     snprintf(sections, sizeof sections,
              "numerics: {precision: bf16, virtual_tp: 1}\nlayout: {recompute: none, dp: %u, zero_stage: %u, order: %s}\n",
-             b->comm->size, zero_stage, zero_stage == 3 ? "breadth_first" : "depth_first");
+             ranks, zero_stage, zero_stage == 3 ? "breadth_first" : "depth_first");
     const struct pd_bench_run_options options = {
         .model = "preset: gpt2-124m, hidden: 512, heads: 8, layers: 4, vocab: 4096, context: 64",
         .tokens = tokens,
-        .sequences = (uint64_t)micro_batches * b->comm->size,
+        .sequences = (uint64_t)micro_batches * ranks,
         .micro_batch = 1,
-        .context = SEQUENCE_TOKENS,
+        .context = b->tokens,
         .sections = sections,
         .overrides = b->words,
         .override_count = b->word_count};
     PD_TRY(pd_bench_run_configure(run, &options, err));
-    run->comm = b->comm;
+    run->comm = comm;
     return pd_bench_run_open(run, 1, err);
 }
 
@@ -221,23 +252,52 @@ static pd_status planned_bytes(const struct exchange_bench *b, const struct pd_b
     return PD_OK;
 }
 
+/* Of a step of ranks that exchange nothing: all at the same time, each with its own micro-batches and the update of all. */
+static pd_status compute_alone(struct exchange_bench *b, const char *tokens, uint32_t micro_batches, double *ret_seconds,
+                               struct pd_error *err)
+{
+    struct steps steps = {.stage_seconds = {0}};
+    const struct work work = {.run = run_step, .context = &steps};
+    struct sample sample = {0};
+    pd_status st = open_run(b, NULL, tokens, 0, micro_batches, &steps.run, err);
+    for (uint64_t i = 0; i < 2 && !st; i++)
+        st = measure(b, &work, i, &sample, err);
+    pd_bench_run_close(&steps.run);
+    *ret_seconds = sample.seconds;
+    return st;
+}
+
+static pd_status bench_step(struct exchange_bench *b, const char *tokens, uint32_t stage, uint32_t micro_batches,
+                            struct pd_error *err)
+{
+    struct steps steps = {.stage_seconds = {0}};
+    struct work work = {.run = run_step, .context = &steps};
+    char name[64];
+    snprintf(name, sizeof name, "zero%u_micro_batches%u", stage, micro_batches);
+    if (b->gbit > 0) PD_TRY(compute_alone(b, tokens, micro_batches, &work.compute_seconds, err));
+    pd_status st = open_run(b, b->comm, tokens, stage, micro_batches, &steps.run, err);
+    if (!st) st = planned_bytes(b, &steps.run, &work.planned, err);
+    if (!st) {
+        work.ideal = (TERM_BYTES + PARAMETER_BYTES * (stage == 3 ? 2 : 1)) * (b->hosts - 1.0) *
+                     (double)steps.run.whole.model->parameter_count;
+        st = measure_all(b, name, &work, err);
+    }
+    for (uint32_t s = 0; s < PD_STEP_STAGES && !st; s++) {
+        char what[32];
+        snprintf(what, sizeof what, "%s_seconds", pd_step_stage_names[s]);
+        report_one(b, name, what, steps.stage_seconds[s] / b->runs, PD_UNIT_SECONDS);
+    }
+    pd_bench_run_close(&steps.run);
+    return st;
+}
+
 static pd_status bench_steps(struct exchange_bench *b, const char *tokens, struct pd_error *err)
 {
     static const uint32_t micro_batches[] = {1, 4, 16};
     for (uint32_t stage = 1; stage <= 3; stage++) {
-        for (uint32_t m = 0; m < sizeof micro_batches / sizeof *micro_batches; m++) {
-            struct pd_bench_run run = {.comm = NULL};
-            char name[64];
-            const double bytes = (TERM_BYTES + PARAMETER_BYTES * (stage == 3 ? 2 : 1)) * (b->hosts - 1.0);
-            double planned;
-            snprintf(name, sizeof name, "zero%u_micro_batches%u", stage, micro_batches[m]);
-            pd_status st = open_run(b, &run, tokens, stage, micro_batches[m], err);
-            if (!st) st = planned_bytes(b, &run, &planned, err);
-            if (!st)
-                st = measure_all(b, name, bytes * (double)run.whole.model->parameter_count, planned, run_step, &run, err);
-            pd_bench_run_close(&run);
-            PD_TRY(st);
-        }
+        if (b->zero_stage && b->zero_stage != stage) continue;
+        for (uint32_t m = 0; m < (b->micro_batches ? 1 : sizeof micro_batches / sizeof *micro_batches); m++)
+            PD_TRY(bench_step(b, tokens, stage, b->micro_batches ? b->micro_batches : micro_batches[m], err));
     }
     return PD_OK;
 }
@@ -269,7 +329,7 @@ static pd_status bench_rank(struct exchange_bench *b, struct pd_error *err)
     if (b->hosts > 1) pd_report_double(&b->report, "host_bytes_ratio", b->worst_bytes, PD_UNIT_NONE);
     if (b->hosts > 1 && !b->is_bare) pd_report_double(&b->report, "plan_ratio", b->worst_plan, PD_UNIT_NONE);
     if (b->interface) pd_report_double(&b->report, "host_wire_bytes_ratio", b->worst_wire, PD_UNIT_NONE);
-    if (b->gbit > 0) pd_report_double(&b->report, "wire_ratio", b->worst_time, PD_UNIT_NONE);
+    if (b->worst_time > 0) pd_report_double(&b->report, "wire_ratio", b->worst_time, PD_UNIT_NONE);
     return pd_report_end(&b->report, err);
 }
 
@@ -306,7 +366,7 @@ static pd_status start_ranks(const struct exchange_bench *b, int argc, char **ar
 
 pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
 {
-    struct exchange_bench b = {.hosts = 4, .ranks = 8, .runs = 5, .parameters = UINT64_C(4) << 20, .worst_plan = 1};
+    struct exchange_bench b = {.hosts = 4, .ranks = 8, .runs = 5, .tokens = 16, .parameters = UINT64_C(4) << 20, .worst_plan = 1};
     bool done;
     /* clang-format off */
     struct pd_option options[] = {
@@ -314,6 +374,9 @@ pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
         {.name = "ranks", "N", "processes in all (8)", PD_OPTION_U32, &b.ranks, 1, 4096},
         {.name = "runs", "N", "steps that are measured, after one that is not, 1 to 99 (5)", PD_OPTION_U32, &b.runs, 1,
          RUNS_MAX},
+        {.name = "zero", "STAGE", "1, 2 or 3; 0: all (0)", PD_OPTION_U32, &b.zero_stage, 0, 3},
+        {.name = "micro-batches", "N", "of a rank in a step; 0: 1, 4 and 16 (0)", PD_OPTION_U32, &b.micro_batches, 0, 1024},
+        {.name = "tokens", "N", "of a micro-batch, 1 to 64 (16)", PD_OPTION_U32, &b.tokens, 1, CONTEXT_MAX},
         {.name = "collectives", NULL, "a reduce-scatter and gathers alone, without steps", PD_OPTION_FLAG, &b.is_bare},
         {.name = "parameters", "N", "of these (4194304)", PD_OPTION_U64, &b.parameters, 1, UINT64_C(1) << 34},
         {.name = "rank", NULL, "this is one of the ranks, which the starter adds", PD_OPTION_FLAG, &b.is_rank},
@@ -325,7 +388,7 @@ pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
             "Bytes that leave a host in a step of training, over (8 + 2) bytes a parameter under ZeRO-1 and (8 + 4) under "
             "ZeRO-3, times the share of other hosts, for 1, 4 and 16 micro-batches a rank.\vWith tools/bench/hosts.sh hosts "
             "are network namespaces, bytes are also those of their interfaces, and links may have a rate: wire_ratio is the "
-            "time of a step over that of the bytes on the link.",
+            "time of a step over that of the bytes on the link, where compute alone takes less than half of that.",
         .options = options,
         .json = &b.json,
         .words = b.words,

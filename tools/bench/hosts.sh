@@ -2,7 +2,8 @@
 # Runs a command on pretended hosts that are network namespaces joined by a bridge, as root:
 #   tools/bench/hosts.sh [--shape RATE] HOSTS COMMAND...      such as --shape 1gbit 4 build/perdure bench exchange --hosts 4 --json
 # PERDURE_MPIRUN starts ranks on them in turn, every byte between two of them goes over their interfaces, which are counted. With
-# --shape each interface passes RATE (a number and "gbit" or "mbit") in either direction. Everything is taken down at the end.
+# --shape each interface passes RATE (a number and "gbit" or "mbit") in either direction, by TCP with cubic, the kernel's own choice,
+# whatever this machine has chosen. Everything is taken down at the end.
 # Needs ip and tc (iproute2), unshare, Open MPI's mpirun. Open MPI enters a host by calling this script in place of ssh:
 #   hosts.sh --enter ADDRESS COMMAND...
 set -euo pipefail
@@ -19,7 +20,7 @@ if [ "${1:-}" = --shape ]; then
   shift 2
 fi
 if [ $# -lt 2 ]; then
-  sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
   exit 64
 fi
 [ "$(id -u)" = 0 ] || { echo "hosts.sh: network namespaces are root's to make: run it as root, or the benchmark without it" >&2; exit 69; }
@@ -53,6 +54,7 @@ for ((i = 1; i <= hosts; i++)); do
   ip -n "$name-$i" addr add "$net.$i/24" dev eth0
   ip -n "$name-$i" link set eth0 up
   ip -n "$name-$i" link set lo up
+  ip -n "$name-$i" route replace "$net.0/24" dev eth0 src "$net.$i" congctl cubic
   shape "ip netns exec $name-$i" eth0
   shape "" "$name.$i"
   echo "$net.$i slots=64" >>"$files/hosts"
@@ -62,7 +64,7 @@ case "$rate" in
   *gbit) export PERDURE_BENCH_GBIT=${rate%gbit} ;;
   *mbit) export PERDURE_BENCH_GBIT; PERDURE_BENCH_GBIT=$(awk "BEGIN {print ${rate%mbit} / 1000}") ;;
 esac
-export PERDURE_BENCH_HOSTS=$name PERDURE_BENCH_INTERFACE=eth0
+export PERDURE_BENCH_HOSTS=$name PERDURE_BENCH_INTERFACE=eth0 PERDURE_BENCH_ADDRESS=$net.1
 export OMPI_MCA_plm_rsh_agent="$(realpath "$0") --enter" OMPI_MCA_orte_keep_fqdn_hostnames=1
 export OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=$net.0/24 OMPI_MCA_oob_tcp_if_include=$net.0/24
 export PERDURE_MPIRUN="mpirun --hostfile $files/hosts --map-by node -x PERDURE_BENCH_INTERFACE${rate:+ -x PERDURE_BENCH_GBIT}"
