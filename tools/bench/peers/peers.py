@@ -11,7 +11,7 @@ import time
 import peer
 
 PEERS = ("torch_save", "safetensors_file", "torch_dcp", "torch_convert", "deepspeed_convert", "torch_adam", "deepspeed_adam", "deepspeed_nvme",
-         "torch_step")
+         "torch_step", "torch_exchange")
 VERSIONS = "import importlib.metadata as m\nfor n in ('torch', 'safetensors', 'transformers', 'deepspeed'):\n try: print(n, m.version(n))\n except m.PackageNotFoundError: pass"
 
 
@@ -72,7 +72,7 @@ def about(o):
 def show(result):
     print(f"{result['date']}, {result['threads']} threads of {result['processor']}, load {result['load']:.1f}; "
           + ", ".join(f"{n} {v}" for n, v in result["versions"].items()))
-    print("\n| peer | what | perdure, s | peer, s | perdure / peer, below 1 perdure is faster | what is unfair |\n|---|---|---|---|---|---|")
+    print("\n| peer | what | perdure, s where nothing else is said | peer | perdure / peer, below 1 perdure is faster | what is unfair |\n|---|---|---|---|---|---|")
     for r in result["rows"]:
         print(f"| {r['peer']} | {r['row']} | {r['perdure_seconds']:.3g} | {r['peer_seconds']:.3g} | {r['ratio']:.2f} "
               f"({r['ratio_low']:.2f}–{r['ratio_high']:.2f}) | {r['unfair']} |")
