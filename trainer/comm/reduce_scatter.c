@@ -76,12 +76,20 @@ static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *
     return w;
 }
 
+/* Of a chunk's elements. The first chunks are a quarter and a half of the others, so that links soon have something to send. */
+static uint64_t first_of(const struct walk *w, uint64_t chunk)
+{
+    const uint64_t quarter = w->chunk / 4;
+    if (w->count <= w->chunk) return chunk * w->chunk;
+    return chunk < 3 ? ((UINT64_C(1) << chunk) - 1) * quarter : (4 * chunk - 5) * quarter;
+}
+
 static struct round round_of(const struct walk *w, uint64_t number)
 {
     const uint64_t chunk = number / w->rounds, others = w->engine->hosts.count - 1;
     uint64_t *room = (uint64_t *)w->engine->room;
-    struct round r = {.first = chunk * w->chunk, .from = (uint32_t)(1 + number % w->rounds * w->hosts)};
-    r.count = pd_min_u64(w->chunk, w->count - r.first);
+    struct round r = {.first = first_of(w, chunk), .from = (uint32_t)(1 + number % w->rounds * w->hosts)};
+    r.count = pd_min_u64(first_of(w, chunk + 1), w->count) - r.first;
     r.to = (uint32_t)pd_min_u64((uint64_t)r.from + w->hosts, others + 1);
     r.is_first = number % w->rounds == 0;
     r.is_last = (number + 1) % w->rounds == 0;
@@ -166,7 +174,9 @@ static void add_outside(struct walk *w, const struct round *r)
 static pd_status run_rounds(struct walk *w, struct pd_error *err)
 {
     const struct pd_comm_memory *memory = w->op->memory;
-    const uint64_t rounds = w->count ? pd_divide_up(w->count, w->chunk) * w->rounds : 0;
+    uint64_t rounds = 0;
+    while (first_of(w, rounds / w->rounds) < w->count)
+        rounds += w->rounds;
     struct round before = {.is_last = false};
     for (uint64_t number = 0; number <= rounds && rounds; number++) {
         w->messages.send_count = w->messages.recv_count = 0;
