@@ -194,23 +194,26 @@ static bool wants_leave(const struct job *job)
     return job->requests->wants_leave || job->requests->wants_regroup || job->end.is_run_dir_gone;
 }
 
+/* A rank that misses another says so before that one's host does: whoever is asked then has answered when all have ended. */
 static void lost_tell(struct job *job, uint32_t rank)
 {
+    struct pd_note_ended note;
     const struct pd_launch_requests *requests = job->requests;
-    pd_log(PD_LOG_DEBUG, MODULE, "rank %u (process %d) is gone without a word", rank, job->seen[rank].process);
+    const bool has_note = pd_note_read_ended(job->end.start->dir, rank, &note);
+    if (has_note && note.status != PD_PEER_LOST) return;
+    if (!has_note)
+        pd_log(PD_LOG_DEBUG, MODULE, "rank %u (process %d) is gone without a word", rank, job->seen[rank].process);
     if (requests->has_lost && !job->is_loss_told && !wants_leave(job)) requests->has_lost(requests->context);
     job->is_loss_told = true;
 }
 
 static void workers_look(struct job *job)
 {
-    struct pd_note_ended note;
     for (uint32_t r = 0; r < job->end.count; r++) {
         struct pd_launch_process *seen = &job->seen[r];
         if (!seen->has_begun || !seen->is_here || seen->is_gone || !worker_has_ended(job, r)) continue;
         mark_gone(seen);
-        if (job->end.start->transport == PD_TRANSPORT_MPI && !pd_note_read_ended(job->end.start->dir, r, &note))
-            lost_tell(job, r);
+        if (job->end.start->transport == PD_TRANSPORT_MPI) lost_tell(job, r);
     }
 }
 
@@ -460,20 +463,23 @@ static void chaos_look(struct job *job)
     if (pd_chaos_due(chaos, now, job->end.count, &blow)) chaos_strike(job, &blow, now);
 }
 
-/* When a rank fails, mpirun gives the others two seconds to end, even if they have. It is not told to hurry: version 4 then
- * often crashes on its way out, with a page of addresses. One that takes much longer is stuck. */
+/* When a rank fails, mpirun sleeps for a second or two, so that the others may end, even if they have: SIGCHLD, which says
+ * nothing that it does not see for itself, wakes it. It is not told to end: version 4 then often crashes on its way out, with
+ * a page of addresses. One that takes much longer is stuck. */
 static void starter_look(struct job *job)
 {
     bool is_alone = job->end.start->transport == PD_TRANSPORT_MPI && all_are_here(job);
     for (uint32_t r = 0; is_alone && r < job->end.count; r++)
         is_alone = job->seen[r].is_gone;
     uint64_t now = pd_clock_monotonic_ns(NULL);
+    if (is_alone) kill(job->end.starter, SIGCHLD);
     if (!is_alone) {
         job->alone_since_ns = 0;
     } else if (job->alone_since_ns == 0) {
         job->alone_since_ns = now;
     } else if (now - job->alone_since_ns > STARTER_ALONE_NS) {
         pd_log(PD_LOG_WARN, MODULE, "%s does not end although all its ranks have: ending it", job->end.starter_name);
+        job->alone_since_ns = now;
         job_kill(job);
     }
 }

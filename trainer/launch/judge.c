@@ -193,6 +193,7 @@ static bool is_left_late(struct facts *f)
 
 static bool is_begin_overdue(struct facts *f)
 {
+    if (f->end->is_begin_overdue) f->verdict->was_cut_off = false; /* by this launcher alone */
     return f->end->is_begin_overdue;
 }
 
@@ -286,7 +287,7 @@ enum { OF_NOTE = -1 };
 #define LEFT_STOPPED \
     "asked to leave while a rank was stopped (SIGSTOP), which cannot save: ended; the last checkpoint stands"
 #define LEFT_LATE "asked to leave, and the save was not through in time (PERDURE_GRACE_S): ended; the last checkpoint stands"
-#define BEGIN_OVERDUE "%S (process %Q) started no rank in restart.peer_timeout; see what it said, and its hosts"
+#define BEGIN_OVERDUE "%S (process %Q) started no rank in restart.peer_timeout"
 
 /* Causes that a rank names come first: what others end with follows from them. Ranks that left together end with 0
  * whatever they have to say, so notes come before success. In sentences: %N the note, %P the process and %R the rank that
@@ -306,7 +307,7 @@ static const struct row {
     {is_left_opening,             PD_STOPPED,   PD_LAUNCH_END,     LEFT_OPENING},
     {is_left_stopped,             PD_STOPPED,   PD_LAUNCH_END,     LEFT_STOPPED},
     {is_left_late,                PD_STOPPED,   PD_LAUNCH_END,     LEFT_LATE},
-    {is_begin_overdue,            PD_UNSUPPORTED, PD_LAUNCH_END,   BEGIN_OVERDUE},
+    {is_begin_overdue,            PD_PEER_LOST, PD_LAUNCH_REPEAT,  BEGIN_OVERDUE},
     {names_cause_by_code,         OF_NOTE,      PD_LAUNCH_END,     NO_NOTE},
     {is_hung,                     PD_PEER_LOST, PD_LAUNCH_REPLACE, "%U"},
     {is_starter_killed,           PD_PEER_LOST, PD_LAUNCH_REPEAT,  "%S (process %Q) was %H, and its ranks with it"},

@@ -254,8 +254,14 @@ static pd_status judge(struct launch_state *state, struct pd_launch_verdict *ver
     if (!verdict->has_begun && !verdict->was_cut_off && !is_charged && state->restarts == 0)
         return fail_before_begin(state, verdict, err);
     step_look(state);
-    *ret_is_over = !(is_regrouped || is_charged);
-    if (!*ret_is_over) return set_next(state, verdict, true, err);
+    /* A start behind the loss of a host has no fault of its own when it does not begin: once. */
+    const bool is_aftermath = !verdict->has_begun && state->is_charged;
+    *ret_is_over = !(is_regrouped || is_charged || is_aftermath);
+    if (!*ret_is_over) {
+        PD_TRY(set_next(state, verdict, true, err));
+        state->is_charged &= !is_aftermath;
+        return PD_OK;
+    }
     if (is_the_same_again(state, verdict))
         PD_FAIL(err, verdict->status, "%s: %.850s",
                 verdict->status == PD_DIVERGED ? "the loss diverged again, with the same bits, so no machine is to blame"
@@ -289,6 +295,8 @@ static void log_end(const struct launch_state *state, const struct pd_launch_ver
         pd_log_info(MODULE, "%s", verdict->message);
     else if (state->is_charged)
         pd_log_warn(MODULE, "%s; the others go on", verdict->message);
+    else if (!verdict->has_begun && !state->idle_restarts)
+        pd_log_warn(MODULE, "%s; once more", verdict->message);
     else
         pd_log_warn(MODULE, "%s; restart %u of %u without progress follows", verdict->message, state->idle_restarts,
                     state->launch->restart_limit);

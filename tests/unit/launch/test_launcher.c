@@ -397,14 +397,14 @@ Test(launcher, an_end_without_a_word_is_tried_again)
     expect_error_says("/nonexistent/worker cannot be started");
 }
 
-/* The first time the script ends as `first` says; later it is mpirun. */
-static void starter_make(const char *first)
+/* The first time the script ends as `first` says; later it does what `then` says, and is mpirun. */
+static void starter_make(const char *first, const char *then)
 {
     char path[PATH_MAX + 16];
     snprintf(path, sizeof path, "%s/starter", dir);
     FILE *file = fopen(path, "w");
     cr_assert(file);
-    fprintf(file, "#!/bin/sh\n[ -e %s/once ] && exec mpirun \"$@\"\n: >%s/once\n%s\n", dir, dir, first);
+    fprintf(file, "#!/bin/sh\n[ -e %s/once ] && { %s; exec mpirun \"$@\"; }\n: >%s/once\n%s\n", dir, then, dir, first);
     fclose(file);
     cr_assert_eq(chmod(path, 0755), 0);
     setenv("PERDURE_MPIRUN", path, 1);
@@ -413,7 +413,7 @@ static void starter_make(const char *first)
 Test(launcher, a_starter_killed_before_a_rank_had_begun_is_started_again)
 {
     struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_MPI, 2);
-    starter_make("kill -KILL $$");
+    starter_make("kill -KILL $$", ":");
     cr_assert_eq(launch(&what), 0);
     cr_assert_eq(starts(0), 1);
     cr_assert_eq(last_ranks(), 2, "no rank is lost");
@@ -422,7 +422,7 @@ Test(launcher, a_starter_killed_before_a_rank_had_begun_is_started_again)
 Test(launcher, a_starter_that_fails_before_a_rank_had_begun_is_not)
 {
     struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_MPI, 2);
-    starter_make("exit 3");
+    starter_make("exit 3", ":");
     cr_assert_eq(launch(&what), 78);
     cr_assert_eq(starts(0), 0);
     expect_error_says("PERDURE_MPIRUN ended (exit code 3) before a rank had begun");
@@ -433,7 +433,7 @@ Test(launcher, the_code_of_another_rank_is_not_how_one_died)
 {
     struct pd_launch what = launch_of(WORKER("kill:1"), PD_TRANSPORT_MPI, 2);
     what.restart_limit = 0;
-    starter_make("shift 2; for r in 0 1; do OMPI_COMM_WORLD_RANK=$r \"$@\" & done; wait; exit 75");
+    starter_make("shift 2; for r in 0 1; do OMPI_COMM_WORLD_RANK=$r \"$@\" & done; wait; exit 75", ":");
     cr_assert_eq(launch(&what), 93);
     expect_error_says("the last: rank 1 (process ");
     expect_error_says(") ended without a word. Remove the cause");
@@ -473,6 +473,23 @@ Test(launcher, what_is_needed_of_hosts_that_are_in_the_list_no_more_is_done_with
     FILE *file = fopen(what.places.hosts, "w");
     cr_assert(file && fputs("localhost\n", file) >= 0 && fclose(file) == 0);
     cr_assert_eq(launch_end(process), 0, "and it costs no restart");
+    cr_assert_eq(starts(0), 2);
+}
+
+/* It may be that the machines are busy with the loss. A second one that does not begin is the run's. */
+Test(launcher, a_start_behind_a_lost_host_that_does_not_begin_is_made_again)
+{
+    char plan[24];
+    snprintf(plan, sizeof plan, "fail:%d,done", PD_HOSTS_AWAY);
+    struct pd_launch what = launch_of_hosts(WORKER(plan));
+    what.places.wait_seconds = PATIENCE_MS / 1e3;
+    what.peer_timeout = 3;
+    starter_make("echo >>$0.log; exec mpirun \"$@\"", "echo >>$0.log; [ $(wc -l <$0.log) = 2 ] && exec sleep 1000");
+    const pid_t process = launch_begin(&what);
+    wait_for(0, "start", 1);
+    FILE *file = fopen(what.places.hosts, "w");
+    cr_assert(file && fputs("localhost\n", file) >= 0 && fclose(file) == 0);
+    cr_assert_eq(launch_end(process), 0);
     cr_assert_eq(starts(0), 2);
 }
 
