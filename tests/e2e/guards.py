@@ -32,6 +32,10 @@ def body(workspace, _):
         raise harness.Failure(f"a NaN that a restart does not repeat is not called hardware:\n{again}")
     if any("samples 16 to 19; guard.non_finite=skip" not in text for text in (stopped, ended)):
         raise harness.Failure(f"the samples, or what to do, are not said:\n{stopped}{ended}")
+    once = {"PERDURE_FAULT": "engine.gradient.nan@1:20", "PERDURE_FAULT_ONCE": os.path.join(workspace.path, "once-of-rank-1")}
+    named = workspace.train(config, workspace.directory(), ["layout.ranks=2", "layout.transport=mpi"], once).stderr
+    if f"suspect the hardware of rank 1, on host {os.uname().nodename} (" not in named:
+        raise harness.Failure(f"a NaN that one rank computed once is not charged to it:\n{named}")
     plain, alone, pair, cut = (workspace.directory() for _ in range(4))
     workspace.train(config, plain)
     said = workspace.train(config, alone, [SKIP], NAN).stderr

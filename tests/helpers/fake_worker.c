@@ -5,6 +5,7 @@
  *   kill:R         rank R kills itself              deaf         hear nothing, for ever
  *   kill:R+S       ranks R and S, at once           kill-starter rank 0 kills what started it
  *   step+kill:R    the same, after a commit         exit:CODE    leave without a word
+ *   nan:R          all ranks end diverged, by rank R on GPU "odd"; "left-out" is said where any GPU is
  *   fail:S         all ranks end with status S      one:R:S      rank R ends with status S, the others with PD_PEER_LOST
  *
  * DIR/log-<rank> tells what happened, DIR/step is the newest committed step. */
@@ -156,6 +157,10 @@ static int follow(const char *word)
         if (word[5 + strlen(first)] == '+' && !pd_parse_u64(word + 6 + strlen(first), &number)) return 64;
         return kill_ranks((uint32_t)rank, (uint32_t)number);
     }
+    if (!strncmp(word, "nan:", 4) && pd_parse_u64(word + 4, &rank)) {
+        if (launched.rank == rank) pd_launched_not_finite((uint32_t)rank, "odd", true);
+        return end_together(PD_DIVERGED, "rank 0: not finite");
+    }
     if (!strncmp(word, "exit:", 5) && pd_parse_u64(word + 5, &number)) return (int)number;
     if (!strncmp(word, "fail:", 5) && pd_parse_u64(word + 5, &number))
         return end_together((pd_status)number, "rank 0: as planned");
@@ -181,6 +186,8 @@ int main(int argc, char **argv)
     char layout[sizeof launched.layout + 8];
     snprintf(layout, sizeof layout, "layout:%s", launched.layout);
     say(layout);
+    const char *left_out = getenv(PD_LAUNCH_ENV_LEFT_OUT);
+    if (left_out && *left_out) say("left-out");
     say("start");
     pd_launched_ready(&launched);
     char *rest = argv[2], *word = strtok_r(rest, ",", &rest);

@@ -71,6 +71,9 @@ struct pd_engine {
         uint32_t rank; /* UINT32_MAX: it could not be decided */
     } disagreement;
 
+    /* The first whose gradients of the last step were not finite; UINT32_MAX: none, or it is not known. */
+    uint32_t not_finite_rank;
+
     struct pd_engine_own *own; /* trainer/engine/engine_internal.h */
 };
 

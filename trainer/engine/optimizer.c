@@ -94,13 +94,18 @@ pd_status pd_optimizer_begin(struct pd_engine *e, struct pd_error *err)
     return begin_squares(e, err);
 }
 
-/* The first of all ranks' tensors with a gradient out of range, and the first set and rank whose sums arrived damaged. */
+static uint64_t beside_rank(const struct pd_engine *e, uint32_t mark)
+{
+    return (uint64_t)mark << 32 | (mark == UINT32_MAX ? UINT32_MAX : e->grid.rank);
+}
+
+/* The first of all ranks' tensors with a gradient out of range, the first set whose sums arrived damaged, and whose they are. */
 static pd_status find_marks(const struct pd_engine *e, struct pd_found *ret_found, struct pd_error *err)
 {
-    const uint64_t none = UINT32_MAX, damage = pd_zero_damage(e->zero);
-    uint64_t first[] = {pd_zero_overflow(e->zero), damage << 32 | (damage == none ? none : e->grid.rank)};
+    uint64_t first[] = {beside_rank(e, pd_zero_overflow(e->zero)), beside_rank(e, pd_zero_damage(e->zero))};
     if (e->own->comm) PD_TRY(pd_comm_all_reduce(e->own->comm, first, 2, PD_REDUCE_MIN_U64, err));
-    *ret_found = (struct pd_found){(uint32_t)first[0], (uint32_t)(first[1] >> 32), (uint32_t)first[1]};
+    *ret_found =
+        (struct pd_found){(uint32_t)(first[0] >> 32), (uint32_t)first[0], (uint32_t)(first[1] >> 32), (uint32_t)first[1]};
     return PD_OK;
 }
 

@@ -306,6 +306,7 @@ static pd_status head_backward(struct step *s, const struct pd_action *a, bool p
 static void flip_where_asked(struct pd_engine *e, float *gradient)
 {
     if (e->options.device) return;
+    if (pd_fault_asks("engine.gradient.nan")) gradient[0] = NAN;
     if (pd_fault_asks("engine.gradient.flip") || is_wrong(e, WRONG_GRADIENT, "engine.gradient.wrong"))
         ((unsigned char *)gradient)[2] ^= 1u << 6;
 }
@@ -473,6 +474,7 @@ static pd_status update(struct step *s, uint64_t updates, struct pd_step_result 
     uint64_t since_ns = pd_clock_monotonic_ns(NULL);
     PD_TRY(pd_zero_finish_gradients(s->e->zero, err));
     PD_TRY(pd_optimizer_norm(s->e, s->tokens, &result->gradient_norm, ret_found, err));
+    s->e->not_finite_rank = ret_found->computed_by;
     pd_trace_end(computed, "step", "sums and norm", updates);
     end_stage(s, PD_STEP_SUMS, &since_ns);
     if (pd_fault_asks("engine.norm.nan")) result->gradient_norm = NAN;
@@ -565,7 +567,7 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
                      .lanes = e->own->lanes,
                      .sequences = e->options.config->batch.sequences};
     struct pd_step_result result = {.learning_rate = pd_learning_rate(e->options.config, updates)};
-    struct pd_found before = {UINT32_MAX, UINT32_MAX, UINT32_MAX}, found = before;
+    struct pd_found before = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX}, found = before;
     struct pd_comm_traffic traffic = {0};
     if (e->own->comm) pd_comm_traffic(e->own->comm, &traffic);
     PD_TRY(run_once(&s, updates, &result, &found, err));

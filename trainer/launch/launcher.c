@@ -38,6 +38,8 @@ struct launch_state {
     bool has_diverged;                 /* the last end was not finite, with this progress and these words */
     uint64_t diverged_behind;
     char diverged_words[320];
+    bool has_suspect; /* of that end */
+    struct pd_note_suspect suspect;
     bool is_charged; /* the last end, to hosts and not to the run */
     uint32_t died;   /* ranks that died at the last end, without progress since */
     uint32_t died_ranks[PD_LAUNCH_LOST_NAMED];
@@ -305,12 +307,20 @@ static void log_end(const struct launch_state *state, const struct pd_launch_ver
 /* A step's bits are known: what a restart computes in another way was no matter of the data. */
 static void look_for_repeat(struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
+    char whose[192] = "of that rank";
+    const struct pd_note_suspect *s = &state->suspect;
+    if (state->has_diverged) step_look(state);
     const bool has_passed = verdict->status == PD_OK || state->progress > state->diverged_behind;
-    if (state->has_diverged && verdict->status != PD_DIVERGED && has_passed)
+    if (state->has_diverged && verdict->status != PD_DIVERGED && has_passed) {
+        if (state->has_suspect)
+            snprintf(whose, sizeof whose, "of rank %u, on host %s%s%s", s->rank, s->host, s->gpu[0] ? ", GPU " : "", s->gpu);
         pd_log_warn(MODULE,
                     "what was not finite in a start before has not come again, from the same bits: suspect the hardware "
-                    "of that rank (%s)",
-                    state->diverged_words);
+                    "%s (%s)",
+                    whose, state->diverged_words);
+        if (state->has_suspect) pd_launch_placement_suspect(&state->placement, s);
+    }
+    state->has_suspect = pd_note_read_suspect(state->start.dir, &state->suspect);
     state->has_diverged = verdict->status == PD_DIVERGED;
     state->diverged_behind = state->progress;
     if (state->has_diverged) snprintf(state->diverged_words, sizeof state->diverged_words, "%.300s", verdict->message);
@@ -371,9 +381,9 @@ static pd_status launch_loop(struct launch_state *state, struct pd_error *err)
         log_start(state);
         note_start(state);
         PD_TRY(pd_launch_job_run(&state->start, &state->requests, &verdict, err));
+        look_for_repeat(state, &verdict);
         pd_status st = judge(state, &verdict, &is_over, err);
         is_over |= st != PD_OK;
-        look_for_repeat(state, &verdict);
         note_end(state, &verdict, is_over, st);
         if (is_over) return st;
         log_end(state, &verdict);

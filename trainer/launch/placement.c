@@ -183,6 +183,13 @@ uint32_t pd_launch_placement_lose_devices(struct pd_launch_placement *p, const s
     return without;
 }
 
+void pd_launch_placement_suspect(struct pd_launch_placement *p, const struct pd_note_suspect *s)
+{
+    if (!s->gpu[0] || !s->is_spare) return;
+    pd_launch_account_lost_device(&p->account, s->gpu, pd_clock_monotonic_ns(NULL));
+    pd_log_warn(MODULE, "GPU %s, of rank %u, is left out of the next start", s->gpu, s->rank);
+}
+
 bool pd_launch_placement_has_grown(struct pd_launch_placement *p, uint32_t wanted)
 {
     struct pd_error ignored; /* said at the next start */

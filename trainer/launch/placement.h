@@ -8,6 +8,7 @@
 
 #include "trainer/launch/account.h"
 #include "trainer/launch/job.h"
+#include "trainer/run/note.h"
 
 /* Borrowed from the configuration. */
 struct pd_launch_places {
@@ -58,6 +59,8 @@ bool pd_launch_placement_charge(struct pd_launch_placement *p, struct pd_launch_
                                 struct pd_launch_verdict *verdict);
 /* Ranks lost their GPUs: those are left out of the next start.   Returns how many ranks have no other. */
 uint32_t pd_launch_placement_lose_devices(struct pd_launch_placement *p, const struct pd_start *start);
+/* A GPU computed what was not finite, and has not again: it is left out of the next start where its rank has another. */
+void pd_launch_placement_suspect(struct pd_launch_placement *p, const struct pd_note_suspect *suspect);
 /* While ranks run, at every tick: whether more of `wanted` could. Never waits. */
 bool pd_launch_placement_has_grown(struct pd_launch_placement *p, uint32_t wanted);
 void pd_launch_placement_deinit(struct pd_launch_placement *p);

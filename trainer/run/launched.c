@@ -150,6 +150,15 @@ void pd_launched_lost_gpu(uint32_t rank, const char *identity, bool is_spare)
     if (dir && identity[0]) pd_note_write_gpu(dir, rank, identity, is_spare);
 }
 
+void pd_launched_not_finite(uint32_t rank, const char *gpu, bool is_spare)
+{
+    const char *dir = getenv(PD_LAUNCH_ENV_DIR);
+    struct pd_note_suspect suspect = {.rank = rank, .is_spare = is_spare};
+    (void)gethostname(suspect.host, sizeof suspect.host - 1);
+    snprintf(suspect.gpu, sizeof suspect.gpu, "%s", gpu);
+    if (dir) pd_note_write_suspect(dir, &suspect);
+}
+
 bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message)
 {
     return launched->is_launched && pd_note_write_ended(launched->dir, launched->rank, status, message ? message : "");

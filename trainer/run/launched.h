@@ -38,6 +38,9 @@ const char *pd_launched_hosts_away(void);
 /* The rank lost its GPU. is_spare: as many ranks find one when it is left out. */
 void pd_launched_lost_gpu(uint32_t rank, const char *identity, bool is_spare);
 
+/* The rank computed a gradient that is not finite. is_spare: as above. */
+void pd_launched_not_finite(uint32_t rank, const char *gpu, bool is_spare);
+
 /* Threads for each of `ranks_here` ranks of this host: `asked`, or an even share of the cores this process may use. */
 uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here);
 

@@ -16,9 +16,9 @@
 #define NOTE_PATH_BYTES 4096
 #define NOTE_BYTES 2048
 
-static const char *const names[] = {
-    [PD_NOTE_BEGUN] = "begun", [PD_NOTE_OPENING] = "opening", [PD_NOTE_READY] = "ready", [PD_NOTE_ENDED] = "ended",
-    [PD_NOTE_SAVED] = "saved", [PD_NOTE_GPU] = "gpu",         [PD_NOTE_PULSE] = "pulse", [PD_NOTE_OWNER] = "owner"};
+static const char *const names[] = {[PD_NOTE_BEGUN] = "begun", [PD_NOTE_OPENING] = "opening", [PD_NOTE_READY] = "ready",
+                                    [PD_NOTE_ENDED] = "ended", [PD_NOTE_SAVED] = "saved",     [PD_NOTE_GPU] = "gpu",
+                                    [PD_NOTE_PULSE] = "pulse", [PD_NOTE_SUSPECT] = "suspect", [PD_NOTE_OWNER] = "owner"};
 
 static bool note_write_bytes(const char *dir, enum pd_note kind, uint32_t rank, const void *data, size_t bytes)
 {
@@ -198,6 +198,26 @@ bool pd_note_read_gpu(const char *dir, uint32_t rank, char ret_identity[PD_NOTE_
     if (!note_read(dir, PD_NOTE_GPU, rank, text)) return false;
     snprintf(ret_identity, PD_NOTE_GPU_BYTES, "%s", next_line(&at));
     *ret_is_spare = strcmp(next_line(&at), "1") == 0;
+    return true;
+}
+
+bool pd_note_write_suspect(const char *dir, const struct pd_note_suspect *s)
+{
+    char text[256];
+    snprintf(text, sizeof text, "%u\n%s\n%s\n%d\n", s->rank, s->host, s->gpu, s->is_spare);
+    return note_write(dir, PD_NOTE_SUSPECT, 0, text);
+}
+
+bool pd_note_read_suspect(const char *dir, struct pd_note_suspect *ret)
+{
+    char text[NOTE_BYTES], *at = text;
+    uint64_t rank;
+    if (!note_read(dir, PD_NOTE_SUSPECT, 0, text) || !pd_parse_u64(next_line(&at), &rank) || rank >= UINT32_MAX)
+        return false;
+    *ret = (struct pd_note_suspect){.rank = (uint32_t)rank};
+    snprintf(ret->host, sizeof ret->host, "%s", next_line(&at));
+    snprintf(ret->gpu, sizeof ret->gpu, "%s", next_line(&at));
+    ret->is_spare = strcmp(next_line(&at), "1") == 0;
     return true;
 }
 

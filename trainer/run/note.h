@@ -7,6 +7,7 @@
  *   saved-0        the newest step that is committed, at most one a second
  *   gpu-<rank>     the GPU that it lost, by what the device is called whatever number a process knows it by, and
  *                  whether its host has another for it
+ *   suspect-0      a gradient was not finite: the rank that computed it, its host, its GPU as above
  *   pulse-<rank>  of a rank on another host than the launcher's: its pulse (ckpt/base/pulse.h), every pd_note_pulse_ns
  *   owner-0        the launcher itself, as begun: a directory whose owner is gone may be removed
  *
@@ -37,6 +38,7 @@ enum pd_note {
     PD_NOTE_SAVED,
     PD_NOTE_GPU,
     PD_NOTE_PULSE,
+    PD_NOTE_SUSPECT,
     PD_NOTE_OWNER /* last */
 };
 
@@ -69,6 +71,13 @@ bool pd_note_has_mark(const char *dir, enum pd_note kind, uint32_t rank);
 bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *ret);
 bool pd_note_read_saved(const char *dir, uint64_t *ret_step);
 #define PD_NOTE_GPU_BYTES 64u
+struct pd_note_suspect {
+    uint32_t rank;
+    char host[64], gpu[PD_NOTE_GPU_BYTES]; /* gpu "": it computes on a CPU */
+    bool is_spare;
+};
+bool pd_note_write_suspect(const char *dir, const struct pd_note_suspect *suspect);
+bool pd_note_read_suspect(const char *dir, struct pd_note_suspect *ret);
 bool pd_note_read_gpu(const char *dir, uint32_t rank, char ret_identity[PD_NOTE_GPU_BYTES], bool *ret_is_spare);
 
 /* Ranks have ended: their notes go, and what MPI left of them in the memory of this host. */

@@ -29,6 +29,11 @@ pd_status pd_worker_write_config(const struct pd_config *config, const char *pat
     PD_FAIL_ERRNO(err, number, "%s: writing it", path);
 }
 
+static bool has_another(const struct run *r)
+{
+    return r->device.dev && pd_rank_device_is_spare(&r->device, r->comm->ranks_here, getenv(PD_LAUNCH_ENV_LEFT_OUT));
+}
+
 /* Until the end of the run, or until it goes back. Collective. `launched` hears of a failure at once; NULL: nobody. */
 static pd_status run_open_rank(const struct pd_config *config, struct pd_comm *comm, const struct pd_launched *launched,
                                struct pd_rollbacks *rollbacks, struct pd_error *err)
@@ -46,10 +51,10 @@ static pd_status run_open_rank(const struct pd_config *config, struct pd_comm *c
         st = pd_run_steps(&r, err);
         if (st == PD_NOT_FOUND) st = pd_error_change(err, PD_IO); /* what a run needs was there when it began */
     }
+    if (st == PD_DIVERGED && comm->rank == r.engine->not_finite_rank)
+        pd_launched_not_finite(comm->rank, r.device.dev ? r.device.dev->identity : "", has_another(&r));
     const bool is_lost = st == PD_DEVICE_LOST && r.device.dev && (!doubts || comm->rank == rollbacks->wrong_rank);
-    if (is_lost)
-        pd_launched_lost_gpu(comm->rank, r.device.dev->identity,
-                             pd_rank_device_is_spare(&r.device, comm->ranks_here, getenv(PD_LAUNCH_ENV_LEFT_OUT)));
+    if (is_lost) pd_launched_lost_gpu(comm->rank, r.device.dev->identity, has_another(&r));
     if (is_lost || !doubts) st = pd_rank_device_explain_lost(&r.device, st, err);
     /* What ended training is no reason to lose a save of the state before it, while there are peers to commit it with. */
     if (st && st != PD_PEER_LOST && r.saver) pd_saver_wait(r.saver);

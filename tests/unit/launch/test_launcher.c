@@ -410,6 +410,15 @@ static void starter_make(const char *first, const char *then)
     setenv("PERDURE_MPIRUN", path, 1);
 }
 
+Test(launcher, a_gpu_that_computed_what_was_not_finite_once_is_left_out)
+{
+    struct pd_launch what = launch_of(WORKER("nan:1,step+kill:0,done"), PD_TRANSPORT_MPI, 2);
+    cr_assert_eq(launch(&what), 0);
+    cr_assert_eq(starts(0), 3);
+    cr_assert_eq(log_count(0, "left-out", NULL, NULL), 1, "in the last start alone");
+    cr_assert_eq(last_ranks(), 2, "its rank has another");
+}
+
 Test(launcher, a_starter_killed_before_a_rank_had_begun_is_started_again)
 {
     struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_MPI, 2);
