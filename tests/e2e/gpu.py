@@ -301,11 +301,15 @@ def held_is_planned(bench, config):
         report = bench.workspace.directory("report")
         options = [f"layout.ranks={ranks}", f"layout.dp={ranks}", "layout.zero_stage=3", "model.layers=1", "model.hidden=64", "run.steps=2"]
         bench.workspace.train(config, bench.workspace.directory(), options, {"PERDURE_SIMT_REPORT": report})
-        held = json.loads(harness.read(report).splitlines()[-1])["device_bytes_max"]
+        told = json.loads(harness.read(report).splitlines()[-1])
+        held, graphs = told["device_bytes_max"], told["graph_bytes_max"]
         result = bench.workspace.command(["plan", config, f"--world={ranks}", "run.dir=r", *options, "--json"])
         groups = json.loads(result.stdout)["worlds"][0]["groups"]
         if held != sum(group["ranks"] * group["device_bytes"] for group in groups):
             raise harness.Failure(f"{ranks} ranks held {held} bytes of the GPU, planned: {groups}")
+        room = sum(group["ranks"] * group["graph_bytes_estimated"] for group in groups)
+        if not room / 3 < graphs <= room:
+            raise harness.Failure(f"{ranks} ranks held {graphs} bytes for graphs, planned: {room}")
     print("planned: all that is held of a GPU", flush=True)
 
 

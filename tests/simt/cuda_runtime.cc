@@ -76,10 +76,11 @@ void report()
     fprintf(file,
             "{\"kernels\":%llu,\"copies\":%llu,\"pageable_copies\":%llu,\"fills\":%llu,\"waits\":%llu,\"streams\":%llu,"
             "\"streams_made\":%llu,"
-            "\"device_bytes\":%llu,\"device_bytes_max\":%llu,\"locked_bytes\":%llu,\"locked_bytes_max\":%llu}\n",
+            "\"device_bytes\":%llu,\"device_bytes_max\":%llu,\"locked_bytes\":%llu,\"locked_bytes_max\":%llu,"
+            "\"graph_bytes_max\":%llu}\n",
             plain(c.kernels), plain(c.copies), plain(c.pageable_copies), plain(c.fills), plain(c.waits), plain(c.streams),
             plain(c.streams_made), plain(c.device_bytes), plain(c.device_bytes_max), plain(c.locked_bytes),
-            plain(c.locked_bytes_max));
+            plain(c.locked_bytes_max), plain(c.graph_bytes_max));
     fclose(file);
 }
 

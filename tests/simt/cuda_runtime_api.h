@@ -93,6 +93,7 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, void *nodes, size_t *count);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *run, cudaGraph_t graph, unsigned long long flags);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t run, cudaStream_t stream);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
@@ -133,6 +134,7 @@ cudaError_t simt_noted(cudaError_t code);
 #define cudaMemsetAsync(...) simt_noted(cudaMemsetAsync(__VA_ARGS__))
 #define cudaStreamBeginCapture(...) simt_noted(cudaStreamBeginCapture(__VA_ARGS__))
 #define cudaStreamEndCapture(...) simt_noted(cudaStreamEndCapture(__VA_ARGS__))
+#define cudaGraphGetNodes(...) simt_noted(cudaGraphGetNodes(__VA_ARGS__))
 #define cudaGraphInstantiate(...) simt_noted(cudaGraphInstantiate(__VA_ARGS__))
 #define cudaGraphLaunch(...) simt_noted(cudaGraphLaunch(__VA_ARGS__))
 #define cudaGraphDestroy(...) simt_noted(cudaGraphDestroy(__VA_ARGS__))

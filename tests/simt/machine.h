@@ -59,12 +59,16 @@ struct simt_counts {
     uint64_t streams, streams_made;         /* that were given work; all */
     uint64_t pageable_copies;               /* with memory that is not pinned: the host would have waited */
     uint64_t device_bytes, device_bytes_max, locked_bytes, locked_bytes_max;
-    uint64_t graphs;   /* that can be launched now: a device keeps some memory for each, here none */
+    uint64_t graphs, graph_bytes, graph_bytes_max; /* that can be launched now, and what the device keeps for them */
     uint32_t contexts; /* a bit a GPU: some thread was on it, by cudaSetDevice or because it never said */
 };
 simt_counts &simt_counted(void);
 
 /* ---- memory: for the holder of a turn ---- */
+
+#define SIMT_GRAPH_NODE_BYTES size_t{10240} /* of a GPU, for an operation of a graph that can be launched: NVIDIA/cccl 3768 */
+bool simt_memory_take_for_graph(unsigned gpu, size_t bytes);
+void simt_memory_give_of_graph(unsigned gpu, size_t bytes);
 
 enum simt_kind { SIMT_PAGEABLE, SIMT_DEVICE, SIMT_LOCKED, SIMT_REGISTERED };
 

@@ -79,6 +79,7 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
     std::vector<operation> operations;
+    unsigned gpu;
 };
 
 struct CUstream_st {
@@ -437,12 +438,22 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     return made->is_spoiled ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
 }
 
+/* Counts alone. */
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, void *nodes, size_t *count)
+{
+    if (nodes) return cudaErrorInvalidValue;
+    *count = graph->operations.size();
+    return cudaSuccess;
+}
+
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *run, cudaGraph_t graph, unsigned long long flags)
 {
     simt_turn turn;
+    const size_t bytes = graph->operations.size() * SIMT_GRAPH_NODE_BYTES;
     if (flags) return cudaErrorInvalidValue;
-    if (simt_counted().graphs >= simt_machine().graphs_max) return cudaErrorMemoryAllocation;
-    *run = new CUgraphExec_st{graph->operations};
+    if (simt_counted().graphs >= simt_machine().graphs_max || !simt_memory_take_for_graph(here(), bytes))
+        return cudaErrorMemoryAllocation;
+    *run = new CUgraphExec_st{graph->operations, here()};
     simt_counted().graphs++;
     return cudaSuccess;
 }
@@ -469,6 +480,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t run)
 {
     simt_turn turn;
     simt_counted().graphs--;
+    simt_memory_give_of_graph(run->gpu, run->operations.size() * SIMT_GRAPH_NODE_BYTES);
     delete run;
     return cudaSuccess;
 }

@@ -84,7 +84,7 @@ Test(graphs, a_run_is_recorded_when_it_comes_again, .init = open_device, .fini =
 {
     const struct pd_math_key two = KEY(&sum, &term), three = KEY(&sum, &term, &seen);
     cr_assert_not(run(&two, 2, true), "new: queued as it comes");
-    cr_assert_eq(pd_cuda_graphs_count(graphs), 0);
+    cr_assert_eq(pd_cuda_graphs_hold(graphs).count, 0);
     cr_assert_eq(value(), 2);
     cr_assert_not(run(&two, 2, true), "recorded, and queued");
     cr_assert_eq(value(), 4);
@@ -97,7 +97,23 @@ Test(graphs, a_run_is_recorded_when_it_comes_again, .init = open_device, .fini =
     cr_assert(run(&three, 99, true));
     cr_assert(run(&two, 99, true));
     cr_assert_eq(value(), 20);
-    cr_assert_eq(pd_cuda_graphs_count(graphs), 2);
+    cr_assert_eq(pd_cuda_graphs_hold(graphs).count, 2);
+}
+
+/* By what the device says is free, which is what the plan's estimate is held against. */
+Test(graphs, what_they_take_is_told, .init = open_device, .fini = close_device)
+{
+    const struct pd_math_key two = KEY(&sum, &term), three = KEY(&sum, &term, &seen);
+    for (int times = 0; times < 3; times++) {
+        (void)run(&two, 2, true);
+        (void)run(&three, 3, true);
+    }
+    const struct pd_cuda_graphs_held held = pd_cuda_graphs_hold(graphs), none = pd_cuda_graphs_hold(NULL);
+    cr_assert_eq(held.count, 2);
+    cr_assert_eq(held.nodes, 5);
+    cr_assert_eq(held.bytes, 5 * 10240, "%llu", (unsigned long long)held.bytes);
+    cr_assert_eq(none.count + none.nodes + none.bytes, 0);
+    cr_assert_eq(value(), 15);
 }
 
 Test(graphs, a_rare_run_takes_what_is_kept_and_is_not_kept, .init = open_device, .fini = close_device)
@@ -109,11 +125,11 @@ Test(graphs, a_rare_run_takes_what_is_kept_and_is_not_kept, .init = open_device,
     }
     cr_assert_not(run(&usual, 1, true), "nobody noted it");
     cr_assert_not(run(&rare, 1, true));
-    cr_assert_eq(pd_cuda_graphs_count(graphs), 0);
+    cr_assert_eq(pd_cuda_graphs_hold(graphs).count, 0);
     cr_assert_not(run(&usual, 1, true), "recorded");
     cr_assert(run(&rare, 99, true), "kept");
     cr_assert_eq(value(), 10);
-    cr_assert_eq(pd_cuda_graphs_count(graphs), 1);
+    cr_assert_eq(pd_cuda_graphs_hold(graphs).count, 1);
 }
 
 Test(graphs, a_run_that_failed_is_neither_queued_nor_kept, .init = open_device, .fini = close_device)
@@ -122,7 +138,7 @@ Test(graphs, a_run_that_failed_is_neither_queued_nor_kept, .init = open_device, 
     cr_assert_not(run(&key, 1, true));
     cr_assert_not(run(&key, 5, false));
     cr_assert_eq(value(), 1);
-    cr_assert_eq(pd_cuda_graphs_count(graphs), 0);
+    cr_assert_eq(pd_cuda_graphs_hold(graphs).count, 0);
     cr_assert_not(run(&key, 5, true), "recorded anew");
     cr_assert_eq(value(), 6);
 }
@@ -182,7 +198,7 @@ Test(graphs, there_is_an_end_to_what_is_kept, .init = open_device, .fini = close
         cr_assert_not(run(&key, 1, true));
     }
     cr_assert_eq(value(), 2 * (PD_CUDA_GRAPHS_MAX + 2));
-    cr_assert_eq(pd_cuda_graphs_count(graphs), PD_CUDA_GRAPHS_MAX);
+    cr_assert_eq(pd_cuda_graphs_hold(graphs).count, PD_CUDA_GRAPHS_MAX);
     const struct pd_math_key first = KEY(&names[0]), last = KEY(&names[PD_CUDA_GRAPHS_MAX + 1]);
     cr_assert(run(&first, 99, true));
     cr_assert_not(run(&last, 1, true));
@@ -205,7 +221,7 @@ Test(graphs, without_memory_for_another_runs_go_one_by_one, .init = open_device_
             (void)run(&key, 1, true);
     }
     cr_assert_eq(value(), 12);
-    cr_assert_eq(pd_cuda_graphs_count(graphs), 2);
+    cr_assert_eq(pd_cuda_graphs_hold(graphs).count, 2);
     const struct pd_math_key first = KEY(&names[0]), third = KEY(&names[2]);
     cr_assert(run(&first, 1, true));
     cr_assert_not(run(&third, 1, true));

@@ -1,6 +1,7 @@
 #include "ckpt/base/words.h"
 #include "resharder/layout.h"
 #include "trainer/engine/engine_internal.h"
+#include "trainer/engine/graph_bytes.h"
 #include "trainer/engine/optimizer.h"
 #include "trainer/engine/scratch.h"
 #include "trainer/math/math_cuda.h"
@@ -414,16 +415,30 @@ void pd_engine_free(struct pd_engine *e)
     free(e);
 }
 
-pd_status pd_engine_plan_of(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan, struct pd_error *err)
+/* By the recipe on a dry arena. Either may be NULL. */
+static pd_status count(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan, uint64_t *ret_graph_bytes,
+                       struct pd_error *err)
 {
     struct pd_arena *arena;
     struct pd_engine *engine = NULL;
     PD_TRY(pd_arena_new_dry(&arena, err));
     pd_status st = pd_engine_new(options, NULL, NULL, NULL, arena, &engine, err);
-    if (!st) pd_arena_usage(arena, ret_plan);
+    if (!st && ret_plan) pd_arena_usage(arena, ret_plan);
+    if (!st && ret_graph_bytes)
+        *ret_graph_bytes = pd_transformer_kept_operations(engine->transformer) * PD_MATH_CUDA_GRAPH_OPERATION_BYTES;
     pd_engine_free(engine);
     pd_arena_free(arena);
     return st;
+}
+
+pd_status pd_engine_plan_of(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan, struct pd_error *err)
+{
+    return count(options, ret_plan, NULL, err);
+}
+
+pd_status pd_engine_graph_bytes(const struct pd_engine_options *options, uint64_t *ret_bytes, struct pd_error *err)
+{
+    return count(options, NULL, ret_bytes, err);
 }
 
 void pd_engine_abort(struct pd_engine *e)

@@ -156,6 +156,14 @@ uint32_t pd_math_cuda_plain_shapes(const struct pd_math *math)
     return pd_cuda_gemms_plain_shapes(((const struct pd_math_cuda *)math)->gemms);
 }
 
+void pd_math_cuda_graphs(const struct pd_math *math, uint32_t *ret_count, uint64_t *ret_nodes, uint64_t *ret_bytes)
+{
+    const struct pd_cuda_graphs_held held = pd_cuda_graphs_hold(((const struct pd_math_cuda *)math)->graphs);
+    *ret_count = held.count;
+    *ret_nodes = held.nodes;
+    *ret_bytes = held.bytes;
+}
+
 pd_status pd_math_cuda_new(const struct pd_math_cuda_options *o, struct pd_arena *arena, struct pd_math **ret_math,
                            struct pd_error *err)
 {

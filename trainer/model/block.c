@@ -408,6 +408,40 @@ static struct pd_math_key key_of(const struct pass *p, uint32_t block, const cha
     return key;
 }
 
+/* Of a forward and a backward; of a recomputed one, and of each chunk but the first, beside that; fp8 quantizes operands of
+ * every product. */
+#define OPERATIONS 36u
+#define OPERATIONS_AGAIN 12u
+#define OPERATIONS_CHUNK 20u
+#define OPERATIONS_FP8 4u
+
+static uint32_t least_common_multiple(uint32_t a, uint32_t b)
+{
+    uint32_t x = a, y = b;
+    while (y) {
+        const uint32_t rest = x % y;
+        x = y;
+        y = rest;
+    }
+    return a / x * b;
+}
+
+/* Addresses come again when slots do, in places of the block, inputs, and the two buffers of each link between stages. */
+uint64_t pd_transformer_kept_operations(const struct pd_transformer *t)
+{
+    const uint32_t buffers = t->has_embedding && t->has_head ? 1 : 2;
+    uint64_t sum = 0;
+    for (uint32_t block = 0; t->options.keeps_blocks && block < t->model->config.layers; block++) {
+        const struct pd_held *h = &t->held[block];
+        if (h->chunk == PD_NOT_HELD) continue;
+        const uint32_t runs = least_common_multiple(least_common_multiple(h->depth, t->input_count), buffers),
+                       again = h->recompute == PD_RECOMPUTE_NONE ? 0 : OPERATIONS_AGAIN,
+                       operations = OPERATIONS + again + OPERATIONS_CHUNK * (t->tp.chunks - 1);
+        sum += (uint64_t)runs * operations * (t->fp8.is_on ? OPERATIONS_FP8 : 1);
+    }
+    return sum;
+}
+
 static const char forward_way[] = "forward", backward_way[] = "backward", adding_way[] = "backward, adding",
                   making_way[] = "forward, making codes";
 

@@ -79,6 +79,8 @@ uint64_t pd_transformer_rows(const struct pd_transformer *transformer); /* R of 
 uint64_t
 pd_transformer_stream_bytes(const struct pd_transformer *transformer); /* of what a rank keeps of a residual stream */
 uint64_t pd_transformer_gradient_bytes(const struct pd_transformer *transformer); /* of its gradient (R,C) */
+/* About how many operations the runs of blocks have that come again (pd_math_replay), each with other addresses. */
+uint64_t pd_transformer_kept_operations(const struct pd_transformer *transformer);
 /* Arrays to fill for the micro-batch of a slot. Waits until the device, where there is one, has copied what the slot held
  * before. */
 PD_MUST_USE pd_status pd_transformer_input_begin(struct pd_transformer *transformer, uint32_t slot,

@@ -10,12 +10,14 @@
 struct kept {
     struct pd_math_key key;
     cudaGraphExec_t run; /* NULL: it has come once */
+    uint64_t nodes;
 };
 
 struct pd_cuda_graphs {
     cudaStream_t stream;
     struct kept *recorded; /* NULL: nothing is */
-    uint32_t known, count; /* runs that have come, and those of them that have a graph */
+    uint32_t known; /* runs that have come */
+    struct pd_cuda_graphs_held held;
     bool is_full;          /* the device had no memory for one: no more are made */
     struct kept **slots;   /* (SLOTS), open addressing; NULL: empty */
 };
@@ -94,7 +96,8 @@ static pd_status passed(struct pd_cuda_graphs *g, struct kept *kept, cudaError_t
     (void)cudaGetLastError();
     g->is_full = true;
     if (kept->run) cudaGraphExecDestroy(kept->run);
-    g->count -= kept->run != NULL;
+    g->held.count -= kept->run != NULL;
+    g->held.nodes -= kept->run ? kept->nodes : 0;
     kept->run = NULL;
     return PD_OK;
 }
@@ -118,15 +121,29 @@ pd_status pd_cuda_graphs_begin(struct pd_cuda_graphs *g, const struct pd_math_ke
     return PD_OK;
 }
 
+static uint64_t free_bytes(void)
+{
+    size_t free = 0, total;
+    return cudaMemGetInfo(&free, &total) == cudaSuccess ? free : 0;
+}
+
 /* Keeps the graph and queues it; it is gone when this returns, and its executable form stays. */
 static pd_status keep(struct pd_cuda_graphs *g, struct kept *kept, cudaGraph_t graph, bool *ret_queued, struct pd_error *err)
 {
     cudaGraphExec_t run = NULL;
+    size_t nodes = 0;
+    const uint64_t before = free_bytes();
+    if (cudaGraphGetNodes(graph, NULL, &nodes) != cudaSuccess) (void)cudaGetLastError();
     PD_TRY(passed(g, kept, cudaGraphInstantiate(&run, graph, 0), "making a graph of a block", ret_queued, err));
     if (!*ret_queued) return PD_OK;
     kept->run = run;
-    g->count++;
-    return launch(g, kept, ret_queued, err);
+    kept->nodes = nodes;
+    g->held.count++;
+    g->held.nodes += nodes;
+    PD_TRY(launch(g, kept, ret_queued, err));
+    const uint64_t after = free_bytes();
+    g->held.bytes += before > after ? before - after : 0;
+    return PD_OK;
 }
 
 pd_status pd_cuda_graphs_end(struct pd_cuda_graphs *g, bool is_whole, bool *ret_again, struct pd_error *err)
@@ -148,7 +165,8 @@ pd_status pd_cuda_graphs_end(struct pd_cuda_graphs *g, bool is_whole, bool *ret_
     return st;
 }
 
-uint32_t pd_cuda_graphs_count(const struct pd_cuda_graphs *g)
+struct pd_cuda_graphs_held pd_cuda_graphs_hold(const struct pd_cuda_graphs *g)
 {
-    return g->count;
+    const struct pd_cuda_graphs_held none = {0, 0, 0};
+    return g ? g->held : none;
 }

@@ -25,6 +25,12 @@ extern "C" {
 
 struct pd_cuda_graphs;
 
+struct pd_cuda_graphs_held {
+    uint32_t count;
+    uint64_t nodes; /* operations of all of them */
+    uint64_t bytes; /* of the device that became taken while they were made and first launched */
+};
+
 PD_MUST_USE pd_status pd_cuda_graphs_new(void *stream, struct pd_cuda_graphs **ret_graphs, struct pd_error *err);
 void pd_cuda_graphs_free(struct pd_cuda_graphs *graphs); /* NULL is fine; the stream has passed them */
 PD_MUST_USE pd_status pd_cuda_graphs_begin(struct pd_cuda_graphs *graphs, const struct pd_math_key *key, bool *ret_done,
@@ -33,7 +39,8 @@ PD_MUST_USE pd_status pd_cuda_graphs_begin(struct pd_cuda_graphs *graphs, const 
  * *ret_again: there was no memory for the graph, so what was recorded did not happen; the caller queues it once more. */
 PD_MUST_USE pd_status pd_cuda_graphs_end(struct pd_cuda_graphs *graphs, bool is_whole, bool *ret_again,
                                          struct pd_error *err);
-uint32_t pd_cuda_graphs_count(const struct pd_cuda_graphs *graphs);
+/* All zero where graphs is NULL. */
+struct pd_cuda_graphs_held pd_cuda_graphs_hold(const struct pd_cuda_graphs *graphs);
 
 #ifdef __cplusplus
 }
