@@ -33,6 +33,7 @@ struct operation {
     cublasLtEpilogue_t epilogue;
     const void *bias;
     const float *a_scale, *b_scale;
+    int8_t sums_fast;
 };
 
 struct preference {
@@ -152,6 +153,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t to, cublasLtM
         return put(&o->bias, sizeof o->bias, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
         return put(&o->bias_type, sizeof o->bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
+        return put(&o->sums_fast, sizeof o->sums_fast, value, bytes);
     case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
         return put(&o->a_scale, sizeof o->a_scale, value, bytes);
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
@@ -441,6 +444,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     if (refused) return refused;
     counts.gemms++;
     counts.split += way.parts > 1;
+    counts.fast += p.o.sums_fast != 0;
     counts.parts += (uint32_t)p.d.count;
     for (int64_t i = 0; i < p.d.count; i++) {
         const void *const each[3] = {at(&p.a, a, i), at(&p.b, b, i), at(&p.c, c, i)};

@@ -9,6 +9,7 @@ struct simt_cublaslt_counts {
     uint32_t asked; /* for an algorithm */
     uint32_t gemms; /* that were made */
     uint32_t split; /* of these with k split */
+    uint32_t fast;  /* of these with fast accumulation */
     uint32_t parts; /* products in all: those of a call lie a stride apart */
 };
 

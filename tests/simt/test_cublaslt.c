@@ -123,6 +123,24 @@ Test(simt_cublaslt, codes_are_in_the_form_that_the_library_takes)
     pd_cuda_gemms_free(gemms);
 }
 
+/* Gradients keep full sums, and so does everything in the invariant mode. */
+Test(simt_cublaslt, fast_sums_codes_of_a_forward_pass_fast)
+{
+    struct pd_cuda_gemms *invariant = gemms_new(true, false), *fast = gemms_new(false, false);
+    struct form f = {.m = 24, .n = 48, .k = 128, .in = PD_BF16, .out = PD_BF16, .trans_b = true};
+    f.a_format = f.b_format = PD_FP8_E4M3;
+    cr_assert(agree(invariant, &f, "forward, invariant"));
+    cr_assert_eq(simt_cublaslt_counted().fast, 0);
+    cr_assert(agree(fast, &f, "forward, fast"));
+    cr_assert_eq(simt_cublaslt_counted().fast, 1);
+    f.a_format = PD_FP8_E5M2;
+    cr_assert(agree(fast, &f, "backward, fast"));
+    f.a_format = f.b_format = PD_FP8_NONE;
+    cr_assert(agree(fast, &f, "bf16, fast"));
+    cr_assert_eq(simt_cublaslt_counted().fast, 1);
+    pd_cuda_gemms_free(invariant), pd_cuda_gemms_free(fast);
+}
+
 /* Of 300 steps the library's split would lose 44, and bf16 sums would be rounded on their way. */
 Test(simt_cublaslt, a_split_of_k_loses_nothing)
 {
@@ -190,16 +208,16 @@ Test(simt_cublaslt, few_tiles_are_made_in_parts_of_k)
     static const struct {
         uint64_t m, n, k;
         uint32_t parts;
-    } shapes[] = {{24, 40, 4096, 4}, {7, 13, 4608, 4}, {129, 127, 4096, 4}, {24, 40, 4095, 1},
-                  {24, 40, 3584, 1}, {24, 40, 4224, 1}, {1, 33 * 128, 4096, 4}, {1, 34 * 128, 4096, 2},
+    } shapes[] = {{24, 40, 4096, 4},      {7, 13, 4608, 4},      {129, 127, 4096, 4},    {24, 40, 4095, 1},
+                  {24, 40, 3584, 1},      {24, 40, 4224, 1},     {1, 33 * 128, 4096, 4}, {1, 34 * 128, 4096, 2},
                   {1, 66 * 128, 4096, 2}, {1, 67 * 128, 4096, 1}};
     struct pd_cuda_gemms *gemms = gemms_new(true, false), *fast = gemms_new(false, false), *cut = gemms_new(true, true);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         struct form f = {shapes[i].m, shapes[i].n, shapes[i].k, 0, PD_BF16, PD_F32, .trans_a = true};
         const uint32_t before = simt_cublaslt_counted().parts;
         cr_assert(agree(gemms, &f, "in parts"));
-        cr_assert_eq(simt_cublaslt_counted().parts - before, shapes[i].parts, "%llu x %llu x %llu",
-                     (unsigned long long)f.m, (unsigned long long)f.n, (unsigned long long)f.k);
+        cr_assert_eq(simt_cublaslt_counted().parts - before, shapes[i].parts, "%llu x %llu x %llu", (unsigned long long)f.m,
+                     (unsigned long long)f.n, (unsigned long long)f.k);
         if (f.n > 128) continue;
         f.in_place = true, f.pad = 3;
         cr_assert(agree(gemms, &f, "added to what is there"));

@@ -12,7 +12,8 @@
  *              Where they are not, `any_shape` looks the algorithm up by operand types, transposes and k alone, for m and n
  *              of PD_CUDA_CANONICAL, so that no cut of m or n changes it, and nothing is made in parts
  *   fast       k may be split where it is a multiple of 128; partial sums stay fp32, so a split that adds them up in the
- *              result (INPLACE) is admitted only where the result is fp32
+ *              result (INPLACE) is admitted only where the result is fp32. Codes of a forward pass, E4M3 on both sides,
+ *              are summed with cuBLASLt's fast accumulation
  *   errors     PD_DEVICE_LOST, PD_NO_MEMORY. A GEMM is queued when the call returns; what fails later shows where the stream
  *              is waited for
  *   threads    one caller */

@@ -190,17 +190,26 @@ static pd_status set(struct description *d, cublasLtMatmulDescAttributes_t attri
     return PD_OK;
 }
 
-static pd_status describe_operation(struct description *d, const struct key *key, struct pd_error *err)
+/* Codes of a forward pass; those of a gradient are E5M2. Tensor cores of capability 9.0 then keep some 14 bits of a sum that
+ * they otherwise hand on to fp32 now and then. */
+static bool sums_fast(const struct pd_cuda_gemms *p, const struct key *key)
+{
+    return !p->options.invariant && key->a == CUDA_R_8F_E4M3 && key->b == CUDA_R_8F_E4M3;
+}
+
+static pd_status describe_operation(struct description *d, const struct key *key, bool fast, struct pd_error *err)
 {
     const cublasOperation_t a = key->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, b = key->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasLtEpilogue_t epilogue = key->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     const cudaDataType_t bias = (cudaDataType_t)key->result;
+    const int8_t sums = fast;
     LT_TRY(err,
            pd_cublaslt.cublasLtMatmulDescInit_internal(&d->operation, sizeof d->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
            "describing a GEMM");
     PD_TRY(set(d, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a, err));
     PD_TRY(set(d, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b, err));
     PD_TRY(set(d, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, err));
+    if (fast) PD_TRY(set(d, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &sums, sizeof sums, err));
     return key->bias ? set(d, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias, err) : PD_OK;
 }
 
@@ -220,13 +229,13 @@ static pd_status repeat(cublasLtMatrixLayoutOpaque_t *layout, const struct key *
     return PD_OK;
 }
 
-static pd_status describe(struct description *d, const struct key *key, struct pd_error *err)
+static pd_status describe(const struct pd_cuda_gemms *p, struct description *d, const struct key *key, struct pd_error *err)
 {
     const cudaDataType_t out = (cudaDataType_t)key->result;
     const uint64_t m = key->m, n = key->n, k = key->k;
     const uint64_t b_rows = key->trans_b ? k : n, b_columns = key->trans_b ? n : k;
     const uint64_t a_rows = key->trans_a ? m : k, a_columns = key->trans_a ? k : m;
-    PD_TRY(describe_operation(d, key, err));
+    PD_TRY(describe_operation(d, key, sums_fast(p, key), err));
     LT_TRY(err,
            pd_cublaslt.cublasLtMatrixLayoutInit_internal(&d->a, sizeof d->a, (cudaDataType_t)key->b, b_rows, b_columns,
                                                          (int64_t)key->ld_b),
@@ -322,7 +331,7 @@ static pd_status choose(const struct pd_cuda_gemms *p, const struct pd_gemm *g, 
     plan->is_used = plan->is_plain = true;
     plan->is_told = false;
     if (plan->key.is_refused) return PD_OK;
-    PD_TRY(describe(&d, &plan->key, err));
+    PD_TRY(describe(p, &d, &plan->key, err));
     PD_TRY(point(&d, g, err));
     PD_TRY(prefer(&preference, p, &plan->key, err));
     cublasStatus_t code = pd_cublaslt.cublasLtMatmulAlgoGetHeuristic(p->handle, &d.operation, &d.a, &d.b, &d.c, &d.d,
@@ -372,12 +381,12 @@ static pd_status find(struct pd_cuda_gemms *p, const struct key *key, const stru
 /* ---- running it ---- */
 
 /* The description of this very GEMM, whatever shape the algorithm was chosen for. */
-static pd_status describe_gemm(struct description *d, const struct key *chosen, const struct pd_gemm *g,
-                               struct pd_error *err)
+static pd_status describe_gemm(const struct pd_cuda_gemms *p, struct description *d, const struct key *chosen,
+                               const struct pd_gemm *g, struct pd_error *err)
 {
     struct key key = *chosen;
     set_shape(&key, g);
-    PD_TRY(describe(d, &key, err));
+    PD_TRY(describe(p, d, &key, err));
     return point(d, g, err);
 }
 
@@ -428,7 +437,7 @@ static pd_status run_whole(struct pd_cuda_gemms *p, void *stream, const struct p
     const struct key key = key_of(p, g, 1);
     PD_TRY(find(p, &key, g, &plan, err));
     if (plan->is_plain) return multiply_plainly(p, stream, g, plan, err);
-    PD_TRY(describe_gemm(&d, &key, g, err));
+    PD_TRY(describe_gemm(p, &d, &key, g, err));
     return is_taken(p, &d, plan) ? multiply(p, stream, g, plan, &d, err) : multiply_plainly(p, stream, g, plan, err);
 }
 
@@ -465,7 +474,7 @@ static pd_status run_parts(struct pd_cuda_gemms *p, void *stream, const struct p
     PD_TRY(find(p, &key, &part, &plan, err));
     *ret_done = !plan->is_plain;
     if (plan->is_plain) return PD_OK;
-    PD_TRY(describe_gemm(&d, &key, &part, err));
+    PD_TRY(describe_gemm(p, &d, &key, &part, err));
     PD_TRY(multiply(p, stream, &part, plan, &d, err));
     for (uint32_t i = 0; i < parts; i++)
         each[i] = sums + i * g->m * ld;
