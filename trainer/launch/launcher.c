@@ -72,6 +72,11 @@ static pd_status choose_layout(struct launch_state *state, uint32_t ranks, bool 
     const struct pd_launch *launch = state->launch;
     struct pd_launch_layout layout = {.ranks = ranks};
     if (launch->choose) PD_TRY(launch->choose(launch->context, ranks, is_restart, &layout, err));
+    if (layout.ranks && layout.ranks < launch->places.min)
+        PD_FAIL(
+            err, PD_PEER_LOST,
+            "%s can start, and elastic.min is %u: bring back what is missing, or lower it, then run the same command again",
+            pd_counted(layout.ranks, "rank").text, launch->places.min);
     state->layout = layout;
     state->start.ranks = layout.ranks;
     return PD_OK;

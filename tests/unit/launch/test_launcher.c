@@ -265,6 +265,15 @@ Test(launcher, a_rank_that_dies_twice_without_progress_is_left_out)
     cr_assert_eq(last_ranks(), 2);
 }
 
+Test(launcher, with_fewer_ranks_than_elastic_min_no_start_is_made)
+{
+    struct pd_launch what = launch_of(WORKER("kill:2"), PD_TRANSPORT_MPI, 3);
+    what.places.min = 3;
+    cr_assert_eq(launch(&what), 75);
+    cr_assert_eq(starts(0), 2, "the second time the rank has no other place");
+    expect_error_says("2 ranks can start, and elastic.min is 3");
+}
+
 Test(launcher, ranks_of_another_host_are_left_out_at_once)
 {
     setenv("PERDURE_TEST_HOSTS", "2", 1);
