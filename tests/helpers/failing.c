@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { DEPTH = 24, PLACES_MAX = 1 << 16, BLOCKS_MAX = 1 << 18 };
+enum { DEPTH = 48, PLACES_MAX = 1 << 16, BLOCKS_MAX = 1 << 18 };
 
 struct chain {
     void *calls[DEPTH];
@@ -40,10 +40,21 @@ void *__real_aligned_alloc(size_t align, size_t bytes);
 char *__real_strdup(const char *text);
 void __real_free(void *data);
 
+static pthread_t caller;
+static int caller_depth; /* calls around what fails, in that thread */
+
+void failing_from_here(void)
+{
+    void *calls[DEPTH];
+    caller = pthread_self();
+    caller_depth = backtrace(calls, DEPTH) - 1;
+}
+
 static struct chain chain_here(void)
 {
     struct chain chain = {0};
     chain.depth = backtrace(chain.calls, DEPTH);
+    if (pthread_equal(caller, pthread_self()) && chain.depth > caller_depth) chain.depth -= caller_depth;
     return chain;
 }
 

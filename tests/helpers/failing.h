@@ -23,6 +23,9 @@ uint64_t failing_leaks(char ret_where[1024]);
 /* What failed last: "calloc", and the calls that led there. */
 void failing_what(char ret_text[1024]);
 
+/* Places of this thread are told from each other by the calls below the caller. */
+void failing_from_here(void);
+
 /* Asked by whatever can fail. */
 bool failing_here(const char *what);
 /* The same for a disk, as pd_disk_fault.picks. */

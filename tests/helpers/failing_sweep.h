@@ -31,6 +31,7 @@ static inline void failing_arm(const struct failing_case *c, void *state, bool i
 
 static inline pd_status failing_act(const struct failing_case *c, void *state, struct pd_error *err)
 {
+    failing_from_here();
     const pd_status st = c->act(state, err);
     failing_stop();
     failing_arm(c, state, false);
@@ -50,11 +51,12 @@ static inline void failing_judge(const struct failing_case *c, pd_status st, con
               err->message, what);
 }
 
-static inline void failing_once(const struct failing_case *c, void *state)
+static inline bool failing_once(const struct failing_case *c, void *state)
 {
     struct pd_error err = {0};
     char what[1024];
     failing_judge(c, failing_act(c, state, &err), &err);
+    const bool has_fired = failing_has_fired();
     failing_what(what);
     err = (struct pd_error){0};
     pd_status st = c->act(state, &err);
@@ -62,6 +64,7 @@ static inline void failing_once(const struct failing_case *c, void *state)
     if (c->check) st = c->check(state, &err);
     cr_assert_eq(st, PD_OK, "%s: %s afterwards: %s\n failed was %s", c->name, pd_status_name(st), err.message, what);
     c->tear_down(state);
+    return has_fired;
 }
 
 /* What is made once for a process is made in the first run. */
@@ -81,7 +84,7 @@ static inline void failing_list(const struct failing_case *c)
 static inline void failing_sweep(const struct failing_case *c)
 {
     const uint64_t most = test_scale() >= 10 ? 0 : c->most;
-    uint64_t tried = 0;
+    uint64_t tried = 0, fired = 0;
     failing_list(c);
     for (int persists = 0; persists < 2; persists++) {
         failing_rewind();
@@ -93,10 +96,12 @@ static inline void failing_sweep(const struct failing_case *c)
                 c->tear_down(state);
                 break;
             }
-            failing_once(c, state);
+            fired += failing_once(c, state);
         }
     }
-    cr_log_info("%s: %u places, %lu failures", c->name, failing_places(), tried);
+    cr_log_info("%s: %u places, %lu tries, %lu failures", c->name, failing_places(), tried, fired);
+    cr_assert(2 * fired > tried, "%s: %lu tries and only %lu failures", c->name, tried,
+              fired); /* threads do not always come by */
 }
 
 #endif
