@@ -37,7 +37,8 @@ uint32_t pd_edit_distance(const char *a, const char *b)
 bool pd_is_near(const char *a, const char *b)
 {
     const uint32_t m = (uint32_t)strlen(a), n = (uint32_t)strlen(b), longer = m > n ? m : n;
-    return pd_edit_distance(a, b) <= minimum((longer + 1) / 4, 2);
+    const uint32_t most = minimum((longer + 1) / 4, 2);
+    return longer - minimum(m, n) <= most && pd_edit_distance(a, b) <= most;
 }
 
 const char *pd_nearest_name(const char *name, const char *const *names, uint32_t count)

@@ -198,7 +198,7 @@ static struct plain plain_of(const char *name, size_t bytes)
     struct plain p = {""};
     size_t length = 0;
     for (size_t i = 0; i < bytes && name[i] && length + 1 < NAME_BYTES; i++)
-        if (!strchr("._-", name[i])) p.text[length++] = (char)tolower((unsigned char)name[i]);
+        if (name[i] != '.' && name[i] != '_' && name[i] != '-') p.text[length++] = (char)tolower((unsigned char)name[i]);
     return p;
 }
 
@@ -209,7 +209,7 @@ static struct plain plain(const char *name)
 
 static bool is_same(const struct plain *a, const struct plain *b)
 {
-    return strcmp(a->text, b->text) == 0;
+    return a->text[0] == b->text[0] && strcmp(a->text, b->text) == 0;
 }
 
 static const char *last_part(const char *path)
@@ -279,9 +279,9 @@ static struct written read_path(const char *path)
 /* UINT32_MAX: it is not near. */
 static uint32_t distance_if_near(const struct plain *name, const struct plain *given)
 {
-    const uint32_t distance = pd_edit_distance(name->text, given->text);
-    const bool is_near = !distance || (strlen(given->text) >= MISSPELT_MIN && pd_is_near(name->text, given->text));
-    return is_near ? distance : UINT32_MAX;
+    if (is_same(name, given)) return 0;
+    if (strlen(given->text) < MISSPELT_MIN || !pd_is_near(name->text, given->text)) return UINT32_MAX;
+    return pd_edit_distance(name->text, given->text);
 }
 
 static const struct pd_key *find_spelt(const struct written *w)
@@ -319,9 +319,8 @@ static const struct pd_key *find_in_section(const struct written *w)
     for (uint32_t i = 0; i < pd_key_count; i++) {
         const struct plain section = section_of(pd_keys[i].name), last = plain(last_part(pd_keys[i].name));
         if (!is_same(&section, &w->section)) continue;
-        const uint32_t distance = pd_edit_distance(last.text, w->last.text);
-        if (distance < best && pd_is_near(last.text, w->last.text)) {
-            best = distance;
+        if (pd_is_near(last.text, w->last.text) && pd_edit_distance(last.text, w->last.text) < best) {
+            best = pd_edit_distance(last.text, w->last.text);
             nearest = &pd_keys[i];
         }
         const char *name = last_part(pd_keys[i].name), *given = last_part(w->path);
