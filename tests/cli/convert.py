@@ -159,6 +159,17 @@ os.rename("gone", "hf")
 expect("train-from-absent", ["train", small, "run.dir=never", "init.from=nothing"], 78,
        err=re.compile("init.from, nothing, is no checkpoint of another system"))
 
+# ---- a model that comes with its tokenizer remembers it ----
+shutil.copytree("hf", "with-tokenizer")
+write("with-tokenizer/tokenizer.json", '{"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"decoder":{"type":"ByteLevel"},'
+      '"model":{"type":"BPE","vocab":{"I":0,"n":1,"In":2},"merges":["I n"]}}')
+expect("import-tokenizer", ["ckpt", "import", "with-tokenizer", "in-tokenizer", "--fresh-optimizer"], 0, ANY)
+expect("import-tokenizer-same", ["sample", "in-tokenizer", "--prompt=In", "--count=1"], 0, ANY, re.compile(r"\A(?!(.|\n)*warn )"))
+expect("import-tokenizer-other", ["sample", "in-tokenizer", "--prompt=In", "--count=1", "--tokenizer=byte"], 0, ANY,
+       re.compile("byte is not the tokenizer that the model was trained with"))
+expect("train-on-other-tokens", ["train", small, "run.dir=others", "init.from=with-tokenizer", "layout.ranks=1", "layout.threads=1"], 0, ANY,
+       re.compile("the checkpoint was trained on tokens of another tokenizer"))
+
 # ---- show, stats, diff of any format ----
 expect("show-foreign", ["ckpt", "show", "hf"], 0,
        re.compile(r"^hf: safetensors, \d+ tensors in 1 file, .*\nwith config.json, .*\nwith generation_config.json, .*\nTENSOR "))
