@@ -28,7 +28,9 @@ struct pd_adam_range pd_adamw_arrays(const struct pd_update_range *r)
                                   .exp_avg_sq = r->state[PD_EXP_AVG_SQ],
                                   .grad = r->grad,
                                   .copy = r->copy,
-                                  .copy_dtype = r->copy_dtype};
+                                  .copy_dtype = r->copy_dtype,
+                                  .moments = r->moments,
+                                  .place = r->place};
 }
 
 static void update(struct pd_thread_pool *pool, enum pd_isa isa, const struct pd_update_step *step,

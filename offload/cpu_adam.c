@@ -1,9 +1,12 @@
 #include "offload/cpu_adam.h"
+
+#include "ckpt/base/random_bits.h"
 #include "offload/cpu_adam_kernel.h"
 
 #include <math.h>
 
-#define PIECE (UINT64_C(64) << 10) /* elements of one index of the pool */
+#define PIECE (UINT64_C(64) << 10)         /* elements of one index of the pool */
+#define MOMENTS UINT64_C(0x6d6f6d656e7473) /* among what is drawn from a seed */
 
 struct adam_job {
     const struct pd_adam_step *step;
@@ -33,6 +36,7 @@ struct pd_adam_step pd_adam_step_make(const struct pd_update_config *config)
         .root_correction = (float)(1.0 / sqrt(1.0 - power(config->beta2, config->step))),
         .rate_corrected = (float)(config->rate / (1.0 - power(config->beta1, config->step))),
         .decay_keep = (float)(1.0 - config->rate * config->weight_decay),
+        .key = pd_random_key(pd_random_key(config->seed, MOMENTS), config->step),
     };
 }
 
@@ -43,8 +47,9 @@ static void update_piece(void *context, uint64_t index)
     struct pd_adam_range piece = *job->range;
     piece.n = piece.n - from < PIECE ? piece.n - from : PIECE;
     piece.param += from;
-    piece.exp_avg += from;
-    piece.exp_avg_sq += from;
+    piece.exp_avg = (char *)piece.exp_avg + from * pd_dtype_bytes(piece.moments);
+    piece.exp_avg_sq = (char *)piece.exp_avg_sq + from * pd_dtype_bytes(piece.moments);
+    piece.place.first += from;
     piece.grad += from;
     if (piece.copy) piece.copy = (char *)piece.copy + from * pd_dtype_bytes(piece.copy_dtype);
     job->kernel(job->step, &piece);

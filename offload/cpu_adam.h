@@ -8,6 +8,11 @@
  *   evaluated in fp32 in exactly this order, left to right, every operation rounded once and none fused; factors that are
  * the same for all elements are worked out in double and rounded once (struct pd_adam_step).
  *
+ * Moments in bf16 are widened, and p is made of m and v in fp32, before they are rounded at random (ckpt/base/random_bits.h):
+ * on average each is what fp32 would hold. Rounded to nearest, v would stand still: an update changes it by (1 - beta2) of
+ * itself or less, and half a unit of bf16 is 2^-9 to 2^-8. The random bits are of (seed, t, tensor, element); their low half
+ * rounds m, the high half v. README.md has the error.
+ *
  *   invariant  bits depend on the element alone: not on instruction set, threads, or how a range is cut into calls
  */
 #pragma once
@@ -19,6 +24,7 @@ struct pd_adam_step {
     float root_correction; /* 1 / sqrt(1 - beta2^t) */
     float rate_corrected;  /* rate / (1 - beta1^t) */
     float decay_keep;      /* 1 - rate * weight_decay */
+    uint64_t key;          /* of the step's random bits */
 };
 
 struct pd_adam_step pd_adam_step_make(const struct pd_update_config *config);
@@ -26,11 +32,13 @@ struct pd_adam_step pd_adam_step_make(const struct pd_update_config *config);
 /* Elements 0 .. n of one range, host memory, any alignment; arrays do not overlap. */
 struct pd_adam_range {
     uint64_t n;
-    bool decay;                          /* weight decay applies */
-    float *param, *exp_avg, *exp_avg_sq; /* (n) read and written */
-    const float *grad;                   /* (n) */
-    void *copy;                          /* (n) of copy_dtype: the new parameter rounded to nearest even; NULL: none */
-    enum pd_dtype copy_dtype;
+    bool decay;                 /* weight decay applies */
+    float *param;               /* (n) read and written */
+    void *exp_avg, *exp_avg_sq; /* (n) of `moments`, read and written */
+    const float *grad;          /* (n) */
+    void *copy;                 /* (n) of copy_dtype: the new parameter rounded to nearest even; NULL: none */
+    enum pd_dtype copy_dtype, moments;
+    struct pd_update_place place;
 };
 
 /* isa resolved; pool NULL: the caller alone.   threads  one caller per pool */

@@ -7,6 +7,7 @@
  */
 #include "offload/cpu_adam_kernel.h"
 #include "ckpt/base/half.h"
+#include "ckpt/base/random_bits.h"
 
 #include <math.h>
 #include <string.h>
@@ -80,14 +81,69 @@ static void copy_f16(uint64_t n, const float *restrict p, uint16_t *restrict cop
         copy[i] = pd_f16_from_f32(p[i]);
 }
 
+/* ---- moments in bf16 ---- */
+
+static void widen(uint64_t n, const uint16_t *restrict narrow, float *restrict wide)
+{
+    for (uint64_t i = 0; i < n; i++)
+        wide[i] = pd_f32_from_bf16(narrow[i]);
+}
+
+/* Elements index .. index + n of the tensor, which share the high half of their index. */
+static void round_moments(uint64_t key, uint64_t index, uint64_t n, const float *restrict m, const float *restrict v,
+                          uint16_t *restrict m16, uint16_t *restrict v16)
+{
+    const uint32_t low = (uint32_t)index;
+    const uint64_t high = index & ~(uint64_t)UINT32_MAX;
+    for (uint32_t i = 0; i < (uint32_t)n; i++) {
+        const uint32_t random = pd_random_bits(key, high | (low + i));
+        m16[i] = pd_bf16_at_random(m[i], random);
+        v16[i] = pd_bf16_at_random(v[i], random >> 16);
+    }
+}
+
+/* How many of `most` elements from element `at` of a box on follow each other in the tensor and share that half. */
+static uint64_t run_length(const struct pd_update_place *place, uint64_t at, uint64_t index, uint64_t most)
+{
+    const uint64_t row = place->columns == place->stride ? most : place->columns - at % place->columns;
+    const uint64_t half = (UINT64_C(1) << 32) - (uint32_t)index, run = row < half ? row : half;
+    return run < most ? run : most;
+}
+
+static void round_strip(uint64_t key, const struct pd_update_place *place, uint64_t first, uint64_t n, const float *m,
+                        const float *v, uint16_t *m16, uint16_t *v16)
+{
+    for (uint64_t i = 0, run; i < n; i += run) {
+        const uint64_t at = place->first + first + i;
+        const uint64_t index = place->origin + at / place->columns * place->stride + at % place->columns;
+        run = run_length(place, at, index, n - i);
+        round_moments(key, index, run, m + i, v + i, m16 + i, v16 + i);
+    }
+}
+
+static void narrow_moments(const struct pd_adam_step *step, const struct pd_adam_range *range, uint64_t key, uint64_t first,
+                           uint64_t n, float *change)
+{
+    uint16_t *m16 = (uint16_t *)range->exp_avg + first, *v16 = (uint16_t *)range->exp_avg_sq + first;
+    _Alignas(64) float m[STRIP], v[STRIP];
+    widen(n, m16, m);
+    widen(n, v16, v);
+    moments(step, n, m, v, range->grad + first, change);
+    round_strip(key, &range->place, first, n, m, v, m16, v16);
+}
+
 void PD_ISA_SYMBOL(pd_adam_kernel)(const struct pd_adam_step *step, const struct pd_adam_range *range)
 {
     float keep = range->decay ? step->decay_keep : 1.0f;
+    const uint64_t key = pd_random_key(step->key, range->place.tensor);
     _Alignas(64) float change[STRIP];
     for (uint64_t i = 0; i < range->n; i += STRIP) {
         uint64_t n = range->n - i < STRIP ? range->n - i : STRIP;
         float *p = range->param + i;
-        moments(step, n, range->exp_avg + i, range->exp_avg_sq + i, range->grad + i, change);
+        if (range->moments == PD_F32)
+            moments(step, n, (float *)range->exp_avg + i, (float *)range->exp_avg_sq + i, range->grad + i, change);
+        else
+            narrow_moments(step, range, key, i, n, change);
         parameter(keep, n, p, change);
         if (!range->copy) continue;
         if (range->copy_dtype == PD_F32)

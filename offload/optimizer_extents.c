@@ -8,9 +8,17 @@
 /* What is left of a slot is filled with the beginning of a group only where that makes pieces worth a request. */
 #define REST_BLOCKS_MIN 16u
 
-static uint64_t page_bytes(uint64_t elements)
+uint64_t pd_optimizer_page_bytes(enum pd_dtype moments, int kind, uint64_t elements)
 {
-    return pd_round_up(elements * sizeof(float), PD_VFS_ALIGN);
+    return pd_round_up(elements * pd_optimizer_element_bytes(moments, kind), PD_VFS_ALIGN);
+}
+
+uint64_t pd_optimizer_all_page_bytes(enum pd_dtype moments, uint64_t elements)
+{
+    uint64_t bytes = 0;
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+        bytes += pd_optimizer_page_bytes(moments, kind, elements);
+    return bytes;
 }
 
 /* ---- groups ---- */
@@ -32,8 +40,10 @@ static pd_status find_groups(const struct pd_tensor_table *tensors, const struct
 {
     for (uint32_t b = 0; b < box_count; b++) {
         PD_CHECK(boxes[b].tensor < tensors->count);
-        if (tensors->tensors[boxes[b].tensor].dtype != PD_F32)
-            PD_FAIL(err, PD_INVALID, "tensor %s: optimizer state is fp32", tensors->tensors[boxes[b].tensor].name);
+        const struct pd_tensor *tensor = &tensors->tensors[boxes[b].tensor];
+        if (tensor->dtype != PD_F32 || tensor->moments == PD_F16 || tensor->moments != groups->moments)
+            PD_FAIL(err, PD_INVALID, "tensor %s: optimizer state is fp32, moments of all tensors are fp32 or bf16",
+                    tensor->name);
         if (boxes[b].kind != PD_PARAM) continue;
         struct pd_optimizer_group *group = &groups->groups[groups->count++];
         *group = (struct pd_optimizer_group){.box = {b},
@@ -84,7 +94,8 @@ pd_status pd_optimizer_groups_init(const struct pd_tensor_table *tensors, const 
                                    uint32_t box_count, uint32_t stripes, struct pd_optimizer_groups *ret_groups,
                                    struct pd_error *err)
 {
-    struct pd_optimizer_groups groups = {.groups = calloc((size_t)box_count + 1, sizeof *groups.groups)};
+    struct pd_optimizer_groups groups = {.groups = calloc((size_t)box_count + 1, sizeof *groups.groups),
+                                         .moments = tensors->count ? tensors->tensors[0].moments : PD_F32};
     if (!groups.groups) PD_FAIL(err, PD_NO_MEMORY, "no memory for the state of %u boxes", box_count);
     pd_status st = find_groups(tensors, boxes, box_count, &groups, err);
     if (st) {
@@ -104,7 +115,7 @@ void pd_optimizer_groups_deinit(struct pd_optimizer_groups *groups)
 
 bool pd_optimizer_is_resident(const struct pd_optimizer_group *group)
 {
-    return group->elements < PD_OPTIMIZER_BLOCK_ELEMENTS;
+    return group->elements < PD_OPTIMIZER_STREAMED_MIN;
 }
 
 uint64_t pd_optimizer_groups_keep(struct pd_optimizer_groups *groups, uint64_t bytes)
@@ -116,12 +127,12 @@ uint64_t pd_optimizer_groups_keep(struct pd_optimizer_groups *groups, uint64_t b
             g--;
         for (uint32_t i = g; i < end; i++)
             if (!pd_optimizer_is_resident(&groups->groups[i]))
-                need += PD_KIND_COUNT * page_bytes(groups->groups[i].elements);
+                need += pd_optimizer_all_page_bytes(groups->moments, groups->groups[i].elements);
         if (need > bytes - used) continue;
         for (uint32_t i = g; i < end; i++) {
             if (pd_optimizer_is_resident(&groups->groups[i])) continue;
             groups->groups[i].kept_at = used;
-            used += PD_KIND_COUNT * page_bytes(groups->groups[i].elements);
+            used += pd_optimizer_all_page_bytes(groups->moments, groups->groups[i].elements);
         }
     }
     return used;
@@ -138,33 +149,34 @@ static bool is_selected(const struct pd_optimizer_cursor *c, const struct pd_opt
 /* What is left of a bundle. */
 struct rest {
     uint64_t elements[PD_LAYOUT_STRIPES_MAX]; /* of its groups; 0: done, or not selected */
-    uint64_t blocks, bytes;
-    uint32_t groups; /* that have any */
+    uint64_t blocks, bytes;                   /* bytes: of all kinds, in whole pages */
+    uint32_t groups;                          /* that have any */
 };
 
 static struct rest rest_of(const struct pd_optimizer_cursor *c)
 {
     const struct pd_optimizer_group *groups = &c->groups->groups[c->group];
+    const enum pd_dtype moments = c->groups->moments;
     struct rest rest = {.blocks = 0};
     for (uint32_t k = 0; k < groups->bundle; k++) {
         if (!is_selected(c, &groups[k]) || c->first[k] == groups[k].elements) continue;
         rest.elements[k] = groups[k].elements - c->first[k];
-        rest.blocks += pd_divide_up(rest.elements[k], PD_OPTIMIZER_BLOCK_ELEMENTS);
-        rest.bytes += page_bytes(rest.elements[k]);
+        rest.blocks += pd_divide_up(rest.elements[k], pd_optimizer_block_elements(moments));
+        rest.bytes += pd_optimizer_all_page_bytes(moments, rest.elements[k]);
         rest.groups++;
     }
     return rest;
 }
 
 /* Cuts the rest down to `blocks`, fewer than it has, in proportion: of the groups up to each, as much as is their share. */
-static void share(struct rest *rest, uint64_t blocks, uint32_t bundle)
+static void share(struct rest *rest, uint64_t blocks, uint64_t block_elements, uint32_t bundle)
 {
     uint64_t before = 0, given = 0;
     for (uint32_t k = 0; k < bundle; k++) {
-        const uint64_t have = pd_divide_up(rest->elements[k], PD_OPTIMIZER_BLOCK_ELEMENTS);
+        const uint64_t have = pd_divide_up(rest->elements[k], block_elements);
         before += have;
         const uint64_t get = before * blocks / rest->blocks - given; /* at most `have` */
-        if (get < have) rest->elements[k] = get * PD_OPTIMIZER_BLOCK_ELEMENTS;
+        if (get < have) rest->elements[k] = get * block_elements;
         given += get;
     }
 }
@@ -188,23 +200,25 @@ static void next_bundle(struct pd_optimizer_cursor *c)
 
 uint32_t pd_optimizer_cursor_next(struct pd_optimizer_cursor *c, struct pd_optimizer_part *ret_parts)
 {
+    const uint64_t block_elements = pd_optimizer_block_elements(c->groups->moments),
+                   block_bytes = pd_optimizer_all_page_bytes(c->groups->moments, block_elements);
     uint32_t count = 0;
     uint64_t room = c->slot_bytes;
-    PD_CHECK(room >= PD_KIND_COUNT * PD_SHARD_BLOCK_BYTES);
+    PD_CHECK(room >= block_bytes);
     for (; c->group < c->groups->count && count < PD_OPTIMIZER_PARTS_MAX; next_bundle(c)) {
         const struct pd_optimizer_group *group = &c->groups->groups[c->group];
         struct rest rest = rest_of(c);
         if (!rest.groups) continue;
         if (c->by_unit && count > 0 && c->groups->groups[ret_parts[0].group].unit != group->unit) return count;
         if (count + rest.groups > PD_OPTIMIZER_PARTS_MAX) return count;
-        if (rest.bytes <= room / PD_KIND_COUNT) {
-            room -= PD_KIND_COUNT * rest.bytes;
+        if (rest.bytes <= room) {
+            room -= rest.bytes;
             count += take(c, &rest, ret_parts + count);
             continue;
         }
-        const uint64_t blocks = room / PD_KIND_COUNT / PD_SHARD_BLOCK_BYTES;
+        const uint64_t blocks = room / block_bytes;
         if (count > 0 && blocks < REST_BLOCKS_MIN) return count;
-        share(&rest, blocks, group->bundle);
+        share(&rest, blocks, block_elements, group->bundle);
         return count + take(c, &rest, ret_parts + count);
     }
     return count;

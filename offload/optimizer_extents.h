@@ -5,6 +5,9 @@
  * Of a tensor whose boxes lie in several stripes, one shard a drive, an extent takes from each in proportion to what is left
  * of it, so that all drives work all the time: these groups are a bundle.
  *
+ * Groups are cut at blocks: as many elements as the narrowest kind has in 64 KiB, so that every kind is whole blocks of its
+ * shard. With moments in bf16 that is two of the parameter and one of each moment.
+ *
  *   invariants  1. extents in turn cover every element of every group asked for once; bundles ascend, and elements of a
  *                  group
  *               2. a part begins at a block; it ends at one too, or with its group
@@ -15,7 +18,7 @@
 #include "ckpt/store/commit.h"
 #include "offload/ring.h"
 
-#define PD_OPTIMIZER_BLOCK_ELEMENTS (PD_SHARD_BLOCK_BYTES / sizeof(float))
+#define PD_OPTIMIZER_STREAMED_MIN (PD_SHARD_BLOCK_BYTES / sizeof(float)) /* elements: smaller groups live in memory */
 #define PD_OPTIMIZER_PARTS_MAX (PD_RING_PIECES_MAX / PD_KIND_COUNT)
 
 struct pd_optimizer_group {
@@ -29,10 +32,23 @@ struct pd_optimizer_group {
 struct pd_optimizer_groups {
     struct pd_optimizer_group *groups; /* (count), by tensor, chunk, then the place of their `param` box; owned */
     uint32_t count;
+    enum pd_dtype moments;
 };
+static inline uint32_t pd_optimizer_element_bytes(enum pd_dtype moments, int kind)
+{
+    return pd_dtype_bytes(kind == PD_PARAM ? PD_F32 : moments);
+}
+static inline uint64_t pd_optimizer_block_elements(enum pd_dtype moments)
+{
+    return PD_SHARD_BLOCK_BYTES / pd_dtype_bytes(moments);
+}
+/* Of so many elements: of a kind in whole pages, and of all kinds. */
+uint64_t pd_optimizer_page_bytes(enum pd_dtype moments, int kind, uint64_t elements);
+uint64_t pd_optimizer_all_page_bytes(enum pd_dtype moments, uint64_t elements);
 
 /* Of boxes of one stripe every group is a bundle; of several, the boxes of a tensor and chunk are, one in each stripe at
- * most. PD_INVALID: a `param` box whose moments are not there alike, or the other way round. */
+ * most. PD_INVALID: a `param` box whose moments are not there alike, or the other way round; tensors that keep them
+ * otherwise than the first does. */
 PD_MUST_USE pd_status pd_optimizer_groups_init(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                                                uint32_t box_count, uint32_t stripes, struct pd_optimizer_groups *ret_groups,
                                                struct pd_error *err);
@@ -41,8 +57,8 @@ void pd_optimizer_groups_deinit(struct pd_optimizer_groups *groups);
  * what an update begins with is on its way before it begins. Returns the bytes given out. */
 uint64_t pd_optimizer_groups_keep(struct pd_optimizer_groups *groups, uint64_t bytes);
 
-/* Which groups a pass goes through. Those of less than a block live in memory; of these, those of less than a page have no
- * pages of their own in a shard file. */
+/* Which groups a pass goes through. Those whose parameters have less than 64 KiB live in memory; a kind of less than a page
+ * has no pages of its own in a shard file, and a group none where its parameters have none. */
 enum pd_optimizer_select { PD_OPTIMIZER_STREAMED, PD_OPTIMIZER_RESIDENT_PAGES };
 bool pd_optimizer_is_resident(const struct pd_optimizer_group *group);
 

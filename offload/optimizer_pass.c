@@ -15,26 +15,49 @@ static bool is_kept(const struct pd_optimizer_pass *pass, const struct pd_optimi
     return pass->step && group->kept_at != PD_OPTIMIZER_NOT_KEPT;
 }
 
+static enum pd_dtype moments_of(const struct pd_optimizer_pass *pass)
+{
+    return pass->store->groups.moments;
+}
+
+static uint64_t bytes_of(const struct pd_optimizer_pass *pass, int kind, uint64_t elements)
+{
+    return elements * pd_optimizer_element_bytes(moments_of(pass), kind);
+}
+
+static uint64_t block_elements(const struct pd_optimizer_pass *pass)
+{
+    return pd_optimizer_block_elements(moments_of(pass));
+}
+
+/* Where a kind of a group begins in what is kept of it. */
+static uint64_t kept_skip(const struct pd_optimizer_pass *pass, const struct pd_optimizer_group *group, int kind)
+{
+    uint64_t skip = 0;
+    for (int before = 0; before < kind; before++)
+        skip += pd_optimizer_page_bytes(moments_of(pass), before, group->elements);
+    return skip;
+}
+
 /* One page-aligned range of a box in both files, which are laid out alike. */
 static struct pd_ring_piece piece_of(const struct pd_optimizer_pass *pass, const struct pd_optimizer_part *part, int kind)
 {
     const struct pd_optimizer_group *group = group_of(pass, part);
     const uint32_t box = group->box[kind];
+    const uint64_t first = bytes_of(pass, kind, part->first);
     uint32_t local;
-    struct pd_ring_piece piece = {.bytes = pd_round_up(part->n * sizeof(float), PD_VFS_ALIGN)};
+    struct pd_ring_piece piece = {.bytes = pd_round_up(bytes_of(pass, kind, part->n), PD_VFS_ALIGN)};
     if (is_kept(pass, group))
-        piece.own = (char *)pass->store->options.kept + group->kept_at +
-                    (uint64_t)kind * pd_round_up(group->elements * sizeof(float), PD_VFS_ALIGN) +
-                    part->first * sizeof(float);
+        piece.own = (char *)pass->store->options.kept + group->kept_at + kept_skip(pass, group, kind) + first;
     if (pass->new) {
         const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->new, box, &local);
         piece.to = pd_shard_stream_file(file->stream);
-        piece.to_offset = pd_shard_writer_box_offset(file->writer, local) + part->first * sizeof(float);
+        piece.to_offset = pd_shard_writer_box_offset(file->writer, local) + first;
     }
     if (pass->old && !(piece.own && pass->has_kept)) {
         const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->old, box, &local);
         piece.from = file->from;
-        piece.from_offset = pd_shard_writer_box_offset(file->writer, local) + part->first * sizeof(float);
+        piece.from_offset = pd_shard_writer_box_offset(file->writer, local) + first;
     }
     return piece;
 }
@@ -73,9 +96,12 @@ static void describe(void *context, uint64_t i, struct pd_ring_extent *extent)
     flight->first_block[0] = 0;
     for (uint32_t p = 0; p < flight->count; p++) {
         const struct pd_optimizer_part *part = &flight->parts[p];
-        flight->first_block[p + 1] = flight->first_block[p] + pd_divide_up(part->n, PD_OPTIMIZER_BLOCK_ELEMENTS);
-        for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+        flight->first_block[p + 1] = flight->first_block[p] + pd_divide_up(part->n, block_elements(pass));
+        for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+            flight->piece[p][kind] = PD_OPTIMIZER_NO_PIECE;
+            if (bytes_of(pass, kind, group_of(pass, part)->elements) < PD_VFS_ALIGN) continue;
             add_piece(extent, flight, tags, piece_of(pass, part, kind), (uint16_t)(p * PD_KIND_COUNT + (unsigned)kind));
+        }
     }
 }
 
@@ -85,10 +111,8 @@ static void describe(void *context, uint64_t i, struct pd_ring_extent *extent)
 struct place {
     const struct pd_optimizer_part *part;
     const struct pd_optimizer_group *group;
-    uint64_t block;   /* of the box */
     uint64_t skip, n; /* elements: from the part's first, and how many */
-    uint64_t bytes;   /* of data */
-    float *data[PD_KIND_COUNT];
+    char *data[PD_KIND_COUNT];
     const float *gradient;
     char *copy;
 };
@@ -105,29 +129,53 @@ static struct place place_of(const struct pd_optimizer_pass *pass, uint64_t inde
             end = middle;
     }
     struct place place = {.part = &flight->parts[p], .group = group_of(pass, &flight->parts[p])};
-    place.skip = (index - flight->first_block[p]) * PD_OPTIMIZER_BLOCK_ELEMENTS;
-    uint64_t left = place.part->n - place.skip;
-    place.n = left < PD_OPTIMIZER_BLOCK_ELEMENTS ? left : PD_OPTIMIZER_BLOCK_ELEMENTS;
-    place.bytes = place.n * sizeof(float);
-    place.block = (place.part->first + place.skip) / PD_OPTIMIZER_BLOCK_ELEMENTS;
+    place.skip = (index - flight->first_block[p]) * block_elements(pass);
+    const uint64_t left = place.part->n - place.skip, most = block_elements(pass);
+    place.n = left < most ? left : most;
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        place.data[kind] = flight->data[p][kind] + place.skip;
+        place.data[kind] = flight->data[p][kind] + bytes_of(pass, kind, place.skip);
     if (!pass->step->update) return place;
     place.gradient = flight->gradient[p] + place.skip;
     if (flight->copy[p]) place.copy = flight->copy[p] + place.skip * pd_dtype_bytes(pass->step->copy_dtype);
     return place;
 }
 
-static pd_status verify(const struct pd_optimizer_pass *pass, const struct place *place, int kind, struct pd_error *err)
+/* A block of a kind's shard, of one or two that a place is. */
+struct piece {
+    uint64_t block; /* of the box */
+    char *data;
+    uint64_t bytes;
+};
+
+static bool piece_at(const struct pd_optimizer_pass *pass, const struct place *place, int kind, uint64_t number,
+                     struct piece *ret_piece)
+{
+    const uint64_t bytes = bytes_of(pass, kind, place->n), at = number * PD_SHARD_BLOCK_BYTES;
+    if (at >= bytes) return false;
+    const uint64_t first = bytes_of(pass, kind, place->part->first + place->skip) + at;
+    *ret_piece = (struct piece){first / PD_SHARD_BLOCK_BYTES, place->data[kind] + at, pd_shard_block_length(bytes, number)};
+    return true;
+}
+
+static pd_status verify_block(const struct pd_optimizer_pass *pass, uint32_t number, const struct piece *p,
+                              struct pd_error *err)
 {
     uint32_t box;
-    const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->old, place->group->box[kind], &box);
-    pd_status st = pd_shard_writer_verify_block(file->writer, box, place->block, place->data[kind], place->bytes, NULL);
+    const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->old, number, &box);
+    pd_status st = pd_shard_writer_verify_block(file->writer, box, p->block, p->data, p->bytes, NULL);
     if (!st) return PD_OK;
-    const uint64_t offset = pd_shard_writer_box_offset(file->writer, box) + place->block * PD_SHARD_BLOCK_BYTES;
-    PD_TRY(pd_file_read(file->from, offset, place->data[kind], pd_round_up(place->bytes, PD_VFS_ALIGN), err));
-    st = pd_shard_writer_verify_block(file->writer, box, place->block, place->data[kind], place->bytes, err);
+    const uint64_t offset = pd_shard_writer_box_offset(file->writer, box) + p->block * PD_SHARD_BLOCK_BYTES;
+    PD_TRY(pd_file_read(file->from, offset, p->data, pd_round_up(p->bytes, PD_VFS_ALIGN), err));
+    st = pd_shard_writer_verify_block(file->writer, box, p->block, p->data, p->bytes, err);
     return st ? pd_error_context(err, st, "%s", file->path) : PD_OK;
+}
+
+static pd_status verify(const struct pd_optimizer_pass *pass, const struct place *place, int kind, struct pd_error *err)
+{
+    struct piece p;
+    for (uint64_t i = 0; piece_at(pass, place, kind, i, &p); i++)
+        PD_TRY(verify_block(pass, place->group->box[kind], &p, err));
+    return PD_OK;
 }
 
 static void note_failure(struct pd_optimizer_pass *pass, uint64_t index, pd_status st, const struct pd_error *error)
@@ -142,21 +190,29 @@ static void note_failure(struct pd_optimizer_pass *pass, uint64_t index, pd_stat
     pthread_mutex_unlock(&pass->mutex);
 }
 
-static bool decays(const struct pd_optimizer_store *store, const struct pd_optimizer_group *group)
+/* Of a group's elements from `first` on, state, gradient and copy apart. */
+static struct pd_update_range range_of(const struct pd_optimizer_pass *pass, const struct pd_optimizer_group *group,
+                                       uint64_t first, uint64_t n)
 {
-    return store->options.tensors->tensors[store->options.boxes[group->box[PD_PARAM]].tensor].decay;
+    const struct pd_optimizer_store *store = pass->store;
+    const struct pd_shard_box *box = &store->options.boxes[group->box[PD_PARAM]];
+    const struct pd_tensor *tensor = &store->options.tensors->tensors[box->tensor];
+    struct pd_update_range range = {.n = n,
+                                    .decay = tensor->decay,
+                                    .copy_dtype = pass->step->copy_dtype,
+                                    .moments = moments_of(pass),
+                                    .place = pd_update_place_of(tensor, box->tensor, &box->box)};
+    range.place.first = first;
+    return range;
 }
 
 static void update_place(const struct pd_optimizer_pass *pass, const struct place *place)
 {
-    const struct pd_optimizer_store *store = pass->store;
-    struct pd_update_range range = {.n = place->n,
-                                    .decay = decays(store, place->group),
-                                    .grad = place->gradient,
-                                    .copy = place->copy,
-                                    .copy_dtype = pass->step->copy_dtype};
+    struct pd_update_range range = range_of(pass, place->group, place->part->first + place->skip, place->n);
+    range.grad = place->gradient;
+    range.copy = place->copy;
     memcpy(range.state, place->data, sizeof range.state);
-    pd_update(NULL, store->options.isa, pass->step->update, &range);
+    pd_update(NULL, pass->store->options.isa, pass->step->update, &range);
 }
 
 static void hash_block(const struct pd_optimizer_pass *pass, uint32_t box, uint64_t block, const void *data, uint64_t bytes)
@@ -164,6 +220,15 @@ static void hash_block(const struct pd_optimizer_pass *pass, uint32_t box, uint6
     uint32_t local;
     const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->new, box, &local);
     pd_shard_stream_block(file->stream, local, block, data, bytes);
+}
+
+static void hash(const struct pd_optimizer_pass *pass, const struct place *place, int kind)
+{
+    const uint64_t bytes = bytes_of(pass, kind, place->n);
+    struct piece p;
+    memset(place->data[kind] + bytes, 0, pd_round_up(bytes, PD_VFS_ALIGN) - bytes);
+    for (uint64_t i = 0; piece_at(pass, place, kind, i, &p); i++)
+        hash_block(pass, place->group->box[kind], p.block, p.data, p.bytes);
 }
 
 /* Checked, updated and hashed while it is in the cache. */
@@ -181,10 +246,8 @@ static void work_block(void *context, uint64_t index)
         return;
     }
     if (pass->step->update) update_place(pass, &place);
-    for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-        memset((char *)place.data[kind] + place.bytes, 0, pd_round_up(place.bytes, PD_VFS_ALIGN) - place.bytes);
-        hash_block(pass, place.group->box[kind], place.block, place.data[kind], place.bytes);
-    }
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+        hash(pass, &place, kind);
 }
 
 /* ---- boxes that stay ---- */
@@ -194,10 +257,10 @@ static pd_status update_resident(struct pd_optimizer_pass *pass, const struct pd
 {
     const struct pd_optimizer_store *store = pass->store;
     const struct pd_optimizer_store_step *step = pass->step;
-    struct pd_update_range range = {.n = group->elements, .decay = decays(store, group), .copy_dtype = step->copy_dtype};
+    struct pd_update_range range = range_of(pass, group, 0, group->elements);
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
         range.state[kind] = pd_optimizer_resident(store, pass->new, group->box[kind]);
-        memcpy(range.state[kind], pd_optimizer_resident(store, pass->old, group->box[kind]), range.n * sizeof(float));
+        memcpy(range.state[kind], pd_optimizer_resident(store, pass->old, group->box[kind]), bytes_of(pass, kind, range.n));
     }
     if (!step->update) return PD_OK;
     PD_TRY(step->meet(step->context, group->box[PD_PARAM], 0, range.n, &range.grad, &range.copy, err));
@@ -345,8 +408,9 @@ static pd_status work_resident(void *context, uint64_t i, struct pd_ring_extent 
     (void)i, (void)err;
     for (uint32_t p = 0; p < flight->count; p++) {
         const struct pd_optimizer_group *group = group_of(pass, &flight->parts[p]);
-        const uint64_t bytes = group->elements * sizeof(float);
         for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+            const uint64_t bytes = bytes_of(pass, kind, group->elements);
+            if (flight->piece[p][kind] == PD_OPTIMIZER_NO_PIECE) continue;
             char *data = extent->pieces[flight->piece[p][kind]].data;
             memcpy(data, pd_optimizer_resident(pass->store, pass->new, group->box[kind]), bytes);
             memset(data + bytes, 0, pd_round_up(bytes, PD_VFS_ALIGN) - bytes);
@@ -360,7 +424,8 @@ static void hand_over_small(const struct pd_optimizer_pass *pass)
 {
     const struct pd_optimizer_store *store = pass->store;
     for (uint32_t box = 0; box < store->options.box_count; box++) {
-        uint64_t bytes = pd_box_elements(&store->options.boxes[box].box) * sizeof(float);
+        const struct pd_shard_box *b = &store->options.boxes[box];
+        const uint64_t bytes = bytes_of(pass, (int)b->kind, pd_box_elements(&b->box));
         if (bytes < PD_VFS_ALIGN) hash_block(pass, box, 0, pd_optimizer_resident(store, pass->new, box), bytes);
     }
 }

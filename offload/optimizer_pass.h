@@ -17,6 +17,7 @@
 #include <stdatomic.h>
 
 #define PD_OPTIMIZER_IN_FILE UINT64_MAX
+#define PD_OPTIMIZER_NO_PIECE UINT32_MAX
 
 /* One shard of a generation. */
 struct pd_optimizer_file {
@@ -31,7 +32,7 @@ struct pd_optimizer_file {
 
 struct pd_optimizer_generation {
     struct pd_optimizer_file *files; /* (stripes) */
-    float *resident;                 /* (resident_elements) */
+    unsigned char *resident;         /* (resident_bytes) */
     struct pd_identity identity;
     bool has_residents, is_finished; /* has_residents: boxes that stay in memory are in its files too */
     pd_status finish_status;
@@ -41,9 +42,9 @@ struct pd_optimizer_generation {
 /* An extent while it is in the ring: its parts and where they lie. */
 struct pd_optimizer_flight {
     struct pd_optimizer_part parts[PD_OPTIMIZER_PARTS_MAX];
-    uint64_t first_block[PD_OPTIMIZER_PARTS_MAX + 1]; /* in the extent, all parts one behind the other */
-    uint32_t piece[PD_OPTIMIZER_PARTS_MAX][PD_KIND_COUNT];
-    float *data[PD_OPTIMIZER_PARTS_MAX][PD_KIND_COUNT];
+    uint64_t first_block[PD_OPTIMIZER_PARTS_MAX + 1];      /* in the extent, all parts one behind the other */
+    uint32_t piece[PD_OPTIMIZER_PARTS_MAX][PD_KIND_COUNT]; /* PD_OPTIMIZER_NO_PIECE: the kind has no pages of its own */
+    char *data[PD_OPTIMIZER_PARTS_MAX][PD_KIND_COUNT];
     const float *gradient[PD_OPTIMIZER_PARTS_MAX];
     char *copy[PD_OPTIMIZER_PARTS_MAX];
     uint32_t count;
@@ -71,8 +72,8 @@ struct pd_optimizer_store {
     uint32_t first_box[PD_LAYOUT_STRIPES_MAX + 1]; /* (stripes + 1) of each, among all boxes */
     struct pd_ring *ring;
     struct pd_optimizer_groups groups;
-    uint64_t *resident_at; /* (box_count) first element in a generation's `resident`, or IN_FILE */
-    uint64_t resident_elements;
+    uint64_t *resident_at; /* (box_count) first byte in a generation's `resident`, or IN_FILE */
+    uint64_t resident_bytes;
     struct pd_optimizer_generation generations[2];
     uint32_t current;
     bool has_current, is_filling, is_updating;
@@ -104,8 +105,8 @@ static inline struct pd_optimizer_file *pd_optimizer_file_of(const struct pd_opt
     return &g->files[stripe];
 }
 
-static inline float *pd_optimizer_resident(const struct pd_optimizer_store *store, const struct pd_optimizer_generation *g,
-                                           uint32_t box)
+static inline void *pd_optimizer_resident(const struct pd_optimizer_store *store, const struct pd_optimizer_generation *g,
+                                          uint32_t box)
 {
     return g->resident + store->resident_at[box];
 }

@@ -44,12 +44,19 @@ static uint64_t box_elements(const struct pd_optimizer_store *store, uint32_t bo
 
 /* ---- making one ---- */
 
+/* Of a box that stays: every one begins at a multiple of 4. */
+static uint64_t resident_room(uint64_t elements, uint32_t element_bytes)
+{
+    return pd_round_up(elements * element_bytes, sizeof(float));
+}
+
 static uint64_t count_resident(const struct pd_optimizer_groups *groups)
 {
-    uint64_t elements = 0;
+    uint64_t bytes = 0;
     for (uint32_t g = 0; g < groups->count; g++)
-        if (pd_optimizer_is_resident(&groups->groups[g])) elements += PD_KIND_COUNT * groups->groups[g].elements;
-    return elements;
+        for (int kind = 0; kind < PD_KIND_COUNT && pd_optimizer_is_resident(&groups->groups[g]); kind++)
+            bytes += resident_room(groups->groups[g].elements, pd_optimizer_element_bytes(groups->moments, kind));
+    return bytes;
 }
 
 static void place_resident(struct pd_optimizer_store *store)
@@ -58,8 +65,9 @@ static void place_resident(struct pd_optimizer_store *store)
         const struct pd_optimizer_group *group = &store->groups.groups[g];
         for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
             bool stays = pd_optimizer_is_resident(group);
-            store->resident_at[group->box[kind]] = stays ? store->resident_elements : PD_OPTIMIZER_IN_FILE;
-            if (stays) store->resident_elements += group->elements;
+            const uint32_t element_bytes = pd_optimizer_element_bytes(store->groups.moments, kind);
+            store->resident_at[group->box[kind]] = stays ? store->resident_bytes : PD_OPTIMIZER_IN_FILE;
+            if (stays) store->resident_bytes += resident_room(group->elements, element_bytes);
         }
     }
 }
@@ -79,7 +87,7 @@ static pd_status build_generation(struct pd_optimizer_store *store, struct pd_op
 {
     const struct pd_optimizer_store_options *o = &store->options;
     const uint64_t buffer_bytes = o->buffer_bytes < WRITER_BUFFER_MAX ? o->buffer_bytes : WRITER_BUFFER_MAX;
-    generation->resident = calloc(store->resident_elements + 1, sizeof *generation->resident);
+    generation->resident = calloc(store->resident_bytes + 1, 1);
     generation->files = calloc(store->stripes, sizeof *generation->files);
     if (!generation->resident || !generation->files) PD_FAIL(err, PD_NO_MEMORY, "no memory for boxes that stay in memory");
     for (uint32_t s = 0; s < store->stripes; s++)
@@ -105,11 +113,10 @@ static pd_status build(struct pd_optimizer_store *store, struct pd_error *err)
 }
 
 /* Beside its shard writers. */
-static uint64_t own_bytes(uint32_t box_count, uint64_t resident_elements, uint64_t buffer_bytes)
+static uint64_t own_bytes(uint32_t box_count, uint64_t resident_bytes, uint64_t buffer_bytes)
 {
     return sizeof(struct pd_optimizer_store) + 2 * sizeof(struct pd_optimizer_file) + pd_ring_bytes(buffer_bytes) +
-           ((uint64_t)box_count + 1) * (sizeof(struct pd_optimizer_group) + sizeof(uint64_t)) +
-           2 * (resident_elements + 1) * sizeof(float);
+           ((uint64_t)box_count + 1) * (sizeof(struct pd_optimizer_group) + sizeof(uint64_t)) + 2 * (resident_bytes + 1);
 }
 
 static uint64_t writer_bytes(const struct pd_shard_writer *writer)
@@ -121,7 +128,7 @@ static uint64_t writer_bytes(const struct pd_shard_writer *writer)
 static void check_heap(const struct pd_optimizer_store *store)
 {
     const struct pd_optimizer_store_options *o = &store->options;
-    uint64_t bytes = own_bytes(o->box_count, store->resident_elements, o->buffer_bytes), most = 0;
+    uint64_t bytes = own_bytes(o->box_count, store->resident_bytes, o->buffer_bytes), most = 0;
     for (uint32_t s = 0; s < store->stripes; s++) {
         bytes += writer_bytes(store->generations[0].files[s].writer) + writer_bytes(store->generations[1].files[s].writer);
         most += pd_optimizer_store_most_bytes(o->tensors, o->boxes + store->first_box[s],
@@ -169,7 +176,9 @@ uint64_t pd_optimizer_store_most_bytes(const struct pd_tensor_table *tensors, co
     uint64_t resident = 0;
     for (uint32_t b = 0; b < box_count; b++) {
         const uint64_t elements = pd_box_elements(&boxes[b].box);
-        if (elements < PD_OPTIMIZER_BLOCK_ELEMENTS) resident += elements;
+        const struct pd_tensor *tensor = &tensors->tensors[boxes[b].tensor];
+        if (elements < PD_OPTIMIZER_STREAMED_MIN)
+            resident += resident_room(elements, pd_tensor_element_bytes(tensor, boxes[b].kind));
     }
     return own_bytes(box_count, resident, buffer_bytes) + 2 * pd_shard_writer_most_bytes(tensors, boxes, box_count);
 }
@@ -185,9 +194,10 @@ pd_status pd_optimizer_store_kept_bytes(const struct pd_tensor_table *tensors, c
     return PD_OK;
 }
 
-uint64_t pd_optimizer_store_extent_elements(uint64_t buffer_bytes)
+uint64_t pd_optimizer_store_extent_elements(uint64_t buffer_bytes, enum pd_dtype moments)
 {
-    return buffer_bytes / PD_RING_SLOTS / PD_KIND_COUNT / PD_VFS_ALIGN * PD_VFS_ALIGN / sizeof(float);
+    const uint64_t page_elements = PD_VFS_ALIGN / sizeof(float);
+    return buffer_bytes / PD_RING_SLOTS / pd_kinds_bytes(moments) / page_elements * page_elements;
 }
 
 uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store, uint32_t stripe)
@@ -406,8 +416,8 @@ static pd_status work_put(void *context, uint64_t i, struct pd_ring_extent *exte
 }
 
 /* Nothing of it is in flight afterwards: between two ranges the buffers may serve somebody else. */
-static pd_status put_streamed(struct pd_optimizer_store *store, uint32_t box, uint64_t first, const float *data,
-                              uint64_t elements, struct pd_error *err)
+static pd_status put_streamed(struct pd_optimizer_store *store, uint32_t box, uint64_t first, const void *data,
+                              uint64_t bytes, struct pd_error *err)
 {
     uint32_t local;
     const struct pd_optimizer_file *file = next_file(store, box, &local);
@@ -415,10 +425,10 @@ static pd_status put_streamed(struct pd_optimizer_store *store, uint32_t box, ui
     struct filling filling = {.store = store,
                               .stream = file->stream,
                               .box = local,
-                              .offset = pd_shard_writer_box_offset(file->writer, local) + first * sizeof *data,
-                              .first_block = first / PD_OPTIMIZER_BLOCK_ELEMENTS,
-                              .data = (const char *)data,
-                              .bytes = elements * sizeof *data,
+                              .offset = pd_shard_writer_box_offset(file->writer, local) + first,
+                              .first_block = first / PD_SHARD_BLOCK_BYTES,
+                              .data = data,
+                              .bytes = bytes,
                               .extent_bytes = slot < PUT_BYTES ? slot : PUT_BYTES};
     const struct pd_ring_job job = {.extent_count = (filling.bytes + filling.extent_bytes - 1) / filling.extent_bytes,
                                     .context = &filling,
@@ -427,19 +437,21 @@ static pd_status put_streamed(struct pd_optimizer_store *store, uint32_t box, ui
     return pd_ring_run(store->ring, &job, NULL, err);
 }
 
-pd_status pd_optimizer_store_put(struct pd_optimizer_store *store, uint32_t box, uint64_t first_element, const float *data,
+pd_status pd_optimizer_store_put(struct pd_optimizer_store *store, uint32_t box, uint64_t first_element, const void *data,
                                  uint64_t elements, struct pd_error *err)
 {
     PD_CHECK(store->is_filling && box < store->options.box_count);
     const uint64_t whole = box_elements(store, box);
+    const uint64_t element_bytes = pd_optimizer_element_bytes(store->groups.moments, (int)store->options.boxes[box].kind),
+                   first = first_element * element_bytes, bytes = elements * element_bytes;
     PD_CHECK(first_element <= whole && elements <= whole - first_element);
     if (store->resident_at[box] != PD_OPTIMIZER_IN_FILE) {
-        memcpy(pd_optimizer_resident(store, next_of(store), box) + first_element, data, elements * sizeof *data);
+        memcpy((char *)pd_optimizer_resident(store, next_of(store), box) + first, data, bytes);
         return PD_OK;
     }
-    PD_CHECK(first_element % PD_OPTIMIZER_BLOCK_ELEMENTS == 0);
-    PD_CHECK(first_element + elements == whole || elements % PD_OPTIMIZER_BLOCK_ELEMENTS == 0);
-    return put_streamed(store, box, first_element, data, elements, err);
+    PD_CHECK(first % PD_SHARD_BLOCK_BYTES == 0);
+    PD_CHECK(first_element + elements == whole || bytes % PD_SHARD_BLOCK_BYTES == 0);
+    return put_streamed(store, box, first, data, bytes, err);
 }
 
 pd_status pd_optimizer_store_end(struct pd_optimizer_store *store, struct pd_error *err)

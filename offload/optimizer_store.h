@@ -1,4 +1,5 @@
-/* Optimizer state of one rank in files: fp32 master, exp_avg and exp_avg_sq of its boxes, generation after generation.
+/* Optimizer state of one rank in files: fp32 master, exp_avg and exp_avg_sq (both fp32 or both bf16) of its boxes,
+ * generation after generation.
  *
  * A generation is a shard file in the making (ckpt/shard/shard.h), or one on each of several drives: an update reads
  * generation g, verifies every block against what was hashed when it was written, and writes g+1 out of place with its own
@@ -8,7 +9,8 @@
  *   invariants  1. bits equal those of pd_update over the same elements in memory
  *               2. an update that fails leaves the generation before it as it was, and current
  *               3. boxes of less than PD_SHARD_BLOCK_BYTES stay in memory and are written when a generation is finished
- *               4. 12 bytes read and 12 written an element; checksums and tables are under 0.1% on top
+ *               4. 12 bytes read and 12 written an element (8 and 8 with moments in bf16); checksums and tables are under
+ *                  0.1% on top
  *   memory      the ring's buffers; boxes that stay, twice; two writers (8 bytes a block and metadata pages each):
  *               pd_optimizer_store_plan
  *   threads     one caller
@@ -63,11 +65,12 @@ PD_MUST_USE pd_status pd_optimizer_store_kept_bytes(const struct pd_tensor_table
 uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store, uint32_t stripe);
 
 /* The first generation, or one that replaces all: begin, every element of every box put once, end. `box` counts in
- * options.boxes. Ranges of a box come in ascending order and, but for its last, in multiples of a block. */
+ * options.boxes. Ranges of a box come in ascending order and, but for its last, in multiples of a block.
+ *   data (elements) fp32, or bf16 where the box's kind is kept so */
 PD_MUST_USE pd_status pd_optimizer_store_begin(struct pd_optimizer_store *store, const struct pd_identity *identity,
                                                struct pd_error *err);
 PD_MUST_USE pd_status pd_optimizer_store_put(struct pd_optimizer_store *store, uint32_t box, uint64_t first_element,
-                                             const float *data, uint64_t elements, struct pd_error *err);
+                                             const void *data, uint64_t elements, struct pd_error *err);
 PD_MUST_USE pd_status pd_optimizer_store_end(struct pd_optimizer_store *store, struct pd_error *err);
 
 /* What an update needs of elements [first, first + n) of a `param` box: the summed gradient, and where the new parameter
@@ -89,7 +92,7 @@ struct pd_optimizer_store_step {
     pd_status (*left)(void *context, struct pd_error *err);
 };
 /* Elements of an extent at most, each part of it rounded up to pages of a kind. */
-uint64_t pd_optimizer_store_extent_elements(uint64_t buffer_bytes);
+uint64_t pd_optimizer_store_extent_elements(uint64_t buffer_bytes, enum pd_dtype moments);
 PD_MUST_USE pd_status pd_optimizer_store_update(struct pd_optimizer_store *store, const struct pd_optimizer_store_step *step,
                                                 struct pd_ring_report *ret_report, struct pd_error *err);
 /* The same in two, for factors that are worked out while the first reads are on their way: begin takes a copy of the step

@@ -17,6 +17,7 @@ struct pd_update_config {
     double rate, beta1, beta2, epsilon, weight_decay;
     double scale;  /* on every gradient: clip factor, 1 / token count, 1 / loss scale */
     uint64_t step; /* t: 1 for the first update */
+    uint64_t seed; /* what moments in bf16 are rounded by comes from it, from t, and from the tensor and the element */
 };
 
 #define PD_UPDATE_FACTORS_MAX 16
@@ -29,14 +30,25 @@ struct pd_update_step {
     float factors[PD_UPDATE_FACTORS_MAX]; /* the rule's own */
 };
 
+/* Where a range lies in its tensor, which says its random bits. */
+struct pd_update_place {
+    uint32_t tensor;          /* in the model's table */
+    uint64_t first;           /* element of its box */
+    uint64_t origin;          /* of the box's first element in the tensor */
+    uint64_t columns, stride; /* elements of a row of the box, of the tensor */
+};
+struct pd_update_place pd_update_place_of(const struct pd_tensor *tensor, uint32_t number, const struct pd_box *box);
+
 /* Elements 0 .. n of one range; arrays do not overlap. */
 struct pd_update_range {
     uint64_t n;
-    bool decay;                  /* weight decay applies to kinds that decay */
-    float *state[PD_KIND_COUNT]; /* (n) each, read and written */
-    const float *grad;           /* (n) */
-    void *copy;                  /* (n) of copy_dtype: the new parameter rounded to nearest even; NULL: none */
+    bool decay;                 /* weight decay applies to kinds that decay */
+    void *state[PD_KIND_COUNT]; /* (n) each, read and written: parameters in fp32, moments in `moments` */
+    const float *grad;          /* (n) */
+    void *copy;                 /* (n) of copy_dtype: the new parameter rounded to nearest even; NULL: none */
     enum pd_dtype copy_dtype;
+    enum pd_dtype moments;        /* PD_F32, PD_BF16 */
+    struct pd_update_place place; /* read when moments are bf16 */
 };
 
 struct pd_update_rule {

@@ -23,7 +23,6 @@ struct pd_plan_lines {
     uint32_t *stage_first;   /* (pp + 1) into stage_tensors */
     uint32_t *stage_tensors; /* (tensors) ascending within the stage that stores them */
     uint64_t window_pages;
-    uint32_t kind_count;
     uint64_t bytes;
 };
 
@@ -81,10 +80,11 @@ static uint64_t inner_elements(const struct pd_tensor *tensor)
 }
 
 /* Pages of one kind of a part of `rows` rows: a box a chunk. */
-static uint64_t part_pages(const struct pd_plan *plan, const struct pd_tensor *tensor, const struct pd_layout_cut *cut,
+static uint64_t part_pages(const struct pd_plan *plan, uint32_t t, enum pd_kind kind, const struct pd_layout_cut *cut,
                            uint64_t rows)
 {
-    const uint64_t column = inner_elements(tensor) * pd_dtype_bytes(tensor->dtype);
+    const struct pd_tensor *tensor = &plan->input.tensors->tensors[t];
+    const uint64_t column = inner_elements(tensor) * pd_plan_element_bytes(plan, t, kind);
     uint64_t pages = 0;
     for (uint32_t chunk = cut->chunk_begin; chunk < cut->chunk_end; chunk++) {
         uint64_t begin, end;
@@ -102,7 +102,10 @@ static uint64_t stripe_pages(const struct pd_plan *plan, uint32_t t, const struc
     const struct pd_tensor *tensor = &plan->input.tensors->tensors[t];
     uint64_t begin = 0, end = rows;
     pd_layout_stripe_rows(plan->input.stored, tensor, t, stripe, &begin, &end);
-    return begin == end ? 0 : part_pages(plan, tensor, cut, end - begin) * plan->lines->kind_count;
+    uint64_t pages = 0;
+    for (uint32_t kind = 0; begin < end && kind < PD_KIND_COUNT; kind++)
+        if (kind_is_wanted(plan, kind)) pages += part_pages(plan, t, (enum pd_kind)kind, cut, end - begin);
+    return pages;
 }
 
 /* Rows of the last part of a cut. */
@@ -225,8 +228,6 @@ static pd_status make_lines(struct pd_plan *plan, struct pd_error *err)
         ready = ready && lines->shard_line && lines->member && lines->host_first;
     }
     if (!ready) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan over %u shards", plan->shard_count);
-    for (uint32_t kind = 0; kind < PD_KIND_COUNT; kind++)
-        lines->kind_count += kind_is_wanted(plan, kind);
     /* The last block of a round may begin in its last page. */
     lines->window_pages = in->window_bytes / PD_VFS_ALIGN - (BLOCK_PAGES - 1);
     sort_tensors(plan);
@@ -329,7 +330,7 @@ static pd_status walk_boxes(struct walk *w, const struct pd_layout_cut *cut, uin
             pd_layout_chunk_columns(w->plan->input.stored, tensor, cut->chunk_begin + b, &begin, &end);
             p->item.stored = pd_box_part(tensor, row_begin, row_end, begin, end);
             p->item.kind = (enum pd_kind)kind;
-            p->bytes = pd_box_elements(&p->item.stored) * pd_dtype_bytes(tensor->dtype);
+            p->bytes = pd_box_elements(&p->item.stored) * pd_plan_element_bytes(w->plan, p->item.tensor, (enum pd_kind)kind);
             const uint64_t pages = pages_of(p->bytes);
             if (p->position < w->end && p->position + pages > w->begin) PD_TRY(w->visit(w->context, p, err));
             p->position += pages;
@@ -536,7 +537,7 @@ static bool shared_blocks(const struct pd_plan *plan, const struct place *place,
         last.start[d] += part.count[d] - 1;
         last.count[d] = 1;
     }
-    const uint32_t bytes = pd_dtype_bytes(plan->input.tensors->tensors[place->item.tensor].dtype);
+    const uint32_t bytes = pd_plan_element_bytes(plan, place->item.tensor, place->item.kind);
     *ret_begin = pd_box_offset(&place->item.stored, &part) * bytes / PD_SHARD_BLOCK_BYTES;
     *ret_end = pd_box_offset(&place->item.stored, &last) * bytes / PD_SHARD_BLOCK_BYTES + 1;
     return true;
@@ -714,7 +715,7 @@ uint32_t pd_plan_owners(const struct pd_plan *plan, const struct pd_read_item *i
 {
     const struct pd_tensor *tensor = &plan->input.tensors->tensors[item->tensor];
     struct pd_box part = item->stored;
-    uint64_t width = pd_dtype_bytes(tensor->dtype);
+    uint64_t width = pd_plan_element_bytes(plan, item->tensor, item->kind);
     for (uint32_t d = 1; d < PD_TENSOR_DIMS_MAX; d++)
         width *= part.count[d];
     const uint64_t begin = item->first_block * PD_SHARD_BLOCK_BYTES, end = begin + item->bytes;

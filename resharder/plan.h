@@ -29,13 +29,14 @@ struct pd_read_item {
 struct pd_transfer_run {
     uint64_t item_offset;   /* bytes from the start of the item */
     uint32_t wanted_box;    /* index among the wanted boxes of the tensor */
-    uint64_t wanted_offset; /* bytes from the start of that box */
+    uint64_t wanted_offset; /* from the start of that box, in bytes of elements as stored, as all of these */
     uint64_t bytes;
 };
 
 struct pd_plan_input {
     const struct pd_tensor_table *tensors;
     const struct pd_layout *stored, *wanted;
+    enum pd_dtype moments;     /* as stored; those of `tensors` are not looked at */
     uint32_t kinds;            /* bit k: kind k is wanted */
     const bool *tensor_wanted; /* (tensors) or NULL: all */
     uint32_t rank;             /* whose plan: of the readers, and of the wanted layout */
@@ -66,6 +67,12 @@ struct pd_plan {
 PD_MUST_USE pd_status pd_plan_new(const struct pd_plan_input *input, struct pd_plan **ret_plan, struct pd_error *err);
 void pd_plan_free(struct pd_plan *plan);
 uint64_t pd_plan_bytes(const struct pd_plan *plan); /* heap it holds */
+
+/* Of an element as stored. */
+static inline uint32_t pd_plan_element_bytes(const struct pd_plan *plan, uint32_t tensor, enum pd_kind kind)
+{
+    return pd_dtype_bytes(kind == PD_PARAM ? plan->input.tensors->tensors[tensor].dtype : plan->input.moments);
+}
 
 /* Ranks of the wanted layout that own something of the item, at most PD_LAYOUT_CHUNKS_MAX runs of them. */
 uint32_t pd_plan_owners(const struct pd_plan *plan, const struct pd_read_item *item,

@@ -51,7 +51,7 @@ void pd_plan_runs(const struct pd_plan *plan, const struct pd_read_item *item, u
                   void (*visit)(void *context, const struct pd_transfer_run *run), void *context)
 {
     const struct pd_tensor *tensor = &plan->input.tensors->tensors[item->tensor];
-    uint32_t element_bytes = pd_dtype_bytes(tensor->dtype);
+    uint32_t element_bytes = pd_plan_element_bytes(plan, item->tensor, item->kind);
     struct pd_box wanted[PD_LAYOUT_CHUNKS_MAX];
     uint32_t count = pd_layout_owned_boxes(plan->input.wanted, tensor, item->tensor, rank, wanted, PD_LAYOUT_CHUNKS_MAX);
     uint64_t begin = item->first_block * PD_SHARD_BLOCK_BYTES / element_bytes;

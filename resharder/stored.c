@@ -14,8 +14,19 @@ pd_status pd_stored_open_shard(struct pd_vfs *vfs, const char *directory, const 
                                struct pd_shard **ret_shard, struct pd_error *err)
 {
     char path[4096 + 32];
+    struct pd_shard *shard = NULL;
     snprintf(path, sizeof path, "%s/shard-%05u.h5", directory, number);
-    return pd_shard_open(vfs, path, &commit->state.identity, &commit->shards[number], ret_shard, err);
+    PD_TRY(pd_shard_open(vfs, path, &commit->state.identity, &commit->shards[number], &shard, err));
+    const struct pd_tensor_table *tensors = pd_shard_tensors(shard);
+    for (uint32_t t = 0; t < tensors->count; t++) {
+        const enum pd_dtype moments = tensors->tensors[t].moments;
+        if (moments == commit->state.moments) continue;
+        pd_shard_close(shard);
+        PD_FAIL(err, PD_CORRUPT, "shard-%05u.h5 keeps moments in %s where the record says %s", number,
+                pd_dtype_name(moments), pd_dtype_name(commit->state.moments));
+    }
+    *ret_shard = shard;
+    return PD_OK;
 }
 
 bool pd_stored_has_boxes(const struct pd_shard *shard, const struct pd_tensor_table *model, const struct pd_shard_box *boxes,

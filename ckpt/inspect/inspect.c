@@ -87,7 +87,7 @@ static pd_status add_tensor(struct pd_inspect *in, const struct pd_tensor *tenso
         *slot = in->tensors.count;
     }
     const struct pd_tensor *known = &in->tensors.tensors[*slot - 1];
-    if (known->ndim != tensor->ndim || known->dtype != tensor->dtype ||
+    if (known->ndim != tensor->ndim || known->dtype != tensor->dtype || known->moments != tensor->moments ||
         memcmp(known->shape, tensor->shape, sizeof known->shape) != 0)
         PD_FAIL(err, PD_CORRUPT, "tensor %s has another shape here than in the shards before", tensor->name);
     *ret_number = *slot - 1;
@@ -256,12 +256,21 @@ struct reading {
     struct pd_inspect *in;
     const struct pd_box *wanted;
     float *dst;
+    enum pd_dtype dtype; /* as stored */
     struct pd_error *err;
 };
 
+static void copy_run(float *to, enum pd_dtype dtype, const void *elements, uint64_t first, uint64_t count)
+{
+    if (dtype == PD_BF16)
+        pd_widen_bf16(to, (const uint16_t *)elements + first, count);
+    else
+        memcpy(to, (const float *)elements + first, count * sizeof *to);
+}
+
 /* `elements` begins with element `base` of the stored box. */
 static void copy_part(struct reading *r, const struct pd_inspect_box *stored, const struct pd_box *part,
-                      const float *elements, uint64_t base)
+                      const void *elements, uint64_t base)
 {
     int inner = PD_TENSOR_DIMS_MAX - 1; /* runs go along this dimension: all behind it are one wide on both sides */
     while (inner > 0 && stored->place.count[inner] == 1 && r->wanted->count[inner] == 1)
@@ -269,7 +278,7 @@ static void copy_part(struct reading *r, const struct pd_inspect_box *stored, co
     struct pd_box row = *part;
     for (;;) {
         uint64_t from = pd_box_offset(&stored->place, &row) - base, to = pd_box_offset(r->wanted, &row);
-        memcpy(r->dst + to, elements + from, part->count[inner] * sizeof(float));
+        copy_run(r->dst + to, r->dtype, elements, from, part->count[inner]);
         int d = inner;
         while (d-- > 0) {
             if (++row.start[d] < part->start[d] + part->count[d]) break;
@@ -293,7 +302,7 @@ static void halve(const struct pd_box *part, struct pd_box *ret_low, struct pd_b
 /* Elements of `part` lie in a range of the stored box; what is too long for the buffer is halved. */
 static pd_status read_part(struct reading *r, const struct pd_inspect_box *stored, const struct pd_box *part)
 {
-    const uint64_t per_block = PD_SHARD_BLOCK_BYTES / sizeof(float);
+    const uint64_t per_block = PD_SHARD_BLOCK_BYTES / pd_dtype_bytes(r->dtype);
     struct pd_box last = *part;
     for (int d = 0; d < PD_TENSOR_DIMS_MAX; d++)
         last.start[d] += part->count[d] - 1;
@@ -308,7 +317,7 @@ static pd_status read_part(struct reading *r, const struct pd_inspect_box *store
     struct pd_shard *shard = NULL;
     PD_TRY(pd_inspect_acquire(r->in, stored->shard, &shard, r->err));
     PD_TRY(pd_shard_read_blocks(shard, stored->box, first_block, block_count, r->in->buffers, r->err));
-    copy_part(r, stored, part, (const float *)(const void *)r->in->buffers, first_block * per_block);
+    copy_part(r, stored, part, r->in->buffers, first_block * per_block);
     return PD_OK;
 }
 
@@ -317,8 +326,9 @@ pd_status pd_inspect_read(struct pd_inspect *in, uint32_t tensor, enum pd_kind k
 {
     PD_CHECK(tensor < in->tensors.count && (unsigned)kind < PD_KIND_COUNT);
     const struct pd_tensor *t = &in->tensors.tensors[tensor];
-    if (t->dtype != PD_F32) PD_FAIL(err, PD_UNSUPPORTED, "tensor %s is stored as %s", t->name, pd_dtype_name(t->dtype));
-    struct reading r = {in, box, dst, err};
+    const enum pd_dtype dtype = pd_tensor_dtype(t, kind);
+    if (dtype == PD_F16) PD_FAIL(err, PD_UNSUPPORTED, "tensor %s is stored as %s", t->name, pd_dtype_name(dtype));
+    struct reading r = {in, box, dst, dtype, err};
     uint64_t key = (uint64_t)tensor * PD_KIND_COUNT + kind, covered = 0;
     for (uint64_t b = in->tensor_first[key]; b < in->tensor_first[key + 1]; b++) {
         struct pd_box part;

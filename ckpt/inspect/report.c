@@ -57,6 +57,21 @@ static void add_values(struct pd_tensor_report *row, struct sums *sums, const fl
     sums->finite += finite;
 }
 
+static void add_stored(struct reporting *r, struct pd_tensor_report *row, uint64_t key, enum pd_dtype dtype,
+                       const void *data, uint64_t count)
+{
+    float wide[1024];
+    if (dtype == PD_F32) {
+        add_values(row, &r->sums[key], data, count);
+        return;
+    }
+    for (uint64_t done = 0, n; done < count; done += n) {
+        n = count - done < 1024 ? count - done : 1024;
+        pd_widen_bf16(wide, (const uint16_t *)data + done, n);
+        add_values(row, &r->sums[key], wide, n);
+    }
+}
+
 static pd_status visit_block(void *context, uint32_t box, uint64_t block, const void *data, uint64_t bytes,
                              pd_status verified, const struct pd_error *damage, struct pd_error *err)
 {
@@ -64,13 +79,15 @@ static pd_status visit_block(void *context, uint32_t box, uint64_t block, const 
     if (verified) return pd_error_pass(err, verified, damage);
     const struct pd_shard_box *where = &pd_shard_boxes(r->open)[box];
     const struct pd_tensor *tensor = &pd_shard_tensors(r->open)->tensors[where->tensor];
-    if (tensor->dtype != PD_F32)
-        PD_FAIL(err, PD_UNSUPPORTED, "tensor %s is stored as %s", tensor->name, pd_dtype_name(tensor->dtype));
-    uint64_t key = (uint64_t)r->global[where->tensor] * PD_KIND_COUNT + where->kind, count = bytes / sizeof(float);
+    const enum pd_dtype dtype = pd_tensor_dtype(tensor, where->kind);
+    if (dtype == PD_F16) PD_FAIL(err, PD_UNSUPPORTED, "tensor %s is stored as %s", tensor->name, pd_dtype_name(dtype));
+    const uint64_t key = (uint64_t)r->global[where->tensor] * PD_KIND_COUNT + where->kind,
+                   element_bytes = pd_dtype_bytes(dtype), count = bytes / element_bytes;
     struct pd_tensor_report *row = &r->report.rows[key];
     row->elements += count;
-    row->digest += pd_tensor_digest_part(tensor, &where->box, block * (PD_SHARD_BLOCK_BYTES / sizeof(float)), count, data);
-    if (r->want_statistics) add_values(row, &r->sums[key], data, count);
+    row->digest +=
+        pd_tensor_digest_part(tensor, &where->box, block * (PD_SHARD_BLOCK_BYTES / element_bytes), count, dtype, data);
+    if (r->want_statistics) add_stored(r, row, key, dtype, data, count);
     r->bytes += bytes;
     if (r->progress && ++r->blocks % 64 == 0) r->progress(r->context, r->bytes, r->total);
     return PD_OK;

@@ -103,11 +103,11 @@ static pd_status grow(struct pd_shard_chunks *chunks, uint64_t count, struct pd_
 }
 
 pd_status pd_shard_chunks_add(struct pd_shard_chunks *chunks, struct pd_h5_file *file, const char *path,
-                              enum pd_h5_type type, const struct pd_tensor *tensor, const struct pd_box *box,
+                              enum pd_h5_type type, const struct pd_tensor *tensor, const struct pd_shard_box *b,
                               struct pd_shard_place *place, struct pd_error *err)
 {
     uint64_t shape[PD_TENSOR_DIMS_MAX];
-    pd_shard_grid_cut(box, pd_dtype_bytes(tensor->dtype), shape, &place->grid);
+    pd_shard_grid_cut(&b->box, pd_tensor_element_bytes(tensor, b->kind), shape, &place->grid);
     place->grid.first_chunk = chunks->count;
     const uint64_t count = pd_shard_grid_count(&place->grid, place->bytes),
                    bytes = pd_round_up(place->grid.chunk_bytes, PD_SHARD_PAGE_BYTES);
@@ -116,7 +116,7 @@ pd_status pd_shard_chunks_add(struct pd_shard_chunks *chunks, struct pd_h5_file 
         chunks->entries[c] = (struct pd_h5_chunk){PD_H5_FAR_AWAY + chunks->device_bytes, bytes, 0};
     struct chunked_box *mine = &chunks->boxes[chunks->box_count];
     *mine = (struct chunked_box){.count = count, .first_chunk = chunks->count};
-    PD_TRY(pd_h5_chunked(file, path, type, tensor->ndim, box->count, shape, chunks->codec.level, chunks->entries,
+    PD_TRY(pd_h5_chunked(file, path, type, tensor->ndim, b->box.count, shape, chunks->codec.level, chunks->entries,
                          &mine->header, err));
     chunks->box_count++;
     chunks->count += count;

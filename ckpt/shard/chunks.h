@@ -21,8 +21,9 @@ uint64_t pd_shard_chunks_heap_bytes(const struct pd_shard_chunks *chunks);
 
 /* Makes the dataset and fills place->grid. */
 PD_MUST_USE pd_status pd_shard_chunks_add(struct pd_shard_chunks *chunks, struct pd_h5_file *file, const char *path,
-                                          enum pd_h5_type type, const struct pd_tensor *tensor, const struct pd_box *box,
-                                          struct pd_shard_place *place, struct pd_error *err);
+                                          enum pd_h5_type type, const struct pd_tensor *tensor,
+                                          const struct pd_shard_box *box, struct pd_shard_place *place,
+                                          struct pd_error *err);
 void pd_shard_chunks_count(const struct pd_shard_chunks *chunks, struct pd_shard_counts *counts);
 /* `table` is filled but for rows of chunks; `file_bytes` without chunks, with the trailer. Both borrowed for life. */
 PD_MUST_USE pd_status pd_shard_chunks_plan(struct pd_shard_chunks *chunks, const struct pd_h5_pages *pages, void *table,

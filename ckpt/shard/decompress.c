@@ -148,7 +148,7 @@ pd_status pd_shard_chunk_decode(const struct pd_shard *shard, uint32_t box, cons
     if (st) PD_FAIL(err, st, "no memory to decompress");
     const struct pd_shard_box *b = &shard->contents.boxes[box];
     pd_byte_unshuffle(dst, decoder->shuffled, chunk->whole_bytes,
-                      pd_dtype_bytes(shard->contents.tensors.tensors[b->tensor].dtype));
+                      pd_tensor_element_bytes(&shard->contents.tensors.tensors[b->tensor], b->kind));
     return check_fill(shard, box, chunk, pages, dst, err);
 }
 

@@ -33,10 +33,10 @@ static pd_status check_trailer(const struct pd_shard_trailer *trailer, uint64_t 
     if (digest != trailer->self_digest)
         PD_FAIL(err, PD_CORRUPT, "the trailer (last %u bytes) does not match its digest", PD_SHARD_PAGE_BYTES);
     if (trailer->magic != PD_SHARD_TRAILER_MAGIC) PD_FAIL(err, PD_CORRUPT, "the trailer does not begin with \"PDTRAIL1\"");
-    if (trailer->version != PD_SHARD_FORMAT_VERSION && trailer->version != PD_SHARD_FORMAT_CHUNKED)
+    if (trailer->version < PD_SHARD_FORMAT_VERSION || trailer->version > PD_SHARD_FORMAT_LATEST)
         PD_FAIL(err, PD_UNSUPPORTED,
                 "it has format version %" PRIu64 " and this perdure reads versions up to %u; use a newer one",
-                trailer->version, PD_SHARD_FORMAT_CHUNKED);
+                trailer->version, PD_SHARD_FORMAT_LATEST);
     bool fits = trailer->file_bytes == file_bytes && trailer->table_offset % PD_SHARD_PAGE_BYTES == 0 &&
                 trailer->table_bytes % PD_SHARD_PAGE_BYTES == 0 && trailer->table_bytes >= sizeof(struct pd_shard_head) &&
                 pd_checked_range(trailer->table_offset, trailer->table_bytes, file_bytes - PD_SHARD_PAGE_BYTES);
@@ -198,7 +198,7 @@ uint64_t pd_shard_box_offset(const struct pd_shard *shard, uint32_t box)
 
 bool pd_shard_is_compressed(const struct pd_shard *shard)
 {
-    return shard->trailer.version == PD_SHARD_FORMAT_CHUNKED;
+    return pd_shard_version_has_chunks(shard->trailer.version);
 }
 
 bool pd_shard_box_is_in_chunks(const struct pd_shard *shard, uint32_t box)

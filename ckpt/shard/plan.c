@@ -55,12 +55,13 @@ static pd_status add_box(struct pd_shard_writer *w, struct pd_h5_file *file, uin
     struct pd_shard_place *place = &w->places[b];
     char path[PD_H5_PATH_MAX];
     PD_TRY(pd_h5_box_path(tensor, w->local[b].kind, &w->local[b].box, path, err));
-    place->bytes = pd_box_elements(&w->local[b].box) * pd_dtype_bytes(tensor->dtype);
+    const enum pd_dtype dtype = pd_tensor_dtype(tensor, w->local[b].kind);
+    place->bytes = pd_box_elements(&w->local[b].box) * pd_dtype_bytes(dtype);
     place->first_block = w->block_count;
     if (w->chunks && place->bytes >= PD_SHARD_PAGE_BYTES)
-        PD_TRY(pd_shard_chunks_add(w->chunks, file, path, types[tensor->dtype], tensor, &w->local[b].box, place, err));
+        PD_TRY(pd_shard_chunks_add(w->chunks, file, path, types[dtype], tensor, &w->local[b], place, err));
     else
-        PD_TRY(pd_h5_dataset(file, path, types[tensor->dtype], tensor->ndim, w->local[b].box.count, &place->offset, err));
+        PD_TRY(pd_h5_dataset(file, path, types[dtype], tensor->ndim, w->local[b].box.count, &place->offset, err));
     w->block_count += pd_shard_blocks_of(place->bytes);
     return PD_OK;
 }
@@ -69,6 +70,11 @@ static struct pd_shard_counts counts_of(const struct pd_shard_writer *w)
 {
     struct pd_shard_counts counts = {PD_SHARD_FORMAT_VERSION, w->tensors.count, w->box_count, w->block_count, 0, 0, 0};
     if (w->chunks) pd_shard_chunks_count(w->chunks, &counts);
+    for (uint32_t t = 0; t < w->tensors.count; t++)
+        if (w->tensors.tensors[t].moments != PD_F32) {
+            counts.version += PD_SHARD_FORMAT_MOMENTS;
+            break;
+        }
     return counts;
 }
 
@@ -219,7 +225,7 @@ uint64_t pd_shard_writer_most_bytes(const struct pd_tensor_table *tensors, const
                      ((uint64_t)box_count + 4) * (box_bytes + page_bytes / 2);
     for (uint32_t b = 0; b < box_count; b++) {
         const struct pd_tensor *tensor = &tensors->tensors[boxes[b].tensor];
-        const uint64_t data = pd_box_elements(&boxes[b].box) * pd_dtype_bytes(tensor->dtype);
+        const uint64_t data = pd_box_elements(&boxes[b].box) * pd_tensor_element_bytes(tensor, boxes[b].kind);
         if (b == 0 || boxes[b - 1].tensor != boxes[b].tensor) bytes += sizeof(struct pd_shard_tensor_row);
         bytes += pd_shard_blocks_of(data) * sizeof(uint64_t) + (data < PD_SHARD_PAGE_BYTES ? data : 0);
     }

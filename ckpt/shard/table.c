@@ -199,7 +199,7 @@ void pd_shard_map_mask(const struct pd_shard_map *map, const struct pd_shard_pla
 
 bool pd_shard_table_size(const struct pd_shard_counts *counts, uint64_t *ret_bytes)
 {
-    const bool is_chunked = counts->version == PD_SHARD_FORMAT_CHUNKED;
+    const bool is_chunked = pd_shard_version_has_chunks(counts->version);
     const uint64_t parts[5][2] = {{counts->tensors, sizeof(struct pd_shard_tensor_row)},
                                   {counts->boxes, sizeof(struct pd_shard_box_row)},
                                   {counts->blocks, sizeof(uint64_t)},
@@ -217,7 +217,7 @@ static void place_parts(struct pd_shard_head *head)
     head->tensors_at = sizeof *head;
     head->boxes_at = head->tensors_at + head->tensor_count * sizeof(struct pd_shard_tensor_row);
     head->checksums_at = head->boxes_at + head->box_count * sizeof(struct pd_shard_box_row);
-    if (head->version != PD_SHARD_FORMAT_CHUNKED) return;
+    if (!pd_shard_version_has_chunks(head->version)) return;
     head->grids_at = head->checksums_at + head->block_count * sizeof(uint64_t);
     head->chunks_at = head->grids_at + head->box_count * sizeof(struct pd_shard_grid);
 }
@@ -232,6 +232,7 @@ static void fill_tensor(struct pd_shard_tensor_row *row, const struct pd_tensor 
     row->tp_dim = tensor->tp_dim;
     row->unit = tensor->unit;
     row->decay = tensor->decay;
+    row->moments = (uint32_t)tensor->moments;
 }
 
 void pd_shard_table_fill(void *table, uint64_t table_bytes, const struct pd_shard_counts *counts,
@@ -288,10 +289,10 @@ static pd_status check_head(const struct pd_shard_head *head, uint64_t table_byt
                             struct pd_error *err)
 {
     if (head->magic != PD_SHARD_MAGIC) PD_FAIL(err, PD_CORRUPT, "the table does not begin with \"PDSHARD1\"");
-    if (head->version != PD_SHARD_FORMAT_VERSION && head->version != PD_SHARD_FORMAT_CHUNKED)
+    if (head->version < PD_SHARD_FORMAT_VERSION || head->version > PD_SHARD_FORMAT_LATEST)
         PD_FAIL(err, PD_UNSUPPORTED,
                 "the table has format version %llu and this perdure reads versions up to %u; use a newer one",
-                (unsigned long long)head->version, PD_SHARD_FORMAT_CHUNKED);
+                (unsigned long long)head->version, PD_SHARD_FORMAT_LATEST);
     const struct pd_shard_counts counts = {.version = head->version,
                                            .tensors = head->tensor_count,
                                            .boxes = head->box_count,
@@ -308,16 +309,20 @@ static pd_status check_head(const struct pd_shard_head *head, uint64_t table_byt
     return PD_OK;
 }
 
-static pd_status parse_tensor(const struct pd_shard_tensor_row *row, struct pd_tensor *ret_tensor, struct pd_error *err)
+static pd_status parse_tensor(const struct pd_shard_tensor_row *row, uint64_t version, struct pd_tensor *ret_tensor,
+                              struct pd_error *err)
 {
+    const uint32_t moments = version > PD_SHARD_FORMAT_MOMENTS ? row->moments : PD_F32;
     bool ok = memchr(row->name, 0, sizeof row->name) && row->name[0] && row->ndim >= 1 && row->ndim <= PD_TENSOR_DIMS_MAX &&
-              row->dtype < PD_DTYPE_COUNT && row->tp_dim >= -1 && row->tp_dim < PD_TENSOR_DIMS_MAX && row->decay <= 1;
+              row->dtype < PD_DTYPE_COUNT && moments < PD_DTYPE_COUNT && row->tp_dim >= -1 &&
+              row->tp_dim < PD_TENSOR_DIMS_MAX && row->decay <= 1;
     uint64_t elements = 1;
     for (uint32_t d = 0; ok && d < PD_TENSOR_DIMS_MAX; d++)
         ok = pd_checked_mul_u64(elements, row->shape[d], &elements) && (d < row->ndim || row->shape[d] == 1);
     if (!ok || elements > UINT64_MAX / 8) PD_FAIL(err, PD_CORRUPT, "a tensor's row makes no sense");
     *ret_tensor = (struct pd_tensor){.ndim = row->ndim,
                                      .dtype = (enum pd_dtype)row->dtype,
+                                     .moments = (enum pd_dtype)moments,
                                      .tp_dim = row->tp_dim,
                                      .tp_unit = row->tp_unit,
                                      .unit = row->unit,
@@ -343,7 +348,7 @@ static pd_status parse_box(const struct pd_shard_box_row *row, const struct pd_t
     struct pd_shard_box box = {.tensor = row->tensor, .kind = (enum pd_kind)row->kind};
     memcpy(box.box.start, row->start, sizeof row->start);
     memcpy(box.box.count, row->count, sizeof row->count);
-    uint64_t bytes = pd_box_elements(&box.box) * pd_dtype_bytes(tensors->tensors[row->tensor].dtype);
+    uint64_t bytes = pd_box_elements(&box.box) * pd_tensor_element_bytes(&tensors->tensors[row->tensor], box.kind);
     /* At 0 lies what is in chunks; whether all lies inside the file is for the map to see. */
     if (row->bytes != bytes || row->first_block != expected_block ||
         (row->offset && !pd_checked_range(row->offset, row->bytes, file_bytes)))
@@ -394,14 +399,14 @@ static pd_status parse_rows(const void *table, const struct pd_shard_head *head,
     const struct pd_shard_tensor_row *tensor_rows = (const void *)((const char *)table + head->tensors_at);
     const struct pd_shard_box_row *box_rows = (const void *)((const char *)table + head->boxes_at);
     for (uint32_t t = 0; t < c->tensors.count; t++)
-        PD_TRY(parse_tensor(&tensor_rows[t], &c->tensors.tensors[t], err));
+        PD_TRY(parse_tensor(&tensor_rows[t], head->version, &c->tensors.tensors[t], err));
     uint64_t block = 0, data_bytes = 0;
     for (uint32_t b = 0; b < c->box_count; b++) {
         PD_TRY(parse_box(&box_rows[b], &c->tensors, head->file_bytes, block, &c->boxes[b], &c->places[b], err));
         block += pd_shard_blocks_of(c->places[b].bytes);
         data_bytes += c->places[b].bytes;
     }
-    if (head->version == PD_SHARD_FORMAT_CHUNKED) PD_TRY(parse_chunks(table, head, c, err));
+    if (pd_shard_version_has_chunks(head->version)) PD_TRY(parse_chunks(table, head, c, err));
     if (block != head->block_count || data_bytes != head->data_bytes)
         PD_FAIL(err, PD_CORRUPT, "the boxes do not add up to what the head of the table says");
     return PD_OK;

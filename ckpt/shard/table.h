@@ -13,6 +13,12 @@
 
 #define PD_SHARD_FORMAT_VERSION 1u /* every box in one piece */
 #define PD_SHARD_FORMAT_CHUNKED 2u /* boxes of a page and more in chunks, compressed or not */
+#define PD_SHARD_FORMAT_MOMENTS 2u /* on top where moments are not fp32: 3 and 4 */
+#define PD_SHARD_FORMAT_LATEST 4u
+static inline bool pd_shard_version_has_chunks(uint64_t version)
+{
+    return version % PD_SHARD_FORMAT_MOMENTS == 0;
+}
 #define PD_SHARD_PAGE_BYTES 4096u
 #define PD_SHARD_MAGIC UINT64_C(0x3144524148534450)         /* "PDSHARD1" */
 #define PD_SHARD_TRAILER_MAGIC UINT64_C(0x314c494152544450) /* "PDTRAIL1" */
@@ -27,7 +33,7 @@ struct pd_shard_head {
     uint64_t writer_rank, tensor_count, box_count, block_count;
     uint64_t data_bytes, block_bytes, tensors_at, boxes_at; /* ..._at: bytes from the start of the table */
     uint64_t checksums_at, rest_digest;
-    uint64_t grids_at, chunks_at, chunk_count, codec, level; /* version 2; zero in version 1 */
+    uint64_t grids_at, chunks_at, chunk_count, codec, level; /* versions 2 and 4; else zero */
     uint64_t reserved[9];
 };
 struct pd_shard_tensor_row {
@@ -36,7 +42,7 @@ struct pd_shard_tensor_row {
     uint64_t tp_unit;
     uint32_t ndim, dtype;
     int32_t tp_dim;
-    uint32_t unit, decay, reserved;
+    uint32_t unit, decay, moments; /* zero in versions 1 and 2 */
 };
 struct pd_shard_box_row {
     uint64_t start[PD_TENSOR_DIMS_MAX], count[PD_TENSOR_DIMS_MAX];
@@ -131,7 +137,7 @@ uint32_t pd_shard_map_small_at(const struct pd_shard_map *map, const struct pd_s
 
 struct pd_shard_counts {
     uint64_t version, tensors, boxes, blocks;
-    uint64_t chunks, codec, level; /* of version 2 */
+    uint64_t chunks, codec, level; /* of versions with chunks */
 };
 /* Bytes of a table, padded with zeros to whole pages. False when the sizes do not fit into 64 bits. */
 bool pd_shard_table_size(const struct pd_shard_counts *counts, uint64_t *ret_bytes);

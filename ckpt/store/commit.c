@@ -17,8 +17,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COMMIT_MAGIC UINT64_C(0x54494d4d4f434450)       /* "PDCOMMIT" */
-#define COMMIT_FORMAT_VERSION 2u                        /* with stripes; without, 1 is written */
+#define COMMIT_MAGIC UINT64_C(0x54494d4d4f434450) /* "PDCOMMIT" */
+#define COMMIT_FORMAT_STRIPED 2u                  /* without stripes 1 is written */
+#define COMMIT_FORMAT_MOMENTS 2u                  /* on top where moments are not fp32 */
+#define COMMIT_FORMAT_LATEST 4u
 #define COMMIT_STRUCTURE_BYTES_MAX (UINT64_C(64) << 10) /* of all that is neither a row of shards nor a text */
 #define COMMIT_BOUND "at most 64 MiB can be written and read"
 #define STAGES_MAX 256u
@@ -64,12 +66,13 @@ struct extent {
 struct trailer {
     uint64_t magic, version, file_bytes, reserved_head;
     struct extent state, layout, first_unit, shards, created_by, config, environment;
-    struct extent stripes; /* zeros in version 1 */
+    struct extent stripes; /* zeros in versions 1 and 3 */
     uint64_t tokenizer_digest;
     struct pd_guard_state guard;
     uint64_t index_digest;
     uint64_t agreed_step;
-    uint64_t reserved[481];
+    uint64_t moments; /* zero in versions 1 and 2 */
+    uint64_t reserved[480];
     uint64_t body_digest; /* seed PD_SHARD_SEED, of all pages before this one */
     uint64_t self_digest; /* seed 0, of all of this page before it: the same place in every version */
 };
@@ -141,6 +144,11 @@ static pd_status add_text(struct pd_h5_file *file, const char *path, const char 
 static bool is_striped(const struct pd_layout *layout)
 {
     return layout->stripes > 1;
+}
+
+static uint64_t version_of(const struct pd_run_state *s)
+{
+    return (is_striped(&s->layout) ? COMMIT_FORMAT_STRIPED : 1) + (s->moments == PD_F32 ? 0 : COMMIT_FORMAT_MOMENTS);
 }
 
 static pd_status add_structure(const struct pd_commit *commit, struct pd_h5_file *file, struct trailer *t,
@@ -217,10 +225,11 @@ pd_status pd_commit_encode(const struct pd_commit *commit, void **ret_data, uint
 {
     PD_TRY(check_encodable(commit, err));
     struct trailer t = {.magic = COMMIT_MAGIC,
-                        .version = is_striped(&commit->state.layout) ? COMMIT_FORMAT_VERSION : 1,
+                        .version = version_of(&commit->state),
                         .tokenizer_digest = commit->state.tokenizer_digest,
                         .guard = commit->state.guard,
                         .agreed_step = commit->state.agreed_step,
+                        .moments = commit->state.moments,
                         .index_digest = commit->state.index_digest};
     struct pd_h5_file *file = NULL;
     struct pd_h5_pages pages = {0};
@@ -250,6 +259,11 @@ pd_status pd_commit_encode(const struct pd_commit *commit, void **ret_data, uint
 
 /* ---- decoding ---- */
 
+static bool has_stripes(const struct trailer *t)
+{
+    return t->version % COMMIT_FORMAT_MOMENTS == 0;
+}
+
 static pd_status check_trailer(const unsigned char *data, uint64_t bytes, struct trailer *ret_trailer, struct pd_error *err)
 {
     if (bytes < 2 * sizeof *ret_trailer || bytes % sizeof *ret_trailer)
@@ -259,10 +273,11 @@ static pd_status check_trailer(const unsigned char *data, uint64_t bytes, struct
     if (pd_digest64(&t, sizeof t - sizeof t.self_digest, 0) != t.self_digest)
         PD_FAIL(err, PD_CORRUPT, "its trailer does not match its digest: the record is incomplete or damaged");
     if (t.magic != COMMIT_MAGIC) PD_FAIL(err, PD_CORRUPT, "it is no commit record");
-    if (t.version < 1 || t.version > COMMIT_FORMAT_VERSION)
+    if (t.version < 1 || t.version > COMMIT_FORMAT_LATEST)
         PD_FAIL(err, PD_UNSUPPORTED, "it has format version %" PRIu64 " and this perdure reads up to %u; use a newer one",
-                t.version, COMMIT_FORMAT_VERSION);
-    if (t.version == 1) t.stripes = (struct extent){0, 0};
+                t.version, COMMIT_FORMAT_LATEST);
+    if (!has_stripes(&t)) t.stripes = (struct extent){0, 0};
+    if (t.version <= COMMIT_FORMAT_MOMENTS) t.moments = PD_F32;
     if (t.file_bytes != bytes)
         PD_FAIL(err, PD_CORRUPT, "it has %" PRIu64 " bytes where its trailer says %" PRIu64, bytes, t.file_bytes);
     if (pd_digest64(data, bytes - sizeof t, PD_SHARD_SEED) != t.body_digest)
@@ -279,7 +294,7 @@ static pd_status check_places(const struct trailer *t, struct pd_error *err)
               t->shards.bytes % SHARD_BYTES == 0 && t->shards.bytes > 0 && t->created_by.bytes > 0 &&
               t->created_by.bytes <= sizeof((struct pd_run_state *)0)->created_by && t->config.bytes > 0 &&
               t->environment.bytes > 0 && t->stripes.bytes % 8 == 0 && t->stripes.bytes / 8 <= PD_LAYOUT_STRIPES_MAX &&
-              (t->version == 1 || t->stripes.bytes >= 16);
+              (!has_stripes(t) || t->stripes.bytes >= 16) && t->moments < PD_F16;
     for (size_t i = 0; ok && i < COUNT(extents); i++)
         ok = pd_checked_range(extents[i]->offset, extents[i]->bytes, t->file_bytes - sizeof *t);
     if (!ok) PD_FAIL(err, PD_CORRUPT, "the places in its trailer make no sense");
@@ -328,6 +343,7 @@ static pd_status take_body(const unsigned char *data, const struct trailer *t, s
     c->state.tokenizer_digest = t->tokenizer_digest;
     c->state.guard = t->guard;
     c->state.agreed_step = t->agreed_step;
+    c->state.moments = (enum pd_dtype)t->moments;
     c->state.index_digest = t->index_digest;
     memcpy(c->state.created_by, data + t->created_by.offset, t->created_by.bytes);
     c->state.created_by[sizeof c->state.created_by - 1] = '\0';

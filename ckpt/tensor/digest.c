@@ -77,9 +77,24 @@ static uint64_t digest_run(uint64_t first, const float *data, uint64_t count)
     return digest_run_portable(first, data, count);
 }
 
-uint64_t pd_tensor_digest_part(const struct pd_tensor *tensor, const struct pd_box *box, uint64_t first, uint64_t count,
-                               const float *data)
+static uint64_t digest_run_of(uint64_t first, enum pd_dtype dtype, const void *data, uint64_t count)
 {
+    float wide[1024];
+    uint64_t sum = 0;
+    if (dtype == PD_F32) return digest_run(first, data, count);
+    PD_CHECK(dtype == PD_BF16);
+    for (uint64_t done = 0, n; done < count; done += n) {
+        n = count - done < 1024 ? count - done : 1024;
+        pd_widen_bf16(wide, (const uint16_t *)data + done, n);
+        sum += digest_run(first + done, wide, n);
+    }
+    return sum;
+}
+
+uint64_t pd_tensor_digest_part(const struct pd_tensor *tensor, const struct pd_box *box, uint64_t first, uint64_t count,
+                               enum pd_dtype dtype, const void *data)
+{
+    const uint32_t element_bytes = pd_dtype_bytes(dtype);
     const struct pd_box whole = pd_box_whole(tensor);
     uint64_t run = 1;
     for (int d = PD_TENSOR_DIMS_MAX; d-- > 0;) { /* dimensions that the box fills join the run */
@@ -95,13 +110,13 @@ uint64_t pd_tensor_digest_part(const struct pd_tensor *tensor, const struct pd_b
             at.start[d] = box->start[d] + rest % box->count[d];
             rest /= box->count[d];
         }
-        sum += digest_run(pd_box_offset(&whole, &at), data + done, piece);
+        sum += digest_run_of(pd_box_offset(&whole, &at), dtype, (const char *)data + done * element_bytes, piece);
         done += piece;
     }
     return sum;
 }
 
-uint64_t pd_tensor_digest(const struct pd_tensor *tensor, const struct pd_box *box, const float *data)
+uint64_t pd_tensor_digest(const struct pd_tensor *tensor, const struct pd_box *box, enum pd_dtype dtype, const void *data)
 {
-    return pd_tensor_digest_part(tensor, box, 0, pd_box_elements(box), data);
+    return pd_tensor_digest_part(tensor, box, 0, pd_box_elements(box), dtype, data);
 }

@@ -1,5 +1,7 @@
 #include "ckpt/tensor/tensor.h"
 
+#include "ckpt/base/half.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,15 +19,50 @@ uint32_t pd_dtype_bytes(enum pd_dtype dtype)
 }
 
 const struct pd_kind_row pd_kinds[PD_KIND_COUNT] = {
-    [PD_PARAM] = {"param", PD_F32, PD_INITIAL_MODEL, true},
-    [PD_EXP_AVG] = {"exp_avg", PD_F32, PD_INITIAL_ZERO, false},
-    [PD_EXP_AVG_SQ] = {"exp_avg_sq", PD_F32, PD_INITIAL_ZERO, false},
+    [PD_PARAM] = {"param", PD_INITIAL_MODEL, true},
+    [PD_EXP_AVG] = {"exp_avg", PD_INITIAL_ZERO, false},
+    [PD_EXP_AVG_SQ] = {"exp_avg_sq", PD_INITIAL_ZERO, false},
 };
 
 const char *pd_kind_name(enum pd_kind kind)
 {
     PD_CHECK((unsigned)kind < PD_KIND_COUNT);
     return pd_kinds[kind].name;
+}
+
+enum pd_dtype pd_tensor_dtype(const struct pd_tensor *tensor, enum pd_kind kind)
+{
+    return kind == PD_PARAM ? tensor->dtype : tensor->moments;
+}
+
+uint32_t pd_tensor_element_bytes(const struct pd_tensor *tensor, enum pd_kind kind)
+{
+    return pd_dtype_bytes(pd_tensor_dtype(tensor, kind));
+}
+
+uint32_t pd_kinds_bytes(enum pd_dtype moments)
+{
+    return pd_dtype_bytes(PD_F32) + (PD_KIND_COUNT - 1) * pd_dtype_bytes(moments);
+}
+
+void pd_widen_bf16(void *to, const void *from, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        uint16_t narrow;
+        memcpy(&narrow, (const char *)from + i * sizeof narrow, sizeof narrow);
+        const float wide = pd_f32_from_bf16(narrow);
+        memcpy((char *)to + i * sizeof wide, &wide, sizeof wide);
+    }
+}
+
+void pd_narrow_bf16(void *to, const void *from, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        float wide;
+        memcpy(&wide, (const char *)from + i * sizeof wide, sizeof wide);
+        const uint16_t narrow = pd_bf16_from_f32(wide);
+        memcpy((char *)to + i * sizeof narrow, &narrow, sizeof narrow);
+    }
 }
 
 /* ---- boxes ---- */

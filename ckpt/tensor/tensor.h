@@ -1,8 +1,8 @@
 /* The words everything else is said in: dtype, kind, tensor, box.
  *
  * A tensor is a named global array, as if nothing were sharded. For each tensor three arrays ("kinds") of the same shape
- * are stored, all fp32: the master parameter and the two Adam moments. A box is a rectangle of a tensor in element
- * indices; its elements are dense and row-major wherever they lie in memory or in a file.
+ * are stored: the master parameter in fp32 and the two Adam moments, both in fp32 or both in bf16. A box is a rectangle of a
+ * tensor in element indices; its elements are dense and row-major wherever they lie in memory or in a file.
  */
 #pragma once
 
@@ -20,7 +20,6 @@ enum pd_kind { PD_PARAM = 0, PD_EXP_AVG = 1, PD_EXP_AVG_SQ = 2, PD_KIND_COUNT = 
 enum pd_initial { PD_INITIAL_MODEL, PD_INITIAL_ZERO }; /* from (seed, name, index); zeros */
 struct pd_kind_row {
     const char *name;
-    enum pd_dtype dtype;
     enum pd_initial initial;
     bool decays; /* weight decay applies to it, where it does to the tensor */
 };
@@ -35,7 +34,8 @@ struct pd_tensor {
     char name[PD_TENSOR_NAME_MAX];      /* Hugging Face name: "model.layers.3.self_attn.q_proj.weight" */
     uint32_t ndim;                      /* 1 or 2 today, at most PD_TENSOR_DIMS_MAX */
     uint64_t shape[PD_TENSOR_DIMS_MAX]; /* unused dimensions are 1 */
-    enum pd_dtype dtype;                /* as stored: PD_F32 for all three kinds today */
+    enum pd_dtype dtype;                /* of the parameter as stored: PD_F32 today */
+    enum pd_dtype moments;              /* of the other kinds as stored: PD_F32 or PD_BF16 */
     int32_t tp_dim;                     /* dimension that tensor parallelism splits: 0, 1, or -1 */
     uint64_t tp_unit;                   /* rows (or columns) that stay together: 1, head size, ... */
     uint32_t unit;                      /* pipeline unit: 0 embedding, 1..L blocks, L+1 head */
@@ -50,6 +50,11 @@ struct pd_tensor_table {
 const char *pd_dtype_name(enum pd_dtype dtype); /* "fp32", "bf16", "fp16" */
 uint32_t pd_dtype_bytes(enum pd_dtype dtype);
 const char *pd_kind_name(enum pd_kind kind); /* "param", "exp_avg", "exp_avg_sq" */
+
+/* As stored; of an element. */
+enum pd_dtype pd_tensor_dtype(const struct pd_tensor *tensor, enum pd_kind kind);
+uint32_t pd_tensor_element_bytes(const struct pd_tensor *tensor, enum pd_kind kind);
+uint32_t pd_kinds_bytes(enum pd_dtype moments); /* of an element of every kind, together */
 
 uint64_t pd_tensor_elements(const struct pd_tensor *tensor);
 uint64_t pd_box_elements(const struct pd_box *box); /* 0 for an empty box */
@@ -67,8 +72,14 @@ void pd_tensor_table_deinit(struct pd_tensor_table *table);
 int64_t pd_tensor_table_find(const struct pd_tensor_table *table, const char *name);
 
 /* Layout-independent digest: the sum modulo 2^64 over elements of mix(global index, bits). Digests of disjoint boxes of
- * one tensor add up to the digest of their union, whatever the cut.   data (box elements) fp32, host */
-uint64_t pd_tensor_digest(const struct pd_tensor *tensor, const struct pd_box *box, const float *data);
-/* Of elements [first, first + count) of the box alone, in its row-major order.   data (count) fp32, host */
+ * one tensor add up to the digest of their union, whatever the cut. bf16 counts as the fp32 that it is.
+ *   data (box elements) fp32 or bf16, host */
+uint64_t pd_tensor_digest(const struct pd_tensor *tensor, const struct pd_box *box, enum pd_dtype dtype, const void *data);
+/* Of elements [first, first + count) of the box alone, in its row-major order.   data (count) fp32 or bf16, host */
 uint64_t pd_tensor_digest_part(const struct pd_tensor *tensor, const struct pd_box *box, uint64_t first, uint64_t count,
-                               const float *data);
+                               enum pd_dtype dtype, const void *data);
+
+/* Between bf16 and fp32: exact, or rounded to nearest even. In place too: fp32 begins where bf16 does when it is narrowed, and
+ * both end at the same byte when it is widened. */
+void pd_widen_bf16(void *to, const void *from, uint64_t count);
+void pd_narrow_bf16(void *to, const void *from, uint64_t count);

@@ -285,7 +285,7 @@ static pd_status report_tensor(struct comparison *c, uint32_t number, struct pd_
     for (uint64_t done = 0, count = 0; done < pair.elements; done += count) {
         PD_TRY(read_stretch(c, &pair, done, &count, err));
         add_values(report, &sums, c->values[0], count);
-        report->digest += pd_tensor_digest_part(&line, &whole, done, count, c->values[0]);
+        report->digest += pd_tensor_digest_part(&line, &whole, done, count, PD_F32, c->values[0]);
     }
     if (sums.finite) {
         report->mean = sums.sum / (double)sums.finite;

@@ -100,8 +100,12 @@ static pd_status add_boxes(struct stored *s, struct pd_catalog *catalog, struct 
         if (b && is_same_place(&boxes[b], &boxes[b - 1]))
             PD_FAIL(err, PD_CORRUPT, "tensor %s: two shards hold the same part of it", mine->name);
         if (is_new) {
-            struct pd_foreign_tensor foreign = {
-                .name = (char *)(uintptr_t)mine->name, .kind = boxes[b].kind, .element = PD_ELEMENT_F32, .ndim = mine->ndim};
+            static const enum pd_element elements[PD_DTYPE_COUNT] = {
+                [PD_F32] = PD_ELEMENT_F32, [PD_BF16] = PD_ELEMENT_BF16, [PD_F16] = PD_ELEMENT_F16};
+            struct pd_foreign_tensor foreign = {.name = (char *)(uintptr_t)mine->name,
+                                                .kind = boxes[b].kind,
+                                                .element = elements[pd_tensor_dtype(mine, boxes[b].kind)],
+                                                .ndim = mine->ndim};
             memcpy(foreign.shape, mine->shape, sizeof mine->shape);
             PD_TRY(pd_catalog_add_tensor(catalog, &foreign, &tensor, err));
         }

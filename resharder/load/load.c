@@ -137,10 +137,34 @@ static void visit_count(void *context, const struct pd_transfer_run *run)
     own->last = *run;
 }
 
+/* Moments that are stored otherwise than they are wanted travel as bf16: the reader narrows an item once it is verified, the
+ * owner widens what came. */
+static bool converts(const struct loader *l, const struct pd_read_item *item)
+{
+    return item->kind != PD_PARAM && l->request->tensors->tensors[item->tensor].moments != l->request->commit->state.moments;
+}
+
+static bool narrows(const struct loader *l, const struct pd_read_item *item)
+{
+    return converts(l, item) && l->request->commit->state.moments == PD_F32;
+}
+
+static bool widens(const struct loader *l, const struct pd_read_item *item)
+{
+    return converts(l, item) && !narrows(l, item);
+}
+
+/* Of bytes as stored, those that travel. */
+static uint64_t travelling(const struct loader *l, const struct pd_read_item *item, uint64_t bytes)
+{
+    return narrows(l, item) ? bytes / 2 : bytes;
+}
+
 static char *place_of(const struct loader *l, const struct pd_read_item *item, const struct pd_transfer_run *run)
 {
     const struct pd_load_request *r = l->request;
-    return (char *)r->destination(r->context, item->tensor, item->kind, run->wanted_box) + run->wanted_offset;
+    char *box = r->destination(r->context, item->tensor, item->kind, run->wanted_box);
+    return box + (widens(l, item) ? 2 * run->wanted_offset : travelling(l, item, run->wanted_offset));
 }
 
 static struct load_window *window_of(struct loader *l, uint32_t round)
@@ -258,7 +282,12 @@ static void drain(struct loader *l)
 static void visit_copy(void *context, const struct pd_transfer_run *run)
 {
     struct runs *own = context;
-    pd_stream_copy(place_of(own->l, own->item, run), item_data(own->l, own->item) + run->item_offset, run->bytes);
+    char *place = place_of(own->l, own->item, run);
+    const char *data = item_data(own->l, own->item) + travelling(own->l, own->item, run->item_offset);
+    if (widens(own->l, own->item))
+        pd_widen_bf16(place, data, run->bytes / sizeof(uint16_t));
+    else
+        pd_stream_copy(place, data, travelling(own->l, own->item, run->bytes));
 }
 
 /* Of one run, what lies in bytes [begin, end) of the item. */
@@ -286,7 +315,7 @@ static pd_status verify_item(struct loader *l, const struct pd_read_item *item, 
     char *data = item_data(l, item);
     struct runs own = {.l = l, .item = item};
     pd_plan_runs(l->plan, item, l->group->rank, visit_count, &own);
-    char *place = own.count == 1 ? place_of(l, item, &own.last) : NULL;
+    char *place = own.count == 1 && !converts(l, item) ? place_of(l, item, &own.last) : NULL;
     const bool is_read_now = !l->chunks && load_is_in_chunks(l, item);
     if (is_read_now) PD_TRY(read_now(l, item, err));
     for (uint64_t b = 0; b < item->block_count; b++) {
@@ -294,7 +323,8 @@ static pd_status verify_item(struct loader *l, const struct pd_read_item *item, 
         if (!is_read_now) PD_TRY(pd_stored_verify_block(shard, item->box, item->first_block + b, block, err));
         if (place) copy_part(data, &own.last, place, b * PD_SHARD_BLOCK_BYTES, (b + 1) * PD_SHARD_BLOCK_BYTES);
     }
-    if (own.count > 1) pd_plan_runs(l->plan, item, l->group->rank, visit_copy, &own);
+    if (narrows(l, item)) pd_narrow_bf16(data, data, item->bytes / sizeof(float));
+    if (own.count && !place) pd_plan_runs(l->plan, item, l->group->rank, visit_copy, &own);
     return PD_OK;
 }
 
@@ -312,13 +342,31 @@ static pd_status verify_round(struct loader *l, const struct load_window *w, str
 static void visit_send(void *context, const struct pd_transfer_run *run)
 {
     struct runs *c = context;
-    append_piece(&c->l->sends, c->peer, item_data(c->l, c->item) + run->item_offset, run->bytes);
+    append_piece(&c->l->sends, c->peer, item_data(c->l, c->item) + travelling(c->l, c->item, run->item_offset),
+                 travelling(c->l, c->item, run->bytes));
 }
 
 static void visit_recv(void *context, const struct pd_transfer_run *run)
 {
     struct runs *c = context;
-    append_piece(&c->l->recvs, c->peer, place_of(c->l, c->item, run), run->bytes);
+    const uint64_t skip = widens(c->l, c->item) ? run->bytes : 0; /* it ends where fp32 will */
+    append_piece(&c->l->recvs, c->peer, place_of(c->l, c->item, run) + skip, travelling(c->l, c->item, run->bytes));
+}
+
+static void visit_widen(void *context, const struct pd_transfer_run *run)
+{
+    struct runs *c = context;
+    char *place = place_of(c->l, c->item, run);
+    pd_widen_bf16(place, place + run->bytes, run->bytes / sizeof(uint16_t));
+}
+
+/* What came of a round, of items from `first` on. */
+static void widen_coming(struct loader *l, uint64_t first)
+{
+    for (uint64_t i = first; i < l->next_coming; i++) {
+        struct runs c = {.l = l, .item = &l->plan->coming[i]};
+        if (widens(l, c.item)) pd_plan_runs(l->plan, c.item, l->group->rank, visit_widen, &c);
+    }
 }
 
 static void name_sends(struct loader *l, const struct pd_read_item *item)
@@ -353,6 +401,7 @@ static pd_status name_pieces(struct loader *l, uint32_t round, struct pd_error *
 static pd_status run_round(struct loader *l, uint32_t round, struct pd_error *err)
 {
     struct pd_owner *owner = &window_of(l, round)->owner;
+    const uint64_t first_coming = l->next_coming;
     pd_status st = submit_ahead(l, round, err);
     if (!st) st = reap_round(l, round, err);
     if (!st) pd_owner_acquire(owner, "round");
@@ -361,6 +410,7 @@ static pd_status run_round(struct loader *l, uint32_t round, struct pd_error *er
     if (!st) st = name_pieces(l, round, err);
     PD_TRY(pd_group_agree(l->group, st, err));
     PD_TRY(pd_group_exchange(l->group, l->sends.data, l->sends.count, l->recvs.data, l->recvs.count, err));
+    widen_coming(l, first_coming);
     if (l->chunks) load_chunks_done(l, round);
     pd_owner_release(owner, "round");
     return PD_OK;
@@ -409,6 +459,7 @@ static pd_status prepare(struct loader *l, struct pd_error *err)
     struct pd_plan_input input = {.tensors = r->tensors,
                                   .stored = &r->commit->state.layout,
                                   .wanted = r->wanted,
+                                  .moments = r->commit->state.moments,
                                   .kinds = r->kinds,
                                   .tensor_wanted = r->tensor_wanted,
                                   .rank = l->group->rank,

@@ -25,7 +25,8 @@ struct pd_load_request {
                                               below some 8 MiB compressed boxes are not read ahead */
     struct pd_thread_pool *pool;           /* decompresses; NULL: the caller does */
     bool has_replicas; /* hosts have directories of their own: a shard that is of no use on one may be whole on another */
-    /* Start of this rank's wanted box: dense fp32. */
+    /* Start of this rank's wanted box: dense, as `tensors` keep the kind. Moments stored otherwise are converted: exactly to
+     * fp32, to nearest even to bf16. */
     void *(*destination)(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box);
     void *context;
 };

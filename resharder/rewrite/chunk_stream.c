@@ -73,7 +73,7 @@ bool pd_chunk_stream_next(struct pd_chunk_stream_cursor *c, struct pd_stretch *r
             next_tensor(c);
             continue;
         }
-        uint64_t begin, end, width = pd_dtype_bytes(tensor->dtype);
+        uint64_t begin, end, width = pd_tensor_element_bytes(tensor, (enum pd_kind)c->kind);
         pd_layout_chunk_columns(c->source, tensor, c->chunk, &begin, &end);
         for (uint32_t d = 2; d < tensor->ndim; d++)
             width *= tensor->shape[d];

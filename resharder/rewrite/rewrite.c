@@ -233,6 +233,8 @@ static pd_status check_request(const struct pd_rewrite_request *q, struct pd_err
     if (state->tensor_count != q->tensors->count)
         PD_FAIL(err, PD_INVALID, "%s holds %" PRIu64 " tensors where its configuration gives %u", q->directory,
                 state->tensor_count, q->tensors->count);
+    for (uint32_t t = 0; t < q->tensors->count; t++)
+        PD_CHECK(q->tensors->tensors[t].moments == state->moments);
     return PD_OK;
 }
 

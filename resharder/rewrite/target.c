@@ -26,7 +26,8 @@ uint64_t rewrite_target_bytes(const struct rewriter *r, const struct rewrite_tar
 {
     uint64_t data = 0;
     for (uint32_t b = 0; b < t->box_count; b++)
-        data += pd_box_elements(&t->boxes[b].box) * sizeof(float);
+        data += pd_box_elements(&t->boxes[b].box) *
+                pd_tensor_element_bytes(&r->request->tensors->tensors[t->boxes[b].tensor], t->boxes[b].kind);
     const uint64_t chunks = r->compressor ? t->box_count + data / (PD_SHARD_CHUNK_MAX / 2) : 0;
     return t->box_count * (BOX_BYTES + sizeof *t->boxes) + chunks * CHUNK_BYTES +
            data / PD_SHARD_BLOCK_BYTES * sizeof(uint64_t) +

@@ -17,7 +17,7 @@ data: {{train: [{{path: {data}}}], validation_fraction: 0.1}}
 batch: {{sequences: 14, micro_batch: 2, context: 48}}
 validation: {{every: 2, sequences: 20}}
 numerics: {{virtual_tp: 2, virtual_sp: 2, precision: {precision}}}
-optimizer: {{lr: 0.01, warmup_steps: 1, decay_steps: {steps}}}
+optimizer: {{lr: 0.01, warmup_steps: 1, decay_steps: {steps}, moments: {moments}}}
 checkpoint: {{every: 2, keep_last: 2}}
 """
 FAMILIES = {"llama": (3, 300), "gpt2": (6, 288)}  # key-value heads, ffn: boxes of more and of less than a block
@@ -40,6 +40,7 @@ FACTORS = {
     "stripes_before": ["", "2,1", "1,1,1"],  # of the part before the stop
     "family": list(FAMILIES),
     "precision": ["fp32", "bf16", "fp16"],
+    "moments": ["fp32", "bf16"],
 }
 
 
@@ -110,11 +111,11 @@ def body(workspace, arguments):
     count = (200 if harness.scale() >= 10 else 20) if transport == "local" else 6
     configs, expected = {}, {}
     for case in cases(count, random.Random(seed)):
-        key = case["family"], case["precision"]
+        key = case["family"], case["precision"], case["moments"]
         if key not in configs:
             kv, ffn = FAMILIES[case["family"]]
             configs[key] = workspace.file(f"{'-'.join(key)}.yaml", CONFIG.format(steps=STEPS, data=data, family=case["family"], kv=kv,
-                                                                                ffn=ffn, precision=case["precision"]))
+                                                                                ffn=ffn, precision=case["precision"], moments=case["moments"]))
             plain = workspace.directory("plain")
             workspace.train(configs[key], plain, ["layout.ranks=1", "layout.transport=local"])
             expected[key] = harness.losses(plain), workspace.state_digest(plain)

@@ -103,7 +103,7 @@ static pd_status walk_state(struct run *r, bool fill, struct pd_error *err)
         const uint64_t start = b->box.start[0] * width + (is_matrix ? b->box.start[1] : 0);
         for (uint64_t row = 0; row < b->box.count[0]; row++) {
             for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-                float *mine = pd_zero_held(zero)->state[(enum pd_kind)kind] + b->offset + row * columns;
+                float *mine = pd_zero_state(pd_zero_held(zero), (enum pd_kind)kind, b->offset + row * columns);
                 float *theirs = reference->state[kind] + reference->first[b->tensor] + start + row * width;
                 if (fill)
                     memcpy(theirs, mine, columns * sizeof *mine);

@@ -2,7 +2,7 @@
 
 #include "tests/unit/math/reference.h"
 #include "trainer/math/fp8.h"
-#include "trainer/math/random_bits.h"
+#include "ckpt/base/random_bits.h"
 
 /* ---- attention of one sequence in two parts, as ranks of a sequence have them ---- */
 

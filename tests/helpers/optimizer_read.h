@@ -6,7 +6,7 @@
 #include "ckpt/base/digest.h"
 #include "offload/optimizer_pass.h"
 
-typedef pd_status optimizer_visit(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n,
+typedef pd_status optimizer_visit(void *context, uint32_t box, uint64_t first, const void *data, uint64_t n, uint64_t bytes,
                                   struct pd_error *err);
 
 /* A block of a box in its file, into `data`. */
@@ -28,27 +28,31 @@ static inline pd_status optimizer_read(const struct pd_optimizer_store *store, v
                                        struct pd_error *err)
 {
     const struct pd_optimizer_generation *g = &store->generations[store->current];
-    const uint64_t per_block = PD_SHARD_BLOCK_BYTES / sizeof(float);
-    _Alignas(64) float data[PD_SHARD_BLOCK_BYTES / sizeof(float)];
+    _Alignas(64) char data[PD_SHARD_BLOCK_BYTES];
     PD_CHECK(store->has_current && !store->is_filling && !store->is_updating);
     for (uint32_t box = 0; box < store->options.box_count; box++) {
-        const uint64_t elements = pd_box_elements(&store->options.boxes[box].box);
+        const uint64_t elements = pd_box_elements(&store->options.boxes[box].box),
+                       element_bytes =
+                           pd_optimizer_element_bytes(store->groups.moments, (int)store->options.boxes[box].kind),
+                       per_block = PD_SHARD_BLOCK_BYTES / element_bytes;
         const bool is_in_file = store->resident_at[box] == PD_OPTIMIZER_IN_FILE;
+        const char *resident = is_in_file ? NULL : pd_optimizer_resident(store, g, box);
         for (uint64_t first = 0; first < elements; first += per_block) {
             const uint64_t n = elements - first < per_block ? elements - first : per_block;
-            if (is_in_file) PD_TRY(optimizer_read_block(store, g, box, first / per_block, data, n * sizeof *data, err));
-            PD_TRY(visit(context, box, first, is_in_file ? data : pd_optimizer_resident(store, g, box) + first, n, err));
+            const uint64_t bytes = n * element_bytes;
+            if (is_in_file) PD_TRY(optimizer_read_block(store, g, box, first / per_block, data, bytes, err));
+            PD_TRY(visit(context, box, first, is_in_file ? data : resident + first * element_bytes, n, bytes, err));
         }
     }
     return PD_OK;
 }
 
-static inline pd_status optimizer_add_digest(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n,
-                                             struct pd_error *err)
+static inline pd_status optimizer_add_digest(void *context, uint32_t box, uint64_t first, const void *data, uint64_t n,
+                                             uint64_t bytes, struct pd_error *err)
 {
     uint64_t *digest = context;
-    (void)err;
-    *digest ^= pd_digest64(data, n * sizeof *data, first * 1000003u + box);
+    (void)n, (void)err;
+    *digest ^= pd_digest64(data, bytes, first * 1000003u + box);
     return PD_OK;
 }
 

@@ -215,18 +215,24 @@ static void one_update(struct rig *r, struct pd_host_update *updates, uint64_t u
     struct pd_update_range ranges[3];
     for (uint32_t i = 0; i < N; i++)
         ((float *)brought.data)[i] = number(10 + (uint32_t)update, i);
-    const struct pd_update_range whole = {
-        N, true, {expected[0], expected[1], expected[2]}, brought.data, expected_copies, PD_BF16};
+    const struct pd_update_range whole = {.n = N,
+                                          .decay = true,
+                                          .state = {expected[0], expected[1], expected[2]},
+                                          .grad = brought.data,
+                                          .copy = expected_copies,
+                                          .copy_dtype = PD_BF16,
+                                          .moments = PD_F32};
     pd_update(NULL, PD_ISA_PORTABLE, &step, &whole);
     working_copy(r, gradients, brought, N * sizeof(float));
     const uint64_t ends[] = {0, 17, 20000, N};
     for (int i = 0; i < 3; i++)
-        ranges[i] = (struct pd_update_range){ends[i + 1] - ends[i],
-                                             true,
-                                             {state[0] + ends[i], state[1] + ends[i], state[2] + ends[i]},
-                                             (float *)gradients.data + ends[i],
-                                             (uint16_t *)copies.data + ends[i],
-                                             PD_BF16};
+        ranges[i] = (struct pd_update_range){.n = ends[i + 1] - ends[i],
+                                             .decay = true,
+                                             .state = {state[0] + ends[i], state[1] + ends[i], state[2] + ends[i]},
+                                             .grad = (float *)gradients.data + ends[i],
+                                             .copy = (uint16_t *)copies.data + ends[i],
+                                             .copy_dtype = PD_BF16,
+                                             .moments = PD_F32};
     OK(pd_host_update_run(updates, &step, ranges, 3, err));
 }
 

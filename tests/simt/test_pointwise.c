@@ -185,18 +185,32 @@ Test(pointwise, every_half)
     fixture_free(&f);
 }
 
-static void check_adam(struct fixture *f, size_t n, size_t shift, bool decay, int copy)
+static void make_positive(struct room *r, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (r->dtype == PD_F32)
+            ((float *)r->data)[i] = fabsf(((float *)r->data)[i]);
+        else
+            ((uint16_t *)r->data)[i] &= 0x7fff;
+}
+
+static void check_adam(struct fixture *f, size_t n, size_t shift, bool decay, int copy, enum pd_dtype moments)
 {
     uint64_t seed = n + shift;
-    const struct pd_update_config config = {
-        .rate = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .step = 3, .scale = 1.0 / 4096};
+    const struct pd_update_config config = {.rate = 3e-4,
+                                            .beta1 = 0.9,
+                                            .beta2 = 0.95,
+                                            .epsilon = 1e-8,
+                                            .weight_decay = 0.1,
+                                            .step = 3,
+                                            .scale = 1.0 / 4096,
+                                            .seed = n};
     const struct pd_adam_step step = pd_adam_step_make(&config);
-    struct room want[5] = {room_random(PD_F32, n, shift, 1, &seed), room_random(PD_F32, n, shift, 1e-2, &seed),
-                           room_random(PD_F32, n, shift, 1e-4, &seed), room_random(PD_F32, n, shift, 100, &seed),
+    struct room want[5] = {room_random(PD_F32, n, shift, 1, &seed), room_random(moments, n, shift, 1e-2, &seed),
+                           room_random(moments, n, shift, 1e-4, &seed), room_random(PD_F32, n, shift, 100, &seed),
                            room_new(copy < 0 ? PD_F32 : (enum pd_dtype)copy, n, shift)};
     struct room got[5];
-    for (size_t i = 0; i < n; i++)
-        ((float *)want[2].data)[i] = fabsf(((float *)want[2].data)[i]);
+    make_positive(&want[2], n);
     put_extremes(&want[3]);
     for (size_t i = 0; i < n; i++)
         if (isinf(((float *)want[3].data)[i])) ((float *)want[3].data)[i] = 0;
@@ -211,7 +225,9 @@ static void check_adam(struct fixture *f, size_t n, size_t shift, bool decay, in
                                             .exp_avg_sq = r[2].data,
                                             .grad = r[3].data,
                                             .copy = copy < 0 ? NULL : r[4].data,
-                                            .copy_dtype = r[4].dtype};
+                                            .copy_dtype = r[4].dtype,
+                                            .moments = moments,
+                                            .place = {.tensor = 3, .first = 5, .origin = 77, .columns = 7, .stride = 11}};
         if (which == 0) pd_cpu_adam(f->pool, f->math->isa, &step, &range);
         if (which == 1) MUST(pd_cuda_adam(NULL, &step, &range, &err));
     }
@@ -228,6 +244,7 @@ Test(pointwise, adamw)
     for (size_t c = 0; c < COUNTS; c++)
         for (size_t shift = 0; shift < 2; shift++)
             for (int copy = -1; copy < 3; copy++)
-                check_adam(&f, counts[c], shift, copy % 2 == 0, copy);
+                for (int narrow = 0; narrow < 2; narrow++)
+                    check_adam(&f, counts[c], shift, copy % 2 == 0, copy, narrow ? PD_BF16 : PD_F32);
     fixture_free(&f);
 }

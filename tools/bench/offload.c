@@ -47,6 +47,7 @@ struct offload_bench {
     uint64_t step;
     struct pd_pairs raws, steps, transfers; /* a step over raw I/O, over the larger of both; its I/O over the raw one's */
     double compute_s;                       /* sum over the pairs */
+    enum pd_dtype moments;
 };
 
 /* ---- what it works on ---- */
@@ -64,6 +65,7 @@ static pd_status make_memory(struct offload_bench *b, struct pd_error *err)
         PD_TRY(pd_bench_map(WINDOW * sizeof(float), &data, err));
         b->window[kind] = data;
         pd_bench_fill(b->window[kind], WINDOW, 2u + (uint32_t)kind);
+        if (kind != PD_PARAM && b->moments == PD_BF16) pd_narrow_bf16(data, data, WINDOW);
     }
     PD_TRY(pd_bench_map(PD_OPTIMIZER_STORE_BUFFERS_FAST, &b->ring, err));
     b->row_sums = calloc(NORM_ROWS, sizeof *b->row_sums);
@@ -169,7 +171,9 @@ static pd_status run_compute(struct offload_bench *b, double *ret_seconds, struc
             .state = {b->window[PD_PARAM], b->window[PD_EXP_AVG], b->window[PD_EXP_AVG_SQ]},
             .grad = b->gradients + at,
             .copy = b->copies + at,
-            .copy_dtype = PD_BF16};
+            .copy_dtype = PD_BF16,
+            .moments = b->moments,
+            .place = {.first = at, .columns = 1, .stride = 1}};
         pd_update(b->pool, b->math->isa, &update, &range);
     }
     *ret_seconds = pd_clock_seconds_since(NULL, start);
@@ -206,6 +210,7 @@ static pd_status prepare(struct offload_bench *b, struct pd_error *err)
     double unused;
     pd_layout_init_dp(&b->layout, 1);
     PD_TRY(pd_bench_model_of_bytes(b->options.bytes, &b->model, err));
+    pd_model_set_moments(b->model, b->moments);
     b->parameters = b->model->parameter_count;
     PD_TRY(pd_layout_shard_boxes(&b->layout, &b->model->tensors, 0, &b->boxes, &b->box_count, err));
     PD_TRY(make_memory(b, err));
@@ -246,7 +251,7 @@ static pd_status print(const struct offload_bench *b, struct pd_error *err)
 {
     const struct pd_pairs_summary step = pd_pairs_summarise(&b->steps), io = pd_pairs_summarise_throughput(&b->transfers);
     const uint64_t moved = b->report.bytes_read + b->report.bytes_written;
-    const double state = (double)b->parameters * PD_BENCH_STATE_BYTES_A_PARAMETER;
+    const double state = (double)b->parameters * pd_kinds_bytes(b->moments);
     struct pd_report r;
     pd_report_begin(&r, b->options.json);
     pd_bench_report_ratio(&r, "step_ratio", &step);
@@ -259,6 +264,7 @@ static pd_status print(const struct offload_bench *b, struct pd_error *err)
     pd_report_u64(&r, "parameters", b->parameters, PD_UNIT_NONE);
     pd_report_u64(&r, "pairs", b->options.pairs, PD_UNIT_NONE);
     pd_report_u64(&r, "threads", b->options.threads, PD_UNIT_NONE);
+    pd_report_text(&r, "moments", pd_dtype_name(b->moments));
     pd_report_text(&r, "engine", pd_vfs_describe(b->room.vfs));
     return pd_report_end(&r, err);
 }
@@ -284,6 +290,12 @@ pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err)
     struct pd_option options[] = {
         PD_BENCH_ROOM_OPTIONS(&b.options),
         {.name = "threads", "N", "threads that compute (2)", PD_OPTION_U64, &b.options.threads, 1, 1024},
+        {.name = "moments",
+         "TYPE",
+         "fp32 (default) or bf16: optimizer.moments",
+         PD_OPTION_CHOICE,
+         &b.moments,
+         .expected = "fp32 or bf16"},
         {0}};
     const struct pd_usage usage = {
         .doc =

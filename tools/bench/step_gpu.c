@@ -158,7 +158,7 @@ static pd_status plan_one(struct pd_bench_run *r, const struct gpu_bench *b, str
     struct pd_model *model;
     struct pd_memory_plan plan;
     PD_TRY(configure(r, b, modes[0], choice, err));
-    PD_TRY(pd_model_new(&r->config.model, &model, err));
+    PD_TRY(pd_config_model(&r->config, &model, err));
     const struct pd_engine_options options = {
         .config = &r->config, .model = model, .world = 1, .threads = b->threads, .is_gpu = true};
     const pd_status st = pd_engine_plan_of(&options, &plan, err);

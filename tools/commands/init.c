@@ -162,7 +162,7 @@ static pd_status try_step(struct init *in, uint32_t step, struct pd_error *err)
 {
     struct pd_model *model = NULL;
     uint32_t count;
-    pd_status st = pd_model_new(&in->config.model, &model, err);
+    pd_status st = pd_config_model(&in->config, &model, err);
     if (!st)
         st = pd_choose_layouts(&in->config, model, in->ranks, pd_launched_threads(0, in->ranks), &in->planned, 1,
                                &in->choice, &count, err);

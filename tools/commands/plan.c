@@ -389,7 +389,7 @@ static pd_status load_and_plan(struct options *o, struct pd_error *err)
         o->overrides[o->override_count++] = "layout.ranks=0"; /* --world is asked about */
     PD_TRY(pd_config_load(o->config_path, o->overrides, o->override_count, &config, err));
     pd_status status = resolve_machine(o, &config, err);
-    if (!status) status = o->print_config ? pd_output_config(&config, o->json, err) : pd_model_new(&config.model, &model, err);
+    if (!status) status = o->print_config ? pd_output_config(&config, o->json, err) : pd_config_model(&config, &model, err);
     if (!status && !o->print_config) status = plan_for_device(o, &config, err);
     if (!status && !o->print_config) status = pd_directories_check(&config, err);
     if (!status && !o->print_config) status = plan(o, &config, model, o->json, err);

@@ -77,7 +77,7 @@ struct tiers {
 
 static struct tiers tiers_of(const struct pd_plan_subject *s)
 {
-    struct tiers t = {.state = s->model->parameter_count * PD_KIND_COUNT * sizeof(float)};
+    struct tiers t = {.state = s->model->parameter_count * pd_kinds_bytes(s->config->optimizer.moments)};
     t.count = pd_config_tiers(s->config, t.options);
     for (uint32_t i = 0; i < t.count; i++)
         t.checkpoints[i] = pd_tiers_checkpoints(t.options, t.count, i, s->config->offload.optimizer == PD_PLACE_NVME);
@@ -588,11 +588,11 @@ static void write_cost(struct pd_json_writer *w, const struct pd_step_cost *c)
     PD_JSON_U64S(w, {"slots", c->slots}, {"padding_micro_batches", c->padding}, {"padding_bytes", c->padding_bytes},
                  {"parameter_bytes_received", c->parameter_bytes}, {"gradient_bytes_received", c->gradient_bytes},
                  {"gradient_bytes_by_step", c->gradient_bytes_step}, {"gradient_bytes_by_lane", c->gradient_bytes_lane},
-                 {"host_parameter_bytes_sent", c->parameter_bytes_host}, {"host_gradient_bytes_sent", c->gradient_bytes_host},
+                 {"host_parameter_bytes_sent", c->parameter_bytes_host},
+                 {"host_gradient_bytes_sent", c->gradient_bytes_host},
                  {"host_gradient_bytes_by_step", c->gradient_bytes_step_host},
-                 {"host_gradient_bytes_by_lane", c->gradient_bytes_lane_host},
-                 {"tensor_bytes_received", c->tensor_bytes}, {"sequence_bytes_received", c->sequence_bytes},
-                 {"pipeline_bytes_received", c->pipeline_bytes});
+                 {"host_gradient_bytes_by_lane", c->gradient_bytes_lane_host}, {"tensor_bytes_received", c->tensor_bytes},
+                 {"sequence_bytes_received", c->sequence_bytes}, {"pipeline_bytes_received", c->pipeline_bytes});
     PD_JSON_DOUBLES(w, {"bubble", c->bubble}, {"compute_seconds", c->compute_seconds},
                     {"recompute_seconds", c->recompute_seconds}, {"exposed_seconds", c->exposed_seconds},
                     {"bubble_seconds", c->bubble_seconds}, {"optimizer_seconds", c->optimizer_seconds},

@@ -387,6 +387,13 @@ pd_status pd_config_find_data(struct pd_config *c, char **ret_notes, struct pd_e
     return status;
 }
 
+pd_status pd_config_model(const struct pd_config *c, struct pd_model **ret_model, struct pd_error *err)
+{
+    PD_TRY(pd_model_new(&c->model, ret_model, err));
+    pd_model_set_moments(*ret_model, c->optimizer.moments);
+    return PD_OK;
+}
+
 struct pd_data_options pd_config_data(const struct pd_config *c)
 {
     struct pd_data_options data = c->data;

@@ -62,6 +62,7 @@ struct pd_config {
         double lr, min_lr;                                     /* peak; end of the cosine */
         uint64_t warmup_steps, decay_steps;                    /* decay_steps 0: run.steps */
         double beta1, beta2, epsilon, weight_decay, clip_norm; /* clip_norm 0: off */
+        enum pd_dtype moments;                                 /* PD_F32, PD_BF16: how both are kept */
     } optimizer;
     struct {
         enum pd_numerics_mode mode;
@@ -180,6 +181,8 @@ uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options 
 PD_MUST_USE pd_status pd_config_find_data(struct pd_config *config, char **ret_notes, struct pd_error *err);
 /* What a run reads; borrowed from the configuration. */
 struct pd_data_options pd_config_data(const struct pd_config *config);
+/* pd_model_new, with moments as the configuration keeps them. */
+PD_MUST_USE pd_status pd_config_model(const struct pd_config *config, struct pd_model **ret_model, struct pd_error *err);
 
 enum pd_resume_effect { PD_RESUME_FREE, PD_RESUME_NEW_LINEAGE, PD_RESUME_REFUSED };
 struct pd_resume_difference {

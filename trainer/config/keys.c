@@ -15,6 +15,7 @@ static const char *const dtype_words[] = {"fp32", "bf16", "fp16", NULL};
 static const char *const exchange_words[] = {"auto", "step", "lane", NULL};
 static const char *const codes_words[] = {"auto", "step", "micro_batch", NULL};
 static const char *const linears_words[] = {"precision", "fp8", NULL};
+static const char *const moments_words[] = {"fp32", "bf16", NULL};
 static const char *const guard_words[] = {"stop", "skip", "rollback", NULL};
 static const char *const grow_words[] = {"restart", "now", NULL};
 static const char *const transport_words[] = {"auto", "local", "mpi", NULL};
@@ -97,6 +98,8 @@ const struct pd_key pd_keys[] = {
     F64(optimizer.epsilon, "1e-8", 0, 1, LINEAGE, "added to the root", .low_open = true),
     F64(optimizer.weight_decay, "0.1", 0, 10, FREE, "of matrices, embeddings included"),
     F64(optimizer.clip_norm, "1", 0, 1e9, FREE, "global gradient norm; 0: off"),
+    WORD(optimizer.moments, "fp32", moments_words, LINEAGE,
+         "both moments; bf16: 4 bytes a parameter less, rounded at random, right on average"),
 
     WORD(numerics.mode, "invariant", mode_words, LINEAGE,
          "invariant: the same bits under every layout; fast: vendor libraries choose"),

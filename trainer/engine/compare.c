@@ -1,8 +1,8 @@
 #include "trainer/engine/compare.h"
 
 #include "ckpt/base/log.h"
+#include "ckpt/base/random_bits.h"
 #include "trainer/engine/engine_internal.h"
-#include "trainer/math/random_bits.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -18,7 +18,7 @@
 static uint64_t staging_bytes_of(const struct pd_model *model, const struct pd_layout *layout)
 {
     const uint64_t shards = (uint64_t)layout->tp * layout->pp * layout->zero_shard;
-    const uint64_t state_bytes = model->parameter_count / shards * PD_KIND_COUNT * sizeof(float);
+    const uint64_t state_bytes = model->parameter_count / shards * pd_kinds_bytes(model->tensors.tensors[0].moments);
     uint64_t bytes = STAGING_BYTES_MIN;
     while (bytes < STAGING_BYTES_MAX && bytes * 4 < state_bytes)
         bytes *= 2;
@@ -93,7 +93,8 @@ static bool keeps_blocks(const struct pd_engine *e)
     const struct pd_config *c = e->options.config;
     const struct pd_layout *layout = &e->grid.layout;
     const char *asked = getenv("PERDURE_CUDA_GRAPHS");
-    if (!e->options.is_gpu || layout->tp > 1 || layout->virtual_sp > 1 || c->offload.activations != PD_PLACE_DEVICE) return false;
+    if (!e->options.is_gpu || layout->tp > 1 || layout->virtual_sp > 1 || c->offload.activations != PD_PLACE_DEVICE)
+        return false;
     if (asked && *asked) return *asked == '1';
     const double per_token = pd_model_flops_per_token(e->options.model, c->batch.context) / 3 / c->model.layers;
     return per_token * c->batch.micro_batch * c->batch.context < GRAPH_FLOPS_MAX;

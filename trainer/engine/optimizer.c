@@ -163,6 +163,7 @@ pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t to
                                             .epsilon = c->optimizer.epsilon,
                                             .weight_decay = c->optimizer.weight_decay,
                                             .step = updates + 1,
+                                            .seed = c->run.seed,
                                             .scale = scale_of(e, tokens, norm)};
     const struct pd_update_step step = pd_state_rule(e->state)->prepare(&config);
     if (!tokens)

@@ -89,7 +89,7 @@ void pd_state_end(struct pd_state *s)
     s->ops->end(s);
 }
 
-float *pd_state_box(struct pd_state *s, uint32_t tensor, enum pd_kind kind, uint32_t number)
+void *pd_state_box(struct pd_state *s, uint32_t tensor, enum pd_kind kind, uint32_t number)
 {
     return s->ops->box(s, kind, pd_state_owned_box(s, tensor, number));
 }
@@ -133,11 +133,11 @@ static void init_box(void *context, uint64_t index)
     const struct pd_zero_box *b = &pd_zero_held(s->engine->zero)->boxes[index];
     if (s->mirror && !b->owned) return;
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-        float *data = s->ops->box(s, (enum pd_kind)kind, b);
+        void *data = s->ops->box(s, (enum pd_kind)kind, b);
         if (pd_kinds[kind].initial == PD_INITIAL_MODEL)
             pd_model_init_box(s->engine->options.model, b->tensor, &b->box, s->engine->options.config->run.seed, data);
         else
-            memset(data, 0, b->elements * sizeof *data);
+            memset(data, 0, b->elements * pd_zero_element_bytes(pd_zero_held(s->engine->zero), (enum pd_kind)kind));
     }
 }
 
@@ -152,10 +152,10 @@ pd_status pd_state_init_memory(struct pd_state *s, const struct pd_identity *ide
     return pd_zero_refresh_compute(s->engine->zero, err);
 }
 
-float *pd_state_box_memory(struct pd_state *s, enum pd_kind kind, const struct pd_zero_box *b)
+void *pd_state_box_memory(struct pd_state *s, enum pd_kind kind, const struct pd_zero_box *b)
 {
     if (s->mirror) return pd_state_mirror_box(s->mirror, kind, b);
-    return pd_zero_held(s->engine->zero)->state[kind] + b->offset;
+    return pd_zero_state(pd_zero_held(s->engine->zero), kind, b->offset);
 }
 
 pd_status pd_state_save_begin_memory(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
@@ -218,14 +218,18 @@ pd_status pd_state_load_memory(struct pd_state *s, struct pd_vfs *vfs, struct pd
 struct pd_update_range pd_state_range(const struct pd_state *s, const struct pd_zero_box *b)
 {
     struct pd_zero *zero = s->engine->zero;
+    const struct pd_zero_held *held = pd_zero_held(zero);
+    const struct pd_tensor *tensor = &s->engine->options.model->tensors.tensors[b->tensor];
     const enum pd_dtype precision = s->engine->options.config->numerics.precision;
-    char *copy = pd_zero_held(zero)->copy;
+    char *copy = held->copy;
     struct pd_update_range range = {.n = b->elements,
-                                    .decay = s->engine->options.model->tensors.tensors[b->tensor].decay,
-                                    .grad = pd_zero_held(zero)->gradient + b->gradient_offset,
+                                    .decay = tensor->decay,
+                                    .grad = held->gradient + b->gradient_offset,
                                     .copy = copy ? copy + b->offset * pd_dtype_bytes(precision) : NULL,
-                                    .copy_dtype = precision};
+                                    .copy_dtype = precision,
+                                    .moments = held->moments,
+                                    .place = pd_update_place_of(tensor, b->tensor, &b->box)};
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        range.state[kind] = pd_zero_held(zero)->state[(enum pd_kind)kind] + b->offset;
+        range.state[kind] = pd_zero_state(held, (enum pd_kind)kind, b->offset);
     return range;
 }

@@ -62,7 +62,7 @@ PD_MUST_USE pd_status pd_state_update(struct pd_state *state, const struct pd_up
 void pd_state_end(struct pd_state *state);
 
 /* Data of a box this rank owns, `number` as pd_layout_owned_boxes counts: what saves write. NULL: the state is in files. */
-float *pd_state_box(struct pd_state *state, uint32_t tensor, enum pd_kind kind, uint32_t number);
+void *pd_state_box(struct pd_state *state, uint32_t tensor, enum pd_kind kind, uint32_t number);
 
 /* A save of what the state is now. begin: from the caller's thread; what is saved stays as it is until the next update has
  * passed pd_before_update (a mirror: until the next save_begin). wait: from any one thread; boxes can be read, or the newest

@@ -74,9 +74,14 @@ static float *passage_of(const struct pd_state *s, const struct pd_zero_box *b)
     return own(s)->passage + (b->gradient_offset - first_of_set(s, set)->gradient_offset);
 }
 
-static float *passage(const struct pd_state *s, uint32_t box)
+static uint32_t element_bytes(const struct pd_state *s, enum pd_kind kind)
 {
-    return passage_of(s, held_box(s, box)) + own(s)->held[box].first;
+    return pd_zero_element_bytes(pd_zero_held(s->engine->zero), kind);
+}
+
+static void *passage(const struct pd_state *s, uint32_t box)
+{
+    return (char *)passage_of(s, held_box(s, box)) + own(s)->held[box].first * element_bytes(s, own(s)->boxes[box].kind);
 }
 
 /* ---- memory ---- */
@@ -133,7 +138,8 @@ static uint64_t copy_bytes(const struct pd_state *s)
 static void take_crossing(struct pd_state *s, struct pd_arena *arena)
 {
     struct in_files *f = own(s);
-    const uint64_t crossing = pd_crossing_bytes(pd_optimizer_store_extent_elements(f->ring_bytes), copy_bytes(s));
+    const uint64_t crossing = pd_crossing_bytes(
+        pd_optimizer_store_extent_elements(f->ring_bytes, pd_zero_held(s->engine->zero)->moments), copy_bytes(s));
     f->passage = pd_arena_take_host(arena, PD_MEMORY_OPTIMIZER, largest_set(s) * sizeof *f->passage);
     f->crossing_bytes = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, crossing);
 }
@@ -209,12 +215,13 @@ static pd_status find_held(struct pd_state *s, struct pd_error *err)
 static pd_status open_crossing(struct pd_state *s, struct pd_error *err)
 {
     struct pd_rank_device *device = s->engine->options.device;
-    struct pd_crossing_options options = {.dev = device->dev,
-                                          .compute = device->compute,
-                                          .extent_elements = pd_optimizer_store_extent_elements(own(s)->ring_bytes),
-                                          .copy_bytes = copy_bytes(s),
-                                          .buffers = own(s)->crossing_bytes,
-                                          .spans = device->spans};
+    struct pd_crossing_options options = {
+        .dev = device->dev,
+        .compute = device->compute,
+        .extent_elements = pd_optimizer_store_extent_elements(own(s)->ring_bytes, pd_zero_held(s->engine->zero)->moments),
+        .copy_bytes = copy_bytes(s),
+        .buffers = own(s)->crossing_bytes,
+        .spans = device->spans};
     PD_TRY(pd_rank_device_stream(device, PD_STREAM_OPTIMIZER_IN, &options.copies_in, err));
     PD_TRY(pd_rank_device_stream(device, PD_STREAM_OPTIMIZER_OUT, &options.copies_out, err));
     return pd_crossing_new(&options, &own(s)->crossing, err);
@@ -344,7 +351,7 @@ static void init_box(void *context, uint64_t index)
         pd_model_init_box(s->engine->options.model, b->tensor, &b->box, s->engine->options.config->run.seed,
                           passage(s, box));
     else
-        memset(passage(s, box), 0, elements_of(s, box) * sizeof(float));
+        memset(passage(s, box), 0, elements_of(s, box) * element_bytes(s, b->kind));
 }
 
 static pd_status init_sets(struct pd_state *s, struct sets sets, struct pd_error *err)
@@ -512,7 +519,7 @@ static pd_status update(struct pd_state *s, const struct pd_update_step *step, c
 
 /* ---- saving ---- */
 
-static float *box(struct pd_state *s, enum pd_kind kind, const struct pd_zero_box *b)
+static void *box(struct pd_state *s, enum pd_kind kind, const struct pd_zero_box *b)
 {
     (void)s, (void)kind, (void)b;
     return NULL;

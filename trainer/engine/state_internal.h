@@ -19,7 +19,7 @@ struct pd_state_ops {
     pd_status (*update)(struct pd_state *state, const struct pd_update_step *step, const struct pd_before_update *before,
                         struct pd_error *err);
     void (*end)(struct pd_state *state);
-    float *(*box)(struct pd_state *state, enum pd_kind kind, const struct pd_zero_box *box);
+    void *(*box)(struct pd_state *state, enum pd_kind kind, const struct pd_zero_box *box);
     pd_status (*save_begin)(struct pd_state *state, const struct pd_identity *identity, struct pd_error *err);
     pd_status (*save_wait)(struct pd_state *state, struct pd_shard_summary *ret_summaries, uint32_t *ret_slots,
                            struct pd_error *err);
@@ -46,7 +46,7 @@ pd_status pd_state_load_memory(struct pd_state *state, struct pd_vfs *vfs, struc
                                struct pd_load_report *ret_report, struct pd_error *err);
 pd_status pd_state_begin_nothing(struct pd_state *state, const struct pd_identity *next,
                                  const struct pd_before_update *before, struct pd_error *err);
-float *pd_state_box_memory(struct pd_state *state, enum pd_kind kind, const struct pd_zero_box *box);
+void *pd_state_box_memory(struct pd_state *state, enum pd_kind kind, const struct pd_zero_box *box);
 pd_status pd_state_save_begin_memory(struct pd_state *state, const struct pd_identity *identity, struct pd_error *err);
 pd_status pd_state_save_wait_memory(struct pd_state *state, struct pd_shard_summary *ret_summaries, uint32_t *ret_slots,
                                     struct pd_error *err);

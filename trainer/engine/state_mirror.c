@@ -36,7 +36,8 @@ pd_status pd_state_mirror_init(struct pd_state_mirror *m, struct pd_rank_device 
         m->offsets[i] = held->boxes[i].offset;
     const uint64_t elements = m->is_whole ? held->elements : place_boxes(m, false, place_boxes(m, true, 0));
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        m->state[kind] = pd_arena_take_host(arena, PD_MEMORY_OPTIMIZER, elements * sizeof(float));
+        m->state[kind] =
+            pd_arena_take_host(arena, PD_MEMORY_OPTIMIZER, elements * pd_zero_element_bytes(held, (enum pd_kind)kind));
     if (pd_arena_is_dry(arena)) return PD_OK;
     m->device = device;
     PD_TRY(pd_dev_event_new(device->dev, &m->computed, err));
@@ -56,10 +57,10 @@ static struct pd_span span_of(void *data, uint64_t bytes, bool is_host)
     return (struct pd_span){data, bytes, is_host};
 }
 
-float *pd_state_mirror_box(const struct pd_state_mirror *m, enum pd_kind kind, const struct pd_zero_box *b)
+void *pd_state_mirror_box(const struct pd_state_mirror *m, enum pd_kind kind, const struct pd_zero_box *b)
 {
     PD_CHECK(b->owned);
-    return m->state[kind] + m->offsets[b - m->held->boxes];
+    return (char *)m->state[kind] + m->offsets[b - m->held->boxes] * pd_zero_element_bytes(m->held, kind);
 }
 
 /* How a copy of the state goes. */
@@ -73,8 +74,9 @@ struct way {
 static pd_status copy_span(struct pd_state_mirror *m, const struct way *way, int kind, uint64_t held, uint64_t mirrored,
                            uint64_t elements, struct pd_error *err)
 {
-    const struct pd_span device = span_of(m->held->state[kind] + held, elements * sizeof(float), false),
-                         host = span_of(m->state[kind] + mirrored, elements * sizeof(float), true);
+    const uint64_t element_bytes = pd_zero_element_bytes(m->held, (enum pd_kind)kind), bytes = elements * element_bytes;
+    const struct pd_span device = span_of(pd_zero_state(m->held, (enum pd_kind)kind, held), bytes, false),
+                         host = span_of((char *)m->state[kind] + mirrored * element_bytes, bytes, true);
     return pd_device_spans_copy(m->device->spans, m->device->dev, way->stream, way->lane, way->what,
                                 way->is_in ? device : host, way->is_in ? host : device, err);
 }

@@ -16,7 +16,7 @@
 struct pd_state_mirror {
     struct pd_rank_device *device; /* NULL: no mirror */
     const struct pd_zero_held *held;
-    float *state[PD_KIND_COUNT];
+    void *state[PD_KIND_COUNT];
     uint64_t *offsets; /* (box_count) elements of each array before an owned box */
     bool is_whole;     /* all that is held is owned: the arrays are the device's, in one piece */
     /* Of `state`: the copy on PD_STREAM_SAVES has it from begin_out until wait_out, which comes once. After that the saver
@@ -32,7 +32,7 @@ PD_MUST_USE pd_status pd_state_mirror_init(struct pd_state_mirror *mirror, struc
 void pd_state_mirror_deinit(struct pd_state_mirror *mirror);
 
 /* Of a box that is owned. */
-float *pd_state_mirror_box(const struct pd_state_mirror *mirror, enum pd_kind kind, const struct pd_zero_box *box);
+void *pd_state_mirror_box(const struct pd_state_mirror *mirror, enum pd_kind kind, const struct pd_zero_box *box);
 PD_MUST_USE pd_status pd_state_mirror_in(struct pd_state_mirror *mirror, struct pd_error *err);
 PD_MUST_USE pd_status pd_state_mirror_begin_out(struct pd_state_mirror *mirror, struct pd_error *err);
 PD_MUST_USE pd_status pd_state_mirror_wait_out(struct pd_state_mirror *mirror, struct pd_error *err);

@@ -15,7 +15,7 @@
 pd_status pd_launch_chooser_init(const struct pd_config *config, struct pd_launch_chooser *ret_chooser, struct pd_error *err)
 {
     struct pd_launch_chooser c = {.config = config};
-    PD_TRY(pd_model_new(&config->model, &c.model, err));
+    PD_TRY(pd_config_model(config, &c.model, err));
     *ret_chooser = c;
     return PD_OK;
 }

@@ -1,6 +1,6 @@
 /* Rounding at random: integers alone, so that every build has the same bits. */
+#include "ckpt/base/random_bits.h"
 #include "trainer/math/cpu_ops.h"
-#include "trainer/math/random_bits.h"
 
 #define TASK_ELEMENTS 16384u
 

@@ -189,6 +189,12 @@ pd_status pd_model_new(const struct pd_model_config *config, struct pd_model **r
     return PD_OK;
 }
 
+void pd_model_set_moments(struct pd_model *model, enum pd_dtype moments)
+{
+    for (uint32_t t = 0; t < model->tensors.count; t++)
+        model->tensors.tensors[t].moments = moments;
+}
+
 void pd_model_free(struct pd_model *model)
 {
     if (!model) return;

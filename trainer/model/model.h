@@ -49,6 +49,8 @@ PD_MUST_USE pd_status pd_model_config_check(const struct pd_model_config *config
 /* Resolves, checks and builds the table. Matrices decay, embeddings included; norms and biases do not (GPT-2 practice). */
 PD_MUST_USE pd_status pd_model_new(const struct pd_model_config *config, struct pd_model **ret_model, struct pd_error *err);
 void pd_model_free(struct pd_model *model);
+/* How optimizer state of its tensors is kept: PD_F32, as new has it, or PD_BF16. */
+void pd_model_set_moments(struct pd_model *model, enum pd_dtype moments);
 
 /* Named sizes, from "byte-1m" to "gpt3-175b". PD_INVALID lists the nearest names. */
 PD_MUST_USE pd_status pd_model_preset(const char *name, struct pd_model_config *ret_config, struct pd_error *err);

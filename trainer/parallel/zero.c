@@ -214,9 +214,10 @@ static pd_status describe_boxes(struct pd_zero *zero, struct pd_error *err)
 static void take_state(struct pd_zero *zero, struct pd_arena *arena)
 {
     const uint64_t compute = pd_dtype_bytes(zero->options.compute);
+    zero->has.moments = zero->model->tensors.tensors[0].moments;
     for (int kind = 0; kind < PD_KIND_COUNT && !zero->options.state_in_files; kind++)
         zero->has.state[kind] = (zero->options.state_on_host ? pd_arena_take_host : pd_arena_take)(
-            arena, PD_MEMORY_OPTIMIZER, zero->has.elements * sizeof(float));
+            arena, PD_MEMORY_OPTIMIZER, zero->has.elements * pd_zero_element_bytes(&zero->has, (enum pd_kind)kind));
     if (zero->options.compute != PD_F32 || zero->options.state_in_files || zero->options.state_on_host ||
         zero->options.parameters_in_files)
         zero->has.copy = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->copy_elements * compute);
@@ -440,7 +441,7 @@ static pd_status put_boxes(struct pd_zero *zero, struct pd_error *err)
 {
     for (uint32_t i = 0; i < zero->has.box_count; i++) {
         const struct pd_zero_box *b = &zero->has.boxes[i];
-        float *master = zero->has.state[PD_PARAM] + b->offset, *passage = zero->has.gradient + b->gradient_offset;
+        float *master = pd_zero_state(&zero->has, PD_PARAM, b->offset), *passage = zero->has.gradient + b->gradient_offset;
         if (zero->options.state_on_host)
             PD_TRY(pd_math_copy(zero->math, passage, master, b->elements * sizeof *master, err));
         PD_TRY(pd_zero_put_parameters(zero, i, zero->options.state_on_host ? passage : master, err));

@@ -73,12 +73,21 @@ struct pd_zero_held {
     uint32_t *first_box; /* (set_count + 1) of each set */
     uint32_t copies_away,
         sums_away;               /* first set whose copies, whose sums are in files: those of blocks before are here whole */
-    float *state[PD_KIND_COUNT]; /* (elements) each, zeros between boxes where one begins a page; NULL: in files */
+    void *state[PD_KIND_COUNT];  /* (elements) each, zeros between boxes where one begins a page; NULL: in files */
+    enum pd_dtype moments;       /* of all kinds of state but the parameters, which are fp32 */
     void *copy;                  /* working copy; NULL where compute is fp32 and the master is here and serves */
     float *gradient;             /* (gradient_elements) sums */
     uint64_t gradient_elements;
 };
 const struct pd_zero_held *pd_zero_held(const struct pd_zero *zero);
+static inline uint32_t pd_zero_element_bytes(const struct pd_zero_held *held, enum pd_kind kind)
+{
+    return pd_dtype_bytes(kind == PD_PARAM ? PD_F32 : held->moments);
+}
+static inline void *pd_zero_state(const struct pd_zero_held *held, enum pd_kind kind, uint64_t offset)
+{
+    return (char *)held->state[kind] + offset * pd_zero_element_bytes(held, kind);
+}
 /* Waits for every transfer in flight and forgets its outcome: the way out after a failure, once the communicator is aborted.
  */
 void pd_zero_sync(struct pd_zero *zero);

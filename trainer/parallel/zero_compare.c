@@ -1,7 +1,7 @@
 /* The terms of one micro-batch, counted: modulo 2^64, set by set, as the checks of exchanges are (zero_exchange.c). They are made
  * once more for that, a piece at a time, in memory that nobody else reads. */
 #include "ckpt/base/checked.h"
-#include "trainer/math/random_bits.h"
+#include "ckpt/base/random_bits.h"
 #include "trainer/parallel/zero_internal.h"
 
 static pd_status clear(struct pd_zero *zero, struct pd_error *err)

@@ -51,7 +51,8 @@ static pd_status each_crossing(struct pd_zero *zero, uint32_t set, struct passag
     const uint32_t me = zero->grid->place.tp;
     for (p->peer = 0; p->peer < zero->grid->layout.tp; p->peer++)
         if (p->peer != me)
-            PD_TRY(pd_zero_each_share(zero, set, p->use, p->is_owner ? p->peer : me, p->is_owner ? me : p->peer, visit, p, err));
+            PD_TRY(pd_zero_each_share(zero, set, p->use, p->is_owner ? p->peer : me, p->is_owner ? me : p->peer, visit, p,
+                                      err));
     return PD_OK;
 }
 
@@ -144,18 +145,19 @@ static pd_status add_replicas(struct pd_zero *zero, uint32_t set, uint64_t words
 
 /* What owners have, and zeros of all others, added up as integers. It passes through the memory of the sums, of which there
  * are none yet. */
-static pd_status share_array(struct pd_zero *zero, uint32_t set, float *array, struct pd_error *err)
+static pd_status share_array(struct pd_zero *zero, uint32_t set, enum pd_kind kind, struct pd_error *err)
 {
+    const uint32_t element_bytes = pd_zero_element_bytes(&zero->has, kind);
     const struct pd_term_run zeros = {.to = pd_zero_sums(zero, set), .n = zero->sets[set].room};
     float *passage = zero->has.gradient;
     PD_TRY(pd_zero_add_run(zero, &zeros, err));
     for (uint32_t turn = 0; turn < 2; turn++) {
         for (uint32_t i = zero->has.first_box[set]; i < zero->has.first_box[set + 1]; i++) {
             const struct pd_zero_box *b = &zero->has.boxes[i];
-            float *held = array + b->offset, *passing = passage + b->gradient_offset;
+            void *held = pd_zero_state(&zero->has, kind, b->offset), *passing = passage + b->gradient_offset;
             if (turn == !b->owned)
-                PD_TRY(
-                    pd_math_copy(zero->math, turn ? held : passing, turn ? passing : held, b->elements * sizeof *held, err));
+                PD_TRY(pd_math_copy(zero->math, turn ? held : passing, turn ? passing : held, b->elements * element_bytes,
+                                    err));
         }
         if (!turn) PD_TRY(add_replicas(zero, set, pd_divide_up(zero->sets[set].own, 2), err));
     }
@@ -166,7 +168,7 @@ pd_status pd_zero_share_state(struct pd_zero *zero, struct pd_error *err)
 {
     for (int kind = 0; zero->grid->replicas && kind < PD_KIND_COUNT && zero->has.state[kind]; kind++)
         for (uint32_t set = 0; set < zero->has.set_count; set++)
-            if (zero->sets[set].count) PD_TRY(share_array(zero, set, zero->has.state[kind], err));
+            if (zero->sets[set].count) PD_TRY(share_array(zero, set, (enum pd_kind)kind, err));
     return pd_math_sync(zero->math, err);
 }
 

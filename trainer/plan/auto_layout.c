@@ -174,7 +174,7 @@ static double least_bytes(const struct pd_config *config, const struct pd_model 
     const double elements = (double)model->parameter_count / l->tp / l->pp, parts = l->zero_stage ? l->zero_shard : 1;
     const double copy = config->numerics.precision == PD_F32 ? 0 : pd_dtype_bytes(config->numerics.precision);
     const struct pd_engine_options o = {.config = config, .is_gpu = config->run.device == PD_DEVICE_GPU};
-    const double state = pd_leaves_device(&o, config->offload.optimizer) ? 0 : 12,
+    const double state = pd_leaves_device(&o, config->offload.optimizer) ? 0 : pd_kinds_bytes(config->optimizer.moments),
                  gradients = pd_leaves_device(&o, config->offload.gradients) ? 0 : 4;
     const bool holds_all = l->zero_stage < 3 && !pd_leaves_device(&o, config->offload.parameters);
     return elements * (state + gradients) / parts + (holds_all ? elements * copy : 0);

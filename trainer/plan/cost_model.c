@@ -241,7 +241,7 @@ static struct streams streams_of(const struct setting *s, const struct stage *g)
     struct streams x = {0};
     add_copies(s, g, &x);
     if (c->offload.optimizer == PD_PLACE_NVME) {
-        const double state = held * PD_KIND_COUNT * sizeof(float);
+        const double state = held * pd_kinds_bytes(c->optimizer.moments);
         x.update += state + away(state, c->offload.optimizer_budget);
     }
     if (crosses(s, c->offload.optimizer)) x.update_in += held * s->act, x.update_out += held * sizeof(float);
@@ -260,7 +260,7 @@ static double rate_of(const struct setting *s, uint32_t span)
 static double adam_seconds(const struct setting *s, double elements)
 {
     const struct pd_machine *m = s->machine;
-    const double state = 2.0 * PD_KIND_COUNT * sizeof(float), gradient = sizeof(float);
+    const double state = 2.0 * pd_kinds_bytes(s->config->optimizer.moments), gradient = sizeof(float);
     if (m->host_rate <= 0 || s->config->offload.optimizer == PD_PLACE_DEVICE)
         return elements * (state + gradient) / m->memory_rate;
     const uint32_t world = pd_layout_world(s->layout), sharing = world < m->ranks_per_host ? world : m->ranks_per_host;

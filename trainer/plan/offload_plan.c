@@ -2,6 +2,7 @@
 
 #include "ckpt/base/checked.h"
 #include "ckpt/tiers/tiers.h"
+#include "offload/optimizer_extents.h"
 #include "offload/optimizer_store.h"
 #include "resharder/layout.h"
 #include "trainer/engine/scratch.h"
@@ -26,8 +27,9 @@ static pd_status plan_state(const struct pd_engine *e, struct pd_offload_plan *p
     pd_status st = PD_OK;
     PD_TRY(pd_layout_rank_boxes(&e->grid.layout, tensors, e->options.rank, &boxes, &count, counts, err));
     for (uint32_t b = 0; b < count; b++) {
-        const uint64_t bytes = pd_box_elements(&boxes[b].box) * sizeof(float);
-        if (bytes >= PD_SHARD_BLOCK_BYTES) p->state_traffic += 2 * pd_round_up(bytes, PD_VFS_ALIGN);
+        const uint64_t elements = pd_box_elements(&boxes[b].box),
+                       bytes = elements * pd_tensor_element_bytes(&tensors->tensors[boxes[b].tensor], boxes[b].kind);
+        if (elements >= PD_OPTIMIZER_STREAMED_MIN) p->state_traffic += 2 * pd_round_up(bytes, PD_VFS_ALIGN);
     }
     for (uint32_t s = 0; !st && s < pd_layout_stripes(&e->grid.layout); begin += counts[s++]) {
         uint64_t unused, bytes = 0;

@@ -1,7 +1,8 @@
 /* What a rank puts on drives, and what a step moves to and from them: by arithmetic, before anything exists.
  *
- *   state        24 bytes an element that streams: fp32 master and two moments, read and written; 12 of one that its budget
- *                keeps in memory too. Boxes under a checksum block stay in memory and are written when a checkpoint is
+ *   state        24 bytes an element that streams (16 with moments in bf16): master and both, read and written; half of one
+ *                that its budget keeps in memory too. Boxes under a checksum block stay in memory and are written when a
+ *                checkpoint is
  *   parameters   blocks' working copies: written once by the update; read once a pass (breadth first two passes a step, else two
  *                a micro-batch) but for the two blocks that are still there when passes turn
  *   gradients    written once and read once, but for two blocks that stay until the update

@@ -284,7 +284,7 @@ static void log_device(const struct run *r)
 
 static pd_status set_up_local(struct run *r, struct pd_error *err)
 {
-    PD_TRY(pd_model_new(&r->config->model, &r->model, err));
+    PD_TRY(pd_config_model(r->config, &r->model, err));
     return open_data(r, err);
 }
 

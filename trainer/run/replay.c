@@ -81,7 +81,8 @@ static pd_status digest(struct replaying *r, uint64_t *ret_digest, struct pd_err
         const struct pd_zero_box *b = &held->boxes[i];
         for (uint32_t kind = 0; b->owned && kind < PD_KIND_COUNT; kind++)
             digests[b->tensor * PD_KIND_COUNT + kind] += pd_tensor_digest(
-                &tensors->tensors[b->tensor], &b->box, pd_state_box(state, b->tensor, (enum pd_kind)kind, b->number));
+                &tensors->tensors[b->tensor], &b->box, pd_tensor_dtype(&tensors->tensors[b->tensor], (enum pd_kind)kind),
+                pd_state_box(state, b->tensor, (enum pd_kind)kind, b->number));
     }
     const pd_status st = pd_state_digest(tensors, digests, ret_digest, err);
     free(digests);

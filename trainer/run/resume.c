@@ -171,6 +171,7 @@ static pd_status fill_launch(const struct pd_engine *e, const struct pd_tiers *t
     state->fence = pd_tiers_fence(tiers);
     state->layout = e->grid.layout;
     state->seed = e->options.config->run.seed;
+    state->moments = e->options.config->optimizer.moments;
     state->tensor_count = e->options.model->tensors.count;
     state->parameter_count = e->options.model->parameter_count;
     pd_data_fingerprint(e->data, state->data_fingerprint);
@@ -236,6 +237,16 @@ static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, const 
         state->identity.run_id[0] = pd_clock_wall_ns(NULL);
     PD_TRY(pd_group_broadcast(group, 0, state->identity.run_id, sizeof state->identity.run_id, err));
     return pd_group_agree(group, pd_state_init(e->state, &state->identity, err), err);
+}
+
+/* What was imported has fp32 moments, whatever the run keeps. */
+static void log_moments(const struct pd_engine *e, const struct pd_run_state *saved)
+{
+    const enum pd_dtype now = e->options.config->optimizer.moments;
+    if (now == saved->moments) return;
+    pd_log_info(MODULE, "moments are stored in %s and kept in %s (optimizer.moments) from here on: %s",
+                pd_dtype_name(saved->moments), pd_dtype_name(now),
+                now == PD_BF16 ? "each is rounded to the nearest once" : "the same numbers");
 }
 
 /* ---- one candidate ---- */
@@ -306,6 +317,7 @@ static pd_status load_entry(struct pd_vfs *vfs, const struct candidate *c, struc
     pd_owner_release(&e->staging.owner, "load");
     PD_TRY(st);
     if (change.any && group->rank == 0) log_new_lineage(&identity, &change);
+    if (group->rank == 0) log_moments(e, &commit->state);
     commit->state.identity = identity;
     const bool has_replicas =
         c->tier == 0 && e->options.config->checkpoint.tiers_count && e->options.config->checkpoint.tiers[0].replicas;

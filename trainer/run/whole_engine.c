@@ -15,7 +15,7 @@ pd_status pd_whole_engine_open(const struct pd_config *config, struct pd_comm *c
     const struct pd_data_options data = pd_config_data(config);
     struct pd_rank_device *const gpu = device && device->dev ? device : NULL;
     *w = (struct pd_whole_engine){0};
-    PD_TRY(pd_model_new(&config->model, &w->model, err));
+    PD_TRY(pd_config_model(config, &w->model, err));
     PD_TRY(pd_data_open(&data, &w->data, err));
     PD_TRY(pd_thread_pool_new(threads, &w->pool, err));
     const struct pd_engine_options options = {.config = config,

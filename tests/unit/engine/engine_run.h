@@ -53,7 +53,9 @@ static void add_digests(struct job *job, struct pd_engine *engine)
         const struct pd_zero_box *b = &pd_zero_held(engine->zero)->boxes[i];
         for (int kind = 0; b->owned && kind < PD_KIND_COUNT; kind++) {
             const void *data = pd_state_box(engine->state, b->tensor, (enum pd_kind)kind, b->number);
-            job->parts[kind][b->tensor] += pd_tensor_digest(&tensors->tensors[b->tensor], &b->box, data);
+            const struct pd_tensor *tensor = &tensors->tensors[b->tensor];
+            job->parts[kind][b->tensor] +=
+                pd_tensor_digest(tensor, &b->box, pd_tensor_dtype(tensor, (enum pd_kind)kind), data);
         }
     }
 }

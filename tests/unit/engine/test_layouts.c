@@ -193,6 +193,13 @@ Test(layouts, fp8_qwen3)
     check_numerics(&(struct numerics){"qwen3 fp8 tp sp", QWEN3, "bf16", 2, 2, "numerics.linears=fp8", 0, 0});
 }
 
+/* Moments are rounded by the step and the element, whoever owns it; columns are cut in chunks. */
+Test(layouts, moments_in_bf16)
+{
+    check_numerics(&(struct numerics){"llama bf16 tp sp, moments in bf16", LLAMA ", qkv_bias: true", "bf16", 4, 2,
+                                      "optimizer.moments=bf16", 0, 0});
+}
+
 /* Micro-batches that are added up before they are terms, in lanes of unequal length; and all of them in one. */
 Test(layouts, three_lanes)
 {

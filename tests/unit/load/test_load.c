@@ -49,13 +49,25 @@ static bool is_wanted(const struct loading *l, const struct pd_shard_box *b)
     return (l->kinds >> b->kind & 1) && (!l->tensor_wanted || l->tensor_wanted[b->tensor]);
 }
 
+static void widen(float *values, uint64_t count)
+{
+    uint16_t *narrow = malloc(count * sizeof *narrow);
+    memcpy(narrow, values, count * sizeof *narrow);
+    pd_widen_bf16(values, narrow, count);
+    free(narrow);
+}
+
 static void compare(struct loading *l, struct owned *o)
 {
     for (uint32_t b = 0; b < o->count; b++) {
         const uint64_t count = pd_box_elements(&o->boxes[b].box);
+        const enum pd_dtype dtype = pd_tensor_dtype(&l->tensors->tensors[o->boxes[b].tensor], o->boxes[b].kind);
         float *values = malloc(count * sizeof *values);
         state_fill(l->state, &o->boxes[b], values);
-        if (is_wanted(l, &o->boxes[b]) && memcmp(values, o->data[b], count * sizeof *values))
+        if (dtype == PD_BF16 || (o->boxes[b].kind != PD_PARAM && l->commit->state.moments == PD_BF16))
+            pd_narrow_bf16(values, values, count);
+        if (dtype == PD_F32 && o->boxes[b].kind != PD_PARAM && l->commit->state.moments == PD_BF16) widen(values, count);
+        if (is_wanted(l, &o->boxes[b]) && memcmp(values, o->data[b], count * pd_dtype_bytes(dtype)))
             __atomic_fetch_add(&l->differing, 1, __ATOMIC_RELAXED);
         free(values);
         free(o->data[b]);
@@ -151,6 +163,49 @@ Test(load, any_layout_to_any_layout)
         pd_commit_deinit(&commit);
         state_deinit(&s);
     }
+}
+
+/* Moments as they are stored, narrowed and widened, under other layouts. */
+Test(load, moments_are_kept_otherwise_than_stored)
+{
+    const enum pd_dtype dtypes[][2] = {{PD_BF16, PD_BF16}, {PD_F32, PD_BF16}, {PD_BF16, PD_F32}};
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        struct state s, kept;
+        struct pd_commit commit;
+        state_init(&s, seed);
+        struct pd_layout stored = state_layout(&s, 4), wanted = state_layout(&s, 4);
+        s.compresses = seed % 2;
+        state_keep(&s, dtypes[seed % 3][0]);
+        state_save(&s, &stored, "/stored", &commit);
+        kept = s;
+        kept.table.tensors = kept.tensors;
+        state_keep(&kept, dtypes[seed % 3][1]);
+        struct loading l = {.state = &s, .commit = &commit, .tensors = &kept.table, .wanted = &wanted, .kinds = 7};
+        l.buffer_bytes = 8 * PD_SHARD_BLOCK_BYTES * (1 + state_random(&s, 8));
+        OK(pd_group_run_local(pd_layout_world(&wanted), 1, load_rank, &l, err));
+        cr_assert_eq(l.differing, 0, "seed %lu", seed);
+        pd_commit_deinit(&commit);
+        state_deinit(&s);
+    }
+}
+
+/* The record says how moments are stored: a shard that says otherwise is not the record's. */
+Test(load, a_shard_that_keeps_moments_otherwise_than_its_record_is_damage)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct pd_error err_;
+    state_init(&s, 5);
+    state_keep(&s, PD_BF16);
+    struct pd_layout stored = state_layout(&s, 4);
+    state_save(&s, &stored, "/stored", &commit);
+    commit.state.moments = PD_F32;
+    struct loading l = {.state = &s, .commit = &commit, .tensors = &s.table, .wanted = &stored, .kinds = 7};
+    l.buffer_bytes = 1 << 20;
+    cr_assert_eq(pd_group_run_local(pd_layout_world(&stored), 1, load_rank, &l, &err_), PD_CORRUPT);
+    cr_assert(strstr(err_.message, "keeps moments in bf16 where the record says fp32"), "%s", err_.message);
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
 }
 
 Test(load, one_tensor_reads_its_blocks_only)

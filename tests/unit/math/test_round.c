@@ -1,6 +1,6 @@
 /* Rounding at random: between neighbours alone, right on average, and by nothing but the key and where an element is. */
+#include "ckpt/base/random_bits.h"
 #include "fixture.h"
-#include "trainer/math/random_bits.h"
 
 enum { ROWS = 23, COLUMNS = 1700 };
 

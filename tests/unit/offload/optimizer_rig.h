@@ -78,9 +78,10 @@ static inline pd_status rig_fill(struct rig *rig, uint64_t step, struct pd_error
     const struct pd_identity identity = identity_of(step);
     PD_TRY(pd_optimizer_store_begin(rig->store, &identity, err));
     for (uint32_t b = 0; b < rig->state->box_count; b++) {
-        const uint64_t n = elements_of(rig->state, b), half = n / 2 / 16384 * 16384;
+        const uint64_t n = elements_of(rig->state, b), half = n / 2 / 32768 * 32768;
         if (half) PD_TRY(pd_optimizer_store_put(rig->store, b, 0, rig->state->data[b], half, err));
-        PD_TRY(pd_optimizer_store_put(rig->store, b, half, rig->state->data[b] + half, n - half, err));
+        const char *rest = (const char *)rig->state->data[b] + half * element_bytes_of(rig->state, b);
+        PD_TRY(pd_optimizer_store_put(rig->store, b, half, rest, n - half, err));
     }
     return pd_optimizer_store_end(rig->store, err);
 }
@@ -129,12 +130,12 @@ struct comparing {
     uint64_t seen[BOXES_MAX];
 };
 
-static inline pd_status compare(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n,
+static inline pd_status compare(void *context, uint32_t box, uint64_t first, const void *data, uint64_t n, uint64_t bytes,
                                 struct pd_error *err)
 {
     struct comparing *c = context;
     if (c->seen[box] != first) PD_FAIL(err, PD_BUG, "box %u: element %llu out of turn", box, (unsigned long long)first);
-    if (memcmp(c->state->data[box] + first, data, n * sizeof *data) != 0)
+    if (memcmp((const char *)c->state->data[box] + first * element_bytes_of(c->state, box), data, bytes) != 0)
         PD_FAIL(err, PD_BUG, "box %u of %s, %s, from element %llu: other bits", box,
                 c->state->tensors.tensors[c->state->boxes[box].tensor].name, pd_kind_name(c->state->boxes[box].kind),
                 (unsigned long long)first);
@@ -161,16 +162,21 @@ struct scene {
     struct rig rig;
 };
 
-static inline void scene_init(struct scene *scene, unsigned lacks)
+static inline void scene_init_kept(struct scene *scene, unsigned lacks, enum pd_dtype moments)
 {
     const struct pd_disk_options options = {.seed = 5, .mounts = {{.path = "/state", .lacks = lacks}}};
     OK(pd_simulated_disk_new(&options, &scene->disk, err));
     OK(pd_simulated_disk_vfs(scene->disk, 0, &scene->vfs, err));
-    state_init(&scene->state);
+    state_init_kept(&scene->state, moments);
     rig_init(&scene->rig, &scene->state, scene->vfs, "/state", BUFFERS, 2);
     OK(rig_fill(&scene->rig, 1, err));
     state_update(&scene->state);
     OK(rig_update(&scene->rig, 2, 1, NULL, err));
+}
+
+static inline void scene_init(struct scene *scene, unsigned lacks)
+{
+    scene_init_kept(scene, lacks, PD_F32);
 }
 
 static inline void scene_deinit(struct scene *scene)

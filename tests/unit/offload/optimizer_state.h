@@ -24,7 +24,8 @@
 struct state {
     struct pd_tensor_table tensors;
     struct pd_shard_box boxes[BOXES_MAX];
-    float *data[BOXES_MAX]; /* what AdamW in memory made of it */
+    float *data[BOXES_MAX]; /* what AdamW in memory made of it; moments in bf16 where they are kept so */
+    enum pd_dtype moments;
     uint32_t box_count;
     uint64_t updates;
 };
@@ -34,6 +35,7 @@ static inline void add_tensor(struct state *s, const char *name, uint64_t rows, 
     const uint32_t t = s->tensors.count++;
     struct pd_tensor *tensor = &s->tensors.tensors[t];
     *tensor = (struct pd_tensor){.ndim = 2, .shape = {rows, columns, 1, 1}, .tp_dim = -1, .tp_unit = 1, .decay = decay};
+    tensor->moments = s->moments;
     snprintf(tensor->name, sizeof tensor->name, "%s", name);
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
         for (uint32_t cut = 0; cut < cuts; cut++) {
@@ -48,6 +50,11 @@ static inline uint64_t elements_of(const struct state *s, uint32_t box)
     return pd_box_elements(&s->boxes[box].box);
 }
 
+static inline uint64_t element_bytes_of(const struct state *s, uint32_t box)
+{
+    return pd_dtype_bytes(s->boxes[box].kind == PD_PARAM ? PD_F32 : s->moments);
+}
+
 /* A value of its own for every element, step and purpose; second moments are positive. */
 static inline float value_of(uint64_t purpose, uint32_t box, uint64_t element)
 {
@@ -56,9 +63,9 @@ static inline float value_of(uint64_t purpose, uint32_t box, uint64_t element)
     return (float)((double)((z ^ z >> 31) >> 11) * 0x1p-53 - (purpose == PD_EXP_AVG_SQ ? 0.0 : 0.5));
 }
 
-static inline void state_init(struct state *s)
+static inline void state_init_kept(struct state *s, enum pd_dtype moments)
 {
-    *s = (struct state){.tensors.tensors = calloc(TENSORS, sizeof(struct pd_tensor))};
+    *s = (struct state){.tensors.tensors = calloc(TENSORS, sizeof(struct pd_tensor)), .moments = moments};
     add_tensor(s, "embedding", 700, 1000, 1, true); /* 2.8 MB a kind: cut by every slot of the smallest ring */
     add_tensor(s, "norm", 1, 100, 1, false);        /* less than a page */
     add_tensor(s, "parts", 400, 512, 8, true);      /* 8 boxes of 100 KiB */
@@ -71,7 +78,13 @@ static inline void state_init(struct state *s)
         s->data[b] = malloc(elements_of(s, b) * sizeof(float));
         for (uint64_t i = 0; i < elements_of(s, b); i++)
             s->data[b][i] = value_of((uint64_t)s->boxes[b].kind, b, i);
+        if (element_bytes_of(s, b) == 2) pd_narrow_bf16(s->data[b], s->data[b], elements_of(s, b));
     }
+}
+
+static inline void state_init(struct state *s)
+{
+    state_init_kept(s, PD_F32);
 }
 
 static inline void state_deinit(struct state *s)
@@ -116,7 +129,9 @@ static inline void state_update(struct state *s)
             .n = n,
             .decay = s->tensors.tensors[s->boxes[b].tensor].decay,
             .state = {s->data[b], s->data[moment_of(s, b, PD_EXP_AVG)], s->data[moment_of(s, b, PD_EXP_AVG_SQ)]},
-            .grad = gradient};
+            .grad = gradient,
+            .moments = s->moments,
+            .place = pd_update_place_of(&s->tensors.tensors[s->boxes[b].tensor], s->boxes[b].tensor, &s->boxes[b].box)};
         pd_update(NULL, PD_ISA_PORTABLE, &step, &range);
         free(gradient);
     }

@@ -34,10 +34,10 @@ static void check_shard(struct scene *scene, const char *path, uint64_t step, co
     free(b);
 }
 
-Test(optimizer_shards, a_finished_generation_is_the_shard_of_its_state)
+static void check_finished_generations(enum pd_dtype moments)
 {
     struct scene scene;
-    scene_init(&scene, 0);
+    scene_init_kept(&scene, 0, moments);
     for (uint64_t step = 3; step < 7; step++) {
         struct pd_shard_summary summary, again;
         uint32_t slot, slot_again;
@@ -52,6 +52,12 @@ Test(optimizer_shards, a_finished_generation_is_the_shard_of_its_state)
         OK(rig_compare(&scene.rig, err)); /* it is still read */
     }
     scene_deinit(&scene);
+}
+
+Test(optimizer_shards, a_finished_generation_is_the_shard_of_its_state)
+{
+    check_finished_generations(PD_F32);
+    check_finished_generations(PD_BF16);
 }
 
 /* Fills the page behind the data of a box, in every generation's file that is there. */

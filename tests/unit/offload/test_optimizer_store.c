@@ -26,12 +26,12 @@ static void remove_directory(const char *directory)
     cr_assert_eq(system(command), 0);
 }
 /* Three updates and one that is skipped. */
-static void exercise(struct pd_vfs *vfs, uint64_t buffer_bytes, unsigned threads)
+static void exercise_kept(struct pd_vfs *vfs, uint64_t buffer_bytes, unsigned threads, enum pd_dtype moments)
 {
     struct state state;
     struct rig rig;
     char directory[64];
-    state_init(&state);
+    state_init_kept(&state, moments);
     make_directory(directory);
     rig_init(&rig, &state, vfs, directory, buffer_bytes, threads);
     OK(rig_fill(&rig, 1, err));
@@ -46,6 +46,11 @@ static void exercise(struct pd_vfs *vfs, uint64_t buffer_bytes, unsigned threads
     rig_deinit(&rig);
     remove_directory(directory);
     state_deinit(&state);
+}
+
+static void exercise(struct pd_vfs *vfs, uint64_t buffer_bytes, unsigned threads)
+{
+    exercise_kept(vfs, buffer_bytes, threads, PD_F32);
 }
 
 static struct pd_vfs *uring(unsigned refusals)
@@ -64,6 +69,7 @@ Test(optimizer_store, bits_of_memory_for_any_ring_and_threads)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct pd_vfs *vfs = uring(0);
         exercise(vfs, cases[i].buffer_bytes, cases[i].threads);
+        exercise_kept(vfs, cases[i].buffer_bytes, cases[i].threads, PD_BF16);
         pd_vfs_free(vfs);
     }
 }

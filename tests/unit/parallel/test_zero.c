@@ -206,7 +206,7 @@ static pd_status fill_state(struct rank *r, struct pd_error *err)
             PD_FAIL(err, PD_BUG, "box %u of %s is not the layout's", b->number, tensor->name);
         if (b->owned) owned += b->elements;
         for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-            float *state = pd_zero_held(r->zero)->state[(enum pd_kind)kind] + b->offset;
+            float *state = pd_zero_state(pd_zero_held(r->zero), (enum pd_kind)kind, b->offset);
             for (uint64_t e = 0; e < b->elements; e++)
                 state[e] = b->owned ? state_of((enum pd_kind)kind, r->version, b->tensor, global_element(tensor, &b->box, e))
                                     : -1.0f;
@@ -231,7 +231,7 @@ static pd_status check_state(struct rank *r, struct pd_error *err)
         for (int kind = 0; kind < PD_KIND_COUNT; kind++)
             for (uint64_t e = 0; e < b->elements; e++) {
                 const uint64_t element = global_element(tensor_of(r, b->tensor), &b->box, e);
-                const float is = pd_zero_held(r->zero)->state[(enum pd_kind)kind][b->offset + e],
+                const float is = ((const float *)pd_zero_held(r->zero)->state[(enum pd_kind)kind])[b->offset + e],
                             should = state_of((enum pd_kind)kind, r->version, b->tensor, element);
                 if (is != should)
                     PD_FAIL(err, PD_BUG, "kind %d of %s[%llu] is %g, not %g", kind, tensor_of(r, b->tensor)->name,

@@ -93,6 +93,13 @@ static inline void state_init(struct state *s, uint64_t seed)
     state_tensors(s);
 }
 
+/* How moments are kept from here on. */
+static inline void state_keep(struct state *s, enum pd_dtype moments)
+{
+    for (uint32_t t = 0; t < STATE_TENSORS; t++)
+        s->tensors[t].moments = moments;
+}
+
 static inline void state_deinit(struct state *s)
 {
     pd_vfs_free(s->vfs);
@@ -151,6 +158,8 @@ static inline void state_save_shard(struct state *s, const struct pd_layout *lay
     for (uint32_t b = 0; b < count; b++) {
         float *values = malloc(pd_box_elements(&boxes[b].box) * sizeof *values);
         state_fill(s, &boxes[b], values);
+        if (pd_tensor_dtype(&s->tensors[boxes[b].tensor], boxes[b].kind) == PD_BF16)
+            pd_narrow_bf16(values, values, pd_box_elements(&boxes[b].box));
         data[b] = values;
     }
     const struct pd_shard_codec codec = {
@@ -188,6 +197,7 @@ static inline void state_save(struct state *s, const struct pd_layout *layout, c
                                               .updates = 5,
                                               .loss_scale = 1,
                                               .layout = *layout,
+                                              .moments = s->tensors[0].moments,
                                               .tensor_count = STATE_TENSORS,
                                               .created_by = "test",
                                               .config = strdup("a: 1\n"),

@@ -92,6 +92,7 @@ Test(rewrite, any_layout_to_any_layout)
         struct pd_group group;
         struct pd_rewrite_report report;
         state_init(&s, seed);
+        state_keep(&s, seed % 3 ? PD_F32 : PD_BF16);
         const uint32_t virtual_tp = 1u << state_random(&s, 4);
         struct pd_layout stored = state_layout(&s, virtual_tp), layout = state_layout(&s, virtual_tp);
         s.compresses = seed % 4 == 1;

@@ -87,7 +87,8 @@ static void check_shares(const struct scene *s, const struct pd_optimizer_part *
             if (parts[p].group == bundle + k) mine += parts[p].n;
         const uint64_t before = group->elements - s->met[bundle + k] + mine;
         const double fair = (double)before * (double)taken / (double)(left + taken);
-        cr_assert(mine + 2.0 * PD_OPTIMIZER_BLOCK_ELEMENTS > fair && (double)mine < fair + 2.0 * PD_OPTIMIZER_BLOCK_ELEMENTS,
+        const double two_blocks = 2.0 * (double)pd_optimizer_block_elements(PD_F32);
+        cr_assert((double)mine + two_blocks > fair && (double)mine < fair + two_blocks,
                   "group %u gives %lu elements, fair are %.0f", bundle + k, mine, fair);
     }
 }
@@ -99,10 +100,10 @@ static void check_extent(struct scene *s, const struct pd_optimizer_part *parts,
         const struct pd_optimizer_group *group = &s->groups.groups[parts[p].group];
         cr_assert(!pd_optimizer_is_resident(group));
         cr_assert_eq(parts[p].first, s->met[parts[p].group], "elements of a group ascend");
-        cr_assert_eq(parts[p].first % PD_OPTIMIZER_BLOCK_ELEMENTS, 0u);
+        cr_assert_eq(parts[p].first % pd_optimizer_block_elements(PD_F32), 0u);
         cr_assert(parts[p].n > 0);
         s->met[parts[p].group] += parts[p].n;
-        cr_assert(s->met[parts[p].group] == group->elements || parts[p].n % PD_OPTIMIZER_BLOCK_ELEMENTS == 0);
+        cr_assert(s->met[parts[p].group] == group->elements || parts[p].n % pd_optimizer_block_elements(PD_F32) == 0);
         bytes += (parts[p].n * sizeof(float) + 4095) / 4096 * 4096 * PD_KIND_COUNT;
         if (p) cr_assert(bundle_of(s, parts[p].group) >= bundle_of(s, parts[p - 1].group));
         if (by_unit) cr_assert_eq(group->unit, s->groups.groups[parts[0].group].unit);

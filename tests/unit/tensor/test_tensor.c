@@ -114,7 +114,8 @@ Test(tensor, digest_equals_the_formula)
         struct pd_tensor t = tensor_of(n, 1, 1);
         struct pd_box whole = pd_box_whole(&t);
         float *data = random_floats(n, (unsigned)n);
-        cr_assert_eq(pd_tensor_digest(&t, &whole, data), reference_digest(data, n), "n = %llu", (unsigned long long)n);
+        cr_assert_eq(pd_tensor_digest(&t, &whole, PD_F32, data), reference_digest(data, n), "n = %llu",
+                     (unsigned long long)n);
         free(data);
     }
 }
@@ -125,7 +126,7 @@ Test(tensor, digest_of_any_cut_adds_up)
     struct pd_box whole = pd_box_whole(&t);
     float *data = random_floats(37 * 53, 3), *piece = malloc(37 * 53 * sizeof *piece);
     uint64_t expected = reference_digest(data, 37 * 53);
-    cr_assert_eq(pd_tensor_digest(&t, &whole, data), expected);
+    cr_assert_eq(pd_tensor_digest(&t, &whole, PD_F32, data), expected);
     for (uint64_t rows = 1; rows <= 37; rows += 3) {
         for (uint64_t columns = 1; columns <= 53; columns += 4) {
             uint64_t sum = 0;
@@ -134,7 +135,7 @@ Test(tensor, digest_of_any_cut_adds_up)
                     struct pd_box box = {{i, j, 0, 0}, {rows, columns, 1, 1}};
                     cr_assert(pd_box_intersect(&box, &whole, &box));
                     pd_box_copy(piece, &box, data, &whole, &box, sizeof(float));
-                    sum += pd_tensor_digest(&t, &box, piece);
+                    sum += pd_tensor_digest(&t, &box, PD_F32, piece);
                 }
             }
             cr_assert_eq(sum, expected);
@@ -149,11 +150,11 @@ Test(tensor, digest_sees_flips_swaps_and_the_sign_of_zero)
     struct pd_tensor t = tensor_of(1000, 1, 1);
     struct pd_box whole = pd_box_whole(&t);
     float *data = random_floats(1000, 11);
-    uint64_t expected = pd_tensor_digest(&t, &whole, data);
+    uint64_t expected = pd_tensor_digest(&t, &whole, PD_F32, data);
     for (unsigned bit = 0; bit < 32000; bit += 7) {
         unsigned char *byte = (unsigned char *)data + bit / 8;
         *byte ^= (unsigned char)(1u << bit % 8);
-        cr_assert_neq(pd_tensor_digest(&t, &whole, data), expected);
+        cr_assert_neq(pd_tensor_digest(&t, &whole, PD_F32, data), expected);
         *byte ^= (unsigned char)(1u << bit % 8);
     }
     for (int i = 0; i + 1 < 1000; i++) {
@@ -161,13 +162,13 @@ Test(tensor, digest_sees_flips_swaps_and_the_sign_of_zero)
         if (memcmp(&a, &b, sizeof a) == 0) continue;
         memcpy(data + i, &b, sizeof b);
         memcpy(data + i + 1, &a, sizeof a);
-        cr_assert_neq(pd_tensor_digest(&t, &whole, data), expected);
+        cr_assert_neq(pd_tensor_digest(&t, &whole, PD_F32, data), expected);
         memcpy(data + i, &a, sizeof a);
         memcpy(data + i + 1, &b, sizeof b);
     }
     struct pd_tensor one = tensor_of(1, 1, 1);
     struct pd_box whole_one = pd_box_whole(&one);
     float plus = 0.0f, minus = -0.0f;
-    cr_assert_neq(pd_tensor_digest(&one, &whole_one, &plus), pd_tensor_digest(&one, &whole_one, &minus));
+    cr_assert_neq(pd_tensor_digest(&one, &whole_one, PD_F32, &plus), pd_tensor_digest(&one, &whole_one, PD_F32, &minus));
     free(data);
 }

@@ -1,7 +1,7 @@
 /* Rounding at random, with the CPU's bits: integers alone. */
 #include "trainer/math/cuda/element.h"
 
-#include "trainer/math/random_bits.h"
+#include "ckpt/base/random_bits.h"
 
 static __global__ void round_elements(struct pd_round r)
 {

@@ -3,8 +3,8 @@
  *
  * A key is made of the numbers that name what is rounded, on the host; an element costs two finalisers of 32 bits.
  *   sources  Appleby, MurmurHash3 (the finaliser); Steele et al. 2014, "Fast splittable pseudorandom number generators" */
-#ifndef PD_TRAINER_MATH_RANDOM_BITS_H
-#define PD_TRAINER_MATH_RANDOM_BITS_H
+#ifndef PD_CKPT_BASE_RANDOM_BITS_H
+#define PD_CKPT_BASE_RANDOM_BITS_H
 
 #include <stdint.h>
 #include <string.h>
@@ -35,19 +35,18 @@ PD_RANDOM_INLINE uint16_t pd_bf16_at_random(float x, uint32_t random)
 {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
-    if ((bits & 0x7f800000u) == 0x7f800000u) return (uint16_t)(bits >> 16);
-    return (uint16_t)((bits + (random & 0xffffu)) >> 16);
+    const uint32_t quiet = (bits & 0x7fffffffu) > 0x7f800000u ? 0x40u : 0, kept = bits >> 16 | quiet;
+    const uint32_t rounded = (bits + (random & 0xffffu)) >> 16;
+    return (uint16_t)((bits & 0x7f800000u) == 0x7f800000u ? kept : rounded);
 }
 
-#if !defined(__CUDACC__)
-PD_RANDOM_INLINE uint64_t pd_random_key(uint64_t key, uint64_t part)
+/* The host's. */
+static inline __attribute__((unused)) uint64_t pd_random_key(uint64_t key, uint64_t part)
 {
     uint64_t x = key + UINT64_C(0x9e3779b97f4a7c15) * (part + 1);
     x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
     return x ^ x >> 31;
 }
-#endif
 
 #endif
