@@ -109,10 +109,19 @@ pd_status pd_device_spill_new(const struct pd_spill_options *options, struct pd_
     return st;
 }
 
+/* Files are written from what copies bring out, and read into what copies take in. */
+static void end_transfers(struct pd_device_spill *f)
+{
+    struct pd_error ignored;
+    if (pd_dev_stream_sync(f->device.dev, f->device.copies_out, &ignored)) return;
+    if (f->file) pd_spill_file_sync(f->file);
+    (void)!pd_dev_stream_sync(f->device.dev, f->device.copies_in, &ignored);
+}
+
 void pd_device_spill_free(struct pd_device_spill *f)
 {
     if (!f) return;
-    pd_device_spill_sync(f);
+    end_transfers(f);
     pd_spill_file_free(f->file);
     for (uint32_t i = 0; i < SLOTS; i++) {
         pd_dev_event_free(f->device.dev, f->slots[i].room);
@@ -270,14 +279,4 @@ pd_status pd_device_spill_wait(struct pd_device_spill *f, uint32_t index, struct
     if (!slot) return PD_OK;
     if (slot->state == FROM_FILE) PD_TRY(go_in(f, slot, err));
     return pd_dev_event_wait(f->device.dev, f->device.compute, slot->copied, err);
-}
-
-void pd_device_spill_sync(struct pd_device_spill *f)
-{
-    struct pd_error ignored;
-    if (pd_dev_stream_sync(f->device.dev, f->device.copies_out, &ignored)) return;
-    if (f->file) pd_spill_file_sync(f->file);
-    if (pd_dev_stream_sync(f->device.dev, f->device.copies_in, &ignored)) return;
-    for (uint32_t i = 0; i < SLOTS; i++)
-        pass(&f->slots[i], FREE);
 }

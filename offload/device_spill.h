@@ -18,4 +18,3 @@ void pd_device_spill_free(struct pd_device_spill *spill);
 PD_MUST_USE pd_status pd_device_spill_write(struct pd_device_spill *spill, uint32_t span, void *data, struct pd_error *err);
 PD_MUST_USE pd_status pd_device_spill_read(struct pd_device_spill *spill, uint32_t span, void *data, struct pd_error *err);
 PD_MUST_USE pd_status pd_device_spill_wait(struct pd_device_spill *spill, uint32_t span, struct pd_error *err);
-void pd_device_spill_sync(struct pd_device_spill *spill);

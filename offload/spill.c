@@ -54,11 +54,3 @@ pd_status pd_spill_wait(struct pd_spill *s, uint32_t span, struct pd_error *err)
     if (s->device) return pd_device_spill_wait(s->device, span, err);
     return pd_spill_file_wait(s->file, span, err);
 }
-
-void pd_spill_sync(struct pd_spill *s)
-{
-    if (s->device)
-        pd_device_spill_sync(s->device);
-    else
-        pd_spill_file_sync(s->file);
-}

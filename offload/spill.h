@@ -63,5 +63,3 @@ PD_MUST_USE pd_status pd_spill_write(struct pd_spill *spill, uint32_t span, void
 PD_MUST_USE pd_status pd_spill_read(struct pd_spill *spill, uint32_t span, void *data, struct pd_error *err);
 /* Nothing of the span is in flight any more; what was read is verified. Fine where nothing was. */
 PD_MUST_USE pd_status pd_spill_wait(struct pd_spill *spill, uint32_t span, struct pd_error *err);
-/* Returns once nothing is in flight, whatever became of it: the way out after a failure. */
-void pd_spill_sync(struct pd_spill *spill);

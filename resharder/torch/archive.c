@@ -125,11 +125,6 @@ static const struct pd_pickle_node *tensor_arguments(const struct pd_pickle_node
     return NULL;
 }
 
-bool pd_torch_is_tensor(const struct pd_pickle_node *node)
-{
-    return tensor_arguments(node) != NULL;
-}
-
 /* ("storage", torch.FloatStorage, "0", "cpu", 10): where its bytes are, and how many. */
 static pd_status find_storage(const struct pd_torch_archive *a, const char *name, const struct pd_pickle_node *node,
                               struct pd_torch_tensor *t, uint64_t *ret_bytes, struct pd_error *err)

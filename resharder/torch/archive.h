@@ -27,7 +27,6 @@ struct pd_torch_tensor {
     uint64_t shape[PD_FOREIGN_DIMS_MAX], stride[PD_FOREIGN_DIMS_MAX]; /* elements; unused: 1 and 0 */
     uint64_t offset;                                                  /* in the file, of its first element */
 };
-bool pd_torch_is_tensor(const struct pd_pickle_node *node); /* or a parameter, or a tensor's subclass over one */
 /* `name` says which tensor it is, for messages.
  *   errors  PD_CORRUPT: it reaches beyond its storage; PD_UNSUPPORTED: an element type or dimensions perdure does not read */
 PD_MUST_USE pd_status pd_torch_tensor(const struct pd_torch_archive *archive, const char *name,

@@ -267,11 +267,6 @@ void pd_documents_close(struct pd_documents *d)
     free(d);
 }
 
-uint32_t pd_documents_file_count(const struct pd_documents *d)
-{
-    return d->list.count;
-}
-
 const char *pd_documents_path(const struct pd_documents *d, uint32_t file)
 {
     return d->list.paths[file];

@@ -54,7 +54,6 @@ void pd_documents_close(struct pd_documents *documents); /* NULL is fine */
 PD_MUST_USE pd_status pd_documents_next(struct pd_documents *documents, const struct pd_document_piece **ret_pieces,
                                         uint32_t *ret_count, struct pd_error *err);
 
-uint32_t pd_documents_file_count(const struct pd_documents *documents);
 const char *pd_documents_path(const struct pd_documents *documents, uint32_t file);
 /* Number i of the lines that say which files a directory or glob stands for; NULL behind the last. */
 const char *pd_documents_note(const struct pd_documents *documents, uint32_t i);
