@@ -85,7 +85,8 @@ static pd_status name_directories(struct pd_export *e, const char *destination, 
 static pd_status make_directory(struct pd_export *e, struct pd_error *err)
 {
     struct pd_stat stat;
-    if (!pd_vfs_stat(e->vfs, e->destination, &stat, NULL))
+    char target[4096]; /* a link to nothing is there too */
+    if (!pd_vfs_stat(e->vfs, e->destination, &stat, NULL) || !pd_vfs_readlink(e->vfs, e->destination, target, NULL))
         PD_FAIL(err, PD_USAGE, "%s is there already; name a %s that is to be made", e->destination,
                 e->format->file ? "file" : "directory");
     PD_TRY(clear_directory(e->vfs, e->directory, err));
@@ -106,8 +107,8 @@ static pd_status check_space(struct pd_export *e, struct pd_error *err)
         bytes += e->wanted->files[f].bytes;
     PD_TRY(pd_vfs_space(e->vfs, e->directory, &space, err));
     if (space.available_bytes >= bytes) return PD_OK;
-    PD_FAIL(err, PD_NO_SPACE, "%s needs %" PRIu64 " bytes, and %" PRIu64 " are free there", e->destination, bytes,
-            space.available_bytes);
+    PD_FAIL(err, PD_NO_SPACE, "%s needs %.1f MiB, and %.1f are free there; make room, or name a place on another drive",
+            e->destination, (double)bytes / 0x1p20, (double)space.available_bytes / 0x1p20);
 }
 
 static pd_status plan(struct pd_export *e, struct pd_error *err)

@@ -79,6 +79,14 @@ expect("no-model", ["ckpt", "export", "bare", "out", "--format=gguf"], 78, err=s
     "bare does not say which model it is; give a configuration of a run with its model section: --config=run.yaml"))
 expect("dry-run", ["ckpt", "export", "gpt2.llmc", "out", "--format=gguf", "--dry-run", "--only=attn_qkv.weight"], 0, re.compile(
     r"^TENSOR +KIND +TO +TYPE +FROM *\n(?:\S+(?:q|k|v)_proj\.weight +param +blk\.[01]\.attn_qkv\.weight +fp32 +qkvw *\n){6}$"))
+for name, words in (("absent", "absent does not exist; name a run, a checkpoint, or one of another system"),
+                    ("text.txt", "text.txt is a file of no format that is read (safetensors, megatron, dcp, deepspeed, universal, gguf, llmc): `perdure ckpt "
+                     "import --help` says which files each has, and a run of perdure needs no import")):
+    expect(f"no-source-{name}", ["ckpt", "export", name, "out", "--format=gguf"], 78, err=said(words))
+os.symlink("nowhere", "link")
+for form, kind in (("gguf", "file"), ("safetensors", "directory")):
+    expect(f"onto-link-{form}", ["ckpt", "export", "llama.safetensors", "link", f"--format={form}"], 64,
+           err=said(f"link is there already; name a {kind} that is to be made"))
 shutil.copytree("llama.safetensors", "cut")
 os.truncate("cut/model.safetensors", 20000)
 expect("damaged", ["ckpt", "export", "cut", "out", "--format=gguf"], 65, err=re.compile(r"^perdure: cut/model.safetensors"))

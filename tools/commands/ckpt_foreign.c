@@ -57,7 +57,12 @@ pd_status pd_ckpt_foreign_open(const char *path, uint64_t step, struct pd_ckpt_f
     *ret = (struct pd_ckpt_foreign){0};
     PD_TRY(pd_vfs_new_auto(&ret->vfs, err));
     pd_catalog_init(&ret->catalog, "");
-    pd_status st = pd_vfs_stat(ret->vfs, path, &stat, err);
+    pd_status st = pd_vfs_stat(ret->vfs, path, &stat, NULL);
+    if (st == PD_NOT_FOUND)
+        st = pd_error_set(err, st, PD_WHERE, 0, "%s does not exist; name a run, a checkpoint, or one of another system",
+                          path);
+    else if (st || stat.type != PD_ENTRY_DIRECTORY)
+        st = pd_format_of(ret->vfs, path, &ret->format, err);
     if (!st) st = read_catalog(path, step, ret, err);
     if (st) pd_ckpt_foreign_close(ret);
     return st;
