@@ -2,9 +2,11 @@
 """`perdure ckpt export` of a checkpoint of another system: the files are those that an import and an export of it would make, byte by
 byte, from every format to every format.  one_pass.py PERDURE SOURCE [NAME...]"""
 import glob
+import json
 import os
 import re
 import shutil
+import struct
 
 from expect import ANY, MINIMAL, SOURCE, expect, finish, perdure, report, said, write
 
@@ -87,6 +89,30 @@ os.symlink("nowhere", "link")
 for form, kind in (("gguf", "file"), ("safetensors", "directory")):
     expect(f"onto-link-{form}", ["ckpt", "export", "llama.safetensors", "link", f"--format={form}"], 64,
            err=said(f"link is there already; name a {kind} that is to be made"))
+
+
+def tie(place, byte):
+    """Embeddings are tied, and an output matrix lies there all the same, with a byte of its own."""
+    shutil.copytree("llama.safetensors", place)
+    path = f"{place}/model.safetensors"
+    data = open(path, "rb").read()
+    (length,) = struct.unpack_from("<Q", data)
+    header, values = json.loads(data[8:8 + length]), data[8 + length:]
+    tokens = header["model.embed_tokens.weight"]
+    begin, end = tokens["data_offsets"]
+    header["lm_head.weight"] = {**tokens, "data_offsets": [len(values), len(values) + end - begin]}
+    head = bytearray(values[begin:end])
+    head[5] ^= byte
+    text = json.dumps(header).encode()
+    write(path, struct.pack("<Q", len(text)) + text + values + head)
+
+
+tie("copy", 0)
+tie("own", 1)
+expect("tied-copy", ["ckpt", "export", "copy", "copy.gguf", "--format=gguf"], 0, re.compile("^copy.gguf: "))
+for name, command in (("export", ["export", "own", "out", "--format=gguf"]), ("import", ["import", "own", "out", "--fresh-optimizer"])):
+    expect(f"tied-own-{name}", ["ckpt", *command], 78, err=re.compile(
+        "^perdure: own: the model ties its output matrix to the token embedding, and lm_head.weight is not equal to model.embed_tokens.weight; "))
 shutil.copytree("llama.safetensors", "cut")
 os.truncate("cut/model.safetensors", 20000)
 expect("damaged", ["ckpt", "export", "cut", "out", "--format=gguf"], 65, err=re.compile(r"^perdure: cut/model.safetensors"))

@@ -114,6 +114,7 @@ static pd_status link_source(struct export *x, struct pd_error *err)
     const bool links_moments = x->has_moments && x->format->holds_moments;
     const pd_status st = pd_model_links(x->model, NULL, &x->source.catalog, links_moments, &x->source_links, err);
     if (st) return pd_error_context(err, st, "%s", x->source.path);
+    PD_TRY(pd_ckpt_foreign_check_tied(&x->source, x->model, &x->source_links, err));
     if (x->format->holds_moments && !x->has_moments && !x->options->fresh_optimizer && !x->options->dry_run)
         PD_FAIL(err, PD_INVALID,
                 "%s has no %s of tensor %s; give --fresh-optimizer, and moments begin at zero",

@@ -1,5 +1,6 @@
 #include "tools/commands/ckpt_foreign.h"
 
+#include "resharder/convert/compare.h"
 #include "resharder/formats/perdure.h"
 #include "trainer/model/hugging_face.h"
 #include "trainer/model/links.h"
@@ -148,6 +149,53 @@ struct pd_catalog_counters pd_ckpt_foreign_counters(const struct pd_ckpt_foreign
                                         .samples = n->samples,
                                         .tokens = n->tokens,
                                         .loss_scale = n->has_loss_scale ? n->loss_scale : config->numerics.loss_scale};
+}
+
+static bool is_same_shape(const struct pd_foreign_tensor *a, const struct pd_foreign_tensor *b)
+{
+    return a->ndim == b->ndim && !memcmp(a->shape, b->shape, sizeof a->shape);
+}
+
+/* -1: there is none to compare. */
+static int64_t find_tied_head(const struct pd_catalog *c, const struct pd_model *model,
+                              const struct pd_foreign_tensor *tokens)
+{
+    for (uint32_t t = 0; t < c->tensor_count; t++)
+        if (c->tensors[t].kind == PD_PARAM && pd_model_ties(model, c->tensors[t].name) &&
+            is_same_shape(&c->tensors[t], tokens))
+            return t;
+    return -1;
+}
+
+static pd_status compare_tied(const struct pd_ckpt_foreign *f, uint32_t tokens, uint32_t head, void *buffers, bool *wanted,
+                              struct pd_tensor_report *reports, struct pd_error *err)
+{
+    const struct pd_compare_request request = {.left = {.catalog = &f->catalog}, .buffers = buffers};
+    if (!buffers || !wanted || !reports) PD_FAIL(err, PD_NO_MEMORY, "no memory to compare tied tensors");
+    wanted[tokens] = wanted[head] = true;
+    PD_TRY(pd_compare_report(f->vfs, &request, wanted, reports, err));
+    if (reports[tokens].digest == reports[head].digest) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "%s: the model ties its output matrix to the token embedding, and %s is not equal to %s; where it counts, say "
+            "\"tie_word_embeddings\": false in config.json (model.tie_embeddings of --config)",
+            f->path, f->catalog.tensors[head].name, f->catalog.tensors[tokens].name);
+}
+
+pd_status pd_ckpt_foreign_check_tied(const struct pd_ckpt_foreign *f, const struct pd_model *model,
+                                     const struct pd_links *links, struct pd_error *err)
+{
+    const struct pd_catalog *c = &f->catalog;
+    const int64_t tokens = pd_catalog_find(c, links->items[0].name, PD_PARAM), /* the first tensor of every model */
+        head = tokens < 0 ? -1 : find_tied_head(c, model, &c->tensors[tokens]);
+    if (head < 0) return PD_OK;
+    void *buffers = aligned_alloc(PD_VFS_ALIGN, PD_COMPARE_BUFFER_BYTES);
+    bool *wanted = calloc(c->tensor_count, sizeof *wanted);
+    struct pd_tensor_report *reports = calloc(c->tensor_count, sizeof *reports);
+    const pd_status st = compare_tied(f, (uint32_t)tokens, (uint32_t)head, buffers, wanted, reports, err);
+    free(reports);
+    free(wanted);
+    free(buffers);
+    return st;
 }
 
 pd_status pd_ckpt_foreign_list_beyond(const struct pd_ckpt_foreign *f, const struct pd_model *model,

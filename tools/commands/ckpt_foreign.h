@@ -37,6 +37,10 @@ PD_MUST_USE pd_status pd_ckpt_foreign_configure(const struct pd_ckpt_foreign *fo
                                                 struct pd_error *err);
 /* Counters as a checkpoint of ours has them: all of them, the step that of the updates where only those are known. */
 struct pd_catalog_counters pd_ckpt_foreign_counters(const struct pd_ckpt_foreign *foreign, const struct pd_config *config);
+/* Fails where an output matrix that the model ties to its token embedding is another one: an import would lose it.
+ *   errors  PD_INVALID: names the tensor; PD_CORRUPT, PD_IO; PD_NO_MEMORY */
+PD_MUST_USE pd_status pd_ckpt_foreign_check_tied(const struct pd_ckpt_foreign *foreign, const struct pd_model *model,
+                                                 const struct pd_links *links, struct pd_error *err);
 /* Prints what it holds that no link takes, moments where `with_moments`: nothing is dropped in silence.
  *   verb  "not imported" */
 PD_MUST_USE pd_status pd_ckpt_foreign_list_beyond(const struct pd_ckpt_foreign *foreign, const struct pd_model *model,

@@ -86,7 +86,8 @@ static pd_status link_source(struct import *m, struct pd_error *err)
 {
     const pd_status st =
         pd_model_links(m->model, NULL, &m->source.catalog, pd_ckpt_foreign_has_moments(&m->source), &m->links, err);
-    return st ? pd_error_context(err, st, "%s", m->source.path) : PD_OK;
+    if (st) return pd_error_context(err, st, "%s", m->source.path);
+    return pd_ckpt_foreign_check_tied(&m->source, m->model, &m->links, err);
 }
 
 static pd_status decide(struct import *m, struct pd_error *err)

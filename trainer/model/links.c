@@ -539,17 +539,22 @@ static bool ends_with(const char *text, const char *ending)
     return length >= of_ending && strcmp(text + length - of_ending, ending) == 0;
 }
 
-static bool follows_from_configuration(const struct pd_model *model, const char *name)
+bool pd_model_ties(const struct pd_model *model, const char *name)
 {
-    static const char *const tables[] = {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq", "rope_freqs.weight"};
     static const char *const heads[] = {"lm_head.weight", "output.weight", "output_layer.weight"};
-    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
-        if (ends_with(name, tables[i])) return true;
     for (size_t i = 0; i < sizeof heads / sizeof heads[0] && model->config.tie_embeddings; i++)
         if (ends_with(name, heads[i]) &&
             (strlen(name) == strlen(heads[i]) || name[strlen(name) - strlen(heads[i]) - 1] == '.'))
             return true;
     return false;
+}
+
+static bool follows_from_configuration(const struct pd_model *model, const char *name)
+{
+    static const char *const tables[] = {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq", "rope_freqs.weight"};
+    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
+        if (ends_with(name, tables[i])) return true;
+    return pd_model_ties(model, name);
 }
 
 void pd_model_links_beyond(const struct pd_model *model, const struct pd_links *links, const struct pd_catalog *catalog,

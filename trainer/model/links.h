@@ -36,6 +36,9 @@ PD_MUST_USE pd_status pd_model_links(const struct pd_model *model, const char *d
 void pd_model_links_beyond(const struct pd_model *model, const struct pd_links *links, const struct pd_catalog *catalog,
                            bool *ret_is_beyond);
 
+/* `name` is that of an output matrix, and this model ties it to its token embedding: a copy, if the two are equal. */
+bool pd_model_ties(const struct pd_model *model, const char *name);
+
 /* Adds the tensors of an export to an initialised catalog: names and shapes of the dialect, stored as `element`, moments as
  * PD_ELEMENT_F32. pd_model_links of the finished catalog gives their views.
  *   errors  PD_INVALID: an unknown dialect, or one that has no names for this model; PD_NO_MEMORY */
