@@ -167,6 +167,11 @@ expect("import-tokenizer", ["ckpt", "import", "with-tokenizer", "in-tokenizer", 
 expect("import-tokenizer-same", ["sample", "in-tokenizer", "--prompt=In", "--count=1"], 0, ANY, re.compile(r"\A(?!(.|\n)*warn )"))
 expect("import-tokenizer-other", ["sample", "in-tokenizer", "--prompt=In", "--count=1", "--tokenizer=byte"], 0, ANY,
        re.compile("byte is not the tokenizer that the model was trained with"))
+expect("export-tokenizer-same", ["ckpt", "export", "in-tokenizer", "same", "--format=safetensors"], 0, ANY, MOMENTS)
+for name, words, change in (("other", "the tokenizer that is exported is not the one that the model was trained with", lambda path: write(path, open(path).read().replace(
+        '"In":2},"merges":["I n"]', '"nI":2},"merges":["n I"]'))), ("gone", "not exported: the tokenizer that the model was trained with", os.remove)):
+    change("in-tokenizer/tokenizer.json")
+    expect(f"export-tokenizer-{name}", ["ckpt", "export", "in-tokenizer", f"tokenizer-{name}", "--format=safetensors"], 0, ANY, re.compile("^" + words, re.M))
 expect("train-on-other-tokens", ["train", small, "run.dir=others", "init.from=with-tokenizer", "layout.ranks=1", "layout.threads=1"], 0, ANY,
        re.compile("the checkpoint was trained on tokens of another tokenizer"))
 

@@ -218,12 +218,37 @@ static pd_status add_gguf_tokenizer(struct export *x, const struct pd_catalog *b
     return st;
 }
 
+/* Whoever loads the files takes their tokenizer for that of the model; without one its tokens are bytes. */
+static pd_status warn_of_other_tokenizer(const struct export *x, const struct pd_catalog *beside, struct pd_error *err)
+{
+    char path[PD_FORMATS_PATH_MAX];
+    struct pd_commit commit = {0};
+    struct pd_tokenizer *bytes = NULL;
+    PD_TRY(pd_formats_path(x->source.path, "commit.h5", path, err));
+    PD_TRY(pd_commit_read(x->source.vfs, path, &commit, err));
+    const uint64_t trained = commit.state.tokenizer_digest, here = pd_ckpt_foreign_tokenizer(beside);
+    pd_commit_deinit(&commit);
+    PD_TRY(pd_tokenizer_open("byte", &bytes, err));
+    const bool is_other = trained && trained != (here ? here : pd_tokenizer_digest(bytes));
+    pd_tokenizer_free(bytes);
+    if (is_other && here)
+        fprintf(stderr,
+                "the tokenizer that is exported is not the one that the model was trained with (digest %s, and the "
+                "checkpoint remembers %s)\n",
+                pd_text_hex(here).text, pd_text_hex(trained).text);
+    else if (is_other)
+        fprintf(stderr, "not exported: the tokenizer that the model was trained with (digest %s), which is not beside it\n",
+                pd_text_hex(trained).text);
+    return PD_OK;
+}
+
 /* What an import laid beside the checkpoints, or would. */
 static pd_status read_beside(struct export *x, struct pd_catalog *beside, struct pd_error *err)
 {
     if (x->is_foreign) return pd_formats_copy_texts(&x->source.catalog, beside, err);
     PD_TRY(pd_formats_add_texts(x->source.vfs, x->source.place.root, beside, err));
-    return add_tokenizer_beside(x, beside, err);
+    PD_TRY(add_tokenizer_beside(x, beside, err));
+    return x->options->dry_run ? PD_OK : warn_of_other_tokenizer(x, beside, err);
 }
 
 /* config.json and generation_config.json, and what lies beside the checkpoint. */

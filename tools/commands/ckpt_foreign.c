@@ -4,6 +4,7 @@
 #include "resharder/formats/perdure.h"
 #include "trainer/model/hugging_face.h"
 #include "trainer/model/links.h"
+#include "trainer/tokenizer/tokenizer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -213,6 +214,19 @@ pd_status pd_ckpt_foreign_list_beyond(const struct pd_ckpt_foreign *f, const str
         fprintf(stderr, "%s: %s\n", verb, c->unmapped[i]);
     free(is_beyond);
     return PD_OK;
+}
+
+uint64_t pd_ckpt_foreign_tokenizer(const struct pd_catalog *catalog)
+{
+    static const char *const names[] = {PD_TOKENIZER_FILE, PD_TOKENIZER_GGUF_FILE};
+    struct pd_tokenizer *tokenizer = NULL;
+    for (int i = 0; i < 2 && !tokenizer; i++) {
+        const struct pd_catalog_text *text = pd_catalog_text(catalog, names[i]);
+        if (text) (void)!pd_tokenizer_parse(names[i], text->text, text->bytes, &tokenizer, NULL);
+    }
+    const uint64_t digest = tokenizer ? pd_tokenizer_digest(tokenizer) : 0;
+    pd_tokenizer_free(tokenizer);
+    return digest;
 }
 
 bool pd_ckpt_foreign_has_moments(const struct pd_ckpt_foreign *f)

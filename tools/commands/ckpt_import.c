@@ -105,20 +105,6 @@ static pd_status list_beyond(const struct import *m, struct pd_error *err)
     return pd_ckpt_foreign_list_beyond(&m->source, m->model, &m->links, true, "not imported", err);
 }
 
-/* Of the tokenizer that comes along, for a warning where another is used; 0: there is none that is read here. */
-static uint64_t tokenizer_digest(const struct pd_catalog *catalog)
-{
-    static const char *const names[] = {PD_TOKENIZER_FILE, PD_TOKENIZER_GGUF_FILE};
-    struct pd_tokenizer *tokenizer = NULL;
-    for (int i = 0; i < 2 && !tokenizer; i++) {
-        const struct pd_catalog_text *text = pd_catalog_text(catalog, names[i]);
-        if (text) (void)!pd_tokenizer_parse(names[i], text->text, text->bytes, &tokenizer, NULL);
-    }
-    const uint64_t digest = tokenizer ? pd_tokenizer_digest(tokenizer) : 0;
-    pd_tokenizer_free(tokenizer);
-    return digest;
-}
-
 /* A record without data and without a lineage of ours: the first run that goes on from it begins one. */
 static pd_status make_state(struct import *m, struct pd_error *err)
 {
@@ -132,7 +118,7 @@ static pd_status make_state(struct import *m, struct pd_error *err)
                              .seed = m->config.run.seed,
                              .last_loss = NAN,
                              .best_validation_loss = NAN,
-                             .tokenizer_digest = tokenizer_digest(&m->source.catalog),
+                             .tokenizer_digest = pd_ckpt_foreign_tokenizer(&m->source.catalog),
                              .layout = m->laid_out.layout,
                              .tensor_count = m->model->tensors.count,
                              .parameter_count = m->model->parameter_count};
