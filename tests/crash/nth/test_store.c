@@ -2,22 +2,17 @@
  * one loads, nothing leaks, and the same launch gets through the next time. What fails on one rank fails on all: nobody waits for one
  * that has gone its own way. */
 #include "ckpt/base/log.h"
-#include "tests/helpers/failing_sweep.h"
+#include "tests/helpers/failing_room.h"
 #include "tests/helpers/store_sweep.h"
-
-struct launched {
-    struct room room;
-    const struct world *world;
-    pd_status ended[ROOM_RANKS_MAX]; /* of each rank */
-};
 
 static void swallow(void *context, const char *line, size_t bytes)
 {
     (void)context, (void)line, (void)bytes;
 }
 
-static struct room base_of(const struct world *world)
+static struct room base_of(const void *context)
 {
+    const struct world *world = context;
     struct pd_error err = {0};
     struct room room;
     pd_log_set_sink(swallow, NULL);
@@ -27,29 +22,9 @@ static struct room base_of(const struct world *world)
     return room;
 }
 
-/* One base for all of a case. */
 static void *set_up(const void *context)
 {
-    static struct room base;
-    static const struct world *world;
-    struct pd_error err = {0};
-    if (world != context) base = base_of(world = context);
-    struct launched *l = calloc(1, sizeof *l);
-    *l = (struct launched){.room = base, .world = world};
-    cr_assert_eq(pd_simulated_disk_clone(base.disk, &l->room.disk, &err), PD_OK);
-    return l;
-}
-
-static void tear_down(void *state)
-{
-    struct launched *l = state;
-    room_free(&l->room);
-    free(l);
-}
-
-static struct pd_simulated_disk *disk_of(void *state)
-{
-    return ((struct launched *)state)->room.disk;
+    return failing_room_new(context, base_of);
 }
 
 /* As a run does: the newest one loads, two more are saved, what is too old goes, one is put aside. */
@@ -71,7 +46,7 @@ static pd_status live(struct room_rank *rank, struct pd_error *err)
 
 static pd_status rank_main(struct pd_group *group, void *context, struct pd_error *err)
 {
-    struct launched *l = context;
+    struct failing_room *l = context;
     const struct pd_store_options options = room_options();
     struct room_launch launch = {&l->room, live, NULL, &options};
     return l->ended[group->rank] = room_rank_main(group, &launch, err);
@@ -79,7 +54,7 @@ static pd_status rank_main(struct pd_group *group, void *context, struct pd_erro
 
 static pd_status act(void *state, struct pd_error *err)
 {
-    struct launched *l = state;
+    struct failing_room *l = state;
     for (uint32_t r = 0; r < l->room.ranks; r++)
         l->ended[r] = PD_STATUS_COUNT;
     const pd_status st = pd_group_run_local(l->room.ranks, l->room.hosts, rank_main, l, err);
@@ -95,7 +70,7 @@ static pd_status act(void *state, struct pd_error *err)
 
 static pd_status check(void *state, struct pd_error *err)
 {
-    struct launched *l = state;
+    struct failing_room *l = state;
     struct campaign_check c = {.least = CAMPAIGN_BASE_STEPS + 2, .most = CAMPAIGN_BASE_STEPS + 4};
     for (uint32_t host = 0; host < l->room.hosts; host++)
         pd_simulated_disk_kill(l->room.disk, host);
@@ -104,7 +79,8 @@ static pd_status check(void *state, struct pd_error *err)
 
 static void sweep_world(int number, uint64_t most)
 {
-    const struct failing_case c = {worlds[number].name, most, set_up, act, check, tear_down, disk_of, &worlds[number]};
+    const struct failing_case c = {worlds[number].name, most, set_up, act, check, failing_room_free, failing_room_disk,
+                                   &worlds[number]};
     failing_sweep(&c);
 }
 

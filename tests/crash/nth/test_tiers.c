@@ -1,6 +1,6 @@
 /* Every call of a launch over several tiers fails once, and from then on: what was saved before, or now, loads from one of them; nothing
  * leaks; and the next launch gets through. */
-#include "tests/helpers/failing_sweep.h"
+#include "tests/helpers/failing_room.h"
 #include "tests/helpers/tier_flow.h"
 
 struct shape {
@@ -11,11 +11,6 @@ struct shape {
 static const struct shape memory = {"state in memory", {"/shm/c", "/disk", "/net/c"}, 1, 1, 0, 0, false};
 static const struct shape files = {"state in files", {"/disk", "/net/c", NULL}, 1, 1, 0, 1, true};
 static const struct shape replicas = {"replicas", {"/shm/c", "/net/c", NULL}, 2, 2, 1, 0, false};
-
-struct launched {
-    struct room room;
-    const struct shape *shape;
-};
 
 static struct pd_tiers_options tiers_of(const struct shape *shape)
 {
@@ -34,8 +29,9 @@ static pd_status begin(struct tier_rank *rank, struct pd_error *err)
     return tier_finish(rank, 2, -1, err);
 }
 
-static struct room base_of(const struct shape *shape)
+static struct room base_of(const void *context)
 {
+    const struct shape *shape = context;
     struct pd_error err = {0};
     struct room room;
     const struct pd_tiers_options options = tiers_of(shape);
@@ -47,26 +43,7 @@ static struct room base_of(const struct shape *shape)
 
 static void *set_up(const void *context)
 {
-    static struct room base;
-    static const struct shape *shape;
-    struct pd_error err = {0};
-    if (shape != context) base = base_of(shape = context);
-    struct launched *l = calloc(1, sizeof *l);
-    *l = (struct launched){.room = base, .shape = shape};
-    cr_assert_eq(pd_simulated_disk_clone(base.disk, &l->room.disk, &err), PD_OK);
-    return l;
-}
-
-static void tear_down(void *state)
-{
-    struct launched *l = state;
-    room_free(&l->room);
-    free(l);
-}
-
-static struct pd_simulated_disk *disk_of(void *state)
-{
-    return ((struct launched *)state)->room.disk;
+    return failing_room_new(context, base_of);
 }
 
 static pd_status live(struct tier_rank *rank, struct pd_error *err)
@@ -88,25 +65,30 @@ static pd_status live(struct tier_rank *rank, struct pd_error *err)
 
 static pd_status act(void *state, struct pd_error *err)
 {
-    struct launched *l = state;
-    const struct pd_tiers_options options = tiers_of(l->shape);
+    struct failing_room *l = state;
+    const struct pd_tiers_options options = tiers_of(l->context);
     return tier_run(&l->room, &options, live, NULL, err);
 }
 
 static pd_status check(void *state, struct pd_error *err)
 {
-    struct launched *l = state;
-    const struct pd_tiers_options options = tiers_of(l->shape);
+    struct failing_room *l = state;
+    const struct pd_tiers_options options = tiers_of(l->context);
     struct found found = {0};
     PD_TRY(tier_run(&l->room, &options, look, &found, err));
     if (found.step < 5 || found.step > 8) PD_FAIL(err, PD_BUG, "step %llu loads", (unsigned long long)found.step);
     return PD_OK;
 }
 
-#define EACH(shape, most)                                                                                    \
-    Test(nth_tiers, shape)                                                                                   \
-    {                                                                                                        \
-        failing_sweep(&(struct failing_case){#shape, most, set_up, act, check, tear_down, disk_of, &shape}); \
+static void sweep_shape(const struct shape *shape, uint64_t most)
+{
+    failing_sweep(&(struct failing_case){shape->name, most, set_up, act, check, failing_room_free, failing_room_disk, shape});
+}
+
+#define EACH(shape, most)           \
+    Test(nth_tiers, shape)          \
+    {                               \
+        sweep_shape(&shape, most); \
     }
 
 EACH(memory, 80)
