@@ -72,6 +72,20 @@ def examples(source):
         check(subprocess.call([script], env=environment) != 0, f"{name}: a notice where nobody answers")
 
 
+def unknown_command(workspace, config):
+    """It is asked again and again, and named once."""
+    log = workspace.file("unknown.log", "")
+    words = ["train", config, f"run.dir={workspace.directory()}", "run.steps=100000", "preempt.notice=echo >> asked; no-such-command-here"]
+    with open(log, "w", encoding="utf-8") as out, subprocess.Popen([workspace.perdure, *words], env=dict(os.environ, PERDURE_PROGRESS="off"),
+                                                                   cwd=workspace.path, stderr=out) as launch:
+        asked = os.path.join(workspace.path, "asked")
+        harness.wait_for(lambda: os.path.exists(asked) and os.path.getsize(asked) > 2 or launch.poll() is not None, "it is asked three times")
+        launch.send_signal(signal.SIGTERM)
+        code = launch.wait(timeout=harness.PATIENCE)
+    said = harness.read(log)
+    check(code == 75 and said.count("preempt.notice: sh cannot run it (exit code 127)") == 1, f"a command that is none: exit {code}\n{said}")
+
+
 def notices(workspace, config, quiet):
     for more in ([], PAIR, PAIR):
         run, sign, second = workspace.directory(), os.path.join(workspace.path, "sign"), workspace.count % 2
@@ -91,8 +105,7 @@ def notices(workspace, config, quiet):
         workspace.train(config, quiet, [f"run.steps={saved + 1}", "optimizer.decay_steps=12", "optimizer.warmup_steps=1"])
         found, wanted = harness.losses(run), harness.losses(quiet)
         check(all(found[step] == wanted[step] for step in found), f"{more}: other bits than a quiet run")
-    said = workspace.train(config, workspace.directory(), ["preempt.notice=no-such-command-here"]).stderr
-    check(said.count("preempt.notice: sh cannot run it (exit code 127)") == 1, f"a command that is none:\n{said}")
+    unknown_command(workspace, config)
     workspace.train(config, workspace.directory(), ["preempt.notice=sleep 98765 & sleep 98765"])
     harness.wait_for(lambda: subprocess.call(["pgrep", "-f", "^sleep 98765$"], stdout=subprocess.DEVNULL), "a command that hangs ends with the run")
 
