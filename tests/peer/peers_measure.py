@@ -25,6 +25,7 @@ def check_row(row):
     assert row["row"] and row["unfair"] and row["pairs"] == 2, row
     assert all(row[number] > 0 for number in NUMBERS), row
     assert abs(row["ratio"] - row["perdure_seconds"] / row["peer_seconds"]) < 1e-9 and row["ratio_low"] <= row["ratio_high"], row
+    assert ("disk_seconds" in row) == ("dcp_to_torch_save" in row["row"]) and row.get("disk_seconds", 1) > 0, row
 
 
 def main(directory):

@@ -1,13 +1,19 @@
 """DeepSpeed's zero_to_fp32 and ds_to_universal, on what two ranks of ZeRO-3 saved of a Llama."""
 import argparse
 import os
+import subprocess
+import sys
 
 import peer
 
-WITHOUT_CHECKS = "fsync at the end of both, packages imported before; perdure verifies, checksums and reads back"
-UNFAIR = {"zero_to_fp32; ckpt import, export": f"parameters as safetensors; perdure brings both moments in too; {WITHOUT_CHECKS}",
-          "ds_to_universal; ckpt import, export": f"by way of a checkpoint of perdure's; {WITHOUT_CHECKS}",
-          "ds_to_universal; ckpt reshard": f"what makes another layout of one's own files; perdure loads any without it; {WITHOUT_CHECKS}"}
+UNFAIR_TO_US = "perdure verifies and reads back what it wrote"
+IMPORTED = f"fsync at the end of both, packages imported before; {UNFAIR_TO_US}"
+STARTED = f"both as a user starts them, theirs with its imports; fsync at the end of both; {UNFAIR_TO_US}"
+UNFAIR = {"zero_to_fp32; ckpt export": f"parameters as safetensors; {IMPORTED}",
+          "zero_to_fp32 as it is started; ckpt export": STARTED,
+          "ds_to_universal; ckpt export": IMPORTED,
+          "ds_to_universal as it is started; ckpt export": STARTED,
+          "ds_to_universal; ckpt reshard": f"what makes another layout of one's own files; perdure loads any without it; {IMPORTED}"}
 
 
 def rank(directory, number):
@@ -35,6 +41,7 @@ def prepare(room):
     source, weights, universal, store = (room.at(name) for name in ("zero", "weights", "universal", "store"))
     peer.start_ranks(2, source, room.bytes)
     models.llama_config(room.bytes, source)
+    room.run("ckpt", "import", source, store)
 
     def to_fp32():
         convert_zero_checkpoint_to_fp32_state_dict(source, weights, safe_serialization=True)
@@ -46,6 +53,10 @@ def prepare(room):
                                                 strict=True, inject_missing_state=False))
         peer.sync(universal)
 
+    def started(output, *command):
+        subprocess.run([sys.executable, *command], check=True, capture_output=True)
+        peer.sync(output)
+
     def run(seconds_of, *outputs):
         for path in outputs:
             peer.remove(path)
@@ -53,15 +64,24 @@ def prepare(room):
         return seconds_of()
 
     def theirs():
-        fp32, made_universal = run(lambda: peer.timed(to_fp32), weights), run(lambda: peer.timed(to_universal), universal)
-        return dict(zip(UNFAIR, (fp32, made_universal, made_universal)))
+        tag, workers = os.path.join(source, "global_step1"), str(room.threads)
+        fp32 = run(lambda: peer.timed(to_fp32), weights)
+        fp32_started = run(lambda: peer.timed(started, weights, os.path.join(source, "zero_to_fp32.py"), source, weights, "--safe_serialization"),
+                           weights)
+        made = run(lambda: peer.timed(to_universal), universal)
+        made_started = run(lambda: peer.timed(started, universal, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", tag,
+                                              "--output_folder", universal, "--num_extract_workers", workers, "--num_merge_workers", workers),
+                           universal)
+        return dict(zip(UNFAIR, (fp32, fp32_started, made, made_started, made)))
 
     def ours():
-        brought_in = run(lambda: room.seconds_of_run("ckpt", "import", source, store), store)
-        out = {name: run(lambda: room.seconds_of_run("ckpt", "export", store, room.at(name), f"--format={name}"), room.at(name))
+        out = {name: run(lambda: room.conversion("ckpt", "export", source, room.at(name), f"--format={name}"), room.at(name))
                for name in ("safetensors", "universal")}
         reshard = run(lambda: room.seconds_of_run("ckpt", "reshard", store, room.at("resharded"), "--layout=dp=4"), room.at("resharded"))
-        return dict(zip(UNFAIR, (brought_in + out["safetensors"], brought_in + out["universal"], reshard)))
+        rows = [*UNFAIR][:4]
+        seconds, moved = zip(*(out[name] for name in ("safetensors", "safetensors", "universal", "universal")))
+        room.moved = dict(zip(rows, moved))
+        return dict(zip(UNFAIR, (*seconds, reshard)))
 
     return theirs, ours
 

@@ -1,7 +1,8 @@
 """What the files of the peers share. Each is a program that prints its rows as JSON: it measures what others do in this process and what
 perdure does in one of its own, in turn, on the same bytes, and says beside each row what is unfair.
 
-A file has prepare(room), which returns two functions, theirs and ours; each does its work once and returns {row: seconds}. What cannot be
+A file has prepare(room), which returns two functions, theirs and ours; each does its work once and returns {row: seconds}. Ours may note in
+room.moved what a row reads and writes: the row then says too what the bare disk needs for that, which nothing can be faster than. What cannot be
 imported or built, or breaks, leaves the file's rows out, with the reason (exit code 77); perdure that fails is an error (70)."""
 import argparse
 import contextlib
@@ -45,6 +46,7 @@ class Room:
         self.perdure, self.pairs, self.threads = os.path.abspath(options.perdure), options.pairs, options.threads
         self.preset, self.tokens, self.bytes = options.preset, options.tokens, bytes_of(options.bytes)
         self.path = tempfile.mkdtemp(prefix="perdure-peers-", dir=options.dir)
+        self.moved = {}  # {row: bytes read, bytes written}
 
     def at(self, name):
         return os.path.join(self.path, name)
@@ -61,11 +63,22 @@ class Room:
         return self.run("bench", name, "--pairs=1", f"--bytes={self.bytes}", f"--dir={self.path}")
 
     def seconds_of_run(self, *arguments):
+        return self.conversion(*arguments)[0]
+
+    def conversion(self, *arguments):
+        """Seconds, and the bytes that it read of the source and wrote."""
         os.sync()
         start = time.perf_counter()
-        self.run(*arguments)
-        return time.perf_counter() - start
+        said = self.run(*arguments)
+        return time.perf_counter() - start, (said.get("bytes_read"), said.get("bytes_written"))
 
+    def disk_seconds(self):
+        """{row: of direct reads and writes alone, with fsync}, at the speed that the disk has now."""
+        if not self.moved:
+            return {}
+        speed = self.bench("io")
+        return {row: read / speed["read_bytes_per_second"] + written / speed["write_bytes_per_second"]
+                for row, (read, written) in self.moved.items()}
 
     def adam_seconds(self, elements):
         """Of a step of AdamW in memory."""
@@ -161,13 +174,13 @@ def start_ranks(count, *arguments):
 # ---- pairs ----
 
 
-def measure(pairs, theirs, ours):
-    """[(theirs, ours)], who goes first changing from pair to pair."""
+def measure(room, theirs, ours):
+    """[(theirs, ours, the disk)], who goes first changing from pair to pair."""
     found = []
-    for pair in range(pairs):
+    for pair in range(room.pairs):
         first, second = (ours, theirs) if pair % 2 else (theirs, ours)
         a, b = first(), second()
-        found.append((b, a) if pair % 2 else (a, b))
+        found.append((*((b, a) if pair % 2 else (a, b)), room.disk_seconds()))
     return found
 
 
@@ -175,6 +188,8 @@ def row(peer, name, unfair, found):
     theirs, ours = [pair[0][name] for pair in found], [pair[1][name] for pair in found]
     ratios = [b / a for a, b in zip(theirs, ours)]
     median = {"perdure_seconds": statistics.median(ours), "peer_seconds": statistics.median(theirs)}
+    if name in found[0][2]:
+        median["disk_seconds"] = statistics.median(pair[2][name] for pair in found)
     return {"peer": peer, "row": name, **median, "ratio": median["perdure_seconds"] / median["peer_seconds"], "ratio_low": min(ratios),
             "ratio_high": max(ratios), "pairs": len(found), "unfair": unfair}
 
@@ -189,7 +204,7 @@ def main(peer, prepare, unfair, rank=None):
     os.dup2(2, 1)  # what packages print is no result
     try:
         theirs, ours = prepare(room)
-        found = measure(room.pairs, theirs, ours)
+        found = measure(room, theirs, ours)
         rows = [row(peer, name, about, found) for name, about in unfair.items()]
         os.write(out, json.dumps(rows).encode())
     except PerdureFailed as failure:

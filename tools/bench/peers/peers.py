@@ -72,9 +72,11 @@ def about(o):
 def show(result):
     print(f"{result['date']}, {result['threads']} threads of {result['processor']}, load {result['load']:.1f}; "
           + ", ".join(f"{n} {v}" for n, v in result["versions"].items()))
-    print("\n| peer | what | perdure, s where nothing else is said | peer | perdure / peer, below 1 perdure is faster | what is unfair |\n|---|---|---|---|---|---|")
+    print("\n| peer | what | perdure, s where nothing else is said | peer | bare disk, s | perdure / peer, below 1 perdure is faster | what is unfair |\n"
+          "|---|---|---|---|---|---|---|")
     for r in result["rows"]:
-        print(f"| {r['peer']} | {r['row']} | {r['perdure_seconds']:.3g} | {r['peer_seconds']:.3g} | {r['ratio']:.2f} "
+        disk = f"{r['disk_seconds']:.3g}" if "disk_seconds" in r else "–"
+        print(f"| {r['peer']} | {r['row']} | {r['perdure_seconds']:.3g} | {r['peer_seconds']:.3g} | {disk} | {r['ratio']:.2f} "
               f"({r['ratio_low']:.2f}–{r['ratio_high']:.2f}) | {r['unfair']} |")
     for left_out in result["left_out"]:
         print(f"\nleft out: {left_out['peer']}: {left_out['reason']}")
