@@ -89,9 +89,8 @@ pd_status pd_zero_cross(struct pd_zero *zero, uint32_t set, enum pd_zero_use use
 
 /* ---- among the ranks that own a copy together ---- */
 
-static int64_t *own_part(const struct pd_zero *zero)
+static int64_t *own_part(const struct pd_zero *zero, const struct pd_zero_exchange *x)
 {
-    const struct pd_zero_exchange *x = &zero->exchange;
     return x->terms->data + zero->q % zero->parts * zero->sets[x->set].stride;
 }
 
@@ -104,7 +103,7 @@ static pd_status start(struct pd_zero *zero, uint32_t set, struct pd_error *err)
     x->terms = s->terms;
     s->filled = 0;
     if (zero->parts == 1) return PD_OK;
-    int64_t *to = s->has_sums ? own_part(zero) : pd_zero_sums(zero, set);
+    int64_t *to = s->has_sums ? own_part(zero, x) : pd_zero_sums(zero, set);
     pd_owner_acquire(&x->terms->owner, an_exchange);
     x->op = (struct pd_comm_op){.what = "exchange of gradients"};
     const pd_status st =
@@ -196,29 +195,28 @@ static bool waits_for_mirror(const struct pd_zero *zero, uint32_t set)
     return zero->is_mirrored && pd_zero_is_end(zero, set);
 }
 
-static pd_status end_exchange(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+/* One that has arrived. */
+static pd_status end_exchange(struct pd_zero *zero, const struct pd_zero_exchange *x, struct pd_error *err)
 {
-    struct pd_zero_set *s = &zero->sets[set];
+    struct pd_zero_set *s = &zero->sets[x->set];
     if (zero->parts > 1 && s->has_sums) {
         const struct pd_term_run run = {
-            .from = own_part(zero), .to = pd_zero_sums(zero, set), .n = s->stride, .adds = s->has_sums};
+            .from = own_part(zero, x), .to = pd_zero_sums(zero, x->set), .n = s->stride, .adds = s->has_sums};
         PD_TRY(pd_zero_add_run(zero, &run, err));
     }
     s->has_sums = true;
-    if (!zero->exchange.is_last) return PD_OK;
-    PD_TRY(add_replicas(zero, set, s->room, err));
-    return waits_for_mirror(zero, set) ? PD_OK : pd_zero_end_set(zero, set, err);
+    if (!x->is_last) return PD_OK;
+    PD_TRY(add_replicas(zero, x->set, s->room, err));
+    return waits_for_mirror(zero, x->set) ? PD_OK : pd_zero_end_set(zero, x->set, err);
 }
 
 pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err)
 {
-    struct pd_zero_exchange *x = &zero->exchange;
-    const uint32_t set = x->set;
-    if (set == PD_ZERO_NO_SET) return PD_OK;
+    const struct pd_zero_exchange x = zero->exchange;
+    if (x.set == PD_ZERO_NO_SET) return PD_OK;
     PD_TRY(pd_zero_wait_exchange(zero, err));
-    const pd_status st = end_exchange(zero, set, err);
-    x->set = PD_ZERO_NO_SET;
-    return st;
+    zero->exchange.set = PD_ZERO_NO_SET;
+    return end_exchange(zero, &x, err);
 }
 
 /* Ends travel once a step, and so do blocks unless memory is short. Pieces of micro-batches are terms before their lane ends. */
@@ -229,15 +227,18 @@ static bool exchanges(const struct pd_zero *zero, uint32_t set, uint32_t slot)
            (zero->pieces > 1 || pd_lanes_any_ends(&zero->lanes, slot));
 }
 
+/* The sums of the set before are made when this one's terms are on their way; replicas' sums travel too, and go first. */
 pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err)
 {
-    struct pd_zero_exchange *x = &zero->exchange;
+    struct pd_zero_exchange *x = &zero->exchange, before;
     const bool is_last = slot + 1 == zero->slots;
     if (!pd_lanes_is_padding(&zero->lanes, zero->grid->place.dp, slot))
         PD_TRY(pd_zero_add_micro_batch(zero, set, slot, err));
     if (!zero->makes_terms) return is_last && !waits_for_mirror(zero, set) ? pd_zero_end_set(zero, set, err) : PD_OK;
     if (!exchanges(zero, set, slot)) return PD_OK;
-    PD_TRY(pd_zero_drain(zero, err));
+    if (zero->grid->replicas || x->set == set) PD_TRY(pd_zero_drain(zero, err));
+    PD_TRY(pd_zero_wait_exchange(zero, err));
+    before = *x;
     if (!zero->sets[set].filled) {
         pd_zero_choose_terms(zero, set);
         PD_TRY(pd_zero_clear_terms(zero, set, err));
@@ -245,5 +246,6 @@ pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
     PD_TRY(pd_zero_cross(zero, set, PD_ZERO_TERMS, err));
     x->is_last = is_last;
     PD_TRY(start(zero, set, err));
+    if (before.set != PD_ZERO_NO_SET) PD_TRY(end_exchange(zero, &before, err));
     return zero->parts > 1 ? PD_OK : pd_zero_drain(zero, err);
 }
