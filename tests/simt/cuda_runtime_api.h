@@ -89,6 +89,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t ld_dst, const void *src, size_t ld_src, size_t bytes, size_t rows,
+                              enum cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream);
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
@@ -131,6 +133,7 @@ cudaError_t simt_noted(cudaError_t code);
 #define cudaStreamQuery(...) simt_noted(cudaStreamQuery(__VA_ARGS__))
 #define cudaStreamWaitEvent(...) simt_noted(cudaStreamWaitEvent(__VA_ARGS__))
 #define cudaMemcpyAsync(...) simt_noted(cudaMemcpyAsync(__VA_ARGS__))
+#define cudaMemcpy2DAsync(...) simt_noted(cudaMemcpy2DAsync(__VA_ARGS__))
 #define cudaMemsetAsync(...) simt_noted(cudaMemsetAsync(__VA_ARGS__))
 #define cudaStreamBeginCapture(...) simt_noted(cudaStreamBeginCapture(__VA_ARGS__))
 #define cudaStreamEndCapture(...) simt_noted(cudaStreamEndCapture(__VA_ARGS__))

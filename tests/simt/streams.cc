@@ -402,6 +402,27 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     return append(stream, {"a copy", touches, [=] { memcpy(dst, src, bytes); }, nullptr, nullptr, 0});
 }
 
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t ld_dst, const void *src, size_t ld_src, size_t bytes, size_t rows,
+                              enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+    simt_turn turn;
+    const char *from = static_cast<const char *>(src);
+    char *to = static_cast<char *>(dst);
+    const size_t to_bytes = (rows - 1) * ld_dst + bytes, from_bytes = (rows - 1) * ld_src + bytes;
+    unsigned touches = 0;
+    bool to_known, from_known;
+    if (kind != cudaMemcpyDefault || !rows || bytes > ld_dst || bytes > ld_src) return cudaErrorInvalidValue;
+    if (to < from + from_bytes && from < to + to_bytes) return cudaErrorInvalidValue;
+    if (place(dst, to_bytes, &touches, &to_known) != cudaSuccess || place(src, from_bytes, &touches, &from_known) != cudaSuccess)
+        return cudaErrorInvalidValue;
+    simt_counted().copies++;
+    simt_counted().pageable_copies += !to_known || !from_known;
+    return append(stream, {"a copy of rows", touches, [=] {
+                               for (size_t row = 0; row < rows; row++)
+                                   memcpy(to + row * ld_dst, from + row * ld_src, bytes);
+                           }, nullptr, nullptr, 0});
+}
+
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
 {
     simt_turn turn;

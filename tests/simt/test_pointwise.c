@@ -248,3 +248,20 @@ Test(pointwise, adamw)
                     check_adam(&f, counts[c], shift, copy % 2 == 0, copy, narrow ? PD_BF16 : PD_F32);
     fixture_free(&f);
 }
+
+Test(pointwise, rows_of_copies)
+{
+    enum { ROWS = 40, WIDTH = 13, FROM = 29, TO = 16 };
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    uint64_t seed = 3;
+    struct room from = room_random(PD_BF16, ROWS * FROM, 0, 1, &seed), want = room_random(PD_BF16, ROWS * TO, 0, 1, &seed);
+    struct room got = room_new(PD_BF16, ROWS * TO, 0);
+    MUST(pd_cuda_copy(NULL, got.data, want.data, ROWS * TO * 2, &err));
+    MUST(pd_copy_rows(f.math, ROWS, WIDTH * 2, want.data, TO * 2, from.data, FROM * 2, &err));
+    MUST(pd_cuda_copy_rows(NULL, ROWS, WIDTH * 2, got.data, TO * 2, from.data, FROM * 2, &err));
+    rooms_equal(&got, &want, "rows");
+    struct room *all[] = {&from, &want, &got};
+    for (size_t i = 0; i < 3; i++)
+        room_free(all[i]);
+    fixture_free(&f);
+}

@@ -3,6 +3,8 @@
 #include "trainer/math/cpu_ops.h"
 #include "trainer/math/simd_math.h"
 
+#include <string.h>
+
 #define TASK_ELEMENTS 16384u /* a multiple of 16: lanes do not depend on the cut */
 
 struct flat_job {
@@ -208,4 +210,29 @@ pd_status PD_CPU(cast)(struct pd_math *math, uint64_t n, enum pd_dtype dst_dtype
 {
     struct flat_job job = {.count = n, .dtype = dst_dtype, .src_dtype = src_dtype, .x = src, .out = dst};
     return pd_cpu_run(math, flat_tasks(n), cast_body, &job);
+}
+
+/* ---- copies ---- */
+
+struct rows_job {
+    uint64_t rows, bytes, rows_per_task;
+    char *dst;
+    const char *src;
+    uint64_t ld_dst, ld_src;
+};
+
+static void copy_rows_body(void *context, uint64_t index)
+{
+    const struct rows_job *job = context;
+    const uint64_t first = index * job->rows_per_task, end = first + job->rows_per_task;
+    for (uint64_t row = first; row < end && row < job->rows; row++)
+        memcpy(job->dst + row * job->ld_dst, job->src + row * job->ld_src, job->bytes);
+}
+
+pd_status PD_CPU(copy_rows)(struct pd_math *math, uint64_t rows, uint64_t bytes, void *dst, uint64_t ld_dst, const void *src,
+                            uint64_t ld_src, struct pd_error *err)
+{
+    const uint64_t rows_per_task = 4 * TASK_ELEMENTS / bytes + 1;
+    const struct rows_job job = {rows, bytes, rows_per_task, dst, src, ld_dst, ld_src};
+    return pd_cpu_run(math, (rows + rows_per_task - 1) / rows_per_task, copy_rows_body, &job);
 }

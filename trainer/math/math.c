@@ -314,6 +314,14 @@ pd_status pd_cast(struct pd_math *math, uint64_t n, enum pd_dtype dst_dtype, voi
     return math->ops->cast(math, n, dst_dtype, dst, src_dtype, src, err);
 }
 
+pd_status pd_copy_rows(struct pd_math *math, uint64_t rows, uint64_t bytes, void *dst, uint64_t ld_dst, const void *src,
+                       uint64_t ld_src, struct pd_error *err)
+{
+    if (rows == 0 || bytes == 0) return PD_OK;
+    PD_CHECK(dst && src && ld_dst >= bytes && ld_src >= bytes);
+    return math->ops->copy_rows(math, rows, bytes, dst, ld_dst, src, ld_src, err);
+}
+
 pd_status pd_quantize(struct pd_math *math, const struct pd_quantize *q, struct pd_error *err)
 {
     if (q->rows == 0 || q->columns == 0) return PD_OK;

@@ -42,6 +42,9 @@
     X(add, (uint64_t n, float *sum, enum pd_dtype dtype, const void *piece, bool first), n, sum, dtype, piece, first) \
     X(cast, (uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype, const void *src), \
       n, dst_dtype, dst, src_dtype, src) \
+    /* dst = src, in rows of so many bytes that begin ld_dst and ld_src bytes apart. Overlap is not allowed. */ \
+    X(copy_rows, (uint64_t rows, uint64_t bytes, void *dst, uint64_t ld_dst, const void *src, uint64_t ld_src), \
+      rows, bytes, dst, ld_dst, src, ld_src) \
     X(quantize, (const struct pd_quantize *quantize), quantize) \
     X(round, (const struct pd_round *round), round) \
     X(terms, (const struct pd_terms *terms), terms) /* gradients to integers, or integers added: terms.h */ \

@@ -239,3 +239,20 @@ Test(pointwise, row_squares_in_sixteen_lanes)
     }
     fixture_free(&f);
 }
+
+/* Several tasks of rows; what lies between rows stays. */
+Test(pointwise, rows_are_copied_alone)
+{
+    enum { ROWS = 30000, BYTES = 6, FROM = 11, TO = 8 };
+    static unsigned char from[ROWS * FROM], to[ROWS * TO];
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    for (size_t i = 0; i < sizeof from; i++)
+        from[i] = (unsigned char)(i * 7 + i / 251);
+    memset(to, 0xEE, sizeof to);
+    MUST(pd_copy_rows(f.math, ROWS, BYTES, to, TO, from, FROM, &err));
+    for (size_t i = 0; i < sizeof to; i++) {
+        const unsigned char want = i % TO < BYTES ? from[i / TO * FROM + i % TO] : 0xEE;
+        cr_assert_eq(to[i], want, "byte %zu of row %zu", i % TO, i / TO);
+    }
+    fixture_free(&f);
+}

@@ -17,6 +17,14 @@ pd_status pd_cuda_copy(void *stream, void *dst, const void *src, uint64_t bytes,
     return check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)), "copying", err);
 }
 
+pd_status pd_cuda_copy_rows(void *stream, uint64_t rows, uint64_t bytes, void *dst, uint64_t ld_dst, const void *src,
+                            uint64_t ld_src, struct pd_error *err)
+{
+    return check(
+        cudaMemcpy2DAsync(dst, ld_dst, src, ld_src, bytes, rows, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)),
+        "copying rows", err);
+}
+
 pd_status pd_cuda_sync(void *stream, struct pd_error *err)
 {
     return check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "waiting for its work", err);

@@ -11,7 +11,7 @@ extern "C" {
 
 #include "ckpt/base/status.h"
 
-/* pd_cuda_copy, between any two places of device and host memory, is declared in kernels.h. */
+/* pd_cuda_copy and pd_cuda_copy_rows, between any two places of device and host memory, are declared in kernels.h. */
 PD_MUST_USE pd_status pd_cuda_sync(void *stream, struct pd_error *err);
 
 /* Events that a list owns: made one by one, freed together once nothing records or waits for them. */
