@@ -60,6 +60,14 @@ bool pd_partition_kv_is_shared(const struct pd_model_config *config, const struc
     return false;
 }
 
+bool pd_partition_exchanges_heads(const struct pd_model_config *config, const struct pd_partition *p, uint32_t length)
+{
+    const uint64_t group = config->heads / config->kv_heads, chunk = pd_partition_chunk(p, config->heads, 0).end;
+    const struct pd_range heads = pd_partition_units(p, config->heads);
+    return p->sp > 1 && length % pd_partition_piece_total(p) == 0 && (heads.end - heads.begin) % (group * p->sp) == 0 &&
+           (p->virtual_tp == 1 || chunk % group == 0);
+}
+
 bool pd_partition_kv_is_apart(const struct pd_model_config *config, const struct pd_partition *p)
 {
     struct pd_partition other = *p;

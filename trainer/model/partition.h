@@ -49,6 +49,10 @@ bool pd_partition_kv_is_shared(const struct pd_model_config *config, const struc
 /* Some tp rank computes gradients of key-value heads that the layout gives to another. */
 bool pd_partition_kv_is_apart(const struct pd_model_config *config, const struct pd_partition *p);
 
+/* Sequence-parallel ranks exchange heads for rows around attention, and not keys and values piece by piece: each gets as many
+ * key-value heads as the others, all queries of them, and as many rows, and no sum over query heads crosses to another rank. */
+bool pd_partition_exchanges_heads(const struct pd_model_config *config, const struct pd_partition *p, uint32_t length);
+
 /* A pipeline chunk: consecutive units that one rank computes. */
 struct pd_stage {
     uint32_t first_block, block_count;

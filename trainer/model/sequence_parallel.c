@@ -233,6 +233,7 @@ pd_status pd_parts_forward(struct pd_transformer *t, const struct pd_micro_batch
                            struct pd_block_activations *a, struct pd_error *err)
 {
     struct parts p = parts_of(t, input, a);
+    if (t->sp.by_heads) return pd_heads_forward(t, input, a, err);
     return over_keys(&p, set_queries, pd_attention_forward, err);
 }
 
@@ -299,6 +300,7 @@ pd_status pd_parts_backward(struct pd_transformer *t, const struct pd_micro_batc
         set_gradients(&p, place, &c);
         PD_TRY(pd_attention_delta(t->math, &c, err));
     }
+    if (t->sp.by_heads) return pd_heads_backward(t, input, a, err);
     PD_TRY(over_keys(&p, set_gradients, pd_attention_backward_queries, err));
     return over_queries(&p, err);
 }

@@ -12,10 +12,15 @@ struct pd_sequence_parallel {
     uint32_t *place;        /* (total) of a piece on this rank, or PD_NOT_HELD */
     uint32_t *first, *last; /* (sp) least and greatest piece of a rank */
     bool by_parts;          /* virtual_sp > 1 */
+    bool by_heads;          /* attention has all rows of a rank's share of the heads: heads_exchange.c */
     uint64_t largest;       /* rows of the largest piece */
     float *sums;            /* (log2 pieces, sums_stride) */
     uint64_t sums_stride;
-    float *acc, *acc2, *max, *sum; /* attention: (R, H*D) twice, (R, H) twice */
+    float *acc, *acc2, *max, *sum; /* attention: (R, H*D) twice, (R, H) twice; by heads of a piece of own heads */
+    /* By heads. The exchange has what it sends and receives of packed, passing and all_first, by transfer[0], and attention has
+     * them between exchanges. */
+    char *packed, *passing; /* (R, H*D + 2*K*D) act */
+    int32_t *all_first;     /* (rows of all ranks) */
     /* Keys and values, or what belongs to queries, of one piece. Piece p arrives in arrived[p % 2] by transfer[p % 2], whose
      * owner guards it: "the exchange" has it until `arrive` has waited, then "attention" until `leave`. */
     char *arrived[2];
@@ -32,5 +37,13 @@ PD_MUST_USE pd_status pd_sum_pieces(struct pd_transformer *t, uint64_t n, pd_pie
 /* Likewise the gradient of a vector of parameters, overwritten or added to. */
 PD_MUST_USE pd_status pd_vector_gradient(struct pd_transformer *t, uint64_t n, pd_piece_sum *piece, void *context,
                                          float *dst, struct pd_error *err);
+
+struct pd_block_activations;
+/* ---- heads_exchange.c ---- */
+PD_MUST_USE pd_status pd_heads_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
+                                       struct pd_block_activations *a, struct pd_error *err);
+/* From dattention and delta to dqkv. */
+PD_MUST_USE pd_status pd_heads_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
+                                        struct pd_block_activations *a, struct pd_error *err);
 
 #endif

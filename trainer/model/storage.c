@@ -397,6 +397,23 @@ static uint64_t largest_gradient(const struct pd_transformer *t)
     return most(columns * t->model->config.hidden, t->model->config.head_size);
 }
 
+/* Behind queries there are keys and values, or sums of heads. */
+static void take_heads(struct pd_transformer *t, struct pd_arena *arena)
+{
+    struct pd_sequence_parallel *sp = &t->sp;
+    const struct pd_share *s = &t->share;
+    const uint64_t ranks = t->partition.sp, heads = s->heads.end - s->heads.begin,
+                   row = s->q_columns * t->element_bytes + most(2 * s->k_columns * t->element_bytes, heads * sizeof(float));
+    sp->acc = take(arena, sp->largest * s->q_columns / ranks, sizeof(float));
+    sp->acc2 = take(arena, t->options.backward ? sp->largest * s->q_columns / ranks : 0, sizeof(float));
+    sp->max = take(arena, sp->largest * heads / ranks, sizeof(float));
+    sp->sum = take(arena, sp->largest * heads / ranks, sizeof(float));
+    sp->packed = pd_arena_take(arena, PD_MEMORY_BUFFERS, t->rows * row);
+    sp->passing = pd_arena_take(arena, PD_MEMORY_BUFFERS, t->rows * row);
+    if (t->options.separate_documents) sp->all_first = take(arena, ranks * t->rows, sizeof(int32_t));
+    pd_peer_transfer_init(&sp->transfer[0], t->options.sp, 2 * (t->partition.sp - 1), 2 * (t->partition.sp - 1), arena);
+}
+
 static void take_pieces(struct pd_transformer *t, struct pd_arena *arena)
 {
     struct pd_sequence_parallel *sp = &t->sp;
@@ -411,6 +428,10 @@ static void take_pieces(struct pd_transformer *t, struct pd_arena *arena)
         sp->sums = take(arena, levels * sp->sums_stride, sizeof(float));
     }
     if (!t->has_blocks) return;
+    if (sp->by_heads) {
+        take_heads(t, arena);
+        return;
+    }
     sp->acc = take(arena, t->rows * s->q_columns, sizeof(float));
     if (t->options.backward) sp->acc2 = take(arena, t->rows * s->q_columns, sizeof(float));
     sp->max = take(arena, t->rows * heads, sizeof(float));

@@ -31,6 +31,7 @@ static pd_status pieces_init(struct pd_transformer *t, struct pd_error *err)
     sp->pieces = pd_partition_piece_count(&t->partition);
     sp->total = pd_partition_piece_total(&t->partition);
     sp->by_parts = t->partition.virtual_sp > 1;
+    sp->by_heads = pd_partition_exchanges_heads(&t->model->config, &t->partition, o->length);
     PD_CHECK(o->length >= sp->total);
     sp->row = calloc(sp->pieces + 1, sizeof *sp->row);
     sp->rows = calloc(sp->pieces, sizeof *sp->rows);
@@ -176,7 +177,7 @@ pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
 void pd_transformer_sync(struct pd_transformer *t)
 {
     struct pd_peer_transfer *all[] = {
-        &t->tp.sums[0],   &t->tp.sums[1],     &t->tp.slices[0],   &t->tp.slices[1],        &t->tp.kv,    &t->tp.loss,
+        &t->tp.sums[0],   &t->tp.sums[1],     &t->tp.slices[0],   &t->tp.slices[1],        &t->tp.kv,        &t->tp.loss,
         &t->tp.embedding, &t->sp.transfer[0], &t->sp.transfer[1], &t->head_norms.transfer, &t->shared.gather};
     struct pd_error ignored;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)

@@ -81,6 +81,7 @@ struct setting {
     double parts, copies;             /* in how many a stage's state, and sums, are cut; of each there are so many */
     double parts_leave, copies_leave; /* of what a rank sends of their collectives: the share that goes to other hosts */
     double slots_once;                /* micro-batches that share one pass over the parameters */
+    bool by_heads;                    /* sequence-parallel ranks exchange rows for heads */
     uint32_t slots, interleave, micro_batches;
     double exchanges, lanes; /* of a block's gradients in a step; as lanes end */
 };
@@ -185,9 +186,13 @@ static struct traffic traffic_of(const struct setting *s, const struct stage *g)
     t.tensor = tensor_bytes(s, g, again, links.back);
     const double key_value = 2.0 * m->kv_heads * m->head_size * s->share, query = 2.0 * m->heads * m->head_size * s->share;
     t.sequence = s->rows * (sp - 1) * s->act * (key_value * (2 * g->blocks + again) + query * g->blocks);
+    if (s->by_heads)
+        t.sequence =
+            s->rows * (sp - 1) / sp *
+            ((key_value + query) * s->act * (2 * g->blocks + again) + m->heads * s->share * sizeof(float) * g->blocks);
     t.pipeline = (links.in + links.back) * s->rows / tp * m->hidden * s->act;
     t.calls = (tp > 1 ? g->blocks * 8 + 3 * again + g->has_embedding + 5 * g->has_head + links.back : 0) +
-              (sp > 1 ? g->blocks * 3 + again : 0) + links.in + links.back;
+              (sp > 1 ? g->blocks * (s->by_heads ? 4 : 3) + again * (s->by_heads ? 2 : 1) : 0) + links.in + links.back;
     return t;
 }
 
@@ -390,6 +395,7 @@ static struct setting setting_of(const struct pd_config *config, const struct pd
                         .rows = (double)config->batch.micro_batch * config->batch.context / l->sp,
                         .act = pd_dtype_bytes(config->numerics.precision),
                         .parts = l->zero_stage ? l->zero_shard : 1,
+                        .by_heads = pd_partition_exchanges_heads(&model->config, &p, config->batch.context),
                         .interleave = l->pp > 1 ? l->interleave : 1,
                         .micro_batches = config->batch.sequences / config->batch.micro_batch};
     s.share =

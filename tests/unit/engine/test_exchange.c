@@ -68,7 +68,9 @@ Test(exchange, what_a_rank_sends_is_counted)
     cr_expect_eq(one.sent, 0);
 }
 
-static void check_tensor_bytes(const char *layout, uint32_t world)
+/* Between ranks that share a micro-batch, of which planned(cost) says the bytes. */
+static void check_bytes(const char *layout, uint32_t world, const char *numerics, uint32_t kv_heads,
+                        uint64_t (*planned)(const struct pd_step_cost *))
 {
     static struct job job;
     char yaml[900];
@@ -78,15 +80,16 @@ static void check_tensor_bytes(const char *layout, uint32_t world)
     struct pd_machine machine;
     struct pd_step_cost cost;
     struct pd_error err;
-    snprintf(yaml, sizeof yaml,
-             "run: {dir: unused, steps: %d, seed: 5}\n"
-             "model: {family: llama, vocab: 257, context: 32, layers: 4, hidden: 128, heads: 8, kv_heads: 8, head_size: 16, "
-             "ffn: 96, tie_embeddings: false}\n"
-             "data: {train: [{path: %s}], validation_fraction: 0.1}\n"
-             "batch: {sequences: 8, micro_batch: 4, context: 32}\n"
-             "numerics: {virtual_tp: 8, precision: bf16}\n"
-             "layout: {%s}\n",
-             STEPS, data_path(), layout);
+    snprintf(
+        yaml, sizeof yaml,
+        "run: {dir: unused, steps: %d, seed: 5}\n"
+        "model: {family: llama, vocab: 257, context: 32, layers: 4, hidden: 128, heads: 8, kv_heads: %u, head_size: 16, "
+        "ffn: 96, tie_embeddings: false}\n"
+        "data: {train: [{path: %s}], validation_fraction: 0.1}\n"
+        "batch: {sequences: 8, micro_batch: 4, context: 32}\n"
+        "numerics: {%s, precision: bf16}\n"
+        "layout: {%s}\n",
+        STEPS, kv_heads, data_path(), numerics, layout);
     cr_assert_eq(pd_config_parse("test", yaml, NULL, 0, &c, &err), PD_OK, "%s", err.message);
     job.steps = STEPS;
     cr_assert_eq(try_run(&job, &c, world, 1, &err), PD_OK, "%s: %s", layout, err.message);
@@ -94,18 +97,36 @@ static void check_tensor_bytes(const char *layout, uint32_t world)
     cr_assert_eq(pd_lay_out(&c, model, world, &laid_out, &err), PD_OK, "%s", err.message);
     cr_assert_eq(pd_machine_preset("cpu", &machine, &err), PD_OK);
     pd_step_cost(&c, model, &laid_out, &machine, &cost);
-    const double ratio = (double)job.sent / STEPS / (double)cost.tensor_bytes;
-    printf("%s: %.3f of the planned %lu bytes a step\n", layout, ratio, cost.tensor_bytes);
-    cr_expect_float_eq(ratio, 1, 0.03, "%s: %lu bytes, %lu planned a step", layout, job.sent, cost.tensor_bytes);
+    const double ratio = (double)job.sent / STEPS / (double)planned(&cost);
+    printf("%s: %.3f of the planned %lu bytes a step\n", layout, ratio, planned(&cost));
+    cr_expect_float_eq(ratio, 1, 0.03, "%s: %lu bytes, %lu planned a step", layout, job.sent, planned(&cost));
     pd_model_free(model);
     pd_config_deinit(&c);
 }
 
+static uint64_t tensor_bytes(const struct pd_step_cost *cost)
+{
+    return cost->tensor_bytes;
+}
+
 Test(exchange, tensor_ranks_send_what_is_planned)
 {
-    check_tensor_bytes("tp: 2, recompute: none", 2);
-    check_tensor_bytes("tp: 4, recompute: selective", 4);
-    check_tensor_bytes("tp: 8, recompute: full", 8);
+    check_bytes("tp: 2, recompute: none", 2, "virtual_tp: 8", 8, tensor_bytes);
+    check_bytes("tp: 4, recompute: selective", 4, "virtual_tp: 8", 8, tensor_bytes);
+    check_bytes("tp: 8, recompute: full", 8, "virtual_tp: 8", 8, tensor_bytes);
+}
+
+/* They share gradients and parameters besides, as data ranks do. */
+static uint64_t sequence_bytes(const struct pd_step_cost *cost)
+{
+    return cost->sequence_bytes + cost->gradient_bytes + cost->parameter_bytes;
+}
+
+Test(exchange, sequence_ranks_send_what_is_planned)
+{
+    check_bytes("sp: 2, zero_stage: 0, recompute: none", 2, "virtual_sp: 8", 4, sequence_bytes);
+    check_bytes("sp: 4, zero_stage: 0, recompute: selective", 4, "virtual_sp: 8", 4, sequence_bytes);
+    check_bytes("sp: 8, zero_stage: 0, recompute: full", 8, "virtual_sp: 8", 8, sequence_bytes);
 }
 
 /* The head is the first of SETS that travel, block 1 the third. */

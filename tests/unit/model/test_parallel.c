@@ -576,6 +576,33 @@ Test(transformer_parallel, sequence_gpt2)
         check_cuts(with(gpt2, 1, virtual_sp));
 }
 
+/* As many key-value heads as ranks: rows are exchanged for heads. With 8 ranks there are too few. */
+Test(transformer_parallel, sequence_by_heads)
+{
+    struct test_case c = llama;
+    c.heads = 8;
+    c.kv_heads = 4;
+    c.length = 32;
+    for (uint32_t virtual_sp = 2; virtual_sp <= 8; virtual_sp *= 2)
+        check_cuts(with(c, 1, virtual_sp));
+    check_cuts(with(c, 2, 2));
+    c.documents = false;
+    c.sequences = 1;
+    c.dtype = PD_BF16;
+    c.recompute = PD_RECOMPUTE_SELECTIVE;
+    check_cuts(with(c, 4, 2));
+    c.family = PD_FAMILY_QWEN3;
+    c.bias = false;
+    c.documents = true;
+    c.sequences = 2;
+    c.on_device = true;
+    c.recompute = PD_RECOMPUTE_FULL;
+    c.heads = 16; /* a chunk has half of the queries of a key-value head */
+    check_cuts(with(c, 8, 2));
+    c.kv_heads = 16;
+    check_cuts(with(c, 2, 4));
+}
+
 Test(transformer_parallel, both)
 {
     struct test_case c = llama;
