@@ -29,7 +29,9 @@ struct pd_export {
     struct pd_catalog *wanted;
     struct pd_format_plan plan; /* borrowed by the writer until its finish */
     void *state;                /* the writer's; NULL once it has finished */
-    char destination[PD_FORMATS_PATH_MAX], directory[PD_FORMATS_PATH_MAX];
+    char destination[PD_FORMATS_PATH_MAX], directory[PD_FORMATS_PATH_MAX], lock_path[PD_FORMATS_PATH_MAX];
+    struct pd_lock *lock;             /* NULL: the file system has none */
+    bool is_mine;                     /* the directory */
     struct pd_digest_stream *digests; /* (pieces) of the bytes that were written */
 };
 
@@ -75,11 +77,32 @@ static pd_status name_directories(struct pd_export *e, const char *destination, 
     size_t bytes = strlen(destination);
     while (bytes > 1 && destination[bytes - 1] == '/')
         bytes--;
-    if (!bytes || bytes + sizeof ".exporting" > sizeof e->directory)
+    if (!bytes || bytes + sizeof ".exporting.lock" > sizeof e->directory)
         PD_FAIL(err, PD_INVALID, "\"%s\" is no path to export to", destination);
     snprintf(e->destination, sizeof e->destination, "%.*s", (int)bytes, destination);
     snprintf(e->directory, sizeof e->directory, "%.*s.exporting", (int)bytes, destination);
+    snprintf(e->lock_path, sizeof e->lock_path, "%.*s.exporting.lock", (int)bytes, destination);
     return PD_OK;
+}
+
+/* Dies with the process; what a killed one left of the file locks nothing. */
+static pd_status lock_directory(struct pd_export *e, struct pd_error *err)
+{
+    const pd_status st = pd_vfs_lock(e->vfs, e->lock_path, &e->lock, err);
+    if (st == PD_NOT_FOUND)
+        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname %s)\"", e->destination,
+                e->destination);
+    if (st == PD_BUSY)
+        PD_FAIL(err, st, "another process is exporting to %s; wait until it ends, or name another place", e->destination);
+    if (st && st != PD_UNSUPPORTED) return st;
+    e->is_mine = true;
+    return PD_OK;
+}
+
+static void unlock_directory(struct pd_export *e)
+{
+    if (e->lock) (void)!pd_vfs_unlink(e->vfs, e->lock_path, NULL); /* while it is held: nobody else's */
+    pd_vfs_unlock(e->lock);
 }
 
 static pd_status make_directory(struct pd_export *e, struct pd_error *err)
@@ -90,11 +113,7 @@ static pd_status make_directory(struct pd_export *e, struct pd_error *err)
         PD_FAIL(err, PD_USAGE, "%s is there already; name a %s that is to be made", e->destination,
                 e->format->file ? "file" : "directory");
     PD_TRY(clear_directory(e->vfs, e->directory, err));
-    const pd_status st = pd_vfs_mkdir(e->vfs, e->directory, err);
-    if (st == PD_NOT_FOUND)
-        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname %s)\"", e->destination,
-                e->destination);
-    return st;
+    return pd_vfs_mkdir(e->vfs, e->directory, err);
 }
 
 /* ---- begin and end ---- */
@@ -113,6 +132,7 @@ static pd_status check_space(struct pd_export *e, struct pd_error *err)
 
 static pd_status plan(struct pd_export *e, struct pd_error *err)
 {
+    PD_TRY(lock_directory(e, err));
     PD_TRY(make_directory(e, err));
     PD_TRY(e->format->plan(e->vfs, &e->plan, &e->state, err));
     PD_TRY(pd_catalog_finish(e->wanted, err));
@@ -159,7 +179,8 @@ pd_status pd_export_end(struct pd_export *e, pd_status mine, struct pd_error *er
     if (e->state) (void)e->format->finish(e->state, PD_STOPPED, NULL);
     if (!st) st = path_of(e, path, err);
     if (!st) st = pd_vfs_rename(e->vfs, path, e->destination, err);
-    if (st || e->format->file) (void)clear_directory(e->vfs, e->directory, NULL);
+    if (e->is_mine && (st || e->format->file)) (void)clear_directory(e->vfs, e->directory, NULL);
+    unlock_directory(e);
     if (!st) st = sync_parent(e, err);
     free(e->digests);
     free(e);

@@ -4,7 +4,8 @@
  *   begin -> (the caller links the model's tensors to begin's catalog) -> run -> end
  *
  *   crash  files lie in "<destination>.exporting" until the rename, of a format of one file until that is renamed out of it; the
- *          next export to that place clears them away */
+ *          next export to that place clears them away
+ *   lock   "<destination>.exporting.lock", held from begin to end */
 #ifndef PD_RESHARDER_CONVERT_EXPORT_H
 #define PD_RESHARDER_CONVERT_EXPORT_H
 
@@ -17,7 +18,8 @@ struct pd_export;
 
 /* `wanted` (names, kinds, shapes, elements, texts, counters) is borrowed until the end; begin adds files and pieces and finishes
  * it. `destination` must not exist, its parent must.
- *   errors  PD_EXISTS; PD_UNSUPPORTED: the format has no place for something wanted, by name; PD_NO_SPACE */
+ *   errors  PD_USAGE: `destination` is there; PD_BUSY: another process exports to it; PD_UNSUPPORTED: the format has no place
+ *           for something wanted, by name; PD_NO_SPACE */
 PD_MUST_USE pd_status pd_export_begin(struct pd_vfs *vfs, const struct pd_format *format, struct pd_catalog *wanted,
                                       const char *destination, uint64_t shard_bytes_max, struct pd_export **ret_export,
                                       struct pd_error *err);

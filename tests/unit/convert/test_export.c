@@ -297,3 +297,29 @@ Test(export, what_a_killed_one_left_is_cleared)
     cr_assert_eq(pd_vfs_stat(x.s.vfs, "/out.exporting", &stat, NULL), PD_NOT_FOUND);
     teardown(&x);
 }
+
+static pd_status begin(struct exported *x, struct pd_catalog *wanted, struct pd_export **ret_export)
+{
+    return pd_export_begin(x->s.vfs, &pd_format_safetensors, wanted, "/out", 0, ret_export, &x->error);
+}
+
+Test(export, two_at_once_do_not_share_a_destination)
+{
+    struct exported x;
+    struct pd_export *first = NULL, *second = NULL;
+    struct pd_file *file;
+    struct pd_stat stat;
+    struct pd_catalog wanted;
+    setup(&x, 2, false, false, PD_ELEMENT_F32);
+    pd_catalog_init(&wanted, "safetensors");
+    OK(pd_file_open(x.s.vfs, "/out.exporting.lock", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err)); /* of a killed one */
+    OK(pd_file_close(file, err));
+    cr_assert_eq(begin(&x, &x.wanted, &first), PD_OK, "%s", x.error.message);
+    cr_assert_eq(begin(&x, &wanted, &second), PD_BUSY);
+    cr_assert_not_null(strstr(x.error.message, "another process is exporting to /out"), "%s", x.error.message);
+    OK(pd_vfs_stat(x.s.vfs, "/out.exporting", &stat, err)); /* the first one's */
+    cr_assert_eq(pd_export_end(first, PD_STOPPED, NULL), PD_STOPPED);
+    cr_assert_eq(pd_vfs_stat(x.s.vfs, "/out.exporting.lock", &stat, NULL), PD_NOT_FOUND);
+    pd_catalog_deinit(&wanted);
+    teardown(&x);
+}
