@@ -7,6 +7,7 @@
 #include "resharder/formats/megatron.h"
 #include "resharder/formats/perdure.h"
 #include "resharder/formats/safetensors.h"
+#include "resharder/formats/torch.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -20,6 +21,7 @@ const struct pd_format *const pd_formats[] = {
     &pd_format_universal,
     &pd_format_gguf,
     &pd_format_llmc,
+    &pd_format_torch,
     NULL,
 };
 

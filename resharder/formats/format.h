@@ -14,8 +14,8 @@ struct pd_format_plan {
 };
 
 struct pd_format {
-    const char *name;   /* of --format: "safetensors", "dcp", "megatron", "deepspeed", "universal", "gguf", "llmc" */
-    const char *about;  /* half a line for --help and errors */
+    const char *name;  /* of --format: "safetensors", "dcp", "megatron", "deepspeed", "universal", "gguf", "llmc", "torch" */
+    const char *about; /* half a line for --help and errors */
     bool holds_moments; /* what is written may have exp_avg and exp_avg_sq */
     const char *file;   /* where a checkpoint is one file: its name in the directory of a plan; NULL: it is the directory */
     /* Looks at names and first bytes only; `path` exists. False where it cannot be told. */

@@ -3,6 +3,7 @@
 #include "ckpt/base/checked.h"
 #include "ckpt/base/json.h"
 #include "resharder/catalog/model_directory.h"
+#include "resharder/formats/model_files.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -116,16 +117,6 @@ static pd_status add_tensors(struct pd_catalog *catalog, uint32_t file, const st
     return check_extents(path, extents, count, catalog->files[file].bytes - data_begin, err);
 }
 
-static size_t count_members(const struct pd_json_value *object)
-{
-    size_t count = 0;
-    const char *key;
-    const struct pd_json_value *value;
-    for (void *at = NULL; pd_json_next(object, &at, &key, &value);)
-        count++;
-    return count;
-}
-
 pd_status pd_safetensors_header(struct pd_catalog *catalog, uint32_t file, const char *text, uint64_t bytes,
                                 struct pd_error *err)
 {
@@ -137,7 +128,7 @@ pd_status pd_safetensors_header(struct pd_catalog *catalog, uint32_t file, const
     pd_status st = PD_OK;
     if (pd_json_type(root) != PD_JSON_OBJECT)
         st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s: its header is no JSON object", path);
-    else if (!(extents = malloc((count_members(root) + 1) * sizeof *extents)))
+    else if (!(extents = malloc((pd_model_files_count(root) + 1) * sizeof *extents)))
         st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "%s: no memory for its header", path);
     if (!st) st = add_tensors(catalog, file, root, 8 + bytes, extents, err);
     free(extents);
@@ -168,146 +159,26 @@ static pd_status read_header(struct pd_file *file, const char *path, uint64_t fi
     return PD_OK;
 }
 
-static pd_status read_file(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, uint32_t *ret_file,
-                           struct pd_error *err)
+static pd_status read_file(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
 {
     struct pd_file *file = NULL;
     struct pd_stat stat;
     char *text = NULL;
     uint64_t bytes = 0;
+    uint32_t number = 0;
     PD_TRY(pd_file_open(vfs, path, PD_OPEN_READ, &file, err));
     pd_status st = pd_file_stat(file, &stat, err);
     if (!st) st = read_header(file, path, stat.bytes, &text, &bytes, err);
     pd_file_close_readonly(file);
-    if (!st) st = pd_catalog_add_file(catalog, path, stat.bytes, ret_file, err);
-    if (!st) st = pd_safetensors_header(catalog, *ret_file, text, bytes, err);
+    if (!st) st = pd_catalog_add_file(catalog, path, stat.bytes, &number, err);
+    if (!st) st = pd_safetensors_header(catalog, number, text, bytes, err);
     free(text);
-    return st;
-}
-
-/* ---- shards ---- */
-
-struct mapped {
-    const char *file, *tensor;
-};
-
-static int by_file(const void *a, const void *b)
-{
-    const struct mapped *x = a, *y = b;
-    const int files = strcmp(x->file, y->file);
-    return files ? files : strcmp(x->tensor, y->tensor);
-}
-
-static int by_text(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* Tensors [first, tensor_count) came from the file at `path`, which should have mapped[count]. */
-static pd_status check_mapped(const struct pd_catalog *catalog, const char *path, uint32_t first,
-                              const struct mapped *mapped, size_t count, struct pd_error *err)
-{
-    const uint32_t there = catalog->tensor_count - first;
-    const char **names = malloc((there + 1) * sizeof *names);
-    if (!names) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u names", there);
-    for (uint32_t i = 0; i < there; i++)
-        names[i] = catalog->tensors[first + i].name;
-    qsort(names, there, sizeof *names, by_text);
-    const char *missing = NULL;
-    for (size_t i = 0; i < count && !missing; i++)
-        if (!bsearch(&mapped[i].tensor, names, there, sizeof *names, by_text)) missing = mapped[i].tensor;
-    free(names);
-    if (missing)
-        PD_FAIL(err, PD_CORRUPT, "%s, says %s, has tensor %.200s, and it does not", path, PD_SAFETENSORS_INDEX, missing);
-    return PD_OK;
-}
-
-static pd_status read_mapped(struct pd_vfs *vfs, const char *directory, struct mapped *mapped, size_t count,
-                             struct pd_catalog *catalog, struct pd_error *err)
-{
-    qsort(mapped, count, sizeof *mapped, by_file);
-    for (size_t begin = 0, end; begin < count; begin = end) {
-        char path[PD_FORMATS_PATH_MAX];
-        const uint32_t first = catalog->tensor_count;
-        uint32_t file;
-        for (end = begin + 1; end < count && strcmp(mapped[end].file, mapped[begin].file) == 0;)
-            end++;
-        PD_TRY(pd_formats_path(directory, mapped[begin].file, path, err));
-        const pd_status st = read_file(vfs, path, catalog, &file, err);
-        if (st == PD_NOT_FOUND)
-            PD_FAIL(err, st, "%s does not exist, and %s names tensors in it: copy all files of the model", path,
-                    PD_SAFETENSORS_INDEX);
-        PD_TRY(st);
-        PD_TRY(check_mapped(catalog, path, first, &mapped[begin], end - begin, err));
-    }
-    return PD_OK;
-}
-
-static pd_status read_index(struct pd_vfs *vfs, const char *directory, const char *path, const struct pd_json_value *root,
-                            struct pd_catalog *catalog, struct pd_error *err)
-{
-    const struct pd_json_value *map = pd_json_member(root, "weight_map"), *value;
-    const char *name;
-    if (!map || pd_json_type(map) != PD_JSON_OBJECT) PD_FAIL(err, PD_CORRUPT, "%s has no weight_map", path);
-    struct mapped *mapped = malloc((count_members(map) + 1) * sizeof *mapped);
-    if (!mapped) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its weight_map", path);
-    size_t count = 0;
-    pd_status st = PD_OK;
-    for (void *at = NULL; !st && pd_json_next(map, &at, &name, &value);) {
-        mapped[count++] = (struct mapped){.file = pd_json_text(value), .tensor = name};
-        if (!mapped[count - 1].file)
-            st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s: tensor %.200s has no file", path, name);
-    }
-    if (!st) st = read_mapped(vfs, directory, mapped, count, catalog, err);
-    free(mapped);
-    return st;
-}
-
-static pd_status read_sharded(struct pd_vfs *vfs, const char *directory, struct pd_catalog *catalog, struct pd_error *err)
-{
-    char path[PD_FORMATS_PATH_MAX], *text = NULL;
-    uint64_t bytes = 0;
-    struct pd_json_document *document = NULL;
-    PD_TRY(pd_formats_path(directory, PD_SAFETENSORS_INDEX, path, err));
-    PD_TRY(pd_formats_read_text(vfs, path, PD_SAFETENSORS_HEADER_MAX, &text, &bytes, err));
-    pd_status st = pd_json_parse(path, text, bytes, &document, err);
-    free(text);
-    if (!st) st = read_index(vfs, directory, path, pd_json_root(document), catalog, err);
-    pd_json_document_free(document);
     return st;
 }
 
 /* ---- what a path means ---- */
 
-static bool ends_with(const char *text, const char *end)
-{
-    const size_t bytes = strlen(text), end_bytes = strlen(end);
-    return bytes > end_bytes && strcmp(text + bytes - end_bytes, end) == 0;
-}
-
-/* The only file of its kind in a directory; PD_NOT_FOUND without a message where there is none, or more than one. */
-static pd_status find_single(struct pd_vfs *vfs, const char *directory, char ret_path[PD_FORMATS_PATH_MAX],
-                             struct pd_error *err)
-{
-    struct pd_listing listing;
-    const char *found = NULL;
-    uint32_t count = 0;
-    if (pd_formats_has_file(vfs, directory, "model.safetensors"))
-        return pd_formats_path(directory, "model.safetensors", ret_path, err);
-    PD_TRY(pd_vfs_list(vfs, directory, &listing, err));
-    for (uint32_t i = 0; i < listing.count; i++)
-        if (ends_with(listing.names[i], ".safetensors")) {
-            found = listing.names[i];
-            count++;
-        }
-    pd_status st = PD_NOT_FOUND;
-    if (count == 1)
-        st = pd_formats_path(directory, found, ret_path, err);
-    else
-        pd_error_set(err, st, PD_WHERE, 0, "%s has %u safetensors files and no %s", directory, count, PD_SAFETENSORS_INDEX);
-    pd_listing_deinit(&listing);
-    return st;
-}
+static const struct pd_model_files model_files = {PD_SAFETENSORS_INDEX, "model.safetensors", ".safetensors", read_file};
 
 static bool is_safetensors(struct pd_vfs *vfs, const char *path)
 {
@@ -315,7 +186,8 @@ static bool is_safetensors(struct pd_vfs *vfs, const char *path)
     struct pd_stat stat;
     unsigned char head[9] = {0};
     uint64_t bytes;
-    if (ends_with(path, ".safetensors")) return true;
+    const size_t length = strlen(path), ending = strlen(model_files.ending);
+    if (length > ending && strcmp(path + length - ending, model_files.ending) == 0) return true;
     if (pd_file_open(vfs, path, PD_OPEN_READ, &file, NULL)) return false;
     const bool has_head =
         !pd_file_stat(file, &stat, NULL) && stat.bytes > sizeof head && !pd_file_read(file, 0, head, sizeof head, NULL);
@@ -326,23 +198,12 @@ static bool is_safetensors(struct pd_vfs *vfs, const char *path)
 
 static bool recognizes(struct pd_vfs *vfs, const char *path)
 {
-    char single[PD_FORMATS_PATH_MAX];
-    if (!pd_formats_is_directory(vfs, path)) return is_safetensors(vfs, path);
-    return pd_formats_has_file(vfs, path, PD_SAFETENSORS_INDEX) || !find_single(vfs, path, single, NULL);
+    return pd_formats_is_directory(vfs, path) ? pd_model_files_are_in(vfs, &model_files, path) : is_safetensors(vfs, path);
 }
 
 static pd_status read_any(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
 {
-    char single[PD_FORMATS_PATH_MAX];
-    uint32_t file;
-    if (!pd_formats_is_directory(vfs, path)) return read_file(vfs, path, catalog, &file, err);
-    if (pd_formats_has_file(vfs, path, PD_SAFETENSORS_INDEX)) {
-        PD_TRY(read_sharded(vfs, path, catalog, err));
-    } else {
-        PD_TRY(find_single(vfs, path, single, err));
-        PD_TRY(read_file(vfs, single, catalog, &file, err));
-    }
-    return pd_formats_add_texts(vfs, path, catalog, err);
+    return pd_model_files_read(vfs, &model_files, path, catalog, err);
 }
 
 const struct pd_format pd_format_safetensors = {

@@ -169,6 +169,10 @@ pd_status pd_torch_tensor(const struct pd_torch_archive *archive, const char *na
         !pd_pickle_is_sizes(pd_pickle_at(arguments, 3), PD_FOREIGN_DIMS_MAX, t.stride, &strides) || strides != t.ndim)
         PD_FAIL(err, PD_CORRUPT, "%s: %s has no sizes and strides of at most %d dimensions", archive->path, name,
                 PD_FOREIGN_DIMS_MAX);
+    for (uint32_t d = 0; d < t.ndim; d++)
+        if (t.shape[d] > 1 && !t.stride[d])
+            PD_FAIL(err, PD_UNSUPPORTED, "%s: %s repeats its elements, as torch's expand does; save its contiguous()",
+                    archive->path, name);
     for (uint32_t d = t.ndim; d < PD_FOREIGN_DIMS_MAX; d++)
         t.shape[d] = 1;
     PD_TRY(find_storage(archive, name, pd_pickle_at(arguments, 0), &t, &bytes, err));

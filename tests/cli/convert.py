@@ -98,12 +98,12 @@ expect("verify-renamed", ["ckpt", "verify", "renamed"], 65, err=re.compile(r"/re
 # ---- import ----
 expect("import-missing", ["ckpt", "import", "absent", "in"], 78, err=said("absent does not exist; name a file or a directory of another system"))
 if help_text := expect("import-help", ["ckpt", "import", "--help"], 0, ANY):
-    report("import-help-lists-formats", [name for name in ("safetensors", "megatron", "dcp", "deepspeed", "universal", "gguf", "llmc")
+    report("import-help-lists-formats", [name for name in ("safetensors", "megatron", "dcp", "deepspeed", "universal", "gguf", "llmc", "torch")
                                          if not re.search(rf"^  {name} +\S", help_text, re.M)], (0, help_text, ""))
 for name, place in (("run", "run"), ("directory", "run/checkpoints"), ("checkpoint", glob.glob("run/checkpoints/step-*")[-1])):
     expect(f"import-of-our-{name}", ["ckpt", "import", place, "in"], 64, err=re.compile(f"^perdure: {place} is of perdure itself: a run goes on from it"))
 expect("import-unknown", ["ckpt", "import", "text.txt", "in"], 78,
-       err=re.compile(r"^perdure: text.txt is a file of no format that is read \(safetensors, megatron, dcp, .*llmc\): .* --help` says .*\n$"))
+       err=re.compile(r"^perdure: text.txt is a file of no format that is read \(safetensors, megatron, dcp, .*torch\): .* --help` says .*\n$"))
 expect("import-no-moments", ["ckpt", "import", "hf", "in"], 78, err=re.compile(
     r"^perdure: hf has no exp_avg of tensor model.embed_tokens.weight; give --fresh-optimizer, and moments begin at zero\n$"))
 expect("import-only", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--only=norm"], 64,

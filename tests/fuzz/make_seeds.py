@@ -93,6 +93,12 @@ def safetensors_directory():
     save("safetensors_directory", "one", record(3, file(24, a)) + record(4, b'{"model_type":"llama"}'))
 
 
+def torch():
+    plain, index = pickle_of("formats/plain.pt"), b'{"weight_map":{"t":"pytorch_model-00001-of-00002.bin","half":"pytorch_model-00002-of-00002.bin"}}'
+    save("torch", "one", record(3, plain) + record(4, b'{"model_type":"llama"}'))
+    save("torch", "two", record(0, index) + record(1, plain) + record(2, plain.replace(b"row", b"raw")))
+
+
 def commit():
     for version in ("v1", "v2"):
         data = read(f"{version}/commit.h5")
@@ -225,7 +231,7 @@ def small():
 
 
 if __name__ == "__main__":
-    makers = [deepspeed, universal, dcp, llmc, megatron, safetensors_directory, commit, store, shard, tokenizer, token_file, documents, config, history, small]
+    makers = [deepspeed, universal, dcp, llmc, megatron, safetensors_directory, torch, commit, store, shard, tokenizer, token_file, documents, config, history, small]
     for make in makers:
         if len(sys.argv) == 1 or make.__name__ in sys.argv[1:]:
             make()

@@ -165,6 +165,17 @@ def check_hugging_face(perdure, directory, family):
     return "same bits in and out, " + check_losses(family, found, train(model, make_optimizer(model), STEPS))
 
 
+def check_torch_save(perdure, directory):
+    """Weights as before safetensors; GPT-2's lm_head and wte share a storage."""
+    for family in ("gpt2", "qwen2"):
+        model = make_model(family)
+        saved_config(model, f"{directory}/{family}")
+        torch.save(model.state_dict(), f"{directory}/{family}/pytorch_model.bin")
+        run(perdure, "ckpt", "import", f"{directory}/{family}", f"{directory}/{family}-in", "--fresh-optimizer")
+        check_same(family, read_out(perdure, f"{directory}/{family}-in", f"{directory}/{family}-out").state_dict(), model.state_dict())
+    return "same bits"
+
+
 # ---- GGUF ----
 
 
@@ -476,6 +487,7 @@ def check_universal(perdure, directory, stage):
 
 CASES = {
     **{family: lambda perdure, directory, family=family: check_hugging_face(perdure, directory, family) for family in FAMILIES},
+    "torch_save": check_torch_save,
     "gguf": check_gguf,
     **{f"gguf-out-{family}": lambda perdure, directory, family=family: check_gguf_out(perdure, directory, family)
        for family in FAMILIES},

@@ -81,8 +81,24 @@ Test(safetensors, a_file_is_read)
     cr_assert_str_eq(c.unmapped[0], "__metadata__.by");
     cr_assert_str_eq(pd_catalog_text(&c, "config.json")->text, "{}");
     pd_catalog_deinit(&c);
-    cr_assert_eq(read_catalog(at("model.safetensors"), &c), PD_OK, "%s", err.message);
+}
+
+/* Beside the one file of a model lies what it is; beside one of several that is not known. */
+Test(safetensors, a_file_alone_says_what_its_directory_says)
+{
+    static const char header[] = "{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}";
+    struct pd_catalog c;
+    put("config.json", "{}", 2);
+    put_tensors("mine.safetensors", header, 4);
+    cr_assert_eq(read_catalog(at("mine.safetensors"), &c), PD_OK, "%s", err.message);
+    cr_assert_not_null(pd_catalog_text(&c, "config.json"));
+    pd_catalog_deinit(&c);
+    put_tensors("model.safetensors", header, 4);
+    cr_assert_eq(read_catalog(at("mine.safetensors"), &c), PD_OK, "%s", err.message);
     cr_assert_null(pd_catalog_text(&c, "config.json"));
+    pd_catalog_deinit(&c);
+    cr_assert_eq(read_catalog(at("model.safetensors"), &c), PD_OK, "%s", err.message);
+    cr_assert_not_null(pd_catalog_text(&c, "config.json"));
     pd_catalog_deinit(&c);
 }
 

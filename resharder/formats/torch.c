@@ -1,0 +1,108 @@
+/* Weights as transformers saved them before safetensors: archives of torch.save that hold one dictionary of names and tensors, as
+ * pytorch_model.bin or in shards that pytorch_model.bin.index.json names. Source: transformers/modeling_utils.py. */
+#include "resharder/formats/torch.h"
+
+#include "resharder/catalog/model_directory.h"
+#include "resharder/formats/model_files.h"
+#include "resharder/torch/archive.h"
+
+#include <string.h>
+
+static const unsigned char archive_magic[4] = {'P', 'K', 3, 4}, old_magic[4] = {0x80, 2, 0x8a, 10};
+
+static pd_status add_tensor(struct pd_catalog *catalog, const struct pd_torch_archive *archive, uint32_t file,
+                            const char *name, const struct pd_pickle_node *node, struct pd_error *err)
+{
+    struct pd_torch_tensor t;
+    struct pd_piece piece = {.file = file};
+    uint32_t number = 0;
+    PD_TRY(pd_torch_tensor(archive, name, node, &t, err));
+    struct pd_foreign_tensor tensor = {.name = (char *)(uintptr_t)name, .element = t.element, .ndim = t.ndim};
+    memcpy(tensor.shape, t.shape, sizeof tensor.shape);
+    memcpy(piece.count, t.shape, sizeof piece.count);
+    memcpy(piece.stride, t.stride, sizeof piece.stride);
+    piece.offset = t.offset;
+    const pd_status st = pd_catalog_add_tensor(catalog, &tensor, &number, err);
+    if (st) return pd_error_context(err, st, "%s", archive->path);
+    return pd_catalog_add_piece(catalog, number, &piece, err);
+}
+
+static pd_status add_tensors(struct pd_catalog *catalog, const struct pd_torch_archive *archive, uint32_t file,
+                             struct pd_error *err)
+{
+    const struct pd_pickle_node *root = pd_pickle_root(archive->pickle);
+    const uint32_t before = catalog->tensor_count, count = root->type == PD_PICKLE_DICT ? root->count : 0;
+    for (uint32_t i = 0; i + 1 < count; i += 2) {
+        const char *name = pd_pickle_text(root->items[i]);
+        if (name && root->items[i + 1]->type == PD_PICKLE_OBJECT)
+            PD_TRY(add_tensor(catalog, archive, file, name, root->items[i + 1], err));
+        else
+            PD_TRY(pd_catalog_add_unmapped(catalog, name ? name : "a value whose name is no text", err));
+    }
+    if (catalog->tensor_count > before) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "%s is no dictionary of tensors; what is read is torch.save(model.state_dict(), \"pytorch_model.bin\")",
+            archive->path);
+}
+
+static pd_status check_age(struct pd_file *file, const char *path, uint64_t bytes, struct pd_error *err)
+{
+    unsigned char head[sizeof old_magic] = {0};
+    if (bytes >= sizeof head) PD_TRY(pd_file_read(file, 0, head, sizeof head, err));
+    if (memcmp(head, old_magic, sizeof head) != 0) return PD_OK;
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "%s is no archive, as torch saved before 1.6; save it again: python3 -c 'import torch; f = \"%s\"; "
+            "torch.save(torch.load(f), f)'",
+            path, path);
+}
+
+static pd_status read_open(struct pd_file *file, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+{
+    struct pd_torch_archive archive = {0};
+    struct pd_stat stat;
+    uint32_t number = 0;
+    PD_TRY(pd_file_stat(file, &stat, err));
+    PD_TRY(check_age(file, path, stat.bytes, err));
+    PD_TRY(pd_torch_open(file, path, 0, stat.bytes, &archive, err));
+    pd_status st = pd_catalog_add_file(catalog, path, stat.bytes, &number, err);
+    if (!st) st = add_tensors(catalog, &archive, number, err);
+    pd_torch_close(&archive);
+    return st;
+}
+
+static pd_status read_file(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+{
+    struct pd_file *file = NULL;
+    PD_TRY(pd_file_open(vfs, path, PD_OPEN_READ, &file, err));
+    const pd_status st = read_open(file, path, catalog, err);
+    pd_file_close_readonly(file);
+    return st;
+}
+
+static const struct pd_model_files model_files = {"pytorch_model.bin.index.json", "pytorch_model.bin", NULL, read_file};
+
+static bool recognizes(struct pd_vfs *vfs, const char *path)
+{
+    struct pd_file *file = NULL;
+    unsigned char head[sizeof archive_magic];
+    if (pd_formats_is_directory(vfs, path)) return pd_model_files_are_in(vfs, &model_files, path);
+    if (pd_file_open(vfs, path, PD_OPEN_READ, &file, NULL)) return false;
+    const bool is_read = !pd_file_read(file, 0, head, sizeof head, NULL);
+    pd_file_close_readonly(file);
+    return is_read && (!memcmp(head, archive_magic, sizeof head) || !memcmp(head, old_magic, sizeof head));
+}
+
+static pd_status read_any(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+{
+    return pd_model_files_read(vfs, &model_files, path, catalog, err);
+}
+
+const struct pd_format pd_format_torch = {
+    .name = "torch",
+    .about = "torch.save of a state_dict: pytorch_model.bin or shards with an index, beside config.json",
+    .recognizes = recognizes,
+    .read = read_any,
+    .plan = pd_format_not_written,
+    .observe = pd_format_observe_nothing,
+    .finish = pd_format_finish_nothing,
+};
