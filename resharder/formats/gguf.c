@@ -83,7 +83,9 @@ struct gguf {
     struct pair pairs[KEYS_MAX]; /* (pair_count) */
     uint32_t pair_count;
     struct pd_json_writer tokenizer;
-    char *text; /* (text_bytes) the string that was read last, terminated; owned */
+    bool has_tokenizer;      /* more than the two ids */
+    double number, bos, eos; /* the last that put_value took; ids, below zero: there is none */
+    char *text;              /* (text_bytes) the string that was read last, terminated; owned */
     uint64_t text_bytes, text_capacity;
     uint64_t rope_offset, rope_count;
 };
@@ -179,7 +181,7 @@ static pd_status take_number(struct gguf *g, enum pd_gguf_type type, double *ret
 
 static pd_status put_value(struct gguf *g, const char *key, enum pd_gguf_type type, struct pd_error *err)
 {
-    double number = 0;
+    g->number = -1;
     if (type == PD_GGUF_TEXT) {
         PD_TRY(take_text(g, err));
         pd_json_string(&g->tokenizer, key, g->text);
@@ -194,13 +196,13 @@ static pd_status put_value(struct gguf *g, const char *key, enum pd_gguf_type ty
             pd_json_i64(&g->tokenizer, key, (int64_t)whole);
         return PD_OK;
     }
-    PD_TRY(take_number(g, type, &number, err));
+    PD_TRY(take_number(g, type, &g->number, err));
     if (type == PD_GGUF_BOOL)
-        pd_json_bool(&g->tokenizer, key, number != 0);
+        pd_json_bool(&g->tokenizer, key, g->number != 0);
     else if (type == PD_GGUF_F32 || type == PD_GGUF_F64)
-        pd_json_double(&g->tokenizer, key, number);
+        pd_json_double(&g->tokenizer, key, g->number);
     else
-        pd_json_i64(&g->tokenizer, key, (int64_t)number);
+        pd_json_i64(&g->tokenizer, key, (int64_t)g->number);
     return PD_OK;
 }
 
@@ -222,7 +224,10 @@ static pd_status take_array(struct gguf *g, const char *tokenizer_key, struct pd
     if (count > (g->bytes - g->at) / (type == PD_GGUF_TEXT ? 8 : type_bytes[type]))
         PD_FAIL(err, PD_CORRUPT, "%s: an array of %" PRIu64 " values at byte %" PRIu64 ", and the file ends before", g->path,
                 count, g->at);
-    if (tokenizer_key) pd_json_array_begin(&g->tokenizer, tokenizer_key);
+    if (tokenizer_key) {
+        pd_json_array_begin(&g->tokenizer, tokenizer_key);
+        g->has_tokenizer = true;
+    }
     if (!tokenizer_key && type != PD_GGUF_TEXT) {
         g->at += count * type_bytes[type];
         count = 0;
@@ -280,6 +285,18 @@ static bool is_wanted(const char *key)
     return false;
 }
 
+/* The configuration names the tokens that begin and end a text too; a file without a tokenizer may have them alone. */
+static pd_status take_tokenizer(struct gguf *g, const char *key, enum pd_gguf_type type, struct pd_error *err)
+{
+    double *id = !strcmp(key, "ggml.bos_token_id") ? &g->bos : !strcmp(key, "ggml.eos_token_id") ? &g->eos : NULL;
+    PD_TRY(put_value(g, key, type, err));
+    if (id)
+        *id = g->number;
+    else
+        g->has_tokenizer = true;
+    return PD_OK;
+}
+
 static pd_status take_pair(struct gguf *g, struct pd_error *err)
 {
     static const char tokenizer[] = "tokenizer.";
@@ -293,7 +310,7 @@ static pd_status take_pair(struct gguf *g, struct pd_error *err)
     PD_TRY(take_u32(g, &type, err));
     PD_TRY(check_type(g, type, err));
     if (type == PD_GGUF_ARRAY) return take_array(g, inner, err);
-    if (inner) return put_value(g, inner, (enum pd_gguf_type)type, err);
+    if (inner) return take_tokenizer(g, inner, (enum pd_gguf_type)type, err);
     if (is_wanted(key)) return keep_pair(g, key, (enum pd_gguf_type)type, err);
     double number = 0;
     return type == PD_GGUF_TEXT ? take_text(g, err) : take_number(g, (enum pd_gguf_type)type, &number, err);
@@ -324,7 +341,7 @@ static pd_status take_metadata(struct gguf *g, uint64_t count, struct pd_error *
                     ALIGNMENT_MAX);
         g->alignment = (uint32_t)a;
     }
-    return bytes > 4 ? pd_catalog_add_text(g->catalog, "tokenizer.gguf", text, bytes, err) : PD_OK;
+    return g->has_tokenizer ? pd_catalog_add_text(g->catalog, "tokenizer.gguf", text, bytes, err) : PD_OK;
 }
 
 /* ---- tensors ---- */
@@ -485,6 +502,8 @@ static pd_status put_config(struct gguf *g, struct pd_json_writer *w, struct pd_
         put_key(g, w, key->config, key->gguf);
     pd_json_u64(w, "vocab_size", rows_of(g, "token_embd.weight"));
     pd_json_bool(w, "tie_word_embeddings", !has_tensor(g, "output.weight"));
+    if (g->bos >= 0 && g->bos <= INT32_MAX) pd_json_u64(w, "bos_token_id", (uint64_t)g->bos);
+    if (g->eos >= 0 && g->eos <= INT32_MAX) pd_json_u64(w, "eos_token_id", (uint64_t)g->eos);
     PD_TRY(put_scaling(g, w, err));
     pd_json_object_end(w);
     return PD_OK;
@@ -533,6 +552,7 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
     if (!g) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", path);
     g->path = path;
     g->catalog = catalog;
+    g->bos = g->eos = -1;
     pd_json_writer_init(&g->tokenizer, 0);
     pd_status st = pd_file_open(vfs, path, PD_OPEN_READ, &g->file, err);
     if (!st) st = pd_file_stat(g->file, &stat, err);

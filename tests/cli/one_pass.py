@@ -2,11 +2,16 @@
 """`perdure ckpt export` of a checkpoint of another system: the files are those that an import and an export of it would make, byte by
 byte, from every format to every format.  one_pass.py PERDURE SOURCE [NAME...]"""
 import glob
+import io
 import json
 import os
+import pickle
 import re
 import shutil
 import struct
+import sys
+import types
+import zipfile
 
 from expect import ANY, MINIMAL, SOURCE, expect, finish, perdure, report, said, write
 
@@ -82,7 +87,7 @@ expect("no-model", ["ckpt", "export", "bare", "out", "--format=gguf"], 78, err=s
 expect("dry-run", ["ckpt", "export", "gpt2.llmc", "out", "--format=gguf", "--dry-run", "--only=attn_qkv.weight"], 0, re.compile(
     r"^TENSOR +KIND +TO +TYPE +FROM *\n(?:\S+(?:q|k|v)_proj\.weight +param +blk\.[01]\.attn_qkv\.weight +fp32 +qkvw *\n){6}$"))
 for name, words in (("absent", "absent does not exist; name a run, a checkpoint, or one of another system"),
-                    ("text.txt", "text.txt is a file of no format that is read (safetensors, megatron, dcp, deepspeed, universal, gguf, llmc): `perdure ckpt "
+                    ("text.txt", "text.txt is a file of no format that is read (safetensors, megatron, dcp, deepspeed, universal, gguf, llmc, torch): `perdure ckpt "
                      "import --help` says which files each has, and a run of perdure needs no import")):
     expect(f"no-source-{name}", ["ckpt", "export", name, "out", "--format=gguf"], 78, err=said(words))
 os.symlink("nowhere", "link")
@@ -106,6 +111,93 @@ def tie(place, byte):
     text = json.dumps(header).encode()
     write(path, struct.pack("<Q", len(text)) + text + values + head)
 
+
+class Storage:
+    def __init__(self, number, elements):
+        self.id = ("storage", sys.modules["torch"].FloatStorage, str(number), "cpu", elements)
+
+
+class Pickler(pickle.Pickler):
+    def persistent_id(self, obj):
+        return obj.id if isinstance(obj, Storage) else None
+
+
+def torch_names():
+    """What a pickle of torch.save names, so that one can be made without torch."""
+    utils, torch = types.ModuleType("torch._utils"), types.ModuleType("torch")
+    exec("def _rebuild_tensor_v2(*arguments): pass", utils.__dict__)
+    torch.FloatStorage, torch._utils = type("FloatStorage", (), {"__module__": "torch"}), utils
+    sys.modules.update({"torch": torch, "torch._utils": utils})
+    return utils._rebuild_tensor_v2
+
+
+class Tensor:
+    def __init__(self, *arguments):
+        self.arguments = arguments
+
+    def __reduce__(self):
+        return sys.modules["torch._utils"]._rebuild_tensor_v2, self.arguments
+
+
+def torch_save(source, path):
+    """The tensors of a safetensors file as torch.save has them."""
+    data = open(source, "rb").read()
+    (length,) = struct.unpack_from("<Q", data)
+    torch_names()
+    out, state = io.BytesIO(), {}
+    tensors = [(name, tensor) for name, tensor in json.loads(data[8:8 + length]).items() if name != "__metadata__"]
+    with zipfile.ZipFile(path, "w") as archive:
+        for number, (name, tensor) in enumerate(tensors):
+            begin, end = (8 + length + at for at in tensor["data_offsets"])
+            shape = tensor["shape"]
+            stride = [1] if len(shape) == 1 else [shape[1], 1]
+            archive.writestr(f"archive/data/{number}", data[begin:end])
+            state[name] = Tensor(Storage(number, (end - begin) // 4), 0, tuple(shape), tuple(stride), False, {})
+        Pickler(out, protocol=2).dump({**state, "note": 5})
+        archive.writestr("archive/data.pkl", out.getvalue())
+        archive.writestr("archive/byteorder", "little")
+
+
+os.mkdir("bin")
+shutil.copy("llama.safetensors/config.json", "bin")
+torch_save("llama.safetensors/model.safetensors", "bin/pytorch_model.bin")
+sources = {"directory": "llama.safetensors", "file": "llama.safetensors/model.safetensors", "torch": "bin", "torch-file": "bin/pytorch_model.bin"}
+for name, source in sources.items():
+    remove("as.gguf")
+    expect(f"weights-of-{name}", ["ckpt", "export", source, "as.gguf", "--format=gguf"], 0, re.compile("^as.gguf: gguf, "),
+           "not exported: note\n" if name.startswith("torch") else "")
+    made = files("as.gguf")
+    report(f"weights-of-{name}-are-the-same", [] if made == (first := made if name == "directory" else first) else ["other bytes"], (0, "", ""))
+write("bin/pytorch_model.bin", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M")
+expect("torch-before-1.6", ["ckpt", "export", "bin", "out", "--format=gguf"], 78, err=re.compile(
+    r"^perdure: bin/pytorch_model.bin is no archive, as torch saved before 1.6; save it again: python3 -c 'import torch; f = \"bin/pytorch_model.bin\"; "))
+
+# ---- tokens that begin and end a text ----
+result = perdure("train", MINIMAL, *TINY, "model.vocab=320", "run.dir=wide")
+report("train-wide", [] if result[0] == 0 else ["no checkpoint to export"], result)
+for name in ("llama", "wide"):
+    expect(f"tokens-{name}", ["ckpt", "export", name, f"{name}.hf", "--format=safetensors"], 0, ANY, ANY)
+    config = json.load(open(f"{name}.hf/config.json"))
+    write(f"{name}.hf/config.json", json.dumps({**config, "bos_token_id": 1}))
+    write(f"{name}.hf/generation_config.json", '{"eos_token_id": [3, 2], "top_k": 7}')
+    for step, (source, target, form) in enumerate(((f"{name}.hf", f"{name}.ids.gguf", "gguf"), (f"{name}.ids.gguf", f"{name}.back", "safetensors"),
+                                                   (f"{name}.hf", f"{name}.again", "safetensors"))):
+        expect(f"tokens-{name}-{step}", ["ckpt", "export", source, target, f"--format={form}"], 0, ANY)
+    found = [json.load(open(f"{name}.{place}")).get(key) for place in ("back/config.json", "again/generation_config.json")
+             for key in ("bos_token_id", "eos_token_id", "top_k")]
+    report(f"tokens-{name}-stay", [] if found == [1, 3, None, None, [3, 2], 7] else [f"{found}"], (0, "", ""))
+    report(f"tokens-{name}-tokenizer", [] if os.path.exists(f"{name}.back/tokenizer.gguf") == (name == "llama") else ["tokenizer.gguf"], (0, "", ""))
+
+# ---- show says which tokenizer ----
+expect("tokenizer-import", ["ckpt", "import", "llama.ids.gguf", "with", "--fresh-optimizer"], 0, ANY, ANY)
+expect("show-tokenizer-of-file", ["ckpt", "show", "llama.ids.gguf"], 0, re.compile(r"^tokenizer [0-9a-f]{16}$", re.M))
+expect("show-tokenizer", ["ckpt", "show", "with"], 0, re.compile(r"^tokenizer   [0-9a-f]{16}; it is with/tokenizer.gguf$", re.M))
+write("with/tokenizer.json", '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}')
+expect("show-another-tokenizer", ["ckpt", "show", "with"], 0, re.compile(r"^tokenizer   [0-9a-f]{16}; another lies in with/tokenizer.json$", re.M))
+os.remove("with/tokenizer.json")
+os.remove("with/tokenizer.gguf")
+expect("show-no-tokenizer", ["ckpt", "show", "with"], 0, re.compile(r"^tokenizer   [0-9a-f]{16}; not beside the checkpoint$", re.M))
+expect("show-bytes", ["ckpt", "show", "llama"], 0, re.compile(r"^tokenizer   bytes$", re.M))
 
 tie("copy", 0)
 tie("own", 1)

@@ -7,6 +7,7 @@
 #include "tools/commands/ckpt_foreign.h"
 #include "tools/output.h"
 #include "trainer/engine/computed_on.h"
+#include "trainer/sample/sample_text.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -119,7 +120,42 @@ static void show_stripes(const struct pd_layout *l)
     printf("\n");
 }
 
-static void show_text(const struct pd_store_entry *e, const struct pd_commit *commit)
+/* Where the tokenizer lies that a checkpoint remembers, and whether it is still that. */
+struct shown_tokenizer {
+    uint64_t digest, here; /* 0: none is known; none lies there that is read */
+    char path[4200];       /* "": none */
+};
+
+static struct shown_tokenizer find_tokenizer(const char *path, const struct pd_ckpt_place *place,
+                                             const struct pd_run_state *s)
+{
+    struct shown_tokenizer t = {.digest = s->tokenizer_digest};
+    struct pd_tokenizer *tokenizer = NULL;
+    if (!pd_sample_text_find(path, t.path, sizeof t.path) && !pd_sample_text_find(place->root, t.path, sizeof t.path))
+        t.path[0] = '\0';
+    if (t.path[0] && !pd_tokenizer_open(t.path, &tokenizer, NULL)) t.here = pd_tokenizer_digest(tokenizer);
+    pd_tokenizer_free(tokenizer);
+    return t;
+}
+
+static void show_tokenizer(const struct shown_tokenizer *t)
+{
+    if (!t->digest && !t->path[0]) return;
+    const bool is_bytes = t->digest == pd_tokenizer_digest_of_bytes();
+    printf("tokenizer   %s", is_bytes ? "bytes" : t->digest ? pd_text_hex(t->digest).text : "not remembered");
+    if (t->path[0])
+        printf("; %s %s",
+               t->here == t->digest ? "it is"
+               : t->here            ? "another lies in"
+                                    : "one that is not read here lies in",
+               t->path);
+    else if (!is_bytes)
+        printf("; not beside the checkpoint");
+    printf("\n");
+}
+
+static void show_text(const struct pd_store_entry *e, const struct pd_commit *commit,
+                      const struct shown_tokenizer *tokenizer)
 {
     const struct pd_run_state *s = &commit->state;
     const struct pd_layout *l = &s->layout;
@@ -146,6 +182,7 @@ static void show_text(const struct pd_store_entry *e, const struct pd_commit *co
     if (l->stripes > 1) show_stripes(l);
     printf("seed        %" PRIu64 "\n", s->seed);
     printf("data        %s%s\n", pd_text_hex(s->data_fingerprint[0]).text, pd_text_hex(s->data_fingerprint[1]).text);
+    show_tokenizer(tokenizer);
     printf("made by     %s\n", s->created_by);
     if (!s->updates) return; /* initial, or imported: nothing of it was trained here */
     pd_computed_on_describe(s->environment, device, sizeof device);
@@ -171,7 +208,8 @@ void pd_ckpt_json_layout(struct pd_json_writer *w, const struct pd_layout *l)
     pd_json_object_end(w);
 }
 
-static pd_status show_json(const struct pd_store_entry *e, const struct pd_commit *commit, struct pd_error *err)
+static pd_status show_json(const struct pd_store_entry *e, const struct pd_commit *commit,
+                           const struct shown_tokenizer *tokenizer, struct pd_error *err)
 {
     const struct pd_run_state *s = &commit->state;
     struct pd_json_writer w;
@@ -192,6 +230,9 @@ static pd_status show_json(const struct pd_store_entry *e, const struct pd_commi
     snprintf(words, sizeof words, "%s%s", pd_text_hex(s->data_fingerprint[0]).text,
              pd_text_hex(s->data_fingerprint[1]).text);
     pd_json_string(&w, "data_fingerprint", words);
+    if (tokenizer->digest) pd_json_hex64(&w, "tokenizer", tokenizer->digest);
+    if (tokenizer->path[0]) pd_json_string(&w, "tokenizer_path", tokenizer->path);
+    if (tokenizer->here) pd_json_hex64(&w, "tokenizer_here", tokenizer->here);
     pd_json_string(&w, "created_by", s->created_by);
     pd_json_string(&w, "config", s->config);
     pd_json_string(&w, "environment", s->environment);
@@ -211,12 +252,13 @@ static pd_status show(const struct pd_ckpt_options *o, struct pd_error *err)
     while (status && entry && pd_ckpt_place_next_copy(&place, err, &entry))
         status = pd_store_read_commit(place.store, entry, &commit, err);
     if (!status) {
+        const struct shown_tokenizer tokenizer = find_tokenizer(o->paths[0], &place, &commit.state);
         if (o->config && !o->json)
             fputs(commit.state.config, stdout);
         else if (o->json)
-            status = show_json(entry, &commit, err);
+            status = show_json(entry, &commit, &tokenizer, err);
         else
-            show_text(entry, &commit);
+            show_text(entry, &commit, &tokenizer);
         pd_commit_deinit(&commit);
     }
     pd_ckpt_place_close(&place);

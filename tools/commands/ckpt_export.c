@@ -116,8 +116,7 @@ static pd_status link_source(struct export *x, struct pd_error *err)
     if (st) return pd_error_context(err, st, "%s", x->source.path);
     PD_TRY(pd_ckpt_foreign_check_tied(&x->source, x->model, &x->source_links, err));
     if (x->format->holds_moments && !x->has_moments && !x->options->fresh_optimizer && !x->options->dry_run)
-        PD_FAIL(err, PD_INVALID,
-                "%s has no %s of tensor %s; give --fresh-optimizer, and moments begin at zero",
+        PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s; give --fresh-optimizer, and moments begin at zero",
                 x->source.path, pd_kind_name(PD_EXP_AVG), x->model->tensors.tensors[0].name);
     return pd_ckpt_foreign_list_beyond(&x->source, x->model, &x->source_links, x->format->holds_moments, "not exported",
                                        err);
@@ -172,25 +171,29 @@ static pd_status add_tokenizer_beside(struct export *x, struct pd_catalog *besid
 static pd_status make_gguf_tokenizer(const struct export *x, const struct pd_catalog_text *json,
                                      const struct pd_special_tokens *tokens, char **ret_text, struct pd_error *err)
 {
-    const int64_t bos = tokens ? tokens->bos : -1, eos = tokens && tokens->eos_count ? tokens->eos[0] : -1;
+    const int64_t eos = tokens->eos_count ? tokens->eos[0] : -1;
     const uint32_t vocab = x->model->config.vocab;
     struct pd_tokenizer *tokenizer = NULL;
     if (!json && vocab != 256) return PD_OK;
     PD_TRY(json ? pd_tokenizer_parse(PD_TOKENIZER_FILE, json->text, json->bytes, &tokenizer, err)
                 : pd_tokenizer_open("byte", &tokenizer, err));
-    const pd_status st = pd_tokenizer_save_gguf(tokenizer, vocab, bos, eos, ret_text, err);
+    const pd_status st = pd_tokenizer_save_gguf(tokenizer, vocab, tokens->bos, eos, ret_text, err);
     pd_tokenizer_free(tokenizer);
     return st;
 }
 
-static pd_status add_whole_tokenizer(struct export *x, const struct pd_catalog_text *json, struct pd_error *err)
+/* `json`, or NULL, as it is, and the tokens that begin and end a text. */
+static pd_status add_bare_tokenizer(struct export *x, const struct pd_catalog_text *json,
+                                    const struct pd_special_tokens *tokens, struct pd_error *err)
 {
     struct pd_json_writer w;
     const char *text = NULL;
     size_t bytes = 0;
     pd_json_writer_init(&w, 0);
     pd_json_object_begin(&w, NULL);
-    pd_json_string(&w, "huggingface.json", json->text);
+    if (json) pd_json_string(&w, "huggingface.json", json->text);
+    if (tokens->bos >= 0) pd_json_i64(&w, "ggml.bos_token_id", tokens->bos);
+    if (tokens->eos_count) pd_json_i64(&w, "ggml.eos_token_id", tokens->eos[0]);
     pd_json_object_end(&w);
     pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
     if (!st) st = pd_catalog_add_text(&x->wanted, PD_TOKENIZER_GGUF_FILE, text, bytes, err);
@@ -207,15 +210,35 @@ static pd_status add_gguf_tokenizer(struct export *x, const struct pd_catalog *b
     char *text = NULL;
     if (pd_catalog_text(beside, PD_TOKENIZER_GGUF_FILE)) return PD_OK;
     pd_status st = make_gguf_tokenizer(x, json, tokens, &text, &why);
-    if (st == PD_UNSUPPORTED && json) {
+    if (st == PD_UNSUPPORTED && json)
         fprintf(stderr, "the tokenizer goes as tokenizer.huggingface.json, which llama.cpp does not read: %s\n",
                 why.message);
-        return add_whole_tokenizer(x, json, err);
-    }
-    if (st && err) *err = why;
-    if (!st && text) st = pd_catalog_add_text(&x->wanted, PD_TOKENIZER_GGUF_FILE, text, strlen(text), err);
+    else if (st)
+        return pd_error_pass(err, st, &why);
+    if (text)
+        st = pd_catalog_add_text(&x->wanted, PD_TOKENIZER_GGUF_FILE, text, strlen(text), err);
+    else
+        st = add_bare_tokenizer(x, json, tokens, err);
     free(text);
     return st;
+}
+
+/* Of config.json, and what that does not say of generation_config.json. */
+static struct pd_special_tokens find_tokens(const struct pd_catalog *beside)
+{
+    static const char *const names[] = {"config.json", "generation_config.json"};
+    struct pd_special_tokens found = {.bos = -1};
+    for (int i = 0; i < 2; i++) {
+        const struct pd_catalog_text *text = pd_catalog_text(beside, names[i]);
+        struct pd_special_tokens tokens;
+        if (!text || pd_hugging_face_read_tokens(text->name, text->text, text->bytes, &tokens, NULL)) continue;
+        if (found.bos < 0) found.bos = tokens.bos;
+        if (!found.eos_count) {
+            tokens.bos = found.bos;
+            found = tokens;
+        }
+    }
+    return found;
 }
 
 /* Whoever loads the files takes their tokenizer for that of the model; without one its tokens are bytes. */
@@ -254,19 +277,17 @@ static pd_status read_beside(struct export *x, struct pd_catalog *beside, struct
 /* config.json and generation_config.json, and what lies beside the checkpoint. */
 static pd_status add_texts(struct export *x, struct pd_error *err)
 {
-    struct pd_special_tokens tokens = {.bos = -1};
     struct pd_catalog beside;
     char *config = NULL, *generation = NULL;
     pd_catalog_init(&beside, "");
     pd_status st = read_beside(x, &beside, err);
-    const struct pd_catalog_text *before = pd_catalog_text(&beside, "config.json");
-    struct pd_model_config ignored;
-    const bool has_tokens =
-        !st && before && !pd_hugging_face_read("config.json", before->text, before->bytes, &ignored, &tokens, NULL);
-    if (!st) st = pd_hugging_face_write(&x->model->config, x->dtype, has_tokens ? &tokens : NULL, &config, &generation, err);
+    const struct pd_special_tokens tokens = find_tokens(&beside);
+    const struct pd_catalog_text *sampling = pd_catalog_text(&beside, "generation_config.json");
+    if (!st) st = pd_hugging_face_write(&x->model->config, x->dtype, &tokens, &config, &generation, err);
     if (!st) st = pd_catalog_add_text(&x->wanted, "config.json", config, strlen(config), err);
-    if (!st) st = pd_catalog_add_text(&x->wanted, "generation_config.json", generation, strlen(generation), err);
-    if (!st && x->format == &pd_format_gguf) st = add_gguf_tokenizer(x, &beside, has_tokens ? &tokens : NULL, err);
+    if (!st && !sampling)
+        st = pd_catalog_add_text(&x->wanted, "generation_config.json", generation, strlen(generation), err);
+    if (!st && x->format == &pd_format_gguf) st = add_gguf_tokenizer(x, &beside, &tokens, err);
     for (uint32_t i = 0; !st && i < beside.text_count; i++)
         if (!pd_catalog_text(&x->wanted, beside.texts[i].name))
             st = pd_catalog_add_text(&x->wanted, beside.texts[i].name, beside.texts[i].text, beside.texts[i].bytes, err);

@@ -44,6 +44,8 @@ static pd_status show_text(const struct pd_ckpt_foreign *f, struct pd_error *err
     if (c->counters.has_step) printf("step %" PRIu64 "\n", c->counters.step);
     for (uint32_t i = 0; i < c->text_count; i++)
         printf("with %s, %s\n", c->texts[i].name, pd_text_bytes(c->texts[i].bytes).text);
+    const uint64_t digest = pd_ckpt_foreign_tokenizer(c);
+    if (digest) printf("tokenizer %s\n", pd_text_hex(digest).text);
     for (uint32_t i = 0; i < c->unmapped_count; i++)
         printf("without a place in a checkpoint of ours: %s\n", c->unmapped[i]);
     pd_table_init(&table, headings, 4);
@@ -63,6 +65,8 @@ static pd_status show_json(const struct pd_ckpt_foreign *f, struct pd_error *err
     pd_json_string(&w, "path", f->path);
     pd_json_string(&w, "format", f->format->name);
     PD_JSON_U64S(&w, {"files", c->file_count}, {"bytes", file_bytes(c)}, {"step", c->counters.step});
+    const uint64_t digest = pd_ckpt_foreign_tokenizer(c);
+    if (digest) pd_json_hex64(&w, "tokenizer", digest);
     pd_json_array_begin(&w, "texts");
     for (uint32_t i = 0; i < c->text_count; i++)
         pd_json_string(&w, NULL, c->texts[i].name);

@@ -272,9 +272,9 @@ static pd_status read_rope(const struct reader *r, struct pd_error *err)
     return PD_OK;
 }
 
-static void read_tokens(const struct reader *r, struct pd_special_tokens *ret)
+static void read_tokens(const struct pd_json_value *root, struct pd_special_tokens *ret)
 {
-    const struct pd_json_value *bos = member(r->root, "bos_token_id"), *eos = member(r->root, "eos_token_id");
+    const struct pd_json_value *bos = member(root, "bos_token_id"), *eos = member(root, "eos_token_id");
     const bool is_list = eos && pd_json_type(eos) == PD_JSON_ARRAY;
     const size_t count = !eos ? 0 : is_list ? pd_json_count(eos) : 1;
     uint64_t token = 0;
@@ -315,9 +315,20 @@ pd_status pd_hugging_face_read(const char *name, const char *text, size_t bytes,
     struct reader r = {.name = name, .root = pd_json_root(document), .config = &config};
     const pd_status st = read_config(&r, err);
     if (!st) *ret_config = config;
-    if (!st && ret_tokens) read_tokens(&r, ret_tokens);
+    if (!st && ret_tokens) read_tokens(r.root, ret_tokens);
     pd_json_document_free(document);
     return st;
+}
+
+pd_status pd_hugging_face_read_tokens(const char *name, const char *text, size_t bytes, struct pd_special_tokens *ret,
+                                      struct pd_error *err)
+{
+    struct pd_json_document *document = NULL;
+    PD_TRY(pd_json_parse(name, text, bytes, &document, err));
+    const struct pd_json_value *root = pd_json_root(document);
+    read_tokens(pd_json_type(root) == PD_JSON_OBJECT ? root : NULL, ret);
+    pd_json_document_free(document);
+    return PD_OK;
 }
 
 /* ---- writing ---- */

@@ -31,12 +31,16 @@ PD_MUST_USE pd_status pd_hugging_face_read(const char *name, const char *text, s
                                            struct pd_model_config *ret_config, struct pd_special_tokens *ret_tokens,
                                            struct pd_error *err);
 
+/* Of either file, whatever else it holds.   errors  PD_CORRUPT: no JSON */
+PD_MUST_USE pd_status pd_hugging_face_read_tokens(const char *name, const char *text, size_t bytes,
+                                                  struct pd_special_tokens *ret_tokens, struct pd_error *err);
+
 /* The two texts for weights that are stored as `dtype`. `config` is resolved.
  *   tokens    NULL: none is known, and both files say null
  *   ret_...   terminated; the caller frees them
  *   errors    PD_NO_MEMORY; PD_UNSUPPORTED: no architecture has this combination of properties, named */
 PD_MUST_USE pd_status pd_hugging_face_write(const struct pd_model_config *config, enum pd_dtype dtype,
-                                            const struct pd_special_tokens *tokens, char **ret_config,
-                                            char **ret_generation, struct pd_error *err);
+                                            const struct pd_special_tokens *tokens, char **ret_config, char **ret_generation,
+                                            struct pd_error *err);
 
 #endif
