@@ -37,7 +37,7 @@ bool pd_rank_device_is_spare(const struct pd_rank_device *d, uint32_t ranks_here
     uint32_t others = 0;
     for (uint32_t i = 0; i < pd_dev_cuda_count(); i++)
         others += i != d->dev->index && !is_left_out(i, left_out);
-    return others >= ranks_here || !others;
+    return others >= ranks_here;
 }
 
 pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t rank_here, const char *left_out,

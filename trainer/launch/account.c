@@ -48,11 +48,31 @@ static bool is_usable(const struct pd_launch_host *h, uint64_t now_ns)
     return h->slots && h->answers && h->out_until_ns <= now_ns;
 }
 
+/* Slots, less one for each lost device without a spare. */
+static uint32_t left_of(const struct pd_launch_account *a, const struct pd_launch_host *h, uint64_t now_ns)
+{
+    uint32_t lost = 0;
+    for (uint32_t i = 0; i < a->device_count && i < PD_LAUNCH_DEVICES_MAX; i++)
+        lost += a->devices[i].out_until_ns > now_ns && !strcmp(a->devices[i].host, h->name);
+    if (!is_usable(h, now_ns)) return 0;
+    return lost < h->slots ? h->slots - lost : 0;
+}
+
+/* Where no device is left on any host of the list those that were lost are tried again. */
+static uint32_t places_of(const struct pd_launch_account *a, const struct pd_launch_host *h, uint64_t now_ns)
+{
+    bool has_others = false;
+    for (uint32_t i = 0; i < a->count; i++)
+        has_others |= left_of(a, &a->hosts[i], now_ns) || (a->hosts[i].slots && !a->hosts[i].answers);
+    if (has_others) return left_of(a, h, now_ns);
+    return is_usable(h, now_ns) ? h->slots : 0;
+}
+
 uint32_t pd_launch_account_slots(const struct pd_launch_account *a, uint64_t now_ns)
 {
     uint32_t slots = 0;
     for (uint32_t i = 0; i < a->count; i++)
-        if (is_usable(&a->hosts[i], now_ns)) slots += a->hosts[i].slots;
+        slots += places_of(a, &a->hosts[i], now_ns);
     return slots;
 }
 
@@ -65,8 +85,9 @@ pd_status pd_launch_account_take(struct pd_launch_account *a, uint64_t now_ns, u
     if (!out) PD_FAIL(err, PD_NO_MEMORY, "a list of hosts");
     for (uint32_t i = 0, left = ranks; i < a->count; i++) {
         struct pd_launch_host *h = &a->hosts[i];
-        h->was_usable = is_usable(h, now_ns);
-        h->ranks = !h->was_usable ? 0 : left < h->slots ? left : h->slots;
+        const uint32_t places = places_of(a, h, now_ns);
+        h->was_usable = places > 0;
+        h->ranks = left < places ? left : places;
         if (h->ranks) fprintf(out, "%s%s:%u", left == ranks ? "" : ",", h->name, h->ranks);
         left -= h->ranks;
     }
@@ -103,7 +124,7 @@ void pd_launch_account_away(const struct pd_launch_account *a, char *ret_names, 
 bool pd_launch_account_has_other(const struct pd_launch_account *a, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < a->count; i++)
-        if (!a->hosts[i].was_usable && is_usable(&a->hosts[i], now_ns)) return true;
+        if (!a->hosts[i].was_usable && places_of(a, &a->hosts[i], now_ns)) return true;
     return false;
 }
 
@@ -126,14 +147,14 @@ uint32_t pd_launch_account_lost(struct pd_launch_account *a, char *ret_names, si
 bool pd_launch_account_charge(struct pd_launch_account *a, uint32_t host, uint64_t now_ns, uint32_t enough)
 {
     struct pd_launch_host *h = &a->hosts[host];
-    const uint32_t others = pd_launch_account_slots(a, now_ns) - (is_usable(h, now_ns) ? h->slots : 0);
+    const uint32_t others = pd_launch_account_slots(a, now_ns) - places_of(a, h, now_ns);
     h->failures++;
     if (h->failures < 2 || others < enough) return false;
     h->out_until_ns = now_ns + pd_backoff_ns(h->failures - 1);
     return true;
 }
 
-void pd_launch_account_lost_device(struct pd_launch_account *a, const char *identity, uint64_t now_ns)
+void pd_launch_account_lost_device(struct pd_launch_account *a, const char *identity, uint32_t host, uint64_t now_ns)
 {
     struct pd_launch_device *d = NULL;
     for (uint32_t i = 0; i < a->device_count && i < PD_LAUNCH_DEVICES_MAX; i++)
@@ -143,6 +164,7 @@ void pd_launch_account_lost_device(struct pd_launch_account *a, const char *iden
         *d = (struct pd_launch_device){.losses = 0};
         snprintf(d->identity, sizeof d->identity, "%s", identity);
     }
+    if (host != PD_LAUNCH_NO_HOST) snprintf(d->host, sizeof d->host, "%s", a->hosts[host].name);
     if (d->out_until_ns > now_ns) return;
     d->out_until_ns = now_ns + (DEVICE_OUT_NS << (d->losses < 8 ? d->losses : 8));
     d->losses++;
@@ -173,9 +195,11 @@ void pd_launch_account_describe_out(const struct pd_launch_account *a, uint64_t 
     for (uint32_t i = 0; i < a->count; i++) {
         char one[PD_LAUNCH_HOST_BYTES + 64];
         const struct pd_launch_host *h = &a->hosts[i];
-        if (!h->slots || is_usable(h, now_ns)) continue;
+        if (!h->slots || places_of(a, h, now_ns)) continue;
         if (!h->answers)
             snprintf(one, sizeof one, "%s does not answer", h->name);
+        else if (is_usable(h, now_ns))
+            snprintf(one, sizeof one, "%s lost its GPUs", h->name);
         else
             snprintf(one, sizeof one, "%s lost ranks %u times without progress", h->name, h->failures);
         append(ret_text, bytes, one);

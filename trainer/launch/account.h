@@ -2,8 +2,9 @@
  *
  *   a host  that does not answer is left out until it does. One where ranks died twice since the last progress is left out
  *           for a second, then for two, four, ... and at most five minutes (ckpt/base/backoff.h), while others are enough
- *   a device  that was lost is left out for ten minutes, the next time for twenty, ...
- *   ranks   fill hosts in the order of the list, each up to its slots */
+ *   a device  that was lost is left out for ten minutes, the next time for twenty, ... Where its host has no other for the rank
+ *           it has a place less meanwhile, unless no host had one then
+ *   ranks   fill hosts in the order of the list, each up to its places: its slots, less those */
 #ifndef PD_TRAINER_LAUNCH_ACCOUNT_H
 #define PD_TRAINER_LAUNCH_ACCOUNT_H
 
@@ -28,6 +29,7 @@ struct pd_launch_account {
     uint32_t count;
     struct pd_launch_device {
         char identity[64];
+        char host[PD_LAUNCH_HOST_BYTES]; /* that has a place less; "": none has */
         uint32_t losses;
         uint64_t out_until_ns;
     } devices[PD_LAUNCH_DEVICES_MAX]; /* that were lost; past the last one the oldest gives way */
@@ -52,8 +54,9 @@ uint32_t pd_launch_account_host_of(const struct pd_launch_account *account, uint
 uint32_t pd_launch_account_lost(struct pd_launch_account *account, char *ret_names, size_t bytes);
 /* Ranks of this host died, and it answers. True: it is left out now, since the others have `enough` slots. */
 bool pd_launch_account_charge(struct pd_launch_account *account, uint32_t host, uint64_t now_ns, uint32_t enough);
-/* A rank lost this GPU. Several ranks of one GPU may say so at once. */
-void pd_launch_account_lost_device(struct pd_launch_account *account, const char *identity, uint64_t now_ns);
+/* A rank lost this GPU, for which `host` has no other (PD_LAUNCH_NO_HOST: it has, or hosts are not known). Several ranks of one
+ * GPU may say so at once. */
+void pd_launch_account_lost_device(struct pd_launch_account *account, const char *identity, uint32_t host, uint64_t now_ns);
 /* Those that are left out now, with commas between them; malloc'ed, "" for none; NULL: no memory. */
 char *pd_launch_account_devices_out(const struct pd_launch_account *account, uint64_t now_ns);
 /* A newer checkpoint is there. */

@@ -209,8 +209,10 @@ static pd_status fail_before_begin(const struct launch_state *state, const struc
             verdict->message, local);
 }
 
+/* Hosts of a list have a place less without a device that is lost again. */
 static bool is_the_same_again(const struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
+    if (verdict->status == PD_DEVICE_LOST && pd_launch_placement_has_list(&state->placement)) return false;
     return verdict->status != PD_PEER_LOST && strcmp(behind_rank(state->last_words), behind_rank(verdict->message)) == 0;
 }
 

@@ -174,9 +174,10 @@ uint32_t pd_launch_placement_lose_devices(struct pd_launch_placement *p, const s
     const uint64_t now = pd_clock_monotonic_ns(NULL);
     for (uint32_t r = 0; r < start->ranks; r++) {
         if (!pd_note_read_gpu(start->dir, r, identity, &is_spare)) continue;
-        pd_launch_account_lost_device(&p->account, identity, now);
+        const uint32_t host = is_spare ? PD_LAUNCH_NO_HOST : pd_launch_account_host_of(&p->account, r);
+        pd_launch_account_lost_device(&p->account, identity, host, now);
         pd_log_warn(MODULE, "GPU %s, of rank %u, is left out for now", identity, r);
-        without += !is_spare;
+        without += !is_spare && host == PD_LAUNCH_NO_HOST;
     }
     free(p->left_out);
     p->left_out = pd_launch_account_devices_out(&p->account, now);
@@ -186,7 +187,7 @@ uint32_t pd_launch_placement_lose_devices(struct pd_launch_placement *p, const s
 void pd_launch_placement_suspect(struct pd_launch_placement *p, const struct pd_note_suspect *s)
 {
     if (!s->gpu[0] || !s->is_spare) return;
-    pd_launch_account_lost_device(&p->account, s->gpu, pd_clock_monotonic_ns(NULL));
+    pd_launch_account_lost_device(&p->account, s->gpu, PD_LAUNCH_NO_HOST, pd_clock_monotonic_ns(NULL));
     pd_log_warn(MODULE, "GPU %s, of rank %u, is left out of the next start", s->gpu, s->rank);
 }
 

@@ -57,7 +57,8 @@ void pd_launch_placement_lose(struct pd_launch_placement *p);
  * next start is without them. */
 bool pd_launch_placement_charge(struct pd_launch_placement *p, struct pd_launch_requests *requests,
                                 struct pd_launch_verdict *verdict);
-/* Ranks lost their GPUs: those are left out of the next start.   Returns how many ranks have no other. */
+/* Ranks lost their GPUs: those are left out of the next start.   Returns how many ranks have no other, of those whose host is
+ * not of the list: hosts of the list have a place less. */
 uint32_t pd_launch_placement_lose_devices(struct pd_launch_placement *p, const struct pd_start *start);
 /* A GPU computed what was not finite, and has not again: it is left out of the next start where its rank has another. */
 void pd_launch_placement_suspect(struct pd_launch_placement *p, const struct pd_note_suspect *suspect);

@@ -211,9 +211,9 @@ Test(account, where_ranks_die_twice_is_left_out_for_ever_longer_while_others_suf
 Test(account, a_lost_device_is_left_out_for_ever_longer)
 {
     struct pd_launch_account a = {.hosts = NULL};
-    pd_launch_account_lost_device(&a, "aa", 1 * S);
-    pd_launch_account_lost_device(&a, "bb", 2 * S);
-    pd_launch_account_lost_device(&a, "aa", 2 * S); /* said by a second rank on it */
+    pd_launch_account_lost_device(&a, "aa", PD_LAUNCH_NO_HOST, 1 * S);
+    pd_launch_account_lost_device(&a, "bb", PD_LAUNCH_NO_HOST, 2 * S);
+    pd_launch_account_lost_device(&a, "aa", PD_LAUNCH_NO_HOST, 2 * S); /* said by a second rank on it */
     static const struct {
         uint64_t now_ns;
         const char *out;
@@ -223,9 +223,27 @@ Test(account, a_lost_device_is_left_out_for_ever_longer)
         cr_expect_str_eq(out, expected[i].out);
         free(out);
     }
-    pd_launch_account_lost_device(&a, "aa", 700 * S);
+    pd_launch_account_lost_device(&a, "aa", PD_LAUNCH_NO_HOST, 700 * S);
     char *out = pd_launch_account_devices_out(&a, 1899 * S);
     cr_expect_str_eq(out, "aa", "the second time for twenty minutes");
     free(out);
+    pd_launch_account_deinit(&a);
+}
+
+Test(account, a_host_has_a_place_less_for_each_lost_device_without_a_spare)
+{
+    struct pd_launch_account a = {.hosts = NULL};
+    update(&a, "a:2\nb:2\nc:1\n", "");
+    pd_launch_account_lost_device(&a, "aa", 0, 1 * S);
+    cr_expect_eq(pd_launch_account_slots(&a, 1 * S), 4);
+    expect_taken(&a, 1 * S, 3, "a:1,b:2");
+    pd_launch_account_lost_device(&a, "cc", 2, 1 * S);
+    expect_taken(&a, 1 * S, 3, "a:1,b:2");
+    expect_taken(&a, 601 * S, 5, "a:2,b:2,c:1");
+    update(&a, "c:1\nd:1\n", "d");
+    pd_launch_account_lost_device(&a, "cc", 0, 700 * S);
+    cr_expect_eq(pd_launch_account_slots(&a, 700 * S), 0, "d may come");
+    update(&a, "c:1\n", "");
+    cr_expect_eq(pd_launch_account_slots(&a, 700 * S), 1, "where there is no other it is tried again");
     pd_launch_account_deinit(&a);
 }
