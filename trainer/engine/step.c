@@ -275,7 +275,7 @@ static pd_status micro_batch_gradients(const struct step *s, uint32_t set, uint3
     struct pd_engine *e = s->e;
     if (s->compares) {
         pd_transformer_set_adds(e->transformer, false);
-        pd_zero_compared_gradients(e->zero, set, ret_gradients);
+        *ret_gradients = pd_zero_compared_gradients(e->zero, set);
         return PD_OK;
     }
     pd_transformer_set_adds(e->transformer, pd_zero_adds(e->zero, slot));

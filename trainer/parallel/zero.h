@@ -152,7 +152,7 @@ PD_MUST_USE pd_status pd_zero_watch(struct pd_zero *zero, uint32_t slot, struct 
 /* From here on a micro-batch's gradients are made for comparing: backward writes them where compared_gradients says, and when
  * a set is complete it is counted, and added to nothing. Behind the last slot of a step, until the next begins. */
 PD_MUST_USE pd_status pd_zero_compare(struct pd_zero *zero, struct pd_error *err);
-void pd_zero_compared_gradients(struct pd_zero *zero, uint32_t set, float *const **ret_gradients);
+float *const *pd_zero_compared_gradients(struct pd_zero *zero, uint32_t set);
 PD_MUST_USE pd_status pd_zero_count_compared(struct pd_zero *zero, uint32_t set, struct pd_error *err);
 /* What was counted since watch or compare, as one number. Waits for the device. */
 PD_MUST_USE pd_status pd_zero_read_compared(struct pd_zero *zero, uint64_t *ret_digest, struct pd_error *err);

@@ -7,8 +7,7 @@
 static pd_status clear(struct pd_zero *zero, struct pd_error *err)
 {
     const struct pd_term_run zeros = {.to = zero->compare.sums, .n = zero->has.set_count};
-    const struct pd_terms terms = {.runs = &zeros, .run_count = 1, .source = PD_TERM_INTEGER};
-    return pd_terms(zero->math, &terms, err);
+    return pd_zero_add_run(zero, &zeros, err);
 }
 
 pd_status pd_zero_watch(struct pd_zero *zero, uint32_t slot, struct pd_error *err)
@@ -33,13 +32,7 @@ pd_status pd_zero_count_terms_of(struct pd_zero *zero, uint32_t set, const float
                                         .to = zero->compare.terms,
                                         .n = pd_min_u64(n - at, PD_ZERO_COMPARE_TERMS),
                                         .check = &zero->compare.sums[set]};
-        const struct pd_terms terms = {.runs = &run,
-                                       .run_count = 1,
-                                       .source = PD_TERM_F32,
-                                       .scale = zero->quantum.scale / zero->loss_scale,
-                                       .limit = zero->quantum.limit,
-                                       .mark = zero->attempt};
-        PD_TRY(pd_terms(zero->math, &terms, err));
+        PD_TRY(pd_zero_make_runs(zero, PD_TERM_F32, &run, 1, err));
     }
     return PD_OK;
 }
@@ -48,7 +41,7 @@ pd_status pd_zero_count_compared(struct pd_zero *zero, uint32_t set, struct pd_e
 {
     const struct pd_zero_set *s = &zero->sets[set];
     if (zero->pieces > 1) return PD_OK; /* each was counted as it was made */
-    return pd_zero_count_terms_of(zero, set, zero->micro_batch ? zero->micro_batch : s->lane, s->computed[s->count], err);
+    return pd_zero_count_terms_of(zero, set, zero->micro_batch_pointers[0], s->computed[s->count], err);
 }
 
 pd_status pd_zero_read_compared(struct pd_zero *zero, uint64_t *ret_digest, struct pd_error *err)

@@ -175,6 +175,8 @@ PD_MUST_USE pd_status pd_zero_cross(struct pd_zero *zero, uint32_t set, enum pd_
 bool pd_zero_is_redirected(const struct pd_zero *zero, uint32_t set, uint32_t e, enum pd_zero_use use);
 /* Where the set's next terms go. */
 void pd_zero_choose_terms(struct pd_zero *zero, uint32_t set);
+PD_MUST_USE pd_status pd_zero_make_runs(const struct pd_zero *zero, enum pd_term_source source,
+                                        const struct pd_term_run *runs, uint32_t count, struct pd_error *err);
 PD_MUST_USE pd_status pd_zero_add_run(const struct pd_zero *zero, const struct pd_term_run *run, struct pd_error *err);
 PD_MUST_USE pd_status pd_zero_clear_terms(struct pd_zero *zero, uint32_t set, struct pd_error *err);
 /* A micro-batch's gradients are made: into the lane's sum, and at its end into terms. */

@@ -61,17 +61,23 @@ struct batch {
     uint32_t count;
 };
 
-static pd_status flush(struct batch *b, struct pd_error *err)
+pd_status pd_zero_make_runs(const struct pd_zero *zero, enum pd_term_source source, const struct pd_term_run *runs,
+                            uint32_t count, struct pd_error *err)
 {
-    const struct pd_zero *zero = b->zero;
-    const struct pd_terms terms = {.runs = b->runs,
-                                   .run_count = b->count,
-                                   .source = b->source,
+    const struct pd_terms terms = {.runs = runs,
+                                   .run_count = count,
+                                   .source = source,
                                    .scale = zero->quantum.scale / zero->loss_scale,
                                    .limit = zero->quantum.limit,
                                    .mark = zero->attempt};
-    b->count = 0;
     return pd_terms(zero->math, &terms, err);
+}
+
+static pd_status flush(struct batch *b, struct pd_error *err)
+{
+    const uint32_t count = b->count;
+    b->count = 0;
+    return pd_zero_make_runs(b->zero, b->source, b->runs, count, err);
 }
 
 static pd_status put(struct batch *b, const struct pd_term_run *run, struct pd_error *err)
@@ -107,8 +113,7 @@ static pd_status put_share(void *context, const struct pd_zero_share *share, str
 
 pd_status pd_zero_add_run(const struct pd_zero *zero, const struct pd_term_run *run, struct pd_error *err)
 {
-    const struct pd_terms terms = {.runs = run, .run_count = 1, .source = PD_TERM_INTEGER};
-    return pd_terms(zero->math, &terms, err);
+    return pd_zero_make_runs(zero, PD_TERM_INTEGER, run, 1, err);
 }
 
 pd_status pd_zero_clear_terms(struct pd_zero *zero, uint32_t set, struct pd_error *err)
@@ -173,29 +178,29 @@ bool pd_zero_adds(const struct pd_zero *zero, uint32_t slot)
     return zero->options.adds_in_place && zero->has_lanes && !pd_lanes_begins(&zero->lanes, zero->grid->place.dp, slot);
 }
 
-pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, float *const **ret_gradients,
-                                        struct pd_error *err)
+/* The set's gradients are made from `base` on. */
+static float *const *make_at(struct pd_zero *zero, uint32_t set, float *base)
 {
     const struct pd_zero_set *s = &zero->sets[set];
-    if (slot == 0) PD_TRY(pd_zero_make_room(zero, set, err));
-    float *base = writes_lane(zero, set, slot) ? s->lane : zero->micro_batch;
     for (uint32_t e = 0; e < s->count; e++)
         zero->micro_batch_pointers[e] = base + s->computed[e];
     zero->made_set = set;
+    return zero->micro_batch_pointers;
+}
+
+pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, float *const **ret_gradients,
+                                        struct pd_error *err)
+{
+    if (slot == 0) PD_TRY(pd_zero_make_room(zero, set, err));
     zero->made_slot = slot;
-    *ret_gradients = zero->micro_batch_pointers;
+    *ret_gradients = make_at(zero, set, writes_lane(zero, set, slot) ? zero->sets[set].lane : zero->micro_batch);
     return PD_OK;
 }
 
 /* Sums of lanes have become terms: their memory is free where micro-batches have none of their own. */
-void pd_zero_compared_gradients(struct pd_zero *zero, uint32_t set, float *const **ret_gradients)
+float *const *pd_zero_compared_gradients(struct pd_zero *zero, uint32_t set)
 {
-    const struct pd_zero_set *s = &zero->sets[set];
-    float *base = zero->micro_batch ? zero->micro_batch : s->lane;
-    for (uint32_t e = 0; e < s->count; e++)
-        zero->micro_batch_pointers[e] = base + s->computed[e];
-    zero->made_set = set;
-    *ret_gradients = zero->micro_batch_pointers;
+    return make_at(zero, set, zero->micro_batch ? zero->micro_batch : zero->sets[set].lane);
 }
 
 pd_status pd_zero_take_piece(void *context, const float *gradient, uint64_t elements, struct pd_error *err)
