@@ -190,14 +190,15 @@ static pd_status fill_words(struct pd_bpe *bpe, struct pd_error *err)
     return status;
 }
 
-/* What is cut must not change where unknown characters fuse, nor where a token of bytes takes part in a merge. */
+/* What is cut must not change where unknown characters fuse or, left out, let their neighbours meet, nor where a token of bytes
+ * takes part in a merge. */
 static bool may_cut(const struct pd_bpe *bpe, const struct pd_merge *merges, uint32_t count)
 {
     const struct pd_bpe_options *options = &bpe->options;
     bool all_bytes = options->byte_fallback;
     for (unsigned byte = 0; byte < 256; byte++)
         all_bytes = all_bytes && bpe->byte_tokens[byte] >= 0;
-    if (options->byte_level || options->ignore_merges || (options->unknown >= 0 && !all_bytes)) return false;
+    if (options->byte_level || options->ignore_merges || !all_bytes) return false;
     for (uint32_t i = 0; i < count; i++)
         for (unsigned byte = 0; byte < 256; byte++) {
             const int32_t id = bpe->byte_tokens[byte];

@@ -120,3 +120,19 @@ Test(tokenizer, empty_text_has_the_tokens_of_the_template_alone)
     pd_tokens_deinit(&tokens);
     pd_tokenizer_free(tokenizer);
 }
+
+/* No token is unknown: "!" is left out, and what stood on either side of it merges, as in the reference. */
+Test(tokenizer, what_is_left_out_lets_its_neighbours_meet)
+{
+    static const char json[] = "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[[\"a\",\"b\"]]}}";
+    struct pd_tokenizer *tokenizer;
+    struct pd_tokenizer_scratch *scratch;
+    struct pd_tokens tokens = {0};
+    cr_assert_eq(pd_tokenizer_parse("tokenizer.json", json, sizeof json - 1, &tokenizer, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_tokenizer_scratch_new(tokenizer, &scratch, &err), PD_OK);
+    cr_assert_eq(pd_tokenizer_encode(tokenizer, scratch, "a!b", 3, false, &tokens, &err), PD_OK);
+    cr_assert(tokens.count == 1 && tokens.ids[0] == 2, "%zu tokens", tokens.count);
+    pd_tokens_deinit(&tokens);
+    pd_tokenizer_scratch_free(scratch);
+    pd_tokenizer_free(tokenizer);
+}
