@@ -88,13 +88,19 @@ static void choose_blow(void)
 {
     w.blow = BLOW_NONE;
     w.is_armed = w.wants_leave = false;
-    if (w.blows >= FAILURES_MAX || !world_roll(4)) return;
+    if (w.blows >= FAILURES_MAX || !(w.loses_hosts || world_roll(4))) return;
     w.blow = (enum blow)(1 + world_roll(BLOW_KINDS - 1));
     w.victim = (uint32_t)world_roll(w.ranks);
     w.blow_step = world_roll(4) ? world_newest_whole(UINT32_MAX) + 1 + world_roll(4) : 0;
+    if (w.loses_hosts) {
+        w.blow = world_roll(2) ? BLOW_POWER : BLOW_PARTITION;
+        w.victim = w.ranks - 1;
+        w.blow_step = w.blow == BLOW_POWER ? 0 : world_newest_whole(UINT32_MAX) + 1;
+    }
     w.blow_nth = 1 + world_roll(w.blow_step ? 150 : 80);
     const bool is_beside_launcher = w.processes[w.victim].host == w.launcher_host;
-    if (is_beside_launcher && (w.blow == BLOW_POWER || w.blow == BLOW_PARTITION)) w.blow = BLOW_LAUNCHER;
+    if (is_beside_launcher && (w.blow == BLOW_POWER || w.blow == BLOW_PARTITION))
+        w.blow = w.loses_hosts ? BLOW_NONE : BLOW_LAUNCHER;
     const uint32_t host = w.blow == BLOW_LAUNCHER ? w.launcher_host : w.processes[w.victim].host;
     const bool is_of_host = w.blow == BLOW_POWER || w.blow == BLOW_LAUNCHER;
     const bool is_of_rank = w.blow == BLOW_KILL || w.blow == BLOW_HANG || w.blow == BLOW_DEVICE;
@@ -129,7 +135,9 @@ static bool settle_blow(void)
     w.blows++;
     w.tally[w.blow]++;
     w.lone_blows += !is_lost_as_host();
-    if (is_lost_as_host()) w.machines[host].back_ns = w.now_ns + (5 + world_roll(60)) * S;
+    if (is_lost_as_host())
+        w.machines[host].back_ns =
+            w.now_ns + ((w.loses_hosts ? 20 : 5) + world_roll(60)) * S; /* 20: after it was looked for */
     if (w.blow == BLOW_POWER || w.blow == BLOW_LAUNCHER) {
         pd_simulated_disk_crash(w.disk, host, world_roll(1u << 30));
         for (uint32_t i = 0; i < RECORDS && w.options.tiers[0].dir[1] == 's'; i++)
@@ -267,6 +275,7 @@ static void begin_world(uint64_t seed)
     w.hosts = 2 + (uint32_t)world_roll(HOSTS_MAX - 1);
     w.slots = 1 + (uint32_t)world_roll(2);
     w.steps = 8 + world_roll(6);
+    w.loses_hosts = !world_roll(8);
     for (uint32_t h = 0; h < w.hosts; h++)
         w.machines[h].devices = w.slots + (uint32_t)world_roll(2);
     struct pd_disk_options disk = {.seed = seed, .host_count = w.hosts};
@@ -289,7 +298,7 @@ static pd_status run_to_the_end(struct pd_error *err)
     const struct pd_launch launch = {.worker = worker,
                                      .ranks = w.hosts * w.slots,
                                      .transport = PD_TRANSPORT_MPI,
-                                     .restart_limit = 3,
+                                     .restart_limit = w.loses_hosts ? 1 : 3,
                                      .peer_timeout = 60,
                                      .hang_seconds = 30,
                                      .places = w.places};

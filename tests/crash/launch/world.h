@@ -58,6 +58,7 @@ extern struct world {
     uint64_t pinned;                    /* what the first tier keeps beside its two newest, for a lost host */
     uint64_t digest;                    /* at the end */
     uint32_t blows, lone_blows, starts; /* lone_blows: of ranks, since the last progress */
+    bool loses_hosts;                   /* one after the other, before any step is done */
     bool is_launcher_lost, wants_leave;
     /* of this start */
     const struct pd_start *start;
