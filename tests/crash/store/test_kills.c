@@ -3,12 +3,14 @@
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
 #include "tests/helpers/generation_room.h"
+#include "tests/helpers/scale.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <ftw.h>
 #include <malloc.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -148,6 +150,60 @@ Test(store_kills, one_rank_with_generations)
 Test(store_kills, four_ranks_with_generations)
 {
     kill_everywhere(4, step_twice);
+}
+
+/* ---- at random moments ---- */
+
+struct promise {
+    uint64_t step;   /* rank 0 was told that it is committed */
+    pd_status found; /* what the last launch made of what the one before had left */
+    struct pd_error error;
+};
+
+/* Goes on from what is there, which is whole and no older than what was promised, until it is killed. */
+static pd_status save_until_killed(struct room_rank *rank, struct pd_error *err)
+{
+    struct promise *promise = rank->context;
+    uint64_t step = pd_store_count(rank->store) ? pd_store_entry_at(rank->store, 0)->step : 0;
+    const pd_status st = step ? room_load(rank, pd_store_entry_at(rank->store, 0), err) : PD_OK;
+    PD_TRY(st);
+    if (step < promise->step)
+        PD_FAIL(err, PD_BUG, "step %llu after a promise of %llu", (unsigned long long)step,
+                (unsigned long long)promise->step);
+    for (;;) {
+        PD_TRY(room_save(rank, ++step, err));
+        if (rank->group->rank == 0) promise->step = step;
+        PD_TRY(pd_store_prune(rank->store, err));
+    }
+}
+
+static void live_for(struct room *room, struct promise *promise, uint64_t microseconds)
+{
+    const pid_t child = fork();
+    int status;
+    cr_assert_geq(child, 0);
+    if (child == 0) {
+        promise->found = room_launch(room, save_until_killed, promise, &promise->error);
+        _exit(1);
+    }
+    usleep((useconds_t)microseconds);
+    kill(child, SIGKILL);
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFSIGNALED(status), "%s", promise->error.message);
+}
+
+Test(store_kills, at_random_moments)
+{
+    const uint64_t kills = test_scale() >= 10 ? 5000 : 50 * test_scale();
+    struct promise *promise = mmap(NULL, sizeof *promise, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct room room = {.ranks = 2, .hosts = 1, .root = root};
+    uint64_t dice = 17;
+    cr_assert_neq((void *)promise, MAP_FAILED);
+    for (uint64_t i = 0; i < kills; i++)
+        live_for(&room, promise, (dice = room_mix(dice)) % 30000);
+    fprintf(stderr, "%llu kills at random moments, step %llu is whole\n", (unsigned long long)kills,
+            (unsigned long long)newest_step(&room));
+    munmap(promise, sizeof *promise);
 }
 
 static unsigned open_descriptors(void)
