@@ -156,6 +156,28 @@ Test(store, a_pool_that_is_removed_is_made_again)
     }
 }
 
+/* One host misses its pool, the other is another launch's by now: no rank begins. */
+static pd_status lose_pool_and_fence(struct room_rank *rank, struct pd_error *err)
+{
+    const struct pd_identity identity = room_identity(0, 2);
+    char path[4096];
+    pd_status st = PD_OK;
+    PD_TRY(room_save(rank, 1, err));
+    if (rank->group->rank == 0) st = remove_pool(rank->vfs, err);
+    if (rank->group->rank == 2) write_text(rank->vfs, ROOM_ROOT "/fence-2", "");
+    PD_TRY(pd_group_agree(rank->group, st, err));
+    st = pd_store_begin(rank->store, &identity, path, err);
+    if (st != PD_BUSY) PD_FAIL(err, PD_BUG, "begins with %s", pd_status_name(st));
+    return PD_OK;
+}
+
+Test(store, a_pool_is_made_again_and_the_launch_is_not_ours)
+{
+    struct room room = new_room(4, 2, false);
+    launch(&room, lose_pool_and_fence, NULL, PD_OK);
+    room_free(&room);
+}
+
 /* ---- retention, recycling, the index ---- */
 
 static pd_status keep_milestones(struct room_rank *rank, struct pd_error *err)
