@@ -102,6 +102,21 @@ def one_and_the_launchers(bench):
     bench.leave(run)
 
 
+def taken_away(bench):
+    """A host is told that it will be taken away: all save, and the others go on from there; when the launcher's own is told too, all leave."""
+    run = bench.start("a", f"preempt.notice=test -e {bench.net.root}/disk/notice")
+    bench.steps(run, 2)
+    open(f"{bench.net.root}/disk-b/notice", "w", encoding="utf-8").close()
+    bench.wait(run, lambda: "resumed at" in bench.said(), "a start on the others")
+    saved, resumed = (int(re.search(words, bench.said())[1]) for words in (r"the state of step (\d+) is saved", r"resumed at step (\d+)"))
+    if bench.starts(1) != [("2", "a:1,c:1")] or saved != resumed or "b will be taken away (preempt.notice): the others go on" not in bench.said():
+        bench.fail(f"host b was told: saved step {saved}, resumed at {resumed}")
+    bench.steps(run, 2)
+    open(f"{bench.net.root}/disk-a/notice", "w", encoding="utf-8").close()
+    if run.wait(timeout=harness.PATIENCE) != 75 or len(bench.starts(0)) != 2:
+        bench.fail(f"the launcher's own host was told: exit {run.returncode}")
+
+
 def back_again(bench):
     """With its cable pulled a host is lost without a sign; it comes back, and is taken in at once."""
     run = bench.start("a", "launch.grow=now")
@@ -221,7 +236,7 @@ def body(workspace, arguments):
     workspace.train(config, quiet, ["layout.ranks=1", f"run.steps={QUIET_STEPS * max(1, count // 4)}", "optimizer.decay_steps=100000"])
     known = harness.losses(quiet)
     cases = [lambda bench: random_losses(bench, random.Random(seed), count)] if count else \
-        [one_and_the_launchers, copies_away, back_again, too_few, stopped_elsewhere] if harness.scale() >= 4 else [one_and_the_launchers, copies_away]
+        [one_and_the_launchers, copies_away, taken_away, *([back_again, too_few, stopped_elsewhere] if harness.scale() >= 4 else [])]
     for case in cases:
         with namespaces.Network(workspace.directory("net"), names) as net:
             bench = Bench(workspace, net, config)

@@ -8,12 +8,28 @@
 #include <string.h>
 
 #define DEVICE_OUT_NS UINT64_C(600000000000)
+#define TAKEN_OUT_NS UINT64_C(300000000000)
 
 static struct pd_launch_host *find(struct pd_launch_host *hosts, uint32_t count, const char *name)
 {
     for (uint32_t i = 0; i < count; i++)
         if (!strcmp(hosts[i].name, name)) return &hosts[i];
     return NULL;
+}
+
+void pd_launch_account_sign(struct pd_launch_account *a, uint32_t rank)
+{
+    const uint32_t host = pd_launch_account_host_of(a, rank);
+    if (host != PD_LAUNCH_NO_HOST) a->hosts[host].has_sign = true;
+}
+
+bool pd_launch_account_knows(const struct pd_launch_account *a, const struct pd_launch_host_seen *seen, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pd_launch_host *h = seen[i].is_silent ? find(a->hosts, a->count, seen[i].name) : NULL;
+        if (seen[i].is_silent && (!h || (!h->has_sign && (h->ranks || h->answers)))) return false;
+    }
+    return true;
 }
 
 pd_status pd_launch_account_update(struct pd_launch_account *a, const struct pd_launch_host_seen *seen, uint32_t count,
@@ -30,7 +46,9 @@ pd_status pd_launch_account_update(struct pd_launch_account *a, const struct pd_
         else
             snprintf(h->name, sizeof h->name, "%s", seen[i].name);
         h->slots = seen[i].slots;
-        h->answers = seen[i].answers;
+        h->answers = seen[i].answers || (seen[i].is_silent && h->has_sign);
+        h->has_sign = false;
+        if (!h->answers && h->is_taken) h->out_until_ns = h->is_taken = 0;
     }
     for (uint32_t i = 0; i < a->count; i++) {
         if (find(hosts, made, a->hosts[i].name)) continue;
@@ -154,6 +172,26 @@ bool pd_launch_account_charge(struct pd_launch_account *a, uint32_t host, uint64
     return true;
 }
 
+void pd_launch_account_taken(struct pd_launch_account *a, uint32_t host, uint64_t now_ns)
+{
+    a->hosts[host].is_taken = true;
+    a->hosts[host].out_until_ns = now_ns + TAKEN_OUT_NS;
+}
+
+static uint64_t suspect_ns(uint32_t times)
+{
+    return DEVICE_OUT_NS << (times < 8 ? times : 8);
+}
+
+bool pd_launch_account_suspect(struct pd_launch_account *a, const char *name, uint64_t now_ns, uint32_t enough)
+{
+    struct pd_launch_host *h = find(a->hosts, a->count, name);
+    const uint32_t slots = pd_launch_account_slots(a, now_ns);
+    if (!h || slots - places_of(a, h, now_ns) < enough) return false;
+    h->out_until_ns = now_ns + suspect_ns(h->suspicions++);
+    return true;
+}
+
 void pd_launch_account_lost_device(struct pd_launch_account *a, const char *identity, uint32_t host, uint64_t now_ns)
 {
     struct pd_launch_device *d = NULL;
@@ -166,8 +204,7 @@ void pd_launch_account_lost_device(struct pd_launch_account *a, const char *iden
     }
     if (host != PD_LAUNCH_NO_HOST) snprintf(d->host, sizeof d->host, "%s", a->hosts[host].name);
     if (d->out_until_ns > now_ns) return;
-    d->out_until_ns = now_ns + (DEVICE_OUT_NS << (d->losses < 8 ? d->losses : 8));
-    d->losses++;
+    d->out_until_ns = now_ns + suspect_ns(d->losses++);
 }
 
 char *pd_launch_account_devices_out(const struct pd_launch_account *a, uint64_t now_ns)
@@ -200,6 +237,10 @@ void pd_launch_account_describe_out(const struct pd_launch_account *a, uint64_t 
             snprintf(one, sizeof one, "%s does not answer", h->name);
         else if (is_usable(h, now_ns))
             snprintf(one, sizeof one, "%s lost its GPUs", h->name);
+        else if (h->is_taken)
+            snprintf(one, sizeof one, "%s will be taken away (preempt.notice)", h->name);
+        else if (h->suspicions)
+            snprintf(one, sizeof one, "%s computed wrongly", h->name);
         else
             snprintf(one, sizeof one, "%s lost ranks %u times without progress", h->name, h->failures);
         append(ret_text, bytes, one);

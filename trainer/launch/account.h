@@ -2,6 +2,7 @@
  *
  *   a host  that does not answer is left out until it does. One where ranks died twice since the last progress is left out
  *           for a second, then for two, four, ... and at most five minutes (ckpt/base/backoff.h), while others are enough
+ *           One that will be taken away is left out for five minutes, or until it is gone and back
  *   a device  that was lost is left out for ten minutes, the next time for twenty, ... Where its host has no other for the rank
  *           it has a place less meanwhile, unless no host had one then
  *   ranks   fill hosts in the order of the list, each up to its places: its slots, less those */
@@ -18,8 +19,11 @@ struct pd_launch_host {
     uint32_t slots; /* of the list; 0: it is not in the list any more */
     uint32_t ranks; /* of this start */
     bool answers;
+    bool has_sign;         /* a rank of it has said how it ended: it is there, and need not answer */
+    bool is_taken;         /* and out_until_ns set: it will be taken away, and is back once it has not answered */
     bool was_usable;       /* at the last take */
     uint32_t failures;     /* starts that ended because of it, since the last progress */
+    uint32_t suspicions;   /* times that a rank of it computed wrongly */
     uint64_t out_until_ns; /* left out until then; 0: not */
 };
 
@@ -36,6 +40,11 @@ struct pd_launch_account {
     uint32_t device_count;
 };
 
+/* A rank of the last take has said how it ended, so its host is there: until the next update. */
+void pd_launch_account_sign(struct pd_launch_account *account, uint32_t rank);
+/* Whether nobody need be waited for: all that are silent so far have given a sign, or had no rank and did not answer before. */
+bool pd_launch_account_knows(const struct pd_launch_account *account, const struct pd_launch_host_seen *seen,
+                             uint32_t count);
 /* What a look has found; what is known of hosts that are in the list still, or again, stays. */
 PD_MUST_USE pd_status pd_launch_account_update(struct pd_launch_account *account, const struct pd_launch_host_seen *seen,
                                                uint32_t count, struct pd_error *err);
@@ -54,6 +63,10 @@ uint32_t pd_launch_account_host_of(const struct pd_launch_account *account, uint
 uint32_t pd_launch_account_lost(struct pd_launch_account *account, char *ret_names, size_t bytes);
 /* Ranks of this host died, and it answers. True: it is left out now, since the others have `enough` slots. */
 bool pd_launch_account_charge(struct pd_launch_account *account, uint32_t host, uint64_t now_ns, uint32_t enough);
+/* It will be taken away. */
+void pd_launch_account_taken(struct pd_launch_account *account, uint32_t host, uint64_t now_ns);
+/* A rank of it computed wrongly and not on a GPU: left out for as long as a GPU is. True: the others have `enough` slots. */
+bool pd_launch_account_suspect(struct pd_launch_account *account, const char *name, uint64_t now_ns, uint32_t enough);
 /* A rank lost this GPU, for which `host` has no other (PD_LAUNCH_NO_HOST: it has, or hosts are not known). Several ranks of one
  * GPU may say so at once. */
 void pd_launch_account_lost_device(struct pd_launch_account *account, const char *identity, uint32_t host, uint64_t now_ns);

@@ -182,47 +182,54 @@ static pid_t ask(const char *agent, const char *name)
     _exit(127);
 }
 
-static int limit_of(int slowest_ms)
+/* A line whenever more is known of a host: its name, slots, whether it answers (-1: not known yet), and after how long. */
+static void say(FILE *out, const struct pd_launch_host_seen *h, int after_ms)
 {
-    const int limit_ms = slowest_ms ? 4 * slowest_ms : ANSWER_MS_MAX;
+    fprintf(out, "%s %u %d %d\n", h->name, h->slots, h->is_silent ? -1 : h->answers, after_ms);
+    fflush(out);
+}
+
+static int limit_of(int patience, int slowest_ms)
+{
+    const int limit_ms = slowest_ms ? patience * slowest_ms : ANSWER_MS_MAX;
     return limit_ms < ANSWER_MS_MIN ? ANSWER_MS_MIN : limit_ms > ANSWER_MS_MAX ? ANSWER_MS_MAX : limit_ms;
 }
 
 /* All at once. Where the machines are busy those that answer take long too, and the others are given more time.
- * *slowest_ms: of the look before, and then of this one. */
-static void ask_all(const char *agent, struct pd_launch_host_seen *hosts, uint32_t count, int *slowest_ms)
+ * slowest_ms: of the look before. */
+static void ask_all(const char *agent, struct pd_launch_host_seen *hosts, uint32_t count, int patience, int slowest_ms,
+                    FILE *out)
 {
     pid_t *asked = calloc(count, sizeof *asked);
     uint32_t left = 0;
-    int now_slowest_ms = 0;
     for (uint32_t i = 0; asked && i < count; i++) {
         hosts[i].answers = pd_launch_host_is_this(hosts[i].name);
         if (!hosts[i].answers) asked[i] = ask(agent, hosts[i].name);
-        left += asked[i] > 0;
+        hosts[i].is_silent = asked[i] > 0;
+        left += hosts[i].is_silent;
+        say(out, &hosts[i], 0);
     }
     const uint64_t began = pd_clock_monotonic_ns(NULL);
-    for (int waited_ms = 0; left && waited_ms < limit_of(*slowest_ms);
+    for (int waited_ms = 0; left && waited_ms < limit_of(patience, slowest_ms);
          waited_ms = (int)(pd_clock_seconds_since(NULL, began) * 1e3)) {
         for (uint32_t i = 0; i < count; i++) {
             int status;
-            if (asked[i] <= 0 || waitpid(asked[i], &status, WNOHANG) != asked[i]) continue;
+            if (!hosts[i].is_silent || waitpid(asked[i], &status, WNOHANG) != asked[i]) continue;
             hosts[i].answers = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-            asked[i] = 0;
+            hosts[i].is_silent = false;
             left--;
-            if (hosts[i].answers) now_slowest_ms = waited_ms + 1;
-            if (now_slowest_ms > *slowest_ms) *slowest_ms = now_slowest_ms;
+            if (hosts[i].answers && waited_ms >= slowest_ms) slowest_ms = waited_ms + 1;
+            say(out, &hosts[i], waited_ms + 1);
         }
         if (left) pd_clock_sleep_ns(NULL, 10000000);
     }
     for (uint32_t i = 0; asked && i < count; i++)
-        if (asked[i] > 0) kill(asked[i], SIGKILL);
-    if (now_slowest_ms) *slowest_ms = now_slowest_ms;
+        if (hosts[i].is_silent) kill(asked[i], SIGKILL);
     free(asked);
 }
 
-static void look(const char *source, const char *agent, uint32_t slots, uint32_t slowest, int results)
+static void look(const char *source, const char *agent, uint32_t slots, uint32_t patience, uint32_t slowest, int results)
 {
-    int slowest_ms = (int)slowest;
     struct pd_launch_host_seen *hosts;
     uint32_t count;
     struct pd_error err = {0};
@@ -231,21 +238,17 @@ static void look(const char *source, const char *agent, uint32_t slots, uint32_t
     const char *text = source_read(source, out);
     if (pd_launch_hosts_parse(text, slots, &hosts, &count, &err)) fail(out, source, err.message);
     if (!count) fail(out, source, "it names no host");
-    ask_all(agent, hosts, count, &slowest_ms);
-    fprintf(out, "%d\n", slowest_ms);
-    for (uint32_t i = 0; i < count; i++)
-        fprintf(out, "%s %u %d\n", hosts[i].name, hosts[i].slots, hosts[i].answers);
-    fflush(out);
+    ask_all(agent, hosts, count, (int)patience, (int)slowest, out);
     _exit(0);
 }
 
 /* ---- in the launcher ---- */
 
-pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t slots, struct pd_launch_look *current,
-                               struct pd_error *err)
+pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t slots, uint32_t patience,
+                               struct pd_launch_look *current, struct pd_error *err)
 {
     int results[2];
-    struct pd_launch_look l = {.results = -1, .slowest_ms = current->slowest_ms};
+    struct pd_launch_look l = {.results = -1, .began_ns = pd_clock_monotonic_ns(NULL), .slowest_ms = current->slowest_ms};
     const pid_t launcher = getpid();
     if (pipe2(results, O_CLOEXEC)) PD_FAIL_ERRNO(err, errno, "looking for hosts");
     fflush(NULL);
@@ -256,7 +259,7 @@ pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t s
         sigprocmask(SIG_SETMASK, &none, NULL);
         setpgid(0, 0); /* an interrupt at the terminal is the launcher's */
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() == launcher) look(source, agent, slots, l.slowest_ms, results[1]);
+        if (getppid() == launcher) look(source, agent, slots, patience, l.slowest_ms, results[1]);
         _exit(1);
     }
     const int number = errno;
@@ -302,27 +305,44 @@ void pd_launch_look_cancel(struct pd_launch_look *l)
     *l = (struct pd_launch_look){.results = -1, .slowest_ms = l->slowest_ms};
 }
 
-/* A line with the time of the slowest, and one a host. */
-static pd_status results_parse(char *text, uint32_t *ret_slowest_ms, struct pd_launch_host_seen **ret_hosts,
+static struct pd_launch_host_seen *find(struct pd_launch_host_seen *hosts, uint32_t count, const char *name)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (!strcmp(hosts[i].name, name)) return &hosts[i];
+    return NULL;
+}
+
+/* The last whole line of a host holds.   ret_slowest_ms: untouched where none has answered */
+static pd_status results_parse(const char *text, uint32_t *ret_slowest_ms, struct pd_launch_host_seen **ret_hosts,
                                uint32_t *ret_count, struct pd_error *err)
 {
-    uint32_t count = 0;
-    char *rest = text;
+    uint32_t count = 0, slowest_ms = 0;
     if (!text) PD_FAIL(err, PD_UNSUPPORTED, "launch.hosts: the process that looks for hosts ended without a word");
     if (text[0] == FAILURE) PD_FAIL(err, PD_UNSUPPORTED, "%.*s", (int)strcspn(text + 1, "\n"), text + 1);
     struct pd_launch_host_seen *hosts = calloc(lines_of(text), sizeof *hosts);
     if (!hosts) PD_FAIL(err, PD_NO_MEMORY, "a list of hosts");
-    (void)sscanf(strsep(&rest, "\n"), "%u", ret_slowest_ms);
-    for (char *line; (line = strsep(&rest, "\n"));) {
+    for (const char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
         int answers;
-        struct pd_launch_host_seen *h = &hosts[count];
-        if (sscanf(line, "%255s %u %d", h->name, &h->slots, &answers) != 3) continue;
-        h->answers = answers;
-        count++;
+        uint32_t after_ms;
+        struct pd_launch_host_seen h;
+        if (sscanf(line, "%255s %u %d %u", h.name, &h.slots, &answers, &after_ms) != 4) continue;
+        h.answers = answers > 0;
+        h.is_silent = answers < 0;
+        if (h.answers && after_ms > slowest_ms) slowest_ms = after_ms;
+        struct pd_launch_host_seen *known = find(hosts, count, h.name);
+        *(known ? known : &hosts[count++]) = h;
     }
+    if (slowest_ms) *ret_slowest_ms = slowest_ms;
     *ret_hosts = hosts;
     *ret_count = count;
     return PD_OK;
+}
+
+pd_status pd_launch_look_peek(const struct pd_launch_look *l, struct pd_launch_host_seen **ret_hosts, uint32_t *ret_count,
+                              struct pd_error *err)
+{
+    uint32_t ignored;
+    return results_parse(l->text, &ignored, ret_hosts, ret_count, err);
 }
 
 pd_status pd_launch_look_end(struct pd_launch_look *l, struct pd_launch_host_seen **ret_hosts, uint32_t *ret_count,

@@ -2,9 +2,9 @@
  *
  *   source   a file, or a command of sh that prints the same. A line a host: `name`, `name:4` or `name slots=4`, the ranks
  *            that it takes; `#` begins a comment; a host that is named twice has the sum
- *   answers  `AGENT NAME true` ends well within four times what the slowest of those that answer takes, in this look or took in
- *            the one before: one second at least, ten at most, which are given where none has ever answered. This host is not
- *            asked
+ *   answers  `AGENT NAME true` ends well within `patience` times what the slowest of those that answer takes, in this look or
+ *            took in the one before: one second at least, ten at most, which are given where none has ever answered. This
+ *            host is not asked
  *   threads  one caller; the work is done by a process of its own, so that a host which does not answer holds up nobody */
 #ifndef PD_TRAINER_LAUNCH_HOSTS_H
 #define PD_TRAINER_LAUNCH_HOSTS_H
@@ -16,22 +16,27 @@
 struct pd_launch_host_seen {
     char name[PD_LAUNCH_HOST_BYTES];
     uint32_t slots;
-    bool answers;
+    bool answers, is_silent; /* is_silent: it has said neither yes nor no */
 };
 
 struct pd_launch_look {
     int process, results; /* 0, -1: nobody looks */
     char *text;           /* of results so far */
     size_t bytes;
+    uint64_t began_ns;
     uint32_t slowest_ms; /* of those that answered in the look before; 0: none has. Kept from look to look */
 };
 
 /* `slots` of a host that does not say; `agent` with words of its own, such as "ssh -p 2222". */
-PD_MUST_USE pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t slots,
+PD_MUST_USE pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t slots, uint32_t patience,
                                            struct pd_launch_look *current, struct pd_error *err);
 /* Whether it has ended; waits up to `timeout_ms` for that. */
 bool pd_launch_look_poll(struct pd_launch_look *look, int timeout_ms);
-/* After it has ended.   ret_hosts (*ret_count), malloc'ed
+/* What is known so far.   ret_hosts (*ret_count), malloc'ed
+ *   errors  PD_UNSUPPORTED: nothing is */
+PD_MUST_USE pd_status pd_launch_look_peek(const struct pd_launch_look *look, struct pd_launch_host_seen **ret_hosts,
+                                          uint32_t *ret_count, struct pd_error *err);
+/* After it has ended, or when what is known is enough.   ret_hosts (*ret_count), malloc'ed
  *   errors  PD_UNSUPPORTED: the source cannot be read, fails, or names no host */
 PD_MUST_USE pd_status pd_launch_look_end(struct pd_launch_look *look, struct pd_launch_host_seen **ret_hosts,
                                          uint32_t *ret_count, struct pd_error *err);

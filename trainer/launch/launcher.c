@@ -40,8 +40,9 @@ struct launch_state {
     char diverged_words[320];
     bool has_suspect; /* of that end */
     struct pd_note_suspect suspect;
-    bool is_charged; /* the last end, to hosts and not to the run */
-    uint32_t died;   /* ranks that died at the last end, without progress since */
+    char suspect_host[PD_LAUNCH_HOST_BYTES]; /* of launch.hosts; "": of none */
+    bool is_charged;                         /* the last end, to hosts and not to the run */
+    uint32_t died;                           /* ranks that died at the last end, without progress since */
     uint32_t died_ranks[PD_LAUNCH_LOST_NAMED];
     char last_words[sizeof((struct pd_error *)0)->message];
 };
@@ -251,11 +252,12 @@ static pd_status judge(struct launch_state *state, struct pd_launch_verdict *ver
     *ret_is_over = true;
     if (verdict->status == PD_OK) return PD_OK;
     if (state->requests.wants_abort) PD_FAIL(err, PD_STOPPED, "interrupted twice: left without saving");
-    const bool is_regrouped = verdict->status == PD_STOPPED && state->requests.wants_regroup && !state->requests.wants_leave;
+    const bool is_regrouped = verdict->status == PD_STOPPED && !state->requests.wants_leave &&
+                              (state->requests.wants_regroup || pd_launch_placement_taken(&state->placement, &state->start));
     state->requests.wants_regroup = false;
     if (verdict->next == PD_LAUNCH_AWAIT) return await_hosts(state, verdict, ret_is_over, err);
     const bool is_charged = (verdict->next != PD_LAUNCH_END || !verdict->has_begun) &&
-                            pd_launch_placement_charge(&state->placement, &state->requests, verdict);
+                            pd_launch_placement_charge(&state->placement, &state->start, &state->requests, verdict);
     if (verdict->next == PD_LAUNCH_END && !is_regrouped && !is_charged)
         PD_FAIL(err, verdict->status, "%s", verdict->message);
     if (state->requests.wants_leave)
@@ -325,9 +327,13 @@ static void look_for_repeat(struct launch_state *state, const struct pd_launch_v
                     "what was not finite in a start before has not come again, from the same bits: suspect the hardware "
                     "%s (%s)",
                     whose, state->diverged_words);
-        if (state->has_suspect) pd_launch_placement_suspect(&state->placement, s);
+        if (state->has_suspect) pd_launch_placement_suspect(&state->placement, s, state->suspect_host);
     }
     state->has_suspect = pd_note_read_suspect(state->start.dir, &state->suspect);
+    const struct pd_launch_account *account = &state->placement.account;
+    const uint32_t host = state->has_suspect ? pd_launch_account_host_of(account, s->rank) : PD_LAUNCH_NO_HOST;
+    snprintf(state->suspect_host, sizeof state->suspect_host, "%s",
+             host == PD_LAUNCH_NO_HOST ? "" : account->hosts[host].name);
     state->has_diverged = verdict->status == PD_DIVERGED;
     state->diverged_behind = state->progress;
     if (state->has_diverged) snprintf(state->diverged_words, sizeof state->diverged_words, "%.300s", verdict->message);

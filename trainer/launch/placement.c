@@ -10,7 +10,10 @@
 #include <string.h>
 
 #define MODULE "launch"
-#define LOOK_NS UINT64_C(5000000000) /* between two looks, while ranks run or wait for hosts */
+#define LOOK_NS UINT64_C(5000000000)   /* between two looks, while ranks run or wait for hosts */
+#define PATIENCE 4u                    /* times what the slowest host takes */
+#define PATIENCE_AT_LOSS 2u            /* those that are there have given a sign by then */
+#define RETURN_NS UINT64_C(1000000000) /* for hosts that did not answer before */
 #define OUT_BYTES 1024
 
 static uint32_t least(const struct pd_launch_placement *p)
@@ -18,10 +21,23 @@ static uint32_t least(const struct pd_launch_placement *p)
     return p->places->min ? p->places->min : 1;
 }
 
-static pd_status look_begin(struct pd_launch_placement *p, struct pd_error *err)
+static pd_status look_begin(struct pd_launch_placement *p, uint32_t patience, struct pd_error *err)
 {
     const struct pd_launch_places *places = p->places;
-    return pd_launch_look_begin(places->hosts, places->agent, places->slots ? places->slots : 1, &p->look, err);
+    return pd_launch_look_begin(places->hosts, places->agent, places->slots ? places->slots : 1, patience, &p->look, err);
+}
+
+/* Whether the answers so far are enough: who is silent is known from its ranks. */
+static bool look_is_enough(struct pd_launch_placement *p)
+{
+    struct pd_launch_host_seen *seen;
+    uint32_t count;
+    struct pd_error ignored;
+    if (pd_clock_monotonic_ns(NULL) - p->look.began_ns < RETURN_NS) return false;
+    if (pd_launch_look_peek(&p->look, &seen, &count, &ignored)) return false;
+    const bool is_enough = pd_launch_account_knows(&p->account, seen, count);
+    free(seen);
+    return is_enough;
 }
 
 static pd_status look_end(struct pd_launch_placement *p, struct pd_error *err)
@@ -39,20 +55,41 @@ static bool is_asked_to_leave(const struct pd_launch_requests *requests)
     return requests->wants_leave || requests->wants_abort;
 }
 
-pd_status pd_launch_placement_look(struct pd_launch_placement *p, struct pd_launch_requests *requests, struct pd_error *err)
+static pd_status look_await(struct pd_launch_placement *p, struct pd_launch_requests *requests, bool is_of_loss,
+                            struct pd_error *err)
 {
-    if (!p->is_look_of_loss) {
-        pd_launch_look_cancel(&p->look);
-        PD_TRY(look_begin(p, err));
-    }
-    p->is_look_of_loss = false;
-    while (!pd_launch_look_poll(&p->look, 50)) {
+    while (!pd_launch_look_poll(&p->look, 50) && !(is_of_loss && look_is_enough(p))) {
         pd_launch_requests_poll(requests, 0);
         if (!is_asked_to_leave(requests)) continue;
         pd_launch_look_cancel(&p->look);
         PD_FAIL(err, PD_STOPPED, "asked to leave while hosts were asked");
     }
     return look_end(p, err);
+}
+
+pd_status pd_launch_placement_look(struct pd_launch_placement *p, struct pd_launch_requests *requests, struct pd_error *err)
+{
+    pd_launch_look_cancel(&p->look);
+    p->is_look_of_loss = false;
+    PD_TRY(look_begin(p, PATIENCE, err));
+    return look_await(p, requests, false, err);
+}
+
+/* Who is gone is known by its silence, and by ranks of others that have said how they ended. */
+static pd_status look_at_loss(struct pd_launch_placement *p, const struct pd_start *start,
+                              struct pd_launch_requests *requests, struct pd_error *err)
+{
+    bool *has_ended = calloc(start->ranks, sizeof *has_ended);
+    if (has_ended) pd_note_find(start->dir, PD_NOTE_ENDED, start->ranks, has_ended);
+    for (uint32_t r = 0; has_ended && r < start->ranks; r++)
+        if (has_ended[r]) pd_launch_account_sign(&p->account, r);
+    free(has_ended);
+    if (!p->is_look_of_loss) {
+        pd_launch_look_cancel(&p->look);
+        PD_TRY(look_begin(p, PATIENCE_AT_LOSS, err));
+    }
+    p->is_look_of_loss = false;
+    return look_await(p, requests, true, err);
 }
 
 static void log_left_out(const struct pd_launch_placement *p)
@@ -133,7 +170,7 @@ void pd_launch_placement_lose(struct pd_launch_placement *p)
     struct pd_error ignored; /* said after the end */
     if (!pd_launch_placement_has_list(p) || p->is_look_of_loss) return;
     pd_launch_look_cancel(&p->look);
-    p->is_look_of_loss = look_begin(p, &ignored) == PD_OK;
+    p->is_look_of_loss = look_begin(p, PATIENCE_AT_LOSS, &ignored) == PD_OK;
 }
 
 /* What ranks say of one another is about the messengers: those that were left behind are ended by their starter. */
@@ -144,13 +181,13 @@ static void blame(struct pd_launch_verdict *verdict, const char *names)
                  strchr(names, ',') ? "hosts" : "host", names);
 }
 
-bool pd_launch_placement_charge(struct pd_launch_placement *p, struct pd_launch_requests *requests,
-                                struct pd_launch_verdict *verdict)
+bool pd_launch_placement_charge(struct pd_launch_placement *p, const struct pd_start *start,
+                                struct pd_launch_requests *requests, struct pd_launch_verdict *verdict)
 {
     char names[OUT_BYTES];
     struct pd_error why;
     if (!pd_launch_placement_has_list(p) || verdict->status == PD_OK || is_asked_to_leave(requests)) return false;
-    if (pd_launch_placement_look(p, requests, &why)) {
+    if (look_at_loss(p, start, requests, &why)) {
         pd_log_warn(MODULE, "hosts are those of the last start: %s", why.message);
         return false;
     }
@@ -184,11 +221,34 @@ uint32_t pd_launch_placement_lose_devices(struct pd_launch_placement *p, const s
     return without;
 }
 
-void pd_launch_placement_suspect(struct pd_launch_placement *p, const struct pd_note_suspect *s)
+void pd_launch_placement_suspect(struct pd_launch_placement *p, const struct pd_note_suspect *s, const char *host)
 {
+    if (!s->gpu[0] && pd_launch_account_suspect(&p->account, host, pd_clock_monotonic_ns(NULL), least(p)))
+        pd_log_warn(MODULE, "host %s, of rank %u, is left out of the next start", host, s->rank);
     if (!s->gpu[0] || !s->is_spare) return;
     pd_launch_account_lost_device(&p->account, s->gpu, PD_LAUNCH_NO_HOST, pd_clock_monotonic_ns(NULL));
     pd_log_warn(MODULE, "GPU %s, of rank %u, is left out of the next start", s->gpu, s->rank);
+}
+
+bool pd_launch_placement_taken(struct pd_launch_placement *p, const struct pd_start *start)
+{
+    char names[OUT_BYTES];
+    size_t used = 0;
+    bool is_own = false, *is_taken = calloc(start->ranks, sizeof *is_taken);
+    const uint64_t now = pd_clock_monotonic_ns(NULL);
+    if (is_taken && pd_launch_placement_has_list(p)) pd_note_find(start->dir, PD_NOTE_TAKEN, start->ranks, is_taken);
+    for (uint32_t r = 0; is_taken && r < start->ranks; r++) {
+        const uint32_t host = is_taken[r] ? pd_launch_account_host_of(&p->account, r) : PD_LAUNCH_NO_HOST;
+        if (host == PD_LAUNCH_NO_HOST || used >= sizeof names) continue;
+        const char *name = p->account.hosts[host].name;
+        pd_launch_account_taken(&p->account, host, now);
+        is_own |= pd_launch_host_is_this(name);
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", name);
+    }
+    free(is_taken);
+    if (!used || is_own || !has_least(p)) return false;
+    pd_log_warn(MODULE, "%s will be taken away (preempt.notice): the others go on from what was saved", names);
+    return true;
 }
 
 bool pd_launch_placement_has_grown(struct pd_launch_placement *p, uint32_t wanted)
@@ -199,7 +259,7 @@ bool pd_launch_placement_has_grown(struct pd_launch_placement *p, uint32_t wante
     if (!p->look.process) {
         if (now - p->looked_ns < LOOK_NS) return false;
         p->looked_ns = now;
-        return look_begin(p, &ignored) && false;
+        return look_begin(p, PATIENCE, &ignored) && false;
     }
     if (!pd_launch_look_poll(&p->look, 0) || look_end(p, &ignored)) return false;
     const uint32_t slots = pd_launch_account_slots(&p->account, now), most = wanted && wanted < slots ? wanted : slots;

@@ -27,7 +27,7 @@ struct pd_launch_placement {
     char *hosts;          /* of this start, for the starter; NULL: no list */
     char away[1024];      /* hosts of the list that it is without */
     uint64_t looked_ns;   /* while ranks run */
-    bool is_look_of_loss; /* was begun when a rank was lost, and ends in the next pd_launch_placement_look */
+    bool is_look_of_loss; /* was begun when a rank was lost, and ends in pd_launch_placement_charge */
     uint32_t offered;     /* ranks that could run at this start, of those wanted; a layout may take fewer */
 };
 
@@ -55,13 +55,17 @@ PD_MUST_USE pd_status pd_launch_placement_take(struct pd_launch_placement *p, ui
 void pd_launch_placement_lose(struct pd_launch_placement *p);
 /* A start has ended, and not well: looks again, charges hosts, and names them in the verdict. True: what ended is theirs, and the
  * next start is without them. */
-bool pd_launch_placement_charge(struct pd_launch_placement *p, struct pd_launch_requests *requests,
-                                struct pd_launch_verdict *verdict);
+bool pd_launch_placement_charge(struct pd_launch_placement *p, const struct pd_start *start,
+                                struct pd_launch_requests *requests, struct pd_launch_verdict *verdict);
 /* Ranks lost their GPUs: those are left out of the next start.   Returns how many ranks have no other, of those whose host is
  * not of the list: hosts of the list have a place less. */
 uint32_t pd_launch_placement_lose_devices(struct pd_launch_placement *p, const struct pd_start *start);
-/* A GPU computed what was not finite, and has not again: it is left out of the next start where its rank has another. */
-void pd_launch_placement_suspect(struct pd_launch_placement *p, const struct pd_note_suspect *suspect);
+/* A rank computed what was not finite, and has not again: its GPU is left out of the next start where it has another, and without
+ * a GPU its host where the others are enough. host: of the list, "": of none. */
+void pd_launch_placement_suspect(struct pd_launch_placement *p, const struct pd_note_suspect *suspect, const char *host);
+/* All have left, since hosts will be taken away, which their ranks have said: those are left out. True: the others are enough,
+ * and the launcher's own stays. */
+bool pd_launch_placement_taken(struct pd_launch_placement *p, const struct pd_start *start);
 /* While ranks run, at every tick: whether more of `wanted` could. Never waits. */
 bool pd_launch_placement_has_grown(struct pd_launch_placement *p, uint32_t wanted);
 void pd_launch_placement_deinit(struct pd_launch_placement *p);

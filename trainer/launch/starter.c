@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define MPI_FILE_BYTES (5u << 20) /* a rank's shared memory in Open MPI 4.1; SIGXFSZ ends it where it gets none */
-#define RUN_FILES 7u /* with these and those of its ranks a run whose ranks are threads can save */
+#define RUN_FILES 7u              /* with these and those of its ranks a run whose ranks are threads can save */
 #define RANK_FILES 3u
 #define FULL_RUN_FILES 16u /* a rank, and one rank more: with state on drives, two stripes and metrics of every kind */
 #define MPI_SPACE_BYTES (256u << 20) /* Open MPI 4.1 ends in SIGSEGV with less; a rank of any model needs more */
@@ -113,7 +113,7 @@ static const char *own_starter(void)
 static const char *const exported[] = {PD_LAUNCH_ENV_DIR,       PD_LAUNCH_ENV_RANKS,    PD_LAUNCH_ENV_RESTART,
                                        PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT,   PD_LAUNCH_ENV_LAYOUT,
                                        PD_LAUNCH_ENV_TRACE,     PD_LAUNCH_ENV_LEFT_OUT, PD_LAUNCH_ENV_RECOVERY,
-                                       PD_LAUNCH_ENV_AWAY};
+                                       PD_LAUNCH_ENV_AWAY,      PD_LAUNCH_ENV_GRACE};
 #define EXPORTED (sizeof exported / sizeof *exported)
 
 static bool exports_by_word(void)
@@ -162,7 +162,8 @@ static pd_status check_open_files(const struct pd_start *start, rlim_t needs, co
     if (files.rlim_cur >= needs) return PD_OK;
     PD_FAIL(err, PD_UNSUPPORTED,
             "%s needs more than %llu open files for %s, and the limit is %llu: raise it (ulimit -n 1024)%s", who,
-            (unsigned long long)needs - 1, pd_counted(start->ranks, "rank").text, (unsigned long long)files.rlim_cur, or_else);
+            (unsigned long long)needs - 1, pd_counted(start->ranks, "rank").text, (unsigned long long)files.rlim_cur,
+            or_else);
 }
 
 /* Open MPI 4 takes pipes for all ranks of a host first, and hangs where it gets none. Ranks of hosts that others name may be
@@ -260,8 +261,8 @@ static void set_number(const char *variable, uint64_t value)
 static void mpi_environment_set(const struct pd_start *start)
 {
     static const char *const settings[][2] = {
-        /* A host that vanishes is noticed in 10 + 3 * 5 s, and not in eight minutes. */
-        {"OMPI_MCA_oob_tcp_keepalive_time", "10"},      {"OMPI_MCA_oob_tcp_keepalive_intvl", "5"},
+        /* A host that vanishes is noticed in 4 + 3 * 2 s, and not in eight minutes. */
+        {"OMPI_MCA_oob_tcp_keepalive_time", "4"},       {"OMPI_MCA_oob_tcp_keepalive_intvl", "2"},
         {"OMPI_MCA_oob_tcp_keepalive_probes", "3"},     {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
         {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},        {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
         {"OMPI_MCA_hwloc_base_binding_policy", "none"}, {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
@@ -294,6 +295,7 @@ void pd_starter_environment_set(const struct pd_start *start, int launcher_proce
     setenv(PD_LAUNCH_ENV_TRANSPORT, start->transport == PD_TRANSPORT_LOCAL ? "local" : "mpi", 1);
     setenv(PD_LAUNCH_ENV_LAYOUT, start->layout ? start->layout : "", 1);
     setenv(PD_LAUNCH_ENV_TRACE, "", 0);
+    setenv(PD_LAUNCH_ENV_GRACE, PD_LAUNCH_GRACE_SECONDS, 0);
     setenv(PD_LAUNCH_ENV_LEFT_OUT, start->left_out ? start->left_out : "", 1);
     setenv(PD_LAUNCH_ENV_AWAY, start->away ? start->away : "", 1);
     set_loss(&start->loss);

@@ -9,6 +9,7 @@
 #include "trainer/run/signals.h"
 
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -138,10 +139,23 @@ void pd_launched_saved(uint64_t step)
     pd_note_write_saved(dir, step);
 }
 
+double pd_launched_leave_seconds(double asked)
+{
+    double grace;
+    const char *text = getenv(PD_LAUNCH_ENV_GRACE);
+    return text && pd_parse_double(text, &grace) ? fmin(asked, 0.8 * grace) : asked;
+}
+
 const char *pd_launched_hosts_away(void)
 {
     const char *away = getenv(PD_LAUNCH_ENV_AWAY);
     return away ? away : "";
+}
+
+void pd_launched_taken(uint32_t rank)
+{
+    const char *dir = getenv(PD_LAUNCH_ENV_DIR);
+    if (dir) pd_note_write_mark(dir, PD_NOTE_TAKEN, rank);
 }
 
 void pd_launched_lost_gpu(uint32_t rank, const char *identity, bool is_spare)

@@ -32,8 +32,15 @@ void pd_launched_saved(uint64_t step);
 /* True: the launcher has it in writing, so the exit code of this process tells it nothing more. */
 bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message);
 
+/* How long saves are tried, and further tiers waited for, by who was asked to leave: `asked`, and at most four fifths of
+ * PERDURE_GRACE_S, when what is left is ended. */
+double pd_launched_leave_seconds(double asked);
+
 /* Hosts of launch.hosts that take no part in this start, as rank 0 is told; "": none. */
 const char *pd_launched_hosts_away(void);
+
+/* The rank's host will be taken away: the launcher goes on without it where it can. */
+void pd_launched_taken(uint32_t rank);
 
 /* The rank lost its GPU. is_spare: as many ranks find one when it is left out. */
 void pd_launched_lost_gpu(uint32_t rank, const char *identity, bool is_spare);
@@ -53,6 +60,8 @@ uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here);
 #define PD_LAUNCH_ENV_LEFT_OUT "PERDURE_LAUNCH_LEFT_OUT" /* identities of GPUs, with commas between them */
 #define PD_LAUNCH_ENV_AWAY "PERDURE_LAUNCH_AWAY"         /* hosts of launch.hosts that take no part */
 #define PD_LAUNCH_ENV_PARENT "PERDURE_LAUNCH_PARENT"
+#define PD_LAUNCH_ENV_GRACE "PERDURE_GRACE_S" /* the user's or the batch system's */
+#define PD_LAUNCH_GRACE_SECONDS "25"
 #define PD_LAUNCH_ENV_TRACE "PERDURE_LAUNCH_TRACE" /* the file of --trace; "": none */
 
 #endif

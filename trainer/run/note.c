@@ -16,9 +16,10 @@
 #define NOTE_PATH_BYTES 4096
 #define NOTE_BYTES 2048
 
-static const char *const names[] = {[PD_NOTE_BEGUN] = "begun", [PD_NOTE_OPENING] = "opening", [PD_NOTE_READY] = "ready",
-                                    [PD_NOTE_ENDED] = "ended", [PD_NOTE_SAVED] = "saved",     [PD_NOTE_GPU] = "gpu",
-                                    [PD_NOTE_PULSE] = "pulse", [PD_NOTE_SUSPECT] = "suspect", [PD_NOTE_OWNER] = "owner"};
+static const char *const names[] = {
+    [PD_NOTE_BEGUN] = "begun", [PD_NOTE_OPENING] = "opening", [PD_NOTE_READY] = "ready", [PD_NOTE_ENDED] = "ended",
+    [PD_NOTE_SAVED] = "saved", [PD_NOTE_GPU] = "gpu",         [PD_NOTE_PULSE] = "pulse", [PD_NOTE_SUSPECT] = "suspect",
+    [PD_NOTE_TAKEN] = "taken", [PD_NOTE_OWNER] = "owner"};
 
 static bool note_write_bytes(const char *dir, enum pd_note kind, uint32_t rank, const void *data, size_t bytes)
 {

@@ -7,6 +7,7 @@
  *   saved-0        the newest step that is committed, at most one a second
  *   gpu-<rank>     the GPU that it lost, by what the device is called whatever number a process knows it by, and
  *                  whether its host has another for it
+ *   taken-<rank>   its host will be taken away (preempt.notice), and it asks all to leave
  *   suspect-0      a gradient was not finite: the rank that computed it, its host, its GPU as above
  *   pulse-<rank>  of a rank on another host than the launcher's: its pulse (ckpt/base/pulse.h), every pd_note_pulse_ns
  *   owner-0        the launcher itself, as begun: a directory whose owner is gone may be removed
@@ -39,12 +40,13 @@ enum pd_note {
     PD_NOTE_GPU,
     PD_NOTE_PULSE,
     PD_NOTE_SUSPECT,
+    PD_NOTE_TAKEN,
     PD_NOTE_OWNER /* last */
 };
 
 /* BEGUN and OWNER. size: of the job; 0 for OWNER. */
 bool pd_note_write_process(const char *dir, enum pd_note kind, uint32_t rank, uint32_t size, int pulse);
-/* OPENING and READY: that there is such a note is all it says. */
+/* OPENING, READY and TAKEN: that there is such a note is all it says. */
 bool pd_note_write_mark(const char *dir, enum pd_note kind, uint32_t rank);
 /* The rank has done a step: the time of its note of READY is now, for people who look on. No decision reads it. */
 void pd_note_beat(const char *dir, uint32_t rank);

@@ -2,6 +2,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
+#include "trainer/run/launched.h"
 #include "trainer/run/signals.h"
 
 #include <errno.h>
@@ -22,6 +23,7 @@ extern char **environ;
 
 struct pd_preempt {
     const char *command;
+    uint32_t rank;
     pthread_t thread;
     atomic_bool ends;
 };
@@ -76,6 +78,7 @@ static void *poll_command(void *preempt)
             const int code = ask(p);
             if (code == 0 && !atomic_load(&p->ends)) {
                 pd_log_info(MODULE, "this host will be taken away (preempt.notice): saving and leaving");
+                pd_launched_taken(p->rank); /* before the ranks can have left */
                 pd_signals_ask_leave();
                 return NULL;
             }
@@ -88,10 +91,10 @@ static void *poll_command(void *preempt)
     return NULL;
 }
 
-struct pd_preempt *pd_preempt_start(const char *command)
+struct pd_preempt *pd_preempt_start(const char *command, uint32_t rank)
 {
     struct pd_preempt *p = command[0] ? calloc(1, sizeof *p) : NULL;
-    if (p) p->command = command;
+    if (p) *p = (struct pd_preempt){.command = command, .rank = rank};
     if (p && !pthread_create(&p->thread, NULL, poll_command, p)) return p;
     if (command[0]) pd_log_warn(MODULE, "no memory or no thread to run preempt.notice: only signals are heard");
     free(p);

@@ -94,7 +94,7 @@ pd_status pd_worker_main(const struct pd_config *config, const struct pd_launche
     enum pd_transport transport = launched->is_launched ? launched->transport : config->layout.transport;
     if (transport != PD_TRANSPORT_MPI) {
         pd_launched_ready(launched);
-        struct pd_preempt *preempt = pd_preempt_start(config->preempt.notice);
+        struct pd_preempt *preempt = pd_preempt_start(config->preempt.notice, 0);
         pd_status st = pd_comm_run_local(ranks, 1, run_local_rank, (void *)config, err);
         pd_preempt_stop(preempt);
         pd_fault_point("worker.ended");
@@ -104,7 +104,7 @@ pd_status pd_worker_main(const struct pd_config *config, const struct pd_launche
     PD_TRY(pd_comm_open_mpi(&comm, err));
     pd_rank_set_process((int)comm->rank);
     pd_launched_ready(launched);
-    struct pd_preempt *preempt = pd_preempt_start(comm->rank_here ? "" : config->preempt.notice);
+    struct pd_preempt *preempt = pd_preempt_start(comm->rank_here ? "" : config->preempt.notice, comm->rank);
     pd_status st = run_rank(config, comm, launched, err);
     pd_preempt_stop(preempt);
     pd_comm_free(comm);

@@ -130,10 +130,10 @@ pd_status __wrap_pd_starter_choose(enum pd_transport asked, uint32_t ranks, enum
     return PD_OK;
 }
 
-pd_status __wrap_pd_launch_look_begin(const char *source, const char *agent, uint32_t slots, struct pd_launch_look *look,
-                                      struct pd_error *err)
+pd_status __wrap_pd_launch_look_begin(const char *source, const char *agent, uint32_t slots, uint32_t patience,
+                                      struct pd_launch_look *look, struct pd_error *err)
 {
-    (void)source, (void)agent, (void)slots, (void)err;
+    (void)source, (void)agent, (void)slots, (void)patience, (void)err;
     look->process = 1;
     return PD_OK;
 }

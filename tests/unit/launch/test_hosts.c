@@ -56,12 +56,32 @@ static pd_status look(const char *source, const char *agent, struct pd_launch_ho
                       struct pd_error *err)
 {
     static struct pd_launch_look l = {.results = -1};
-    PD_TRY(pd_launch_look_begin(source, agent, 1, &l, err));
+    PD_TRY(pd_launch_look_begin(source, agent, 1, 4, &l, err));
     while (!pd_launch_look_poll(&l, 1000))
         ;
     PD_TRY(pd_launch_look_end(&l, ret, ret_count, err));
     cr_expect_gt(l.slowest_ms, 0, "a host has answered");
     return PD_OK;
+}
+
+/* What is known before `slow` is given up. */
+static void peek(const char *source, const char *agent)
+{
+    struct pd_launch_look l = {.results = -1};
+    struct pd_launch_host_seen *h;
+    struct pd_error err;
+    uint32_t count;
+    cr_expect_eq(pd_launch_look_peek(&l, &h, &count, &err), PD_UNSUPPORTED, "nothing is");
+    cr_assert_eq(pd_launch_look_begin(source, agent, 1, 1000000, &l, &err), PD_OK);
+    for (bool is_known = false; !is_known;) {
+        (void)pd_launch_look_poll(&l, 10);
+        if (pd_launch_look_peek(&l, &h, &count, &err)) continue;
+        is_known = count == 4 && h[0].answers && !h[2].is_silent && h[3].is_silent;
+        free(h);
+    }
+    cr_assert_eq(pd_launch_look_end(&l, &h, &count, &err), PD_OK);
+    cr_expect(h[0].answers && !h[3].answers);
+    free(h);
 }
 
 /* An agent that is a script: host `down` does not answer, `slow` takes for ever, others do. */
@@ -83,8 +103,10 @@ Test(hosts, who_answers, .timeout = 600)
     cr_assert_eq(look(source, with_word, &h, &count, &err), PD_OK, "%s", err.message);
     cr_assert_eq(count, 4);
     cr_expect(h[0].answers && h[1].answers && !h[2].answers && !h[3].answers);
+    cr_expect(!h[0].is_silent && !h[1].is_silent && !h[2].is_silent && h[3].is_silent, "down has said no, slow nothing");
     cr_expect_eq(h[2].slots, 2);
     free(h);
+    peek(source, with_word);
     unlink(agent);
     cr_assert_eq(look("echo '#'; true", "false", &h, &count, &err), PD_UNSUPPORTED);
     cr_expect(strstr(err.message, "names no host"), "%s", err.message);
@@ -164,6 +186,82 @@ Test(account, a_host_that_is_gone_is_charged_whatever_its_ranks_say)
     update(&a, "a\nb:2\nc\n", "b");
     cr_expect_eq(pd_launch_account_lost(&a, names, sizeof names), 1);
     cr_expect_str_eq(names, "b (2 ranks)");
+    pd_launch_account_deinit(&a);
+}
+
+static bool knows(const struct pd_launch_account *a, const char *text, const char *silent)
+{
+    uint32_t count;
+    struct pd_launch_host_seen *seen;
+    struct pd_error err;
+    cr_assert_eq(pd_launch_hosts_parse(text, 1, &seen, &count, &err), PD_OK);
+    for (uint32_t i = 0; i < count; i++) {
+        seen[i].is_silent = strchr(silent, seen[i].name[0]);
+        seen[i].answers = !seen[i].is_silent;
+    }
+    const bool is_known = pd_launch_account_knows(a, seen, count);
+    free(seen);
+    return is_known;
+}
+
+Test(account, a_host_whose_ranks_have_said_how_they_ended_is_there)
+{
+    char names[256];
+    uint32_t count;
+    struct pd_launch_host_seen *seen;
+    struct pd_error err;
+    struct pd_launch_account a = {.hosts = NULL};
+    update(&a, "a\nb:2\nc\nd\n", "d");
+    expect_taken(&a, 0, 4, "a:1,b:2,c:1");
+    pd_launch_account_sign(&a, 2);
+    cr_expect(knows(&a, "a\nb\nc\nd\n", "b"), "a rank of it has left a note");
+    cr_expect(knows(&a, "a\nb\nc\nd\n", "bd"), "d did not answer before and has no rank");
+    cr_expect_not(knows(&a, "a\nb\nc\nd\n", "bc"), "c has said nothing");
+    cr_expect_not(knows(&a, "a\nb\ne\n", "e"), "e is new");
+    cr_assert_eq(pd_launch_hosts_parse("a\nb:2\nc\n", 1, &seen, &count, &err), PD_OK);
+    seen[0].answers = seen[1].is_silent = seen[2].is_silent = true;
+    cr_assert_eq(pd_launch_account_update(&a, seen, count, &err), PD_OK);
+    cr_expect_eq(pd_launch_account_lost(&a, names, sizeof names), 1);
+    cr_expect_str_eq(names, "c (1 rank)");
+    cr_assert_eq(pd_launch_account_update(&a, seen, count, &err), PD_OK);
+    cr_expect_eq(pd_launch_account_lost(&a, names, sizeof names), 2, "a sign is good for one look");
+    free(seen);
+    pd_launch_account_deinit(&a);
+}
+
+Test(account, a_host_that_will_be_taken_away_is_left_out_until_it_is_back)
+{
+    char out[256];
+    struct pd_launch_account a = {.hosts = NULL};
+    update(&a, "a:2\nb:2\n", "");
+    pd_launch_account_taken(&a, 1, 10 * S);
+    cr_expect_eq(pd_launch_account_slots(&a, 11 * S), 2);
+    pd_launch_account_describe_out(&a, 11 * S, out, sizeof out);
+    cr_expect_str_eq(out, "b will be taken away (preempt.notice)");
+    update(&a, "a:2\nb:2\n", "");
+    cr_expect_eq(pd_launch_account_slots(&a, 12 * S), 2, "it answers still");
+    update(&a, "a:2\nb:2\n", "b");
+    update(&a, "a:2\nb:2\n", "");
+    cr_expect_eq(pd_launch_account_slots(&a, 13 * S), 4, "it was away, and is back");
+    pd_launch_account_taken(&a, 1, 20 * S);
+    cr_expect_eq(pd_launch_account_slots(&a, 321 * S), 4, "it was not taken");
+    pd_launch_account_deinit(&a);
+}
+
+Test(account, a_host_that_computed_wrongly_is_left_out_while_others_suffice)
+{
+    char out[256];
+    struct pd_launch_account a = {.hosts = NULL};
+    update(&a, "a:2\nb:2\n", "");
+    cr_expect_not(pd_launch_account_suspect(&a, "b", 1 * S, 3), "the others are not enough");
+    cr_expect_not(pd_launch_account_suspect(&a, "", 1 * S, 1), "no host of the list");
+    cr_expect(pd_launch_account_suspect(&a, "b", 1 * S, 2));
+    cr_expect_eq(pd_launch_account_slots(&a, 600 * S), 2);
+    pd_launch_account_describe_out(&a, 600 * S, out, sizeof out);
+    cr_expect_str_eq(out, "b computed wrongly");
+    cr_expect_eq(pd_launch_account_slots(&a, 602 * S), 4);
+    cr_expect(pd_launch_account_suspect(&a, "b", 700 * S, 2));
+    cr_expect_eq(pd_launch_account_slots(&a, 1800 * S), 2, "the second time for twenty minutes");
     pd_launch_account_deinit(&a);
 }
 
