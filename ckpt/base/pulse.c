@@ -124,6 +124,17 @@ void pd_pulse_exchange_begin(const char *operation)
     COUNT(exchanges);
 }
 
+void pd_pulse_storage(const char *dir)
+{
+    struct pd_pulse *p = mine();
+    uint64_t words[PD_PULSE_STORAGE_WORDS] = {0};
+    const size_t length = strlen(dir), most = sizeof words - 1;
+    if (!p) return;
+    memcpy(words, length > most ? dir + length - most : dir, length > most ? most : length);
+    for (uint32_t i = 0; i < PD_PULSE_STORAGE_WORDS; i++)
+        SET(storage[i], words[i]);
+}
+
 void pd_pulse_waits_for(uint32_t rank)
 {
     struct pd_pulse *p = mine();

@@ -21,7 +21,8 @@ enum pd_pulse_place {
     PD_PULSE_PLACES
 };
 
-#define PD_PULSE_WORDS 4u /* of the name of an operation */
+#define PD_PULSE_WORDS 4u          /* of the name of an operation */
+#define PD_PULSE_STORAGE_WORDS 16u /* of a directory: its end, where it is longer */
 
 struct pd_pulse {
     alignas(128) _Atomic uint64_t done; /* blocks, exchanges and steps that were completed or begun */
@@ -33,9 +34,10 @@ struct pd_pulse {
     _Atomic uint32_t steps;     /* begun by this process */
     _Atomic uint32_t is_held;   /* stopped by a fault of a test: nobody's to end */
     _Atomic uint64_t operation[PD_PULSE_WORDS];
-    _Atomic uint64_t beats;                     /* copies that were made for watchers of other hosts */
-    _Atomic uint64_t entered_ns;                /* into `place`, by the monotonic clock */
-    _Atomic uint64_t place_ns[PD_PULSE_PLACES]; /* spent in each before that */
+    _Atomic uint64_t storage[PD_PULSE_STORAGE_WORDS]; /* where the save under way writes; "": nowhere */
+    _Atomic uint64_t beats;                           /* copies that were made for watchers of other hosts */
+    _Atomic uint64_t entered_ns;                      /* into `place`, by the monotonic clock */
+    _Atomic uint64_t place_ns[PD_PULSE_PLACES];       /* spent in each before that */
     _Atomic uint64_t step_ns; /* of the monotonic clock: when `step` was begun, and the one before it was done */
 };
 
@@ -57,4 +59,6 @@ void pd_pulse_spent(uint64_t ret_ns[PD_PULSE_PLACES]); /* since the first step o
 void pd_pulse_exchange_begin(const char *operation);
 void pd_pulse_waits_for(uint32_t rank);
 void pd_pulse_exchange_end(void);
+/* The directory of the tier that a save now writes to, by the thread that saves; "": none. */
+void pd_pulse_storage(const char *dir);
 void pd_pulse_hold(void); /* of all ranks of this process */

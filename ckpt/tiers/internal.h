@@ -66,6 +66,7 @@ struct pd_tiers {
     uint64_t lineage;   /* the highest that was seen */
     uint64_t run_id[2]; /* of what is saved; set by the first save */
     bool is_started;
+    _Atomic uint32_t saving_into; /* a tier's number; the saver's thread writes it */
 };
 
 static inline bool tiers_is_fatal(pd_status st)

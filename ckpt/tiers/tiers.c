@@ -200,6 +200,11 @@ void pd_tiers_set_index(struct pd_tiers *t, const void *data, uint64_t bytes)
         if (t->tiers[i].store) pd_store_set_index(t->tiers[i].store, data, bytes);
 }
 
+const char *pd_tiers_saving_into(const struct pd_tiers *t)
+{
+    return t->tiers[atomic_load(&t->saving_into)].dir;
+}
+
 bool pd_tiers_is_due(const struct pd_tiers *t, uint64_t step)
 {
     for (uint32_t i = 0; i < t->count; i++) {

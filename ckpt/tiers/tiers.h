@@ -94,6 +94,8 @@ void pd_tiers_set_index(struct pd_tiers *tiers, const void *data, uint64_t bytes
 /* Starts a thread for each tier but the first. */
 PD_MUST_USE pd_status pd_tiers_start(struct pd_tiers *tiers, struct pd_error *err);
 
+/* The directory of the tier that a save under way writes to, or the last one wrote to. Any thread. */
+const char *pd_tiers_saving_into(const struct pd_tiers *tiers);
 bool pd_tiers_is_due(const struct pd_tiers *tiers, uint64_t step);
 
 struct pd_tiers_save {

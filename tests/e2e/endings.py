@@ -212,7 +212,7 @@ def starter_that_hangs(bench):
     hangs = {"PERDURE_MPIRUN": starter}
     with bench.start(bench.workspace.directory("hangs"), "layout.transport=mpi", "restart.peer_timeout=1", **hangs) as run:
         log = run.communicate(timeout=harness.PATIENCE)[1]
-    expect("a starter that hangs", 78, run.returncode, "started no rank in restart.peer_timeout", log)
+    expect("a starter that hangs", 78, run.returncode, "did not start all ranks in restart.peer_timeout", log)
     with bench.start(bench.workspace.directory("hangs"), "layout.transport=mpi", **hangs) as run:
         run.stderr.readline()
         run.send_signal(signal.SIGTERM)
@@ -270,6 +270,7 @@ TABLE = [
     (OPENED, "moved directory", [], 74, "run.dir .* was moved or deleted; put it back"),
     (STEPPED, "moved directory", [], 74, "run.dir .* was moved or deleted; put it back"),
     (STEPPED, "deleted directory", [], 74, "run.dir .* was moved or deleted; put it back"),
+    (STEPPED, "deleted checkpoints", [], 74, r"checkpoints was removed while the run used it: nothing can be saved"),
     (STEPPED, "deleted pool", [], 0, "pool-1 was removed from .*; it is made again"),
     (PREPARED, "newer fence", [], 74, "saving step 4: .*launch 2 has taken over .* this one must stop"),
     (STEPPED, "full disk", [], 74, "saving step 4: .*No space left on device"),
@@ -292,6 +293,8 @@ def strike(whom, directory, worker, numbers, run, disk):
     elif whom == "newer fence":
         with open(os.path.join(directory, "checkpoints", "fence-2"), "w", encoding="utf-8"):
             pass
+    elif whom == "deleted checkpoints":
+        os.rename(os.path.join(directory, "checkpoints"), directory + ".away")
     elif whom == "deleted pool":
         for pool in glob.glob(os.path.join(directory, "checkpoints", "pool-*")):
             shutil.rmtree(pool, ignore_errors=True)

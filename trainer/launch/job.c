@@ -5,6 +5,7 @@
 #include "ckpt/base/parse.h"
 #include "trainer/launch/watch.h"
 #include "trainer/run/events.h"
+#include "trainer/run/launched.h"
 #include "trainer/run/note.h"
 
 #include <errno.h>
@@ -27,7 +28,6 @@
 #define STARTER_ALONE_NS UINT64_C(10000000000)
 #define LEAVE_OPENING_NS UINT64_C(5000000000)
 #define LEAVE_STOPPED_NS UINT64_C(8000000000)
-#define GRACE_SECONDS 25.0
 #define BEGIN_WARN_NS UINT64_C(30000000000)
 
 struct worker {
@@ -322,11 +322,13 @@ static void opening_look(struct job *job)
     const uint64_t now = pd_clock_monotonic_ns(NULL);
     const bool has_begun = has_any_begun(job);
     const double seconds = job->end.start->begin_seconds;
+    const bool is_overdue = seconds > 0 && (double)(now - job->start_ns) > seconds * 1e9;
     if (job->requests->wants_leave && !job->leave_ns) job->leave_ns = now;
     if (job->leave_ns && now - job->leave_ns > LEAVE_OPENING_NS &&
         (!has_begun || pd_note_has_mark(job->end.start->dir, PD_NOTE_OPENING, 0)))
         job->end.is_left_opening = true;
-    if (!has_begun && seconds > 0 && (double)(now - job->start_ns) > seconds * 1e9) job->end.is_begin_overdue = true;
+    if (is_overdue && job->begun < job->end.count) /* and rank 0 waits for who has not begun */
+        job->end.is_begin_overdue = !has_begun || pd_note_has_mark(job->end.start->dir, PD_NOTE_OPENING, 0);
     if (job->end.is_left_opening || job->end.is_begin_overdue) {
         job_kill(job);
     } else if (!has_begun && !job->is_begin_warned && now - job->start_ns > BEGIN_WARN_NS) {
@@ -367,11 +369,10 @@ static void grace_look(struct job *job)
 /* PERDURE_GRACE_S is the batch system's, not the run's: it is no key of the configuration. */
 static pd_status read_grace(double *ret_seconds, struct pd_error *err)
 {
-    const char *text = getenv("PERDURE_GRACE_S");
-    *ret_seconds = GRACE_SECONDS;
-    if (!text || pd_parse_double(text, ret_seconds)) return PD_OK;
+    const char *given = getenv(PD_LAUNCH_ENV_GRACE), *text = given ? given : PD_LAUNCH_GRACE_SECONDS;
+    if (pd_parse_double(text, ret_seconds)) return PD_OK;
     PD_FAIL(err, PD_USAGE,
-            "PERDURE_GRACE_S=%s is no number of seconds; set it to the time between TERM and KILL, less a few", text);
+            PD_LAUNCH_ENV_GRACE "=%s is no number of seconds; set it to the time between TERM and KILL, less a few", text);
 }
 
 /* Ranks of other hosts, whose memory is not seen here. */
@@ -396,7 +397,7 @@ static void hang_look(struct job *job)
     pulses_hear(job, now);
     if (!pd_launch_watch_look(job->watch, now, &hang)) return;
     if (hang.is_storage) {
-        pd_log_warn(MODULE, "%s. Storage is slow or stuck: the rank is waited for", hang.text);
+        pd_log_warn(MODULE, "%s. Its storage is slow or stuck: the rank is waited for", hang.text);
         return;
     }
     pd_log_warn(MODULE, "%s: ending it", hang.text);

@@ -287,7 +287,7 @@ enum { OF_NOTE = -1 };
 #define LEFT_STOPPED \
     "asked to leave while a rank was stopped (SIGSTOP), which cannot save: ended; the last checkpoint stands"
 #define LEFT_LATE "asked to leave, and the save was not through in time (PERDURE_GRACE_S): ended; the last checkpoint stands"
-#define BEGIN_OVERDUE "%S (process %Q) started no rank in restart.peer_timeout"
+#define BEGIN_OVERDUE "%S (process %Q) did not start all ranks in restart.peer_timeout"
 
 /* Causes that a rank names come first: what others end with follows from them. Ranks that left together end with 0
  * whatever they have to say, so notes come before success. In sentences: %N the note, %P the process and %R the rank that

@@ -27,7 +27,7 @@ struct pd_launch_end {
     char hang[640];                            /* ended by the launcher: this rank held up the others; "": none did */
     uint32_t hang_rank;
     bool is_hang_here;
-    bool is_begin_overdue; /* ended by the launcher: no rank had begun in time */
+    bool is_begin_overdue; /* ended by the launcher: not all ranks had begun in time */
 };
 
 enum pd_launch_next {

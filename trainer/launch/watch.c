@@ -24,9 +24,11 @@ struct pd_launch_watch {
     struct rank *ranks;
     uint32_t count;
     uint64_t floor_ns, longest_ns;
-    uint64_t done, moved_ns;           /* of all ranks; when that grew */
-    bool is_cpu_known;                 /* since cpu_ns */
-    uint64_t cpu_ns, now_ns;           /* now_ns: of the look */
+    uint64_t done, moved_ns;      /* of all ranks; when that grew, or a hang was told */
+    uint64_t done_ns, stopped_ns; /* when it grew; since when a rank has been stopped before the second step; 0: none is */
+    bool is_cpu_known;            /* since cpu_ns */
+    bool counts;                  /* the second step has begun */
+    uint64_t cpu_ns, now_ns;      /* now_ns: of the look */
     uint64_t gaps[BUCKETS], gap_count; /* by the power of two of their nanoseconds */
 };
 
@@ -201,16 +203,28 @@ static bool is_held(const struct pd_launch_watch *w)
     return false;
 }
 
+static void text_of(const _Atomic uint64_t *stored, uint32_t count, char *ret_text)
+{
+    uint64_t word;
+    for (uint32_t i = 0; i < count; i++) {
+        word = atomic_load_explicit(&stored[i], memory_order_relaxed);
+        memcpy(ret_text + sizeof word * i, &word, sizeof word);
+    }
+    ret_text[sizeof word * count] = '\0';
+}
+
 static void describe_place(const struct pd_pulse *p, char *ret_text, size_t bytes)
 {
     static const char *const places[PD_PULSE_PLACES] = {
         "opening", "computing", "reading data", "waiting for a save", "updating its files", "exchanging"};
-    char operation[8 * PD_PULSE_WORDS + 1] = "";
+    char operation[8 * PD_PULSE_WORDS + 1], storage[8 * PD_PULSE_STORAGE_WORDS + 1];
     const uint32_t place = GET(p, place), block = GET(p, block);
-    uint64_t words[PD_PULSE_WORDS];
-    for (uint32_t i = 0; i < PD_PULSE_WORDS; i++)
-        words[i] = GET(p, operation[i]);
-    memcpy(operation, words, sizeof words);
+    text_of(p->operation, PD_PULSE_WORDS, operation);
+    text_of(p->storage, PD_PULSE_STORAGE_WORDS, storage);
+    if (!GET(p, step)) {
+        snprintf(ret_text, bytes, "%s", places[PD_PULSE_OPENING]);
+        return;
+    }
     int used =
         snprintf(ret_text, bytes, "step %llu, micro-batch %u, ", (unsigned long long)GET(p, step), GET(p, micro_batch));
     used += block ? snprintf(ret_text + used, bytes - (size_t)used, "block %u, ", block - 1)
@@ -219,20 +233,27 @@ static void describe_place(const struct pd_pulse *p, char *ret_text, size_t byte
         snprintf(ret_text + used, bytes - (size_t)used, "in exchange %llu (%s)", (unsigned long long)GET(p, exchange),
                  operation);
     else
-        snprintf(ret_text + used, bytes - (size_t)used, "%s", places[place < PD_PULSE_PLACES ? place : 0]);
+        snprintf(ret_text + used, bytes - (size_t)used, "%s%s%s", places[place < PD_PULSE_PLACES ? place : 0],
+                 place == PD_PULSE_SAVING && storage[0] ? " into tier " : "", place == PD_PULSE_SAVING ? storage : "");
+}
+
+/* What waits in these waits for a file system, and a restart would wait for it too. */
+static bool is_storage(uint32_t place)
+{
+    return place == PD_PULSE_SAVING || place == PD_PULSE_UPDATING_FILES;
 }
 
 static void describe(const struct pd_launch_watch *w, uint32_t rank, double seconds, bool is_stopped,
                      struct pd_launch_hang *ret)
 {
-    char place[200] = "on another host", kernel[240] = "", process[48] = "";
+    char place[320] = "on another host", kernel[240] = "", process[48] = "";
     const struct rank *r = &w->ranks[rank];
     *ret = (struct pd_launch_hang){.rank = rank, .is_known = r->process > 0};
     const struct pd_pulse *said = fresh(w, r);
     if (r->heard && !said)
         snprintf(place, sizeof place, "on another host, and has said nothing for %.0f s", (double)silence_ns(w, r) * 1e-9);
     if (said) {
-        ret->is_storage = !is_stopped && !GET(r->pulse, exchanges) && GET(r->pulse, place) == PD_PULSE_SAVING;
+        ret->is_storage = !is_stopped && !GET(r->pulse, exchanges) && is_storage(GET(r->pulse, place));
         describe_place(r->pulse, place, sizeof place);
     }
     if (r->process) {
@@ -277,7 +298,7 @@ static bool has_moved(struct pd_launch_watch *w, uint64_t now_ns)
         done += GET(w->ranks[r].pulse, done);
         if (GET(w->ranks[r].pulse, steps) > steps) steps = GET(w->ranks[r].pulse, steps);
     }
-    const bool counts = steps > 1;
+    const bool counts = w->counts = steps > 1;
     if (done == w->done && counts) return false;
     const uint64_t gap = now_ns - w->moved_ns;
     if (w->done && counts) {
@@ -289,14 +310,31 @@ static bool has_moved(struct pd_launch_watch *w, uint64_t now_ns)
     return true;
 }
 
+/* Before the second step nothing tells a hang from a start that takes long, but for a process that somebody stopped. */
+static bool finds_stopped_at_start(struct pd_launch_watch *w, struct pd_launch_hang *ret_hang)
+{
+    bool are_all;
+    const uint32_t rank = find_stopped(w, &are_all);
+    if (rank == NO_RANK || are_all || is_held(w)) {
+        w->stopped_ns = 0;
+        return false;
+    }
+    if (!w->stopped_ns) w->stopped_ns = w->now_ns;
+    const uint64_t waited_ns = w->now_ns - w->stopped_ns;
+    if (waited_ns < w->floor_ns) return false;
+    w->stopped_ns = 0;
+    describe(w, rank, (double)waited_ns * 1e-9, true, ret_hang);
+    return true;
+}
+
 bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_launch_hang *ret_hang)
 {
     bool are_all;
     w->now_ns = now_ns;
     if (has_moved(w, now_ns)) {
-        w->moved_ns = now_ns;
+        w->moved_ns = w->done_ns = now_ns;
         w->is_cpu_known = false;
-        return false;
+        return !w->counts && finds_stopped_at_start(w, ret_hang);
     }
     const uint64_t waited_ns = now_ns - w->moved_ns, limit = limit_ns(w);
     if (!w->is_cpu_known && waited_ns > limit / 2) { /* not at every completion: reading it costs */
@@ -316,7 +354,7 @@ bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_
     const double used = r->process ? cpu_seconds(r->process) - r->cpu_seconds : 0;
     const bool is_busy = r->pulse && !GET(r->pulse, exchanges) && used > BUSY_SHARE * (double)(now_ns - w->cpu_ns) * 1e-9;
     if (stopped == NO_RANK && is_busy && waited_ns < BUSY_FACTOR * limit) return false;
-    describe(w, rank, (double)waited_ns * 1e-9, stopped != NO_RANK, ret_hang);
+    describe(w, rank, (double)(now_ns - w->done_ns) * 1e-9, stopped != NO_RANK, ret_hang);
     w->moved_ns = now_ns;
     w->is_cpu_known = false;
     return true;

@@ -41,10 +41,13 @@ struct run {
     uint32_t threads; /* of this rank */
     bool is_thread;   /* ranks are threads of one process */
     uint64_t planned_bytes;
-    uint32_t validation_sequences; /* of a pass: validation.sequences, or what there is */
-    uint64_t saved_step;           /* newest that is known on all ranks to be committed; 0: none */
-    uint64_t started_step;         /* newest whose save is under way or ended well; 0: none */
-    uint64_t now_ns;               /* of the root's clock, at the ranks' last agreement */
+    uint32_t validation_sequences;        /* of a pass: validation.sequences, or what there is */
+    uint64_t saved_step;                  /* newest that is known on all ranks to be committed; 0: none */
+    uint64_t started_step;                /* newest whose save is under way or ended well; 0: none */
+    uint64_t saves_begun, saves_finished; /* of this saver; finished: on all ranks */
+    uint64_t saves_moved_ns;              /* when one ended last, or was begun while none was under way; of now_ns */
+    bool is_save_owed;                    /* one was due while storage was stuck */
+    uint64_t now_ns;                      /* of the root's clock, at the ranks' last agreement */
     struct pd_save_failures failures;
     struct pd_stragglers stragglers;
     struct pd_rollbacks *rollbacks; /* borrowed: they outlive the opening and closing that going back is */

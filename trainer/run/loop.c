@@ -30,6 +30,11 @@ static double give_up_seconds(const struct run *r)
     return r->config->checkpoint.give_up_minutes * 60;
 }
 
+static double leave_seconds(const struct run *r)
+{
+    return pd_launched_leave_seconds(r->config->checkpoint.leave_seconds);
+}
+
 static pd_status add_last_save(const struct run *r, pd_status st, struct pd_error *err)
 {
     if (!r->saved_step) return pd_error_context(err, st, "no save has worked; mend this, and run the same command again");
@@ -55,11 +60,28 @@ static void log_failure(const struct run *r, const struct pd_saver_outcome *o)
     if (r->saved_step)
         snprintf(newest, sizeof newest, "the newest checkpoint is of step %llu", (unsigned long long)r->saved_step);
     if (f->retry_ns < last_ns) snprintf(last, sizeof last, ", the last one in %s", in_words(r->now_ns, last_ns).text);
-    if (f->over_ns)
-        snprintf(leave, sizeof leave, "; TERM or Ctrl-C ends it within %g s", r->config->checkpoint.leave_seconds);
+    if (f->over_ns) snprintf(leave, sizeof leave, "; TERM or Ctrl-C ends it within %g s", leave_seconds(r));
     pd_log(PD_LOG_ERROR, MODULE, "%sstep %llu is not saved, %s; the next try is in %s%s%s: %s",
            f->over_ns ? "training is over, and " : "", (unsigned long long)o->step, newest,
            in_words(r->now_ns, f->retry_ns).text, last, leave, o->error.message);
+}
+
+/* Nothing can be saved any more, and what was saved is gone: waiting mends neither. */
+static bool are_tiers_removed(struct run *r)
+{
+    uint64_t any_is_there = !pd_tier_places_are_removed(&r->places);
+    return pd_comm_all_reduce(r->comm, &any_is_there, 1, PD_REDUCE_MAX_U64, NULL) == PD_OK && !any_is_there;
+}
+
+static pd_status fail_removed(const struct run *r, struct pd_error *err)
+{
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    const uint32_t count = pd_config_tiers(r->config, tiers);
+    PD_FAIL(
+        err, PD_IO,
+        "%s%s was removed while the run used it: nothing can be saved, and what was saved there is gone. Put it back, then "
+        "run the same command again",
+        tiers[0].dir, count > 1 ? ", with the directories of the other tiers," : "");
 }
 
 /* Training goes on, unless it would do so in vain. */
@@ -70,6 +92,7 @@ static pd_status take_failure(struct run *r, const struct pd_saver_outcome *o, s
     if (r->started_step == o->step) r->started_step = 0;
     if (r->state.identity.step >= r->config->run.steps) pd_save_failures_over(&r->failures, r->now_ns);
     pd_save_failures_add(&r->failures, st, o->step, r->now_ns, give_up_seconds(r));
+    if (!is_final && are_tiers_removed(r)) return fail_removed(r, err);
     if (is_final || pd_save_failures_is_too_long(&r->failures, r->now_ns, give_up_seconds(r))) {
         if (err) *err = o->error;
         pd_error_context(err, st, "saving step %llu", (unsigned long long)o->step);
@@ -96,10 +119,17 @@ static pd_status take_outcome(struct run *r, const struct pd_saver_outcome *o, s
     return PD_OK;
 }
 
+static void note_finished(struct run *r, uint64_t finished)
+{
+    if (finished > r->saves_finished) r->saves_moved_ns = r->now_ns;
+    r->saves_finished = finished;
+}
+
 /* What became of the first `finished` saves, which have ended on all ranks. */
 static pd_status take_outcomes(struct run *r, uint64_t finished, struct pd_error *err)
 {
     struct pd_saver_outcome outcome;
+    note_finished(r, finished);
     while (pd_saver_collect(r->saver, finished, &outcome))
         PD_TRY(take_outcome(r, &outcome, err));
     return PD_OK;
@@ -107,7 +137,9 @@ static pd_status take_outcomes(struct run *r, uint64_t finished, struct pd_error
 
 static void begin_save(struct run *r, bool everywhere)
 {
+    if (r->saves_begun++ == r->saves_finished) r->saves_moved_ns = r->now_ns;
     r->started_step = r->state.identity.step;
+    r->is_save_owed = false;
     pd_saver_start(r->saver, &r->state, everywhere || r->started_step == r->config->run.steps);
 }
 
@@ -148,7 +180,7 @@ static bool save_is_due(const struct run *r, enum pd_signal signal)
     const uint64_t step = r->state.identity.step;
     if (r->saved_step == step || r->started_step == step || pd_rollbacks_is_behind(r->rollbacks, &r->state)) return false;
     if (signal != PD_SIGNAL_NONE || step == r->config->run.steps) return true;
-    if (!r->failures.count) return pd_tiers_is_due(r->tiers, step);
+    if (!r->failures.count) return r->is_save_owed || pd_tiers_is_due(r->tiers, step);
     const bool is_under_way = r->started_step > 0; /* another try is: none ended well since saves fail */
     return !is_under_way && !pd_save_failures_is_backing_off(&r->failures, r->now_ns);
 }
@@ -182,14 +214,14 @@ static pd_status save_and_leave(struct run *r, struct pd_error *err)
         PD_FAIL(err, PD_STOPPED, "asked to leave before the first step; there was nothing to save");
     if (r->rollbacks->goes_back || pd_rollbacks_is_behind(r->rollbacks, &r->state))
         PD_FAIL(err, PD_STOPPED, "asked to leave on the way back to an earlier step; the same command goes back again");
-    pd_save_failures_leave(&r->failures, r->now_ns, r->config->checkpoint.leave_seconds);
+    pd_save_failures_leave(&r->failures, r->now_ns, leave_seconds(r));
     PD_TRY(finish_saves(r, err));
     while (r->saved_step != r->state.identity.step) {
         enum pd_signal signal;
         PD_TRY(wait_for_try(r, &signal, err));
         PD_TRY(save_and_wait(r, err));
     }
-    PD_TRY(pd_saver_finish(r->saver, &r->state, r->config->checkpoint.leave_seconds, err));
+    PD_TRY(pd_saver_finish(r->saver, &r->state, leave_seconds(r), err));
     pd_event_leave(r);
     PD_FAIL(err, PD_STOPPED, "asked to leave; the state of step %llu is saved, the same command goes on from there",
             (unsigned long long)r->state.identity.step);
@@ -250,12 +282,50 @@ static void write_metrics(struct run *r, struct pd_metrics_step *m)
     pd_launched_beat(r->is_thread ? 0 : r->comm->rank);
 }
 
+static bool has_no_turn(const struct run *r)
+{
+    return r->saves_begun - r->saves_finished >= pd_saver_in_flight(r->saver);
+}
+
+/* Another save begins when one has ended. *ret_is_stuck: none has for restart.hang_seconds, on some rank. Collective. */
+static pd_status await_turn(struct run *r, bool *ret_is_stuck, struct pd_error *err)
+{
+    const double limit = r->config->restart.hang_seconds;
+    *ret_is_stuck = false;
+    if (!has_no_turn(r) || limit <= 0) return PD_OK;
+    pd_saver_wait_turn(r->saver, limit - (double)(r->now_ns - r->saves_moved_ns) * 1e-9);
+    uint64_t words[2] = {UINT64_MAX - pd_saver_finished(r->saver), r->comm->rank ? 0 : pd_clock_monotonic_ns(NULL)};
+    PD_TRY(pd_comm_all_reduce(r->comm, words, 2, PD_REDUCE_MAX_U64, err));
+    r->now_ns = words[1];
+    note_finished(r, UINT64_MAX - words[0]);
+    *ret_is_stuck = has_no_turn(r);
+    return PD_OK;
+}
+
+/* Once for each save that is stuck. */
+static void owe_save(struct run *r)
+{
+    if (!r->is_save_owed && r->comm->rank == 0)
+        pd_log_warn(
+            MODULE,
+            "step %llu is not saved yet: the save of step %llu into tier %s has not ended for %s. Its storage is slow or "
+            "stuck; training goes on, and the next save follows when that one has ended",
+            (unsigned long long)r->state.identity.step, (unsigned long long)r->started_step, pd_tiers_saving_into(r->tiers),
+            in_words(r->saves_moved_ns, r->now_ns).text);
+    r->is_save_owed = true;
+}
+
 /* A signal's sender, a user or a batch system, waits for the save, so training waits too; other saves go on beside it. */
 static pd_status save_if_due(struct run *r, enum pd_signal signal, struct pd_error *err)
 {
+    bool is_stuck;
     if (!save_is_due(r, signal)) return PD_OK;
     if (signal != PD_SIGNAL_NONE) return save_and_wait(r, err);
-    begin_save(r, false);
+    PD_TRY(await_turn(r, &is_stuck, err));
+    if (is_stuck && r->state.identity.step < r->config->run.steps)
+        owe_save(r);
+    else
+        begin_save(r, false);
     return PD_OK;
 }
 

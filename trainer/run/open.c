@@ -117,8 +117,8 @@ static pd_status split_for_host(struct run *r, struct pd_comm **ret_comm, struct
     return PD_OK;
 }
 
-/* Copies into later tiers take as long as they take, and some ranks longer than others: a peer that is silent there is not
- * lost. One that is lost shows in training. */
+/* Saves and copies take as long as storage does, and some ranks longer than others: a peer that is silent there is not lost.
+ * One that is lost shows in training. */
 static pd_status open_tiers(struct run *r, struct pd_error *err)
 {
     struct pd_tiers_options options = {.quarantine_bytes_max = UINT64_C(64) << 30,
@@ -134,7 +134,7 @@ static pd_status open_tiers(struct run *r, struct pd_error *err)
     if (r->comm->rank == 0) pd_directories_warn_shared(r->config);
     for (uint32_t i = 0; i < options.count; i++) {
         PD_TRY(split_for_host(r, &r->tier_comms[i], err));
-        if (i) r->tier_comms[i]->time_limit_seconds = COPY_SECONDS_MAX;
+        r->tier_comms[i]->time_limit_seconds = COPY_SECONDS_MAX;
         pd_comm_group(r->tier_comms[i], &r->tier_groups[i]);
         options.groups[i] = &r->tier_groups[i];
     }

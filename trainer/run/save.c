@@ -17,6 +17,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <time.h>
 
 #define PLACES (PD_SAVER_IN_FLIGHT_MAX + 1u)
 
@@ -260,13 +261,33 @@ static void wait_changed(struct pd_saver *s)
     pd_pulse_enter(before);
 }
 
+uint32_t pd_saver_in_flight(const struct pd_saver *s)
+{
+    return pd_save_source_order(s->source) == PD_SAVE_ALONE ? 1 : s->in_flight;
+}
+
+void pd_saver_wait_turn(struct pd_saver *s, double seconds)
+{
+    struct timespec until;
+    if (seconds <= 0) return;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    const uint64_t until_ns = (uint64_t)until.tv_nsec + (uint64_t)(seconds * 1e9);
+    until.tv_sec += (time_t)(until_ns / 1000000000);
+    until.tv_nsec = (long)(until_ns % 1000000000);
+    const enum pd_pulse_place before = pd_pulse_enter(PD_PULSE_SAVING);
+    pthread_mutex_lock(&s->lock);
+    for (int number = 0; !number && s->started - s->finished >= pd_saver_in_flight(s);)
+        number = pthread_cond_clockwait(&s->changed, &s->lock, CLOCK_MONOTONIC, &until);
+    pthread_mutex_unlock(&s->lock);
+    pd_pulse_enter(before);
+}
+
 /* Until a place is free and the source may begin. */
 static void wait_for_turn(struct pd_saver *s)
 {
     const enum pd_save_order order = pd_save_source_order(s->source);
-    const uint32_t others_max = order == PD_SAVE_ALONE ? 0 : s->in_flight - 1;
     PD_CHECK(s->started - s->collected < PLACES);
-    while (s->started - s->finished > others_max || (order == PD_SAVE_AFTER_COPY && has_pins(s)))
+    while (s->started - s->finished >= pd_saver_in_flight(s) || (order == PD_SAVE_AFTER_COPY && has_pins(s)))
         wait_changed(s);
     if (order == PD_SAVE_AFTER_COPY) mark_overwritten(s);
 }

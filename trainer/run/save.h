@@ -46,6 +46,10 @@ uint64_t pd_saver_file_bytes(const struct pd_saver *saver, uint32_t stripe);
 /* From here on the thread keeps a written file ready for the next save where files lie in memory: a page's first touch costs
  * many times the copy into it. Once there is room for checkpoints for certain. */
 void pd_saver_keep_ready(struct pd_saver *saver);
+/* How many saves may be under way at once. */
+uint32_t pd_saver_in_flight(const struct pd_saver *saver);
+/* Until fewer are, or so many seconds have passed. */
+void pd_saver_wait_turn(struct pd_saver *saver, double seconds);
 /* Begins a save of the state as it is, under a copy of `state` (its texts are borrowed), into the first tier that is due;
  * `everywhere`: all are. Waits while in_flight others are under way. */
 void pd_saver_start(struct pd_saver *saver, const struct pd_run_state *state, bool everywhere);

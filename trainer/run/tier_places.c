@@ -74,15 +74,46 @@ pd_status pd_tier_places_find(struct pd_tier_places *places, const struct pd_con
     return PD_OK;
 }
 
+static bool find_parent(const char *dir, struct stat *ret)
+{
+    char path[4096];
+    size_t length = strlen(dir);
+    while (length > 1 && dir[length - 1] == '/')
+        length--;
+    while (length && dir[length - 1] != '/')
+        length--;
+    snprintf(path, sizeof path, "%.*s.", (int)length, dir);
+    return stat(path, ret) == 0;
+}
+
+bool pd_tier_places_are_removed(const struct pd_tier_places *places)
+{
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    struct stat found;
+    const uint32_t count = pd_config_tiers(places->config, tiers);
+    bool are_removed = true;
+    for (uint32_t i = 0; i < count && are_removed; i++) {
+        const char *dir = tiers[i].dir;
+        are_removed = places->parents[i].inode && stat(dir, &found) != 0 && errno == ENOENT && find_parent(dir, &found) &&
+                      found.st_dev == places->parents[i].device && found.st_ino == places->parents[i].inode;
+    }
+    return are_removed;
+}
+
 static pd_status make_tier(struct pd_tier_places *places, struct pd_vfs *vfs, struct pd_tiers_options *options,
                            uint32_t tier, struct pd_error *err)
 {
     struct pd_tier_options *o = &options->tiers[tier];
     const bool was_used = places->used >> tier & 1, was_absent = places->absent >> tier & 1;
     struct pd_error why = {0};
+    struct stat parent;
     char key[PD_DIRECTORY_KEY_MAX];
     pd_directories_tier_key(places->config, tier, key);
     pd_status st = pd_directories_make(key, o->dir, &why);
+    if (!st && find_parent(o->dir, &parent)) {
+        places->parents[tier].device = parent.st_dev;
+        places->parents[tier].inode = parent.st_ino;
+    }
     if (st && options->count > 1 && st != PD_INVALID) {
         o->missing_in_memory = pd_vfs_is_in_memory(vfs, o->dir);
         o->missing = o->missing_in_memory || !was_used ? PD_NOT_FOUND : PD_IO;

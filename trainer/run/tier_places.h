@@ -13,6 +13,9 @@ struct pd_tier_places {
     uint32_t rank;
     uint64_t used, absent; /* bits of tiers: had a checkpoint; rank 0 did not find it when the launch began */
     char causes[PD_TIERS_MAX][700];
+    struct {
+        uint64_t device, inode; /* 0: not known */
+    } parents[PD_TIERS_MAX];    /* the directories that hold them */
 };
 
 /* Rank 0 looks, before any rank makes anything. */
@@ -23,6 +26,9 @@ PD_MUST_USE pd_status pd_tier_places_find(struct pd_tier_places *places, const s
  *   errors  where there is one; PD_INVALID: something else lies there */
 PD_MUST_USE pd_status pd_tier_places_make(struct pd_tier_places *places, struct pd_vfs *vfs,
                                           struct pd_tiers_options *options, struct pd_error *err);
+/* Whether this rank sees all of them removed: the name is gone from the directory that held it. A file system that was
+ * unmounted takes that directory along, or leaves the name. */
+bool pd_tier_places_are_removed(const struct pd_tier_places *places);
 /* Rank 0 writes down those that have a checkpoint by now; a failure only makes the next launch more careful. */
 void pd_tier_places_note(struct pd_tier_places *places, struct pd_tiers *tiers);
 

@@ -163,6 +163,13 @@ static void expect_error_does_not_say(const char *text)
     cr_assert(!strstr(message, text), "\"%s\" says \"%s\"", message, text);
 }
 
+static bool error_has(const char *text)
+{
+    char message[1024] = "";
+    error_read(message, sizeof message);
+    return strstr(message, text);
+}
+
 static void expect_error_says(const char *text)
 {
     char message[1024] = "";
@@ -586,7 +593,8 @@ Test(launcher, term_is_honoured_at_any_moment)
         usleep(after_us);
         kill(process, SIGTERM);
         cr_assert_eq(launch_end(process), 75);
-        expect_error_says("saved at step 7");
+        if (!error_has("there was nothing to save"))
+            expect_error_says("saved at step 7"); /* the starter took longer than ranks have */
         expect_no_orphan(2);
     }
 }

@@ -4,7 +4,10 @@
 #include "ckpt/base/rank.h"
 
 #include <criterion/criterion.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define S UINT64_C(1000000000)
@@ -162,10 +165,17 @@ Test(watch, storage_is_no_lost_peer)
     wait_for(2, 1);
     as(1);
     pd_pulse_enter(PD_PULSE_SAVING);
+    pd_pulse_storage("/mnt/far");
     now += S;
     cr_assert_not(pd_launch_watch_look(watch, now, &hang));
-    expect_hang(1, "waiting for a save");
+    expect_hang(
+        1,
+        "nothing was completed for 32 s; it is at step 11, micro-batch 0, block 0, waiting for a save into tier /mnt/far");
     cr_expect(hang.is_storage);
+    expect_hang(1, "nothing was completed for 63 s");
+    pd_pulse_enter(PD_PULSE_UPDATING_FILES);
+    expect_hang(1, "updating its files");
+    cr_expect(hang.is_storage, "a restart would wait for the same file system");
     pd_launch_watch_free(watch);
 }
 
@@ -183,6 +193,39 @@ Test(watch, what_takes_long_again_and_again_is_waited_for)
     now += 200 * S;
     cr_assert(pd_launch_watch_look(watch, now, &hang));
     pd_launch_watch_free(watch);
+}
+
+/* Stopped as soon as it is there. */
+static pid_t stopped_process(void)
+{
+    const pid_t process = fork();
+    if (process == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    cr_assert_eq(waitpid(process, NULL, WUNTRACED), process);
+    return process;
+}
+
+Test(watch, one_that_is_stopped_before_the_run_is_open_is_named)
+{
+    int fd;
+    struct pd_error err;
+    const pid_t stopped = stopped_process();
+    cr_assert(pd_pulse_open(RANKS, &fd));
+    cr_assert_eq(pd_launch_watch_new(RANKS, 30, &watch, &err), PD_OK);
+    const struct pd_pulse *pulses = pd_pulse_map(getpid(), fd, RANKS);
+    pd_launch_watch_add(watch, 0, 2, getpid(), pulses);
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    pd_launch_watch_add(watch, 2, 1, stopped, NULL);
+    cr_assert_not(pd_launch_watch_look(watch, now += 40 * S, &hang), "it was seen a moment ago");
+    cr_assert_not(pd_launch_watch_look(watch, now += 29 * S, &hang), "too early: %s", hang.text);
+    cr_assert(pd_launch_watch_look(watch, now += 2 * S, &hang));
+    cr_expect_eq(hang.rank, 2);
+    cr_expect(strstr(hang.text, "nothing was completed for 31 s; it is stopped (SIGSTOP)"), "%s", hang.text);
+    pd_launch_watch_free(watch);
+    kill(stopped, SIGKILL);
 }
 
 Test(watch, before_the_second_step_and_by_a_tests_fault_nobody_hangs)

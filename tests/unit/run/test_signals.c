@@ -21,6 +21,16 @@ Test(signals, each_asks_for_its_own)
     cr_assert_eq(pd_signals_pending(), PD_SIGNAL_SAVE_AND_LEAVE, "leaving stays");
 }
 
+Test(signals, leaving_takes_no_longer_than_there_is)
+{
+    unsetenv("PERDURE_GRACE_S");
+    cr_expect_eq(pd_launched_leave_seconds(20), 20);
+    setenv("PERDURE_GRACE_S", "10", 1);
+    cr_expect_eq(pd_launched_leave_seconds(20), 8, "and the rest is for the launcher");
+    setenv("PERDURE_GRACE_S", "600", 1);
+    cr_expect_eq(pd_launched_leave_seconds(20), 20);
+}
+
 Test(signals, save_is_cleared)
 {
     cr_assert_eq(pd_signals_install(NULL), PD_OK);
