@@ -75,6 +75,35 @@ def objects_of(jobset, mpijob):
     return found
 
 
+# Of jobset.x-k8s.io/v1alpha2 and kubeflow.org/v2beta1, as their types say in November 2026: names of fields, by place, and what must be there.
+# A place ends at what is Kubernetes' own.
+FIELDS = {
+    "JobSet": {"spec": "coordinator failurePolicy managedBy network replicatedJobs startupPolicy successPolicy suspend ttlSecondsAfterFinished volumeClaimPolicies",
+               "spec.failurePolicy": "maxRestarts restartStrategy rules", "spec.failurePolicy.rules": "name! action! onJobFailureReasons onJobFailureMessagePatterns targetReplicatedJobs",
+               "spec.successPolicy": "operator! targetReplicatedJobs", "spec.replicatedJobs": "name! groupName template! replicas dependsOn"},
+    "MPIJob": {"spec": "slotsPerWorker! runPolicy mpiReplicaSpecs! sshAuthMountPath! launcherCreationPolicy mpiImplementation runLauncherAsWorker",
+               "spec.runPolicy": "cleanPodPolicy! ttlSecondsAfterFinished activeDeadlineSeconds backoffLimit schedulingPolicy suspend managedBy",
+               "spec.mpiReplicaSpecs": "Launcher! Worker", "spec.mpiReplicaSpecs.Launcher": "replicas! template! restartPolicy!", "spec.mpiReplicaSpecs.Worker": "replicas! template! restartPolicy!"}}
+VALUES = {"operator": ("All", "Any"), "action": ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts", "RestartJob", "RestartJobAndIgnoreMaxRestarts"),
+          "cleanPodPolicy": ("None", "Running", "All"), "restartPolicy": ("Never", "OnFailure"),
+          "onJobFailureReasons": ("BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy")}
+
+
+def check_fields(document):
+    for place, names in FIELDS[document["kind"]].items():
+        found = document
+        for word in place.split("."):
+            found = found[word]
+        known, needed = names.replace("!", "").split(), [name[:-1] for name in names.split() if name.endswith("!")]
+        for one in found if isinstance(found, list) else [found]:
+            wrong = [key for key in one if key not in known] + [key for key in needed if key not in one]
+            wrong += [f"{key}: {value}" for key, values in VALUES.items() for value in (one.get(key) if isinstance(one.get(key), list) else [one.get(key)])
+                      if key in one and value not in values]
+            if wrong:
+                raise harness.Failure(f"{document['kind']}, {place}: {wrong}")
+    print(f"{document['kind']} has the fields of {document['apiVersion']}", flush=True)
+
+
 def check_codes(jobset):
     """The launcher's job fails at once with the codes that want a person, and not with those that want another start."""
     launcher = find(jobset, "JobSet")["spec"]["replicatedJobs"][0]["template"]["spec"]
@@ -197,6 +226,8 @@ def cloud_runs(place):
 def body(workspace, _):
     jobset, mpijob = load("kubernetes-jobset.yaml"), load("kubernetes-mpijob.yaml")
     check_schema(objects_of(jobset, mpijob))
+    check_fields(find(jobset, "JobSet"))
+    check_fields(mpijob[0])
     check_codes(jobset)
     place = Place(workspace)
     slurm_hears(place)
