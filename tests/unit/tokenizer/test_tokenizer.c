@@ -121,18 +121,32 @@ Test(tokenizer, empty_text_has_the_tokens_of_the_template_alone)
     pd_tokenizer_free(tokenizer);
 }
 
-/* No token is unknown: "!" is left out, and what stood on either side of it merges, as in the reference. */
-Test(tokenizer, what_is_left_out_lets_its_neighbours_meet)
+static void check_encoded(const char *json, const char *text, const int32_t *ids, size_t count)
 {
-    static const char json[] = "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[[\"a\",\"b\"]]}}";
     struct pd_tokenizer *tokenizer;
     struct pd_tokenizer_scratch *scratch;
     struct pd_tokens tokens = {0};
-    cr_assert_eq(pd_tokenizer_parse("tokenizer.json", json, sizeof json - 1, &tokenizer, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_tokenizer_parse("tokenizer.json", json, strlen(json), &tokenizer, &err), PD_OK, "%s", err.message);
     cr_assert_eq(pd_tokenizer_scratch_new(tokenizer, &scratch, &err), PD_OK);
-    cr_assert_eq(pd_tokenizer_encode(tokenizer, scratch, "a!b", 3, false, &tokens, &err), PD_OK);
-    cr_assert(tokens.count == 1 && tokens.ids[0] == 2, "%zu tokens", tokens.count);
+    cr_assert_eq(pd_tokenizer_encode(tokenizer, scratch, text, strlen(text), false, &tokens, &err), PD_OK);
+    cr_assert(tokens.count == count && !memcmp(tokens.ids, ids, count * sizeof *ids), "%zu tokens", tokens.count);
     pd_tokens_deinit(&tokens);
     pd_tokenizer_scratch_free(scratch);
     pd_tokenizer_free(tokenizer);
+}
+
+/* No token is unknown: "!" is left out, and what stood on either side of it merges, as in the reference. */
+Test(tokenizer, what_is_left_out_lets_its_neighbours_meet)
+{
+    check_encoded("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[[\"a\",\"b\"]]}}", "a!b",
+                  (const int32_t[]){2}, 1);
+}
+
+/* The first newline takes the second, as in the reference. */
+Test(tokenizer, an_added_token_whose_text_is_taken_is_left_out)
+{
+    check_encoded("{\"added_tokens\":[{\"id\":2,\"content\":\"\\n\",\"lstrip\":true,\"rstrip\":true,\"normalized\":false,"
+                  "\"single_word\":false,\"special\":true}],\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},"
+                  "\"merges\":[]}}",
+                  "a\n\nb", (const int32_t[]){0, 2, 1}, 3);
 }
