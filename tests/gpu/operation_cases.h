@@ -39,7 +39,7 @@ struct operation {
 };
 
 /* Each ends with a NULL name: what every step is made of; what parts of sequences, cut vocabularies, numbers of eight bits,
- * rounding at random and replayed runs add. */
+ * terms and replayed runs add. */
 extern const struct operation operations[], more_operations[];
 
 #define COUNT(NAME, EXPRESSION)                        \

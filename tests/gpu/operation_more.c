@@ -2,7 +2,6 @@
 
 #include "tests/unit/math/reference.h"
 #include "trainer/math/fp8.h"
-#include "ckpt/base/random_bits.h"
 
 /* ---- attention of one sequence in two parts, as ranks of a sequence have them ---- */
 
@@ -260,36 +259,7 @@ EXACT(fp8_products)
     }
 }
 
-/* ---- rounding, squares, copies ---- */
-
-#define KEY UINT64_C(0x9c3a5e1776d20f4b)
-enum { ORIGIN = 1000003, FIRST_ELEMENT = 7 };
-
-RUN(round)
-{
-    (void)act;
-    return pd_round(math,
-                    &(struct pd_round){.n = rows_columns(s),
-                                       .x = p[0],
-                                       .out = p[1],
-                                       .key = KEY,
-                                       .first = FIRST_ELEMENT,
-                                       .columns = s->columns,
-                                       .origin = ORIGIN,
-                                       .stride = 3 * s->columns},
-                    err);
-}
-
-EXACT(round)
-{
-    for (uint64_t i = 0; i < rows_columns(s); i++) {
-        const uint64_t n = FIRST_ELEMENT + i, at = ORIGIN + n / s->columns * 3 * s->columns + n % s->columns;
-        const uint32_t bits = (uint32_t)pd_bf16_at_random((float)v[0].exact[i], pd_random_bits(KEY, at)) << 16;
-        float x;
-        memcpy(&x, &bits, sizeof x);
-        v[1].exact[i] = (double)x;
-    }
-}
+/* ---- squares, copies ---- */
 
 COUNT(limbs, (s->length > 0) * sizeof(struct pd_superaccumulator) / sizeof(double))
 COUNT(one, s->length > 0)
@@ -443,10 +413,6 @@ const struct operation more_operations[] = {
      FORMULA(fp8_products),
      .tolerance = 5e-3, /* tensor cores add products of codes in fewer bits than fp32 has */
      .capability = 89},
-    {"round at random",
-     {{IN_ROWS_F32}, {BF16, OUT, rows_columns, 0}},
-     FORMULA(round),
-     .tolerance = 1e-12}, /* integers too */
     {"terms and their sums",
      {{IN_ROWS_F32}, {F64, IN, words, 0}, {F32, OUT, rows_columns, 0}, {F32, IN, one, 0}},
      FORMULA(terms),

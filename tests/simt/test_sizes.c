@@ -69,7 +69,7 @@ Test(simt_sizes, gelu, .init = begin)
     same(PD_BF16, dx, LARGE, few, TAIL, "gelu backward");
 }
 
-Test(simt_sizes, sums_casts_and_rounding, .init = begin)
+Test(simt_sizes, sums_and_casts, .init = begin)
 {
     const void *x = ending(PD_F32, LARGE, TAIL, 3), *tail = behind(PD_F32, x, LARGE);
     void *sum = zeros(LARGE + TAIL, 4), *out = zeros(LARGE + TAIL, 2), *few = zeros(TAIL, 4);
@@ -79,13 +79,6 @@ Test(simt_sizes, sums_casts_and_rounding, .init = begin)
     DONE(pd_cuda_cast(NULL, LARGE + TAIL, PD_BF16, out, PD_F32, x, &err));
     DONE(pd_cuda_cast(NULL, TAIL, PD_BF16, few, PD_F32, tail, &err));
     same(PD_BF16, out, LARGE, few, TAIL, "cast");
-    struct pd_round round = {
-        .n = LARGE + TAIL, .x = x, .out = zeros(LARGE + TAIL, 2), .columns = COLUMNS, .stride = COLUMNS};
-    out = round.out;
-    DONE(pd_cuda_round(NULL, &round, &err));
-    round.n = TAIL, round.x = tail, round.out = zeros(TAIL, 2), round.first = LARGE;
-    DONE(pd_cuda_round(NULL, &round, &err));
-    same(PD_BF16, out, LARGE, round.out, TAIL, "rounding at random");
 }
 
 Test(simt_sizes, adam, .init = begin)

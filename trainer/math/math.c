@@ -331,13 +331,6 @@ pd_status pd_quantize(struct pd_math *math, const struct pd_quantize *q, struct 
     return math->ops->quantize(math, q, err);
 }
 
-pd_status pd_round(struct pd_math *math, const struct pd_round *r, struct pd_error *err)
-{
-    if (r->n == 0) return PD_OK;
-    PD_CHECK(r->x && r->out && r->columns > 0 && r->stride >= r->columns);
-    return math->ops->round(math, r, err);
-}
-
 pd_status pd_terms(struct pd_math *math, const struct pd_terms *t, struct pd_error *err)
 {
     PD_CHECK(t->run_count <= PD_TERM_RUNS_MAX && (t->run_count == 0 || t->runs));

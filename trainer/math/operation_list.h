@@ -46,7 +46,6 @@
     X(copy_rows, (uint64_t rows, uint64_t bytes, void *dst, uint64_t ld_dst, const void *src, uint64_t ld_src), \
       rows, bytes, dst, ld_dst, src, ld_src) \
     X(quantize, (const struct pd_quantize *quantize), quantize) \
-    X(round, (const struct pd_round *round), round) \
     X(terms, (const struct pd_terms *terms), terms) /* gradients to integers, or integers added: terms.h */ \
     X(term_sums, (const struct pd_term_sums *sums), sums) /* and their sums to fp32 */ \
     /* sums (rows) fp64 = sum over columns of x^2, in fp64, 16 lanes; x (rows, columns) fp32 dense */ \

@@ -29,15 +29,6 @@ struct pd_quantize {
 };
 #define PD_FP8_SCALE_FLOATS 4u
 
-/* out (n) bf16 = x (n) rounded at random (random_bits.h): element i by the bits of `key` and of where it is in its tensor,
- * origin + (first + i) / columns * stride + (first + i) % columns. */
-struct pd_round {
-    uint64_t n;
-    const float *x;
-    uint16_t *out;
-    uint64_t key, first, columns, origin, stride;
-};
-
 /* C (m,n) = op(A) (m,k) * op(B) (k,n) [+ old C] [+ bias (n)] [+ residual (m,n)] */
 struct pd_gemm {
     uint64_t m, n, k;
