@@ -69,15 +69,13 @@ pd_status exercise_map(uint64_t columns, uint64_t ld, uint64_t rows, uint64_t se
     return pd_tensor_map_make(&map, &nothing, columns, ld, rows, sequences, err);
 }
 
-static __global__ void count_items(const pd_wide_deal deal, uint32_t *counts)
+static __global__ void count_items(uint32_t *begun, const uint32_t items, uint32_t *counts)
 {
-    for (uint32_t round = 0; pd_wide_item(deal, round) < deal.items; round++)
-        atomicAdd(counts + pd_wide_item(deal, round), 1u);
+    for (uint32_t item; (item = pd_queue_next(begun, items)) < items;)
+        atomicAdd(counts + item, 1u);
 }
 
-pd_status exercise_deal(uint64_t items, uint64_t blocks_max, uint32_t *counts, uint32_t *ret_blocks, struct pd_error *err)
+pd_status exercise_queue(uint32_t *begun, uint32_t items, uint32_t blocks, uint32_t *counts, struct pd_error *err)
 {
-    pd_wide_deal deal;
-    PD_TRY(pd_wide_deal_of(items, blocks_max, &deal, ret_blocks, err));
-    return PD_LAUNCH(err, count_items, *ret_blocks, 1, 0, nullptr, deal, counts);
+    return PD_LAUNCH(err, count_items, blocks, 1, 0, nullptr, begun, items, counts);
 }

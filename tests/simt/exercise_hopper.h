@@ -39,8 +39,8 @@ void exercise_item_of(const struct pd_attention *resolved, uint64_t item, uint32
 /* A map of an array (sequences, rows, columns), rows ld elements apart, that nobody reads. */
 pd_status exercise_map(uint64_t columns, uint64_t ld, uint64_t rows, uint64_t sequences, struct pd_error *err);
 
-/* How often each of a grid's items comes to one of at most `blocks_max` blocks. */
-pd_status exercise_deal(uint64_t items, uint64_t blocks_max, uint32_t *counts, uint32_t *ret_blocks, struct pd_error *err);
+/* How often each item comes to one of the blocks. */
+pd_status exercise_queue(uint32_t *begun, uint32_t items, uint32_t blocks, uint32_t *counts, struct pd_error *err);
 
 #ifdef __cplusplus
 }

@@ -75,6 +75,7 @@ struct launch {
     unsigned char *dynamic;
     std::vector<unsigned> order;            /* of the threads of a block */
     unsigned begun, fibers_taken, returned; /* of a block */
+    uint32_t blocks, place, taken;          /* of the grid; where the block is in the order of blocks; its items */
     char problem[640];
 };
 
@@ -235,7 +236,7 @@ void start_block(dim3 at)
         t->copies.clear();
         t->group = 0;
     }
-    current->begun = current->fibers_taken = current->returned = 0;
+    current->begun = current->fibers_taken = current->returned = current->taken = 0;
 }
 
 void run_new()
@@ -316,10 +317,12 @@ void run_grid(dim3 grid, dim3 block)
     start_grid(grid, block);
     current->order = make_order(current->threads, 1);
     const uint64_t blocks = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
+    current->blocks = static_cast<uint32_t>(blocks);
     for (uint64_t i = last_alone ? blocks - 1 : 0; i < blocks && !current->problem[0]; i++) {
         uint64_t b = i;
         if (order_seed == 1) b = blocks - 1 - i;
         if (order_seed > 1) b = (i + mix(order_seed)) % blocks;
+        current->place = static_cast<uint32_t>(i);
         start_block(dim3(static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y),
                          static_cast<unsigned>(b / grid.x / grid.y)));
         if (current->shared_bytes) current->dynamic = static_cast<unsigned char *>(poisoned(current->shared_bytes));
@@ -402,6 +405,18 @@ void simt_set_order(uint64_t order)
 {
     order_seed = order;
     order_is_set = true;
+}
+
+/* Each block before this one was told once that nothing is left. */
+uint32_t pd_queue_next(uint32_t *begun, uint32_t items)
+{
+    launch &l = *current;
+    const uint32_t even = (items + l.blocks - 1) / l.blocks;
+    const uint32_t share = order_seed > 1 ? static_cast<uint32_t>(mix(order_seed + l.place) % (2 * even + 1)) : even;
+    if (last_alone) return l.taken++ ? items : items - 1;
+    const uint32_t old = *begun, item = old - l.place;
+    *begun = old >= items + l.blocks - 1 ? 0 : old + 1;
+    return l.place + 1 == l.blocks || l.taken++ < share ? item : items;
 }
 
 void simt_run_last_block_alone(bool alone)

@@ -26,6 +26,8 @@ void pd_barrier_arrive_expect(uint64_t *barrier, uint32_t bytes);
 void pd_barrier_wait(uint64_t *barrier, uint32_t parity);
 void pd_box_load(void *shared, const pd_tensor_map *map, uint32_t column, uint32_t row, uint32_t sequence,
                  uint64_t *barrier);
+/* Blocks run one after the other, and each leaves a share of the items to those that come after it. */
+uint32_t pd_queue_next(uint32_t *begun, uint32_t items);
 void pd_group_sync(uint32_t number, uint32_t threads);
 void pd_group_arrive(uint32_t number, uint32_t threads);
 void pd_wgmma_fence(void);

@@ -115,14 +115,16 @@ static void call(struct pd_math *math, const struct pd_attention *a)
         MUST(pd_attention_backward(math, a, &err));
         return;
     }
-    struct pd_cuda_workspace workspace = {NULL, pd_cuda_attention_workspace_bytes(a)};
+    uint32_t begun = 0;
+    struct pd_cuda_workspace workspace = {NULL, pd_cuda_attention_workspace_bytes(a), &begun};
     const char *way = getenv("PERDURE_ATTENTION");
     const uint64_t tile = way && strcmp(way, "wgmma") == 0 ? 128 : 64;
     const uint64_t positions = a->head_size == 64 ? tile : 16, row = a->head_size == 64 ? 64 : a->head_size + 1;
     if (workspace_terms) workspace.bytes = workspace_terms * 2 * positions * row * sizeof(float);
     if (workspace.bytes) workspace.data = unset(workspace.bytes);
-    MUST(pd_cuda_attention_forward(NULL, a, &err));
+    MUST(pd_cuda_attention_forward(NULL, a, workspace, &err));
     MUST(pd_cuda_attention_backward(NULL, a, workspace, &err));
+    cr_assert_eq(begun, 0);
     free(workspace.data);
 }
 
@@ -454,9 +456,10 @@ Test(attention, by_plain_kernels_where_they_are_asked_for)
 Test(attention, by_kernels_that_there_are_not_says_so)
 {
     struct pd_attention a = {.sequences = 1, .length = 4, .heads = 1, .kv_heads = 1, .head_size = 64, .dtype = PD_BF16};
+    const struct pd_cuda_workspace none = {NULL, 0, NULL};
     struct pd_error err = {0};
     use("flash");
-    cr_assert_eq(pd_cuda_attention_forward(NULL, &a, &err), PD_USAGE);
+    cr_assert_eq(pd_cuda_attention_forward(NULL, &a, none, &err), PD_USAGE);
     cr_assert(strstr(err.message, "PERDURE_ATTENTION=flash"), "%s", err.message);
     cr_assert(strstr(err.message, "wgmma"), "%s", err.message);
 }
@@ -464,10 +467,11 @@ Test(attention, by_kernels_that_there_are_not_says_so)
 Test(attention, of_heads_that_no_kernel_takes_says_so)
 {
     struct pd_attention a = {.sequences = 1, .length = 4, .heads = 1, .kv_heads = 1, .head_size = 264, .dtype = PD_BF16};
+    const struct pd_cuda_workspace none = {NULL, 0, NULL};
     struct pd_error err = {0};
-    cr_assert_eq(pd_cuda_attention_forward(NULL, &a, &err), PD_UNSUPPORTED);
+    cr_assert_eq(pd_cuda_attention_forward(NULL, &a, none, &err), PD_UNSUPPORTED);
     cr_assert(strstr(err.message, "264"), "%s", err.message);
     a.head_size = 64, a.heads = 65;
-    cr_assert_eq(pd_cuda_attention_forward(NULL, &a, &err), PD_UNSUPPORTED);
+    cr_assert_eq(pd_cuda_attention_forward(NULL, &a, none, &err), PD_UNSUPPORTED);
     cr_assert(strstr(err.message, "65 query heads"), "%s", err.message);
 }

@@ -166,16 +166,18 @@ static struct pd_attention attention_of(const struct problem *p, const struct pa
 enum slot { FORWARD, DELTAS, QUERIES, KEYS };
 static void call(struct pd_math *math, enum slot slot, const struct pd_attention *a)
 {
-    struct pd_cuda_workspace w = {NULL, math || slot != KEYS ? 0 : pd_cuda_attention_workspace_bytes(a)};
+    uint32_t begun = 0;
+    struct pd_cuda_workspace w = {NULL, math || slot != KEYS ? 0 : pd_cuda_attention_workspace_bytes(a), &begun};
     if (w.bytes) w.data = malloc(w.bytes);
     if (slot == FORWARD)
-        MUST(math ? pd_attention_forward(math, a, &err) : pd_cuda_attention_forward(NULL, a, &err));
+        MUST(math ? pd_attention_forward(math, a, &err) : pd_cuda_attention_forward(NULL, a, w, &err));
     else if (slot == DELTAS)
         MUST(math ? pd_attention_delta(math, a, &err) : pd_cuda_attention_delta(NULL, a, &err));
     else if (slot == QUERIES)
-        MUST(math ? pd_attention_backward_queries(math, a, &err) : pd_cuda_attention_backward_queries(NULL, a, &err));
+        MUST(math ? pd_attention_backward_queries(math, a, &err) : pd_cuda_attention_backward_queries(NULL, a, w, &err));
     else
         MUST(math ? pd_attention_backward_keys(math, a, &err) : pd_cuda_attention_backward_keys(NULL, a, w, &err));
+    cr_assert_eq(begun, 0);
     free(w.data);
 }
 

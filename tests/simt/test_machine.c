@@ -460,7 +460,8 @@ Test(machine, a_block_has_the_shared_memory_of_its_capability)
                                    .v = g.device.data,
                                    .out = g.more.data,
                                    .lse = (float *)g.more.data + 64};
-    cr_assert_eq(pd_cuda_attention_forward(g.handle, &a, &err), PD_DEVICE_LOST);
+    const struct pd_cuda_workspace workspace = {NULL, 0, g.more.data};
+    cr_assert_eq(pd_cuda_attention_forward(g.handle, &a, workspace, &err), PD_DEVICE_LOST);
     cr_assert(strstr(err.message, "a block gets at most 101376"), "%s", err.message);
     finish(&g);
 }

@@ -20,7 +20,7 @@ static pd_status backward(struct fixture *f, const struct pd_norm *n, bool cpu, 
     if (cpu) return pd_norm_backward(f->math, n, err);
     const uint64_t bytes = pd_cuda_norm_workspace_bytes(n);
     struct room room = room_new(PD_F32, bytes / sizeof(float), 0);
-    const pd_status st = pd_cuda_norm_backward(NULL, n, (struct pd_cuda_workspace){room.data, bytes}, err);
+    const pd_status st = pd_cuda_norm_backward(NULL, n, (struct pd_cuda_workspace){room.data, bytes, NULL}, err);
     room_free(&room);
     return st;
 }

@@ -166,8 +166,8 @@ Test(simt_sizes, norms, .init = begin)
     same(PD_BF16, many.out, before, few.out, FEW * COLUMNS, "rmsnorm");
     same(PD_F32, many.rstd, ROWS, few.rstd, FEW, "rstd");
     const uint64_t bytes = pd_cuda_norm_workspace_bytes(&many);
-    DONE(pd_cuda_norm_backward(NULL, &many, (struct pd_cuda_workspace){zeros(bytes, 1), bytes}, &err));
-    DONE(pd_cuda_norm_backward(NULL, &few, (struct pd_cuda_workspace){zeros(bytes, 1), bytes}, &err));
+    DONE(pd_cuda_norm_backward(NULL, &many, (struct pd_cuda_workspace){zeros(bytes, 1), bytes, NULL}, &err));
+    DONE(pd_cuda_norm_backward(NULL, &few, (struct pd_cuda_workspace){zeros(bytes, 1), bytes, NULL}, &err));
     same(PD_BF16, many.dx, before, few.dx, FEW * COLUMNS, "dx");
     same(PD_F32, many.dweight, 0, few.dweight, COLUMNS, "dweight"); /* rows in front of the last ones are zeros */
 }
@@ -363,12 +363,13 @@ static void same_rows(const void *got, const void *want, const char *what)
 
 static void attend(const char *kernels)
 {
-    const struct pd_cuda_workspace none = {NULL, 0};
+    uint32_t begun = 0;
+    const struct pd_cuda_workspace none = {NULL, 0, &begun};
     const uint64_t before = (uint64_t)(SEQUENCES - 1) * LENGTH;
     const struct pd_attention many = attention_of(SEQUENCES), one = attention_of(1);
     setenv("PERDURE_ATTENTION", kernels, 1);
-    DONE(pd_cuda_attention_forward(NULL, &many, &err));
-    DONE(pd_cuda_attention_forward(NULL, &one, &err));
+    DONE(pd_cuda_attention_forward(NULL, &many, none, &err));
+    DONE(pd_cuda_attention_forward(NULL, &one, none, &err));
     same(PD_BF16, many.out, before * HEAD, one.out, LENGTH * HEAD, kernels);
     same(PD_F32, many.lse, before, one.lse, LENGTH, kernels);
     DONE(pd_cuda_attention_backward(NULL, &many, none, &err));

@@ -74,7 +74,7 @@ static pd_status attention_forward_slot(struct pd_math *math, const struct pd_at
 {
     SPANNED(math, "attention_forward",
             is_cudnns(math, a) ? pd_cudnn_attention_forward(stream_of(math), a, err)
-                               : pd_cuda_attention_forward(stream_of(math), a, err));
+                               : pd_cuda_attention_forward(stream_of(math), a, cuda_of(math)->attention, err));
 }
 
 static pd_status attention_backward_slot(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
@@ -82,6 +82,12 @@ static pd_status attention_backward_slot(struct pd_math *math, const struct pd_a
     if (is_cudnns(math, a)) SPANNED(math, "attention_backward", pd_cudnn_attention_backward(stream_of(math), a, err));
     PD_CHECK(pd_cuda_attention_workspace_bytes(a) <= cuda_of(math)->attention.bytes);
     SPANNED(math, "attention_backward", pd_cuda_attention_backward(stream_of(math), a, cuda_of(math)->attention, err));
+}
+
+static pd_status attention_backward_queries_slot(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
+{
+    SPANNED(math, "attention_backward_queries",
+            pd_cuda_attention_backward_queries(stream_of(math), a, cuda_of(math)->attention, err));
 }
 
 static pd_status attention_backward_keys_slot(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
@@ -170,6 +176,7 @@ pd_status pd_math_cuda_new(const struct pd_math_cuda_options *o, struct pd_arena
     const uint64_t attention_bytes = o->attention ? pd_cuda_attention_workspace_bytes(o->attention) : 0;
     void *workspace = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_CUDA_GEMM_WORKSPACE_BYTES);
     void *attention = attention_bytes ? pd_arena_take(arena, PD_MEMORY_BUFFERS, attention_bytes) : NULL;
+    uint32_t *begun = o->attention ? pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_CUDA_BEGUN_BYTES) : NULL;
     if (pd_arena_is_dry(arena)) {
         *ret_math = NULL;
         return PD_OK;
@@ -178,14 +185,15 @@ pd_status pd_math_cuda_new(const struct pd_math_cuda_options *o, struct pd_arena
     if (!cuda) PD_FAIL(err, PD_NO_MEMORY, "no memory for the GPU's table");
     cuda->base = (struct pd_math){.ops = &cuda_ops, .mode = o->mode, .isa = PD_ISA_PORTABLE};
     cuda->stream = o->stream;
-    cuda->attention = (struct pd_cuda_workspace){attention, attention_bytes};
-    cuda->scratch = (struct pd_cuda_workspace){workspace, PD_CUDA_GEMM_WORKSPACE_BYTES};
+    cuda->attention = (struct pd_cuda_workspace){attention, attention_bytes, begun};
+    cuda->scratch = (struct pd_cuda_workspace){workspace, PD_CUDA_GEMM_WORKSPACE_BYTES, NULL};
     cuda->spans = o->spans;
     cuda->lane = o->lane;
     const struct pd_cuda_gemms_options options = {.invariant = o->mode == PD_NUMERICS_INVARIANT,
                                                   .any_shape = o->any_shape && o->mode == PD_NUMERICS_INVARIANT,
                                                   .workspace = workspace};
     pd_status st = pd_cuda_gemms_new(&options, &cuda->gemms, err);
+    if (!st && begun) st = pd_cuda_attention_counter(o->stream, cuda->attention, err);
     if (!st && o->graphs && !o->spans) st = pd_cuda_graphs_new(o->stream, &cuda->graphs, err);
     if (st) {
         pd_cuda_gemms_free(cuda->gemms);

@@ -11,14 +11,14 @@
     X(norm_backward, (const struct pd_norm *norm), norm) \
     X(attention_forward, (const struct pd_attention *attention), attention) \
     X(attention_backward, (const struct pd_attention *attention), attention) \
-    X(attention_backward_keys, (const struct pd_attention *attention), attention) /* of parts; see struct pd_attention */
+    X(attention_backward_queries, (const struct pd_attention *attention), attention) /* of parts; see struct pd_attention */ \
+    X(attention_backward_keys, (const struct pd_attention *attention), attention)
 
 /* A CPU has one of each for every instruction set, a GPU a launcher (cuda/kernels.h). */
 #define PD_MATH_KERNELS(X) \
     X(norm_forward, (const struct pd_norm *norm), norm) /* RMS norm, or with a mean layer norm */ \
     X(rope, (const struct pd_rope *rope), rope) \
     X(attention_delta, (const struct pd_attention *attention), attention) /* of parts; see struct pd_attention */ \
-    X(attention_backward_queries, (const struct pd_attention *attention), attention) \
     X(finish, (const struct pd_finish *finish), finish) \
     /* gate_up (R, 2F): gate then up; out (R,F) = silu(gate) * up. Backward writes dgate_up (R, 2F), which may be gate_up. */ \
     X(swiglu_forward, (uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up, void *out), \

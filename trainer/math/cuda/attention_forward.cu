@@ -89,7 +89,8 @@ template <enum pd_dtype T, int D> static pd_status forward_launch(void *stream, 
                      sizeof(forward_tiles<D>), stream, *a, wide);
 }
 
-pd_status pd_attention_tiles_forward(void *stream, const struct pd_attention *a, struct pd_error *err)
+pd_status pd_attention_tiles_forward(void *stream, const struct pd_attention *a, struct pd_cuda_workspace,
+                                     struct pd_error *err)
 {
     return PD_OF_TILES(a, forward_launch, stream, a, err);
 }

@@ -18,14 +18,22 @@ struct pd_attention_item {
  * head, whose gradient stays a term of its own. */
 enum pd_attention_items { PD_ITEMS_OF_QUERIES, PD_ITEMS_OF_KEYS, PD_ITEMS_OF_TERMS };
 
-/* Heads whose tiles come before those of other heads. Of tiles of queries all those of a key-value head, which read the
- * same. */
-PD_DEVICE uint64_t pd_attention_together(const struct pd_attention &a, enum pd_attention_items of)
+/* Tiles of keys of heads that are together, at least: three for each multiprocessor of an H100, so that those with long work
+ * of the last heads have begun long before the end. */
+#define PD_ATTENTION_ROUND 396u
+
+/* Of `all` heads, how many have their tiles before those of other heads. Of tiles of queries all those of a key-value head,
+ * which read the same, of as many as the cache holds. Tiles of keys of a head go over its queries side by side. */
+PD_DEVICE uint64_t pd_attention_together(const struct pd_attention &a, uint64_t all, uint32_t tiles,
+                                         enum pd_attention_items of)
 {
-    const uint64_t row = 2 * a.head_size * (a.dtype == PD_F32 ? 4u : 2u), each = of == PD_ITEMS_OF_KEYS ? a.group : 1;
-    const uint64_t bytes = row * (of == PD_ITEMS_OF_QUERIES ? a.key_length : a.length * each);
-    const uint64_t heads = PD_ATTENTION_CACHED / bytes;
-    return (heads > 1 ? heads : 1) * (of == PD_ITEMS_OF_QUERIES ? a.group : 1);
+    if (of == PD_ITEMS_OF_QUERIES) {
+        const uint64_t row = 2 * a.head_size * (a.dtype == PD_F32 ? 4u : 2u);
+        const uint64_t heads = PD_ATTENTION_CACHED / (row * a.key_length);
+        return (heads > 1 ? heads : 1) * a.group;
+    }
+    const uint64_t rounds = all / ((PD_ATTENTION_ROUND + tiles - 1) / tiles);
+    return rounds > 1 ? (all + rounds - 1) / rounds : all;
 }
 
 /* Of `tiles` tiles a head. Of heads that are together those with long work first: the last tiles of queries see most keys,
@@ -34,7 +42,7 @@ PD_DEVICE pd_attention_item pd_attention_item_of(const struct pd_attention &a, u
                                                  enum pd_attention_items of)
 {
     const uint32_t heads = of == PD_ITEMS_OF_KEYS ? a.kv_heads : a.heads;
-    const uint64_t all = (uint64_t)a.sequences * heads, together = pd_attention_together(a, of);
+    const uint64_t all = (uint64_t)a.sequences * heads, together = pd_attention_together(a, all, tiles, of);
     const uint64_t begin = item / (together * tiles) * together, rest = item - begin * tiles;
     const uint64_t count = all - begin < together ? all - begin : together, which = begin + rest % count;
     const uint32_t tile = (uint32_t)(rest / count);

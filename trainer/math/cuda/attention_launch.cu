@@ -19,11 +19,10 @@ static const char *asked_for(void)
 }
 
 /* Ways to compute one thing: attention_place.h. */
+typedef pd_status pass(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
+                       struct pd_error *err);
 struct kernels {
-    pd_status (*forward)(void *stream, const struct pd_attention *resolved, struct pd_error *err);
-    pd_status (*queries)(void *stream, const struct pd_attention *resolved, struct pd_error *err);
-    pd_status (*keys)(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
-                      struct pd_error *err);
+    pass *forward, *queries, *keys;
     uint64_t (*workspace)(const struct pd_attention *resolved);
 };
 
@@ -176,6 +175,16 @@ static uint64_t larger(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+static __global__ void attention_counter(uint32_t *begun)
+{
+    *begun = 0;
+}
+
+pd_status pd_cuda_attention_counter(void *stream, struct pd_cuda_workspace workspace, struct pd_error *err)
+{
+    return PD_LAUNCH(err, attention_counter, 1, 1, 0, stream, workspace.begun);
+}
+
 /* Enough for any device, so that it may be asked before there is one; and for parts, whatever their place. */
 uint64_t pd_cuda_attention_workspace_bytes(const struct pd_attention *a)
 {
@@ -188,12 +197,13 @@ uint64_t pd_cuda_attention_workspace_bytes(const struct pd_attention *a)
     return larger(terms, larger(pd_attention_tiles_workspace(&r), wgmma));
 }
 
-pd_status pd_cuda_attention_forward(void *stream, const struct pd_attention *attention, struct pd_error *err)
+pd_status pd_cuda_attention_forward(void *stream, const struct pd_attention *attention, struct pd_cuda_workspace workspace,
+                                    struct pd_error *err)
 {
     const struct pd_attention r = pd_attention_resolve(attention, attention->acc != NULL);
     const struct kernels *kernels;
     PD_TRY(find(&r, &kernels, err));
-    return kernels->forward(stream, &r, err);
+    return kernels->forward(stream, &r, workspace, err);
 }
 
 pd_status pd_cuda_attention_backward(void *stream, const struct pd_attention *attention, struct pd_cuda_workspace workspace,
@@ -203,7 +213,7 @@ pd_status pd_cuda_attention_backward(void *stream, const struct pd_attention *at
     const struct kernels *kernels;
     PD_TRY(find(&r, &kernels, err));
     PD_TRY(pd_attention_plain_delta(stream, &r, err));
-    PD_TRY(kernels->queries(stream, &r, err));
+    PD_TRY(kernels->queries(stream, &r, workspace, err));
     return run_keys(kernels, stream, &r, false, workspace, err);
 }
 
@@ -212,12 +222,13 @@ pd_status pd_cuda_attention_delta(void *stream, const struct pd_attention *atten
     return pd_attention_plain_delta(stream, attention, err);
 }
 
-pd_status pd_cuda_attention_backward_queries(void *stream, const struct pd_attention *attention, struct pd_error *err)
+pd_status pd_cuda_attention_backward_queries(void *stream, const struct pd_attention *attention,
+                                             struct pd_cuda_workspace workspace, struct pd_error *err)
 {
     const struct pd_attention r = pd_attention_resolve(attention, true);
     const struct kernels *kernels;
     PD_TRY(find(&r, &kernels, err));
-    return kernels->queries(stream, &r, err);
+    return kernels->queries(stream, &r, workspace, err);
 }
 
 pd_status pd_cuda_attention_backward_keys(void *stream, const struct pd_attention *attention,

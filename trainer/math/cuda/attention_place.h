@@ -144,11 +144,13 @@ static inline uint32_t pd_attention_waiting(const struct pd_attention *a)
 
 /* Ways to compute one thing, and the bytes of their keys pass. Tensor cores: bf16 and fp16 with heads of 64 and 128, of which
  * wgmma is compute capability 9.0's. */
-#define PD_ATTENTION_WAY(name)                                                                                        \
-    pd_status pd_attention_##name##_forward(void *stream, const struct pd_attention *resolved, struct pd_error *err); \
-    pd_status pd_attention_##name##_queries(void *stream, const struct pd_attention *resolved, struct pd_error *err); \
-    pd_status pd_attention_##name##_keys(void *stream, const struct pd_attention *resolved,                           \
-                                         struct pd_cuda_workspace workspace, struct pd_error *err);                   \
+#define PD_ATTENTION_PASS(name, pass)                                                         \
+    pd_status pd_attention_##name##_##pass(void *stream, const struct pd_attention *resolved, \
+                                           struct pd_cuda_workspace workspace, struct pd_error *err);
+#define PD_ATTENTION_WAY(name)       \
+    PD_ATTENTION_PASS(name, forward) \
+    PD_ATTENTION_PASS(name, queries) \
+    PD_ATTENTION_PASS(name, keys)    \
     uint64_t pd_attention_##name##_workspace(const struct pd_attention *resolved);
 PD_ATTENTION_WAY(tiles)
 PD_ATTENTION_WAY(wgmma)

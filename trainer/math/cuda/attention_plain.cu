@@ -156,7 +156,8 @@ template <uint32_t ROWS> static pd_status forward_launch(void *stream, const str
                                    forward_bytes(a->head_size, ROWS), stream, *a));
 }
 
-pd_status pd_attention_plain_forward(void *stream, const struct pd_attention *a, struct pd_error *err)
+pd_status pd_attention_plain_forward(void *stream, const struct pd_attention *a, struct pd_cuda_workspace,
+                                     struct pd_error *err)
 {
     return a->head_size > PD_PLAIN_LONG ? forward_launch<ROWS_OF(PD_ATTENTION_HEAD_MAX)>(stream, a, err)
                                         : forward_launch<ROWS_OF(PD_PLAIN_LONG)>(stream, a, err);

@@ -119,7 +119,8 @@ template <uint32_t PASSING> static pd_status queries_launch(void *stream, const 
                                    PD_PLAIN_THREADS, space_bytes(a->head_size, PASSING), stream, *a));
 }
 
-pd_status pd_attention_plain_queries(void *stream, const struct pd_attention *a, struct pd_error *err)
+pd_status pd_attention_plain_queries(void *stream, const struct pd_attention *a, struct pd_cuda_workspace,
+                                     struct pd_error *err)
 {
     return a->head_size > PD_PLAIN_LONG ? queries_launch<PASSING_OF(PD_ATTENTION_HEAD_MAX)>(stream, a, err)
                                         : queries_launch<PASSING_OF(PD_PLAIN_LONG)>(stream, a, err);

@@ -77,7 +77,8 @@ template <enum pd_dtype T, int D> static pd_status queries_launch(void *stream, 
                      sizeof(pd_pair_tiles<D>), stream, *a, wide);
 }
 
-pd_status pd_attention_tiles_queries(void *stream, const struct pd_attention *a, struct pd_error *err)
+pd_status pd_attention_tiles_queries(void *stream, const struct pd_attention *a, struct pd_cuda_workspace,
+                                     struct pd_error *err)
 {
     return PD_OF_TILES(a, queries_launch, stream, a, err);
 }

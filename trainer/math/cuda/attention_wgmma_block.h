@@ -24,66 +24,71 @@ PD_DEVICE uint32_t pd_consumer()
     return __shfl_sync(PD_WARP_ALL, threadIdx.x / PD_WARPGROUP, 0) - 1;
 }
 
-/* Items are dealt out to blocks. A block goes through `rounds` of them, so that tiles of the next are on their way while one
- * ends; `side` blocks, one a multiprocessor, run side by side. Other kernels may have some of the multiprocessors, so there
- * are up to PD_WAVES times as many blocks, and the device has the rest begin where one is over first. */
-#define PD_WAVES 4u
+/* ---- items ---- */
 
-struct pd_wide_deal {
-    uint64_t items;
-    uint32_t side, rounds;
+/* Blocks, one a multiprocessor, go through items in the order in which they are free: `begun` counts in device memory, and
+ * the last block that finds nothing left leaves 0 for the next kernel of the stream (pd_queue_next). What an item becomes
+ * does not depend on who takes it. */
+struct pd_wide_queue {
+    uint32_t *begun, items;
 };
 
-/* At most `blocks_max` blocks. */
-static inline pd_status pd_wide_deal_of(uint64_t items, uint64_t blocks_max, pd_wide_deal *ret_deal, uint32_t *ret_blocks,
-                                        struct pd_error *err)
+/* From the warp that brings tiles to the consumers. It asks for the next item when it has asked for the last tiles of one,
+ * which as many steps as there are stages then still lie before:   empty -> (item written) full -> (read by each warp) empty */
+struct pd_wide_hand {
+    uint64_t full, empty;
+    uint32_t item; /* not below the queue's items: there is none left */
+};
+
+/* do_item(item) for each that comes; by consumers. A shuffle, see pd_consumer. */
+template <typename DO> PD_DEVICE void pd_wide_take(const pd_wide_queue &queue, pd_wide_hand &hand, const DO &do_item)
 {
-    uint32_t side;
-    PD_TRY(pd_multiprocessors(&side, err));
-    const uint64_t most = items < blocks_max ? items : blocks_max;
-    if (most < side) side = static_cast<uint32_t>(most);
-    if (side == 0) side = 1;
-    const uint64_t possible = most / side < PD_WAVES ? most / side : PD_WAVES, waves = possible ? possible : 1;
-    const uint64_t rounds = (items + waves * side - 1) / (waves * side);
-    *ret_deal = {items, side, static_cast<uint32_t>(rounds)};
-    *ret_blocks = rounds ? static_cast<uint32_t>((items + rounds * side - 1) / (rounds * side) * side) : 0;
-    return PD_OK;
+    for (uint32_t parity = 0;; parity ^= 1) {
+        pd_barrier_wait(&hand.full, parity);
+        const uint32_t item = __shfl_sync(PD_WARP_ALL, hand.item, 0);
+        pd_wide_emptied(&hand.empty);
+        if (item >= queue.items) return;
+        do_item(item);
+    }
 }
 
-/* Of this block; none where it is not below `items`, nor in a later round. Back and forth: long items come first, and with
- * the same place in each round some blocks would get the longest of all. */
-PD_DEVICE uint64_t pd_wide_item(const pd_wide_deal &deal, uint32_t round)
+/* Likewise, by the warp that brings tiles. */
+template <typename DO> PD_DEVICE void pd_wide_give(const pd_wide_queue &queue, pd_wide_hand &hand, const DO &do_item)
 {
-    const uint32_t wave = blockIdx.x / deal.side, place = blockIdx.x % deal.side;
-    const uint64_t begin = ((uint64_t)wave * deal.rounds + round) * deal.side;
-    return round < deal.rounds ? begin + (round % 2 ? deal.side - 1 - place : place) : deal.items;
+    for (uint32_t parity = 1;; parity ^= 1) {
+        uint32_t item = threadIdx.x == 0 ? pd_queue_next(queue.begun, queue.items) : 0;
+        item = __shfl_sync(PD_WARP_ALL, item, 0);
+        pd_barrier_wait(&hand.empty, parity);
+        if (threadIdx.x == 0) {
+            hand.item = item;
+            pd_barrier_arrive(&hand.full);
+        }
+        if (item >= queue.items) return;
+        do_item(item);
+    }
 }
 
-/* do_item(item) for each item of this block. */
-template <typename DO> PD_DEVICE void pd_wide_each(const pd_wide_deal &deal, const DO &do_item)
-{
-    for (uint32_t round = 0; pd_wide_item(deal, round) < deal.items; round++)
-        do_item(pd_wide_item(deal, round));
-}
-
-/* All of a block's work: `fulls` barriers from `full` on, `empties` from `empty` on; one warp brings tiles, consumers
- * multiply. */
+/* All of a block's work: `fulls` barriers from `full` on, `empties` from `empty` on; one warp calls produce(item) to bring
+ * tiles, consumers call consume(hand) to multiply. */
 template <typename PRODUCE, typename CONSUME>
-PD_DEVICE void pd_wide_block(uint64_t *full, uint32_t fulls, uint64_t *empty, uint32_t empties, const PRODUCE &produce,
-                             const CONSUME &consume)
+PD_DEVICE void pd_wide_block(const pd_wide_queue &queue, uint64_t *full, uint32_t fulls, uint64_t *empty, uint32_t empties,
+                             const PRODUCE &produce, const CONSUME &consume)
 {
+    PD_SHARED(pd_wide_hand, hand, [1]);
     if (threadIdx.x == 0) {
         pd_barriers_init(full, fulls, 1);
         pd_barriers_init(empty, empties, PD_CONSUMERS * 4);
+        pd_barrier_init(&hand->full, 1);
+        pd_barrier_init(&hand->empty, PD_CONSUMERS * 4);
         pd_barrier_init_done();
     }
     __syncthreads();
     if (threadIdx.x < PD_WARPGROUP) {
         pd_registers_give<PD_PRODUCER_REGISTERS>();
-        if (threadIdx.x < 32) produce();
+        if (threadIdx.x < 32) pd_wide_give(queue, *hand, produce);
     } else {
         pd_registers_take<PD_CONSUMER_REGISTERS>();
-        consume();
+        consume(*hand);
     }
 }
 
@@ -187,18 +192,21 @@ static inline uint64_t pd_wide_items(const pd_attention *a)
     return ((uint64_t)a->length + PD_STAY - 1) / PD_STAY * a->sequences * a->heads;
 }
 
-/* kernel(a, maps, deal, more..., wide) on at most blocks_max blocks. dout: NULL in forward. */
+/* kernel(a, maps, queue, more..., wide) on at most blocks_max blocks. dout: NULL in forward. */
 template <typename KERNEL, typename... MORE>
 pd_status pd_wide_launch(struct pd_error *err, const char *name, KERNEL kernel, size_t tiles_bytes, void *stream,
                          const pd_attention *a, const void *dout, bool wide, uint64_t items, uint64_t blocks_max,
-                         MORE... more)
+                         uint32_t *begun, MORE... more)
 {
     pd_wide_maps maps = {};
-    pd_wide_deal deal;
     uint32_t blocks;
+    PD_CHECK(begun && items < UINT32_MAX / 2);
+    PD_TRY(pd_multiprocessors(&blocks, err));
     PD_TRY(pd_wide_maps_make(a, dout, wide, &maps, err));
-    PD_TRY(pd_wide_deal_of(items, blocks_max, &deal, &blocks, err));
-    return pd_cuda_launch(err, name, kernel, blocks, PD_WIDE_THREADS, tiles_bytes + 1024, stream, *a, maps, deal, more...,
+    const uint64_t most = items < blocks_max ? items : blocks_max;
+    if (most < blocks) blocks = static_cast<uint32_t>(most);
+    const pd_wide_queue queue = {begun, static_cast<uint32_t>(items)};
+    return pd_cuda_launch(err, name, kernel, blocks, PD_WIDE_THREADS, tiles_bytes + 1024, stream, *a, maps, queue, more...,
                           wide);
 }
 

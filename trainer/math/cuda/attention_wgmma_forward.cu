@@ -123,34 +123,34 @@ PD_DEVICE void forward_consume(const pd_attention &a, const pd_wide_place &p, ui
 
 template <enum pd_dtype T, int D>
 static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
-    attention_forward_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_deal deal,
+    attention_forward_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_queue queue,
                             const bool wide)
 {
     PD_SHARED_DYNAMIC(shared);
     forward_tiles<D> &t = pd_wide_tiles<forward_tiles<D>>(shared);
     pd_wide_progress done = {0, {0, 0}};
-    const auto produce = [&] {
-        pd_wide_each(deal, [&](uint64_t i) { forward_produce<D>(a, maps, pd_wide_place_of<KEYS>(a, i), done, t, wide); });
-    };
-    const auto consume = [&] {
+    const auto produce = [&](uint32_t i) { forward_produce<D>(a, maps, pd_wide_place_of<KEYS>(a, i), done, t, wide); };
+    const auto consume = [&](pd_wide_hand &hand) {
         const uint32_t group = pd_consumer();
         pd_turns_begin(group);
-        pd_wide_each(deal,
-                     [&](uint64_t i) { forward_consume<T, D>(a, pd_wide_place_of<KEYS>(a, i), group, done, t, wide); });
+        pd_wide_take(queue, hand,
+                     [&](uint32_t i) { forward_consume<T, D>(a, pd_wide_place_of<KEYS>(a, i), group, done, t, wide); });
         pd_turns_end(group);
     };
     constexpr uint32_t barriers = 1 + 2 * forward_stages<D>;
-    pd_wide_block(&t.q_full, barriers, &t.q_empty, barriers, produce, consume);
+    pd_wide_block(queue, &t.q_full, barriers, &t.q_empty, barriers, produce, consume);
 }
 
-template <enum pd_dtype T, int D> static pd_status forward_launch(void *stream, const pd_attention *a, pd_error *err)
+template <enum pd_dtype T, int D>
+static pd_status forward_launch(void *stream, const pd_attention *a, struct pd_cuda_workspace workspace, pd_error *err)
 {
     const bool wide = pd_operands_are_wide(a, NULL) && (!a->last_part || pd_is_wide(a->out, D));
     return pd_wide_launch(err, "attention_forward_wgmma", attention_forward_wgmma<T, D>, sizeof(forward_tiles<D>), stream, a,
-                          NULL, wide, pd_wide_items(a), UINT64_MAX);
+                          NULL, wide, pd_wide_items(a), UINT64_MAX, workspace.begun);
 }
 
-pd_status pd_attention_wgmma_forward(void *stream, const struct pd_attention *a, struct pd_error *err)
+pd_status pd_attention_wgmma_forward(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,
+                                     struct pd_error *err)
 {
-    return PD_OF_TILES(a, forward_launch, stream, a, err);
+    return PD_OF_TILES(a, forward_launch, stream, a, workspace, err);
 }

@@ -237,25 +237,22 @@ PD_DEVICE void keys_consume(const pd_attention &a, const pd_keys_place &p, uint3
 /* waiting: `levels` terms a block of threads. */
 template <enum pd_dtype T, int D, bool TREE>
 static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
-    attention_keys_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_deal deal,
+    attention_keys_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_queue queue,
                          float *waiting, const uint32_t levels, const bool wide)
 {
     PD_SHARED_DYNAMIC(shared);
     keys_tiles<D> &t = pd_wide_tiles<keys_tiles<D>>(shared);
     pd_wide_progress done = {0, {0, 0}};
-    const auto produce = [&] {
-        pd_wide_each(deal,
-                     [&](uint64_t i) { keys_produce<D>(a, maps, pd_keys_place_of(a, i, KEYS, 0, TREE), done, t, wide); });
-    };
-    const auto consume = [&] {
+    const auto produce = [&](uint32_t i) { keys_produce<D>(a, maps, pd_keys_place_of(a, i, KEYS, 0, TREE), done, t, wide); };
+    const auto consume = [&](pd_wide_hand &hand) {
         const uint32_t thread = threadIdx.x - PD_WARPGROUP, group = pd_consumer();
         float *const own = waiting + (uint64_t)blockIdx.x * levels * (2 * KEYS * D);
         const keys_waiting places = {reinterpret_cast<float4 *>(own), CONSUMER_THREADS, thread};
-        pd_wide_each(deal, [&](uint64_t i) {
+        pd_wide_take(queue, hand, [&](uint32_t i) {
             keys_consume<T, D, TREE>(a, pd_keys_place_of(a, i, KEYS, thread / 32 * 16, TREE), group, done, t, places, wide);
         });
     };
-    pd_wide_block(&t.stays_full, 1 + keys_stages<D>, &t.stays_empty, 1 + keys_stages<D>, produce, consume);
+    pd_wide_block(queue, &t.stays_full, 1 + keys_stages<D>, &t.stays_empty, 1 + keys_stages<D>, produce, consume);
 }
 
 static uint64_t term_bytes(const struct pd_attention *a)
@@ -277,7 +274,8 @@ static pd_status keys_launch(void *stream, const pd_attention *a, struct pd_cuda
     const bool wide = pd_operands_are_wide(a, a->dout) &&
                       (!a->last_part || (pd_is_wide(a->dk, a->ld_dkv) && pd_is_wide(a->dv, a->ld_dkv)));
     return pd_wide_launch(err, "attention_keys_wgmma", kernel, sizeof(keys_tiles<D>), stream, a, a->dout, wide,
-                          pd_attention_keys_items(a, KEYS), blocks_max, static_cast<float *>(workspace.data), levels);
+                          pd_attention_keys_items(a, KEYS), blocks_max, workspace.begun,
+                          static_cast<float *>(workspace.data), levels);
 }
 
 pd_status pd_attention_wgmma_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,

@@ -146,31 +146,31 @@ PD_DEVICE void queries_consume(const pd_attention &a, const pd_wide_place &p, ui
 
 template <enum pd_dtype T, int D>
 static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
-    attention_queries_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_deal deal,
+    attention_queries_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_queue queue,
                             const bool wide)
 {
     PD_SHARED_DYNAMIC(shared);
     queries_tiles<D> &t = pd_wide_tiles<queries_tiles<D>>(shared);
     pd_wide_progress done = {0, {0, 0}};
-    const auto produce = [&] {
-        pd_wide_each(deal, [&](uint64_t i) { queries_produce<D>(a, maps, pd_wide_place_of<KEYS>(a, i), done, t, wide); });
-    };
-    const auto consume = [&] {
+    const auto produce = [&](uint32_t i) { queries_produce<D>(a, maps, pd_wide_place_of<KEYS>(a, i), done, t, wide); };
+    const auto consume = [&](pd_wide_hand &hand) {
         const uint32_t group = pd_consumer();
-        pd_wide_each(deal,
-                     [&](uint64_t i) { queries_consume<T, D>(a, pd_wide_place_of<KEYS>(a, i), group, done, t, wide); });
+        pd_wide_take(queue, hand,
+                     [&](uint32_t i) { queries_consume<T, D>(a, pd_wide_place_of<KEYS>(a, i), group, done, t, wide); });
     };
-    pd_wide_block(&t.stays_full, 1 + STAGES, &t.stays_empty, 1 + STAGES, produce, consume);
+    pd_wide_block(queue, &t.stays_full, 1 + STAGES, &t.stays_empty, 1 + STAGES, produce, consume);
 }
 
-template <enum pd_dtype T, int D> static pd_status queries_launch(void *stream, const pd_attention *a, pd_error *err)
+template <enum pd_dtype T, int D>
+static pd_status queries_launch(void *stream, const pd_attention *a, struct pd_cuda_workspace workspace, pd_error *err)
 {
     const bool wide = pd_operands_are_wide(a, a->dout) && (!a->last_part || pd_is_wide(a->dq, a->ld_dq));
     return pd_wide_launch(err, "attention_queries_wgmma", attention_queries_wgmma<T, D>, sizeof(queries_tiles<D>), stream, a,
-                          a->dout, wide, pd_wide_items(a), UINT64_MAX);
+                          a->dout, wide, pd_wide_items(a), UINT64_MAX, workspace.begun);
 }
 
-pd_status pd_attention_wgmma_queries(void *stream, const struct pd_attention *a, struct pd_error *err)
+pd_status pd_attention_wgmma_queries(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,
+                                     struct pd_error *err)
 {
-    return PD_OF_TILES(a, queries_launch, stream, a, err);
+    return PD_OF_TILES(a, queries_launch, stream, a, workspace, err);
 }

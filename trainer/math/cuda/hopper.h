@@ -80,6 +80,15 @@ PD_DEVICE void pd_async_fence()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* ---- blocks that take items ---- */
+
+/* An item of `items` that no block has had, or a number not below `items`: none is left. A block asks once after its last, so
+ * the last answer of a launch, whose blocks lie along x alone, is the one that leaves 0. */
+PD_DEVICE uint32_t pd_queue_next(uint32_t *begun, uint32_t items)
+{
+    return atomicInc(begun, items + gridDim.x - 1);
+}
+
 /* ---- warpgroups ---- */
 
 /* A barrier of `threads` threads, whole warps, by number: 1 to 15. */

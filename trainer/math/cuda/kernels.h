@@ -26,7 +26,11 @@ struct pd_adam_range; /* its arrays in device memory */
 struct pd_cuda_workspace {
     void *data; /* 256-aligned; NULL when bytes is 0 */
     uint64_t bytes;
+    /* Attention's: how many items have been begun. 0 before a call, and the call's last block leaves it so; calls are on one
+     * stream. NULL where nobody counts (kernels of mma.sync, plain ones). */
+    uint32_t *begun;
 };
+#define PD_CUDA_BEGUN_BYTES 256u /* apart from what others write */
 
 /* pd_cuda_norm_forward(stream, norm, err) and so on. Of superaccumulate, `sum` is device memory whose zero bytes are an empty
  * sum; it is read where it was copied to the host, by pd_superaccumulator_normalise, after at most 2^30 terms. */
@@ -43,11 +47,17 @@ uint64_t pd_cuda_norm_workspace_bytes(const struct pd_norm *norm);
 PD_MUST_USE pd_status pd_cuda_norm_backward(void *stream, const struct pd_norm *norm, struct pd_cuda_workspace workspace,
                                             struct pd_error *err);
 
-/* Bytes that attention_backward and attention_backward_keys of these sizes need; pointers are not looked at. */
+/* Bytes that attention_backward and attention_backward_keys of these sizes need; pointers are not looked at. The others need
+ * the counter alone. */
 uint64_t pd_cuda_attention_workspace_bytes(const struct pd_attention *attention);
-PD_MUST_USE pd_status pd_cuda_attention_forward(void *stream, const struct pd_attention *attention, struct pd_error *err);
+/* Once, before the workspace is first used. */
+PD_MUST_USE pd_status pd_cuda_attention_counter(void *stream, struct pd_cuda_workspace workspace, struct pd_error *err);
+PD_MUST_USE pd_status pd_cuda_attention_forward(void *stream, const struct pd_attention *attention,
+                                                struct pd_cuda_workspace workspace, struct pd_error *err);
 PD_MUST_USE pd_status pd_cuda_attention_backward(void *stream, const struct pd_attention *attention,
                                                  struct pd_cuda_workspace workspace, struct pd_error *err);
+PD_MUST_USE pd_status pd_cuda_attention_backward_queries(void *stream, const struct pd_attention *attention,
+                                                         struct pd_cuda_workspace workspace, struct pd_error *err);
 PD_MUST_USE pd_status pd_cuda_attention_backward_keys(void *stream, const struct pd_attention *attention,
                                                       struct pd_cuda_workspace workspace, struct pd_error *err);
 
