@@ -165,7 +165,7 @@ def too_few(bench):
     bench.wait(run, lambda: bench.said().count("waiting for hosts") == 2, "the launch waits again")
     bench.leave(run)
     run = bench.start("a", "elastic.min=3", "launch.wait_seconds=1")
-    if run.wait(timeout=harness.PATIENCE) != 75 or not re.search(r"2 ranks can run, elastic.min is 3.*c does not answer", bench.said()):
+    if run.wait(timeout=harness.PATIENCE) != 75 or not re.search(r"2 ranks can run and elastic.min is 3.*c does not answer", bench.said()):
         bench.fail(f"too few hosts: exit {run.returncode}")
 
 

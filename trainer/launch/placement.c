@@ -12,7 +12,6 @@
 #define MODULE "launch"
 #define LOOK_NS UINT64_C(5000000000)   /* between two looks, while ranks run or wait for hosts */
 #define PATIENCE 4u                    /* times what the slowest host takes */
-#define PATIENCE_AT_LOSS 2u            /* those that are there have given a sign by then */
 #define RETURN_NS UINT64_C(1000000000) /* for hosts that did not answer before */
 #define OUT_BYTES 1024
 
@@ -21,10 +20,10 @@ static uint32_t least(const struct pd_launch_placement *p)
     return p->places->min ? p->places->min : 1;
 }
 
-static pd_status look_begin(struct pd_launch_placement *p, uint32_t patience, struct pd_error *err)
+static pd_status look_begin(struct pd_launch_placement *p, struct pd_error *err)
 {
     const struct pd_launch_places *places = p->places;
-    return pd_launch_look_begin(places->hosts, places->agent, places->slots ? places->slots : 1, patience, &p->look, err);
+    return pd_launch_look_begin(places->hosts, places->agent, places->slots ? places->slots : 1, PATIENCE, &p->look, err);
 }
 
 /* Whether the answers so far are enough: who is silent is known from its ranks. */
@@ -71,7 +70,7 @@ pd_status pd_launch_placement_look(struct pd_launch_placement *p, struct pd_laun
 {
     pd_launch_look_cancel(&p->look);
     p->is_look_of_loss = false;
-    PD_TRY(look_begin(p, PATIENCE, err));
+    PD_TRY(look_begin(p, err));
     return look_await(p, requests, false, err);
 }
 
@@ -86,7 +85,7 @@ static pd_status look_at_loss(struct pd_launch_placement *p, const struct pd_sta
     free(has_ended);
     if (!p->is_look_of_loss) {
         pd_launch_look_cancel(&p->look);
-        PD_TRY(look_begin(p, PATIENCE_AT_LOSS, err));
+        PD_TRY(look_begin(p, err));
     }
     p->is_look_of_loss = false;
     return look_await(p, requests, true, err);
@@ -170,7 +169,7 @@ void pd_launch_placement_lose(struct pd_launch_placement *p)
     struct pd_error ignored; /* said after the end */
     if (!pd_launch_placement_has_list(p) || p->is_look_of_loss) return;
     pd_launch_look_cancel(&p->look);
-    p->is_look_of_loss = look_begin(p, PATIENCE_AT_LOSS, &ignored) == PD_OK;
+    p->is_look_of_loss = look_begin(p, &ignored) == PD_OK;
 }
 
 /* What ranks say of one another is about the messengers: those that were left behind are ended by their starter. */
@@ -259,7 +258,7 @@ bool pd_launch_placement_has_grown(struct pd_launch_placement *p, uint32_t wante
     if (!p->look.process) {
         if (now - p->looked_ns < LOOK_NS) return false;
         p->looked_ns = now;
-        return look_begin(p, PATIENCE, &ignored) && false;
+        return look_begin(p, &ignored) && false;
     }
     if (!pd_launch_look_poll(&p->look, 0) || look_end(p, &ignored)) return false;
     const uint32_t slots = pd_launch_account_slots(&p->account, now), most = wanted && wanted < slots ? wanted : slots;
