@@ -182,7 +182,9 @@ for name in ("llama", "wide"):
     write(f"{name}.hf/generation_config.json", '{"eos_token_id": [3, 2], "top_k": 7}')
     for step, (source, target, form) in enumerate(((f"{name}.hf", f"{name}.ids.gguf", "gguf"), (f"{name}.ids.gguf", f"{name}.back", "safetensors"),
                                                    (f"{name}.hf", f"{name}.again", "safetensors"))):
-        expect(f"tokens-{name}-{step}", ["ckpt", "export", source, target, f"--format={form}"], 0, ANY)
+        expect(f"tokens-{name}-{step}", ["ckpt", "export", source, target, f"--format={form}"], 0, ANY,
+               "the tokenizer goes as tokenizer.gguf, which perdure reads and transformers does not: put the tokenizer.json of the model that "
+               "this one was made of beside it\n" if (name, step) == ("llama", 1) else "")
     found = [json.load(open(f"{name}.{place}")).get(key) for place in ("back/config.json", "again/generation_config.json")
              for key in ("bos_token_id", "eos_token_id", "top_k")]
     report(f"tokens-{name}-stay", [] if found == [1, 3, None, None, [3, 2], 7] else [f"{found}"], (0, "", ""))

@@ -274,6 +274,16 @@ static pd_status read_beside(struct export *x, struct pd_catalog *beside, struct
     return x->options->dry_run ? PD_OK : warn_of_other_tokenizer(x, beside, err);
 }
 
+/* What transformers does not read is said. */
+static void say_where_tokenizer_is(const struct export *x, const struct pd_catalog *beside)
+{
+    if (x->format == &pd_format_gguf || !pd_catalog_text(beside, PD_TOKENIZER_GGUF_FILE)) return;
+    if (!pd_catalog_text(beside, PD_TOKENIZER_FILE))
+        fprintf(stderr, "the tokenizer goes as " PD_TOKENIZER_GGUF_FILE
+                        ", which perdure reads and transformers does not: put the " PD_TOKENIZER_FILE
+                        " of the model that this one was made of beside it\n");
+}
+
 /* config.json and generation_config.json, and what lies beside the checkpoint. */
 static pd_status add_texts(struct export *x, struct pd_error *err)
 {
@@ -287,6 +297,7 @@ static pd_status add_texts(struct export *x, struct pd_error *err)
     if (!st) st = pd_catalog_add_text(&x->wanted, "config.json", config, strlen(config), err);
     if (!st && !sampling)
         st = pd_catalog_add_text(&x->wanted, "generation_config.json", generation, strlen(generation), err);
+    if (!st) say_where_tokenizer_is(x, &beside);
     if (!st && x->format == &pd_format_gguf) st = add_gguf_tokenizer(x, &beside, &tokens, err);
     for (uint32_t i = 0; !st && i < beside.text_count; i++)
         if (!pd_catalog_text(&x->wanted, beside.texts[i].name))
