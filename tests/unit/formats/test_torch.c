@@ -1,33 +1,9 @@
 /* Dictionaries of tensors as torch.save wrote them; tests/golden/formats/plain.pt is torch's own. */
 #include "resharder/catalog/read.h"
 #include "resharder/formats/format.h"
-
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+#include "tests/unit/formats/directory_fixture.h"
 
 #define PLAIN PERDURE_SOURCE_DIR "/tests/golden/formats/plain.pt"
-
-static struct pd_error err;
-static struct pd_vfs *vfs;
-static char dir[64];
-
-static void setup(void)
-{
-    snprintf(dir, sizeof dir, "/tmp/test_torch.XXXXXX");
-    cr_assert_not_null(mkdtemp(dir));
-    cr_assert_eq(pd_vfs_new_threads(4, 1, &vfs, &err), PD_OK);
-}
-
-static void teardown(void)
-{
-    char command[96];
-    snprintf(command, sizeof command, "rm -rf '%s'", dir);
-    cr_assert_eq(system(command), 0);
-    pd_vfs_free(vfs);
-}
 
 TestSuite(torch, .init = setup, .fini = teardown);
 
