@@ -12,25 +12,26 @@ struct sums {
     float apart[N];
 };
 
-static void make(struct sums *s, const void *x, enum pd_term_source source, bool adds, struct pd_term_run *runs,
+static void make(struct sums *s, const void *x, enum pd_term_source source, bool adds, bool keeps, struct pd_term_run *runs,
                  struct pd_terms *t)
 {
     const struct pd_quantum q = pd_quantum_of(777, 3);
     const uint64_t bytes = source == PD_TERM_INTEGER ? 8 : 4;
     for (uint32_t i = 0; i < RUNS; i++) {
         int64_t *to = s->terms + cuts[i] + i, n = (int64_t)(cuts[i + 1] - cuts[i]);
-        runs[i] = (struct pd_term_run){(const char *)x + cuts[i] * bytes, to, (uint64_t)n, adds, to + n, !adds, &s->flags[i]};
+        runs[i] = (struct pd_term_run){(const char *)x + cuts[i] * bytes, keeps ? to : NULL, (uint64_t)n, adds, to + n, !adds,
+                                       &s->flags[i]};
     }
     *t = (struct pd_terms){runs, RUNS, source, q.scale, q.limit, MARK};
 }
 
 static pd_status both(struct pd_math *math, struct sums *got, struct sums *want, const void *x, enum pd_term_source source,
-                      bool adds, struct pd_error *err)
+                      bool adds, bool keeps, struct pd_error *err)
 {
     struct pd_term_run ours[RUNS], theirs[RUNS];
     struct pd_terms a, b;
-    make(got, x, source, adds, ours, &a);
-    make(want, x, source, adds, theirs, &b);
+    make(got, x, source, adds, keeps, ours, &a);
+    make(want, x, source, adds, keeps, theirs, &b);
     PD_TRY(pd_cuda_terms(NULL, &a, err));
     return pd_terms(math, &b, err);
 }
@@ -51,9 +52,12 @@ Test(simt_terms, bits_of_the_cpu)
     for (int order = 0; order < SOME_ORDERS; order++) {
         simt_set_order(some_orders[order]);
         memset(&got, 0xfb, sizeof got), memset(&want, 0xfb, sizeof want);
-        cr_assert_eq(both(f.math, &got, &want, x, PD_TERM_F32, false, &err), PD_OK, "%s", err.message);
-        cr_assert_eq(both(f.math, &got, &want, x, PD_TERM_F32, true, &err), PD_OK, "%s", err.message);
-        cr_assert_eq(both(f.math, &got, &want, whole, PD_TERM_INTEGER, true, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(both(f.math, &got, &want, x, PD_TERM_F32, false, false, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(memcmp(&got, &want, sizeof got), 0, "what terms add up to differs");
+        cr_assert_eq(got.terms[0], -0x0404040404040405, "terms were kept");
+        cr_assert_eq(both(f.math, &got, &want, x, PD_TERM_F32, false, true, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(both(f.math, &got, &want, x, PD_TERM_F32, true, true, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(both(f.math, &got, &want, whole, PD_TERM_INTEGER, true, true, &err), PD_OK, "%s", err.message);
         cr_assert_eq(memcmp(&got, &want, sizeof got), 0, "terms differ");
         cr_assert(got.flags[3] == MARK && got.flags[4] == MARK && got.flags[2] != MARK);
         got.terms[cuts[3] + 9] ^= 4, want.terms[cuts[3] + 9] ^= 4;

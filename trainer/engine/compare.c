@@ -15,7 +15,7 @@ struct comparison {
     struct pd_engine *e;
     uint64_t first_sample;
     uint32_t groups, passes, shifts[VOTES_MAX - 1];
-    uint64_t *own, *all; /* (world, VOTES_MAX) digests of the micro-batch of each rank: what this one found; what all did */
+    uint64_t *own, *all; /* (world, VOTES_MAX) sums of terms of each rank's micro-batch: what this one found; what all did */
 };
 
 static bool is_due(const struct pd_engine *e)
@@ -49,12 +49,29 @@ static void choose_passes(struct comparison *c)
     }
 }
 
+/* Of the micro-batch in a slot, from now on. */
+static pd_status begin_count(struct pd_engine *e, uint32_t slot, struct pd_error *err)
+{
+    const struct pd_term_count *c = &e->own->counted;
+    *c->host_copy = 0;
+    pd_zero_watch(e->zero, slot, c->sum);
+    return c->sum == c->host_copy ? PD_OK : pd_math_copy(e->math, c->sum, c->host_copy, sizeof *c->sum, err);
+}
+
+static pd_status read_count(struct pd_engine *e, uint64_t *ret_count, struct pd_error *err)
+{
+    const struct pd_term_count *c = &e->own->counted;
+    if (c->sum != c->host_copy) PD_TRY(pd_math_copy(e->math, c->host_copy, c->sum, sizeof *c->sum, err));
+    PD_TRY(pd_math_sync(e->math, err));
+    *ret_count = (uint64_t)*c->host_copy;
+    return PD_OK;
+}
+
 pd_status pd_compare_begin(struct pd_engine *e, struct pd_error *err)
 {
     const uint32_t group = e->grid.place.dp;
-    if (!e->options.config->guard.replay_every) return PD_OK;
-    return pd_zero_watch(e->zero, is_due(e) ? micro_batch_of(e, group) - pd_lanes_first(&e->own->lanes, group) : UINT32_MAX,
-                         err);
+    pd_zero_watch(e->zero, PD_ZERO_NO_SLOT, NULL);
+    return is_due(e) ? begin_count(e, micro_batch_of(e, group) - pd_lanes_first(&e->own->lanes, group), err) : PD_OK;
 }
 
 /* The rank of this one's place in a group so many further on. */
@@ -69,8 +86,9 @@ static pd_status run_pass(struct comparison *c, uint32_t pass, struct pd_error *
 {
     struct pd_engine *e = c->e;
     const uint32_t of = rank_at(c, e->grid.rank, c->shifts[pass]), group = (e->grid.place.dp + c->shifts[pass]) % c->groups;
+    PD_TRY(begin_count(e, PD_ZERO_NO_SLOT, err));
     PD_TRY(pd_step_compare(e, c->first_sample, micro_batch_of(e, group), err));
-    return pd_zero_read_compared(e->zero, &c->own[of * VOTES_MAX + pass + 1], err);
+    return read_count(e, &c->own[of * VOTES_MAX + pass + 1], err);
 }
 
 static pd_status unite(struct comparison *c, struct pd_error *err)
@@ -136,7 +154,7 @@ static pd_status decide(struct comparison *c, struct pd_error *err)
 
 static pd_status compare(struct comparison *c, struct pd_error *err)
 {
-    PD_TRY(pd_zero_read_compared(c->e->zero, &c->own[c->e->grid.rank * VOTES_MAX], err));
+    PD_TRY(read_count(c->e, &c->own[c->e->grid.rank * VOTES_MAX], err));
     PD_TRY(run_pass(c, 0, err));
     PD_TRY(unite(c, err));
     return all_agree(c) ? PD_OK : decide(c, err);

@@ -53,7 +53,6 @@ static struct pd_zero_options zero_options_of(const struct pd_engine *e)
                                     .by_layers = e->is_breadth_first,
                                     .compute = c->numerics.precision,
                                     .adds_in_place = adds_in_place(e),
-                                    .compares = c->guard.replay_every > 0,
                                     .state_on_host = e->options.is_gpu && c->offload.optimizer == PD_PLACE_CPU,
                                     .state_in_files = c->offload.optimizer == PD_PLACE_NVME,
                                     .parameters_in_files = pd_leaves_device(&e->options, c->offload.parameters),
@@ -288,6 +287,14 @@ static void take_loss(struct pd_engine *e, struct pd_arena *arena)
     if (e->options.is_gpu) l->host_copy = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *l->sum);
 }
 
+static void take_count(struct pd_engine *e, struct pd_arena *arena)
+{
+    struct pd_term_count *c = &e->own->counted;
+    if (!e->options.config->guard.replay_every) return;
+    c->sum = c->host_copy = pd_arena_take(arena, PD_MEMORY_BUFFERS, sizeof *c->sum);
+    if (e->options.is_gpu) c->host_copy = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *c->sum);
+}
+
 static void take_norm(struct pd_engine *e, struct pd_arena *arena)
 {
     struct pd_norm_sums *n = &e->own->norm;
@@ -338,6 +345,7 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     PD_TRY(build_model(e, arena, err));
     take_norm(e, arena);
     take_loss(e, arena);
+    take_count(e, arena);
     take_staging(e, arena);
     PD_TRY(pd_state_new(e, staging_bytes_of(e->options.model, &e->grid.layout), arena, &e->state, err));
     note_communicators(e, arena);

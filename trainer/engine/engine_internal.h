@@ -19,6 +19,11 @@ struct pd_loss_sum {
     struct pd_superaccumulator *sum, *host_copy; /* host_copy: where the host reads it; on a CPU the same */
 };
 
+/* The terms of a micro-batch that is compared (compare.c), added up modulo 2^64. */
+struct pd_term_count {
+    int64_t *sum, *host_copy; /* host_copy: where the host reads it; on a CPU the same */
+};
+
 /* The micro-batch's gradients once more, for comparing (compare.h); behind the last micro-batch of a step. Collective. */
 PD_MUST_USE pd_status pd_step_compare(struct pd_engine *engine, uint64_t first_sample, uint32_t micro_batch,
                                       struct pd_error *err);
@@ -38,6 +43,7 @@ struct pd_engine_own {
     int32_t *sample; /* (4,T) a sequence before it is cut into pieces; NULL where it is not */
     struct pd_norm_sums norm;
     struct pd_loss_sum loss;
+    struct pd_term_count counted;
     void *scratch_memory[PD_SCRATCH_PARTS]; /* on a GPU: the host's, of trainer/engine/scratch.c */
     void *gemm_operands;                    /* on a GPU: of pd_engine_gemm */
 };

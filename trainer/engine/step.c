@@ -19,7 +19,7 @@ struct step {
     const struct pd_schedule *schedule;
     enum pd_split split;
     bool learns;       /* false: forward only */
-    bool compares;     /* gradients are counted, and added to nothing: of one micro-batch */
+    bool compares;     /* gradients of one micro-batch are made for comparing, and added to nothing */
     uint32_t compared; /* that one */
     uint64_t first_sample;
     struct pd_lanes lanes;
@@ -273,11 +273,7 @@ static pd_status micro_batch_gradients(const struct step *s, uint32_t set, uint3
                                        struct pd_error *err)
 {
     struct pd_engine *e = s->e;
-    if (s->compares) {
-        pd_transformer_set_adds(e->transformer, false);
-        *ret_gradients = pd_zero_compared_gradients(e->zero, set);
-        return PD_OK;
-    }
+    if (s->compares) slot = PD_ZERO_NO_SLOT;
     pd_transformer_set_adds(e->transformer, pd_zero_adds(e->zero, slot));
     return pd_zero_micro_batch_gradients(e->zero, set, slot, ret_gradients, err);
 }
@@ -285,7 +281,7 @@ static pd_status micro_batch_gradients(const struct step *s, uint32_t set, uint3
 static pd_status push_gradients(const struct step *s, uint32_t set, uint32_t slot, struct pd_error *err)
 {
     if (!s->compares) return pd_zero_push_gradients(s->e->zero, set, slot, err);
-    return is_padding(s, slot) ? PD_OK : pd_zero_count_compared(s->e->zero, set, err);
+    return is_padding(s, slot) ? PD_OK : pd_zero_push_gradients(s->e->zero, set, PD_ZERO_NO_SLOT, err);
 }
 
 static pd_status head_backward(struct step *s, const struct pd_action *a, bool padding, void *dstream, struct pd_error *err)
@@ -622,7 +618,6 @@ pd_status pd_step_compare(struct pd_engine *e, uint64_t first_sample, uint32_t m
                      .first_sample = first_sample,
                      .lanes = e->own->lanes,
                      .sequences = e->options.config->batch.sequences};
-    PD_TRY(pd_zero_compare(e->zero, err));
     return run_apart(&s, &options, err);
 }
 

@@ -66,6 +66,7 @@ V16_INLINE uint64_t some_terms(const struct pd_terms *t, const struct pd_term_ru
         term = (const int64_t *)run->from + i;
     else
         *out |= make(t, run->from, i, count, made);
+    if (!run->to) return store(false, term, count, made);
     return run->adds ? store(true, term, count, run->to + i) : store(false, term, count, run->to + i);
 }
 

@@ -336,7 +336,7 @@ pd_status pd_terms(struct pd_math *math, const struct pd_terms *t, struct pd_err
     PD_CHECK(t->run_count <= PD_TERM_RUNS_MAX && (t->run_count == 0 || t->runs));
     PD_CHECK(t->source == PD_TERM_INTEGER || (t->scale > 0 && t->limit > 0 && t->limit <= 0x1p63));
     for (uint32_t i = 0; i < t->run_count; i++)
-        PD_CHECK((t->runs[i].n == 0 || t->runs[i].to) && (!t->runs[i].check_begins || t->runs[i].check));
+        PD_CHECK((t->runs[i].n == 0 || t->runs[i].to || !t->runs[i].adds) && (!t->runs[i].check_begins || t->runs[i].check));
     return t->run_count ? math->ops->terms(math, t, err) : PD_OK;
 }
 

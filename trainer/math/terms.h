@@ -26,7 +26,7 @@ enum pd_term_source { PD_TERM_F32, PD_TERM_INTEGER /* terms already: scale and l
 /* to (n) = terms of from (n), or to + terms. */
 struct pd_term_run {
     const void *from; /* NULL: zeros */
-    int64_t *to;      /* of integers it may be `from` */
+    int64_t *to;      /* of integers it may be `from`; NULL: terms are made for `check` and `flag` alone */
     uint64_t n;
     bool adds;
     int64_t *check;    /* += the sum of the terms; NULL: none. Runs may share it */

@@ -317,18 +317,12 @@ static void take_gradients(struct pd_zero *zero, struct pd_arena *arena)
     for (uint32_t set = 0; set < zero->has.set_count; set++)
         most = pd_max_u64(most, zero->sets[set].computed[zero->sets[set].count]);
     zero->exchange.set = PD_ZERO_NO_SET;
-    zero->compare.slot = UINT32_MAX;
     take_lanes(zero, arena, most);
     if (!is_direct) zero->micro_batch = pd_arena_take(arena, PD_MEMORY_GRADIENTS, most * sizeof(float));
     if (!zero->makes_terms) return;
     zero->marks = pd_arena_take(arena, PD_MEMORY_GRADIENTS, marks);
     zero->host_marks = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, marks);
     take_terms(zero, arena);
-    if (!zero->options.compares) return;
-    const uint64_t sums = zero->has.set_count * sizeof *zero->compare.sums;
-    zero->compare.sums = pd_arena_take(arena, PD_MEMORY_BUFFERS, sums);
-    zero->compare.host_sums = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sums);
-    zero->compare.terms = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_ZERO_COMPARE_TERMS * sizeof *zero->compare.terms);
 }
 
 /* ---- life ---- */
@@ -476,7 +470,6 @@ void pd_zero_sync(struct pd_zero *zero)
 
 void pd_zero_begin_step(struct pd_zero *zero, double loss_scale)
 {
-    zero->compare.is_on = false;
     zero->loss_scale = loss_scale;
     zero->attempt++;
     for (uint32_t set = 0; set < zero->has.set_count; set++) {

@@ -33,7 +33,6 @@ struct pd_zero_options {
     bool by_layers;              /* all micro-batches of a block before the next: its terms take no place of their own */
     enum pd_dtype compute;       /* of gathered parameters */
     bool adds_in_place;       /* backward adds to the sums of lanes by itself: pd_zero_adds */
-    bool compares;            /* a micro-batch may be computed once more: pd_zero_watch */
     bool state_on_host;       /* master and moments are the host's, where the rank is a GPU; the working copy is the GPU's */
     bool state_in_files;      /* master and moments are not here: pd_zero_held has no state, the working copy always is */
     bool parameters_in_files; /* working copies of blocks are in files (on a GPU perhaps on the host): pd_zero_update_box */
@@ -133,7 +132,9 @@ PD_MUST_USE pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *
 void pd_zero_begin_step(struct pd_zero *zero, double loss_scale);
 /* Whether sums are made of terms: then the loss scale is out of them. */
 bool pd_zero_makes_terms(const struct pd_zero *zero);
-/* Where backward of `set` in slot `slot` (lanes.h) writes the micro-batch's gradients (fp32), in set order. */
+/* Where backward of `set` in slot `slot` (lanes.h) writes the micro-batch's gradients (fp32), in set order. Those of
+ * PD_ZERO_NO_SLOT, behind the last slot of a step, are added to nothing: they are made to be watched. */
+#define PD_ZERO_NO_SLOT UINT32_MAX
 PD_MUST_USE pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot,
                                                     float *const **ret_gradients, struct pd_error *err);
 /* What pd_zero_micro_batch_gradients points to in this slot is what the lane has so far: it is added to, not overwritten. */
@@ -143,19 +144,9 @@ bool pd_zero_adds(const struct pd_zero *zero, uint32_t slot);
 PD_MUST_USE pd_status pd_zero_take_piece(void *zero, const float *gradient, uint64_t elements, struct pd_error *err);
 /* The micro-batch's gradients of `set` are complete. Padding micro-batches call it too: terms travel in the same slots. */
 PD_MUST_USE pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err);
-/* ---- a micro-batch computed once more, for comparing (zero_compare.c) ----
- *
- * What is compared is the sum of the terms of each set, modulo 2^64. */
-
-/* The terms of the micro-batch in `slot`, which begins a lane, are counted while they are made; UINT32_MAX: none are. */
-PD_MUST_USE pd_status pd_zero_watch(struct pd_zero *zero, uint32_t slot, struct pd_error *err);
-/* From here on a micro-batch's gradients are made for comparing: backward writes them where compared_gradients says, and when
- * a set is complete it is counted, and added to nothing. Behind the last slot of a step, until the next begins. */
-PD_MUST_USE pd_status pd_zero_compare(struct pd_zero *zero, struct pd_error *err);
-float *const *pd_zero_compared_gradients(struct pd_zero *zero, uint32_t set);
-PD_MUST_USE pd_status pd_zero_count_compared(struct pd_zero *zero, uint32_t set, struct pd_error *err);
-/* What was counted since watch or compare, as one number. Waits for the device. */
-PD_MUST_USE pd_status pd_zero_read_compared(struct pd_zero *zero, uint64_t *ret_digest, struct pd_error *err);
+/* From here on terms of the micro-batch in `slot`, which begins a lane or is PD_ZERO_NO_SLOT, are added up in *sum too,
+ * modulo 2^64; NULL: of none. Memory of the math, borrowed. */
+void pd_zero_watch(struct pd_zero *zero, uint32_t slot, int64_t *sum);
 
 /* After the last slot, once a step: the last exchange ends, a tied table's sums on two stages become one, and all holders have
  * the sums. */

@@ -232,6 +232,7 @@ pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
 {
     struct pd_zero_exchange *x = &zero->exchange, before;
     const bool is_last = slot + 1 == zero->slots;
+    if (slot == PD_ZERO_NO_SLOT) return pd_zero_add_micro_batch(zero, set, slot, err);
     if (!pd_lanes_is_padding(&zero->lanes, zero->grid->place.dp, slot))
         PD_TRY(pd_zero_add_micro_batch(zero, set, slot, err));
     if (!zero->makes_terms) return is_last && !waits_for_mirror(zero, set) ? pd_zero_end_set(zero, set, err) : PD_OK;

@@ -85,15 +85,6 @@ struct pd_zero_exchange {
     struct pd_comm_op op;
 };
 
-/* Made by zero.c, written by zero_compare.c. */
-struct pd_zero_compare {
-    int64_t *sums, *host_sums; /* (sets) of terms */
-    int64_t *terms;            /* (PD_ZERO_COMPARE_TERMS) made to be counted */
-    uint32_t slot;             /* that is watched; UINT32_MAX: none */
-    bool is_on;                /* gradients are made for comparing */
-};
-#define PD_ZERO_COMPARE_TERMS (UINT64_C(1) << 16)
-
 struct pd_zero {
     const struct pd_model *model;
     struct pd_zero_options options;
@@ -125,7 +116,8 @@ struct pd_zero {
     uint32_t next_turn;
     struct pd_zero_exchange exchange;
     struct pd_comm_piece *crossing; /* between this and other tensor-parallel ranks */
-    struct pd_zero_compare compare;
+    uint32_t watched_slot;
+    int64_t *watched_sum; /* NULL: nobody watches */
     uint64_t copy_elements; /* of the working copy in memory */
     uint64_t sums_elements; /* of one of two places for sums of blocks */
     struct pd_zero_files files;
@@ -182,9 +174,6 @@ PD_MUST_USE pd_status pd_zero_clear_terms(struct pd_zero *zero, uint32_t set, st
 /* A micro-batch's gradients are made: into the lane's sum, and at its end into terms. */
 PD_MUST_USE pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err);
 int64_t *pd_zero_sums(const struct pd_zero *zero, uint32_t set);
-/* Terms of (n) gradients of the set into its sum for comparing. */
-PD_MUST_USE pd_status pd_zero_count_terms_of(struct pd_zero *zero, uint32_t set, const float *gradients, uint64_t n,
-                                             struct pd_error *err);
 /* All terms of the set are in its sums: they become fp32, and are shared, counted and written. */
 PD_MUST_USE pd_status pd_zero_end_set(struct pd_zero *zero, uint32_t set, struct pd_error *err);
 void pd_zero_invalidate(struct pd_zero *zero);

@@ -166,50 +166,55 @@ static pd_status make_terms(struct pd_zero *zero, uint32_t set, const float *gra
 
 /* ---- micro-batches ---- */
 
-/* Backward writes, or adds, to what the lane has so far. */
+static bool begins_lane(const struct pd_zero *zero, uint32_t slot)
+{
+    return slot != PD_ZERO_NO_SLOT && pd_lanes_begins(&zero->lanes, zero->grid->place.dp, slot);
+}
+
+/* Backward writes, or adds, to what the lane has so far; in no slot, to memory of a lane that has become terms. */
 static bool writes_lane(const struct pd_zero *zero, uint32_t set, uint32_t slot)
 {
-    if (!zero->sets[set].lane) return false;
-    return zero->options.adds_in_place || pd_lanes_begins(&zero->lanes, zero->grid->place.dp, slot);
+    return zero->sets[set].lane && (!zero->micro_batch || begins_lane(zero, slot));
 }
 
 bool pd_zero_adds(const struct pd_zero *zero, uint32_t slot)
 {
-    return zero->options.adds_in_place && zero->has_lanes && !pd_lanes_begins(&zero->lanes, zero->grid->place.dp, slot);
-}
-
-/* The set's gradients are made from `base` on. */
-static float *const *make_at(struct pd_zero *zero, uint32_t set, float *base)
-{
-    const struct pd_zero_set *s = &zero->sets[set];
-    for (uint32_t e = 0; e < s->count; e++)
-        zero->micro_batch_pointers[e] = base + s->computed[e];
-    zero->made_set = set;
-    return zero->micro_batch_pointers;
+    return zero->options.adds_in_place && slot != PD_ZERO_NO_SLOT && !begins_lane(zero, slot);
 }
 
 pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, float *const **ret_gradients,
                                         struct pd_error *err)
 {
+    const struct pd_zero_set *s = &zero->sets[set];
+    float *base = writes_lane(zero, set, slot) ? s->lane : zero->micro_batch;
     if (slot == 0) PD_TRY(pd_zero_make_room(zero, set, err));
+    zero->made_set = set;
     zero->made_slot = slot;
-    *ret_gradients = make_at(zero, set, writes_lane(zero, set, slot) ? zero->sets[set].lane : zero->micro_batch);
+    for (uint32_t e = 0; e < s->count; e++)
+        zero->micro_batch_pointers[e] = base + s->computed[e];
+    *ret_gradients = zero->micro_batch_pointers;
     return PD_OK;
 }
 
-/* Sums of lanes have become terms: their memory is free where micro-batches have none of their own. */
-float *const *pd_zero_compared_gradients(struct pd_zero *zero, uint32_t set)
+void pd_zero_watch(struct pd_zero *zero, uint32_t slot, int64_t *sum)
 {
-    return make_at(zero, set, zero->micro_batch ? zero->micro_batch : zero->sets[set].lane);
+    zero->watched_slot = slot;
+    zero->watched_sum = sum;
+}
+
+/* Terms are made once more for that, and kept nowhere. */
+static pd_status watch(const struct pd_zero *zero, uint32_t slot, const float *gradients, uint64_t n, struct pd_error *err)
+{
+    const struct pd_term_run run = {.from = gradients, .n = n, .check = zero->watched_sum};
+    return run.check && slot == zero->watched_slot ? pd_zero_make_runs(zero, PD_TERM_F32, &run, 1, err) : PD_OK;
 }
 
 pd_status pd_zero_take_piece(void *context, const float *gradient, uint64_t elements, struct pd_error *err)
 {
     struct pd_zero *zero = context;
     const uint64_t begin = (uint64_t)(gradient - zero->micro_batch);
-    if (zero->compare.is_on || zero->made_slot == zero->compare.slot)
-        PD_TRY(pd_zero_count_terms_of(zero, zero->made_set, gradient, elements, err));
-    if (zero->compare.is_on) return PD_OK;
+    PD_TRY(watch(zero, zero->made_slot, gradient, elements, err));
+    if (zero->made_slot == PD_ZERO_NO_SLOT) return PD_OK;
     return make_terms(zero, zero->made_set, gradient, begin, begin + elements, err);
 }
 
@@ -221,7 +226,8 @@ pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t set, uint32_t s
     const bool is_in_lane = writes_lane(zero, set, slot);
     const float *made = is_in_lane ? s->lane : zero->micro_batch;
     if (zero->pieces > 1) return PD_OK; /* each was taken as it was made */
-    if (slot == zero->compare.slot) PD_TRY(pd_zero_count_terms_of(zero, set, made, elements, err));
+    PD_TRY(watch(zero, slot, made, elements, err));
+    if (slot == PD_ZERO_NO_SLOT) return PD_OK;
     if (!s->lane) return make_terms(zero, set, made, 0, elements, err);
     if (!is_in_lane) PD_TRY(pd_add(zero->math, elements, s->lane, PD_F32, made, false, err));
     if (!zero->makes_terms || !pd_lanes_ends(&zero->lanes, rank, slot)) return PD_OK;

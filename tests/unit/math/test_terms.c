@@ -137,6 +137,12 @@ Test(terms, out_of_range_is_flagged)
         cr_assert_eq(to[77], i < 6 ? 0 : (int64_t)((double)x[77] * q.scale), "%g became %lld", (double)x[77],
                      (long long)to[77]);
         cr_assert_eq(check, to[77]);
+        int64_t counted = 11;
+        uint32_t flag_alone = 1;
+        const struct pd_term_run alone = {.from = x, .n = 100, .check = &counted, .flag = &flag_alone};
+        const struct pd_terms kept_nowhere = {&alone, 1, PD_TERM_F32, q.scale, q.limit, 5};
+        cr_assert_eq(pd_terms(f.math, &kept_nowhere, &err), PD_OK);
+        cr_assert(counted == 11 + check && flag_alone == flag, "terms that are kept nowhere are others");
     }
     fixture_free(&f);
 }

@@ -41,7 +41,7 @@ template <enum pd_term_source S> static __global__ void make_terms(struct batch 
     for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < run.n; i += threads) {
         const word term = static_cast<word>(term_of<S>(b, run.from, i, &out));
         sum += term;
-        run.to[i] = static_cast<int64_t>(run.adds ? static_cast<word>(run.to[i]) + term : term);
+        if (run.to) run.to[i] = static_cast<int64_t>(run.adds ? static_cast<word>(run.to[i]) + term : term);
     }
     if (out && run.flag) *run.flag = b.mark;
     if (!run.check) return;
