@@ -73,7 +73,7 @@ bool pd_chaos_damage(const struct pd_chaos *c, double moment)
 {
     char path[4200];
     struct stat found;
-    unsigned char byte;
+    unsigned char byte = 0;
     if (!c->dir || !newest_shard(c->dir, moment, path, sizeof path)) return false;
     const int fd = open(path, O_RDWR | O_CLOEXEC);
     bool is_done = fd >= 0 && !fstat(fd, &found);
