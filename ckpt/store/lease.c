@@ -8,6 +8,9 @@
  *      directories need no configuration, also where a lock excludes nobody on another host.
  *   4. Leaders create fence-N exclusively, N above every number in sight of any host. Who loses that race, which only
  *      happens where locks do not work, tries the next number. The highest fence owns the directory.
+ *   5. Where a directory is not shared, hosts may go on in groups that have none in common, each with no sight of the others'
+ *      fences, and meet again. So fence-N holds how many directories the launch has, and a launch that sees fewer of them
+ *      leaves the last six digits of N to chance: a step of one group never has the name of another's.
  */
 #include "ckpt/store/lease.h"
 
@@ -22,7 +25,9 @@
 #include <unistd.h>
 
 #define OWNER_BYTES 512u
+#define FENCE_BYTES 32u
 #define FENCE_ATTEMPTS 64u
+#define FENCES_OF_CHANCE UINT64_C(1000000)
 #define BUSY_POLL_MS 50u
 
 /* ---- the owner file ---- */
@@ -214,27 +219,73 @@ pd_status store_lease_check(const struct store_lease *lease, struct pd_error *er
     return pd_group_agree(lease->dir->group, st, err);
 }
 
+static uint32_t count_shares(const struct store_dir *dir)
+{
+    uint32_t count = 0;
+    for (uint32_t r = 0; r < dir->group->size; r++)
+        count += dir->share_of[r] == r;
+    return count;
+}
+
+/* How many directories the launch of that fence has had; at least one. */
+static uint64_t shares_of(const struct store_lease *lease, uint64_t fence)
+{
+    const struct store_text path = store_at(lease->dir, "fence-%" PRIu64, fence);
+    void *data = NULL;
+    uint64_t bytes = 0, shares = 1;
+    if (store_file_read(lease->dir->vfs, path.text, FENCE_BYTES, &data, &bytes, NULL) != PD_OK) return shares;
+    char text[FENCE_BYTES + 1] = "";
+    memcpy(text, data, bytes);
+    free(data);
+    (void)!sscanf(text, "%" SCNu64 " director", &shares);
+    return shares;
+}
+
+/* Whether the newest launch that any host knows had directories that are not in sight now. */
+static pd_status is_share_absent(const struct store_lease *lease, bool *ret_absent, struct pd_error *err)
+{
+    struct store_dir *dir = lease->dir;
+    uint64_t mine = 0, newest = 0, shares = 0, seen = 0;
+    pd_status st = dir->leads_share ? highest_fence(lease, false, &mine, err) : PD_OK;
+    PD_TRY(pd_group_agree(dir->group, st, err));
+    PD_TRY(store_gather_most(dir, mine, &newest, err));
+    const bool had_part = dir->leads_share && newest && mine == newest;
+    PD_TRY(store_gather_most(dir, had_part ? shares_of(lease, newest) : 0, &shares, err));
+    PD_TRY(store_gather(dir, had_part, err));
+    for (uint32_t r = 0; r < dir->group->size; r++)
+        seen += dir->words[r];
+    *ret_absent = shares > seen;
+    return PD_OK;
+}
+
+/* Leaders. The file counts directories where there are several. */
 static pd_status create_fence(const struct store_lease *lease, uint64_t fence, struct pd_error *err)
 {
     struct store_dir *dir = lease->dir;
     const struct store_text path = store_at(dir, "fence-%" PRIu64, fence);
+    char text[FENCE_BYTES];
     struct pd_file *file = NULL;
     PD_TRY(pd_file_open(dir->vfs, path.text, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
     pd_status st = pd_file_close(file, err);
+    const int bytes = snprintf(text, sizeof text, "%" PRIu32 " directories\n", count_shares(dir));
+    if (st == PD_OK && dir->has_other_shares)
+        st = store_file_write(dir->vfs, path.text, 0, text, (uint64_t)bytes, STORE_FILE_SYNC, err);
     if (st == PD_OK) st = store_sync_dir(dir, dir->root, err);
     if (st != PD_OK) (void)!pd_vfs_unlink(dir->vfs, path.text, NULL); /* nothing was begun under it */
     return st;
 }
 
 /* The number every leader will try: above all that any of them sees. */
-static pd_status next_fence(const struct store_lease *lease, uint64_t *ret_fence, struct pd_error *err)
+static pd_status next_fence(const struct store_lease *lease, bool is_absent, uint64_t *ret_fence, struct pd_error *err)
 {
     uint64_t mine = 0, highest = 0;
+    unsigned chance = 0;
     pd_status st = lease->dir->leads_share ? highest_fence(lease, true, &mine, err) : PD_OK;
     PD_TRY(pd_group_agree(lease->dir->group, st, err));
     PD_TRY(store_gather_most(lease->dir, mine, &highest, err));
-    *ret_fence = highest + 1;
-    if (highest < PD_STORE_NUMBER_MAX) return PD_OK;
+    (void)!sscanf(lease->token, "%8x", &chance); /* of rank 0's, the same on every rank */
+    *ret_fence = is_absent ? (highest / FENCES_OF_CHANCE + 1) * FENCES_OF_CHANCE + chance % FENCES_OF_CHANCE : highest + 1;
+    if (*ret_fence <= PD_STORE_NUMBER_MAX) return PD_OK;
     PD_FAIL(err, PD_IO, "a name in %s has the highest number that a launch can have, %" PRIu64 ": move what has it away",
             lease->dir->root, highest);
 }
@@ -243,8 +294,10 @@ static pd_status take_fence(struct store_lease *lease, struct pd_error *err)
 {
     struct store_dir *dir = lease->dir;
     uint64_t fence = 0;
+    bool is_absent = false;
+    PD_TRY(is_share_absent(lease, &is_absent, err));
     for (unsigned attempt = 0;; attempt++) {
-        PD_TRY(next_fence(lease, &fence, err));
+        PD_TRY(next_fence(lease, is_absent, &fence, err));
         pd_status st = dir->leads_share ? create_fence(lease, fence, err) : PD_OK;
         st = pd_group_agree(dir->group, st, err);
         if (st == PD_OK) break;

@@ -27,7 +27,8 @@ static pd_status check_hosts(const struct pd_tiers *t, bool *ret_can, struct pd_
     *ret_can = !first->store || !first->is_writable || !pd_store_is_shared(first->store);
     if (*ret_can) return PD_OK;
     for (uint32_t i = 0; i < t->count; i++)
-        is_resumed = is_resumed || t->tiers[i].schedule.newest_step > 0;
+        is_resumed = is_resumed || t->tiers[i].schedule.newest_step > 0 ||
+                     (t->tiers[i].store && pd_store_unusable_count(t->tiers[i].store));
     if (t->group->host_count > 1)
         PD_FAIL(
             err, PD_INVALID,

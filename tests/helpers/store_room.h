@@ -28,10 +28,11 @@
 struct room {
     struct pd_simulated_disk *disk; /* NULL: the real one */
     uint32_t ranks, hosts;
-    bool shared;      /* one file system for all hosts */
-    const char *root; /* NULL: ROOM_ROOT */
-    uint32_t drives;  /* beside the root's, each with one more shard of every rank */
-    bool turned;      /* the drives are given in the other order */
+    bool shared;         /* one file system for all hosts */
+    const char *root;    /* NULL: ROOM_ROOT */
+    uint32_t drives;     /* beside the root's, each with one more shard of every rank */
+    bool turned;         /* the drives are given in the other order */
+    uint32_t first_host; /* of the disk's, that launches start on */
 };
 
 struct room_rank {
@@ -253,7 +254,7 @@ static inline pd_status room_rank_main(struct pd_group *group, void *context, st
         options.stripes = launch->room->turned ? turned : drives;
     }
     if (launch->room->disk)
-        st = pd_simulated_disk_vfs(launch->room->disk, group->host, &rank->vfs, err);
+        st = pd_simulated_disk_vfs(launch->room->disk, launch->room->first_host + group->host, &rank->vfs, err);
     else
         st = pd_vfs_new_auto(&rank->vfs, err);
     if (st == PD_OK) st = room_set_up(rank, err);

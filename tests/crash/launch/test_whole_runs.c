@@ -271,7 +271,7 @@ static void begin_world(uint64_t seed)
 {
     static const char *const first[] = {"/shm/c", "/disk"};
     struct pd_error err;
-    w = (struct world){.seed = seed, .dice = seed, .now_ns = 1000 * S};
+    w = (struct world){.seed = seed, .dice = seed, .entropy = seed, .now_ns = 1000 * S};
     w.hosts = 2 + (uint32_t)world_roll(HOSTS_MAX - 1);
     w.slots = 1 + (uint32_t)world_roll(2);
     w.steps = 8 + world_roll(6);
@@ -371,6 +371,13 @@ Test(whole_runs, third_quarter)
 Test(whole_runs, last_quarter)
 {
     campaign(3);
+}
+
+/* Beyond the default scale: two groups of hosts save step 7 apart and meet; the only other host is left out before a step is whole. */
+Test(whole_runs, seeds_that_found_a_fault)
+{
+    expect_same_as_quiet(1309);
+    expect_same_as_quiet(2870);
 }
 
 Test(whole_runs, a_seed_repeats_exactly)

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct world w;
 
@@ -97,6 +98,7 @@ __typeof__(pd_clock_monotonic_ns) __real_pd_clock_monotonic_ns;
 __typeof__(pd_clock_monotonic_ns) __wrap_pd_clock_monotonic_ns;
 __typeof__(pd_clock_sleep_ns) __wrap_pd_clock_sleep_ns;
 __typeof__(pd_launch_requests_poll) __wrap_pd_launch_requests_poll;
+__typeof__(getentropy) __wrap_getentropy;
 __typeof__(pd_starter_choose) __wrap_pd_starter_choose;
 __typeof__(pd_launch_look_begin) __wrap_pd_launch_look_begin;
 __typeof__(pd_launch_look_poll) __wrap_pd_launch_look_poll;
@@ -121,6 +123,13 @@ void __wrap_pd_launch_requests_poll(struct pd_launch_requests *requests, int tim
 {
     (void)requests;
     w.now_ns += (uint64_t)timeout_ms * 1000000;
+}
+
+int __wrap_getentropy(void *bytes, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        ((unsigned char *)bytes)[i] = (unsigned char)turns_roll(&w.entropy, 256);
+    return 0;
 }
 
 pd_status __wrap_pd_starter_choose(enum pd_transport asked, uint32_t ranks, enum pd_transport *ret, struct pd_error *err)

@@ -47,7 +47,7 @@ struct process {
 
 /* One run. Failures of its processes are told by `wrong`: an assertion cannot leave another stack. */
 extern struct world {
-    uint64_t seed, dice, now_ns, steps, quiet;
+    uint64_t seed, dice, entropy, now_ns, steps, quiet;
     struct pd_simulated_disk *disk;
     uint32_t hosts, slots, launcher_host;
     struct machine machines[HOSTS_MAX];

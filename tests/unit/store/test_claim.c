@@ -536,3 +536,70 @@ Test(store_claim, nothing_is_left_wherever_an_open_fails)
     }
     cr_assert_gt(failed, 10, "%llu opens failed", (unsigned long long)failed);
 }
+
+/* ---- launches that have no host in common ---- */
+
+static pd_status note_fence(struct room_rank *rank, struct pd_error *err)
+{
+    (void)err;
+    if (rank->group->rank == 0) *(uint64_t *)rank->context = pd_store_fence(rank->store);
+    return PD_OK;
+}
+
+static uint64_t fence_of_launch(struct room *room, uint32_t first_host, uint32_t hosts)
+{
+    struct pd_error err = {0};
+    uint64_t fence = 0;
+    room->first_host = first_host;
+    room->hosts = room->ranks = hosts;
+    expect(room_launch(room, note_fence, &fence, &err), PD_OK, &err);
+    return fence;
+}
+
+/* Hosts that go on without others leave the number to chance, as long as they are without them. */
+Test(store_claim, hosts_that_are_apart_take_no_fence_twice)
+{
+    struct room room = room_that_lacks(4, 4, false, 0);
+    cr_assert_eq(fence_of_launch(&room, 0, 4), 1);
+    const uint64_t here = fence_of_launch(&room, 0, 2), there = fence_of_launch(&room, 2, 2);
+    cr_assert(here >= 1000000 && there >= 1000000 && here != there);
+    cr_assert_eq(fence_of_launch(&room, 0, 2), here + 1, "all of that launch are there");
+    const uint64_t alone = fence_of_launch(&room, 1, 1);
+    cr_assert_gt(alone, here + 1);
+    const uint64_t all = fence_of_launch(&room, 0, 4);
+    cr_assert(all > alone && all > there);
+    cr_assert_eq(fence_of_launch(&room, 0, 4), all + 1);
+    room_free(&room);
+}
+
+static pd_status save_with_lineage(struct room_rank *rank, struct pd_error *err)
+{
+    return room_save_lineage(rank, *(const uint64_t *)rank->context, 7, err);
+}
+
+static pd_status look_for_both(struct room_rank *rank, struct pd_error *err)
+{
+    if (pd_store_count(rank->store) != 2) PD_FAIL(err, PD_BUG, "%u checkpoints", pd_store_count(rank->store));
+    for (uint32_t i = 0; i < 2; i++) {
+        const struct pd_store_entry *entry = pd_store_entry_at(rank->store, i);
+        if (entry->step != 7 || entry->lineage != 4 - i) PD_FAIL(err, PD_BUG, "%s is not the one expected", entry->name);
+    }
+    return PD_OK;
+}
+
+/* A step that both have saved is there twice when they meet again, each of them whole. */
+Test(store_claim, what_hosts_saved_apart_is_whole_when_they_meet)
+{
+    struct room room = room_that_lacks(4, 4, false, 0);
+    struct pd_error err = {0};
+    fence_of_launch(&room, 0, 4);
+    for (uint64_t lineage = 3; lineage <= 4; lineage++) {
+        room.first_host = lineage == 3 ? 0 : 2;
+        room.hosts = room.ranks = 2;
+        expect(room_launch(&room, save_with_lineage, &lineage, &err), PD_OK, &err);
+    }
+    room.first_host = 0;
+    room.hosts = room.ranks = 4;
+    expect(room_launch(&room, look_for_both, NULL, &err), PD_OK, &err);
+    room_free(&room);
+}
