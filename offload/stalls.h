@@ -5,8 +5,7 @@
  *   memory   two events of a device for each wait between two takes, made once
  *   threads  one caller
  */
-#ifndef PD_OFFLOAD_STALLS_H
-#define PD_OFFLOAD_STALLS_H
+#pragma once
 
 #include "offload/device.h"
 
@@ -22,5 +21,3 @@ PD_MUST_USE pd_status pd_stalls_end(struct pd_stalls *stalls, struct pd_error *e
 /* Since the last take or forget. Waits until the device has passed the last end. */
 PD_MUST_USE pd_status pd_stalls_take(struct pd_stalls *stalls, uint64_t *ret_ns, struct pd_error *err);
 void pd_stalls_forget(struct pd_stalls *stalls);
-
-#endif

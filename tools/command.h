@@ -2,8 +2,7 @@
  *
  * A command fills its variables through a table of options and returns a status; main prints the error once and turns it
  * into the exit code. Data goes to stdout, talk to stderr. */
-#ifndef PD_TOOLS_COMMAND_H
-#define PD_TOOLS_COMMAND_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdbool.h>
@@ -95,5 +94,3 @@ struct pd_command_described {
 typedef void (*pd_command_visit)(void *context, const struct pd_command_described *described);
 /* Visits every listed command from the top down: each is run up to the place where its options are read. */
 void pd_command_describe(const struct pd_command *commands, const char *name, pd_command_visit visit, void *context);
-
-#endif

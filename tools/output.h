@@ -1,6 +1,5 @@
 /* What commands print: tables for people, JSON for programs, numbers with their units. All on stdout. */
-#ifndef PD_TOOLS_OUTPUT_H
-#define PD_TOOLS_OUTPUT_H
+#pragma once
 
 #include "ckpt/base/json.h"
 #include "ckpt/base/status.h"
@@ -75,5 +74,3 @@ struct pd_text pd_text_plain(uint64_t number); /* "12345678": of steps and ranks
 struct pd_text pd_text_short(double number);   /* "1.24 G": for FLOP and the like */
 struct pd_text pd_text_number(double number);  /* six digits */
 struct pd_text pd_text_hex(uint64_t number);
-
-#endif

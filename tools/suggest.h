@@ -1,6 +1,5 @@
 /* What somebody meant who wrote a command or an option that there is not: by spelling, or as other tools call it. */
-#ifndef PD_TOOLS_SUGGEST_H
-#define PD_TOOLS_SUGGEST_H
+#pragma once
 
 #include "tools/command.h"
 
@@ -9,5 +8,3 @@ const char *pd_suggest_command(const struct pd_command *commands, const char *pa
                                size_t bytes);
 /* Of (count) names of options. NULL: none is meant. */
 const char *pd_suggest_option(const char *word, const char *const *names, uint32_t count);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * A key is made of the numbers that name what is rounded, on the host; an element costs two finalisers of 32 bits.
  *   sources  Appleby, MurmurHash3 (the finaliser); Steele et al. 2014, "Fast splittable pseudorandom number generators" */
-#ifndef PD_CKPT_BASE_RANDOM_BITS_H
-#define PD_CKPT_BASE_RANDOM_BITS_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -48,5 +47,3 @@ static inline __attribute__((unused)) uint64_t pd_random_key(uint64_t key, uint6
     x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
     return x ^ x >> 31;
 }
-
-#endif

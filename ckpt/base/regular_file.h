@@ -1,6 +1,5 @@
 /* Opening what must be a regular file: a pipe would block whoever opens it, a device would answer forever. */
-#ifndef PD_CKPT_BASE_REGULAR_FILE_H
-#define PD_CKPT_BASE_REGULAR_FILE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -15,5 +14,3 @@ FILE *pd_regular_fopen(const char *path, bool appends);
 /* Something is there that a file must not replace: a device, a pipe, a directory. What removes or renames asks this first: for
  * root nothing else protects /dev/null. */
 bool pd_regular_is_other(const char *path);
-
-#endif

@@ -5,8 +5,7 @@
  *
  *   threads  one while it is filled; any once it is finished
  *   memory   some hundred bytes a tensor, a piece, a file; texts as they are, up to PD_CATALOG_TEXT_MAX each */
-#ifndef PD_RESHARDER_CATALOG_CATALOG_H
-#define PD_RESHARDER_CATALOG_CATALOG_H
+#pragma once
 
 #include "ckpt/io/vfs.h"
 #include "ckpt/tensor/tensor.h"
@@ -129,5 +128,3 @@ uint64_t pd_foreign_elements(const struct pd_foreign_tensor *tensor);
 uint64_t pd_foreign_bytes(const struct pd_foreign_tensor *tensor); /* as stored */
 /* From the piece's offset to behind its last element. */
 uint64_t pd_piece_bytes(const struct pd_foreign_tensor *tensor, const struct pd_piece *piece);
-
-#endif

@@ -1,6 +1,5 @@
 /* Element types of foreign checkpoints: sizes, names, conversion. A quantised type stores blocks of elements. */
-#ifndef PD_RESHARDER_CATALOG_ELEMENT_H
-#define PD_RESHARDER_CATALOG_ELEMENT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,5 +37,3 @@ struct pd_element_row {
     bool is_writable;
 };
 extern const struct pd_element_row pd_elements[PD_ELEMENT_COUNT];
-
-#endif

@@ -1,6 +1,5 @@
 /* What formats that are directories share: small files as texts. */
-#ifndef PD_RESHARDER_CATALOG_MODEL_DIRECTORY_H
-#define PD_RESHARDER_CATALOG_MODEL_DIRECTORY_H
+#pragma once
 
 #include "resharder/catalog/catalog.h"
 
@@ -26,5 +25,3 @@ PD_MUST_USE pd_status pd_formats_path(const char *directory, const char *name, c
                                       struct pd_error *err);
 bool pd_formats_is_directory(struct pd_vfs *vfs, const char *path);
 bool pd_formats_has_file(struct pd_vfs *vfs, const char *directory, const char *name);
-
-#endif

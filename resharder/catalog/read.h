@@ -5,8 +5,7 @@
  *
  *   memory   the caller's buffers; two descriptors a file, at most PD_READER_FILES_MAX files open at once
  *   threads  one, the first that expects or reads */
-#ifndef PD_RESHARDER_CATALOG_READ_H
-#define PD_RESHARDER_CATALOG_READ_H
+#pragma once
 
 #include "resharder/catalog/catalog.h"
 #include "resharder/catalog/view.h"
@@ -67,5 +66,3 @@ void pd_read_line_init(struct pd_read_line *line, struct pd_reader *reader,
 /* The next task, which the caller reads. *ret_has_one false: that was all. */
 PD_MUST_USE pd_status pd_read_line_take(struct pd_read_line *line, struct pd_read_task *ret_task, bool *ret_has_one,
                                         struct pd_error *err);
-
-#endif

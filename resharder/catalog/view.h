@@ -9,8 +9,7 @@
  *   layer l of a stack   as it is, offset l * rows * columns
  *   q of a grouped qkv   count {groups, q_heads * head, columns}   stride {(q_heads + 2) * head * columns, columns, 1}
  */
-#ifndef PD_RESHARDER_CATALOG_VIEW_H
-#define PD_RESHARDER_CATALOG_VIEW_H
+#pragma once
 
 #include "ckpt/tensor/tensor.h"
 
@@ -62,5 +61,3 @@ bool pd_view_pair(const struct pd_view *to, const struct pd_view *from, struct p
 
 /* Whether strides never grow from one dimension to the next: the view then reads its tensor forward. */
 bool pd_view_is_sorted(const struct pd_view *view);
-
-#endif

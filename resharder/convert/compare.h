@@ -1,7 +1,6 @@
 /* Tensors of catalogs, whatever their formats: the difference of two, and statistics of one. In bounded memory.
  *   errors   PD_CORRUPT, PD_IO: name file and tensor; PD_NO_MEMORY */
-#ifndef PD_RESHARDER_CONVERT_COMPARE_H
-#define PD_RESHARDER_CONVERT_COMPARE_H
+#pragma once
 
 #include "ckpt/inspect/inspect.h"
 #include "resharder/catalog/catalog.h"
@@ -30,5 +29,3 @@ PD_MUST_USE pd_status pd_compare(struct pd_vfs *vfs, const struct pd_compare_req
  * Digests are of values as fp32, so the same weights have the same digest in every format that keeps them whole. */
 PD_MUST_USE pd_status pd_compare_report(struct pd_vfs *vfs, const struct pd_compare_request *request, const bool *wanted,
                                         struct pd_tensor_report *ret_reports, struct pd_error *err);
-
-#endif

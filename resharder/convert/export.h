@@ -6,8 +6,7 @@
  *   crash  files lie in "<destination>.exporting" until the rename, of a format of one file until that is renamed out of it; the
  *          next export to that place clears them away
  *   lock   "<destination>.exporting.lock", held from begin to end */
-#ifndef PD_RESHARDER_CONVERT_EXPORT_H
-#define PD_RESHARDER_CONVERT_EXPORT_H
+#pragma once
 
 #include "resharder/catalog/view.h"
 #include "resharder/formats/format.h"
@@ -45,5 +44,3 @@ PD_MUST_USE pd_status pd_export_run(struct pd_export *export, const struct pd_ex
                                     struct pd_export_report *ret_report, struct pd_error *err);
 /* Renames where `mine` is PD_OK, else removes what was made. */
 PD_MUST_USE pd_status pd_export_end(struct pd_export *export, pd_status mine, struct pd_error *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* The order of an export: pieces by file and offset, bands of a piece, links that fill a band, parts of a link. A band is
  * elements [low, high) of a foreign tensor, small enough for memory, whole blocks. */
-#ifndef PD_RESHARDER_CONVERT_EXPORT_TASKS_H
-#define PD_RESHARDER_CONVERT_EXPORT_TASKS_H
+#pragma once
 
 #include "resharder/catalog/read.h"
 #include "resharder/convert/export.h"
@@ -49,5 +48,3 @@ bool export_tasks_next(void *tasks, struct pd_read_task *ret_task);
 /* The first element of its tensor that a piece holds. */
 uint64_t export_tasks_low(const struct export_tasks *tasks, uint64_t piece);
 const struct export_fill *export_tasks_fill(const struct export_tasks *tasks, const struct pd_read_task *task);
-
-#endif

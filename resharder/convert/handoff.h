@@ -4,8 +4,7 @@
  *   free ────────────▶ filling ────────────▶ filled ────────────▶ taken ───────────────────────▶ free
  *
  *   threads  free, fill, over: the one that fills; next, leave: the other */
-#ifndef PD_RESHARDER_CONVERT_HANDOFF_H
-#define PD_RESHARDER_CONVERT_HANDOFF_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -35,5 +34,3 @@ void handoff_over(struct handoff *handoff, pd_status status, const struct pd_err
 PD_MUST_USE pd_status handoff_next(struct handoff *handoff, uint32_t *ret_slot, bool *ret_has_one, struct pd_error *err);
 /* Nothing is taken any more. */
 void handoff_leave(struct handoff *handoff);
-
-#endif

@@ -1,7 +1,6 @@
 /* A foreign checkpoint becomes one of ours, under any layout, in bounded memory: read and converted by one thread, hashed and
  * written by another, read back and verified, then committed. */
-#ifndef PD_RESHARDER_CONVERT_IMPORT_H
-#define PD_RESHARDER_CONVERT_IMPORT_H
+#pragma once
 
 #include "resharder/catalog/catalog.h"
 #include "resharder/catalog/view.h"
@@ -36,5 +35,3 @@ PD_MUST_USE pd_status pd_import_check(const struct pd_import_request *request, s
 /*   errors  as check; PD_CORRUPT, PD_IO: of the source, by file and tensor; PD_NO_SPACE. The target store is then as before. */
 PD_MUST_USE pd_status pd_import(struct pd_vfs *vfs, const struct pd_import_request *request,
                                 struct pd_import_report *ret_report, struct pd_error *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* Files of an export, written from front to back with direct I/O, several transfers on their way. What nobody writes is zeros.
  *   threads  one, the first that writes */
-#ifndef PD_RESHARDER_CONVERT_OUTPUT_FILE_H
-#define PD_RESHARDER_CONVERT_OUTPUT_FILE_H
+#pragma once
 
 #include "ckpt/io/transfer_ring.h"
 #include "resharder/catalog/catalog.h"
@@ -29,5 +28,3 @@ PD_MUST_USE pd_status pd_output_write(struct pd_output *output, uint32_t file, u
                                       uint64_t bytes, struct pd_error *err);
 /* Ends what is open, after failures too. Nothing is synced. */
 PD_MUST_USE pd_status pd_output_close(struct pd_output *output, pd_status mine, struct pd_error *err);
-
-#endif

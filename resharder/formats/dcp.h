@@ -1,6 +1,5 @@
 /* PyTorch's distributed checkpoint, as a row of the table of formats: see format.h. */
-#ifndef PD_RESHARDER_FORMATS_DCP_H
-#define PD_RESHARDER_FORMATS_DCP_H
+#pragma once
 
 #include "resharder/formats/format.h"
 
@@ -29,5 +28,3 @@ struct pd_dcp_style {
 PD_MUST_USE pd_status pd_dcp_plan_as(struct pd_vfs *vfs, struct pd_format_plan *plan, const char *directory,
                                      const struct pd_dcp_style *style, const char *const *objects, uint32_t object_count,
                                      void **ret_state, struct pd_error *err);
-
-#endif

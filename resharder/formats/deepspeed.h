@@ -1,6 +1,5 @@
 /* DeepSpeed's checkpoints as rows of the table of formats: see format.h. Those of ZeRO are read, not written. */
-#ifndef PD_RESHARDER_FORMATS_DEEPSPEED_H
-#define PD_RESHARDER_FORMATS_DEEPSPEED_H
+#pragma once
 
 #include "resharder/formats/format.h"
 
@@ -12,5 +11,3 @@ PD_MUST_USE pd_status pd_universal_plan(struct pd_vfs *vfs, struct pd_format_pla
                                         struct pd_error *err);
 void pd_universal_observe(void *state, uint32_t tensor, const void *data, uint64_t bytes);
 PD_MUST_USE pd_status pd_universal_finish(void *state, pd_status mine, struct pd_error *err);
-
-#endif

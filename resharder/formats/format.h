@@ -1,6 +1,5 @@
 /* The table of foreign formats. A row reads metadata into a catalog, and plans the files of an export as a catalog. */
-#ifndef PD_RESHARDER_FORMATS_FORMAT_H
-#define PD_RESHARDER_FORMATS_FORMAT_H
+#pragma once
 
 #include "resharder/catalog/catalog.h"
 
@@ -46,5 +45,3 @@ PD_MUST_USE pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const s
 pd_status pd_format_not_written(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err);
 void pd_format_observe_nothing(void *state, uint32_t tensor, const void *data, uint64_t bytes);
 pd_status pd_format_finish_nothing(void *state, pd_status mine, struct pd_error *err);
-
-#endif

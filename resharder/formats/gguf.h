@@ -6,8 +6,7 @@
  *                    "ggml.tokens": [..], "ggml.merges": [..], ..}; an import lays it beside the checkpoints, where
  *                    trainer/tokenizer reads it
  * An export is made of the same two. */
-#ifndef PD_RESHARDER_FORMATS_GGUF_H
-#define PD_RESHARDER_FORMATS_GGUF_H
+#pragma once
 
 #include "resharder/formats/format.h"
 
@@ -19,5 +18,3 @@ enum pd_element pd_gguf_element(const struct pd_foreign_tensor *tensor, enum pd_
 
 pd_status pd_gguf_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err);
 pd_status pd_gguf_finish(void *state, pd_status mine, struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the reader and the writer of GGUF share: types of values and elements, keys of the configuration, factors of RoPE. */
-#ifndef PD_RESHARDER_FORMATS_GGUF_KEYS_H
-#define PD_RESHARDER_FORMATS_GGUF_KEYS_H
+#pragma once
 
 #include "resharder/catalog/element.h"
 
@@ -52,5 +51,3 @@ struct pd_gguf_rope {
     double theta, factor, low, high, original;
 };
 double pd_gguf_rope_factor(const struct pd_gguf_rope *rope, uint64_t i, uint64_t count);
-
-#endif

@@ -1,6 +1,5 @@
 /* llm.c's checkpoints as a row of the table of formats: see format.h. */
-#ifndef PD_RESHARDER_FORMATS_LLMC_H
-#define PD_RESHARDER_FORMATS_LLMC_H
+#pragma once
 
 #include "resharder/formats/format.h"
 
@@ -30,5 +29,3 @@ extern const enum pd_kind pd_llmc_kinds[PD_KIND_COUNT];       /* in the order of
 PD_MUST_USE pd_status pd_llmc_add_parts(struct pd_catalog *catalog, const struct pd_llmc_sizes *sizes, int t,
                                         uint32_t number, uint32_t rank, uint64_t parts, uint32_t file, uint64_t base,
                                         struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* Megatron-Core's distributed checkpoints (torch_dist) as a row of the table of formats: see format.h. */
-#ifndef PD_RESHARDER_FORMATS_MEGATRON_H
-#define PD_RESHARDER_FORMATS_MEGATRON_H
+#pragma once
 
 #include "resharder/formats/format.h"
 
@@ -34,5 +33,3 @@ struct pd_megatron_family {
     bool qkv_bias, head_norms;
 };
 extern const struct pd_megatron_family pd_megatron_families[]; /* ends with a NULL architecture */
-
-#endif

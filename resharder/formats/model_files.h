@@ -1,6 +1,5 @@
 /* Directories of models of transformers: one file of weights, or shards that an index names, beside config.json. */
-#ifndef PD_RESHARDER_FORMATS_MODEL_FILES_H
-#define PD_RESHARDER_FORMATS_MODEL_FILES_H
+#pragma once
 
 #include "ckpt/base/json.h"
 #include "resharder/catalog/catalog.h"
@@ -17,5 +16,3 @@ bool pd_model_files_are_in(struct pd_vfs *vfs, const struct pd_model_files *file
 PD_MUST_USE pd_status pd_model_files_read(struct pd_vfs *vfs, const struct pd_model_files *files, const char *path,
                                           struct pd_catalog *catalog, struct pd_error *err);
 size_t pd_model_files_count(const struct pd_json_value *object); /* of its members */
-
-#endif

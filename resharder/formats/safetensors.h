@@ -7,8 +7,7 @@
  * files of its own directory and tensors that are in them.
  *
  *   sources  the format's specification and its Rust reader (huggingface/safetensors, lib.rs); transformers' shards and index */
-#ifndef PD_RESHARDER_FORMATS_SAFETENSORS_H
-#define PD_RESHARDER_FORMATS_SAFETENSORS_H
+#pragma once
 
 #include "resharder/formats/format.h"
 
@@ -27,5 +26,3 @@ pd_status pd_safetensors_finish(void *state, pd_status mine, struct pd_error *er
 #define PD_SAFETENSORS_HEADER_MAX UINT64_C(100000000)
 #define PD_SAFETENSORS_INDEX "model.safetensors.index.json"
 extern const char *const pd_safetensors_dtypes[PD_ELEMENT_COUNT]; /* "BF16"; NULL: the format has none */
-
-#endif

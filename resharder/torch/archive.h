@@ -1,7 +1,6 @@
 /* What torch.save wrote (torch 1.6 and later): an archive with a pickle and the bytes of storages beside it. Tensors in the
  * pickle are calls of torch._utils._rebuild_tensor_v2 over persistent storages; here they become places in the file. */
-#ifndef PD_RESHARDER_TORCH_ARCHIVE_H
-#define PD_RESHARDER_TORCH_ARCHIVE_H
+#pragma once
 
 #include "resharder/catalog/catalog.h"
 #include "resharder/torch/pickle.h"
@@ -68,5 +67,3 @@ void pd_torch_put_tensor(struct pd_pickle_writer *w, const struct pd_foreign_ten
 /* "torch.float32"; false: perdure has no such element. */
 bool pd_torch_element(const char *global, enum pd_element *ret_element);
 const char *pd_torch_dtype(enum pd_element element); /* "float32"; of types that torch has */
-
-#endif

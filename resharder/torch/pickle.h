@@ -8,8 +8,7 @@
  *   threads  a pickle belongs to one at a time
  *
  * The tree may have shared nodes and, as pickles may, circles: walk it by what is expected and never without a bound. */
-#ifndef PD_RESHARDER_TORCH_PICKLE_H
-#define PD_RESHARDER_TORCH_PICKLE_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdbool.h>
@@ -75,5 +74,3 @@ bool pd_pickle_is_number(const struct pd_pickle_node *node, double *ret);
 bool pd_pickle_is_sizes(const struct pd_pickle_node *node, uint32_t most, uint64_t *ret, uint32_t *ret_count);
 const char *pd_pickle_text(const struct pd_pickle_node *node); /* of PD_PICKLE_TEXT without a zero byte inside */
 const char *pd_pickle_global(const struct pd_pickle_node *node);
-
-#endif

@@ -1,8 +1,7 @@
 /* Pickles out, protocol 2: what torch.load(weights_only=True) and pickle.load of any Python 3 take. The calls append one
  * operation each; who calls them knows the machine (resharder/torch/pickle.h).
  *   threads  a writer belongs to one at a time */
-#ifndef PD_RESHARDER_TORCH_PICKLE_WRITE_H
-#define PD_RESHARDER_TORCH_PICKLE_WRITE_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdbool.h>
@@ -31,5 +30,3 @@ void pd_pickle_put_sizes(struct pd_pickle_writer *w, const uint64_t *sizes, uint
 /* `name` of `module` made without arguments and given the fields that follow until pd_pickle_object_end: name, value, .. */
 void pd_pickle_object_begin(struct pd_pickle_writer *w, const char *module, const char *name);
 void pd_pickle_object_end(struct pd_pickle_writer *w);
-
-#endif

@@ -2,8 +2,7 @@
  * writing entries whose data somebody else writes.
  *
  * An archive may lie inside a larger file. Compressed entries are listed, and refused by who needs their data. */
-#ifndef PD_RESHARDER_TORCH_ZIP_H
-#define PD_RESHARDER_TORCH_ZIP_H
+#pragma once
 
 #include "ckpt/io/vfs.h"
 
@@ -52,5 +51,3 @@ uint64_t pd_zip_directory_bytes(const struct pd_zip_record *records, uint32_t co
 void pd_zip_directory(const struct pd_zip_record *records, uint32_t count, unsigned char *ret);
 /* CRC-32 (ISO 3309) of data that follows what made `crc`; begin with 0. */
 uint32_t pd_zip_crc(uint32_t crc, const void *data, uint64_t bytes);
-
-#endif

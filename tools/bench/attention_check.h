@@ -1,6 +1,5 @@
 /* Attention beside float64: some rows of each result, against the formula. Whole causal sequences. */
-#ifndef PD_TOOLS_BENCH_ATTENTION_CHECK_H
-#define PD_TOOLS_BENCH_ATTENTION_CHECK_H
+#pragma once
 
 #include "trainer/math/operations.h"
 
@@ -11,5 +10,3 @@ struct pd_attention_errors {
 };
 PD_MUST_USE pd_status pd_attention_errors_of(const struct pd_attention *attention, struct pd_attention_errors *ret_errors,
                                              struct pd_error *err);
-
-#endif

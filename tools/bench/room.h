@@ -1,7 +1,6 @@
 /* Where benches of the disk work: a directory of their own on a real disk, gone at the end whatever happened, and the
  * options they share. */
-#ifndef PD_TOOLS_BENCH_ROOM_H
-#define PD_TOOLS_BENCH_ROOM_H
+#pragma once
 
 #include "ckpt/io/vfs.h"
 #include "tools/bench/bench.h"
@@ -49,5 +48,3 @@ PD_MUST_USE pd_status pd_bench_room_settle(const struct pd_bench_room *room, str
 
 /* bench ckpt --every: tools/bench/every.c. */
 PD_MUST_USE pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* A run for benches: one rank, whole training steps on random tokens; and states of a size that was asked for. */
-#ifndef PD_TOOLS_BENCH_RUN_H
-#define PD_TOOLS_BENCH_RUN_H
+#pragma once
 
 #include "resharder/layout.h"
 #include "trainer/run/whole_engine.h"
@@ -64,5 +63,3 @@ PD_MUST_USE pd_status pd_bench_memory_new(const struct pd_layout *layout, const 
 void pd_bench_memory_deinit(struct pd_bench_memory *memory);
 /* Where a load puts a box: struct pd_load_request, context is the memory. */
 void *pd_bench_memory_box(void *memory, uint32_t tensor, enum pd_kind kind, uint32_t box);
-
-#endif

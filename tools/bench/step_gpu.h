@@ -6,8 +6,7 @@
  * with which a micro-batch of MICRO_BATCH_ENOUGH sequences fits, the largest micro-batch then, and the fewest blocks that it
  * needs recomputed. A model that fits with none leaves its optimizer's state to the host, then its parameters too. Keys of
  * the caller decide instead where they are given. */
-#ifndef PD_TOOLS_BENCH_STEP_GPU_H
-#define PD_TOOLS_BENCH_STEP_GPU_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdbool.h>
@@ -31,5 +30,3 @@ struct pd_bench_step_gpu {
 /* 0.5B and its like: names that only a bench on a GPU knows. */
 bool pd_bench_step_is_size(const char *name);
 PD_MUST_USE pd_status pd_bench_step_gpu(const struct pd_bench_step_gpu *bench, struct pd_error *err);
-
-#endif

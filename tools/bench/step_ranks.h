@@ -1,6 +1,5 @@
 /* What it costs to be several ranks: dp ranks with a share of the threads each, against one rank with all of them. */
-#ifndef PD_TOOLS_BENCH_STEP_RANKS_H
-#define PD_TOOLS_BENCH_STEP_RANKS_H
+#pragma once
 
 #include "tools/bench/bench.h"
 
@@ -14,5 +13,3 @@ typedef pd_status pd_bench_open_side(const void *bench, uint32_t dp, uint32_t th
  * same loss, or it is PD_BUG.   threads  of each side, a multiple of ranks */
 PD_MUST_USE pd_status pd_bench_step_ranks(const void *bench, pd_bench_open_side *open, uint32_t ranks, uint32_t threads,
                                           uint64_t pairs, struct pd_pairs_summary *ret_summary, struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* The parts of `perdure ckpt`. */
-#ifndef PD_TOOLS_COMMANDS_CKPT_H
-#define PD_TOOLS_COMMANDS_CKPT_H
+#pragma once
 
 #include "ckpt/inspect/inspect.h"
 
@@ -55,5 +54,3 @@ pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error 
 pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error *err);
 /* A layout as an object of the JSON that show and reshard print: ckpt.c. */
 void pd_ckpt_json_layout(struct pd_json_writer *writer, const struct pd_layout *layout);
-
-#endif

@@ -1,6 +1,5 @@
 /* A checkpoint of any format, as import, export, show, stats and diff open it. */
-#ifndef PD_TOOLS_COMMANDS_CKPT_FOREIGN_H
-#define PD_TOOLS_COMMANDS_CKPT_FOREIGN_H
+#pragma once
 
 #include "resharder/catalog/view.h"
 #include "resharder/formats/format.h"
@@ -49,5 +48,3 @@ PD_MUST_USE pd_status pd_ckpt_foreign_list_beyond(const struct pd_ckpt_foreign *
 /* Digest of the tokenizer among its texts, for a warning where another is used; 0: there is none that is read here. */
 uint64_t pd_ckpt_foreign_tokenizer(const struct pd_catalog *catalog);
 bool pd_ckpt_foreign_has_moments(const struct pd_ckpt_foreign *foreign);
-
-#endif

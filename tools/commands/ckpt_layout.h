@@ -1,6 +1,5 @@
 /* --layout=dp=4,tp=2: degrees as overrides of a configuration. */
-#ifndef PD_TOOLS_COMMANDS_CKPT_LAYOUT_H
-#define PD_TOOLS_COMMANDS_CKPT_LAYOUT_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -13,5 +12,3 @@ struct pd_ckpt_layout {
 };
 /*   errors  PD_USAGE, PD_INVALID: the message begins with --layout */
 PD_MUST_USE pd_status pd_ckpt_layout_parse(const char *text, struct pd_ckpt_layout *ret_layout, struct pd_error *err);
-
-#endif

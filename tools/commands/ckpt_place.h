@@ -1,6 +1,5 @@
 /* What the user means by PATH: a run directory, a directory of checkpoints, or one checkpoint. */
-#ifndef PD_TOOLS_COMMANDS_CKPT_PLACE_H
-#define PD_TOOLS_COMMANDS_CKPT_PLACE_H
+#pragma once
 
 #include "ckpt/store/store.h"
 #include "tools/commands/run_tiers.h"
@@ -47,5 +46,3 @@ PD_MUST_USE pd_status pd_ckpt_place_describe_empty(const struct pd_ckpt_place *p
                                                    struct pd_error *err);
 /* Returns `status`; to the message of damage that a command met in the bytes it adds what to do next. */
 pd_status pd_ckpt_add_advice(pd_status status, struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* What `perdure plan` found, and how it is said: text for people, JSON for programs. */
-#ifndef PD_TOOLS_COMMANDS_PLAN_REPORT_H
-#define PD_TOOLS_COMMANDS_PLAN_REPORT_H
+#pragma once
 
 #include "trainer/plan/cost_model.h"
 #include "trainer/plan/memory_plan.h"
@@ -39,5 +38,3 @@ PD_MUST_USE pd_status pd_plan_print(const struct pd_plan_subject *subject, const
                                     uint32_t count, struct pd_error *err);
 PD_MUST_USE pd_status pd_plan_print_json(const struct pd_plan_subject *subject, const struct pd_planned_world *worlds,
                                          uint32_t count, double seconds, struct pd_error *err);
-
-#endif

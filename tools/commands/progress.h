@@ -1,6 +1,5 @@
 /* How far a command is that reads or writes for long. */
-#ifndef PD_TOOLS_COMMANDS_PROGRESS_H
-#define PD_TOOLS_COMMANDS_PROGRESS_H
+#pragma once
 
 #include "ckpt/base/progress.h"
 #include "ckpt/inspect/inspect.h"
@@ -16,5 +15,3 @@ struct pd_shown_progress {
 };
 pd_inspect_progress pd_shown_progress_start(struct pd_shown_progress *progress);
 void pd_shown_progress_end(const struct pd_shown_progress *progress);
-
-#endif

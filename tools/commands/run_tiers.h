@@ -1,6 +1,5 @@
 /* The tiers of a run, as the tools look at them: where they lie and what is newest. */
-#ifndef PD_TOOLS_COMMANDS_RUN_TIERS_H
-#define PD_TOOLS_COMMANDS_RUN_TIERS_H
+#pragma once
 
 #include "trainer/config/config.h"
 
@@ -49,5 +48,3 @@ const struct pd_run_tier *pd_run_tiers_newest(const struct pd_run_tiers *tiers);
  * errors  PD_NOT_FOUND: there is no such directory */
 PD_MUST_USE pd_status pd_run_tiers_checkpoints_of(const char *path, char buffer[4096], const char **ret_path,
                                                   struct pd_error *err);
-
-#endif

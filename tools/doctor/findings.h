@@ -1,6 +1,5 @@
 /* What `perdure doctor` finds: one row a thing, in a fixed order. */
-#ifndef PD_TOOLS_DOCTOR_FINDINGS_H
-#define PD_TOOLS_DOCTOR_FINDINGS_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdint.h>
@@ -37,5 +36,3 @@ void pd_find_gpus(struct pd_findings *findings);                     /* GPUs, th
 void pd_find_memory(struct pd_findings *findings);                   /* of the machine, the cgroup, lockable, shared */
 void pd_find_software(struct pd_findings *findings);                 /* kernel, MPI, libraries, tools */
 void pd_find_storage(struct pd_findings *findings, const char *dir); /* the I/O engine, and what a directory can do */
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Colours and fonts are classes of a style sheet (style.c), so a page follows the scheme of its reader. Lengths are pixels of
  * the drawing. Lines are thinned by pixel columns. */
-#ifndef PD_TOOLS_REPORT_CHART_H
-#define PD_TOOLS_REPORT_CHART_H
+#pragma once
 
 #include "tools/report/scale.h"
 
@@ -72,5 +71,3 @@ struct pd_lane {
 };
 void pd_lanes_draw(FILE *out, const char *title, const struct pd_lane *lanes, uint32_t count, double end, double width,
                    const char *attributes);
-
-#endif

@@ -1,6 +1,5 @@
 /* events.jsonl into the starts of a history. */
-#ifndef PD_TOOLS_REPORT_EVENTS_H
-#define PD_TOOLS_REPORT_EVENTS_H
+#pragma once
 
 #include "tools/report/history.h"
 
@@ -10,5 +9,3 @@ PD_MUST_USE pd_status pd_history_take_event(struct pd_history *history, const ch
 /* Behind those that are there. */
 PD_MUST_USE pd_status pd_history_add_start(struct pd_history *history, struct pd_history_start **ret_start,
                                            struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* The charts of a report: which columns of which runs are drawn how. */
-#ifndef PD_TOOLS_REPORT_FIGURES_H
-#define PD_TOOLS_REPORT_FIGURES_H
+#pragma once
 
 #include "tools/report/chart.h"
 #include "tools/report/history.h"
@@ -29,5 +28,3 @@ PD_MUST_USE pd_status pd_figures_make(const struct pd_history *histories, uint32
 void pd_figures_deinit(struct pd_figures *figures);
 /* "2 ranks, dp 2": what distinguishes the layouts of starts. */
 void pd_figures_layout(const struct pd_history_start *start, char *ret_text, size_t room);
-
-#endif

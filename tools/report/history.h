@@ -2,8 +2,7 @@
  * it stopped when more has been written; a line that is cut or damaged is passed over and counted.
  *
  *   threads  one caller */
-#ifndef PD_TOOLS_REPORT_HISTORY_H
-#define PD_TOOLS_REPORT_HISTORY_H
+#pragma once
 
 #include "ckpt/base/json.h"
 #include "ckpt/tiers/tiers.h"
@@ -113,5 +112,3 @@ uint64_t pd_history_not_finite_since(const struct pd_history *history, char *ret
 /* The value that a `share` of those of the rows first..last (both included) do not exceed; NaN: there is none. */
 double pd_history_quantile(const struct pd_history *history, enum pd_column column, uint64_t first, uint64_t last,
                            double share);
-
-#endif

@@ -1,6 +1,5 @@
 /* A report of runs: one HTML file without scripts or anything from elsewhere, one picture, or JSON. */
-#ifndef PD_TOOLS_REPORT_PAGE_H
-#define PD_TOOLS_REPORT_PAGE_H
+#pragma once
 
 #include "ckpt/base/words.h"
 #include "tools/report/figures.h"
@@ -47,5 +46,3 @@ void pd_tables_rest(FILE *out, const struct pd_report_data *report);
 struct pd_counted pd_report_unread(const struct pd_history *history);
 /* png.c: renders an SVG document.   errors  PD_UNSUPPORTED: built without librsvg */
 PD_MUST_USE pd_status pd_png_write(const char *svg, size_t bytes, const char *path, struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* Axes: a range, round ticks, and the unit in which the numbers are short. Pure. */
-#ifndef PD_TOOLS_REPORT_SCALE_H
-#define PD_TOOLS_REPORT_SCALE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +33,3 @@ void pd_quantity_text(enum pd_quantity quantity, double value, char *ret_text, s
  *   ret     (4 * columns) indices.   returns  how many */
 uint64_t pd_thin(const double *x, const double *y, const bool *counts, uint64_t count, double low, double high,
                  uint32_t columns, uint64_t *ret_indices);
-
-#endif

@@ -1,6 +1,5 @@
 /* perdure watch: a run as its files say it now, on a terminal's screen or as lines. */
-#ifndef PD_TOOLS_REPORT_WATCH_H
-#define PD_TOOLS_REPORT_WATCH_H
+#pragma once
 
 #include "tools/report/history.h"
 
@@ -60,5 +59,3 @@ void pd_watch_line(const struct pd_watch *watch, char *ret_text, size_t room);
 void pd_watch_json(const struct pd_watch *watch, struct pd_json_writer *writer); /* the same, as an object */
 /* What happened to start `number`, of the events `first` and later, a line each, on `out`. Returns how many there are now. */
 uint64_t pd_watch_events(const struct pd_watch *watch, uint64_t first, FILE *out);
-
-#endif

@@ -1,6 +1,5 @@
 /* What a configuration leaves open, and what is wrong with it as a whole. */
-#ifndef PD_TRAINER_CONFIG_CHECK_H
-#define PD_TRAINER_CONFIG_CHECK_H
+#pragma once
 
 #include "trainer/config/config.h"
 
@@ -11,5 +10,3 @@ PD_MUST_USE pd_status pd_config_resolve(struct pd_config *config, struct pd_erro
 PD_MUST_USE pd_status pd_config_check(const struct pd_config *config, struct pd_error *err);
 /* Only what a reader of a saved configuration divides by or allocates from; and its layout, where that was changed. */
 PD_MUST_USE pd_status pd_config_check_saved(const struct pd_config *config, bool is_changed, struct pd_error *err);
-
-#endif

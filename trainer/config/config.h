@@ -10,8 +10,7 @@
  * Model sizes that follow from others (kv_heads, head_size, ffn) follow again when the others are changed and they are not
  * named.
  */
-#ifndef PD_TRAINER_CONFIG_CONFIG_H
-#define PD_TRAINER_CONFIG_CONFIG_H
+#pragma once
 
 #include "ckpt/tiers/tiers.h"
 #include "offload/placement.h"
@@ -194,5 +193,3 @@ struct pd_resume_difference {
  * by fingerprint (pd_data_check_fingerprint), not here. */
 uint32_t pd_config_compare(const struct pd_config *saved, const struct pd_config *now, struct pd_resume_difference *ret,
                            uint32_t capacity);
-
-#endif

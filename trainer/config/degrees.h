@@ -2,8 +2,7 @@
  *
  * Numerics, batch and model admit (tp divides virtual_tp, sp divides virtual_sp, dp <= L, a block for every stage); the
  * number of ranks and what layout.* names choose among those. Every refusal is one sentence that names what would fit. */
-#ifndef PD_TRAINER_CONFIG_DEGREES_H
-#define PD_TRAINER_CONFIG_DEGREES_H
+#pragma once
 
 #include "trainer/config/config.h"
 
@@ -30,5 +29,3 @@ bool pd_degrees_fewer(const struct pd_config *config, uint32_t left, const struc
 uint32_t pd_degrees_world(const struct pd_degrees *degrees);
 /* "dp=2 tp=4", degrees of 1 left out but for dp.   ret (bytes) */
 void pd_degrees_text(const struct pd_degrees *degrees, char *ret, size_t bytes);
-
-#endif

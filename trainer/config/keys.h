@@ -1,6 +1,5 @@
 /* Every key of the configuration in one table: it drives reading, overriding, printing, comparing and suggestions. */
-#ifndef PD_TRAINER_CONFIG_KEYS_H
-#define PD_TRAINER_CONFIG_KEYS_H
+#pragma once
 
 #include "trainer/config/config.h"
 
@@ -78,5 +77,3 @@ void pd_key_clear_tiers(struct pd_config_tier *tiers, uint32_t count);
 /* Members that were left out, from checkpoint.*. */
 PD_MUST_USE pd_status pd_config_tiers_resolve(struct pd_config *config, struct pd_error *err);
 PD_MUST_USE pd_status pd_config_tiers_check(const struct pd_config *config, struct pd_error *err);
-
-#endif

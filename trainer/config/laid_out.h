@@ -4,8 +4,7 @@
  *   errors   PD_INVALID: no admitted layout of this many ranks; the message names the degree, the cause and the nearest
  *            layouts that fit
  */
-#ifndef PD_TRAINER_CONFIG_LAID_OUT_H
-#define PD_TRAINER_CONFIG_LAID_OUT_H
+#pragma once
 
 #include "ckpt/store/commit.h"
 #include "trainer/config/degrees.h"
@@ -35,5 +34,3 @@ PD_MUST_USE pd_status pd_lay_out_degrees(const struct pd_config *config, const s
  *   errors  PD_INVALID: more stages than blocks */
 PD_MUST_USE pd_status pd_balance_stages(const struct pd_model *model, uint32_t length, uint32_t stages,
                                         uint16_t *ret_first_unit, struct pd_error *err);
-
-#endif

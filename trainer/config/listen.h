@@ -1,6 +1,5 @@
 /* Where an endpoint listens, out of text. */
-#ifndef PD_TRAINER_CONFIG_LISTEN_H
-#define PD_TRAINER_CONFIG_LISTEN_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdint.h>
@@ -14,5 +13,3 @@ struct pd_listen {
  *   errors  PD_INVALID: names `key` */
 PD_MUST_USE pd_status pd_config_listen(const char *key, const char *text, struct pd_listen *ret_listen,
                                        struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* Keys and values that once had another name, or are gone: one table for who types them and for what a checkpoint carries. */
-#ifndef PD_TRAINER_CONFIG_RENAMED_H
-#define PD_TRAINER_CONFIG_RENAMED_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -17,5 +16,3 @@ const struct pd_renamed *pd_renamed_find(const char *path, const char *value);
 void pd_renamed_path(const struct pd_renamed *row, const char *path, char *ret, size_t bytes);
 /* What a user wrote is refused with its new name.   errors  PD_INVALID */
 PD_MUST_USE pd_status pd_renamed_refuse(const char *path, const char *value, struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* The drives that a rank's state in files is cut over, as the configuration gives them. */
-#ifndef PD_TRAINER_CONFIG_STRIPES_H
-#define PD_TRAINER_CONFIG_STRIPES_H
+#pragma once
 
 #include "ckpt/store/commit.h"
 #include "trainer/config/config.h"
@@ -18,5 +17,3 @@ void pd_stripes_leave_out(const struct pd_config *config, uint64_t absent, struc
                           struct pd_config *ret_config);
 /* "3,1" as weights; false: not `count` numbers from 1 to 65535. */
 bool pd_stripes_parse(const char *text, uint32_t count, uint16_t ret_weights[PD_LAYOUT_STRIPES_MAX]);
-
-#endif

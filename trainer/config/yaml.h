@@ -1,6 +1,5 @@
 /* A YAML text as a flat list of paths and values with their places. The only user of libyaml. */
-#ifndef PD_TRAINER_CONFIG_YAML_H
-#define PD_TRAINER_CONFIG_YAML_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -22,5 +21,3 @@ struct pd_yaml {
  * many */
 PD_MUST_USE pd_status pd_yaml_read(const char *name, const char *text, struct pd_yaml *ret_yaml, struct pd_error *err);
 void pd_yaml_deinit(struct pd_yaml *yaml);
-
-#endif

@@ -2,8 +2,7 @@
  * frames one behind the other are one stream).
  *   errors   PD_CORRUPT: the compressed data is damaged or ends too early; PD_INVALID: no regular file, or compressed twice
  *   threads  one at a time */
-#ifndef PD_TRAINER_DATA_BYTE_STREAM_H
-#define PD_TRAINER_DATA_BYTE_STREAM_H
+#pragma once
 
 #include "trainer/data/input_kind.h"
 #include <stdbool.h>
@@ -24,5 +23,3 @@ bool pd_byte_stream_drop_mark(struct pd_byte_stream *stream);
 /* Fills data (bytes), unless the stream ends before. */
 PD_MUST_USE pd_status pd_byte_stream_read(struct pd_byte_stream *stream, void *data, size_t bytes, size_t *ret_got,
                                           struct pd_error *err);
-
-#endif

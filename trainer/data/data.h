@@ -13,8 +13,7 @@
  * over the file. A file that has fewer samples than its share gives all of them, and the others give more.
  *   threads  any, after open
  */
-#ifndef PD_TRAINER_DATA_DATA_H
-#define PD_TRAINER_DATA_DATA_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -67,5 +66,3 @@ PD_MUST_USE pd_status pd_data_check_fingerprint(const struct pd_data *data, cons
  *   errors  PD_IO: the file was truncated under us */
 PD_MUST_USE pd_status pd_data_sample(const struct pd_data *data, enum pd_split split, uint64_t i, int32_t *tokens,
                                      int32_t *targets, int32_t *positions, int32_t *first, struct pd_error *err);
-
-#endif

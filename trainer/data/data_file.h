@@ -1,6 +1,5 @@
 /* Positioned reads that take all or say why not. */
-#ifndef PD_TRAINER_DATA_DATA_FILE_H
-#define PD_TRAINER_DATA_DATA_FILE_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -10,5 +9,3 @@ PD_MUST_USE pd_status pd_data_file_open(const char *path, bool may_be_empty, int
 /* PD_IO also when the file ends before `bytes` are read: it is shorter than it was. */
 PD_MUST_USE pd_status pd_data_file_read(int fd, const char *path, uint64_t offset, void *data, uint64_t bytes,
                                         struct pd_error *err);
-
-#endif

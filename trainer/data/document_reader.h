@@ -1,8 +1,7 @@
 /* The serial half of documents.h: files into segments, which are text cut into pieces, or whole lines of JSON that wait to be
  * parsed.
  *   threads  one at a time */
-#ifndef PD_TRAINER_DATA_DOCUMENT_READER_H
-#define PD_TRAINER_DATA_DOCUMENT_READER_H
+#pragma once
 
 #include "trainer/data/documents.h"
 #include "trainer/data/input_list.h"
@@ -34,5 +33,3 @@ PD_MUST_USE pd_status pd_document_reader_fill(struct pd_document_reader *reader,
                                               struct pd_error *err);
 pd_status pd_document_line_too_long(const char *path, uint64_t line, struct pd_error *err);
 struct pd_documents_progress pd_document_reader_progress(const struct pd_document_reader *reader);
-
-#endif

@@ -10,8 +10,7 @@
  *            that is no object with such a string, or is longer than PD_DOCUMENTS_LINE_MAX; compressed data that is damaged or
  *            cut off; PD_IO
  *   threads  one caller */
-#ifndef PD_TRAINER_DATA_DOCUMENTS_H
-#define PD_TRAINER_DATA_DOCUMENTS_H
+#pragma once
 
 #include "ckpt/base/thread_pool.h"
 #include <stdbool.h>
@@ -58,5 +57,3 @@ const char *pd_documents_path(const struct pd_documents *documents, uint32_t fil
 /* Number i of the lines that say which files a directory or glob stands for; NULL behind the last. */
 const char *pd_documents_note(const struct pd_documents *documents, uint32_t i);
 struct pd_documents_progress pd_documents_progress(const struct pd_documents *documents);
-
-#endif

@@ -2,8 +2,7 @@
  * out in the order of the documents. A piece is never encoded alone: where text is cut, tokens would be others.
  *   memory   two copies of a batch of PD_ENCODE_BATCH_BYTES, or of the longest document, and 4 bytes a token of it
  *   threads  one caller */
-#ifndef PD_TRAINER_DATA_ENCODE_H
-#define PD_TRAINER_DATA_ENCODE_H
+#pragma once
 
 #include "ckpt/base/thread_pool.h"
 #include "trainer/tokenizer/tokenizer.h"
@@ -26,5 +25,3 @@ void pd_encoder_free(struct pd_encoder *encoder); /* NULL is fine */
 PD_MUST_USE pd_status pd_encoder_add(struct pd_encoder *encoder, const char *text, size_t bytes, bool ends,
                                      struct pd_error *err);
 PD_MUST_USE pd_status pd_encoder_flush(struct pd_encoder *encoder, struct pd_error *err);
-
-#endif

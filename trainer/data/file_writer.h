@@ -1,6 +1,5 @@
 /* A file that appears whole or not at all: written under a temporary name beside its own, synced, renamed. */
-#ifndef PD_TRAINER_DATA_FILE_WRITER_H
-#define PD_TRAINER_DATA_FILE_WRITER_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdio.h>
@@ -24,5 +23,3 @@ PD_MUST_USE pd_status pd_file_writer_commit(struct pd_file_writer *writer, struc
 /* The name of a file or directory outlives a power loss once the directory above it is synced. */
 PD_MUST_USE pd_status pd_sync_directory_of(const char *path, struct pd_error *err);
 void pd_file_writer_abort(struct pd_file_writer *writer); /* fine on a zeroed, committed or aborted one */
-
-#endif

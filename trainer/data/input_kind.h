@@ -1,7 +1,6 @@
 /* What a file that somebody names as text is, by its first bytes and its name. Text and JSON lines are read; what is known to
  * be something else is refused by name, with the command that makes text of it. */
-#ifndef PD_TRAINER_DATA_INPUT_KIND_H
-#define PD_TRAINER_DATA_INPUT_KIND_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stddef.h>
@@ -31,5 +30,3 @@ pd_status pd_input_refuse(const char *path, const struct pd_input_kind *kind, st
 
 /* `path` as a shell takes it: in quotes where it has to be. ret (capacity) is cut where it is too short. Returns ret. */
 const char *pd_shell_word(const char *path, char *ret, size_t capacity);
-
-#endif

@@ -5,8 +5,7 @@
  * left out is named in a note. Both are sorted by name, byte by byte, so that every host has one
  * order. What exists is taken by its name, even one that looks like a glob.
  *   errors  PD_NOT_FOUND: nothing of that name, nothing that matches; PD_INVALID: a directory or a glob without one such file */
-#ifndef PD_TRAINER_DATA_INPUT_LIST_H
-#define PD_TRAINER_DATA_INPUT_LIST_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdbool.h>
@@ -23,5 +22,3 @@ struct pd_input_list { /* zeroed: empty */
 PD_MUST_USE pd_status pd_input_list_add(struct pd_input_list *list, const char *entry, bool takes_tokens,
                                         struct pd_error *err);
 void pd_input_list_deinit(struct pd_input_list *list);
-
-#endif

@@ -1,6 +1,5 @@
 /* What a token file holds, for people. */
-#ifndef PD_TRAINER_DATA_INSPECT_H
-#define PD_TRAINER_DATA_INSPECT_H
+#pragma once
 
 #include "trainer/data/token_file.h"
 #include "trainer/data/token_origin.h"
@@ -26,5 +25,3 @@ struct pd_data_inspection {
 PD_MUST_USE pd_status pd_data_inspect(const char *path, enum pd_data_format format, int64_t document_token,
                                       struct pd_data_inspection *ret_inspection, struct pd_error *err);
 void pd_data_inspection_deinit(struct pd_data_inspection *inspection);
-
-#endif

@@ -3,8 +3,7 @@
  *
  *   "MMIDIDX\0\0", u64 version 1, u8 type, u64 S, u64 D, i32[S] lengths in tokens, i64[S] byte offsets, i64[D] first
  * sequence of each document and S, optional i8[S] modes */
-#ifndef PD_TRAINER_DATA_MEGATRON_INDEX_H
-#define PD_TRAINER_DATA_MEGATRON_INDEX_H
+#pragma once
 
 #include "trainer/data/token_file.h"
 
@@ -17,5 +16,3 @@ char *pd_megatron_path(const char *path, const char *end);
 /* Takes type and counts from the index at file->index_fd and checks every entry against the .bin: sequences lie one after
  * the other and fill it, documents ascend. */
 PD_MUST_USE pd_status pd_megatron_index_open(struct pd_token_file *file, struct pd_error *err);
-
-#endif

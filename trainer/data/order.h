@@ -8,8 +8,7 @@
  * whole (at least one), spread as evenly as they go. Sample i is slot i mod cycle; the k-th sample of a source is known
  * from the slot, since every cycle takes the same number of it.
  *   threads  any */
-#ifndef PD_TRAINER_DATA_ORDER_H
-#define PD_TRAINER_DATA_ORDER_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -31,5 +30,3 @@ struct pd_blend {
 void pd_blend_init(struct pd_blend *blend, const double *weights, uint32_t count);
 /* Sample i is the `ret_k`-th of `ret_source`, counted from the start of the run. */
 void pd_blend_locate(const struct pd_blend *blend, uint64_t i, uint32_t *ret_source, uint64_t *ret_k);
-
-#endif

@@ -7,8 +7,7 @@
  * Whole or not at all: files are written under a temporary name, synced and renamed; Megatron's index comes last.
  * A copy of the tokenizer lies beside the file then (token_origin.h), and documents are encoded whole, on every core.
  *   memory   4 bytes a document, for Megatron alone; with a tokenizer as encode.h says */
-#ifndef PD_TRAINER_DATA_PACK_H
-#define PD_TRAINER_DATA_PACK_H
+#pragma once
 
 #include "trainer/data/data.h"
 #include "trainer/data/documents.h"
@@ -38,5 +37,3 @@ struct pd_pack_result {
 PD_MUST_USE pd_status pd_data_pack(const struct pd_pack_options *options, struct pd_pack_result *ret_result,
                                    struct pd_error *err);
 void pd_pack_result_deinit(struct pd_pack_result *result);
-
-#endif

@@ -3,8 +3,7 @@
  * A directory or a glob (input_list.h) becomes its files, each of the entry's format; its weight is shared among them by their
  * size. Training reads samples from any place, again and again: text that is compressed or in lines of JSON is refused with
  * the command that packs it, never taken for bytes to learn. */
-#ifndef PD_TRAINER_DATA_SOURCES_H
-#define PD_TRAINER_DATA_SOURCES_H
+#pragma once
 
 #include "trainer/data/data.h"
 #include <stdio.h>
@@ -24,5 +23,3 @@ PD_MUST_USE pd_status pd_sources_find(struct pd_data_source **sources, uint32_t 
  *   asked  TEXT where the user says that it is: then JSON is text too */
 PD_MUST_USE pd_status pd_source_check_text(const char *path, const char *entry, enum pd_data_format asked,
                                            int64_t document_token, struct pd_error *err);
-
-#endif

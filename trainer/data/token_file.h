@@ -4,8 +4,7 @@
  * and takes the rank with it; a read returns an error that names the file. A byte order mark of text is no token.
  *   invariants  after open, token_count > 0 and the file holds exactly the tokens its size and headers promise
  *   threads     any, after open */
-#ifndef PD_TRAINER_DATA_TOKEN_FILE_H
-#define PD_TRAINER_DATA_TOKEN_FILE_H
+#pragma once
 
 #include "ckpt/base/thread_pool.h"
 #include "trainer/data/data.h"
@@ -58,5 +57,3 @@ PD_MUST_USE pd_status pd_token_file_read(const struct pd_token_file *file, uint6
 /* Token positions at which documents begin, ascending, the first 0; malloc'ed (count). Megatron only: megatron_index.c. */
 PD_MUST_USE pd_status pd_token_file_documents(const struct pd_token_file *file, uint64_t **ret_starts, uint64_t *ret_count,
                                               struct pd_error *err);
-
-#endif

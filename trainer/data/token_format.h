@@ -1,6 +1,5 @@
 /* Constants of the token formats, and tokens out of their bytes (little-endian on disk, at any address). */
-#ifndef PD_TRAINER_DATA_TOKEN_FORMAT_H
-#define PD_TRAINER_DATA_TOKEN_FORMAT_H
+#pragma once
 
 #include "trainer/data/token_file.h"
 
@@ -23,5 +22,3 @@ int64_t pd_token_load(enum pd_token_type type, const unsigned char *bytes);
 void pd_token_widen(enum pd_token_type type, const unsigned char *bytes, uint32_t count, int32_t *tokens);
 /* Lowers *min and raises *max to the tokens seen. */
 void pd_token_range(enum pd_token_type type, const unsigned char *bytes, uint64_t count, int64_t *min, int64_t *max);
-
-#endif

@@ -1,7 +1,6 @@
 /* Which tokenizer made a token file: a copy of its tokenizer.json lies beside the file, named as the file and
  * PD_TOKEN_ORIGIN_END. Without one nobody knows; text is bytes. */
-#ifndef PD_TRAINER_DATA_TOKEN_ORIGIN_H
-#define PD_TRAINER_DATA_TOKEN_ORIGIN_H
+#pragma once
 
 #include "trainer/tokenizer/tokenizer.h"
 
@@ -22,5 +21,3 @@ PD_MUST_USE pd_status pd_token_origin_copy(const char *token_path, const char *p
 /* Writes the copy, or removes one that another tokenizer left (byte tokens have none). */
 PD_MUST_USE pd_status pd_token_origin_write(const char *token_path, const struct pd_tokenizer *tokenizer,
                                             struct pd_error *err);
-
-#endif

@@ -6,8 +6,7 @@
  *   a device  that was lost is left out for ten minutes, the next time for twenty, ... Where its host has no other for the rank
  *           it has a place less meanwhile, unless no host had one then
  *   ranks   fill hosts in the order of the list, each up to its places: its slots, less those */
-#ifndef PD_TRAINER_LAUNCH_ACCOUNT_H
-#define PD_TRAINER_LAUNCH_ACCOUNT_H
+#pragma once
 
 #include "trainer/launch/hosts.h"
 
@@ -77,5 +76,3 @@ void pd_launch_account_progress(struct pd_launch_account *account);
 /* Why hosts of the list are left out: "b does not answer, c lost ranks 3 times"; "" where none is. */
 void pd_launch_account_describe_out(const struct pd_launch_account *account, uint64_t now_ns, char *ret_text, size_t bytes);
 void pd_launch_account_deinit(struct pd_launch_account *account);
-
-#endif

@@ -6,8 +6,7 @@
  *         by a scheduler; a byte of the newest checkpoint is turned and a rank killed
  *   whom  ranks of this host
  *   pure  the choice is; the caller strikes */
-#ifndef PD_TRAINER_LAUNCH_CHAOS_H
-#define PD_TRAINER_LAUNCH_CHAOS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -37,5 +36,3 @@ bool pd_chaos_parse(const char *text, struct pd_chaos *ret_chaos);
 bool pd_chaos_due(struct pd_chaos *chaos, uint64_t now_ns, uint32_t processes, struct pd_chaos_blow *ret_blow);
 /* Turns a byte of a shard of the newest checkpoint in chaos->dir. False: there is none. */
 bool pd_chaos_damage(const struct pd_chaos *chaos, double moment);
-
-#endif

@@ -1,8 +1,7 @@
 /* One launch owns a run: from pd_launch_claim until its process ends nobody else trains in the same run.dir, whatever
  * their directories of checkpoints are. The claim is a lock on the directory itself, so nothing is left behind, and the
  * kernel gives it up when the process dies, however it dies. */
-#ifndef PD_TRAINER_LAUNCH_CLAIM_H
-#define PD_TRAINER_LAUNCH_CLAIM_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -12,5 +11,3 @@
  *   signals  those of hold.h are blocked */
 PD_MUST_USE pd_status pd_launch_claim(const char *run_dir, uint32_t wait_ms, int *ret_claim, struct pd_error *err);
 void pd_launch_claim_drop(int claim); /* below 0: there is none */
-
-#endif

@@ -1,12 +1,9 @@
 /* The signals that a launch hears: TERM, USR1, USR2, CHLD, and INT and HUP unless its parent ignores them. Includes libc
  * alone: tools/entry.c is linked with it. */
-#ifndef PD_TRAINER_LAUNCH_HOLD_H
-#define PD_TRAINER_LAUNCH_HOLD_H
+#pragma once
 
 #include <signal.h>
 
 sigset_t pd_launch_signals(void);
 /* From here on they wait for the launch, also over an exec. Called before reading what the launch needs. */
 void pd_launch_signals_hold(void);
-
-#endif

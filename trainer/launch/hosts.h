@@ -6,8 +6,7 @@
  *            took in the one before: one second at least, ten at most, which are given where none has ever answered. This
  *            host is not asked
  *   threads  one caller; the work is done by a process of its own, so that a host which does not answer holds up nobody */
-#ifndef PD_TRAINER_LAUNCH_HOSTS_H
-#define PD_TRAINER_LAUNCH_HOSTS_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -48,5 +47,3 @@ bool pd_launch_host_is_this(const char *name);
  *   errors  PD_INVALID with the line; PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_launch_hosts_parse(const char *text, uint32_t slots, struct pd_launch_host_seen **ret_hosts,
                                             uint32_t *ret_count, struct pd_error *err);
-
-#endif

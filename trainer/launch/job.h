@@ -5,8 +5,7 @@
  *                  other hosts through the starter, once all ranks have joined (before that a signal would end it)
  *               3. a worker is signalled through its pidfd, so a reused number is never hit
  *   threads     one; SIGCHLD, SIGTERM, SIGUSR1, SIGUSR2, SIGINT and SIGHUP must be blocked and come through `signals` */
-#ifndef PD_TRAINER_LAUNCH_JOB_H
-#define PD_TRAINER_LAUNCH_JOB_H
+#pragma once
 
 #include "trainer/launch/chaos.h"
 #include "trainer/launch/judge.h"
@@ -30,5 +29,3 @@ void pd_launch_requests_poll(struct pd_launch_requests *requests, int timeout_ms
 /*   errors  of the launcher itself only; how the ranks ended is the verdict's */
 PD_MUST_USE pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_requests *requests,
                                         struct pd_launch_verdict *ret_verdict, struct pd_error *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* How a start has ended, and what follows. All of it is one table in judge.c, a row an ending: what must hold, the status,
  * what follows, and the launcher's sentence. */
-#ifndef PD_TRAINER_LAUNCH_JUDGE_H
-#define PD_TRAINER_LAUNCH_JUDGE_H
+#pragma once
 
 #include "trainer/launch/starter.h"
 
@@ -53,5 +52,3 @@ struct pd_launch_verdict {
 };
 
 void pd_launch_judge(const struct pd_launch_end *end, struct pd_launch_verdict *ret_verdict);
-
-#endif

@@ -6,8 +6,7 @@
  *   signals  see signals.h; honoured while ranks start, run, end, and between two starts
  *   threads  call from the main thread, before others exist: signals are blocked while it runs, and the ranks die with the
  *            thread that started them */
-#ifndef PD_TRAINER_LAUNCH_LAUNCHER_H
-#define PD_TRAINER_LAUNCH_LAUNCHER_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include "trainer/launch/placement.h"
@@ -42,5 +41,3 @@ void pd_launch_configure(struct pd_launch *launch, const struct pd_config *confi
 /*   errors  the end of the run as above, with the first cause and its rank; PD_INVALID for a rank count that is not
  *           admitted, with the nearest that is. pd_status_exit_code gives the exit code of the command */
 PD_MUST_USE pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err);
-
-#endif

@@ -5,8 +5,7 @@
  *                 twentieth of what they have
  *   restart       tp, pp and sp of the first start where they divide the ranks that are left; otherwise the best admitted
  *                 layout of the largest world that has one. With layout.auto it is chosen anew */
-#ifndef PD_TRAINER_LAUNCH_LAYOUT_H
-#define PD_TRAINER_LAUNCH_LAYOUT_H
+#pragma once
 
 #include "offload/device.h"
 #include "trainer/plan/auto_layout.h"
@@ -34,4 +33,3 @@ void pd_launch_chooser_deinit(struct pd_launch_chooser *chooser);
  *   errors  PD_INVALID: not admitted, or with layout.auto nothing fits */
 PD_MUST_USE pd_status pd_launch_choose(struct pd_launch_chooser *chooser, uint32_t ranks, bool is_restart,
                                        struct pd_launch_layout *ret_layout, struct pd_error *err);
-#endif

@@ -3,8 +3,7 @@
  *
  *   without launch.hosts   ranks of this host, or of those that the starter knows itself: all counts here are those of the launch
  *   with them              the list is read again, and hosts are asked whether they answer, before every start */
-#ifndef PD_TRAINER_LAUNCH_PLACEMENT_H
-#define PD_TRAINER_LAUNCH_PLACEMENT_H
+#pragma once
 
 #include "trainer/launch/account.h"
 #include "trainer/launch/job.h"
@@ -69,5 +68,3 @@ bool pd_launch_placement_taken(struct pd_launch_placement *p, const struct pd_st
 /* While ranks run, at every tick: whether more of `wanted` could. Never waits. */
 bool pd_launch_placement_has_grown(struct pd_launch_placement *p, uint32_t wanted);
 void pd_launch_placement_deinit(struct pd_launch_placement *p);
-
-#endif

@@ -1,6 +1,5 @@
 /* The programs that start ranks: which one, with which words and which environment. */
-#ifndef PD_TRAINER_LAUNCH_STARTER_H
-#define PD_TRAINER_LAUNCH_STARTER_H
+#pragma once
 
 #include "trainer/config/config.h"
 
@@ -52,5 +51,3 @@ bool pd_starter_find_program(const char *program, char ret_path[4096]);
 
 /* In the child, before exec. Settings of the user are kept. */
 void pd_starter_environment_set(const struct pd_start *start, int launcher_process);
-
-#endif

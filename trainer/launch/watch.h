@@ -7,8 +7,7 @@
  *          silent for three periods, or never spoke, ends such a chain
  *   not    ranks that are all stopped (suspended by a batch system), or by a fault of a test
  *   storage  a rank that waits for its saves holds up others, too, and is no lost one: it is named and not ended */
-#ifndef PD_TRAINER_LAUNCH_WATCH_H
-#define PD_TRAINER_LAUNCH_WATCH_H
+#pragma once
 
 #include "ckpt/base/pulse.h"
 #include "ckpt/base/status.h"
@@ -37,5 +36,3 @@ void pd_launch_watch_free(struct pd_launch_watch *watch);
 
 /* Stopped by a signal, as SIGSTOP does it. */
 bool pd_launch_process_is_stopped(int process);
-
-#endif

@@ -6,8 +6,7 @@
  * Blocks are counted from where a part of the sequence begins, separately for queries and keys; a whole sequence is one
  * part. Block 64 is part of the forward bits (the running maximum advances by blocks of keys); backward does not depend on
  * it. */
-#ifndef PD_TRAINER_MATH_CPU_ATTENTION_BLOCK_H
-#define PD_TRAINER_MATH_CPU_ATTENTION_BLOCK_H
+#pragma once
 
 #include "trainer/math/cpu_attention_product.h"
 #include "trainer/math/cpu_ops.h"
@@ -184,5 +183,3 @@ V16_INLINE void rows_store(const float *rows, const struct head *h, uint32_t cou
 {
     PD_FOR_DTYPE(h->a->dtype, rows_store_as, rows, h, count, scale, dst, at, ld);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* The small matrix product that attention is made of: every element is one chain of fused multiply-adds in ascending k. */
-#ifndef PD_TRAINER_MATH_CPU_ATTENTION_PRODUCT_H
-#define PD_TRAINER_MATH_CPU_ATTENTION_PRODUCT_H
+#pragma once
 
 #include "trainer/math/simd.h"
 
@@ -74,5 +73,3 @@ static __attribute__((noinline, unused)) void product_run(const struct product *
         product_tail(p, i, j);
     }
 }
-
-#endif

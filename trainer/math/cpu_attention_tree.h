@@ -7,8 +7,7 @@
  *
  *   invariant  of neighbours in the stack, the pair below meets higher up in the tree than the pair above, so a
  *              stack is as deep as the tree (tree_levels) */
-#ifndef PD_TRAINER_MATH_CPU_ATTENTION_TREE_H
-#define PD_TRAINER_MATH_CPU_ATTENTION_TREE_H
+#pragma once
 
 #include "trainer/math/cpu_attention_block.h"
 
@@ -66,5 +65,3 @@ static inline uint32_t tree_levels(const struct pd_attention *a)
         levels++;
     return levels;
 }
-
-#endif

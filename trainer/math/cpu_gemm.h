@@ -6,8 +6,7 @@
  *   errors     none: it allocates nothing and calls nothing that fails
  *   threads    one caller per pool and per workspace
  */
-#ifndef PD_TRAINER_MATH_CPU_GEMM_H
-#define PD_TRAINER_MATH_CPU_GEMM_H
+#pragma once
 
 #include "trainer/math/math.h"
 
@@ -16,5 +15,3 @@ uint64_t pd_cpu_gemm_workspace_bytes(unsigned thread_count);
 
 /* `isa` is resolved: available here and not AUTO. pool NULL: one thread. C overlaps neither A nor B; residual may be C. */
 void pd_cpu_gemm(struct pd_thread_pool *pool, enum pd_isa isa, void *workspace, const struct pd_gemm *gemm);
-
-#endif

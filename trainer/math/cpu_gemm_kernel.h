@@ -3,8 +3,7 @@
  * A panel holds `width` rows of op(A) (width mr) or columns of op(B) (width nr) as fp32, element k of all of them side by
  * side: panel[k*width + w]. What lies outside the matrix is zero. Panels of one k-block lie panel_stride floats apart.
  */
-#ifndef PD_TRAINER_MATH_CPU_GEMM_KERNEL_H
-#define PD_TRAINER_MATH_CPU_GEMM_KERNEL_H
+#pragma once
 
 #include "ckpt/base/cpu.h"
 #include "trainer/math/operations.h"
@@ -54,5 +53,3 @@ bool pd_gemm_sums_in_c(const struct pd_gemm *gemm);
 bool pd_gemm_finish_of(const struct pd_gemm *gemm, uint64_t row, uint64_t column, struct pd_gemm_finish *ret_finish);
 /* isa resolved. */
 const struct pd_gemm_kernel *pd_gemm_kernel_of(enum pd_isa isa);
-
-#endif

@@ -1,6 +1,5 @@
 /* The slots of one instruction set, for the files that are compiled once for each. */
-#ifndef PD_TRAINER_MATH_CPU_OPS_H
-#define PD_TRAINER_MATH_CPU_OPS_H
+#pragma once
 
 #include "trainer/math/math_cpu.h"
 #include "trainer/math/simd.h"
@@ -10,5 +9,3 @@
 PD_MATH_WORKSPACE(PD_CPU_SLOT)
 PD_MATH_KERNELS(PD_CPU_SLOT)
 #undef PD_CPU_SLOT
-
-#endif

@@ -4,8 +4,7 @@
  * So any aligned run of places gives a node of the tree, and a stack is at most as deep as the tree.
  *
  *   invariant  of neighbours on the stack, the pair below meets higher up in the tree than the pair above */
-#ifndef PD_TRAINER_MATH_CPU_TREE_H
-#define PD_TRAINER_MATH_CPU_TREE_H
+#pragma once
 
 #include "trainer/math/simd.h"
 
@@ -21,5 +20,3 @@ V16_INLINE bool pd_tree_joins(const struct pd_tree_stack *s, uint32_t next)
 {
     return s->depth > 1 && (s->place[s->depth - 2] ^ s->place[s->depth - 1]) < (s->place[s->depth - 1] ^ next);
 }
-
-#endif

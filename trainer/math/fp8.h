@@ -11,8 +11,7 @@
  * A scale is a power of two. Then scaling rounds nothing, a code times its scale is a bf16 number, a product of codes is
  * scaled afterwards without an error, and the grid does not move when the largest element does a little. An exact
  * 448 / largest would put at most one more binade to use at the small end. */
-#ifndef PD_TRAINER_MATH_FP8_H
-#define PD_TRAINER_MATH_FP8_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -84,5 +83,3 @@ PD_FP8_INLINE float pd_fp8_inverse(float scale)
 {
     return pd_fp8_float((254u << 23) - pd_fp8_bits(scale));
 }
-
-#endif

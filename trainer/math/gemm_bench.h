@@ -3,8 +3,7 @@
  *   ownership  the bench owns its memory; the pool is borrowed
  *   threads    one caller
  */
-#ifndef PD_TRAINER_MATH_GEMM_BENCH_H
-#define PD_TRAINER_MATH_GEMM_BENCH_H
+#pragma once
 
 #include "trainer/math/math.h"
 
@@ -26,5 +25,3 @@ void pd_gemm_bench_free(struct pd_gemm_bench *bench);
 
 /* Seconds of all products, each as often as it counts. */
 PD_MUST_USE pd_status pd_gemm_bench_run_onednn(struct pd_gemm_bench *bench, double *ret_s, struct pd_error *err);
-
-#endif

@@ -17,8 +17,7 @@
  *   errors     pd_status of the device; wrong sizes are PD_CHECK failures (our bug)
  *   threads    one caller per pd_math
  */
-#ifndef PD_TRAINER_MATH_MATH_H
-#define PD_TRAINER_MATH_MATH_H
+#pragma once
 
 #include "ckpt/base/arena.h"
 #include "ckpt/base/cpu.h"
@@ -78,5 +77,3 @@ PD_MUST_USE pd_status pd_math_reach(struct pd_math *math, const struct pd_math_m
 PD_MUST_USE pd_status pd_math_replay(struct pd_math *math, const struct pd_math_key *key, bool *ret_done,
                                      struct pd_error *err);
 PD_MUST_USE pd_status pd_math_keep(struct pd_math *math, bool is_whole, bool *ret_again, struct pd_error *err);
-
-#endif

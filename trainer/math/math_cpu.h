@@ -3,8 +3,7 @@
  *   workspace  a piece of PD_CPU_WORKSPACE_BYTES for each thread of the pool. A body of pd_parallel takes the piece of the
  *              index that it was started with, so at most `threads` bodies may need one
  *   threads    arithmetic happens in bodies of pd_parallel alone, which sets flush-to-zero in its threads */
-#ifndef PD_TRAINER_MATH_MATH_CPU_H
-#define PD_TRAINER_MATH_MATH_CPU_H
+#pragma once
 
 /* Slots of a CPU do not fail, and many need no table. */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
@@ -64,5 +63,3 @@ PD_MATH_OTHERS(PD_CPU_SHARED_SLOT)
 #undef PD_CPU_SHARED_SLOT
 pd_status pd_cpu_sync_slot(struct pd_math *math, struct pd_error *err);
 void pd_cpu_free_slot(struct pd_math *math);
-
-#endif

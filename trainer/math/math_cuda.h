@@ -8,8 +8,7 @@
  *   errors    PD_UNSUPPORTED: a build without CUDA, or a size that no kernel is made for; PD_DEVICE_LOST. A kernel that
  *             fails while it runs shows where the stream is waited for
  *   threads   one caller a table */
-#ifndef PD_TRAINER_MATH_MATH_CUDA_H
-#define PD_TRAINER_MATH_MATH_CUDA_H
+#pragma once
 
 #include "offload/device_spans.h"
 #include "trainer/math/math.h"
@@ -40,5 +39,3 @@ void pd_math_cuda_graphs(const struct pd_math *math, uint32_t *ret_count, uint64
 /* Workspaces come from `arena` (PD_MEMORY_BUFFERS), which gives out device memory; on a dry arena *ret_math is NULL. */
 PD_MUST_USE pd_status pd_math_cuda_new(const struct pd_math_cuda_options *options, struct pd_arena *arena,
                                        struct pd_math **ret_math, struct pd_error *err);
-
-#endif

@@ -6,8 +6,7 @@
  *   errors   PD_UNSUPPORTED: built without oneDNN; PD_BUG: oneDNN refused the call
  *   threads  one caller
  */
-#ifndef PD_TRAINER_MATH_ONEDNN_H
-#define PD_TRAINER_MATH_ONEDNN_H
+#pragma once
 
 #include "trainer/math/math.h"
 
@@ -27,5 +26,3 @@ PD_MUST_USE pd_status pd_onednn_gemm(struct pd_thread_pool *pool, enum pd_isa is
 PD_MUST_USE pd_status pd_onednn_sgemm(unsigned threads, bool trans_a, bool trans_b, uint64_t m, uint64_t n, uint64_t k,
                                       const float *a, uint64_t lda, const float *b, uint64_t ldb, bool accumulate, float *c,
                                       uint64_t ldc, struct pd_error *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* The operations of a training step, each once: X(name, (operands), their names). The slots of a table, their wrappers, and
  * what the backends declare and define are made of these lists. Words and rules of arithmetic: trainer/math/math.h. */
-#ifndef PD_TRAINER_MATH_OPERATION_LIST_H
-#define PD_TRAINER_MATH_OPERATION_LIST_H
+#pragma once
 
 /* clang-format off */
 #define PD_MATH_OPERANDS(...) __VA_ARGS__ /* takes the parentheses away */
@@ -78,5 +77,3 @@
 /* clang-format on */
 
 #define PD_MATH_ALL(X) PD_MATH_WORKSPACE(X) PD_MATH_KERNELS(X) PD_MATH_PLAIN(X) PD_MATH_OTHERS(X)
-
-#endif

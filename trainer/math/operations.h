@@ -1,7 +1,6 @@
 /* Operands of the operations of trainer/math/math.h, whose words and rules of arithmetic hold here. All pointers are
  * borrowed device memory. */
-#ifndef PD_TRAINER_MATH_OPERATIONS_H
-#define PD_TRAINER_MATH_OPERATIONS_H
+#pragma once
 
 #include "ckpt/tensor/tensor.h"
 #include "trainer/math/terms.h"
@@ -192,5 +191,3 @@ struct pd_embedding {
     uint32_t pieces;        /* consecutive runs of rows, a power of two; 0: one */
     const uint64_t *piece_rows; /* (pieces) */
 };
-
-#endif

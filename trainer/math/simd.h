@@ -3,8 +3,7 @@
  *
  *   invariant  an operation gives the same bits in all three, but for the payloads of NaN; a fused multiply-add happens
  *              where v16_fma is written and nowhere else */
-#ifndef PD_TRAINER_MATH_SIMD_H
-#define PD_TRAINER_MATH_SIMD_H
+#pragma once
 
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/half.h"
@@ -122,5 +121,3 @@ V16_INLINE v16 v16_get_any(enum pd_dtype dtype, const void *data, uint64_t index
             statement;                            \
         }                                         \
     } while (0)
-
-#endif

@@ -1,6 +1,5 @@
 /* The 16-lane layer on AVX2, FMA and F16C: two registers. Included by simd.h only; contracts are in simd_portable.h. */
-#ifndef PD_TRAINER_MATH_SIMD_AVX2_H
-#define PD_TRAINER_MATH_SIMD_AVX2_H
+#pragma once
 
 #include <immintrin.h>
 
@@ -139,4 +138,3 @@ V16_INLINE double d16_sum(d16 x)
 }
 
 #undef V16_BINARY
-#endif

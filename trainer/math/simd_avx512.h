@@ -1,6 +1,5 @@
 /* The 16-lane layer on AVX-512 F, BW, DQ and VL: one register. Included by simd.h only; contracts are in simd_portable.h. */
-#ifndef PD_TRAINER_MATH_SIMD_AVX512_H
-#define PD_TRAINER_MATH_SIMD_AVX512_H
+#pragma once
 
 #include <immintrin.h>
 
@@ -118,4 +117,3 @@ V16_INLINE double d16_sum(d16 x)
 }
 
 #undef V16_BINARY
-#endif

@@ -1,7 +1,6 @@
 /* exp, log and the logistic function, fp32, 16 lanes, equal bits on every instruction set. Errors against fp64 are tested
  * over the whole range by tests/unit/math/test_functions.c. */
-#ifndef PD_TRAINER_MATH_SIMD_MATH_H
-#define PD_TRAINER_MATH_SIMD_MATH_H
+#pragma once
 
 #include "trainer/math/simd.h"
 
@@ -49,5 +48,3 @@ V16_INLINE v16 v16_sigmoid(v16 x)
     v16 one = v16_set1(1.0f);
     return v16_div(one, v16_add(one, v16_exp(v16_sub(v16_zero(), x))));
 }
-
-#endif

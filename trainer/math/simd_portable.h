@@ -1,6 +1,5 @@
 /* The 16-lane layer in plain C. Every operation rounds as its AVX2 and AVX-512 twins do. Included by simd.h only. */
-#ifndef PD_TRAINER_MATH_SIMD_PORTABLE_H
-#define PD_TRAINER_MATH_SIMD_PORTABLE_H
+#pragma once
 
 #include <math.h>
 
@@ -121,4 +120,3 @@ V16_INLINE double d16_sum(d16 x)
 
 #undef V16_BINARY
 #undef V16_EACH
-#endif

@@ -10,8 +10,7 @@
  *   double sum = pd_superaccumulator_value(&a);
  *
  *   threads  none; plain data, the zero bytes are an empty sum */
-#ifndef PD_TRAINER_MATH_SUPERACCUMULATOR_H
-#define PD_TRAINER_MATH_SUPERACCUMULATOR_H
+#pragma once
 
 #include <stdint.h>
 
@@ -33,5 +32,3 @@ void pd_superaccumulator_normalise(struct pd_superaccumulator *accumulator);
 /* The exact sum rounded once, to nearest even; infinity when too large; NaN after a NaN or both infinities; +0 for zero.
  * Limbs may be as an all-reduce left them. */
 double pd_superaccumulator_value(const struct pd_superaccumulator *accumulator);
-
-#endif

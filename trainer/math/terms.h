@@ -4,8 +4,7 @@
  *   bits    a term is from * scale, which is exact in fp64, rounded to nearest, to even: on every device
  *   limit   every term is below `limit` in size; 2^63 over the terms of a sum keeps the sum in range, too
  *   check   sums carry one integer more, what their elements add up to; a sum that arrives damaged has another */
-#ifndef PD_TRAINER_MATH_TERMS_H
-#define PD_TRAINER_MATH_TERMS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -52,5 +51,3 @@ struct pd_term_sums {
     uint32_t *damaged; /* = mark where it is not 0 */
     uint32_t mark;
 };
-
-#endif

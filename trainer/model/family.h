@@ -1,8 +1,7 @@
 /* What a family of models is: a row of properties. The table of tensors (model.c), what configurations may say
  * (model_config.c) and the operations of a step (block.c, norm.c, head.c) read the row and never ask which family it is.
  * Another family is a row here and in its tests, and an operation where it needs one that no row has. */
-#ifndef PD_TRAINER_MODEL_FAMILY_H
-#define PD_TRAINER_MODEL_FAMILY_H
+#pragma once
 
 #include "trainer/model/model.h"
 
@@ -38,5 +37,3 @@ struct pd_block_roles {
     int norm1, norm1_bias, qkv, qkv_bias, head_norms, out, out_bias, norm2, norm2_bias, up, up_bias, down, down_bias, count;
 };
 struct pd_block_roles pd_block_roles_of(const struct pd_model_config *config);
-
-#endif

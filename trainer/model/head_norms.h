@@ -1,6 +1,5 @@
 /* Norms of the heads of q and k, of families that have them (family.h). */
-#ifndef PD_TRAINER_MODEL_HEAD_NORMS_H
-#define PD_TRAINER_MODEL_HEAD_NORMS_H
+#pragma once
 
 #include "trainer/model/transfers.h"
 
@@ -22,5 +21,3 @@ PD_MUST_USE pd_status pd_head_norms_forward(struct pd_transformer *transformer, 
 /* dqkv, which is behind RoPE's backward, becomes the gradient of what qkv was in front of the norms. */
 PD_MUST_USE pd_status pd_head_norms_backward(struct pd_transformer *transformer, const struct pd_block_activations *a,
                                              void *const *weights, float *const *gradients, struct pd_error *err);
-
-#endif

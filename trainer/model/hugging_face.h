@@ -8,8 +8,7 @@
  * A key that changes what the model computes and that we do not compute is refused by its name. Keys that change nothing are
  * ignored; so are rates of dropout, which only training knows, and which we do not have.
  *   sources  the configuration classes of transformers, versions 4 and 5 */
-#ifndef PD_TRAINER_MODEL_HUGGING_FACE_H
-#define PD_TRAINER_MODEL_HUGGING_FACE_H
+#pragma once
 
 #include "trainer/model/model.h"
 
@@ -42,5 +41,3 @@ PD_MUST_USE pd_status pd_hugging_face_read_tokens(const char *name, const char *
 PD_MUST_USE pd_status pd_hugging_face_write(const struct pd_model_config *config, enum pd_dtype dtype,
                                             const struct pd_special_tokens *tokens, char **ret_config, char **ret_generation,
                                             struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* Counter-based random numbers: what pd_model_init_box is made of, and what tests look at. */
-#ifndef PD_TRAINER_MODEL_INIT_H
-#define PD_TRAINER_MODEL_INIT_H
+#pragma once
 
 #include "trainer/model/model.h"
 
@@ -17,5 +16,3 @@ struct pd_normal {
 uint64_t pd_normal_stream(const char *name);
 /* Elements [first, first + count) of the stream: normal with mean 0.   dst (count) */
 void pd_normal_fill(const struct pd_normal *normal, uint64_t first, uint64_t count, float *dst);
-
-#endif

@@ -1,6 +1,5 @@
 /* Linears of a block whose operands are fp8: linear_fp8.c. State and calls, for files of the transformer alone. */
-#ifndef PD_TRAINER_MODEL_LINEAR_FP8_H
-#define PD_TRAINER_MODEL_LINEAR_FP8_H
+#pragma once
 
 #include "trainer/math/math.h"
 #include "trainer/model/partition.h"
@@ -71,5 +70,3 @@ PD_MUST_USE pd_status pd_fp8_rows_forward(struct pd_transformer *t, const struct
 /* dx (R,in) = dy W and dW as W, where dy is t->dstream. */
 PD_MUST_USE pd_status pd_fp8_rows_backward(struct pd_transformer *t, const struct pd_fp8_rows *l, void *dx, float *dweight,
                                            struct pd_error *err);
-
-#endif

@@ -12,8 +12,7 @@
  * norms at q and k (Qwen) are the same everywhere.
  *
  *   sources  transformers; torchtitan's and Megatron-Core's state dicts; llama.cpp's convert_hf_to_gguf; llm.c */
-#ifndef PD_TRAINER_MODEL_LINKS_H
-#define PD_TRAINER_MODEL_LINKS_H
+#pragma once
 
 #include "resharder/catalog/catalog.h"
 #include "resharder/catalog/view.h"
@@ -44,5 +43,3 @@ bool pd_model_ties(const struct pd_model *model, const char *name);
  *   errors  PD_INVALID: an unknown dialect, or one that has no names for this model; PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_model_foreign(const struct pd_model *model, const char *dialect, enum pd_element element,
                                        bool with_moments, struct pd_catalog *catalog, struct pd_error *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* A model family is a table of tensors: what there is, how it may be cut, how it starts. How they are used in a step is in
  * transformer.c and block.c; how they lie in memory is decided by trainer/parallel/zero. */
-#ifndef PD_TRAINER_MODEL_MODEL_H
-#define PD_TRAINER_MODEL_MODEL_H
+#pragma once
 
 #include "ckpt/tensor/tensor.h"
 
@@ -73,5 +72,3 @@ void pd_model_rope_table(const struct pd_model_config *config, uint32_t position
 double pd_unit_flops(const struct pd_model *model, uint32_t length, uint32_t unit);
 /* Of that, the attention of one block of a sequence. */
 double pd_attention_flops(const struct pd_model_config *config, uint32_t length);
-
-#endif

@@ -17,8 +17,7 @@
  * stored piece after piece in that order, sequence after sequence inside a piece. virtual_sp = 1 micro-batches a micro-batch
  * uncut: one piece, rows sequence after sequence, sums over tokens are one chain.
  */
-#ifndef PD_TRAINER_MODEL_PARTITION_H
-#define PD_TRAINER_MODEL_PARTITION_H
+#pragma once
 
 #include "trainer/model/model.h"
 
@@ -75,5 +74,3 @@ uint32_t pd_partition_piece_at(const struct pd_partition *p, uint32_t place);   
 uint32_t pd_partition_piece_owner(const struct pd_partition *p, uint32_t piece); /* sp rank */
 struct pd_range pd_partition_piece(const struct pd_partition *p, uint32_t length, uint32_t piece); /* positions */
 uint32_t pd_partition_tokens(const struct pd_partition *p, uint32_t length); /* of a sequence on this rank */
-
-#endif

@@ -2,8 +2,7 @@
  * are the same with every compiler, C library and instruction set (no contraction: the build says -ffp-contract=off).
  *
  * Errors are a few units of the last place of fp64; every user rounds to fp32. Branch-free, so loops over them vectorise. */
-#ifndef PD_TRAINER_MODEL_POLYNOMIAL_H
-#define PD_TRAINER_MODEL_POLYNOMIAL_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -94,5 +93,3 @@ PD_POLYNOMIAL_INLINE void pd_polynomial_cos_sin(double x, uint64_t quarters, dou
     *ret_cos = pd_bits_double((c ^ swap) ^ cos_sign);
     *ret_sin = pd_bits_double((s ^ swap) ^ sin_sign);
 }
-
-#endif

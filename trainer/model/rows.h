@@ -1,6 +1,5 @@
 /* Rows of the residual stream, of which each tensor-parallel rank keeps its share: rows.c. */
-#ifndef PD_TRAINER_MODEL_ROWS_H
-#define PD_TRAINER_MODEL_ROWS_H
+#pragma once
 
 #include "trainer/math/math.h"
 #include "trainer/model/partition.h"
@@ -31,5 +30,3 @@ const void *pd_rows_whole(const struct pd_transformer *t, const void *rows);
 PD_MUST_USE pd_status pd_rows_bring(struct pd_transformer *t, const void *rows, struct pd_error *err);
 /* A norm's forward: x, rows that this rank keeps; out, those of all ranks. With several ranks mean and rstd are of no use. */
 PD_MUST_USE pd_status pd_rows_norm(struct pd_transformer *t, const struct pd_norm *norm, struct pd_error *err);
-
-#endif

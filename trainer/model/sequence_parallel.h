@@ -1,6 +1,5 @@
 /* Pieces of sequences on this rank, and those that travel between sequence-parallel ranks. */
-#ifndef PD_TRAINER_MODEL_SEQUENCE_PARALLEL_H
-#define PD_TRAINER_MODEL_SEQUENCE_PARALLEL_H
+#pragma once
 
 #include "trainer/model/transfers.h"
 #include "trainer/model/transformer.h"
@@ -45,5 +44,3 @@ PD_MUST_USE pd_status pd_heads_forward(struct pd_transformer *t, const struct pd
 /* From dattention and delta to dqkv. */
 PD_MUST_USE pd_status pd_heads_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                         struct pd_block_activations *a, struct pd_error *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* An exchange of one model with its neighbours: pieces are added, it is started, and waited for later.
  *   threads  one caller */
-#ifndef PD_TRAINER_MODEL_TRANSFERS_H
-#define PD_TRAINER_MODEL_TRANSFERS_H
+#pragma once
 
 #include "ckpt/base/arena.h"
 #include "ckpt/base/owner.h"
@@ -36,5 +35,3 @@ void pd_peer_transfer_recv(struct pd_peer_transfer *transfer, uint32_t peer, voi
 PD_MUST_USE pd_status pd_peer_transfer_start(struct pd_peer_transfer *transfer, struct pd_error *err);
 /* PD_OK when nothing is in flight. */
 PD_MUST_USE pd_status pd_peer_transfer_wait(struct pd_peer_transfer *transfer, struct pd_error *err);
-
-#endif

@@ -23,8 +23,7 @@
  * sources  GPT-2: Radford et al. 2019; Llama: Touvron et al. 2023; recomputation: Chen et al. 2016
  * threads  one caller
  */
-#ifndef PD_TRAINER_MODEL_TRANSFORMER_H
-#define PD_TRAINER_MODEL_TRANSFORMER_H
+#pragma once
 
 #include "trainer/comm/comm.h"
 #include "trainer/math/math.h"
@@ -145,5 +144,3 @@ PD_MUST_USE pd_status pd_transformer_embed_backward(struct pd_transformer *trans
 /* Logits of one row after all blocks ran forward (sampling).   ret_logits (V) fp32 */
 PD_MUST_USE pd_status pd_transformer_row_logits(struct pd_transformer *transformer, void *const *head_weights, uint64_t row,
                                                 float *ret_logits, struct pd_error *err);
-
-#endif

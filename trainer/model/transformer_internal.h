@@ -1,6 +1,5 @@
 /* State shared by the files of the transformer, and what they call of each other: a section a file. */
-#ifndef PD_TRAINER_MODEL_TRANSFORMER_INTERNAL_H
-#define PD_TRAINER_MODEL_TRANSFORMER_INTERNAL_H
+#pragma once
 
 #include "ckpt/base/owner.h"
 #include "offload/spill.h"
@@ -251,5 +250,3 @@ PD_MUST_USE pd_status pd_parts_forward(struct pd_transformer *t, const struct pd
 PD_MUST_USE pd_status pd_parts_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                         struct pd_block_activations *a, const struct pd_attention *gradient,
                                         struct pd_error *err);
-
-#endif

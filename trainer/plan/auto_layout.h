@@ -5,8 +5,7 @@
  *   errors   PD_INVALID: no admitted layout of this many ranks; the message names the degree, the cause and the nearest
  *            layouts that fit
  */
-#ifndef PD_TRAINER_PLAN_AUTO_LAYOUT_H
-#define PD_TRAINER_PLAN_AUTO_LAYOUT_H
+#pragma once
 
 #include "ckpt/store/commit.h"
 #include "trainer/config/laid_out.h"
@@ -41,5 +40,3 @@ bool pd_layouts_fit(const struct pd_config *config, const struct pd_model *model
  * help. */
 void pd_less_memory_text(const struct pd_config *config, uint32_t world, bool places, bool state_alone, char *ret,
                          size_t bytes);
-
-#endif

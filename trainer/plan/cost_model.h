@@ -11,8 +11,7 @@
  * Breadth first parameters are gathered, and read, twice a step instead of twice a micro-batch.
  * A group of ranks uses the links inside a host where it fits into one, the network otherwise; gathers and sums go host by
  * host. Bytes are those that the rank receives, and the host sends, which has most; parts are taken to be of equal length. */
-#ifndef PD_TRAINER_PLAN_COST_MODEL_H
-#define PD_TRAINER_PLAN_COST_MODEL_H
+#pragma once
 
 #include "trainer/plan/auto_layout.h"
 
@@ -64,4 +63,3 @@ struct pd_step_cost {
 /* Pure; a few microseconds a stage. */
 void pd_step_cost(const struct pd_config *config, const struct pd_model *model, const struct pd_laid_out *laid_out,
                   const struct pd_machine *machine, struct pd_step_cost *ret_cost);
-#endif

@@ -1,7 +1,6 @@
 /* Whether what a rank was planned to take fits its device. What does not is the configuration's fault, however often it is
  * tried: PD_INVALID, which no launcher repeats, with what is needed, what is free and what to change. */
-#ifndef PD_TRAINER_PLAN_DEVICE_ROOM_H
-#define PD_TRAINER_PLAN_DEVICE_ROOM_H
+#pragma once
 
 #include "trainer/engine/engine.h"
 
@@ -18,5 +17,3 @@ struct pd_device_remedy {
     uint64_t bytes;  /* what it takes then */
 };
 bool pd_device_room_remedy(const struct pd_engine_options *options, uint64_t bytes, struct pd_device_remedy *ret_remedy);
-
-#endif

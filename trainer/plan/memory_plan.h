@@ -3,8 +3,7 @@
  * A rank takes what its pipeline place takes (chunks, micro-batches kept, heads and tokens it computes) plus what its share of
  * the state takes. Few ranks are planned by the engine's recipe (trainer/engine/engine.h); a rank whose two parts were each
  * seen elsewhere follows by addition. Time grows with tensors plus ranks, not with their product. */
-#ifndef PD_TRAINER_PLAN_MEMORY_PLAN_H
-#define PD_TRAINER_PLAN_MEMORY_PLAN_H
+#pragma once
 
 #include "trainer/engine/engine.h"
 
@@ -30,5 +29,3 @@ PD_MUST_USE pd_status pd_world_memory_plan(const struct pd_config *config, const
                                            const struct pd_laid_out *laid_out, struct pd_world_memory *ret_memory,
                                            struct pd_error *err);
 void pd_world_memory_deinit(struct pd_world_memory *memory);
-
-#endif

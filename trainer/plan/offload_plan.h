@@ -10,8 +10,7 @@
  *
  * Of copies, sums and activations that a budget keeps in memory nothing moves. On a GPU what is away, on drives or on the
  * host (cpu), crosses the bus, of an optimizer's state the gradients and new copies. */
-#ifndef PD_TRAINER_PLAN_OFFLOAD_PLAN_H
-#define PD_TRAINER_PLAN_OFFLOAD_PLAN_H
+#pragma once
 
 #include "trainer/engine/engine.h"
 
@@ -34,5 +33,3 @@ PD_MUST_USE pd_status pd_offload_plan_of(const struct pd_engine_options *options
 /* Memory of a worker process beyond the arenas of its ranks: program and libraries, stacks, tables, what HDF5 leaves in the
  * heap. Measured, not counted (trainer/plan/README.md). */
 uint64_t pd_process_bytes(const struct pd_model *model, uint32_t threads);
-
-#endif

@@ -1,6 +1,5 @@
 /* The directories that a configuration names: each is made, and spoken of, under its key. */
-#ifndef PD_TRAINER_RUN_DIRECTORIES_H
-#define PD_TRAINER_RUN_DIRECTORIES_H
+#pragma once
 
 #include "trainer/config/config.h"
 
@@ -18,5 +17,3 @@ PD_MUST_USE pd_status pd_directories_check(const struct pd_config *config, struc
 /* Warns of tiers and stripes that lie on the file system of one before them: they protect from nothing, or make nothing
  * faster. Of those that are there, on this host. */
 void pd_directories_warn_shared(const struct pd_config *config);
-
-#endif

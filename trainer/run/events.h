@@ -10,8 +10,7 @@
  * Every line has `event` and `time`, seconds since 1970. For people and tools, and for one question: whether a run that finds no
  * checkpoint has had some (recorded.h). A line that cannot be written is left out, which is logged once. Appended with one
  * write, so several writers do not mix. */
-#ifndef PD_TRAINER_RUN_EVENTS_H
-#define PD_TRAINER_RUN_EVENTS_H
+#pragma once
 
 #include "ckpt/base/json.h"
 
@@ -25,5 +24,3 @@ PD_MUST_USE pd_status pd_event_open(struct run *run, const struct pd_resume_repo
                                     struct pd_error *err);
 /* The event `leave`, of rank 0: all is saved. */
 void pd_event_leave(struct run *run);
-
-#endif

@@ -1,8 +1,7 @@
 /* One rank of a run: what open.c makes, loop.c steps with, and worker.c takes through both. Everything here is written by
  * the rank's own thread; the saver's thread and those of tiers reach `engine`, `tiers` and groups as save.h and tiers.h
  * say. */
-#ifndef PD_TRAINER_RUN_INTERNAL_H
-#define PD_TRAINER_RUN_INTERNAL_H
+#pragma once
 
 #include "trainer/comm/comm.h"
 #include "trainer/engine/advance.h"
@@ -63,5 +62,3 @@ void pd_run_close(struct run *r);
 PD_MUST_USE pd_status pd_run_steps(struct run *r, struct pd_error *err);
 /* After an opening for which rollbacks->doubts: returns what the ranks disagreed about. There is a checkpoint to go on from. */
 PD_MUST_USE pd_status pd_run_end_in_doubt(struct run *r, struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* The layout of one start, as its launcher tells it to the ranks. */
-#ifndef PD_TRAINER_RUN_LAUNCH_LAYOUT_H
-#define PD_TRAINER_RUN_LAUNCH_LAYOUT_H
+#pragma once
 
 #include "trainer/config/config.h"
 
@@ -18,5 +17,3 @@ void pd_launch_layout_log_hosts(const struct pd_config *config, uint32_t ranks, 
 /* What the launcher said, on a rank: layout.* of the configuration become that. */
 PD_MUST_USE pd_status pd_launch_layout_apply(struct pd_config *config, const char *settings, uint32_t ranks,
                                              struct pd_error *err);
-
-#endif

@@ -5,8 +5,7 @@
  *   pd_launched_end(&launched, ...)   the last thing before exit, after ranks agreed upon the status
  *
  * Without a launcher (a worker started by hand under mpirun) all of it is harmless. */
-#ifndef PD_TRAINER_RUN_LAUNCHED_H
-#define PD_TRAINER_RUN_LAUNCHED_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include "trainer/config/config.h"
@@ -63,5 +62,3 @@ uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here);
 #define PD_LAUNCH_ENV_GRACE "PERDURE_GRACE_S" /* the user's or the batch system's */
 #define PD_LAUNCH_GRACE_SECONDS "25"
 #define PD_LAUNCH_ENV_TRACE "PERDURE_LAUNCH_TRACE" /* the file of --trace; "": none */
-
-#endif

@@ -5,8 +5,7 @@
  *
  * The progress line is redrawn in place on a terminal (PERDURE_PROGRESS=bar) and printed at most every ten seconds elsewhere
  * (line; line:60 for every sixty); PERDURE_PROGRESS=off is silent. Rank 0 alone writes. / */
-#ifndef PD_TRAINER_RUN_METRICS_H
-#define PD_TRAINER_RUN_METRICS_H
+#pragma once
 
 #include "ckpt/tiers/tiers.h"
 #include "trainer/engine/engine.h"
@@ -52,5 +51,3 @@ void pd_metrics_write(struct pd_metrics *metrics, const struct pd_metrics_step *
 void pd_metrics_close(struct pd_metrics *metrics); /* NULL is fine; ends the progress line */
 
 uint64_t pd_metrics_resident_bytes(void); /* of this process; 0 where /proc is absent */
-
-#endif

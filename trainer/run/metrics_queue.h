@@ -6,8 +6,7 @@
  *               3. pd_metrics_queue_close ends within PD_METRICS_DRAIN_SECONDS: a thread that hangs in the system is left behind
  *                  with its memory
  *   threads     one caller */
-#ifndef PD_TRAINER_RUN_METRICS_QUEUE_H
-#define PD_TRAINER_RUN_METRICS_QUEUE_H
+#pragma once
 
 #include "trainer/run/metrics_sink.h"
 
@@ -21,5 +20,3 @@ PD_MUST_USE pd_status pd_metrics_queue_open(const struct pd_metrics_sink *sink, 
                                             struct pd_metrics_queue **ret_queue, struct pd_error *err);
 void pd_metrics_queue_push(struct pd_metrics_queue *queue, const struct pd_metrics_line *line);
 void pd_metrics_queue_close(struct pd_metrics_queue *queue); /* NULL is fine */
-
-#endif

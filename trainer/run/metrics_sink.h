@@ -1,6 +1,5 @@
 /* Where metrics go: a sink is a table of functions in a file of its own and a row in metrics.c. */
-#ifndef PD_TRAINER_RUN_METRICS_SINK_H
-#define PD_TRAINER_RUN_METRICS_SINK_H
+#pragma once
 
 #include "trainer/run/metrics.h"
 
@@ -35,5 +34,3 @@ extern const struct pd_metrics_sink pd_metrics_json;            /* metrics_json.
 extern const struct pd_metrics_sink pd_metrics_tensorboard;     /* metrics_tensorboard.c */
 extern const struct pd_metrics_sink pd_metrics_prometheus_file; /* metrics_prometheus_file.c */
 extern const struct pd_metrics_sink pd_metrics_prometheus_http; /* metrics_prometheus_http.c */
-
-#endif

@@ -14,8 +14,7 @@
  *
  * A note appears whole or not at all. A worker that cannot write one (a host that does not see the directory) works all the
  * same: the launcher then knows less and says so. */
-#ifndef PD_TRAINER_RUN_NOTE_H
-#define PD_TRAINER_RUN_NOTE_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -85,5 +84,3 @@ bool pd_note_read_gpu(const char *dir, uint32_t rank, char ret_identity[PD_NOTE_
 /* Ranks have ended: their notes go, and what MPI left of them in the memory of this host. */
 void pd_note_clear(const char *dir);
 void pd_note_dir_remove(const char *dir);
-
-#endif

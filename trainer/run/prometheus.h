@@ -1,7 +1,6 @@
 /* Metrics in Prometheus' text format, version 0.0.4: names end in their unit, counters in _total.
  * source: prometheus.io/docs/instrumenting/exposition_formats, prometheus.io/docs/practices/naming */
-#ifndef PD_TRAINER_RUN_PROMETHEUS_H
-#define PD_TRAINER_RUN_PROMETHEUS_H
+#pragma once
 
 #include "trainer/run/metrics_sink.h"
 
@@ -18,5 +17,3 @@ void pd_prometheus_init(struct pd_prometheus *ret_prometheus, const struct pd_me
 /* *ret_text: malloc'ed, terminated. */
 PD_MUST_USE pd_status pd_prometheus_text(const struct pd_prometheus *prometheus, const struct pd_metrics_line *line,
                                          char **ret_text, struct pd_error *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* What run.dir says of the run that lives there: events.jsonl and metrics.jsonl, since the run last began at step 1. A store that
  * holds no checkpoint, or those of another run, is held against it. Other than on that, nothing of a run depends on the two. */
-#ifndef PD_TRAINER_RUN_RECORDED_H
-#define PD_TRAINER_RUN_RECORDED_H
+#pragma once
 
 #include "trainer/config/config.h"
 
@@ -31,5 +30,3 @@ struct pd_lost_steps {
 
 /* Reads the last 4 MiB of the file at most; nothing lost where it cannot. */
 struct pd_lost_steps pd_lost_steps(const char *metrics_path, uint64_t step);
-
-#endif

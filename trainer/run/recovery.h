@@ -10,8 +10,7 @@
  *   load    the checkpoint
  *   step    the first step
  *   threads the thread of rank 0, and before that the first of its process */
-#ifndef PD_TRAINER_RUN_RECOVERY_H
-#define PD_TRAINER_RUN_RECOVERY_H
+#pragma once
 
 #include <stdint.h>
 
@@ -36,5 +35,3 @@ void pd_recovery_begin(void); /* first thing in the process */
 void pd_recovery_reached(enum pd_recovery_phase phase);
 /* The first step is done: a line in the log, and one in events.jsonl. Nothing from the second call on. */
 void pd_recovery_end(const char *run_dir, uint64_t step);
-
-#endif

@@ -1,7 +1,6 @@
 /* Past steps of a run computed again from the checkpoint before them, to see whether they come to what the run wrote down.
  * On one rank, with the state in memory, whatever layout computed them first. Reads, and changes nothing on disk. */
-#ifndef PD_TRAINER_RUN_REPLAY_H
-#define PD_TRAINER_RUN_REPLAY_H
+#pragma once
 
 #include "ckpt/tiers/tiers.h"
 #include "trainer/engine/engine.h"
@@ -23,5 +22,3 @@ struct pd_replayed {
 
 /*   errors  those of loading, of data and of steps */
 PD_MUST_USE pd_status pd_replay(const struct pd_replay *replay, struct pd_replayed *ret_replayed, struct pd_error *err);
-
-#endif

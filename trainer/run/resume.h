@@ -7,8 +7,7 @@
  * follows pd_config_compare.
  *
  * Where only checkpoints of later steps than the limit are there, the run begins again, as the same run. */
-#ifndef PD_TRAINER_RUN_RESUME_H
-#define PD_TRAINER_RUN_RESUME_H
+#pragma once
 
 #include "ckpt/tiers/tiers.h"
 #include "trainer/engine/engine.h"
@@ -38,5 +37,3 @@ extern const struct pd_resume_limit pd_resume_newest; /* any */
 PD_MUST_USE pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *engine,
                                 struct pd_resume_limit limit, struct pd_run_state *ret_state,
                                 struct pd_resume_report *ret_report, struct pd_error *err);
-
-#endif

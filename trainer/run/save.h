@@ -13,8 +13,7 @@
  *               3. the tiers, their first group and the writers' buffers are the thread's own while a save is under way
  *   memory      everything is taken by pd_saver_new, but for what the store takes and gives back in a save
  *   threads     one caller, beside the saver's own */
-#ifndef PD_TRAINER_RUN_SAVE_H
-#define PD_TRAINER_RUN_SAVE_H
+#pragma once
 
 #include "ckpt/tiers/tiers.h"
 #include "trainer/engine/engine.h"
@@ -66,5 +65,3 @@ bool pd_saver_collect(struct pd_saver *saver, uint64_t finished, struct pd_saver
  * pd_tiers_finish says. */
 PD_MUST_USE pd_status pd_saver_finish(struct pd_saver *saver, const struct pd_run_state *state, double leave_seconds,
                                       struct pd_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* Saves that fail in a row: when the next one is tried, and when the run gives up. Pure: every time is the root's clock as
  * all ranks have agreed on it, so all ranks decide alike. An attempt is made at the deadline, not before it only: a run that
  * gives up has just seen a save fail. */
-#ifndef PD_TRAINER_RUN_SAVE_FAILURES_H
-#define PD_TRAINER_RUN_SAVE_FAILURES_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -34,5 +33,3 @@ uint64_t pd_save_failures_deadline(const struct pd_save_failures *failures, doub
 bool pd_save_failures_is_backing_off(const struct pd_save_failures *failures, uint64_t now_ns);
 /* After a save has failed: for so long that the run ends. */
 bool pd_save_failures_is_too_long(const struct pd_save_failures *failures, uint64_t now_ns, double give_up_seconds);
-
-#endif

@@ -10,8 +10,7 @@
  *   ready      it has arrived                              tables and one sync
  *   write      the boxes are copied                        the file gets one more name
  */
-#ifndef PD_TRAINER_RUN_SAVE_SOURCE_H
-#define PD_TRAINER_RUN_SAVE_SOURCE_H
+#pragma once
 
 #include "ckpt/tiers/tiers.h"
 #include "trainer/engine/engine.h"
@@ -52,5 +51,3 @@ PD_MUST_USE pd_status pd_save_source_write(struct pd_save_source *source, const 
                                            struct pd_error *err);
 /* One file for the next save, where files lie in memory. The saver's thread, while no save is under way. */
 void pd_save_source_make_file(struct pd_save_source *source);
-
-#endif

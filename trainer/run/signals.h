@@ -4,8 +4,7 @@
  *   USR2            save and go on
  *   INT             save and leave; the second one ends the process at once, with exit code 75
  *   threads         any; flags are of the process */
-#ifndef PD_TRAINER_RUN_SIGNALS_H
-#define PD_TRAINER_RUN_SIGNALS_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -18,5 +17,3 @@ PD_MUST_USE pd_status pd_signals_install(struct pd_error *err);
 enum pd_signal pd_signals_pending(void); /* the most urgent */
 void pd_signals_ask_leave(void);         /* as TERM does */
 void pd_signals_clear_save(void);        /* PD_SIGNAL_SAVE is done; the others stay for good */
-
-#endif

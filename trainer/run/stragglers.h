@@ -5,8 +5,7 @@
  *            slow in a window when its speed is below three quarters of their median, and that is 5% of the window or more
  *   named    after three slow windows in a row, until one that is not
  *   GPU      its time is not the host's: reading data and waiting for storage are compared, computing is not */
-#ifndef PD_TRAINER_RUN_STRAGGLERS_H
-#define PD_TRAINER_RUN_STRAGGLERS_H
+#pragma once
 
 #include "ckpt/group/group.h"
 
@@ -51,5 +50,3 @@ PD_MUST_USE pd_status pd_stragglers_look(struct pd_stragglers *stragglers, struc
 /* Those that are named now.   ret_said (PD_STRAGGLERS_SAID): the first of them.   Returns how many there are. */
 uint32_t pd_stragglers_named(const struct pd_stragglers *stragglers, uint32_t ranks, struct pd_straggler *ret_said);
 void pd_stragglers_deinit(struct pd_stragglers *stragglers);
-
-#endif

@@ -2,8 +2,7 @@
  * measured once when a run first starts on these directories, or given; they are part of the layout and go into every
  * record. Another count of drives, or other weights, is another layout: what is there is loaded as under any other. The
  * measurement is kept beside the checkpoints, so that a restart has the files of the launch before. */
-#ifndef PD_TRAINER_RUN_STRIPES_H
-#define PD_TRAINER_RUN_STRIPES_H
+#pragma once
 
 #include "ckpt/group/group.h"
 #include "trainer/config/stripes.h"
@@ -17,5 +16,3 @@ void pd_stripes_log_absent(const struct pd_config *config, uint64_t absent);
 /* Settles the weights of a launch, on every rank alike; the directories are there. Collective. */
 PD_MUST_USE pd_status pd_stripes_settle(struct pd_vfs *vfs, struct pd_group *group, const struct pd_config *config,
                                         struct pd_layout *layout, struct pd_error *err);
-
-#endif

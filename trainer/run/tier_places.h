@@ -3,8 +3,7 @@
  * A directory that is absent and cannot be made ends a start where it may hold the newest checkpoint. It may not where it
  * would lie in memory, which is lost with it, and where no checkpoint of the run was ever seen in it: `<run.dir>/used-tiers`
  * names those that had one, a line each. */
-#ifndef PD_TRAINER_RUN_TIER_PLACES_H
-#define PD_TRAINER_RUN_TIER_PLACES_H
+#pragma once
 
 #include "trainer/config/config.h"
 
@@ -31,5 +30,3 @@ PD_MUST_USE pd_status pd_tier_places_make(struct pd_tier_places *places, struct 
 bool pd_tier_places_are_removed(const struct pd_tier_places *places);
 /* Rank 0 writes down those that have a checkpoint by now; a failure only makes the next launch more careful. */
 void pd_tier_places_note(struct pd_tier_places *places, struct pd_tiers *tiers);
-
-#endif

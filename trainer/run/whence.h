@@ -1,6 +1,5 @@
 /* Which hosts gave the bytes that a run goes on with, and what it lost. For people: no decision reads it. */
-#ifndef PD_TRAINER_RUN_WHENCE_H
-#define PD_TRAINER_RUN_WHENCE_H
+#pragma once
 
 #include "ckpt/group/group.h"
 #include "ckpt/tiers/tiers.h"
@@ -19,5 +18,3 @@ PD_MUST_USE pd_status pd_whence_find(struct pd_group *group, const char *directo
 /* "; from /dev/shm/mine, in memory, read on a (1.20 MiB) and b (621 KiB), with replicas of the shards of 1 lost host,
  * 4.2 s old: 3 steps are lost, 1.5 s" */
 void pd_whence_describe(const struct pd_whence *whence, const struct pd_tier_report *tier, char *ret_text, size_t bytes);
-
-#endif

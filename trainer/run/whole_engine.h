@@ -1,7 +1,6 @@
 /* An engine and all that it stands on, made from a configuration: for benches and tests. A worker's has a life of its own.
  */
-#ifndef PD_TRAINER_RUN_WHOLE_ENGINE_H
-#define PD_TRAINER_RUN_WHOLE_ENGINE_H
+#pragma once
 
 #include "trainer/engine/engine.h"
 
@@ -23,5 +22,3 @@ PD_MUST_USE pd_status pd_whole_engine_open(const struct pd_config *config, struc
                                            struct pd_rank_device *device, uint32_t threads,
                                            struct pd_whole_engine *ret_whole, struct pd_error *err);
 void pd_whole_engine_close(struct pd_whole_engine *whole);
-
-#endif

@@ -3,8 +3,7 @@
  * All ranks make the same decisions: what one rank alone learns (a signal, a full disk, a damaged block) is agreed upon
  * before anyone acts on it, so every rank returns the same status for the same cause, and exit codes are those of the cause.
  */
-#ifndef PD_TRAINER_RUN_WORKER_H
-#define PD_TRAINER_RUN_WORKER_H
+#pragma once
 
 #include "trainer/comm/comm.h"
 #include "trainer/config/config.h"
@@ -17,5 +16,3 @@ PD_MUST_USE pd_status pd_worker_main(const struct pd_config *config, const struc
 
 /* The resolved configuration as a file: whole or not at all. */
 PD_MUST_USE pd_status pd_worker_write_config(const struct pd_config *config, const char *path, struct pd_error *err);
-
-#endif

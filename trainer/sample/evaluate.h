@@ -1,6 +1,5 @@
 /* The loss of a checkpoint on text or tokens that it may never have seen. */
-#ifndef PD_TRAINER_SAMPLE_EVALUATE_H
-#define PD_TRAINER_SAMPLE_EVALUATE_H
+#pragma once
 
 #include "trainer/data/data.h"
 
@@ -26,5 +25,3 @@ struct pd_evaluated {
  *   errors  PD_INVALID: data for another tokenizer or vocabulary; those of loading and of data */
 PD_MUST_USE pd_status pd_evaluate(const struct pd_evaluation *evaluation, struct pd_evaluated *ret_evaluated,
                                   struct pd_error *err);
-
-#endif

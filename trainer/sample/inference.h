@@ -1,8 +1,7 @@
 /* A model out of a checkpoint, to be run forward: parameters alone are loaded, on one rank of the CPU, whatever layout wrote
  * them. One sequence at a time.
  *   threads  one caller */
-#ifndef PD_TRAINER_SAMPLE_INFERENCE_H
-#define PD_TRAINER_SAMPLE_INFERENCE_H
+#pragma once
 
 #include "ckpt/store/store.h"
 #include "trainer/config/config.h"
@@ -39,5 +38,3 @@ PD_MUST_USE pd_status pd_inference_blocks(struct pd_inference *inference, struct
 /* Those of a unit, for the transformer.   weights (PD_INFERENCE_WEIGHTS) */
 void pd_inference_weights(const struct pd_inference *inference, uint32_t unit, void **weights);
 void pd_inference_close(struct pd_inference *inference);
-
-#endif

@@ -1,6 +1,5 @@
 /* Text from a checkpoint: parameters only are loaded, under one rank, whatever layout wrote them. */
-#ifndef PD_TRAINER_SAMPLE_SAMPLE_H
-#define PD_TRAINER_SAMPLE_SAMPLE_H
+#pragma once
 
 #include "trainer/config/config.h"
 
@@ -26,5 +25,3 @@ PD_MUST_USE pd_status pd_sample_config(const char *checkpoints, struct pd_config
 
 /*   errors  PD_INVALID: an empty prompt, a token out of the vocabulary; those of loading */
 PD_MUST_USE pd_status pd_sample_run(const struct pd_sample_options *options, struct pd_error *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* What a model reads and writes as text: the tokenizer that somebody named, or that lies beside the model, or bytes.
  *   threads  one caller */
-#ifndef PD_TRAINER_SAMPLE_SAMPLE_TEXT_H
-#define PD_TRAINER_SAMPLE_SAMPLE_TEXT_H
+#pragma once
 
 #include "trainer/tokenizer/tokenizer.h"
 
@@ -35,5 +34,3 @@ PD_MUST_USE pd_status pd_sample_text_add(struct pd_sample_text *text, int32_t to
 /* What is left, and all that was given since begin, terminated. */
 PD_MUST_USE pd_status pd_sample_text_end(struct pd_sample_text *text, const char **ret_text, size_t *ret_bytes,
                                          const char **ret_all, struct pd_error *err);
-
-#endif

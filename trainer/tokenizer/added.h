@@ -1,7 +1,6 @@
 /* Added tokens: found in the text before anything else, whole. The longest one at the leftmost place counts.
  *   threads  any, once nothing is added any more */
-#ifndef PD_TRAINER_TOKENIZER_ADDED_H
-#define PD_TRAINER_TOKENIZER_ADDED_H
+#pragma once
 
 #include "ckpt/base/digest.h"
 #include "trainer/tokenizer/string_buffer.h"
@@ -50,5 +49,3 @@ struct pd_added_match pd_added_next(const struct pd_added *added, const struct p
                                     size_t bytes, struct pd_added_cursor *cursor);
 const struct pd_added_token *pd_added_by_id(const struct pd_added *added, uint32_t id); /* NULL: none */
 bool pd_added_is_special(const struct pd_added *added, const char *text, size_t bytes);
-
-#endif

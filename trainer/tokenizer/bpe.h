@@ -5,8 +5,7 @@
  * vocabulary has, else its bytes as <0xHH> (byte_fallback), else the unknown token, else nothing.
  *   memory   32 to 64 bytes a merge; a scratch 2 MiB, and 24 bytes a symbol of the longest word so far
  *   threads  a model any, a scratch one at a time */
-#ifndef PD_TRAINER_TOKENIZER_BPE_H
-#define PD_TRAINER_TOKENIZER_BPE_H
+#pragma once
 
 #include "trainer/tokenizer/tokens.h"
 #include "trainer/tokenizer/vocab.h"
@@ -38,5 +37,3 @@ void pd_bpe_scratch_free(struct pd_bpe_scratch *scratch);
 /* Appends the tokens of one word (bytes < 2^31). */
 PD_MUST_USE pd_status pd_bpe_encode(const struct pd_bpe *bpe, struct pd_bpe_scratch *scratch, const char *text, size_t bytes,
                                     struct pd_tokens *tokens, struct pd_error *err);
-
-#endif

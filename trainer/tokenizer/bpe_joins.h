@@ -1,8 +1,7 @@
 /* Which two characters some merge joins: the last of its left token and the first of its right one. Between two others no merge
  * ever happens, so text may be cut there.
  *   threads  any */
-#ifndef PD_TRAINER_TOKENIZER_BPE_JOINS_H
-#define PD_TRAINER_TOKENIZER_BPE_JOINS_H
+#pragma once
 
 #include "trainer/tokenizer/bpe.h"
 
@@ -13,5 +12,3 @@ PD_MUST_USE pd_status pd_joins_new(const struct pd_vocab *vocab, const struct pd
 void pd_joins_free(struct pd_joins *joins);
 /* Bytes up to the first place where valid UTF-8 may be cut; all where there is none. */
 size_t pd_joins_cut(const struct pd_joins *joins, const char *text, size_t bytes);
-
-#endif

@@ -1,7 +1,6 @@
 /* The table of merges, and merging the symbols of one word.
  *   threads  a table any, a scratch one at a time */
-#ifndef PD_TRAINER_TOKENIZER_BPE_MERGE_H
-#define PD_TRAINER_TOKENIZER_BPE_MERGE_H
+#pragma once
 
 #include "trainer/tokenizer/bpe.h"
 
@@ -22,5 +21,3 @@ PD_MUST_USE pd_status pd_merge_reserve(struct pd_merge_scratch *scratch, size_t 
 void pd_merge_scratch_deinit(struct pd_merge_scratch *scratch);
 PD_MUST_USE pd_status pd_merge_all(const struct pd_merge_table *table, struct pd_merge_scratch *scratch,
                                    struct pd_error *err);
-
-#endif

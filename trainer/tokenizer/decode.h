@@ -1,7 +1,6 @@
 /* Decoders: the texts of tokens to text. A decoder sees a list of pieces, one for each token at first.
  *   threads  a decoder any */
-#ifndef PD_TRAINER_TOKENIZER_DECODE_H
-#define PD_TRAINER_TOKENIZER_DECODE_H
+#pragma once
 
 #include "trainer/tokenizer/normalize.h"
 
@@ -39,5 +38,3 @@ PD_MUST_USE pd_status pd_pieces_add(struct pd_pieces *pieces, const char *text, 
 /* The pieces become what the decoder makes of them; `spare` is room to work in. Pieces are valid UTF-8, before and after. */
 PD_MUST_USE pd_status pd_decoder_run(const struct pd_decoder *decoder, struct pd_pattern_scratch *patterns,
                                      struct pd_pieces *pieces, struct pd_pieces *spare, struct pd_error *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* Between the files that read a tokenizer.json: load_json.c (members, added tokens, template), load_steps.c (normalizers,
  * pre-tokenizers, decoders), load_model.c (vocabulary and merges). Errors name file and JSON path. */
-#ifndef PD_TRAINER_TOKENIZER_LOAD_H
-#define PD_TRAINER_TOKENIZER_LOAD_H
+#pragma once
 
 #include "ckpt/base/json.h"
 #include "trainer/tokenizer/parts.h"
@@ -49,5 +48,3 @@ PD_MUST_USE pd_status pd_load_content(const struct pd_loader *l, const struct pd
                                       const char *key, char **ret_content, struct pd_error *err);
 PD_MUST_USE pd_status pd_load_matcher(const struct pd_loader *l, const struct pd_json_value *object, const char *path,
                                       struct pd_matcher *ret_matcher, struct pd_error *err);
-
-#endif

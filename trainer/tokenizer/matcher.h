@@ -1,7 +1,6 @@
 /* What a tokenizer looks for in text: a literal, a regular expression, or a class of characters.
  *   threads  a matcher any, its scratch one at a time */
-#ifndef PD_TRAINER_TOKENIZER_MATCHER_H
-#define PD_TRAINER_TOKENIZER_MATCHER_H
+#pragma once
 
 #include "ckpt/base/digest.h"
 #include "trainer/tokenizer/pattern.h"
@@ -33,5 +32,3 @@ PD_MUST_USE pd_status pd_matcher_next(const struct pd_matcher *matcher, struct p
 /* A number and a text with its length: no two lists of them digest the same bytes. */
 void pd_digest_number(struct pd_digest_stream *stream, uint64_t number);
 void pd_digest_text(struct pd_digest_stream *stream, const char *text, size_t bytes);
-
-#endif

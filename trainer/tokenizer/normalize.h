@@ -1,7 +1,6 @@
 /* Normalizers: text to text, before anything is split.
  *   threads  a normalizer any, a scratch one at a time */
-#ifndef PD_TRAINER_TOKENIZER_NORMALIZE_H
-#define PD_TRAINER_TOKENIZER_NORMALIZE_H
+#pragma once
 
 #include "trainer/tokenizer/matcher.h"
 
@@ -44,5 +43,3 @@ void pd_normalizer_digest(const struct pd_normalizer *normalizer, struct pd_dige
 PD_MUST_USE pd_status pd_normalizer_run(const struct pd_normalizer *normalizer, struct pd_normalizer_scratch *scratch,
                                         struct pd_pattern_scratch *patterns, struct pd_stretch *stretch,
                                         struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* What a tokenizer is made of. Loaders fill it (load_json.c, load_gguf.c), tokenizer.c runs it. */
-#ifndef PD_TRAINER_TOKENIZER_PARTS_H
-#define PD_TRAINER_TOKENIZER_PARTS_H
+#pragma once
 
 #include "trainer/tokenizer/added.h"
 #include "trainer/tokenizer/bpe.h"
@@ -31,5 +30,3 @@ PD_MUST_USE pd_status pd_tokenizer_finish(struct pd_tokenizer *tokenizer, const 
 bool pd_tokenizer_is_byte_level(const struct pd_tokenizer *tokenizer);
 /* The text of a token as a decoder takes it; NULL: no token has this id. */
 const char *pd_tokenizer_text(const struct pd_tokenizer *tokenizer, uint32_t id, size_t *ret_bytes);
-
-#endif

@@ -3,8 +3,7 @@
  * They are written in the dialect of Oniguruma, whose classes differ from PCRE2's: pattern_dialect.c rewrites them, and what
  * has no equal is refused by name. Sources: doc/RE of Oniguruma, pcre2pattern(3), pcre2syntax(3).
  *   threads  a pattern any, a scratch one at a time */
-#ifndef PD_TRAINER_TOKENIZER_PATTERN_H
-#define PD_TRAINER_TOKENIZER_PATTERN_H
+#pragma once
 
 #include "trainer/tokenizer/string_buffer.h"
 #include <stdbool.h>
@@ -26,5 +25,3 @@ PD_MUST_USE pd_status pd_pattern_find(const struct pd_pattern *pattern, struct p
 
 /* Appends `source` as PCRE2 reads it, terminated. `added`: with what Unicode 15 and 16 assigned. */
 PD_MUST_USE pd_status pd_pattern_translate(const char *source, bool added, struct pd_string *out, struct pd_error *err);
-
-#endif

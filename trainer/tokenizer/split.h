@@ -1,8 +1,7 @@
 /* Pre-tokenizers: a stretch of text into words, none of which a merge crosses.
  *   memory   a copy of the text for each step that changes it
  *   threads  a splitter any, a scratch one at a time */
-#ifndef PD_TRAINER_TOKENIZER_SPLIT_H
-#define PD_TRAINER_TOKENIZER_SPLIT_H
+#pragma once
 
 #include "trainer/tokenizer/normalize.h"
 
@@ -44,5 +43,3 @@ void pd_splitter_digest(const struct pd_splitter *splitter, struct pd_digest_str
 PD_MUST_USE pd_status pd_splitter_run(const struct pd_splitter *splitter, struct pd_split_scratch *scratch,
                                       struct pd_pattern_scratch *patterns, struct pd_stretch stretch,
                                       const struct pd_word_sink *sink, struct pd_error *err);
-
-#endif

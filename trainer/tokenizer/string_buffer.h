@@ -1,6 +1,5 @@
 /* Bytes that grow, up to 1 GiB. */
-#ifndef PD_TRAINER_TOKENIZER_STRING_BUFFER_H
-#define PD_TRAINER_TOKENIZER_STRING_BUFFER_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdlib.h>
@@ -46,5 +45,3 @@ static inline void pd_string_deinit(struct pd_string *text)
     free(text->bytes);
     *text = (struct pd_string){0};
 }
-
-#endif

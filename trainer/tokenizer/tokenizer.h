@@ -8,8 +8,7 @@
  *   memory   a tokenizer: about four times its file. A scratch: 2 MiB, and three copies of the longest document
  *   threads  a tokenizer any, a scratch or a stream one at a time
  *   sources  the formats: huggingface.co/docs/tokenizers; GGUF: docs/gguf.md of ggml */
-#ifndef PD_TRAINER_TOKENIZER_TOKENIZER_H
-#define PD_TRAINER_TOKENIZER_TOKENIZER_H
+#pragma once
 
 #include "trainer/tokenizer/string_buffer.h"
 #include "trainer/tokenizer/tokens.h"
@@ -94,5 +93,3 @@ PD_MUST_USE pd_status pd_decode_stream_add(struct pd_decode_stream *stream, int3
 /* What is left at the end, whole or not. */
 PD_MUST_USE pd_status pd_decode_stream_end(struct pd_decode_stream *stream, const char **ret_text, size_t *ret_bytes,
                                            struct pd_error *err);
-
-#endif

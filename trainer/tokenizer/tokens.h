@@ -1,6 +1,5 @@
 /* Tokens that grow. */
-#ifndef PD_TRAINER_TOKENIZER_TOKENS_H
-#define PD_TRAINER_TOKENIZER_TOKENS_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdlib.h>
@@ -31,5 +30,3 @@ static inline void pd_tokens_deinit(struct pd_tokens *tokens)
     free(tokens->ids);
     *tokens = (struct pd_tokens){0};
 }
-
-#endif

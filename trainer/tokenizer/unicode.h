@@ -1,7 +1,6 @@
 /* UTF-8 and what tokenizers ask of Unicode: repair, classes of code points, normal forms (over utf8proc), lower case.
  *   threads  any */
-#ifndef PD_TRAINER_TOKENIZER_UNICODE_H
-#define PD_TRAINER_TOKENIZER_UNICODE_H
+#pragma once
 
 #include "trainer/tokenizer/string_buffer.h"
 #include <stdbool.h>
@@ -39,5 +38,3 @@ PD_MUST_USE pd_status pd_unicode_normalize(enum pd_normal_form form, const char 
                                            struct pd_error *err);
 /* Appends the text with every code point in lower case (SpecialCasing for U+0130 alone: no context). */
 PD_MUST_USE pd_status pd_unicode_lowercase(const char *text, size_t bytes, struct pd_string *out, struct pd_error *err);
-
-#endif

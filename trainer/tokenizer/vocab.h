@@ -1,7 +1,6 @@
 /* Tokens by id and by text.
  *   threads  any, once nothing is added any more */
-#ifndef PD_TRAINER_TOKENIZER_VOCAB_H
-#define PD_TRAINER_TOKENIZER_VOCAB_H
+#pragma once
 
 #include "trainer/tokenizer/string_buffer.h"
 #include <stdbool.h>
@@ -43,5 +42,3 @@ static inline uint64_t pd_string_hash(const char *text, size_t bytes)
     hash = (hash ^ word) * 0xd6e8feb86659fd93u;
     return hash ^ hash >> 29;
 }
-
-#endif
