@@ -1,6 +1,7 @@
 /* perdure bench: a candidate and its ceiling, alternated in one run on one machine, as a ratio. Absolute times are shown and
  * prove nothing on a shared machine. Each bench has its own options. */
-#pragma once
+#ifndef PD_TOOLS_BENCH_BENCH_H
+#define PD_TOOLS_BENCH_BENCH_H
 
 #include "tools/output.h"
 
@@ -46,5 +47,8 @@ pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err);
+pd_status pd_bench_tokenize(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_convert(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_survive(int argc, char **argv, struct pd_error *err); /* tools/commands/bench_survive.c */
+
+#endif

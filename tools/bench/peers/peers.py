@@ -11,8 +11,8 @@ import time
 import peer
 
 PEERS = ("torch_save", "safetensors_file", "torch_dcp", "torch_convert", "deepspeed_convert", "torch_adam", "deepspeed_adam", "deepspeed_nvme",
-         "torch_step", "torch_exchange", "tokenizers_pack")
-VERSIONS = "import importlib.metadata as m\nfor n in ('torch', 'safetensors', 'transformers', 'tokenizers', 'deepspeed'):\n try: print(n, m.version(n))\n except m.PackageNotFoundError: pass"
+         "torch_step", "torch_exchange")
+VERSIONS = "import importlib.metadata as m\nfor n in ('torch', 'safetensors', 'transformers', 'deepspeed'):\n try: print(n, m.version(n))\n except m.PackageNotFoundError: pass"
 
 
 def options():
