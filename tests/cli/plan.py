@@ -238,32 +238,37 @@ report("refused-makes-nothing", ["run is there"] if os.path.exists("run") else [
 
 # The way down that the ZeRO papers draw, by hand: 4 + 8 + 8 bytes a parameter in fp32, sums being integers at first; bf16 adds a copy of 2; ZeRO-1 cuts
 # moments, master and sums, ZeRO-3 everything but two blocks.
-rungs = []
-for world, *keys in ((1, "numerics.precision=fp32"), (1,), (64, "layout.zero_stage=1"), (64, "layout.zero_stage=2"), (64,),
-                     (64, "layout.recompute=selective"), (64, "layout.recompute=full")):
-    text = expect(f"plan-rung-{len(rungs)}", ["plan", MINIMAL, "model.preset=llama-65b", "batch.sequences=64", "batch.micro_batch=1",
-                                              "batch.context=2048", f"--world={world}", "--alternatives=0", "--json", *keys], 0, ANY, COUNTED)
-    n = json.loads(text)["parameters"] if text else 0
-    rungs.append(max((group["memory_bytes"] for group in json.loads(text)["groups"]), key=lambda m: m["total"]) if text else None)
-if all(rungs):
-    state = [rung["parameters"] + rung["gradients"] + rung["optimizer"] for rung in rungs]
+texts = [expect("plan-ladder-auto", ["plan", MINIMAL, "--world=8", "--ladder", "--threads=1", *more], 0, ANY)
+         for more in ([], ["layout=auto"])]
+report("plan-ladder-auto-rungs", ["rungs of an automatic layout differ"] if texts[0] != texts[1] else [], (0, texts[1], ""))
+texts = [expect("plan-ladder-fp32", ["plan", MINIMAL, "--world=8", "--ladder", "--threads=1", "--json", *more], 0, ANY)
+         for more in ([], ["numerics.precision=bf16", "numerics.linears=fp8"])]
+if all(texts):
+    rungs = [json.loads(text)["ladder"][0]["memory_bytes"] for text in texts]
+    report("plan-ladder-fp32-rungs", ["the rung of fp32 has linears in fp8"] if rungs[0] != rungs[1] else [], (0, texts[1], ""))
+text = expect("plan-ladder-json", ["plan", MINIMAL, "model.preset=llama-65b", "batch.sequences=64", "batch.micro_batch=1", "--world=64",
+                                   "batch.context=2048", "--device=a100-80g", "--ladder", "--json"], 0, ANY, COUNTED)
+if text:
+    rungs = json.loads(text)["ladder"]
+    n, memory = json.loads(text)["parameters"], [rung["memory_bytes"] for rung in rungs]
+    state = [rung["parameters"] + rung["gradients"] + rung["optimizer"] for rung in memory]
     block = 2 * (4 * 8192 * 8192 + 3 * 8192 * 22016)  # bf16
     problems = []
-    if not 65e9 < n < 66e9:
-        problems.append("model")
-    if not 20 * n <= state[0] < 20 * n + 8 * block or rungs[0]["total"] < 1000e9:
+    if not 65e9 < n < 66e9 or rungs[0]["world"] != 1 or rungs[-1]["world"] != 64:
+        problems.append("model or worlds")
+    if not 20 * n <= state[0] < 20 * n + 8 * block or memory[0]["total"] < 1000e9:
         problems.append("fp32")
-    if rungs[0]["optimizer"] // 2**20 != 12 * n // 2**20 or rungs[1]["optimizer"] != rungs[0]["optimizer"]:
+    if memory[0]["optimizer"] // 2**20 != 12 * n // 2**20 or memory[1]["optimizer"] != memory[0]["optimizer"]:
         problems.append("optimizer")
     if not 22 * n <= state[1] < 22 * n + 8 * block:
         problems.append("bf16")
-    if not 12 * n / 64 <= rungs[4]["optimizer"] < 12.1 * n / 64 or rungs[4]["parameters"] > 2 * n / 64 + 5 * block:
+    if not 12 * n / 64 <= memory[4]["optimizer"] < 12.1 * n / 64 or memory[4]["parameters"] > 2 * n / 64 + 5 * block:
         problems.append("ZeRO-3")
-    if any(after["total"] > before["total"] for before, after in zip(rungs[1:], rungs[2:])):
+    if any(after["total"] > before["total"] for before, after in zip(memory[1:], memory[2:])):
         problems.append("a rung that does not go down")
-    if rungs[-1]["total"] > 80 * 2**30:
+    if rungs[0]["fits"] or not rungs[-1]["fits"]:
         problems.append("what fits 80 GB")
-    report("plan-rungs", problems, (0, str(rungs), ""))
+    report("plan-ladder", problems, (0, text, ""))
 text = expect("plan-json", ["plan", MINIMAL, "--world=1,3", "--threads=1", "--json"], 0, ANY)
 if text:
     plan = json.loads(text)

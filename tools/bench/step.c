@@ -10,6 +10,7 @@
  * On a GPU: tools/bench/step_gpu.h. */
 #include "tools/bench/bench.h"
 #include "tools/bench/run.h"
+#include "tools/bench/sinks.h"
 #include "tools/bench/step_gpu.h"
 #include "tools/bench/step_ranks.h"
 #include "tools/command.h"
@@ -33,7 +34,7 @@ static const unsigned cost_virtual_tp[COSTS] = {1, 2};
 
 struct step_bench {
     uint64_t pairs, tokens, threads;
-    uint64_t cost_pairs, cost_sequences, cost_layers, rank_pairs;
+    uint64_t cost_pairs, cost_sequences, cost_layers, sink_pairs, rank_pairs;
     uint32_t ranks;                 /* 0: not measured */
     const char *preset, *precision; /* preset NULL: gpt2-124m; precision NULL: both */
     struct pd_model_config model;   /* of the preset */
@@ -43,6 +44,7 @@ struct step_bench {
     char tokens_path[4096];
     struct pd_pairs_summary result[PRECISIONS];
     struct pd_pairs_summary cost[PRECISIONS][COSTS];
+    struct pd_sinks_cost sinks;
     struct pd_pairs_summary dp;
 };
 
@@ -163,6 +165,22 @@ static pd_status bench_cost(struct step_bench *b, int precision, struct pd_error
     return st;
 }
 
+/* Short steps, against which a sink would show. */
+static pd_status bench_sinks(struct step_bench *b, struct pd_error *err)
+{
+    const struct bench_case c = {.precision = precisions[0],
+                                 .mode = "invariant",
+                                 .virtual_tp = 1,
+                                 .sequences = 1,
+                                 .context = 64,
+                                 .layers = b->cost_layers};
+    struct pd_bench_run r = {0};
+    pd_status st = open_run(&r, b, &c, err);
+    if (!st) st = pd_bench_sinks(&r, b->sink_pairs, &b->sinks, err);
+    pd_bench_run_close(&r);
+    return st;
+}
+
 static pd_status open_of_ranks(const void *bench, uint32_t dp, uint32_t threads, struct pd_bench_run *run,
                                struct pd_error *err)
 {
@@ -193,8 +211,8 @@ static pd_status bench_all(struct step_bench *b, struct pd_error *err)
     PD_TRY(pd_bench_write_tokens(b->tokens_path, b->cost_sequences * 512 * 64 + 1, COST_VOCAB, true, err));
     for (int p = 0; p < PRECISIONS && b->cost_pairs; p++)
         if (is_wanted(b, p)) PD_TRY(bench_cost(b, p, err));
-    if (!b->ranks) return PD_OK;
-    return pd_bench_step_ranks(b, open_of_ranks, b->ranks, (uint32_t)b->threads, b->rank_pairs, &b->dp, err);
+    if (b->ranks) PD_TRY(pd_bench_step_ranks(b, open_of_ranks, b->ranks, (uint32_t)b->threads, b->rank_pairs, &b->dp, err));
+    return b->sink_pairs ? bench_sinks(b, err) : PD_OK;
 }
 
 static double worst_cost(const struct step_bench *b)
@@ -238,6 +256,9 @@ static pd_status print(const struct step_bench *b, struct pd_error *err)
         pd_report_double(&r, "step_seconds_fp32", b->result[1].candidate_s, PD_UNIT_SECONDS);
     }
     if (b->cost_pairs) report_costs(b, &r);
+    if (b->sink_pairs) pd_bench_report_ratio(&r, "sink_cost", &b->sinks.clock);
+    if (b->sink_pairs) pd_bench_report_ratio(&r, "sink_work", &b->sinks.work);
+    if (b->sink_pairs) pd_report_double(&r, "sink_step_seconds", b->sinks.clock.ceiling_s, PD_UNIT_SECONDS);
     if (b->ranks) pd_bench_report_ratio(&r, "dp_efficiency", &b->dp);
     pd_report_u64(&r, "pairs", b->pairs, PD_UNIT_NONE);
     pd_report_u64(&r, "threads", b->threads, PD_UNIT_NONE);
@@ -272,7 +293,7 @@ static pd_status bench_cpu(struct step_bench *b, struct pd_error *err)
     if (!b->threads) b->threads = 2;
     if (pd_bench_step_is_size(b->preset)) PD_FAIL(err, PD_USAGE, "--preset=%s is for a GPU alone: --device=gpu", b->preset);
     PD_TRY(check_preset(b, err));
-    if (!b->pairs && !b->cost_pairs && !b->ranks)
+    if (!b->pairs && !b->cost_pairs && !b->sink_pairs && !b->ranks)
         PD_FAIL(err, PD_USAGE, "--pairs=0 and --cost-pairs=0 leave nothing to measure");
     if (!is_wanted(b, 0) && !is_wanted(b, 1)) PD_FAIL(err, PD_USAGE, "--precision=%s: expected bf16 or fp32", b->precision);
     if (b->ranks && b->threads % b->ranks)
@@ -328,6 +349,8 @@ static pd_status parse(struct step_bench *b, int argc, char **argv, bool *ret_do
          PD_OPTION_U32, &b->ranks, 2, 64},
         {.name = "rank-pairs", "N", "alternated pairs of their steps (9)", PD_OPTION_U64, &b->rank_pairs, 1,
          PD_BENCH_PAIRS_MAX - 1},
+        {.name = "sink-pairs", "N", "alternated pairs of 8 steps with every sink of metrics and without (0)", PD_OPTION_U64,
+         &b->sink_pairs, 0, PD_BENCH_PAIRS_MAX - 1},
         {.doc = on_gpu},
         {.name = "mode", "NAME", "numerics: invariant or fast alone (both)", PD_OPTION_TEXT, &b->gpu.mode,
          .expected = "invariant or fast"},

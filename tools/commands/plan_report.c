@@ -61,6 +61,12 @@ static bool fits(const struct pd_machine *machine, uint64_t bytes)
     return machine->device_bytes <= 0 || (double)bytes <= machine->device_bytes;
 }
 
+/* A library's own buffers lie beside what the plan adds up. */
+static bool rung_fits(const struct pd_machine *machine, const struct pd_plan_rung *rung)
+{
+    return fits(machine, pd_memory_plan_total(&rung->worst) + rung->worst.library_bytes);
+}
+
 /* ---- text ---- */
 
 struct tiers {
@@ -122,11 +128,13 @@ static void describe(const struct pd_plan_subject *s)
     print_tiers(c, &tiers);
 }
 
-static void begin_memory_table(struct pd_table *table)
+static void begin_memory_table(struct pd_table *table, const char *const *first, uint32_t first_count)
 {
-    const char *headings[PD_TABLE_COLUMNS_MAX] = {">RANKS", ">FIRST"};
+    const char *headings[PD_TABLE_COLUMNS_MAX];
     char names[PD_MEMORY_CATEGORY_COUNT][32];
-    uint32_t count = 2;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < first_count; i++)
+        headings[count++] = first[i];
     for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
         snprintf(names[c], sizeof names[c], ">%s", pd_memory_category_name((enum pd_memory_category)c));
         headings[count++] = names[c];
@@ -135,14 +143,17 @@ static void begin_memory_table(struct pd_table *table)
     pd_table_init(table, headings, count);
 }
 
-static void memory_row(struct pd_table *table, const struct pd_memory_group *group)
+static void memory_row(struct pd_table *table, const char *const *first, uint32_t first_count,
+                       const struct pd_memory_plan *plan)
 {
-    const struct pd_text ranks = pd_text_plain(group->ranks), first = pd_text_plain(group->first_rank);
     struct pd_text texts[PD_MEMORY_CATEGORY_COUNT + 1];
-    const char *cells[PD_TABLE_COLUMNS_MAX] = {ranks.text, first.text};
+    const char *cells[PD_TABLE_COLUMNS_MAX];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < first_count; i++)
+        cells[count++] = first[i];
     for (int c = 0; c <= PD_MEMORY_CATEGORY_COUNT; c++) {
-        texts[c] = pd_text_bytes(c == PD_MEMORY_CATEGORY_COUNT ? pd_memory_plan_total(&group->plan) : group->plan.bytes[c]);
-        cells[2 + c] = texts[c].text;
+        texts[c] = pd_text_bytes(c == PD_MEMORY_CATEGORY_COUNT ? pd_memory_plan_total(plan) : plan->bytes[c]);
+        cells[count++] = texts[c].text;
     }
     pd_table_row(table, cells);
 }
@@ -294,15 +305,17 @@ static void print_where(const struct pd_plan_subject *s, const struct pd_planned
 
 static pd_status print_groups(const struct pd_world_memory *m, const struct shown *shown, struct pd_error *err)
 {
+    static const char *const headings[] = {">RANKS", ">FIRST"};
     struct pd_table table;
     uint32_t rest = 0;
-    begin_memory_table(&table);
+    begin_memory_table(&table, headings, 2);
     for (uint32_t g = 0; g < m->group_count; g++)
         rest += m->groups[g].ranks;
     for (uint32_t i = 0; i < shown->count; i++) {
         const struct pd_memory_group *group = &m->groups[shown->groups[i]];
         rest -= group->ranks;
-        memory_row(&table, group);
+        memory_row(&table, (const char *const[]){pd_text_plain(group->ranks).text, pd_text_plain(group->first_rank).text}, 2,
+                   &group->plan);
     }
     PD_TRY(pd_table_print(&table, err));
     if (rest)
@@ -486,6 +499,29 @@ pd_status pd_plan_print(const struct pd_plan_subject *s, const struct pd_planned
     return count == 1 ? print_details(s, &worlds[0], err) : print_summary(worlds, count, err);
 }
 
+pd_status pd_plan_print_ladder(const struct pd_plan_subject *s, const struct pd_plan_rung *rungs, uint32_t count,
+                               struct pd_error *err)
+{
+    static const char *const headings[] = {"A RANK OF", ">RANKS", ""};
+    struct pd_table table;
+    uint64_t library = 0;
+    describe(s);
+    printf("\n");
+    begin_memory_table(&table, headings, s->machine->device_bytes > 0 ? 3 : 2);
+    for (uint32_t i = 0; i < count; i++) {
+        if (rungs[i].worst.library_bytes > library) library = rungs[i].worst.library_bytes;
+        memory_row(&table,
+                   (const char *const[]){rungs[i].name, pd_text_plain(rungs[i].world).text,
+                                         rung_fits(s->machine, &rungs[i]) ? "fits" : "too large"},
+                   s->machine->device_bytes > 0 ? 3 : 2, &rungs[i].worst);
+    }
+    PD_TRY(pd_table_print(&table, err));
+    if (library)
+        printf("a verdict counts NCCL's own buffers too, %s a rank at most, by an estimate\n", pd_text_bytes(library).text);
+    if (s->machine->device_bytes > 0) printf("a device has %s\n", pd_text_bytes((uint64_t)s->machine->device_bytes).text);
+    return PD_OK;
+}
+
 /* ---- JSON ---- */
 
 static void write_memory(struct pd_json_writer *w, const struct pd_memory_plan *plan)
@@ -592,8 +628,23 @@ static void write_world(struct pd_json_writer *w, const struct pd_config *config
     pd_json_object_end(w);
 }
 
+static void write_ladder(struct pd_json_writer *w, const struct pd_machine *machine, const struct pd_plan_rung *rungs,
+                         uint32_t count)
+{
+    pd_json_array_begin(w, "ladder");
+    for (uint32_t i = 0; i < count; i++) {
+        pd_json_object_begin(w, NULL);
+        pd_json_string(w, "name", rungs[i].name);
+        pd_json_u64(w, "world", rungs[i].world);
+        write_memory(w, &rungs[i].worst);
+        pd_json_bool(w, "fits", rung_fits(machine, &rungs[i]));
+        pd_json_object_end(w);
+    }
+    pd_json_array_end(w);
+}
+
 pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_planned_world *worlds, uint32_t count,
-                             double seconds, struct pd_error *err)
+                             const struct pd_plan_rung *rungs, uint32_t rung_count, double seconds, struct pd_error *err)
 {
     const struct pd_config *c = s->config;
     const uint64_t tokens = (uint64_t)c->batch.sequences * c->batch.context;
@@ -607,6 +658,7 @@ pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_pl
     pd_json_u64(&w, "micro_batches", c->batch.sequences / c->batch.micro_batch);
     pd_json_u64(&w, "checkpoint_bytes", tiers.state);
     write_tiers(&w, &tiers);
+    if (rung_count) write_ladder(&w, s->machine, rungs, rung_count);
     pd_json_array_begin(&w, "worlds");
     for (uint32_t i = 0; i < count; i++)
         write_world(&w, c, s->model, &worlds[i]);

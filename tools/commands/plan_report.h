@@ -22,6 +22,13 @@ struct pd_planned_world {
     uint32_t without_heads, without_ffn; /* tensor-parallel ranks of a stage that have none */
 };
 
+/* One rung on the way from everything on one device to what is asked for. */
+struct pd_plan_rung {
+    char name[64];
+    uint32_t world;
+    struct pd_memory_plan worst; /* rank, split */
+};
+
 struct pd_plan_subject {
     const struct pd_config *config;
     const struct pd_model *model;
@@ -36,5 +43,9 @@ void pd_plan_split(const struct pd_config *config, struct pd_memory_plan *plan);
 
 PD_MUST_USE pd_status pd_plan_print(const struct pd_plan_subject *subject, const struct pd_planned_world *worlds,
                                     uint32_t count, struct pd_error *err);
+PD_MUST_USE pd_status pd_plan_print_ladder(const struct pd_plan_subject *subject, const struct pd_plan_rung *rungs,
+                                           uint32_t count, struct pd_error *err);
+/* worlds or rungs may be empty. */
 PD_MUST_USE pd_status pd_plan_print_json(const struct pd_plan_subject *subject, const struct pd_planned_world *worlds,
-                                         uint32_t count, double seconds, struct pd_error *err);
+                                         uint32_t count, const struct pd_plan_rung *rungs, uint32_t rung_count,
+                                         double seconds, struct pd_error *err);
