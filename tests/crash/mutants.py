@@ -55,6 +55,8 @@ TABLE = [
 SPARED = [
     ("ckpt/store/lease.c", "store_sync_dir(dir, dir->root, err)", "a server that loses power alone would forget the fence of a launch that goes on, "
      "and give its number again; the simulated disk has no such server, and where all hosts stop names of checkpoints and pools count too"),
+    ("ckpt/store/quarantine.c", 'store_sync_dir(root, store_at(root, "quarantine").text, err)', "the sync of the root that follows is enough where "
+     "a directory moves in one piece, as with a journal and on the simulated disk"),
 ]
 
 TESTS = ["unit_store_*", "crash_nth_store", "crash_store_zombies", "unit_tiers_*", "crash_tiers_others", "crash_tiers_flow", "crash_tiers_growth",

@@ -3,6 +3,7 @@
 #include "tests/helpers/store_room.h"
 
 #include <criterion/criterion.h>
+#include <inttypes.h>
 
 static void expect(pd_status found, pd_status expected, const struct pd_error *err)
 {
@@ -210,6 +211,37 @@ Test(store_unusable, a_record_that_is_taken_away_and_put_back)
         launch(&room, false, sees, &(struct view){.whole = 2});
         room_free(&room);
     }
+}
+
+static bool lies(struct room *room, const char *path)
+{
+    struct pd_error err = {0};
+    struct pd_stat stat;
+    struct pd_vfs *vfs;
+    expect(pd_simulated_disk_vfs(room->disk, 0, &vfs, &err), PD_OK, &err);
+    const pd_status st = pd_vfs_stat(vfs, path, &stat, NULL);
+    pd_vfs_free(vfs);
+    return st == PD_OK;
+}
+
+/* What is moved aside may be all that is left of it: when power goes behind the move, it has one name, the new one. */
+Test(store_unusable, power_loss_does_not_lose_what_is_aside)
+{
+    struct room room = new_room(2, 1);
+    struct view view = one_flaw(1, PD_STORE_UNRECORDED, "step-000000000001-1", "commit.h5 is absent");
+    view.quarantined = 1;
+    launch(&room, true, save_two, NULL);
+    rename_in(&room, 0, FIRST "/commit.h5", "/elsewhere");
+    launch(&room, true, sees, &view);
+    for (uint64_t seed = 0; seed < 32; seed++) {
+        struct room later = room;
+        struct pd_error err = {0};
+        expect(pd_simulated_disk_clone(room.disk, &later.disk, &err), PD_OK, &err);
+        pd_simulated_disk_crash(later.disk, PD_DISK_ALL_HOSTS, seed);
+        cr_assert(lies(&later, ASIDE "/shard-00001.h5") && !lies(&later, FIRST), "seed %" PRIu64, seed);
+        room_free(&later);
+    }
+    room_free(&room);
 }
 
 /* Damage in the quarantine does not come back by itself, whether its record is there or not. */
