@@ -26,7 +26,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PRECISIONS = 2, COSTS = 2, DP_MICRO_BATCHES = 8 };
+enum { PRECISIONS = 2, COSTS = 2, DP_MICRO_BATCHES = 8, REPLAY_EVERY = 16 };
 #define COST_VOCAB 4096u
 
 static const char *const precisions[PRECISIONS] = {"bf16", "fp32"};
@@ -45,7 +45,7 @@ struct step_bench {
     struct pd_pairs_summary result[PRECISIONS];
     struct pd_pairs_summary cost[PRECISIONS][COSTS];
     struct pd_sinks_cost sinks;
-    struct pd_pairs_summary dp;
+    struct pd_pairs_summary dp, replay;
 };
 
 /* What of the configuration differs from engine to engine. */
@@ -54,6 +54,7 @@ struct bench_case {
     unsigned virtual_tp;
     uint64_t sequences, context, layers; /* layers 0: layers and vocabulary of the preset */
     uint64_t micro_batches;              /* of the sequences; 0: one */
+    bool is_replayed;                    /* every step (guard.replay_every) */
     uint32_t dp, threads;                /* 0: one rank with all of them */
 };
 
@@ -62,13 +63,14 @@ struct bench_case {
 static pd_status open_run(struct pd_bench_run *r, const struct step_bench *b, const struct bench_case *c,
                           struct pd_error *err)
 {
-    char model[160], sections[200], smaller[64] = "", longer[64] = "";
+    char model[160], sections[240], smaller[64] = "", longer[64] = "";
     if (c->layers) snprintf(smaller, sizeof smaller, ", layers: %llu, vocab: %u", (unsigned long long)c->layers, COST_VOCAB);
     if (c->context > b->model.context) snprintf(longer, sizeof longer, ", context: %llu", (unsigned long long)c->context);
     snprintf(model, sizeof model, "preset: %.32s%s%s", b->preset, smaller, longer);
     snprintf(sections, sizeof sections,
-             "numerics: {precision: %s, mode: %s, virtual_tp: %u}\nlayout: {recompute: none, dp: %u}\n", c->precision,
-             c->mode, c->virtual_tp, c->dp ? c->dp : 1);
+             "numerics: {precision: %s, mode: %s, virtual_tp: %u}\nlayout: {recompute: none, dp: %u}\n"
+             "guard: {replay_every: %d}\n",
+             c->precision, c->mode, c->virtual_tp, c->dp ? c->dp : 1, c->is_replayed);
     const struct pd_bench_run_options options = {.model = model,
                                                  .tokens = b->tokens_path,
                                                  .sequences = c->sequences,
@@ -181,20 +183,58 @@ static pd_status bench_sinks(struct step_bench *b, struct pd_error *err)
     return st;
 }
 
-static pd_status open_of_ranks(const void *bench, uint32_t dp, uint32_t threads, struct pd_bench_run *run,
+/* ---- several ranks ---- */
+
+enum rank_side { SIDE_DP, SIDE_PLAIN, SIDE_REPLAYED };
+
+/* 8 micro-batches a step, or where steps are replayed a rank and step. */
+static pd_status open_of_ranks(const void *bench, int side, uint32_t dp, uint32_t threads, struct pd_bench_run *run,
                                struct pd_error *err)
 {
     const struct step_bench *b = bench;
+    const uint64_t micro_batches = side == SIDE_DP ? DP_MICRO_BATCHES : (uint64_t)DP_MICRO_BATCHES * dp;
     const struct bench_case c = {.precision = precisions[0],
                                  .mode = "invariant",
                                  .virtual_tp = 1,
-                                 .sequences = DP_MICRO_BATCHES,
+                                 .sequences = micro_batches,
                                  .context = b->tokens,
                                  .layers = b->cost_layers,
-                                 .micro_batches = DP_MICRO_BATCHES,
+                                 .micro_batches = micro_batches,
+                                 .is_replayed = side == SIDE_REPLAYED,
                                  .dp = dp,
                                  .threads = threads};
     return open_run(run, b, &c, err);
+}
+
+/* One step in 16 is replayed: what one costs, over 16. */
+static struct pd_pairs_summary replay_cost(const struct pd_pairs *pairs)
+{
+    struct pd_pairs_summary s = pd_pairs_summarise(pairs);
+    s.ratio = (s.ratio - 1) / REPLAY_EVERY;
+    s.ratio_low = (s.ratio_low - 1) / REPLAY_EVERY;
+    s.ratio_high = (s.ratio_high - 1) / REPLAY_EVERY;
+    return s;
+}
+
+static pd_status bench_ranks(struct step_bench *b, struct pd_error *err)
+{
+    struct pd_bench_sides sides = {.bench = b,
+                                   .open = open_of_ranks,
+                                   .candidate = SIDE_DP,
+                                   .ceiling = SIDE_DP,
+                                   .is_ceiling_alone = true,
+                                   .ranks = b->ranks,
+                                   .threads = (uint32_t)b->threads,
+                                   .pairs = b->rank_pairs};
+    struct pd_pairs pairs;
+    PD_TRY(pd_bench_step_ranks(&sides, &pairs, err));
+    b->dp = pd_pairs_summarise_throughput(&pairs);
+    sides.candidate = SIDE_REPLAYED;
+    sides.ceiling = SIDE_PLAIN;
+    sides.is_ceiling_alone = false;
+    PD_TRY(pd_bench_step_ranks(&sides, &pairs, err));
+    b->replay = replay_cost(&pairs);
+    return PD_OK;
 }
 
 static bool is_wanted(const struct step_bench *b, int precision)
@@ -211,7 +251,7 @@ static pd_status bench_all(struct step_bench *b, struct pd_error *err)
     PD_TRY(pd_bench_write_tokens(b->tokens_path, b->cost_sequences * 512 * 64 + 1, COST_VOCAB, true, err));
     for (int p = 0; p < PRECISIONS && b->cost_pairs; p++)
         if (is_wanted(b, p)) PD_TRY(bench_cost(b, p, err));
-    if (b->ranks) PD_TRY(pd_bench_step_ranks(b, open_of_ranks, b->ranks, (uint32_t)b->threads, b->rank_pairs, &b->dp, err));
+    if (b->ranks) PD_TRY(bench_ranks(b, err));
     return b->sink_pairs ? bench_sinks(b, err) : PD_OK;
 }
 
@@ -259,7 +299,10 @@ static pd_status print(const struct step_bench *b, struct pd_error *err)
     if (b->sink_pairs) pd_bench_report_ratio(&r, "sink_cost", &b->sinks.clock);
     if (b->sink_pairs) pd_bench_report_ratio(&r, "sink_work", &b->sinks.work);
     if (b->sink_pairs) pd_report_double(&r, "sink_step_seconds", b->sinks.clock.ceiling_s, PD_UNIT_SECONDS);
-    if (b->ranks) pd_bench_report_ratio(&r, "dp_efficiency", &b->dp);
+    if (b->ranks) {
+        pd_bench_report_ratio(&r, "dp_efficiency", &b->dp);
+        pd_bench_report_ratio(&r, "replay_cost", &b->replay);
+    }
     pd_report_u64(&r, "pairs", b->pairs, PD_UNIT_NONE);
     pd_report_u64(&r, "threads", b->threads, PD_UNIT_NONE);
     pd_report_text(&r, "model", b->preset);
@@ -345,7 +388,9 @@ static pd_status parse(struct step_bench *b, int argc, char **argv, bool *ret_do
         {.name = "cost-sequences", "N", "sequences of 512 tokens of their micro-batch (4)", PD_OPTION_U64,
          &b->cost_sequences, 1, 1024},
         {.name = "cost-layers", "N", "blocks of their model (1)", PD_OPTION_U64, &b->cost_layers, 1, 1024},
-        {.name = "ranks", "N", "dp_efficiency: N ranks with a share of the threads each against one rank, 8 micro-batches",
+        {.name = "ranks", "N",
+         "dp_efficiency: N ranks with a share of the threads each against one rank, 8 micro-batches; replay_cost: share of a "
+         "step that guard.replay_every: 16 takes, 8 micro-batches a rank",
          PD_OPTION_U32, &b->ranks, 2, 64},
         {.name = "rank-pairs", "N", "alternated pairs of their steps (9)", PD_OPTION_U64, &b->rank_pairs, 1,
          PD_BENCH_PAIRS_MAX - 1},
