@@ -15,12 +15,11 @@ struct buffer {
     struct pd_comm *comm; /* of the transfer in flight; NULL: none */
     struct pd_comm_op op;
     struct pd_comm_piece piece;
-    uint64_t last_use;
 };
 
-/* Buffers of one kind: streams that arrive, streams that leave, or gradients. */
+/* Buffers of one kind, which are taken in turn: streams that arrive, streams that leave, or gradients. */
 struct ring {
-    uint32_t count;
+    uint32_t count, next;
     struct buffer buffers[BUFFERS_MAX];
     struct buffer *current, *expected; /* in the caller's hands; the next to be received */
     uint64_t left;                     /* receives not yet started */
@@ -29,7 +28,7 @@ struct ring {
 struct pd_pipeline {
     const struct pd_grid *grid;
     struct pd_math *math;
-    uint64_t bytes, clock;
+    uint64_t bytes;
     struct pd_stalls *stalls;
     uint32_t first_passes; /* that are left */
     bool has_gradients;    /* this pass */
@@ -85,14 +84,8 @@ static pd_status start(struct pd_pipeline *p, struct buffer *b, struct pd_comm *
     PD_CHECK(comm && !b->comm);
     pd_owner_acquire(&b->owner, the_transfer);
     b->piece = (struct pd_comm_piece){.peer = 1 - comm->rank, .data = b->data, .bytes = p->bytes};
-    b->op = (struct pd_comm_op){.what = is_send ? "to another stage" : "from another stage"};
-    if (is_send) {
-        b->op.sends = &b->piece;
-        b->op.send_count = 1;
-    } else {
-        b->op.recvs = &b->piece;
-        b->op.recv_count = 1;
-    }
+    b->op = is_send ? (struct pd_comm_op){.sends = &b->piece, .send_count = 1, .what = "to another stage"}
+                    : (struct pd_comm_op){.recvs = &b->piece, .recv_count = 1, .what = "from another stage"};
     const pd_status st = pd_comm_start(comm, &b->op, err);
     b->comm = st ? NULL : comm;
     if (st) pd_owner_release(&b->owner, the_transfer);
@@ -116,19 +109,17 @@ static pd_status finish(struct pd_pipeline *p, struct buffer *b, struct pd_error
 
 /* ---- rings ---- */
 
-/* The buffer that was not in use for the longest time: its send was started first. */
+/* The buffer whose send, if any, was started first. */
 static pd_status take_free(struct pd_pipeline *p, struct ring *ring, struct buffer **ret_buffer, struct pd_error *err)
 {
-    struct buffer *oldest = NULL;
-    for (uint32_t i = 0; i < ring->count; i++) {
-        struct buffer *b = &ring->buffers[i];
-        if (b == ring->current || b == ring->expected) continue;
-        if (!oldest || b->last_use < oldest->last_use) oldest = b;
-    }
-    PD_CHECK(oldest);
-    PD_TRY(finish(p, oldest, err));
-    oldest->last_use = ++p->clock;
-    *ret_buffer = oldest;
+    struct buffer *b;
+    PD_CHECK(ring->count > (ring->current ? 1u : 0u) + (ring->expected ? 1u : 0u));
+    do {
+        b = &ring->buffers[ring->next];
+        ring->next = (ring->next + 1) % ring->count;
+    } while (b == ring->current || b == ring->expected);
+    PD_TRY(finish(p, b, err));
+    *ret_buffer = b;
     return PD_OK;
 }
 
@@ -149,7 +140,6 @@ static pd_status receive(struct pd_pipeline *p, struct ring *ring, struct pd_com
     PD_CHECK(ring->expected);
     if (!ring->expected->comm) PD_TRY(start(p, ring->expected, comm, false, err));
     PD_TRY(finish(p, ring->expected, err));
-    ring->expected->last_use = ++p->clock;
     ring->current = ring->expected;
     ring->expected = NULL;
     return PD_OK;
@@ -168,7 +158,6 @@ static pd_status send_current(struct pd_pipeline *p, struct ring *ring, struct p
     struct buffer *b = ring->current;
     PD_CHECK(b);
     ring->current = NULL;
-    b->last_use = ++p->clock;
     return start(p, b, comm, true, err);
 }
 
@@ -177,9 +166,8 @@ pd_status pd_pipeline_begin(struct pd_pipeline *p, uint64_t streams, uint64_t gr
     pd_stalls_forget(p->stalls);
     p->streams_in.current = p->streams_out.current = p->gradients.current = NULL;
     PD_CHECK(!p->streams_in.expected && !p->gradients.expected);
-    p->clock = 0; /* every pass takes the same buffers as the one before, so no graph is made later than in the first */
-    for (uint32_t i = 0; i < BUFFERS_MAX; i++)
-        p->streams_in.buffers[i].last_use = p->streams_out.buffers[i].last_use = p->gradients.buffers[i].last_use = 0;
+    /* Every pass takes the same buffers as the one before, so no graph is made later than in the first. */
+    p->streams_in.next = p->streams_out.next = p->gradients.next = 0;
     p->streams_in.left = streams;
     p->gradients.left = gradients;
     p->has_gradients = false;

@@ -68,15 +68,6 @@ static pd_status schedule_layers(const struct pd_schedule_options *o, struct pd_
     return PD_OK;
 }
 
-static pd_status check(const struct pd_schedule_options *o, struct pd_error *err)
-{
-    PD_CHECK(o->pp_rank < o->pp && o->interleave >= 1 && o->interleave <= 256);
-    if (o->interleave > 1 && o->slots % o->pp)
-        PD_FAIL(err, PD_INVALID, "schedule: %u slots are no multiple of %u stages, and interleaved stages need that",
-                o->slots, o->pp);
-    return PD_OK;
-}
-
 uint32_t pd_schedule_slots(uint32_t most, uint32_t pp, uint32_t interleave)
 {
     return interleave > 1 ? (most + pp - 1) / pp * pp : most;
@@ -84,7 +75,8 @@ uint32_t pd_schedule_slots(uint32_t most, uint32_t pp, uint32_t interleave)
 
 pd_status pd_schedule_new(const struct pd_schedule_options *options, struct pd_schedule *ret_schedule, struct pd_error *err)
 {
-    PD_TRY(check(options, err));
+    PD_CHECK(options->pp_rank < options->pp && options->interleave >= 1 && options->interleave <= 256);
+    PD_CHECK(options->interleave == 1 || options->slots % options->pp == 0);
     if (options->units) return schedule_layers(options, ret_schedule, err);
     struct pd_schedule s = {0};
     struct walk w = walk_begin(options);

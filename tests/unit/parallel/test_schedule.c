@@ -249,11 +249,7 @@ Test(schedule, by_layers_in_groups)
 
 Test(schedule, slots)
 {
-    struct pd_error err;
-    struct pd_schedule s;
     cr_assert_eq(pd_schedule_slots(4, 3, 1), 4);
     cr_assert_eq(pd_schedule_slots(4, 3, 2), 6);
     cr_assert_eq(pd_schedule_slots(1, 1, 1), 1);
-    struct pd_schedule_options uneven = {.pp = 3, .interleave = 2, .slots = 4};
-    cr_assert_eq(pd_schedule_new(&uneven, &s, &err), PD_INVALID);
 }
