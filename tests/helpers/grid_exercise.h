@@ -114,8 +114,8 @@ static inline pd_status grid_check_members(const struct pd_grid *grid, const str
         if (link->members[link->comm->rank] != grid->rank) GRID_FAIL(grid, link, "has this rank at another place");
         if (link->comm != grid->comm) bytes += link->comm->bytes;
     }
-    if (bytes != pd_grid_bytes(&grid->layout, grid->rank, strcmp(grid->comm->ops->name, "local") != 0))
-        GRID_FAIL(grid, &links[0], "pd_grid_bytes is not what was taken");
+    if (bytes != pd_grid_memory(&grid->layout, grid->rank, strcmp(grid->comm->ops->name, "local") != 0).bytes)
+        GRID_FAIL(grid, &links[0], "pd_grid_memory is not what was taken");
     return PD_OK;
 }
 
@@ -149,11 +149,11 @@ static inline pd_status grid_traffic(struct pd_grid *grid, struct grid_link *lin
             st = grid_link_start(&links[i], grid_number(i), round, err);
             is_started[i] = !st;
         }
-        if (st) pd_grid_abort(grid);
+        if (st) pd_comm_abort(grid->comm);
         for (uint32_t i = 0; i < GRID_LINKS; i++) {
             if (!is_started[i]) continue;
             const pd_status waited = pd_comm_wait(links[i].comm, &links[i].op, st ? NULL : err);
-            if (waited && !st) pd_grid_abort(grid);
+            if (waited && !st) pd_comm_abort(grid->comm);
             if (!st) st = waited;
             for (uint32_t at = 0; !st && at < GRID_PIECE; at++)
                 if (links[i].in[at] !=

@@ -25,7 +25,8 @@ Test(plan, holds_room_for_nccl)
     cr_assert_eq(pd_lay_out(&c, model, 4, &laid_out, &err), PD_OK, "%s", err.message);
     cr_assert_eq(pd_world_memory_plan(&c, model, 2, &laid_out, &m, &err), PD_OK, "%s", err.message);
     for (uint32_t g = 0; g < m.group_count; g++)
-        cr_expect_eq(m.groups[g].plan.library_bytes, pd_grid_nccl_bytes(&laid_out.layout, m.groups[g].first_rank));
+        cr_expect_eq(m.groups[g].plan.library_bytes,
+                     pd_grid_memory(&laid_out.layout, m.groups[g].first_rank, true).nccl_bytes);
     const struct pd_memory_plan *worst = &m.groups[m.worst].plan;
     cr_expect_gt(worst->library_bytes, 0);
     cr_expect_eq(m.worst_bytes, pd_memory_plan_total(worst) - pd_memory_plan_host(worst) + worst->library_bytes);
@@ -226,7 +227,8 @@ Test(plan, mirrors_hold_the_state_once)
             const struct pd_engine_options o = {
                 .config = &c, .model = model, .world = 8, .rank = rank, .threads = 1, .is_gpu = true};
             cr_assert_eq(pd_engine_plan_of(&o, &plan, &err), PD_OK, "%s", err.message);
-            cr_expect(is_planned(&m, &plan), "%s %s: no group has what rank %u takes", overrides[i][0], overrides[i][2], rank);
+            cr_expect(is_planned(&m, &plan), "%s %s: no group has what rank %u takes", overrides[i][0], overrides[i][2],
+                      rank);
             mirrored += plan.host_bytes[PD_MEMORY_OPTIMIZER];
         }
         cr_expect_geq(mirrored, state);

@@ -141,7 +141,7 @@ void pd_comm_traffic(struct pd_comm *comm, struct pd_comm_traffic *ret_traffic)
 
 void pd_comm_abort(struct pd_comm *comm)
 {
-    comm->ops->abort(comm);
+    if (comm) comm->ops->abort(comm);
 }
 
 void pd_comm_free(struct pd_comm *comm)

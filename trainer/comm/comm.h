@@ -150,8 +150,8 @@ void pd_comm_traffic(struct pd_comm *comm, struct pd_comm_traffic *ret_traffic);
 /* This rank gives up: its pending and later operations return PD_PEER_LOST at once, and so do those of its peers that need
  * it, on this communicator and, where it is the outermost, on those split from it. For the way out after a failure: pieces
  * of an operation that was started belong to it until it was waited for, and this makes that wait short. */
-void pd_comm_abort(struct pd_comm *comm);
-void pd_comm_free(struct pd_comm *comm); /* NULL is fine */
+void pd_comm_abort(struct pd_comm *comm); /* NULL is fine */
+void pd_comm_free(struct pd_comm *comm);  /* NULL is fine */
 
 /* Bytes that each rank of a communicator of `size` ranks takes, staging included: threads of a process, or processes on any
  * hosts of at most PD_COMM_RANKS_PER_HOST of its ranks each (more take some pages more). */

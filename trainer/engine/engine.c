@@ -330,8 +330,9 @@ static void note_communicators(struct pd_engine *e, struct pd_arena *arena)
     const uint64_t world = pd_comm_bytes(e->options.world, are_processes(c));
     const uint32_t tiers = c->checkpoint.tiers_count;
     const uint64_t copies = (tiers > 1 ? tiers - 1 : 0) + (tiers > 0 && c->checkpoint.tiers[0].replicas > 0);
-    pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_grid_bytes(&e->grid.layout, e->options.rank, are_processes(c)));
-    if (e->options.is_gpu) pd_arena_note_library(arena, pd_grid_nccl_bytes(&e->grid.layout, e->options.rank));
+    const struct pd_grid_memory grid = pd_grid_memory(&e->grid.layout, e->options.rank, are_processes(c));
+    pd_arena_note(arena, PD_MEMORY_BUFFERS, grid.bytes);
+    if (e->options.is_gpu) pd_arena_note_library(arena, grid.nccl_bytes);
     pd_arena_note(arena, PD_MEMORY_BUFFERS, world);
     pd_arena_note(arena, PD_MEMORY_BUFFERS, copies * (world + PD_TIERS_STAGING_BYTES));
 }
@@ -452,7 +453,7 @@ pd_status pd_engine_graph_bytes(const struct pd_engine_options *options, uint64_
 
 void pd_engine_abort(struct pd_engine *e)
 {
-    pd_grid_abort(&e->grid);
+    pd_comm_abort(e->grid.comm);
     if (e->zero) pd_zero_sync(e->zero);
     if (e->own->pipeline) pd_pipeline_sync(e->own->pipeline);
     if (e->transformer) pd_transformer_sync(e->transformer);

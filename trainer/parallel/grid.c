@@ -2,12 +2,16 @@
 
 #include "trainer/comm/nccl.h"
 
+#include <stddef.h>
+
 /* One communicator of the grid: whom this rank meets there. Ranks of equal colour meet; a rank that meets nobody has a
  * colour of its own. */
 struct meeting {
     bool is_on, is_link;
     uint32_t color, key, size;
+    size_t at; /* member of the grid */
 };
+#define AT(member) offsetof(struct pd_grid, member)
 
 enum { SHARD, REPLICAS, GATHERS, TP, SP, FORWARD_A, FORWARD_B, FORWARD_C, BACKWARD_A, BACKWARD_B, BACKWARD_C, MIRROR,
        MEETING_COUNT };
@@ -24,13 +28,24 @@ static bool has_link(const struct pd_layout *layout, uint32_t from)
     return layout->pp > 1 && (from + 1 < layout->pp || layout->interleave > 1);
 }
 
-/* The link after `from` as seen by this place, which is one of its ends. */
-static struct meeting link_meeting(const struct pd_layout *layout, struct pd_rank_place place, uint32_t from,
+/* The link of a kind that this place is an end of, if it is. */
+static struct meeting link_meeting(const struct pd_layout *layout, struct pd_rank_place place, uint32_t kind,
                                    bool is_backward)
 {
-    bool is_sender = (place.pp == from) != is_backward;
-    place.pp = from;
-    return (struct meeting){true, true, pd_layout_rank(layout, place), is_sender ? 0 : 1, 2};
+    const uint32_t before = (place.pp + layout->pp - 1) % layout->pp;
+    const bool is_after = has_link(layout, place.pp) && link_kind(layout, place.pp) == kind,
+               is_sender = is_after != is_backward;
+    struct meeting m = {.is_on = is_after || (has_link(layout, before) && link_kind(layout, before) == kind),
+                        .is_link = true,
+                        .key = is_sender ? 0 : 1,
+                        .size = 2};
+    if (is_backward)
+        m.at = is_sender ? AT(backward_out) : AT(backward_in);
+    else
+        m.at = is_sender ? AT(forward_out) : AT(forward_in);
+    if (!is_after) place.pp = before;
+    m.color = pd_layout_rank(layout, place);
+    return m;
 }
 
 /* The rank of data rank q, beside this place. */
@@ -46,46 +61,35 @@ static struct meeting meeting_of(const struct pd_layout *layout, uint32_t rank, 
     const uint32_t world = pd_layout_world(layout), parts = layout->zero_stage ? layout->zero_shard : 1;
     const struct pd_rank_place place = pd_layout_place(layout, rank);
     const uint32_t q = place.dp * layout->sp + place.sp, copies = layout->dp * layout->sp / parts;
+    const bool has_mirror = layout->pp > 1 && (place.pp == 0 || place.pp + 1 == layout->pp);
     struct pd_rank_place first = place;
-    struct meeting m = {.color = world + rank, .size = 1};
     switch (which) {
     case SHARD:
     case GATHERS:
-        m = (struct meeting){.is_on = parts > 1 && (parts < world || which == GATHERS),
-                             .color = data_rank_at(layout, place, q - q % parts),
-                             .key = rank,
-                             .size = parts};
-        break;
+        return (struct meeting){.is_on = parts > 1 && (parts < world || which == GATHERS),
+                                .color = data_rank_at(layout, place, q - q % parts),
+                                .key = rank,
+                                .size = parts,
+                                .at = which == GATHERS ? AT(gathers) : AT(shard)};
     case REPLICAS:
-        m = (struct meeting){.is_on = copies > 1 && copies < world,
-                             .color = data_rank_at(layout, place, q % parts),
-                             .key = rank,
-                             .size = copies};
-        break;
+        return (struct meeting){.is_on = copies > 1 && copies < world,
+                                .color = data_rank_at(layout, place, q % parts),
+                                .key = rank,
+                                .size = copies,
+                                .at = AT(replicas)};
     case TP:
         first.tp = 0;
-        m = (struct meeting){layout->tp > 1, false, pd_layout_rank(layout, first), rank, layout->tp};
-        break;
+        return (struct meeting){layout->tp > 1, false, pd_layout_rank(layout, first), rank, layout->tp, AT(tp)};
     case SP:
         first.sp = 0;
-        m = (struct meeting){layout->sp > 1, false, pd_layout_rank(layout, first), rank, layout->sp};
-        break;
+        return (struct meeting){layout->sp > 1, false, pd_layout_rank(layout, first), rank, layout->sp, AT(sp)};
     case MIRROR:
         first.pp = 0;
-        if (layout->pp > 1 && (place.pp == 0 || place.pp + 1 == layout->pp))
-            m = (struct meeting){true, true, pd_layout_rank(layout, first), rank, 2};
-        break;
-    default: {
-        const bool is_backward = which >= BACKWARD_A;
-        const uint32_t kind = which - (is_backward ? BACKWARD_A : FORWARD_A);
-        const uint32_t before = (place.pp + layout->pp - 1) % layout->pp;
-        if (has_link(layout, place.pp) && link_kind(layout, place.pp) == kind)
-            m = link_meeting(layout, place, place.pp, is_backward);
-        else if (has_link(layout, before) && link_kind(layout, before) == kind)
-            m = link_meeting(layout, place, before, is_backward);
+        return (struct meeting){has_mirror, true, pd_layout_rank(layout, first), rank, 2, AT(mirror)};
+    default:
+        return which < BACKWARD_A ? link_meeting(layout, place, which - FORWARD_A, false)
+                                  : link_meeting(layout, place, which - BACKWARD_A, true);
     }
-    }
-    return m;
 }
 
 /* Nobody on any rank: no agreement is needed. */
@@ -97,20 +101,6 @@ static bool is_nowhere(const struct pd_layout *layout, uint32_t which)
     return true;
 }
 
-/* Which member of the grid a meeting is. */
-static struct pd_comm **place_of(struct pd_grid *grid, uint32_t which)
-{
-    struct pd_comm **const by_itself[MEETING_COUNT] = {
-        [SHARD] = &grid->shard, [REPLICAS] = &grid->replicas, [GATHERS] = &grid->gathers,
-        [TP] = &grid->tp,       [SP] = &grid->sp,             [MIRROR] = &grid->mirror};
-    const bool is_backward = which >= BACKWARD_A;
-    const uint32_t kind = which - (is_backward ? BACKWARD_A : FORWARD_A);
-    if (by_itself[which]) return by_itself[which];
-    const bool is_after = has_link(&grid->layout, grid->place.pp) && link_kind(&grid->layout, grid->place.pp) == kind;
-    if (is_backward) return is_after ? &grid->backward_in : &grid->backward_out;
-    return is_after ? &grid->forward_out : &grid->forward_in;
-}
-
 static pd_status meet(struct pd_grid *grid, uint32_t which, struct pd_error *err)
 {
     const struct meeting m = meeting_of(&grid->layout, grid->rank, which);
@@ -120,7 +110,7 @@ static pd_status meet(struct pd_grid *grid, uint32_t which, struct pd_error *err
     PD_TRY((which >= FORWARD_A ? pd_comm_split_links : pd_comm_split)(grid->comm, color, m.key, &comm, err));
     PD_CHECK(comm->size == (m.is_on ? m.size : 1));
     if (m.is_on)
-        *place_of(grid, which) = comm;
+        *(struct pd_comm **)((char *)grid + m.at) = comm;
     else
         pd_comm_free(comm);
     return PD_OK;
@@ -167,33 +157,21 @@ void pd_grid_deinit(struct pd_grid *grid)
     *grid = (struct pd_grid){0};
 }
 
-void pd_grid_abort(struct pd_grid *grid)
-{
-    if (grid->comm) pd_comm_abort(grid->comm);
-}
-
-uint64_t pd_grid_bytes(const struct pd_layout *layout, uint32_t rank, bool is_processes)
+struct pd_grid_memory pd_grid_memory(const struct pd_layout *layout, uint32_t rank, bool is_processes)
 {
     const uint32_t world = pd_layout_world(layout);
-    uint64_t bytes = world > 1 ? pd_comm_bytes(world, is_processes) : 0;
+    struct pd_grid_memory m = {0};
+    if (world == 1) return m;
+    m.bytes = pd_comm_bytes(world, is_processes);
+    /* Nothing goes over the world's where other ranks share state. */
+    m.nccl_bytes = layout->dp * layout->sp == world ? pd_comm_nccl_bytes(world, false) : 0;
     for (uint32_t which = 0; which < MEETING_COUNT; which++) {
-        const struct meeting m = meeting_of(layout, rank, which);
-        if (m.is_on) bytes += pd_comm_bytes(m.size, is_processes);
+        const struct meeting one = meeting_of(layout, rank, which);
+        if (!one.is_on) continue;
+        m.bytes += pd_comm_bytes(one.size, is_processes);
+        m.nccl_bytes += pd_comm_nccl_bytes(one.size, one.is_link);
     }
-    return bytes;
-}
-
-/* Nothing goes over the world's where other ranks share state. */
-uint64_t pd_grid_nccl_bytes(const struct pd_layout *layout, uint32_t rank)
-{
-    const uint32_t world = pd_layout_world(layout);
-    if (world == 1) return 0;
-    uint64_t bytes = layout->dp * layout->sp == world ? pd_comm_nccl_bytes(world, false) : 0;
-    for (uint32_t which = 0; which < MEETING_COUNT; which++) {
-        const struct meeting m = meeting_of(layout, rank, which);
-        if (m.is_on) bytes += pd_comm_nccl_bytes(m.size, m.is_link);
-    }
-    return bytes;
+    return m;
 }
 
 struct pd_stage pd_grid_stage(const struct pd_layout *layout, const struct pd_model *model, uint32_t pp_rank, uint32_t chunk)

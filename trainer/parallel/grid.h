@@ -36,13 +36,12 @@ struct pd_grid {
 PD_MUST_USE pd_status pd_grid_init(const struct pd_layout *layout, uint32_t rank, struct pd_comm *comm,
                                    struct pd_grid *ret_grid, struct pd_error *err);
 void pd_grid_deinit(struct pd_grid *grid);
-/* Gives up every communicator of the grid, so that nobody waits for this rank. */
-void pd_grid_abort(struct pd_grid *grid);
-/* Bytes that the communicators of this place take (staging included), as pd_grid_init will request them. */
-uint64_t pd_grid_bytes(const struct pd_layout *layout, uint32_t rank, bool is_processes);
-
-/* Of a device: what NCCL takes for them, by the estimate of trainer/comm/nccl.h; 0 for one rank. */
-uint64_t pd_grid_nccl_bytes(const struct pd_layout *layout, uint32_t rank);
+/* What the communicators of this place take; nothing for one rank. */
+struct pd_grid_memory {
+    uint64_t bytes;      /* staging included, as pd_grid_init will request them */
+    uint64_t nccl_bytes; /* of a device, if they are NCCL's: by the estimate of trainer/comm/nccl.h */
+};
+struct pd_grid_memory pd_grid_memory(const struct pd_layout *layout, uint32_t rank, bool is_processes);
 
 /* Pipeline chunk `chunk` (0 .. interleave-1) of a pp rank. */
 struct pd_stage pd_grid_stage(const struct pd_layout *layout, const struct pd_model *model, uint32_t pp_rank,

@@ -60,7 +60,7 @@ static pd_status failure_main(struct pd_comm *comm, void *context, struct pd_err
     char says[32];
     snprintf(says, sizeof says, "rank %u ", failure->victim);
     if (!is_victim && st == PD_PEER_LOST && strstr(lost.message, says)) atomic_fetch_add(&failure->told, 1);
-    if (is_victim) pd_grid_abort(&grid);
+    if (is_victim) pd_comm_abort(grid.comm);
     pd_grid_deinit(&grid);
     free(links);
     if (is_victim) PD_FAIL(err, PD_IO, "the disk of this rank is gone");
@@ -146,11 +146,11 @@ Test(grid, memory_of_a_place)
 {
     struct pd_layout layout;
     pd_layout_init_dp(&layout, 1);
-    cr_assert_eq(pd_grid_bytes(&layout, 0, true), 0);
+    cr_assert_eq(pd_grid_memory(&layout, 0, true).bytes, 0);
     pd_layout_init_dp(&layout, 2);
-    cr_assert_eq(pd_grid_bytes(&layout, 1, true), 2 * pd_comm_bytes(2, true));
+    cr_assert_eq(pd_grid_memory(&layout, 1, true).bytes, 2 * pd_comm_bytes(2, true));
     layout.zero_shard = 1;
-    cr_assert_eq(pd_grid_bytes(&layout, 1, true), pd_comm_bytes(2, true), "nothing is gathered");
+    cr_assert_eq(pd_grid_memory(&layout, 1, true).bytes, pd_comm_bytes(2, true), "nothing is gathered");
     const uint64_t unit = 1 << 20, small = 64 << 10;
     /* A unit and a half a peer, four peers at most; between threads a room for sums alone. */
     cr_assert(pd_comm_bytes(2, true) >= unit * 3 / 2 && pd_comm_bytes(2, true) < unit * 3 / 2 + small);
@@ -164,7 +164,7 @@ static uint64_t nccl_of(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t interlea
     struct pd_layout layout;
     pd_layout_init_dp(&layout, dp);
     layout.tp = layout.virtual_tp = tp, layout.pp = pp, layout.interleave = interleave;
-    return pd_grid_nccl_bytes(&layout, rank);
+    return pd_grid_memory(&layout, rank, true).nccl_bytes;
 }
 
 /* With several stages nothing goes over the world's, and it takes nothing. */

@@ -165,7 +165,7 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     for (uint32_t pass = 0; pass < (dev ? FIRST_PASSES + 2 : 2) && !st; pass++)
         st = walk(job, &r, &schedule, pass, err);
     if (st) {
-        pd_grid_abort(&r.grid);
+        pd_comm_abort(r.grid.comm);
         pd_pipeline_sync(r.pipeline);
     }
     pd_schedule_deinit(&schedule);

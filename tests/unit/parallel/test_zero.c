@@ -434,7 +434,7 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     for (; r.version < 2 && !st; r.version++)
         st = step(&r, err);
     if (st) {
-        pd_grid_abort(&r.grid);
+        pd_comm_abort(r.grid.comm);
         pd_zero_sync(r.zero);
     }
     pd_zero_free(r.zero);

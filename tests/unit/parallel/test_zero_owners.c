@@ -28,7 +28,7 @@ static pd_status in_zero(const struct job *job, const struct pd_grid *grid, stru
     PD_TRY(pd_zero_new(job->model, &options, grid, math, arena, &zero, err));
     PD_TRY(pd_zero_refresh_compute(zero, err));
     const pd_status st = job->calls(zero, err);
-    pd_grid_abort((struct pd_grid *)grid);
+    pd_comm_abort(((struct pd_grid *)grid)->comm);
     pd_zero_sync(zero);
     pd_zero_free(zero);
     pd_arena_free(arena);
