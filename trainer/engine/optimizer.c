@@ -112,7 +112,7 @@ static pd_status find_marks(const struct pd_engine *e, struct pd_found *ret_foun
 /* What gradients are still multiplied by: it is out of terms. */
 static double loss_scale_of(const struct pd_engine *e)
 {
-    return pd_zero_makes_terms(e->zero) ? 1 : e->loss_scale;
+    return pd_zero_held(e->zero)->makes_terms ? 1 : e->loss_scale;
 }
 
 /* Sums of blocks in files were counted when they were complete. */

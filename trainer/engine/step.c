@@ -273,9 +273,10 @@ static pd_status micro_batch_gradients(const struct step *s, uint32_t set, uint3
                                        struct pd_error *err)
 {
     struct pd_engine *e = s->e;
-    if (s->compares) slot = PD_ZERO_NO_SLOT;
-    pd_transformer_set_adds(e->transformer, pd_zero_adds(e->zero, slot));
-    return pd_zero_micro_batch_gradients(e->zero, set, slot, ret_gradients, err);
+    bool adds;
+    PD_TRY(pd_zero_micro_batch_gradients(e->zero, set, s->compares ? PD_ZERO_NO_SLOT : slot, ret_gradients, &adds, err));
+    pd_transformer_set_adds(e->transformer, adds);
+    return PD_OK;
 }
 
 static pd_status push_gradients(const struct step *s, uint32_t set, uint32_t slot, struct pd_error *err)

@@ -8,11 +8,6 @@
 
 #define PAGE_ALIGNED_ELEMENTS_MIN (UINT64_C(1) << 18) /* smaller ones are staged by saves anyway */
 
-bool pd_zero_is_end(const struct pd_zero *zero, uint32_t set)
-{
-    return set == 0 || set == zero->has.set_count - 1;
-}
-
 /* ---- sets ---- */
 
 static void add_to_set(struct pd_zero *zero, struct pd_zero_set *set, uint32_t tensor)
@@ -69,6 +64,16 @@ static void measure_parts(struct pd_zero *zero, uint32_t set, uint64_t *by_part)
     s->room = pd_round_up(s->stride, copies);
 }
 
+/* How many parts have rows of the slab. */
+static uint64_t parts_of(const struct pd_zero *zero, const struct pd_zero_place *place, const struct pd_zero_slab *slab)
+{
+    const struct pd_layout_cut *cut = &place->cut;
+    const uint64_t begin = pd_max_u64(cut->row_begin, slab->row_begin), end = pd_min_u64(cut->row_end, slab->row_end);
+    if (begin >= end || cut->chunk_begin >= slab->chunk_end || slab->chunk_begin >= cut->chunk_end) return 0;
+    if (zero->grid->layout.zero_stage == 0) return 1;
+    return (end - 1 - cut->row_begin) / cut->part_rows - (begin - cut->row_begin) / cut->part_rows + 1;
+}
+
 /* With other tensor-parallel ranks: shares of parameters, of which each is some rows of one part; and terms of key-value heads
  * that this rank computes and another one owns. */
 static void measure_crossing(struct pd_zero *zero, uint32_t set)
@@ -80,11 +85,10 @@ static void measure_crossing(struct pd_zero *zero, uint32_t set)
         const struct pd_zero_place here = pd_zero_place_of(zero, s->tensors[e], me);
         const struct pd_layout_cut *cut = &here.cut;
         const struct pd_zero_slab own = {cut->row_begin, cut->row_end, cut->chunk_begin, cut->chunk_end};
-        struct pd_zero_run runs[PD_ZERO_BOXES_MAX];
+        struct pd_zero_run runs[PD_LAYOUT_CHUNKS_MAX];
         for (uint32_t t = 0; t < tp; t++) {
             const struct pd_zero_place there = pd_zero_place_of(zero, s->tensors[e], t);
-            if (t != me)
-                s->crossing += pd_zero_parts_of(zero, &there, &here.needed) + pd_zero_parts_of(zero, &here, &there.needed);
+            if (t != me) s->crossing += parts_of(zero, &there, &here.needed) + parts_of(zero, &here, &there.needed);
         }
         if (!s->crosses || zero->model->tensors.tensors[s->tensors[e]].tp_dim) continue;
         const uint32_t count = pd_zero_runs(zero, s->tensors[e], &here.computed, &own, runs);
@@ -96,19 +100,14 @@ static void measure_crossing(struct pd_zero *zero, uint32_t set)
 static uint64_t sums_of_set(const struct pd_zero *zero, uint32_t set)
 {
     const struct pd_zero_set *s = &zero->sets[set];
-    return zero->makes_terms ? 2 * (s->room + (zero->parts == 1 ? s->elsewhere : 0)) : s->own;
+    return zero->has.makes_terms ? 2 * (s->room + (zero->parts == 1 ? s->elsewhere : 0)) : s->own;
 }
 
 /* Sums of blocks in files share two places, each at a page; those of the first blocks, which fit the budget, stay. */
 static void size_sums(struct pd_zero *zero)
 {
     const uint64_t page = PD_ARENA_ALIGN / sizeof(float);
-    uint64_t left = zero->options.gradients_budget / sizeof(float);
-    for (zero->has.sums_away = 1; zero->has.sums_away + 1 < zero->has.set_count; zero->has.sums_away++) {
-        const uint64_t elements = sums_of_set(zero, zero->has.sums_away);
-        if (elements > left) break;
-        left -= elements;
-    }
+    zero->has.sums_away = pd_zero_first_away(zero, zero->options.gradients_budget / sizeof(float), sums_of_set);
     for (uint32_t set = zero->has.sums_away; set + 1 < zero->has.set_count; set++)
         zero->sums_elements = pd_max_u64(zero->sums_elements, pd_round_up(sums_of_set(zero, set), page));
     zero->has.gradient_elements = 2 * zero->sums_elements;
@@ -118,7 +117,7 @@ static void size_sums(struct pd_zero *zero)
 static void place_set(struct pd_zero *zero, uint32_t set)
 {
     struct pd_zero_set *s = &zero->sets[set];
-    const bool is_filed = zero->options.gradients_in_files && set >= zero->has.sums_away && !pd_zero_is_end(zero, set);
+    const bool is_filed = pd_zero_has_filed_sums(zero, set);
     s->sums = (is_filed ? set % 2 * zero->sums_elements : zero->has.gradient_elements) / 2;
     if (!is_filed) zero->has.gradient_elements += pd_round_up(sums_of_set(zero, set), 4);
 }
@@ -193,7 +192,8 @@ static pd_status describe_boxes(struct pd_zero *zero, struct pd_error *err)
 {
     const uint64_t most = 3ull * zero->model->tensors.count * pd_partition_chunk_count(&zero->grid->partition);
     zero->has.boxes = calloc(most, sizeof *zero->has.boxes);
-    if (!zero->has.boxes) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the boxes of %u tensors", zero->model->tensors.count);
+    if (!zero->has.boxes)
+        PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the boxes of %u tensors", zero->model->tensors.count);
     for (uint32_t set = 0; set < zero->has.set_count; set++) {
         uint64_t gradient = 2 * zero->sets[set].sums;
         zero->has.first_box[set] = zero->has.box_count;
@@ -225,8 +225,8 @@ static void take_state(struct pd_zero *zero, struct pd_arena *arena)
     if (!zero->is_mirrored) return;
     const uint64_t held = pd_zero_held_elements(zero, 0);
     const bool is_first = zero->sets[0].count, is_last = zero->sets[zero->has.set_count - 1].count;
-    if (is_first || (is_last && zero->makes_terms))
-        zero->mirrored_gradient = pd_arena_take(arena, PD_MEMORY_GRADIENTS, (held + 1) * sizeof(int64_t));
+    if (is_first || is_last)
+        zero->mirrored_gradient = pd_arena_take(arena, PD_MEMORY_GRADIENTS, (is_first ? held + 1 : 1) * sizeof(int64_t));
     if (is_last) zero->mirror = pd_arena_take(arena, PD_MEMORY_PARAMETERS, held * compute);
 }
 
@@ -261,12 +261,12 @@ static void take_gathers(struct pd_zero *zero, struct pd_arena *arena)
 static void take_lanes(struct pd_zero *zero, struct pd_arena *arena, uint64_t most)
 {
     float *shared = NULL;
-    if (zero->has_lanes && zero->makes_terms && zero->options.by_layers)
+    if (zero->has_lanes && zero->has.makes_terms && zero->options.by_layers)
         shared = pd_arena_take(arena, PD_MEMORY_GRADIENTS, most * sizeof(float));
     for (uint32_t set = 0; zero->has_lanes && set < zero->has.set_count; set++) {
         struct pd_zero_set *s = &zero->sets[set];
         if (!s->count) continue;
-        if (!zero->makes_terms)
+        if (!zero->has.makes_terms)
             s->lane = (float *)pd_zero_sums(zero, set);
         else
             s->lane = shared ? shared : pd_arena_take(arena, PD_MEMORY_GRADIENTS, s->computed[s->count] * sizeof(float));
@@ -275,38 +275,22 @@ static void take_lanes(struct pd_zero *zero, struct pd_arena *arena, uint64_t mo
 
 /* Alone, terms are made where they are summed. Otherwise they wait for their exchange: ends, and all sets that are exchanged
  * once a step while micro-batches follow each other, have their own place; other blocks take two in turn. */
-static bool takes_turns(const struct pd_zero *zero, uint32_t set)
-{
-    return !pd_zero_is_end(zero, set) && (zero->options.by_lane || zero->options.by_layers);
-}
-
-static uint64_t term_bytes(const struct pd_zero *zero, uint32_t set)
-{
-    return (zero->parts * zero->sets[set].stride + zero->sets[set].elsewhere) * sizeof(int64_t);
-}
-
 static void take_terms(struct pd_zero *zero, struct pd_arena *arena)
 {
     uint64_t turns = 0;
     for (uint32_t set = 0; set < zero->has.set_count; set++) {
         struct pd_zero_set *s = &zero->sets[set];
+        const uint64_t bytes = (zero->parts * s->stride + s->elsewhere) * sizeof(int64_t);
         s->terms = &s->own_terms;
         if (zero->parts == 1)
             s->terms->data = pd_arena_is_dry(arena) ? NULL : pd_zero_sums(zero, set);
-        else if (takes_turns(zero, set))
-            turns = pd_max_u64(turns, term_bytes(zero, set));
+        else if (pd_zero_is_end(zero, set) || !(zero->options.by_lane || zero->options.by_layers))
+            s->terms->data = pd_arena_take(arena, PD_MEMORY_GRADIENTS, bytes);
         else
-            s->terms->data = pd_arena_take(arena, PD_MEMORY_GRADIENTS, term_bytes(zero, set));
+            turns = pd_max_u64(turns, bytes);
     }
     for (int i = 0; i < 2; i++)
         zero->turns[i].data = pd_arena_take(arena, PD_MEMORY_GRADIENTS, turns);
-}
-
-void pd_zero_choose_terms(struct pd_zero *zero, uint32_t set)
-{
-    if (zero->parts == 1 || !takes_turns(zero, set)) return;
-    zero->sets[set].terms = &zero->turns[zero->next_turn];
-    zero->next_turn = 1 - zero->next_turn;
 }
 
 static void take_gradients(struct pd_zero *zero, struct pd_arena *arena)
@@ -319,7 +303,7 @@ static void take_gradients(struct pd_zero *zero, struct pd_arena *arena)
     zero->exchange.set = PD_ZERO_NO_SET;
     take_lanes(zero, arena, most);
     if (!is_direct) zero->micro_batch = pd_arena_take(arena, PD_MEMORY_GRADIENTS, most * sizeof(float));
-    if (!zero->makes_terms) return;
+    if (!zero->has.makes_terms) return;
     zero->marks = pd_arena_take(arena, PD_MEMORY_GRADIENTS, marks);
     zero->host_marks = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, marks);
     take_terms(zero, arena);
@@ -340,7 +324,8 @@ static pd_status build(struct pd_zero *zero, struct pd_arena *arena, struct pd_e
     if (!zero->files.landing_place) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for %u boxes", zero->has.box_count);
     pd_zero_describe_files(zero);
     take_state(zero, arena);
-    pd_zero_take_files(zero, arena);
+    for (int i = 0; i < 2; i++)
+        zero->files.landing[i] = pd_arena_take(arena, PD_MEMORY_BUFFERS, zero->files.landing_bytes);
     take_gathers(zero, arena);
     take_gradients(zero, arena);
     return PD_OK;
@@ -358,14 +343,14 @@ static void describe(struct pd_zero *zero)
     zero->lanes = (struct pd_lanes){o->micro_batches, o->lanes, layout->dp};
     zero->slots = pd_lanes_slots(&zero->lanes);
     zero->pieces = pd_partition_piece_total(&zero->grid->partition);
-    zero->makes_terms = o->lanes > 1 || layout->virtual_tp > 1 || layout->virtual_sp > 1;
-    zero->has_lanes = !zero->makes_terms || (zero->pieces == 1 && pd_lanes_longest(&zero->lanes) > 1);
+    zero->has.makes_terms = o->lanes > 1 || layout->virtual_tp > 1 || layout->virtual_sp > 1;
+    zero->has_lanes = !zero->has.makes_terms || (zero->pieces == 1 && pd_lanes_longest(&zero->lanes) > 1);
     zero->options.adds_in_place = o->adds_in_place && zero->has_lanes;
     zero->quantum = pd_quantum_of(o->tokens, (uint64_t)o->lanes * zero->pieces * (model->config.tie_embeddings ? 2 : 1));
     zero->loss_scale = 1;
     zero->is_mirrored =
         model->config.tie_embeddings && pd_layout_unit_pp(layout, 0) != pd_layout_unit_pp(layout, model->unit_count - 1);
-    zero->joins_tied = zero->makes_terms && model->config.tie_embeddings && !zero->is_mirrored;
+    zero->joins_tied = zero->has.makes_terms && model->config.tie_embeddings && !zero->is_mirrored;
     zero->reads_once = layout->zero_stage < 3 && !zero->in_place && model->config.tie_embeddings && !zero->is_mirrored;
 }
 
@@ -373,7 +358,6 @@ pd_status pd_zero_new(const struct pd_model *model, const struct pd_zero_options
                       struct pd_math *math, struct pd_arena *arena, struct pd_zero **ret_zero, struct pd_error *err)
 {
     const struct pd_layout *layout = &grid->layout;
-    PD_TRY(pd_layout_check(layout, err));
     if (layout->dp * layout->sp % layout->zero_shard)
         PD_FAIL(err, PD_INVALID, "layout: zero_shard %u does not divide the %u data ranks (dp x sp)", layout->zero_shard,
                 layout->dp * layout->sp);
@@ -408,11 +392,6 @@ const struct pd_zero_held *pd_zero_held(const struct pd_zero *zero)
     return &zero->has;
 }
 
-char *pd_zero_copies(const struct pd_zero *zero)
-{
-    return zero->has.copy ? zero->has.copy : (char *)zero->has.state[PD_PARAM];
-}
-
 void *pd_zero_parameters(const struct pd_zero *zero, uint32_t set, uint32_t e)
 {
     const uint32_t tensor = zero->sets[set].tensors[e];
@@ -420,14 +399,9 @@ void *pd_zero_parameters(const struct pd_zero *zero, uint32_t set, uint32_t e)
     if (zero->mirror && set == zero->has.set_count - 1 && tensor == 0) return zero->mirror;
     while (b < zero->has.box_count && zero->has.boxes[b].tensor != tensor)
         b++;
-    return b < zero->has.box_count ? pd_zero_copies(zero) + zero->has.boxes[b].copy_offset * pd_dtype_bytes(zero->options.compute)
-                                   : NULL;
-}
-
-pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err)
-{
-    pd_zero_invalidate(zero);
-    return pd_zero_mirror_parameters(zero, err);
+    return b < zero->has.box_count
+               ? pd_zero_copies(zero) + zero->has.boxes[b].copy_offset * pd_dtype_bytes(zero->options.compute)
+               : NULL;
 }
 
 /* Box by box; a master on the host passes through the memory of the gradients, of which there are none yet. */
@@ -445,25 +419,9 @@ static pd_status put_boxes(struct pd_zero *zero, struct pd_error *err)
 
 pd_status pd_zero_refresh_compute(struct pd_zero *zero, struct pd_error *err)
 {
-    if (!zero->options.state_in_files && (zero->options.state_on_host || zero->options.parameters_in_files))
-        PD_TRY(put_boxes(zero, err));
-    else if (zero->has.copy && !zero->options.state_in_files)
-        PD_TRY(pd_cast(zero->math, zero->has.elements, zero->options.compute, zero->has.copy, PD_F32,
-                       zero->has.state[PD_PARAM], err));
+    const bool is_copied = zero->has.copy || zero->options.parameters_in_files;
+    if (is_copied && !zero->options.state_in_files) PD_TRY(put_boxes(zero, err));
     return pd_zero_updated(zero, err);
-}
-
-pd_status pd_zero_finish_gradients(struct pd_zero *zero, struct pd_error *err)
-{
-    PD_TRY(pd_zero_drain(zero, err));
-    return pd_zero_join_tables(zero, err);
-}
-
-void pd_zero_sync(struct pd_zero *zero)
-{
-    pd_zero_forget_gather(zero);
-    (void)!pd_zero_wait_exchange(zero, NULL);
-    zero->exchange.set = PD_ZERO_NO_SET;
 }
 
 /* ---- what a step found of its gradients ---- */
@@ -478,20 +436,16 @@ void pd_zero_begin_step(struct pd_zero *zero, double loss_scale)
     }
 }
 
-bool pd_zero_makes_terms(const struct pd_zero *zero)
-{
-    return zero->makes_terms;
-}
-
 pd_status pd_zero_read_marks(struct pd_zero *zero, struct pd_error *err)
 {
     const uint64_t count = zero->model->tensors.count + zero->has.set_count;
-    return zero->makes_terms ? pd_math_copy(zero->math, zero->host_marks, zero->marks, count * sizeof *zero->marks, err) : PD_OK;
+    if (!zero->has.makes_terms) return PD_OK;
+    return pd_math_copy(zero->math, zero->host_marks, zero->marks, count * sizeof *zero->marks, err);
 }
 
 static uint32_t first_marked(const struct pd_zero *zero, uint32_t begin, uint32_t count)
 {
-    for (uint32_t i = 0; zero->makes_terms && i < count; i++)
+    for (uint32_t i = 0; zero->has.makes_terms && i < count; i++)
         if (zero->host_marks[begin + i] == zero->attempt) return i;
     return PD_ZERO_NO_SET;
 }

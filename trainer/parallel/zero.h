@@ -26,13 +26,13 @@
 #define PD_ZERO_SET_TENSORS_MAX 24
 
 struct pd_zero_options {
-    uint32_t micro_batches;      /* V: micro-batches a step */
-    uint32_t lanes;              /* L, at most V */
-    uint64_t tokens;             /* of a batch: what the quantum of terms depends on */
-    bool by_lane;                /* blocks' terms travel whenever lanes end, and not once a step */
-    bool by_layers;              /* all micro-batches of a block before the next: its terms take no place of their own */
-    enum pd_dtype compute;       /* of gathered parameters */
-    bool adds_in_place;       /* backward adds to the sums of lanes by itself: pd_zero_adds */
+    uint32_t micro_batches;   /* V: micro-batches a step */
+    uint32_t lanes;           /* L, at most V */
+    uint64_t tokens;          /* of a batch: what the quantum of terms depends on */
+    bool by_lane;             /* blocks' terms travel whenever lanes end, and not once a step */
+    bool by_layers;           /* all micro-batches of a block before the next: its terms take no place of their own */
+    enum pd_dtype compute;    /* of gathered parameters */
+    bool adds_in_place;       /* backward adds to the sums of lanes by itself */
     bool state_on_host;       /* master and moments are the host's, where the rank is a GPU; the working copy is the GPU's */
     bool state_in_files;      /* master and moments are not here: pd_zero_held has no state, the working copy always is */
     bool parameters_in_files; /* working copies of blocks are in files (on a GPU perhaps on the host): pd_zero_update_box */
@@ -47,8 +47,8 @@ struct pd_zero_box {
     bool owned;      /* by this rank: in its file, and counted in norms */
     struct pd_box box;
     uint64_t offset, elements;
-    uint64_t copy_offset;          /* into the working copy; UINT64_MAX: in files */
-    uint64_t gradient_offset;      /* with gradients_in_files: where it is while its set is in memory */
+    uint64_t copy_offset;     /* into the working copy; UINT64_MAX: in files */
+    uint64_t gradient_offset; /* with gradients_in_files: where it is while its set is in memory */
 };
 
 struct pd_zero;
@@ -71,12 +71,13 @@ struct pd_zero_held {
     uint32_t box_count, set_count;
     uint32_t *first_box; /* (set_count + 1) of each set */
     uint32_t copies_away,
-        sums_away;               /* first set whose copies, whose sums are in files: those of blocks before are here whole */
-    void *state[PD_KIND_COUNT];  /* (elements) each, zeros between boxes where one begins a page; NULL: in files */
-    enum pd_dtype moments;       /* of all kinds of state but the parameters, which are fp32 */
-    void *copy;                  /* working copy; NULL where compute is fp32 and the master is here and serves */
-    float *gradient;             /* (gradient_elements) sums */
+        sums_away;              /* first set whose copies, whose sums are in files: those of blocks before are here whole */
+    void *state[PD_KIND_COUNT]; /* (elements) each, zeros between boxes where one begins a page; NULL: in files */
+    enum pd_dtype moments;      /* of all kinds of state but the parameters, which are fp32 */
+    void *copy;                 /* working copy; NULL where compute is fp32 and the master is here and serves */
+    float *gradient;            /* (gradient_elements) sums */
     uint64_t gradient_elements;
+    bool makes_terms; /* of which sums are, so that the loss scale is out of them; false: one chain, which nothing cuts */
 };
 const struct pd_zero_held *pd_zero_held(const struct pd_zero *zero);
 static inline uint32_t pd_zero_element_bytes(const struct pd_zero_held *held, enum pd_kind kind)
@@ -130,15 +131,11 @@ PD_MUST_USE pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *
 /* Before the first gradient of a step, or of one that is computed again. loss_scale: what gradients were multiplied by, which
  * terms are divided by. */
 void pd_zero_begin_step(struct pd_zero *zero, double loss_scale);
-/* Whether sums are made of terms: then the loss scale is out of them. */
-bool pd_zero_makes_terms(const struct pd_zero *zero);
-/* Where backward of `set` in slot `slot` (lanes.h) writes the micro-batch's gradients (fp32), in set order. Those of
- * PD_ZERO_NO_SLOT, behind the last slot of a step, are added to nothing: they are made to be watched. */
+/* Where backward of `set` in slot `slot` (lanes.h) writes the micro-batch's gradients (fp32), in set order; or adds them, to
+ * what the lane has so far. Those of PD_ZERO_NO_SLOT, behind the last slot of a step, are made to be watched alone. */
 #define PD_ZERO_NO_SLOT UINT32_MAX
 PD_MUST_USE pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot,
-                                                    float *const **ret_gradients, struct pd_error *err);
-/* What pd_zero_micro_batch_gradients points to in this slot is what the lane has so far: it is added to, not overwritten. */
-bool pd_zero_adds(const struct pd_zero *zero, uint32_t slot);
+                                                    float *const **ret_gradients, bool *ret_adds, struct pd_error *err);
 /* Where sequences are cut: what a piece of them made of `elements` gradients from `gradient` on is there, and is free for the
  * next piece on return. A pd_piece_taker of trainer/model/transformer.h. */
 PD_MUST_USE pd_status pd_zero_take_piece(void *zero, const float *gradient, uint64_t elements, struct pd_error *err);

@@ -113,7 +113,7 @@ static pd_status start(struct pd_zero *zero, uint32_t set, struct pd_error *err)
     return st;
 }
 
-pd_status pd_zero_wait_exchange(struct pd_zero *zero, struct pd_error *err)
+static pd_status wait(struct pd_zero *zero, struct pd_error *err)
 {
     struct pd_zero_exchange *x = &zero->exchange;
     const uint64_t begin = pd_trace_begin();
@@ -176,7 +176,7 @@ pd_status pd_zero_share_state(struct pd_zero *zero, struct pd_error *err)
 pd_status pd_zero_end_set(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     const struct pd_zero_set *s = &zero->sets[set];
-    if (zero->makes_terms) {
+    if (zero->has.makes_terms) {
         int64_t *sums = pd_zero_sums(zero, set);
         const struct pd_term_sums made = {.n = s->own,
                                           .sums = sums,
@@ -200,8 +200,7 @@ static pd_status end_exchange(struct pd_zero *zero, const struct pd_zero_exchang
 {
     struct pd_zero_set *s = &zero->sets[x->set];
     if (zero->parts > 1 && s->has_sums) {
-        const struct pd_term_run run = {
-            .from = own_part(zero, x), .to = pd_zero_sums(zero, x->set), .n = s->stride, .adds = s->has_sums};
+        const struct pd_term_run run = {own_part(zero, x), pd_zero_sums(zero, x->set), s->stride, .adds = true};
         PD_TRY(pd_zero_add_run(zero, &run, err));
     }
     s->has_sums = true;
@@ -210,11 +209,11 @@ static pd_status end_exchange(struct pd_zero *zero, const struct pd_zero_exchang
     return waits_for_mirror(zero, x->set) ? PD_OK : pd_zero_end_set(zero, x->set, err);
 }
 
-pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err)
+static pd_status drain(struct pd_zero *zero, struct pd_error *err)
 {
     const struct pd_zero_exchange x = zero->exchange;
     if (x.set == PD_ZERO_NO_SET) return PD_OK;
-    PD_TRY(pd_zero_wait_exchange(zero, err));
+    PD_TRY(wait(zero, err));
     zero->exchange.set = PD_ZERO_NO_SET;
     return end_exchange(zero, &x, err);
 }
@@ -235,18 +234,28 @@ pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
     if (slot == PD_ZERO_NO_SLOT) return pd_zero_add_micro_batch(zero, set, slot, err);
     if (!pd_lanes_is_padding(&zero->lanes, zero->grid->place.dp, slot))
         PD_TRY(pd_zero_add_micro_batch(zero, set, slot, err));
-    if (!zero->makes_terms) return is_last && !waits_for_mirror(zero, set) ? pd_zero_end_set(zero, set, err) : PD_OK;
+    if (!zero->has.makes_terms) return is_last && !waits_for_mirror(zero, set) ? pd_zero_end_set(zero, set, err) : PD_OK;
     if (!exchanges(zero, set, slot)) return PD_OK;
-    if (zero->grid->replicas || x->set == set) PD_TRY(pd_zero_drain(zero, err));
-    PD_TRY(pd_zero_wait_exchange(zero, err));
+    if (zero->grid->replicas || x->set == set) PD_TRY(drain(zero, err));
+    PD_TRY(wait(zero, err));
     before = *x;
-    if (!zero->sets[set].filled) {
-        pd_zero_choose_terms(zero, set);
-        PD_TRY(pd_zero_clear_terms(zero, set, err));
-    }
+    if (!zero->sets[set].filled) PD_TRY(pd_zero_clear_terms(zero, set, err));
     PD_TRY(pd_zero_cross(zero, set, PD_ZERO_TERMS, err));
     x->is_last = is_last;
     PD_TRY(start(zero, set, err));
     if (before.set != PD_ZERO_NO_SET) PD_TRY(end_exchange(zero, &before, err));
-    return zero->parts > 1 ? PD_OK : pd_zero_drain(zero, err);
+    return zero->parts > 1 ? PD_OK : drain(zero, err);
+}
+
+pd_status pd_zero_finish_gradients(struct pd_zero *zero, struct pd_error *err)
+{
+    PD_TRY(drain(zero, err));
+    return pd_zero_join_tables(zero, err);
+}
+
+void pd_zero_sync(struct pd_zero *zero)
+{
+    pd_zero_forget_gather(zero);
+    (void)!wait(zero, NULL);
+    zero->exchange.set = PD_ZERO_NO_SET;
 }

@@ -23,6 +23,11 @@ bool pd_zero_is_filed(const struct pd_zero *zero, uint32_t set)
     return zero->options.parameters_in_files && set >= zero->has.copies_away && is_block(zero, set);
 }
 
+bool pd_zero_has_filed_sums(const struct pd_zero *zero, uint32_t set)
+{
+    return zero->options.gradients_in_files && set >= zero->has.sums_away && is_block(zero, set);
+}
+
 static uint32_t set_of(const struct pd_zero *zero, uint32_t box)
 {
     return zero->model->tensors.tensors[zero->has.boxes[box].tensor].unit;
@@ -40,17 +45,21 @@ static bool is_large(const struct pd_zero_box *b)
     return b->elements >= PD_ZERO_FILE_ELEMENTS;
 }
 
-static void keep_copies(struct pd_zero *zero)
+static uint64_t copies_of_set(const struct pd_zero *zero, uint32_t set)
 {
-    uint64_t left = zero->options.parameters_budget / element_bytes(zero);
-    for (zero->has.copies_away = 1; zero->has.copies_away + 1 < zero->has.set_count; zero->has.copies_away++) {
-        uint64_t elements = 0;
-        for (uint32_t b = zero->has.first_box[zero->has.copies_away]; b < zero->has.first_box[zero->has.copies_away + 1];
-             b++)
-            if (is_large(&zero->has.boxes[b])) elements += zero->has.boxes[b].elements;
-        if (elements > left) return;
-        left -= elements;
-    }
+    uint64_t elements = 0;
+    for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++)
+        if (is_large(&zero->has.boxes[b])) elements += zero->has.boxes[b].elements;
+    return elements;
+}
+
+uint32_t pd_zero_first_away(const struct pd_zero *zero, uint64_t budget,
+                            uint64_t (*elements_of)(const struct pd_zero *zero, uint32_t set))
+{
+    uint32_t set = 1;
+    for (; set + 1 < zero->has.set_count && elements_of(zero, set) <= budget; set++)
+        budget -= elements_of(zero, set);
+    return set;
 }
 
 /* In memory copies lie as the master does, or, where blocks are in files, one behind the other. */
@@ -79,7 +88,7 @@ static void describe_set(struct pd_zero *zero, uint32_t set)
 
 void pd_zero_describe_files(struct pd_zero *zero)
 {
-    keep_copies(zero);
+    zero->has.copies_away = pd_zero_first_away(zero, zero->options.parameters_budget / element_bytes(zero), copies_of_set);
     for (uint32_t set = 0; set < zero->has.set_count; set++)
         describe_set(zero, set);
     if (!zero->options.parameters_in_files) zero->copy_elements = zero->has.elements;
@@ -88,26 +97,15 @@ void pd_zero_describe_files(struct pd_zero *zero)
         zero->files.landing_set[i] = zero->files.sums_set[i] = PD_ZERO_NO_SET;
 }
 
-void pd_zero_take_files(struct pd_zero *zero, struct pd_arena *arena)
-{
-    for (int i = 0; i < 2; i++)
-        zero->files.landing[i] = pd_arena_take(arena, PD_MEMORY_BUFFERS, zero->files.landing_bytes);
-}
-
 uint64_t pd_zero_parameter_span(const struct pd_zero *zero, uint32_t box)
 {
     return is_span(zero, box) ? zero->has.boxes[box].elements * element_bytes(zero) : 0;
 }
 
-static bool has_filed_sums(const struct pd_zero *zero, uint32_t set)
-{
-    return zero->options.gradients_in_files && set >= zero->has.sums_away && is_block(zero, set);
-}
-
 uint64_t pd_zero_gradient_span(const struct pd_zero *zero, uint32_t set)
 {
     uint64_t elements = 0;
-    for (uint32_t b = zero->has.first_box[set]; has_filed_sums(zero, set) && b < zero->has.first_box[set + 1]; b++)
+    for (uint32_t b = zero->has.first_box[set]; pd_zero_has_filed_sums(zero, set) && b < zero->has.first_box[set + 1]; b++)
         elements += zero->has.boxes[b].elements;
     return elements * sizeof(float);
 }
@@ -132,10 +130,21 @@ static char *landing_of(const struct pd_zero *zero, uint32_t box)
     return zero->files.landing[set_of(zero, box) % 2] + zero->files.landing_place[box];
 }
 
-static pd_status wait_boxes(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+static pd_status wait_boxes(const struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++)
         if (is_span(zero, b)) PD_TRY(pd_spill_wait(zero->files.parameter_spill, b, err));
+    return PD_OK;
+}
+
+/* From now on, between files and the landing of the set, which was cleared. */
+static pd_status move_boxes(struct pd_zero *zero, uint32_t set,
+                            pd_status (*move)(struct pd_spill *spill, uint32_t span, void *data, struct pd_error *err),
+                            struct pd_error *err)
+{
+    for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++)
+        if (is_span(zero, b)) PD_TRY(move(zero->files.parameter_spill, b, landing_of(zero, b), err));
+    zero->files.landing_set[set % 2] = set;
     return PD_OK;
 }
 
@@ -147,22 +156,11 @@ static pd_status clear_landing(struct pd_zero *zero, uint32_t set, struct pd_err
     return before == PD_ZERO_NO_SET ? PD_OK : wait_boxes(zero, before, err);
 }
 
-/* What was read is there, and stays for the pass that turns: a set that is brought again soon is not read again. */
-static pd_status wait_landing(struct pd_zero *zero, uint32_t set, struct pd_error *err)
-{
-    pd_status st = wait_boxes(zero, set, err);
-    if (st) zero->files.landing_set[set % 2] = PD_ZERO_NO_SET;
-    return st;
-}
-
 pd_status pd_zero_fetch(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     if (zero->files.landing_set[set % 2] == set) return PD_OK;
     PD_TRY(clear_landing(zero, set, err));
-    for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++)
-        if (is_span(zero, b)) PD_TRY(pd_spill_read(zero->files.parameter_spill, b, landing_of(zero, b), err));
-    zero->files.landing_set[set % 2] = set;
-    return PD_OK;
+    return move_boxes(zero, set, pd_spill_read, err);
 }
 
 static void *copy_of(struct pd_zero *zero, uint32_t box)
@@ -171,11 +169,13 @@ static void *copy_of(struct pd_zero *zero, uint32_t box)
     return pd_zero_copies(zero) + zero->has.boxes[box].copy_offset * element_bytes(zero);
 }
 
+/* What was read stays for the pass that turns: a set that is brought again soon is not read again. */
 pd_status pd_zero_pack(struct pd_zero *zero, uint32_t set, char **to, struct pd_error *err)
 {
     if (pd_zero_is_filed(zero, set)) {
         PD_TRY(pd_zero_fetch(zero, set, err));
-        PD_TRY(wait_landing(zero, set, err));
+        PD_TRY(clear_landing(zero, set, err));
+        zero->files.landing_set[set % 2] = set;
     }
     for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++) {
         const uint64_t bytes = zero->has.boxes[b].elements * element_bytes(zero);
@@ -199,15 +199,10 @@ pd_status pd_zero_put_parameters(struct pd_zero *zero, uint32_t box, const float
 
 pd_status pd_zero_make_room(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
-    if (!has_filed_sums(zero, set)) return PD_OK;
+    if (!pd_zero_has_filed_sums(zero, set)) return PD_OK;
     const uint32_t before = zero->files.sums_set[set % 2];
     zero->files.sums_set[set % 2] = set;
     return before == PD_ZERO_NO_SET || before == set ? PD_OK : pd_spill_wait(zero->files.gradient_spill, before, err);
-}
-
-static float *sums_place(const struct pd_zero *zero, uint32_t set)
-{
-    return zero->has.gradient + set % 2 * zero->sums_elements;
 }
 
 static bool has_sums(const struct pd_zero *zero, uint32_t set)
@@ -220,25 +215,18 @@ pd_status pd_zero_complete(struct pd_zero *zero, uint32_t set, struct pd_error *
     if (!zero->options.gradients_in_files || !is_block(zero, set)) return PD_OK;
     if (zero->files.complete) PD_TRY(zero->files.complete(zero->files.complete_context, set, err));
     if (set < zero->has.sums_away + 2 || !has_sums(zero, set)) return PD_OK; /* stay until the update */
-    return pd_spill_write(zero->files.gradient_spill, set, sums_place(zero, set), err);
+    return pd_spill_write(zero->files.gradient_spill, set, pd_zero_sums(zero, set), err);
 }
 
 static pd_status read_sums(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
-    if (set >= zero->has.set_count || !has_filed_sums(zero, set) || zero->files.sums_set[set % 2] == set) return PD_OK;
+    if (set >= zero->has.set_count || !pd_zero_has_filed_sums(zero, set) || zero->files.sums_set[set % 2] == set)
+        return PD_OK;
     PD_TRY(pd_zero_make_room(zero, set, err));
-    return has_sums(zero, set) ? pd_spill_read(zero->files.gradient_spill, set, sums_place(zero, set), err) : PD_OK;
+    return has_sums(zero, set) ? pd_spill_read(zero->files.gradient_spill, set, pd_zero_sums(zero, set), err) : PD_OK;
 }
 
 /* ---- an update ---- */
-
-static pd_status write_copies(struct pd_zero *zero, uint32_t set, struct pd_error *err)
-{
-    for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++)
-        if (is_span(zero, b)) PD_TRY(pd_spill_write(zero->files.parameter_spill, b, landing_of(zero, b), err));
-    zero->files.landing_set[set % 2] = set;
-    return PD_OK;
-}
 
 /* What was made of the set before goes out; what comes after this one comes in. */
 static pd_status enter_set(struct pd_zero *zero, uint32_t set, struct pd_error *err)
@@ -246,10 +234,10 @@ static pd_status enter_set(struct pd_zero *zero, uint32_t set, struct pd_error *
     const uint32_t before = zero->files.update_set;
     if (before == set) return PD_OK;
     zero->files.update_set = set;
-    if (before != PD_ZERO_NO_SET && pd_zero_is_filed(zero, before)) PD_TRY(write_copies(zero, before, err));
+    if (before != PD_ZERO_NO_SET && pd_zero_is_filed(zero, before)) PD_TRY(move_boxes(zero, before, pd_spill_write, err));
     if (set == PD_ZERO_NO_SET) return PD_OK;
     if (pd_zero_is_filed(zero, set)) PD_TRY(clear_landing(zero, set, err));
-    if (!has_filed_sums(zero, set)) return PD_OK;
+    if (!pd_zero_has_filed_sums(zero, set)) return PD_OK;
     PD_TRY(read_sums(zero, set, err));
     PD_TRY(pd_spill_wait(zero->files.gradient_spill, set, err));
     return set > zero->has.sums_away ? read_sums(zero, set + 1, err) : PD_OK; /* the first two are both there */

@@ -124,8 +124,9 @@ pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_
     return PD_OK;
 }
 
-void pd_zero_invalidate(struct pd_zero *zero)
+pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err)
 {
     PD_CHECK(zero->gather.set == PD_ZERO_NO_SET);
     zero->gather.version++;
+    return pd_zero_mirror_parameters(zero, err);
 }

@@ -10,7 +10,6 @@
 #include "trainer/parallel/zero.h"
 
 #define PD_ZERO_NO_SET UINT32_MAX
-#define PD_ZERO_BOXES_MAX 256u /* of one tensor on one rank: chunks of virtual_tp */
 
 /* Terms of a set by whose they are: (parts, stride), then those of other tensor-parallel ranks. */
 struct pd_zero_terms {
@@ -23,18 +22,18 @@ struct pd_zero_set {
     uint32_t tensors[PD_ZERO_SET_TENSORS_MAX];
     uint64_t needed[PD_ZERO_SET_TENSORS_MAX + 1];   /* (tensors + 1) elements before the tensor's needed boxes */
     uint64_t computed[PD_ZERO_SET_TENSORS_MAX + 1]; /* and before its computed ones */
-    uint64_t part;     /* elements of a part of the parameters */
+    uint64_t part;                                  /* elements of a part of the parameters */
     uint64_t crossing; /* shares of parameters between this rank and other tensor-parallel ranks */
     char *place;       /* (needed) where the compute reads parameters that are gathered */
     uint64_t gathered; /* the version that is there; 0: none */
     /* 64-bit words: of a part as it travels, the last of which is its check; of the elements of this rank's own; of where it is
      * summed, padded for replicas; where in `gradient` that is; of terms that other tensor-parallel ranks own */
     uint64_t stride, own, room, sums, elsewhere;
-    bool crosses;                /* some tensor-parallel rank computes what another one owns */
-    bool has_sums;               /* of this step */
-    uint32_t filled;             /* tensors that have terms since the last exchange, a bit each */
-    struct pd_zero_terms *terms, own_terms; /* where those are; if the set takes no turns */
-    float *lane;                 /* (computed) sums of a lane in fp32; NULL: a lane is a micro-batch */
+    bool crosses;                           /* some tensor-parallel rank computes what another one owns */
+    bool has_sums;                          /* of this step */
+    uint32_t filled;                        /* tensors that have terms since the last exchange, a bit each */
+    struct pd_zero_terms *terms, own_terms; /* where those are; own_terms without data: one of the two turns */
+    float *lane;                            /* (computed) sums of a lane in fp32; NULL: a lane is a micro-batch */
 };
 
 /* Rows [row_begin, row_end) of chunks [chunk_begin, chunk_end) of a tensor: what a rank needs, computes, holds or owns of it
@@ -47,8 +46,7 @@ struct pd_zero_slab {
 /* A tensor of a set on a tensor-parallel rank. */
 struct pd_zero_place {
     struct pd_zero_slab needed, computed;
-    struct pd_layout_cut cut;
-    bool is_here; /* false: its data ranks hold nothing of it, and cut is empty */
+    struct pd_layout_cut cut; /* empty where its data ranks hold nothing of it */
 };
 
 /* Made by zero.c, written by zero_gather.c. One gather is on its way or has arrived: from its start until its parts are put
@@ -90,19 +88,18 @@ struct pd_zero {
     struct pd_zero_options options;
     const struct pd_grid *grid;
     struct pd_math *math;
-    uint32_t q, parts;             /* data rank; in how many parts what is held, and sums, are cut: 1 in stage 0 */
-    bool in_place;                 /* all that is needed is held: parts are read as they are packed, if they must be */
-    bool is_mirrored;              /* a tied table whose head is on another stage */
-    bool joins_tied;               /* a tied table whose head is here: its terms go to the embedding's */
-    bool makes_terms;              /* false: one lane of what nothing cuts, whose chain is the sum */
-    bool has_lanes;                /* micro-batches are added up in fp32 first */
-    bool reads_once;               /* a tied table is gathered with the embedding, and read there by the head */
+    uint32_t q, parts; /* data rank; in how many parts what is held, and sums, are cut: 1 in stage 0 */
+    bool in_place;     /* all that is needed is held: parts are read as they are packed, if they must be */
+    bool is_mirrored;  /* a tied table whose head is on another stage */
+    bool joins_tied;   /* a tied table whose head is here: its terms go to the embedding's */
+    bool has_lanes;    /* micro-batches are added up in fp32 first */
+    bool reads_once;   /* a tied table is gathered with the embedding, and read there by the head */
     struct pd_lanes lanes;
-    uint32_t slots, pieces; /* pieces of a micro-batch, each a term */
-    struct pd_zero_set *sets;      /* (set_count); count 0: of another stage */
+    uint32_t slots, pieces;   /* pieces of a micro-batch, each a term */
+    struct pd_zero_set *sets; /* (set_count); count 0: of another stage */
     struct pd_zero_held has;
-    void *mirror;             /* last stage: working copy of the held boxes of the tied table */
-    void *mirrored_gradient;  /* both: the head's sums of this rank's part of it, and a check, on their way */
+    void *mirror;               /* last stage: working copy of the held boxes of the tied table */
+    int64_t *mirrored_gradient; /* first stage: the head's sums of what it holds, and their check; last: the check */
     struct pd_zero_gather gather;
     /* gradients */
     float *micro_batch; /* of one set */
@@ -110,18 +107,28 @@ struct pd_zero {
     uint32_t made_set, made_slot; /* whose are being made there */
     struct pd_quantum quantum;
     double loss_scale;
-    uint32_t attempt;            /* what marks carry: no two steps, nor a step that is computed again, have the same */
-    uint32_t *marks, *host_marks; /* (tensors) not finite or out of range; (sets) sums that arrived damaged */
+    uint32_t attempt;              /* what marks carry: no two steps, nor a step that is computed again, have the same */
+    uint32_t *marks, *host_marks;  /* (tensors) not finite or out of range; (sets) sums that arrived damaged */
     struct pd_zero_terms turns[2]; /* that blocks take */
     uint32_t next_turn;
     struct pd_zero_exchange exchange;
     struct pd_comm_piece *crossing; /* between this and other tensor-parallel ranks */
     uint32_t watched_slot;
-    int64_t *watched_sum; /* NULL: nobody watches */
+    int64_t *watched_sum;   /* NULL: nobody watches */
     uint64_t copy_elements; /* of the working copy in memory */
     uint64_t sums_elements; /* of one of two places for sums of blocks */
     struct pd_zero_files files;
 };
+
+static inline bool pd_zero_is_end(const struct pd_zero *zero, uint32_t set)
+{
+    return set == 0 || set == zero->has.set_count - 1;
+}
+/* The working copy, or the master that serves. */
+static inline char *pd_zero_copies(const struct pd_zero *zero)
+{
+    return zero->has.copy ? zero->has.copy : (char *)zero->has.state[PD_PARAM];
+}
 
 /* Elements that are contiguous in two slabs: offsets in either. */
 struct pd_zero_run {
@@ -132,8 +139,6 @@ struct pd_zero_run {
  * everything in stage 0. Empty slabs have no rows. */
 struct pd_zero_slab pd_zero_owned_slab(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t q);
 struct pd_zero_slab pd_zero_held_slab(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t q);
-/* How many parts have rows of the slab. */
-uint64_t pd_zero_parts_of(const struct pd_zero *zero, const struct pd_zero_place *place, const struct pd_zero_slab *slab);
 /* A tensor on tensor-parallel rank t; whether this stage has it or not. */
 struct pd_zero_place pd_zero_place_of(const struct pd_zero *zero, uint32_t tensor, uint32_t t);
 
@@ -143,7 +148,7 @@ uint64_t pd_zero_slab_offset(const struct pd_zero *zero, uint32_t tensor, const 
                              uint64_t row);
 /* Runs that two slabs of a tensor share, ascending. Returns the count. */
 uint32_t pd_zero_runs(const struct pd_zero *zero, uint32_t tensor, const struct pd_zero_slab *a,
-                      const struct pd_zero_slab *b, struct pd_zero_run ret_runs[PD_ZERO_BOXES_MAX]);
+                      const struct pd_zero_slab *b, struct pd_zero_run ret_runs[PD_LAYOUT_CHUNKS_MAX]);
 uint64_t pd_zero_held_elements(const struct pd_zero *zero, uint32_t tensor); /* by this rank */
 
 /* Elements that two tensor-parallel ranks share: one uses them, the other one's parts have them. */
@@ -165,10 +170,6 @@ PD_MUST_USE pd_status pd_zero_each_share(const struct pd_zero *zero, uint32_t se
 PD_MUST_USE pd_status pd_zero_cross(struct pd_zero *zero, uint32_t set, enum pd_zero_use use, struct pd_error *err);
 /* A tied table in the head's set that the embedding's stands for. */
 bool pd_zero_is_redirected(const struct pd_zero *zero, uint32_t set, uint32_t e, enum pd_zero_use use);
-/* Where the set's next terms go. */
-void pd_zero_choose_terms(struct pd_zero *zero, uint32_t set);
-PD_MUST_USE pd_status pd_zero_make_runs(const struct pd_zero *zero, enum pd_term_source source,
-                                        const struct pd_term_run *runs, uint32_t count, struct pd_error *err);
 PD_MUST_USE pd_status pd_zero_add_run(const struct pd_zero *zero, const struct pd_term_run *run, struct pd_error *err);
 PD_MUST_USE pd_status pd_zero_clear_terms(struct pd_zero *zero, uint32_t set, struct pd_error *err);
 /* A micro-batch's gradients are made: into the lane's sum, and at its end into terms. */
@@ -176,20 +177,17 @@ PD_MUST_USE pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t set
 int64_t *pd_zero_sums(const struct pd_zero *zero, uint32_t set);
 /* All terms of the set are in its sums: they become fp32, and are shared, counted and written. */
 PD_MUST_USE pd_status pd_zero_end_set(struct pd_zero *zero, uint32_t set, struct pd_error *err);
-void pd_zero_invalidate(struct pd_zero *zero);
 void pd_zero_forget_gather(struct pd_zero *zero); /* whatever became of it */
-/* Of what is in flight; PD_OK when nothing is. */
-PD_MUST_USE pd_status pd_zero_wait_exchange(struct pd_zero *zero, struct pd_error *err);
-PD_MUST_USE pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err);
-bool pd_zero_is_end(const struct pd_zero *zero, uint32_t set);
-char *pd_zero_copies(const struct pd_zero *zero); /* the working copy, or the master that serves */
 /* Where the copy of the set's tensor number e, which is in memory, lies on this rank, from its first held box on. */
 void *pd_zero_parameters(const struct pd_zero *zero, uint32_t set, uint32_t e);
 
 /* ---- zero_files.c ---- */
-bool pd_zero_is_filed(const struct pd_zero *zero, uint32_t set); /* working copies of the set are in files */
-void pd_zero_describe_files(struct pd_zero *zero);               /* once boxes and sums are */
-void pd_zero_take_files(struct pd_zero *zero, struct pd_arena *arena);
+bool pd_zero_is_filed(const struct pd_zero *zero, uint32_t set);       /* working copies of the set are in files */
+bool pd_zero_has_filed_sums(const struct pd_zero *zero, uint32_t set); /* sums are */
+/* The first block that does not fit into a budget of elements with those before it. */
+uint32_t pd_zero_first_away(const struct pd_zero *zero, uint64_t budget,
+                            uint64_t (*elements_of)(const struct pd_zero *zero, uint32_t set));
+void pd_zero_describe_files(struct pd_zero *zero); /* once boxes and sums are */
 /* Starts reading a set; what it displaces was used. */
 PD_MUST_USE pd_status pd_zero_fetch(struct pd_zero *zero, uint32_t set, struct pd_error *err);
 /* Working copies of the set's boxes, one behind the other; *to goes behind them. */

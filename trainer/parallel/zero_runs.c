@@ -33,7 +33,7 @@ uint64_t pd_zero_slab_offset(const struct pd_zero *zero, uint32_t tensor, const 
 
 /* Runs that follow each other on both sides become one. */
 uint32_t pd_zero_runs(const struct pd_zero *zero, uint32_t tensor, const struct pd_zero_slab *a,
-                      const struct pd_zero_slab *b, struct pd_zero_run ret_runs[PD_ZERO_BOXES_MAX])
+                      const struct pd_zero_slab *b, struct pd_zero_run ret_runs[PD_LAYOUT_CHUNKS_MAX])
 {
     const uint64_t begin = pd_max_u64(a->row_begin, b->row_begin), end = pd_min_u64(a->row_end, b->row_end);
     uint32_t count = 0, chunk = (uint32_t)pd_max_u64(a->chunk_begin, b->chunk_begin);
@@ -79,14 +79,14 @@ struct pd_zero_place pd_zero_place_of(const struct pd_zero *zero, uint32_t tenso
     p.tp_rank = t;
     place.needed = used_slab(zero, &p, tensor, false);
     place.computed = used_slab(zero, &p, tensor, true);
-    place.is_here = pd_layout_cut_of(&zero->grid->layout, tensor_of(zero, tensor), tensor, t, &place.cut);
+    (void)pd_layout_cut_of(&zero->grid->layout, tensor_of(zero, tensor), tensor, t, &place.cut);
     return place;
 }
 
 struct pd_zero_slab pd_zero_owned_slab(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t q)
 {
     const struct pd_layout_cut *cut = &place->cut;
-    if (!place->is_here || q >= zero->grid->layout.zero_shard || q < cut->q_first || q - cut->q_first >= cut->part_count)
+    if (q >= zero->grid->layout.zero_shard || q < cut->q_first || q - cut->q_first >= cut->part_count)
         return (struct pd_zero_slab){0};
     const uint64_t begin = cut->row_begin + (uint64_t)(q - cut->q_first) * cut->part_rows;
     return (struct pd_zero_slab){begin, pd_min_u64(begin + cut->part_rows, cut->row_end), cut->chunk_begin, cut->chunk_end};
@@ -104,14 +104,4 @@ uint64_t pd_zero_held_elements(const struct pd_zero *zero, uint32_t tensor)
     const struct pd_zero_place place = pd_zero_place_of(zero, tensor, zero->grid->place.tp);
     const struct pd_zero_slab held = pd_zero_held_slab(zero, &place, zero->q);
     return pd_zero_slab_elements(zero, tensor, &held);
-}
-
-uint64_t pd_zero_parts_of(const struct pd_zero *zero, const struct pd_zero_place *place, const struct pd_zero_slab *slab)
-{
-    const struct pd_layout_cut *cut = &place->cut;
-    const uint64_t begin = pd_max_u64(cut->row_begin, slab->row_begin), end = pd_min_u64(cut->row_end, slab->row_end);
-    if (!place->is_here || begin >= end || cut->chunk_begin >= slab->chunk_end || slab->chunk_begin >= cut->chunk_end)
-        return 0;
-    if (zero->grid->layout.zero_stage == 0) return 1;
-    return (end - 1 - cut->row_begin) / cut->part_rows - (begin - cut->row_begin) / cut->part_rows + 1;
 }

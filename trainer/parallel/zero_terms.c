@@ -16,11 +16,12 @@ static bool is_shared(const struct pd_zero *zero, uint32_t set, uint32_t e, enum
     return is_own || zero->model->tensors.tensors[zero->sets[set].tensors[e]].tp_dim >= 0;
 }
 
-pd_status pd_zero_each_share(const struct pd_zero *zero, uint32_t set, enum pd_zero_use use, uint32_t user_tp, uint32_t owner_tp,
+pd_status pd_zero_each_share(const struct pd_zero *zero, uint32_t set, enum pd_zero_use use, uint32_t user_tp,
+                             uint32_t owner_tp,
                              pd_status (*visit)(void *context, const struct pd_zero_share *share, struct pd_error *err),
                              void *context, struct pd_error *err)
 {
-    struct pd_zero_run runs[PD_ZERO_BOXES_MAX];
+    struct pd_zero_run runs[PD_LAYOUT_CHUNKS_MAX];
     struct pd_zero_place user[PD_ZERO_SET_TENSORS_MAX], owner[PD_ZERO_SET_TENSORS_MAX];
     const struct pd_zero_set *s = &zero->sets[set];
     for (uint32_t e = 0; e < s->count; e++) {
@@ -33,12 +34,11 @@ pd_status pd_zero_each_share(const struct pd_zero *zero, uint32_t set, enum pd_z
             const struct pd_zero_slab held = pd_zero_held_slab(zero, &owner[e], part),
                                       *used = use == PD_ZERO_TERMS ? &user[e].computed : &user[e].needed;
             const bool is_tied = pd_zero_is_redirected(zero, set, e, use);
-            const uint32_t count = is_shared(zero, set, e, use, user_tp == owner_tp)
-                                       ? pd_zero_runs(zero, s->tensors[e], used, &held, runs)
-                                       : 0;
+            const uint32_t count =
+                is_shared(zero, set, e, use, user_tp == owner_tp) ? pd_zero_runs(zero, s->tensors[e], used, &held, runs) : 0;
             for (uint32_t i = 0; i < count; i++) {
-                const struct pd_zero_share share = {e, part, is_tied, runs[i].at_a, (is_tied ? 0 : before) + runs[i].at_b,
-                                                    runs[i].elements};
+                const struct pd_zero_share share = {
+                    e, part, is_tied, runs[i].at_a, (is_tied ? 0 : before) + runs[i].at_b, runs[i].elements};
                 PD_TRY(visit(context, &share, err));
             }
             before += is_tied ? 0 : pd_zero_slab_elements(zero, s->tensors[e], &held);
@@ -61,8 +61,8 @@ struct batch {
     uint32_t count;
 };
 
-pd_status pd_zero_make_runs(const struct pd_zero *zero, enum pd_term_source source, const struct pd_term_run *runs,
-                            uint32_t count, struct pd_error *err)
+static pd_status make_runs(const struct pd_zero *zero, enum pd_term_source source, const struct pd_term_run *runs,
+                           uint32_t count, struct pd_error *err)
 {
     const struct pd_terms terms = {.runs = runs,
                                    .run_count = count,
@@ -77,7 +77,7 @@ static pd_status flush(struct batch *b, struct pd_error *err)
 {
     const uint32_t count = b->count;
     b->count = 0;
-    return pd_zero_make_runs(b->zero, b->source, b->runs, count, err);
+    return make_runs(b->zero, b->source, b->runs, count, err);
 }
 
 static pd_status put(struct batch *b, const struct pd_term_run *run, struct pd_error *err)
@@ -113,12 +113,21 @@ static pd_status put_share(void *context, const struct pd_zero_share *share, str
 
 pd_status pd_zero_add_run(const struct pd_zero *zero, const struct pd_term_run *run, struct pd_error *err)
 {
-    return pd_zero_make_runs(zero, PD_TERM_INTEGER, run, 1, err);
+    return make_runs(zero, PD_TERM_INTEGER, run, 1, err);
+}
+
+/* Where the set's next terms go: to the other place of two, if it has none of its own. */
+static void choose_terms(struct pd_zero *zero, uint32_t set)
+{
+    if (zero->sets[set].own_terms.data) return;
+    zero->sets[set].terms = &zero->turns[zero->next_turn];
+    zero->next_turn = 1 - zero->next_turn;
 }
 
 pd_status pd_zero_clear_terms(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     struct pd_zero_set *s = &zero->sets[set];
+    choose_terms(zero, set);
     const struct pd_term_run zeros = {.to = s->terms->data, .n = zero->parts * s->stride + s->elsewhere};
     s->filled = UINT32_MAX;
     return pd_zero_add_run(zero, &zeros, err);
@@ -130,8 +139,8 @@ static pd_status begin_terms(struct pd_zero *zero, uint32_t set, struct pd_error
     struct pd_zero_set *s = &zero->sets[set];
     struct batch b = {.zero = zero, .source = PD_TERM_INTEGER};
     if (s->filled) return PD_OK;
-    pd_zero_choose_terms(zero, set);
     if (zero->pieces > 1) return pd_zero_clear_terms(zero, set, err);
+    choose_terms(zero, set);
     for (uint32_t part = 0; part < zero->parts; part++) {
         const struct pd_term_run clear = {.check = check_of(s, part), .check_begins = true};
         PD_TRY(put(&b, &clear, err));
@@ -177,13 +186,8 @@ static bool writes_lane(const struct pd_zero *zero, uint32_t set, uint32_t slot)
     return zero->sets[set].lane && (!zero->micro_batch || begins_lane(zero, slot));
 }
 
-bool pd_zero_adds(const struct pd_zero *zero, uint32_t slot)
-{
-    return zero->options.adds_in_place && slot != PD_ZERO_NO_SLOT && !begins_lane(zero, slot);
-}
-
 pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, float *const **ret_gradients,
-                                        struct pd_error *err)
+                                        bool *ret_adds, struct pd_error *err)
 {
     const struct pd_zero_set *s = &zero->sets[set];
     float *base = writes_lane(zero, set, slot) ? s->lane : zero->micro_batch;
@@ -193,6 +197,7 @@ pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t set, uint
     for (uint32_t e = 0; e < s->count; e++)
         zero->micro_batch_pointers[e] = base + s->computed[e];
     *ret_gradients = zero->micro_batch_pointers;
+    *ret_adds = zero->options.adds_in_place && slot != PD_ZERO_NO_SLOT && !begins_lane(zero, slot);
     return PD_OK;
 }
 
@@ -206,7 +211,7 @@ void pd_zero_watch(struct pd_zero *zero, uint32_t slot, int64_t *sum)
 static pd_status watch(const struct pd_zero *zero, uint32_t slot, const float *gradients, uint64_t n, struct pd_error *err)
 {
     const struct pd_term_run run = {.from = gradients, .n = n, .check = zero->watched_sum};
-    return run.check && slot == zero->watched_slot ? pd_zero_make_runs(zero, PD_TERM_F32, &run, 1, err) : PD_OK;
+    return run.check && slot == zero->watched_slot ? make_runs(zero, PD_TERM_F32, &run, 1, err) : PD_OK;
 }
 
 pd_status pd_zero_take_piece(void *context, const float *gradient, uint64_t elements, struct pd_error *err)
@@ -230,6 +235,6 @@ pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t set, uint32_t s
     if (slot == PD_ZERO_NO_SLOT) return PD_OK;
     if (!s->lane) return make_terms(zero, set, made, 0, elements, err);
     if (!is_in_lane) PD_TRY(pd_add(zero->math, elements, s->lane, PD_F32, made, false, err));
-    if (!zero->makes_terms || !pd_lanes_ends(&zero->lanes, rank, slot)) return PD_OK;
+    if (!zero->has.makes_terms || !pd_lanes_ends(&zero->lanes, rank, slot)) return PD_OK;
     return make_terms(zero, set, s->lane, 0, elements, err);
 }

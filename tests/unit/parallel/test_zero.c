@@ -333,16 +333,17 @@ static pd_status learn(struct rank *r, uint32_t set, uint32_t slot, struct pd_er
 {
     uint32_t tensors[PD_ZERO_SET_TENSORS_MAX];
     float *const *gradients;
+    bool adds;
     const struct pd_lanes lanes = lanes_of(r);
     const uint32_t micro_batch = pd_lanes_first(&lanes, r->grid.place.dp) + slot;
     if (!has_set(r, set)) return PD_OK;
-    PD_TRY(pd_zero_micro_batch_gradients(r->zero, set, slot, &gradients, err));
+    PD_TRY(pd_zero_micro_batch_gradients(r->zero, set, slot, &gradients, &adds, err));
     const uint32_t count = set_tensors(r, set, tensors);
     const bool padding = pd_lanes_is_padding(&lanes, r->grid.place.dp, slot);
     if (!padding && pieces_of(r->job) > 1) PD_TRY(take_pieces(r, set, micro_batch, gradients, tensors, count, err));
     open_memory(r);
     for (uint32_t e = 0; e < count && !padding && pieces_of(r->job) == 1; e++)
-        fill_gradient(r, micro_batch, 0, set, tensors[e], pd_zero_adds(r->zero, slot), gradients[e]);
+        fill_gradient(r, micro_batch, 0, set, tensors[e], adds, gradients[e]);
     close_memory(r);
     return pd_zero_push_gradients(r->zero, set, slot, err);
 }

@@ -107,7 +107,8 @@ Test(zero_owners, a_gather_into_what_arrives_is_caught, .signal = SIGABRT)
 static pd_status exchange(struct pd_zero *zero, bool ends, struct pd_error *err)
 {
     float *const *gradients;
-    PD_TRY(pd_zero_micro_batch_gradients(zero, 1, 0, &gradients, err));
+    bool adds;
+    PD_TRY(pd_zero_micro_batch_gradients(zero, 1, 0, &gradients, &adds, err));
     PD_TRY(pd_zero_push_gradients(zero, 1, 0, err));
     if (ends) PD_TRY(pd_zero_finish_gradients(zero, err));
     return pd_zero_share_state(zero, err);
@@ -138,10 +139,11 @@ static pd_status out_of_range(struct pd_zero *zero, struct pd_error *err)
 {
     enum { TENSOR = 3 };
     float *const *gradients;
+    bool adds;
     for (int turn = 0; turn < 3; turn++) {
         static const float values[] = {INFINITY, 1.0f, -0x1p60f};
         pd_zero_begin_step(zero, 1.0);
-        PD_TRY(pd_zero_micro_batch_gradients(zero, 1, 0, &gradients, err));
+        PD_TRY(pd_zero_micro_batch_gradients(zero, 1, 0, &gradients, &adds, err));
         gradients[TENSOR][5] = values[turn];
         PD_TRY(pd_zero_push_gradients(zero, 1, 0, err));
         PD_TRY(pd_zero_finish_gradients(zero, err));
