@@ -139,7 +139,8 @@ static pd_status lose_pool(struct room_rank *rank, struct pd_error *err)
     snprintf(lock, sizeof lock, ROOM_ROOT "/pool-1/lock-%05u", rank->group->rank);
     pd_store_set_index(rank->store, "index", 5);
     for (uint64_t step = 1; step <= 6; step++) {
-        if (step == 4) PD_TRY(pd_group_agree(rank->group, rank->group->rank == 0 ? remove_pool(rank->vfs, err) : PD_OK, err));
+        if (step == 4)
+            PD_TRY(pd_group_agree(rank->group, rank->group->rank == 0 ? remove_pool(rank->vfs, err) : PD_OK, err));
         PD_TRY(room_save(rank, step, err));
         PD_TRY(pd_store_prune(rank->store, err));
     }
@@ -591,6 +592,79 @@ Test(store, an_unreadable_record_is_no_damage)
     cr_assert(strstr(err.message, "step-000000000003-1 is newer than what can be read"), "%s", err.message);
     pd_simulated_disk_set_fault(room.disk, NULL);
     launch(&room, newest_is, (uint64_t[]){3, 0}, PD_OK);
+    room_free(&room);
+}
+
+/* ---- how an open ends on each rank ---- */
+
+struct ends {
+    struct room_launch launch;
+    pd_status ended[4];
+    char said[4][1024];
+};
+
+static pd_status note_end(struct pd_group *group, void *context, struct pd_error *err)
+{
+    struct ends *ends = context;
+    struct pd_error own = {0};
+    const pd_status st = room_rank_main(group, &ends->launch, &own);
+    ends->ended[group->rank] = st;
+    if (st) snprintf(ends->said[group->rank], sizeof ends->said[0], "%s", own.message);
+    return pd_error_pass(err, st, &own);
+}
+
+static struct ends open_of_four(struct room *room)
+{
+    const struct pd_store_options options = room_options();
+    struct ends ends = {.launch = {room, look_only, NULL, &options}};
+    (void)!pd_group_run_local(4, 2, note_end, &ends, &(struct pd_error){0});
+    return ends;
+}
+
+/* The record is missing on one host, and nothing can be done there about it: all ranks end, and say what it was. */
+Test(store, a_repair_that_fails_on_one_host_ends_all_alike)
+{
+    struct room room = new_room(4, 2, false);
+    const unsigned changing = PD_DISK_MASK(PD_DISK_RENAME) | PD_DISK_MASK(PD_DISK_SYNC) | PD_DISK_MASK(PD_DISK_SYNC_DIR);
+    uint32_t refused = 0;
+    launch(&room, save_three, NULL, PD_OK);
+    lose_record(&room, 1);
+    for (uint64_t nth = 1; nth <= 16; nth++) {
+        struct room later = room;
+        struct pd_error err = {0};
+        const struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_ERROR, .nth = nth, .operations = changing};
+        expect(pd_simulated_disk_clone(room.disk, &later.disk, &err), PD_OK, &err);
+        pd_simulated_disk_set_fault(later.disk, &fault);
+        const struct ends ends = open_of_four(&later);
+        refused += ends.ended[0] != PD_OK && strstr(ends.said[0], "rolling step-000000000003-1 forward");
+        for (uint32_t r = 1; r < 4; r++)
+            cr_assert_eq(ends.ended[r], ends.ended[0], "operation %llu: %s, %s", (unsigned long long)nth, ends.said[r],
+                         ends.said[0]);
+        room_free(&later);
+    }
+    cr_assert_gt(refused, 0);
+    room_free(&room);
+}
+
+/* Records cannot be read: all ranks say why. */
+Test(store, what_cannot_be_read_all_ranks_name)
+{
+    struct room room = new_room(4, 2, false);
+    uint32_t refused = 0;
+    launch(&room, save_three, NULL, PD_OK);
+    lose_record(&room, 1);
+    for (uint64_t nth = 1; nth <= 8; nth++) {
+        const struct pd_disk_fault fault = {
+            .kind = PD_DISK_FAULT_ERROR, .nth = nth, .persistent = true, .operations = PD_DISK_MASK(PD_DISK_READ)};
+        pd_simulated_disk_set_fault(room.disk, &fault);
+        const struct ends ends = open_of_four(&room);
+        refused += strstr(ends.said[0], "step-000000000003-1 is newer than what can be read") != NULL;
+        for (uint32_t r = 0; r < 4 && ends.ended[0]; r++) {
+            cr_assert_eq(ends.ended[r], PD_IO, "%s", ends.said[r]);
+            cr_assert(strstr(ends.said[r], "Input/output error"), "%s", ends.said[r]);
+        }
+    }
+    cr_assert_gt(refused, 0);
     room_free(&room);
 }
 
