@@ -583,7 +583,7 @@ Test(peer, what_lies_there_makes_room_for_what_comes)
 {
     struct pd_tiers_options options = local_only();
     struct room room;
-    make_room_of(&room, RANKS, HOSTS, 22 * (24u << 10));
+    make_room_of(&room, RANKS, HOSTS, 22 * (24u << 10) + (8u << 10)); /* and records, fences */
     options.tiers[0].dir = "/shm/c";
     RUN(&room, &options, save_slowly, NULL);
     RUN(&room, &options, check_room_again, NULL);
