@@ -103,13 +103,14 @@ def events_of(path):
 
 
 def scalars_of(directory):
-    """(step, tag) to value over all files, and the steps at which sessions started."""
+    """(step, tag) to value over all files, and the steps at which sessions started: like TensorBoard, a start drops what was at its step or later."""
     found, starts = {}, []
     for path in sorted(glob.glob(os.path.join(directory, "tensorboard", "events.out.tfevents.*"))):
         for number, event in enumerate(events_of(path)):
             check((number == 0) == (event.get(3) == b"brain.Event:2"), f"{path}: event {number} is {event}")
             if 7 in event:
                 starts.append(event[2])
+                found = {key: value for key, value in found.items() if key[0] < event[2]}
             for _, one in fields(event.get(5, b"")):
                 value = dict(fields(one))
                 found[event[2], value[1].decode()] = struct.unpack("<f", value[2])[0]
