@@ -132,6 +132,10 @@ def unusable(room, bundle):
 
 
 def with_a_gpu(room, bundle):
+    done, results, steps = run(bundle, f"{room}/first", ["operations", "attention_1000", "attention"], False, PERDURE_OPERATIONS_ATTENTION="1")
+    expect(done.returncode == 0 and list(steps) == ["attention", "attention_1000", "operations"], "what comes first", done)
+    with open(f"{room}/first/attention_1000.out", encoding="utf-8") as f:
+        expect("attention, in parts" in f.read(), "what is called a thousand times", done)
     done, results, steps = run(bundle, f"{room}/one", ["doctor", "attention_64", "training_alone"])
     expect(done.returncode == 0 and results["device"] == "simulated GPU", "a run", done)
     result = steps["attention_64"]["result"]

@@ -5,15 +5,16 @@
 # logs.tar.gz has all of them. Nothing stops at a failure. --budget: the time there is for all, a minute or more; a step gets what is left,
 # less what ending it may take, is left out where that is less than half a minute, and has at most two thirds of it where others follow.
 # Machines that are lent for minutes:
-#   run.sh --budget 560 --only doctor --only operations --only train --only attention_64 --only attention_128 --only step_0.5B
+#   run.sh --budget 1680 --quick      everything that fits, the first steps first: attention beside float64, under compute-sanitizer, a thousand times
 # Exit code: 0 nothing failed, 1 a step failed, 77 no GPU, 64 usage, 69 the programs do not start, 74 --out or TMPDIR cannot be written.
 # --quick leaves out what takes minutes.
 # Ranks share a GPU under every layout of 2, 3 and 4; PERDURE_TEST_SCALE=10 adds 8, every precision and ZeRO stage; --quick takes a few.
 set -uo pipefail
 here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
-tests=(operations training_alone training_local training_mpi placements train
-  sanitizer_memcheck sanitizer_racecheck sanitizer_synccheck sanitizer_training)
-benchmarks=(attention_64 attention_128 step_0.5B step_1.5B step_3B step_7B step_14B adam saves_every_step)
+# In the order in which they run: what fails first says most.
+tests=(attention attention_memcheck attention_racecheck attention_1000 operations step_0.5B training_alone training_local training_mpi
+  placements train sanitizer_memcheck sanitizer_racecheck sanitizer_synccheck sanitizer_training)
+benchmarks=(attention_64 attention_128 step_1.5B step_3B step_7B step_14B adam saves_every_step)
 known() { [[ " doctor ${tests[*]} ${benchmarks[*]} step_byte-1m " == *" $1 "* ]]; } # the last on simulated GPUs
 quick=no only=() out= budget=
 grace=10 reserve=15 # seconds: from TERM to KILL; that, and what results take
@@ -211,7 +212,29 @@ if [ $has_gpu = yes ] && [ $quick = no ] && wanted saves_every_step; then
 fi
 
 # ---- tests ----
-step operations 900 "$here/bin/gpu_operations" # first: it names each kernel that is wrong
+checker=$(command -v compute-sanitizer)
+[ $simulated = yes ] || checker=${checker:-$(ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)}
+# sanitizer STEP TOOL SECONDS COMMAND...
+sanitizer() {
+  local name=$1 tool=$2 limit=$3
+  shift 3
+  if [ $has_gpu = no ]; then skip "$name" "no GPU"
+  elif [ -z "$checker" ]; then skip "$name" "no compute-sanitizer on PATH"
+  elif [ $quick = yes ] && [[ "$tool" != memcheck && "$name" != attention_* ]]; then skip "$name" "quick"
+  else step "$name" "$limit" "$checker" --tool "$tool" --target-processes all --error-exitcode 1 "$@"; fi
+}
+# Attention first, at T = 1,024 and 1,021, heads of 64 and 128, seven query heads a key-value head, two documents: kernels that
+# count items or wait for barriers hang where they are wrong. Then each operation, by name.
+step attention 300 env PERDURE_OPERATIONS_ATTENTION=2 "$here/bin/gpu_operations"
+for tool in memcheck racecheck; do
+  sanitizer attention_$tool $tool 600 env PERDURE_OPERATIONS_ATTENTION=2 "$here/bin/gpu_operations" --from 0
+done
+calls=1000
+[ $simulated = no ] || calls=3
+step attention_1000 600 env PERDURE_OPERATIONS_ATTENTION=$calls PERDURE_ATTENTION=auto "$here/bin/gpu_operations" # those that a run gets
+step operations 900 "$here/bin/gpu_operations"
+if [ $has_gpu = no ]; then skip step_0.5B "no GPU"
+elif [ $simulated = no ]; then step step_0.5B 600 "$perdure" bench step --device=gpu --preset=0.5B --json; fi
 # training STEP WITHOUT SCRIPT [ARGUMENT]...: a script of tests/e2e; WITHOUT: what the machine lacks for it
 scale=4
 [ $quick = no ] || scale=1
@@ -236,21 +259,10 @@ if [ $has_gpu = yes ]; then
   step train 600 "$perdure" train "$work/train.yaml" layout.transport=local
 else skip train "no GPU"; fi
 
-checker=$(command -v compute-sanitizer)
-[ $simulated = yes ] || checker=${checker:-$(ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)}
-# sanitizer STEP TOOL COMMAND...
-sanitizer() {
-  local name=$1 tool=$2
-  shift 2
-  if [ $has_gpu = no ]; then skip "$name" "no GPU"
-  elif [ -z "$checker" ]; then skip "$name" "no compute-sanitizer on PATH"
-  elif [ $quick = yes ] && [ "$tool" != memcheck ]; then skip "$name" "quick"
-  else step "$name" 3600 "$checker" --tool "$tool" --target-processes all --error-exitcode 1 "$@"; fi
-}
-for tool in memcheck racecheck synccheck; do sanitizer "sanitizer_$tool" $tool "$here/bin/gpu_operations" --from 0; done
+for tool in memcheck racecheck synccheck; do sanitizer "sanitizer_$tool" $tool 3600 "$here/bin/gpu_operations" --from 0; done
 # Two steps with a save each: every kernel of a step in its order, with the streams of saves beside. No restart hides a failure.
 train_config sanitized "${small[@]}"
-sanitizer sanitizer_training memcheck "$perdure" train "$work/sanitized.yaml" run.steps=2 layout.transport=local
+sanitizer sanitizer_training memcheck 3600 "$perdure" train "$work/sanitized.yaml" run.steps=2 layout.transport=local
 
 # ---- benchmarks ----
 if [ $has_gpu = no ]; then
@@ -262,7 +274,6 @@ elif [ $simulated = yes ]; then
 else
   step attention_64 900 "$perdure" bench attention --device=gpu --head-size=64 --json
   step attention_128 900 "$perdure" bench attention --device=gpu --head-size=128 --json
-  step step_0.5B 1800 "$perdure" bench step --device=gpu --preset=0.5B --json
   for size in 1.5B 3B 7B; do
     if [ $quick = yes ]; then skip "step_$size" "quick"
     else step "step_$size" 1800 "$perdure" bench step --device=gpu --preset="$size" --json; fi
@@ -297,7 +308,7 @@ for i in "${!names[@]}"; do
       "$(value "${names[$i]}" tokens_per_second)" "$(value "${names[$i]}" matmul_share)" "$(value "${names[$i]}" tokens_per_second_fast)" ;;
     saves*) [ "${states[$i]}" != ok ] || printf '%-24s stall_p50 %s  stall_p99 %s\n' "${names[$i]}" "$(value "${names[$i]}" stall_p50)" \
       "$(value "${names[$i]}" stall_p99)" ;;
-    attention*) [ "${states[$i]}" != ok ] || printf '%-24s forward %s  backward %s TFLOP/s, cuDNN %s and %s\n' "${names[$i]}" \
+    attention_64 | attention_128) [ "${states[$i]}" != ok ] || printf '%-24s forward %s  backward %s TFLOP/s, cuDNN %s and %s\n' "${names[$i]}" \
       "$(value "${names[$i]}" forward_tflops)" "$(value "${names[$i]}" backward_tflops)" \
       "$(value "${names[$i]}" cudnn_forward_tflops)" "$(value "${names[$i]}" cudnn_backward_tflops)" ;;
   esac
