@@ -117,20 +117,29 @@ PD_DEVICE float2 keys_two(const float (&of)[QUERIES], uint32_t n)
     return *reinterpret_cast<const float2 *>(of + 8 * n + pd_fragment_column());
 }
 
-/* S^T to P^T. `key` is that of the lane's first row; `position` that of the tile's first query. */
-template <bool CUT>
-PD_DEVICE void keys_weights(const keys_rows &rows, float c, uint32_t key, uint32_t position, float (&x)[PIECES][4])
+/* S^T to P^T. */
+PD_DEVICE void keys_weights(const keys_rows &rows, float c, float (&x)[PIECES][4])
 {
 #pragma unroll
     for (uint32_t n = 0; n < PIECES; n++) {
         const float2 lse2 = keys_two(rows.lse2, n);
 #pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            x[n][i] = pd_exp2_fast(__fmaf_rn(x[n][i], c, i % 2 ? -lse2.y : -lse2.x));
+    }
+}
+
+/* P^T is 0 where a query does not see the key. `key` is that of the lane's first row; `position` that of the tile's first
+ * query. */
+PD_DEVICE void keys_mask(const keys_rows &rows, uint32_t key, uint32_t position, float (&x)[PIECES][4])
+{
+#pragma unroll
+    for (uint32_t n = 0; n < PIECES; n++)
+#pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
             const uint32_t q = 8 * n + pd_fragment_column() + i % 2, row = key + 8 * (i / 2);
-            const bool seen = !CUT || (row >= rows.first[q] && row <= position + q);
-            x[n][i] = seen ? pd_exp2_fast(__fmaf_rn(x[n][i], c, i % 2 ? -lse2.y : -lse2.x)) : 0.0f;
+            if (row < rows.first[q] || row > position + q) x[n][i] = 0.0f;
         }
-    }
 }
 
 /* dP^T to dS^T. */
@@ -178,10 +187,8 @@ PD_DEVICE void keys_step(const pd_attention &a, const pd_keys_place &p, uint32_t
     keys_products<T>(s, stage, t, x, dp);
     pd_wgmma_wait<1>();
     pd_wgmma_pin(x);
-    if (keys_cut(a, p, r, rows))
-        keys_weights<true>(rows, a.scale * PD_LOG2_E, key, a.query_start + r, x);
-    else
-        keys_weights<false>(rows, a.scale * PD_LOG2_E, key, a.query_start + r, x);
+    keys_weights(rows, a.scale * PD_LOG2_E, x);
+    if (keys_cut(a, p, r, rows)) keys_mask(rows, key, a.query_start + r, x);
     pd_wide_pack<T>(operand, x);
     pd_wgmma_wait<0>();
     pd_wgmma_pin(dp);
