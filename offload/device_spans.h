@@ -25,8 +25,8 @@
 #define PD_LANE_GRADIENTS_OUT "GPU gradients out"
 #define PD_LANE_ACTIVATIONS_IN "GPU activations in"
 #define PD_LANE_ACTIVATIONS_OUT "GPU activations out"
-#define PD_LANE_OPTIMIZER_IN "GPU optimizer in"   /* what an update on the host made */
-#define PD_LANE_OPTIMIZER_OUT "GPU optimizer out" /* gradients for it */
+#define PD_LANE_OPTIMIZER_IN "GPU optimizer in"   /* what an update on the host made; state to update */
+#define PD_LANE_OPTIMIZER_OUT "GPU optimizer out" /* gradients for it; state */
 #define PD_LANE_SAVES "GPU saves"
 #define PD_LANE_GATHERS "GPU gathers"     /* through the memory of the host; NCCL has lanes of its own */
 #define PD_LANE_EXCHANGES "GPU exchanges" /* likewise */

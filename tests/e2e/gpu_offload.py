@@ -23,6 +23,7 @@ layout: {{ranks: 1, threads: 1, transport: local}}
 """
 PLACES = ("optimizer", "parameters", "gradients", "activations")
 BUFFERS = "offload.buffer_bytes=4M"
+STREAMED = ["offload.update=device", "offload.buffer_bytes=1M"]
 
 
 def placed(**places):
@@ -31,6 +32,7 @@ def placed(**places):
 
 CASES = {
     "state on the host": placed(optimizer="cpu"),
+    "state on the host, updated by the GPU": placed(optimizer="cpu") + STREAMED,
     "state in files": placed(optimizer="nvme"),
     "state in files, some of it kept": placed(optimizer="nvme") + ["offload.optimizer_budget=1M"],
     "activations on the host": placed(activations="cpu"),
@@ -43,11 +45,12 @@ CASES = {
     "sums on the host, state on the device": placed(gradients="cpu") + ["layout.order=breadth_first"],
     "copies and sums on the host, state in files": placed(optimizer="nvme", parameters="cpu", gradients="cpu") + ["layout.order=breadth_first"],
     "all on the host": placed(**dict.fromkeys(PLACES, "cpu")) + ["layout.order=breadth_first"],
+    "all on the host, updated by the GPU": placed(**dict.fromkeys(PLACES, "cpu")) + STREAMED + ["layout.order=breadth_first"],
     "all in files": placed(**dict.fromkeys(PLACES, "nvme")),
     "all in files, some of it kept": placed(**dict.fromkeys(PLACES, "nvme")) + [
         "offload.optimizer_budget=1M", "offload.parameters_budget=40k", "offload.gradients_budget=300k", "offload.activations_budget=50k"],
 }
-SOME = ("state on the host", "state in files, some of it kept", "activations in files, two blocks recomputed",
+SOME = ("state on the host", "all on the host, updated by the GPU", "state in files, some of it kept", "activations in files, two blocks recomputed",
         "activations in files, some of them kept", "all on the host", "all in files")
 KILL = "worker.stepped@0:3:kill"
 
@@ -102,12 +105,13 @@ def body(workspace, _arguments):
         for what in CASES if is_long else SOME:
             for streams in ("late", "now", "7", "8") if is_long else ("late",):
                 check(workspace, config, expected, what, CASES[what], {"PERDURE_SIMT_STREAMS": streams})
-        check(workspace, config, expected, "all in files, killed", CASES["all in files, some of it kept"], killed(workspace))
+        for what in ("all in files, some of it kept", "state on the host, updated by the GPU"):
+            check(workspace, config, expected, f"{what}, killed", CASES[what], killed(workspace))
         ranks = ["layout.ranks=2", "layout.dp=2"]
-        for what, stage in itertools.product(("all on the host", "all in files"), (1, 3)) if is_long else ():
+        for what, stage in itertools.product(("all on the host", "all on the host, updated by the GPU", "all in files"), (1, 3)) if is_long else ():
             check(workspace, config, expected, f"two ranks, stage {stage}: {what}", CASES[what] + ranks + [f"layout.zero_stage={stage}"])
     config = workspace.file("moved.yaml", CONFIG.format(steps=STEPS, data=data, precision="fp32"))
-    for what in CASES if is_long else ("state on the host", "all on the host", "all in files, some of it kept"):
+    for what in CASES if is_long else ("state on the host", "state on the host, updated by the GPU", "all on the host", "all in files, some of it kept"):
         moved_is_planned(workspace, config, what)
 
 

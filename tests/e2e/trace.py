@@ -91,6 +91,7 @@ LANES = {"GPU compute": {"gemm"}, "GPU saves": {"state for a save"}, "GPU exchan
          "GPU gradients in": {"gradients"}, "GPU gradients out": {"gradients"},
          "GPU activations in": {"activations"}, "GPU activations out": {"activations"},
          "GPU optimizer in": {"updated parameters"}, "GPU optimizer out": {"gradients"}}
+STREAMED = {**LANES, "GPU optimizer in": {"state"}, "GPU optimizer out": {"state"}}  # offload.update: device
 
 
 def lanes_of(events):
@@ -107,20 +108,20 @@ def lanes_of(events):
     return {(key[0], names[key]): {e["name"] for e in spans} for key, spans in lanes.items()}
 
 
-def traced(workspace, config, overrides):
+def traced(workspace, config, overrides, known=LANES):
     """Lanes of a run, one for each stream of its GPUs, all of which were given work, and no other. What is no computing has a lane for
-    each kind."""
+    each kind. A launcher that only asks what GPUs there are reports no streams."""
     trace, report = os.path.join(workspace.path, "gpu.json"), workspace.directory("report")
     workspace.train(config, workspace.directory(), ["run.device=gpu", f"--trace={trace}", *overrides],
                     {"PERDURE_SIMT_REPORT": report})
     events, _ = read(trace)
-    lanes, counts = lanes_of(events), json.loads(harness.read(report).splitlines()[-1])
-    streams, made = counts["streams"], counts["streams_made"]
+    lanes, counts = lanes_of(events), [json.loads(line) for line in harness.read(report).splitlines()]
+    streams, made = (max(of[name] for of in counts) for name in ("streams", "streams_made"))
     check(len(lanes) == streams == made, f"{overrides}: {streams} of {made} streams were given work, and there are lanes {sorted(lanes)}")
     for key, names in lanes.items():
-        check(key[1] in LANES, f"{overrides}: nobody expects a lane {key}")
-        fits = names >= LANES[key[1]] if key[1] == "GPU compute" else names == LANES[key[1]]
-        check(fits, f"{overrides}: lane {key} has {sorted(names)}, expected {sorted(LANES[key[1]])}")
+        check(key[1] in known, f"{overrides}: nobody expects a lane {key}")
+        fits = names >= known[key[1]] if key[1] == "GPU compute" else names == known[key[1]]
+        check(fits, f"{overrides}: lane {key} has {sorted(names)}, expected {sorted(known[key[1]])}")
     return lanes
 
 
@@ -144,8 +145,8 @@ def on_gpus(workspace):
     for name in ("parameters", "gradients", "activations"):
         expect(traced(workspace, config, [*far, f"offload.{name}=cpu"]), {0: kinds(name) | saves})
     everything = kinds("parameters", "gradients", "activations", "optimizer")
-    for place in ("cpu", "nvme"):
-        expect(traced(workspace, config, [*far, f"offload.optimizer={place}"]), {0: kinds("optimizer")})
+    for place, update, known in (("cpu", "host", LANES), ("cpu", "device", STREAMED), ("nvme", "host", LANES)):
+        expect(traced(workspace, config, [*far, f"offload.optimizer={place}", f"offload.update={update}"], known), {0: kinds("optimizer")})
     expect(traced(workspace, config, [*far, *IN_FILES]), {0: everything})
     lanes = traced(workspace, config, ["layout.ranks=2", "layout.transport=local", "layout.zero_stage=3"])
     expect(lanes, dict.fromkeys((0, 1), {"GPU compute", "GPU exchanges", "GPU gathers"} | saves))

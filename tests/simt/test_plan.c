@@ -192,6 +192,43 @@ Test(plan, layouts_have_all_of_a_gpu_that_is_free)
     cr_expect_not_null(strstr(layout.settings, "recompute=none"), "%s", layout.settings);
 }
 
+/* Three windows of all kinds are the device's; they are no larger than offload.buffer_bytes. */
+Test(plan, windows_that_state_streams_through_are_counted)
+{
+    const uint64_t by_host = bytes_with("offload.optimizer=cpu offload.update=host"),
+                   windows = (1u << 20) / 36 / 1024 * 1024 * 36;
+    cr_expect_eq(bytes_with("offload.optimizer=cpu offload.update=auto"), by_host, "a rank chooses nothing");
+    cr_expect_eq(bytes_with("offload.optimizer=cpu offload.update=device offload.buffer_bytes=1M"), by_host + windows);
+    cr_expect_eq(bytes_with("offload.optimizer=device offload.update=device"), bytes_with("offload.optimizer=device"));
+}
+
+static void expect_told(const char *gpus, enum pd_updates update)
+{
+    static const char *const overrides[] = {"offload.optimizer=cpu"};
+    struct pd_launch_chooser chooser;
+    struct pd_launch_layout layout;
+    struct pd_config c;
+    struct pd_error err;
+    setenv("PERDURE_SIMT_GPUS", gpus, 1); /* read once a process */
+    cr_assert_eq(pd_config_parse("test", yaml, overrides, 1, &c, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_launch_chooser_init(&c, &chooser, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_launch_choose(&chooser, 4, false, &layout, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_launch_layout_apply(&c, layout.settings, 4, &err), PD_OK, "%s", err.message);
+    cr_expect_eq(c.offload.update, update, "%s", layout.settings);
+    pd_launch_chooser_deinit(&chooser);
+    pd_config_deinit(&c);
+}
+
+Test(plan, ranks_of_four_gpus_are_told_to_update_on_them)
+{
+    expect_told("4", PD_UPDATES_DEVICE);
+}
+
+Test(plan, ranks_that_share_a_gpu_and_its_bus_are_not)
+{
+    expect_told("1", PD_UPDATES_AUTO);
+}
+
 static bool is_planned(const struct pd_world_memory *m, const struct pd_memory_plan *plan)
 {
     for (uint32_t g = 0; g < m->group_count; g++)

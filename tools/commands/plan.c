@@ -158,7 +158,11 @@ static pd_status lay_out(const struct options *o, const struct pd_config *config
 {
     struct pd_layout_choice best;
     uint32_t count;
-    if (!config->layout.automatic) return pd_lay_out(config, model, w->ranks, &w->laid_out, err);
+    if (!config->layout.automatic) {
+        PD_TRY(pd_lay_out(config, model, w->ranks, &w->laid_out, err));
+        pd_lay_out_update(config, model, &o->machine, &w->laid_out);
+        return PD_OK;
+    }
     PD_TRY(pd_choose_layouts(config, model, w->ranks, w->threads, &o->machine, 1, &best, &count, err));
     w->laid_out = best.laid_out;
     return PD_OK;

@@ -368,6 +368,29 @@ static void print_time(const struct pd_planned_world *w, const struct pd_machine
     printf("\n");
 }
 
+/* State on the host beside GPUs can be updated by either. */
+static bool has_choice_of_update(const struct pd_config *c)
+{
+    return is_on_gpu(c) && c->offload.optimizer == PD_PLACE_CPU;
+}
+
+static const char *update_name(const struct pd_laid_out *laid_out)
+{
+    return laid_out->updates_on_device ? "device" : "host";
+}
+
+static void print_update(const struct pd_plan_subject *s, const struct pd_planned_world *w)
+{
+    struct pd_laid_out other = w->laid_out;
+    struct pd_step_cost cost;
+    if (!has_choice_of_update(s->config)) return;
+    other.updates_on_device = !other.updates_on_device;
+    pd_step_cost(s->config, s->model, &other, s->machine, &cost);
+    printf("offload.update is %s: optimizer %s, by bus and memory of hosts; on the %s it would be %s\n",
+           update_name(&w->laid_out), seconds_text(w->cost.optimizer_seconds).text, update_name(&other),
+           seconds_text(cost.optimizer_seconds).text);
+}
+
 static void print_warnings(const struct pd_planned_world *w)
 {
     const uint32_t tp = w->laid_out.layout.tp;
@@ -457,6 +480,7 @@ static pd_status print_details(const struct pd_plan_subject *s, const struct pd_
     print_warnings(w);
     print_traffic(&w->cost, &w->laid_out);
     print_time(w, s->machine);
+    print_update(s, w);
     PD_TRY(print_alternatives(w, err));
     print_flags(s, w);
     return PD_OK;
@@ -611,6 +635,7 @@ static void write_world(struct pd_json_writer *w, const struct pd_config *config
         return;
     }
     write_layout(w, &x->laid_out, model);
+    if (has_choice_of_update(config)) pd_json_string(w, "update", update_name(&x->laid_out));
     write_groups(w, config, model, x);
     PD_JSON_U64S(w, {"process_bytes", x->process_bytes}, {"worst_rank_bytes", x->memory.worst_bytes},
                  {"mean_rank_bytes", (uint64_t)x->memory.mean_bytes}, {"ranks_without_heads", x->without_heads},

@@ -154,6 +154,10 @@ static pd_status check_offload(const struct pd_config *c, struct pd_error *err)
                 "offload.buffer_bytes is %" PRIu64 ", and state on nvme streams through %" PRIu64 " at least; set "
                 "offload.buffer_bytes=%" PRIu64 "M",
                 c->offload.buffer_bytes, PD_OPTIMIZER_STORE_BUFFERS_MIN, PD_OPTIMIZER_STORE_BUFFERS_MIN >> 20);
+    if (c->offload.optimizer == PD_PLACE_NVME && c->offload.update == PD_UPDATES_DEVICE)
+        PD_FAIL(err, PD_INVALID,
+                "offload.update is device and offload.optimizer is nvme, whose state the host updates as it passes; set "
+                "offload.optimizer=cpu, or leave offload.update out");
     if (!parameters && !gradients) return PD_OK;
     if (c->offload.optimizer != PD_PLACE_NVME)
         PD_FAIL(err, PD_INVALID,

@@ -20,6 +20,7 @@
 
 enum pd_codes { PD_CODES_AUTO, PD_CODES_STEP, PD_CODES_MICRO_BATCH };
 enum pd_order { PD_ORDER_AUTO, PD_ORDER_DEPTH_FIRST, PD_ORDER_BREADTH_FIRST };
+enum pd_updates { PD_UPDATES_AUTO, PD_UPDATES_HOST, PD_UPDATES_DEVICE };
 enum pd_exchange { PD_EXCHANGE_AUTO, PD_EXCHANGE_STEP, PD_EXCHANGE_LANE };
 enum pd_device_choice { PD_DEVICE_AUTO, PD_DEVICE_CPU, PD_DEVICE_GPU };
 enum pd_linears { PD_LINEARS_PRECISION, PD_LINEARS_FP8 };
@@ -91,6 +92,7 @@ struct pd_config {
     } layout;
     struct {
         enum pd_place optimizer;   /* master, both moments. nvme: generations in the pool of the checkpoint directory */
+        enum pd_updates update;    /* who makes new state of what is on cpu beside a GPU */
         enum pd_place parameters;  /* working copies of blocks. nvme: scratch beside the generations */
         enum pd_place gradients;   /* sums of blocks; likewise */
         enum pd_place activations; /* what is kept of a block between forward and backward; likewise */

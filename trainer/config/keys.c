@@ -21,6 +21,7 @@ static const char *const grow_words[] = {"restart", "now", NULL};
 static const char *const transport_words[] = {"auto", "local", "mpi", NULL};
 static const char *const order_words[] = {"auto", "depth_first", "breadth_first", NULL};
 static const char *const place_words[] = {"device", "cpu", "nvme", NULL};
+static const char *const update_words[] = {"auto", "host", "device", NULL};
 static const char *const recompute_words[] = {"none", "selective", "full", NULL};
 
 /* A key is called as its member is, but for two. What comes behind its meaning are further fields. */
@@ -142,6 +143,8 @@ const struct pd_key pd_keys[] = {
 
     WORD(offload.optimizer, "device", place_words, FREE,
          "master weights and moments: device, cpu, or nvme (files beside the checkpoints)"),
+    WORD(offload.update, "auto", update_words, FREE,
+         "of state on cpu beside a GPU: by the host, or by the GPU, through which it streams; auto: what plan finds faster"),
     WORD(offload.parameters, "device", place_words, FREE, "working copies of blocks; nvme needs offload.optimizer=nvme"),
     WORD(offload.gradients, "device", place_words, FREE, "summed gradients of blocks; nvme needs offload.optimizer=nvme"),
     WORD(offload.activations, "device", place_words, FREE, "what is kept of a block between its forward and its backward"),

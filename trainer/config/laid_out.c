@@ -131,7 +131,8 @@ pd_status pd_lay_out_degrees(const struct pd_config *config, const struct pd_mod
         .layout = l,
         .recompute = config->layout.recompute,
         .recompute_layers = config->layout.recompute_layers,
-        .by_lane = is_by_lane(config, model, &l)};
+        .by_lane = is_by_lane(config, model, &l),
+        .updates_on_device = config->offload.update == PD_UPDATES_DEVICE};
     return PD_OK;
 }
 

@@ -1,3 +1,4 @@
+#include "trainer/engine/engine_internal.h"
 #include "trainer/engine/state_internal.h"
 
 #include <stdlib.h>
@@ -5,11 +6,12 @@
 
 /* ---- the table ---- */
 
-static const struct pd_state_ops *ops_of(const struct pd_engine_options *options)
+static const struct pd_state_ops *ops_of(const struct pd_engine *engine)
 {
-    const enum pd_place place = options->config->offload.optimizer;
+    const enum pd_place place = engine->options.config->offload.optimizer;
     if (place == PD_PLACE_NVME) return &pd_state_in_files;
-    return place == PD_PLACE_CPU && options->is_gpu ? &pd_state_on_host : &pd_state_on_device;
+    if (place == PD_PLACE_DEVICE || !engine->options.is_gpu) return &pd_state_on_device;
+    return engine->own->laid_out.updates_on_device ? &pd_state_streamed : &pd_state_on_host;
 }
 
 pd_status pd_state_new(struct pd_engine *engine, uint64_t staging_bytes, struct pd_arena *arena, struct pd_state **ret_state,
@@ -18,13 +20,20 @@ pd_status pd_state_new(struct pd_engine *engine, uint64_t staging_bytes, struct 
     struct pd_state *s = calloc(1, sizeof *s);
     if (!s) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state");
     *s = (struct pd_state){
-        .ops = ops_of(&engine->options), .engine = engine, .staging_bytes = staging_bytes, .rule = &pd_adamw};
+        .ops = ops_of(engine), .engine = engine, .staging_bytes = staging_bytes, .rule = &pd_adamw};
     const pd_status st = s->ops->take(s, arena, err);
     if (st) {
         pd_state_free(s);
         return st;
     }
     *ret_state = s;
+    return PD_OK;
+}
+
+pd_status pd_state_own_new(struct pd_state *s, size_t bytes, struct pd_error *err)
+{
+    s->own = calloc(1, bytes);
+    if (!s->own) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state on the host");
     return PD_OK;
 }
 
@@ -44,6 +53,11 @@ const struct pd_update_rule *pd_state_rule(const struct pd_state *s)
 bool pd_state_is_in_files(const struct pd_state *s)
 {
     return s->ops->is_in_files;
+}
+
+bool pd_state_is_streamed(const struct pd_state *s)
+{
+    return s->ops == &pd_state_streamed;
 }
 
 bool pd_state_is_mirrored(const struct pd_state *s)

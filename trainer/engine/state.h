@@ -1,5 +1,5 @@
 /* Where the optimizer state of a rank lives (master parameters and moments): one table of
- * functions, with a row each in state_device.c, state_host.c and state_files.c.
+ * functions, with a row each in state_device.c, state_host.c, state_streamed.c and state_files.c.
  *
  *   new -> open -> init or load -> [begin -> update -> end | save_begin -> save_wait]* -> close -> free
  *
@@ -28,13 +28,14 @@ struct pd_before_update {
     void *context;
 };
 
-/* Chosen by offload.optimizer; takes its memory from the arena. engine: borrowed, its math and zero are there. staging_bytes: of
- * one buffer between the host and a drive or a device, for a state of this size. */
+/* Chosen by offload.optimizer and offload.update; takes its memory from the arena. engine: borrowed, its math and zero are
+ * there. staging_bytes: of one buffer between the host and a drive or a device, for a state of this size. */
 PD_MUST_USE pd_status pd_state_new(struct pd_engine *engine, uint64_t staging_bytes, struct pd_arena *arena,
                                    struct pd_state **ret_state, struct pd_error *err);
 void pd_state_free(struct pd_state *state); /* closes; NULL is fine */
 const struct pd_update_rule *pd_state_rule(const struct pd_state *state);
 bool pd_state_is_in_files(const struct pd_state *state); /* a checkpoint links the newest generation; others write boxes */
+bool pd_state_is_streamed(const struct pd_state *state); /* the host's, and passes through the GPU that updates it */
 bool pd_state_is_mirrored(const struct pd_state *state); /* an update may go on while boxes are read */
 
 /* Files are opened in the store's pool; without files neither vfs nor store is looked at. Nothing is in it until init or

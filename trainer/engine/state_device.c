@@ -28,15 +28,18 @@ static const struct {
                         struct pd_error *err);
 } rows[] = {{&pd_adamw, adamw}};
 
-static pd_status update_on_device(struct pd_math *math, const struct pd_update_step *step,
-                                  const struct pd_update_range *range, struct pd_error *err)
+pd_status pd_state_update_on_device(struct pd_state *s, const struct pd_update_step *step,
+                                    const struct pd_update_range *range, struct pd_error *err)
 {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        if (rows[i].rule == step->rule) return rows[i].update(math, step, range, err);
+        if (rows[i].rule == step->rule) return rows[i].update(s->engine->math, step, range, err);
     PD_FAIL(err, PD_UNSUPPORTED, "update rule %s has no row for devices", step->rule->name);
 }
 
-static pd_status update_boxes(struct pd_state *s, const struct pd_update_step *step, struct pd_error *err)
+pd_status pd_state_update_boxes(struct pd_state *s, const struct pd_update_step *step,
+                                pd_status (*update)(struct pd_state *s, const struct pd_update_step *step,
+                                                    const struct pd_update_range *range, struct pd_error *err),
+                                struct pd_error *err)
 {
     struct pd_zero *zero = s->engine->zero;
     const bool asks = pd_blocks_leave_device(&s->engine->options), has_copy = pd_zero_held(zero)->copy != NULL;
@@ -45,9 +48,10 @@ static pd_status update_boxes(struct pd_state *s, const struct pd_update_step *s
         struct pd_update_range range = pd_state_range(s, &pd_zero_held(zero)->boxes[i]);
         if (asks) PD_TRY(pd_zero_update_box(zero, i, &range.grad, &range.copy, err));
         if (!has_copy) range.copy = NULL; /* the master serves */
-        PD_TRY(update_on_device(s->engine->math, step, &range, err));
+        PD_TRY(update(s, step, &range, err));
     }
-    return asks ? pd_zero_update_end(zero, err) : PD_OK;
+    if (asks) PD_TRY(pd_zero_update_end(zero, err));
+    return pd_zero_updated(zero, err);
 }
 
 static pd_status update(struct pd_state *s, const struct pd_update_step *step, const struct pd_before_update *before,
@@ -57,8 +61,7 @@ static pd_status update(struct pd_state *s, const struct pd_update_step *step, c
         PD_TRY(pd_state_mirror_before_update(s->mirror, err));
     else
         pd_state_wait_for_readers(before);
-    PD_TRY(update_boxes(s, step, err));
-    return pd_zero_updated(s->engine->zero, err);
+    return pd_state_update_boxes(s, step, pd_state_update_on_device, err);
 }
 
 static void free_mirror(struct pd_state *s)

@@ -42,8 +42,8 @@ static pd_status build(struct pd_state *s, struct pd_error *err)
 
 static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_error *err)
 {
-    struct on_host *o = s->own = calloc(1, sizeof *o);
-    if (!o) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state on the host");
+    PD_TRY(pd_state_own_new(s, sizeof(struct on_host), err));
+    struct on_host *o = own(s);
     o->count = pd_zero_held(s->engine->zero)->box_count;
     o->ranges = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, o->count * sizeof *o->ranges);
     o->buffer_bytes = s->staging_bytes;

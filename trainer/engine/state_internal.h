@@ -1,4 +1,4 @@
-/* What the three placements of optimizer state share (trainer/engine/state.h). */
+/* What the placements of optimizer state share (trainer/engine/state.h). */
 #ifndef PD_TRAINER_ENGINE_STATE_INTERNAL_H
 #define PD_TRAINER_ENGINE_STATE_INTERNAL_H
 
@@ -35,7 +35,7 @@ struct pd_state {
     void *own;                      /* of the implementation */
 };
 
-extern const struct pd_state_ops pd_state_on_device, pd_state_on_host, pd_state_in_files;
+extern const struct pd_state_ops pd_state_on_device, pd_state_on_host, pd_state_streamed, pd_state_in_files;
 
 /* Slots of state in memory: arrays of all held boxes, one a kind. Nothing is opened, and nothing is begun before an update. */
 pd_status pd_state_open_nothing(struct pd_state *state, struct pd_vfs *vfs, struct pd_store *store, struct pd_error *err);
@@ -55,8 +55,19 @@ pd_status pd_state_save_wait_memory(struct pd_state *state, struct pd_shard_summ
     .load = pd_state_load_memory, .begin = pd_state_begin_nothing, .end = pd_state_close_nothing, \
     .box = pd_state_box_memory, .save_begin = pd_state_save_begin_memory, .save_wait = pd_state_save_wait_memory
 
+/* What a placement on the host has of its own, zeros; its free slot frees it. */
+PD_MUST_USE pd_status pd_state_own_new(struct pd_state *state, size_t bytes, struct pd_error *err);
+
 /* A held box as an update sees it, its gradient and working copy where they lie unless pd_zero_update_box says otherwise. */
 struct pd_update_range pd_state_range(const struct pd_state *state, const struct pd_zero_box *box);
+/* The rule's kernel, on compute. */
+PD_MUST_USE pd_status pd_state_update_on_device(struct pd_state *state, const struct pd_update_step *step,
+                                                const struct pd_update_range *range, struct pd_error *err);
+/* `update` of every held box, in order, then new working copies are announced: where gradients and copies are the device's. */
+PD_MUST_USE pd_status pd_state_update_boxes(struct pd_state *state, const struct pd_update_step *step,
+                                            pd_status (*update)(struct pd_state *state, const struct pd_update_step *step,
+                                                                const struct pd_update_range *range, struct pd_error *err),
+                                            struct pd_error *err);
 /* The box of that number that this rank owns. */
 const struct pd_zero_box *pd_state_owned_box(const struct pd_state *state, uint32_t tensor, uint32_t number);
 

@@ -128,7 +128,11 @@ static pd_status choose_given(struct pd_launch_chooser *c, uint32_t ranks, bool 
     } else if (!pd_degrees_fewer(&config, ranks, &c->degrees, &degrees)) {
         PD_FAIL(err, PD_INVALID, "no layout of %u ranks or fewer is admitted; the smallest has 1", ranks);
     }
-    return pd_lay_out_degrees(c->config, c->model, &degrees, ret_laid_out, err);
+    PD_TRY(pd_lay_out_degrees(c->config, c->model, &degrees, ret_laid_out, err));
+    struct pd_machine machine;
+    if (config.offload.optimizer == PD_PLACE_CPU && gpu_machine(c, ranks, &machine))
+        pd_lay_out_update(c->config, c->model, &machine, ret_laid_out);
+    return PD_OK;
 }
 
 /* ---- words ---- */
@@ -141,9 +145,9 @@ static void describe(const struct pd_laid_out *laid_out, struct pd_launch_layout
     ret->ranks = pd_layout_world(l);
     pd_recompute_text(laid_out->recompute, laid_out->recompute_layers, ",", recompute, sizeof recompute);
     pd_degrees_text(&degrees, ret->summary, sizeof ret->summary);
-    snprintf(ret->settings, sizeof ret->settings, "dp=%u,tp=%u,pp=%u,sp=%u,interleave=%u,zero_stage=%u,zero_shard=%u,%s%s",
+    snprintf(ret->settings, sizeof ret->settings, "dp=%u,tp=%u,pp=%u,sp=%u,interleave=%u,zero_stage=%u,zero_shard=%u,%s%s%s",
              l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, recompute,
-             laid_out->by_lane ? ",exchange=lane" : "");
+             laid_out->by_lane ? ",exchange=lane" : "", laid_out->updates_on_device ? ",offload.update=device" : "");
 }
 
 pd_status pd_launch_choose(struct pd_launch_chooser *c, uint32_t ranks, bool is_restart, struct pd_launch_layout *ret_layout,

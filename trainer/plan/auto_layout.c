@@ -83,8 +83,11 @@ static pd_status add_candidate(struct planner *p, const struct pd_laid_out *laid
         p->list = grown;
         p->capacity = capacity;
     }
-    pd_step_cost(p->config, p->model, laid_out, p->machine, &cost);
-    p->list[p->count++] = (struct pd_layout_choice){.laid_out = *laid_out, .step_seconds = cost.step_seconds};
+    struct pd_layout_choice *added = &p->list[p->count++];
+    *added = (struct pd_layout_choice){.laid_out = *laid_out};
+    pd_lay_out_update(p->config, p->model, p->machine, &added->laid_out);
+    pd_step_cost(p->config, p->model, &added->laid_out, p->machine, &cost);
+    added->step_seconds = cost.step_seconds;
     return PD_OK;
 }
 

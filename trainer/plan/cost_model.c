@@ -82,6 +82,7 @@ struct setting {
     double parts_leave, copies_leave; /* of what a rank sends of their collectives: the share that goes to other hosts */
     double slots_once;                /* micro-batches that share one pass over the parameters */
     bool by_heads;                    /* sequence-parallel ranks exchange rows for heads */
+    bool updates_on_device;           /* state is the host's, and AdamW the GPU's */
     uint32_t slots, interleave, micro_batches;
     double exchanges, lanes; /* of a block's gradients in a step; as lanes end */
 };
@@ -245,11 +246,12 @@ static struct streams streams_of(const struct setting *s, const struct stage *g)
                  kept = away(alive * s->rows * token, c->offload.activations_budget) / alive, held = g->elements / s->parts;
     struct streams x = {0};
     add_copies(s, g, &x);
-    if (c->offload.optimizer == PD_PLACE_NVME) {
-        const double state = held * pd_kinds_bytes(c->optimizer.moments);
-        x.update += state + away(state, c->offload.optimizer_budget);
-    }
-    if (crosses(s, c->offload.optimizer)) x.update_in += held * s->act, x.update_out += held * sizeof(float);
+    const double state = held * pd_kinds_bytes(c->optimizer.moments);
+    if (c->offload.optimizer == PD_PLACE_NVME) x.update += state + away(state, c->offload.optimizer_budget);
+    if (s->updates_on_device)
+        x.update_in += state, x.update_out += state;
+    else if (crosses(s, c->offload.optimizer))
+        x.update_in += held * s->act, x.update_out += held * sizeof(float);
     if (c->offload.activations == PD_PLACE_NVME) x.micro_batch += 2 * kept;
     if (crosses(s, c->offload.activations)) x.micro_batch_in += kept, x.micro_batch_out += kept;
     return x;
@@ -261,7 +263,8 @@ static double rate_of(const struct setting *s, uint32_t span)
 }
 
 /* Seconds of AdamW over so many elements, by memory: three of state read and written, and the gradient. Away from the device
- * it is the host's (offload/host_update.h): gradients come down and copies go up meanwhile, and pass its memory once more. */
+ * it is the host's (offload/host_update.h): gradients come down and copies go up meanwhile, and pass its memory once more. Where
+ * the device updates state of the host, that memory has the state alone. */
 static double adam_seconds(const struct setting *s, double elements)
 {
     const struct pd_machine *m = s->machine;
@@ -269,7 +272,8 @@ static double adam_seconds(const struct setting *s, double elements)
     if (m->host_rate <= 0 || s->config->offload.optimizer == PD_PLACE_DEVICE)
         return elements * (state + gradient) / m->memory_rate;
     const uint32_t world = pd_layout_world(s->layout), sharing = world < m->ranks_per_host ? world : m->ranks_per_host;
-    return elements * (state + 2 * (gradient + s->act)) * sharing / m->host_rate; /* the bus: streams_of */
+    const double crossing = s->updates_on_device ? 0 : 2 * (gradient + s->act); /* the bus: streams_of */
+    return elements * (state + crossing) * sharing / m->host_rate;
 }
 
 static double bus_seconds(const struct setting *s, double in, double out)
@@ -408,6 +412,7 @@ static struct setting setting_of(const struct pd_config *config, const struct pd
     s.lanes = l->virtual_sp > 1 ? s.slots : (lanes.count + l->dp - 1) / l->dp;
     s.exchanges = laid_out->by_lane ? s.lanes : 1;
     s.slots_once = pd_is_breadth_first(config, l) ? s.slots : 1;
+    s.updates_on_device = laid_out->updates_on_device && config->offload.optimizer == PD_PLACE_CPU && machine->host_rate > 0;
     return s;
 }
 
@@ -426,4 +431,16 @@ void pd_step_cost(const struct pd_config *config, const struct pd_model *model, 
     c.bubble_seconds = slowest * (l->pp - 1) / s.interleave;
     c.step_seconds = slowest * s.slots + c.bubble_seconds + c.optimizer_seconds;
     *ret_cost = c;
+}
+
+void pd_lay_out_update(const struct pd_config *config, const struct pd_model *model, const struct pd_machine *machine,
+                       struct pd_laid_out *laid_out)
+{
+    struct pd_step_cost by_host, by_device;
+    if (config->offload.update != PD_UPDATES_AUTO || config->offload.optimizer != PD_PLACE_CPU) return;
+    laid_out->updates_on_device = false;
+    pd_step_cost(config, model, laid_out, machine, &by_host);
+    laid_out->updates_on_device = true;
+    pd_step_cost(config, model, laid_out, machine, &by_device);
+    laid_out->updates_on_device = by_device.optimizer_seconds < by_host.optimizer_seconds;
 }

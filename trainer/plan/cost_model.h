@@ -60,6 +60,10 @@ struct pd_step_cost {
     double bus_seconds;  /* likewise the bus to a GPU's host, the busier way */
 };
 
+/* With offload.update auto: whether state on the host is updated sooner by its GPUs, through which it streams, than by the host,
+ * whose memory they share. */
+void pd_lay_out_update(const struct pd_config *config, const struct pd_model *model, const struct pd_machine *machine,
+                       struct pd_laid_out *laid_out);
 /* Pure; a few microseconds a stage. */
 void pd_step_cost(const struct pd_config *config, const struct pd_model *model, const struct pd_laid_out *laid_out,
                   const struct pd_machine *machine, struct pd_step_cost *ret_cost);

@@ -90,14 +90,16 @@ static void plan_gradients(const struct pd_engine *e, struct pd_offload_plan *p)
     note(e, e->options.config->offload.gradients, bytes, bytes, &p->gradient_traffic, p);
 }
 
-/* AdamW is the host's: summed gradients come out, new copies go in. */
+/* Of AdamW on the host summed gradients come out and new copies go in; on the device state of the host goes in and comes out. */
 static void plan_update(const struct pd_engine *e, struct pd_offload_plan *p)
 {
     uint64_t elements = 0;
     for (uint32_t b = 0; b < pd_zero_held(e->zero)->box_count; b++)
         elements += pd_zero_held(e->zero)->boxes[b].elements;
-    p->bus_out_bytes += elements * sizeof(float);
-    p->bus_in_bytes += elements * pd_dtype_bytes(e->options.config->numerics.precision);
+    const struct pd_config *c = e->options.config;
+    const uint64_t state = pd_state_is_streamed(e->state) ? pd_kinds_bytes(c->optimizer.moments) : 0;
+    p->bus_out_bytes += elements * (state ? state : sizeof(float));
+    p->bus_in_bytes += elements * (state ? state : pd_dtype_bytes(c->numerics.precision));
 }
 
 static pd_status plan_engine(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)

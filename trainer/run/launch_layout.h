@@ -14,6 +14,6 @@ struct pd_launch_layout {
 uint32_t pd_launch_ranks_of_a_host(const struct pd_config *config, uint32_t ranks);
 /* Warns where the launcher chose for other hosts than there are: `most` ranks are on one. */
 void pd_launch_layout_log_hosts(const struct pd_config *config, uint32_t ranks, uint32_t hosts, uint32_t most);
-/* What the launcher said, on a rank: layout.* of the configuration become that. */
+/* What the launcher said, on a rank: layout.* of the configuration, and offload.update, become that. */
 PD_MUST_USE pd_status pd_launch_layout_apply(struct pd_config *config, const char *settings, uint32_t ranks,
                                              struct pd_error *err);

@@ -325,6 +325,8 @@ Test(config, errors_name_place_key_and_cause)
     refused(MINIMAL, "offload.buffer_bytes=192MB", "expected a whole number, such as 4096, 8k or 2G, found \"192MB\"");
     refused(MINIMAL, "model.heads=2k", "model.heads: expected a whole number, found \"2k\"");
     refused(MINIMAL, "numerics.precision=fp64", "expected fp32, bf16 or fp16, found \"fp64\"");
+    refused(MINIMAL "offload: {optimizer: nvme}\n", "offload.update=device",
+            "set offload.optimizer=cpu, or leave offload.update out");
     refused(MINIMAL, "offload.optimizer=disk", "expected device, cpu or nvme, found \"disk\"");
     refused(MINIMAL, "offload.optimizer_budget=1M",
             "offload.optimizer_budget is 1048576 and offload.optimizer is not nvme, so that all of it is in memory; set "

@@ -249,6 +249,55 @@ Test(cost, an_optimizer_on_the_host)
     cr_expect_float_eq(many.optimizer_seconds - none.optimizer_seconds, n / 16 * (36 * 8 / host - 28 / 1.5e12), 1e-6);
 }
 
+/* State that streams through its GPUs takes the bus both ways, each its own, and of the memory that they share only itself. */
+Test(cost, an_optimizer_that_streams)
+{
+    const double n = 124439808, host = 200e9, bus = 25e9;
+    const char *text = SMALL "offload: {optimizer: cpu, update: device}\n";
+    struct pd_step_cost c = cost_of(text, 1);
+    cr_expect_float_eq(c.optimizer_seconds, 12 * n / bus, 1e-6, "%g", c.optimizer_seconds);
+    cr_expect_float_eq(c.bus_seconds, 12 * n / bus, 1e-6);
+    c = cost_of(SMALL "offload: {optimizer: cpu, update: device}\noptimizer: {moments: bf16}\n", 1);
+    cr_expect_float_eq(c.optimizer_seconds, 8 * n / bus, 1e-6, "%g", c.optimizer_seconds);
+    const struct pd_step_cost many = cost_of(SMALL "offload: {optimizer: cpu, update: device}\nlayout: {dp: 16, zero_stage: 1}\n", 16),
+                              none = cost_of(SMALL "layout: {dp: 16, zero_stage: 1}\n", 16);
+    cr_expect_float_eq(many.optimizer_seconds - none.optimizer_seconds, n / 16 * (24 * 8 / host - 28 / 1.5e12), 1e-6);
+}
+
+/* offload.update auto: by the host, until three GPUs share its memory; what is given stays. */
+Test(cost, who_updates_is_chosen)
+{
+    struct pd_machine machine;
+    struct pd_error err;
+    cr_assert_eq(pd_machine_preset("a100-40g", &machine, &err), PD_OK);
+    const struct {
+        const char *text;
+        uint32_t world, ranks_per_host;
+        bool on_device;
+    } cases[] = {{"offload: {optimizer: cpu}", 1, 8, false},
+                 {"offload: {optimizer: cpu}\nlayout: {zero_stage: 1}", 2, 8, false},
+                 {"offload: {optimizer: cpu}\nlayout: {zero_stage: 1}", 4, 8, true},
+                 {"offload: {optimizer: cpu}\nlayout: {zero_stage: 1}", 8, 2, false},
+                 {"offload: {optimizer: cpu, update: host}\nlayout: {zero_stage: 1}", 4, 8, false},
+                 {"offload: {optimizer: cpu, update: device}", 1, 8, true},
+                 {"offload: {optimizer: device}\nlayout: {zero_stage: 1}", 4, 8, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[400];
+        struct pd_model *model;
+        struct pd_laid_out laid_out;
+        snprintf(text, sizeof text, SMALL "%s\n", cases[i].text);
+        struct pd_config c = parse(text);
+        machine.ranks_per_host = cases[i].ranks_per_host;
+        cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
+        cr_assert_eq(pd_lay_out(&c, model, cases[i].world, &laid_out, &err), PD_OK, "%s", err.message);
+        pd_lay_out_update(&c, model, &machine, &laid_out);
+        cr_expect_eq(laid_out.updates_on_device, cases[i].on_device, "%s, %u ranks, %u a host", cases[i].text, cases[i].world,
+                     cases[i].ranks_per_host);
+        pd_model_free(model);
+        pd_config_deinit(&c);
+    }
+}
+
 /* What offload moves over the bus runs beside computation; on a CPU nothing moves. */
 Test(cost, the_bus_is_busy)
 {
