@@ -6,6 +6,7 @@ usage: tokenizers_agree.py PEER_TOKENIZE DIRECTORY     (of tests/golden/tokenize
 Text that is no UTF-8 is decoded with errors="replace" for the package. PERDURE_TEST_SEED replays a seed. Exit 77: there is no
 package."""
 import array
+import json
 import os
 import subprocess
 import sys
@@ -24,14 +25,30 @@ except ImportError as missing:
 BYTES = 10_000_000
 program, folder = sys.argv[1:3]
 seed = int(os.environ.get("PERDURE_TEST_SEED") or time.time())
-raw = mixed_text(seed, BYTES)
+CHARACTERS = "".join(f"a{chr(code)}" for code in range(1, 0x30000) if not 0xd800 <= code < 0xe000)  # each, and what follows it
 failed = 0
+
+
+def variants(room):
+    """Pre-tokenizers that no golden file has, before GPT-2's."""
+    with open(os.path.join(folder, "gpt2.json"), encoding="utf-8") as f:
+        whole = json.load(f)
+    for behavior in ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext"):
+        steps = [{"type": "Punctuation", "behavior": behavior}, whole["pre_tokenizer"]]
+        path = os.path.join(room, f"Punctuation {behavior}.json")
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump({**whole, "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}, f)
+        yield path, CHARACTERS.encode()
+
+
 with tempfile.TemporaryDirectory() as room:
     text_path, ids_path, decoded_path = (os.path.join(room, name) for name in ("text", "ids", "decoded"))
-    with open(text_path, "wb") as f:
-        f.write(raw)
-    for name in sorted(name for name in os.listdir(folder) if name.endswith(".json")):
-        path = os.path.join(folder, name)
+    mixed = mixed_text(seed, BYTES)
+    golden = [(os.path.join(folder, name), mixed) for name in sorted(os.listdir(folder)) if name.endswith(".json")]
+    for path, raw in golden + list(variants(room)):
+        name = os.path.basename(path)
+        with open(text_path, "wb") as f:
+            f.write(raw)
         reference = Tokenizer.from_file(path)
         expected = reference.encode(raw.decode("utf-8", "replace")).ids
         subprocess.run([program, path, text_path, ids_path, decoded_path], check=True)

@@ -69,22 +69,16 @@ static pd_status decode_byte_level(const struct pd_pieces *in, struct pd_pieces 
     return status ? status : end_piece(out, err);
 }
 
-static pd_status decode_replace(const struct pd_decoder_step *step, struct pd_pattern_scratch *patterns,
+static pd_status decode_replace(const struct pd_decoder_step *step, struct pd_pattern_scratch *patterns, size_t most,
                                 const struct pd_pieces *in, struct pd_pieces *out, struct pd_error *err)
 {
     for (size_t i = 0; i < in->count; i++) {
         const struct piece piece = piece_at(in, i);
-        struct pd_match_cursor cursor = {0};
-        size_t done = 0, start, end;
-        for (;;) {
-            if (!piece.bytes) break;
-            PD_TRY(pd_matcher_next(&step->matcher, patterns, piece.text, piece.bytes, &cursor, &start, &end, err));
-            if (start == SIZE_MAX) break;
-            PD_TRY(pd_string_add(&out->text, piece.text + done, start - done, err));
-            PD_TRY(pd_string_add(&out->text, step->content, strlen(step->content), err));
-            done = end;
-        }
-        PD_TRY(pd_pieces_add(out, piece.text + done, piece.bytes - done, err));
+        size_t start = SIZE_MAX, end;
+        if (piece.bytes)
+            PD_TRY(pd_matcher_replace(&step->matcher, patterns, piece.text, piece.bytes, step->content, most, &out->text,
+                                      &start, &end, err));
+        PD_TRY(start == SIZE_MAX ? pd_pieces_add(out, piece.text, piece.bytes, err) : end_piece(out, err));
     }
     return PD_OK;
 }
@@ -175,14 +169,14 @@ static pd_status decode_metaspace(const struct pd_decoder_step *step, const stru
     return PD_OK;
 }
 
-static pd_status run_step(const struct pd_decoder_step *step, struct pd_pattern_scratch *patterns,
+static pd_status run_step(const struct pd_decoder_step *step, struct pd_pattern_scratch *patterns, size_t most,
                           const struct pd_pieces *in, struct pd_pieces *out, struct pd_error *err)
 {
     switch (step->kind) {
     case PD_DECODE_BYTE_LEVEL:
         return decode_byte_level(in, out, err);
     case PD_DECODE_REPLACE:
-        return decode_replace(step, patterns, in, out, err);
+        return decode_replace(step, patterns, most, in, out, err);
     case PD_DECODE_BYTE_FALLBACK:
         return decode_byte_fallback(in, out, err);
     case PD_DECODE_STRIP:
@@ -198,10 +192,11 @@ static pd_status run_step(const struct pd_decoder_step *step, struct pd_pattern_
 pd_status pd_decoder_run(const struct pd_decoder *decoder, struct pd_pattern_scratch *patterns, struct pd_pieces *pieces,
                          struct pd_pieces *spare, struct pd_error *err)
 {
+    const size_t most = PD_STRING_GROWN_MAX(pieces->text.count);
     for (uint32_t i = 0; i < decoder->count; i++) {
         pd_string_cut(&spare->text, 0);
         spare->count = 0;
-        PD_TRY(run_step(&decoder->steps[i], patterns, pieces, spare, err));
+        PD_TRY(run_step(&decoder->steps[i], patterns, most, pieces, spare, err));
         const struct pd_pieces made = *spare;
         *spare = *pieces;
         *pieces = made;

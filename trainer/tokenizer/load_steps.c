@@ -84,18 +84,24 @@ static pd_status load_byte_level(const struct pd_loader *l, const struct pd_json
     return pd_load_byte_level(&l->tokenizer->splitter, splits, prefix, err);
 }
 
-static pd_status load_split(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
-                            struct pd_split_step *step, struct pd_error *err)
+static pd_status load_behavior(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
+                               struct pd_split_step *step, struct pd_error *err)
 {
     static const char *const names[] = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous", NULL};
     const char *behavior;
-    PD_TRY(pd_load_matcher(l, value, path, &step->matcher, err));
     PD_TRY(pd_load_text(l, value, path, "behavior", &behavior, err));
-    PD_TRY(pd_load_bool(l, value, path, "invert", false, &step->invert, err));
     const int index = index_of(behavior, names);
     if (index < 0) PD_FAIL(err, PD_UNSUPPORTED, "%s: %s.behavior %.40s is not known", l->name, path, behavior);
     step->behavior = (enum pd_split_behavior)index;
     return PD_OK;
+}
+
+static pd_status load_split(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
+                            struct pd_split_step *step, struct pd_error *err)
+{
+    PD_TRY(pd_load_matcher(l, value, path, &step->matcher, err));
+    PD_TRY(pd_load_bool(l, value, path, "invert", false, &step->invert, err));
+    return load_behavior(l, value, path, step, err);
 }
 
 static pd_status load_digits(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
@@ -105,6 +111,21 @@ static pd_status load_digits(const struct pd_loader *l, const struct pd_json_val
     PD_TRY(pd_load_bool(l, value, path, "individual_digits", false, &individual, err));
     step->behavior = individual ? PD_SPLIT_ISOLATED : PD_SPLIT_CONTIGUOUS;
     return pd_matcher_init(PD_MATCH_NUMERIC, "", &step->matcher, err);
+}
+
+/* Of ASCII and of Unicode 8 (category P): `tokenizers`, pre_tokenizers/punctuation.rs. Two have become symbols since, and the
+ * ranges hold what was assigned since. */
+#define PUNCTUATION                                                                                             \
+    "(?![\\x{61d}\\x{9fd}-\\x{a76}\\x{c77}-\\x{c84}\\x{1b4e}-\\x{1b4f}\\x{1b7d}-\\x{1b7f}\\x{2e43}-\\x{2e5d}"   \
+    "\\x{10d6e}-\\x{10f89}\\x{113d4}-\\x{113d8}\\x{1144b}-\\x{1145d}\\x{11660}-\\x{116b9}\\x{1183b}-\\x{11fff}" \
+    "\\x{12ff1}-\\x{12ff2}\\x{16d6d}-\\x{16fe2}\\x{1e5ff}\\x{1e95e}-\\x{1e95f}])[\\p{P}$+<=>^`|~\\x{166d}\\x{111c9}]"
+
+static pd_status load_punctuation(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
+                                  struct pd_split_step *step, struct pd_error *err)
+{
+    step->behavior = PD_SPLIT_ISOLATED;
+    if (pd_json_member(value, "behavior")) PD_TRY(load_behavior(l, value, path, step, err));
+    return pd_matcher_init(PD_MATCH_REGEX, PUNCTUATION, &step->matcher, err);
 }
 
 static pd_status load_metaspace(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
@@ -137,12 +158,13 @@ static pd_status load_whitespace(struct pd_split_step *step, struct pd_error *er
 static pd_status load_splitter(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
                                const char *type, struct pd_error *err)
 {
-    static const char *const names[] = {"ByteLevel", "Split", "Digits", "Metaspace", "Whitespace", NULL};
-    static const enum pd_split_kind kinds[] = {PD_SPLIT_BYTE_LEVEL, PD_SPLIT_MATCHES, PD_SPLIT_MATCHES, PD_SPLIT_METASPACE,
-                                               PD_SPLIT_MATCHES};
+    static const char *const names[] = {"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation", "Whitespace", NULL};
+    static const enum pd_split_kind kinds[] = {PD_SPLIT_BYTE_LEVEL, PD_SPLIT_MATCHES, PD_SPLIT_MATCHES,
+                                               PD_SPLIT_METASPACE,  PD_SPLIT_MATCHES, PD_SPLIT_MATCHES};
     struct pd_splitter *splitter = &l->tokenizer->splitter;
     const int index = index_of(type, names);
-    if (index < 0) return refuse(l, path, type, "ByteLevel, Split, Digits, Metaspace, Whitespace and Sequence", err);
+    if (index < 0)
+        return refuse(l, path, type, "ByteLevel, Split, Digits, Metaspace, Punctuation, Whitespace and Sequence", err);
     PD_TRY(check_room(l, splitter->count, path, err));
     if (pd_tokenizer_is_byte_level(l->tokenizer))
         PD_FAIL(err, PD_UNSUPPORTED, "%s: %s: %s behind ByteLevel is not supported; ByteLevel comes last", l->name, path,
@@ -157,6 +179,8 @@ static pd_status load_splitter(const struct pd_loader *l, const struct pd_json_v
         return load_digits(l, value, path, step, err);
     case 3:
         return load_metaspace(l, value, path, step, err);
+    case 4:
+        return load_punctuation(l, value, path, step, err);
     default:
         return load_whitespace(step, err);
     }

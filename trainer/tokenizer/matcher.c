@@ -119,3 +119,22 @@ pd_status pd_matcher_next(const struct pd_matcher *matcher, struct pd_pattern_sc
     cursor->at = cursor->last_end = *ret_end;
     return PD_OK;
 }
+
+pd_status pd_matcher_replace(const struct pd_matcher *matcher, struct pd_pattern_scratch *scratch, const char *text,
+                             size_t bytes, const char *content, size_t most, struct pd_string *out, size_t *ret_start,
+                             size_t *ret_end, struct pd_error *err)
+{
+    struct pd_match_cursor cursor = {0};
+    size_t start, end, done = 0;
+    *ret_start = SIZE_MAX;
+    for (;;) {
+        PD_TRY(pd_matcher_next(matcher, scratch, text, bytes, &cursor, &start, &end, err));
+        if (start == SIZE_MAX) break;
+        if (*ret_start == SIZE_MAX) *ret_start = start, *ret_end = end;
+        PD_TRY(pd_string_add(out, text + done, start - done, err));
+        PD_TRY(pd_string_add(out, content, strlen(content), err));
+        if (out->count > most) PD_FAIL(err, PD_INVALID, "steps that replace make more than %zu bytes of a text", most);
+        done = end;
+    }
+    return *ret_start == SIZE_MAX ? PD_OK : pd_string_add(out, text + done, bytes - done, err);
+}

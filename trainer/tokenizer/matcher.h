@@ -29,6 +29,12 @@ PD_MUST_USE pd_status pd_matcher_next(const struct pd_matcher *matcher, struct p
                                       size_t bytes, struct pd_match_cursor *cursor, size_t *ret_start, size_t *ret_end,
                                       struct pd_error *err);
 
+/* Adds the text to `out`, with `content` in place of each match. *ret_start and *ret_end: the first match; nothing is added where
+ * there is none, and *ret_start is SIZE_MAX.   errors  PD_INVALID: `out` would have more than `most` bytes */
+PD_MUST_USE pd_status pd_matcher_replace(const struct pd_matcher *matcher, struct pd_pattern_scratch *scratch,
+                                         const char *text, size_t bytes, const char *content, size_t most,
+                                         struct pd_string *out, size_t *ret_start, size_t *ret_end, struct pd_error *err);
+
 /* A number and a text with its length: no two lists of them digest the same bytes. */
 void pd_digest_number(struct pd_digest_stream *stream, uint64_t number);
 void pd_digest_text(struct pd_digest_stream *stream, const char *text, size_t bytes);

@@ -59,24 +59,14 @@ static size_t origin_behind(const struct pd_stretch *stretch, size_t start, size
     return last < stretch->origin_bytes ? content_bytes : 0;
 }
 
-static pd_status put_replaced(const struct pd_normalizer_step *step, struct pd_pattern_scratch *patterns,
+static pd_status put_replaced(const struct pd_normalizer_step *step, struct pd_pattern_scratch *patterns, size_t most,
                               struct pd_stretch *stretch, struct pd_string *out, struct pd_error *err)
 {
-    struct pd_match_cursor cursor = {0};
-    const size_t content_bytes = strlen(step->content);
-    size_t done = 0, origin = stretch->origin_bytes, start, end;
-    bool any = false;
-    for (;;) {
-        PD_TRY(pd_matcher_next(&step->matcher, patterns, stretch->text, stretch->bytes, &cursor, &start, &end, err));
-        if (start == SIZE_MAX) break;
-        if (!any) origin = origin_behind(stretch, start, end, content_bytes);
-        any = true;
-        PD_TRY(pd_string_add(out, stretch->text + done, start - done, err));
-        PD_TRY(pd_string_add(out, step->content, content_bytes, err));
-        done = end;
-    }
-    if (!any) return PD_OK;
-    PD_TRY(pd_string_add(out, stretch->text + done, stretch->bytes - done, err));
+    size_t start, end;
+    PD_TRY(pd_matcher_replace(&step->matcher, patterns, stretch->text, stretch->bytes, step->content, most, out, &start,
+                              &end, err));
+    if (start == SIZE_MAX) return PD_OK;
+    const size_t origin = origin_behind(stretch, start, end, strlen(step->content));
     *stretch = (struct pd_stretch){out->bytes, out->count, origin};
     return PD_OK;
 }
@@ -96,7 +86,7 @@ static void strip(const struct pd_normalizer_step *step, struct pd_stretch *stre
     }
 }
 
-static pd_status run_step(const struct pd_normalizer_step *step, struct pd_pattern_scratch *patterns,
+static pd_status run_step(const struct pd_normalizer_step *step, struct pd_pattern_scratch *patterns, size_t most,
                           struct pd_stretch *stretch, struct pd_string *out, struct pd_error *err)
 {
     switch (step->kind) {
@@ -109,7 +99,7 @@ static pd_status run_step(const struct pd_normalizer_step *step, struct pd_patte
     case PD_NORMALIZE_PREPEND:
         return put_prepended(step->content, stretch, out, err);
     case PD_NORMALIZE_REPLACE:
-        return put_replaced(step, patterns, stretch, out, err);
+        return put_replaced(step, patterns, most, stretch, out, err);
     case PD_NORMALIZE_STRIP:
         strip(step, stretch);
         break;
@@ -120,12 +110,13 @@ static pd_status run_step(const struct pd_normalizer_step *step, struct pd_patte
 pd_status pd_normalizer_run(const struct pd_normalizer *normalizer, struct pd_normalizer_scratch *scratch,
                             struct pd_pattern_scratch *patterns, struct pd_stretch *stretch, struct pd_error *err)
 {
+    const size_t most = PD_STRING_GROWN_MAX(stretch->bytes);
     unsigned turn = 0;
     for (uint32_t i = 0; i < normalizer->count && stretch->bytes; i++) {
         struct pd_string *out = &scratch->texts[turn];
         const char *before = stretch->text;
         pd_string_cut(out, 0);
-        PD_TRY(run_step(&normalizer->steps[i], patterns, stretch, out, err));
+        PD_TRY(run_step(&normalizer->steps[i], patterns, most, stretch, out, err));
         if (stretch->text != before && stretch->text == out->bytes) turn ^= 1;
     }
     return PD_OK;

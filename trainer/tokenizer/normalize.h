@@ -39,7 +39,8 @@ struct pd_stretch {
 
 void pd_normalizer_deinit(struct pd_normalizer *normalizer);
 void pd_normalizer_digest(const struct pd_normalizer *normalizer, struct pd_digest_stream *stream);
-/* *stretch changes to the normalized text, in the scratch until the next call or as it was. */
+/* *stretch changes to the normalized text, in the scratch until the next call or as it was.
+ *   errors  PD_INVALID: Replace makes more than PD_STRING_GROWN_MAX of it */
 PD_MUST_USE pd_status pd_normalizer_run(const struct pd_normalizer *normalizer, struct pd_normalizer_scratch *scratch,
                                         struct pd_pattern_scratch *patterns, struct pd_stretch *stretch,
                                         struct pd_error *err);

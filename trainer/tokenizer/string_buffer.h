@@ -6,6 +6,8 @@
 #include <string.h>
 
 #define PD_STRING_BYTES_MAX (1u << 30)
+/* What steps that replace may make of a text of so many bytes: a chain of them could make gigabytes of a line. */
+#define PD_STRING_GROWN_MAX(bytes) (64 * (size_t)(bytes) + (1u << 20))
 
 struct pd_string {
     char *bytes; /* owned; NULL while nothing was reserved */

@@ -28,9 +28,9 @@ Test(load, what_is_not_known_is_named_with_its_path)
     check_refused(parse(NULL, "{\"type\":\"BertNormalizer\"}", NULL, NULL, NULL, &t), PD_UNSUPPORTED,
                   "normalizer: BertNormalizer");
     check_refused(parse(NULL, NULL,
-                        "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Whitespace\"},{\"type\":\"Punctuation\"}]}",
+                        "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Whitespace\"},{\"type\":\"BertPreTokenizer\"}]}",
                         NULL, NULL, &t),
-                  PD_UNSUPPORTED, "pre_tokenizer.pretokenizers[1]: Punctuation");
+                  PD_UNSUPPORTED, "pre_tokenizer.pretokenizers[1]: BertPreTokenizer");
     check_refused(parse(NULL, NULL,
                         "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{\"type\":\"Whitespace\"}]}",
                         NULL, NULL, &t),

@@ -150,3 +150,47 @@ Test(tokenizer, an_added_token_whose_text_is_taken_is_left_out)
                   "\"merges\":[]}}",
                   "a\n\nb", (const int32_t[]){0, 2, 1}, 3);
 }
+
+/* 64 times as much a step: four of them would make 16 MiB of each letter. */
+#define GROWING "{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"" A16 A16 A16 A16 "\"}"
+#define A16 "aaaaaaaaaaaaaaaa"
+#define GROWN(list) "{\"type\":\"Sequence\",\"" list "\":[" GROWING "," GROWING "," GROWING "," GROWING "]}"
+#define GROWING_MODEL "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]}}"
+
+static struct pd_tokenizer *parse_growing(const char *json, struct pd_tokenizer_scratch **ret_scratch)
+{
+    struct pd_tokenizer *t;
+    cr_assert_eq(pd_tokenizer_parse("t.json", json, strlen(json), &t, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_tokenizer_scratch_new(t, ret_scratch, &err), PD_OK);
+    return t;
+}
+
+Test(tokenizer, steps_that_replace_do_not_fill_the_memory)
+{
+    struct pd_tokenizer_scratch *scratch;
+    struct pd_tokens tokens = {0};
+    struct pd_string text = {0};
+    struct pd_tokenizer *t = parse_growing("{\"normalizer\":" GROWN("normalizers") "," GROWING_MODEL, &scratch);
+    cr_assert_eq(pd_tokenizer_encode(t, scratch, "aaaa", 4, false, &tokens, &err), PD_INVALID);
+    cr_assert(strstr(err.message, "steps that replace make more than 1048832 bytes"), "%s", err.message);
+    pd_tokenizer_scratch_free(scratch);
+    pd_tokenizer_free(t);
+    t = parse_growing("{\"decoder\":" GROWN("decoders") "," GROWING_MODEL, &scratch);
+    cr_assert_eq(pd_tokenizer_decode(t, scratch, (const int32_t[]){0, 0}, 2, false, &text, &err), PD_INVALID);
+    cr_assert(strstr(err.message, "steps that replace make more than 1048704 bytes"), "%s", err.message);
+    pd_tokenizer_scratch_free(scratch);
+    pd_tokenizer_free(t);
+    pd_tokens_deinit(&tokens);
+    pd_string_deinit(&text);
+}
+
+Test(tokenizer, punctuation_is_that_of_ascii_and_of_unicode)
+{
+    check_encoded("{\"pre_tokenizer\":{\"type\":\"Punctuation\"},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"$\":1,"
+                  "\"\xe3\x80\x82\":2,"
+                  "\"+\":3,\"a$\":4,\"$a\":5,\"a+\":6,\"a\xe3\x80\x82\":7,\"aa\":8,\"\xc2\xb1\":9,\"a\xc2\xb1\":10},"
+                  "\"merges\":[\"a $\",\"$ a\",\"a +\",\"a \xe3\x80\x82\",\"a a\",\"a \xc2\xb1\"]}}",
+                  "aa$a+a\xe3\x80\x82"
+                  "a\xc2\xb1",
+                  (const int32_t[]){8, 1, 0, 3, 0, 2, 10}, 7);
+}
