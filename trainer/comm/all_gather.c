@@ -5,10 +5,11 @@
  * into rounds, as in reduce_scatter.c: one exchange carries the outside of a round and the inside of the round before it. */
 #include "ckpt/base/checked.h"
 #include "trainer/comm/progress.h"
+#include "trainer/comm/staging.h"
 
 /* As in reduce_scatter.c. */
-#define CHUNKS 4u
-#define CHUNK_BYTES_MIN (UINT64_C(128) << 10)
+#define CHUNKS 8u
+#define CHUNK_BYTES_MIN (UINT64_C(64) << 10)
 #define CHUNK_BYTES_MAX (UINT64_C(4) << 20)
 
 static const char fault[] = "comm.all_gather.flip";
@@ -89,6 +90,7 @@ static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *
     const uint32_t others = engine->hosts.count - 1, most = PD_ROUND_PARTS / engine->hosts.largest;
     struct walk w = {.engine = engine, .op = op, .hosts = most ? most : 1};
     w.chunk = pd_max_u64(pd_min_u64(pd_divide_up(op->part_bytes, CHUNKS), CHUNK_BYTES_MAX), CHUNK_BYTES_MIN);
+    if (engine->hosts.largest == 1 && others <= PD_STAGING_UNITS_MAX) w.chunk = pd_max_u64(op->part_bytes, 1);
     w.rounds = others ? pd_divide_up(others, w.hosts) : 1;
     w.messages = (struct pd_messages){.sends = engine->sends,
                                       .recvs = engine->recvs,
@@ -99,7 +101,7 @@ static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *
     return w;
 }
 
-static pd_status run_rounds(struct walk *w, struct pd_error *err)
+static pd_status run_rounds(struct walk *w, const struct pd_claim *claim, struct pd_error *err)
 {
     const uint64_t rounds = pd_divide_up(w->op->part_bytes, w->chunk) * w->rounds;
     struct round before = {.bytes = 0};
@@ -110,6 +112,7 @@ static pd_status run_rounds(struct walk *w, struct pd_error *err)
             before = round_of(w, number);
             gather_outside(w, &before);
         }
+        w->messages.claim = number < rounds && before.first == 0 ? claim : NULL;
         PD_TRY(pd_exchange_run(w->engine, &w->messages, err));
     }
     return PD_OK;
@@ -130,46 +133,55 @@ static pd_status run_threads(struct walk *w, struct pd_error *err)
 pd_status pd_all_gather_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err)
 {
     struct walk w = walk_of(engine, op);
+    const struct pd_claim own = {op->kind, op->part_bytes}, *claim;
     if (engine->comm.size == 1) return PD_OK;
     if (!engine->transport->is_processes) return run_threads(&w, err);
-    PD_TRY(pd_collective_agree(engine, op, err));
-    return run_rounds(&w, err);
+    PD_TRY(pd_collective_agree(engine, &own, &claim, err));
+    return run_rounds(&w, claim, err);
 }
 
 /* ---- agreement ---- */
 
-struct claim {
-    uint64_t kind, part_bytes;
-};
-
-static pd_status compare(struct pd_progress *engine, const struct claim *own, const struct claim *other, uint32_t peer,
-                         struct pd_error *err)
+pd_status pd_collective_compare(const struct pd_progress *engine, const struct pd_claim *own, const struct pd_claim *other,
+                                uint32_t peer, struct pd_error *err)
 {
     if (own->kind == other->kind && own->part_bytes == other->part_bytes) return PD_OK;
+    const char *name = other->kind <= PD_COMM_ALL_GATHER ? pd_comm_kind_names[other->kind] : "unknown";
     PD_FAIL(err, PD_BUG, "rank %u begins a collective (%s) of %llu bytes a part, rank %u one (%s) of %llu",
             engine->members[engine->comm.rank].world, pd_comm_kind_names[own->kind], (unsigned long long)own->part_bytes,
-            engine->members[peer].world, pd_comm_kind_names[other->kind], (unsigned long long)other->part_bytes);
+            engine->members[peer].world, name, (unsigned long long)other->part_bytes);
+}
+
+/* Each rank is with one on each other host, both ways, and has a lane to all of them: ranks of its own host take none. */
+static bool claims_go_ahead(const struct pd_progress *engine)
+{
+    const struct pd_hosts *hosts = &engine->hosts;
+    return hosts->largest == hosts->smallest && engine->segment->shape.slots == hosts->largest &&
+           hosts->count - 1 <= pd_staging_lanes(engine->comm.size, hosts->largest);
 }
 
 /* With the ranks that it will be with: those of its host, and of its column on others. */
-pd_status pd_collective_agree(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err)
+pd_status pd_collective_agree(struct pd_progress *engine, const struct pd_claim *claim, const struct pd_claim **ret_claim,
+                              struct pd_error *err)
 {
     const struct pd_hosts *hosts = &engine->hosts;
-    const struct round all = {.bytes = sizeof(struct claim), .from = 1, .to = hosts->count};
-    struct claim mine = {op->kind, op->part_bytes}, *claims = (struct claim *)engine->room;
-    struct walk w = {.engine = engine, .op = op, .messages = {.sends = engine->sends, .recvs = engine->recvs}};
-    gather_outside(&w, &all);
+    const struct round all = {.bytes = sizeof *claim, .from = 1, .to = hosts->count};
+    struct pd_claim *claims = (struct pd_claim *)engine->room;
+    struct pd_comm_op none = {.kind = PD_COMM_EXCHANGE};
+    struct walk w = {.engine = engine, .op = &none, .messages = {.sends = engine->sends, .recvs = engine->recvs}};
+    *ret_claim = claims_go_ahead(engine) ? claim : NULL;
+    if (!*ret_claim) gather_outside(&w, &all);
     for (uint32_t i = hosts->first[hosts->mine]; i < hosts->first[hosts->mine + 1]; i++) {
         if (hosts->ranks[i] == engine->comm.rank) continue;
         send(&w, hosts->ranks[i], 0, &all);
         receive(&w, hosts->ranks[i], 0, &all);
     }
     for (uint32_t i = 0; i < w.messages.send_count; i++)
-        engine->sends[i].data = &mine;
+        engine->sends[i].data = (void *)claim;
     for (uint32_t i = 0; i < w.messages.recv_count; i++)
         engine->recvs[i].data = &claims[i];
     PD_TRY(pd_exchange_run(engine, &w.messages, err));
     for (uint32_t i = 0; i < w.messages.recv_count; i++)
-        PD_TRY(compare(engine, &mine, &claims[i], engine->recvs[i].peer, err));
+        PD_TRY(pd_collective_compare(engine, claim, &claims[i], engine->recvs[i].peer, err));
     return PD_OK;
 }

@@ -27,7 +27,9 @@ static void link_set(struct pd_progress *engine, uint32_t peer, const struct pd_
 {
     struct pd_link *link = &engine->exchange.links[peer];
     const bool is_inner = engine->members[peer].host == engine->members[engine->comm.rank].host;
-    if (peer != engine->comm.rank) *(is_inner ? &sum->inside_bytes : &sum->leaving_bytes) += link->send.left;
+    link->awaits_claim = m->claim && link->slot == PD_NO_SLOT;
+    const uint64_t bytes = link->send.left + (link->awaits_claim ? sizeof *m->claim : 0);
+    if (peer != engine->comm.rank) *(is_inner ? &sum->inside_bytes : &sum->leaving_bytes) += bytes;
     link->send.memory = is_inner ? m->inner : m->outer;
     link->recv.memory = m->arriving;
     link->recv.adds = m->adds;
@@ -98,6 +100,7 @@ static void links_set(struct pd_progress *engine, const struct pd_messages *m)
     atomic_fetch_add_explicit(&engine->root->inside_bytes, sum.inside_bytes, memory_order_relaxed);
     atomic_fetch_add_explicit(&engine->root->leaving_bytes, sum.leaving_bytes, memory_order_relaxed);
     engine->exchange.adds = m->adds;
+    engine->exchange.claim = m->claim;
     x->active_count = 0;
     for (uint32_t i = 0; i < x->peer_count; i++) {
         const struct pd_link *link = &x->links[x->peers[i]];

@@ -36,13 +36,15 @@ _Static_assert(2 * LANE_CHUNKS * CHUNK_BYTES <= PD_STAGING_UNIT_BYTES, "a lane's
 #define CHUNKS_MAX (2u * PD_STAGING_UNITS_MAX * LANE_CHUNKS)
 
 struct chunk {
-    bool is_staged;
+    bool is_staged, is_claim;
     struct pd_cursor target; /* where a staged chunk belongs */
     uint64_t bytes;
 };
 
 struct lane {
     bool is_used;
+    bool has_claim;  /* to be sent, or to come, before all else */
+    uint64_t posted; /* chunks behind it */
     uint32_t peer;
     struct pd_cursor walk; /* of what has not been handed to MPI */
 };
@@ -172,12 +174,34 @@ static pd_status fail_transfer(int code, bool is_send, uint32_t world, struct pd
     return fail_mpi(code, is_send ? "sending to" : "receiving from", world, err);
 }
 
+static pd_status transfer(struct pd_progress *engine, const struct lane *lane, uint32_t c, bool is_send, void *memory,
+                          struct pd_error *err)
+{
+    struct remote *remote = engine->remote.state;
+    const int world = (int)engine->members[lane->peer].world, count = (int)remote->chunks[c].bytes, tag = tag_of(engine);
+    const int code = is_send ? MPI_Isend(memory, count, MPI_BYTE, world, tag, mpi_world, &remote->requests[c])
+                             : MPI_Irecv(memory, count, MPI_BYTE, world, tag, mpi_world, &remote->requests[c]);
+    return code == MPI_SUCCESS ? PD_OK : fail_transfer(code, is_send, (uint32_t)world, err);
+}
+
+static pd_status claim_post(struct pd_progress *engine, struct lane *lane, uint32_t c, bool is_send, struct pd_error *err)
+{
+    struct remote *remote = engine->remote.state;
+    remote->chunks[c] = (struct chunk){.is_claim = true, .bytes = sizeof(struct pd_claim)};
+    if (is_send) memcpy(staging_of(remote, c), engine->exchange.claim, sizeof(struct pd_claim));
+    lane->has_claim = false;
+    return transfer(engine, lane, c, is_send, staging_of(remote, c), err);
+}
+
 static pd_status chunk_post(struct pd_progress *engine, struct lane *lane, uint32_t c, bool is_send, struct pd_error *err)
 {
     struct remote *remote = engine->remote.state;
     struct chunk *chunk = &remote->chunks[c];
     uint64_t span;
+    if (lane->has_claim) return claim_post(engine, lane, c, is_send, err);
     void *memory = pd_cursor_span(&lane->walk, &span);
+    chunk->is_claim = false;
+    lane->posted++;
     chunk->bytes = pd_min_u64(lane->walk.left, CHUNK_BYTES);
     chunk->is_staged = span < chunk->bytes || lane->walk.memory || lane->walk.adds;
     chunk->target = lane->walk;
@@ -186,10 +210,7 @@ static pd_status chunk_post(struct pd_progress *engine, struct lane *lane, uint3
         PD_TRY(pd_cursor_read(&lane->walk, memory, chunk->bytes, err));
     else
         pd_cursor_advance(&lane->walk, chunk->bytes);
-    const int world = (int)engine->members[lane->peer].world, count = (int)chunk->bytes, tag = tag_of(engine);
-    const int code = is_send ? MPI_Isend(memory, count, MPI_BYTE, world, tag, mpi_world, &remote->requests[c])
-                             : MPI_Irecv(memory, count, MPI_BYTE, world, tag, mpi_world, &remote->requests[c]);
-    return code == MPI_SUCCESS ? PD_OK : fail_transfer(code, is_send, (uint32_t)world, err);
+    return transfer(engine, lane, c, is_send, memory, err);
 }
 
 static pd_status chunk_damage(const struct remote *remote, uint32_t c, struct pd_error *err)
@@ -211,6 +232,12 @@ static pd_status chunk_arrived(struct pd_progress *engine, const struct lane *la
         PD_FAIL(err, PD_BUG, "operation %llu: rank %u expects %llu bytes of rank %u and got %d",
                 (unsigned long long)engine->exchange.sequence, engine->members[engine->comm.rank].world,
                 (unsigned long long)chunk->bytes, engine->members[lane->peer].world, count);
+    if (chunk->is_claim) {
+        struct pd_claim claim;
+        engine->exchange.links[lane->peer].awaits_claim = false;
+        memcpy(&claim, staging_of(remote, c), sizeof claim);
+        return pd_collective_compare(engine, engine->exchange.claim, &claim, lane->peer, err);
+    }
     bool *is_damaged = &engine->exchange.links[lane->peer].is_damaged;
     if (*is_damaged) PD_TRY(chunk_damage(remote, c, err));
     *is_damaged = false;
@@ -237,16 +264,23 @@ static pd_status chunks_finish(struct pd_progress *engine, bool *ret_has_moved, 
     return PD_OK;
 }
 
+static bool may_post(const struct pd_progress *engine, const struct lane *lane, bool is_send)
+{
+    const bool is_ahead = is_send && engine->exchange.links[lane->peer].awaits_claim;
+    return lane->has_claim || (lane->walk.left && (!is_ahead || lane->posted < LANE_CHUNKS));
+}
+
 static pd_status lane_progress(struct pd_progress *engine, uint32_t l, bool is_send, struct pd_error *err)
 {
     struct remote *remote = engine->remote.state;
     struct lane *lane = &remote->lanes[l];
     bool is_busy = false;
     for (uint32_t c = l * LANE_CHUNKS; c < (l + 1) * LANE_CHUNKS; c++) {
-        if (remote->requests[c] == MPI_REQUEST_NULL && lane->walk.left) PD_TRY(chunk_post(engine, lane, c, is_send, err));
+        if (remote->requests[c] == MPI_REQUEST_NULL && may_post(engine, lane, is_send))
+            PD_TRY(chunk_post(engine, lane, c, is_send, err));
         is_busy |= remote->requests[c] != MPI_REQUEST_NULL;
     }
-    if (is_busy) return PD_OK;
+    if (is_busy || lane->walk.left) return PD_OK;
     cursor_of(engine, lane->peer, is_send)->left = 0;
     lane->is_used = false;
     return PD_OK;
@@ -262,6 +296,8 @@ static pd_status side_progress(struct pd_progress *engine, struct side *side, st
             lane->peer = side->peers[side->next++];
             lane->walk = *cursor_of(engine, lane->peer, side->is_send);
             lane->is_used = true;
+            lane->has_claim = engine->exchange.claim != NULL;
+            lane->posted = 0;
         }
         if (lane->is_used) PD_TRY(lane_progress(engine, l, side->is_send, err));
     }

@@ -35,6 +35,7 @@ struct pd_link {
     bool is_send_begun, is_recv_begun; /* the channel's own */
     bool has_come;                     /* it offers its part of a sum, and waits for others as this rank does */
     bool is_damaged;                   /* a test wants a bit of what arrives to be another */
+    bool awaits_claim;                 /* the peer's has not come */
 };
 
 struct pd_channel_ops {
@@ -62,6 +63,13 @@ struct pd_member_info {
     uint32_t domain; /* members of one domain share memory */
 };
 
+/* What a rank says that a collective is, to each that it is with. Before the messages of an exchange each rank on another host
+ * sends one and gets one; until the peer's has come no more than a window follows, since MPI would keep for a rank that has not
+ * begun whatever it is sent. So messages go both ways, and all at once. */
+struct pd_claim {
+    uint64_t kind, part_bytes;
+};
+
 /* What one exchange moves. Collectives of many bytes are several, one after the other (reduce_scatter.c, all_gather.c). */
 struct pd_messages {
     const struct pd_comm_piece *sends, *recvs;
@@ -70,6 +78,7 @@ struct pd_messages {
                                                               NULL: the host's */
     bool adds;         /* uint64 that arrive are added to what is there; `arriving` is NULL then, but between threads */
     const char *fault; /* the place where a test damages a message; NULL: none */
+    const struct pd_claim *claim; /* NULL: all have agreed */
 };
 
 /* The exchange being carried out: written by exchange.c, the cursors by channels as well. */
@@ -77,8 +86,9 @@ struct pd_exchange {
     struct pd_link *links;    /* (size) those of other ranks than `peers` are empty */
     uint32_t *peers, *active; /* (size) each: named by pieces, in the order of steps after this rank; not finished yet */
     uint32_t peer_count, active_count;
-    uint64_t sequence; /* exchanges begun */
-    bool adds;         /* of the messages */
+    uint64_t sequence;            /* exchanges begun */
+    bool adds;                    /* of the messages */
+    const struct pd_claim *claim; /* likewise */
     double limit_seconds;
 };
 
@@ -186,8 +196,12 @@ void pd_progress_free(struct pd_comm *comm);
 PD_MUST_USE pd_status pd_exchange_run(struct pd_progress *engine, const struct pd_messages *messages, struct pd_error *err);
 PD_MUST_USE pd_status pd_reduce_scatter_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err);
 PD_MUST_USE pd_status pd_all_gather_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err);
-/* All have begun the same collective; otherwise PD_BUG on two ranks, which name one another. */
-PD_MUST_USE pd_status pd_collective_agree(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err);
+/* All have begun the same collective; otherwise PD_BUG on two ranks, which name one another. *ret_claim: goes with the first
+ * exchange in which ranks on other hosts are, instead of an exchange of its own in which links would be idle; NULL: none does. */
+PD_MUST_USE pd_status pd_collective_agree(struct pd_progress *engine, const struct pd_claim *claim,
+                                          const struct pd_claim **ret_claim, struct pd_error *err);
+PD_MUST_USE pd_status pd_collective_compare(const struct pd_progress *engine, const struct pd_claim *own,
+                                            const struct pd_claim *other, uint32_t peer, struct pd_error *err);
 /* PD_PEER_LOST where a peer's memory says that it is gone; its rank is then the one to blame. From any thread. */
 PD_MUST_USE pd_status pd_exchange_look(struct pd_progress *engine, struct pd_error *err);
 

@@ -15,6 +15,7 @@
  */
 #include "ckpt/base/checked.h"
 #include "trainer/comm/progress.h"
+#include "trainer/comm/staging.h"
 
 #include <string.h>
 
@@ -59,7 +60,10 @@ static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *
     const uint64_t half = engine->room_bytes / 2 / sizeof(uint64_t);
     struct walk w = {.engine = engine, .op = op, .count = op->part_bytes / sizeof(uint64_t)};
     w.chunk = pd_max_u64(pd_min_u64(pd_divide_up(w.count, CHUNKS), CHUNK_COUNT_MAX), CHUNK_COUNT_MIN);
-    if (op->memory) w.chunk = pd_min_u64(w.chunk, half / (columns + 1));
+    if (op->memory)
+        w.chunk = pd_min_u64(w.chunk, half / (columns + 1));
+    else if (hosts->largest == 1 && others <= PD_STAGING_UNITS_MAX)
+        w.chunk = pd_max_u64(w.count, 1); /* nothing is added inside, and there is a lane to each */
     w.hosts = 1;
     while (w.hosts < others && (w.hosts + 1) * hosts->largest <= PD_ROUND_PARTS &&
            (!op->memory || ((w.hosts + 1) * columns + 1) * w.chunk <= half))
@@ -171,7 +175,7 @@ static void add_outside(struct walk *w, const struct round *r)
     }
 }
 
-static pd_status run_rounds(struct walk *w, struct pd_error *err)
+static pd_status run_rounds(struct walk *w, const struct pd_claim *claim, struct pd_error *err)
 {
     const struct pd_comm_memory *memory = w->op->memory;
     uint64_t rounds = 0;
@@ -181,6 +185,7 @@ static pd_status run_rounds(struct walk *w, struct pd_error *err)
     for (uint64_t number = 0; number <= rounds && rounds; number++) {
         w->messages.send_count = w->messages.recv_count = 0;
         if (number > 0) add_outside(w, &before);
+        w->messages.claim = number > 0 && before.first == 0 ? claim : NULL;
         const bool was_last = before.is_last;
         const struct round ended = before;
         if (number < rounds) {
@@ -227,6 +232,7 @@ pd_status pd_reduce_scatter_run(struct pd_progress *engine, const struct pd_comm
     if (engine->comm.size == 1) return op->part_bytes ? copy_own(engine, op, err) : PD_OK;
     if (!engine->transport->is_processes) return run_threads(engine, op, err);
     struct walk w = walk_of(engine, op);
-    PD_TRY(pd_collective_agree(engine, op, err));
-    return run_rounds(&w, err);
+    const struct pd_claim own = {op->kind, op->part_bytes}, *claim;
+    PD_TRY(pd_collective_agree(engine, &own, &claim, err));
+    return run_rounds(&w, claim, err);
 }

@@ -300,7 +300,8 @@ static void take_gradients(struct pd_zero *zero, struct pd_arena *arena)
     uint64_t most = 0;
     for (uint32_t set = 0; set < zero->has.set_count; set++)
         most = pd_max_u64(most, zero->sets[set].computed[zero->sets[set].count]);
-    zero->exchange.set = PD_ZERO_NO_SET;
+    for (int i = 0; i < 2; i++)
+        zero->exchanges.flights[i].set = PD_ZERO_NO_SET;
     take_lanes(zero, arena, most);
     if (!is_direct) zero->micro_batch = pd_arena_take(arena, PD_MEMORY_GRADIENTS, most * sizeof(float));
     if (!zero->has.makes_terms) return;

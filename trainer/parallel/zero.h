@@ -32,6 +32,7 @@ struct pd_zero_options {
     bool by_lane;             /* blocks' terms travel whenever lanes end, and not once a step */
     bool by_layers;           /* all micro-batches of a block before the next: its terms take no place of their own */
     enum pd_dtype compute;    /* of gathered parameters */
+    bool exchanges_two;       /* at a time, the second over the communicator of gathers, which are over by then */
     bool adds_in_place;       /* backward adds to the sums of lanes by itself */
     bool state_on_host;       /* master and moments are the host's, where the rank is a GPU; the working copy is the GPU's */
     bool state_in_files;      /* master and moments are not here: pd_zero_held has no state, the working copy always is */

@@ -89,37 +89,42 @@ pd_status pd_zero_cross(struct pd_zero *zero, uint32_t set, enum pd_zero_use use
 
 /* ---- among the ranks that own a copy together ---- */
 
-static int64_t *own_part(const struct pd_zero *zero, const struct pd_zero_exchange *x)
+static int64_t *own_part(const struct pd_zero *zero, const struct pd_zero_terms *terms, uint32_t set)
 {
-    return x->terms->data + zero->q % zero->parts * zero->sets[x->set].stride;
+    return terms->data + zero->q % zero->parts * zero->sets[set].stride;
+}
+
+static struct pd_zero_exchange *newest(struct pd_zero *zero)
+{
+    return &zero->exchanges.flights[zero->exchanges.newest];
 }
 
 /* The first sums of a step are made where sums live, later ones are added to them. Alone, a rank makes terms there. */
-static pd_status start(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+static pd_status start(struct pd_zero *zero, uint32_t set, bool is_last, struct pd_error *err)
 {
-    struct pd_zero_exchange *x = &zero->exchange;
+    struct pd_zero_exchanges *both = &zero->exchanges;
+    struct pd_zero_exchange *x = &both->flights[both->newest ^= 1];
     struct pd_zero_set *s = &zero->sets[set];
-    x->set = set;
-    x->terms = s->terms;
+    *x = (struct pd_zero_exchange){.set = set, .is_last = is_last, .terms = s->terms};
     s->filled = 0;
     if (zero->parts == 1) return PD_OK;
-    int64_t *to = s->has_sums ? own_part(zero, x) : pd_zero_sums(zero, set);
+    int64_t *to = s->has_sums ? own_part(zero, x->terms, set) : pd_zero_sums(zero, set);
     pd_owner_acquire(&x->terms->owner, an_exchange);
-    x->op = (struct pd_comm_op){.what = "exchange of gradients"};
+    x->op.what = "exchange of gradients";
+    x->comm = zero->options.exchanges_two && both->newest ? zero->grid->gathers : zero->grid->shard;
     const pd_status st =
-        pd_comm_start_reduce_scatter(zero->grid->shard, &x->op, (uint64_t *)x->terms->data, s->stride, (uint64_t *)to, err);
+        pd_comm_start_reduce_scatter(x->comm, &x->op, (uint64_t *)x->terms->data, s->stride, (uint64_t *)to, err);
     if (st) pd_owner_release(&x->terms->owner, an_exchange);
     x->in_flight = !st;
     return st;
 }
 
-static pd_status wait(struct pd_zero *zero, struct pd_error *err)
+static pd_status wait(struct pd_zero_exchange *x, struct pd_error *err)
 {
-    struct pd_zero_exchange *x = &zero->exchange;
     const uint64_t begin = pd_trace_begin();
     if (!x->in_flight) return PD_OK;
     x->in_flight = false;
-    const pd_status st = pd_comm_wait(zero->grid->shard, &x->op, err);
+    const pd_status st = pd_comm_wait(x->comm, &x->op, err);
     pd_owner_release(&x->terms->owner, an_exchange);
     pd_trace_end(begin, "wait", "exchange of gradients", x->set);
     return st;
@@ -133,7 +138,7 @@ static pd_status add_replicas(struct pd_zero *zero, uint32_t set, uint64_t words
     struct pd_comm *comm = zero->grid->replicas;
     struct pd_comm_op op = {.what = "exchange of gradients"};
     if (!comm) return PD_OK;
-    PD_CHECK(!zero->exchange.in_flight);
+    PD_CHECK(!zero->exchanges.flights[0].in_flight && !zero->exchanges.flights[1].in_flight);
     uint64_t *sums = (uint64_t *)pd_zero_sums(zero, set);
     const uint64_t count = pd_divide_up(words, comm->size);
     PD_TRY(pd_comm_start_reduce_scatter(comm, &op, sums, count, sums + comm->rank * count, err));
@@ -195,27 +200,21 @@ static bool waits_for_mirror(const struct pd_zero *zero, uint32_t set)
     return zero->is_mirrored && pd_zero_is_end(zero, set);
 }
 
-/* One that has arrived. */
-static pd_status end_exchange(struct pd_zero *zero, const struct pd_zero_exchange *x, struct pd_error *err)
+static pd_status end_exchange(struct pd_zero *zero, struct pd_zero_exchange *x, struct pd_error *err)
 {
+    if (x->set == PD_ZERO_NO_SET) return PD_OK;
     struct pd_zero_set *s = &zero->sets[x->set];
+    const uint32_t set = x->set;
+    PD_TRY(wait(x, err));
+    x->set = PD_ZERO_NO_SET;
     if (zero->parts > 1 && s->has_sums) {
-        const struct pd_term_run run = {own_part(zero, x), pd_zero_sums(zero, x->set), s->stride, .adds = true};
+        const struct pd_term_run run = {own_part(zero, x->terms, set), pd_zero_sums(zero, set), s->stride, .adds = true};
         PD_TRY(pd_zero_add_run(zero, &run, err));
     }
     s->has_sums = true;
     if (!x->is_last) return PD_OK;
-    PD_TRY(add_replicas(zero, x->set, s->room, err));
-    return waits_for_mirror(zero, x->set) ? PD_OK : pd_zero_end_set(zero, x->set, err);
-}
-
-static pd_status drain(struct pd_zero *zero, struct pd_error *err)
-{
-    const struct pd_zero_exchange x = zero->exchange;
-    if (x.set == PD_ZERO_NO_SET) return PD_OK;
-    PD_TRY(wait(zero, err));
-    zero->exchange.set = PD_ZERO_NO_SET;
-    return end_exchange(zero, &x, err);
+    PD_TRY(add_replicas(zero, set, s->room, err));
+    return waits_for_mirror(zero, set) ? PD_OK : pd_zero_end_set(zero, set, err);
 }
 
 /* Ends travel once a step, and so do blocks unless memory is short. Pieces of micro-batches are terms before their lane ends. */
@@ -226,36 +225,35 @@ static bool exchanges(const struct pd_zero *zero, uint32_t set, uint32_t slot)
            (zero->pieces > 1 || pd_lanes_any_ends(&zero->lanes, slot));
 }
 
-/* The sums of the set before are made when this one's terms are on their way; replicas' sums travel too, and go first. */
+/* An exchange is queued behind the one before, whose sums are made while it travels; replicas' sums travel too, and go first. */
 pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err)
 {
-    struct pd_zero_exchange *x = &zero->exchange, before;
+    struct pd_zero_exchange *before = newest(zero);
     const bool is_last = slot + 1 == zero->slots;
     if (slot == PD_ZERO_NO_SLOT) return pd_zero_add_micro_batch(zero, set, slot, err);
     if (!pd_lanes_is_padding(&zero->lanes, zero->grid->place.dp, slot))
         PD_TRY(pd_zero_add_micro_batch(zero, set, slot, err));
     if (!zero->has.makes_terms) return is_last && !waits_for_mirror(zero, set) ? pd_zero_end_set(zero, set, err) : PD_OK;
     if (!exchanges(zero, set, slot)) return PD_OK;
-    if (zero->grid->replicas || x->set == set) PD_TRY(drain(zero, err));
-    PD_TRY(wait(zero, err));
-    before = *x;
+    if (zero->grid->replicas || zero->sets[set].crosses || before->set == set) PD_TRY(end_exchange(zero, before, err));
     if (!zero->sets[set].filled) PD_TRY(pd_zero_clear_terms(zero, set, err));
     PD_TRY(pd_zero_cross(zero, set, PD_ZERO_TERMS, err));
-    x->is_last = is_last;
-    PD_TRY(start(zero, set, err));
-    if (before.set != PD_ZERO_NO_SET) PD_TRY(end_exchange(zero, &before, err));
-    return zero->parts > 1 ? PD_OK : drain(zero, err);
+    PD_TRY(start(zero, set, is_last, err));
+    PD_TRY(end_exchange(zero, before, err));
+    return zero->parts > 1 ? PD_OK : end_exchange(zero, newest(zero), err);
 }
 
 pd_status pd_zero_finish_gradients(struct pd_zero *zero, struct pd_error *err)
 {
-    PD_TRY(drain(zero, err));
+    PD_TRY(end_exchange(zero, newest(zero), err));
     return pd_zero_join_tables(zero, err);
 }
 
 void pd_zero_sync(struct pd_zero *zero)
 {
     pd_zero_forget_gather(zero);
-    (void)!wait(zero, NULL);
-    zero->exchange.set = PD_ZERO_NO_SET;
+    for (struct pd_zero_exchange *x = zero->exchanges.flights; x < zero->exchanges.flights + 2; x++) {
+        (void)!wait(x, NULL);
+        x->set = PD_ZERO_NO_SET;
+    }
 }

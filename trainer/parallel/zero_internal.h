@@ -80,7 +80,14 @@ struct pd_zero_exchange {
     uint32_t set; /* PD_ZERO_NO_SET: none */
     bool in_flight, is_last;
     struct pd_zero_terms *terms;
+    struct pd_comm *comm;
     struct pd_comm_op op;
+};
+
+/* Both are in flight while the older one is waited for. */
+struct pd_zero_exchanges {
+    struct pd_zero_exchange flights[2];
+    uint32_t newest;
 };
 
 struct pd_zero {
@@ -111,7 +118,7 @@ struct pd_zero {
     uint32_t *marks, *host_marks;  /* (tensors) not finite or out of range; (sets) sums that arrived damaged */
     struct pd_zero_terms turns[2]; /* that blocks take */
     uint32_t next_turn;
-    struct pd_zero_exchange exchange;
+    struct pd_zero_exchanges exchanges;
     struct pd_comm_piece *crossing; /* between this and other tensor-parallel ranks */
     uint32_t watched_slot;
     int64_t *watched_sum;   /* NULL: nobody watches */
