@@ -232,7 +232,9 @@ void a_rows(const simt_product &p, const std::vector<started> *const *quad, size
                 const uint32_t word = (*quad[k % 8 / 2])[index].product.registers[k / 8 * 2 + half];
                 bits = static_cast<uint16_t>(k % 2 ? word >> 16 : word);
             } else {
-                bits = along(simt_shared_dynamic(), read(p.a), row + 8 * half, k);
+                const unsigned char *shared = simt_shared_dynamic();
+                const unsigned m = row + 8 * half;
+                bits = p.a_turned ? down(shared, read(p.a), k, m) : along(shared, read(p.a), m, k);
             }
             a[half][k] = value(bits, p.bf16);
         }
@@ -281,7 +283,7 @@ void check_same(const std::vector<started> &mine, const std::vector<started> &th
     for (size_t i = 0; same && i < mine.size(); i++) {
         const simt_product &x = mine[i].product, &y = theirs[i].product;
         same = x.a == y.a && x.b == y.b && x.pieces == y.pieces && x.add == y.add && x.turned == y.turned &&
-               x.in_registers == y.in_registers && mine[i].group == theirs[i].group;
+               x.in_registers == y.in_registers && x.a_turned == y.a_turned && mine[i].group == theirs[i].group;
     }
     if (!same) simt_fail("made other products than the first thread of its warpgroup");
 }
@@ -385,6 +387,16 @@ void pd_group_arrive(uint32_t number, uint32_t count)
 {
     if (number == 0 || number > 15 || count % 32) simt_fail("a numbered barrier that a device does not have");
     come(meetings[number], count);
+}
+
+void pd_count_wait(const uint32_t *count, uint32_t value)
+{
+    if (*count != value) simt_fail("waits for a block that has not come, and does not come before this one ends");
+}
+
+void pd_count_say(uint32_t *count, uint32_t value)
+{
+    *count = value;
 }
 
 void simt_registers(int count)

@@ -28,6 +28,9 @@ void pd_box_load(void *shared, const pd_tensor_map *map, uint32_t column, uint32
                  uint64_t *barrier);
 /* Blocks run one after the other, and each leaves a share of the items to those that come after it. */
 uint32_t pd_queue_next(uint32_t *begun, uint32_t items);
+/* Items of a launch run in the order of the queue: who is not there now never comes. */
+void pd_count_wait(const uint32_t *count, uint32_t value);
+void pd_count_say(uint32_t *count, uint32_t value);
 void pd_group_sync(uint32_t number, uint32_t threads);
 void pd_group_arrive(uint32_t number, uint32_t threads);
 void pd_wgmma_fence(void);
@@ -36,7 +39,7 @@ void simt_product_wait(unsigned pending);
 void simt_registers(int count);
 
 struct simt_product {
-    bool bf16, add, turned, in_registers;
+    bool bf16, add, turned, in_registers, a_turned;
     unsigned pieces; /* of 8 columns */
     uint64_t a, b;
     uint32_t registers[4];
@@ -72,13 +75,18 @@ template <int N> void pd_wgmma_pin(float (&c)[N][4])
 template <enum pd_dtype T, bool ADD, int N> void pd_wgmma(float (&c)[N][4], uint64_t a, uint64_t b)
 {
     static_assert(N == 8 || N == 16, "64 or 128 columns");
-    simt_product_start(&c[0][0], {T == PD_BF16, ADD, false, false, N, a, b, {0, 0, 0, 0}});
+    simt_product_start(&c[0][0], {T == PD_BF16, ADD, false, false, false, N, a, b, {0, 0, 0, 0}});
+}
+
+template <enum pd_dtype T> void pd_wgmma_down(float (&c)[8][4], uint64_t a, uint64_t b)
+{
+    simt_product_start(&c[0][0], {T == PD_BF16, true, true, false, true, 8, a, b, {0, 0, 0, 0}});
 }
 
 template <enum pd_dtype T, bool ADD, bool TURNED, int N> void pd_wgmma(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b)
 {
     static_assert(N == 8 || N == 16, "64 or 128 columns");
-    simt_product_start(&c[0][0], {T == PD_BF16, ADD, TURNED, true, N, 0, b, {a[0], a[1], a[2], a[3]}});
+    simt_product_start(&c[0][0], {T == PD_BF16, ADD, TURNED, true, false, N, 0, b, {a[0], a[1], a[2], a[3]}});
 }
 
 #endif

@@ -98,9 +98,9 @@ static void *narrow(void *from, size_t element, size_t rows, size_t columns, siz
 /* Waiting terms of the tree over query heads that there is room for; 0: as many as are asked for. */
 static uint64_t workspace_terms;
 
-/* Kernels on tensor cores: of mma.sync, and of compute capability 9.0. */
-static const char *const ways[] = {"mma", "wgmma"};
-enum { WAYS = 2 };
+/* Kernels on tensor cores: of mma.sync, and of compute capability 9.0, backward in two passes and in one. */
+static const char *const ways[] = {"mma", "wgmma", "onepass"};
+enum { WAYS = 3 };
 
 static void use(const char *way)
 {
@@ -118,7 +118,7 @@ static void call(struct pd_math *math, const struct pd_attention *a)
     uint32_t begun = 0;
     struct pd_cuda_workspace workspace = {NULL, pd_cuda_attention_workspace_bytes(a), &begun};
     const char *way = getenv("PERDURE_ATTENTION");
-    const uint64_t tile = way && strcmp(way, "wgmma") == 0 ? 128 : 64;
+    const uint64_t tile = way && (strcmp(way, "wgmma") == 0 || strcmp(way, "onepass") == 0) ? 128 : 64;
     const uint64_t positions = a->head_size == 64 ? tile : 16, row = a->head_size == 64 ? 64 : a->head_size + 1;
     if (workspace_terms) workspace.bytes = workspace_terms * 2 * positions * row * sizeof(float);
     if (workspace.bytes) workspace.data = unset(workspace.bytes);
@@ -301,6 +301,28 @@ Test(attention, has_the_same_bits_in_any_order_and_alignment)
             simt_set_order(order * order);
             struct result got = attend_share(NULL, &p, (struct share){0, p.s.heads, order == 1 ? 0 : 3, false});
             check_same(&p, &want, &got, "another order");
+            result_free(&got);
+        }
+        simt_set_order(0);
+        result_free(&want);
+        problem_free(&p);
+    }
+}
+
+/* dQ goes from block to block, in the order of the keys; dK and dV have their tree over query heads in a kernel of their own. */
+Test(attention, backward_in_one_pass_has_the_bits_of_two)
+{
+    static const struct shape shapes[] = {
+        {2, 300, 2, 2, 64, true}, {1, 385, 7, 1, 64, false}, {1, 320, 3, 1, 128, true}, {1, 257, 1, 1, 128, false}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        struct problem p = problem_new(shapes[i], i % 2 ? PD_F16 : PD_BF16, i == 1 ? 3 : 0, 61 + i);
+        use("wgmma");
+        struct result want = attend(NULL, &p);
+        use("onepass");
+        for (uint64_t order = 1; order < 4; order++) {
+            simt_set_order(order * order);
+            struct result got = attend_share(NULL, &p, (struct share){0, p.s.heads, order == 2 ? 3 : 0, false});
+            check_same(&p, &want, &got, "one pass");
             result_free(&got);
         }
         simt_set_order(0);

@@ -15,15 +15,16 @@ struct pd_attention_item {
 #define PD_ATTENTION_CACHED (24u << 20)
 
 /* Tiles of queries of a query head; tiles of keys of a key-value head, with all its query heads; of keys, with one query
- * head, whose gradient stays a term of its own. */
-enum pd_attention_items { PD_ITEMS_OF_QUERIES, PD_ITEMS_OF_KEYS, PD_ITEMS_OF_TERMS };
+ * head, whose gradient stays a term of its own; the last, where the tile before has its turn first. */
+enum pd_attention_items { PD_ITEMS_OF_QUERIES, PD_ITEMS_OF_KEYS, PD_ITEMS_OF_TERMS, PD_ITEMS_OF_TURNS };
 
 /* Tiles of keys of heads that are together, at least: three for each multiprocessor of an H100, so that those with long work
  * of the last heads have begun long before the end. */
 #define PD_ATTENTION_ROUND 396u
 
 /* Of `all` heads, how many have their tiles before those of other heads. Of tiles of queries all those of a key-value head,
- * which read the same, of as many as the cache holds. Tiles of keys of a head go over its queries side by side. */
+ * which read the same, of as many as the cache holds. Tiles of keys of a head go over its queries side by side. Where they have
+ * turns all heads are together, so that few tiles of a head begin at once and wait. */
 PD_DEVICE uint64_t pd_attention_together(const struct pd_attention &a, uint64_t all, uint32_t tiles,
                                          enum pd_attention_items of)
 {
@@ -32,6 +33,7 @@ PD_DEVICE uint64_t pd_attention_together(const struct pd_attention &a, uint64_t 
         const uint64_t heads = PD_ATTENTION_CACHED / (row * a.key_length);
         return (heads > 1 ? heads : 1) * a.group;
     }
+    if (of == PD_ITEMS_OF_TURNS) return all;
     const uint64_t rounds = all / ((PD_ATTENTION_ROUND + tiles - 1) / tiles);
     return rounds > 1 ? (all + rounds - 1) / rounds : all;
 }
@@ -56,18 +58,24 @@ static inline bool pd_attention_has_tree(const struct pd_attention *a)
     return a->last_part && a->heads > a->kv_heads;
 }
 
+PD_DEVICE constexpr enum pd_attention_items pd_keys_items(bool has_tree)
+{
+    return has_tree ? PD_ITEMS_OF_KEYS : PD_ITEMS_OF_TERMS;
+}
+
 /* What one item is about: `count` keys from `row` of the arrays, query heads [begin, end); a warp has 16 keys from `own`. */
 struct pd_keys_place {
     uint32_t sequence, kv, begin, end, tile, count, own;
     uint64_t row;
 };
 
-/* Of tiles of `keys` keys. has_tree: a constant, where registers are few. */
+/* Of tiles of `keys` keys. of: a constant, where registers are few. */
 PD_DEVICE pd_keys_place pd_keys_place_of(const struct pd_attention &a, uint64_t i, uint32_t keys, uint32_t own,
-                                         bool has_tree)
+                                         enum pd_attention_items of)
 {
+    const bool has_tree = of == PD_ITEMS_OF_KEYS;
     const uint32_t tiles = (a.key_length + keys - 1) / keys;
-    const pd_attention_item item = pd_attention_item_of(a, i, tiles, has_tree ? PD_ITEMS_OF_KEYS : PD_ITEMS_OF_TERMS);
+    const pd_attention_item item = pd_attention_item_of(a, i, tiles, of);
     const uint32_t kv = has_tree ? item.head : (item.head + a.group_offset) / a.group;
     return {item.sequence,
             kv,

@@ -149,7 +149,7 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS)
     waiting += (uint64_t)blockIdx.x * levels * (2 * PD_PAIR * D);
     const keys_waiting places = {reinterpret_cast<float4 *>(waiting), PD_ATTENTION_THREADS, threadIdx.x};
     for (uint64_t i = blockIdx.x; i < items; i += gridDim.x)
-        keys_item<T, D, TREE>(a, pd_keys_place_of(a, i, PD_PAIR, threadIdx.x / 32 * 16, TREE), t, places, wide);
+        keys_item<T, D, TREE>(a, pd_keys_place_of(a, i, PD_PAIR, threadIdx.x / 32 * 16, pd_keys_items(TREE)), t, places, wide);
 }
 
 static uint64_t term_bytes(const struct pd_attention *a)

@@ -1,5 +1,5 @@
 /* The slots. Which kernels a call goes to depends on dtype, head size and device alone, so that no layout changes it;
- * PERDURE_ATTENTION=mma, wgmma or plain asks for others, in tests and benchmarks. */
+ * PERDURE_ATTENTION=mma, wgmma, onepass (wgmma, backward in one pass) or plain asks for others, in tests and benchmarks. */
 #include "trainer/math/cuda/architectures.h"
 #include "trainer/math/cuda/attention_items.h"
 
@@ -18,6 +18,11 @@ static const char *asked_for(void)
     return name && *name && strcmp(name, "cudnn") != 0 ? name : "auto";
 }
 
+static bool is_once_asked_for(void)
+{
+    return strcmp(asked_for(), "onepass") == 0;
+}
+
 /* Ways to compute one thing: attention_place.h. */
 typedef pd_status pass(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
                        struct pd_error *err);
@@ -34,11 +39,21 @@ struct kernels {
 #if defined(PD_SIMT) || defined(PERDURE_HAVE_SM_90A)
 #define WGMMA KERNELS(wgmma)
 static const bool build_has_wgmma = true;
+#define ONCE(call) pd_attention_wgmma_once##call
 #else
 #define WGMMA \
     {         \
     }
 static const bool build_has_wgmma = false;
+#define ONCE(call) pd_attention_no_once##call
+static uint64_t pd_attention_no_once_workspace(const struct pd_attention *)
+{
+    return 0;
+}
+static pd_status pd_attention_no_once(void *, const struct pd_attention *, struct pd_cuda_workspace, struct pd_error *err)
+{
+    return pd_error_set(err, PD_BUG, PD_WHERE, 0, "attention in one pass: not in this build");
+}
 #endif
 static const struct kernels kernels_of[] = {KERNELS(plain), KERNELS(tiles), WGMMA}; /* by enum pd_attention_kernels */
 
@@ -82,16 +97,17 @@ static pd_status choose(const struct pd_attention *resolved, uint32_t capability
                         struct pd_error *err)
 {
     const char *name = asked_for();
-    const bool is_auto = strcmp(name, "auto") == 0, wants_wgmma = strcmp(name, "wgmma") == 0;
+    const bool is_auto = strcmp(name, "auto") == 0, wants_wgmma = strcmp(name, "wgmma") == 0 || is_once_asked_for();
     if (!is_auto && !wants_wgmma && strcmp(name, "mma") != 0 && strcmp(name, "plain") != 0)
-        return pd_error_set(err, PD_USAGE, PD_WHERE, 0, "PERDURE_ATTENTION=%s: expected mma, wgmma, cudnn or plain", name);
+        return pd_error_set(err, PD_USAGE, PD_WHERE, 0, "PERDURE_ATTENTION=%s: expected mma, wgmma, onepass, cudnn or plain",
+                            name);
     if (!has_tiles(resolved) || strcmp(name, "plain") == 0) {
         *ret_kernels = PD_ATTENTION_PLAIN;
         return PD_OK;
     }
     if (wants_wgmma && !runs_wgmma(capability))
         return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0,
-                            "PERDURE_ATTENTION=wgmma needs a GPU of compute capability 9.0 and a build for it: unset it");
+                            "PERDURE_ATTENTION=%s needs a GPU of compute capability 9.0 and a build for it: unset it", name);
     *ret_kernels = is_auto ? automatic(capability) : wants_wgmma ? PD_ATTENTION_WGMMA : PD_ATTENTION_MMA;
     return PD_OK;
 }
@@ -104,7 +120,7 @@ void pd_cuda_attention_name(const struct pd_attention *sizes, uint32_t capabilit
     struct pd_error ignored;
     if (choose(sizes, capability, &kernels, &ignored)) return (void)snprintf(ret_name, bytes, "none");
     if (kernels == PD_ATTENTION_WGMMA)
-        snprintf(ret_name, bytes, "wgmma (sm_90a)");
+        snprintf(ret_name, bytes, "wgmma%s (sm_90a)", is_once_asked_for() ? ", backward in one pass" : "");
     else if (a)
         snprintf(ret_name, bytes, "%s (sm_%u)", names[kernels], a->code);
     else
@@ -170,6 +186,37 @@ static pd_status run_keys(const struct kernels *kernels, void *stream, const str
     return pd_attention_join(stream, &terms, err);
 }
 
+/* ---- one pass ---- */
+
+/* Sums of dQ on their way, and the terms of query heads. Where it would be more than this, two passes have the same bits. */
+#define ONCE_BYTES_MAX (384ull << 20)
+
+static uint64_t once_terms_bytes(const struct pd_attention *a)
+{
+    return pd_attention_has_tree(a) ? 2 * terms_each(a) * sizeof(float) : 0;
+}
+
+/* Of a whole sequence; 0: two passes. */
+static uint64_t once_bytes(const struct pd_attention *a)
+{
+    const uint64_t bytes = once_terms_bytes(a) + ONCE(_workspace)(a);
+    return build_has_wgmma && is_once_asked_for() && has_tiles(a) && bytes <= ONCE_BYTES_MAX ? bytes : 0;
+}
+
+static pd_status run_once(void *stream, const struct pd_attention *r, struct pd_cuda_workspace workspace,
+                          struct pd_error *err)
+{
+    struct pd_attention terms = *r;
+    const uint64_t bytes = once_terms_bytes(r);
+    if (!bytes) return ONCE()(stream, r, workspace, err);
+    terms.dk_acc = static_cast<float *>(workspace.data);
+    terms.dv_acc = terms.dk_acc + terms_each(r);
+    terms.last_part = false;
+    workspace.data = static_cast<unsigned char *>(workspace.data) + bytes;
+    PD_TRY(ONCE()(stream, &terms, workspace, err));
+    return pd_attention_join(stream, &terms, err);
+}
+
 static uint64_t larger(uint64_t a, uint64_t b)
 {
     return a > b ? a : b;
@@ -194,7 +241,7 @@ uint64_t pd_cuda_attention_workspace_bytes(const struct pd_attention *a)
     const uint64_t terms = parts ? 0 : terms_bytes(&r);
     if (!has_tiles(&r) || strcmp(asked_for(), "plain") == 0) return larger(terms, pd_attention_plain_workspace(&r));
     const uint64_t wgmma = build_has_wgmma ? kernels_of[PD_ATTENTION_WGMMA].workspace(&r) : 0;
-    return larger(terms, larger(pd_attention_tiles_workspace(&r), wgmma));
+    return larger(larger(terms, parts ? 0 : once_bytes(&r)), larger(pd_attention_tiles_workspace(&r), wgmma));
 }
 
 pd_status pd_cuda_attention_forward(void *stream, const struct pd_attention *attention, struct pd_cuda_workspace workspace,
@@ -213,6 +260,7 @@ pd_status pd_cuda_attention_backward(void *stream, const struct pd_attention *at
     const struct kernels *kernels;
     PD_TRY(find(&r, &kernels, err));
     PD_TRY(pd_attention_plain_delta(stream, &r, err));
+    if (once_bytes(&r) && workspace.bytes >= once_bytes(&r)) return run_once(stream, &r, workspace, err);
     PD_TRY(kernels->queries(stream, &r, workspace, err));
     return run_keys(kernels, stream, &r, false, workspace, err);
 }

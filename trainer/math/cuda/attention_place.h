@@ -156,6 +156,11 @@ PD_ATTENTION_WAY(tiles)
 PD_ATTENTION_WAY(wgmma)
 PD_ATTENTION_WAY(plain)
 pd_status pd_attention_plain_delta(void *stream, const struct pd_attention *a, struct pd_error *err);
+/* Queries and keys of a whole sequence in one pass; a tree's terms are left in dk_acc and dv_acc where last_part is false. The
+ * workspace is all of what it says, and bits are those of the two passes. */
+pd_status pd_attention_wgmma_once(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
+                                  struct pd_error *err);
+uint64_t pd_attention_wgmma_once_workspace(const struct pd_attention *resolved);
 /* dk, dv = the tree over query heads of the terms dk_acc, dv_acc, as the keys pass of the last part leaves it. */
 pd_status pd_attention_join(void *stream, const struct pd_attention *resolved, struct pd_error *err);
 

@@ -55,7 +55,7 @@ PD_DEVICE void keys_grow(const pd_attention &a, uint32_t kv, uint32_t head, uint
         [&](uint32_t level) { keys_wait<D>(sums, waiting, level); });
 }
 
-/* By way of two runs of 16 rows of shared memory that are this warp's own. */
+/* By way of runs of 16 rows of shared memory that are this warp's own; one run may be both. */
 template <enum pd_dtype T, int D>
 PD_DEVICE void keys_finish(const pd_attention &a, const pd_keys_place &p, const keys_sums<D> &sums, uint16_t *dk_rows,
                            uint16_t *dv_rows, bool wide)
@@ -69,6 +69,7 @@ PD_DEVICE void keys_finish(const pd_attention &a, const pd_keys_place &p, const 
         return;
     }
     pd_fragments_store<T, D>(sums.dk[0], scale, dk_rows, 0, (uint16_t *)a.dk + at, a.ld_dkv, left, wide);
+    __syncwarp();
     pd_fragments_store<T, D>(sums.dv[0], one, dv_rows, 0, (uint16_t *)a.dv + at, a.ld_dkv, left, wide);
 }
 

@@ -89,6 +89,23 @@ PD_DEVICE uint32_t pd_queue_next(uint32_t *begun, uint32_t items)
     return atomicInc(begun, items + gridDim.x - 1);
 }
 
+/* ---- turns of blocks ---- */
+
+/* Until *count is `value`; what its block wrote before it said so is seen by this thread. Only for what an item of the queue
+ * before says, or blocks wait for ever. */
+PD_DEVICE void pd_count_wait(const uint32_t *count, uint32_t value)
+{
+    uint32_t now;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
+    } while (now != value);
+}
+
+PD_DEVICE void pd_count_say(uint32_t *count, uint32_t value)
+{
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(count), "r"(value) : "memory");
+}
+
 /* ---- warpgroups ---- */
 
 /* A barrier of `threads` threads, whole warps, by number: 1 to 15. */
@@ -183,6 +200,12 @@ template <enum pd_dtype T, bool ADD, int N> PD_DEVICE void pd_wgmma(float (&c)[N
         PD_PRODUCT_TYPES("m64n64", PD_NAMES32, "%32, %33, p, 1, 1, 0, 0", "34", (PD_C32), ("l"(a), "l"(b), "n"((int)ADD)));
     else
         PD_PRODUCT_TYPES("m64n128", PD_NAMES64, "%64, %65, p, 1, 1, 0, 0", "66", (PD_C64), ("l"(a), "l"(b), "n"((int)ADD)));
+}
+
+/* c (64, 64) += A B where both describe rows that are k. */
+template <enum pd_dtype T> PD_DEVICE void pd_wgmma_down(float (&c)[8][4], uint64_t a, uint64_t b)
+{
+    PD_PRODUCT_TYPES("m64n64", PD_NAMES32, "%32, %33, p, 1, 1, 1, 1", "34", (PD_C32), ("l"(a), "l"(b), "n"(1)));
 }
 
 #define PD_A4 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])

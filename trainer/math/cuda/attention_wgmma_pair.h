@@ -1,0 +1,164 @@
+/* What the passes of attention's backward that stay at keys share, for compute capability 9.0: a warpgroup has 64 keys, tiles of
+ * 64 queries go by. TILES are a block's: k and v of each consumer, q, dout and rows of each stage, the barriers of both. */
+#ifndef PD_TRAINER_MATH_CUDA_ATTENTION_WGMMA_PAIR_H
+#define PD_TRAINER_MATH_CUDA_ATTENTION_WGMMA_PAIR_H
+
+#include "trainer/math/cuda/attention_pair.h"
+#include "trainer/math/cuda/attention_sums.h"
+#include "trainer/math/cuda/attention_wgmma_block.h"
+
+#define QUERIES PD_PAIR
+#define PIECES (QUERIES / 8)
+#define KEYS PD_STAY
+
+/* Rows of K and V are in registers where there is room, so that S and dP read shared memory for Q and dO alone. */
+template <int D> constexpr bool keys_hold = D == 64;
+
+struct keys_rows {
+    float lse2[QUERIES], delta[QUERIES]; /* infinity where there is no query: P is 0 */
+    uint32_t first[QUERIES];
+};
+
+/* See pd_attention_cut; of 64 queries from r. Beyond the last, `first` is the last's. */
+PD_DEVICE bool keys_cut(const pd_attention &a, const pd_keys_place &p, uint32_t r, const keys_rows &rows)
+{
+    const uint32_t key = a.key_start + p.tile * KEYS;
+    return key + p.count - 1 > a.query_start + r || rows.first[QUERIES - 1] > key;
+}
+
+/* ---- the warp that brings tiles ---- */
+
+/* Two queries' rows on their way to shared memory. */
+struct keys_row {
+    float lse[2], delta[2];
+    uint32_t first[2];
+};
+
+PD_DEVICE void keys_rows_get(const pd_attention &a, uint32_t sequence, uint32_t head, uint32_t tile, keys_row &row)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t r = tile * QUERIES + (threadIdx.x & 31u) + 32 * i;
+        const uint64_t at = ((uint64_t)sequence * a.heads + head) * a.length + r;
+        const bool there = r < a.length;
+        row.lse[i] = there ? a.lse[at] : INFINITY;
+        row.delta[i] = there ? a.delta[at] : 0.0f;
+        row.first[i] = pd_attention_first(a, sequence, r);
+    }
+}
+
+PD_DEVICE void keys_rows_put(const keys_row &row, keys_rows &rows)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t at = (threadIdx.x & 31u) + 32 * i;
+        rows.lse2[at] = row.lse[i] * PD_LOG2_E;
+        rows.delta[at] = row.delta[i];
+        rows.first[at] = row.first[i];
+    }
+}
+
+/* Rows are asked for before the wait for their place. */
+template <int D, typename TILES>
+PD_DEVICE void keys_produce(const pd_attention &a, const pd_wide_maps &maps, const pd_keys_place &p, pd_wide_progress &done,
+                            TILES &t, bool wide)
+{
+    const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * KEYS, p.count, QUERIES);
+    const pd_wide_source k = pd_wide_k<D>(a, maps, p.sequence, p.kv), v = pd_wide_v<D>(a, maps, p.sequence, p.kv);
+    pd_ring &ring = done.ring;
+    pd_barrier_wait(&t.stays_empty, done.round ^ 1);
+    for (uint32_t group = 0; group < PD_CONSUMERS; group++) {
+        pd_wide_load(t.k[group], k, p.tile * KEYS + 64 * group, &t.stays_full, wide);
+        pd_wide_load(t.v[group], v, p.tile * KEYS + 64 * group, &t.stays_full, wide);
+    }
+    pd_wide_filled(&t.stays_full, 2 * KEYS * D * 2, wide);
+    done.round ^= 1;
+    for (uint32_t head = p.begin; head < p.end; head++) {
+        const pd_wide_source q = pd_wide_q<D>(a, maps, p.sequence, head), o = pd_wide_dout<D>(a, maps, p.sequence, head);
+        for (uint32_t tile = seeing.begin; tile < seeing.end; tile++) {
+            uint64_t *full = &t.full[ring.stage];
+            keys_row row;
+            keys_rows_get(a, p.sequence, head, tile, row);
+            pd_barrier_wait(&t.empty[ring.stage], ring.parity ^ 1);
+            pd_wide_load(t.q[ring.stage], q, tile * QUERIES, full, wide);
+            pd_wide_load(t.dout[ring.stage], o, tile * QUERIES, full, wide);
+            keys_rows_put(row, t.rows[ring.stage]);
+            pd_wide_filled(full, 2 * QUERIES * D * 2, wide);
+            pd_ring_next<TILES::stages>(ring);
+        }
+    }
+}
+
+/* ---- the warps that multiply ---- */
+
+/* Of a warpgroup, for one item. */
+template <int D> struct keys_state {
+    uint32_t k[D / 16][4], v[D / 16][4]; /* where they are held */
+    keys_sums<D> sums;
+    uint32_t group;
+};
+
+/* What two queries have, the lane's of piece n. */
+PD_DEVICE float2 keys_two(const float (&of)[QUERIES], uint32_t n)
+{
+    return *reinterpret_cast<const float2 *>(of + 8 * n + pd_fragment_column());
+}
+
+/* S^T to P^T. */
+PD_DEVICE void keys_weights(const keys_rows &rows, float c, float (&x)[PIECES][4])
+{
+#pragma unroll
+    for (uint32_t n = 0; n < PIECES; n++) {
+        const float2 lse2 = keys_two(rows.lse2, n);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            x[n][i] = pd_exp2_fast(__fmaf_rn(x[n][i], c, i % 2 ? -lse2.y : -lse2.x));
+    }
+}
+
+/* P^T is 0 where a query does not see the key. `key` is that of the lane's first row; `position` that of the tile's first
+ * query. */
+PD_DEVICE void keys_mask(const keys_rows &rows, uint32_t key, uint32_t position, float (&x)[PIECES][4])
+{
+#pragma unroll
+    for (uint32_t n = 0; n < PIECES; n++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t q = 8 * n + pd_fragment_column() + i % 2, row = key + 8 * (i / 2);
+            if (row < rows.first[q] || row > position + q) x[n][i] = 0.0f;
+        }
+}
+
+/* dP^T to dS^T. */
+PD_DEVICE void keys_gradients(const keys_rows &rows, const float (&x)[PIECES][4], float (&dp)[PIECES][4])
+{
+#pragma unroll
+    for (uint32_t n = 0; n < PIECES; n++) {
+        const float2 delta = keys_two(rows.delta, n);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            dp[n][i] = x[n][i] * (dp[n][i] - (i % 2 ? delta.y : delta.x));
+    }
+}
+
+/* S^T and dP^T, a group each. */
+template <enum pd_dtype T, int D, typename TILES>
+PD_DEVICE void keys_products(const keys_state<D> &s, uint32_t stage, const TILES &t, float (&x)[PIECES][4],
+                             float (&dp)[PIECES][4])
+{
+    pd_wgmma_pin(x);
+    pd_wgmma_pin(dp);
+    pd_wgmma_fence();
+    if constexpr (keys_hold<D>)
+        pd_wide_scores<T, D>(x, s.k, t.q[stage]);
+    else
+        pd_wide_scores<T, D>(x, t.k[s.group], t.q[stage]);
+    pd_wgmma_commit();
+    if constexpr (keys_hold<D>)
+        pd_wide_scores<T, D>(dp, s.v, t.dout[stage]);
+    else
+        pd_wide_scores<T, D>(dp, t.v[s.group], t.dout[stage]);
+    pd_wgmma_commit();
+}
+
+#endif
