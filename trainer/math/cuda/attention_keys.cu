@@ -148,8 +148,11 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS)
     keys_tiles<D> &t = *reinterpret_cast<keys_tiles<D> *>(shared);
     waiting += (uint64_t)blockIdx.x * levels * (2 * PD_PAIR * D);
     const keys_waiting places = {reinterpret_cast<float4 *>(waiting), PD_ATTENTION_THREADS, threadIdx.x};
-    for (uint64_t i = blockIdx.x; i < items; i += gridDim.x)
-        keys_item<T, D, TREE>(a, pd_keys_place_of(a, i, PD_PAIR, threadIdx.x / 32 * 16, pd_keys_items(TREE)), t, places, wide);
+    uint64_t i = blockIdx.x;
+    do
+        keys_item<T, D, TREE>(a, pd_keys_place_of(a, i, PD_PAIR, threadIdx.x / 32 * 16, pd_keys_items(TREE)), t, places,
+                              wide);
+    while (TREE && (i += gridDim.x) < items); /* else a block an item */
 }
 
 static uint64_t term_bytes(const struct pd_attention *a)
