@@ -10,6 +10,7 @@ import shutil
 import struct
 
 from expect import MINIMAL, SOURCE, finish, perdure, report, write
+from torch_file import torch_save
 
 SCALE = int(os.environ.get("PERDURE_TEST_SCALE", "1"))
 COPIES = 8 if SCALE <= 1 else 200 * SCALE
@@ -101,6 +102,10 @@ def prepare():
         result = perdure("ckpt", "export", family, f"of.{name}", f"--format={name}")
         report(f"export-{name}", [] if result[0] == 0 else ["not exported"], result)
         cases[name] = (f"of.{name}", ["import", "{source}", "into", "--fresh-optimizer"])
+    os.mkdir("of.torch")
+    shutil.copy("of.safetensors/config.json", "of.torch")
+    torch_save("of.safetensors/model.safetensors", "of.torch/pytorch_model.bin")
+    cases["torch"] = ("of.torch", cases["safetensors"][1])
     return cases
 
 
