@@ -26,7 +26,7 @@ BYTES = 10_000_000
 program, folder = sys.argv[1:3]
 seed = int(os.environ.get("PERDURE_TEST_SEED") or time.time())
 CHARACTERS = "".join(f"a{chr(code)}" for code in range(1, 0x30000) if not 0xd800 <= code < 0xe000)  # each, and what follows it
-failed = 0
+failed = through = 0
 
 
 def variants(room):
@@ -39,6 +39,14 @@ def variants(room):
         with open(path, "w", encoding="utf-8") as f:
             json.dump({**whole, "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}, f)
         yield path, CHARACTERS.encode()
+
+
+def through_gguf(room, path):
+    """What the package makes of a tokenizer that went through GGUF; None: GGUF has no words for it."""
+    made = os.path.join(room, "made.json")
+    code = subprocess.run([program, path, made], stderr=subprocess.DEVNULL, check=False).returncode
+    assert code in (0, 2), f"{path}: exit {code}"
+    return Tokenizer.from_file(made) if code == 0 else None
 
 
 with tempfile.TemporaryDirectory() as room:
@@ -61,4 +69,11 @@ with tempfile.TemporaryDirectory() as room:
             failed = 1
             print(f"{name}: seed {seed}: tokens differ first at {first}: {ids[first:first + 5]} for {expected[first:first + 5]}"
                   if ids != expected else f"{name}: seed {seed}: the decoded texts differ")
+        made = through_gguf(room, path)
+        if made and made.encode(raw.decode("utf-8", "replace")).ids != expected:
+            failed = 1
+            print(f"{name}: seed {seed}: other tokens once it went through GGUF")
+        elif made:
+            through += 1
+    assert through > 1, f"{through} tokenizers went through GGUF"
 sys.exit(failed)

@@ -252,7 +252,9 @@ pd_status pd_tokenizer_from_arrays(const struct pd_tokenizer_arrays *arrays, str
     struct gguf g = {.arrays = arrays, .tokenizer = calloc(1, sizeof *g.tokenizer)};
     if (!g.tokenizer) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tokenizer");
     pd_status status = fill(&g, err);
-    free(g.merges);
+    g.tokenizer->is_gguf = true;
+    g.tokenizer->merges = g.merges;
+    g.tokenizer->merge_count = g.merge_count;
     if (status) {
         pd_tokenizer_free(g.tokenizer);
         return status;

@@ -19,6 +19,9 @@ struct pd_tokenizer {
     struct pd_tokens before, behind; /* tokens of the template */
     uint32_t limit;                  /* largest id + 1, added tokens too */
     uint64_t digest;
+    bool is_gguf;            /* its arrays made it */
+    struct pd_merge *merges; /* (merge_count) by rank, owned; kept of GGUF alone */
+    uint32_t merge_count;
     char *json; /* (json_bytes) what it was parsed from, owned; NULL: nothing */
     size_t json_bytes;
 };

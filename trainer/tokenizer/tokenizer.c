@@ -68,6 +68,7 @@ void pd_tokenizer_free(struct pd_tokenizer *t)
 {
     if (!t) return;
     pd_bpe_free(t->bpe);
+    free(t->merges);
     pd_vocab_deinit(&t->vocab);
     pd_added_deinit(&t->added);
     pd_normalizer_deinit(&t->normalizer);
@@ -98,6 +99,12 @@ const char *pd_tokenizer_json(const struct pd_tokenizer *tokenizer, size_t *ret_
 bool pd_tokenizer_is_bytes(const struct pd_tokenizer *tokenizer)
 {
     return tokenizer->is_bytes;
+}
+
+const char *pd_tokenizer_special(const struct pd_tokenizer *tokenizer, uint32_t id)
+{
+    const struct pd_added_token *token = pd_added_by_id(&tokenizer->added, id);
+    return token && token->special ? token->content : NULL;
 }
 
 int32_t pd_tokenizer_find(const struct pd_tokenizer *tokenizer, const char *text)

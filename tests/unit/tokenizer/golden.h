@@ -1,6 +1,5 @@
 /* Files under tests/golden/tokenizers. */
-#ifndef TESTS_UNIT_TOKENIZER_GOLDEN_H
-#define TESTS_UNIT_TOKENIZER_GOLDEN_H
+#pragma once
 
 #include "trainer/tokenizer/tokenizer.h"
 #include <criterion/criterion.h>
@@ -44,5 +43,3 @@ static inline struct pd_tokens encode_text(const struct pd_tokenizer *tokenizer,
     pd_tokenizer_scratch_free(scratch);
     return tokens;
 }
-
-#endif

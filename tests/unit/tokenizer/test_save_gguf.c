@@ -1,4 +1,5 @@
-/* A tokenizer that goes out as GGUF metadata and comes in again has the same tokens, or does not go out. */
+/* A tokenizer that goes out as GGUF metadata and comes in again has the same tokens, or does not go out; so has the
+ * tokenizer.json that is made of it. */
 #include "golden.h"
 
 static struct pd_tokenizer *through_gguf(const struct pd_tokenizer *tokenizer, uint32_t vocab)
@@ -12,12 +13,32 @@ static struct pd_tokenizer *through_gguf(const struct pd_tokenizer *tokenizer, u
     return again;
 }
 
-static void check_same(const struct pd_tokenizer *a, const struct pd_tokenizer *b, const char *text, size_t bytes)
+static void check_equal(const struct pd_tokenizer *a, const struct pd_tokenizer *b, const char *text, size_t bytes)
 {
     struct pd_tokens x = encode_text(a, text, bytes), y = encode_text(b, text, bytes);
     cr_assert(x.count == y.count && !memcmp(x.ids, y.ids, x.count * sizeof *x.ids), "%zu and %zu tokens", x.count, y.count);
     pd_tokens_deinit(&x);
     pd_tokens_deinit(&y);
+}
+
+static struct pd_tokenizer *through_json(const struct pd_tokenizer *tokenizer)
+{
+    struct pd_tokenizer *again = NULL;
+    char *text = NULL;
+    cr_assert_eq(pd_tokenizer_save_json(tokenizer, &text, &err), PD_OK, "%s", err.message);
+    cr_assert(strstr(text, "\"version\":\"1.0\""), "%.100s", text);
+    cr_assert_eq(pd_tokenizer_parse("tokenizer.json", text, strlen(text), &again, &err), PD_OK, "%s", err.message);
+    free(text);
+    return again;
+}
+
+static void check_same(const struct pd_tokenizer *tokenizer, const struct pd_tokenizer *of_gguf, const char *text,
+                       size_t bytes)
+{
+    struct pd_tokenizer *of_json = through_json(of_gguf);
+    check_equal(tokenizer, of_gguf, text, bytes);
+    check_equal(tokenizer, of_json, text, bytes);
+    pd_tokenizer_free(of_json);
 }
 
 Test(save_gguf, golden_ones_keep_their_tokens)
@@ -109,5 +130,37 @@ Test(save_gguf, a_whole_tokenizer_json_has_a_place_of_its_own)
     struct pd_tokenizer *t = NULL;
     cr_assert_eq(pd_tokenizer_parse("tokenizer.gguf", text, strlen(text), &t, &err), PD_OK, "%s", err.message);
     cr_assert_eq(pd_tokenizer_find(t, "a"), 0);
+    pd_tokenizer_free(t);
+}
+
+static pd_status parse_scores(const char *scores, struct pd_tokenizer **ret_tokenizer)
+{
+    char text[400];
+    snprintf(text, sizeof text,
+             "{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"<unk>\",\"<s>\",\"a\",\"b\",\"c\",\"ab\",\"bc\"],"
+             "\"ggml.scores\":[0,0,-9,-9,-9,%s],\"ggml.token_type\":[2,3,1,1,1,1,1],\"ggml.bos_token_id\":1,"
+             "\"ggml.eos_token_id\":1,\"ggml.add_eos_token\":true,\"ggml.unknown_token_id\":0}",
+             scores);
+    return pd_tokenizer_parse("tokenizer.gguf", text, strlen(text), ret_tokenizer, &err);
+}
+
+Test(save_json, what_it_has_no_words_for_is_named)
+{
+    struct pd_tokenizer *t = NULL;
+    char *text = NULL;
+    cr_assert_eq(parse_scores("-1,-2", &t), PD_OK, "%s", err.message);
+    check_same(t, t, "abc cab", 7);
+    pd_tokenizer_free(t);
+    cr_assert_eq(parse_scores("-1,-1", &t), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_tokenizer_save_json(t, &text, &err), PD_UNSUPPORTED);
+    cr_assert(strstr(err.message, "tokens 5 and 6 have one score"), "%s", err.message);
+    pd_tokenizer_free(t);
+    cr_assert_eq(pd_tokenizer_open("byte", &t, &err), PD_OK);
+    cr_assert_eq(pd_tokenizer_save_json(t, &text, &err), PD_UNSUPPORTED);
+    pd_tokenizer_free(t);
+    t = golden_open("gpt2");
+    struct pd_tokenizer *again = through_json(t);
+    cr_assert_eq(pd_tokenizer_digest(again), pd_tokenizer_digest(t));
+    pd_tokenizer_free(again);
     pd_tokenizer_free(t);
 }
