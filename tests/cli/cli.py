@@ -429,7 +429,7 @@ expect("train-from-resharded", ["train", MINIMAL, *tiny, "run.dir=onward", "chec
 expect("ckpt-reshard-compression-unknown", ["ckpt", "reshard", "run", "refused", "--layout=dp=1", "--compression=zstd:40"], 64,
        err=said("--compression=zstd:40: it is none, or zstd:1 to zstd:19"))
 expect("ckpt-reshard-no-parent", ["ckpt", "reshard", "run", "no/such", "--layout=dp=1"], 78,
-       err=said('the directory above no/such does not exist; make it first: mkdir -p "$(dirname no/such)"'))
+       err=said('the directory above no/such does not exist; make it first: mkdir -p "$(dirname "no/such")"'))
 expect("ckpt-reshard-onto-file", ["ckpt", "reshard", "run", "text.txt", "--layout=dp=1"], 78,
        err=said("text.txt is no directory; name one to put the new checkpoint in"))
 expect("ckpt-reshard-no-destination", ["ckpt", "reshard", "run", "", "--layout=dp=1"], 64, err=re.compile("one of the arguments is empty"))

@@ -191,7 +191,7 @@ static pd_status open_target(struct import *m, struct pd_error *err)
     const char *path = m->options->paths[1];
     pd_status st = pd_vfs_mkdir(m->source.vfs, path, err);
     if (st == PD_NOT_FOUND)
-        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname %s)\"", path, path);
+        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname \"%s\")\"", path, path);
     if (st && st != PD_EXISTS) return st;
     m->has_made_target = !st;
     if (st && !pd_formats_is_directory(m->source.vfs, path))

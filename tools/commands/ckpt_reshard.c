@@ -156,7 +156,7 @@ static pd_status open_target(struct reshard *r, struct pd_error *err)
     const char *path = r->options->paths[1];
     pd_status st = pd_vfs_mkdir(r->source.vfs, path, err);
     if (st == PD_NOT_FOUND)
-        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname %s)\"", path, path);
+        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname \"%s\")\"", path, path);
     if (st && st != PD_EXISTS) return st;
     r->has_made_target = !st;
     PD_TRY(pd_ckpt_place_open(path, &options, &r->target, err));
