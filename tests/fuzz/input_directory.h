@@ -1,7 +1,6 @@
 /* An input as a directory of files: records of one byte (which of the target's files), two (how many bytes follow) and those. A
  * file without a record is not there. */
-#ifndef PD_TESTS_FUZZ_INPUT_DIRECTORY_H
-#define PD_TESTS_FUZZ_INPUT_DIRECTORY_H
+#pragma once
 
 #include "resharder/formats/format.h"
 
@@ -30,5 +29,3 @@ bool input_record_take(const uint8_t **data, size_t *bytes, uint32_t count, stru
  * the reader is given; NULL: itself */
 void input_directory_read(const uint8_t *data, size_t bytes, const struct input_part *parts, uint32_t count,
                           const char *file, const struct pd_format *format);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Names are absolute. A directory is there where a name goes on behind it, whether that file is there or not. Nothing can be
  * written. Queues move their transfers when they are reaped, in the caller's thread. */
-#ifndef PD_TESTS_FUZZ_INPUT_DISK_H
-#define PD_TESTS_FUZZ_INPUT_DISK_H
+#pragma once
 
 #include "ckpt/io/vfs.h"
 
@@ -25,5 +24,3 @@ struct pd_vfs *input_disk(struct input_file *files, uint32_t count);
 /* A disk of one file that is `data` (bytes), borrowed. */
 #define INPUT_PATH "/input"
 struct pd_vfs *input_disk_of(const void *data, uint64_t bytes);
-
-#endif

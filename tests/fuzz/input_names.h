@@ -1,7 +1,6 @@
 /* Files of an input for readers that open names themselves: links in a directory of tmpfs to memory of this process, which
  * goes away with it. A file without content is there and empty. */
-#ifndef PD_TESTS_FUZZ_INPUT_NAMES_H
-#define PD_TESTS_FUZZ_INPUT_NAMES_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -10,5 +9,3 @@
 const char *input_names(const char *const *names, uint32_t count);
 /* All that is in one of the files from now on. */
 void input_name_set(uint32_t number, const void *data, size_t bytes);
-
-#endif

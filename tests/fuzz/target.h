@@ -1,10 +1,7 @@
 /* What libFuzzer calls. */
-#ifndef PD_TESTS_FUZZ_TARGET_H
-#define PD_TESTS_FUZZ_TARGET_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
-
-#endif

@@ -1,7 +1,6 @@
 /* Operations of the math table as rows of a table: what goes in, what comes out, and the formula in float64. The operands of
  * a row are arrays of its sizes; `run` gets them where the table's device has them, `exact` in float64 on the host. */
-#ifndef PD_TESTS_GPU_OPERATION_CASES_H
-#define PD_TESTS_GPU_OPERATION_CASES_H
+#pragma once
 
 #include "trainer/math/math.h"
 
@@ -72,5 +71,3 @@ COUNT(rows_vocab, s->sequences * s->length * s->vocab)
 #define OUT_FFN ACT, OUT, rows_ffn, 0
 #define IN_WEIGHT ACT, IN, ffn_columns, 0.1
 #define OUT_WEIGHT F32, OUT, ffn_columns, 0
-
-#endif

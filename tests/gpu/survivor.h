@@ -3,8 +3,7 @@
  *
  *   usage    main: is_child ? its rows : survivor_run(). A row: next, hurry, hurry 0. At the end of all: done
  *   threads  one caller */
-#ifndef PD_TESTS_GPU_SURVIVOR_H
-#define PD_TESTS_GPU_SURVIVOR_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -22,5 +21,3 @@ void survivor_hurry(const struct survivor_child *child, unsigned seconds);
 void survivor_done(const struct survivor_child *child);
 /* Exit code of all: that of the last child, or 1 where a row broke, each of which is printed. */
 int survivor_run(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* Copies a part of one dense box into its place in another. */
-#ifndef PD_TESTS_BOX_COPY_H
-#define PD_TESTS_BOX_COPY_H
+#pragma once
 
 #include "ckpt/tensor/tensor.h"
 
@@ -40,5 +39,3 @@ static inline void pd_box_copy(void *dst, const struct pd_box *dst_box, const vo
         if (d < 0) return;
     }
 }
-
-#endif

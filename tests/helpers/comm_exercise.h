@@ -1,8 +1,7 @@
 /* What every transport must do, as code that runs on each rank: shared by the unit tests (ranks as threads) and by the
  * program that runs under mpirun. A failure returns PD_BUG with the seed and the place. Where the communicator has a
  * far_hook, pieces lie in its memory and are cut alike on both sides. */
-#ifndef PD_TESTS_COMM_EXERCISE_H
-#define PD_TESTS_COMM_EXERCISE_H
+#pragma once
 
 #include "tests/helpers/device_memory.h"
 #include <stdbool.h>
@@ -460,5 +459,3 @@ static inline pd_status exercise_group(struct pd_comm *comm, struct pd_error *er
     PD_TRY(pd_group_agree(&group, PD_OK, err));
     return PD_OK;
 }
-
-#endif

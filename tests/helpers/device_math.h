@@ -1,7 +1,6 @@
 /* The CPU's table over memory that the host cannot touch (device_memory.h): each operation opens what is its rank's, and
  * nothing else does. So whoever passes here hands addresses on and never looks behind them. */
-#ifndef PD_TESTS_DEVICE_MATH_H
-#define PD_TESTS_DEVICE_MATH_H
+#pragma once
 
 #include "tests/helpers/device_memory.h"
 #include "trainer/math/math.h"
@@ -95,5 +94,3 @@ static inline pd_status far_near_new(struct pd_arena **ret_arena, struct pd_math
     PD_TRY(pd_arena_new(&plan, ret_arena, err));
     return pd_math_cpu_new(NULL, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, *ret_arena, ret_math, err);
 }
-
-#endif

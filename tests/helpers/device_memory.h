@@ -1,7 +1,6 @@
 /* Memory that the host cannot touch stands for a device's: there while a copy, or an operation between far_open and
  * far_close, is under way, and at no other time. Each rank has one of its own; a copy between two opens all of them. */
-#ifndef PD_TESTS_DEVICE_MEMORY_H
-#define PD_TESTS_DEVICE_MEMORY_H
+#pragma once
 
 #include "ckpt/base/arena.h"
 #include "trainer/comm/comm.h"
@@ -183,5 +182,3 @@ static inline void far_world_free(struct device_memory *all, uint32_t ranks)
         PD_CHECK(all[r].count == 0 && all[r].open == 0);
     free(all);
 }
-
-#endif

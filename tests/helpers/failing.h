@@ -6,8 +6,7 @@
  *   failing_stop();                // nothing fails, nothing is noted
  *
  *   threads   any between those calls */
-#ifndef PD_TESTS_HELPERS_FAILING_H
-#define PD_TESTS_HELPERS_FAILING_H
+#pragma once
 
 #include "tests/simulated_disk/simulated_disk.h"
 
@@ -30,5 +29,3 @@ void failing_from_here(void);
 bool failing_here(const char *what);
 /* The same for a disk, as pd_disk_fault.picks. */
 bool failing_on_disk(enum pd_disk_operation operation);
-
-#endif

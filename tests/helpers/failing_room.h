@@ -1,6 +1,5 @@
 /* A room on a simulated disk for each try of failing_sweep.h: a copy of a base, which is made once for all tries of a case. */
-#ifndef PD_TESTS_HELPERS_FAILING_ROOM_H
-#define PD_TESTS_HELPERS_FAILING_ROOM_H
+#pragma once
 
 #include "tests/helpers/failing_sweep.h"
 #include "tests/helpers/store_room.h"
@@ -36,5 +35,3 @@ static inline struct pd_simulated_disk *failing_room_disk(void *state)
 {
     return ((struct failing_room *)state)->room.disk;
 }
-
-#endif

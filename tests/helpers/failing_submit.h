@@ -2,8 +2,7 @@
  * ring does that fails behind entries it has taken.
  *
  *   threads  any, once the first queue has been opened; end after everybody has stopped */
-#ifndef PD_TESTS_FAILING_SUBMIT_H
-#define PD_TESTS_FAILING_SUBMIT_H
+#pragma once
 
 #include "ckpt/io/vfs_ops.h"
 
@@ -66,5 +65,3 @@ static inline void failing_submit_end(struct failing_submit *f)
 {
     f->vfs->ops = f->inner;
 }
-
-#endif

@@ -2,8 +2,7 @@
  * nothing leaks; and what it was to do can be done afterwards.
  *
  * PERDURE_TEST_SCALE=10 fails every place, once and from then on; a shorter run some of them. */
-#ifndef PD_TESTS_HELPERS_FAILING_SWEEP_H
-#define PD_TESTS_HELPERS_FAILING_SWEEP_H
+#pragma once
 
 #include "tests/helpers/failing.h"
 #include "tests/helpers/scale.h"
@@ -103,5 +102,3 @@ static inline void failing_sweep(const struct failing_case *c)
     cr_assert(2 * fired > tried, "%s: %lu tries and only %lu failures", c->name, tried,
               fired); /* threads do not always come by */
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* What stands in for libnccl in tests: ranks are threads of the process, and a group of sends and receives is one piece of
  * work on a stream, which waits there for its peers; so is a reduce-scatter, which adds in a random order, or an all-gather. As fake_nccl its streams are those of late_device.h, as simt_nccl
  * (FAKE_NCCL_SIMT) those of simulated GPUs: the host never waits for an exchange. */
-#ifndef PD_TESTS_FAKE_NCCL_H
-#define PD_TESTS_FAKE_NCCL_H
+#pragma once
 
 /* What a stream handle points to. */
 struct fake_stream {
@@ -21,5 +20,3 @@ struct fake_stream {
  *                                     FAKE_NCCL_FLIP=n in the environment says it at the start
  *   fake_nccl_aborts()                communicators that were aborted
  *   fake_nccl_lone_aborts()           of these, outside of a group */
-
-#endif

@@ -1,7 +1,6 @@
 /* Ranks of store_room.h whose state lies in generations: each step reads the one before, writes the next out of place, and
  * may become a checkpoint. */
-#ifndef PD_TESTS_GENERATION_ROOM_H
-#define PD_TESTS_GENERATION_ROOM_H
+#pragma once
 
 #include "tests/helpers/store_room.h"
 
@@ -190,5 +189,3 @@ static inline pd_status generation_kill_all(struct room_rank *rank, struct pd_er
         pd_simulated_disk_kill(rank->room->disk, host);
     return pd_group_barrier(rank->group, err);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* What the communicators of a grid must do, as code that runs on each rank: shared by the unit tests (ranks as threads) and
  * by the program that runs under mpirun. A failure returns PD_BUG with the layout and the place. */
-#ifndef PD_TESTS_GRID_EXERCISE_H
-#define PD_TESTS_GRID_EXERCISE_H
+#pragma once
 
 #include "trainer/parallel/grid.h"
 #include <stdlib.h>
@@ -183,5 +182,3 @@ static inline pd_status grid_exercise(struct pd_comm *comm, struct pd_error *err
     free(links);
     return st;
 }
-
-#endif

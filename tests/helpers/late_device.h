@@ -1,7 +1,6 @@
 /* A device of threads: each stream is one, which carries out what it was given in order, a while later. What is not ordered
  * by an event happens in any order, so a wait that was forgotten shows as wrong bytes. Only what communicators need. */
-#ifndef PD_TESTS_LATE_DEVICE_H
-#define PD_TESTS_LATE_DEVICE_H
+#pragma once
 
 #include "ckpt/base/clock.h"
 #include "offload/device.h"
@@ -280,5 +279,3 @@ static const struct pd_dev_ops late_ops = {
     .event_passed = late_event_passed,
     .event_seconds = late_event_seconds,
 };
-
-#endif

@@ -2,8 +2,7 @@
  * whose queues move through the read and write slots: that of threads, the simulated disk.
  *
  *   threads  the VFS's; begin before anybody else uses it, end after everybody has stopped */
-#ifndef PD_TESTS_LIMITED_DISK_H
-#define PD_TESTS_LIMITED_DISK_H
+#pragma once
 
 #include "ckpt/base/clock.h"
 #include "ckpt/io/vfs_ops.h"
@@ -69,5 +68,3 @@ static inline void limited_disk_end(struct limited_disk *d)
     d->vfs->ops = d->inner;
     pthread_mutex_destroy(&d->mutex);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* A clock that only moves when told to or slept on. One thread. */
-#ifndef PD_TESTS_MANUAL_CLOCK_H
-#define PD_TESTS_MANUAL_CLOCK_H
+#pragma once
 
 #include "ckpt/base/clock.h"
 
@@ -36,5 +35,3 @@ static inline void pd_clock_manual_init(struct pd_clock_manual *manual, uint64_t
     manual->monotonic_ns = monotonic_ns;
     manual->wall_ns = wall_ns;
 }
-
-#endif

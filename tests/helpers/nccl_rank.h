@@ -1,7 +1,6 @@
 /* Ranks as threads, each with a late device of its own, whose communicator is NCCL's caller over the library that stands in.
  */
-#ifndef PD_TESTS_NCCL_RANK_H
-#define PD_TESTS_NCCL_RANK_H
+#pragma once
 
 #include "tests/helpers/late_device.h"
 #include "trainer/comm/nccl.h"
@@ -50,5 +49,3 @@ static inline pd_status run(uint32_t size, pd_status (*rank_main)(struct pd_comm
     setenv("PERDURE_NCCL", FAKE_NCCL, 1);
     return pd_comm_run_local(size, 1, rank_main, context, err);
 }
-
-#endif

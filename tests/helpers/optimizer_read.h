@@ -1,7 +1,6 @@
 /* The current generation of an optimizer store, read through and verified, wherever it is: also where its files can be no
  * checkpoint any more. */
-#ifndef PD_TESTS_OPTIMIZER_READ_H
-#define PD_TESTS_OPTIMIZER_READ_H
+#pragma once
 
 #include "ckpt/base/digest.h"
 #include "offload/optimizer_pass.h"
@@ -62,5 +61,3 @@ static inline pd_status optimizer_digest(const struct pd_optimizer_store *store,
     *ret_digest = 0;
     return optimizer_read(store, ret_digest, optimizer_add_digest, err);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* PERDURE_TEST_SCALE: 1 by default; from 10 on tests try everything, between them more and more. */
-#ifndef PD_TESTS_HELPERS_SCALE_H
-#define PD_TESTS_HELPERS_SCALE_H
+#pragma once
 
 #include "ckpt/base/parse.h"
 
@@ -19,5 +18,3 @@ static inline uint64_t test_stride(uint64_t stride)
     const uint64_t scale = test_scale(), every = scale < 10 ? stride / (scale * scale + !scale) : 1;
     return every ? every : 1;
 }
-
-#endif

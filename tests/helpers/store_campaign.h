@@ -1,7 +1,6 @@
 /* Crash campaigns on the store: one misfortune at one operation, then a fresh launch must find the previous checkpoint or
  * the new one, complete, and be able to go on. */
-#ifndef PD_TESTS_STORE_CAMPAIGN_H
-#define PD_TESTS_STORE_CAMPAIGN_H
+#pragma once
 
 #include "tests/helpers/store_room.h"
 
@@ -370,5 +369,3 @@ static inline pd_status campaign_try_first_open(const struct room *empty, const 
     room_free(&room);
     return st;
 }
-
-#endif

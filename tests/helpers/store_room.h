@@ -4,8 +4,7 @@
  * A launch is `ranks` threads on `hosts` hosts; each rank has a VFS of its own, as a process has. All results are statuses
  * with a message, because a failed assertion in a rank's thread could not be caught.
  */
-#ifndef PD_TESTS_STORE_ROOM_H
-#define PD_TESTS_STORE_ROOM_H
+#pragma once
 
 #include "ckpt/store/store.h"
 #include "tests/simulated_disk/simulated_disk.h"
@@ -306,5 +305,3 @@ static inline void room_free(struct room *room)
     if (room->disk) pd_simulated_disk_free(room->disk);
     room->disk = NULL;
 }
-
-#endif

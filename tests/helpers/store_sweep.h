@@ -2,8 +2,7 @@
  *
  * PERDURE_TEST_SCALE=10 tries every operation where a shorter run samples; PERDURE_CAMPAIGN_SEED sets the seed, and a
  * failure prints it. */
-#ifndef PD_TESTS_STORE_SWEEP_H
-#define PD_TESTS_STORE_SWEEP_H
+#pragma once
 
 #include "tests/helpers/scale.h"
 #include "tests/helpers/store_campaign.h"
@@ -115,5 +114,3 @@ static inline void sweep(struct campaign *campaign, const struct world *world, c
             ;
     }
 }
-
-#endif

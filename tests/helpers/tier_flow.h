@@ -1,6 +1,5 @@
 /* Four ranks on two hosts that save into memory, a disk of each host and one for all: what the tests of tiers begin with. */
-#ifndef PD_TESTS_TIER_FLOW_H
-#define PD_TESTS_TIER_FLOW_H
+#pragma once
 
 #include "tests/helpers/tier_room.h"
 
@@ -76,5 +75,3 @@ static inline pd_status save_other_run(struct tier_rank *rank, struct pd_error *
     PD_TRY(pd_tiers_start(rank->tiers, err));
     return pd_tiers_save(rank->tiers, &save, &tier, err);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* Launches over several tiers in the machine room of store_room.h: "/shm" is memory and "/disk" a disk of each host, "/net"
  * one for all. On the real disk they lie in <root>/host-<n> and <root>/all. Where options have generations, state lies in
  * files of the first tier; on the simulated disk also on the room's further drives. */
-#ifndef PD_TESTS_TIER_ROOM_H
-#define PD_TESTS_TIER_ROOM_H
+#pragma once
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
@@ -316,5 +315,3 @@ static inline void tier_be_quiet(void)
 {
     pd_log_set_sink(tier_swallow, NULL);
 }
-
-#endif

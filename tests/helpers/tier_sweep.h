@@ -2,8 +2,7 @@
  *
  * The default run samples; PERDURE_TEST_SCALE=10 tries every operation. PERDURE_CAMPAIGN_SEED sets the seed; a failure
  * prints it. */
-#ifndef PD_TESTS_TIER_SWEEP_H
-#define PD_TESTS_TIER_SWEEP_H
+#pragma once
 
 #include "tests/helpers/scale.h"
 #include "tests/helpers/tier_room.h"
@@ -105,5 +104,3 @@ static inline void tier_sweep(struct room *room, const char *name, int aftermath
     room_free(room);
     cr_log_info("%s, aftermath %d: %llu misfortunes", name, aftermath, (unsigned long long)tried);
 }
-
-#endif

@@ -3,8 +3,7 @@
  *
  * turns.c stands before pthread_create, pthread_join, pthread_cond_* and pthread_setname_np (ld --wrap); outside of turns_run
  * these are the real ones. A mutex is never waited for, since nobody waits while he holds one. */
-#ifndef PD_TESTS_TURNS_H
-#define PD_TESTS_TURNS_H
+#pragma once
 
 #include "ckpt/group/group.h"
 
@@ -48,5 +47,3 @@ struct turn_team {
 };
 
 void turn_group_init(struct turn_team *team, uint32_t rank, uint32_t host, uint32_t host_count, struct pd_group *ret_group);
-
-#endif

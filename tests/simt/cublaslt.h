@@ -1,6 +1,5 @@
 /* What tests ask of cublaslt.c. */
-#ifndef PD_TESTS_SIMT_CUBLASLT_H
-#define PD_TESTS_SIMT_CUBLASLT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,5 +20,3 @@ void simt_cublaslt_offer(bool in_place_alone, bool nothing);
 
 /* No algorithm for several products in one call. */
 void simt_cublaslt_refuse_parts(bool refuse);
-
-#endif

@@ -7,8 +7,7 @@
  *                          memory that is freed while operations on it are under way is gone when they happen
  *                          a thread that records a stream may not wait for anything, nor take or give back memory
  *                          no page of memory is registered twice */
-#ifndef PD_TESTS_SIMT_CUDA_RUNTIME_API_H
-#define PD_TESTS_SIMT_CUDA_RUNTIME_API_H
+#pragma once
 
 #include <stddef.h>
 
@@ -153,6 +152,4 @@ cudaError_t simt_noted(cudaError_t code);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

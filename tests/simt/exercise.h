@@ -1,6 +1,5 @@
 /* Kernels that test tests/simt itself: each uses one thing that kernels may use, or breaks one rule. */
-#ifndef PD_TESTS_SIMT_EXERCISE_H
-#define PD_TESTS_SIMT_EXERCISE_H
+#pragma once
 
 #ifdef __cplusplus
 extern "C" {
@@ -34,6 +33,4 @@ pd_status exercise_too_many_threads(struct pd_error *err);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

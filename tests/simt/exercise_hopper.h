@@ -1,6 +1,5 @@
 /* A kernel of compute capability 9.0 that does right, or breaks one rule. */
-#ifndef PD_TESTS_SIMT_EXERCISE_HOPPER_H
-#define PD_TESTS_SIMT_EXERCISE_HOPPER_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include "trainer/math/operations.h"
@@ -44,6 +43,4 @@ pd_status exercise_queue(uint32_t *begun, uint32_t items, uint32_t blocks, uint3
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -1,8 +1,7 @@
 /* Stacks that take turns on one thread: a few instructions a switch on x86-64, ucontext elsewhere or where
  * PD_SIMT_UCONTEXT is defined. AddressSanitizer is told
  * of every switch. */
-#ifndef PD_TESTS_SIMT_FIBER_H
-#define PD_TESTS_SIMT_FIBER_H
+#pragma once
 
 #include <stddef.h>
 
@@ -33,5 +32,3 @@ void simt_fiber_leave(simt_fiber *from, simt_fiber *to) __attribute__((noreturn)
 /* As kernels have it; returns what was. */
 unsigned simt_flush_denormals(void);
 void simt_restore_denormals(unsigned before);
-
-#endif

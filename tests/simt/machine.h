@@ -27,8 +27,7 @@
  *
  *   threads   any; one carries out at a time, under one lock. What another thread does to device memory meanwhile is not
  *             seen */
-#ifndef PD_TESTS_SIMT_MACHINE_H
-#define PD_TESTS_SIMT_MACHINE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -117,5 +116,3 @@ extern "C" cudaError_t simt_enqueue_attempt(void *stream, bool (*attempt)(void *
 cudaError_t simt_not_recording(void);
 /* By what is being carried out, or by the caller's wish: the current GPU does nothing more. */
 void simt_lose(const char *why);
-
-#endif

@@ -12,8 +12,7 @@
  *
  *   streams  NULL: kernels have run when their launch returns; else machine.h says when
  *   threads  any; one kernel at a time in a process */
-#ifndef PD_TESTS_SIMT_SIMT_H
-#define PD_TESTS_SIMT_SIMT_H
+#pragma once
 
 #include <math.h>
 #include <memory>
@@ -269,5 +268,3 @@ pd_status pd_cuda_launch(struct pd_error *err, const char *name, void (*kernel)(
     if (stream) (simt_note_words<P>(arguments, whole.words), ...);
     return simt_launch(&whole, std::make_shared<decltype(body)>(body), stream, err);
 }
-
-#endif

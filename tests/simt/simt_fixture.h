@@ -1,6 +1,5 @@
 /* Kernels on the host beside the CPU backend: operands twice, outputs poisoned, whole arrays compared. */
-#ifndef PD_TESTS_SIMT_SIMT_FIXTURE_H
-#define PD_TESTS_SIMT_SIMT_FIXTURE_H
+#pragma once
 
 #include "tests/simt/simt_order.h"
 #include "tests/unit/math/fixture.h"
@@ -85,5 +84,3 @@ TEST_INLINE void room_near(const struct room *got, const double *want, double to
         cr_assert_eq(guard[i], 0xfb, "%s: written beyond its end", what);
     }
 }
-
-#endif

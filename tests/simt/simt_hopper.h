@@ -8,8 +8,7 @@
  *     does not show
  *   - threads that come to a numbered barrier and nobody else does
  *   - boxes, descriptors and registers that a device would not take */
-#ifndef PD_TESTS_SIMT_SIMT_HOPPER_H
-#define PD_TESTS_SIMT_SIMT_HOPPER_H
+#pragma once
 
 #define __grid_constant__
 
@@ -88,5 +87,3 @@ template <enum pd_dtype T, bool ADD, bool TURNED, int N> void pd_wgmma(float (&c
     static_assert(N == 8 || N == 16, "64 or 128 columns");
     simt_product_start(&c[0][0], {T == PD_BF16, ADD, TURNED, true, false, N, 0, b, {a[0], a[1], a[2], a[3]}});
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* What tests in C ask of the machine: in which order the fibers of a kernel run, and what it counted. */
-#ifndef PD_TESTS_SIMT_SIMT_ORDER_H
-#define PD_TESTS_SIMT_SIMT_ORDER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,6 +18,4 @@ uint32_t simt_contexts(void);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -1,6 +1,5 @@
 /* Between simt.cc, whose scheduler it is, and simt_hopper.cc. */
-#ifndef PD_TESTS_SIMT_SIMT_WAIT_H
-#define PD_TESTS_SIMT_SIMT_WAIT_H
+#pragma once
 
 unsigned simt_thread(void); /* its number in the block */
 /* The running thread goes on once there(context, idle) says so; it is asked when nobody else can go on, first not idle and
@@ -10,5 +9,3 @@ void simt_wait_until(const char *what, bool (*there)(void *, bool idle), void *c
 void simt_hopper_begin(void);      /* a block */
 void simt_hopper_return(void);     /* of a thread */
 const char *simt_hopper_end(void); /* a block has returned: NULL, or what it did wrong */
-
-#endif

@@ -1,6 +1,5 @@
 /* Operations of a warp: every lane of the mask deposits what it has, and goes on when all have. Included by simt.h only. */
-#ifndef PD_TESTS_SIMT_SIMT_WARP_H
-#define PD_TESTS_SIMT_SIMT_WARP_H
+#pragma once
 
 #define SIMT_LANE_BYTES 48u
 
@@ -136,5 +135,3 @@ template <int pending> void pd_cp_async_wait(void)
 {
     simt_cp_async_wait(pending);
 }
-
-#endif

@@ -7,8 +7,7 @@
  * sync unlock file_stat (handle), preallocate truncate (handle, bytes), lock (handle, path), rename link symlink (two
  * paths), unlink mkdir rmdir sync_dir space (path) Only traces without faults can agree with anything.
  */
-#ifndef PD_TESTS_SIMULATED_DISK_DISK_TRACE_H
-#define PD_TESTS_SIMULATED_DISK_DISK_TRACE_H
+#pragma once
 
 #include "ckpt/io/vfs.h"
 
@@ -16,5 +15,3 @@
  *   errors   PD_CORRUPT: names the first line whose results differ, both results; PD_INVALID: not a trace */
 PD_MUST_USE pd_status pd_disk_trace_replay(const char *text, struct pd_vfs *vfs, const char *root, uint64_t *ret_line_count,
                                            struct pd_error *err);
-
-#endif

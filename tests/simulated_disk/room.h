@@ -1,6 +1,5 @@
 /* What the disk and its VFSs share: hosts, mounts, the fault that waits, the trace. Private to the simulation. */
-#ifndef PD_TESTS_SIMULATED_DISK_ROOM_H
-#define PD_TESTS_SIMULATED_DISK_ROOM_H
+#pragma once
 
 #include "ckpt/io/vfs_ops.h"
 #include "tests/simulated_disk/tree.h"
@@ -64,5 +63,3 @@ void pd_sim_trace_path(struct pd_simulated_disk *disk, const char *path);
 void pd_sim_trace_hex(struct pd_simulated_disk *disk, const void *data, uint64_t bytes);
 
 extern const struct pd_vfs_ops pd_sim_vfs_ops;
-
-#endif

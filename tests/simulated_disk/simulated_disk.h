@@ -30,8 +30,7 @@
  *   }
  *   threads   any; deterministic for one thread, and per VFS when faults name a VFS
  */
-#ifndef PD_TESTS_SIMULATED_DISK_SIMULATED_DISK_H
-#define PD_TESTS_SIMULATED_DISK_SIMULATED_DISK_H
+#pragma once
 
 #include "ckpt/io/vfs.h"
 
@@ -158,5 +157,3 @@ uint64_t pd_simulated_disk_digest(struct pd_simulated_disk *disk);
 void pd_simulated_disk_trace_start(struct pd_simulated_disk *disk);
 /* What was recorded, for the caller to free; NULL when out of memory. Stops recording. */
 char *pd_simulated_disk_trace_stop(struct pd_simulated_disk *disk);
-
-#endif

@@ -6,8 +6,7 @@
  *   memory   that of the simulation itself must not run out: PD_CHECK, since no test could tell it from a simulated fault
  *   threads  the caller holds the disk's lock
  */
-#ifndef PD_TESTS_SIMULATED_DISK_TREE_H
-#define PD_TESTS_SIMULATED_DISK_TREE_H
+#pragma once
 
 #include "tests/simulated_disk/simulated_disk.h"
 
@@ -107,5 +106,3 @@ void pd_sim_doom_content(struct pd_sim_node *node);
 void pd_sim_content_crash(struct pd_sim_node *node, uint64_t *random, uint32_t survive_of_16);
 void pd_sim_content_copy(struct pd_sim_node *to, const struct pd_sim_node *from);
 void pd_sim_content_free(struct pd_sim_node *node);
-
-#endif

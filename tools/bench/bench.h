@@ -1,7 +1,6 @@
 /* perdure bench: a candidate and its ceiling, alternated in one run on one machine, as a ratio. Absolute times are shown and
  * prove nothing on a shared machine. Each bench has its own options. */
-#ifndef PD_TOOLS_BENCH_BENCH_H
-#define PD_TOOLS_BENCH_BENCH_H
+#pragma once
 
 #include "tools/output.h"
 
@@ -50,5 +49,3 @@ pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_tokenize(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_convert(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_survive(int argc, char **argv, struct pd_error *err); /* tools/commands/bench_survive.c */
-
-#endif

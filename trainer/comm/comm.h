@@ -10,8 +10,7 @@
  *   threads  one caller a communicator
  *   memory   pd_comm_bytes, requested at open and split; nothing is allocated later except the caller's own pd_comm_op
  */
-#ifndef PD_TRAINER_COMM_COMM_H
-#define PD_TRAINER_COMM_COMM_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include "ckpt/group/group.h"
@@ -176,5 +175,3 @@ PD_MUST_USE pd_status pd_comm_open_mpi(struct pd_comm **ret_comm, struct pd_erro
 
 /* All ranks came to pd_comm_free and MPI is finalised: whatever the status is, an exit code of 0 is honest to mpirun. */
 bool pd_comm_mpi_is_over(void);
-
-#endif

@@ -6,8 +6,7 @@
  *   sums   the receiver takes the offers of all its peers at once and reads them side by side; one that it cannot have yet
  *          makes it give the others back (TAKING -> OFFERED)
  */
-#ifndef PD_TRAINER_COMM_DIRECT_H
-#define PD_TRAINER_COMM_DIRECT_H
+#pragma once
 
 #include "trainer/comm/progress.h"
 
@@ -20,5 +19,3 @@ struct pd_offer {
 };
 
 extern const struct pd_channel_ops pd_channel_direct;
-
-#endif

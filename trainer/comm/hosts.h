@@ -4,8 +4,7 @@
  *            every other host from the rank of its column there, and its bytes come to every other host through that rank
  *   threads  pure functions, on what hosts_set made once
  */
-#ifndef PD_TRAINER_COMM_HOSTS_H
-#define PD_TRAINER_COMM_HOSTS_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -44,5 +43,3 @@ static inline uint32_t pd_hosts_before(const struct pd_hosts *hosts, uint32_t di
 {
     return (uint32_t)(((uint64_t)hosts->mine + hosts->count - distance) % hosts->count);
 }
-
-#endif

@@ -12,8 +12,7 @@
  *             the next one of each peer
  *   threads   one caller a communicator, the compute stream's
  */
-#ifndef PD_TRAINER_COMM_NCCL_H
-#define PD_TRAINER_COMM_NCCL_H
+#pragma once
 
 #include "offload/device_spans.h"
 #include "trainer/comm/comm.h"
@@ -36,5 +35,3 @@ PD_MUST_USE pd_status pd_comm_new_nccl(struct pd_comm *control, struct pd_dev *d
  *            16 steps of 128 KiB a channel and direction (transport/net.cc) */
 uint64_t pd_comm_nccl_bytes(uint32_t size, bool is_link);
 #define PD_COMM_NCCL_IDLE_BYTES (UINT64_C(16) << 20) /* of that, before anything is sent */
-
-#endif

@@ -1,7 +1,6 @@
 /* What the caller of NCCL is made of: nccl.c has its life, its failures and the thread that watches, nccl_launch.c gives
  * operations to the library. */
-#ifndef PD_TRAINER_COMM_NCCL_INTERNAL_H
-#define PD_TRAINER_COMM_NCCL_INTERNAL_H
+#pragma once
 
 #include "ckpt/base/owner.h"
 #include "trainer/comm/nccl.h"
@@ -80,5 +79,3 @@ bool nccl_begin_launch(struct nccl_comm *c);
 void nccl_end_launch(struct nccl_comm *c);
 /* What the library answered at once, or says later. */
 PD_MUST_USE pd_status nccl_poll_until_done(struct nccl_comm *c, int code, const char *what, struct pd_error *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* The entry points of libnccl that the trainer uses, found when they are asked for: linked, the library would be in the
  * memory of every process, and it is not everywhere. What is declared here is NCCL's own interface, of 2.18 and later. */
-#ifndef PD_TRAINER_COMM_NCCL_LIBRARY_H
-#define PD_TRAINER_COMM_NCCL_LIBRARY_H
+#pragma once
 
 #include "offload/device.h"
 #include "trainer/comm/comm.h"
@@ -52,5 +51,3 @@ PD_MUST_USE pd_status pd_nccl_agree(struct pd_comm *control, const struct pd_dev
 
 /* As NCCL_CONFIG_INITIALIZER, calls that return at once. */
 struct pd_nccl_config pd_nccl_config(void);
-
-#endif

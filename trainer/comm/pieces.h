@@ -4,8 +4,7 @@
  *   threads  a cursor belongs to one thread at a time; it may be copied to hand the walk to another
  *   errors   of the memory's copies alone; plain memory has none
  */
-#ifndef PD_TRAINER_COMM_PIECES_H
-#define PD_TRAINER_COMM_PIECES_H
+#pragma once
 
 #include "trainer/comm/comm.h"
 
@@ -32,5 +31,3 @@ PD_MUST_USE pd_status pd_cursor_write(struct pd_cursor *target, const void *sour
 PD_MUST_USE pd_status pd_cursor_damage(struct pd_cursor *target, struct pd_error *err);
 PD_MUST_USE pd_status pd_cursor_copy(struct pd_cursor *target, struct pd_cursor *source, uint64_t bytes,
                                      struct pd_error *err);
-
-#endif

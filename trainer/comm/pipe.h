@@ -4,8 +4,7 @@
  *   stream         messages in the order of operations, each from a multiple of 8: a head (operation, bytes), then the bytes
  *
  *   invariants  taken <= written <= taken + capacity; the sender alone writes `written`, the receiver alone `taken` */
-#ifndef PD_TRAINER_COMM_PIPE_H
-#define PD_TRAINER_COMM_PIPE_H
+#pragma once
 
 #include "trainer/comm/progress.h"
 
@@ -15,5 +14,3 @@ struct pd_pipe {
 };
 
 extern const struct pd_channel_ops pd_channel_pipe;
-
-#endif

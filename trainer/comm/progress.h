@@ -10,8 +10,7 @@
  *                  first failure in the family found missing
  *   states      alive -> broken (failure, or abort by the caller) -> freed
  */
-#ifndef PD_TRAINER_COMM_PROGRESS_H
-#define PD_TRAINER_COMM_PROGRESS_H
+#pragma once
 
 #include "ckpt/base/owner.h"
 #include "trainer/comm/comm.h"
@@ -212,5 +211,3 @@ PD_MUST_USE pd_status pd_progress_run(struct pd_progress *engine, const struct p
 /* recv: (size, bytes), the same on every rank afterwards. */
 PD_MUST_USE pd_status pd_progress_all_gather(struct pd_progress *engine, const void *send, uint32_t bytes, void *recv,
                                              struct pd_error *err);
-
-#endif

@@ -11,8 +11,7 @@
  *   memory      threads: anonymous memory of the process. Processes: a memfd, opened by the others through
  *               /proc/<pid>/fd, because /dev/shm is 64 MB in many containers and a memfd has no such limit
  */
-#ifndef PD_TRAINER_COMM_SEGMENT_H
-#define PD_TRAINER_COMM_SEGMENT_H
+#pragma once
 
 #include "ckpt/base/status.h"
 #include <stdalign.h>
@@ -89,5 +88,3 @@ bool pd_segment_has_lost(const struct pd_segment *segment, uint32_t own_slot);
 /* Leaves PD_MEMBER_ALIVE (once) and wakes everybody. blamed_rank: PD_NOBODY, or the rank of the world that was missing. */
 #define PD_NOBODY UINT32_MAX
 void pd_segment_depart(struct pd_segment *segment, uint32_t slot, enum pd_member_state state, uint32_t blamed_rank);
-
-#endif

@@ -7,8 +7,7 @@
  *   room     half a unit a unit: sums for other hosts on the way there, and what a device's sums are made in
  *   threads  pure functions
  */
-#ifndef PD_TRAINER_COMM_STAGING_H
-#define PD_TRAINER_COMM_STAGING_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -41,5 +40,3 @@ static inline uint64_t pd_staging_room_bytes(uint32_t size, bool is_processes)
     if (size < 2) return 0;
     return is_processes ? pd_staging_units(size) * PD_STAGING_UNIT_BYTES / 2 : PD_STAGING_THREAD_ROOM_BYTES;
 }
-
-#endif

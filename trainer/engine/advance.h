@@ -8,8 +8,7 @@
  *
  *   invariant  a checkpoint of a step from t to s - 1 that was made before the rollback is as good as one before t: going on
  *              from it comes to step s, to the same judgement and back to t */
-#ifndef PD_TRAINER_ENGINE_ADVANCE_H
-#define PD_TRAINER_ENGINE_ADVANCE_H
+#pragma once
 
 #include "ckpt/store/commit.h"
 #include "trainer/engine/engine.h"
@@ -49,5 +48,3 @@ bool pd_rollbacks_is_behind(const struct pd_rollbacks *rollbacks, const struct p
  *   errors  PD_DIVERGED: skipped at the smallest scale */
 PD_MUST_USE pd_status pd_loss_scale_advance(struct pd_run_state *state, bool skipped, uint32_t interval,
                                             struct pd_error *err);
-
-#endif

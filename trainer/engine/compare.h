@@ -7,8 +7,7 @@
  *
  * Which micro-batches, k and k' follow from seed and step. Ranks are compared with those of the same place in their group.
  *   source  Schroeder et al. 2009 on memory, Hochschild et al. 2021 on cores: computers that compute wrongly do so for long */
-#ifndef PD_TRAINER_ENGINE_COMPARE_H
-#define PD_TRAINER_ENGINE_COMPARE_H
+#pragma once
 
 #include "trainer/engine/engine.h"
 
@@ -16,5 +15,3 @@ PD_MUST_USE pd_status pd_compare_begin(struct pd_engine *engine, struct pd_error
 /* errors  PD_DEVICE_LOST: they differ; engine->disagreement says what was decided */
 PD_MUST_USE pd_status pd_compare_end(struct pd_engine *engine, uint64_t first_sample, bool *ret_compared,
                                      struct pd_error *err);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * "" is the CPU; else one JSON object: {"device":"NVIDIA H100 80GB HBM3","cublaslt":"13.0.2"}, libraries that
  * compute, as far as this process has them open. */
-#ifndef PD_TRAINER_ENGINE_COMPUTED_ON_H
-#define PD_TRAINER_ENGINE_COMPUTED_ON_H
+#pragma once
 
 #include "trainer/engine/rank_device.h"
 
@@ -12,5 +11,3 @@
 PD_MUST_USE pd_status pd_computed_on(const struct pd_rank_device *device, char **ret_text, struct pd_error *err);
 /* For people: "NVIDIA H100 80GB HBM3, cublaslt 13.0.2", "a CPU". What is no such object is "another machine". ret (bytes) */
 void pd_computed_on_describe(const char *text, char *ret, size_t bytes);
-
-#endif

@@ -10,8 +10,7 @@
  *
  *   threads  one caller
  */
-#ifndef PD_TRAINER_ENGINE_ENGINE_H
-#define PD_TRAINER_ENGINE_ENGINE_H
+#pragma once
 
 #include "ckpt/base/owner.h"
 #include "trainer/config/config.h"
@@ -138,5 +137,3 @@ double pd_learning_rate(const struct pd_config *config, uint64_t update);
 
 /* The way out after a failure: gives up every communicator and waits until nobody uses this rank's memory. */
 void pd_engine_abort(struct pd_engine *engine);
-
-#endif

@@ -1,6 +1,5 @@
 /* What of an engine only this room sees: engine.c builds it, scratch.c fills scratch_memory, a step uses it. */
-#ifndef PD_TRAINER_ENGINE_ENGINE_INTERNAL_H
-#define PD_TRAINER_ENGINE_ENGINE_INTERNAL_H
+#pragma once
 
 #include "trainer/engine/engine.h"
 #include "trainer/engine/set_order.h"
@@ -47,5 +46,3 @@ struct pd_engine_own {
     void *scratch_memory[PD_SCRATCH_PARTS]; /* on a GPU: the host's, of trainer/engine/scratch.c */
     void *gemm_operands;                    /* on a GPU: of pd_engine_gemm */
 };
-
-#endif

@@ -2,8 +2,7 @@
  *
  *   CUDA_VISIBLE_DEVICES is heeded by the driver. Where there is no driver, or none of NVIDIA's, `why_none` says so
  *   threads  any */
-#ifndef PD_TRAINER_ENGINE_GPUS_H
-#define PD_TRAINER_ENGINE_GPUS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -40,5 +39,3 @@ struct pd_gpu_library_version {
 
 /* `load`: opens it when it is not, and closes it again; else one that this process has not open counts as none. */
 bool pd_gpu_library_find(enum pd_gpu_library library, bool load, struct pd_gpu_library_version *ret_version);
-
-#endif

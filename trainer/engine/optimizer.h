@@ -6,8 +6,7 @@
  * layout: squares in fp64, rows in 16 lanes, then an integer superaccumulator, combined over ranks by integer sums.
  *   source  Loshchilov and Hutter 2019 (AdamW); Pascanu et al. 2013 (clipping by global norm)
  */
-#ifndef PD_TRAINER_ENGINE_OPTIMIZER_H
-#define PD_TRAINER_ENGINE_OPTIMIZER_H
+#pragma once
 
 #include "trainer/engine/engine.h"
 
@@ -38,5 +37,3 @@ PD_MUST_USE pd_status pd_optimizer_update(struct pd_engine *engine, uint64_t upd
                                           struct pd_error *err);
 /* After an update, or in its place where there is to be none: what was begun for it is dropped. */
 void pd_optimizer_update_end(struct pd_engine *engine);
-
-#endif

@@ -12,8 +12,7 @@
  *
  *   threads  opened, entered, asked for streams and closed by the rank's thread; a stream belongs to whoever its line names
  */
-#ifndef PD_TRAINER_ENGINE_RANK_DEVICE_H
-#define PD_TRAINER_ENGINE_RANK_DEVICE_H
+#pragma once
 
 #include "ckpt/base/arena.h"
 #include "offload/device_spans.h"
@@ -86,5 +85,3 @@ pd_status pd_rank_device_explain_lost(const struct pd_rank_device *device, pd_st
 
 /* Returns once everything on compute has happened. */
 PD_MUST_USE pd_status pd_rank_device_sync(struct pd_rank_device *device, struct pd_error *err);
-
-#endif

@@ -5,8 +5,7 @@
  * memory of the host in place of files.
  *   threads  one caller
  */
-#ifndef PD_TRAINER_ENGINE_SCRATCH_H
-#define PD_TRAINER_ENGINE_SCRATCH_H
+#pragma once
 
 #include "ckpt/store/store.h"
 #include "trainer/engine/engine.h"
@@ -25,5 +24,3 @@ PD_MUST_USE pd_status pd_scratch_take(struct pd_engine *engine, struct pd_arena 
  * files. */
 PD_MUST_USE pd_status pd_scratch_plan(const struct pd_engine *engine, uint64_t *ret_heap_bytes, uint64_t *ret_file_bytes,
                                       struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* Sets of parameters in the order in which a schedule reads them, worked out once: gathers run ahead along it. */
-#ifndef PD_TRAINER_ENGINE_SET_ORDER_H
-#define PD_TRAINER_ENGINE_SET_ORDER_H
+#pragma once
 
 #include "trainer/parallel/grid.h"
 #include "trainer/parallel/schedule.h"
@@ -14,5 +13,3 @@ struct pd_set_order {
 PD_MUST_USE pd_status pd_set_order_new(const struct pd_schedule *schedule, const struct pd_stage *chunks, uint32_t head,
                                        bool learns, struct pd_set_order *ret_order, struct pd_error *err);
 void pd_set_order_deinit(struct pd_set_order *order);
-
-#endif

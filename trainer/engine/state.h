@@ -9,8 +9,7 @@
  *               2. an update that fails before it changed anything leaves the state as it was; files always do
  *   threads     one caller; save_wait and box from the saver's thread too
  */
-#ifndef PD_TRAINER_ENGINE_STATE_H
-#define PD_TRAINER_ENGINE_STATE_H
+#pragma once
 
 #include "offload/update_rule.h"
 #include "resharder/load/load.h"
@@ -71,5 +70,3 @@ void *pd_state_box(struct pd_state *state, uint32_t tensor, enum pd_kind kind, u
 PD_MUST_USE pd_status pd_state_save_begin(struct pd_state *state, const struct pd_identity *identity, struct pd_error *err);
 PD_MUST_USE pd_status pd_state_save_wait(struct pd_state *state, struct pd_shard_summary *ret_summaries, uint32_t *ret_slots,
                                          struct pd_error *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* What only optimizer state in files has (offload.optimizer: nvme): generations, as saves and plans see them. All else is
  * trainer/engine/state.h; pd_state_is_in_files says whether a state is one. */
-#ifndef PD_TRAINER_ENGINE_STATE_FILES_H
-#define PD_TRAINER_ENGINE_STATE_FILES_H
+#pragma once
 
 #include "offload/optimizer_store.h"
 #include "trainer/engine/state.h"
@@ -18,5 +17,3 @@ struct pd_optimizer_store *pd_state_files_store(struct pd_state *state);
 PD_MUST_USE pd_status pd_state_files_copy(const struct pd_state *state, uint32_t stripe, const char *path,
                                           const struct pd_identity *identity, void *buffers, uint64_t buffer_bytes,
                                           struct pd_error *err);
-
-#endif

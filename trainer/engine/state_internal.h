@@ -1,6 +1,5 @@
 /* What the placements of optimizer state share (trainer/engine/state.h). */
-#ifndef PD_TRAINER_ENGINE_STATE_INTERNAL_H
-#define PD_TRAINER_ENGINE_STATE_INTERNAL_H
+#pragma once
 
 #include "trainer/engine/engine.h"
 #include "trainer/engine/state_mirror.h"
@@ -75,5 +74,3 @@ static inline void pd_state_wait_for_readers(const struct pd_before_update *befo
 {
     if (before->call) before->call(before->context);
 }
-
-#endif

@@ -5,8 +5,7 @@
  *
  * The copy out goes on beside what comes after begin_out, and the next update waits for it on the device, not on the host.
  *   threads  the engine's caller; wait_out: any one at a time */
-#ifndef PD_TRAINER_ENGINE_STATE_MIRROR_H
-#define PD_TRAINER_ENGINE_STATE_MIRROR_H
+#pragma once
 
 #include "ckpt/base/arena.h"
 #include "ckpt/base/owner.h"
@@ -37,5 +36,3 @@ PD_MUST_USE pd_status pd_state_mirror_in(struct pd_state_mirror *mirror, struct 
 PD_MUST_USE pd_status pd_state_mirror_begin_out(struct pd_state_mirror *mirror, struct pd_error *err);
 PD_MUST_USE pd_status pd_state_mirror_wait_out(struct pd_state_mirror *mirror, struct pd_error *err);
 PD_MUST_USE pd_status pd_state_mirror_before_update(struct pd_state_mirror *mirror, struct pd_error *err);
-
-#endif

@@ -13,8 +13,7 @@
  * A communicator of one rank is NULL.
  *   threads  one caller
  */
-#ifndef PD_TRAINER_PARALLEL_GRID_H
-#define PD_TRAINER_PARALLEL_GRID_H
+#pragma once
 
 #include "resharder/layout.h"
 #include "trainer/comm/comm.h"
@@ -46,5 +45,3 @@ struct pd_grid_memory pd_grid_memory(const struct pd_layout *layout, uint32_t ra
 /* Pipeline chunk `chunk` (0 .. interleave-1) of a pp rank. */
 struct pd_stage pd_grid_stage(const struct pd_layout *layout, const struct pd_model *model, uint32_t pp_rank,
                               uint32_t chunk);
-
-#endif

@@ -1,8 +1,7 @@
 /* Lanes: the V micro-batches of a step are cut into L runs of consecutive ones, and data rank r of d computes lanes rL/d to
  * (r+1)L/d (floors). L depends on the configuration alone, so which micro-batches are added up in fp32 does, too. Pure functions.
  * Slot j of a rank is its j-th micro-batch; a slot behind its last one is padding. */
-#ifndef PD_TRAINER_PARALLEL_LANES_H
-#define PD_TRAINER_PARALLEL_LANES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -26,5 +25,3 @@ bool pd_lanes_ends(const struct pd_lanes *lanes, uint32_t rank, uint32_t slot);
 bool pd_lanes_any_ends(const struct pd_lanes *lanes, uint32_t slot);
 /* Micro-batches of the longest lane. */
 uint32_t pd_lanes_longest(const struct pd_lanes *lanes);
-
-#endif

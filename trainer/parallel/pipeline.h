@@ -13,8 +13,7 @@
  *   errors      PD_PEER_LOST
  *   threads     one caller
  */
-#ifndef PD_TRAINER_PARALLEL_PIPELINE_H
-#define PD_TRAINER_PARALLEL_PIPELINE_H
+#pragma once
 
 #include "ckpt/base/arena.h"
 #include "offload/device.h"
@@ -49,5 +48,3 @@ PD_MUST_USE pd_status pd_pipeline_end(struct pd_pipeline *pipeline, uint64_t *re
 /* Waits for every transfer in flight and forgets its outcome: the way out after a failure, once the communicators were
  * aborted. */
 void pd_pipeline_sync(struct pd_pipeline *pipeline);
-
-#endif

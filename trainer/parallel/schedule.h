@@ -12,8 +12,7 @@
  * Backwards of a chunk come in ascending slot order whatever the schedule: a lane adds its micro-batches in this order.
  * Theoretical bubble: (pp - 1) / (interleave * slots + pp - 1) of the step.
  */
-#ifndef PD_TRAINER_PARALLEL_SCHEDULE_H
-#define PD_TRAINER_PARALLEL_SCHEDULE_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -47,5 +46,3 @@ void pd_schedule_deinit(struct pd_schedule *schedule);
 /* depth alone, without making the actions: for plans of large worlds. */
 void pd_schedule_depth(const struct pd_schedule_options *options, uint32_t *ret_depth);
 double pd_schedule_bubble(uint32_t pp, uint32_t interleave, uint32_t slots);
-
-#endif

@@ -14,8 +14,7 @@
  *               3. all holders update what they hold, with the same bits
  *   threads     one caller; transfers run on the communicator's thread
  */
-#ifndef PD_TRAINER_PARALLEL_ZERO_H
-#define PD_TRAINER_PARALLEL_ZERO_H
+#pragma once
 
 #include "ckpt/base/arena.h"
 #include "offload/spill.h"
@@ -154,5 +153,3 @@ PD_MUST_USE pd_status pd_zero_finish_gradients(struct pd_zero *zero, struct pd_e
 PD_MUST_USE pd_status pd_zero_read_marks(struct pd_zero *zero, struct pd_error *err);
 uint32_t pd_zero_overflow(const struct pd_zero *zero);
 uint32_t pd_zero_damage(const struct pd_zero *zero);
-
-#endif

@@ -3,8 +3,7 @@
  * ends are on two stages).
  *
  * Data rank q = dp index * sp + sp index; a rank of the stage is q * tp + tp index. */
-#ifndef PD_TRAINER_PARALLEL_ZERO_INTERNAL_H
-#define PD_TRAINER_PARALLEL_ZERO_INTERNAL_H
+#pragma once
 
 #include "ckpt/base/owner.h"
 #include "trainer/parallel/zero.h"
@@ -207,5 +206,3 @@ PD_MUST_USE pd_status pd_zero_complete(struct pd_zero *zero, uint32_t set, struc
 PD_MUST_USE pd_status pd_zero_mirror_parameters(struct pd_zero *zero, struct pd_error *err);
 /* The head's sums are in those of the embedding, wherever it is. */
 PD_MUST_USE pd_status pd_zero_join_tables(struct pd_zero *zero, struct pd_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* The world of a whole run (test_whole_runs.c), shared by what stands for machines and by ranks. */
-#ifndef PD_TESTS_CRASH_LAUNCH_WORLD_H
-#define PD_TESTS_CRASH_LAUNCH_WORLD_H
+#pragma once
 
 #include "offload/device.h"
 #include "tests/helpers/tier_room.h"
@@ -93,5 +92,3 @@ bool world_breaks(enum blow blow); /* at an operation of a disk */
 /* Before a rank speaks to others: its disk may have told it that it is dead. */
 void world_look_for_death(void *processes, uint32_t rank);
 void *world_rank_main(void *process);
-
-#endif

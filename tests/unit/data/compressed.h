@@ -1,6 +1,5 @@
 /* Compressed files for the tests of data. */
-#ifndef PD_TESTS_DATA_COMPRESSED_H
-#define PD_TESTS_DATA_COMPRESSED_H
+#pragma once
 
 #include "ckpt/tensor/codec_zstd.h"
 #include "files.h"
@@ -56,5 +55,3 @@ static inline char *write_compressed(const char *name, compressor compress, cons
     free(all);
     return path;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* Files for the tests of data: a directory of its own a test, removed at its end. */
-#ifndef PD_TESTS_DATA_FILES_H
-#define PD_TESTS_DATA_FILES_H
+#pragma once
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -70,5 +69,3 @@ static inline char *test_write_u16(const char *name, uint32_t count, uint32_t ba
     free(tokens);
     return path;
 }
-
-#endif

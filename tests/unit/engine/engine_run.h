@@ -1,6 +1,5 @@
 /* Runs of whole engines on ranks in this process, reduced to what must not depend on the layout. */
-#ifndef PD_TESTS_UNIT_ENGINE_ENGINE_RUN_H
-#define PD_TESTS_UNIT_ENGINE_ENGINE_RUN_H
+#pragma once
 
 #include "trainer/engine/advance.h"
 #include "trainer/run/whole_engine.h"
@@ -144,5 +143,3 @@ static void expect_same(const struct job *one, const struct job *many, const cha
     cr_assert_eq(one->state.loss_scale, many->state.loss_scale);
     cr_assert_eq(one->state.skipped_steps, many->state.skipped_steps);
 }
-
-#endif

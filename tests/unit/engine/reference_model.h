@@ -1,6 +1,5 @@
 /* The model families in plain float64, forward only: what finite differences are taken of. Slow and obvious on purpose. */
-#ifndef PD_TESTS_UNIT_ENGINE_REFERENCE_MODEL_H
-#define PD_TESTS_UNIT_ENGINE_REFERENCE_MODEL_H
+#pragma once
 
 #include "trainer/model/model.h"
 
@@ -217,5 +216,3 @@ static double reference_loss(const struct reference *r)
     free(x), free(y), free(logits);
     return loss;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* A directory of a test's own, and a VFS to read it with. */
-#ifndef PD_TESTS_UNIT_FORMATS_DIRECTORY_FIXTURE_H
-#define PD_TESTS_UNIT_FORMATS_DIRECTORY_FIXTURE_H
+#pragma once
 
 #include "ckpt/io/vfs.h"
 
@@ -28,5 +27,3 @@ static void teardown(void)
     cr_assert_eq(system(command), 0);
     pd_vfs_free(vfs);
 }
-
-#endif

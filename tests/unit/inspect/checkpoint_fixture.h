@@ -1,6 +1,5 @@
 /* Whole checkpoint directories of a small model, cut in several ways. */
-#ifndef PD_TESTS_UNIT_INSPECT_CHECKPOINT_FIXTURE_H
-#define PD_TESTS_UNIT_INSPECT_CHECKPOINT_FIXTURE_H
+#pragma once
 
 #include "ckpt/store/commit.h"
 #include "ckpt/store/index.h"
@@ -139,5 +138,3 @@ static inline void checkpoint_flip(const char *path, uint64_t bit)
     byte ^= (unsigned char)(1u << bit % 8);
     cr_assert(fseek(file, (long)(bit / 8), SEEK_SET) == 0 && fwrite(&byte, 1, 1, file) == 1 && fclose(file) == 0);
 }
-
-#endif

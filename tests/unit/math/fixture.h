@@ -1,6 +1,5 @@
 /* A CPU backend of chosen instruction set and thread count, and arrays that exist in an operation's dtype and in float64. */
-#ifndef PD_TESTS_UNIT_MATH_FIXTURE_H
-#define PD_TESTS_UNIT_MATH_FIXTURE_H
+#pragma once
 
 #include "ckpt/base/half.h"
 #include "trainer/math/math.h"
@@ -136,5 +135,3 @@ static const enum pd_dtype all_dtypes[] = {PD_F32, PD_BF16, PD_F16};
         struct pd_error err = {0};                                 \
         cr_assert_eq((call), PD_OK, "%s: %s", #call, err.message); \
     } while (0)
-
-#endif

@@ -1,8 +1,7 @@
 /* Every operation of trainer/math in float64, written as its formula says, one element after the other. All arrays are dense
  * and row-major; shapes are in comments as in trainer/math/math.h. test_reference.c holds the backward ones against finite
  * differences of the forward ones. */
-#ifndef PD_TESTS_UNIT_MATH_REFERENCE_H
-#define PD_TESTS_UNIT_MATH_REFERENCE_H
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -265,5 +264,3 @@ REF_INLINE void ref_embedding_backward(size_t rows, size_t columns, size_t table
         for (size_t i = 0; i < columns; i++)
             dtable[(size_t)indices[r] * columns + i] += dout[r * columns + i];
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* A store over that state, in a directory or on a simulated disk, and its comparison with memory. */
-#ifndef PD_TESTS_UNIT_OFFLOAD_OPTIMIZER_RIG_H
-#define PD_TESTS_UNIT_OFFLOAD_OPTIMIZER_RIG_H
+#pragma once
 
 #include "tests/helpers/optimizer_read.h"
 #include "tests/simulated_disk/simulated_disk.h"
@@ -192,5 +191,3 @@ static inline void set_fault(struct scene *scene, enum pd_disk_fault_kind kind, 
     const struct pd_disk_fault fault = {.kind = kind, .operations = operations, .nth = nth};
     pd_simulated_disk_set_fault(scene->disk, &fault);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* A model's state for tests of state in files, and AdamW over it in memory: what files must equal. */
-#ifndef PD_TESTS_UNIT_OFFLOAD_OPTIMIZER_STATE_H
-#define PD_TESTS_UNIT_OFFLOAD_OPTIMIZER_STATE_H
+#pragma once
 
 #include "offload/optimizer_store.h"
 
@@ -136,5 +135,3 @@ static inline void state_update(struct state *s)
         free(gradient);
     }
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* A small model's state on a simulated disk, stored in real shards under any layout. Values depend on tensor, kind and place
  * alone. */
-#ifndef PD_TESTS_STATE_FIXTURE_H
-#define PD_TESTS_STATE_FIXTURE_H
+#pragma once
 
 #include "ckpt/base/log.h"
 #include "ckpt/store/store.h"
@@ -212,5 +211,3 @@ static inline void state_save(struct state *s, const struct pd_layout *layout, c
     OK(pd_vfs_sync_dir(s->vfs, directory, err));
     OK(pd_vfs_sync_dir(s->vfs, "/", err));
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* A run of one rank that saves: an engine on a small model, a first tier, the saver over both. */
-#ifndef PD_TESTS_UNIT_RUN_SAVED_RUN_H
-#define PD_TESTS_UNIT_RUN_SAVED_RUN_H
+#pragma once
 
 #include "trainer/engine/state_files.h"
 #include "trainer/run/save.h"
@@ -145,5 +144,3 @@ static inline struct pd_saver_outcome run_collect(struct run *r)
     cr_assert(pd_saver_collect(r->saver, pd_saver_finished(r->saver), &outcome));
     return outcome;
 }
-
-#endif

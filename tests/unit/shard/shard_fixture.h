@@ -1,6 +1,5 @@
 /* Small models and their shards for the tests of this folder. */
-#ifndef PD_TESTS_UNIT_SHARD_SHARD_FIXTURE_H
-#define PD_TESTS_UNIT_SHARD_SHARD_FIXTURE_H
+#pragma once
 
 #include "ckpt/shard/shard.h"
 
@@ -116,5 +115,3 @@ static inline void fixture_deinit(struct fixture *f)
     snprintf(command, sizeof command, "rm -rf %s", f->directory);
     cr_assert_eq(system(command), 0);
 }
-
-#endif

@@ -5,8 +5,7 @@
  *              later ones of the same major number
  *   attention  wgmma needs 9.0 and no other, and a build that has its kernels
  *   shared     bytes of shared memory a block can ask for; kernels but those of 9.0 are held to the least of them */
-#ifndef PD_TRAINER_MATH_CUDA_ARCHITECTURES_H
-#define PD_TRAINER_MATH_CUDA_ARCHITECTURES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -39,6 +38,4 @@ void pd_cuda_attention_name(const struct pd_attention *sizes, uint32_t capabilit
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

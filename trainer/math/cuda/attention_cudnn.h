@@ -4,8 +4,7 @@
  *
  *   errors   PD_UNSUPPORTED: a build without its headers, no library, no engine for these sizes; PD_DEVICE_LOST
  *   threads  any */
-#ifndef PD_TRAINER_MATH_CUDA_ATTENTION_CUDNN_H
-#define PD_TRAINER_MATH_CUDA_ATTENTION_CUDNN_H
+#pragma once
 
 #include "trainer/math/operations.h"
 
@@ -15,5 +14,3 @@ bool pd_cudnn_attention_takes(const struct pd_attention *attention);
 /* Operands as in trainer/math/cuda/kernels.h; backward reads out and lse, and writes delta. */
 PD_MUST_USE pd_status pd_cudnn_attention_forward(void *stream, const struct pd_attention *attention, struct pd_error *err);
 PD_MUST_USE pd_status pd_cudnn_attention_backward(void *stream, const struct pd_attention *attention, struct pd_error *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* What blocks of threads of the attention kernels are dealt: tiles of a head of a sequence, in an order that keeps what several
  * of them read in the second-level cache. */
-#ifndef PD_TRAINER_MATH_CUDA_ATTENTION_ITEMS_H
-#define PD_TRAINER_MATH_CUDA_ATTENTION_ITEMS_H
+#pragma once
 
 #include "trainer/math/cuda/attention_place.h"
 
@@ -112,5 +111,3 @@ static inline uint64_t pd_attention_keys_workspace(const struct pd_attention *a,
     if (!pd_attention_has_tree(a)) return 0;
     return pd_attention_waiting(a) * term_bytes * (items < blocks ? items : blocks);
 }
-
-#endif

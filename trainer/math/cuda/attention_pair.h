@@ -5,8 +5,7 @@
  *   keys     stay K, V     pass Q, dO   S^T = K Q^T   dP^T = V dO^T   dK += dS^T Q, dV += P^T dO
  *
  * with P = 2^(c S - log2(e) lse), c = scale log2 e, dS = P (dP - delta). Sums go over ascending positions. */
-#ifndef PD_TRAINER_MATH_CUDA_ATTENTION_PAIR_H
-#define PD_TRAINER_MATH_CUDA_ATTENTION_PAIR_H
+#pragma once
 
 #include "trainer/math/cuda/attention_tile.h"
 
@@ -51,5 +50,3 @@ PD_DEVICE void pd_pair_gradient(float &s, float &dp, float c, float lse2, float 
     s = seen ? pd_exp2_fast(__fmaf_rn(s, c, -lse2)) : 0.0f;
     dp = s * (dp - delta);
 }
-
-#endif

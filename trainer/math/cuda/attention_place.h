@@ -3,8 +3,7 @@
  *
  * A tile is a run of positions of one head, counted from where a part of the sequence begins, separately for queries and
  * keys. Which tiles are left out never shows: a query adds exact zeros for keys that it does not see. */
-#ifndef PD_TRAINER_MATH_CUDA_ATTENTION_PLACE_H
-#define PD_TRAINER_MATH_CUDA_ATTENTION_PLACE_H
+#pragma once
 
 #include "trainer/math/cuda/grid.h"
 #include "trainer/math/cuda/kernels.h"
@@ -163,5 +162,3 @@ pd_status pd_attention_wgmma_once(void *stream, const struct pd_attention *resol
 uint64_t pd_attention_wgmma_once_workspace(const struct pd_attention *resolved);
 /* dk, dv = the tree over query heads of the terms dk_acc, dv_acc, as the keys pass of the last part leaves it. */
 pd_status pd_attention_join(void *stream, const struct pd_attention *resolved, struct pd_error *err);
-
-#endif

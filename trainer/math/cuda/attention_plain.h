@@ -1,7 +1,6 @@
 /* What the attention kernels without tensor cores share. A block of threads has positions of one head in shared memory as
  * fp32 rows of D + 1, so that a column lies in all banks; elements of what it makes are dealt out to threads. */
-#ifndef PD_TRAINER_MATH_CUDA_ATTENTION_PLAIN_H
-#define PD_TRAINER_MATH_CUDA_ATTENTION_PLAIN_H
+#pragma once
 
 #include "trainer/math/cuda/attention_items.h"
 #include "trainer/math/cuda/element.h"
@@ -71,5 +70,3 @@ PD_DEVICE bool pd_plain_sees(const pd_attention &a, uint32_t sequence, uint32_t 
     const uint32_t key = a.key_start + k;
     return k < a.key_length && r < a.length && key <= a.query_start + r && key >= pd_attention_first(a, sequence, r);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* What a warp does with 16 queries of one head, alike in the kernels on mma.sync and on wgmma: where a running softmax or dQ
  * begins, goes on and ends. Arrays are fragments of attention_tile.h: [half] is row 8 half + lane/4. */
-#ifndef PD_TRAINER_MATH_CUDA_ATTENTION_ROWS_H
-#define PD_TRAINER_MATH_CUDA_ATTENTION_ROWS_H
+#pragma once
 
 #include "trainer/math/cuda/attention_tile.h"
 #include "trainer/math/cuda/functions.h"
@@ -151,5 +150,3 @@ PD_DEVICE void pd_dq_finish(const pd_attention &a, const pd_query_rows &p, const
     else
         pd_fragments_put<D>(dq, a.dq_acc + p.q_row * ld + p.head * D, ld, 0, p.count);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* dK and dV in registers: 16 keys a warp, all columns, as fragments. The gradients of the query heads of a key-value head
  * form the tree of attention_place.h, whose waiting terms lie in the workspace, each thread's own numbers at its own places.
  */
-#ifndef PD_TRAINER_MATH_CUDA_ATTENTION_SUMS_H
-#define PD_TRAINER_MATH_CUDA_ATTENTION_SUMS_H
+#pragma once
 
 #include "trainer/math/cuda/attention_tile.h"
 
@@ -86,5 +85,3 @@ PD_DEVICE void keys_carry(const pd_attention &a, const pd_keys_place &p, uint32_
         pd_fragments_put<D>(sums.dv[0], a.dv_acc + at, ld, p.own, p.count);
     }
 }
-
-#endif

@@ -5,8 +5,7 @@
  * 2 (l & 3) and the next, of row l/4 in c[0], c[1] and of row l/4 + 8 in c[2], c[3].
  *
  * An element of a product is a sequence of tensor core steps of 16 along k, ascending: no tile size shows in it. */
-#ifndef PD_TRAINER_MATH_CUDA_ATTENTION_TILE_H
-#define PD_TRAINER_MATH_CUDA_ATTENTION_TILE_H
+#pragma once
 
 #include "trainer/math/cuda/attention_items.h"
 #include "trainer/math/cuda/element.h"
@@ -226,5 +225,3 @@ static inline bool pd_operands_are_wide(const struct pd_attention *a, const void
 #define PD_OF_TILES(a, launch, ...)                                                                                      \
     ((a)->head_size == 64 ? ((a)->dtype == PD_BF16 ? launch<PD_BF16, 64>(__VA_ARGS__) : launch<PD_F16, 64>(__VA_ARGS__)) \
                           : ((a)->dtype == PD_BF16 ? launch<PD_BF16, 128>(__VA_ARGS__) : launch<PD_F16, 128>(__VA_ARGS__)))
-
-#endif

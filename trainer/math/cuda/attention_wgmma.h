@@ -4,8 +4,7 @@
  *   empty -> (copies) full -> (products) empty     `full` counts one arrival and the bytes, `empty` one arrival a warp
  *
  * A sum is the same sequence of steps of 16 as that of the kernels on mma.sync: see attention_tile.h. */
-#ifndef PD_TRAINER_MATH_CUDA_ATTENTION_WGMMA_H
-#define PD_TRAINER_MATH_CUDA_ATTENTION_WGMMA_H
+#pragma once
 
 #include "trainer/math/cuda/attention_tile.h"
 #include "trainer/math/cuda/hopper.h"
@@ -183,5 +182,3 @@ PD_DEVICE void pd_barriers_init(uint64_t *barriers, uint32_t count, uint32_t arr
     for (uint32_t i = 0; i < count; i++)
         pd_barrier_init(barriers + i, arrivals);
 }
-
-#endif

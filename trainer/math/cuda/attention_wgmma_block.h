@@ -2,8 +2,7 @@
  * warpgroup that stays at 64 queries walks over the keys that they see.
  *
  *   invariant  of a step only the products into the sums that stay are on their way when the next begins */
-#ifndef PD_TRAINER_MATH_CUDA_ATTENTION_WGMMA_BLOCK_H
-#define PD_TRAINER_MATH_CUDA_ATTENTION_WGMMA_BLOCK_H
+#pragma once
 
 #include "trainer/math/cuda/attention_rows.h"
 #include "trainer/math/cuda/attention_wgmma.h"
@@ -243,5 +242,3 @@ PD_DEVICE void pd_wide_walk(const pd_attention_span &seen, pd_ring &ring, const 
     last(ring);
     pd_ring_next<STAGES>(ring);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Copies in the order of a stream, and waiting for it or for a point in it.
  *   errors  PD_DEVICE_LOST, also for what a kernel before it did wrong while it ran */
-#ifndef PD_TRAINER_MATH_CUDA_COPIES_H
-#define PD_TRAINER_MATH_CUDA_COPIES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -23,6 +22,4 @@ void pd_cuda_events_free(struct pd_cuda_event *list);                        /* 
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -3,8 +3,7 @@
  *
  *   errors   PD_UNSUPPORTED: it is not installed, or lacks a function; the message says which and what to do
  *   threads  any */
-#ifndef PD_TRAINER_MATH_CUDA_CUBLASLT_LOAD_H
-#define PD_TRAINER_MATH_CUDA_CUBLASLT_LOAD_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -34,5 +33,3 @@ extern struct pd_cublaslt pd_cublaslt;
 
 /* Before any call. The library stays open as long as the process lives. */
 PD_MUST_USE pd_status pd_cublaslt_load(struct pd_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * that a graph reads as its formulas. Tensors have four sizes.
  *
  *   source  cuDNN 9 backend API reference */
-#ifndef PD_TRAINER_MATH_CUDA_CUDNN_GRAPH_H
-#define PD_TRAINER_MATH_CUDA_CUDNN_GRAPH_H
+#pragma once
 
 #include "ckpt/base/status.h"
 
@@ -63,5 +62,3 @@ void pd_cudnn_reshape(struct pd_cudnn_graph *graph, const struct pd_cudnn_tensor
 PD_MUST_USE pd_status pd_cudnn_graph_build(struct pd_cudnn_graph *graph, const char *what);
 PD_MUST_USE pd_status pd_cudnn_graph_run(struct pd_cudnn_graph *graph, void *stream, uint32_t count, const int64_t *uids,
                                          void *const *data, void *workspace, struct pd_error *err);
-
-#endif

@@ -5,8 +5,7 @@
  *   template <int N> __device__ void at(uint64_t row, uint64_t column) const    columns to column + N
  *
  * where N is W (all pointers 16-aligned, rows and columns multiples of W apart) or 1. Nothing depends on which. */
-#ifndef PD_TRAINER_MATH_CUDA_EACH_H
-#define PD_TRAINER_MATH_CUDA_EACH_H
+#pragma once
 
 #include "trainer/math/cuda/element.h"
 
@@ -47,5 +46,3 @@ pd_status pd_each_row_launch(void *stream, uint64_t rows, uint64_t columns, bool
         return PD_LAUNCH(err, (pd_each_row<Operation, W>), grid, threads, 0, stream, columns, operation);
     return PD_LAUNCH(err, (pd_each_row<Operation, 1>), grid, threads, 0, stream, columns, operation);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* Elements of any dtype in device memory as fp32, one or several at a time. */
-#ifndef PD_TRAINER_MATH_CUDA_ELEMENT_H
-#define PD_TRAINER_MATH_CUDA_ELEMENT_H
+#pragma once
 
 #include "trainer/math/cuda/grid.h"
 
@@ -137,5 +136,3 @@ static inline unsigned pd_blocks(uint64_t count, uint64_t of)
 {
     return static_cast<unsigned>((count + of - 1) / of);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* exp, log and the logistic function with the bits of trainer/math/simd_math.h, which says how they are made; and the order
  * of its sums along a row: sixteen neighbouring threads are the sixteen lanes. */
-#ifndef PD_TRAINER_MATH_CUDA_FUNCTIONS_H
-#define PD_TRAINER_MATH_CUDA_FUNCTIONS_H
+#pragma once
 
 #include "trainer/math/cuda/grid.h"
 
@@ -54,5 +53,3 @@ template <typename T> PD_DEVICE T pd_lanes_sum(T x)
         x += __shfl_xor_sync(PD_WARP_ALL, x, half);
     return x;
 }
-
-#endif

@@ -17,8 +17,7 @@
  *   errors     PD_DEVICE_LOST, PD_NO_MEMORY. A GEMM is queued when the call returns; what fails later shows where the stream
  *              is waited for
  *   threads    one caller */
-#ifndef PD_TRAINER_MATH_CUDA_GEMM_H
-#define PD_TRAINER_MATH_CUDA_GEMM_H
+#pragma once
 
 #include "trainer/math/cuda/kernels.h"
 
@@ -49,6 +48,4 @@ const char *pd_cuda_gemms_name(void); /* what multiplies, for people */
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -8,8 +8,7 @@
  *
  *   errors   PD_DEVICE_LOST
  *   threads  one caller; nobody waits for the stream between begin and end */
-#ifndef PD_TRAINER_MATH_CUDA_GRAPHS_H
-#define PD_TRAINER_MATH_CUDA_GRAPHS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -44,6 +43,4 @@ struct pd_cuda_graphs_held pd_cuda_graphs_hold(const struct pd_cuda_graphs *grap
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

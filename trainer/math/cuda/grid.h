@@ -6,8 +6,7 @@
  *                                         an empty grid is fine and runs nothing
  *
  *   invariant  no operation here rounds twice or otherwise than its name says; no floating-point atomics */
-#ifndef PD_TRAINER_MATH_CUDA_GRID_H
-#define PD_TRAINER_MATH_CUDA_GRID_H
+#pragma once
 
 #ifdef PD_SIMT
 #include <simt.h>
@@ -179,5 +178,3 @@ PD_DEVICE uint32_t pd_pack_f16(float low, float high)
             __VA_ARGS__;                         \
         }                                        \
     } while (0)
-
-#endif

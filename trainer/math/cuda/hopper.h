@@ -6,8 +6,7 @@
  *
  *   invariant  everything of a product (its registers, its tiles) is left alone from the product to the wait for its group
  *   source     PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions", "mbarrier", "cp.async.bulk.tensor" */
-#ifndef PD_TRAINER_MATH_CUDA_HOPPER_H
-#define PD_TRAINER_MATH_CUDA_HOPPER_H
+#pragma once
 
 #include "trainer/math/cuda/grid.h"
 
@@ -232,5 +231,3 @@ pd_status pd_tensor_map_make(pd_tensor_map *map, const void *data, uint64_t colu
 
 /* Of the current device. */
 pd_status pd_multiprocessors(uint32_t *ret_count, struct pd_error *err);
-
-#endif

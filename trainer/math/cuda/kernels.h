@@ -8,8 +8,7 @@
  *   stream     a cudaStream_t; NULL is the default stream. Of kernels on the host it is ignored
  *   errors     PD_UNSUPPORTED: a size no kernel is made for; PD_DEVICE_LOST: the launch failed
  *   bits       the same run after run, and whatever the grid; where README.md says so, those of the CPU backend */
-#ifndef PD_TRAINER_MATH_CUDA_KERNELS_H
-#define PD_TRAINER_MATH_CUDA_KERNELS_H
+#pragma once
 
 #ifdef __cplusplus
 extern "C" {
@@ -63,6 +62,4 @@ PD_MUST_USE pd_status pd_cuda_attention_backward_keys(void *stream, const struct
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif
