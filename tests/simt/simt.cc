@@ -87,6 +87,7 @@ launch *current;
 simt_fiber scheduler;
 uint64_t order_seed;
 bool order_is_set, last_alone;
+constexpr unsigned WARPGROUP = 128;
 
 thread *self()
 {
@@ -197,24 +198,29 @@ bool release_barrier()
     return true;
 }
 
-/* Those that can go on as things are; else the first that can when what was late comes. */
+/* Of threads whose warpgroup is `late` or of the others: those that can go on as things are; else the first that can when
+ * what was late comes. */
+bool release_some(unsigned late, bool is_late)
+{
+    bool any = false;
+    for (bool idle : {false, true})
+        for (unsigned i : current->order) {
+            if (idle && any) return true;
+            thread *t = threads[i];
+            if ((i / WARPGROUP == late) != is_late || t->at != WAITING || !t->there(t->there_context, idle)) continue;
+            t->at = READY;
+            any = true;
+            if (idle) return true;
+        }
+    return any;
+}
+
+/* An order by a seed holds one warpgroup back: it goes on where no other can. */
 bool release_waiting()
 {
-    const std::vector<unsigned> &order = current->order;
-    bool any = false;
-    for (unsigned i : order) {
-        thread *t = threads[i];
-        if (t->at != WAITING || !t->there(t->there_context, false)) continue;
-        t->at = READY;
-        any = true;
-    }
-    for (size_t i = 0; i < order.size() && !any; i++) {
-        thread *t = threads[order[i]];
-        if (t->at != WAITING || !t->there(t->there_context, true)) continue;
-        t->at = READY;
-        any = true;
-    }
-    return any;
+    const unsigned groups = (current->threads + WARPGROUP - 1) / WARPGROUP;
+    const unsigned late = order_seed > 1 ? static_cast<unsigned>(mix(order_seed) % groups) : groups;
+    return release_some(late, false) || release_some(late, true);
 }
 
 void start_grid(dim3 grid, dim3 block)

@@ -195,13 +195,12 @@ PD_DEVICE void once_consume(const pd_attention &a, const pd_keys_place &p, uint3
         once_step<T, D>(a, p, tile, done.ring, t, s, turns, wide);
         pd_ring_next<once_tiles<D>::stages>(done.ring);
     }
-    pd_wide_emptied(&t.stays_empty);
+    pd_wide_emptied(&t.stays_empty); /* by both before the next keys come, so dS is read no more either */
     uint16_t *const scratch = pd_wide_scratch(t.out[group]);
     if (a.last_part)
         keys_finish<T, D>(a, p, s.sums, scratch, scratch, wide);
     else
         keys_carry<D>(a, p, p.begin, s.sums, false);
-    pd_group_sync(3, PD_CONSUMERS * PD_WARPGROUP); /* the next item begins with any of the two places of dS */
 }
 
 template <enum pd_dtype T, int D>
