@@ -57,24 +57,18 @@ static inline bool pd_attention_has_tree(const struct pd_attention *a)
     return a->last_part && a->heads > a->kv_heads;
 }
 
-PD_DEVICE constexpr enum pd_attention_items pd_keys_items(bool has_tree)
-{
-    return has_tree ? PD_ITEMS_OF_KEYS : PD_ITEMS_OF_TERMS;
-}
-
 /* What one item is about: `count` keys from `row` of the arrays, query heads [begin, end); a warp has 16 keys from `own`. */
 struct pd_keys_place {
     uint32_t sequence, kv, begin, end, tile, count, own;
     uint64_t row;
 };
 
-/* Of tiles of `keys` keys. of: a constant, where registers are few. */
+/* Of tiles of `keys` keys. has_tree: a constant, where registers are few. */
 PD_DEVICE pd_keys_place pd_keys_place_of(const struct pd_attention &a, uint64_t i, uint32_t keys, uint32_t own,
-                                         enum pd_attention_items of)
+                                         bool has_tree, enum pd_attention_items of_terms = PD_ITEMS_OF_TERMS)
 {
-    const bool has_tree = of == PD_ITEMS_OF_KEYS;
     const uint32_t tiles = (a.key_length + keys - 1) / keys;
-    const pd_attention_item item = pd_attention_item_of(a, i, tiles, of);
+    const pd_attention_item item = pd_attention_item_of(a, i, tiles, has_tree ? PD_ITEMS_OF_KEYS : of_terms);
     const uint32_t kv = has_tree ? item.head : (item.head + a.group_offset) / a.group;
     return {item.sequence,
             kv,

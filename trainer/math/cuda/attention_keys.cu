@@ -150,8 +150,7 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS)
     const keys_waiting places = {reinterpret_cast<float4 *>(waiting), PD_ATTENTION_THREADS, threadIdx.x};
     uint64_t i = blockIdx.x;
     do
-        keys_item<T, D, TREE>(a, pd_keys_place_of(a, i, PD_PAIR, threadIdx.x / 32 * 16, pd_keys_items(TREE)), t, places,
-                              wide);
+        keys_item<T, D, TREE>(a, pd_keys_place_of(a, i, PD_PAIR, threadIdx.x / 32 * 16, TREE), t, places, wide);
     while (TREE && (i += gridDim.x) < items); /* else a block an item */
 }
 

@@ -216,7 +216,7 @@ static __global__ void __launch_bounds__(PD_PLAIN_THREADS)
     const space<PASSING> s = space_of<PASSING>(reinterpret_cast<float *>(shared), a.head_size);
     waiting += (uint64_t)blockIdx.x * levels * (2 * STAYING * pd_plain_row(a.head_size));
     for (uint64_t i = blockIdx.x; i < items; i += gridDim.x)
-        keys_item<T>(a, pd_keys_place_of(a, i, STAYING, 0, pd_keys_items(has_tree)), s, waiting);
+        keys_item<T>(a, pd_keys_place_of(a, i, STAYING, 0, has_tree), s, waiting);
 }
 
 static uint64_t term_bytes(const struct pd_attention *a)

@@ -96,14 +96,13 @@ static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
     PD_SHARED_DYNAMIC(shared);
     keys_tiles<D> &t = pd_wide_tiles<keys_tiles<D>>(shared);
     pd_wide_progress done = {0, {0, 0}};
-    constexpr enum pd_attention_items of = pd_keys_items(TREE);
-    const auto produce = [&](uint32_t i) { keys_produce<D>(a, maps, pd_keys_place_of(a, i, KEYS, 0, of), done, t, wide); };
+    const auto produce = [&](uint32_t i) { keys_produce<D>(a, maps, pd_keys_place_of(a, i, KEYS, 0, TREE), done, t, wide); };
     const auto consume = [&](pd_wide_hand &hand) {
         const uint32_t thread = threadIdx.x - PD_WARPGROUP, group = pd_consumer();
         float *const own = waiting + (uint64_t)blockIdx.x * levels * (2 * KEYS * D);
         const keys_waiting places = {reinterpret_cast<float4 *>(own), CONSUMER_THREADS, thread};
         pd_wide_take(queue, hand, [&](uint32_t i) {
-            keys_consume<T, D, TREE>(a, pd_keys_place_of(a, i, KEYS, thread / 32 * 16, of), group, done, t, places, wide);
+            keys_consume<T, D, TREE>(a, pd_keys_place_of(a, i, KEYS, thread / 32 * 16, TREE), group, done, t, places, wide);
         });
     };
     pd_wide_block(queue, &t.stays_full, 1 + keys_tiles<D>::stages, &t.stays_empty, 1 + keys_tiles<D>::stages, produce,

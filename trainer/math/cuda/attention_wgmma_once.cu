@@ -211,7 +211,7 @@ static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
     PD_SHARED_DYNAMIC(shared);
     once_tiles<D> &t = pd_wide_tiles<once_tiles<D>>(shared);
     pd_wide_progress done = {0, {0, 0}};
-    const auto place = [&](uint32_t i, uint32_t own) { return pd_keys_place_of(a, i, KEYS, own, PD_ITEMS_OF_TURNS); };
+    const auto place = [&](uint32_t i, uint32_t own) { return pd_keys_place_of(a, i, KEYS, own, false, PD_ITEMS_OF_TURNS); };
     const auto produce = [&](uint32_t i) { keys_produce<D>(a, maps, place(i, 0), done, t, wide); };
     const auto consume = [&](pd_wide_hand &hand) {
         const uint32_t group = pd_consumer(), own = (threadIdx.x / 32 - 4) * 16;
