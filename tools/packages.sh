@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs what perdure needs on Debian 12, when it is missing: tools/packages.sh build|run|test ...
+# Installs what perdure needs on Debian 12, when it is missing: tools/packages.sh build|run|text|test|coverage ...
 # build: compiler and libraries · run: MPI and HDF5 tools · text: the King James Bible · test: what the tests use besides
+# coverage: what tests/coverage.sh uses besides
 set -euo pipefail
 
 build="gcc g++ make cmake ninja-build pkg-config libhdf5-dev liburing-dev libopenmpi-dev openmpi-bin libzstd-dev zlib1g-dev
@@ -9,12 +10,13 @@ run="openmpi-bin hdf5-tools"
 text="bible-kjv bible-kjv-text"
 # librsvg2-2: pictures of `perdure report`, which go without where it is absent
 test="clang-format python3 python3-venv procps slurm-wlm munge librsvg2-2"
+coverage="gcovr"
 
 missing=()
 for group in "$@"; do
   case "$group" in
-    build | run | text | test) ;;
-    *) echo "usage: tools/packages.sh [build] [run] [text] [test]" >&2; exit 64 ;;
+    build | run | text | test | coverage) ;;
+    *) echo "usage: tools/packages.sh [build] [run] [text] [test] [coverage]" >&2; exit 64 ;;
   esac
   for package in ${!group}; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Which branches of ckpt/ and resharder/ the tests take, by room: tests/coverage.sh [--build DIR] [--files] [CTEST_OPTION ...]
+# It builds into a directory of its own (default build-coverage) and runs the tests of unit, crash, golden, cli and fuzz, or with
+# options of ctest those that they choose: `-R nth` adds what the tests of that name take to what was counted before.
+# --files lists every file instead, the one with the most branches that nothing takes first; --no-run prints what was counted.
+set -euo pipefail
+top=$(cd "$(dirname "$0")/.." && pwd)
+build=$top/build-coverage
+by=room
+run=yes
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --build) build=$(realpath -m "${2:?--build wants a directory}"); shift ;;
+    --files) by="file" ;;
+    --no-run) run=no ;;
+    -h | --help) sed -n '2,/^[^#]/s/^# //p' "$0"; exit 0 ;;
+    *) break ;;
+  esac
+  shift
+done
+if [ $run = yes ]; then
+  "$top/tools/packages.sh" build run text test coverage
+  "$top/tools/build.sh" "$build" -DPERDURE_TESTS=ON -DPERDURE_COVERAGE=ON -DPERDURE_CUDA=OFF
+  cd "$build"
+  if [ $# -eq 0 ]; then
+    find ckpt resharder -name '*.gcda' -delete
+    set -- -R '^(unit|crash|golden|fuzz)\.|^cli' -LE campaign
+  fi
+  PERDURE_TEST_SCALE=${PERDURE_TEST_SCALE:-1} ctest --output-on-failure --no-tests=error -j "$(($(nproc) + 1))" "$@"
+fi
+# A PD_CHECK that fails is our own bug and ends the process: no test can go there. Nothing else is left out (tests/README.md).
+cd "$top"
+gcovr "$build" --filter '(ckpt|resharder)/' --exclude-branches-by-pattern '.*\bPD_CHECK\(' --csv -o - |
+  awk -F, -v by=$by '
+    function add(key) { lines[key] += $2; reached[key] += $3; branches[key] += $5; taken[key] += $6 }
+    NR > 1 {
+      name = $1
+      if (by == "room") sub("/[^/]*$", "", name)
+      add(name)
+      sub("/.*", "", name)
+      add(name " in all")
+    }
+    END {
+      for (key in lines)
+        printf "%d\t%s\t%-36s %5.1f%% of %5d branches, %4d not taken; %5.1f%% of %5d lines\n",
+          key ~ " in all$" ? -1 : branches[key] - taken[key], key, key,
+          100 * taken[key] / (branches[key] + !branches[key]), branches[key], branches[key] - taken[key],
+          100 * reached[key] / (lines[key] + !lines[key]), lines[key]
+    }' | if [ $by = file ]; then sort -t "$(printf '\t')" -k1,1nr -k2; else sort -t "$(printf '\t')" -k2; fi | cut -f3-
