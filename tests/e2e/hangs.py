@@ -56,15 +56,15 @@ def workers(launcher, everywhere=False):
     return sorted(found)
 
 
-def stop_at(launcher, where):
-    """One of the ranks, in the place."""
+def stop_at(find, where):
+    """One of the ranks that are found, in the place."""
     def is_there(pid):
         place, exchanges, step = pulse(pid)
         return step >= 4 and (exchanges > 0 if where == "in exchange" else place == PLACES[where] and not exchanges)
 
     deadline = time.monotonic() + harness.PATIENCE
     while time.monotonic() < deadline:
-        for pid in workers(launcher):
+        for pid in find():
             try:
                 for _ in range(20000):
                     if is_there(pid):
@@ -85,7 +85,7 @@ def hang(workspace, config, known, where):
     with open(log, "w", encoding="utf-8") as out, subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}"],
                                                                     env=dict(os.environ, PERDURE_PROGRESS="off"), stderr=out) as run:
         harness.wait_for(lambda: harness.steps_done(directory) >= 4 or run.poll() is not None, "four steps")
-        pid = stop_at(run, where)
+        pid = stop_at(lambda: workers(run), where)
         began = time.monotonic()
         harness.wait_for(lambda: "restart 1:" in harness.read(log) or run.poll() is not None, "a restart")
         took = time.monotonic() - began

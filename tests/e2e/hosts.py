@@ -4,7 +4,7 @@ lost and come back, the launcher's too. Losses and state are those of a quiet ru
 0, and every start goes on from the newest step that was copied, or a newer one.
 
 PERDURE_TEST_SCALE of 4: hosts that come back, hosts that are waited for, and a rank of another host that hangs. Of 10 or more: 50 random losses, 10 of them the launcher's own host, 10 with the host back later; a number after
-the tool says how many."""
+the tool says how many, names of cases which of them are tried."""
 import json
 import os
 import random
@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import hangs
 import harness
@@ -117,11 +118,41 @@ def taken_away(bench):
         bench.fail(f"the launcher's own host was told: exit {run.returncode}")
 
 
+PHASES = ["detect", "end", "decide", "start", "join", "open", "load", "step"]
+
+
+def cable_pulled(bench):
+    """A host whose processes are all stopped is waited for: its kernel answers. With its cable pulled it is lost without a sign, and
+    probes find it, before any connection ends. Every phase of the way back is told."""
+    run = bench.start("a")
+    bench.steps(run, 2)
+    bench.net.freeze("c")
+    time.sleep(5)
+    bench.net.thaw("c")
+    bench.steps(run, 2)
+    if len(bench.starts(0)) != 1:
+        bench.fail("host c was stopped, and is not lost")
+    least = bench.copied()
+    bench.net.lose("c", is_cable_pulled=True)
+    bench.wait(run, lambda: len(bench.starts(0)) == 2, "a restart without the host")
+    if not re.search(r"c: neither its kernel nor launch.agent answers(?s:.*)lost host c \(1 rank\): no answer; the others go on", bench.said()):
+        bench.fail("probes find out that host c is gone")
+    bench.steps(run, 2)
+    resumed_from(bench, least, "ab")
+    bench.leave(run)
+    events = [json.loads(line) for line in harness.read(os.path.join(bench.directory, "events.jsonl")).splitlines()]
+    kinds = [event["event"] for event in events if event["event"] in ("start", "end", "recover")]
+    seconds = next(event for event in events if event["event"] == "recover")["recover_seconds"]
+    if kinds != ["start", "end", "start", "recover", "end"] or list(seconds) != ["total", *PHASES] or min(seconds.values()) < 0:
+        bench.fail(f"events {kinds}, recover_seconds {seconds}")
+    print("recover_seconds " + ", ".join(f"{name} {value:.2f}" for name, value in seconds.items()), flush=True)
+
+
 def back_again(bench):
-    """With its cable pulled a host is lost without a sign; it comes back, and is taken in at once."""
+    """A host is lost, comes back, and is taken in at once."""
     run = bench.start("a", "launch.grow=now")
     bench.steps(run, 2)
-    bench.net.lose("c", is_cable_pulled=True)
+    bench.net.lose("c")
     bench.wait(run, lambda: len(bench.starts(0)) == 2, "a restart without the host")
     bench.steps(run, 2)
     bench.net.boot("c")
@@ -132,14 +163,25 @@ def back_again(bench):
     bench.leave(run)
 
 
+def space_of(pid):
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return None
+
+
 def stopped_elsewhere(bench):
     """A rank of another host is stopped: it falls silent, and is named, though others of other hosts wait for it too."""
     run = bench.start("a", "restart.hang_seconds=8", "restart.limit=3")
-    bench.steps(run, 4)
-    space = os.readlink(f"/proc/{bench.net.pids['c']}/ns/pid")
-    os.kill(next(pid for pid in hangs.workers(run, everywhere=True) if os.readlink(f"/proc/{pid}/ns/pid") == space), signal.SIGSTOP)
-    bench.wait(run, lambda: re.search(r"rank 2 holds up the run: .*; it is on another host, and has said nothing for \d+ s: ending it", bench.said()), "it is named")
-    bench.wait(run, lambda: len(bench.starts(0)) == 2, "a restart")
+    space = space_of(bench.net.pids["c"])
+    for number, where in enumerate(["in exchange", "computing"], 1):
+        bench.steps(run, 4)
+        hangs.stop_at(lambda: [pid for pid in hangs.workers(run, everywhere=True) if space_of(pid) == space], where)
+        began = time.monotonic()
+        said = r"rank 2 holds up the run: .*; it is on another host, and has said nothing for \d+ s: ending it"
+        bench.wait(run, lambda number=number: len(re.findall(said, bench.said())) == number, f"it is named, stopped {where}")
+        print(f"named {time.monotonic() - began:.1f} s after it stopped {where}, on another host", flush=True)
+        bench.wait(run, lambda number=number: len(bench.starts(0)) == number + 1, "a restart")
     bench.steps(run, 2)
     bench.leave(run)
 
@@ -229,14 +271,15 @@ def body(workspace, arguments):
         sys.exit(77)
     seed = int(os.environ.get("PERDURE_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
     print(f"seed {seed} (PERDURE_TEST_SEED replays it)", flush=True)
-    count = int(arguments[0]) if arguments else 50 if harness.scale() >= 10 else 0
+    named = [globals()[name] for name in arguments if not name.isdigit()]
+    count = 0 if named else int(arguments[0]) if arguments else 50 if harness.scale() >= 10 else 0
     names = ["a", "b", "c", "d"] if count else ["a", "b", "c"]
     config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(40000))))
     quiet = workspace.directory("quiet")
     workspace.train(config, quiet, ["layout.ranks=1", f"run.steps={QUIET_STEPS * max(1, count // 4)}", "optimizer.decay_steps=100000"])
     known = harness.losses(quiet)
     cases = [lambda bench: random_losses(bench, random.Random(seed), count)] if count else \
-        [one_and_the_launchers, copies_away, taken_away, *([back_again, too_few, stopped_elsewhere] if harness.scale() >= 4 else [])]
+        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, *([back_again, too_few, stopped_elsewhere] if harness.scale() >= 4 else [])]
     for case in cases:
         with namespaces.Network(workspace.directory("net"), names) as net:
             bench = Bench(workspace, net, config)

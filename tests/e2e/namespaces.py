@@ -39,7 +39,7 @@ def run(pid, *command):
 class Network:
     def __init__(self, root, names):
         """`root`: a directory that all hosts see, but for root/disk, which each has for itself."""
-        self.root, self.names, self.pids, self.processes = root, names, {}, []
+        self.root, self.names, self.pids, self.agents, self.processes = root, names, {}, {}, []
         os.makedirs(os.path.join(root, "disk"))
         switch = subprocess.Popen(["unshare", "--net", "--fork", "--kill-child", "sleep", "infinity"], preexec_fn=end_with_parent)
         self.processes.append(switch)
@@ -84,12 +84,20 @@ class Network:
         run(pid, "ip", "addr", "add", self.address(name) + "/24", "dev", "eth0")
         run(pid, "ip", "link", "set", "eth0", "up")
         run(pid, "ip", "link", "set", "lo", "up")
-        self.popen(name, [sys.executable, AGENT, "serve"])
+        self.agents[name] = self.popen(name, [sys.executable, AGENT, "serve"])
         harness.wait_for(lambda: subprocess.run(["nsenter", "-t", str(pid), "-n", sys.executable, AGENT, self.address(name), "true"],
                                                 capture_output=True, check=False).returncode == 0, f"the agent of {name} answers")
 
     def popen(self, name, command, **options):
         return subprocess.Popen(["nsenter", "-t", str(self.pids[name]), "-n", "-m", "-u", "-p", "-i", *command], **options)
+
+    def freeze(self, name):
+        """All processes of the host stop, but its first."""
+        run(self.pids[name], "sh", "-c", "kill -STOP -1")
+
+    def thaw(self, name):
+        run(self.pids[name], "sh", "-c", "kill -CONT -1")
+        self.agents[name].send_signal(signal.SIGCONT)  # nsenter stops with what it has started
 
     def lose(self, name, is_cable_pulled=False):
         """All its processes end; with the cable pulled nobody hears of it."""

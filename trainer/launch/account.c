@@ -45,6 +45,7 @@ pd_status pd_launch_account_update(struct pd_launch_account *a, const struct pd_
             *h = *known;
         else
             snprintf(h->name, sizeof h->name, "%s", seen[i].name);
+        snprintf(h->address, sizeof h->address, "%s", seen[i].address);
         h->slots = seen[i].slots;
         h->answers = seen[i].answers || (seen[i].is_silent && h->has_sign);
         h->has_sign = false;

@@ -15,6 +15,7 @@
 
 struct pd_launch_host {
     char name[PD_LAUNCH_HOST_BYTES];
+    char address[PD_LAUNCH_ADDRESS_BYTES];
     uint32_t slots; /* of the list; 0: it is not in the list any more */
     uint32_t ranks; /* of this start */
     bool answers;

@@ -72,7 +72,7 @@ pd_status pd_launch_hosts_parse(const char *text, uint32_t slots, struct pd_laun
 {
     uint32_t count = 0, number = 0;
     char *copy = strdup(text), *rest = copy;
-    struct pd_launch_host_seen *hosts = calloc(lines_of(text), sizeof *hosts), host = {.slots = 0};
+    struct pd_launch_host_seen *hosts = calloc(lines_of(text), sizeof *hosts), host = {.address = ""};
     pd_status st = copy && hosts ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "a list of hosts");
     for (char *line; !st && (line = strsep(&rest, "\n"));) {
         char shown[64];
@@ -104,22 +104,35 @@ static bool is_address_here(const struct addrinfo *address)
     return is_here;
 }
 
-bool pd_launch_host_is_this(const char *name)
+static bool is_own_name(const char *name)
 {
     char own[PD_LAUNCH_HOST_BYTES] = "";
-    struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_DGRAM};
     if (gethostname(own, sizeof own - 1) == 0) {
         const size_t bytes = strcspn(name, "."), own_bytes = strcspn(own, ".");
         if (!strcmp(own, name)) return true;
         if (bytes == own_bytes && !strncmp(own, name, bytes) && (!name[bytes] || !own[bytes])) return true;
     }
-    if (!strcmp(name, "localhost")) return true;
-    bool is_here = false;
-    if (getaddrinfo(name, NULL, &hints, &found)) return false;
+    return strcmp(name, "localhost") == 0;
+}
+
+/* ret_address: untouched for this host, and where the name has none */
+static bool find_host(const char *name, char ret_address[PD_LAUNCH_ADDRESS_BYTES])
+{
+    struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_DGRAM};
+    bool is_here = is_own_name(name);
+    if (is_here || getaddrinfo(name, NULL, &hints, &found)) return is_here;
     for (const struct addrinfo *a = found; a && !is_here; a = a->ai_next)
         is_here = is_address_here(a);
+    if (!is_here)
+        (void)getnameinfo(found->ai_addr, found->ai_addrlen, ret_address, PD_LAUNCH_ADDRESS_BYTES, NULL, 0, NI_NUMERICHOST);
     freeaddrinfo(found);
     return is_here;
+}
+
+bool pd_launch_host_is_this(const char *name)
+{
+    char ignored[PD_LAUNCH_ADDRESS_BYTES];
+    return find_host(name, ignored);
 }
 
 static void fail(FILE *out, const char *source, const char *why)
@@ -182,10 +195,11 @@ static pid_t ask(const char *agent, const char *name)
     _exit(127);
 }
 
-/* A line whenever more is known of a host: its name, slots, whether it answers (-1: not known yet), and after how long. */
+/* A line whenever more is known of a host: its name, slots, whether it answers (-1: not known yet), after how long, and its
+ * address. */
 static void say(FILE *out, const struct pd_launch_host_seen *h, int after_ms)
 {
-    fprintf(out, "%s %u %d %d\n", h->name, h->slots, h->is_silent ? -1 : h->answers, after_ms);
+    fprintf(out, "%s %u %d %d %s\n", h->name, h->slots, h->is_silent ? -1 : h->answers, after_ms, h->address);
     fflush(out);
 }
 
@@ -203,7 +217,7 @@ static void ask_all(const char *agent, struct pd_launch_host_seen *hosts, uint32
     pid_t *asked = calloc(count, sizeof *asked);
     uint32_t left = 0;
     for (uint32_t i = 0; asked && i < count; i++) {
-        hosts[i].answers = pd_launch_host_is_this(hosts[i].name);
+        hosts[i].answers = find_host(hosts[i].name, hosts[i].address);
         if (!hosts[i].answers) asked[i] = ask(agent, hosts[i].name);
         hosts[i].is_silent = asked[i] > 0;
         left += hosts[i].is_silent;
@@ -324,8 +338,8 @@ static pd_status results_parse(const char *text, uint32_t *ret_slowest_ms, struc
     for (const char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
         int answers;
         uint32_t after_ms;
-        struct pd_launch_host_seen h;
-        if (sscanf(line, "%255s %u %d %u", h.name, &h.slots, &answers, &after_ms) != 4) continue;
+        struct pd_launch_host_seen h = {.address = ""};
+        if (sscanf(line, "%255s %u %d %u%*1[ ]%63[^\n]", h.name, &h.slots, &answers, &after_ms, h.address) < 4) continue;
         h.answers = answers > 0;
         h.is_silent = answers < 0;
         if (h.answers && after_ms > slowest_ms) slowest_ms = after_ms;

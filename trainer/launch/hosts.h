@@ -11,9 +11,11 @@
 #include "ckpt/base/status.h"
 
 #define PD_LAUNCH_HOST_BYTES 256u
+#define PD_LAUNCH_ADDRESS_BYTES 64u
 
 struct pd_launch_host_seen {
     char name[PD_LAUNCH_HOST_BYTES];
+    char address[PD_LAUNCH_ADDRESS_BYTES]; /* in numbers; "": this host, or one that the network does not know by its name */
     uint32_t slots;
     bool answers, is_silent; /* is_silent: it has said neither yes nor no */
 };

@@ -410,6 +410,16 @@ static void hang_look(struct job *job)
         job_kill(job);
 }
 
+/* Ranks that wait for those of a host that is gone hear of it from nobody, for as long as mpirun does not. */
+static void hosts_look(struct job *job)
+{
+    const struct pd_launch_requests *requests = job->requests;
+    if (!requests->has_silent || job->end.silent[0]) return;
+    if (!requests->has_silent(requests->context, job->end.silent, sizeof job->end.silent)) return;
+    pd_log_warn(MODULE, "%s: neither its kernel nor launch.agent answers: ending this start", job->end.silent);
+    job_kill(job);
+}
+
 static void chaos_note(const struct job *job, const struct pd_chaos_blow *blow)
 {
     struct pd_json_writer w;
@@ -515,6 +525,7 @@ static int job_watch(struct job *job)
         stopped_look(job);
         grace_look(job);
         hang_look(job);
+        hosts_look(job);
         chaos_look(job);
         starter_look(job);
         pid_t got = waitpid(job->end.starter, &status, WNOHANG);

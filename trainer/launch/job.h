@@ -19,6 +19,8 @@ struct pd_launch_requests {
     bool wants_regroup;
     bool (*has_grown)(void *context);
     void (*has_lost)(void *context); /* the first rank of a start is gone without a word; NULL: nobody asks */
+    /* Hosts are gone without a sign; called at every tick. NULL: nobody looks. */
+    bool (*has_silent)(void *context, char *ret_names, size_t bytes);
     void *context;
     struct pd_chaos *chaos; /* NULL: nothing fails on purpose */
 };

@@ -219,6 +219,11 @@ static bool is_hung(struct facts *f)
     return true;
 }
 
+static bool is_host_silent(struct facts *f)
+{
+    return f->end->silent[0];
+}
+
 /* Its ranks die with it. Where all of them had ended before, it was stuck and was ended by this launcher. */
 static bool is_starter_killed(struct facts *f)
 {
@@ -292,7 +297,7 @@ enum { OF_NOTE = -1 };
 /* Causes that a rank names come first: what others end with follows from them. Ranks that left together end with 0
  * whatever they have to say, so notes come before success. In sentences: %N the note, %P the process and %R the rank that
  * was lost first, %O the others lost with it, %S the starter and %Q its process, %H how it ended, %D the run's directory,
- * %U what hung. */
+ * %U what hung, %A hosts that do not answer. */
 static const struct row {
     bool (*holds)(struct facts *);
     int status; /* OF_NOTE: the note's */
@@ -310,6 +315,7 @@ static const struct row {
     {is_begin_overdue,            PD_PEER_LOST, PD_LAUNCH_REPEAT,  BEGIN_OVERDUE},
     {names_cause_by_code,         OF_NOTE,      PD_LAUNCH_END,     NO_NOTE},
     {is_hung,                     PD_PEER_LOST, PD_LAUNCH_REPLACE, "%U"},
+    {is_host_silent,              PD_PEER_LOST, PD_LAUNCH_REPEAT,  "no answer from %A"},
     {is_starter_killed,           PD_PEER_LOST, PD_LAUNCH_REPEAT,  "%S (process %Q) was %H, and its ranks with it"},
     {is_worker_lost,              PD_PEER_LOST, PD_LAUNCH_REPEAT,  "the worker (process %P) ended without a word: %H"},
     {is_rank_lost_beside_another, PD_PEER_LOST, PD_LAUNCH_REPLACE, "rank %R (process %P) ended without a word%O"},
@@ -359,6 +365,9 @@ static void add_word(const struct facts *f, char letter, FILE *out)
         return;
     case 'U':
         fprintf(out, "%.600s", f->end->hang);
+        return;
+    case 'A':
+        fprintf(out, "%s", f->end->silent);
         return;
     case 'D':
         fprintf(out, "run.dir (%s)", f->end->start->run_dir);

@@ -26,6 +26,7 @@ struct pd_launch_end {
     char hang[640];                            /* ended by the launcher: this rank held up the others; "": none did */
     uint32_t hang_rank;
     bool is_hang_here;
+    char silent[256];      /* ended by the launcher: these hosts are gone without a sign; "": none is */
     bool is_begin_overdue; /* ended by the launcher: not all ranks had begun in time */
 };
 

@@ -489,6 +489,11 @@ static void has_lost(void *context)
     pd_launch_placement_lose(&((struct launch_state *)context)->placement);
 }
 
+static bool has_silent(void *context, char *ret_names, size_t bytes)
+{
+    return pd_launch_placement_has_silent(&((struct launch_state *)context)->placement, ret_names, bytes);
+}
+
 static pd_status launch_in(struct launch_state *state, const char *dir, struct pd_error *err)
 {
     const struct pd_launch *launch = state->launch;
@@ -513,7 +518,8 @@ pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
 {
     char dir[3072], whole[PATH_MAX];
     struct launch_state state = {.launch = launch, .placement = {.places = &launch->places, .look = {.results = -1}}};
-    state.requests = (struct pd_launch_requests){.has_grown = has_grown, .has_lost = has_lost, .context = &state};
+    state.requests = (struct pd_launch_requests){
+        .has_grown = has_grown, .has_lost = has_lost, .has_silent = has_silent, .context = &state};
     if (is_a_rank())
         PD_FAIL(err, PD_USAGE,
                 "this runs under mpirun already: start it once, without mpirun, and give layout.ranks; words for "

@@ -69,7 +69,7 @@ static pd_status look_await(struct pd_launch_placement *p, struct pd_launch_requ
 pd_status pd_launch_placement_look(struct pd_launch_placement *p, struct pd_launch_requests *requests, struct pd_error *err)
 {
     pd_launch_look_cancel(&p->look);
-    p->is_look_of_loss = false;
+    p->is_look_of_loss = p->is_look_of_doubt = false;
     PD_TRY(look_begin(p, err));
     return look_await(p, requests, false, err);
 }
@@ -87,7 +87,7 @@ static pd_status look_at_loss(struct pd_launch_placement *p, const struct pd_sta
         pd_launch_look_cancel(&p->look);
         PD_TRY(look_begin(p, err));
     }
-    p->is_look_of_loss = false;
+    p->is_look_of_loss = p->is_look_of_doubt = false;
     return look_await(p, requests, true, err);
 }
 
@@ -153,6 +153,24 @@ pd_status pd_launch_placement_ranks(struct pd_launch_placement *p, uint32_t want
     return PD_OK;
 }
 
+/* Who has answered at the last start may be gone at the beginning of this one. */
+static pd_status reach_set(struct pd_launch_placement *p, struct pd_error *err)
+{
+    pd_status st = PD_OK;
+    struct pd_launch_reach before = p->reach;
+    p->reach = (struct pd_launch_reach){.hosts = NULL};
+    for (uint32_t i = 0; i < p->account.count && !st; i++) {
+        const struct pd_launch_host *h = &p->account.hosts[i];
+        if (h->ranks) st = pd_launch_reach_add(&p->reach, h->name, h->address, PD_LAUNCH_REACH_PORT, err);
+    }
+    for (uint32_t i = 0; i < p->reach.count; i++)
+        for (uint32_t k = 0; k < before.count; k++)
+            if (!strcmp(p->reach.hosts[i].name, before.hosts[k].name))
+                p->reach.hosts[i].has_answered = before.hosts[k].has_answered;
+    pd_launch_reach_deinit(&before);
+    return st;
+}
+
 pd_status pd_launch_placement_take(struct pd_launch_placement *p, uint32_t ranks, struct pd_error *err)
 {
     char *text = NULL;
@@ -161,7 +179,7 @@ pd_status pd_launch_placement_take(struct pd_launch_placement *p, uint32_t ranks
     free(p->hosts);
     p->hosts = text;
     pd_launch_account_away(&p->account, p->away, sizeof p->away);
-    return PD_OK;
+    return reach_set(p, err);
 }
 
 void pd_launch_placement_lose(struct pd_launch_placement *p)
@@ -170,6 +188,47 @@ void pd_launch_placement_lose(struct pd_launch_placement *p)
     if (!pd_launch_placement_has_list(p) || p->is_look_of_loss) return;
     pd_launch_look_cancel(&p->look);
     p->is_look_of_loss = look_begin(p, &ignored) == PD_OK;
+}
+
+/* Hosts are asked from the first doubt on, while probes follow; nobody is in doubt any more: that was for nothing. */
+static bool is_in_doubt(struct pd_launch_placement *p)
+{
+    bool is_any = false;
+    for (uint32_t i = 0; i < p->reach.count; i++)
+        is_any |= pd_launch_reach_is_doubtful(&p->reach.hosts[i]);
+    if (is_any && !p->is_look_of_loss) {
+        pd_launch_placement_lose(p);
+        p->is_look_of_doubt = p->is_look_of_loss;
+    } else if (!is_any && p->is_look_of_doubt) {
+        pd_launch_look_cancel(&p->look);
+        p->is_look_of_loss = p->is_look_of_doubt = false;
+    }
+    return is_any;
+}
+
+/* A host that answers the agent, and not the probes, has a packet filter by now. */
+static bool is_silent(struct pd_launch_reach_host *h, const struct pd_launch_host_seen *seen, uint32_t count)
+{
+    if (!h->is_silent || h->is_ignored) return false;
+    for (uint32_t i = 0; i < count; i++)
+        if (!strcmp(seen[i].name, h->name)) h->is_ignored = seen[i].answers;
+    return !h->is_ignored;
+}
+
+bool pd_launch_placement_has_silent(struct pd_launch_placement *p, char *ret_names, size_t bytes)
+{
+    uint32_t count;
+    struct pd_launch_host_seen *seen;
+    struct pd_error ignored;
+    size_t used = 0;
+    pd_launch_reach_look(&p->reach, pd_clock_monotonic_ns(NULL));
+    if (!is_in_doubt(p) || !pd_launch_look_poll(&p->look, 0)) return false;
+    if (pd_launch_look_peek(&p->look, &seen, &count, &ignored)) return false;
+    for (uint32_t i = 0; i < p->reach.count && used < bytes; i++)
+        if (is_silent(&p->reach.hosts[i], seen, count))
+            used += (size_t)snprintf(ret_names + used, bytes - used, "%s%s", used ? ", " : "", p->reach.hosts[i].name);
+    free(seen);
+    return used > 0;
 }
 
 /* What ranks say of one another is about the messengers: those that were left behind are ended by their starter. */
@@ -268,6 +327,7 @@ bool pd_launch_placement_has_grown(struct pd_launch_placement *p, uint32_t wante
 void pd_launch_placement_deinit(struct pd_launch_placement *p)
 {
     pd_launch_look_cancel(&p->look);
+    pd_launch_reach_deinit(&p->reach);
     pd_launch_account_deinit(&p->account);
     free(p->hosts);
     free(p->left_out);

@@ -7,6 +7,7 @@
 
 #include "trainer/launch/account.h"
 #include "trainer/launch/job.h"
+#include "trainer/launch/reach.h"
 #include "trainer/run/note.h"
 
 /* Borrowed from the configuration. */
@@ -22,12 +23,14 @@ struct pd_launch_placement {
     const struct pd_launch_places *places;
     struct pd_launch_account account;
     struct pd_launch_look look;
-    char *left_out;       /* GPUs */
-    char *hosts;          /* of this start, for the starter; NULL: no list */
-    char away[1024];      /* hosts of the list that it is without */
-    uint64_t looked_ns;   /* while ranks run */
-    bool is_look_of_loss; /* was begun when a rank was lost, and ends in pd_launch_placement_charge */
-    uint32_t offered;     /* ranks that could run at this start, of those wanted; a layout may take fewer */
+    char *left_out;               /* GPUs */
+    char *hosts;                  /* of this start, for the starter; NULL: no list */
+    char away[1024];              /* hosts of the list that it is without */
+    uint64_t looked_ns;           /* while ranks run */
+    bool is_look_of_loss;         /* was begun when a rank was lost, and ends in pd_launch_placement_charge */
+    struct pd_launch_reach reach; /* hosts of this start, but for this one */
+    bool is_look_of_doubt;        /* of loss, and no rank was lost: a host does not answer probes */
+    uint32_t offered;             /* ranks that could run at this start, of those wanted; a layout may take fewer */
 };
 
 static inline bool pd_launch_placement_has_list(const struct pd_launch_placement *p)
@@ -52,6 +55,9 @@ PD_MUST_USE pd_status pd_launch_placement_await(struct pd_launch_placement *p, c
 PD_MUST_USE pd_status pd_launch_placement_take(struct pd_launch_placement *p, uint32_t ranks, struct pd_error *err);
 /* The first rank is gone without a word: hosts are asked while the others end. */
 void pd_launch_placement_lose(struct pd_launch_placement *p);
+/* At every tick: whether hosts of this start answer neither probes of their kernels nor the agent. Never waits.
+ *   ret_names  "b, c" */
+bool pd_launch_placement_has_silent(struct pd_launch_placement *p, char *ret_names, size_t bytes);
 /* A start has ended, and not well: looks again, charges hosts, and names them in the verdict. True: what ended is theirs, and the
  * next start is without them. */
 bool pd_launch_placement_charge(struct pd_launch_placement *p, const struct pd_start *start,
