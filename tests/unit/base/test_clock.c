@@ -22,3 +22,14 @@ Test(clock, a_manual_one_moves_only_when_told)
     cr_assert_eq(pd_clock_monotonic_ns(&manual.clock), 157);
     cr_assert_eq(pd_clock_wall_ns(&manual.clock), 5057);
 }
+
+Test(clock, a_pace_is_kept_unless_somebody_stops_it)
+{
+    const uint64_t start_ns = pd_clock_monotonic_ns(NULL);
+    _Atomic bool stops = true, goes_on = false;
+    cr_assert(!pd_clock_pace(start_ns, 1, 1000, &stops));
+    cr_assert(pd_clock_pace(start_ns, UINT64_MAX, 0, &goes_on)); /* no pace */
+    cr_assert(pd_clock_pace(start_ns, 30, 1000, &goes_on));
+    cr_assert_geq(pd_clock_monotonic_ns(NULL) - start_ns, UINT64_C(30000000));
+    cr_assert(pd_clock_pace(start_ns, 30, 1000, NULL));
+}

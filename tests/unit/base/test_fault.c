@@ -129,4 +129,27 @@ Test(fault, what_is_not_understood_is_named)
         cr_assert_eq(pd_fault_configure(bad[i], NULL, &err), PD_USAGE, "%s", bad[i]);
         cr_assert_not_null(strstr(err.message, "PERDURE_FAULT"));
     }
+    char many[17 * 4 + 1] = "", name[80], path[1100];
+    struct pd_error err;
+    for (int i = 0; i < 17; i++)
+        memcpy(many + 4 * i, "a:9,", 5);
+    memset(name, 'n', sizeof name);
+    memcpy(name + 70, ":1", 3);
+    memset(path, 'p', sizeof path);
+    path[1099] = '\0';
+    cr_assert_eq(pd_fault_configure(many, NULL, &err), PD_USAGE, "more than are kept");
+    cr_assert_eq(pd_fault_configure(name, NULL, &err), PD_USAGE, "a name that is too long");
+    cr_assert_eq(pd_fault_configure("a:1", path, &err), PD_USAGE);
+    cr_assert_not_null(strstr(err.message, "PERDURE_FAULT_ONCE"));
+    pd_fault_point("a"); /* none is set */
+}
+
+Test(fault, who_asks_fails_at_the_nth_passage)
+{
+    configure("a:2,b:1:exit,a:3");
+    cr_assert(!pd_fault_passes_nth("c"));
+    cr_assert(!pd_fault_passes_nth("a"));
+    cr_assert(pd_fault_passes_nth("a"));
+    cr_assert(pd_fault_passes_nth("a"));
+    cr_assert(!pd_fault_passes_nth("a"));
 }

@@ -1,11 +1,13 @@
 /* Whole checkpoint directories of a small model, cut in several ways. */
 #pragma once
 
+#include "ckpt/base/digest.h"
 #include "ckpt/store/commit.h"
 #include "ckpt/store/index.h"
 #include "tests/helpers/box_copy.h"
 #include "tests/unit/shard/shard_fixture.h"
 
+#include <math.h>
 #include <sys/stat.h>
 
 /* A tensor's values depend on name, kind and place alone, so every cut holds the same state. */
@@ -25,12 +27,17 @@ static inline float *checkpoint_values(const struct fixture *f, uint32_t tensor,
     float *values = malloc(count * sizeof *values);
     cr_assert_not_null(values);
     fixture_fill(values, count, tensor * 31u + (unsigned)kind + 1);
+    if (strcmp(f->tensors.tensors[tensor].name, "odd.weight") == 0) {
+        values[0] = NAN;
+        values[1] = -INFINITY;
+    }
     return values;
 }
 
 struct checkpoint_cut {
     uint32_t shards;
-    uint64_t columns; /* tensors of two dimensions are cut into column runs of this width too; 0: not */
+    uint64_t columns;  /* tensors of two dimensions are cut into column runs of this width too; 0: not */
+    int64_t more_rows; /* of each shard than its share: they overlap; fewer: there are gaps */
 };
 
 static inline uint32_t checkpoint_boxes(const struct fixture *f, const struct checkpoint_cut *cut, uint32_t shard,
@@ -43,7 +50,8 @@ static inline uint32_t checkpoint_boxes(const struct fixture *f, const struct ch
         uint64_t wide = cut->columns && tensor->ndim > 1 ? cut->columns : tensor->shape[1];
         for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
             for (uint64_t column = 0; column < tensor->shape[1]; column += wide) {
-                struct pd_box box = {{shard * rows, column, 0, 0}, {rows, wide, 1, 1}}, whole = pd_box_whole(tensor);
+                struct pd_box box = {{shard * rows, column, 0, 0}, {rows + (uint64_t)cut->more_rows, wide, 1, 1}},
+                              whole = pd_box_whole(tensor);
                 if (!pd_box_intersect(&box, &whole, &box)) continue;
                 ret_boxes[count++] = (struct pd_shard_box){t, (enum pd_kind)kind, box};
             }
@@ -118,6 +126,7 @@ static inline void checkpoint_write(struct fixture *f, const char *name, const s
     OK(pd_index_build(&f->tensors, sources, cut->shards, &data, &bytes, err));
     snprintf(path, sizeof path, "%s/index.h5", ret_directory);
     checkpoint_write_file(path, data, bytes);
+    commit.state.index_digest = pd_digest64(data, bytes, 0);
     free(data);
     OK(pd_commit_encode(&commit, &data, &bytes, err));
     snprintf(path, sizeof path, "%s/commit.h5", ret_directory);

@@ -2,9 +2,7 @@
 #include "tests/helpers/box_copy.h"
 #include "tests/unit/inspect/checkpoint_fixture.h"
 
-#include <math.h>
-
-static const struct checkpoint_cut cuts[] = {{1, 0}, {3, 0}, {4, 17}, {7, 32}};
+static const struct checkpoint_cut cuts[] = {{1, 0, 0}, {3, 0, 0}, {4, 17, 0}, {7, 32, 0}};
 #define CUTS (sizeof cuts / sizeof *cuts)
 
 Test(inspect, every_cut_holds_the_same_state)
@@ -206,4 +204,118 @@ Test(inspect, difference_across_layouts)
     pd_inspect_close(right);
     fixture_deinit(&f);
     fixture_deinit(&g);
+}
+
+static void count_calls(void *context, uint64_t done, uint64_t total)
+{
+    uint64_t *calls = context;
+    cr_assert_leq(done, total);
+    ++*calls;
+}
+
+/* What is asked for is reported as it is among all, and what is not finite is counted and takes no part in the rest. */
+Test(inspect, some_tensors_alone)
+{
+    struct fixture f;
+    char directory[256];
+    struct pd_inspect *in = NULL;
+    struct pd_state_report all = {0}, some = {0};
+    const bool wanted[] = {false, true, false, true};
+    uint64_t calls = 0;
+    fixture_init(&f, 4, 1);
+    fixture_tensor(&f, 0, "embed.weight", 2, 101, 33);
+    fixture_tensor(&f, 1, "odd.weight", 2, 1100, 700); /* of several blocks */
+    fixture_tensor(&f, 2, "norm.weight", 1, 33, 1);
+    fixture_tensor(&f, 3, "scale", 1, 1, 1);
+    checkpoint_write(&f, "c", &cuts[1], directory, sizeof directory);
+    OK(pd_inspect_open(f.vfs, directory, &in, err));
+    OK(pd_inspect_report(in, true, count_calls, &calls, &all, err));
+    OK(pd_inspect_report_some(in, wanted, count_calls, &calls, &some, err));
+    cr_assert_geq(calls, 2);
+    cr_assert_lt(some.bytes_read, all.bytes_read);
+    for (uint32_t key = 0; key < 4 * PD_KIND_COUNT; key++) {
+        const struct pd_tensor_report *a = &all.rows[key], *b = &some.rows[key];
+        if (!wanted[key / PD_KIND_COUNT])
+            cr_assert_eq(b->elements, 0);
+        else
+            cr_assert(a->digest == b->digest && a->elements == b->elements && a->nan_count == b->nan_count &&
+                      a->mean == b->mean && a->rms == b->rms && a->min == b->min && a->max == b->max);
+        cr_assert(a->nan_count == (key / PD_KIND_COUNT == 1) && a->inf_count == (key / PD_KIND_COUNT == 1));
+        cr_assert(isfinite(a->mean) && isfinite(a->rms) && isfinite(a->min) && isfinite(a->max));
+    }
+    pd_state_report_deinit(&some);
+    pd_state_report_deinit(&all);
+    pd_inspect_close(in);
+    fixture_deinit(&f);
+}
+
+/* Each shard is whole; together they are not the state. */
+Test(inspect, shards_that_do_not_fit_together_are_found)
+{
+    static const struct {
+        struct checkpoint_cut cut;
+        const char *damage;
+    } rows[] = {{{3, 0, 1}, "boxes of shards 0 and 1 overlap"},
+                {{3, 0, -1}, "the shards hold"},
+                {{2, 16, 2}, "boxes of shards 0 and 1 overlap"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct fixture f;
+        struct pd_damage first = {0};
+        struct pd_inspect *in = NULL;
+        struct pd_state_report report = {0};
+        struct pd_error error = {0};
+        char directory[256];
+        checkpoint_model(&f);
+        checkpoint_write(&f, "c", &rows[i].cut, directory, sizeof directory);
+        cr_assert_geq(count_damage(&f, directory, &first), 1);
+        cr_assert(first.status == PD_CORRUPT && strstr(first.text, rows[i].damage), "%zu: %s", i, first.text);
+        OK(pd_inspect_open(f.vfs, directory, &in, err));
+        cr_assert_eq(pd_inspect_report(in, false, NULL, NULL, &report, &error), PD_CORRUPT);
+        cr_assert(strstr(error.message, "elements of tensor"), "%s", error.message);
+        pd_inspect_close(in);
+        fixture_deinit(&f);
+    }
+}
+
+Test(inspect, an_index_of_other_bytes_is_found)
+{
+    struct fixture f;
+    char directory[256], path[300];
+    struct pd_inspect *in = NULL;
+    struct pd_error error = {0};
+    checkpoint_model(&f);
+    checkpoint_write(&f, "c", &cuts[1], directory, sizeof directory);
+    snprintf(path, sizeof path, "%s/index.h5", directory);
+    OK(pd_inspect_open(f.vfs, directory, &in, err));
+    OK(pd_inspect_check_index(in, err));
+    checkpoint_flip(path, 40001);
+    cr_assert_eq(pd_inspect_check_index(in, &error), PD_CORRUPT);
+    cr_assert(strstr(error.message, "index.h5 does not match the digest in commit.h5"), "%s", error.message);
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(pd_inspect_check_index(in, &error), PD_NOT_FOUND);
+    pd_inspect_close(in);
+    fixture_deinit(&f);
+}
+
+/* Two columns of a tensor lie in more bytes than are read at once. */
+Test(inspect, a_box_that_is_spread_over_much_is_read_in_halves)
+{
+    struct fixture f;
+    char directory[256];
+    struct pd_inspect *in = NULL;
+    fixture_init(&f, 1, 1);
+    fixture_tensor(&f, 0, "wide.weight", 2, 2200, 2200);
+    checkpoint_write(&f, "c", &cuts[0], directory, sizeof directory);
+    OK(pd_inspect_open(f.vfs, directory, &in, err));
+    const struct pd_box box = {{1, 700, 0, 0}, {2199, 2, 1, 1}}, whole = pd_box_whole(&f.tensors.tensors[0]);
+    float *values = checkpoint_values(&f, 0, PD_PARAM), *part = malloc(pd_box_elements(&box) * sizeof *part);
+    float *got = malloc(pd_box_elements(&box) * sizeof *got);
+    pd_box_copy(part, &box, values, &whole, &box, sizeof *part);
+    OK(pd_inspect_read(in, 0, PD_PARAM, &box, got, err));
+    cr_assert_eq(memcmp(got, part, pd_box_elements(&box) * sizeof *part), 0);
+    free(values);
+    free(part);
+    free(got);
+    pd_inspect_close(in);
+    fixture_deinit(&f);
 }

@@ -36,7 +36,7 @@ static bool has_tools(void)
 
 Test(index, whole_tensors_in_h5dump)
 {
-    static const struct checkpoint_cut cut = {3, 17};
+    static const struct checkpoint_cut cut = {3, 17, 0};
     struct fixture f;
     char directory[256], command[1024];
     NEEDS_TOOLS();
@@ -64,7 +64,7 @@ Test(index, whole_tensors_in_h5dump)
 
 Test(index, h5ls_lists_tensors_and_boxes)
 {
-    static const struct checkpoint_cut cut = {2, 0};
+    static const struct checkpoint_cut cut = {2, 0, 0};
     struct fixture f;
     char directory[256];
     NEEDS_TOOLS();
@@ -89,7 +89,7 @@ Test(index, h5ls_lists_tensors_and_boxes)
 
 Test(index, a_missing_shard_reads_as_nan)
 {
-    static const struct checkpoint_cut cut = {2, 0};
+    static const struct checkpoint_cut cut = {2, 0, 0};
     struct fixture f;
     char directory[256], path[300];
     NEEDS_TOOLS();

@@ -1,0 +1,107 @@
+/* What a watcher reads out of a process's memory is what its threads said last. */
+#include "ckpt/base/pulse.h"
+
+#include "ckpt/base/rank.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { RANKS = 3 };
+
+static const struct pd_pulse *watch(uint32_t ranks)
+{
+    int fd = -1;
+    cr_assert(pd_pulse_open(ranks, &fd));
+    const struct pd_pulse *seen = pd_pulse_map(getpid(), fd, ranks);
+    cr_assert_not_null(seen);
+    return seen;
+}
+
+Test(pulse, without_one_nothing_happens)
+{
+    struct pd_pulse copy;
+    uint64_t spent[PD_PULSE_PLACES] = {[PD_PULSE_SAVING] = 7};
+    pd_pulse_step(1);
+    pd_pulse_micro_batch(1);
+    pd_pulse_block(1);
+    cr_assert_eq(pd_pulse_enter(PD_PULSE_SAVING), PD_PULSE_SAVING);
+    pd_pulse_exchange_begin("sum");
+    pd_pulse_waits_for(1);
+    pd_pulse_exchange_end();
+    pd_pulse_storage("/disk");
+    pd_pulse_hold();
+    pd_pulse_spent(spent);
+    cr_assert_eq(spent[PD_PULSE_SAVING], 0);
+    cr_assert(!pd_pulse_copy(&copy));
+    cr_assert_null(pd_pulse_map(getpid(), -1, 1));
+    pd_pulse_unmap(NULL, 1);
+}
+
+Test(pulse, where_a_rank_is)
+{
+    const struct pd_pulse *seen = watch(1);
+    uint64_t spent[PD_PULSE_PLACES];
+    struct pd_pulse copy;
+    cr_assert_eq(pd_pulse_enter(PD_PULSE_READING), PD_PULSE_READING); /* this thread does not train yet */
+    cr_assert_eq(seen->place, PD_PULSE_OPENING);
+    pd_pulse_micro_batch(9);
+    pd_pulse_step(4);
+    cr_assert(seen->step == 4 && seen->steps == 1 && seen->micro_batch == 0 && seen->place == PD_PULSE_COMPUTING);
+    pd_pulse_micro_batch(2);
+    pd_pulse_block(5);
+    cr_assert(seen->micro_batch == 2 && seen->block == 5 && seen->done == 2);
+    cr_assert_eq(pd_pulse_enter(PD_PULSE_SAVING), PD_PULSE_COMPUTING);
+    pd_pulse_spent(spent);
+    cr_assert(spent[PD_PULSE_COMPUTING] > 0 && spent[PD_PULSE_SAVING] == 0);
+    cr_assert(pd_pulse_copy(&copy) && copy.step == 4 && copy.place == PD_PULSE_SAVING && copy.beats == 1);
+    pd_pulse_hold();
+    cr_assert_eq(seen->is_held, 1);
+    pd_pulse_unmap(seen, 1);
+}
+
+Test(pulse, what_a_rank_waits_for)
+{
+    const struct pd_pulse *seen = watch(1);
+    pd_pulse_exchange_begin("an operation whose name is longer than its room");
+    pd_pulse_waits_for(6);
+    cr_assert(seen->exchange == 1 && seen->exchanges == 1 && seen->waits_for == 7 && seen->done == 0);
+    cr_assert_str_eq((const char *)seen->operation, "an operation whose name is long");
+    pd_pulse_exchange_end();
+    cr_assert(seen->exchanges == 0 && seen->waits_for == 0 && seen->done == 1);
+    pd_pulse_unmap(seen, 1);
+}
+
+/* Of a long one the end, where directories differ. */
+Test(pulse, where_a_save_writes)
+{
+    const struct pd_pulse *seen = watch(1);
+    char dir[300];
+    memset(dir, 'a', sizeof dir);
+    memcpy(dir + sizeof dir - 8, "/tier-1", 8);
+    pd_pulse_storage("/shm/run");
+    cr_assert_str_eq((const char *)seen->storage, "/shm/run");
+    pd_pulse_storage(dir);
+    cr_assert_str_eq((const char *)seen->storage, dir + strlen(dir) - 8 * PD_PULSE_STORAGE_WORDS + 1);
+    pd_pulse_storage("");
+    cr_assert_str_eq((const char *)seen->storage, "");
+    pd_pulse_unmap(seen, 1);
+}
+
+Test(pulse, ranks_that_are_threads_have_one_each)
+{
+    const struct pd_pulse *seen = watch(RANKS);
+    struct pd_pulse copy;
+    cr_assert(!pd_pulse_copy(&copy)); /* whose? */
+    pd_rank_set_thread(-1);
+    pd_pulse_block(1); /* of no rank */
+    for (int rank = 0; rank <= RANKS; rank++) {
+        pd_rank_set_thread(rank);
+        pd_pulse_block(10 + (uint32_t)rank);
+    }
+    for (uint32_t rank = 0; rank < RANKS; rank++)
+        cr_assert(seen[rank].block == 10 + rank && seen[rank].done == 1, "rank %u", rank);
+    pd_pulse_hold();
+    cr_assert(seen[0].is_held && seen[RANKS - 1].is_held);
+    pd_pulse_unmap(seen, RANKS);
+}
