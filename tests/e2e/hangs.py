@@ -2,8 +2,10 @@
 """A rank that is stopped from outside (SIGSTOP) while it computes, exchanges, reads data or waits for a save is named, with where it is,
 ended, and the run goes on with the bits of a quiet one. A launch whose ranks are all stopped is suspended, and nobody is ended.
 
-By default in an exchange and while it computes; with PERDURE_TEST_SCALE of 4 or more in all places, three times each."""
+By default in an exchange and while it computes; with PERDURE_TEST_SCALE of 4 or more in all places, three times each, and at random moments
+before the first step."""
 import os
+import random
 import re
 import signal
 import struct
@@ -79,13 +81,23 @@ def stop_at(find, where):
     raise harness.Failure(f"no rank was ever {where}")
 
 
-def hang(workspace, config, known, where):
+def stop_early(launcher, chooser):
+    """One of the ranks, at a moment of the start."""
+    harness.wait_for(lambda: len(workers(launcher)) == 3 or launcher.poll() is not None, "ranks")
+    pid = chooser.choice(workers(launcher))
+    time.sleep(chooser.choice([0, 0.01, 0.1, 0.5]) * chooser.random())
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def hang(workspace, config, known, where, overrides=(), chooser=None):
     directory = workspace.directory()
     log = os.path.join(workspace.path, "log")
-    with open(log, "w", encoding="utf-8") as out, subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}"],
+    with open(log, "w", encoding="utf-8") as out, subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}", *overrides],
                                                                     env=dict(os.environ, PERDURE_PROGRESS="off"), stderr=out) as run:
-        harness.wait_for(lambda: harness.steps_done(directory) >= 4 or run.poll() is not None, "four steps")
-        pid = stop_at(lambda: workers(run), where)
+        if not chooser:
+            harness.wait_for(lambda: harness.steps_done(directory) >= 4 or run.poll() is not None, "four steps")
+        pid = stop_early(run, chooser) if chooser else stop_at(lambda: workers(run), where)
         began = time.monotonic()
         harness.wait_for(lambda: "restart 1:" in harness.read(log) or run.poll() is not None, "a restart")
         took = time.monotonic() - began
@@ -93,7 +105,7 @@ def hang(workspace, config, known, where):
         harness.wait_for(lambda: harness.steps_done(directory) > done + 2 or run.poll() is not None, "steps of the restart")
         run.send_signal(signal.SIGTERM)
         run.wait(timeout=harness.PATIENCE)
-    said = re.search(rf"rank \d \(process {pid}\) holds up the run: .*stopped \(SIGSTOP\), at step \d+, micro-batch \d, .*: ending it", harness.read(log))
+    said = re.search(rf"rank \d \(process {pid}\) holds up the run: .*stopped \(SIGSTOP\), at (step \d+, micro-batch \d, |opening|its beginning).*: ending it", harness.read(log))
     if run.returncode != 75 or not said or where not in said[0]:
         raise harness.Failure(f"{where}: exit {run.returncode}, said {said and said[0]}\n{harness.read(log)}")
     losses = harness.losses(directory)
@@ -131,6 +143,10 @@ def body(workspace, _):
     for where in ["in exchange", "computing", *(["reading data", "waiting for a save"] if is_long else [])] * (3 if is_long else 1):
         hang(workspace, configs[1 if where == "waiting for a save" else 4], known, where)
     if is_long:
+        seed = int(os.environ.get("PERDURE_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
+        print(f"seed {seed} (PERDURE_TEST_SEED replays it)", flush=True)
+        for _ in range(12):
+            hang(workspace, configs[4], known, "", chooser=random.Random(seed := seed + 1))
         suspended(workspace, configs[4])
 
 

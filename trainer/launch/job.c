@@ -160,12 +160,33 @@ static void workers_discover(struct job *job)
         struct pd_note_begun note;
         if (!job->has_note[r] || seen->has_begun || !pd_note_read_process(dir, PD_NOTE_BEGUN, r, &note)) continue;
         job->begun++;
+        if (job->workers[r].pidfd >= 0) close(job->workers[r].pidfd); /* it was stopped before it could say so */
+        job->workers[r].pidfd = -1;
         *seen = (struct pd_launch_process){.process = note.process, .has_begun = true, .is_here = note.is_here};
         if (!note.is_here) continue;
         watch_add(job, r, &note);
         job->workers[r].pidfd = (int)syscall(SYS_pidfd_open, note.process, 0);
         if (job->workers[r].pidfd < 0 && errno == ESRCH) mark_gone(seen);
     }
+}
+
+static bool is_not_begun(const void *context, uint32_t rank)
+{
+    const struct job *job = context;
+    return rank < job->end.count && !job->seen[rank].has_begun && job->workers[rank].pidfd < 0;
+}
+
+/* It cannot say that it has begun, and would not hear its starter's end. */
+static void stopped_discover(struct job *job)
+{
+    int process;
+    uint32_t r;
+    if (job->begun == job->end.count || job->end.start->transport != PD_TRANSPORT_MPI) return;
+    if (!pd_launch_find_stopped(job->end.starter, is_not_begun, job, &process, &r)) return;
+    job->workers[r].pidfd = (int)syscall(SYS_pidfd_open, process, 0);
+    if (job->workers[r].pidfd < 0) return;
+    job->seen[r] = (struct pd_launch_process){.process = process, .is_here = true};
+    pd_launch_watch_add(job->watch, r, 1, process, NULL);
 }
 
 /* Kernels before 5.3 have no pidfd. */
@@ -395,6 +416,7 @@ static void hang_look(struct job *job)
     if (!job->watch || job->end.hang[0] || now - job->watched_ns < WATCH_NS) return;
     job->watched_ns = now;
     pulses_hear(job, now);
+    stopped_discover(job);
     if (!pd_launch_watch_look(job->watch, now, &hang)) return;
     if (hang.is_storage) {
         pd_log_warn(MODULE, "%s. Its storage is slow or stuck: the rank is waited for", hang.text);
@@ -502,7 +524,7 @@ static void wait_for_news(struct job *job)
     nfds_t count = 0;
     job->polls[count++] = (struct pollfd){.fd = job->requests->signals, .events = POLLIN};
     for (uint32_t r = 0; r < job->end.count; r++)
-        if (job->workers[r].pidfd >= 0 && !job->seen[r].is_gone)
+        if (job->workers[r].pidfd >= 0 && job->seen[r].has_begun && !job->seen[r].is_gone)
             job->polls[count++] = (struct pollfd){.fd = job->workers[r].pidfd, .events = POLLIN};
     (void)poll(job->polls, count, TICK_MS);
     pd_launch_requests_poll(job->requests, 0);

@@ -1,5 +1,8 @@
 #include "trainer/launch/watch.h"
 
+#include "ckpt/base/parse.h"
+#include "trainer/run/launched.h"
+
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,6 +129,40 @@ static bool read_proc(int process, const char *name, char *ret_text, size_t byte
     return got > 0;
 }
 
+static bool rank_of(int process, uint32_t *ret_rank)
+{
+    char path[64], *line = NULL;
+    size_t room = 0;
+    uint64_t rank = UINT64_MAX;
+    snprintf(path, sizeof path, "/proc/%d/environ", process);
+    FILE *environment = fopen(path, "re");
+    while (environment && rank > UINT32_MAX && getdelim(&line, &room, '\0', environment) > 0)
+        for (size_t i = 0; i < PD_LAUNCHED_RANK_VARIABLES; i++) {
+            const size_t bytes = strlen(pd_launched_rank_variables[i]);
+            if (!strncmp(line, pd_launched_rank_variables[i], bytes) && line[bytes] == '=')
+                (void)pd_parse_u64(line + bytes + 1, &rank);
+        }
+    free(line);
+    if (environment) (void)fclose(environment);
+    *ret_rank = (uint32_t)rank;
+    return rank <= UINT32_MAX;
+}
+
+bool pd_launch_find_stopped(int starter, bool (*is_wanted)(const void *context, uint32_t rank), const void *context,
+                            int *ret_process, uint32_t *ret_rank)
+{
+    char name[64], children[16384], *rest = children;
+    uint64_t process;
+    snprintf(name, sizeof name, "task/%d/children", starter);
+    if (!read_proc(starter, name, children, sizeof children)) return false;
+    for (char *word; (word = strtok_r(rest, " ", &rest));) {
+        if (!pd_parse_u64(word, &process) || !pd_launch_process_is_stopped((int)process)) continue;
+        *ret_process = (int)process;
+        if (rank_of((int)process, ret_rank) && is_wanted(context, *ret_rank)) return true;
+    }
+    return false;
+}
+
 /* Behind the name, which may hold anything: state, parent, ... */
 static const char *stat_of(int process, char text[1024])
 {
@@ -246,8 +283,9 @@ static bool is_storage(uint32_t place)
 static void describe(const struct pd_launch_watch *w, uint32_t rank, double seconds, bool is_stopped,
                      struct pd_launch_hang *ret)
 {
-    char place[320] = "on another host", kernel[240] = "", process[48] = "";
+    char place[320] = "", kernel[240] = "", process[48] = "";
     const struct rank *r = &w->ranks[rank];
+    snprintf(place, sizeof place, "%s", r->process ? "its beginning" : "on another host");
     *ret = (struct pd_launch_hang){.rank = rank, .is_known = r->process > 0};
     const struct pd_pulse *said = fresh(w, r);
     if (r->heard && !said)
@@ -263,9 +301,9 @@ static void describe(const struct pd_launch_watch *w, uint32_t rank, double seco
     }
     snprintf(ret->text, sizeof ret->text, "rank %u%s holds up the run: nothing was completed for %.0f s; it is %s%s%s%s",
              rank, process, seconds,
-             is_stopped ? "stopped (SIGSTOP), at "
-             : said     ? "at "
-                        : "",
+             is_stopped           ? "stopped (SIGSTOP), at "
+             : said || r->process ? "at "
+                                  : "",
              place, kernel[0] ? "; in the kernel at " : "", kernel);
 }
 

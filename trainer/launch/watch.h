@@ -35,4 +35,8 @@ uint64_t pd_launch_watch_stepped_ns(const struct pd_launch_watch *watch); /* NUL
 void pd_launch_watch_free(struct pd_launch_watch *watch);
 
 /* Stopped by a signal, as SIGSTOP does it. */
+/* A stopped process that the starter has started here for a rank that is wanted, by the rank in its environment: one that has not
+ * said yet that it has begun. */
+bool pd_launch_find_stopped(int starter, bool (*is_wanted)(const void *context, uint32_t rank), const void *context,
+                            int *ret_process, uint32_t *ret_rank);
 bool pd_launch_process_is_stopped(int process);

@@ -28,12 +28,13 @@ static uint64_t number_of(const char *variable, uint64_t otherwise)
     return text && pd_parse_u64(text, &value) ? value : otherwise;
 }
 
-/* MPI tells the rank only after it has started; the programs that start ranks tell it before. */
+const char *const pd_launched_rank_variables[PD_LAUNCHED_RANK_VARIABLES] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
+                                                                            "SLURM_PROCID"};
+
 static uint32_t rank_from_environment(void)
 {
-    static const char *const variables[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
-    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
-        uint64_t rank = number_of(variables[i], UINT64_MAX);
+    for (size_t i = 0; i < PD_LAUNCHED_RANK_VARIABLES; i++) {
+        uint64_t rank = number_of(pd_launched_rank_variables[i], UINT64_MAX);
         if (rank < UINT32_MAX) return (uint32_t)rank;
     }
     return 0;

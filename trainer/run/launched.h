@@ -20,6 +20,10 @@ struct pd_launched {
     char layout[160];            /* settings that the launcher chose; "": those of the configuration */
 };
 
+/* MPI tells the rank only after it has started; the programs that start ranks tell it before, by one of these variables. */
+#define PD_LAUNCHED_RANK_VARIABLES 4u
+extern const char *const pd_launched_rank_variables[PD_LAUNCHED_RANK_VARIABLES];
+
 PD_MUST_USE pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *err);
 void pd_launched_ready(const struct pd_launched *launched);
 /* Rank 0, before the first step of this start: from here on there may be something to save. */

@@ -464,6 +464,21 @@ Test(launcher, the_code_of_another_rank_is_not_how_one_died)
     expect_error_says(") ended without a word. Remove the cause");
 }
 
+/* It has no way of saying that it is there. */
+Test(launcher, a_rank_that_is_stopped_before_it_has_begun_is_named)
+{
+    struct pd_launch what = launch_of(WORKER("deaf"), PD_TRANSPORT_MPI, 2);
+    what.restart_limit = 0;
+    what.hang_seconds = 0.3;
+    starter_make("shift 2; OMPI_COMM_WORLD_RANK=0 \"$@\" & a=$!\n"
+                 "OMPI_COMM_WORLD_RANK=1 sh -c 'kill -STOP $$; exec \"$@\"' x \"$@\" & wait $!; kill -KILL $a; exit 137",
+                 ":");
+    cr_assert_eq(launch(&what), 93);
+    expect_error_says("the last: rank 1 (process ");
+    expect_error_says(") holds up the run: nothing was completed for 0 s; it is stopped (SIGSTOP), at its beginning");
+    cr_assert_eq(starts(1), 0);
+}
+
 static struct pd_launch launch_of_hosts(const char *const *argv)
 {
     char path[PATH_MAX + 16];
