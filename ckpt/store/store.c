@@ -59,6 +59,7 @@
 #include "ckpt/base/digest.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
+#include "ckpt/base/words.h"
 #include "ckpt/store/remove.h"
 #include "ckpt/store/save.h"
 
@@ -292,22 +293,6 @@ struct space_need {
     bool generations; /* files of state; else checkpoints, of which one must fit in any case */
 };
 
-struct human_bytes {
-    char text[32];
-};
-
-static struct human_bytes human(uint64_t bytes)
-{
-    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-    struct human_bytes result;
-    double value = (double)bytes;
-    unsigned unit = 0;
-    for (; value >= 1024.0 && unit < 6; unit++)
-        value /= 1024.0;
-    snprintf(result.text, sizeof result.text, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
-    return result;
-}
-
 static pd_status check_space(const struct store_dir *dir, const struct space_need *need, struct pd_error *err)
 {
     struct pd_space space;
@@ -317,13 +302,15 @@ static pd_status check_space(const struct store_dir *dir, const struct space_nee
     if (__builtin_mul_overflow(need->bytes, need->copies, &needed)) needed = UINT64_MAX;
     needed = needed > need->there && needed - need->there > least ? needed - need->there : least;
     char already[64] = "";
-    if (need->there) snprintf(already, sizeof already, ", %s of them is there already", human(need->there).text);
+    if (need->there)
+        snprintf(already, sizeof already, ", %s of them is there already", pd_bytes_text((double)need->there).text);
     if (needed > space.available_bytes)
         PD_FAIL(err, PD_NO_SPACE,
                 "%s (%s) has %s free and needs %s: %u %s%s of %s must fit at once%s; "
                 "delete some (perdure ckpt prune), keep fewer (checkpoint.keep_last) or choose another directory",
-                dir->root, space.type_name, human(space.available_bytes).text, human(needed).text, need->copies,
-                need->generations ? "generation" : "checkpoint", plural, human(need->bytes).text, already);
+                dir->root, space.type_name, pd_bytes_text((double)space.available_bytes).text,
+                pd_bytes_text((double)needed).text, need->copies, need->generations ? "generation" : "checkpoint", plural,
+                pd_bytes_text((double)need->bytes).text, already);
     uint64_t inodes = ((uint64_t)need->ranks + 4) * need->copies + 8;
     if (space.total_inodes && inodes > space.available_inodes)
         PD_FAIL(err, PD_NO_SPACE,

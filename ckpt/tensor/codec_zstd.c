@@ -169,15 +169,14 @@ uint64_t pd_zstd_heap_bytes(const struct pd_zstd *zstd)
 static size_t compress_planes(ZSTD_CCtx *out, ZSTD_outBuffer *dst, const void *src, uint64_t bytes, uint64_t plane_bytes)
 {
     ZSTD_inBuffer in = {src, 0, 0};
-    while (in.size < bytes || bytes == 0) {
+    for (;;) {
         in.size = bytes - in.size > plane_bytes ? in.size + plane_bytes : bytes;
         const bool is_last = in.size == bytes;
         const size_t left = ZSTD_compressStream2(out, dst, &in, is_last ? ZSTD_e_end : ZSTD_e_flush);
         if (ZSTD_isError(left)) return left;
         if (left) return (size_t)-ZSTD_error_dstSize_tooSmall;
-        if (is_last) break;
+        if (is_last) return 0;
     }
-    return 0;
 }
 
 pd_status pd_zstd_compress(struct pd_zstd *zstd, int level, void *dst, uint64_t capacity, const void *src, uint64_t bytes,
