@@ -28,8 +28,8 @@ static inline float *checkpoint_values(const struct fixture *f, uint32_t tensor,
     cr_assert_not_null(values);
     fixture_fill(values, count, tensor * 31u + (unsigned)kind + 1);
     if (strcmp(f->tensors.tensors[tensor].name, "odd.weight") == 0) {
-        values[0] = NAN;
-        values[1] = -INFINITY;
+        values[tensor % 2] = NAN;
+        values[1 - tensor % 2] = -INFINITY;
     }
     return values;
 }

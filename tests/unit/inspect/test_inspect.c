@@ -213,6 +213,45 @@ static void count_calls(void *context, uint64_t done, uint64_t total)
     ++*calls;
 }
 
+/* Of a tensor that is compared in several parts, whose last and odd one differ. */
+Test(inspect, differences_that_have_no_size)
+{
+    struct fixture f, g;
+    char left_directory[256], right_directory[256];
+    struct pd_inspect *left = NULL, *right = NULL;
+    struct pd_diff diff = {0};
+    uint64_t calls = 0;
+    fixture_init(&f, 4, 1);
+    fixture_tensor(&f, 0, "scale", 1, 1, 1);
+    fixture_tensor(&f, 1, "odd.weight", 1, 3, 1);
+    fixture_tensor(&f, 2, "long.weight", 2, 2, 1200000);
+    fixture_tensor(&f, 3, "wide.weight", 2, 2200, 1100);
+    checkpoint_write(&f, "left", &cuts[0], left_directory, sizeof left_directory);
+    fixture_init(&g, 4, 1);
+    fixture_tensor(&g, 0, "odd.weight", 1, 3, 1);
+    fixture_tensor(&g, 1, "scale", 1, 1, 1);
+    fixture_tensor(&g, 2, "long.weight", 2, 2, 1200000);
+    fixture_tensor(&g, 3, "wide.weight", 2, 2200, 1100);
+    checkpoint_write(&g, "right", &cuts[1], right_directory, sizeof right_directory);
+    OK(pd_inspect_open(f.vfs, left_directory, &left, err));
+    OK(pd_inspect_open(g.vfs, right_directory, &right, err));
+    OK(pd_inspect_diff(left, right, count_calls, &calls, &diff, err));
+    cr_assert_gt(calls, PD_KIND_COUNT);
+    for (uint64_t r = 0; r < diff.count; r++) {
+        const struct pd_diff_row *row = &diff.rows[r];
+        if (strcmp(row->name, "wide.weight") == 0 || strcmp(row->name, "long.weight") == 0)
+            cr_assert_eq(row->difference, PD_SAME);
+        if (strcmp(row->name, "odd.weight") != 0) continue;
+        cr_assert(row->difference == PD_DIFFERENT && row->differing == 3 && row->first == 0 && isinf(row->max_abs));
+        cr_assert(isinf(row->left) && isnan(row->right));
+    }
+    pd_diff_deinit(&diff);
+    pd_inspect_close(left);
+    pd_inspect_close(right);
+    fixture_deinit(&f);
+    fixture_deinit(&g);
+}
+
 /* What is asked for is reported as it is among all, and what is not finite is counted and takes no part in the rest. */
 Test(inspect, some_tensors_alone)
 {

@@ -3,6 +3,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <string.h>
 
 static struct pd_simulated_disk *disk;
 static struct pd_vfs *vfs;
@@ -69,4 +70,25 @@ Test(raw_bench, says_what_failed)
     cr_assert_eq(seconds, -1);
     struct pd_raw_bench *odd;
     cr_assert_eq(pd_raw_bench_new(vfs, 1000, 4, &odd, &err), PD_INVALID);
+}
+
+Test(raw_bench, what_cannot_be_is_refused)
+{
+    struct pd_raw_bench *other = NULL;
+    struct pd_error err = {0};
+    double seconds = -1;
+    cr_assert_eq(pd_raw_bench_new(vfs, UINT64_C(1) << 62, 8, &other, &err), PD_INVALID);
+    cr_assert_eq(pd_raw_bench_write(bench, "/f", UINT64_MAX, PD_RAW_FRESH, &seconds, &err), PD_INVALID);
+    cr_assert_eq(pd_raw_bench_read(bench, "/f", UINT64_MAX, &seconds, &err), PD_INVALID);
+    cr_assert_eq(pd_raw_bench_mixed(bench, "/f", "/g", UINT64_MAX, &seconds, &err), PD_INVALID);
+    cr_assert(strstr(err.message, "too many bytes"), "%s", err.message);
+    cr_assert_eq(pd_vfs_mkdir(vfs, "/directory", &err), PD_OK);
+    cr_assert_neq(pd_raw_bench_mixed(bench, "/directory", "/g", 8192, &seconds, &err), PD_OK);
+    cr_assert_neq(pd_raw_bench_mixed(bench, "/f", "/directory", 8192, &seconds, &err), PD_OK);
+    cr_assert_eq(seconds, -1);
+    pd_raw_bench_free(NULL);
+    cr_assert_eq(pd_raw_bench_new(vfs, 4096, 4000, &other, &err), PD_OK); /* more than the queue holds */
+    cr_assert_eq(pd_raw_bench_mixed(other, "/f", "/g", 8192, &seconds, &err), PD_OK);
+    pd_raw_bench_free(other);
+    cr_assert_gt(seconds, 0);
 }

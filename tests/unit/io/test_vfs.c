@@ -1,4 +1,5 @@
 /* One list of expectations, every VFS: io_uring on each rung of its ladder, the thread pool, the simulated disk. */
+#include "ckpt/base/trace.h"
 #include "ckpt/io/uring.h"
 #include "ckpt/io/vfs.h"
 #include "tests/simulated_disk/simulated_disk.h"
@@ -103,6 +104,12 @@ static void check_files(struct pd_vfs *vfs, const char *dir)
                      12);
     IS(PD_CORRUPT, pd_file_read(file, 4, text, 12, err));
     IS(PD_INVALID, pd_file_read(file, UINT64_MAX - 3, back, 12, err));
+    IS(PD_INVALID, pd_file_write(file, INT64_MAX - 3, back, 12, err));
+    IS(PD_INVALID, pd_file_preallocate(file, UINT64_MAX, err));
+    IS(PD_INVALID, pd_file_truncate(file, UINT64_MAX, err));
+    OK(pd_file_preallocate(file, 0, err)); /* nothing to do */
+    OK(pd_file_stat(file, &st, err));
+    cr_assert_eq(st.bytes, 12);
     OK(pd_file_close(file, err));
     IS(PD_EXISTS, pd_file_open(vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
     OK(pd_file_open(vfs, path, PD_OPEN_READ, &file, err));
@@ -376,6 +383,41 @@ Test(vfs, misaligned_direct_io_is_refused_before_it_is_sent)
     remove_scratch(dir);
 }
 
+Test(vfs, counts_that_cannot_be_are_refused)
+{
+    struct pd_vfs *vfs = NULL;
+    current_vfs = "none";
+    IS(PD_INVALID, pd_vfs_new_threads(0, 1, &vfs, err));
+    IS(PD_INVALID, pd_vfs_new_threads(4097, 1, &vfs, err));
+    IS(PD_INVALID, pd_vfs_new_threads(8, 0, &vfs, err));
+    IS(PD_INVALID, pd_vfs_new_threads(8, 257, &vfs, err));
+    IS(PD_INVALID, pd_vfs_new_uring(0, &vfs, err));
+    cr_assert_null(vfs);
+    pd_vfs_free(vfs);
+    pd_listing_deinit(NULL);
+}
+
+/* What moves is in a trace, of files and of queues. */
+Test(vfs, a_trace_shows_what_moves)
+{
+    const char *dir = scratch();
+    char text[1 << 16] = "";
+    char *path = join(dir, "trace");
+    OK(pd_trace_open(path, err));
+    struct pd_vfs *vfs = open_row(&rows[0]);
+    check_files(vfs, dir);
+    check_queue(vfs, dir, 0);
+    pd_vfs_free(vfs);
+    OK(pd_trace_close(err));
+    FILE *f = fopen(path, "re");
+    cr_assert(f && fread(text, 1, sizeof text - 1, f) > 0 && fclose(f) == 0);
+    static const char *const shown[] = {"\"cat\":\"io\",\"name\":\"read\"", "\"cat\":\"io\",\"name\":\"write\"",
+                                        "\"cat\":\"io\",\"name\":\"sync\"", "\"ph\":\"b\""};
+    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
+        cr_expect(strstr(text, shown[i]), "%s", shown[i]);
+    remove_scratch(dir);
+}
+
 Test(vfs, the_environment_chooses)
 {
     struct pd_vfs *vfs = NULL;
@@ -385,6 +427,12 @@ Test(vfs, the_environment_chooses)
     pd_vfs_free(vfs);
     setenv("PERDURE_IO", "floppy", 1);
     IS(PD_INVALID, pd_vfs_new_auto(&vfs, err));
+    static const char *const others[] = {"", "auto", "uring"};
+    for (int i = 0; i < 3; i++) {
+        setenv("PERDURE_IO", others[i], 1);
+        OK(pd_vfs_new_auto(&vfs, err));
+        pd_vfs_free(vfs);
+    }
     unsetenv("PERDURE_IO");
     OK(pd_vfs_new_auto(&vfs, err));
     pd_vfs_free(vfs);

@@ -144,6 +144,26 @@ Test(commit, has_one_bound)
     pd_commit_deinit(&c);
 }
 
+Test(commit, what_no_reader_would_take_is_not_written)
+{
+    for (int flaw = 0; flaw < 4; flaw++) {
+        static const char *const said[] = {"no shards", "0 stages", "stages cannot be recorded", "created_by"};
+        struct pd_commit c = example(2);
+        struct pd_error error = {0};
+        void *data = NULL;
+        uint64_t bytes = 0;
+        if (flaw == 0) c.shard_count = 0;
+        if (flaw == 1) c.state.layout.stage_count = 0;
+        if (flaw == 2) c.state.layout.stage_count = UINT32_MAX;
+        if (flaw == 3) memset(c.state.created_by, 'x', sizeof c.state.created_by);
+        cr_assert_eq(pd_commit_encode(&c, &data, &bytes, &error), PD_INVALID, "%s", said[flaw]);
+        cr_assert(strstr(error.message, said[flaw]) && !data, "%s", error.message);
+        pd_commit_deinit(&c);
+    }
+    pd_commit_deinit(NULL);
+    pd_run_state_deinit(NULL);
+}
+
 Test(commit, every_flipped_bit_and_every_truncation_is_seen)
 {
     struct pd_commit c = example(3), back = {0};
