@@ -111,3 +111,94 @@ Test(object_index, what_is_not_known_is_a_bug)
     cr_assert_eq(pd_h5_index_find(&pages, headers[1], 2, &index, &error), PD_BUG, "a checksum that does not match");
     pd_h5_pages_deinit(&pages);
 }
+
+/* ---- what the library might write one day, with its checksums ---- */
+
+uint32_t H5_checksum_lookup3(const void *data, size_t bytes, uint32_t initial);
+
+struct change {
+    uint64_t at, sealed_at, sealed_bytes; /* in the file; sealed_bytes 0: there is no checksum */
+    unsigned char value;
+    const char *what;
+};
+
+/* Makes the change, looks, and takes it back. */
+static void expect_refused(struct pd_h5_pages *pages, uint64_t header, uint64_t count, const struct change *c)
+{
+    unsigned char data[1024], before[1024];
+    struct pd_h5_index index;
+    struct pd_error error = {0};
+    const uint64_t from = c->sealed_bytes ? c->sealed_at : c->at, bytes = c->sealed_bytes ? c->sealed_bytes + 4 : 1;
+    cr_assert_leq(bytes, sizeof data);
+    pd_h5_pages_read(pages, from, before, bytes);
+    memcpy(data, before, bytes);
+    cr_assert_neq(data[c->at - from], c->value, "%s: no change", c->what);
+    data[c->at - from] = c->value;
+    if (c->sealed_bytes) {
+        const uint32_t sum = H5_checksum_lookup3(data, c->sealed_bytes, 0);
+        memcpy(data + c->sealed_bytes, &sum, sizeof sum);
+    }
+    OK(pd_h5_pages_write(pages, from, data, bytes, err));
+    cr_expect_eq(pd_h5_index_find(pages, header, count, &index, &error), PD_BUG, "%s", c->what);
+    OK(pd_h5_pages_write(pages, from, before, bytes, err));
+    OK(pd_h5_index_find(pages, header, count, &index, err));
+}
+
+/* Of an object header's messages to its checksum, and in it the layout message's body: version 4, chunked. */
+static void find_header(const struct pd_h5_pages *pages, uint64_t header, uint64_t *ret_bytes, uint64_t *ret_layout)
+{
+    unsigned char data[1024];
+    pd_h5_pages_read(pages, header, data, sizeof data);
+    const unsigned size_bytes = 1u << (data[5] & 3);
+    cr_assert(data[5] < 4 && size_bytes <= 2, "flags that this test does not know: %u", data[5]);
+    uint64_t at = 6 + size_bytes;
+    *ret_bytes = at + data[6] + (size_bytes > 1 ? 256u * data[7] : 0);
+    while (data[at] != 8)
+        at += 4u + data[at + 1];
+    cr_assert_lt(at, *ret_bytes);
+    *ret_layout = at + 4;
+}
+
+Test(object_index, what_a_later_library_might_write_is_refused)
+{
+    uint64_t headers[3 * SHAPES], bytes, m;
+    struct pd_h5_pages pages = {0};
+    struct pd_h5_index index;
+    unsigned char dims[2];
+    build(PD_H5_FAR_AWAY, 1, &pages, headers);
+    for (int s = 0; s < 2; s++) { /* a single chunk, an array */
+        const uint64_t h = headers[s];
+        find_header(&pages, h, &bytes, &m);
+        pd_h5_pages_read(&pages, h + m + 3, dims, 2);
+        const uint64_t type = h + m + 5 + (uint64_t)dims[0] * dims[1];
+        const struct change changes[] = {{h, h, bytes, 'X', "no object header"},
+                                         {h + 4, h, bytes, 3, "a header of another version"},
+                                         {h + m, h, bytes, 5, "a layout of another version"},
+                                         {h + m + 1, h, bytes, 1, "a layout that is not chunked"},
+                                         {h + m + 3, h, bytes, 255, "more dimensions than there is room"},
+                                         {h + m - 4, h, bytes, 0x0c, "no layout"},
+                                         {type, h, bytes, 2, "an index of another type"},
+                                         {type, h, bytes, s ? 1 : 4, "an index of another type"}};
+        for (size_t i = 0; i < sizeof changes / sizeof *changes; i++)
+            expect_refused(&pages, h, s + 1u, &changes[i]);
+        if (s == 0) expect_refused(&pages, h, 1, &(struct change){h + m + 2, h, bytes, 0, "a chunk without a filter"});
+    }
+    OK(pd_h5_index_find(&pages, headers[1], 2, &index, err));
+    unsigned char back[8];
+    pd_h5_pages_read(&pages, index.at + 6, back, 8);
+    uint64_t array = 0;
+    memcpy(&array, back, 8);
+    const struct change changes[] = {{array, array, 24, 'X', "no array"},
+                                     {array + 5, array, 24, 0, "chunks without a filter"},
+                                     {array + 6, array, 24, 12, "entries that are too short"},
+                                     {array + 6, array, 24, 21, "entries that are too long"},
+                                     {array + 7, array, 24, 11, "more under a checksum"},
+                                     {array + 7, array, 24, 32, "more than can be"},
+                                     {array + 8, array, 24, 3, "another number of chunks"},
+                                     {array + 9, 0, 0, 1, "a checksum that does not match"},
+                                     {index.at, 0, 0, 'X', "no block"},
+                                     {index.at + 6, 0, 0, (unsigned char)(back[0] + 1), "a block of another array"}};
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++)
+        expect_refused(&pages, headers[1], 2, &changes[i]);
+    pd_h5_pages_deinit(&pages);
+}
