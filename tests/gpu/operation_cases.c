@@ -9,6 +9,8 @@ COUNT(queries, s->sequences * s->length * s->heads * s->head_size)
 COUNT(keys, s->sequences * s->length * s->kv_heads * s->head_size)
 COUNT(sums, s->sequences * s->length * s->heads)
 COUNT(turns, s->length * s->head_size)
+COUNT(head_columns, s->head_size)
+COUNT(all_heads, s->sequences * s->length * s->heads)
 
 /* ---- products ---- */
 
@@ -174,6 +176,38 @@ RUN(rope)
 EXACT(rope)
 {
     ref_rope(rows(s), s->heads, s->head_size, v[0].exact, v[1].numbers, v[2].exact, false);
+}
+
+/* Norms of heads where they lie, and RoPE; then both the other way. */
+RUN(heads)
+{
+    struct pd_norm n = {.rows = all_heads(s),
+                        .columns = s->head_size,
+                        .heads = (uint32_t)s->heads,
+                        .kept_heads = (uint32_t)s->heads,
+                        .ld = s->heads * s->head_size,
+                        .kept = p[4],
+                        .positions = p[2],
+                        .cos_sin = p[3],
+                        .dtype = act,
+                        .epsilon = 1e-5f,
+                        .x = p[0],
+                        .weight = p[1],
+                        .rstd = p[5],
+                        .out = p[0]};
+    PD_TRY(pd_norm_forward(math, &n, err));
+    n.x = p[4], n.kept = NULL, n.dout = n.dx = p[6], n.dweight = p[7];
+    return pd_norm_backward(math, &n, err);
+}
+
+EXACT(heads)
+{
+    const uint64_t d = s->head_size;
+    memcpy(v[4].exact, v[0].exact, queries(s) * sizeof(double));
+    ref_norm_forward(all_heads(s), d, 1e-5f, v[4].exact, v[1].exact, NULL, NULL, v[5].exact, v[0].exact);
+    ref_rope(rows(s), s->heads, d, v[0].exact, v[2].numbers, v[3].exact, false);
+    ref_rope(rows(s), s->heads, d, v[6].exact, v[2].numbers, v[3].exact, true);
+    ref_norm_backward(all_heads(s), d, 1e-5f, v[4].exact, v[1].exact, v[6].exact, NULL, v[6].exact, v[7].exact, NULL);
 }
 
 static struct pd_attention attention_of(const struct sizes *s, enum pd_dtype act, void *const *p)
@@ -449,6 +483,16 @@ const struct operation operations[] = {
       {COLUMN_SUMS}},
      FORMULA(layernorm)},
     {"rope", {{ACT, BOTH, queries, 1}, {POSITIONS, IN, rows, 0}, {F32, IN, turns, 1}}, FORMULA(rope)},
+    {"norms of heads, rotated",
+     {{ACT, BOTH, queries, 1},
+      {ACT, IN, head_columns, 1},
+      {POSITIONS, IN, rows, 0},
+      {F32, IN, turns, 1},
+      {ACT, OUT, queries, 0},
+      {F32, OUT, all_heads, 0},
+      {ACT, BOTH, queries, 1},
+      {F32, OUT, head_columns, 0}},
+     FORMULA(heads)},
     {"attention",
      {{ACT, IN, queries, 1},
       {ACT, IN, keys, 1},

@@ -174,3 +174,142 @@ Test(norm, heads)
     }
     fixture_free(&f);
 }
+
+/* Two runs of heads whose norms have a weight each, as of q and k, rotated behind the norms. */
+struct turned {
+    enum pd_dtype dtype;
+    uint32_t tokens, first, others, columns;
+    size_t ld, kept_heads;
+    const void *weight, *other_weight;
+    const int32_t *positions;
+    const float *cos_sin;
+};
+
+struct turned_rooms {
+    struct room x, dx, kept, rstd, dweight;
+};
+
+static struct pd_norm turned_norm(const struct turned *t, const struct turned_rooms *r)
+{
+    const uint32_t heads = t->first + t->others;
+    return (struct pd_norm){.rows = (uint64_t)t->tokens * heads,
+                            .columns = t->columns,
+                            .heads = heads,
+                            .kept_heads = (uint32_t)t->kept_heads,
+                            .ld = t->ld,
+                            .dtype = t->dtype,
+                            .epsilon = 1e-6f,
+                            .x = r->x.data,
+                            .kept = r->kept.data,
+                            .weight = t->weight,
+                            .rstd = r->rstd.data,
+                            .out = r->x.data};
+}
+
+static struct pd_norm turned_gradient(const struct turned *t, const struct turned_rooms *r)
+{
+    struct pd_norm n = turned_norm(t, r);
+    n.rows = (uint64_t)t->tokens * t->first;
+    n.heads = t->first;
+    n.x = r->kept.data, n.kept = NULL;
+    n.dout = n.dx = r->dx.data;
+    n.dweight = r->dweight.data;
+    return n;
+}
+
+/* All heads at once forward; backward of the first run, whose dweight is its own. */
+static void run_turned(struct fixture *f, const struct turned *t, const struct turned_rooms *r, bool cpu)
+{
+    struct pd_norm n = turned_norm(t, r);
+    n.positions = t->positions, n.cos_sin = t->cos_sin;
+    n.other_weight = t->other_weight, n.other_first = t->first;
+    MUST(forward(f, &n, cpu, &err));
+    n = turned_gradient(t, r);
+    n.positions = t->positions, n.cos_sin = t->cos_sin;
+    MUST(backward(f, &n, cpu, &err));
+}
+
+/* One operation after the other: the norm of each run, then the rotation of both; the rotation back, then the norm. */
+static void run_apart(struct fixture *f, const struct turned *t, const struct turned_rooms *r)
+{
+    const size_t bytes = pd_dtype_bytes(t->dtype);
+    struct pd_norm n = turned_norm(t, r);
+    struct pd_rope rope = {.rows = t->tokens,
+                           .heads = t->first + t->others,
+                           .head_size = t->columns,
+                           .dtype = t->dtype,
+                           .x = r->x.data,
+                           .ld = t->ld,
+                           .positions = t->positions,
+                           .cos_sin = t->cos_sin};
+    n.rows = (uint64_t)t->tokens * t->first, n.heads = t->first;
+    MUST(forward(f, &n, false, &err));
+    n.rows = (uint64_t)t->tokens * t->others, n.heads = t->others;
+    n.x = n.out = (char *)r->x.data + t->first * t->columns * bytes;
+    n.kept = (char *)r->kept.data + t->first * t->columns * bytes;
+    n.rstd = (float *)r->rstd.data + t->first, n.weight = t->other_weight;
+    MUST(forward(f, &n, false, &err));
+    MUST(pd_cuda_rope(NULL, &rope, &err));
+    rope.x = r->dx.data, rope.heads = t->first, rope.inverse = true;
+    MUST(pd_cuda_rope(NULL, &rope, &err));
+    n = turned_gradient(t, r);
+    MUST(backward(f, &n, false, &err));
+}
+
+static void check_turned(struct fixture *f, struct turned t, size_t shift, uint64_t order)
+{
+    enum { POSITIONS = 50 };
+    uint64_t seed = t.tokens + t.columns + shift;
+    const size_t rows = (size_t)t.tokens * t.kept_heads;
+    struct room weight = room_random(t.dtype, t.columns, shift, 1, &seed);
+    struct room other = room_random(t.dtype, t.columns, shift, 1, &seed);
+    struct room angles = room_random(PD_F32, POSITIONS * t.columns, 0, 1, &seed);
+    struct room x = room_random(t.dtype, t.tokens * t.ld, shift, 2, &seed);
+    struct room dx = room_random(t.dtype, t.tokens * t.ld, shift, 1, &seed);
+    int32_t *positions = malloc(t.tokens * sizeof *positions);
+    struct turned_rooms r[3];
+    for (uint32_t i = 0; i < t.tokens; i++)
+        positions[i] = (int32_t)(i * 7 % POSITIONS);
+    t.weight = weight.data, t.other_weight = other.data, t.positions = positions, t.cos_sin = angles.data;
+    for (int i = 0; i < 3; i++) {
+        r[i] = (struct turned_rooms){room_copy(&x), room_copy(&dx), room_new(t.dtype, rows * t.columns, shift),
+                                     room_new(PD_F32, rows, 0), room_new(PD_F32, t.columns, 0)};
+    }
+    run_turned(f, &t, &r[0], true);
+    simt_set_order(order);
+    run_turned(f, &t, &r[1], false);
+    simt_set_order(0);
+    run_apart(f, &t, &r[2]);
+    for (int i = 0; i < 3; i += 2) {
+        const char *beside = i ? "beside one after the other" : "beside the CPU";
+        rooms_equal(&r[1].x, &r[i].x, beside);
+        rooms_equal(&r[1].kept, &r[i].kept, beside);
+        rooms_equal(&r[1].rstd, &r[i].rstd, beside);
+        rooms_equal(&r[1].dx, &r[i].dx, beside);
+    }
+    rooms_equal(&r[1].dweight, &r[2].dweight, "dweight beside one after the other");
+    for (int i = 0; i < 3; i++)
+        room_free(&r[i].x), room_free(&r[i].dx), room_free(&r[i].kept), room_free(&r[i].rstd), room_free(&r[i].dweight);
+    room_free(&weight), room_free(&other), room_free(&angles), room_free(&x), room_free(&dx);
+    free(positions);
+}
+
+Test(norm, heads_that_are_rotated)
+{
+    static const struct turned cases[] = {
+        {.tokens = 1, .first = 1, .others = 1, .columns = 2, .ld = 4, .kept_heads = 2},
+        {.tokens = 9, .first = 3, .others = 2, .columns = 6, .ld = 37, .kept_heads = 7},
+        {.tokens = 33, .first = 2, .others = 1, .columns = 64, .ld = 256, .kept_heads = 3},
+        {.tokens = 40, .first = 4, .others = 2, .columns = 128, .ld = 1024, .kept_heads = 6},
+        {.tokens = 5, .first = 1, .others = 3, .columns = 256, .ld = 1024, .kept_heads = 4},
+    };
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    for (size_t d = 0; d < 3; d++)
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+            for (size_t shift = 0; shift < 2; shift++) {
+                struct turned t = cases[i];
+                t.dtype = all_dtypes[d];
+                check_turned(&f, t, shift, some_orders[(i + shift) % SOME_ORDERS]);
+            }
+    fixture_free(&f);
+}

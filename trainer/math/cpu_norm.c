@@ -3,8 +3,9 @@
  *   out = x̂ weight + bias        dx = rstd (g - sum(g)/C - x̂ sum(g x̂)/C)        dweight = sum over rows of dout x̂
  *
  * RMS norm has mean 0, no bias, and no sum(g)/C. Each thread owns whole rows of out and dx, and whole columns of dweight,
- * which it sums in ascending row order. */
-#include "trainer/math/cpu_ops.h"
+ * which it sums in ascending row order. Heads that are rotated are so row by row, in forward where the norm has written them,
+ * in backward from dout to dx, which is read as dout from then on. */
+#include "trainer/math/cpu_rope.h"
 
 #define ROWS_TASK_ELEMENTS 16384u
 #define COLUMNS_TASK 32u
@@ -57,33 +58,63 @@ V16_INLINE float row_variance(enum pd_dtype dtype, const struct pd_norm *n, uint
     return v16_sum(sum) / (float)n->columns;
 }
 
-V16_INLINE void put_normed(enum pd_dtype dtype, const struct pd_norm *n, uint64_t at, uint64_t kept, uint64_t i, unsigned w,
-                           v16 mean, v16 rstd)
+V16_INLINE void put_normed(enum pd_dtype dtype, const struct pd_norm *n, const void *weight, uint64_t at, uint64_t kept,
+                           uint64_t i, unsigned w, v16 mean, v16 rstd)
 {
     v16 x = v16_get_part(dtype, n->x, at + i, w);
     if (n->kept) v16_put_part(dtype, n->kept, kept + i, w, x);
     x = v16_mul(v16_sub(x, mean), rstd);
-    x = v16_mul(x, v16_get_part(dtype, n->weight, i, w));
+    x = v16_mul(x, v16_get_part(dtype, weight, i, w));
     if (n->bias) x = v16_add(x, v16_get_part(dtype, n->bias, i, w));
     v16_put_part(dtype, n->out, at + i, w, x);
+}
+
+V16_INLINE void forward_row(enum pd_dtype dtype, const struct pd_norm *n, uint64_t row)
+{
+    const uint64_t at = row_at(n, row), kept = kept_row(n, row);
+    const bool is_other = n->other_weight && row % n->heads >= n->other_first;
+    const void *weight = is_other ? n->other_weight : n->weight;
+    float mean = n->mean ? row_mean(dtype, n, at) : 0.0f;
+    float variance = row_variance(dtype, n, at, v16_set1(mean));
+    float rstd = 1.0f / __builtin_sqrtf(variance + n->epsilon);
+    if (n->mean) n->mean[row] = mean;
+    n->rstd[kept] = rstd;
+    v16 mean_all = v16_set1(mean), rstd_all = v16_set1(rstd);
+    V16_FOR(i, w, n->columns, put_normed(dtype, n, weight, at, kept * n->columns, i, w, mean_all, rstd_all));
+}
+
+/* Rows of a task; `turn` is kept from head to head of a token. */
+V16_INLINE void turn_row(enum pd_dtype dtype, const struct pd_norm *n, uint64_t row, bool is_first, bool inverse,
+                         const void *from, void *to, struct pd_cpu_turn *turn)
+{
+    if (is_first || row % n->heads == 0)
+        pd_cpu_turn_of(n->cos_sin, n->positions[row / n->heads], n->columns / 2, inverse, turn);
+    pd_cpu_turn_head(dtype, turn, from, to, row_at(n, row), n->columns / 2);
 }
 
 V16_INLINE void forward_rows(enum pd_dtype dtype, const struct norm_job *job, uint64_t index)
 {
     const struct pd_norm *n = job->norm;
-    for (uint64_t row = index * job->rows_per_task; row < rows_end(job, index); row++) {
-        const uint64_t at = row_at(n, row), kept = kept_row(n, row);
-        float mean = n->mean ? row_mean(dtype, n, at) : 0.0f;
-        float variance = row_variance(dtype, n, at, v16_set1(mean));
-        float rstd = 1.0f / __builtin_sqrtf(variance + n->epsilon);
-        if (n->mean) n->mean[row] = mean;
-        n->rstd[kept] = rstd;
-        v16 mean_all = v16_set1(mean), rstd_all = v16_set1(rstd);
-        V16_FOR(i, w, n->columns, put_normed(dtype, n, at, kept * n->columns, i, w, mean_all, rstd_all));
+    const uint64_t first = index * job->rows_per_task;
+    struct pd_cpu_turn turn;
+    for (uint64_t row = first; row < rows_end(job, index); row++) {
+        forward_row(dtype, n, row);
+        if (n->positions) turn_row(dtype, n, row, row == first, false, n->out, n->out, &turn);
     }
 }
 
 PD_DTYPE_BODY(forward_body, struct norm_job, norm->dtype, forward_rows)
+
+V16_INLINE void turn_back_rows(enum pd_dtype dtype, const struct norm_job *job, uint64_t index)
+{
+    const struct pd_norm *n = job->norm;
+    const uint64_t first = index * job->rows_per_task;
+    struct pd_cpu_turn turn;
+    for (uint64_t row = first; row < rows_end(job, index); row++)
+        turn_row(dtype, n, row, row == first, true, n->dout, n->dx, &turn);
+}
+
+PD_DTYPE_BODY(turn_back_body, struct norm_job, norm->dtype, turn_back_rows)
 
 V16_INLINE v16 normed(enum pd_dtype dtype, const struct pd_norm *n, uint64_t index, unsigned w, v16 mean, v16 rstd)
 {
@@ -178,7 +209,12 @@ pd_status PD_CPU(norm_forward)(struct pd_math *math, const struct pd_norm *norm,
 pd_status PD_CPU(norm_backward)(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
 {
     uint64_t tasks;
-    struct norm_job job = job_of(norm, &tasks);
-    pd_parallel(math->pool, (norm->columns + COLUMNS_TASK - 1) / COLUMNS_TASK, backward_columns_body, &job);
+    struct pd_norm n = *norm;
+    struct norm_job job = job_of(&n, &tasks);
+    if (n.positions) {
+        pd_parallel(math->pool, tasks, turn_back_body, &job);
+        n.dout = n.dx;
+    }
+    pd_parallel(math->pool, (n.columns + COLUMNS_TASK - 1) / COLUMNS_TASK, backward_columns_body, &job);
     return pd_cpu_run(math, tasks, backward_rows_body, &job);
 }

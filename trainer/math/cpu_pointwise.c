@@ -1,6 +1,6 @@
 /* RoPE, SwiGLU, GELU, casts and sums: one pass over memory each, elements independent of each other or summed in row order.
  */
-#include "trainer/math/cpu_ops.h"
+#include "trainer/math/cpu_rope.h"
 #include "trainer/math/simd_math.h"
 
 #include <string.h>
@@ -130,34 +130,12 @@ pd_status PD_CPU(swiglu_backward)(struct pd_math *math, uint64_t rows, uint64_t 
     return pd_cpu_run(math, rows, swiglu_backward_body, &job);
 }
 
-/* (a, b) -> (a cos - b sin, b cos + a sin); the inverse has -sin. */
-V16_INLINE void rope_put(enum pd_dtype dtype, const struct pd_rope *r, uint64_t at, const float *cosines, const float *sines,
-                         uint64_t i, unsigned w)
-{
-    uint64_t half = r->head_size / 2;
-    v16 a = v16_get_part(dtype, r->x, at + i, w), b = v16_get_part(dtype, r->x, at + half + i, w);
-    v16 c = v16_load(cosines + i), s = v16_load(sines + i);
-    v16 minus_bs = v16_sub(v16_zero(), v16_mul(b, s));
-    v16_put_part(dtype, r->x, at + i, w, v16_fma(a, c, minus_bs));
-    v16_put_part(dtype, r->x, at + half + i, w, v16_fma(a, s, v16_mul(b, c)));
-}
-
 V16_INLINE void rope_row(enum pd_dtype dtype, const struct pd_rope *r, uint64_t row)
 {
-    float cosines[PD_CPU_HEAD_SIZE_MAX / 2 + 16], sines[PD_CPU_HEAD_SIZE_MAX / 2 + 16];
-    uint64_t half = r->head_size / 2;
-    memset(cosines, 0, sizeof cosines);
-    memset(sines, 0, sizeof sines);
-    const float *table = r->cos_sin + (uint64_t)r->positions[row] * half * 2;
-    float sign = r->inverse ? -1.0f : 1.0f;
-    for (uint64_t i = 0; i < half; i++) {
-        cosines[i] = table[2 * i];
-        sines[i] = sign * table[2 * i + 1];
-    }
-    for (uint32_t head = 0; head < r->heads; head++) {
-        uint64_t at = row * r->ld + (uint64_t)head * r->head_size;
-        V16_FOR(i, w, half, rope_put(dtype, r, at, cosines, sines, i, w));
-    }
+    struct pd_cpu_turn turn;
+    pd_cpu_turn_of(r->cos_sin, r->positions[row], r->head_size / 2, r->inverse, &turn);
+    for (uint32_t head = 0; head < r->heads; head++)
+        pd_cpu_turn_head(dtype, &turn, r->x, r->x, row * r->ld + (uint64_t)head * r->head_size, r->head_size / 2);
 }
 
 PD_DTYPE_BODY(rope_body, struct pd_rope, dtype, rope_row)

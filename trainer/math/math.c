@@ -44,7 +44,9 @@ static void check_norm(const struct pd_norm *n)
 {
     PD_CHECK(n->columns > 0 && dtype_is_known(n->dtype) && n->x && n->weight && n->rstd);
     PD_CHECK(n->heads ? !n->mean && n->kept_heads >= n->heads && n->ld >= n->heads * n->columns && n->rows % n->heads == 0
-                      : !n->kept);
+                      : !n->kept && !n->positions && !n->other_weight);
+    PD_CHECK(!n->heads || n->columns % 2 == 0);
+    PD_CHECK(!n->positions || n->cos_sin);
 }
 
 pd_status pd_norm_forward(struct pd_math *math, const struct pd_norm *n, struct pd_error *err)
@@ -57,7 +59,7 @@ pd_status pd_norm_forward(struct pd_math *math, const struct pd_norm *n, struct 
 pd_status pd_norm_backward(struct pd_math *math, const struct pd_norm *n, struct pd_error *err)
 {
     check_norm(n);
-    PD_CHECK(n->dout && n->dx && n->dweight && !n->mean == !n->dbias);
+    PD_CHECK(n->dout && n->dx && n->dweight && !n->mean == !n->dbias && !n->other_weight);
     return math->ops->norm_backward(math, n, err);
 }
 

@@ -15,7 +15,7 @@
 
 /* A CPU has one of each for every instruction set, a GPU a launcher (cuda/kernels.h). */
 #define PD_MATH_KERNELS(X) \
-    X(norm_forward, (const struct pd_norm *norm), norm) /* RMS norm, or with a mean layer norm */ \
+    X(norm_forward, (const struct pd_norm *norm), norm) /* RMS norm, or with a mean layer norm; of heads RoPE, too */ \
     X(rope, (const struct pd_rope *rope), rope) \
     X(attention_delta, (const struct pd_attention *attention), attention) /* of parts; see struct pd_attention */ \
     X(finish, (const struct pd_finish *finish), finish) \

@@ -45,13 +45,19 @@ struct pd_gemm {
 
 /* Rows lie one behind the other, or are the heads of tokens (RMS norm alone): row r is head r % heads of token r / heads. Of
  * x and out in forward, of dout and dx in backward, tokens lie ld apart; of `kept` and rstd they have kept_heads heads each.
- * Forward may then write over x (out = x) and keeps what was there; backward reads it as x. */
+ * Forward may then write over x (out = x) and keeps what was there; backward reads it as x. With positions heads are rotated
+ * as by pd_rope: behind the norm in forward, and back, in front of it, in backward. What lies between the two is rounded as if
+ * it were written. */
 struct pd_norm {
     uint64_t rows, columns;
     uint32_t heads, kept_heads; /* 0: rows lie one behind the other */
     uint64_t ld;                /* elements */
     void *kept;                 /* heads: x as it was, for backward; or NULL */
-    enum pd_dtype dtype;        /* act: x, out, dout, dx, residual; weight and bias too */
+    const int32_t *positions;   /* heads: (tokens), or NULL */
+    const float *cos_sin;       /* (positions, C/2, 2) */
+    const void *other_weight;   /* heads, forward: (C) of those from other_first on; NULL: they have `weight`, too */
+    uint32_t other_first;
+    enum pd_dtype dtype; /* act: x, out, dout, dx, residual; weight and bias too */
     float epsilon;
     const void *x;      /* (R,C); of heads, in backward: kept */
     const void *weight; /* (C) */

@@ -366,7 +366,7 @@ static pd_status inner(const struct pass *p, struct pd_error *err)
     struct row_parallel out = out_projection(p);
     PD_TRY(norm1_forward(p, err));
     PD_TRY(qkv_forward(p, err));
-    if (p->roles->head_norms >= 0) PD_TRY(pd_head_norms_forward(p->t, a, p->w + p->roles->head_norms, err));
+    if (p->roles->head_norms >= 0) PD_TRY(pd_head_norms_forward(p->t, p->input, a, p->w + p->roles->head_norms, err));
     PD_TRY(pd_block_attention_forward(p->t, p->input, a, err));
     PD_TRY(rows_forward(p, &out, p->x, a->middle, err));
     PD_TRY(norm2_forward(p, err));
@@ -548,7 +548,7 @@ static pd_status attention_backward(struct pass *p, struct pd_error *err)
     const struct pd_norm n = norm1_of(p, pd_rows_whole(t, p->x));
     PD_TRY(rows_backward(p, &out, t->dattention, err));
     PD_TRY(pd_block_attention_backward(t, p->input, p->a, err));
-    if (heads >= 0) PD_TRY(pd_head_norms_backward(t, p->a, p->w + heads, p->g + heads, err));
+    if (heads >= 0) PD_TRY(pd_head_norms_backward(t, p->input, p->a, p->w + heads, p->g + heads, err));
     PD_TRY(qkv_gradient(p, &d, err));
     PD_TRY(norm_again(p, &n, err));
     PD_TRY(qkv_weights(p, &d, err));

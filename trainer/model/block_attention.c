@@ -29,11 +29,12 @@ static pd_status rotate_run(struct pd_transformer *t, const struct pd_micro_batc
     return rope.heads ? pd_rope(t->math, &rope, err) : PD_OK;
 }
 
+/* Of families whose heads have norms, head_norms.c rotates them. */
 static pd_status rotate(struct pd_transformer *t, const struct pd_micro_batch_input *input, const struct pd_qkv *x,
                         uint64_t k_columns, bool inverse, struct pd_error *err)
 {
     const uint64_t q = t->share.q_columns;
-    if (t->family->positions != PD_POSITIONS_ROPE) return PD_OK;
+    if (t->family->positions != PD_POSITIONS_ROPE || t->family->has_head_norms) return PD_OK;
     /* q and k are neighbours, so their heads are rotated as one run. */
     if (!t->sp.by_parts) return rotate_run(t, input, x->q, q + k_columns, x->ld_q, inverse, err);
     PD_TRY(rotate_run(t, input, x->q, q, x->ld_q, inverse, err));

@@ -1,5 +1,5 @@
-/* RMS norms of the heads of q and k, in front of RoPE (Henry et al. 2020; Qwen3). A norm has one weight (D) for all heads, and
- * heads are cut over tensor-parallel ranks, so its gradient is a sum over tokens and over heads:
+/* RMS norms of the heads of q and k, and RoPE, in one pass (Henry et al. 2020; Qwen3). A norm has one weight (D) for all heads,
+ * and heads are cut over tensor-parallel ranks, so its gradient is a sum over tokens and over heads:
  *
  *   a chain of the tokens and heads of a (piece, chunk)    one backward of the norm
  *   a tree over chunks: those of this rank, then ranks     one small exchange a block, (pieces, 2, D) fp32 to every tp rank
@@ -35,29 +35,24 @@ static char *shifted(const struct pd_transformer *t, const void *base, uint64_t 
 }
 
 /* `heads` heads of each token from row on; the first is number `first` of those that are kept. */
-static struct pd_norm norm_of(const struct pd_transformer *t, const struct pd_block_activations *a, const void *weight,
-                              uint64_t row, uint64_t rows, uint64_t first, uint64_t heads, uint64_t ld)
+static struct pd_norm norm_of(const struct pd_transformer *t, const struct pd_micro_batch_input *input,
+                              const struct pd_block_activations *a, const void *weight, uint64_t row, uint64_t rows,
+                              uint64_t first, uint64_t heads, uint64_t ld)
 {
     const uint64_t kept = row * kept_heads(t) + first;
+    const bool rotates = t->family->positions == PD_POSITIONS_ROPE;
     return (struct pd_norm){.rows = rows * heads,
                             .columns = head_size(t),
                             .heads = (uint32_t)heads,
                             .kept_heads = kept_heads(t),
                             .ld = ld,
+                            .positions = rotates ? input->positions + row : NULL,
+                            .cos_sin = t->cos_sin,
                             .dtype = t->options.dtype,
                             .epsilon = t->model->config.norm_epsilon,
                             .kept = shifted(t, a->heads, kept * head_size(t)),
                             .weight = weight,
                             .rstd = a->heads_rstd + kept};
-}
-
-static pd_status forward(struct pd_transformer *t, const struct pd_block_activations *a, const void *weight, char *x,
-                         uint64_t first, uint64_t heads, uint64_t ld, struct pd_error *err)
-{
-    struct pd_norm n = norm_of(t, a, weight, 0, t->rows, first, heads, ld);
-    n.x = x;
-    n.out = x;
-    return heads ? pd_norm_forward(t->math, &n, err) : PD_OK;
 }
 
 static void *take(struct pd_arena *arena, uint64_t elements)
@@ -72,19 +67,27 @@ void pd_head_norms_take(struct pd_transformer *t, struct pd_arena *arena)
     const uint32_t peers = t->partition.tp - 1;
     if (!t->family->has_head_norms || !t->options.backward || !t->has_blocks) return;
     h->parts = take(arena, t->tp.chunks * elements);
-    h->sums = take(arena, elements);
+    h->sums = t->tp.chunks == 1 ? h->parts : take(arena, elements);
     if (!peers) return;
     h->arrived = take(arena, t->partition.tp * elements);
     pd_peer_transfer_init(&h->transfer, t->options.tp, peers, peers, arena);
 }
 
-pd_status pd_head_norms_forward(struct pd_transformer *t, struct pd_block_activations *a, void *const *weights,
-                                struct pd_error *err)
+/* q and k are neighbours, so their heads are one run; with pieces each is its own. */
+pd_status pd_head_norms_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
+                                struct pd_block_activations *a, void *const *weights, struct pd_error *err)
 {
     const struct pd_qkv x = pd_qkv_of(t, a->qkv, t->share.k_columns);
     const uint64_t q = count_of(t->share.heads), k = count_of(t->share.kv_needed);
-    PD_TRY(forward(t, a, weights[OF_Q], x.q, 0, q, x.ld_q, err));
-    return forward(t, a, weights[OF_K], x.k, q, k, x.ld_kv, err);
+    struct pd_norm n = norm_of(t, input, a, weights[OF_Q], 0, t->rows, 0, t->sp.by_parts ? q : q + k, x.ld_q);
+    n.x = n.out = x.q;
+    n.other_weight = t->sp.by_parts ? NULL : weights[OF_K];
+    n.other_first = (uint32_t)q;
+    if (n.heads) PD_TRY(pd_norm_forward(t->math, &n, err));
+    if (!t->sp.by_parts || !k) return PD_OK;
+    n = norm_of(t, input, a, weights[OF_K], 0, t->rows, q, k, x.ld_kv);
+    n.x = n.out = x.k;
+    return pd_norm_forward(t->math, &n, err);
 }
 
 /* ---- backward ---- */
@@ -107,8 +110,9 @@ static float *part_of(const struct pd_transformer *t, uint32_t chunk)
 }
 
 /* dx of the chunk's heads, and its parts of dweight. */
-static pd_status chunk_backward(struct pd_transformer *t, const struct pd_block_activations *a, const struct pd_qkv *d,
-                                uint32_t chunk, int which, const void *weight, struct pd_error *err)
+static pd_status chunk_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
+                                const struct pd_block_activations *a, const struct pd_qkv *d, uint32_t chunk, int which,
+                                const void *weight, struct pd_error *err)
 {
     const struct pd_share *s = &t->share;
     const struct pd_range all = pd_partition_chunk(&t->partition, t->model->config.heads, t->tp.first_chunk + chunk);
@@ -120,7 +124,7 @@ static pd_status chunk_backward(struct pd_transformer *t, const struct pd_block_
     if (!count_of(heads)) return PD_OK;
     for (uint32_t place = 0; place < t->sp.pieces; place++) {
         const uint64_t row = t->sp.row[place];
-        struct pd_norm n = norm_of(t, a, weight, row, t->sp.rows[place], kept, count_of(heads), ld);
+        struct pd_norm n = norm_of(t, input, a, weight, row, t->sp.rows[place], kept, count_of(heads), ld);
         char *dx = shifted(t, which == OF_Q ? d->q : d->k, row * ld + column);
         n.x = n.kept;
         n.kept = NULL;
@@ -199,14 +203,15 @@ static pd_status copy_piece(struct pd_transformer *t, void *context, uint32_t pl
     return pd_math_copy(t->math, dst, sum_at(t, t->head_norms.sums, place, which), head_size(t) * sizeof(float), err);
 }
 
-pd_status pd_head_norms_backward(struct pd_transformer *t, const struct pd_block_activations *a, void *const *weights,
-                                 float *const *gradients, struct pd_error *err)
+pd_status pd_head_norms_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
+                                 const struct pd_block_activations *a, void *const *weights, float *const *gradients,
+                                 struct pd_error *err)
 {
     const struct pd_qkv d = pd_qkv_of(t, t->dqkv, t->share.dk_columns);
     for (int which = OF_Q; which <= OF_K; which++) {
         for (uint32_t i = 0; i < t->tp.chunks; i++)
-            PD_TRY(chunk_backward(t, a, &d, i, which, weights[which], err));
-        PD_TRY(add_chunks(t, which, err));
+            PD_TRY(chunk_backward(t, input, a, &d, i, which, weights[which], err));
+        if (t->tp.chunks > 1) PD_TRY(add_chunks(t, which, err));
     }
     if (t->partition.tp > 1) PD_TRY(exchange(t, err));
     for (int which = OF_Q; which <= OF_K; which++) {

@@ -94,6 +94,34 @@ static void run_rope(struct scene *s)
     MUST(pd_rope(s->math, &r, &err));
 }
 
+static void run_head_norms(struct scene *s)
+{
+    enum { TOKENS = 70, HEADS = 5, SIZE = 34, LD = 200 };
+    struct pd_norm n = {.rows = TOKENS * HEADS,
+                        .columns = SIZE,
+                        .heads = HEADS,
+                        .kept_heads = HEADS,
+                        .ld = LD,
+                        .dtype = s->dtype,
+                        .epsilon = 1e-6f,
+                        .kept = take(s, s->dtype, TOKENS * HEADS * SIZE, 0),
+                        .positions = take_indices(s, TOKENS, 0, 50),
+                        .cos_sin = take(s, PD_F32, 50 * SIZE, 1),
+                        .other_weight = take(s, s->dtype, SIZE, 1),
+                        .other_first = 3,
+                        .x = take(s, s->dtype, TOKENS * LD, 1),
+                        .weight = take(s, s->dtype, SIZE, 1),
+                        .rstd = take(s, PD_F32, TOKENS * HEADS, 0)};
+    n.out = (void *)(uintptr_t)n.x;
+    MUST(pd_norm_forward(s->math, &n, &err));
+    n.x = n.kept;
+    n.kept = NULL;
+    n.other_weight = NULL;
+    n.dout = n.dx = take(s, s->dtype, TOKENS * LD, 1);
+    n.dweight = take(s, PD_F32, SIZE, 0);
+    MUST(pd_norm_backward(s->math, &n, &err));
+}
+
 static void attend(struct scene *s, uint32_t sequences, uint32_t length, uint32_t heads, uint32_t kv, uint32_t d,
                    bool documents)
 {
@@ -310,6 +338,7 @@ static const struct {
     {"rms norm", run_rms},
     {"layer norm", run_layer},
     {"rope", run_rope},
+    {"norms of heads, rotated", run_head_norms},
     {"attention", run_attention},
     {"attention of one head", run_attention_of_one_head},
     {"swiglu", run_swiglu},

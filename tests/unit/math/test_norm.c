@@ -163,3 +163,81 @@ Test(norm, heads_have_the_bits_of_rows)
     }
     fixture_free(&f);
 }
+
+/* Rotated heads, the last of which have a weight of their own: the bits of the norm of each run and RoPE, one after the other. */
+static void check_turned(struct fixture *f, enum pd_dtype dtype, uint32_t tokens, uint32_t first, uint32_t others,
+                         uint32_t columns)
+{
+    const uint32_t heads = first + others;
+    const size_t ld = heads * (size_t)columns + 3, bytes = pd_dtype_bytes(dtype), rows = (size_t)tokens * heads;
+    uint64_t seed = tokens + columns;
+    struct array x[2] = {array_random(dtype, tokens * ld, 2, &seed), array_new(dtype, tokens * ld)};
+    struct array dx[2] = {array_random(dtype, tokens * ld, 1, &seed), array_new(dtype, tokens * ld)};
+    struct array weight[2] = {array_random(dtype, columns, 1, &seed), array_random(dtype, columns, 1, &seed)};
+    struct array kept[2] = {array_new(dtype, rows * columns), array_new(dtype, rows * columns)};
+    struct array rstd[2] = {array_new(PD_F32, rows), array_new(PD_F32, rows)};
+    struct array dweight[2] = {array_new(PD_F32, columns), array_new(PD_F32, columns)};
+    struct array angles = array_random(PD_F32, (size_t)tokens * columns, 1, &seed);
+    int32_t *positions = malloc(tokens * sizeof *positions);
+    for (uint32_t i = 0; i < tokens; i++)
+        positions[i] = (int32_t)(i * 3 % tokens);
+    memcpy(x[1].data, x[0].data, tokens * ld * bytes);
+    memcpy(dx[1].data, dx[0].data, tokens * ld * bytes);
+    for (int apart = 0; apart < 2; apart++) {
+        struct pd_norm n = {.rows = rows,
+                            .columns = columns,
+                            .heads = heads,
+                            .kept_heads = heads,
+                            .ld = ld,
+                            .dtype = dtype,
+                            .epsilon = 1e-6f,
+                            .kept = kept[apart].data,
+                            .positions = apart ? NULL : positions,
+                            .cos_sin = angles.data,
+                            .other_weight = apart ? NULL : weight[1].data,
+                            .other_first = first,
+                            .x = x[apart].data,
+                            .weight = weight[0].data,
+                            .rstd = rstd[apart].data,
+                            .out = x[apart].data};
+        struct pd_rope rope = {tokens, heads, columns, dtype, x[apart].data, ld, positions, angles.data, false};
+        if (apart) n.heads = first, n.rows = (uint64_t)tokens * first;
+        MUST(pd_norm_forward(f->math, &n, &err));
+        if (apart) {
+            n.heads = others, n.rows = (uint64_t)tokens * others, n.weight = weight[1].data;
+            n.x = n.out = (char *)x[1].data + first * columns * bytes;
+            n.kept = (char *)kept[1].data + first * columns * bytes, n.rstd = (float *)rstd[1].data + first;
+            MUST(pd_norm_forward(f->math, &n, &err));
+            MUST(pd_rope(f->math, &rope, &err));
+            rope.x = dx[1].data, rope.heads = first, rope.inverse = true;
+            MUST(pd_rope(f->math, &rope, &err));
+        }
+        n.heads = first, n.rows = (uint64_t)tokens * first, n.weight = weight[0].data, n.other_weight = NULL;
+        n.x = kept[apart].data, n.kept = NULL, n.rstd = rstd[apart].data, n.dweight = dweight[apart].data;
+        n.dout = n.dx = dx[apart].data;
+        MUST(pd_norm_backward(f->math, &n, &err));
+    }
+    cr_assert_arr_eq(x[0].data, x[1].data, tokens * ld * bytes, "out");
+    cr_assert_arr_eq(kept[0].data, kept[1].data, rows * columns * bytes, "kept");
+    cr_assert_arr_eq(rstd[0].data, rstd[1].data, rows * sizeof(float), "rstd");
+    cr_assert_arr_eq(dx[0].data, dx[1].data, tokens * ld * bytes, "dx");
+    cr_assert_arr_eq(dweight[0].data, dweight[1].data, columns * sizeof(float), "dweight");
+    for (int i = 0; i < 2; i++)
+        array_free(&x[i]), array_free(&dx[i]), array_free(&weight[i]), array_free(&kept[i]), array_free(&rstd[i]),
+            array_free(&dweight[i]);
+    array_free(&angles);
+    free(positions);
+}
+
+Test(norm, rotated_heads_have_the_bits_of_both)
+{
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    for (size_t d = 0; d < 3; d++) {
+        check_turned(&f, all_dtypes[d], 1, 1, 1, 2);
+        check_turned(&f, all_dtypes[d], 7, 3, 2, 22);
+        check_turned(&f, all_dtypes[d], 300, 2, 1, 64); /* several tasks, of which some begin inside a token */
+        check_turned(&f, all_dtypes[d], 33, 5, 2, 128);
+        check_turned(&f, all_dtypes[d], 9, 1, 4, 256);
+    }
+    fixture_free(&f);
+}

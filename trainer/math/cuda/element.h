@@ -33,6 +33,12 @@ template <enum pd_dtype D> PD_DEVICE void pd_put(void *data, uint64_t index, flo
         static_cast<uint16_t *>(data)[index] = D == PD_BF16 ? pd_bf16_of_f32(x) : pd_f16_of_f32(x);
 }
 
+/* As if it were written and read. */
+template <enum pd_dtype D> PD_DEVICE float pd_round(float x)
+{
+    return D == PD_F32 ? x : D == PD_BF16 ? pd_f32_of_bf16(pd_bf16_of_f32(x)) : pd_f32_of_f16(pd_f16_of_f32(x));
+}
+
 template <enum pd_dtype D> PD_DEVICE void pd_unpack(uint32_t word, float *low, float *high)
 {
     const uint16_t first = static_cast<uint16_t>(word), second = static_cast<uint16_t>(word >> 16);

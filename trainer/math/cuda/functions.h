@@ -45,6 +45,14 @@ PD_DEVICE float pd_sigmoid(float x)
     return __fdiv_rn(1.0f, 1.0f + pd_exp(0.0f - x));
 }
 
+/* RoPE of a pair; the inverse has -sine. */
+PD_DEVICE void pd_rotate(float &a, float &b, float cosine, float sine)
+{
+    const float turned = __fmaf_rn(a, cosine, 0.0f - b * sine);
+    b = __fmaf_rn(a, sine, b * cosine);
+    a = turned;
+}
+
 /* The tree 0+8, 1+9, ..., then +4, +2, +1 over sixteen neighbouring threads, all of which get the sum. Every thread of the
  * warp calls. */
 template <typename T> PD_DEVICE T pd_lanes_sum(T x)

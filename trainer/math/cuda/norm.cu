@@ -4,7 +4,10 @@
  *
  * Backward reads x and dout once: a block takes a band of rows, some of them at a time in shared memory. From there it makes
  * their dx and adds them to the weights' gradients of the band, a chain a column; the bands are added up by `join`. Rows too
- * long for shared memory are read twice, by `weights` and `backward`. */
+ * long for shared memory are read twice, by `weights` and `backward`.
+ *
+ * Heads are rotated between the norm and memory: forward_heads has both halves of a pair in one thread, backward turns dout
+ * back in shared memory. */
 #include "trainer/math/cuda/element.h"
 #include "trainer/math/cuda/functions.h"
 
@@ -30,8 +33,7 @@ PD_DEVICE uint64_t kept_row(const struct pd_norm &n, uint64_t row)
 }
 
 struct norm_row {
-    uint64_t at;   /* element 0 */
-    uint64_t kept; /* row of `kept` and of rstd */
+    uint64_t at; /* element 0 */
     uint64_t columns;
     unsigned lane;
 };
@@ -40,7 +42,20 @@ PD_DEVICE norm_row row_of(const struct pd_norm &n, uint64_t *ret_row)
 {
     const uint64_t row = static_cast<uint64_t>(blockIdx.x) * ROWS + threadIdx.x / PD_LANES;
     *ret_row = row;
-    return {row_at(n, row), kept_row(n, row), row < n.rows ? n.columns : 0, threadIdx.x % PD_LANES};
+    return {row_at(n, row), row < n.rows ? n.columns : 0, threadIdx.x % PD_LANES};
+}
+
+/* Of the row from its mean on, in all of its lanes. */
+template <enum pd_dtype D> PD_DEVICE float rstd_of(const struct pd_norm &n, const norm_row &r, float mean)
+{
+    float sum = 0.0f;
+    const auto x_at = [&](uint64_t i) { return pd_get<D>(n.x, r.at + i); };
+    pd_in_order<8>(r.lane, r.columns, PD_LANES, x_at, [&](float x) {
+        const float d = x - mean;
+        sum = __fmaf_rn(d, d, sum);
+    });
+    const float variance = __fdiv_rn(pd_lanes_sum(sum), static_cast<float>(n.columns));
+    return __fdiv_rn(1.0f, __fsqrt_rn(variance + n.epsilon));
 }
 
 template <enum pd_dtype D, int N>
@@ -49,7 +64,6 @@ PD_DEVICE void put_normed(const struct pd_norm &n, const norm_row &r, float mean
     for (uint64_t i = r.lane * N; i < r.columns; i += PD_LANES * N) {
         float x[N], w[N], b[N];
         pd_get_n<D, N>(n.x, r.at + i, x);
-        if (n.kept) pd_put_n<D, N>(n.kept, r.kept * n.columns + i, x);
         pd_get_n<D, N>(n.weight, i, w);
         if (n.bias) pd_get_n<D, N>(n.bias, i, b);
         for (int j = 0; j < N; j++) {
@@ -64,26 +78,61 @@ template <enum pd_dtype D, int N> static __global__ void forward(struct pd_norm 
 {
     uint64_t row;
     const norm_row r = row_of(n, &row);
-    const float count = static_cast<float>(n.columns);
     float mean = 0.0f, sum = 0.0f;
-    const auto x_at = [&](uint64_t i) { return pd_get<D>(n.x, r.at + i); };
     if (n.mean) {
+        const auto x_at = [&](uint64_t i) { return pd_get<D>(n.x, r.at + i); };
         pd_in_order<8>(r.lane, r.columns, PD_LANES, x_at, [&](float x) { sum = sum + x; });
-        mean = __fdiv_rn(pd_lanes_sum(sum), count);
-        sum = 0.0f;
+        mean = __fdiv_rn(pd_lanes_sum(sum), static_cast<float>(n.columns));
     }
-    pd_in_order<8>(r.lane, r.columns, PD_LANES, x_at, [&](float x) {
-        const float d = x - mean;
-        sum = __fmaf_rn(d, d, sum);
-    });
-    const float variance = __fdiv_rn(pd_lanes_sum(sum), count);
-    const float rstd = __fdiv_rn(1.0f, __fsqrt_rn(variance + n.epsilon));
+    const float rstd = rstd_of<D>(n, r, mean);
     if (r.lane == 0 && row < n.rows) {
         if (n.mean) n.mean[row] = mean;
-        n.rstd[r.kept] = rstd;
+        n.rstd[row] = rstd;
     }
     put_normed<D, N>(n, r, mean, rstd);
 }
+
+/* ---- heads ---- */
+
+/* x[0] and x[1]: elements i and i + C/2 of a head, N of each. */
+template <enum pd_dtype D, int N> PD_DEVICE void get_halves(const void *data, uint64_t at, uint64_t half, float (&x)[2][N])
+{
+    pd_get_n<D, N>(data, at, x[0]);
+    pd_get_n<D, N>(data, at + half, x[1]);
+}
+
+template <enum pd_dtype D, int N> PD_DEVICE void put_halves(void *data, uint64_t at, uint64_t half, const float (&x)[2][N])
+{
+    pd_put_n<D, N>(data, at, x[0]);
+    pd_put_n<D, N>(data, at + half, x[1]);
+}
+
+/* out may be x: all lanes of a row have read it before one of them writes. */
+template <enum pd_dtype D, int N> static __global__ void forward_heads(struct pd_norm n)
+{
+    uint64_t row;
+    const norm_row r = row_of(n, &row);
+    const uint64_t half = n.columns / 2, kept = kept_row(n, row);
+    const bool is_there = row < n.rows, is_other = n.other_weight && row % n.heads >= n.other_first;
+    const void *weight = is_other ? n.other_weight : n.weight;
+    const float *angles = n.positions && is_there ? n.cos_sin + n.positions[row / n.heads] * n.columns : nullptr;
+    const float rstd = rstd_of<D>(n, r, 0.0f);
+    if (r.lane == 0 && is_there) n.rstd[kept] = rstd;
+    for (uint64_t i = r.lane * N; i < r.columns / 2; i += PD_LANES * N) {
+        float x[2][N], w[2][N];
+        get_halves<D, N>(n.x, r.at + i, half, x);
+        if (n.kept) put_halves<D, N>(n.kept, kept * n.columns + i, half, x);
+        get_halves<D, N>(weight, i, half, w);
+        for (int j = 0; j < N; j++) {
+            x[0][j] = pd_round<D>((x[0][j] * rstd) * w[0][j]);
+            x[1][j] = pd_round<D>((x[1][j] * rstd) * w[1][j]);
+            if (angles) pd_rotate(x[0][j], x[1][j], angles[2 * (i + j)], angles[2 * (i + j) + 1]);
+        }
+        put_halves<D, N>(n.out, r.at + i, half, x);
+    }
+}
+
+/* ---- backward of rows that are too long for shared memory, which heads are not ---- */
 
 template <enum pd_dtype D, int N>
 PD_DEVICE void put_dx(const struct pd_norm &n, const norm_row &r, float mean, float rstd, float minus_mean_g,
@@ -91,7 +140,7 @@ PD_DEVICE void put_dx(const struct pd_norm &n, const norm_row &r, float mean, fl
 {
     for (uint64_t i = r.lane * N; i < r.columns; i += PD_LANES * N) {
         float x[N], w[N], g[N], residual[N];
-        pd_get_n<D, N>(n.x, r.kept * n.columns + i, x);
+        pd_get_n<D, N>(n.x, r.at + i, x);
         pd_get_n<D, N>(n.weight, i, w);
         pd_get_n<D, N>(n.dout, r.at + i, g);
         if (n.dresidual) pd_get_n<D, N>(n.dresidual, r.at + i, residual);
@@ -109,10 +158,10 @@ template <enum pd_dtype D, int N> static __global__ void backward(struct pd_norm
     uint64_t row;
     const norm_row r = row_of(n, &row);
     const float count = static_cast<float>(n.columns);
-    const float mean = n.mean && row < n.rows ? n.mean[row] : 0.0f, rstd = row < n.rows ? n.rstd[r.kept] : 0.0f;
+    const float mean = n.mean && row < n.rows ? n.mean[row] : 0.0f, rstd = row < n.rows ? n.rstd[row] : 0.0f;
     float sum = 0.0f, sum_x = 0.0f;
     const auto load = [&](uint64_t i) {
-        return terms{pd_get<D>(n.dout, r.at + i), pd_get<D>(n.x, r.kept * n.columns + i), pd_get<D>(n.weight, i)};
+        return terms{pd_get<D>(n.dout, r.at + i), pd_get<D>(n.x, r.at + i), pd_get<D>(n.weight, i)};
     };
     pd_in_order<8>(r.lane, r.columns, PD_LANES, load, [&](const terms &t) {
         const float g = t.dout * t.other;
@@ -133,9 +182,9 @@ template <enum pd_dtype D> static __global__ void __launch_bounds__(COLUMNS *LIN
     float dweight = 0.0f, dbias = 0.0f;
     if (column < n.columns) {
         const auto load = [&](uint64_t row) {
-            const float d = pd_get<D>(n.dout, row_at(n, row) + column), mean = n.mean ? n.mean[row] : 0.0f;
-            const uint64_t kept = kept_row(n, row);
-            return terms{d, pd_get<D>(n.x, kept * n.columns + column) - mean, n.rstd[kept]};
+            const uint64_t at = row * n.columns + column;
+            const float mean = n.mean ? n.mean[row] : 0.0f;
+            return terms{pd_get<D>(n.dout, at), pd_get<D>(n.x, at) - mean, n.rstd[row]};
         };
         pd_in_order<8>(line, n.rows, LINES, load, [&](const terms &t) {
             dweight = __fmaf_rn(t.dout, t.x * t.other, dweight);
@@ -198,6 +247,21 @@ struct staged {
     unsigned char *dout, *x, *weight;
     uint32_t stride; /* elements from row to row */
 };
+
+/* Heads: the gradient of what was rotated becomes that of what the norm made, rounded. */
+template <enum pd_dtype D> PD_DEVICE void turn_back(const struct pd_norm &n, const staged &s, uint64_t first, uint32_t count)
+{
+    const uint32_t half = static_cast<uint32_t>(n.columns) / 2;
+    for (uint32_t i = threadIdx.x; i < count * half; i += PD_THREADS) {
+        const uint32_t r = i / half, c = i % half, at = r * s.stride + c;
+        const float *angles = n.cos_sin + n.positions[(first + r) / n.heads] * n.columns + 2 * c;
+        float a = pd_get<D>(s.dout, at), b = pd_get<D>(s.dout, at + half);
+        pd_rotate(a, b, angles[0], -angles[1]);
+        pd_put<D>(s.dout, at, a);
+        pd_put<D>(s.dout, at + half, b);
+    }
+    __syncthreads();
+}
 
 /* The sums along the rows, by the sixteen lanes of each. */
 template <enum pd_dtype D>
@@ -295,6 +359,7 @@ static __global__ void __launch_bounds__(PD_THREADS)
         const uint32_t count = end - first < b.at_once ? static_cast<uint32_t>(end - first) : b.at_once;
         __syncthreads();
         stage_rows<D>(n, s, rows, first, count, wide);
+        if (K == 1 && n.positions) turn_back<D>(n, s, first, count);
         sum_rows<D>(n, s, rows, count);
         __syncthreads();
         if (wide)
@@ -378,7 +443,7 @@ static pd_status launch_bands(void *stream, const struct pd_norm *n, const bands
 static bool rows_are_aligned(const struct pd_norm *n)
 {
     return n->columns % WIDE == 0 && n->ld % WIDE == 0 && pd_is_16_aligned(n->x) && pd_is_16_aligned(n->kept) &&
-           pd_is_16_aligned(n->weight) && pd_is_16_aligned(n->bias);
+           pd_is_16_aligned(n->weight) && pd_is_16_aligned(n->other_weight) && pd_is_16_aligned(n->bias);
 }
 
 pd_status pd_cuda_norm_forward(void *stream, const struct pd_norm *n, struct pd_error *err)
@@ -386,6 +451,8 @@ pd_status pd_cuda_norm_forward(void *stream, const struct pd_norm *n, struct pd_
     const bool aligned = rows_are_aligned(n) && pd_is_16_aligned(n->out);
     const unsigned blocks = pd_blocks(n->rows, ROWS), threads = ROWS * PD_LANES;
     PD_WITH_DTYPE(n->dtype, D, {
+        if (n->heads && aligned) return PD_LAUNCH(err, (forward_heads<D, WIDE / 2>), blocks, threads, 0, stream, *n);
+        if (n->heads) return PD_LAUNCH(err, (forward_heads<D, 1>), blocks, threads, 0, stream, *n);
         if (aligned) return PD_LAUNCH(err, (forward<D, WIDE>), blocks, threads, 0, stream, *n);
         return PD_LAUNCH(err, (forward<D, 1>), blocks, threads, 0, stream, *n);
     });
@@ -408,6 +475,7 @@ pd_status pd_cuda_norm_backward(void *stream, const struct pd_norm *n, struct pd
     const bool aligned =
         rows_are_aligned(n) && pd_is_16_aligned(n->dout) && pd_is_16_aligned(n->dresidual) && pd_is_16_aligned(n->dx);
     bands b;
+    PD_CHECK(n->heads == 0 || n->columns <= PD_THREADS);
     if (!bands_of(n, &b)) return backward_twice(stream, n, aligned, err);
     PD_CHECK(workspace.bytes >= pd_cuda_norm_workspace_bytes(n));
     PD_WITH_DTYPE(n->dtype, D, return launch_bands<D>(stream, n, b, static_cast<float *>(workspace.data), aligned, err));

@@ -137,12 +137,8 @@ template <enum pd_dtype D> struct rope {
         float a[N], b[N];
         pd_get_n<D, N>(r.x, from, a);
         pd_get_n<D, N>(r.x, from + half, b);
-        for (int j = 0; j < N; j++) {
-            const float c = angles[2 * j], s = (r.inverse ? -1.0f : 1.0f) * angles[2 * j + 1];
-            const float turned = __fmaf_rn(a[j], c, 0.0f - b[j] * s);
-            b[j] = __fmaf_rn(a[j], s, b[j] * c);
-            a[j] = turned;
-        }
+        for (int j = 0; j < N; j++)
+            pd_rotate(a[j], b[j], angles[2 * j], (r.inverse ? -1.0f : 1.0f) * angles[2 * j + 1]);
         pd_put_n<D, N>(r.x, from, a);
         pd_put_n<D, N>(r.x, from + half, b);
     }
