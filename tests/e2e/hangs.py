@@ -2,8 +2,8 @@
 """A rank that is stopped from outside (SIGSTOP) while it computes, exchanges, reads data or waits for a save is named, with where it is,
 ended, and the run goes on with the bits of a quiet one. A launch whose ranks are all stopped is suspended, and nobody is ended.
 
-By default in an exchange and while it computes; with PERDURE_TEST_SCALE of 4 or more in all places, three times each, and at random moments
-before the first step."""
+By default in an exchange and while it computes; with PERDURE_TEST_SCALE of 4 or more in all places, three times each, at random moments
+before the first step, and twice with the default restart.hang_seconds."""
 import os
 import random
 import re
@@ -147,6 +147,8 @@ def body(workspace, _):
         print(f"seed {seed} (PERDURE_TEST_SEED replays it)", flush=True)
         for _ in range(12):
             hang(workspace, configs[4], known, "", chooser=random.Random(seed := seed + 1))
+        for where in ["in exchange", "computing"]:
+            hang(workspace, configs[4], known, where, ["restart.hang_seconds=30"])
         suspended(workspace, configs[4])
 
 
