@@ -49,7 +49,8 @@ struct pd_reader {
     struct window *sent[WINDOWS_MAX]; /* by slot */
     struct window windows[WINDOWS_MAX];
     uint32_t window_count;
-    struct window *last; /* that a read used */
+    struct window *last;       /* that a read used */
+    struct pd_read_line *line; /* NULL: none */
     struct open_file files[PD_READER_FILES_MAX];
     uint64_t clock, bytes_read;
     uint64_t last_piece;
@@ -68,6 +69,12 @@ static uint64_t window_bytes(const struct pd_reader *r, uint32_t tensor)
 {
     const uint32_t block = pd_elements[r->catalog->tensors[tensor].element].block_bytes;
     return WINDOW_BYTES / block * block;
+}
+
+static uint64_t window_elements(const struct pd_reader *r, uint32_t tensor)
+{
+    const struct pd_element_row *element = &pd_elements[r->catalog->tensors[tensor].element];
+    return WINDOW_BYTES / element->block_bytes * element->block_elements;
 }
 
 /* How many all pieces are, at most `most`: memory that is touched first takes longer than reading a small checkpoint. */
@@ -358,22 +365,38 @@ static pd_status visit_piece(struct pd_reader *r, enum visit visit, uint32_t ten
     return PD_OK;
 }
 
+/* Elements [low, high) of a tensor that a view begins with and ends before. */
+struct extent {
+    uint64_t low, high;
+};
+
+static struct extent extent_of(const struct pd_view *view)
+{
+    struct extent extent = {view->offset, view->offset + 1};
+    for (uint32_t d = 0; d < view->ndim; d++)
+        extent.high += (view->count[d] - 1) * view->stride[d];
+    return extent;
+}
+
+/* Of a piece that is read through windows ahead of time: its elements that may be wanted of those of the extent. */
+static bool visited_part(const struct pd_reader *r, const struct pd_foreign_tensor *t, uint64_t piece, struct extent extent,
+                         uint64_t *begin, uint64_t *end)
+{
+    if (!is_plain(r, piece) || !piece_part(t, piece_of(r, piece), extent.low, extent.high, begin, end)) return false;
+    for (uint32_t d = 0; d < t->ndim; d++)
+        if (piece_of(r, piece)->stride[d]) return false; /* its elements lie in an order of their own: read when needed */
+    return *begin < *end;
+}
+
 static pd_status visit_view(struct pd_reader *r, enum visit visit, uint32_t tensor, const struct pd_view *view,
                             bool *ret_fits, struct pd_error *err)
 {
     const struct pd_foreign_tensor *t = &r->catalog->tensors[tensor];
-    uint64_t high = view->offset + 1;
+    uint64_t begin, end;
     if (!pd_view_elements(view)) return PD_OK;
-    for (uint32_t d = 0; d < view->ndim; d++)
-        high += (view->count[d] - 1) * view->stride[d];
-    for (uint64_t p = t->piece_begin; *ret_fits && p < t->piece_begin + t->piece_count; p++) {
-        const struct pd_piece *piece = piece_of(r, p);
-        uint64_t begin, end;
-        if (!is_plain(r, p) || !piece_part(t, piece, view->offset, high, &begin, &end)) continue;
-        for (uint32_t d = 0; d < t->ndim; d++)
-            if (piece->stride[d]) begin = end = 0; /* its elements lie in an order of their own: it is read when needed */
-        if (begin < end) PD_TRY(visit_piece(r, visit, tensor, p, begin, end, ret_fits, err));
-    }
+    for (uint64_t p = t->piece_begin; *ret_fits && p < t->piece_begin + t->piece_count; p++)
+        if (visited_part(r, t, p, extent_of(view), &begin, &end))
+            PD_TRY(visit_piece(r, visit, tensor, p, begin, end, ret_fits, err));
     return PD_OK;
 }
 
@@ -382,6 +405,102 @@ pd_status pd_reader_expect(struct pd_reader *r, uint32_t tensor, const struct pd
 {
     *ret_is_on_its_way = true;
     return visit_view(r, VISIT_SEND, tensor, view, ret_is_on_its_way, err);
+}
+
+/* ---- a line of reads ---- */
+
+void pd_read_line_init(struct pd_read_line *line, struct pd_reader *reader,
+                       bool (*next)(void *context, struct pd_read_task *ret_task), void *context)
+{
+    *line = (struct pd_read_line){.reader = reader, .next = next, .context = context};
+    reader->line = line;
+}
+
+/* How many windows of the piece a task is done with that goes through `extent` in its order and is before element `at`. The
+ * last one may have elements of a row that has not ended. */
+static uint64_t windows_done(const struct pd_reader *r, uint32_t tensor, uint64_t piece, struct extent extent, uint64_t at)
+{
+    const struct pd_foreign_tensor *t = &r->catalog->tensors[tensor];
+    const uint64_t elements = window_elements(r, tensor);
+    struct extent until = {extent.low, at};
+    uint64_t begin, end, row, done;
+    if (!visited_part(r, t, piece, extent, &begin, &end)) return 0;
+    if (at >= extent.high) return pd_divide_up(end, elements);
+    if (at <= extent.low || !visited_part(r, t, piece, until, &row, &done)) return begin / elements;
+    return pd_max_u64(begin / elements, done / elements - (done >= elements));
+}
+
+/* Several tasks may read the same windows: each wants them until it is done with them, which it is between elements `from` and
+ * `until`. */
+static pd_status leave(struct pd_reader *r, const struct pd_read_task *task, uint64_t from, uint64_t until,
+                       struct pd_error *err)
+{
+    const struct pd_foreign_tensor *t = &r->catalog->tensors[task->tensor];
+    const struct extent extent = extent_of(&task->view);
+    const uint64_t elements = window_elements(r, task->tensor);
+    bool fits = true;
+    if (!pd_view_elements(&task->view)) return PD_OK;
+    for (uint64_t p = t->piece_begin; p < t->piece_begin + t->piece_count; p++) {
+        const uint64_t first = windows_done(r, task->tensor, p, extent, from),
+                       last = windows_done(r, task->tensor, p, extent, until);
+        if (first < last)
+            PD_TRY(visit_piece(r, VISIT_LEAVE, task->tensor, p, first * elements, last * elements, &fits, err));
+    }
+    return PD_OK;
+}
+
+/* What is there already is kept before anything is sent for, which would take its window. */
+static pd_status expect(struct pd_reader *r, const struct pd_read_task *task, bool *ret_fits, struct pd_error *err)
+{
+    const struct extent extent = extent_of(&task->view);
+    if (task->tensor == PD_READ_NOTHING) return PD_OK;
+    PD_TRY(visit_view(r, VISIT_WANT, task->tensor, &task->view, ret_fits, err));
+    PD_TRY(visit_view(r, VISIT_SEND_WANTED, task->tensor, &task->view, ret_fits, err));
+    return *ret_fits ? PD_OK : leave(r, task, extent.low, extent.high, err);
+}
+
+static pd_status look_ahead(struct pd_read_line *line, struct pd_error *err)
+{
+    for (bool fits = true; fits;) {
+        if (line->expected == line->count) {
+            if (line->count == PD_READ_LINE_MAX || line->is_at_end) break;
+            struct pd_read_task *task = &line->tasks[(line->begin + line->count) % PD_READ_LINE_MAX];
+            line->is_at_end = !line->next(line->context, task);
+            if (line->is_at_end) break;
+            line->count++;
+        }
+        PD_TRY(expect(line->reader, &line->tasks[(line->begin + line->expected) % PD_READ_LINE_MAX], &fits, err));
+        if (fits) line->expected++;
+    }
+    return PD_OK;
+}
+
+pd_status pd_read_line_take(struct pd_read_line *line, struct pd_read_task *ret_task, bool *ret_has_one,
+                            struct pd_error *err)
+{
+    if (line->leaves) PD_TRY(leave(line->reader, &line->last, line->passed, UINT64_MAX, err));
+    line->leaves = false;
+    PD_TRY(look_ahead(line, err));
+    *ret_has_one = line->count > 0;
+    if (!line->count) return PD_OK;
+    *ret_task = line->last = line->tasks[line->begin];
+    line->begin = (line->begin + 1) % PD_READ_LINE_MAX;
+    line->count--;
+    line->leaves = line->expected && line->last.tensor != PD_READ_NOTHING;
+    line->passed = line->last.view.offset;
+    if (line->expected) line->expected--;
+    return PD_OK;
+}
+
+/* The task that is read is done with what lies before element `at`. A disk that ends many transfers at once would have nothing
+ * to do until the whole task is. */
+static pd_status pass(struct pd_reader *r, uint64_t at, struct pd_error *err)
+{
+    struct pd_read_line *line = r->line;
+    if (!line || !line->leaves || at < line->passed + window_elements(r, line->last.tensor)) return PD_OK;
+    PD_TRY(leave(r, &line->last, line->passed, at, err));
+    line->passed = at;
+    return look_ahead(line, err);
 }
 
 /* ---- reading ---- */
@@ -501,7 +620,8 @@ static void turn(const float *from, uint64_t rows, uint64_t columns, float *to, 
 static pd_status read_turned(struct pd_reader *r, uint32_t tensor, uint64_t element, uint64_t stride, uint64_t rows,
                              uint64_t columns, float *values, uint64_t step, struct pd_error *err)
 {
-    for (uint64_t row = 0; row < rows; row += TURNED_ROWS)
+    for (uint64_t row = 0; row < rows; row += TURNED_ROWS) {
+        PD_TRY(pass(r, element + row * stride, err));
         for (uint64_t c = 0; c < columns; c += TURNED_COLUMNS) {
             const uint64_t height = rows - row < TURNED_ROWS ? rows - row : TURNED_ROWS,
                            width = columns - c < TURNED_COLUMNS ? columns - c : TURNED_COLUMNS;
@@ -509,6 +629,7 @@ static pd_status read_turned(struct pd_reader *r, uint32_t tensor, uint64_t elem
                 PD_TRY(read_run(r, tensor, element + (row + i) * stride + c, width, r->turned + i * TURNED_PITCH, 1, err));
             turn(r->turned, height, width, values + row + c * step, step);
         }
+    }
     return PD_OK;
 }
 
@@ -592,55 +713,5 @@ pd_status pd_reader_stored(struct pd_reader *r, uint32_t tensor, uint64_t piece,
     PD_TRY(need_window(r, tensor, piece, offset / room, &w, err));
     *ret_data = w->data + offset % room;
     *ret_bytes = w->bytes - offset % room;
-    return PD_OK;
-}
-
-/* ---- a line of reads ---- */
-
-void pd_read_line_init(struct pd_read_line *line, struct pd_reader *reader,
-                       bool (*next)(void *context, struct pd_read_task *ret_task), void *context)
-{
-    *line = (struct pd_read_line){.reader = reader, .next = next, .context = context};
-}
-
-/* A task's windows are wanted until the next one is taken: several tasks may read the same. */
-static pd_status leave(struct pd_read_line *line, const struct pd_read_task *task, struct pd_error *err)
-{
-    bool fits = true;
-    return visit_view(line->reader, VISIT_LEAVE, task->tensor, &task->view, &fits, err);
-}
-
-/* What is there already is kept before anything is sent for, which would take its window. */
-static pd_status expect(struct pd_read_line *line, const struct pd_read_task *task, bool *ret_fits, struct pd_error *err)
-{
-    if (task->tensor == PD_READ_NOTHING) return PD_OK;
-    PD_TRY(visit_view(line->reader, VISIT_WANT, task->tensor, &task->view, ret_fits, err));
-    PD_TRY(visit_view(line->reader, VISIT_SEND_WANTED, task->tensor, &task->view, ret_fits, err));
-    return *ret_fits ? PD_OK : leave(line, task, err);
-}
-
-pd_status pd_read_line_take(struct pd_read_line *line, struct pd_read_task *ret_task, bool *ret_has_one,
-                            struct pd_error *err)
-{
-    if (line->leaves) PD_TRY(leave(line, &line->last, err));
-    line->leaves = false;
-    for (bool fits = true; fits;) {
-        if (line->expected == line->count) {
-            if (line->count == PD_READ_LINE_MAX || line->is_at_end) break;
-            struct pd_read_task *task = &line->tasks[(line->begin + line->count) % PD_READ_LINE_MAX];
-            line->is_at_end = !line->next(line->context, task);
-            if (line->is_at_end) break;
-            line->count++;
-        }
-        PD_TRY(expect(line, &line->tasks[(line->begin + line->expected) % PD_READ_LINE_MAX], &fits, err));
-        if (fits) line->expected++;
-    }
-    *ret_has_one = line->count > 0;
-    if (!line->count) return PD_OK;
-    *ret_task = line->last = line->tasks[line->begin];
-    line->begin = (line->begin + 1) % PD_READ_LINE_MAX;
-    line->count--;
-    line->leaves = line->expected && line->last.tensor != PD_READ_NOTHING;
-    if (line->expected) line->expected--;
     return PD_OK;
 }

@@ -169,7 +169,7 @@ Test(read, a_line_reads_every_byte_once)
     free(values);
 }
 
-enum { LAYERS = 2, HEIGHT = 4096, WIDTH = 1024, STEP = 64 };
+enum { LAYERS = 2, HEIGHT = 4096, WIDTH = 1024, STEP = 64, TURNED = 1024 };
 
 static bool next_step(void *context, struct pd_read_task *task)
 {
@@ -180,36 +180,84 @@ static bool next_step(void *context, struct pd_read_task *task)
     return true;
 }
 
-/* Parts of layers that lie on one another, each larger than the reader's buffers. */
-Test(read, a_line_reads_every_byte_of_a_stack_once)
+/* Layers that lie on one another, in pieces of half a layer. */
+static uint64_t make_stack(struct pd_catalog *c)
 {
     const uint64_t half = 4ull * HEIGHT / 2 * WIDTH;
     const struct pd_foreign_tensor tensor = {
         .name = "w", .element = PD_ELEMENT_I32, .ndim = 3, .shape = {LAYERS, HEIGHT, WIDTH}};
+    uint32_t t;
+    FILE *f = fopen(path, "wb");
+    for (int32_t i = 0; i < LAYERS * HEIGHT * WIDTH; i++)
+        fwrite(&i, sizeof i, 1, f);
+    fclose(f);
+    pd_catalog_init(c, "test");
+    cr_assert_eq(pd_catalog_add_file(c, path, 2 * LAYERS * half, NULL, &err), PD_OK);
+    cr_assert_eq(pd_catalog_add_tensor(c, &tensor, &t, &err), PD_OK);
+    for (uint64_t i = 0; i < 2 * LAYERS; i++) {
+        const struct pd_piece piece = {
+            .offset = i * half, .start = {i / 2, i % 2 * HEIGHT / 2, 0}, .count = {1, HEIGHT / 2, WIDTH}};
+        cr_assert_eq(pd_catalog_add_piece(c, t, &piece, &err), PD_OK);
+    }
+    cr_assert_eq(pd_catalog_finish(c, &err), PD_OK, "%s", err.message);
+    return 2 * LAYERS * half;
+}
+
+/* Each larger than the reader's buffers. */
+Test(read, a_line_reads_every_byte_of_a_stack_once)
+{
     struct pd_catalog c;
     struct pd_reader *r = NULL;
     struct pd_read_line line;
     struct pd_read_task task;
     uint64_t row = 0;
-    uint32_t t;
     bool has_one = true;
     float *values = malloc(sizeof *values * STEP * WIDTH);
-    cr_assert_eq(truncate(path, (off_t)(2 * LAYERS * half)), 0);
-    pd_catalog_init(&c, "test");
-    cr_assert_eq(pd_catalog_add_file(&c, path, 2 * LAYERS * half, NULL, &err), PD_OK);
-    cr_assert_eq(pd_catalog_add_tensor(&c, &tensor, &t, &err), PD_OK);
-    for (uint64_t i = 0; i < 2 * LAYERS; i++) {
-        const struct pd_piece piece = {
-            .offset = i * half, .start = {i / 2, i % 2 * HEIGHT / 2, 0}, .count = {1, HEIGHT / 2, WIDTH}};
-        cr_assert_eq(pd_catalog_add_piece(&c, t, &piece, &err), PD_OK);
-    }
-    cr_assert_eq(pd_catalog_finish(&c, &err), PD_OK, "%s", err.message);
+    const uint64_t bytes = make_stack(&c);
     cr_assert_eq(pd_reader_open(vfs, &c, buffers, PD_READER_BUFFER_BYTES_MIN, &r, &err), PD_OK);
     pd_read_line_init(&line, r, next_step, &row);
     while (pd_read_line_take(&line, &task, &has_one, &err) == PD_OK && has_one)
         cr_assert_eq(pd_reader_read(r, task.tensor, &task.view, values, &err), PD_OK, "%s", err.message);
     cr_assert_eq(row, LAYERS * HEIGHT);
-    cr_assert_leq(pd_reader_bytes(r), 2 * LAYERS * half + 40 * PD_VFS_ALIGN);
+    cr_assert_leq(pd_reader_bytes(r), bytes + 40 * PD_VFS_ALIGN);
+    pd_reader_close(r);
+    pd_catalog_deinit(&c);
+    free(values);
+}
+
+/* Rows become columns. */
+static bool next_turned(void *context, struct pd_read_task *task)
+{
+    uint64_t *row = context;
+    if (*row == LAYERS * HEIGHT) return false;
+    *task =
+        (struct pd_read_task){.view = {.ndim = 2, .offset = *row * WIDTH, .count = {WIDTH, TURNED}, .stride = {1, WIDTH}}};
+    *row += TURNED;
+    return true;
+}
+
+/* A task of half the buffers: what follows it is sent for before it is done, and all is read once. */
+Test(read, a_line_goes_on_while_a_task_is_read)
+{
+    struct pd_catalog c;
+    struct pd_reader *r = NULL;
+    struct pd_read_line line;
+    struct pd_read_task task;
+    uint64_t row = 0;
+    bool has_one = true;
+    float *values = malloc(sizeof *values * TURNED * WIDTH);
+    const uint64_t bytes = make_stack(&c);
+    cr_assert_eq(pd_reader_open(vfs, &c, buffers, PD_READER_BUFFER_BYTES_MIN, &r, &err), PD_OK);
+    pd_read_line_init(&line, r, next_turned, &row);
+    for (uint64_t done = 0; pd_read_line_take(&line, &task, &has_one, &err) == PD_OK && has_one; done += TURNED) {
+        const uint64_t sent = pd_reader_bytes(r);
+        cr_assert_eq(pd_reader_read(r, task.tensor, &task.view, values, &err), PD_OK, "%s", err.message);
+        if (sent < bytes) cr_assert_gt(pd_reader_bytes(r), sent);
+        for (uint64_t i = 0; i < WIDTH * TURNED; i++)
+            cr_assert_eq(values[i], (float)((done + i % TURNED) * WIDTH + i / TURNED));
+    }
+    cr_assert_eq(row, LAYERS * HEIGHT);
+    cr_assert_leq(pd_reader_bytes(r), bytes + 40 * PD_VFS_ALIGN);
     pd_reader_close(r);
     pd_catalog_deinit(&c);
     free(values);
