@@ -24,7 +24,7 @@ struct pd_byte_stream {
     z_stream gzip;
     bool has_gzip;
     bool frame_ended;      /* the stored bytes so far end with a whole member or frame */
-    unsigned char *stored; /* (STORED_BYTES) read and not yet decompressed: [stored_at, stored_end) */
+    unsigned char *stored; /* (STORED_BYTES, or the file's) read and not yet decompressed: [stored_at, stored_end) */
     size_t stored_at, stored_end;
     unsigned char head[PD_INPUT_HEAD_BYTES]; /* decompressed and not yet given: [head_at, head_end) */
     size_t head_at, head_end;
@@ -151,6 +151,8 @@ static bool is_compressed(struct pd_input_kind kind)
 
 static pd_status begin(struct pd_byte_stream *s, struct pd_error *err)
 {
+    s->stored = malloc(s->file_bytes < STORED_BYTES ? s->file_bytes : STORED_BYTES);
+    if (!s->stored) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to read it", s->path);
     PD_TRY(refill(s, err));
     const size_t head = s->stored_end < PD_INPUT_HEAD_BYTES ? s->stored_end : PD_INPUT_HEAD_BYTES;
     const struct pd_input_kind outer = pd_input_kind_of(s->path, s->stored, head);
@@ -173,10 +175,8 @@ pd_status pd_byte_stream_open(const char *path, struct pd_byte_stream **ret_stre
     s->fd = -1;
     s->kind = (struct pd_input_kind){PD_INPUT_TEXT, "text", NULL};
     s->path = strdup(path);
-    s->stored = malloc(STORED_BYTES);
-    pd_status status = PD_OK;
-    if (!s->path || !s->stored) status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "%s: no memory to read it", path);
-    if (!status) status = pd_data_file_open(path, true, &s->fd, &s->file_bytes, err);
+    pd_status status = s->path ? pd_data_file_open(path, true, &s->fd, &s->file_bytes, err)
+                               : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "%s: no memory to read it", path);
     if (!status && s->file_bytes) status = begin(s, err);
     if (status) {
         pd_byte_stream_close(s);
