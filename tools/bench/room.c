@@ -1,4 +1,6 @@
 #include "tools/bench/room.h"
+
+#include "ckpt/base/clock.h"
 #include "tools/output.h"
 #include "trainer/run/signals.h"
 
@@ -8,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 static pd_status check_space(struct pd_vfs *vfs, const char *dir, uint64_t bytes, bool on_disk, struct pd_error *err)
@@ -86,6 +89,42 @@ void pd_bench_room_close(struct pd_bench_room *room)
     pd_vfs_free(room->vfs);
 }
 
+#define DISCARDS_QUIET_NS UINT64_C(200000000)
+#define DISCARDS_WAIT_NS UINT64_C(20000000000)
+
+/* Discards that the disk has done so far; false: nothing says. */
+static bool count_discards(dev_t disk, uint64_t *ret_count)
+{
+    char path[64];
+    unsigned long long fields[12];
+    snprintf(path, sizeof path, "/sys/dev/block/%u:%u/stat", major(disk), minor(disk));
+    FILE *file = fopen(path, "re");
+    if (!file) return false;
+    int found = 0;
+    while (found < 12 && fscanf(file, "%llu", &fields[found]) == 1)
+        found++;
+    fclose(file);
+    if (found < 12) return false;
+    *ret_count = fields[11];
+    return true;
+}
+
+/* A file system that is mounted with `discard` says what was removed to the disk after its commit, in the background. Whoever
+ * is measured meanwhile waits behind it. */
+static void wait_for_discards(const struct pd_bench_room *room)
+{
+    struct stat st;
+    uint64_t before, now;
+    if (stat(room->path, &st) || !count_discards(st.st_dev, &before)) return;
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    for (uint64_t changed = start; pd_clock_monotonic_ns(NULL) - start < DISCARDS_WAIT_NS; before = now) {
+        usleep(10000);
+        if (!count_discards(st.st_dev, &now)) return;
+        if (now != before) changed = pd_clock_monotonic_ns(NULL);
+        if (pd_clock_monotonic_ns(NULL) - changed > DISCARDS_QUIET_NS) return;
+    }
+}
+
 pd_status pd_bench_room_settle(const struct pd_bench_room *room, struct pd_error *err)
 {
     if (pd_signals_pending() != PD_SIGNAL_NONE) PD_FAIL(err, PD_STOPPED, "bench: asked to leave, its files are removed");
@@ -94,5 +133,6 @@ pd_status pd_bench_room_settle(const struct pd_bench_room *room, struct pd_error
     int failed = syncfs(fd) ? errno : 0;
     close(fd);
     if (failed) PD_FAIL_ERRNO(err, failed, "%s: waiting for the file system", room->path);
+    wait_for_discards(room);
     return PD_OK;
 }
