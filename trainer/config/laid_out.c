@@ -100,13 +100,20 @@ pd_status pd_balance_stages(const struct pd_model *model, uint32_t length, uint3
 
 /* ---- a layout of given degrees ---- */
 
+bool pd_is_breadth_first(const struct pd_config *c, const struct pd_layout *layout)
+{
+    const bool by_itself = c->offload.parameters == PD_PLACE_NVME || c->offload.gradients == PD_PLACE_NVME;
+    return layout->pp == 1 && (c->layout.order == PD_ORDER_BREADTH_FIRST || (c->layout.order == PD_ORDER_AUTO && by_itself));
+}
+
 #define STEP_BYTES_MAX (8.0 * 1024 * 1024 * 1024)
 
-/* Once a step takes 8 bytes for every element that a rank computes: not unasked where these are many. */
+/* Once a step takes 8 bytes for every element that a rank computes: not unasked where these are many. Breadth first it takes two
+ * blocks', as the other exchange does. */
 static bool is_by_lane(const struct pd_config *config, const struct pd_model *model, const struct pd_layout *l)
 {
     const double bytes = 8.0 * (double)model->parameter_count / l->tp / l->pp;
-    if (l->dp * l->sp == 1) return false;
+    if (l->dp * l->sp == 1 || (config->layout.exchange == PD_EXCHANGE_AUTO && pd_is_breadth_first(config, l))) return false;
     return config->layout.exchange == PD_EXCHANGE_LANE ||
            (config->layout.exchange == PD_EXCHANGE_AUTO && bytes > STEP_BYTES_MAX);
 }

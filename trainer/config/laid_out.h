@@ -18,6 +18,8 @@ struct pd_laid_out {
     bool updates_on_device;    /* of state on the host beside a GPU; with offload.update auto a planner says so */
 };
 
+/* Whether a step under this layout goes breadth first. */
+bool pd_is_breadth_first(const struct pd_config *config, const struct pd_layout *layout);
 /* Blocks of the rank that has most of them. */
 uint32_t pd_laid_out_blocks(const struct pd_laid_out *laid_out, const struct pd_model *model);
 /* "recompute=full", and where not all blocks are meant `between` and "recompute_layers=12".   ret (bytes) */

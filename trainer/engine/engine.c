@@ -68,12 +68,6 @@ struct pd_lanes pd_lanes_of(const struct pd_config *c, uint32_t dp)
     return (struct pd_lanes){micro_batches, c->numerics.lanes ? c->numerics.lanes : micro_batches, dp};
 }
 
-bool pd_is_breadth_first(const struct pd_config *c, const struct pd_layout *layout)
-{
-    const bool by_itself = c->offload.parameters == PD_PLACE_NVME || c->offload.gradients == PD_PLACE_NVME;
-    return layout->pp == 1 && (c->layout.order == PD_ORDER_BREADTH_FIRST || (c->layout.order == PD_ORDER_AUTO && by_itself));
-}
-
 static struct pd_schedule_options schedule_options_of(const struct pd_engine *e)
 {
     const struct pd_layout *layout = &e->grid.layout;

@@ -116,8 +116,6 @@ bool pd_blocks_leave_device(const struct pd_engine_options *options);
 
 /* Lanes of a training step; of a record that knows none one a micro-batch. */
 struct pd_lanes pd_lanes_of(const struct pd_config *config, uint32_t dp);
-/* Whether a step under this layout goes breadth first. */
-bool pd_is_breadth_first(const struct pd_config *config, const struct pd_layout *layout);
 
 /* Bytes by category that a rank will take: the recipe on a dry arena. */
 PD_MUST_USE pd_status pd_engine_plan_of(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan,

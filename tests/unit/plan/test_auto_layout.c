@@ -189,6 +189,20 @@ Test(cost, bytes_and_padding)
     cr_expect_float_eq(cost.bubble, 3.0 / (3 * 64 + 3), 1e-12);
 }
 
+/* 50 GiB of terms of a rank travel as lanes end, but breadth first, where two blocks' are there at a time, once a step. */
+Test(cost, terms_of_a_large_model_travel_once_where_it_costs_nothing)
+{
+    static const char large[] = "model: {preset: llama2-7b}\nbatch: {sequences: 512, micro_batch: 1}\n";
+    char text[200];
+    snprintf(text, sizeof text, "%slayout: {dp: 64, zero_stage: 1}\n", large);
+    struct pd_step_cost cost = cost_of(text, 64);
+    cr_expect_eq(cost.gradient_bytes, cost.gradient_bytes_lane);
+    snprintf(text, sizeof text, "%slayout: {dp: 64, zero_stage: 1, order: breadth_first}\n", large);
+    cost = cost_of(text, 64);
+    cr_expect_eq(cost.gradient_bytes, cost.gradient_bytes_step);
+    cr_expect_lt(5 * cost.gradient_bytes_step, cost.gradient_bytes_lane);
+}
+
 /* Two hosts of eight GPUs: what leaves one is half of what is summed and gathered, whoever has the parts. */
 Test(cost, bytes_between_hosts)
 {
