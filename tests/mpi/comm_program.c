@@ -206,19 +206,28 @@ static pd_status case_traffic(struct pd_comm *comm, void *context, struct pd_err
 static pd_status case_flip(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     (void)context;
-    for (int i = 0; i < 2; i++) {
-        PD_TRY(pd_fault_configure(i ? "comm.all_gather.flip@1:1" : "comm.reduce_scatter.flip@1:1", NULL, err));
-        uint64_t parts[64] = {0}, seen = 0;
+    static const char *const places[] = {"comm.reduce_scatter.flip@1:1", "comm.all_gather.flip@1:1",
+                                         "comm.exchange.flip@1:1"};
+    for (int i = 0; i < 3; i++) {
+        PD_TRY(pd_fault_configure(places[i], NULL, err));
+        uint64_t parts[64] = {0}, seen = 0, sent = 0;
         struct pd_comm_op op = {.what = "terms"};
-        if (i)
+        struct pd_comm_piece to = {(comm->rank + 1) % comm->size, &sent, sizeof sent},
+                             from = {(comm->rank + comm->size - 1) % comm->size, parts, sizeof sent};
+        if (i == 1)
             PD_TRY(pd_comm_start_all_gather(comm, &op, parts, 8, err));
-        else
+        else if (!i)
             PD_TRY(pd_comm_start_reduce_scatter(comm, &op, parts, 1, parts + comm->rank, err));
+        else {
+            op = (struct pd_comm_op){.sends = &to, .recvs = &from, .send_count = 1, .recv_count = 1, .what = "rows"};
+            PD_TRY(pd_comm_start(comm, &op, err));
+        }
         PD_TRY(pd_comm_wait(comm, &op, err));
         for (uint32_t r = 0; r < comm->size; r++)
             seen += parts[r] != 0;
+        PD_TRY(pd_fault_configure(NULL, NULL, err));
         PD_TRY(pd_comm_all_reduce(comm, &seen, 1, PD_REDUCE_SUM_U64, err));
-        EXERCISE_EXPECT(i ? seen > 0 : seen == 1); /* what is gathered is passed on */
+        EXERCISE_EXPECT(i == 1 ? seen > 0 : seen == 1); /* what is gathered is passed on */
     }
     return pd_comm_barrier(comm, err);
 }
