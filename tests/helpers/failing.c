@@ -25,8 +25,10 @@ struct block {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
 static enum { OFF, RECORDS, FAILS } mode;
 static uint64_t places[PLACES_MAX]; /* in the order in which they were passed */
+static bool leads[PLACES_MAX];      /* through a call that is on the way to no place before it */
 static uint32_t place_count, next_place;
-static uint64_t seen[2 * PLACES_MAX], wanted, random_state = 1;
+static uint64_t seen[2 * PLACES_MAX], wanted;
+static const void *calls_seen[PLACES_MAX];
 static bool persists, has_fired;
 static const char *fired_what;
 static struct chain fired_from;
@@ -59,15 +61,27 @@ static struct chain chain_here(void)
 }
 
 /* True the first time. */
-static bool note(uint64_t place)
+static bool note_call(const void *call)
+{
+    uint64_t at = ((uintptr_t)call * 11400714819323198485u >> 40) % PLACES_MAX;
+    while (calls_seen[at] && calls_seen[at] != call)
+        at = (at + 1) % PLACES_MAX;
+    const bool is_new = !calls_seen[at];
+    calls_seen[at] = call;
+    return is_new;
+}
+
+static void note(uint64_t place, const struct chain *chain)
 {
     uint64_t at = place % (2 * PLACES_MAX);
     while (seen[at] && seen[at] != place)
         at = (at + 1) % (2 * PLACES_MAX);
-    if (seen[at] == place || place_count == PLACES_MAX) return false;
+    if (seen[at] == place || place_count == PLACES_MAX) return;
     seen[at] = place;
+    leads[place_count] = false;
+    for (int i = 0; i < chain->depth; i++)
+        leads[place_count] |= note_call(chain->calls[i]);
     places[place_count++] = place;
-    return true;
 }
 
 bool failing_here(const char *what)
@@ -76,7 +90,7 @@ bool failing_here(const char *what)
     const struct chain chain = chain_here();
     const uint64_t place = pd_digest64(chain.calls, (size_t)chain.depth * sizeof *chain.calls, what[0]) | 1;
     pthread_mutex_lock(&mutex);
-    if (mode == RECORDS) note(place);
+    if (mode == RECORDS) note(place, &chain);
     const bool fails = mode == FAILS && (has_fired ? persists && strcmp(what, fired_what) == 0 : place == wanted);
     if (fails && !has_fired) {
         fired_what = what;
@@ -107,6 +121,7 @@ static void begin(int as)
 void failing_record(void)
 {
     memset(seen, 0, sizeof seen);
+    memset(calls_seen, 0, sizeof calls_seen);
     place_count = 0;
     failing_rewind();
     begin(RECORDS);
@@ -117,16 +132,12 @@ void failing_rewind(void)
     next_place = 0;
 }
 
-bool failing_next(uint64_t most, bool from_then_on)
+bool failing_next(bool some, bool from_then_on)
 {
-    uint32_t step = 1;
-    if (most && place_count > most) {
-        random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-        step = (uint32_t)(1 + (random_state >> 33) % (2 * place_count / most));
-    }
-    next_place += step;
-    if (next_place > place_count) return false;
-    wanted = places[next_place - 1];
+    while (next_place < place_count && some && !(leads[next_place] && (!from_then_on || next_place % 4 == 0)))
+        next_place++;
+    if (next_place == place_count) return false;
+    wanted = places[next_place++];
     persists = from_then_on;
     begin(FAILS);
     return true;

@@ -11,8 +11,9 @@
 #include "tests/simulated_disk/simulated_disk.h"
 
 void failing_record(void);
-/* False: that was the last one. Where there are more than `most` some are left out by chance; 0: none is. */
-bool failing_next(uint64_t most, bool from_then_on);
+/* False: that was the last one.   some  one for each call that is on the way to any, so that what follows from the failure of each
+ * is tried; of those a fourth from then on. Else all. */
+bool failing_next(bool some, bool from_then_on);
 void failing_rewind(void); /* the next one is the first */
 void failing_stop(void);
 bool failing_has_fired(void);
