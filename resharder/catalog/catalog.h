@@ -50,9 +50,9 @@ struct pd_catalog_text {
 
 /* Numbers of a run that formats may have; has_* says whether this one did. */
 struct pd_catalog_counters {
-    bool has_step, has_updates, has_samples, has_tokens, has_loss_scale, has_learning_rate;
+    bool has_step, has_updates, has_samples, has_tokens, has_loss_scale;
     uint64_t step, updates, samples, tokens;
-    double loss_scale, learning_rate;
+    double loss_scale;
 };
 
 /* AdamW of the run that saved it, for an export whose format keeps that. */

@@ -349,11 +349,9 @@ static void add_number(struct dcp *d, const struct item *item, const struct pd_t
     const char *last = strrchr(item->name, '.');
     double value = 0;
     last = last ? last + 1 : item->name;
-    const bool is_step = strcmp(last, "step") == 0, is_rate = strcmp(last, "lr") == 0;
-    const bool is_tokens = strcmp(last, "ntokens_seen") == 0;
-    if (!is_step && !is_rate && !is_tokens) return;
-    if (pd_torch_number(archive, item->name, pd_pickle_root(archive->pickle), &value, NULL) || !(value >= 0)) return;
-    if (is_rate && !c->has_learning_rate) c->has_learning_rate = true, c->learning_rate = value;
+    const bool is_step = strcmp(last, "step") == 0, is_tokens = strcmp(last, "ntokens_seen") == 0;
+    if (!is_step && !is_tokens) return;
+    if (pd_torch_number(archive, item->name, pd_pickle_root(archive->pickle), &value, NULL)) return;
     if (is_step && !c->has_step) c->has_step = pd_torch_is_count(value, &c->step);
     if (is_tokens && !c->has_tokens) c->has_tokens = pd_torch_is_count(value, &c->tokens);
 }

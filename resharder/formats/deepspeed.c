@@ -138,15 +138,6 @@ static const struct pd_pickle_node *state_of_group(const struct pd_pickle_node *
     return NULL;
 }
 
-static void note_rate(struct deepspeed *d, const struct pd_pickle_node *optimizer)
-{
-    const struct pd_pickle_node *group = pd_pickle_at(pd_pickle_member(optimizer, "param_groups"), 0);
-    double rate = 0;
-    if (!pd_pickle_is_number(pd_pickle_member(group, "lr"), &rate)) return;
-    d->catalog->counters.has_learning_rate = true;
-    d->catalog->counters.learning_rate = rate;
-}
-
 static pd_status note_updates(struct deepspeed *d, const struct pd_pickle_node *state, struct pd_error *err)
 {
     const struct pd_pickle_node *step = pd_pickle_member(state, "step");
@@ -176,7 +167,6 @@ static pd_status read_groups(struct deepspeed *d, uint32_t rank, struct pd_error
         PD_FAIL(err, PD_CORRUPT, "%s: no list %s in a checkpoint of ZeRO stage %u", d->path, keys_of_stage[d->stage].flat,
                 d->stage);
     if (!states) states = optimizer;
-    if (rank == 0) note_rate(d, optimizer);
     for (uint32_t g = 0; g < flat->count; g++) {
         const struct pd_pickle_node *state = state_of_group(states, g);
         PD_TRY(add_stretch(d, PD_PARAM, rank, g, flat->items[g], err));

@@ -74,11 +74,8 @@ static pd_status open_common(struct pd_vfs *vfs, const char *directory, char pat
 static void note_group(const struct common *c, const struct pd_pickle_node *group, struct pd_catalog_counters *n)
 {
     double value = 0;
-    const struct pd_pickle_node *step = pd_pickle_member(group, "step"), *rate = pd_pickle_member(group, "lr");
-    if (step && !pd_torch_number(&c->archive, "step", step, &value, NULL) && value >= 0)
-        n->has_updates = true, n->updates = (uint64_t)value;
-    if (rate && !pd_torch_number(&c->archive, "lr", rate, &value, NULL) && value > 0)
-        n->has_learning_rate = true, n->learning_rate = value;
+    if (pd_torch_number(&c->archive, "step", pd_pickle_member(group, "step"), &value, NULL)) return;
+    if (pd_torch_is_count(value, &n->updates)) n->has_updates = true;
 }
 
 static void note_counters(const struct common *c, struct pd_catalog_counters *n)

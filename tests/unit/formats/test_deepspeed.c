@@ -76,7 +76,6 @@ static void check(int stage, const char *path, const char *format_name)
         cr_assert(c.counters.has_step && c.counters.step == 2);
         cr_assert(c.counters.has_updates && c.counters.updates == 2);
         cr_assert(c.counters.has_samples && c.counters.samples == 6);
-        cr_assert(c.counters.has_learning_rate && c.counters.learning_rate == 0.01);
     }
     pd_torch_close(&expected);
     pd_file_close_readonly(file);
