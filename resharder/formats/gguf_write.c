@@ -189,13 +189,15 @@ static void put_value(struct head *h, enum pd_gguf_type type, const struct pd_js
 {
     double number = 0;
     bool is_on = false;
+    const char *text = pd_json_text(value);
     if (type == PD_GGUF_TEXT) {
-        put_text(h, pd_json_text(value) ? pd_json_text(value) : "");
+        h->is_refused |= !text;
+        put_text(h, text ? text : "");
     } else if (type == PD_GGUF_BOOL) {
-        (void)pd_json_is_bool(value, &is_on);
+        h->is_refused |= !pd_json_is_bool(value, &is_on);
         put(h, &(unsigned char){is_on}, 1);
     } else {
-        (void)pd_json_is_number(value, &number);
+        h->is_refused |= !pd_json_is_number(value, &number);
         put_number(h, type, number);
     }
 }
@@ -228,7 +230,9 @@ static pd_status put_tokenizer(struct head *h, struct pd_error *err)
         begin_pair(h, "tokenizer.", key, type);
         put_value(h, type, value);
     }
-    if (h->is_refused) PD_FAIL(err, PD_UNSUPPORTED, "tokenizer.gguf: a number in it is no 32-bit integer");
+    if (h->is_refused)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "tokenizer.gguf: a number in it is none of 32 bits, or an array has values of several types");
     return PD_OK;
 }
 
@@ -293,6 +297,7 @@ static pd_status put_head(struct head *h, struct pd_error *err)
     put_u64(h, 0); /* tensors and pairs are counted on the way */
     put_u64(h, 0);
     put_config(h);
+    if (h->is_refused) PD_FAIL(err, PD_UNSUPPORTED, "config.json: a number in it is none of 32 bits, as GGUF has them");
     PD_TRY(put_tokenizer(h, err));
     if (h->rope_count > PD_GGUF_ROPE_FACTORS_MAX)
         PD_FAIL(err, PD_UNSUPPORTED, "heads of %d elements have more RoPE factors than GGUF's reader takes",
