@@ -2,6 +2,7 @@
 #include "resharder/layout.h"
 
 #include <criterion/criterion.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -153,22 +154,63 @@ Test(layout, stripes_follow_their_weights)
         }
 }
 
-Test(layout, refusals_name_the_nearest)
+static void check_refused(const struct pd_layout *layout, const char *says)
 {
+    struct pd_error err = {0};
+    cr_assert_eq(pd_layout_check(layout, &err), PD_INVALID, "not refused with \"%s\"", says);
+    cr_assert(strstr(err.message, says), "%s", err.message);
+}
+
+/* Two data-parallel ranks, and one number that does not do. */
+Test(layout, refusals_name_what_is_admitted)
+{
+#define FIELD(name) offsetof(struct pd_layout, name)
+    static const struct {
+        size_t field;
+        uint32_t value;
+        const char *says;
+    } cases[] = {
+        {FIELD(dp), 0, "dp is 0 and must be between 1 and 65536"},
+        {FIELD(tp), 65537, "tp is 65537 and must be between 1 and 65536"},
+        {FIELD(tp), 3, "tp 3 does not divide virtual_tp 1; the nearest admitted tp is 1"},
+        {FIELD(sp), 65536, "sp 65536 does not divide virtual_sp 1; the nearest admitted sp is 1"},
+        {FIELD(virtual_tp), 3, "virtual_tp is 3 and must be a power of two up to 256"},
+        {FIELD(virtual_tp), 0, "virtual_tp is 0 and must be a power of two up to 256"},
+        {FIELD(virtual_tp), 512, "virtual_tp is 512 and must be a power of two up to 256"},
+        {FIELD(virtual_sp), 6, "virtual_sp is 6 and must be a power of two up to 256"},
+        {FIELD(virtual_sp), 1024, "virtual_sp is 1024 and must be a power of two up to 256"},
+        {FIELD(zero_shard), 0, "zero_shard is 0 and must be between 1 and dp*sp = 2"},
+        {FIELD(zero_shard), 3, "zero_shard is 3 and must be between 1 and dp*sp = 2"},
+        {FIELD(stripes), PD_LAYOUT_STRIPES_MAX + 1, "stripes; there are"},
+        {FIELD(stripes), 2, "stripe 0 has weight 0 and must have at least 1"},
+        {FIELD(interleave), 0, "pp 1 x interleave 0 gives 1 stages and must give between 1 and 256"},
+        {FIELD(interleave), 2, "pp 1 x interleave 2 gives 1 stages and must give between 1 and 256"},
+    };
     struct pd_layout l;
-    struct pd_error err;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        pd_layout_init_dp(&l, 2);
+        memcpy((char *)&l + cases[i].field, &cases[i].value, sizeof cases[i].value);
+        check_refused(&l, cases[i].says);
+    }
+    pd_layout_init_dp(&l, 65536);
+    l.pp = 32;
+    check_refused(&l, "more than 1048576 ranks; lower pp");
     pd_layout_init_dp(&l, 2);
     l.virtual_tp = 4;
     l.tp = 3;
-    cr_assert_eq(pd_layout_check(&l, &err), PD_INVALID);
-    cr_assert(strstr(err.message, "nearest admitted tp is 2"), "%s", err.message);
-    l.tp = 1;
-    l.zero_shard = 3;
-    cr_assert_eq(pd_layout_check(&l, &err), PD_INVALID);
-    cr_assert(strstr(err.message, "zero_shard"), "%s", err.message);
-    l.zero_shard = 1;
+    check_refused(&l, "the nearest admitted tp is 2");
+    pd_layout_init_dp(&l, 2);
+    l.pp = l.stage_count = 257;
+    check_refused(&l, "gives 257 stages and must give between 1 and 256");
+    l.pp = l.stage_count = 3;
+    l.first_unit[1] = 4;
+    l.first_unit[2] = 4;
+    check_refused(&l, "stage 2 starts at unit 4; stages start at 0 and ascend");
+    l.first_unit[0] = 1;
+    check_refused(&l, "stage 0 starts at unit 1; stages start at 0 and ascend");
+    l.first_unit[0] = 0;
+    l.first_unit[2] = 5;
     l.stripes = 2;
-    l.stripe_weight[0] = 7;
-    cr_assert_eq(pd_layout_check(&l, &err), PD_INVALID);
-    cr_assert(strstr(err.message, "stripe 1 has weight 0"), "%s", err.message);
+    l.stripe_weight[0] = l.stripe_weight[1] = 1;
+    cr_assert_eq(pd_layout_check(&l, NULL), PD_OK);
 }
