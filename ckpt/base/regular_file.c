@@ -16,6 +16,13 @@ static int open_retried(const char *path, int flags)
     return fd;
 }
 
+/* Nothing has to wait for a pipe any more, and io_uring would refuse what has to wait for a disk. */
+static int let_wait(int fd)
+{
+    const int flags = fcntl(fd, F_GETFL);
+    return flags >= 0 && fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) == 0 ? 0 : errno;
+}
+
 int pd_regular_open(const char *path, int flags, int *ret_fd)
 {
     struct stat st;
@@ -25,8 +32,8 @@ int pd_regular_open(const char *path, int flags, int *ret_fd)
         result = errno;
     else if (!S_ISREG(st.st_mode))
         result = S_ISDIR(st.st_mode) ? EISDIR : ENXIO;
-    else if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) != 0) /* io_uring would refuse what has to wait */
-        result = errno;
+    else
+        result = let_wait(fd);
     if (result)
         close(fd);
     else

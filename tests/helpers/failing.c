@@ -30,6 +30,7 @@ static uint32_t place_count, next_place;
 static uint64_t seen[2 * PLACES_MAX], wanted;
 static const void *calls_seen[PLACES_MAX];
 static bool persists, has_fired;
+static const char *only; /* or NULL */
 static const char *fired_what;
 static struct chain fired_from;
 static struct block *blocks; /* (BLOCKS_MAX), by address */
@@ -86,7 +87,7 @@ static void note(uint64_t place, const struct chain *chain)
 
 bool failing_here(const char *what)
 {
-    if (__atomic_load_n(&mode, __ATOMIC_RELAXED) == OFF) return false;
+    if (__atomic_load_n(&mode, __ATOMIC_RELAXED) == OFF || (only && strcmp(what, only) != 0)) return false;
     const struct chain chain = chain_here();
     const uint64_t place = pd_digest64(chain.calls, (size_t)chain.depth * sizeof *chain.calls, what[0]) | 1;
     pthread_mutex_lock(&mutex);
@@ -116,6 +117,11 @@ static void begin(int as)
     has_fired = false;
     __atomic_store_n(&mode, as, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&mutex);
+}
+
+void failing_only(const char *what)
+{
+    only = what;
 }
 
 void failing_record(void)
@@ -301,6 +307,65 @@ FAILS_GROUP(pd_group_exchange,
             (group, sends, send_count, recvs, recv_count, err))
 FAILS_GROUP(pd_group_agree, (struct pd_group * group, pd_status mine, struct pd_error *err), (group, mine, err))
 
+/* ---- the system, under the real disk ---- */
+
+#define FAILS_ERRNO(type, name, failure, number, parameters, arguments)                   \
+    type __real_##name parameters;                                                        \
+    type __wrap_##name parameters;                                                        \
+    type __wrap_##name parameters                                                         \
+    {                                                                                     \
+        return failing_here(#name) ? (errno = number, failure) : __real_##name arguments; \
+    }
+/* Once by a signal, where such calls are made again. */
+#define INTERRUPTED_OR(number) (persists ? (number) : EINTR)
+FAILS_ERRNO(int, open64, -1, INTERRUPTED_OR(EMFILE), (const char *path, int flags, mode_t bits), (path, flags, bits))
+FAILS_ERRNO(int, fcntl64, -1, EIO, (int fd, int command, long value), (fd, command, value))
+FAILS_ERRNO(int, fstat64, -1, EIO, (int fd, void *st), (fd, st))
+FAILS_ERRNO(int, stat64, -1, EIO, (const char *path, void *st), (path, st))
+FAILS_ERRNO(int, statfs64, -1, INTERRUPTED_OR(EIO), (const char *path, void *fs), (path, fs))
+FAILS_ERRNO(ssize_t, pread64, -1, INTERRUPTED_OR(EIO), (int fd, void *data, size_t bytes, long at), (fd, data, bytes, at))
+FAILS_ERRNO(ssize_t, pwrite64, -1, INTERRUPTED_OR(ENOSPC), (int fd, const void *data, size_t bytes, long at),
+            (fd, data, bytes, at))
+FAILS_ERRNO(ssize_t, writev, -1, ENOSPC, (int fd, const void *parts, int count), (fd, parts, count))
+FAILS_ERRNO(int, fallocate64, -1, INTERRUPTED_OR(ENOSPC), (int fd, int how, long at, long bytes), (fd, how, at, bytes))
+FAILS_ERRNO(int, ftruncate64, -1, INTERRUPTED_OR(EIO), (int fd, long bytes), (fd, bytes))
+FAILS_ERRNO(int, fdatasync, -1, EIO, (int fd), (fd))
+FAILS_ERRNO(int, fsync, -1, EIO, (int fd), (fd))
+FAILS_ERRNO(int, flock, -1, INTERRUPTED_OR(ENOLCK), (int fd, int how), (fd, how))
+FAILS_ERRNO(int, rename, -1, EIO, (const char *from, const char *to), (from, to))
+FAILS_ERRNO(int, link, -1, EMLINK, (const char *from, const char *to), (from, to))
+FAILS_ERRNO(int, symlink, -1, EIO, (const char *target, const char *path), (target, path))
+FAILS_ERRNO(ssize_t, readlink, -1, EIO, (const char *path, char *target, size_t bytes), (path, target, bytes))
+FAILS_ERRNO(int, unlink, -1, EIO, (const char *path), (path))
+FAILS_ERRNO(int, mkdir, -1, EIO, (const char *path, mode_t bits), (path, bits))
+FAILS_ERRNO(int, rmdir, -1, EIO, (const char *path), (path))
+FAILS_ERRNO(void *, opendir, NULL, EMFILE, (const char *path), (path))
+FAILS_ERRNO(void *, readdir64, NULL, EIO, (void *directory), (directory))
+FAILS_ERRNO(void *, fopen64, NULL, EMFILE, (const char *path, const char *how), (path, how))
+FAILS_ERRNO(void *, open_memstream, NULL, ENOMEM, (char **text, size_t *bytes), (text, bytes))
+FAILS_ERRNO(int, fflush, -1, ENOSPC, (void *file), (file))
+FAILS_AFTER(int, fclose, (errno = ENOSPC, -1), (void *file), (file))
+FAILS_ERRNO(void *, fdopen, NULL, ENOMEM, (int fd, const char *how), (fd, how))
+FAILS_ERRNO(void *, mmap64, (void *)-1, ENOMEM, (void *at, size_t bytes, int may, int flags, int fd, long offset),
+            (at, bytes, may, flags, fd, offset))
+FAILS(int, io_uring_queue_init, -ENOMEM, (unsigned depth, void *ring, unsigned flags), (depth, ring, flags))
+FAILS(int, io_uring_register_buffers, -ENOMEM, (void *ring, const void *parts, unsigned count), (ring, parts, count))
+FAILS(int, io_uring_register_files_sparse, -EINVAL, (void *ring, unsigned count), (ring, count))
+FAILS(int, io_uring_register_files_update, -EINVAL, (void *ring, unsigned at, const int *fds, unsigned count),
+      (ring, at, fds, count))
+/* One that is final leaves transfers with the kernel, which ends the process (ckpt/io/transfer_ring.h). */
+FAILS(int, io_uring_submit, -INTERRUPTED_OR(EAGAIN), (void *ring), (ring))
+FAILS(int, io_uring_submit_and_wait, -INTERRUPTED_OR(EAGAIN), (void *ring, unsigned count), (ring, count))
+
+FAILS_AFTER(int, close, (errno = EIO, -1), (int fd), (fd))
+
+/* ---- zstd ---- */
+
+FAILS(void *, ZSTD_createCCtx, NULL, (void), ())
+FAILS(void *, ZSTD_createDCtx, NULL, (void), ())
+FAILS(size_t, ZSTD_compressStream2, (size_t)-64 /* ZSTD_error_memory_allocation */,
+      (void *zstd, void *out, void *in, int how), (zstd, out, in, how))
+
 /* ---- HDF5 ---- */
 
 FAILS(hid_t, H5Pcreate, -1, (hid_t list), (list))
@@ -336,6 +401,7 @@ FAILS(herr_t, H5Sselect_hyperslab, -1,
       (hid_t space, H5S_seloper_t op, const hsize_t start[], const hsize_t stride[], const hsize_t count[],
        const hsize_t block[]),
       (space, op, start, stride, count, block))
+FAILS(herr_t, H5Oget_info2, -1, (hid_t object, void *info, unsigned fields), (object, info, fields))
 FAILS(herr_t, H5Sselect_all, -1, (hid_t space), (space))
 FAILS(hid_t, H5Fcreate, -1, (const char *name, unsigned flags, hid_t creation, hid_t access),
       (name, flags, creation, access))

@@ -1,4 +1,4 @@
-/* Every call that can fail, fails once: allocations, the HDF5 library, threads and peers by the linker's --wrap (failing.c), the disk by
+/* Every call that can fail, fails once: allocations, the HDF5 library, threads, peers and the system by the linker's --wrap (failing.c), the disk by
  * its faults. A place is the chain of calls that leads there, so two ways to one line are two places.
  *
  *   failing_record();              // a run in which nothing fails notes the places
@@ -11,6 +11,8 @@
 #include "tests/simulated_disk/simulated_disk.h"
 
 void failing_record(void);
+/* From the next record on calls by that name alone fail; NULL: all. */
+void failing_only(const char *what);
 /* False: that was the last one.   some  one for each call that is on the way to any, so that what follows from the failure of each
  * is tried; of those a fourth from then on. Else all. */
 bool failing_next(bool some, bool from_then_on);
