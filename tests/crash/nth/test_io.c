@@ -204,10 +204,10 @@ static pd_status act(void *state, struct pd_error *err)
     return st;
 }
 
-#define EACH(kind)                                                                                  \
-    Test(nth_io, kind)                                                                              \
-    {                                                                                               \
-        failing_sweep(&(struct failing_case){#kind, 0, set_up, act, NULL, tear_down, NULL, &kind}); \
+#define EACH(kind)                                                                                      \
+    Test(nth_io, kind)                                                                                  \
+    {                                                                                                   \
+        failing_sweep(&(struct failing_case){#kind, false, set_up, act, NULL, tear_down, NULL, &kind}); \
     }
 
 EACH(uring)

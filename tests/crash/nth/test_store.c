@@ -5,6 +5,8 @@
 #include "tests/helpers/failing_room.h"
 #include "tests/helpers/store_sweep.h"
 
+#include <sys/resource.h>
+
 static void swallow(void *context, const char *line, size_t bytes)
 {
     (void)context, (void)line, (void)bytes;
@@ -82,6 +84,17 @@ static void sweep_world(int number, uint64_t most)
     const struct failing_case c = {worlds[number].name, most, set_up, act, check, failing_room_free, failing_room_disk,
                                    &worlds[number]};
     failing_sweep(&c);
+}
+
+/* The HDF5 library crashes where memory runs out inside it, so it is asked before each call whether there is any left. */
+Test(nth_store, under_a_limit_of_memory)
+{
+    struct rlimit limit;
+    cr_assert_eq(getrlimit(RLIMIT_AS, &limit), 0);
+    limit.rlim_cur = (rlim_t)1 << 46;
+    cr_assert_eq(setrlimit(RLIMIT_AS, &limit), 0);
+    failing_only("mmap64");
+    sweep_world(ONE_RANK, false);
 }
 
 #define EACH(name, world, most)   \
