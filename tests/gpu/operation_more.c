@@ -157,6 +157,20 @@ RUN(cut_logits)
     return PD_OK;
 }
 
+/* Logits of which some columns exist at a time: a chunk in two parts. */
+RUN(parts_of_logits)
+{
+    const uint64_t n = rows(s);
+    float *max = p[LOSS_SCRATCH], *sum = max + n, *target = sum + n;
+    for (uint32_t step = 0; step < 4; step++) {
+        struct pd_cross_entropy part = cut_of(s, act, p, step % 2);
+        part.max = max, part.sum = sum, part.target_logit = target, part.goes_on = step == 1;
+        PD_TRY(step < 2 ? pd_logits_part(math, &part, err) : pd_cross_entropy(math, &part, err));
+        if (step == 1) PD_TRY(pd_logits_rescale(math, n, max, max, sum, err)); /* to where it is */
+    }
+    return PD_OK;
+}
+
 EXACT(cut_logits)
 {
     ref_cross_entropy(rows(s), s->vocab, v[LOGITS].exact, v[TARGET_TOKENS].numbers, SCALE, v[LOSSES].exact,
@@ -394,6 +408,10 @@ const struct operation more_operations[] = {
     {"cut logits",
      {{F32, IN, rows_vocab, 3}, {TARGETS, IN, rows, 0}, {ROW_SUMS}, {ACT, OUT, rows_vocab, 0}, {F32, IN, loss_scratch, 0}},
      FORMULA(cut_logits)},
+    {"logits in parts",
+     {{F32, IN, rows_vocab, 3}, {TARGETS, IN, rows, 0}, {ROW_SUMS}, {ACT, OUT, rows_vocab, 0}, {F32, IN, loss_scratch, 0}},
+     .run = run_parts_of_logits,
+     .exact = exact_cut_logits},
     {"quantize",
      {{IN_ROWS},
       {E4M3, OUT, rows_columns, 0},

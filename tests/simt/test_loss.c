@@ -224,6 +224,71 @@ Test(loss, cut_vocabulary)
     fixture_free(&f);
 }
 
+/* Some columns at a time, beside float64, under some order of threads; one part has the bits of one call. */
+static void check_parts(size_t vocab, size_t part, enum pd_dtype dtype)
+{
+    enum { ROWS = 6 };
+    const struct scene s = {.rows = ROWS, .vocab = vocab, .ld = vocab, .dtype = dtype, .chunks = 1};
+    uint64_t seed = vocab + part;
+    struct room logits = room_random(PD_F32, ROWS * vocab, 0, 4, &seed), losses[SOME_ORDERS], gradient[SOME_ORDERS];
+    int32_t *targets = targets_of(&s, vocab, &seed);
+    float max[ROWS], sum[ROWS], target[ROWS];
+    for (size_t o = 0; o < SOME_ORDERS; o++) {
+        losses[o] = room_new(PD_F32, ROWS, 0), gradient[o] = room_new(dtype, ROWS * (vocab + 1), 0);
+        struct pd_cross_entropy l = loss_of(&s, &logits, targets, &losses[o], &gradient[o]);
+        struct pd_error err;
+        simt_set_order(some_orders[o]);
+        l.max = max, l.sum = sum, l.target_logit = target;
+        for (int gradients = 0; gradients < 2; gradients++)
+            for (size_t begin = 0; begin < vocab; begin += part) {
+                l.first_column = begin, l.vocab = vocab - begin < part ? vocab - begin : part, l.goes_on = begin > 0;
+                l.logits = (float *)logits.data + begin;
+                l.dlogits = (char *)gradient[o].data + begin * pd_dtype_bytes(dtype);
+                cr_assert_eq(gradients ? pd_cuda_cross_entropy(NULL, &l, &err) : pd_cuda_logits_part(NULL, &l, &err), PD_OK);
+            }
+        rooms_equal(&losses[o], &losses[0], "losses in another order");
+        rooms_equal(&gradient[o], &gradient[0], "gradient in another order");
+    }
+    struct room one[2] = {room_new(PD_F32, ROWS, 0), room_new(dtype, ROWS * (vocab + 1), 0)};
+    const struct pd_cross_entropy whole = loss_of(&s, &logits, targets, &one[0], &one[1]);
+    MUST(pd_cuda_cross_entropy(NULL, &whole, &err));
+    if (part >= vocab) rooms_equal(&losses[0], &one[0], "losses"), rooms_equal(&gradient[0], &one[1], "gradient");
+    for (size_t r = 0; r < ROWS; r++)
+        cr_assert_float_eq(((float *)losses[0].data)[r], ((float *)one[0].data)[r], 4e-6);
+    for (size_t i = 0; i < ROWS * vocab; i++) {
+        const size_t at = i / vocab * (vocab + 1) + i % vocab;
+        const double is = value_get(dtype, gradient[0].data, at), should = value_get(dtype, one[1].data, at);
+        cr_assert(fabs(is - should) <= (dtype == PD_F32 ? 4e-6 : 1e-2) * fabs(should) + 1e-9, "%g %g", is, should);
+    }
+    for (size_t o = 0; o < SOME_ORDERS; o++)
+        room_free(&losses[o]), room_free(&gradient[o]);
+    room_free(&logits), room_free(&one[0]), room_free(&one[1]), free(targets);
+}
+
+Test(loss, parts_of_the_columns)
+{
+    static const size_t sizes[][2] = {{1, 8192}, {300, 8192}, {300, 7}, {5000, 2048}, {5000, 8192}, {4100, 4096}};
+    for (size_t d = 0; d < 3; d++)
+        for (size_t z = 0; z < sizeof sizes / sizeof *sizes; z++)
+            check_parts(sizes[z][0], sizes[z][1], all_dtypes[d]);
+}
+
+Test(loss, sums_are_brought_to_a_larger_maximum)
+{
+    enum { ROWS = 300 };
+    uint64_t seed = 3;
+    struct room part = room_random(PD_F32, ROWS, 0, 4, &seed), max = room_random(PD_F32, ROWS, 0, 4, &seed), sum[2];
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    sum[0] = room_random(PD_F32, ROWS, 0, 9, &seed);
+    for (size_t r = 0; r < ROWS; r++)
+        ((float *)max.data)[r] = ((float *)part.data)[r] + (r % 3 ? fabsf(((float *)max.data)[r]) : 0);
+    sum[1] = room_copy(&sum[0]);
+    MUST(pd_logits_rescale(f.math, ROWS, part.data, max.data, sum[0].data, &err));
+    MUST(pd_cuda_logits_rescale(NULL, ROWS, part.data, max.data, sum[1].data, &err));
+    rooms_equal(&sum[1], &sum[0], "sums");
+    room_free(&part), room_free(&max), room_free(&sum[0]), room_free(&sum[1]), fixture_free(&f);
+}
+
 Test(loss, ranks_of_a_cut_vocabulary_are_joined)
 {
     enum { ROWS = 300, LD = 304, RANKS = 3, COLUMNS = 50 };

@@ -9,6 +9,8 @@
 
 enum { LENGTH = 37, SEQUENCES = 2, ROWS = LENGTH * SEQUENCES, STEPS = 3, UNIT_TENSORS = 24 };
 
+static uint32_t logits_columns; /* of the models that are made from now on */
+
 struct side {
     bool is_simt;
     enum pd_dtype dtype;
@@ -59,6 +61,7 @@ static void build(struct side *s, struct pd_arena *arena)
                                                    .separate_documents = true,
                                                    .backward = true,
                                                    .may_add = true,
+                                                   .logits_columns = logits_columns,
                                                    .partition = pd_partition_whole()};
     struct pd_error err;
     cr_assert_eq(s->is_simt ? pd_math_cuda_new(&cuda, arena, &s->math, &err)
@@ -292,6 +295,15 @@ Test(simt_model, qwen3_bf16)
     check(PD_FAMILY_QWEN3, PD_BF16, 3e-2);
 }
 
+/* A vocabulary of 61 in parts, the last shorter than the others. */
+Test(simt_model, logits_of_columns)
+{
+    logits_columns = 16;
+    check(PD_FAMILY_LLAMA, PD_F32, 5e-4);
+    check(PD_FAMILY_GPT2, PD_F16, 5e-3);
+    check(PD_FAMILY_QWEN3, PD_BF16, 3e-2);
+}
+
 /* ---- micro-batches that are added where sums lie ---- */
 
 static void check_adding(bool is_simt, enum pd_family family, enum pd_dtype dtype, bool has_runs)
@@ -336,4 +348,8 @@ Test(simt_model, micro_batches_are_added_in_place)
     check_adding(true, PD_FAMILY_QWEN3, PD_F32, false);
     check_adding(false, PD_FAMILY_LLAMA, PD_BF16, true);
     check_adding(false, PD_FAMILY_GPT2, PD_F32, false);
+    logits_columns = 16;
+    check_adding(true, PD_FAMILY_LLAMA, PD_BF16, false);
+    check_adding(true, PD_FAMILY_LLAMA, PD_F32, true);
+    check_adding(false, PD_FAMILY_QWEN3, PD_BF16, true);
 }

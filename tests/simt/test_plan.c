@@ -275,3 +275,33 @@ Test(plan, mirrors_hold_the_state_once)
         pd_config_deinit(&c);
     }
 }
+
+/* ---- logits ---- */
+
+static uint64_t activation_bytes(const char *numerics)
+{
+    static const char text[] =
+        "run: {dir: r, device: gpu}\ndata: {train: a}\nbatch: {sequences: 8, micro_batch: 1, context: 8192}\n"
+        "model: {layers: 1, hidden: 896, heads: 14, head_size: 64, ffn: 4864, vocab: 151936, context: 8192}\n";
+    const char *overrides[] = {"numerics.lanes=1", numerics};
+    struct pd_memory_plan plan;
+    struct pd_config c;
+    struct pd_model *model;
+    struct pd_error err;
+    cr_assert_eq(pd_config_parse("test", text, overrides, 2, &c, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK, "%s", err.message);
+    const struct pd_engine_options o = {.config = &c, .model = model, .world = 1, .threads = 1, .is_gpu = true};
+    cr_assert_eq(pd_engine_plan_of(&o, &plan, &err), PD_OK, "%s", err.message);
+    pd_model_free(model);
+    pd_config_deinit(&c);
+    return plan.bytes[PD_MEMORY_ACTIVATIONS];
+}
+
+/* Of 8,192 rows of 151,936 words: 3,520 rows of logits and the sum of several runs' gradients; or all rows of 8,192 columns, a
+ * chain, and five numbers a row. */
+Test(plan, logits_of_columns_take_less_than_those_of_rows)
+{
+    const uint64_t vocab = 151936, of_rows = 3520 * vocab * 4 + vocab * 896 * 4, of_columns = 8192ull * (8192 + 896 + 5) * 4;
+    cr_expect_eq(activation_bytes("numerics.logits=rows") - activation_bytes("numerics.logits=columns"),
+                 of_rows - of_columns);
+}

@@ -258,6 +258,10 @@ Test(simt_sizes, cross_entropy, .init = begin)
     DONE(pd_cuda_logits_sum(NULL, &cut_last, &err));
     same(PD_F32, cut.sum, rows, cut_last.sum, 1, "sum");
     same(PD_F32, cut.target_logit, rows, cut_last.target_logit, 1, "logit of the target");
+    DONE(pd_cuda_logits_part(NULL, &cut, &err));
+    DONE(pd_cuda_logits_part(NULL, &cut_last, &err));
+    same(PD_F32, cut.max, rows, cut_last.max, 1, "maximum of a part");
+    same(PD_F32, cut.sum, rows, cut_last.sum, 1, "sum of a part");
     struct pd_cross_entropy whole = many;
     whole.dlogits = whole.logits, last.dlogits = last.logits;
     whole.ld_dlogits = last.ld_dlogits = 2 * LD;

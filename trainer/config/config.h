@@ -24,6 +24,7 @@ enum pd_updates { PD_UPDATES_AUTO, PD_UPDATES_HOST, PD_UPDATES_DEVICE };
 enum pd_exchange { PD_EXCHANGE_AUTO, PD_EXCHANGE_STEP, PD_EXCHANGE_LANE };
 enum pd_device_choice { PD_DEVICE_AUTO, PD_DEVICE_CPU, PD_DEVICE_GPU };
 enum pd_linears { PD_LINEARS_PRECISION, PD_LINEARS_FP8 };
+enum pd_logits { PD_LOGITS_OF_ROWS, PD_LOGITS_OF_COLUMNS };
 enum pd_guard { PD_GUARD_STOP, PD_GUARD_SKIP, PD_GUARD_ROLLBACK };
 enum pd_grow { PD_GROW_RESTART, PD_GROW_NOW };
 enum pd_transport { PD_TRANSPORT_AUTO, PD_TRANSPORT_LOCAL, PD_TRANSPORT_MPI };
@@ -68,6 +69,7 @@ struct pd_config {
         enum pd_numerics_mode mode;
         enum pd_dtype precision;            /* PD_F32, PD_BF16: activations and working copies; the master is fp32 */
         enum pd_linears linears;            /* operands of the linears of blocks: as precision, or fp8 */
+        enum pd_logits logits;              /* of the head: what exists of them at once */
         uint32_t lanes;                     /* 0: of a record that knows none, from when gradients were summed in fp32 */
         uint32_t virtual_tp, virtual_sp;
         double loss_scale;            /* fp16: the first one, a power of two */

@@ -15,6 +15,7 @@ static const char *const dtype_words[] = {"fp32", "bf16", "fp16", NULL};
 static const char *const exchange_words[] = {"auto", "step", "lane", NULL};
 static const char *const codes_words[] = {"auto", "step", "micro_batch", NULL};
 static const char *const linears_words[] = {"precision", "fp8", NULL};
+static const char *const logits_words[] = {"rows", "columns", NULL};
 static const char *const moments_words[] = {"fp32", "bf16", NULL};
 static const char *const guard_words[] = {"stop", "skip", "rollback", NULL};
 static const char *const grow_words[] = {"restart", "now", NULL};
@@ -107,6 +108,8 @@ const struct pd_key pd_keys[] = {
     WORD(numerics.precision, "bf16", dtype_words, LINEAGE, "of activations and working copies; the master is fp32"),
     WORD(numerics.linears, "precision", linears_words, LINEAGE,
          "fp8: operands of the linears of blocks have eight bits; precision: they are as activations are"),
+    WORD(numerics.logits, "rows", logits_words, LINEAGE,
+         "of the head that exist at once: all of some rows, or of some columns, in less memory; those are multiplied twice"),
     U32(numerics.lanes, "auto", 1, 1 << 24, LINEAGE,
         "runs of micro-batches that are added up in fp32, sums of which are exact; dp is at most that; auto: one a micro-batch",
         .automatic = true),

@@ -120,6 +120,8 @@ static const struct meant {
     {"fp16 float16 half fp16_enabled", {"numerics.precision=fp16", NULL}},
     {"fp32 float32", {"numerics.precision=fp32", NULL}},
     {"fp8 float8 fp8_enabled enable_fp8", {"numerics.linears=fp8", NULL}},
+    {"cut_cross_entropy linear_cross_entropy fused_linear_cross_entropy chunked_cross_entropy chunked_loss",
+     {"numerics.logits=columns", NULL}},
     {"deterministic use_deterministic_algorithms", {"numerics.mode=invariant", NULL}},
     {"initial_loss_scale init_scale", {"numerics.loss_scale", NULL}},
     {"loss_scale_window growth_interval", {"numerics.loss_scale_interval", NULL}},

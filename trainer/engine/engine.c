@@ -110,6 +110,8 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
                                            .length = c->batch.context,
                                            .dtype = c->numerics.precision,
                                            .fp8_linears = c->numerics.linears == PD_LINEARS_FP8,
+                                           .logits_columns =
+                                               c->numerics.logits == PD_LOGITS_OF_COLUMNS ? PD_LOGITS_COLUMNS : 0,
                                            .keeps_codes = keeps_codes(e),
                                            .recompute = e->own->laid_out.recompute,
                                            .recompute_layers = e->own->laid_out.recompute_layers,

@@ -9,6 +9,7 @@
 #include "trainer/math/cpu_ops.h"
 #include "trainer/math/simd_math.h"
 
+#include <float.h>
 #include <math.h>
 
 V16_INLINE float row_max(const float *x, uint64_t n)
@@ -156,6 +157,53 @@ static void sum_body(void *context, uint64_t row)
 pd_status PD_CPU(logits_sum)(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err)
 {
     return pd_cpu_run(math, loss->rows, sum_body, loss);
+}
+
+static float exp_of(float x)
+{
+    float lanes[16];
+    v16_store(lanes, v16_exp(v16_set1(x)));
+    return lanes[0];
+}
+
+/* Columns are a chunk of their own, whose sum joins that of the columns before (Milakov and Gimelshein 2018, "Online
+ * normalizer calculation for softmax"). Of columns that are all -infinity the sum is 0. */
+static void part_body(void *context, uint64_t row)
+{
+    const struct pd_cross_entropy *l = context;
+    const float *x = l->logits + row * l->ld;
+    const uint64_t column = target_column(l, row);
+    float *max = &l->max[row], *sum = &l->sum[row];
+    if (!l->goes_on || l->targets[row] < 0) *max = *sum = 0.0f;
+    if (l->targets[row] < 0) return;
+    const float part_max = fmaxf(row_max(x, l->vocab), -FLT_MAX), part_sum = chunk_sum(x, l->vocab, v16_set1(part_max));
+    const float larger = l->goes_on && *max > part_max ? *max : part_max;
+    *sum = l->goes_on ? *sum * exp_of(*max - larger) + part_sum * exp_of(part_max - larger) : part_sum;
+    *max = larger;
+    if (column < l->vocab) l->target_logit[row] = x[column];
+}
+
+pd_status PD_CPU(logits_part)(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err)
+{
+    return pd_cpu_run(math, loss->rows, part_body, loss);
+}
+
+struct rescale {
+    const float *part_max, *max;
+    float *sum;
+};
+
+static void rescale_body(void *context, uint64_t row)
+{
+    const struct rescale *r = context;
+    r->sum[row] *= exp_of(r->part_max[row] - r->max[row]);
+}
+
+pd_status PD_CPU(logits_rescale)(struct pd_math *math, uint64_t rows, const float *part_max, const float *max, float *sum,
+                                 struct pd_error *err)
+{
+    const struct rescale r = {part_max, max, sum};
+    return pd_cpu_run(math, rows, rescale_body, &r);
 }
 
 /* Comparisons and copies of a few numbers a row. */

@@ -287,6 +287,20 @@ pd_status pd_logits_join(struct pd_math *math, const struct pd_logits_join *j, s
     return math->ops->logits_join(math, j, err);
 }
 
+pd_status pd_logits_part(struct pd_math *math, const struct pd_cross_entropy *l, struct pd_error *err)
+{
+    check_loss(l, false);
+    PD_CHECK(!l->rows || (l->max && l->sum && l->target_logit));
+    return math->ops->logits_part(math, l, err);
+}
+
+pd_status pd_logits_rescale(struct pd_math *math, uint64_t rows, const float *part_max, const float *max, float *sum,
+                            struct pd_error *err)
+{
+    PD_CHECK(!rows || (part_max && max && sum));
+    return rows ? math->ops->logits_rescale(math, rows, part_max, max, sum, err) : PD_OK;
+}
+
 pd_status pd_cross_entropy(struct pd_math *math, const struct pd_cross_entropy *l, struct pd_error *err)
 {
     check_loss(l, l->max != NULL);

@@ -33,6 +33,9 @@
     X(logits_max, (const struct pd_cross_entropy *loss), loss) \
     X(logits_sum, (const struct pd_cross_entropy *loss), loss) \
     X(logits_join, (const struct pd_logits_join *join), join) \
+    X(logits_part, (const struct pd_cross_entropy *loss), loss) \
+    /* sum (rows), of exponentials relative to part_max (rows), to max (rows) */ \
+    X(logits_rescale, (uint64_t rows, const float *part_max, const float *max, float *sum), rows, part_max, max, sum) \
     X(cross_entropy, (const struct pd_cross_entropy *loss), loss) \
     /* out (n) fp32 = sum over rows of x (rows, n), rows ld apart, ascending: the gradient of a bias */ \
     X(column_sum, (uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype dtype, const void *x, float *out), \

@@ -150,7 +150,9 @@ struct pd_finish {
 };
 
 /* Loss and its gradient for rows of logits. A rank of a cut vocabulary holds columns [first_column, first_column + vocab)
- * and runs three operations with exchanges between them: logits_max, logits_sum, cross_entropy with max and sum given. */
+ * and runs three operations with exchanges between them: logits_max, logits_sum, cross_entropy with max and sum given.
+ * Where logits exist for some columns at a time, logits_part takes the place of the first two: the maximum and the sum
+ * relative to it go from one part of the columns to the next, and logits_rescale brings a sum to a larger maximum. */
 struct pd_cross_entropy {
     uint64_t rows, vocab, ld; /* logits (rows, vocab), ld apart */
     uint64_t first_column;    /* token of column 0 */
@@ -165,7 +167,8 @@ struct pd_cross_entropy {
     float scale;
     /* of the whole vocabulary, (rows) each; max NULL: these columns are all there are */
     float *max, *sum;    /* logits_max writes max; logits_sum reads it, writes sum: the tree over these chunks */
-    float *target_logit; /* logits_sum writes it where the target is among these columns */
+    float *target_logit; /* logits_sum and logits_part write it where the target is among these columns */
+    bool goes_on;        /* logits_part: from the max and sum of columns before, which are there */
 };
 
 /* What ranks of a cut vocabulary made of their columns becomes that of all: maxima after logits_max, logits of targets after

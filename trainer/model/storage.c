@@ -4,6 +4,7 @@
 
 #define LOGITS_BYTES_MAX (128ull << 20)
 #define LOGITS_BYTES_MAX_DEVICE (2ull << 30)
+#define LOGITS_SHARE_OF_COLUMNS 4 /* of these bytes, where logits exist for some columns at a time, with sums for all rows */
 
 static void *take(struct pd_arena *arena, uint64_t elements, uint64_t element_bytes)
 {
@@ -169,26 +170,54 @@ static void take_streams(struct pd_transformer *t, struct pd_arena *arena)
     }
 }
 
+static uint64_t columns_of_chunk(const struct pd_transformer *t)
+{
+    return (t->model->config.vocab + t->partition.virtual_tp - 1) / t->partition.virtual_tp;
+}
+
+/* Of this rank, or of any that shares the vocabulary. */
+static uint64_t columns_at_once(const struct pd_transformer *t, uint64_t columns)
+{
+    const uint64_t most_columns = t->options.logits_columns;
+    return most_columns ? least(columns, least(most_columns, columns_of_chunk(t))) : columns;
+}
+
+/* A row of logits, and of chains of dnorm where these wait for all columns. On a GPU as if one rank had all chunks. */
+static uint64_t bytes_of_logits_row(const struct pd_transformer *t)
+{
+    const uint64_t vocab = t->model->config.vocab, hidden = t->model->config.hidden;
+    const uint64_t chunks = t->options.on_device ? t->partition.virtual_tp : t->tp.chunks;
+    const uint64_t columns = columns_at_once(t, least(vocab, columns_of_chunk(t) * chunks));
+    return (columns + (t->options.logits_columns ? chunks * hidden : 0)) * sizeof(float);
+}
+
 /* Rows of logits that exist at once, the same on all tp ranks. On a CPU they do not change a bit, since gradient chains go
  * on from one run of rows to the next. On a GPU they do, as tensor cores add a run's rows up before the sum so far: there no
  * layout changes them. And each run reads and writes the whole gradient of the output matrix, so runs are long; a
  * micro-batch that takes no more in one run than in several with the sum of these beside them goes in one. */
 static uint64_t rows_of_logits(const struct pd_transformer *t)
 {
-    const uint64_t vocab = t->model->config.vocab, virtual_tp = t->partition.virtual_tp;
-    const uint64_t widest = least(vocab, (vocab + virtual_tp - 1) / virtual_tp * t->tp.chunks);
-    const uint64_t device_bytes = LOGITS_BYTES_MAX_DEVICE + vocab * t->model->config.hidden * sizeof(float);
-    if (t->options.on_device && t->sp.largest * vocab * sizeof(float) <= device_bytes) return t->sp.largest;
-    const uint64_t fit = t->options.on_device ? LOGITS_BYTES_MAX_DEVICE / (vocab * sizeof(float))
-                                              : LOGITS_BYTES_MAX / (widest * sizeof(float));
-    return least(t->sp.largest, most(fit / 16 * 16, 16));
+    const uint64_t row = bytes_of_logits_row(t), share = t->options.logits_columns ? LOGITS_SHARE_OF_COLUMNS : 1;
+    const uint64_t bytes = (t->options.on_device ? LOGITS_BYTES_MAX_DEVICE : LOGITS_BYTES_MAX) / share;
+    const uint64_t sum = (uint64_t)t->model->config.vocab * t->model->config.hidden * sizeof(float);
+    if (t->options.on_device && t->sp.largest * row <= bytes + sum) return t->sp.largest;
+    return least(t->sp.largest, most(bytes / row / 16 * 16, 16));
 }
 
 /* A GPU's products want rows on 16 bytes, those of the 16-bit gradients too that overlay logits. */
 static uint64_t width_of_logits(const struct pd_transformer *t)
 {
-    const uint64_t columns = t->share.vocab_columns;
+    const uint64_t columns = columns_at_once(t, t->share.vocab_columns);
     return t->options.on_device ? (columns + 7) / 8 * 8 : columns;
+}
+
+/* What waits for the other columns, where logits exist for some at a time. */
+static void take_head_columns(struct pd_transformer *t, struct pd_arena *arena)
+{
+    const uint64_t rows = t->tp.chunks * t->logits_rows;
+    t->head_chunk_max = take(arena, rows, sizeof(float));
+    t->head_chunk_sum = take(arena, rows, sizeof(float));
+    if (t->options.backward) t->head_terms = take(arena, rows * t->model->config.hidden, sizeof(float));
 }
 
 static void take_head(struct pd_transformer *t, struct pd_arena *arena)
@@ -201,12 +230,14 @@ static void take_head(struct pd_transformer *t, struct pd_arena *arena)
     t->head_norm = t->partition.tp > 1 ? t->shared.norm : take(arena, t->rows * t->model->config.hidden, t->element_bytes);
     t->logits = take(arena, t->logits_rows * t->ld_logits, sizeof(float));
     t->losses = take(arena, t->rows, sizeof(float));
-    if (t->partition.tp == 1) return;
+    if (t->options.logits_columns) take_head_columns(t, arena);
+    if (t->partition.tp == 1 && !t->options.logits_columns) return;
     const uint64_t all = t->logits_rows * t->partition.tp;
     const uint32_t peers = t->partition.tp - 1;
     t->tp.max = take(arena, t->logits_rows, sizeof(float));
     t->tp.sum = take(arena, t->logits_rows, sizeof(float));
     t->tp.target = take(arena, t->logits_rows, sizeof(float));
+    if (t->partition.tp == 1) return;
     t->tp.all_max = take(arena, all, sizeof(float));
     t->tp.all_sum = take(arena, all, sizeof(float));
     t->tp.all_target = take(arena, all, sizeof(float));

@@ -102,10 +102,21 @@ static pd_status chain(struct pd_transformer *t, const struct pd_chunk_sum *s, u
     return PD_OK;
 }
 
+/* Those that the caller made. */
+static pd_status made_chains(struct pd_transformer *t, const struct pd_chunk_sum *s, uint64_t row)
+{
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        const struct pd_range units = pd_chunk_columns(t, s->units, 1, i);
+        t->tp.parts[i] = units.begin < units.end ? s->chains + (i * s->rows + row) * s->columns : NULL;
+    }
+    return PD_OK;
+}
+
 /* Chains of all chunks; t->tp.parts are the operands of a tree over them. */
 static pd_status chains(struct pd_transformer *t, const struct pd_chunk_sum *s, uint64_t row, uint64_t rows,
                         struct pd_error *err)
 {
+    if (s->chains) return made_chains(t, s, row);
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
         float *part = t->tp.chunk_parts + i * t->shared.window_rows * s->columns;
         t->tp.parts[i] = chunk_products(t, i) ? part : NULL;
@@ -147,7 +158,7 @@ static pd_status sum_alone(struct pd_transformer *t, const struct pd_chunk_sum *
 {
     const struct pd_chunk_term *only = NULL;
     uint32_t products = 0;
-    for (uint32_t i = 0; i < t->tp.chunks * PD_CHUNK_TERMS; i++) {
+    for (uint32_t i = 0; i < t->tp.chunks * PD_CHUNK_TERMS && !s->chains; i++) {
         if (!t->tp.terms[i].k) continue;
         only = &t->tp.terms[i];
         products++;
@@ -165,7 +176,7 @@ static pd_status subtree(struct pd_transformer *t, const struct pd_chunk_sum *s,
                          struct pd_error *err)
 {
     if (!pd_tp_has_units(t, t->partition.tp_rank, s->units)) return PD_OK;
-    if (t->tp.chunks == 1) return chain(t, s, 0, row, rows, sum, err);
+    if (t->tp.chunks == 1 && !s->chains) return chain(t, s, 0, row, rows, sum, err);
     PD_TRY(chains(t, s, row, rows, err));
     struct pd_finish f = {.rows = rows,
                           .columns = s->columns,

@@ -33,6 +33,9 @@
  * before the next piece makes its own. */
 typedef pd_status pd_piece_taker(void *context, const float *gradient, uint64_t elements, struct pd_error *err);
 
+/* Columns of logits that exist at once where not all do: part of the bits. */
+#define PD_LOGITS_COLUMNS 8192
+
 struct pd_transformer_options {
     uint32_t sequences, length; /* of a micro-batch: m and T */
     enum pd_dtype dtype;        /* activations and weights */
@@ -48,6 +51,7 @@ struct pd_transformer_options {
     bool activations_in_files;   /* what is kept between forward and backward leaves memory meanwhile, */
     uint64_t activations_budget; /* but for the last blocks of which so many bytes hold all */
     bool keeps_blocks;           /* operations of a block are queued at once when they come again (pd_math_replay) */
+    uint32_t logits_columns;     /* of the head that exist at once; 0: all of this rank */
     bool on_device;              /* math is a device's: what the arena gives is not the host's to touch (pd_arena_new_on) */
     struct pd_partition partition;
     struct pd_comm *tp, *sp;       /* of more than one rank, else NULL; borrowed */

@@ -57,7 +57,8 @@ struct pd_chunk_term {
  * chunk i of this rank has [i * PD_CHUNK_TERMS, (i + 1) * PD_CHUNK_TERMS). */
 struct pd_chunk_sum {
     uint64_t rows, columns;
-    uint64_t units; /* what the chunks cut: tells which ranks have none */
+    uint64_t units;      /* what the chunks cut: tells which ranks have none */
+    const float *chains; /* (chunks, rows, columns) fp32, made already; or NULL */
     bool trans_b;
     bool by_rows;         /* of all rows: residual and out are the rows that this rank keeps; false: out is whole */
     const void *bias;     /* act, or NULL */
@@ -84,7 +85,7 @@ struct pd_tensor_parallel {
     float *kv_send, *kv_own;        /* (2, R, D): dk, dv of one head */
     float *kv_arrived;              /* (sharers, 2, R, D) */
     struct pd_peer_transfer kv;
-    /* loss: (logits_rows) each, of every rank */
+    /* loss: (logits_rows) each, of every rank; where logits exist for some columns at a time, of one rank too */
     float *max, *sum, *target;             /* of this rank, then of all */
     float *all_max, *all_sum, *all_target; /* (tp, logits_rows) */
     struct pd_peer_transfer loss;
@@ -158,8 +159,11 @@ struct pd_transformer {
     struct pd_block_activations work;    /* of what is computed again */
     float *head_mean, *head_rstd;
     void *head_norm; /* (R,C) */
-    float *logits;   /* (logits_rows, V), rows ld_logits apart */
-    float *losses;   /* (R) */
+    float *logits;   /* (logits_rows, V or the columns that exist at once), rows ld_logits apart */
+    /* Where these are some: of this rank's chunks, the maximum, the sum relative to it, and the chain of dnorm. */
+    float *head_chunk_max, *head_chunk_sum; /* (chunks, logits_rows) */
+    float *head_terms;                      /* (chunks, logits_rows, C) */
+    float *losses;                          /* (R) */
     /* backward */
     void *dstream; /* (R,C) of the backward being run, the caller's */
     void *dnorm;   /* (R,C) */

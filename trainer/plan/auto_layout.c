@@ -32,6 +32,13 @@ static bool can_have_chunks(const struct pd_config *config, uint32_t world)
     return world > 1 && changed.numerics.virtual_tp <= config->model.heads && !pd_config_check(&changed, &ignored);
 }
 
+/* Whatever a rank has of the vocabulary. */
+static bool columns_take_less(const struct pd_config *c)
+{
+    const uint64_t chunk = c->model.vocab / c->numerics.virtual_tp;
+    return c->numerics.logits == PD_LOGITS_OF_ROWS && chunk > PD_LOGITS_COLUMNS + (uint64_t)c->model.hidden;
+}
+
 void pd_less_memory_text(const struct pd_config *c, uint32_t world, bool places, bool state_alone, char *ret, size_t bytes)
 {
     const bool stage_given = c->layout.automatic && c->layout.zero_stage_given,
@@ -47,6 +54,7 @@ void pd_less_memory_text(const struct pd_config *c, uint32_t world, bool places,
                {"offload.optimizer=cpu", places && c->offload.optimizer == PD_PLACE_DEVICE},
                {"offload.activations=cpu", places && !state_alone && c->offload.activations == PD_PLACE_DEVICE},
                {"a smaller batch.micro_batch (other bits)", !state_alone && c->batch.micro_batch > 1},
+               {"numerics.logits=columns (other bits)", !state_alone && columns_take_less(c)},
                {"a larger numerics.virtual_tp (other bits)", !state_alone && can_have_chunks(c, world)},
                {"a shorter batch.context (other bits)", !state_alone && c->batch.context > 1}};
     const int count = sizeof all / sizeof *all;

@@ -63,9 +63,9 @@ void pd_machine_share(struct pd_machine *machine, double ranks)
 struct stage {
     uint32_t blocks;
     bool has_embedding, has_head;
-    double seconds, block_seconds;   /* a token, forward, whole */
-    double moved_seconds;            /* about what norms and activations of its blocks take, by memory */
-    double elements, block_elements; /* a tensor-parallel rank's */
+    double seconds, block_seconds, logit_seconds; /* a token, forward, whole; logits: multiplied a second time */
+    double moved_seconds;                         /* about what norms and activations of its blocks take, by memory */
+    double elements, block_elements;              /* a tensor-parallel rank's */
 };
 
 struct setting {
@@ -126,7 +126,9 @@ static struct stage stage_of(const struct setting *s, uint32_t pp)
     g.elements = g.block_elements;
     if (g.has_embedding) g.seconds += seconds_of(s, pd_unit_flops(s->model, length, 0)), g.elements += tp_elements(s, 0);
     if (g.has_head) {
-        g.seconds += seconds_of(s, pd_unit_flops(s->model, length, last));
+        const double head = seconds_of(s, pd_unit_flops(s->model, length, last));
+        g.seconds += head;
+        if (s->config->numerics.logits == PD_LOGITS_OF_COLUMNS) g.logit_seconds = head;
         g.elements += tp_elements(s, last);
         if (s->model->config.tie_embeddings && s->layout->pp > 1) g.elements += tp_elements(s, 0);
     }
@@ -350,7 +352,8 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     const uint32_t place = l->tp * l->sp, stage = place * l->dp;
     const double work = s->rows * s->share;
     const double again = s->recompute == PD_RECOMPUTE_FULL ? g->block_seconds : g->moved_seconds; /* norms, activations */
-    const double compute = 3 * g->seconds * work, recompute = g->blocks ? again * work * recomputed(s, g) / g->blocks : 0;
+    const double compute = 3 * g->seconds * work;
+    const double recompute = (g->blocks ? again * recomputed(s, g) / g->blocks : 0) * work + g->logit_seconds * work;
     const double exposed = t.tensor / rate_of(s, l->tp) + t.sequence / rate_of(s, place) + t.calls * s->machine->latency;
     const double beside =
         seconds_between(s, t.parameters + t.gradients, s->parts_leave) + t.pipeline / rate_of(s, 2 * stage);

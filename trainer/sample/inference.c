@@ -75,11 +75,13 @@ static struct pd_partition partition_of(const struct pd_inference *s)
 static pd_status take(struct pd_inference *s, struct pd_arena *arena, unsigned threads, struct pd_error *err)
 {
     const enum pd_dtype precision = s->config.numerics.precision;
-    const struct pd_transformer_options options = {.sequences = 1,
-                                                   .length = s->length,
-                                                   .dtype = precision,
-                                                   .fp8_linears = s->config.numerics.linears == PD_LINEARS_FP8,
-                                                   .partition = partition_of(s)};
+    const struct pd_transformer_options options = {
+        .sequences = 1,
+        .length = s->length,
+        .dtype = precision,
+        .fp8_linears = s->config.numerics.linears == PD_LINEARS_FP8,
+        .logits_columns = s->config.numerics.logits == PD_LOGITS_OF_COLUMNS ? PD_LOGITS_COLUMNS : 0,
+        .partition = partition_of(s)};
     const uint64_t parameters = s->model->parameter_count;
     s->master = pd_arena_take(arena, PD_MEMORY_PARAMETERS, parameters * sizeof(float));
     s->compute = (char *)s->master;

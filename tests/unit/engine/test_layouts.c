@@ -193,6 +193,13 @@ Test(layouts, fp8_qwen3)
     check_numerics(&(struct numerics){"qwen3 fp8 tp sp", QWEN3, "bf16", 2, 2, "numerics.linears=fp8", 0, 0});
 }
 
+/* Sums of exponentials go from chunk to chunk and from rank to rank, each relative to a maximum of its own. */
+Test(layouts, logits_of_columns)
+{
+    check_numerics(
+        &(struct numerics){"llama bf16 tp sp, logits of columns", LLAMA, "bf16", 4, 2, "numerics.logits=columns", 1, 0});
+}
+
 /* Moments are rounded by the step and the element, whoever owns it; columns are cut in chunks. */
 Test(layouts, moments_in_bf16)
 {

@@ -109,3 +109,114 @@ Test(loss, sums_by_chunk_form_a_tree)
     cr_assert_gt(different, 0, "virtual_tp is part of the numerics");
     fixture_free(&f);
 }
+
+/* ---- some columns at a time ---- */
+
+/* Columns of each chunk part by part; then chunks and their maxima are joined as ranks would be. */
+static void run_parts(struct fixture *f, const struct pd_cross_entropy *whole, uint64_t part, uint32_t chunks)
+{
+    const uint64_t rows = whole->rows, chunk = (whole->vocab + chunks - 1) / chunks;
+    float *max = malloc((size_t)(chunks + 1) * rows * sizeof *max), *sum = malloc((size_t)(chunks + 1) * rows * sizeof *sum);
+    float *target = calloc(rows, sizeof *target);
+    const float *parts[16] = {NULL};
+    struct pd_cross_entropy l = *whole;
+    uint32_t count = 0;
+    for (l.chunks = 1, l.target_logit = target; count * chunk < whole->vocab; parts[count] = l.sum, count++)
+        for (uint64_t begin = count * chunk, end = begin; begin < whole->vocab && begin < (count + 1) * chunk; begin = end) {
+            end = begin + part < (count + 1) * chunk ? begin + part : (count + 1) * chunk;
+            end = end < whole->vocab ? end : whole->vocab;
+            l.logits = whole->logits + begin, l.first_column = begin, l.vocab = end - begin;
+            l.max = max + count * rows, l.sum = sum + count * rows, l.goes_on = begin > count * chunk;
+            MUST(pd_logits_part(f->math, &l, &err));
+        }
+    l.max = max + chunks * rows, l.sum = sum + chunks * rows;
+    const struct pd_logits_join join = {.rows = rows, .ld = rows, .ranks = count, .all_max = max, .max = l.max};
+    MUST(pd_logits_join(f->math, &join, &err));
+    for (uint32_t i = 0; i < count; i++)
+        MUST(pd_logits_rescale(f->math, rows, max + i * rows, l.max, sum + i * rows, &err));
+    const struct pd_finish tree = {
+        .rows = 1, .columns = rows, .part_count = chunks, .parts = parts, .scale = 1, .out = {l.sum, PD_F32, rows}};
+    MUST(pd_finish(f->math, &tree, &err));
+    for (uint64_t begin = 0; begin < whole->vocab; begin += part) {
+        l.logits = whole->logits + begin, l.first_column = begin;
+        l.vocab = whole->vocab - begin < part ? whole->vocab - begin : part;
+        l.dlogits = (char *)whole->dlogits + begin * pd_dtype_bytes(l.dtype);
+        MUST(pd_cross_entropy(f->math, &l, &err));
+    }
+    free(max), free(sum), free(target);
+}
+
+static void check_parts(struct fixture *f, size_t vocab, uint64_t part, uint32_t chunks, double deviation)
+{
+    enum { ROWS = 13 };
+    uint64_t seed = vocab + part;
+    struct array logits = array_random(PD_F32, ROWS * vocab, deviation, &seed), losses = array_new(PD_F32, ROWS);
+    struct array dlogits = array_new(PD_F32, ROWS * vocab), whole_dlogits = array_new(PD_F32, ROWS * vocab);
+    int32_t targets[ROWS];
+    float whole_losses[ROWS];
+    for (size_t r = 0; r < ROWS; r++)
+        targets[r] = random_u64(&seed) % 5 == 0 ? -100 : (int32_t)(random_u64(&seed) % vocab);
+    struct pd_cross_entropy l = {.rows = ROWS,
+                                 .vocab = vocab,
+                                 .ld = vocab,
+                                 .chunks = 1,
+                                 .logits = logits.data,
+                                 .targets = targets,
+                                 .losses = losses.data,
+                                 .dlogits = dlogits.data,
+                                 .ld_dlogits = vocab,
+                                 .dtype = PD_F32,
+                                 .scale = 0.125f};
+    run_parts(f, &l, part, chunks);
+    ref_cross_entropy(ROWS, vocab, logits.exact, targets, 0.125, losses.exact, dlogits.exact);
+    array_check(&losses, 8, "loss");
+    array_check(&dlogits, part == 1 ? 64 : 16, "dlogits"); /* each join rounds */
+    l.losses = whole_losses, l.dlogits = whole_dlogits.data;
+    MUST(pd_cross_entropy(f->math, &l, &err));
+    if (part >= vocab && chunks == 1) { /* one part: the bits of one call */
+        cr_assert_arr_eq(losses.data, whole_losses, sizeof whole_losses);
+        cr_assert_arr_eq(dlogits.data, whole_dlogits.data, ROWS * vocab * sizeof(float));
+    }
+    array_free(&logits), array_free(&losses), array_free(&dlogits), array_free(&whole_dlogits);
+}
+
+Test(loss, parts_of_the_columns)
+{
+    static const size_t vocabs[] = {1, 15, 33, 257, 5003};
+    static const uint64_t parts[] = {1, 16, 100, 8192};
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    for (size_t v = 0; v < sizeof vocabs / sizeof *vocabs; v++)
+        for (size_t p = 0; p < sizeof parts / sizeof *parts; p++)
+            for (uint32_t chunks = 1; chunks <= 16; chunks *= 4)
+                check_parts(&f, vocabs[v], parts[p], chunks, v % 2 ? 1 : 8);
+    fixture_free(&f);
+}
+
+/* A part in which nothing counts, before and behind one that does. */
+Test(loss, parts_at_the_ends_of_the_range)
+{
+    struct fixture f = fixture_new(PD_ISA_AUTO, 1);
+    float logits[2][48], losses[2], gradient[2][48];
+    int32_t targets[2] = {20, 20};
+    for (int i = 0; i < 48; i++)
+        logits[0][i] = logits[1][i] = -INFINITY;
+    logits[0][20] = -1e30f;
+    logits[1][20] = 3e38f;
+    logits[1][40] = -3e38f;
+    struct pd_cross_entropy l = {.rows = 2,
+                                 .vocab = 48,
+                                 .ld = 48,
+                                 .logits = &logits[0][0],
+                                 .targets = targets,
+                                 .losses = losses,
+                                 .dlogits = gradient,
+                                 .ld_dlogits = 48,
+                                 .scale = 1};
+    run_parts(&f, &l, 16, 1);
+    cr_assert(losses[0] == 0 && losses[1] == 0, "%g %g", (double)losses[0], (double)losses[1]);
+    logits[0][33] = NAN;
+    logits[1][2] = INFINITY;
+    run_parts(&f, &l, 16, 1);
+    cr_assert(!isfinite(losses[0]) && !isfinite(losses[1]), "%g %g", (double)losses[0], (double)losses[1]);
+    fixture_free(&f);
+}

@@ -18,6 +18,7 @@ struct test_case {
     enum pd_recompute recompute;
     uint32_t tp, sp, virtual_tp, virtual_sp;
     bool on_device; /* in memory that the host cannot touch */
+    uint32_t logits_columns;
 };
 
 /* Exchanges that the first tp rank started, and those of them behind which it multiplied; its thread alone counts. */
@@ -170,6 +171,7 @@ static void recipe(struct rank *r, struct pd_arena *arena)
                                                    .recompute_layers = PD_LAYERS_ALL,
                                                    .separate_documents = c->documents,
                                                    .backward = true,
+                                                   .logits_columns = c->logits_columns,
                                                    .on_device = c->on_device,
                                                    .partition = r->p,
                                                    .tp = dry ? NULL : r->tp,
@@ -697,13 +699,59 @@ Test(transformer_parallel, runs_of_logits)
     check_cuts(with(c, 2, 1));
 }
 
+/* Logits that exist for some columns at a time: chunks of one, of several, with a remainder, empty ones; several runs of rows. */
+Test(transformer_parallel, logits_of_columns)
+{
+    static const uint32_t columns[] = {5, 8, 400};
+    for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
+        struct test_case c = llama;
+        c.logits_columns = columns[i];
+        check_cuts(with(c, 8, 1));
+        c.on_device = true;
+        check_cuts(with(c, 4, 2));
+        c = gpt2;
+        c.logits_columns = columns[i];
+        check_cuts(with(c, 2, 4));
+        c.vocab = 5; /* of 8 chunks */
+        check_cuts(with(c, 8, 1));
+    }
+    struct test_case c = llama;
+    c.sequences = 30;
+    c.vocab = 50257;
+    c.logits_columns = PD_LOGITS_COLUMNS;
+    check_cuts(with(c, 2, 1));
+}
+
+static void expect_same_numerics(struct test_case a, struct test_case b)
+{
+    struct world one, other;
+    run_world(&one, &a);
+    run_world(&other, &b);
+    expect_same(&one, &other);
+    world_deinit(&one);
+    world_deinit(&other);
+}
+
+/* On a CPU nothing else makes a difference but the sums of exponentials, which have one part then. */
+Test(transformer_parallel, logits_of_all_columns_have_the_bits_of_rows)
+{
+    const struct test_case *all[] = {&llama, &gpt2, &qwen3};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        struct test_case c = *all[i];
+        c.logits_columns = c.vocab;
+        expect_same_numerics(*all[i], c);
+        c.logits_columns = 8192;
+        expect_same_numerics(*all[i], c);
+    }
+}
+
 /* Other numerics round elsewhere and compute the same. */
-static void check_values(const struct test_case *c, uint32_t virtual_tp, uint32_t virtual_sp)
+static void check_same_values(const struct test_case *c, const struct test_case *other)
 {
     struct world whole, cut;
-    struct test_case other = with(*c, virtual_tp, virtual_sp);
+    const uint32_t virtual_tp = other->virtual_tp, virtual_sp = other->virtual_sp;
     run_world(&whole, c);
-    run_world(&cut, &other);
+    run_world(&cut, other);
     for (uint64_t i = 0; i < (uint64_t)c->sequences * c->length; i++)
         cr_assert_float_eq(whole.out.losses[i], cut.out.losses[i], 2e-5, "loss %lu", i);
     const uint32_t tensors = whole.model->tensors.count;
@@ -718,6 +766,14 @@ static void check_values(const struct test_case *c, uint32_t virtual_tp, uint32_
     }
     world_deinit(&whole);
     world_deinit(&cut);
+}
+
+static void check_values(const struct test_case *c, uint32_t virtual_tp, uint32_t virtual_sp)
+{
+    struct test_case other = with(*c, virtual_tp, virtual_sp);
+    check_same_values(c, &other);
+    for (other.logits_columns = 3; other.logits_columns < 80; other.logits_columns *= 5)
+        check_same_values(c, &other);
 }
 
 Test(transformer_parallel, values)

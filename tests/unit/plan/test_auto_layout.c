@@ -165,6 +165,15 @@ Test(cost, a_precision_has_its_rate)
                        cost_in("cpu", "precision: fp32").compute_seconds, 1e-9);
 }
 
+/* Of the head's three products the first is made twice. */
+Test(cost, logits_of_columns_are_multiplied_twice)
+{
+    const struct pd_step_cost rows = cost_in("h100-80g", "logits: rows"), columns = cost_in("h100-80g", "logits: columns");
+    cr_expect_eq(rows.recompute_seconds, 0);
+    cr_expect_eq(columns.compute_seconds, rows.compute_seconds);
+    cr_expect_float_eq(columns.recompute_seconds, 64.0 * 1024 * 2 * 768 * 50257 / 450e12, 1e-3 * columns.recompute_seconds);
+}
+
 Test(cost, bytes_and_padding)
 {
     const double n = 124439808, rows = 1024, hidden = 768, blocks = 12;
@@ -532,6 +541,19 @@ Test(choose, advice_is_what_can_be_done)
                 "take more ranks or a shorter batch.context (other bits)");
     expect_less(TINY "batch: {sequences: 1, micro_batch: 1, context: 16}\n", 1, true, false,
                 "take offload.optimizer=cpu, offload.activations=cpu or a shorter batch.context (other bits)");
+}
+
+Test(choose, advice_about_logits_is_about_large_vocabularies)
+{
+#define WORDS(vocab) "model: {layers: 1, hidden: 64, heads: 4, vocab: " #vocab "}\n"
+#define ALONE "batch: {sequences: 1, micro_batch: 1, context: 16}\n"
+    static const char *const columns = "take numerics.logits=columns (other bits) or a shorter batch.context (other bits)";
+    expect_less(WORDS(50257) ALONE, 1, false, false, columns);
+    expect_less(WORDS(50257) ALONE "numerics: {virtual_tp: 4}\n", 4, false, false, columns);
+    expect_less(WORDS(50257) ALONE "numerics: {virtual_tp: 8}\n", 8, false, false, "take a shorter batch.context (other bits)");
+    expect_less(WORDS(50257) ALONE "numerics: {logits: columns}\n", 1, false, false,
+                "take a shorter batch.context (other bits)");
+    expect_less(WORDS(8000) ALONE, 1, false, false, "take a shorter batch.context (other bits)");
 }
 
 Test(choose, advice_sets_free_what_was_given)

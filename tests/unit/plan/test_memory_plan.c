@@ -110,6 +110,8 @@ Test(memory_plan, other_layouts)
         "layout.dp=1 layout.tp=2 layout.sp=2 numerics.virtual_tp=4 numerics.virtual_sp=4 numerics.linears=fp8",
         "layout.dp=2 layout.sp=2 layout.tp=2 layout.pp=2 numerics.virtual_sp=2 numerics.virtual_tp=4 layout.zero_stage=2",
         "layout.dp=2 layout.sp=2 layout.pp=4 numerics.virtual_sp=2 layout.zero_shard=2 numerics.precision=fp16",
+        "layout.dp=2 layout.tp=2 numerics.virtual_tp=4 numerics.logits=columns",
+        "layout.dp=1 layout.sp=2 layout.pp=2 numerics.virtual_sp=2 numerics.logits=columns",
     };
     for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++) {
         check(MODEL_ODD, overrides[i]);
@@ -190,6 +192,32 @@ Test(memory_plan, blocks_that_are_recomputed)
         }
         cr_expect_lt(last, first, "%s", layouts[i / 2]);
     }
+}
+
+static uint64_t activation_bytes(const char *overrides)
+{
+    struct pd_config c =
+        parse("family: llama, vocab: 151936, context: 1024, layers: 1, hidden: 896, heads: 14, head_size: 64, ffn: 4864",
+              overrides);
+    struct pd_memory_plan plan = {0};
+    struct pd_model *model;
+    struct pd_error err;
+    cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
+    const struct pd_engine_options options = {.config = &c, .model = model, .world = 1, .threads = 1};
+    cr_assert_eq(pd_engine_plan_of(&options, &plan, &err), PD_OK, "%s", err.message);
+    pd_model_free(model);
+    pd_config_deinit(&c);
+    return plan.bytes[PD_MEMORY_ACTIVATIONS];
+}
+
+/* On a CPU 208 rows of 151,936 words, or 912 of 8,192 columns and a chain. On a GPU: simt.plan. */
+Test(memory_plan, logits_of_columns)
+{
+#define CONTEXT "batch.context=1024 batch.micro_batch=1"
+    const double less = 208.0 * 151936 * 4 - 912.0 * (8192 + 896 + 5) * 4;
+    const uint64_t rows = activation_bytes(CONTEXT), columns = activation_bytes(CONTEXT " numerics.logits=columns");
+    cr_expect_float_eq((double)rows - (double)columns, less, 4096, "%.0f instead of %.0f: arrays begin on lines of a cache",
+                       (double)rows - (double)columns, less);
 }
 
 /* Libraries' own memory is the device's, beside what the plan adds up; pinned memory is not. */

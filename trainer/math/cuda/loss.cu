@@ -174,6 +174,26 @@ static __global__ void sum_kernel(struct pd_cross_entropy l)
     if (column < l.vocab) l.target_logit[row] = x[column];
 }
 
+/* The sum of these columns joins that of the columns before. */
+static __global__ void part_kernel(struct pd_cross_entropy l)
+{
+    const uint64_t row = blockIdx.x, column = target_column(l, row);
+    const float *x = l.logits + row * l.ld;
+    struct running_sum r = {0.0f, 0.0f};
+    if (l.targets[row] >= 0) r = whole_row_sum(x, l.vocab);
+    if (threadIdx.x != 0) return;
+    if (l.goes_on && l.targets[row] >= 0) r = join({l.max[row], l.sum[row]}, r);
+    l.max[row] = r.max;
+    l.sum[row] = r.sum;
+    if (column < l.vocab) l.target_logit[row] = x[column];
+}
+
+static __global__ void rescale_kernel(uint64_t rows, const float *part_max, const float *max, float *sum)
+{
+    const uint64_t row = static_cast<uint64_t>(blockIdx.x) * PD_THREADS + threadIdx.x;
+    if (row < rows) sum[row] = sum[row] * pd_exp(part_max[row] - max[row]);
+}
+
 /* The output may overlay the row it is made of: an element is at most as wide as a logit, and a tile of logits is read by
  * all before any of its gradients is written. */
 template <enum pd_dtype D>
@@ -235,6 +255,18 @@ pd_status pd_cuda_logits_max(void *stream, const struct pd_cross_entropy *l, str
 pd_status pd_cuda_logits_sum(void *stream, const struct pd_cross_entropy *l, struct pd_error *err)
 {
     return PD_LAUNCH(err, sum_kernel, static_cast<unsigned>(l->rows), PD_THREADS, 0, stream, *l);
+}
+
+pd_status pd_cuda_logits_part(void *stream, const struct pd_cross_entropy *l, struct pd_error *err)
+{
+    return PD_LAUNCH(err, part_kernel, static_cast<unsigned>(l->rows), PD_THREADS, 0, stream, *l);
+}
+
+pd_status pd_cuda_logits_rescale(void *stream, uint64_t rows, const float *part_max, const float *max, float *sum,
+                                 struct pd_error *err)
+{
+    const unsigned blocks = static_cast<unsigned>((rows + PD_THREADS - 1) / PD_THREADS);
+    return PD_LAUNCH(err, rescale_kernel, blocks, PD_THREADS, 0, stream, rows, part_max, max, sum);
 }
 
 pd_status pd_cuda_cross_entropy(void *stream, const struct pd_cross_entropy *l, struct pd_error *err)
