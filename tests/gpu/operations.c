@@ -349,8 +349,9 @@ static int skip(void)
 /* Of attention: what other devices get, and what has no tensor cores. */
 static const char *const *other_kernels(bool is_simulated, uint32_t capability)
 {
-    static const char *const simulated[] = {"wgmma", "onepass", NULL}, *const hopper[] = {"mma", "plain", "onepass", NULL},
-                             *const others[] = {"plain", NULL}, *const none[] = {NULL};
+    static const char *const simulated[] = {"wgmma", "onepass", "three", NULL},
+                             *const hopper[] = {"mma", "plain", "onepass", "three", NULL}, *const others[] = {"plain", NULL},
+                             *const none[] = {NULL};
     if (getenv("PERDURE_ATTENTION")) return none;
     if (capability < 90) return others; /* wgmma's blocks have no room there, simulated or not */
     return is_simulated ? simulated : capability == 90 ? hopper : others;

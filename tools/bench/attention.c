@@ -360,7 +360,7 @@ pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err)
         .doc = "Attention alone, forward and backward, in TFLOP/s of the pairs that causal attention looks at. "
                "forward_tflops and backward_tflops are those of the longest sequences; forward_error and backward_error are "
                "of some rows beside float64. On a GPU with cuDNN it takes turns with ours: the same keys with cudnn_ before "
-               "them. PERDURE_ATTENTION=mma, wgmma, onepass or plain asks for other kernels of ours.",
+               "them. PERDURE_ATTENTION=mma, wgmma, onepass, three or plain asks for other kernels of ours.",
         .options = options,
         .json = &b.json};
     PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));

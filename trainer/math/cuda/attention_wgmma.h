@@ -9,9 +9,6 @@
 #include "trainer/math/cuda/attention_tile.h"
 #include "trainer/math/cuda/hopper.h"
 
-#define PD_PRODUCER_REGISTERS 56
-#define PD_CONSUMER_REGISTERS 224 /* 128 x 40 + 2 x 128 x 232 are what three warpgroups start with */
-
 /* Boxes [columns / 64][rows / 64][64][64]. */
 template <int D, uint32_t ROWS> struct alignas(1024) pd_wide_tile {
     uint16_t data[D * ROWS];
