@@ -245,14 +245,12 @@ static pd_status reap(struct running *r, bool wait, uint32_t *ret_count)
  * read again in turns. */
 static pd_status work(struct running *r, struct slot *slot)
 {
-    uint64_t start = pd_clock_monotonic_ns(NULL);
     uint32_t count;
     pd_owner_release(&slot->owner, "read");
     pd_owner_acquire(&slot->owner, "work");
     r->failed = r->job.work(r->job.context, r->worked, &slot->extent, r->err);
     pd_owner_release(&slot->owner, "work");
     pd_owner_acquire(&slot->owner, "write");
-    r->report.work_seconds += pd_clock_seconds_since(NULL, start);
     cut_requests(slot, r->ring->transfer_max, true);
     r->worked++;
     return reap(r, false, &count);
@@ -260,10 +258,8 @@ static pd_status work(struct running *r, struct slot *slot)
 
 static pd_status wait_for_some(struct running *r)
 {
-    uint64_t start = pd_clock_monotonic_ns(NULL);
     uint32_t count = 0;
     PD_TRY(reap(r, true, &count));
-    r->report.wait_seconds += pd_clock_seconds_since(NULL, start);
     PD_CHECK(count > 0); /* else nothing could ever move */
     return PD_OK;
 }

@@ -50,7 +50,7 @@ struct pd_ring_job {
 
 struct pd_ring_report {
     uint64_t bytes_read, bytes_written;
-    double seconds, work_seconds, wait_seconds; /* from begin to end; wait: nothing to work on */
+    double seconds; /* from begin to end */
 };
 
 /* `buffers` (buffer_bytes, aligned to PD_VFS_ALIGN): borrowed; at least PD_RING_SLOTS * 64 KiB, 16 x 12 MiB is fast. */

@@ -19,9 +19,9 @@ uint32_t pd_dtype_bytes(enum pd_dtype dtype)
 }
 
 const struct pd_kind_row pd_kinds[PD_KIND_COUNT] = {
-    [PD_PARAM] = {"param", PD_INITIAL_MODEL, true},
-    [PD_EXP_AVG] = {"exp_avg", PD_INITIAL_ZERO, false},
-    [PD_EXP_AVG_SQ] = {"exp_avg_sq", PD_INITIAL_ZERO, false},
+    [PD_PARAM] = {"param", PD_INITIAL_MODEL},
+    [PD_EXP_AVG] = {"exp_avg", PD_INITIAL_ZERO},
+    [PD_EXP_AVG_SQ] = {"exp_avg_sq", PD_INITIAL_ZERO},
 };
 
 const char *pd_kind_name(enum pd_kind kind)

@@ -21,7 +21,6 @@ enum pd_initial { PD_INITIAL_MODEL, PD_INITIAL_ZERO }; /* from (seed, name, inde
 struct pd_kind_row {
     const char *name;
     enum pd_initial initial;
-    bool decays; /* weight decay applies to it, where it does to the tensor */
 };
 extern const struct pd_kind_row pd_kinds[PD_KIND_COUNT];
 

@@ -32,8 +32,8 @@ struct pd_element_row {
     bool is_float; /* weights can be of it; others are counters and masks */
     /* Whole blocks, at any address.   stored (blocks * block_bytes), values (blocks * block_elements) */
     void (*to_f32)(const void *stored, uint64_t blocks, float *values);
-    /* Rounded once, to nearest even; of quantised types as GGML's reference does.   NULL never: pd_element_is_writable */
+    /* Rounded once, to nearest even; of quantised types as GGML's reference does. Nothing is written as types of which this
+     * is a bug. */
     void (*from_f32)(const float *values, uint64_t blocks, void *stored);
-    bool is_writable;
 };
 extern const struct pd_element_row pd_elements[PD_ELEMENT_COUNT];

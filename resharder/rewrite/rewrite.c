@@ -93,7 +93,6 @@ static pd_status begin_group(struct rewriter *r, struct pd_error *err)
         heap += rewrite_target_bytes(r, t);
         r->group_count++;
     }
-    r->report.groups++;
     return PD_OK;
 }
 

@@ -49,7 +49,7 @@ struct pd_rewrite_request {
 struct pd_rewrite_report {
     uint64_t bytes_read_back;
     uint64_t bytes_read, bytes_written; /* of data: blocks at the edges of a group are read twice */
-    uint32_t shards, groups;
+    uint32_t shards;
     uint32_t decompressed_together; /* the most chunks of a compressed source that were decompressed at once */
     bool has_index;                 /* index.h5 is left out where it would outgrow the memory */
 };
