@@ -8,6 +8,7 @@ import re
 import shutil
 import stat
 import subprocess
+import time
 
 from expect import finish, ANY, MINIMAL, ONLY, PERDURE, SOURCE, expect, perdure, report, said, write
 
@@ -640,6 +641,26 @@ for name, options, message in (("state", ["--state=nvme"], "--state, --device, -
                                ("flush", ["--every=1", "--flush-ms=1"], "--steps and --flush-ms are for --state nvme"),
                                ("where", ["--every=1", "--state=disk"], "--state=disk: expected memory or nvme")):
     expect(f"bench-ckpt-{name}", ["bench", "ckpt", *options], 64, err=said(message))
+
+
+def leave_bench():
+    """A turn of a thousand steps would take many minutes: TERM ends it between two micro-batches. Rehearsals save steps 1 to 7, and one
+    more save comes before the turn's."""
+    with subprocess.Popen([PERDURE, "bench", "ckpt", "--every=1000", "--bytes=64M", "--pairs=1", "--dir=."],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace") as bench:
+        while bench.poll() is None and not any(int(re.search(r"step-(\d+)", name)[1]) > 7 for name in glob.glob("perdure-bench-*/store/step-*")):
+            time.sleep(0.05)
+        time.sleep(3)
+        bench.terminate()
+        out, err = bench.communicate(timeout=120)
+    return bench.returncode, out, err
+
+
+result = leave_bench()
+problems = [] if result[0] == 75 and "asked to leave, its files are removed" in result[2] else ["it did not leave"]
+if [name for name in os.listdir(".") if name.startswith("perdure-bench-")]:
+    problems.append("its files stayed behind")
+report("bench-ckpt-every-leaves", problems, result)
 result = perdure("bench", "ckpt", "--every=1", "--state=nvme", "--bytes=64M", "--pairs=1", "--steps=2", "--flush-ms=1", "--dir=.", "--json")
 values = json.loads(result[1]) if result[0] == 0 else {}
 problems = [] if {"stall_p50", "stall_p99", "slowdown_every_step", "added_seconds"} <= set(values) else ["no shares"]

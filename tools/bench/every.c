@@ -120,6 +120,7 @@ static pd_status build(struct every_bench *b, uint64_t micro_batches, struct pd_
     }
     PD_TRY(pd_saver_new(b->room.vfs, b->tiers, &b->group, whole->engine, 1, &b->saver, err));
     if (!b->options.state_in_files) pd_saver_keep_ready(b->saver);
+    whole->engine->should_leave = pd_bench_should_leave;
     whole->engine->before_update = (struct pd_before_update){on_update, b};
     b->state.layout = whole->engine->grid.layout;
     b->state.tensor_count = whole->model->tensors.count;
@@ -142,7 +143,8 @@ static pd_status run_steps(struct every_bench *b, uint64_t count, double *ret_se
     for (uint64_t i = 0; i < count; i++) {
         b->run.whole.engine->next_identity = b->state.identity;
         b->run.whole.engine->next_identity.step++;
-        PD_TRY(pd_engine_step(b->run.whole.engine, b->state.samples, b->state.updates, &result, err));
+        const pd_status st = pd_engine_step(b->run.whole.engine, b->state.samples, b->state.updates, &result, err);
+        PD_TRY(st == PD_STOPPED ? pd_bench_room_settle(&b->room, err) : st);
         b->state.samples += b->run.config.batch.sequences;
         b->state.updates++;
         b->state.identity.step++;

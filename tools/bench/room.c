@@ -125,9 +125,14 @@ static void wait_for_discards(const struct pd_bench_room *room)
     }
 }
 
+bool pd_bench_should_leave(void)
+{
+    return pd_signals_pending() != PD_SIGNAL_NONE;
+}
+
 pd_status pd_bench_room_settle(const struct pd_bench_room *room, struct pd_error *err)
 {
-    if (pd_signals_pending() != PD_SIGNAL_NONE) PD_FAIL(err, PD_STOPPED, "bench: asked to leave, its files are removed");
+    if (pd_bench_should_leave()) PD_FAIL(err, PD_STOPPED, "bench: asked to leave, its files are removed");
     int fd = open(room->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) PD_FAIL_ERRNO(err, errno, "%s: opening", room->path);
     int failed = syncfs(fd) ? errno : 0;

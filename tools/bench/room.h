@@ -46,5 +46,8 @@ PD_MUST_USE pd_status pd_bench_room_remove(const struct pd_bench_room *room, con
  *   errors  PD_STOPPED: a signal asked to leave */
 PD_MUST_USE pd_status pd_bench_room_settle(const struct pd_bench_room *room, struct pd_error *err);
 
+/* Whether a signal asked to leave, for an engine's should_leave: pd_bench_room_settle then says so. */
+bool pd_bench_should_leave(void);
+
 /* bench ckpt --every: tools/bench/every.c. */
 PD_MUST_USE pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error *err);
