@@ -26,9 +26,9 @@ run: {{seed: 42, steps: {steps}, device: gpu}}
 model: {{family: {family}, vocab: 256, context: 16, layers: 2, hidden: {hidden}, heads: {heads}, kv_heads: {kv}, head_size: {head},
         ffn: 48, tie_embeddings: {tied}}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0.1, separate_documents: {apart}, document_token: {token}}}
-batch: {{sequences: 4, micro_batch: 1, context: 16}}
+batch: {{sequences: 4, micro_batch: {micro_batch}, context: 16}}
 optimizer: {{lr: 0.003, warmup_steps: 2, decay_steps: {steps}}}
-numerics: {{precision: {precision}, virtual_tp: {virtual}, virtual_sp: {virtual}}}
+numerics: {{precision: {precision}, virtual_tp: {virtual}, virtual_sp: {pieces}}}
 checkpoint: {{every: 2, keep_last: 2}}
 validation: {{every: {validate}, sequences: 2}}
 layout: {{ranks: 1, threads: 1, transport: local}}
@@ -47,13 +47,13 @@ class Bench:
         found = json.loads(self.workspace.command(["doctor", "--json"], environment).stdout)["findings"]
         return {row["what"]: row["here"] for row in found}
 
-    def config(self, family="llama", precision="fp32", head=16, virtual=1, steps=STEPS):
+    def config(self, family="llama", precision="fp32", head=16, virtual=1, steps=STEPS, micro_batch=1, pieces=None):
         heads, is_llama = 1 if head == 64 else 4 // (head // 8), family == "llama"
         text = CONFIG.format(steps=steps, validate=min(steps, 3), family=family, precision=precision, data=self.data,
                              hidden=heads * head, heads=heads, head=head, kv=heads // 2 if is_llama and heads > 1 else heads,
-                             virtual=virtual, tied="false" if is_llama else "true", apart="true" if is_llama else "false",
+                             virtual=virtual, pieces=pieces or virtual, micro_batch=micro_batch, tied="false" if is_llama else "true", apart="true" if is_llama else "false",
                              token=32 if is_llama else -1)
-        return self.workspace.file(f"{family}-{precision}-{head}-{virtual}-{steps}.yaml", text)
+        return self.workspace.file(f"{family}-{precision}-{head}-{virtual}-{steps}-{micro_batch}-{pieces}.yaml", text)
 
     def run(self, config, overrides=(), environment=None, directory=None):
         directory = directory or self.workspace.directory()
@@ -530,6 +530,19 @@ def never_waiting(bench):
             print(f"same bits: {steps} steps, dp={dp} pp={pp} over NCCL, streams {streams}", flush=True)
 
 
+def halves(bench):
+    """Tensor-parallel ranks exchange one half of a micro-batch while they compute the other: as late as streams may be, nothing is
+    read before it is there, nor written before it was sent."""
+    is_long = harness.scale() >= 4
+    for family, precision in (("llama", "fp32"), ("gpt2", "bf16")) if is_long else (("llama", "bf16"),):
+        config = bench.config(family, precision, 8, 4, 2, micro_batch=2, pieces=1)
+        for tp, recompute, streams in itertools.product((2, 4), ("none", "full"), ("late", "5")) if is_long else ((2, "full", "late"),):
+            overrides = [f"layout.ranks={tp}", f"layout.tp={tp}", "layout.tensor_exchange=halves", f"layout.recompute={recompute}",
+                         "layout.transport=local"]
+            bench.same(f"tp={tp} by halves over NCCL, streams {streams}", config, overrides,
+                       {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": str(tp), "PERDURE_SIMT_STREAMS": streams})
+
+
 @simulated_only("NCCL's own library damages nothing on request")
 def damaged_on_its_way(bench):
     """A sum that NCCL's stand-in gives back with a wrong bit costs a step, in every stage and exchange, and no bits. In stage 0 the
@@ -621,6 +634,7 @@ def body(workspace, arguments):
         limits(bench)
     elif what == "nccl":
         never_waiting(bench)
+        halves(bench)
         damaged_on_its_way(bench)
     else:
         sharing(bench, what)

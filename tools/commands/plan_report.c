@@ -344,6 +344,9 @@ static void print_traffic(const struct pd_step_cost *c, const struct pd_laid_out
                exchange_name(laid_out), pd_text_bytes(c->gradient_bytes_step).text,
                pd_text_bytes(c->gradient_bytes_step_host).text, pd_text_bytes(c->gradient_bytes_lane).text,
                pd_text_bytes(c->gradient_bytes_lane_host).text);
+    if (c->tensor_beside_bytes)
+        printf("of sums of tensor parallelism %s travel beside compute; layout.tensor_exchange is %s\n",
+               pd_text_bytes(c->tensor_beside_bytes).text, laid_out->by_halves ? "halves" : "whole");
     if (c->padding)
         printf("%u of the slots of a step %s: each gathers %s of parameters and computes nothing\n", c->padding,
                c->padding == 1 ? "is a padding micro-batch" : "are padding micro-batches",
@@ -616,7 +619,8 @@ static void write_cost(struct pd_json_writer *w, const struct pd_step_cost *c)
                  {"host_gradient_bytes_sent", c->gradient_bytes_host},
                  {"host_gradient_bytes_by_step", c->gradient_bytes_step_host},
                  {"host_gradient_bytes_by_lane", c->gradient_bytes_lane_host}, {"tensor_bytes_received", c->tensor_bytes},
-                 {"sequence_bytes_received", c->sequence_bytes}, {"pipeline_bytes_received", c->pipeline_bytes});
+                 {"tensor_bytes_beside_compute", c->tensor_beside_bytes}, {"sequence_bytes_received", c->sequence_bytes},
+                 {"pipeline_bytes_received", c->pipeline_bytes});
     PD_JSON_DOUBLES(w, {"bubble", c->bubble}, {"compute_seconds", c->compute_seconds},
                     {"recompute_seconds", c->recompute_seconds}, {"exposed_seconds", c->exposed_seconds},
                     {"bubble_seconds", c->bubble_seconds}, {"optimizer_seconds", c->optimizer_seconds},

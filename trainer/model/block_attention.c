@@ -14,31 +14,31 @@ struct pd_qkv pd_qkv_of(const struct pd_transformer *t, void *base, uint64_t k_c
     return x;
 }
 
-static pd_status rotate_run(struct pd_transformer *t, const struct pd_micro_batch_input *input, void *x, uint64_t columns,
-                            uint64_t ld, bool inverse, struct pd_error *err)
+static pd_status rotate_run(struct pd_transformer *t, const struct pd_micro_batch_input *input, struct pd_range rows,
+                            char *x, uint64_t columns, uint64_t ld, bool inverse, struct pd_error *err)
 {
-    struct pd_rope rope = {.rows = t->rows,
+    struct pd_rope rope = {.rows = rows.end - rows.begin,
                            .heads = (uint32_t)(columns / t->model->config.head_size),
                            .head_size = t->model->config.head_size,
                            .dtype = t->options.dtype,
-                           .x = x,
+                           .x = x + rows.begin * ld * t->element_bytes,
                            .ld = ld,
-                           .positions = input->positions,
+                           .positions = input->positions + rows.begin,
                            .cos_sin = t->cos_sin,
                            .inverse = inverse};
     return rope.heads ? pd_rope(t->math, &rope, err) : PD_OK;
 }
 
 /* Of families whose heads have norms, head_norms.c rotates them. */
-static pd_status rotate(struct pd_transformer *t, const struct pd_micro_batch_input *input, const struct pd_qkv *x,
-                        uint64_t k_columns, bool inverse, struct pd_error *err)
+static pd_status rotate(struct pd_transformer *t, const struct pd_micro_batch_input *input, struct pd_range rows,
+                        const struct pd_qkv *x, uint64_t k_columns, bool inverse, struct pd_error *err)
 {
     const uint64_t q = t->share.q_columns;
     if (t->family->positions != PD_POSITIONS_ROPE || t->family->has_head_norms) return PD_OK;
     /* q and k are neighbours, so their heads are rotated as one run. */
-    if (!t->sp.by_parts) return rotate_run(t, input, x->q, q + k_columns, x->ld_q, inverse, err);
-    PD_TRY(rotate_run(t, input, x->q, q, x->ld_q, inverse, err));
-    return rotate_run(t, input, x->k, k_columns, x->ld_kv, inverse, err);
+    if (!t->sp.by_parts) return rotate_run(t, input, rows, x->q, q + k_columns, x->ld_q, inverse, err);
+    PD_TRY(rotate_run(t, input, rows, x->q, q, x->ld_q, inverse, err));
+    return rotate_run(t, input, rows, x->k, k_columns, x->ld_kv, inverse, err);
 }
 
 /* What every call of attention on this rank has in common. */
@@ -60,20 +60,22 @@ struct pd_attention pd_attention_of(const struct pd_transformer *t)
 }
 
 pd_status pd_block_attention_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
-                                     struct pd_block_activations *a, struct pd_error *err)
+                                     struct pd_block_activations *a, struct pd_range sequences, struct pd_error *err)
 {
     struct pd_qkv x = pd_qkv_of(t, a->qkv, t->share.k_columns);
     struct pd_attention attention = pd_attention_of(t);
-    if (!attention.heads) return PD_OK;
-    PD_TRY(rotate(t, input, &x, t->share.k_columns, false, err));
+    const uint64_t length = t->rows / t->options.sequences, row = sequences.begin * length;
+    if (!attention.heads || sequences.begin == sequences.end) return PD_OK;
+    PD_TRY(rotate(t, input, (struct pd_range){row, sequences.end * length}, &x, t->share.k_columns, false, err));
     if (t->sp.by_parts) return pd_parts_forward(t, input, a, err);
-    attention.q = x.q;
-    attention.k = x.k;
-    attention.v = x.v;
+    attention.sequences = (uint32_t)(sequences.end - sequences.begin);
+    attention.q = x.q + row * x.ld_q * t->element_bytes;
+    attention.k = x.k + row * x.ld_q * t->element_bytes;
+    attention.v = x.v + row * x.ld_q * t->element_bytes;
     attention.ld_qkv = x.ld_q;
-    attention.first = t->options.separate_documents ? input->first : NULL;
-    attention.out = a->attention;
-    attention.lse = a->lse;
+    attention.first = t->options.separate_documents ? input->first + row : NULL;
+    attention.out = (char *)a->attention + row * t->share.q_columns * t->element_bytes;
+    attention.lse = a->lse + row * attention.heads;
     return pd_attention_forward(t->math, &attention, err);
 }
 
@@ -108,5 +110,5 @@ pd_status pd_block_attention_backward(struct pd_transformer *t, const struct pd_
     if (attention.heads && t->sp.by_parts) PD_TRY(pd_parts_backward(t, input, a, &attention, err));
     if (attention.heads && !t->sp.by_parts) PD_TRY(whole_backward(t, input, a, &attention, err));
     if (s->kv_is_shared) PD_TRY(pd_kv_combine(t, &d, err));
-    return rotate(t, input, &d, s->dk_columns, true, err);
+    return rotate(t, input, (struct pd_range){0, t->rows}, &d, s->dk_columns, true, err);
 }

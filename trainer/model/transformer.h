@@ -53,6 +53,7 @@ struct pd_transformer_options {
     bool keeps_blocks;           /* operations of a block are queued at once when they come again (pd_math_replay) */
     uint32_t logits_columns;     /* of the head that exist at once; 0: all of this rank */
     bool on_device;              /* math is a device's: what the arena gives is not the host's to touch (pd_arena_new_on) */
+    bool halves;                 /* in forward, exchanges of one half of a micro-batch go behind the compute of the other */
     struct pd_partition partition;
     struct pd_comm *tp, *sp;       /* of more than one rank, else NULL; borrowed */
     uint32_t chunk_count;          /* pipeline chunks of this rank; 0: one chunk of everything, depth 1 */

@@ -65,8 +65,7 @@ struct pd_chunk_sum {
     const void *residual; /* (rows, columns) act, or NULL */
     void *out;            /* (rows, columns) act */
     const void *brings;   /* out is whole: rows that this rank keeps, of which pd_rows_whole is made meanwhile; or NULL */
-    const struct pd_beside
-        *beside; /* (2) the terms of the last window, and its rounded slices; or NULL. With one rank: behind the sum */
+    const struct pd_beside *beside; /* (2) behind the last window's terms, and its rounded slices; or NULL */
 };
 
 struct pd_tensor_parallel {
@@ -217,8 +216,10 @@ PD_MUST_USE pd_status pd_norm_gradient(struct pd_transformer *t, const struct pd
 /* ---- block_attention.c ---- */
 struct pd_qkv pd_qkv_of(const struct pd_transformer *t, void *base, uint64_t k_columns);
 struct pd_attention pd_attention_of(const struct pd_transformer *t);
+/* Of some sequences; all of them where these are cut. */
 PD_MUST_USE pd_status pd_block_attention_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
-                                                 struct pd_block_activations *a, struct pd_error *err);
+                                                 struct pd_block_activations *a, struct pd_range sequences,
+                                                 struct pd_error *err);
 /* From dattention to dqkv, before RoPE; of families whose heads have norms, behind it. */
 PD_MUST_USE pd_status pd_block_attention_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                                   struct pd_block_activations *a, struct pd_error *err);

@@ -1,9 +1,10 @@
 /* What a step costs: operations over a device's rate, bytes over a link's, and the pipeline's bubble. Good for comparing
  * layouts of one model on one machine; absolute figures are as good as the rates that are given.
  *
- *   a micro-batch on a stage   GEMMs and attention over flops in their precision, then the sums of tensor-parallel ranks and
- *                              the keys and values of sequence-parallel ones, which nothing hides; or gathers, gradients
- *                              and what drives or the bus move, which run beside that: whichever takes longest
+ *   a micro-batch on a stage   GEMMs and attention over flops in their precision, then the keys and values of
+ *                              sequence-parallel ranks, which nothing hides, and sums and rows of tensor-parallel ones but
+ *                              for what goes beside compute; or gathers, gradients and what drives or the bus move, which
+ *                              run beside all of that: whichever takes longest
  *   a step                     (slots + (pp - 1) / interleave) times the slowest stage's micro-batch, then what comes once:
  *                              parameters of ZeRO 1 and 2, sums to replicas, the optimizer. The optimizer takes what memory
  *                              takes, the device's or, where state is away from a GPU, the host's or the bus; or drives
@@ -52,6 +53,7 @@ struct pd_step_cost {
     double bubble_seconds, optimizer_seconds;
     uint64_t parameter_bytes, gradient_bytes, tensor_bytes, sequence_bytes, pipeline_bytes; /* received a step */
     uint64_t gradient_bytes_step, gradient_bytes_lane; /* gradient_bytes by either layout.exchange */
+    uint64_t tensor_beside_bytes;                      /* of tensor_bytes: on their way while a GPU computes */
     /* The same, as a host sends them to others. */
     uint64_t parameter_bytes_host, gradient_bytes_host, gradient_bytes_step_host, gradient_bytes_lane_host;
     uint64_t padding_bytes; /* of parameter_bytes: gathered for padding micro-batches, by a rank that runs one */

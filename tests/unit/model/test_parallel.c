@@ -19,24 +19,38 @@ struct test_case {
     uint32_t tp, sp, virtual_tp, virtual_sp;
     bool on_device; /* in memory that the host cannot touch */
     uint32_t logits_columns;
+    bool halves;
 };
 
 /* Exchanges that the first tp rank started, and those of them behind which it multiplied; its thread alone counts. */
-static uint32_t exchange_count, hidden_count, product_count, product_count_at_start;
+enum { ON_THEIR_WAY = 8 };
+static uint32_t exchange_count, hidden_count, product_count;
+static struct {
+    const struct pd_comm_op *op;
+    uint32_t products; /* before it */
+} on_its_way[ON_THEIR_WAY];
 static struct pd_comm_ops counting;
 static const struct pd_comm_ops *counted;
 static struct pd_math_ops counting_math;
 
 static pd_status count_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
+    int free = 0;
+    while (on_its_way[free].op)
+        cr_assert_lt(++free, ON_THEIR_WAY);
+    on_its_way[free].op = op;
+    on_its_way[free].products = product_count;
     exchange_count++;
-    product_count_at_start = product_count;
     return counted->start(comm, op, err);
 }
 
 static pd_status count_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
-    hidden_count += product_count > product_count_at_start;
+    for (int i = 0; i < ON_THEIR_WAY; i++)
+        if (on_its_way[i].op == op) {
+            hidden_count += product_count > on_its_way[i].products;
+            on_its_way[i].op = NULL;
+        }
     return counted->wait(comm, op, err);
 }
 
@@ -80,7 +94,7 @@ struct world {
     float *parts[RANKS_MAX];   /* gradients of each rank, NaN elsewhere */
     struct device_memory *far; /* (ranks), or NULL */
     uint32_t exchanges[2];     /* of the first block, in forward and in backward */
-    uint32_t hidden[2];        /* of these, behind products; in backward, and in the head */
+    uint32_t hidden[3];        /* of these, behind products; and of the head's */
 };
 
 static struct pd_model *model_of(const struct test_case *c)
@@ -173,6 +187,7 @@ static void recipe(struct rank *r, struct pd_arena *arena)
                                                    .backward = true,
                                                    .logits_columns = c->logits_columns,
                                                    .on_device = c->on_device,
+                                                   .halves = c->halves,
                                                    .partition = r->p,
                                                    .tp = dry ? NULL : r->tp,
                                                    .sp = dry ? NULL : r->sp};
@@ -261,7 +276,9 @@ static void fill_input(struct rank *r)
     const struct test_case *c = &r->w->c;
     struct pd_micro_batch_input *in = pd_transformer_input(r->transformer, 0);
     for (uint64_t row = 0; row < pd_transformer_rows(r->transformer); row++) {
-        uint64_t i = global_row(r, row), t = i % c->length, document = c->documents ? (t < 9 ? 0 : t < 20 ? 9 : 20) : 0;
+        const uint64_t i = global_row(r, row), t = i % c->length,
+                       second = 9 + i / c->length % 4; /* in other places of others */
+        const uint64_t document = !c->documents || t < second ? 0 : t < 20 ? second : 20;
         in->tokens[row] = (int32_t)((i * 7 + i / 3) % c->vocab);
         in->targets[row] = t == 8 ? -1 : (int32_t)((i * 5 + 3) % c->vocab);
         in->positions[row] = (int32_t)(t - document);
@@ -296,20 +313,21 @@ static pd_status run_micro_batch(struct rank *r, struct pd_error *err)
     PD_TRY(pd_transformer_embed(t, 0, w, err));
     for (uint32_t i = 0; i < layers; i++) {
         unit_pointers(r, i + 1, w, g);
-        const uint32_t before = exchange_count;
+        const uint32_t before = exchange_count, hidden = hidden_count;
         PD_TRY(pd_transformer_block_forward(t, 0, i, w, NULL, err));
         if (i == 0 && r->is_first) r->w->exchanges[0] = exchange_count - before;
+        if (i == 0 && r->is_first) r->w->hidden[0] = hidden_count - hidden;
     }
     unit_pointers(r, layers + 1, w, g);
     const uint32_t hidden_before = hidden_count;
     PD_TRY(pd_transformer_head(t, 0, w, g, r->w->c.dtype == PD_F16 ? 64.0f : 1.0f, r->dstream, err));
-    if (r->is_first) r->w->hidden[1] = hidden_count - hidden_before;
+    if (r->is_first) r->w->hidden[2] = hidden_count - hidden_before;
     for (uint32_t i = layers; i-- > 0;) {
         unit_pointers(r, i + 1, w, g);
         const uint32_t before = exchange_count, hidden = hidden_count;
         PD_TRY(pd_transformer_block_backward(t, 0, i, w, g, r->dstream, err));
         if (i == 0 && r->is_first) r->w->exchanges[1] = exchange_count - before;
-        if (i == 0 && r->is_first) r->w->hidden[0] = hidden_count - hidden;
+        if (i == 0 && r->is_first) r->w->hidden[1] = hidden_count - hidden;
     }
     unit_pointers(r, 0, w, g);
     return pd_transformer_embed_backward(t, 0, g, r->dstream, err);
@@ -684,10 +702,65 @@ Test(transformer_parallel, a_block_makes_four_exchanges_each_way)
         run_world(&w, &c);
         cr_expect_eq(w.exchanges[0], 4, "%u", w.exchanges[0]);
         cr_expect_eq(w.exchanges[1], in_backward[recompute], "%d: %u", recompute, w.exchanges[1]);
-        cr_expect_eq(w.hidden[0], 3, "%d: %u", recompute, w.hidden[0]);
-        cr_expect_eq(w.hidden[1], 1, "%d: %u", recompute, w.hidden[1]);
+        cr_expect_eq(w.hidden[0], 0, "%d: %u", recompute, w.hidden[0]);
+        cr_expect_eq(w.hidden[1], 3, "%d: %u", recompute, w.hidden[1]);
+        cr_expect_eq(w.hidden[2], 1, "%d: %u", recompute, w.hidden[2]);
         world_deinit(&w);
     }
+}
+
+/* By halves there are twice as many exchanges. In forward nothing is multiplied behind the first half's first and the second
+ * half's last; with one sequence, whose attention needs both halves, nor behind the terms of the first half's attention. In
+ * backward all but the last of the MLP's have something. */
+Test(transformer_parallel, halves_hide_exchanges)
+{
+    for (uint32_t sequences = 1; sequences <= 3; sequences++) {
+        struct test_case c = with(llama, 8, 1);
+        struct world w;
+        c.heads = c.kv_heads = 8;
+        c.on_device = c.halves = true;
+        c.sequences = sequences;
+        c.length = 40;
+        c.tp = 8;
+        run_world(&w, &c);
+        cr_expect_eq(w.exchanges[0], 8, "%u: %u", sequences, w.exchanges[0]);
+        cr_expect_eq(w.exchanges[1], 8, "%u: %u", sequences, w.exchanges[1]);
+        cr_expect_eq(w.hidden[0], sequences == 1 ? 5 : 6, "%u: %u", sequences, w.hidden[0]);
+        cr_expect_eq(w.hidden[1], 7, "%u: %u", sequences, w.hidden[1]);
+        world_deinit(&w);
+    }
+}
+
+/* One sequence, an even number and an odd one; on a CPU several windows a half; pieces of sequences; all that forward does. */
+Test(transformer_parallel, halves)
+{
+    struct test_case c = llama;
+    c.halves = true;
+    c.heads = 12;
+    for (uint32_t sequences = 1; sequences <= 4; sequences++)
+        for (int on_device = 0; on_device < 2; on_device++) {
+            c.sequences = sequences;
+            c.on_device = on_device;
+            c.recompute = (enum pd_recompute)(sequences % 3);
+            check_cuts(with(c, 4, 1));
+            check_cuts(with(c, 2, 2));
+        }
+    c.on_device = false;
+    c.sequences = 251;
+    check_cuts(with(c, 8, 1));
+    c = qwen3;
+    c.halves = c.on_device = true;
+    c.sequences = 5;
+    c.dtype = PD_BF16;
+    c.recompute = PD_RECOMPUTE_FULL;
+    check_cuts(with(c, 4, 1));
+    c = gpt2;
+    c.halves = c.on_device = true;
+    c.length = 5;
+    c.sequences = 1; /* too few rows for halves */
+    check_cuts(with(c, 8, 1));
+    c.sequences = 2;
+    check_cuts(with(c, 8, 1));
 }
 
 /* Logits of one rank do not fit at once, those of two do. */

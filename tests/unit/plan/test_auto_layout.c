@@ -212,6 +212,26 @@ Test(cost, terms_of_a_large_model_travel_once_where_it_costs_nothing)
     cr_expect_lt(5 * cost.gradient_bytes_step, cost.gradient_bytes_lane);
 }
 
+/* A block of four makes 2 sums of fp32 terms and 2 gathers of rows in forward, and in backward 2 sums and 2 exchanges of twice the
+ * rows. Of backward all but the MLP's rounded rows goes beside gradients of weights; by halves, half of those too, and in
+ * forward all but half a gather and half a sum, and half a sum more where attention waits for both halves. */
+Test(cost, tensor_exchanges_beside_compute)
+{
+    const double rows = 1024, hidden = 768, blocks = 12, kept = rows * hidden * 3 / 4 * 2, terms = 2 * kept;
+    const struct pd_step_cost whole = cost_of(SMALL "layout: {tp: 4, tensor_exchange: whole}\n", 4);
+    cr_expect_float_eq((double)whole.tensor_beside_bytes, 64 * blocks * (2 * terms + 2 * kept), 64);
+    struct pd_step_cost cost = cost_of(SMALL "layout: {tp: 4, tensor_exchange: halves}\n", 4);
+    cr_expect_float_eq((double)cost.tensor_beside_bytes, 64 * blocks * (2 * terms + 3 * kept + terms + 1.5 * kept), 64);
+    cr_expect_eq(cost.tensor_bytes, whole.tensor_bytes);
+    cr_expect_lt(cost.exposed_seconds, whole.exposed_seconds);
+    cost = cost_of("model: {preset: gpt2-124m}\nbatch: {sequences: 64, micro_batch: 2}\nnumerics: {virtual_tp: 4}\n"
+                   "layout: {tp: 4, tensor_exchange: halves}\n",
+                   4);
+    cr_expect_float_eq((double)cost.tensor_beside_bytes, 64 * blocks * (2 * terms + 3 * kept + 1.5 * (terms + kept)), 64);
+    cost = cost_of(SMALL "layout: {tp: 4}\n", 4);
+    cr_expect_eq(cost.tensor_beside_bytes, whole.tensor_beside_bytes, "messages of 192 KiB are not cut");
+}
+
 /* Two hosts of eight GPUs: what leaves one is half of what is summed and gathered, whoever has the parts. */
 Test(cost, bytes_between_hosts)
 {
