@@ -1,4 +1,5 @@
 #include "tools/output.h"
+#include "ckpt/base/grow.h"
 
 #include "ckpt/base/words.h"
 #include "trainer/config/config.h"
@@ -24,17 +25,8 @@ void pd_table_init(struct pd_table *table, const char *const *headings, uint32_t
 
 void pd_table_row(struct pd_table *table, const char *const *cells)
 {
+    table->failed = table->failed || !pd_grow(&table->cells, table->rows, table->columns * sizeof *table->cells);
     if (table->failed) return;
-    if (table->rows == table->capacity) {
-        uint32_t capacity = table->capacity ? 2 * table->capacity : 16;
-        char **grown = realloc(table->cells, (size_t)capacity * table->columns * sizeof *grown);
-        if (!grown) {
-            table->failed = true;
-            return;
-        }
-        table->cells = grown;
-        table->capacity = capacity;
-    }
     char **row = table->cells + (size_t)table->rows * table->columns;
     for (uint32_t i = 0; i < table->columns; i++) {
         row[i] = strdup(cells[i]);

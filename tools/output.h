@@ -9,7 +9,7 @@
 #define PD_TABLE_COLUMNS_MAX 12
 
 struct pd_table {
-    uint32_t columns, rows, capacity;
+    uint32_t columns, rows;
     bool right[PD_TABLE_COLUMNS_MAX]; /* numbers stand at the right */
     char **cells;                     /* (rows * columns), owned */
     bool failed;                      /* out of memory: told by print */

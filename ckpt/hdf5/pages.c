@@ -1,4 +1,5 @@
 #include "ckpt/hdf5/pages.h"
+#include "ckpt/base/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -40,13 +41,8 @@ static pd_status insert_page(struct pd_h5_pages *pages, uint64_t number, unsigne
         *ret_data = pages->pages[at].data;
         return PD_OK;
     }
-    if (pages->count == pages->capacity) {
-        uint64_t capacity = pages->capacity ? pages->capacity * 2 : 16;
-        struct pd_h5_page *grown = realloc(pages->pages, capacity * sizeof *grown);
-        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for %llu metadata pages", (unsigned long long)capacity);
-        pages->pages = grown;
-        pages->capacity = capacity;
-    }
+    if (!pd_grow(&pages->pages, pages->count, sizeof *pages->pages))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for %llu metadata pages", (unsigned long long)pages->count + 1);
     unsigned char *data = calloc(1, PD_H5_PAGE_BYTES);
     if (!data) PD_FAIL(err, PD_NO_MEMORY, "no memory for a metadata page");
     memmove(pages->pages + at + 1, pages->pages + at, (pages->count - at) * sizeof *pages->pages);
@@ -90,5 +86,5 @@ void pd_h5_pages_read(const struct pd_h5_pages *pages, uint64_t offset, void *da
 
 uint64_t pd_h5_pages_heap_bytes(const struct pd_h5_pages *pages)
 {
-    return pages->count * PD_H5_PAGE_BYTES + pages->capacity * sizeof *pages->pages;
+    return pages->count * (PD_H5_PAGE_BYTES + sizeof *pages->pages);
 }

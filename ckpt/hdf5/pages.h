@@ -14,7 +14,7 @@ struct pd_h5_page {
 
 struct pd_h5_pages {
     struct pd_h5_page *pages; /* (count), ascending numbers, owned */
-    uint64_t count, capacity;
+    uint64_t count;
     uint64_t bytes; /* size of the file: end of allocation */
 };
 

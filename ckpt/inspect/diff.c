@@ -1,4 +1,5 @@
 /* The difference of two checkpoints, tile by tile: both sides assemble the same box whatever layout they are stored in. */
+#include "ckpt/base/grow.h"
 #include "ckpt/inspect/open.h"
 
 #include <inttypes.h>
@@ -12,7 +13,7 @@ struct comparing {
     struct pd_inspect *left, *right;
     float *left_tile, *right_tile; /* (TILE_ELEMENTS) */
     struct pd_diff diff;
-    uint64_t capacity, done_bytes, total_bytes;
+    uint64_t done_bytes, total_bytes;
     pd_inspect_progress progress;
     void *context;
 };
@@ -95,13 +96,8 @@ static pd_status compare_tensor(struct comparing *c, uint32_t left, uint32_t rig
 static pd_status add_row(struct comparing *c, const char *name, enum pd_kind kind, struct pd_diff_row **ret_row,
                          struct pd_error *err)
 {
-    if (c->diff.count == c->capacity) {
-        uint64_t capacity = c->capacity ? c->capacity * 2 : 64;
-        struct pd_diff_row *grown = realloc(c->diff.rows, capacity * sizeof *grown);
-        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for %" PRIu64 " rows of a difference", capacity);
-        c->diff.rows = grown;
-        c->capacity = capacity;
-    }
+    if (!pd_grow(&c->diff.rows, c->diff.count, sizeof *c->diff.rows))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for %" PRIu64 " rows of a difference", c->diff.count + 1);
     struct pd_diff_row *row = &c->diff.rows[c->diff.count++];
     *row = (struct pd_diff_row){.kind = kind};
     memcpy(row->name, name, strlen(name) + 1);

@@ -1,3 +1,4 @@
+#include "ckpt/base/grow.h"
 #include "ckpt/inspect/open.h"
 
 #include "ckpt/base/digest.h"
@@ -98,13 +99,8 @@ static pd_status add_tensor(struct pd_inspect *in, const struct pd_tensor *tenso
 
 static pd_status add_box(struct pd_inspect *in, const struct pd_inspect_box *box, struct pd_error *err)
 {
-    if (in->box_count == in->box_capacity) {
-        uint64_t capacity = in->box_capacity ? in->box_capacity * 2 : 1024;
-        struct pd_inspect_box *grown = realloc(in->boxes, capacity * sizeof *grown);
-        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for %llu boxes", (unsigned long long)capacity);
-        in->boxes = grown;
-        in->box_capacity = capacity;
-    }
+    if (!pd_grow(&in->boxes, in->box_count, sizeof *in->boxes))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for %llu boxes", (unsigned long long)in->box_count + 1);
     in->boxes[in->box_count++] = *box;
     return PD_OK;
 }

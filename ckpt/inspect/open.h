@@ -15,7 +15,7 @@ struct pd_inspect {
     uint32_t *name_slots; /* (slot_count) open addressing, tensor number + 1 */
     uint32_t slot_count;
     struct pd_inspect_box *boxes; /* (box_count) by tensor, kind, start */
-    uint64_t box_count, box_capacity;
+    uint64_t box_count;
     uint64_t *tensor_first;                   /* (tensors.count * PD_KIND_COUNT + 1) first box of each tensor and kind */
     struct pd_shard **shards;                 /* (shard_count) open ones */
     uint32_t open_order[PD_INSPECT_OPEN_MAX]; /* ring of open shard numbers */

@@ -1,4 +1,5 @@
 /* Verification that goes on after damage, and names all of it. */
+#include "ckpt/base/grow.h"
 #include "ckpt/inspect/open.h"
 
 #include "ckpt/base/digest.h"
@@ -53,10 +54,9 @@ static pd_status add_damage(struct verifying *v, struct pd_damage damage, const 
     vsnprintf(damage.text, sizeof damage.text, format, arguments);
     va_end(arguments);
     if (v->list.count == DAMAGE_MAX || is_said(v, &damage)) return PD_OK;
-    struct pd_damage *grown = realloc(v->list.items, ((size_t)v->list.count + 1) * sizeof *grown);
-    if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory to list %u damages", v->list.count + 1);
-    v->list.items = grown;
-    grown[v->list.count++] = damage;
+    if (!pd_grow(&v->list.items, v->list.count, sizeof *v->list.items))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory to list %u damages", v->list.count + 1);
+    v->list.items[v->list.count++] = damage;
     return PD_OK;
 }
 

@@ -1,4 +1,5 @@
 /* The checked wrappers of everything that goes by a path. */
+#include "ckpt/base/grow.h"
 #include "ckpt/io/vfs_ops.h"
 
 #include <errno.h>
@@ -89,17 +90,11 @@ pd_status pd_vfs_space(struct pd_vfs *vfs, const char *path, struct pd_space *re
 
 /* ---- listings ---- */
 
-/* The array grows when the count reaches a power of two, so no capacity needs to be kept. */
 int pd_listing_add(struct pd_listing *listing, const char *name)
 {
     uint32_t count = listing->count;
     if (count >= UINT32_MAX / 2) return EOVERFLOW;
-    if ((count & (count - 1)) == 0) {
-        size_t capacity = count ? (size_t)count * 2 : 1;
-        char **names = realloc(listing->names, capacity * sizeof *names);
-        if (!names) return ENOMEM;
-        listing->names = names;
-    }
+    if (!pd_grow(&listing->names, count, sizeof *listing->names)) return ENOMEM;
     listing->names[count] = strdup(name);
     if (!listing->names[count]) return ENOMEM;
     listing->count++;

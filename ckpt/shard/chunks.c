@@ -1,4 +1,5 @@
 #include "ckpt/shard/chunks.h"
+#include "ckpt/base/grow.h"
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/parse.h"
@@ -19,7 +20,7 @@ struct chunked_box {
 struct pd_shard_chunks {
     struct pd_shard_codec codec;
     struct chunked_box *boxes; /* (box_count) */
-    uint32_t box_count, box_capacity;
+    uint32_t box_count;
     uint64_t count, largest;          /* chunks in all, and of one box */
     uint64_t device_bytes;            /* handed out where nothing is */
     struct pd_shard_head *head;       /* of the table, borrowed */
@@ -76,8 +77,7 @@ void pd_shard_chunks_free(struct pd_shard_chunks *chunks)
 uint64_t pd_shard_chunks_heap_bytes(const struct pd_shard_chunks *chunks)
 {
     if (!chunks) return 0;
-    uint64_t bytes =
-        sizeof *chunks + chunks->box_capacity * sizeof *chunks->boxes + chunks->largest * sizeof *chunks->entries;
+    uint64_t bytes = sizeof *chunks + chunks->box_count * sizeof *chunks->boxes + chunks->largest * sizeof *chunks->entries;
     for (uint32_t t = 0; t < THREADS_MAX; t++)
         if (chunks->zstd[t]) bytes += pd_zstd_heap_bytes(chunks->zstd[t]);
     return bytes;
@@ -87,13 +87,8 @@ uint64_t pd_shard_chunks_heap_bytes(const struct pd_shard_chunks *chunks)
 
 static pd_status grow(struct pd_shard_chunks *chunks, uint64_t count, struct pd_error *err)
 {
-    if (chunks->box_count == chunks->box_capacity) {
-        const uint32_t capacity = chunks->box_capacity ? chunks->box_capacity * 2 : 64;
-        struct chunked_box *grown = realloc(chunks->boxes, capacity * sizeof *grown);
-        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u boxes in chunks", capacity);
-        chunks->boxes = grown;
-        chunks->box_capacity = capacity;
-    }
+    if (!pd_grow(&chunks->boxes, chunks->box_count, sizeof *chunks->boxes))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for %u boxes in chunks", chunks->box_count + 1);
     if (count <= chunks->largest) return PD_OK;
     struct pd_h5_chunk *entries = realloc(chunks->entries, count * sizeof *entries);
     if (!entries) PD_FAIL(err, PD_NO_MEMORY, "no memory for %llu chunks", (unsigned long long)count);

@@ -4,6 +4,7 @@
  * The proof of a cover: the elements of all pieces are as many as the tensor's, and no two pieces overlap. Pieces that one
  * straight cut separates do not overlap; groups are cut along one dimension after the other until each is a single piece. */
 #include "resharder/catalog/catalog.h"
+#include "ckpt/base/grow.h"
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/utf8.h"
@@ -47,16 +48,6 @@ void pd_catalog_deinit(struct pd_catalog *catalog)
 
 /* ---- filling ---- */
 
-/* Room for one more: sizes are powers of two, so the count says when they are full. */
-static bool grow(void *items, uint64_t count, size_t size)
-{
-    if (count & (count - 1)) return true;
-    void *grown = realloc(*(void **)items, (count ? 2 * count : 1) * size);
-    if (!grown) return false;
-    *(void **)items = grown;
-    return true;
-}
-
 static pd_status no_memory(const char *what, struct pd_error *err)
 {
     PD_FAIL(err, PD_NO_MEMORY, "no memory for the catalog's %s", what);
@@ -77,7 +68,7 @@ pd_status pd_catalog_add_file(struct pd_catalog *catalog, const char *path, uint
                               struct pd_error *err)
 {
     if (catalog->file_count == FILES_MAX) PD_FAIL(err, PD_CORRUPT, "%s: more than %u files", path, FILES_MAX);
-    if (!grow(&catalog->files, catalog->file_count, sizeof *catalog->files)) return no_memory("files", err);
+    if (!pd_grow(&catalog->files, catalog->file_count, sizeof *catalog->files)) return no_memory("files", err);
     char *copy = strdup(path);
     if (!copy) return no_memory("files", err);
     catalog->files[catalog->file_count] = (struct pd_catalog_file){.path = copy, .bytes = bytes};
@@ -113,7 +104,7 @@ pd_status pd_catalog_add_tensor(struct pd_catalog *catalog, const struct pd_fore
     PD_TRY(check_shape(tensor, err));
     if (catalog->tensor_count == PD_CATALOG_TENSORS_MAX)
         PD_FAIL(err, PD_CORRUPT, "tensor %s: more than %u tensors", tensor->name, PD_CATALOG_TENSORS_MAX);
-    if (!grow(&catalog->tensors, catalog->tensor_count, sizeof *catalog->tensors)) return no_memory("tensors", err);
+    if (!pd_grow(&catalog->tensors, catalog->tensor_count, sizeof *catalog->tensors)) return no_memory("tensors", err);
     struct pd_foreign_tensor copy = *tensor;
     copy.name = strdup(tensor->name);
     if (!copy.name) return no_memory("tensors", err);
@@ -141,8 +132,8 @@ pd_status pd_catalog_add_piece(struct pd_catalog *catalog, uint32_t tensor, cons
     PD_CHECK(tensor < catalog->tensor_count && piece->file < catalog->file_count);
     if (catalog->piece_count == PD_CATALOG_PIECES_MAX)
         PD_FAIL(err, PD_CORRUPT, "tensor %s: more than %u pieces", catalog->tensors[tensor].name, PD_CATALOG_PIECES_MAX);
-    if (!grow(&catalog->pieces, catalog->piece_count, sizeof *catalog->pieces) ||
-        !grow(&catalog->piece_tensors, catalog->piece_count, sizeof *catalog->piece_tensors))
+    if (!pd_grow(&catalog->pieces, catalog->piece_count, sizeof *catalog->pieces) ||
+        !pd_grow(&catalog->piece_tensors, catalog->piece_count, sizeof *catalog->piece_tensors))
         return no_memory("pieces", err);
     struct pd_piece copy = *piece;
     const uint32_t used = copy.is_range ? 1 : catalog->tensors[tensor].ndim;
@@ -179,7 +170,7 @@ pd_status pd_catalog_add_text(struct pd_catalog *catalog, const char *name, cons
     if (bytes > PD_CATALOG_TEXT_MAX)
         PD_FAIL(err, PD_CORRUPT, "%s has %" PRIu64 " bytes, at most %" PRIu64 " are read", name, bytes, PD_CATALOG_TEXT_MAX);
     if (catalog->text_count == TEXTS_MAX) PD_FAIL(err, PD_CORRUPT, "%s: more than %u texts", name, TEXTS_MAX);
-    if (!grow(&catalog->texts, catalog->text_count, sizeof *catalog->texts)) return no_memory("texts", err);
+    if (!pd_grow(&catalog->texts, catalog->text_count, sizeof *catalog->texts)) return no_memory("texts", err);
     struct pd_catalog_text copy = {.name = strdup(name), .text = malloc(bytes + 1), .bytes = bytes};
     if (!copy.name || !copy.text) {
         free(copy.name);
@@ -196,7 +187,7 @@ pd_status pd_catalog_add_unmapped(struct pd_catalog *catalog, const char *name, 
 {
     if (catalog->unmapped_count == UNMAPPED_MAX)
         PD_FAIL(err, PD_CORRUPT, "%s: more than %u things without a place", name, UNMAPPED_MAX);
-    if (!grow(&catalog->unmapped, catalog->unmapped_count, sizeof *catalog->unmapped)) return no_memory("list", err);
+    if (!pd_grow(&catalog->unmapped, catalog->unmapped_count, sizeof *catalog->unmapped)) return no_memory("list", err);
     char *copy = strndup(name, PD_FOREIGN_NAME_MAX - 1);
     if (!copy) return no_memory("list", err);
     pd_utf8_clean(copy);

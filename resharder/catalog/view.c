@@ -1,4 +1,5 @@
 #include "resharder/catalog/view.h"
+#include "ckpt/base/grow.h"
 
 #include "ckpt/base/checked.h"
 #include <stdlib.h>
@@ -15,13 +16,8 @@ void pd_links_deinit(struct pd_links *links)
 
 pd_status pd_links_add(struct pd_links *links, const struct pd_link *link, struct pd_error *err)
 {
-    if (links->count == links->capacity) {
-        const uint32_t capacity = links->capacity ? 2 * links->capacity : 64;
-        struct pd_link *items = realloc(links->items, capacity * sizeof *items);
-        if (!items) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u links of tensors", capacity);
-        links->items = items;
-        links->capacity = capacity;
-    }
+    if (!pd_grow(&links->items, links->count, sizeof *links->items))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for %u links of tensors", links->count + 1);
     char *name = strdup(link->name);
     if (!name) PD_FAIL(err, PD_NO_MEMORY, "no memory for the name %s", link->name);
     links->items[links->count] = *link;

@@ -30,7 +30,7 @@ struct pd_link {
 };
 struct pd_links {
     struct pd_link *items; /* (count), owned */
-    uint32_t count, capacity;
+    uint32_t count;
 };
 void pd_links_deinit(struct pd_links *links);
 /* A copy of `link`, its name included.   errors  PD_NO_MEMORY */

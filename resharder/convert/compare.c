@@ -1,4 +1,5 @@
 #include "resharder/convert/compare.h"
+#include "ckpt/base/grow.h"
 
 #include "resharder/catalog/read.h"
 
@@ -30,7 +31,7 @@ struct comparison {
     struct pd_reader *readers[2];
     float *values[2]; /* (STRETCH) */
     struct pair *pairs;
-    uint64_t count, capacity;
+    uint64_t count;
     uint64_t done_bytes, total_bytes;
 };
 
@@ -38,13 +39,7 @@ struct comparison {
 
 static pd_status add_pair(struct comparison *c, const struct pair *pair, struct pd_error *err)
 {
-    if (c->count == c->capacity) {
-        const uint64_t capacity = c->capacity ? 2 * c->capacity : 64;
-        struct pair *pairs = realloc(c->pairs, capacity * sizeof *pairs);
-        if (!pairs) PD_FAIL(err, PD_NO_MEMORY, "no memory to compare tensors");
-        c->pairs = pairs;
-        c->capacity = capacity;
-    }
+    if (!pd_grow(&c->pairs, c->count, sizeof *c->pairs)) PD_FAIL(err, PD_NO_MEMORY, "no memory to compare tensors");
     c->pairs[c->count++] = *pair;
     return PD_OK;
 }

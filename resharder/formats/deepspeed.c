@@ -11,6 +11,7 @@
  * Either way a parameter is a few ranges of some ranks' flat tensors.
  * Source: deepspeed/utils/zero_to_fp32.py, deepspeed/runtime/zero/stage_1_and_2.py and stage3.py. */
 #include "resharder/formats/deepspeed.h"
+#include "ckpt/base/grow.h"
 
 #include "ckpt/base/checked.h"
 #include "resharder/catalog/model_directory.h"
@@ -31,7 +32,7 @@ struct stretch {
 };
 struct line {
     struct stretch *stretches; /* (count), as they were found: rank after rank, group after group */
-    uint32_t count, capacity;
+    uint32_t count;
 };
 
 struct deepspeed {
@@ -115,13 +116,8 @@ static pd_status add_stretch(struct deepspeed *d, enum pd_kind kind, uint32_t ra
     if (t.ndim != 1 || t.element != PD_ELEMENT_F32 || (t.shape[0] > 1 && t.stride[0] != 1))
         PD_FAIL(err, PD_UNSUPPORTED, "%s: group %u of %s is %s of %u dimensions; perdure reads flat fp32", d->path, group,
                 pd_kind_name(kind), pd_elements[t.element].name, t.ndim);
-    if (line->count == line->capacity) {
-        const uint32_t larger = 2 * line->capacity + 16;
-        struct stretch *fresh = realloc(line->stretches, larger * sizeof *fresh);
-        if (!fresh) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %u groups", d->path, larger);
-        line->stretches = fresh;
-        line->capacity = larger;
-    }
+    if (!pd_grow(&line->stretches, line->count, sizeof *line->stretches))
+        PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %u groups", d->path, line->count + 1);
     line->stretches[line->count++] =
         (struct stretch){.file = d->file_number, .rank = rank, .group = group, .offset = t.offset, .elements = t.shape[0]};
     return PD_OK;

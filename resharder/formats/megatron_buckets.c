@@ -7,6 +7,7 @@
  * model's: some elements of each are compared.
  * Source: megatron/core/distributed/param_and_grad_buffer.py; optimizer/distrib_optimizer.py. */
 #include "ckpt/base/checked.h"
+#include "ckpt/base/grow.h"
 #include "resharder/catalog/view.h"
 #include "resharder/formats/megatron.h"
 
@@ -44,7 +45,7 @@ struct buckets {
     uint32_t count, groups;
     uint64_t layers;
     struct slot *slots; /* (slot_count) in the order of the buckets */
-    uint32_t slot_count, slot_capacity;
+    uint32_t slot_count;
     bool *is_taken;       /* (raw's tensors) by a slot or as a bucket */
     struct pd_file *file; /* that was read last */
     uint32_t file_number;
@@ -199,13 +200,8 @@ struct guess {
 
 static pd_status add_slot(struct buckets *b, const struct slot *slot, struct pd_error *err)
 {
-    if (b->slot_count == b->slot_capacity) {
-        const uint32_t larger = 2 * b->slot_capacity + 64;
-        struct slot *fresh = realloc(b->slots, larger * sizeof *fresh);
-        if (!fresh) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %u parameters", b->path, larger);
-        b->slots = fresh;
-        b->slot_capacity = larger;
-    }
+    if (!pd_grow(&b->slots, b->slot_count, sizeof *b->slots))
+        PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %u parameters", b->path, b->slot_count + 1);
     b->slots[b->slot_count++] = *slot;
     return PD_OK;
 }

@@ -21,7 +21,7 @@ struct load_chunks;
 
 struct load_pieces {
     struct pd_group_piece *data;
-    uint32_t count, capacity;
+    uint32_t count;
     bool failed;
 };
 

@@ -5,6 +5,7 @@
  *               2. every rank takes part in every round's agreement and exchange, with or without data of its own
  *               3. pieces between two ranks are named in the same order on both sides: by item, then by element */
 #include "ckpt/base/checked.h"
+#include "ckpt/base/grow.h"
 #include "resharder/load/internal.h"
 
 #include "ckpt/base/stream_copy.h"
@@ -18,17 +19,8 @@
 
 static void append_piece(struct load_pieces *p, uint32_t peer, void *data, uint64_t bytes)
 {
-    if (p->count == p->capacity) {
-        uint32_t capacity = p->capacity ? p->capacity * 2 : 256;
-        struct pd_group_piece *grown = realloc(p->data, capacity * sizeof *grown);
-        if (!grown) {
-            p->failed = true;
-            return;
-        }
-        p->data = grown;
-        p->capacity = capacity;
-    }
-    p->data[p->count++] = (struct pd_group_piece){peer, data, bytes};
+    p->failed = p->failed || !pd_grow(&p->data, p->count, sizeof *p->data);
+    if (!p->failed) p->data[p->count++] = (struct pd_group_piece){peer, data, bytes};
 }
 
 /* ---- whether it is this model's checkpoint ---- */

@@ -1,5 +1,6 @@
 /* perdure ckpt verify: every byte of one checkpoint, or of all that lie in a directory, and what lies there and is none. */
 #include "ckpt/base/clock.h"
+#include "ckpt/base/grow.h"
 #include "ckpt/base/words.h"
 #include "ckpt/inspect/inspect.h"
 #include "tools/commands/ckpt.h"
@@ -86,10 +87,8 @@ struct checked {
 static pd_status add_finding(struct pd_damage_list *list, const char *file, pd_status status, const char *text,
                              struct pd_error *err)
 {
-    struct pd_damage *items = realloc(list->items, (list->count + 1u) * sizeof *items);
-    if (!items) PD_FAIL(err, PD_NO_MEMORY, "no memory for the findings");
-    list->items = items;
-    struct pd_damage *d = &items[list->count++];
+    if (!pd_grow(&list->items, list->count, sizeof *list->items)) PD_FAIL(err, PD_NO_MEMORY, "no memory for the findings");
+    struct pd_damage *d = &list->items[list->count++];
     *d = (struct pd_damage){.status = status};
     snprintf(d->file, sizeof d->file, "%s", file);
     snprintf(d->text, sizeof d->text, "%.511s", text);

@@ -1,4 +1,5 @@
 /* perdure report: the page, the picture and the numbers of runs. */
+#include "ckpt/base/grow.h"
 #include "ckpt/base/regular_file.h"
 #include "ckpt/base/words.h"
 #include "resharder/layout.h"
@@ -28,11 +29,10 @@ static pd_status take_checkpoint(struct pd_ckpt_place *place, const struct pd_st
                                  struct pd_report_run *run, struct pd_error *err)
 {
     struct pd_commit commit;
-    struct pd_report_checkpoint *all = realloc(run->checkpoints, (run->checkpoint_count + 1) * sizeof *all);
-    if (!all) PD_FAIL(err, PD_NO_MEMORY, "no memory for a list of checkpoints");
-    run->checkpoints = all;
+    if (!pd_grow(&run->checkpoints, run->checkpoint_count, sizeof *run->checkpoints))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for a list of checkpoints");
     PD_TRY(pd_store_read_commit(place->store, entry, &commit, err));
-    struct pd_report_checkpoint *c = &all[run->checkpoint_count++];
+    struct pd_report_checkpoint *c = &run->checkpoints[run->checkpoint_count++];
     *c = (struct pd_report_checkpoint){.step = entry->step,
                                        .lineage = entry->lineage,
                                        .fence = entry->fence,

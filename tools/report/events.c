@@ -1,4 +1,5 @@
 #include "tools/report/events.h"
+#include "ckpt/base/grow.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -6,13 +7,8 @@
 
 pd_status pd_history_add_start(struct pd_history *h, struct pd_history_start **ret_start, struct pd_error *err)
 {
-    if (h->start_count == h->start_capacity) {
-        const uint64_t capacity = h->start_capacity ? 2 * h->start_capacity : 64;
-        struct pd_history_start *starts = realloc(h->starts, capacity * sizeof *starts);
-        if (!starts) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %llu starts", h->dir, (unsigned long long)capacity);
-        h->starts = starts;
-        h->start_capacity = capacity;
-    }
+    if (!pd_grow(&h->starts, h->start_count, sizeof *h->starts))
+        PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %llu starts", h->dir, (unsigned long long)h->start_count + 1);
     struct pd_history_start *start = &h->starts[h->start_count++];
     *start = (struct pd_history_start){.begun = NAN, .opened = NAN, .ended = NAN, .exit_code = -1, .is_over = true};
     for (uint32_t i = 0; i < PD_TIERS_MAX; i++)

@@ -1,4 +1,5 @@
 #include "tools/report/history.h"
+#include "ckpt/base/grow.h"
 
 #include "ckpt/base/regular_file.h"
 #include "tools/report/events.h"
@@ -44,25 +45,10 @@ static uint64_t whole(double value)
 
 static pd_status make_room(struct pd_history *h, struct pd_error *err)
 {
-    if (h->rows < h->capacity) return PD_OK;
-    const uint64_t capacity = h->capacity ? 2 * h->capacity : 64;
-    for (int c = 0; c < PD_COLUMNS; c++) {
-        double *values = realloc(h->columns[c], capacity * sizeof *values);
-        if (!values) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %llu lines", h->dir, (unsigned long long)capacity);
-        h->columns[c] = values;
-    }
-    bool *counts = realloc(h->counts, capacity * sizeof *counts);
-    if (!counts) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %llu lines", h->dir, (unsigned long long)capacity);
-    h->counts = counts;
-    h->capacity = capacity;
-    return PD_OK;
-}
-
-static uint64_t u64_of(const struct pd_json_value *object, const char *key)
-{
-    uint64_t value = 0;
-    (void)pd_json_is_u64(pd_json_member(object, key), &value);
-    return value;
+    bool has_room = pd_grow(&h->counts, h->rows, sizeof *h->counts);
+    for (int c = 0; has_room && c < PD_COLUMNS; c++)
+        has_room = pd_grow(&h->columns[c], h->rows, sizeof *h->columns[c]);
+    return PD_ALLOCATED(has_room, err, "%s: no memory for %llu lines", h->dir, (unsigned long long)h->rows + 1);
 }
 
 static void take_tiers(struct pd_history *h, uint64_t row, const struct pd_json_value *tiers)
@@ -242,7 +228,7 @@ static void set_name(struct pd_history *h)
 
 pd_status pd_history_open(const char *dir, struct pd_history *ret_history, struct pd_error *err)
 {
-    struct pd_history h = {.capacity = 0};
+    struct pd_history h = {.rows = 0};
     struct stat st;
     char path[4400];
     if (strlen(dir) >= sizeof h.dir)
@@ -271,7 +257,7 @@ void pd_history_close(struct pd_history *h)
         free(h->columns[c]);
     free(h->counts);
     free(h->starts);
-    *h = (struct pd_history){.capacity = 0};
+    *h = (struct pd_history){.rows = 0};
 }
 
 /* ---- questions ---- */

@@ -80,7 +80,7 @@ struct pd_history {
     char launcher_host[64];
 
     /* Of the reader. */
-    uint64_t capacity, metrics_bytes, events_bytes, start_capacity;
+    uint64_t metrics_bytes, events_bytes;
 };
 
 /* errors  PD_NOT_FOUND: no run, with what is missing; others of reading */

@@ -1,4 +1,5 @@
 #include "trainer/config/yaml.h"
+#include "ckpt/base/grow.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +16,6 @@ struct reader {
     yaml_parser_t parser;
     yaml_event_t event; /* the newest; the reader's until the next */
     struct pd_yaml yaml;
-    uint32_t capacity;
     struct pd_error *err;
 };
 
@@ -51,13 +51,8 @@ static pd_status add_entry(struct reader *r, enum pd_yaml_node node, const char 
         if (strcmp(r->yaml.entries[i].path, path) == 0)
             FAIL_AT(r, mark, "%s is there already, in line %u; keep one of them", path, r->yaml.entries[i].line);
     if (r->yaml.count == ENTRIES_MAX) FAIL_AT(r, mark, "more than %u values", ENTRIES_MAX);
-    if (r->yaml.count == r->capacity) {
-        uint32_t capacity = r->capacity ? 2 * r->capacity : 64;
-        struct pd_yaml_entry *grown = realloc(r->yaml.entries, capacity * sizeof *grown);
-        if (!grown) PD_FAIL(r->err, PD_NO_MEMORY, "%s: no memory for %u values", r->name, capacity);
-        r->yaml.entries = grown;
-        r->capacity = capacity;
-    }
+    if (!pd_grow(&r->yaml.entries, r->yaml.count, sizeof *r->yaml.entries))
+        PD_FAIL(r->err, PD_NO_MEMORY, "%s: no memory for %u values", r->name, r->yaml.count + 1);
     struct pd_yaml_entry *e = &r->yaml.entries[r->yaml.count++];
     *e = (struct pd_yaml_entry){node, strdup(path), value ? strdup(value) : NULL, (uint32_t)mark.line + 1,
                                 (uint32_t)mark.column + 1};

@@ -2,6 +2,7 @@
  * separator.
  * A carriage return at the end waits apart, since what follows says whether it stays. */
 #include "trainer/data/document_reader.h"
+#include "ckpt/base/grow.h"
 
 #include "trainer/data/byte_stream.h"
 #include <inttypes.h>
@@ -38,13 +39,8 @@ static pd_status reserve(unsigned char **bytes, size_t *capacity, size_t needed,
 
 pd_status pd_segment_add(struct pd_segment *segment, const struct pd_document_piece *piece, struct pd_error *err)
 {
-    if (segment->piece_count == segment->piece_capacity) {
-        const uint32_t capacity = segment->piece_capacity ? 2 * segment->piece_capacity : 64;
-        struct pd_document_piece *grown = reallocarray(segment->pieces, capacity, sizeof *grown);
-        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u documents", capacity);
-        segment->pieces = grown;
-        segment->piece_capacity = capacity;
-    }
+    if (!pd_grow(&segment->pieces, segment->piece_count, sizeof *segment->pieces))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for %u documents", segment->piece_count + 1);
     segment->pieces[segment->piece_count++] = *piece;
     return PD_OK;
 }

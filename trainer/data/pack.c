@@ -1,4 +1,5 @@
 #include "trainer/data/pack.h"
+#include "ckpt/base/grow.h"
 
 #include "ckpt/base/cpu.h"
 #include "trainer/data/encode.h"
@@ -22,9 +23,8 @@ struct packer {
     struct pd_file_writer tokens, index; /* index: Megatron */
     enum pd_token_type type;
     struct pd_pack_result result;
-    uint64_t document_tokens; /* of the document that is open */
-    int32_t *lengths;         /* (documents) tokens, for the index */
-    uint64_t lengths_capacity;
+    uint64_t document_tokens;   /* of the document that is open */
+    int32_t *lengths;           /* (documents) tokens, for the index */
     unsigned char *converted;   /* (CONVERT_TOKENS) of the widest type */
     struct pd_encoder *encoder; /* NULL: tokens are bytes */
 };
@@ -123,13 +123,8 @@ static pd_status note_length(struct packer *packer, struct pd_error *err)
         PD_FAIL(err, PD_INVALID,
                 "a document of %" PRIu64 " tokens is too long for Megatron's index; split it with a separator",
                 packer->document_tokens);
-    if (packer->result.documents == packer->lengths_capacity) {
-        uint64_t capacity = packer->lengths_capacity ? 2 * packer->lengths_capacity : 1024;
-        int32_t *grown = realloc(packer->lengths, capacity * sizeof *grown);
-        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for the lengths of %" PRIu64 " documents", capacity);
-        packer->lengths = grown;
-        packer->lengths_capacity = capacity;
-    }
+    if (!pd_grow(&packer->lengths, packer->result.documents, sizeof *packer->lengths))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for the lengths of %" PRIu64 " documents", packer->result.documents + 1);
     packer->lengths[packer->result.documents] = (int32_t)packer->document_tokens;
     return PD_OK;
 }

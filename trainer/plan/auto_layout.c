@@ -1,4 +1,5 @@
 #include "trainer/plan/auto_layout.h"
+#include "ckpt/base/grow.h"
 
 #include "ckpt/base/words.h"
 #include "resharder/layout.h"
@@ -76,7 +77,7 @@ struct planner {
     uint32_t world, threads;
     const struct pd_machine *machine;
     struct pd_layout_choice *list; /* candidates, owned; fastest first */
-    uint32_t count, capacity;
+    uint32_t count;
     double measured, least;              /* bytes of the smallest candidate: measured, or at least so many */
     char advice[PD_LAYOUT_ADVICE_BYTES]; /* where none of them fits */
 };
@@ -84,13 +85,7 @@ struct planner {
 static pd_status add_candidate(struct planner *p, const struct pd_laid_out *laid_out, struct pd_error *err)
 {
     struct pd_step_cost cost;
-    if (p->count == p->capacity) {
-        const uint32_t capacity = p->capacity ? 2 * p->capacity : 64;
-        struct pd_layout_choice *grown = realloc(p->list, capacity * sizeof *grown);
-        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for layouts to choose from");
-        p->list = grown;
-        p->capacity = capacity;
-    }
+    if (!pd_grow(&p->list, p->count, sizeof *p->list)) PD_FAIL(err, PD_NO_MEMORY, "no memory for layouts to choose from");
     struct pd_layout_choice *added = &p->list[p->count++];
     *added = (struct pd_layout_choice){.laid_out = *laid_out};
     pd_lay_out_update(p->config, p->model, p->machine, &added->laid_out);

@@ -2,6 +2,7 @@
  *   gpt2   byte-level BPE by merges; `pre` names the expression that cuts words
  *   llama  SentencePiece's BPE: of two neighbours that make a token the ones whose token has the highest score join first,
  *          the leftmost of equals; spaces are U+2581, unknown characters are bytes */
+#include "ckpt/base/grow.h"
 #include "trainer/tokenizer/load.h"
 #include "trainer/tokenizer/tokenizer.h"
 #include "trainer/tokenizer/unicode.h"
@@ -17,7 +18,7 @@ struct gguf {
     const struct pd_tokenizer_arrays *arrays;
     struct pd_tokenizer *tokenizer;
     struct pd_merge *merges; /* (merge_count) */
-    uint32_t merge_count, merge_capacity;
+    uint32_t merge_count;
 };
 
 static int32_t type_of(const struct gguf *g, uint32_t id)
@@ -62,13 +63,8 @@ static pd_status fill_added(struct gguf *g, struct pd_error *err)
 
 static pd_status add_merge(struct gguf *g, struct pd_merge merge, struct pd_error *err)
 {
-    if (g->merge_count == g->merge_capacity) {
-        const uint32_t capacity = 2 * g->merge_capacity + 1024;
-        struct pd_merge *grown = realloc(g->merges, capacity * sizeof *grown);
-        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u merges", capacity);
-        g->merges = grown;
-        g->merge_capacity = capacity;
-    }
+    if (!pd_grow(&g->merges, g->merge_count, sizeof *g->merges))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for %u merges", g->merge_count + 1);
     g->merges[g->merge_count++] = merge;
     return PD_OK;
 }
