@@ -79,11 +79,9 @@ static pd_status print_version(bool is_json, struct pd_error *err)
         printf("perdure %s (%s)\n", PERDURE_VERSION, PERDURE_SOURCE_ID);
         return PD_OK;
     }
-    pd_json_writer_init(&w, 0);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 0);
     pd_json_string(&w, "version", PERDURE_VERSION);
     pd_json_string(&w, "source", PERDURE_SOURCE_ID);
-    pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
 

@@ -123,10 +123,8 @@ void pd_output_json_error(const struct pd_error *error)
 {
     struct pd_json_writer w;
     if (is_json_printed) return;
-    pd_json_writer_init(&w, 0);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 0);
     pd_output_ending(&w, error->status, error->message);
-    pd_json_object_end(&w);
     (void)!pd_output_json(&w, NULL);
 }
 
@@ -135,8 +133,7 @@ pd_status pd_output_config(const struct pd_config *config, bool is_json, struct 
     struct pd_json_writer w;
     char *yaml;
     PD_TRY(pd_config_print(config, &yaml, err));
-    pd_json_writer_init(&w, 0);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 0);
     pd_json_string(&w, "config", yaml);
     pd_json_object_end(&w);
     if (!is_json) fputs(yaml, stdout);
@@ -146,25 +143,12 @@ pd_status pd_output_config(const struct pd_config *config, bool is_json, struct 
     return PD_OK;
 }
 
-void pd_output_u64s(struct pd_json_writer *writer, const struct pd_json_u64_member *members)
-{
-    for (; members->key; members++)
-        pd_json_u64(writer, members->key, members->value);
-}
-
-void pd_output_doubles(struct pd_json_writer *writer, const struct pd_json_double_member *members)
-{
-    for (; members->key; members++)
-        pd_json_double(writer, members->key, members->value);
-}
-
 /* ---- reports ---- */
 
 void pd_report_begin(struct pd_report *r, bool is_json)
 {
     r->is_json = is_json;
-    pd_json_writer_init(&r->writer, 2);
-    pd_json_object_begin(&r->writer, NULL);
+    pd_json_writer_init_object(&r->writer, 2);
 }
 
 void pd_report_say(struct pd_report *r, const char *format, ...)
@@ -245,7 +229,6 @@ void pd_report_range(struct pd_report *r, const char *key, double value, double 
 
 pd_status pd_report_end(struct pd_report *r, struct pd_error *err)
 {
-    pd_json_object_end(&r->writer);
     if (r->is_json) return pd_output_json(&r->writer, err);
     pd_json_writer_deinit(&r->writer);
     return PD_OK;

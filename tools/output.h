@@ -35,20 +35,6 @@ struct pd_config;
 /* What --print-config shows: YAML, which is the member "config" of JSON. */
 PD_MUST_USE pd_status pd_output_config(const struct pd_config *config, bool is_json, struct pd_error *err);
 
-/* Members of a JSON object: PD_JSON_U64S(&w, {"dp", l->dp}, {"tp", l->tp}). */
-#define PD_JSON_U64S(writer, ...) pd_output_u64s(writer, (const struct pd_json_u64_member[]){__VA_ARGS__, {0}})
-#define PD_JSON_DOUBLES(writer, ...) pd_output_doubles(writer, (const struct pd_json_double_member[]){__VA_ARGS__, {0}})
-struct pd_json_u64_member {
-    const char *key;
-    uint64_t value;
-};
-struct pd_json_double_member {
-    const char *key;
-    double value;
-};
-void pd_output_u64s(struct pd_json_writer *writer, const struct pd_json_u64_member *members);
-void pd_output_doubles(struct pd_json_writer *writer, const struct pd_json_double_member *members);
-
 /* A result, described once: a row for each value, or one JSON object of the same keys. */
 struct pd_report {
     struct pd_json_writer writer;

@@ -92,6 +92,12 @@ void pd_json_object_begin(struct pd_json_writer *w, const char *key)
     begin(w, key, '{', '}');
 }
 
+void pd_json_writer_init_object(struct pd_json_writer *w, unsigned indent)
+{
+    pd_json_writer_init(w, indent);
+    pd_json_object_begin(w, NULL);
+}
+
 void pd_json_object_end(struct pd_json_writer *w)
 {
     end(w, '}');
@@ -165,9 +171,23 @@ void pd_json_hex64(struct pd_json_writer *w, const char *key, uint64_t value)
     put(w, "\"%016" PRIx64 "\"", value);
 }
 
+void pd_json_u64s(struct pd_json_writer *w, const struct pd_json_u64_member *members)
+{
+    for (; members->key; members++)
+        pd_json_u64(w, members->key, members->value);
+}
+
+void pd_json_doubles(struct pd_json_writer *w, const struct pd_json_double_member *members)
+{
+    for (; members->key; members++)
+        pd_json_double(w, members->key, members->value);
+}
+
 pd_status pd_json_writer_finish(struct pd_json_writer *w, const char **ret_text, size_t *ret_bytes, struct pd_error *err)
 {
-    PD_CHECK(w->depth == 0 && !w->is_first);
+    while (w->depth)
+        end(w, w->closers[w->depth - 1]);
+    PD_CHECK(!w->is_first);
     put(w, "\n");
     if (!w->file || fflush(w->file) || ferror(w->file))
         PD_FAIL(err, PD_NO_MEMORY, "no memory for JSON output of more than %zu bytes", w->bytes);

@@ -24,6 +24,7 @@ struct pd_json_writer { /* stays where it was initialised */
 
 /* indent 0: one line. Unbalanced or misplaced calls are bugs (PD_CHECK). `key` is NULL inside arrays and at the top. */
 void pd_json_writer_init(struct pd_json_writer *writer, unsigned indent);
+void pd_json_writer_init_object(struct pd_json_writer *writer, unsigned indent); /* an object is begun */
 void pd_json_writer_deinit(struct pd_json_writer *writer); /* also after a failed finish; NULL is fine */
 void pd_json_object_begin(struct pd_json_writer *writer, const char *key);
 void pd_json_object_end(struct pd_json_writer *writer);
@@ -38,7 +39,23 @@ void pd_json_measured(struct pd_json_writer *writer, const char *key, double val
 void pd_json_bool(struct pd_json_writer *writer, const char *key, bool value);
 void pd_json_null(struct pd_json_writer *writer, const char *key);
 void pd_json_hex64(struct pd_json_writer *writer, const char *key, uint64_t value); /* "0123456789abcdef": digests */
-/* The text so far, terminated, with a newline at its end; borrowed until deinit. PD_NO_MEMORY if any call ran out. */
+
+/* Members of an object: PD_JSON_U64S(w, {"dp", l->dp}, {"tp", l->tp}). */
+#define PD_JSON_U64S(writer, ...) pd_json_u64s(writer, (const struct pd_json_u64_member[]){__VA_ARGS__, {0}})
+#define PD_JSON_DOUBLES(writer, ...) pd_json_doubles(writer, (const struct pd_json_double_member[]){__VA_ARGS__, {0}})
+struct pd_json_u64_member {
+    const char *key;
+    uint64_t value;
+};
+struct pd_json_double_member {
+    const char *key;
+    double value;
+};
+void pd_json_u64s(struct pd_json_writer *writer, const struct pd_json_u64_member *members);
+void pd_json_doubles(struct pd_json_writer *writer, const struct pd_json_double_member *members);
+
+/* Ends the arrays and objects that are open. The text, terminated, with a newline at its end; borrowed until deinit.
+ * PD_NO_MEMORY if any call ran out. */
 PD_MUST_USE pd_status pd_json_writer_finish(struct pd_json_writer *writer, const char **ret_text, size_t *ret_bytes,
                                             struct pd_error *err);
 

@@ -330,7 +330,6 @@ static pd_status take_metadata(struct gguf *g, uint64_t count, struct pd_error *
     pd_json_object_begin(&g->tokenizer, NULL);
     for (uint64_t i = 0; i < count; i++)
         PD_TRY(take_pair(g, err));
-    pd_json_object_end(&g->tokenizer);
     PD_TRY(pd_json_writer_finish(&g->tokenizer, &text, &bytes, err));
     const struct pair *alignment = find(g, "general.alignment");
     g->alignment = PD_GGUF_ALIGNMENT;
@@ -451,9 +450,7 @@ static pd_status put_llama3_scaling(struct gguf *g, struct pd_json_writer *w, st
     }
     pd_json_object_begin(w, "rope_scaling");
     pd_json_string(w, "rope_type", "llama3");
-    pd_json_double(w, "factor", rope.factor);
-    pd_json_double(w, "low_freq_factor", rope.low);
-    pd_json_double(w, "high_freq_factor", rope.high);
+    PD_JSON_DOUBLES(w, {"factor", rope.factor}, {"low_freq_factor", rope.low}, {"high_freq_factor", rope.high});
     pd_json_u64(w, "original_max_position_embeddings", (uint64_t)rope.original);
     pd_json_object_end(w);
     return PD_OK;

@@ -268,8 +268,7 @@ static pd_status add_config(struct llmc *m, struct pd_error *err)
     struct pd_json_writer w;
     const char *text = NULL;
     size_t bytes = 0;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 2);
     pd_json_array_begin(&w, "architectures");
     pd_json_string(&w, NULL, "GPT2LMHeadModel");
     pd_json_array_end(&w);
@@ -280,7 +279,6 @@ static pd_status add_config(struct llmc *m, struct pd_error *err)
     pd_json_i64(&w, "n_layer", m->sizes.layers);
     pd_json_i64(&w, "n_head", m->sizes.heads);
     pd_json_bool(&w, "tie_word_embeddings", true);
-    pd_json_object_end(&w);
     pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
     if (!st) st = pd_catalog_add_text(m->catalog, "config.json", text, bytes, err);
     pd_json_writer_deinit(&w);

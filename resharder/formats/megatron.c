@@ -123,9 +123,7 @@ static void write_rope(struct pd_json_writer *w, const struct pd_pickle_node *ar
     if (is_on(args, "use_rope_scaling") && pd_pickle_is_number(pd_pickle_field(args, "rope_scaling_factor"), &number)) {
         pd_json_object_begin(w, "rope_scaling"); /* the rest of it is fixed in Megatron */
         pd_json_string(w, "rope_type", "llama3");
-        pd_json_double(w, "factor", number);
-        pd_json_double(w, "low_freq_factor", 1);
-        pd_json_double(w, "high_freq_factor", 4);
+        PD_JSON_DOUBLES(w, {"factor", number}, {"low_freq_factor", 1}, {"high_freq_factor", 4});
         pd_json_u64(w, "original_max_position_embeddings", 8192);
         pd_json_object_end(w);
     } else if (pd_pickle_is_number(pd_pickle_field(args, "rotary_seq_len_interpolation_factor"), &number) && number != 1) {

@@ -102,8 +102,7 @@ static pd_status make_header(const struct pd_catalog *wanted, struct shard *shar
     const char *text = NULL;
     size_t bytes = 0;
     uint64_t at = 0;
-    pd_json_writer_init(&json, 0);
-    pd_json_object_begin(&json, NULL);
+    pd_json_writer_init_object(&json, 0);
     pd_json_object_begin(&json, "__metadata__");
     pd_json_string(&json, "format", "pt");
     pd_json_object_end(&json);
@@ -122,7 +121,6 @@ static pd_status make_header(const struct pd_catalog *wanted, struct shard *shar
         pd_json_array_end(&json);
         pd_json_object_end(&json);
     }
-    pd_json_object_end(&json);
     pd_status st = pd_json_writer_finish(&json, &text, &bytes, err);
     if (!st) st = keep_header(shard, text, bytes, err);
     pd_json_writer_deinit(&json);
@@ -202,8 +200,7 @@ static pd_status write_index(const struct writer *w, struct pd_error *err)
     uint64_t total = 0;
     for (uint32_t t = 0; t < w->wanted->tensor_count; t++)
         total += pd_foreign_bytes(&w->wanted->tensors[t]);
-    pd_json_writer_init(&json, 2);
-    pd_json_object_begin(&json, NULL);
+    pd_json_writer_init_object(&json, 2);
     pd_json_object_begin(&json, "metadata");
     pd_json_u64(&json, "total_size", total);
     pd_json_object_end(&json);
@@ -211,8 +208,6 @@ static pd_status write_index(const struct writer *w, struct pd_error *err)
     for (uint32_t s = 0; s < w->count; s++)
         for (uint32_t t = w->shards[s].begin; t < w->shards[s].end; t++)
             pd_json_string(&json, w->wanted->tensors[t].name, w->shards[s].name);
-    pd_json_object_end(&json);
-    pd_json_object_end(&json);
     pd_status st = pd_json_writer_finish(&json, &text, &bytes, err);
     if (!st) st = pd_formats_path(w->directory, PD_SAFETENSORS_INDEX, path, err);
     if (!st) st = pd_formats_write_text(w->vfs, path, text, bytes, err);

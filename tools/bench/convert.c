@@ -65,7 +65,6 @@ static pd_status make_header(const struct pd_catalog *c, struct pd_json_writer *
         pd_json_array_end(w);
         pd_json_object_end(w);
     }
-    pd_json_object_end(w);
     return pd_json_writer_finish(w, ret_text, ret_bytes, err);
 }
 

@@ -90,7 +90,6 @@ static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
     for (uint32_t i = 0; !status && i < place.tiers.count; i++)
         if (pd_ckpt_place_turn_to(&place, i)) status = ls_rows(&place, &table, &w, err);
     (void)pd_ckpt_place_turn_to(&place, newest);
-    pd_json_array_end(&w);
     if (!status && o->json) status = pd_output_json(&w, err);
     if (!status && !o->json && table.rows > 1) status = pd_table_print(&table, err);
     if (!status && !o->json && !pd_store_count(place.store)) status = ls_none(&place, err);
@@ -214,8 +213,7 @@ static pd_status show_json(const struct pd_store_entry *e, const struct pd_commi
     const struct pd_run_state *s = &commit->state;
     struct pd_json_writer w;
     char words[72];
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 2);
     pd_json_string(&w, "name", e->name);
     snprintf(words, sizeof words, "%s%s", pd_text_hex(s->identity.run_id[0]).text, pd_text_hex(s->identity.run_id[1]).text);
     pd_json_string(&w, "run_id", words);
@@ -236,7 +234,6 @@ static pd_status show_json(const struct pd_store_entry *e, const struct pd_commi
     pd_json_string(&w, "created_by", s->created_by);
     pd_json_string(&w, "config", s->config);
     pd_json_string(&w, "environment", s->environment);
-    pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
 

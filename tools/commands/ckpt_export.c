@@ -189,12 +189,10 @@ static pd_status add_bare_tokenizer(struct export *x, const struct pd_catalog_te
     struct pd_json_writer w;
     const char *text = NULL;
     size_t bytes = 0;
-    pd_json_writer_init(&w, 0);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 0);
     if (json) pd_json_string(&w, "huggingface.json", json->text);
     if (tokens->bos >= 0) pd_json_i64(&w, "ggml.bos_token_id", tokens->bos);
     if (tokens->eos_count) pd_json_i64(&w, "ggml.eos_token_id", tokens->eos[0]);
-    pd_json_object_end(&w);
     pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
     if (!st) st = pd_catalog_add_text(&x->wanted, PD_TOKENIZER_GGUF_FILE, text, bytes, err);
     pd_json_writer_deinit(&w);
@@ -289,15 +287,13 @@ static pd_status add_tokenizer_config(struct export *x, const struct pd_tokenize
     struct pd_json_writer w;
     const char *text = NULL;
     size_t bytes = 0;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 2);
     pd_json_string(&w, "tokenizer_class", "PreTrainedTokenizerFast");
     pd_json_bool(&w, "clean_up_tokenization_spaces", false);
     for (int i = 0; i < 2; i++) {
         const char *token = ids[i] >= 0 ? pd_tokenizer_special(tokenizer, (uint32_t)ids[i]) : NULL;
         if (token) pd_json_string(&w, i ? "eos_token" : "bos_token", token);
     }
-    pd_json_object_end(&w);
     pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
     if (!st) st = pd_catalog_add_text(&x->wanted, "tokenizer_config.json", text, bytes, err);
     pd_json_writer_deinit(&w);
@@ -410,7 +406,6 @@ static pd_status print_mapping(const struct export *x, struct pd_error *err)
         pd_json_string(&w, "from", from);
         pd_json_object_end(&w);
     }
-    pd_json_array_end(&w);
     const pd_status st = x->options->json ? pd_output_json(&w, err) : pd_table_print(&table, err);
     pd_json_writer_deinit(&w);
     pd_table_deinit(&table);
@@ -456,15 +451,13 @@ static pd_status print(const struct export *x, struct pd_error *err)
         return PD_OK;
     }
     (void)getrusage(RUSAGE_SELF, &usage);
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 2);
     pd_json_string(&w, "path", path);
     pd_json_string(&w, "format", x->format->name);
     PD_JSON_U64S(&w, {"step", x->source.catalog.counters.step}, {"tensors", x->report.tensors}, {"files", x->report.files},
                  {"bytes_read", x->report.bytes_read}, {"bytes_written", x->report.bytes_written},
                  {"bytes_read_back", x->report.bytes_read_back}, {"peak_rss_bytes", (uint64_t)usage.ru_maxrss * 1024});
     pd_json_double(&w, "seconds", x->seconds);
-    pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
 

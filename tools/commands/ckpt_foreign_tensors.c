@@ -60,8 +60,7 @@ static pd_status show_json(const struct pd_ckpt_foreign *f, struct pd_error *err
 {
     const struct pd_catalog *c = &f->catalog;
     struct pd_json_writer w;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 2);
     pd_json_string(&w, "path", f->path);
     pd_json_string(&w, "format", f->format->name);
     PD_JSON_U64S(&w, {"files", c->file_count}, {"bytes", file_bytes(c)}, {"step", c->counters.step});
@@ -87,8 +86,6 @@ static pd_status show_json(const struct pd_ckpt_foreign *f, struct pd_error *err
         pd_json_array_end(&w);
         pd_json_object_end(&w);
     }
-    pd_json_array_end(&w);
-    pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
 
@@ -110,8 +107,7 @@ static pd_status print_stats(const struct pd_ckpt_foreign *f, const bool *wanted
     struct pd_table table;
     struct pd_json_writer w;
     pd_table_init(&table, headings, 9);
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 2);
     pd_json_array_begin(&w, "tensors");
     for (uint32_t t = 0; t < f->catalog.tensor_count; t++) {
         if (!wanted[t]) continue;
@@ -119,8 +115,6 @@ static pd_status print_stats(const struct pd_ckpt_foreign *f, const bool *wanted
         pd_ckpt_stats_json(&w, f->catalog.tensors[t].name, f->catalog.tensors[t].ndim, f->catalog.tensors[t].shape,
                            f->catalog.tensors[t].kind, &reports[t]);
     }
-    pd_json_array_end(&w);
-    pd_json_object_end(&w);
     const pd_status st = is_json ? pd_output_json(&w, err) : pd_table_print(&table, err);
     pd_json_writer_deinit(&w);
     pd_table_deinit(&table);

@@ -125,10 +125,8 @@ static pd_status make_state(struct import *m, struct pd_error *err)
     s.identity.step = n.step;
     if (getrandom(s.identity.run_id, sizeof s.identity.run_id, 0) < 0) s.identity.run_id[0] = pd_clock_wall_ns(NULL);
     snprintf(s.created_by, sizeof s.created_by, "perdure %s", PERDURE_VERSION);
-    pd_json_writer_init(&w, 0);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 0);
     pd_json_string(&w, "imported_from", m->source.format->name);
-    pd_json_object_end(&w);
     pd_status st = pd_json_writer_finish(&w, &text, NULL, err);
     if (!st && !(s.environment = strndup(text, strcspn(text, "\n"))))
         st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a record");
@@ -175,7 +173,6 @@ static pd_status print_mapping(const struct import *m, struct pd_error *err)
         pd_json_string(&w, "type", type);
         pd_json_object_end(&w);
     }
-    pd_json_array_end(&w);
     pd_status st = m->options->json ? pd_output_json(&w, err) : pd_table_print(&table, err);
     pd_json_writer_deinit(&w);
     pd_table_deinit(&table);
@@ -244,8 +241,7 @@ static pd_status print(const struct import *m, struct pd_error *err)
         return PD_OK;
     }
     (void)getrusage(RUSAGE_SELF, &usage);
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 2);
     pd_json_string(&w, "checkpoint", path);
     pd_json_string(&w, "format", m->source.format->name);
     PD_JSON_U64S(&w, {"step", entry->step}, {"shards", m->report.shards}, {"bytes", entry->bytes},
@@ -254,7 +250,6 @@ static pd_status print(const struct import *m, struct pd_error *err)
                  {"peak_rss_bytes", (uint64_t)usage.ru_maxrss * 1024});
     pd_json_double(&w, "seconds", m->seconds);
     pd_ckpt_json_layout(&w, l);
-    pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
 

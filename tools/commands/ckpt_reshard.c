@@ -229,8 +229,7 @@ static pd_status print(const struct reshard *r, struct pd_error *err)
         return PD_OK;
     }
     (void)getrusage(RUSAGE_SELF, &usage);
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 2);
     pd_json_string(&w, "checkpoint", path);
     PD_JSON_U64S(&w, {"step", entry->step}, {"shards", r->report.shards}, {"bytes", entry->bytes});
     pd_json_string(&w, "compression", r->compression);
@@ -240,7 +239,6 @@ static pd_status print(const struct reshard *r, struct pd_error *err)
     pd_json_bool(&w, "index", r->report.has_index);
     pd_json_u64(&w, "peak_rss_bytes", (uint64_t)usage.ru_maxrss * 1024);
     pd_ckpt_json_layout(&w, l);
-    pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
 

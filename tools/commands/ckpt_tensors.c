@@ -243,8 +243,7 @@ pd_status pd_ckpt_diff_json(const char *const paths[2], const uint64_t steps[2],
 {
     static const char *const words[] = {"same", "different", "only_left", "only_right", "other_shape"};
     struct pd_json_writer w;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 2);
     pd_json_string(&w, "left", paths[0]);
     pd_json_string(&w, "right", paths[1]);
     PD_JSON_U64S(&w, {"left_step", steps[0]}, {"right_step", steps[1]}, {"arrays", diff->count},
@@ -265,8 +264,6 @@ pd_status pd_ckpt_diff_json(const char *const paths[2], const uint64_t steps[2],
         pd_json_double(&w, "right", r->right);
         pd_json_object_end(&w);
     }
-    pd_json_array_end(&w);
-    pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
 

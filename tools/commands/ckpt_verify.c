@@ -315,7 +315,6 @@ static pd_status finish(struct verify *v, struct pd_error *err)
     pd_json_u64(&v->w, "unchecked", v->unchecked);
     pd_json_u64(&v->w, "findings", v->findings);
     pd_json_u64(&v->w, "quarantined", v->quarantined);
-    pd_json_object_end(&v->w);
     return v->is_json ? pd_output_json(&v->w, err) : PD_OK;
 }
 
@@ -347,8 +346,7 @@ pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error 
     struct pd_error none = {0};
     PD_TRY(pd_ckpt_place_open_quiet(options->paths[0], &v.place, err));
     v.names_one = v.place.named[0] || options->step != UINT64_MAX;
-    pd_json_writer_init(&v.w, 2);
-    pd_json_object_begin(&v.w, NULL);
+    pd_json_writer_init_object(&v.w, 2);
     pd_json_array_begin(&v.w, "checkpoints");
     pd_status status = PD_OK;
     for (uint32_t i = 0; !status && i < v.place.tiers.count; i++) {

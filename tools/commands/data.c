@@ -104,8 +104,7 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
         return PD_OK;
     }
     struct pd_json_writer w;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 2);
     pd_json_string(&w, "output", options->output);
     pd_json_string(&w, "format", pd_data_format_name(r->format));
     pd_json_string(&w, "type", r->type_name);
@@ -115,7 +114,6 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
         pd_json_hex64(&w, "tokenizer", pd_tokenizer_digest(options->tokenizer));
         pd_json_u64(&w, "vocab", pd_tokenizer_vocab(options->tokenizer));
     }
-    pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
 
@@ -261,7 +259,6 @@ static pd_status inspect(const struct options *o, bool json, struct pd_error *er
             print_inspection(&x);
         pd_data_inspection_deinit(&x);
     }
-    pd_json_array_end(&w);
     if (json) return pd_output_json(&w, err);
     pd_json_writer_deinit(&w);
     return PD_OK;

@@ -11,8 +11,7 @@ static const char *const state_marks[] = {"ok", "!", "MISSING", "-"};
 static pd_status print_json(const struct pd_findings *findings, const uint32_t counts[4], struct pd_error *err)
 {
     struct pd_json_writer w;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 2);
     pd_json_string(&w, "version", PERDURE_VERSION);
     pd_json_array_begin(&w, "findings");
     for (uint32_t i = 0; i < findings->count; i++) {
@@ -27,7 +26,6 @@ static pd_status print_json(const struct pd_findings *findings, const uint32_t c
     pd_json_array_end(&w);
     pd_json_u64(&w, "limited", counts[PD_FINDING_LIMITED]);
     pd_json_u64(&w, "missing", counts[PD_FINDING_MISSING]);
-    pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
 

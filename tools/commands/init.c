@@ -300,14 +300,12 @@ static void say_next(struct init *in)
 static pd_status print_json(const struct init *in, struct pd_error *err)
 {
     struct pd_json_writer w;
-    pd_json_writer_init(&w, 0);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 0);
     pd_json_string(&w, "config", in->output);
     pd_json_string(&w, "run_dir", in->dir);
     pd_json_string(&w, "why", steps[in->step].why);
     PD_JSON_U64S(&w, {"parameters", in->parameters}, {"ranks", in->ranks}, {"memory_bytes", in->choice.worst_bytes});
     pd_json_double(&w, "step_seconds", in->choice.step_seconds);
-    pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
 

@@ -679,8 +679,7 @@ pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_pl
     const uint64_t tokens = (uint64_t)c->batch.sequences * c->batch.context;
     const struct tiers tiers = tiers_of(s);
     struct pd_json_writer w;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 2);
     PD_JSON_U64S(&w, {"parameters", s->model->parameter_count}, {"tensors", s->model->tensors.count},
                  {"tokens_per_step", tokens});
     pd_json_double(&w, "flops_per_step", (double)tokens * pd_model_flops_per_token(s->model, c->batch.context));
@@ -697,6 +696,5 @@ pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_pl
         pd_json_double(&w, "step_seconds", worlds[0].cost.step_seconds);
     }
     pd_json_double(&w, "plan_seconds", seconds);
-    pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }

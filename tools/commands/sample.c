@@ -174,7 +174,6 @@ static pd_status finish(struct sample *s, struct pd_error *err)
     }
     pd_json_array_end(&s->writer);
     pd_json_string(&s->writer, "text", all);
-    pd_json_object_end(&s->writer);
     return pd_output_json(&s->writer, err);
 }
 
@@ -219,8 +218,7 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
     if (s.count > 1u << 20 || s.top_k > UINT32_MAX || s.threads > 1024)
         PD_FAIL(err, PD_USAGE, "sample: --count is at most 1048576 and --threads at most 1024");
     if (s.json) {
-        pd_json_writer_init(&s.writer, 0);
-        pd_json_object_begin(&s.writer, NULL);
+        pd_json_writer_init_object(&s.writer, 0);
     }
     pd_status st = draw(&s, err);
     if (!st)

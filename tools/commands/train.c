@@ -372,16 +372,13 @@ static pd_status print_result(const struct pd_config *config, pd_status status, 
     struct pd_json_writer w;
     pd_run_tiers_of_config(config, &tiers);
     const struct pd_run_tier *newest = look_quietly(&tiers);
-    pd_json_writer_init(&w, 0);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 0);
     pd_json_string(&w, "run_dir", config->run.dir);
     pd_json_string(&w, "checkpoints", newest ? newest->dir : tiers.tiers[0].dir);
-    pd_json_u64(&w, "checkpoint_count", newest ? newest->count : 0);
-    pd_json_u64(&w, "newest_step", newest ? newest->step : 0);
-    pd_json_u64(&w, "steps", config->run.steps);
+    PD_JSON_U64S(&w, {"checkpoint_count", newest ? newest->count : 0}, {"newest_step", newest ? newest->step : 0},
+                 {"steps", config->run.steps});
     print_losses(config, &w);
     pd_output_ending(&w, status, message);
-    pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
 

@@ -17,7 +17,7 @@ pd_status pd_history_add_start(struct pd_history *h, struct pd_history_start **r
     return PD_OK;
 }
 
-static uint64_t u64_of(const struct pd_json_value *object, const char *key)
+uint64_t pd_history_u64(const struct pd_json_value *object, const char *key)
 {
     uint64_t value = 0;
     (void)pd_json_is_u64(pd_json_member(object, key), &value);

@@ -59,16 +59,15 @@ static void take_tiers(struct pd_history *h, uint64_t row, const struct pd_json_
         struct pd_history_tier *t = &h->tiers[i];
         const char *cause = pd_json_text(pd_json_member(tier, "cause"));
         double seconds;
-        if (u64_of(tier, "newest") != t->newest && pd_json_is_number(pd_json_member(tier, "seconds"), &seconds) &&
+        if (pd_history_u64(tier, "newest") != t->newest && pd_json_is_number(pd_json_member(tier, "seconds"), &seconds) &&
             seconds >= 0 && seconds < 1e15) {
             t->timed++;
             t->seconds += seconds;
             t->seconds_max = fmax(t->seconds_max, seconds);
         }
-        t->newest = u64_of(tier, "newest");
-        t->failures = u64_of(tier, "failures");
-        t->skipped = u64_of(tier, "skipped");
-        t->has_replicas = pd_json_is_u64(pd_json_member(tier, "replicated"), &t->replicated);
+        t->newest = pd_history_u64(tier, "newest");
+        t->failures = pd_history_u64(tier, "failures");
+        t->skipped = pd_history_u64(tier, "skipped");
         snprintf(t->cause, sizeof t->cause, "%s", cause ? cause : "");
         h->columns[PD_COLUMN_TIER + i][row] = (double)t->newest;
     }

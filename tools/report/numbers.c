@@ -13,18 +13,10 @@ static void add_starts(struct pd_json_writer *w, const struct pd_history *h)
         pd_json_measured(w, "begun", s->begun);
         pd_json_measured(w, "opened", s->opened);
         pd_json_measured(w, "ended", s->ended);
-        pd_json_u64(w, "ranks", s->ranks);
-        pd_json_u64(w, "hosts", s->hosts);
-        pd_json_u64(w, "threads", s->threads);
-        pd_json_u64(w, "dp", s->dp);
-        pd_json_u64(w, "tp", s->tp);
-        pd_json_u64(w, "pp", s->pp);
-        pd_json_u64(w, "sp", s->sp);
-        pd_json_u64(w, "zero_stage", s->zero_stage);
+        PD_JSON_U64S(w, {"ranks", s->ranks}, {"hosts", s->hosts}, {"threads", s->threads}, {"dp", s->dp}, {"tp", s->tp},
+                     {"pp", s->pp}, {"sp", s->sp}, {"zero_stage", s->zero_stage});
         pd_json_string(w, "device", s->device);
-        pd_json_u64(w, "from_step", s->from_step);
-        pd_json_u64(w, "last_step", s->last_step);
-        pd_json_u64(w, "lost_steps", s->lost_steps);
+        PD_JSON_U64S(w, {"from_step", s->from_step}, {"last_step", s->last_step}, {"lost_steps", s->lost_steps});
         pd_json_double(w, "lost_seconds", s->lost_seconds);
         pd_json_u64(w, "planned_bytes", s->planned_bytes);
         pd_json_u64(w, "checkpoint_bytes", s->checkpoint_bytes);
@@ -41,13 +33,8 @@ static void add_starts(struct pd_json_writer *w, const struct pd_history *h)
 static void add_life(struct pd_json_writer *w, const struct pd_history_life *l)
 {
     pd_json_object_begin(w, "seconds");
-    pd_json_double(w, "whole", l->whole);
-    pd_json_double(w, "useful", l->useful);
-    pd_json_double(w, "lost", l->lost);
-    pd_json_double(w, "saving", l->saving);
-    pd_json_double(w, "opening", l->opening);
-    pd_json_double(w, "down", l->down);
-    pd_json_double(w, "other", l->other);
+    PD_JSON_DOUBLES(w, {"whole", l->whole}, {"useful", l->useful}, {"lost", l->lost}, {"saving", l->saving},
+                    {"opening", l->opening}, {"down", l->down}, {"other", l->other});
     pd_json_object_end(w);
     pd_json_measured(w, "goodput", l->goodput);
     pd_json_u64(w, "failures", l->failures);
@@ -102,10 +89,7 @@ static void add_store(struct pd_json_writer *w, const struct pd_report_run *run)
         pd_json_object_begin(w, NULL);
         pd_json_string(w, "name", c->name);
         pd_json_string(w, "directory", c->dir);
-        pd_json_u64(w, "step", c->step);
-        pd_json_u64(w, "lineage", c->lineage);
-        pd_json_u64(w, "world", c->ranks);
-        pd_json_u64(w, "bytes", c->bytes);
+        PD_JSON_U64S(w, {"step", c->step}, {"lineage", c->lineage}, {"world", c->ranks}, {"bytes", c->bytes});
         pd_json_measured(w, "loss", c->loss);
         pd_json_object_end(w);
     }

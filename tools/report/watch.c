@@ -233,10 +233,8 @@ void pd_watch_json(const struct pd_watch *w, struct pd_json_writer *writer)
     pd_json_object_begin(writer, NULL);
     pd_json_double(writer, "time", w->now);
     pd_json_string(writer, "state", pd_watch_states[w->state]);
-    pd_json_u64(writer, "step", w->step >= 0 ? (uint64_t)w->step : 0);
-    pd_json_u64(writer, "steps", w->steps);
-    pd_json_u64(writer, "saved_step", h->saved_step);
-    pd_json_u64(writer, "starts", h->start_count);
+    PD_JSON_U64S(writer, {"step", w->step >= 0 ? (uint64_t)w->step : 0}, {"steps", w->steps}, {"saved_step", h->saved_step},
+                 {"starts", h->start_count});
     pd_json_measured(writer, "loss", not_finite_since ? NAN : pd_history_last(h, PD_COLUMN_LOSS));
     if (not_finite_since) pd_json_u64(writer, "not_finite_since", not_finite_since);
     if (!isnan(skipped)) pd_json_measured(writer, "skipped", skipped);

@@ -24,7 +24,6 @@ pd_status pd_computed_on(const struct pd_rank_device *device, char **ret_text, s
             if (keys[i] && pd_gpu_library_find((enum pd_gpu_library)i, false, &version))
                 pd_json_string(&w, keys[i], version.version);
         }
-        pd_json_object_end(&w);
         st = pd_json_writer_finish(&w, &text, &bytes, err);
     }
     char *copy = st ? NULL : strndup(text, strcspn(text, "\n"));

@@ -464,8 +464,7 @@ pd_status pd_hugging_face_write(const struct pd_model_config *config, enum pd_dt
     pd_json_writer_init(&w, 2);
     write_config(&w, config, a, dtype, tokens);
     PD_TRY(finish(&w, &text, err));
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
+    pd_json_writer_init_object(&w, 2);
     write_tokens(&w, tokens);
     pd_json_object_end(&w);
     const pd_status st = finish(&w, ret_generation, err);

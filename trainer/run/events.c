@@ -49,7 +49,6 @@ void pd_event_end(struct pd_json_writer *w, const char *run_dir)
 {
     const char *text;
     size_t bytes;
-    pd_json_object_end(w);
     const int number = pd_json_writer_finish(w, &text, &bytes, NULL) ? ENOMEM : append(run_dir, text, bytes);
     if (number) say_once(run_dir, number);
     pd_json_writer_deinit(w);
@@ -58,14 +57,8 @@ void pd_event_end(struct pd_json_writer *w, const char *run_dir)
 static void add_layout(struct pd_json_writer *w, const struct run *r)
 {
     const struct pd_layout *layout = &r->engine->grid.layout;
-    pd_json_u64(w, "ranks", r->comm->size);
-    pd_json_u64(w, "hosts", r->comm->host_count);
-    pd_json_u64(w, "threads", r->threads);
-    pd_json_u64(w, "dp", layout->dp);
-    pd_json_u64(w, "tp", layout->tp);
-    pd_json_u64(w, "pp", layout->pp);
-    pd_json_u64(w, "sp", layout->sp);
-    pd_json_u64(w, "zero_stage", layout->zero_stage);
+    PD_JSON_U64S(w, {"ranks", r->comm->size}, {"hosts", r->comm->host_count}, {"threads", r->threads}, {"dp", layout->dp},
+                 {"tp", layout->tp}, {"pp", layout->pp}, {"sp", layout->sp}, {"zero_stage", layout->zero_stage});
     pd_json_string(w, "device", r->device.dev ? r->device.dev->description : "CPU");
 }
 
@@ -112,9 +105,7 @@ pd_status pd_event_open(struct run *r, const struct pd_resume_report *report, do
     pd_event_begin(&w, "open");
     pd_recorded_run_id(r->state.identity.run_id, run_id);
     pd_json_string(&w, "run_id", run_id);
-    pd_json_u64(&w, "fence", r->state.fence);
-    pd_json_u64(&w, "step", r->state.identity.step);
-    pd_json_u64(&w, "lineage", r->state.identity.lineage);
+    PD_JSON_U64S(&w, {"fence", r->state.fence}, {"step", r->state.identity.step}, {"lineage", r->state.identity.lineage});
     pd_json_bool(&w, "resumed", report->resumed);
     if (report->resumed) {
         pd_json_double(&w, "resume_seconds", report->seconds);

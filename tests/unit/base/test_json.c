@@ -51,6 +51,18 @@ Test(json, indented_text)
     pd_json_writer_deinit(&w);
 }
 
+Test(json, finish_ends_what_is_open)
+{
+    struct pd_json_writer w;
+    pd_json_writer_init_object(&w, 0);
+    PD_JSON_U64S(&w, {"a", 1}, {"b", 2});
+    pd_json_array_begin(&w, "c");
+    pd_json_object_begin(&w, NULL);
+    PD_JSON_DOUBLES(&w, {"d", 0.5});
+    cr_assert_str_eq(finish(&w), "{\"a\":1,\"b\":2,\"c\":[{\"d\":0.5}]}\n");
+    pd_json_writer_deinit(&w);
+}
+
 Test(json, stray_bytes_become_replacement_characters)
 {
     struct pd_json_writer w;
