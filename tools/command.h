@@ -74,6 +74,13 @@ struct pd_usage {
  *   errors    PD_USAGE: the message says what was expected, or ends with how to get help */
 PD_MUST_USE pd_status pd_command_parse(const struct pd_usage *usage, int argc, char **argv, bool *ret_done,
                                        struct pd_error *err);
+/* The same, and returns from the calling function where that is all. */
+#define PD_COMMAND_PARSE(usage, argc, argv, err)                             \
+    do {                                                                     \
+        bool pd_done_;                                                       \
+        PD_TRY(pd_command_parse((usage), (argc), (argv), &pd_done_, (err))); \
+        if (pd_done_) return PD_OK;                                          \
+    } while (0)
 /* "--name=text: expected ...", for what `set` refuses. */
 PD_MUST_USE pd_status pd_option_refuse(const struct pd_option *option, const char *text, const char *expected,
                                        struct pd_error *err);

@@ -186,7 +186,6 @@ static pd_status take(struct adam_bench *b, struct pd_arena **ret_arena, struct 
 pd_status pd_bench_adam(int argc, char **argv, struct pd_error *err)
 {
     struct adam_bench b = {.elements = UINT64_C(32) << 20, .pairs = 9, .threads_max = 2, .gap_pages = 3};
-    bool done;
     /* clang-format off */
     struct pd_option options[] = {
         {.name = "elements", "N", "parameters, 20 bytes of memory each (33554432)", PD_OPTION_U64, &b.elements, PIECE,
@@ -207,8 +206,7 @@ pd_status pd_bench_adam(int argc, char **argv, struct pd_error *err)
                "stores, whichever is faster. triad_ratio: bandwidth of ours over the triad's, the least of all runs.",
         .options = options,
         .json = &b.json};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     PD_TRY(pd_isa_resolve(PD_ISA_AUTO, &b.isa, err));
     struct pd_arena *arena = NULL;
     pd_status st = take(&b, &arena, err);

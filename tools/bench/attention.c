@@ -341,7 +341,6 @@ static pd_status check(struct attention_bench *b, struct pd_error *err)
 pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err)
 {
     struct attention_bench b = {.tokens = 16384, .heads = 16, .kv_heads = 4, .head_size = 128, .calls = 9};
-    bool done;
     /* clang-format off */
     struct pd_option options[] = {
         {.name = "length", "N", "tokens of a sequence (1024, 2048, 4096 and 8192, one after the other)", PD_OPTION_U64,
@@ -363,8 +362,7 @@ pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err)
                "them. PERDURE_ATTENTION=mma, wgmma, onepass, three or plain asks for other kernels of ours.",
         .options = options,
         .json = &b.json};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     PD_TRY(check(&b, err));
     const pd_status st = run(&b, err);
     release(&b);

@@ -290,7 +290,6 @@ static pd_status measure_and_report(struct convert_bench *b, struct pd_error *er
 pd_status pd_bench_convert(int argc, char **argv, struct pd_error *err)
 {
     struct convert_bench b = {.options = {.dir = ".", .bytes = UINT64_C(256) << 20, .pairs = 3}, .format = "safetensors"};
-    bool done;
     struct pd_option options[] = {PD_BENCH_ROOM_OPTIONS(&b.options),
                                   {.name = "format",
                                    "NAME",
@@ -307,8 +306,7 @@ pd_status pd_bench_convert(int argc, char **argv, struct pd_error *err)
             "command / raw. peak_rss_bytes: the largest of the commands.",
         .options = options,
         .json = &b.options.json};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     PD_TRY(pd_bench_room_open(b.options.dir, 14 * b.options.bytes, true, &b.room, err));
     const pd_status st = measure_and_report(&b, err);
     pd_raw_bench_free(b.raw);

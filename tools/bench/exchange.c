@@ -366,8 +366,8 @@ static pd_status start_ranks(const struct exchange_bench *b, int argc, char **ar
 
 pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
 {
-    struct exchange_bench b = {.hosts = 4, .ranks = 8, .runs = 5, .tokens = 16, .parameters = UINT64_C(4) << 20, .worst_plan = 1};
-    bool done;
+    struct exchange_bench b = {
+        .hosts = 4, .ranks = 8, .runs = 5, .tokens = 16, .parameters = UINT64_C(4) << 20, .worst_plan = 1};
     /* clang-format off */
     struct pd_option options[] = {
         {.name = "hosts", "N", "over which ranks are spread (4)", PD_OPTION_U32, &b.hosts, 1, 1024},
@@ -394,8 +394,7 @@ pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
         .words = b.words,
         .words_max = WORDS_MAX,
         .word_count = &b.word_count};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (b.hosts > b.ranks) PD_FAIL(err, PD_USAGE, "--hosts=%u: there are %u ranks only", b.hosts, b.ranks);
     return b.is_rank ? run_rank(&b, err) : start_ranks(&b, argc, argv, err);
 }

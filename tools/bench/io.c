@@ -120,7 +120,6 @@ static pd_status print(const struct io_bench *b, struct pd_error *err)
 pd_status pd_bench_io(int argc, char **argv, struct pd_error *err)
 {
     struct io_bench b = {.options = {.dir = ".", .bytes = UINT64_C(512) << 20, .pairs = 7}};
-    bool done;
     struct pd_option options[] = {PD_BENCH_ROOM_OPTIONS(&b.options), {0}};
     const struct pd_usage usage = {
         .doc =
@@ -129,8 +128,7 @@ pd_status pd_bench_io(int argc, char **argv, struct pd_error *err)
             "the ceiling.",
         .options = options,
         .json = &b.options.json};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     b.options.bytes = b.options.bytes / PD_VFS_ALIGN * PD_VFS_ALIGN;
     PD_TRY(pd_bench_room_open(b.options.dir, 2 * b.options.bytes, true, &b.room, err));
     pd_status st = measure_all(&b, err);

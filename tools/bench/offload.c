@@ -286,7 +286,6 @@ static void release(struct offload_bench *b)
 pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err)
 {
     struct offload_bench b = {.options = {.dir = ".", .bytes = UINT64_C(1536) << 20, .pairs = 7, .threads = 2}};
-    bool done;
     struct pd_option options[] = {
         PD_BENCH_ROOM_OPTIONS(&b.options),
         {.name = "threads", "N", "threads that compute (2)", PD_OPTION_U64, &b.options.threads, 1, 1024},
@@ -305,8 +304,7 @@ pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err)
             "bytes_per_parameter: read and written.",
         .options = options,
         .json = &b.options.json};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     PD_TRY(pd_bench_room_open(b.options.dir, 6 * b.options.bytes, true, &b.room, err));
     pd_status st = prepare(&b, err);
     for (uint64_t pair = 0; !st && pair < b.options.pairs; pair++)

@@ -446,7 +446,6 @@ static pd_status print(const struct reshard_bench *b, struct pd_error *err)
 pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err)
 {
     struct reshard_bench b = {.options = {.dir = ".", .bytes = UINT64_C(1) << 30, .pairs = 3}};
-    bool done;
     struct pd_option options[] = {PD_BENCH_ROOM_OPTIONS(&b.options), {0}};
     const struct pd_usage usage = {
         .doc = "A checkpoint loaded by two ranks and rewritten offline, each under another layout, against raw direct reads "
@@ -454,8 +453,7 @@ pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err)
                "ours / raw, 1 when reading and writing take turns. plan_seconds: one rank's transfer plan among 16,384.",
         .options = options,
         .json = &b.options.json};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     PD_TRY(pd_bench_room_open(b.options.dir, 4 * b.options.bytes, true, &b.room, err));
     pd_status st = measure_all(&b, err);
     if (!st) st = print(&b, err);

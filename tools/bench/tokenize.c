@@ -215,7 +215,6 @@ pd_status pd_bench_tokenize(int argc, char **argv, struct pd_error *err)
 {
     const char *given = getenv("PERDURE_PEER_PYTHON");
     struct tokenize_bench b = {.pairs = 5, .threads = 2, .python = given ? given : "python3"};
-    bool done = false;
     uint32_t words;
     /* clang-format off */
     struct pd_option options[] = {
@@ -238,8 +237,7 @@ pd_status pd_bench_tokenize(int argc, char **argv, struct pd_error *err)
                                    .words = &b.text_path,
                                    .words_max = 1,
                                    .word_count = &words};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (!b.text_path || !b.tokenizer_path)
         PD_FAIL(err, PD_USAGE, "name a text and its tokenizer: perdure bench tokenize --tokenizer=tokenizer.json text.txt");
     pd_status st = run(&b, err);

@@ -337,7 +337,6 @@ static pd_status survive_in(struct survive *s, struct pd_error *err)
 pd_status pd_bench_survive(int argc, char **argv, struct pd_error *err)
 {
     static struct survive s;
-    bool done;
     s = (struct survive){.minutes = 5, .every = 30, .seed = 1, .ranks = 2, .dir = "."};
     struct pd_option options[] = {
         {.name = "minutes",
@@ -358,8 +357,7 @@ pd_status pd_bench_survive(int argc, char **argv, struct pd_error *err)
             "that cost and whether the bits are those of a run that nothing happened to.",
         .options = options,
         .json = &s.json};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     const ssize_t length = readlink("/proc/self/exe", s.self, sizeof s.self - 1);
     if (length < 0) PD_FAIL_ERRNO(err, errno, "/proc/self/exe: where this program lies");
     setenv("PERDURE_PROGRESS", "off", 1);

@@ -350,7 +350,6 @@ static pd_status run(const char *arguments, const char *doc, struct pd_option *o
 {
     const uint32_t wanted = strchr(arguments, ' ') ? 2 : 1;
     uint32_t count;
-    bool done;
     const struct pd_usage usage = {.arguments = arguments,
                                    .doc = doc,
                                    .options = options,
@@ -358,8 +357,7 @@ static pd_status run(const char *arguments, const char *doc, struct pd_option *o
                                    .words = o->paths,
                                    .words_max = wanted,
                                    .word_count = &count};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (count < wanted)
         PD_FAIL(err, PD_USAGE, "name %s; see %s --help",
                 wanted == 1 ? "a run or a directory of checkpoints"

@@ -253,7 +253,6 @@ pd_status pd_cmd_completion(int argc, char **argv, struct pd_error *err)
     static void (*const print[])(void) = {print_bash, print_zsh, print_fish};
     const char *shell;
     uint32_t count;
-    bool done;
     const struct pd_usage usage = {
         .arguments = "bash|zsh|fish",
         .doc = "Prints a script for a shell, which then completes commands, options, their values and keys of "
@@ -264,8 +263,7 @@ pd_status pd_cmd_completion(int argc, char **argv, struct pd_error *err)
         .words = &shell,
         .words_max = 1,
         .word_count = &count};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     for (int i = 0; count && i < 3; i++) {
         if (strcmp(shell, names[i]) != 0) continue;
         print[i]();

@@ -58,7 +58,7 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
 {
     const char *dirs[2] = {"."};
     uint32_t count, counts[4] = {0};
-    bool json = false, done;
+    bool json = false;
     struct pd_findings findings = {0};
     const struct pd_usage usage = {
         .arguments = "[DIR]",
@@ -68,8 +68,7 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
         .words = dirs,
         .words_max = 2,
         .word_count = &count};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (count > 1) PD_FAIL(err, PD_USAGE, "perdure doctor looks at one directory; \"%s\" is another", dirs[1]);
     pd_find_processor(&findings);
     pd_find_memory(&findings);

@@ -100,7 +100,6 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
     struct pd_evaluated evaluated;
     char buffer[4096];
     const char *checkpoints;
-    bool done;
     struct pd_option options[] = {
         {.name = "data", "FILE", "text, or tokens as data.train takes them", PD_OPTION_TEXT, &e.data},
         {.name = "windows",
@@ -123,8 +122,7 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
         .words = &e.path,
         .words_max = 1,
         .word_count = &e.path_count};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (!e.path || !e.data) PD_FAIL(err, PD_USAGE, "eval needs a model and a file: perdure eval runs/mine --data=test.txt");
     if (access(e.data, R_OK))
         PD_FAIL(err, PD_INVALID, "--data=%s: %s; name a file of text or tokens", e.data, strerror(errno));

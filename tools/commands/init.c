@@ -341,7 +341,6 @@ pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err)
     struct init in = {.dir = "runs/first", .output = "run.yaml", .asks = isatty(STDIN_FILENO) && isatty(STDERR_FILENO)};
     const char *data = "", *model = "", *machine = "";
     char models[1024];
-    bool done;
     struct pd_option options[] = {
         {.name = "data", "FILE", "text, tokens, or a directory of them", PD_OPTION_TEXT, &data},
         {.name = "model",
@@ -367,8 +366,7 @@ pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err)
                "again, or goes to the host's memory or the drive. On a terminal it asks for what is not given.",
         .options = options,
         .json = &in.json};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     snprintf(in.data, sizeof in.data, "%s", data);
     snprintf(in.model, sizeof in.model, "%s", model);
     snprintf(in.machine, sizeof in.machine, "%s", machine);

@@ -152,14 +152,12 @@ pd_status pd_cmd_manual(int argc, char **argv, struct pd_error *err)
 {
     struct manual m = {.err = err};
     uint32_t count;
-    bool done;
     const struct pd_usage usage = {.arguments = "DIRECTORY",
                                    .doc = "Writes a man page a command into DIRECTORY, which is made.",
                                    .words = &m.directory,
                                    .words_max = 1,
                                    .word_count = &count};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (!count) PD_FAIL(err, PD_USAGE, "manual needs a directory: perdure manual share/man/man1");
     if (mkdir(m.directory, 0777) && errno != EEXIST) PD_FAIL_ERRNO(err, errno, "%s: making it", m.directory);
     pd_command_describe(pd_commands, "perdure", visit, &m);

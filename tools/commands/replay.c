@@ -255,7 +255,6 @@ static pd_status audit(struct audit *a, struct pd_error *err)
 pd_status pd_cmd_replay(int argc, char **argv, struct pd_error *err)
 {
     struct audit a = {.run = NULL};
-    bool done;
     struct pd_option options[] = {{.name = "step", "N", "the step", PD_OPTION_U64, &a.step, 1, UINT64_C(1) << 53},
                                   {.name = "loss-only",
                                    NULL,
@@ -275,8 +274,7 @@ pd_status pd_cmd_replay(int argc, char **argv, struct pd_error *err)
         .words_max = OVERRIDES_MAX,
         .word_count = &a.word_count,
         .takes_keys = true};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     a.run = pd_command_take_config(a.words, &a.word_count);
     if (!a.run || !a.step) PD_FAIL(err, PD_USAGE, "replay needs a run and a step: perdure replay runs/mine --step=120");
     PD_TRY(pd_ckpt_place_open_quiet(a.run, &a.place, err));

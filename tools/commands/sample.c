@@ -182,7 +182,6 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
     struct sample s = {.count = 200, .temperature = 0.8, .seed = 1, .document_token = -1};
     static const char number[] = "a whole number; see perdure sample --help";
     uint32_t paths;
-    bool done;
     struct pd_option options[] = {
         {.name = "prompt", "TEXT", "text to go on from", PD_OPTION_TEXT, &s.prompt},
         {.name = "tokens", "N,N,...", "tokens to go on from (any model)", PD_OPTION_TEXT, &s.tokens},
@@ -210,8 +209,7 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
                                    .words = &s.path,
                                    .words_max = 1,
                                    .word_count = &paths};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (!s.path)
         PD_FAIL(err, PD_USAGE, "sample needs a run directory: perdure sample runs/kjv --prompt=\"In the beginning\"");
     if (s.prompt && s.tokens) PD_FAIL(err, PD_USAGE, "sample takes --prompt or --tokens, not both");

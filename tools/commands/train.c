@@ -416,7 +416,6 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
 {
     struct train t = {0};
     struct pd_config config;
-    bool done;
     struct pd_option options[] = {
         {.name = "fresh", NULL, "start a new run; refuses a directory that holds checkpoints", PD_OPTION_FLAG, &t.fresh},
         {.name = "print-config", NULL, "show the resolved configuration and start nothing", PD_OPTION_FLAG, &t.print_config},
@@ -444,8 +443,7 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
         .words_max = OVERRIDES_MAX,
         .word_count = &t.override_count,
         .takes_keys = true};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     t.config_path = pd_command_take_config(t.overrides, &t.override_count);
     if (!t.config_path && t.print_config) return print_keys(&t, err);
     if (!t.config_path)

@@ -148,7 +148,6 @@ static pd_status as_lines(struct pd_watch *watch, const struct watch_options *o,
 pd_status pd_cmd_watch(int argc, char **argv, struct pd_error *err)
 {
     struct watch_options o = {.every = 0};
-    bool done;
     struct pd_option options[] = {
         {.name = "every", "SECONDS", "how often to look; 1 on a terminal, 10 elsewhere", PD_OPTION_U64, &o.every, 1, 3600},
         {.name = "once", NULL, "look once and leave", PD_OPTION_FLAG, &o.once},
@@ -164,8 +163,7 @@ pd_status pd_cmd_watch(int argc, char **argv, struct pd_error *err)
         .words = &o.path,
         .words_max = 1,
         .word_count = &o.path_count};
-    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
-    if (done) return PD_OK;
+    PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (!o.path_count) PD_FAIL(err, PD_USAGE, "watch needs the run.dir of a run: perdure watch runs/mine");
     struct pd_watch *watch = calloc(1, sizeof *watch);
     if (!watch) PD_FAIL(err, PD_NO_MEMORY, "no memory to watch with");
