@@ -11,7 +11,7 @@
 struct frame {
     FILE *out;
     const struct pd_chart *chart;
-    double width, height, left, right, top, bottom; /* of the plot */
+    double width, left, right, top, bottom; /* of the plot */
     struct pd_scale x, y;
 };
 
@@ -357,7 +357,7 @@ static void make_scales(struct frame *f)
 
 void pd_chart_draw(FILE *out, const struct pd_chart *chart, double width, double height, const char *attributes)
 {
-    struct frame f = {.out = out, .chart = chart, .width = width, .height = height};
+    struct frame f = {.out = out, .chart = chart, .width = width};
     make_scales(&f);
     fprintf(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" %s viewBox=\"0 0 %.0f %.0f\" role=\"img\"><title>", attributes,
             width, height);

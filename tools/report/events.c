@@ -39,12 +39,11 @@ static void copy_text(const struct pd_json_value *object, const char *key, char 
 static void take_start(struct pd_history *h, struct pd_history_start *start, const struct pd_json_value *e)
 {
     start->begun = number_of(e, "time");
-    start->restart = u64_of(e, "restart");
-    start->ranks = (uint32_t)u64_of(e, "ranks");
-    start->from_step = u64_of(e, "from_step");
+    start->ranks = (uint32_t)pd_history_u64(e, "ranks");
+    start->from_step = pd_history_u64(e, "from_step");
     copy_text(e, "transport", start->transport, sizeof start->transport);
     copy_text(e, "host", h->launcher_host, sizeof h->launcher_host);
-    h->launcher_process = u64_of(e, "process");
+    h->launcher_process = pd_history_u64(e, "process");
 }
 
 /*   ret_newest  (PD_TIERS_MAX) of each that says it */
@@ -69,20 +68,18 @@ static void take_open(struct pd_history *h, struct pd_history_start *start, cons
 {
     start->opened = number_of(e, "time");
     if (isnan(start->begun)) start->begun = start->opened;
-    start->fence = u64_of(e, "fence");
-    start->from_step = u64_of(e, "step");
-    start->ranks = (uint32_t)u64_of(e, "ranks");
-    start->hosts = (uint32_t)u64_of(e, "hosts");
-    start->threads = (uint32_t)u64_of(e, "threads");
-    start->dp = (uint32_t)u64_of(e, "dp");
-    start->tp = (uint32_t)u64_of(e, "tp");
-    start->pp = (uint32_t)u64_of(e, "pp");
-    start->sp = (uint32_t)u64_of(e, "sp");
-    start->zero_stage = (uint32_t)u64_of(e, "zero_stage");
-    start->parameters = u64_of(e, "parameters");
-    start->planned_bytes = u64_of(e, "planned_bytes");
-    start->checkpoint_bytes = u64_of(e, "checkpoint_bytes");
-    start->flops_per_token = number_of(e, "flops_per_token");
+    start->fence = pd_history_u64(e, "fence");
+    start->from_step = pd_history_u64(e, "step");
+    start->ranks = (uint32_t)pd_history_u64(e, "ranks");
+    start->hosts = (uint32_t)pd_history_u64(e, "hosts");
+    start->threads = (uint32_t)pd_history_u64(e, "threads");
+    start->dp = (uint32_t)pd_history_u64(e, "dp");
+    start->tp = (uint32_t)pd_history_u64(e, "tp");
+    start->pp = (uint32_t)pd_history_u64(e, "pp");
+    start->sp = (uint32_t)pd_history_u64(e, "sp");
+    start->zero_stage = (uint32_t)pd_history_u64(e, "zero_stage");
+    start->planned_bytes = pd_history_u64(e, "planned_bytes");
+    start->checkpoint_bytes = pd_history_u64(e, "checkpoint_bytes");
     copy_text(e, "device", start->device, sizeof start->device);
     copy_text(e, "notes", h->notes, sizeof h->notes);
     take_tiers(h, pd_json_member(e, "tiers"), start->tiers_opened);
@@ -93,7 +90,7 @@ static void take_end(struct pd_history_start *start, const struct pd_json_value 
     bool restarts = false;
     (void)pd_json_is_bool(pd_json_member(e, "restarts"), &restarts);
     start->ended = number_of(e, "time");
-    start->exit_code = (int)u64_of(e, "exit_code");
+    start->exit_code = (int)pd_history_u64(e, "exit_code");
     start->is_over = !restarts;
     copy_text(e, "cause", start->cause, sizeof start->cause);
 }
@@ -105,7 +102,7 @@ static pd_status take(struct pd_history *h, const struct pd_json_value *e, const
     const bool is_start = strcmp(event, "start") == 0, is_open = strcmp(event, "open") == 0;
     const bool is_new = is_start || !start || (is_open && (start->fence || !isnan(start->ended)));
     if (strcmp(event, "leave") == 0) {
-        const uint64_t step = u64_of(e, "step");
+        const uint64_t step = pd_history_u64(e, "step");
         if (step > h->saved_step) h->saved_step = step;
         if (!start) return PD_OK;
         start->left_step = step;

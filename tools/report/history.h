@@ -38,7 +38,7 @@ extern const char *const pd_history_stage_names[PD_HISTORY_STAGES];
 
 /* One start of all ranks: from the events, and from the rows that bear its fence. */
 struct pd_history_start {
-    uint64_t fence, restart;     /* fence 0: no rank came so far */
+    uint64_t fence;              /* fence 0: no rank came so far */
     double begun, opened, ended; /* times; NaN: not known */
     uint32_t ranks, hosts, threads, dp, tp, pp, sp, zero_stage;
     char device[96], transport[16];
@@ -47,8 +47,7 @@ struct pd_history_start {
     uint64_t last_step, lost_steps;     /* lost: computed again by a later start */
     uint64_t left_step;                 /* what it left behind, said by its leave; 0: it said nothing */
     double lost_seconds;
-    uint64_t parameters, planned_bytes, checkpoint_bytes;
-    double flops_per_token;
+    uint64_t planned_bytes, checkpoint_bytes;
     int exit_code;   /* -1: not known */
     bool is_over;    /* no start of the same launch follows */
     char cause[400]; /* "": none was given */
@@ -59,8 +58,7 @@ struct pd_history_start {
 struct pd_history_tier {
     char dir[1024], cause[256];
     bool in_memory, is_left_out;
-    uint64_t newest, failures, skipped, replicated;
-    bool has_replicas;
+    uint64_t newest, failures, skipped;
     uint64_t timed;              /* saves that a line tells the seconds of */
     double seconds, seconds_max; /* of all of these; of the longest */
 };

@@ -100,20 +100,18 @@ void pd_scale_label(const struct pd_scale *s, double tick, char *ret_text, size_
         snprintf(ret_text, room, "%.*f", s->digits, fabs(value) < 1e-12 ? 0 : value);
 }
 
-void pd_quantity_text(enum pd_quantity quantity, double value, char *ret_text, size_t room)
+struct pd_quantity_text pd_quantity_text(enum pd_quantity quantity, double value)
 {
+    struct pd_quantity_text t;
     const struct unit unit = unit_of(quantity, value, 1);
     const double number = value / unit.size;
-    if (isnan(value)) {
-        snprintf(ret_text, room, "–");
-        return;
-    }
-    if (unit.size == 1 && (quantity == PD_QUANTITY_COUNT || quantity == PD_QUANTITY_BYTES))
-        snprintf(ret_text, room, "%.0f%s%s", number, *unit.name ? " " : "", unit.name);
-    else if (fabs(number) >= 1000 && fabs(number) < 1e6)
-        snprintf(ret_text, room, "%.0f%s%s", number, *unit.name ? " " : "", unit.name);
+    const bool is_whole = (unit.size == 1 && (quantity == PD_QUANTITY_COUNT || quantity == PD_QUANTITY_BYTES)) ||
+                          (fabs(number) >= 1000 && fabs(number) < 1e6);
+    if (isnan(value))
+        snprintf(t.text, sizeof t.text, "–");
     else
-        snprintf(ret_text, room, "%.3g%s%s", number, *unit.name ? " " : "", unit.name);
+        snprintf(t.text, sizeof t.text, is_whole ? "%.0f%s%s" : "%.3g%s%s", number, *unit.name ? " " : "", unit.name);
+    return t;
 }
 
 /* ---- thinning ---- */

@@ -24,8 +24,11 @@ void pd_scale_make(struct pd_scale *ret_scale, enum pd_quantity quantity, double
 /* 0 at low, 1 at high. */
 double pd_scale_place(const struct pd_scale *scale, double value);
 void pd_scale_label(const struct pd_scale *scale, double tick, char *ret_text, size_t room);
+struct pd_quantity_text {
+    char text[32];
+};
 /* A number for people: "1.23 GiB", "4.5 min", "12.3 k", "87 %". */
-void pd_quantity_text(enum pd_quantity quantity, double value, char *ret_text, size_t room);
+struct pd_quantity_text pd_quantity_text(enum pd_quantity quantity, double value);
 
 /* Of points in the order of x the ones that a drawing of `columns` pixels needs: of each column the first, the lowest, the
  * highest and the last, in their order. So every spike stays, and a line of any length is a few thousand points.

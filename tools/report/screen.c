@@ -76,21 +76,11 @@ static void label(struct screen *s, const char *text)
     say(s, DIM, "%-*s", (int)LABEL, text);
 }
 
-static struct pd_text quantity(enum pd_quantity quantity, double value)
-{
-    struct pd_text t;
-    pd_quantity_text(quantity, value, t.text, sizeof t.text);
-    return t;
-}
-
 /* "5 s", "12 min": whole seconds where they are few. */
-static struct pd_text age_text(double seconds)
+static struct pd_quantity_text age_text(double seconds)
 {
-    struct pd_text t;
-    if (seconds < 120)
-        snprintf(t.text, sizeof t.text, "%.0f s", floor(seconds));
-    else
-        t = quantity(PD_QUANTITY_SECONDS, floor(seconds));
+    struct pd_quantity_text t = pd_quantity_text(PD_QUANTITY_SECONDS, floor(seconds));
+    if (seconds < 120) snprintf(t.text, sizeof t.text, "%.0f s", floor(seconds));
     return t;
 }
 
@@ -152,7 +142,8 @@ static void add_title(struct screen *s)
     else if (!isnan(step))
         snprintf(right, sizeof right, "step %s", pd_text_count((uint64_t)step).text);
     if (w->state == PD_WATCH_TRAINING && !isnan(eta))
-        snprintf(right + strlen(right), sizeof right - strlen(right), ", %s left", quantity(PD_QUANTITY_SECONDS, eta).text);
+        snprintf(right + strlen(right), sizeof right - strlen(right), ", %s left",
+                 pd_quantity_text(PD_QUANTITY_SECONDS, eta).text);
     say(s, BOLD, "%s", w->history.name);
     const unsigned width = (unsigned)strlen(right);
     if (room(s) > width + 2)
@@ -221,9 +212,9 @@ static void add_curves(struct screen *s)
     snprintf(more, sizeof more, "lr %.2e", pd_history_last(h, PD_COLUMN_LEARNING_RATE));
     add_curve(s, "|g|", PD_COLUMN_GRADIENT_NORM, ORANGE, value, more);
     snprintf(more, sizeof more, "%s of products",
-             quantity(PD_QUANTITY_SHARE, pd_history_last(h, PD_COLUMN_GEMM_SHARE)).text);
+             pd_quantity_text(PD_QUANTITY_SHARE, pd_history_last(h, PD_COLUMN_GEMM_SHARE)).text);
     add_curve(s, "tokens/s", PD_COLUMN_TOKENS_PER_SECOND, GREEN,
-              quantity(PD_QUANTITY_COUNT, pd_history_last(h, PD_COLUMN_TOKENS_PER_SECOND)).text, more);
+              pd_quantity_text(PD_QUANTITY_COUNT, pd_history_last(h, PD_COLUMN_TOKENS_PER_SECOND)).text, more);
 }
 
 static void add_memory(struct screen *s)
@@ -232,10 +223,10 @@ static void add_memory(struct screen *s)
     const double memory = pd_history_last(h, PD_COLUMN_MEMORY);
     const uint64_t planned = h->start_count ? h->starts[h->start_count - 1].planned_bytes : 0;
     label(s, "memory");
-    say(s, PLAIN, "%-12s", quantity(PD_QUANTITY_BYTES, memory).text);
+    say(s, PLAIN, "%-12s", pd_quantity_text(PD_QUANTITY_BYTES, memory).text);
     if (planned) {
         bar(s, memory > 1.1 * (double)planned ? ORANGE : BLUE, memory / (double)planned, s->style.columns / 3);
-        say(s, DIM, "  planned %s", quantity(PD_QUANTITY_BYTES, (double)planned).text);
+        say(s, DIM, "  planned %s", pd_quantity_text(PD_QUANTITY_BYTES, (double)planned).text);
     }
     end_line(s);
 }
@@ -247,7 +238,7 @@ static void add_stages(struct screen *s)
     const uint64_t first = h->rows > 20 ? h->rows - 20 : 0;
     const double whole = pd_history_quantile(h, PD_COLUMN_SECONDS, first, h->rows - 1, 0.5);
     label(s, "step");
-    say(s, PLAIN, "%-12s", quantity(PD_QUANTITY_SECONDS, whole).text);
+    say(s, PLAIN, "%-12s", pd_quantity_text(PD_QUANTITY_SECONDS, whole).text);
     for (uint32_t i = 0; i < PD_HISTORY_STAGES; i++) {
         const double share = pd_history_quantile(h, (enum pd_column)(PD_COLUMN_STAGE + i), first, h->rows - 1, 0.5) / whole;
         if (isnan(share)) continue;

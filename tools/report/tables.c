@@ -14,13 +14,6 @@
 struct text {
     char text[64];
 };
-static struct text quantity(enum pd_quantity quantity, double value)
-{
-    struct text t;
-    pd_quantity_text(quantity, value, t.text, sizeof t.text);
-    return t;
-}
-
 static struct text number(double value)
 {
     struct text t;
@@ -135,17 +128,18 @@ static void cards(FILE *out, const struct pd_report_run *run)
     snprintf(more, sizeof more, "newest checkpoint: %s", whole((double)h->saved_step).text);
     card(out, "step", whole(pd_history_last(h, PD_COLUMN_STEP)).text, more);
     loss_card(out, h);
-    snprintf(more, sizeof more, "median; %s of bare products", quantity(PD_QUANTITY_SHARE, share).text);
-    card(out, "tokens a second", quantity(PD_QUANTITY_COUNT, speed).text, more);
-    snprintf(more, sizeof more, "of %s went into steps that count", quantity(PD_QUANTITY_SECONDS, life->whole).text);
-    card(out, "goodput", quantity(PD_QUANTITY_SHARE, life->goodput).text, more);
+    snprintf(more, sizeof more, "median; %s of bare products", pd_quantity_text(PD_QUANTITY_SHARE, share).text);
+    card(out, "tokens a second", pd_quantity_text(PD_QUANTITY_COUNT, speed).text, more);
+    snprintf(more, sizeof more, "of %s went into steps that count", pd_quantity_text(PD_QUANTITY_SECONDS, life->whole).text);
+    card(out, "goodput", pd_quantity_text(PD_QUANTITY_SHARE, life->goodput).text, more);
     snprintf(failures, sizeof failures, "%s", pd_counted(life->failures, "failure").text);
     snprintf(more, sizeof more, "%s computed again", pd_counted(life->lost_steps, "step").text);
     card(out, pd_counted(h->start_count, "start").text, failures, more);
     snprintf(more, sizeof more, "plan: %s",
-             last && last->planned_bytes ? quantity(PD_QUANTITY_BYTES, (double)last->planned_bytes).text : "not known");
-    card(out, "memory, most", quantity(PD_QUANTITY_BYTES, pd_history_quantile(h, PD_COLUMN_MEMORY, 0, h->rows - 1, 1)).text,
-         more);
+             last && last->planned_bytes ? pd_quantity_text(PD_QUANTITY_BYTES, (double)last->planned_bytes).text
+                                         : "not known");
+    card(out, "memory, most",
+         pd_quantity_text(PD_QUANTITY_BYTES, pd_history_quantile(h, PD_COLUMN_MEMORY, 0, h->rows - 1, 1)).text, more);
     fputs("</div>\n", out);
 }
 
@@ -162,9 +156,10 @@ static void summary_table(FILE *out, const struct pd_report_data *r)
         cell(out, "r", number(pd_history_last(h, PD_COLUMN_LOSS)).text);
         cell(out, "r", number(lowest(h, PD_COLUMN_VALIDATION_LOSS)).text);
         cell(out, "r",
-             quantity(PD_QUANTITY_COUNT, pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, 0, h->rows - 1, 0.5)).text);
-        cell(out, "r", quantity(PD_QUANTITY_SHARE, life->goodput).text);
-        cell(out, "r", quantity(PD_QUANTITY_SECONDS, life->whole).text);
+             pd_quantity_text(PD_QUANTITY_COUNT, pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, 0, h->rows - 1, 0.5))
+                 .text);
+        cell(out, "r", pd_quantity_text(PD_QUANTITY_SHARE, life->goodput).text);
+        cell(out, "r", pd_quantity_text(PD_QUANTITY_SECONDS, life->whole).text);
         cell_u64(out, h->start_count);
         cell_u64(out, life->failures);
         cell_u64(out, life->lost_steps);
@@ -214,7 +209,7 @@ static void start_row(FILE *out, const struct pd_history *h, uint64_t i, uint32_
     else
         cell(out, "r", "–");
     cell_u64(out, s->lost_steps);
-    cell(out, "r", quantity(PD_QUANTITY_SECONDS, ended - s->begun).text);
+    cell(out, "r", pd_quantity_text(PD_QUANTITY_SECONDS, ended - s->begun).text);
     cell(out, "w", words);
     fputs("</tr>\n", out);
 }
@@ -246,8 +241,8 @@ static void life(FILE *out, const struct pd_history_life *l)
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         fputs("<tr>", out);
         cell(out, "", parts[i].name);
-        cell(out, "r", quantity(PD_QUANTITY_SECONDS, parts[i].seconds).text);
-        cell(out, "r", quantity(PD_QUANTITY_SHARE, l->whole > 0 ? parts[i].seconds / l->whole : NAN).text);
+        cell(out, "r", pd_quantity_text(PD_QUANTITY_SECONDS, parts[i].seconds).text);
+        cell(out, "r", pd_quantity_text(PD_QUANTITY_SHARE, l->whole > 0 ? parts[i].seconds / l->whole : NAN).text);
         fputs("</tr>\n", out);
     }
     end_table(out);
@@ -285,15 +280,16 @@ static void layouts(FILE *out, const struct pd_history *h)
             cell_u64(out, numbers[k]);
         const bool has_rows = longest->rows > 0;
         cell(out, "r",
-             quantity(PD_QUANTITY_COUNT, has_rows ? pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, longest->first_row,
-                                                                        longest->last_row, 0.5)
-                                                  : NAN)
+             pd_quantity_text(PD_QUANTITY_COUNT, has_rows ? pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND,
+                                                                                longest->first_row, longest->last_row, 0.5)
+                                                          : NAN)
                  .text);
         cell(out, "r",
-             quantity(PD_QUANTITY_SECONDS,
-                      has_rows ? pd_history_quantile(h, PD_COLUMN_SECONDS, longest->first_row, longest->last_row, 0.5) : NAN)
+             pd_quantity_text(
+                 PD_QUANTITY_SECONDS,
+                 has_rows ? pd_history_quantile(h, PD_COLUMN_SECONDS, longest->first_row, longest->last_row, 0.5) : NAN)
                  .text);
-        cell(out, "r", quantity(PD_QUANTITY_BYTES, (double)s->planned_bytes).text);
+        cell(out, "r", pd_quantity_text(PD_QUANTITY_BYTES, (double)s->planned_bytes).text);
         fputs("</tr>\n", out);
     }
     end_table(out);
@@ -318,10 +314,10 @@ static void tiers(FILE *out, const struct pd_report_run *run)
         fputs("<tr>", out);
         cell(out, "", t->dir);
         cell_u64(out, pd_history_saves(h, i, NULL));
-        cell(out, "r", t->timed ? quantity(PD_QUANTITY_SECONDS, t->seconds / (double)t->timed).text : "");
-        cell(out, "r", t->timed ? quantity(PD_QUANTITY_SECONDS, t->seconds_max).text : "");
+        cell(out, "r", t->timed ? pd_quantity_text(PD_QUANTITY_SECONDS, t->seconds / (double)t->timed).text : "");
+        cell(out, "r", t->timed ? pd_quantity_text(PD_QUANTITY_SECONDS, t->seconds_max).text : "");
         cell_u64(out, count);
-        cell(out, "r", quantity(PD_QUANTITY_BYTES, (double)bytes).text);
+        cell(out, "r", pd_quantity_text(PD_QUANTITY_BYTES, (double)bytes).text);
         cell_u64(out, newest);
         cell_u64(out, t->failures);
         cell_u64(out, t->skipped);
@@ -350,11 +346,14 @@ static void save_summary(FILE *out, const struct pd_history *h)
         }
     if (!saves) saves = (uint64_t)timed;
     if (!saves) return;
-    fprintf(out, "<p>%s of %s", pd_counted(saves, "save").text,
-            quantity(PD_QUANTITY_BYTES, h->start_count ? (double)h->starts[h->start_count - 1].checkpoint_bytes : NAN).text);
+    fprintf(
+        out, "<p>%s of %s", pd_counted(saves, "save").text,
+        pd_quantity_text(PD_QUANTITY_BYTES, h->start_count ? (double)h->starts[h->start_count - 1].checkpoint_bytes : NAN)
+            .text);
     if (timed > 0)
         fprintf(out, "; %.0f were timed: %s each in the mean, of which training waited %s", timed,
-                quantity(PD_QUANTITY_SECONDS, seconds / timed).text, quantity(PD_QUANTITY_SECONDS, stalls / timed).text);
+                pd_quantity_text(PD_QUANTITY_SECONDS, seconds / timed).text,
+                pd_quantity_text(PD_QUANTITY_SECONDS, stalls / timed).text);
     fputs(".</p>\n", out);
 }
 
@@ -377,7 +376,7 @@ static void store(FILE *out, const struct pd_report_run *run)
         cell_u64(out, c->fence);
         cell_u64(out, c->ranks);
         cell(out, "r", number(c->loss).text);
-        cell(out, "r", quantity(PD_QUANTITY_BYTES, (double)c->bytes).text);
+        cell(out, "r", pd_quantity_text(PD_QUANTITY_BYTES, (double)c->bytes).text);
         cell(out, "", c->dir);
         fputs("</tr>\n", out);
     }

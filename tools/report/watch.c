@@ -209,15 +209,16 @@ static void add_ranks(const struct pd_watch *w, const char *word, bool (*is)(con
 void pd_watch_line(const struct pd_watch *w, char *ret_text, size_t room)
 {
     const struct pd_history *h = &w->history;
-    char speed[64], layout[64] = "", steps[32] = "", loss[96];
-    pd_quantity_text(PD_QUANTITY_COUNT, pd_history_last(h, PD_COLUMN_TOKENS_PER_SECOND), speed, sizeof speed);
+    char layout[64] = "", steps[32] = "", loss[96];
+    const double speed = pd_history_last(h, PD_COLUMN_TOKENS_PER_SECOND);
     if (h->start_count) pd_figures_layout(&h->starts[h->start_count - 1], layout, sizeof layout);
     if (w->steps) snprintf(steps, sizeof steps, "/%" PRIu64, w->steps);
     if (!pd_history_not_finite_since(h, loss, sizeof loss))
         snprintf(loss, sizeof loss, "%.4f", pd_history_last(h, PD_COLUMN_LOSS));
     if (h->rows)
         snprintf(ret_text, room, "step %.0f%s loss %s%s %s tok/s ckpt %" PRIu64 "; %s, %s", w->step, steps, loss,
-                 loss[0] == 'n' ? ";" : "", speed, h->saved_step, layout, pd_watch_states[w->state]);
+                 loss[0] == 'n' ? ";" : "", pd_quantity_text(PD_QUANTITY_COUNT, speed).text, h->saved_step, layout,
+                 pd_watch_states[w->state]);
     else
         snprintf(ret_text, room, "no step yet; %s%s%s", layout, layout[0] ? ", " : "", pd_watch_states[w->state]);
     add_ranks(w, "stopped", pd_watch_is_stopped, ret_text, room);
