@@ -152,14 +152,14 @@ static bool is_inert(enum pd_normal_form form, uint32_t code)
     return false;
 }
 
-/* Bytes up to the first code point that may change. */
-static size_t inert_bytes(enum pd_normal_form form, const char *text, size_t bytes)
+/* Bytes up to the first code point that may change, or up to the first that is inert. */
+static size_t run_bytes(enum pd_normal_form form, const char *text, size_t bytes, bool of_inert)
 {
     size_t at = 0;
     while (at < bytes) {
         unsigned length;
         uint32_t code = pd_unicode_at(text + at, &length);
-        if (!is_inert(form, code)) break;
+        if (is_inert(form, code) != of_inert) break;
         at += length;
     }
     return at;
@@ -167,20 +167,7 @@ static size_t inert_bytes(enum pd_normal_form form, const char *text, size_t byt
 
 bool pd_unicode_is_normal(enum pd_normal_form form, const char *text, size_t bytes)
 {
-    return inert_bytes(form, text, bytes) == bytes;
-}
-
-/* Bytes up to the next code point that is inert. */
-static size_t restless_bytes(enum pd_normal_form form, const char *text, size_t bytes)
-{
-    size_t at = 0;
-    while (at < bytes) {
-        unsigned length;
-        uint32_t code = pd_unicode_at(text + at, &length);
-        if (is_inert(form, code)) break;
-        at += length;
-    }
-    return at;
+    return run_bytes(form, text, bytes, true) == bytes;
 }
 
 static pd_status normalize_run(enum pd_normal_form form, const char *text, size_t bytes, struct pd_string *out,
@@ -200,7 +187,7 @@ pd_status pd_unicode_normalize(enum pd_normal_form form, const char *text, size_
                                struct pd_error *err)
 {
     while (bytes) {
-        size_t same = inert_bytes(form, text, bytes);
+        size_t same = run_bytes(form, text, bytes, true);
         if (same < bytes && same) same -= pd_unicode_last_bytes(text, same); /* what follows may join the last one */
         PD_TRY(pd_string_add(out, text, same, err));
         text += same;
@@ -208,7 +195,7 @@ pd_status pd_unicode_normalize(enum pd_normal_form form, const char *text, size_
         if (!bytes) break;
         unsigned first;
         (void)pd_unicode_at(text, &first);
-        size_t run = first + restless_bytes(form, text + first, bytes - first);
+        size_t run = first + run_bytes(form, text + first, bytes - first, false);
         PD_TRY(normalize_run(form, text, run, out, err));
         text += run;
         bytes -= run;
