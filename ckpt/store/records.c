@@ -2,7 +2,6 @@
  * before, by records alone. So where those of several runs are in sight, each is held against the shards of its directory. */
 #include "ckpt/store/scan.h"
 
-#include "ckpt/shard/shard.h"
 #include "ckpt/store/commit.h"
 
 #include <stdio.h>

@@ -1,7 +1,6 @@
 /* Acting on a scan at open: every state leads to one of roll forward, clear, move aside, report. Invariant 4 of store.c. */
 #include "ckpt/store/remove.h"
 
-#include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
 #include "ckpt/store/save.h"
 

@@ -3,7 +3,6 @@
 #include "ckpt/store/scan.h"
 
 #include "ckpt/base/digest.h"
-#include "ckpt/base/log.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -11,7 +11,6 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/base/fault.h"
-#include "ckpt/base/log.h"
 #include "ckpt/shard/pieces.h"
 #include "ckpt/tiers/internal.h"
 

@@ -1,5 +1,4 @@
 /* The roof: opening, closing and looking. save.c and finish.c decide what goes where, the workers do it (job.c). */
-#include "ckpt/base/log.h"
 #include "ckpt/tiers/internal.h"
 
 #include <inttypes.h>

@@ -1,5 +1,4 @@
 /* torch.save, as torch.load(weights_only=True) wants it: of one tensor, and of small files. */
-#include "ckpt/base/checked.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/torch/archive.h"
 

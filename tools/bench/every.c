@@ -17,7 +17,6 @@
 #include "tools/bench/bench.h"
 #include "tools/bench/room.h"
 #include "tools/bench/run.h"
-#include "trainer/engine/state_files.h"
 #include "trainer/run/save.h"
 
 #include <math.h>

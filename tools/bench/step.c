@@ -17,8 +17,6 @@
 #include "trainer/model/family.h"
 #include "trainer/run/launched.h"
 
-#include "ckpt/base/clock.h"
-#include "ckpt/base/words.h"
 #include "offload/device.h"
 #include "trainer/math/gemm_bench.h"
 

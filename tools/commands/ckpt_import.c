@@ -13,7 +13,6 @@
 #include "tools/output.h"
 #include "trainer/model/links.h"
 #include "trainer/plan/auto_layout.h"
-#include "trainer/tokenizer/tokenizer.h"
 
 #include <inttypes.h>
 #include <math.h>

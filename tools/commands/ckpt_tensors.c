@@ -1,5 +1,4 @@
 /* perdure ckpt diff, stats: the tensors of checkpoints. */
-#include "ckpt/base/clock.h"
 #include "ckpt/base/words.h"
 #include "ckpt/inspect/inspect.h"
 #include "tools/commands/ckpt.h"

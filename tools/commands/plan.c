@@ -1,7 +1,6 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
-#include "resharder/layout.h"
 #include "tools/command.h"
 #include "tools/commands/plan_report.h"
 #include "tools/output.h"

@@ -8,7 +8,6 @@
 #include "tools/output.h"
 #include "tools/report/page.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -6,7 +6,6 @@
 #include "ckpt/base/trace.h"
 #include "ckpt/base/words.h"
 #include "ckpt/store/paths.h"
-#include "ckpt/store/store.h"
 #include "offload/device.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/run_tiers.h"

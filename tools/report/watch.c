@@ -2,7 +2,6 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/utf8.h"
-#include "ckpt/base/words.h"
 #include "tools/report/figures.h"
 #include "trainer/config/config.h"
 #include "trainer/run/note.h"

@@ -2,7 +2,6 @@
 
 #include "ckpt/tensor/codec_zstd.h"
 #include "trainer/data/data_file.h"
-#include <errno.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdlib.h>

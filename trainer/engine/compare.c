@@ -1,6 +1,5 @@
 #include "trainer/engine/compare.h"
 
-#include "ckpt/base/log.h"
 #include "ckpt/base/random_bits.h"
 #include "trainer/engine/engine_internal.h"
 

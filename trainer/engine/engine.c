@@ -1,5 +1,4 @@
 #include "ckpt/base/words.h"
-#include "resharder/layout.h"
 #include "trainer/engine/engine_internal.h"
 #include "trainer/engine/graph_bytes.h"
 #include "trainer/engine/optimizer.h"

@@ -2,7 +2,6 @@
 #include "ckpt/base/grow.h"
 
 #include "ckpt/base/words.h"
-#include "resharder/layout.h"
 #include "trainer/config/check.h"
 #include "trainer/plan/cost_model.h"
 #include "trainer/plan/fit.h"

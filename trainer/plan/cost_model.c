@@ -4,7 +4,6 @@
 #include "resharder/layout.h"
 #include "trainer/engine/engine.h"
 #include "trainer/parallel/schedule.h"
-#include "trainer/parallel/zero.h"
 
 #include <math.h>
 #include <string.h>

@@ -7,7 +7,6 @@
 #include "trainer/run/internal.h"
 
 #include "ckpt/base/checked.h"
-#include "ckpt/base/clock.h"
 #include "ckpt/base/file_limit.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/trace.h"

@@ -4,7 +4,6 @@
 #include "ckpt/base/log.h"
 #include "resharder/stored.h"
 #include "trainer/engine/computed_on.h"
-#include "trainer/engine/state_files.h"
 #include "trainer/run/launched.h"
 #include "trainer/run/recorded.h"
 

@@ -1,7 +1,6 @@
 #include "trainer/run/stripes.h"
 
 #include "ckpt/base/log.h"
-#include "ckpt/base/parse.h"
 #include "ckpt/base/regular_file.h"
 #include "ckpt/io/raw_bench.h"
 

@@ -1,8 +1,6 @@
 /* Steps run depth first: a piece goes through all later steps before the next one is looked for, so nothing is listed. */
 #include "trainer/tokenizer/split.h"
 
-#include "trainer/tokenizer/unicode.h"
-
 struct run {
     const struct pd_splitter *splitter;
     struct pd_split_scratch *scratch;

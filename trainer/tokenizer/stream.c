@@ -2,7 +2,6 @@
  * tokens of its last piece of text again together with what is new, and gives what that adds. */
 #include "trainer/tokenizer/parts.h"
 #include "trainer/tokenizer/tokenizer.h"
-#include "trainer/tokenizer/unicode.h"
 
 #define REPLACEMENT "\xef\xbf\xbd"
 
