@@ -37,11 +37,6 @@ static struct pd_optimizer_file *next_file(struct pd_optimizer_store *store, uin
     return pd_optimizer_file_of(store, next_of(store), box, ret_local);
 }
 
-static uint64_t box_elements(const struct pd_optimizer_store *store, uint32_t box)
-{
-    return pd_box_elements(&store->options.boxes[box].box);
-}
-
 /* ---- making one ---- */
 
 /* Of a box that stays: every one begins at a multiple of 4. */
@@ -441,7 +436,7 @@ pd_status pd_optimizer_store_put(struct pd_optimizer_store *store, uint32_t box,
                                  uint64_t elements, struct pd_error *err)
 {
     PD_CHECK(store->is_filling && box < store->options.box_count);
-    const uint64_t whole = box_elements(store, box);
+    const uint64_t whole = pd_box_elements(&store->options.boxes[box].box);
     const uint64_t element_bytes = pd_optimizer_element_bytes(store->groups.moments, (int)store->options.boxes[box].kind),
                    first = first_element * element_bytes, bytes = elements * element_bytes;
     PD_CHECK(first_element <= whole && elements <= whole - first_element);

@@ -100,11 +100,6 @@ void pd_retention_choose(uint32_t keep_last, uint64_t keep_every, const uint64_t
     }
 }
 
-static bool is_behind(const struct pd_store_entry *entry, const struct pd_store_entry *other)
-{
-    return entry->lineage < other->lineage || (entry->lineage == other->lineage && entry->step < other->step);
-}
-
 static void choose_partial(const struct store_catalog *catalog, uint32_t keep_last, char (*names)[PD_STORE_NAME_MAX],
                            uint32_t *count)
 {
@@ -112,7 +107,8 @@ static void choose_partial(const struct store_catalog *catalog, uint32_t keep_la
     const struct pd_store_entry *last = &catalog->committed.rows[keep_last - 1].entry;
     for (uint32_t i = catalog->partial.count; i-- > 0;) {
         const struct pd_store_entry *entry = &catalog->partial.rows[i].entry;
-        if (is_behind(entry, last)) memcpy(names[(*count)++], entry->name, PD_STORE_NAME_MAX);
+        if (entry->lineage < last->lineage || (entry->lineage == last->lineage && entry->step < last->step))
+            memcpy(names[(*count)++], entry->name, PD_STORE_NAME_MAX);
     }
 }
 

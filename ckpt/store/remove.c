@@ -9,18 +9,13 @@
 
 /* ---- directories ---- */
 
-static bool is_of_nfs(const char *name)
-{
-    return strncmp(name, ".nfs", 4) == 0;
-}
-
 static pd_status holds_foreign(const struct store_dir *root, const char *path, bool *ret_holds, struct pd_error *err)
 {
     struct pd_listing listing = {0};
     PD_TRY(pd_vfs_list(root->vfs, path, &listing, err));
     bool holds = false;
     for (uint32_t i = 0; i < listing.count; i++)
-        holds = holds || !(pd_store_owns_file(listing.names[i]) || is_of_nfs(listing.names[i]));
+        holds = holds || !(pd_store_owns_file(listing.names[i]) || strncmp(listing.names[i], ".nfs", 4) == 0);
     pd_listing_deinit(&listing);
     *ret_holds = holds;
     return PD_OK;

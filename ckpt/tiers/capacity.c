@@ -35,11 +35,6 @@ static bool has_generations(const struct tier *tier)
     return tier->tiers->options.generations && tier->number == 0;
 }
 
-static uint32_t held_by(const struct tier *tier)
-{
-    return count_held(tier->tiers->options.tiers, tier->tiers->count, tier->number);
-}
-
 /* Of state that is in files one more where what is written cannot be linked, which plans do not know. */
 static uint32_t copies_of(const struct tier *tier)
 {
@@ -84,7 +79,7 @@ static pd_status add_shards_of_others(struct tier *tier, struct needs *mine, str
  * files that wait. */
 static uint64_t held_here(const struct tier *tier, const struct needs *host, uint32_t ranks)
 {
-    const uint32_t count = held_by(tier) - 1;
+    const uint32_t count = count_held(tier->tiers->options.tiers, tier->tiers->count, tier->number) - 1;
     uint64_t bytes = host->waiting;
     for (uint32_t i = 0; i < pd_store_count(tier->store) && i < count; i++)
         bytes += pd_store_entry_at(tier->store, i)->bytes / tier->group->size * ranks;

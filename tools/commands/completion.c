@@ -37,11 +37,6 @@ static bool takes_word(const struct pd_usage *u)
     return u->arguments && strchr(u->arguments, '|');
 }
 
-static bool takes_keys(const struct pd_usage *u)
-{
-    return u->arguments && strstr(u->arguments, "key=value");
-}
-
 /* In single quotes: a quote ends them, stands by itself, and begins them again. */
 static void print_quoted(const char *text)
 {
@@ -70,7 +65,8 @@ static void visit_words(void *context, const struct pd_command_described *d)
     for (const struct pd_command *c = d->commands; c && c->name; c++)
         if (c->summary) printf("%s ", c->name);
     if (u && takes_word(u)) print_words(u->arguments, "%s ");
-    printf("'%s%s;;\n", u && takes_keys(u) ? " keys=1" : "", u && u->words_max && !takes_word(u) ? " files=1" : "");
+    printf("'%s%s;;\n", u && u->arguments && strstr(u->arguments, "key=value") ? " keys=1" : "",
+           u && u->words_max && !takes_word(u) ? " files=1" : "");
 }
 
 static void visit_values(void *context, const struct pd_command_described *d)

@@ -283,22 +283,12 @@ struct search {
     const char *prefix; /* before names of the base model */
 };
 
-static bool is_of_q(enum role role)
-{
-    return role == Q || role == Q_BIAS;
-}
-
-static bool is_of_k(enum role role)
-{
-    return role == K || role == K_BIAS;
-}
-
 /* Rows of the foreign matrix, and the first of the tensor's. */
 static uint64_t foreign_rows(const struct search *s, unsigned how, uint64_t *ret_first)
 {
     const struct pd_model_config *c = &s->model->config;
     const uint64_t head = c->head_size, rows = s->tensor->shape[0], group = c->heads / c->kv_heads;
-    const bool is_q = is_of_q(s->role), is_k = is_of_k(s->role);
+    const bool is_q = s->role == Q || s->role == Q_BIAS, is_k = s->role == K || s->role == K_BIAS;
     *ret_first = 0;
     if (how & THIRDS) *ret_first = is_q ? 0 : (c->heads + (is_k ? 0 : c->kv_heads)) * head;
     if (how & BY_KV_HEAD) *ret_first = is_q ? 0 : (group + (is_k ? 0 : 1)) * head;
@@ -314,12 +304,6 @@ static void add_dimension(struct pd_view *view, uint64_t count, uint64_t stride)
     view->stride[view->ndim++] = stride;
 }
 
-/* Meta's models; Qwen is the same everywhere. */
-static bool has_neighbours(const struct pd_model_config *c)
-{
-    return c->family == PD_FAMILY_LLAMA && !c->qkv_bias;
-}
-
 /* Rows [first, first + rows) of a matrix of `foreign` rows: strides of a row and of a column. */
 static struct pd_view view_of(const struct search *s, unsigned how, uint64_t foreign, uint64_t first)
 {
@@ -329,7 +313,8 @@ static struct pd_view view_of(const struct search *s, unsigned how, uint64_t for
     struct pd_view view = {.offset = first * row};
     const uint64_t groups = how & BY_KV_HEAD ? c->kv_heads : 1;
     if (how & BY_KV_HEAD) add_dimension(&view, groups, foreign / groups * row);
-    if (how & NEIGHBOURS && has_neighbours(c)) {
+    /* Meta's models; Qwen is the same everywhere. */
+    if (how & NEIGHBOURS && c->family == PD_FAMILY_LLAMA && !c->qkv_bias) {
         add_dimension(&view, rows / groups / head, head * row);
         add_dimension(&view, 2, row);
         add_dimension(&view, head / 2, 2 * row);

@@ -80,11 +80,6 @@ bool pd_partition_kv_is_apart(const struct pd_model_config *config, const struct
     return false;
 }
 
-static bool is_key_value(const struct pd_tensor *tensor)
-{
-    return strstr(tensor->name, ".k_proj.") || strstr(tensor->name, ".v_proj.");
-}
-
 static uint32_t columns_by_chunk(const struct pd_partition *p, const struct pd_tensor *tensor, struct pd_box *ret_boxes,
                                  uint32_t capacity)
 {
@@ -109,7 +104,7 @@ static uint32_t boxes_of(const struct pd_model *model, const struct pd_partition
     if (tensor->tp_dim == 1) return columns_by_chunk(p, tensor, ret_boxes, capacity);
     if (tensor->tp_dim == 0) {
         struct pd_range units = pd_partition_units(p, (tensor->shape[0] + tensor->tp_unit - 1) / tensor->tp_unit);
-        if (is_key_value(tensor)) {
+        if (strstr(tensor->name, ".k_proj.") || strstr(tensor->name, ".v_proj.")) {
             struct pd_range heads = pd_partition_units(p, model->config.heads);
             units =
                 computed ? pd_partition_kv_computed(&model->config, heads) : pd_partition_kv_needed(&model->config, heads);

@@ -23,11 +23,6 @@ static double all_of(const struct pd_rank_window *w)
 
 /* ---- who is slow ---- */
 
-static bool do_the_same(const struct pd_rank_window *a, const struct pd_rank_window *b)
-{
-    return a->stage == b->stage && a->micro_batches == b->micro_batches;
-}
-
 /* kind PD_SPENT_KINDS: of all kinds together. */
 static double value_of(const struct pd_rank_window *w, int kind)
 {
@@ -45,7 +40,8 @@ static double median(const struct pd_rank_window *ranks, uint32_t count, uint32_
 {
     uint32_t n = 0;
     for (uint32_t r = 0; r < count; r++)
-        if (do_the_same(&ranks[r], &ranks[rank])) scratch[n++] = value_of(&ranks[r], kind);
+        if (ranks[r].stage == ranks[rank].stage && ranks[r].micro_batches == ranks[rank].micro_batches)
+            scratch[n++] = value_of(&ranks[r], kind);
     qsort(scratch, n, sizeof *scratch, compare);
     return (scratch[(n - 1) / 2] + scratch[n / 2]) / 2;
 }

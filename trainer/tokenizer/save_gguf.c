@@ -252,11 +252,6 @@ static pd_status check_added(const struct saving *s, struct pd_error *err)
     return PD_OK;
 }
 
-static bool is_char_begin(char c)
-{
-    return ((unsigned char)c & 0xc0) != 0x80;
-}
-
 /* In how many ways two tokens make one that may come of a merge. */
 static uint64_t count_cuts(struct saving *s, const struct pd_vocab *vocab)
 {
@@ -267,7 +262,7 @@ static uint64_t count_cuts(struct saving *s, const struct pd_vocab *vocab)
         if (describe(s, id, &text, &type, NULL) || type == UNKNOWN || type == CONTROL || type == BYTE) continue;
         const size_t bytes = strlen(text);
         for (size_t at = 1; at < bytes; at++)
-            cuts += is_char_begin(text[at]) && pd_vocab_find(vocab, text, at) >= 0 &&
+            cuts += ((unsigned char)text[at] & 0xc0) != 0x80 && pd_vocab_find(vocab, text, at) >= 0 &&
                     pd_vocab_find(vocab, text + at, bytes - at) >= 0;
     }
     return cuts;
