@@ -262,7 +262,8 @@ pd_status pd_cuda_attention_forward(void *stream, const struct pd_attention *att
     const struct pd_attention r = pd_attention_resolve(attention, attention->acc != NULL);
     const struct kernels *kernels;
     PD_TRY(find(&r, &kernels, err));
-    pass *const forward = THREE && are_three_asked_for() && has_tiles(&r) && r.head_size == 64 ? THREE : kernels->forward;
+    pass *const forward =
+        build_has_wgmma && are_three_asked_for() && has_tiles(&r) && r.head_size == 64 ? THREE : kernels->forward;
     return forward(stream, &r, workspace, err);
 }
 
