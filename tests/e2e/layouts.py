@@ -19,7 +19,8 @@ import harness
 STEPS = 3
 LAYERS = 5
 MICRO_BATCHES = 8
-VIRTUAL = {"8x8": (8, 8), "1x1": (1, 1)}
+VIRTUAL = {"8x8": (8, 8), "2x2": (2, 2), "1x1": (1, 1)}
+COST = {"8x8": 6, "2x2": 2, "1x1": 1}  # of a run, about: small pieces are many products
 RECOMPUTE = ["none", "selective", "full", "selective,recompute_layers=2", "full,recompute_layers=1"]
 PRECISION = ["fp32", "bf16", "fp16"]
 FAMILY = ["llama", "gpt2"]
@@ -92,7 +93,7 @@ def cover(cases, pairs=True, seed=1):
         if part not in missing:
             continue
         candidates = chooser.sample(holders[part], min(40, len(holders[part])))
-        best = max(candidates, key=lambda number: len(parts[number] & missing))
+        best = max(candidates, key=lambda number: len(parts[number] & missing) / COST[cases[number]["virtual"]])
         missing -= parts[best]
         chosen.append(cases[best])
     return chosen
