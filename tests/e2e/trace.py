@@ -137,7 +137,8 @@ def expect(lanes, expected):
 
 
 def on_gpus(workspace):
-    config = workspace.file("gpu.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(20000))))
+    text = CONFIG.format(data=workspace.file("text.txt", harness.text_of(20000))).replace("context: 32", "context: 16")
+    config = workspace.file("gpu.yaml", text.replace("sequences: 4", "sequences: 2").replace("steps: 3", "steps: 2"))
     saves, far = {"GPU saves"}, ["layout.ranks=1", "model.layers=4", "layout.order=breadth_first"]
     lanes = traced(workspace, config, ["layout.ranks=1"])
     expect(lanes, {0: {"GPU compute"} | saves})
