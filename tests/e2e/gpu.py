@@ -464,7 +464,7 @@ def sums_in_place(bench, transport):
 def replicas(bench, transport):
     """Of what a GPU holds for others the host has no mirror: the owner's boxes are saved, and come back to all that hold them."""
     for more in (["layout.zero_stage=0"], ["layout.zero_shard=2", "layout.dp=4", "layout.ranks=4"]):
-        bench.same(f"{transport}, {' '.join(more)}, killed after step 3", bench.config("llama", "fp32", 8, 4),
+        bench.same(f"{transport}, {' '.join(more)}, killed after step 3", bench.config("llama", "fp32", 8, 1),
                    ["layout.dp=2", "layout.ranks=2", *more, f"layout.transport={transport}"],
                    {"PERDURE_FAULT": "worker.stepped@0:3:kill", "PERDURE_FAULT_ONCE": bench.workspace.directory("fault")})
 
@@ -573,7 +573,7 @@ def simt_nccl(workspace):
 @simulated_only("a real GPU cannot be told to fail")
 def left_out(bench, transport):
     """GPU 1 of three fails whoever uses it. With a spare one as many ranks go on, without fewer, and nobody opens it again."""
-    config = bench.config("llama", "fp32", 8, 4, 6)
+    config = bench.config("llama", "fp32", 8, 1, 6)
     log = {"PERDURE_SIMT_FAIL_GPU": "1", "PERDURE_LOG": "info,worker=debug"}
     expected, gpus = {0: (0, 0), 1: (1, 2)}, 3
     for ranks in (2, 3) if transport == "local" else (2,):
@@ -591,7 +591,7 @@ def left_out(bench, transport):
 
 def killed_beside_others(bench):
     fault = bench.workspace.directory("fault")
-    bench.same("one of two killed after step 3", bench.config("llama", "fp32", 8, 4),
+    bench.same("one of two killed after step 3", bench.config("llama", "fp32", 8, 1),
                ["layout.ranks=2", "layout.dp=2", "layout.transport=mpi"],
                {"PERDURE_FAULT": "worker.stepped@1:3:kill", "PERDURE_FAULT_ONCE": fault})
 
@@ -600,7 +600,7 @@ def killed_beside_others(bench):
 def staged_in_locked_memory(bench):
     """What two processes exchange goes through pinned memory; where that is refused, through memory as it is, which is said once a
     rank."""
-    config, report = bench.config("llama", "fp32", 8, 4), bench.workspace.directory("report")
+    config, report = bench.config("llama", "fp32", 8, 1), bench.workspace.directory("report")
     two = ["layout.ranks=2", "layout.dp=2", "layout.transport=mpi"]
 
     def counts():
