@@ -214,6 +214,13 @@ void *pd_arena_take_host(struct pd_arena *arena, enum pd_memory_category categor
     return take_from(arena, host_region(arena, category, bytes), category, bytes);
 }
 
+void *pd_arena_mapped(const struct pd_arena *arena, enum pd_memory_category category, uint64_t *ret_bytes)
+{
+    const struct region *region = &arena->regions[category];
+    *ret_bytes = region->mapped_bytes;
+    return region->base;
+}
+
 void pd_arena_note(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes)
 {
     struct region *region = host_region(arena, category, bytes);

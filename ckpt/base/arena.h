@@ -60,6 +60,8 @@ bool pd_arena_is_dry(const struct pd_arena *arena);
 void *pd_arena_take(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes);
 /* Memory that the host reads and writes, also where the other takes give a device's. */
 void *pd_arena_take_host(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes);
+/* All that is mapped for a category, with a source the device's; what was taken lies in it. NULL of none, and of a dry arena. */
+void *pd_arena_mapped(const struct pd_arena *arena, enum pd_memory_category category, uint64_t *ret_bytes);
 /* Counts memory that a component must get elsewhere (shared windows, driver-pinned pages). */
 void pd_arena_note(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes);
 /* Counts what a library takes of the device for itself, by an estimate: the plan's library_bytes. */

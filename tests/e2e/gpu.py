@@ -15,6 +15,7 @@ each was run with (cases_of).
 import functools
 import itertools
 import json
+import math
 import os
 import re
 
@@ -505,6 +506,10 @@ def in_turn_on_hosts(bench):
 # Micro-batches are more than slots for their input, and the host is ahead of its GPU by as many as it can.
 ASYNCHRONOUS = [(1, 2), (2, 2), (1, 4)]  # dp, pp; dp=2 with pp=4 too where there is time
 WIDE = ["model.layers=4", "validation.every=0"]
+LARGE = ["validation.every=0", "batch.sequences=2", "checkpoint.every=0", "layout.transport=local", "optimizer.decay_steps=9",
+         *(f"model.{key}" for key in ("layers=2", "hidden=256", "heads=4", "kv_heads=4", "head_size=64", "ffn=256"))]
+COUNTED = [{"dp": 2, "zero_stage": 3}, {"tp": 2}]
+COUNTED_TOO = [{"dp": 2, "zero_stage": 1}, {"dp": 2, "zero_stage": 0}, {"pp": 2}, {"sp": 2}]  # where there is time
 
 
 def never_waiting(bench):
@@ -541,6 +546,33 @@ def halves(bench):
                          "layout.transport=local"]
             bench.same(f"tp={tp} by halves over NCCL, streams {streams}", config, overrides,
                        {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": str(tp), "PERDURE_SIMT_STREAMS": streams})
+
+
+def counted(bench):
+    """What the stand-in moves in a step is what `plan` says of a rank, and what every collective reads and writes was registered."""
+    config = bench.config("llama", "bf16", 8, 2)
+    for layout in [*COUNTED, *(COUNTED_TOO if harness.scale() >= 4 else [])]:
+        ranks = math.prod(layout.get(name, 1) for name in ("dp", "tp", "pp", "sp"))
+        overrides = [*LARGE, f"layout.ranks={ranks}", *(f"layout.{key}={value}" for key, value in layout.items())]
+        found = []
+        for steps in (1, 2):
+            report = bench.workspace.directory("report")
+            environment = {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": str(ranks), "FAKE_NCCL_REPORT": report}
+            bench.workspace.train(config, bench.workspace.directory(), [*overrides, f"run.steps={steps}"], environment)
+            lines = [json.loads(line) for line in harness.read(report).splitlines()]
+            found.append(next(line for line in lines if line["collectives"] or line["received_bytes"]))
+        step = {key: (found[1][key] - found[0][key]) / ranks for key in found[0]}
+        if found[1]["registered"] or step["registered_collectives"] != step["collectives"]:
+            raise harness.Failure(f"{layout}: of {found[1]['collectives']} collectives are in registered memory: {found[1]}")
+        said = bench.workspace.command(["plan", config, f"run.dir={bench.workspace.directory()}", *overrides, "--json"])
+        world = json.loads(said.stdout)["worlds"][0]
+        planned = {key: world[f"{key}_bytes_received"] for key in ("parameter", "gradient", "tensor", "sequence", "pipeline")}
+        pairs = [(step["gathered_bytes"] + step["scattered_bytes"], planned["parameter"] + planned["gradient"]),
+                 (step["received_bytes"], planned["tensor"] + planned["sequence"] + planned["pipeline"])]
+        # Parts of equal length, checks, and of tensor ranks what plan leaves out as small
+        if any(not plan <= count <= 1.02 * plan for count, plan in pairs):
+            raise harness.Failure(f"{layout}: a rank and step have {step}, planned are {planned}")
+        print(f"counted: {layout}: {pairs} bytes, found and planned", flush=True)
 
 
 @simulated_only("NCCL's own library damages nothing on request")
@@ -633,6 +665,7 @@ def body(workspace, arguments):
             raise harness.Failure("a GPU that hears nothing is taken for a simulated one")
         limits(bench)
     elif what == "nccl":
+        counted(bench)
         never_waiting(bench)
         halves(bench)
         damaged_on_its_way(bench)

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,8 +36,15 @@ struct world {
     bool is_asked[RANKS][RANKS][2];   /* from, to: by whoever sends, by whoever receives */
 };
 
+struct registration {
+    const char *memory;
+    size_t bytes;
+    struct registration *next;
+};
+
 struct comm {
     struct world *world;
+    struct registration *registered;
     int collectives;                          /* begun */
     bool is_joining;                          /* its first collective waits for the others' */
     int rank, polls, blocks;                  /* polls: how often it still says that it is in progress */
@@ -72,6 +80,7 @@ static int room[RANKS]; /* multiprocessors of a device that have no block; set_r
 static bool is_roomy = true;
 static int seed = 1, flipping = -1; /* flipping: -1: the environment says it */
 static int world_count, version = 22809, failing_group, failing_result, async_result, abort_count, lone_abort_count;
+static struct fake_nccl_counts counts;
 static _Thread_local struct group *open_group;
 
 #define EXPORT __attribute__((visibility("default")))
@@ -89,6 +98,8 @@ int ncclSend(const void *data, size_t count, int type, int peer, void *comm, voi
 int ncclRecv(void *data, size_t count, int type, int peer, void *comm, void *stream);
 int ncclReduceScatter(const void *parts, void *sum, size_t count, int type, int reduce, void *comm, void *stream);
 int ncclAllGather(const void *part, void *parts, size_t count, int type, void *comm, void *stream);
+int ncclCommRegister(void *comm, void *memory, size_t bytes, void **ret_handle);
+int ncclCommDeregister(void *comm, void *handle);
 const char *ncclGetErrorString(int result);
 void fake_nccl_set_seed(int value);
 void fake_nccl_flip(int from_now);
@@ -98,6 +109,7 @@ void fake_nccl_set_async(int result);
 int fake_nccl_aborts(void);
 int fake_nccl_lone_aborts(void);
 void fake_nccl_set_room(int multiprocessors);
+struct fake_nccl_counts fake_nccl_counts(void);
 
 EXPORT void fake_nccl_set_version(int value)
 {
@@ -152,6 +164,27 @@ EXPORT int fake_nccl_lone_aborts(void)
     const int count = lone_abort_count;
     pthread_mutex_unlock(&lock);
     return count;
+}
+
+EXPORT struct fake_nccl_counts fake_nccl_counts(void)
+{
+    pthread_mutex_lock(&lock);
+    const struct fake_nccl_counts now = counts;
+    pthread_mutex_unlock(&lock);
+    return now;
+}
+
+__attribute__((destructor)) static void report(void)
+{
+    const char *path = getenv("FAKE_NCCL_REPORT");
+    FILE *f = path ? fopen(path, "a") : NULL;
+    if (!f) return;
+    fprintf(f,
+            "{\"gathered_bytes\": %llu, \"scattered_bytes\": %llu, \"received_bytes\": %llu, \"collectives\": %llu, "
+            "\"registered_collectives\": %llu, \"registered\": %lld}\n",
+            counts.gathered_bytes, counts.scattered_bytes, counts.received_bytes, counts.collectives,
+            counts.registered_collectives, counts.registered);
+    fclose(f);
 }
 
 EXPORT int ncclGetVersion(int *ret_version)
@@ -256,6 +289,51 @@ EXPORT int ncclCommAbort(void *comm)
     pthread_cond_broadcast(&change);
     pthread_mutex_unlock(&lock);
     return PD_NCCL_DONE;
+}
+
+EXPORT int ncclCommRegister(void *comm, void *memory, size_t bytes, void **ret_handle)
+{
+    struct comm *c = comm;
+    struct registration *r = malloc(sizeof *r);
+    if (!r || !memory || !bytes) abort();
+    pthread_mutex_lock(&lock);
+    *r = (struct registration){memory, bytes, c->registered};
+    c->registered = r;
+    counts.registered++;
+    pthread_mutex_unlock(&lock);
+    *ret_handle = r;
+    return PD_NCCL_DONE;
+}
+
+EXPORT int ncclCommDeregister(void *comm, void *handle)
+{
+    struct registration **at = &((struct comm *)comm)->registered;
+    pthread_mutex_lock(&lock);
+    while (*at != handle)
+        at = &(*at)->next; /* a handle of another is a fault here */
+    *at = (*at)->next;
+    counts.registered--;
+    pthread_mutex_unlock(&lock);
+    free(handle);
+    return PD_NCCL_DONE;
+}
+
+static bool is_registered(const struct comm *c, const void *memory, size_t bytes)
+{
+    const char *first = memory;
+    for (const struct registration *r = c->registered; r; r = r->next)
+        if (first >= r->memory && first + bytes <= r->memory + r->bytes) return true;
+    return false;
+}
+
+/* What a rank receives of it, as by a ring. */
+static void count_collective(const struct group *g)
+{
+    const size_t size = (size_t)g->comm->world->size, others = (size - 1) * g->bytes;
+    *(g->is_sum ? &counts.scattered_bytes : &counts.gathered_bytes) += others;
+    counts.collectives++;
+    counts.registered_collectives += is_registered(g->comm, g->parts, g->is_sum ? size * g->bytes : g->bytes) &&
+                                     is_registered(g->comm, g->out, g->is_sum ? g->bytes : size * g->bytes);
 }
 
 EXPORT int ncclGroupStart(void)
@@ -383,6 +461,7 @@ static bool take(struct group *g, const struct transfer *t)
         g->comm->error = INVALID;
     else
         memcpy(t->data, post->data, t->bytes);
+    counts.received_bytes += t->bytes;
     *queue = post->next;
     post->is_taken = true;
     pthread_cond_broadcast(&change);
@@ -497,6 +576,7 @@ static int put_collective(struct group collective)
     *g = collective;
     pthread_mutex_lock(&lock);
     g->collective = ++c->collectives;
+    count_collective(g);
     c->world->has_called[c->rank] = c->is_joining = true;
     c->polls = 2;
     pthread_mutex_unlock(&lock);

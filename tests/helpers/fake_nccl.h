@@ -3,6 +3,14 @@
  * (FAKE_NCCL_SIMT) those of simulated GPUs: the host never waits for an exchange. */
 #pragma once
 
+/* Of all ranks and communicators. Bytes of a collective are those of others that a rank gets, as by a ring.
+ * FAKE_NCCL_REPORT=FILE: a line of JSON behind it, when the process ends. */
+struct fake_nccl_counts {
+    unsigned long long gathered_bytes, scattered_bytes, received_bytes, collectives;
+    unsigned long long registered_collectives; /* both of whose buffers ncclCommRegister was given */
+    long long registered;                      /* and is not yet to forget */
+};
+
 /* What a stream handle points to. */
 struct fake_stream {
     void (*put)(void *stream, void (*call)(void *argument), void *argument);
@@ -18,5 +26,6 @@ struct fake_stream {
  *   fake_nccl_set_seed(int)           of the orders in which integers are added
  *   fake_nccl_flip(int)               the n-th reduce-scatter of a rank from now on, over all ranks, has a wrong bit; 0: none.
  *                                     FAKE_NCCL_FLIP=n in the environment says it at the start
+ *   fake_nccl_counts()                what was asked of it so far
  *   fake_nccl_aborts()                communicators that were aborted
  *   fake_nccl_lone_aborts()           of these, outside of a group */

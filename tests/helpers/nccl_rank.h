@@ -2,6 +2,7 @@
  */
 #pragma once
 
+#include "tests/helpers/fake_nccl.h"
 #include "tests/helpers/late_device.h"
 #include "trainer/comm/nccl.h"
 

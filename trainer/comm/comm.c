@@ -124,6 +124,11 @@ void pd_comm_use_memory(struct pd_comm *comm, const struct pd_comm_memory *memor
     comm->memory = *memory;
 }
 
+void pd_comm_will_use(struct pd_comm *comm, void *memory, uint64_t bytes)
+{
+    if (comm->ops->will_use && bytes) comm->ops->will_use(comm, memory, bytes);
+}
+
 void pd_comm_set_time_limit(struct pd_comm *comm, double seconds)
 {
     comm->time_limit_seconds = seconds;

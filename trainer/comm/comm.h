@@ -93,6 +93,7 @@ struct pd_comm_ops {
     pd_status (*look)(struct pd_comm *, struct pd_error *);
     void (*abort)(struct pd_comm *);
     void (*unlock)(struct pd_comm *); /* what it has locked by its memory */
+    void (*will_use)(struct pd_comm *, void *memory, uint64_t bytes); /* NULL: it makes no difference */
     void (*traffic)(struct pd_comm *, struct pd_comm_traffic *ret_traffic);
     void (*free)(struct pd_comm *);
 };
@@ -111,6 +112,10 @@ struct pd_comm {
 /* Pieces from now on are reached through `memory`, which is copied and inherited by later splits; its functions NULL: they
  * are in the host's memory, as at first. All ranks say the same, between operations. */
 void pd_comm_use_memory(struct pd_comm *comm, const struct pd_comm_memory *memory);
+
+/* Parts and sums of later operations lie in here, until the communicator is freed: a library may prepare for it (NCCL:
+ * ncclCommRegister). Other memory does as well, and where preparing fails nothing but speed is lost. */
+void pd_comm_will_use(struct pd_comm *comm, void *memory, uint64_t bytes);
 
 /* Of one operation, before missing ranks are named; later splits inherit it. */
 void pd_comm_set_time_limit(struct pd_comm *comm, double seconds);

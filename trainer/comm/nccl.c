@@ -357,6 +357,24 @@ static void leave_family(struct nccl_comm *c)
     pthread_mutex_unlock(&c->family->lock);
 }
 
+static void nccl_will_use(struct pd_comm *comm, void *memory, uint64_t bytes)
+{
+    struct nccl_comm *c = nccl_of(comm);
+    const struct pd_nccl_library *nccl = c->family->nccl;
+    if (c->registered_count == REGISTERED_MAX || !nccl_begin_launch(c)) return;
+    void **handle = &c->registered[c->registered_count];
+    if (c->handle && nccl->CommRegister(c->handle, memory, bytes, handle) == PD_NCCL_DONE) c->registered_count++;
+    nccl_end_launch(c);
+}
+
+/* Before the communicator ends, and after its last operation has. */
+static void forget_registered(struct nccl_comm *c)
+{
+    for (uint32_t i = 0; i < c->registered_count; i++)
+        (void)c->family->nccl->CommDeregister(c->handle, c->registered[i]);
+    c->registered_count = 0;
+}
+
 /* What was sent may still be on its way through NCCL's own buffers: only finalize waits for it. */
 static void close_handle(struct nccl_comm *c)
 {
@@ -364,6 +382,7 @@ static void close_handle(struct nccl_comm *c)
     struct pd_error ignored;
     if (!c->handle || !nccl_begin_launch(c)) return;
     pd_status st = pd_dev_stream_sync(c->family->dev, c->stream, &ignored);
+    if (!st) forget_registered(c);
     if (!st) st = nccl_poll_until_done(c, nccl->CommFinalize(c->handle), "finalize", &ignored);
     if (!st && nccl->CommDestroy(c->handle) == PD_NCCL_DONE) c->handle = NULL;
     end_handle(c);
@@ -432,6 +451,7 @@ static const struct pd_comm_ops nccl_ops = {
     .look = nccl_look,
     .abort = nccl_abort,
     .unlock = nccl_unlock,
+    .will_use = nccl_will_use,
     .traffic = nccl_traffic,
     .free = nccl_free,
 };

@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #define FLIGHTS 32u /* operations that the host may be ahead */
+#define REGISTERED_MAX 4u
 
 enum { PEERS_NAMED = 8 };
 
@@ -39,6 +40,8 @@ struct nccl_comm {
     struct flight flights[FLIGHTS];
     uint64_t operations;
     struct pd_span greeting; /* of a pair: a byte to the other, and its byte */
+    void *registered[REGISTERED_MAX]; /* what the library knows by pd_comm_will_use */
+    uint32_t registered_count;
     struct nccl_comm *next;
 };
 

@@ -28,10 +28,12 @@ static pd_status find_all(void *file, const char *path, struct pd_error *err)
                {"ncclRecv", &library.Recv},
                {"ncclReduceScatter", &library.ReduceScatter},
                {"ncclAllGather", &library.AllGather},
-               {"ncclGetErrorString", &library.GetErrorString}};
+               {"ncclGetErrorString", &library.GetErrorString},
+               {"ncclCommRegister", &library.CommRegister},
+               {"ncclCommDeregister", &library.CommDeregister}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         void *found = dlsym(file, all[i].name);
-        if (!found) PD_FAIL(err, PD_UNSUPPORTED, "%s has no %s: NCCL 2.18 or later is needed", path, all[i].name);
+        if (!found) PD_FAIL(err, PD_UNSUPPORTED, "%s has no %s: NCCL 2.19 or later is needed", path, all[i].name);
         memcpy(all[i].place, &found, sizeof found);
     }
     return PD_OK;
@@ -49,7 +51,7 @@ static pd_status open_file(struct pd_error *err)
     if (!st && library.GetVersion(&version) != PD_NCCL_DONE)
         st = pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0, "%s does not say its version", path);
     if (!st && version < PD_NCCL_VERSION_MIN)
-        st = pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0, "%s is version %d: NCCL 2.18 or later is needed", path, version);
+        st = pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0, "%s is version %d: NCCL 2.19 or later is needed", path, version);
     if (st) dlclose(file);
     library.version = version;
     return st;

@@ -1,12 +1,12 @@
 /* The entry points of libnccl that the trainer uses, found when they are asked for: linked, the library would be in the
- * memory of every process, and it is not everywhere. What is declared here is NCCL's own interface, of 2.18 and later. */
+ * memory of every process, and it is not everywhere. What is declared here is NCCL's own interface, of 2.19 and later. */
 #pragma once
 
 #include "offload/device.h"
 #include "trainer/comm/comm.h"
 
 enum { PD_NCCL_DONE = 0, PD_NCCL_IN_PROGRESS = 7 }; /* results; others are failures */
-enum { PD_NCCL_UINT8 = 1, PD_NCCL_UINT64 = 5, PD_NCCL_SUM = 0, PD_NCCL_VERSION_MIN = 21800 };
+enum { PD_NCCL_UINT8 = 1, PD_NCCL_UINT64 = 5, PD_NCCL_SUM = 0, PD_NCCL_VERSION_MIN = 21900 };
 enum { PD_NCCL_VERSION_GROUP_ABORT = 22200 }; /* from here on aborts may be one group */
 
 struct pd_nccl_id {
@@ -38,6 +38,8 @@ struct pd_nccl_library {
     int (*ReduceScatter)(const void *parts, void *sum, size_t count, int type, int reduce, void *comm, void *stream);
     int (*AllGather)(const void *part, void *parts, size_t count, int type, void *comm, void *stream);
     const char *(*GetErrorString)(int);
+    int (*CommRegister)(void *comm, void *memory, size_t bytes, void **ret_handle);
+    int (*CommDeregister)(void *comm, void *handle);
 };
 
 /* Loaded once a process and never let go. PERDURE_NCCL names another file than libnccl.so.2, or says off.

@@ -332,6 +332,18 @@ static pd_status build(struct pd_zero *zero, struct pd_arena *arena, struct pd_e
     return PD_OK;
 }
 
+/* Parts of parameters, terms and their sums are where every step has them. */
+static void tell_comms(const struct pd_zero *zero, const struct pd_arena *arena)
+{
+    const struct pd_grid *grid = zero->grid;
+    uint64_t parameters_bytes, gradients_bytes;
+    void *parameters = pd_arena_mapped(arena, PD_MEMORY_PARAMETERS, &parameters_bytes);
+    void *gradients = pd_arena_mapped(arena, PD_MEMORY_GRADIENTS, &gradients_bytes);
+    if (grid->gathers) pd_comm_will_use(grid->gathers, parameters, parameters_bytes);
+    if (grid->shard) pd_comm_will_use(grid->shard, gradients, gradients_bytes);
+    if (grid->replicas) pd_comm_will_use(grid->replicas, gradients, gradients_bytes);
+}
+
 static void describe(struct pd_zero *zero)
 {
     const struct pd_zero_options *o = &zero->options;
@@ -374,6 +386,7 @@ pd_status pd_zero_new(const struct pd_model *model, const struct pd_zero_options
         pd_zero_free(zero);
         return st;
     }
+    tell_comms(zero, arena);
     *ret_zero = zero;
     return PD_OK;
 }

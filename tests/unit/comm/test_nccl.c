@@ -211,6 +211,48 @@ Test(nccl, sums_do_not_depend_on_the_order_of_addition)
     }
 }
 
+enum { ROOM = 64 };
+
+/* Two collectives in what the library was told of, one beside it, and one in another communicator that was told nothing. */
+static pd_status told_main(struct pd_comm *control, void *context, struct pd_error *err)
+{
+    struct rank r;
+    struct pd_comm *part;
+    uint64_t room[ROOM] = {0}, beside[ROOM] = {0};
+    (void)context;
+    PD_TRY(rank_open(control, &r, err));
+    PD_TRY(pd_comm_split(r.comm, 0, control->rank, &part, err));
+    pd_comm_will_use(r.comm, room, sizeof room);
+    pd_comm_will_use(r.comm, NULL, 0);
+    struct pd_comm_op op = {0};
+    const uint64_t count = ROOM / r.comm->size;
+    PD_TRY(pd_comm_start_reduce_scatter(r.comm, &op, room, count, room + r.comm->rank * count, err));
+    PD_TRY(pd_comm_wait(r.comm, &op, err));
+    PD_TRY(pd_comm_start_all_gather(r.comm, &op, room, count * sizeof *room, err));
+    PD_TRY(pd_comm_wait(r.comm, &op, err));
+    PD_TRY(pd_comm_start_all_gather(r.comm, &op, beside, count * sizeof *beside, err));
+    PD_TRY(pd_comm_wait(r.comm, &op, err));
+    PD_TRY(pd_comm_start_all_gather(part, &op, room, count * sizeof *room, err));
+    PD_TRY(pd_comm_wait(part, &op, err));
+    PD_TRY(pd_dev_stream_sync(&r.dev, r.compute, err));
+    pd_comm_free(part);
+    rank_close(&r);
+    return PD_OK;
+}
+
+Test(nccl, is_told_where_operations_lie_until_the_communicator_ends)
+{
+    struct fake_nccl_counts (*counts_now)(void);
+    struct pd_error err;
+    fake("fake_nccl_counts", &counts_now);
+    const struct fake_nccl_counts before = counts_now();
+    cr_assert_eq(run(2, told_main, NULL, &err), PD_OK, "%s", err.message);
+    const struct fake_nccl_counts after = counts_now();
+    cr_expect_eq(after.collectives - before.collectives, 2 * 4);
+    cr_expect_eq(after.registered_collectives - before.registered_collectives, 2 * 2);
+    cr_expect_eq(after.registered, before.registered, "what was registered is forgotten");
+}
+
 /* The library that stands in is wrong where a test says so. */
 Test(nccl, a_wrong_bit_of_the_library_arrives)
 {
@@ -414,7 +456,7 @@ Test(nccl, an_old_library_is_refused)
     fake("fake_nccl_set_version", &set_version);
     set_version(21200);
     cr_assert_eq(run(2, refused_main, NULL, &err), PD_UNSUPPORTED);
-    cr_assert(strstr(err.message, "is version 21200: NCCL 2.18 or later is needed"), "%s", err.message);
+    cr_assert(strstr(err.message, "is version 21200: NCCL 2.19 or later is needed"), "%s", err.message);
 }
 
 /* ---- what goes wrong ---- */
