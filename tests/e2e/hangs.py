@@ -3,7 +3,7 @@
 ended, and the run goes on with the bits of a quiet one. A launch whose ranks are all stopped is suspended, and nobody is ended.
 
 By default in an exchange and while it computes; with PERDURE_TEST_SCALE of 4 or more in all places, three times each, at random moments
-before the first step, and twice with the default restart.hang_seconds."""
+before the first step, and once each with the default restart.hang_seconds."""
 import os
 import random
 import re
@@ -147,8 +147,8 @@ def body(workspace, _):
         print(f"seed {seed} (PERDURE_TEST_SEED replays it)", flush=True)
         for _ in range(12):
             hang(workspace, configs[4], known, "", chooser=random.Random(seed := seed + 1))
-        for where in ["in exchange", "computing"]:
-            hang(workspace, configs[4], known, where, ["restart.hang_seconds=30"])
+        for where in ["in exchange", *PLACES]:
+            hang(workspace, configs[1 if where == "waiting for a save" else 4], known, where, ["restart.hang_seconds=30"])
         suspended(workspace, configs[4])
 
 
