@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { DEPTH = 48, PLACES_MAX = 1 << 16, BLOCKS_MAX = 1 << 18 };
+enum { DEPTH = 48, BLOCK_DEPTH = 8, PLACES_MAX = 1 << 16, BLOCKS_MAX = 1 << 18 };
 
 struct chain {
     void *calls[DEPTH];
@@ -19,15 +19,18 @@ struct chain {
 };
 struct block {
     void *data; /* NULL: free */
-    struct chain from;
+    void *from[BLOCK_DEPTH];
+    int depth;
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
 static enum { OFF, RECORDS, FAILS } mode;
-static uint64_t places[PLACES_MAX]; /* in the order in which they were passed */
-static bool leads[PLACES_MAX];      /* through a call that is on the way to no place before it */
+static uint64_t places[PLACES_MAX];     /* in the order in which they were passed */
+static const void *callers[PLACES_MAX]; /* who calls there; NULL: not known */
+static bool leads[PLACES_MAX];          /* through a call that is on the way to no place before it */
 static uint32_t place_count, next_place;
 static uint64_t seen[2 * PLACES_MAX], wanted;
+static const void *wanted_caller;
 static const void *calls_seen[PLACES_MAX];
 static bool persists, has_fired;
 static const char *only; /* or NULL */
@@ -72,7 +75,7 @@ static bool note_call(const void *call)
     return is_new;
 }
 
-static void note(uint64_t place, const struct chain *chain)
+static void note(uint64_t place, const struct chain *chain, const void *from)
 {
     uint64_t at = place % (2 * PLACES_MAX);
     while (seen[at] && seen[at] != place)
@@ -82,24 +85,42 @@ static void note(uint64_t place, const struct chain *chain)
     leads[place_count] = false;
     for (int i = 0; i < chain->depth; i++)
         leads[place_count] |= note_call(chain->calls[i]);
+    callers[place_count] = from;
     places[place_count++] = place;
 }
 
-bool failing_here(const char *what)
+/* A walk up the calls takes longer than most of what is called, so there is none where another caller already tells. */
+static bool may_be_wanted(const void *from)
+{
+    return mode == RECORDS ||
+           (__atomic_load_n(&has_fired, __ATOMIC_RELAXED) ? persists : !from || !wanted_caller || from == wanted_caller);
+}
+
+static bool fails_for(const char *what, const void *from)
 {
     if (__atomic_load_n(&mode, __ATOMIC_RELAXED) == OFF || (only && strcmp(what, only) != 0)) return false;
-    const struct chain chain = chain_here();
-    const uint64_t place = pd_digest64(chain.calls, (size_t)chain.depth * sizeof *chain.calls, what[0]) | 1;
+    if (!may_be_wanted(from)) return false;
+    struct chain chain = {0};
+    uint64_t place = 0;
+    if (!__atomic_load_n(&has_fired, __ATOMIC_RELAXED)) {
+        chain = chain_here();
+        place = pd_digest64(chain.calls, (size_t)chain.depth * sizeof *chain.calls, what[0]) | 1;
+    }
     pthread_mutex_lock(&mutex);
-    if (mode == RECORDS) note(place, &chain);
+    if (mode == RECORDS) note(place, &chain, from);
     const bool fails = mode == FAILS && (has_fired ? persists && strcmp(what, fired_what) == 0 : place == wanted);
     if (fails && !has_fired) {
         fired_what = what;
         fired_from = chain;
     }
-    has_fired |= fails;
+    if (fails) __atomic_store_n(&has_fired, true, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&mutex);
     return fails;
+}
+
+bool failing_here(const char *what)
+{
+    return fails_for(what, NULL);
 }
 
 bool failing_on_disk(enum pd_disk_operation operation)
@@ -143,6 +164,7 @@ bool failing_next(bool some, bool from_then_on)
     while (next_place < place_count && some && !(leads[next_place] && (!from_then_on || next_place % 4 == 0)))
         next_place++;
     if (next_place == place_count) return false;
+    wanted_caller = callers[next_place];
     wanted = places[next_place++];
     persists = from_then_on;
     begin(FAILS);
@@ -166,11 +188,11 @@ uint32_t failing_places(void)
     return place_count;
 }
 
-static void describe(const struct chain *chain, char text[1024])
+static void describe(void *const *calls, int depth, char text[1024])
 {
-    char **names = backtrace_symbols(chain->calls, chain->depth);
+    char **names = backtrace_symbols(calls, depth);
     size_t used = 0;
-    for (int i = 0; names && i < chain->depth && used < 960; i++) {
+    for (int i = 0; names && i < depth && used < 960; i++) {
         const char *slash = strrchr(names[i], '/');
         used += (size_t)snprintf(text + used, 1024 - used, " %s", slash ? slash + 1 : names[i]);
     }
@@ -181,7 +203,7 @@ void failing_what(char ret_text[1024])
 {
     snprintf(ret_text, 1024, "%s:", fired_what ? fired_what : "nothing");
     char calls[1024] = "";
-    describe(&fired_from, calls);
+    describe(fired_from.calls, fired_from.depth, calls);
     strncat(ret_text, calls, 1023 - strlen(ret_text));
 }
 
@@ -198,10 +220,11 @@ static uint64_t slot_of(const void *data)
 static void *keep(void *data)
 {
     if (!data || __atomic_load_n(&mode, __ATOMIC_RELAXED) == OFF) return data;
-    const struct chain chain = chain_here();
+    struct block block = {.data = data};
+    block.depth = backtrace(block.from, BLOCK_DEPTH);
     pthread_mutex_lock(&mutex);
     if (block_count < BLOCKS_MAX / 2) {
-        blocks[slot_of(data)] = (struct block){data, chain};
+        blocks[slot_of(data)] = block;
         block_count++;
     }
     pthread_mutex_unlock(&mutex);
@@ -231,34 +254,35 @@ uint64_t failing_leaks(char ret_where[1024])
     ret_where[0] = '\0';
     for (uint64_t i = 0; block_count && i < BLOCKS_MAX; i++)
         if (blocks[i].data) {
-            describe(&blocks[i].from, ret_where);
+            describe(blocks[i].from, blocks[i].depth, ret_where);
             break;
         }
     return block_count;
 }
 
 /* A call that does not happen. */
-#define FAILS(type, name, failure, parameters, arguments)               \
-    type __real_##name parameters;                                      \
-    type __wrap_##name parameters;                                      \
-    type __wrap_##name parameters                                       \
-    {                                                                   \
-        return failing_here(#name) ? failure : __real_##name arguments; \
+#define FAILS(type, name, failure, parameters, arguments)                                         \
+    type __real_##name parameters;                                                                \
+    type __wrap_##name parameters;                                                                \
+    type __wrap_##name parameters                                                                 \
+    {                                                                                             \
+        return fails_for(#name, __builtin_return_address(0)) ? failure : __real_##name arguments; \
     }
 /* A call that happens, and says that it did not. */
-#define FAILS_AFTER(type, name, failure, parameters, arguments) \
-    type __real_##name parameters;                              \
-    type __wrap_##name parameters;                              \
-    type __wrap_##name parameters                               \
-    {                                                           \
-        const type result = __real_##name arguments;            \
-        return failing_here(#name) ? failure : result;          \
+#define FAILS_AFTER(type, name, failure, parameters, arguments)                  \
+    type __real_##name parameters;                                               \
+    type __wrap_##name parameters;                                               \
+    type __wrap_##name parameters                                                \
+    {                                                                            \
+        const type result = __real_##name arguments;                             \
+        return fails_for(#name, __builtin_return_address(0)) ? failure : result; \
     }
-#define FAILS_MEMORY(type, name, parameters, arguments)                                            \
-    type __wrap_##name parameters;                                                                 \
-    type __wrap_##name parameters                                                                  \
-    {                                                                                              \
-        return failing_here(#name) ? (errno = ENOMEM, (type)NULL) : keep(__real_##name arguments); \
+#define FAILS_MEMORY(type, name, parameters, arguments)                                       \
+    type __wrap_##name parameters;                                                            \
+    type __wrap_##name parameters                                                             \
+    {                                                                                         \
+        return fails_for(#name, __builtin_return_address(0)) ? (errno = ENOMEM, (type)NULL)   \
+                                                             : keep(__real_##name arguments); \
     }
 
 FAILS_MEMORY(void *, malloc, (size_t bytes), (bytes))
@@ -269,7 +293,7 @@ FAILS_MEMORY(char *, strdup, (const char *text), (text))
 void *__wrap_realloc(void *data, size_t bytes);
 void *__wrap_realloc(void *data, size_t bytes)
 {
-    if (failing_here("realloc")) return errno = ENOMEM, NULL;
+    if (fails_for("realloc", __builtin_return_address(0))) return errno = ENOMEM, NULL;
     forget(data);
     return keep(__real_realloc(data, bytes));
 }
@@ -287,13 +311,14 @@ FAILS(int, pthread_create, EAGAIN,
       (pthread_t * thread, const pthread_attr_t *attributes, void *(*body)(void *), void *context),
       (thread, attributes, body, context))
 /* Of a rank that is alone: among several one would go on with a group in which the others have stopped. */
-#define FAILS_GROUP(name, parameters, arguments)                                                   \
-    pd_status __real_##name parameters;                                                            \
-    pd_status __wrap_##name parameters;                                                            \
-    pd_status __wrap_##name parameters                                                             \
-    {                                                                                              \
-        if (group->size == 1 && failing_here(#name)) PD_FAIL(err, PD_PEER_LOST, "a peer is gone"); \
-        return __real_##name arguments;                                                            \
+#define FAILS_GROUP(name, parameters, arguments)                               \
+    pd_status __real_##name parameters;                                        \
+    pd_status __wrap_##name parameters;                                        \
+    pd_status __wrap_##name parameters                                         \
+    {                                                                          \
+        if (group->size == 1 && fails_for(#name, __builtin_return_address(0))) \
+            PD_FAIL(err, PD_PEER_LOST, "a peer is gone");                      \
+        return __real_##name arguments;                                        \
     }
 FAILS_GROUP(pd_group_barrier, (struct pd_group * group, struct pd_error *err), (group, err))
 FAILS_GROUP(pd_group_gather,
@@ -309,12 +334,12 @@ FAILS_GROUP(pd_group_agree, (struct pd_group * group, pd_status mine, struct pd_
 
 /* ---- the system, under the real disk ---- */
 
-#define FAILS_ERRNO(type, name, failure, number, parameters, arguments)                   \
-    type __real_##name parameters;                                                        \
-    type __wrap_##name parameters;                                                        \
-    type __wrap_##name parameters                                                         \
-    {                                                                                     \
-        return failing_here(#name) ? (errno = number, failure) : __real_##name arguments; \
+#define FAILS_ERRNO(type, name, failure, number, parameters, arguments)                                             \
+    type __real_##name parameters;                                                                                  \
+    type __wrap_##name parameters;                                                                                  \
+    type __wrap_##name parameters                                                                                   \
+    {                                                                                                               \
+        return fails_for(#name, __builtin_return_address(0)) ? (errno = number, failure) : __real_##name arguments; \
     }
 /* Once by a signal, where such calls are made again. */
 #define INTERRUPTED_OR(number) (persists ? (number) : EINTR)

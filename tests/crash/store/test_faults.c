@@ -27,13 +27,13 @@ static void base_of(const struct world *world, struct room *room)
 /* A run of scale 1 samples where there is much to try. */
 static uint64_t stride_of(const struct world *world, uint64_t of_many)
 {
-    return world->ranks > 1 ? of_many : 1 + world->drives;
+    return world->ranks > 1 ? of_many : 1 + 2 * world->drives;
 }
 
 static void save_campaign(const struct world *world)
 {
     struct campaign campaign = {
-        .name = "save", .try = campaign_try_save, .stride = test_stride(stride_of(world, 36)), .crashes = 2};
+        .name = "save", .try = campaign_try_save, .stride = test_stride(stride_of(world, 140)), .crashes = 2};
     if (test_scale() >= 10 && world->ranks == 1) campaign.crashes = 6;
     struct room room;
     base_of(world, &room);
@@ -45,7 +45,7 @@ static void save_campaign(const struct world *world)
 static void open_campaign(const struct world *world)
 {
     struct campaign campaign = {
-        .name = "open", .try = campaign_try_open, .stride = test_stride(5 * stride_of(world, 14)), .crashes = 1};
+        .name = "open", .try = campaign_try_open, .stride = test_stride(10 * stride_of(world, 28)), .crashes = 1};
     struct room room, wounded;
     struct pd_error err = {0};
     base_of(world, &room);
@@ -69,7 +69,7 @@ static void open_campaign(const struct world *world)
 static void first_open_campaign(const struct world *world)
 {
     struct campaign campaign = {
-        .name = "first open", .try = campaign_try_first_open, .stride = test_stride(2 * stride_of(world, 8)), .crashes = 1};
+        .name = "first open", .try = campaign_try_first_open, .stride = test_stride(5 * stride_of(world, 13)), .crashes = 1};
     struct room room;
     empty_room_of(world, &room);
     sweep(&campaign, world, &room);

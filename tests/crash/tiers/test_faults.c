@@ -159,22 +159,22 @@ static void campaign_on(int number, enum aftermath aftermath, uint64_t stride)
 
 Test(tier_faults, processes_die)
 {
-    campaign_on(IN_MEMORY, NOBODY_CRASHES, 90);
+    campaign_on(IN_MEMORY, NOBODY_CRASHES, 150);
 }
 
 Test(tier_faults, all_hosts_lose_power)
 {
-    campaign_on(IN_MEMORY, ALL_CRASH, 60);
+    campaign_on(IN_MEMORY, ALL_CRASH, 100);
 }
 
 Test(tier_faults, one_host_loses_power)
 {
-    campaign_on(IN_MEMORY, ONE_CRASHES, 90);
+    campaign_on(IN_MEMORY, ONE_CRASHES, 150);
 }
 
 Test(tier_faults, a_host_and_its_tiers_are_gone)
 {
-    campaign_on(IN_MEMORY, ONE_IS_REPLACED, 90);
+    campaign_on(IN_MEMORY, ONE_IS_REPLACED, 150);
 }
 
 /* A short run draws what becomes of the hosts. */
@@ -187,25 +187,25 @@ static void campaigns_on(int number, uint64_t stride)
 
 Test(tier_faults, files)
 {
-    campaigns_on(IN_FILES, 150);
+    campaigns_on(IN_FILES, 250);
 }
 
 Test(tier_faults, files_on_two_drives)
 {
-    campaigns_on(ON_TWO_DRIVES, 250);
+    campaigns_on(ON_TWO_DRIVES, 416);
 }
 
 Test(tier_faults, files_on_a_shared_disk)
 {
-    campaigns_on(ON_A_SHARED_DISK, 150);
+    campaigns_on(ON_A_SHARED_DISK, 250);
 }
 
 Test(tier_faults, files_without_links)
 {
-    campaigns_on(WITHOUT_LINKS, 150);
+    campaigns_on(WITHOUT_LINKS, 250);
 }
 
 Test(tier_faults, files_on_two_drives_without_links)
 {
-    campaigns_on(ON_TWO_DRIVES_WITHOUT_LINKS, 250);
+    campaigns_on(ON_TWO_DRIVES_WITHOUT_LINKS, 416);
 }
