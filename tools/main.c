@@ -37,6 +37,7 @@ const struct pd_command pd_commands[] = {
     {"completion", "SHELL", "commands and options for bash, zsh or fish to complete", pd_cmd_completion},
     {"manual", "DIRECTORY", NULL, pd_cmd_manual},
     {"worker", "CONFIG", NULL, pd_cmd_worker},
+    {"relay", "RANK RANKS", NULL, pd_cmd_relay},
     {0},
 };
 

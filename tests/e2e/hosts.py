@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,20 +31,42 @@ restart: {{limit: 0}}
 """
 
 
+def write(path, text):
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(text)
+
+
+def lines_of(path):
+    return harness.read(path).split("\n")[:-1] if os.path.exists(path) else []
+
+
 class Bench:
-    def __init__(self, workspace, net, config):
-        self.workspace, self.net, self.config, self.directory = workspace, net, config, workspace.directory("run")
+    """Each host has its own disk: the launcher's has the configuration and the list of hosts, all have the text, and run.dir is made.
+    is_shared: these are files of all hosts, as without the launcher's socket."""
+
+    def __init__(self, workspace, net, config, text, is_shared=False):
+        self.workspace, self.net, self.config, self.is_shared = workspace, net, config, is_shared
         self.log = os.path.join(net.root, "log")
-        self.hosts = os.path.join(net.root, "hosts")
-        with open(self.hosts, "w", encoding="utf-8") as f:
-            f.write("# hosts of the test\n" + "".join(name + "\n" for name in net.names))
+        self.place = f"{net.root}/shared" if is_shared else f"{net.root}/disk"
+        self.places = [self.place] if is_shared else [f"{net.root}/disk-{name}" for name in net.names]
+        self.directories = [os.path.join(place, "run") for place in self.places]
+        self.hosts = os.path.join(self.place, "hosts")
+        for place in self.places:
+            os.makedirs(place, exist_ok=True)
+            write(os.path.join(place, "text.txt"), text)
+        self.list_hosts(net.names)
+
+    def list_hosts(self, names):
+        for place in self.places:
+            write(os.path.join(place, "hosts"), "# hosts of the test\n" + "".join(name + "\n" for name in names))
 
     def start(self, name, *overrides):
         tier = {"dir": f"{self.net.root}/disk/tier", "every": 1, "keep_last": 2, "replicas": 1}
         words = [f"checkpoint.tiers[0].{key}={value}" for key, value in tier.items()]
-        words += [f"run.dir={self.directory}", f"launch.hosts={self.hosts}", f"launch.agent={namespaces.AGENT}", *overrides]
+        words += [f"run.dir={self.place}/run", f"launch.hosts={self.hosts}", f"launch.agent={namespaces.AGENT}", *overrides]
+        write(os.path.join(self.place if self.is_shared else f"{self.net.root}/disk-{name}", "run.yaml"), self.config.format(data=f"{self.place}/text.txt"))
         with open(self.log, "w", encoding="utf-8") as out:
-            return self.net.popen(name, [self.workspace.perdure, "train", self.config, *words],
+            return self.net.popen(name, [self.workspace.perdure, "train", f"{self.place}/run.yaml", *words],
                                   env=dict(os.environ, PERDURE_PROGRESS="off"), stdout=out, stderr=out)
 
     def leave(self, run):
@@ -70,9 +93,8 @@ class Bench:
         self.wait(run, lambda: self.copied() >= before + more, f"{more} steps")
 
     def copied(self):
-        """The newest step that any whole line of metrics calls copied."""
-        path = os.path.join(self.directory, "metrics.jsonl")
-        lines = harness.read(path).split("\n")[:-1] if os.path.exists(path) else []
+        """The newest step that any whole line of metrics calls copied; they are where rank 0 ran."""
+        lines = [line for directory in self.directories for line in lines_of(os.path.join(directory, "metrics.jsonl"))]
         return max((json.loads(line)["tiers"][0]["replicated"] for line in lines if '"replicated"' in line), default=0)
 
     def starts(self, which):
@@ -140,7 +162,7 @@ def cable_pulled(bench):
     bench.steps(run, 2)
     resumed_from(bench, least, "ab")
     bench.leave(run)
-    events = [json.loads(line) for line in harness.read(os.path.join(bench.directory, "events.jsonl")).splitlines()]
+    events = [json.loads(line) for line in lines_of(os.path.join(bench.directories[0], "events.jsonl"))]
     kinds = [event["event"] for event in events if event["event"] in ("start", "end", "recover")]
     seconds = next(event for event in events if event["event"] == "recover")["recover_seconds"]
     if kinds != ["start", "end", "start", "recover", "end"] or list(seconds) != ["total", *PHASES] or min(seconds.values()) < 0:
@@ -171,26 +193,83 @@ def space_of(pid):
 
 
 def stopped_elsewhere(bench):
-    """A rank of another host is stopped: it falls silent, and is named, though others of other hosts wait for it too."""
+    """A rank of another host is stopped: its relay says so, and where it is, though others of other hosts wait for it too."""
     run = bench.start("a", "restart.hang_seconds=8", "restart.limit=3")
     space = space_of(bench.net.pids["c"])
     for number, where in enumerate(["in exchange", "computing"], 1):
         bench.steps(run, 4)
         hangs.stop_at(lambda: [pid for pid in hangs.workers(run, everywhere=True) if space_of(pid) == space], where)
         began = time.monotonic()
-        said = r"rank 2 holds up the run: .*; it is on another host, and has said nothing for \d+ s: ending it"
-        bench.wait(run, lambda number=number: len(re.findall(said, bench.said())) == number, f"it is named, stopped {where}")
-        print(f"named {time.monotonic() - began:.1f} s after it stopped {where}, on another host", flush=True)
-        bench.wait(run, lambda number=number: len(bench.starts(0)) == number + 1, "a restart")
+        said = rf"rank 2 \(process \d+ of host c\) holds up the run: .*; it is stopped \(SIGSTOP\), at step \d+, micro-batch \d+, (?:block \d+|embedding), {where}.*: ending it"
+        bench.wait(run, lambda number=number, said=said: len(bench.starts(0)) == number + 1, f"it is named, stopped {where}, and a restart")
+        if not re.search(said, bench.said()):
+            bench.fail(f"stopped {where}, on another host")
+        print(f"named and started again {time.monotonic() - began:.1f} s after it stopped {where}, on another host", flush=True)
     bench.steps(run, 2)
     bench.leave(run)
+
+
+PORT = 7411
+
+
+def port_closed(bench):
+    """A packet filter keeps other hosts from the launcher's port: what they say goes through files where run.dir is shared, a rank that
+    is stopped falls silent, and the run goes on."""
+    bench.net.block("b", PORT)
+    bench.net.block("c", PORT)
+    run = bench.start("a", f"launch.port={PORT}", "restart.hang_seconds=8", "restart.limit=3")
+    bench.steps(run, 4)
+    if bench.said().count("on another host, does not reach this launcher at 10.77.0.1:7411") != 1:
+        bench.fail("hosts cannot reach the launcher")
+    space = space_of(bench.net.pids["c"])
+    hangs.stop_at(lambda: [pid for pid in hangs.workers(run, everywhere=True) if space_of(pid) == space], "in exchange")
+    bench.wait(run, lambda: len(bench.starts(0)) == 2, "a restart")
+    if not re.search(r"rank 2 holds up the run: .*; it is on another host, and has said nothing for \d+ s: ending it", bench.said()):
+        bench.fail("a rank that is stopped where notes are files")
+    bench.steps(run, 2)
+    bench.leave(run)
+
+
+def port_closed_and_nothing_shared(bench):
+    """The same where hosts share no files: the rank says what it cannot reach, and the launch ends."""
+    bench.net.block("c", PORT)
+    run = bench.start("a", f"launch.port={PORT}")
+    if run.wait(timeout=harness.PATIENCE) != 78 or "host c cannot reach the launcher at 10.77.0.1:7411" not in bench.said():
+        bench.fail(f"nothing can be said: exit {run.returncode}")
+
+
+def other_program(bench):
+    """A host without the program is left out; one with another build of it is refused."""
+    exe = os.path.realpath(os.path.join(os.path.dirname(bench.workspace.perdure), "libexec", "perdure"))
+    bench.net.hide("b", exe)
+    run = bench.start("a")
+    bench.wait(run, lambda: bench.starts(0), "a start")
+    if bench.starts(0) != [("2", "a:1,c:1")] or "b has not this program at the same path" not in bench.said():
+        bench.fail("host b has no program")
+    bench.steps(run, 2)
+    bench.leave(run)
+    bench.net.replace("c", exe, harness_copy(exe, f"{bench.net.root}/other-build"))
+    run = bench.start("a")
+    if run.wait(timeout=harness.PATIENCE) != 78 or not re.search(r"host c has another build of \S+ \(.*, build \w+\) than the launcher \(.*, build \w+\)", bench.said()):
+        bench.fail(f"host c has another build: exit {run.returncode}")
+
+
+def harness_copy(source, path):
+    """The same program with a byte behind it."""
+    shutil.copy(source, path)
+    with open(path, "ab") as f:
+        f.write(b"x")
+    return path
+
+
+SHARED = ["port_closed"]
 
 
 def resumed_from(bench, least, whence=""):
     """whence: the hosts that gave the bytes; with the replicas of the shards of a lost one."""
     size = r" \([\d.]+ [KM]iB\)"
     hosts = "".join(f"{name}{size}.*" for name in whence) + "replicas of the shards of 1 lost host" if whence else ".*"
-    found = [int(step) for step in re.findall(rf"resumed at step (\d+), saved by .*; from \S*/disk/tier, read on {hosts}, [\d.]+ s old", bench.said())]
+    found = [int(step) for step in re.findall(rf"resumed at step (\d+), saved by .*; from \S*/disk/tier, read on {hosts}", bench.said())]  # how old, where this host has metrics of it
     if not found or found[-1] < least:
         bench.fail(f"resumed at steps {found}, and {least} was copied")
 
@@ -234,8 +313,7 @@ def copies_away(bench):
     bench.net.lose("c")
     if run.wait(timeout=harness.PATIENCE) != 75 or not re.search(r"too few take part \(without b, c\).*no host came back in 1 s .*b does not answer", bench.said()):
         bench.fail(f"copies are away: exit {run.returncode}")
-    with open(bench.hosts, "w", encoding="utf-8") as f:
-        f.write("a\n")
+    bench.list_hosts(["a"])
     run = bench.start("a")
     bench.wait(run, lambda: f"resumed at step {begun}" in bench.said(), "it goes on from an older step")
     bench.leave(run)
@@ -274,17 +352,20 @@ def body(workspace, arguments):
     named = [globals()[name] for name in arguments if not name.isdigit()]
     count = 0 if named else int(arguments[0]) if arguments else 50 if harness.scale() >= 10 else 0
     names = ["a", "b", "c", "d"] if count else ["a", "b", "c"]
-    config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(40000))))
+    text = harness.text_of(40000)
+    config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", text)))
     quiet = workspace.directory("quiet")
     workspace.train(config, quiet, ["layout.ranks=1", f"run.steps={QUIET_STEPS * max(1, count // 4)}", "optimizer.decay_steps=100000"])
     known = harness.losses(quiet)
     cases = [lambda bench: random_losses(bench, random.Random(seed), count)] if count else \
-        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, *([back_again, too_few, stopped_elsewhere] if harness.scale() >= 4 else [])]
+        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, stopped_elsewhere, *([back_again, too_few, port_closed, port_closed_and_nothing_shared, other_program] if harness.scale() >= 4 else [])]
     for case in cases:
         with namespaces.Network(workspace.directory("net"), names) as net:
-            bench = Bench(workspace, net, config)
+            bench = Bench(workspace, net, CONFIG, text, is_shared=case.__name__ in SHARED)
             case(bench)
-            found = harness.losses(bench.directory)
+            found = {}
+            for directory in filter(lambda path: lines_of(os.path.join(path, "metrics.jsonl")), bench.directories):
+                found.update(harness.losses(directory))
             if any(found[step] != bits for step, bits in known.items() if step in found):
                 bench.fail("other losses than those of the quiet run")
             print(f"same bits: {len(found)} steps", flush=True)

@@ -91,6 +91,17 @@ class Network:
     def popen(self, name, command, **options):
         return subprocess.Popen(["nsenter", "-t", str(self.pids[name]), "-n", "-m", "-u", "-p", "-i", *command], **options)
 
+    def block(self, name, port):
+        """Nothing of the host gets through to that port of any other: its packets vanish."""
+        run(self.pids[name], "ip", "rule", "add", "ipproto", "tcp", "dport", str(port), "blackhole")
+
+    def hide(self, name, path):
+        """The host has no such program."""
+        run(self.pids[name], "mount", "--bind", "/dev/null", path)
+
+    def replace(self, name, path, other):
+        run(self.pids[name], "mount", "--bind", other, path)
+
     def freeze(self, name):
         """All processes of the host stop, but its first."""
         run(self.pids[name], "sh", "-c", "kill -STOP -1")

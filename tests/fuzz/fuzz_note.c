@@ -2,7 +2,7 @@
 #include "tests/fuzz/input_directory.h"
 #include "tests/fuzz/input_names.h"
 #include "tests/fuzz/target.h"
-#include "trainer/run/note.h"
+#include "trainer/notes/note.h"
 
 #include <stdlib.h>
 #include <string.h>

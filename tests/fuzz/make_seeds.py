@@ -215,6 +215,18 @@ def history():
          record(1, b'{"event":"start","time":1e300}\n{"event":"end","time":-1e300,"exit_code":1}\n'))
 
 
+def wire():
+    def frame(kind, note, rank, data):
+        return struct.pack("<IHHI", len(data), kind, note, rank) + data
+
+    hello = frame(1, 0, 0, b"0123456789abcdef" * 2 + b"1.0, build 0123456789abcdef\nhost-c\n")
+    save("wire", "begun", hello + frame(2, 0, 1, b"4711\n elsewhere 4026531836\n4242\n8\n"))
+    save("wire", "ended", hello + frame(2, 3, 1, b"5\nthe disk is full\n") + frame(3, 1, 0, b""))
+    save("wire", "relay", hello + frame(4, 0, 1, b" elsewhere 4026531836") + frame(8, 0, 1, struct.pack("<ii", 4711, 7)))
+    save("wire", "word", hello + frame(5, 0, 1, bytes(range(1, 129)) * 6))
+    save("wire", "long", hello + frame(2, 3, 1, b"x" * 4096) + struct.pack("<IHHI", 4097, 2, 3, 1))
+
+
 def small():
     save("hosts", "list", b"# mine\na\nb:4 # four\nc slots=2 max_slots=4\nfe80::1\na:1\n")
     for part, text in enumerate((b"7\nhost boot pid\n123\n4\n", b"7\nrank 1 is gone\n", b"120\n", b"GPU-1\n1\n")):
@@ -231,7 +243,7 @@ def small():
 
 
 if __name__ == "__main__":
-    makers = [deepspeed, universal, dcp, llmc, megatron, safetensors_directory, torch, commit, store, shard, tokenizer, token_file, documents, config, history, small]
+    makers = [deepspeed, universal, dcp, llmc, megatron, safetensors_directory, torch, commit, store, shard, tokenizer, token_file, documents, config, history, wire, small]
     for make in makers:
         if len(sys.argv) == 1 or make.__name__ in sys.argv[1:]:
             make()

@@ -3,6 +3,7 @@
 
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
+#include "ckpt/base/parse.h"
 #include "ckpt/base/trace.h"
 #include "ckpt/base/words.h"
 #include "ckpt/store/paths.h"
@@ -17,6 +18,8 @@
 #include "trainer/run/directories.h"
 #include "trainer/run/events.h"
 #include "trainer/run/recorded.h"
+#include "trainer/notes/relay.h"
+#include "trainer/notes/sender.h"
 #include "trainer/run/worker.h"
 
 #include <dirent.h>
@@ -319,8 +322,12 @@ static pd_status launch_claimed(const struct pd_config *config, const struct pd_
     if (st) return pd_error_context(err, st, "run.dir cannot be written; make it so, or name another with run.dir=DIR");
     if (isatty(STDERR_FILENO)) setenv("PERDURE_PROGRESS", "bar", 0);
     const char *worker[] = {self, "worker", path, NULL};
-    struct pd_launch l = {
-        .worker = worker, .newest_step = newest_step, .context = chooser, .choose = choose, .chaos = *chaos};
+    struct pd_launch l = {.worker = worker,
+                          .config_path = path,
+                          .newest_step = newest_step,
+                          .context = chooser,
+                          .choose = choose,
+                          .chaos = *chaos};
     pd_launch_configure(&l, config);
     pd_run_tiers_of_config(config, &tiers);
     l.chaos.dir = tiers.tiers[0].dir;
@@ -499,12 +506,22 @@ static void close_trace(void)
 static pd_status work(const struct pd_launched *launched, const char *config_path, struct pd_error *err)
 {
     struct pd_config config;
-    PD_TRY(pd_config_load(config_path, NULL, 0, &config, err));
-    pd_status st = PD_OK;
+    const char *text = pd_sender_config(); /* a host other than the launcher's needs no file */
+    pd_status st = text ? pd_config_parse(config_path, text, NULL, 0, &config, err)
+                        : pd_config_load(config_path, NULL, 0, &config, err);
+    if (st) return st;
     if (launched->layout[0]) st = pd_launch_layout_apply(&config, launched->layout, launched->ranks, err);
     if (!st) st = pd_worker_main(&config, launched, err);
     pd_config_deinit(&config);
     return st;
+}
+
+pd_status pd_cmd_relay(int argc, char **argv, struct pd_error *err)
+{
+    uint64_t rank, ranks;
+    if (argc != 3 || !pd_parse_u64(argv[1], &rank) || !pd_parse_u64(argv[2], &ranks) || ranks > UINT32_MAX || rank >= ranks)
+        PD_FAIL(err, PD_USAGE, "relay is started by perdure train");
+    return pd_relay_run((uint32_t)rank, (uint32_t)ranks, err);
 }
 
 pd_status pd_cmd_worker(int argc, char **argv, struct pd_error *err)

@@ -4,7 +4,7 @@
 #include "ckpt/base/utf8.h"
 #include "tools/report/figures.h"
 #include "trainer/config/config.h"
-#include "trainer/run/note.h"
+#include "trainer/notes/note.h"
 
 #include <errno.h>
 #include <inttypes.h>

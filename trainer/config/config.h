@@ -140,6 +140,7 @@ struct pd_config {
     struct {
         char *hosts;         /* a file of hosts, or a command that prints one; "": this host, or those of PERDURE_MPIRUN */
         char *agent;         /* runs a command on a host: AGENT HOST COMMAND */
+        uint32_t port;       /* on which the launcher hears ranks of other hosts; 0: any */
         enum pd_grow grow;   /* when hosts that come back are taken in */
         double wait_seconds; /* for hosts, where fewer than elastic.min ranks can run */
     } launch;

@@ -200,6 +200,8 @@ const struct pd_key pd_keys[] = {
 
     STRING(launch.hosts, "", FREE, "a file of hosts (name, name:ranks), or a command that prints one; read at every start"),
     STRING(launch.agent, "ssh", FREE, "starts a command on a host: AGENT HOST COMMAND"),
+    U32(launch.port, "0", 0, 65535, FREE,
+        "on which the launcher hears ranks of other hosts, for packet filters to let through; 0: any that is free"),
     WORD(launch.grow, "restart", grow_words, FREE,
          "hosts that come back are taken in at the next restart; now: ranks save, leave and start again with them"),
     F64(launch.wait_seconds, "600", 0, 1e9, FREE,

@@ -45,6 +45,7 @@ pd_status pd_launch_account_update(struct pd_launch_account *a, const struct pd_
             *h = *known;
         else
             snprintf(h->name, sizeof h->name, "%s", seen[i].name);
+        h->lacks_program = seen[i].lacks_program;
         snprintf(h->address, sizeof h->address, "%s", seen[i].address);
         h->slots = seen[i].slots;
         h->answers = seen[i].answers || (seen[i].is_silent && h->has_sign);
@@ -234,7 +235,9 @@ void pd_launch_account_describe_out(const struct pd_launch_account *a, uint64_t 
         char one[PD_LAUNCH_HOST_BYTES + 64];
         const struct pd_launch_host *h = &a->hosts[i];
         if (!h->slots || places_of(a, h, now_ns)) continue;
-        if (!h->answers)
+        if (h->lacks_program)
+            snprintf(one, sizeof one, "%s has not this program at the same path", h->name);
+        else if (!h->answers)
             snprintf(one, sizeof one, "%s does not answer", h->name);
         else if (is_usable(h, now_ns))
             snprintf(one, sizeof one, "%s lost its GPUs", h->name);

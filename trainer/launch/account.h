@@ -18,7 +18,7 @@ struct pd_launch_host {
     char address[PD_LAUNCH_ADDRESS_BYTES];
     uint32_t slots; /* of the list; 0: it is not in the list any more */
     uint32_t ranks; /* of this start */
-    bool answers;
+    bool answers, lacks_program;
     bool has_sign;         /* a rank of it has said how it ended: it is there, and need not answer */
     bool is_taken;         /* and out_until_ns set: it will be taken away, and is back once it has not answered */
     bool was_usable;       /* at the last take */

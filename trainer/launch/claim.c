@@ -2,7 +2,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
-#include "trainer/run/note.h"
+#include "trainer/notes/note.h"
 
 #include <errno.h>
 #include <fcntl.h>

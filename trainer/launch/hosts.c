@@ -21,7 +21,8 @@
 #define AGENT_WORDS_MAX 32u
 #define ANSWER_MS_MIN 1000
 #define ANSWER_MS_MAX 10000
-#define FAILURE '!' /* begins the one line of a look that failed */
+#define LACKS_PROGRAM 97 /* exit code of the question */
+#define FAILURE '!'      /* begins the one line of a look that failed */
 
 /* ---- what the source says ---- */
 
@@ -169,13 +170,26 @@ static char *source_read(const char *source, FILE *out)
     return text;
 }
 
-/* `AGENT NAME true`, in silence. ssh must not ask for a password, nor wait for longer than we do. */
+/* Whether this program is there too, which only a host that answers can say. */
+static void set_question(char *ret_text, size_t bytes)
+{
+    char self[4096];
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[length > 0 ? length : 0] = '\0';
+    if (!self[0] || strchr(self, '\''))
+        snprintf(ret_text, bytes, "true");
+    else
+        snprintf(ret_text, bytes, "test -x '%s' || exit %d", self, LACKS_PROGRAM);
+}
+
+/* `AGENT NAME test ...`, in silence. ssh must not ask for a password, nor wait for longer than we do. */
 static pid_t ask(const char *agent, const char *name)
 {
-    char text[1024], *rest = text, *argv[AGENT_WORDS_MAX + 8];
+    char text[1024], question[4200], *rest = text, *argv[AGENT_WORDS_MAX + 8];
     uint32_t count = 0;
     const pid_t process = fork();
     if (process) return process;
+    set_question(question, sizeof question);
     snprintf(text, sizeof text, "%s", agent);
     for (char *word; count < AGENT_WORDS_MAX && (word = strtok_r(rest, " \t", &rest));)
         argv[count++] = word;
@@ -185,7 +199,7 @@ static pid_t ask(const char *agent, const char *name)
         argv[count++] = (char *)(uintptr_t) "-oConnectTimeout=5";
     }
     argv[count++] = (char *)(uintptr_t)name;
-    argv[count++] = (char *)(uintptr_t) "true";
+    argv[count++] = question;
     argv[count] = NULL;
     const int null = open("/dev/null", O_RDWR);
     for (int fd = 0; null >= 0 && fd <= 2; fd++)
@@ -195,11 +209,12 @@ static pid_t ask(const char *agent, const char *name)
     _exit(127);
 }
 
-/* A line whenever more is known of a host: its name, slots, whether it answers (-1: not known yet), after how long, and its
- * address. */
+/* A line whenever more is known of a host: its name, slots, whether it answers (-1: not known yet; -2: that it has no such
+ * program), after how long, and its address. */
 static void say(FILE *out, const struct pd_launch_host_seen *h, int after_ms)
 {
-    fprintf(out, "%s %u %d %d %s\n", h->name, h->slots, h->is_silent ? -1 : h->answers, after_ms, h->address);
+    const int answers = h->lacks_program ? -2 : h->is_silent ? -1 : h->answers;
+    fprintf(out, "%s %u %d %d %s\n", h->name, h->slots, answers, after_ms, h->address);
     fflush(out);
 }
 
@@ -230,6 +245,7 @@ static void ask_all(const char *agent, struct pd_launch_host_seen *hosts, uint32
             int status;
             if (!hosts[i].is_silent || waitpid(asked[i], &status, WNOHANG) != asked[i]) continue;
             hosts[i].answers = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+            hosts[i].lacks_program = WIFEXITED(status) && WEXITSTATUS(status) == LACKS_PROGRAM;
             hosts[i].is_silent = false;
             left--;
             if (hosts[i].answers && waited_ms >= slowest_ms) slowest_ms = waited_ms + 1;
@@ -242,6 +258,19 @@ static void ask_all(const char *agent, struct pd_launch_host_seen *hosts, uint32
     free(asked);
 }
 
+/* Ranks fill hosts in this order: where the launcher's host takes part rank 0, which writes the run's record, is on it. */
+static void own_first(struct pd_launch_host_seen *hosts, uint32_t count)
+{
+    uint32_t own = 0;
+    char ignored[PD_LAUNCH_ADDRESS_BYTES];
+    while (own < count && !find_host(hosts[own].name, ignored))
+        own++;
+    if (own == count) return;
+    const struct pd_launch_host_seen first = hosts[own];
+    memmove(hosts + 1, hosts, own * sizeof *hosts);
+    hosts[0] = first;
+}
+
 static void look(const char *source, const char *agent, uint32_t slots, uint32_t patience, uint32_t slowest, int results)
 {
     struct pd_launch_host_seen *hosts;
@@ -252,6 +281,7 @@ static void look(const char *source, const char *agent, uint32_t slots, uint32_t
     const char *text = source_read(source, out);
     if (pd_launch_hosts_parse(text, slots, &hosts, &count, &err)) fail(out, source, err.message);
     if (!count) fail(out, source, "it names no host");
+    own_first(hosts, count);
     ask_all(agent, hosts, count, (int)patience, (int)slowest, out);
     _exit(0);
 }
@@ -341,7 +371,8 @@ static pd_status results_parse(const char *text, uint32_t *ret_slowest_ms, struc
         struct pd_launch_host_seen h = {.address = ""};
         if (sscanf(line, "%255s %u %d %u%*1[ ]%63[^\n]", h.name, &h.slots, &answers, &after_ms, h.address) < 4) continue;
         h.answers = answers > 0;
-        h.is_silent = answers < 0;
+        h.is_silent = answers == -1;
+        h.lacks_program = answers == -2;
         if (h.answers && after_ms > slowest_ms) slowest_ms = after_ms;
         struct pd_launch_host_seen *known = find(hosts, count, h.name);
         *(known ? known : &hosts[count++]) = h;

@@ -2,9 +2,10 @@
  *
  *   source   a file, or a command of sh that prints the same. A line a host: `name`, `name:4` or `name slots=4`, the ranks
  *            that it takes; `#` begins a comment; a host that is named twice has the sum
- *   answers  `AGENT NAME true` ends well within `patience` times what the slowest of those that answer takes, in this look or
- *            took in the one before: one second at least, ten at most, which are given where none has ever answered. This
- *            host is not asked
+ *   answers  `AGENT NAME "test -x PROGRAM ..."` ends well, so this program is there too, within `patience` times what the
+ *            slowest of those that answer takes, in this look or took in the one before: one second at least, ten at most,
+ *            which are given where none has ever answered. This host is not asked
+ *   order    that of the source, but for this host, which is first
  *   threads  one caller; the work is done by a process of its own, so that a host which does not answer holds up nobody */
 #pragma once
 
@@ -17,6 +18,7 @@ struct pd_launch_host_seen {
     char name[PD_LAUNCH_HOST_BYTES];
     char address[PD_LAUNCH_ADDRESS_BYTES]; /* in numbers; "": this host, or one that the network does not know by its name */
     uint32_t slots;
+    bool lacks_program;      /* it answers, that this program is not there */
     bool answers, is_silent; /* is_silent: it has said neither yes nor no */
 };
 

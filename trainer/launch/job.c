@@ -3,10 +3,12 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
+#include "ckpt/base/process.h"
+#include "trainer/launch/receiver.h"
 #include "trainer/launch/watch.h"
 #include "trainer/run/events.h"
 #include "trainer/run/launched.h"
-#include "trainer/run/note.h"
+#include "trainer/notes/note.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -28,23 +30,27 @@
 #define STARTER_ALONE_NS UINT64_C(10000000000)
 #define LEAVE_OPENING_NS UINT64_C(5000000000)
 #define LEAVE_STOPPED_NS UINT64_C(8000000000)
+#define WORD_NS UINT64_C(2000000000) /* at least; relays say four times as many */
 #define BEGIN_WARN_NS UINT64_C(30000000000)
 
 struct worker {
     int pidfd; /* -1: not begun, elsewhere, or gone */
     bool is_told_to_leave;
     uint32_t saves_told;
+    uint64_t beat_step; /* of a rank on another host: the step at its last beat */
 };
 
 struct job {
     struct pd_launch_end end; /* what the verdict is made from; status: when the starter has ended */
     struct pd_launch_requests *requests;
-    struct pd_launch_process *seen; /* (end.count), which end.processes names */
-    struct worker *workers;         /* (end.count) what they were told, and how they are reached */
-    bool *has_note;                 /* (end.count) scratch of workers_discover */
-    uint32_t begun;                 /* of seen */
-    struct pollfd *polls;           /* (1 + end.count) signals, and processes that have not ended */
-    struct pd_launch_watch *watch;  /* NULL: nobody looks for hangs */
+    struct pd_launch_process *seen;      /* (end.count), which end.processes names */
+    struct worker *workers;              /* (end.count) what they were told, and how they are reached */
+    bool *has_note;                      /* (end.count) scratch of workers_discover */
+    uint32_t begun;                      /* of seen */
+    struct pollfd *polls;                /* signals, processes that have not ended, the socket */
+    struct pd_launch_watch *watch;       /* NULL: nobody looks for hangs */
+    struct pd_launch_receiver *receiver; /* NULL: notes of other hosts are files */
+    bool is_unreached_told;
     uint64_t watched_ns, heard_ns;
     struct stat run_dir;   /* when this start began */
     bool is_below_run_dir; /* the directory of this launch, which nobody removes who does not remove run.dir */
@@ -94,7 +100,8 @@ static void child_fail(int report, int number)
 }
 
 /* Own process group, so that a terminal's interrupt reaches the launcher alone; no terminal input, which would stop it. */
-static void child_main(const struct pd_start *start, const struct pd_starter_command *command, pid_t launcher, int report)
+static void child_main(const struct pd_start *start, const struct pd_starter_command *command,
+                       const struct pd_launch_receiver *receiver, pid_t launcher, int report)
 {
     sigset_t none;
     sigemptyset(&none);
@@ -108,6 +115,7 @@ static void child_main(const struct pd_start *start, const struct pd_starter_com
     if (input >= 0) dup2(input, STDIN_FILENO);
     if (input > STDERR_FILENO) close(input);
     pd_starter_environment_set(start, (int)launcher);
+    pd_launch_receiver_environment_set(receiver);
     execvp(command->argv[0], command->argv);
     child_fail(report, errno);
 }
@@ -119,7 +127,7 @@ static pd_status job_spawn(struct job *job, const struct pd_starter_command *com
     pid_t launcher = getpid();
     fflush(NULL);
     job->end.starter = fork();
-    if (job->end.starter == 0) child_main(job->end.start, command, launcher, report[1]);
+    if (job->end.starter == 0) child_main(job->end.start, command, job->receiver, launcher, report[1]);
     int fork_errno = errno;
     close(report[1]);
     if (job->end.starter < 0) {
@@ -151,6 +159,22 @@ static void watch_add(struct job *job, uint32_t process, const struct pd_note_be
     if (job->watch) pd_launch_watch_add(job->watch, process, ranks, note->process, pulses);
 }
 
+static bool has_socket(const struct job *job, uint32_t rank)
+{
+    return job->receiver && pd_launch_receiver_has(job->receiver, rank);
+}
+
+/* Its note is there, and did not come over the socket. */
+static void unreached_tell(struct job *job, uint32_t rank)
+{
+    if (!job->receiver || job->is_unreached_told || has_socket(job, rank)) return;
+    job->is_unreached_told = true;
+    pd_log_warn(MODULE,
+                "rank %u, on another host, does not reach this launcher at %s: what ranks there say goes through files in "
+                "run.dir, and later; a packet filter has to let that port through (launch.port=N names one)",
+                rank, pd_launch_receiver_addresses(job->receiver));
+}
+
 static void workers_discover(struct job *job)
 {
     const char *dir = job->end.start->dir;
@@ -163,6 +187,7 @@ static void workers_discover(struct job *job)
         if (job->workers[r].pidfd >= 0) close(job->workers[r].pidfd); /* it was stopped before it could say so */
         job->workers[r].pidfd = -1;
         *seen = (struct pd_launch_process){.process = note.process, .has_begun = true, .is_here = note.is_here};
+        if (!note.is_here) unreached_tell(job, r);
         if (!note.is_here) continue;
         watch_add(job, r, &note);
         job->workers[r].pidfd = (int)syscall(SYS_pidfd_open, note.process, 0);
@@ -367,7 +392,7 @@ static void stopped_look(struct job *job)
     if (!job->requests->wants_leave || job->end.is_left_opening) return;
     for (uint32_t r = 0; r < job->end.count; r++) {
         const struct pd_launch_process *seen = &job->seen[r];
-        any |= seen->has_begun && seen->is_here && !seen->is_gone && pd_launch_process_is_stopped(seen->process);
+        any |= seen->has_begun && seen->is_here && !seen->is_gone && pd_process_is_stopped(seen->process);
     }
     if (!any)
         job->stopped_since_ns = 0;
@@ -396,16 +421,26 @@ static pd_status read_grace(double *ret_seconds, struct pd_error *err)
             PD_LAUNCH_ENV_GRACE "=%s is no number of seconds; set it to the time between TERM and KILL, less a few", text);
 }
 
-/* Ranks of other hosts, whose memory is not seen here. */
+/* People who look on see steps by the times of notes. */
+static void word_hear(void *context, uint32_t rank, const struct pd_wire_word *word)
+{
+    struct job *job = context;
+    if (job->watch) pd_launch_watch_hear(job->watch, rank, word, WORD_NS, pd_clock_monotonic_ns(NULL));
+    if (word->pulse.step > job->workers[rank].beat_step) pd_note_beat(job->end.start->dir, rank);
+    job->workers[rank].beat_step = word->pulse.step;
+}
+
+/* Ranks of other hosts, whose memory is not seen here, and from where the socket is not reached. */
 static void pulses_hear(struct job *job, uint64_t now)
 {
-    struct pd_pulse pulse;
+    struct pd_wire_word word = {.process = 0};
     const uint64_t period_ns = pd_note_pulse_ns(job->end.count);
     if (now - job->heard_ns < period_ns / 2) return;
     job->heard_ns = now;
     for (uint32_t r = 0; r < job->end.count; r++)
-        if (job->seen[r].has_begun && !job->seen[r].is_here && pd_note_read_pulse(job->end.start->dir, r, &pulse))
-            pd_launch_watch_hear(job->watch, r, &pulse, period_ns, now);
+        if (job->seen[r].has_begun && !job->seen[r].is_here && !has_socket(job, r) &&
+            pd_note_read_pulse(job->end.start->dir, r, &word.pulse))
+            pd_launch_watch_hear(job->watch, r, &word, period_ns, now);
 }
 
 /* A rank that holds up the others is ended, and the start with it. */
@@ -492,7 +527,7 @@ static void chaos_look(struct job *job)
     }
     if (!all_are_here(job) || wants_leave(job) || pd_note_has_mark(job->end.start->dir, PD_NOTE_OPENING, 0)) return;
     for (uint32_t r = 0; r < job->end.count; r++)
-        if (job->seen[r].is_gone || pd_launch_process_is_stopped(job->seen[r].process)) return;
+        if (job->seen[r].is_gone || pd_process_is_stopped(job->seen[r].process)) return;
     if (pd_chaos_due(chaos, now, job->end.count, &blow)) chaos_strike(job, &blow, now);
 }
 
@@ -526,6 +561,7 @@ static void wait_for_news(struct job *job)
     for (uint32_t r = 0; r < job->end.count; r++)
         if (job->workers[r].pidfd >= 0 && job->seen[r].has_begun && !job->seen[r].is_gone)
             job->polls[count++] = (struct pollfd){.fd = job->workers[r].pidfd, .events = POLLIN};
+    if (job->receiver) count += pd_launch_receiver_polls(job->receiver, job->polls + count);
     (void)poll(job->polls, count, TICK_MS);
     pd_launch_requests_poll(job->requests, 0);
 }
@@ -536,6 +572,7 @@ static int job_watch(struct job *job)
     for (int status;;) {
         wait_for_news(job);
         workers_look(job); /* before others are looked for, which takes longer */
+        if (job->receiver) pd_launch_receiver_look(job->receiver);
         workers_discover(job);
         run_dir_look(job);
         growth_look(job);
@@ -564,6 +601,7 @@ static void job_close(struct job *job)
     free(job->seen);
     free(job->polls);
     free(job->has_note);
+    pd_launch_receiver_free(job->receiver);
     pd_launch_watch_free(job->watch);
 }
 
@@ -595,6 +633,23 @@ static void times_set(const struct job *job, struct pd_launch_verdict *verdict)
     verdict->ended_ns = pd_clock_monotonic_ns(NULL);
 }
 
+/* Without it notes of other hosts are files. */
+static void listen_for_others(struct job *job)
+{
+    struct pd_error why;
+    const struct pd_start *start = job->end.start;
+    const struct pd_launch_receiver_options options = {.addresses = start->addresses,
+                                                       .port = start->port,
+                                                       .dir = start->dir,
+                                                       .config_path = start->config_path,
+                                                       .program = start->worker[0],
+                                                       .ranks = job->end.count,
+                                                       .hear = word_hear,
+                                                       .context = job};
+    if (start->addresses && start->addresses[0] && pd_launch_receiver_open(&options, &job->receiver, &why))
+        pd_log_warn(MODULE, "%s; what ranks of other hosts say goes through files in run.dir", why.message);
+}
+
 pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_requests *requests,
                             struct pd_launch_verdict *ret_verdict, struct pd_error *err)
 {
@@ -606,7 +661,7 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
     job.end.count = start->transport == PD_TRANSPORT_LOCAL ? 1 : start->ranks;
     job.workers = calloc(job.end.count, sizeof *job.workers);
     job.seen = calloc(job.end.count, sizeof *job.seen);
-    job.polls = calloc(1 + (size_t)job.end.count, sizeof *job.polls);
+    job.polls = calloc(1 + PD_LAUNCH_RECEIVER_POLLS + (size_t)job.end.count, sizeof *job.polls);
     job.has_note = calloc(job.end.count, sizeof *job.has_note);
     if (!job.workers || !job.seen || !job.polls || !job.has_note) {
         job.end.count = 0;
@@ -622,10 +677,12 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
     pd_note_clear(start->dir);
     job.end.processes = job.seen;
     job.start_ns = pd_clock_monotonic_ns(NULL);
+    listen_for_others(&job);
     pd_status st = job_spawn(&job, &command, err);
     if (!st) {
         job.end.status = job_watch(&job);
         job.starter_ended_ns = pd_clock_monotonic_ns(NULL);
+        if (job.receiver) pd_launch_receiver_look(job.receiver);
         workers_discover(&job);
         workers_look(&job);
         run_dir_look(&job);

@@ -1,6 +1,6 @@
 #include "trainer/launch/judge.h"
 
-#include "trainer/run/note.h"
+#include "trainer/notes/note.h"
 
 #include <signal.h>
 #include <stdio.h>

@@ -7,7 +7,7 @@
 #include "trainer/launch/job.h"
 #include "trainer/run/events.h"
 #include "trainer/run/launched.h"
-#include "trainer/run/note.h"
+#include "trainer/notes/note.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -58,6 +58,7 @@ void pd_launch_configure(struct pd_launch *launch, const struct pd_config *confi
     launch->peer_timeout = config->restart.peer_timeout;
     launch->hang_seconds = config->restart.hang_seconds;
     launch->places = (struct pd_launch_places){.hosts = config->launch.hosts,
+                                               .port = config->launch.port,
                                                .agent = config->launch.agent,
                                                .slots = config->layout.ranks_per_host,
                                                .grows_now = config->launch.grow == PD_GROW_NOW,
@@ -94,6 +95,7 @@ static pd_status take_hosts(struct launch_state *state, struct pd_error *err)
     PD_TRY(pd_launch_placement_take(&state->placement, state->start.ranks, err));
     state->start.hosts = state->placement.hosts;
     state->start.away = state->placement.away;
+    state->start.addresses = state->placement.reach.own;
     return PD_OK;
 }
 
@@ -501,6 +503,8 @@ static pd_status launch_in(struct launch_state *state, const char *dir, struct p
     state->start = (struct pd_start){.dir = dir,
                                      .run_dir = is_there ? launch->dir : NULL,
                                      .worker = launch->worker,
+                                     .config_path = launch->config_path,
+                                     .port = launch->places.port,
                                      .layout = state->layout.settings,
                                      .agent = launch->places.agent,
                                      .begin_seconds = launch->peer_timeout,

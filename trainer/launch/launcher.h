@@ -16,6 +16,7 @@
 
 struct pd_launch {
     const char *const *worker; /* argv of a worker, NULL at the end; the first is a path */
+    const char *config_path;   /* of the worker's, for ranks of other hosts; NULL: none */
     const char *dir;           /* where the private directory of the launch is made; NULL: that of temporary files */
     uint32_t ranks;            /* 0: as many as choose says */
     enum pd_transport transport;

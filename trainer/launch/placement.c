@@ -3,7 +3,7 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/words.h"
-#include "trainer/run/note.h"
+#include "trainer/notes/note.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,12 +8,13 @@
 #include "trainer/launch/account.h"
 #include "trainer/launch/job.h"
 #include "trainer/launch/reach.h"
-#include "trainer/run/note.h"
+#include "trainer/notes/note.h"
 
 /* Borrowed from the configuration. */
 struct pd_launch_places {
     const char *hosts, *agent; /* hosts "" or NULL: no list */
     uint32_t slots;            /* of a host that does not say; 0: 1 */
+    uint16_t port;             /* on which ranks of other hosts are heard; 0: any */
     bool grows_now;
     double wait_seconds;
     uint32_t min, max; /* ranks; 0: 1; as many as were asked for */

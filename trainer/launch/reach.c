@@ -12,6 +12,24 @@
 #define GAP_NS UINT64_C(200000000)    /* that an answer may take, and between probes of one that does not */
 #define SILENT_NS UINT64_C(2000000000)
 
+/* Where a packet to that host would come from: no packet is sent. */
+static void own_add(struct pd_launch_reach *reach, const struct addrinfo *to)
+{
+    char name[PD_LAUNCH_ADDRESS_BYTES];
+    struct sockaddr_storage own;
+    socklen_t bytes = sizeof own;
+    const int fd = socket(to->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    const bool is_known =
+        fd >= 0 && !connect(fd, to->ai_addr, to->ai_addrlen) && !getsockname(fd, (struct sockaddr *)&own, &bytes);
+    if (fd >= 0) close(fd);
+    if (!is_known || getnameinfo((struct sockaddr *)&own, bytes, name, sizeof name, NULL, 0, NI_NUMERICHOST)) return;
+    const size_t used = strlen(reach->own);
+    for (const char *at = reach->own; (at = strstr(at, name)); at++)
+        if ((at == reach->own || at[-1] == ',') && (!at[strlen(name)] || at[strlen(name)] == ',')) return;
+    if (used + strlen(name) + 2 > sizeof reach->own) return;
+    snprintf(reach->own + used, sizeof reach->own - used, "%s%s", used ? "," : "", name);
+}
+
 pd_status pd_launch_reach_add(struct pd_launch_reach *reach, const char *name, const char *address, uint16_t port,
                               struct pd_error *err)
 {
@@ -29,6 +47,7 @@ pd_status pd_launch_reach_add(struct pd_launch_reach *reach, const char *name, c
         for (uint32_t i = 0; i < PD_LAUNCH_REACH_PROBES; i++)
             h->probes[i] = -1;
     }
+    own_add(reach, found);
     freeaddrinfo(found);
     if (!more) PD_FAIL(err, PD_NO_MEMORY, "hosts to be looked at");
     return PD_OK;

@@ -28,6 +28,7 @@ struct pd_launch_reach_host {
 struct pd_launch_reach {
     struct pd_launch_reach_host *hosts; /* (count) */
     uint32_t count;
+    char own[4 * PD_LAUNCH_ADDRESS_BYTES]; /* addresses of this host by which those are reached, with commas between them */
 };
 
 /* One more, `address` in numbers. Nothing where it is none. */

@@ -6,6 +6,7 @@
 #include "ckpt/base/words.h"
 #include "trainer/run/launched.h"
 #include "trainer/run/recovery.h"
+#include "trainer/notes/sender.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,10 +111,10 @@ static const char *own_starter(void)
 }
 
 /* Open MPI passes variables to other hosts by its setting or by -x, and refuses both at once. */
-static const char *const exported[] = {PD_LAUNCH_ENV_DIR,       PD_LAUNCH_ENV_RANKS,    PD_LAUNCH_ENV_RESTART,
-                                       PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT,   PD_LAUNCH_ENV_LAYOUT,
-                                       PD_LAUNCH_ENV_TRACE,     PD_LAUNCH_ENV_LEFT_OUT, PD_LAUNCH_ENV_RECOVERY,
-                                       PD_LAUNCH_ENV_AWAY,      PD_LAUNCH_ENV_GRACE};
+static const char *const exported[] = {
+    PD_LAUNCH_ENV_DIR,    PD_LAUNCH_ENV_RANKS,     PD_LAUNCH_ENV_RESTART,  PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT,
+    PD_LAUNCH_ENV_LAYOUT, PD_LAUNCH_ENV_TRACE,     PD_LAUNCH_ENV_LEFT_OUT, PD_LAUNCH_ENV_RECOVERY,  PD_LAUNCH_ENV_AWAY,
+    PD_LAUNCH_ENV_GRACE,  PD_SENDER_ENV_ADDRESSES, PD_SENDER_ENV_TOKEN};
 #define EXPORTED (sizeof exported / sizeof *exported)
 
 static bool exports_by_word(void)

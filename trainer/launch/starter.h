@@ -21,6 +21,9 @@ struct pd_start {
     double hang_seconds;       /* in which some rank completes something; 0: nobody looks */
     const char *hosts;         /* "a:2,b:4", in the order of ranks; NULL: those that the starter knows */
     const char *agent;         /* reaches them */
+    const char *addresses;     /* of this host, as other hosts of the start reach it; NULL or "": there are none */
+    uint16_t port;             /* on which they are heard; 0: any */
+    const char *config_path;   /* what ranks of other hosts get to read; NULL: none */
     const char *left_out;      /* GPUs; NULL: none */
     const char *away;          /* hosts of the list that take no part, with commas between them; NULL: none */
     struct pd_start_loss loss;

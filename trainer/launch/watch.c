@@ -1,13 +1,12 @@
 #include "trainer/launch/watch.h"
 
 #include "ckpt/base/parse.h"
+#include "ckpt/base/process.h"
 #include "trainer/run/launched.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define NO_RANK UINT32_MAX
 #define BUCKETS 64u
@@ -17,9 +16,9 @@
 struct rank {
     int process; /* 0: not known */
     const struct pd_pulse *pulse, *mapped;
-    uint32_t mapped_count;  /* of the first rank of a process */
-    double cpu_seconds;     /* at cpu_ns */
-    struct pd_pulse *heard; /* of another host, owned; NULL: never */
+    uint32_t mapped_count;      /* of the first rank of a process */
+    double cpu_seconds;         /* at cpu_ns */
+    struct pd_wire_word *heard; /* of another host, owned; NULL: never */
     uint64_t heard_ns, period_ns;
 };
 
@@ -60,14 +59,14 @@ void pd_launch_watch_add(struct pd_launch_watch *w, uint32_t first, uint32_t cou
     w->ranks[first].mapped_count = count;
 }
 
-void pd_launch_watch_hear(struct pd_launch_watch *w, uint32_t rank, const struct pd_pulse *pulse, uint64_t period_ns,
+void pd_launch_watch_hear(struct pd_launch_watch *w, uint32_t rank, const struct pd_wire_word *word, uint64_t period_ns,
                           uint64_t now_ns)
 {
     struct rank *r = &w->ranks[rank];
-    if (!r->heard && !(r->heard = aligned_alloc(_Alignof(struct pd_pulse), sizeof *r->heard))) return;
-    if (r->pulse && atomic_load(&r->heard->beats) == atomic_load(&((struct pd_pulse *)(uintptr_t)pulse)->beats)) return;
-    memcpy((void *)r->heard, (const void *)pulse, sizeof *pulse);
-    r->pulse = r->heard;
+    if (!r->heard && !(r->heard = aligned_alloc(_Alignof(struct pd_wire_word), sizeof *r->heard))) return;
+    if (r->pulse && atomic_load(&r->heard->pulse.beats) == word->pulse.beats) return;
+    memcpy((void *)r->heard, (const void *)word, sizeof *word);
+    r->pulse = &r->heard->pulse;
     r->heard_ns = now_ns;
     r->period_ns = period_ns;
 }
@@ -96,6 +95,22 @@ static const struct pd_pulse *fresh(const struct pd_launch_watch *w, const struc
     return silence_ns(w, r) < 3 * r->period_ns || !r->heard ? r->pulse : NULL;
 }
 
+/* It is of this host, or a relay says what its kernel does. */
+static bool is_stopped(const struct pd_launch_watch *w, const struct rank *r)
+{
+    return r->process ? pd_process_is_stopped(r->process) : r->heard && fresh(w, r) && r->heard->is_stopped;
+}
+
+static double cpu_seconds(const struct rank *r)
+{
+    return r->process ? pd_process_cpu_seconds(r->process) : r->heard ? (double)r->heard->cpu_ms * 1e-3 : 0;
+}
+
+static bool is_process_known(const struct rank *r)
+{
+    return r->process || (r->heard && r->heard->process);
+}
+
 /* A word is due, and may come. */
 static bool is_any_late(const struct pd_launch_watch *w)
 {
@@ -117,17 +132,6 @@ uint64_t pd_launch_watch_stepped_ns(const struct pd_launch_watch *w)
 }
 
 /* ---- what the kernel says ---- */
-
-static bool read_proc(int process, const char *name, char *ret_text, size_t bytes)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/%s", process, name);
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    const ssize_t got = fd >= 0 ? read(fd, ret_text, bytes - 1) : -1;
-    if (fd >= 0) close(fd);
-    ret_text[got > 0 ? got : 0] = '\0';
-    return got > 0;
-}
 
 static bool rank_of(int process, uint32_t *ret_rank)
 {
@@ -154,52 +158,13 @@ bool pd_launch_find_stopped(int starter, bool (*is_wanted)(const void *context, 
     char name[64], children[16384], *rest = children;
     uint64_t process;
     snprintf(name, sizeof name, "task/%d/children", starter);
-    if (!read_proc(starter, name, children, sizeof children)) return false;
+    if (!pd_process_read(starter, name, children, sizeof children)) return false;
     for (char *word; (word = strtok_r(rest, " ", &rest));) {
-        if (!pd_parse_u64(word, &process) || !pd_launch_process_is_stopped((int)process)) continue;
+        if (!pd_parse_u64(word, &process) || !pd_process_is_stopped((int)process)) continue;
         *ret_process = (int)process;
         if (rank_of((int)process, ret_rank) && is_wanted(context, *ret_rank)) return true;
     }
     return false;
-}
-
-/* Behind the name, which may hold anything: state, parent, ... */
-static const char *stat_of(int process, char text[1024])
-{
-    const char *end = read_proc(process, "stat", text, 1024) ? strrchr(text, ')') : NULL;
-    return end && end[1] ? end + 2 : NULL;
-}
-
-bool pd_launch_process_is_stopped(int process)
-{
-    char text[1024];
-    const char *stat = stat_of(process, text);
-    return stat && *stat == 'T';
-}
-
-static double cpu_seconds(int process)
-{
-    char text[1024];
-    unsigned long long user, system;
-    const char *stat = stat_of(process, text);
-    if (!stat || sscanf(stat, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &user, &system) != 2) return 0;
-    return (double)(user + system) / (double)sysconf(_SC_CLK_TCK);
-}
-
-/* "futex_wait_queue < do_futex": functions of the kernel from the innermost on, or the one name that everybody may read. */
-static void kernel_place(int process, char *ret_text, size_t bytes)
-{
-    char stack[2048], *rest = stack;
-    size_t used = 0;
-    ret_text[0] = '\0';
-    if (!read_proc(process, "stack", stack, sizeof stack) && !read_proc(process, "wchan", stack, sizeof stack)) return;
-    for (char *line; used < bytes / 2 && (line = strsep(&rest, "\n"));) {
-        const char *name = strstr(line, "] "); /* "[<0>] futex_wait_queue+0x60/0x90" */
-        name = name ? name + 2 : line;
-        const int length = (int)strcspn(name, "+");
-        if (length && strcmp(name, "0"))
-            used += (size_t)snprintf(ret_text + used, bytes - used, "%s%.*s", used ? " < " : "", length, name);
-    }
 }
 
 /* ---- who ---- */
@@ -208,9 +173,9 @@ static uint32_t find_stopped(const struct pd_launch_watch *w, bool *ret_all)
 {
     uint32_t found = NO_RANK, stopped = 0, known = 0;
     for (uint32_t r = 0; r < w->count; r++) {
-        if (!w->ranks[r].process) continue;
+        if (!is_process_known(&w->ranks[r])) continue;
         known++;
-        if (!pd_launch_process_is_stopped(w->ranks[r].process)) continue;
+        if (!is_stopped(w, &w->ranks[r])) continue;
         stopped++;
         if (found == NO_RANK) found = r;
     }
@@ -280,10 +245,10 @@ static bool is_storage(uint32_t place)
     return place == PD_PULSE_SAVING || place == PD_PULSE_UPDATING_FILES;
 }
 
-static void describe(const struct pd_launch_watch *w, uint32_t rank, double seconds, bool is_stopped,
+static void describe(const struct pd_launch_watch *w, uint32_t rank, double seconds, bool stopped,
                      struct pd_launch_hang *ret)
 {
-    char place[320] = "", kernel[240] = "", process[48] = "";
+    char place[320] = "", kernel[240] = "", process[48 + PD_WIRE_HOST_BYTES] = "";
     const struct rank *r = &w->ranks[rank];
     snprintf(place, sizeof place, "%s", r->process ? "its beginning" : "on another host");
     *ret = (struct pd_launch_hang){.rank = rank, .is_known = r->process > 0};
@@ -291,17 +256,20 @@ static void describe(const struct pd_launch_watch *w, uint32_t rank, double seco
     if (r->heard && !said)
         snprintf(place, sizeof place, "on another host, and has said nothing for %.0f s", (double)silence_ns(w, r) * 1e-9);
     if (said) {
-        ret->is_storage = !is_stopped && !GET(r->pulse, exchanges) && is_storage(GET(r->pulse, place));
+        ret->is_storage = !stopped && !GET(r->pulse, exchanges) && is_storage(GET(r->pulse, place));
         describe_place(r->pulse, place, sizeof place);
     }
     if (r->process) {
-        if (!is_stopped)
-            kernel_place(r->process, kernel, sizeof kernel); /* of one that is stopped: where signals are taken */
+        if (!stopped)
+            pd_process_kernel_place(r->process, kernel, sizeof kernel); /* of one that is stopped: where signals are taken */
         snprintf(process, sizeof process, " (process %d)", r->process);
+    } else if (is_process_known(r)) {
+        if (said && !stopped) snprintf(kernel, sizeof kernel, "%s", r->heard->kernel);
+        snprintf(process, sizeof process, " (process %d of host %s)", r->heard->process, r->heard->host);
     }
     snprintf(ret->text, sizeof ret->text, "rank %u%s holds up the run: nothing was completed for %.0f s; it is %s%s%s%s",
              rank, process, seconds,
-             is_stopped           ? "stopped (SIGSTOP), at "
+             stopped              ? "stopped (SIGSTOP), at "
              : said || r->process ? "at "
                                   : "",
              place, kernel[0] ? "; in the kernel at " : "", kernel);
@@ -379,7 +347,7 @@ bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_
         w->is_cpu_known = true;
         w->cpu_ns = now_ns;
         for (uint32_t r = 0; r < w->count; r++)
-            if (w->ranks[r].process) w->ranks[r].cpu_seconds = cpu_seconds(w->ranks[r].process);
+            w->ranks[r].cpu_seconds = cpu_seconds(&w->ranks[r]);
     }
     if (waited_ns < limit || is_any_late(w)) return false;
     const uint32_t stopped = find_stopped(w, &are_all);
@@ -389,7 +357,7 @@ bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_
     }
     const uint32_t rank = stopped != NO_RANK ? stopped : follow(w);
     const struct rank *r = &w->ranks[rank];
-    const double used = r->process ? cpu_seconds(r->process) - r->cpu_seconds : 0;
+    const double used = cpu_seconds(r) - r->cpu_seconds;
     const bool is_busy = r->pulse && !GET(r->pulse, exchanges) && used > BUSY_SHARE * (double)(now_ns - w->cpu_ns) * 1e-9;
     if (stopped == NO_RANK && is_busy && waited_ns < BUSY_FACTOR * limit) return false;
     describe(w, rank, (double)(now_ns - w->done_ns) * 1e-9, stopped != NO_RANK, ret_hang);

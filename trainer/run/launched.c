@@ -4,8 +4,10 @@
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/pulse.h"
-#include "trainer/run/note.h"
+#include "trainer/notes/note.h"
 #include "trainer/run/recovery.h"
+#include "trainer/notes/relay.h"
+#include "trainer/notes/sender.h"
 #include "trainer/run/signals.h"
 
 #include <errno.h>
@@ -69,8 +71,12 @@ pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *e
         const bool is_local = launched.transport == PD_TRANSPORT_LOCAL;
         int pulse = -1;
         (void)pd_pulse_open(is_local ? launched.ranks : 1, &pulse); /* without it nobody sees a hang */
+        if (!is_local) pd_sender_open();
         if (launched.rank == 0) pd_note_write_mark(launched.dir, PD_NOTE_OPENING, 0);
-        pd_note_write_process(launched.dir, PD_NOTE_BEGUN, launched.rank, is_local ? 1 : launched.ranks, pulse);
+        const uint32_t size = is_local ? 1 : launched.ranks;
+        const bool is_written = pd_note_write_process(launched.dir, PD_NOTE_BEGUN, launched.rank, size, pulse);
+        PD_TRY(pd_sender_check(is_written, err));
+        if (pd_sender_is_relay()) pd_relay_start(launched.rank, launched.ranks);
     }
     *ret_launched = launched;
     return PD_OK;
@@ -95,6 +101,7 @@ static void say_pulses(const struct pd_launched *launched)
     struct pd_note_begun owner;
     pthread_t thread;
     sigset_t all, before;
+    if (pd_sender_is_on()) return; /* the relay does */
     if (!pd_note_read_process(launched->dir, PD_NOTE_OWNER, 0, &owner) || owner.is_here) return;
     kept = *launched;
     sigfillset(&all);

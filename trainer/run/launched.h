@@ -9,6 +9,7 @@
 
 #include "ckpt/base/status.h"
 #include "trainer/config/config.h"
+#include "trainer/notes/note.h"
 
 struct pd_launched {
     bool is_launched;            /* by a launcher of perdure */
@@ -55,7 +56,6 @@ void pd_launched_not_finite(uint32_t rank, const char *gpu, bool is_spare);
 uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here);
 
 /* How a launcher tells: environment variables, names shared by both sides. */
-#define PD_LAUNCH_ENV_DIR "PERDURE_LAUNCH_DIR"
 #define PD_LAUNCH_ENV_RANKS "PERDURE_LAUNCH_RANKS"
 #define PD_LAUNCH_ENV_RESTART "PERDURE_LAUNCH_RESTART"
 #define PD_LAUNCH_ENV_TRANSPORT "PERDURE_LAUNCH_TRANSPORT"

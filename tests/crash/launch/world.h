@@ -6,7 +6,7 @@
 #include "tests/helpers/turns.h"
 #include "trainer/engine/rank_device.h"
 #include "trainer/launch/launcher.h"
-#include "trainer/run/note.h"
+#include "trainer/notes/note.h"
 
 #include <inttypes.h>
 

@@ -76,7 +76,7 @@ static void peek(const char *source, const char *agent)
     for (bool is_known = false; !is_known;) {
         (void)pd_launch_look_poll(&l, 10);
         if (pd_launch_look_peek(&l, &h, &count, &err)) continue;
-        is_known = count == 4 && h[0].answers && !h[2].is_silent && h[3].is_silent;
+        is_known = count == 5 && h[0].answers && !h[2].is_silent && h[3].is_silent;
         free(h);
     }
     cr_assert_eq(pd_launch_look_end(&l, &h, &count, &err), PD_OK);
@@ -90,20 +90,23 @@ Test(hosts, who_answers, .timeout = 600)
     char agent[] = "/tmp/perdure-agent-XXXXXX", own[256] = "";
     const int fd = mkstemp(agent);
     cr_assert(fd >= 0);
-    dprintf(fd, "#!/bin/sh\n[ \"$2 $3\" = 'down true' ] && exit 1\n[ $2 = slow ] && exec sleep 1000\n[ $1 = word ]\n");
+    dprintf(fd, "#!/bin/sh\ncase \"$2 $3\" in 'down test -x '*) exit 1 ;; 'bare test -x '*) exit 97 ;; esac\n[ $2 = slow ] "
+                "&& exec sleep 1000\n[ $1 = word ]\n");
     cr_assert_eq(fchmod(fd, 0755), 0);
     close(fd);
     gethostname(own, sizeof own - 1);
     char source[512], with_word[128];
-    snprintf(source, sizeof source, "printf 'up\\n%s\\ndown:2\\nslow\\n'", own);
+    snprintf(source, sizeof source, "printf 'up\\n%s\\ndown:2\\nslow\\nbare\\n'", own);
     snprintf(with_word, sizeof with_word, "%s word", agent);
     struct pd_launch_host_seen *h;
     uint32_t count;
     struct pd_error err;
     cr_assert_eq(look(source, with_word, &h, &count, &err), PD_OK, "%s", err.message);
-    cr_assert_eq(count, 4);
-    cr_expect(h[0].answers && h[1].answers && !h[2].answers && !h[3].answers);
+    cr_assert_eq(count, 5);
+    cr_expect_str_eq(h[0].name, own, "this host is the first");
+    cr_expect(h[0].answers && h[1].answers && !h[2].answers && !h[3].answers && !h[4].answers);
     cr_expect(!h[0].is_silent && !h[1].is_silent && !h[2].is_silent && h[3].is_silent, "down has said no, slow nothing");
+    cr_expect(h[4].lacks_program && !h[4].is_silent && !h[2].lacks_program);
     cr_expect_eq(h[2].slots, 2);
     free(h);
     peek(source, with_word);

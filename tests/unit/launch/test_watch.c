@@ -5,6 +5,7 @@
 
 #include <criterion/criterion.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -94,19 +95,19 @@ Test(watch, a_rank_of_another_host_ends_the_chain)
     pd_launch_watch_free(watch);
 }
 
-/* What rank `rank` of another host says. */
-static void say(uint32_t rank, struct pd_pulse *pulse)
+/* What is known of rank `rank` of another host. */
+static void say(uint32_t rank, struct pd_wire_word *word)
 {
-    pulse->beats++;
-    pd_launch_watch_hear(watch, rank, pulse, 2 * S, now);
+    word->pulse.beats++;
+    pd_launch_watch_hear(watch, rank, word, 2 * S, now);
 }
 
-static void set_up_others(struct pd_pulse others[2])
+static void set_up_others(struct pd_wire_word others[2])
 {
     set_up_with(1);
     wait_for(0, 1);
-    others[0] = (struct pd_pulse){.exchanges = 1, .waits_for = 2 + 1};
-    others[1] = (struct pd_pulse){.step = 12, .micro_batch = 1, .place = PD_PULSE_READING};
+    others[0] = (struct pd_wire_word){.pulse = {.exchanges = 1, .waits_for = 2 + 1}};
+    others[1] = (struct pd_wire_word){.pulse = {.step = 12, .micro_batch = 1, .place = PD_PULSE_READING}};
     for (int i = 0; i < 2; i++)
         say(1 + (uint32_t)i, &others[i]);
     cr_assert_not(pd_launch_watch_look(watch, now, &hang));
@@ -114,7 +115,7 @@ static void set_up_others(struct pd_pulse others[2])
 
 Test(watch, a_rank_of_another_host_that_says_where_it_is_is_named_with_it)
 {
-    struct pd_pulse others[2];
+    struct pd_wire_word others[2];
     set_up_others(others);
     for (int i = 0; i < 14; i++) {
         cr_assert_not(pd_launch_watch_look(watch, now += 2 * S, &hang), "%s", hang.text);
@@ -130,9 +131,9 @@ Test(watch, a_rank_of_another_host_that_says_where_it_is_is_named_with_it)
 
 Test(watch, a_rank_of_another_host_that_falls_silent_is_named_and_not_who_waits_for_it)
 {
-    struct pd_pulse others[2];
+    struct pd_wire_word others[2];
     set_up_others(others);
-    others[1].waits_for = 0 + 1; /* its last word, long ago */
+    others[1].pulse.waits_for = 0 + 1; /* its last word, long ago */
     say(2, &others[1]);
     for (int i = 0; i < 14; i++) {
         cr_assert_not(pd_launch_watch_look(watch, now += 2 * S, &hang), "%s", hang.text);
@@ -145,12 +146,61 @@ Test(watch, a_rank_of_another_host_that_falls_silent_is_named_and_not_who_waits_
     pd_launch_watch_free(watch);
 }
 
+/* Its relay looks at it as the launcher does at ranks of its own host. */
+static void expect_words_of_a_relay(bool is_stopped, const char *words)
+{
+    struct pd_wire_word others[2];
+    set_up_others(others);
+    snprintf(others[1].host, sizeof others[1].host, "c");
+    snprintf(others[1].kernel, sizeof others[1].kernel, "io_schedule");
+    others[0].process = 70;
+    others[1].process = 77;
+    others[1].is_stopped = is_stopped;
+    for (int i = 0; i < 14; i++) {
+        cr_assert_not(pd_launch_watch_look(watch, now += 2 * S, &hang), "%s", hang.text);
+        say(1, &others[0]);
+        say(2, &others[1]);
+    }
+    cr_assert(pd_launch_watch_look(watch, now += 2 * S, &hang));
+    cr_expect(hang.rank == 2 && !hang.is_known, "%s", hang.text);
+    cr_expect(strstr(hang.text, words), "%s", hang.text);
+    pd_launch_watch_free(watch);
+}
+
+Test(watch, a_rank_of_another_host_that_is_stopped_is_named_so)
+{
+    expect_words_of_a_relay(true,
+                            "rank 2 (process 77 of host c) holds up the run: nothing was completed for 30 s; it is stopped "
+                            "(SIGSTOP), at step 12, micro-batch 1, embedding, reading data");
+}
+
+Test(watch, where_a_rank_of_another_host_is_in_its_kernel_is_told)
+{
+    expect_words_of_a_relay(false, "it is at step 12, micro-batch 1, embedding, reading data; in the kernel at io_schedule");
+}
+
+/* CPU seconds of its process count, and those of no other. */
+Test(watch, a_rank_of_another_host_that_computes_is_given_longer)
+{
+    struct pd_wire_word others[2];
+    set_up_others(others);
+    others[0].process = 70;
+    others[1].process = 77;
+    for (int i = 0; i < 100; i++) {
+        others[1].cpu_ms += 1000;
+        say(1, &others[0]);
+        say(2, &others[1]);
+        cr_assert_not(pd_launch_watch_look(watch, now += 2 * S, &hang), "%s", hang.text);
+    }
+    pd_launch_watch_free(watch);
+}
+
 Test(watch, what_other_hosts_complete_is_no_hang)
 {
-    struct pd_pulse others[2];
+    struct pd_wire_word others[2];
     set_up_others(others);
     for (int i = 0; i < 40; i++) {
-        others[1].done++;
+        others[1].pulse.done++;
         say(1, &others[0]);
         say(2, &others[1]);
         cr_assert_not(pd_launch_watch_look(watch, now += 2 * S, &hang), "%s", hang.text);

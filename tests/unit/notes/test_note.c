@@ -1,5 +1,5 @@
 /* What a worker leaves in writing for its launcher. */
-#include "trainer/run/note.h"
+#include "trainer/notes/note.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* Notes that workers leave for their launcher in its private directory, one file a rank and kind:
+/* Notes that workers leave for their launcher in its private directory, one file a rank and kind. On a host from which the
+ * launcher's socket is reached they are sent (sender.h), and the launcher writes the same file:
  *
  *   begun-<rank>   process, boot, process namespace, number of the MPI job: signals are caught from here on
  *   opening-0      rank 0 has begun and is not in its first step yet: no rank has done one, and there is nothing to save
@@ -9,7 +10,7 @@
  *                  whether its host has another for it
  *   taken-<rank>   its host will be taken away (preempt.notice), and it asks all to leave
  *   suspect-0      a gradient was not finite: the rank that computed it, its host, its GPU as above
- *   pulse-<rank>  of a rank on another host than the launcher's: its pulse (ckpt/base/pulse.h), every pd_note_pulse_ns
+ *   pulse-<rank>  of a rank on a host without the launcher's socket: its pulse (ckpt/base/pulse.h), every pd_note_pulse_ns
  *   owner-0        the launcher itself, as begun: a directory whose owner is gone may be removed
  *
  * A note appears whole or not at all. A worker that cannot write one (a host that does not see the directory) works all the
@@ -17,12 +18,17 @@
 #pragma once
 
 #include "ckpt/base/status.h"
+#include "trainer/notes/wire.h"
+
+#define PD_LAUNCH_ENV_DIR "PERDURE_LAUNCH_DIR" /* the variable that says where notes go */
+#define PD_NOTE_BYTES 2048u                    /* at most, with the end of a text */
 
 struct pd_note_begun {
     int32_t process;
-    bool is_here;     /* on this host, where the number means this process */
-    uint32_t mpi_job; /* Open MPI's number of the job; 0: unknown */
-    int32_t pulse;    /* descriptor of its pulses (ckpt/base/pulse.h); -1: none */
+    bool is_here;                    /* on this host, where the number means this process */
+    uint32_t mpi_job;                /* Open MPI's number of the job; 0: unknown */
+    int32_t pulse;                   /* descriptor of its pulses (ckpt/base/pulse.h); -1: none */
+    char place[PD_WIRE_PLACE_BYTES]; /* pd_note_place */
 };
 
 struct pd_note_ended {
@@ -43,6 +49,10 @@ enum pd_note {
     PD_NOTE_OWNER /* last */
 };
 
+/* Of text or bytes, as the other functions do it. */
+bool pd_note_write(const char *dir, enum pd_note kind, uint32_t rank, const void *data, size_t bytes);
+/* Boot and process namespace of this host: where these are equal, process numbers mean the same. */
+void pd_note_place(uint32_t rank, uint32_t size, char ret_text[PD_WIRE_PLACE_BYTES]);
 /* BEGUN and OWNER. size: of the job; 0 for OWNER. */
 bool pd_note_write_process(const char *dir, enum pd_note kind, uint32_t rank, uint32_t size, int pulse);
 /* OPENING, READY and TAKEN: that there is such a note is all it says. */
@@ -62,6 +72,8 @@ uint32_t pd_note_find(const char *dir, enum pd_note kind, uint32_t count, bool *
 
 /* False: there is no such note (yet), or it cannot be read; *ret is untouched. */
 bool pd_note_read_process(const char *dir, enum pd_note kind, uint32_t rank, struct pd_note_begun *ret);
+/* `text` is cut up. */
+bool pd_note_parse_process(char *text, struct pd_note_begun *ret);
 bool pd_note_read_pulse(const char *dir, uint32_t rank, struct pd_pulse *ret_pulse);
 /* Between two of them; of many ranks each says it less often, for the sake of the file system that all share. */
 static inline uint64_t pd_note_pulse_ns(uint32_t ranks)

@@ -1,8 +1,9 @@
-#include "trainer/run/note.h"
+#include "trainer/notes/note.h"
 
 #include "ckpt/base/parse.h"
 #include "ckpt/base/pretended_host.h"
 #include "ckpt/base/pulse.h"
+#include "trainer/notes/sender.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -14,15 +15,15 @@
 #include <unistd.h>
 
 #define NOTE_PATH_BYTES 4096
-#define NOTE_BYTES 2048
 
 static const char *const names[] = {
     [PD_NOTE_BEGUN] = "begun", [PD_NOTE_OPENING] = "opening", [PD_NOTE_READY] = "ready", [PD_NOTE_ENDED] = "ended",
     [PD_NOTE_SAVED] = "saved", [PD_NOTE_GPU] = "gpu",         [PD_NOTE_PULSE] = "pulse", [PD_NOTE_SUSPECT] = "suspect",
     [PD_NOTE_TAKEN] = "taken", [PD_NOTE_OWNER] = "owner"};
 
-static bool note_write_bytes(const char *dir, enum pd_note kind, uint32_t rank, const void *data, size_t bytes)
+bool pd_note_write(const char *dir, enum pd_note kind, uint32_t rank, const void *data, size_t bytes)
 {
+    if (pd_sender_note(kind, rank, data, bytes)) return true;
     char path[NOTE_PATH_BYTES], draft[NOTE_PATH_BYTES];
     int length = snprintf(path, sizeof path, "%s/%s-%u", dir, names[kind], rank);
     if (length < 0 || (size_t)length >= sizeof path - 8) return false;
@@ -36,7 +37,7 @@ static bool note_write_bytes(const char *dir, enum pd_note kind, uint32_t rank, 
 
 static bool note_write(const char *dir, enum pd_note kind, uint32_t rank, const char *text)
 {
-    return note_write_bytes(dir, kind, rank, text, strlen(text));
+    return pd_note_write(dir, kind, rank, text, strlen(text));
 }
 
 static bool note_read(const char *dir, enum pd_note kind, uint32_t rank, char *ret_text)
@@ -46,15 +47,14 @@ static bool note_read(const char *dir, enum pd_note kind, uint32_t rank, char *r
     if (length < 0 || (size_t)length >= sizeof path) return false;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
-    ssize_t got = read(fd, ret_text, NOTE_BYTES - 1);
+    ssize_t got = read(fd, ret_text, PD_NOTE_BYTES - 1);
     close(fd);
     if (got < 0) return false;
     ret_text[got] = '\0';
     return true;
 }
 
-/* Boot and process namespace: where these are equal, process numbers mean the same. */
-static void here(uint32_t rank, uint32_t size, char *ret_text, size_t bytes)
+void pd_note_place(uint32_t rank, uint32_t size, char ret_text[PD_WIRE_PLACE_BYTES])
 {
     char boot[64] = "?", space[64] = "?", pretended[64];
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -64,14 +64,14 @@ static void here(uint32_t rank, uint32_t size, char *ret_text, size_t bytes)
     got = readlink("/proc/self/ns/pid", space, sizeof space - 1);
     if (got > 0) space[got] = '\0';
     (void)pd_pretended_host(rank, size, pretended); /* the launcher is on the host of rank 0 */
-    snprintf(ret_text, bytes, "%s %.*s %s", pretended, (int)strcspn(boot, "\n"), boot, space);
+    snprintf(ret_text, PD_WIRE_PLACE_BYTES, "%s %.*s %s", pretended, (int)strcspn(boot, "\n"), boot, space);
 }
 
 bool pd_note_write_process(const char *dir, enum pd_note kind, uint32_t rank, uint32_t size, int pulse)
 {
-    char place[192], text[256];
+    char place[PD_WIRE_PLACE_BYTES], text[256];
     const char *job = getenv("OMPI_MCA_ess_base_jobid");
-    here(rank, size, place, sizeof place);
+    pd_note_place(rank, size, place);
     snprintf(text, sizeof text, "%d\n%s\n%.20s\n%d\n", (int)getpid(), place, job ? job : "", pulse + 1);
     return note_write(dir, kind, rank, text);
 }
@@ -90,6 +90,7 @@ void pd_note_beat(const char *dir, uint32_t rank)
 
 void pd_note_remove_opening(const char *dir)
 {
+    if (pd_sender_no_note(PD_NOTE_OPENING, 0)) return;
     char path[NOTE_PATH_BYTES];
     snprintf(path, sizeof path, "%s/%s-0", dir, names[PD_NOTE_OPENING]);
     unlink(path);
@@ -97,7 +98,7 @@ void pd_note_remove_opening(const char *dir)
 
 bool pd_note_write_ended(const char *dir, uint32_t rank, pd_status status, const char *message)
 {
-    char text[NOTE_BYTES];
+    char text[PD_NOTE_BYTES];
     snprintf(text, sizeof text, "%u\n%s\n", (unsigned)status, message);
     return note_write(dir, PD_NOTE_ENDED, rank, text);
 }
@@ -111,16 +112,24 @@ static char *next_line(char **text)
     return line;
 }
 
-bool pd_note_read_process(const char *dir, enum pd_note kind, uint32_t rank, struct pd_note_begun *ret)
+bool pd_note_parse_process(char *text, struct pd_note_begun *ret)
 {
-    char text[NOTE_BYTES], place[192], *at = text;
+    char place[PD_WIRE_PLACE_BYTES], *at = text;
     uint64_t process, job, pulse;
-    if (!note_read(dir, kind, rank, text) || !pd_parse_u64(next_line(&at), &process) || process > INT32_MAX) return false;
-    here(0, UINT32_MAX, place, sizeof place);
-    *ret = (struct pd_note_begun){.process = (int32_t)process, .pulse = -1, .is_here = strcmp(next_line(&at), place) == 0};
+    if (!pd_parse_u64(next_line(&at), &process) || process > INT32_MAX) return false;
+    pd_note_place(0, UINT32_MAX, place);
+    *ret = (struct pd_note_begun){.process = (int32_t)process, .pulse = -1};
+    snprintf(ret->place, sizeof ret->place, "%s", next_line(&at));
+    ret->is_here = strcmp(ret->place, place) == 0;
     if (pd_parse_u64(next_line(&at), &job) && job <= UINT32_MAX) ret->mpi_job = (uint32_t)job;
     if (pd_parse_u64(next_line(&at), &pulse) && pulse <= INT32_MAX) ret->pulse = (int32_t)pulse - 1;
     return true;
+}
+
+bool pd_note_read_process(const char *dir, enum pd_note kind, uint32_t rank, struct pd_note_begun *ret)
+{
+    char text[PD_NOTE_BYTES];
+    return note_read(dir, kind, rank, text) && pd_note_parse_process(text, ret);
 }
 
 uint32_t pd_note_find(const char *dir, enum pd_note kind, uint32_t count, bool *ret_has)
@@ -144,13 +153,13 @@ uint32_t pd_note_find(const char *dir, enum pd_note kind, uint32_t count, bool *
 
 bool pd_note_has_mark(const char *dir, enum pd_note kind, uint32_t rank)
 {
-    char text[NOTE_BYTES];
+    char text[PD_NOTE_BYTES];
     return note_read(dir, kind, rank, text);
 }
 
 bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *ret)
 {
-    char text[NOTE_BYTES], *at = text;
+    char text[PD_NOTE_BYTES], *at = text;
     uint64_t status;
     if (!note_read(dir, PD_NOTE_ENDED, rank, text) || !pd_parse_u64(next_line(&at), &status) || status >= PD_STATUS_COUNT)
         return false;
@@ -168,19 +177,19 @@ bool pd_note_write_saved(const char *dir, uint64_t step)
 
 bool pd_note_read_saved(const char *dir, uint64_t *ret_step)
 {
-    char text[NOTE_BYTES], *at = text;
+    char text[PD_NOTE_BYTES], *at = text;
     return note_read(dir, PD_NOTE_SAVED, 0, text) && pd_parse_u64(next_line(&at), ret_step);
 }
 
 bool pd_note_write_pulse(const char *dir, uint32_t rank, const struct pd_pulse *pulse)
 {
-    return note_write_bytes(dir, PD_NOTE_PULSE, rank, pulse, sizeof *pulse);
+    return pd_note_write(dir, PD_NOTE_PULSE, rank, pulse, sizeof *pulse);
 }
 
 bool pd_note_read_pulse(const char *dir, uint32_t rank, struct pd_pulse *ret_pulse)
 {
-    char data[NOTE_BYTES];
-    _Static_assert(sizeof *ret_pulse < NOTE_BYTES, "a pulse is a note");
+    char data[PD_NOTE_BYTES];
+    _Static_assert(sizeof *ret_pulse < PD_NOTE_BYTES, "a pulse is a note");
     if (!note_read(dir, PD_NOTE_PULSE, rank, data)) return false;
     memcpy((void *)ret_pulse, data, sizeof *ret_pulse);
     return true;
@@ -188,14 +197,14 @@ bool pd_note_read_pulse(const char *dir, uint32_t rank, struct pd_pulse *ret_pul
 
 bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity, bool is_spare)
 {
-    char text[NOTE_BYTES];
+    char text[PD_NOTE_BYTES];
     snprintf(text, sizeof text, "%s\n%d\n", identity, is_spare);
     return note_write(dir, PD_NOTE_GPU, rank, text);
 }
 
 bool pd_note_read_gpu(const char *dir, uint32_t rank, char ret_identity[PD_NOTE_GPU_BYTES], bool *ret_is_spare)
 {
-    char text[NOTE_BYTES], *at = text;
+    char text[PD_NOTE_BYTES], *at = text;
     if (!note_read(dir, PD_NOTE_GPU, rank, text)) return false;
     snprintf(ret_identity, PD_NOTE_GPU_BYTES, "%s", next_line(&at));
     *ret_is_spare = strcmp(next_line(&at), "1") == 0;
@@ -211,7 +220,7 @@ bool pd_note_write_suspect(const char *dir, const struct pd_note_suspect *s)
 
 bool pd_note_read_suspect(const char *dir, struct pd_note_suspect *ret)
 {
-    char text[NOTE_BYTES], *at = text;
+    char text[PD_NOTE_BYTES], *at = text;
     uint64_t rank;
     if (!note_read(dir, PD_NOTE_SUSPECT, 0, text) || !pd_parse_u64(next_line(&at), &rank) || rank >= UINT32_MAX)
         return false;
