@@ -2,14 +2,20 @@
 """Takes away, one at a time, what a commit rests on (a sync, a rename, a link, an agreement between ranks, the comparison of a checksum),
 and wants a test that turns red each time.
 
-    mutants.py [--only EXPRESSION] [--keep DIR] [--list]
+    mutants.py [--only EXPRESSION] [--keep DIR [--minutes N]] [--list]
 
 Syncs, renames and agreements are found in the sources, so that a new one is a mutant without further ado; the rest is in a table. The tree
-is copied and built in a temporary folder, or in DIR, which stays for the next time. A mutant is killed by a test that fails, crashes or
-does not end; the first one is printed. Exit code 1 when one survives, or when a line of the table is no longer in the tree.
+is copied and built in a temporary folder, or in DIR, which stays: results.json there says which test killed which mutant and which stayed
+green, and that is believed while the mutant and the test program without it are the same. So a run that ends, after N minutes or in any
+other way, is continued by the same command. First come the tests that killed this mutant or others of its file, then those of its room,
+the quickest first; a round tries all mutants that are left for longer than the one before. A mutant is killed by a test that fails,
+crashes or does not end; the first one is printed. Exit code 1 when one survives or was not tried to the end, or when a line of the table
+is no longer in the tree.
 """
 import argparse
 import filecmp
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -64,17 +70,26 @@ TESTS = ["unit_store_*", "crash_nth_store", "crash_store_zombies", "unit_tiers_*
          "crash_store_generations", "unit_load_*"]
 
 
+ROUNDS = [15, 60, 240, float("inf")]  # seconds of tests that a mutant gets before the next one has its turn
+
+
 def run(command, folder, limit=None):
-    """Exit code, or None when it did not end; what it printed."""
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                               start_new_session=True, env=dict(os.environ, PERDURE_TEST_SCALE="1"))
-    try:
-        output, _ = process.communicate(timeout=limit)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.communicate()
-        return None, ""
+    """Exit code, or None when it did not end; what it printed. Seconds in which the machine stands still do not count."""
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                                   env=dict(os.environ, PERDURE_TEST_SCALE="2"))
+        waited = 0
+        while process.poll() is None and (limit is None or waited < limit):
+            try:
+                process.wait(timeout=0.5)
+            except subprocess.TimeoutExpired:
+                waited += 0.5
+        code = process.poll()
+        if code is None:
+            os.killpg(process.pid, 9)
+            process.wait()
+        output.seek(0)
+        return code, output.read()
 
 
 def split_arguments(text, begin):
@@ -139,28 +154,150 @@ def targets(build):
     return names
 
 
-def build_all(build, names):
-    code, output = run(["ninja", "-C", build, *names], build)
-    if code:
-        sys.exit(f"the build fails:\n{output[-3000:]}")
+class Bench:
+    """The copy and its build; which test programs are green in it without a mutant, and what is known of mutants."""
+
+    def __init__(self, folder, until):
+        self.tree, self.build = os.path.join(folder, "tree"), os.path.join(folder, "build")
+        self.file = os.path.join(folder, "results.json")
+        self.until = until
+        self.known = {"tests": {}, "mutants": {}, "killers": {}}
+        if os.path.exists(self.file):
+            with open(self.file) as kept:
+                self.known = json.load(kept)
+        self.current = {}  # test program: digest of it without a mutant
+
+    def save(self):
+        with open(self.file + ".new", "w") as out:
+            json.dump(self.known, out, indent=1)
+        os.replace(self.file + ".new", self.file)
+
+    def is_late(self):
+        return time.monotonic() > self.until
+
+    def make(self, name):
+        code, output = run(["ninja", "-C", self.build, name], self.build)
+        if code:
+            sys.exit(f"the build fails:\n{output[-3000:]}")
+        return os.path.join(self.build, "bin", name)
+
+    def seconds(self, name):
+        return self.known["tests"].get(name, {}).get("seconds", 10)
+
+    def try_without(self, name):
+        """Builds it from the tree as it is, and wants it green where it is another than it was."""
+        if name in self.current:
+            return
+        program = self.make(name)
+        with open(program, "rb") as binary:
+            digest = hashlib.sha256(binary.read()).hexdigest()[:16]
+        if self.known["tests"].get(name, {}).get("digest") != digest:
+            begin = time.monotonic()
+            code, output = run([program], self.build, 1800)
+            if code != 0:
+                sys.exit(f"red without a mutant: {name}\n{output[-3000:]}")
+            self.known["tests"][name] = {"digest": digest, "seconds": time.monotonic() - begin}
+            self.save()
+        self.current[name] = digest
+
+    def try_with(self, mutant, name):
+        """What the test says that kills it, or None. It is given five times as long as without the mutant, and half a minute."""
+        self.try_without(name)
+        path, _, text = mutant
+        source = os.path.join(self.tree, path)
+        with open(source) as file:
+            before = file.read()
+        try:
+            with open(source, "w") as out:
+                out.write(text)
+            code, output = run([self.make(name), "--fail-fast"], self.build, 5 * self.seconds(name) + 30)
+        finally:
+            with open(source, "w") as out:
+                out.write(before)
+        if code == 0:
+            return None
+        said = [line for line in output.splitlines() if "FAIL" in line or "CRASH" in line]
+        return f"{name}: " + ("does not end" if code is None else said[0].strip() if said else f"exit code {code}")
 
 
-def first_red(build, names, seconds):
-    """`seconds`: what each has taken without a mutant; it is given ten times as long, and half a minute."""
-    for name in names:
-        begin = time.monotonic()
-        code, output = run([os.path.join(build, "bin", name)], build, 10 * seconds[name] + 30 if name in seconds else None)
-        seconds.setdefault(name, time.monotonic() - begin)
-        if code != 0:
-            said = [line for line in output.splitlines() if "FAIL" in line or "CRASH" in line]
-            return f"{name}: " + ("does not end" if code is None else said[0].strip() if said else f"exit code {code}")
-    return None
+def without_line(mutant):
+    return mutant[0] + ":" + re.sub(r"^[0-9]+: ", "", mutant[1])
+
+
+def order(bench, mutant, names):
+    """The most likely ones for what they take."""
+    path = mutant[0]
+    room = "_" + path.split("/")[1] + "_"
+    killers = [killer for what, killer in bench.known["killers"].items() if what.startswith(path + ":")]
+
+    def cost(name):
+        if bench.known["killers"].get(without_line(mutant)) == name:
+            return 0
+        return (bench.seconds(name) + 2) / (killers.count(name) + (0.5 if room in name else 0.1))
+
+    return sorted(names, key=cost)
+
+
+def turn(bench, mutant, names, limit):
+    """Tries one for `limit` seconds of tests. Its record, and whether no test is left."""
+    path, _, text = mutant
+    record = bench.known["mutants"].setdefault(hashlib.sha256((path + text).encode()).hexdigest()[:16], {"green": {}, "killed": None})
+    record["what"] = path + ":" + mutant[1]
+    if record["killed"]:
+        bench.try_without(record["killed"][0])
+        if record["killed"][1] == bench.current[record["killed"][0]]:
+            return record, True
+        record["killed"] = None
+    spent = 0
+    for name in order(bench, mutant, names):
+        if spent > limit or bench.is_late():
+            return record, False
+        bench.try_without(name)
+        if record["green"].get(name) == bench.current[name]:
+            continue
+        red = bench.try_with(mutant, name)
+        if red:
+            record["killed"] = [name, bench.current[name], red]
+            bench.known["killers"][without_line(mutant)] = name
+            bench.save()
+            return record, True
+        record["green"][name] = bench.current[name]
+        bench.save()
+        spent += bench.seconds(name)
+    return record, True
+
+
+def try_all(bench, names, found):
+    """How many are not known to be killed."""
+    left, killed, survived = found, 0, 0
+    for limit in ROUNDS:
+        undecided = []
+        for mutant in left:
+            if bench.is_late():
+                undecided.append(mutant)
+                continue
+            record, is_done = turn(bench, mutant, names, limit)
+            name = f"{mutant[0]}:{mutant[1][:90].splitlines()[0]}"
+            if record["killed"]:
+                killed += 1
+                print(f"killed   {name} | {record['killed'][2]}", flush=True)
+            elif is_done:
+                survived += 1
+                print(f"SURVIVED {name}", flush=True)
+            else:
+                undecided.append(mutant)
+        left = undecided
+    for mutant in left:
+        print(f"not yet  {mutant[0]}:{mutant[1][:90].splitlines()[0]}")
+    print(f"{len(found)} mutants, {killed} of them killed, {survived} not, {len(left)} not tried to the end")
+    return survived + len(left)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--only", default="", help="mutants whose file and text this expression is found in")
     parser.add_argument("--keep", help="folder of the copy and its build")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="how long; the rest is tried by the next run")
     parser.add_argument("--list", action="store_true", help="name them, try none")
     options = parser.parse_args()
     found = mutants(options.only)
@@ -169,44 +306,19 @@ def main():
             print(f"{path}:{what}")
         return
     folder = options.keep or tempfile.mkdtemp(prefix="perdure-mutants-")
-    tree, build = os.path.join(folder, "tree"), os.path.join(folder, "build")
+    bench = Bench(folder, time.monotonic() + 60 * options.minutes)
     try:
-        copy_tree(tree)
-        configured = ["cmake", "-S", tree, "-B", build, "-G", "Ninja", "-DPERDURE_TESTS=ON", "-DPERDURE_CUDA=OFF", "-DCMAKE_BUILD_TYPE=None",
-                      "-DCMAKE_C_FLAGS=-w -O1",
+        copy_tree(bench.tree)
+        configured = ["cmake", "-S", bench.tree, "-B", bench.build, "-G", "Ninja", "-DPERDURE_TESTS=ON", "-DPERDURE_CUDA=OFF",
+                      "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_C_FLAGS=-w -O1",
                       *(["-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=mold"] if shutil.which("mold") else [])]
         if shutil.which("ccache"):
             configured.append("-DCMAKE_C_COMPILER_LAUNCHER=ccache")
         subprocess.run(configured, check=True, stdout=subprocess.DEVNULL)
-        names = targets(build)
-        build_all(build, names)
-        seconds = {}
-        red = first_red(build, names, seconds)
-        if red:
-            sys.exit(f"red without a mutant: {red}")
-        print(f"{len(names)} test programs are green in {sum(seconds.values()):.0f} s", flush=True)
-        sys.exit(1 if try_all(tree, build, sorted(names, key=seconds.get), seconds, found) else 0)
+        sys.exit(1 if try_all(bench, targets(bench.build), found) else 0)
     finally:
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def try_all(tree, build, names, seconds, found):
-    survived = 0
-    for path, what, text in found:
-        file = os.path.join(tree, path)
-        before = open(file).read()
-        begin = time.monotonic()
-        with open(file, "w") as out:
-            out.write(text)
-        build_all(build, names)
-        red = first_red(build, names, seconds)
-        with open(file, "w") as out:
-            out.write(before)
-        survived += red is None
-        print(f"{'killed  ' if red else 'SURVIVED'} {path}:{what[:90].splitlines()[0]} | {red} | {time.monotonic() - begin:.0f} s", flush=True)
-    print(f"{len(found)} mutants, {survived} of them not killed")
-    return survived
 
 
 main()
