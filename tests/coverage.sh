@@ -1,32 +1,57 @@
 #!/usr/bin/env bash
 # Which branches of ckpt/ and resharder/ the tests take, by room: tests/coverage.sh [--build DIR] [--files] [CTEST_OPTION ...]
-# It builds into a directory of its own (default build-coverage) and runs the tests of unit, crash, golden, cli and fuzz, or with
-# options of ctest those that they choose: `-R nth` adds what the tests of that name take to what was counted before.
+# It builds into a directory of its own (default build-coverage) and runs, of unit those of the rooms that are counted, crash, golden, cli and
+# fuzz, or with options of ctest those that they choose: `-R nth` adds what the tests of that name take to what was counted before.
+# --continue goes on with a run that was ended: tests that are in counted.txt of that directory are not run again.
 # --files lists every file instead, the one with the most branches that nothing takes first; --no-run prints what was counted.
 set -euo pipefail
 top=$(cd "$(dirname "$0")/.." && pwd)
 build=$top/build-coverage
 by=room
 run=yes
+fresh=yes
 while [ $# -gt 0 ]; do
   case "$1" in
     --build) build=$(realpath -m "${2:?--build wants a directory}"); shift ;;
     --files) by="file" ;;
     --no-run) run=no ;;
+    --continue) fresh=no ;;
     -h | --help) sed -n '2,/^[^#]/s/^# //p' "$0"; exit 0 ;;
     *) break ;;
   esac
   shift
 done
+run_tests() {
+  ctest --output-on-failure --no-tests=error -j "$(($(nproc) + 1))" "$@"
+}
+# In parcels, so that an end in between loses little: of a test that is counted twice nothing is the worse.
+count_all() {
+  rooms=$(cd "$top" && for room in ckpt/*/ resharder/*/; do basename "$room"; done | paste -sd '|')
+  if [ $fresh = yes ]; then
+    find ckpt resharder -name '*.gcda' -delete
+    : >counted.txt
+  fi
+  touch counted.txt
+  ctest -N -R "^(crash|golden|fuzz)\\.|^cli|^unit\\.($rooms|resharder)\\." -LE campaign |
+    sed -n 's/^ *Test *#[0-9]*: //p' | grep -vxFf counted.txt >left.txt || true
+  while [ -s left.txt ]; do
+    head -n 12 left.txt >parcel.txt
+    sed -i 1,12d left.txt
+    run_tests -R "^($(sed 's/\./\\./g' parcel.txt | paste -sd '|'))\$"
+    cat parcel.txt >>counted.txt
+  done
+}
+
 if [ $run = yes ]; then
   "$top/tools/packages.sh" build run text test coverage
   "$top/tools/build.sh" "$build" -DPERDURE_TESTS=ON -DPERDURE_COVERAGE=ON -DPERDURE_CUDA=OFF
   cd "$build"
+  export PERDURE_TEST_SCALE=${PERDURE_TEST_SCALE:-1}
   if [ $# -eq 0 ]; then
-    find ckpt resharder -name '*.gcda' -delete
-    set -- -R '^(unit|crash|golden|fuzz)\.|^cli' -LE campaign
+    count_all
+  else
+    run_tests "$@"
   fi
-  PERDURE_TEST_SCALE=${PERDURE_TEST_SCALE:-1} ctest --output-on-failure --no-tests=error -j "$(($(nproc) + 1))" "$@"
 fi
 # A PD_CHECK that fails is our own bug and ends the process: no test can go there. Nothing else is left out (tests/README.md).
 cd "$top"
