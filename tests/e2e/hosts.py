@@ -262,6 +262,25 @@ def harness_copy(source, path):
     return path
 
 
+def other_data(bench):
+    """A host whose text differs in one byte, or in its length, is refused and named; the run of before is untouched."""
+    run = bench.start("a")
+    bench.steps(run, 2)
+    bench.leave(run)
+    path = os.path.join(bench.places[2], "text.txt")
+    text = harness.read(path)
+    for other in (text[:-1], "X" + text[1:]):
+        write(path, other)
+        run = bench.start("a", f"run.dir={bench.place}/other", f"checkpoint.tiers[0].dir={bench.place}/other-tier")
+        said = r"host c has other data than that of rank 0 \(\w{16}, and there \w{16}\): .*text\.txt"
+        if run.wait(timeout=harness.PATIENCE) != 78 or not re.search(said, bench.said()):
+            bench.fail(f"host c has another text: exit {run.returncode}")
+    write(path, text)
+    run = bench.start("a")
+    bench.steps(run, 2)
+    bench.leave(run)
+
+
 SHARED = ["port_closed"]
 
 
@@ -358,7 +377,7 @@ def body(workspace, arguments):
     workspace.train(config, quiet, ["layout.ranks=1", f"run.steps={QUIET_STEPS * max(1, count // 4)}", "optimizer.decay_steps=100000"])
     known = harness.losses(quiet)
     cases = [lambda bench: random_losses(bench, random.Random(seed), count)] if count else \
-        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, stopped_elsewhere, *([back_again, too_few, port_closed, port_closed_and_nothing_shared, other_program] if harness.scale() >= 4 else [])]
+        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, stopped_elsewhere, *([back_again, too_few, port_closed, port_closed_and_nothing_shared, other_program, other_data] if harness.scale() >= 4 else [])]
     for case in cases:
         with namespaces.Network(workspace.directory("net"), names) as net:
             bench = Bench(workspace, net, CONFIG, text, is_shared=case.__name__ in SHARED)

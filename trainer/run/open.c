@@ -31,6 +31,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MODULE "worker"
 #define COPY_SECONDS_MAX 1e7
@@ -197,6 +198,22 @@ static void log_kernels(const struct run *r)
     char kernels[160];
     pd_math_cuda_kernels(r->device.dev->capability, &sizes, kernels, sizeof kernels);
     pd_log(PD_LOG_INFO, MODULE, "GPU kernels: %s", kernels);
+}
+
+/* Each host reads its own files, and all of them were read when they were opened. */
+static pd_status agree_data(struct run *r, struct pd_error *err)
+{
+    uint64_t own[2], first[2];
+    char host[64] = "";
+    pd_data_fingerprint(r->data, own);
+    memcpy(first, own, sizeof first);
+    PD_TRY(pd_group_broadcast(&r->group, 0, first, sizeof first, err));
+    pd_status st = pd_data_check_fingerprint(r->data, first, NULL, err);
+    (void)gethostname(host, sizeof host - 1);
+    if (st)
+        st = pd_error_context(err, st, "host %s has other data than that of rank 0 (%016llx, and there %016llx)", host,
+                              (unsigned long long)own[0], (unsigned long long)first[0]);
+    return pd_group_agree(&r->group, st, err);
 }
 
 /* What fails here fails on some ranks only, in the middle of operations of all: the others are told by an end of these. */
@@ -426,6 +443,7 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     log_device(r);
     PD_TRY(settle_stripes(r, err));
     PD_TRY(pd_group_agree(&r->group, set_up_local(r, err), err));
+    PD_TRY(agree_data(r, err));
     PD_TRY(build_engine(r, err));
     PD_TRY(pd_group_agree(&r->group, open_stragglers(r, err), err));
     PD_TRY(open_tiers(r, err));
