@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define FIRST_BYTES (16u << 10)                      /* of a segment; more when they are full */
 #define KEPT_BYTES_MAX (4u * PD_DOCUMENTS_PIECE_MAX) /* by a segment that had a long line */
 
 struct pd_document_reader {
@@ -60,6 +61,25 @@ static pd_status carry(struct pd_document_reader *r, const unsigned char *bytes,
     return PD_OK;
 }
 
+/* Reads behind the first *used bytes until there are `most` or the file ends. Room grows with what comes: files may be small and
+ * many. */
+static pd_status read_up_to(struct pd_document_reader *r, struct pd_segment *segment, size_t most, size_t *used,
+                            bool *ret_at_end, struct pd_error *err)
+{
+    size_t got, room;
+    do {
+        if (*used >= segment->capacity) {
+            const size_t grown = *used + (*used < FIRST_BYTES ? FIRST_BYTES : *used);
+            PD_TRY(reserve(&segment->bytes, &segment->capacity, grown < most ? grown : most, err));
+        }
+        room = (segment->capacity < most ? segment->capacity : most) - *used;
+        PD_TRY(pd_byte_stream_read(r->stream, segment->bytes + *used, room, &got, err));
+        *used += got;
+    } while (got == room && *used < most);
+    *ret_at_end = got < room;
+    return PD_OK;
+}
+
 /* ---- text ---- */
 
 /* CRLF becomes LF, in place. Returns how many bytes are left; a last CR stays. */
@@ -103,14 +123,13 @@ static void count_crlf(struct pd_document_reader *r)
 
 static pd_status fill_text(struct pd_document_reader *r, struct pd_segment *segment, bool *ret_at_end, struct pd_error *err)
 {
-    size_t got, used = r->carried_bytes;
-    PD_TRY(reserve(&segment->bytes, &segment->capacity, PD_DOCUMENTS_PIECE_MAX, err));
+    size_t used = r->carried_bytes;
+    bool at_end;
+    PD_TRY(reserve(&segment->bytes, &segment->capacity, used + FIRST_BYTES, err));
     if (used) memcpy(segment->bytes, r->carried, used);
     const size_t fresh = used;
     if (r->return_waits) segment->bytes[used++] = '\r';
-    PD_TRY(pd_byte_stream_read(r->stream, segment->bytes + used, PD_DOCUMENTS_PIECE_MAX - used, &got, err));
-    const bool at_end = got < PD_DOCUMENTS_PIECE_MAX - used;
-    used += got;
+    PD_TRY(read_up_to(r, segment, PD_DOCUMENTS_PIECE_MAX, &used, &at_end, err));
     const size_t kept = drop_returns(segment->bytes + fresh, used - fresh);
     if (kept < used - fresh) count_crlf(r);
     used = fresh + kept;
@@ -132,20 +151,17 @@ pd_status pd_document_line_too_long(const char *path, uint64_t line, struct pd_e
 static pd_status read_lines(struct pd_document_reader *r, struct pd_segment *segment, bool *ret_at_end, size_t *ret_whole,
                             struct pd_error *err)
 {
-    size_t used = r->carried_bytes, got;
-    PD_TRY(reserve(&segment->bytes, &segment->capacity, used + PD_DOCUMENTS_PIECE_MAX, err));
+    size_t used = r->carried_bytes;
+    PD_TRY(reserve(&segment->bytes, &segment->capacity, used + FIRST_BYTES, err));
     if (used) memcpy(segment->bytes, r->carried, used);
-    for (;;) {
-        const size_t room = segment->capacity - used;
-        PD_TRY(pd_byte_stream_read(r->stream, segment->bytes + used, room, &got, err));
-        const unsigned char *newline = got ? memrchr(segment->bytes + used, '\n', got) : NULL;
-        used += got;
-        *ret_at_end = got < room;
+    for (size_t most = used + PD_DOCUMENTS_PIECE_MAX;; most *= 2) {
+        const size_t before = used;
+        PD_TRY(read_up_to(r, segment, most, &used, ret_at_end, err));
+        const unsigned char *newline = memrchr(segment->bytes + before, '\n', used - before);
         segment->used = used;
         *ret_whole = *ret_at_end ? used : newline ? (size_t)(newline - segment->bytes) + 1 : 0;
         if (*ret_whole || *ret_at_end) return PD_OK;
         if (used > PD_DOCUMENTS_LINE_MAX) return pd_document_line_too_long(r->list->paths[r->file], r->line, err);
-        PD_TRY(reserve(&segment->bytes, &segment->capacity, 2 * segment->capacity, err));
     }
 }
 

@@ -1,4 +1,5 @@
-/* Two batches of segments: a thread fills one while the caller has the other.
+/* Two batches of segments: a thread fills one while the caller has the other. Opening fills the first; what fits into it needs no
+ * thread.
  *
  *   free --reader--> full --pd_documents_next: parsed--> out --the next call--> free */
 #include "trainer/data/documents.h"
@@ -16,8 +17,8 @@
 
 #define SEGMENTS_MAX 64u /* of a batch: many small files have one each */
 
-struct batch { /* written by the reader until it is full, by the caller until it is free */
-    struct pd_segment segments[SEGMENTS_MAX];
+struct batch {                                 /* written by the reader until it is full, by the caller until it is free */
+    struct pd_segment *segments[SEGMENTS_MAX]; /* owned; NULL: not needed yet */
     uint32_t count;
     bool full; /* under `lock` */
     bool last;
@@ -53,10 +54,12 @@ static void fill_batch(struct pd_documents *d, struct batch *batch)
     batch->count = 0;
     batch->status = PD_OK;
     while (more && !batch->status && batch->count < SEGMENTS_MAX && bytes < PD_DOCUMENTS_BATCH_BYTES) {
-        struct pd_segment *segment = &batch->segments[batch->count];
-        batch->status = pd_document_reader_fill(d->reader, segment, &more, &batch->err);
+        struct pd_segment **segment = &batch->segments[batch->count];
+        if (!*segment) *segment = calloc(1, sizeof **segment);
+        batch->status = PD_ALLOCATED(*segment, &batch->err, "no memory to read documents");
+        if (!batch->status) batch->status = pd_document_reader_fill(d->reader, *segment, &more, &batch->err);
         if (batch->status || !more) break;
-        bytes += segment->used;
+        bytes += (*segment)->used;
         batch->count++;
     }
     batch->progress = pd_document_reader_progress(d->reader);
@@ -68,7 +71,7 @@ static void *read_ahead(void *context)
 {
     struct pd_documents *d = context;
     bool last = false;
-    for (unsigned i = 0; !last; i ^= 1) {
+    for (unsigned i = 1; !last; i ^= 1) {
         struct batch *batch = &d->batches[i];
         pthread_mutex_lock(&d->lock);
         while (batch->full && !d->stopping)
@@ -119,7 +122,7 @@ static bool is_blank(const unsigned char *line, size_t bytes)
 static void parse_segment(void *context, uint64_t index)
 {
     struct pd_documents *d = context;
-    struct pd_segment *segment = &d->batches[d->current].segments[index];
+    struct pd_segment *segment = d->batches[d->current].segments[index];
     if (!segment->is_json) return;
     uint64_t number = segment->first_line;
     unsigned char *end = segment->bytes + segment->used;
@@ -136,7 +139,7 @@ static pd_status gather(struct pd_documents *d, const struct batch *batch, uint3
 {
     uint64_t count = 0, at = 0;
     for (uint32_t i = 0; i < batch->count; i++)
-        count += batch->segments[i].piece_count;
+        count += batch->segments[i]->piece_count;
     if (count > d->piece_capacity) {
         struct pd_document_piece *grown = reallocarray(d->pieces, count, sizeof *grown);
         if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for %" PRIu64 " documents", count);
@@ -144,7 +147,7 @@ static pd_status gather(struct pd_documents *d, const struct batch *batch, uint3
         d->piece_capacity = count;
     }
     for (uint32_t i = 0; i < batch->count; i++) {
-        const struct pd_segment *segment = &batch->segments[i];
+        const struct pd_segment *segment = batch->segments[i];
         if (segment->piece_count) memcpy(d->pieces + at, segment->pieces, segment->piece_count * sizeof *d->pieces);
         at += segment->piece_count;
     }
@@ -158,7 +161,7 @@ static pd_status failure(const struct batch *batch, struct pd_error *err)
     const struct pd_error *cause = &batch->err;
     pd_status status = batch->status;
     for (uint32_t i = batch->count; i-- > 0;)
-        if (batch->segments[i].status) status = batch->segments[i].status, cause = &batch->segments[i].err;
+        if (batch->segments[i]->status) status = batch->segments[i]->status, cause = &batch->segments[i]->err;
     if (status && err) *err = *cause;
     return status;
 }
@@ -223,6 +226,9 @@ static pd_status begin(struct pd_documents *d, const struct pd_documents_options
     for (uint32_t i = 0; i < d->list.count; i++)
         PD_TRY(look_at(d, d->list.paths[i], err));
     PD_TRY(pd_document_reader_new(&d->list, options->separator, &d->reader, err));
+    fill_batch(d, &d->batches[0]);
+    d->batches[0].full = true;
+    if (d->batches[0].last) return PD_OK;
     const int failed = pthread_create(&d->thread, NULL, read_ahead, d);
     if (failed) PD_FAIL_THREAD(err, failed, "reading ahead");
     d->has_thread = true;
@@ -257,8 +263,10 @@ void pd_documents_close(struct pd_documents *d)
     pthread_mutex_unlock(&d->lock);
     if (d->has_thread) pthread_join(d->thread, NULL);
     for (unsigned b = 0; b < 2; b++)
-        for (uint32_t i = 0; i < SEGMENTS_MAX; i++)
-            pd_segment_deinit(&d->batches[b].segments[i]);
+        for (uint32_t i = 0; i < SEGMENTS_MAX && d->batches[b].segments[i]; i++) {
+            pd_segment_deinit(d->batches[b].segments[i]);
+            free(d->batches[b].segments[i]);
+        }
     pd_document_reader_free(d->reader);
     pd_input_list_deinit(&d->list);
     pthread_cond_destroy(&d->changed);

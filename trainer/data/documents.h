@@ -4,7 +4,8 @@
  * `field` of its object. Blank lines of JSON lines are passed over. Of text a byte order mark at the beginning is dropped and
  * CRLF becomes LF; strings of JSON are taken as they are. A document that is empty comes as an empty piece.
  * Documents come in the order of the inputs, in pieces, since one may be larger than memory.
- *   work     a thread of its own reads and decompresses ahead; lines are parsed by the pool
+ *   work     opening reads the first batch; where there is more, a thread of its own reads and decompresses ahead; lines are
+ *            parsed by the pool
  *   memory   two batches of about PD_DOCUMENTS_BATCH_BYTES; more while a line of JSON is longer
  *   errors   PD_INVALID: a file of another kind, with the command that makes text of it; PD_CORRUPT "file:line: ...": a line
  *            that is no object with such a string, or is longer than PD_DOCUMENTS_LINE_MAX; compressed data that is damaged or
