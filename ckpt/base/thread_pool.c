@@ -11,11 +11,11 @@
 #include "ckpt/base/thread_pool.h"
 
 #include "ckpt/base/cpu.h"
+#include "ckpt/base/thread.h"
 
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -196,18 +196,13 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-/* Signals belong to the threads that know what to do with them: workers take none. */
 static pd_status start_workers(struct pd_thread_pool *pool, struct pd_error *err)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     int failed = 0;
     while (!failed && pool->started + 1 < pool->thread_count) {
-        failed = pthread_create(&pool->threads[pool->started], NULL, worker_main, pool);
+        failed = pd_thread_start(&pool->threads[pool->started], NULL, worker_main, pool);
         if (!failed) pool->started++;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!failed) return PD_OK;
     char what[80];
     snprintf(what, sizeof what, "thread %u of %u of layout.threads", pool->started + 2, pool->thread_count);

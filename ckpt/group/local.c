@@ -7,6 +7,7 @@
  *               3. all ranks of a meeting made the same call, otherwise every one of them returns PD_BUG
  */
 #include "ckpt/base/rank.h"
+#include "ckpt/base/thread.h"
 #include "ckpt/group/group.h"
 
 #include <pthread.h>
@@ -204,7 +205,7 @@ static pd_status start_rank(struct local_room *room, struct local_rank *rank, ui
                                     .context = rank};
     rank->cursors = calloc(room->size, sizeof *rank->cursors);
     if (!rank->cursors) return pd_error_set(&rank->error, PD_NO_MEMORY, PD_WHERE, 0, "no memory for rank %u", number);
-    int number_of_error = pthread_create(&rank->thread, NULL, rank_thread, rank);
+    int number_of_error = pd_thread_start(&rank->thread, NULL, rank_thread, rank);
     if (number_of_error) return pd_error_thread(&rank->error, PD_WHERE, number_of_error, "the thread of a rank");
     rank->started = true;
     return PD_OK;

@@ -3,6 +3,7 @@
 #include "ckpt/io/threads.h"
 #include "ckpt/io/posix.h"
 
+#include "ckpt/base/thread.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -116,7 +117,7 @@ static int start_workers(struct pd_io_threads *threads)
     int result = 0;
     pthread_mutex_lock(&threads->mutex);
     while (threads->started < threads->wanted && !result) {
-        result = pthread_create(&threads->workers[threads->started], NULL, worker_main, threads);
+        result = pd_thread_start(&threads->workers[threads->started], NULL, worker_main, threads);
         if (!result) threads->started++;
     }
     uint32_t started = threads->started;

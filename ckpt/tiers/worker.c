@@ -2,9 +2,9 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/rank.h"
+#include "ckpt/base/thread.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <time.h>
 
@@ -50,15 +50,10 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-/* Signals are for the threads of the program. */
 pd_status tier_worker_start(struct tier_worker *worker, uint32_t rank, const char *what, struct pd_error *err)
 {
-    sigset_t all, before;
     worker->rank = rank;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int number = pthread_create(&worker->thread, NULL, worker_main, worker);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int number = pd_thread_start(&worker->thread, NULL, worker_main, worker);
     if (number) {
         char thread[600];
         snprintf(thread, sizeof thread, "the thread for checkpoints in %.500s", what);

@@ -2,6 +2,7 @@
 #include "resharder/convert/export.h"
 
 #include "ckpt/base/digest.h"
+#include "ckpt/base/thread.h"
 #include "ckpt/base/words.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/convert/export_tasks.h"
@@ -90,8 +91,8 @@ static pd_status lock_directory(struct pd_export *e, struct pd_error *err)
 {
     const pd_status st = pd_vfs_lock(e->vfs, e->lock_path, &e->lock, err);
     if (st == PD_NOT_FOUND)
-        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname \"%s\")\"", e->destination,
-                e->destination);
+        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname \"%s\")\"",
+                e->destination, e->destination);
     if (st == PD_BUSY)
         PD_FAIL(err, st, "another process is exporting to %s; wait until it ends, or name another place", e->destination);
     if (st && st != PD_UNSUPPORTED) return st;
@@ -304,7 +305,7 @@ static pd_status write_bands(struct filling *f, struct pd_error *err)
 static pd_status fill_all(struct filling *f, struct pd_error *err)
 {
     handoff_init(&f->handoff, BANDS);
-    const int number = pthread_create(&f->thread, NULL, read_all, f);
+    const int number = pd_thread_start(&f->thread, NULL, read_all, f);
     pd_status st = number ? pd_error_thread(err, PD_WHERE, number, "to read what is exported") : write_bands(f, err);
     handoff_leave(&f->handoff);
     if (!number) (void)pthread_join(f->thread, NULL);

@@ -4,6 +4,7 @@
  *   invariant  the thread is gone when a group has ended, whatever failed */
 #include "resharder/convert/import.h"
 
+#include "ckpt/base/thread.h"
 #include "ckpt/base/words.h"
 #include "resharder/catalog/read.h"
 #include "resharder/convert/handoff.h"
@@ -99,8 +100,7 @@ static pd_status link_sources(const struct pd_import_request *q, struct source *
         if (sources[i].link != NO_LINK) continue;
         if (kind == PD_PARAM) PD_FAIL(err, PD_INVALID, "%s has nothing that is tensor %s", q->source, name);
         if (!q->fresh_optimizer)
-            PD_FAIL(err, PD_INVALID,
-                    "%s has no %s of tensor %s; give --fresh-optimizer, and moments begin at zero",
+            PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s; give --fresh-optimizer, and moments begin at zero",
                     q->source, pd_kind_name(kind), name);
         zeroed++;
     }
@@ -208,7 +208,7 @@ static pd_status begin(void *context, const struct pd_chunk_stream_cursor *curso
     f->stretch = (struct pd_stretch){0};
     f->stretch_done = f->part = f->part_count = 0;
     handoff_init(&f->handoff, SLOTS);
-    const int error = pthread_create(&f->thread, NULL, run, f);
+    const int error = pd_thread_start(&f->thread, NULL, run, f);
     f->runs = !error;
     if (f->runs) return PD_OK;
     handoff_deinit(&f->handoff);

@@ -1,6 +1,7 @@
 /* Work beside the data: what HDF5 has to make, and the end of shards, each with its flush. */
 #include "resharder/rewrite/internal.h"
 
+#include "ckpt/base/thread.h"
 #include <malloc.h>
 
 /* One at a time, and what HDF5 took goes back: memory freed in one thread is no use to another. */
@@ -62,7 +63,7 @@ pd_status rewrite_workers_start(struct rewriter *r, struct pd_error *err)
         pthread_mutex_init(&workers->staging[i], NULL);
     workers->is_made = true;
     while (workers->thread_count < REWRITE_WORKERS) {
-        const int failed = pthread_create(&workers->threads[workers->thread_count], NULL, work, r);
+        const int failed = pd_thread_start(&workers->threads[workers->thread_count], NULL, work, r);
         if (failed) PD_FAIL_ERRNO(err, failed, "reshard: starting a thread");
         workers->thread_count++;
     }

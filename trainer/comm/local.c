@@ -1,10 +1,10 @@
 /* Ranks as threads of one process: one memory domain, the direct channel, nobody remote. */
 #include "ckpt/base/rank.h"
+#include "ckpt/base/thread.h"
 #include "ckpt/base/thread_pool.h"
 #include "trainer/comm/direct.h"
 #include "trainer/comm/progress.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -76,20 +76,12 @@ static pd_status rank_make(struct local_rank *rank, uint32_t index, uint32_t siz
     return st;
 }
 
-/* Process signals are for the thread that called pd_comm_run_local; ranks look at flags. Faults stay with their thread. */
 static pd_status rank_spawn(struct local_rank *rank, uint32_t index, struct pd_error *err)
 {
-    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
-    sigset_t mask, before;
-    sigfillset(&mask);
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
-        sigdelset(&mask, faults[i]);
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, RANK_STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &mask, &before);
-    int number = pthread_create(&rank->thread, &attributes, rank_thread, rank);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int number = pd_thread_start(&rank->thread, &attributes, rank_thread, rank);
     pthread_attr_destroy(&attributes);
     if (number) {
         char thread[40];

@@ -9,6 +9,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/parse.h"
+#include "ckpt/base/thread.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -284,14 +285,9 @@ static void *watcher_main(void *argument)
     return NULL;
 }
 
-/* Signals are for the threads of the program. */
 static pd_status watcher_start(struct family *f, struct pd_error *err)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int number = pthread_create(&f->watcher, NULL, watcher_main, f);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int number = pd_thread_start(&f->watcher, NULL, watcher_main, f);
     if (number) PD_FAIL_ERRNO(err, number, "starting the thread that watches NCCL");
     f->is_watched = true;
     return PD_OK;

@@ -2,6 +2,7 @@
 #include "ckpt/base/checked.h"
 #include "ckpt/base/pulse.h"
 #include "ckpt/base/rank.h"
+#include "ckpt/base/thread.h"
 #include "ckpt/base/trace.h"
 #include "trainer/comm/staging.h"
 
@@ -225,14 +226,9 @@ static void *thread_main(void *argument)
     return NULL;
 }
 
-/* Signals are for the threads of the program; a handler must never run on this one. */
 static pd_status thread_start(struct pd_progress *engine, struct pd_error *err)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int number = pthread_create(&engine->thread, NULL, thread_main, engine);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int number = pd_thread_start(&engine->thread, NULL, thread_main, engine);
     if (number) PD_FAIL_THREAD(err, number, "a thread for communication");
     engine->is_thread_running = true;
     char name[16];

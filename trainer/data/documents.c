@@ -6,6 +6,7 @@
 
 #include "ckpt/base/json.h"
 #include "ckpt/base/status.h"
+#include "ckpt/base/thread.h"
 #include "trainer/data/byte_stream.h"
 #include "trainer/data/document_reader.h"
 #include <errno.h>
@@ -229,7 +230,7 @@ static pd_status begin(struct pd_documents *d, const struct pd_documents_options
     fill_batch(d, &d->batches[0]);
     d->batches[0].full = true;
     if (d->batches[0].last) return PD_OK;
-    const int failed = pthread_create(&d->thread, NULL, read_ahead, d);
+    const int failed = pd_thread_start(&d->thread, NULL, read_ahead, d);
     if (failed) PD_FAIL_THREAD(err, failed, "reading ahead");
     d->has_thread = true;
     return PD_OK;

@@ -4,6 +4,7 @@
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/pulse.h"
+#include "ckpt/base/thread.h"
 #include "trainer/notes/note.h"
 #include "trainer/run/recovery.h"
 #include "trainer/notes/relay.h"
@@ -100,14 +101,10 @@ static void say_pulses(const struct pd_launched *launched)
     static struct pd_launched kept; /* of the thread */
     struct pd_note_begun owner;
     pthread_t thread;
-    sigset_t all, before;
     if (pd_sender_is_on()) return; /* the relay does */
     if (!pd_note_read_process(launched->dir, PD_NOTE_OWNER, 0, &owner) || owner.is_here) return;
     kept = *launched;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (!pthread_create(&thread, NULL, say_pulse, &kept)) pthread_detach(thread);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!pd_thread_start(&thread, NULL, say_pulse, &kept)) pthread_detach(thread);
 }
 
 void pd_launched_ready(const struct pd_launched *launched)

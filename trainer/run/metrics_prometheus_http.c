@@ -6,6 +6,7 @@
 #include "trainer/run/prometheus.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/thread.h"
 #include "trainer/config/listen.h"
 
 #include <arpa/inet.h>
@@ -217,15 +218,11 @@ static void endpoint_free(struct endpoint *e)
 static pd_status start(struct endpoint *e, const char *text, struct pd_error *err)
 {
     struct pd_listen listen_at;
-    sigset_t all, before;
     PD_TRY(pd_config_listen("metrics.prometheus_listen", text, &listen_at, err));
     PD_TRY(bind_listener(&listen_at, &e->listener, err));
     e->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (e->wake < 0) PD_FAIL_ERRNO(err, errno, "metrics.prometheus_listen: an event");
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int number = pthread_create(&e->thread, NULL, endpoint_main, e);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int number = pd_thread_start(&e->thread, NULL, endpoint_main, e);
     if (number) PD_FAIL_THREAD(err, number, "the thread for metrics.prometheus_listen");
     pthread_setname_np(e->thread, "pd-http");
     return PD_OK;

@@ -4,6 +4,7 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/rank.h"
+#include "ckpt/base/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -128,21 +129,16 @@ static void init_lock(struct pd_metrics_queue *q)
     pthread_condattr_destroy(&attributes);
 }
 
-/* Signals are for the threads of the program. */
 pd_status pd_metrics_queue_open(const struct pd_metrics_sink *sink, const struct pd_metrics_options *options,
                                 struct pd_metrics_queue **ret_queue, struct pd_error *err)
 {
-    sigset_t all, before;
     struct pd_metrics_queue *q = calloc(1, sizeof *q);
     if (!q) PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
     q->sink = sink;
     q->options = *options;
     q->rank = pd_rank_current();
     init_lock(q);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int number = pthread_create(&q->thread, NULL, queue_main, q);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int number = pd_thread_start(&q->thread, NULL, queue_main, q);
     if (number) {
         queue_free(q);
         PD_FAIL_THREAD(err, number, "the thread for metrics");

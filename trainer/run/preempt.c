@@ -2,6 +2,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
+#include "ckpt/base/thread.h"
 #include "trainer/run/launched.h"
 #include "trainer/run/signals.h"
 
@@ -95,7 +96,7 @@ struct pd_preempt *pd_preempt_start(const char *command, uint32_t rank)
 {
     struct pd_preempt *p = command[0] ? calloc(1, sizeof *p) : NULL;
     if (p) *p = (struct pd_preempt){.command = command, .rank = rank};
-    if (p && !pthread_create(&p->thread, NULL, poll_command, p)) return p;
+    if (p && !pd_thread_start(&p->thread, NULL, poll_command, p)) return p;
     if (command[0]) pd_log_warn(MODULE, "no memory or no thread to run preempt.notice: only signals are heard");
     free(p);
     return NULL;

@@ -11,11 +11,11 @@
 #include "ckpt/base/owner.h"
 #include "ckpt/base/pulse.h"
 #include "ckpt/base/rank.h"
+#include "ckpt/base/thread.h"
 #include "ckpt/base/trace.h"
 #include "trainer/run/save_source.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -186,14 +186,9 @@ static void *thread_main(void *argument)
     return NULL;
 }
 
-/* Signals are for the threads of the program. */
 static pd_status start_thread(struct pd_saver *s, struct pd_error *err)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int number = pthread_create(&s->thread, NULL, thread_main, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int number = pd_thread_start(&s->thread, NULL, thread_main, s);
     if (number) PD_FAIL_THREAD(err, number, "the thread that saves");
     s->is_running = true;
     pthread_setname_np(s->thread, "pd-saver");

@@ -4,6 +4,7 @@
 #include "resharder/formats/perdure.h"
 #include "resharder/formats/safetensors.h"
 #include "tests/helpers/scale.h"
+#include "tests/helpers/thread_signals.h"
 #include "tests/unit/resharder/state_fixture.h"
 
 struct exported {
@@ -78,6 +79,7 @@ static void teardown(struct exported *x)
 static pd_status export_it(struct exported *x, uint64_t shard_bytes, struct pd_export_report *report, struct pd_error *err)
 {
     struct pd_export *export = NULL;
+    unsigned threads = 0; /* at most at once, beside this one */
     pd_catalog_init(&x->source, x->from->name);
     PD_TRY(x->from->read(x->s.vfs, x->stored, &x->source, err));
     PD_TRY(pd_catalog_finish(&x->source, err));
@@ -87,8 +89,12 @@ static pd_status export_it(struct exported *x, uint64_t shard_bytes, struct pd_e
                                               .tensors = &x->s.table,
                                               .links = &x->links,
                                               .source_links = x->source_links.count ? &x->source_links : NULL,
-                                              .buffers = x->buffers};
-    return pd_export_end(export, pd_export_run(export, &request, report, err), err);
+                                              .buffers = x->buffers,
+                                              .progress = look_at_threads,
+                                              .context = &threads};
+    const pd_status st = pd_export_run(export, &request, report, err);
+    cr_assert(st || threads);
+    return pd_export_end(export, st, err);
 }
 
 static float rounded(enum pd_element element, float value)

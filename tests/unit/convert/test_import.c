@@ -2,6 +2,7 @@
 #include "ckpt/inspect/inspect.h"
 #include "resharder/convert/import.h"
 #include "tests/helpers/scale.h"
+#include "tests/helpers/thread_signals.h"
 #include "tests/unit/resharder/state_fixture.h"
 
 struct foreign {
@@ -126,7 +127,11 @@ static void import_once(uint64_t seed, bool is_large, enum pd_codec codec)
     struct pd_import_request request = request_of(&s, &f, &layout, &run, store, buffers);
     struct pd_import_report report;
     request.codec = (struct pd_shard_codec){.codec = codec, .level = 1};
+    unsigned threads = 0;
+    request.progress = look_at_threads;
+    request.context = &threads;
     OK(pd_import(s.vfs, &request, &report, err));
+    cr_assert_geq(threads, 1u);
     cr_assert_eq(report.zeroed, 6);
     cr_assert_eq(report.shards, pd_layout_shards(&layout));
     cr_assert_geq(report.bytes_read_back, report.bytes_written);
