@@ -1,11 +1,16 @@
 #include "ckpt/base/json.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/base/utf8.h"
 
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdalign.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -198,9 +203,101 @@ pd_status pd_json_writer_finish(struct pd_json_writer *w, const char **ret_text,
 
 /* ---- reading: a pd_json_value is Jansson's json_t, never dereferenced by anybody else ---- */
 
+/* What Jansson takes for a document lies in blocks, and goes with them. Where memory is out its parser may drop a character,
+ * speak of bad syntax or end in an assert (2.14): none of that is entered, since the parse is left at once. */
+struct block {
+    struct block *next;
+    size_t bytes, used;
+    alignas(max_align_t) unsigned char data[];
+};
+
 struct pd_json_document {
+    struct block *blocks;
     json_t *root;
 };
+
+struct parse {
+    struct block *blocks;
+    json_t *root;
+    jmp_buf out_of_memory;
+};
+
+static _Thread_local struct parse *under_way;
+static pthread_once_t has_functions = PTHREAD_ONCE_INIT;
+
+static void *take(struct parse *p, size_t bytes)
+{
+    enum { FIRST = 2048, MOST = 1 << 20 };
+    struct block *b = p->blocks;
+    const size_t wanted = pd_round_up(bytes, sizeof(max_align_t));
+    if (!b || b->bytes - b->used < wanted) {
+        const size_t usual = b ? pd_min_u64(2 * b->bytes, MOST) : FIRST, room = usual > wanted ? usual : wanted;
+        b = malloc(sizeof *b + room);
+        if (!b) longjmp(p->out_of_memory, 1);
+        *b = (struct block){.next = p->blocks, .bytes = room};
+        p->blocks = b;
+    }
+    void *taken = b->data + b->used;
+    b->used += wanted;
+    return taken;
+}
+
+/* Other users of Jansson in the process are on other threads, or come when nothing is parsed here. */
+static void *take_for_jansson(size_t bytes)
+{
+    return under_way ? take(under_way, bytes) : malloc(bytes);
+}
+
+static void free_for_jansson(void *memory)
+{
+    if (!under_way) free(memory);
+}
+
+static void give_functions(void)
+{
+    json_set_alloc_funcs(take_for_jansson, free_for_jansson);
+}
+
+static void blocks_free(struct block *b)
+{
+    while (b) {
+        struct block *next = b->next;
+        free(b);
+        b = next;
+    }
+}
+
+/* False: memory is out. */
+static bool parse(struct parse *p, const char *text, size_t bytes, size_t flags, json_error_t *ret_problem)
+{
+    under_way = p;
+    if (setjmp(p->out_of_memory)) {
+        under_way = NULL;
+        return false;
+    }
+    p->root = json_loadb(text, bytes, flags, ret_problem);
+    under_way = NULL;
+    return true;
+}
+
+/* *ret_document: NULL: no JSON, by *ret_problem.   errors PD_NO_MEMORY */
+static pd_status load(const char *text, size_t bytes, size_t flags, struct pd_json_document **ret_document,
+                      json_error_t *ret_problem, struct pd_error *err)
+{
+    struct parse p = {0};
+    struct pd_json_document *document = malloc(sizeof *document);
+    pthread_once(&has_functions, give_functions);
+    const bool has_memory = document && parse(&p, text, bytes, flags, ret_problem);
+    if (!p.root) {
+        blocks_free(p.blocks);
+        free(document);
+        *ret_document = NULL;
+        return has_memory ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory to read JSON");
+    }
+    *document = (struct pd_json_document){p.blocks, p.root};
+    *ret_document = document;
+    return PD_OK;
+}
 
 static json_t *as_jansson(const struct pd_json_value *value)
 {
@@ -212,31 +309,16 @@ static const struct pd_json_value *as_value(const json_t *json)
     return (const struct pd_json_value *)(const void *)json;
 }
 
-/* Takes `root` over. */
-static pd_status wrap(json_t *root, struct pd_json_document **ret_document, struct pd_error *err)
-{
-    struct pd_json_document *document = malloc(sizeof *document);
-    if (!document) {
-        json_decref(root);
-        PD_FAIL(err, PD_NO_MEMORY, "no memory to read JSON");
-    }
-    document->root = root;
-    *ret_document = document;
-    return PD_OK;
-}
-
 pd_status pd_json_parse(const char *name, const char *text, size_t bytes, struct pd_json_document **ret_document,
                         struct pd_error *err)
 {
     json_error_t problem;
-    json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &problem);
-    if (!root) {
-        if (json_error_code(&problem) == json_error_out_of_memory)
-            PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to read JSON", name);
+    pd_status st = load(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, ret_document, &problem, err);
+    if (st) return pd_error_context(err, st, "%s", name);
+    if (!*ret_document)
         PD_FAIL(err, PD_CORRUPT, "%s: line %d, column %d: not valid JSON: %s", name, problem.line, problem.column,
                 problem.text);
-    }
-    return wrap(root, ret_document, err);
+    return PD_OK;
 }
 
 static const char *kind_name(const json_t *value)
@@ -277,17 +359,17 @@ static pd_status check_member(json_t *root, const char *key, struct pd_error *er
 pd_status pd_json_parse_member(const char *text, size_t bytes, const char *key, struct pd_json_document **ret_document,
                                const char **ret_text, size_t *ret_bytes, struct pd_error *err)
 {
+    struct pd_json_document *document;
     json_error_t problem;
-    json_t *root = json_loadb(text, bytes, JSON_DECODE_ANY | JSON_ALLOW_NUL, &problem);
-    if (!root && json_error_code(&problem) == json_error_out_of_memory) PD_FAIL(err, PD_NO_MEMORY, "no memory to read JSON");
-    if (!root) PD_FAIL(err, PD_CORRUPT, "no valid JSON at column %d: %s", problem.column, problem.text);
-    pd_status status = check_member(root, key, err);
+    PD_TRY(load(text, bytes, JSON_DECODE_ANY | JSON_ALLOW_NUL, &document, &problem, err));
+    if (!document) PD_FAIL(err, PD_CORRUPT, "no valid JSON at column %d: %s", problem.column, problem.text);
+    pd_status status = check_member(document->root, key, err);
     if (status) {
-        json_decref(root);
+        pd_json_document_free(document);
         return status;
     }
-    const json_t *value = json_object_get(root, key);
-    PD_TRY(wrap(root, ret_document, err));
+    const json_t *value = json_object_get(document->root, key);
+    *ret_document = document;
     *ret_text = json_string_value(value);
     *ret_bytes = json_string_length(value);
     return PD_OK;
@@ -296,7 +378,7 @@ pd_status pd_json_parse_member(const char *text, size_t bytes, const char *key, 
 void pd_json_document_free(struct pd_json_document *document)
 {
     if (!document) return;
-    json_decref(document->root);
+    blocks_free(document->blocks);
     free(document);
 }
 

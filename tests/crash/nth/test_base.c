@@ -61,7 +61,7 @@ static pd_status json(void *state, struct pd_error *err)
     pd_json_string(&writer, "name", "a name");
     pd_json_u64(&writer, "step", 7);
     pd_json_array_begin(&writer, "values");
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 400; i++) /* more than a block of memory */
         pd_json_double(&writer, NULL, i * 0.1);
     pd_json_array_end(&writer);
     pd_json_object_end(&writer);
@@ -130,10 +130,7 @@ static void sweep(const char *name, pd_status (*act)(void *state, struct pd_erro
 /* What Jansson allocates does not fail here. */
 Test(nth_base, json)
 {
-    failing_only("open_memstream");
-    sweep("a stream", json);
-    failing_only("fflush");
-    sweep("a flush", json);
+    sweep("JSON", json);
 }
 
 Test(nth_base, trace)
