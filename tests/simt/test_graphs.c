@@ -5,6 +5,7 @@
 #include "trainer/math/cuda/kernels.h"
 
 #include <criterion/criterion.h>
+#include <cuda_runtime_api.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -66,6 +67,18 @@ static float value(void)
     return ((const float *)seen.data)[N - 1];
 }
 
+/* Of what is free the driver may not know: the answer that is refused, counted from 1; 0: none. */
+static int refused_answer;
+
+__typeof__(cudaMemGetInfo) __real_cudaMemGetInfo, __wrap_cudaMemGetInfo;
+
+cudaError_t __wrap_cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
+{
+    const bool is_refused = refused_answer == 1;
+    refused_answer -= refused_answer > 0;
+    return is_refused ? cudaErrorMemoryAllocation : __real_cudaMemGetInfo(free_bytes, total_bytes);
+}
+
 /* `times` additions as one run under `key`; whether they were kept before. */
 static bool run(const struct pd_math_key *key, int times, bool is_whole)
 {
@@ -114,6 +127,22 @@ Test(graphs, what_they_take_is_told, .init = open_device, .fini = close_device)
     cr_assert_eq(held.bytes, 5 * 10240, "%llu", (unsigned long long)held.bytes);
     cr_assert_eq(none.count + none.nodes + none.bytes, 0);
     cr_assert_eq(value(), 15);
+}
+
+/* Nothing is added to what graphs take then, and the next kernel's launch meets no failure. */
+Test(graphs, a_refused_answer_about_memory_is_nobody_elses, .init = open_device, .fini = close_device)
+{
+    const struct pd_math_key keys[] = {KEY(&sum), KEY(&sum, &term)};
+    for (int answer = 1; answer <= 2; answer++) {
+        cr_assert_not(run(&keys[answer - 1], 1, true));
+        refused_answer = answer;
+        cr_assert_not(run(&keys[answer - 1], 1, true), "recorded");
+        cr_assert_eq(refused_answer, 0, "it was asked");
+        add();
+    }
+    cr_assert_eq(value(), 6);
+    cr_assert_eq(pd_cuda_graphs_hold(graphs).count, 2);
+    cr_assert_eq(pd_cuda_graphs_hold(graphs).bytes, 0);
 }
 
 Test(graphs, a_rare_run_takes_what_is_kept_and_is_not_kept, .init = open_device, .fini = close_device)

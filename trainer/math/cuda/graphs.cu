@@ -121,10 +121,13 @@ pd_status pd_cuda_graphs_begin(struct pd_cuda_graphs *g, const struct pd_math_ke
     return PD_OK;
 }
 
+/* 0: the driver does not say. */
 static uint64_t free_bytes(void)
 {
-    size_t free = 0, total;
-    return cudaMemGetInfo(&free, &total) == cudaSuccess ? free : 0;
+    size_t free, total;
+    if (cudaMemGetInfo(&free, &total) == cudaSuccess) return free;
+    (void)cudaGetLastError();
+    return 0;
 }
 
 /* Keeps the graph and queues it; it is gone when this returns, and its executable form stays. */
@@ -142,7 +145,7 @@ static pd_status keep(struct pd_cuda_graphs *g, struct kept *kept, cudaGraph_t g
     g->held.nodes += nodes;
     PD_TRY(launch(g, kept, ret_queued, err));
     const uint64_t after = free_bytes();
-    g->held.bytes += before > after ? before - after : 0;
+    g->held.bytes += after && before > after ? before - after : 0;
     return PD_OK;
 }
 
