@@ -92,7 +92,7 @@ class Network:
         return subprocess.Popen(["nsenter", "-t", str(self.pids[name]), "-n", "-m", "-u", "-p", "-i", *command], **options)
 
     def block(self, name, port):
-        """Nothing of the host gets through to that port of any other: its packets vanish."""
+        """The host cannot connect to that port of any other: its own kernel drops what goes there."""
         run(self.pids[name], "ip", "rule", "add", "ipproto", "tcp", "dport", str(port), "blackhole")
 
     def hide(self, name, path):
