@@ -140,10 +140,10 @@ pd_status pd_cuda_launch(struct pd_error *err, const char *name, void (*kernel)(
     cudaError_t code = cudaSuccess;
     if (shared_bytes > PD_SHARED_WITHOUT_ASKING)
         code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
-    if (code == cudaSuccess) {
-        kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(arguments...);
-        code = cudaGetLastError();
-    }
+    if (code == cudaSuccess) kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(arguments...);
+    /* The launch's; or what cudaFuncSetAttribute left, which the next kernel's launch would meet. */
+    const cudaError_t left = cudaGetLastError();
+    if (code == cudaSuccess) code = left;
     if (code == cudaSuccess) return PD_OK;
     return pd_error_set(err, PD_DEVICE_LOST, PD_WHERE, 0, "kernel %s, grid %u x %u x %u of %u threads, %zu bytes shared: %s",
                         name, grid.x, grid.y, grid.z, block.x * block.y * block.z, shared_bytes, cudaGetErrorString(code));
