@@ -332,6 +332,33 @@ Test(attention, backward_in_one_pass_has_the_bits_of_two)
     }
 }
 
+static void fill(struct array *a, size_t count, uint16_t bits)
+{
+    for (size_t i = 0; i < count; i++)
+        ((uint16_t *)a->data)[i] = bits;
+}
+
+/* Scores so low that a key of zeros would weigh more than numbers hold: there is none behind the last. */
+Test(attention, keys_beyond_the_end_have_no_weight)
+{
+    static const struct shape shapes[] = {{1, 65, 1, 1, 64, false}, {1, 129, 1, 1, 128, false}};
+    for (size_t i = 0; i < 2 * sizeof shapes / sizeof *shapes; i++) {
+        const struct shape s = shapes[i / 2];
+        const bool is_bf16 = i % 2;
+        struct problem p = problem_new(s, is_bf16 ? PD_BF16 : PD_F16, 0, 17 + i);
+        fill(&p.q, (size_t)s.length * s.d, is_bf16 ? 0xc060 : 0xbe00); /* -3.5, -1.5 */
+        fill(&p.k, (size_t)s.length * s.d, is_bf16 ? 0x4060 : 0x3e00); /* 3.5, 1.5 */
+        use("wgmma");
+        struct result want = attend(NULL, &p);
+        use("onepass");
+        struct result got = attend(NULL, &p);
+        check_same(&p, &want, &got, "one pass");
+        result_free(&want);
+        result_free(&got);
+        problem_free(&p);
+    }
+}
+
 /* 192 queries a block: of a consumer whose queries see fewer keys than the block's last, or that has none, in any order of
  * threads; of rows off 16 bytes two consumers make them. */
 Test(attention, forward_by_three_consumers_has_the_bits_of_two)

@@ -226,6 +226,8 @@ Test(simt_cublaslt, few_tiles_are_made_in_parts_of_k)
         f.accumulate = false, f.residual = true, f.trans_a = false, f.trans_b = true;
         cr_assert(agree(gemms, &f, "k contiguous"));
     }
+    const struct form both = {24, 40, 4096, 0, PD_BF16, PD_F32, .accumulate = true, .residual = true};
+    cr_assert_not(agree(gemms, &both, "a chain that goes on, and a residual"));
     const struct form one = {24, 40, 4096, 0, PD_BF16, PD_F32, .trans_a = true},
                       half = {24, 40, 4096, 0, PD_BF16, PD_BF16, .trans_a = true};
     const uint32_t before = simt_cublaslt_counted().parts;

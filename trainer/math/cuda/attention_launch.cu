@@ -95,8 +95,10 @@ static uint32_t capability_here(void)
     int device, major, minor;
     if (cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess)
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+        (void)cudaGetLastError(); /* the next kernel's launch would meet it */
         return 0;
+    }
     return static_cast<uint32_t>(10 * major + minor);
 #endif
 }

@@ -19,11 +19,12 @@ struct keys_rows {
     uint32_t first[QUERIES];
 };
 
-/* See pd_attention_cut; of 64 queries from r. Beyond the last, `first` is the last's. */
+/* See pd_attention_cut; of 64 queries from r. Beyond the last, `first` is the last's. Keys beyond the last are zeros, whose
+ * weights may be infinite. */
 PD_DEVICE bool keys_cut(const pd_attention &a, const pd_keys_place &p, uint32_t r, const keys_rows &rows)
 {
     const uint32_t key = a.key_start + p.tile * KEYS;
-    return key + p.count - 1 > a.query_start + r || rows.first[QUERIES - 1] > key;
+    return p.count < KEYS || key + p.count - 1 > a.query_start + r || rows.first[QUERIES - 1] > key;
 }
 
 /* ---- the warp that brings tiles ---- */

@@ -449,6 +449,7 @@ static uint32_t parts_of(const struct pd_cuda_gemms *p, const struct pd_gemm *g)
     const uint64_t tiles = (g->m + TILE - 1) / TILE * ((g->n + TILE - 1) / TILE);
     uint32_t parts = PARTS_MAX;
     if (!p->options.invariant || p->options.any_shape || g->a_format || g->c.dtype != PD_F32 || g->bias) return 1;
+    if (g->accumulate && g->residual.data) return 1; /* one of the two is added */
     if (g->k < PARTS_K || g->k % (PARTS_MAX * SPLIT_STEP)) return 1;
     while (parts > 1 && parts * tiles > PD_CUDA_GEMM_TILES)
         parts /= 2;

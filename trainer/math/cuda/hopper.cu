@@ -19,6 +19,7 @@ static pd_status find_encoder(encoder *ret_encode, struct pd_error *err)
         cudaDriverEntryPointQueryResult result;
         const cudaError_t code = cudaGetDriverEntryPointByVersion(
             "cuTensorMapEncodeTiled", reinterpret_cast<void **>(&encode), 12000, cudaEnableDefault, &result);
+        if (code != cudaSuccess) (void)cudaGetLastError(); /* the next kernel's launch would meet it */
         if (code != cudaSuccess || result != cudaDriverEntryPointSuccess)
             return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0,
                                 "the driver has no cuTensorMapEncodeTiled (%s): install one for CUDA 12 or later, or set "
