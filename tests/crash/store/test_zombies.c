@@ -2,22 +2,9 @@
  * writes that the kernel finishes after a worker's death, a second launcher, a host that is away. Whatever they do, the
  * newest committed step loads, whole, and the launch that owns the store goes on. On one drive and on two, with links and
  * without. */
-#include "ckpt/base/log.h"
 #include "ckpt/io/vfs_ops.h"
 #include "tests/helpers/generation_room.h"
-
-#include <criterion/criterion.h>
-
-static void expect(pd_status found, pd_status expected, const struct pd_error *err)
-{
-    cr_assert_eq(found, expected, "%s (expected %s): %s", pd_status_name(found), pd_status_name(expected), err->message);
-}
-
-static void set_up(void)
-{
-    struct pd_error err = {0};
-    expect(pd_log_configure("error", &err), PD_OK, &err);
-}
+#include "tests/helpers/store_expect.h"
 
 TestSuite(store_zombies, .init = set_up);
 

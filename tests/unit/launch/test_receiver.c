@@ -56,8 +56,9 @@ static void tear_down(void)
 static int dial(void)
 {
     const char *port = strrchr(getenv(PD_SENDER_ENV_ADDRESSES), ':') + 1;
-    struct sockaddr_in to = {
-        .sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(port)), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)strtoul(port, NULL, 10)),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
     cr_assert_eq(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
     return fd;

@@ -1,24 +1,12 @@
 /* Who owns a store: one launch at a time, the newest where locks do not work, and nothing taken from a worker that lives on.
  */
-#include "ckpt/base/log.h"
+#include "tests/helpers/store_expect.h"
 #include "tests/helpers/store_room.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>
-
-static void expect(pd_status found, pd_status expected, const struct pd_error *err)
-{
-    cr_assert_eq(found, expected, "%s (expected %s): %s", pd_status_name(found), pd_status_name(expected), err->message);
-}
-
-static void set_up(void)
-{
-    struct pd_error err = {0};
-    expect(pd_log_configure("error", &err), PD_OK, &err);
-}
 
 TestSuite(store_claim, .init = set_up);
 

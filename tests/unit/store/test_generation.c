@@ -2,21 +2,10 @@
  * campaigns are in tests/crash/store. */
 #include "ckpt/base/log.h"
 #include "tests/helpers/generation_room.h"
+#include "tests/helpers/store_expect.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
-
-static void expect(pd_status found, pd_status expected, const struct pd_error *err)
-{
-    cr_assert_eq(found, expected, "%s (expected %s): %s", pd_status_name(found), pd_status_name(expected), err->message);
-}
-
-static void set_up(void)
-{
-    struct pd_error err = {0};
-    expect(pd_log_configure("error", &err), PD_OK, &err);
-}
 
 TestSuite(store_generation, .init = set_up);
 

@@ -1,19 +1,6 @@
 /* A rank dies at each operation of its group during a save: what was durable under its final name stays a checkpoint. */
-#include "ckpt/base/log.h"
+#include "tests/helpers/store_expect.h"
 #include "tests/helpers/store_room.h"
-
-#include <criterion/criterion.h>
-
-static void expect(pd_status found, pd_status expected, const struct pd_error *err)
-{
-    cr_assert_eq(found, expected, "%s (expected %s): %s", pd_status_name(found), pd_status_name(expected), err->message);
-}
-
-static void set_up(void)
-{
-    struct pd_error err = {0};
-    expect(pd_log_configure("error", &err), PD_OK, &err);
-}
 
 TestSuite(store_lost_peer, .init = set_up);
 

@@ -1,37 +1,10 @@
-/* The store on an honest disk: saving, choosing, retention, recycling, aborting. Exclusion is in test_claim.c, the
+/* The store on an honest disk: saving, choosing, retention, recycling. Exclusion is in test_claim.c, the
  * campaigns are in tests/crash/store. */
-#include "ckpt/base/log.h"
-#include "tests/helpers/store_room.h"
+#include "tests/helpers/store_cases.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 
-static void expect(pd_status found, pd_status expected, const struct pd_error *err)
-{
-    cr_assert_eq(found, expected, "%s (expected %s): %s", pd_status_name(found), pd_status_name(expected), err->message);
-}
-
-static void set_up(void)
-{
-    struct pd_error err = {0};
-    expect(pd_log_configure("error", &err), PD_OK, &err);
-}
-
 TestSuite(store, .init = set_up);
-
-static struct room new_room(uint32_t ranks, uint32_t hosts, bool shared)
-{
-    struct room room;
-    struct pd_error err = {0};
-    expect(room_new(&room, ranks, hosts, shared, &err), PD_OK, &err);
-    return room;
-}
-
-static void launch(struct room *room, room_script *script, void *context, pd_status expected)
-{
-    struct pd_error err = {0};
-    expect(room_launch(room, script, context, &err), expected, &err);
-}
 
 static const struct {
     uint32_t ranks, hosts;
@@ -40,18 +13,6 @@ static const struct {
 #define WORLD_COUNT (sizeof worlds / sizeof *worlds)
 
 /* ---- saving and coming back ---- */
-
-static pd_status expect_steps(struct room_rank *rank, const uint64_t *steps, uint32_t count, struct pd_error *err)
-{
-    if (pd_store_count(rank->store) != count)
-        PD_FAIL(err, PD_BUG, "%u checkpoints, expected %u", pd_store_count(rank->store), count);
-    for (uint32_t i = 0; i < count; i++) {
-        const struct pd_store_entry *entry = pd_store_entry_at(rank->store, i);
-        if (entry->step != steps[i]) PD_FAIL(err, PD_BUG, "entry %u is %s", i, entry->name);
-        PD_TRY(room_load(rank, entry, err));
-    }
-    return PD_OK;
-}
 
 static pd_status save_ten(struct room_rank *rank, struct pd_error *err)
 {
@@ -81,14 +42,6 @@ Test(store, saves_and_comes_back)
 }
 
 /* A VFS on host 0 for looking at what lies there between launches. */
-static struct pd_vfs *vfs_of(struct room *room, uint32_t host)
-{
-    struct pd_vfs *vfs;
-    struct pd_error err = {0};
-    expect(pd_simulated_disk_vfs(room->disk, host, &vfs, &err), PD_OK, &err);
-    return vfs;
-}
-
 static bool exists(struct pd_vfs *vfs, const char *path)
 {
     struct pd_stat stat;
@@ -102,18 +55,6 @@ static void write_text(struct pd_vfs *vfs, const char *path, const char *text)
     expect(pd_file_open(vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, &err), PD_OK, &err);
     expect(pd_file_write(file, 0, text, strlen(text), &err), PD_OK, &err);
     expect(pd_file_close(file, &err), PD_OK, &err);
-}
-
-static uint32_t count_names(struct pd_vfs *vfs, const char *dir, const char *prefix)
-{
-    struct pd_listing listing = {0};
-    struct pd_error err = {0};
-    uint32_t count = 0;
-    expect(pd_vfs_list(vfs, dir, &listing, &err), PD_OK, &err);
-    for (uint32_t i = 0; i < listing.count; i++)
-        count += strncmp(listing.names[i], prefix, strlen(prefix)) == 0;
-    pd_listing_deinit(&listing);
-    return count;
 }
 
 /* ---- a pool that somebody removes ---- */
@@ -387,13 +328,6 @@ Test(store, order_is_lineage_then_step)
     launch(&room, save_lineages, NULL, PD_OK);
     launch(&room, expect_lineages, NULL, PD_OK);
     room_free(&room);
-}
-
-static pd_status save_three(struct room_rank *rank, struct pd_error *err)
-{
-    for (uint64_t step = 1; step <= 3; step++)
-        PD_TRY(room_save(rank, step, err));
-    return PD_OK;
 }
 
 static pd_status newest_is(struct room_rank *rank, struct pd_error *err)
@@ -680,163 +614,5 @@ Test(store, an_absent_host_is_no_damage)
     uint64_t none[2] = {0, 0};
     expect(room_launch(&alone, newest_is, none, &err), PD_NOT_FOUND, &err);
     launch(&room, newest_is, (uint64_t[]){3, 0}, PD_OK);
-    room_free(&room);
-}
-
-/* ---- saves that fail ---- */
-
-static pd_status one_rank_fails(struct room_rank *rank, struct pd_error *err)
-{
-    struct pd_identity identity = room_identity(0, 1);
-    struct pd_shard_summary summary = {0};
-    struct pd_run_state state;
-    char path[4096];
-    room_state(rank, &state, 0, 1);
-    for (uint32_t attempt = 0; attempt < 3; attempt++) {
-        PD_TRY(pd_store_begin(rank->store, &identity, path, err));
-        pd_status mine = PD_OK;
-        if (rank->group->rank == 2) mine = pd_error_set(err, PD_NO_SPACE, PD_WHERE, 0, "write %s: disk full", path);
-        pd_status st = pd_store_commit(rank->store, mine, &summary, &state, err);
-        if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "%s instead of PD_NO_SPACE", pd_status_name(st));
-        if (!strstr(err->message, "checkpoint step-000000000001-1: rank 2: write /ckpt"))
-            PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
-    }
-    PD_TRY(room_save(rank, 1, err));
-    pd_status again = pd_store_begin(rank->store, &identity, path, err);
-    if (again != PD_EXISTS) PD_FAIL(err, PD_BUG, "the same step is saved twice: %s", pd_status_name(again));
-    return expect_steps(rank, (uint64_t[]){1}, 1, err);
-}
-
-Test(store, one_failing_rank_fails_the_save_of_all)
-{
-    struct room room = new_room(4, 2, false);
-    launch(&room, one_rank_fails, NULL, PD_OK);
-    struct pd_vfs *vfs = vfs_of(&room, 1);
-    cr_assert_eq(count_names(vfs, ROOM_ROOT, "step-"), 1);
-    pd_vfs_free(vfs);
-    room_free(&room);
-}
-
-/* Shards of two lineages under one name would be a checkpoint that no load believes. */
-static pd_status save_of_two_minds(struct room_rank *rank, struct pd_error *err)
-{
-    struct pd_error why = {0};
-    PD_TRY(room_save(rank, 1, err));
-    const pd_status st = room_save_lineage(rank, rank->group->rank == 2, 2, &why);
-    if (st != PD_BUG || !strstr(why.message, "rank 2 saves another step than rank 0"))
-        PD_FAIL(err, PD_INVALID, "%s: %s", pd_status_name(st), why.message);
-    if (pd_store_count(rank->store) != 1) PD_FAIL(err, PD_INVALID, "it is committed");
-    return room_save(rank, 3, err);
-}
-
-Test(store, ranks_that_save_different_states)
-{
-    for (uint32_t hosts = 1; hosts <= 2; hosts++) {
-        struct room room = new_room(4, hosts, false);
-        launch(&room, save_of_two_minds, NULL, PD_OK);
-        room_free(&room);
-    }
-}
-
-/* Files really fill up: the save fails, the one before stays, and with room again the next one works. */
-static pd_status fill_up(struct room_rank *rank, struct pd_error *err)
-{
-    char *ballast = calloc(1, 1 << 20);
-    struct pd_file *file = NULL;
-    PD_TRY(room_save(rank, 1, err));
-    PD_TRY(pd_file_open(rank->vfs, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
-    pd_status st = PD_OK;
-    for (uint64_t at = 0; st == PD_OK; at += 4096)
-        st = pd_file_write(file, at, ballast, 4096, err);
-    free(ballast);
-    pd_file_close_readonly(file);
-    if (st != PD_NO_SPACE) return st;
-    for (uint64_t step = 2; step < 5; step++) {
-        st = room_save(rank, step, err);
-        if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "a full disk gives %s", pd_status_name(st));
-    }
-    PD_TRY(expect_steps(rank, (uint64_t[]){1}, 1, err));
-    PD_TRY(pd_vfs_unlink(rank->vfs, "/ballast", err));
-    PD_TRY(room_save(rank, 5, err));
-    return expect_steps(rank, (uint64_t[]){5, 1}, 2, err);
-}
-
-Test(store, a_full_disk_is_survived)
-{
-    struct pd_disk_options options = {.seed = 1, .host_count = 1};
-    options.mounts[0] = (struct pd_disk_mount){.path = "/", .capacity_bytes = 4 << 20};
-    struct room room = {.ranks = 1, .hosts = 1};
-    struct pd_error err = {0};
-    expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
-    launch(&room, fill_up, NULL, PD_OK);
-    room_free(&room);
-}
-
-/* ---- space ---- */
-
-static pd_status check_space(struct room_rank *rank, struct pd_error *err)
-{
-    const uint64_t *bytes = rank->context;
-    return pd_store_check_space(rank->store, 0, *bytes, 3, err);
-}
-
-Test(store, space_is_summed_over_the_ranks_of_a_disk)
-{
-    for (unsigned shared = 0; shared < 2; shared++) {
-        struct pd_disk_options options = {.seed = 1, .host_count = 2};
-        options.mounts[0] = (struct pd_disk_mount){.path = "/", .capacity_bytes = 100 << 20, .shared = shared};
-        struct room room = {.ranks = 4, .hosts = 2, .shared = shared};
-        struct pd_error err = {0};
-        expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
-        uint64_t fits = (shared ? 8 : 16) << 20, exceeds = (shared ? 9 : 17) << 20, absurd = UINT64_MAX / 2;
-        launch(&room, check_space, &fits, PD_OK);
-        expect(room_launch(&room, check_space, &exceeds, &err), PD_NO_SPACE, &err);
-        cr_assert(strstr(err.message, shared ? "needs 108.0 MiB: 3 checkpoints of 36.0 MiB"
-                                             : "needs 102.0 MiB: 3 checkpoints of 34.0 MiB"),
-                  "%s", err.message);
-        cr_assert(strstr(err.message, "checkpoint.keep_last"), "%s", err.message);
-        cr_assert(!strstr(err.message, "there already"), "of nothing nothing is said: %s", err.message);
-        launch(&room, check_space, &absurd, PD_NO_SPACE);
-        room_free(&room);
-    }
-}
-
-/* A launch that comes back needs room for one new checkpoint only: the old ones make room for the others. */
-static pd_status save_then_check(struct room_rank *rank, struct pd_error *err)
-{
-    PD_TRY(save_three(rank, err));
-    uint64_t each = pd_store_entry_at(rank->store, 0)->bytes;
-    struct pd_space space;
-    PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &space, err));
-    uint64_t bytes = space.available_bytes - each / 2;
-    PD_TRY(pd_store_check_space(rank->store, 0, bytes, 1, err));
-    PD_TRY(pd_store_check_space(rank->store, 0, (space.available_bytes + 2 * each) / 3, 3, err));
-    pd_status st = pd_store_check_space(rank->store, 0, (space.available_bytes + 2 * each) / 3 + 1, 3, err);
-    if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "too much fits: %s", pd_status_name(st));
-    if (!strstr(err->message, "of them is there already")) PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
-    return PD_OK;
-}
-
-Test(store, what_is_there_counts_as_space)
-{
-    struct pd_disk_options options = {.seed = 1, .host_count = 1};
-    options.mounts[0] = (struct pd_disk_mount){.path = "/", .capacity_bytes = 4 << 20};
-    struct room room = {.ranks = 1, .hosts = 1};
-    struct pd_error err = {0};
-    expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
-    launch(&room, save_then_check, NULL, PD_OK);
-    room_free(&room);
-}
-
-Test(store, inodes_are_counted)
-{
-    struct pd_disk_options options = {.seed = 1, .host_count = 1};
-    options.mounts[0] = (struct pd_disk_mount){.path = "/", .inode_limit = 20};
-    struct room room = {.ranks = 1, .hosts = 1};
-    struct pd_error err = {0};
-    uint64_t bytes = 10;
-    expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
-    expect(room_launch(&room, check_space, &bytes, &err), PD_NO_SPACE, &err);
-    cr_assert(strstr(err.message, "inodes free and 23 are needed"), "%s", err.message);
     room_free(&room);
 }

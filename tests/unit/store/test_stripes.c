@@ -2,17 +2,11 @@
  * misfortunes of single operations are in tests/crash/store. */
 #include "ckpt/base/log.h"
 #include "ckpt/inspect/inspect.h"
+#include "tests/helpers/store_expect.h"
 #include "tests/helpers/store_room.h"
-
-#include <criterion/criterion.h>
 
 #define DRIVE_1 "/drive-1/run"
 #define DRIVE_2 "/drive-2/run"
-
-static void expect(pd_status found, pd_status expected, const struct pd_error *err)
-{
-    cr_assert_eq(found, expected, "%s (expected %s): %s", pd_status_name(found), pd_status_name(expected), err->message);
-}
 
 static struct pd_vfs *vfs_of(struct room *room)
 {

@@ -1,20 +1,9 @@
 /* What a store sees and does not offer: it is named, alike on every rank, and stays where it could be all that is left. */
 #include "ckpt/base/log.h"
+#include "tests/helpers/store_expect.h"
 #include "tests/helpers/store_room.h"
 
-#include <criterion/criterion.h>
 #include <inttypes.h>
-
-static void expect(pd_status found, pd_status expected, const struct pd_error *err)
-{
-    cr_assert_eq(found, expected, "%s (expected %s): %s", pd_status_name(found), pd_status_name(expected), err->message);
-}
-
-static void set_up(void)
-{
-    struct pd_error err = {0};
-    expect(pd_log_configure("error", &err), PD_OK, &err);
-}
 
 TestSuite(store_unusable, .init = set_up);
 
