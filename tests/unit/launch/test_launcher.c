@@ -297,8 +297,12 @@ Test(launcher, ranks_that_die_together_are_counted)
     cr_assert_eq(launch(&mpi), 93);
     expect_error_says("the last: rank ");
     expect_error_says(" with it"); /* on a busy machine the starter has ended others by the time that anybody looks */
-    mpi.worker = WORKER("kill:1+2,kill:1+2,done");
-    mpi.restart_limit = 3;
+}
+
+/* A launch of its own: ranks that wait for one another read in the log who has begun, and another launch's would do. */
+Test(launcher, ranks_that_die_together_twice_are_left_out)
+{
+    struct pd_launch mpi = launch_of(WORKER("kill:1+2,kill:1+2,done"), PD_TRANSPORT_MPI, 5);
     cr_assert_eq(launch(&mpi), 0);
     cr_assert_leq(last_ranks(), 3, "two are lost, not one");
 }
