@@ -122,6 +122,7 @@ def one_and_the_launchers(bench):
         bench.fail("the launcher's host was lost")
     bench.steps(run, 1)
     resumed_from(bench, least, "b")
+    told_what_is_lost(bench)
     bench.leave(run)
 
 
@@ -293,6 +294,42 @@ def resumed_from(bench, least, whence=""):
         bench.fail(f"resumed at steps {found}, and {least} was copied")
 
 
+def told_what_is_lost(bench):
+    """By hosts that do not see what rank 0 wrote on the lost one: up to the step before or behind its last line."""
+    steps = [json.loads(line)["step"] for line in lines_of(os.path.join(bench.directories[0], "metrics.jsonl"))]
+    found = re.search(r"resumed at step (\d+), .*, [\d.]+ s old(?:: (\d+) steps? (?:is|are) lost, [\d.]+ s)?\n", bench.said())
+    if not found or abs(int(found[1]) + int(found[2] or 0) - steps[-1]) > 1:
+        bench.fail(f"how old it is and what is lost: step {steps[-1]} was the last on the launcher's host")
+
+
+def launchers_copies_away(bench):
+    """The launcher's host is lost with another one. On the third, which alone has an older step whole, it is known that a newer one was
+    copied: the launch does not go on without it until those two are out of the list, and then says what that costs."""
+    bench.list_hosts(["b", "c"])
+    run = bench.start("b")
+    bench.steps(run, 2)
+    bench.leave(run)
+    bench.list_hosts(bench.net.names)
+    run = bench.start("a", "checkpoint.tiers[0].keep_last=1000")
+    bench.wait(run, lambda: "resumed at" in bench.said(), "a start with all hosts")
+    begun = int(re.search(r"resumed at step (\d+)", bench.said())[1])
+    bench.wait(run, lambda: bench.copied() > begun + 2, "it has copied steps of its own")
+    bench.net.lose("b")
+    bench.net.lose("a")
+    run.wait(timeout=harness.PATIENCE)
+    least = bench.copied()
+    run = bench.start("c", "launch.wait_seconds=1")
+    said = rf"step (\d+) was copied to hosts of which too few take part \(without a, b\), and step {begun} is the newest that is whole here"
+    harness.wait_for(lambda: run.poll() is not None or "resumed at" in bench.said(), "an end, or a start from what is there")
+    if run.poll() != 75 or not (found := re.search(said, bench.said())) or int(found[1]) < least:
+        bench.fail(f"step {least} was copied: exit {run.returncode}")
+    bench.list_hosts(["c"])
+    run = bench.start("c")
+    bench.wait(run, lambda: f"resumed at step {begun}," in bench.said(), "it goes on from an older step")
+    told_what_is_lost(bench)
+    bench.leave(run)
+
+
 def too_few(bench):
     """Fewer hosts than elastic.min: waited for; not for ever, and then it is 75."""
     run = bench.start("a", "elastic.min=3", "launch.wait_seconds=600")
@@ -377,7 +414,7 @@ def body(workspace, arguments):
     workspace.train(config, quiet, ["layout.ranks=1", f"run.steps={QUIET_STEPS * max(1, count // 4)}", "optimizer.decay_steps=100000"])
     known = harness.losses(quiet)
     cases = [lambda bench: random_losses(bench, random.Random(seed), count)] if count else \
-        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, stopped_elsewhere, *([back_again, too_few, port_closed, port_closed_and_nothing_shared, other_program, other_data] if harness.scale() >= 4 else [])]
+        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, stopped_elsewhere, *([back_again, launchers_copies_away, too_few, port_closed, port_closed_and_nothing_shared, other_program, other_data] if harness.scale() >= 4 else [])]
     for case in cases:
         with namespaces.Network(workspace.directory("net"), names) as net:
             bench = Bench(workspace, net, CONFIG, text, is_shared=case.__name__ in SHARED)

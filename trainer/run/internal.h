@@ -8,6 +8,7 @@
 #include "trainer/run/metrics.h"
 #include "trainer/run/save.h"
 #include "trainer/run/save_failures.h"
+#include "trainer/run/step_log.h"
 #include "trainer/run/stripes.h"
 #include "trainer/run/tier_places.h"
 
@@ -36,6 +37,7 @@ struct run {
     struct pd_scratch *scratch;
     struct pd_saver *saver;
     struct pd_metrics *metrics; /* rank 0 */
+    struct pd_step_log step_log;
     struct pd_run_state state;
     uint32_t threads; /* of this rank */
     bool is_thread;   /* ranks are threads of one process */

@@ -208,6 +208,23 @@ static pd_status save_last_step(struct run *r, struct pd_error *err)
     PD_FAIL(err, PD_STOPPED, "asked to leave after the last step");
 }
 
+/* What hosts have a copy of by now, or, without copies, what is saved. */
+static void log_kept(struct run *r)
+{
+    struct pd_tier_report first;
+    pd_tiers_report(r->tiers, 0, &first);
+    const uint64_t kept = first.has_replicas ? first.replicated_step : r->saved_step;
+    if (kept > r->step_log.line.kept) r->step_log.line.kept = kept;
+    pd_step_log_write(&r->step_log);
+}
+
+static void log_step(struct run *r)
+{
+    r->step_log.line.step = r->state.identity.step;
+    r->step_log.line.time = (double)pd_clock_wall_ns(NULL) * 1e-9;
+    log_kept(r);
+}
+
 static pd_status save_and_leave(struct run *r, struct pd_error *err)
 {
     if (r->state.identity.step == 0)
@@ -222,6 +239,7 @@ static pd_status save_and_leave(struct run *r, struct pd_error *err)
         PD_TRY(save_and_wait(r, err));
     }
     PD_TRY(pd_saver_finish(r->saver, &r->state, leave_seconds(r), err));
+    log_kept(r);
     pd_event_leave(r);
     PD_FAIL(err, PD_STOPPED, "asked to leave; the state of step %llu is saved, the same command goes on from there",
             (unsigned long long)r->state.identity.step);
@@ -279,6 +297,7 @@ static void write_metrics(struct run *r, struct pd_metrics_step *m)
     r->save_seconds = r->stall_seconds = 0;
     pd_tier_places_note(&r->places, r->tiers);
     if (r->metrics) pd_metrics_write(r->metrics, m);
+    log_step(r);
     pd_launched_beat(r->is_thread ? 0 : r->comm->rank);
 }
 
@@ -408,6 +427,7 @@ pd_status pd_run_steps(struct run *r, struct pd_error *err)
         }
     }
     PD_TRY(pd_saver_finish(r->saver, &r->state, -1, err));
+    log_kept(r);
     pd_event_leave(r);
     if (r->comm->rank == 0 && first < last)
         pd_log(PD_LOG_INFO, MODULE, "done: step %llu, loss %.6f, saved", (unsigned long long)last, r->state.last_loss);

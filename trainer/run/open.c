@@ -7,6 +7,7 @@
 #include "trainer/run/internal.h"
 
 #include "ckpt/base/checked.h"
+#include "ckpt/base/clock.h"
 #include "ckpt/base/file_limit.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/trace.h"
@@ -418,12 +419,37 @@ static pd_status check_file_limit(const struct run *r, const uint64_t *bytes, st
     return pd_file_limit_check("a checkpoint of this layout", most, err);
 }
 
-static struct pd_resume_limit limit_of(const struct pd_rollbacks *rollbacks)
+/* NULL: another rank of this host has the log. */
+static const char *step_log_dir(const struct run *r)
+{
+    return r->comm->rank_here ? NULL : r->config->run.dir;
+}
+
+/* What was known to be kept before still is, unless it is given up. */
+static pd_status open_step_log(struct run *r, const struct pd_step_line *known, struct pd_resume_report *report,
+                               struct pd_error *err)
+{
+    struct pd_tier_report first;
+    const struct pd_identity *identity = &r->state.identity;
+    struct pd_step_line line = {.run = identity->run_id[0], .fence = r->state.fence, .step = identity->step};
+    const double now = (double)pd_clock_wall_ns(NULL) * 1e-9;
+    pd_tiers_report(r->tiers, 0, &first);
+    if (!first.has_replicas) line.kept = line.step;
+    if (known->run == line.run && known->kept) line.kept = known->kept < line.step ? known->kept : line.step;
+    if (report->resumed)
+        PD_TRY(pd_step_log_find(&r->group, step_log_dir(r), &line, err));
+    else
+        line.time = now;
+    report->whence.lost = pd_lost_steps(known, &line, now);
+    return pd_step_log_open(&r->group, step_log_dir(r), &line, &r->step_log, err);
+}
+
+static struct pd_resume_limit limit_of(const struct pd_rollbacks *rollbacks, const struct pd_step_line *known)
 {
     static const char doubt[] = "made after the last step at which ranks agreed on gradients, and before they disagreed "
                                 "(guard.replay_every)";
-    if (!rollbacks->goes_back) return pd_resume_newest;
-    return (struct pd_resume_limit){rollbacks->target, rollbacks->doubts ? doubt : NULL};
+    if (!rollbacks->goes_back) return (struct pd_resume_limit){.step = UINT64_MAX, .known = *known};
+    return (struct pd_resume_limit){rollbacks->target, rollbacks->doubts ? doubt : NULL, *known};
 }
 
 /* Where ranks have not compared gradients yet, what they begin with is what they go back to. */
@@ -436,6 +462,7 @@ static void trust_start(struct run *r)
 pd_status pd_run_open(struct run *r, struct pd_error *err)
 {
     struct pd_resume_report report;
+    struct pd_step_line known;
     uint64_t bytes[PD_LAYOUT_STRIPES_MAX];
     pd_comm_group(r->comm, &r->group);
     PD_TRY(open_device(r, err));
@@ -456,14 +483,11 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     PD_TRY(pd_group_agree(&r->group, check_file_limit(r, bytes, err), err));
     if (pd_state_is_in_files(r->engine->state)) PD_TRY(make_generations(r, bytes, err));
     if (r->comm->rank == 0) pd_recovery_reached(PD_RECOVERY_OPEN);
-    PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->engine, limit_of(r->rollbacks), &r->state, &report, err));
+    PD_TRY(pd_step_log_newest(&r->group, step_log_dir(r), &known, err));
+    PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->engine, limit_of(r->rollbacks, &known), &r->state, &report, err));
     if (r->comm->rank == 0) pd_recovery_reached(PD_RECOVERY_LOAD);
     PD_TRY(publish_tokenizer(r, err));
-    if (report.resumed && r->comm->rank == 0) {
-        char path[4096];
-        snprintf(path, sizeof path, "%s/metrics.jsonl", r->config->run.dir);
-        report.whence.lost = pd_lost_steps(path, r->state.identity.step); /* before this start writes its lines */
-    }
+    PD_TRY(open_step_log(r, &known, &report, err));
     r->saved_step = report.resumed ? r->state.identity.step : 0;
     r->rollbacks->goes_back = false;
     trust_start(r);
@@ -477,6 +501,7 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
 void pd_run_close(struct run *r)
 {
     pd_metrics_close(r->metrics);
+    pd_step_log_close(&r->step_log);
     pd_saver_free(r->saver);
     if (r->engine) pd_state_close(r->engine->state);
     pd_scratch_close(r->scratch);

@@ -1,6 +1,5 @@
 #include "trainer/run/recorded.h"
 
-#include "ckpt/base/clock.h"
 #include "ckpt/base/json.h"
 #include "ckpt/base/regular_file.h"
 
@@ -11,9 +10,6 @@
 
 struct reading {
     struct pd_recorded *ret;
-    double since;     /* of the start that began at step 1: earlier lines are of the run before */
-    double opened;    /* the last start, ... */
-    uint64_t from;    /* ... at this step: what was newer is given up */
     uint64_t outlive; /* tiers that outlive a reboot, by bit */
     char first[1024]; /* directory of the first tier */
 };
@@ -49,11 +45,7 @@ static void take_event(struct reading *r, const struct pd_json_value *event)
     if (is_open) (void)pd_json_is_bool(pd_json_member(event, "resumed"), &resumed);
     if (strcmp(what, "fresh") == 0 || !resumed) {
         *r->ret = (struct pd_recorded){0};
-        (void)pd_json_is_number(pd_json_member(event, "time"), &r->since);
-    }
-    if (is_open) {
-        (void)pd_json_is_number(pd_json_member(event, "time"), &r->opened);
-        (void)pd_json_is_u64(pd_json_member(event, "step"), &r->from);
+        (void)pd_json_is_number(pd_json_member(event, "time"), &r->ret->since);
     }
     const char *run_id = is_open ? pd_json_text(pd_json_member(event, "run_id")) : NULL;
     if (run_id) snprintf(r->ret->run_id, PD_RUN_ID_BYTES, "%.32s", run_id);
@@ -66,11 +58,8 @@ static void take_metrics(struct reading *r, const struct pd_json_value *line)
     const struct pd_json_value *tiers = pd_json_member(line, "tiers");
     double time = 0;
     uint64_t step = 0;
-    if (!pd_json_is_number(pd_json_member(line, "time"), &time) || time < r->since) return;
+    if (!pd_json_is_number(pd_json_member(line, "time"), &time) || time < r->ret->since) return; /* of the run before */
     const bool has_step = pd_json_is_u64(pd_json_member(line, "last_checkpoint"), &step);
-    const struct pd_json_value *first = pd_json_count(tiers) ? pd_json_at(tiers, 0) : NULL;
-    if (!first || !pd_json_is_u64(pd_json_member(first, "replicated"), &r->ret->kept)) r->ret->kept = step;
-    if (time < r->opened && r->from < r->ret->kept) r->ret->kept = r->from;
     if (!tiers && r->outlive && has_step) take_step(r, step, r->first);
     for (size_t i = 0; i < pd_json_count(tiers) && i < PD_TIERS_MAX; i++)
         if (r->outlive >> i & 1 && pd_json_is_u64(pd_json_member(pd_json_at(tiers, i), "newest"), &step))
@@ -146,53 +135,4 @@ pd_status pd_recorded_check_lost(const struct pd_config *config, struct pd_error
         "what was moved or renamed, mount its disk, or name where it is with checkpoint.dir=DIR; to begin at step 1, "
         "--fresh or another run.dir=DIR",
         config->run.dir, (unsigned long long)recorded.step, recorded.dir, tiers[0].dir);
-}
-
-/* ---- what a restart lost ---- */
-
-/* The step and the time of a line; false: it is none, or is cut off. */
-static bool read_line(const char *line, size_t bytes, uint64_t *ret_step, double *ret_time)
-{
-    struct pd_json_document *document = NULL;
-    if (pd_json_parse("metrics.jsonl", line, bytes, &document, NULL)) return false;
-    const struct pd_json_value *root = pd_json_root(document);
-    const bool is_read =
-        pd_json_is_u64(pd_json_member(root, "step"), ret_step) && pd_json_is_number(pd_json_member(root, "time"), ret_time);
-    pd_json_document_free(document);
-    return is_read;
-}
-
-/* From the end: the last line, and the last one of the step. Steps that a run computed again have more than one. */
-static struct pd_lost_steps scan(const char *text, size_t bytes, uint64_t step)
-{
-    struct pd_lost_steps lost = {.age = -1};
-    uint64_t found, last = 0;
-    double time, last_time = 0;
-    const char *end = memrchr(text, '\n', bytes);
-    while (end && lost.age < 0) {
-        const char *before = memrchr(text, '\n', (size_t)(end - text)), *line = before ? before + 1 : text;
-        if (read_line(line, (size_t)(end - line), &found, &time)) {
-            if (!last) {
-                last = found;
-                last_time = time;
-            }
-            if (found < step) break; /* it has no line */
-            if (found == step) {
-                lost.steps = last > step ? last - step : 0;
-                lost.seconds = lost.steps ? last_time - time : 0;
-                lost.age = (double)pd_clock_wall_ns(NULL) * 1e-9 - time;
-            }
-        }
-        end = before;
-    }
-    return lost;
-}
-
-struct pd_lost_steps pd_lost_steps(const char *metrics_path, uint64_t step)
-{
-    size_t bytes;
-    char *text = read_tail(metrics_path, &bytes);
-    const struct pd_lost_steps lost = text ? scan(text, bytes, step) : (struct pd_lost_steps){.age = -1};
-    free(text);
-    return lost;
 }

@@ -443,26 +443,37 @@ static bool has_incomplete(struct pd_tiers *tiers)
     return false;
 }
 
+/* Hosts may remember a run that was here before. */
+static bool is_known_of(const struct candidate *c, const struct pd_step_line *known)
+{
+    struct pd_commit commit = {0};
+    const bool is_read = pd_store_read_commit(c->store, &c->entry, &commit, NULL) == PD_OK;
+    const bool is_same = is_read && commit.state.identity.run_id[0] == known->run;
+    pd_commit_deinit(&commit);
+    return is_same;
+}
+
 /* The loss of a host costs the steps that no other had a copy of yet. A copied step, and where nothing is copied the last
  * whole one, is not given up while hosts may come back that hold it.
  *   errors  PD_HOSTS_AWAY */
-static pd_status check_hosts_away(const struct pd_config *config, struct pd_tiers *tiers, struct pd_error *err)
+static pd_status check_hosts_away(const struct pd_config *config, struct pd_tiers *tiers, const struct pd_step_line *known,
+                                  struct pd_error *err)
 {
     struct candidate newest;
     struct pd_recorded recorded;
     const char *away = pd_launched_hosts_away();
     const bool is_copied = config->checkpoint.tiers_count && config->checkpoint.tiers[0].replicas;
     if (!away[0]) return PD_OK;
-    pd_recorded_read(config->run.dir, &recorded);
     if (choose(tiers, &newest)) {
-        if (!is_copied || newest.entry.step >= recorded.kept) return PD_OK;
+        if (!is_copied || newest.entry.step >= known->kept || !is_known_of(&newest, known)) return PD_OK;
         PD_FAIL(
             err, PD_HOSTS_AWAY,
             "step %llu was copied to hosts of which too few take part (without %.300s), and step %llu is the newest that "
             "is whole here; to go on from that one, take those out of launch.hosts",
-            (unsigned long long)recorded.kept, away, (unsigned long long)newest.entry.step);
+            (unsigned long long)known->kept, away, (unsigned long long)newest.entry.step);
     }
-    if (!recorded.kept && !has_incomplete(tiers)) return PD_OK;
+    pd_recorded_read(config->run.dir, &recorded);
+    if ((!known->kept || known->time < recorded.since) && !has_incomplete(tiers)) return PD_OK;
     PD_FAIL(err, PD_HOSTS_AWAY,
             "the run has saved steps, and none is whole on the hosts that take part (without %.300s); bring those back",
             away);
@@ -478,7 +489,7 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
     struct candidate candidate;
     struct pd_identity later = {.lineage = 0};
     const bool may_wait = group->rank == 0 && limit.step == UINT64_MAX;
-    PD_TRY(pd_group_agree(group, may_wait ? check_hosts_away(e->options.config, tiers, err) : PD_OK, err));
+    PD_TRY(pd_group_agree(group, may_wait ? check_hosts_away(e->options.config, tiers, &limit.known, err) : PD_OK, err));
     while (!report.resumed && choose(tiers, &candidate)) {
         struct pd_commit commit = {0};
         if (candidate.entry.step > limit.step) {

@@ -11,6 +11,7 @@
 
 #include "ckpt/tiers/tiers.h"
 #include "trainer/engine/engine.h"
+#include "trainer/run/step_log.h"
 #include "trainer/run/whence.h"
 
 struct pd_resume_report {
@@ -25,8 +26,9 @@ struct pd_resume_report {
 
 /* Which checkpoints are taken. */
 struct pd_resume_limit {
-    uint64_t step;     /* of the newest; UINT64_MAX: any */
-    const char *doubt; /* newer ones are put into quarantine for this reason; NULL: they are left alone */
+    uint64_t step;             /* of the newest; UINT64_MAX: any */
+    const char *doubt;         /* newer ones are put into quarantine for this reason; NULL: they are left alone */
+    struct pd_step_line known; /* the newest that any host knows of; while hosts are away none before its `kept` is taken */
 };
 extern const struct pd_resume_limit pd_resume_newest; /* any */
 

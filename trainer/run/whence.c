@@ -84,9 +84,8 @@ void pd_whence_describe(const struct pd_whence *whence, const struct pd_tier_rep
     if (whence->lost_hosts)
         fprintf(out, ", with replicas of the shards of %s", pd_counted(whence->lost_hosts, "lost host").text);
     if (lost->age >= 0) fprintf(out, ", %.1f s old", lost->age);
-    if (lost->steps)
-        fprintf(out, ": %s %s lost, %.1f s", pd_counted(lost->steps, "step").text, lost->steps == 1 ? "is" : "are",
-                lost->seconds);
+    if (lost->steps) fprintf(out, ": %s %s lost", pd_counted(lost->steps, "step").text, lost->steps == 1 ? "is" : "are");
+    if (lost->steps && lost->age >= 0) fprintf(out, ", %.1f s", lost->seconds);
     (void)fclose(out);
     ret_text[bytes - 1] = '\0';
 }

@@ -3,7 +3,7 @@
 
 #include "ckpt/group/group.h"
 #include "ckpt/tiers/tiers.h"
-#include "trainer/run/recorded.h"
+#include "trainer/run/step_log.h"
 
 struct pd_whence {
     char hosts[256];           /* "a (1.20 MiB) and b (621 KiB)" have read them; "": one host alone */

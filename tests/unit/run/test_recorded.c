@@ -97,23 +97,3 @@ Test(recorded, tiers_in_memory_do_not_count)
     cr_assert_eq(read_all().step, 4);
     cr_assert_str_eq(read_all().dir, "/disk");
 }
-
-#define LINE(time, last, more) "{\"step\":9,\"time\":" time ",\"last_checkpoint\":" last more "}\n"
-#define COPIED(step) ",\"tiers\":[{\"newest\":8,\"replicated\":" step "},{\"newest\":5}]"
-
-/* What other hosts have too; where nothing is copied, what was saved. A start gives up what is newer than it began with. */
-Test(recorded, what_the_loss_of_a_host_must_not_cost)
-{
-    append("events.jsonl", OPEN("100", "a1", "false", "0"));
-    cr_assert_eq(read_all().kept, 0);
-    append("metrics.jsonl", LINE("102", "8", COPIED("7")));
-    cr_assert_eq(read_all().kept, 7);
-    append("metrics.jsonl", LINE("103", "8", ""));
-    cr_assert_eq(read_all().kept, 8);
-    append("events.jsonl", "{\"event\":\"open\",\"time\":110,\"step\":6,\"resumed\":true}\n");
-    cr_assert_eq(read_all().kept, 6);
-    append("metrics.jsonl", LINE("111", "9", COPIED("9")));
-    cr_assert_eq(read_all().kept, 9);
-    append("events.jsonl", "{\"event\":\"fresh\",\"time\":120}\n");
-    cr_assert_eq(read_all().kept, 0);
-}
