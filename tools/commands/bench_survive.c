@@ -197,7 +197,7 @@ static void take_event(struct survive *s, const struct pd_json_value *event, boo
     for (int k = 0; kind && !strcmp(what, "chaos") && k < PD_CHAOS_KINDS; k++) {
         if (strcmp(kind, pd_chaos_names[k])) continue;
         s->blows[k]++;
-        *is_struck |= k != PD_CHAOS_PAUSE;
+        *is_struck |= k != PD_CHAOS_PAUSE && k != PD_CHAOS_FLIP && k != PD_CHAOS_FILL;
     }
     if (strcmp(what, "end")) return;
     (void)pd_json_is_bool(pd_json_member(event, "restarts"), &restarts);

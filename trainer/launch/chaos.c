@@ -2,15 +2,20 @@
 
 #include "ckpt/base/parse.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
-const char *const pd_chaos_names[PD_CHAOS_KINDS] = {"kill", "stop", "pause", "preempt", "damage"};
+#define FILL_WRITTEN_BYTES (UINT64_C(1) << 20)
+
+const char *const pd_chaos_names[PD_CHAOS_KINDS] = {"kill", "stop", "pause", "preempt", "damage",
+                                                    "flip", "fill", "host",  "cut_off"};
 
 /* Steele, Lea and Flood 2014: SplitMix64, whose n-th number needs no others. */
 static uint64_t number_at(uint64_t seed, uint64_t n)
@@ -32,7 +37,7 @@ bool pd_chaos_parse(const char *text, struct pd_chaos *ret_chaos)
     const size_t length = strcspn(text, ",");
     if (!text[length] || length >= sizeof seed) return false;
     snprintf(seed, sizeof seed, "%.*s", (int)length, text);
-    struct pd_chaos chaos = {.per_minute = strtod(text + length + 1, &end)};
+    struct pd_chaos chaos = {.per_minute = strtod(text + length + 1, &end), .paused = PD_CHAOS_NOBODY, .ballast = -1};
     if (*end || end == text + length + 1 || !(chaos.per_minute > 0 && chaos.per_minute <= 600)) return false;
     if (!pd_parse_u64(seed, &chaos.seed)) return false;
     *ret_chaos = chaos;
@@ -83,4 +88,36 @@ bool pd_chaos_damage(const struct pd_chaos *c, double moment)
     is_done = is_done && pwrite(fd, &byte, 1, at) == 1;
     if (fd >= 0) close(fd);
     return is_done;
+}
+
+/* What the file system needs for itself nobody knows: the last bytes are written until there is no room. */
+static bool fill(int fd, uint64_t left)
+{
+    static const char zeros[4096];
+    const off_t most = left > FILL_WRITTEN_BYTES ? (off_t)(left - FILL_WRITTEN_BYTES) : 0;
+    if (most && posix_fallocate(fd, 0, most)) return false;
+    off_t at = most;
+    ssize_t wrote;
+    while ((wrote = pwrite(fd, zeros, sizeof zeros, at)) > 0)
+        at += wrote;
+    return errno == ENOSPC;
+}
+
+bool pd_chaos_fill(struct pd_chaos *c)
+{
+    struct statvfs space;
+    if (!c->dir || c->ballast >= 0) return false;
+    c->ballast = open(c->dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (c->ballast < 0) return false;
+    const bool is_known = fstatvfs(c->ballast, &space) == 0;
+    const uint64_t left = is_known ? (uint64_t)space.f_bavail * space.f_frsize : 0;
+    if (is_known && left <= PD_CHAOS_FILL_BYTES_MAX && fill(c->ballast, left)) return true;
+    pd_chaos_empty(c);
+    return false;
+}
+
+void pd_chaos_empty(struct pd_chaos *c)
+{
+    if (c->ballast >= 0) close(c->ballast);
+    c->ballast = -1;
 }
