@@ -1,6 +1,7 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/progress.h"
 #include "ckpt/base/utf8.h"
+#include "ckpt/base/words.h"
 #include "offload/device.h"
 #include "tools/command.h"
 #include "tools/output.h"
@@ -121,9 +122,8 @@ static pd_status name_limit(pd_status status, struct pd_error *err)
     struct rlimit space;
     if (status != PD_NO_MEMORY || !err->message[0] || getrlimit(RLIMIT_AS, &space) || space.rlim_cur == RLIM_INFINITY)
         return status;
-    const size_t used = strlen(err->message);
-    snprintf(err->message + used, sizeof err->message - used,
-             "; the address space is limited to %llu MiB: raise it (ulimit -v)", (unsigned long long)space.rlim_cur >> 20);
+    pd_error_append(err, "; the address space is limited to %llu MiB: raise it (ulimit -v)",
+                    (unsigned long long)space.rlim_cur >> 20);
     return err->status = PD_UNSUPPORTED;
 }
 

@@ -1,6 +1,7 @@
 #include "ckpt/base/words.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -25,4 +26,14 @@ struct pd_bytes_text pd_bytes_text(double bytes)
         bytes /= 1024;
     snprintf(t.text, sizeof t.text, unit == 0 ? "%.0f %s" : bytes < 10 ? "%.2f %s" : "%.1f %s", bytes, units[unit]);
     return t;
+}
+
+void pd_error_append(struct pd_error *err, const char *format, ...)
+{
+    if (!err) return;
+    const size_t used = strlen(err->message);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(err->message + used, sizeof err->message - used, format, arguments);
+    va_end(arguments);
 }

@@ -1,7 +1,7 @@
 /* Words of messages. */
 #pragma once
 
-#include <stdint.h>
+#include "ckpt/base/status.h"
 
 struct pd_counted {
     char text[64];
@@ -14,3 +14,6 @@ struct pd_bytes_text {
 };
 /* "512 B", "1.90 MiB", "74.5 GiB" */
 struct pd_bytes_text pd_bytes_text(double bytes);
+
+/* Puts more behind the message of an error that is set, as far as there is room. err may be NULL. */
+void pd_error_append(struct pd_error *err, const char *format, ...) PD_PRINTF(2, 3);

@@ -159,7 +159,7 @@ pd_status pd_export_begin(struct pd_vfs *vfs, const struct pd_format *format, st
         return st;
     }
     st = plan(e, err);
-    if (st) return pd_export_end(e, st, NULL);
+    if (st) return pd_export_end(e, st, err);
     *ret_export = e;
     return PD_OK;
 }
@@ -172,6 +172,20 @@ static pd_status path_of(const struct pd_export *e, char ret_path[PD_FORMATS_PAT
     return PD_OK;
 }
 
+/* Says what becomes of what was written: *err of who was asked to leave is about that alone. */
+static void remove_written(const struct pd_export *e, pd_status st, struct pd_error *err)
+{
+    struct pd_error why = {0};
+    if (!e->is_mine) return;
+    const pd_status removed = clear_directory(e->vfs, e->directory, &why);
+    if (st == PD_STOPPED) (void)pd_error_set(err, PD_STOPPED, PD_WHERE, 0, "asked to leave");
+    if (removed)
+        pd_error_append(err, "; what was written stays in %s, and the next export to %s removes it: %s", e->directory,
+                        e->destination, why.message);
+    else if (st == PD_STOPPED)
+        pd_error_append(err, ": what was written of %s is removed", e->destination);
+}
+
 pd_status pd_export_end(struct pd_export *e, pd_status mine, struct pd_error *err)
 {
     if (!e) return mine;
@@ -180,7 +194,10 @@ pd_status pd_export_end(struct pd_export *e, pd_status mine, struct pd_error *er
     if (e->state) (void)e->format->finish(e->state, PD_STOPPED, NULL);
     if (!st) st = path_of(e, path, err);
     if (!st) st = pd_vfs_rename(e->vfs, path, e->destination, err);
-    if (e->is_mine && (st || e->format->file)) (void)clear_directory(e->vfs, e->directory, NULL);
+    if (st)
+        remove_written(e, st, err);
+    else if (e->format->file)
+        (void)clear_directory(e->vfs, e->directory, NULL);
     unlock_directory(e);
     if (!st) st = sync_parent(e, err);
     free(e->digests);
@@ -298,6 +315,7 @@ static pd_status write_bands(struct filling *f, struct pd_error *err)
     for (;;) {
         PD_TRY(handoff_next(&f->handoff, &band, &has_one, err));
         if (!has_one) return PD_OK;
+        PD_TRY(pd_stop_check(f->request->should_stop, "export.write.band", err));
         PD_TRY(write_band(f, &f->bands[band], err));
     }
 }
@@ -343,10 +361,11 @@ static pd_status fill_files(struct filling *f, struct pd_error *err)
 
 /* ---- what was written ---- */
 
-static pd_status sync_files(struct pd_export *e, struct pd_error *err)
+static pd_status sync_files(struct pd_export *e, pd_should_stop should_stop, struct pd_error *err)
 {
     for (uint32_t n = 0; n < e->wanted->file_count; n++) {
         struct pd_file *file = NULL;
+        PD_TRY(pd_stop_check(should_stop, "export.sync.file", err));
         PD_TRY(pd_file_open(e->vfs, e->wanted->files[n].path, PD_OPEN_WRITE, &file, err));
         const pd_status st = pd_file_sync(file, err);
         const pd_status closed = pd_file_close(file, st ? NULL : err);
@@ -378,6 +397,7 @@ struct comparing {
     struct pd_export *e;
     const struct pd_catalog *there;
     struct pd_reader *reader;
+    pd_should_stop should_stop;
     struct pair *pairs;    /* (count) */
     uint64_t count, ahead; /* those before `ahead` are on their way */
 };
@@ -415,6 +435,7 @@ static pd_status compare_pair(struct comparing *c, const struct pair *pair, stru
     for (uint64_t done = 0; done < bytes;) {
         const void *data = NULL;
         uint64_t n = 0;
+        PD_TRY(pd_stop_check(c->should_stop, "export.read_back.piece", err));
         PD_TRY(pd_reader_stored(c->reader, pair->tensor, pair->there, done, &data, &n, err));
         pd_digest_stream_add(&digest, data, n);
         done += n;
@@ -424,9 +445,10 @@ static pd_status compare_pair(struct comparing *c, const struct pair *pair, stru
     PD_FAIL(err, PD_CORRUPT, "%s: tensor %s is not what was written", c->there->files[piece->file].path, foreign->name);
 }
 
-static pd_status compare(struct pd_export *e, struct pd_reader *reader, const struct pd_catalog *there, struct pd_error *err)
+static pd_status compare(struct pd_export *e, struct pd_reader *reader, const struct pd_catalog *there,
+                         pd_should_stop should_stop, struct pd_error *err)
 {
-    struct comparing c = {.e = e, .there = there, .reader = reader};
+    struct comparing c = {.e = e, .there = there, .reader = reader, .should_stop = should_stop};
     c.pairs = malloc((e->wanted->piece_count + 1) * sizeof *c.pairs);
     if (!c.pairs) PD_FAIL(err, PD_NO_MEMORY, "no memory for %" PRIu64 " pieces", e->wanted->piece_count);
     pd_status st = pair_up(&c, err);
@@ -438,7 +460,8 @@ static pd_status compare(struct pd_export *e, struct pd_reader *reader, const st
     return st;
 }
 
-static pd_status read_back(struct pd_export *e, void *buffers, uint64_t *ret_bytes, struct pd_error *err)
+static pd_status read_back(struct pd_export *e, const struct pd_export_request *request, uint64_t *ret_bytes,
+                           struct pd_error *err)
 {
     struct pd_catalog there;
     struct pd_reader *reader = NULL;
@@ -447,8 +470,8 @@ static pd_status read_back(struct pd_export *e, void *buffers, uint64_t *ret_byt
     pd_catalog_init(&there, e->format->name);
     pd_status st = e->format->read(e->vfs, path, &there, err);
     if (!st) st = pd_catalog_finish(&there, err);
-    if (!st) st = pd_reader_open(e->vfs, &there, buffers, READER_BYTES, &reader, err);
-    if (!st) st = compare(e, reader, &there, err);
+    if (!st) st = pd_reader_open(e->vfs, &there, request->buffers, READER_BYTES, &reader, err);
+    if (!st) st = compare(e, reader, &there, request->should_stop, err);
     if (reader) *ret_bytes = pd_reader_bytes(reader);
     pd_reader_close(reader);
     pd_catalog_deinit(&there);
@@ -460,12 +483,12 @@ static pd_status run(struct filling *f, struct pd_export_report *report, struct 
     PD_TRY(fill_files(f, err));
     PD_TRY(make_empty_files(f, err));
     PD_TRY(finish_format(f->e, err));
-    PD_TRY(sync_files(f->e, err));
+    PD_TRY(sync_files(f->e, f->request->should_stop, err));
     report->bytes_read = f->bytes_read;
     report->files = f->e->wanted->file_count;
     report->tensors = f->e->wanted->tensor_count;
     report->bytes_written = f->total;
-    return read_back(f->e, f->request->buffers, &report->bytes_read_back, err);
+    return read_back(f->e, f->request, &report->bytes_read_back, err);
 }
 
 pd_status pd_export_run(struct pd_export *e, const struct pd_export_request *request, struct pd_export_report *ret_report,

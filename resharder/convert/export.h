@@ -8,6 +8,7 @@
  *   lock   "<destination>.exporting.lock", held from begin to end */
 #pragma once
 
+#include "ckpt/base/stop.h"
 #include "resharder/catalog/view.h"
 #include "resharder/formats/format.h"
 
@@ -29,9 +30,10 @@ struct pd_export_request {
     const struct pd_tensor_table *tensors;
     const struct pd_links *links; /* of `tensors` to what is wanted; what no link fills is zeros */
     const struct pd_links
-        *source_links;    /* of `tensors` to `catalog`; NULL: it has them as they are, under their own names */
-    bool fresh_optimizer; /* moments that `catalog` does not have are zeros; otherwise it must have each */
-    void *buffers;        /* (PD_EXPORT_BUFFER_BYTES) on PD_VFS_ALIGN */
+        *source_links;          /* of `tensors` to `catalog`; NULL: it has them as they are, under their own names */
+    bool fresh_optimizer;       /* moments that `catalog` does not have are zeros; otherwise it must have each */
+    void *buffers;              /* (PD_EXPORT_BUFFER_BYTES) on PD_VFS_ALIGN */
+    pd_should_stop should_stop; /* asked between bands, files, and pieces that are read back */
     void (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes); /* may be NULL */
     void *context;
 };
@@ -39,8 +41,9 @@ struct pd_export_report {
     uint64_t bytes_read, bytes_written, bytes_read_back;
     uint32_t files, tensors;
 };
-/*   errors  PD_INVALID: a tensor that is wanted has no link, or one that the source does not have; PD_CORRUPT, PD_IO */
+/*   errors  PD_INVALID: a tensor that is wanted has no link, or one that the source does not have; PD_CORRUPT, PD_IO;
+ *           PD_STOPPED */
 PD_MUST_USE pd_status pd_export_run(struct pd_export *export, const struct pd_export_request *request,
                                     struct pd_export_report *ret_report, struct pd_error *err);
-/* Renames where `mine` is PD_OK, else removes what was made. */
+/* Renames where `mine` is PD_OK, else removes what was made; what cannot be removed is named behind what *err says. */
 PD_MUST_USE pd_status pd_export_end(struct pd_export *export, pd_status mine, struct pd_error *err);

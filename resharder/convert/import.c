@@ -272,6 +272,7 @@ static pd_status rewrite(struct feed *f, struct pd_import_report *report, struct
                                                .target = q->target,
                                                .buffers = q->buffers,
                                                .buffer_bytes = REWRITE_BYTES,
+                                               .should_stop = q->should_stop,
                                                .progress = q->progress,
                                                .context = q->context};
     PD_TRY(pd_rewrite(f->vfs, &request, &written, err));

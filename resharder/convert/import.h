@@ -19,6 +19,7 @@ struct pd_import_request {
     struct pd_shard_codec codec;
     struct pd_store *target; /* writable, of this process alone */
     void *buffers;           /* (PD_IMPORT_BUFFER_BYTES) on PD_VFS_ALIGN */
+    pd_should_stop should_stop;
     void (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes); /* may be NULL */
     void *context;
 };
@@ -32,6 +33,7 @@ struct pd_import_report {
 /* Every tensor and kind has one link to a tensor of the catalog that its view lies in, of an element type that weights may have,
  * and the layout can cut it.   errors  PD_INVALID: by name */
 PD_MUST_USE pd_status pd_import_check(const struct pd_import_request *request, struct pd_error *err);
-/*   errors  as check; PD_CORRUPT, PD_IO: of the source, by file and tensor; PD_NO_SPACE. The target store is then as before. */
+/*   errors  as check; PD_CORRUPT, PD_IO: of the source, by file and tensor; PD_NO_SPACE, PD_STOPPED. The target store is then as
+ *           before. */
 PD_MUST_USE pd_status pd_import(struct pd_vfs *vfs, const struct pd_import_request *request,
                                 struct pd_import_report *ret_report, struct pd_error *err);

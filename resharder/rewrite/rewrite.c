@@ -7,6 +7,7 @@
 #include "resharder/rewrite/internal.h"
 
 #include "ckpt/base/checked.h"
+#include "ckpt/shard/open.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -119,6 +120,7 @@ static pd_status copy_fed(struct rewriter *r, struct rewrite_target *t, const st
     for (uint64_t done = 0; done < s->bytes;) {
         const void *data = NULL;
         uint64_t bytes = 0;
+        PD_TRY(pd_stop_check(r->request->should_stop, "rewrite.copy.piece", err));
         PD_TRY(feed->next(feed->context, &data, &bytes, err));
         PD_CHECK(bytes && bytes <= s->bytes - done);
         PD_TRY(rewrite_append(r, t, s->target.offset + done, s->target.box_bytes, data, bytes, err));
@@ -136,6 +138,7 @@ static pd_status copy_stored(struct rewriter *r, struct rewrite_target *t, const
     for (uint64_t done = 0; done < s->bytes;) {
         const unsigned char *data = NULL;
         uint64_t bytes = 0;
+        PD_TRY(pd_stop_check(r->request->should_stop, "rewrite.copy.piece", err));
         PD_TRY(rewrite_read(r, s->source.shard, source_box, s->source.offset + done, &data, &bytes, err));
         if (bytes > s->bytes - done) bytes = s->bytes - done;
         PD_TRY(rewrite_append(r, t, s->target.offset + done, s->target.box_bytes, data, bytes, err));
@@ -237,6 +240,16 @@ static pd_status check_request(const struct pd_rewrite_request *q, struct pd_err
     return PD_OK;
 }
 
+/* pd_shard_verify, and asks before each block. */
+static pd_status believe_block(void *context, uint32_t box, uint64_t block, const void *data, uint64_t bytes,
+                               pd_status verified, const struct pd_error *damage, struct pd_error *err)
+{
+    const struct rewriter *r = context;
+    (void)box, (void)block, (void)data, (void)bytes;
+    PD_TRY(pd_stop_check(r->request->should_stop, "rewrite.read_back.block", err));
+    return pd_error_pass(err, verified, damage);
+}
+
 static pd_status read_back_shard(struct rewriter *r, uint32_t number, struct pd_error *err)
 {
     const struct pd_rewrite_request *q = r->request;
@@ -244,7 +257,10 @@ static pd_status read_back_shard(struct rewriter *r, uint32_t number, struct pd_
     char path[4096 + 32];
     snprintf(path, sizeof path, "%s/shard-%05u.h5", r->directory, number);
     PD_TRY(pd_shard_open(r->vfs, path, &q->commit->state.identity, &r->summaries[number], &shard, err));
-    const pd_status st = pd_shard_verify(shard, q->buffers, r->buffer_bytes, err);
+    const struct pd_shard_visitor visitor = {r, believe_block};
+    pd_status st = pd_shard_verify_rest(shard, err);
+    if (st) st = pd_error_context(err, st, "shard %s", path);
+    if (!st) st = pd_shard_scan(shard, q->buffers, r->buffer_bytes, &visitor, err);
     r->report.bytes_read_back += r->summaries[number].file_bytes;
     pd_shard_close(shard);
     return st ? pd_error_context(err, st, "reading back what was written") : PD_OK;

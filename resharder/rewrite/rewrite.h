@@ -9,10 +9,11 @@
  *            metadata. Target shards are taken in groups so that this stays within the limits in rewrite.c and source.c
  *   crash    the store's: without a record there is no checkpoint. The next rewrite clears what a killed one left
  *   errors   PD_INVALID: a layout that the numerics do not admit, another model; PD_CORRUPT: a block mismatched twice;
- *            PD_NO_SPACE, PD_IO. The target store is then as before
+ *            PD_NO_SPACE, PD_IO, PD_STOPPED. The target store is then as before
  */
 #pragma once
 
+#include "ckpt/base/stop.h"
 #include "ckpt/store/store.h"
 #include "resharder/rewrite/chunk_stream.h"
 
@@ -42,6 +43,7 @@ struct pd_rewrite_request {
     struct pd_store *target;               /* writable, of this process alone */
     void *buffers;                         /* (buffer_bytes) of the disk's, on PD_VFS_ALIGN; huge pages are faster */
     uint64_t buffer_bytes;                 /* at least the minimum */
+    pd_should_stop should_stop;            /* asked between blocks, also of those that are read back */
     void (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes); /* now and then; may be NULL */
     void *context;
 };

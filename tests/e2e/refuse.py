@@ -5,6 +5,7 @@ import platform
 import struct
 
 LINK, LINKAT, OPEN, OPENAT, RING_SETUP, RING_REGISTER = 86, 265, 2, 257, 425, 427
+UNLINK, UNLINKAT, RMDIR = 87, 263, 84
 O_DIRECT, REGISTER_BUFFERS, REGISTER_BUFFERS2 = 0o40000, 0, 15
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 ALLOW, ERROR = 0x7FFF0000, 0x00050000
@@ -29,6 +30,7 @@ def when(call, number, argument=None, code=EQUAL, value=0):
 
 RULES = {
     "links": when(LINK, errno.EPERM) + when(LINKAT, errno.EPERM),
+    "removal": when(UNLINK, errno.EROFS) + when(UNLINKAT, errno.EROFS) + when(RMDIR, errno.EROFS),
     "io_uring": when(RING_SETUP, errno.EPERM),
     "locked memory": when(RING_REGISTER, errno.ENOMEM, 1, EQUAL, REGISTER_BUFFERS) +
                      when(RING_REGISTER, errno.ENOMEM, 1, EQUAL, REGISTER_BUFFERS2),

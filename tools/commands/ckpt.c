@@ -329,7 +329,8 @@ static pd_status prune(const struct pd_ckpt_options *o, struct pd_error *err)
 {
     struct pruning p = {.options = o};
     if (!o->keep_last)
-        PD_FAIL(err, PD_USAGE, "say how many of the newest stay, at least one: --keep-last=N; see perdure ckpt prune --help");
+        PD_FAIL(err, PD_USAGE,
+                "say how many of the newest stay, at least one: --keep-last=N; see perdure ckpt prune --help");
     pd_json_writer_init(&p.w, 2);
     pd_status status = prune_all(&p, err);
     if (!status && o->json) status = pd_output_json(&p.w, err);
@@ -378,11 +379,12 @@ static pd_status run(const char *arguments, const char *doc, struct pd_option *o
 static pd_status run_ls(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
-    return run("PATH",
-               "Lists valid checkpoints, newest first, as their records and the sizes of their files tell; ckpt verify reads "
-               "every byte. LINEAGE counts changes that gave other bits (accept_new_lineage), "
-               "LAUNCH is the start of the run that saved it.",
-               NULL, &o, ls, argc, argv, err);
+    return run(
+        "PATH",
+        "Lists valid checkpoints, newest first, as their records and the sizes of their files tell; ckpt verify reads "
+        "every byte. LINEAGE counts changes that gave other bits (accept_new_lineage), "
+        "LAUNCH is the start of the run that saved it.",
+        NULL, &o, ls, argc, argv, err);
 }
 
 static pd_status run_show(int argc, char **argv, struct pd_error *err)
@@ -465,10 +467,10 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
         options, &o, pd_ckpt_reshard, argc, argv, err);
 }
 
-#define IMPORT_DOC                                                                                                   \
-    "Makes a checkpoint out of one of another system, under any layout, offline and in little memory. The format "   \
-    "is seen from the files. What SRC holds and a checkpoint has no place for is listed. Parameters and moments are "  \
-    "kept in fp32, exactly, whatever SRC has; numerics.precision says what a run computes in. What was written is "    \
+#define IMPORT_DOC                                                                                                    \
+    "Makes a checkpoint out of one of another system, under any layout, offline and in little memory. The format "    \
+    "is seen from the files. What SRC holds and a checkpoint has no place for is listed. Parameters and moments are " \
+    "kept in fp32, exactly, whatever SRC has; numerics.precision says what a run computes in. What was written is "   \
     "read back before it counts. DST is a directory of checkpoints without any; it is made when absent."
 
 /* Behind the options: a row for each format. */
@@ -511,12 +513,23 @@ static pd_status run_export(int argc, char **argv, struct pd_error *err)
     struct pd_option options[] = {
         STEP_ROW("not the newest but this one"),
         {.name = "format", "NAME", "of the files: " EXPORTED, PD_OPTION_TEXT, &o.format, .offered = EXPORTED},
-        {.name = "dtype", "fp32|bf16|fp16", "of parameters, in gguf q8_0 too; fp32 if not given", PD_OPTION_TEXT, &o.dtype,
+        {.name = "dtype",
+         "fp32|bf16|fp16",
+         "of parameters, in gguf q8_0 too; fp32 if not given",
+         PD_OPTION_TEXT,
+         &o.dtype,
          .offered = "fp32, bf16, fp16, q8_0"},
         {.name = "only", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only},
-        {.name = "config", "FILE", "configuration of a run; its model, for SRC of another system that does not say which",
-         PD_OPTION_TEXT, &o.config_file},
-        {.name = "fresh-optimizer", NULL, "moments that SRC does not have begin at zero", PD_OPTION_FLAG, &o.fresh_optimizer},
+        {.name = "config",
+         "FILE",
+         "configuration of a run; its model, for SRC of another system that does not say which",
+         PD_OPTION_TEXT,
+         &o.config_file},
+        {.name = "fresh-optimizer",
+         NULL,
+         "moments that SRC does not have begin at zero",
+         PD_OPTION_FLAG,
+         &o.fresh_optimizer},
         {.name = "dry-run", NULL, "prints which tensor becomes which, and writes nothing", PD_OPTION_FLAG, &o.dry_run},
         {0}};
     return run(
@@ -542,5 +555,7 @@ pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err)
         {"prune", "--keep-last=N PATH", "delete old ones", run_prune},
         {0},
     };
-    return pd_command_dispatch(commands, argv[0], argc, argv, err);
+    const pd_status st = pd_command_dispatch(commands, argv[0], argc, argv, err);
+    if (st == PD_STOPPED) pd_error_append(err, "; the same command begins anew");
+    return st;
 }

@@ -1,6 +1,7 @@
 /* The parts of `perdure ckpt`. */
 #pragma once
 
+#include "ckpt/base/stop.h"
 #include "ckpt/inspect/inspect.h"
 
 #include <stdbool.h>
@@ -47,7 +48,8 @@ struct pd_config;
  * already, that says the model, and init.from is not needed. */
 pd_status pd_ckpt_import_model(struct pd_config *config, struct pd_error *err);
 pd_status pd_ckpt_saved_model(const char *directory, struct pd_config *config, struct pd_error *err);
-pd_status pd_ckpt_import_for_run(const struct pd_config *config, const char *directory, struct pd_error *err);
+pd_status pd_ckpt_import_for_run(const struct pd_config *config, const char *directory, pd_should_stop should_stop,
+                                 struct pd_error *err);
 pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error *err);
 
 /* Another layout: ckpt_reshard.c. */

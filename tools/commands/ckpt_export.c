@@ -14,6 +14,7 @@
 #include "trainer/config/config.h"
 #include "trainer/model/hugging_face.h"
 #include "trainer/model/links.h"
+#include "trainer/run/signals.h"
 #include "trainer/sample/sample_text.h"
 
 #include <inttypes.h>
@@ -422,7 +423,7 @@ static pd_status work(struct export *x, struct pd_error *err)
     const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_EXPORT_BUFFER_BYTES}};
     PD_TRY(pd_export_begin(x->source.vfs, x->format, &x->wanted, x->options->paths[1], 0, &export, err));
     pd_status st = pd_arena_new(&memory, &arena, err);
-    if (st) return pd_export_end(export, st, NULL);
+    if (st) return pd_export_end(export, st, err);
     const struct pd_export_request request = {.source = x->source.path,
                                               .catalog = &x->source.catalog,
                                               .tensors = &x->model->tensors,
@@ -430,6 +431,7 @@ static pd_status work(struct export *x, struct pd_error *err)
                                               .source_links = x->is_foreign ? &x->source_links : NULL,
                                               .fresh_optimizer = x->options->fresh_optimizer,
                                               .buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_EXPORT_BUFFER_BYTES),
+                                              .should_stop = pd_signals_say_leave,
                                               .progress = pd_shown_progress_start(&progress),
                                               .context = &progress};
     st = pd_export_run(export, &request, &x->report, err);
@@ -465,6 +467,7 @@ pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error 
 {
     struct export x = {.options = options};
     PD_TRY(pd_fault_configure_env(err));
+    PD_TRY(pd_signals_install(err));
     PD_TRY(choose_format(&x, err));
     pd_status st = open_source(&x, err);
     if (!st) st = link_whole(&x, err);

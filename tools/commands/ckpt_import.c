@@ -9,10 +9,12 @@
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
 #include "tools/commands/ckpt_layout.h"
+#include "tools/commands/ckpt_target.h"
 #include "tools/commands/progress.h"
 #include "tools/output.h"
 #include "trainer/model/links.h"
 #include "trainer/plan/auto_layout.h"
+#include "trainer/run/signals.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -30,9 +32,9 @@ struct import {
     struct pd_links links;
     struct pd_laid_out laid_out;
     struct pd_run_state state;
-    struct pd_ckpt_place target;
-    bool has_made_target;
+    struct pd_ckpt_target target;
     struct pd_shard_codec codec;
+    pd_should_stop should_stop;
     struct pd_import_report report;
     double seconds;
 };
@@ -145,7 +147,8 @@ static struct pd_import_request request_of(const struct import *m)
                                       .layout = &m->laid_out.layout,
                                       .state = &m->state,
                                       .codec = m->codec,
-                                      .target = m->target.store};
+                                      .should_stop = m->should_stop,
+                                      .target = m->target.place.store};
 }
 
 /* ---- --dry-run ---- */
@@ -182,20 +185,9 @@ static pd_status print_mapping(const struct import *m, struct pd_error *err)
 
 static pd_status open_target(struct import *m, struct pd_error *err)
 {
-    static const struct pd_store_options options = {
-        .writable = true, .keep_last = UINT32_MAX, .quarantine_bytes_max = UINT64_MAX, .leaves_nothing = true};
-    const char *path = m->options->paths[1];
-    pd_status st = pd_vfs_mkdir(m->source.vfs, path, err);
-    if (st == PD_NOT_FOUND)
-        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname \"%s\")\"", path, path);
-    if (st && st != PD_EXISTS) return st;
-    m->has_made_target = !st;
-    if (st && !pd_formats_is_directory(m->source.vfs, path))
-        PD_FAIL(err, PD_USAGE, "%s is no directory; name one where the checkpoint is to lie", path);
-    PD_TRY(pd_ckpt_place_open(path, &options, &m->target, err));
-    if (m->target.named[0]) PD_FAIL(err, PD_USAGE, "%s is one checkpoint; name a directory to put the new one in", path);
-    if (pd_store_count(m->target.store))
-        PD_FAIL(err, PD_USAGE, "%s holds checkpoints already; name another directory", m->target.root);
+    PD_TRY(pd_ckpt_target_open(m->source.vfs, m->options->paths[1], &m->target, err));
+    if (pd_store_count(m->target.place.store))
+        PD_FAIL(err, PD_USAGE, "%s holds checkpoints already; name another directory", m->target.place.root);
     return PD_OK;
 }
 
@@ -217,7 +209,7 @@ static pd_status work(struct import *m, struct pd_error *err)
     request.buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_IMPORT_BUFFER_BYTES);
     request.progress = pd_shown_progress_start(&progress);
     request.context = &progress;
-    const pd_status st = pd_import(m->target.vfs, &request, &m->report, err);
+    const pd_status st = pd_import(m->target.place.vfs, &request, &m->report, err);
     pd_shown_progress_end(&progress);
     m->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
     pd_arena_free(arena);
@@ -230,8 +222,8 @@ static pd_status print(const struct import *m, struct pd_error *err)
     char path[4096];
     struct rusage usage;
     struct pd_json_writer w;
-    const struct pd_store_entry *entry = pd_store_entry_at(m->target.store, 0);
-    pd_store_entry_path(m->target.store, entry, path);
+    const struct pd_store_entry *entry = pd_store_entry_at(m->target.place.store, 0);
+    pd_store_entry_path(m->target.place.store, entry, path);
     if (!m->options->json) {
         printf("%s: step %" PRIu64 " from %s, under dp %u, tp %u, pp %u, sp %u, %s in %s, %.1f s\n", path, entry->step,
                m->source.format->name, l->dp, l->tp, l->pp, l->sp, pd_text_bytes(entry->bytes).text,
@@ -255,7 +247,7 @@ static pd_status print(const struct import *m, struct pd_error *err)
 /* The tokenizer and the like lie beside the checkpoints, for sample and for an export. */
 static pd_status write_texts(struct import *m, struct pd_error *err)
 {
-    return pd_formats_write_texts(m->target.vfs, m->target.root, &m->source.catalog, err);
+    return pd_formats_write_texts(m->target.place.vfs, m->target.place.root, &m->source.catalog, err);
 }
 
 static pd_status convert(struct import *m, struct pd_error *err)
@@ -266,24 +258,27 @@ static pd_status convert(struct import *m, struct pd_error *err)
     return print(m, err);
 }
 
-static void close_import(struct import *m)
+static pd_status close_import(struct import *m, pd_status mine, struct pd_error *err)
 {
     pd_thread_pool_free(m->codec.pool);
     pd_run_state_deinit(&m->state);
     pd_links_deinit(&m->links);
     pd_model_free(m->model);
     pd_config_deinit(&m->config);
-    if (m->target.vfs) pd_ckpt_place_close(&m->target);
+    mine = pd_ckpt_target_close(&m->target, mine, err);
+    pd_ckpt_foreign_close(&m->source);
+    return mine;
 }
 
 pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error *err)
 {
-    struct import m = {.options = options};
+    struct import m = {.options = options, .should_stop = pd_signals_say_leave};
     if (options->only && !options->dry_run)
         PD_FAIL(err, PD_USAGE,
                 "--only=%s: a checkpoint has every tensor of its model; --only shortens what --dry-run prints",
                 options->only);
     PD_TRY(pd_fault_configure_env(err));
+    PD_TRY(pd_signals_install(err));
     pd_status st = open_source(&m, err);
     if (!st) st = decide(&m, err);
     if (!st) st = list_beyond(&m, err);
@@ -293,10 +288,7 @@ pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error 
     const struct pd_import_request request = request_of(&m);
     if (!st && !options->dry_run) st = pd_import_check(&request, err);
     if (!st && !options->dry_run) st = convert(&m, err);
-    close_import(&m);
-    if (st && m.has_made_target) (void)!pd_vfs_rmdir(m.source.vfs, options->paths[1], NULL);
-    pd_ckpt_foreign_close(&m.source);
-    return st;
+    return close_import(&m, st, err);
 }
 
 /* ---- init.from ---- */
@@ -358,15 +350,16 @@ static pd_status prepare_for_run(struct import *m, const struct pd_config *confi
     return make_state(m, err);
 }
 
-pd_status pd_ckpt_import_for_run(const struct pd_config *config, const char *directory, struct pd_error *err)
+pd_status pd_ckpt_import_for_run(const struct pd_config *config, const char *directory, pd_should_stop should_stop,
+                                 struct pd_error *err)
 {
     const struct pd_ckpt_options options = {.paths = {config->init.from, directory}, .fresh_optimizer = true, .quiet = true};
-    struct import m = {.options = &options};
+    struct import m = {.options = &options, .should_stop = should_stop};
     pd_status st = prepare_for_run(&m, config, err);
     if (!st) st = open_target(&m, err);
     if (!st) st = work(&m, err);
     if (!st) st = write_texts(&m, err);
-    close_import(&m);
-    pd_ckpt_foreign_close(&m.source);
+    st = close_import(&m, st, err);
+    if (st == PD_STOPPED) pd_error_append(err, "; the same command begins anew");
     return st ? pd_error_context(err, st, "init.from") : PD_OK;
 }

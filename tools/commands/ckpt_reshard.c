@@ -8,11 +8,12 @@
 #include "resharder/rewrite/rewrite.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_layout.h"
-#include "tools/commands/ckpt_place.h"
+#include "tools/commands/ckpt_target.h"
 #include "tools/commands/progress.h"
 #include "tools/output.h"
 #include "trainer/model/model.h"
 #include "trainer/plan/auto_layout.h"
+#include "trainer/run/signals.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -24,8 +25,8 @@
 
 struct reshard {
     const struct pd_ckpt_options *options;
-    struct pd_ckpt_place source, target;
-    bool has_made_target;               /* its directory */
+    struct pd_ckpt_place source;
+    struct pd_ckpt_target target;
     const struct pd_store_entry *entry; /* of the source */
     char directory[4096];               /* of the source */
     struct pd_commit commit;
@@ -111,56 +112,50 @@ static pd_status open_source(struct reshard *r, struct pd_error *err)
     return st ? take_copy(r, st, err) : PD_OK;
 }
 
-static pd_status check_entry(const struct reshard *r, const struct pd_store_entry *entry, struct pd_error *err)
+static pd_status check_entry(const struct reshard *r, const struct pd_ckpt_place *target, const struct pd_store_entry *entry,
+                             struct pd_error *err)
 {
     const struct pd_identity *mine = &r->commit.state.identity;
     struct pd_commit there = {0};
-    PD_TRY(pd_store_read_commit(r->target.store, entry, &there, err));
+    PD_TRY(pd_store_read_commit(target->store, entry, &there, err));
     const bool other_run = memcmp(there.state.identity.run_id, mine->run_id, sizeof mine->run_id) != 0;
     pd_commit_deinit(&there);
-    if (other_run) PD_FAIL(err, PD_INVALID, "%s holds checkpoints of another run; name another directory", r->target.root);
+    if (other_run) PD_FAIL(err, PD_INVALID, "%s holds checkpoints of another run; name another directory", target->root);
     if (entry->lineage == mine->lineage && entry->step == mine->step)
-        PD_FAIL(err, PD_USAGE, "%s holds step %" PRIu64 " of this run already, as %s; name another directory",
-                r->target.root, entry->step, entry->name);
+        PD_FAIL(err, PD_USAGE, "%s holds step %" PRIu64 " of this run already, as %s; name another directory", target->root,
+                entry->step, entry->name);
     return PD_OK;
 }
 
-static pd_status check_entries(const struct reshard *r, struct pd_error *err)
+static pd_status check_entries(const struct reshard *r, const struct pd_ckpt_place *target, struct pd_error *err)
 {
-    for (uint32_t i = 0; i < pd_store_count(r->target.store); i++)
-        PD_TRY(check_entry(r, pd_store_entry_at(r->target.store, i), err));
+    for (uint32_t i = 0; i < pd_store_count(target->store); i++)
+        PD_TRY(check_entry(r, target, pd_store_entry_at(target->store, i), err));
     return PD_OK;
 }
 
 /* Looks before anything is written. */
-static pd_status check_target(struct reshard *r, struct pd_error *err)
+static pd_status check_target(const struct reshard *r, struct pd_error *err)
 {
     const char *path = r->options->paths[1];
+    struct pd_ckpt_place target;
     struct stat st;
     if (stat(path, &st) != 0) return PD_OK; /* it will be made */
     if (!S_ISDIR(st.st_mode)) PD_FAIL(err, PD_INVALID, "%s is no directory; name one to put the new checkpoint in", path);
-    PD_TRY(pd_ckpt_place_open(path, NULL, &r->target, err));
+    PD_TRY(pd_ckpt_place_open(path, NULL, &target, err));
     pd_status status = PD_OK;
-    if (r->target.named[0])
+    if (target.named[0])
         status =
             pd_error_set(err, PD_USAGE, PD_WHERE, 0, "%s is one checkpoint; name a directory to put the new one in", path);
-    if (!status) status = check_entries(r, err);
-    pd_ckpt_place_close(&r->target);
+    if (!status) status = check_entries(r, &target, err);
+    pd_ckpt_place_close(&target);
     return status;
 }
 
 static pd_status open_target(struct reshard *r, struct pd_error *err)
 {
-    static const struct pd_store_options options = {
-        .writable = true, .keep_last = UINT32_MAX, .quarantine_bytes_max = UINT64_MAX, .leaves_nothing = true};
-    const char *path = r->options->paths[1];
-    pd_status st = pd_vfs_mkdir(r->source.vfs, path, err);
-    if (st == PD_NOT_FOUND)
-        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname \"%s\")\"", path, path);
-    if (st && st != PD_EXISTS) return st;
-    r->has_made_target = !st;
-    PD_TRY(pd_ckpt_place_open(path, &options, &r->target, err));
-    return check_entries(r, err); /* what was killed when it was all but done is there now */
+    PD_TRY(pd_ckpt_target_open(r->source.vfs, r->options->paths[1], &r->target, err));
+    return check_entries(r, &r->target.place, err); /* what was killed when it was all but done is there now */
 }
 
 /* ---- the work ---- */
@@ -184,12 +179,13 @@ static pd_status rewrite(struct reshard *r, struct pd_error *err)
                                          .tensors = &r->model->tensors,
                                          .layout = &r->laid_out.layout,
                                          .codec = r->codec,
-                                         .target = r->target.store,
+                                         .target = r->target.place.store,
                                          .buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_REWRITE_BUFFER_BYTES),
                                          .buffer_bytes = PD_REWRITE_BUFFER_BYTES,
+                                         .should_stop = pd_signals_say_leave,
                                          .progress = pd_shown_progress_start(&progress),
                                          .context = &progress};
-    pd_status st = pd_rewrite(r->target.vfs, &request, &r->report, err);
+    pd_status st = pd_rewrite(r->target.place.vfs, &request, &r->report, err);
     pd_shown_progress_end(&progress);
     r->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
     pd_arena_free(arena);
@@ -209,14 +205,14 @@ static pd_status rewrite_any(struct reshard *r, struct pd_error *err)
 static pd_status print(const struct reshard *r, struct pd_error *err)
 {
     const struct pd_layout *l = &r->laid_out.layout;
-    const struct pd_store_entry *entry = pd_store_entry_at(r->target.store, 0);
+    const struct pd_store_entry *entry = pd_store_entry_at(r->target.place.store, 0);
     char path[4096];
     struct rusage usage;
     struct pd_json_writer w;
-    for (uint32_t i = 0; i < pd_store_count(r->target.store); i++)
-        if (pd_store_entry_at(r->target.store, i)->fence == pd_store_fence(r->target.store))
-            entry = pd_store_entry_at(r->target.store, i);
-    pd_store_entry_path(r->target.store, entry, path);
+    for (uint32_t i = 0; i < pd_store_count(r->target.place.store); i++)
+        if (pd_store_entry_at(r->target.place.store, i)->fence == pd_store_fence(r->target.place.store))
+            entry = pd_store_entry_at(r->target.place.store, i);
+    pd_store_entry_path(r->target.place.store, entry, path);
     if (!r->options->json) {
         printf("%s: step %" PRIu64 " under dp %u, tp %u, pp %u, sp %u, %s in %s%s%s, %.1f s\n", path, entry->step, l->dp,
                l->tp, l->pp, l->sp, pd_text_bytes(entry->bytes).text, pd_counted(r->report.shards, "shard").text,
@@ -248,6 +244,7 @@ pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error
     if (!options->layout)
         PD_FAIL(err, PD_USAGE, "say under which layout: --layout=dp=4,tp=2; see perdure ckpt reshard --help");
     PD_TRY(pd_fault_configure_env(err));
+    PD_TRY(pd_signals_install(err));
     pd_status st = open_source(&r, err);
     if (!st) st = lay_out(&r, err);
     if (!st) st = choose_codec(&r, err);
@@ -259,8 +256,7 @@ pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error
     pd_model_free(r.model);
     pd_config_deinit(&r.config);
     pd_commit_deinit(&r.commit);
-    pd_ckpt_place_close(&r.target);
-    if (st && r.has_made_target) (void)!pd_vfs_rmdir(r.source.vfs, options->paths[1], NULL);
+    st = pd_ckpt_target_close(&r.target, st, err);
     pd_ckpt_place_close(&r.source);
     return st;
 }

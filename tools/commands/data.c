@@ -1,9 +1,12 @@
+#include "ckpt/base/fault.h"
 #include "ckpt/base/parse.h"
+#include "ckpt/base/words.h"
 #include "tools/command.h"
 #include "tools/commands/progress.h"
 #include "tools/output.h"
 #include "trainer/data/inspect.h"
 #include "trainer/data/pack.h"
+#include "trainer/run/signals.h"
 #include "trainer/tokenizer/tokenizer.h"
 
 #include <inttypes.h>
@@ -121,6 +124,8 @@ static pd_status pack(struct options *o, bool json, struct pd_error *err)
 {
     struct pd_pack_result result;
     struct pd_shown_progress progress;
+    PD_TRY(pd_fault_configure_env(err));
+    PD_TRY(pd_signals_install(err));
     if (!o->pack.input_count)
         PD_FAIL(err, PD_USAGE, "name at least one file or directory of text; see perdure data pack --help");
     if (!o->pack.output) PD_FAIL(err, PD_USAGE, "name the token file with --output=FILE; see perdure data pack --help");
@@ -128,10 +133,12 @@ static pd_status pack(struct options *o, bool json, struct pd_error *err)
     if (o->tokenizer) PD_TRY(pd_tokenizer_open(o->tokenizer, &o->opened, err));
     o->pack.tokenizer = o->opened && !pd_tokenizer_is_bytes(o->opened) ? o->opened : NULL;
     PD_TRY(resolve_document_token(o, err));
+    o->pack.should_stop = pd_signals_say_leave;
     o->pack.progress = pd_shown_progress_start(&progress);
     o->pack.progress_context = &progress;
     pd_status status = pd_data_pack(&o->pack, &result, err);
     pd_shown_progress_end(&progress);
+    if (status == PD_STOPPED) pd_error_append(err, "; %s is as it was; the same command begins anew", o->pack.output);
     if (status == PD_EXISTS) PD_FAIL(err, PD_USAGE, "%s is there already; --overwrite replaces it", o->pack.output);
     PD_TRY(status);
     fputs(result.notes, stderr);

@@ -1,10 +1,12 @@
 /* perdure eval: loss and perplexity of a checkpoint, ours or another system's. */
+#include "ckpt/base/fault.h"
 #include "ckpt/base/progress.h"
 #include "tools/command.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
 #include "tools/commands/run_tiers.h"
 #include "tools/output.h"
+#include "trainer/run/signals.h"
 #include "trainer/sample/evaluate.h"
 
 #include <errno.h>
@@ -30,8 +32,8 @@ static void show_progress(void *context, uint64_t done, uint64_t windows)
     if (done == windows) fputs(PD_PROGRESS_CLEAR, stderr);
 }
 
-static pd_status evaluate(const struct eval *e, const char *checkpoints, struct pd_evaluated *ret_evaluated,
-                          struct pd_error *err)
+static pd_status evaluate(const struct eval *e, const char *checkpoints, pd_should_stop should_stop,
+                          struct pd_evaluated *ret_evaluated, struct pd_error *err)
 {
     char path[4096];
     snprintf(path, sizeof path, "%s", e->data);
@@ -40,6 +42,7 @@ static pd_status evaluate(const struct eval *e, const char *checkpoints, struct 
                                              .windows = e->windows,
                                              .context = e->context,
                                              .threads = e->threads,
+                                             .should_stop = should_stop,
                                              .progress = show_progress};
     return pd_evaluate(&evaluation, ret_evaluated, err);
 }
@@ -61,6 +64,8 @@ static pd_status evaluate_foreign(const struct eval *e, struct pd_evaluated *ret
     char folder[4000], checkpoints[4100], from[4200], train[4200];
     struct pd_config config;
     snprintf(folder, sizeof folder, "%s/perdure-eval-XXXXXX", parent && *parent ? parent : "/tmp");
+    PD_TRY(pd_fault_configure_env(err));
+    PD_TRY(pd_signals_install(err));
     if (!mkdtemp(folder))
         PD_FAIL(err, PD_IO, "%s cannot be made; set TMPDIR to a directory with room for the model", folder);
     snprintf(checkpoints, sizeof checkpoints, "%s/checkpoints", folder);
@@ -70,11 +75,13 @@ static pd_status evaluate_foreign(const struct eval *e, struct pd_evaluated *ret
     pd_status st = pd_config_load(NULL, overrides, 3, &config, err);
     if (!st) {
         st = pd_ckpt_import_model(&config, err);
-        if (!st) st = pd_ckpt_import_for_run(&config, checkpoints, err);
+        if (!st) st = pd_ckpt_import_for_run(&config, checkpoints, pd_signals_say_leave, err);
         pd_config_deinit(&config);
     }
-    if (!st) st = evaluate(e, checkpoints, ret_evaluated, err);
-    nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    if (!st) st = evaluate(e, checkpoints, pd_signals_say_leave, ret_evaluated, err);
+    const bool is_removed = nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0;
+    if (st == PD_STOPPED) (void)pd_error_set(err, PD_STOPPED, PD_WHERE, 0, "asked to leave; the same command begins anew");
+    if (!is_removed) fprintf(stderr, "%s stays behind: %s\n", folder, strerror(errno));
     return st;
 }
 
@@ -130,7 +137,7 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
         PD_TRY(evaluate_foreign(&e, &evaluated, err));
     } else {
         PD_TRY(pd_run_tiers_checkpoints_of(e.path, buffer, &checkpoints, err));
-        PD_TRY(evaluate(&e, checkpoints, &evaluated, err));
+        PD_TRY(evaluate(&e, checkpoints, NULL, &evaluated, err));
     }
     return print_result(&e, &evaluated, err);
 }

@@ -13,13 +13,14 @@
 #include "tools/output.h"
 #include "trainer/comm/comm.h"
 #include "trainer/launch/claim.h"
+#include "trainer/launch/hold.h"
 #include "trainer/launch/launcher.h"
 #include "trainer/launch/layout.h"
+#include "trainer/notes/relay.h"
+#include "trainer/notes/sender.h"
 #include "trainer/run/directories.h"
 #include "trainer/run/events.h"
 #include "trainer/run/recorded.h"
-#include "trainer/notes/relay.h"
-#include "trainer/notes/sender.h"
 #include "trainer/run/worker.h"
 
 #include <dirent.h>
@@ -304,7 +305,7 @@ static pd_status import_first(const struct pd_config *config, struct pd_error *e
     if (look_quietly(&tiers)) return PD_OK;
     PD_TRY(pd_recorded_check_lost(config, err));
     pd_log_info("init", "importing %s", config->init.from);
-    return pd_ckpt_import_for_run(config, tiers.tiers[0].dir, err);
+    return pd_ckpt_import_for_run(config, tiers.tiers[0].dir, pd_launch_signals_say_leave, err);
 }
 
 static pd_status launch_claimed(const struct pd_config *config, const struct pd_chaos *chaos,

@@ -1,6 +1,7 @@
 #include "trainer/data/file_writer.h"
 
 #include "ckpt/base/regular_file.h"
+#include "ckpt/base/words.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -34,13 +35,13 @@ pd_status pd_file_writer_begin(const char *path, struct pd_file_writer *ret_writ
 {
     struct pd_file_writer writer = {.path = strdup(path)};
     if (writer.path && pd_regular_is_other(path)) {
-        pd_file_writer_abort(&writer);
+        pd_file_writer_abort(&writer, err);
         PD_FAIL(err, PD_INVALID, "%s is no regular file, and would be replaced by one; name another", path);
     }
     if (!writer.path) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its name", path);
     pd_status status = open_temporary(&writer, err);
     if (status) {
-        pd_file_writer_abort(&writer);
+        pd_file_writer_abort(&writer, err);
         return status;
     }
     *ret_writer = writer;
@@ -97,14 +98,16 @@ pd_status pd_file_writer_commit(struct pd_file_writer *writer, struct pd_error *
         writer->temporary = NULL;
         status = pd_sync_directory_of(writer->path, err);
     }
-    pd_file_writer_abort(writer);
+    pd_file_writer_abort(writer, err);
     return status;
 }
 
-void pd_file_writer_abort(struct pd_file_writer *writer)
+void pd_file_writer_abort(struct pd_file_writer *writer, struct pd_error *err)
 {
+    char text[128];
     if (writer->stream) fclose(writer->stream);
-    if (writer->temporary) unlink(writer->temporary);
+    if (writer->temporary && unlink(writer->temporary) != 0)
+        pd_error_append(err, "; %s stays behind: %s", writer->temporary, strerror_r(errno, text, sizeof text));
     free(writer->temporary);
     free(writer->path);
     memset(writer, 0, sizeof *writer);

@@ -22,4 +22,5 @@ PD_MUST_USE pd_status pd_file_writer_seal(struct pd_file_writer *writer, struct 
 PD_MUST_USE pd_status pd_file_writer_commit(struct pd_file_writer *writer, struct pd_error *err);
 /* The name of a file or directory outlives a power loss once the directory above it is synced. */
 PD_MUST_USE pd_status pd_sync_directory_of(const char *path, struct pd_error *err);
-void pd_file_writer_abort(struct pd_file_writer *writer); /* fine on a zeroed, committed or aborted one */
+/* Fine on a zeroed, committed or aborted one. A temporary file that cannot be removed is named behind what *err says. */
+void pd_file_writer_abort(struct pd_file_writer *writer, struct pd_error *err);

@@ -196,6 +196,7 @@ static pd_status pack_documents(struct packer *packer, struct pd_documents *docu
     const struct pd_document_piece *pieces;
     uint32_t count;
     do {
+        PD_TRY(pd_stop_check(options->should_stop, "data.pack.piece", err));
         PD_TRY(pd_documents_next(documents, &pieces, &count, err));
         PD_TRY(take_pieces(packer, pieces, count, err));
         const struct pd_documents_progress seen = pd_documents_progress(documents);
@@ -326,8 +327,8 @@ pd_status pd_data_pack(const struct pd_pack_options *options, struct pd_pack_res
     packer.result.format = options->format;
     packer.result.type_name = pd_token_type_name(packer.type);
     pd_status status = pack_all(&packer, err);
-    pd_file_writer_abort(&packer.tokens);
-    pd_file_writer_abort(&packer.index);
+    pd_file_writer_abort(&packer.tokens, err);
+    pd_file_writer_abort(&packer.index, err);
     free(packer.lengths);
     free(packer.converted);
     if (status)

@@ -9,6 +9,7 @@
  *   memory   4 bytes a document, for Megatron alone; with a tokenizer as encode.h says */
 #pragma once
 
+#include "ckpt/base/stop.h"
 #include "trainer/data/data.h"
 #include "trainer/data/documents.h"
 
@@ -22,6 +23,7 @@ struct pd_pack_options {
     const struct pd_tokenizer *tokenizer; /* borrowed; NULL: bytes */
     bool overwrite;                       /* else an existing output is PD_EXISTS */
     const char *field;                    /* of JSON lines; NULL: "text" */
+    pd_should_stop should_stop;           /* asked between pieces of text */
     /* Called now and then, with bytes of the inputs as they are stored; NULL: never. */
     void (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_context;

@@ -69,7 +69,7 @@ static pd_status write_copy(const char *path, const char *json, size_t bytes, st
     pd_status status = pd_file_writer_add(&writer, json, bytes, err);
     if (!status) status = pd_file_writer_seal(&writer, err);
     if (!status) return pd_file_writer_commit(&writer, err);
-    pd_file_writer_abort(&writer);
+    pd_file_writer_abort(&writer, err);
     return status;
 }
 

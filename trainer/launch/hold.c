@@ -1,6 +1,5 @@
 #include "trainer/launch/hold.h"
 
-#include <stdbool.h>
 #include <stddef.h>
 
 /* By nohup, or by a shell that puts a job into the background. A blocked signal would be kept although it is ignored. */
@@ -24,4 +23,11 @@ void pd_launch_signals_hold(void)
 {
     const sigset_t mask = pd_launch_signals();
     sigprocmask(SIG_BLOCK, &mask, NULL);
+}
+
+bool pd_launch_signals_say_leave(void)
+{
+    sigset_t pending;
+    return sigpending(&pending) == 0 && (sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGUSR1) == 1 ||
+                                         sigismember(&pending, SIGINT) == 1 || sigismember(&pending, SIGHUP) == 1);
 }

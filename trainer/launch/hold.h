@@ -3,7 +3,10 @@
 #pragma once
 
 #include <signal.h>
+#include <stdbool.h>
 
 sigset_t pd_launch_signals(void);
 /* From here on they wait for the launch, also over an exec. Called before reading what the launch needs. */
 void pd_launch_signals_hold(void);
+/* Of those that are held one asks to leave: all but USR2 and CHLD. */
+bool pd_launch_signals_say_leave(void);

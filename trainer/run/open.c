@@ -166,11 +166,6 @@ static pd_status open_data(struct run *r, struct pd_error *err)
     return PD_OK;
 }
 
-static bool leave_requested(void)
-{
-    return pd_signals_pending() >= PD_SIGNAL_SAVE_AND_LEAVE;
-}
-
 /* NCCL takes its buffers when it first needs them, after everything else has its place. */
 static void check_nccl_room(const struct run *r, const struct pd_memory_plan *plan)
 {
@@ -239,7 +234,7 @@ static pd_status build_engine(struct run *r, struct pd_error *err)
     r->planned_bytes = is_gpu ? pd_memory_plan_host(&plan) : pd_memory_plan_total(&plan);
     PD_TRY(pd_thread_pool_new(r->threads, &r->pool, err));
     PD_TRY(pd_engine_new(&options, r->nccl ? r->nccl : r->comm, r->data, r->pool, r->arena, &r->engine, err));
-    r->engine->should_leave = leave_requested;
+    r->engine->should_leave = pd_signals_say_leave;
     if (is_gpu && rank == 0) log_kernels(r);
     return part_gathers(r, err);
 }

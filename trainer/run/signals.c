@@ -35,6 +35,11 @@ enum pd_signal pd_signals_pending(void)
     return atomic_load(&wants_save) ? PD_SIGNAL_SAVE : PD_SIGNAL_NONE;
 }
 
+bool pd_signals_say_leave(void)
+{
+    return atomic_load(&wants_leave);
+}
+
 void pd_signals_ask_leave(void)
 {
     atomic_store(&wants_leave, 1);

@@ -15,5 +15,6 @@ enum pd_signal { PD_SIGNAL_NONE, PD_SIGNAL_SAVE, PD_SIGNAL_SAVE_AND_LEAVE };
 PD_MUST_USE pd_status pd_signals_install(struct pd_error *err);
 
 enum pd_signal pd_signals_pending(void); /* the most urgent */
+bool pd_signals_say_leave(void);         /* a pd_should_stop: PD_SIGNAL_SAVE_AND_LEAVE is pending */
 void pd_signals_ask_leave(void);         /* as TERM does */
 void pd_signals_clear_save(void);        /* PD_SIGNAL_SAVE is done; the others stay for good */

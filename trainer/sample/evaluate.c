@@ -84,6 +84,7 @@ static pd_status add_windows(const struct pd_evaluation *e, struct pd_inference 
     pd_superaccumulator_init(&loss);
     pd_transformer_begin(m->transformer, false);
     for (uint64_t i = 0; i < result->windows; i++) {
+        PD_TRY(pd_stop_check(e->should_stop, "evaluate.window", err));
         PD_TRY(add_window(m, data, i, losses, &loss, &result->tokens, err));
         if (e->progress) e->progress(e->progress_context, i + 1, result->windows);
     }

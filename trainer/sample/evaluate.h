@@ -1,14 +1,16 @@
 /* The loss of a checkpoint on text or tokens that it may never have seen. */
 #pragma once
 
+#include "ckpt/base/stop.h"
 #include "trainer/data/data.h"
 
 struct pd_evaluation {
     const char *checkpoints; /* directory of checkpoints (the newest is taken), or one checkpoint */
     struct pd_data_source data;
-    uint64_t windows; /* the most that are taken; 0: all of the file */
-    uint32_t context; /* tokens of a window; 0: that of training */
-    uint32_t threads; /* 0: all cores */
+    uint64_t windows;           /* the most that are taken; 0: all of the file */
+    uint32_t context;           /* tokens of a window; 0: that of training */
+    uint32_t threads;           /* 0: all cores */
+    pd_should_stop should_stop; /* asked before every window */
     /* After every window; may be NULL. */
     void (*progress)(void *context, uint64_t done, uint64_t windows);
     void *progress_context;

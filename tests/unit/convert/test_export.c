@@ -76,6 +76,13 @@ static void teardown(struct exported *x)
     state_deinit(&x->s);
 }
 
+static uint64_t questions_left = UINT64_MAX; /* until the answer is yes */
+
+static bool should_stop(void)
+{
+    return questions_left-- == 0;
+}
+
 static pd_status export_it(struct exported *x, uint64_t shard_bytes, struct pd_export_report *report, struct pd_error *err)
 {
     struct pd_export *export = NULL;
@@ -90,6 +97,7 @@ static pd_status export_it(struct exported *x, uint64_t shard_bytes, struct pd_e
                                               .links = &x->links,
                                               .source_links = x->source_links.count ? &x->source_links : NULL,
                                               .buffers = x->buffers,
+                                              .should_stop = should_stop,
                                               .progress = look_at_threads,
                                               .context = &threads};
     const pd_status st = pd_export_run(export, &request, report, err);
@@ -302,6 +310,35 @@ Test(export, what_a_killed_one_left_is_cleared)
     check_exported(&x);
     cr_assert_eq(pd_vfs_stat(x.s.vfs, "/out.exporting", &stat, NULL), PD_NOT_FOUND);
     teardown(&x);
+}
+
+/* Returns whether it was stopped. */
+static bool stop_export(uint64_t nth)
+{
+    struct exported x;
+    struct pd_stat stat;
+    setup(&x, 2, false, false, PD_ELEMENT_BF16);
+    questions_left = nth;
+    const pd_status st = export_it(&x, 100000, NULL, &x.error);
+    if (st) {
+        cr_assert_eq(st, PD_STOPPED, "%s", x.error.message);
+        cr_assert_str_eq(x.error.message, "asked to leave: what was written of /out is removed");
+        cr_assert_eq(pd_vfs_stat(x.s.vfs, "/out", &stat, NULL), PD_NOT_FOUND);
+        cr_assert_eq(pd_vfs_stat(x.s.vfs, "/out.exporting", &stat, NULL), PD_NOT_FOUND);
+        cr_assert_eq(pd_vfs_stat(x.s.vfs, "/out.exporting.lock", &stat, NULL), PD_NOT_FOUND);
+    } else {
+        check_exported(&x);
+    }
+    teardown(&x);
+    return st != PD_OK;
+}
+
+Test(export, asked_to_leave_at_any_question_leaves_nothing)
+{
+    uint64_t nth = 0;
+    while (stop_export(nth))
+        nth++;
+    cr_assert_gt(nth, 2 * STATE_TENSORS, "bands, files and pieces ask, and not %d times in all", (int)nth);
 }
 
 static pd_status begin(struct exported *x, struct pd_catalog *wanted, struct pd_export **ret_export)

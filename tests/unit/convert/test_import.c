@@ -219,3 +219,55 @@ Test(import, a_source_that_fails_leaves_no_checkpoint)
     free(buffers);
     state_deinit(&s);
 }
+
+static uint64_t questions_left; /* until the answer is yes */
+
+static bool should_stop(void)
+{
+    return questions_left-- == 0;
+}
+
+/* Returns whether it was stopped. */
+static bool stop_import(struct state *s, struct foreign *f, void *buffers, uint64_t nth)
+{
+    const struct pd_store_options options = {
+        .writable = true, .keep_last = 10, .quarantine_bytes_max = UINT64_MAX, .leaves_nothing = true};
+    const struct pd_layout layout = state_layout(s, 2);
+    const struct pd_run_state run = {
+        .identity = s->identity, .config = "a: 1\n", .environment = "{}", .created_by = "test", .loss_scale = 1};
+    struct pd_group group;
+    struct pd_store *store = NULL;
+    struct pd_listing listing;
+    struct pd_error error = {0};
+    pd_group_init_single(&group);
+    OK(pd_store_open(s->vfs, "/target", &options, &group, &store, err));
+    struct pd_import_request request = request_of(s, f, &layout, &run, store, buffers);
+    request.should_stop = should_stop;
+    questions_left = nth;
+    const pd_status st = pd_import(s->vfs, &request, NULL, &error);
+    cr_assert(st == PD_OK || st == PD_STOPPED, "%s", error.message);
+    if (!st) check_stored(s, store);
+    pd_store_close(store);
+    OK(pd_vfs_list(s->vfs, "/target", &listing, err));
+    cr_assert(!st || listing.count == 0, "question %d: %s is left", (int)nth, listing.names[0]);
+    pd_listing_deinit(&listing);
+    return st != PD_OK;
+}
+
+Test(import, asked_to_leave_at_any_question_leaves_nothing)
+{
+    struct state s;
+    struct foreign f;
+    uint64_t nth = 0;
+    state_init(&s, 5);
+    make_foreign(&s, &f);
+    OK(pd_vfs_mkdir(s.vfs, "/target", err));
+    void *buffers = aligned_alloc(PD_VFS_ALIGN, PD_IMPORT_BUFFER_BYTES);
+    while (stop_import(&s, &f, buffers, nth))
+        nth++;
+    cr_assert_gt(nth, 2 * STATE_TENSORS, "pieces and blocks ask, and not %d times in all", (int)nth);
+    pd_links_deinit(&f.links);
+    pd_catalog_deinit(&f.catalog);
+    free(buffers);
+    state_deinit(&s);
+}
