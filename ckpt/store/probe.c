@@ -1,5 +1,7 @@
 #include "ckpt/store/probe.h"
 
+#include "ckpt/base/fault.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,6 +83,7 @@ static pd_status probe_steps(struct pd_vfs *vfs, const char *dir, const struct p
     PD_TRY(pd_vfs_space(vfs, dir, &probe->space, err));
     probe->is_network = is_network(&probe->space);
     PD_TRY(write_page(vfs, paths->first, &probe->is_direct, err));
+    pd_fault_point("store.probe.written");
     PD_TRY(pd_vfs_rename(vfs, paths->first, paths->second, err));
     PD_TRY(as_capability(pd_vfs_link(vfs, paths->second, paths->first, err), &probe->has_links, err));
     if (probe->has_links) PD_TRY(pd_vfs_unlink(vfs, paths->first, err));

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A conversion that is asked to leave: import, export, reshard, data pack, eval of another system's checkpoint, and the import of
-init.from. Each is stopped at several moments, gets TERM, INT, HUP or USR1, and ends with 75 and one sentence; the tree is as before,
+"""Who writes and is asked to leave: import, export, reshard, data pack, eval of another system's checkpoint, doctor's trial of a directory,
+and the import of init.from. Each is stopped at several moments, gets TERM, INT, HUP or USR1, and ends with 75 and one sentence; the tree is as before,
 to the byte and the name, and the same command then does its work. USR2 asks nobody to leave; a second INT ends at once, and what it
 leaves the same command clears. What cannot be removed is named; a disk that is full is no hindrance.
     leaving.py PERDURE
@@ -150,6 +150,7 @@ def temporary(workspace):
     evaluate = ["eval", "hf", "--data=text.txt", "--windows=4", "--threads=1"]
     for fault in ("rewrite.copy.piece:5", "rewrite.read_back.block:2", "evaluate.window:2"):
         leaves_nothing(workspace, evaluate, fault, signal.SIGTERM, "", {"TMPDIR": room})
+    leaves_nothing(workspace, ["doctor", "room"], "store.probe.written:1", signal.SIGTERM, "")
     train = ["train", workspace.file("tune.yaml", CONFIG.format(run="tuned", text="text.txt") + "init: {from: hf}\n")]
 
     def ask_beforehand():
@@ -164,7 +165,7 @@ def temporary(workspace):
     if left := [name for name in tree(os.path.join(workspace.path, "tuned")) if "/checkpoints/" in name]:
         raise harness.Failure(f"train with init.from, asked to leave: left {left}")
     run(workspace, train)
-    print("eval and init.from: 75, and nothing is left")
+    print("eval, doctor and init.from: 75, and nothing is left")
 
 
 def second(workspace):

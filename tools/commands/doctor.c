@@ -1,6 +1,8 @@
+#include "ckpt/base/fault.h"
 #include "tools/command.h"
 #include "tools/doctor/findings.h"
 #include "tools/output.h"
+#include "trainer/run/signals.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -73,7 +75,10 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
     pd_find_processor(&findings);
     pd_find_memory(&findings);
     pd_find_software(&findings);
+    PD_TRY(pd_fault_configure_env(err));
+    PD_TRY(pd_signals_install(err)); /* what is tried there leaves no file */
     pd_find_storage(&findings, dirs[0]);
+    if (pd_signals_say_leave()) PD_FAIL(err, PD_STOPPED, "asked to leave; the same command begins anew");
     for (uint32_t i = 0; i < findings.count; i++)
         counts[findings.items[i].state]++;
     PD_TRY(json ? print_json(&findings, counts, err) : print_table(&findings, counts, err));
