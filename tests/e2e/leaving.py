@@ -169,7 +169,7 @@ def temporary(workspace):
 
 
 def second(workspace):
-    """USR2 asks nobody to leave. A second INT ends what is being removed; what is left then the same command clears."""
+    """USR2 asks nobody to leave. A second INT ends what is being removed; what it or a kill leaves the same command clears."""
     words = ["ckpt", "reshard", "run", "again", "--layout=dp=2"]
     command = Stopped(workspace, words, "rewrite.copy.piece:3")
     command.tell(signal.SIGUSR2)
@@ -190,6 +190,16 @@ def second(workspace):
     if found != wanted:
         raise harness.Failure(f"{command.what}: afterwards there are {found} and not {wanted}")
     remove(workspace, "again")
+    words = ["data", "pack", "--output=killed", "--format=megatron", "text.txt"]
+    command = Stopped(workspace, words, "data.pack.piece:2")
+    busy = run(workspace, words, 74).stderr
+    if busy != "perdure: another process is writing killed.bin; wait until it ends, or name another file\n":
+        raise harness.Failure(f"{command.what}, and another pack beside it: {busy}")
+    command.process.kill()
+    command.process.communicate()
+    run(workspace, words)
+    if sorted(glob.glob("killed*", root_dir=workspace.path)) != ["killed.bin", "killed.idx"]:
+        raise harness.Failure(f"{command.what}, killed and run again: {glob.glob('killed*', root_dir=workspace.path)}")
     print("USR2 is no wish to leave; a second INT ends at once")
 
 
@@ -201,13 +211,13 @@ def refused(workspace):
             (["ckpt", "export", "run", "out", "--format=dcp"], "export.read_back.piece:2", "out",
              r"; what was written stays in out\.exporting, and the next export to out removes it: \S.*: Read-only file system"),
             (["data", "pack", "--output=new2.bin", "text.txt"], "data.pack.piece:2", "new2.bin",
-             r"; new2\.bin\.tmp-\d+ stays behind: Read-only file system; new2.bin is as it was")):
+             r"; new2\.bin\.packing stays behind: Read-only file system; new2.bin is as it was")):
         command = Stopped(workspace, words, fault, "removal")
         command.tell(signal.SIGTERM)
         command.end(75, re.compile(f"^perdure: asked to leave{said}{AGAIN}\n$"))
         run(workspace, words)
         remove(workspace, output)
-        if left := [name for name in os.listdir(workspace.path) if name.startswith(output) and ".tmp-" not in name]:
+        if left := [name for name in os.listdir(workspace.path) if name.startswith(output)]:
             raise harness.Failure(f"{command.what}: afterwards there is {left}")
     print("what cannot be removed is named")
 

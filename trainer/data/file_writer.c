@@ -8,32 +8,58 @@
 #include <libgen.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define STREAM_BUFFER_BYTES (1u << 20)
 
+/* 0 or the errno. *ret_fd: the file that has this name, locked where the file system has locks. What nobody has locked a killed
+ * process left: it is overwritten. */
+static int open_locked(const char *path, int *ret_fd)
+{
+    for (;;) {
+        struct stat mine, named;
+        const int fd = open(path, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+        if (fd < 0) return errno;
+        int failed = flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK ? errno : 0;
+        if (!failed && fstat(fd, &mine)) failed = errno;
+        /* Whoever had it locked may have renamed it since. */
+        const bool is_it = !failed && stat(path, &named) == 0 && named.st_ino == mine.st_ino && named.st_dev == mine.st_dev;
+        if (is_it && ftruncate(fd, 0)) failed = errno;
+        if (is_it && !failed) {
+            *ret_fd = fd;
+            return 0;
+        }
+        close(fd);
+        if (failed) return failed;
+    }
+}
+
 static pd_status open_temporary(struct pd_file_writer *writer, struct pd_error *err)
 {
-    size_t bytes = strlen(writer->path) + 32;
+    const size_t bytes = strlen(writer->path) + sizeof ".packing";
     writer->temporary = malloc(bytes);
     if (!writer->temporary) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its temporary name", writer->path);
-    snprintf(writer->temporary, bytes, "%s.tmp-%d", writer->path, (int)getpid());
-    writer->stream = fopen(writer->temporary, "we");
+    snprintf(writer->temporary, bytes, "%s.packing", writer->path);
+    const int failed = open_locked(writer->temporary, &writer->fd);
+    writer->stream = failed ? NULL : fdopen(dup(writer->fd), "w");
     if (writer->stream) {
         setvbuf(writer->stream, NULL, _IOFBF, STREAM_BUFFER_BYTES);
         return PD_OK;
     }
-    int failed = errno;
-    pd_error_set(err, pd_status_from_errno(failed), PD_WHERE, failed, "%s cannot be created%s", writer->path,
-                 failed == ENOENT ? ", as the directory it is to lie in is not there" : "");
+    if (!failed) PD_FAIL_ERRNO(err, errno, "opening %s", writer->temporary);
     free(writer->temporary);
     writer->temporary = NULL; /* nothing of ours to remove */
-    return pd_status_from_errno(failed);
+    if (failed == EWOULDBLOCK)
+        PD_FAIL(err, PD_BUSY, "another process is writing %s; wait until it ends, or name another file", writer->path);
+    PD_FAIL_ERRNO(err, failed, "%s cannot be created%s", writer->path,
+                  failed == ENOENT ? ", as the directory it is to lie in is not there" : "");
 }
 
 pd_status pd_file_writer_begin(const char *path, struct pd_file_writer *ret_writer, struct pd_error *err)
 {
-    struct pd_file_writer writer = {.path = strdup(path)};
+    struct pd_file_writer writer = {.path = strdup(path), .fd = -1};
     if (writer.path && pd_regular_is_other(path)) {
         pd_file_writer_abort(&writer, err);
         PD_FAIL(err, PD_INVALID, "%s is no regular file, and would be replaced by one; name another", path);
@@ -108,6 +134,7 @@ void pd_file_writer_abort(struct pd_file_writer *writer, struct pd_error *err)
     if (writer->stream) fclose(writer->stream);
     if (writer->temporary && unlink(writer->temporary) != 0)
         pd_error_append(err, "; %s stays behind: %s", writer->temporary, strerror_r(errno, text, sizeof text));
+    if (writer->path && writer->fd >= 0) close(writer->fd);
     free(writer->temporary);
     free(writer->path);
     memset(writer, 0, sizeof *writer);

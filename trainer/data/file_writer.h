@@ -1,4 +1,5 @@
-/* A file that appears whole or not at all: written under a temporary name beside its own, synced, renamed. */
+/* A file that appears whole or not at all: written under a temporary name beside its own ("X.packing"), synced, renamed. What a
+ * killed process left of that is written over by whoever writes the same file next. */
 #pragma once
 
 #include "ckpt/base/status.h"
@@ -7,9 +8,11 @@
 struct pd_file_writer {
     char *path, *temporary; /* owned */
     FILE *stream;
+    int fd;         /* of the temporary file: holds its lock until it has its name */
     uint64_t bytes; /* written so far */
 };
 
+/*   errors  PD_BUSY: another process writes it */
 PD_MUST_USE pd_status pd_file_writer_begin(const char *path, struct pd_file_writer *ret_writer, struct pd_error *err);
 PD_MUST_USE pd_status pd_file_writer_add(struct pd_file_writer *writer, const void *data, size_t bytes,
                                          struct pd_error *err);
