@@ -223,6 +223,59 @@ def chaos(bench):
     bench.leave(run)
 
 
+def relays(bench, name):
+    return [int(pid) for pid in filter(str.isdigit, os.listdir("/proc")) if space_of(pid) == space_of(bench.net.pids[name])
+            and harness.read(f"/proc/{pid}/cmdline").startswith("perdure\0relay\0")]
+
+
+def relay_killed(bench):
+    """The relay of a host is killed alone: that is said, and the run goes on. A rank of it that then is stopped is found all the same, and the
+    next start has a relay again."""
+    run = bench.start("a", "restart.hang_seconds=8", "restart.limit=3")
+    bench.steps(run, 2)
+    os.kill(*harness.wait_for(lambda: relays(bench, "c"), "the relay of host c"), signal.SIGKILL)
+    bench.wait(run, lambda: "host c says nothing any more" in bench.said(), "its silence is noticed")
+    bench.steps(run, 2)
+    if len(bench.starts(0)) != 1:
+        bench.fail("the relay alone was killed")
+    space = space_of(bench.net.pids["c"])
+    hangs.stop_at(lambda: [pid for pid in hangs.workers(run, everywhere=True) if space_of(pid) == space], "in exchange")
+    bench.wait(run, lambda: len(bench.starts(0)) == 2, "a restart")
+    if not re.search(r"rank 2 \(process \d+ of host c\) holds up the run: .*; it is on another host, and has said nothing for \d+ s: ending it", bench.said()):
+        bench.fail("a rank that is stopped on a host without a relay")
+    bench.steps(run, 2)
+    harness.wait_for(lambda: relays(bench, "c"), "the next start has a relay there")
+    bench.leave(run)
+
+
+def one_way(bench):
+    """What the launcher's host sends to another one is dropped without a word, and what comes from there arrives: that one is lost."""
+    run = bench.start("a")
+    bench.steps(run, 2)
+    least = bench.copied()
+    bench.net.drop("a", "c")
+    bench.wait(run, lambda: len(bench.starts(0)) == 2, "a restart without the host")
+    if bench.starts(1) != [("2", "a:1,b:1")] or not re.search(r"lost host c \(1 rank\): no answer; the others go on", bench.said()):
+        bench.fail("host c hears nothing")
+    bench.steps(run, 2)
+    resumed_from(bench, least, "ab")
+    bench.leave(run)
+
+
+def wrong_names(bench):
+    """A name that has no address is left out; so is one that leads to a machine of another name in the list, or to this one."""
+    for alias, address in (("c", bench.net.address("b")), ("d", "127.0.0.1")):
+        bench.net.name("a", alias, address)
+    bench.list_hosts(["c", "b", "d", "nowhere.invalid", "a"])
+    run = bench.start("a")
+    bench.wait(run, lambda: bench.starts(0), "a start")
+    said = ["b is the same machine as c", "d is the same machine as a", "nowhere.invalid does not answer, and its name has no address here"]
+    if bench.starts(0) != [("2", "a:1,c:1")] or any(words not in bench.said() for words in said):
+        bench.fail("names that are wrong")
+    bench.steps(run, 2)
+    bench.leave(run)
+
+
 PORT = 7411
 
 
@@ -427,7 +480,7 @@ def body(workspace, arguments):
     workspace.train(config, quiet, ["layout.ranks=1", f"run.steps={QUIET_STEPS * max(1, count // 4)}", "optimizer.decay_steps=100000"])
     known = harness.losses(quiet)
     cases = [lambda bench: random_losses(bench, random.Random(seed), count)] if count else \
-        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, stopped_elsewhere, *([back_again, launchers_copies_away, too_few, port_closed, port_closed_and_nothing_shared, other_program, other_data, chaos] if harness.scale() >= 4 else [])]
+        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, stopped_elsewhere, *([back_again, launchers_copies_away, relay_killed, one_way, wrong_names, too_few, port_closed, port_closed_and_nothing_shared, other_program, other_data, chaos] if harness.scale() >= 4 else [])]
     for case in cases:
         with namespaces.Network(workspace.directory("net"), names) as net:
             bench = Bench(workspace, net, CONFIG, text, is_shared=case.__name__ in SHARED)

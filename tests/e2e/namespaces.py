@@ -95,6 +95,15 @@ class Network:
         """The host cannot connect to that port of any other: its own kernel drops what goes there."""
         run(self.pids[name], "ip", "rule", "add", "ipproto", "tcp", "dport", str(port), "blackhole")
 
+    def drop(self, name, to):
+        """What the host sends to that one goes nowhere, and nobody says so; what comes from there arrives."""
+        run(self.pids[name], "ip", "neigh", "replace", self.address(to), "lladdr", "02:00:00:00:ff:ff", "dev", "eth0", "nud", "permanent")
+
+    def name(self, name, alias, address):
+        """To that host the name is that of this address; to others it is what it was."""
+        file = f"/dev/shm/hosts-{alias}"
+        run(self.pids[name], "sh", "-c", f"(echo {address} {alias}; cat /etc/hosts) > {file} && mount --bind {file} /etc/hosts")
+
     def hide(self, name, path):
         """The host has no such program."""
         run(self.pids[name], "mount", "--bind", "/dev/null", path)

@@ -40,7 +40,7 @@ def send(host, words):
         for piece in iter(lambda: connection.recv(65536), b""):
             said += piece
         text, end, status = said.rpartition(b"\0")
-        sys.stderr.buffer.write(text)
+        sys.stdout.buffer.write(text)
         return int(status) if end else 255
 
 

@@ -46,6 +46,8 @@ pd_status pd_launch_account_update(struct pd_launch_account *a, const struct pd_
         else
             snprintf(h->name, sizeof h->name, "%s", seen[i].name);
         h->lacks_program = seen[i].lacks_program;
+        h->lacks_address = seen[i].lacks_address;
+        snprintf(h->same_as, sizeof h->same_as, "%s", seen[i].same_as);
         snprintf(h->address, sizeof h->address, "%s", seen[i].address);
         h->slots = seen[i].slots;
         h->answers = seen[i].answers || (seen[i].is_silent && h->has_sign);
@@ -55,6 +57,7 @@ pd_status pd_launch_account_update(struct pd_launch_account *a, const struct pd_
     for (uint32_t i = 0; i < a->count; i++) {
         if (find(hosts, made, a->hosts[i].name)) continue;
         hosts[made] = a->hosts[i];
+        hosts[made].same_as[0] = '\0';
         hosts[made++].slots = 0;
     }
     free(a->hosts);
@@ -232,13 +235,17 @@ void pd_launch_account_describe_out(const struct pd_launch_account *a, uint64_t 
 {
     ret_text[0] = '\0';
     for (uint32_t i = 0; i < a->count; i++) {
-        char one[PD_LAUNCH_HOST_BYTES + 64];
+        char one[2 * PD_LAUNCH_HOST_BYTES + 80];
         const struct pd_launch_host *h = &a->hosts[i];
-        if (!h->slots || places_of(a, h, now_ns)) continue;
-        if (h->lacks_program)
+        if ((!h->slots && !h->same_as[0]) || places_of(a, h, now_ns)) continue;
+        if (h->same_as[0])
+            snprintf(one, sizeof one, "%s is the same machine as %s (for more ranks there: %s:N)", h->name, h->same_as,
+                     h->same_as);
+        else if (h->lacks_program)
             snprintf(one, sizeof one, "%s has not this program at the same path", h->name);
         else if (!h->answers)
-            snprintf(one, sizeof one, "%s does not answer", h->name);
+            snprintf(one, sizeof one, "%s does not answer%s", h->name,
+                     h->lacks_address ? ", and its name has no address here" : "");
         else if (is_usable(h, now_ns))
             snprintf(one, sizeof one, "%s lost its GPUs", h->name);
         else if (h->is_taken)

@@ -16,9 +16,10 @@
 struct pd_launch_host {
     char name[PD_LAUNCH_HOST_BYTES];
     char address[PD_LAUNCH_ADDRESS_BYTES];
-    uint32_t slots; /* of the list; 0: it is not in the list any more */
-    uint32_t ranks; /* of this start */
-    bool answers, lacks_program;
+    uint32_t slots;                     /* of the list; 0: it is not in the list any more */
+    uint32_t ranks;                     /* of this start */
+    char same_as[PD_LAUNCH_HOST_BYTES]; /* and slots 0: another name of that one */
+    bool answers, lacks_program, lacks_address;
     bool has_sign;         /* a rank of it has said how it ended: it is there, and need not answer */
     bool is_taken;         /* and out_until_ns set: it will be taken away, and is back once it has not answered */
     bool was_usable;       /* at the last take */

@@ -22,7 +22,10 @@
 #define ANSWER_MS_MIN 1000
 #define ANSWER_MS_MAX 10000
 #define LACKS_PROGRAM 97 /* exit code of the question */
-#define FAILURE '!'      /* begins the one line of a look that failed */
+#define MACHINE "perdure-host "
+#define BOOT_ID "/proc/sys/kernel/random/boot_id"
+#define SAID_BYTES 4096u
+#define FAILURE '!' /* begins the one line of a look that failed */
 
 /* ---- what the source says ---- */
 
@@ -170,22 +173,66 @@ static char *source_read(const char *source, FILE *out)
     return text;
 }
 
-/* Whether this program is there too, which only a host that answers can say. */
+/* Whether this program is there too, which only a host that answers can say, and which machine that is. */
 static void set_question(char *ret_text, size_t bytes)
 {
     char self[4096];
     const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     self[length > 0 ? length : 0] = '\0';
-    if (!self[0] || strchr(self, '\''))
-        snprintf(ret_text, bytes, "true");
+    if (self[0] && !strchr(self, '\''))
+        snprintf(ret_text, bytes, "test -x '%s' || exit %d; echo " MACHINE "$(cat " BOOT_ID ")_$(uname -n)", self,
+                 LACKS_PROGRAM);
     else
-        snprintf(ret_text, bytes, "test -x '%s' || exit %d", self, LACKS_PROGRAM);
+        snprintf(ret_text, bytes, "echo " MACHINE "$(cat " BOOT_ID ")_$(uname -n)");
 }
 
-/* `AGENT NAME test ...`, in silence. ssh must not ask for a password, nor wait for longer than we do. */
-static pid_t ask(const char *agent, const char *name)
+/* As hosts that are asked say it; "": not known. */
+static void own_machine(char ret_machine[PD_LAUNCH_MACHINE_BYTES])
 {
-    char text[1024], question[4200], *rest = text, *argv[AGENT_WORDS_MAX + 8];
+    char boot[64] = "", name[64] = "";
+    FILE *f = fopen(BOOT_ID, "re");
+    const bool is_read = f && fgets(boot, sizeof boot, f);
+    if (f) (void)fclose(f);
+    ret_machine[0] = '\0';
+    boot[strcspn(boot, "\n")] = '\0';
+    if (is_read && gethostname(name, sizeof name - 1) == 0)
+        snprintf(ret_machine, PD_LAUNCH_MACHINE_BYTES, "%s_%s", boot, name);
+}
+
+struct asked {
+    pid_t process;
+    int output; /* -1: none */
+    size_t bytes;
+    char said[SAID_BYTES]; /* the last of it */
+};
+
+/* A host that prints much must not wait for its reader. */
+static void hear(struct asked *a)
+{
+    const size_t keep = SAID_BYTES / 2;
+    for (ssize_t got = 1; a->output >= 0 && got > 0;) {
+        if (a->bytes > keep) {
+            memmove(a->said, a->said + a->bytes - keep, keep);
+            a->bytes = keep;
+        }
+        got = read(a->output, a->said + a->bytes, SAID_BYTES - 1 - a->bytes);
+        a->bytes += got > 0 ? (size_t)got : 0;
+    }
+    a->said[a->bytes] = '\0';
+}
+
+/* Behind what a profile of its shell may print. */
+static void take_machine(struct asked *a, char ret_machine[PD_LAUNCH_MACHINE_BYTES])
+{
+    hear(a);
+    const char *found = strstr(a->said, MACHINE);
+    if (found) (void)sscanf(found + strlen(MACHINE), "%127s", ret_machine);
+}
+
+/* `AGENT NAME test ...`, with its words in `output`. ssh must not ask for a password, nor wait for longer than we do. */
+static pid_t ask(const char *agent, const char *name, int output)
+{
+    char text[1024], question[4400], *rest = text, *argv[AGENT_WORDS_MAX + 8];
     uint32_t count = 0;
     const pid_t process = fork();
     if (process) return process;
@@ -203,18 +250,30 @@ static pid_t ask(const char *agent, const char *name)
     argv[count] = NULL;
     const int null = open("/dev/null", O_RDWR);
     for (int fd = 0; null >= 0 && fd <= 2; fd++)
-        dup2(null, fd);
+        dup2(fd == 1 && output >= 0 ? output : null, fd);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     execvp(argv[0], argv);
     _exit(127);
 }
 
+static pid_t begin_to_ask(const char *agent, const char *name, struct asked *ret)
+{
+    int output[2] = {-1, -1};
+    if (pipe2(output, O_CLOEXEC) || fcntl(output[0], F_SETFL, O_NONBLOCK))
+        output[0] = output[1] = -1; /* it waits, we do not */
+    ret->process = ask(agent, name, output[1]);
+    ret->output = output[0];
+    if (output[1] >= 0) close(output[1]);
+    return ret->process;
+}
+
 /* A line whenever more is known of a host: its name, slots, whether it answers (-1: not known yet; -2: that it has no such
- * program), after how long, and its address. */
+ * program), after how long, its machine and its address. */
 static void say(FILE *out, const struct pd_launch_host_seen *h, int after_ms)
 {
     const int answers = h->lacks_program ? -2 : h->is_silent ? -1 : h->answers;
-    fprintf(out, "%s %u %d %d %s\n", h->name, h->slots, answers, after_ms, h->address);
+    fprintf(out, "%s %u %d %d %s %s\n", h->name, h->slots, answers, after_ms, h->machine[0] ? h->machine : "-",
+            h->lacks_address ? "?" : h->address);
     fflush(out);
 }
 
@@ -229,12 +288,15 @@ static int limit_of(int patience, int slowest_ms)
 static void ask_all(const char *agent, struct pd_launch_host_seen *hosts, uint32_t count, int patience, int slowest_ms,
                     FILE *out)
 {
-    pid_t *asked = calloc(count, sizeof *asked);
+    struct asked *asked = calloc(count, sizeof *asked);
     uint32_t left = 0;
     for (uint32_t i = 0; asked && i < count; i++) {
         hosts[i].answers = find_host(hosts[i].name, hosts[i].address);
-        if (!hosts[i].answers) asked[i] = ask(agent, hosts[i].name);
-        hosts[i].is_silent = asked[i] > 0;
+        hosts[i].lacks_address = !hosts[i].answers && !hosts[i].address[0];
+        if (hosts[i].answers)
+            own_machine(hosts[i].machine);
+        else
+            hosts[i].is_silent = begin_to_ask(agent, hosts[i].name, &asked[i]) > 0;
         left += hosts[i].is_silent;
         say(out, &hosts[i], 0);
     }
@@ -243,10 +305,13 @@ static void ask_all(const char *agent, struct pd_launch_host_seen *hosts, uint32
          waited_ms = (int)(pd_clock_seconds_since(NULL, began) * 1e3)) {
         for (uint32_t i = 0; i < count; i++) {
             int status;
-            if (!hosts[i].is_silent || waitpid(asked[i], &status, WNOHANG) != asked[i]) continue;
+            if (!hosts[i].is_silent) continue;
+            hear(&asked[i]);
+            if (waitpid(asked[i].process, &status, WNOHANG) != asked[i].process) continue;
             hosts[i].answers = WIFEXITED(status) && WEXITSTATUS(status) == 0;
             hosts[i].lacks_program = WIFEXITED(status) && WEXITSTATUS(status) == LACKS_PROGRAM;
             hosts[i].is_silent = false;
+            if (hosts[i].answers) take_machine(&asked[i], hosts[i].machine);
             left--;
             if (hosts[i].answers && waited_ms >= slowest_ms) slowest_ms = waited_ms + 1;
             say(out, &hosts[i], waited_ms + 1);
@@ -254,7 +319,7 @@ static void ask_all(const char *agent, struct pd_launch_host_seen *hosts, uint32
         if (left) pd_clock_sleep_ns(NULL, 10000000);
     }
     for (uint32_t i = 0; asked && i < count; i++)
-        if (hosts[i].is_silent) kill(asked[i], SIGKILL);
+        if (hosts[i].is_silent) kill(asked[i].process, SIGKILL);
     free(asked);
 }
 
@@ -263,7 +328,9 @@ static void own_first(struct pd_launch_host_seen *hosts, uint32_t count)
 {
     uint32_t own = 0;
     char ignored[PD_LAUNCH_ADDRESS_BYTES];
-    while (own < count && !find_host(hosts[own].name, ignored))
+    while (own < count && !is_own_name(hosts[own].name))
+        own++;
+    for (own = own < count ? own : 0; own < count && !find_host(hosts[own].name, ignored);)
         own++;
     if (own == count) return;
     const struct pd_launch_host_seen first = hosts[own];
@@ -356,6 +423,17 @@ static struct pd_launch_host_seen *find(struct pd_launch_host_seen *hosts, uint3
     return NULL;
 }
 
+/* The first name of a machine has its ranks. */
+static void find_same(struct pd_launch_host_seen *hosts, uint32_t count)
+{
+    for (uint32_t i = 1; i < count; i++)
+        for (uint32_t k = 0; k < i && hosts[i].machine[0] && !hosts[i].same_as[0]; k++)
+            if (!hosts[k].same_as[0] && !strcmp(hosts[i].machine, hosts[k].machine))
+                snprintf(hosts[i].same_as, sizeof hosts[i].same_as, "%s", hosts[k].name);
+    for (uint32_t i = 0; i < count; i++)
+        if (hosts[i].same_as[0]) hosts[i].slots = 0;
+}
+
 /* The last whole line of a host holds.   ret_slowest_ms: untouched where none has answered */
 static pd_status results_parse(const char *text, uint32_t *ret_slowest_ms, struct pd_launch_host_seen **ret_hosts,
                                uint32_t *ret_count, struct pd_error *err)
@@ -369,7 +447,12 @@ static pd_status results_parse(const char *text, uint32_t *ret_slowest_ms, struc
         int answers;
         uint32_t after_ms;
         struct pd_launch_host_seen h = {.address = ""};
-        if (sscanf(line, "%255s %u %d %u%*1[ ]%63[^\n]", h.name, &h.slots, &answers, &after_ms, h.address) < 4) continue;
+        if (sscanf(line, "%255s %u %d %u %127s%*1[ ]%63[^\n]", h.name, &h.slots, &answers, &after_ms, h.machine, h.address) <
+            5)
+            continue;
+        if (!strcmp(h.machine, "-")) h.machine[0] = '\0';
+        h.lacks_address = !strcmp(h.address, "?");
+        if (h.lacks_address) h.address[0] = '\0';
         h.answers = answers > 0;
         h.is_silent = answers == -1;
         h.lacks_program = answers == -2;
@@ -377,6 +460,7 @@ static pd_status results_parse(const char *text, uint32_t *ret_slowest_ms, struc
         struct pd_launch_host_seen *known = find(hosts, count, h.name);
         *(known ? known : &hosts[count++]) = h;
     }
+    find_same(hosts, count);
     if (slowest_ms) *ret_slowest_ms = slowest_ms;
     *ret_hosts = hosts;
     *ret_count = count;

@@ -5,6 +5,8 @@
  *   answers  `AGENT NAME "test -x PROGRAM ..."` ends well, so this program is there too, within `patience` times what the
  *            slowest of those that answer takes, in this look or took in the one before: one second at least, ten at most,
  *            which are given where none has ever answered. This host is not asked
+ *   machine  what a host says of itself, by which two names of one are known: the second has no slots. Where the agent brings
+ *            no words back nobody knows
  *   order    that of the source, but for this host, which is first
  *   threads  one caller; the work is done by a process of its own, so that a host which does not answer holds up nobody */
 #pragma once
@@ -13,12 +15,16 @@
 
 #define PD_LAUNCH_HOST_BYTES 256u
 #define PD_LAUNCH_ADDRESS_BYTES 64u
+#define PD_LAUNCH_MACHINE_BYTES 128u
 
 struct pd_launch_host_seen {
     char name[PD_LAUNCH_HOST_BYTES];
     char address[PD_LAUNCH_ADDRESS_BYTES]; /* in numbers; "": this host, or one that the network does not know by its name */
+    char machine[PD_LAUNCH_MACHINE_BYTES]; /* number of its boot and its own name; "": not known */
+    char same_as[PD_LAUNCH_HOST_BYTES];    /* the name before it of the same machine; "": none, or not known */
     uint32_t slots;
     bool lacks_program;      /* it answers, that this program is not there */
+    bool lacks_address;      /* it does not answer, and its name has no address here */
     bool answers, is_silent; /* is_silent: it has said neither yes nor no */
 };
 

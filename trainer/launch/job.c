@@ -50,7 +50,7 @@ struct job {
     struct pollfd *polls;                /* signals, processes that have not ended, the socket */
     struct pd_launch_watch *watch;       /* NULL: nobody looks for hangs */
     struct pd_launch_receiver *receiver; /* NULL: notes of other hosts are files */
-    bool is_unreached_told;
+    bool is_unreached_told, is_silence_told;
     uint64_t watched_ns, heard_ns;
     struct stat run_dir;   /* when this start began */
     bool is_below_run_dir; /* the directory of this launch, which nobody removes who does not remove run.dir */
@@ -444,6 +444,19 @@ static void pulses_hear(struct job *job, uint64_t now)
             pd_launch_watch_hear(job->watch, r, &word, period_ns, now);
 }
 
+/* It has lost its relay alone: ranks there go on. */
+static void silence_tell(struct job *job)
+{
+    const char *host = job->is_silence_told ? NULL : pd_launch_watch_silent_host(job->watch);
+    if (!host) return;
+    job->is_silence_told = true;
+    pd_log_warn(
+        MODULE,
+        "host %s says nothing any more, and others go on: its relay is gone, or what it sends is dropped; until the next "
+        "start a rank that hangs there is ended without a word of where it is",
+        host);
+}
+
 /* A rank that holds up the others is ended, and the start with it. */
 static void hang_look(struct job *job)
 {
@@ -453,7 +466,9 @@ static void hang_look(struct job *job)
     job->watched_ns = now;
     pulses_hear(job, now);
     stopped_discover(job);
-    if (!pd_launch_watch_look(job->watch, now, &hang)) return;
+    const bool is_hung = pd_launch_watch_look(job->watch, now, &hang);
+    silence_tell(job);
+    if (!is_hung) return;
     if (hang.is_storage) {
         pd_log_warn(MODULE, "%s. Its storage is slow or stuck: the rank is waited for", hang.text);
         return;

@@ -30,6 +30,8 @@ void pd_launch_watch_add(struct pd_launch_watch *watch, uint32_t first, uint32_t
 /* What is known of a rank of another host; process 0: its pulse alone. `period_ns`: how often there is a word, at least. */
 void pd_launch_watch_hear(struct pd_launch_watch *watch, uint32_t rank, const struct pd_wire_word *word, uint64_t period_ns,
                           uint64_t now_ns);
+/* A host whose relay has said nothing for three periods, while ranks have gone on for some looks since; NULL: there is none. */
+const char *pd_launch_watch_silent_host(const struct pd_launch_watch *watch);
 /* Whether a rank hangs now; after that the time begins anew. */
 bool pd_launch_watch_look(struct pd_launch_watch *watch, uint64_t now_ns, struct pd_launch_hang *ret_hang);
 /* When the last step was done, by the monotonic clock; 0: nobody has said so. */

@@ -117,6 +117,41 @@ Test(hosts, who_answers, .timeout = 600)
     cr_expect(strstr(err.message, "launch.hosts (/nonexistent/hosts)"), "%s", err.message);
 }
 
+/* An agent whose hosts say which machine they are: `again` is this one, `b` and `alias` are another, which greets first. */
+Test(hosts, two_names_of_one_machine_are_one_host, .timeout = 600)
+{
+    char agent[] = "/tmp/perdure-agent-XXXXXX", own[256] = "", source[512];
+    const int fd = mkstemp(agent);
+    cr_assert(fd >= 0);
+    dprintf(
+        fd,
+        "#!/bin/sh\ncase $1 in again) sh -c \"$2\" ;; b|alias) yes welcome | head -n 20000; echo perdure-host 1_b ;; esac\n"
+        "[ $1 != gone.invalid ]\n");
+    cr_assert_eq(fchmod(fd, 0755), 0);
+    close(fd);
+    gethostname(own, sizeof own - 1);
+    snprintf(source, sizeof source, "printf '%s\nagain:2\nb\nmute\nalias:4\nmute2\ngone.invalid\n'", own);
+    struct pd_launch_host_seen *h;
+    uint32_t count;
+    struct pd_error err;
+    cr_assert_eq(look(source, agent, &h, &count, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(count, 7);
+    cr_expect_str_eq(h[1].same_as, own);
+    cr_expect_str_eq(h[4].same_as, "b");
+    cr_expect(!h[0].same_as[0] && !h[2].same_as[0] && !h[3].same_as[0] && !h[5].same_as[0], "of mute ones nobody knows");
+    cr_expect(h[0].slots == 1 && h[1].slots == 0 && h[2].slots == 1 && h[4].slots == 0);
+    struct pd_launch_account a = {.hosts = NULL};
+    char out[1024];
+    cr_assert_eq(pd_launch_account_update(&a, h, count, &err), PD_OK);
+    cr_expect_eq(pd_launch_account_slots(&a, S), 4);
+    pd_launch_account_describe_out(&a, S, out, sizeof out);
+    cr_expect(strstr(out, "alias is the same machine as b (for more ranks there: b:N)"), "%s", out);
+    cr_expect(strstr(out, "gone.invalid does not answer, and its name has no address here"), "%s", out);
+    free(h);
+    pd_launch_account_deinit(&a);
+    unlink(agent);
+}
+
 /* srun knows its nodes, and no --host. */
 Test(hosts, are_for_mpirun_alone)
 {
