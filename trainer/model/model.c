@@ -51,10 +51,10 @@ static void add(struct builder *b, const char *name, uint64_t rows, uint64_t col
 
 static struct pd_tensor_init normal(float std)
 {
-    return (struct pd_tensor_init){PD_INIT_NORMAL, std};
+    return (struct pd_tensor_init){.init = PD_INIT_NORMAL, .std = std};
 }
 
-static const struct pd_tensor_init zeros = {PD_INIT_ZEROS, 0}, ones = {PD_INIT_ONES, 0};
+static const struct pd_tensor_init zeros = {.init = PD_INIT_ZEROS}, ones = {.init = PD_INIT_ONES};
 
 /* The three projections of attention lie one behind the other, and so do their biases. */
 static void add_qkv(struct builder *b, const char *parent, bool bias)
@@ -66,7 +66,9 @@ static void add_qkv(struct builder *b, const char *parent, bool bias)
             uint64_t rows = (uint64_t)c->head_size * (i == 0 ? c->heads : c->kv_heads);
             char name[48];
             snprintf(name, sizeof name, "%s.%s.%s", parent, names[i], pass == 0 ? "weight" : "bias");
-            add(b, name, rows, pass == 0 ? c->hidden : 0, ROWS, c->head_size, pass == 0 ? normal(b->std) : zeros);
+            struct pd_tensor_init init = pass == 0 ? normal(b->std) : zeros;
+            init.is_kv = i > 0;
+            add(b, name, rows, pass == 0 ? c->hidden : 0, ROWS, c->head_size, init);
         }
     }
 }

@@ -29,6 +29,7 @@ enum pd_init { PD_INIT_ZEROS, PD_INIT_ONES, PD_INIT_NORMAL };
 struct pd_tensor_init {
     enum pd_init init;
     float std;
+    bool is_kv; /* of keys or values: which rows a tensor-parallel rank needs follows from its query heads */
 };
 
 struct pd_model {

@@ -1,7 +1,5 @@
 #include "trainer/model/partition.h"
 
-#include <string.h>
-
 static uint64_t least(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
@@ -104,7 +102,7 @@ static uint32_t boxes_of(const struct pd_model *model, const struct pd_partition
     if (tensor->tp_dim == 1) return columns_by_chunk(p, tensor, ret_boxes, capacity);
     if (tensor->tp_dim == 0) {
         struct pd_range units = pd_partition_units(p, (tensor->shape[0] + tensor->tp_unit - 1) / tensor->tp_unit);
-        if (strstr(tensor->name, ".k_proj.") || strstr(tensor->name, ".v_proj.")) {
+        if (model->init[index].is_kv) {
             struct pd_range heads = pd_partition_units(p, model->config.heads);
             units =
                 computed ? pd_partition_kv_computed(&model->config, heads) : pd_partition_kv_needed(&model->config, heads);
