@@ -156,6 +156,8 @@ pd_status pd_vfs_lock(struct pd_vfs *vfs, const char *path, struct pd_lock **ret
         free(lock);
         free(copy);
         if (result == ENXIO) PD_FAIL(err, PD_IO, "lock %s: it is no regular file", path);
+        if (result == ENOLCK) /* what file systems without locks answer */
+            return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, result, "lock %s", path);
         PD_FAIL_ERRNO(err, result, result == EAGAIN ? "lock %s: held by somebody else" : "lock %s", path);
     }
     *ret_lock = lock;

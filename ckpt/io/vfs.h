@@ -125,8 +125,8 @@ bool pd_vfs_is_in_memory(struct pd_vfs *vfs, const char *path);
 PD_MUST_USE pd_status pd_vfs_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing,
                                   struct pd_error *err);
 void pd_listing_deinit(struct pd_listing *listing);
-/* An exclusive advisory lock on a file that is created when absent; PD_BUSY when somebody holds it. Dies with the process.
- */
+/* An exclusive advisory lock on a file that is created when absent; PD_BUSY when somebody holds it, PD_UNSUPPORTED where
+ * there are no locks. Dies with the process. */
 PD_MUST_USE pd_status pd_vfs_lock(struct pd_vfs *vfs, const char *path, struct pd_lock **ret_lock, struct pd_error *err);
 void pd_vfs_unlock(struct pd_lock *lock);
 

@@ -206,7 +206,7 @@ pd_status store_dir_lock(const struct store_dir *dir, const char *path, uint32_t
         pd_clock_sleep_ns(NULL, LOCK_POLL_MS * 1000000ull);
         st = pd_vfs_lock(dir->vfs, path, ret_lock, &own);
     }
-    if (st == PD_UNSUPPORTED || (st != PD_OK && own.sys_errno == ENOLCK)) return PD_OK;
+    if (st == PD_UNSUPPORTED) return PD_OK;
     return pd_probe_explain(err, pd_error_pass(err, st, &own), dir->root);
 }
 

@@ -62,17 +62,16 @@ static pd_status write_page(struct pd_vfs *vfs, const char *path, bool *ret_dire
 }
 
 /* True and PD_OK when it worked, false and PD_OK when this place cannot do it at all. */
-static pd_status as_capability(pd_status st, bool *ret_has, struct pd_error *err)
+static pd_status as_capability(pd_status st, bool *ret_has)
 {
-    bool lacks = st == PD_UNSUPPORTED || (st != PD_OK && err->sys_errno == ENOLCK);
     *ret_has = st == PD_OK;
-    return lacks ? PD_OK : st;
+    return st == PD_UNSUPPORTED ? PD_OK : st;
 }
 
 static pd_status probe_lock(struct pd_vfs *vfs, const char *path, bool *ret_has, struct pd_error *err)
 {
     struct pd_lock *lock = NULL;
-    pd_status st = as_capability(pd_vfs_lock(vfs, path, &lock, err), ret_has, err);
+    pd_status st = as_capability(pd_vfs_lock(vfs, path, &lock, err), ret_has);
     pd_vfs_unlock(lock);
     return st;
 }
@@ -85,10 +84,10 @@ static pd_status probe_steps(struct pd_vfs *vfs, const char *dir, const struct p
     PD_TRY(write_page(vfs, paths->first, &probe->is_direct, err));
     pd_fault_point("store.probe.written");
     PD_TRY(pd_vfs_rename(vfs, paths->first, paths->second, err));
-    PD_TRY(as_capability(pd_vfs_link(vfs, paths->second, paths->first, err), &probe->has_links, err));
+    PD_TRY(as_capability(pd_vfs_link(vfs, paths->second, paths->first, err), &probe->has_links));
     if (probe->has_links) PD_TRY(pd_vfs_unlink(vfs, paths->first, err));
     PD_TRY(probe_lock(vfs, paths->second, &probe->has_locks, err));
-    PD_TRY(as_capability(pd_vfs_sync_dir(vfs, dir, err), &probe->syncs_names, err));
+    PD_TRY(as_capability(pd_vfs_sync_dir(vfs, dir, err), &probe->syncs_names));
     return pd_vfs_unlink(vfs, paths->second, err);
 }
 

@@ -79,7 +79,7 @@ static pd_status name_directories(struct pd_export *e, const char *destination, 
     while (bytes > 1 && destination[bytes - 1] == '/')
         bytes--;
     if (!bytes || bytes + sizeof ".exporting.lock" > sizeof e->directory)
-        PD_FAIL(err, PD_INVALID, "\"%s\" is no path to export to", destination);
+        PD_FAIL(err, PD_INVALID, "\"%.200s\" is no path to export to", destination);
     snprintf(e->destination, sizeof e->destination, "%.*s", (int)bytes, destination);
     snprintf(e->directory, sizeof e->directory, "%.*s.exporting", (int)bytes, destination);
     snprintf(e->lock_path, sizeof e->lock_path, "%.*s.exporting.lock", (int)bytes, destination);
@@ -188,7 +188,6 @@ static void remove_written(const struct pd_export *e, pd_status st, struct pd_er
 
 pd_status pd_export_end(struct pd_export *e, pd_status mine, struct pd_error *err)
 {
-    if (!e) return mine;
     char path[PD_FORMATS_PATH_MAX];
     pd_status st = mine;
     if (e->state) (void)e->format->finish(e->state, PD_STOPPED, NULL);

@@ -7,13 +7,17 @@
 #include "tests/helpers/thread_signals.h"
 #include "tests/unit/resharder/state_fixture.h"
 
+#include "ckpt/io/vfs_ops.h"
+#include "resharder/catalog/model_directory.h"
+
 struct exported {
     struct state s;
     struct pd_commit commit;
     struct pd_catalog source, wanted;
     struct pd_links links, source_links;
     const struct pd_format *from; /* of what lies in `stored` */
-    const char *stored;
+    const char *stored, *destination;
+    void (*alter)(struct exported *x); /* what was read, before it is exported; or NULL */
     void *buffers;
     struct pd_error error;
 };
@@ -55,7 +59,7 @@ static void want(struct exported *x, enum pd_element element)
 
 static void setup(struct exported *x, uint64_t seed, bool is_large, bool compresses, enum pd_element element)
 {
-    *x = (struct exported){.from = &pd_format_perdure, .stored = "/stored"};
+    *x = (struct exported){.from = &pd_format_perdure, .stored = "/stored", .destination = "/out"};
     state_init(&x->s, seed);
     x->s.compresses = compresses;
     if (is_large) state_enlarge(&x->s);
@@ -90,7 +94,8 @@ static pd_status export_it(struct exported *x, uint64_t shard_bytes, struct pd_e
     pd_catalog_init(&x->source, x->from->name);
     PD_TRY(x->from->read(x->s.vfs, x->stored, &x->source, err));
     PD_TRY(pd_catalog_finish(&x->source, err));
-    PD_TRY(pd_export_begin(x->s.vfs, &pd_format_safetensors, &x->wanted, "/out", shard_bytes, &export, err));
+    if (x->alter) x->alter(x);
+    PD_TRY(pd_export_begin(x->s.vfs, &pd_format_safetensors, &x->wanted, x->destination, shard_bytes, &export, err));
     const struct pd_export_request request = {.source = x->stored,
                                               .catalog = &x->source,
                                               .tensors = &x->s.table,
@@ -365,4 +370,172 @@ Test(export, two_at_once_do_not_share_a_destination)
     cr_assert_eq(pd_vfs_stat(x.s.vfs, "/out.exporting.lock", &stat, NULL), PD_NOT_FOUND);
     pd_catalog_deinit(&wanted);
     teardown(&x);
+}
+
+/* ---- where it goes ---- */
+
+static void refuse_destination(struct exported *x, const char *destination, pd_status status, const char *says)
+{
+    struct pd_export *export = NULL;
+    cr_assert_eq(pd_export_begin(x->s.vfs, &pd_format_safetensors, &x->wanted, destination, 0, &export, &x->error), status,
+                 "%s: %s", destination, x->error.message);
+    cr_assert(strstr(x->error.message, says), "%s, not %s", x->error.message, says);
+}
+
+Test(export, destinations_that_cannot_be_are_refused)
+{
+    struct exported x;
+    struct pd_stat stat;
+    char path[PD_FORMATS_PATH_MAX] = "/";
+    setup(&x, 2, false, false, PD_ELEMENT_F32);
+    refuse_destination(&x, "", PD_INVALID, "\"\" is no path to export to");
+    memset(path + 1, 'a', sizeof path - 2);
+    refuse_destination(&x, path, PD_INVALID, "is no path to export to");
+    refuse_destination(&x, "/nowhere/out", PD_NOT_FOUND, "the directory above /nowhere/out does not exist");
+    OK(pd_vfs_symlink(x.s.vfs, "/nothing", "/link", err));
+    refuse_destination(&x, "/link", PD_USAGE, "/link is there already");
+    snprintf(path, sizeof path, "/out.exporting");
+    for (int depth = 0; depth < 6; depth++) { /* deeper than any format goes: not what an export left */
+        OK(pd_vfs_mkdir(x.s.vfs, path, err));
+        strcat(path, "/a");
+    }
+    refuse_destination(&x, "/out", PD_INVALID, "no export makes directories as deep as this");
+    path[strlen(path) - 2] = '\0';
+    OK(pd_vfs_stat(x.s.vfs, path, &stat, err));
+    teardown(&x);
+}
+
+static const struct pd_vfs_ops *whole_ops;
+
+static int no_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space)
+{
+    const int result = whole_ops->space(vfs, path, ret_space);
+    ret_space->available_bytes = 100;
+    return result;
+}
+
+Test(export, without_room_nothing_is_made)
+{
+    struct exported x;
+    struct pd_stat stat;
+    setup(&x, 2, false, false, PD_ELEMENT_F32);
+    struct pd_vfs_ops ops = *(whole_ops = x.s.vfs->ops);
+    ops.space = no_space;
+    x.s.vfs->ops = &ops;
+    refuse_destination(&x, "/out", PD_NO_SPACE, "0.0 are free there; make room");
+    x.s.vfs->ops = whole_ops;
+    cr_assert_eq(pd_vfs_stat(x.s.vfs, "/out.exporting", &stat, NULL), PD_NOT_FOUND);
+    teardown(&x);
+}
+
+/* Slashes behind the name are nothing; without locks there is one export all the same. */
+Test(export, on_a_file_system_without_locks)
+{
+    struct exported x;
+    setup(&x, 2, false, false, PD_ELEMENT_F32);
+    x.destination = "/out//";
+    pd_simulated_disk_set_lacks(x.s.disk, "/", PD_DISK_NO_LOCKS | PD_DISK_NO_PREALLOCATE);
+    OK(export_it(&x, 0, NULL, err));
+    check_exported(&x);
+    teardown(&x);
+}
+
+/* ---- views ---- */
+
+/* Columns of a wider tensor: what is read in one piece goes to many places. */
+Test(export, into_columns_of_a_wider_tensor)
+{
+    struct exported x;
+    setup(&x, 3, false, false, PD_ELEMENT_F32);
+    pd_catalog_deinit(&x.wanted);
+    pd_links_deinit(&x.links);
+    pd_catalog_init(&x.wanted, "safetensors");
+    for (uint32_t t = 0; t < STATE_TENSORS; t++) {
+        const struct pd_tensor *tensor = &x.s.tensors[t];
+        const uint64_t rows = tensor->shape[0], columns = tensor->shape[1];
+        char name[64];
+        snprintf(name, sizeof name, "foreign.%u", t);
+        const struct pd_foreign_tensor foreign = {
+            .name = name, .element = PD_ELEMENT_F32, .ndim = 2, .shape = {rows, columns + 5, 1, 1, 1, 1, 1, 1}};
+        struct pd_link link = {.tensor = t, .name = name, .view = pd_view_dense(tensor)};
+        link.view = (struct pd_view){.ndim = 2, .offset = 2, .count = {rows, columns}, .stride = {columns + 5, 1}};
+        OK(pd_catalog_add_tensor(&x.wanted, &foreign, NULL, err));
+        OK(pd_links_add(&x.links, &link, err));
+    }
+    OK(pd_catalog_add_text(&x.wanted, "config.json", "{}", 2, err));
+    OK(export_it(&x, 0, NULL, err));
+    check_exported(&x);
+    teardown(&x);
+}
+
+static void is_no_float(struct exported *x)
+{
+    x->source.tensors[pd_catalog_find(&x->source, x->s.tensors[4].name, PD_PARAM)].element = PD_ELEMENT_I64;
+}
+
+static void has_fewer(struct exported *x)
+{
+    x->links.items[4].view.count[0]--;
+}
+
+static void goes_beyond(struct exported *x)
+{
+    x->links.items[4].view.offset += 3 * x->s.tensors[4].shape[1];
+}
+
+static void overlaps(struct exported *x)
+{
+    x->links.items[4].view.stride[0] = 1;
+}
+
+/* Rows of one side are no rows of the other, and no elements follow one another in both. */
+static void is_no_pair(struct exported *x)
+{
+    struct pd_tensor *tensor = &x->s.tensors[4];
+    const uint64_t rows = tensor->shape[0], columns = tensor->shape[1];
+    const struct pd_link link = {
+        .tensor = 4, .name = tensor->name, .view = {.ndim = 2, .count = {columns, rows}, .stride = {1, columns}}};
+    OK(pd_links_add(&x->source_links, &link, err));
+    x->links.items[4].view = (struct pd_view){.ndim = 2, .count = {rows, columns}, .stride = {columns + 1, 1}};
+}
+
+static void from_beyond(struct exported *x)
+{
+    struct pd_link link = {.tensor = 4, .name = x->s.tensors[4].name, .view = pd_view_dense(&x->s.tensors[4])};
+    link.view.offset = 1;
+    OK(pd_links_add(&x->source_links, &link, err));
+}
+
+static void from_fewer(struct exported *x)
+{
+    struct pd_link link = {.tensor = 4, .name = x->s.tensors[4].name, .view = pd_view_dense(&x->s.tensors[4])};
+    link.view.count[0]--;
+    OK(pd_links_add(&x->source_links, &link, err));
+}
+
+Test(export, views_that_do_not_fit_are_refused)
+{
+    static const struct {
+        void (*alter)(struct exported *x);
+        pd_status status;
+        const char *says;
+    } rows[] = {
+        {is_no_float, PD_INVALID, "which weights are not made of"},
+        {has_fewer, PD_INVALID, "has not the shape that foreign.4 needs"},
+        {goes_beyond, PD_INVALID, "has not the shape that foreign.4 needs"},
+        {from_beyond, PD_INVALID, "has not the shape that foreign.4 needs"},
+        {from_fewer, PD_INVALID, "has not the shape that foreign.4 needs"},
+        {overlaps, PD_UNSUPPORTED, "the view of tensor layers.4.weight in foreign.4 overlaps itself"},
+        {is_no_pair, PD_UNSUPPORTED, "cannot become foreign.4 in one step: import it first, then export that"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct exported x;
+        struct pd_stat stat;
+        setup(&x, 4, true, false, PD_ELEMENT_F32);
+        x.alter = rows[i].alter;
+        cr_assert_eq(export_it(&x, 0, NULL, &x.error), rows[i].status, "%zu: %s", i, x.error.message);
+        cr_assert(strstr(x.error.message, rows[i].says), "%s, not %s", x.error.message, rows[i].says);
+        cr_assert_eq(pd_vfs_stat(x.s.vfs, "/out.exporting", &stat, NULL), PD_NOT_FOUND);
+        teardown(&x);
+    }
 }

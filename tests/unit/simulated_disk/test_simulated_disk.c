@@ -557,7 +557,7 @@ Test(simulated_disk, what_a_file_system_lacks_is_refused_or_worked_around)
     OK(put(vfs, "/bare/f", 'x', 10, true, err));
     IS(PD_UNSUPPORTED, pd_vfs_link(vfs, "/bare/f", "/bare/g", err));
     IS(PD_UNSUPPORTED, pd_vfs_sync_dir(vfs, "/bare", err));
-    IS(PD_IO, pd_vfs_lock(vfs, "/bare/l", &lock, err));
+    IS(PD_UNSUPPORTED, pd_vfs_lock(vfs, "/bare/l", &lock, err));
     OK(pd_file_open(vfs, "/bare/f", PD_OPEN_WRITE, &file, err));
     IS(PD_UNSUPPORTED, pd_file_preallocate(file, 4096, err));
     OK(pd_file_close(file, err));
