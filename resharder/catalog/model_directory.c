@@ -92,13 +92,19 @@ pd_status pd_formats_write_texts(struct pd_vfs *vfs, const char *directory, cons
     return PD_OK;
 }
 
+pd_status pd_formats_join(const char *directory, const char *below, char ret_path[PD_FORMATS_PATH_MAX], struct pd_error *err)
+{
+    if (strlen(directory) + strlen(below) + 2 > PD_FORMATS_PATH_MAX)
+        PD_FAIL(err, PD_INVALID, "the path of %.200s in %.200s... is too long", below, directory);
+    snprintf(ret_path, PD_FORMATS_PATH_MAX, "%s/%s", directory, below);
+    return PD_OK;
+}
+
 pd_status pd_formats_path(const char *directory, const char *name, char ret_path[PD_FORMATS_PATH_MAX], struct pd_error *err)
 {
     const bool is_plain = name[0] && !strchr(name, '/') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
-    if (!is_plain || strlen(directory) + strlen(name) + 2 > PD_FORMATS_PATH_MAX)
-        PD_FAIL(err, PD_CORRUPT, "%s: \"%.200s\" is no name of a file in it", directory, name);
-    snprintf(ret_path, PD_FORMATS_PATH_MAX, "%s/%s", directory, name);
-    return PD_OK;
+    if (!is_plain) PD_FAIL(err, PD_CORRUPT, "%s: \"%.200s\" is no name of a file in it", directory, name);
+    return pd_formats_join(directory, name, ret_path, err);
 }
 
 bool pd_formats_is_directory(struct pd_vfs *vfs, const char *path)

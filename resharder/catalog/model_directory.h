@@ -20,8 +20,11 @@ PD_MUST_USE pd_status pd_formats_write_texts(struct pd_vfs *vfs, const char *dir
 /* A new small file.   errors  PD_EXISTS */
 PD_MUST_USE pd_status pd_formats_write_text(struct pd_vfs *vfs, const char *path, const char *text, uint64_t bytes,
                                             struct pd_error *err);
-/* "<directory>/<name>" where `name` is one component of a path; PD_CORRUPT where it is none, or too long. */
+/* "<directory>/<name>" where `name` is one component of a path.   errors  PD_CORRUPT: it is none; PD_INVALID: too long */
 PD_MUST_USE pd_status pd_formats_path(const char *directory, const char *name, char ret_path[PD_FORMATS_PATH_MAX],
+                                      struct pd_error *err);
+/* The same, of whatever lies below the directory.   errors  PD_INVALID: too long */
+PD_MUST_USE pd_status pd_formats_join(const char *directory, const char *below, char ret_path[PD_FORMATS_PATH_MAX],
                                       struct pd_error *err);
 bool pd_formats_is_directory(struct pd_vfs *vfs, const char *path);
 bool pd_formats_has_file(struct pd_vfs *vfs, const char *directory, const char *name);

@@ -116,7 +116,7 @@ struct item {
 struct dcp {
     struct pd_vfs *vfs;
     const char *directory;
-    char metadata[4096]; /* its path */
+    char metadata[PD_FORMATS_PATH_MAX]; /* its path */
     struct pd_catalog *catalog;
     struct pd_pickle *pickle;
     const struct pd_pickle_node **names; /* (name_count) key, value of state_dict_metadata, sorted by key */
@@ -125,7 +125,7 @@ struct dcp {
     struct item *items; /* (item_count), sorted by file and place */
     uint32_t item_count;
     struct pd_file *file; /* of the item that is read */
-    char path[4096];
+    char path[PD_FORMATS_PATH_MAX];
     uint32_t file_number;
     uint64_t file_bytes;
     const char *master; /* (master_bytes) what stands before the names of parameters in fp32; NULL: there are none */
@@ -297,12 +297,12 @@ static pd_status take_items(struct dcp *d, struct pd_error *err)
 static pd_status open_file(struct dcp *d, const struct item *item, struct pd_error *err)
 {
     struct pd_stat stat;
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", d->directory, item->file);
+    char path[PD_FORMATS_PATH_MAX];
+    PD_TRY(pd_formats_join(d->directory, item->file, path, err));
     if (d->file && strcmp(path, d->path) == 0) return PD_OK;
     pd_file_close_readonly(d->file);
     d->file = NULL;
-    snprintf(d->path, sizeof d->path, "%s", path);
+    memcpy(d->path, path, sizeof path);
     const pd_status st = pd_file_open(d->vfs, d->path, PD_OPEN_READ, &d->file, err);
     if (st) return pd_error_context(err, st, "%s lies there, says %s", item->name, d->metadata);
     PD_TRY(pd_file_stat(d->file, &stat, err));
@@ -393,7 +393,7 @@ static pd_status read_metadata(struct dcp *d, struct pd_error *err)
 {
     char *text = NULL;
     uint64_t bytes = 0;
-    snprintf(d->metadata, sizeof d->metadata, "%s/.metadata", d->directory);
+    PD_TRY(pd_formats_path(d->directory, ".metadata", d->metadata, err));
     PD_TRY(pd_formats_read_text(d->vfs, d->metadata, PD_PICKLE_BYTES_MAX, &text, &bytes, err));
     const pd_status st = pd_pickle_parse(d->metadata, text, bytes, &d->pickle, NULL, err);
     free(text);

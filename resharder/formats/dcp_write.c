@@ -59,9 +59,9 @@ static bool key_of(const struct writer *w, const struct output *o, uint32_t vari
     return true;
 }
 
-static void file_path(const struct writer *w, uint32_t file, char ret[4096])
+static void file_name(uint32_t file, char ret[32])
 {
-    snprintf(ret, 4096, "%s/__0_%u.distcp", w->directory, file);
+    snprintf(ret, 32, "__0_%u.distcp", file);
 }
 
 /* ---- plan ---- */
@@ -121,12 +121,13 @@ static pd_status place_all(struct writer *w, struct pd_error *err)
 /* Files end with their last archive. */
 static pd_status add_files(const struct writer *w, struct pd_error *err)
 {
-    char path[4096];
+    char name[32], path[PD_FORMATS_PATH_MAX];
     for (uint32_t i = 0; i < w->count; i++) {
         const struct output *o = &w->outputs[i];
         if (i + 1 < w->count && o[1].file == o->file) continue;
         const uint64_t more = i + 1 < w->count ? 0 : w->nothing_bytes;
-        file_path(w, o->file, path);
+        file_name(o->file, name);
+        PD_TRY(pd_formats_path(w->directory, name, path, err));
         PD_TRY(pd_catalog_add_file(w->plan->wanted, path, o->begin + o->archive.bytes + more, NULL, err));
     }
     return PD_OK;
@@ -193,10 +194,8 @@ static pd_status write_step(struct writer *w, struct output *o, struct pd_file *
 
 static pd_status write_file(struct writer *w, uint32_t number, struct pd_error *err)
 {
-    char path[4096];
     struct pd_file *file = NULL;
-    file_path(w, number, path);
-    PD_TRY(pd_file_open(w->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    PD_TRY(pd_file_open(w->vfs, w->plan->wanted->files[number].path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     pd_status st = PD_OK;
     for (uint32_t i = 0; !st && i < w->count; i++) {
         struct output *o = &w->outputs[i];
@@ -269,7 +268,7 @@ static void put_path(struct pd_pickle_writer *p, const struct writer *w, const s
 static void put_place(struct pd_pickle_writer *p, const struct writer *w, const struct output *o, const char *key)
 {
     static const uint64_t zeros[PD_FOREIGN_DIMS_MAX];
-    char path[4096];
+    char name[32];
     pd_pickle_object_begin(p, METADATA, "MetadataIndex");
     pd_pickle_put_text(p, "fqn");
     pd_pickle_put_text(p, key);
@@ -285,9 +284,9 @@ static void put_place(struct pd_pickle_writer *p, const struct writer *w, const 
         pd_pickle_do(p, "N");
     pd_pickle_object_end(p);
     pd_pickle_object_begin(p, "torch.distributed.checkpoint.filesystem", "_StorageInfo");
-    file_path(w, o ? o->file : w->files - 1, path);
+    file_name(o ? o->file : w->files - 1, name);
     pd_pickle_put_text(p, "relative_path");
-    pd_pickle_put_text(p, strrchr(path, '/') + 1);
+    pd_pickle_put_text(p, name);
     pd_pickle_put_text(p, "offset");
     pd_pickle_put_u64(p, o ? o->begin : w->nothing_begin);
     pd_pickle_put_text(p, "length");
@@ -331,7 +330,7 @@ static void put_section(struct pd_pickle_writer *p, const struct writer *w, enum
 
 static pd_status write_metadata(const struct writer *w, struct pd_error *err)
 {
-    char path[4096];
+    char path[PD_FORMATS_PATH_MAX];
     struct pd_pickle_writer p = {0};
     struct pd_file *file = NULL;
     pd_pickle_begin(&p);
@@ -340,7 +339,7 @@ static pd_status write_metadata(const struct writer *w, struct pd_error *err)
         put_section(&p, w, (enum section)s);
     pd_pickle_object_end(&p);
     pd_status st = pd_pickle_finish(&p, err);
-    snprintf(path, sizeof path, "%s/.metadata", w->directory);
+    if (!st) st = pd_formats_path(w->directory, ".metadata", path, err);
     if (!st) st = pd_file_open(w->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &file, err);
     if (!st) {
         st = pd_file_write(file, 0, p.text, p.bytes, err);

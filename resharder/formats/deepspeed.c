@@ -38,11 +38,11 @@ struct line {
 struct deepspeed {
     struct pd_vfs *vfs;
     struct pd_catalog *catalog;
-    char directory[4096]; /* of the tag */
+    char directory[PD_FORMATS_PATH_MAX]; /* of the tag */
     uint32_t ranks, stage;
     struct line lines[PD_KIND_COUNT];
-    uint64_t consumed;     /* stages 1, 2: elements of the group's line; stage 3: of every rank's */
-    char path[4096 + 300]; /* of the file that is open */
+    uint64_t consumed;              /* stages 1, 2: elements of the group's line; stage 3: of every rank's */
+    char path[PD_FORMATS_PATH_MAX]; /* of the file that is open */
     struct pd_file *file;
     uint64_t file_bytes;
     uint32_t file_number;
@@ -54,7 +54,7 @@ struct deepspeed {
 static pd_status open_states(struct deepspeed *d, const char *name, struct pd_error *err)
 {
     struct pd_stat stat;
-    snprintf(d->path, sizeof d->path, "%s/%s", d->directory, name);
+    PD_TRY(pd_formats_path(d->directory, name, d->path, err));
     PD_TRY(pd_file_open(d->vfs, d->path, PD_OPEN_READ, &d->file, err));
     PD_TRY(pd_file_stat(d->file, &stat, err));
     d->file_bytes = stat.bytes;
@@ -86,23 +86,19 @@ static bool has_optimizer(struct pd_vfs *vfs, const char *directory, bool *ret_i
 }
 
 /* `path` is such a directory, or has a `latest` that names one. */
-static bool find_directory(struct pd_vfs *vfs, const char *path, char ret[4096])
+static bool find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FORMATS_PATH_MAX])
 {
-    char latest[4096], tag[256] = "";
-    struct pd_file *file = NULL;
-    struct pd_stat stat;
+    char latest[PD_FORMATS_PATH_MAX], *tag = NULL;
+    uint64_t bytes = 0;
     bool is_bf16 = false;
-    snprintf(ret, 4096, "%s", path);
+    if (snprintf(ret, PD_FORMATS_PATH_MAX, "%s", path) >= (int)PD_FORMATS_PATH_MAX) return false;
     if (has_optimizer(vfs, ret, &is_bf16)) return true;
-    snprintf(latest, sizeof latest, "%s/latest", path);
-    if (pd_file_open(vfs, latest, PD_OPEN_READ, &file, NULL)) return false;
-    if (pd_file_stat(file, &stat, NULL) == PD_OK && stat.bytes < sizeof tag &&
-        pd_file_read(file, 0, tag, stat.bytes, NULL) == PD_OK)
-        tag[strcspn(tag, "\r\n")] = '\0';
-    pd_file_close_readonly(file);
-    if (!tag[0] || strchr(tag, '/') || strcmp(tag, "..") == 0) return false;
-    snprintf(ret, 4096, "%s/%s", path, tag);
-    return has_optimizer(vfs, ret, &is_bf16);
+    if (pd_formats_path(path, "latest", latest, NULL) || pd_formats_read_text(vfs, latest, 255, &tag, &bytes, NULL))
+        return false;
+    tag[strcspn(tag, "\r\n")] = '\0';
+    const bool is_plain = pd_formats_path(path, tag, ret, NULL) == PD_OK;
+    free(tag);
+    return is_plain && has_optimizer(vfs, ret, &is_bf16);
 }
 
 /* ---- flat tensors ---- */
@@ -366,7 +362,7 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
 
 static bool recognizes(struct pd_vfs *vfs, const char *path)
 {
-    char directory[4096];
+    char directory[PD_FORMATS_PATH_MAX];
     return find_directory(vfs, path, directory);
 }
 

@@ -142,13 +142,13 @@ static bool is_model_name(const char *name, unsigned long *ret_step)
 }
 
 /* "model_00000100.bin" has "state_00000100_00000.bin" beside it; false: it is not called so. */
-static bool state_path(const struct llmc *m, uint32_t rank, char ret[4096])
+static bool state_path(const struct llmc *m, uint32_t rank, char ret[PD_FORMATS_PATH_MAX])
 {
     const char *slash = strrchr(m->path, '/'), *name = slash ? slash + 1 : m->path;
     unsigned long step = 0;
     if (!is_model_name(name, &step)) return false;
-    snprintf(ret, 4096, "%.*sstate_%08lu_%05u.bin", (int)(name - m->path), m->path, step, rank);
-    return true;
+    return snprintf(ret, PD_FORMATS_PATH_MAX, "%.*sstate_%08lu_%05u.bin", (int)(name - m->path), m->path, step, rank) <
+           (int)PD_FORMATS_PATH_MAX;
 }
 
 /* ---- parameters and states ---- */
@@ -199,7 +199,7 @@ static pd_status add_rank(struct llmc *m, const uint32_t *numbers, uint32_t rank
 {
     const uint64_t parts = m->is_cut ? m->ranks : 1, kind_count = m->has_master ? 3 : 2;
     int32_t header[256];
-    char path[4096];
+    char path[PD_FORMATS_PATH_MAX];
     struct pd_file *opened = NULL;
     uint64_t bytes = 0;
     uint32_t file = 0;
@@ -242,7 +242,7 @@ static pd_status add_states(struct llmc *m, struct pd_error *err)
 static pd_status look_at_state(struct llmc *m, struct pd_error *err)
 {
     int32_t header[256];
-    char path[4096];
+    char path[PD_FORMATS_PATH_MAX];
     struct pd_file *file = NULL;
     uint64_t bytes = 0;
     struct pd_stat stat;

@@ -1,5 +1,6 @@
 /* Every call of a reader and of a writer of each format fails once, and from then on. Golden files lie on a disk that fails. */
 #include "ckpt/base/log.h"
+#include "resharder/catalog/model_directory.h"
 #include "resharder/catalog/read.h"
 #include "resharder/formats/format.h"
 #include "resharder/formats/llmc.h"
@@ -230,17 +231,23 @@ static pd_status write_to(struct work *w, const struct pd_format *format, const 
     return st;
 }
 
-/* Each time into a directory of its own. */
-static pd_status write_and_read(void *state, struct pd_error *err)
+static pd_status write_and_read_at(struct work *w, const char *directory, struct pd_error *err)
 {
-    struct work *w = state;
     const struct pd_format *format = pd_format_find(w->job->format);
-    char directory[32], path[64];
-    snprintf(directory, sizeof directory, "/out-%u", w->written++);
+    char path[PD_FORMATS_PATH_MAX + 64];
     snprintf(path, sizeof path, "%s%s%s", directory, format->file ? "/" : "", format->file ? format->file : "");
     PD_TRY(pd_vfs_mkdir(w->vfs, directory, err));
     PD_TRY(write_to(w, format, directory, err));
     return read_path(w, path, err);
+}
+
+/* Each time into a directory of its own. */
+static pd_status write_and_read(void *state, struct pd_error *err)
+{
+    struct work *w = state;
+    char directory[32];
+    snprintf(directory, sizeof directory, "/out-%u", w->written++);
+    return write_and_read_at(w, directory, err);
 }
 
 static void sweep(const struct job *job)
@@ -283,3 +290,74 @@ WRITES(megatron)
 WRITES(universal)
 WRITES(gguf)
 WRITES(llmc)
+
+/* ---- paths that are too long ---- */
+
+/* The directory whose path has so many bytes; those above it are there. */
+static void long_directory(char path[PD_FORMATS_PATH_MAX], size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        path[i] = i % 256 ? 'a' : '/';
+    path[bytes] = '\0';
+}
+
+static void make_long_directory(struct pd_vfs *vfs, size_t bytes)
+{
+    char path[PD_FORMATS_PATH_MAX];
+    for (size_t at = 256; at <= bytes; at += 256) {
+        long_directory(path, at);
+        OK(pd_vfs_mkdir(vfs, path, &error));
+    }
+}
+
+enum { ABOVE = 15 * 256, FITS = ABOVE + 140 };
+
+/* As long as all paths in it fit it is done; any longer directory is refused, by a reader perhaps since it finds none of a format there. */
+static void check_lengths(const struct job *job,
+                          pd_status (*act)(struct work *w, const char *directory, struct pd_error *err))
+{
+    struct work *w = set_up(job);
+    bool was_refused = false;
+    make_long_directory(w->vfs, ABOVE);
+    for (size_t bytes = FITS; bytes < PD_FORMATS_PATH_MAX; bytes++) {
+        char directory[PD_FORMATS_PATH_MAX];
+        struct pd_error refusal = {0};
+        long_directory(directory, bytes);
+        const pd_status st = act(w, directory, &refusal);
+        cr_assert(!st || st == PD_INVALID, "%s, %zu: %s: %s", job->format, bytes, pd_status_name(st), refusal.message);
+        cr_assert(st || !was_refused, "%s, %zu", job->format, bytes);
+        cr_assert(!st || job->golden || strstr(refusal.message, "too long"), "%s, %zu: %s", job->format, bytes,
+                  refusal.message);
+        was_refused = st != PD_OK;
+    }
+    cr_assert(was_refused, "%s", job->format);
+    tear_down(w);
+}
+
+Test(nth_formats, too_long_a_path_is_refused_by_writers)
+{
+    static const struct job jobs[] = {{.format = "safetensors"}, {.format = "dcp"},  {.format = "megatron"},
+                                      {.format = "universal"},   {.format = "gguf"}, {.format = "llmc"}};
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++)
+        check_lengths(&jobs[i], write_and_read_at);
+}
+
+/* What lay under a shorter name lies under this one. */
+static pd_status move_and_read(struct work *w, const char *directory, struct pd_error *err)
+{
+    char before[PD_FORMATS_PATH_MAX];
+    long_directory(before, strlen(directory) - 1);
+    OK(pd_vfs_rename(w->vfs, strlen(directory) == FITS ? "/golden" : before, directory, err));
+    return read_path(w, directory, err);
+}
+
+Test(nth_formats, too_long_a_path_is_refused_by_readers)
+{
+    static const struct job jobs[] = {{"dcp", NULL, "dcp"},
+                                      {"megatron/dp_reshardable", NULL, "megatron"},
+                                      {"megatron/fully_reshardable", NULL, "megatron"},
+                                      {"deepspeed/zero2", NULL, "deepspeed"},
+                                      {"deepspeed/universal3", NULL, "universal"}};
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++)
+        check_lengths(&jobs[i], move_and_read);
+}
