@@ -195,7 +195,8 @@ static pd_status compare_pair(struct comparison *c, const struct pair *pair, str
 static pd_status compare_all(struct comparison *c, struct pd_diff *diff, struct pd_error *err)
 {
     for (uint64_t i = 0; i < c->count; i++)
-        if (c->pairs[i].places[0].number != UINT32_MAX && c->pairs[i].places[1].number != UINT32_MAX)
+        if (c->pairs[i].has_same_shape && c->pairs[i].places[0].number != UINT32_MAX &&
+            c->pairs[i].places[1].number != UINT32_MAX)
             c->total_bytes += 2 * c->pairs[i].elements * sizeof(float);
     for (uint64_t i = 0; i < c->count; i++) {
         PD_TRY(compare_pair(c, &c->pairs[i], &diff->rows[i], err));

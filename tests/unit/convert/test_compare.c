@@ -169,3 +169,135 @@ Test(compare, reports_of_equal_values_are_equal_in_every_format)
     free(theirs);
     teardown(&x);
 }
+
+/* ---- small catalogs, a file of fp32 each ---- */
+
+struct small {
+    const char *name;
+    uint32_t ndim;
+    uint64_t shape[2];
+};
+
+static void make_small(struct pd_vfs *vfs, struct pd_catalog *c, const char *path, const struct small *tensors,
+                       const float *values, uint32_t count)
+{
+    struct pd_file *file = NULL;
+    uint64_t offset = 0;
+    pd_catalog_init(c, "test");
+    OK(pd_catalog_add_file(c, path, count * sizeof *values, NULL, err));
+    OK(pd_file_open(vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    OK(pd_file_write(file, 0, values, count * sizeof *values, err));
+    OK(pd_file_close(file, err));
+    for (const struct small *t = tensors; t->name; t++) {
+        struct pd_foreign_tensor tensor = {.name = (char *)(uintptr_t)t->name,
+                                           .element = PD_ELEMENT_F32,
+                                           .ndim = t->ndim,
+                                           .shape = {t->shape[0], t->shape[1]}};
+        for (uint32_t d = 2; d < PD_FOREIGN_DIMS_MAX; d++)
+            tensor.shape[d] = 1;
+        OK(pd_catalog_add_dense(c, &tensor, 0, offset, err));
+        offset += t->shape[0] * t->shape[1] * sizeof(float);
+    }
+    cr_assert_eq(offset, count * sizeof *values);
+    OK(pd_catalog_finish(c, err));
+}
+
+struct progress {
+    uint64_t done, total;
+};
+
+static void note_progress(void *context, uint64_t done, uint64_t total)
+{
+    struct progress *p = context;
+    cr_assert(done > p->done && done <= total && (!p->total || p->total == total));
+    *p = (struct progress){done, total};
+}
+
+Test(compare, shapes_that_differ_and_what_only_one_side_has)
+{
+    static const struct small left[] = {{"a", 1, {4, 1}}, {"b", 2, {2, 3}}, {"c", 1, {6, 1}}, {"e", 1, {1, 1}}, {0}},
+                              right[] = {{"a", 1, {4, 1}}, {"b", 2, {3, 2}}, {"c", 2, {2, 3}}, {"d", 1, {1, 1}}, {0}};
+    static const float values[17] = {1, 2, 3};
+    static const struct {
+        const char *name;
+        enum pd_difference difference;
+    } rows[] = {{"a", PD_SAME}, {"b", PD_OTHER_SHAPE}, {"c", PD_OTHER_SHAPE}, {"e", PD_ONLY_LEFT}, {"d", PD_ONLY_RIGHT}};
+    struct state s;
+    struct pd_catalog catalogs[2];
+    struct pd_diff diff;
+    struct progress progress = {0};
+    state_init(&s, 1);
+    make_small(s.vfs, &catalogs[0], "/left", left, values, 17);
+    make_small(s.vfs, &catalogs[1], "/right", right, values, 17);
+    const struct pd_compare_request request = {.left = {.catalog = &catalogs[0]},
+                                               .right = {.catalog = &catalogs[1]},
+                                               .buffers = aligned_alloc(PD_VFS_ALIGN, PD_COMPARE_BUFFER_BYTES),
+                                               .progress = note_progress,
+                                               .context = &progress};
+    OK(pd_compare(s.vfs, &request, &diff, err));
+    cr_assert_eq(diff.count, sizeof rows / sizeof *rows);
+    for (uint32_t i = 0; i < diff.count; i++)
+        cr_assert(strcmp(diff.rows[i].name, rows[i].name) == 0 && diff.rows[i].difference == rows[i].difference, "%s",
+                  rows[i].name);
+    cr_assert_eq(diff.different_count, 4u);
+    cr_assert(progress.total > 0 && progress.done == progress.total);
+    pd_diff_deinit(&diff);
+    free(request.buffers);
+    pd_catalog_deinit(&catalogs[0]);
+    pd_catalog_deinit(&catalogs[1]);
+    state_deinit(&s);
+}
+
+/* A tensor of the model that a side has no link for, or a link to nothing. */
+Test(compare, links_that_lead_nowhere)
+{
+    struct sides x;
+    struct pd_diff diff;
+    setup(&x, 2, true, false);
+    link_both(&x);
+    x.links[1].items[1].kind = PD_EXP_AVG; /* which there is none of */
+    free(x.links[0].items[2].name);
+    x.links[0].items[2].name = strdup("nobody's");
+    free(x.links[1].items[3].name);
+    x.links[1].items[3].name = strdup("nobody's");
+    free(x.links[0].items[3].name);
+    x.links[0].items[3].name = strdup("nobody's either");
+    const struct pd_compare_request request = {.left = {.catalog = &x.stored, .links = &x.links[0]},
+                                               .right = {.catalog = &x.plain, .links = &x.links[1]},
+                                               .tensors = &x.s.table,
+                                               .buffers = x.buffers};
+    OK(pd_compare(x.s.vfs, &request, &diff, err));
+    cr_assert_eq(diff.count, STATE_TENSORS - 1u, "3 is on no side");
+    cr_assert_eq(row_of(&diff, 1, PD_PARAM)->difference, PD_ONLY_LEFT);
+    cr_assert_eq(row_of(&diff, 2, PD_PARAM)->difference, PD_ONLY_RIGHT);
+    cr_assert_eq(diff.different_count, 2u);
+    pd_diff_deinit(&diff);
+    teardown(&x);
+}
+
+Test(compare, reports_count_what_is_not_finite)
+{
+    static const struct small tensors[] = {{"a", 1, {6, 1}}, {"nothing", 1, {2, 1}}, {"unwanted", 1, {1, 1}}, {0}};
+    static const bool wanted[] = {true, true, false};
+    const float values[9] = {2, -INFINITY, NAN, -4, INFINITY, 0, NAN, INFINITY, 7};
+    struct state s;
+    struct pd_catalog c;
+    struct pd_tensor_report reports[3];
+    struct progress progress = {0};
+    state_init(&s, 1);
+    make_small(s.vfs, &c, "/values", tensors, values, 9);
+    const struct pd_compare_request request = {.left = {.catalog = &c},
+                                               .buffers = aligned_alloc(PD_VFS_ALIGN, PD_COMPARE_BUFFER_BYTES),
+                                               .progress = note_progress,
+                                               .context = &progress};
+    OK(pd_compare_report(s.vfs, &request, wanted, reports, err));
+    cr_assert(reports[0].elements == 6 && reports[0].nan_count == 1 && reports[0].inf_count == 2);
+    cr_assert(reports[0].min == -4 && reports[0].max == 2 && reports[0].rms == sqrt(20.0 / 3));
+    cr_assert_float_eq(reports[0].mean, -2.0 / 3, 1e-12);
+    cr_assert(reports[1].elements == 2 && reports[1].nan_count == 1 && reports[1].inf_count == 1 && reports[1].rms == 0);
+    cr_assert(!reports[2].elements && !reports[2].digest);
+    cr_assert(progress.done == 8 * sizeof(float) && progress.total == progress.done);
+    free(request.buffers);
+    pd_catalog_deinit(&c);
+    state_deinit(&s);
+}
