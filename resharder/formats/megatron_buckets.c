@@ -320,7 +320,7 @@ static bool place_slots(struct buckets *b)
 
 /* ---- which guess is right ---- */
 
-/* Where element `i` of a tensor lies; NULL: in no piece. */
+/* Where element `i` of a tensor lies, whose pieces are boxes as in all distributed checkpoints; NULL: in no piece. */
 static const struct pd_piece *find_element(const struct pd_catalog *raw, const struct pd_foreign_tensor *t, uint64_t i,
                                            uint64_t *ret_offset)
 {
@@ -328,11 +328,7 @@ static const struct pd_piece *find_element(const struct pd_catalog *raw, const s
         const struct pd_piece *p = &raw->pieces[n];
         uint64_t left = i, offset = 0, dense = 1;
         bool is_inside = true;
-        if (p->is_range) {
-            is_inside = i >= p->start[0] && i - p->start[0] < p->count[0];
-            offset = i - p->start[0];
-        }
-        for (uint32_t d = t->ndim; d-- > 0 && !p->is_range; dense *= p->count[d]) {
+        for (uint32_t d = t->ndim; d-- > 0; dense *= p->count[d]) {
             const uint64_t place = left % t->shape[d];
             left /= t->shape[d];
             is_inside = is_inside && place >= p->start[d] && place - p->start[d] < p->count[d];
