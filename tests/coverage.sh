@@ -24,7 +24,13 @@ done
 run_tests() {
   ctest --output-on-failure --no-tests=error -j "$(($(nproc) + 1))" "$@"
 }
-# In parcels, so that an end in between loses little: of a test that is counted twice nothing is the worse.
+# What passed is noted at once, so that an end in between loses little: of a test that is counted twice nothing is the worse.
+note_passed() {
+  while IFS= read -r line; do
+    printf '%s\n' "$line"
+    if [[ $line =~ Test\ +#[0-9]+:\ ([^\ ]+)\ .*\ Passed ]]; then echo "${BASH_REMATCH[1]}" >>counted.txt; fi
+  done
+}
 count_all() {
   rooms=$(cd "$top" && for room in ckpt/*/ resharder/*/; do basename "$room"; done | paste -sd '|')
   if [ $fresh = yes ]; then
@@ -34,12 +40,7 @@ count_all() {
   touch counted.txt
   ctest -N -R "^(crash|golden|fuzz)\\.|^cli|^unit\\.($rooms|resharder)\\." -LE campaign |
     sed -n 's/^ *Test *#[0-9]*: //p' | awk 'FILENAME == "counted.txt" { counted[$0]; next } !($0 in counted)' counted.txt - >left.txt
-  while [ -s left.txt ]; do
-    head -n 12 left.txt >parcel.txt
-    sed -i 1,12d left.txt
-    run_tests -R "^($(sed 's/\./\\./g' parcel.txt | paste -sd '|'))\$"
-    cat parcel.txt >>counted.txt
-  done
+  if [ -s left.txt ]; then run_tests -R "^($(sed 's/\./\\./g' left.txt | paste -sd '|'))\$" | note_passed; fi
 }
 
 if [ $run = yes ]; then
