@@ -141,3 +141,15 @@ Test(log, lines_of_threads_do_not_mix)
     }
     cr_assert_eq(lines, 2000);
 }
+
+/* Nobody has asked before the first line: what the environment says that is not understood is said there. */
+Test(log, an_environment_that_is_not_understood_is_said)
+{
+    began = now();
+    pd_log_set_sink(capture, NULL);
+    setenv("PERDURE_LOG", "loud", 1);
+    pd_log_info("test", "a line");
+    cr_assert_str_eq(captured,
+                     ANY_TIME " warn log: PERDURE_LOG: \"loud\" is not understood: write a level (error, warn, info, "
+                              "debug, trace) or module=level\n" ANY_TIME " info test: a line\n");
+}

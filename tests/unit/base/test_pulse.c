@@ -5,6 +5,7 @@
 
 #include <criterion/criterion.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum { RANKS = 3 };
@@ -118,4 +119,32 @@ Test(pulse, ranks_that_are_threads_have_one_each)
     pd_pulse_hold();
     cr_assert(seen[0].is_held && seen[RANKS - 1].is_held);
     pd_pulse_unmap(seen, RANKS);
+}
+
+/* Then nobody looks, and whoever trains goes on. */
+Test(pulse, without_files_or_memory_there_is_none)
+{
+    struct rlimit none = {0, RLIM_INFINITY}, before;
+    int fd = -1;
+    for (int i = 0; i < 2; i++) {
+        const __rlimit_resource_t resource = i ? RLIMIT_AS : RLIMIT_NOFILE;
+        cr_assert_eq(getrlimit(resource, &before), 0);
+        none.rlim_max = before.rlim_max;
+        cr_assert_eq(setrlimit(resource, &none), 0);
+        const bool is_open = pd_pulse_open(1, &fd);
+        cr_assert_eq(setrlimit(resource, &before), 0);
+        cr_assert(!is_open && fd == -1);
+    }
+    pd_pulse_step(1);
+    struct pd_pulse copy;
+    cr_assert_not(pd_pulse_copy(&copy));
+}
+
+/* A file that is no pulse's, and a process that is gone. */
+Test(pulse, what_cannot_be_seen_is_not_mapped)
+{
+    int pipes[2];
+    cr_assert_eq(pipe(pipes), 0);
+    cr_assert_null(pd_pulse_map(getpid(), pipes[0], 1));
+    cr_assert_null(pd_pulse_map(-1, pipes[0], 1));
 }

@@ -74,3 +74,17 @@ Test(regular_file, pipes_are_refused)
     cr_assert_eq(pd_regular_open(path, O_RDWR | O_APPEND, &fd), ENXIO);
     unlink(path);
 }
+
+Test(regular_file, what_is_there_and_is_none)
+{
+    const int fd = open_with("");
+    cr_assert_not(pd_regular_is_other(path));
+    close(fd);
+    unlink(path);
+    cr_assert_not(pd_regular_is_other(path), "nothing is there");
+    cr_assert(pd_regular_is_other("/tmp"));
+    cr_assert_null(pd_regular_fopen("/tmp", false));
+    cr_assert_eq(errno, EISDIR);
+    cr_assert_null(pd_regular_fopen(path, false));
+    cr_assert_eq(errno, ENOENT);
+}

@@ -169,3 +169,100 @@ Test(catalog, strides_that_say_nothing_are_none)
     cr_assert_eq(c.pieces[1].stride[2], 8);
     pd_catalog_deinit(&c);
 }
+
+Test(catalog, blocks_and_strides_that_cannot_be)
+{
+    static const struct {
+        enum pd_element element;
+        struct pd_piece piece; /* of a tensor of 2 rows of 64 */
+        const char *message;
+    } cases[] = {
+        {PD_ELEMENT_Q8_0, {.start = {0, 16}, .count = {2, 32}}, "cuts its blocks of 32 elements"},
+        {PD_ELEMENT_Q8_0, {.count = {2, 48}}, "cuts its blocks of 32 elements"},
+        {PD_ELEMENT_Q8_0, {.count = {2, 64}, .stride = {1, 2}}, "cuts its blocks of 32 elements"},
+        {PD_ELEMENT_F32, {.is_range = true, .count = {128}, .stride = {2}}, "a range of tensor w has strides"},
+        {PD_ELEMENT_F32, {.count = {2, 64}, .stride = {1, UINT64_MAX / 2}}, "ends beyond"},
+        {PD_ELEMENT_F32, {.count = {2, 2}, .stride = {UINT64_MAX, UINT64_MAX}}, "ends beyond"},
+        {PD_ELEMENT_F32, {.count = {2, 1}, .stride = {UINT64_MAX, 1}}, "ends beyond"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct pd_catalog c;
+        uint32_t t;
+        const struct pd_foreign_tensor tensor = {
+            .name = "w", .element = cases[i].element, .ndim = 2, .shape = {2, 64, 1, 1, 1, 1, 1, 1}};
+        struct pd_piece piece = cases[i].piece;
+        for (uint32_t d = 0; d < PD_FOREIGN_DIMS_MAX; d++)
+            if (!piece.count[d]) piece.count[d] = 1;
+        start(&c, 4096);
+        cr_assert_eq(pd_catalog_add_tensor(&c, &tensor, &t, &err), PD_OK);
+        cr_assert_eq(pd_catalog_add_piece(&c, t, &piece, &err), PD_OK);
+        expect(&c, cases[i].message);
+    }
+}
+
+/* Of equal boxes the one in the first file is kept, in whatever order they came; boxes and ranges do not go together. */
+Test(catalog, replicas_in_several_files)
+{
+    struct pd_catalog c;
+    uint32_t t;
+    start(&c, 4096);
+    for (int f = 1; f < 4; f++)
+        cr_assert_eq(pd_catalog_add_file(&c, "more.bin", 4096, NULL, &err), PD_OK);
+    cr_assert_eq(pd_catalog_add_tensor(&c, F32("w", .ndim = 1, .shape = {48}), &t, &err), PD_OK);
+    for (uint32_t f = 0; f < 4; f++)
+        cr_assert_eq(pd_catalog_add_piece(&c, t, &(struct pd_piece){.file = (f + 2) % 4, .count = {48}}, &err), PD_OK);
+    cr_assert_eq(pd_catalog_finish(&c, &err), PD_OK, "%s", err.message);
+    cr_assert(c.tensors[0].piece_count == 1 && c.pieces[0].file == 0);
+    pd_catalog_deinit(&c);
+    start(&c, 4096);
+    cr_assert_eq(pd_catalog_add_tensor(&c, F32("w", .ndim = 1, .shape = {48}), &t, &err), PD_OK);
+    cr_assert_eq(pd_catalog_add_piece(&c, t, &(struct pd_piece){.count = {24}}, &err), PD_OK);
+    cr_assert_eq(pd_catalog_add_piece(&c, t, &(struct pd_piece){.is_range = true, .start = {24}, .count = {24}}, &err),
+                 PD_OK);
+    expect(&c, "stored both as boxes and as ranges");
+}
+
+static pd_status read_nothing(void *context, uint64_t piece, uint64_t offset, uint64_t bytes, void *data,
+                              struct pd_error *failed)
+{
+    (void)context, (void)piece, (void)offset, (void)bytes, (void)data;
+    PD_FAIL(failed, PD_BUG, "nobody reads");
+}
+
+/* Pieces whose places the format answers for may be of any size, and their elements more than can be counted. */
+Test(catalog, more_elements_than_can_be_counted)
+{
+    struct pd_catalog c;
+    uint32_t t;
+    start(&c, 4096);
+    c.source.read = read_nothing;
+    cr_assert_eq(pd_catalog_add_tensor(&c, F32("w", .ndim = 1, .shape = {UINT64_C(1) << 60}), &t, &err), PD_OK);
+    for (uint64_t i = 0; i < 20; i++) {
+        const struct pd_piece piece = {.start = {i}, .count = {(UINT64_C(1) << 60) - i}};
+        cr_assert_eq(pd_catalog_add_piece(&c, t, &piece, &err), PD_OK);
+    }
+    expect(&c, "hold 18446744073709551615 elements");
+}
+
+Test(catalog, lists_end_somewhere)
+{
+    struct pd_catalog c;
+    pd_status st = PD_OK;
+    start(&c, 1000);
+    cr_assert_eq(pd_catalog_add_text(&c, "", "", 0, &err), PD_CORRUPT);
+    cr_assert_eq(pd_catalog_add_text(&c, "config.json", "", PD_CATALOG_TEXT_MAX + 1, &err), PD_CORRUPT);
+    cr_assert_not_null(strstr(err.message, "config.json has 67108865 bytes, at most 67108864 are read"), "%s", err.message);
+    for (int i = 0; !st && i < 5000; i++)
+        st = pd_catalog_add_text(&c, "text", "", 0, &err);
+    cr_assert(st == PD_CORRUPT && strstr(err.message, "more than 4096 texts"), "%s", err.message);
+    for (st = PD_OK; !st && c.file_count <= 1u << 20;)
+        st = pd_catalog_add_file(&c, "a", 1, NULL, &err);
+    cr_assert(st == PD_CORRUPT && strstr(err.message, "more than 1048576 files"), "%s", err.message);
+    for (st = PD_OK; !st && c.unmapped_count <= 1u << 20;)
+        st = pd_catalog_add_unmapped(&c, "a", &err);
+    cr_assert(st == PD_CORRUPT && strstr(err.message, "more than 1048576 things without a place"), "%s", err.message);
+    for (st = PD_OK; !st && c.tensor_count <= PD_CATALOG_TENSORS_MAX;)
+        st = pd_catalog_add_tensor(&c, F32("w", .ndim = 0), NULL, &err);
+    cr_assert(st == PD_CORRUPT && strstr(err.message, "more than 1048576 tensors"), "%s", err.message);
+    pd_catalog_deinit(&c);
+}

@@ -1,6 +1,7 @@
 #include "resharder/catalog/view.h"
 
 #include <criterion/criterion.h>
+#include <string.h>
 
 /* Element by element, as the header says it. */
 static uint64_t place(const struct pd_view *view, uint64_t index)
@@ -169,4 +170,41 @@ Test(view, arrangements_that_share_no_dimensions_are_not_paired)
     struct pd_view a, b;
     cr_assert_not(pd_view_pair(&six, &four, &a, &b));
     cr_assert_not(pd_view_pair(&six, &fewer, &a, &b));
+}
+
+Test(view, what_no_memory_could_hold_is_not_inside)
+{
+    const struct pd_view views[] = {
+        {.ndim = PD_VIEW_DIMS_MAX + 1},
+        {.ndim = 1, .count = {3}, .stride = {UINT64_MAX / 2 + 1}},
+        {.ndim = 1, .offset = 2, .count = {2}, .stride = {UINT64_MAX}},
+        {.ndim = 2, .count = {UINT64_C(1) << 40, UINT64_C(1) << 40}, .stride = {0, 0}},
+    };
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+        cr_assert_not(pd_view_is_inside(&views[i], UINT64_MAX), "%zu", i);
+}
+
+Test(view, dimensions_are_cut_where_there_are_such_parts)
+{
+    const struct pd_view whole = {.ndim = 2, .offset = 5, .count = {6, 4}, .stride = {4, 1}};
+    struct pd_view view = whole, columns;
+    cr_assert_not(pd_view_cut_dimension(&view, 2, 0, 2));
+    cr_assert_not(pd_view_cut_dimension(&view, 0, 0, 4));
+    cr_assert_eq(memcmp(&view, &whole, sizeof view), 0);
+    cr_assert(pd_view_cut_dimension(&view, 0, 2, 3));
+    cr_assert(view.offset == 21 && view.count[0] == 2 && view.count[1] == 4);
+    cr_assert_not(pd_view_columns(&whole, 3, 0, 2, &columns));
+    cr_assert_not(pd_view_columns(&(struct pd_view){.ndim = 0}, 3, 0, 2, &columns));
+}
+
+/* Where one side says that there is nothing, or has more steps than are kept. */
+Test(view, arrangements_of_nothing_and_of_too_many_steps_are_not_paired)
+{
+    const struct pd_view nothing = {.ndim = 1, .count = {0}, .stride = {1}}, one = {.ndim = 1, .count = {2}, .stride = {1}};
+    const struct pd_view left = {.ndim = 6, .count = {2, 4, 4, 4, 4, 4}, .stride = {1024, 256, 64, 16, 4, 1}},
+                         right = {.ndim = 6, .count = {4, 4, 4, 4, 4, 2}, .stride = {512, 128, 32, 8, 2, 1}};
+    struct pd_view a, b;
+    cr_assert_not(pd_view_pair(&nothing, &one, &a, &b));
+    cr_assert_not(pd_view_pair(&left, &right, &a, &b));
+    cr_assert(pd_view_is_sorted(&(struct pd_view){.ndim = 3, .count = {2, 1, 3}, .stride = {3, 99, 1}}));
 }

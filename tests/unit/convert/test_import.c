@@ -176,6 +176,14 @@ Test(import, what_is_missing_is_named)
     cr_assert_eq(pd_import_check(&request, &error), PD_INVALID);
     cr_assert_not_null(strstr(error.message, "has not the shape that layers.0.weight needs"), "%s", error.message);
     f.links.items[0].view.offset = 0;
+    f.links.items[0].view.count[0]--;
+    cr_assert_eq(pd_import_check(&request, &error), PD_INVALID);
+    cr_assert_not_null(strstr(error.message, "has not the shape that layers.0.weight needs"), "%s", error.message);
+    f.links.items[0].view.count[0]++;
+    f.catalog.tensors[0].element = PD_ELEMENT_I32;
+    cr_assert_eq(pd_import_check(&request, &error), PD_INVALID);
+    cr_assert_not_null(strstr(error.message, "which weights are not made of"), "%s", error.message);
+    f.catalog.tensors[0].element = PD_ELEMENT_F32;
     f.links.items[0].name[0] = 'x';
     cr_assert_eq(pd_import_check(&request, &error), PD_INVALID);
     cr_assert_not_null(strstr(error.message, "has no param of tensor xoreign.0"), "%s", error.message);
@@ -185,6 +193,31 @@ Test(import, what_is_missing_is_named)
     request.links = &less;
     cr_assert_eq(pd_import_check(&request, &error), PD_INVALID);
     cr_assert_not_null(strstr(error.message, "has nothing that is tensor layers.0.weight"), "%s", error.message);
+    pd_links_deinit(&f.links);
+    pd_catalog_deinit(&f.catalog);
+    state_deinit(&s);
+}
+
+/* Columns of what lies in one row for all cannot be cut; with one chunk they need not be. */
+Test(import, columns_that_cannot_be_cut_are_refused)
+{
+    struct state s;
+    struct foreign f;
+    struct pd_layout layout;
+    const struct pd_run_state run = {.config = "a: 1\n", .environment = "{}", .created_by = "test", .loss_scale = 1};
+    struct pd_error error = {0};
+    state_init(&s, 3);
+    s.tensors[0] = (struct pd_tensor){
+        .name = "layers.0.weight", .ndim = 2, .shape = {6, 4, 1, 1}, .dtype = PD_F32, .tp_dim = 1, .tp_unit = 1};
+    make_foreign(&s, &f);
+    f.links.items[0].view = (struct pd_view){.ndim = 1, .count = {24}, .stride = {1}};
+    pd_layout_init_dp(&layout, 1);
+    const struct pd_import_request request = request_of(&s, &f, &layout, &run, NULL, NULL);
+    OK(pd_import_check(&request, err));
+    layout.virtual_tp = 2;
+    cr_assert_eq(pd_import_check(&request, &error), PD_UNSUPPORTED);
+    cr_assert_not_null(strstr(error.message, "the columns of tensor foreign.0 of /foreign.bin cannot be cut"), "%s",
+                       error.message);
     pd_links_deinit(&f.links);
     pd_catalog_deinit(&f.catalog);
     state_deinit(&s);

@@ -472,3 +472,25 @@ Test(load, another_model_is_refused_by_name)
     pd_commit_deinit(&commit);
     state_deinit(&s);
 }
+
+/* Whole shards of this model, and a record that puts their boxes elsewhere, or counts more of them. */
+Test(load, a_record_that_is_not_its_shards_is_damage)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct pd_layout stored;
+    struct pd_error failed = {0};
+    state_init(&s, 9);
+    pd_layout_init_dp(&stored, 2);
+    state_save(&s, &stored, "/stored", &commit);
+    struct loading l = {.state = &s, .commit = &commit, .tensors = &s.table, .wanted = &stored, .kinds = 7};
+    l.buffer_bytes = 1 << 20;
+    commit.state.layout.zero_shard = 1; /* everything is the first rank's */
+    cr_assert_eq(pd_group_run_local(2, 1, load_rank, &l, &failed), PD_CORRUPT, "%s", failed.message);
+    cr_assert(strstr(failed.message, ".h5: its boxes are not where the layout puts them"), "%s", failed.message);
+    pd_layout_init_dp(&commit.state.layout, 3);
+    cr_assert_eq(pd_group_run_local(2, 1, load_rank, &l, &failed), PD_CORRUPT, "%s", failed.message);
+    cr_assert(strstr(failed.message, "the record lists 2 shards where its layout has 3"), "%s", failed.message);
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}

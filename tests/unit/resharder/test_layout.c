@@ -214,3 +214,44 @@ Test(layout, refusals_name_what_is_admitted)
     l.stripe_weight[0] = l.stripe_weight[1] = 1;
     cr_assert_eq(pd_layout_check(&l, NULL), PD_OK);
 }
+
+/* The first so many stripes have the weights that are given, or 1; what was set before is gone. */
+Test(layout, stripes_have_weights)
+{
+    static const uint16_t weights[] = {3, 5};
+    struct pd_layout l;
+    pd_layout_init_dp(&l, 1);
+    for (uint32_t s = 0; s < PD_LAYOUT_STRIPES_MAX; s++)
+        l.stripe_weight[s] = 9;
+    pd_layout_set_stripes(&l, 2, weights);
+    cr_assert(pd_layout_stripes(&l) == 2 && l.stripe_weight[0] == 3 && l.stripe_weight[1] == 5 && !l.stripe_weight[2]);
+    pd_layout_set_stripes(&l, 3, NULL);
+    cr_assert(pd_layout_stripes(&l) == 3 && l.stripe_weight[0] == 1 && l.stripe_weight[2] == 1 && !l.stripe_weight[3]);
+    pd_layout_set_stripes(&l, 0, NULL);
+    cr_assert(pd_layout_stripes(&l) == 1 && !l.stripe_weight[0]);
+}
+
+/* What a rank has is what its shards have, one behind the other. */
+Test(layout, boxes_of_a_rank_are_those_of_its_stripes)
+{
+    for (int round = 0; round < 100; round++) {
+        struct pd_tensor tensors[4];
+        const struct pd_tensor_table table = {tensors, 4};
+        const struct pd_layout l = random_layout(8);
+        const uint32_t rank = (uint32_t)random_below(pd_layout_world(&l)), stripes = pd_layout_stripes(&l);
+        struct pd_shard_box *all, *boxes;
+        uint32_t count, counts[PD_LAYOUT_STRIPES_MAX], of_shard, at = 0;
+        for (int t = 0; t < 4; t++)
+            tensors[t] = random_tensor(8);
+        cr_assert_eq(pd_layout_rank_boxes(&l, &table, rank, &all, &count, counts, NULL), PD_OK);
+        for (uint32_t s = 0; s < stripes; s++, at += of_shard) {
+            cr_assert_eq(pd_layout_shard_boxes(&l, &table, rank * stripes + s, &boxes, &of_shard, NULL), PD_OK);
+            cr_assert_eq(counts[s], of_shard);
+            cr_assert_leq(at + of_shard, count);
+            cr_assert_eq(memcmp(all + at, boxes, of_shard * sizeof *boxes), 0, "stripe %u", s);
+            free(boxes);
+        }
+        cr_assert_eq(at, count);
+        free(all);
+    }
+}

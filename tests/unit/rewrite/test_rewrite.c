@@ -309,6 +309,117 @@ Test(rewrite, numerics_stay)
     state_deinit(&s);
 }
 
+/* Tensors whose rows all ranks of such a layout hold some of, and others that one rank holds. */
+static struct pd_layout wide_layout(struct state *s, uint32_t ranks, uint64_t columns)
+{
+    struct pd_layout l;
+    for (uint32_t t = 0; t < STATE_TENSORS; t++) {
+        struct pd_tensor *tensor = &s->tensors[t];
+        tensor->ndim = t < 2 ? 2 : 1;
+        tensor->shape[0] = t < 2 ? 600 : 3;
+        tensor->shape[1] = t < 2 ? columns : 1;
+        tensor->tp_dim = -1;
+    }
+    pd_layout_init_dp(&l, ranks);
+    l.small_bytes = 0;
+    return l;
+}
+
+static void rewrite_wide(uint32_t from, uint32_t to, uint64_t columns)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct pd_group group;
+    struct pd_rewrite_report report;
+    state_init(&s, 70);
+    struct pd_layout stored = wide_layout(&s, from, columns), layout = wide_layout(&s, to, columns);
+    state_save(&s, &stored, "/stored", &commit);
+    pd_group_init_single(&group);
+    OK(pd_vfs_mkdir(s.vfs, "/target", err));
+    struct pd_store *store = open_store(s.vfs, &group);
+    const struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
+    OK(pd_rewrite(s.vfs, &request, &report, err));
+    cr_assert_eq(report.shards, to);
+    check_target(&s, s.vfs, store, &layout, &commit);
+    pd_store_close(store);
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}
+
+/* Those that were read longest ago are closed, and opened again when their turn comes. */
+Test(rewrite, from_more_shards_than_are_open_at_once)
+{
+    rewrite_wide(520, 1, 2);
+}
+
+/* Each begins its boxes before the others have filled a slot: then somebody's goes to the disk as it is. */
+Test(rewrite, to_more_shards_than_there_are_slots)
+{
+    rewrite_wide(1, 100, 1500);
+}
+
+/* ---- what is refused ---- */
+
+struct refusal {
+    struct state s;
+    struct pd_commit commit;
+    struct pd_layout stored, layout;
+};
+
+static void refuse(struct refusal *x, pd_status status, const char *says)
+{
+    struct pd_group group;
+    struct pd_error refusal = {0};
+    pd_group_init_single(&group);
+    OK(pd_vfs_mkdir(x->s.vfs, "/target", err));
+    struct pd_store *store = open_store(x->s.vfs, &group);
+    const struct pd_rewrite_request request = request_of(&x->s, &x->commit, &x->layout, store);
+    cr_assert_eq(pd_rewrite(x->s.vfs, &request, NULL, &refusal), status, "%s", refusal.message);
+    cr_assert(strstr(refusal.message, says), "%s, not %s", refusal.message, says);
+    cr_assert_eq(pd_store_count(store), 0u);
+    pd_store_close(store);
+    pd_commit_deinit(&x->commit);
+    state_deinit(&x->s);
+}
+
+static void store_two(struct refusal *x)
+{
+    state_init(&x->s, 71);
+    x->stored = wide_layout(&x->s, 2, 4);
+    x->layout = wide_layout(&x->s, 1, 4);
+    state_save(&x->s, &x->stored, "/stored", &x->commit);
+}
+
+Test(rewrite, a_request_that_does_not_fit_its_record_is_refused)
+{
+    struct refusal x;
+    store_two(&x);
+    x.layout.zero_shard = 2;
+    refuse(&x, PD_INVALID, "zero_shard is 2");
+    store_two(&x);
+    x.commit.state.layout = wide_layout(&x.s, 3, 4);
+    refuse(&x, PD_CORRUPT, "the record lists 2 shards where its layout has 3");
+    store_two(&x);
+    x.commit.state.tensor_count++;
+    refuse(&x, PD_INVALID, "/stored holds 9 tensors where its configuration gives 8");
+}
+
+/* Whole, and of this checkpoint, and yet not what the configuration says. */
+Test(rewrite, shards_of_another_model_are_refused)
+{
+    static const char says[] = "shard-00000.h5 does not hold what its layout and its configuration give it";
+    struct refusal x;
+    store_two(&x);
+    x.s.tensors[1].name[0] = 'L';
+    refuse(&x, PD_CORRUPT, says);
+    store_two(&x);
+    x.s.tensors[1].shape[1]++;
+    refuse(&x, PD_CORRUPT, says);
+    store_two(&x);
+    x.commit.state.layout.zero_shard = 1; /* everything is the first rank's */
+    refuse(&x, PD_CORRUPT, says);
+}
+
 /* A queue that fails to submit may have taken the transfer, and it cannot be closed before that one is back. */
 static bool fail_submit(uint64_t nth, bool is_compressed, uint32_t *failed)
 {
@@ -458,4 +569,81 @@ Test(rewrite, stopped_anywhere_it_can_be_done_again)
 Test(rewrite, stopped_anywhere_compressed_ones_too)
 {
     stop_everywhere(true);
+}
+
+/* ---- chunks that come wrong ---- */
+
+static void turn_a_bit(struct pd_vfs *vfs, const char *path, uint64_t at)
+{
+    struct pd_file *file;
+    unsigned char byte;
+    OK(pd_file_open(vfs, path, PD_OPEN_READ | PD_OPEN_WRITE, &file, err));
+    OK(pd_file_read(file, at, &byte, 1, err));
+    byte ^= 4;
+    OK(pd_file_write(file, at, &byte, 1, err));
+    OK(pd_file_close(file, err));
+}
+
+/* Of the first box that lies in chunks. */
+static struct pd_shard_chunk first_chunk(struct pd_vfs *vfs, const struct state *s, const struct pd_commit *commit)
+{
+    struct pd_shard *shard = NULL;
+    struct pd_shard_chunk chunk;
+    uint32_t box = 0;
+    OK(pd_shard_open(vfs, "/stored/shard-00000.h5", &s->identity, &commit->shards[0], &shard, err));
+    while (!pd_shard_box_is_in_chunks(shard, box))
+        box++;
+    pd_shard_chunk_at(shard, box, 0, &chunk);
+    pd_shard_close(shard);
+    return chunk;
+}
+
+/* The store has a VFS of its own, so that reads of the source are counted alone. */
+static pd_status rewrite_misread(const struct attempt *a, uint64_t nth, bool *ret_fired, struct pd_error *failed)
+{
+    struct pd_simulated_disk *disk;
+    struct pd_vfs *vfs, *of_store;
+    struct pd_group group;
+    OK(pd_simulated_disk_clone(a->s->disk, &disk, err));
+    OK(pd_simulated_disk_vfs(disk, 0, &vfs, err));
+    OK(pd_simulated_disk_vfs(disk, 0, &of_store, err));
+    pd_group_init_single(&group);
+    struct pd_store *store = open_store(of_store, &group);
+    const struct pd_rewrite_request request = request_of(a->s, a->commit, a->layout, store);
+    pd_simulated_disk_set_fault(disk, &(struct pd_disk_fault){.kind = PD_DISK_FAULT_FLIP, .nth = nth, .vfs = vfs});
+    const pd_status st = pd_rewrite(vfs, &request, NULL, failed);
+    *ret_fired = pd_simulated_disk_fired(disk) > 0;
+    pd_simulated_disk_set_fault(disk, NULL);
+    if (!st) check_target(a->s, of_store, store, a->layout, a->commit);
+    pd_store_close(store);
+    pd_vfs_free(of_store);
+    pd_vfs_free(vfs);
+    pd_simulated_disk_free(disk);
+    return st;
+}
+
+/* A bit that is misread once is no damage, wherever it is; one that stays wrong names its chunk. */
+Test(rewrite, misread_chunks_are_read_again)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct pd_layout stored, layout;
+    struct pd_error failed = {0};
+    bool fired = true;
+    state_init(&s, 12);
+    pd_layout_init_dp(&stored, 2);
+    pd_layout_init_dp(&layout, 3);
+    s.compresses = s.compresses_all = true;
+    state_save(&s, &stored, "/stored", &commit);
+    s.compresses = s.compresses_all = false;
+    OK(pd_vfs_mkdir(s.vfs, "/target", err));
+    const struct attempt a = {&s, &commit, &layout, {.codec = PD_CODEC_NONE}};
+    for (uint64_t nth = 1; fired; nth++)
+        OK(rewrite_misread(&a, nth, &fired, err));
+    turn_a_bit(s.vfs, "/stored/shard-00000.h5", first_chunk(s.vfs, &s, &commit).offset + 77);
+    cr_assert_eq(rewrite_misread(&a, UINT64_MAX, &fired, &failed), PD_CORRUPT, "%s", failed.message);
+    cr_assert(strstr(failed.message, "shard-00000.h5: tensor layers.") && strstr(failed.message, "chunk "), "%s",
+              failed.message);
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
 }

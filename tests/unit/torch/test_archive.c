@@ -85,6 +85,23 @@ Test(pickle, what_does_not_hold_together_is_refused_with_its_byte)
         {"i.", 2, "operation 0x69"},
         {"(a.", 3, "empty stack"},
         {"(N1N.", 5, NULL},
+        {"N\x86.", 3, "empty stack"},
+        {"(\x85.", 3, "empty stack"},
+        {"(Nd.", 4, "a key without a value"},
+        {"](a.", 4, "takes a value from beyond a mark"},
+        {"((e.", 4, "adds items to nothing"},
+        {"0.", 2, "empty stack"},
+        {"N0.", 3, "empty stack"},
+        {"1.", 2, "no mark"},
+        {"2.", 2, "empty stack"},
+        {"Q.", 2, "empty stack"},
+        {"NR.", 3, "empty stack"},
+        {"N\x92.", 3, "empty stack"},
+        {"Nb.", 3, "empty stack"},
+        {"N\x93.", 3, "empty stack"},
+        {"cos\nsystem\n)R(Ne(NNu.", 23, "adds both keys and plain items to an object"},
+        {"cos\nsystem\n)R(Ne(Ne.", 22, NULL},
+        {"Nq\x00q\x00h\x00.", 8, NULL},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct pd_pickle *p = NULL;
@@ -93,6 +110,65 @@ Test(pickle, what_does_not_hold_together_is_refused_with_its_byte)
         cr_assert(!bad[i].says || strstr(err.message, bad[i].says), "%zu: %s", i, err.message);
         pd_pickle_free(p);
     }
+}
+
+/* Whatever is on the stack and however much of its argument is there, a text that says no end is none. */
+Test(pickle, every_operation_wants_an_end)
+{
+    static const char *const stacks[] = {"", "(", "N", "NN", "(N", "((", "]N", "}NN", "](N", "cos\nsystem\n", "X\x01"};
+    for (size_t s = 0; s < sizeof stacks / sizeof *stacks; s++)
+        for (unsigned code = 0; code < 256; code++)
+            for (unsigned bytes = 0; bytes < 20; bytes++) {
+                char text[64];
+                struct pd_pickle *p = NULL;
+                const size_t before = strlen(stacks[s]);
+                if (code == '.') continue;
+                memcpy(text, stacks[s], before);
+                text[before] = (char)code;
+                memset(text + before + 1, bytes < 10 ? 0 : 0xff, bytes % 10);
+                cr_assert_eq(parse(text, before + 1 + bytes % 10, &p), PD_CORRUPT, "%zu, 0x%02x, %u", s, code, bytes);
+                cr_assert_eq(strncmp(err.message, "p: byte ", 8), 0, "%s", err.message);
+                cr_assert_null(p);
+            }
+}
+
+Test(pickle, names_and_texts_have_no_zeros_and_are_short)
+{
+    char text[700] = "c";
+    struct pd_pickle *p = NULL;
+    cr_assert_eq(PARSE("X\x03\x00\x00\x00"
+                       "a\x00"
+                       "b.",
+                       &p),
+                 PD_OK, "%s", err.message);
+    cr_assert_null(pd_pickle_text(pd_pickle_root(p)));
+    pd_pickle_free(p);
+    cr_assert_eq(PARSE("ca\x00\nb\n.", &p), PD_OK, "%s", err.message);
+    cr_assert_null(pd_pickle_global(pd_pickle_root(p)));
+    cr_assert_null(pd_pickle_argument(pd_pickle_root(p), 0));
+    pd_pickle_free(p);
+    memset(text + 1, 'a', 300);
+    text[301] = '\n';
+    memset(text + 302, 'b', 300);
+    text[602] = '\n';
+    cr_assert_eq(parse(text, 603, &p), PD_CORRUPT);
+    cr_assert(strstr(err.message, "a name of 601 bytes"), "%s", err.message);
+    cr_assert_eq(parse("", PD_PICKLE_BYTES_MAX + 1, &p), PD_CORRUPT);
+    cr_assert(strstr(err.message, "p: a pickle of "), "%s", err.message);
+}
+
+Test(pickle, objects_may_be_made_with_keywords_and_named_twice)
+{
+    struct pd_pickle *p = NULL;
+    cr_assert_eq(PARSE("cos\nsystem\nN\x85}\x92"
+                       "2\x86.",
+                       &p),
+                 PD_OK, "%s", err.message);
+    const struct pd_pickle_node *both = pd_pickle_root(p);
+    cr_assert(both->count == 2 && both->items[0] == both->items[1]);
+    cr_assert(pd_pickle_is_call(both->items[0], "os.system"));
+    cr_assert_eq(pd_pickle_argument(both->items[0], 0)->type, PD_PICKLE_NONE);
+    pd_pickle_free(p);
 }
 
 /* Containers that hold themselves are plain data like any other, as long as nobody walks them without a bound. */
