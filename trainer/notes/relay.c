@@ -104,7 +104,7 @@ static void cut_off(const struct relay *r, uint32_t seconds)
     bool is_six;
     if (!launcher_of(r->fd, address, sizeof address, &is_six)) return;
     const char *const family = is_six ? "-6" : "-4";
-    snprintf(script, sizeof script, "ip %s route add blackhole %s && sleep %u; ip %s route del blackhole %s", family,
+    snprintf(script, sizeof script, "ip %s route add blackhole %s && { sleep %u; ip %s route del blackhole %s; }", family,
              address, seconds, family, address);
     const pid_t child = fork();
     if (child == 0) {
