@@ -27,6 +27,7 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_manual(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err);
+pd_status pd_cmd_reach(int argc, char **argv, struct pd_error *err); /* on a host of launch.hosts: which others answer it */
 pd_status pd_cmd_relay(int argc, char **argv, struct pd_error *err); /* of a host's ranks: started by one of them */
 pd_status pd_cmd_replay(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_report(int argc, char **argv, struct pd_error *err);

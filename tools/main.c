@@ -39,6 +39,7 @@ const struct pd_command pd_commands[] = {
     {"manual", "DIRECTORY", NULL, pd_cmd_manual},
     {"worker", "CONFIG", NULL, pd_cmd_worker},
     {"relay", "RANK RANKS", NULL, pd_cmd_relay},
+    {"reach", "ADDRESS...", NULL, pd_cmd_reach},
     {0},
 };
 

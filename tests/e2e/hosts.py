@@ -262,6 +262,26 @@ def one_way(bench):
     bench.leave(run)
 
 
+def between_two(bench):
+    """The same between two hosts other than the launcher's, which all answer it: which two is found out, and one is left out until they reach
+    one another again."""
+    run = bench.start("a", "launch.grow=now", "restart.hang_seconds=8", "restart.peer_timeout=20")
+    bench.steps(run, 2)
+    least = bench.copied()
+    bench.net.drop("b", "c")
+    bench.wait(run, lambda: len(bench.starts(0)) == 2, "a restart without one of them")
+    if bench.starts(1) != [("2", "a:1,b:1")] or "c and b do not reach one another; the others go on" not in bench.said():
+        bench.fail("hosts b and c do not reach one another")
+    bench.steps(run, 2)
+    resumed_from(bench, least, "ab")
+    bench.net.mend("b", "c")
+    bench.wait(run, lambda: len(bench.starts(0)) == 3, "a restart with both")
+    if bench.starts(2) != [("3", "a:1,b:1,c:1")]:
+        bench.fail("hosts b and c reach one another again")
+    bench.steps(run, 2)
+    bench.leave(run)
+
+
 def wrong_names(bench):
     """A name that has no address is left out; so is one that leads to a machine of another name in the list, or to this one."""
     for alias, address in (("c", bench.net.address("b")), ("d", "127.0.0.1")):
@@ -480,7 +500,7 @@ def body(workspace, arguments):
     workspace.train(config, quiet, ["layout.ranks=1", f"run.steps={QUIET_STEPS * max(1, count // 4)}", "optimizer.decay_steps=100000"])
     known = harness.losses(quiet)
     cases = [lambda bench: random_losses(bench, random.Random(seed), count)] if count else \
-        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, stopped_elsewhere, *([back_again, launchers_copies_away, relay_killed, one_way, wrong_names, too_few, port_closed, port_closed_and_nothing_shared, other_program, other_data, chaos] if harness.scale() >= 4 else [])]
+        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, stopped_elsewhere, *([back_again, launchers_copies_away, relay_killed, one_way, between_two, wrong_names, too_few, port_closed, port_closed_and_nothing_shared, other_program, other_data, chaos] if harness.scale() >= 4 else [])]
     for case in cases:
         with namespaces.Network(workspace.directory("net"), names) as net:
             bench = Bench(workspace, net, CONFIG, text, is_shared=case.__name__ in SHARED)

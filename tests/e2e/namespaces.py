@@ -99,6 +99,9 @@ class Network:
         """What the host sends to that one goes nowhere, and nobody says so; what comes from there arrives."""
         run(self.pids[name], "ip", "neigh", "replace", self.address(to), "lladdr", "02:00:00:00:ff:ff", "dev", "eth0", "nud", "permanent")
 
+    def mend(self, name, to):
+        run(self.pids[name], "ip", "neigh", "del", self.address(to), "dev", "eth0")
+
     def name(self, name, alias, address):
         """To that host the name is that of this address; to others it is what it was."""
         file = f"/dev/shm/hosts-{alias}"

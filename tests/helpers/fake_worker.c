@@ -5,6 +5,7 @@
  *   kill:R         rank R kills itself              deaf         hear nothing, for ever
  *   kill:R+S       ranks R and S, at once           kill-starter rank 0 kills what started it
  *   step+kill:R    the same, after a commit         exit:CODE    leave without a word
+ *   unjoined       begin, and never join the others
  *   nan:R          all ranks end diverged, by rank R on GPU "odd"; "left-out" is said where any GPU is
  *   fail:S         all ranks end with status S      one:R:S      rank R ends with status S, the others with PD_PEER_LOST
  *
@@ -189,11 +190,13 @@ int main(int argc, char **argv)
     const char *left_out = getenv(PD_LAUNCH_ENV_LEFT_OUT);
     if (left_out && *left_out) say("left-out");
     say("start");
-    pd_launched_ready(&launched);
     char *rest = argv[2], *word = strtok_r(rest, ",", &rest);
     for (uint32_t i = 0; i < launched.restart; i++) {
         char *next = strtok_r(rest, ",", &rest);
         if (next) word = next;
     }
+    while (!strcmp(word, "unjoined"))
+        pause();
+    pd_launched_ready(&launched);
     return follow(word);
 }

@@ -16,6 +16,7 @@
 #include "trainer/launch/hold.h"
 #include "trainer/launch/launcher.h"
 #include "trainer/launch/layout.h"
+#include "trainer/launch/reach.h"
 #include "trainer/notes/relay.h"
 #include "trainer/notes/sender.h"
 #include "trainer/run/directories.h"
@@ -515,6 +516,19 @@ static pd_status work(const struct pd_launched *launched, const char *config_pat
     if (!st) st = pd_worker_main(&config, launched, err);
     pd_config_deinit(&config);
     return st;
+}
+
+/* A line for each that does not. */
+pd_status pd_cmd_reach(int argc, char **argv, struct pd_error *err)
+{
+    const uint32_t count = (uint32_t)argc - 1;
+    bool *answers = calloc(count + 1, sizeof *answers);
+    if (!answers) PD_FAIL(err, PD_NO_MEMORY, "addresses to be asked");
+    pd_launch_reach_ask((const char *const *)argv + 1, count, answers);
+    for (uint32_t i = 0; i < count; i++)
+        if (!answers[i]) printf(PD_LAUNCH_UNREACHED "%s\n", argv[1 + i]);
+    free(answers);
+    return PD_OK;
 }
 
 pd_status pd_cmd_relay(int argc, char **argv, struct pd_error *err)

@@ -47,6 +47,7 @@ pd_status pd_launch_account_update(struct pd_launch_account *a, const struct pd_
             snprintf(h->name, sizeof h->name, "%s", seen[i].name);
         h->lacks_program = seen[i].lacks_program;
         h->lacks_address = seen[i].lacks_address;
+        if (seen[i].knows_links) snprintf(h->cut_off_from, sizeof h->cut_off_from, "%s", seen[i].cut_off_from);
         snprintf(h->same_as, sizeof h->same_as, "%s", seen[i].same_as);
         snprintf(h->address, sizeof h->address, "%s", seen[i].address);
         h->slots = seen[i].slots;
@@ -68,7 +69,7 @@ pd_status pd_launch_account_update(struct pd_launch_account *a, const struct pd_
 
 static bool is_usable(const struct pd_launch_host *h, uint64_t now_ns)
 {
-    return h->slots && h->answers && h->out_until_ns <= now_ns;
+    return h->slots && h->answers && !h->cut_off_from[0] && h->out_until_ns <= now_ns;
 }
 
 /* Slots, less one for each lost device without a spare. */
@@ -167,6 +168,29 @@ uint32_t pd_launch_account_lost(struct pd_launch_account *a, char *ret_names, si
     return lost;
 }
 
+uint32_t pd_launch_account_cut_off(const struct pd_launch_account *a, char *ret_text, size_t bytes)
+{
+    uint32_t count = 0;
+    ret_text[0] = '\0';
+    for (uint32_t i = 0; i < a->count; i++) {
+        char one[2 * PD_LAUNCH_HOST_BYTES + 40];
+        const struct pd_launch_host *h = &a->hosts[i];
+        if (!h->ranks || !h->cut_off_from[0]) continue;
+        snprintf(one, sizeof one, "%s and %s do not reach one another", h->name, h->cut_off_from);
+        append(ret_text, bytes, one);
+        count++;
+    }
+    return count;
+}
+
+bool pd_launch_account_has_cut_off(const struct pd_launch_account *a)
+{
+    bool has_any = false;
+    for (uint32_t i = 0; i < a->count; i++)
+        has_any |= a->hosts[i].slots && a->hosts[i].cut_off_from[0];
+    return has_any;
+}
+
 bool pd_launch_account_charge(struct pd_launch_account *a, uint32_t host, uint64_t now_ns, uint32_t enough)
 {
     struct pd_launch_host *h = &a->hosts[host];
@@ -246,6 +270,8 @@ void pd_launch_account_describe_out(const struct pd_launch_account *a, uint64_t 
         else if (!h->answers)
             snprintf(one, sizeof one, "%s does not answer%s", h->name,
                      h->lacks_address ? ", and its name has no address here" : "");
+        else if (h->cut_off_from[0])
+            snprintf(one, sizeof one, "%s and %s do not reach one another", h->name, h->cut_off_from);
         else if (is_usable(h, now_ns))
             snprintf(one, sizeof one, "%s lost its GPUs", h->name);
         else if (h->is_taken)

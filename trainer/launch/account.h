@@ -16,9 +16,10 @@
 struct pd_launch_host {
     char name[PD_LAUNCH_HOST_BYTES];
     char address[PD_LAUNCH_ADDRESS_BYTES];
-    uint32_t slots;                     /* of the list; 0: it is not in the list any more */
-    uint32_t ranks;                     /* of this start */
-    char same_as[PD_LAUNCH_HOST_BYTES]; /* and slots 0: another name of that one */
+    uint32_t slots;                          /* of the list; 0: it is not in the list any more */
+    uint32_t ranks;                          /* of this start */
+    char same_as[PD_LAUNCH_HOST_BYTES];      /* and slots 0: another name of that one */
+    char cut_off_from[PD_LAUNCH_HOST_BYTES]; /* left out until a look finds that they reach one another; "": from none */
     bool answers, lacks_program, lacks_address;
     bool has_sign;         /* a rank of it has said how it ended: it is there, and need not answer */
     bool is_taken;         /* and out_until_ns set: it will be taken away, and is back once it has not answered */
@@ -62,6 +63,9 @@ bool pd_launch_account_has_other(const struct pd_launch_account *account, uint64
 uint32_t pd_launch_account_host_of(const struct pd_launch_account *account, uint32_t rank);
 /* Hosts of the last take that do not answer any more: each is charged, and written down as "b (2 ranks)". Returns how many. */
 uint32_t pd_launch_account_lost(struct pd_launch_account *account, char *ret_names, size_t bytes);
+/* Hosts of the last take that are cut off from others, written down as "c and b do not reach one another". Returns how many. */
+uint32_t pd_launch_account_cut_off(const struct pd_launch_account *account, char *ret_text, size_t bytes);
+bool pd_launch_account_has_cut_off(const struct pd_launch_account *account); /* links are to be asked for again */
 /* Ranks of this host died, and it answers. True: it is left out now, since the others have `enough` slots. */
 bool pd_launch_account_charge(struct pd_launch_account *account, uint32_t host, uint64_t now_ns, uint32_t enough);
 /* It will be taken away. */

@@ -2,6 +2,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/parse.h"
+#include "trainer/launch/reach.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,8 +25,11 @@
 #define LACKS_PROGRAM 97 /* exit code of the question */
 #define MACHINE "perdure-host "
 #define BOOT_ID "/proc/sys/kernel/random/boot_id"
-#define SAID_BYTES 4096u
-#define FAILURE '!' /* begins the one line of a look that failed */
+#define SAID_BYTES 65536u
+#define QUESTION_BYTES 65536u
+#define LINKS_MS 3000
+#define OF_LINKS "- " /* begins a line of a look that is about those */
+#define FAILURE '!'   /* begins the one line of a look that failed */
 
 /* ---- what the source says ---- */
 
@@ -173,17 +177,18 @@ static char *source_read(const char *source, FILE *out)
     return text;
 }
 
-/* Whether this program is there too, which only a host that answers can say, and which machine that is. */
-static void set_question(char *ret_text, size_t bytes)
+/* Whether this program is there too, which only a host that answers can say, which machine that is, and whether `links`,
+ * addresses with spaces before them, answer it. */
+static void set_question(const char *links, char *ret_text, size_t bytes)
 {
     char self[4096];
+    size_t used = 0;
     const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     self[length > 0 ? length : 0] = '\0';
-    if (self[0] && !strchr(self, '\''))
-        snprintf(ret_text, bytes, "test -x '%s' || exit %d; echo " MACHINE "$(cat " BOOT_ID ")_$(uname -n)", self,
-                 LACKS_PROGRAM);
-    else
-        snprintf(ret_text, bytes, "echo " MACHINE "$(cat " BOOT_ID ")_$(uname -n)");
+    const bool has_self = self[0] && !strchr(self, '\'');
+    if (has_self) used = (size_t)snprintf(ret_text, bytes, "test -x '%s' || exit %d; ", self, LACKS_PROGRAM);
+    used += (size_t)snprintf(ret_text + used, bytes - used, "echo " MACHINE "$(cat " BOOT_ID ")_$(uname -n)");
+    if (has_self && links[0]) snprintf(ret_text + used, bytes - used, "; '%s' reach%s", self, links);
 }
 
 /* As hosts that are asked say it; "": not known. */
@@ -230,13 +235,14 @@ static void take_machine(struct asked *a, char ret_machine[PD_LAUNCH_MACHINE_BYT
 }
 
 /* `AGENT NAME test ...`, with its words in `output`. ssh must not ask for a password, nor wait for longer than we do. */
-static pid_t ask(const char *agent, const char *name, int output)
+static pid_t ask(const char *agent, const char *name, const char *links, int output)
 {
-    char text[1024], question[4400], *rest = text, *argv[AGENT_WORDS_MAX + 8];
+    static char question[QUESTION_BYTES];
+    char text[1024], *rest = text, *argv[AGENT_WORDS_MAX + 8];
     uint32_t count = 0;
     const pid_t process = fork();
     if (process) return process;
-    set_question(question, sizeof question);
+    set_question(links, question, sizeof question);
     snprintf(text, sizeof text, "%s", agent);
     for (char *word; count < AGENT_WORDS_MAX && (word = strtok_r(rest, " \t", &rest));)
         argv[count++] = word;
@@ -256,12 +262,12 @@ static pid_t ask(const char *agent, const char *name, int output)
     _exit(127);
 }
 
-static pid_t begin_to_ask(const char *agent, const char *name, struct asked *ret)
+static pid_t begin_to_ask(const char *agent, const char *name, const char *links, struct asked *ret)
 {
     int output[2] = {-1, -1};
     if (pipe2(output, O_CLOEXEC) || fcntl(output[0], F_SETFL, O_NONBLOCK))
         output[0] = output[1] = -1; /* it waits, we do not */
-    ret->process = ask(agent, name, output[1]);
+    ret->process = ask(agent, name, links, output[1]);
     ret->output = output[0];
     if (output[1] >= 0) close(output[1]);
     return ret->process;
@@ -283,43 +289,177 @@ static int limit_of(int patience, int slowest_ms)
     return limit_ms < ANSWER_MS_MIN ? ANSWER_MS_MIN : limit_ms > ANSWER_MS_MAX ? ANSWER_MS_MAX : limit_ms;
 }
 
-/* All at once. Where the machines are busy those that answer take long too, and the others are given more time.
- * slowest_ms: of the look before. */
-static void ask_all(const char *agent, struct pd_launch_host_seen *hosts, uint32_t count, int patience, int slowest_ms,
-                    FILE *out)
+/* ---- who reaches whom ---- */
+
+static bool says_unreached(const struct asked *a, const char *address)
 {
-    struct asked *asked = calloc(count, sizeof *asked);
+    const size_t bytes = strlen(address), before = strlen(PD_LAUNCH_UNREACHED);
+    for (const char *at = a->said; (at = strstr(at, PD_LAUNCH_UNREACHED)); at++)
+        if (!strncmp(at + before, address, bytes) && at[before + bytes] == '\n') return true;
+    return false;
+}
+
+/* What this host finds itself, in the place of one that was asked. */
+static void ask_from_here(const struct pd_launch_host_seen *hosts, uint32_t count, struct asked *ret_said)
+{
+    const char **addresses = calloc(count, sizeof *addresses);
+    bool *answers = calloc(count, sizeof *answers);
+    for (uint32_t i = 0; addresses && i < count; i++)
+        addresses[i] = hosts[i].address;
+    if (addresses && answers) pd_launch_reach_ask(addresses, count, answers);
+    for (uint32_t i = 0; addresses && answers && i < count && ret_said->bytes < SAID_BYTES - 256; i++)
+        if (addresses[i][0] && !answers[i])
+            ret_said->bytes += (size_t)snprintf(ret_said->said + ret_said->bytes, SAID_BYTES - ret_said->bytes,
+                                                PD_LAUNCH_UNREACHED "%s\n", addresses[i]);
+    free(addresses);
+    free(answers);
+}
+
+struct links {
+    const struct pd_launch_host_seen *hosts;
+    const struct asked *asked; /* (count) */
+    bool *takes_part;          /* (count) it answers, and has not been left out */
+    uint32_t count;
+};
+
+static bool reaches(const struct links *l, uint32_t from, uint32_t to)
+{
+    return !says_unreached(&l->asked[from], l->hosts[to].address);
+}
+
+/* A packet filter that drops all probes is no sign of anything. */
+static bool answers_somebody(const struct links *l, uint32_t to)
+{
+    for (uint32_t i = 0; i < l->count; i++)
+        if (i != to && l->hosts[i].answers && reaches(l, i, to)) return true;
+    return false;
+}
+
+static bool is_cut(const struct links *l, uint32_t from, uint32_t to)
+{
+    return from != to && l->takes_part[from] && l->takes_part[to] && l->hosts[to].address[0] && !reaches(l, from, to) &&
+           answers_somebody(l, to);
+}
+
+/* How many others there are that the host does not reach, or that do not reach it; the first of them. */
+static uint32_t count_cut(const struct links *l, uint32_t host, uint32_t *ret_first)
+{
+    uint32_t cut = 0;
+    for (uint32_t k = l->count; k-- > 0;) {
+        if (!is_cut(l, host, k) && !is_cut(l, k, host)) continue;
+        cut++;
+        *ret_first = k;
+    }
+    return cut;
+}
+
+/* The one with the most goes, of equal ones the last, until all that are left reach one another. */
+static bool leave_one_out(struct links *l, FILE *out)
+{
+    uint32_t worst = 0, most = 0, of_worst = 0, first = 0;
+    for (uint32_t i = 0; i < l->count; i++) {
+        const uint32_t cut = count_cut(l, i, &first);
+        if (!cut || cut < most) continue;
+        worst = i;
+        most = cut;
+        of_worst = first;
+    }
+    if (!most) return false;
+    l->takes_part[worst] = false;
+    fprintf(out, OF_LINKS "%s %s\n", l->hosts[worst].name, l->hosts[of_worst].name);
+    return true;
+}
+
+static void say_links(struct links *l, FILE *out)
+{
+    for (uint32_t i = 0; i < l->count; i++) {
+        l->takes_part[i] = l->hosts[i].answers;
+        if (l->takes_part[i]) fprintf(out, OF_LINKS "%s -\n", l->hosts[i].name);
+    }
+    while (leave_one_out(l, out))
+        ;
+    fflush(out);
+}
+
+/* Of all others. malloc'ed; NULL: no memory. */
+static char *addresses_but(const struct pd_launch_host_seen *hosts, uint32_t count, uint32_t self)
+{
+    size_t bytes;
+    char *text = NULL;
+    FILE *out = open_memstream(&text, &bytes);
+    for (uint32_t i = 0; out && i < count; i++)
+        if (i != self && hosts[i].address[0]) fprintf(out, " %s", hosts[i].address);
+    if (out) (void)fclose(out);
+    return text;
+}
+
+/* ---- asking ---- */
+
+struct question {
+    const char *agent;
+    int patience, slowest_ms; /* of the look before */
+    bool asks_links;
+};
+
+static uint32_t begin_to_ask_all(const struct question *q, struct pd_launch_host_seen *hosts, uint32_t count,
+                                 struct asked *asked, FILE *out)
+{
     uint32_t left = 0;
-    for (uint32_t i = 0; asked && i < count; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         hosts[i].answers = find_host(hosts[i].name, hosts[i].address);
         hosts[i].lacks_address = !hosts[i].answers && !hosts[i].address[0];
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        char *links = q->asks_links ? addresses_but(hosts, count, i) : NULL;
         if (hosts[i].answers)
             own_machine(hosts[i].machine);
         else
-            hosts[i].is_silent = begin_to_ask(agent, hosts[i].name, &asked[i]) > 0;
+            hosts[i].is_silent = begin_to_ask(q->agent, hosts[i].name, links ? links : "", &asked[i]) > 0;
         left += hosts[i].is_silent;
         say(out, &hosts[i], 0);
+        free(links);
     }
+    return left;
+}
+
+/* True: it has said yes or no. */
+static bool take_answer(struct pd_launch_host_seen *h, struct asked *a)
+{
+    int status;
+    hear(a);
+    if (waitpid(a->process, &status, WNOHANG) != a->process) return false;
+    h->answers = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    h->lacks_program = WIFEXITED(status) && WEXITSTATUS(status) == LACKS_PROGRAM;
+    h->is_silent = false;
+    if (h->answers) take_machine(a, h->machine);
+    return true;
+}
+
+/* All at once. Where the machines are busy those that answer take long too, and the others are given more time. */
+static void ask_all(const struct question *q, struct pd_launch_host_seen *hosts, uint32_t count, FILE *out)
+{
+    struct asked *asked = calloc(count, sizeof *asked);
+    bool *takes_part = calloc(count, sizeof *takes_part);
+    if (!asked || !takes_part) _exit(1);
+    int slowest_ms = q->slowest_ms;
+    uint32_t left = begin_to_ask_all(q, hosts, count, asked, out);
     const uint64_t began = pd_clock_monotonic_ns(NULL);
-    for (int waited_ms = 0; left && waited_ms < limit_of(patience, slowest_ms);
+    if (q->asks_links && hosts[0].answers) ask_from_here(hosts, count, &asked[0]);
+    for (int waited_ms = 0; left && waited_ms < limit_of(q->patience, slowest_ms) + (q->asks_links ? LINKS_MS : 0);
          waited_ms = (int)(pd_clock_seconds_since(NULL, began) * 1e3)) {
         for (uint32_t i = 0; i < count; i++) {
-            int status;
-            if (!hosts[i].is_silent) continue;
-            hear(&asked[i]);
-            if (waitpid(asked[i].process, &status, WNOHANG) != asked[i].process) continue;
-            hosts[i].answers = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-            hosts[i].lacks_program = WIFEXITED(status) && WEXITSTATUS(status) == LACKS_PROGRAM;
-            hosts[i].is_silent = false;
-            if (hosts[i].answers) take_machine(&asked[i], hosts[i].machine);
+            if (!hosts[i].is_silent || !take_answer(&hosts[i], &asked[i])) continue;
             left--;
             if (hosts[i].answers && waited_ms >= slowest_ms) slowest_ms = waited_ms + 1;
             say(out, &hosts[i], waited_ms + 1);
         }
         if (left) pd_clock_sleep_ns(NULL, 10000000);
     }
-    for (uint32_t i = 0; asked && i < count; i++)
+    for (uint32_t i = 0; i < count; i++)
         if (hosts[i].is_silent) kill(asked[i].process, SIGKILL);
+    struct links links = {.hosts = hosts, .asked = asked, .takes_part = takes_part, .count = count};
+    if (q->asks_links) say_links(&links, out);
+    free(takes_part);
     free(asked);
 }
 
@@ -338,7 +478,7 @@ static void own_first(struct pd_launch_host_seen *hosts, uint32_t count)
     hosts[0] = first;
 }
 
-static void look(const char *source, const char *agent, uint32_t slots, uint32_t patience, uint32_t slowest, int results)
+static void look(const char *source, const struct question *q, uint32_t slots, int results)
 {
     struct pd_launch_host_seen *hosts;
     uint32_t count;
@@ -349,7 +489,7 @@ static void look(const char *source, const char *agent, uint32_t slots, uint32_t
     if (pd_launch_hosts_parse(text, slots, &hosts, &count, &err)) fail(out, source, err.message);
     if (!count) fail(out, source, "it names no host");
     own_first(hosts, count);
-    ask_all(agent, hosts, count, (int)patience, (int)slowest, out);
+    ask_all(q, hosts, count, out);
     _exit(0);
 }
 
@@ -360,6 +500,7 @@ pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t s
 {
     int results[2];
     struct pd_launch_look l = {.results = -1, .began_ns = pd_clock_monotonic_ns(NULL), .slowest_ms = current->slowest_ms};
+    const struct question q = {agent, (int)patience, (int)l.slowest_ms, current->asks_links};
     const pid_t launcher = getpid();
     if (pipe2(results, O_CLOEXEC)) PD_FAIL_ERRNO(err, errno, "looking for hosts");
     fflush(NULL);
@@ -370,7 +511,7 @@ pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t s
         sigprocmask(SIG_SETMASK, &none, NULL);
         setpgid(0, 0); /* an interrupt at the terminal is the launcher's */
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() == launcher) look(source, agent, slots, patience, l.slowest_ms, results[1]);
+        if (getppid() == launcher) look(source, &q, slots, results[1]);
         _exit(1);
     }
     const int number = errno;
@@ -434,6 +575,17 @@ static void find_same(struct pd_launch_host_seen *hosts, uint32_t count)
         if (hosts[i].same_as[0]) hosts[i].slots = 0;
 }
 
+/* "- b a": b is cut off from a; "- b -": from nobody. False: the line is of something else. */
+static bool take_links(const char *line, struct pd_launch_host_seen *hosts, uint32_t count)
+{
+    char name[PD_LAUNCH_HOST_BYTES], other[PD_LAUNCH_HOST_BYTES];
+    if (strncmp(line, OF_LINKS, strlen(OF_LINKS))) return false;
+    struct pd_launch_host_seen *h = sscanf(line, OF_LINKS "%255s %255s", name, other) == 2 ? find(hosts, count, name) : NULL;
+    if (h) h->knows_links = true;
+    if (h && strcmp(other, "-")) snprintf(h->cut_off_from, sizeof h->cut_off_from, "%s", other);
+    return true;
+}
+
 /* The last whole line of a host holds.   ret_slowest_ms: untouched where none has answered */
 static pd_status results_parse(const char *text, uint32_t *ret_slowest_ms, struct pd_launch_host_seen **ret_hosts,
                                uint32_t *ret_count, struct pd_error *err)
@@ -447,6 +599,7 @@ static pd_status results_parse(const char *text, uint32_t *ret_slowest_ms, struc
         int answers;
         uint32_t after_ms;
         struct pd_launch_host_seen h = {.address = ""};
+        if (take_links(line, hosts, count)) continue;
         if (sscanf(line, "%255s %u %d %u %127s%*1[ ]%63[^\n]", h.name, &h.slots, &answers, &after_ms, h.machine, h.address) <
             5)
             continue;

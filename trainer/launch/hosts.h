@@ -5,6 +5,9 @@
  *   answers  `AGENT NAME "test -x PROGRAM ..."` ends well, so this program is there too, within `patience` times what the
  *            slowest of those that answer takes, in this look or took in the one before: one second at least, ten at most,
  *            which are given where none has ever answered. This host is not asked
+ *   links    where they are asked for: two hosts between which probes are lost, one way or both ways, cannot run ranks together;
+ *            the one with more such others, of equal ones the later, is to go. That a host answers nobody's probes, for a packet
+ *            filter, is no sign of anything
  *   machine  what a host says of itself, by which two names of one are known: the second has no slots. Where the agent brings
  *            no words back nobody knows
  *   order    that of the source, but for this host, which is first
@@ -16,12 +19,16 @@
 #define PD_LAUNCH_HOST_BYTES 256u
 #define PD_LAUNCH_ADDRESS_BYTES 64u
 #define PD_LAUNCH_MACHINE_BYTES 128u
+#define PD_LAUNCH_UNREACHED "perdure-unreached " /* begins what `perdure reach` says of an address */
 
 struct pd_launch_host_seen {
     char name[PD_LAUNCH_HOST_BYTES];
     char address[PD_LAUNCH_ADDRESS_BYTES]; /* in numbers; "": this host, or one that the network does not know by its name */
     char machine[PD_LAUNCH_MACHINE_BYTES]; /* number of its boot and its own name; "": not known */
     char same_as[PD_LAUNCH_HOST_BYTES];    /* the name before it of the same machine; "": none, or not known */
+    char cut_off_from
+        [PD_LAUNCH_HOST_BYTES]; /* it or that one does not reach the other, and it is the one to go; "": nobody */
+    bool knows_links;           /* of this look */
     uint32_t slots;
     bool lacks_program;      /* it answers, that this program is not there */
     bool lacks_address;      /* it does not answer, and its name has no address here */
@@ -34,6 +41,7 @@ struct pd_launch_look {
     size_t bytes;
     uint64_t began_ns;
     uint32_t slowest_ms; /* of those that answered in the look before; 0: none has. Kept from look to look */
+    bool asks_links;     /* the next look does: hosts say which others answer them, which may take two seconds */
 };
 
 /* `slots` of a host that does not say; `agent` with words of its own, such as "ssh -p 2222". */

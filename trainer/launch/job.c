@@ -11,13 +11,11 @@
 #include "trainer/run/launched.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -30,6 +28,7 @@
 #define STARTER_ALONE_NS UINT64_C(10000000000)
 #define LEAVE_OPENING_NS UINT64_C(5000000000)
 #define LEAVE_STOPPED_NS UINT64_C(8000000000)
+#define JOIN_STEP_NS UINT64_C(1000000000)
 #define WORD_NS UINT64_C(2000000000) /* at least; relays say four times as many */
 #define BEGIN_WARN_NS UINT64_C(30000000000)
 
@@ -62,8 +61,9 @@ struct job {
     uint64_t stopped_since_ns; /* asked to leave, and some worker of this host is stopped; 0: none is */
     uint64_t starter_ended_ns;
     bool is_loss_told;
-    bool is_struck;          /* on purpose, and by what a start ends with */
-    uint64_t alone_since_ns; /* all workers of this host are gone and the starter is not; 0 */
+    uint64_t joining_ns, joined_look_ns; /* how long all have begun and not joined; when that was looked at last */
+    bool is_struck;                      /* on purpose, and by what a start ends with */
+    uint64_t alone_since_ns;             /* all workers of this host are gone and the starter is not; 0 */
 };
 
 void pd_launch_requests_poll(struct pd_launch_requests *requests, int timeout_ms)
@@ -89,59 +89,6 @@ void pd_launch_requests_poll(struct pd_launch_requests *requests, int timeout_ms
                    number == SIGINT ? "; once more ends without saving" : "");
         requests->wants_leave = true;
     }
-}
-
-/* ---- starting ---- */
-
-static void child_fail(int report, int number)
-{
-    ssize_t ignored = write(report, &number, sizeof number);
-    (void)ignored;
-    _exit(127);
-}
-
-/* Own process group, so that a terminal's interrupt reaches the launcher alone; no terminal input, which would stop it. */
-static void child_main(const struct pd_start *start, const struct pd_starter_command *command,
-                       const struct pd_launch_receiver *receiver, pid_t launcher, int report)
-{
-    sigset_t none;
-    sigemptyset(&none);
-    setpgid(0, 0);
-    signal(SIGXFSZ, SIG_DFL); /* MPI waits for ever where it is ignored */
-    signal(SIGTTOU, SIG_IGN); /* or a terminal with tostop would stop its output */
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL)) child_fail(report, errno);
-    if (getppid() != launcher) _exit(127);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    int input = open("/dev/null", O_RDONLY);
-    if (input >= 0) dup2(input, STDIN_FILENO);
-    if (input > STDERR_FILENO) close(input);
-    pd_starter_environment_set(start, (int)launcher);
-    pd_launch_receiver_environment_set(receiver);
-    execvp(command->argv[0], command->argv);
-    child_fail(report, errno);
-}
-
-static pd_status job_spawn(struct job *job, const struct pd_starter_command *command, struct pd_error *err)
-{
-    int report[2], number = 0;
-    if (pipe2(report, O_CLOEXEC)) PD_FAIL_ERRNO(err, errno, "starting %s", command->name);
-    pid_t launcher = getpid();
-    fflush(NULL);
-    job->end.starter = fork();
-    if (job->end.starter == 0) child_main(job->end.start, command, job->receiver, launcher, report[1]);
-    int fork_errno = errno;
-    close(report[1]);
-    if (job->end.starter < 0) {
-        close(report[0]);
-        PD_FAIL_ERRNO(err, fork_errno, "starting %s", command->name);
-    }
-    setpgid(job->end.starter, job->end.starter); /* whoever is first */
-    ssize_t got = read(report[0], &number, sizeof number);
-    close(report[0]);
-    if (got != (ssize_t)sizeof number) return PD_OK;
-    waitpid(job->end.starter, NULL, 0);
-    PD_FAIL_ERRNO(err, number, "%s cannot be started; look at PATH, and at PERDURE_MPIRUN where it names that",
-                  command->argv[0]);
 }
 
 /* ---- watching ---- */
@@ -382,6 +329,23 @@ static void opening_look(struct job *job)
         job->is_begin_warned = true;
         pd_log_warn(MODULE, "%s has started no rank yet; it is given %.0f s", job->end.starter_name, seconds);
     }
+}
+
+/* Where packets between hosts are dropped MPI_Init does not end. What is suspended, the launcher too, is not late. */
+static void joining_look(struct job *job)
+{
+    const double seconds = job->end.start->begin_seconds;
+    const uint64_t now = pd_clock_monotonic_ns(NULL), since = now - job->joined_look_ns;
+    bool is_other = job->begun < job->end.count || job->end.start->transport != PD_TRANSPORT_MPI || job->end.is_join_overdue;
+    if (since < WATCH_NS || seconds <= 0) return;
+    job->joined_look_ns = now;
+    for (uint32_t r = 0; r < job->end.count && !is_other; r++)
+        is_other = job->seen[r].is_gone || (job->seen[r].is_here && pd_process_is_stopped(job->seen[r].process));
+    if (is_other || all_are_ready(job)) return;
+    job->joining_ns += since < JOIN_STEP_NS ? since : JOIN_STEP_NS;
+    if ((double)job->joining_ns <= seconds * 1e9) return;
+    job->end.is_join_overdue = true;
+    job_kill(job);
 }
 
 /* One that somebody stopped hears no signal but the last, and those that wait for it do not end either. How long a save may
@@ -670,6 +634,7 @@ static int job_watch(struct job *job)
         else
             workers_tell(job);
         opening_look(job);
+        joining_look(job);
         stopped_look(job);
         grace_look(job);
         hang_look(job);
@@ -767,7 +732,7 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
     job.end.processes = job.seen;
     job.start_ns = pd_clock_monotonic_ns(NULL);
     listen_for_others(&job);
-    pd_status st = job_spawn(&job, &command, err);
+    pd_status st = pd_starter_spawn(start, &command, job.receiver, &job.end.starter, err);
     if (!st) {
         job.end.status = job_watch(&job);
         job.starter_ended_ns = pd_clock_monotonic_ns(NULL);

@@ -197,6 +197,12 @@ static bool is_begin_overdue(struct facts *f)
     return f->end->is_begin_overdue;
 }
 
+static bool is_join_overdue(struct facts *f)
+{
+    if (f->end->is_join_overdue) f->verdict->was_cut_off = false; /* by this launcher alone */
+    return f->verdict->may_be_network = f->end->is_join_overdue;
+}
+
 /* Where its directory is full a rank can leave no note: its exit code says what to do, and its last line the cause. */
 static bool names_cause_by_code(struct facts *f)
 {
@@ -213,6 +219,7 @@ static bool names_cause_by_code(struct facts *f)
 static bool is_hung(struct facts *f)
 {
     if (!f->end->hang[0]) return false;
+    f->verdict->may_be_network = true;
     f->verdict->lost = 1;
     f->verdict->lost_ranks[0] = f->end->hang_rank;
     f->verdict->is_lost_here = f->end->is_hang_here;
@@ -262,6 +269,7 @@ static bool has_left(struct facts *f)
 static bool has_silent_peer(struct facts *f)
 {
     if (!find_note(f, is_peer_lost)) return false;
+    f->verdict->may_be_network = true;
     f->verdict->lost = 1;
     f->verdict->lost_ranks[0] = UINT32_MAX; /* nobody knows which */
     f->verdict->is_lost_here = false;
@@ -293,6 +301,7 @@ enum { OF_NOTE = -1 };
     "asked to leave while a rank was stopped (SIGSTOP), which cannot save: ended; the last checkpoint stands"
 #define LEFT_LATE "asked to leave, and the save was not through in time (PERDURE_GRACE_S): ended; the last checkpoint stands"
 #define BEGIN_OVERDUE "%S (process %Q) did not start all ranks in restart.peer_timeout"
+#define JOIN_OVERDUE "all ranks have begun, and have not joined one another (MPI_Init) in restart.peer_timeout"
 
 /* Causes that a rank names come first: what others end with follows from them. Ranks that left together end with 0
  * whatever they have to say, so notes come before success. In sentences: %N the note, %P the process and %R the rank that
@@ -313,6 +322,7 @@ static const struct row {
     {is_left_stopped,             PD_STOPPED,   PD_LAUNCH_END,     LEFT_STOPPED},
     {is_left_late,                PD_STOPPED,   PD_LAUNCH_END,     LEFT_LATE},
     {is_begin_overdue,            PD_PEER_LOST, PD_LAUNCH_REPEAT,  BEGIN_OVERDUE},
+    {is_join_overdue,             PD_PEER_LOST, PD_LAUNCH_REPEAT,  JOIN_OVERDUE},
     {names_cause_by_code,         OF_NOTE,      PD_LAUNCH_END,     NO_NOTE},
     {is_hung,                     PD_PEER_LOST, PD_LAUNCH_REPLACE, "%U"},
     {is_host_silent,              PD_PEER_LOST, PD_LAUNCH_REPEAT,  "no answer from %A"},

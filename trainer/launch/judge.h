@@ -28,6 +28,7 @@ struct pd_launch_end {
     bool is_hang_here;
     char silent[256];      /* ended by the launcher: these hosts are gone without a sign; "": none is */
     bool is_begin_overdue; /* ended by the launcher: not all ranks had begun in time */
+    bool is_join_overdue;  /* ended by the launcher: all had, and they had not joined one another in time */
 };
 
 enum pd_launch_next {
@@ -47,8 +48,9 @@ struct pd_launch_verdict {
     bool is_lost_here;                         /* they ran on this host, which can start them again */
     bool has_begun;                            /* a rank has joined the others, or was killed before it could */
     uint64_t stepped_ns, known_ns,
-        ended_ns;     /* the last step was done (0: unknown); the first sign of the end; all are gone */
-    bool was_cut_off; /* somebody killed the starter, or the one worker of local ranks */
+        ended_ns;        /* the last step was done (0: unknown); the first sign of the end; all are gone */
+    bool may_be_network; /* ranks were there and have not met: nobody knows what lies between them */
+    bool was_cut_off;    /* somebody killed the starter, or the one worker of local ranks */
     char message[sizeof((struct pd_error *)0)->message];
 };
 

@@ -23,6 +23,8 @@ static uint32_t least(const struct pd_launch_placement *p)
 static pd_status look_begin(struct pd_launch_placement *p, struct pd_error *err)
 {
     const struct pd_launch_places *places = p->places;
+    p->look.asks_links = p->doubts_links || pd_launch_account_has_cut_off(&p->account);
+    p->doubts_links = false;
     return pd_launch_look_begin(places->hosts, places->agent, places->slots ? places->slots : 1, PATIENCE, &p->look, err);
 }
 
@@ -239,6 +241,20 @@ static void blame(struct pd_launch_verdict *verdict, const char *names)
                  strchr(names, ',') ? "hosts" : "host", names);
 }
 
+/* All hosts answer, and their ranks have not met. */
+static bool find_cut_off(struct pd_launch_placement *p, struct pd_launch_requests *requests,
+                         struct pd_launch_verdict *verdict)
+{
+    char text[OUT_BYTES];
+    struct pd_error ignored;
+    if (verdict->status != PD_PEER_LOST || !verdict->may_be_network) return false;
+    p->doubts_links = true;
+    if (pd_launch_placement_look(p, requests, &ignored)) return false;
+    if (!pd_launch_account_cut_off(&p->account, text, sizeof text)) return false;
+    snprintf(verdict->message, sizeof verdict->message, "%.900s", text);
+    return true;
+}
+
 bool pd_launch_placement_charge(struct pd_launch_placement *p, const struct pd_start *start,
                                 struct pd_launch_requests *requests, struct pd_launch_verdict *verdict)
 {
@@ -253,6 +269,7 @@ bool pd_launch_placement_charge(struct pd_launch_placement *p, const struct pd_s
         blame(verdict, names);
         return true;
     }
+    if (find_cut_off(p, requests, verdict)) return true;
     const uint32_t host = verdict->lost ? pd_launch_account_host_of(&p->account, verdict->lost_ranks[0]) : PD_LAUNCH_NO_HOST;
     if (host == PD_LAUNCH_NO_HOST || !pd_launch_account_charge(&p->account, host, pd_clock_monotonic_ns(NULL), least(p)))
         return false;

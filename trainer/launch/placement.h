@@ -30,6 +30,7 @@ struct pd_launch_placement {
     uint64_t looked_ns;           /* while ranks run */
     bool is_look_of_loss;         /* was begun when a rank was lost, and ends in pd_launch_placement_charge */
     struct pd_launch_reach reach; /* hosts of this start, but for this one */
+    bool doubts_links;            /* the next look asks hosts whether they reach one another */
     bool is_look_of_doubt;        /* of loss, and no rank was lost: a host does not answer probes */
     uint32_t offered;             /* ranks that could run at this start, of those wanted; a layout may take fewer */
 };

@@ -1,5 +1,7 @@
 #include "trainer/launch/reach.h"
 
+#include "ckpt/base/clock.h"
+
 #include <errno.h>
 #include <netdb.h>
 #include <poll.h>
@@ -121,6 +123,32 @@ void pd_launch_reach_look(struct pd_launch_reach *reach, uint64_t now_ns)
 bool pd_launch_reach_is_doubtful(const struct pd_launch_reach_host *h)
 {
     return h->has_answered && !h->is_ignored && h->sent > 1;
+}
+
+static bool have_all_answered(const struct pd_launch_reach *reach)
+{
+    bool are_all = true;
+    for (uint32_t i = 0; i < reach->count; i++)
+        are_all &= reach->hosts[i].has_answered;
+    return are_all;
+}
+
+void pd_launch_reach_ask(const char *const *addresses, uint32_t count, bool *ret_answers)
+{
+    struct pd_launch_reach reach = {.hosts = NULL};
+    const uint64_t began = pd_clock_monotonic_ns(NULL);
+    for (uint32_t i = 0; i < count; i++)
+        (void)!pd_launch_reach_add(&reach, addresses[i], addresses[i], PD_LAUNCH_REACH_PORT, NULL);
+    for (uint64_t now = began; !have_all_answered(&reach) && now - began < SILENT_NS; now = pd_clock_monotonic_ns(NULL)) {
+        pd_launch_reach_look(&reach, now);
+        if (!have_all_answered(&reach)) pd_clock_sleep_ns(NULL, UINT64_C(10000000));
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        ret_answers[i] = false;
+        for (uint32_t k = 0; k < reach.count; k++)
+            ret_answers[i] |= reach.hosts[k].has_answered && !strcmp(reach.hosts[k].name, addresses[i]);
+    }
+    pd_launch_reach_deinit(&reach);
 }
 
 void pd_launch_reach_deinit(struct pd_launch_reach *reach)

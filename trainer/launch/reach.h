@@ -36,4 +36,6 @@ PD_MUST_USE pd_status pd_launch_reach_add(struct pd_launch_reach *reach, const c
                                           uint16_t port, struct pd_error *err);
 void pd_launch_reach_look(struct pd_launch_reach *reach, uint64_t now_ns);
 bool pd_launch_reach_is_doubtful(const struct pd_launch_reach_host *host);
+/* Asks these addresses, in numbers, until all have answered, two seconds at most.   ret_answers (count) */
+void pd_launch_reach_ask(const char *const *addresses, uint32_t count, bool *ret_answers);
 void pd_launch_reach_deinit(struct pd_launch_reach *reach);

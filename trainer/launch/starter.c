@@ -4,14 +4,20 @@
 #include "ckpt/base/file_limit.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
+#include "trainer/launch/receiver.h"
+#include "trainer/notes/sender.h"
 #include "trainer/run/launched.h"
 #include "trainer/run/recovery.h"
-#include "trainer/notes/sender.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define MPI_FILE_BYTES (5u << 20) /* a rank's shared memory in Open MPI 4.1; SIGXFSZ ends it where it gets none */
@@ -304,4 +310,61 @@ void pd_starter_environment_set(const struct pd_start *start, int launcher_proce
     set_number(PD_LAUNCH_ENV_RESTART, start->restart);
     set_number(PD_LAUNCH_ENV_PARENT, (uint64_t)launcher_process);
     if (start->transport == PD_TRANSPORT_MPI) mpi_environment_set(start);
+}
+
+/* ---- starting ---- */
+
+static void child_fail(int report, int number)
+{
+    ssize_t ignored = write(report, &number, sizeof number);
+    (void)ignored;
+    _exit(127);
+}
+
+/* Own process group, so that a terminal's interrupt reaches the launcher alone; no terminal input, which would stop it. */
+static void child_main(const struct pd_start *start, const struct pd_starter_command *command,
+                       const struct pd_launch_receiver *receiver, pid_t launcher, int report)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    setpgid(0, 0);
+    signal(SIGXFSZ, SIG_DFL); /* MPI waits for ever where it is ignored */
+    signal(SIGTTOU, SIG_IGN); /* or a terminal with tostop would stop its output */
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL)) child_fail(report, errno);
+    if (getppid() != launcher) _exit(127);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    int input = open("/dev/null", O_RDONLY);
+    if (input >= 0) dup2(input, STDIN_FILENO);
+    if (input > STDERR_FILENO) close(input);
+    pd_starter_environment_set(start, (int)launcher);
+    pd_launch_receiver_environment_set(receiver);
+    execvp(command->argv[0], command->argv);
+    child_fail(report, errno);
+}
+
+pd_status pd_starter_spawn(const struct pd_start *start, const struct pd_starter_command *command,
+                           const struct pd_launch_receiver *receiver, int *ret_process, struct pd_error *err)
+{
+    int report[2], number = 0;
+    if (pipe2(report, O_CLOEXEC)) PD_FAIL_ERRNO(err, errno, "starting %s", command->name);
+    const pid_t launcher = getpid();
+    fflush(NULL);
+    const pid_t process = fork();
+    if (process == 0) child_main(start, command, receiver, launcher, report[1]);
+    int fork_errno = errno;
+    close(report[1]);
+    if (process < 0) {
+        close(report[0]);
+        PD_FAIL_ERRNO(err, fork_errno, "starting %s", command->name);
+    }
+    setpgid(process, process); /* whoever is first */
+    ssize_t got = read(report[0], &number, sizeof number);
+    close(report[0]);
+    if (got == (ssize_t)sizeof number) {
+        waitpid(process, NULL, 0);
+        PD_FAIL_ERRNO(err, number, "%s cannot be started; look at PATH, and at PERDURE_MPIRUN where it names that",
+                      command->argv[0]);
+    }
+    *ret_process = process;
+    return PD_OK;
 }

@@ -3,6 +3,8 @@
 
 #include "trainer/config/config.h"
 
+struct pd_launch_receiver;
+
 #define PD_STARTER_WORDS_MAX 128u
 
 /* What the start before has lost; of the monotonic clock. */
@@ -54,3 +56,7 @@ bool pd_starter_find_program(const char *program, char ret_path[4096]);
 
 /* In the child, before exec. Settings of the user are kept. */
 void pd_starter_environment_set(const struct pd_start *start, int launcher_process);
+/* It dies with the launcher, and is alone in a group of processes.
+ *   receiver  what ranks of other hosts are told of; NULL: there is none */
+PD_MUST_USE pd_status pd_starter_spawn(const struct pd_start *start, const struct pd_starter_command *command,
+                                       const struct pd_launch_receiver *receiver, int *ret_process, struct pd_error *err);

@@ -3,6 +3,7 @@
 #include "trainer/launch/starter.h"
 
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -147,6 +148,73 @@ Test(hosts, two_names_of_one_machine_are_one_host, .timeout = 600)
     pd_launch_account_describe_out(&a, S, out, sizeof out);
     cr_expect(strstr(out, "alias is the same machine as b (for more ranks there: b:N)"), "%s", out);
     cr_expect(strstr(out, "gone.invalid does not answer, and its name has no address here"), "%s", out);
+    free(h);
+    pd_launch_account_deinit(&a);
+    unlink(agent);
+}
+
+static void look_at_links(const char *agent, uint32_t count, struct pd_launch_host_seen **ret)
+{
+    static struct pd_launch_look l = {.results = -1};
+    struct pd_error err;
+    uint32_t found;
+    l.asks_links = true;
+    cr_assert_eq(
+        pd_launch_look_begin("printf '198.51.100.1\\n198.51.100.2\\n198.51.100.3\\n198.51.100.4\\n'", agent, 1, 4, &l, &err),
+        PD_OK);
+    while (!pd_launch_look_poll(&l, 1000))
+        ;
+    cr_assert_eq(pd_launch_look_end(&l, ret, &found, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(found, count);
+}
+
+/* An agent whose hosts say whom they do not reach, when they are asked that. The second and the third do not reach one another,
+ * one way; nobody reaches the fourth, by its packet filter. */
+Test(hosts, of_two_that_do_not_reach_one_another_one_goes, .timeout = 600)
+{
+    char agent[] = "/tmp/perdure-agent-XXXXXX", out[1024];
+    const int fd = mkstemp(agent);
+    cr_assert(fd >= 0);
+    dprintf(fd, "#!/bin/sh\necho \"$2\" | grep -q \"' reach .*198.51.100.\" || exit 0\necho \"$2\" | grep -q \"reach.* "
+                "$1\\>\" && exit "
+                "1\n"
+                "[ $1 = 198.51.100.4 ] || echo perdure-unreached 198.51.100.4\n[ $1 != 198.51.100.2 ] || echo "
+                "perdure-unreached 198.51.100.3\n"
+                "echo perdure-unreached 198.51.100.30\n");
+    cr_assert_eq(fchmod(fd, 0755), 0);
+    close(fd);
+    struct pd_launch_host_seen *h;
+    struct pd_error err;
+    struct pd_launch_account a = {.hosts = NULL};
+    char *text;
+    look_at_links(agent, 4, &h);
+    cr_assert_eq(pd_launch_account_update(&a, h, 4, &err), PD_OK);
+    cr_expect_eq(pd_launch_account_slots(&a, S), 3);
+    pd_launch_account_describe_out(&a, S, out, sizeof out);
+    cr_expect_str_eq(out, "198.51.100.3 and 198.51.100.2 do not reach one another");
+    for (uint32_t i = 0; i < 4; i++) { /* of a look that does not ask it stays */
+        h[i].knows_links = false;
+        h[i].cut_off_from[0] = '\0';
+    }
+    cr_assert_eq(pd_launch_account_update(&a, h, 4, &err), PD_OK);
+    cr_expect(pd_launch_account_slots(&a, S) == 3 && pd_launch_account_has_cut_off(&a));
+    cr_expect_eq(pd_launch_account_cut_off(&a, out, sizeof out), 0, "it has no rank");
+    free(h);
+    cr_assert_eq(unlink(agent), 0);
+    const int mended = open(agent, O_WRONLY | O_CREAT | O_EXCL, 0755);
+    cr_assert(mended >= 0);
+    dprintf(mended, "#!/bin/sh\nexit 0\n");
+    close(mended);
+    look_at_links(agent, 4, &h);
+    cr_assert_eq(pd_launch_account_update(&a, h, 4, &err), PD_OK);
+    pd_launch_account_describe_out(&a, S, out, sizeof out);
+    cr_expect(pd_launch_account_slots(&a, S) == 4 && !pd_launch_account_has_cut_off(&a), "%s", out);
+    cr_assert_eq(pd_launch_account_take(&a, S, 4, &text, &err), PD_OK);
+    snprintf(h[2].cut_off_from, sizeof h[2].cut_off_from, "198.51.100.2");
+    cr_assert_eq(pd_launch_account_update(&a, h, 4, &err), PD_OK);
+    cr_expect_eq(pd_launch_account_cut_off(&a, out, sizeof out), 1);
+    cr_expect_str_eq(out, "198.51.100.3 and 198.51.100.2 do not reach one another");
+    free(text);
     free(h);
     pd_launch_account_deinit(&a);
     unlink(agent);

@@ -537,6 +537,16 @@ Test(launcher, a_start_behind_a_lost_host_that_does_not_begin_is_made_again)
     cr_assert_eq(starts(0), 2);
 }
 
+/* As where packets between two hosts are dropped; the launch would never end. On a slow machine starts before do not begin. */
+Test(launcher, ranks_that_never_join_are_ended_and_started_again)
+{
+    struct pd_launch what = launch_of(WORKER("unjoined,done"), PD_TRANSPORT_MPI, 2);
+    what.peer_timeout = 2;
+    what.restart_limit = 1000;
+    cr_assert_eq(launch(&what), 0);
+    cr_assert_geq(starts(0), 1);
+}
+
 static void expect_leave(int number, enum pd_transport transport, uint32_t ranks)
 {
     struct pd_launch what = launch_of(WORKER("wait"), transport, ranks);
