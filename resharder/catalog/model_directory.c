@@ -1,5 +1,6 @@
 #include "resharder/catalog/model_directory.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,6 +106,14 @@ pd_status pd_formats_path(const char *directory, const char *name, char ret_path
     const bool is_plain = name[0] && !strchr(name, '/') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
     if (!is_plain) PD_FAIL(err, PD_CORRUPT, "%s: \"%.200s\" is no name of a file in it", directory, name);
     return pd_formats_join(directory, name, ret_path, err);
+}
+
+pd_status pd_formats_explain_above(pd_status st, const char *path, struct pd_error *err)
+{
+    if (st == PD_IO && err && err->sys_errno == ENOTDIR)
+        PD_FAIL(err, PD_INVALID, "what stands above %s is no directory; name another place", path);
+    if (st != PD_NOT_FOUND) return st;
+    PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname \"%s\")\"", path, path);
 }
 
 bool pd_formats_is_directory(struct pd_vfs *vfs, const char *path)

@@ -26,5 +26,7 @@ PD_MUST_USE pd_status pd_formats_path(const char *directory, const char *name, c
 /* The same, of whatever lies below the directory.   errors  PD_INVALID: too long */
 PD_MUST_USE pd_status pd_formats_join(const char *directory, const char *below, char ret_path[PD_FORMATS_PATH_MAX],
                                       struct pd_error *err);
+/* `st` came of making something at `path`: says what is wrong with the directory above it, if that is what failed. */
+PD_MUST_USE pd_status pd_formats_explain_above(pd_status st, const char *path, struct pd_error *err);
 bool pd_formats_is_directory(struct pd_vfs *vfs, const char *path);
 bool pd_formats_has_file(struct pd_vfs *vfs, const char *directory, const char *name);

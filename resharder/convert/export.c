@@ -90,12 +90,9 @@ static pd_status name_directories(struct pd_export *e, const char *destination, 
 static pd_status lock_directory(struct pd_export *e, struct pd_error *err)
 {
     const pd_status st = pd_vfs_lock(e->vfs, e->lock_path, &e->lock, err);
-    if (st == PD_NOT_FOUND)
-        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname \"%s\")\"",
-                e->destination, e->destination);
     if (st == PD_BUSY)
         PD_FAIL(err, st, "another process is exporting to %s; wait until it ends, or name another place", e->destination);
-    if (st && st != PD_UNSUPPORTED) return st;
+    if (st && st != PD_UNSUPPORTED) return pd_formats_explain_above(st, e->destination, err);
     e->is_mine = true;
     return PD_OK;
 }

@@ -1,5 +1,6 @@
 #include "resharder/formats/format.h"
 
+#include "resharder/catalog/model_directory.h"
 #include "resharder/formats/dcp.h"
 #include "resharder/formats/deepspeed.h"
 #include "resharder/formats/gguf.h"
@@ -32,10 +33,22 @@ const struct pd_format *pd_format_find(const char *name)
     return NULL;
 }
 
+/* The format of the directory that a file lies in, or NULL. ret_directory (PD_FORMATS_PATH_MAX). */
+static const struct pd_format *format_around(struct pd_vfs *vfs, const char *path, char *ret_directory)
+{
+    const char *slash = strrchr(path, '/');
+    const int bytes = slash == path ? 1 : slash ? (int)(slash - path) : 1;
+    if (strlen(path) >= PD_FORMATS_PATH_MAX) return NULL;
+    snprintf(ret_directory, PD_FORMATS_PATH_MAX, "%.*s", bytes, slash ? path : ".");
+    for (const struct pd_format *const *f = pd_formats; *f; f++)
+        if ((*f)->recognizes(vfs, ret_directory)) return *f;
+    return NULL;
+}
+
 pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_format **ret_format, struct pd_error *err)
 {
     struct pd_stat stat;
-    char known[160] = "";
+    char known[160] = "", directory[PD_FORMATS_PATH_MAX];
     size_t used = 0;
     const pd_status st = pd_vfs_stat(vfs, path, &stat, err);
     if (st == PD_NOT_FOUND) PD_FAIL(err, st, "%s does not exist; name a file or a directory of another system", path);
@@ -49,6 +62,10 @@ pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_for
         used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", (*f)->name);
         PD_CHECK(used < sizeof known);
     }
+    const struct pd_format *around = stat.type == PD_ENTRY_FILE ? format_around(vfs, path, directory) : NULL;
+    if (around)
+        PD_FAIL(err, PD_INVALID, "%s is one file of a checkpoint (%s) that is a directory; name that: %s", path,
+                around->name, directory);
     PD_FAIL(err, PD_INVALID,
             "%s is %s of no format that is read (%s): `perdure ckpt import --help` says which files each has, and a run of "
             "perdure needs no import",

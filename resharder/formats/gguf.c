@@ -129,7 +129,10 @@ static pd_status take_text(struct gguf *g, struct pd_error *err)
     uint64_t bytes = 0;
     PD_TRY(take_u64(g, &bytes, err));
     if (bytes > TEXT_MAX || bytes > g->bytes - g->at)
-        PD_FAIL(err, PD_CORRUPT, "%s: a text of %" PRIu64 " bytes at byte %" PRIu64, g->path, bytes, g->at);
+        PD_FAIL(err, PD_CORRUPT,
+                "%s: a text of %" PRIu64 " bytes begins at byte %" PRIu64 " of %" PRIu64
+                ": the file is cut short or damaged",
+                g->path, bytes, g->at, g->bytes);
     if (bytes + 1 > g->text_capacity) {
         char *fresh = realloc(g->text, 2 * bytes + 64);
         if (!fresh) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for a text", g->path);

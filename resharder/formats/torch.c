@@ -81,11 +81,22 @@ static pd_status read_file(struct pd_vfs *vfs, const char *path, struct pd_catal
 
 static const struct pd_model_files model_files = {"pytorch_model.bin.index.json", "pytorch_model.bin", NULL, read_file};
 
+/* What torch.save wrote for a format that is a directory. */
+static bool is_part_of_another(const char *path)
+{
+    static const char *const endings[] = {".distcp", "_model_states.pt", "_optim_states.pt"};
+    const size_t bytes = strlen(path);
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
+        if (bytes > strlen(endings[i]) && strcmp(path + bytes - strlen(endings[i]), endings[i]) == 0) return true;
+    return false;
+}
+
 static bool recognizes(struct pd_vfs *vfs, const char *path)
 {
     struct pd_file *file = NULL;
     unsigned char head[sizeof archive_magic];
     if (pd_formats_is_directory(vfs, path)) return pd_model_files_are_in(vfs, &model_files, path);
+    if (is_part_of_another(path)) return false;
     if (pd_file_open(vfs, path, PD_OPEN_READ, &file, NULL)) return false;
     const bool is_read = !pd_file_read(file, 0, head, sizeof head, NULL);
     pd_file_close_readonly(file);

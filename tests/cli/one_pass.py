@@ -79,7 +79,7 @@ expect("config-of-ours", ["ckpt", "export", "llama", "out", "--format=gguf", f"-
        err=re.compile(r"^perdure: --config=run.yaml: \S+ says its model itself; leave it out\n$"))
 shutil.copytree("llama.dcp", "bare", ignore=shutil.ignore_patterns("*.json"))
 expect("no-model", ["ckpt", "export", "bare", "out", "--format=gguf"], 78, err=said(
-    "bare does not say which model it is; give a configuration of a run with its model section: --config=run.yaml"))
+    "bare does not say which model it is; give the config.json of transformers, or a configuration of a run with its model section: --config=run.yaml"))
 expect("dry-run", ["ckpt", "export", "gpt2.llmc", "out", "--format=gguf", "--dry-run", "--only=attn_qkv.weight"], 0, re.compile(
     r"^TENSOR +KIND +TO +TYPE +FROM *\n(?:\S+(?:q|k|v)_proj\.weight +param +blk\.[01]\.attn_qkv\.weight +fp32 +qkvw *\n){6}$"))
 for name, words in (("absent", "absent does not exist; name a run, a checkpoint, or one of another system"),

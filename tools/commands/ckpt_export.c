@@ -104,7 +104,7 @@ static pd_status read_config(struct export *x, struct pd_error *err)
 {
     const char *file = x->options->config_file;
     const struct pd_catalog_text *yaml = pd_catalog_text(&x->source.catalog, "config.yaml");
-    if (x->is_foreign) return pd_ckpt_foreign_configure(&x->source, file, NULL, 0, &x->config, err);
+    if (x->is_foreign) return pd_ckpt_foreign_configure(&x->source, file, &x->config, err);
     if (file) PD_FAIL(err, PD_USAGE, "--config=%s: %s says its model itself; leave it out", file, x->source.path);
     return pd_config_parse_saved(yaml->text, NULL, 0, &x->config, err);
 }

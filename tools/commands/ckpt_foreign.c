@@ -1,5 +1,6 @@
 #include "tools/commands/ckpt_foreign.h"
 
+#include "resharder/catalog/model_directory.h"
 #include "resharder/convert/compare.h"
 #include "resharder/formats/perdure.h"
 #include "trainer/model/hugging_face.h"
@@ -99,40 +100,61 @@ pd_status pd_ckpt_foreign_model(const struct pd_ckpt_foreign *f, struct pd_model
     return st ? pd_error_context(err, st, "%s", f->path) : PD_OK;
 }
 
+static pd_status take_model(const char *name, const char *text, size_t bytes, struct pd_config *config, struct pd_error *err)
+{
+    PD_TRY(pd_hugging_face_read(name, text, bytes, &config->model, NULL, err));
+    if (config->batch.context > config->model.context) config->batch.context = config->model.context;
+    return PD_OK;
+}
+
 pd_status pd_ckpt_foreign_read_model(const struct pd_ckpt_foreign *f, struct pd_config *config, bool *ret_is_said,
                                      struct pd_error *err)
 {
     const struct pd_catalog_text *text = pd_catalog_text(&f->catalog, "config.json");
     *ret_is_said = text != NULL;
     if (!text) return PD_OK;
-    const pd_status st = pd_hugging_face_read("config.json", text->text, text->bytes, &config->model, NULL, err);
-    if (st) return pd_error_context(err, st, "%s", f->path);
-    if (config->batch.context > config->model.context) config->batch.context = config->model.context;
-    return PD_OK;
+    const pd_status st = take_model("config.json", text->text, text->bytes, config, err);
+    return st ? pd_error_context(err, st, "%s", f->path) : PD_OK;
 }
 
-static pd_status read_model_or_fail(const struct pd_ckpt_foreign *f, const char *file, struct pd_config *config,
-                                    struct pd_error *err)
+bool pd_ckpt_is_model_file(const char *file)
+{
+    const char *dot = file ? strrchr(file, '.') : NULL;
+    return dot && strcmp(dot, ".json") == 0;
+}
+
+static pd_status read_model_file(const struct pd_ckpt_foreign *f, const char *file, struct pd_config *config,
+                                 struct pd_error *err)
+{
+    char *text = NULL;
+    uint64_t bytes = 0;
+    PD_TRY(pd_formats_read_text(f->vfs, file, PD_CATALOG_TEXT_MAX, &text, &bytes, err));
+    const pd_status st = take_model(file, text, bytes, config, err);
+    free(text);
+    return st;
+}
+
+static pd_status read_any_model(const struct pd_ckpt_foreign *f, const char *file, struct pd_config *config,
+                                struct pd_error *err)
 {
     bool is_said;
+    if (pd_ckpt_is_model_file(file)) return read_model_file(f, file, config, err);
     PD_TRY(pd_ckpt_foreign_read_model(f, config, &is_said, err));
     if (is_said || file) return PD_OK;
     PD_FAIL(err, PD_INVALID,
-            "%s does not say which model it is; give a configuration of a run with its model section: --config=run.yaml",
+            "%s does not say which model it is; give the config.json of transformers, or a configuration of a run with its "
+            "model section: --config=run.yaml",
             f->path);
 }
 
-pd_status pd_ckpt_foreign_configure(const struct pd_ckpt_foreign *f, const char *file, const char *const *overrides,
-                                    uint32_t count, struct pd_config *ret_config, struct pd_error *err)
+pd_status pd_ckpt_foreign_configure(const struct pd_ckpt_foreign *f, const char *file, struct pd_config *ret_config,
+                                    struct pd_error *err)
 {
     /* Whoever goes on from it names its own. */
-    const char *all[PD_CKPT_FOREIGN_OVERRIDES_MAX + 2] = {"run.dir=imported", "data.train=[imported]"};
-    const uint32_t skipped = file ? 2 : 0;
-    PD_CHECK(count <= PD_CKPT_FOREIGN_OVERRIDES_MAX);
-    for (uint32_t i = 0; i < count; i++)
-        all[2 + i] = overrides[i];
-    PD_TRY(pd_config_load(file, all + skipped, 2 + count - skipped, ret_config, err));
-    const pd_status st = read_model_or_fail(f, file, ret_config, err);
+    static const char *const own[] = {"run.dir=imported", "data.train=[imported]"};
+    const char *run = pd_ckpt_is_model_file(file) ? NULL : file;
+    PD_TRY(pd_config_load(run, own, run ? 0 : 2, ret_config, err));
+    const pd_status st = read_any_model(f, file, ret_config, err);
     if (st) pd_config_deinit(ret_config);
     return st;
 }

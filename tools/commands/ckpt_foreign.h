@@ -28,12 +28,12 @@ PD_MUST_USE pd_status pd_ckpt_foreign_model(const struct pd_ckpt_foreign *foreig
 /* Into a configuration, whose context is then no longer than the model's.   *ret_is_said  false: there is no config.json */
 PD_MUST_USE pd_status pd_ckpt_foreign_read_model(const struct pd_ckpt_foreign *foreign, struct pd_config *config,
                                                  bool *ret_is_said, struct pd_error *err);
-#define PD_CKPT_FOREIGN_OVERRIDES_MAX 16u
-/* A configuration for one of another system: of `file`, or NULL, with overrides (count) and the model that it says it is.
+/* `file` of --config is a config.json of transformers: it says a model, and nothing of a run. */
+bool pd_ckpt_is_model_file(const char *file);
+/* A configuration for one of another system: of `file`, or NULL, with the model that it says it is, or that such a file says.
  *   errors  PD_INVALID: neither says a model; those of the configuration */
 PD_MUST_USE pd_status pd_ckpt_foreign_configure(const struct pd_ckpt_foreign *foreign, const char *file,
-                                                const char *const *overrides, uint32_t count, struct pd_config *ret_config,
-                                                struct pd_error *err);
+                                                struct pd_config *ret_config, struct pd_error *err);
 /* Counters as a checkpoint of ours has them: all of them, the step that of the updates where only those are known. */
 struct pd_catalog_counters pd_ckpt_foreign_counters(const struct pd_ckpt_foreign *foreign, const struct pd_config *config);
 /* Fails where an output matrix that the model ties to its token embedding is another one: an import would lose it.

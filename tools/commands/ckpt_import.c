@@ -65,22 +65,40 @@ static pd_status open_source(struct import *m, struct pd_error *err)
     return pd_ckpt_foreign_open(path, UINT64_MAX, &m->source, err);
 }
 
-/* Degrees of --layout, and numerics that admit them. */
+/* Numerics and a batch that admit the degrees, where nobody has chosen any. */
+static uint32_t admit(const struct pd_config *config, const struct pd_ckpt_layout *degrees, char texts[4][64])
+{
+    const uint64_t sequences = degrees->dp * config->batch.micro_batch;
+    snprintf(texts[0], sizeof texts[0], "numerics.virtual_tp=%" PRIu64, degrees->tp);
+    snprintf(texts[1], sizeof texts[1], "numerics.virtual_sp=%" PRIu64, degrees->sp);
+    if (sequences <= config->batch.sequences) return 2;
+    snprintf(texts[2], sizeof texts[2], "batch.sequences=%" PRIu64, sequences);
+    snprintf(texts[3], sizeof texts[3], "numerics.lanes=%" PRIu64, degrees->dp);
+    return 4;
+}
+
+/* The degrees of --layout are for the model that the source says it is: that comes first. */
 static pd_status configure(struct import *m, struct pd_ckpt_layout *degrees, struct pd_error *err)
 {
-    char virtual_tp[48], virtual_sp[48];
-    const char *overrides[PD_CKPT_LAYOUT_TEXTS + 2];
-    uint32_t count = 0;
+    char chosen[4][64], *yaml = NULL;
+    const char *overrides[PD_CKPT_LAYOUT_TEXTS + 4];
+    struct pd_config config;
     PD_TRY(pd_ckpt_layout_parse(m->options->layout ? m->options->layout : "dp=1", degrees, err));
-    for (; count < PD_CKPT_LAYOUT_TEXTS; count++)
-        overrides[count] = degrees->texts[count];
-    if (!m->options->config_file) {
-        snprintf(virtual_tp, sizeof virtual_tp, "numerics.virtual_tp=%" PRIu64, degrees->tp);
-        snprintf(virtual_sp, sizeof virtual_sp, "numerics.virtual_sp=%" PRIu64, degrees->sp);
-        overrides[count++] = virtual_tp;
-        overrides[count++] = virtual_sp;
-    }
-    return pd_ckpt_foreign_configure(&m->source, m->options->config_file, overrides, count, &m->config, err);
+    PD_TRY(pd_ckpt_foreign_configure(&m->source, m->options->config_file, &m->config, err));
+    const bool is_of_run = m->options->config_file && !pd_ckpt_is_model_file(m->options->config_file);
+    if (!is_of_run) PD_TRY(pd_ckpt_layout_check(degrees, 0, 0, err));
+    const uint32_t more = is_of_run ? 0 : admit(&m->config, degrees, chosen);
+    for (uint32_t i = 0; i < PD_CKPT_LAYOUT_TEXTS; i++)
+        overrides[i] = degrees->texts[i];
+    for (uint32_t i = 0; i < more; i++)
+        overrides[PD_CKPT_LAYOUT_TEXTS + i] = chosen[i];
+    PD_TRY(pd_config_print(&m->config, &yaml, err));
+    const pd_status st = pd_config_parse_saved(yaml, overrides, PD_CKPT_LAYOUT_TEXTS + more, &config, err);
+    free(yaml);
+    PD_TRY(st);
+    pd_config_deinit(&m->config);
+    m->config = config;
+    return PD_OK;
 }
 
 static pd_status link_source(struct import *m, struct pd_error *err)

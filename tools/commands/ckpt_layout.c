@@ -67,9 +67,34 @@ pd_status pd_ckpt_layout_parse(const char *text, struct pd_ckpt_layout *ret_layo
         snprintf(l.texts[i], sizeof l.texts[i], "layout.%s=%" PRIu64, degree_names[i], values[i]);
     snprintf(l.texts[STRIPES], sizeof l.texts[0], "layout.auto=false");
     snprintf(l.texts[STRIPES + 1], sizeof l.texts[0], "layout.ranks=%" PRIu64, l.world);
+    l.dp = values[0];
     l.tp = values[1];
     l.sp = values[3];
     l.stripes = (uint32_t)values[STRIPES];
     *ret_layout = l;
     return PD_OK;
+}
+
+/* Virtual degrees are powers of two, and what divides them is one. */
+static pd_status check_degree(const char *name, uint64_t degree, uint64_t virtual_degree, struct pd_error *err)
+{
+    uint64_t below = 1;
+    while (2 * below <= degree)
+        below *= 2;
+    if (below != degree && (!virtual_degree || below < virtual_degree))
+        PD_FAIL(err, PD_INVALID, "--layout: %s=%" PRIu64 " is no power of two; the nearest are %" PRIu64 " and %" PRIu64,
+                name, degree, below, 2 * below);
+    if (virtual_degree && degree > virtual_degree)
+        PD_FAIL(err, PD_INVALID,
+                "--layout: %s=%" PRIu64 " is more than numerics.virtual_%s of the checkpoint, %" PRIu64
+                ", on which its bits depend; take %s=%" PRIu64 " at most",
+                name, degree, name, virtual_degree, name, virtual_degree);
+    return PD_OK;
+}
+
+pd_status pd_ckpt_layout_check(const struct pd_ckpt_layout *layout, uint64_t virtual_tp, uint64_t virtual_sp,
+                               struct pd_error *err)
+{
+    PD_TRY(check_degree("tp", layout->tp, virtual_tp, err));
+    return check_degree("sp", layout->sp, virtual_sp, err);
 }

@@ -44,7 +44,9 @@ static pd_status lay_out(struct reshard *r, struct pd_error *err)
 {
     struct pd_ckpt_layout degrees;
     const char *overrides[PD_CKPT_LAYOUT_TEXTS];
+    const struct pd_layout *stored = &r->commit.state.layout;
     PD_TRY(pd_ckpt_layout_parse(r->options->layout, &degrees, err));
+    PD_TRY(pd_ckpt_layout_check(&degrees, stored->virtual_tp, stored->virtual_sp, err));
     for (int i = 0; i < PD_CKPT_LAYOUT_TEXTS; i++)
         overrides[i] = degrees.texts[i];
     PD_TRY(pd_config_parse_saved(r->commit.state.config, overrides, PD_CKPT_LAYOUT_TEXTS, &r->config, err));

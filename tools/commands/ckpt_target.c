@@ -11,9 +11,7 @@ pd_status pd_ckpt_target_open(struct pd_vfs *vfs, const char *path, struct pd_ck
     static const struct pd_store_options options = {
         .writable = true, .keep_last = UINT32_MAX, .quarantine_bytes_max = UINT64_MAX, .leaves_nothing = true};
     const pd_status st = pd_vfs_mkdir(vfs, path, err);
-    if (st == PD_NOT_FOUND)
-        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname \"%s\")\"", path, path);
-    if (st && st != PD_EXISTS) return st;
+    if (st && st != PD_EXISTS) return pd_formats_explain_above(st, path, err);
     *ret_target = (struct pd_ckpt_target){.vfs = vfs, .path = path, .has_made = !st};
     if (st && !pd_formats_is_directory(vfs, path))
         PD_FAIL(err, PD_USAGE, "%s is no directory; name one where the checkpoint is to lie", path);

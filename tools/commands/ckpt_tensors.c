@@ -217,16 +217,35 @@ static void print_subjects(const struct opened sides[2])
            memcmp(s[0]->identity.run_id, s[1]->identity.run_id, sizeof s[0]->identity.run_id) ? ", of two runs" : "");
 }
 
+/* PD_ONLY_LEFT or PD_ONLY_RIGHT where one side has all moments and the other none; *ret_count of them. Else PD_SAME. */
+static enum pd_difference find_lone_moments(const struct pd_diff *diff, uint64_t *ret_count)
+{
+    enum pd_difference lone = PD_SAME;
+    *ret_count = 0;
+    for (uint64_t i = 0; i < diff->count; i++) {
+        const enum pd_difference one = diff->rows[i].difference;
+        if (diff->rows[i].kind == PD_PARAM) continue;
+        if ((one != PD_ONLY_LEFT && one != PD_ONLY_RIGHT) || (lone && one != lone)) return PD_SAME;
+        lone = one;
+        ++*ret_count;
+    }
+    return lone;
+}
+
 pd_status pd_ckpt_diff_print(const struct pd_diff *diff, struct pd_error *err)
 {
     static const char *const headings[] = {"TENSOR", "KIND", "", "ELEMENTS", ">LARGEST", ">FIRST", "VALUES"};
     struct pd_table table;
-    if (diff->different_count) {
+    uint64_t moments;
+    const enum pd_difference lone = find_lone_moments(diff, &moments);
+    if (diff->different_count > (lone ? moments : 0)) {
         pd_table_init(&table, headings, 7);
         for (uint64_t i = 0; i < diff->count; i++)
-            if (diff->rows[i].difference != PD_SAME) diff_row(&table, &diff->rows[i]);
+            if (diff->rows[i].difference != PD_SAME && (!lone || diff->rows[i].kind == PD_PARAM))
+                diff_row(&table, &diff->rows[i]);
         PD_TRY(pd_table_print(&table, err));
     }
+    if (lone) printf("%s of moments %s\n", pd_counted(moments, "array").text, difference_names[lone]);
     printf("%" PRIu64 " of %s differ\n", diff->different_count, pd_counted(diff->count, "array").text);
     return PD_OK;
 }
