@@ -359,7 +359,7 @@ def other_data(bench):
     for other in (text[:-1], "X" + text[1:]):
         write(path, other)
         run = bench.start("a", f"run.dir={bench.place}/other", f"checkpoint.tiers[0].dir={bench.place}/other-tier")
-        said = r"host c has other data than that of rank 0 \(\w{16}, and there \w{16}\): .*text\.txt"
+        said = rf"host c has other data than rank 0: \S*/text\.txt has {len(other)} bytes \(digest \w{{16}}\), and there {len(text)} bytes \(digest \w{{16}}\); give all"
         if run.wait(timeout=harness.PATIENCE) != 78 or not re.search(said, bench.said()):
             bench.fail(f"host c has another text: exit {run.returncode}")
     write(path, text)

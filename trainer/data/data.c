@@ -352,7 +352,8 @@ static void fingerprint_members(struct pd_data *data)
 }
 
 /* Everything but the tokens, so that what is wrong with sizes is said before hours of reading. */
-static pd_status lay_out(struct pd_data *data, const struct pd_data_options *options, bool *ret_weighted, struct pd_error *err)
+static pd_status lay_out(struct pd_data *data, const struct pd_data_options *options, bool *ret_weighted,
+                         struct pd_error *err)
 {
     PD_TRY(check_options(options, err));
     PD_TRY(check_weights(options, ret_weighted, err));
@@ -441,6 +442,18 @@ uint64_t pd_data_sample_count(const struct pd_data *data, enum pd_split split)
 void pd_data_fingerprint(const struct pd_data *data, uint64_t ret_fingerprint[2])
 {
     memcpy(ret_fingerprint, data->fingerprint, sizeof data->fingerprint);
+}
+
+uint32_t pd_data_file_count(const struct pd_data *data)
+{
+    return data->member_count;
+}
+
+const char *pd_data_file(const struct pd_data *data, uint32_t i, struct pd_data_file *ret_file)
+{
+    const struct member *member = &data->members[i];
+    *ret_file = (struct pd_data_file){member->file.file_bytes, member->scan.digest};
+    return member->given;
 }
 
 /* The name that file i had, or NULL. */

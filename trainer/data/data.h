@@ -53,6 +53,12 @@ uint64_t pd_data_sample_count(const struct pd_data *data, enum pd_split split); 
 /* Of every byte, size, format and weight of all files in their order: what the commit records. Not of names and times: a
  * file may move. */
 void pd_data_fingerprint(const struct pd_data *data, uint64_t ret_fingerprint[2]);
+/* What tells a file from another of its name: to compare hosts that have copies. */
+struct pd_data_file {
+    uint64_t bytes, digest;
+};
+uint32_t pd_data_file_count(const struct pd_data *data); /* train files, then validation files */
+const char *pd_data_file(const struct pd_data *data, uint32_t i, struct pd_data_file *ret_file); /* its path, borrowed */
 /* PD_INVALID names what changed since `expected` was taken: the second word keeps 8 bits a file (the 8th for their number).
  * `before`: the options as they were then, for the names; NULL: not known. */
 PD_MUST_USE pd_status pd_data_check_fingerprint(const struct pd_data *data, const uint64_t expected[2],

@@ -196,20 +196,63 @@ static void log_kernels(const struct run *r)
     pd_log(PD_LOG_INFO, MODULE, "GPU kernels: %s", kernels);
 }
 
+/* The first file that differs from that of rank 0, where files do: what they are taken as may differ, too. theirs: (count) */
+static pd_status name_other_file(const struct pd_data *data, const struct pd_data_file *theirs, uint32_t count,
+                                 const char *host, struct pd_error *err)
+{
+    uint32_t differ = 0, first = 0;
+    char more[64] = "";
+    struct pd_data_file own;
+    for (uint32_t i = count; i-- > 0;) {
+        (void)pd_data_file(data, i, &own);
+        if (own.bytes == theirs[i].bytes && own.digest == theirs[i].digest) continue;
+        first = i;
+        differ++;
+    }
+    if (!differ)
+        PD_FAIL(err, PD_INVALID, "host %s takes its data for other than rank 0 does: formats, weights or order", host);
+    const char *path = pd_data_file(data, first, &own);
+    if (differ > 1) snprintf(more, sizeof more, ", the first of %u files that differ", differ);
+    PD_FAIL(err, PD_INVALID,
+            "host %s has other data than rank 0: %.500s has %llu bytes (digest %016llx), and there %llu bytes (digest "
+            "%016llx)%s; "
+            "give all hosts the same files",
+            host, path, (unsigned long long)own.bytes, (unsigned long long)own.digest,
+            (unsigned long long)theirs[first].bytes, (unsigned long long)theirs[first].digest, more);
+}
+
+static pd_status compare_data(struct run *r, const char *host, uint32_t count, struct pd_data_file *theirs,
+                              struct pd_error *err)
+{
+    uint64_t own[2], first[2];
+    pd_data_fingerprint(r->data, own);
+    memcpy(first, own, sizeof first);
+    for (uint32_t i = 0; i < count; i++)
+        (void)pd_data_file(r->data, i, &theirs[i]);
+    PD_TRY(pd_group_broadcast(&r->group, 0, first, sizeof first, err));
+    PD_TRY(pd_group_broadcast(&r->group, 0, theirs, count * sizeof *theirs, err));
+    const bool is_same = memcmp(own, first, sizeof own) == 0;
+    return pd_group_agree(&r->group, is_same ? PD_OK : name_other_file(r->data, theirs, count, host, err), err);
+}
+
 /* Each host reads its own files, and all of them were read when they were opened. */
 static pd_status agree_data(struct run *r, struct pd_error *err)
 {
-    uint64_t own[2], first[2];
     char host[64] = "";
-    pd_data_fingerprint(r->data, own);
-    memcpy(first, own, sizeof first);
-    PD_TRY(pd_group_broadcast(&r->group, 0, first, sizeof first, err));
-    pd_status st = pd_data_check_fingerprint(r->data, first, NULL, err);
+    pd_status st = PD_OK;
+    const uint32_t count = pd_data_file_count(r->data);
+    uint32_t first = count;
     (void)gethostname(host, sizeof host - 1);
-    if (st)
-        st = pd_error_context(err, st, "host %s has other data than that of rank 0 (%016llx, and there %016llx)", host,
-                              (unsigned long long)own[0], (unsigned long long)first[0]);
-    return pd_group_agree(&r->group, st, err);
+    PD_TRY(pd_group_broadcast(&r->group, 0, &first, sizeof first, err));
+    struct pd_data_file *theirs = calloc(count, sizeof *theirs);
+    if (!theirs) st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "a list of data files");
+    if (first != count)
+        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
+                          "host %s finds %u data files, and rank 0 %u: give all hosts the same files", host, count, first);
+    st = pd_group_agree(&r->group, st, err);
+    if (!st) st = compare_data(r, host, count, theirs, err);
+    free(theirs);
+    return st;
 }
 
 /* What fails here fails on some ranks only, in the middle of operations of all: the others are told by an end of these. */
