@@ -27,21 +27,44 @@ static pd_status add_tensor(struct pd_catalog *catalog, const struct pd_torch_ar
     return pd_catalog_add_piece(catalog, number, &piece, err);
 }
 
+/* `skipped`, or NULL: a value whose items were added already. */
+static pd_status add_items(struct pd_catalog *catalog, const struct pd_torch_archive *archive, uint32_t file,
+                           const struct pd_pickle_node *dict, const struct pd_pickle_node *skipped, struct pd_error *err)
+{
+    for (uint32_t i = 0; i + 1 < dict->count; i += 2) {
+        const char *name = pd_pickle_text(dict->items[i]);
+        if (dict->items[i + 1] == skipped) continue;
+        if (name && dict->items[i + 1]->type == PD_PICKLE_OBJECT && !skipped)
+            PD_TRY(add_tensor(catalog, archive, file, name, dict->items[i + 1], err));
+        else
+            PD_TRY(pd_catalog_add_unmapped(catalog, name ? name : "a value whose name is no text", err));
+    }
+    return PD_OK;
+}
+
+/* The model beside an optimizer and counters, under a name that trainers give it; or NULL. */
+static const struct pd_pickle_node *find_model(const struct pd_pickle_node *root)
+{
+    static const char *const names[] = {"model", "state_dict", "model_state_dict", "module"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const struct pd_pickle_node *found = pd_pickle_member(root, names[i]);
+        if (found && found->type == PD_PICKLE_DICT) return found;
+    }
+    return NULL;
+}
+
 static pd_status add_tensors(struct pd_catalog *catalog, const struct pd_torch_archive *archive, uint32_t file,
                              struct pd_error *err)
 {
     const struct pd_pickle_node *root = pd_pickle_root(archive->pickle);
-    const uint32_t before = catalog->tensor_count, count = root->type == PD_PICKLE_DICT ? root->count : 0;
-    for (uint32_t i = 0; i + 1 < count; i += 2) {
-        const char *name = pd_pickle_text(root->items[i]);
-        if (name && root->items[i + 1]->type == PD_PICKLE_OBJECT)
-            PD_TRY(add_tensor(catalog, archive, file, name, root->items[i + 1], err));
-        else
-            PD_TRY(pd_catalog_add_unmapped(catalog, name ? name : "a value whose name is no text", err));
-    }
+    const struct pd_pickle_node *model = root->type == PD_PICKLE_DICT ? find_model(root) : NULL;
+    const uint32_t before = catalog->tensor_count;
+    if (model) PD_TRY(add_items(catalog, archive, file, model, NULL, err));
+    if (root->type == PD_PICKLE_DICT) PD_TRY(add_items(catalog, archive, file, root, model, err));
     if (catalog->tensor_count > before) return PD_OK;
     PD_FAIL(err, PD_INVALID,
-            "%s is no dictionary of tensors; what is read is torch.save(model.state_dict(), \"pytorch_model.bin\")",
+            "%s is no dictionary of tensors; what is read is torch.save(model.state_dict(), \"pytorch_model.bin\"), or that "
+            "as \"model\", \"state_dict\", \"model_state_dict\" or \"module\" of a dictionary",
             archive->path);
 }
 
@@ -110,7 +133,7 @@ static pd_status read_any(struct pd_vfs *vfs, const char *path, struct pd_catalo
 
 const struct pd_format pd_format_torch = {
     .name = "torch",
-    .about = "torch.save of a state_dict: pytorch_model.bin or shards with an index, beside config.json",
+    .about = "torch.save of a state_dict, also as \"model\" of a dictionary: pytorch_model.bin or shards with an index",
     .recognizes = recognizes,
     .read = read_any,
     .plan = pd_format_not_written,

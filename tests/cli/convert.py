@@ -7,6 +7,7 @@ import re
 import shutil
 import struct
 
+from torch_file import torch_save
 from expect import finish, ANY, MINIMAL, expect, perdure, report, said, write
 
 write("text.txt", b"In the beginning was the word. " * 4000)
@@ -150,6 +151,10 @@ expect("import-shown", ["ckpt", "show", "in"], 0, re.compile(r"\nstep        0, 
 shutil.copy("hf/config.json", "theirs.json")
 expect("import-model-file", ["ckpt", "import", "bare", "in-bare", "--config=theirs.json", "--layout=tp=2"], 0, re.compile(", under dp 1, tp 2, "))
 expect("import-model-file-same-state", ["ckpt", "diff", "dcp", "in-bare"], 0, re.compile(r"\n0 of \d+ arrays differ\n$"))
+torch_save("hf/model.safetensors", "trainer.pt", "model_state_dict")
+expect("import-torch-nested", ["ckpt", "import", "trainer.pt", "in-nested", "--config=theirs.json", "--fresh-optimizer"], 0, re.compile(" from torch, "),
+       "not imported: step\nnot imported: optimizer\n")
+expect("import-torch-nested-same-state", ["ckpt", "diff", "trainer.pt", "hf"], 0, re.compile(r"^torch and safetensors\n0 of \d+ arrays differ\n$"))
 expect("import-no-model-file", ["ckpt", "import", "bare", "in-bare2", "--config=absent.json"], 78, err=re.compile("absent.json"))
 config = write("model.yaml", "run: {dir: other}\ndata: {train: text.txt}\nmodel: {preset: byte-1m, layers: 2, hidden: 64, heads: 2, ffn: 96, context: 32}\n"
                "batch: {context: 32, sequences: 4}\n")
