@@ -133,7 +133,8 @@ static pd_status place_link(struct store_dir *root, const struct store_drive *dr
 
 /* ---- opening ---- */
 
-/* Who shares the root must share the drive: a shard that only one host sees would have to be told to the others. */
+/* Who shares the root must share the drive: a shard that only one host sees would have to be told to the others. All ranks
+ * look at the same tables, so all say the same. */
 static pd_status check_shares(const struct store_dir *root, const struct store_dir *drive, struct pd_error *err)
 {
     if (memcmp(root->share_of, drive->share_of, root->group->size * sizeof *root->share_of) == 0) return PD_OK;
@@ -154,7 +155,7 @@ static pd_status join(struct store_drive *root, struct store_drive *drive, uint3
 {
     struct pd_group *group = root->dir.group;
     const bool leads = root->dir.leads_share;
-    PD_TRY(pd_group_agree(group, check_shares(&root->dir, &drive->dir, err), err));
+    PD_TRY(check_shares(&root->dir, &drive->dir, err));
     PD_TRY(pd_group_agree(group, leads ? mark_drive(root, drive, stripe, err) : PD_OK, err));
     PD_TRY(pd_group_agree(group, read_id(drive, err), err));
     PD_TRY(pd_group_agree(group, leads ? place_link(&root->dir, drive, err) : PD_OK, err));

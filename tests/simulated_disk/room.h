@@ -53,6 +53,8 @@ struct pd_sim_strike {
 
 /* Locks the disk, counts the operation, lets the fault strike. EIO on a dead host. pd_sim_end unlocks. */
 int pd_sim_begin(struct pd_vfs *vfs, enum pd_disk_operation operation, struct pd_sim_strike *ret_strike);
+/* What the caller hears, so that a line of the trace can end with it: an error that strikes hides that there is no such name. */
+int pd_sim_struck(const struct pd_sim_strike *strike, int result);
 int pd_sim_end(struct pd_vfs *vfs, const struct pd_sim_strike *strike, int result);
 /* The volume that a path of this host lies on, and the rest of the path. */
 struct pd_sim_volume *pd_sim_locate(struct pd_simulated_disk *disk, uint32_t host, const char *path, const char **ret_rest);

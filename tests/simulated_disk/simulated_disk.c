@@ -280,11 +280,16 @@ int pd_sim_begin(struct pd_vfs *vfs, enum pd_disk_operation operation, struct pd
     return 0;
 }
 
+int pd_sim_struck(const struct pd_sim_strike *strike, int result)
+{
+    const bool fails = strike->kind == PD_DISK_FAULT_ERROR || (strike->kind == PD_DISK_FAULT_ERROR_APPLIED && !result);
+    return fails ? strike->sys_errno : result;
+}
+
 int pd_sim_end(struct pd_vfs *vfs, const struct pd_sim_strike *strike, int result)
 {
     struct pd_sim_vfs *mine = vfs->context;
-    bool fails = strike->kind == PD_DISK_FAULT_ERROR || strike->kind == PD_DISK_FAULT_ERROR_APPLIED;
-    if (!result && fails) result = strike->sys_errno;
+    result = pd_sim_struck(strike, result);
     pthread_mutex_unlock(&mine->disk->mutex);
     return result;
 }

@@ -78,13 +78,6 @@ static const char *result_name(int result)
     return pd_status_name(pd_status_from_errno(result));
 }
 
-/* The status a line ends with must be that of the caller, so an injected error is put in before the line is written. */
-static int struck(const struct pd_sim_strike *strike, int result)
-{
-    bool fails = strike->kind == PD_DISK_FAULT_ERROR || strike->kind == PD_DISK_FAULT_ERROR_APPLIED;
-    return !result && fails ? strike->sys_errno : result;
-}
-
 /* ---- files ---- */
 
 static struct pd_sim_handle *handle_new(struct pd_simulated_disk *disk, struct pd_sim_node *node, bool direct)
@@ -142,7 +135,7 @@ static int sim_open(struct pd_file *file, unsigned flags)
     file->context = NULL;
     int result = pd_sim_begin(file->vfs, PD_DISK_OPEN, &strike);
     if (!result && strike.kind != PD_DISK_FAULT_ERROR) result = do_open(file, flags);
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     struct pd_sim_handle *handle = file->context;
     pd_sim_trace(disk, "open %" PRIu64 " %u", handle ? handle->id : 0, flags);
     pd_sim_trace_path(disk, file->path);
@@ -156,7 +149,7 @@ static int sim_close(struct pd_file *file)
     struct pd_sim_strike strike;
     struct pd_sim_handle *handle = file->context;
     int result = pd_sim_begin(file->vfs, PD_DISK_CLOSE, &strike);
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     pd_sim_trace(disk_of(file->vfs), "close %" PRIu64 " = %s\n", handle->id, result_name(result));
     handle_free(handle);
     return pd_sim_end(file->vfs, &strike, result);
@@ -192,7 +185,7 @@ static int sim_read(struct pd_file *file, uint64_t offset, void *data, uint64_t 
         uint64_t bit = pd_sim_below(&disk->random, moved * 8);
         ((uint8_t *)data)[bit / 8] ^= (uint8_t)(1u << (bit % 8));
     }
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     pd_sim_trace(disk, "read %" PRIu64 " %" PRIu64 " %" PRIu64 " = %s %" PRIu64 " %016" PRIx64 "\n", handle->id, offset,
                  asked, result_name(result), moved, disk->tracing ? pd_digest64(data, moved, 0) : 0);
     *ret_moved = moved;
@@ -258,7 +251,7 @@ static int sim_write(struct pd_file *file, uint64_t offset, const void *data, ui
     if (!result && !(file->flags & PD_OPEN_WRITE)) result = EBADF;
     if (!result) result = check_direct(handle, offset, data, bytes);
     if (!result) result = do_write(disk, handle, &strike, offset, data, bytes, &moved);
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     pd_sim_trace(disk, "write %" PRIu64 " %" PRIu64, handle->id, offset);
     pd_sim_trace_hex(disk, data, bytes);
     pd_sim_trace(disk, " = %s %" PRIu64 "\n", result_name(result), result ? 0 : moved);
@@ -286,7 +279,7 @@ static int resize_slot(struct pd_file *file, uint64_t bytes, enum pd_disk_operat
     struct pd_sim_strike strike;
     int result = pd_sim_begin(file->vfs, operation, &strike);
     if (!result && strike.kind != PD_DISK_FAULT_ERROR) result = body(file, bytes);
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     pd_sim_trace(disk_of(file->vfs), "%s %" PRIu64 " %" PRIu64 " = %s\n", pd_disk_operation_name(operation), handle->id,
                  bytes, result_name(result));
     return pd_sim_end(file->vfs, &strike, result);
@@ -311,7 +304,7 @@ static int sim_sync(struct pd_file *file)
         pd_sim_doom_content(handle->node);
     else if (!result && strike.kind != PD_DISK_FAULT_LOST_SYNC)
         pd_sim_sync_content(handle->node);
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     pd_sim_trace(disk_of(file->vfs), "sync %" PRIu64 " = %s\n", handle->id, result_name(result));
     return pd_sim_end(file->vfs, &strike, result);
 }
@@ -342,7 +335,7 @@ static int sim_file_stat(struct pd_file *file, struct pd_stat *ret_stat)
     struct pd_sim_strike strike;
     int result = pd_sim_begin(file->vfs, PD_DISK_STAT, &strike);
     if (!result) fill_stat(handle->node, ret_stat);
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     pd_sim_trace(disk_of(file->vfs), "file_stat %" PRIu64, handle->id);
     trace_stat(disk_of(file->vfs), result, ret_stat);
     return pd_sim_end(file->vfs, &strike, result);
@@ -371,7 +364,7 @@ static int two_path_slot(struct pd_vfs *vfs, enum pd_disk_operation operation, c
         struct pd_sim_volume *volume = volume_of_name(vfs, from, &from_rest);
         result = volume == volume_of_name(vfs, to, &to_rest) ? body(volume, from_rest, to_rest) : EXDEV;
     }
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     pd_sim_trace(disk, "%s", pd_disk_operation_name(operation));
     pd_sim_trace_path(disk, from);
     pd_sim_trace_path(disk, to);
@@ -400,7 +393,7 @@ static int sim_symlink(struct pd_vfs *vfs, const char *target, const char *path)
         result = pd_sim_symlink(volume, target, rest);
         disk->has_symlinks = disk->has_symlinks || !result;
     }
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     pd_sim_trace(disk, "symlink");
     pd_sim_trace_path(disk, target);
     pd_sim_trace_path(disk, path);
@@ -419,7 +412,7 @@ static int sim_readlink(struct pd_vfs *vfs, const char *path, char ret_target[PD
     if (!result) result = pd_sim_find(volume, rest, &node);
     if (!result && !node->target) result = EINVAL;
     if (!result) snprintf(ret_target, PD_VFS_PATH_MAX, "%s", node->target);
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     pd_sim_trace(disk, "readlink");
     pd_sim_trace_path(disk, path);
     pd_sim_trace(disk, " = %s\n", result_name(result));
@@ -437,7 +430,7 @@ static int one_path_slot(struct pd_vfs *vfs, enum pd_disk_operation operation, c
         struct pd_sim_volume *volume = volume_of_name(vfs, path, &rest);
         result = body(volume, rest);
     }
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     pd_sim_trace(disk, "%s", pd_disk_operation_name(operation));
     pd_sim_trace_path(disk, path);
     pd_sim_trace(disk, " = %s\n", result_name(result));
@@ -487,7 +480,7 @@ static int sim_sync_dir(struct pd_vfs *vfs, const char *path)
     int result = pd_sim_begin(vfs, PD_DISK_SYNC_DIR, &strike);
     struct pd_sim_volume *volume = volume_of(vfs, path, &rest);
     if (!result) result = sync_dir(volume, rest, strike.kind);
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     pd_sim_trace(disk, "sync_dir");
     pd_sim_trace_path(disk, path);
     pd_sim_trace(disk, " = %s\n", result_name(result));
@@ -504,7 +497,7 @@ static int sim_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_st
     struct pd_sim_volume *volume = volume_of(vfs, path, &rest);
     if (!result) result = pd_sim_find(volume, rest, &node);
     if (!result) fill_stat(node, ret_stat);
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     pd_sim_trace(disk, "stat");
     pd_sim_trace_path(disk, path);
     trace_stat(disk, result, ret_stat);
@@ -535,7 +528,7 @@ static int sim_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_
     struct pd_sim_volume *volume = volume_of(vfs, path, &rest);
     if (!result) result = pd_sim_find(volume, rest, &node);
     if (!result) fill_space(volume, ret_space);
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     pd_sim_trace(disk, "space");
     pd_sim_trace_path(disk, path);
     pd_sim_trace(disk, " = %s\n", result_name(result));
@@ -560,7 +553,7 @@ static int sim_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret
     int result = pd_sim_begin(vfs, PD_DISK_LIST, &strike);
     struct pd_sim_volume *volume = volume_of(vfs, path, &rest);
     if (!result) result = do_list(volume, rest, ret_listing);
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     pd_sim_trace(disk, "list");
     pd_sim_trace_path(disk, path);
     pd_sim_trace(disk, " = %s", result_name(result));
@@ -601,7 +594,7 @@ static int sim_lock(struct pd_vfs *vfs, const char *path, struct pd_lock *lock)
     struct pd_sim_strike strike;
     int result = pd_sim_begin(vfs, PD_DISK_LOCK, &strike);
     if (!result && strike.kind != PD_DISK_FAULT_ERROR) result = do_lock(vfs, path, lock);
-    result = struck(&strike, result);
+    result = pd_sim_struck(&strike, result);
     const struct pd_sim_handle *handle = lock->context;
     pd_sim_trace(disk, "lock %" PRIu64, handle ? handle->id : 0);
     pd_sim_trace_path(disk, path);

@@ -65,8 +65,9 @@ static pd_status act(void *state, struct pd_error *err)
     char what[1024];
     failing_what(what);
     for (uint32_t r = 0; r < l->room.ranks && strncmp(what, "pd_group_", 9) != 0; r++)
-        if (l->ended[r] == PD_PEER_LOST && st != PD_PEER_LOST)
-            return pd_error_context(err, pd_error_change(err, PD_BUG), "rank %u waits for one that has left it", r);
+        if (l->ended[r] != st)
+            return pd_error_context(err, pd_error_change(err, PD_BUG), "rank %u ends with %s", r,
+                                    pd_status_name(l->ended[r]));
     return st;
 }
 

@@ -92,6 +92,97 @@ Test(store_saves, a_full_disk_is_survived)
     room_free(&room);
 }
 
+/* ---- each operation that fails ---- */
+
+struct attempt {
+    pd_status (*act)(struct room_rank *rank, uint64_t step, struct pd_error *err);
+    pd_status ended[4]; /* of each rank */
+    uint64_t tried;
+};
+
+static pd_status begin(struct room_rank *rank, uint64_t step, struct pd_error *err)
+{
+    const struct pd_identity identity = room_identity(0, step);
+    char path[4096];
+    return pd_store_begin(rank->store, &identity, path, err);
+}
+
+static pd_status begin_generation(struct room_rank *rank, uint64_t step, struct pd_error *err)
+{
+    const struct pd_identity identity = room_identity(0, step);
+    const uint32_t slot = 0;
+    return pd_store_begin_generation(rank->store, &identity, &slot, rank->buffers, ROOM_BUFFER_BYTES, err);
+}
+
+static pd_status ask_for_space(struct room_rank *rank, uint64_t step, struct pd_error *err)
+{
+    (void)step;
+    return pd_store_check_space(rank->store, 0, 1 << 20, 3, err);
+}
+
+static pd_status give_up(struct room_rank *rank, struct pd_error *err)
+{
+    struct pd_shard_summary summary = {0};
+    struct pd_run_state state;
+    struct pd_error why = {0};
+    room_state(rank, &state, 0, 1);
+    const pd_status mine = pd_error_set(&why, PD_NO_SPACE, PD_WHERE, 0, "by a test");
+    if (pd_store_commit(rank->store, mine, &summary, &state, &why) == PD_NO_SPACE) return PD_OK;
+    PD_FAIL(err, PD_BUG, "%s", why.message);
+}
+
+static pd_status take_slot(struct room_rank *rank, struct pd_error *err)
+{
+    uint32_t slot;
+    char path[4096];
+    PD_TRY(pd_store_generation_take(rank->store, 0, &slot, path, err));
+    if (slot) PD_FAIL(err, PD_BUG, "slot %u", slot);
+    struct pd_file *file;
+    PD_TRY(pd_file_open(rank->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    return pd_file_close(file, err);
+}
+
+/* The n-th operation of any disk fails, for every n that there is: all ranks hear the same, and meet again behind it. */
+static pd_status each_operation_fails(struct room_rank *rank, struct pd_error *err)
+{
+    struct attempt *attempt = rank->context;
+    const uint32_t me = rank->group->rank;
+    if (attempt->act == begin_generation) PD_TRY(take_slot(rank, err));
+    for (uint64_t nth = 1, fired = 1; fired; nth++) {
+        const struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_ERROR, .nth = nth};
+        struct pd_error why = {0};
+        PD_TRY(pd_group_barrier(rank->group, err));
+        if (me == 0) pd_simulated_disk_set_fault(rank->room->disk, &fault);
+        PD_TRY(pd_group_barrier(rank->group, err));
+        attempt->ended[me] = attempt->act(rank, nth, &why);
+        PD_TRY(pd_group_barrier(rank->group, err));
+        fired = pd_simulated_disk_fired(rank->room->disk);
+        if (attempt->ended[me] != attempt->ended[0])
+            PD_FAIL(err, PD_BUG, "operation %llu fails: rank %u ends with %s, rank 0 with %s", (unsigned long long)nth, me,
+                    pd_status_name(attempt->ended[me]), pd_status_name(attempt->ended[0]));
+        PD_TRY(pd_group_barrier(rank->group, err));
+        if (me == 0) {
+            pd_simulated_disk_set_fault(rank->room->disk, NULL);
+            attempt->tried = nth;
+        }
+        PD_TRY(pd_group_barrier(rank->group, err));
+        if (attempt->ended[me] == PD_OK && attempt->act != ask_for_space) PD_TRY(give_up(rank, err));
+        PD_TRY(pd_store_prune(rank->store, err));
+    }
+    return PD_OK;
+}
+
+Test(store_saves, what_fails_on_one_rank_fails_on_all)
+{
+    for (int i = 0; i < 6; i++) {
+        struct attempt attempt = {.act = i / 2 == 0 ? begin : i / 2 == 1 ? begin_generation : ask_for_space};
+        struct room room = new_room(4, 2, i % 2);
+        launch(&room, each_operation_fails, &attempt, PD_OK);
+        cr_expect_gt(attempt.tried, 1, "%d: nothing failed", i);
+        room_free(&room);
+    }
+}
+
 /* ---- space ---- */
 
 static pd_status check_space(struct room_rank *rank, struct pd_error *err)
