@@ -42,8 +42,10 @@ static uint64_t block_count;
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t count, size_t bytes);
 void *__real_realloc(void *data, size_t bytes);
+void *__real_reallocarray(void *data, size_t count, size_t bytes);
 void *__real_aligned_alloc(size_t align, size_t bytes);
 char *__real_strdup(const char *text);
+char *__real_strndup(const char *text, size_t bytes);
 void __real_free(void *data);
 
 static pthread_t caller;
@@ -289,6 +291,7 @@ FAILS_MEMORY(void *, malloc, (size_t bytes), (bytes))
 FAILS_MEMORY(void *, calloc, (size_t count, size_t bytes), (count, bytes))
 FAILS_MEMORY(void *, aligned_alloc, (size_t align, size_t bytes), (align, bytes))
 FAILS_MEMORY(char *, strdup, (const char *text), (text))
+FAILS_MEMORY(char *, strndup, (const char *text, size_t bytes), (text, bytes))
 
 void *__wrap_realloc(void *data, size_t bytes);
 void *__wrap_realloc(void *data, size_t bytes)
@@ -296,6 +299,14 @@ void *__wrap_realloc(void *data, size_t bytes)
     if (fails_for("realloc", __builtin_return_address(0))) return errno = ENOMEM, NULL;
     forget(data);
     return keep(__real_realloc(data, bytes));
+}
+
+void *__wrap_reallocarray(void *data, size_t count, size_t bytes);
+void *__wrap_reallocarray(void *data, size_t count, size_t bytes)
+{
+    if (fails_for("reallocarray", __builtin_return_address(0))) return errno = ENOMEM, NULL;
+    forget(data);
+    return keep(__real_reallocarray(data, count, bytes));
 }
 
 void __wrap_free(void *data);
