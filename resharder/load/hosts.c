@@ -8,13 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bit s: this rank's host has shard s. */
-static void look_for_shards(const struct loader *l, uint8_t *bits, bool *ret_has_all)
+/* Bit s: this rank's host has shard s. One whose directory cannot be listed has none: others may. */
+static pd_status look_for_shards(const struct loader *l, uint8_t *bits, bool *ret_has_all, struct pd_error *err)
 {
     const uint32_t shards = l->request->commit->shard_count;
     struct pd_listing listing = {0};
     uint32_t count = 0, number;
-    if (pd_vfs_list(l->vfs, l->request->directory, &listing, NULL)) return;
+    const pd_status st = pd_vfs_list(l->vfs, l->request->directory, &listing, err);
+    if (st) return st == PD_NO_MEMORY ? st : PD_OK;
     for (uint32_t i = 0; i < listing.count; i++) {
         if (!pd_shard_name_parse(listing.names[i], &number) || number >= shards) continue;
         bits[number / 8] |= (uint8_t)(1u << number % 8);
@@ -22,6 +23,7 @@ static void look_for_shards(const struct loader *l, uint8_t *bits, bool *ret_has
     }
     pd_listing_deinit(&listing);
     *ret_has_all = count == shards;
+    return PD_OK;
 }
 
 /* Everybody learns whether all ranks see all shards: then nobody needs to know more. */
@@ -66,9 +68,9 @@ pd_status load_find_shards(struct loader *l, struct pd_error *err)
     st = pd_group_agree(l->group, st, err);
     if (!st) {
         memcpy(mine, &l->group->host, sizeof(uint32_t));
-        look_for_shards(l, mine + sizeof(uint32_t), &has_all);
-        st = see_alike(l, has_all, &alike, err);
+        st = pd_group_agree(l->group, look_for_shards(l, mine + sizeof(uint32_t), &has_all, err), err);
     }
+    if (!st) st = see_alike(l, has_all, &alike, err);
     if (!st && !alike) st = share_what_is_where(l, mine, row, err);
     free(mine);
     return st;
