@@ -394,13 +394,13 @@ Test(export, destinations_that_cannot_be_are_refused)
     refuse_destination(&x, "/nowhere/out", PD_NOT_FOUND, "the directory above /nowhere/out does not exist");
     OK(pd_vfs_symlink(x.s.vfs, "/nothing", "/link", err));
     refuse_destination(&x, "/link", PD_USAGE, "/link is there already");
-    snprintf(path, sizeof path, "/out.exporting");
+    size_t length = (size_t)snprintf(path, sizeof path, "/out.exporting");
     for (int depth = 0; depth < 6; depth++) { /* deeper than any format goes: not what an export left */
         OK(pd_vfs_mkdir(x.s.vfs, path, err));
-        strcat(path, "/a");
+        length += (size_t)snprintf(path + length, sizeof path - length, "/a");
     }
     refuse_destination(&x, "/out", PD_INVALID, "no export makes directories as deep as this");
-    path[strlen(path) - 2] = '\0';
+    path[length - 2] = '\0';
     OK(pd_vfs_stat(x.s.vfs, path, &stat, err));
     teardown(&x);
 }

@@ -18,7 +18,7 @@ static void set_up(void)
 {
     pd_group_init_single(&alone);
     for (int h = 0; h < HOSTS; h++) {
-        strcpy(dirs[h], "/tmp/perdure-steps-XXXXXX");
+        snprintf(dirs[h], sizeof dirs[h], "/tmp/perdure-steps-XXXXXX");
         cr_assert_not_null(mkdtemp(dirs[h]));
     }
 }
