@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@
 #include <sys/wait.h>
 
 #define FILL_ELEMENTS (UINT64_C(1) << 19)
+#define LOOK_NS UINT64_C(1000000) /* at a command that is measured in seconds */
 
 extern char **environ;
 
@@ -143,16 +145,18 @@ static pd_status spawn(const struct convert_bench *b, const char *const *argumen
     posix_spawn_file_actions_t actions;
     char text[1024] = "";
     pid_t pid = 0;
-    int status = 0;
+    int status = -1;
     if (posix_spawn_file_actions_init(&actions)) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for a process");
     int failed = posix_spawn_file_actions_addopen(&actions, 1, b->said, O_WRONLY | O_CREAT | O_TRUNC, 0666);
     if (!failed) failed = posix_spawn_file_actions_addopen(&actions, 2, b->errors, O_WRONLY | O_CREAT | O_TRUNC, 0666);
     if (!failed) failed = posix_spawn(&pid, "/proc/self/exe", &actions, NULL, (char *const *)arguments, environ);
     posix_spawn_file_actions_destroy(&actions);
     if (failed) PD_FAIL_ERRNO(err, failed, "starting perdure ckpt %s", arguments[2]);
-    while (wait4(pid, &status, 0, ret_usage) < 0)
-        if (errno != EINTR) PD_FAIL_ERRNO(err, errno, "waiting for perdure ckpt %s", arguments[2]);
+    for (bool is_told = false; wait4(pid, &status, WNOHANG, ret_usage) == 0; pd_clock_sleep_ns(NULL, LOOK_NS)) {
+        if (!is_told && pd_bench_should_leave()) is_told = kill(pid, SIGTERM) == 0;
+    }
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return PD_OK;
+    if (pd_bench_should_leave()) PD_FAIL(err, PD_STOPPED, "bench: asked to leave, its files are removed");
     PD_TRY(read_text(b->errors, text, sizeof text, err));
     PD_FAIL(err, PD_INVALID, "perdure ckpt %s failed: %s", arguments[2], text);
 }
