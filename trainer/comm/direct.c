@@ -173,9 +173,10 @@ static void direct_end(struct pd_progress *engine)
         const struct pd_link *link = &engine->exchange.links[engine->exchange.peers[i]];
         if (!link->is_send_begun) continue;
         struct pd_offer *offer = offer_between(engine, engine->slot, link->slot);
-        for (uint32_t seen = PD_OFFER_OFFERED; seen != PD_OFFER_EMPTY; sched_yield()) {
-            seen = PD_OFFER_OFFERED; /* again after TAKING, when a receiver of sums gave it back */
-            if (atomic_compare_exchange_strong(&offer->state, &seen, PD_OFFER_EMPTY)) break;
+        uint32_t seen = PD_OFFER_OFFERED; /* again after TAKING, when a receiver of sums gave it back */
+        while (!atomic_compare_exchange_strong(&offer->state, &seen, PD_OFFER_EMPTY) && seen != PD_OFFER_EMPTY) {
+            seen = PD_OFFER_OFFERED;
+            sched_yield();
         }
     }
 }
