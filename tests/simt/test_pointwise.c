@@ -112,6 +112,52 @@ Test(pointwise, rope)
     fixture_free(&f);
 }
 
+/* From elsewhere, on the CPU and here: what a copy in front of it would leave, and nothing between rows. */
+static void check_rope_from(struct fixture *f, enum pd_dtype dtype, uint64_t head_size, uint64_t ld_from, uint64_t ld)
+{
+    enum { ROWS = 5, HEADS = 3, POSITIONS = 9 };
+    uint64_t seed = head_size + ld_from + ld;
+    const uint64_t row = HEADS * head_size * pd_dtype_bytes(dtype), from_row = ld_from * pd_dtype_bytes(dtype),
+                   to_row = ld * pd_dtype_bytes(dtype);
+    struct room from = room_random(dtype, ROWS * ld_from, 0, 1, &seed);
+    struct room want = room_random(dtype, ROWS * ld, 0, 1, &seed), cpu = room_copy(&want), got = room_copy(&want);
+    struct room table = room_random(PD_F32, POSITIONS * head_size, 0, 1, &seed);
+    int32_t positions[ROWS] = {3, 0, 8, 1, 1};
+    struct pd_rope r = {.rows = ROWS,
+                        .heads = HEADS,
+                        .head_size = (uint32_t)head_size,
+                        .dtype = dtype,
+                        .x = want.data,
+                        .ld = ld,
+                        .positions = positions,
+                        .cos_sin = table.data};
+    MUST(pd_copy_rows(f->math, ROWS, row, want.data, to_row, from.data, from_row, &err));
+    MUST(pd_rope(f->math, &r, &err));
+    r.from = from.data, r.ld_from = ld_from;
+    r.x = cpu.data;
+    MUST(pd_rope(f->math, &r, &err));
+    r.x = got.data;
+    MUST(pd_cuda_rope(NULL, &r, &err));
+    rooms_equal(&cpu, &want, "rope from elsewhere, CPU");
+    rooms_equal(&got, &want, "rope from elsewhere");
+    struct room *all[] = {&want, &cpu, &got, &table, &from};
+    for (size_t i = 0; i < 5; i++)
+        room_free(all[i]);
+}
+
+Test(pointwise, rope_from_elsewhere)
+{
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    for (size_t d = 0; d < 3; d++) {
+        check_rope_from(&f, all_dtypes[d], 64, 192, 320);
+        check_rope_from(&f, all_dtypes[d], 64, 200, 192);
+        check_rope_from(&f, all_dtypes[d], 64, 201, 192);
+        check_rope_from(&f, all_dtypes[d], 64, 192, 193);
+        check_rope_from(&f, all_dtypes[d], 6, 18, 40);
+    }
+    fixture_free(&f);
+}
+
 static void check_add(struct fixture *f, enum pd_dtype dtype, size_t n, size_t shift, bool first)
 {
     uint64_t seed = n;

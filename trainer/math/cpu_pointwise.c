@@ -133,9 +133,12 @@ pd_status PD_CPU(swiglu_backward)(struct pd_math *math, uint64_t rows, uint64_t 
 V16_INLINE void rope_row(enum pd_dtype dtype, const struct pd_rope *r, uint64_t row)
 {
     struct pd_cpu_turn turn;
+    const uint64_t bytes = pd_dtype_bytes(dtype);
+    char *to = (char *)r->x + row * r->ld * bytes;
+    const char *from = r->from ? (const char *)r->from + row * r->ld_from * bytes : to;
     pd_cpu_turn_of(r->cos_sin, r->positions[row], r->head_size / 2, r->inverse, &turn);
     for (uint32_t head = 0; head < r->heads; head++)
-        pd_cpu_turn_head(dtype, &turn, r->x, r->x, row * r->ld + (uint64_t)head * r->head_size, r->head_size / 2);
+        pd_cpu_turn_head(dtype, &turn, from, to, (uint64_t)head * r->head_size, r->head_size / 2);
 }
 
 PD_DTYPE_BODY(rope_body, struct pd_rope, dtype, rope_row)

@@ -68,6 +68,7 @@ pd_status pd_rope(struct pd_math *math, const struct pd_rope *r, struct pd_error
     if (r->rows == 0 || r->heads == 0) return PD_OK;
     PD_CHECK(dtype_is_known(r->dtype) && r->x && r->positions && r->cos_sin);
     PD_CHECK(r->head_size > 0 && r->head_size % 2 == 0 && r->ld >= (uint64_t)r->heads * r->head_size);
+    PD_CHECK(!r->from || r->ld_from >= (uint64_t)r->heads * r->head_size);
     return math->ops->rope(math, r, err);
 }
 

@@ -72,7 +72,8 @@ struct pd_norm {
     float *dweight, *dbias; /* (C) overwritten; dbias NULL for RMS norm */
 };
 
-/* Rotates pairs (x[i], x[i + D/2]) of each head in place (Su et al. 2021, the Hugging Face arrangement). */
+/* Rotates pairs (x[i], x[i + D/2]) of each head (Su et al. 2021, the Hugging Face arrangement), in place or on the way from
+ * elsewhere, which it does not overlap. */
 struct pd_rope {
     uint64_t rows;
     uint32_t heads, head_size;
@@ -82,6 +83,8 @@ struct pd_rope {
     const int32_t *positions; /* (R) */
     const float *cos_sin;     /* (positions, D/2, 2) */
     bool inverse;             /* backward: rotates the other way */
+    const void *from;         /* (R, heads*D), ld_from between rows: what is rotated into x; NULL: x itself */
+    uint64_t ld_from;
 };
 
 /* Causal grouped-query attention; never holds T x T (Dao et al. 2022). Query t sees keys first[t] .. t of its sequence.

@@ -29,12 +29,17 @@ static pd_status rotate_run(struct pd_transformer *t, const struct pd_micro_batc
     return rope.heads ? pd_rope(t->math, &rope, err) : PD_OK;
 }
 
-/* Of families whose heads have norms, head_norms.c rotates them. */
+bool pd_attention_rotates(const struct pd_transformer *t)
+{
+    return t->family->positions == PD_POSITIONS_ROPE && !t->family->has_head_norms;
+}
+
+/* Of families whose heads have norms, head_norms.c rotates them; heads that are exchanged for rows, heads_exchange.c. */
 static pd_status rotate(struct pd_transformer *t, const struct pd_micro_batch_input *input, struct pd_range rows,
                         const struct pd_qkv *x, uint64_t k_columns, bool inverse, struct pd_error *err)
 {
     const uint64_t q = t->share.q_columns;
-    if (t->family->positions != PD_POSITIONS_ROPE || t->family->has_head_norms) return PD_OK;
+    if (!pd_attention_rotates(t) || t->sp.by_heads) return PD_OK;
     /* q and k are neighbours, so their heads are rotated as one run. */
     if (!t->sp.by_parts) return rotate_run(t, input, rows, x->q, q + k_columns, x->ld_q, inverse, err);
     PD_TRY(rotate_run(t, input, rows, x->q, q, x->ld_q, inverse, err));

@@ -101,6 +101,27 @@ static pd_status pack(const struct heads *h, char *block, uint64_t row, uint64_t
                     : pd_copy_rows(h->t->math, h->t->rows, bytes, columns, ld, block + at, row, err);
 }
 
+/* As pack, of heads of queries or keys: they are turned on their way into a block, and back on their way out of one. */
+static pd_status pack_turned(const struct heads *h, char *block, uint64_t row, char *columns, uint64_t ld, uint64_t bytes,
+                             bool to_block, struct pd_error *err)
+{
+    const struct pd_transformer *t = h->t;
+    const uint64_t size = t->model->config.head_size, element = t->element_bytes;
+    if (!pd_attention_rotates(t)) return pack(h, block, row, 0, columns, ld, bytes, to_block, err);
+    const struct pd_rope rope = {.rows = t->rows,
+                                 .heads = (uint32_t)(bytes / element / size),
+                                 .head_size = (uint32_t)size,
+                                 .dtype = t->options.dtype,
+                                 .x = to_block ? block : columns,
+                                 .ld = (to_block ? row : ld) / element,
+                                 .positions = h->input->positions,
+                                 .cos_sin = t->cos_sin,
+                                 .inverse = !to_block,
+                                 .from = to_block ? columns : block,
+                                 .ld_from = (to_block ? ld : row) / element};
+    return pd_rope(t->math, &rope, err);
+}
+
 static pd_status pack_qkv(const struct heads *h, char *blocks, const struct rows m[2], const struct pd_qkv *x,
                           bool to_blocks, struct pd_error *err)
 {
@@ -108,8 +129,8 @@ static pd_status pack_qkv(const struct heads *h, char *blocks, const struct rows
     const uint64_t ld_q = x->ld_q * t->element_bytes, ld_kv = x->ld_kv * t->element_bytes;
     for (uint32_t r = 0; r < t->partition.sp; r++) {
         char *q = block_of(h, blocks, m, 2, r, 0), *kv = block_of(h, blocks, m, 2, r, 1);
-        PD_TRY(pack(h, q, h->q, 0, x->q + r * h->q, ld_q, h->q, to_blocks, err));
-        PD_TRY(pack(h, kv, 2 * h->k, 0, x->k + r * h->k, ld_kv, h->k, to_blocks, err));
+        PD_TRY(pack_turned(h, q, h->q, x->q + r * h->q, ld_q, h->q, to_blocks, err));
+        PD_TRY(pack_turned(h, kv, 2 * h->k, x->k + r * h->k, ld_kv, h->k, to_blocks, err));
         PD_TRY(pack(h, kv, 2 * h->k, h->k, x->v + r * h->k, ld_kv, h->k, to_blocks, err));
     }
     return PD_OK;

@@ -216,6 +216,8 @@ PD_MUST_USE pd_status pd_norm_gradient(struct pd_transformer *t, const struct pd
 /* ---- block_attention.c ---- */
 struct pd_qkv pd_qkv_of(const struct pd_transformer *t, void *base, uint64_t k_columns);
 struct pd_attention pd_attention_of(const struct pd_transformer *t);
+/* RoPE is of attention's and not of its heads' norms'. */
+bool pd_attention_rotates(const struct pd_transformer *t);
 /* Of some sequences; all of them where these are cut. */
 PD_MUST_USE pd_status pd_block_attention_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                                  struct pd_block_activations *a, struct pd_range sequences,

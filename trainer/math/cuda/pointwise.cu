@@ -132,24 +132,28 @@ template <enum pd_dtype D> struct rope {
     {
         const uint32_t half = r.head_size / 2, head = static_cast<uint32_t>(pair) / half;
         const uint32_t i = static_cast<uint32_t>(pair) % half;
-        const uint64_t from = row * r.ld + static_cast<uint64_t>(head) * r.head_size + i;
+        const uint64_t column = static_cast<uint64_t>(head) * r.head_size + i, from = row * r.ld_from + column,
+                       to = row * r.ld + column;
         const float *angles = r.cos_sin + (static_cast<uint64_t>(r.positions[row]) * half + i) * 2;
         float a[N], b[N];
-        pd_get_n<D, N>(r.x, from, a);
-        pd_get_n<D, N>(r.x, from + half, b);
+        pd_get_n<D, N>(r.from, from, a);
+        pd_get_n<D, N>(r.from, from + half, b);
         for (int j = 0; j < N; j++)
             pd_rotate(a[j], b[j], angles[2 * j], (r.inverse ? -1.0f : 1.0f) * angles[2 * j + 1]);
-        pd_put_n<D, N>(r.x, from, a);
-        pd_put_n<D, N>(r.x, from + half, b);
+        pd_put_n<D, N>(r.x, to, a);
+        pd_put_n<D, N>(r.x, to + half, b);
     }
 };
 
 pd_status pd_cuda_rope(void *stream, const struct pd_rope *r, struct pd_error *err)
 {
     const uint32_t half = r->head_size / 2;
-    const bool aligned = pd_is_16_aligned(r->x) && half % WIDE == 0 && r->ld % WIDE == 0;
     const uint64_t pairs = static_cast<uint64_t>(r->heads) * half;
-    PD_WITH_DTYPE(r->dtype, D, return pd_each_row_launch<WIDE>(stream, r->rows, pairs, aligned, rope<D>{*r}, err));
+    struct pd_rope both = *r;
+    if (!r->from) both.from = r->x, both.ld_from = r->ld;
+    const bool aligned = pd_is_16_aligned(both.x) && pd_is_16_aligned(both.from) && half % WIDE == 0 &&
+                         both.ld % WIDE == 0 && both.ld_from % WIDE == 0;
+    PD_WITH_DTYPE(r->dtype, D, return pd_each_row_launch<WIDE>(stream, r->rows, pairs, aligned, rope<D>{both}, err));
 }
 
 /* ---- sums of two, casts ---- */
