@@ -1,5 +1,6 @@
-/* Which kernels a GPU gets, by its compute capability: a row each. A capability that is not listed runs the row of the
- * latest listed one before it from PTX, which the driver compiles: right, and nobody has looked at its speed.
+/* Which kernels a GPU gets, by its compute capability: a row each. A capability that is not listed runs the machine code of the
+ * latest listed one before it with its major number, else PTX of 8.0, which the driver compiles: right, and nobody has looked at
+ * its speed.
  *
  *   code       what the build compiles for it (PERDURE_CUDA_ARCHITECTURES): machine code runs on its own capability and on
  *              later ones of the same major number

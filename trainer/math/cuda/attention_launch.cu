@@ -138,7 +138,7 @@ void pd_cuda_attention_name(const struct pd_attention *sizes, uint32_t capabilit
     else if (a)
         snprintf(ret_name, bytes, "%s (sm_%u)", names[kernels], a->code);
     else
-        snprintf(ret_name, bytes, "%s (PTX, compiled by the driver)", names[kernels]);
+        snprintf(ret_name, bytes, "%s (not listed: PTX, or code of its major number)", names[kernels]);
 }
 
 /* The kernels of a call of this table's sizes. */
