@@ -81,11 +81,15 @@ done
 
 # Opened by name when there is a GPU. Several hundred MiB: MANIFEST says how many.
 bring() {
+  local folder library
+  local -A brought
   for folder in "${CUDA_HOME:-/usr/local/cuda}/lib64" $(ldconfig -p | awk -v n="$1" '$1 ~ "^" n { sub("/[^/]*$", "", $NF); print $NF }'); do
-    if compgen -G "$folder/$1*" >/dev/null; then
-      cp -L "$folder/$1"* "$out/lib/"
-      return
-    fi
+    compgen -G "$folder/$1*" >/dev/null || continue
+    for library in "$folder/$1"*; do # the name that programs open comes before what it links to, which would be the same once more
+      [ -n "${brought[$(readlink -f "$library")]:-}" ] || cp -L "$library" "$out/lib/"
+      brought[$(readlink -f "$library")]=yes
+    done
+    return
   done
   echo "bundle: no $1 here; the bundle relies on the machine's" >&2
 }
