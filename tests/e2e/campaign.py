@@ -11,6 +11,7 @@ PERDURE_TEST_SCALE of 10 or more 400 more are drawn at random. Moments come from
 for N cases drawn at random; or the name of one case, as a failure prints it.
 """
 import concurrent.futures
+import functools
 import glob
 import itertools
 import os
@@ -94,6 +95,7 @@ def pairs_of(case):
     return {((a, case[a]), (b, case[b])) for a, b in itertools.combinations(sorted(case), 2)}
 
 
+@functools.cache
 def covering():
     """COVER_CASES cases in which every pair that may occur does."""
     chooser = random.Random(COVER_SEED)
@@ -326,7 +328,7 @@ class Case:
 
 def one(workspace, name, seed, data):
     kind, number = name.split("-")
-    factors = covering()[int(number)] if kind == "pairs" else draw(random.Random(f"{seed}:{number}"), {}, FACTORS)
+    factors = dict(covering()[int(number)]) if kind == "pairs" else draw(random.Random(f"{seed}:{number}"), {}, FACTORS)
     try:
         Case(workspace, name, factors, seed, data).run()
     except Exception as error:  # pylint: disable=broad-except
