@@ -2,7 +2,7 @@
  * and both moments have the bits of one rank with the same numerics, and every rank takes exactly what was planned. ZeRO
  * stages, interleaving, recomputation and of how many blocks, shard groups and threads go round with the layouts.
  *
- * By default every second layout of each numerics is tried, the others under other numerics; PERDURE_TEST_SCALE=10 tries all
+ * By default every third layout of each numerics is tried, the others under other numerics; PERDURE_TEST_SCALE=10 tries all
  * of them with everything that goes round. PERDURE_LAYOUT=dp,tp,pp,sp runs that one alone. */
 #include "tests/helpers/scale.h"
 #include "tests/unit/engine/engine_run.h"
