@@ -1,7 +1,8 @@
 /* perdure bench convert: a checkpoint of another format imported, and one of ours exported, against raw direct I/O.
  *
  * The candidate is the command itself, in a process of its own, so that its largest resident memory is its alone. The raw side
- * writes what the command wrote and reads what it read, its reading back included: bytes that are verified are bytes read. */
+ * writes as much as the command wrote, reads the files that it read, and reads back what it wrote itself: bytes that are verified
+ * are bytes read. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/json.h"
 #include "ckpt/io/raw_bench.h"
@@ -29,7 +30,7 @@ extern char **environ;
 /* One direction. */
 struct conversion {
     struct pd_pairs pairs;
-    uint64_t bytes_read, bytes_written; /* by the command, reading back included */
+    uint64_t bytes_read, bytes_written, bytes_read_back; /* by the command */
 };
 
 struct convert_bench {
@@ -168,7 +169,6 @@ static pd_status run_command(struct convert_bench *b, const char *const *argumen
     struct rusage usage;
     struct pd_json_document *document = NULL;
     char text[4096];
-    uint64_t read = 0, back = 0;
     PD_TRY(pd_bench_room_remove(&b->room, "target", err));
     PD_TRY(pd_bench_room_settle(&b->room, err));
     const uint64_t start = pd_clock_monotonic_ns(NULL);
@@ -178,10 +178,9 @@ static pd_status run_command(struct convert_bench *b, const char *const *argumen
     PD_TRY(read_text(b->said, text, sizeof text, err));
     PD_TRY(pd_json_parse("perdure ckpt --json", text, strlen(text), &document, err));
     const struct pd_json_value *root = pd_json_root(document);
-    const bool is_good = pd_json_is_u64(pd_json_member(root, "bytes_read"), &read) &&
-                         pd_json_is_u64(pd_json_member(root, "bytes_read_back"), &back) &&
+    const bool is_good = pd_json_is_u64(pd_json_member(root, "bytes_read"), &c->bytes_read) &&
+                         pd_json_is_u64(pd_json_member(root, "bytes_read_back"), &c->bytes_read_back) &&
                          pd_json_is_u64(pd_json_member(root, "bytes_written"), &c->bytes_written);
-    c->bytes_read = read + back;
     pd_json_document_free(document);
     return is_good ? PD_OK : pd_error_set(err, PD_BUG, PD_WHERE, 0, "bench: ckpt %s does not say its bytes", arguments[2]);
 }
@@ -209,31 +208,66 @@ static pd_status export(void *bench, double *ret_seconds, struct pd_error *err)
 
 /* ---- the raw side ---- */
 
-static pd_status move_raw(struct convert_bench *b, const struct conversion *c, double *ret_seconds, struct pd_error *err)
+static pd_status read_raw(struct convert_bench *b, const char *path, uint64_t file_bytes, uint64_t *left, double *seconds,
+                          struct pd_error *err)
+{
+    const uint64_t whole = file_bytes / PD_VFS_ALIGN * PD_VFS_ALIGN, bytes = *left < whole ? *left : whole;
+    double more = 0;
+    if (!bytes) return PD_OK;
+    PD_TRY(pd_raw_bench_read(b->raw, path, bytes, &more, err));
+    *seconds += more;
+    *left -= bytes;
+    return PD_OK;
+}
+
+/* Up to *left bytes of the files of a directory and of those in it. */
+static pd_status read_directory(struct convert_bench *b, const char *directory, uint64_t *left, double *seconds,
+                                struct pd_error *err)
+{
+    struct pd_vfs *vfs = b->room.vfs;
+    struct pd_listing listing;
+    PD_TRY(pd_vfs_list(vfs, directory, &listing, err));
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; i < listing.count && !st; i++) {
+        char path[4096 + 256];
+        struct pd_stat stat;
+        (void)snprintf(path, sizeof path, "%s/%s", directory, listing.names[i]);
+        st = pd_vfs_stat(vfs, path, &stat, err);
+        if (!st && stat.type == PD_ENTRY_DIRECTORY)
+            st = read_directory(b, path, left, seconds, err);
+        else if (!st)
+            st = read_raw(b, path, stat.bytes, left, seconds, err);
+    }
+    pd_listing_deinit(&listing);
+    return st;
+}
+
+/* What the command read of its source more than once is read of what was written. */
+static pd_status move_raw(struct convert_bench *b, const struct conversion *c, const char *source, double *ret_seconds,
+                          struct pd_error *err)
 {
     char path[4096];
-    double seconds = 0;
+    uint64_t left = c->bytes_read;
     pd_bench_room_path(&b->room, "raw", path);
     PD_TRY(pd_bench_room_remove(&b->room, "raw", err));
     PD_TRY(pd_bench_room_settle(&b->room, err));
     PD_TRY(pd_raw_bench_write(b->raw, path, c->bytes_written, PD_RAW_FRESH, ret_seconds, err));
-    for (uint64_t left = c->bytes_read; left;) {
-        const uint64_t bytes = left < c->bytes_written ? left : c->bytes_written;
-        PD_TRY(pd_raw_bench_read(b->raw, path, bytes, &seconds, err));
-        *ret_seconds += seconds;
-        left -= bytes;
-    }
+    PD_TRY(read_directory(b, source, &left, ret_seconds, err));
+    for (left += c->bytes_read_back; left >= PD_VFS_ALIGN && c->bytes_written >= PD_VFS_ALIGN;)
+        PD_TRY(read_raw(b, path, c->bytes_written, &left, ret_seconds, err));
     return pd_bench_room_remove(&b->room, "raw", err);
 }
 
 static pd_status raw_import(void *bench, double *ret_seconds, struct pd_error *err)
 {
-    return move_raw(bench, &((struct convert_bench *)bench)->imports, ret_seconds, err);
+    struct convert_bench *b = bench;
+    return move_raw(b, &b->imports, b->source, ret_seconds, err);
 }
 
 static pd_status raw_export(void *bench, double *ret_seconds, struct pd_error *err)
 {
-    return move_raw(bench, &((struct convert_bench *)bench)->exports, ret_seconds, err);
+    struct convert_bench *b = bench;
+    return move_raw(b, &b->exports, b->ours, ret_seconds, err);
 }
 
 /* ---- the bench ---- */
@@ -269,7 +303,7 @@ static void report_conversion(const struct conversion *c, const char *ratio, con
     const struct pd_pairs_summary summary = pd_pairs_summarise(&c->pairs);
     pd_bench_report_ratio(r, ratio, &summary);
     pd_report_double(r, seconds, summary.candidate_s, PD_UNIT_SECONDS);
-    pd_report_u64(r, bytes, c->bytes_read + c->bytes_written, PD_UNIT_BYTES);
+    pd_report_u64(r, bytes, c->bytes_read + c->bytes_written + c->bytes_read_back, PD_UNIT_BYTES);
 }
 
 static pd_status measure_and_report(struct convert_bench *b, struct pd_error *err)
@@ -302,14 +336,13 @@ pd_status pd_bench_convert(int argc, char **argv, struct pd_error *err)
                                    &b.format,
                                    .expected = "safetensors or dcp"},
                                   {0}};
-    const struct pd_usage usage = {
-        .doc =
-            "perdure ckpt import and export of weights of --bytes in fp32, alternated with raw direct writes and reads of "
-            "as "
-            "many bytes. What the commands read back to verify counts as read. import_ratio, export_ratio: seconds of the "
-            "command / raw. peak_rss_bytes: the largest of the commands.",
-        .options = options,
-        .json = &b.options.json};
+    const struct pd_usage usage = {.doc = "perdure ckpt import and export of weights of --bytes in fp32, alternated with "
+                                          "raw direct writes of as many bytes "
+                                          "and reads of the same files. What the commands read back to verify counts as "
+                                          "read. import_ratio, export_ratio: seconds of the "
+                                          "command / raw. peak_rss_bytes: the largest of the commands.",
+                                   .options = options,
+                                   .json = &b.options.json};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     PD_TRY(pd_bench_room_open(b.options.dir, 14 * b.options.bytes, true, &b.room, err));
     const pd_status st = measure_and_report(&b, err);
