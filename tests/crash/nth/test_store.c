@@ -46,11 +46,14 @@ static pd_status live(struct room_rank *rank, struct pd_error *err)
     return pd_store_count_quarantined(rank->store, &count, err);
 }
 
+static bool has_replicas; /* on other hosts: then a launch only opens */
+
 static pd_status rank_main(struct pd_group *group, void *context, struct pd_error *err)
 {
     struct failing_room *l = context;
-    const struct pd_store_options options = room_options();
-    struct room_launch launch = {&l->room, live, NULL, &options};
+    struct pd_store_options options = room_options();
+    options.replicas = has_replicas;
+    struct room_launch launch = {&l->room, has_replicas ? campaign_only_open : live, NULL, &options};
     return l->ended[group->rank] = room_rank_main(group, &launch, err);
 }
 
@@ -74,7 +77,7 @@ static pd_status act(void *state, struct pd_error *err)
 static pd_status check(void *state, struct pd_error *err)
 {
     struct failing_room *l = state;
-    struct campaign_check c = {.least = CAMPAIGN_BASE_STEPS + 2, .most = CAMPAIGN_BASE_STEPS + 4};
+    struct campaign_check c = {.least = CAMPAIGN_BASE_STEPS + (has_replicas ? 0 : 2), .most = CAMPAIGN_BASE_STEPS + 4};
     for (uint32_t host = 0; host < l->room.hosts; host++)
         pd_simulated_disk_kill(l->room.disk, host);
     return room_launch(&l->room, campaign_look, &c, err);
@@ -96,6 +99,13 @@ Test(nth_store, under_a_limit_of_memory)
     cr_assert_eq(setrlimit(RLIMIT_AS, &limit), 0);
     failing_only("mmap64");
     sweep_world(ONE_RANK);
+}
+
+Test(nth_store, memory_for_replicas)
+{
+    has_replicas = true;
+    failing_only("calloc");
+    sweep_world(LOCAL_DISKS);
 }
 
 #define EACH(name, world)   \

@@ -1,4 +1,4 @@
-/* A tier that is bad when a launch begins: read-only, unreadable, damaged, absent, somebody else's. */
+/* A tier that is bad when a launch begins: read-only, unreadable, damaged, absent, somebody else's; or bad later, on one host alone. */
 #include "tests/helpers/tier_flow.h"
 
 static void set_up(void)
@@ -183,5 +183,42 @@ Test(bad_tiers, one_that_comes_back_with_another_run_is_left_alone)
     options.tiers[2].keep_last = 1;
     RUN(&room, &options, save_once_more, NULL);
     RUN(&room, &other, has_step_four, NULL);
+    room_free(&room);
+}
+
+/* ---- what fails on one host fails on all ---- */
+
+static pd_status copy_what_one_host_cannot_read(struct tier_rank *rank, struct pd_error *err)
+{
+    struct tier_job job = {
+        .task = TIER_REPLICATE, .step = 5, .source = "/disk/step-000000000005-1", .name = "step-000000000005-1"};
+    struct pd_error why = {0};
+    pd_status st = PD_OK;
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    PD_TRY(tier_save(rank, 5, NULL, err));
+    PD_TRY(tier_finish(rank, 5, -1, err));
+    pd_comm_set_time_limit(rank->replica_comm, 60); /* of waiting for ranks that have gone their own way */
+    pd_comm_set_time_limit(rank->comms[1], 60);
+    if (rank->world.rank == rank->world.size - 1)
+        st = pd_vfs_unlink(rank->room.vfs, "/disk/step-000000000005-1/commit.h5", err);
+    PD_TRY(pd_group_agree(&rank->world, st, err));
+    st = tier_replicate(rank->tiers->replicator, &job, &why);
+    EXPECT(st == PD_STOPPED, "to the other host: %s: %s", pd_status_name(st), why.message);
+    job.task = TIER_COPY;
+    st = tier_copy(&rank->tiers->tiers[1], &job, &why);
+    EXPECT(st == PD_NOT_FOUND, "to the next tier: %s: %s", pd_status_name(st), why.message);
+    return PD_OK;
+}
+
+Test(bad_tiers, what_one_host_cannot_read_nobody_copies)
+{
+    const struct pd_tiers_options options = {.tiers = {{.dir = "/disk", .every = 1, .keep_last = 2, .replicas = 1},
+                                                       {.dir = "/net/c", .every = 5, .keep_last = 2}},
+                                             .count = 2,
+                                             .quarantine_bytes_max = 1 << 20};
+    struct room room;
+    tier_be_quiet();
+    make_room(&room, 0, 0);
+    RUN(&room, &options, copy_what_one_host_cannot_read, NULL);
     room_free(&room);
 }

@@ -215,6 +215,73 @@ Test(store, what_is_linked_from_an_archive_stays)
     room_free(&room);
 }
 
+static pd_status expect_two(struct room_rank *rank, struct pd_error *err)
+{
+    return expect_steps(rank, (uint64_t[]){3, 2}, 2, err);
+}
+
+/* A link that retention took away does not come back with a power loss. */
+static pd_status remove_link(struct room_rank *rank, struct pd_error *err)
+{
+    static const char step[] = ROOM_ROOT "/step-000000000001-1";
+    struct pd_simulated_disk **ret_after = rank->context;
+    PD_TRY(room_save(rank, 1, err));
+    PD_TRY(pd_vfs_rename(rank->vfs, step, "/archived", err));
+    PD_TRY(pd_vfs_symlink(rank->vfs, "/archived", step, err));
+    PD_TRY(pd_vfs_sync_dir(rank->vfs, "/", err));
+    for (uint64_t number = 2; number <= 3; number++)
+        PD_TRY(room_save(rank, number, err));
+    PD_TRY(pd_store_prune(rank->store, err));
+    return pd_simulated_disk_clone(rank->room->disk, ret_after, err);
+}
+
+Test(store, a_link_that_retention_took_stays_away)
+{
+    struct room room = new_room(1, 1, false);
+    struct pd_simulated_disk *after = NULL;
+    struct pd_error err = {0};
+    launch(&room, remove_link, &after, PD_OK);
+    for (uint64_t seed = 0; seed < 32; seed++) {
+        struct room later = room;
+        expect(pd_simulated_disk_clone(after, &later.disk, &err), PD_OK, &err);
+        pd_simulated_disk_crash(later.disk, PD_DISK_ALL_HOSTS, seed);
+        launch(&later, expect_two, NULL, PD_OK);
+        room_free(&later);
+    }
+    pd_simulated_disk_free(after);
+    room_free(&room);
+}
+
+static pd_status save_on_a_sick_disk(struct room_rank *rank, unsigned operations, struct pd_error *err)
+{
+    struct pd_error why = {0};
+    pd_simulated_disk_set_fault(
+        rank->room->disk,
+        &(struct pd_disk_fault){.kind = PD_DISK_FAULT_ERROR, .nth = 1, .persistent = true, .operations = operations});
+    const pd_status st = room_save(rank, 1, &why);
+    pd_simulated_disk_set_fault(rank->room->disk, NULL);
+    if (st != PD_IO) PD_FAIL(err, PD_BUG, "a save on a sick disk ends with %s: %s", pd_status_name(st), why.message);
+    return PD_OK;
+}
+
+/* What could not be removed is in the way of what is to be removed later, under the same name: neither stays. */
+static pd_status fail_twice(struct room_rank *rank, struct pd_error *err)
+{
+    PD_TRY(save_on_a_sick_disk(rank, PD_DISK_MASK(PD_DISK_SYNC) | PD_DISK_MASK(PD_DISK_UNLINK), err));
+    if (count_names(rank->vfs, ROOM_ROOT "/pool-1", "trash-") != 1) PD_FAIL(err, PD_BUG, "nothing is in the way");
+    PD_TRY(save_on_a_sick_disk(rank, PD_DISK_MASK(PD_DISK_SYNC), err));
+    if (count_names(rank->vfs, ROOM_ROOT, "step-")) PD_FAIL(err, PD_BUG, "the second save was not removed");
+    if (count_names(rank->vfs, ROOM_ROOT "/pool-1", "trash-")) PD_FAIL(err, PD_BUG, "what could not be removed stays");
+    return room_save(rank, 1, err);
+}
+
+Test(store, what_could_not_be_removed_is_in_nobodys_way)
+{
+    struct room room = new_room(1, 1, false);
+    launch(&room, fail_twice, NULL, PD_OK);
+    room_free(&room);
+}
+
 /* Sixty saves leave as many names as ten: nothing piles up. */
 static pd_status save_sixty(struct room_rank *rank, struct pd_error *err)
 {
