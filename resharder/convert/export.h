@@ -12,7 +12,7 @@
 #include "resharder/catalog/view.h"
 #include "resharder/formats/format.h"
 
-#define PD_EXPORT_BUFFER_BYTES (UINT64_C(193) << 20)
+#define PD_EXPORT_BUFFER_BYTES (UINT64_C(161) << 20)
 
 struct pd_export;
 

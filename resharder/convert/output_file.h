@@ -5,7 +5,7 @@
 #include "ckpt/io/transfer_ring.h"
 #include "resharder/catalog/catalog.h"
 
-#define PD_OUTPUT_SLOTS 24u
+#define PD_OUTPUT_SLOTS 8u
 #define PD_OUTPUT_SLOT_BYTES (UINT64_C(2) << 20)
 
 struct pd_output {
