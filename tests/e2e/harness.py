@@ -12,6 +12,11 @@ import time
 
 os.environ.setdefault("PERDURE_GRACE_S", "600")  # a busy machine is no batch system that takes it away
 
+# Ignored under nohup, or where a shell starts this in the background, and then by every run too.
+for ignored in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL)
+
 # Nothing here takes a hundredth of it: who waits so long waits for something that does not come. Slow machines are no failure.
 PATIENCE = 600
 

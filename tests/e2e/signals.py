@@ -93,7 +93,6 @@ def one(workspace, config, packed, phase, name, dice, pace):
 
 
 def body(workspace, arguments):
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where a shell starts this in the background, and then by the run too
     seed = int(os.environ.get("PERDURE_TEST_SEED", random.randrange(1 << 30)))
     dice, pace, seconds = random.Random(seed), {}, []
     print(f"PERDURE_TEST_SEED={seed}", flush=True)
