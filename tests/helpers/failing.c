@@ -35,6 +35,7 @@ static const void *calls_seen[PLACES_MAX];
 static bool persists, has_fired;
 static const char *only; /* or NULL */
 static const char *fired_what;
+static bool fired_in_group;
 static struct chain fired_from;
 static struct block *blocks; /* (BLOCKS_MAX), by address */
 static uint64_t block_count;
@@ -49,7 +50,8 @@ char *__real_strndup(const char *text, size_t bytes);
 void __real_free(void *data);
 
 static pthread_t caller;
-static int caller_depth; /* calls around what fails, in that thread */
+static int caller_depth;            /* calls around what fails, in that thread */
+static _Thread_local bool in_group; /* in a collective of several ranks */
 
 void failing_from_here(void)
 {
@@ -113,6 +115,7 @@ static bool fails_for(const char *what, const void *from)
     const bool fails = mode == FAILS && (has_fired ? persists && strcmp(what, fired_what) == 0 : place == wanted);
     if (fails && !has_fired) {
         fired_what = what;
+        fired_in_group = in_group;
         fired_from = chain;
     }
     if (fails) __atomic_store_n(&has_fired, true, __ATOMIC_RELAXED);
@@ -199,6 +202,11 @@ static void describe(void *const *calls, int depth, char text[1024])
         used += (size_t)snprintf(text + used, 1024 - used, " %s", slash ? slash + 1 : names[i]);
     }
     __real_free(names);
+}
+
+bool failing_breaks_group(void)
+{
+    return fired_in_group;
 }
 
 void failing_what(char ret_text[1024])
@@ -329,7 +337,10 @@ FAILS(int, pthread_create, EAGAIN,
     {                                                                          \
         if (group->size == 1 && fails_for(#name, __builtin_return_address(0))) \
             PD_FAIL(err, PD_PEER_LOST, "a peer is gone");                      \
-        return __real_##name arguments;                                        \
+        in_group = group->size > 1;                                            \
+        const pd_status st = __real_##name arguments;                          \
+        in_group = false;                                                      \
+        return st;                                                             \
     }
 FAILS_GROUP(pd_group_barrier, (struct pd_group * group, struct pd_error *err), (group, err))
 FAILS_GROUP(pd_group_gather,

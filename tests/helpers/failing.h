@@ -22,6 +22,8 @@ bool failing_has_fired(void);
 uint32_t failing_places(void); /* noted so far */
 /* What was allocated since failing_record or failing_next and is not free, and from where one of it was: "" when there is none. */
 uint64_t failing_leaks(char ret_where[1024]);
+/* What failed last did so inside a collective of several ranks: the others only hear that a peer is lost. */
+bool failing_breaks_group(void);
 /* What failed last: "calloc", and the calls that led there. */
 void failing_what(char ret_text[1024]);
 

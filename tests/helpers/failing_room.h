@@ -24,6 +24,25 @@ static inline void *failing_room_new(const void *context, struct room (*make_bas
     return r;
 }
 
+/* Before a run in which each rank notes what it ends with. */
+static inline void failing_room_begin(struct failing_room *r)
+{
+    for (uint32_t i = 0; i < r->room.ranks; i++)
+        r->ended[i] = PD_STATUS_COUNT;
+}
+
+/* `st`: of the run. All ranks want to end with it, where all had begun and could still speak to each other. */
+static inline pd_status failing_room_judge(const struct failing_room *r, pd_status st, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < r->room.ranks; i++)
+        if (r->ended[i] == PD_STATUS_COUNT || failing_breaks_group()) return st;
+    for (uint32_t i = 0; i < r->room.ranks; i++)
+        if (r->ended[i] != st)
+            return pd_error_context(err, pd_error_change(err, PD_BUG), "rank %u ends with %s", i,
+                                    pd_status_name(r->ended[i]));
+    return st;
+}
+
 static inline void failing_room_free(void *state)
 {
     struct failing_room *r = state;

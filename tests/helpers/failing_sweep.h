@@ -8,7 +8,14 @@
 #include "tests/helpers/scale.h"
 
 #include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#define FAILING_SECONDS_MAX 60u /* a try takes some milliseconds */
 
 struct failing_case {
     const char *name;
@@ -21,6 +28,44 @@ struct failing_case {
     struct pd_simulated_disk *(*disk)(void *state); /* whose operations fail, too; NULL: none */
     const void *context;
 };
+
+/* Ends a process in which a try does not end. It counts its own turns, so that what stops the process does not count. */
+struct failing_watch {
+    const char *name;
+    _Atomic uint64_t tries;
+    atomic_bool is_over;
+    pthread_t thread;
+};
+
+static inline void *failing_watch_main(void *context)
+{
+    struct failing_watch *w = context;
+    const unsigned turn_us = 50000;
+    uint64_t seen = 0;
+    for (unsigned turns = 0; !w->is_over; turns++) {
+        usleep(turn_us);
+        if (w->tries != seen) turns = 0;
+        seen = w->tries;
+        if (turns < FAILING_SECONDS_MAX * (1000000 / turn_us)) continue;
+        char what[1024];
+        failing_what(what);
+        fprintf(stderr, "%s: somebody waits for ever; failed was %s\n", w->name, what);
+        abort();
+    }
+    return NULL;
+}
+
+static inline void failing_watch_begin(struct failing_watch *watch, const char *name)
+{
+    *watch = (struct failing_watch){.name = name};
+    cr_assert_eq(pthread_create(&watch->thread, NULL, failing_watch_main, watch), 0);
+}
+
+static inline void failing_watch_end(struct failing_watch *watch)
+{
+    watch->is_over = true;
+    pthread_join(watch->thread, NULL);
+}
 
 static inline void failing_arm(const struct failing_case *c, void *state, bool is_armed)
 {
@@ -84,6 +129,8 @@ static inline void failing_sweep(const struct failing_case *c)
 {
     const bool some = c->some && test_scale() < 10;
     uint64_t tried = 0, fired = 0;
+    struct failing_watch watch;
+    failing_watch_begin(&watch, c->name);
     failing_list(c);
     for (int persists = 0; persists < 2; persists++) {
         failing_rewind();
@@ -96,8 +143,10 @@ static inline void failing_sweep(const struct failing_case *c)
                 break;
             }
             fired += failing_once(c, state);
+            watch.tries++;
         }
     }
+    failing_watch_end(&watch);
     cr_log_info("%s: %u places, %lu tries, %lu failures", c->name, failing_places(), tried, fired);
     cr_assert(2 * fired > tried, "%s: %lu tries and only %lu failures", c->name, tried,
               fired); /* threads do not always come by */

@@ -30,6 +30,7 @@ struct tier_launch {
     tier_script *script;
     void *context;
     uint32_t first_host; /* machines are numbered from here */
+    pd_status *ended;    /* (ranks) what each comes to from its pd_tiers_open on; NULL: nobody asks */
 };
 
 /* As many machines again stand by. */
@@ -219,6 +220,14 @@ static inline pd_status tier_make_state(struct tier_rank *rank, struct pd_error 
     return generation_init(rank->state, &rank->room, err);
 }
 
+static inline pd_status tier_rank_live(struct tier_rank *rank, const struct pd_tiers_options *options, tier_script *script,
+                                       struct pd_error *err)
+{
+    PD_TRY(pd_tiers_open(rank->room.vfs, options, &rank->tiers, err));
+    if (options->generations) PD_TRY(tier_make_state(rank, err));
+    return script(rank, err);
+}
+
 static inline pd_status tier_rank_run(struct tier_rank *rank, struct pd_comm *comm, const struct tier_launch *launch,
                                       struct pd_error *err)
 {
@@ -245,9 +254,9 @@ static inline pd_status tier_rank_run(struct tier_rank *rank, struct pd_comm *co
     options.needs_first = options.generations;
     pd_clock_manual_init(&rank->clock, 1, 0);
     options.clock = &rank->clock.clock;
-    PD_TRY(pd_tiers_open(rank->room.vfs, &options, &rank->tiers, err));
-    if (options.generations) PD_TRY(tier_make_state(rank, err));
-    return launch->script(rank, err);
+    st = tier_rank_live(rank, &options, launch->script, err);
+    if (launch->ended) launch->ended[comm->rank] = st;
+    return st;
 }
 
 static inline pd_status tier_rank_main(struct pd_comm *comm, void *context, struct pd_error *err)
@@ -281,7 +290,7 @@ static inline void tier_swallow(void *context, const char *line, size_t bytes)
 static inline pd_status tier_run_on(struct room *room, uint32_t first_host, const struct pd_tiers_options *options,
                                     tier_script *script, void *context, struct pd_error *err)
 {
-    struct tier_launch launch = {room, options, script, context, first_host};
+    struct tier_launch launch = {room, options, script, context, first_host, NULL};
     return pd_comm_run_local(room->ranks, room->hosts, tier_rank_main, &launch, err);
 }
 

@@ -60,18 +60,9 @@ static pd_status rank_main(struct pd_group *group, void *context, struct pd_erro
 static pd_status act(void *state, struct pd_error *err)
 {
     struct failing_room *l = state;
-    for (uint32_t r = 0; r < l->room.ranks; r++)
-        l->ended[r] = PD_STATUS_COUNT;
+    failing_room_begin(l);
     const pd_status st = pd_group_run_local(l->room.ranks, l->room.hosts, rank_main, l, err);
-    for (uint32_t r = 0; r < l->room.ranks; r++)
-        if (l->ended[r] == PD_STATUS_COUNT) return st; /* it has not begun */
-    char what[1024];
-    failing_what(what);
-    for (uint32_t r = 0; r < l->room.ranks && strncmp(what, "pd_group_", 9) != 0; r++)
-        if (l->ended[r] != st)
-            return pd_error_context(err, pd_error_change(err, PD_BUG), "rank %u ends with %s", r,
-                                    pd_status_name(l->ended[r]));
-    return st;
+    return failing_room_judge(l, st, err);
 }
 
 static pd_status check(void *state, struct pd_error *err)
