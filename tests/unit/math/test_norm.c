@@ -229,7 +229,7 @@ static void check_turned(struct fixture *f, enum pd_dtype dtype, uint32_t tokens
                             .weight = weight[0].data,
                             .rstd = rstd[apart].data,
                             .out = x[apart].data};
-        struct pd_rope rope = {tokens, heads, columns, dtype, x[apart].data, ld, positions, angles.data, false};
+        struct pd_rope rope = {tokens, heads, columns, dtype, x[apart].data, ld, positions, angles.data, false, NULL, 0};
         if (apart) n.heads = first, n.rows = (uint64_t)tokens * first;
         MUST(pd_norm_forward(f->math, &n, &err));
         if (apart) {
