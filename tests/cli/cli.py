@@ -209,6 +209,9 @@ for name, entry, files in (("directory", "holes", "holes: 1 file: a.txt; left ou
     expect(f"train-data-{name}-with-an-empty-file", ["train", ONE, f"run.dir=with-{name}", f"data.train={entry}"], 0,
            err=re.compile(re.escape(f"{files} (empty)\n") + r"(.*\n)*.* done: step 1, "))
 expect("train-of-one", ["train", ONE], 0, err=re.compile("starting 1 rank (.*\n)*.* on 1 rank x 1 thread\n"))
+write("hosts", "localhost\n")
+expect("train-of-fewer-places", ["train", ONE, "run.dir=few", "layout.ranks=2", "layout.transport=auto", "batch.sequences=2", "launch.hosts=hosts"], 0,
+       err=re.compile("starting 1 rank .*\n.*layout.ranks asks for 2; a line NAME:N in launch.hosts gives a host N ranks\n(.*\n)*.* done: step 1, "))
 expect("train-of-one-done", ["train", ONE], 0, err=re.compile("nothing to train: run.steps is 1, and step 1 is saved; a larger run.steps goes on\n$"))
 expect("train-of-one-again", ["train", ONE, "--fresh"], 78, err=re.compile("one/checkpoints holds 1 checkpoint, the newest of step 1; "))
 if not ONLY:

@@ -106,7 +106,7 @@ def hang(workspace, config, known, where, overrides=(), chooser=None):
         run.send_signal(signal.SIGTERM)
         run.wait(timeout=harness.PATIENCE)
     said = re.search(rf"rank \d \(process {pid}\) holds up the run: .*stopped \(SIGSTOP\), at (step \d+, micro-batch \d, |opening|its beginning).*: ending it", harness.read(log))
-    if run.returncode != 75 or not said or where not in said[0]:
+    if run.returncode != 75 or not said or where not in said[0] or harness.read(log).count(" holds up the run: ") != 1:
         raise harness.Failure(f"{where}: exit {run.returncode}, said {said and said[0]}\n{harness.read(log)}")
     losses = harness.losses(directory)
     if any(losses[step] != bits for step, bits in known.items() if step in losses):

@@ -220,6 +220,7 @@ static bool is_hung(struct facts *f)
 {
     if (!f->end->hang[0]) return false;
     f->verdict->may_be_network = true;
+    f->verdict->is_told = true;
     f->verdict->lost = 1;
     f->verdict->lost_ranks[0] = f->end->hang_rank;
     f->verdict->is_lost_here = f->end->is_hang_here;

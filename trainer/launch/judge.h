@@ -45,6 +45,7 @@ struct pd_launch_verdict {
     enum pd_launch_next next;
     uint32_t lost;                             /* ranks that ended without a word */
     uint32_t lost_ranks[PD_LAUNCH_LOST_NAMED]; /* the first of them */
+    bool is_told;                              /* the message is in the log: a hang, when it was seen */
     bool is_lost_here;                         /* they ran on this host, which can start them again */
     bool has_begun;                            /* a rank has joined the others, or was killed before it could */
     uint64_t stepped_ns, known_ns,

@@ -5,9 +5,9 @@
 #include "ckpt/base/words.h"
 #include "trainer/launch/hold.h"
 #include "trainer/launch/job.h"
+#include "trainer/notes/note.h"
 #include "trainer/run/events.h"
 #include "trainer/run/launched.h"
-#include "trainer/notes/note.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -42,6 +42,8 @@ struct launch_state {
     struct pd_note_suspect suspect;
     char suspect_host[PD_LAUNCH_HOST_BYTES]; /* of launch.hosts; "": of none */
     bool is_charged;                         /* the last end, to hosts and not to the run */
+    bool is_on_purpose;                      /* the last end: --chaos struck in that start */
+    uint64_t struck;                         /* failures on purpose until then */
     uint32_t died;                           /* ranks that died at the last end, without progress since */
     uint32_t died_ranks[PD_LAUNCH_LOST_NAMED];
     char last_words[sizeof((struct pd_error *)0)->message];
@@ -247,6 +249,15 @@ static pd_status await_hosts(struct launch_state *state, const struct pd_launch_
     return set_next(state, verdict, true, err);
 }
 
+/* Since the last end. What this launch has done to itself says nothing of the run. */
+static bool was_struck(struct launch_state *state)
+{
+    const struct pd_chaos *chaos = state->requests.chaos;
+    const uint64_t before = state->struck;
+    if (chaos) state->struck = chaos->count;
+    return state->struck != before;
+}
+
 /* Sets what the next start is, or returns the end of the launch. */
 static pd_status judge(struct launch_state *state, struct pd_launch_verdict *verdict, bool *ret_is_over,
                        struct pd_error *err)
@@ -269,10 +280,11 @@ static pd_status judge(struct launch_state *state, struct pd_launch_verdict *ver
     step_look(state);
     /* A start behind the loss of a host has no fault of its own when it does not begin: once. */
     const bool is_aftermath = !verdict->has_begun && state->is_charged;
-    *ret_is_over = !(is_regrouped || is_charged || is_aftermath);
+    state->is_on_purpose = was_struck(state);
+    *ret_is_over = !(is_regrouped || is_charged || is_aftermath || state->is_on_purpose);
     if (!*ret_is_over) {
         PD_TRY(set_next(state, verdict, true, err));
-        state->is_charged &= !is_aftermath;
+        state->is_charged &= !is_aftermath && (is_regrouped || is_charged);
         return PD_OK;
     }
     if (is_the_same_again(state, verdict))
@@ -299,19 +311,28 @@ static void log_start(const struct launch_state *state)
            state->start.ranks == 1 ? "" : "s", state->layout.summary, state->layout.summary[0] ? "; " : "",
            state->start.transport == PD_TRANSPORT_LOCAL ? "threads of one process" : "processes",
            state->start.hosts ? " on " : "", state->start.hosts ? state->start.hosts : "", from);
+    if (!state->restarts && state->start.ranks < state->launch->ranks)
+        pd_log_warn(MODULE, "layout.ranks asks for %u; a line NAME:N in launch.hosts gives a host N ranks",
+                    state->launch->ranks);
 }
 
 static void log_end(const struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
+    char hung[32];
+    const char *message = verdict->message;
+    snprintf(hung, sizeof hung, "rank %u is ended", verdict->lost_ranks[0]);
+    if (verdict->is_told) message = hung;
     if (verdict->next == PD_LAUNCH_AWAIT) return; /* said before the wait */
     if (verdict->status == PD_STOPPED)
         pd_log_info(MODULE, "%s", verdict->message);
     else if (state->is_charged)
-        pd_log_warn(MODULE, "%s; the others go on", verdict->message);
+        pd_log_warn(MODULE, "%s; the others go on", message);
+    else if (state->is_on_purpose)
+        pd_log_warn(MODULE, "%s; on purpose, so it is not counted", message);
     else if (!verdict->has_begun && !state->idle_restarts)
-        pd_log_warn(MODULE, "%s; once more", verdict->message);
+        pd_log_warn(MODULE, "%s; once more", message);
     else
-        pd_log_warn(MODULE, "%s; restart %u of %u without progress follows", verdict->message, state->idle_restarts,
+        pd_log_warn(MODULE, "%s; restart %u of %u without progress follows", message, state->idle_restarts,
                     state->launch->restart_limit);
 }
 
