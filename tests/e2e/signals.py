@@ -5,7 +5,7 @@ ended with 75 within PERDURE_GRACE_S, and the step that it says it has saved is 
 appears and the run goes on; a second INT ends it with 75.
 
 A signal a phase by default, 400 with PERDURE_TEST_SCALE of 10 or more; prints the seconds of leaving (median, 99th percentile, longest).
-    signals.py PERDURE [COUNT]
+    signals.py PERDURE [COUNT [quickstart]]    with the model and the batch of tools/configs/kjv.yaml
 """
 import json
 import os
@@ -20,13 +20,16 @@ import harness
 GRACE = 25
 CONFIG = """
 run: {{seed: 3, steps: 1000000}}
-model: {{family: llama, vocab: 256, context: 64, layers: 2, hidden: 32, heads: 2, kv_heads: 2, head_size: 16, ffn: 64}}
+{shape}
 data: {{train: [{{path: {data}}}], validation_fraction: 0.1}}
-batch: {{sequences: 8, micro_batch: 2, context: 64}}
 optimizer: {{decay_steps: 100, warmup_steps: 1}}
 checkpoint: {{every: 0}}
 layout: {{ranks: 2, transport: local, threads: 1}}
 """
+SMALL = """model: {family: llama, vocab: 256, context: 64, layers: 2, hidden: 32, heads: 2, kv_heads: 2, head_size: 16, ffn: 64}
+batch: {sequences: 8, micro_batch: 2, context: 64}"""
+QUICKSTART = """model: {preset: byte-1m}
+batch: {sequences: 16, micro_batch: 2, context: 256}"""
 EVERYWHERE = ["checkpoint.every=1"]
 PHASES = {"initialisation": [], "data": ["batch.sequences=64", "model.layers=1"], "forward": ["model.hidden=128", "model.ffn=512"],
           "evaluation": ["validation.every=1", "validation.sequences=64"], "communication": ["layout.transport=mpi"],
@@ -97,7 +100,11 @@ def body(workspace, arguments):
     dice, pace, seconds = random.Random(seed), {}, []
     print(f"PERDURE_TEST_SEED={seed}", flush=True)
     text = harness.text_of(200000)
-    config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", text)))
+    is_quickstart = "quickstart" in arguments
+    shape = QUICKSTART if is_quickstart else SMALL
+    for phase in PHASES if is_quickstart else []:
+        PHASES[phase] = [word.replace("bandwidth=1M", "bandwidth=4M") for word in PHASES[phase] if not word.startswith("model.")]
+    config = workspace.file("run.yaml", CONFIG.format(shape=shape, data=workspace.file("text.txt", text)))
     packed = os.path.join(workspace.path, "text.bin")
     result = workspace.command(["data", "pack", f"--output={packed}", os.path.join(workspace.path, "text.txt")])
     check(result.returncode == 0, "data pack", result.stderr)
