@@ -337,10 +337,9 @@ pd_status pd_bench_convert(int argc, char **argv, struct pd_error *err)
                                    .expected = "safetensors or dcp"},
                                   {0}};
     const struct pd_usage usage = {.doc = "perdure ckpt import and export of weights of --bytes in fp32, alternated with "
-                                          "raw direct writes of as many bytes "
-                                          "and reads of the same files. What the commands read back to verify counts as "
-                                          "read. import_ratio, export_ratio: seconds of the "
-                                          "command / raw. peak_rss_bytes: the largest of the commands.",
+                                          "raw direct writes of as many bytes and reads of the same files. What the "
+                                          "commands read back to verify counts as read. import_ratio, export_ratio: "
+                                          "seconds of the command / raw. peak_rss_bytes: the largest of the commands.",
                                    .options = options,
                                    .json = &b.options.json};
     PD_COMMAND_PARSE(&usage, argc, argv, err);

@@ -263,6 +263,7 @@ static pd_status judge(struct launch_state *state, struct pd_launch_verdict *ver
                        struct pd_error *err)
 {
     *ret_is_over = true;
+    state->is_on_purpose = was_struck(state);
     if (verdict->status == PD_OK) return PD_OK;
     if (state->requests.wants_abort) PD_FAIL(err, PD_STOPPED, "interrupted twice: left without saving");
     const bool is_regrouped = verdict->status == PD_STOPPED && !state->requests.wants_leave &&
@@ -280,7 +281,6 @@ static pd_status judge(struct launch_state *state, struct pd_launch_verdict *ver
     step_look(state);
     /* A start behind the loss of a host has no fault of its own when it does not begin: once. */
     const bool is_aftermath = !verdict->has_begun && state->is_charged;
-    state->is_on_purpose = was_struck(state);
     *ret_is_over = !(is_regrouped || is_charged || is_aftermath || state->is_on_purpose);
     if (!*ret_is_over) {
         PD_TRY(set_next(state, verdict, true, err));
@@ -311,7 +311,8 @@ static void log_start(const struct launch_state *state)
            state->start.ranks == 1 ? "" : "s", state->layout.summary, state->layout.summary[0] ? "; " : "",
            state->start.transport == PD_TRANSPORT_LOCAL ? "threads of one process" : "processes",
            state->start.hosts ? " on " : "", state->start.hosts ? state->start.hosts : "", from);
-    if (!state->restarts && state->start.ranks < state->launch->ranks)
+    if (!state->restarts && pd_launch_placement_has_list(&state->placement) && !state->launch->places.max &&
+        state->start.ranks < state->launch->ranks)
         pd_log_warn(MODULE, "layout.ranks asks for %u; a line NAME:N in launch.hosts gives a host N ranks",
                     state->launch->ranks);
 }
@@ -319,9 +320,8 @@ static void log_start(const struct launch_state *state)
 static void log_end(const struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
     char hung[32];
-    const char *message = verdict->message;
     snprintf(hung, sizeof hung, "rank %u is ended", verdict->lost_ranks[0]);
-    if (verdict->is_told) message = hung;
+    const char *message = verdict->is_told ? hung : verdict->message;
     if (verdict->next == PD_LAUNCH_AWAIT) return; /* said before the wait */
     if (verdict->status == PD_STOPPED)
         pd_log_info(MODULE, "%s", verdict->message);
