@@ -172,7 +172,8 @@ static const H5Z_class2_t zstd_class = {.version = H5Z_CLASS_T_VERS,
                                         .name = "zstd",
                                         .filter = filter_refuses};
 
-/* The library crashes where memory runs out inside it: under a limit of the address space (ulimit -v) there must be some left. */
+/* The library crashes where memory runs out inside it: under a limit of the address space (ulimit -v) there must be some left.
+ * The caller holds library_mutex: what is mapped here to see whether it fits would be missing in the library meanwhile. */
 static pd_status check_room(struct pd_error *err)
 {
     struct rlimit limit;
@@ -188,7 +189,7 @@ static pd_status check_room(struct pd_error *err)
 
 static pd_status open_library(struct pd_error *err)
 {
-    pthread_mutex_lock(&library_mutex);
+    PD_TRY(check_room(err));
     if (driver_id < 0) {
         H5dont_atexit(); /* its exit handler would run beside threads of ours */
         /* The superblock extension and groups made on the way are created from the default list, with the time of day in
@@ -197,22 +198,20 @@ static pd_status open_library(struct pd_error *err)
             driver_id = H5FDregister(&driver_class);
     }
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
-    if (driver_id >= 0) return PD_OK;
-    pd_status st = library_fail(err, "start", "");
-    pthread_mutex_unlock(&library_mutex);
-    return st;
-}
-
-static pd_status enter_library(struct pd_error *err)
-{
-    PD_TRY(check_room(err));
-    return open_library(err);
+    return driver_id >= 0 ? PD_OK : library_fail(err, "start", "");
 }
 
 static pd_status leave_library(pd_status st)
 {
     pthread_mutex_unlock(&library_mutex);
     return st;
+}
+
+static pd_status enter_library(struct pd_error *err)
+{
+    pthread_mutex_lock(&library_mutex);
+    const pd_status st = open_library(err);
+    return st ? leave_library(st) : PD_OK;
 }
 
 const char *pd_h5_version(void)
@@ -329,12 +328,13 @@ pd_status pd_h5_new(struct pd_h5_file **ret_file, struct pd_error *err)
 void pd_h5_free(struct pd_h5_file *file)
 {
     if (!file) return;
-    if (open_library(NULL) == PD_OK) {
+    pthread_mutex_lock(&library_mutex);
+    if (driver_id >= 0) {
         if (file->file >= 0) H5Fclose(file->file);
         close_handles(file);
         H5garbage_collect(); /* lists of what was freed: an index's are 16 KiB an object */
-        leave_library(PD_OK);
     }
+    pthread_mutex_unlock(&library_mutex);
     pd_h5_pages_deinit(&file->room.pages);
     free(file);
 }

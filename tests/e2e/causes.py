@@ -83,7 +83,8 @@ def limits(bench):
         bench.ends("enough open files", 0, "done: step 12", new("few"), f"layout.ranks={ranks}", preexec_fn=limited(resource.RLIMIT_NOFILE, 7 + 3 * ranks))
         bench.ends("few open files that may be more", 0, "done: step 12", new("few"), f"layout.ranks={ranks}",
                    preexec_fn=limited(resource.RLIMIT_NOFILE, files, 1024))
-    for mebibytes in range(80, 480, 40):
+    # Closer together where two ranks are in HDF5 at once with hardly more than it needs.
+    for mebibytes in sorted([*range(80, 480, 40), *range(184, 216, 4)]):
         result = bench.run(new("space"), "run.steps=1", "checkpoint.give_up_minutes=0", preexec_fn=limited(resource.RLIMIT_AS, mebibytes << 20))
         if result.returncode == 127 and "shared libraries" in result.stderr and mebibytes < 440:
             continue  # the loader's words: nothing of ours has run

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #define LOST_TOGETHER_NS UINT64_C(700000000) /* the starter ends the other ranks a second after the first is gone */
@@ -157,11 +158,19 @@ static bool needs_hosts(struct facts *f)
     return find_note(f, is_away);
 }
 
+/* By a limit of the address space that the ranks inherit: they would run out again. */
+static bool is_memory_limited(void)
+{
+    struct rlimit space;
+    return getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY;
+}
+
 static bool names_final_cause(struct facts *f)
 {
     const bool is_cause_named = find_note(f, is_cause);
     const pd_status st = f->note.status;
-    return is_cause_named && st != PD_DIVERGED && st != PD_BUG && st != PD_NO_MEMORY && st != PD_DEVICE_LOST;
+    if (st == PD_NO_MEMORY) return is_memory_limited();
+    return is_cause_named && st != PD_DIVERGED && st != PD_BUG && st != PD_DEVICE_LOST;
 }
 
 static bool names_passing_cause(struct facts *f)
