@@ -171,6 +171,9 @@ expect("precision-fp8", ["train", MINIMAL, "numerics.precision=fp8"], 78, err=sa
 
 # ---- doctor ----
 expect("doctor", ["doctor"], 0, re.compile(r"^perdure \S+\n(.*\n)*.*\d+ missing, \d+ limited\n$"))
+os.mkdir("nothing")
+expect("doctor-without-programs", ["doctor"], 0, re.compile(r"no mpirun on PATH(.*\n)*.*no h5ls on PATH(.*\n)*- +remote shell +no ssh on PATH\n +for hosts of launch\.hosts: "),
+       environment={"PATH": os.path.abspath("nothing")})
 expect("doctor-two", ["doctor", "a", "b"], 64, err=said('perdure doctor looks at one directory; "b" is another'))
 text = expect("doctor-json", ["doctor", "--json", "none"], 74, ANY, re.compile(r"^perdure: none cannot take checkpoints; name "))
 if text:

@@ -99,15 +99,27 @@ static void find_onednn(struct pd_findings *findings)
     pd_finding_advise(f, "numerics.mode=fast needs it: apt-get install libdnnl-dev, then build again");
 }
 
-static void find_tools(struct pd_findings *findings)
+static const struct program {
+    const char *name, *what, *advice;
+    enum pd_finding_state absent;
+} programs[] = {
+    {"h5ls", "hdf5 tools", "to look into checkpoints: apt-get install hdf5-tools", PD_FINDING_LIMITED},
+    {"ssh", "remote shell", "for hosts of launch.hosts: apt-get install openssh-client, or another launch.agent",
+     PD_FINDING_UNUSED},
+};
+
+static void find_programs(struct pd_findings *findings)
 {
     char path[4096];
-    if (pd_starter_find_program("h5ls", path)) {
-        pd_findings_add(findings, "hdf5 tools", PD_FINDING_OK, "%.190s", path);
-        return;
+    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
+        const struct program *p = &programs[i];
+        if (pd_starter_find_program(p->name, path)) {
+            pd_findings_add(findings, p->what, PD_FINDING_OK, "%.190s", path);
+            continue;
+        }
+        struct pd_finding *f = pd_findings_add(findings, p->what, p->absent, "no %s on PATH", p->name);
+        pd_finding_advise(f, "%s", p->advice);
     }
-    struct pd_finding *f = pd_findings_add(findings, "hdf5 tools", PD_FINDING_LIMITED, "no h5ls on PATH");
-    pd_finding_advise(f, "to look into checkpoints: apt-get install hdf5-tools");
 }
 
 void pd_find_software(struct pd_findings *findings)
@@ -118,5 +130,5 @@ void pd_find_software(struct pd_findings *findings)
     find_mpi(findings);
     find_libraries(findings);
     find_onednn(findings);
-    find_tools(findings);
+    find_programs(findings);
 }
