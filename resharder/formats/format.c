@@ -45,11 +45,20 @@ static const struct pd_format *format_around(struct pd_vfs *vfs, const char *pat
     return NULL;
 }
 
+void pd_format_list_read(char ret_names[PD_FORMATS_NAMES_MAX])
+{
+    size_t used = 0;
+    for (const struct pd_format *const *f = pd_formats; *f; f++) {
+        if (*f == &pd_format_perdure) continue;
+        used += (size_t)snprintf(ret_names + used, PD_FORMATS_NAMES_MAX - used, "%s%s", used ? ", " : "", (*f)->name);
+        PD_CHECK(used < PD_FORMATS_NAMES_MAX);
+    }
+}
+
 pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_format **ret_format, struct pd_error *err)
 {
     struct pd_stat stat;
-    char known[160] = "", directory[PD_FORMATS_PATH_MAX];
-    size_t used = 0;
+    char known[PD_FORMATS_NAMES_MAX], directory[PD_FORMATS_PATH_MAX];
     const pd_status st = pd_vfs_stat(vfs, path, &stat, err);
     if (st == PD_NOT_FOUND) PD_FAIL(err, st, "%s does not exist; name a file or a directory of another system", path);
     PD_TRY(st);
@@ -58,18 +67,17 @@ pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_for
             *ret_format = *f;
             return PD_OK;
         }
-        if (*f == &pd_format_perdure) continue;
-        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", (*f)->name);
-        PD_CHECK(used < sizeof known);
     }
-    const struct pd_format *around = stat.type == PD_ENTRY_FILE ? format_around(vfs, path, directory) : NULL;
+    const bool is_file = stat.type != PD_ENTRY_DIRECTORY;
+    const struct pd_format *around = is_file ? format_around(vfs, path, directory) : NULL;
     if (around)
         PD_FAIL(err, PD_INVALID, "%s is one file of a checkpoint (%s) that is a directory; name that: %s", path,
                 around->name, directory);
+    pd_format_list_read(known);
     PD_FAIL(err, PD_INVALID,
-            "%s is %s of no format that is read (%s): `perdure ckpt import --help` says which files each has, and a run of "
-            "perdure needs no import",
-            path, stat.type == PD_ENTRY_DIRECTORY ? "a directory" : "a file", known);
+            "%s is %s of no format that is read (%s): `perdure ckpt import --help` says which files each has, and %s", path,
+            is_file ? "a file" : "a directory", known,
+            is_file ? "runs and checkpoints of perdure are directories" : "a run of perdure needs no import");
 }
 
 pd_status pd_format_not_written(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err)

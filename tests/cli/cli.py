@@ -270,8 +270,23 @@ if not ONLY or "metrics-skipped" in ONLY:
     report("metrics-gemm-share", [] if all(0 < line["gemm_share"] <= 1 for line in lines) else ["beyond its bound"], trained)
     report("metrics-skipped", [] if None in norms and not any(isinstance(norm, str) for norm in norms) else [f"norms {norms}"], trained)
 expect("ckpt-none", ["ckpt", "ls", "nowhere"], 78, err=said("nowhere does not exist; name a run, its checkpoints or one of them"))
-expect("ckpt-file", ["ckpt", "ls", "text.txt"], 78,
-       err=said("text.txt is no directory; name a run, its checkpoints or one of them"))
+THEIRS = "safetensors, megatron, dcp, deepspeed, universal, gguf, llmc, torch"
+os.makedirs("strange", exist_ok=True)
+write("strange/text.txt", b"text")
+NO_FORMAT = (f"text.txt is a file of no format that is read ({THEIRS}): `perdure ckpt import --help` says which files each has, and runs "
+             "and checkpoints of perdure are directories")
+STRANGE = (rf"/.*/strange holds no checkpoint, of perdure or of another system that is read \({THEIRS}\): `perdure ckpt import --help` "
+           r"says which files each has; a run of perdure saves its own in <run.dir>/checkpoints\n$")
+for command in (["ls"], ["show"], ["stats"], ["verify"], ["prune", "--keep-last=1"], ["diff", "run"], ["diff", "strange"]):
+    expect(f"ckpt-file-{'-'.join(command)}", ["ckpt", *command, "text.txt"], 65 if command[-1] == "strange" else 78,
+           err=re.compile("^perdure: " + STRANGE) if command[-1] == "strange" else said(NO_FORMAT))
+for command in ("show", "stats", "verify"):
+    expect(f"ckpt-strange-{command}", ["ckpt", command, "strange"], 65, err=re.compile("^perdure: " + STRANGE))
+expect("ckpt-strange-ls", ["ckpt", "ls", "strange"], 0, re.compile("^" + STRANGE))
+write("strange.gguf", b"GGUF\3\0\0\0" + bytes(16))
+expect("ckpt-ls-gguf", ["ckpt", "ls", "strange.gguf"], 78, err=said(
+    "strange.gguf is a checkpoint of another system (gguf), and this takes those of perdure: ckpt import makes one of it, ckpt show, stats "
+    "and diff read it as it is"))
 expect("ckpt-no-path", ["ckpt", "show"], 64, err=said("name a run or a directory of checkpoints; see perdure ckpt show --help"))
 expect("ckpt-two-paths", ["ckpt", "show", "run", "run"], 64, err=said('"run" is one path too many: at most 1; see perdure ckpt show --help'))
 os.makedirs("empty", exist_ok=True)

@@ -19,10 +19,32 @@ static bool exists(const char *directory, const char *name)
     return stat(path, &st) == 0;
 }
 
+static void describe_foreign(const char *path, const struct pd_format *format, char *ret_text, size_t bytes)
+{
+    snprintf(ret_text, bytes,
+             "%s is a checkpoint of another system (%s), and this takes those of perdure: ckpt import makes one of it, "
+             "ckpt show, stats and diff read it as it is",
+             path, format->name);
+}
+
 /* step-000000001200-7 */
 static bool is_step_name(const char *name)
 {
     return strncmp(name, "step-", 5) == 0 && name[5] >= '0' && name[5] <= '9' && !strstr(name, ".tmp");
+}
+
+/* PATH is a file: a checkpoint of another system, one file of such, or of no format that is known. */
+static pd_status refuse_file(const char *path, struct pd_error *err)
+{
+    const struct pd_format *format = NULL;
+    struct pd_vfs *vfs = NULL;
+    char text[4400];
+    PD_TRY(pd_vfs_new_auto(&vfs, err));
+    const pd_status st = pd_format_of(vfs, path, &format, err);
+    pd_vfs_free(vfs);
+    if (st) return st;
+    describe_foreign(path, format, text, sizeof text);
+    PD_FAIL(err, PD_INVALID, "%s", text);
 }
 
 /* ret_root  (4096): the directory of checkpoints that PATH means where it is no run that names others */
@@ -43,7 +65,7 @@ static pd_status find_root(const char *path, char ret_root[4096], char ret_named
     if (fits)
         snprintf(ret_root, 4096, "%.4000s%s", real, !ret_named[0] && exists(real, "checkpoints") ? "/checkpoints" : "");
     free(real);
-    if (!is_directory) PD_FAIL(err, PD_NOT_FOUND, "%s is no directory; name a run, its checkpoints or one of them", path);
+    if (!is_directory) return refuse_file(path, err);
     if (!fits) PD_FAIL(err, PD_INVALID, "%s is too long a path; go there and name it .", path);
     return PD_OK;
 }
@@ -167,15 +189,27 @@ static const struct pd_store_unusable *find_unusable(const struct pd_ckpt_place 
     return NULL;
 }
 
-/* Of a save or a rewrite that was killed; "" where there is none. */
-static pd_status find_begun(const struct pd_ckpt_place *place, char ret_name[64], struct pd_error *err)
+/* What a run, or a store's launches, leave in a directory that has no checkpoint yet. */
+static bool is_of_ours(const char *name)
+{
+    uint64_t number;
+    return strcmp(name, "config.yaml") == 0 || pd_numbered_name_parse(name, "fence-", &number) ||
+           pd_numbered_name_parse(name, "pool-", &number);
+}
+
+/* ret_begun   of a save or a rewrite that was killed; "" where there is none
+ * ret_is_strange  files lie there, and none that a run or a store leaves */
+static pd_status look_around(const struct pd_ckpt_place *place, char ret_begun[64], bool *ret_is_strange,
+                             struct pd_error *err)
 {
     struct pd_listing listing = {0};
-    ret_name[0] = '\0';
+    ret_begun[0] = '\0';
     PD_TRY(pd_vfs_list(place->vfs, place->root, &listing, err));
+    *ret_is_strange = listing.count > 0;
     for (uint32_t i = 0; i < listing.count; i++) {
         struct pd_step_name name;
-        if (pd_step_name_parse(listing.names[i], &name) && name.is_tmp) snprintf(ret_name, 64, "%s", listing.names[i]);
+        if (pd_step_name_parse(listing.names[i], &name) && name.is_tmp) snprintf(ret_begun, 64, "%s", listing.names[i]);
+        if (is_of_ours(listing.names[i])) *ret_is_strange = false;
     }
     pd_listing_deinit(&listing);
     return PD_OK;
@@ -220,25 +254,36 @@ static bool describe_other(const struct pd_ckpt_place *place, char *ret_text, si
         snprintf(ret_text, bytes, "%s is a checkpoint without the name that its save gave it: rename it to %s", place->root,
                  name);
     else
-        snprintf(ret_text, bytes,
-                 "%s is a checkpoint of another system (%s), and this takes those of perdure: ckpt import makes one of it, "
-                 "ckpt show, stats and diff read it as it is",
-                 place->root, format->name);
+        describe_foreign(place->root, format, ret_text, bytes);
     return true;
+}
+
+static void describe_nothing(const struct pd_ckpt_place *place, bool is_strange, char *ret_text, size_t bytes)
+{
+    char known[PD_FORMATS_NAMES_MAX];
+    pd_format_list_read(known);
+    if (is_strange)
+        snprintf(ret_text, bytes,
+                 "%s holds no checkpoint, of perdure or of another system that is read (%s): `perdure ckpt import --help` "
+                 "says which files each has; a run of perdure saves its own in <run.dir>/checkpoints",
+                 place->root, known);
+    else
+        snprintf(ret_text, bytes, "%s holds no checkpoint yet; a run saves its own in <run.dir>/checkpoints", place->root);
 }
 
 pd_status pd_ckpt_place_describe_empty(const struct pd_ckpt_place *place, char *ret_text, size_t bytes, struct pd_error *err)
 {
     char begun[64];
     uint32_t quarantined;
-    PD_TRY(find_begun(place, begun, err));
+    bool is_strange;
+    PD_TRY(look_around(place, begun, &is_strange, err));
     PD_TRY(pd_store_count_quarantined(place->store, &quarantined, err));
     if (begun[0])
         snprintf(ret_text, bytes,
                  "%s holds no checkpoint yet: %s was begun and not finished; the command that began it does it again",
                  place->root, begun);
     else if (!describe_flawed(place, quarantined, ret_text, bytes) && !describe_other(place, ret_text, bytes))
-        snprintf(ret_text, bytes, "%s holds no checkpoint yet; a run saves its own in <run.dir>/checkpoints", place->root);
+        describe_nothing(place, is_strange, ret_text, bytes);
     return PD_OK;
 }
 
