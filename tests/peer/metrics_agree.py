@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A real Prometheus scrapes a run, promtool finds nothing to complain of, every expression of the dashboard has an answer; TensorBoard's own
-reader has the numbers of metrics.jsonl, a restart included.  metrics_agree.py PERDURE SOURCE
+reader has the numbers of metrics.jsonl, a restart included.  metrics_agree.py PERDURE SOURCE prometheus|tensorboard
 
-Needs prometheus (Debian), and for the other half tensorboard in PERDURE_PEER_PYTHON; what is absent is skipped."""
+prometheus is Debian's; tensorboard lies in PERDURE_PEER_PYTHON. Exit 77: it is not here."""
 import json
 import os
 import shutil
@@ -14,7 +14,7 @@ import tempfile
 import urllib.parse
 import urllib.request
 
-PERDURE, SOURCE = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+PERDURE, SOURCE, READER = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2]), sys.argv[3]
 sys.path[:0] = [os.path.join(SOURCE, "tests", "helpers"), os.path.join(SOURCE, "tests", "e2e")]
 import dashboard  # noqa: E402
 import harness  # noqa: E402
@@ -29,7 +29,7 @@ checkpoint: {{every: 50, tiers: [{{dir: {tiers}/a}}, {{dir: {tiers}/b, every: 20
 layout: {{threads: 1, ranks: 2, transport: local}}
 metrics: {{tensorboard: true, prometheus_listen: {port}, prometheus_file: {tiers}/run.prom}}
 """
-READER = """
+SCALARS = """
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 reader = EventAccumulator(sys.argv[1], size_guidance={"scalars": 0})
@@ -82,7 +82,7 @@ def prometheus(workspace, port):
 
 
 def tensorboard(python, directory):
-    result = subprocess.run([python, "-c", READER, os.path.join(directory, "tensorboard")], capture_output=True, text=True, check=False)
+    result = subprocess.run([python, "-c", SCALARS, os.path.join(directory, "tensorboard")], capture_output=True, text=True, check=False)
     check(result.returncode == 0, result.stderr[-2000:])
     found = json.loads(result.stdout)
     rows = {row["step"]: row for row in map(json.loads, harness.read(os.path.join(directory, "metrics.jsonl")).splitlines())}
@@ -93,33 +93,41 @@ def tensorboard(python, directory):
     print(f"TensorBoard reads {len(rows)} steps over two starts")
 
 
+def skip(what):
+    print(f"skipped: {what}", file=sys.stderr)
+    sys.exit(77)
+
+
+def reader_of(name):
+    """Checks a run that goes on, and what is to be checked after it has gone on from a checkpoint; None: nothing."""
+    if name == "prometheus":
+        if not (shutil.which("prometheus") and shutil.which("promtool")):
+            skip("no prometheus here: apt-get install prometheus")
+        return prometheus, None
+    python = os.environ.get("PERDURE_PEER_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import tensorboard"], capture_output=True, check=False).returncode:
+        skip("no tensorboard; PERDURE_PEER_PYTHON names an interpreter that has it")
+    return None, lambda directory: tensorboard(python, directory)
+
+
 def body(workspace, _):
-    has_prometheus = bool(shutil.which("prometheus") and shutil.which("promtool"))
-    python = os.environ.get("PERDURE_PEER_PYTHON")
-    has_tensorboard = python and subprocess.run([python, "-c", "import tensorboard"], capture_output=True, check=False).returncode == 0
-    if not has_prometheus and not has_tensorboard:
-        print("skipped: neither prometheus (apt-get install prometheus) nor tensorboard (in PERDURE_PEER_PYTHON) is here")
-        sys.exit(77)
+    during, afterwards = reader_of(READER)
     port, directory = free_port(), workspace.directory()
     config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(30000)), tiers=workspace.path, port=port))
     command = [workspace.perdure, "train", config, f"run.dir={directory}"]
     launcher = subprocess.Popen(command, env=dict(os.environ, PERDURE_PROGRESS="off"), stderr=subprocess.PIPE, text=True)
     try:
         harness.wait_for(lambda: harness.steps_done(directory) > 250, "steps")
-        if has_prometheus:
-            prometheus(workspace, port)
-        else:
-            print("skipped: no prometheus here: apt-get install prometheus")
+        if during:
+            during(workspace, port)
     finally:
         launcher.kill()
         launcher.communicate()
     harness.wait_until_gone(directory)
-    if not has_tensorboard:
-        print("skipped: no tensorboard in PERDURE_PEER_PYTHON")
-        return
-    step = max(row["step"] for row in map(json.loads, harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()))
-    workspace.train(config, directory, [f"run.steps={step + 10}"])  # goes on from a checkpoint before: steps are computed again
-    tensorboard(python, directory)
+    if afterwards:
+        step = max(row["step"] for row in map(json.loads, harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()))
+        workspace.train(config, directory, [f"run.steps={step + 10}"])  # goes on from a checkpoint before: steps are computed again
+        afterwards(directory)
 
 
 if __name__ == "__main__":
