@@ -8,7 +8,7 @@ import shutil
 import struct
 
 from torch_file import torch_save
-from expect import finish, ANY, MINIMAL, expect, perdure, report, said, write
+from expect import finish, ANY, MINIMAL, SOURCE, expect, perdure, report, said, write
 
 write("text.txt", b"In the beginning was the word. " * 4000)
 TINY = ["model.preset=byte-1m", "model.layers=2", "model.hidden=64", "model.heads=2", "model.ffn=96", "batch.context=32",
@@ -226,6 +226,27 @@ expect("diff-formats-moments", ["ckpt", "diff", "run", "hf"], 65,
 expect("export-bf16", ["ckpt", "export", "run", "half", "--format=safetensors", "--dtype=bf16"], 0, re.compile("^half: "), MOMENTS)
 expect("diff-formats-rounded", ["ckpt", "diff", "hf", "half"], 65,
        re.compile(r"\nmodel.embed_tokens.weight +param +different +\S+ of \S+ +[\d.e-]+ +0 "), re.compile("hf and half hold different state"))
+for command in ("show", "stats"):
+    expect(f"{command}-foreign-step", ["ckpt", command, "hf", "--step=2"], 64,
+           err=said("--step=2: hf is one checkpoint (safetensors); leave it out"))
+with open("hf/config.json") as file:
+    expect("show-foreign-config", ["ckpt", "show", "hf", "--config"], 0, file.read())
+expect("show-foreign-no-config", ["ckpt", "show", "trainer.pt", "--config"], 78,
+       err=said("trainer.pt does not say which model it is; leave out --config to see its tensors"))
+expect("stats-foreign-none", ["ckpt", "stats", "hf", "--tensor=xyz"], 64,
+       err=said('no tensor has "xyz" in its name; leave --tensor out to see all'))
+expect("import-only-nothing", ["ckpt", "import", "hf", "in", "--dry-run", "--only=xyz"], 64,
+       err=said("--only=xyz: no tensor has that in its name; leave it out to see all"))
+expect("diff-part", ["ckpt", "diff", "norms", "hf"], 65, re.compile(r"^safetensors and safetensors\nTENSOR .*\n(model\.\S+ +param +only in the second *\n)+"
+       r"\d+ of \d+ arrays differ\n$"), re.compile("norms and hf hold different state"))
+expect("import-part", ["ckpt", "import", "norms", "in", "--fresh-optimizer"], 78, err=re.compile(
+    r"^perdure: norms: no tensor is a token embedding of a llama by any known system's names; it has 5 tensors, the first is \S+norm.weight; "
+    r"perdure ckpt show lists what it has, and --config=FILE says that it is another model\n$"))
+for name in ("transformers/llama", "transformers/qwen3", "transformers/gpt2", "llmc"):
+    golden, made = os.path.join(SOURCE, "tests/golden/formats", name), f"golden-{os.path.basename(name)}"
+    expect(f"{made}-import", ["ckpt", "import", golden, made, "--fresh-optimizer", "--layout=dp=3,tp=2"], 0, ANY)
+    expect(f"{made}-same", ["ckpt", "diff", golden, made], 65, re.compile(
+        r"^\S+ and perdure\n(\d+) arrays of moments only in the second\n\1 of \d+ arrays differ\n$"), ANY)
 expect("diff-foreign-same", ["ckpt", "diff", "hf", "hf2"], 0, re.compile(r"^safetensors and safetensors\n0 of "))
 
 # ---- GPT-2: matrices lie turned, q, k and v in one ----
@@ -257,7 +278,7 @@ report("llmc-rounds", [] if to_even == rounded else ["bf16 of the model's file"]
 expect("llmc-only", ["ckpt", "export", "gpt2c", "none", "--format=llmc", "--only=wte"], 78, err=said("files of llm.c hold a whole model: leave out --only"))
 expect("llmc-fp16", ["ckpt", "export", "gpt2c", "none", "--format=llmc", "--dtype=fp16"], 78, err=said("llm.c has models in fp32 and in bf16, and none in fp16"))
 expect("llmc-width", ["ckpt", "export", "gpt2", "none", "--format=llmc"], 78, err=said("llm.c's models have another shape of fcw than this one"))
-expect("llmc-family", ["ckpt", "export", "run", "none", "--format=llmc"], 78, err=said("llmc has no names for models of family llama"))
+expect("llmc-family", ["ckpt", "export", "run", "none", "--format=llmc"], 78, err=said("llmc has no names for models of family llama; take another format"))
 report("llmc-refused-makes-nothing", glob.glob("none*"), (0, "", ""))
 
 # ---- damage: an error that names the file, and no output ----

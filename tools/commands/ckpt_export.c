@@ -113,8 +113,7 @@ static pd_status read_config(struct export *x, struct pd_error *err)
 static pd_status link_source(struct export *x, struct pd_error *err)
 {
     const bool links_moments = x->has_moments && x->format->holds_moments;
-    const pd_status st = pd_model_links(x->model, NULL, &x->source.catalog, links_moments, &x->source_links, err);
-    if (st) return pd_error_context(err, st, "%s", x->source.path);
+    PD_TRY(pd_ckpt_foreign_link(&x->source, x->model, links_moments, &x->source_links, err));
     PD_TRY(pd_ckpt_foreign_check_tied(&x->source, x->model, &x->source_links, err));
     if (x->format->holds_moments && !x->has_moments && !x->options->fresh_optimizer && !x->options->dry_run)
         PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s; give --fresh-optimizer, and moments begin at zero",
@@ -128,9 +127,7 @@ static pd_status open_source(struct export *x, struct pd_error *err)
     PD_TRY(pd_ckpt_foreign_open(x->options->paths[0], x->options->step, &x->source, err));
     x->is_foreign = x->source.format != &pd_format_perdure;
     x->has_moments = pd_ckpt_foreign_has_moments(&x->source);
-    if (x->is_foreign && x->options->step != UINT64_MAX)
-        PD_FAIL(err, PD_USAGE, "--step=%" PRIu64 ": %s is one checkpoint (%s); leave it out", x->options->step,
-                x->source.path, x->source.format->name);
+    PD_TRY(pd_ckpt_foreign_refuse_step(&x->source, x->options->step, err));
     PD_TRY(read_config(x, err));
     PD_TRY(pd_model_new(&x->config.model, &x->model, err));
     return x->is_foreign ? link_source(x, err) : PD_OK;

@@ -1,5 +1,6 @@
 #include "tools/commands/ckpt_foreign.h"
 
+#include "ckpt/base/words.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/convert/compare.h"
 #include "resharder/formats/perdure.h"
@@ -7,6 +8,7 @@
 #include "trainer/model/links.h"
 #include "trainer/tokenizer/tokenizer.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -156,6 +158,22 @@ pd_status pd_ckpt_foreign_configure(const struct pd_ckpt_foreign *f, const char 
     PD_TRY(pd_config_load(run, own, run ? 0 : 2, ret_config, err));
     const pd_status st = read_any_model(f, file, ret_config, err);
     if (st) pd_config_deinit(ret_config);
+    return st;
+}
+
+pd_status pd_ckpt_foreign_refuse_step(const struct pd_ckpt_foreign *f, uint64_t step, struct pd_error *err)
+{
+    if (f->format == &pd_format_perdure || step == UINT64_MAX) return PD_OK;
+    PD_FAIL(err, PD_USAGE, "--step=%" PRIu64 ": %s is one checkpoint (%s); leave it out", step, f->path, f->format->name);
+}
+
+pd_status pd_ckpt_foreign_link(const struct pd_ckpt_foreign *f, const struct pd_model *model, bool with_moments,
+                               struct pd_links *ret_links, struct pd_error *err)
+{
+    pd_status st = pd_model_links(model, NULL, &f->catalog, with_moments, ret_links, err);
+    if (!st) return PD_OK;
+    st = pd_error_context(err, st, "%s", f->path);
+    pd_error_append(err, "; perdure ckpt show lists what it has, and --config=FILE says that it is another model");
     return st;
 }
 

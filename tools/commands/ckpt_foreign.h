@@ -34,6 +34,11 @@ bool pd_ckpt_is_model_file(const char *file);
  *   errors  PD_INVALID: neither says a model; those of the configuration */
 PD_MUST_USE pd_status pd_ckpt_foreign_configure(const struct pd_ckpt_foreign *foreign, const char *file,
                                                 struct pd_config *ret_config, struct pd_error *err);
+/* Fails where --step was given (not UINT64_MAX) of what is one checkpoint of another system. */
+PD_MUST_USE pd_status pd_ckpt_foreign_refuse_step(const struct pd_ckpt_foreign *foreign, uint64_t step, struct pd_error *err);
+/* Links of its tensors to the model's; what is missing is told with the path and with what to do.   errors  of pd_model_links */
+PD_MUST_USE pd_status pd_ckpt_foreign_link(const struct pd_ckpt_foreign *foreign, const struct pd_model *model,
+                                           bool with_moments, struct pd_links *ret_links, struct pd_error *err);
 /* Counters as a checkpoint of ours has them: all of them, the step that of the updates where only those are known. */
 struct pd_catalog_counters pd_ckpt_foreign_counters(const struct pd_ckpt_foreign *foreign, const struct pd_config *config);
 /* Fails where an output matrix that the model ties to its token embedding is another one: an import would lose it.

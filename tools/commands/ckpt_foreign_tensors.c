@@ -89,11 +89,24 @@ static pd_status show_json(const struct pd_ckpt_foreign *f, struct pd_error *err
     return pd_output_json(&w, err);
 }
 
+/* --config: JSON is YAML. */
+static pd_status show_config(const struct pd_ckpt_foreign *f, struct pd_error *err)
+{
+    const struct pd_catalog_text *text = pd_catalog_text(&f->catalog, "config.json");
+    if (!text) PD_FAIL(err, PD_INVALID, "%s does not say which model it is; leave out --config to see its tensors", f->path);
+    fwrite(text->text, 1, text->bytes, stdout);
+    return PD_OK;
+}
+
 pd_status pd_ckpt_foreign_show(const struct pd_ckpt_options *options, struct pd_error *err)
 {
     struct pd_ckpt_foreign f;
     PD_TRY(pd_ckpt_foreign_open(options->paths[0], UINT64_MAX, &f, err));
-    const pd_status st = options->json ? show_json(&f, err) : show_text(&f, err);
+    pd_status st = pd_ckpt_foreign_refuse_step(&f, options->step, err);
+    if (!st && options->config && !options->json)
+        st = show_config(&f, err);
+    else if (!st)
+        st = options->json ? show_json(&f, err) : show_text(&f, err);
     pd_ckpt_foreign_close(&f);
     return st;
 }
@@ -125,8 +138,12 @@ static pd_status compute_stats(const struct pd_ckpt_options *o, struct pd_ckpt_f
                                struct pd_tensor_report *reports, struct pd_error *err)
 {
     struct pd_shown_progress progress;
-    for (uint32_t t = 0; t < f->catalog.tensor_count; t++)
+    bool any = !o->tensor;
+    for (uint32_t t = 0; t < f->catalog.tensor_count; t++) {
         wanted[t] = !o->tensor || strstr(f->catalog.tensors[t].name, o->tensor);
+        any = any || wanted[t];
+    }
+    if (!any) PD_FAIL(err, PD_USAGE, "no tensor has \"%s\" in its name; leave --tensor out to see all", o->tensor);
     const struct pd_compare_request request = {.left = {.catalog = &f->catalog},
                                                .buffers = buffers,
                                                .progress = pd_shown_progress_start(&progress),
@@ -144,8 +161,10 @@ pd_status pd_ckpt_foreign_stats(const struct pd_ckpt_options *options, struct pd
     PD_TRY(pd_ckpt_foreign_open(options->paths[0], UINT64_MAX, &f, err));
     bool *wanted = calloc((size_t)f.catalog.tensor_count + 1, sizeof *wanted);
     struct pd_tensor_report *reports = calloc((size_t)f.catalog.tensor_count + 1, sizeof *reports);
-    pd_status st = wanted && reports ? pd_arena_new(&memory, &arena, err)
-                                     : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for statistics");
+    pd_status st = pd_ckpt_foreign_refuse_step(&f, options->step, err);
+    if (!st)
+        st = wanted && reports ? pd_arena_new(&memory, &arena, err)
+                               : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for statistics");
     if (!st)
         st = compute_stats(options, &f, pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_COMPARE_BUFFER_BYTES), wanted, reports,
                            err);
@@ -188,15 +207,44 @@ static pd_status link_side(const struct pd_ckpt_foreign *f, const struct pd_mode
     return pd_model_links(model, NULL, &f->catalog, pd_ckpt_foreign_has_moments(f), links, err);
 }
 
+/* Two parts of a model, as an export with --only leaves them, have no model to be linked to. */
+static bool share_names(const struct sides *s)
+{
+    const struct pd_catalog *left = &s->of[0].catalog;
+    if (s->of[0].format == &pd_format_perdure || s->of[1].format == &pd_format_perdure) return false;
+    for (uint32_t t = 0; t < left->tensor_count; t++)
+        if (pd_catalog_find(&s->of[1].catalog, left->tensors[t].name, left->tensors[t].kind) >= 0) return true;
+    return false;
+}
+
+static void unlink_sides(struct sides *s)
+{
+    for (int i = 0; i < 2; i++) {
+        pd_links_deinit(&s->links[i]);
+        s->links[i] = (struct pd_links){0};
+    }
+    pd_model_free(s->model);
+    s->model = NULL;
+}
+
 static pd_status link_sides(struct sides *s, struct pd_error *err)
 {
     pd_status st = pd_ckpt_foreign_model(&s->of[0], &s->model, err);
     if (st == PD_NOT_FOUND) st = pd_ckpt_foreign_model(&s->of[1], &s->model, err);
     if (st == PD_NOT_FOUND) return PD_OK;
-    for (int i = 0; !st && i < 2; i++) {
+    int i = 0;
+    while (!st && i < 2) {
         st = link_side(&s->of[i], s->model, &s->links[i], err);
-        if (st) return pd_error_context(err, st, "%s", s->of[i].path);
+        i += !st;
     }
+    if (!st || i == 2) return st;
+    if (st == PD_INVALID && share_names(s)) {
+        unlink_sides(s);
+        pd_error_clear(err);
+        return PD_OK;
+    }
+    st = pd_error_context(err, st, "%s", s->of[i].path);
+    pd_error_append(err, "; perdure ckpt show lists what each has");
     return st;
 }
 
@@ -245,9 +293,7 @@ pd_status pd_ckpt_foreign_diff(const struct pd_ckpt_options *options, struct pd_
         pd_ckpt_foreign_close(&s.of[1]);
     }
     pd_arena_free(arena);
-    pd_links_deinit(&s.links[0]);
-    pd_links_deinit(&s.links[1]);
-    pd_model_free(s.model);
+    unlink_sides(&s);
     pd_ckpt_foreign_close(&s.of[0]);
     return st;
 }

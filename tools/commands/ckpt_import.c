@@ -103,9 +103,7 @@ static pd_status configure(struct import *m, struct pd_ckpt_layout *degrees, str
 
 static pd_status link_source(struct import *m, struct pd_error *err)
 {
-    const pd_status st =
-        pd_model_links(m->model, NULL, &m->source.catalog, pd_ckpt_foreign_has_moments(&m->source), &m->links, err);
-    if (st) return pd_error_context(err, st, "%s", m->source.path);
+    PD_TRY(pd_ckpt_foreign_link(&m->source, m->model, pd_ckpt_foreign_has_moments(&m->source), &m->links, err));
     return pd_ckpt_foreign_check_tied(&m->source, m->model, &m->links, err);
 }
 
@@ -176,6 +174,7 @@ static pd_status print_mapping(const struct import *m, struct pd_error *err)
     static const char *const headings[] = {"TENSOR", "KIND", "FROM", "TYPE"};
     struct pd_table table;
     struct pd_json_writer w;
+    uint32_t shown = 0;
     pd_table_init(&table, headings, 4);
     pd_json_writer_init(&w, 2);
     pd_json_array_begin(&w, NULL);
@@ -192,8 +191,14 @@ static pd_status print_mapping(const struct import *m, struct pd_error *err)
         pd_json_string(&w, "from", link->name);
         pd_json_string(&w, "type", type);
         pd_json_object_end(&w);
+        shown++;
     }
-    pd_status st = m->options->json ? pd_output_json(&w, err) : pd_table_print(&table, err);
+    pd_status st;
+    if (!shown)
+        st = pd_error_set(err, PD_USAGE, PD_WHERE, 0, "--only=%s: no tensor has that in its name; leave it out to see all",
+                          m->options->only);
+    else
+        st = m->options->json ? pd_output_json(&w, err) : pd_table_print(&table, err);
     pd_json_writer_deinit(&w);
     pd_table_deinit(&table);
     return st;

@@ -578,7 +578,7 @@ pd_status pd_model_foreign(const struct pd_model *model, const char *dialect, en
         }
     }
     if (!d)
-        PD_FAIL(err, PD_INVALID, "%s has no names for models of family %s", dialect,
+        PD_FAIL(err, PD_INVALID, "%s has no names for models of family %s; take another format", dialect,
                 pd_family_properties(model->config.family)->name);
     return PD_OK;
 }
