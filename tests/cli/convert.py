@@ -307,7 +307,7 @@ expect("import-missing-shard", ["ckpt", "import", "missing", "never", "--fresh-o
     "missing/b.safetensors does not exist, and model.safetensors.index.json names tensors in it: copy all files of the model"))
 shard("lacking", "a.safetensors")
 expect("import-lacking-shard", ["ckpt", "import", "lacking", "never", "--fresh-optimizer"], 65,
-       err=said("lacking/a.safetensors, says model.safetensors.index.json, has tensor x, and it does not"))
+       err=said("lacking/a.safetensors, says model.safetensors.index.json, has tensor x, and it does not; fetch it again, or take another copy"))
 report("import-damaged-makes-nothing", ["never is there"] if os.path.exists("never") else [], (0, "", ""))
 
 finish("convert")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Damaged files of other systems: an import ends with an error that names the file, or takes what no checksum protects; it never
-crashes and leaves nothing half done.  damage.py PERDURE SOURCE
+crashes and leaves nothing half done.  damage.py PERDURE SOURCE [FORMAT...]
 
 8 damaged copies of each format; with PERDURE_TEST_SCALE=N above 1, 200 N."""
 import glob
@@ -9,7 +9,7 @@ import random
 import shutil
 import struct
 
-from expect import MINIMAL, SOURCE, finish, perdure, report, write
+from expect import MINIMAL, ONLY, SOURCE, finish, perdure, report, write
 from torch_file import torch_save
 
 SCALE = int(os.environ.get("PERDURE_TEST_SCALE", "1"))
@@ -82,6 +82,8 @@ def check(name, source, seed, arguments):
         problems.append(f"exit code {result[0]}")
     elif not result[2].startswith("perdure: ") and "\nperdure: " not in result[2] or target not in result[2]:
         problems.append("the error does not name what is damaged")
+    elif result[0] == 65 and not result[2].endswith("; fetch it again, or take another copy\n"):
+        problems.append("the error does not say what to do")
     if result[0] and made:
         problems.append(f"left behind: {made}")
     report(f"{name}-{seed}", problems and [*problems, f"{how.__name__} in {path}"], result)
@@ -111,6 +113,7 @@ def prepare():
 
 for name, (source, arguments) in prepare().items():
     for seed in range(SEED, SEED + COPIES):
-        check(name, source, seed, arguments)
+        if not ONLY or name in ONLY:
+            check(name, source, seed, arguments)
 print(f"{COPIES} damaged copies of each format, seeds from {SEED}")
 finish("damage")

@@ -471,6 +471,7 @@ pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error 
     if (!st) st = want(&x, err);
     if (!st && options->dry_run) st = print_mapping(&x, err);
     if (!st && !options->dry_run) st = work(&x, err);
+    if (x.is_foreign || st == PD_NO_SPACE) st = pd_ckpt_foreign_add_advice(st, options->paths[0], err);
     if (!st && !options->dry_run) st = print(&x, err);
     pd_links_deinit(&x.links);
     pd_links_deinit(&x.source_links);

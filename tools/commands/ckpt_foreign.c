@@ -56,6 +56,16 @@ static pd_status read_catalog(const char *path, uint64_t step, struct pd_ckpt_fo
     return pd_catalog_finish(&f->catalog, err);
 }
 
+pd_status pd_ckpt_foreign_add_advice(pd_status status, const char *path, struct pd_error *err)
+{
+    static const char copy[] = "; fetch it again, or take another copy",
+                      room[] = "; make room, or name a place on another drive";
+    if (!err) return status;
+    if (status == PD_CORRUPT && strstr(err->message, path) && !strstr(err->message, copy)) pd_error_append(err, "%s", copy);
+    if (status == PD_NO_SPACE && !strstr(err->message, "make room")) pd_error_append(err, "%s", room);
+    return status;
+}
+
 pd_status pd_ckpt_foreign_open(const char *path, uint64_t step, struct pd_ckpt_foreign *ret, struct pd_error *err)
 {
     struct pd_stat stat;
@@ -69,6 +79,7 @@ pd_status pd_ckpt_foreign_open(const char *path, uint64_t step, struct pd_ckpt_f
     else if (st || stat.type != PD_ENTRY_DIRECTORY)
         st = pd_format_of(ret->vfs, path, &ret->format, err);
     if (!st) st = read_catalog(path, step, ret, err);
+    if (st && ret->format != &pd_format_perdure) st = pd_ckpt_foreign_add_advice(st, path, err);
     if (st) pd_ckpt_foreign_close(ret);
     return st;
 }

@@ -34,6 +34,8 @@ bool pd_ckpt_is_model_file(const char *file);
  *   errors  PD_INVALID: neither says a model; those of the configuration */
 PD_MUST_USE pd_status pd_ckpt_foreign_configure(const struct pd_ckpt_foreign *foreign, const char *file,
                                                 struct pd_config *ret_config, struct pd_error *err);
+/* Returns `status`; adds to the message what to do about damage of `path`, of another system, and about a drive that is full. */
+pd_status pd_ckpt_foreign_add_advice(pd_status status, const char *path, struct pd_error *err);
 /* Fails where --step was given (not UINT64_MAX) of what is one checkpoint of another system. */
 PD_MUST_USE pd_status pd_ckpt_foreign_refuse_step(const struct pd_ckpt_foreign *foreign, uint64_t step, struct pd_error *err);
 /* Links of its tensors to the model's; what is missing is told with the path and with what to do.   errors  of pd_model_links */

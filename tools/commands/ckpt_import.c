@@ -288,7 +288,7 @@ static pd_status close_import(struct import *m, pd_status mine, struct pd_error 
     pd_links_deinit(&m->links);
     pd_model_free(m->model);
     pd_config_deinit(&m->config);
-    mine = pd_ckpt_target_close(&m->target, mine, err);
+    mine = pd_ckpt_foreign_add_advice(pd_ckpt_target_close(&m->target, mine, err), m->options->paths[0], err);
     pd_ckpt_foreign_close(&m->source);
     return mine;
 }
