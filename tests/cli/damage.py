@@ -17,7 +17,7 @@ COPIES = 8 if SCALE <= 1 else 200 * SCALE
 SEED = int(os.environ.get("PERDURE_TEST_SEED", "1"))
 TINY = ["model.preset=byte-1m", "model.layers=2", "model.hidden=32", "model.heads=2", "batch.context=32", "model.context=32",
         "batch.sequences=4", "run.steps=2", "layout.ranks=1", "layout.threads=1", "checkpoint.every=2"]
-ALL_NEEDED = ("safetensors", "gguf", "llmc")  # every byte of the data files is the model's
+ALL_NEEDED = ("safetensors", "shards", "gguf", "llmc")  # every byte of the data files is the model's
 
 
 def flip(random, data):
@@ -72,7 +72,7 @@ def check(name, source, seed, arguments):
     copy(source, target)
     path, how = damage(target, f"{name} {seed}")
     before = set(os.listdir("."))
-    result = perdure("ckpt", *(a.format(source=target) for a in arguments))
+    result = perdure(*(a.format(source=target) for a in arguments))
     made = set(os.listdir(".")) - before
     problems = []
     if result[0] == 0:
@@ -82,7 +82,7 @@ def check(name, source, seed, arguments):
         problems.append(f"exit code {result[0]}")
     elif not result[2].startswith("perdure: ") and "\nperdure: " not in result[2] or target not in result[2]:
         problems.append("the error does not name what is damaged")
-    elif result[0] == 65 and not result[2].endswith("; fetch it again, or take another copy\n"):
+    elif result[0] == 65 and arguments[0] == "ckpt" and not result[2].endswith("; fetch it again, or take another copy\n"):
         problems.append("the error does not say what to do")
     if result[0] and made:
         problems.append(f"left behind: {made}")
@@ -93,8 +93,12 @@ def check(name, source, seed, arguments):
 
 def prepare():
     """{name: (checkpoint, command)}"""
-    cases = {"deepspeed": ("zero3", ["stats", "{source}"])}
-    shutil.copytree(os.path.join(SOURCE, "tests/golden/formats/deepspeed/zero3"), "zero3")
+    imports = ["ckpt", "import", "{source}", "into", "--fresh-optimizer"]
+    cases = {"deepspeed": ("zero3", ["ckpt", "stats", "{source}"]), "shards": ("llama-shards", imports), "buckets": ("buckets", imports),
+             "tokenizer": ("tokenizer.json", ["data", "pack", "text.txt", "--output=into", "--tokenizer={source}"])}
+    for golden, name in (("formats/deepspeed/zero3", "zero3"), ("formats/transformers/llama", "llama-shards"),
+                         ("formats/megatron/dp_reshardable", "buckets"), ("tokenizers/gpt2.json", "tokenizer.json")):
+        copy(os.path.join(SOURCE, "tests/golden", golden), name)
     write("text.txt", b"In the beginning was the word. " * 4000)
     for family in ("llama", "gpt2"):
         result = perdure("train", MINIMAL, *TINY, f"model.family={family}", f"run.dir={family}")
@@ -103,11 +107,11 @@ def prepare():
                          ("llmc", "gpt2")):
         result = perdure("ckpt", "export", family, f"of.{name}", f"--format={name}")
         report(f"export-{name}", [] if result[0] == 0 else ["not exported"], result)
-        cases[name] = (f"of.{name}", ["import", "{source}", "into", "--fresh-optimizer"])
+        cases[name] = (f"of.{name}", imports)
     os.mkdir("of.torch")
     shutil.copy("of.safetensors/config.json", "of.torch")
     torch_save("of.safetensors/model.safetensors", "of.torch/pytorch_model.bin")
-    cases["torch"] = ("of.torch", cases["safetensors"][1])
+    cases["torch"] = ("of.torch", imports)
     return cases
 
 
