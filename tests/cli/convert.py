@@ -188,7 +188,11 @@ os.rename("hf", "gone")  # a run that has begun does not need it
 expect("train-from-gone", ["train", small, "run.steps=4", "layout.ranks=1", "layout.threads=1"], 0, ANY, re.compile("resumed at step 3, "))
 os.rename("gone", "hf")
 expect("train-from-absent", ["train", small, "run.dir=never", "init.from=nothing"], 78,
-       err=re.compile("init.from, nothing, is no checkpoint of another system"))
+       err=said("init.from: nothing does not exist; name a file or a directory of another system"))
+expect("train-from-ours", ["train", small, "run.dir=never", "init.from=run"], 78,
+       err=said("init.from: run is of perdure itself: a run goes on from it, and ckpt reshard writes it again"))
+expect("train-from-one-file", ["train", small, "run.dir=never", "init.from=hf/config.json"], 78,
+       err=said("init.from: hf/config.json is one file of a checkpoint (safetensors) that is a directory; name that: hf"))
 
 # ---- a model that comes with its tokenizer remembers it ----
 shutil.copytree("hf", "with-tokenizer")

@@ -51,9 +51,8 @@ static bool holds_ours(const char *path)
     return any;
 }
 
-static pd_status open_source(struct import *m, struct pd_error *err)
+static pd_status open_theirs(const char *path, struct pd_ckpt_foreign *ret_source, struct pd_error *err)
 {
-    const char *path = m->options->paths[0];
     const struct pd_format *format = NULL;
     struct pd_vfs *vfs = NULL;
     PD_TRY(pd_vfs_new_auto(&vfs, err));
@@ -62,7 +61,7 @@ static pd_status open_source(struct import *m, struct pd_error *err)
     if (format == &pd_format_perdure || (st == PD_INVALID && holds_ours(path)))
         PD_FAIL(err, PD_USAGE, "%s is of perdure itself: a run goes on from it, and ckpt reshard writes it again", path);
     PD_TRY(st);
-    return pd_ckpt_foreign_open(path, UINT64_MAX, &m->source, err);
+    return pd_ckpt_foreign_open(path, UINT64_MAX, ret_source, err);
 }
 
 /* Numerics and a batch that admit the degrees, where nobody has chosen any. */
@@ -302,7 +301,7 @@ pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error 
                 options->only);
     PD_TRY(pd_fault_configure_env(err));
     PD_TRY(pd_signals_install(err));
-    pd_status st = open_source(&m, err);
+    pd_status st = open_theirs(options->paths[0], &m.source, err);
     if (!st) st = decide(&m, err);
     if (!st) st = list_beyond(&m, err);
     if (!st && options->dry_run) st = print_mapping(&m, err);
@@ -320,10 +319,7 @@ pd_status pd_ckpt_import_model(struct pd_config *config, struct pd_error *err)
 {
     struct pd_ckpt_foreign source;
     bool is_said;
-    if (!pd_ckpt_is_foreign(config->init.from))
-        PD_FAIL(err, PD_INVALID, "init.from, %s, is no checkpoint of another system; see perdure ckpt import --help",
-                config->init.from);
-    PD_TRY(pd_ckpt_foreign_open(config->init.from, UINT64_MAX, &source, err));
+    PD_TRY(open_theirs(config->init.from, &source, err));
     const pd_status st = pd_ckpt_foreign_read_model(&source, config, &is_said, err);
     pd_ckpt_foreign_close(&source);
     return st;

@@ -294,7 +294,8 @@ static pd_status take_model(struct pd_config *config, struct pd_error *err)
     pd_run_tiers_of_config(config, &tiers);
     const struct pd_run_tier *newest = look_quietly(&tiers);
     if (newest && !pd_ckpt_saved_model(newest->dir, config, NULL)) return PD_OK;
-    return pd_ckpt_import_model(config, err);
+    const pd_status st = pd_ckpt_import_model(config, err);
+    return st ? pd_error_context(err, st == PD_USAGE ? PD_INVALID : st, "init.from") : PD_OK;
 }
 
 /* A new run of init.from begins with an import; one that was killed during it holds no checkpoint and imports again. */
