@@ -184,7 +184,8 @@ def neighbours(weight, heads):
     return weight.reshape(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
-def write_gguf(model, path):
+def write_gguf(model, path, stored=lambda weight: (weight, None)):
+    """stored  what lies there of a weight, and its type where that is not its own"""
     c = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(c.max_position_embeddings)
@@ -209,7 +210,8 @@ def write_gguf(model, path):
             continue
         for part, count in heads.items():
             weight = neighbours(weight, count) if part in name else weight
-        writer.add_tensor(names.get_name(name, (".weight",)), weight.numpy())
+        data, kind = stored(weight.numpy())
+        writer.add_tensor(names.get_name(name, (".weight",)), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -227,6 +229,39 @@ def check_gguf(perdure, directory):
     check_same("gguf", back.state_dict(), model.state_dict())
     found = train_ours(perdure, directory, STEPS, f"init.from={directory}/model.gguf")
     return "same bits, " + check_losses("gguf", found, train(model, make_optimizer(model), STEPS))
+
+
+def quantised(weight, kind, random):
+    """Blocks as gguf makes them; of those that it only reads any bits, with scales that are finite."""
+    if weight.ndim == 1:
+        return weight, None
+    if kind.name not in ("Q4_K", "Q6_K"):
+        return gguf.quants.quantize(weight, kind), None if kind.name == "F16" else kind
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (weight.size // elements, size), dtype=np.uint8)
+    for half in (0, 2) if kind.name == "Q4_K" else (208,):
+        blocks[:, half + 1] &= 0xbf
+    return blocks.reshape(weight.shape[0], -1), kind
+
+
+def check_gguf_quantised(perdure, directory):
+    """Ours has the bits that gguf makes of each type."""
+    kinds = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K")
+    random = np.random.default_rng(1)
+    config = FAMILIES["llama"]()
+    config.update({"hidden_size": 256, "intermediate_size": 512, "head_dim": 64})
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for kind in (gguf.GGMLQuantizationType[name] for name in kinds):
+        path = f"{directory}/{kind.name}.gguf"
+        write_gguf(model, path, lambda weight, kind=kind: quantised(weight, kind, random))
+        run(perdure, "ckpt", "import", path, f"{directory}/in-{kind.name}", "--fresh-optimizer")
+        run(perdure, "ckpt", "export", f"{directory}/in-{kind.name}", f"{directory}/out-{kind.name}.gguf", "--format=gguf")
+        theirs, ours = ({t.name: t for t in gguf.GGUFReader(name).tensors} for name in (path, f"{directory}/out-{kind.name}.gguf"))
+        assert theirs.keys() == ours.keys() and sum(t.tensor_type == kind for t in theirs.values()) == 15, kind.name
+        for name, tensor in theirs.items():
+            expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+            assert np.array_equal(expected.view(np.uint32).ravel(), ours[name].data.view(np.uint32).ravel()), (kind.name, name)
+    return f"same bits of {len(kinds)} types"
 
 
 def encoded(perdure, directory, tokenizer, text):
@@ -489,6 +524,7 @@ CASES = {
     **{family: lambda perdure, directory, family=family: check_hugging_face(perdure, directory, family) for family in FAMILIES},
     "torch_save": check_torch_save,
     "gguf": check_gguf,
+    "gguf-quantised": check_gguf_quantised,
     **{f"gguf-out-{family}": lambda perdure, directory, family=family: check_gguf_out(perdure, directory, family)
        for family in FAMILIES},
     "deepspeed": lambda perdure, directory: check_ranks(perdure, directory, "deepspeed", 3),
