@@ -6,9 +6,9 @@ at a random moment, its newest checkpoint is damaged, it goes on under another l
 launch must end with an exit code that fits what was done to it (DISTURBED below), each restart must begin at the newest step
 that was committed and is whole, and in the end loss bits and state are those of the quiet run and nothing is damaged.
 
-By default 40 cases run, chosen greedily so that every pair of two factors' values that may occur together does; with
-PERDURE_TEST_SCALE of 10 or more 400 more are drawn at random. Moments come from PERDURE_TEST_SEED. Arguments: nothing; `random N`
-for N cases drawn at random; or the name of one case, as a failure prints it.
+There are 40 cases, chosen greedily so that every pair of two factors' values that may occur together does. By default half of them run, on the
+next day the others; with PERDURE_TEST_SCALE of 4 or more all, of 10 or more 400 more, drawn at random. Moments come from PERDURE_TEST_SEED, and so does
+the half. Arguments: nothing; `random N` for N cases drawn at random; or the name of one case, as a failure prints it.
 """
 import concurrent.futures
 import functools
@@ -342,9 +342,10 @@ def body(workspace, arguments):
     pairs = len(covering())
     if pairs > COVER_CASES:
         raise harness.Failure(f"{pairs} cases cover every pair, and at most {COVER_CASES} are to: choose another COVER_SEED")
-    names = [f"pairs-{i}" for i in range(pairs)] + [f"random-{i}" for i in range(400 if harness.scale() >= 10 else 0)]
     if arguments:
         names = [f"random-{i}" for i in range(int(arguments[1]))] if arguments[0] == "random" else arguments[:1]
+    else:
+        names = harness.of_the_day([f"pairs-{i}" for i in range(pairs)], 2) + [f"random-{i}" for i in range(400 if harness.scale() >= 10 else 0)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         failures = [failure for failure in pool.map(lambda name: one(workspace, name, seed, data), names) if failure]
     if failures:

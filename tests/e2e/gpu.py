@@ -9,8 +9,8 @@ mpi     the same with processes; one of them killed
 deaf    of `alone`, what simulated GPUs are told to do, with GPUs that cannot be told: as on real ones, where it is skipped with its
         reason, or measured by other means
 
-By default a few of each; with PERDURE_TEST_SCALE of 4, every layout of 2, 3 and 4 ranks; of 10 or more, those of 8 too, and what
-each was run with (cases_of).
+By default a few of each, of layouts, stages and schedules a share by the day (harness.of_the_day); with PERDURE_TEST_SCALE of 4, every layout of 2,
+3 and 4 ranks; of 10 or more, those of 8 too, and what each was run with (cases_of).
 """
 import functools
 import itertools
@@ -231,7 +231,7 @@ def different_tensors(bench, one, other):
 @simulated_only("a real GPU's memory is not for a test to choose")
 def codes_that_do_not_fit(bench, config, fp8):
     """What a run with too little memory is told to do without, behind selective recomputation: codes of weights between micro-batches."""
-    wide = [*fp8, "model.ffn=4096", "layout.recompute=selective"]
+    wide = [*fp8, "model.ffn=1024", "layout.recompute=selective", "run.steps=2"]
     need = float(re.search(r"needs ([\d.]+) MiB", does_not_fit(bench, config, TOO_LITTLE, wide, {"PERDURE_SIMT_MEMORY": "2M"}))[1])
     memory = {"PERDURE_SIMT_MEMORY": str(int((need - 0.1) * 1048576))}
     said = re.search(r"with (.*) it takes", does_not_fit(bench, config, TOO_LITTLE, wide, memory))[1].split()
@@ -340,7 +340,7 @@ def memory_stays(bench, early, late):
 def graphs_stay(bench):
     """All graphs of blocks are made in a run's first passes: later a receive may be under way that a driver would wait for, and memory
     for them taken. Stages choose buffers, and a validation has fewer micro-batches than a step."""
-    for stages, layers, micro_batches in ((2, 2, 4), (2, 4, 5), (3, 3, 7)):
+    for stages, layers, micro_batches in harness.of_the_day(((2, 2, 4), (2, 4, 5), (3, 3, 7)), 3):
         watch = bench.workspace.directory("watch")
         bench.workspace.train(bench.config(), bench.workspace.directory(),
                               ["run.steps=14", f"layout.ranks={stages}", f"layout.pp={stages}", f"layout.interleave={layers // stages}",
@@ -355,7 +355,7 @@ def graphs_stay(bench):
 @simulated_only("a real GPU's memory is not for a test to choose")
 def benched_as_it_fits(bench):
     """A micro-batch that does not fit with all kept is recomputed, in no more blocks than must be."""
-    shape = ("layers=6", "hidden=64", "heads=1", "kv_heads=1", "head_size=64", "ffn=256", "vocab=256")
+    shape = ("layers=3", "hidden=64", "heads=1", "kv_heads=1", "head_size=64", "ffn=256", "vocab=256")
 
     def step(memory, *options):
         result = bench.workspace.command(["bench", "step", "--device=gpu", "--preset=gpt2-124m", *(f"--set=model.{key}" for key in shape),
@@ -370,7 +370,7 @@ def benched_as_it_fits(bench):
     if (kept["recompute_layers"], found["recompute"], found["recompute_layers"]) != (0, "selective", 1):
         raise harness.Failure(f"recomputed: {kept}, in memory a little short of that: {found}")
     told = step(256 << 20, "--set=layout.recompute=full")
-    if (told["recompute"], told["recompute_layers"]) != ("full", 6):
+    if (told["recompute"], told["recompute_layers"]) != ("full", 3):
         raise harness.Failure(f"layout.recompute=full is benched and called otherwise: {told}")
     print(f"bench step: {kept['device_bytes']} bytes with all kept, {found['device_bytes']} with one block recomputed", flush=True)
 
@@ -431,7 +431,7 @@ def cases_of(transport):
     """(layout, family, precision, stage): of a few layouts, or of those of 2, 3 and 4 ranks with two models. Of 8 ranks too, each
     with every family, precision and stage, but not with every combination of them, which would take hours to say the same."""
     if harness.scale() < 4:
-        return [(layout, "llama", "fp32", 1) for layout in SOME[transport]]
+        return [(layout, "llama", "fp32", 1) for layout in harness.of_the_day(SOME[transport], 2)]
     if harness.scale() < 10:
         models = (("llama", "fp32"), ("gpt2", "bf16"))
         return [(layout, *model, 1) for world in (2, 3, 4) for layout in layouts_of(world) for model in models]
@@ -455,7 +455,7 @@ def sharing(bench, transport):
 
 def sums_in_place(bench, transport):
     """Where nothing is cut, products of one rank add to the sums of gradients by themselves. Two ranks send each other micro-batches and add."""
-    for model in (("llama", "fp32"), ("gpt2", "bf16")):
+    for model in harness.of_the_day((("llama", "fp32"), ("gpt2", "bf16")), 2):
         config = bench.config(*model, 8, 1, 2)
         for overrides in (["layout.dp=2", "layout.ranks=2"], ["layout.pp=2", "layout.ranks=2"], ["layout.order=breadth_first"],
                           ["layout.order=breadth_first", "offload.gradients=cpu"]):
@@ -504,13 +504,12 @@ def in_turn_on_hosts(bench):
 
 
 # Micro-batches are more than slots for their input, and the host is ahead of its GPU by as many as it can.
-ASYNCHRONOUS = [(1, 2), (2, 2), (1, 4)]  # dp, pp; dp=2 with pp=4 too where there is time
-SHUFFLED = [(2, 2)]                      # with streams in another order, too
+ASYNCHRONOUS = [((1, 2), "late"), ((2, 2), "5"), ((2, 2), "late"), ((1, 4), "late")]  # dp and pp, streams; two of them a day
+ASYNCHRONOUS_LONG = [((1, 2), "late"), ((2, 2), "late"), ((1, 4), "late"), ((2, 4), "late")]  # where there is time
 WIDE = ["model.layers=4", "validation.every=0"]
 LARGE = ["validation.every=0", "batch.sequences=2", "checkpoint.every=0", "layout.transport=local", "optimizer.decay_steps=9",
          *(f"model.{key}" for key in ("layers=2", "hidden=256", "heads=4", "kv_heads=4", "head_size=64", "ffn=256"))]
-COUNTED = [{"dp": 2, "zero_stage": 3}, {"tp": 2}]
-COUNTED_TOO = [{"dp": 2, "zero_stage": 1}, {"dp": 2, "zero_stage": 0}, {"pp": 2}, {"sp": 2}]  # where there is time
+COUNTED = [{"dp": 2, "zero_stage": 3}, {"tp": 2}, {"dp": 2, "zero_stage": 1}, {"pp": 2}, {"dp": 2, "zero_stage": 0}, {"sp": 2}]  # one of them a day
 
 
 def never_waiting(bench):
@@ -522,18 +521,17 @@ def never_waiting(bench):
     directory = bench.workspace.directory()
     bench.workspace.train(config, directory, common, timeout=10 * harness.PATIENCE)
     expected = harness.losses(directory), bench.workspace.state_digest(directory)
-    for dp, pp in [*ASYNCHRONOUS, (2, 4)] if is_long else ASYNCHRONOUS:
-        for streams in ("late", "5") if (dp, pp) in SHUFFLED and not is_long else ("late",):
-            directory = bench.workspace.directory()
-            environment = {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": str(dp * pp), "PERDURE_SIMT_STREAMS": streams}
-            overrides = [*common, f"layout.ranks={dp * pp}", f"layout.dp={dp}", f"layout.pp={pp}", "layout.transport=local"]
-            result = bench.workspace.train(config, directory, overrides, environment, timeout=10 * harness.PATIENCE)
-            if "memory of the host" in result.stderr:
-                raise harness.Failure(f"NCCL's stand-in was not taken: {result.stderr}")
-            got = harness.losses(directory), bench.workspace.state_digest(directory)
-            if got != expected:
-                raise harness.Failure(f"dp={dp} pp={pp} over NCCL, streams {streams}: losses and state {got}, of one rank {expected}")
-            print(f"same bits: {steps} steps, dp={dp} pp={pp} over NCCL, streams {streams}", flush=True)
+    for (dp, pp), streams in ASYNCHRONOUS_LONG if is_long else harness.of_the_day(ASYNCHRONOUS, 2):
+        directory = bench.workspace.directory()
+        environment = {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": str(dp * pp), "PERDURE_SIMT_STREAMS": streams}
+        overrides = [*common, f"layout.ranks={dp * pp}", f"layout.dp={dp}", f"layout.pp={pp}", "layout.transport=local"]
+        result = bench.workspace.train(config, directory, overrides, environment, timeout=10 * harness.PATIENCE)
+        if "memory of the host" in result.stderr:
+            raise harness.Failure(f"NCCL's stand-in was not taken: {result.stderr}")
+        got = harness.losses(directory), bench.workspace.state_digest(directory)
+        if got != expected:
+            raise harness.Failure(f"dp={dp} pp={pp} over NCCL, streams {streams}: losses and state {got}, of one rank {expected}")
+        print(f"same bits: {steps} steps, dp={dp} pp={pp} over NCCL, streams {streams}", flush=True)
 
 
 def halves(bench):
@@ -552,7 +550,7 @@ def halves(bench):
 def counted(bench):
     """What the stand-in moves in a step is what `plan` says of a rank, and what every collective reads and writes was registered."""
     config = bench.config("llama", "bf16", 8, 2)
-    for layout in [*COUNTED, *(COUNTED_TOO if harness.scale() >= 4 else [])]:
+    for layout in harness.of_the_day(COUNTED, len(COUNTED)):
         ranks = math.prod(layout.get(name, 1) for name in ("dp", "tp", "pp", "sp"))
         overrides = [*LARGE, f"layout.ranks={ranks}", *(f"layout.{key}={value}" for key, value in layout.items())]
         found = []
@@ -581,7 +579,8 @@ def damaged_on_its_way(bench):
     """A sum that NCCL's stand-in gives back with a wrong bit costs a step, in every stage and exchange, and no bits. In stage 0 the
     first 24 sums (kinds, units, ranks) are the state's, for replicas."""
     config = bench.config("llama", "fp32", 8, 1)
-    for flip, *words in (["28", "layout.zero_stage=0"], ["5", "layout.zero_stage=2"], ["5", "layout.zero_stage=3", "layout.exchange=lane"]):
+    flips = ["28", "layout.zero_stage=0"], ["5", "layout.zero_stage=2"], ["5", "layout.zero_stage=3", "layout.exchange=lane"]
+    for flip, *words in harness.of_the_day(flips, len(flips)):
         directory = bench.workspace.directory()
         overrides = [*words, "layout.ranks=2", "layout.dp=2", "layout.transport=local", "checkpoint.every=1"]
         environment = {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": "2", "FAKE_NCCL_FLIP": flip}
