@@ -14,8 +14,8 @@ void failing_record(void);
 /* From the next record on calls by that name alone fail; NULL: all. */
 void failing_only(const char *what);
 /* False: that was the last one.   some  one for each call that is on the way to any, so that what follows from the failure of each
- * is tried; of those a fourth from then on. Else all. */
-bool failing_next(bool some, bool from_then_on);
+ * is tried in two days in a row; of those an eighth from then on. Else all. */
+bool failing_next(bool some, bool from_then_on, uint64_t day);
 void failing_rewind(void); /* the next one is the first */
 void failing_stop(void);
 bool failing_has_fired(void);

@@ -1,7 +1,7 @@
 /* Something is done again and again, and each time another call of it fails: it ends with an error that says something, or does without;
  * nothing leaks; and what it was to do can be done afterwards.
  *
- * PERDURE_TEST_SCALE=10 fails every place, once and from then on; a shorter run some of them. */
+ * PERDURE_TEST_SCALE=10 fails every place, once and from then on; a shorter run some of them, others the next day (helpers/scale.h). */
 #pragma once
 
 #include "tests/helpers/failing.h"
@@ -19,7 +19,7 @@
 
 struct failing_case {
     const char *name;
-    bool some; /* places at scale 1, one for each call on the way to any; false: all */
+    bool some; /* places below scale 10, one for each call on the way to any; false: all */
     void *(*set_up)(const void *context);
     /* What fails; frees all that it allocates. Called a second time it has to work, whatever the first time came to. */
     pd_status (*act)(void *state, struct pd_error *err);
@@ -137,7 +137,7 @@ static inline void failing_sweep(const struct failing_case *c)
         for (;; tried++) {
             void *state = c->set_up(c->context);
             failing_arm(c, state, true);
-            if (!failing_next(some, persists)) {
+            if (!failing_next(some, persists, test_day())) {
                 failing_arm(c, state, false);
                 c->tear_down(state);
                 break;

@@ -109,7 +109,7 @@ static inline void sweep(struct campaign *campaign, const struct world *world, c
     uint64_t stride = campaign->stride;
     for (size_t k = 0; k < KIND_COUNT; k++) {
         struct misfortune m = {.kind = kinds[k].kind, .sys_errno = kinds[k].sys_errno, .persistent = kinds[k].persistent};
-        uint64_t first = 1 + room_mix(campaign_seed() + k) % stride;
+        uint64_t first = test_first(room_mix(campaign_seed() + k) % stride, stride);
         for (m.nth = first; sweep_operation(campaign, world, room, m); m.nth += stride)
             ;
     }

@@ -93,7 +93,7 @@ static inline void tier_sweep(struct room *room, const char *name, int aftermath
         const bool is_rare = kind_of(&m) >= PD_DISK_FAULT_TORN && kind_of(&m) <= PD_DISK_FAULT_LOST_SYNC;
         const uint64_t every = rare_all && is_rare ? 1 : stride;
         bool fired = true;
-        for (m.nth = 1 + room_mix(seed + k) % every; fired; m.nth += every, tried++) {
+        for (m.nth = test_first(room_mix(seed + k) % every, every); fired; m.nth += every, tried++) {
             m.seed = room_mix(seed * 7919 + m.nth * 131 + k);
             pd_status st = try_one(room, &m, &fired, &err);
             cr_assert_eq(st, PD_OK, "%s:%d:%d at %llu, aftermath %d (seed %llu): %s", pd_disk_fault_kind_name(kind_of(&m)),

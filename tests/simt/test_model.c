@@ -2,6 +2,7 @@
  * beside the CPU's. Attention on tensor cores and the loss have sums of their own; what differs in the last bit there is
  * some hundred times as much behind the norms of so small a model. */
 #include "offload/cpu_adam.h"
+#include "tests/helpers/scale.h"
 #include "tests/unit/math/fixture.h"
 #include "trainer/math/cuda/kernels.h"
 #include "trainer/math/math_cuda.h"
@@ -299,9 +300,9 @@ Test(simt_model, qwen3_bf16)
 Test(simt_model, logits_of_columns)
 {
     logits_columns = 16;
-    check(PD_FAMILY_LLAMA, PD_F32, 5e-4);
-    check(PD_FAMILY_GPT2, PD_F16, 5e-3);
-    check(PD_FAMILY_QWEN3, PD_BF16, 3e-2);
+    if (test_is_todays(0, 3)) check(PD_FAMILY_LLAMA, PD_F32, 5e-4);
+    if (test_is_todays(1, 3)) check(PD_FAMILY_GPT2, PD_F16, 5e-3);
+    if (test_is_todays(2, 3)) check(PD_FAMILY_QWEN3, PD_BF16, 3e-2);
 }
 
 /* ---- micro-batches that are added where sums lie ---- */

@@ -84,7 +84,7 @@ static void look_at_save(const struct world *world, uint64_t stride, uint64_t wa
     cr_assert_eq(room_launch(&base, campaign_base, NULL, &err), PD_OK, "%s", err.message);
     for (bool fired = true; search.round == 0 || (is_all && search.count < wanted && search.round < 6);
          search.round++, search.most *= 4, fired = true)
-        for (uint64_t nth = 1 + campaign_seed() % test_stride(stride); fired; nth += test_stride(stride))
+        for (uint64_t nth = test_first(campaign_seed(), test_stride(stride)); fired; nth += test_stride(stride))
             cr_assert_eq(look_at_operation(&base, nth, &search, &fired, &err), PD_OK, "%s, operation %llu (seed %llu): %s",
                          world->name, (unsigned long long)nth, (unsigned long long)campaign_seed(), err.message);
     room_free(&base);
