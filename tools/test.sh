@@ -44,5 +44,5 @@ if [ $all = yes ]; then
   labels=()
 fi
 cd "$build"
-# One more than there are processors: much of what ranks, launchers and drives do is waiting.
-ctest --output-on-failure --no-tests=error -j "$(($(nproc) + 1))" "${labels[@]}"
+# Two more than there are processors: much of what ranks, launchers and drives do is waiting.
+ctest --output-on-failure --no-tests=error -j "$(($(nproc) + 2))" "${labels[@]}"
