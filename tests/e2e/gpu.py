@@ -123,7 +123,7 @@ def after_a_kill(bench, config):
 
 
 def recomputed_by_block(bench, config):
-    for recompute, graphs in itertools.product(("selective", "full"), "01"):
+    for recompute, graphs in harness.of_the_day((("selective", "0"), ("selective", "1"), ("full", "1"), ("full", "0")), 2):
         bench.same(f"{recompute} recomputation of one block, graphs {graphs}", config,
                    [f"layout.recompute={recompute}", "layout.recompute_layers=1"], {"PERDURE_CUDA_GRAPHS": graphs})
 

@@ -3,11 +3,12 @@
  * For every admitted (dp, tp, pp, sp) of 1 to 6 ranks a run of SAVED steps is saved through the real store. Every other
  * layout then resumes from it: what each of its ranks holds (parameters and both moments) must be, bit for bit, what the
  * one-rank run had, and so must be the losses of the next steps. ZeRO stage, zero_shard, interleaving differ
- * from layout to layout. By default each layout is resumed from and by one other of each model; `every`, or
- * PERDURE_TEST_SCALE of 10 or more: all ordered pairs, and the vocabulary of GPT-2, which like the default's divides by none
+ * from layout to layout. By default half of the layouts, the other half on the next day, are resumed from by one other
+ * of each model (helpers/scale.h); `every`, or PERDURE_TEST_SCALE of 10 or more: all ordered pairs, and the vocabulary of GPT-2, which like the default's divides by none
  * of the degrees. Ranks are threads. Exit code 0: all equal. */
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
+#include "tests/helpers/scale.h"
 #include "trainer/run/resume.h"
 #include "trainer/run/save.h"
 #include "trainer/run/whole_engine.h"
@@ -309,6 +310,7 @@ static void campaign_model(struct campaign *c, uint32_t model)
 {
     struct reference reference = {0};
     for (uint32_t from = 0; from < c->count && c->failures < 20; from++) {
+        if (from && !c->every && !test_is_todays(from + model, 2)) continue; /* 0 makes the reference */
         char root[128];
         struct pd_error err;
         snprintf(root, sizeof root, "%s/%s-%u", c->directory, models[model].name, from);

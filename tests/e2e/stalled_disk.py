@@ -55,7 +55,7 @@ class Run:
         if self.process.wait(timeout=harness.PATIENCE) != 75 or "restart 1" in harness.read(self.log_path):
             raise harness.Failure(f"exit {self.process.returncode}\n{harness.read(self.log_path)}")
         found, plain = harness.losses(self.directory), self.workspace.directory("plain")
-        self.workspace.train(config, plain, [f"run.steps={max(found)}", "restart.hang_seconds=30"])
+        self.workspace.train(config, plain, [f"run.steps={max(found)}", "restart.hang_seconds=30", "layout.ranks=1"])
         if found != harness.losses(plain):
             raise harness.Failure("other bits than with a disk that never hung")
 
