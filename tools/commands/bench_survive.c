@@ -5,6 +5,7 @@
  *   3. the same steps without failures; losses of every step and the last state are compared */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/json.h"
+#include "ckpt/base/parse.h"
 #include "tools/bench/room.h"
 #include "tools/report/history.h"
 #include "trainer/launch/chaos.h"
@@ -40,7 +41,8 @@ static const char config_text[] = "run: {seed: 1, steps: 1000000}\n"
                                   "restart: {hang_seconds: 5, straggler_seconds: 0}\n";
 
 struct survive {
-    uint64_t minutes, every, seed, ranks, sequences;
+    double minutes;
+    uint64_t every, seed, ranks, sequences;
     const char *dir;
     bool json;
     struct pd_bench_room room;
@@ -159,7 +161,7 @@ static pd_status choose_sequences(struct survive *s, struct pd_error *err)
  * and its one step more. */
 static pd_status train_in_chaos(struct survive *s, struct pd_error *err)
 {
-    const uint64_t until_ns = pd_clock_monotonic_ns(NULL) + s->minutes * 60 * UINT64_C(1000000000);
+    const uint64_t until_ns = pd_clock_monotonic_ns(NULL) + (uint64_t)(s->minutes * 60e9);
     for (uint64_t launch = 0;; launch++) {
         int code;
         char chaos[64];
@@ -334,6 +336,15 @@ static pd_status survive_in(struct survive *s, struct pd_error *err)
     return st;
 }
 
+static pd_status set_minutes(const struct pd_option *option, const char *text, struct pd_error *err)
+{
+    double minutes;
+    if (!pd_parse_double(text, &minutes) || !(minutes > 0 && minutes <= 10000))
+        return pd_option_refuse(option, text, "minutes, such as 5 or 0.5, up to 10000", err);
+    *(double *)option->value = minutes;
+    return PD_OK;
+}
+
 pd_status pd_bench_survive(int argc, char **argv, struct pd_error *err)
 {
     static struct survive s;
@@ -342,10 +353,9 @@ pd_status pd_bench_survive(int argc, char **argv, struct pd_error *err)
         {.name = "minutes",
          "N",
          "of the run with failures (5); a quiet one of as many steps follows",
-         PD_OPTION_U64,
+         PD_OPTION_SET,
          &s.minutes,
-         1,
-         10000},
+         .set = set_minutes},
         {.name = "every", "SECONDS", "between two failures, on average (30)", PD_OPTION_U64, &s.every, 1, 100000},
         {.name = "seed", "N", "of kinds and moments (1)", PD_OPTION_U64, &s.seed},
         {.name = "ranks", "N", "processes (2)", PD_OPTION_U64, &s.ranks, 1, 1024},
