@@ -236,7 +236,7 @@ static bool recognizes(struct pd_vfs *vfs, const char *path)
 
 const struct pd_format pd_format_megatron = {
     .name = "megatron",
-    .about = "Megatron-Core's torch_dist: a directory with latest_checkpointed_iteration.txt, or that of an iteration",
+    .about = "Megatron-Core's torch_dist: directory with latest_checkpointed_iteration.txt, or its iter_*",
     .holds_moments = true,
     .recognizes = recognizes,
     .read = read_checkpoint,

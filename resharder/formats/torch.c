@@ -133,7 +133,7 @@ static pd_status read_any(struct pd_vfs *vfs, const char *path, struct pd_catalo
 
 const struct pd_format pd_format_torch = {
     .name = "torch",
-    .about = "torch.save of a state_dict, also as \"model\" of a dictionary: pytorch_model.bin or shards with an index",
+    .about = "torch.save of a state_dict, or as \"model\" of a dictionary: pytorch_model.bin, also in shards",
     .recognizes = recognizes,
     .read = read_any,
     .plan = pd_format_not_written,

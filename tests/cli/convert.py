@@ -101,6 +101,8 @@ expect("import-missing", ["ckpt", "import", "absent", "in"], 78, err=said("absen
 if help_text := expect("import-help", ["ckpt", "import", "--help"], 0, ANY):
     report("import-help-lists-formats", [name for name in ("safetensors", "megatron", "dcp", "deepspeed", "universal", "gguf", "llmc", "torch")
                                          if not re.search(rf"^  {name} +\S", help_text, re.M)], (0, help_text, ""))
+    listed = help_text.split("of one of these formats:\n")[1].splitlines()
+    report("import-help-a-line-each", [line for line in listed if not line.startswith("  ")], (0, help_text, ""))
 for name, place in (("run", "run"), ("directory", "run/checkpoints"), ("checkpoint", glob.glob("run/checkpoints/step-*")[-1])):
     expect(f"import-of-our-{name}", ["ckpt", "import", place, "in"], 64, err=re.compile(f"^perdure: {place} is of perdure itself: a run goes on from it"))
 expect("import-unknown", ["ckpt", "import", "text.txt", "in"], 78,
