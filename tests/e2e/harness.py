@@ -138,13 +138,13 @@ def wait_for(condition, what, interval=0.02):
         time.sleep(interval)
 
 
+def is_gone(directory):
+    """No process names the directory, or what lies in it, on its command line."""
+    return not subprocess.run(["pgrep", "-f", f"{directory}(/| |$)"], capture_output=True, text=True, check=False).stdout.strip()
+
+
 def wait_until_gone(directory):
-    """Processes that name the directory, or what lies in it, on their command lines."""
-
-    def is_gone():
-        return not subprocess.run(["pgrep", "-f", f"{directory}(/| |$)"], capture_output=True, text=True, check=False).stdout.strip()
-
-    wait_for(is_gone, f"processes of {directory} end after their killed launcher")
+    wait_for(lambda: is_gone(directory), f"processes of {directory} end after their killed launcher", 0.1)
 
 
 def processes():

@@ -100,6 +100,12 @@ class Cluster:
         self.ask("scancel", "--user=root")
         for name in (*(f"slurmd.{n}" for n in NODES), "slurmctld", "munged"):
             subprocess.run(["pkill", "-F", os.path.join(self.d, name + ".pid")], check=False, stderr=subprocess.DEVNULL)
+        for _ in range(300):
+            if harness.is_gone(self.d):
+                return
+            time.sleep(0.1)
+        # A slurmd that is told to leave may wait for one of its threads for ever, which is none of ours.
+        subprocess.run(["pkill", "-KILL", "-f", f"slurmd -f {self.conf}"], check=False)
         harness.wait_until_gone(self.d)
 
     @staticmethod
