@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static inline uint64_t exercise_mix(uint64_t x)
 {
@@ -372,6 +373,58 @@ static inline pd_status exercise_collectives(struct pd_comm *comm, uint64_t seed
                                              struct pd_error *err)
 {
     return exercise_collectives_until(comm, seed, rounds, count_max, UINT64_MAX, err);
+}
+
+static inline uint64_t exercise_gathered_check(const struct pd_comm *comm, uint64_t seed, const struct exercise_parts *p)
+{
+    uint64_t wrong = 0;
+    for (uint64_t i = 0; i < comm->size * p->count; i++)
+        wrong += p->gathered[i] != exercise_term(seed + 1, p->round, i / p->count, 0, i % p->count);
+    return wrong;
+}
+
+static inline pd_status exercise_gather_end(struct pd_comm *comm, uint64_t seed, struct exercise_parts *p,
+                                            struct pd_error *err)
+{
+    const pd_status st = pd_comm_wait(comm, &p->gather, err);
+    if (comm->memory.context) exercise_parts_carry(p, comm->memory.context, comm->size, false);
+    const uint64_t wrong = st ? 0 : exercise_gathered_check(comm, seed, p);
+    exercise_parts_free(comm, p);
+    if (wrong)
+        PD_FAIL(err, PD_BUG, "seed %llu round %llu: rank %u of %u has %llu wrong integers of a gather of %llu a part",
+                (unsigned long long)seed, (unsigned long long)p->round, comm->rank, comm->size, (unsigned long long)wrong,
+                (unsigned long long)p->count);
+    return st;
+}
+
+/* Gathers one behind the other, two or three at a time. Now one rank comes late and now another, so that some begin the next one
+ * while others have not got it yet; and nobody goes on before all have the one before. */
+static inline pd_status exercise_gathers(struct pd_comm *comm, uint64_t seed, uint64_t rounds, uint64_t count_max,
+                                         struct pd_error *err)
+{
+    struct exercise_parts turns[3];
+    struct pd_comm *control;
+    PD_TRY(pd_comm_split(comm, 0, comm->rank, &control, err));
+    pd_status st = PD_OK;
+    uint64_t begun = 0, ended = 0;
+    while (ended < rounds && !st) {
+        const uint64_t most = 2 + exercise_mix4(seed, begun, 7, 8) % 2;
+        if (begun < rounds && begun < ended + most) {
+            struct exercise_parts *p = &turns[begun % 3];
+            exercise_parts_make(comm, seed, begun, count_max, p);
+            if (exercise_mix4(seed, begun, comm->rank, 9) % 3 == 0)
+                usleep((useconds_t)(exercise_mix4(seed, begun, comm->rank, 10) % 2000));
+            st = pd_comm_start_all_gather(comm, &p->gather, p->far_gathered ? p->far_gathered : p->gathered,
+                                          p->count * sizeof *p->gathered, err);
+            begun++;
+        } else {
+            st = exercise_gather_end(comm, seed, &turns[ended % 3], err);
+            ended++;
+            if (!st && exercise_mix4(seed, ended, 1, 2) % 2) st = pd_comm_barrier(control, err);
+        }
+    }
+    pd_comm_free(control);
+    return st;
 }
 
 /* The last rank gives another count. */

@@ -32,6 +32,8 @@ static pd_status case_all(struct pd_comm *comm, void *context, struct pd_error *
     PD_TRY(exercise_exchanges(comm, 2, 4, 5000000, err));
     PD_TRY(exercise_collectives(comm, 1, 60 * scale(), 3000, err));
     PD_TRY(exercise_collectives(comm, 2, 4, 300000, err));
+    PD_TRY(exercise_gathers(comm, 1, 200 * scale(), 3000, err));
+    PD_TRY(exercise_gathers(comm, 2, 30 * scale(), 150000, err));
     PD_TRY(exercise_reductions(comm, err));
     PD_TRY(exercise_broadcasts(comm, err));
     PD_TRY(exercise_group(comm, err));
@@ -66,6 +68,8 @@ static pd_status case_device_memory(struct pd_comm *comm, void *context, struct 
     PD_TRY(exercise_exchanges(comm, 2, 3, 5000000, err));
     PD_TRY(exercise_collectives(comm, 1, 40 * scale(), 3000, err));
     PD_TRY(exercise_collectives(comm, 2, 3, 300000, err));
+    PD_TRY(exercise_gathers(comm, 1, 60 * scale(), 3000, err));
+    PD_TRY(exercise_gathers(comm, 2, 6 * scale(), 150000, err));
     PD_TRY(exercise_reductions(comm, err));
     PD_TRY(exercise_broadcasts(comm, err));
     PD_TRY(exercise_group(comm, err));
@@ -169,6 +173,27 @@ static pd_status case_mismatch(struct pd_comm *comm, void *context, struct pd_er
     (void)context;
     struct pd_error own;
     pd_status st = exercise_mismatch(comm, false, &own);
+    if (st != PD_BUG && st != PD_PEER_LOST) PD_FAIL(err, PD_IO, "not noticed");
+    printf("rank %u noticed: %s\n", comm->rank, own.message);
+    fflush(stdout);
+    PD_FAIL(err, PD_PEER_LOST, "%s", own.message);
+}
+
+/* Likewise of the second of two gathers, which begins while the first one ends. */
+static pd_status case_mismatch_behind(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    enum { COUNT = 1000 };
+    const uint64_t second = COUNT + (comm->rank + 1 == comm->size);
+    uint64_t *parts = calloc(comm->size * COUNT, sizeof *parts), *others = calloc(comm->size * second, sizeof *others);
+    struct pd_comm_op ops[2] = {{.what = "parameters"}, {.what = "parameters"}};
+    struct pd_error own;
+    PD_TRY(pd_comm_start_all_gather(comm, &ops[0], parts, COUNT * sizeof *parts, err));
+    PD_TRY(pd_comm_start_all_gather(comm, &ops[1], others, second * sizeof *others, err));
+    PD_TRY(pd_comm_wait(comm, &ops[0], err));
+    const pd_status st = pd_comm_wait(comm, &ops[1], &own);
+    free(parts);
+    free(others);
     if (st != PD_BUG && st != PD_PEER_LOST) PD_FAIL(err, PD_IO, "not noticed");
     printf("rank %u noticed: %s\n", comm->rank, own.message);
     fflush(stdout);
@@ -358,6 +383,7 @@ static const struct {
              {"storm_of_sums", case_storm_of_sums},
              {"mismatch", case_mismatch},
              {"flip", case_flip},
+             {"mismatch_behind", case_mismatch_behind},
              {"traffic", case_traffic},
              {"alone", case_alone},
              {"latency", case_latency},

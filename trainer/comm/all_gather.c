@@ -1,15 +1,14 @@
 /* Every rank gets the parts of all.
  *
  * Between threads it is one exchange. Between processes a part comes to each other host once, to the rank of that host in
- * whose column its owner is (hosts.h), straight to its place; that rank passes it on inside. Parts are cut into chunks, hosts
- * into rounds, as in reduce_scatter.c: one exchange carries the outside of a round and the inside of the round before it. */
+ * whose column its owner is (hosts.h), straight to its place; that rank passes it on inside. Long parts are cut into chunks,
+ * hosts into rounds, as in reduce_scatter.c: one exchange carries the outside of a round and the inside of the round before
+ * it; and the inside of the last round goes with the outside of the gather that comes behind. */
 #include "ckpt/base/checked.h"
 #include "trainer/comm/progress.h"
 #include "trainer/comm/staging.h"
 
-/* As in reduce_scatter.c. */
-#define CHUNKS 8u
-#define CHUNK_BYTES_MIN (UINT64_C(64) << 10)
+/* A chunk ends when all of it has come: those who are ahead then wait for who is behind, and their links are idle. */
 #define CHUNK_BYTES_MAX (UINT64_C(4) << 20)
 
 static const char fault[] = "comm.all_gather.flip";
@@ -20,7 +19,8 @@ struct walk {
     uint64_t chunk;  /* bytes of a part */
     uint32_t hosts;  /* other hosts in a round */
     uint64_t rounds; /* of a chunk */
-    struct pd_messages messages;
+    struct pd_comm_piece *sends, *recvs;
+    struct pd_messages messages; /* of these */
 };
 
 struct round {
@@ -32,13 +32,13 @@ struct round {
 static void send(struct walk *w, uint32_t peer, uint32_t part, const struct round *r)
 {
     uint8_t *data = w->op->parts + part * w->op->part_bytes + r->first;
-    w->engine->sends[w->messages.send_count++] = (struct pd_comm_piece){peer, data, r->bytes};
+    w->sends[w->messages.send_count++] = (struct pd_comm_piece){peer, data, r->bytes};
 }
 
 static void receive(struct walk *w, uint32_t peer, uint32_t part, const struct round *r)
 {
     uint8_t *data = w->op->parts + part * w->op->part_bytes + r->first;
-    w->engine->recvs[w->messages.recv_count++] = (struct pd_comm_piece){peer, data, r->bytes};
+    w->recvs[w->messages.recv_count++] = (struct pd_comm_piece){peer, data, r->bytes};
 }
 
 static void gather_outside(struct walk *w, const struct round *r)
@@ -88,8 +88,8 @@ static struct round round_of(const struct walk *w, uint64_t number)
 static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *op)
 {
     const uint32_t others = engine->hosts.count - 1, most = PD_ROUND_PARTS / engine->hosts.largest;
-    struct walk w = {.engine = engine, .op = op, .hosts = most ? most : 1};
-    w.chunk = pd_max_u64(pd_min_u64(pd_divide_up(op->part_bytes, CHUNKS), CHUNK_BYTES_MAX), CHUNK_BYTES_MIN);
+    struct walk w = {.engine = engine, .op = op, .hosts = most ? most : 1, .sends = engine->sends, .recvs = engine->recvs};
+    w.chunk = pd_max_u64(pd_min_u64(op->part_bytes, CHUNK_BYTES_MAX), 1);
     if (engine->hosts.largest == 1 && others <= PD_STAGING_UNITS_MAX) w.chunk = pd_max_u64(op->part_bytes, 1);
     w.rounds = others ? pd_divide_up(others, w.hosts) : 1;
     w.messages = (struct pd_messages){.sends = engine->sends,
@@ -101,11 +101,99 @@ static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *
     return w;
 }
 
+/* ---- agreement ---- */
+
+/* Each rank is with one on each other host, both ways, and has a lane to all of them: ranks of its own host take none. */
+static bool claims_go_ahead(const struct pd_progress *engine)
+{
+    const struct pd_hosts *hosts = &engine->hosts;
+    return hosts->largest == hosts->smallest && engine->segment->shape.slots == hosts->largest &&
+           hosts->count - 1 <= pd_staging_lanes(engine->comm.size, hosts->largest);
+}
+
+/* Messages with the ranks that this one will be with: those of its host, and of its column on others. What they say comes to
+ * the room. */
+static void add_claims(struct walk *w, const struct pd_claim *claim, bool is_outside)
+{
+    const struct pd_hosts *hosts = &w->engine->hosts;
+    const struct round all = {.bytes = sizeof *claim, .from = 1, .to = hosts->count};
+    struct pd_claim *claims = (struct pd_claim *)w->engine->room;
+    if (is_outside) gather_outside(w, &all);
+    for (uint32_t i = hosts->first[hosts->mine]; i < hosts->first[hosts->mine + 1]; i++) {
+        if (hosts->ranks[i] == w->engine->comm.rank) continue;
+        send(w, hosts->ranks[i], 0, &all);
+        receive(w, hosts->ranks[i], 0, &all);
+    }
+    for (uint32_t i = 0; i < w->messages.send_count; i++)
+        w->sends[i].data = (void *)claim;
+    for (uint32_t i = 0; i < w->messages.recv_count; i++)
+        w->recvs[i].data = &claims[i];
+}
+
+static pd_status compare_claims(const struct walk *w, const struct pd_claim *claim, struct pd_error *err)
+{
+    const struct pd_claim *claims = (const struct pd_claim *)w->engine->room;
+    for (uint32_t i = 0; i < w->messages.recv_count; i++)
+        PD_TRY(pd_collective_compare(w->engine, claim, &claims[i], w->recvs[i].peer, err));
+    return PD_OK;
+}
+
+static struct walk walk_of_claims(struct pd_progress *engine, uint32_t sends, uint32_t recvs)
+{
+    static const struct pd_comm_op none = {.kind = PD_COMM_EXCHANGE};
+    struct walk w = {.engine = engine, .op = &none, .sends = engine->sends + sends, .recvs = engine->recvs + recvs};
+    w.messages = (struct pd_messages){.sends = w.sends, .recvs = w.recvs};
+    return w;
+}
+
+/* ---- one behind the other ----
+ *
+ * While a gather ends inside hosts, links between them would be idle. So where the next operation is a gather, too, its first
+ * round goes between hosts meanwhile; the one that ends is done, and the agreement on the next one made, whatever becomes of
+ * that round: nobody waits for more than without it, and other ranks may do so or not. */
+struct next_gather {
+    struct pd_claim claim;
+    struct walk claims;
+    bool is_agreeing;
+};
+
+static pd_status inside_ended(struct pd_progress *engine, void *context, struct pd_error *err)
+{
+    struct next_gather *next = context;
+    if (next->is_agreeing) return compare_claims(&next->claims, &next->claim, err);
+    pd_progress_end_current(engine);
+    add_claims(&next->claims, &next->claim, false);
+    next->is_agreeing = true;
+    pd_exchange_add(engine, &next->claims.messages);
+    return PD_OK;
+}
+
+/* Two exchanges later between hosts: the agreement's is one of its own where rounds are not begun so. */
+static void begin_next(struct walk *w, struct next_gather *next)
+{
+    const struct pd_comm_op *op = claims_go_ahead(w->engine) ? pd_progress_begin_next(w->engine, w->op) : NULL;
+    if (!op) return;
+    struct walk behind = walk_of(w->engine, op);
+    const struct round first = round_of(&behind, 0);
+    behind.messages = w->messages;
+    gather_outside(&behind, &first);
+    w->messages = behind.messages;
+    *next = (struct next_gather){.claim = {op->kind, op->part_bytes},
+                                 .claims = walk_of_claims(w->engine, w->messages.send_count, w->messages.recv_count)};
+    w->messages.claim = &next->claim;
+    w->messages.inside_ended = inside_ended;
+    w->messages.context = next;
+    w->messages.remote_ahead = 2;
+}
+
+/* ---- all of it ---- */
+
 static pd_status run_rounds(struct walk *w, const struct pd_claim *claim, struct pd_error *err)
 {
     const uint64_t rounds = pd_divide_up(w->op->part_bytes, w->chunk) * w->rounds;
-    struct round before = {.bytes = 0};
-    for (uint64_t number = 0; number <= rounds && rounds; number++) {
+    struct round before = round_of(w, 0);
+    struct next_gather next;
+    for (uint64_t number = w->op->is_begun; number <= rounds && rounds; number++) {
         w->messages.send_count = w->messages.recv_count = 0;
         if (number > 0) gather_inside(w, &before);
         if (number < rounds) {
@@ -113,6 +201,7 @@ static pd_status run_rounds(struct walk *w, const struct pd_claim *claim, struct
             gather_outside(w, &before);
         }
         w->messages.claim = number < rounds && before.first == 0 ? claim : NULL;
+        if (number == rounds) begin_next(w, &next);
         PD_TRY(pd_exchange_run(w->engine, &w->messages, err));
     }
     return PD_OK;
@@ -136,11 +225,14 @@ pd_status pd_all_gather_run(struct pd_progress *engine, const struct pd_comm_op 
     const struct pd_claim own = {op->kind, op->part_bytes}, *claim;
     if (engine->comm.size == 1) return PD_OK;
     if (!engine->transport->is_processes) return run_threads(&w, err);
-    PD_TRY(pd_collective_agree(engine, &own, &claim, err));
+    if (op->is_begun) {
+        claim = &own;
+        engine->exchange.sequence++; /* that of the round which was begun */
+    } else {
+        PD_TRY(pd_collective_agree(engine, &own, &claim, err));
+    }
     return run_rounds(&w, claim, err);
 }
-
-/* ---- agreement ---- */
 
 pd_status pd_collective_compare(const struct pd_progress *engine, const struct pd_claim *own, const struct pd_claim *other,
                                 uint32_t peer, struct pd_error *err)
@@ -152,36 +244,12 @@ pd_status pd_collective_compare(const struct pd_progress *engine, const struct p
             engine->members[peer].world, name, (unsigned long long)other->part_bytes);
 }
 
-/* Each rank is with one on each other host, both ways, and has a lane to all of them: ranks of its own host take none. */
-static bool claims_go_ahead(const struct pd_progress *engine)
-{
-    const struct pd_hosts *hosts = &engine->hosts;
-    return hosts->largest == hosts->smallest && engine->segment->shape.slots == hosts->largest &&
-           hosts->count - 1 <= pd_staging_lanes(engine->comm.size, hosts->largest);
-}
-
-/* With the ranks that it will be with: those of its host, and of its column on others. */
 pd_status pd_collective_agree(struct pd_progress *engine, const struct pd_claim *claim, const struct pd_claim **ret_claim,
                               struct pd_error *err)
 {
-    const struct pd_hosts *hosts = &engine->hosts;
-    const struct round all = {.bytes = sizeof *claim, .from = 1, .to = hosts->count};
-    struct pd_claim *claims = (struct pd_claim *)engine->room;
-    struct pd_comm_op none = {.kind = PD_COMM_EXCHANGE};
-    struct walk w = {.engine = engine, .op = &none, .messages = {.sends = engine->sends, .recvs = engine->recvs}};
+    struct walk w = walk_of_claims(engine, 0, 0);
     *ret_claim = claims_go_ahead(engine) ? claim : NULL;
-    if (!*ret_claim) gather_outside(&w, &all);
-    for (uint32_t i = hosts->first[hosts->mine]; i < hosts->first[hosts->mine + 1]; i++) {
-        if (hosts->ranks[i] == engine->comm.rank) continue;
-        send(&w, hosts->ranks[i], 0, &all);
-        receive(&w, hosts->ranks[i], 0, &all);
-    }
-    for (uint32_t i = 0; i < w.messages.send_count; i++)
-        engine->sends[i].data = (void *)claim;
-    for (uint32_t i = 0; i < w.messages.recv_count; i++)
-        engine->recvs[i].data = &claims[i];
+    add_claims(&w, claim, !*ret_claim);
     PD_TRY(pd_exchange_run(engine, &w.messages, err));
-    for (uint32_t i = 0; i < w.messages.recv_count; i++)
-        PD_TRY(pd_collective_compare(engine, claim, &claims[i], engine->recvs[i].peer, err));
-    return PD_OK;
+    return compare_claims(&w, claim, err);
 }

@@ -58,6 +58,7 @@ struct pd_comm_op {
     uint64_t part_bytes;
     void *sum;
     struct pd_comm_op *next;
+    bool is_begun;                       /* its first exchange was carried out with the last one of the operation before */
     const struct pd_comm_memory *memory; /* of the pieces; NULL: the host's */
     uint32_t ticket;
     pd_status status;
@@ -92,7 +93,7 @@ struct pd_comm_ops {
     pd_status (*split)(struct pd_comm *, const struct pd_comm_part *, struct pd_comm **ret_comm, struct pd_error *);
     pd_status (*look)(struct pd_comm *, struct pd_error *);
     void (*abort)(struct pd_comm *);
-    void (*unlock)(struct pd_comm *); /* what it has locked by its memory */
+    void (*unlock)(struct pd_comm *);                                 /* what it has locked by its memory */
     void (*will_use)(struct pd_comm *, void *memory, uint64_t bytes); /* NULL: it makes no difference */
     void (*traffic)(struct pd_comm *, struct pd_comm_traffic *ret_traffic);
     void (*free)(struct pd_comm *);

@@ -84,6 +84,12 @@ static void peers_sort(struct pd_exchange *x, uint32_t rank, uint32_t size)
     }
 }
 
+static void count(struct pd_progress *engine, const struct pd_comm_traffic *sum)
+{
+    atomic_fetch_add_explicit(&engine->root->inside_bytes, sum->inside_bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&engine->root->leaving_bytes, sum->leaving_bytes, memory_order_relaxed);
+}
+
 static void links_set(struct pd_progress *engine, const struct pd_messages *m)
 {
     struct pd_comm_traffic sum = {0};
@@ -98,8 +104,7 @@ static void links_set(struct pd_progress *engine, const struct pd_messages *m)
     peers_sort(x, engine->comm.rank, engine->comm.size);
     for (uint32_t i = 0; i < x->peer_count; i++)
         link_set(engine, x->peers[i], m, &sum);
-    atomic_fetch_add_explicit(&engine->root->inside_bytes, sum.inside_bytes, memory_order_relaxed);
-    atomic_fetch_add_explicit(&engine->root->leaving_bytes, sum.leaving_bytes, memory_order_relaxed);
+    count(engine, &sum);
     engine->exchange.adds = m->adds;
     engine->exchange.claim = m->claim;
     x->active_count = 0;
@@ -108,6 +113,28 @@ static void links_set(struct pd_progress *engine, const struct pd_messages *m)
         if (x->peers[i] != engine->comm.rank && (link->send.left || link->recv.left))
             x->active[x->active_count++] = x->peers[i];
     }
+}
+
+/* Their links are at rest: what they had to do is done. */
+void pd_exchange_add(struct pd_progress *engine, const struct pd_messages *m)
+{
+    struct pd_comm_traffic sum = {0};
+    struct pd_exchange *x = &engine->exchange;
+    for (uint32_t i = 0; i < m->send_count; i++) {
+        struct pd_link *link = link_of(x, &m->sends[i]);
+        PD_CHECK(link->slot != PD_NO_SLOT && !link->send.left && !link->recv.left);
+        link_clear(link);
+        link->is_named = true;
+        x->active[x->active_count++] = m->sends[i].peer;
+    }
+    for (uint32_t i = 0; i < m->send_count; i++) {
+        pd_cursor_add(&x->links[m->sends[i].peer].send, m->sends, m->send_count, i);
+        pd_cursor_add(&x->links[m->recvs[i].peer].recv, m->recvs, m->recv_count, i);
+    }
+    for (uint32_t i = 0; i < m->send_count; i++)
+        link_set(engine, m->sends[i].peer, m, &sum);
+    count(engine, &sum);
+    x->sequence++;
 }
 
 static pd_status copy_to_self(struct pd_progress *engine, struct pd_error *err)
@@ -121,14 +148,14 @@ static pd_status copy_to_self(struct pd_progress *engine, struct pd_error *err)
 }
 
 /* Drops the peers that are finished; true while one is left. */
-static bool links_prune(struct pd_progress *engine, bool *ret_has_remote)
+static bool links_prune(struct pd_progress *engine, bool *ret_has_remote, bool *ret_has_local)
 {
     uint32_t kept = 0;
-    *ret_has_remote = false;
+    *ret_has_remote = *ret_has_local = false;
     for (uint32_t i = 0; i < engine->exchange.active_count; i++) {
         const struct pd_link *link = &engine->exchange.links[engine->exchange.active[i]];
         if (link->send.left == 0 && link->recv.left == 0) continue;
-        *ret_has_remote |= link->slot == PD_NO_SLOT;
+        *(link->slot == PD_NO_SLOT ? ret_has_remote : ret_has_local) = true;
         engine->exchange.active[kept++] = engine->exchange.active[i];
     }
     engine->exchange.active_count = kept;
@@ -238,18 +265,27 @@ static pd_status progress(struct pd_progress *engine, bool *ret_has_moved, struc
     return engine->transport->remote->progress(engine, ret_has_moved, err);
 }
 
-static pd_status exchange_loop(struct pd_progress *engine, uint32_t *ret_blamed, struct pd_error *err)
+static pd_status exchange_loop(struct pd_progress *engine, const struct pd_messages *m, uint32_t *ret_blamed,
+                               struct pd_error *err)
 {
     uint64_t limit_ns = (uint64_t)(engine->exchange.limit_seconds * 1e9), moved_at = pd_clock_monotonic_ns(NULL),
              looked_at = moved_at;
     uint32_t idle = 0;
-    for (bool has_remote;; idle++) {
+    bool has_ended = false;
+    for (bool has_remote, has_local;; idle++) {
         uint32_t bell = atomic_load(&engine->segment->members[engine->slot].bell);
         if (atomic_load(&engine->is_aborted)) PD_FAIL(err, PD_PEER_LOST, "this rank left the communicator");
         uint32_t gone = find_gone(engine);
         bool has_moved;
         PD_TRY(progress(engine, &has_moved, err));
-        if (!links_prune(engine, &has_remote)) return PD_OK;
+        const bool is_left = links_prune(engine, &has_remote, &has_local);
+        if (!has_local && m->inside_ended && !has_ended) {
+            const uint64_t sequence = engine->exchange.sequence;
+            PD_TRY(m->inside_ended(engine, m->context, err));
+            has_ended = engine->exchange.sequence == sequence;
+            if (!has_ended) continue;
+        }
+        if (!is_left) return PD_OK;
         if (has_moved) {
             moved_at = 0;
             idle = 0;
@@ -274,10 +310,11 @@ pd_status pd_exchange_run(struct pd_progress *engine, const struct pd_messages *
     uint32_t blamed = PD_NOBODY;
     links_set(engine, messages);
     engine->exchange.sequence++;
+    engine->exchange.remote_sequence = engine->exchange.sequence + messages->remote_ahead;
     engine->transport->memory->begin(engine);
     engine->transport->remote->begin(engine);
     pd_status st = copy_to_self(engine, err);
-    if (!st) st = exchange_loop(engine, &blamed, err);
+    if (!st) st = exchange_loop(engine, messages, &blamed, err);
     uint32_t nobody = 0;
     if (st && blamed != PD_NOBODY) atomic_compare_exchange_strong(&engine->root->blamed, &nobody, blamed + 1);
     /* Told first, so that a peer which is in the way of `end` lets go. */

@@ -82,7 +82,7 @@ static pd_status fail_mpi(int code, const char *what, uint32_t peer, struct pd_e
 
 static int tag_of(const struct pd_progress *engine)
 {
-    return (int)(engine->id * OPERATIONS + engine->exchange.sequence % OPERATIONS);
+    return (int)(engine->id * OPERATIONS + engine->exchange.remote_sequence % OPERATIONS);
 }
 
 static bool has_remote_members(const struct pd_progress *engine)
@@ -230,7 +230,7 @@ static pd_status chunk_arrived(struct pd_progress *engine, const struct lane *la
     MPI_Get_count(status, MPI_BYTE, &count);
     if ((uint64_t)count != chunk->bytes)
         PD_FAIL(err, PD_BUG, "operation %llu: rank %u expects %llu bytes of rank %u and got %d",
-                (unsigned long long)engine->exchange.sequence, engine->members[engine->comm.rank].world,
+                (unsigned long long)engine->exchange.remote_sequence, engine->members[engine->comm.rank].world,
                 (unsigned long long)chunk->bytes, engine->members[lane->peer].world, count);
     if (chunk->is_claim) {
         struct pd_claim claim;

@@ -160,34 +160,65 @@ static pd_status carry_out(struct pd_progress *engine, struct pd_comm_op *op, st
     return pd_exchange_run(engine, &all, err);
 }
 
-/* Called with the lock, which is open while the operation runs. */
-static void execute(struct pd_progress *engine, struct pd_comm_op *op)
+/* Called with the lock. The first call for an operation counts. */
+static void end_current(struct pd_progress *engine, pd_status st)
 {
+    struct pd_comm_op *op = engine->current;
+    if (!op) return;
+    engine->current = NULL;
+    op->status = st;
+    if (st) op->error = engine->broken_error;
+    op->done = 1;
+    pthread_cond_signal(&engine->done);
+}
+
+void pd_progress_end_current(struct pd_progress *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    end_current(engine, PD_OK);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+const struct pd_comm_op *pd_progress_begin_next(struct pd_progress *engine, const struct pd_comm_op *op)
+{
+    pthread_mutex_lock(&engine->lock);
+    struct pd_comm_op *next = engine->is_own_thread && !engine->broken ? engine->head : NULL;
+    if (next && (next->kind != op->kind || next->memory != op->memory || !next->part_bytes)) next = NULL;
+    if (next) next->is_begun = true;
+    pthread_mutex_unlock(&engine->lock);
+    return next;
+}
+
+/* Called with the lock, which is open while the operation runs. */
+static void execute(struct pd_progress *engine, struct pd_comm_op *op, bool is_own_thread)
+{
+    struct pd_error error;
     engine->is_executing = true;
+    engine->is_own_thread = is_own_thread;
+    engine->current = op;
     engine->exchange.limit_seconds = engine->comm.time_limit_seconds;
     pd_status st = engine->broken;
-    if (st) {
-        op->error = engine->broken_error;
-    } else {
+    if (!st) {
+        const char *what = op->what ? op->what : pd_comm_kind_names[op->kind];
+        const uint64_t bytes = bytes_of(op);
         pthread_mutex_unlock(&engine->lock);
         pd_owner_acquire(&engine->staging_owner, the_operation);
         if (op->memory) lock_staging(engine, op->memory);
         const uint64_t begin = pd_trace_begin();
         const bool is_watched = pd_progress_is_watched(engine);
-        if (is_watched) pd_pulse_exchange_begin(op->what ? op->what : pd_comm_kind_names[op->kind]);
-        st = carry_out(engine, op, &op->error);
+        if (is_watched) pd_pulse_exchange_begin(what);
+        st = carry_out(engine, op, &error);
         if (is_watched) pd_pulse_exchange_end();
-        pd_trace_end(begin, "comm", op->what ? op->what : pd_comm_kind_names[op->kind], bytes_of(op));
+        pd_trace_end(begin, "comm", what, bytes);
         pd_owner_release(&engine->staging_owner, the_operation);
         pthread_mutex_lock(&engine->lock);
     }
     if (st && !engine->broken) {
         engine->broken = st;
-        engine->broken_error = op->error;
+        engine->broken_error = error;
         pd_segment_depart(engine->segment, engine->slot, PD_MEMBER_BROKEN, PD_NOBODY);
     }
-    op->status = st;
-    op->done = 1;
+    end_current(engine, st);
     engine->is_executing = false;
     pthread_cond_signal(&engine->done);
     if (engine->head) pthread_cond_signal(&engine->work);
@@ -220,7 +251,7 @@ static void *thread_main(void *argument)
         while (engine->is_executing || (!engine->head && !engine->is_closing))
             pthread_cond_wait(&engine->work, &engine->lock);
         if (!engine->head) break;
-        execute(engine, queue_pop(engine));
+        execute(engine, queue_pop(engine), true);
     }
     pthread_mutex_unlock(&engine->lock);
     return NULL;
@@ -404,7 +435,7 @@ pd_status pd_progress_wait(struct pd_comm *comm, struct pd_comm_op *op, struct p
     const enum pd_pulse_place before = op->done ? PD_PULSE_PLACES : pd_pulse_enter(PD_PULSE_EXCHANGING);
     while (!op->done) {
         if (engine->head == op && !engine->is_executing)
-            execute(engine, queue_pop(engine));
+            execute(engine, queue_pop(engine), false);
         else
             pthread_cond_wait(&engine->done, &engine->lock);
     }
@@ -420,7 +451,7 @@ pd_status pd_progress_exchange(struct pd_comm *comm, struct pd_comm_op *op, stru
     const enum pd_pulse_place before = pd_pulse_enter(PD_PULSE_EXCHANGING);
     pthread_mutex_lock(&engine->lock);
     if (!engine->head && !engine->is_executing)
-        execute(engine, op);
+        execute(engine, op, false);
     else
         queue_push(engine, op);
     pthread_mutex_unlock(&engine->lock);

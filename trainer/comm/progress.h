@@ -78,6 +78,11 @@ struct pd_messages {
     bool adds;         /* uint64 that arrive are added to what is there; `arriving` is NULL then, but between threads */
     const char *fault; /* the place where a test damages a message; NULL: none */
     const struct pd_claim *claim; /* NULL: all have agreed */
+    /* Called once nothing is left between ranks that share memory, which other ranks do not delay, and again when what it has
+     * added by pd_exchange_add is done. NULL: nothing is to be done then. */
+    pd_status (*inside_ended)(struct pd_progress *, void *context, struct pd_error *);
+    void *context;
+    uint32_t remote_ahead; /* what is between hosts is of this many exchanges later */
 };
 
 /* The exchange being carried out: written by exchange.c, the cursors by channels as well. */
@@ -86,6 +91,7 @@ struct pd_exchange {
     uint32_t *peers, *active; /* (size) each: named by pieces, in the order of steps after this rank; not finished yet */
     uint32_t peer_count, active_count;
     uint64_t sequence;            /* exchanges begun */
+    uint64_t remote_sequence;     /* the same of ranks on other hosts, where it may be ahead */
     bool adds;                    /* of the messages */
     const struct pd_claim *claim; /* likewise */
     double limit_seconds;
@@ -129,7 +135,9 @@ struct pd_progress {
     pthread_mutex_t lock;      /* guards what follows */
     pthread_cond_t work, done; /* for the thread; for the caller */
     struct pd_comm_op *head, *tail;
+    struct pd_comm_op *current; /* is carried out and not done; NULL: none, or what begins the next one is left */
     bool is_executing, is_closing, is_thread_running;
+    bool is_own_thread; /* carries it out, and not a caller that waits */
     pd_status broken;
     struct pd_error broken_error;
     _Atomic uint32_t is_aborted;
@@ -191,8 +199,18 @@ void pd_progress_traffic(struct pd_comm *comm, struct pd_comm_traffic *ret_traff
     .traffic = pd_progress_traffic
 void pd_progress_free(struct pd_comm *comm);
 
+/* The operation behind `op`, which is carried out, where that is of the same kind and memory and not empty: its first exchange
+ * is begun with the last one of `op`. By the communicator's own thread alone: who waits for `op` shall not wait for more.
+ * NULL: none. */
+const struct pd_comm_op *pd_progress_begin_next(struct pd_progress *engine, const struct pd_comm_op *op);
+/* The one that is carried out is done, whatever becomes of the next one that was begun with its end. */
+void pd_progress_end_current(struct pd_progress *engine);
+
 /* Carry it out. Only the thread that holds engine->is_executing may call them. */
 PD_MUST_USE pd_status pd_exchange_run(struct pd_progress *engine, const struct pd_messages *messages, struct pd_error *err);
+/* Messages to and from ranks that share memory, of pieces in the host's, as one exchange more beside the one that is being
+ * carried out. Called by inside_ended. */
+void pd_exchange_add(struct pd_progress *engine, const struct pd_messages *messages);
 PD_MUST_USE pd_status pd_reduce_scatter_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err);
 PD_MUST_USE pd_status pd_all_gather_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err);
 /* All have begun the same collective; otherwise PD_BUG on two ranks, which name one another. *ret_claim: goes with the first
