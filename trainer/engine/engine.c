@@ -51,6 +51,7 @@ static struct pd_zero_options zero_options_of(const struct pd_engine *e)
                                     .by_lane = e->own->laid_out.by_lane,
                                     .by_layers = e->is_breadth_first,
                                     .compute = c->numerics.precision,
+                                    .gathers_two = !e->options.is_gpu,
                                     .exchanges_two = !e->options.is_gpu && e->grid.layout.zero_stage < 3,
                                     .adds_in_place = adds_in_place(e),
                                     .state_on_host = e->options.is_gpu && c->offload.optimizer == PD_PLACE_CPU,

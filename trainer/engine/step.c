@@ -146,19 +146,28 @@ static bool is_end(const struct pd_engine *e, uint32_t set)
     return set == 0 || set == head_set(e);
 }
 
-/* The parameters of `set`, which is the next in order, while those after it are on their way. Breadth first the micro-batches
- * of a unit follow each other: what comes behind all of them. */
+/* The next sets from place `at` on, as many as may be. Breadth first the micro-batches of a unit follow each other: what comes
+ * behind all of them. */
+static pd_status run_ahead(const struct step *s, uint32_t at, struct pd_error *err)
+{
+    const struct pd_set_order *order = s->order;
+    for (uint32_t left = pd_zero_prefetches(s->e->zero); left > 0; left--, at++) {
+        while (s->e->is_breadth_first && at > 0 && at < order->count && order->sets[at] == order->sets[at - 1])
+            at++;
+        if (at >= order->count || (at > 0 && order->sets[at] == order->sets[at - 1])) return PD_OK;
+        PD_TRY(pd_zero_prefetch(s->e->zero, order->sets[at], err));
+    }
+    return PD_OK;
+}
+
+/* The parameters of `set`, which is the next in order, while those after it are on their way. */
 static pd_status enter(struct step *s, uint32_t set, void *const **ret_weights, struct pd_error *err)
 {
     pd_pulse_block(set);
-    const struct pd_set_order *order = s->order;
-    PD_CHECK(s->next < order->count && order->sets[s->next] == set);
+    PD_CHECK(s->next < s->order->count && s->order->sets[s->next] == set);
+    if (s->next == 0) PD_TRY(run_ahead(s, 0, err));
     PD_TRY(pd_zero_acquire(s->e->zero, set, ret_weights, err));
-    uint32_t after = ++s->next;
-    while (s->e->is_breadth_first && after < order->count && order->sets[after] == set)
-        after++;
-    if (after == order->count || order->sets[after] == set) return PD_OK;
-    return pd_zero_prefetch(s->e->zero, order->sets[after], err);
+    return run_ahead(s, ++s->next, err);
 }
 
 /* ---- a device that computes wrongly, for tests ---- */

@@ -235,11 +235,11 @@ static void take_state(struct pd_zero *zero, struct pd_arena *arena)
 /* Stage 3 reads all sets in one place; below, each has its own. Parts of one rank are where they are read. */
 static void take_gathers(struct pd_zero *zero, struct pd_arena *arena)
 {
-    struct pd_zero_gather *g = &zero->gather;
+    struct pd_zero_gathers *g = &zero->gathers;
     const uint64_t bytes = pd_dtype_bytes(zero->options.compute);
     uint64_t part = 0, needed = 0, crossing = 0;
-    g->set = PD_ZERO_NO_SET;
     g->version = 1;
+    g->most = zero->options.gathers_two && !zero->in_place && !zero->options.parameters_in_files ? 2 : 1;
     g->has_one_place = zero->in_place || zero->grid->layout.zero_stage == 3;
     for (uint32_t set = 0; set < zero->has.set_count; set++) {
         struct pd_zero_set *s = &zero->sets[set];
@@ -249,10 +249,11 @@ static void take_gathers(struct pd_zero *zero, struct pd_arena *arena)
         crossing = pd_max_u64(crossing, s->crossing);
         if (!g->has_one_place) s->place = pd_arena_take(arena, PD_MEMORY_PARAMETERS, s->needed[s->count] * bytes);
     }
-    g->parts = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->parts * part * bytes);
+    for (uint32_t i = 0; i < g->most; i++)
+        g->turns[i].parts = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->parts * part * bytes);
     zero->crossing = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, crossing * sizeof *zero->crossing);
     if (!g->has_one_place) return;
-    char *place = zero->in_place ? g->parts : pd_arena_take(arena, PD_MEMORY_PARAMETERS, needed * bytes);
+    char *place = zero->in_place ? g->turns[0].parts : pd_arena_take(arena, PD_MEMORY_PARAMETERS, needed * bytes);
     for (uint32_t set = 0; set < zero->has.set_count; set++)
         zero->sets[set].place = place;
 }

@@ -6,7 +6,7 @@
  *   stage     parameters (compute type)         micro-batch gradients         gradient sums, optimizer state
  *   0         whole                             one set at a time             replicated
  *   1, 2      whole, gathered once a step       one set at a time             cut
- *   3         one set, and the parts of the next one set at a time             cut
+ *   3         one set, parts of one or two more one set at a time             cut
  *
  *   invariants  1. every rank of a stage makes the same calls in the same order
  *               2. a lane's micro-batches are added up in fp32; what they come to is a term (trainer/math/terms.h), and so is
@@ -32,6 +32,7 @@ struct pd_zero_options {
     bool by_layers;           /* all micro-batches of a block before the next: its terms take no place of their own */
     enum pd_dtype compute;    /* of gathered parameters */
     bool exchanges_two;       /* at a time, the second over the communicator of gathers, which are over by then */
+    bool gathers_two;         /* sets of parameters on their way at a time, where they are in memory */
     bool adds_in_place;       /* backward adds to the sums of lanes by itself */
     bool state_on_host;       /* master and moments are the host's, where the rank is a GPU; the working copy is the GPU's */
     bool state_in_files;      /* master and moments are not here: pd_zero_held has no state, the working copy always is */
@@ -124,8 +125,9 @@ PD_MUST_USE pd_status pd_zero_update_end(struct pd_zero *zero, struct pd_error *
 
 /* Starts the gather of a set where it is not resident; returns at once. */
 PD_MUST_USE pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *err);
-/* Pointers to the set's tensors (to the first of their boxes), valid until the next set is acquired; meanwhile one set more
- * may be prefetched. */
+/* Sets that may be prefetched, in the order in which they will be acquired, while one is read. */
+uint32_t pd_zero_prefetches(const struct pd_zero *zero);
+/* Pointers to the set's tensors (to the first of their boxes), valid until the next set is acquired. */
 PD_MUST_USE pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_weights, struct pd_error *err);
 
 /* Before the first gradient of a step, or of one that is computed again. loss_scale: what gradients were multiplied by, which

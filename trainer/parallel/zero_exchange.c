@@ -34,7 +34,7 @@ static pd_status add_piece(void *context, const struct pd_zero_share *share, str
     const struct pd_zero_set *s = p->set;
     const bool is_term = p->use == PD_ZERO_TERMS;
     const uint64_t bytes = is_term ? sizeof(int64_t) : pd_dtype_bytes(p->zero->options.compute);
-    char *parts = is_term ? (char *)s->terms->data : p->zero->gather.parts,
+    char *parts = is_term ? (char *)s->terms->data : p->zero->gathers.turns[p->zero->gathers.oldest].parts,
          *used = is_term ? (char *)p->apart : s->place + (s->needed[share->e] + share->used_at) * bytes;
     const uint64_t at = share->part * (is_term ? s->stride : s->part) + share->part_at;
     (void)err;
@@ -251,7 +251,7 @@ pd_status pd_zero_finish_gradients(struct pd_zero *zero, struct pd_error *err)
 
 void pd_zero_sync(struct pd_zero *zero)
 {
-    pd_zero_forget_gather(zero);
+    pd_zero_forget_gathers(zero);
     for (struct pd_zero_exchange *x = zero->exchanges.flights; x < zero->exchanges.flights + 2; x++) {
         (void)!wait(x, NULL);
         x->set = PD_ZERO_NO_SET;

@@ -9,41 +9,53 @@ static const char a_gather[] = "a gather", what[] = "gather of parameters";
 /* All that is needed of the set is where it is read. */
 static bool is_current(const struct pd_zero *zero, uint32_t set)
 {
-    return zero->sets[set].gathered == zero->gather.version;
+    return zero->sets[set].gathered == zero->gathers.version;
 }
 
 /* ---- parts ---- */
 
 /* Parts hold tensors one behind the other, as terms do. */
-static pd_status pack(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+static pd_status pack(struct pd_zero *zero, uint32_t set, char *parts, struct pd_error *err)
 {
     const struct pd_zero_set *s = &zero->sets[set];
     const uint32_t last = s->count - 1;
     const uint64_t bytes = pd_dtype_bytes(zero->options.compute);
-    char *to = zero->gather.parts + zero->q % zero->parts * s->part * bytes;
+    char *to = parts + zero->q % zero->parts * s->part * bytes;
     PD_TRY(pd_zero_pack(zero, set, &to, err));
     if (set == 0 || s->tensors[last] > 0 || pd_zero_is_redirected(zero, set, last, PD_ZERO_PARAMETERS)) return PD_OK;
     return pd_math_copy(zero->math, to, pd_zero_parameters(zero, set, last), pd_zero_held_elements(zero, 0) * bytes, err);
 }
 
+static struct pd_zero_gather *oldest(struct pd_zero *zero)
+{
+    return &zero->gathers.turns[zero->gathers.oldest];
+}
+
+static struct pd_zero_gather *turn(struct pd_zero *zero, uint32_t i)
+{
+    return &zero->gathers.turns[(zero->gathers.oldest + i) % zero->gathers.most];
+}
+
 static pd_status unpack(void *context, const struct pd_zero_share *share, struct pd_error *err)
 {
     struct pd_zero *zero = context;
-    const struct pd_zero_set *s = &zero->sets[zero->gather.set];
+    const struct pd_zero_gather *g = oldest(zero);
+    const struct pd_zero_set *s = &zero->sets[g->set];
     const uint64_t bytes = pd_dtype_bytes(zero->options.compute);
     return pd_math_copy(zero->math, s->place + (s->needed[share->e] + share->used_at) * bytes,
-                        zero->gather.parts + (share->part * s->part + share->part_at) * bytes, share->elements * bytes, err);
+                        g->parts + (share->part * s->part + share->part_at) * bytes, share->elements * bytes, err);
 }
 
 /* ---- one gather ---- */
 
 static pd_status start(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
-    struct pd_zero_gather *g = &zero->gather;
+    struct pd_zero_gather *g = turn(zero, zero->gathers.count);
     pd_owner_acquire(&g->owner, a_gather);
+    zero->gathers.count++;
     g->set = set;
     g->op = (struct pd_comm_op){.what = what};
-    PD_TRY(pack(zero, set, err));
+    PD_TRY(pack(zero, set, g->parts, err));
     if (!zero->grid->gathers) return PD_OK;
     PD_TRY(pd_comm_start_all_gather(zero->grid->gathers, &g->op, g->parts,
                                     zero->sets[set].part * pd_dtype_bytes(zero->options.compute), err));
@@ -61,27 +73,33 @@ static pd_status wait(struct pd_zero_gather *g, struct pd_comm *comm, struct pd_
     return st;
 }
 
-/* What was in the one place there is is there no longer. */
+static void leave(struct pd_zero *zero)
+{
+    pd_owner_release(&oldest(zero)->owner, a_gather);
+    zero->gathers.oldest = (zero->gathers.oldest + 1) % zero->gathers.most;
+    zero->gathers.count--;
+}
+
+/* The oldest one. What was in the one place there is is there no longer. */
 static pd_status end(struct pd_zero *zero, struct pd_error *err)
 {
-    struct pd_zero_gather *g = &zero->gather;
+    const struct pd_zero_gather *g = oldest(zero);
     const uint32_t me = zero->grid->place.tp;
-    PD_TRY(wait(g, zero->grid->gathers, err));
-    if (g->has_one_place) g->version++;
+    PD_TRY(wait(oldest(zero), zero->grid->gathers, err));
+    if (zero->gathers.has_one_place) zero->gathers.version++;
     if (!zero->in_place) PD_TRY(pd_zero_each_share(zero, g->set, PD_ZERO_PARAMETERS, me, me, unpack, zero, err));
     PD_TRY(pd_zero_cross(zero, g->set, PD_ZERO_PARAMETERS, err));
-    zero->sets[g->set].gathered = g->version;
-    g->set = PD_ZERO_NO_SET;
-    pd_owner_release(&g->owner, a_gather);
+    zero->sets[g->set].gathered = zero->gathers.version;
+    leave(zero);
     return PD_OK;
 }
 
-void pd_zero_forget_gather(struct pd_zero *zero)
+void pd_zero_forget_gathers(struct pd_zero *zero)
 {
-    struct pd_zero_gather *g = &zero->gather;
-    (void)!wait(g, zero->grid->gathers, NULL);
-    if (g->set != PD_ZERO_NO_SET) pd_owner_release(&g->owner, a_gather);
-    g->set = PD_ZERO_NO_SET;
+    while (zero->gathers.count) {
+        (void)!wait(oldest(zero), zero->grid->gathers, NULL);
+        leave(zero);
+    }
 }
 
 /* ---- the caller's ---- */
@@ -92,14 +110,32 @@ static bool is_here(const struct pd_zero *zero, uint32_t set)
     return zero->in_place && !pd_zero_is_filed(zero, set);
 }
 
+/* Before it is acquired nothing else will have taken its place. */
+static bool stays(const struct pd_zero *zero, uint32_t set)
+{
+    return is_current(zero, set) && !(zero->gathers.has_one_place && zero->gathers.count);
+}
+
+static bool is_on_its_way(struct pd_zero *zero, uint32_t set)
+{
+    for (uint32_t i = 0; i < zero->gathers.count; i++)
+        if (turn(zero, i)->set == set) return true;
+    return false;
+}
+
 /* What is in files is read ahead, and gathered once it is there; so is a block that a budget keeps here, since it may be in
  * the files of another rank, and all gather at the same time. */
 pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     PD_CHECK(set < zero->has.set_count && zero->sets[set].count);
-    if (is_here(zero, set) || is_current(zero, set) || zero->gather.set == set) return PD_OK;
+    if (is_here(zero, set) || stays(zero, set) || is_on_its_way(zero, set)) return PD_OK;
     if (pd_zero_is_filed(zero, set)) return pd_zero_fetch(zero, set, err);
     return zero->options.parameters_in_files && !pd_zero_is_end(zero, set) ? PD_OK : start(zero, set, err);
+}
+
+uint32_t pd_zero_prefetches(const struct pd_zero *zero)
+{
+    return zero->gathers.most;
 }
 
 static void *weights_of(struct pd_zero *zero, uint32_t set, uint32_t e)
@@ -115,18 +151,19 @@ static void *weights_of(struct pd_zero *zero, uint32_t set, uint32_t e)
 pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_weights, struct pd_error *err)
 {
     if (!is_here(zero, set) && !is_current(zero, set)) {
-        if (zero->gather.set != set) PD_TRY(start(zero, set, err));
+        if (!zero->gathers.count) PD_TRY(start(zero, set, err));
+        PD_CHECK(oldest(zero)->set == set);
         PD_TRY(end(zero, err));
     }
     for (uint32_t e = 0; e < zero->sets[set].count; e++)
-        zero->gather.pointers[e] = weights_of(zero, set, e);
-    *ret_weights = zero->gather.pointers;
+        zero->gathers.pointers[e] = weights_of(zero, set, e);
+    *ret_weights = zero->gathers.pointers;
     return PD_OK;
 }
 
 pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err)
 {
-    PD_CHECK(zero->gather.set == PD_ZERO_NO_SET);
-    zero->gather.version++;
+    PD_CHECK(!zero->gathers.count);
+    zero->gathers.version++;
     return pd_zero_mirror_parameters(zero, err);
 }

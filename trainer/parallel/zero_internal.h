@@ -9,6 +9,7 @@
 #include "trainer/parallel/zero.h"
 
 #define PD_ZERO_NO_SET UINT32_MAX
+#define PD_ZERO_GATHERS_MAX 2u
 
 /* Terms of a set by whose they are: (parts, stride), then those of other tensor-parallel ranks. */
 struct pd_zero_terms {
@@ -48,17 +49,23 @@ struct pd_zero_place {
     struct pd_layout_cut cut; /* empty where its data ranks hold nothing of it */
 };
 
-/* Made by zero.c, written by zero_gather.c. One gather is on its way or has arrived: from its start until its parts are put
- * where they are read, they are the gather's, and the communicator's thread, or NCCL's stream, writes them. pd_comm_wait orders
- * them, and on a device the streams that it joins. */
+/* From its start until its parts are put where they are read, they are the gather's, and the communicator's thread, or NCCL's
+ * stream, writes them. pd_comm_wait orders them, and on a device the streams that it joins. */
 struct pd_zero_gather {
     char *parts; /* of one set: (parts, part) */
     struct pd_owner owner;
     struct pd_comm_op op;
-    uint32_t set; /* PD_ZERO_NO_SET: none */
+    uint32_t set;
     bool in_flight;
-    bool has_one_place; /* all sets are read there, one at a time */
-    uint64_t version;   /* of what is gathered: sets that have another are not current */
+};
+
+/* Made by zero.c, written by zero_gather.c. What is on its way or has arrived is put where it is read in the order of starts. */
+struct pd_zero_gathers {
+    struct pd_zero_gather turns[PD_ZERO_GATHERS_MAX];
+    uint32_t oldest, count; /* of `turns` that are the gathers' */
+    uint32_t most;          /* at a time */
+    bool has_one_place;     /* all sets are read there, one at a time */
+    uint64_t version;       /* of what is gathered: sets that have another are not current */
     void *pointers[PD_ZERO_SET_TENSORS_MAX];
 };
 
@@ -106,7 +113,7 @@ struct pd_zero {
     struct pd_zero_held has;
     void *mirror;               /* last stage: working copy of the held boxes of the tied table */
     int64_t *mirrored_gradient; /* first stage: the head's sums of what it holds, and their check; last: the check */
-    struct pd_zero_gather gather;
+    struct pd_zero_gathers gathers;
     /* gradients */
     float *micro_batch; /* of one set */
     float *micro_batch_pointers[PD_ZERO_SET_TENSORS_MAX];
@@ -183,7 +190,7 @@ PD_MUST_USE pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t set
 int64_t *pd_zero_sums(const struct pd_zero *zero, uint32_t set);
 /* All terms of the set are in its sums: they become fp32, and are shared, counted and written. */
 PD_MUST_USE pd_status pd_zero_end_set(struct pd_zero *zero, uint32_t set, struct pd_error *err);
-void pd_zero_forget_gather(struct pd_zero *zero); /* whatever became of it */
+void pd_zero_forget_gathers(struct pd_zero *zero); /* whatever became of them */
 /* Where the copy of the set's tensor number e, which is in memory, lies on this rank, from its first held box on. */
 void *pd_zero_parameters(const struct pd_zero *zero, uint32_t set, uint32_t e);
 
