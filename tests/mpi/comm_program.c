@@ -179,7 +179,7 @@ static pd_status case_mismatch(struct pd_comm *comm, void *context, struct pd_er
     PD_FAIL(err, PD_PEER_LOST, "%s", own.message);
 }
 
-/* Likewise of the second of two gathers, which begins while the first one ends. */
+/* Likewise of the second of two gathers, which begins while the first one ends: either may fail. */
 static pd_status case_mismatch_behind(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     (void)context;
@@ -190,8 +190,8 @@ static pd_status case_mismatch_behind(struct pd_comm *comm, void *context, struc
     struct pd_error own;
     PD_TRY(pd_comm_start_all_gather(comm, &ops[0], parts, COUNT * sizeof *parts, err));
     PD_TRY(pd_comm_start_all_gather(comm, &ops[1], others, second * sizeof *others, err));
-    PD_TRY(pd_comm_wait(comm, &ops[0], err));
-    const pd_status st = pd_comm_wait(comm, &ops[1], &own);
+    usleep(20000); /* what a caller carries out while it waits has nothing begun behind it: leave it to the thread */
+    const pd_status first = pd_comm_wait(comm, &ops[0], &own), st = pd_comm_wait(comm, &ops[1], first ? NULL : &own);
     free(parts);
     free(others);
     if (st != PD_BUG && st != PD_PEER_LOST) PD_FAIL(err, PD_IO, "not noticed");
