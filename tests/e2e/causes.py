@@ -84,12 +84,14 @@ def limits(bench):
         bench.ends("few open files that may be more", 0, "done: step 12", new("few"), f"layout.ranks={ranks}",
                    preexec_fn=limited(resource.RLIMIT_NOFILE, files, 1024))
     # Closer together where two ranks are in HDF5 at once with hardly more than it needs.
-    for mebibytes in sorted([*range(80, 480, 40), *range(184, 216, 4)]):
+    for mebibytes in sorted([*range(80, 480, 40), *range(184, 216, 2)]):
         result = bench.run(new("space"), "run.steps=1", "checkpoint.give_up_minutes=0", preexec_fn=limited(resource.RLIMIT_AS, mebibytes << 20))
         if result.returncode == 127 and "shared libraries" in result.stderr and mebibytes < 440:
             continue  # the loader's words: nothing of ours has run
         if result.returncode not in (0, 78) or (result.returncode and not re.search("ulimit -v|cannot be had", result.stderr)):
             raise harness.Failure(f"{mebibytes} MiB of address space: exit {result.returncode}\n{result.stderr}")
+        if "restart 1" in result.stderr:
+            raise harness.Failure(f"{mebibytes} MiB of address space: what they are too little for is begun again\n{result.stderr}")
 
 
 def few_inodes(bench, transport):

@@ -322,23 +322,30 @@ static inline void exercise_parts_free(struct pd_comm *comm, struct exercise_par
     free(p->gathered);
 }
 
-/* Waits for both, whatever became of the first: their memory is freed here. */
-static inline pd_status exercise_parts_land(struct pd_comm *comm, uint64_t seed, struct exercise_parts *p,
-                                            struct pd_error *err)
+typedef uint64_t exercise_check(const struct pd_comm *comm, uint64_t seed, const struct exercise_parts *p);
+
+/* Nothing is on its way any more: what came is compared, where `st` is PD_OK, and freed. */
+static inline pd_status exercise_parts_end(struct pd_comm *comm, uint64_t seed, struct exercise_parts *p,
+                                           exercise_check *check, pd_status st, struct pd_error *err)
 {
-    struct pd_error other;
-    struct device_memory *far = comm->memory.context;
-    pd_status st = p->reduce.parts ? pd_comm_wait(comm, &p->reduce, err) : PD_PEER_LOST;
-    const pd_status second = p->gather.parts ? pd_comm_wait(comm, &p->gather, st ? &other : err) : PD_PEER_LOST;
-    if (!st) st = second;
-    if (far) exercise_parts_carry(p, far, comm->size, false);
-    const uint64_t wrong = st ? 0 : exercise_parts_check(comm, seed, p);
+    if (comm->memory.context) exercise_parts_carry(p, comm->memory.context, comm->size, false);
+    const uint64_t wrong = st ? 0 : check(comm, seed, p);
     exercise_parts_free(comm, p);
     if (wrong)
         PD_FAIL(err, PD_BUG, "seed %llu round %llu: rank %u of %u has %llu wrong integers of %llu a part",
                 (unsigned long long)seed, (unsigned long long)p->round, comm->rank, comm->size, (unsigned long long)wrong,
                 (unsigned long long)p->count);
     return st;
+}
+
+/* Waits for both, whatever became of the first: their memory is freed here. */
+static inline pd_status exercise_parts_land(struct pd_comm *comm, uint64_t seed, struct exercise_parts *p,
+                                            struct pd_error *err)
+{
+    struct pd_error other;
+    const pd_status st = p->reduce.parts ? pd_comm_wait(comm, &p->reduce, err) : PD_PEER_LOST;
+    const pd_status second = p->gather.parts ? pd_comm_wait(comm, &p->gather, st ? &other : err) : PD_PEER_LOST;
+    return exercise_parts_end(comm, seed, p, exercise_parts_check, st ? st : second, err);
 }
 
 /* Sums and gathers in flight together, with values between them, up to round `fail_round`, which this rank does not begin. */
@@ -387,14 +394,7 @@ static inline pd_status exercise_gather_end(struct pd_comm *comm, uint64_t seed,
                                             struct pd_error *err)
 {
     const pd_status st = pd_comm_wait(comm, &p->gather, err);
-    if (comm->memory.context) exercise_parts_carry(p, comm->memory.context, comm->size, false);
-    const uint64_t wrong = st ? 0 : exercise_gathered_check(comm, seed, p);
-    exercise_parts_free(comm, p);
-    if (wrong)
-        PD_FAIL(err, PD_BUG, "seed %llu round %llu: rank %u of %u has %llu wrong integers of a gather of %llu a part",
-                (unsigned long long)seed, (unsigned long long)p->round, comm->rank, comm->size, (unsigned long long)wrong,
-                (unsigned long long)p->count);
-    return st;
+    return exercise_parts_end(comm, seed, p, exercise_gathered_check, st, err);
 }
 
 /* Gathers one behind the other, two or three at a time. Now one rank comes late and now another, so that some begin the next one
@@ -423,6 +423,9 @@ static inline pd_status exercise_gathers(struct pd_comm *comm, uint64_t seed, ui
             if (!st && exercise_mix4(seed, ended, 1, 2) % 2) st = pd_comm_barrier(control, err);
         }
     }
+    if (ended < begun) pd_comm_abort(comm);
+    for (; ended < begun; ended++)
+        (void)!exercise_gather_end(comm, seed, &turns[ended % 3], NULL);
     pd_comm_free(control);
     return st;
 }

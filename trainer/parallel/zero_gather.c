@@ -50,6 +50,7 @@ static pd_status unpack(void *context, const struct pd_zero_share *share, struct
 
 static pd_status start(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
+    PD_CHECK(zero->gathers.count < zero->gathers.most);
     struct pd_zero_gather *g = turn(zero, zero->gathers.count);
     pd_owner_acquire(&g->owner, a_gather);
     zero->gathers.count++;

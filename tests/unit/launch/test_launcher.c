@@ -284,9 +284,12 @@ Test(launcher, with_fewer_ranks_than_elastic_min_no_start_is_made)
 Test(launcher, ranks_of_another_host_are_left_out_at_once)
 {
     setenv("PERDURE_TEST_HOSTS", "2", 1);
-    struct pd_launch mpi = launch_of(WORKER("kill:3,done"), PD_TRANSPORT_MPI, 4);
-    cr_assert_eq(launch(&mpi), 0);
-    cr_assert_eq(starts(0), 2);
+    uint32_t tries = 0;
+    do { /* again where a busy machine saw one of this host end first, which the starter ended: then all may start again */
+        struct pd_launch mpi = launch_of(WORKER("kill:3,done"), PD_TRANSPORT_MPI, 4);
+        cr_assert_eq(launch(&mpi), 0);
+        cr_assert_eq(starts(0), 2 * ++tries);
+    } while (last_ranks() == 4 && tries < 10);
     cr_assert(last_ranks() == 3 || last_ranks() == 2, "nobody knows whether that host can start it, or what ended with it");
 }
 
@@ -479,7 +482,8 @@ Test(launcher, a_rank_that_is_stopped_before_it_has_begun_is_named)
                  ":");
     cr_assert_eq(launch(&what), 93);
     expect_error_says("the last: rank 1 (process ");
-    expect_error_says(") holds up the run: nothing was completed for 0 s; it is stopped (SIGSTOP), at its beginning");
+    expect_error_says(") holds up the run: nothing was completed for "); /* a second, on a busy machine */
+    expect_error_says(" s; it is stopped (SIGSTOP), at its beginning");
     cr_assert_eq(starts(1), 0);
 }
 
