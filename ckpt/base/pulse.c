@@ -37,32 +37,20 @@ bool pd_pulse_copy(struct pd_pulse *ret_copy)
     return true;
 }
 
-static struct pd_pulse *map(int process, int fd, uint32_t ranks, bool writes)
+const struct pd_pulse *pd_pulse_map(int process, int fd, uint32_t ranks)
 {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", process, fd);
-    const int opened = open(path, (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    const int opened = open(path, O_RDONLY | O_CLOEXEC);
     if (opened < 0) return NULL;
-    void *mapped = mmap(NULL, ranks * sizeof *pulses, PROT_READ | (writes ? PROT_WRITE : 0), MAP_SHARED, opened, 0);
+    void *mapped = mmap(NULL, ranks * sizeof *pulses, PROT_READ, MAP_SHARED, opened, 0);
     close(opened);
     return mapped == MAP_FAILED ? NULL : mapped;
-}
-
-const struct pd_pulse *pd_pulse_map(int process, int fd, uint32_t ranks)
-{
-    return map(process, fd, ranks, false);
 }
 
 void pd_pulse_unmap(const struct pd_pulse *mapped, uint32_t ranks)
 {
     if (mapped) munmap((void *)(uintptr_t)mapped, ranks * sizeof *mapped);
-}
-
-void pd_pulse_ask_flip(int process, int fd, uint32_t rank, uint32_t ranks)
-{
-    struct pd_pulse *mapped = map(process, fd, ranks, true);
-    if (mapped) atomic_fetch_add(&mapped[rank].flips, 1);
-    pd_pulse_unmap(mapped, ranks);
 }
 
 /* Processes that are one rank have one pulse. NULL: nobody looks, or this thread is no rank's. */
@@ -166,12 +154,4 @@ void pd_pulse_hold(void)
 {
     for (uint32_t i = 0; i < pulse_count; i++)
         atomic_store(&pulses[i].is_held, 1);
-}
-
-bool pd_pulse_takes_flip(void)
-{
-    struct pd_pulse *p = mine();
-    if (!p || !GET(flips)) return false;
-    atomic_fetch_sub_explicit(&p->flips, 1, memory_order_relaxed);
-    return true;
 }

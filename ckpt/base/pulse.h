@@ -33,7 +33,6 @@ struct pd_pulse {
     _Atomic uint32_t waits_for; /* the rank that the exchange misses, plus 1; 0: none, or not for long */
     _Atomic uint32_t steps;     /* begun by this process */
     _Atomic uint32_t is_held;   /* stopped by a fault of a test: nobody's to end */
-    _Atomic uint32_t flips;     /* of the watcher, for tests: bits that what arrives next is to have wrong */
     _Atomic uint64_t operation[PD_PULSE_WORDS];
     _Atomic uint64_t storage[PD_PULSE_STORAGE_WORDS]; /* where the save under way writes; "": nowhere */
     _Atomic uint64_t beats;                           /* copies that were made for watchers of other hosts */
@@ -49,8 +48,6 @@ bool pd_pulse_copy(struct pd_pulse *ret_copy);
 /* NULL: it cannot be mapped. */
 const struct pd_pulse *pd_pulse_map(int process, int fd, uint32_t ranks);
 void pd_pulse_unmap(const struct pd_pulse *pulses, uint32_t ranks);
-/* By who watches, for tests: a bit of what this rank of that process receives next arrives as another. */
-void pd_pulse_ask_flip(int process, int fd, uint32_t rank, uint32_t ranks);
 
 /* Of the rank that the calling thread works for (ckpt/base/rank.h). */
 void pd_pulse_step(uint64_t step);
@@ -65,4 +62,3 @@ void pd_pulse_exchange_end(void);
 /* The directory of the tier that a save now writes to, by the thread that saves; "": none. */
 void pd_pulse_storage(const char *dir);
 void pd_pulse_hold(void); /* of all ranks of this process */
-bool pd_pulse_takes_flip(void);

@@ -640,7 +640,6 @@ expect("bench-step-small-vocabulary", ["bench", "step", "--device=cpu", "--prese
        re.compile("^device +cpu\ngemm_ratio_fp32 +[\\d.]+ "), ANY, environment={"TMPDIR": "it's, {a} #b"})
 expect("bench-step-ranks", ["bench", "step", "--device=cpu", "--preset=byte-1m", "--pairs=0", "--cost-pairs=0", "--ranks=2", "--rank-pairs=1", "--tokens=64"], 0,
        re.compile("^device +cpu\ndp_efficiency +[\\d.]+ .*\nreplay_cost +-?[\\d.]+(e-\\d+)? "), ANY)
-expect("bench-survive-minutes", ["bench", "survive", "--minutes=0"], 64, err=said("--minutes=0: expected minutes, such as 5 or 0.5, up to 10000"))
 expect("bench-attention-device", ["bench", "attention", "--device=tpu"], 64, err=said("--device=tpu: expected auto, cpu or gpu"))
 expect("bench-attention-heads", ["bench", "attention", "--heads=3", "--kv-heads=2"], 64,
        err=said("--heads=3 does not divide by --kv-heads=2: give a multiple of it"))

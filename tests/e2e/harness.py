@@ -107,25 +107,6 @@ class Disk:
         os.unlink(os.path.join(self.path, "ballast"))
 
 
-CHAOS = ("kill", "stop", "pause", "preempt", "damage", "flip", "fill", "host", "cut_off")
-
-
-def chaos_seed(kinds, processes, is_victim=lambda victim: True):
-    """One whose first failures are these, of such processes (trainer/launch/chaos.c: SplitMix64)."""
-
-    def number(seed, n):
-        z = (seed + (n + 1) * 0x9e3779b97f4a7c15) % 2**64
-        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9 % 2**64
-        z = (z ^ z >> 27) * 0x94d049bb133111eb % 2**64
-        return z ^ z >> 31
-
-    def has_them(seed):
-        return all(CHAOS[number(seed, 4 * n + 1) % len(CHAOS)] == kind and is_victim(number(seed, 4 * n + 2) % processes)
-                   for n, kind in enumerate(kinds))
-
-    return next(filter(has_them, range(10**7)))
-
-
 def wait_for(condition, what, interval=0.02):
     """What the condition returns, once it is true."""
     deadline = time.monotonic() + PATIENCE

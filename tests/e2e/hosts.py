@@ -210,19 +210,6 @@ def stopped_elsewhere(bench):
     bench.leave(run)
 
 
-def chaos(bench):
-    """perdure train --chaos reaches ranks of other hosts: a bit of gradients is turned on its way and the step done again, a host's ranks
-    are killed, and a host is cut off, found out by probes, and there again."""
-    kinds = ["flip", "host", "cut_off"]
-    run = bench.start("a", "--chaos", f"{harness.chaos_seed(kinds, 3, lambda victim: victim > 0)},6", "launch.grow=now", "restart.limit=3")
-    bench.wait(run, lambda: "the step is computed again" in bench.said(), "a bit that was turned is noticed")
-    bench.wait(run, lambda: "--chaos: host, rank" in bench.said() and len(bench.starts(0)) >= 2, "a host is killed, and a restart")
-    bench.wait(run, lambda: "neither its kernel nor launch.agent answers" in bench.said(), "a host is cut off")
-    bench.wait(run, lambda: bench.starts(0)[-1] == ("3", "a:1,b:1,c:1") and len(bench.starts(0)) >= 4, "it is there again")
-    bench.steps(run, 2)
-    bench.leave(run)
-
-
 def relays(bench, name):
     return [int(pid) for pid in filter(str.isdigit, os.listdir("/proc")) if space_of(pid) == space_of(bench.net.pids[name])
             and harness.read(f"/proc/{pid}/cmdline").startswith("perdure\0relay\0")]
@@ -500,7 +487,7 @@ def body(workspace, arguments):
     workspace.train(config, quiet, ["layout.ranks=1", f"run.steps={QUIET_STEPS * max(1, count // 4)}", "optimizer.decay_steps=100000"])
     known = harness.losses(quiet)
     cases = [lambda bench: random_losses(bench, random.Random(seed), count)] if count else \
-        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, stopped_elsewhere, *([back_again, launchers_copies_away, relay_killed, one_way, between_two, wrong_names, too_few, port_closed, port_closed_and_nothing_shared, other_program, other_data, chaos] if harness.scale() >= 4 else [])]
+        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, stopped_elsewhere, *([back_again, launchers_copies_away, relay_killed, one_way, between_two, wrong_names, too_few, port_closed, port_closed_and_nothing_shared, other_program, other_data] if harness.scale() >= 4 else [])]
     for case in cases:
         with namespaces.Network(workspace.directory("net"), names) as net:
             bench = Bench(workspace, net, CONFIG, text, is_shared=case.__name__ in SHARED)

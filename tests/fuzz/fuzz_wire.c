@@ -21,8 +21,6 @@ static void take(const struct pd_wire_frame *frame)
     struct pd_note_begun begun;
     char text[PD_NOTE_BYTES];
     int32_t process, fd;
-    enum pd_wire_strike strike;
-    uint32_t seconds;
     if (pd_wire_hello_parse(frame, &hello)) {
         expect_text(hello.token, sizeof hello.token);
         expect_text(hello.build, sizeof hello.build);
@@ -34,9 +32,6 @@ static void take(const struct pd_wire_frame *frame)
         if (word.process <= 0) abort();
     }
     if (pd_wire_watch_parse(frame, &process, &fd) && (process <= 0 || fd < 0)) abort();
-    if (pd_wire_strike_parse(frame, &strike, &seconds) &&
-        (strike <= 0 || strike >= PD_WIRE_STRIKES || seconds > PD_WIRE_CUT_OFF_SECONDS_MAX))
-        abort();
     if (frame->kind != PD_WIRE_NOTE || frame->bytes >= PD_NOTE_BYTES) return;
     memcpy(text, frame->data, frame->bytes);
     text[frame->bytes] = '\0';

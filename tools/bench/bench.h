@@ -48,4 +48,3 @@ pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_tokenize(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_convert(int argc, char **argv, struct pd_error *err);
-pd_status pd_bench_survive(int argc, char **argv, struct pd_error *err); /* tools/commands/bench_survive.c */

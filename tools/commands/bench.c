@@ -13,7 +13,6 @@ static const struct pd_command benches[] = {
     {"adam", "[--threads N]", "the AdamW update against the bandwidth of memory", pd_bench_adam},
     {"tokenize", "--tokenizer PATH TEXT", "encoding text against the tokenizers package", pd_bench_tokenize},
     {"convert", "[--format NAME] [--dir DIR]", "import and export of other formats against the disk", pd_bench_convert},
-    {"survive", "[--minutes N] [--every SECONDS]", "what failures cost a run, and whether its bits stay", pd_bench_survive},
     {0},
 };
 

@@ -45,7 +45,6 @@ struct train {
     uint32_t override_count;
     bool fresh, print_config;
     const char *trace;
-    struct pd_chaos chaos;
 };
 
 /* What cannot be read is the ranks' to say. */
@@ -310,10 +309,8 @@ static pd_status import_first(const struct pd_config *config, struct pd_error *e
     return pd_ckpt_import_for_run(config, tiers.tiers[0].dir, pd_launch_signals_say_leave, err);
 }
 
-static pd_status launch_claimed(const struct pd_config *config, const struct pd_chaos *chaos,
-                                struct pd_launch_chooser *chooser, struct pd_error *err)
+static pd_status launch_claimed(const struct pd_config *config, struct pd_launch_chooser *chooser, struct pd_error *err)
 {
-    struct pd_run_tiers tiers;
     char path[4096], self[4096];
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     if (length < 0) PD_FAIL_ERRNO(err, errno, "/proc/self/exe: where this program lies");
@@ -325,15 +322,9 @@ static pd_status launch_claimed(const struct pd_config *config, const struct pd_
     if (st) return pd_error_context(err, st, "run.dir cannot be written; make it so, or name another with run.dir=DIR");
     if (isatty(STDERR_FILENO)) setenv("PERDURE_PROGRESS", "bar", 0);
     const char *worker[] = {self, "worker", path, NULL};
-    struct pd_launch l = {.worker = worker,
-                          .config_path = path,
-                          .newest_step = newest_step,
-                          .context = chooser,
-                          .choose = choose,
-                          .chaos = *chaos};
+    struct pd_launch l = {
+        .worker = worker, .config_path = path, .newest_step = newest_step, .context = chooser, .choose = choose};
     pd_launch_configure(&l, config);
-    pd_run_tiers_of_config(config, &tiers);
-    l.chaos.dir = tiers.tiers[0].dir;
     st = pd_launch_run(&l, err);
     unlink(path);
     return st;
@@ -353,7 +344,7 @@ static pd_status launch(const struct pd_config *config, const struct train *t, s
     PD_TRY(pd_directories_make("run.dir", config->run.dir, err));
     PD_TRY(pd_launch_claim(config->run.dir, BUSY_WAIT_MS, &claim, err));
     if (t->fresh) record_fresh(config);
-    const pd_status st = launch_claimed(config, &t->chaos, chooser, err);
+    const pd_status st = launch_claimed(config, chooser, err);
     pd_launch_claim_drop(claim);
     return st;
 }
@@ -415,12 +406,6 @@ static pd_status print_keys(struct train *t, struct pd_error *err)
     return st;
 }
 
-static pd_status set_chaos(const struct pd_option *option, const char *text, struct pd_error *err)
-{
-    if (pd_chaos_parse(text, option->value)) return PD_OK;
-    return pd_option_refuse(option, text, "a seed and failures a minute, such as 7,0.5", err);
-}
-
 pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
 {
     struct train t = {0};
@@ -433,12 +418,6 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
          "write where the time goes, for ui.perfetto.dev; other processes and restarts get names of their own",
          PD_OPTION_TEXT,
          &t.trace},
-        {.name = "chaos",
-         "SEED,RATE",
-         "a test: RATE failures a minute, of a kind and at moments that the seed gives",
-         PD_OPTION_SET,
-         &t.chaos,
-         .set = set_chaos},
         {0}};
     const struct pd_usage usage = {
         .arguments = "CONFIG [section.key=value...]",

@@ -34,7 +34,7 @@ static void link_set(struct pd_progress *engine, uint32_t peer, const struct pd_
     link->recv.memory = m->arriving;
     link->recv.adds = m->adds;
     if (link->recv.left && peer != engine->comm.rank && m->fault)
-        link->is_damaged = pd_fault_asks(m->fault) || (m->adds && pd_pulse_takes_flip());
+        link->is_damaged = pd_fault_asks(m->fault);
 }
 
 /* Slots stay: pd_exchange_look reads them from another thread. */

@@ -62,7 +62,6 @@ struct job {
     uint64_t starter_ended_ns;
     bool is_loss_told;
     uint64_t joining_ns, joined_look_ns; /* how long all have begun and not joined; when that was looked at last */
-    bool is_struck;                      /* on purpose, and by what a start ends with */
     uint64_t alone_since_ns;             /* all workers of this host are gone and the starter is not; 0 */
 };
 
@@ -457,133 +456,6 @@ static void hosts_look(struct job *job)
     job_kill(job);
 }
 
-static void chaos_note(const struct job *job, const struct pd_chaos_blow *blow)
-{
-    struct pd_json_writer w;
-    pd_log_warn(MODULE, "--chaos: %s, rank %u (process %d)", pd_chaos_names[blow->kind], blow->victim,
-                job->seen[blow->victim].process);
-    if (!job->end.start->run_dir) return;
-    pd_event_begin(&w, "chaos");
-    pd_json_string(&w, "kind", pd_chaos_names[blow->kind]);
-    pd_json_u64(&w, "rank", blow->victim);
-    pd_event_end(&w, job->end.start->run_dir);
-}
-
-/* Itself, or another one where that has to be on another host. PD_CHAOS_NOBODY: there is none. */
-static uint32_t chaos_victim(const struct job *job, const struct pd_chaos_blow *blow)
-{
-    uint32_t r = blow->victim;
-    if (blow->kind != PD_CHAOS_CUT_OFF) return r;
-    for (uint32_t tries = 0; tries < job->end.count; tries++, r = (r + 1) % job->end.count)
-        if (!job->seen[r].is_here) return r;
-    return PD_CHAOS_NOBODY;
-}
-
-/* What cannot be done here is a rank killed. */
-static void chaos_choose(struct job *job, struct pd_chaos_blow *blow)
-{
-    struct pd_chaos *chaos = job->requests->chaos;
-    const uint32_t victim = chaos_victim(job, blow);
-    bool is_possible = victim != PD_CHAOS_NOBODY;
-    if (blow->kind == PD_CHAOS_FLIP) is_possible = job->end.start->ranks > 1;
-    if (blow->kind == PD_CHAOS_FILL) is_possible = !chaos->until_ns && pd_chaos_fill(chaos);
-    if (blow->kind == PD_CHAOS_DAMAGE) is_possible = pd_chaos_damage(chaos, blow->moment);
-    if (is_possible)
-        blow->victim = victim;
-    else
-        blow->kind = PD_CHAOS_KILL;
-}
-
-static void chaos_signal(struct job *job, uint32_t r, int number)
-{
-    const enum pd_wire_strike strike = number == SIGSTOP ? PD_WIRE_STOP : number == SIGCONT ? PD_WIRE_GO_ON : PD_WIRE_KILL;
-    if (job->seen[r].is_here)
-        worker_signal(job, r, number);
-    else if (job->receiver)
-        (void)pd_launch_receiver_strike(job->receiver, r, strike, 0);
-}
-
-static void chaos_flip(struct job *job, const struct pd_chaos_blow *blow)
-{
-    struct pd_note_begun note;
-    const struct pd_start *start = job->end.start;
-    const uint32_t ranks = start->transport == PD_TRANSPORT_LOCAL ? start->ranks : 1;
-    if (!job->seen[blow->victim].is_here)
-        (void)pd_launch_receiver_strike(job->receiver, blow->victim, PD_WIRE_FLIP, 0);
-    else if (pd_note_read_process(start->dir, PD_NOTE_BEGUN, blow->victim, &note) && note.pulse >= 0)
-        pd_pulse_ask_flip(note.process, note.pulse, (uint32_t)(blow->moment * ranks), ranks);
-}
-
-static void chaos_kill_host(struct job *job, uint32_t victim)
-{
-    if (!job->seen[victim].is_here) {
-        (void)pd_launch_receiver_strike(job->receiver, victim, PD_WIRE_KILL_ALL, 0);
-        return;
-    }
-    for (uint32_t r = 0; r < job->end.count; r++)
-        worker_signal(job, r, SIGKILL);
-}
-
-static void chaos_strike(struct job *job, const struct pd_chaos_blow *blow, uint64_t now)
-{
-    struct pd_chaos *chaos = job->requests->chaos;
-    chaos_note(job, blow);
-    job->is_struck = true;
-    switch (blow->kind) {
-    case PD_CHAOS_PAUSE:
-    case PD_CHAOS_FILL:
-        job->is_struck = false;
-        chaos->until_ns = now + (uint64_t)((1 + 2 * blow->moment) * 1e9) * (blow->kind == PD_CHAOS_FILL ? 3 : 1);
-        chaos->paused = blow->kind == PD_CHAOS_PAUSE ? blow->victim : PD_CHAOS_NOBODY;
-        if (blow->kind == PD_CHAOS_PAUSE) chaos_signal(job, blow->victim, SIGSTOP);
-        return;
-    case PD_CHAOS_FLIP:
-        job->is_struck = false;
-        return chaos_flip(job, blow);
-    case PD_CHAOS_STOP:
-        return chaos_signal(job, blow->victim, SIGSTOP);
-    case PD_CHAOS_PREEMPT:
-        job->requests->wants_regroup = true;
-        return;
-    case PD_CHAOS_HOST:
-        return chaos_kill_host(job, blow->victim);
-    case PD_CHAOS_CUT_OFF:
-        (void)pd_launch_receiver_strike(job->receiver, blow->victim, PD_WIRE_CUT_OFF, 10 + (uint32_t)(20 * blow->moment));
-        return;
-    default:
-        chaos_signal(job, blow->victim, SIGKILL);
-    }
-}
-
-static void chaos_end_passing(struct job *job, uint64_t now)
-{
-    struct pd_chaos *chaos = job->requests->chaos;
-    if (!chaos->until_ns || now < chaos->until_ns) return;
-    chaos->until_ns = 0;
-    pd_chaos_empty(chaos);
-    if (chaos->paused < job->end.count) chaos_signal(job, chaos->paused, SIGCONT);
-    chaos->paused = PD_CHAOS_NOBODY;
-}
-
-/* Not while ranks start or end. */
-static void chaos_look(struct job *job)
-{
-    struct pd_chaos *chaos = job->requests->chaos;
-    struct pd_chaos_blow blow;
-    const uint64_t now = pd_clock_monotonic_ns(NULL);
-    if (!chaos) return;
-    chaos_end_passing(job, now);
-    if (job->is_struck || wants_leave(job) || pd_note_has_mark(job->end.start->dir, PD_NOTE_OPENING, 0)) return;
-    for (uint32_t r = 0; r < job->end.count; r++) {
-        const struct pd_launch_process *seen = &job->seen[r];
-        if (!seen->has_begun || seen->is_gone || !(seen->is_here || has_socket(job, r))) return;
-        if (seen->is_here && pd_process_is_stopped(seen->process)) return;
-    }
-    if (!pd_chaos_due(chaos, now, job->end.count, &blow)) return;
-    chaos_choose(job, &blow);
-    chaos_strike(job, &blow, now);
-}
-
 /* When a rank fails, mpirun sleeps for a second or two, so that the others may end, even if they have: SIGCHLD, which says
  * nothing that it does not see for itself, wakes it. It is not told to end: version 4 then often crashes on its way out, with
  * a page of addresses. One that takes much longer is stuck. */
@@ -639,7 +511,6 @@ static int job_watch(struct job *job)
         grace_look(job);
         hang_look(job);
         hosts_look(job);
-        chaos_look(job);
         starter_look(job);
         pid_t got = waitpid(job->end.starter, &status, WNOHANG);
         if (got == job->end.starter) return status;

@@ -7,7 +7,6 @@
  *   threads     one; SIGCHLD, SIGTERM, SIGUSR1, SIGUSR2, SIGINT and SIGHUP must be blocked and come through `signals` */
 #pragma once
 
-#include "trainer/launch/chaos.h"
 #include "trainer/launch/judge.h"
 
 /* What the user asked for so far; lives as long as the launch. */
@@ -22,7 +21,6 @@ struct pd_launch_requests {
     /* Hosts are gone without a sign; called at every tick. NULL: nobody looks. */
     bool (*has_silent)(void *context, char *ret_names, size_t bytes);
     void *context;
-    struct pd_chaos *chaos; /* NULL: nothing fails on purpose */
 };
 
 /* Reads signals that arrived, waiting for one up to `timeout_ms`, and logs what they ask. */

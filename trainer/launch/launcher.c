@@ -42,8 +42,6 @@ struct launch_state {
     struct pd_note_suspect suspect;
     char suspect_host[PD_LAUNCH_HOST_BYTES]; /* of launch.hosts; "": of none */
     bool is_charged;                         /* the last end, to hosts and not to the run */
-    bool is_on_purpose;                      /* the last end: --chaos struck in that start */
-    uint64_t struck;                         /* failures on purpose until then */
     uint32_t died;                           /* ranks that died at the last end, without progress since */
     uint32_t died_ranks[PD_LAUNCH_LOST_NAMED];
     char last_words[sizeof((struct pd_error *)0)->message];
@@ -249,21 +247,11 @@ static pd_status await_hosts(struct launch_state *state, const struct pd_launch_
     return set_next(state, verdict, true, err);
 }
 
-/* Since the last end. What this launch has done to itself says nothing of the run. */
-static bool was_struck(struct launch_state *state)
-{
-    const struct pd_chaos *chaos = state->requests.chaos;
-    const uint64_t before = state->struck;
-    if (chaos) state->struck = chaos->count;
-    return state->struck != before;
-}
-
 /* Sets what the next start is, or returns the end of the launch. */
 static pd_status judge(struct launch_state *state, struct pd_launch_verdict *verdict, bool *ret_is_over,
                        struct pd_error *err)
 {
     *ret_is_over = true;
-    state->is_on_purpose = was_struck(state);
     if (verdict->status == PD_OK) return PD_OK;
     if (state->requests.wants_abort) PD_FAIL(err, PD_STOPPED, "interrupted twice: left without saving");
     const bool is_regrouped = verdict->status == PD_STOPPED && !state->requests.wants_leave &&
@@ -281,10 +269,10 @@ static pd_status judge(struct launch_state *state, struct pd_launch_verdict *ver
     step_look(state);
     /* A start behind the loss of a host has no fault of its own when it does not begin: once. */
     const bool is_aftermath = !verdict->has_begun && state->is_charged;
-    *ret_is_over = !(is_regrouped || is_charged || is_aftermath || state->is_on_purpose);
+    *ret_is_over = !(is_regrouped || is_charged || is_aftermath);
     if (!*ret_is_over) {
         PD_TRY(set_next(state, verdict, true, err));
-        state->is_charged &= !is_aftermath && (is_regrouped || is_charged);
+        state->is_charged &= !is_aftermath;
         return PD_OK;
     }
     if (is_the_same_again(state, verdict))
@@ -327,8 +315,6 @@ static void log_end(const struct launch_state *state, const struct pd_launch_ver
         pd_log_info(MODULE, "%s", verdict->message);
     else if (state->is_charged)
         pd_log_warn(MODULE, "%s; the others go on", message);
-    else if (state->is_on_purpose)
-        pd_log_warn(MODULE, "%s; on purpose, so it is not counted", message);
     else if (!verdict->has_begun && !state->idle_restarts)
         pd_log_warn(MODULE, "%s; once more", message);
     else
@@ -549,8 +535,6 @@ pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
         PD_FAIL(err, PD_USAGE,
                 "this runs under mpirun already: start it once, without mpirun, and give layout.ranks; words for "
                 "mpirun go into PERDURE_MPIRUN=\"mpirun --hostfile hosts\"");
-    struct pd_chaos chaos = launch->chaos;
-    if (chaos.per_minute > 0) state.requests.chaos = &chaos;
     PD_TRY(private_dir_make(launch, dir, sizeof dir, err));
     pd_note_write_process(dir, PD_NOTE_OWNER, 0, 0, -1);
     pd_status st = launch_in(&state, realpath(dir, whole) ? whole : dir, err);

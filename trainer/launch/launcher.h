@@ -25,7 +25,6 @@ struct pd_launch {
     double peer_timeout; /* seconds until a start without a rank is given up; 0: none */
     double hang_seconds; /* in which some rank completes something; 0: nobody looks */
     struct pd_launch_places places;
-    struct pd_chaos chaos; /* per_minute 0: nothing fails on purpose */
     /* The newest committed step; false: there is none, or it cannot be told now, and ret_found is what lies there all the
      * same, in words and with the command to look closer. Empty as it comes: nothing. */
     bool (*newest_step)(void *context, uint64_t *ret_step, char ret_found[PD_LAUNCH_FOUND_BYTES]);

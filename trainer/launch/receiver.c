@@ -315,20 +315,6 @@ static void relay_tell(const struct pd_launch_receiver *r, struct connection *c)
     }
 }
 
-bool pd_launch_receiver_strike(struct pd_launch_receiver *r, uint32_t rank, enum pd_wire_strike strike, uint32_t seconds)
-{
-    const uint32_t numbers[2] = {(uint32_t)strike, seconds};
-    const struct pd_wire_frame frame = {
-        .kind = PD_WIRE_STRIKE, .rank = rank, .data = (const uint8_t *)numbers, .bytes = sizeof numbers};
-    for (uint32_t i = 0; i < r->count && pd_launch_receiver_has(r, rank); i++) {
-        struct connection *c = r->connections[i];
-        if (!c->place || c->is_over || strcmp(c->place, r->begun[rank].note.place)) continue;
-        c->is_over = !pd_wire_send(c->fd, &frame, SEND_MS);
-        return !c->is_over;
-    }
-    return false;
-}
-
 void pd_launch_receiver_look(struct pd_launch_receiver *r)
 {
     uint32_t left = 0;

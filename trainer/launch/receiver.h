@@ -31,9 +31,6 @@ PD_MUST_USE pd_status pd_launch_receiver_open(const struct pd_launch_receiver_op
 void pd_launch_receiver_environment_set(const struct pd_launch_receiver *receiver);
 /* Takes what has come, and says what relays wait for. Waits for a peer that reads nothing for a second at most. */
 void pd_launch_receiver_look(struct pd_launch_receiver *receiver);
-/* For tests: at this rank, or its host. False: no relay is there that could. */
-bool pd_launch_receiver_strike(struct pd_launch_receiver *receiver, uint32_t rank, enum pd_wire_strike strike,
-                               uint32_t seconds);
 #define PD_LAUNCH_RECEIVER_POLLS 65u
 /* What wakes a caller: at most PD_LAUNCH_RECEIVER_POLLS; others are looked at with them. Returns how many. */
 uint32_t pd_launch_receiver_polls(const struct pd_launch_receiver *receiver, struct pollfd *ret_polls);

@@ -5,7 +5,6 @@
 #include "trainer/notes/note.h"
 #include "trainer/notes/sender.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -15,7 +14,6 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define PERIOD_NS UINT64_C(500000000)
@@ -85,54 +83,6 @@ static void watch(struct relay *r, const struct pd_wire_frame *frame)
     r->watched[r->count++] = w;
 }
 
-/* The launcher's address, as this host dials it. */
-static bool launcher_of(int fd, char *ret_text, socklen_t bytes, bool *ret_is_six)
-{
-    struct sockaddr_storage peer;
-    socklen_t length = sizeof peer;
-    if (getpeername(fd, (struct sockaddr *)&peer, &length)) return false;
-    *ret_is_six = peer.ss_family == AF_INET6;
-    const void *address = *ret_is_six ? (const void *)&((const struct sockaddr_in6 *)&peer)->sin6_addr
-                                      : (const void *)&((const struct sockaddr_in *)&peer)->sin_addr;
-    return inet_ntop(peer.ss_family, address, ret_text, bytes);
-}
-
-/* By a process of its own, which outlives what ends because of it: the way is there again whatever happens. */
-static void cut_off(const struct relay *r, uint32_t seconds)
-{
-    char address[INET6_ADDRSTRLEN], script[256];
-    bool is_six;
-    if (!launcher_of(r->fd, address, sizeof address, &is_six)) return;
-    const char *const family = is_six ? "-6" : "-4";
-    snprintf(script, sizeof script, "ip %s route add blackhole %s && { sleep %u; ip %s route del blackhole %s; }", family,
-             address, seconds, family, address);
-    const pid_t child = fork();
-    if (child == 0) {
-        (void)setsid();
-        if (fork() != 0) _exit(0);
-        execl("/bin/sh", "sh", "-c", script, (char *)NULL);
-        _exit(1);
-    }
-    if (child > 0) waitpid(child, NULL, 0);
-}
-
-static void strike(const struct relay *r, const struct pd_wire_frame *frame)
-{
-    enum pd_wire_strike what;
-    uint32_t seconds;
-    if (!pd_wire_strike_parse(frame, &what, &seconds)) return;
-    if (what == PD_WIRE_CUT_OFF) return cut_off(r, seconds);
-    for (uint32_t i = 0; i < r->count; i++) {
-        const struct watched *w = &r->watched[i];
-        if (w->rank != frame->rank && what != PD_WIRE_KILL_ALL) continue;
-        if (what == PD_WIRE_FLIP)
-            pd_pulse_ask_flip(w->process, w->fd, 0, 1);
-        else
-            kill(w->process, what == PD_WIRE_STOP ? SIGSTOP : what == PD_WIRE_GO_ON ? SIGCONT : SIGKILL);
-    }
-    if (what == PD_WIRE_KILL_ALL) _exit(0);
-}
-
 /* False: the connection is over. */
 static bool hear(struct relay *r)
 {
@@ -144,7 +94,6 @@ static bool hear(struct relay *r)
     for (int64_t taken; (taken = pd_wire_take(r->data, r->bytes, PD_WIRE_BYTES_MAX, &frame)) != 0;) {
         if (taken < 0) return false;
         if (frame.kind == PD_WIRE_WATCH) watch(r, &frame);
-        if (frame.kind == PD_WIRE_STRIKE) strike(r, &frame);
         memmove(r->data, r->data + taken, r->bytes -= (size_t)taken);
     }
     return true;

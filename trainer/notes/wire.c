@@ -90,16 +90,6 @@ bool pd_wire_watch_parse(const struct pd_wire_frame *f, int32_t *ret_process, in
     return true;
 }
 
-bool pd_wire_strike_parse(const struct pd_wire_frame *f, enum pd_wire_strike *ret_strike, uint32_t *ret_seconds)
-{
-    if (f->kind != PD_WIRE_STRIKE || f->bytes != 8) return false;
-    const uint32_t strike = number_at(f->data, 4), seconds = number_at(f->data + 4, 4);
-    if (strike < PD_WIRE_KILL || strike >= PD_WIRE_STRIKES || seconds > PD_WIRE_CUT_OFF_SECONDS_MAX) return false;
-    *ret_strike = (enum pd_wire_strike)strike;
-    *ret_seconds = seconds;
-    return true;
-}
-
 bool pd_wire_token_is(const char given[PD_WIRE_TOKEN_BYTES + 1], const char token[PD_WIRE_TOKEN_BYTES + 1])
 {
     volatile unsigned char difference = 0;

@@ -16,7 +16,6 @@
 #define PD_WIRE_HOST_BYTES 64u
 #define PD_WIRE_BUILD_BYTES 64u
 #define PD_WIRE_PLACE_BYTES 192u
-#define PD_WIRE_CUT_OFF_SECONDS_MAX 60u
 
 enum pd_wire_kind {
     PD_WIRE_HELLO = 1, /* first of a connection: the token, then build and host, a line each */
@@ -27,19 +26,7 @@ enum pd_wire_kind {
     PD_WIRE_DONE,    /* the launcher: the note is there. Of begun: what configuration the ranks have; rank 1: be the relay */
     PD_WIRE_REFUSED, /* the launcher: why this rank cannot take part */
     PD_WIRE_WATCH,   /* the launcher, to a relay: process and descriptor of the pulse of `rank`, 4 bytes each */
-    PD_WIRE_STRIKE,  /* the launcher, to a relay, for tests: an enum pd_wire_strike and seconds, 4 bytes each, at `rank` */
     PD_WIRE_KINDS
-};
-
-/* Failures on purpose (trainer/launch/chaos.h). */
-enum pd_wire_strike {
-    PD_WIRE_KILL = 1,
-    PD_WIRE_STOP,
-    PD_WIRE_GO_ON,
-    PD_WIRE_FLIP,     /* a bit of what the rank receives next */
-    PD_WIRE_KILL_ALL, /* ranks of the host, and the relay */
-    PD_WIRE_CUT_OFF,  /* the host's way to the launcher's, for the seconds; where the relay may set routes */
-    PD_WIRE_STRIKES
 };
 
 struct pd_wire_frame {
@@ -71,7 +58,6 @@ uint32_t pd_wire_hello_print(const struct pd_wire_hello *hello, uint8_t *ret_dat
 bool pd_wire_hello_parse(const struct pd_wire_frame *frame, struct pd_wire_hello *ret_hello);
 bool pd_wire_word_parse(const struct pd_wire_frame *frame, struct pd_wire_word *ret_word);
 bool pd_wire_watch_parse(const struct pd_wire_frame *frame, int32_t *ret_process, int32_t *ret_fd);
-bool pd_wire_strike_parse(const struct pd_wire_frame *frame, enum pd_wire_strike *ret_strike, uint32_t *ret_seconds);
 /* A text of at most bytes - 1 printable characters of ASCII; others become '?'. */
 void pd_wire_text(const uint8_t *data, size_t count, char *ret_text, size_t bytes);
 /* In a time that does not depend on where they differ. */

@@ -39,20 +39,6 @@ Test(pulse, without_one_nothing_happens)
     pd_pulse_unmap(NULL, 1);
 }
 
-Test(pulse, a_flip_that_is_asked_for_is_taken_once_by_that_rank)
-{
-    int fd = -1;
-    cr_assert_not(pd_pulse_takes_flip());
-    cr_assert(pd_pulse_open(RANKS, &fd));
-    pd_pulse_ask_flip(getpid(), -1, 0, RANKS);
-    pd_pulse_ask_flip(getpid(), fd, 1, RANKS);
-    for (int rank = 0; rank < RANKS; rank++) {
-        pd_rank_set_thread(rank);
-        cr_expect_eq(pd_pulse_takes_flip(), rank == 1);
-        cr_expect_not(pd_pulse_takes_flip());
-    }
-}
-
 Test(pulse, where_a_rank_is)
 {
     const struct pd_pulse *seen = watch(1);

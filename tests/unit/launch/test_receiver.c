@@ -232,11 +232,6 @@ Test(receiver, a_relay_is_told_of_the_ranks_of_its_host_and_heard_for_them_alone
     for (heard_rank = 7; heard_rank == 7;)
         pd_launch_receiver_look(receiver);
     cr_expect(heard_rank == 1 && heard.is_stopped == 1 && heard.process == 4711);
-    cr_expect_not(pd_launch_receiver_strike(receiver, 0, PD_WIRE_KILL, 0), "it has not begun");
-    cr_expect_not(pd_launch_receiver_strike(receiver, 2, PD_WIRE_KILL, 0), "its host has no relay");
-    cr_assert(pd_launch_receiver_strike(receiver, 1, PD_WIRE_KILL, 0));
-    cr_assert_eq(answer(relay, &rank, NULL, 0), PD_WIRE_STRIKE);
-    cr_expect_eq(rank, 1);
     say(relay, PD_WIRE_WORD, 0, 2, &word, sizeof word);
     cr_expect_eq(answer(relay, NULL, NULL, 0), 0, "a rank of another host");
     say(other, PD_WIRE_WORD, 0, 1, &word, sizeof word);

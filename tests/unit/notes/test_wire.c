@@ -49,26 +49,6 @@ Test(wire, a_hello_is_a_token_and_two_lines)
     cr_expect_not(pd_wire_hello_parse(&frame, &got));
 }
 
-Test(wire, a_strike_is_one_of_those_there_are)
-{
-    uint32_t seconds;
-    enum pd_wire_strike strike;
-    uint8_t data[8] = {PD_WIRE_CUT_OFF, [4] = PD_WIRE_CUT_OFF_SECONDS_MAX};
-    struct pd_wire_frame frame = {.kind = PD_WIRE_STRIKE, .data = data, .bytes = sizeof data};
-    cr_assert(pd_wire_strike_parse(&frame, &strike, &seconds));
-    cr_expect(strike == PD_WIRE_CUT_OFF && seconds == PD_WIRE_CUT_OFF_SECONDS_MAX);
-    data[4]++;
-    cr_expect_not(pd_wire_strike_parse(&frame, &strike, &seconds), "for longer than a test takes");
-    for (int number = 0; number <= PD_WIRE_STRIKES; number += PD_WIRE_STRIKES) {
-        data[0] = (uint8_t)number;
-        data[4] = 0;
-        cr_expect_not(pd_wire_strike_parse(&frame, &strike, &seconds), "%d", number);
-    }
-    data[0] = PD_WIRE_KILL;
-    frame.bytes--;
-    cr_expect_not(pd_wire_strike_parse(&frame, &strike, &seconds));
-}
-
 Test(wire, texts_of_a_word_end)
 {
     struct pd_wire_word word, got;
