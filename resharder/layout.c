@@ -59,64 +59,6 @@ void pd_layout_set_stripes(struct pd_layout *layout, uint32_t count, const uint1
         layout->stripe_weight[s] = s >= count ? 0 : weights ? weights[s] : 1;
 }
 
-static bool is_power_of_two(uint32_t x)
-{
-    return x && !(x & (x - 1));
-}
-
-static pd_status check_degrees(const struct pd_layout *layout, struct pd_error *err)
-{
-    const struct {
-        const char *name;
-        uint32_t value;
-    } degrees[] = {{"dp", layout->dp}, {"tp", layout->tp}, {"pp", layout->pp}, {"sp", layout->sp}};
-    uint64_t world = 1;
-    for (unsigned i = 0; i < 4; i++) {
-        if (degrees[i].value < 1 || degrees[i].value > 65536)
-            PD_FAIL(err, PD_INVALID, "layout: %s is %u and must be between 1 and 65536", degrees[i].name, degrees[i].value);
-        world *= degrees[i].value;
-        if (world > 1u << 20) PD_FAIL(err, PD_INVALID, "layout: more than 1048576 ranks; lower %s", degrees[i].name);
-    }
-    return PD_OK;
-}
-
-static pd_status check_stripes(const struct pd_layout *layout, struct pd_error *err)
-{
-    if (layout->stripes > PD_LAYOUT_STRIPES_MAX)
-        PD_FAIL(err, PD_INVALID, "layout: %u stripes; there are %u at most", layout->stripes, PD_LAYOUT_STRIPES_MAX);
-    for (uint32_t s = 0; layout->stripes > 1 && s < layout->stripes; s++)
-        if (!layout->stripe_weight[s])
-            PD_FAIL(err, PD_INVALID, "layout: stripe %u has weight 0 and must have at least 1", s);
-    return PD_OK;
-}
-
-pd_status pd_layout_check(const struct pd_layout *layout, struct pd_error *err)
-{
-    PD_TRY(check_degrees(layout, err));
-    PD_TRY(check_stripes(layout, err));
-    if (!is_power_of_two(layout->virtual_tp) || layout->virtual_tp > 256)
-        PD_FAIL(err, PD_INVALID, "layout: virtual_tp is %u and must be a power of two up to 256", layout->virtual_tp);
-    if (!is_power_of_two(layout->virtual_sp) || layout->virtual_sp > 256)
-        PD_FAIL(err, PD_INVALID, "layout: virtual_sp is %u and must be a power of two up to 256", layout->virtual_sp);
-    if (layout->virtual_tp % layout->tp)
-        PD_FAIL(err, PD_INVALID, "layout: tp %u does not divide virtual_tp %u; the nearest admitted tp is %u", layout->tp,
-                layout->virtual_tp, (uint32_t)pd_min_u64(layout->virtual_tp, 1u << (31 - __builtin_clz(layout->tp))));
-    if (layout->virtual_sp % layout->sp)
-        PD_FAIL(err, PD_INVALID, "layout: sp %u does not divide virtual_sp %u; the nearest admitted sp is %u", layout->sp,
-                layout->virtual_sp, (uint32_t)pd_min_u64(layout->virtual_sp, 1u << (31 - __builtin_clz(layout->sp))));
-    if (layout->zero_shard < 1 || layout->zero_shard > layout->dp * layout->sp)
-        PD_FAIL(err, PD_INVALID, "layout: zero_shard is %u and must be between 1 and dp*sp = %u", layout->zero_shard,
-                layout->dp * layout->sp);
-    if (layout->interleave < 1 || layout->stage_count != layout->pp * layout->interleave || layout->stage_count > 256)
-        PD_FAIL(err, PD_INVALID, "layout: pp %u x interleave %u gives %u stages and must give between 1 and 256", layout->pp,
-                layout->interleave, layout->stage_count);
-    for (uint32_t s = 0; s < layout->stage_count; s++)
-        if (s == 0 ? layout->first_unit[0] != 0 : layout->first_unit[s] <= layout->first_unit[s - 1])
-            PD_FAIL(err, PD_INVALID, "layout: stage %u starts at unit %u; stages start at 0 and ascend", s,
-                    layout->first_unit[s]);
-    return PD_OK;
-}
-
 uint32_t pd_layout_unit_pp(const struct pd_layout *layout, uint32_t unit)
 {
     uint32_t low = 0, high = layout->stage_count; /* the last stage that starts at or before the unit */

@@ -31,8 +31,6 @@ void pd_layout_stripe_rows(const struct pd_layout *layout, const struct pd_tenso
                            uint32_t stripe, uint64_t *begin, uint64_t *end);
 struct pd_rank_place pd_layout_place(const struct pd_layout *layout, uint32_t rank);
 uint32_t pd_layout_rank(const struct pd_layout *layout, struct pd_rank_place place);
-/* Every field within its bounds and consistent; PD_INVALID names the nearest admitted value. */
-PD_MUST_USE pd_status pd_layout_check(const struct pd_layout *layout, struct pd_error *err);
 /* dp ranks, everything else 1, ZeRO-3 over all of dp. */
 void pd_layout_init_dp(struct pd_layout *ret_layout, uint32_t dp);
 /* `count` shards a rank, 0: one file for all; `weights` NULL: all of one weight. */

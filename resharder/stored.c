@@ -3,13 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 
-pd_status pd_stored_check_record(const struct pd_commit *commit, struct pd_error *err)
-{
-    const uint32_t shards = pd_layout_shards(&commit->state.layout);
-    if (shards == commit->shard_count) return PD_OK;
-    PD_FAIL(err, PD_CORRUPT, "the record lists %u shards where its layout has %u", commit->shard_count, shards);
-}
-
 pd_status pd_stored_open_shard(struct pd_vfs *vfs, const char *directory, const struct pd_commit *commit, uint32_t number,
                                struct pd_shard **ret_shard, struct pd_error *err)
 {

@@ -6,8 +6,6 @@
 #include "ckpt/store/commit.h"
 #include "resharder/layout.h"
 
-/* PD_CORRUPT: the record does not list as many shards as its layout has. */
-PD_MUST_USE pd_status pd_stored_check_record(const struct pd_commit *commit, struct pd_error *err);
 /* Opens one shard of the checkpoint in `directory`. errors: as pd_shard_open */
 PD_MUST_USE pd_status pd_stored_open_shard(struct pd_vfs *vfs, const char *directory, const struct pd_commit *commit,
                                            uint32_t number, struct pd_shard **ret_shard, struct pd_error *err);

@@ -23,7 +23,6 @@
 #define COMMIT_FORMAT_LATEST 4u
 #define COMMIT_STRUCTURE_BYTES_MAX (UINT64_C(64) << 10) /* of all that is neither a row of shards nor a text */
 #define COMMIT_BOUND "at most 64 MiB can be written and read"
-#define STAGES_MAX 256u
 
 /* A member of a struct in memory and its column in a record, where each takes eight bytes. */
 struct field {
@@ -208,14 +207,10 @@ static uint64_t rows_and_texts(const struct pd_commit *commit)
 
 static pd_status check_encodable(const struct pd_commit *commit, struct pd_error *err)
 {
-    const struct pd_layout *l = &commit->state.layout;
-    if (commit->shard_count < 1) PD_FAIL(err, PD_INVALID, "a commit record of no shards cannot be written");
+    PD_TRY(pd_commit_check(commit, err));
     if (rows_and_texts(commit) > PD_COMMIT_BYTES_MAX - COMMIT_STRUCTURE_BYTES_MAX)
         PD_FAIL(err, PD_INVALID, "a commit record of %u shards has %" PRIu64 " bytes, and " COMMIT_BOUND,
                 commit->shard_count, rows_and_texts(commit));
-    if (l->stage_count < 1 || l->stage_count > STAGES_MAX)
-        PD_FAIL(err, PD_INVALID, "a layout of %u stages cannot be recorded", l->stage_count);
-    if (l->stripes > PD_LAYOUT_STRIPES_MAX) PD_FAIL(err, PD_INVALID, "%u stripes cannot be recorded", l->stripes);
     if (!memchr(commit->state.created_by, 0, sizeof commit->state.created_by))
         PD_FAIL(err, PD_INVALID, "created_by is not terminated");
     return PD_OK;
@@ -327,7 +322,7 @@ static pd_status take_layout(const unsigned char *data, const struct trailer *t,
                              struct pd_error *err)
 {
     PD_TRY(unpack(layout_fields, COUNT(layout_fields), data + t->layout.offset, ret_layout, err));
-    if (ret_layout->stage_count > STAGES_MAX)
+    if (ret_layout->stage_count > PD_LAYOUT_STAGES_MAX)
         PD_FAIL(err, PD_CORRUPT, "its layout has %" PRIu32 " stages", ret_layout->stage_count);
     if (t->first_unit.bytes != ret_layout->stage_count * UINT64_C(8))
         PD_FAIL(err, PD_CORRUPT, "its stages do not fit its layout");
@@ -366,6 +361,8 @@ pd_status pd_commit_decode(const char *path, const void *data, uint64_t bytes, s
     pd_status st = check_trailer(data, bytes, &t, err);
     if (!st) st = check_places(&t, err);
     if (!st) st = take_body(data, &t, &commit, err);
+    if (!st && pd_commit_check(&commit, err))
+        st = pd_error_context(err, pd_error_change(err, PD_CORRUPT), "its digests match, but it is invalid");
     if (st) {
         pd_commit_deinit(&commit);
         return pd_error_context(err, st, "commit record %s", path);

@@ -9,6 +9,7 @@
 #include "ckpt/shard/shard.h"
 
 #define PD_LAYOUT_STRIPES_MAX 16u
+#define PD_LAYOUT_STAGES_MAX 256u
 #define PD_COMMIT_BYTES_MAX (UINT64_C(64) << 20) /* of a record, written or read: about a million shards */
 
 /* How tensors were cut into boxes: the input of the layout function (resharder/layout.h), stored by value. */
@@ -20,7 +21,7 @@ struct pd_layout {
     uint32_t interleave;      /* pipeline chunks a rank, 1 without interleaving */
     uint64_t small_bytes;     /* a part under this many bytes: the tensor is not cut (64 KiB) */
     uint32_t stage_count;     /* pp * interleave */
-    uint16_t first_unit[256]; /* first pipeline unit of each stage; stage_count entries, ascending, [0] = 0 */
+    uint16_t first_unit[PD_LAYOUT_STAGES_MAX]; /* first pipeline unit of each stage; stage_count entries, ascending, [0] = 0 */
     uint32_t stripes;         /* shards a rank, one a drive; 0 as 1 */
     uint16_t stripe_weight[PD_LAYOUT_STRIPES_MAX]; /* shares of a rank's rows, each at least 1; of one stripe unused */
 };
@@ -69,10 +70,15 @@ struct pd_commit {
 void pd_run_state_deinit(struct pd_run_state *state);
 void pd_commit_deinit(struct pd_commit *commit);
 
-/* The record as bytes, identical for identical input. *ret_bytes is malloc'ed, the caller's. */
+/* Every field within its bounds and consistent; PD_INVALID names the nearest admitted value. */
+PD_MUST_USE pd_status pd_layout_check(const struct pd_layout *layout, struct pd_error *err);
+/* Layout, run state and rows of shards make sense, each by itself and with the others: PD_INVALID. Every record that was
+ * decoded has passed it, so a reader may use its numbers as sizes, indexes and divisors. */
+PD_MUST_USE pd_status pd_commit_check(const struct pd_commit *commit, struct pd_error *err);
+/* The record as bytes, identical for identical input; pd_commit_check comes first. *ret_bytes is malloc'ed, the caller's. */
 PD_MUST_USE pd_status pd_commit_encode(const struct pd_commit *commit, void **ret_data, uint64_t *ret_bytes,
                                        struct pd_error *err);
-/* PD_CORRUPT for anything but a complete valid record; `path` only names it in messages. */
+/* PD_CORRUPT for anything but a complete record that passes pd_commit_check; `path` only names it in messages. */
 PD_MUST_USE pd_status pd_commit_decode(const char *path, const void *data, uint64_t bytes, struct pd_commit *ret_commit,
                                        struct pd_error *err);
 PD_MUST_USE pd_status pd_commit_read(struct pd_vfs *vfs, const char *path, struct pd_commit *ret_commit,

@@ -434,7 +434,6 @@ static pd_status check_record(const struct loader *l, struct pd_error *err)
 {
     const struct pd_load_request *r = l->request;
     const struct pd_commit *commit = r->commit;
-    PD_TRY(pd_stored_check_record(commit, err));
     if (pd_layout_world(r->wanted) != l->group->size)
         PD_FAIL(err, PD_BUG, "a layout of %u ranks is loaded by %u", pd_layout_world(r->wanted), l->group->size);
     if (commit->state.tensor_count == r->tensors->count || l->group->rank) return PD_OK;

@@ -227,7 +227,6 @@ static pd_status check_request(const struct pd_rewrite_request *q, struct pd_err
 {
     const struct pd_run_state *state = &q->commit->state;
     PD_TRY(pd_layout_check(q->layout, err));
-    PD_TRY(pd_stored_check_record(q->commit, err));
     if (q->layout->virtual_tp != state->layout.virtual_tp || q->layout->virtual_sp != state->layout.virtual_sp)
         PD_FAIL(err, PD_INVALID,
                 "the checkpoint has virtual_tp %u and virtual_sp %u; they are numerics, and a reshard keeps them",

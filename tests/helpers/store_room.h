@@ -111,7 +111,7 @@ static inline uint32_t room_shard(const struct room_rank *rank, uint32_t stripe)
 
 static inline void room_state(struct room_rank *rank, struct pd_run_state *state, uint64_t lineage, uint64_t step)
 {
-    *state = (struct pd_run_state){.identity = room_identity(lineage, step), .updates = step, .samples = step * 8};
+    *state = (struct pd_run_state){.identity = room_identity(lineage, step), .updates = step, .samples = step * 8, .loss_scale = 1};
     state->layout = (struct pd_layout){.dp = rank->group->size,
                                        .tp = 1,
                                        .pp = 1,

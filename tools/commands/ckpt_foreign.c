@@ -9,6 +9,7 @@
 #include "trainer/tokenizer/tokenizer.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -191,16 +192,18 @@ pd_status pd_ckpt_foreign_link(const struct pd_ckpt_foreign *f, const struct pd_
 struct pd_catalog_counters pd_ckpt_foreign_counters(const struct pd_ckpt_foreign *f, const struct pd_config *config)
 {
     const struct pd_catalog_counters *n = &f->catalog.counters;
+    const uint64_t step = n->has_step ? n->step : n->updates, updates = n->has_updates ? n->updates : n->step;
+    const bool has_scale = n->has_loss_scale && isfinite(n->loss_scale) && n->loss_scale > 0;
     return (struct pd_catalog_counters){.has_step = true,
                                         .has_updates = true,
                                         .has_samples = true,
                                         .has_tokens = true,
                                         .has_loss_scale = true,
-                                        .step = n->has_step ? n->step : n->updates,
-                                        .updates = n->has_updates ? n->updates : n->step,
+                                        .step = step > updates ? step : updates, /* a step applies one update at most */
+                                        .updates = updates,
                                         .samples = n->samples,
                                         .tokens = n->tokens,
-                                        .loss_scale = n->has_loss_scale ? n->loss_scale : config->numerics.loss_scale};
+                                        .loss_scale = has_scale ? n->loss_scale : config->numerics.loss_scale};
 }
 
 static bool is_same_shape(const struct pd_foreign_tensor *a, const struct pd_foreign_tensor *b)

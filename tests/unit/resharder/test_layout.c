@@ -181,6 +181,7 @@ Test(layout, refusals_name_what_is_admitted)
         {FIELD(virtual_sp), 1024, "virtual_sp is 1024 and must be a power of two up to 256"},
         {FIELD(zero_shard), 0, "zero_shard is 0 and must be between 1 and dp*sp = 2"},
         {FIELD(zero_shard), 3, "zero_shard is 3 and must be between 1 and dp*sp = 2"},
+        {FIELD(zero_stage), 4, "zero_stage is 4 and must be between 0 and 3"},
         {FIELD(stripes), PD_LAYOUT_STRIPES_MAX + 1, "stripes; there are"},
         {FIELD(stripes), 2, "stripe 0 has weight 0 and must have at least 1"},
         {FIELD(interleave), 0, "pp 1 x interleave 0 gives 1 stages and must give between 1 and 256"},

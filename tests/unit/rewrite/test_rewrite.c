@@ -397,9 +397,6 @@ Test(rewrite, a_request_that_does_not_fit_its_record_is_refused)
     x.layout.zero_shard = 2;
     refuse(&x, PD_INVALID, "zero_shard is 2");
     store_two(&x);
-    x.commit.state.layout = wide_layout(&x.s, 3, 4);
-    refuse(&x, PD_CORRUPT, "the record lists 2 shards where its layout has 3");
-    store_two(&x);
     x.commit.state.tensor_count++;
     refuse(&x, PD_INVALID, "/stored holds 9 tensors where its configuration gives 8");
 }

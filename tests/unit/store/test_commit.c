@@ -1,3 +1,5 @@
+#include "ckpt/base/digest.h"
+#include "ckpt/shard/table.h"
 #include "ckpt/store/commit.h"
 #include "tests/unit/shard/shard_fixture.h"
 
@@ -32,7 +34,7 @@ static struct pd_commit example(uint32_t shards)
                                         .virtual_sp = 1,
                                         .zero_shard = shards,
                                         .zero_stage = 3,
-                                        .interleave = 1,
+                                        .interleave = 2,
                                         .small_bytes = 65536,
                                         .stage_count = 2,
                                         .first_unit = {0, 7}};
@@ -40,7 +42,7 @@ static struct pd_commit example(uint32_t shards)
     c.state.environment = strdup("{\"perdure\": \"0.1.0\"}");
     c.shards = calloc(shards, sizeof *c.shards);
     for (uint32_t i = 0; i < shards; i++)
-        c.shards[i] = (struct pd_shard_summary){1000 + i, 4096 * i, 4096, 77 * i, 900, 12, i, i / 4};
+        c.shards[i] = (struct pd_shard_summary){4096 * (i + 3ull), 4096ull * i, 4096, 77 * i, 900, 12, i, i / 4};
     return c;
 }
 
@@ -93,6 +95,7 @@ Test(commit, stripes_come_back)
     l->dp = l->zero_shard = 2;
     for (uint32_t stripes = 0; stripes < 4; stripes++) {
         l->stripes = stripes;
+        c.shard_count = 2 * (stripes ? stripes : 1);
         for (uint32_t s = 0; s < stripes; s++)
             l->stripe_weight[s] = (uint16_t)(100 + s);
         OK(pd_commit_encode(&c, &data, &bytes, err));
@@ -129,10 +132,13 @@ Test(commit, stays_small)
 /* What can be written can be read: a record that would be too large is refused before anything depends on it. */
 Test(commit, has_one_bound)
 {
-    struct pd_commit c = example((uint32_t)(PD_COMMIT_BYTES_MAX / 64) + 1);
+    struct pd_commit c = example((uint32_t)(PD_COMMIT_BYTES_MAX / 64));
+    struct pd_layout *l = &c.state.layout;
     struct pd_error error = {0};
     void *data = NULL;
     uint64_t bytes = 0;
+    l->dp = l->zero_shard = c.shard_count / 16;
+    l->tp = l->virtual_tp = 16;
     cr_assert_eq(pd_commit_encode(&c, &data, &bytes, &error), PD_INVALID);
     cr_assert(strstr(error.message, "at most 64 MiB"), "%s", error.message);
     pd_commit_deinit(&c);
@@ -147,7 +153,7 @@ Test(commit, has_one_bound)
 Test(commit, what_no_reader_would_take_is_not_written)
 {
     for (int flaw = 0; flaw < 4; flaw++) {
-        static const char *const said[] = {"no shards", "0 stages", "stages cannot be recorded", "created_by"};
+        static const char *const said[] = {"it lists 0 shards", "gives 0 stages", "gives 4294967295 stages", "created_by"};
         struct pd_commit c = example(2);
         struct pd_error error = {0};
         void *data = NULL;
@@ -184,6 +190,110 @@ Test(commit, every_flipped_bit_and_every_truncation_is_seen)
     for (uint64_t n = 0; n < bytes; n += n % 4096 < 520 || n % 4096 >= 4094 ? 1 : 17)
         cr_assert_eq(pd_commit_decode("commit.h5", data, n, &back, NULL), PD_CORRUPT, "%llu bytes", (unsigned long long)n);
     free(data);
+    pd_commit_deinit(&c);
+}
+
+/* ---- records whose digests are right and whose numbers are not ---- */
+
+enum { STATE, LAYOUT, FIRST_UNIT, SHARDS, TRAILER }; /* datasets in the order of the trailer's extents */
+
+static void reseal(unsigned char *data, uint64_t bytes)
+{
+    const uint64_t body = pd_digest64(data, bytes - 4096, PD_SHARD_SEED);
+    memcpy(data + bytes - 16, &body, sizeof body);
+    const uint64_t self = pd_digest64(data + bytes - 4096, 4088, 0);
+    memcpy(data + bytes - 8, &self, sizeof self);
+}
+
+static void set_word(unsigned char *data, uint64_t bytes, int dataset, unsigned word, uint64_t value)
+{
+    uint64_t offset = bytes - 4096;
+    if (dataset != TRAILER) memcpy(&offset, data + bytes - 4096 + 32 + 16 * dataset, sizeof offset);
+    memcpy(data + offset + 8 * word, &value, sizeof value);
+    reseal(data, bytes);
+}
+
+static uint64_t bits_of(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* Words of FORMAT.md, counted from 0. The example has step 1200, 3 shards of 3 to 5 pages, two stages. */
+Test(commit, a_sealed_record_of_nonsense_is_damage)
+{
+    const struct {
+        int dataset;
+        unsigned word;
+        uint64_t value;
+        const char *says;
+    } cases[] = {
+        {LAYOUT, 0, 0, "dp is 0"},
+        {LAYOUT, 0, 4, "3 shards where its layout has 4"},
+        {LAYOUT, 1, UINT32_MAX, "tp is 4294967295"},
+        {LAYOUT, 2, 2, "pp 2 x interleave 2 gives 2 stages"},
+        {LAYOUT, 3, 3, "sp 3 does not divide"},
+        {LAYOUT, 4, 0, "virtual_tp is 0"},
+        {LAYOUT, 4, 3, "virtual_tp is 3"},
+        {LAYOUT, 5, 0, "virtual_sp is 0"},
+        {LAYOUT, 6, 0, "zero_shard is 0"},
+        {LAYOUT, 6, 100000, "zero_shard is 100000"},
+        {LAYOUT, 7, 4, "zero_stage is 4"},
+        {LAYOUT, 8, 0, "interleave 0"},
+        {LAYOUT, 8, UINT32_MAX, "interleave 4294967295"},
+        {LAYOUT, 10, 257, "stages"},
+        {LAYOUT, 0, UINT64_MAX, "too large"},
+        {FIRST_UNIT, 0, 1, "stage 0 starts at unit 1"},
+        {FIRST_UNIT, 1, 0, "stage 1 starts at unit 0"},
+        {STATE, 2, UINT64_MAX, "lineage is 18446744073709551615"},
+        {STATE, 3, UINT64_MAX, "step is 18446744073709551615"},
+        {STATE, 4, UINT64_MAX, "fence is"},
+        {STATE, 5, UINT64_MAX, "updates is 18446744073709551615 and can be at most 1200"},
+        {STATE, 5, 1201, "updates is 1201 and can be at most 1200"},
+        {STATE, 6, UINT64_MAX, "samples is"},
+        {STATE, 7, UINT64_MAX, "tokens is"},
+        {STATE, 8, bits_of(NAN), "loss_scale is"},
+        {STATE, 8, bits_of(INFINITY), "loss_scale is inf"},
+        {STATE, 8, bits_of(0), "loss_scale is 0"},
+        {STATE, 8, bits_of(-1), "loss_scale is -1"},
+        {STATE, 9, 1201, "loss_scale_good_steps is 1201"},
+        {STATE, 10, 1201, "skipped_steps is 1201"},
+        {STATE, 16, UINT64_C(1) << 32, "tensor_count is 4294967296"},
+        {STATE, 17, UINT64_MAX, "parameter_count is"},
+        {SHARDS, 0, 4096, "does not fit into a file of 4096 bytes"},
+        {SHARDS, 0, 12289, "does not fit into a file of 12289 bytes"},
+        {SHARDS, 0, UINT64_C(1) << 63, "cannot take 900 bytes"},
+        {SHARDS, 1, 100, "a table of 4096 bytes at 100"},
+        {SHARDS, 1, UINT64_MAX - 4095, "does not fit"},
+        {SHARDS, 2, 0, "a table of 0 bytes"},
+        {SHARDS, 2, 12288, "does not fit"},
+        {SHARDS, 4, UINT64_MAX, "cannot take 18446744073709551615 bytes of data"},
+        {SHARDS, 5, 43, "cannot hold 43 boxes"},
+        {SHARDS, 7, UINT32_MAX, "no host 4294967295"},
+        {TRAILER, 21, bits_of(NAN), "mean nan"},
+        {TRAILER, 22, bits_of(-1), "variance -1"},
+        {TRAILER, 23, 1201, "count of losses"},
+        {TRAILER, 24, 1201, "last rolled back step is 1201"},
+        {TRAILER, 25, UINT64_MAX, "rollbacks in a row"},
+        {TRAILER, 26, UINT64_MAX, "skips in a row"},
+        {TRAILER, 28, 1201, "agreed_step is 1201"},
+    };
+    struct pd_commit c = example(3), back = {0};
+    void *sealed = NULL;
+    uint64_t bytes = 0;
+    OK(pd_commit_encode(&c, &sealed, &bytes, err));
+    unsigned char *data = malloc(bytes);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct pd_error error = {0};
+        memcpy(data, sealed, bytes);
+        set_word(data, bytes, cases[i].dataset, cases[i].word, cases[i].value);
+        cr_assert_eq(pd_commit_decode("x/commit.h5", data, bytes, &back, &error), PD_CORRUPT, "%s", cases[i].says);
+        cr_assert(strstr(error.message, "x/commit.h5") && strstr(error.message, cases[i].says), "%s: %s", cases[i].says,
+                  error.message);
+    }
+    free(data);
+    free(sealed);
     pd_commit_deinit(&c);
 }
 
