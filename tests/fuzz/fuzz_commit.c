@@ -1,6 +1,6 @@
 /* A commit record. */
 #include "ckpt/store/commit.h"
-#include "tests/fuzz/input_commit.h"
+#include "tests/fuzz/input/commit.h"
 #include "tests/fuzz/target.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* PyTorch's distributed checkpoint: .metadata, and the files that it says things lie in. */
 #include "resharder/formats/dcp.h"
-#include "tests/fuzz/input_directory.h"
+#include "tests/fuzz/input/directory.h"
 #include "tests/fuzz/target.h"
 
 static const struct input_part parts[] = {

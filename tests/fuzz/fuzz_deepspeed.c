@@ -1,6 +1,6 @@
 /* A directory of DeepSpeed's ZeRO: the pickles of three ranks. */
 #include "resharder/formats/deepspeed.h"
-#include "tests/fuzz/input_directory.h"
+#include "tests/fuzz/input/directory.h"
 #include "tests/fuzz/target.h"
 
 static const struct input_part parts[] = {

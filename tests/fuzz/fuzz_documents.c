@@ -1,6 +1,6 @@
 /* Text, JSON lines, gzip or zstd, to be packed. The first byte says whether a separator is asked for. Documents come in pieces
  * of files and lines that are there. */
-#include "tests/fuzz/input_names.h"
+#include "tests/fuzz/input/names.h"
 #include "tests/fuzz/target.h"
 #include "trainer/data/documents.h"
 

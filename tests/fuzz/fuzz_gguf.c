@@ -1,6 +1,6 @@
 /* A whole file of GGUF. */
 #include "resharder/formats/gguf.h"
-#include "tests/fuzz/input_disk.h"
+#include "tests/fuzz/input/disk.h"
 #include "tests/fuzz/target.h"
 
 #include <stdlib.h>

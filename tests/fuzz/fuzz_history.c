@@ -1,6 +1,6 @@
 /* metrics.jsonl and events.jsonl of a run, as report and watch read and draw them. */
-#include "tests/fuzz/input_directory.h"
-#include "tests/fuzz/input_names.h"
+#include "tests/fuzz/input/directory.h"
+#include "tests/fuzz/input/names.h"
 #include "tests/fuzz/target.h"
 #include "tools/report/page.h"
 #include "tools/report/watch.h"

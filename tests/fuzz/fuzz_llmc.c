@@ -1,6 +1,6 @@
 /* The headers of llm.c's model and of the states of two ranks, in files as long as the input says. */
 #include "resharder/formats/llmc.h"
-#include "tests/fuzz/input_directory.h"
+#include "tests/fuzz/input/directory.h"
 #include "tests/fuzz/target.h"
 
 static const struct input_part parts[] = {

@@ -1,6 +1,6 @@
 /* Megatron-Core's distributed checkpoint: common.pt and metadata.json beside what a distributed checkpoint of torch has. */
 #include "resharder/formats/megatron.h"
-#include "tests/fuzz/input_directory.h"
+#include "tests/fuzz/input/directory.h"
 #include "tests/fuzz/target.h"
 
 static const struct input_part parts[] = {

@@ -1,6 +1,6 @@
 /* Notes of a rank, as its launcher reads them. */
-#include "tests/fuzz/input_directory.h"
-#include "tests/fuzz/input_names.h"
+#include "tests/fuzz/input/directory.h"
+#include "tests/fuzz/input/names.h"
 #include "tests/fuzz/target.h"
 #include "trainer/notes/note.h"
 

@@ -1,6 +1,6 @@
 /* A directory of safetensors: the index, two files of it, and a config.json. */
 #include "resharder/formats/safetensors.h"
-#include "tests/fuzz/input_directory.h"
+#include "tests/fuzz/input/directory.h"
 #include "tests/fuzz/target.h"
 
 static const struct input_part parts[] = {

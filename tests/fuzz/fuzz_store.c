@@ -1,8 +1,8 @@
 /* A directory of checkpoints under any names, opened to be read. A file is: how long its name is, the name, what it is, two
  * bytes of how many follow, and those: bytes, a size with how the file begins, or a commit record. */
 #include "ckpt/store/store.h"
-#include "tests/fuzz/input_commit.h"
-#include "tests/fuzz/input_disk.h"
+#include "tests/fuzz/input/commit.h"
+#include "tests/fuzz/input/disk.h"
 #include "tests/fuzz/target.h"
 
 #include <stdio.h>

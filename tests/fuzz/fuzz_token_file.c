@@ -1,7 +1,7 @@
 /* Token files of nanoGPT, llm.c and Megatron, and text. The first byte is the format that is asked for, the second the
  * vocabulary; records of the .bin and the .idx follow. Tokens that are read are those that a scan has seen. */
-#include "tests/fuzz/input_directory.h"
-#include "tests/fuzz/input_names.h"
+#include "tests/fuzz/input/directory.h"
+#include "tests/fuzz/input/names.h"
 #include "tests/fuzz/target.h"
 #include "trainer/data/token_file.h"
 

@@ -1,6 +1,6 @@
 /* A directory with what torch.save wrote of a model: shards and their index, one file, and a config.json. */
 #include "resharder/formats/torch.h"
-#include "tests/fuzz/input_directory.h"
+#include "tests/fuzz/input/directory.h"
 #include "tests/fuzz/target.h"
 
 static const struct input_part parts[] = {

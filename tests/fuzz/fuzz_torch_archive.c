@@ -1,6 +1,6 @@
 /* What torch.save may have written: an archive, its pickle, and the tensors in the dictionary at its root. */
 #include "resharder/torch/archive.h"
-#include "tests/fuzz/input_disk.h"
+#include "tests/fuzz/input/disk.h"
 #include "tests/fuzz/target.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* A universal checkpoint of DeepSpeed: two parameters, and the states of the model that have the shapes. */
 #include "resharder/formats/deepspeed.h"
-#include "tests/fuzz/input_directory.h"
+#include "tests/fuzz/input/directory.h"
 #include "tests/fuzz/target.h"
 
 static const struct input_part parts[] = {

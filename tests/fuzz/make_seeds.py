@@ -105,6 +105,18 @@ def commit():
         save("commit", version, data[-PAGE:-PAGE + 512] + data[:-PAGE])
 
 
+def load():
+    data = read("v1/commit.h5")
+    record = data[-PAGE:-PAGE + 512] + data[:-PAGE]
+    tensors = bytes([2, 200, 63, 0b00010110, 99, 0, 0, 80, 100, 0b00110001])  # (201, 63), (100), (81, 100)
+    save("load", "record", bytes([0b1110]) + tensors + bytes([0, 0]) + record)
+    # moments, dp tp pp sp, virtual tp sp, zero_shard, interleave, stages, small_bytes, first units
+    for name, layout in (("parts", [0, 3, 1, 1, 1, 1, 1, 3, 1, 1, 1, 0]), ("chunks", [1, 1, 2, 1, 1, 8, 1, 1, 1, 1, 0, 0]),
+                         ("stages", [0, 2, 1, 2, 1, 4, 1, 2, 1, 2, 200, 0, 1]), ("all", [0, 2, 2, 2, 1, 2, 2, 2, 2, 4, 0, 0, 1, 2, 3]),
+                         ("wide", [1, 16, 2, 2, 2, 4, 4, 20, 1, 2, 1, 0, 2])):
+        save("load", name, bytes([0b1111]) + tensors + bytes([0b00101001, 4]) + bytes(layout))
+
+
 def store():
     def file(name, kind, data):
         return bytes([len(name)]) + name + struct.pack("<BH", kind, len(data)) + data
@@ -243,7 +255,7 @@ def small():
 
 
 if __name__ == "__main__":
-    makers = [deepspeed, universal, dcp, llmc, megatron, safetensors_directory, torch, commit, store, shard, tokenizer, token_file, documents, config, history, wire, small]
+    makers = [deepspeed, universal, dcp, llmc, megatron, safetensors_directory, torch, commit, store, load, shard, tokenizer, token_file, documents, config, history, wire, small]
     for make in makers:
         if len(sys.argv) == 1 or make.__name__ in sys.argv[1:]:
             make()

@@ -4,7 +4,7 @@
  * PERDURE_TEST_SCALE=10 puts every replacement everywhere; a shorter run a few of them. */
 #include "resharder/formats/format.h"
 #include "resharder/torch/zip.h"
-#include "tests/fuzz/input_disk.h"
+#include "tests/fuzz/input/disk.h"
 #include "tests/helpers/scale.h"
 
 #include <criterion/criterion.h>

@@ -1,7 +1,7 @@
 /* Files that no program wrote, byte by byte, and the words in which each is refused; the last of a table is whole. */
 #include "resharder/formats/format.h"
 #include "resharder/torch/archive.h"
-#include "tests/fuzz/input_disk.h"
+#include "tests/fuzz/input/disk.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

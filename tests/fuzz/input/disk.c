@@ -1,4 +1,4 @@
-#include "tests/fuzz/input_disk.h"
+#include "tests/fuzz/input/disk.h"
 
 #include "ckpt/io/posix.h"
 

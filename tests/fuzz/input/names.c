@@ -1,4 +1,4 @@
-#include "tests/fuzz/input_names.h"
+#include "tests/fuzz/input/names.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-#include "tests/fuzz/input_commit.h"
+#include "tests/fuzz/input/commit.h"
 
 #include "ckpt/base/digest.h"
 #include "ckpt/shard/table.h"

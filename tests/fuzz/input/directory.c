@@ -1,7 +1,7 @@
-#include "tests/fuzz/input_directory.h"
+#include "tests/fuzz/input/directory.h"
 
 #include "resharder/torch/zip.h"
-#include "tests/fuzz/input_disk.h"
+#include "tests/fuzz/input/disk.h"
 
 #include <stdio.h>
 #include <stdlib.h>
