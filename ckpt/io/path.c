@@ -106,6 +106,11 @@ static int compare_names(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
+void pd_listing_sort(struct pd_listing *listing)
+{
+    if (listing->count) qsort(listing->names, listing->count, sizeof *listing->names, compare_names);
+}
+
 bool pd_vfs_is_in_memory(struct pd_vfs *vfs, const char *path)
 {
     char existing[PD_VFS_PATH_MAX];
@@ -127,7 +132,7 @@ pd_status pd_vfs_list(struct pd_vfs *vfs, const char *path, struct pd_listing *r
         pd_listing_deinit(&listing);
         PD_FAIL_ERRNO(err, result, "list directory %s", path);
     }
-    if (listing.count) qsort(listing.names, listing.count, sizeof *listing.names, compare_names);
+    pd_listing_sort(&listing);
     *ret_listing = listing;
     return PD_OK;
 }

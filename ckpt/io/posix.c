@@ -217,15 +217,13 @@ int pd_posix_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_sp
     return 0;
 }
 
-int pd_posix_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing)
+/* Closes the stream. */
+static int list_stream(DIR *stream, struct pd_listing *ret_listing)
 {
-    (void)vfs;
-    DIR *dir = opendir(path);
-    if (!dir) return errno;
     int result = 0;
     while (!result) {
         errno = 0;
-        const struct dirent *entry = readdir(dir);
+        const struct dirent *entry = readdir(stream);
         if (!entry) {
             result = errno;
             break;
@@ -233,8 +231,45 @@ int pd_posix_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_l
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
             result = pd_listing_add(ret_listing, entry->d_name);
     }
-    closedir(dir);
+    closedir(stream);
     return result;
+}
+
+int pd_posix_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing)
+{
+    (void)vfs;
+    DIR *stream = opendir(path);
+    return stream ? list_stream(stream, ret_listing) : errno;
+}
+
+int pd_posix_dir_open(struct pd_dir *dir, const struct pd_dir *parent, const char *name)
+{
+    struct stat st;
+    dir->fd = openat(parent ? parent->fd : AT_FDCWD, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | (parent ? O_NOFOLLOW : 0));
+    if (dir->fd >= 0) return 0;
+    const int result = errno;
+    const bool is_link = parent && fstatat(parent->fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(st.st_mode);
+    return is_link ? ELOOP : result;
+}
+
+int pd_posix_dir_list(struct pd_dir *dir, struct pd_listing *ret_listing)
+{
+    const int fd = openat(dir->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* the stream has a position of its own */
+    DIR *stream = fd >= 0 ? fdopendir(fd) : NULL;
+    if (stream) return list_stream(stream, ret_listing);
+    const int result = errno;
+    if (fd >= 0) close(fd);
+    return result;
+}
+
+int pd_posix_dir_unlink(struct pd_dir *dir, const char *name, bool is_directory)
+{
+    return unlinkat(dir->fd, name, is_directory ? AT_REMOVEDIR : 0) == 0 ? 0 : errno;
+}
+
+void pd_posix_dir_close(struct pd_dir *dir)
+{
+    close(dir->fd);
 }
 
 /* Whoever held the lock may have unlinked it between our open and our flock, and somebody may hold a new one by that name.

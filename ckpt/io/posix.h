@@ -23,6 +23,10 @@ int pd_posix_sync_dir(struct pd_vfs *vfs, const char *path);
 int pd_posix_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_stat);
 int pd_posix_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space);
 int pd_posix_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing);
+int pd_posix_dir_open(struct pd_dir *dir, const struct pd_dir *parent, const char *name);
+int pd_posix_dir_list(struct pd_dir *dir, struct pd_listing *ret_listing);
+int pd_posix_dir_unlink(struct pd_dir *dir, const char *name, bool is_directory);
+void pd_posix_dir_close(struct pd_dir *dir);
 int pd_posix_lock(struct pd_vfs *vfs, const char *path, struct pd_lock *lock);
 void pd_posix_unlock(struct pd_lock *lock);
 
@@ -33,4 +37,5 @@ void pd_posix_unlock(struct pd_lock *lock);
     .set_buffered = pd_posix_set_buffered, .rename = pd_posix_rename, .link = pd_posix_link, .symlink = pd_posix_symlink, \
     .readlink = pd_posix_readlink, .unlink = pd_posix_unlink, .mkdir = pd_posix_mkdir, .rmdir = pd_posix_rmdir,           \
     .sync_dir = pd_posix_sync_dir, .stat = pd_posix_stat, .space = pd_posix_space, .list = pd_posix_list,                 \
-    .lock = pd_posix_lock, .unlock = pd_posix_unlock
+    .dir_open = pd_posix_dir_open, .dir_list = pd_posix_dir_list, .dir_unlink = pd_posix_dir_unlink,                      \
+    .dir_close = pd_posix_dir_close, .lock = pd_posix_lock, .unlock = pd_posix_unlock

@@ -22,6 +22,7 @@ struct pd_vfs;
 struct pd_file;
 struct pd_queue;
 struct pd_lock;
+struct pd_dir;
 
 enum pd_open_flags {
     PD_OPEN_READ = 1,
@@ -125,6 +126,20 @@ bool pd_vfs_is_in_memory(struct pd_vfs *vfs, const char *path);
 PD_MUST_USE pd_status pd_vfs_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing,
                                   struct pd_error *err);
 void pd_listing_deinit(struct pd_listing *listing);
+
+/* Removing what is in a directory. It is held open, and names in it are reached from there, so that a symbolic link cannot
+ * lead a removal elsewhere. `path` is the caller's and may go through links; no part of `below` (names with slashes between
+ * them, or "") may be one: PD_IO, with errno ELOOP. */
+PD_MUST_USE pd_status pd_dir_open(struct pd_vfs *vfs, const char *path, const char *below, struct pd_dir **ret_dir,
+                                  struct pd_error *err);
+void pd_dir_close(struct pd_dir *dir); /* NULL is fine */
+PD_MUST_USE pd_status pd_dir_list(struct pd_dir *dir, struct pd_listing *ret_listing, struct pd_error *err);
+PD_MUST_USE pd_status pd_dir_unlink(struct pd_dir *dir, const char *name, struct pd_error *err);
+PD_MUST_USE pd_status pd_dir_rmdir(struct pd_dir *dir, const char *name, struct pd_error *err);
+/* A directory and all that is in it. Its last name must not be a link; links in it are removed, not followed. PD_INVALID where
+ * more than `depth_max` directories lie in each other: something is left then. */
+PD_MUST_USE pd_status pd_vfs_remove_tree(struct pd_vfs *vfs, const char *path, int depth_max, struct pd_error *err);
+
 /* An exclusive advisory lock on a file that is created when absent; PD_BUSY when somebody holds it, PD_UNSUPPORTED where
  * there are no locks. Dies with the process. */
 PD_MUST_USE pd_status pd_vfs_lock(struct pd_vfs *vfs, const char *path, struct pd_lock **ret_lock, struct pd_error *err);

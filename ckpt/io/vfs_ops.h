@@ -36,6 +36,12 @@ struct pd_lock {
     void *context;
 };
 
+struct pd_dir {
+    struct pd_vfs *vfs;
+    char path[PD_VFS_PATH_MAX]; /* for messages, and for a VFS that knows names alone */
+    int fd;                     /* of the real VFSs, -1 elsewhere */
+};
+
 struct pd_queue_ops {
     const char *name;
     int (*submit)(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count);
@@ -76,6 +82,11 @@ struct pd_vfs_ops {
     int (*stat)(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_stat);
     int (*space)(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space);
     int (*list)(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing); /* in any order */
+    /* parent NULL: at dir->path. Else `name` in the parent: ELOOP where that is a symbolic link. */
+    int (*dir_open)(struct pd_dir *dir, const struct pd_dir *parent, const char *name);
+    int (*dir_list)(struct pd_dir *dir, struct pd_listing *ret_listing);
+    int (*dir_unlink)(struct pd_dir *dir, const char *name, bool is_directory);
+    void (*dir_close)(struct pd_dir *dir);
     int (*lock)(struct pd_vfs *vfs, const char *path, struct pd_lock *lock);
     void (*unlock)(struct pd_lock *lock);
     int (*queue_open)(struct pd_queue *queue, void *buffers, uint64_t buffer_bytes); /* fills ops and context */
@@ -100,6 +111,12 @@ PD_MUST_USE pd_status pd_vfs_new(const struct pd_vfs_ops *ops, uint32_t queue_de
 void pd_vfs_set_description(struct pd_vfs *vfs, const char *format, ...) PD_PRINTF(2, 3);
 /* Appends a copied name; for the list slot.  errors  ENOMEM */
 int pd_listing_add(struct pd_listing *listing, const char *name);
+void pd_listing_sort(struct pd_listing *listing);
+/* The dir_ slots of a VFS that knows names alone, over its other slots. */
+int pd_dir_open_by_path(struct pd_dir *dir, const struct pd_dir *parent, const char *name);
+int pd_dir_list_by_path(struct pd_dir *dir, struct pd_listing *ret_listing);
+int pd_dir_unlink_by_path(struct pd_dir *dir, const char *name, bool is_directory);
+void pd_dir_close_by_path(struct pd_dir *dir);
 
 /* Moves `bytes` through the read and write slots: short results are continued, refused direct I/O falls back.
  * Returns 0, an errno or PD_MOVE_END_OF_FILE; *ret_moved is set in every case. */

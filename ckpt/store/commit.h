@@ -21,7 +21,8 @@ struct pd_layout {
     uint32_t interleave;      /* pipeline chunks a rank, 1 without interleaving */
     uint64_t small_bytes;     /* a part under this many bytes: the tensor is not cut (64 KiB) */
     uint32_t stage_count;     /* pp * interleave */
-    uint16_t first_unit[PD_LAYOUT_STAGES_MAX]; /* first pipeline unit of each stage; stage_count entries, ascending, [0] = 0 */
+    /* First pipeline unit of each stage; stage_count entries, ascending, [0] = 0. */
+    uint16_t first_unit[PD_LAYOUT_STAGES_MAX];
     uint32_t stripes;         /* shards a rank, one a drive; 0 as 1 */
     uint16_t stripe_weight[PD_LAYOUT_STRIPES_MAX]; /* shares of a rank's rows, each at least 1; of one stripe unused */
 };

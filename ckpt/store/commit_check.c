@@ -124,8 +124,8 @@ static pd_status check_shard(const struct pd_commit *c, uint32_t number, uint64_
     if (s->file_bytes < 2 * page || s->file_bytes % page || s->table_offset % page || s->table_bytes % page ||
         !s->table_bytes || !pd_checked_range(s->table_offset, s->table_bytes, s->file_bytes - page))
         PD_FAIL(err, PD_INVALID,
-                "shard %u: a table of %" PRIu64 " bytes at %" PRIu64 " does not fit into a file of %" PRIu64 " bytes", number,
-                s->table_bytes, s->table_offset, s->file_bytes);
+                "shard %u: a table of %" PRIu64 " bytes at %" PRIu64 " does not fit into a file of %" PRIu64 " bytes",
+                number, s->table_bytes, s->table_offset, s->file_bytes);
     if (s->box_count > s->table_bytes / sizeof(struct pd_shard_box_row))
         PD_FAIL(err, PD_INVALID, "shard %u: a table of %" PRIu64 " bytes cannot hold %u boxes", number, s->table_bytes,
                 s->box_count);
@@ -134,8 +134,8 @@ static pd_status check_shard(const struct pd_commit *c, uint32_t number, uint64_
                 c->shard_count);
     if (!pd_checked_add_u64(total[0], s->file_bytes, &total[0]) || !pd_checked_add_u64(total[1], s->data_bytes, &total[1]) ||
         pd_max_u64(total[0], total[1]) > TOTAL_MAX)
-        PD_FAIL(err, PD_INVALID, "shards 0 to %u cannot take %" PRIu64 " bytes of data in files of %" PRIu64 " bytes", number,
-                s->data_bytes, s->file_bytes);
+        PD_FAIL(err, PD_INVALID, "shards 0 to %u cannot take %" PRIu64 " bytes of data in files of %" PRIu64 " bytes",
+                number, s->data_bytes, s->file_bytes);
     return PD_OK;
 }
 

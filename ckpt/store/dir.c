@@ -227,23 +227,33 @@ pd_status store_link(const struct store_dir *dir, const char *from, const char *
     return st != PD_OK && err->sys_errno == EMLINK ? PD_UNSUPPORTED : st;
 }
 
+pd_status store_open_below(const struct store_dir *dir, const char *path, struct pd_dir **ret_dir, struct pd_error *err)
+{
+    const size_t length = strlen(dir->root);
+    PD_CHECK(strncmp(path, dir->root, length) == 0 && path[length] == '/');
+    const char *below = path + length + 1, *rest = strchr(below, '/');
+    if (rest && strncmp(below, "stripe-", 7) == 0) { /* our own link to another drive */
+        struct store_text drive;
+        snprintf(drive.text, sizeof drive.text, "%.*s", (int)(rest - path), path);
+        return pd_dir_open(dir->vfs, drive.text, rest + 1, ret_dir, err);
+    }
+    return pd_dir_open(dir->vfs, dir->root, below, ret_dir, err);
+}
+
 /* Unlinks our files, with or without the mark, and counts in *ret_left what stays. */
-static pd_status unlink_files(const struct store_dir *dir, const char *path, bool but_mark, uint32_t *ret_left,
-                              struct pd_error *err)
+static pd_status unlink_files(struct pd_dir *open, bool but_mark, uint32_t *ret_left, struct pd_error *err)
 {
     struct pd_listing listing = {0};
-    PD_TRY(pd_vfs_list(dir->vfs, path, &listing, err));
+    PD_TRY(pd_dir_list(open, &listing, err));
     pd_status st = PD_OK;
     *ret_left = 0;
     for (uint32_t i = 0; i < listing.count; i++) {
-        char file[STORE_PATH_MAX];
-        int length = snprintf(file, sizeof file, "%s/%s", path, listing.names[i]);
         const bool stays = but_mark && strcmp(listing.names[i], PD_STORE_REMOVED) == 0;
-        if (stays || !pd_store_owns_file(listing.names[i]) || length < 0 || (size_t)length >= sizeof file) {
+        if (stays || !pd_store_owns_file(listing.names[i])) {
             *ret_left += 1;
             continue;
         }
-        pd_status removed = pd_vfs_unlink(dir->vfs, file, st == PD_OK ? err : NULL);
+        pd_status removed = pd_dir_unlink(open, listing.names[i], st == PD_OK ? err : NULL);
         if (st == PD_OK && removed != PD_NOT_FOUND) st = removed;
     }
     pd_listing_deinit(&listing);
@@ -253,11 +263,14 @@ static pd_status unlink_files(const struct store_dir *dir, const char *path, boo
 pd_status store_remove_files(const struct store_dir *dir, const char *path, struct pd_error *err)
 {
     uint32_t left = 0;
-    pd_status st = unlink_files(dir, path, dir->may_bring_back, &left, err);
+    struct pd_dir *open = NULL;
+    pd_status st = store_open_below(dir, path, &open, err);
+    if (st == PD_OK) st = unlink_files(open, dir->may_bring_back, &left, err);
     if (st == PD_OK && dir->may_bring_back && left) {
         st = pd_vfs_sync_dir(dir->vfs, path, err);
-        if (st == PD_OK || st == PD_UNSUPPORTED) st = unlink_files(dir, path, false, &left, err);
+        if (st == PD_OK || st == PD_UNSUPPORTED) st = unlink_files(open, false, &left, err);
     }
+    pd_dir_close(open);
     if (st == PD_NOT_FOUND) return PD_OK;
     PD_TRY(st);
     st = pd_vfs_rmdir(dir->vfs, path, err);

@@ -50,6 +50,9 @@ bool store_is_link(const struct store_dir *dir, const char *path); /* symbolic *
 /* A further name. PD_UNSUPPORTED: refused here, or for this file, so that it has to be copied; without a message where the
  * probe has found that. */
 PD_MUST_USE pd_status store_link(const struct store_dir *dir, const char *from, const char *to, struct pd_error *err);
+/* Opens a directory at or below the root for removing (ckpt/io/vfs.h); below the root nothing may be a symbolic link. */
+PD_MUST_USE pd_status store_open_below(const struct store_dir *dir, const char *path, struct pd_dir **ret_dir,
+                                       struct pd_error *err);
 /* A directory sync where the file system knows it. */
 PD_MUST_USE pd_status store_sync_dir(struct store_dir *dir, const char *path, struct pd_error *err);
 /* Removes our files of a checkpoint directory, then it; what is not ours stays. Where its old name may come back the mark of

@@ -24,8 +24,11 @@ struct store_text store_pool_at(const struct store_pool *pool, const char *name)
 
 static pd_status make_directory(const struct store_pool *pool, const char *path, struct pd_error *err)
 {
+    struct pd_dir *open = NULL;
     pd_status st = pd_vfs_mkdir(pool->dir->vfs, path, err);
-    return st == PD_EXISTS ? PD_OK : st;
+    if (st == PD_EXISTS) st = store_open_below(pool->dir, path, &open, err); /* no link that somebody laid there */
+    pd_dir_close(open);
+    return st;
 }
 
 static struct pd_store_name lock_name(const struct store_pool *pool)
@@ -94,14 +97,15 @@ static bool is_of_this_rank(const struct store_pool *pool, const char *name)
 void store_pool_close(struct store_pool *pool)
 {
     struct pd_listing listing = {0};
+    struct pd_dir *open = NULL;
     if (!pool->fence) return;
     const struct store_text path = store_pool_at(pool, NULL);
-    if (pd_vfs_list(pool->dir->vfs, path.text, &listing, NULL) != PD_OK) listing = (struct pd_listing){0};
+    if (store_open_below(pool->dir, path.text, &open, NULL) == PD_OK) (void)!pd_dir_list(open, &listing, NULL);
     for (uint32_t i = 0; i < listing.count; i++) {
-        if (is_of_this_rank(pool, listing.names[i]))
-            (void)!pd_vfs_unlink(pool->dir->vfs, store_pool_at(pool, listing.names[i]).text, NULL);
+        if (is_of_this_rank(pool, listing.names[i])) (void)!pd_dir_unlink(open, listing.names[i], NULL);
     }
     pd_listing_deinit(&listing);
+    pd_dir_close(open);
     (void)!pd_vfs_rmdir(pool->dir->vfs, path.text, NULL);
     pd_vfs_unlock(pool->lock);
     pthread_mutex_destroy(&pool->mutex);
@@ -291,30 +295,39 @@ static bool owns(const char *name)
     return false;
 }
 
-static void empty(const struct store_pool *pool, const char *dead, const struct pd_listing *listing, bool takes_over)
+static void empty(const struct store_pool *pool, const char *dead, struct pd_dir *open, const struct pd_listing *listing,
+                  bool takes_over)
 {
-    struct pd_vfs *vfs = pool->dir->vfs;
     for (uint32_t i = 0; i < listing->count; i++) {
         const char *name = listing->names[i];
         const struct store_text path = store_at(pool->dir, "%s/%s", dead, name);
         if (strncmp(name, "trash-", 6) == 0) (void)!store_remove_files(pool->dir, path.text, NULL);
         if (!owns(name) || (takes_over && take_over(pool, path.text, name))) continue;
-        (void)!pd_vfs_unlink(vfs, path.text, NULL);
+        (void)!pd_dir_unlink(open, name, NULL);
     }
-    (void)!pd_vfs_rmdir(vfs, store_at(pool->dir, "%s", dead).text, NULL);
+    (void)!pd_vfs_rmdir(pool->dir->vfs, store_at(pool->dir, "%s", dead).text, NULL);
 }
 
 void store_pool_clear(const struct store_pool *pool, const char *name)
 {
     struct pd_listing listing = {0};
     struct locks locks = {0};
+    struct pd_dir *open = NULL;
+    struct pd_error own;
     const struct store_text path = store_at(pool->dir, "%s", name);
-    if (pd_vfs_list(pool->dir->vfs, path.text, &listing, NULL) != PD_OK) return;
+    pd_status st = store_open_below(pool->dir, path.text, &open, &own);
+    if (st == PD_OK) st = pd_dir_list(open, &listing, &own);
+    if (st != PD_OK) {
+        if (st != PD_NOT_FOUND) pd_log_warn("ckpt", "what an earlier launch left in %s stays: %s", path.text, own.message);
+        pd_dir_close(open);
+        return;
+    }
     const enum liveness found = lock_all(pool->dir, name, &listing, &locks);
     if (found == ALIVE)
         pd_log_warn("ckpt", "%s: a worker of an earlier launch is still alive; its files stay for now", path.text);
     else
-        empty(pool, name, &listing, found == DEAD);
+        empty(pool, name, open, &listing, found == DEAD);
     release_locks(&locks);
     pd_listing_deinit(&listing);
+    pd_dir_close(open);
 }

@@ -39,6 +39,7 @@ static pd_status remove_quarantined(const struct store_drives *drives, const str
     const struct pd_store_name name = pd_step_name_text(&victim->name);
     const struct store_text path = store_at(&drives->rows[0].dir, "quarantine/%s", name.text);
     pd_log_info("ckpt", "%s is removed: the quarantine is full", path.text);
+    if (store_is_link(&drives->rows[0].dir, path.text)) return pd_vfs_unlink(drives->rows[0].dir.vfs, path.text, err);
     PD_TRY(store_remove_files(&drives->rows[0].dir, path.text, err));
     return store_stripes_remove(drives, name.text, err);
 }
@@ -75,16 +76,21 @@ pd_status store_quarantine_here(struct store_drives *drives, const char *name, c
 {
     struct store_dir *root = &drives->rows[0].dir;
     char text[1024];
-    pd_status st = pd_vfs_mkdir(root->vfs, store_at(root, "quarantine").text, err);
-    if (st != PD_EXISTS) PD_TRY(st);
+    const struct store_text quarantine = store_at(root, "quarantine");
+    struct pd_dir *open = NULL;
+    pd_status st = pd_vfs_mkdir(root->vfs, quarantine.text, err);
+    if (st == PD_EXISTS) st = store_open_below(root, quarantine.text, &open, err); /* no link that leads elsewhere */
+    pd_dir_close(open);
+    PD_TRY(st);
     PD_TRY(store_stripes_quarantine(drives, err));
     st = pd_vfs_rename(root->vfs, store_at(root, "%s", name).text, store_at(root, "quarantine/%s", name).text, err);
     if (st == PD_NOT_FOUND) return PD_OK; /* this host had no part in it */
     PD_TRY(st);
-    /* For people; the checkpoint is aside with or without it. */
+    /* For people; the checkpoint is aside with or without it. What a link leads to lies elsewhere, and nothing is added there. */
     snprintf(text, sizeof text, "%.1022s\n", reason);
     const struct store_text to = store_at(root, "quarantine/%s/%s", name, note);
-    if (store_file_write(root->vfs, to.text, PD_OPEN_CREATE | PD_OPEN_TRUNCATE, text, strlen(text), STORE_FILE_LEAVE, NULL))
+    if (!store_is_link(root, store_at(root, "quarantine/%s", name).text) &&
+        store_file_write(root->vfs, to.text, PD_OPEN_CREATE | PD_OPEN_TRUNCATE, text, strlen(text), STORE_FILE_LEAVE, NULL))
         pd_log_warn("ckpt", "%s could not be written", to.text);
     PD_TRY(store_sync_dir(root, store_at(root, "quarantine").text, err));
     PD_TRY(store_sync_dir(root, root->root, err));

@@ -49,9 +49,22 @@ static pd_status move_to_trash(const struct store_drives *drives, const char *na
     return PD_OK;
 }
 
+/* What a link leads to was put elsewhere, and stays: only the link goes. */
+static pd_status drop_link(struct store_dir *root, const char *name, bool *ret_was_link, struct pd_error *err)
+{
+    const struct store_text path = store_at(root, "%s", name);
+    *ret_was_link = store_is_link(root, path.text);
+    if (!*ret_was_link) return PD_OK;
+    PD_TRY(pd_vfs_unlink(root->vfs, path.text, err));
+    return store_sync_dir(root, root->root, err);
+}
+
 pd_status store_clear_dir(struct store_drives *drives, const char *name, struct pd_error *err)
 {
     struct store_text path;
+    bool was_link;
+    PD_TRY(drop_link(&drives->rows[0].dir, name, &was_link, err));
+    if (was_link) return PD_OK;
     PD_TRY(move_to_trash(drives, name, &path, err));
     return path.text[0] ? store_remove_files(&drives->rows[0].dir, path.text, err) : PD_OK;
 }
@@ -61,6 +74,9 @@ pd_status store_clear_dir(struct store_drives *drives, const char *name, struct 
 /* Renamed, not unlinked: without a record and without this mark a directory is not one that we have begun to remove. */
 static pd_status remove_record(struct store_dir *root, const char *dir, struct pd_error *err)
 {
+    bool was_link;
+    PD_TRY(drop_link(root, dir, &was_link, err));
+    if (was_link) return PD_OK;
     pd_status st = pd_vfs_rename(root->vfs, store_at(root, "%s/commit.h5", dir).text,
                                  store_at(root, "%s/" PD_STORE_REMOVED, dir).text, err);
     if (st == PD_NOT_FOUND) return PD_OK;
@@ -80,11 +96,6 @@ static struct pd_store_name tmp_name_of(const char *name)
  * sync of the root fail: then the name may come back with a power loss, and with it a record whose shards are in use. */
 static pd_status remove_records_here(struct store_dir *root, const char *name, struct pd_error *err)
 {
-    const struct store_text path = store_at(root, "%s", name);
-    if (store_is_link(root, path.text)) { /* what it leads to was put elsewhere, and stays */
-        PD_TRY(pd_vfs_unlink(root->vfs, path.text, err));
-        return store_sync_dir(root, root->root, err);
-    }
     PD_TRY(remove_record(root, name, err));
     return remove_record(root, tmp_name_of(name).text, err);
 }

@@ -38,8 +38,8 @@ struct pd_export {
 
 /* ---- directories ---- */
 
-/* `directory` and those in it, innermost first: removed with what is in them, or synced. */
-static pd_status walk(struct pd_vfs *vfs, const char *directory, bool removes, int depth, struct pd_error *err)
+/* `directory` and those in it, innermost first. */
+static pd_status sync_tree(struct pd_vfs *vfs, const char *directory, int depth, struct pd_error *err)
 {
     struct pd_listing listing;
     char path[PD_FORMATS_PATH_MAX];
@@ -48,19 +48,16 @@ static pd_status walk(struct pd_vfs *vfs, const char *directory, bool removes, i
     pd_status st = PD_OK;
     for (uint32_t i = 0; !st && i < listing.count; i++) {
         st = pd_formats_path(directory, listing.names[i], path, err);
-        if (!st && pd_formats_is_directory(vfs, path))
-            st = walk(vfs, path, removes, depth - 1, err);
-        else if (!st && removes)
-            st = pd_vfs_unlink(vfs, path, err);
+        if (!st && pd_formats_is_directory(vfs, path)) st = sync_tree(vfs, path, depth - 1, err);
     }
     pd_listing_deinit(&listing);
-    if (st) return st;
-    return removes ? pd_vfs_rmdir(vfs, directory, err) : pd_vfs_sync_dir(vfs, directory, err);
+    return st ? st : pd_vfs_sync_dir(vfs, directory, err);
 }
 
 static pd_status clear_directory(struct pd_vfs *vfs, const char *directory, struct pd_error *err)
 {
-    return pd_formats_is_directory(vfs, directory) ? walk(vfs, directory, true, DEPTH_MAX, err) : PD_OK;
+    const pd_status st = pd_vfs_remove_tree(vfs, directory, DEPTH_MAX, err);
+    return st == PD_NOT_FOUND ? PD_OK : st;
 }
 
 static pd_status sync_parent(struct pd_export *e, struct pd_error *err)
@@ -367,7 +364,7 @@ static pd_status sync_files(struct pd_export *e, pd_should_stop should_stop, str
         const pd_status closed = pd_file_close(file, st ? NULL : err);
         if (st || closed) return st ? st : closed;
     }
-    return walk(e->vfs, e->directory, false, DEPTH_MAX, err);
+    return sync_tree(e->vfs, e->directory, DEPTH_MAX, err);
 }
 
 static pd_status finish_format(struct pd_export *e, struct pd_error *err)

@@ -13,6 +13,8 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#define DEPTH_MAX 16 /* of directories in each other */
+
 static pd_status check_space(struct pd_vfs *vfs, const char *dir, uint64_t bytes, bool on_disk, struct pd_error *err)
 {
     struct pd_space space;
@@ -56,36 +58,20 @@ void pd_bench_room_path(const struct pd_bench_room *room, const char *name, char
     PD_CHECK(length > 0 && length < 4096);
 }
 
-static pd_status remove_tree(struct pd_vfs *vfs, const char *path, struct pd_error *err)
-{
-    struct pd_stat stat;
-    struct pd_listing listing;
-    pd_status st = pd_vfs_stat(vfs, path, &stat, err);
-    if (st) return st == PD_NOT_FOUND ? PD_OK : st;
-    if (stat.type != PD_ENTRY_DIRECTORY) return pd_vfs_unlink(vfs, path, err);
-    PD_TRY(pd_vfs_list(vfs, path, &listing, err));
-    for (uint32_t i = 0; !st && i < listing.count; i++) {
-        char below[4096];
-        int length = snprintf(below, sizeof below, "%s/%s", path, listing.names[i]);
-        PD_CHECK(length > 0 && (size_t)length < sizeof below);
-        st = remove_tree(vfs, below, err);
-    }
-    pd_listing_deinit(&listing);
-    return st ? st : pd_vfs_rmdir(vfs, path, err);
-}
-
 pd_status pd_bench_room_remove(const struct pd_bench_room *room, const char *name, struct pd_error *err)
 {
     char path[4096];
     pd_bench_room_path(room, name, path);
-    return remove_tree(room->vfs, path, err);
+    const pd_status st = pd_vfs_remove_tree(room->vfs, path, DEPTH_MAX, err);
+    return st == PD_NOT_FOUND ? PD_OK : st;
 }
 
 void pd_bench_room_close(struct pd_bench_room *room)
 {
     struct pd_error err;
     if (!room->vfs) return;
-    if (remove_tree(room->vfs, room->path, &err)) fprintf(stderr, "perdure: %s stays behind: %s\n", room->path, err.message);
+    if (pd_vfs_remove_tree(room->vfs, room->path, DEPTH_MAX, &err))
+        fprintf(stderr, "perdure: %s stays behind: %s\n", room->path, err.message);
     pd_vfs_free(room->vfs);
 }
 

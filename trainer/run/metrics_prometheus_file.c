@@ -24,7 +24,7 @@ struct prometheus_file {
 static pd_status replace(const struct prometheus_file *p, const char *text, struct pd_error *err)
 {
     const size_t bytes = strlen(text);
-    const int file = open(p->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    const int file = open(p->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (file < 0) PD_FAIL_ERRNO(err, errno, "%s: making it", p->temporary);
     const ssize_t written = write(file, text, bytes);
     int number = written < 0 ? errno : written != (ssize_t)bytes ? ENOSPC : 0;

@@ -18,7 +18,8 @@ pd_status pd_worker_write_config(const struct pd_config *config, const char *pat
     char *yaml = NULL, temporary[4200];
     snprintf(temporary, sizeof temporary, "%s.%d", path, (int)getpid());
     PD_TRY(pd_config_print(config, &yaml, err));
-    FILE *f = fopen(temporary, "we");
+    (void)unlink(temporary); /* of a killed process with this number; a new file follows no link */
+    FILE *f = fopen(temporary, "wxe");
     bool written = f && fputs(yaml, f) >= 0;
     if (f && fclose(f)) written = false;
     int number = errno;

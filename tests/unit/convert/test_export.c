@@ -399,7 +399,7 @@ Test(export, destinations_that_cannot_be_are_refused)
         OK(pd_vfs_mkdir(x.s.vfs, path, err));
         length += (size_t)snprintf(path + length, sizeof path - length, "/a");
     }
-    refuse_destination(&x, "/out", PD_INVALID, "no export makes directories as deep as this");
+    refuse_destination(&x, "/out", PD_INVALID, "deeper in each other than they are ever made");
     path[length - 2] = '\0';
     OK(pd_vfs_stat(x.s.vfs, path, &stat, err));
     teardown(&x);

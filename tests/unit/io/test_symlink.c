@@ -2,6 +2,7 @@
 #include "tests/simulated_disk/simulated_disk.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,42 @@ static void expect_text(struct pd_vfs *vfs, const char *path, const char *text)
     OK(pd_file_read(file, 0, data, st.bytes, NULL));
     pd_file_close_readonly(file);
     cr_assert_str_eq(data, text);
+}
+
+/* Through a directory that is held open, and through no link below it. */
+static void removing(struct pd_vfs *vfs, const char *root)
+{
+    char there[256], path[256];
+    struct pd_error err;
+    struct pd_dir *dir = NULL;
+    struct pd_listing listing;
+    struct pd_stat st;
+    OK(pd_vfs_symlink(vfs, AT(there, "there"), AT(path, "here/link"), NULL));
+    cr_assert_eq(pd_dir_open(vfs, root, "here/link", &dir, &err), PD_IO);
+    cr_assert(err.sys_errno == ELOOP && strstr(err.message, "here/link is a symbolic link"), "%s", err.message);
+    cr_assert_eq(pd_dir_open(vfs, root, "here/link/step", &dir, &err), PD_IO);
+    cr_assert_eq(pd_dir_open(vfs, root, "absent", &dir, NULL), PD_NOT_FOUND);
+    cr_assert_eq(pd_vfs_remove_tree(vfs, path, 9, &err), PD_IO);
+    cr_assert_eq(err.sys_errno, ELOOP);
+    OK(pd_dir_open(vfs, path, "step", &dir, NULL)); /* the path itself may be one */
+    OK(pd_dir_list(dir, &listing, NULL));
+    cr_assert_eq(listing.count, 1u);
+    pd_listing_deinit(&listing);
+    cr_assert_eq(pd_dir_unlink(dir, "absent", NULL), PD_NOT_FOUND);
+    pd_dir_close(dir);
+
+    OK(pd_vfs_mkdir(vfs, AT(path, "here/tree"), NULL));
+    OK(pd_vfs_mkdir(vfs, AT(path, "here/tree/below"), NULL));
+    write_text(vfs, AT(path, "here/tree/below/file"), "gone");
+    OK(pd_vfs_symlink(vfs, there, AT(path, "here/tree/below/link"), NULL));
+    cr_assert_eq(pd_vfs_remove_tree(vfs, AT(path, "here/tree"), 1, NULL), PD_INVALID);
+    OK(pd_vfs_remove_tree(vfs, path, 2, NULL));
+    cr_assert_eq(pd_vfs_stat(vfs, path, &st, NULL), PD_NOT_FOUND);
+    expect_text(vfs, AT(path, "there/step/file"), "far"); /* nothing went that way */
+    OK(pd_dir_open(vfs, root, "here", &dir, NULL));
+    OK(pd_dir_unlink(dir, "link", NULL));
+    cr_assert_eq(pd_dir_rmdir(dir, "absent", NULL), PD_NOT_FOUND);
+    pd_dir_close(dir);
 }
 
 /* root/here and root/there are directories, the second one maybe of another file system. */
@@ -70,6 +107,7 @@ static void script(struct pd_vfs *vfs, const char *root)
     cr_assert_eq(pd_vfs_stat(vfs, AT(path, "here/stripe-1/step"), &st, NULL), PD_NOT_FOUND);
     OK(pd_vfs_unlink(vfs, other, NULL));
     expect_text(vfs, AT(path, "there/step/file"), "far");
+    removing(vfs, root);
 }
 
 Test(symlink, on_a_real_disk)
