@@ -60,15 +60,17 @@ static pd_status enforce_cap(const struct store_drives *drives, uint64_t bytes_m
     pd_listing_deinit(&listing);
     if (!rows) PD_FAIL(err, PD_NO_MEMORY, "no memory to list the quarantine");
     qsort(rows, count, sizeof *rows, oldest_first);
-    pd_status st = PD_OK;
     /* The newest stays whatever it takes: it is what tells the next launch that there was something to bring back. */
     const uint32_t most = bytes_max && count ? count - 1 : count;
-    for (uint32_t i = 0; st == PD_OK && i < most && total > bytes_max; i++) {
-        total -= rows[i].bytes;
-        st = remove_quarantined(drives, &rows[i], err);
+    for (uint32_t i = 0; i < most && total > bytes_max; i++) {
+        struct pd_error own;
+        if (remove_quarantined(drives, &rows[i], &own) == PD_OK)
+            total -= rows[i].bytes;
+        else
+            pd_log_warn("ckpt", "%s/quarantine is over its cap: %s", root->root, own.message);
     }
     free(rows);
-    return st;
+    return PD_OK;
 }
 
 pd_status store_quarantine_here(struct store_drives *drives, const char *name, const char *note, const char *reason,

@@ -154,12 +154,16 @@ void store_save_path(const struct store_save *save, uint32_t stripe, char ret_pa
 
 /* ---- give up ---- */
 
+void store_save_leave(struct store_save *save, const char *name)
+{
+    if (save->leftover_count < STORE_LEFTOVERS_MAX)
+        snprintf(save->leftovers[save->leftover_count++], PD_STORE_NAME_MAX, "%s", name);
+}
+
 /* A directory that stays would keep its files, generations among them: pruning tries again. */
 static void clear_save(struct store_save *save, const char *name)
 {
-    if (store_remove(save->drives, name, false, NULL) == PD_OK) return;
-    if (save->leftover_count < STORE_LEFTOVERS_MAX)
-        snprintf(save->leftovers[save->leftover_count++], PD_STORE_NAME_MAX, "%s", name);
+    if (store_remove(save->drives, name, false, NULL) != PD_OK) store_save_leave(save, name);
 }
 
 /* A step that was saved later under the same name is no leftover. */

@@ -18,7 +18,8 @@ struct store_save {
     uint64_t index_digest;  /* of the data; 0: none */
     bool has_placed_index;  /* in the directory being prepared */
 
-    char leftovers[STORE_LEFTOVERS_MAX][PD_STORE_NAME_MAX]; /* (leftover_count) failed saves that could not be cleared yet */
+    /* (leftover_count) Failed saves and removals of which something is left. */
+    char leftovers[STORE_LEFTOVERS_MAX][PD_STORE_NAME_MAX];
     uint32_t leftover_count;
 };
 
@@ -32,6 +33,8 @@ PD_MUST_USE pd_status store_save_commit(struct store_save *save, pd_status mine,
                                         uint32_t count, const struct pd_run_state *state, struct pd_error *err);
 /* Collective: clears what a failed save has made; returns `st`, or a better reason. */
 pd_status store_save_give_up(struct store_save *save, pd_status st, struct pd_error *err);
+/* The rest of a checkpoint without a record is tried again by store_save_clear_leftovers. */
+void store_save_leave(struct store_save *save, const char *name);
 /* Collective: clears what failed saves could not take away with them. */
 void store_save_clear_leftovers(struct store_save *save);
 /* Leaders of shares. */

@@ -503,16 +503,27 @@ void pd_store_set_index(struct pd_store *store, const void *data, uint64_t bytes
     store->save.index_version++;
 }
 
-/* The record may already be gone where the rest could not be removed: the checkpoint is none any more either way. */
+/* What cannot be removed keeps nothing else from going. Without its record it is no checkpoint any more: the rest of it is
+ * tried again at the next pruning. Returns the first failure. */
 static pd_status remove_all(struct pd_store *store, char (*names)[PD_STORE_NAME_MAX], uint32_t count, struct pd_error *err)
 {
+    pd_status first = PD_OK;
     for (uint32_t i = 0; i < count; i++) {
-        pd_status st = store_remove(&store->drives, names[i], true, err);
-        if (st != PD_OK) return pd_error_context(err, st, "removing checkpoint %s", names[i]);
+        struct pd_error own = {0};
+        uint64_t is_recorded = 0;
+        pd_status st = store_remove(&store->drives, names[i], true, &own);
+        if (st != PD_OK) {
+            st = pd_error_context(&own, st, "removing checkpoint %s", names[i]);
+            if (first == PD_OK || st == PD_PEER_LOST) first = pd_error_pass(err, st, &own);
+            if (st == PD_PEER_LOST) return first;
+            PD_TRY(store_gather_most(&root_of(store)->dir, pd_store_has_record(store, names[i]), &is_recorded, err));
+            if (!is_recorded) store_save_leave(&store->save, names[i]);
+        }
+        if (is_recorded) continue;
         store_items_remove(&store->catalog.committed, names[i]);
         store_items_remove(&store->catalog.partial, names[i]);
     }
-    return PD_OK;
+    return first;
 }
 
 pd_status pd_store_prune(struct pd_store *store, struct pd_error *err)

@@ -134,7 +134,7 @@ PD_MUST_USE pd_status pd_store_commit_all(struct pd_store *store, pd_status mine
  * checkpoint. Borrowed; root of each host only; may be NULL until it is ready. */
 void pd_store_set_index(struct pd_store *store, const void *data, uint64_t bytes);
 /* Deletes what retention does not keep (record first); files go to the pool for reuse. Called by the trainer after a commit.
- */
+ * What cannot be deleted stays, and the rest goes; returns the first failure. */
 PD_MUST_USE pd_status pd_store_prune(struct pd_store *store, struct pd_error *err);
 /* Where the store lies in memory: sees that a written file is free for this rank's next shard of `bytes`; once as many are
  * committed as are kept, pruning leaves one. `buffer` is overwritten with zeros. Of this rank alone, between saves; a failure

@@ -39,6 +39,7 @@ struct tier {
     void *staging; /* (staging_bytes) of the copy that the worker makes; nobody else touches it */
     uint64_t staging_bytes;
     struct pd_owner staging_is;
+    char prune_cause[400]; /* why the last pruning left something, as it was logged; of the store's user */
 
     struct tier_schedule schedule; /* the saver's thread alone */
     struct tier_worker worker;     /* not started in the first tier */

@@ -4,6 +4,7 @@
 #include "ckpt/tiers/internal.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 static const struct pd_store_entry *find_committed(const struct tier *tier, uint64_t step)
@@ -22,11 +23,13 @@ static pd_status pin_and_prune(struct tier *tier, struct tier_job *job, struct p
     if (entry) memcpy(job->name, entry->name, sizeof job->name);
     for (uint32_t i = 0; entry && i < job->pins; i++)
         pd_store_pin(tier->store, entry);
-    pd_status st = pd_store_prune(tier->store, err);
-    if (!st || tiers_is_fatal(st)) return st;
-    if (tier->group->rank == 0)
-        pd_log_warn(TIERS_MODULE, "%s: step %" PRIu64 " is saved, but older checkpoints could not be removed: %s", tier->dir,
-                    job->step, err ? err->message : "");
+    struct pd_error own = {0};
+    const pd_status st = pd_store_prune(tier->store, &own);
+    if (tiers_is_fatal(st)) return pd_error_pass(err, st, &own);
+    if (st && strncmp(own.message, tier->prune_cause, sizeof tier->prune_cause - 1) != 0 && tier->group->rank == 0)
+        pd_log_warn(TIERS_MODULE, "%s: step %" PRIu64 " is saved, but not all older checkpoints could be removed: %s",
+                    tier->dir, job->step, own.message);
+    snprintf(tier->prune_cause, sizeof tier->prune_cause, "%s", own.message);
     return PD_OK;
 }
 

@@ -294,6 +294,7 @@ static pd_status prune_tier(struct pruning *p, struct pd_ckpt_place *place, stru
                                              .keep_every = p->options->keep_every,
                                              .quarantine_bytes_max = UINT64_MAX};
     uint32_t before = pd_store_count(place->store);
+    pd_status st = PD_OK;
     char text[4400];
     if (!before) {
         PD_TRY(pd_ckpt_place_describe_empty(place, text, sizeof text, err));
@@ -301,10 +302,10 @@ static pd_status prune_tier(struct pruning *p, struct pd_ckpt_place *place, stru
     } else {
         PD_TRY(pd_ckpt_place_reopen(place, &options, err));
         before = pd_store_count(place->store);
-        PD_TRY(pd_store_prune(place->store, err));
+        st = pd_store_prune(place->store, err);
     }
     prune_report(p, before, place);
-    return PD_OK;
+    return st;
 }
 
 /* A run with several tiers: each of them. */
@@ -318,8 +319,11 @@ static pd_status prune_all(struct pruning *p, struct pd_error *err)
         status = pd_error_set(err, PD_USAGE, PD_WHERE, 0, "%s is one checkpoint; name the directory it lies in", path);
     p->names_place = place.tiers.count > 1;
     if (p->names_place) pd_json_array_begin(&p->w, NULL);
-    for (uint32_t i = 0; !status && i < place.tiers.count; i++)
-        if (pd_ckpt_place_turn_to(&place, i)) status = prune_tier(p, &place, err);
+    for (uint32_t i = 0; status != PD_USAGE && i < place.tiers.count; i++) { /* the first failure is the result */
+        struct pd_error own = {0};
+        const pd_status st = pd_ckpt_place_turn_to(&place, i) ? prune_tier(p, &place, &own) : PD_OK;
+        if (!status) status = pd_error_pass(err, st, &own);
+    }
     if (p->names_place) pd_json_array_end(&p->w);
     pd_ckpt_place_close(&place);
     return status;

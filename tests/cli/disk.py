@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Keeping the disk in order: checkpoints that cannot be removed.  disk.py PERDURE SOURCE [NAME...]
+
+Needs root for what nobody else can set up, and says what it leaves out."""
+import glob
+import os
+import re
+import shutil
+import subprocess
+
+from expect import ANY, MINIMAL, expect, finish, perdure, report, write
+
+TINY = ["model.preset=byte-1m", "model.layers=2", "model.hidden=32", "model.heads=2", "batch.context=32", "model.context=32",
+        "batch.sequences=4", "layout.ranks=1", "layout.threads=1", "checkpoint.every=2", "checkpoint.keep_last=2"]
+
+
+def chattr(flag, path):
+    return subprocess.run(["chattr", flag, path], stderr=subprocess.DEVNULL).returncode == 0
+
+
+def steps(run):
+    return sorted(int(os.path.basename(p)[5:17]) for p in glob.glob(f"{run}/checkpoints/step-*"))
+
+
+def check(name, wanted, found):
+    report(name, [] if wanted == found else [f"{found!r}, not {wanted!r}"], (0, "", ""))
+
+
+def train(run, last, *more):
+    return ["train", MINIMAL, *TINY, f"run.dir={run}", f"run.steps={last}", *more]
+
+
+def one_that_cannot_be_removed(name, of_what):
+    """Retention goes on with the others, says so once, and `prune` does the same."""
+    code, _, said = perdure(*train(name, 4))
+    report(f"{name}-begin", [] if code == 0 else ["no checkpoints"], (code, "", said))
+    fixed = of_what(glob.glob(f"{name}/checkpoints/step-000000000002-*")[0])
+    if not chattr("+i", fixed):
+        print(f"SKIPPED {name}: chattr +i needs root and a file system that knows it")
+        return
+    try:
+        result = perdure(*train(name, 16))
+        times = len(re.findall("not all older checkpoints could be removed: removing checkpoint step-000000000002-", result[2]))
+        report(f"{name}-train", [] if result[0] == 0 and times == 1 else [f"said {times} times"], result)
+        is_there = fixed.endswith(".h5") < 1
+        check(f"{name}-kept", ([2] if is_there else []) + [14, 16], steps(name))
+        if is_there:
+            expect(f"{name}-prune", ["ckpt", "prune", "--keep-last=1", name], 74, out=re.compile("^1 of 3 checkpoints removed, 2 kept$", re.M),
+                   err=re.compile("removing checkpoint step-000000000002-.*Operation not permitted"))
+            check(f"{name}-pruned", [2, 16], steps(name))
+    finally:
+        for path in {fixed, *glob.glob(f"{name}/checkpoints/pool-*/trash-*/*")}:
+            chattr("-i", path)
+    expect(f"{name}-again", ["ckpt", "prune", "--keep-last=1", name], 0, out=ANY, err=ANY)
+    check(f"{name}-done", [16], steps(name))
+    check(f"{name}-pools", [], glob.glob(f"{name}/checkpoints/pool-*"))
+
+
+write("text.txt", "the quick brown fox jumps over the lazy dog. " * 200)
+one_that_cannot_be_removed("directory", lambda step: step)
+one_that_cannot_be_removed("shard", lambda step: f"{step}/shard-00000.h5")
+finish("disk")
