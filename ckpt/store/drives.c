@@ -4,9 +4,13 @@ static pd_status open_writable(struct store_drive *drive, const struct pd_store_
 {
     struct store_dir *dir = &drive->dir;
     PD_TRY(pd_group_agree(dir->group, dir->leads_host ? store_dir_make(dir, err) : PD_OK, err));
-    PD_TRY(store_lease_take(&drive->lease, dir, options->busy_wait_ms, err));
-    PD_TRY(store_pool_open(&drive->pool, dir, drive->lease.fence, err));
-    drive->pool.free_max = options->generations ? pd_store_generations_needed(options, dir->has_links) : 2;
+    return store_lease_take(&drive->lease, dir, options->busy_wait_ms, err);
+}
+
+pd_status store_drive_open_pool(struct store_drive *drive, const struct pd_store_options *options, struct pd_error *err)
+{
+    PD_TRY(store_pool_open(&drive->pool, &drive->dir, drive->lease.fence, err));
+    drive->pool.free_max = options->generations ? pd_store_generations_needed(options, drive->dir.has_links) : 2;
     return PD_OK;
 }
 
@@ -34,7 +38,8 @@ void store_drive_clear_launches(const struct store_drive *drive)
         const struct store_text path = store_at(dir, "%s", listing.names[i]);
         if (pd_numbered_name_parse(listing.names[i], "pool-", &number) && number < drive->lease.fence)
             store_pool_clear(&drive->pool, listing.names[i]);
-        if (pd_numbered_name_parse(listing.names[i], "fence-", &number) && number < drive->lease.fence)
+        if (pd_numbered_name_parse(listing.names[i], "fence-", &number) && number < drive->lease.fence &&
+            drive->pool.fence) /* else this launch may give its own back */
             (void)!pd_vfs_unlink(dir->vfs, path.text, NULL);
     }
     pd_listing_deinit(&listing);

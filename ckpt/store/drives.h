@@ -41,6 +41,9 @@ static inline struct pd_store_name store_shard_name(const struct store_drives *d
 /* Collective. What was begun before a failure is closed by store_drive_close. */
 PD_MUST_USE pd_status store_drive_open(struct store_drive *drive, struct pd_vfs *vfs, struct pd_group *group,
                                        const char *root, const struct pd_store_options *options, struct pd_error *err);
+/* Of a writable one. Without room: PD_NO_SPACE, and store_pool_close before the next attempt. */
+PD_MUST_USE pd_status store_drive_open_pool(struct store_drive *drive, const struct pd_store_options *options,
+                                            struct pd_error *err);
 void store_drive_close(struct store_drive *drive, bool forgets);
 /* Leaders: removes older fences, and takes over or empties the pools of dead launches. What stays is met again. */
 void store_drive_clear_launches(const struct store_drive *drive);

@@ -317,11 +317,17 @@ pd_status store_lease_take(struct store_lease *lease, struct store_dir *dir, uin
     return take_fence(lease, err);
 }
 
+void store_lease_give_back(const struct store_lease *lease)
+{
+    if (lease->dir->leads_share && store_lease_check_here(lease, NULL) == PD_OK)
+        (void)!pd_vfs_unlink(lease->dir->vfs, store_at(lease->dir, "fence-%" PRIu64, lease->fence).text, NULL);
+}
+
 /* The lock's name goes last and under the lock, since whoever takes a lock looks whether its file still has that name. */
 static void forget(const struct store_lease *lease)
 {
     if (!lease->is_first || store_lease_check_here(lease, NULL) != PD_OK) return;
-    if (lease->fence) (void)!pd_vfs_unlink(lease->dir->vfs, store_at(lease->dir, "fence-%" PRIu64, lease->fence).text, NULL);
+    if (lease->fence) store_lease_give_back(lease);
     (void)!pd_vfs_unlink(lease->dir->vfs, store_at(lease->dir, "owner").text, NULL);
     (void)!pd_vfs_unlink(lease->dir->vfs, store_at(lease->dir, "lock").text, NULL);
 }

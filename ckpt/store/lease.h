@@ -19,4 +19,6 @@ PD_MUST_USE pd_status store_lease_take(struct store_lease *lease, struct store_d
 PD_MUST_USE pd_status store_lease_check_here(const struct store_lease *lease, struct pd_error *err);
 PD_MUST_USE pd_status store_lease_check(const struct store_lease *lease, struct pd_error *err); /* collective */
 /* Without the group, which may be broken. `forgets`: the directory ends as it was found, where this launch was the first. */
+/* Leaders: nothing was begun under the fence, and it goes again. */
+void store_lease_give_back(const struct store_lease *lease);
 void store_lease_release(struct store_lease *lease, bool forgets);

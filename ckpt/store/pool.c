@@ -326,7 +326,7 @@ void store_pool_clear(const struct store_pool *pool, const char *name)
     if (found == ALIVE)
         pd_log_warn("ckpt", "%s: a worker of an earlier launch is still alive; its files stay for now", path.text);
     else
-        empty(pool, name, open, &listing, found == DEAD);
+        empty(pool, name, open, &listing, found == DEAD && pool->fence);
     release_locks(&locks);
     pd_listing_deinit(&listing);
     pd_dir_close(open);

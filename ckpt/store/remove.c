@@ -28,16 +28,17 @@ static struct store_text trash_path(const struct store_drives *drives, const cha
     return store_pool_at(&drives->rows[0].pool, trash);
 }
 
-/* Out of the root into the pool, unless it holds something that is not ours: then it is emptied where it is.
+/* Out of the root into the pool, unless it holds something that is not ours, or there is no pool: then it is emptied where it
+ * is.
  * *ret_path: where its files are now, empty when it is not there. */
 static pd_status move_to_trash(const struct store_drives *drives, const char *name, struct store_text *ret_path,
                                struct pd_error *err)
 {
     const struct store_dir *root = &drives->rows[0].dir;
     const struct store_text path = store_at(root, "%s", name), trash = trash_path(drives, name);
-    bool keeps = false;
+    bool keeps = !drives->rows[0].pool.fence;
     ret_path->text[0] = 0;
-    pd_status st = holds_foreign(root, path.text, &keeps, err);
+    pd_status st = keeps ? PD_OK : holds_foreign(root, path.text, &keeps, err);
     if (!st && !keeps) st = pd_vfs_rename(root->vfs, path.text, trash.text, err);
     if (st == PD_EXISTS) { /* an earlier removal of the same name could not be finished */
         PD_TRY(store_remove_files(root, trash.text, err));
@@ -136,7 +137,7 @@ static void recycle_shards(struct store_drives *drives, const char *name)
 static pd_status empty_trash(struct store_drives *drives, const char *name, struct pd_error *err)
 {
     const struct store_dir *root = &drives->rows[0].dir;
-    PD_TRY(store_remove_files(root, trash_path(drives, name).text, err));
+    if (drives->rows[0].pool.fence) PD_TRY(store_remove_files(root, trash_path(drives, name).text, err));
     /* It is still there when it holds foreign files. */
     PD_TRY(store_remove_files(root, store_at(root, "%s", name).text, err));
     return store_stripes_remove(drives, name, err);

@@ -96,6 +96,55 @@ static pd_status take_stock(struct pd_store *store, struct pd_error *err)
     return st;
 }
 
+/* The oldest checkpoint that retention lets go is removed where it lies, since there is no pool. *ret_any: there was one. */
+static pd_status remove_oldest(struct pd_store *store, bool *ret_any, struct pd_error *err)
+{
+    static const struct pd_store_options look = {.quiet = true};
+    struct store_dir *root = &root_of(store)->dir;
+    struct store_scan scan = {0};
+    struct store_catalog catalog = {0};
+    char(*names)[PD_STORE_NAME_MAX] = NULL;
+    uint32_t count = 0;
+    PD_TRY(store_scan(root, "", true, &scan, err));
+    pd_status st = store_scan_check_records(root, &scan, err);
+    if (st == PD_OK) st = store_recover(&store->drives, &look, &scan, &catalog, err);
+    if (st == PD_OK) st = store_catalog_victims(&catalog, &store->options, &names, &count, err);
+    st = pd_group_agree(root->group, st, err);
+    *ret_any = false;
+    for (uint32_t i = 0; i < catalog.unusable_count; i++) /* what is refused at open loses nothing before */
+        if (catalog.unusable[i].flaw == PD_STORE_OF_ANOTHER_RUN || catalog.unusable[i].flaw == PD_STORE_UNREADABLE)
+            count = 0;
+    for (uint32_t i = 0; st == PD_OK && i < count && !*ret_any; i++) {
+        const pd_status removed = store_remove(&store->drives, names[i], false, err);
+        *ret_any = removed == PD_OK;
+        if (removed == PD_PEER_LOST) st = removed;
+        if (removed == PD_OK && root->leads_share)
+            pd_log_warn("ckpt", "%s has no room: %s is removed, which retention would not keep", root->root, names[i]);
+    }
+    free(names);
+    store_catalog_deinit(&catalog);
+    store_scan_deinit(&scan);
+    return st;
+}
+
+/* Without room for a pool there is no way to free any by way of it. So what dead launches left goes, then old checkpoints, one
+ * at a time. */
+static pd_status open_pool(struct pd_store *store, struct pd_error *err)
+{
+    struct store_drive *root = root_of(store);
+    struct pd_error own = {0};
+    pd_status st = store_drive_open_pool(root, &store->options, &own);
+    for (bool is_first = true, any = true; st == PD_NO_SPACE && any; is_first = false) {
+        store_pool_close(&root->pool);
+        store_drive_clear_launches(root);
+        PD_TRY(pd_group_barrier(root->dir.group, err));
+        if (!is_first) PD_TRY(remove_oldest(store, &any, err));
+        if (any) st = store_drive_open_pool(root, &store->options, &own);
+    }
+    if (st == PD_NO_SPACE) store_lease_give_back(&root->lease);
+    return pd_error_pass(err, st, &own);
+}
+
 static pd_status open_replicas(struct pd_store *store, struct pd_error *err)
 {
     struct store_pool *pool = &root_of(store)->pool;
@@ -111,6 +160,7 @@ static pd_status open_all(struct pd_store *store, struct pd_vfs *vfs, struct pd_
 {
     struct store_drive *root = root_of(store);
     PD_TRY(store_drive_open(root, vfs, group, path, options, err));
+    if (options->writable) PD_TRY(open_pool(store, err));
     if (options->writable) PD_TRY(open_replicas(store, err));
     PD_TRY(store_stripes_open(&store->drives, options, err));
     if (options->writable && root->dir.leads_share) store_stripes_find(&store->drives);

@@ -170,6 +170,7 @@ pd_status store_stripes_open(struct store_drives *drives, const struct pd_store_
         const char *path = options->stripes[s - 1];
         drives->count = s + 1;
         pd_status st = store_drive_open(&drives->rows[s], root->dir.vfs, root->dir.group, path, options, err);
+        if (st == PD_OK && options->writable) st = store_drive_open_pool(&drives->rows[s], options, err);
         if (st == PD_OK) st = join(root, &drives->rows[s], s, err);
         if (st != PD_OK) return pd_error_context(err, st, "checkpoint.stripes, %s", path);
     }

@@ -48,7 +48,13 @@ static pd_status run(struct tier *tier, struct tier_job *job, struct pd_error *e
     PD_TRY(tier_make_writable(tier, err)); /* a store that is opened again has no pins */
     for (uint32_t i = 0; i < job->unpins.count; i++)
         pd_store_unpin(tier->store, job->unpins.names[i]); /* first, since what follows may fail */
-    PD_TRY(job->task == TIER_SAVE ? save(tier, job, err) : tier_copy(tier, job, err));
+    const pd_status st = job->task == TIER_SAVE ? save(tier, job, err) : tier_copy(tier, job, err);
+    if (st == PD_NO_SPACE) { /* what retention lets go makes room for the next attempt */
+        struct pd_error own = {0};
+        const pd_status pruned = pd_store_prune(tier->store, &own);
+        if (tiers_is_fatal(pruned)) return pd_error_pass(err, pruned, &own);
+    }
+    PD_TRY(st);
     return pin_and_prune(tier, job, err);
 }
 

@@ -62,8 +62,11 @@ pd_status pd_bench_room_remove(const struct pd_bench_room *room, const char *nam
 {
     char path[4096];
     pd_bench_room_path(room, name, path);
-    const pd_status st = pd_vfs_remove_tree(room->vfs, path, DEPTH_MAX, err);
-    return st == PD_NOT_FOUND ? PD_OK : st;
+    struct pd_stat stat;
+    pd_status st = pd_vfs_stat(room->vfs, path, &stat, err);
+    if (st) return st == PD_NOT_FOUND ? PD_OK : st;
+    return stat.type == PD_ENTRY_DIRECTORY ? pd_vfs_remove_tree(room->vfs, path, DEPTH_MAX, err)
+                                           : pd_vfs_unlink(room->vfs, path, err);
 }
 
 void pd_bench_room_close(struct pd_bench_room *room)

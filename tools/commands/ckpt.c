@@ -301,7 +301,7 @@ static pd_status prune_tier(struct pruning *p, struct pd_ckpt_place *place, stru
         if (!p->options->json) printf("nothing is removed: %s\n", text);
     } else {
         PD_TRY(pd_ckpt_place_reopen(place, &options, err));
-        before = pd_store_count(place->store);
+        if (pd_store_count(place->store) > before) before = pd_store_count(place->store); /* one was rolled forward */
         st = pd_store_prune(place->store, err);
     }
     prune_report(p, before, place);
