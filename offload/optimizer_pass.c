@@ -45,19 +45,18 @@ static struct pd_ring_piece piece_of(const struct pd_optimizer_pass *pass, const
     const struct pd_optimizer_group *group = group_of(pass, part);
     const uint32_t box = group->box[kind];
     const uint64_t first = bytes_of(pass, kind, part->first);
-    uint32_t local;
     struct pd_ring_piece piece = {.bytes = pd_round_up(bytes_of(pass, kind, part->n), PD_VFS_ALIGN)};
     if (is_kept(pass, group))
         piece.own = (char *)pass->store->options.kept + group->kept_at + kept_skip(pass, group, kind) + first;
     if (pass->new) {
-        const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->new, box, &local);
+        const struct pd_optimizer_file *file = &pass->new->file;
         piece.to = pd_shard_stream_file(file->stream);
-        piece.to_offset = pd_shard_writer_box_offset(file->writer, local) + first;
+        piece.to_offset = pd_shard_writer_box_offset(file->writer, box) + first;
     }
     if (pass->old && !(piece.own && pass->has_kept)) {
-        const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->old, box, &local);
+        const struct pd_optimizer_file *file = &pass->old->file;
         piece.from = file->from;
-        piece.from_offset = pd_shard_writer_box_offset(file->writer, local) + first;
+        piece.from_offset = pd_shard_writer_box_offset(file->writer, box) + first;
     }
     return piece;
 }
@@ -157,11 +156,10 @@ static bool piece_at(const struct pd_optimizer_pass *pass, const struct place *p
     return true;
 }
 
-static pd_status verify_block(const struct pd_optimizer_pass *pass, uint32_t number, const struct piece *p,
+static pd_status verify_block(const struct pd_optimizer_pass *pass, uint32_t box, const struct piece *p,
                               struct pd_error *err)
 {
-    uint32_t box;
-    const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->old, number, &box);
+    const struct pd_optimizer_file *file = &pass->old->file;
     pd_status st = pd_shard_writer_verify_block(file->writer, box, p->block, p->data, p->bytes, NULL);
     if (!st) return PD_OK;
     const uint64_t offset = pd_shard_writer_box_offset(file->writer, box) + p->block * PD_SHARD_BLOCK_BYTES;
@@ -215,20 +213,13 @@ static void update_place(const struct pd_optimizer_pass *pass, const struct plac
     pd_update(NULL, pass->store->options.isa, pass->step->update, &range);
 }
 
-static void hash_block(const struct pd_optimizer_pass *pass, uint32_t box, uint64_t block, const void *data, uint64_t bytes)
-{
-    uint32_t local;
-    const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->new, box, &local);
-    pd_shard_stream_block(file->stream, local, block, data, bytes);
-}
-
 static void hash(const struct pd_optimizer_pass *pass, const struct place *place, int kind)
 {
     const uint64_t bytes = bytes_of(pass, kind, place->n);
     struct piece p;
     memset(place->data[kind] + bytes, 0, pd_round_up(bytes, PD_VFS_ALIGN) - bytes);
     for (uint64_t i = 0; piece_at(pass, place, kind, i, &p); i++)
-        hash_block(pass, place->group->box[kind], p.block, p.data, p.bytes);
+        pd_shard_stream_block(pass->new->file.stream, place->group->box[kind], p.block, p.data, p.bytes);
 }
 
 /* Checked, updated and hashed while it is in the cache. */
@@ -350,19 +341,14 @@ static void start_cursor(struct pd_optimizer_pass *pass, enum pd_optimizer_selec
 
 static pd_status open_old(struct pd_optimizer_pass *pass, struct pd_error *err)
 {
-    for (uint32_t s = 0; s < pass->store->stripes; s++) {
-        struct pd_optimizer_file *file = &pass->old->files[s];
-        PD_TRY(pd_file_open(pass->store->options.vfs, file->path, PD_OPEN_READ | PD_OPEN_DIRECT, &file->from, err));
-    }
-    return PD_OK;
+    struct pd_optimizer_file *file = &pass->old->file;
+    return pd_file_open(pass->store->options.vfs, file->path, PD_OPEN_READ | PD_OPEN_DIRECT, &file->from, err);
 }
 
 static void close_old(struct pd_optimizer_pass *pass)
 {
-    for (uint32_t s = 0; s < pass->store->stripes; s++) {
-        pd_file_close_readonly(pass->old->files[s].from);
-        pass->old->files[s].from = NULL;
-    }
+    pd_file_close_readonly(pass->old->file.from);
+    pass->old->file.from = NULL;
 }
 
 static void leave(struct pd_optimizer_pass *pass)
@@ -414,7 +400,7 @@ static pd_status work_resident(void *context, uint64_t i, struct pd_ring_extent 
             char *data = extent->pieces[flight->piece[p][kind]].data;
             memcpy(data, pd_optimizer_resident(pass->store, pass->new, group->box[kind]), bytes);
             memset(data + bytes, 0, pd_round_up(bytes, PD_VFS_ALIGN) - bytes);
-            hash_block(pass, group->box[kind], 0, data, bytes);
+            pd_shard_stream_block(pass->new->file.stream, group->box[kind], 0, data, bytes);
         }
     }
     return PD_OK;
@@ -426,7 +412,8 @@ static void hand_over_small(const struct pd_optimizer_pass *pass)
     for (uint32_t box = 0; box < store->options.box_count; box++) {
         const struct pd_shard_box *b = &store->options.boxes[box];
         const uint64_t bytes = bytes_of(pass, (int)b->kind, pd_box_elements(&b->box));
-        if (bytes < PD_VFS_ALIGN) hash_block(pass, box, 0, pd_optimizer_resident(store, pass->new, box), bytes);
+        if (bytes < PD_VFS_ALIGN)
+            pd_shard_stream_block(pass->new->file.stream, box, 0, pd_optimizer_resident(store, pass->new, box), bytes);
     }
 }
 

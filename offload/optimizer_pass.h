@@ -4,7 +4,7 @@
  * the last writes of a generation (boxes that stay in memory and own pages).
  *
  *   invariants  1. no byte is used before its block verified; one that does not is read once more
- *               2. boxes and elements are met in the order of bundles (optimizer_extents.h), those that stay in memory
+ *               2. boxes and elements are met in the order of groups (optimizer_extents.h), those that stay in memory
  *                  included
  *               3. a block is checked, updated and hashed by one thread while it is in that core's cache
  */
@@ -19,7 +19,7 @@
 #define PD_OPTIMIZER_IN_FILE UINT64_MAX
 #define PD_OPTIMIZER_NO_PIECE UINT32_MAX
 
-/* One shard of a generation. */
+/* The shard file of a generation. */
 struct pd_optimizer_file {
     struct pd_shard_writer *writer;
     struct pd_shard_stream *stream; /* until it is finished or given up */
@@ -31,10 +31,10 @@ struct pd_optimizer_file {
 };
 
 struct pd_optimizer_generation {
-    struct pd_optimizer_file *files; /* (stripes) */
-    unsigned char *resident;         /* (resident_bytes) */
+    struct pd_optimizer_file file;
+    unsigned char *resident; /* (resident_bytes) */
     struct pd_identity identity;
-    bool has_residents, is_finished; /* has_residents: boxes that stay in memory are in its files too */
+    bool has_residents, is_finished; /* has_residents: boxes that stay in memory are in its file too */
     pd_status finish_status;
     struct pd_error finish_error;
 };
@@ -68,8 +68,6 @@ struct pd_optimizer_pass {
 
 struct pd_optimizer_store {
     struct pd_optimizer_store_options options;
-    uint32_t stripes;
-    uint32_t first_box[PD_LAYOUT_STRIPES_MAX + 1]; /* (stripes + 1) of each, among all boxes */
     struct pd_ring *ring;
     struct pd_optimizer_groups groups;
     uint64_t *resident_at; /* (box_count) first byte in a generation's `resident`, or IN_FILE */
@@ -89,21 +87,9 @@ PD_MUST_USE pd_status pd_optimizer_pass_begin(struct pd_optimizer_pass *pass, st
 PD_MUST_USE pd_status pd_optimizer_pass_end(struct pd_optimizer_pass *pass, struct pd_ring_report *ret_report,
                                             struct pd_error *err);
 void pd_optimizer_pass_abandon(struct pd_optimizer_pass *pass);
-/* Writes boxes that stay in memory and have pages of their own into the files of `g`, and lets its streams know of all. */
+/* Writes boxes that stay in memory and have pages of their own into the file of `g`, and lets its stream know of all. */
 PD_MUST_USE pd_status pd_optimizer_pass_residents(struct pd_optimizer_store *store, struct pd_optimizer_generation *g,
                                                   struct pd_error *err);
-
-/* The file that a box lies in, and its number there. */
-static inline struct pd_optimizer_file *pd_optimizer_file_of(const struct pd_optimizer_store *store,
-                                                             const struct pd_optimizer_generation *g, uint32_t box,
-                                                             uint32_t *ret_local)
-{
-    uint32_t stripe = 0;
-    while (box >= store->first_box[stripe + 1])
-        stripe++;
-    *ret_local = box - store->first_box[stripe];
-    return &g->files[stripe];
-}
 
 static inline void *pd_optimizer_resident(const struct pd_optimizer_store *store, const struct pd_optimizer_generation *g,
                                           uint32_t box)

@@ -31,12 +31,6 @@ static struct pd_optimizer_generation *next_of(struct pd_optimizer_store *store)
     return &store->generations[1 - store->current];
 }
 
-/* Where a box is being written, and its number there. */
-static struct pd_optimizer_file *next_file(struct pd_optimizer_store *store, uint32_t box, uint32_t *ret_local)
-{
-    return pd_optimizer_file_of(store, next_of(store), box, ret_local);
-}
-
 /* ---- making one ---- */
 
 /* Of a box that stays: every one begins at a multiple of 4. */
@@ -67,36 +61,21 @@ static void place_resident(struct pd_optimizer_store *store)
     }
 }
 
-static void cut_stripes(struct pd_optimizer_store *store)
-{
-    const struct pd_optimizer_store_options *o = &store->options;
-    store->stripes = o->stripes ? o->stripes : 1;
-    PD_CHECK(store->stripes <= PD_LAYOUT_STRIPES_MAX && (store->stripes == 1 || o->store));
-    for (uint32_t s = 0; s < store->stripes; s++)
-        store->first_box[s + 1] = store->first_box[s] + (store->stripes == 1 ? o->box_count : o->stripe_boxes[s]);
-    PD_CHECK(store->first_box[store->stripes] == o->box_count);
-}
-
 static pd_status build_generation(struct pd_optimizer_store *store, struct pd_optimizer_generation *generation,
                                   struct pd_error *err)
 {
     const struct pd_optimizer_store_options *o = &store->options;
     const uint64_t buffer_bytes = o->buffer_bytes < WRITER_BUFFER_MAX ? o->buffer_bytes : WRITER_BUFFER_MAX;
     generation->resident = calloc(store->resident_bytes + 1, 1);
-    generation->files = calloc(store->stripes, sizeof *generation->files);
-    if (!generation->resident || !generation->files) PD_FAIL(err, PD_NO_MEMORY, "no memory for boxes that stay in memory");
-    for (uint32_t s = 0; s < store->stripes; s++)
-        PD_TRY(pd_shard_writer_new(o->vfs, o->tensors, o->boxes + store->first_box[s],
-                                   store->first_box[s + 1] - store->first_box[s], o->buffers, buffer_bytes, NULL,
-                                   &generation->files[s].writer, err));
-    return PD_OK;
+    if (!generation->resident) PD_FAIL(err, PD_NO_MEMORY, "no memory for boxes that stay in memory");
+    return pd_shard_writer_new(o->vfs, o->tensors, o->boxes, o->box_count, o->buffers, buffer_bytes, NULL,
+                               &generation->file.writer, err);
 }
 
 static pd_status build(struct pd_optimizer_store *store, struct pd_error *err)
 {
     const struct pd_optimizer_store_options *o = &store->options;
-    cut_stripes(store);
-    PD_TRY(pd_optimizer_groups_init(o->tensors, o->boxes, o->box_count, store->stripes, &store->groups, err));
+    PD_TRY(pd_optimizer_groups_init(o->tensors, o->boxes, o->box_count, &store->groups, err));
     PD_CHECK(!o->kept || (uintptr_t)o->kept % PD_VFS_ALIGN == 0);
     (void)pd_optimizer_groups_keep(&store->groups, o->kept ? o->kept_bytes : 0);
     store->resident_at = calloc((size_t)o->box_count + 1, sizeof *store->resident_at);
@@ -110,7 +89,7 @@ static pd_status build(struct pd_optimizer_store *store, struct pd_error *err)
 /* Beside its shard writers. */
 static uint64_t own_bytes(uint32_t box_count, uint64_t resident_bytes, uint64_t buffer_bytes)
 {
-    return sizeof(struct pd_optimizer_store) + 2 * sizeof(struct pd_optimizer_file) + pd_ring_bytes(buffer_bytes) +
+    return sizeof(struct pd_optimizer_store) + pd_ring_bytes(buffer_bytes) +
            ((uint64_t)box_count + 1) * (sizeof(struct pd_optimizer_group) + sizeof(uint64_t)) + 2 * (resident_bytes + 1);
 }
 
@@ -123,13 +102,9 @@ static uint64_t writer_bytes(const struct pd_shard_writer *writer)
 static void check_heap(const struct pd_optimizer_store *store)
 {
     const struct pd_optimizer_store_options *o = &store->options;
-    uint64_t bytes = own_bytes(o->box_count, store->resident_bytes, o->buffer_bytes), most = 0;
-    for (uint32_t s = 0; s < store->stripes; s++) {
-        bytes += writer_bytes(store->generations[0].files[s].writer) + writer_bytes(store->generations[1].files[s].writer);
-        most += pd_optimizer_store_most_bytes(o->tensors, o->boxes + store->first_box[s],
-                                              store->first_box[s + 1] - store->first_box[s], o->buffer_bytes);
-    }
-    PD_CHECK(bytes <= most);
+    const uint64_t bytes = own_bytes(o->box_count, store->resident_bytes, o->buffer_bytes) +
+                           writer_bytes(store->generations[0].file.writer) + writer_bytes(store->generations[1].file.writer);
+    PD_CHECK(bytes <= pd_optimizer_store_most_bytes(o->tensors, o->boxes, o->box_count, o->buffer_bytes));
 }
 
 pd_status pd_optimizer_store_new(const struct pd_optimizer_store_options *options, struct pd_optimizer_store **ret_store,
@@ -155,7 +130,7 @@ pd_status pd_optimizer_store_plan(const struct pd_tensor_table *tensors, const s
 {
     struct pd_optimizer_groups groups;
     struct pd_shard_writer *writer = NULL;
-    PD_TRY(pd_optimizer_groups_init(tensors, boxes, box_count, 1, &groups, err));
+    PD_TRY(pd_optimizer_groups_init(tensors, boxes, box_count, &groups, err));
     const uint64_t resident = count_resident(&groups);
     pd_optimizer_groups_deinit(&groups);
     PD_TRY(pd_shard_writer_new(NULL, tensors, boxes, box_count, NULL, WRITER_BUFFER_MAX, NULL, &writer, err));
@@ -179,11 +154,10 @@ uint64_t pd_optimizer_store_most_bytes(const struct pd_tensor_table *tensors, co
 }
 
 pd_status pd_optimizer_store_kept_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
-                                        uint32_t box_count, uint32_t stripes, uint64_t budget, uint64_t *ret_bytes,
-                                        struct pd_error *err)
+                                        uint32_t box_count, uint64_t budget, uint64_t *ret_bytes, struct pd_error *err)
 {
     struct pd_optimizer_groups groups;
-    PD_TRY(pd_optimizer_groups_init(tensors, boxes, box_count, stripes, &groups, err));
+    PD_TRY(pd_optimizer_groups_init(tensors, boxes, box_count, &groups, err));
     *ret_bytes = pd_optimizer_groups_keep(&groups, budget);
     pd_optimizer_groups_deinit(&groups);
     return PD_OK;
@@ -195,10 +169,9 @@ uint64_t pd_optimizer_store_extent_elements(uint64_t buffer_bytes, enum pd_dtype
     return buffer_bytes / PD_RING_SLOTS / pd_kinds_bytes(moments) / page_elements * page_elements;
 }
 
-uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store, uint32_t stripe)
+uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store)
 {
-    PD_CHECK(stripe < store->stripes);
-    return pd_shard_writer_file_bytes(store->generations[0].files[stripe].writer);
+    return pd_shard_writer_file_bytes(store->generations[0].file.writer);
 }
 
 const struct pd_identity *pd_optimizer_store_identity(const struct pd_optimizer_store *store)
@@ -207,10 +180,10 @@ const struct pd_identity *pd_optimizer_store_identity(const struct pd_optimizer_
     return &store->generations[store->current].identity;
 }
 
-const char *pd_optimizer_store_path(const struct pd_optimizer_store *store, uint32_t stripe)
+const char *pd_optimizer_store_path(const struct pd_optimizer_store *store)
 {
-    PD_CHECK(store->has_current && stripe < store->stripes);
-    return store->generations[store->current].files[stripe].path;
+    PD_CHECK(store->has_current);
+    return store->generations[store->current].file.path;
 }
 
 /* ---- files of generations ---- */
@@ -219,8 +192,8 @@ static pd_status take_own_file(struct pd_optimizer_store *store, struct pd_optim
 {
     const struct pd_optimizer_generation *other =
         g == &store->generations[0] ? &store->generations[1] : &store->generations[0];
-    struct pd_optimizer_file *file = &g->files[0];
-    file->slot = other->files[0].is_held ? (other->files[0].slot + 1) % OWN_FILES : 0;
+    struct pd_optimizer_file *file = &g->file;
+    file->slot = other->file.is_held ? (other->file.slot + 1) % OWN_FILES : 0;
     int length = snprintf(file->path, sizeof file->path, "%s/generation-%05u-%u.h5", store->options.directory,
                           store->options.rank, file->slot);
     if (length < 0 || (size_t)length >= sizeof file->path)
@@ -228,13 +201,12 @@ static pd_status take_own_file(struct pd_optimizer_store *store, struct pd_optim
     return PD_OK;
 }
 
-static pd_status take_file(struct pd_optimizer_store *store, struct pd_optimizer_generation *g, uint32_t stripe,
-                           struct pd_error *err)
+static pd_status take_file(struct pd_optimizer_store *store, struct pd_optimizer_generation *g, struct pd_error *err)
 {
-    struct pd_optimizer_file *file = &g->files[stripe];
+    struct pd_optimizer_file *file = &g->file;
     PD_CHECK(!file->is_held && !file->stream);
     if (store->options.store)
-        PD_TRY(pd_store_generation_take(store->options.store, stripe, &file->slot, file->path, err));
+        PD_TRY(pd_store_generation_take(store->options.store, &file->slot, file->path, err));
     else
         PD_TRY(take_own_file(store, g, err));
     file->is_held = true;
@@ -243,27 +215,22 @@ static pd_status take_file(struct pd_optimizer_store *store, struct pd_optimizer
 
 static void let_go(struct pd_optimizer_store *store, struct pd_optimizer_generation *g, bool is_bad)
 {
-    for (uint32_t s = 0; g->files && s < store->stripes; s++) {
-        struct pd_optimizer_file *file = &g->files[s];
-        pd_shard_stream_abort(file->stream);
-        file->stream = NULL;
-        if (!file->is_held) continue;
-        file->is_held = false;
-        if (store->options.store)
-            pd_store_generation_release(store->options.store, s, file->slot, is_bad);
-        else if (is_bad)
-            (void)!pd_vfs_unlink(store->options.vfs, file->path, NULL);
-    }
+    struct pd_optimizer_file *file = &g->file;
+    pd_shard_stream_abort(file->stream);
+    file->stream = NULL;
+    if (!file->is_held) return;
+    file->is_held = false;
+    if (store->options.store)
+        pd_store_generation_release(store->options.store, file->slot, is_bad);
+    else if (is_bad)
+        (void)!pd_vfs_unlink(store->options.vfs, file->path, NULL);
 }
 
-static pd_status open_files(struct pd_optimizer_store *store, struct pd_optimizer_generation *g, struct pd_error *err)
+static pd_status open_file(struct pd_optimizer_store *store, struct pd_optimizer_generation *g, struct pd_error *err)
 {
-    for (uint32_t s = 0; s < store->stripes; s++) {
-        struct pd_optimizer_file *file = &g->files[s];
-        PD_TRY(take_file(store, g, s, err));
-        PD_TRY(pd_shard_stream_begin(file->writer, file->path, &g->identity, store->options.rank, &file->stream, err));
-    }
-    return PD_OK;
+    struct pd_optimizer_file *file = &g->file;
+    PD_TRY(take_file(store, g, err));
+    return pd_shard_stream_begin(file->writer, file->path, &g->identity, store->options.rank, &file->stream, err);
 }
 
 /* Makes the generation beside the current one ready to be written. */
@@ -272,7 +239,7 @@ static pd_status open_next(struct pd_optimizer_store *store, const struct pd_ide
     struct pd_optimizer_generation *g = next_of(store);
     g->identity = *identity;
     g->has_residents = g->is_finished = false;
-    pd_status st = open_files(store, g, err);
+    pd_status st = open_file(store, g, err);
     if (st) let_go(store, g, true);
     return st;
 }
@@ -289,9 +256,7 @@ static void accept_next(struct pd_optimizer_store *store, bool has_kept)
 static void free_generation(struct pd_optimizer_store *store, struct pd_optimizer_generation *g)
 {
     let_go(store, g, false);
-    for (uint32_t s = 0; g->files && s < store->stripes; s++)
-        pd_shard_writer_free(g->files[s].writer);
-    free(g->files);
+    pd_shard_writer_free(g->file.writer);
     free(g->resident);
 }
 
@@ -370,7 +335,7 @@ pd_status pd_optimizer_store_begin(struct pd_optimizer_store *store, const struc
 struct filling {
     struct pd_optimizer_store *store;
     struct pd_shard_stream *stream;
-    uint32_t box;                 /* of the file */
+    uint32_t box;
     uint64_t offset, first_block; /* in the file, of the box */
     const char *data;
     uint64_t bytes, extent_bytes;
@@ -414,13 +379,12 @@ static pd_status work_put(void *context, uint64_t i, struct pd_ring_extent *exte
 static pd_status put_streamed(struct pd_optimizer_store *store, uint32_t box, uint64_t first, const void *data,
                               uint64_t bytes, struct pd_error *err)
 {
-    uint32_t local;
-    const struct pd_optimizer_file *file = next_file(store, box, &local);
+    const struct pd_optimizer_file *file = &next_of(store)->file;
     const uint64_t slot = pd_ring_slot_bytes(store->ring);
     struct filling filling = {.store = store,
                               .stream = file->stream,
-                              .box = local,
-                              .offset = pd_shard_writer_box_offset(file->writer, local) + first,
+                              .box = box,
+                              .offset = pd_shard_writer_box_offset(file->writer, box) + first,
                               .first_block = first / PD_SHARD_BLOCK_BYTES,
                               .data = data,
                               .bytes = bytes,
@@ -475,35 +439,23 @@ pd_status pd_optimizer_store_complete(struct pd_optimizer_store *store, struct p
     g->finish_status = pd_optimizer_pass_residents(store, g, &g->finish_error);
     if (!g->finish_status) return PD_OK;
     g->is_finished = true;
-    for (uint32_t s = 0; s < store->stripes; s++) {
-        pd_shard_stream_abort(g->files[s].stream);
-        g->files[s].stream = NULL;
-    }
+    pd_shard_stream_abort(g->file.stream);
+    g->file.stream = NULL;
     return say_finished(g, err);
 }
 
-/* One after the other: what is left of a file is small. */
-static void finish_files(struct pd_optimizer_store *store, struct pd_optimizer_generation *g)
-{
-    for (uint32_t s = 0; s < store->stripes; s++) {
-        struct pd_optimizer_file *file = &g->files[s];
-        pd_status st = pd_shard_stream_finish(file->stream, &file->summary, g->finish_status ? NULL : &g->finish_error);
-        if (!g->finish_status) g->finish_status = st;
-        file->stream = NULL;
-    }
-    g->is_finished = true;
-}
-
-pd_status pd_optimizer_store_finish(struct pd_optimizer_store *store, struct pd_shard_summary *ret_summaries,
-                                    uint32_t *ret_slots, struct pd_error *err)
+pd_status pd_optimizer_store_finish(struct pd_optimizer_store *store, struct pd_shard_summary *ret_summary,
+                                    uint32_t *ret_slot, struct pd_error *err)
 {
     PD_TRY(pd_optimizer_store_complete(store, err));
     struct pd_optimizer_generation *g = current_of(store);
-    if (!g->is_finished) finish_files(store, g);
-    PD_TRY(say_finished(g, err));
-    for (uint32_t s = 0; s < store->stripes; s++) {
-        ret_summaries[s] = g->files[s].summary;
-        ret_slots[s] = g->files[s].slot;
+    if (!g->is_finished) {
+        g->finish_status = pd_shard_stream_finish(g->file.stream, &g->file.summary, &g->finish_error);
+        g->file.stream = NULL;
+        g->is_finished = true;
     }
+    PD_TRY(say_finished(g, err));
+    *ret_summary = g->file.summary;
+    *ret_slot = g->file.slot;
     return PD_OK;
 }

@@ -1,7 +1,7 @@
 /* Optimizer state of one rank in files: fp32 master, exp_avg and exp_avg_sq (both fp32 or both bf16) of its boxes,
  * generation after generation.
  *
- * A generation is a shard file in the making (ckpt/shard/shard.h), or one on each of several drives: an update reads
+ * A generation is a shard file in the making (ckpt/shard/shard.h). An update reads
  * generation g, verifies every block against what was hashed when it was written, and writes g+1 out of place with its own
  * checksums. A checkpoint finishes the file of the newest one (metadata, tables, fdatasync) and links it; no byte of state
  * is written twice.
@@ -28,11 +28,9 @@ struct pd_optimizer_store_options {
     struct pd_store *store; /* where generations lie: its pool. NULL: files of their own in `directory` */
     const char *directory;
     const struct pd_tensor_table *tensors;
-    /* (box_count) of this rank's shards, one stripe after the other, all three kinds: pd_layout_shard_boxes */
+    /* (box_count) of this rank's shard, all three kinds: pd_layout_shard_boxes */
     const struct pd_shard_box *boxes;
     uint32_t box_count, rank;
-    uint32_t stripes;                             /* shards; 0 as 1. More than one: those of `store` */
-    uint32_t stripe_boxes[PD_LAYOUT_STRIPES_MAX]; /* of each, when there are several */
     struct pd_thread_pool *pool;
     enum pd_isa isa;
     void *buffers; /* (buffer_bytes) of the ring, aligned to PD_VFS_ALIGN; PD_OPTIMIZER_STORE_BUFFERS_MIN or more */
@@ -50,7 +48,7 @@ PD_MUST_USE pd_status pd_optimizer_store_new(const struct pd_optimizer_store_opt
                                              struct pd_optimizer_store **ret_store, struct pd_error *err);
 void pd_optimizer_store_free(struct pd_optimizer_store *store);
 /* The same by arithmetic, for plans: heap beyond the ring's buffers, exact for the same boxes, and bytes of one
- * generation's file. Computes the file's metadata once. Of one stripe. */
+ * generation's file. Computes the file's metadata once. */
 PD_MUST_USE pd_status pd_optimizer_store_plan(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                                               uint32_t box_count, uint64_t buffer_bytes, uint64_t *ret_heap_bytes,
                                               uint64_t *ret_file_bytes, struct pd_error *err);
@@ -59,10 +57,10 @@ uint64_t pd_optimizer_store_most_bytes(const struct pd_tensor_table *tensors, co
                                        uint32_t box_count, uint64_t buffer_bytes);
 /* Bytes of `kept` that a store over these boxes makes use of, of a budget: what an update does not read. */
 PD_MUST_USE pd_status pd_optimizer_store_kept_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
-                                                    uint32_t box_count, uint32_t stripes, uint64_t budget,
-                                                    uint64_t *ret_bytes, struct pd_error *err);
-/* Of one generation, in one stripe. */
-uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store, uint32_t stripe);
+                                                    uint32_t box_count, uint64_t budget, uint64_t *ret_bytes,
+                                                    struct pd_error *err);
+/* Of one generation. */
+uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store);
 
 /* The first generation, or one that replaces all: begin, every element of every box put once, end. `box` counts in
  * options.boxes. Ranges of a box come in ascending order and, but for its last, in multiples of a block.
@@ -106,12 +104,11 @@ void pd_optimizer_store_update_abandon(struct pd_optimizer_store *store);
 
 /* Identity of the current generation. */
 const struct pd_identity *pd_optimizer_store_identity(const struct pd_optimizer_store *store);
-const char *pd_optimizer_store_path(const struct pd_optimizer_store *store, uint32_t stripe); /* of its file */
+const char *pd_optimizer_store_path(const struct pd_optimizer_store *store); /* of its file */
 /* What of the current generation is not in its file yet, but for metadata and tables; once, later calls return the same. A
  * failure makes the file worthless for checkpoints; state goes on. */
 PD_MUST_USE pd_status pd_optimizer_store_complete(struct pd_optimizer_store *store, struct pd_error *err);
-/* Completes those files: metadata, tables, fdatasync; once, as above. ret_summaries and ret_slots (stripes) are what
- * pd_store_begin_generation takes. After
+/* Completes that file: metadata, tables, fdatasync; once, as above. pd_store_begin_generation takes *ret_slot. After
  * pd_optimizer_store_complete this may run in another thread, while nobody else calls anything of this store. */
-PD_MUST_USE pd_status pd_optimizer_store_finish(struct pd_optimizer_store *store, struct pd_shard_summary *ret_summaries,
-                                                uint32_t *ret_slots, struct pd_error *err);
+PD_MUST_USE pd_status pd_optimizer_store_finish(struct pd_optimizer_store *store, struct pd_shard_summary *ret_summary,
+                                                uint32_t *ret_slot, struct pd_error *err);

@@ -10,16 +10,6 @@ uint32_t pd_layout_world(const struct pd_layout *layout)
     return layout->dp * layout->tp * layout->pp * layout->sp;
 }
 
-uint32_t pd_layout_stripes(const struct pd_layout *layout)
-{
-    return layout->stripes ? layout->stripes : 1;
-}
-
-uint32_t pd_layout_shards(const struct pd_layout *layout)
-{
-    return pd_layout_world(layout) * pd_layout_stripes(layout);
-}
-
 struct pd_rank_place pd_layout_place(const struct pd_layout *layout, uint32_t rank)
 {
     struct pd_rank_place place;
@@ -50,13 +40,6 @@ void pd_layout_init_dp(struct pd_layout *ret_layout, uint32_t dp)
                                      .interleave = 1,
                                      .small_bytes = PD_LAYOUT_SMALL_BYTES,
                                      .stage_count = 1};
-}
-
-void pd_layout_set_stripes(struct pd_layout *layout, uint32_t count, const uint16_t *weights)
-{
-    layout->stripes = count;
-    for (uint32_t s = 0; s < PD_LAYOUT_STRIPES_MAX; s++)
-        layout->stripe_weight[s] = s >= count ? 0 : weights ? weights[s] : 1;
 }
 
 uint32_t pd_layout_unit_pp(const struct pd_layout *layout, uint32_t unit)
@@ -103,27 +86,6 @@ static uint64_t row_bytes(const struct pd_layout *layout, const struct pd_tensor
     uint64_t columns = row_elements(tensor);
     if (tensor->tp_dim == 1) columns = pd_divide_up(columns, layout->tp);
     return columns * pd_dtype_bytes(tensor->dtype);
-}
-
-void pd_layout_stripe_rows(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
-                           uint32_t stripe, uint64_t *begin, uint64_t *end)
-{
-    const uint32_t stripes = pd_layout_stripes(layout);
-    const uint64_t first = *begin, rows = *end - first;
-    if (stripes == 1) return;
-    if (rows < stripes || rows * row_bytes(layout, tensor) / stripes < layout->small_bytes) {
-        if (stripe != tensor_index % stripes) *begin = *end;
-        return;
-    }
-    uint64_t before = 0, all = 0;
-    for (uint32_t s = 0; s < stripes; s++) {
-        if (s < stripe) before += layout->stripe_weight[s];
-        all += layout->stripe_weight[s];
-    }
-    /* In two steps: rows x weights may pass 2^64. */
-    const uint64_t after = before + layout->stripe_weight[stripe], whole = rows / all, rest = rows % all;
-    *begin = first + whole * before + rest * before / all;
-    *end = first + whole * after + rest * after / all;
 }
 
 static void cut_rows(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
@@ -195,9 +157,8 @@ uint32_t pd_layout_owners(const struct pd_layout *layout, const struct pd_tensor
     return count;
 }
 
-/* Of the rank's part of a tensor, the boxes of one stripe; `stripe` UINT32_MAX: of all of them as one. */
-static uint32_t list_boxes(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
-                           uint32_t rank, uint32_t stripe, struct pd_box *ret_boxes, uint32_t capacity)
+uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
+                               uint32_t rank, struct pd_box *ret_boxes, uint32_t capacity)
 {
     const struct pd_rank_place place = pd_layout_place(layout, rank);
     const uint32_t q = place.dp * layout->sp + place.sp;
@@ -207,7 +168,6 @@ static uint32_t list_boxes(const struct pd_layout *layout, const struct pd_tenso
     if (q < cut.q_first || q - cut.q_first >= cut.part_count) return 0;
     uint64_t row_begin = cut.row_begin + (q - cut.q_first) * cut.part_rows;
     uint64_t row_end = pd_min_u64(row_begin + cut.part_rows, cut.row_end);
-    if (stripe != UINT32_MAX) pd_layout_stripe_rows(layout, tensor, tensor_index, stripe, &row_begin, &row_end);
     if (row_begin == row_end) return 0;
     uint32_t count = 0;
     for (uint32_t chunk = cut.chunk_begin; chunk < cut.chunk_end; chunk++) {
@@ -220,60 +180,26 @@ static uint32_t list_boxes(const struct pd_layout *layout, const struct pd_tenso
     return count;
 }
 
-uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
-                               uint32_t rank, struct pd_box *ret_boxes, uint32_t capacity)
-{
-    return list_boxes(layout, tensor, tensor_index, rank, UINT32_MAX, ret_boxes, capacity);
-}
-
-pd_status pd_layout_shard_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors, uint32_t shard,
+pd_status pd_layout_shard_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors, uint32_t rank,
                                 struct pd_shard_box **ret_boxes, uint32_t *ret_count, struct pd_error *err)
 {
-    const uint32_t stripes = pd_layout_stripes(layout), rank = shard / stripes, stripe = shard % stripes;
     uint64_t total = 0;
     for (uint32_t t = 0; t < tensors->count; t++)
-        total += (uint64_t)PD_KIND_COUNT * list_boxes(layout, &tensors->tensors[t], t, rank, stripe, NULL, 0);
+        total += (uint64_t)PD_KIND_COUNT * pd_layout_owned_boxes(layout, &tensors->tensors[t], t, rank, NULL, 0);
     struct pd_shard_box *boxes = calloc(total ? total : 1, sizeof *boxes);
     if (!boxes || total > UINT32_MAX) {
         free(boxes);
-        PD_FAIL(err, PD_NO_MEMORY, "layout: no memory for %llu boxes of shard %u", (unsigned long long)total, shard);
+        PD_FAIL(err, PD_NO_MEMORY, "layout: no memory for %llu boxes of shard %u", (unsigned long long)total, rank);
     }
     uint32_t used = 0;
     for (uint32_t t = 0; t < tensors->count; t++) {
         struct pd_box owned[PD_LAYOUT_CHUNKS_MAX];
-        uint32_t count = list_boxes(layout, &tensors->tensors[t], t, rank, stripe, owned, PD_LAYOUT_CHUNKS_MAX);
+        uint32_t count = pd_layout_owned_boxes(layout, &tensors->tensors[t], t, rank, owned, PD_LAYOUT_CHUNKS_MAX);
         for (uint32_t kind = 0; kind < PD_KIND_COUNT; kind++)
             for (uint32_t b = 0; b < count; b++)
                 boxes[used++] = (struct pd_shard_box){.tensor = t, .kind = (enum pd_kind)kind, .box = owned[b]};
     }
     *ret_boxes = boxes;
     *ret_count = used;
-    return PD_OK;
-}
-
-pd_status pd_layout_rank_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors, uint32_t rank,
-                               struct pd_shard_box **ret_boxes, uint32_t *ret_count,
-                               uint32_t ret_stripe_counts[PD_LAYOUT_STRIPES_MAX], struct pd_error *err)
-{
-    const uint32_t stripes = pd_layout_stripes(layout);
-    struct pd_shard_box *all = NULL;
-    uint32_t count = 0;
-    for (uint32_t s = 0; s < stripes; s++) {
-        struct pd_shard_box *boxes = NULL, *grown;
-        pd_status st = pd_layout_shard_boxes(layout, tensors, rank * stripes + s, &boxes, &ret_stripe_counts[s], err);
-        if (st == PD_OK && !(grown = realloc(all, (count + ret_stripe_counts[s] + 1ull) * sizeof *all)))
-            st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "layout: no memory for the boxes of rank %u", rank);
-        if (st != PD_OK) {
-            free(boxes);
-            free(all);
-            return st;
-        }
-        memcpy(grown + count, boxes, ret_stripe_counts[s] * sizeof *boxes);
-        free(boxes);
-        all = grown;
-        count += ret_stripe_counts[s];
-    }
-    *ret_boxes = all;
-    *ret_count = count;
     return PD_OK;
 }

@@ -7,10 +7,6 @@
  * be under small_bytes is not cut: one rank owns it, owners taken in turn. Replicas have one owner.
  *
  * rank = ((pp_index * dp + dp_index) * sp + sp_index) * tp + tp_index.
- *
- * With stripes a rank's part of a tensor is cut once more along dimension 0, by weight, into one piece a drive: shard =
- * rank * stripes + stripe. What a rank owns does not depend on stripes; which shard holds it does. A part that would give
- * pieces of under small_bytes is not cut: one stripe has it, stripes taken in turn.
  */
 #pragma once
 
@@ -24,17 +20,10 @@ struct pd_rank_place {
 };
 
 uint32_t pd_layout_world(const struct pd_layout *layout);
-uint32_t pd_layout_stripes(const struct pd_layout *layout); /* at least 1 */
-uint32_t pd_layout_shards(const struct pd_layout *layout);  /* world * stripes */
-/* Rows [*begin, *end) of one rank's part of a tensor become those that `stripe` has of them; empty when equal. */
-void pd_layout_stripe_rows(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
-                           uint32_t stripe, uint64_t *begin, uint64_t *end);
 struct pd_rank_place pd_layout_place(const struct pd_layout *layout, uint32_t rank);
 uint32_t pd_layout_rank(const struct pd_layout *layout, struct pd_rank_place place);
 /* dp ranks, everything else 1, ZeRO-3 over all of dp. */
 void pd_layout_init_dp(struct pd_layout *ret_layout, uint32_t dp);
-/* `count` shards a rank, 0: one file for all; `weights` NULL: all of one weight. */
-void pd_layout_set_stripes(struct pd_layout *layout, uint32_t count, const uint16_t *weights);
 
 /* Pipeline rank that holds a unit: stages go round the pp ranks when interleaved. */
 uint32_t pd_layout_unit_pp(const struct pd_layout *layout, uint32_t unit);
@@ -66,12 +55,7 @@ uint32_t pd_layout_owners(const struct pd_layout *layout, const struct pd_tensor
  * ascending. Returns the count; writes at most `capacity`. capacity 0 only counts. */
 uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
                                uint32_t rank, struct pd_box *ret_boxes, uint32_t capacity);
-/* Boxes of all tensors and kinds in a shard, in table order, kind innermost over boxes: for tensor, for kind, for box.
- * malloc'ed. */
+/* Boxes of all tensors and kinds in the shard of a rank, in table order: for tensor, for kind, for box. malloc'ed. */
 PD_MUST_USE pd_status pd_layout_shard_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors,
-                                            uint32_t shard, struct pd_shard_box **ret_boxes, uint32_t *ret_count,
+                                            uint32_t rank, struct pd_shard_box **ret_boxes, uint32_t *ret_count,
                                             struct pd_error *err);
-/* Those of all shards of a rank, one stripe after the other; ret_stripe_counts (stripes). */
-PD_MUST_USE pd_status pd_layout_rank_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors,
-                                           uint32_t rank, struct pd_shard_box **ret_boxes, uint32_t *ret_count,
-                                           uint32_t ret_stripe_counts[PD_LAYOUT_STRIPES_MAX], struct pd_error *err);

@@ -95,16 +95,12 @@ static uint64_t part_pages(const struct pd_plan *plan, uint32_t t, enum pd_kind 
     return pages;
 }
 
-/* Pages of all wanted kinds that one stripe has of a part of `rows` rows. */
-static uint64_t stripe_pages(const struct pd_plan *plan, uint32_t t, const struct pd_layout_cut *cut, uint64_t rows,
-                             uint32_t stripe)
+/* Pages of all wanted kinds of a part of `rows` rows. */
+static uint64_t rows_pages(const struct pd_plan *plan, uint32_t t, const struct pd_layout_cut *cut, uint64_t rows)
 {
-    const struct pd_tensor *tensor = &plan->input.tensors->tensors[t];
-    uint64_t begin = 0, end = rows;
-    pd_layout_stripe_rows(plan->input.stored, tensor, t, stripe, &begin, &end);
     uint64_t pages = 0;
-    for (uint32_t kind = 0; begin < end && kind < PD_KIND_COUNT; kind++)
-        if (kind_is_wanted(plan, kind)) pages += part_pages(plan, t, (enum pd_kind)kind, cut, end - begin);
+    for (uint32_t kind = 0; kind < PD_KIND_COUNT; kind++)
+        if (kind_is_wanted(plan, kind)) pages += part_pages(plan, t, (enum pd_kind)kind, cut, rows);
     return pages;
 }
 
@@ -115,23 +111,20 @@ static uint64_t rest_rows(const struct pd_layout_cut *cut)
 }
 
 /* What a tensor adds to the shards of its stage, as differences from one data rank to the next:
- * add[(q * tp + tp rank) * stripes + stripe]. */
+ * add[q * tp + tp rank]. */
 static void count_tensor(const struct pd_plan *plan, uint32_t t, uint64_t *add)
 {
     const struct pd_tensor *tensor = &plan->input.tensors->tensors[t];
-    const uint32_t tp = plan->input.stored->tp, stripes = pd_layout_stripes(plan->input.stored);
+    const uint32_t tp = plan->input.stored->tp;
     for (uint32_t p = 0; p < tp; p++) {
         struct pd_layout_cut cut;
         if (!pd_layout_cut_of(plan->input.stored, tensor, t, p, &cut)) continue;
         const uint64_t rest = rest_rows(&cut), first = (uint64_t)cut.q_first * tp + p;
-        for (uint32_t s = 0; s < stripes; s++) {
-            const uint64_t last = stripe_pages(plan, t, &cut, rest, s);
-            uint64_t full = last;
-            if (rest != cut.part_rows) full = stripe_pages(plan, t, &cut, cut.part_rows, s);
-            add[first * stripes + s] += full;
-            add[(first + (uint64_t)(cut.part_count - 1) * tp) * stripes + s] += last - full;
-            add[(first + (uint64_t)cut.part_count * tp) * stripes + s] -= last;
-        }
+        const uint64_t last = rows_pages(plan, t, &cut, rest),
+                       full = rest == cut.part_rows ? last : rows_pages(plan, t, &cut, cut.part_rows);
+        add[first] += full;
+        add[first + (uint64_t)(cut.part_count - 1) * tp] += last - full;
+        add[first + (uint64_t)cut.part_count * tp] -= last;
     }
 }
 
@@ -140,8 +133,7 @@ static pd_status count_pages(struct pd_plan *plan, struct pd_error *err)
 {
     struct pd_plan_lines *lines = plan->lines;
     const struct pd_layout *stored = plan->input.stored;
-    const uint64_t row = (uint64_t)stored->tp * pd_layout_stripes(stored), /* shards of one data rank */
-        stage = row * stored->dp * stored->sp;
+    const uint64_t row = stored->tp, stage = row * stored->dp * stored->sp;
     uint64_t *add = calloc(stage + row, sizeof *add);
     if (!add) PD_FAIL(err, PD_NO_MEMORY, "load: no memory to count %u shards", plan->shard_count);
     for (uint32_t pp = 0; pp < stored->pp; pp++) {
@@ -351,8 +343,7 @@ static uint32_t count_chunks(const struct pd_plan *plan, const struct pd_tensor 
     return count;
 }
 
-static pd_status walk_tensor(struct walk *w, uint32_t t, const struct pd_rank_place *rank, uint32_t stripe,
-                             struct pd_error *err)
+static pd_status walk_tensor(struct walk *w, uint32_t t, const struct pd_rank_place *rank, struct pd_error *err)
 {
     const struct pd_layout *stored = w->plan->input.stored;
     const struct pd_tensor *tensor = &w->plan->input.tensors->tensors[t];
@@ -362,7 +353,6 @@ static pd_status walk_tensor(struct walk *w, uint32_t t, const struct pd_rank_pl
     if (q < cut.q_first || q - cut.q_first >= cut.part_count) return PD_OK;
     uint64_t begin = cut.row_begin + (q - cut.q_first) * cut.part_rows;
     uint64_t end = begin + cut.part_rows < cut.row_end ? begin + cut.part_rows : cut.row_end;
-    pd_layout_stripe_rows(stored, tensor, t, stripe, &begin, &end);
     if (begin == end) return PD_OK;
     const uint32_t boxes = count_chunks(w->plan, tensor, &cut);
     if (!tensor_is_wanted(w->plan, t)) {
@@ -376,12 +366,11 @@ static pd_status walk_tensor(struct walk *w, uint32_t t, const struct pd_rank_pl
 static pd_status walk_shard(struct walk *w, uint32_t shard, struct pd_error *err)
 {
     const struct pd_plan_lines *lines = w->plan->lines;
-    const uint32_t stripes = pd_layout_stripes(w->plan->input.stored);
-    const struct pd_rank_place rank = pd_layout_place(w->plan->input.stored, shard / stripes);
+    const struct pd_rank_place rank = pd_layout_place(w->plan->input.stored, shard);
     w->place = (struct place){.item = {.shard = shard}, .position = lines->shard_first[shard]};
     for (uint32_t i = lines->stage_first[rank.pp]; i < lines->stage_first[rank.pp + 1]; i++) {
         if (w->place.position >= w->end) break;
-        PD_TRY(walk_tensor(w, lines->stage_tensors[i], &rank, shard % stripes, err));
+        PD_TRY(walk_tensor(w, lines->stage_tensors[i], &rank, err));
     }
     return PD_OK;
 }
@@ -497,13 +486,12 @@ struct receiving {
 static void mark_shards(struct receiving *r, uint32_t t)
 {
     const struct pd_plan_input *in = &r->plan->input;
-    const uint32_t stripes = pd_layout_stripes(in->stored);
     struct pd_owner_run runs[PD_LAYOUT_CHUNKS_MAX];
     for (uint32_t b = 0; b < r->box_count; b++) {
         uint32_t count = pd_layout_owners(in->stored, &in->tensors->tensors[t], t, &r->boxes[b], runs);
         for (uint32_t i = 0; i < count; i++)
             for (uint32_t k = 0; k < runs[i].count; k++)
-                memset(&r->is_marked[(uint64_t)(runs[i].first + k * runs[i].stride) * stripes], true, stripes);
+                r->is_marked[runs[i].first + k * runs[i].stride] = true;
     }
 }
 
@@ -585,10 +573,10 @@ static int by_round(const void *left, const void *right)
     return a->window_offset < b->window_offset ? -1 : a->window_offset > b->window_offset;
 }
 
-/* Marked shards of one stage, tensor-parallel rank and stripe, by data rank. */
+/* Marked shards of one stage and tensor-parallel rank, by data rank. */
 struct column {
     const uint32_t *shards;
-    uint32_t count, tp_rank, stripe;
+    uint32_t count, tp_rank;
 };
 
 /* What the tensor takes in each shard of a column is stepped over; before that, what this rank wants of it is visited. */
@@ -597,22 +585,21 @@ static pd_status step_over(struct receiving *r, uint32_t t, const struct column 
     const struct pd_plan *plan = r->plan;
     const struct pd_layout *stored = plan->input.stored;
     const struct pd_tensor *tensor = &plan->input.tensors->tensors[t];
-    const uint32_t group = stored->dp * stored->sp, row = stored->tp * pd_layout_stripes(stored);
+    const uint32_t group = stored->dp * stored->sp, row = stored->tp;
     struct walk w = {.plan = plan, .end = UINT64_MAX, .visit = visit_coming, .context = r};
     struct pd_layout_cut cut;
     if (!pd_layout_cut_of(stored, tensor, t, column->tp_rank, &cut)) return PD_OK;
     const uint32_t boxes = count_chunks(plan, tensor, &cut);
     uint64_t full_pages = 0, last_pages = 0;
     if (tensor_is_wanted(plan, t)) {
-        full_pages = stripe_pages(plan, t, &cut, cut.part_rows, column->stripe);
-        last_pages = stripe_pages(plan, t, &cut, rest_rows(&cut), column->stripe);
+        full_pages = rows_pages(plan, t, &cut, cut.part_rows);
+        last_pages = rows_pages(plan, t, &cut, rest_rows(&cut));
     }
     for (uint32_t i = 0; i < column->count; i++) {
         const uint32_t s = column->shards[i], q = s / row % group, part = q - cut.q_first;
         if (q < cut.q_first || part >= cut.part_count) continue;
         const bool is_last = part + 1 == cut.part_count;
         uint64_t begin = cut.row_begin + part * cut.part_rows, end = is_last ? cut.row_end : begin + cut.part_rows;
-        pd_layout_stripe_rows(stored, tensor, t, column->stripe, &begin, &end);
         if (begin == end) continue;
         w.place = (struct place){.item = {.shard = s, .box = r->box[s], .tensor = t}, .position = r->position[s]};
         if (r->wants[t]) PD_TRY(walk_boxes(&w, &cut, begin, end, boxes, err));
@@ -633,12 +620,12 @@ static pd_status receive_column(struct receiving *r, uint32_t pp, const struct c
 static pd_status receive(struct receiving *r, struct pd_error *err)
 {
     const struct pd_layout *stored = r->plan->input.stored;
-    const uint32_t group = stored->dp * stored->sp, stripes = pd_layout_stripes(stored), row = stored->tp * stripes;
+    const uint32_t group = stored->dp * stored->sp, row = stored->tp;
     struct pd_plan *plan = r->plan;
     mark_all(r);
     for (uint32_t pp = 0; pp < stored->pp; pp++)
         for (uint32_t i = 0; i < row; i++) {
-            struct column column = {.shards = r->marked, .tp_rank = i / stripes, .stripe = i % stripes};
+            struct column column = {.shards = r->marked, .tp_rank = i};
             for (uint32_t q = 0; q < group; q++) {
                 const uint32_t s = (pp * group + q) * row + i;
                 if (r->is_marked[s]) r->marked[column.count++] = s;
@@ -686,7 +673,7 @@ pd_status pd_plan_new(const struct pd_plan_input *input, struct pd_plan **ret_pl
     struct pd_plan *plan = calloc(1, sizeof *plan);
     if (!plan) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan");
     plan->input = *input;
-    plan->shard_count = pd_layout_shards(input->stored);
+    plan->shard_count = pd_layout_world(input->stored);
     pd_status st = build(plan, err);
     if (st)
         pd_plan_free(plan);

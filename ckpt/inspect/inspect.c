@@ -17,11 +17,7 @@ static pd_status open_shard(struct pd_inspect *in, uint32_t shard, struct pd_sha
     const struct pd_store_name name = pd_shard_name(shard);
     int length = snprintf(path, sizeof path, "%s/%s", in->directory, name.text);
     if (length < 0 || (size_t)length >= sizeof path) PD_FAIL(err, PD_INVALID, "%s: the path is too long", in->directory);
-    pd_status st = pd_shard_open(in->vfs, path, &in->commit.state.identity, &in->commit.shards[shard], ret_shard, err);
-    if (st == PD_NOT_FOUND && pd_store_absent_drive(in->vfs, in->directory, shard, path))
-        PD_FAIL(err, PD_IO, "%s lies in %.300s, a directory of checkpoint.stripes whose drive is not there", name.text,
-                path);
-    return st;
+    return pd_shard_open(in->vfs, path, &in->commit.state.identity, &in->commit.shards[shard], ret_shard, err);
 }
 
 pd_status pd_inspect_acquire(struct pd_inspect *in, uint32_t shard, struct pd_shard **ret_shard, struct pd_error *err)

@@ -18,9 +18,9 @@
 #include <string.h>
 
 #define COMMIT_MAGIC UINT64_C(0x54494d4d4f434450) /* "PDCOMMIT" */
-#define COMMIT_FORMAT_STRIPED 2u                  /* without stripes 1 is written */
-#define COMMIT_FORMAT_MOMENTS 2u                  /* on top where moments are not fp32 */
-#define COMMIT_FORMAT_LATEST 4u
+#define COMMIT_FORMAT 1u
+#define COMMIT_FORMAT_MOMENTS 3u                        /* moments are not fp32 */
+#define COMMIT_FORMAT_LATEST 4u                         /* 2 and 4 were 1 and 3 with shards on several drives */
 #define COMMIT_STRUCTURE_BYTES_MAX (UINT64_C(64) << 10) /* of all that is neither a row of shards nor a text */
 #define COMMIT_BOUND "at most 64 MiB can be written and read"
 
@@ -65,12 +65,12 @@ struct extent {
 struct trailer {
     uint64_t magic, version, file_bytes, reserved_head;
     struct extent state, layout, first_unit, shards, created_by, config, environment;
-    struct extent stripes; /* zeros in versions 1 and 3 */
+    struct extent reserved_stripes; /* zeros in versions 1 and 3 */
     uint64_t tokenizer_digest;
     struct pd_guard_state guard;
     uint64_t index_digest;
     uint64_t agreed_step;
-    uint64_t moments; /* zero in versions 1 and 2 */
+    uint64_t moments; /* zero in version 1 */
     uint64_t reserved[480];
     uint64_t body_digest; /* seed PD_SHARD_SEED, of all pages before this one */
     uint64_t self_digest; /* seed 0, of all of this page before it: the same place in every version */
@@ -140,21 +140,16 @@ static pd_status add_text(struct pd_h5_file *file, const char *path, const char 
     return pd_h5_dataset(file, path, PD_H5_TEXT, 1, &ret_extent->bytes, &ret_extent->offset, err);
 }
 
-static bool is_striped(const struct pd_layout *layout)
-{
-    return layout->stripes > 1;
-}
-
 static uint64_t version_of(const struct pd_run_state *s)
 {
-    return (is_striped(&s->layout) ? COMMIT_FORMAT_STRIPED : 1) + (s->moments == PD_F32 ? 0 : COMMIT_FORMAT_MOMENTS);
+    return s->moments == PD_F32 ? COMMIT_FORMAT : COMMIT_FORMAT_MOMENTS;
 }
 
 static pd_status add_structure(const struct pd_commit *commit, struct pd_h5_file *file, struct trailer *t,
                                struct pd_error *err)
 {
     const struct pd_run_state *s = &commit->state;
-    uint64_t stages = s->layout.stage_count, stripes = s->layout.stripes;
+    uint64_t stages = s->layout.stage_count;
     PD_TRY(pd_h5_note(file, "/", "format", "perdure commit", err));
     PD_TRY(pd_h5_note_u64(file, "/", "format_version", t->version, err));
     if (t->tokenizer_digest) PD_TRY(pd_h5_note_u64(file, "/", "tokenizer_digest", t->tokenizer_digest, err));
@@ -162,10 +157,6 @@ static pd_status add_structure(const struct pd_commit *commit, struct pd_h5_file
     PD_TRY(add_records(file, "/layout", layout_fields, COUNT(layout_fields), 1, &t->layout, err));
     PD_TRY(pd_h5_dataset(file, "/first_unit", PD_H5_U64, 1, &stages, &t->first_unit.offset, err));
     t->first_unit.bytes = stages * 8;
-    if (is_striped(&s->layout)) {
-        PD_TRY(pd_h5_dataset(file, "/stripe_weights", PD_H5_U64, 1, &stripes, &t->stripes.offset, err));
-        t->stripes.bytes = stripes * 8;
-    }
     PD_TRY(add_records(file, "/shards", shard_fields, COUNT(shard_fields), commit->shard_count, &t->shards, err));
     PD_TRY(add_text(file, "/created_by", s->created_by, &t->created_by, err));
     PD_TRY(add_text(file, "/config", s->config, &t->config, err));
@@ -177,20 +168,14 @@ static void put(unsigned char *body, struct extent extent, const void *data)
     memcpy(body + extent.offset, data, extent.bytes);
 }
 
-static void put_words(unsigned char *body, struct extent extent, const uint16_t *values)
-{
-    for (uint64_t i = 0; i < extent.bytes / 8; i++) {
-        uint64_t word = values[i];
-        memcpy(body + extent.offset + i * 8, &word, sizeof word);
-    }
-}
-
 static void fill_body(const struct pd_commit *commit, const struct trailer *t, unsigned char *body)
 {
     pack(state_fields, COUNT(state_fields), &commit->state, body + t->state.offset);
     pack(layout_fields, COUNT(layout_fields), &commit->state.layout, body + t->layout.offset);
-    put_words(body, t->first_unit, commit->state.layout.first_unit);
-    put_words(body, t->stripes, commit->state.layout.stripe_weight);
+    for (uint32_t i = 0; i < commit->state.layout.stage_count; i++) {
+        const uint64_t word = commit->state.layout.first_unit[i];
+        memcpy(body + t->first_unit.offset + i * sizeof word, &word, sizeof word);
+    }
     for (uint32_t i = 0; i < commit->shard_count; i++)
         pack(shard_fields, COUNT(shard_fields), &commit->shards[i], body + t->shards.offset + i * SHARD_BYTES);
     put(body, t->created_by, commit->state.created_by);
@@ -254,11 +239,6 @@ pd_status pd_commit_encode(const struct pd_commit *commit, void **ret_data, uint
 
 /* ---- decoding ---- */
 
-static bool has_stripes(const struct trailer *t)
-{
-    return t->version % COMMIT_FORMAT_MOMENTS == 0;
-}
-
 static pd_status check_trailer(const unsigned char *data, uint64_t bytes, struct trailer *ret_trailer, struct pd_error *err)
 {
     if (bytes < 2 * sizeof *ret_trailer || bytes % sizeof *ret_trailer)
@@ -271,8 +251,11 @@ static pd_status check_trailer(const unsigned char *data, uint64_t bytes, struct
     if (t.version < 1 || t.version > COMMIT_FORMAT_LATEST)
         PD_FAIL(err, PD_UNSUPPORTED, "it has format version %" PRIu64 " and this perdure reads up to %u; use a newer one",
                 t.version, COMMIT_FORMAT_LATEST);
-    if (!has_stripes(&t)) t.stripes = (struct extent){0, 0};
-    if (t.version <= COMMIT_FORMAT_MOMENTS) t.moments = PD_F32;
+    if (t.version % 2 == 0)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "its shards lie on several drives (checkpoint.stripes), which this perdure no longer reads: export or "
+                "reshard it with the version that wrote it, and use one RAID-0 of mdadm for several drives");
+    if (t.version < COMMIT_FORMAT_MOMENTS) t.moments = PD_F32;
     if (t.file_bytes != bytes)
         PD_FAIL(err, PD_CORRUPT, "it has %" PRIu64 " bytes where its trailer says %" PRIu64, bytes, t.file_bytes);
     if (pd_digest64(data, bytes - sizeof t, PD_SHARD_SEED) != t.body_digest)
@@ -283,13 +266,12 @@ static pd_status check_trailer(const unsigned char *data, uint64_t bytes, struct
 
 static pd_status check_places(const struct trailer *t, struct pd_error *err)
 {
-    const struct extent *extents[] = {&t->state,      &t->layout, &t->first_unit,  &t->shards,
-                                      &t->created_by, &t->config, &t->environment, &t->stripes};
+    const struct extent *extents[] = {&t->state,      &t->layout, &t->first_unit, &t->shards,
+                                      &t->created_by, &t->config, &t->environment};
     bool ok = t->state.bytes == STATE_BYTES && t->layout.bytes == LAYOUT_BYTES && t->first_unit.bytes % 8 == 0 &&
               t->shards.bytes % SHARD_BYTES == 0 && t->shards.bytes > 0 && t->created_by.bytes > 0 &&
               t->created_by.bytes <= sizeof((struct pd_run_state *)0)->created_by && t->config.bytes > 0 &&
-              t->environment.bytes > 0 && t->stripes.bytes % 8 == 0 && t->stripes.bytes / 8 <= PD_LAYOUT_STRIPES_MAX &&
-              (!has_stripes(t) || t->stripes.bytes >= 16) && t->moments < PD_F16;
+              t->environment.bytes > 0 && t->moments < PD_F16;
     for (size_t i = 0; ok && i < COUNT(extents); i++)
         ok = pd_checked_range(extents[i]->offset, extents[i]->bytes, t->file_bytes - sizeof *t);
     if (!ok) PD_FAIL(err, PD_CORRUPT, "the places in its trailer make no sense");
@@ -306,18 +288,6 @@ static pd_status take_text(const unsigned char *data, struct extent extent, char
     return PD_OK;
 }
 
-static pd_status take_words(const unsigned char *data, struct extent extent, const char *what, uint16_t *ret_values,
-                            struct pd_error *err)
-{
-    for (uint32_t i = 0; i < extent.bytes / 8; i++) {
-        uint64_t word;
-        memcpy(&word, data + extent.offset + i * 8, sizeof word);
-        if (word > UINT16_MAX) PD_FAIL(err, PD_CORRUPT, "%s %u of its layout is %" PRIu64, what, i, word);
-        ret_values[i] = (uint16_t)word;
-    }
-    return PD_OK;
-}
-
 static pd_status take_layout(const unsigned char *data, const struct trailer *t, struct pd_layout *ret_layout,
                              struct pd_error *err)
 {
@@ -326,9 +296,13 @@ static pd_status take_layout(const unsigned char *data, const struct trailer *t,
         PD_FAIL(err, PD_CORRUPT, "its layout has %" PRIu32 " stages", ret_layout->stage_count);
     if (t->first_unit.bytes != ret_layout->stage_count * UINT64_C(8))
         PD_FAIL(err, PD_CORRUPT, "its stages do not fit its layout");
-    ret_layout->stripes = (uint32_t)(t->stripes.bytes / 8);
-    PD_TRY(take_words(data, t->first_unit, "the first unit of stage", ret_layout->first_unit, err));
-    return take_words(data, t->stripes, "the weight of stripe", ret_layout->stripe_weight, err);
+    for (uint32_t i = 0; i < ret_layout->stage_count; i++) {
+        uint64_t word;
+        memcpy(&word, data + t->first_unit.offset + i * sizeof word, sizeof word);
+        if (word > UINT16_MAX) PD_FAIL(err, PD_CORRUPT, "the first unit of stage %u of its layout is %" PRIu64, i, word);
+        ret_layout->first_unit[i] = (uint16_t)word;
+    }
+    return PD_OK;
 }
 
 static pd_status take_body(const unsigned char *data, const struct trailer *t, struct pd_commit *c, struct pd_error *err)

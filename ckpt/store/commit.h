@@ -8,7 +8,6 @@
 
 #include "ckpt/shard/shard.h"
 
-#define PD_LAYOUT_STRIPES_MAX 16u
 #define PD_LAYOUT_STAGES_MAX 256u
 #define PD_COMMIT_BYTES_MAX (UINT64_C(64) << 20) /* of a record, written or read: about a million shards */
 
@@ -16,15 +15,13 @@
 struct pd_layout {
     uint32_t dp, tp, pp, sp; /* world = dp*tp*pp*sp */
     uint32_t virtual_tp, virtual_sp;
-    uint32_t zero_shard;      /* parts of dimension 0, at most dp*sp */
-    uint32_t zero_stage;      /* 0..3: what ranks hold while training; never changes a box */
-    uint32_t interleave;      /* pipeline chunks a rank, 1 without interleaving */
-    uint64_t small_bytes;     /* a part under this many bytes: the tensor is not cut (64 KiB) */
-    uint32_t stage_count;     /* pp * interleave */
+    uint32_t zero_shard;  /* parts of dimension 0, at most dp*sp */
+    uint32_t zero_stage;  /* 0..3: what ranks hold while training; never changes a box */
+    uint32_t interleave;  /* pipeline chunks a rank, 1 without interleaving */
+    uint64_t small_bytes; /* a part under this many bytes: the tensor is not cut (64 KiB) */
+    uint32_t stage_count; /* pp * interleave */
     /* First pipeline unit of each stage; stage_count entries, ascending, [0] = 0. */
     uint16_t first_unit[PD_LAYOUT_STAGES_MAX];
-    uint32_t stripes;         /* shards a rank, one a drive; 0 as 1 */
-    uint16_t stripe_weight[PD_LAYOUT_STRIPES_MAX]; /* shares of a rank's rows, each at least 1; of one stripe unused */
 };
 
 /* What the run's guards go by; zeros: nothing yet. */

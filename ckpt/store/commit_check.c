@@ -35,16 +35,6 @@ static pd_status check_degrees(const struct pd_layout *layout, struct pd_error *
     return PD_OK;
 }
 
-static pd_status check_stripes(const struct pd_layout *layout, struct pd_error *err)
-{
-    if (layout->stripes > PD_LAYOUT_STRIPES_MAX)
-        PD_FAIL(err, PD_INVALID, "layout: %u stripes; there are %u at most", layout->stripes, PD_LAYOUT_STRIPES_MAX);
-    for (uint32_t s = 0; layout->stripes > 1 && s < layout->stripes; s++)
-        if (!layout->stripe_weight[s])
-            PD_FAIL(err, PD_INVALID, "layout: stripe %u has weight 0 and must have at least 1", s);
-    return PD_OK;
-}
-
 /* The nearest degree below `degree` that divides a power of two. */
 static uint32_t admitted(uint32_t degree, uint32_t power)
 {
@@ -54,7 +44,6 @@ static uint32_t admitted(uint32_t degree, uint32_t power)
 pd_status pd_layout_check(const struct pd_layout *layout, struct pd_error *err)
 {
     PD_TRY(check_degrees(layout, err));
-    PD_TRY(check_stripes(layout, err));
     if (!is_power_of_two(layout->virtual_tp) || layout->virtual_tp > 256)
         PD_FAIL(err, PD_INVALID, "layout: virtual_tp is %u and must be a power of two up to 256", layout->virtual_tp);
     if (!is_power_of_two(layout->virtual_sp) || layout->virtual_sp > 256)
@@ -143,7 +132,7 @@ pd_status pd_commit_check(const struct pd_commit *commit, struct pd_error *err)
 {
     const struct pd_layout *l = &commit->state.layout;
     PD_TRY(pd_layout_check(l, err));
-    const uint64_t shards = (uint64_t)l->dp * l->tp * l->pp * l->sp * (l->stripes ? l->stripes : 1);
+    const uint64_t shards = (uint64_t)l->dp * l->tp * l->pp * l->sp;
     if (shards != commit->shard_count)
         PD_FAIL(err, PD_INVALID, "it lists %u shards where its layout has %" PRIu64, commit->shard_count, shards);
     PD_TRY(check_state(&commit->state, err));

@@ -231,13 +231,7 @@ pd_status store_open_below(const struct store_dir *dir, const char *path, struct
 {
     const size_t length = strlen(dir->root);
     PD_CHECK(strncmp(path, dir->root, length) == 0 && path[length] == '/');
-    const char *below = path + length + 1, *rest = strchr(below, '/');
-    if (rest && strncmp(below, "stripe-", 7) == 0) { /* our own link to another drive */
-        struct store_text drive;
-        snprintf(drive.text, sizeof drive.text, "%.*s", (int)(rest - path), path);
-        return pd_dir_open(dir->vfs, drive.text, rest + 1, ret_dir, err);
-    }
-    return pd_dir_open(dir->vfs, dir->root, below, ret_dir, err);
+    return pd_dir_open(dir->vfs, dir->root, path + length + 1, ret_dir, err);
 }
 
 /* Unlinks our files, with or without the mark, and counts in *ret_left what stays. */

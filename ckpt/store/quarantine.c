@@ -33,20 +33,18 @@ static uint64_t bytes_in(const struct store_dir *root, const char *name)
     return bytes;
 }
 
-static pd_status remove_quarantined(const struct store_drives *drives, const struct quarantined *victim,
-                                    struct pd_error *err)
+static pd_status remove_quarantined(const struct store_files *files, const struct quarantined *victim, struct pd_error *err)
 {
     const struct pd_store_name name = pd_step_name_text(&victim->name);
-    const struct store_text path = store_at(&drives->rows[0].dir, "quarantine/%s", name.text);
+    const struct store_text path = store_at(&files->dir, "quarantine/%s", name.text);
     pd_log_info("ckpt", "%s is removed: the quarantine is full", path.text);
-    if (store_is_link(&drives->rows[0].dir, path.text)) return pd_vfs_unlink(drives->rows[0].dir.vfs, path.text, err);
-    PD_TRY(store_remove_files(&drives->rows[0].dir, path.text, err));
-    return store_stripes_remove(drives, name.text, err);
+    if (store_is_link(&files->dir, path.text)) return pd_vfs_unlink(files->dir.vfs, path.text, err);
+    return store_remove_files(&files->dir, path.text, err);
 }
 
-static pd_status enforce_cap(const struct store_drives *drives, uint64_t bytes_max, struct pd_error *err)
+static pd_status enforce_cap(const struct store_files *files, uint64_t bytes_max, struct pd_error *err)
 {
-    const struct store_dir *root = &drives->rows[0].dir;
+    const struct store_dir *root = &files->dir;
     struct pd_listing listing = {0};
     PD_TRY(pd_vfs_list(root->vfs, store_at(root, "quarantine").text, &listing, err));
     struct quarantined *rows = calloc((size_t)listing.count + 1, sizeof *rows);
@@ -64,7 +62,7 @@ static pd_status enforce_cap(const struct store_drives *drives, uint64_t bytes_m
     const uint32_t most = bytes_max && count ? count - 1 : count;
     for (uint32_t i = 0; i < most && total > bytes_max; i++) {
         struct pd_error own;
-        if (remove_quarantined(drives, &rows[i], &own) == PD_OK)
+        if (remove_quarantined(files, &rows[i], &own) == PD_OK)
             total -= rows[i].bytes;
         else
             pd_log_warn("ckpt", "%s/quarantine is over its cap: %s", root->root, own.message);
@@ -73,10 +71,10 @@ static pd_status enforce_cap(const struct store_drives *drives, uint64_t bytes_m
     return PD_OK;
 }
 
-pd_status store_quarantine_here(struct store_drives *drives, const char *name, const char *note, const char *reason,
+pd_status store_quarantine_here(struct store_files *files, const char *name, const char *note, const char *reason,
                                 uint64_t bytes_max, struct pd_error *err)
 {
-    struct store_dir *root = &drives->rows[0].dir;
+    struct store_dir *root = &files->dir;
     char text[1024];
     const struct store_text quarantine = store_at(root, "quarantine");
     struct pd_dir *open = NULL;
@@ -84,7 +82,6 @@ pd_status store_quarantine_here(struct store_drives *drives, const char *name, c
     if (st == PD_EXISTS) st = store_open_below(root, quarantine.text, &open, err); /* no link that leads elsewhere */
     pd_dir_close(open);
     PD_TRY(st);
-    PD_TRY(store_stripes_quarantine(drives, err));
     st = pd_vfs_rename(root->vfs, store_at(root, "%s", name).text, store_at(root, "quarantine/%s", name).text, err);
     if (st == PD_NOT_FOUND) return PD_OK; /* this host had no part in it */
     PD_TRY(st);
@@ -96,7 +93,7 @@ pd_status store_quarantine_here(struct store_drives *drives, const char *name, c
         pd_log_warn("ckpt", "%s could not be written", to.text);
     PD_TRY(store_sync_dir(root, store_at(root, "quarantine").text, err));
     PD_TRY(store_sync_dir(root, root->root, err));
-    return enforce_cap(drives, bytes_max, err);
+    return enforce_cap(files, bytes_max, err);
 }
 
 /* What cannot be moved back stays for the next open. */
@@ -116,9 +113,9 @@ static void return_here(struct store_dir *root, const struct store_scan *scan, c
                 to.text);
 }
 
-pd_status store_quarantine_return(struct store_drives *drives, struct pd_error *err)
+pd_status store_quarantine_return(struct store_files *files, struct pd_error *err)
 {
-    struct store_dir *root = &drives->rows[0].dir;
+    struct store_dir *root = &files->dir;
     struct store_scan scan = {0};
     pd_status st = store_scan(root, "quarantine/", true, &scan, err);
     if (st != PD_OK) return st == PD_PEER_LOST ? st : PD_OK; /* most often there is no quarantine */

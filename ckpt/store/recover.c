@@ -10,8 +10,8 @@
 #include <string.h>
 
 struct recovery {
-    struct store_drives *drives;
-    struct store_dir *root; /* of drives */
+    struct store_files *files;
+    struct store_dir *root;
     const struct pd_store_options *options;
     const struct store_scan *scan;
     struct store_catalog *catalog;
@@ -75,7 +75,7 @@ static bool is_of_another_run(const struct recovery *r, const struct store_state
 
 static struct pd_store_unusable unusable_of(const struct store_state *state, enum pd_store_flaw flaw)
 {
-    struct pd_store_unusable row = {.step = state->step, .flaw = flaw, .is_drive_absent = state->is_drive_absent};
+    struct pd_store_unusable row = {.step = state->step, .flaw = flaw};
     memcpy(row.right_name, store_state_name(state, false).text, sizeof row.right_name);
     memcpy(row.name, flaw == PD_STORE_MISNAMED ? state->misnamed : row.right_name, sizeof row.name);
     return row;
@@ -202,13 +202,12 @@ static pd_status take_committed(const struct recovery *r, const struct store_sta
 
 /* ---- the other states ---- */
 
-/* What cannot be cleared now is met again at the next open: no reason to stop. Shards on drives are; store_stripes_clear
- * comes by again. */
+/* What cannot be cleared now is met again at the next open: no reason to stop. */
 static void clear(const struct recovery *r, const struct store_state *state, bool is_tmp)
 {
     struct pd_error own;
     const struct pd_store_name name = store_state_name(state, is_tmp);
-    if (store_scan_find(r->scan, state, is_tmp) && store_clear_dir(r->drives, name.text, &own) != PD_OK)
+    if (store_scan_find(r->scan, state, is_tmp) && store_clear_dir(r->files, name.text, &own) != PD_OK)
         pd_log_warn("ckpt", "what an interrupted save left in %s/%s stays: %s", r->root->root, name.text, own.message);
 }
 
@@ -216,7 +215,6 @@ static void clear_all(const struct recovery *r, const struct store_state *state)
 {
     clear(r, state, false);
     clear(r, state, true);
-    (void)!store_stripes_remove(r->drives, store_state_name(state, false).text, NULL);
 }
 
 static void move_aside(const struct recovery *r, const struct store_state *state, const char *note, const char *cause)
@@ -224,7 +222,7 @@ static void move_aside(const struct recovery *r, const struct store_state *state
     struct pd_error own;
     const struct pd_store_name name = store_state_name(state, false);
     if (!r->options->writable || !r->root->leads_share || !store_scan_find(r->scan, state, false)) return;
-    if (store_quarantine_here(r->drives, name.text, note, cause, r->options->quarantine_bytes_max, &own) != PD_OK)
+    if (store_quarantine_here(r->files, name.text, note, cause, r->options->quarantine_bytes_max, &own) != PD_OK)
         pd_log_warn("ckpt", "%s/%s stays where it is: %s", r->root->root, name.text, own.message);
 }
 
@@ -281,9 +279,8 @@ static pd_status act(const struct recovery *r, const struct store_state *state, 
         return take_committed(r, state, err);
     case STORE_PARTIAL:
         warn(r, note_unusable(r, state, PD_STORE_INCOMPLETE),
-             state->is_shard_absent && !state->is_drive_absent
-                 ? "is committed but not whole, passed over (is a host absent?)"
-                 : "is committed but not whole, passed over");
+             state->is_shard_absent ? "is committed but not whole, passed over (is a host absent?)"
+                                    : "is committed but not whole, passed over");
         return keep_item(r, state, &r->catalog->partial, err);
     case STORE_UNCOMMITTED:
         if (state->has_shards)
@@ -327,10 +324,10 @@ static pd_status refuse_unreadable(const struct recovery *r, struct pd_error *er
                             "%s is newer than what can be read; make it readable or move it away", name.text);
 }
 
-pd_status store_recover(struct store_drives *drives, const struct pd_store_options *options, const struct store_scan *scan,
+pd_status store_recover(struct store_files *files, const struct pd_store_options *options, const struct store_scan *scan,
                         struct store_catalog *catalog, struct pd_error *err)
 {
-    struct recovery r = {drives, &drives->rows[0].dir, options, scan, catalog, NULL, false};
+    struct recovery r = {files, &files->dir, options, scan, catalog, NULL, false};
     PD_TRY(find_ours(&r, err));
     for (uint32_t i = 0; i < scan->state_count; i++)
         r.any_committed =

@@ -21,22 +21,22 @@ static pd_status holds_foreign(const struct store_dir *root, const char *path, b
     return PD_OK;
 }
 
-static struct store_text trash_path(const struct store_drives *drives, const char *name)
+static struct store_text trash_path(const struct store_files *files, const char *name)
 {
     char trash[PD_STORE_NAME_MAX + 8];
     snprintf(trash, sizeof trash, "trash-%s", name);
-    return store_pool_at(&drives->rows[0].pool, trash);
+    return store_pool_at(&files->pool, trash);
 }
 
 /* Out of the root into the pool, unless it holds something that is not ours, or there is no pool: then it is emptied where it
  * is.
  * *ret_path: where its files are now, empty when it is not there. */
-static pd_status move_to_trash(const struct store_drives *drives, const char *name, struct store_text *ret_path,
+static pd_status move_to_trash(const struct store_files *files, const char *name, struct store_text *ret_path,
                                struct pd_error *err)
 {
-    const struct store_dir *root = &drives->rows[0].dir;
-    const struct store_text path = store_at(root, "%s", name), trash = trash_path(drives, name);
-    bool keeps = !drives->rows[0].pool.fence;
+    const struct store_dir *root = &files->dir;
+    const struct store_text path = store_at(root, "%s", name), trash = trash_path(files, name);
+    bool keeps = !files->pool.fence;
     ret_path->text[0] = 0;
     pd_status st = keeps ? PD_OK : holds_foreign(root, path.text, &keeps, err);
     if (!st && !keeps) st = pd_vfs_rename(root->vfs, path.text, trash.text, err);
@@ -60,14 +60,14 @@ static pd_status drop_link(struct store_dir *root, const char *name, bool *ret_w
     return store_sync_dir(root, root->root, err);
 }
 
-pd_status store_clear_dir(struct store_drives *drives, const char *name, struct pd_error *err)
+pd_status store_clear_dir(struct store_files *files, const char *name, struct pd_error *err)
 {
     struct store_text path;
     bool was_link;
-    PD_TRY(drop_link(&drives->rows[0].dir, name, &was_link, err));
+    PD_TRY(drop_link(&files->dir, name, &was_link, err));
     if (was_link) return PD_OK;
-    PD_TRY(move_to_trash(drives, name, &path, err));
-    return path.text[0] ? store_remove_files(&drives->rows[0].dir, path.text, err) : PD_OK;
+    PD_TRY(move_to_trash(files, name, &path, err));
+    return path.text[0] ? store_remove_files(&files->dir, path.text, err) : PD_OK;
 }
 
 /* ---- a checkpoint ---- */
@@ -102,57 +102,54 @@ static pd_status remove_records_here(struct store_dir *root, const char *name, s
 }
 
 /* Durably, before any file of it is moved or unlinked: the mark may be the first that a power loss takes. */
-static pd_status trash_here(struct store_drives *drives, const char *name, struct pd_error *err)
+static pd_status trash_here(struct store_files *files, const char *name, struct pd_error *err)
 {
-    struct store_dir *root = &drives->rows[0].dir;
+    struct store_dir *root = &files->dir;
     struct store_text path;
-    PD_TRY(store_clear_dir(drives, tmp_name_of(name).text, err));
-    PD_TRY(move_to_trash(drives, name, &path, err));
+    PD_TRY(store_clear_dir(files, tmp_name_of(name).text, err));
+    PD_TRY(move_to_trash(files, name, &path, err));
     if (!path.text[0]) return PD_OK;
     return store_sync_dir(root, strcmp(path.text, store_at(root, "%s", name).text) == 0 ? path.text : root->root, err);
 }
 
-/* Shard `number` becomes a free file of `rank`, out of the trash. One that a generation or somebody else still knows is only
+/* The shard of `rank` becomes a free file of it, out of the trash. One that a generation or somebody else still knows is only
  * unlinked. */
-static void recycle_shard(struct store_drives *drives, const char *name, uint32_t number, uint32_t rank)
+static void recycle_shard(struct store_files *files, const char *name, uint32_t rank)
 {
     char from[STORE_PATH_MAX];
-    int length = snprintf(from, sizeof from, "%s/%s", trash_path(drives, name).text, pd_shard_name(number).text);
+    int length = snprintf(from, sizeof from, "%s/%s", trash_path(files, name).text, pd_shard_name(rank).text);
     PD_CHECK(length > 0 && (size_t)length < sizeof from);
-    (void)!store_free_put(&drives->rows[0].pool, rank, from);
+    (void)!store_free_put(&files->pool, rank, from);
 }
 
-/* What this rank wrote. What is a link there becomes free on its own drive. */
-static void recycle_shards(struct store_drives *drives, const char *name)
+/* What this rank wrote. */
+static void recycle_shards(struct store_files *files, const char *name)
 {
-    const struct store_pool *pool = &drives->rows[0].pool;
-    const uint32_t rank = pool->dir->group->rank, here = drives->count > 1 ? 1 : drives->shards;
-    for (uint32_t s = 0; s < here; s++)
-        recycle_shard(drives, name, rank * drives->shards + s, rank);
+    const struct store_pool *pool = &files->pool;
+    const uint32_t rank = pool->dir->group->rank;
+    recycle_shard(files, name, rank);
     for (uint32_t i = 0; i < pool->other_count; i++)
-        recycle_shard(drives, name, pool->others[i], pool->others[i]);
-    store_stripes_recycle(drives, name);
+        recycle_shard(files, name, pool->others[i]);
 }
 
-static pd_status empty_trash(struct store_drives *drives, const char *name, struct pd_error *err)
+static pd_status empty_trash(struct store_files *files, const char *name, struct pd_error *err)
 {
-    const struct store_dir *root = &drives->rows[0].dir;
-    if (drives->rows[0].pool.fence) PD_TRY(store_remove_files(root, trash_path(drives, name).text, err));
+    const struct store_dir *root = &files->dir;
+    if (files->pool.fence) PD_TRY(store_remove_files(root, trash_path(files, name).text, err));
     /* It is still there when it holds foreign files. */
-    PD_TRY(store_remove_files(root, store_at(root, "%s", name).text, err));
-    return store_stripes_remove(drives, name, err);
+    return store_remove_files(root, store_at(root, "%s", name).text, err);
 }
 
-pd_status store_remove(struct store_drives *drives, const char *name, bool recycle, struct pd_error *err)
+pd_status store_remove(struct store_files *files, const char *name, bool recycle, struct pd_error *err)
 {
-    struct store_dir *root = &drives->rows[0].dir;
+    struct store_dir *root = &files->dir;
     const bool leads = root->leads_share;
     PD_TRY(pd_group_agree(root->group, leads ? remove_records_here(root, name, err) : PD_OK, err));
     pd_fault_point("store.remove.hidden");
-    PD_TRY(pd_group_agree(root->group, leads ? trash_here(drives, name, err) : PD_OK, err));
+    PD_TRY(pd_group_agree(root->group, leads ? trash_here(files, name, err) : PD_OK, err));
     if (recycle) {
-        recycle_shards(drives, name);
+        recycle_shards(files, name);
         PD_TRY(pd_group_barrier(root->group, err));
     }
-    return pd_group_agree(root->group, leads ? empty_trash(drives, name, err) : PD_OK, err);
+    return pd_group_agree(root->group, leads ? empty_trash(files, name, err) : PD_OK, err);
 }

@@ -2,26 +2,26 @@
  * found them. */
 #pragma once
 
-#include "ckpt/store/drives.h"
+#include "ckpt/store/files.h"
 #include "ckpt/store/scan.h"
 
 /* Collective: takes the record away on every host, then the directory. With `recycle` every rank keeps its files. */
-PD_MUST_USE pd_status store_remove(struct store_drives *drives, const char *name, bool recycle, struct pd_error *err);
+PD_MUST_USE pd_status store_remove(struct store_files *files, const char *name, bool recycle, struct pd_error *err);
 /* Leaders: a directory that holds no valid record anywhere. Foreign files in it, and it with them, stay. */
-PD_MUST_USE pd_status store_clear_dir(struct store_drives *drives, const char *name, struct pd_error *err);
+PD_MUST_USE pd_status store_clear_dir(struct store_files *files, const char *name, struct pd_error *err);
 
 /* ---- quarantine.c ---- */
 
 /* Leaders: moves <root>/<name> into the quarantine, writes `reason` into the file `note` beside it, and enforces the cap. */
-PD_MUST_USE pd_status store_quarantine_here(struct store_drives *drives, const char *name, const char *note,
+PD_MUST_USE pd_status store_quarantine_here(struct store_files *files, const char *name, const char *note,
                                             const char *reason, uint64_t bytes_max, struct pd_error *err);
 /* Collective: what lies there because its record was absent, and has it again, goes back to the root. */
-PD_MUST_USE pd_status store_quarantine_return(struct store_drives *drives, struct pd_error *err);
+PD_MUST_USE pd_status store_quarantine_return(struct store_files *files, struct pd_error *err);
 /* Collective: of the host that has most. */
 PD_MUST_USE pd_status store_quarantine_count(struct store_dir *root, uint32_t *ret_count, struct pd_error *err);
 
 /* ---- recover.c ---- */
 
 /* Collective: rolls committed ones forward, clears what was never committed, moves the damaged aside, fills the catalog. */
-PD_MUST_USE pd_status store_recover(struct store_drives *drives, const struct pd_store_options *options,
+PD_MUST_USE pd_status store_recover(struct store_files *files, const struct pd_store_options *options,
                                     const struct store_scan *scan, struct store_catalog *catalog, struct pd_error *err);

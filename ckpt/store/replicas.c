@@ -6,7 +6,7 @@
  *
  * R is the rank whose shard it is; the files lie in the pool of the replica host, which has no rank R of its own.
  */
-#include "ckpt/store/drives.h"
+#include "ckpt/store/files.h"
 
 #include <stdlib.h>
 #include <string.h>

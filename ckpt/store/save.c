@@ -10,17 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct store_drive *root_of(const struct store_save *save)
-{
-    return &save->drives->rows[0];
-}
-
 /* ---- prepare ---- */
 
 static pd_status write_new_file(const struct store_save *save, const char *path, const void *data, uint64_t bytes,
                                 struct pd_error *err)
 {
-    return store_file_write(root_of(save)->dir.vfs, path, PD_OPEN_CREATE | PD_OPEN_TRUNCATE, data, bytes,
+    return store_file_write(save->files->dir.vfs, path, PD_OPEN_CREATE | PD_OPEN_TRUNCATE, data, bytes,
                             bytes ? STORE_FILE_SYNC : STORE_FILE_LEAVE, err);
 }
 
@@ -35,7 +30,7 @@ static pd_status write_index(struct store_save *save, const char *path, struct p
 
 pd_status store_save_place_index(struct store_save *save, struct pd_error *err)
 {
-    const struct store_drive *root = root_of(save);
+    const struct store_files *root = save->files;
     save->has_placed_index = save->index_data != NULL;
     if (!save->index_data) return PD_OK;
     const struct store_text path = store_at(&root->dir, "%s.tmp/index.h5", save->name);
@@ -60,7 +55,7 @@ pd_status store_save_place_index(struct store_save *save, struct pd_error *err)
 static pd_status check_unused(const struct store_save *save, struct pd_error *err)
 {
     static const char *const suffixes[] = {"", ".tmp"};
-    const struct store_dir *root = &root_of(save)->dir;
+    const struct store_dir *root = &save->files->dir;
     for (unsigned i = 0; i < 2; i++) {
         struct pd_stat stat;
         const struct store_text path = store_at(root, "%s%s", save->name, suffixes[i]);
@@ -73,39 +68,24 @@ static pd_status check_unused(const struct store_save *save, struct pd_error *er
 
 static pd_status prepare_directory(struct store_save *save, struct pd_error *err)
 {
-    const struct store_dir *root = &root_of(save)->dir;
+    const struct store_dir *root = &save->files->dir;
     PD_TRY(pd_vfs_mkdir(root->vfs, store_at(root, "%s.tmp", save->name).text, err));
     pd_fault_point("store.begin.made");
     PD_TRY(write_new_file(save, store_at(root, "%s.tmp/commit.h5", save->name).text, NULL, 0, err));
     return store_save_place_index(save, err);
 }
 
-/* Collective: those that are gone on some rank. */
-static pd_status make_pools_again(struct store_save *save, struct pd_error *err)
+/* PD_NOT_FOUND: the pool is gone; it may be made again. */
+static pd_status check_pool(const struct store_save *save, struct pd_error *err)
 {
-    for (uint32_t i = 0; i < save->drives->count; i++) {
-        struct store_pool *pool = &save->drives->rows[i].pool;
-        const pd_status st = pd_group_agree(root_of(save)->dir.group, store_pool_is_gone(pool) ? PD_NOT_FOUND : PD_OK, NULL);
-        if (st == PD_OK) continue;
-        if (st != PD_NOT_FOUND) PD_FAIL(err, st, "looking for the pools of all ranks");
-        PD_TRY(store_pool_make_again(pool, err));
-    }
-    return PD_OK;
-}
-
-/* PD_NOT_FOUND: a pool is gone, which may be made again. */
-static pd_status check_pools(const struct store_save *save, struct pd_error *err)
-{
-    for (uint32_t i = 0; i < save->drives->count; i++)
-        if (store_pool_is_gone(&save->drives->rows[i].pool))
-            PD_FAIL(err, PD_NOT_FOUND, "pool-%" PRIu64 " was removed from %s", save->drives->rows[i].pool.fence,
-                    save->drives->rows[i].dir.root);
+    if (store_pool_is_gone(&save->files->pool))
+        PD_FAIL(err, PD_NOT_FOUND, "pool-%" PRIu64 " was removed from %s", save->files->pool.fence, save->files->dir.root);
     return PD_OK;
 }
 
 static pd_status check_begin(struct store_save *save, const struct pd_identity *identity, struct pd_error *err)
 {
-    const struct store_drive *root = root_of(save);
+    const struct store_files *root = save->files;
     struct store_items *committed = &save->catalog->committed;
     PD_CHECK(root->lease.fence);
     if (save->is_preparing) PD_FAIL(err, PD_BUG, "a save begins while %s is being prepared", save->name);
@@ -116,17 +96,17 @@ static pd_status check_begin(struct store_save *save, const struct pd_identity *
     }
     PD_TRY(store_items_reserve(committed, err));
     if (root->dir.leads_share) PD_TRY(store_lease_check_here(&root->lease, err)); /* before anything is written in vain */
-    return check_pools(save, err);
+    return check_pool(save, err);
 }
 
 pd_status store_save_begin(struct store_save *save, const struct pd_identity *identity, struct pd_error *err)
 {
-    const struct store_drive *root = root_of(save);
+    const struct store_files *root = save->files;
     struct pd_group *group = root->dir.group;
     const bool leads = root->dir.leads_share;
     pd_status st = pd_group_agree(group, check_begin(save, identity, err), err);
     if (st == PD_NOT_FOUND) {
-        PD_TRY(make_pools_again(save, err));
+        PD_TRY(store_pool_make_again(&save->files->pool, err));
         st = pd_group_agree(group, check_begin(save, identity, err), err);
     }
     PD_TRY(st);
@@ -134,22 +114,17 @@ pd_status store_save_begin(struct store_save *save, const struct pd_identity *id
     memcpy(save->name, pd_step_name_text(&name).text, sizeof save->name);
     save->identity = *identity;
     st = pd_group_agree(group, leads ? check_unused(save, err) : PD_OK, err);
-    if (st == PD_EXISTS) st = store_remove(save->drives, save->name, false, err);
+    if (st == PD_EXISTS) st = store_remove(save->files, save->name, false, err);
     PD_TRY(st);
     st = pd_group_agree(group, leads ? prepare_directory(save, err) : PD_OK, err);
-    if (st == PD_OK) st = store_stripes_begin(save->drives, save->name, err);
     return st == PD_OK ? PD_OK : store_save_give_up(save, st, err);
 }
 
-void store_save_path(const struct store_save *save, uint32_t stripe, char ret_path[STORE_PATH_MAX])
+void store_save_path(const struct store_save *save, char ret_path[STORE_PATH_MAX])
 {
-    const struct store_drives *drives = save->drives;
-    const bool is_linked = stripe && stripe < drives->count;
-    PD_CHECK(stripe < drives->shards);
-    snprintf(ret_path, STORE_PATH_MAX, "%s",
-             store_at(&drives->rows[is_linked ? stripe : 0].dir, "%s%s/%s", save->name, is_linked ? "" : ".tmp",
-                      store_shard_name(drives, stripe).text)
-                 .text);
+    const struct store_dir *root = &save->files->dir;
+    const struct pd_store_name shard = pd_shard_name(root->group->rank);
+    snprintf(ret_path, STORE_PATH_MAX, "%s", store_at(root, "%s.tmp/%s", save->name, shard.text).text);
 }
 
 /* ---- give up ---- */
@@ -163,7 +138,7 @@ void store_save_leave(struct store_save *save, const char *name)
 /* A directory that stays would keep its files, generations among them: pruning tries again. */
 static void clear_save(struct store_save *save, const char *name)
 {
-    if (store_remove(save->drives, name, false, NULL) != PD_OK) store_save_leave(save, name);
+    if (store_remove(save->files, name, false, NULL) != PD_OK) store_save_leave(save, name);
 }
 
 /* A step that was saved later under the same name is no leftover. */
@@ -182,7 +157,7 @@ void store_save_clear_leftovers(struct store_save *save)
  * rank cannot know whether some host has committed, so nothing on disk is touched and the next open decides. */
 pd_status store_save_give_up(struct store_save *save, pd_status st, struct pd_error *err)
 {
-    const struct store_drive *root = root_of(save);
+    const struct store_files *root = save->files;
     struct pd_error lost;
     pd_status owner = store_lease_check(&root->lease, &lost);
     if (owner == PD_BUSY || (owner != PD_OK && st == PD_NOT_FOUND)) st = pd_error_pass(err, owner, &lost);
@@ -204,16 +179,16 @@ static pd_status check_identities(const struct store_dir *root, struct pd_error 
 static pd_status encode_record(const struct store_save *save, struct pd_shard_summary *shards, uint32_t shards_a_rank,
                                const struct pd_run_state *state, void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
 {
-    const struct store_drive *root = root_of(save);
-    const uint32_t stripes = state->layout.stripes ? state->layout.stripes : 1, size = root->dir.group->size;
+    const struct store_files *root = save->files;
+    const uint32_t size = root->dir.group->size;
     struct pd_commit commit = {.state = *state, .shard_count = size * shards_a_rank, .shards = shards};
-    PD_CHECK(size == 1 || stripes == shards_a_rank);
+    PD_CHECK(size == 1 || shards_a_rank == 1);
     PD_TRY(check_identities(&root->dir, err));
     commit.state.fence = root->lease.fence;
     commit.state.index_digest = save->has_placed_index ? save->index_digest : 0;
     commit.state.identity = save->identity;
     for (uint32_t s = 0; s < commit.shard_count; s++) {
-        shards[s].writer_rank = s / stripes;
+        shards[s].writer_rank = s;
         shards[s].host = root->dir.host_of[s / shards_a_rank];
     }
     return pd_commit_encode(&commit, ret_data, ret_bytes, err);
@@ -224,7 +199,7 @@ static pd_status build_record(const struct store_save *save, const struct pd_sha
                               const struct pd_run_state *state, void **ret_data, uint64_t *ret_bytes, uint64_t *ret_total,
                               struct pd_error *err)
 {
-    struct store_drive *root = root_of(save);
+    struct store_files *root = save->files;
     struct pd_group *group = root->dir.group;
     struct pd_shard_summary *all = group->rank == 0 ? calloc(group->size, count * sizeof *all) : NULL;
     pd_status st = PD_ALLOCATED(all || group->rank != 0, err, "no memory for the shards of %u ranks", group->size);
@@ -263,9 +238,8 @@ pd_status store_commit_here(struct store_dir *root, const char *from, const char
  * it. On one disk the name of the directory and the record in it become durable together, when it gets its final name. */
 static pd_status sync_prepared(const struct store_save *save, struct pd_error *err)
 {
-    struct store_dir *root = &root_of(save)->dir;
+    struct store_dir *root = &save->files->dir;
     PD_TRY(store_sync_dir(root, store_at(root, "%s.tmp", save->name).text, err));
-    PD_TRY(store_stripes_sync(save->drives, save->name, err));
     return root->has_other_shares && root->leads_share ? store_sync_dir(root, root->root, err) : PD_OK;
 }
 
@@ -274,13 +248,13 @@ static pd_status commit_prepared(const struct store_save *save, const void *reco
     char from[PD_STORE_NAME_MAX + 4];
     snprintf(from, sizeof from, "%s.tmp", save->name);
     pd_fault_point("store.commit.checked");
-    return store_commit_here(&root_of(save)->dir, from, save->name, record, bytes, err);
+    return store_commit_here(&save->files->dir, from, save->name, record, bytes, err);
 }
 
 static pd_status commit(const struct store_save *save, const struct pd_shard_summary *summaries, uint32_t count,
                         const struct pd_run_state *state, uint64_t *ret_total, struct pd_error *err)
 {
-    const struct store_dir *root = &root_of(save)->dir;
+    const struct store_dir *root = &save->files->dir;
     void *record = NULL;
     uint64_t bytes = 0;
     pd_fault_point("store.prepare.written");
@@ -296,7 +270,7 @@ static pd_status commit(const struct store_save *save, const struct pd_shard_sum
 pd_status store_save_commit(struct store_save *save, pd_status mine, const struct pd_shard_summary *summaries,
                             uint32_t count, const struct pd_run_state *state, struct pd_error *err)
 {
-    const struct store_drive *root = root_of(save);
+    const struct store_files *root = save->files;
     if (!save->is_preparing) PD_FAIL(err, PD_BUG, "a commit without a checkpoint being prepared");
     struct store_item item = {.entry = {.lineage = save->identity.lineage,
                                         .step = save->identity.step,

@@ -1,12 +1,12 @@
 /* The checkpoint being made. Owner of struct store_save: save.c. */
 #pragma once
 
-#include "ckpt/store/drives.h"
+#include "ckpt/store/files.h"
 
 #define STORE_LEFTOVERS_MAX 16u
 
 struct store_save {
-    struct store_drives *drives;
+    struct store_files *files;
     struct store_catalog *catalog;
     bool is_preparing;
     struct pd_identity identity;
@@ -25,8 +25,8 @@ struct store_save {
 
 /* Collective: makes the directory of the next checkpoint, without shards. */
 PD_MUST_USE pd_status store_save_begin(struct store_save *save, const struct pd_identity *identity, struct pd_error *err);
-/* "<root>/<name>.tmp/shard-<of this rank>.h5", or on the stripe's drive. */
-void store_save_path(const struct store_save *save, uint32_t stripe, char ret_path[STORE_PATH_MAX]);
+/* "<root>/<name>.tmp/shard-<of this rank>.h5" */
+void store_save_path(const struct store_save *save, char ret_path[STORE_PATH_MAX]);
 /* Collective: adds the checkpoint to the catalog, or gives the save up on every rank. summaries (count, alike on all ranks)
  * of what this rank has written. */
 PD_MUST_USE pd_status store_save_commit(struct store_save *save, pd_status mine, const struct pd_shard_summary *summaries,

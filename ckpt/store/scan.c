@@ -105,8 +105,7 @@ static pd_status note_record_read(struct store_listing *listing, const char *pat
     return st == PD_NO_MEMORY ? st : PD_OK;
 }
 
-/* A file of step directory `step`. A shard whose directory is still there and that is not is a link to a drive that is
- * absent. */
+/* A file of step directory `step`. A symbolic link to a file that is not there counts as absent. */
 static pd_status list_file(const struct store_dir *dir, struct store_listing *listing, const char *step, const char *name,
                            struct pd_error *err)
 {
@@ -433,22 +432,8 @@ static void explain_shards(const struct shards_seen *seen, struct store_state *s
                  name.text, seen->first_bytes, seen->first_right, more);
 }
 
-/* Logged in full where this host has the links. */
-static void explain_drive(const struct store_dir *dir, const struct shards_seen *seen, struct store_state *state)
-{
-    char drive[STORE_PATH_MAX], more[48];
-    const struct store_text path = store_at(dir, "%s", store_state_name(state, false).text);
-    if (!pd_store_absent_drive(dir->vfs, path.text, (uint32_t)seen->first_absent, drive)) return;
-    state->is_drive_absent = 1;
-    and_more(seen->absent - 1, more);
-    snprintf(state->cause, sizeof state->cause,
-             "%.32s%s lies in %.180s, a directory of checkpoint.stripes whose drive is not there",
-             pd_shard_name((uint32_t)seen->first_absent).text, more, drive);
-}
-
-static pd_status look_for_shards(const struct store_dir *dir, const struct remote *rows, uint64_t count,
-                                 const struct remote *record, struct shards_seen *ret_seen, struct store_state *state,
-                                 struct pd_error *err)
+static pd_status look_for_shards(const struct remote *rows, uint64_t count, const struct remote *record,
+                                 struct shards_seen *ret_seen, struct store_state *state, struct pd_error *err)
 {
     const uint64_t shards = record->header[W_SHARDS];
     uint64_t *sizes = malloc((shards + 1) * sizeof *sizes);
@@ -457,7 +442,6 @@ static pd_status look_for_shards(const struct store_dir *dir, const struct remot
     const struct shards_seen seen = compare_sizes(sizes, record);
     if (seen.absent + seen.wrong) explain_shards(&seen, state);
     state->is_shard_absent = seen.absent > 0;
-    if (seen.absent) explain_drive(dir, &seen, state);
     state->hosts = count_hosts(rows, count, record, sizes);
     free(sizes);
     *ret_seen = seen;
@@ -550,7 +534,7 @@ static pd_status find_state(const struct store_dir *dir, bool writable, const st
         return PD_OK;
     }
     note_record(record, state);
-    PD_TRY(look_for_shards(dir, rows, count, record, &seen, state, err));
+    PD_TRY(look_for_shards(rows, count, record, &seen, state, err));
     state->kind = kind_with_record(dir, writable, state, &seen);
     if (all_agree(rows, count, record)) return PD_OK;
     if (state->kind == STORE_COMMITTED) state->kind = STORE_PARTIAL;

@@ -23,13 +23,12 @@ struct store_state { /* one (step, fence), the same on every rank */
     uint64_t step, fence, lineage, run_id[2], bytes;
     uint32_t kind;
     uint32_t shard_count, record_rank;
-    uint32_t needs_repair;    /* somewhere the record or the final name is missing */
-    uint32_t has_tmp;         /* somewhere it still has its temporary name */
-    uint32_t has_shards;      /* some lie under its final name */
-    uint32_t marks;           /* store_mark of any host */
-    uint32_t hosts;           /* directories that have a shard, the fewest of any */
-    uint32_t is_drive_absent; /* shards lie on a drive that is not there, as rank 0 sees it; `cause` names its directory */
-    uint32_t is_shard_absent; /* a shard is nowhere in sight, not merely of another size */
+    uint32_t needs_repair;            /* somewhere the record or the final name is missing */
+    uint32_t has_tmp;                 /* somewhere it still has its temporary name */
+    uint32_t has_shards;              /* some lie under its final name */
+    uint32_t marks;                   /* store_mark of any host */
+    uint32_t hosts;                   /* directories that have a shard, the fewest of any */
+    uint32_t is_shard_absent;         /* a shard is nowhere in sight, not merely of another size */
     char misnamed[PD_STORE_NAME_MAX]; /* a directory that has its record under another name, or empty */
     char cause[324];                  /* what is wrong with its shards, or empty */
 };

@@ -1,7 +1,7 @@
 /* The store: how a directory becomes a checkpoint, stays one, and stops being one. This file is the roof: the public calls,
  * and the order in which a store is opened. What it stands on, each with its owner, from the lowest up:
  *
- *   dir (where, who sees it) ◀ lease (lock, fence) ◀ pool (files free and in use) ◀ drives (root and stripes: all three each)
+ *   dir (where, who sees it) ◀ lease (lock, fence) ◀ pool (files free and in use) ◀ files (all three)
  *   catalog (what is committed) · scan (what lies where) ◀ remove, quarantine ◀ save (the checkpoint being made) ◀ recover
  *
  *   prepare           commit                             remove
@@ -69,29 +69,24 @@
 #include <string.h>
 
 struct pd_store {
-    struct pd_store_options options; /* without stripes */
-    struct store_drives drives;
+    struct pd_store_options options;
+    struct store_files files;
     struct store_catalog catalog;
     struct store_save save;
     struct pd_store_replicas replicas; /* sources NULL: none */
 };
-
-static struct store_drive *root_of(struct pd_store *store)
-{
-    return &store->drives.rows[0];
-}
 
 /* ---- opening ---- */
 
 /* Every rank has heard what lies where before anything is changed. */
 static pd_status take_stock(struct pd_store *store, struct pd_error *err)
 {
-    struct store_dir *root = &root_of(store)->dir;
+    struct store_dir *root = &store->files.dir;
     struct store_scan scan = {0};
-    if (store->options.writable) PD_TRY(store_quarantine_return(&store->drives, err));
+    if (store->options.writable) PD_TRY(store_quarantine_return(&store->files, err));
     PD_TRY(store_scan(root, "", store->options.writable, &scan, err));
     pd_status st = store_scan_check_records(root, &scan, err);
-    if (st == PD_OK) st = store_recover(&store->drives, &store->options, &scan, &store->catalog, err);
+    if (st == PD_OK) st = store_recover(&store->files, &store->options, &scan, &store->catalog, err);
     store_scan_deinit(&scan);
     return st;
 }
@@ -100,14 +95,14 @@ static pd_status take_stock(struct pd_store *store, struct pd_error *err)
 static pd_status remove_oldest(struct pd_store *store, bool *ret_any, struct pd_error *err)
 {
     static const struct pd_store_options look = {.quiet = true};
-    struct store_dir *root = &root_of(store)->dir;
+    struct store_dir *root = &store->files.dir;
     struct store_scan scan = {0};
     struct store_catalog catalog = {0};
     char(*names)[PD_STORE_NAME_MAX] = NULL;
     uint32_t count = 0;
     PD_TRY(store_scan(root, "", true, &scan, err));
     pd_status st = store_scan_check_records(root, &scan, err);
-    if (st == PD_OK) st = store_recover(&store->drives, &look, &scan, &catalog, err);
+    if (st == PD_OK) st = store_recover(&store->files, &look, &scan, &catalog, err);
     if (st == PD_OK) st = store_catalog_victims(&catalog, &store->options, &names, &count, err);
     st = pd_group_agree(root->group, st, err);
     *ret_any = false;
@@ -115,7 +110,7 @@ static pd_status remove_oldest(struct pd_store *store, bool *ret_any, struct pd_
         if (catalog.unusable[i].flaw == PD_STORE_OF_ANOTHER_RUN || catalog.unusable[i].flaw == PD_STORE_UNREADABLE)
             count = 0;
     for (uint32_t i = 0; st == PD_OK && i < count && !*ret_any; i++) {
-        const pd_status removed = store_remove(&store->drives, names[i], false, err);
+        const pd_status removed = store_remove(&store->files, names[i], false, err);
         *ret_any = removed == PD_OK;
         if (removed == PD_PEER_LOST) st = removed;
         if (removed == PD_OK && root->leads_share)
@@ -131,23 +126,23 @@ static pd_status remove_oldest(struct pd_store *store, bool *ret_any, struct pd_
  * at a time. */
 static pd_status open_pool(struct pd_store *store, struct pd_error *err)
 {
-    struct store_drive *root = root_of(store);
+    struct store_files *files = &store->files;
     struct pd_error own = {0};
-    pd_status st = store_drive_open_pool(root, &store->options, &own);
+    pd_status st = store_files_open_pool(files, &store->options, &own);
     for (bool is_first = true, any = true; st == PD_NO_SPACE && any; is_first = false) {
-        store_pool_close(&root->pool);
-        store_drive_clear_launches(root);
-        PD_TRY(pd_group_barrier(root->dir.group, err));
+        store_pool_close(&files->pool);
+        store_files_clear_launches(files);
+        PD_TRY(pd_group_barrier(files->dir.group, err));
         if (!is_first) PD_TRY(remove_oldest(store, &any, err));
-        if (any) st = store_drive_open_pool(root, &store->options, &own);
+        if (any) st = store_files_open_pool(files, &store->options, &own);
     }
-    if (st == PD_NO_SPACE) store_lease_give_back(&root->lease);
+    if (st == PD_NO_SPACE) store_lease_give_back(&files->lease);
     return pd_error_pass(err, st, &own);
 }
 
 static pd_status open_replicas(struct pd_store *store, struct pd_error *err)
 {
-    struct store_pool *pool = &root_of(store)->pool;
+    struct store_pool *pool = &store->files.pool;
     if (!store->options.replicas) return PD_OK;
     PD_TRY(store_replicas_open(&store->replicas, pool->dir, err));
     pool->others = store->replicas.sources;
@@ -158,36 +153,26 @@ static pd_status open_replicas(struct pd_store *store, struct pd_error *err)
 static pd_status open_all(struct pd_store *store, struct pd_vfs *vfs, struct pd_group *group, const char *path,
                           const struct pd_store_options *options, struct pd_error *err)
 {
-    struct store_drive *root = root_of(store);
-    PD_TRY(store_drive_open(root, vfs, group, path, options, err));
+    PD_TRY(store_files_open(&store->files, vfs, group, path, options, err));
     if (options->writable) PD_TRY(open_pool(store, err));
     if (options->writable) PD_TRY(open_replicas(store, err));
-    PD_TRY(store_stripes_open(&store->drives, options, err));
-    if (options->writable && root->dir.leads_share) store_stripes_find(&store->drives);
     PD_TRY(take_stock(store, err));
     pd_fault_point("store.open.recovered");
     if (!options->writable) return PD_OK;
-    store_stripes_clear(&store->drives, &store->catalog);
-    store_drive_clear_launches(root);
+    store_files_clear_launches(&store->files);
     return pd_group_barrier(group, err);
 }
 
 pd_status pd_store_open(struct pd_vfs *vfs, const char *root, const struct pd_store_options *options, struct pd_group *group,
                         struct pd_store **ret_store, struct pd_error *err)
 {
-    const uint32_t shards = options->shards ? options->shards : 1;
-    PD_CHECK(!options->stripes || options->writable); /* to look, the links are enough */
     PD_CHECK(!options->leaves_nothing || group->size == 1);
-    PD_CHECK(shards <= PD_LAYOUT_STRIPES_MAX);
     struct pd_store *store = calloc(1, sizeof *store);
     pd_status st = PD_ALLOCATED(store, err, "no memory for a store");
     st = pd_group_agree(group, st, err);
     if (st == PD_OK) {
         store->options = *options;
-        store->options.stripes = NULL;
-        store->drives.shards = shards;
-        store->drives.count = 1;
-        store->save = (struct store_save){.drives = &store->drives, .catalog = &store->catalog};
+        store->save = (struct store_save){.files = &store->files, .catalog = &store->catalog};
         st = open_all(store, vfs, group, root, options, err);
         if (st != PD_OK) st = pd_error_context(err, st, "checkpoint directory %s", root);
     }
@@ -202,7 +187,7 @@ static bool has_committed(const struct pd_store *store)
 {
     const struct store_items *committed = &store->catalog.committed;
     for (uint32_t i = 0; i < committed->count; i++)
-        if (committed->rows[i].entry.fence == store->drives.rows[0].lease.fence) return true;
+        if (committed->rows[i].entry.fence == store->files.lease.fence) return true;
     return false;
 }
 
@@ -210,8 +195,7 @@ void pd_store_close(struct pd_store *store)
 {
     if (!store) return;
     const bool forgets = store->options.leaves_nothing && !has_committed(store);
-    for (uint32_t s = store->drives.count; s-- > 0;)
-        store_drive_close(&store->drives.rows[s], forgets);
+    store_files_close(&store->files, forgets);
     free(store->replicas.sources);
     store_catalog_deinit(&store->catalog);
     free(store);
@@ -219,17 +203,17 @@ void pd_store_close(struct pd_store *store)
 
 uint64_t pd_store_fence(const struct pd_store *store)
 {
-    return store->drives.rows[0].lease.fence;
+    return store->files.lease.fence;
 }
 
 pd_status pd_store_check_fence(struct pd_store *store, struct pd_error *err)
 {
-    return store_lease_check(&root_of(store)->lease, err);
+    return store_lease_check(&store->files.lease, err);
 }
 
 bool pd_store_is_shared(const struct pd_store *store)
 {
-    return !store->drives.rows[0].dir.has_other_shares;
+    return !store->files.dir.has_other_shares;
 }
 
 /* ---- looking ---- */
@@ -264,12 +248,12 @@ const struct pd_store_unusable *pd_store_unusable_at(const struct pd_store *stor
 
 void pd_store_entry_path(const struct pd_store *store, const struct pd_store_entry *entry, char *ret_path)
 {
-    snprintf(ret_path, STORE_PATH_MAX, "%s", store_at(&store->drives.rows[0].dir, "%s", entry->name).text);
+    snprintf(ret_path, STORE_PATH_MAX, "%s", store_at(&store->files.dir, "%s", entry->name).text);
 }
 
 bool pd_store_has_record(const struct pd_store *store, const char *name)
 {
-    const struct store_dir *root = &store->drives.rows[0].dir;
+    const struct store_dir *root = &store->files.dir;
     struct pd_stat stat;
     return pd_vfs_stat(root->vfs, store_at(root, "%s/commit.h5", name).text, &stat, NULL) == PD_OK;
 }
@@ -293,7 +277,7 @@ void pd_store_unpin(struct pd_store *store, const char *name)
 pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_entry *entry, struct pd_commit *ret_commit,
                                struct pd_error *err)
 {
-    const struct store_dir *root = &root_of(store)->dir;
+    const struct store_dir *root = &store->files.dir;
     const struct store_item *item = store_items_find(&store->catalog.committed, entry->name);
     PD_CHECK(item);
     const struct store_text path = store_at(root, "%s/commit.h5", entry->name);
@@ -317,7 +301,7 @@ pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_ent
 pd_status pd_store_has_gone(struct pd_store *store, const struct pd_store_entry *entry, bool *ret_has_gone,
                             struct pd_error *err)
 {
-    struct store_dir *root = &root_of(store)->dir;
+    struct store_dir *root = &store->files.dir;
     uint64_t is_there = pd_store_has_record(store, entry->name);
     PD_TRY(store_gather_most(root, is_there, &is_there, err));
     for (uint32_t i = 0; is_there && i < entry->shard_count; i++) {
@@ -330,15 +314,15 @@ pd_status pd_store_has_gone(struct pd_store *store, const struct pd_store_entry 
 
 pd_status pd_store_count_quarantined(struct pd_store *store, uint32_t *ret_count, struct pd_error *err)
 {
-    return store_quarantine_count(&root_of(store)->dir, ret_count, err);
+    return store_quarantine_count(&store->files.dir, ret_count, err);
 }
 
 /* ---- space ---- */
 
 struct space_need {
-    uint64_t bytes;   /* one checkpoint of the ranks that share the drive, or one generation of theirs */
+    uint64_t bytes;   /* one checkpoint of the ranks that share the directory, or one generation of theirs */
     uint64_t there;   /* what lies there already and makes room as new ones come */
-    uint32_t ranks;   /* that share the drive */
+    uint32_t ranks;   /* that share the directory */
     uint32_t copies;  /* must fit at once */
     bool generations; /* files of state; else checkpoints, of which one must fit in any case */
 };
@@ -370,17 +354,16 @@ static pd_status check_space(const struct store_dir *dir, const struct space_nee
     return PD_OK;
 }
 
-/* What the newest committed ones take of a drive: its ranks' share of them. Of plain ones one fewer than `copies` will stay;
- * of those that generations replace as many as are kept, since the first ones are written before any of them goes. */
+/* What the newest committed ones take here: the share of the ranks that see this directory. Of plain ones one fewer than
+ * `copies` will stay; of those that generations replace as many as are kept, since the first ones are written before any of
+ * them goes. */
 static uint64_t committed_bytes_here(const struct pd_store *store, const struct space_need *need)
 {
     const struct store_items *committed = &store->catalog.committed;
-    const struct store_dir *root = &store->drives.rows[0].dir;
+    const struct store_dir *root = &store->files.dir;
     const uint32_t kept = store->options.keep_last ? store->options.keep_last : 1;
     const uint32_t count = need->generations ? kept : need->copies - 1;
     uint64_t bytes = 0;
-    /* Of several drives: about what one takes here each time. */
-    if (store->drives.count > 1) return need->bytes * (committed->count < count ? committed->count : count);
     for (uint32_t i = 0; i < committed->count && i < count; i++)
         bytes += committed->rows[i].entry.bytes / root->group->size * need->ranks;
     return bytes + pd_store_replica_bytes(store, count);
@@ -400,17 +383,15 @@ static pd_status sum_of_share(struct store_dir *dir, uint64_t mine, uint64_t *re
     return PD_OK;
 }
 
-pd_status pd_store_check_space(struct pd_store *store, uint32_t stripe, uint64_t bytes_here, uint32_t copies,
-                               struct pd_error *err)
+pd_status pd_store_check_space(struct pd_store *store, uint64_t bytes_here, uint32_t copies, struct pd_error *err)
 {
-    struct store_drive *drive = store_drive_of(&store->drives, stripe);
-    struct store_dir *dir = &drive->dir;
+    struct store_dir *dir = &store->files.dir;
     struct space_need need = {.copies = copies, .generations = store->options.generations};
-    const uint32_t files = pd_store_generations_needed(&store->options, dir->has_links);
+    const uint32_t needed = pd_store_generations_needed(&store->options, dir->has_links);
     uint32_t free_count;
     uint64_t free_bytes = 0, free_sum;
-    if (need.generations) store_pool_count(&drive->pool, &free_count, &free_bytes);
-    if (need.generations && need.copies < files) need.copies = files;
+    if (need.generations) store_pool_count(&store->files.pool, &free_count, &free_bytes);
+    if (need.generations && need.copies < needed) need.copies = needed;
     PD_TRY(sum_of_share(dir, bytes_here, &need.bytes, &need.ranks, err));
     PD_TRY(sum_of_share(dir, free_bytes, &free_sum, &need.ranks, err));
     need.there = committed_bytes_here(store, &need) + free_sum;
@@ -421,90 +402,76 @@ uint64_t pd_store_free_bytes(struct pd_store *store)
 {
     uint32_t count;
     uint64_t bytes;
-    store_pool_count(&root_of(store)->pool, &count, &bytes);
+    store_pool_count(&store->files.pool, &count, &bytes);
     return bytes;
 }
 
 void pd_store_keep_ready(struct pd_store *store, uint64_t bytes, void *buffer, uint64_t buffer_bytes)
 {
-    store_pool_keep_ready(&root_of(store)->pool, bytes, buffer, buffer_bytes);
+    store_pool_keep_ready(&store->files.pool, bytes, buffer, buffer_bytes);
 }
 
 /* ---- generations ---- */
 
-pd_status pd_store_generations_reserve(struct pd_store *store, uint32_t stripe, uint64_t file_bytes, struct pd_error *err)
+pd_status pd_store_generations_reserve(struct pd_store *store, uint64_t file_bytes, struct pd_error *err)
 {
-    struct store_drive *drive = store_drive_of(&store->drives, stripe);
+    struct store_files *files = &store->files;
     const uint32_t kept = store->options.keep_last ? store->options.keep_last : 1, committed = pd_store_count(store);
-    const uint32_t needed = pd_store_generations_needed(&store->options, drive->dir.has_links);
+    const uint32_t needed = pd_store_generations_needed(&store->options, files->dir.has_links);
     uint32_t count;
     uint64_t bytes;
-    PD_CHECK(drive->lease.fence);
-    store_pool_count(&drive->pool, &count, &bytes);
+    PD_CHECK(files->lease.fence);
+    store_pool_count(&files->pool, &count, &bytes);
     count += committed < kept ? committed : kept;
     if (count >= needed) return PD_OK;
-    pd_status st = store_pool_reserve(&drive->pool, needed - count, file_bytes, err);
+    pd_status st = store_pool_reserve(&files->pool, needed - count, file_bytes, err);
     if (st == PD_OK) return PD_OK;
     return pd_error_context(err, st, "room for %.1f MiB of state, again and again", (double)file_bytes / (1 << 20));
 }
 
 /* The pool is not there any more: another launch has taken over, or its file system is gone. */
-static pd_status explain_no_pool(const struct store_drive *drive, struct pd_error *err)
+static pd_status explain_no_pool(const struct store_files *files, struct pd_error *err)
 {
     struct pd_error why = {0};
-    pd_status st = store_lease_check_here(&drive->lease, &why);
+    pd_status st = store_lease_check_here(&files->lease, &why);
     if (st == PD_OK)
-        st = pd_error_set(&why, PD_IO, PD_WHERE, 0, "pool-%" PRIu64 " was removed from %s", drive->lease.fence,
-                          drive->dir.root);
+        st = pd_error_set(&why, PD_IO, PD_WHERE, 0, "pool-%" PRIu64 " was removed from %s", files->lease.fence,
+                          files->dir.root);
     return pd_error_pass(err, st, &why);
 }
 
-pd_status pd_store_generation_take(struct pd_store *store, uint32_t stripe, uint32_t *ret_slot, char *ret_path,
-                                   struct pd_error *err)
+pd_status pd_store_generation_take(struct pd_store *store, uint32_t *ret_slot, char *ret_path, struct pd_error *err)
 {
-    struct store_drive *drive = store_drive_of(&store->drives, stripe);
+    struct store_files *files = &store->files;
     struct store_text path;
-    PD_CHECK(drive->lease.fence);
-    pd_status st = store_slot_take(&drive->pool, ret_slot, &path, err);
-    if (st == PD_NOT_FOUND) st = explain_no_pool(drive, err);
+    PD_CHECK(files->lease.fence);
+    pd_status st = store_slot_take(&files->pool, ret_slot, &path, err);
+    if (st == PD_NOT_FOUND) st = explain_no_pool(files, err);
     if (st != PD_OK) return pd_error_context(err, st, "a new generation of state");
     memcpy(ret_path, path.text, sizeof path.text);
     return PD_OK;
 }
 
-void pd_store_generation_release(struct pd_store *store, uint32_t stripe, uint32_t slot, bool is_bad)
+void pd_store_generation_release(struct pd_store *store, uint32_t slot, bool is_bad)
 {
-    store_slot_release(&store_drive_of(&store->drives, stripe)->pool, slot, is_bad);
+    store_slot_release(&store->files.pool, slot, is_bad);
 }
 
 bool pd_store_links_generations(const struct pd_store *store)
 {
-    bool links = true;
-    for (uint32_t s = 0; s < store->drives.count; s++)
-        links = links && store->drives.rows[s].dir.has_links;
-    return links;
+    return store->files.dir.has_links;
 }
 
-static pd_status link_all(struct pd_store *store, const uint32_t *slots, void *buffers, uint64_t buffer_bytes,
-                          struct pd_error *err)
+pd_status pd_store_begin_generation(struct pd_store *store, const struct pd_identity *identity, uint32_t slot, void *buffers,
+                                    uint64_t buffer_bytes, struct pd_error *err)
 {
-    for (uint32_t s = 0; s < store->drives.shards; s++) {
-        struct store_pool *pool = &store_drive_of(&store->drives, s)->pool;
-        char path[STORE_PATH_MAX];
-        store_save_path(&store->save, s, path);
-        PD_TRY(store_slot_link(pool, slots[s], path, &store->save.identity, buffers, buffer_bytes, err));
-    }
-    return PD_OK;
-}
-
-pd_status pd_store_begin_generation(struct pd_store *store, const struct pd_identity *identity, const uint32_t *slots,
-                                    void *buffers, uint64_t buffer_bytes, struct pd_error *err)
-{
-    struct pd_group *group = root_of(store)->dir.group;
-    for (uint32_t s = 0; s < store->drives.shards; s++)
-        PD_CHECK(store_slot_is_in_use(&store_drive_of(&store->drives, s)->pool, slots[s]));
+    struct pd_group *group = store->files.dir.group;
+    char path[STORE_PATH_MAX];
+    PD_CHECK(store_slot_is_in_use(&store->files.pool, slot));
     PD_TRY(store_save_begin(&store->save, identity, err));
-    pd_status st = pd_group_agree(group, link_all(store, slots, buffers, buffer_bytes, err), err);
+    store_save_path(&store->save, path);
+    pd_status st = store_slot_link(&store->files.pool, slot, path, &store->save.identity, buffers, buffer_bytes, err);
+    st = pd_group_agree(group, st, err);
     if (st != PD_OK) return store_save_give_up(&store->save, st, err);
     pd_fault_point("store.begin.linked");
     store->save.is_preparing = true;
@@ -518,29 +485,22 @@ pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *ident
 {
     PD_TRY(store_save_begin(&store->save, identity, err));
     store->save.is_preparing = true;
-    pd_store_begin_shard(store, 0, ret_shard_path);
+    store_save_path(&store->save, ret_shard_path);
+    (void)!store_free_take(&store->files.pool, store->files.dir.group->rank, ret_shard_path); /* else it is a new file */
     return PD_OK;
-}
-
-void pd_store_begin_shard(struct pd_store *store, uint32_t stripe, char *ret_shard_path)
-{
-    struct store_pool *pool = &store_drive_of(&store->drives, stripe)->pool;
-    PD_CHECK(store->save.is_preparing);
-    store_save_path(&store->save, stripe, ret_shard_path);
-    (void)!store_free_take(pool, pool->dir->group->rank, ret_shard_path); /* without one the shard is made anew */
 }
 
 pd_status pd_store_commit(struct pd_store *store, pd_status mine, const struct pd_shard_summary *summary,
                           const struct pd_run_state *state, struct pd_error *err)
 {
-    return store_save_commit(&store->save, mine, summary, store->drives.shards, state, err);
+    return store_save_commit(&store->save, mine, summary, 1, state, err);
 }
 
 pd_status pd_store_commit_all(struct pd_store *store, pd_status mine, const struct pd_shard_summary *summaries,
                               uint32_t count, const struct pd_run_state *state, struct pd_error *err)
 {
     struct store_save *save = &store->save;
-    PD_CHECK(root_of(store)->dir.group->size == 1 && count > 0);
+    PD_CHECK(store->files.dir.group->size == 1 && count > 0);
     if (mine == PD_OK && save->is_preparing && !save->has_placed_index) mine = store_save_place_index(save, err);
     return store_save_commit(save, mine, summaries, count, state, err);
 }
@@ -561,12 +521,12 @@ static pd_status remove_all(struct pd_store *store, char (*names)[PD_STORE_NAME_
     for (uint32_t i = 0; i < count; i++) {
         struct pd_error own = {0};
         uint64_t is_recorded = 0;
-        pd_status st = store_remove(&store->drives, names[i], true, &own);
+        pd_status st = store_remove(&store->files, names[i], true, &own);
         if (st != PD_OK) {
             st = pd_error_context(&own, st, "removing checkpoint %s", names[i]);
             if (first == PD_OK || st == PD_PEER_LOST) first = pd_error_pass(err, st, &own);
             if (st == PD_PEER_LOST) return first;
-            PD_TRY(store_gather_most(&root_of(store)->dir, pd_store_has_record(store, names[i]), &is_recorded, err));
+            PD_TRY(store_gather_most(&store->files.dir, pd_store_has_record(store, names[i]), &is_recorded, err));
             if (!is_recorded) store_save_leave(&store->save, names[i]);
         }
         if (is_recorded) continue;
@@ -583,7 +543,7 @@ pd_status pd_store_prune(struct pd_store *store, struct pd_error *err)
     PD_TRY(pd_store_check_fence(store, err));
     store_save_clear_leftovers(&store->save);
     pd_status st = store_catalog_victims(&store->catalog, &store->options, &names, &count, err);
-    st = pd_group_agree(root_of(store)->dir.group, st, err);
+    st = pd_group_agree(store->files.dir.group, st, err);
     if (st == PD_OK) st = remove_all(store, names, count, err);
     free(names);
     return st;
@@ -592,14 +552,14 @@ pd_status pd_store_prune(struct pd_store *store, struct pd_error *err)
 pd_status pd_store_quarantine(struct pd_store *store, const struct pd_store_entry *entry, const char *reason,
                               struct pd_error *err)
 {
-    const struct store_dir *root = &root_of(store)->dir;
+    const struct store_dir *root = &store->files.dir;
     char name[PD_STORE_NAME_MAX];
     memcpy(name, entry->name, sizeof name);
     if (pd_store_fence(store)) {
         PD_TRY(pd_store_check_fence(store, err));
         pd_status st = PD_OK;
         if (root->leads_share)
-            st = store_quarantine_here(&store->drives, name, PD_STORE_DAMAGED_NOTE, reason,
+            st = store_quarantine_here(&store->files, name, PD_STORE_DAMAGED_NOTE, reason,
                                        store->options.quarantine_bytes_max, err);
         st = pd_group_agree(root->group, st, err);
         if (st != PD_OK) return pd_error_context(err, st, "moving damaged checkpoint %s aside", name);
@@ -617,15 +577,15 @@ const struct pd_store_replicas *pd_store_replicas(const struct pd_store *store)
 
 pd_status pd_store_replica_begin(struct pd_store *store, uint32_t rank, char *ret_path, struct pd_error *err)
 {
-    return store_replica_begin(&root_of(store)->pool, rank, ret_path, err);
+    return store_replica_begin(&store->files.pool, rank, ret_path, err);
 }
 
 pd_status pd_store_replica_end(struct pd_store *store, const char *name, uint32_t rank, pd_status mine, struct pd_error *err)
 {
-    return store_replica_end(&root_of(store)->pool, name, rank, mine, err);
+    return store_replica_end(&store->files.pool, name, rank, mine, err);
 }
 
 uint64_t pd_store_replica_bytes(const struct pd_store *store, uint32_t newest)
 {
-    return store->replicas.sources ? store_replica_bytes(&store->drives.rows[0].dir, &store->catalog.committed, newest) : 0;
+    return store->replicas.sources ? store_replica_bytes(&store->files.dir, &store->catalog.committed, newest) : 0;
 }

@@ -32,10 +32,6 @@ struct pd_store_options {
     uint32_t later_tiers;  /* that may copy from here: each keeps one from being removed, and the file of its generation */
     bool replicas;         /* other hosts get replicas of shards, below */
     bool leaves_nothing;   /* closed without a committed checkpoint of its own: as if it had not been opened. Of one rank */
-    uint32_t shards;       /* of one rank (stripes of the layout to be saved); 0 as 1 */
-    /* (shards - 1) directories on drives of their own, for all but the first shard of every rank; their last parts are made.
-     * NULL: all shards lie in the root. Borrowed for the open. */
-    const char *const *stripes;
 };
 
 /* Lists, unites the listings of all hosts, rolls forward or clears leftovers (writable only), takes the next fence, probes
@@ -46,16 +42,6 @@ PD_MUST_USE pd_status pd_store_open(struct pd_vfs *vfs, const char *root, const 
                                     struct pd_group *group, struct pd_store **ret_store, struct pd_error *err);
 void pd_store_close(struct pd_store *store);
 uint64_t pd_store_fence(const struct pd_store *store); /* 0 when not writable */
-
-/* Which of `count` directories for stripes (pd_store_options) are not to be taken, by bit: a checkpoint of `root` goes by a
- * link to that directory, and the drive it means is neither there nor in another of them. What is there, if anything, is a
- * mount point without its drive, and what is saved into it would be hidden by the drive. Looks only; of one host. */
-PD_MUST_USE pd_status pd_store_absent_stripes(struct pd_vfs *vfs, const char *root, const char *const *stripes,
-                                              uint32_t count, uint64_t *ret_bits, struct pd_error *err);
-
-/* Whether a shard of the directory `checkpoint` lies on a drive of stripes that is not there, as its links say: then where
- * (room for 4096 bytes). */
-bool pd_store_absent_drive(struct pd_vfs *vfs, const char *checkpoint, uint32_t shard, char *ret_dir);
 
 /* Committed checkpoints, newest first by (lineage, step, fence). Valid until the next collective call on the store. */
 struct pd_store_entry {
@@ -92,8 +78,7 @@ struct pd_store_unusable {
     char name[64], right_name[64]; /* they differ in a misnamed one alone */
     uint64_t step;
     enum pd_store_flaw flaw;
-    bool is_drive_absent; /* incomplete, since a drive of checkpoint.stripes is not there: the cause names its directory */
-    char cause[384];      /* names the file; in full on rank 0 */
+    char cause[384]; /* names the file; in full on rank 0 */
 };
 uint32_t pd_store_unusable_count(const struct pd_store *store);
 const struct pd_store_unusable *pd_store_unusable_at(const struct pd_store *store, uint32_t index); /* by step, ascending */
@@ -103,12 +88,12 @@ bool pd_store_unnamed(const struct pd_store *store, struct pd_store_entry *ret_e
 /* Checkpoints that lie in the quarantine now, of the host that has most. Collective. */
 PD_MUST_USE pd_status pd_store_count_quarantined(struct pd_store *store, uint32_t *ret_count, struct pd_error *err);
 
-/* Free space for `copies` checkpoints at once, of `bytes_here` from this rank on the drive of its shard `stripe`, summed over
- * the ranks that share that drive. Committed ones that are there already count as theirs, since retention lets them go as
+/* Free space for `copies` checkpoints at once, of `bytes_here` from this rank, summed over the ranks that share the
+ * directory. Committed ones that are there already count as theirs, since retention lets them go as
  * new ones come; room for one new one must be free in any case. With options.generations at least as many files as those
  * need, less what is free in the pool.
  *   errors  PD_NO_SPACE says what is needed, what is there, and what to delete or set */
-PD_MUST_USE pd_status pd_store_check_space(struct pd_store *store, uint32_t stripe, uint64_t bytes_here, uint32_t copies,
+PD_MUST_USE pd_status pd_store_check_space(struct pd_store *store, uint64_t bytes_here, uint32_t copies,
                                            struct pd_error *err);
 
 /* ---- saving: begin, write the shard at the given path, commit or abort ---- */
@@ -117,10 +102,7 @@ PD_MUST_USE pd_status pd_store_check_space(struct pd_store *store, uint32_t stri
  * there. After PD_OK pd_store_commit must follow.   errors  PD_EXISTS: this launch has committed this step already */
 PD_MUST_USE pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *identity, char *ret_shard_path,
                                      struct pd_error *err);
-/* After a begin: path of a further shard of this rank; where there are no stripes every shard of a layout with stripes lies
- * in the directory being prepared. */
-void pd_store_begin_shard(struct pd_store *store, uint32_t stripe, char *ret_shard_path);
-/* `mine` is this rank's outcome of writing its shards, summary (shards): any failure aborts the save on every rank (PD_OK
+/* `mine` is this rank's outcome of writing its shard: any failure aborts the save on every rank (PD_OK
  * here means committed on every host). state.layout etc. are taken from the root's copy, identity and fence from the store. A
  * failed save leaves the checkpoints before it as they were, and the next one can begin.
  *   errors  PD_BUSY: another launch has taken over; stop. PD_PEER_LOST: some hosts may have committed; the next open decides */
@@ -152,8 +134,7 @@ PD_MUST_USE pd_status pd_store_check_fence(struct pd_store *store, struct pd_err
  * A file in use is pool-<fence>/generation-<rank>-<slot>.h5; a free one is recycle-<rank>-<k>, as after a plain save. Only a
  * free file is taken, and only while its link count is one (no checkpoint, quarantine or backup knows it by another name). A
  * committed checkpoint keeps its file by its link; retention frees it by removing the record first, and only after a newer
- * one is durable on every host. Take and release may run while another thread commits or prunes. A file lies on the drive of
- * the shard `stripe` that it will be. */
+ * one is durable on every host. Take and release may run while another thread commits or prunes. */
 #define PD_STORE_GENERATIONS_MAX 4096u
 
 /* Files a rank needs, for plans and start-up: the one that is read, the one that is written, and one for each checkpoint
@@ -162,23 +143,21 @@ uint32_t pd_store_generations_needed(const struct pd_store_options *options, boo
 /* Sees at start-up that as many lie here, of `file_bytes` each, less what committed checkpoints will give back: a full disk
  * shows before the first step. Of this rank alone, between saves. Does nothing where space cannot be preallocated.
  *   errors  PD_NO_SPACE */
-PD_MUST_USE pd_status pd_store_generations_reserve(struct pd_store *store, uint32_t stripe, uint64_t file_bytes,
-                                                   struct pd_error *err);
+PD_MUST_USE pd_status pd_store_generations_reserve(struct pd_store *store, uint64_t file_bytes, struct pd_error *err);
 uint64_t pd_store_free_bytes(struct pd_store *store); /* what this rank's free files in the root's pool take of the disk */
 /* A file of this rank that may be written now, in use from here on; made anew when none is free. Of this rank alone.
  *   errors  PD_NO_SPACE; PD_BUSY, PD_IO: the pool is gone, since another launch has taken over or with its file system */
-PD_MUST_USE pd_status pd_store_generation_take(struct pd_store *store, uint32_t stripe, uint32_t *ret_slot, char *ret_path,
+PD_MUST_USE pd_status pd_store_generation_take(struct pd_store *store, uint32_t *ret_slot, char *ret_path,
                                                struct pd_error *err);
 /* No longer read or written by its user, nothing of it in flight. `is_bad`: a sync or write of it failed; it is unlinked and
  * never used again. */
-void pd_store_generation_release(struct pd_store *store, uint32_t stripe, uint32_t slot, bool is_bad);
-/* As pd_store_begin, where each shard of this rank is the finished and synced generation slots[stripe]: linked into the
+void pd_store_generation_release(struct pd_store *store, uint32_t slot, bool is_bad);
+/* As pd_store_begin, where the shard of this rank is the finished and synced generation `slot`: linked into the
  * directory being prepared. Where the file system refuses links it is copied (through `buffers`, at least 1 MiB, aligned to
  * PD_VFS_ALIGN), which pd_store_links_generations tells beforehand.   errors  as pd_store_begin; a rank's failure to link
  * is agreed: no rank goes on */
-PD_MUST_USE pd_status pd_store_begin_generation(struct pd_store *store, const struct pd_identity *identity,
-                                                const uint32_t *slots, void *buffers, uint64_t buffer_bytes,
-                                                struct pd_error *err);
+PD_MUST_USE pd_status pd_store_begin_generation(struct pd_store *store, const struct pd_identity *identity, uint32_t slot,
+                                                void *buffers, uint64_t buffer_bytes, struct pd_error *err);
 bool pd_store_links_generations(const struct pd_store *store);
 
 /* ---- replicas: this rank's shard of a committed checkpoint once more, in the directory of another host ----

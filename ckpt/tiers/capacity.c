@@ -111,42 +111,27 @@ static pd_status check_memory_here(const struct tier *tier, const struct needs *
     return PD_OK;
 }
 
-/* With stripes every drive is held against its own part. */
-static pd_status check_disks(struct tier *tier, const struct needs *mine, const uint64_t *shard_bytes, struct pd_error *err)
-{
-    const struct pd_tiers_options *o = &tier->tiers->options;
-    const bool is_striped = tier->number == 0 && o->stripes;
-    if (!is_striped) return pd_store_check_space(tier->store, 0, mine->shard_bytes, copies_of(tier), err);
-    for (uint32_t s = 0; s < o->shards; s++)
-        PD_TRY(pd_store_check_space(tier->store, s, shard_bytes[s], copies_of(tier), err));
-    return PD_OK;
-}
-
-static pd_status check_tier(struct tier *tier, struct needs *mine, const uint64_t *shard_bytes, struct pd_error *err)
+static pd_status check_tier(struct tier *tier, struct needs *mine, struct pd_error *err)
 {
     struct needs host;
     uint32_t ranks;
     if (!tier->is_writable) PD_FAIL(err, PD_NO_SPACE, "%s", tier->outcome.report.cause);
     PD_TRY(add_shards_of_others(tier, mine, err));
-    if (!tier->in_memory) return check_disks(tier, mine, shard_bytes, err);
+    if (!tier->in_memory) return pd_store_check_space(tier->store, mine->shard_bytes, copies_of(tier), err);
     if (has_generations(tier)) mine->waiting = pd_store_free_bytes(tier->store);
     PD_TRY(gather_needs(tier, mine, &host, &ranks, err));
     return pd_group_agree(tier->group, check_memory_here(tier, &host, ranks, err), err);
 }
 
-pd_status pd_tiers_check_room(struct pd_tiers *t, const uint64_t *shard_bytes_here, uint64_t memory_to_come,
-                              struct pd_error *err)
+pd_status pd_tiers_check_room(struct pd_tiers *t, uint64_t shard_bytes, uint64_t memory_to_come, struct pd_error *err)
 {
-    uint64_t bytes = 0;
     uint32_t fitting = 0;
     PD_CHECK(!t->is_started);
-    for (uint32_t s = 0; s < (t->options.shards ? t->options.shards : 1); s++)
-        bytes += shard_bytes_here[s];
     for (uint32_t i = 0; i < t->count; i++) {
         struct tier *tier = &t->tiers[i];
-        struct needs mine = {tier->group->host, bytes, memory_to_come, 0};
+        struct needs mine = {tier->group->host, shard_bytes, memory_to_come, 0};
         struct pd_error own = {0};
-        pd_status st = check_tier(tier, &mine, shard_bytes_here, &own);
+        pd_status st = check_tier(tier, &mine, &own);
         fitting += st == PD_OK;
         if (pd_error_pass(err, st, &own) == PD_OK) continue;
         if (st != PD_NO_SPACE) return st;

@@ -1,4 +1,4 @@
-/* Copies a checkpoint of one tier into another: this rank's shards, then the same commit as of any save. */
+/* Copies a checkpoint of one tier into another: this rank's shard, then the same commit as of any save. */
 #include "ckpt/base/fault.h"
 #include "ckpt/shard/transcode.h"
 #include "ckpt/tiers/internal.h"
@@ -6,9 +6,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-static pd_status copy_shard(struct tier *tier, const struct tier_job *job, const struct pd_commit *commit, uint32_t shard,
-                            const char *path, struct pd_shard_summary *ret_summary, struct pd_error *err)
+static pd_status copy_shard(struct tier *tier, const struct tier_job *job, const struct pd_commit *commit, const char *path,
+                            struct pd_shard_summary *ret_summary, struct pd_error *err)
 {
+    const uint32_t shard = tier->group->rank;
     struct pd_shard_copy copy = {.to = path,
                                  .identity = &commit->state.identity,
                                  .expect = &commit->shards[shard],
@@ -28,27 +29,10 @@ pd_status tier_read_source(const struct tier *tier, const struct tier_job *job, 
     char path[TIERS_PATH_MAX + 32];
     snprintf(path, sizeof path, "%s/commit.h5", job->source);
     PD_TRY(pd_commit_read(tier->tiers->vfs, path, ret_commit, err));
-    if (ret_commit->shard_count == tier->group->size * tiers_shards(tier->tiers)) return PD_OK;
+    if (ret_commit->shard_count == tier->group->size) return PD_OK;
     pd_commit_deinit(ret_commit);
     *ret_commit = (struct pd_commit){0};
     PD_FAIL(err, PD_BUG, "%s is of another number of ranks", path);
-}
-
-/* `path`: of the first one. */
-static pd_status copy_shards(struct tier *tier, const struct tier_job *job, const struct pd_commit *commit, char *path,
-                             struct pd_shard_summary *ret_summaries, struct pd_error *err)
-{
-    const uint32_t count = tiers_shards(tier->tiers);
-    pd_status st = PD_OK;
-    pd_owner_acquire(&tier->staging_is, "a copy between tiers");
-    for (uint32_t s = 0; !st && s < count; s++) {
-        const uint32_t shard = tier->group->rank * count + s;
-        if (s) pd_store_begin_shard(tier->store, s, path);
-        ret_summaries[s] = commit->shards[shard];
-        st = copy_shard(tier, job, commit, shard, path, &ret_summaries[s], err);
-    }
-    pd_owner_release(&tier->staging_is, "a copy between tiers");
-    return st;
 }
 
 pd_status tier_copy(struct tier *tier, struct tier_job *job, struct pd_error *err)
@@ -58,10 +42,12 @@ pd_status tier_copy(struct tier *tier, struct tier_job *job, struct pd_error *er
     pd_status st = pd_group_agree(tier->group, tier_read_source(tier, job, &commit, err), err);
     if (!st) st = pd_store_begin(tier->store, &commit.state.identity, path, err);
     if (!st) {
-        struct pd_shard_summary summaries[PD_LAYOUT_STRIPES_MAX];
-        st = copy_shards(tier, job, &commit, path, summaries, err);
+        struct pd_shard_summary summary = commit.shards[tier->group->rank];
+        pd_owner_acquire(&tier->staging_is, "a copy between tiers");
+        st = copy_shard(tier, job, &commit, path, &summary, err);
+        pd_owner_release(&tier->staging_is, "a copy between tiers");
         pd_fault_point("tiers.copy.copied");
-        st = pd_store_commit(tier->store, st, summaries, &commit.state, err);
+        st = pd_store_commit(tier->store, st, &summary, &commit.state, err);
         if (!st) pd_fault_point("tiers.copy.sealed");
     } else if (st == PD_EXISTS) {
         st = PD_OK; /* committed by this launch in an earlier attempt */

@@ -75,11 +75,6 @@ static inline bool tiers_is_fatal(pd_status st)
     return st == PD_PEER_LOST || st == PD_BUSY;
 }
 
-static inline uint32_t tiers_shards(const struct pd_tiers *tiers)
-{
-    return tiers->options.shards ? tiers->options.shards : 1;
-}
-
 /* The saver's own thread works in the first tier, so that its place is the replicator's. NULL: nobody's. */
 static inline struct tier *tiers_worker_at(struct pd_tiers *tiers, uint32_t i)
 {

@@ -35,11 +35,11 @@ static pd_status pin_and_prune(struct tier *tier, struct tier_job *job, struct p
 
 static pd_status save(struct tier *tier, struct tier_job *job, struct pd_error *err)
 {
-    struct pd_shard_summary summaries[PD_LAYOUT_STRIPES_MAX] = {0};
+    struct pd_shard_summary summary = {0};
     pd_status written = PD_OK;
-    PD_TRY(job->save->prepare(job->save->context, tier->store, tier->number, &written, summaries, err));
+    PD_TRY(job->save->prepare(job->save->context, tier->store, tier->number, &written, &summary, err));
     job->has_begun = true;
-    return pd_store_commit(tier->store, written, summaries, job->save->state, err);
+    return pd_store_commit(tier->store, written, &summary, job->save->state, err);
 }
 
 static pd_status run(struct tier *tier, struct tier_job *job, struct pd_error *err)

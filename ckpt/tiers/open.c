@@ -17,9 +17,7 @@ static pd_status open_store(struct tier *tier, bool writable, struct pd_error *e
                                              .busy_wait_ms = t->options.busy_wait_ms,
                                              .generations = t->options.generations && tier->number == 0,
                                              .later_tiers = t->count - 1 - tier->number,
-                                             .replicas = tier->options.replicas > 0,
-                                             .shards = t->options.shards,
-                                             .stripes = writable && tier->number == 0 ? t->options.stripes : NULL};
+                                             .replicas = tier->options.replicas > 0};
     PD_TRY(pd_store_open(t->vfs, tier->dir, &options, tier->group, &tier->store, err));
     tier->is_writable = writable;
     if (pd_store_fence(tier->store) > tier->fence) tier->fence = pd_store_fence(tier->store);

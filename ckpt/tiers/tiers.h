@@ -43,12 +43,10 @@ struct pd_tiers_options {
     const struct pd_clock *clock;          /* of the root, for when to try again; NULL: the system's; borrowed */
     uint64_t quarantine_bytes_max;
     uint32_t busy_wait_ms;
-    bool generations;           /* of the first tier, as in pd_store_options */
-    uint32_t shards;            /* of one rank, in every tier; 0 as 1 */
-    const char *const *stripes; /* of the first tier, as in pd_store_options; borrowed for the life of the tiers */
-    bool needs_first;           /* the run keeps files in the pool of the first tier, which must be writable */
-    bool is_host_away;          /* checkpoints of the run may lie on a host that takes no part */
-    bool read_only;             /* to look at and load from: nothing is changed on disk */
+    bool generations;  /* of the first tier, as in pd_store_options */
+    bool needs_first;  /* the run keeps files in the pool of the first tier, which must be writable */
+    bool is_host_away; /* checkpoints of the run may lie on a host that takes no part */
+    bool read_only;    /* to look at and load from: nothing is changed on disk */
 };
 
 struct pd_tiers;
@@ -87,8 +85,8 @@ uint32_t pd_tiers_checkpoints(const struct pd_tier_options *tiers, uint32_t coun
  * cgroups, which have to hold `memory_to_come` more bytes of this rank too, and is left out of saves, with a warning, when
  * it does not fit: a full tmpfs gets the job killed. A disk without room is logged and tried again when due.
  *   errors  PD_NO_SPACE: no tier has room */
-PD_MUST_USE pd_status pd_tiers_check_room(struct pd_tiers *tiers, const uint64_t *shard_bytes_here, /* (shards) */
-                                          uint64_t memory_to_come, struct pd_error *err);
+PD_MUST_USE pd_status pd_tiers_check_room(struct pd_tiers *tiers, uint64_t shard_bytes, uint64_t memory_to_come,
+                                          struct pd_error *err);
 /* As pd_store_set_index, for all tiers; before pd_tiers_start. */
 void pd_tiers_set_index(struct pd_tiers *tiers, const void *data, uint64_t bytes);
 /* Starts a thread for each tier but the first. */
@@ -105,7 +103,7 @@ struct pd_tiers_save {
      * read yet, and the next tier is asked) and writes this rank's shards, ret_summaries (shards): *ret_written is what came
      * of it, a failure of one rank ends the save on all. Called by the caller's thread or, while that waits, by a tier's. */
     pd_status (*prepare)(void *context, struct pd_store *store, uint32_t tier, pd_status *ret_written,
-                         struct pd_shard_summary *ret_summaries, struct pd_error *err);
+                         struct pd_shard_summary *ret_summary, struct pd_error *err);
     /* A save that had begun has failed: true where what is saved is still as it was, and stays so until the save has ended.
      * Only then, on all ranks, the next tier is asked for the same step. */
     bool (*hold)(void *context);

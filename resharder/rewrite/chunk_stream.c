@@ -6,21 +6,6 @@ struct piece {
     uint64_t row_begin, row_end;
 };
 
-/* Narrows a rank's piece to the stripe that the row lies in. */
-static void narrow(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t index, uint64_t row,
-                   struct piece *piece)
-{
-    const uint32_t stripes = pd_layout_stripes(layout);
-    for (uint32_t s = 0; s < stripes; s++) {
-        uint64_t begin = piece->row_begin, end = piece->row_end;
-        pd_layout_stripe_rows(layout, tensor, index, s, &begin, &end);
-        if (row < begin || row >= end) continue;
-        *piece = (struct piece){piece->shard * stripes + s, begin, end};
-        return;
-    }
-    PD_CHECK(!"a row lies in a stripe");
-}
-
 static struct piece piece_at(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t index, uint64_t row,
                              uint64_t column)
 {
@@ -34,14 +19,13 @@ static struct piece piece_at(const struct pd_layout *layout, const struct pd_ten
     struct piece piece = {.shard = runs[0].first};
     piece.row_begin = cut.row_begin + (row - cut.row_begin) / cut.part_rows * cut.part_rows;
     piece.row_end = piece.row_begin + cut.part_rows < cut.row_end ? piece.row_begin + cut.part_rows : cut.row_end;
-    narrow(layout, tensor, index, row, &piece);
     return piece;
 }
 
 /* Whether any target shard of the range may hold something of the tensor. */
 static bool concerns(const struct pd_chunk_stream_cursor *c, const struct pd_tensor *tensor)
 {
-    const uint32_t stage = pd_layout_shards(c->target) / c->target->pp;
+    const uint32_t stage = pd_layout_world(c->target) / c->target->pp;
     const uint32_t first = pd_layout_unit_pp(c->target, tensor->unit) * stage;
     return first < c->shard_end && first + stage > c->shard_begin;
 }

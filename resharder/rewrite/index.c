@@ -11,7 +11,7 @@ static pd_status list_boxes(const struct pd_rewrite_request *q, struct pd_index_
                             bool *ret_fits, struct pd_error *err)
 {
     uint64_t total = 0;
-    for (uint32_t s = 0; s < pd_layout_shards(q->layout) && total <= INDEX_BOXES_MAX; s++) {
+    for (uint32_t s = 0; s < pd_layout_world(q->layout) && total <= INDEX_BOXES_MAX; s++) {
         struct pd_shard_box *boxes = NULL;
         PD_TRY(pd_layout_shard_boxes(q->layout, q->tensors, s, &boxes, &sources[s].box_count, err));
         names[s] = pd_shard_name(s);
@@ -26,7 +26,7 @@ static pd_status list_boxes(const struct pd_rewrite_request *q, struct pd_index_
 pd_status rewrite_build_index(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_rewrite_request *q = r->request;
-    const uint32_t shards = pd_layout_shards(q->layout);
+    const uint32_t shards = pd_layout_world(q->layout);
     struct pd_index_source *sources = calloc(shards, sizeof *sources);
     struct pd_store_name *names = calloc(shards, sizeof *names);
     uint64_t bytes = 0;

@@ -84,7 +84,7 @@ pd_status rewrite_reap(struct rewriter *r, struct pd_error *err)
 static pd_status begin_group(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_rewrite_request *q = r->request;
-    const uint32_t targets = pd_layout_shards(q->layout), shards = q->commit->shard_count;
+    const uint32_t targets = pd_layout_world(q->layout), shards = q->commit->shard_count;
     uint64_t most = (uint64_t)SOURCES_PER_TARGET_GROUP * targets / shards, heap = 0;
     if (most < 1) most = 1;
     if (most > REWRITE_GROUP_MAX) most = REWRITE_GROUP_MAX;
@@ -211,7 +211,7 @@ static pd_status rewrite_group(struct rewriter *r, struct pd_error *err)
 
 static pd_status rewrite_shards(struct rewriter *r, struct pd_error *err)
 {
-    const uint32_t shards = pd_layout_shards(r->request->layout);
+    const uint32_t shards = pd_layout_world(r->request->layout);
     while (r->group_begin < shards) { /* where a group fails its numbers stay: workers may still be at its jobs */
         PD_TRY(begin_group(r, err));
         PD_TRY(rewrite_group(r, err));
@@ -267,7 +267,7 @@ static pd_status read_back_shard(struct rewriter *r, uint32_t number, struct pd_
 
 static pd_status read_back(struct rewriter *r, struct pd_error *err)
 {
-    for (uint32_t s = 0; r->request->reads_back && s < pd_layout_shards(r->request->layout); s++)
+    for (uint32_t s = 0; r->request->reads_back && s < pd_layout_world(r->request->layout); s++)
         PD_TRY(read_back_shard(r, s, err));
     return PD_OK;
 }
@@ -283,7 +283,7 @@ static pd_status prepare_and_commit(struct rewriter *r, struct pd_error *err)
     rewrite_workers_stop(r);
     rewrite_release_targets(r);
     if (!st) st = read_back(r, err);
-    return pd_store_commit_all(q->target, st, r->summaries, pd_layout_shards(q->layout), &state, err);
+    return pd_store_commit_all(q->target, st, r->summaries, pd_layout_world(q->layout), &state, err);
 }
 
 /* How small chunks get is not known before. From a compressed source it is about what they take there, where levels and
@@ -297,7 +297,7 @@ static pd_status check_space(struct rewriter *r, struct pd_error *err)
         there += q->commit->shards[s].file_bytes;
     there += there / 16;
     const bool is_guess = packs && there < bytes;
-    pd_status st = pd_store_check_space(q->target, 0, is_guess ? there : bytes, 1, err);
+    pd_status st = pd_store_check_space(q->target, is_guess ? there : bytes, 1, err);
     if (st == PD_NO_SPACE && packs && !is_guess)
         return pd_error_context(err, st, "compressed shards may take less, but how much is not known before");
     return st;
@@ -309,7 +309,7 @@ static pd_status prepare(struct rewriter *r, struct pd_error *err)
     PD_CHECK(q->buffer_bytes >= PD_REWRITE_BUFFER_BYTES_MIN && (uintptr_t)q->buffers % PD_VFS_ALIGN == 0);
     PD_TRY(check_space(r, err));
     r->sources = calloc(q->commit->shard_count, sizeof *r->sources);
-    r->summaries = calloc(pd_layout_shards(q->layout), sizeof *r->summaries);
+    r->summaries = calloc(pd_layout_world(q->layout), sizeof *r->summaries);
     if (!r->sources || !r->summaries) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory for %u shards", q->commit->shard_count);
     r->staging = q->buffers;
     PD_TRY(rewrite_compressor_new(&q->codec, &r->compressor, err));
@@ -355,7 +355,7 @@ pd_status pd_rewrite(struct pd_vfs *vfs, const struct pd_rewrite_request *reques
     if (r->buffer_bytes > request->buffer_bytes) r->buffer_bytes = request->buffer_bytes;
     pd_status st = prepare(r, err);
     if (!st) st = prepare_and_commit(r, err);
-    r->report.shards = pd_layout_shards(request->layout);
+    r->report.shards = pd_layout_world(request->layout);
     r->report.has_index = r->index != NULL;
     if (!st && ret_report) *ret_report = r->report;
     release(r);

@@ -303,7 +303,7 @@ void rewrite_look_at_source(struct rewriter *r)
 void rewrite_cut_windows(struct rewriter *r, void *buffers, uint64_t bytes)
 {
     unsigned char *memory = buffers;
-    const uint32_t stage = pd_layout_shards(r->stored) / r->stored->pp; /* that hold rows of the same tensor */
+    const uint32_t stage = pd_layout_world(r->stored) / r->stored->pp; /* that hold rows of the same tensor */
     struct rewrite_pool *small = &r->pools[REWRITE_SMALL], *large = &r->pools[REWRITE_LARGE];
     *small = (struct rewrite_pool){r->windows, SMALL_WINDOWS, SMALL_BYTES};
     for (uint32_t i = 0; i < small->count; i++, memory += SMALL_BYTES, bytes -= SMALL_BYTES)

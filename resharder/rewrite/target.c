@@ -48,8 +48,7 @@ pd_status rewrite_plan_target(struct rewriter *r, uint32_t target, struct pd_err
     PD_TRY(pd_shard_writer_new(r->vfs, q->tensors, t->boxes, t->box_count, staging_of(r, target), PD_REWRITE_STAGING_BYTES,
                                &q->codec, &t->writer, err));
     snprintf(path, sizeof path, "%s/shard-%05u.h5", r->directory, shard);
-    return pd_shard_stream_begin(t->writer, path, &q->commit->state.identity, shard / pd_layout_stripes(q->layout),
-                                 &t->stream, err);
+    return pd_shard_stream_begin(t->writer, path, &q->commit->state.identity, shard, &t->stream, err);
 }
 
 static void release_target(struct rewrite_target *t)
@@ -86,7 +85,7 @@ pd_status rewrite_finish_target(struct rewriter *r, uint32_t target, struct pd_e
 
 void rewrite_cut_slots(struct rewriter *r, void *memory, uint64_t bytes)
 {
-    const uint32_t stage = pd_layout_shards(r->request->layout) / r->request->layout->pp, /* that write at a time */
+    const uint32_t stage = pd_layout_world(r->request->layout) / r->request->layout->pp, /* that write at a time */
         active = stage < r->group_count ? stage : r->group_count;
     r->slot_bytes = bytes / SLOTS_A_TARGET / active / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
     if (r->slot_bytes < SLOT_BYTES_MIN) r->slot_bytes = SLOT_BYTES_MIN;

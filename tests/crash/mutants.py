@@ -32,7 +32,7 @@ TOP = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
 # Where a commit and what follows it are made.
 SOURCES = ["ckpt/shard/copy.c", "ckpt/shard/stream.c", "ckpt/store/dir.c", "ckpt/store/lease.c", "ckpt/store/quarantine.c", "ckpt/store/recover.c",
-           "ckpt/store/remove.c", "ckpt/store/replicas.c", "ckpt/store/save.c", "ckpt/store/scan.c", "ckpt/store/store.c", "ckpt/store/stripes.c",
+           "ckpt/store/remove.c", "ckpt/store/replicas.c", "ckpt/store/save.c", "ckpt/store/scan.c", "ckpt/store/store.c",
            "ckpt/tiers/copy.c", "ckpt/tiers/replicate.c"]
 CALL = re.compile(r"(?<!pd_status )\b(pd_file_sync|pd_vfs_sync_dir|store_sync_dir|pd_vfs_rename|pd_group_agree)\(")
 

@@ -181,46 +181,6 @@ def full(workspace, config, expected):
     print("a full disk: every step is saved in the next tier, and the end tells")
 
 
-def absent_drive(workspace, config):
-    """A drive of stripes that is not mounted: nothing is made in its place; an older step is gone on from, or one error tells what to do."""
-    directory, drive = workspace.directory("striped"), workspace.directory("drive")
-    files, striped = ["offload.optimizer=nvme", "offload.buffer_bytes=8M"], [f"checkpoint.stripes=[{drive}]", "checkpoint.stripe_weights=1,1"]
-    root = os.path.join(directory, "checkpoints")
-    workspace.train(config, directory, [*files, *striped, "run.steps=2"])
-    os.rename(drive, drive + "-away")
-    for is_mount_point in (False, True):
-        if is_mount_point:
-            os.mkdir(drive)
-        for overrides in (striped, []):
-            text = workspace.train(config, directory, [*files, *overrides, "run.steps=4"], expect=65).stderr
-            last = text.strip().splitlines()[-1]
-            expect(all(words in last for words in (drive, "checkpoint.stripes", "step 2 ", "mount that drive again")), "the error is unclear", text)
-            expect(text.count("step-000000000002-1 is committed but not whole") == 1 and "rank 0: rank 0" not in text, "said twice", text)
-            expect(os.path.isdir(drive) == is_mount_point and not (is_mount_point and os.listdir(drive)), "something was made there", text)
-    listed = workspace.command(["ckpt", "ls", directory])
-    expect(f"lies in {drive}, a directory of checkpoint.stripes" in listed.stderr, "ckpt ls does not name it", listed.stderr)
-    verified = workspace.command(["ckpt", "verify", directory])
-    expect(verified.returncode == 74 and f"cannot be checked: shard-00003.h5 lies in {drive}, " in verified.stdout
-           and re.search("^UNCHECKED: .*, 0 findings, 2 not checked$", verified.stdout, re.M) and "DAMAGED" not in verified.stdout,
-           f"ckpt verify calls it damage: exit {verified.returncode}", verified.stdout + verified.stderr)
-    found = json.loads(workspace.command(["ckpt", "verify", directory, "--json"]).stdout)
-    counts = [found[key] for key in ("ok", "damaged", "findings", "unchecked")]
-    rows = [(row["ok"], row["damage"], len(row["unchecked"])) for row in found["checkpoints"]]
-    expect(counts == [False, 0, 0, 1] and rows == [(False, [], 2)], "ckpt verify --json calls it damage", str(found))
-    moved = [f"checkpoint.stripes=[{drive}-away]", "checkpoint.stripe_weights=1,1"]
-    text = workspace.train(config, directory, [*files, *moved, "run.steps=4"]).stderr
-    expect("resumed at step 2, saved by 2 ranks, on 2 ranks" in text, "shards are not ranks", text)
-    workspace.train(config, directory, [*files, "run.steps=6", "checkpoint.keep_last=4"])
-    workspace.train(config, directory, [*files, *moved, "run.steps=8", "checkpoint.keep_last=4"])
-    os.rename(drive + "-away", drive + "-gone")
-    text = workspace.train(config, directory, [*files, *moved, "run.steps=10", "checkpoint.every=1", "checkpoint.keep_last=2"]).stderr
-    expect("resumed at step 6" in text and "checkpoint.stripes[0], " + drive + "-away: checkpoints lie there" in text, "not gone on from", text)
-    expect(not os.path.exists(drive + "-away") and newest(root) == 10, "it was made anew", text)
-    text = workspace.train(config, directory, [*files, *moved]).stderr
-    expect(newest(drive + "-away") == 12 and "error" not in text, "a new drive is taken once nothing goes by the old one", text)
-    print("an absent drive of stripes: not made anew; the step before it is gone on from, and without one it is named")
-
-
 def elsewhere(workspace, config):
     """A relative checkpoint.dir, looked for from another directory; absent, it is not begun anew unless that is meant."""
     directory = workspace.directory("elsewhere")
@@ -321,7 +281,6 @@ def body(workspace, arguments):
     absent(workspace, config)
     absent_memory(workspace, config)
     full(workspace, config, expected)
-    absent_drive(workspace, config)
     in_each_other(workspace, config)
     elsewhere(workspace, config)
     damaged(workspace, config, expected)

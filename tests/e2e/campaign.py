@@ -34,7 +34,7 @@ LAYOUT = {
     "dp": (1, 2, 3), "tp": (1, 2), "pp": (1, 2), "sp": (1, 2), "interleave": (1, 2),
     "order": ("auto", "breadth_first"), "zero": (0, 1, 2, 3), "recompute": ("none", "selective", "full"),
     "optimizer": ("device", "cpu", "nvme"), "parameters": ("device", "cpu", "nvme"), "gradients": ("device", "cpu", "nvme"),
-    "activations": ("device", "cpu", "nvme"), "stripes": (False, True), "in_flight": (1, 2), "transport": ("local", "mpi"),
+    "activations": ("device", "cpu", "nvme"), "in_flight": (1, 2), "transport": ("local", "mpi"),
 }
 PLACES = {"tiers": (1, 2, 3), "compression": (False, True)}
 DISTURBED = {
@@ -65,7 +65,7 @@ layout: {{threads: 1}}
 def may_be(drawn):
     """The rules of trainer/config/README.md, and what follows from them for factors that are not drawn yet."""
     c = dict(drawn)
-    if c.get("stripes") or "nvme" in (c.get("parameters"), c.get("gradients")):
+    if "nvme" in (c.get("parameters"), c.get("gradients")):
         if c.setdefault("optimizer", "nvme") != "nvme":
             return False
     if c.get("interleave", 1) > 1 and c.setdefault("pp", 2) == 1:
@@ -126,14 +126,12 @@ def config_of(case, chooser, data):
                          linears="fp8" if case["precision"] == "fp8" else "precision")
 
 
-def layout_of(case, place):
+def layout_of(case):
     ranks = case["dp"] * case["tp"] * case["pp"] * case["sp"]
     words = [f"layout.ranks={ranks}", *(f"layout.{name}={case[name]}" for name in ("dp", "tp", "pp", "sp", "interleave", "order", "recompute",
                                                                                  "transport")),
              f"layout.zero_stage={case['zero']}", f"checkpoint.in_flight={case['in_flight']}", "offload.buffer_bytes=8M",
              *(f"offload.{name}={case[name]}" for name in ("optimizer", "parameters", "gradients", "activations"))]
-    if case["stripes"]:
-        words += [f"checkpoint.stripes=[{place}/drive]", "checkpoint.stripe_weights=2,1"]
     return words
 
 
@@ -268,8 +266,7 @@ class Case:
         if self.damaged and not self.recorded():
             self.end(self.start(words), (65,), "nothing is whole")
             shutil.rmtree(self.directory)
-            drives = re.findall(r"checkpoint\.stripes=\[(.*?)\]", " ".join(words))  # they hold stripes of what goes
-            for root in self.roots + drives:
+            for root in self.roots:
                 shutil.rmtree(root, ignore_errors=True)
         if not disk:
             self.end(self.start(words), (0,), "the end")
@@ -306,8 +303,8 @@ class Case:
         os.makedirs(place, exist_ok=True)
         tiers = self.tiers_of(place)
         self.workspace.train(self.config, self.quiet, ["layout.ranks=1", "layout.transport=local", "checkpoint.every=0"])
-        self.disturb([*layout_of(self.first, place), *tiers])
-        self.go_on([*layout_of(self.then, place), *tiers], disk)
+        self.disturb([*layout_of(self.first), *tiers])
+        self.go_on([*layout_of(self.then), *tiers], disk)
         self.compare()
 
     def run(self):

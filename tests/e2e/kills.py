@@ -143,16 +143,12 @@ def three_tiers(directory, layout, chooser):
         words.append("budgets")
     if "offload.optimizer=nvme" in layout[1]:
         words.append("files")
-        if chooser.random() < 0.4:
-            out += [f"checkpoint.stripes=[{directory}/drive]", f"checkpoint.stripe_weights={chooser.randint(1, 4)},1"]
-            words.append("stripes")
     return out, words
 
 
 def lose_memory(directory):
-    """As a reboot does. A drive that shares the state with it is worth nothing without."""
+    """As a reboot does."""
     shutil.rmtree(fast_of(directory), ignore_errors=True)
-    shutil.rmtree(os.path.join(directory, "drive"), ignore_errors=True)
 
 
 def undisturbed(workspace, config, layout, transport):

@@ -36,8 +36,6 @@ FACTORS = {
     "budget": ["0", "0", "300k", "2M", "1G"],
     "tiers": ["one", "two"],
     "stop": ["never", "after 3"],
-    "stripes": ["", "1,1", "7,2,3"],  # weights; state in files alone
-    "stripes_before": ["", "2,1", "1,1,1"],  # of the part before the stop
     "family": list(FAMILIES),
     "precision": ["fp32", "bf16", "fp16"],
     "moments": ["fp32", "bf16"],
@@ -71,13 +69,6 @@ def ranks_of(layout):
     return ranks
 
 
-def stripes_of(case, directory, weights):
-    if case["optimizer"] != "nvme" or not weights:
-        return ["checkpoint.stripes=[]"]
-    drives = ",".join(f"{directory}/drive-{i}" for i in range(1, len(weights.split(","))))
-    return [f"checkpoint.stripes={drives}", f"checkpoint.stripe_weights={weights}"]
-
-
 def overrides_of(case, directory, transport):
     overrides = [f"offload.{name}={case[name]}" for name in ("optimizer", "parameters", "gradients", "activations")]
     overrides += [f"layout.{part}" for part in f"{case['layout']},recompute={case['recompute']}".split(",")]
@@ -97,9 +88,8 @@ def run(workspace, config, case, transport):
     environment = {"PERDURE_IO": case["io"]}
     overrides = overrides_of(case, directory, transport)
     if case["stop"] != "never":
-        workspace.train(config, directory, [*overrides, *stripes_of(case, directory, case["stripes_before"]), "run.steps=3"],
-                        environment)
-    workspace.train(config, directory, [*overrides, *stripes_of(case, directory, case["stripes"])], environment)
+        workspace.train(config, directory, [*overrides, "run.steps=3"], environment)
+    workspace.train(config, directory, overrides, environment)
     return directory
 
 

@@ -25,7 +25,7 @@ EVERYWHERE = [f"offload.{what}=nvme" for what in ("optimizer", "parameters", "gr
 RUNS = [["layout.ranks=2", "layout.dp=2"],
         ["layout.ranks=4", "layout.dp=2", "layout.tp=2", "layout.zero_stage=1", *EVERYWHERE],
         ["layout.ranks=4", "layout.pp=2", "layout.sp=2", "layout.zero_stage=2", "checkpoint.tiers[0].compression=zstd:2"],
-        ["layout.ranks=2", "layout.dp=2", "offload.optimizer=nvme", "checkpoint.stripes=[{directory}/drive]"],
+        ["layout.ranks=2", "layout.dp=2", "offload.optimizer=nvme"],
         ["layout.ranks=4", "layout.dp=4", "layout.zero_stage=3", "checkpoint.tiers[0].compression=zstd:1"]]
 
 
@@ -44,8 +44,7 @@ def body(workspace, arguments):
     directory = workspace.directory()
     memory = os.path.join("/dev/shm" if os.access("/dev/shm", os.W_OK) else workspace.path, f"perdure-races-{os.getpid()}")
     try:
-        for i, run in enumerate(RUNS):
-            words = [word.format(directory=directory) for word in run]
+        for i, words in enumerate(RUNS):
             workspace.train(config, directory, [*tiers_of(directory, memory), *words, f"run.steps={4 * (i + 1)}"], environment)
     finally:
         shutil.rmtree(memory, ignore_errors=True)

@@ -8,16 +8,16 @@
 
 struct generation {
     struct room_rank *rank;
-    /* All arrays (shards of the rank). Writers of this one and of the one before, in turn. */
-    struct pd_shard_writer *writers[2][ROOM_SHARDS_MAX];
-    struct pd_shard_stream *stream[ROOM_SHARDS_MAX]; /* until they are finished */
+    /* Of this one and of the one before, in turn. */
+    struct pd_shard_writer *writers[2];
+    struct pd_shard_stream *stream; /* until it is finished */
     unsigned turn;
     uint64_t step;
-    uint32_t slot[ROOM_SHARDS_MAX];
+    uint32_t slot;
     bool is_there, is_bad;
     pd_status finished;
-    struct pd_shard_summary summary[ROOM_SHARDS_MAX];
-    char path[ROOM_SHARDS_MAX][4096];
+    struct pd_shard_summary summary;
+    char path[4096];
 };
 
 static inline struct pd_store_options generation_options(void)
@@ -32,88 +32,77 @@ static inline pd_status generation_init(struct generation *g, struct room_rank *
     pd_status st = PD_OK;
     *g = (struct generation){.rank = rank};
     for (unsigned i = 0; i < 2; i++)
-        for (uint32_t k = 0; k < room_shards(rank) && st == PD_OK; k++)
+        if (st == PD_OK)
             st = pd_shard_writer_new(rank->vfs, &rank->table, rank->boxes, 2, rank->buffers, ROOM_BUFFER_BYTES, NULL,
-                                     &g->writers[i][k], err);
+                                     &g->writers[i], err);
     return pd_group_agree(rank->group, st, err);
 }
 
 static inline void generation_abort(struct generation *g)
 {
-    for (uint32_t k = 0; k < ROOM_SHARDS_MAX; k++) {
-        pd_shard_stream_abort(g->stream[k]);
-        g->stream[k] = NULL;
-    }
+    pd_shard_stream_abort(g->stream);
+    g->stream = NULL;
 }
 
 /* As the end of a process does: nothing is given back to the store. */
 static inline void generation_deinit(struct generation *g)
 {
     generation_abort(g);
-    for (unsigned i = 0; i < 2 * ROOM_SHARDS_MAX; i++)
-        pd_shard_writer_free(g->writers[i / ROOM_SHARDS_MAX][i % ROOM_SHARDS_MAX]);
-}
-
-static inline pd_status generation_read_shard(struct generation *g, uint32_t k, struct pd_error *err)
-{
-    struct room_rank *rank = g->rank;
-    struct pd_file *file = NULL;
-    PD_TRY(pd_file_open(rank->vfs, g->path[k], PD_OPEN_READ | PD_OPEN_DIRECT, &file, err));
-    pd_status st =
-        pd_file_read(file, pd_shard_writer_box_offset(g->writers[g->turn][k], 0), rank->buffers, GENERATION_BYTES, err);
-    pd_file_close_readonly(file);
-    PD_TRY(st);
-    room_fill(rank->values, 0, g->step, room_shard(rank, k));
-    if (memcmp(rank->buffers, rank->values, ROOM_ROWS * 3 * sizeof *rank->values) != 0)
-        PD_FAIL(err, PD_BUG, "rank %u: the state of step %llu was overwritten in %s", rank->group->rank,
-                (unsigned long long)g->step, g->path[k]);
-    return PD_OK;
+    for (unsigned i = 0; i < 2; i++)
+        pd_shard_writer_free(g->writers[i]);
 }
 
 /* The state of the current step, read as an update does. */
 static inline pd_status generation_read(struct generation *g, struct pd_error *err)
 {
-    for (uint32_t k = 0; k < room_shards(g->rank); k++)
-        PD_TRY(generation_read_shard(g, k, err));
+    struct room_rank *rank = g->rank;
+    struct pd_file *file = NULL;
+    PD_TRY(pd_file_open(rank->vfs, g->path, PD_OPEN_READ | PD_OPEN_DIRECT, &file, err));
+    pd_status st =
+        pd_file_read(file, pd_shard_writer_box_offset(g->writers[g->turn], 0), rank->buffers, GENERATION_BYTES, err);
+    pd_file_close_readonly(file);
+    PD_TRY(st);
+    room_fill(rank->values, 0, g->step, rank->group->rank);
+    if (memcmp(rank->buffers, rank->values, ROOM_ROWS * 3 * sizeof *rank->values) != 0)
+        PD_FAIL(err, PD_BUG, "rank %u: the state of step %llu was overwritten in %s", rank->group->rank,
+                (unsigned long long)g->step, g->path);
     return PD_OK;
 }
 
-static inline pd_status generation_fill(struct generation *g, uint32_t k, struct pd_shard_stream *stream, uint64_t step,
+static inline pd_status generation_fill(struct generation *g, struct pd_shard_stream *stream, uint64_t step,
                                         struct pd_error *err)
 {
     struct room_rank *rank = g->rank;
     const uint64_t bytes = ROOM_ROWS * 3 * sizeof *rank->values;
-    room_fill(rank->values, 0, step, room_shard(rank, k));
+    room_fill(rank->values, 0, step, rank->group->rank);
     memset(rank->buffers, 0, GENERATION_BYTES);
     memcpy(rank->buffers, rank->values, bytes);
     pd_shard_stream_block(stream, 0, 0, rank->values, bytes);
     pd_shard_stream_block(stream, 1, 0, rank->values + ROOM_ROWS * 3, ROOM_SMALL * sizeof *rank->values);
-    return pd_file_write(pd_shard_stream_file(stream), pd_shard_writer_box_offset(g->writers[!g->turn][k], 0), rank->buffers,
+    return pd_file_write(pd_shard_stream_file(stream), pd_shard_writer_box_offset(g->writers[!g->turn], 0), rank->buffers,
                          GENERATION_BYTES, err);
 }
 
 static inline void generation_drop(struct generation *g)
 {
     generation_abort(g);
-    for (uint32_t k = 0; g->is_there && k < room_shards(g->rank); k++)
-        pd_store_generation_release(g->rank->store, k, g->slot[k], g->is_bad);
+    if (g->is_there) pd_store_generation_release(g->rank->store, g->slot, g->is_bad);
     g->is_there = false;
 }
 
-/* The file of one shard; a failure gives it back. */
-static inline pd_status generation_write_shard(struct generation *g, uint32_t k, uint64_t step, struct generation *next,
+/* The file of the shard; a failure gives it back. */
+static inline pd_status generation_write_shard(struct generation *g, uint64_t step, struct generation *next,
                                                struct pd_error *err)
 {
     struct room_rank *rank = g->rank;
     struct pd_identity identity = room_identity(0, step);
-    PD_TRY(pd_store_generation_take(rank->store, k, &next->slot[k], next->path[k], err));
-    pd_status st =
-        pd_shard_stream_begin(g->writers[!g->turn][k], next->path[k], &identity, rank->group->rank, &next->stream[k], err);
-    if (st == PD_OK) st = generation_fill(g, k, next->stream[k], step, err);
+    PD_TRY(pd_store_generation_take(rank->store, &next->slot, next->path, err));
+    pd_status st = pd_shard_stream_begin(g->writers[!g->turn], next->path, &identity, rank->group->rank, &next->stream, err);
+    if (st == PD_OK) st = generation_fill(g, next->stream, step, err);
     if (st == PD_OK) return PD_OK;
-    pd_shard_stream_abort(next->stream[k]);
-    next->stream[k] = NULL;
-    pd_store_generation_release(rank->store, k, next->slot[k], true);
+    pd_shard_stream_abort(next->stream);
+    next->stream = NULL;
+    pd_store_generation_release(rank->store, next->slot, true);
     return st;
 }
 
@@ -122,21 +111,15 @@ static inline pd_status generation_write(struct generation *g, uint64_t step, st
 {
     struct generation *next = calloc(1, sizeof *next);
     pd_status st = next ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory");
-    uint32_t written = 0;
-    for (; st == PD_OK && written < room_shards(g->rank); written++)
-        st = generation_write_shard(g, written, step, next, err);
+    if (st == PD_OK) st = generation_write_shard(g, step, next, err);
     if (st != PD_OK) {
-        for (uint32_t k = 0; written && k < written - 1; k++) {
-            pd_shard_stream_abort(next->stream[k]);
-            pd_store_generation_release(g->rank->store, k, next->slot[k], true);
-        }
         free(next);
         return st;
     }
     generation_drop(g);
     g->turn = !g->turn;
-    memcpy(g->stream, next->stream, sizeof g->stream);
-    memcpy(g->slot, next->slot, sizeof g->slot);
+    g->stream = next->stream;
+    g->slot = next->slot;
     memcpy(g->path, next->path, sizeof g->path);
     free(next);
     g->step = step;
@@ -147,14 +130,10 @@ static inline pd_status generation_write(struct generation *g, uint64_t step, st
 
 static inline pd_status generation_finish(struct generation *g, struct pd_error *err)
 {
-    if (!g->stream[0] && g->finished != PD_OK) PD_FAIL(err, g->finished, "could not be finished before");
-    if (!g->stream[0]) return PD_OK;
-    g->finished = PD_OK;
-    for (uint32_t k = 0; k < room_shards(g->rank); k++) {
-        pd_status st = pd_shard_stream_finish(g->stream[k], &g->summary[k], g->finished ? NULL : err);
-        if (!g->finished) g->finished = st;
-        g->stream[k] = NULL;
-    }
+    if (!g->stream && g->finished != PD_OK) PD_FAIL(err, g->finished, "could not be finished before");
+    if (!g->stream) return PD_OK;
+    g->finished = pd_shard_stream_finish(g->stream, &g->summary, err);
+    g->stream = NULL;
     g->is_bad = g->finished != PD_OK;
     return g->finished;
 }
@@ -168,7 +147,7 @@ static inline pd_status generation_save(struct generation *g, struct pd_error *e
     PD_TRY(pd_group_agree(rank->group, generation_finish(g, err), err));
     PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
     room_state(rank, &state, 0, g->step);
-    return pd_store_commit(rank->store, PD_OK, g->summary, &state, err);
+    return pd_store_commit(rank->store, PD_OK, &g->summary, &state, err);
 }
 
 /* A whole step, on every rank: read, write, save, prune. */

@@ -12,13 +12,12 @@ typedef pd_status optimizer_visit(void *context, uint32_t box, uint64_t first, c
 static inline pd_status optimizer_read_block(const struct pd_optimizer_store *store, const struct pd_optimizer_generation *g,
                                              uint32_t box, uint64_t block, void *data, uint64_t bytes, struct pd_error *err)
 {
-    uint32_t local;
     struct pd_file *from;
-    const struct pd_optimizer_file *file = pd_optimizer_file_of(store, g, box, &local);
-    const uint64_t offset = pd_shard_writer_box_offset(file->writer, local) + block * PD_SHARD_BLOCK_BYTES;
+    const struct pd_optimizer_file *file = &g->file;
+    const uint64_t offset = pd_shard_writer_box_offset(file->writer, box) + block * PD_SHARD_BLOCK_BYTES;
     PD_TRY(pd_file_open(store->options.vfs, file->path, PD_OPEN_READ, &from, err));
     pd_status st = pd_file_read(from, offset, data, bytes, err);
-    if (!st) st = pd_shard_writer_verify_block(file->writer, local, block, data, bytes, err);
+    if (!st) st = pd_shard_writer_verify_block(file->writer, box, block, data, bytes, err);
     pd_file_close_readonly(from);
     return st;
 }

@@ -111,38 +111,13 @@ static inline bool campaign_is_tidy_name(struct room_rank *rank, const char *nam
     for (uint32_t i = 0; i < pd_store_count(rank->store); i++) {
         if (strcmp(pd_store_entry_at(rank->store, i)->name, name) == 0) return true;
     }
-    static const char *const known[] = {"lock", "owner", "quarantine", "stripes", "stripe"};
+    static const char *const known[] = {"lock", "owner", "quarantine"};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(name, known[i]) == 0) return true;
     }
-    if (rank->room->drives && strncmp(name, "stripe-", 7) == 0) return true;
     /* A lie may leave a record whose shards are gone: never offered, never removed by a guess. */
     const struct campaign_check *check = rank->context;
     return check->may_be_damaged && strncmp(name, "step-", 5) == 0;
-}
-
-/* A drive has a fence and a pool of its own, whose number nobody knows here, and checkpoints that are offered. */
-static inline pd_status campaign_expect_tidy_drives(struct room_rank *rank, struct pd_error *err)
-{
-    static const char *const drives[] = ROOM_DRIVES;
-    pd_status st = PD_OK;
-    for (uint32_t d = 0; d < rank->room->drives; d++) {
-        struct pd_listing listing = {0};
-        uint32_t fences = 0, pools = 0;
-        PD_TRY(pd_vfs_list(rank->vfs, drives[d], &listing, err));
-        for (uint32_t i = 0; st == PD_OK && i < listing.count; i++) {
-            const char *name = listing.names[i];
-            const bool is_own = strncmp(name, "fence-", 6) == 0 || strncmp(name, "pool-", 5) == 0;
-            fences += name[0] == 'f';
-            pools += name[0] == 'p';
-            if (!is_own && !campaign_is_tidy_name(rank, name))
-                st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "%s/%s was left behind", drives[d], name);
-        }
-        pd_listing_deinit(&listing);
-        if (st == PD_OK && (fences != 1 || pools != 1))
-            st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "%s has %u fences and %u pools", drives[d], fences, pools);
-    }
-    return st;
 }
 
 /* Steps of the base launch have an index; wherever one lies it is whole. */
@@ -200,7 +175,6 @@ static inline pd_status campaign_look(struct room_rank *rank, struct pd_error *e
     uint64_t step = 0;
     uint32_t damaged = 0;
     PD_TRY(pd_group_agree(rank->group, campaign_expect_tidy(rank, err), err));
-    PD_TRY(pd_group_agree(rank->group, campaign_expect_tidy_drives(rank, err), err));
     PD_TRY(room_load_newest(rank, &step, &damaged, err));
     if (rank->group->rank == 0) check->found = step;
     if (step < check->least || step > check->most)
@@ -360,12 +334,7 @@ static inline pd_status campaign_try_first_open(const struct room *empty, const 
     campaign_strike(&room, room.disk, m);
     const bool has_saved = run.saved == PD_OK && campaign_first_saves(m);
     pd_status st = has_saved ? PD_OK : room_launch(&room, campaign_base, NULL, err);
-    /* Marks of drives that outlived that of the root are somebody's. */
-    const bool is_refused = st == PD_INVALID && misfortune_lies(m);
-    if (is_refused)
-        st = PD_OK;
-    else if (st == PD_OK)
-        st = room_launch(&room, campaign_look, &check, err);
+    if (st == PD_OK) st = room_launch(&room, campaign_look, &check, err);
     room_free(&room);
     return st;
 }

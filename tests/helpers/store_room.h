@@ -18,19 +18,12 @@
 #define ROOM_VALUES (ROOM_ROWS * 3u + ROOM_SMALL)
 #define ROOM_BUFFER_BYTES (4u << 20)
 #define ROOM_RANKS_MAX 16u
-#define ROOM_SHARDS_MAX 3u /* of a rank */
-#define ROOM_DRIVES                    \
-    {                                  \
-        "/drive-1/run", "/drive-2/run" \
-    }
 
 struct room {
     struct pd_simulated_disk *disk; /* NULL: the real one */
     uint32_t ranks, hosts;
     bool shared;         /* one file system for all hosts */
     const char *root;    /* NULL: ROOM_ROOT */
-    uint32_t drives;     /* beside the root's, each with one more shard of every rank */
-    bool turned;         /* the drives are given in the other order */
     uint32_t first_host; /* of the disk's, that launches start on */
 };
 
@@ -98,17 +91,6 @@ static inline pd_status room_set_up(struct room_rank *rank, struct pd_error *err
                                &rank->writer, err);
 }
 
-static inline uint32_t room_shards(const struct room_rank *rank)
-{
-    return 1 + rank->room->drives;
-}
-
-/* Number of a shard of this rank. */
-static inline uint32_t room_shard(const struct room_rank *rank, uint32_t stripe)
-{
-    return rank->group->rank * room_shards(rank) + stripe;
-}
-
 static inline void room_state(struct room_rank *rank, struct pd_run_state *state, uint64_t lineage, uint64_t step)
 {
     *state = (struct pd_run_state){.identity = room_identity(lineage, step), .updates = step, .samples = step * 8, .loss_scale = 1};
@@ -122,9 +104,6 @@ static inline void room_state(struct room_rank *rank, struct pd_run_state *state
                                        .interleave = 1,
                                        .stage_count = 1,
                                        .small_bytes = 65536};
-    if (rank->room->drives) state->layout.stripes = room_shards(rank);
-    for (uint32_t s = 0; s < state->layout.stripes; s++)
-        state->layout.stripe_weight[s] = 1;
     state->tensor_count = 2;
     snprintf(state->created_by, sizeof state->created_by, "test");
     state->config = "key: value\n";
@@ -135,19 +114,15 @@ static inline void room_state(struct room_rank *rank, struct pd_run_state *state
 static inline pd_status room_save_lineage(struct room_rank *rank, uint64_t lineage, uint64_t step, struct pd_error *err)
 {
     struct pd_identity identity = room_identity(lineage, step);
-    struct pd_shard_summary summaries[ROOM_SHARDS_MAX] = {0};
+    struct pd_shard_summary summary = {0};
     struct pd_run_state state;
     char path[4096];
-    pd_status st = PD_OK;
     PD_TRY(pd_store_begin(rank->store, &identity, path, err));
     room_state(rank, &state, lineage, step);
     const void *data[2] = {rank->values, rank->values + ROOM_ROWS * 3};
-    for (uint32_t s = 0; st == PD_OK && s < room_shards(rank); s++) {
-        if (s) pd_store_begin_shard(rank->store, s, path);
-        room_fill(rank->values, lineage, step, room_shard(rank, s));
-        st = pd_shard_write(rank->writer, path, &identity, rank->group->rank, data, &summaries[s], err);
-    }
-    return pd_store_commit(rank->store, st, summaries, &state, err);
+    room_fill(rank->values, lineage, step, rank->group->rank);
+    const pd_status st = pd_shard_write(rank->writer, path, &identity, rank->group->rank, data, &summary, err);
+    return pd_store_commit(rank->store, st, &summary, &state, err);
 }
 
 static inline pd_status room_save(struct room_rank *rank, uint64_t step, struct pd_error *err)
@@ -190,12 +165,10 @@ static inline pd_status room_load_shard(struct room_rank *rank, const struct pd_
 static inline pd_status room_load_mine(struct room_rank *rank, const struct pd_store_entry *entry,
                                        const struct pd_commit *commit, struct pd_error *err)
 {
-    if (commit->shard_count != rank->group->size * room_shards(rank) || commit->state.identity.step != entry->step ||
+    if (commit->shard_count != rank->group->size || commit->state.identity.step != entry->step ||
         commit->state.updates != entry->step || commit->state.fence != entry->fence)
         PD_FAIL(err, PD_BUG, "the record is not that of %s", entry->name);
-    for (uint32_t s = 0; s < room_shards(rank); s++)
-        PD_TRY(room_load_shard(rank, entry, commit, room_shard(rank, s), err));
-    return PD_OK;
+    return room_load_shard(rank, entry, commit, rank->group->rank, err);
 }
 
 static inline pd_status room_load(struct room_rank *rank, const struct pd_store_entry *entry, struct pd_error *err)
@@ -243,22 +216,15 @@ static inline pd_status room_rank_main(struct pd_group *group, void *context, st
     struct room_rank *rank = calloc(1, sizeof *rank);
     if (!rank) PD_FAIL(err, PD_NO_MEMORY, "no rank");
     *rank = (struct room_rank){.room = launch->room, .group = group, .context = launch->context};
-    static const char *const drives[] = ROOM_DRIVES;
-    const char *const turned[] = {drives[1], drives[0]}; /* of two */
     const char *root = launch->room->root ? launch->room->root : ROOM_ROOT;
-    struct pd_store_options options = *launch->options;
     pd_status st = PD_OK;
-    if (launch->room->drives && options.writable) {
-        options.shards = 1 + launch->room->drives;
-        options.stripes = launch->room->turned ? turned : drives;
-    }
     if (launch->room->disk)
         st = pd_simulated_disk_vfs(launch->room->disk, launch->room->first_host + group->host, &rank->vfs, err);
     else
         st = pd_vfs_new_auto(&rank->vfs, err);
     if (st == PD_OK) st = room_set_up(rank, err);
     st = pd_group_agree(group, st, err);
-    if (st == PD_OK) st = pd_store_open(rank->vfs, root, &options, group, &rank->store, err);
+    if (st == PD_OK) st = pd_store_open(rank->vfs, root, launch->options, group, &rank->store, err);
     if (st == PD_OK) st = launch->script(rank, err);
     pd_store_close(rank->store);
     pd_shard_writer_free(rank->writer);
@@ -280,24 +246,19 @@ static inline pd_status room_launch(struct room *room, room_script *script, void
     return room_launch_with(room, &options, script, context, err);
 }
 
-static inline pd_status room_new(struct room *room, uint32_t ranks, uint32_t hosts, bool shared, struct pd_error *err)
+/* lacks: PD_DISK_..., of every disk */
+static inline pd_status room_new_lacking(struct room *room, uint32_t ranks, uint32_t hosts, bool shared, unsigned lacks,
+                                         struct pd_error *err)
 {
     struct pd_disk_options options = {.seed = 1, .host_count = hosts};
-    options.mounts[0] = (struct pd_disk_mount){.path = "/", .shared = shared};
+    options.mounts[0] = (struct pd_disk_mount){.path = "/", .shared = shared, .lacks = lacks};
     *room = (struct room){.ranks = ranks, .hosts = hosts, .shared = shared};
     return pd_simulated_disk_new(&options, &room->disk, err);
 }
 
-/* Every drive is a file system of its own. What is lacking is lacking on all, but for a root that needs links to drives. */
-static inline pd_status room_new_striped(struct room *room, uint32_t ranks, uint32_t hosts, bool shared, uint32_t drives,
-                                         unsigned lacks, struct pd_error *err)
+static inline pd_status room_new(struct room *room, uint32_t ranks, uint32_t hosts, bool shared, struct pd_error *err)
 {
-    static const char *const paths[] = {"/", "/drive-1", "/drive-2"};
-    struct pd_disk_options options = {.seed = 1, .host_count = hosts};
-    for (uint32_t i = 0; i <= drives; i++)
-        options.mounts[i] = (struct pd_disk_mount){.path = paths[i], .shared = shared, .lacks = i || !drives ? lacks : 0};
-    *room = (struct room){.ranks = ranks, .hosts = hosts, .shared = shared, .drives = drives};
-    return pd_simulated_disk_new(&options, &room->disk, err);
+    return room_new_lacking(room, ranks, hosts, shared, 0, err);
 }
 
 static inline void room_free(struct room *room)

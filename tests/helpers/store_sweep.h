@@ -19,32 +19,23 @@ struct world {
     uint32_t ranks, hosts;
     bool shared;
     const char *name;
-    uint32_t drives; /* beside the root's */
-    unsigned lacks;  /* PD_DISK_...; with drives of these alone: the root needs links to them */
+    unsigned lacks; /* PD_DISK_... */
 };
 enum {
     ONE_RANK,
     LOCAL_DISKS,
     SHARED_DISK,
-    THREE_DRIVES,
-    LOCAL_DRIVES,
-    SHARED_DRIVES,
     ONE_RANK_NO_LINKS,
     LOCAL_NO_LINKS,
     SHARED_NO_LINKS,
-    DRIVES_NO_LINKS,
 };
 static const struct world worlds[] = {
-    [ONE_RANK] = {1, 1, false, "one rank", 0, 0},
-    [LOCAL_DISKS] = {4, 2, false, "four ranks, two hosts, local disks", 0, 0},
-    [SHARED_DISK] = {4, 2, true, "four ranks, two hosts, one disk", 0, 0},
-    [THREE_DRIVES] = {1, 1, false, "one rank, three drives", 2, 0},
-    [LOCAL_DRIVES] = {4, 2, false, "four ranks, two hosts, two local drives", 1, 0},
-    [SHARED_DRIVES] = {4, 2, true, "four ranks, two hosts, two shared drives", 1, 0},
-    [ONE_RANK_NO_LINKS] = {1, 1, false, "one rank without links", 0, PD_DISK_NO_LINKS},
-    [LOCAL_NO_LINKS] = {4, 2, false, "four ranks, two hosts, local disks without links", 0, PD_DISK_NO_LINKS},
-    [SHARED_NO_LINKS] = {4, 2, true, "four ranks, two hosts, one disk without links", 0, PD_DISK_NO_LINKS},
-    [DRIVES_NO_LINKS] = {4, 2, false, "four ranks, two hosts, a second local drive without links", 1, PD_DISK_NO_LINKS},
+    [ONE_RANK] = {1, 1, false, "one rank", 0},
+    [LOCAL_DISKS] = {4, 2, false, "four ranks, two hosts, local disks", 0},
+    [SHARED_DISK] = {4, 2, true, "four ranks, two hosts, one disk", 0},
+    [ONE_RANK_NO_LINKS] = {1, 1, false, "one rank without links", PD_DISK_NO_LINKS},
+    [LOCAL_NO_LINKS] = {4, 2, false, "four ranks, two hosts, local disks without links", PD_DISK_NO_LINKS},
+    [SHARED_NO_LINKS] = {4, 2, true, "four ranks, two hosts, one disk without links", PD_DISK_NO_LINKS},
 };
 #define WORLD_COUNT (sizeof worlds / sizeof *worlds)
 

@@ -1,6 +1,6 @@
 /* Launches over several tiers in the machine room of store_room.h: "/shm" is memory and "/disk" a disk of each host, "/net"
  * one for all. On the real disk they lie in <root>/host-<n> and <root>/all. Where options have generations, state lies in
- * files of the first tier; on the simulated disk also on the room's further drives. */
+ * files of the first tier. */
 #pragma once
 
 #include "ckpt/base/clock.h"
@@ -46,16 +46,14 @@ static inline pd_status tier_room_new(struct room *room, uint32_t ranks, uint32_
     return pd_simulated_disk_new(&options, &room->disk, err);
 }
 
-/* The same with one more drive of each host, or none. Where links are refused a "/disk" that needs them for it has them. */
-static inline pd_status tier_room_new_striped(struct room *room, uint32_t ranks, uint32_t hosts, uint32_t drives,
-                                              unsigned lacks, struct pd_error *err)
+static inline pd_status tier_room_new_lacking(struct room *room, uint32_t ranks, uint32_t hosts, unsigned lacks,
+                                              struct pd_error *err)
 {
     struct pd_disk_options options = {.seed = 1, .host_count = 2 * hosts};
-    options.mounts[0] = (struct pd_disk_mount){.path = "/", .lacks = drives ? lacks & ~PD_DISK_NO_LINKS : lacks};
+    options.mounts[0] = (struct pd_disk_mount){.path = "/", .lacks = lacks};
     options.mounts[1] = (struct pd_disk_mount){.path = "/shm", .in_memory = true};
     options.mounts[2] = (struct pd_disk_mount){.path = "/net", .shared = true, .lacks = lacks};
-    if (drives) options.mounts[3] = (struct pd_disk_mount){.path = "/drive-1", .lacks = lacks};
-    *room = (struct room){.ranks = ranks, .hosts = hosts, .drives = drives};
+    *room = (struct room){.ranks = ranks, .hosts = hosts};
     return pd_simulated_disk_new(&options, &room->disk, err);
 }
 
@@ -75,18 +73,14 @@ static inline pd_status tier_prepare(void *context, struct pd_store *store, uint
     const struct pd_identity *identity = &saving->state.identity;
     char path[4096];
     if (saving->linked && tier == 0) {
-        memcpy(ret_summary, saving->linked->summary, room_shards(rank) * sizeof *ret_summary);
+        *ret_summary = saving->linked->summary;
         *ret_written = PD_OK;
         return pd_store_begin_generation(store, identity, saving->linked->slot, rank->buffers, ROOM_BUFFER_BYTES, err);
     }
     PD_TRY(pd_store_begin(store, identity, path, err));
     const void *data[2] = {rank->values, rank->values + ROOM_ROWS * 3};
-    *ret_written = PD_OK;
-    for (uint32_t k = 0; !*ret_written && k < room_shards(rank); k++) {
-        if (k) pd_store_begin_shard(store, k, path);
-        room_fill(rank->values, identity->lineage, identity->step, room_shard(rank, k));
-        *ret_written = pd_shard_write(rank->writer, path, identity, rank->group->rank, data, &ret_summary[k], err);
-    }
+    room_fill(rank->values, identity->lineage, identity->step, rank->group->rank);
+    *ret_written = pd_shard_write(rank->writer, path, identity, rank->group->rank, data, ret_summary, err);
     return PD_OK;
 }
 
@@ -246,11 +240,6 @@ static inline pd_status tier_rank_run(struct tier_rank *rank, struct pd_comm *co
     PD_TRY(pd_comm_split(comm, 0, comm->rank, &rank->replica_comm, err));
     pd_comm_group(rank->replica_comm, &rank->replica_group);
     options.replica_group = &rank->replica_group;
-    static const char *const drives[] = ROOM_DRIVES;
-    if (rank->room.room->drives) {
-        options.shards = room_shards(&rank->room);
-        options.stripes = drives;
-    }
     options.needs_first = options.generations;
     pd_clock_manual_init(&rank->clock, 1, 0);
     options.clock = &rank->clock.clock;

@@ -257,7 +257,7 @@ static pd_status print(const struct offload_bench *b, struct pd_error *err)
     pd_bench_report_ratio(&r, "step_ratio", &step);
     pd_bench_report_ratio(&r, "io_ratio", &io);
     pd_report_double(&r, "bytes_per_parameter", (double)moved / (double)b->parameters, PD_UNIT_NONE);
-    pd_report_double(&r, "table_share", (double)pd_optimizer_store_file_bytes(b->store, 0) / state - 1, PD_UNIT_SHARE);
+    pd_report_double(&r, "table_share", (double)pd_optimizer_store_file_bytes(b->store) / state - 1, PD_UNIT_SHARE);
     pd_report_double(&r, "step_seconds", step.candidate_s, PD_UNIT_SECONDS);
     pd_report_double(&r, "compute_seconds", b->compute_s / (double)b->options.pairs, PD_UNIT_SECONDS);
     pd_report_double(&r, "raw_seconds", io.ceiling_s, PD_UNIT_SECONDS);

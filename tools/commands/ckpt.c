@@ -111,14 +111,6 @@ static void show_stages(const struct pd_layout *l)
     printf("%s\n", l->interleave > 1 ? ", dealt round the pp ranks" : "");
 }
 
-static void show_stripes(const struct pd_layout *l)
-{
-    printf("            %u stripes a rank, weights", l->stripes);
-    for (uint32_t s = 0; s < l->stripes; s++)
-        printf("%s %u", s ? "," : "", l->stripe_weight[s]);
-    printf("\n");
-}
-
 /* Where the tokenizer lies that a checkpoint remembers, and whether it is still that. */
 struct shown_tokenizer {
     uint64_t digest, here; /* 0: none is known; none lies there that is read */
@@ -178,7 +170,6 @@ static void show_text(const struct pd_store_entry *e, const struct pd_commit *co
     if (l->virtual_tp > 1 || l->virtual_sp > 1)
         printf("            admits tp up to %u and sp up to %u\n", l->virtual_tp, l->virtual_sp);
     if (l->stage_count > 1) show_stages(l);
-    if (l->stripes > 1) show_stripes(l);
     printf("seed        %" PRIu64 "\n", s->seed);
     printf("data        %s%s\n", pd_text_hex(s->data_fingerprint[0]).text, pd_text_hex(s->data_fingerprint[1]).text);
     show_tokenizer(tokenizer);
@@ -198,12 +189,6 @@ void pd_ckpt_json_layout(struct pd_json_writer *w, const struct pd_layout *l)
     for (uint32_t i = 0; i < l->stage_count; i++)
         pd_json_u64(w, NULL, l->first_unit[i]);
     pd_json_array_end(w);
-    if (l->stripes > 1) {
-        pd_json_array_begin(w, "stripe_weights");
-        for (uint32_t s = 0; s < l->stripes; s++)
-            pd_json_u64(w, NULL, l->stripe_weight[s]);
-        pd_json_array_end(w);
-    }
     pd_json_object_end(w);
 }
 
@@ -456,7 +441,7 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
     struct pd_option options[] = {
         STEP_ROW("not the newest but this one"),
         {.name = "layout", "dp=N,tp=N,...",
-         "dp, tp, pp, sp, zero_shard, zero_stage, interleave, stripes; what is not given is 1 (zero_shard: dp*sp)",
+         "dp, tp, pp, sp, zero_shard, zero_stage, interleave; what is not given is 1 (zero_shard: dp*sp)",
          PD_OPTION_TEXT, &o.layout},
         {.name = "compression", "none|zstd:N", "of the new shards; when it is not given, they are as those of SRC",
          PD_OPTION_TEXT, &o.compression},
@@ -494,7 +479,7 @@ static pd_status run_import(int argc, char **argv, struct pd_error *err)
     /* clang-format off */
     struct pd_option options[] = {
         {.name = "layout", "dp=N,tp=N,...",
-         "dp, tp, pp, sp, zero_shard, zero_stage, interleave, stripes; what is not given is 1 (zero_shard: dp*sp)",
+         "dp, tp, pp, sp, zero_shard, zero_stage, interleave; what is not given is 1 (zero_shard: dp*sp)",
          PD_OPTION_TEXT, &o.layout},
         {.name = "config", "FILE", "config.json, or configuration of a run; the model, where SRC does not say which it is",
          PD_OPTION_TEXT, &o.config_file},

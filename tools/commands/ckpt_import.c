@@ -112,7 +112,6 @@ static pd_status decide(struct import *m, struct pd_error *err)
     PD_TRY(configure(m, &degrees, err));
     PD_TRY(pd_model_new(&m->config.model, &m->model, err));
     PD_TRY(pd_lay_out(&m->config, m->model, (uint32_t)degrees.world, &m->laid_out, err));
-    pd_layout_set_stripes(&m->laid_out.layout, degrees.stripes > 1 ? degrees.stripes : 0, NULL);
     return link_source(m, err);
 }
 

@@ -8,10 +8,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* All but the last are keys of a configuration too. */
-static const char *const degree_names[] = {"dp", "tp", "pp", "sp", "zero_shard", "zero_stage", "interleave", "stripes"};
-enum { DEGREES = sizeof degree_names / sizeof *degree_names, STRIPES = DEGREES - 1 };
-static const uint64_t degree_defaults[DEGREES] = {1, 1, 1, 1, 0, 3, 1, 1};
+/* Keys of a configuration too. */
+static const char *const degree_names[] = {"dp", "tp", "pp", "sp", "zero_shard", "zero_stage", "interleave"};
+enum { DEGREES = sizeof degree_names / sizeof *degree_names };
+static const uint64_t degree_defaults[DEGREES] = {1, 1, 1, 1, 0, 3, 1};
 
 static pd_status parse_degree(const char *word, bool is_given[DEGREES], uint64_t values[DEGREES], struct pd_error *err)
 {
@@ -28,7 +28,7 @@ static pd_status parse_degree(const char *word, bool is_given[DEGREES], uint64_t
     }
     PD_FAIL(err, PD_USAGE,
             "--layout: \"%s\" is not understood; write for example dp=4,tp=2 (dp, tp, pp, sp, zero_shard, zero_stage, "
-            "interleave, stripes; numerics such as virtual_tp stay as they are)",
+            "interleave; numerics such as virtual_tp stay as they are)",
             word);
 }
 
@@ -47,9 +47,6 @@ static pd_status parse_degrees(const char *text, uint64_t values[DEGREES], struc
     } while (*end);
     for (int i = 0; i < 4; i++)
         if (!values[i]) PD_FAIL(err, PD_INVALID, "--layout: %s is 0 and must be at least 1", degree_names[i]);
-    if (!values[STRIPES] || values[STRIPES] > PD_LAYOUT_STRIPES_MAX)
-        PD_FAIL(err, PD_INVALID, "--layout: stripes is %" PRIu64 " and must be between 1 and %u", values[STRIPES],
-                PD_LAYOUT_STRIPES_MAX);
     return PD_OK;
 }
 
@@ -63,14 +60,13 @@ pd_status pd_ckpt_layout_parse(const char *text, struct pd_ckpt_layout *ret_layo
     if (l.world > 65536)
         PD_FAIL(err, PD_INVALID, "--layout: %s are %" PRIu64 " ranks, and there are 65536 at most; take smaller degrees",
                 text, l.world);
-    for (int i = 0; i < STRIPES; i++)
+    for (int i = 0; i < DEGREES; i++)
         snprintf(l.texts[i], sizeof l.texts[i], "layout.%s=%" PRIu64, degree_names[i], values[i]);
-    snprintf(l.texts[STRIPES], sizeof l.texts[0], "layout.auto=false");
-    snprintf(l.texts[STRIPES + 1], sizeof l.texts[0], "layout.ranks=%" PRIu64, l.world);
+    snprintf(l.texts[DEGREES], sizeof l.texts[0], "layout.auto=false");
+    snprintf(l.texts[DEGREES + 1], sizeof l.texts[0], "layout.ranks=%" PRIu64, l.world);
     l.dp = values[0];
     l.tp = values[1];
     l.sp = values[3];
-    l.stripes = (uint32_t)values[STRIPES];
     *ret_layout = l;
     return PD_OK;
 }

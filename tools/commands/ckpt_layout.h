@@ -7,7 +7,6 @@
 
 struct pd_ckpt_layout {
     uint64_t world, dp, tp, sp;
-    uint32_t stripes;
     char texts[PD_CKPT_LAYOUT_TEXTS][48]; /* "layout.dp=4" and so on */
 };
 /*   errors  PD_USAGE, PD_INVALID: the message begins with --layout */

@@ -54,7 +54,6 @@ static pd_status lay_out(struct reshard *r, struct pd_error *err)
     pd_model_set_moments(r->model, r->commit.state.moments);
     PD_TRY(pd_lay_out(&r->config, r->model, (uint32_t)degrees.world, &r->laid_out, err));
     r->laid_out.layout.small_bytes = r->commit.state.layout.small_bytes;
-    pd_layout_set_stripes(&r->laid_out.layout, degrees.stripes > 1 ? degrees.stripes : 0, NULL);
     return PD_OK;
 }
 

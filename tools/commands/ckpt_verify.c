@@ -28,7 +28,8 @@ struct verify {
     bool is_json, names_one;
     struct pd_json_writer w;
     uint32_t total, damaged, findings, foreign, unchecked, quarantined; /* of all places */
-    struct pd_error verdict; /* of the first place with damage or something foreign, else of the first that cannot be checked */
+    struct pd_error
+        verdict; /* of the first place with damage or something foreign, else of the first that cannot be checked */
     uint32_t index_damaged; /* of checkpoints whose state is whole */
     char first_damaged[64], first_foreign[512], first_index[64];
     struct pd_error first_unchecked;
@@ -99,7 +100,7 @@ static pd_status add_finding(struct pd_damage_list *list, const char *file, pd_s
 static pd_status add_unusable(struct checked *c, struct pd_error *err)
 {
     const struct pd_store_unusable *unusable = c->candidate->unusable;
-    pd_status status = unusable->flaw == PD_STORE_UNREADABLE || unusable->is_drive_absent ? PD_IO : PD_CORRUPT;
+    pd_status status = unusable->flaw == PD_STORE_UNREADABLE ? PD_IO : PD_CORRUPT;
     bool is_shard = strncmp(unusable->cause, "shard-", 6) == 0;
     if (unusable->flaw == PD_STORE_OF_ANOTHER_RUN || unusable->flaw == PD_STORE_MISNAMED) {
         snprintf(c->foreign, sizeof c->foreign, "%s: %s", unusable->name, unusable->cause);

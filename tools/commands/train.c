@@ -141,8 +141,6 @@ static bool is_named_for_checkpoints(const struct pd_config *config, const char 
     pd_run_tiers_of_config(config, &tiers);
     for (uint32_t i = 0; i < tiers.count; i++)
         any |= is_same_directory(tiers.tiers[i].dir, dir);
-    for (uint32_t i = 0; i < config->checkpoint.stripes_count; i++)
-        any |= is_same_directory(config->checkpoint.stripes[i], dir);
     return any;
 }
 

@@ -68,10 +68,10 @@ struct pd_config {
     } optimizer;
     struct {
         enum pd_numerics_mode mode;
-        enum pd_dtype precision;            /* PD_F32, PD_BF16: activations and working copies; the master is fp32 */
-        enum pd_linears linears;            /* operands of the linears of blocks: as precision, or fp8 */
-        enum pd_logits logits;              /* of the head: what exists of them at once */
-        uint32_t lanes;                     /* 0: of a record that knows none, from when gradients were summed in fp32 */
+        enum pd_dtype precision; /* PD_F32, PD_BF16: activations and working copies; the master is fp32 */
+        enum pd_linears linears; /* operands of the linears of blocks: as precision, or fp8 */
+        enum pd_logits logits;   /* of the head: what exists of them at once */
+        uint32_t lanes;          /* 0: of a record that knows none, from when gradients were summed in fp32 */
         uint32_t virtual_tp, virtual_sp;
         double loss_scale;            /* fp16: the first one, a power of two */
         uint32_t loss_scale_interval; /* fp16: steps without overflow after which it doubles */
@@ -88,11 +88,11 @@ struct pd_config {
         bool chosen;                            /* it did: degrees, recompute and zero_stage below are its own */
         uint32_t dp, tp, pp, sp;                /* 0: dp what is left, the others 1 */
         uint32_t interleave;                    /* pipeline chunks a rank */
-        enum pd_codes fp8_codes;   /* how long codes of weights are kept, where linears are fp8 */
+        enum pd_codes fp8_codes;                /* how long codes of weights are kept, where linears are fp8 */
         enum pd_order order;       /* breadth_first: every micro-batch of a block before the next block; one stage only */
         enum pd_exchange exchange; /* of gradients */
         enum pd_tensor_exchange tensor_exchange; /* of a block's rows and their sums, between tensor-parallel ranks */
-        uint32_t zero_stage, zero_shard; /* zero_shard 0: dp*sp */
+        uint32_t zero_stage, zero_shard;         /* zero_shard 0: dp*sp */
     } layout;
     struct {
         enum pd_place optimizer;   /* master, both moments. nvme: generations in the pool of the checkpoint directory */
@@ -113,9 +113,6 @@ struct pd_config {
         char *compression;            /* of shards: none, zstd:N */
         struct pd_config_tier *tiers; /* fastest first; none: one tier, made of the keys above */
         uint32_t tiers_count;
-        char **stripes; /* directories on further drives, of the first tier */
-        uint32_t stripes_count;
-        char *stripe_weights;   /* "": measured */
         double leave_seconds;   /* asked to leave: for further tiers, once one that outlives a reboot has the last step */
         double give_up_minutes; /* of saves that fail, before the run ends */
     } checkpoint;

@@ -112,7 +112,8 @@ const struct pd_key pd_keys[] = {
     WORD(numerics.logits, "rows", logits_words, LINEAGE,
          "of the head that exist at once: all of some rows, or of some columns, in less memory; those are multiplied twice"),
     U32(numerics.lanes, "auto", 1, 1 << 24, LINEAGE,
-        "runs of micro-batches that are added up in fp32, sums of which are exact; dp is at most that; auto: one a micro-batch",
+        "runs of micro-batches that are added up in fp32, sums of which are exact; dp is at most that; auto: one a "
+        "micro-batch",
         .automatic = true),
     U32(numerics.virtual_tp, "1", 1, 256, LINEAGE, "chunks of tensor-parallel sums; tp divides it"),
     U32(numerics.virtual_sp, "1", 1, 256, LINEAGE, "half the token pieces of a micro-batch; sp divides it"),
@@ -138,8 +139,9 @@ const struct pd_key pd_keys[] = {
     U32(layout.interleave, "1", 1, 256, FREE, "pipeline chunks a rank"),
     WORD(layout.order, "auto", order_words, FREE,
          "breadth_first: all micro-batches of a block before the next; auto: where parameters or gradients are on nvme"),
-    WORD(layout.exchange, "auto", exchange_words, FREE,
-         "of gradients: once a step, or as lanes end, in less memory; auto: step up to 8 GiB, or with layout.auto what fits"),
+    WORD(
+        layout.exchange, "auto", exchange_words, FREE,
+        "of gradients: once a step, or as lanes end, in less memory; auto: step up to 8 GiB, or with layout.auto what fits"),
     WORD(layout.tensor_exchange, "auto", tensor_exchange_words, FREE,
          "with tp, of a micro-batch at once, or one half behind the other's compute; auto: halves where they are large"),
     WORD(layout.fp8_codes, "auto", codes_words, FREE,
@@ -172,9 +174,6 @@ const struct pd_key pd_keys[] = {
         "saves under way at once; 2: one may be copied while the one before is made durable"),
     STRING(checkpoint.compression, "none", FREE, "of shards: none, or zstd:1 to zstd:19"),
     LIST(PD_KEY_TIERS, checkpoint.tiers, FREE, "directories to save into, the fastest first; none: checkpoint.dir alone"),
-    LIST(PD_KEY_STRINGS, checkpoint.stripes, FREE, "directories on further drives: state in files is cut over all of them"),
-    STRING(checkpoint.stripe_weights, "", FREE,
-           "shares of checkpoint.dir and of the stripes, such as 3,1; empty: bandwidth, measured once"),
     F64(checkpoint.leave_seconds, "20", 0, 1e6, FREE,
         "asked to leave: for further tiers, once one that outlives a reboot has the last step"),
     F64(checkpoint.give_up_minutes, "60", 0, 1e6, FREE,
@@ -210,9 +209,10 @@ const struct pd_key pd_keys[] = {
     STRING(preempt.notice, "", FREE,
            "a command that is run every five seconds on every host; exit code 0 saves and leaves, as TERM; empty: none"),
 
-    WORD(guard.non_finite, "stop", guard_words, FREE,
-         "a loss or gradient that is not finite ends the run; skip: its batch is consumed and updates nothing; rollback: and "
-         "so do the guard.rollback_steps - 1 before it"),
+    WORD(
+        guard.non_finite, "stop", guard_words, FREE,
+        "a loss or gradient that is not finite ends the run; skip: its batch is consumed and updates nothing; rollback: and "
+        "so do the guard.rollback_steps - 1 before it"),
     F64(guard.spike_z, "0", 0, 1e6, FREE,
         "a loss so many standard deviations above the mean rolls back too; 6 is a sign, 0: none does"),
     U64(guard.spike_window, "128", 2, COUNT_MAX, FREE, "losses that mean and deviation remember; before, nothing is a spike",

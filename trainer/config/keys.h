@@ -15,7 +15,6 @@ enum pd_key_type {
     PD_KEY_SOURCES, /* a list of data files: path, or {path, format, weight} */
     PD_KEY_RANKS,   /* a list of u32 */
     PD_KEY_TIERS,   /* a list of struct pd_config_tier */
-    PD_KEY_STRINGS, /* a list of char * */
 };
 
 enum pd_key_suffix { PD_SUFFIX_NONE, PD_SUFFIX_COUNT, PD_SUFFIX_SIZE }; /* 10k steps are 10000; 8k tokens are 8192 */

@@ -3,7 +3,6 @@
 #include "ckpt/base/words.h"
 #include "resharder/layout.h"
 #include "trainer/config/degrees.h"
-#include "trainer/config/stripes.h"
 #include "trainer/parallel/grid.h"
 
 #include <math.h>
@@ -144,7 +143,6 @@ pd_status pd_lay_out_degrees(const struct pd_config *config, const struct pd_mod
     l.zero_shard = l.dp * l.sp;
     if (config->layout.zero_shard && l.zero_shard % config->layout.zero_shard == 0) l.zero_shard = config->layout.zero_shard;
     l.stage_count = l.pp * l.interleave;
-    pd_stripes_apply(config, &l);
     if (l.stage_count > 1) PD_TRY(pd_balance_stages(model, config->batch.context, l.stage_count, l.first_unit, err));
     PD_TRY(pd_layout_check(&l, err));
     *ret_laid_out = (struct pd_laid_out){.layout = l,

@@ -1,4 +1,4 @@
-/* What a configuration is for so many ranks: degrees, stages, stripes, recomputation. Pipeline stages are cut where the
+/* What a configuration is for so many ranks: degrees, stages, recomputation. Pipeline stages are cut where the
  * costliest is cheapest, and of those cuts the most even is taken. Pure functions: ranks that call them agree.
  *
  *   errors   PD_INVALID: no admitted layout of this many ranks; the message names the degree, the cause and the nearest

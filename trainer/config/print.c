@@ -58,17 +58,11 @@ static void print_tiers(FILE *out, const struct pd_config_tier *tiers, uint32_t 
     }
 }
 
-/* ranks or texts: the one that is not NULL. */
-static void print_list(FILE *out, const uint32_t *ranks, char *const *texts, uint32_t count)
+static void print_ranks(FILE *out, const uint32_t *ranks, uint32_t count)
 {
     fputc('[', out);
-    for (uint32_t i = 0; i < count; i++) {
-        if (i) fputs(", ", out);
-        if (ranks)
-            fprintf(out, "%u", ranks[i]);
-        else
-            print_quoted(out, texts[i]);
-    }
+    for (uint32_t i = 0; i < count; i++)
+        fprintf(out, i ? ", %u" : "%u", ranks[i]);
     fputc(']', out);
 }
 
@@ -89,9 +83,7 @@ static void print_key(FILE *out, const struct pd_config *config, const struct pd
     if (key->type == PD_KEY_SOURCES || key->type == PD_KEY_TIERS) {
         if (!count) fputs("[]", out);
     } else if (key->type == PD_KEY_RANKS) {
-        print_list(out, *(uint32_t *const *)member, NULL, count);
-    } else if (key->type == PD_KEY_STRINGS) {
-        print_list(out, NULL, *(char **const *)member, count);
+        print_ranks(out, *(uint32_t *const *)member, count);
     } else if (key->type == PD_KEY_STRING) {
         print_quoted(out, *(char *const *)member);
     } else {

@@ -4,6 +4,9 @@
 #include <string.h>
 
 #define GRADIENTS "no longer exists, since gradients are added up in fp32 and travel as integers; leave it out"
+#define STRIPES                                                                                                           \
+    "no longer exists: leave it out; to use several drives, join them into one RAID-0 with mdadm and put checkpoint.dir " \
+    "there"
 
 /* A row stays for as long as checkpoints with its name may exist. */
 static const struct pd_renamed rows[] = {
@@ -17,6 +20,8 @@ static const struct pd_renamed rows[] = {
     {"checkpoint.tiers[].copies", NULL, "checkpoint.tiers[].replicas", NULL},
     {"numerics.gradient_type", NULL, NULL, GRADIENTS},
     {"numerics.gradient_rounding", NULL, NULL, GRADIENTS},
+    {"checkpoint.stripes", NULL, NULL, STRIPES},
+    {"checkpoint.stripe_weights", NULL, NULL, STRIPES},
     {"layout.schedule", NULL, NULL, "no longer exists, since 1F1B has gpipe's bubble in less memory; leave it out"},
 };
 

@@ -257,8 +257,7 @@ pd_status pd_key_set_member(void *base, const struct pd_key *key, const char *te
 
 bool pd_key_is_list(const struct pd_key *key)
 {
-    return key->type == PD_KEY_SOURCES || key->type == PD_KEY_RANKS || key->type == PD_KEY_TIERS ||
-           key->type == PD_KEY_STRINGS;
+    return key->type == PD_KEY_SOURCES || key->type == PD_KEY_RANKS || key->type == PD_KEY_TIERS;
 }
 
 void pd_key_clear_list(struct pd_config *config, const struct pd_key *key)
@@ -269,8 +268,6 @@ void pd_key_clear_list(struct pd_config *config, const struct pd_key *key)
         for (uint32_t i = 0; i < *count; i++)
             free(((struct pd_data_source *)*items)[i].path);
     if (key->type == PD_KEY_TIERS) pd_key_clear_tiers(*items, *count);
-    for (uint32_t i = 0; key->type == PD_KEY_STRINGS && i < *count; i++)
-        free(((char **)*items)[i]);
     free(*items);
     *items = NULL;
     *count = 0;
@@ -330,29 +327,20 @@ static pd_status set_rank(struct pd_config *config, const struct pd_key *key, ui
     return PD_OK;
 }
 
-static pd_status set_item(struct pd_config *config, const struct pd_key *key, uint64_t index, const char *text,
-                          struct pd_error *err)
-{
-    if (key->type == PD_KEY_RANKS) return set_rank(config, key, index, text, err);
-    PD_TRY(pd_key_reach(config, key, index, sizeof(char *), err));
-    return replace_string(&(*(char ***)member_of(config, key->offset))[index], text, err);
-}
-
-/* Numbers of ranks, or directories: "3,2" or "[3, 2]" replaces the list; an index replaces one. */
-static pd_status set_items(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
+/* Numbers of ranks: "3,2" or "[3, 2]" replaces the list; an index replaces one. */
+static pd_status set_ranks(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
                            struct pd_error *err)
 {
     static const char separators[] = ", []";
-    const bool is_ranks = key->type == PD_KEY_RANKS;
     uint64_t index = 0;
-    if (p->member[0]) PD_FAIL(err, PD_INVALID, "a %s has no \"%s\"", is_ranks ? "number of ranks" : "directory", p->member);
-    if (p->has_index) return set_item(config, key, p->index, text, err);
+    if (p->member[0]) PD_FAIL(err, PD_INVALID, "a number of ranks has no \"%s\"; write %s[0]=N", p->member, key->name);
+    if (p->has_index) return set_rank(config, key, p->index, text, err);
     pd_key_clear_list(config, key);
     for (text += strspn(text, separators); *text; text += strspn(text, separators)) {
-        const size_t length = strcspn(text, is_ranks ? separators : ",]");
+        const size_t length = strcspn(text, separators);
         char *word = strndup(text, length);
         if (!word) PD_FAIL(err, PD_NO_MEMORY, "no memory for a list of the configuration");
-        const pd_status st = set_item(config, key, index++, word, err);
+        const pd_status st = set_rank(config, key, index++, word, err);
         free(word);
         PD_TRY(st);
         text += length;
@@ -415,8 +403,8 @@ pd_status pd_key_set(struct pd_config *config, const char *path, const char *tex
     pd_status status;
     if (key->type == PD_KEY_SOURCES)
         status = set_source(config, key, &p, text, err);
-    else if (key->type == PD_KEY_RANKS || key->type == PD_KEY_STRINGS)
-        status = set_items(config, key, &p, text, err);
+    else if (key->type == PD_KEY_RANKS)
+        status = set_ranks(config, key, &p, text, err);
     else if (key->type == PD_KEY_TIERS)
         status = set_tier(config, key, &p, text, err);
     else

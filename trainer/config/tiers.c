@@ -1,7 +1,6 @@
 /* checkpoint.tiers: a list of directories with what is saved into each. */
 #include "ckpt/base/nearest.h"
 #include "trainer/config/keys.h"
-#include "trainer/config/stripes.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,37 +109,9 @@ static pd_status check_directory(const char *list, const char *member, const cha
     return PD_OK;
 }
 
-static pd_status check_stripes(const struct pd_config *config, struct pd_error *err)
-{
-    const uint32_t count = config->checkpoint.stripes_count;
-    uint16_t weights[PD_LAYOUT_STRIPES_MAX];
-    if (count + 1 > PD_LAYOUT_STRIPES_MAX)
-        PD_FAIL(err, PD_INVALID, "checkpoint.stripes names %u directories; there may be at most %u", count,
-                PD_LAYOUT_STRIPES_MAX - 1);
-    if (count && config->offload.optimizer != PD_PLACE_NVME)
-        PD_FAIL(err, PD_INVALID,
-                "checkpoint.stripes cuts state in files over drives, and offload.optimizer is not nvme: set "
-                "offload.optimizer=nvme, or leave checkpoint.stripes out");
-    for (uint32_t i = 0; i < count; i++)
-        PD_TRY(check_directory("checkpoint.stripes", "", (const char *const *)config->checkpoint.stripes, i,
-                               "name a directory a drive", err));
-    if (count && config->checkpoint.tiers_count && config->checkpoint.tiers[0].replicas)
-        PD_FAIL(err, PD_INVALID,
-                "checkpoint.tiers[0].replicas and checkpoint.stripes: state on several drives has no replicas on other "
-                "hosts; leave one of them out");
-    if (count && config->checkpoint.stripe_weights[0] &&
-        !pd_stripes_parse(config->checkpoint.stripe_weights, count + 1, weights))
-        PD_FAIL(err, PD_INVALID,
-                "checkpoint.stripe_weights is \"%s\"; write %u numbers from 1 to 65535, of checkpoint.dir and of each of "
-                "checkpoint.stripes, or nothing",
-                config->checkpoint.stripe_weights, count + 1);
-    return PD_OK;
-}
-
 pd_status pd_config_tiers_check(const struct pd_config *config, struct pd_error *err)
 {
     const char *dirs[PD_TIERS_MAX];
-    PD_TRY(check_stripes(config, err));
     PD_TRY(check_compression("checkpoint.compression", config->checkpoint.compression, err));
     for (uint32_t i = 0; i < config->checkpoint.tiers_count; i++) {
         char key[64];

@@ -106,7 +106,7 @@ static pd_status open_part(struct pd_scratch *s, struct pd_vfs *vfs, int part, s
     struct pd_spill_device device;
     PD_TRY(device_of(s->engine, part, &device, err));
     PD_TRY(spans_of(s->engine, part, &spans, err));
-    pd_status st = has_file ? pd_store_generation_take(s->pool, 0, &s->parts[part].slot, path, err) : PD_OK;
+    pd_status st = has_file ? pd_store_generation_take(s->pool, &s->parts[part].slot, path, err) : PD_OK;
     const struct pd_spill_options options = {.vfs = vfs,
                                              .path = path,
                                              .block_bytes = spans.block_bytes,
@@ -117,7 +117,7 @@ static pd_status open_part(struct pd_scratch *s, struct pd_vfs *vfs, int part, s
                                              .pool = s->engine->pool,
                                              .device = device.dev ? &device : NULL};
     if (!st && (st = pd_spill_new(&options, &s->parts[part].spill, err)) && has_file)
-        pd_store_generation_release(s->pool, 0, s->parts[part].slot, true);
+        pd_store_generation_release(s->pool, s->parts[part].slot, true);
     free(spans.bytes);
     return st;
 }
@@ -169,7 +169,7 @@ void pd_scratch_close(struct pd_scratch *s)
         if (!s->parts[part].spill) continue;
         pd_spill_free(s->parts[part].spill);
         s->parts[part].spill = NULL;
-        if (is_in_files(s->engine, part)) pd_store_generation_release(s->pool, 0, s->parts[part].slot, false);
+        if (is_in_files(s->engine, part)) pd_store_generation_release(s->pool, s->parts[part].slot, false);
     }
     attach(s);
     free(s);

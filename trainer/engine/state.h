@@ -66,7 +66,7 @@ void *pd_state_box(struct pd_state *state, uint32_t tensor, enum pd_kind kind, u
 
 /* A save of what the state is now. begin: from the caller's thread; what is saved stays as it is until the next update has
  * passed pd_before_update (a mirror: until the next save_begin). wait: from any one thread; boxes can be read, or the newest
- * generation is a whole file, synced, of which summaries and slots (one a stripe) are told. */
+ * generation is a whole file, synced, and the caller gets its summary and slot. */
 PD_MUST_USE pd_status pd_state_save_begin(struct pd_state *state, const struct pd_identity *identity, struct pd_error *err);
-PD_MUST_USE pd_status pd_state_save_wait(struct pd_state *state, struct pd_shard_summary *ret_summaries, uint32_t *ret_slots,
+PD_MUST_USE pd_status pd_state_save_wait(struct pd_state *state, struct pd_shard_summary *ret_summary, uint32_t *ret_slot,
                                          struct pd_error *err);

@@ -18,11 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct held {
-    const struct pd_zero_box *box; /* of pd_zero, of which rows are stored there */
-    uint64_t first;                /* element where they begin */
-};
-
 struct in_files {
     /* (ring_bytes) the store's ring, and the windows of a load. Init, load and updates have it in turn, all from the
      * rank's thread: an update from begin until end. */
@@ -36,12 +31,11 @@ struct in_files {
     void *crossing_bytes; /* on a GPU: what crosses in an update; the crossing's */
 
     struct pd_vfs *vfs;         /* from here on: while it is open */
-    struct pd_shard_box *boxes; /* (box_count) of this rank's shards, one stripe after the other */
-    uint32_t box_count, stripes;
-    uint32_t stripe_boxes[PD_LAYOUT_STRIPES_MAX];
-    struct held *held;            /* (box_count) */
-    bool *wanted;                 /* (tensors) of one load */
-    struct pd_crossing *crossing; /* on a GPU */
+    struct pd_shard_box *boxes; /* (box_count) of this rank's shard */
+    uint32_t box_count;
+    const struct pd_zero_box **held; /* (box_count) of pd_zero: what the rank holds of each */
+    bool *wanted;                    /* (tensors) of one load */
+    struct pd_crossing *crossing;    /* on a GPU */
     struct pd_optimizer_store *store;
 };
 
@@ -52,7 +46,7 @@ static struct in_files *own(const struct pd_state *s)
 
 static const struct pd_zero_box *held_box(const struct pd_state *s, uint32_t box)
 {
-    return own(s)->held[box].box;
+    return own(s)->held[box];
 }
 
 static uint64_t elements_of(const struct pd_state *s, uint32_t box)
@@ -81,28 +75,25 @@ static uint32_t element_bytes(const struct pd_state *s, enum pd_kind kind)
 
 static void *passage(const struct pd_state *s, uint32_t box)
 {
-    return (char *)passage_of(s, held_box(s, box)) + own(s)->held[box].first * element_bytes(s, own(s)->boxes[box].kind);
+    return passage_of(s, held_box(s, box));
 }
 
 /* ---- memory ---- */
 
 static pd_status rank_boxes(const struct pd_state *s, struct pd_shard_box **ret_boxes, uint32_t *ret_count,
-                            uint32_t *ret_stripe_boxes, struct pd_error *err)
+                            struct pd_error *err)
 {
-    return pd_layout_rank_boxes(&s->engine->grid.layout, &s->engine->options.model->tensors, s->engine->options.rank,
-                                ret_boxes, ret_count, ret_stripe_boxes, err);
+    return pd_layout_shard_boxes(&s->engine->grid.layout, &s->engine->options.model->tensors, s->engine->options.rank,
+                                 ret_boxes, ret_count, err);
 }
 
 /* Heap that all of this takes at most while it is open, by arithmetic. */
-static uint64_t heap_bytes(const struct pd_state *s, const struct pd_shard_box *boxes, uint32_t count,
-                           const uint32_t *stripe_boxes)
+static uint64_t heap_bytes(const struct pd_state *s, const struct pd_shard_box *boxes, uint32_t count)
 {
     const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
     const struct in_files *f = own(s);
-    uint64_t bytes = sizeof *f + (count + 1ull) * (sizeof *f->boxes + sizeof *f->held) + tensors->count * sizeof *f->wanted;
-    for (uint32_t k = 0; k < pd_layout_stripes(&s->engine->grid.layout); boxes += stripe_boxes[k++])
-        bytes += pd_optimizer_store_most_bytes(tensors, boxes, stripe_boxes[k], f->ring_bytes);
-    return bytes;
+    return pd_optimizer_store_most_bytes(tensors, boxes, count, f->ring_bytes) + sizeof *f +
+           (count + 1ull) * (sizeof *f->boxes + sizeof *f->held) + tensors->count * sizeof *f->wanted;
 }
 
 static pd_status take_kept(struct pd_state *s, struct pd_arena *arena, const struct pd_shard_box *boxes, uint32_t count,
@@ -111,8 +102,7 @@ static pd_status take_kept(struct pd_state *s, struct pd_arena *arena, const str
     const uint64_t budget = s->engine->options.config->offload.optimizer_budget;
     struct in_files *f = own(s);
     if (!budget) return PD_OK;
-    PD_TRY(pd_optimizer_store_kept_bytes(&s->engine->options.model->tensors, boxes, count,
-                                         pd_layout_stripes(&s->engine->grid.layout), budget, &f->kept_bytes, err));
+    PD_TRY(pd_optimizer_store_kept_bytes(&s->engine->options.model->tensors, boxes, count, budget, &f->kept_bytes, err));
     if (f->kept_bytes) f->kept = pd_arena_take_host(arena, PD_MEMORY_OPTIMIZER, f->kept_bytes);
     return PD_OK;
 }
@@ -148,13 +138,13 @@ static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_erro
 {
     struct in_files *f = s->own = calloc(1, sizeof *f);
     struct pd_shard_box *boxes;
-    uint32_t count, stripe_boxes[PD_LAYOUT_STRIPES_MAX];
+    uint32_t count;
     if (!f) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state in files");
     f->ring_bytes = s->engine->options.config->offload.buffer_bytes / PD_ARENA_ALIGN * PD_ARENA_ALIGN;
     f->ring = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, f->ring_bytes);
     if (s->engine->options.is_gpu) take_crossing(s, arena);
-    PD_TRY(rank_boxes(s, &boxes, &count, stripe_boxes, err));
-    pd_arena_note(arena, PD_MEMORY_OPTIMIZER, heap_bytes(s, boxes, count, stripe_boxes));
+    PD_TRY(rank_boxes(s, &boxes, &count, err));
+    pd_arena_note(arena, PD_MEMORY_OPTIMIZER, heap_bytes(s, boxes, count));
     const pd_status st = take_kept(s, arena, boxes, count, err);
     free(boxes);
     return st;
@@ -175,9 +165,9 @@ uint64_t pd_state_files_kept_bytes(const struct pd_state *s)
     return own(s)->kept_bytes;
 }
 
-uint64_t pd_state_files_file_bytes(const struct pd_state *s, uint32_t stripe)
+uint64_t pd_state_files_file_bytes(const struct pd_state *s)
 {
-    return pd_optimizer_store_file_bytes(own(s)->store, stripe);
+    return pd_optimizer_store_file_bytes(own(s)->store);
 }
 
 struct pd_optimizer_store *pd_state_files_store(struct pd_state *s)
@@ -186,17 +176,6 @@ struct pd_optimizer_store *pd_state_files_store(struct pd_state *s)
 }
 
 /* ---- life ---- */
-
-/* Of a stored box, in the box of that number that this rank owns: rows of the same width. */
-static uint64_t first_element(const struct pd_state *s, const struct pd_shard_box *box, uint32_t number)
-{
-    struct pd_box owned[PD_LAYOUT_CHUNKS_MAX];
-    const struct pd_tensor *tensor = &s->engine->options.model->tensors.tensors[box->tensor];
-    const uint32_t count = pd_layout_owned_boxes(&s->engine->grid.layout, tensor, box->tensor, s->engine->options.rank,
-                                                 owned, PD_LAYOUT_CHUNKS_MAX);
-    PD_CHECK(number < count && owned[number].start[1] == box->box.start[1]);
-    return pd_box_offset(&owned[number], &box->box);
-}
 
 static pd_status find_held(struct pd_state *s, struct pd_error *err)
 {
@@ -207,7 +186,7 @@ static pd_status find_held(struct pd_state *s, struct pd_error *err)
         const struct pd_shard_box *box = &f->boxes[b];
         const bool is_first = b == 0 || box[-1].tensor != box->tensor || box[-1].kind != box->kind;
         number = is_first ? 0 : number + 1;
-        f->held[b] = (struct held){pd_state_owned_box(s, box->tensor, number), first_element(s, box, number)};
+        f->held[b] = pd_state_owned_box(s, box->tensor, number);
     }
     return PD_OK;
 }
@@ -231,8 +210,7 @@ static pd_status open_files(struct pd_state *s, struct pd_vfs *vfs, struct pd_st
 {
     struct in_files *f = own(s);
     const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
-    f->stripes = pd_layout_stripes(&s->engine->grid.layout);
-    PD_TRY(rank_boxes(s, &f->boxes, &f->box_count, f->stripe_boxes, err));
+    PD_TRY(rank_boxes(s, &f->boxes, &f->box_count, err));
     PD_TRY(find_held(s, err));
     f->wanted = calloc(tensors->count, sizeof *f->wanted);
     if (!f->wanted) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u tensors", tensors->count);
@@ -247,9 +225,7 @@ static pd_status open_files(struct pd_state *s, struct pd_vfs *vfs, struct pd_st
                                                  .buffers = f->ring,
                                                  .buffer_bytes = f->ring_bytes,
                                                  .kept = f->kept,
-                                                 .kept_bytes = f->kept_bytes,
-                                                 .stripes = f->stripes};
-    memcpy(options.stripe_boxes, f->stripe_boxes, sizeof options.stripe_boxes);
+                                                 .kept_bytes = f->kept_bytes};
     if (s->engine->options.is_gpu) PD_TRY(open_crossing(s, err));
     return pd_optimizer_store_new(&options, &f->store, err);
 }
@@ -328,8 +304,7 @@ static pd_status put_kind(struct pd_state *s, struct sets sets, enum pd_kind kin
         if (f->boxes[b].kind != kind || !is_in(s, sets, b)) continue;
         const uint32_t held = (uint32_t)(held_box(s, b) - pd_zero_held(s->engine->zero)->boxes);
         PD_TRY(pd_optimizer_store_put(f->store, b, 0, passage(s, b), elements_of(s, b), err));
-        if (kind == PD_PARAM && !f->held[b].first) /* once, of all stripes */
-            PD_TRY(put_parameters(s, held, err));
+        if (kind == PD_PARAM) PD_TRY(put_parameters(s, held, err));
     }
     return s->engine->options.is_gpu ? pd_math_sync(s->engine->math, err) : PD_OK; /* the passage is somebody else's next */
 }
@@ -439,7 +414,6 @@ static pd_status find(struct pd_state *s, uint32_t box, uint64_t first, const fl
 {
     const uint32_t held = (uint32_t)(held_box(s, box) - pd_zero_held(s->engine->zero)->boxes);
     PD_TRY(pd_zero_update_box(s->engine->zero, held, ret_gradient, ret_copy, err));
-    first += own(s)->held[box].first;
     *ret_gradient += first;
     *ret_copy = (char *)*ret_copy + first * copy_bytes(s);
     return PD_OK;
@@ -545,17 +519,17 @@ static pd_status save_begin(struct pd_state *s, const struct pd_identity *identi
     return st;
 }
 
-static pd_status save_wait(struct pd_state *s, struct pd_shard_summary *ret_summaries, uint32_t *ret_slots,
+static pd_status save_wait(struct pd_state *s, struct pd_shard_summary *ret_summary, uint32_t *ret_slot,
                            struct pd_error *err)
 {
-    return pd_optimizer_store_finish(own(s)->store, ret_summaries, ret_slots, err);
+    return pd_optimizer_store_finish(own(s)->store, ret_summary, ret_slot, err);
 }
 
-pd_status pd_state_files_copy(const struct pd_state *s, uint32_t stripe, const char *path,
-                              const struct pd_identity *identity, void *buffers, uint64_t buffer_bytes, struct pd_error *err)
+pd_status pd_state_files_copy(const struct pd_state *s, const char *path, const struct pd_identity *identity, void *buffers,
+                              uint64_t buffer_bytes, struct pd_error *err)
 {
     const struct in_files *f = own(s);
-    return pd_shard_copy(f->vfs, pd_optimizer_store_path(f->store, stripe), path, identity, buffers, buffer_bytes, err);
+    return pd_shard_copy(f->vfs, pd_optimizer_store_path(f->store), path, identity, buffers, buffer_bytes, err);
 }
 
 const struct pd_state_ops pd_state_in_files = {.is_in_files = true,

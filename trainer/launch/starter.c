@@ -23,7 +23,7 @@
 #define MPI_FILE_BYTES (5u << 20) /* a rank's shared memory in Open MPI 4.1; SIGXFSZ ends it where it gets none */
 #define RUN_FILES 7u              /* with these and those of its ranks a run whose ranks are threads can save */
 #define RANK_FILES 3u
-#define FULL_RUN_FILES 16u /* a rank, and one rank more: with state on drives, two stripes and metrics of every kind */
+#define FULL_RUN_FILES 16u           /* a rank, and one rank more: with state on drives and metrics of every kind */
 #define MPI_SPACE_BYTES (256u << 20) /* Open MPI 4.1 ends in SIGSEGV with less; a rank of any model needs more */
 
 bool pd_starter_find_program(const char *program, char ret_path[4096])
@@ -157,7 +157,7 @@ pd_status pd_starter_choose(enum pd_transport asked, uint32_t ranks, enum pd_tra
     return PD_OK;
 }
 
-/* The soft limit is raised as far as the hard one allows, up to what offloading, stripes and metrics may need. */
+/* The soft limit is raised as far as the hard one allows, up to what offloading and metrics may need. */
 static pd_status check_open_files(const struct pd_start *start, rlim_t needs, const char *who, const char *or_else,
                                   struct pd_error *err)
 {

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define MODULE "directories"
-#define NAMED_MAX (PD_TIERS_MAX + PD_LAYOUT_STRIPES_MAX + 1u)
+#define NAMED_MAX (PD_TIERS_MAX + 1u)
 
 /* ---- keys ---- */
 
@@ -28,11 +28,6 @@ void pd_directories_tier_key(const struct pd_config *config, uint32_t tier, char
         snprintf(ret_key, PD_DIRECTORY_KEY_MAX, "checkpoint.tiers[%u].dir", tier);
     else
         snprintf(ret_key, PD_DIRECTORY_KEY_MAX, "%s", follows_from_run(config) ? "run.dir" : "checkpoint.dir");
-}
-
-void pd_directories_stripe_key(uint32_t stripe, char ret_key[PD_DIRECTORY_KEY_MAX])
-{
-    snprintf(ret_key, PD_DIRECTORY_KEY_MAX, "checkpoint.stripes[%u]", stripe);
 }
 
 /* Where root makes /nvme, a mount is missing more often than not, and the system's own disk fills up. */
@@ -143,10 +138,6 @@ static uint32_t list(const struct pd_config *config, struct named *ret_all)
         pd_directories_tier_key(config, i, ret_all[count].key);
         ret_all[count].path = tiers[i].dir;
     }
-    for (uint32_t i = 0; i < config->checkpoint.stripes_count; i++, count++) {
-        pd_directories_stripe_key(i, ret_all[count].key);
-        ret_all[count].path = config->checkpoint.stripes[i];
-    }
     if (config->checkpoint.tiers_count) {
         snprintf(ret_all[count].key, PD_DIRECTORY_KEY_MAX, "checkpoint.dir");
         ret_all[count].path = config->checkpoint.dir;
@@ -190,10 +181,10 @@ static bool share_file_system(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev;
 }
 
-/* The first of [from, i) that lies where `i` lies; NULL: none. */
-static const struct named *companion(const struct named *all, uint32_t from, uint32_t i)
+/* The first before `i` that lies on the same file system; NULL: none. */
+static const struct named *companion(const struct named *all, uint32_t i)
 {
-    for (uint32_t k = from; k < i; k++)
+    for (uint32_t k = 0; k < i; k++)
         if (share_file_system(all[k].path, all[i].path)) return &all[k];
     return NULL;
 }
@@ -209,14 +200,10 @@ void pd_directories_warn_shared(const struct pd_config *config)
 {
     struct named *all = calloc(NAMED_MAX, sizeof *all);
     if (!all) return;
-    const uint32_t count = list(config, all), stripes = config->checkpoint.stripes_count;
-    const uint32_t tiers = count - stripes - (config->checkpoint.tiers_count ? 1 : 0);
+    const uint32_t count = list(config, all), tiers = count - (config->checkpoint.tiers_count ? 1 : 0);
     for (uint32_t i = 1; i < tiers; i++)
-        warn_shared(&all[i], companion(all, 0, i),
+        warn_shared(&all[i], companion(all, i),
                     "what takes one takes both, so the copy protects nothing; name a directory on another drive or on "
                     "shared storage");
-    for (uint32_t i = tiers; i < tiers + stripes; i++)
-        warn_shared(&all[i], share_file_system(all[0].path, all[i].path) ? &all[0] : companion(all, tiers, i),
-                    "one drive writes both, so nothing is faster; name a directory on another drive");
     free(all);
 }

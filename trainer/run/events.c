@@ -94,12 +94,10 @@ static void add_tiers(struct pd_json_writer *w, const struct run *r)
 pd_status pd_event_open(struct run *r, const struct pd_resume_report *report, double gemm_flops_per_second,
                         struct pd_error *err)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = pd_saver_file_bytes(r->saver);
     struct pd_json_writer w;
     char run_id[PD_RUN_ID_BYTES];
     const char *notes = getenv(PD_LAUNCH_ENV_DIR);
-    for (uint32_t s = 0; s < pd_stripes_count(r->config); s++)
-        bytes += pd_saver_file_bytes(r->saver, s);
     PD_TRY(pd_comm_all_reduce(r->comm, &bytes, 1, PD_REDUCE_SUM_U64, err));
     if (r->comm->rank) return PD_OK;
     pd_event_begin(&w, "open");

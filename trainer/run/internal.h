@@ -9,16 +9,12 @@
 #include "trainer/run/save.h"
 #include "trainer/run/save_failures.h"
 #include "trainer/run/step_log.h"
-#include "trainer/run/stripes.h"
 #include "trainer/run/tier_places.h"
 
 struct pd_scratch;
 
 struct run {
-    const struct pd_config *config; /* of this launch: `own` where stripes are left out */
-    const struct pd_config *given;
-    struct pd_config own;
-    struct pd_stripes_left left;
+    const struct pd_config *config;
     struct pd_comm *comm;
     struct pd_comm *nccl;                     /* over comm, for what engines move between GPUs; NULL: comm moves it */
     struct pd_comm *tier_comms[PD_TIERS_MAX]; /* the first: of background saves; the others: of copies into their tiers */
@@ -27,7 +23,6 @@ struct run {
     struct pd_vfs *vfs;
     struct pd_tiers *tiers;
     struct pd_tier_places places;
-    struct pd_layout stripes; /* of the launch: weights alone count */
     struct pd_data *data;
     struct pd_thread_pool *pool;
     struct pd_rank_device device;

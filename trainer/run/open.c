@@ -1,6 +1,6 @@
 /* Opening a rank, in the order in which later parts need earlier ones, and closing it, in reverse:
  *
- *   device -> transfers between GPUs -> drives of stripes -> model, data, memory, engine -> tiers -> offload files
+ *   device -> transfers between GPUs -> model, data, memory, engine -> tiers -> offload files
  *          -> saver -> room for checkpoints -> state (resume.h) -> metrics
  *
  * What one rank alone finds out is agreed upon before the next part begins, so all ranks fail with the same status. */
@@ -42,7 +42,7 @@ static pd_status publish_config(struct run *r, struct pd_error *err)
 {
     char path[4096];
     snprintf(path, sizeof path, "%s/config.yaml", r->config->run.dir);
-    pd_status st = r->comm->rank == 0 ? pd_worker_write_config(r->given, path, err) : PD_OK;
+    pd_status st = r->comm->rank == 0 ? pd_worker_write_config(r->config, path, err) : PD_OK;
     return pd_group_agree(&r->group, st, err);
 }
 
@@ -70,44 +70,6 @@ static bool keeps_files(const struct pd_config *c)
            c->offload.gradients == PD_PLACE_NVME || c->offload.activations == PD_PLACE_NVME;
 }
 
-static pd_status make_stripes(struct run *r, struct pd_tiers_options *options, struct pd_error *err)
-{
-    PD_TRY(make_all_directories(r, options, err));
-    for (uint32_t i = 0; i < r->config->checkpoint.stripes_count; i++) {
-        char key[PD_DIRECTORY_KEY_MAX];
-        pd_directories_stripe_key(i, key);
-        PD_TRY(pd_directories_make(key, r->config->checkpoint.stripes[i], err));
-    }
-    return PD_OK;
-}
-
-/* Drives that are not there on some host are none of this launch's: what lies on them stays as it is, and what is whole
- * without them is gone on from. */
-static pd_status leave_out_stripes(struct run *r, struct pd_error *err)
-{
-    uint64_t absent = 0;
-    PD_TRY(pd_group_agree(&r->group, pd_stripes_find_absent(r->vfs, r->config, &absent, err), err));
-    PD_TRY(pd_comm_all_reduce(r->comm, &absent, 1, PD_REDUCE_OR_U64, err));
-    if (!absent) return PD_OK;
-    if (r->comm->rank == 0) pd_stripes_log_absent(r->config, absent);
-    pd_stripes_leave_out(r->config, absent, &r->left, &r->own);
-    r->config = &r->own;
-    return PD_OK;
-}
-
-/* Before anything is laid out: how much of its state a rank has on which drive is part of the layout. */
-static pd_status settle_stripes(struct run *r, struct pd_error *err)
-{
-    struct pd_tiers_options options = {.count = 0};
-    if (!r->config->checkpoint.stripes_count) return PD_OK;
-    if (!r->vfs) PD_TRY(pd_group_agree(&r->group, pd_vfs_new_auto(&r->vfs, err), err));
-    PD_TRY(leave_out_stripes(r, err));
-    options.count = pd_config_tiers(r->config, options.tiers);
-    PD_TRY(pd_tier_places_find(&r->places, r->config, &r->group, &options, err));
-    PD_TRY(pd_group_agree(&r->group, make_stripes(r, &options, err), err));
-    return pd_stripes_settle(r->vfs, &r->group, r->config, &r->stripes, err);
-}
-
 static const struct pd_comm_memory host_memory = {.copy = NULL};
 
 /* For groups alone, whose pieces are in the host's memory whatever the communicator above knows. */
@@ -125,10 +87,8 @@ static pd_status open_tiers(struct run *r, struct pd_error *err)
     struct pd_tiers_options options = {.quarantine_bytes_max = UINT64_C(64) << 30,
                                        .busy_wait_ms = 10000,
                                        .generations = r->config->offload.optimizer == PD_PLACE_NVME,
-                                       .needs_first = keeps_files(r->config),
-                                       .shards = pd_stripes_count(r->config)};
+                                       .needs_first = keeps_files(r->config)};
     options.is_host_away = pd_launched_hosts_away()[0];
-    if (options.shards > 1) options.stripes = (const char *const *)r->config->checkpoint.stripes;
     options.count = pd_config_tiers(r->config, options.tiers);
     PD_TRY(pd_tier_places_find(&r->places, r->config, &r->group, &options, err));
     PD_TRY(pd_group_agree(&r->group, make_all_directories(r, &options, err), err));
@@ -262,7 +222,6 @@ static pd_status build_engine(struct run *r, struct pd_error *err)
     const uint32_t world = r->comm->size, rank = r->comm->rank;
     struct pd_laid_out laid_out;
     PD_TRY(pd_lay_out(r->config, r->model, world, &laid_out, err));
-    memcpy(laid_out.layout.stripe_weight, r->stripes.stripe_weight, sizeof r->stripes.stripe_weight);
     const bool is_gpu = r->device.dev != NULL;
     const struct pd_engine_options options = {.config = r->config,
                                               .model = r->model,
@@ -400,22 +359,18 @@ static pd_status make_saver(struct run *r, struct pd_error *err)
 
 /* State in files is made in them: whether they fit is said, and they are made, before that. Where the first tier is in
  * memory and left out of saves, files are made as they are needed, which is fewer. */
-static pd_status make_generations(struct run *r, const uint64_t *bytes, struct pd_error *err)
+static pd_status make_generations(struct run *r, uint64_t bytes, struct pd_error *err)
 {
     struct pd_store *store = pd_tiers_store(r->tiers, 0);
-    const uint32_t stripes = pd_stripes_count(r->config);
     struct pd_tier_report first;
-    for (uint32_t s = 0; s < stripes; s++) /* of all generations */
-        PD_TRY(pd_store_check_space(store, s, bytes[s], 1, err));
+    PD_TRY(pd_store_check_space(store, bytes, 1, err)); /* of all generations */
     PD_TRY(pd_tiers_check_room(r->tiers, bytes, memory_to_come(r), err));
     pd_tiers_report(r->tiers, 0, &first);
     if (first.is_left_out) return PD_OK;
-    for (uint32_t s = 0; s < stripes; s++)
-        PD_TRY(pd_group_agree(&r->group, pd_store_generations_reserve(store, s, bytes[s], err), err));
-    return PD_OK;
+    return pd_group_agree(&r->group, pd_store_generations_reserve(store, bytes, err), err);
 }
 
-static pd_status open_saver(struct run *r, const uint64_t *bytes, struct pd_error *err)
+static pd_status open_saver(struct run *r, uint64_t bytes, struct pd_error *err)
 {
     if (!pd_state_is_in_files(r->engine->state)) PD_TRY(pd_tiers_check_room(r->tiers, bytes, memory_to_come(r), err));
     PD_TRY(pd_tiers_start(r->tiers, err));
@@ -446,15 +401,6 @@ static void log_start(const struct run *r, const struct pd_resume_report *report
         pd_log(PD_LOG_INFO, MODULE, "fresh start: %llu parameters on %s x %s", (unsigned long long)r->model->parameter_count,
                ranks.text, threads.text);
     }
-}
-
-/* The largest file of a checkpoint, where a limit of the shell would stop every save after hours of training. */
-static pd_status check_file_limit(const struct run *r, const uint64_t *bytes, struct pd_error *err)
-{
-    uint64_t most = 0;
-    for (uint32_t s = 0; s < pd_stripes_count(r->config); s++)
-        most = pd_max_u64(most, bytes[s]);
-    return pd_file_limit_check("a checkpoint of this layout", most, err);
 }
 
 /* NULL: another rank of this host has the log. */
@@ -501,12 +447,10 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
 {
     struct pd_resume_report report;
     struct pd_step_line known;
-    uint64_t bytes[PD_LAYOUT_STRIPES_MAX];
     pd_comm_group(r->comm, &r->group);
     PD_TRY(open_device(r, err));
     PD_TRY(open_transfers(r, err));
     log_device(r);
-    PD_TRY(settle_stripes(r, err));
     PD_TRY(pd_group_agree(&r->group, set_up_local(r, err), err));
     PD_TRY(agree_data(r, err));
     PD_TRY(build_engine(r, err));
@@ -516,9 +460,8 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     pd_tier_places_note(&r->places, r->tiers);
     PD_TRY(pd_group_agree(&r->group, open_offload(r, err), err));
     PD_TRY(make_saver(r, err));
-    for (uint32_t s = 0; s < pd_stripes_count(r->config); s++)
-        bytes[s] = pd_saver_file_bytes(r->saver, s);
-    PD_TRY(pd_group_agree(&r->group, check_file_limit(r, bytes, err), err));
+    const uint64_t bytes = pd_saver_file_bytes(r->saver);
+    PD_TRY(pd_group_agree(&r->group, pd_file_limit_check("a checkpoint of this layout", bytes, err), err));
     if (pd_state_is_in_files(r->engine->state)) PD_TRY(make_generations(r, bytes, err));
     if (r->comm->rank == 0) pd_recovery_reached(PD_RECOVERY_OPEN);
     PD_TRY(pd_step_log_newest(&r->group, step_log_dir(r), &known, err));

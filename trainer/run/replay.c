@@ -26,7 +26,6 @@ static pd_status load(struct replaying *r, uint64_t step, struct pd_error *err)
     const struct pd_resume_limit limit = {.step = step};
     struct pd_resume_report report;
     options.read_only = true;
-    options.shards = 1;
     for (uint32_t i = 0; i < options.count; i++)
         options.groups[i] = &r->group;
     pd_tiers_close(r->tiers);

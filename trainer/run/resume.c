@@ -381,30 +381,11 @@ static bool has_gone(struct pd_tiers *tiers, const struct candidate *c, struct p
     return true;
 }
 
-static pd_status refuse_absent_drive(const char *root, const struct pd_store_unusable *newest, struct pd_error *err)
-{
-    PD_FAIL(err, PD_CORRUPT,
-            "step %llu of %.300s is not whole, and no other step is: %s; mount that drive again, or set checkpoint.stripes "
-            "to where it is now; to start from step 1 take another run.dir, or move %.200s away and give --fresh",
-            (unsigned long long)newest->step, root, newest->cause, root);
-}
-
-/* What belongs to the directory of checkpoints and lies elsewhere. */
-static void list_stripes(const struct pd_config *config, char *ret_text, size_t bytes)
-{
-    size_t used = 0;
-    ret_text[0] = '\0';
-    for (uint32_t i = 0; i < config->checkpoint.stripes_count && used < bytes; i++)
-        used += (size_t)snprintf(ret_text + used, bytes - used, "%s%s", i ? ", " : " and those of checkpoint.stripes, ",
-                                 config->checkpoint.stripes[i]);
-    if (used && used < bytes) snprintf(ret_text + used, bytes - used, ",");
-}
-
 /* Step 1 beside checkpoints that are only damaged or incomplete would, in time, delete what might be brought back. */
-static pd_status refuse_to_bury(const struct pd_config *config, struct pd_store *store,
-                                const struct pd_resume_report *report, const struct pd_error *damage, struct pd_error *err)
+static pd_status refuse_to_bury(struct pd_store *store, const struct pd_resume_report *report, const struct pd_error *damage,
+                                struct pd_error *err)
 {
-    char root[4096], what[704] = "", aside[64] = "", drives[400];
+    char root[4096], what[704] = "", aside[64] = "";
     uint32_t quarantined, unusable = pd_store_unusable_count(store);
     PD_TRY(pd_store_count_quarantined(store, &quarantined, err));
     if (!unusable && !quarantined && !report->damaged) return PD_OK;
@@ -414,7 +395,6 @@ static pd_status refuse_to_bury(const struct pd_config *config, struct pd_store 
         snprintf(what, sizeof what, ". The last: %.600s", damage->message);
     } else if (unusable) {
         const struct pd_store_unusable *newest = pd_store_unusable_at(store, unusable - 1);
-        if (newest->is_drive_absent) return refuse_absent_drive(root, newest, err);
         if (newest->flaw == PD_STORE_MISNAMED)
             PD_FAIL(err, PD_CORRUPT,
                     "%.500s holds no checkpoint under its own name, but %.63s (step %llu): %s; to start from step 1 take "
@@ -422,13 +402,12 @@ static pd_status refuse_to_bury(const struct pd_config *config, struct pd_store 
                     root, newest->name, (unsigned long long)newest->step, newest->cause);
         snprintf(what, sizeof what, ". The newest of %u: %s: %s", unusable, newest->name, newest->cause);
     }
-    list_stripes(config, drives, sizeof drives);
     if (quarantined) snprintf(aside, sizeof aside, " (%u in its quarantine directory)", quarantined);
     PD_FAIL(err, PD_CORRUPT,
             "%.500s holds no whole checkpoint, but damaged or incomplete ones%s: restore a checkpoint from a copy and bring "
             "missing files or hosts back, or start from step 1 with another run.dir, or with --fresh after moving that "
-            "directory%s away%s",
-            root, aside, drives, what);
+            "directory away%s",
+            root, aside, what);
 }
 
 /* ---- hosts that are away ---- */
@@ -518,7 +497,7 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
         limit.doubt && later.lineage && !report.damaged; /* what was put aside is of this run, and newer */
     for (uint32_t t = 0; !report.resumed && !begins_in_doubt && t < pd_tiers_count(tiers); t++) {
         struct pd_store *store = pd_tiers_store(tiers, t);
-        if (store) PD_TRY(refuse_to_bury(e->options.config, store, &report, &damage, err));
+        if (store) PD_TRY(refuse_to_bury(store, &report, &damage, err));
     }
     if (!report.resumed) {
         const bool asks = group->rank == 0 && !later.lineage;

@@ -234,9 +234,9 @@ void pd_saver_free(struct pd_saver *s)
     free(s);
 }
 
-uint64_t pd_saver_file_bytes(const struct pd_saver *s, uint32_t stripe)
+uint64_t pd_saver_file_bytes(const struct pd_saver *s)
 {
-    return pd_save_source_file_bytes(s->source, stripe);
+    return pd_save_source_file_bytes(s->source);
 }
 
 void pd_saver_keep_ready(struct pd_saver *s)

@@ -39,8 +39,8 @@ PD_MUST_USE pd_status pd_saver_new(struct pd_vfs *vfs, struct pd_tiers *tiers, s
                                    struct pd_error *err);
 /* Waits for the save under way. Where it waits for a peer that is gone, the group's communicator was aborted before. */
 void pd_saver_free(struct pd_saver *saver);
-/* Bytes of this rank's shard file, of one stripe. */
-uint64_t pd_saver_file_bytes(const struct pd_saver *saver, uint32_t stripe);
+/* Bytes of this rank's shard file. */
+uint64_t pd_saver_file_bytes(const struct pd_saver *saver);
 
 /* From here on the thread keeps a written file ready for the next save where files lie in memory: a page's first touch costs
  * many times the copy into it. Once there is room for checkpoints for certain. */

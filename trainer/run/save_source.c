@@ -35,26 +35,25 @@ struct row {
     enum pd_save_order order;
     pd_status (*write)(struct pd_save_source *, const struct pd_identity *, const struct pd_save_shard *, struct pd_store *,
                        uint32_t tier, pd_status *ret_written, struct pd_shard_summary *, struct pd_error *);
-    uint64_t (*file_bytes)(const struct pd_save_source *, uint32_t stripe);
+    uint64_t (*file_bytes)(const struct pd_save_source *);
 };
 
 /* ---- state in memory ---- */
 
 static pd_status memory_write(struct pd_save_source *s, const struct pd_identity *identity,
                               const struct pd_save_shard *shard, struct pd_store *store, uint32_t tier,
-                              pd_status *ret_written, struct pd_shard_summary *ret_summaries, struct pd_error *err)
+                              pd_status *ret_written, struct pd_shard_summary *ret_summary, struct pd_error *err)
 {
     char path[4096];
     (void)shard;
     PD_TRY(pd_store_begin(store, identity, path, err));
-    *ret_written = pd_shard_write(s->writers[tier], path, identity, s->group->rank, s->data, ret_summaries, err);
+    *ret_written = pd_shard_write(s->writers[tier], path, identity, s->group->rank, s->data, ret_summary, err);
     return PD_OK;
 }
 
-static uint64_t memory_file_bytes(const struct pd_save_source *s, uint32_t stripe)
+static uint64_t memory_file_bytes(const struct pd_save_source *s)
 {
     uint64_t most = 0;
-    (void)stripe;
     for (uint32_t tier = 0; tier < pd_tiers_count(s->tiers); tier++) {
         const uint64_t bytes = pd_shard_writer_file_bytes(s->writers[tier]);
         if (bytes > most) most = bytes;
@@ -70,29 +69,25 @@ static const struct row mirror = {PD_SAVE_AFTER_COPY, memory_write, memory_file_
 /* The first tier links the files, which are whole by now; another tier copies them. */
 static pd_status files_write(struct pd_save_source *s, const struct pd_identity *identity, const struct pd_save_shard *shard,
                              struct pd_store *store, uint32_t tier, pd_status *ret_written,
-                             struct pd_shard_summary *ret_summaries, struct pd_error *err)
+                             struct pd_shard_summary *ret_summary, struct pd_error *err)
 {
     struct pd_engine *e = s->engine;
     char path[4096];
-    const uint32_t stripes = pd_layout_stripes(&e->grid.layout);
-    memcpy(ret_summaries, shard->summaries, stripes * sizeof *ret_summaries);
+    *ret_summary = shard->summary;
     *ret_written = PD_OK;
     if (tier == 0) {
-        PD_TRY(pd_store_begin_generation(store, identity, shard->slots, e->staging.data, e->staging.bytes, err));
+        PD_TRY(pd_store_begin_generation(store, identity, shard->slot, e->staging.data, e->staging.bytes, err));
     } else {
         PD_TRY(pd_store_begin(store, identity, path, err));
-        for (uint32_t k = 0; !*ret_written && k < stripes; k++) {
-            if (k) pd_store_begin_shard(store, k, path);
-            *ret_written = pd_state_files_copy(e->state, k, path, identity, e->staging.data, e->staging.bytes, err);
-        }
+        *ret_written = pd_state_files_copy(e->state, path, identity, e->staging.data, e->staging.bytes, err);
     }
     s->on_copied(s->context); /* from here on the checkpoint alone decides about the file */
     return PD_OK;
 }
 
-static uint64_t files_file_bytes(const struct pd_save_source *s, uint32_t stripe)
+static uint64_t files_file_bytes(const struct pd_save_source *s)
 {
-    return pd_state_files_file_bytes(s->engine->state, stripe);
+    return pd_state_files_file_bytes(s->engine->state);
 }
 
 static const struct row files = {PD_SAVE_ALONE, files_write, files_file_bytes};
@@ -102,7 +97,7 @@ static const struct row files = {PD_SAVE_ALONE, files_write, files_file_bytes};
 /* Whole tensors for people: every rank's boxes, from the layout function alone. */
 static pd_status build_index(struct pd_save_source *s, struct pd_error *err)
 {
-    const uint32_t shards = pd_layout_shards(&s->engine->grid.layout);
+    const uint32_t shards = pd_layout_world(&s->engine->grid.layout);
     const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
     struct pd_index_source *sources = calloc(shards, sizeof *sources);
     char(*names)[32] = calloc(shards, sizeof *names);
@@ -213,9 +208,9 @@ enum pd_save_order pd_save_source_order(const struct pd_save_source *s)
     return s->row->order;
 }
 
-uint64_t pd_save_source_file_bytes(const struct pd_save_source *s, uint32_t stripe)
+uint64_t pd_save_source_file_bytes(const struct pd_save_source *s)
 {
-    return s->row->file_bytes(s, stripe);
+    return s->row->file_bytes(s);
 }
 
 pd_status pd_save_source_begin(struct pd_save_source *s, const struct pd_identity *identity, struct pd_error *err)
@@ -225,15 +220,15 @@ pd_status pd_save_source_begin(struct pd_save_source *s, const struct pd_identit
 
 pd_status pd_save_source_ready(struct pd_save_source *s, struct pd_save_shard *ret_shard, struct pd_error *err)
 {
-    return pd_state_save_wait(s->engine->state, ret_shard->summaries, ret_shard->slots, err);
+    return pd_state_save_wait(s->engine->state, &ret_shard->summary, &ret_shard->slot, err);
 }
 
 pd_status pd_save_source_write(struct pd_save_source *s, const struct pd_identity *identity,
                                const struct pd_save_shard *shard, struct pd_store *store, uint32_t tier,
-                               pd_status *ret_written, struct pd_shard_summary *ret_summaries, struct pd_error *err)
+                               pd_status *ret_written, struct pd_shard_summary *ret_summary, struct pd_error *err)
 {
     pd_owner_acquire(&s->engine->staging.owner, "a save");
-    const pd_status st = s->row->write(s, identity, shard, store, tier, ret_written, ret_summaries, err);
+    const pd_status st = s->row->write(s, identity, shard, store, tier, ret_written, ret_summary, err);
     pd_owner_release(&s->engine->staging.owner, "a save");
     return st;
 }
@@ -245,6 +240,6 @@ void pd_save_source_make_file(struct pd_save_source *s)
     struct pd_store *store = first.is_left_out ? NULL : pd_tiers_store(s->tiers, 0);
     if (!store) return;
     pd_owner_acquire(&s->engine->staging.owner, "a file made ready");
-    pd_store_keep_ready(store, s->row->file_bytes(s, 0), s->engine->staging.data, s->engine->staging.bytes);
+    pd_store_keep_ready(store, s->row->file_bytes(s), s->engine->staging.data, s->engine->staging.bytes);
     pd_owner_release(&s->engine->staging.owner, "a file made ready");
 }

@@ -24,10 +24,10 @@ enum pd_save_order {
     PD_SAVE_ALONE       /* state in files, whose pool has one user at a time: all others have ended */
 };
 
-/* What `ready` leaves for `write`, one entry a stripe. */
+/* What `ready` leaves for `write`, where state is in files. */
 struct pd_save_shard {
-    struct pd_shard_summary summaries[PD_LAYOUT_STRIPES_MAX];
-    uint32_t slots[PD_LAYOUT_STRIPES_MAX];
+    struct pd_shard_summary summary;
+    uint32_t slot;
 };
 
 /* Everything is borrowed for the source's life. `on_copied` is called by the saver's thread, inside write, as soon as the
@@ -38,7 +38,7 @@ PD_MUST_USE pd_status pd_save_source_new(struct pd_vfs *vfs, struct pd_tiers *ti
 void pd_save_source_free(struct pd_save_source *source);
 
 enum pd_save_order pd_save_source_order(const struct pd_save_source *source);
-uint64_t pd_save_source_file_bytes(const struct pd_save_source *source, uint32_t stripe); /* the most of any tier */
+uint64_t pd_save_source_file_bytes(const struct pd_save_source *source); /* the most of any tier */
 
 PD_MUST_USE pd_status pd_save_source_begin(struct pd_save_source *source, const struct pd_identity *identity,
                                            struct pd_error *err);
@@ -47,7 +47,7 @@ PD_MUST_USE pd_status pd_save_source_ready(struct pd_save_source *source, struct
 /* As pd_tiers_save.prepare. */
 PD_MUST_USE pd_status pd_save_source_write(struct pd_save_source *source, const struct pd_identity *identity,
                                            const struct pd_save_shard *shard, struct pd_store *store, uint32_t tier,
-                                           pd_status *ret_written, struct pd_shard_summary *ret_summaries,
+                                           pd_status *ret_written, struct pd_shard_summary *ret_summary,
                                            struct pd_error *err);
 /* One file for the next save, where files lie in memory. The saver's thread, while no save is under way. */
 void pd_save_source_make_file(struct pd_save_source *source);

@@ -39,7 +39,7 @@ static bool has_another(const struct run *r)
 static pd_status run_open_rank(const struct pd_config *config, struct pd_comm *comm, const struct pd_launched *launched,
                                struct pd_rollbacks *rollbacks, struct pd_error *err)
 {
-    struct run r = {.config = config, .given = config, .comm = comm, .is_thread = !launched, .rollbacks = rollbacks};
+    struct run r = {.config = config, .comm = comm, .is_thread = !launched, .rollbacks = rollbacks};
     r.threads = pd_launched_threads(config->layout.threads, comm->ranks_here);
     pd_comm_set_time_limit(comm, config->restart.peer_timeout);
     pd_numerics_thread_init();

@@ -5,12 +5,12 @@
 
 struct shape {
     const char *name, *dirs[3];
-    uint32_t ranks, hosts, replicas, drives;
+    uint32_t ranks, hosts, replicas;
     bool has_files;
 };
-static const struct shape memory = {"state in memory", {"/shm/c", "/disk", "/net/c"}, 1, 1, 0, 0, false};
-static const struct shape files = {"state in files", {"/disk", "/net/c", NULL}, 1, 1, 0, 1, true};
-static const struct shape replicas = {"replicas", {"/shm/c", "/net/c", NULL}, 2, 2, 1, 0, false};
+static const struct shape memory = {"state in memory", {"/shm/c", "/disk", "/net/c"}, 1, 1, 0, false};
+static const struct shape files = {"state in files", {"/disk", "/net/c", NULL}, 1, 1, 0, true};
+static const struct shape replicas = {"replicas", {"/shm/c", "/net/c", NULL}, 2, 2, 1, false};
 
 static struct pd_tiers_options tiers_of(const struct shape *shape)
 {
@@ -36,7 +36,7 @@ static struct room base_of(const void *context)
     struct room room;
     const struct pd_tiers_options options = tiers_of(shape);
     tier_be_quiet();
-    cr_assert_eq(tier_room_new_striped(&room, shape->ranks, shape->hosts, shape->drives, 0, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(tier_room_new_lacking(&room, shape->ranks, shape->hosts, 0, &err), PD_OK, "%s", err.message);
     cr_assert_eq(tier_run(&room, &options, begin, NULL, &err), PD_OK, "%s", err.message);
     return room;
 }
@@ -48,12 +48,11 @@ static void *set_up(const void *context)
 
 static pd_status live(struct tier_rank *rank, struct pd_error *err)
 {
-    const uint64_t bytes[3] = {SHARD_ROOM, SHARD_ROOM, SHARD_ROOM};
     uint32_t tier;
     uint64_t step = 0;
     PD_TRY(tier_load_newest(rank, &tier, &step, err));
     pd_tiers_set_index(rank->tiers, "an index", 8);
-    PD_TRY(pd_tiers_check_room(rank->tiers, bytes, 0, err));
+    PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
     PD_TRY(pd_tiers_start(rank->tiers, err));
     for (int i = 0; i < 2; i++)
         PD_TRY(tier_save(rank, ++step, NULL, err));

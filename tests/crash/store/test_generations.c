@@ -225,8 +225,8 @@ static void campaign_on(const struct world *world, uint64_t stride)
     struct pd_store_options options = generation_options();
     struct room room;
     struct pd_error err = {0};
-    cr_assert_eq(room_new_striped(&room, world->ranks, world->hosts, world->shared, world->drives, world->lacks, &err),
-                 PD_OK, "%s", err.message);
+    cr_assert_eq(room_new_lacking(&room, world->ranks, world->hosts, world->shared, world->lacks, &err), PD_OK, "%s",
+                 err.message);
     cr_assert_eq(room_launch_with(&room, &options, base_script, NULL, &err), PD_OK, "%s", err.message);
     sweep(&campaign, world, &room);
     room_free(&room);
@@ -243,9 +243,5 @@ CAMPAIGN(one_rank, ONE_RANK, 13)
 CAMPAIGN(one_rank_without_links, ONE_RANK_NO_LINKS, 41)
 CAMPAIGN(local_disks, LOCAL_DISKS, 286)
 CAMPAIGN(shared_disk, SHARED_DISK, 286)
-CAMPAIGN(three_drives, THREE_DRIVES, 49)
-CAMPAIGN(local_drives, LOCAL_DRIVES, 546)
-CAMPAIGN(shared_drives, SHARED_DRIVES, 676)
 CAMPAIGN(local_disks_without_links, LOCAL_NO_LINKS, 598)
 CAMPAIGN(shared_disk_without_links, SHARED_NO_LINKS, 598)
-CAMPAIGN(local_drives_without_links, DRIVES_NO_LINKS, 806)

@@ -79,8 +79,7 @@ static void look_at_save(const struct world *world, uint64_t stride, uint64_t wa
     struct room base;
     struct pd_error err = {0};
     cr_assert_eq(pd_log_configure("error", &err), PD_OK);
-    cr_assert_eq(room_new_striped(&base, world->ranks, world->hosts, world->shared, world->drives, world->lacks, &err),
-                 PD_OK);
+    cr_assert_eq(room_new_lacking(&base, world->ranks, world->hosts, world->shared, world->lacks, &err), PD_OK);
     cr_assert_eq(room_launch(&base, campaign_base, NULL, &err), PD_OK, "%s", err.message);
     for (bool fired = true; search.round == 0 || (is_all && search.count < wanted && search.round < 6);
          search.round++, search.most *= 4, fired = true)
@@ -100,7 +99,6 @@ static void look_at_save(const struct world *world, uint64_t stride, uint64_t wa
     }
 
 STATES(one_rank, ONE_RANK, 5, 60000)
-STATES(three_drives, THREE_DRIVES, 9, 20000)
 STATES(without_links, ONE_RANK_NO_LINKS, 9, 20000)
 STATES(local_disks, LOCAL_DISKS, 40, 1000)
 STATES(shared_disk, SHARED_DISK, 40, 1000)

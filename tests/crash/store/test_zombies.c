@@ -1,7 +1,6 @@
 /* Generations, and others who are there too: workers that outlive their launch and write on into files they have open,
  * writes that the kernel finishes after a worker's death, a second launcher, a host that is away. Whatever they do, the
- * newest committed step loads, whole, and the launch that owns the store goes on. On one drive and on two, with links and
- * without. */
+ * newest committed step loads, whole, and the launch that owns the store goes on. With links and without. */
 #include "ckpt/io/vfs_ops.h"
 #include "tests/helpers/generation_room.h"
 #include "tests/helpers/store_expect.h"
@@ -11,18 +10,14 @@ TestSuite(store_zombies, .init = set_up);
 /* Where state may lie; every test goes over all. */
 static const struct place {
     unsigned lacks;
-    uint32_t drives;
-} places[] = {{0, 0}, {0, 1}, {PD_DISK_NO_LINKS, 0}, {PD_DISK_NO_LINKS, 1}};
+} places[] = {{0}, {PD_DISK_NO_LINKS}};
 #define PLACE_COUNT (sizeof places / sizeof *places)
 
 static struct room room_at(const struct place *place, uint32_t ranks, uint32_t hosts, bool shared, unsigned lacks)
 {
-    static const char *const paths[] = {"/", "/drive-1", "/drive-2"};
     struct pd_disk_options options = {.seed = 1, .host_count = hosts + 1}; /* nobody's death reaches the last one */
-    for (uint32_t i = 0; i <= place->drives; i++)
-        options.mounts[i] = (struct pd_disk_mount){.path = paths[i], .lacks = place->lacks | lacks, .shared = shared};
-    if (place->drives) options.mounts[0].lacks = lacks; /* it needs links to drives */
-    struct room room = {.ranks = ranks, .hosts = hosts, .shared = shared, .drives = place->drives};
+    options.mounts[0] = (struct pd_disk_mount){.path = "/", .lacks = place->lacks | lacks, .shared = shared};
+    struct room room = {.ranks = ranks, .hosts = hosts, .shared = shared};
     struct pd_error err = {0};
     expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
     return room;
@@ -53,10 +48,9 @@ static void scribble(struct haunt *haunt, struct pd_file *file)
     (void)!pd_file_sync(file, NULL);
 }
 
-static void scribble_streams(struct haunt *haunt, const struct generation *g)
+static void scribble_stream(struct haunt *haunt, const struct generation *g)
 {
-    for (uint32_t k = 0; k < ROOM_SHARDS_MAX; k++)
-        if (g->stream[k]) scribble(haunt, pd_shard_stream_file(g->stream[k]));
+    if (g->stream) scribble(haunt, pd_shard_stream_file(g->stream));
 }
 
 /* Zombies write into what they hold, release it, take the next and write that too. */
@@ -67,9 +61,9 @@ static void haunt_once(struct haunt *haunt)
     haunt->step++;
     for (uint32_t i = 0; i < haunt->zombie_count; i++) {
         struct generation *g = haunt->zombies[i];
-        scribble_streams(haunt, g);
+        scribble_stream(haunt, g);
         (void)!generation_write(g, haunt->step, NULL);
-        scribble_streams(haunt, g);
+        scribble_stream(haunt, g);
     }
 }
 
@@ -94,12 +88,9 @@ static void keep_open_in(struct haunt *haunt, const char *root)
 /* The files that workers hold, open for writing by somebody whom their death does not reach. */
 static void keep_open(struct haunt *haunt, struct room *room)
 {
-    static const char *const drives[] = ROOM_DRIVES;
     struct pd_error err = {0};
     expect(pd_simulated_disk_vfs(room->disk, room->hosts, &haunt->vfs, &err), PD_OK, &err);
     keep_open_in(haunt, ROOM_ROOT);
-    for (uint32_t d = 0; d < room->drives; d++)
-        keep_open_in(haunt, drives[d]);
 }
 
 static void lay_to_rest(struct haunt *haunt)
@@ -220,7 +211,7 @@ Test(store_zombies, writes_that_land_after_the_death_of_their_worker)
         struct haunt haunt = {0};
         struct pd_error err = {0};
         run_first(&room, &haunt, die_with_writes_in_flight);
-        cr_assert_eq(haunt.file_count, room.ranks * (1 + room.drives));
+        cr_assert_eq(haunt.file_count, room.ranks);
         expect(launch_haunted(&room, &haunt, &err), PD_OK, &err);
         cr_assert_gt(haunt.written, 0u, "nobody wrote");
         lay_to_rest(&haunt);
@@ -304,7 +295,7 @@ static pd_status overtaken_while_saving(struct generation *g, struct haunt *haun
     PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
     PD_TRY(launch_haunted(rank->room, haunt, err));
     room_state(rank, &state, 0, g->step);
-    pd_status st = pd_store_commit(rank->store, PD_OK, g->summary, &state, err);
+    pd_status st = pd_store_commit(rank->store, PD_OK, &g->summary, &state, err);
     if (st != PD_BUSY) PD_FAIL(err, PD_BUG, "a zombie that seals gets %s", pd_status_name(st));
     haunt->zombies[0] = g;
     haunt->zombie_count = 1;

@@ -35,7 +35,7 @@ static pd_status go_on_without_net(struct tier_rank *rank, struct pd_error *err)
     PD_TRY(tier_load_newest(rank, &found.tier, &found.step, err));
     EXPECT(found.tier == 2 && found.step == 12, "what can only be read is read: tier %u step %llu", found.tier,
            (unsigned long long)found.step);
-    PD_TRY(pd_tiers_check_room(rank->tiers, (uint64_t[]){SHARD_ROOM}, 0, err));
+    PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
     PD_TRY(pd_tiers_start(rank->tiers, err));
     for (uint64_t step = 13; step <= 20; step++)
         PD_TRY(tier_save(rank, step, NULL, err));
@@ -107,7 +107,7 @@ Test(bad_tiers, damage_where_nothing_can_be_moved_is_passed_over)
 static pd_status begin_without_net(struct tier_rank *rank, struct pd_error *err)
 {
     struct pd_error why = {0};
-    PD_TRY(pd_tiers_check_room(rank->tiers, (uint64_t[]){SHARD_ROOM}, 0, err));
+    PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
     PD_TRY(pd_tiers_start(rank->tiers, err));
     for (uint64_t step = 1; step <= 10; step++)
         PD_TRY(tier_save(rank, step, NULL, err));

@@ -1,6 +1,6 @@
 /* Every operation of a save and of the copies that follow it goes wrong once, or from then on; afterwards power goes, on all
  * hosts, on one or on none, or a host is replaced by an empty one: a fresh launch finds a step that is whole, and what it
- * was promised. Saves come from memory into memory, or from files that hold the state: on one drive or two, of each host or
+ * was promised. Saves come from memory into memory, or from files that hold the state: of each host or
  * of all, with links or without, and then ranks stop at different generations. */
 #include "tests/helpers/tier_sweep.h"
 
@@ -20,19 +20,16 @@ static bool lies(const struct misfortune *m)
 struct shape {
     const char *name, *dirs[3];
     bool has_files;
-    uint32_t drives;
     unsigned lacks;
     uint32_t reboot_tier, host_tier;
 };
 static const struct shape shapes[] = {
-    {"state in memory", {"/shm/c", "/disk", "/net/c"}, false, 0, 0, 1, 2},
-    {"state in files", {"/disk", "/net/c"}, true, 0, 0, 0, 1},
-    {"state in files on two drives", {"/disk", "/net/c"}, true, 1, 0, 0, 1},
-    {"state in files of all hosts", {"/net/a", "/net/b"}, true, 0, 0, 0, 0},
-    {"state in files, no links", {"/disk", "/net/c"}, true, 0, PD_DISK_NO_LINKS, 0, 1},
-    {"state in files on two drives, no links on the second", {"/disk", "/net/c"}, true, 1, PD_DISK_NO_LINKS, 0, 1},
+    {"state in memory", {"/shm/c", "/disk", "/net/c"}, false, 0, 1, 2},
+    {"state in files", {"/disk", "/net/c"}, true, 0, 0, 1},
+    {"state in files of all hosts", {"/net/a", "/net/b"}, true, 0, 0, 0},
+    {"state in files, no links", {"/disk", "/net/c"}, true, PD_DISK_NO_LINKS, 0, 1},
 };
-enum { IN_MEMORY, IN_FILES, ON_TWO_DRIVES, ON_A_SHARED_DISK, WITHOUT_LINKS, ON_TWO_DRIVES_WITHOUT_LINKS };
+enum { IN_MEMORY, IN_FILES, ON_A_SHARED_DISK, WITHOUT_LINKS };
 
 static const struct shape *shape; /* of the campaign that runs */
 
@@ -152,7 +149,7 @@ static void campaign_on(int number, enum aftermath aftermath, uint64_t stride)
     struct pd_error err = {0};
     struct room room;
     tier_be_quiet();
-    cr_assert_eq(tier_room_new_striped(&room, 4, HOSTS, shape->drives, shape->lacks, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(tier_room_new_lacking(&room, 4, HOSTS, shape->lacks, &err), PD_OK, "%s", err.message);
     cr_assert_eq(tier_run(&room, &options, save_before, NULL, &err), PD_OK, "%s", err.message);
     tier_sweep(&room, shape->name, (int)aftermath, stride, false, try_one);
 }
@@ -190,11 +187,6 @@ Test(tier_faults, files)
     campaigns_on(IN_FILES, 250);
 }
 
-Test(tier_faults, files_on_two_drives)
-{
-    campaigns_on(ON_TWO_DRIVES, 416);
-}
-
 Test(tier_faults, files_on_a_shared_disk)
 {
     campaigns_on(ON_A_SHARED_DISK, 250);
@@ -203,9 +195,4 @@ Test(tier_faults, files_on_a_shared_disk)
 Test(tier_faults, files_without_links)
 {
     campaigns_on(WITHOUT_LINKS, 250);
-}
-
-Test(tier_faults, files_on_two_drives_without_links)
-{
-    campaigns_on(ON_TWO_DRIVES_WITHOUT_LINKS, 416);
 }

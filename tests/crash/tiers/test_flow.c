@@ -444,7 +444,7 @@ Test(tiers, a_slow_tier_skips_to_the_newest)
 static pd_status check_room(struct tier_rank *rank, struct pd_error *err)
 {
     struct pd_tier_report report;
-    PD_TRY(pd_tiers_check_room(rank->tiers, (uint64_t[]){SHARD_ROOM}, 0, err));
+    PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
     pd_tiers_report(rank->tiers, 0, &report);
     EXPECT(report.is_left_out, "memory that is too small is left out");
     PD_TRY(pd_tiers_start(rank->tiers, err));
@@ -479,11 +479,11 @@ static pd_status reserve_room(struct tier_rank *rank, struct pd_error *err)
     struct pd_tier_report report;
     bool *fits = rank->context;
     for (unsigned times = 0; times < 2; times++) { /* without the files, and beside them */
-        PD_TRY(pd_tiers_check_room(rank->tiers, (uint64_t[]){SHARD_ROOM}, 0, err));
+        PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
         pd_tiers_report(rank->tiers, 0, &report);
         if (rank->world.rank == 0) *fits = !report.is_left_out;
         if (report.is_left_out) return PD_OK;
-        PD_TRY(pd_group_agree(&rank->world, pd_store_generations_reserve(store, 0, SHARD_ROOM, err), err));
+        PD_TRY(pd_group_agree(&rank->world, pd_store_generations_reserve(store, SHARD_ROOM, err), err));
         EXPECT(pd_store_free_bytes(store) == 6ull * SHARD_ROOM, "%llu bytes wait for a rank, in files of %u",
                (unsigned long long)pd_store_free_bytes(store), SHARD_ROOM);
     }

@@ -1,7 +1,6 @@
 /* Tiers and second copies, and others who are there too: writes of copies that land after the death of their worker, a
  * launch that was overtaken while its copies are on their way, a second launcher. Whatever they do, the newest sealed step
- * loads, and every file of every tier is whole. State lies in memory or in files, on one drive or two, shared, without
- * links. */
+ * loads, and every file of every tier is whole. State lies in memory or in files, shared, without links. */
 #include "ckpt/tiers/internal.h"
 #include "tests/helpers/tier_room.h"
 
@@ -15,13 +14,13 @@
 static const struct place {
     const char *first;
     bool has_files;
-    uint32_t drives;
     unsigned lacks;
     uint32_t copies;
 } places[] = {
-    {"/disk", false, 0, 0, 1}, {"/disk", true, 0, 0, 1},
-    {"/disk", true, 1, 0, 0},  {"/disk", true, 0, PD_DISK_NO_LINKS, 1},
-    {"/net/a", true, 0, 0, 0}, {"/disk", true, 1, PD_DISK_NO_LINKS, 0},
+    {"/disk", false, 0, 1},
+    {"/disk", true, 0, 1},
+    {"/disk", true, PD_DISK_NO_LINKS, 1},
+    {"/net/a", true, 0, 0},
 };
 #define PLACE_COUNT (sizeof places / sizeof *places)
 
@@ -53,7 +52,7 @@ static struct room room_at(size_t place, unsigned lacks)
 {
     struct room room;
     struct pd_error err = {0};
-    pd_status st = tier_room_new_striped(&room, RANKS, HOSTS, places[place].drives, places[place].lacks | lacks, &err);
+    pd_status st = tier_room_new_lacking(&room, RANKS, HOSTS, places[place].lacks | lacks, &err);
     expect(place, st, PD_OK, &err);
     return room;
 }
@@ -68,7 +67,7 @@ static pd_status load_what_is_here(struct room_rank *rank, const struct pd_store
     pd_status st = PD_OK;
     for (uint32_t s = 0; st == PD_OK && s < commit.shard_count; s++) {
         st = room_load_shard(rank, entry, &commit, s, err);
-        const bool is_mine = s / room_shards(rank) == rank->group->rank;
+        const bool is_mine = s == rank->group->rank;
         if (st == PD_NOT_FOUND && !is_mine) st = PD_OK;
     }
     pd_commit_deinit(&commit);
@@ -114,7 +113,7 @@ static bool copies_are_on_their_way(struct tier_rank *rank)
 {
     const struct pd_store_replicas *ring = pd_store_replicas(pd_tiers_store(rank->tiers, 0));
     char path[128];
-    snprintf(path, sizeof path, "/net/c/step-%012u-1.tmp/shard-%05u.h5", IN_FLIGHT, room_shard(&rank->room, 0));
+    snprintf(path, sizeof path, "/net/c/step-%012u-1.tmp/shard-%05u.h5", IN_FLIGHT, rank->room.group->rank);
     bool all = is_there(rank, path);
     for (uint32_t i = 0; ring && i < ring->source_count; i++) {
         snprintf(path, sizeof path, "/disk/pool-1/generation-%05u-0.h5", ring->sources[i]);
@@ -177,7 +176,6 @@ static void open_files_of(struct haunt *haunt, struct pd_vfs *vfs, const char *d
 /* What the dead were writing: state, copies of other hosts' shards, shards of the later tier. */
 static void open_files(struct haunt *haunt, struct room *room, const struct place *place)
 {
-    static const char *const drives[] = ROOM_DRIVES;
     char pool[64], saved[64];
     snprintf(pool, sizeof pool, "%s/pool-1", place->first);
     snprintf(saved, sizeof saved, "/net/c/step-%012u-1.tmp", IN_FLIGHT);
@@ -185,14 +183,8 @@ static void open_files(struct haunt *haunt, struct room *room, const struct plac
         cr_assert_eq(pd_simulated_disk_vfs(room->disk, host, &haunt->vfss[host], NULL), PD_OK);
         if (host == 0 || strncmp(pool, "/net", 4) != 0) open_files_of(haunt, haunt->vfss[host], pool, "generation-");
         if (host == 0) open_files_of(haunt, haunt->vfss[host], saved, "shard-");
-        for (uint32_t d = 0; d < room->drives; d++) {
-            snprintf(pool, sizeof pool, "%.40s/pool-1", drives[d]);
-            open_files_of(haunt, haunt->vfss[host], pool, "generation-");
-            snprintf(pool, sizeof pool, "%s/pool-1", place->first);
-        }
     }
-    const uint32_t held = RANKS * (1 + room->drives);
-    cr_assert_geq(haunt->count, (place->has_files ? held : 0) + place->copies * RANKS + RANKS, "%u files", haunt->count);
+    cr_assert_geq(haunt->count, (place->has_files ? RANKS : 0) + place->copies * RANKS + RANKS, "%u files", haunt->count);
 }
 
 static void scribble(struct haunt *haunt)

@@ -543,7 +543,7 @@ Test(peer, files_are_used_again)
 static pd_status check_room(struct tier_rank *rank, struct pd_error *err)
 {
     struct pd_tier_report report;
-    PD_TRY(pd_tiers_check_room(rank->tiers, (uint64_t[]){SHARD_ROOM}, 0, err));
+    PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
     pd_tiers_report(rank->tiers, 0, &report);
     if (rank->world.rank == 0) *(bool *)rank->context = !report.is_left_out;
     return PD_OK;
@@ -576,7 +576,7 @@ static pd_status check_room_again(struct tier_rank *rank, struct pd_error *err)
            (unsigned long long)pd_store_replica_bytes(store, 9));
     EXPECT(space.available_bytes < 16 * bytes, "a test of nothing: %llu bytes are free, shards have %llu",
            (unsigned long long)space.available_bytes, (unsigned long long)bytes);
-    return pd_tiers_check_room(rank->tiers, &bytes, 0, err);
+    return pd_tiers_check_room(rank->tiers, bytes, 0, err);
 }
 
 /* Of 20 shards 8 lie there already, and 4 of those are copies. */
@@ -728,7 +728,7 @@ static void campaigns_of_files(unsigned lacks, uint64_t stride)
     for (int i = 0; i < (test_scale() < 10 ? 1 : AFTERMATHS); i++) {
         struct room room;
         struct pd_error err = {0};
-        cr_assert_eq(tier_room_new_striped(&room, RANKS, HOSTS, 0, lacks, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(tier_room_new_lacking(&room, RANKS, HOSTS, lacks, &err), PD_OK, "%s", err.message);
         RUN(&room, &options, save_before, NULL);
         tier_sweep(&room, "copies of state in files", test_scale() < 10 ? ANY : i, stride, true, try_one);
     }

@@ -50,7 +50,6 @@ static const struct advice {
     {"checkpoints.every", "checkpoint.every"},
     {"checkpoint.keeplast", "checkpoint.keep_last"},
     {"checkpoint.tier", "checkpoint.tiers"},
-    {"checkpoint.strips", "checkpoint.stripes"},
     {"validation.sequnces", "validation.sequences"},
     {"restart.limits", "restart.limit"},
     {"metrics.tensorbord", "metrics.tensorboard"},

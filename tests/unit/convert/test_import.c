@@ -133,7 +133,7 @@ static void import_once(uint64_t seed, bool is_large, enum pd_codec codec)
     OK(pd_import(s.vfs, &request, &report, err));
     cr_assert_geq(threads, 1u);
     cr_assert_eq(report.zeroed, 6);
-    cr_assert_eq(report.shards, pd_layout_shards(&layout));
+    cr_assert_eq(report.shards, pd_layout_world(&layout));
     cr_assert_geq(report.bytes_read_back, report.bytes_written);
     check_stored(&s, store);
     pd_store_close(store);

@@ -78,20 +78,20 @@ static void script(struct pd_vfs *vfs, const char *root)
 
     OK(pd_vfs_mkdir(vfs, AT(path, "there/step"), NULL));
     write_text(vfs, AT(path, "there/step/file"), "far");
-    OK(pd_vfs_symlink(vfs, AT(there, "there"), AT(path, "here/stripe-1"), NULL));
+    OK(pd_vfs_symlink(vfs, AT(there, "there"), AT(path, "here/link-1"), NULL));
     cr_assert_eq(pd_vfs_symlink(vfs, "x", path, NULL), PD_EXISTS);
     OK(pd_vfs_mkdir(vfs, AT(path, "here/step"), NULL));
-    OK(pd_vfs_symlink(vfs, "../stripe-1/step/file", AT(path, "here/step/file"), NULL));
+    OK(pd_vfs_symlink(vfs, "../link-1/step/file", AT(path, "here/step/file"), NULL));
     expect_text(vfs, path, "far"); /* a link to a path that goes through a link */
-    OK(pd_vfs_stat(vfs, AT(path, "here/stripe-1/step"), &st, NULL));
+    OK(pd_vfs_stat(vfs, AT(path, "here/link-1/step"), &st, NULL));
     cr_assert_eq(st.type, PD_ENTRY_DIRECTORY);
     OK(pd_vfs_list(vfs, path, &listing, NULL));
     cr_assert_eq(listing.count, 1u);
     pd_listing_deinit(&listing);
-    OK(pd_vfs_sync_dir(vfs, AT(path, "here/stripe-1/step"), NULL));
+    OK(pd_vfs_sync_dir(vfs, AT(path, "here/link-1/step"), NULL));
     OK(pd_vfs_readlink(vfs, AT(path, "here/step/file"), target, NULL));
-    cr_assert_str_eq(target, "../stripe-1/step/file");
-    OK(pd_vfs_readlink(vfs, AT(path, "here/stripe-1"), target, NULL));
+    cr_assert_str_eq(target, "../link-1/step/file");
+    OK(pd_vfs_readlink(vfs, AT(path, "here/link-1"), target, NULL));
     cr_assert_str_eq(target, there);
     cr_assert_eq(pd_vfs_readlink(vfs, AT(path, "there/step/file"), target, NULL), PD_UNSUPPORTED);
     cr_assert_eq(pd_vfs_readlink(vfs, AT(path, "here/absent"), target, NULL), PD_NOT_FOUND);
@@ -103,8 +103,8 @@ static void script(struct pd_vfs *vfs, const char *root)
     cr_assert_eq(pd_vfs_stat(vfs, other, &st, NULL), PD_NOT_FOUND);
     OK(pd_vfs_unlink(vfs, other, NULL));
     OK(pd_vfs_symlink(vfs, "nowhere", AT(path, "here/new"), NULL));
-    OK(pd_vfs_rename(vfs, path, AT(other, "here/stripe-1"), NULL)); /* replaces a link at once */
-    cr_assert_eq(pd_vfs_stat(vfs, AT(path, "here/stripe-1/step"), &st, NULL), PD_NOT_FOUND);
+    OK(pd_vfs_rename(vfs, path, AT(other, "here/link-1"), NULL)); /* replaces a link at once */
+    cr_assert_eq(pd_vfs_stat(vfs, AT(path, "here/link-1/step"), &st, NULL), PD_NOT_FOUND);
     OK(pd_vfs_unlink(vfs, other, NULL));
     expect_text(vfs, AT(path, "there/step/file"), "far");
     removing(vfs, root);

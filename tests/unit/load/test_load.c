@@ -37,8 +37,7 @@ static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint
 
 static void take_owned(const struct loading *l, uint32_t rank, struct owned *o)
 {
-    const struct pd_layout whole = state_unstriped(l->wanted); /* what a rank owns does not depend on stripes */
-    OK(pd_layout_shard_boxes(&whole, l->tensors, rank, &o->boxes, &o->count, err));
+    OK(pd_layout_shard_boxes(l->wanted, l->tensors, rank, &o->boxes, &o->count, err));
     o->data = calloc(o->count + 1, sizeof *o->data);
     for (uint32_t b = 0; b < o->count; b++)
         o->data[b] = aligned_alloc(PD_VFS_ALIGN, (pd_box_elements(&o->boxes[b].box) * 4 + 4095) / 4096 * 4096);
@@ -109,7 +108,7 @@ static uint64_t wanted_bytes(const struct loading *l, uint64_t *ret_boxes)
     const struct pd_layout *stored = &l->commit->state.layout;
     uint64_t bytes = 0;
     *ret_boxes = 0;
-    for (uint32_t s = 0; s < pd_layout_shards(stored); s++) {
+    for (uint32_t s = 0; s < pd_layout_world(stored); s++) {
         struct pd_shard_box *boxes;
         uint32_t count;
         OK(pd_layout_shard_boxes(stored, l->tensors, s, &boxes, &count, err));
@@ -292,7 +291,6 @@ Test(load, chunks_cost_what_they_store)
     state_init(&s, 2);
     state_enlarge(&s);
     struct pd_layout stored = state_layout(&s, 4);
-    stored = state_unstriped(&stored); /* fewer tables beside the data */
     pd_layout_init_dp(&whole, 1);
     s.compresses = s.compresses_all = true;
     state_save(&s, &stored, "/stored", &commit);
@@ -321,7 +319,6 @@ Test(load, small_shares_pay_for_their_edges)
     state_init(&s, 2);
     state_enlarge(&s);
     struct pd_layout stored = state_layout(&s, 4);
-    stored = state_unstriped(&stored);
     s.compresses = s.compresses_all = true;
     state_save(&s, &stored, "/stored", &commit);
     limited_disk_begin(&disk, s.vfs, 0);

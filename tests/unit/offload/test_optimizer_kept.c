@@ -29,7 +29,7 @@ static void init(struct kept_scene *k, uint64_t budget)
     state_init(&k->state);
     k->streamed = streamed_bytes(&k->state);
     uint64_t kept;
-    OK(pd_optimizer_store_kept_bytes(&k->state.tensors, k->state.boxes, k->state.box_count, 1, budget, &kept, err));
+    OK(pd_optimizer_store_kept_bytes(&k->state.tensors, k->state.boxes, k->state.box_count, budget, &kept, err));
     cr_assert_leq(kept, budget);
     rig_init(&k->rig, &k->state, k->vfs, "/state", BUFFERS, 2);
     pd_optimizer_store_free(k->rig.store);

@@ -27,7 +27,7 @@ static void check_shard(struct scene *scene, const char *path, uint64_t step, co
     void *a = read_whole(scene->vfs, path, expected.file_bytes);
     void *b = read_whole(scene->vfs, "/state/expected.h5", expected.file_bytes);
     cr_assert_eq(memcmp(a, b, expected.file_bytes), 0);
-    cr_assert_eq(pd_optimizer_store_file_bytes(scene->rig.store, 0), expected.file_bytes);
+    cr_assert_eq(pd_optimizer_store_file_bytes(scene->rig.store), expected.file_bytes);
     pd_shard_writer_free(writer);
     free(buffers);
     free(a);
@@ -167,7 +167,7 @@ static void save(struct scene *scene, struct pd_store *store, uint64_t step)
     const struct pd_run_state state = run_state(scene, store, step);
     uint32_t slot;
     OK(pd_optimizer_store_finish(scene->rig.store, &summary, &slot, err));
-    OK(pd_store_begin_generation(store, &identity, &slot, scene->rig.buffers, BUFFERS, err));
+    OK(pd_store_begin_generation(store, &identity, slot, scene->rig.buffers, BUFFERS, err));
     OK(pd_store_commit(store, PD_OK, &summary, &state, err));
     OK(pd_store_prune(store, err));
 }

@@ -195,7 +195,7 @@ Test(optimizer_store, the_plan_is_what_it_takes)
     make_directory(directory);
     OK(pd_optimizer_store_plan(&state.tensors, state.boxes, state.box_count, BUFFERS, &heap, &file, err));
     rig_init(&rig, &state, vfs, directory, BUFFERS, 1);
-    cr_assert_eq(file, pd_optimizer_store_file_bytes(rig.store, 0));
+    cr_assert_eq(file, pd_optimizer_store_file_bytes(rig.store));
     pd_optimizer_store_free(rig.store);
     const size_t before = mallinfo2().uordblks;
     rig_open(&rig, BUFFERS);

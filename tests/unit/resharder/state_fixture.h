@@ -106,14 +106,6 @@ static inline void state_deinit(struct state *s)
     free(s->buffers);
 }
 
-static inline struct pd_layout state_unstriped(const struct pd_layout *layout)
-{
-    struct pd_layout l = *layout;
-    l.stripes = 0;
-    memset(l.stripe_weight, 0, sizeof l.stripe_weight);
-    return l;
-}
-
 static inline struct pd_layout state_layout(struct state *s, uint32_t virtual_tp)
 {
     struct pd_layout l;
@@ -130,10 +122,6 @@ static inline struct pd_layout state_layout(struct state *s, uint32_t virtual_tp
     for (uint32_t i = 0; i < l.stage_count; i++)
         l.first_unit[i] = (uint16_t)(i * STATE_UNITS / l.stage_count);
     l.small_bytes = state_random(s, 2) ? 0 : 8192;
-    l.stripes = (uint32_t)state_random(s, 4);
-    for (uint32_t i = 0; i < l.stripes; i++)
-        l.stripe_weight[i] = (uint16_t)(1 + state_random(s, 200));
-    if (l.stripes == 1) l = state_unstriped(&l); /* as a record gives it back */
     OK(pd_layout_check(&l, err));
     return l;
 }
@@ -164,7 +152,7 @@ static inline void state_save_shard(struct state *s, const struct pd_layout *lay
     const struct pd_shard_codec codec = {
         .codec = s->compresses && (shard % 2 == 0 || s->compresses_all) ? PD_CODEC_ZSTD : PD_CODEC_NONE, .level = 1};
     OK(pd_shard_writer_new(s->vfs, &s->table, boxes, count, s->buffers, STATE_BUFFER_BYTES, &codec, &writer, err));
-    OK(pd_shard_write(writer, path, &s->identity, shard / pd_layout_stripes(layout), data, ret_summary, err));
+    OK(pd_shard_write(writer, path, &s->identity, shard, data, ret_summary, err));
     pd_shard_writer_free(writer);
     for (uint32_t b = 0; b < count; b++)
         free((void *)(uintptr_t)data[b]);
@@ -190,7 +178,7 @@ static inline void state_write_record(struct state *s, const char *directory, co
 static inline void state_save(struct state *s, const struct pd_layout *layout, const char *directory,
                               struct pd_commit *ret_commit)
 {
-    const uint32_t shards = pd_layout_shards(layout);
+    const uint32_t shards = pd_layout_world(layout);
     *ret_commit = (struct pd_commit){.shard_count = shards, .shards = calloc(shards, sizeof *ret_commit->shards)};
     ret_commit->state = (struct pd_run_state){.identity = s->identity,
                                               .updates = 5,

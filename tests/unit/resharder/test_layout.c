@@ -39,9 +39,6 @@ static struct pd_layout random_layout(uint32_t units)
     l.sp = 1u << random_below(1 + (uint64_t)__builtin_ctz(l.virtual_sp));
     l.zero_shard = 1 + (uint32_t)random_below(l.dp * l.sp);
     l.small_bytes = random_below(2) ? 0 : 4096;
-    l.stripes = (uint32_t)random_below(5);
-    for (uint32_t s = 0; s < l.stripes; s++)
-        l.stripe_weight[s] = (uint16_t)(1 + random_below(1000));
     l.interleave = 1 + (uint32_t)random_below(2);
     l.pp = 1 + (uint32_t)random_below(3);
     l.stage_count = l.pp * l.interleave;
@@ -93,67 +90,6 @@ Test(layout, small_tensors_have_one_owner_in_turn)
             cr_assert_eq(pd_layout_owned_boxes(&l, &t, index, r, NULL, 0), r == index % 3 ? 1u : 0u);
 }
 
-/* The shards of a rank hold what it owns, each element once, and nothing else. */
-Test(layout, stripes_cut_what_a_rank_owns)
-{
-    for (int round = 0; round < 1500; round++) {
-        struct pd_tensor t = random_tensor(8);
-        struct pd_layout l = random_layout(8);
-        const struct pd_tensor_table table = {&t, 1};
-        const uint32_t rank = (uint32_t)random_below(pd_layout_world(&l)), stripes = pd_layout_stripes(&l);
-        uint8_t *seen = calloc(t.shape[0], t.shape[1]);
-        struct pd_box owned[64];
-        const uint32_t count = pd_layout_owned_boxes(&l, &t, 0, rank, owned, 64);
-        uint64_t elements = 0, stored = 0;
-        for (uint32_t b = 0; b < count; b++)
-            elements += pd_box_elements(&owned[b]);
-        for (uint32_t s = 0; s < stripes; s++) {
-            struct pd_shard_box *boxes;
-            uint32_t boxes_count;
-            cr_assert_eq(pd_layout_shard_boxes(&l, &table, rank * stripes + s, &boxes, &boxes_count, NULL), PD_OK);
-            for (uint32_t b = 0; b < boxes_count; b++) {
-                struct pd_box part;
-                bool is_inside = false;
-                if (boxes[b].kind != PD_PARAM) continue;
-                for (uint32_t o = 0; o < count; o++)
-                    is_inside = is_inside || (pd_box_intersect(&boxes[b].box, &owned[o], &part) &&
-                                              pd_box_elements(&part) == pd_box_elements(&boxes[b].box));
-                cr_assert(is_inside);
-                stored += pd_box_elements(&boxes[b].box);
-                for (uint64_t i = 0; i < boxes[b].box.count[0]; i++)
-                    for (uint64_t j = 0; j < boxes[b].box.count[1]; j++)
-                        cr_assert_eq(seen[(boxes[b].box.start[0] + i) * t.shape[1] + boxes[b].box.start[1] + j]++, 0);
-            }
-            free(boxes);
-        }
-        cr_assert_eq(stored, elements);
-        free(seen);
-    }
-}
-
-Test(layout, stripes_follow_their_weights)
-{
-    struct pd_layout l;
-    pd_layout_init_dp(&l, 1);
-    l.stripes = 3;
-    memcpy(l.stripe_weight, (uint16_t[]){128, 64, 64}, 6);
-    struct pd_tensor t = {.ndim = 2, .shape = {1000, 1024, 1, 1}, .tp_dim = -1, .tp_unit = 1};
-    const uint64_t expected[4] = {0, 500, 750, 1000};
-    for (uint32_t s = 0; s < 3; s++) {
-        uint64_t begin = 0, end = 1000;
-        pd_layout_stripe_rows(&l, &t, 0, s, &begin, &end);
-        cr_assert_eq(begin, expected[s]);
-        cr_assert_eq(end, expected[s + 1]);
-    }
-    t.shape[0] = 40; /* 160 KiB are less than 64 KiB a stripe */
-    for (uint32_t index = 0; index < 6; index++)
-        for (uint32_t s = 0; s < 3; s++) {
-            uint64_t begin = 0, end = 40;
-            pd_layout_stripe_rows(&l, &t, index, s, &begin, &end);
-            cr_assert_eq(end - begin, s == index % 3 ? 40u : 0u);
-        }
-}
-
 static void check_refused(const struct pd_layout *layout, const char *says)
 {
     struct pd_error err = {0};
@@ -182,8 +118,6 @@ Test(layout, refusals_name_what_is_admitted)
         {FIELD(zero_shard), 0, "zero_shard is 0 and must be between 1 and dp*sp = 2"},
         {FIELD(zero_shard), 3, "zero_shard is 3 and must be between 1 and dp*sp = 2"},
         {FIELD(zero_stage), 4, "zero_stage is 4 and must be between 0 and 3"},
-        {FIELD(stripes), PD_LAYOUT_STRIPES_MAX + 1, "stripes; there are"},
-        {FIELD(stripes), 2, "stripe 0 has weight 0 and must have at least 1"},
         {FIELD(interleave), 0, "pp 1 x interleave 0 gives 1 stages and must give between 1 and 256"},
         {FIELD(interleave), 2, "pp 1 x interleave 2 gives 1 stages and must give between 1 and 256"},
     };
@@ -211,48 +145,5 @@ Test(layout, refusals_name_what_is_admitted)
     check_refused(&l, "stage 0 starts at unit 1; stages start at 0 and ascend");
     l.first_unit[0] = 0;
     l.first_unit[2] = 5;
-    l.stripes = 2;
-    l.stripe_weight[0] = l.stripe_weight[1] = 1;
     cr_assert_eq(pd_layout_check(&l, NULL), PD_OK);
-}
-
-/* The first so many stripes have the weights that are given, or 1; what was set before is gone. */
-Test(layout, stripes_have_weights)
-{
-    static const uint16_t weights[] = {3, 5};
-    struct pd_layout l;
-    pd_layout_init_dp(&l, 1);
-    for (uint32_t s = 0; s < PD_LAYOUT_STRIPES_MAX; s++)
-        l.stripe_weight[s] = 9;
-    pd_layout_set_stripes(&l, 2, weights);
-    cr_assert(pd_layout_stripes(&l) == 2 && l.stripe_weight[0] == 3 && l.stripe_weight[1] == 5 && !l.stripe_weight[2]);
-    pd_layout_set_stripes(&l, 3, NULL);
-    cr_assert(pd_layout_stripes(&l) == 3 && l.stripe_weight[0] == 1 && l.stripe_weight[2] == 1 && !l.stripe_weight[3]);
-    pd_layout_set_stripes(&l, 0, NULL);
-    cr_assert(pd_layout_stripes(&l) == 1 && !l.stripe_weight[0]);
-}
-
-/* What a rank has is what its shards have, one behind the other. */
-Test(layout, boxes_of_a_rank_are_those_of_its_stripes)
-{
-    for (int round = 0; round < 100; round++) {
-        struct pd_tensor tensors[4];
-        const struct pd_tensor_table table = {tensors, 4};
-        const struct pd_layout l = random_layout(8);
-        const uint32_t rank = (uint32_t)random_below(pd_layout_world(&l)), stripes = pd_layout_stripes(&l);
-        struct pd_shard_box *all, *boxes;
-        uint32_t count, counts[PD_LAYOUT_STRIPES_MAX], of_shard, at = 0;
-        for (int t = 0; t < 4; t++)
-            tensors[t] = random_tensor(8);
-        cr_assert_eq(pd_layout_rank_boxes(&l, &table, rank, &all, &count, counts, NULL), PD_OK);
-        for (uint32_t s = 0; s < stripes; s++, at += of_shard) {
-            cr_assert_eq(pd_layout_shard_boxes(&l, &table, rank * stripes + s, &boxes, &of_shard, NULL), PD_OK);
-            cr_assert_eq(counts[s], of_shard);
-            cr_assert_leq(at + of_shard, count);
-            cr_assert_eq(memcmp(all + at, boxes, of_shard * sizeof *boxes), 0, "stripe %u", s);
-            free(boxes);
-        }
-        cr_assert_eq(at, count);
-        free(all);
-    }
 }

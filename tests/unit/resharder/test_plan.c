@@ -46,9 +46,6 @@ static struct pd_layout random_layout(void)
     for (uint32_t s = 0; s < l.stage_count; s++)
         l.first_unit[s] = (uint16_t)(s * 4 / l.stage_count);
     l.small_bytes = random_below(2) ? 0 : 8192;
-    l.stripes = (uint32_t)random_below(4);
-    for (uint32_t s = 0; s < l.stripes; s++)
-        l.stripe_weight[s] = (uint16_t)(1 + random_below(50));
     return l;
 }
 
@@ -140,7 +137,7 @@ static bool wants(const struct pd_plan_input *in, const struct pd_shard_box *b)
 static struct reference reference_of(const struct pd_plan_input *in, uint32_t r)
 {
     struct reference ref = {calloc(200000, sizeof *ref.items), 0};
-    const uint32_t shards = pd_layout_shards(in->stored);
+    const uint32_t shards = pd_layout_world(in->stored);
     uint64_t line_pages[8] = {0}, window = in->window_bytes / 4096 - 15, base = 0;
     for (int pass = 0; pass < 2; pass++) {
         for (uint32_t line = 0; line <= in->host_count; line++) {
@@ -281,7 +278,7 @@ Test(plan, delivers_everything_once)
         struct pd_layout stored = random_layout(), wanted = random_layout();
         cr_assert_eq(pd_layout_check(&stored, NULL), PD_OK);
         cr_assert_eq(pd_layout_check(&wanted, NULL), PD_OK);
-        uint32_t shards = pd_layout_shards(&stored), reader_host[64];
+        uint32_t shards = pd_layout_world(&stored), reader_host[64];
         bool tensor_wanted[TENSORS];
         for (int t = 0; t < TENSORS; t++)
             tensor_wanted[t] = random_below(2);

@@ -62,7 +62,7 @@ static void check_target(struct state *s, struct pd_vfs *vfs, struct pd_store *s
     cr_assert_eq(pd_store_count(store), 1u);
     pd_store_entry_path(store, pd_store_entry_at(store, 0), directory);
     OK(pd_store_read_commit(store, pd_store_entry_at(store, 0), &there, err));
-    cr_assert_eq(there.shard_count, pd_layout_shards(layout));
+    cr_assert_eq(there.shard_count, pd_layout_world(layout));
     cr_assert_eq(memcmp(&there.state.layout, layout, sizeof *layout), 0);
     cr_assert_eq(memcmp(&there.state.identity, &s->identity, sizeof s->identity), 0);
     cr_assert_eq(there.state.updates, commit->state.updates);
@@ -103,7 +103,7 @@ Test(rewrite, any_layout_to_any_layout)
         struct pd_store *store = open_store(s.vfs, &group);
         const struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
         OK(pd_rewrite(s.vfs, &request, &report, err));
-        cr_assert_eq(report.shards, pd_layout_shards(&layout));
+        cr_assert_eq(report.shards, pd_layout_world(&layout));
         check_target(&s, s.vfs, store, &layout, &commit);
         pd_store_close(store);
         pd_commit_deinit(&commit);
@@ -175,7 +175,7 @@ static void check_packing(const struct packing *p)
     request.buffers = aligned_alloc(PD_VFS_ALIGN, p->buffer_bytes);
     request.buffer_bytes = p->buffer_bytes;
     OK(pd_rewrite(s.vfs, &request, &report, err));
-    cr_assert_eq(report.shards, pd_layout_shards(&layout));
+    cr_assert_eq(report.shards, pd_layout_world(&layout));
     if (p->is_large && p->source_is_compressed) check_read(&s, &commit, report.bytes_read);
     if (p->is_large && p->source_is_compressed) cr_assert_eq(report.decompressed_together, p->threads > 1 ? 2 : 1);
     check_target(&s, s.vfs, store, &layout, &commit);
@@ -264,7 +264,7 @@ Test(rewrite, stretches_cover_everything_once)
         struct state s;
         state_init(&s, seed);
         struct pd_layout source = state_layout(&s, 8), target = state_layout(&s, 8);
-        const uint32_t shards = pd_layout_shards(&target), middle = shards / 2;
+        const uint32_t shards = pd_layout_world(&target), middle = shards / 2;
         uint64_t bytes = 0, all = 0;
         for (uint32_t half = 0; half < 2; half++) {
             struct pd_chunk_stream_cursor c = {.tensors = &s.table,

@@ -51,7 +51,7 @@ static const struct {
     const char *words[3]; /* of the refusal; none: admitted */
 } cases[] = {
     {{NULL}, {NULL}},
-    {{TIER(0, "a"), TIER(1, "other/x"), "checkpoint.stripes=[b]"}, {NULL}},
+    {{TIER(0, "a"), TIER(1, "other/x")}, {NULL}},
     {{TIER(0, "a/b"), TIER(1, "a/bc")}, {NULL}},
     {{TIER(0, "run/checkpoints"), TIER(1, "far")}, {NULL}}, /* what nothing else is saved into */
     {{TIER(0, "run/near"), TIER(1, "run/far")}, {NULL}},
@@ -70,12 +70,6 @@ static const struct {
      {"checkpoint.tiers[0].dir", "lies inside checkpoint.dir, run/checkpoints"}},
     {{TIER(0, "run"), TIER(1, "far")},
      {"checkpoint.dir, run/checkpoints, lies inside checkpoint.tiers[0].dir, run", "with checkpoint.tiers[0].dir="}},
-    {{"checkpoint.stripes=[run/checkpoints/drive]"}, {"checkpoint.stripes[0]", "lies inside run.dir, run/checkpoints"}},
-    {{"checkpoint.dir=a", "checkpoint.stripes=[b, other/link]"},
-     {"checkpoint.stripes[1], other/link, is the same directory as checkpoint.dir, a"}},
-    {{"checkpoint.stripes=[b, b/c]"}, {"checkpoint.stripes[1], b/c, lies inside checkpoint.stripes[0], b"}},
-    {{TIER(0, "a"), TIER(1, "b"), "checkpoint.stripes=[b/c]"},
-     {"checkpoint.stripes[0], b/c, lies inside checkpoint.tiers[1].dir, b"}},
 };
 
 Test(directories, none_lies_inside_another)
@@ -100,8 +94,8 @@ Test(directories, what_cannot_be_made_is_named_with_its_key)
     cr_assert_str_eq(err.message,
                      "checkpoint.tiers[2].dir: /proc/xx: making the directory: No such file or directory; see to it "
                      "that it can be made, or name another directory with checkpoint.tiers[2].dir=DIR");
-    cr_assert_eq(pd_directories_make("checkpoint.stripes[0]", "loop/x", &err), PD_IO);
-    cr_assert(strstr(err.message, "checkpoint.stripes[0]: loop is a link to what is not there"), "%s", err.message);
+    cr_assert_eq(pd_directories_make("checkpoint.tiers[0].dir", "loop/x", &err), PD_IO);
+    cr_assert(strstr(err.message, "checkpoint.tiers[0].dir: loop is a link to what is not there"), "%s", err.message);
     cr_assert_eq(pd_directories_make("checkpoint.dir", "/dev/null/x", &err), PD_INVALID);
     cr_assert(strstr(err.message, "checkpoint.dir: /dev/null is no directory"), "%s", err.message);
 }
@@ -132,7 +126,7 @@ static void warnings(const char *const *overrides, const char *const *expected)
     pd_config_deinit(&config);
 }
 
-Test(directories, tiers_and_stripes_of_one_file_system_are_warned_of)
+Test(directories, tiers_of_one_file_system_are_warned_of)
 {
     cr_assert_eq(system("mkdir -p c d"), 0);
     warnings((const char *const[]){TIER(0, "a/b"), NULL}, (const char *const[]){NULL});
@@ -143,13 +137,6 @@ Test(directories, tiers_and_stripes_of_one_file_system_are_warned_of)
                  "one takes both, so the copy protects nothing; name a directory on another drive or on shared "
                  "storage",
                  NULL});
-    warnings((const char *const[]){"checkpoint.dir=a", "checkpoint.stripes=[c, /dev/shm, d]", NULL},
-             (const char *const[]){
-                 "checkpoint.stripes[0], c, lies on the same file system as checkpoint.dir, a: one drive writes both",
-                 "checkpoint.stripes[2], d, lies on the same file system as checkpoint.dir, a: one drive", NULL});
-    warnings(
-        (const char *const[]){"checkpoint.dir=/dev/shm", "checkpoint.stripes=[c, d]", NULL},
-        (const char *const[]){"checkpoint.stripes[1], d, lies on the same file system as checkpoint.stripes[0], c: ", NULL});
 }
 
 /* Of the root directory itself nothing can stand in; what is made there is removed. */

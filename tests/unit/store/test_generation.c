@@ -71,18 +71,18 @@ static pd_status take_and_release(struct generation *g, void *context, struct pd
     struct pd_vfs *vfs = g->rank->vfs;
     uint32_t a, b, c;
     char path_a[4096], path_b[4096], path_c[4096];
-    PD_TRY(pd_store_generation_take(store, 0, &a, path_a, err));
-    PD_TRY(pd_store_generation_take(store, 0, &b, path_b, err));
+    PD_TRY(pd_store_generation_take(store, &a, path_a, err));
+    PD_TRY(pd_store_generation_take(store, &b, path_b, err));
     if (a != 0 || b != 1 || strcmp(path_a, ROOM_ROOT "/pool-1/generation-00000-0.h5") != 0)
         PD_FAIL(err, PD_BUG, "slots %u and %u, %s", a, b, path_a);
     uint64_t inode_a = inode_of(vfs, path_a), inode_b = inode_of(vfs, path_b);
     if (!inode_a || !inode_b || inode_a == inode_b) PD_FAIL(err, PD_BUG, "a slot has no file of its own");
-    pd_store_generation_release(store, 0, a, false);
+    pd_store_generation_release(store, a, false);
     if (inode_of(vfs, path_a)) PD_FAIL(err, PD_BUG, "%s is still in use", path_a);
-    PD_TRY(pd_store_generation_take(store, 0, &c, path_c, err));
+    PD_TRY(pd_store_generation_take(store, &c, path_c, err));
     if (c != a || inode_of(vfs, path_c) != inode_a) PD_FAIL(err, PD_BUG, "a free file is not taken");
-    pd_store_generation_release(store, 0, c, true);
-    PD_TRY(pd_store_generation_take(store, 0, &c, path_c, err));
+    pd_store_generation_release(store, c, true);
+    PD_TRY(pd_store_generation_take(store, &c, path_c, err));
     if (inode_of(vfs, path_c) == inode_a) PD_FAIL(err, PD_BUG, "a bad file is taken");
     return PD_OK;
 }
@@ -102,7 +102,7 @@ static pd_status lose_the_root_while_saving(struct generation *g, struct pd_erro
     PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
     PD_TRY(pd_vfs_rename(rank->vfs, ROOM_ROOT, "/away", err));
     room_state(rank, &state, 0, g->step);
-    return pd_store_commit(rank->store, PD_OK, g->summary, &state, err);
+    return pd_store_commit(rank->store, PD_OK, &g->summary, &state, err);
 }
 
 /* The file system of the store is unmounted: a storage error that says so, of a step and of a save. */
@@ -147,10 +147,10 @@ static pd_status meet_a_stranger(struct generation *g, void *context, struct pd_
         pd_file_open(g->rank->vfs, ROOM_ROOT "/pool-1/generation-00000-0.h5", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     PD_TRY(pd_file_write(file, 0, "mine", 4, err));
     PD_TRY(pd_file_close(file, err));
-    PD_TRY(pd_store_generation_take(g->rank->store, 0, &slot, path, err));
+    PD_TRY(pd_store_generation_take(g->rank->store, &slot, path, err));
     if (slot != 1) PD_FAIL(err, PD_BUG, "slot %u", slot);
-    pd_store_generation_release(g->rank->store, 0, slot, false);
-    PD_TRY(pd_store_generation_take(g->rank->store, 0, &slot, path, err));
+    pd_store_generation_release(g->rank->store, slot, false);
+    PD_TRY(pd_store_generation_take(g->rank->store, &slot, path, err));
     if (slot != 1) PD_FAIL(err, PD_BUG, "slot %u", slot);
     PD_TRY(pd_file_open(g->rank->vfs, ROOM_ROOT "/pool-1/generation-00000-0.h5", PD_OPEN_READ, &file, err));
     pd_status st = pd_file_read(file, 0, found, 4, err);
@@ -174,7 +174,7 @@ static pd_status link_and_retire(struct generation *g, void *context, struct pd_
     struct room_rank *rank = g->rank;
     char shard[128], in_use[4096];
     PD_TRY(generation_step(g, 1, err));
-    memcpy(in_use, g->path[0], sizeof in_use);
+    memcpy(in_use, g->path, sizeof in_use);
     shard_path(rank, 1, shard);
     uint64_t first = inode_of(rank->vfs, in_use);
     if (inode_of(rank->vfs, shard) != first || links_of(rank->vfs, shard) != 2)
@@ -184,7 +184,7 @@ static pd_status link_and_retire(struct generation *g, void *context, struct pd_
     PD_TRY(generation_step(g, 3, err)); /* step 1 goes, its file is free */
     if (inode_of(rank->vfs, shard)) PD_FAIL(err, PD_BUG, "step 1 is still there");
     PD_TRY(pd_group_agree(rank->group, generation_write(g, 4, err), err));
-    if (inode_of(rank->vfs, g->path[0]) != first) PD_FAIL(err, PD_BUG, "the file of step 1 is not used again");
+    if (inode_of(rank->vfs, g->path) != first) PD_FAIL(err, PD_BUG, "the file of step 1 is not used again");
     return PD_OK;
 }
 
@@ -213,8 +213,7 @@ static pd_status pin_by_links(struct generation *g, void *context, struct pd_err
         PD_TRY(pd_vfs_link(rank->vfs, shard, "/backup.h5", err));
     for (uint64_t step = 3; step < 10; step++) {
         PD_TRY(generation_step(g, step, err));
-        if (inode_of(rank->vfs, g->path[0]) == kept)
-            PD_FAIL(err, PD_BUG, "step %llu overwrites it", (unsigned long long)step);
+        if (inode_of(rank->vfs, g->path) == kept) PD_FAIL(err, PD_BUG, "step %llu overwrites it", (unsigned long long)step);
     }
     return PD_OK;
 }
@@ -241,7 +240,7 @@ static pd_status thousand_steps(struct generation *g, void *context, struct pd_e
             PD_TRY(pd_group_agree(g->rank->group, generation_write(g, step * 10 - 5, err), err)); /* unsaved */
         PD_TRY(generation_step(g, step * 10, err));
         if (g->rank->group->rank != 0) continue;
-        uint64_t inode = inode_of(g->rank->vfs, g->path[0]);
+        uint64_t inode = inode_of(g->rank->vfs, g->path);
         uint32_t i = 0;
         while (i < inodes->count && inodes->seen[i] != inode)
             i++;
@@ -331,7 +330,7 @@ static pd_status save_copies(struct generation *g, void *context, struct pd_erro
     for (uint64_t step = 1; step < 8; step++) {
         PD_TRY(generation_step(g, step, err));
         shard_path(g->rank, step, shard);
-        pd_status st = g->rank->group->rank == 0 ? same_bytes(g->rank->vfs, g->path[0], shard, err) : PD_OK;
+        pd_status st = g->rank->group->rank == 0 ? same_bytes(g->rank->vfs, g->path, shard, err) : PD_OK;
         PD_TRY(pd_group_agree(g->rank->group, st, err));
         PD_TRY(generation_read(g, err));
         for (uint32_t i = 0; i < pd_store_count(g->rank->store); i++)
@@ -461,9 +460,9 @@ static pd_status die_in_a_step(struct generation *g, void *context, struct pd_er
     char path[128];
     PD_TRY(generation_step(g, 1, err));
     PD_TRY(generation_write(g, 2, err));
-    left->idle[r] = inode_of(g->rank->vfs, g->path[0]);
+    left->idle[r] = inode_of(g->rank->vfs, g->path);
     PD_TRY(generation_write(g, 3, err));
-    left->in_use[r] = inode_of(g->rank->vfs, g->path[0]);
+    left->in_use[r] = inode_of(g->rank->vfs, g->path);
     snprintf(path, sizeof path, ROOM_ROOT "/pool-1/recycle-%05u-0", r);
     if (inode_of(g->rank->vfs, path) != left->idle[r]) PD_FAIL(err, PD_BUG, "%s is not free", path);
     return generation_kill_all(g->rank, err);
@@ -475,9 +474,9 @@ static pd_status come_back(struct generation *g, void *context, struct pd_error 
     uint32_t r = g->rank->group->rank;
     PD_TRY(room_load(g->rank, pd_store_entry_at(g->rank->store, 0), err));
     PD_TRY(generation_write(g, 2, err));
-    if (inode_of(g->rank->vfs, g->path[0]) != left->idle[r]) PD_FAIL(err, PD_BUG, "what was free is not taken over");
+    if (inode_of(g->rank->vfs, g->path) != left->idle[r]) PD_FAIL(err, PD_BUG, "what was free is not taken over");
     PD_TRY(generation_write(g, 3, err));
-    if (inode_of(g->rank->vfs, g->path[0]) == left->in_use[r]) PD_FAIL(err, PD_BUG, "what was in use is taken over");
+    if (inode_of(g->rank->vfs, g->path) == left->in_use[r]) PD_FAIL(err, PD_BUG, "what was in use is taken over");
     if (inode_of(g->rank->vfs, ROOM_ROOT "/pool-1")) PD_FAIL(err, PD_BUG, "the pool of the dead launch stays");
     return PD_OK;
 }
@@ -566,8 +565,8 @@ static pd_status check_room(struct generation *g, void *context, struct pd_error
     struct pd_space space;
     PD_TRY(pd_vfs_space(g->rank->vfs, ROOM_ROOT, &space, err));
     uint64_t fits = space.available_bytes / files;
-    PD_TRY(pd_store_check_space(g->rank->store, 0, fits, 1, err));
-    pd_status st = pd_store_check_space(g->rank->store, 0, fits + 8192, 1, err);
+    PD_TRY(pd_store_check_space(g->rank->store, fits, 1, err));
+    pd_status st = pd_store_check_space(g->rank->store, fits + 8192, 1, err);
     if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "too much fits: %s", pd_status_name(st));
     if (!strstr(err->message, "generations of")) PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
     return PD_OK;
@@ -597,16 +596,16 @@ static pd_status check_what_is_there(struct generation *g, void *context, struct
     PD_TRY(generation_write(g, 4, err));
     struct pd_stat stat;
     struct pd_space space;
-    PD_TRY(pd_vfs_stat(rank->vfs, g->path[0], &stat, err));
+    PD_TRY(pd_vfs_stat(rank->vfs, g->path, &stat, err));
     PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &space, err));
     struct pd_file *ballast = NULL;
     PD_TRY(pd_file_open(rank->vfs, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &ballast, err));
     pd_status st = pd_file_truncate(ballast, space.available_bytes - stat.bytes - 4096, err);
     pd_file_close_readonly(ballast);
     PD_TRY(st);
-    PD_TRY(pd_store_check_space(rank->store, 0, stat.bytes, 1, err));
+    PD_TRY(pd_store_check_space(rank->store, stat.bytes, 1, err));
     generation_drop(g);
-    return pd_store_check_space(rank->store, 0, stat.bytes, 1, err);
+    return pd_store_check_space(rank->store, stat.bytes, 1, err);
 }
 
 Test(store_generation, what_waits_counts_as_space)
@@ -627,13 +626,13 @@ static pd_status check_before_pruning(struct generation *g, void *context, struc
     struct room_rank *rank = g->rank;
     struct pd_space space;
     struct pd_file *ballast = NULL;
-    uint64_t bytes = pd_shard_writer_file_bytes(g->writers[0][0]);
+    uint64_t bytes = pd_shard_writer_file_bytes(g->writers[0]);
     if (pd_store_count(rank->store) != 3) PD_FAIL(err, PD_BUG, "%u checkpoints", pd_store_count(rank->store));
     PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &space, err));
     PD_TRY(pd_file_open(rank->vfs, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &ballast, err));
     for (unsigned halves = 5; halves > 1; halves--) {
         pd_status st = pd_file_truncate(ballast, space.available_bytes - halves * bytes / 2, err);
-        if (st == PD_OK) st = pd_store_check_space(rank->store, 0, bytes, 1, err);
+        if (st == PD_OK) st = pd_store_check_space(rank->store, bytes, 1, err);
         if (st != (halves > 3 ? PD_OK : PD_NO_SPACE)) PD_FAIL(err, PD_BUG, "%s with %u halves", pd_status_name(st), halves);
     }
     return pd_file_close(ballast, err);
@@ -666,7 +665,7 @@ static pd_status reserve(struct generation *g, void *context, struct pd_error *e
     struct pd_space before, after;
     PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &before, err));
     for (unsigned again = 0; again < 2; again++)
-        PD_TRY(pd_store_generations_reserve(rank->store, 0, 100 << 10, err));
+        PD_TRY(pd_store_generations_reserve(rank->store, 100 << 10, err));
     PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &after, err));
     uint64_t taken = (before.available_bytes - after.available_bytes) / 4096;
     if (taken != expected) PD_FAIL(err, PD_BUG, "%llu pages are taken", (unsigned long long)taken);
@@ -698,7 +697,7 @@ static pd_status reserve_too_much(struct generation *g, void *context, struct pd
     (void)context;
     struct pd_space before, after;
     PD_TRY(pd_vfs_space(g->rank->vfs, ROOM_ROOT, &before, err));
-    pd_status st = pd_store_generations_reserve(g->rank->store, 0, before.available_bytes / 3, err);
+    pd_status st = pd_store_generations_reserve(g->rank->store, before.available_bytes / 3, err);
     if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "a full disk gives %s", pd_status_name(st));
     if (!strstr(err->message, "MiB of state")) PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
     PD_TRY(pd_vfs_space(g->rank->vfs, ROOM_ROOT, &after, err));
@@ -748,7 +747,7 @@ static pd_status commit_behind(struct generation *g, void *context, struct pd_er
         PD_TRY(generation_write(g, step, err));
         PD_TRY(generation_finish(g, err));
         PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
-        c.summary = g->summary[0];
+        c.summary = g->summary;
         room_state(rank, &c.state, 0, step);
         if (pthread_create(&thread, NULL, commit_and_prune, &c) != 0) PD_FAIL(err, PD_NO_MEMORY, "no thread");
         pd_status st = generation_write(g, step + 1, err);

@@ -110,14 +110,13 @@ static pd_status begin(struct room_rank *rank, uint64_t step, struct pd_error *e
 static pd_status begin_generation(struct room_rank *rank, uint64_t step, struct pd_error *err)
 {
     const struct pd_identity identity = room_identity(0, step);
-    const uint32_t slot = 0;
-    return pd_store_begin_generation(rank->store, &identity, &slot, rank->buffers, ROOM_BUFFER_BYTES, err);
+    return pd_store_begin_generation(rank->store, &identity, 0, rank->buffers, ROOM_BUFFER_BYTES, err);
 }
 
 static pd_status ask_for_space(struct room_rank *rank, uint64_t step, struct pd_error *err)
 {
     (void)step;
-    return pd_store_check_space(rank->store, 0, 1 << 20, 3, err);
+    return pd_store_check_space(rank->store, 1 << 20, 3, err);
 }
 
 static pd_status give_up(struct room_rank *rank, struct pd_error *err)
@@ -135,7 +134,7 @@ static pd_status take_slot(struct room_rank *rank, struct pd_error *err)
 {
     uint32_t slot;
     char path[4096];
-    PD_TRY(pd_store_generation_take(rank->store, 0, &slot, path, err));
+    PD_TRY(pd_store_generation_take(rank->store, &slot, path, err));
     if (slot) PD_FAIL(err, PD_BUG, "slot %u", slot);
     struct pd_file *file;
     PD_TRY(pd_file_open(rank->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
@@ -188,7 +187,7 @@ Test(store_saves, what_fails_on_one_rank_fails_on_all)
 static pd_status check_space(struct room_rank *rank, struct pd_error *err)
 {
     const uint64_t *bytes = rank->context;
-    return pd_store_check_space(rank->store, 0, *bytes, 3, err);
+    return pd_store_check_space(rank->store, *bytes, 3, err);
 }
 
 Test(store_saves, space_is_summed_over_the_ranks_of_a_disk)
@@ -220,9 +219,9 @@ static pd_status save_then_check(struct room_rank *rank, struct pd_error *err)
     struct pd_space space;
     PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &space, err));
     uint64_t bytes = space.available_bytes - each / 2;
-    PD_TRY(pd_store_check_space(rank->store, 0, bytes, 1, err));
-    PD_TRY(pd_store_check_space(rank->store, 0, (space.available_bytes + 2 * each) / 3, 3, err));
-    pd_status st = pd_store_check_space(rank->store, 0, (space.available_bytes + 2 * each) / 3 + 1, 3, err);
+    PD_TRY(pd_store_check_space(rank->store, bytes, 1, err));
+    PD_TRY(pd_store_check_space(rank->store, (space.available_bytes + 2 * each) / 3, 3, err));
+    pd_status st = pd_store_check_space(rank->store, (space.available_bytes + 2 * each) / 3 + 1, 3, err);
     if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "too much fits: %s", pd_status_name(st));
     if (!strstr(err->message, "of them is there already")) PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
     return PD_OK;
