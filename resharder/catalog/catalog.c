@@ -9,6 +9,7 @@
 #include "ckpt/base/checked.h"
 #include "ckpt/base/utf8.h"
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -193,6 +194,13 @@ pd_status pd_catalog_add_unmapped(struct pd_catalog *catalog, const char *name, 
     pd_utf8_clean(copy);
     catalog->unmapped[catalog->unmapped_count++] = copy;
     return PD_OK;
+}
+
+pd_status pd_catalog_add_unread(struct pd_catalog *catalog, const char *tensor, const char *type, struct pd_error *err)
+{
+    char text[PD_FOREIGN_NAME_MAX];
+    snprintf(text, sizeof text, "tensor %.400s: type %.40s is not read", tensor, type);
+    return pd_catalog_add_unmapped(catalog, text, err);
 }
 
 uint32_t pd_catalog_drop_unmapped(struct pd_catalog *catalog, const char *part)
@@ -419,9 +427,24 @@ static pd_status sort_names(struct pd_catalog *catalog, struct pd_error *err)
     return PD_OK;
 }
 
+static void strip_wrappers(char *name)
+{
+    static const char *const wrappers[] = {"_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."};
+    for (size_t i = 0; i < sizeof wrappers / sizeof *wrappers; i++)
+        for (char *at = name; (at = strstr(at, wrappers[i]));) {
+            const char *behind = at + strlen(wrappers[i]);
+            if (at == name || at[-1] == '.')
+                memmove(at, behind, strlen(behind) + 1);
+            else
+                at++;
+        }
+}
+
 pd_status pd_catalog_finish(struct pd_catalog *catalog, struct pd_error *err)
 {
     PD_CHECK(!catalog->by_name);
+    for (uint32_t t = 0; t < catalog->tensor_count; t++)
+        strip_wrappers(catalog->tensors[t].name);
     PD_TRY(sort_names(catalog, err));
     PD_TRY(sort_pieces(catalog, err));
     for (uint32_t t = 0; t < catalog->tensor_count; t++)

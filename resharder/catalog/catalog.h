@@ -74,7 +74,8 @@ struct pd_catalog_source {
 };
 
 struct pd_catalog {
-    const char *format;            /* its name, static */
+    const char *format; /* its name, static */
+    const char *prefix; /* of the names of the one model that is wanted among several; NULL: there is one. Borrowed */
     struct pd_catalog_file *files; /* (file_count) */
     uint32_t file_count;
     struct pd_foreign_tensor *tensors; /* (tensor_count) in the order of the format; by (name, kind) unique */
@@ -113,12 +114,16 @@ PD_MUST_USE pd_status pd_catalog_add_dense(struct pd_catalog *catalog, const str
 PD_MUST_USE pd_status pd_catalog_add_text(struct pd_catalog *catalog, const char *name, const char *text, uint64_t bytes,
                                           struct pd_error *err);
 PD_MUST_USE pd_status pd_catalog_add_unmapped(struct pd_catalog *catalog, const char *name, struct pd_error *err);
+/* A tensor of a type that is not read is listed too: only a model that needs it is refused.   type  as the format names it */
+PD_MUST_USE pd_status pd_catalog_add_unread(struct pd_catalog *catalog, const char *tensor, const char *type,
+                                            struct pd_error *err);
 /* Takes those whose names contain `part` off the list again. Returns how many. */
 uint32_t pd_catalog_drop_unmapped(struct pd_catalog *catalog, const char *part);
 
-/* Checks the whole: names are unique, every piece lies inside its tensor and its file, blocks of quantised types are whole in
- * the innermost dimension, the pieces of a tensor cover each element exactly once (replicas that are equal boxes count as
- * one: the first is kept).   errors  PD_CORRUPT names tensor, file and place */
+/* Takes out of names what wrappers of modules put there (torch.compile, checkpointed activations, FSDP), then checks the whole:
+ * names are unique, every piece lies inside its tensor and its file, blocks of quantised types are whole in the innermost
+ * dimension, the pieces of a tensor cover each element exactly once (replicas that are equal boxes count as one: the first is
+ * kept).   errors  PD_CORRUPT names tensor, file and place */
 PD_MUST_USE pd_status pd_catalog_finish(struct pd_catalog *catalog, struct pd_error *err);
 
 /* Of a finished catalog: number of the tensor, or -1. */

@@ -223,6 +223,24 @@ static void q6_k_to_f32(const void *stored, uint64_t blocks, float *values)
     }
 }
 
+static void f8_e4m3_to_f32(const void *stored, uint64_t count, float *values)
+{
+    const unsigned char *b = stored;
+    for (uint64_t i = 0; i < count; i++) {
+        const int exponent = b[i] >> 3 & 15, fraction = b[i] & 7;
+        const float value = exponent ? ldexpf((float)(8 + fraction), exponent - 10) : ldexpf((float)fraction, -9);
+        values[i] = (b[i] & 127) == 127 ? NAN : b[i] & 128 ? -value : value;
+    }
+}
+
+/* The upper byte of a half. */
+static void f8_e5m2_to_f32(const void *stored, uint64_t count, float *values)
+{
+    const unsigned char *b = stored;
+    for (uint64_t i = 0; i < count; i++)
+        values[i] = half_to_f32((uint16_t)(b[i] << 8));
+}
+
 const struct pd_element_row pd_elements[PD_ELEMENT_COUNT] = {
     [PD_ELEMENT_F64] = {"fp64", 1, 8, true, f64_to_f32, f64_from_f32},
     [PD_ELEMENT_F32] = {"fp32", 1, 4, true, f32_to_f32, f32_from_f32},
@@ -234,6 +252,8 @@ const struct pd_element_row pd_elements[PD_ELEMENT_COUNT] = {
     [PD_ELEMENT_I8] = {"int8", 1, 1, false, i8_to_f32, never_from_f32},
     [PD_ELEMENT_U8] = {"uint8", 1, 1, false, u8_to_f32, never_from_f32},
     [PD_ELEMENT_BOOL] = {"bool", 1, 1, false, bool_to_f32, never_from_f32},
+    [PD_ELEMENT_F8_E4M3] = {"fp8_e4m3", 1, 1, true, f8_e4m3_to_f32, never_from_f32},
+    [PD_ELEMENT_F8_E5M2] = {"fp8_e5m2", 1, 1, true, f8_e5m2_to_f32, never_from_f32},
     [PD_ELEMENT_Q8_0] = {"q8_0", Q, 34, true, q8_0_to_f32, q8_0_from_f32},
     [PD_ELEMENT_Q4_0] = {"q4_0", Q, 18, true, q4_0_to_f32, never_from_f32},
     [PD_ELEMENT_Q4_1] = {"q4_1", Q, 20, true, q4_1_to_f32, never_from_f32},

@@ -15,6 +15,8 @@ enum pd_element {
     PD_ELEMENT_I8,
     PD_ELEMENT_U8,
     PD_ELEMENT_BOOL,
+    PD_ELEMENT_F8_E4M3, /* without infinities */
+    PD_ELEMENT_F8_E5M2,
     PD_ELEMENT_Q8_0, /* GGUF's blocks from here on */
     PD_ELEMENT_Q4_0,
     PD_ELEMENT_Q4_1,

@@ -11,9 +11,9 @@
 #include <string.h>
 
 const char *const pd_safetensors_dtypes[PD_ELEMENT_COUNT] = {
-    [PD_ELEMENT_F64] = "F64", [PD_ELEMENT_F32] = "F32",   [PD_ELEMENT_F16] = "F16", [PD_ELEMENT_BF16] = "BF16",
-    [PD_ELEMENT_I64] = "I64", [PD_ELEMENT_I32] = "I32",   [PD_ELEMENT_I16] = "I16", [PD_ELEMENT_I8] = "I8",
-    [PD_ELEMENT_U8] = "U8",   [PD_ELEMENT_BOOL] = "BOOL",
+    [PD_ELEMENT_F64] = "F64", [PD_ELEMENT_F32] = "F32",   [PD_ELEMENT_F16] = "F16",         [PD_ELEMENT_BF16] = "BF16",
+    [PD_ELEMENT_I64] = "I64", [PD_ELEMENT_I32] = "I32",   [PD_ELEMENT_I16] = "I16",         [PD_ELEMENT_I8] = "I8",
+    [PD_ELEMENT_U8] = "U8",   [PD_ELEMENT_BOOL] = "BOOL", [PD_ELEMENT_F8_E4M3] = "F8_E4M3", [PD_ELEMENT_F8_E5M2] = "F8_E5M2",
 };
 
 /* ---- one header ---- */
@@ -23,25 +23,27 @@ struct extent {
     const char *name; /* of the document */
 };
 
+/*   *ret_unread  the type's name where it is one that is not read; else NULL */
 static pd_status parse_dtype(const char *path, const char *name, const struct pd_json_value *value, enum pd_element *ret,
-                             struct pd_error *err)
+                             const char **ret_unread, struct pd_error *err)
 {
-    const char *text = value ? pd_json_text(value) : NULL;
+    const char *text = *ret_unread = value ? pd_json_text(value) : NULL;
     if (!text) PD_FAIL(err, PD_CORRUPT, "%s: tensor %.200s has no dtype", path, name);
-    for (int e = 0; e < PD_ELEMENT_COUNT; e++)
+    for (int e = 0; e < PD_ELEMENT_COUNT && *ret_unread; e++)
         if (pd_safetensors_dtypes[e] && strcmp(pd_safetensors_dtypes[e], text) == 0) {
             *ret = (enum pd_element)e;
-            return PD_OK;
+            *ret_unread = NULL;
         }
-    PD_FAIL(err, PD_UNSUPPORTED, "%s: tensor %.200s is of type %.32s, which is not read", path, name, text);
+    return PD_OK;
 }
 
 static pd_status parse_tensor(const char *path, const char *name, const struct pd_json_value *value,
-                              struct pd_foreign_tensor *ret_tensor, struct extent *ret_extent, struct pd_error *err)
+                              struct pd_foreign_tensor *ret_tensor, struct extent *ret_extent, const char **ret_unread,
+                              struct pd_error *err)
 {
     if (pd_json_type(value) != PD_JSON_OBJECT) PD_FAIL(err, PD_CORRUPT, "%s: tensor %.200s is no object", path, name);
     const struct pd_json_value *shape = pd_json_member(value, "shape"), *offsets = pd_json_member(value, "data_offsets");
-    PD_TRY(parse_dtype(path, name, pd_json_member(value, "dtype"), &ret_tensor->element, err));
+    PD_TRY(parse_dtype(path, name, pd_json_member(value, "dtype"), &ret_tensor->element, ret_unread, err));
     if (!shape || pd_json_type(shape) != PD_JSON_ARRAY || pd_json_count(shape) > PD_FOREIGN_DIMS_MAX)
         PD_FAIL(err, PD_CORRUPT, "%s: tensor %.200s has no shape of at most %d dimensions", path, name, PD_FOREIGN_DIMS_MAX);
     ret_tensor->ndim = (uint32_t)pd_json_count(shape);
@@ -106,7 +108,12 @@ static pd_status add_tensors(struct pd_catalog *catalog, uint32_t file, const st
         }
         struct pd_foreign_tensor tensor = {.name = (char *)(uintptr_t)name};
         struct extent *extent = &extents[count++];
-        PD_TRY(parse_tensor(path, name, value, &tensor, extent, err));
+        const char *unread = NULL;
+        PD_TRY(parse_tensor(path, name, value, &tensor, extent, &unread, err));
+        if (unread) {
+            PD_TRY(pd_catalog_add_unread(catalog, name, unread, err));
+            continue;
+        }
         pd_status st = pd_catalog_add_dense(catalog, &tensor, file, data_begin + extent->begin, err);
         if (st) return pd_error_context(err, st, "%s", path);
         const uint64_t bytes = pd_foreign_bytes(&catalog->tensors[catalog->tensor_count - 1]);

@@ -16,13 +16,15 @@ static pd_status add_tensor(struct pd_catalog *catalog, const struct pd_torch_ar
     struct pd_torch_tensor t;
     struct pd_piece piece = {.file = file};
     uint32_t number = 0;
-    PD_TRY(pd_torch_tensor(archive, name, node, &t, err));
+    pd_status st = pd_torch_tensor(archive, name, node, &t, err);
+    if (st == PD_UNSUPPORTED) return pd_catalog_add_unmapped(catalog, err->message, err);
+    PD_TRY(st);
     struct pd_foreign_tensor tensor = {.name = (char *)(uintptr_t)name, .element = t.element, .ndim = t.ndim};
     memcpy(tensor.shape, t.shape, sizeof tensor.shape);
     memcpy(piece.count, t.shape, sizeof piece.count);
     memcpy(piece.stride, t.stride, sizeof piece.stride);
     piece.offset = t.offset;
-    const pd_status st = pd_catalog_add_tensor(catalog, &tensor, &number, err);
+    st = pd_catalog_add_tensor(catalog, &tensor, &number, err);
     if (st) return pd_error_context(err, st, "%s", archive->path);
     return pd_catalog_add_piece(catalog, number, &piece, err);
 }

@@ -134,7 +134,7 @@ static pd_status find_storage(const struct pd_torch_archive *a, const char *name
     char inner[128];
     if (!key || !type || strlen(key) > 64) PD_FAIL(err, PD_CORRUPT, "%s: %s has no storage", a->path, name);
     if (!pd_torch_element(type, &t->element))
-        PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is of type %s, which perdure does not read", a->path, name, type);
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is of type %s, which is not read", a->path, name, type);
     snprintf(inner, sizeof inner, "data/%s", key);
     const struct pd_zip_entry *entry = pd_zip_find(&a->zip, inner);
     if (!entry) PD_FAIL(err, PD_CORRUPT, "%s: %s lies in %s, and the archive has no such entry", a->path, name, inner);
@@ -163,6 +163,9 @@ pd_status pd_torch_tensor(const struct pd_torch_archive *archive, const char *na
     struct pd_torch_tensor t = {0};
     uint32_t strides = 0;
     uint64_t first = 0, elements = 0, bytes = 0, end = 0;
+    if (pd_pickle_is_call(node, "torch._utils._rebuild_tensor_v3")) /* fp8 and unsigned integers */
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is of type %.40s, which is not read", archive->path, name,
+                pd_pickle_global(pd_pickle_argument(node, 6)) ? pd_pickle_global(pd_pickle_argument(node, 6)) : "unknown");
     if (!arguments) PD_FAIL(err, PD_CORRUPT, "%s: %s is no plain tensor", archive->path, name);
     if (!pd_pickle_is_u64(pd_pickle_at(arguments, 1), &first) ||
         !pd_pickle_is_sizes(pd_pickle_at(arguments, 2), PD_FOREIGN_DIMS_MAX, t.shape, &t.ndim) ||
