@@ -5,6 +5,7 @@
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/json.h"
+#include "resharder/catalog/model_directory.h"
 #include "resharder/formats/gguf_keys.h"
 
 #include <inttypes.h>
@@ -16,7 +17,7 @@
 #define PAIRS_MAX 65536u
 #define TEXT_MAX PD_CATALOG_TEXT_MAX /* of one string */
 #define ALIGNMENT_MAX (1u << 20)
-#define KEYS_MAX 32
+#define KEYS_MAX 512
 
 static const unsigned type_bytes[PD_GGUF_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
@@ -64,11 +65,11 @@ double pd_gguf_rope_factor(const struct pd_gguf_rope *r, uint64_t i, uint64_t co
     return length < r->original / r->high ? 1 : length > r->original / r->low ? r->factor : between;
 }
 
-/* Numbers and words that the configuration is made of, by key without the architecture. */
+/* A value of metadata that is no tokenizer's. */
 struct pair {
     char key[256];
-    bool is_text;
-    double number;
+    enum pd_gguf_type type;
+    double number; /* of an array its length */
     char text[64];
 };
 
@@ -87,7 +88,8 @@ struct gguf {
     double number, bos, eos; /* the last that put_value took; ids, below zero: there is none */
     char *text;              /* (text_bytes) the string that was read last, terminated; owned */
     uint64_t text_bytes, text_capacity;
-    uint64_t rope_offset, rope_count;
+    float rope_factors[PD_GGUF_ROPE_FACTORS_MAX]; /* (rope_count) */
+    uint64_t rope_count;
 };
 
 /* ---- the file, front to back ---- */
@@ -216,7 +218,7 @@ static pd_status check_type(const struct gguf *g, uint32_t type, struct pd_error
 }
 
 /* Of a tokenizer's array every element is kept, of another none. */
-static pd_status take_array(struct gguf *g, const char *tokenizer_key, struct pd_error *err)
+static pd_status take_array(struct gguf *g, const char *tokenizer_key, double *ret_count, struct pd_error *err)
 {
     uint32_t type = 0;
     uint64_t count = 0;
@@ -227,6 +229,7 @@ static pd_status take_array(struct gguf *g, const char *tokenizer_key, struct pd
     if (count > (g->bytes - g->at) / (type == PD_GGUF_TEXT ? 8 : type_bytes[type]))
         PD_FAIL(err, PD_CORRUPT, "%s: an array of %" PRIu64 " values at byte %" PRIu64 ", and the file ends before", g->path,
                 count, g->at);
+    *ret_count = (double)count;
     if (tokenizer_key) {
         pd_json_array_begin(&g->tokenizer, tokenizer_key);
         g->has_tokenizer = true;
@@ -241,51 +244,37 @@ static pd_status take_array(struct gguf *g, const char *tokenizer_key, struct pd
     return PD_OK;
 }
 
-/* `key` of an architecture ("llama.block_count") is kept without it. */
+/* Says where the file comes from, and llama.cpp computes nothing with it. */
+static bool is_about_file(const char *key)
+{
+    static const char *const about[] = {"general.", "quantize.", "mradermacher.", "unsloth."}, *const used[] = {
+                                                                                                   "general.architecture",
+                                                                                                   "general.alignment",
+                                                                                                   "general.type"};
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++)
+        if (strcmp(key, used[i]) == 0) return false;
+    for (size_t i = 0; i < sizeof about / sizeof *about; i++)
+        if (strncmp(key, about[i], strlen(about[i])) == 0) return true;
+    return false;
+}
+
 static pd_status keep_pair(struct gguf *g, const char *key, enum pd_gguf_type type, struct pd_error *err)
 {
-    struct pair pair = {.is_text = type == PD_GGUF_TEXT};
-    const char *dot = strchr(key, '.');
-    const bool is_general = strncmp(key, "general.", 8) == 0;
-    snprintf(pair.key, sizeof pair.key, "%s", is_general || !dot ? key : dot + 1);
+    struct pair pair = {.type = type};
+    snprintf(pair.key, sizeof pair.key, "%s", key);
     if (type == PD_GGUF_TEXT) {
         PD_TRY(take_text(g, err));
         snprintf(pair.text, sizeof pair.text, "%s", g->text);
+    } else if (type == PD_GGUF_ARRAY) {
+        PD_TRY(take_array(g, NULL, &pair.number, err));
     } else {
         PD_TRY(take_number(g, type, &pair.number, err));
     }
-    if (g->pair_count < KEYS_MAX) g->pairs[g->pair_count++] = pair;
+    if (is_about_file(key)) return PD_OK;
+    if (g->pair_count == KEYS_MAX)
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: more than %u keys of metadata, of which %s is one", g->path, KEYS_MAX, key);
+    g->pairs[g->pair_count++] = pair;
     return PD_OK;
-}
-
-static bool is_wanted(const char *key)
-{
-    static const char *const endings[] = {"general.architecture",
-                                          "general.alignment",
-                                          ".context_length",
-                                          ".embedding_length",
-                                          ".block_count",
-                                          ".feed_forward_length",
-                                          ".attention.head_count",
-                                          ".attention.head_count_kv",
-                                          ".attention.layer_norm_rms_epsilon",
-                                          ".attention.layer_norm_epsilon",
-                                          ".attention.key_length",
-                                          ".rope.freq_base",
-                                          ".rope.dimension_count",
-                                          ".vocab_size",
-                                          ".rope.scaling.type",
-                                          ".rope.scaling.factor",
-                                          ".rope.scaling.original_context_length",
-                                          ".rope_scaling.factor",
-                                          ".rope_scaling.low_freq_factor",
-                                          ".rope_scaling.high_freq_factor",
-                                          ".rope_scaling.original_context_length",
-                                          ".attention.sliding_window"};
-    const size_t bytes = strlen(key);
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
-        if (bytes >= strlen(endings[i]) && strcmp(key + bytes - strlen(endings[i]), endings[i]) == 0) return true;
-    return false;
 }
 
 /* The configuration names the tokens that begin and end a text too; a file without a tokenizer may have them alone. */
@@ -312,17 +301,39 @@ static pd_status take_pair(struct gguf *g, struct pd_error *err)
     const char *inner = strncmp(key, tokenizer, sizeof tokenizer - 1) == 0 ? key + sizeof tokenizer - 1 : NULL;
     PD_TRY(take_u32(g, &type, err));
     PD_TRY(check_type(g, type, err));
-    if (type == PD_GGUF_ARRAY) return take_array(g, inner, err);
-    if (inner) return take_tokenizer(g, inner, (enum pd_gguf_type)type, err);
-    if (is_wanted(key)) return keep_pair(g, key, (enum pd_gguf_type)type, err);
-    double number = 0;
-    return type == PD_GGUF_TEXT ? take_text(g, err) : take_number(g, (enum pd_gguf_type)type, &number, err);
+    double count = 0;
+    if (inner && type == PD_GGUF_ARRAY) return take_array(g, inner, &count, err);
+    return inner ? take_tokenizer(g, inner, (enum pd_gguf_type)type, err) : keep_pair(g, key, (enum pd_gguf_type)type, err);
 }
 
-static const struct pair *find(const struct gguf *g, const char *key)
+static const struct pair *find_whole(const struct gguf *g, const char *key)
 {
     for (uint32_t i = 0; i < g->pair_count; i++)
         if (strcmp(g->pairs[i].key, key) == 0) return &g->pairs[i];
+    return NULL;
+}
+
+static const char *architecture_of(const struct gguf *g)
+{
+    const struct pair *architecture = find_whole(g, "general.architecture");
+    return architecture ? architecture->text : "";
+}
+
+/* Behind the architecture, with a dot: "llama.block_count" is "block_count". NULL: the key is not of the architecture. */
+static const char *inner_key(const struct gguf *g, const char *key)
+{
+    const char *architecture = architecture_of(g);
+    const size_t bytes = strlen(architecture);
+    return bytes && strncmp(key, architecture, bytes) == 0 && key[bytes] == '.' ? key + bytes + 1 : NULL;
+}
+
+/* Of the architecture's. */
+static const struct pair *find(const struct gguf *g, const char *key)
+{
+    for (uint32_t i = 0; i < g->pair_count; i++) {
+        const char *inner = inner_key(g, g->pairs[i].key);
+        if (inner && strcmp(inner, key) == 0) return &g->pairs[i];
+    }
     return NULL;
 }
 
@@ -334,7 +345,7 @@ static pd_status take_metadata(struct gguf *g, uint64_t count, struct pd_error *
     for (uint64_t i = 0; i < count; i++)
         PD_TRY(take_pair(g, err));
     PD_TRY(pd_json_writer_finish(&g->tokenizer, &text, &bytes, err));
-    const struct pair *alignment = find(g, "general.alignment");
+    const struct pair *alignment = find_whole(g, "general.alignment");
     g->alignment = PD_GGUF_ALIGNMENT;
     if (alignment) {
         const double a = alignment->number;
@@ -348,20 +359,16 @@ static pd_status take_metadata(struct gguf *g, uint64_t count, struct pd_error *
 
 /* ---- tensors ---- */
 
-static pd_status element_of(const struct gguf *g, const char *name, uint32_t type, enum pd_element *ret,
-                            struct pd_error *err)
+static bool element_of(uint32_t type, enum pd_element *ret)
 {
     for (uint32_t i = 0; i < pd_gguf_element_count; i++)
-        if (pd_gguf_elements[i].type == type) return *ret = pd_gguf_elements[i].element, PD_OK;
-    PD_FAIL(err, PD_UNSUPPORTED,
-            "%s: %s is of ggml's type %u, which perdure does not read; convert it first: llama-quantize --allow-requantize "
-            "IN OUT "
-            "Q8_0",
-            g->path, name, type);
+        if (pd_gguf_elements[i].type == type) return *ret = pd_gguf_elements[i].element, true;
+    return false;
 }
 
-/* A tensor's row, its place counted from the data's begin. */
-static pd_status take_tensor(struct gguf *g, struct pd_foreign_tensor *t, uint64_t *ret_offset, struct pd_error *err)
+/* A tensor's row, its place counted from the data's begin.   *ret_type  of ggml, where it is not read here; else -1 */
+static pd_status take_tensor(struct gguf *g, struct pd_foreign_tensor *t, uint64_t *ret_offset, int64_t *ret_type,
+                             struct pd_error *err)
 {
     uint32_t dims = 0, type = 0;
     PD_TRY(take_text(g, err));
@@ -376,7 +383,7 @@ static pd_status take_tensor(struct gguf *g, struct pd_foreign_tensor *t, uint64
     for (uint32_t d = dims; d-- > 0;)
         PD_TRY(take_u64(g, &t->shape[d], err));
     PD_TRY(take_u32(g, &type, err));
-    PD_TRY(element_of(g, t->name, type, &t->element, err));
+    *ret_type = element_of(type, &t->element) ? -1 : (int64_t)type;
     return take_u64(g, ret_offset, err);
 }
 
@@ -384,12 +391,16 @@ static pd_status add_tensor(struct gguf *g, uint32_t file, uint64_t data, struct
 {
     struct pd_foreign_tensor t;
     uint64_t offset = 0;
-    PD_TRY(take_tensor(g, &t, &offset, err));
+    int64_t unread = -1;
+    char name[32];
+    PD_TRY(take_tensor(g, &t, &offset, &unread, err));
+    snprintf(name, sizeof name, "%" PRId64 " of ggml", unread);
+    if (unread >= 0) return pd_catalog_add_unread(g->catalog, t.name, name, err);
     if (offset % g->alignment || !pd_checked_add_u64(offset, data, &offset))
         PD_FAIL(err, PD_CORRUPT, "%s: %s lies at %" PRIu64 " of the data, which is no multiple of %u", g->path, t.name,
                 offset, g->alignment);
     if (strcmp(t.name, PD_GGUF_ROPE_FACTORS) == 0 && t.element == PD_ELEMENT_F32 && t.shape[0] <= PD_GGUF_ROPE_FACTORS_MAX) {
-        g->rope_offset = offset;
+        PD_TRY(pd_file_read(g->file, offset, g->rope_factors, t.shape[0] * sizeof *g->rope_factors, err));
         g->rope_count = t.shape[0];
     }
     const pd_status st = pd_catalog_add_dense(g->catalog, &t, file, offset, err);
@@ -402,8 +413,9 @@ static pd_status take_tensors(struct gguf *g, uint32_t file, uint64_t count, str
     const uint64_t rows = g->at;
     struct pd_foreign_tensor t;
     uint64_t data = 0;
+    int64_t unread;
     for (uint64_t i = 0; i < count; i++)
-        PD_TRY(take_tensor(g, &t, &data, err));
+        PD_TRY(take_tensor(g, &t, &data, &unread, err));
     data = pd_round_up(g->at, g->alignment);
     g->at = rows;
     for (uint64_t i = 0; i < count; i++)
@@ -416,32 +428,40 @@ static pd_status take_tensors(struct gguf *g, uint32_t file, uint64_t count, str
 static void put_key(struct gguf *g, struct pd_json_writer *w, const char *ours, const char *theirs)
 {
     const struct pair *p = find(g, theirs);
-    if (!p || p->is_text) return;
+    if (!p || p->type == PD_GGUF_TEXT || p->type == PD_GGUF_ARRAY) return;
     if (p->number == floor(p->number) && fabs(p->number) < 9e15)
         pd_json_i64(w, ours, (int64_t)p->number);
     else
         pd_json_double(w, ours, p->number);
 }
 
+static double number_of(const struct pair *p, double absent)
+{
+    return p && p->type != PD_GGUF_TEXT && p->type != PD_GGUF_ARRAY ? p->number : absent;
+}
+
 static double number_or(const struct gguf *g, const char *key, double absent)
 {
-    const struct pair *p = find(g, key);
-    return p && !p->is_text ? p->number : absent;
+    return number_of(find(g, key), absent);
+}
+
+static double ours_or(const struct gguf *g, const char *key, double absent)
+{
+    return number_of(find_whole(g, key), absent);
 }
 
 /* The parameters are those that we wrote, or the largest factor and the published rest; the factors must come of them. */
 static pd_status put_llama3_scaling(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
 {
-    float factors[PD_GGUF_ROPE_FACTORS_MAX];
+    const float *factors = g->rope_factors;
     double most = 1;
-    PD_TRY(pd_file_read(g->file, g->rope_offset, factors, g->rope_count * sizeof *factors, err));
     for (uint64_t i = 0; i < g->rope_count; i++)
         if ((double)factors[i] > most) most = (double)factors[i];
     const struct pd_gguf_rope rope = {.theta = number_or(g, "rope.freq_base", 10000),
-                                      .factor = number_or(g, "rope_scaling.factor", most),
-                                      .low = number_or(g, "rope_scaling.low_freq_factor", 1),
-                                      .high = number_or(g, "rope_scaling.high_freq_factor", 4),
-                                      .original = number_or(g, "rope_scaling.original_context_length", 8192)};
+                                      .factor = ours_or(g, "perdure.rope_scaling.factor", most),
+                                      .low = ours_or(g, "perdure.rope_scaling.low_freq_factor", 1),
+                                      .high = ours_or(g, "perdure.rope_scaling.high_freq_factor", 4),
+                                      .original = ours_or(g, "perdure.rope_scaling.original_context_length", 8192)};
     if (!(rope.original >= 1 && rope.original <= UINT32_MAX))
         PD_FAIL(err, PD_CORRUPT, "%s: perdure.rope_scaling.original_context_length is %g", g->path, rope.original);
     for (uint64_t i = 0; i < g->rope_count; i++) {
@@ -459,15 +479,22 @@ static pd_status put_llama3_scaling(struct gguf *g, struct pd_json_writer *w, st
     return PD_OK;
 }
 
+/* As llama.cpp has it: a factor without a type is linear, `scale_linear` is the factor's old name, and 0 is 1. */
 static pd_status put_scaling(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
 {
-    const struct pair *type = find(g, "rope.scaling.type");
-    if (g->rope_count) return put_llama3_scaling(g, w, err);
-    if (!type || !type->is_text || strcmp(type->text, "none") == 0) return PD_OK;
+    const struct pair *named = find(g, "rope.scaling.type");
+    const char *type = named && named->type == PD_GGUF_TEXT ? named->text : "linear";
+    const double factor = number_or(g, "rope.scaling.factor", number_or(g, "rope.scale_linear", 0));
+    const bool is_linear = strcmp(type, "linear") == 0, is_none = strcmp(type, "none") == 0;
+    if (is_none || (is_linear && (factor == 0 || factor == 1))) return g->rope_count ? put_llama3_scaling(g, w, err) : PD_OK;
+    if (!is_linear) return pd_json_string(w, "gguf.rope.scaling.type", type), PD_OK;
+    if (g->rope_count)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "%s: it has " PD_GGUF_ROPE_FACTORS " and rope.scaling.factor %g; only one is computed here", g->path,
+                factor);
     pd_json_object_begin(w, "rope_scaling");
-    pd_json_string(w, "rope_type", type->text);
-    put_key(g, w, "factor", "rope.scaling.factor");
-    put_key(g, w, "original_max_position_embeddings", "rope.scaling.original_context_length");
+    pd_json_string(w, "rope_type", "linear");
+    pd_json_double(w, "factor", factor);
     pd_json_object_end(w);
     return PD_OK;
 }
@@ -486,25 +513,108 @@ static uint64_t rows_of(const struct gguf *g, const char *name)
     return 0;
 }
 
+/* Keys whose one value (NAN: any) changes nothing here. What is neither among these nor used stays in the configuration, under
+ * its own name behind "gguf.", and whoever reads a model from that refuses it by name. */
+static const struct neutral {
+    const char *key;
+    double value;
+} neutral[] = {
+    {"vocab_size", NAN}, /* the embedding's rows, which are compared */
+    {"tensor_data_layout", NAN},
+    {"rope.scaling.type", NAN}, /* used, as are the next four */
+    {"rope.scaling.factor", NAN},
+    {"rope.scale_linear", NAN},
+    {"rope.dimension_count", NAN},
+    {"attention.value_length", NAN},
+    {"rope.scaling.original_context_length", NAN}, /* of yarn and longrope, which are refused */
+    {"rope.scaling.finetuned", NAN},
+    {"rope.scaling.attn_factor", 1},
+    {"attention.causal", 1},
+    {"attention.clamp_kqv", 0},
+    {"attention.max_alibi_bias", 0},
+    {"attention.scale", 0},
+    {"attn_logit_softcapping", 0},
+    {"final_logit_softcapping", 0},
+    {"logit_scale", 0},
+    {"embedding_scale", 0},
+    {"residual_scale", 0},
+    {"pooling_type", 0},
+    {"expert_count", 0},
+    {"expert_used_count", 0},
+    {"expert_shared_count", 0},
+    {"leading_dense_block_count", 0},
+    {"nextn_predict_layers", 0},
+    {"use_parallel_residual", 0},
+    {"attention.sliding_window", 0},
+};
+
+static bool is_taken(const struct gguf *g, const struct pd_gguf_architecture *known, const struct pair *p)
+{
+    const char *inner = inner_key(g, p->key);
+    const bool is_number = p->type != PD_GGUF_TEXT && p->type != PD_GGUF_ARRAY;
+    if (strcmp(p->key, "general.type") == 0) return strcmp(p->text, "model") == 0;
+    if (inner && strcmp(inner, "attention.sliding_window") == 0 && is_number &&
+        p->number >= number_or(g, "context_length", NAN))
+        return true;
+    if (!inner)
+        return strncmp(p->key, "general.", 8) == 0 || strncmp(p->key, "perdure.rope_scaling.", 21) == 0 ||
+               strncmp(p->key, "split.", 6) == 0;
+    for (const struct pd_gguf_key *key = known->keys; key->config; key++)
+        if (strcmp(key->gguf, inner) == 0) return is_number;
+    for (size_t i = 0; i < sizeof neutral / sizeof *neutral; i++)
+        if (strcmp(neutral[i].key, inner) == 0)
+            return isnan(neutral[i].value) ? p->type != PD_GGUF_ARRAY : is_number && p->number == neutral[i].value;
+    return false;
+}
+
+static void put_refused(struct pd_json_writer *w, const struct pair *p)
+{
+    char key[300];
+    snprintf(key, sizeof key, "gguf.%s", p->key);
+    if (p->type == PD_GGUF_TEXT)
+        pd_json_string(w, key, p->text);
+    else if (p->type == PD_GGUF_ARRAY)
+        pd_json_string(w, key, "a list");
+    else if (p->type == PD_GGUF_BOOL)
+        pd_json_bool(w, key, p->number != 0);
+    else
+        pd_json_double(w, key, p->number);
+}
+
+/* Heads are rotated whole, and values are as long as keys: what says otherwise is said on, and refused. */
+static void put_head(struct gguf *g, struct pd_json_writer *w)
+{
+    const double heads = number_or(g, "attention.head_count", 0), hidden = number_or(g, "embedding_length", 0);
+    const double head = number_or(g, "attention.key_length", heads > 0 ? hidden / heads : 0);
+    const double rotated = number_or(g, "rope.dimension_count", head), value = number_or(g, "attention.value_length", head);
+    if (rotated != head) pd_json_double(w, "gguf.rope.dimension_count", rotated);
+    if (value != head) pd_json_double(w, "gguf.attention.value_length", value);
+}
+
 static pd_status put_config(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
 {
-    const struct pair *architecture = find(g, "general.architecture");
-    const char *name = architecture ? architecture->text : "";
-    const struct pd_gguf_architecture *known = pd_gguf_architecture(name);
-    if (!known)
-        PD_FAIL(err, PD_UNSUPPORTED, "%s: architecture \"%s\"; perdure has llama, qwen2, qwen3 and gpt2", g->path, name);
+    static const struct pd_gguf_architecture none = {.keys = gpt2_keys + sizeof gpt2_keys / sizeof *gpt2_keys - 1};
+    const char *name = architecture_of(g);
+    const struct pd_gguf_architecture *found = pd_gguf_architecture(name), *known = found ? found : &none;
     pd_json_object_begin(w, NULL);
-    pd_json_array_begin(w, "architectures");
-    pd_json_string(w, NULL, known->class);
-    pd_json_array_end(w);
+    if (found) {
+        pd_json_array_begin(w, "architectures");
+        pd_json_string(w, NULL, known->class);
+        pd_json_array_end(w);
+    }
     pd_json_string(w, "model_type", name);
     for (const struct pd_gguf_key *key = known->keys; key->config; key++)
         put_key(g, w, key->config, key->gguf);
     pd_json_u64(w, "vocab_size", rows_of(g, "token_embd.weight"));
+    const double words = number_or(g, "vocab_size", -1);
+    if (words >= 0 && words != (double)rows_of(g, "token_embd.weight")) pd_json_double(w, "gguf.vocab_size", words);
     pd_json_bool(w, "tie_word_embeddings", !has_tensor(g, "output.weight"));
     if (g->bos >= 0 && g->bos <= INT32_MAX) pd_json_u64(w, "bos_token_id", (uint64_t)g->bos);
     if (g->eos >= 0 && g->eos <= INT32_MAX) pd_json_u64(w, "eos_token_id", (uint64_t)g->eos);
-    PD_TRY(put_scaling(g, w, err));
+    if (known->keys == keys) put_head(g, w);
+    if (known->keys == keys) PD_TRY(put_scaling(g, w, err));
+    for (uint32_t i = 0; i < g->pair_count; i++)
+        if (!is_taken(g, known, &g->pairs[i])) put_refused(w, &g->pairs[i]);
     pd_json_object_end(w);
     return PD_OK;
 }
@@ -541,29 +651,97 @@ static pd_status read_all(struct gguf *g, struct pd_error *err)
         PD_FAIL(err, PD_CORRUPT, "%s: %" PRIu64 " tensors and %" PRIu64 " pairs of metadata; at most %u and %u are read",
                 g->path, tensors, pairs, PD_CATALOG_TENSORS_MAX, PAIRS_MAX);
     PD_TRY(take_metadata(g, pairs, err));
-    PD_TRY(take_tensors(g, file, tensors, err));
+    return take_tensors(g, file, tensors, err);
+}
+
+static pd_status read_file(struct pd_vfs *vfs, const char *path, struct gguf *g, struct pd_error *err)
+{
+    struct pd_stat stat;
+    g->path = path;
+    pd_status st = pd_file_open(vfs, path, PD_OPEN_READ, &g->file, err);
+    if (st) return st;
+    st = pd_file_stat(g->file, &stat, err);
+    g->bytes = st ? 0 : stat.bytes;
+    if (!st) st = read_all(g, err);
+    pd_file_close_readonly(g->file);
+    g->file = NULL;
+    return st;
+}
+
+static struct gguf *gguf_new(struct pd_catalog *catalog)
+{
+    struct gguf *g = calloc(1, sizeof *g);
+    if (!g) return NULL;
+    g->catalog = catalog;
+    g->bos = g->eos = -1;
+    pd_json_writer_init(&g->tokenizer, 0);
+    return g;
+}
+
+static void gguf_free(struct gguf *g)
+{
+    if (!g) return;
+    pd_json_writer_deinit(&g->tokenizer);
+    free(g->text);
+    free(g);
+}
+
+/* "model-00002-of-00003.gguf": how many parts, 0 where the name is no part's. `prefix_bytes`: of what stands before. */
+static uint32_t parts_of(const char *path, size_t *prefix_bytes)
+{
+    const size_t bytes = strlen(path), ending = strlen("-00001-of-00003.gguf");
+    unsigned number = 0, count = 0;
+    int end = 0;
+    if (bytes <= ending) return 0;
+    *prefix_bytes = bytes - ending;
+    const bool is_part = sscanf(path + bytes - ending, "-%5u-of-%5u.gguf%n", &number, &count, &end) == 2 &&
+                         (size_t)end == ending && number >= 1 && number <= count;
+    return is_part ? count : 0;
+}
+
+/* Tensors of one part, into the catalog of all; the first says everything else. */
+static pd_status read_part(struct pd_vfs *vfs, const char *path, struct gguf *first, struct pd_error *err)
+{
+    struct gguf *g = gguf_new(first->catalog);
+    if (!g) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", path);
+    const pd_status st = read_file(vfs, path, g, err);
+    if (!st && g->rope_count) {
+        first->rope_count = g->rope_count;
+        memcpy(first->rope_factors, g->rope_factors, sizeof g->rope_factors);
+    }
+    gguf_free(g);
+    if (st == PD_NOT_FOUND) PD_FAIL(err, st, "%s does not exist: copy all parts of the model into one directory", path);
+    return st;
+}
+
+static pd_status read_parts(struct pd_vfs *vfs, const char *path, struct gguf *g, struct pd_error *err)
+{
+    size_t bytes = 0;
+    char name[PD_FORMATS_PATH_MAX];
+    const uint32_t count = parts_of(path, &bytes);
+    snprintf(name, sizeof name, "%s", path);
+    if (count) snprintf(name, sizeof name, "%.*s-00001-of-%05u.gguf", (int)bytes, path, count);
+    PD_TRY(read_file(vfs, name, g, err));
+    const struct pair *parts = find_whole(g, "split.count");
+    if (!count && number_of(parts, 0) > 1)
+        PD_FAIL(err, PD_INVALID,
+                "%s is one of %g parts (split.count), which are found by names that end as llama.cpp writes them: "
+                "-00001-of-%05.0f.gguf",
+                path, number_of(parts, 0), number_of(parts, 0));
+    for (uint32_t part = 2; part <= count; part++) {
+        snprintf(name, sizeof name, "%.*s-%05u-of-%05u.gguf", (int)bytes, path, part, count);
+        PD_TRY(read_part(vfs, name, g, err));
+    }
+    g->path = path;
     return add_config(g, err);
 }
 
 static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
 {
-    struct pd_stat stat;
-    struct gguf *g = calloc(1, sizeof *g);
+    struct gguf *g = gguf_new(catalog);
     if (!g) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", path);
-    g->path = path;
-    g->catalog = catalog;
-    g->bos = g->eos = -1;
-    pd_json_writer_init(&g->tokenizer, 0);
-    pd_status st = pd_file_open(vfs, path, PD_OPEN_READ, &g->file, err);
-    if (!st) st = pd_file_stat(g->file, &stat, err);
-    if (!st) {
-        g->bytes = stat.bytes;
-        st = read_all(g, err);
-    }
-    pd_file_close_readonly(g->file);
-    pd_json_writer_deinit(&g->tokenizer);
-    free(g->text);
-    free(g);
+    const pd_status st = read_parts(vfs, path, g, err);
+    gguf_free(g);
     return st;
 }
 

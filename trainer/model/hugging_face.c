@@ -16,18 +16,21 @@ static const struct architecture {
     bool qkv_bias;
     bool has_attention_bias; /* the key, which means q, k, v and o */
     bool has_window;         /* sliding_window is in force without use_sliding_window */
+    uint32_t window;         /* what is taken where the file does not say; 0: attention has none */
     double epsilon;          /* what is taken where the file does not say */
     uint32_t context, kv_heads, head_size;
     bool is_tied;
 } architectures[] = {
     {"LlamaForCausalLM", "llama", PD_FAMILY_LLAMA, .has_attention_bias = true, .epsilon = 1e-6, .context = 2048},
-    {"Qwen2ForCausalLM", "qwen2", PD_FAMILY_LLAMA, .qkv_bias = true, .epsilon = 1e-6, .context = 32768, .kv_heads = 32},
+    {"Qwen2ForCausalLM", "qwen2", PD_FAMILY_LLAMA, .qkv_bias = true, .epsilon = 1e-6, .context = 32768, .kv_heads = 32,
+     .window = 4096},
     {"Qwen3ForCausalLM", "qwen3", PD_FAMILY_QWEN3, .has_attention_bias = true, .epsilon = 1e-6, .context = 32768,
-     .kv_heads = 32, .head_size = 128},
+     .kv_heads = 32, .head_size = 128, .window = 4096},
     {"GPT2LMHeadModel", "gpt2", PD_FAMILY_GPT2, .qkv_bias = true, .epsilon = 1e-5, .context = 1024, .is_tied = true},
-    {"MistralForCausalLM", "mistral", PD_FAMILY_LLAMA, .has_window = true, .epsilon = 1e-6, .context = 131072,
-     .kv_heads = 8},
+    {"MistralForCausalLM", "mistral", PD_FAMILY_LLAMA, .has_window = true, .epsilon = 1e-6, .context = 131072, .kv_heads = 8,
+     .window = 4096},
 };
+#define QWEN_WINDOW_LAYERS 28u /* max_window_layers where the file does not say */
 #define ARCHITECTURE_COUNT (sizeof architectures / sizeof architectures[0])
 
 #define AT(member) offsetof(struct pd_model_config, member)
@@ -85,6 +88,17 @@ static pd_status read_size(const struct reader *r, const struct pd_json_value *o
     if (!pd_json_is_u64(value, &number) || number == 0 || number > UINT32_MAX)
         PD_FAIL(err, PD_CORRUPT, "%s: %s is no whole number from 1 to 4294967295", r->name, key);
     *ret = (uint32_t)number;
+    return PD_OK;
+}
+
+/* A number of a block, which may be 0. */
+static pd_status read_layer(const struct reader *r, const char *key, uint32_t *ret, struct pd_error *err)
+{
+    const struct pd_json_value *value = member(r->root, key);
+    uint64_t number = 0;
+    if (value && (!pd_json_is_u64(value, &number) || number > UINT32_MAX))
+        PD_FAIL(err, PD_CORRUPT, "%s: %s is no whole number from 0 to 4294967295", r->name, key);
+    if (value) *ret = (uint32_t)number;
     return PD_OK;
 }
 
@@ -148,38 +162,12 @@ static pd_status read_sizes(const struct reader *r, struct pd_error *err)
     return PD_OK;
 }
 
-/* Keys that mean another computation where they have another value than this. */
-static const struct refused_switch {
-    const char *key;
-    bool computed;
-    const char *why;
-} refused_switches[] = {
-    {"mlp_bias", false, "the MLP of this family has no biases here"},
-    {"scale_attn_weights", true, "scores are always divided by the root of the head size here"},
-    {"scale_attn_by_inverse_layer_idx", false, "scores are not divided by the number of their layer here"},
-    {"add_cross_attention", false, "there is no cross-attention here"},
-};
-
-static pd_status check_switches(const struct reader *r, struct pd_error *err)
+static pd_status check_attention_bias(const struct reader *r, struct pd_error *err)
 {
-    for (size_t i = 0; i < sizeof refused_switches / sizeof refused_switches[0]; i++) {
-        const struct refused_switch *s = &refused_switches[i];
-        bool is_on = s->computed;
-        PD_TRY(read_switch(r, s->key, &is_on, err));
-        if (is_on != s->computed)
-            PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is %s, and %s", r->name, s->key, is_on ? "true" : "false", s->why);
-    }
     bool attention_bias = false;
     PD_TRY(read_switch(r, "attention_bias", &attention_bias, err));
     if (attention_bias && r->architecture->has_attention_bias)
         PD_FAIL(err, PD_UNSUPPORTED, "%s: attention_bias is true, and o_proj of this family has no bias here", r->name);
-    if (member(r->root, "quantization_config"))
-        PD_FAIL(err, PD_UNSUPPORTED,
-                "%s: quantization_config: weights are stored quantized; take the model they were made of", r->name);
-    float rotary = 1;
-    PD_TRY(read_number(r, r->root, "partial_rotary_factor", &rotary, err));
-    if (rotary != 1)
-        PD_FAIL(err, PD_UNSUPPORTED, "%s: partial_rotary_factor is %g, and RoPE rotates whole heads here", r->name, rotary);
     return PD_OK;
 }
 
@@ -196,79 +184,158 @@ static pd_status check_activation(const struct reader *r, struct pd_error *err)
             is_gelu ? gelu[0] : silu[0]);
 }
 
-/* Whether some block's attention looks at a window. */
+/* Whether some block's attention looks at a window. Llama never does, Mistral in all blocks, Qwen in those that
+ * use_sliding_window, max_window_layers and layer_types say. */
 static pd_status has_window(const struct reader *r, bool *ret, struct pd_error *err)
 {
     const struct pd_json_value *types = member(r->root, "layer_types");
-    uint32_t first = 0;
-    *ret = r->architecture->has_window;
-    PD_TRY(read_switch(r, "use_sliding_window", ret, err));
-    PD_TRY(read_size(r, r->root, "max_window_layers", &first, err)); /* blocks before it see everything */
-    if (first >= r->config->layers && !types && !r->architecture->has_window) *ret = false;
+    const bool is_qwen = r->architecture->window && !r->architecture->has_window;
+    uint32_t first = QWEN_WINDOW_LAYERS;
+    bool is_used = false, is_typed = false;
     for (size_t i = 0; types && i < pd_json_count(types); i++) {
         const char *type = pd_json_text(pd_json_at(types, i));
         if (!type || (strcmp(type, "full_attention") != 0 && strcmp(type, "sliding_attention") != 0))
             PD_FAIL(err, PD_UNSUPPORTED, "%s: layer_types[%zu] is %s, and blocks have full_attention here", r->name, i,
                     type ? type : "no text");
-        *ret |= strcmp(type, "sliding_attention") == 0;
+        is_typed |= strcmp(type, "sliding_attention") == 0;
     }
+    PD_TRY(read_switch(r, "use_sliding_window", &is_used, err));
+    if (is_qwen) PD_TRY(read_layer(r, "max_window_layers", &first, err)); /* blocks before it see everything */
+    *ret = r->architecture->has_window || is_typed || (is_qwen && is_used && !types && first < r->config->layers);
     return PD_OK;
 }
 
 /* A window as long as the longest sequence is none. */
 static pd_status check_window(const struct reader *r, struct pd_error *err)
 {
-    uint32_t window = UINT32_MAX;
+    /* Null is no window; no key is what the class takes. */
+    uint32_t window = pd_json_member(r->root, "sliding_window") ? UINT32_MAX : r->architecture->window;
     bool is_used = false;
     PD_TRY(has_window(r, &is_used, err));
     PD_TRY(read_size(r, r->root, "sliding_window", &window, err));
     if (is_used && window < r->config->context)
         PD_FAIL(
             err, PD_UNSUPPORTED,
-            "%s: sliding_window is %u, under max_position_embeddings %u, and attention sees the whole sequence here; with "
+            "%s: sliding_window is %u%s, under max_position_embeddings %u, and attention sees the whole sequence here; with "
             "max_position_embeddings %u the two are the same",
-            r->name, window, r->config->context, window);
+            r->name, window, pd_json_member(r->root, "sliding_window") ? "" : " where the file does not say",
+            r->config->context, window);
     return PD_OK;
 }
 
-static pd_status read_rope_scaling(const struct reader *r, const struct pd_json_value *scaling, struct pd_error *err)
+/* A key of rope_scaling that none of the kinds that are computed here has. */
+static pd_status check_rope_keys(const struct reader *r, const char *name, const struct pd_json_value *scaling,
+                                 bool is_llama3, struct pd_error *err)
 {
-    struct pd_model_config *c = r->config;
+    static const char *const known[] = {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings"},
+                             *const llama3[] = {"low_freq_factor", "high_freq_factor"};
     const struct pd_json_value *value;
     const char *key;
-    for (void *cursor = NULL; pd_json_next(scaling, &cursor, &key, &value);)
+    for (void *cursor = NULL; pd_json_next(scaling, &cursor, &key, &value);) {
+        bool is_known = pd_json_type(value) == PD_JSON_NULL;
+        double number = 0;
+        for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+            is_known |= strcmp(known[i], key) == 0;
+        for (size_t i = 0; is_llama3 && i < sizeof llama3 / sizeof *llama3; i++)
+            is_known |= strcmp(llama3[i], key) == 0;
+        is_known |= strcmp(key, "partial_rotary_factor") == 0 && pd_json_is_number(value, &number) && number == 1;
         if (pd_json_type(value) == PD_JSON_OBJECT)
             PD_FAIL(err, PD_UNSUPPORTED, "%s: RoPE has parameters of its own for %s, and all blocks have the same here",
                     r->name, key);
-    const char *type = text_of(scaling, "rope_type");
-    if (!type) type = text_of(scaling, "type");
-    if (!type || strcmp(type, "default") == 0) return PD_OK;
-    PD_TRY(read_number(r, scaling, "factor", &c->rope_factor, err));
-    if (strcmp(type, "linear") == 0) {
-        c->rope_scaling = PD_ROPE_SCALING_LINEAR;
-    } else if (strcmp(type, "llama3") == 0) {
-        c->rope_scaling = PD_ROPE_SCALING_LLAMA3;
-        PD_TRY(read_number(r, scaling, "low_freq_factor", &c->rope_low_frequency_factor, err));
-        PD_TRY(read_number(r, scaling, "high_freq_factor", &c->rope_high_frequency_factor, err));
-        PD_TRY(read_size(r, scaling, "original_max_position_embeddings", &c->rope_original_context, err));
-    } else {
-        PD_FAIL(err, PD_UNSUPPORTED, "%s: rope_scaling is %s; those that are computed here are linear and llama3", r->name,
-                type);
+        if (!is_known)
+            PD_FAIL(err, PD_UNSUPPORTED, "%s: %s.%s is not computed here; if it changes nothing, take it out of config.json",
+                    r->name, name, key);
     }
-    if (!member(scaling, "factor")) PD_FAIL(err, PD_CORRUPT, "%s: rope_scaling %s has no factor", r->name, type);
     return PD_OK;
 }
 
-/* Version 4 has rope_theta and rope_scaling, version 5 both in rope_parameters. */
+static pd_status read_llama3(const struct reader *r, const char *name, const struct pd_json_value *scaling,
+                             struct pd_model_config *c, struct pd_error *err)
+{
+    static const char original[] = "original_max_position_embeddings";
+    c->rope_scaling = PD_ROPE_SCALING_LLAMA3;
+    c->rope_original_context = c->context;
+    PD_TRY(read_number(r, scaling, "low_freq_factor", &c->rope_low_frequency_factor, err));
+    PD_TRY(read_number(r, scaling, "high_freq_factor", &c->rope_high_frequency_factor, err));
+    PD_TRY(read_size(r, scaling, original, &c->rope_original_context, err));
+    const uint32_t inner = c->rope_original_context;
+    PD_TRY(read_size(r, r->root, original, &c->rope_original_context, err));
+    if (member(scaling, original) && inner != c->rope_original_context)
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is %u, and %u in %s; keep the one that the model was trained with", r->name,
+                original, c->rope_original_context, inner, name);
+    for (int i = 0; i < 2; i++)
+        if (!member(scaling, i ? "low_freq_factor" : "high_freq_factor"))
+            PD_FAIL(err, PD_CORRUPT, "%s: %s llama3 has no %s", r->name, name, i ? "low_freq_factor" : "high_freq_factor");
+    return PD_OK;
+}
+
+static pd_status read_theta(const struct reader *r, const char *name, const struct pd_json_value *scaling,
+                            struct pd_model_config *c, struct pd_error *err)
+{
+    float outer = 0;
+    PD_TRY(read_number(r, r->root, "rope_theta", &outer, err));
+    c->rope_theta = outer;
+    PD_TRY(read_number(r, scaling, "rope_theta", &c->rope_theta, err));
+    if (outer != 0 && outer != c->rope_theta)
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: rope_theta is %g, and %g in %s; keep the one that the model was trained with",
+                r->name, (double)outer, (double)c->rope_theta, name);
+    return PD_OK;
+}
+
+/* `scaling` is what `name` says, or NULL. */
+static pd_status read_rope_of(const struct reader *r, const char *name, const struct pd_json_value *scaling,
+                              struct pd_model_config *c, struct pd_error *err)
+{
+    PD_TRY(read_theta(r, name, scaling, c, err));
+    if (!scaling) return PD_OK;
+    const char *type = text_of(scaling, "rope_type"), *old = text_of(scaling, "type");
+    if (type && old && strcmp(type, old) != 0)
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: rope_type of %s is %s, and type %s; keep the right one", r->name, name, type, old);
+    if (!type) type = old ? old : "default";
+    const bool is_default = strcmp(type, "default") == 0, is_llama3 = strcmp(type, "llama3") == 0;
+    if (!is_default && !is_llama3 && strcmp(type, "linear") != 0)
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is %s; those that are computed here are linear and llama3", r->name, name,
+                type);
+    PD_TRY(check_rope_keys(r, name, scaling, is_llama3, err));
+    PD_TRY(read_number(r, scaling, "factor", &c->rope_factor, err));
+    if (is_default) {
+        if (c->rope_factor != 0 && c->rope_factor != 1)
+            PD_FAIL(err, PD_UNSUPPORTED, "%s: %s has the factor %g without a rope_type; say linear, or take the factor out",
+                    r->name, name, (double)c->rope_factor);
+        c->rope_factor = 0;
+        return PD_OK;
+    }
+    if (!member(scaling, "factor")) PD_FAIL(err, PD_CORRUPT, "%s: %s %s has no factor", r->name, name, type);
+    if (is_llama3) return read_llama3(r, name, scaling, c, err);
+    c->rope_scaling = PD_ROPE_SCALING_LINEAR;
+    return PD_OK;
+}
+
+static bool is_same_rope(const struct pd_model_config *a, const struct pd_model_config *b)
+{
+    return a->rope_theta == b->rope_theta && a->rope_scaling == b->rope_scaling && a->rope_factor == b->rope_factor &&
+           a->rope_low_frequency_factor == b->rope_low_frequency_factor &&
+           a->rope_high_frequency_factor == b->rope_high_frequency_factor &&
+           a->rope_original_context == b->rope_original_context;
+}
+
+/* Version 4 has rope_theta and rope_scaling, version 5 both in rope_parameters; a file may have both. */
 static pd_status read_rope(const struct reader *r, struct pd_error *err)
 {
-    const struct pd_json_value *both = member(r->root, "rope_parameters"), *scaling = member(r->root, "rope_scaling");
+    static const char *const names[] = {"rope_scaling", "rope_parameters"};
+    const struct pd_json_value *found[] = {member(r->root, names[0]), member(r->root, names[1])};
+    struct pd_model_config read[] = {*r->config, *r->config};
     if (pd_family_properties(r->config->family)->positions != PD_POSITIONS_ROPE) return PD_OK;
-    if ((both && pd_json_type(both) != PD_JSON_OBJECT) || (scaling && pd_json_type(scaling) != PD_JSON_OBJECT))
-        PD_FAIL(err, PD_CORRUPT, "%s: %s is no object", r->name, both ? "rope_parameters" : "rope_scaling");
-    PD_TRY(read_number(r, r->root, "rope_theta", &r->config->rope_theta, err));
-    PD_TRY(read_number(r, both, "rope_theta", &r->config->rope_theta, err));
-    if (both || scaling) PD_TRY(read_rope_scaling(r, both ? both : scaling, err));
+    for (int i = 0; i < 2; i++) {
+        if (found[i] && pd_json_type(found[i]) != PD_JSON_OBJECT)
+            PD_FAIL(err, PD_CORRUPT, "%s: %s is no object", r->name, names[i]);
+        PD_TRY(read_rope_of(r, names[i], found[i], &read[i], err));
+    }
+    if (found[0] && found[1] && !is_same_rope(&read[0], &read[1]))
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "%s: rope_scaling and rope_parameters do not say the same; keep the one that the model was trained with",
+                r->name);
+    *r->config = read[found[1] != NULL];
     return PD_OK;
 }
 
@@ -297,7 +364,8 @@ static pd_status read_config(struct reader *r, struct pd_error *err)
     PD_TRY(
         read_number(r, r->root, c->family == PD_FAMILY_GPT2 ? "layer_norm_epsilon" : "rms_norm_eps", &c->norm_epsilon, err));
     PD_TRY(read_number(r, r->root, "initializer_range", &c->init_std, err));
-    PD_TRY(check_switches(r, err));
+    PD_TRY(pd_hugging_face_check_keys(r->name, r->root, c->family, err));
+    PD_TRY(check_attention_bias(r, err));
     PD_TRY(check_activation(r, err));
     PD_TRY(check_window(r, err));
     PD_TRY(read_rope(r, err));

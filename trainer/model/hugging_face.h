@@ -5,8 +5,8 @@
  *   Qwen3ForCausalLM                         family qwen3
  *   GPT2LMHeadModel                          family gpt2
  *
- * A key that changes what the model computes and that we do not compute is refused by its name. Keys that change nothing are
- * ignored; so are rates of dropout, which only training knows, and which we do not have.
+ * Every key is used, known to be harmless, or refused by its name (hugging_face_keys.c). Rates of dropout are harmless: only
+ * training knows them, and we have none.
  *   sources  the configuration classes of transformers, versions 4 and 5 */
 #pragma once
 
@@ -41,3 +41,8 @@ PD_MUST_USE pd_status pd_hugging_face_read_tokens(const char *name, const char *
 PD_MUST_USE pd_status pd_hugging_face_write(const struct pd_model_config *config, enum pd_dtype dtype,
                                             const struct pd_special_tokens *tokens, char **ret_config, char **ret_generation,
                                             struct pd_error *err);
+
+struct pd_json_value;
+/*   errors  PD_UNSUPPORTED: names the first key of `root` that is refused */
+PD_MUST_USE pd_status pd_hugging_face_check_keys(const char *name, const struct pd_json_value *root, enum pd_family family,
+                                                 struct pd_error *err);

@@ -3,6 +3,8 @@
 #include "trainer/tokenizer/load.h"
 #include "trainer/tokenizer/tokenizer.h"
 
+#include <stdio.h>
+
 /* Owned arrays; texts are borrowed from the document. */
 struct owned {
     struct pd_tokenizer_string *tokens, *merges;
@@ -65,6 +67,27 @@ static bool flag_of(const struct pd_json_value *root, const char *key, bool abse
     return absent;
 }
 
+/* A key that is neither used below nor about something else than which tokens a text has (ids of padding, of turns, ...). */
+static pd_status check_keys(const char *name, const struct pd_json_value *root, struct pd_error *err)
+{
+    static const char known[] = " model pre tokens token_type scores merges bos_token_id eos_token_id unknown_token_id"
+                                " add_bos_token add_eos_token add_space_prefix token_type_count ";
+    const struct pd_json_value *value;
+    const char *key;
+    char word[80];
+    for (void *cursor = NULL; pd_json_next(root, &cursor, &key, &value);) {
+        bool is_on = true;
+        double number = 1;
+        if (strncmp(key, "ggml.", 5) != 0 || strstr(key, "_token_id")) continue;
+        snprintf(word, sizeof word, " %s ", key + 5);
+        if (strstr(known, word) || (pd_json_is_bool(value, &is_on) && !is_on)) continue;
+        if (pd_json_is_number(value, &number) && number == 0) continue;
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: tokenizer.%.100s is not supported; name a tokenizer with --tokenizer=PATH", name,
+                key);
+    }
+    return PD_OK;
+}
+
 static pd_status make(const char *name, const struct pd_json_value *root, struct owned *o,
                       struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
 {
@@ -73,6 +96,7 @@ static pd_status make(const char *name, const struct pd_json_value *root, struct
     const struct pd_json_value *pre = pd_json_member(root, "ggml.pre");
     a.pre = pre ? pd_json_text(pre) : NULL;
     const bool is_llama = a.model && strcmp(a.model, "llama") == 0;
+    PD_TRY(check_keys(name, root, err));
     PD_TRY(take_texts(name, tokens, "ggml.tokens", &o->tokens, err));
     PD_TRY(take_texts(name, merges, "ggml.merges", &o->merges, err));
     a.token_count = (uint32_t)pd_json_count(tokens);

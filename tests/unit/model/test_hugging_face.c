@@ -189,6 +189,49 @@ Test(hugging_face, what_changes_numbers_is_refused_by_name)
                    "layer_types[0] is linear_attention");
 }
 
+/* Files of which one version of transformers makes another model than the other, or than we would. */
+Test(hugging_face, what_rope_is_said_twice_or_half_is_refused)
+{
+    expect_refused(llama32_1b, "\"rope_theta\": 500000.0", "\"rope_parameters\": {\"rope_type\": \"default\"}",
+                   PD_UNSUPPORTED, "rope_scaling and rope_parameters do not say the same");
+    expect_refused(llama32_1b, "\"rope_type\": \"llama3\"", "\"rope_type\": \"llama3\", \"rope_theta\": 5000",
+                   PD_UNSUPPORTED, "rope_theta is 500000, and 5000 in rope_scaling");
+    expect_refused(llama32_1b, ", \"rope_type\": \"llama3\"", "", PD_UNSUPPORTED, "rope_scaling.high_freq_factor");
+    expect_refused(qwen3_06b, "\"rope_scaling\": null", "\"rope_scaling\": {\"factor\": 4}", PD_UNSUPPORTED,
+                   "rope_scaling has the factor 4 without a rope_type");
+    expect_refused(llama32_1b, "\"rope_type\": \"llama3\"", "\"rope_type\": \"llama3\", \"attention_factor\": 2",
+                   PD_UNSUPPORTED, "rope_scaling.attention_factor is not computed here");
+    expect_refused(llama32_1b, "\"use_cache\": true", "\"original_max_position_embeddings\": 4096", PD_UNSUPPORTED,
+                   "original_max_position_embeddings is 4096, and 8192 in rope_scaling");
+    expect_refused(llama32_1b, "\"use_cache\": true", "\"logit_softcap\": 30.5", PD_UNSUPPORTED,
+                   "perdure does not know the key logit_softcap (30.5)");
+}
+
+Test(hugging_face, theta_inside_of_scaling_is_taken)
+{
+    char text[1024];
+    const char *at = strstr(qwen3_06b, "\"rope_scaling\": null, \"rope_theta\": 1000000");
+    snprintf(text, sizeof text, "%.*s\"rope_scaling\": {\"rope_type\": \"default\", \"rope_theta\": 5000}%s",
+             (int)(at - qwen3_06b), qwen3_06b, at + 43);
+    cr_expect_eq(read(text, NULL).rope_theta, 5000);
+}
+
+/* Without the key the class of Mistral has a window of 4096, and that of Qwen where use_sliding_window says so. */
+Test(hugging_face, a_window_that_the_class_takes_is_one)
+{
+    expect_refused(mistral_7b, " \"sliding_window\": null,", "", PD_UNSUPPORTED,
+                   "sliding_window is 4096 where the file does not say, under max_position_embeddings 32768");
+    expect_refused(mistral_7b, "\"sliding_window\": null", "\"use_sliding_window\": false, \"sliding_window\": 4096",
+                   PD_UNSUPPORTED, "sliding_window is 4096");
+    expect_refused(
+        qwen3_06b,
+        "\"max_window_layers\": 28, \"model_type\": \"qwen3\", \"num_attention_heads\": 16, \"num_hidden_layers\": 28,"
+        " \"num_key_value_heads\": 8, \"rms_norm_eps\": 1e-06, \"rope_scaling\": null, \"rope_theta\": 1000000,"
+        " \"sliding_window\": null, \"tie_word_embeddings\": true, \"use_sliding_window\": false",
+        "\"num_attention_heads\": 16, \"num_hidden_layers\": 29, \"num_key_value_heads\": 8, \"use_sliding_window\": true",
+        PD_UNSUPPORTED, "sliding_window is 4096 where the file does not say");
+}
+
 /* The window begins behind the last block, or is as long as the longest sequence. */
 Test(hugging_face, a_window_that_is_not_in_force_is_none)
 {
@@ -208,6 +251,7 @@ Test(hugging_face, damaged_files)
     expect_refused(llama32_1b, "\"hidden_size\": 2048,", "", PD_CORRUPT, "hidden_size is missing");
     expect_refused(llama32_1b, "\"vocab_size\": 128256", "\"vocab_size\": -1", PD_CORRUPT, "vocab_size is no whole number");
     expect_refused(llama32_1b, "500000.0", "\"many\"", PD_CORRUPT, "rope_theta is no number");
+    expect_refused(llama32_1b, "\"low_freq_factor\": 1.0,", "", PD_CORRUPT, "rope_scaling llama3 has no low_freq_factor");
     expect_refused(llama32_1b, "\"factor\": 32.0,", "", PD_CORRUPT, "rope_scaling llama3 has no factor");
     expect_refused(llama32_1b, "\"num_key_value_heads\": 8", "\"num_key_value_heads\": 5", PD_INVALID, "kv_heads 5");
     expect_refused(llama32_1b, "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": 1", PD_CORRUPT,

@@ -1,0 +1,120 @@
+/* What perdure does with each key of a config.json. A key that is in no row is refused by name: it may change what the model
+ * computes. Sources: the configuration classes of transformers 4.57 and 5.24; tests/golden/keys lists what those classes know. */
+#include "trainer/model/hugging_face.h"
+
+#include "ckpt/base/json.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { ROPE = 1, GPT2 = 2, ANY = 3 }; /* families: with rotary positions, GPT-2 */
+
+/* Lists of words, with a blank before and behind each. */
+static const char used[] =
+    " architectures model_type vocab_size tie_word_embeddings initializer_range bos_token_id eos_token_id ";
+static const char used_rope[] =
+    " max_position_embeddings hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
+    " intermediate_size hidden_act rms_norm_eps rope_theta rope_scaling rope_parameters"
+    " original_max_position_embeddings attention_bias sliding_window use_sliding_window max_window_layers layer_types ";
+static const char used_gpt2[] = " n_positions n_embd n_layer n_head n_inner activation_function layer_norm_epsilon ";
+
+/* One value is computed, others are refused; "": only its absence is. */
+static const struct only {
+    const char *name;
+    unsigned families;
+    const char *value, *why;
+} only[] = {
+    {"mlp_bias", ROPE, "false", "the MLP of this family has no biases here"},
+    {"partial_rotary_factor", ROPE, "1", "RoPE rotates whole heads here"},
+    {"rope_interleaved", ROPE, "false", "RoPE rotates the halves of a head here"},
+    {"use_mrope", ROPE, "false", "positions have one dimension here"},
+    {"scale_attn_weights", GPT2, "true", "scores are always divided by the root of the head size here"},
+    {"scale_attn_by_inverse_layer_idx", GPT2, "false", "scores are not divided by the layer's number here"},
+    {"add_cross_attention", ANY, "false", "there is no cross-attention here"},
+    {"is_encoder_decoder", ANY, "false", "models have no encoder here"},
+    {"tie_encoder_decoder", ANY, "false", "models have no encoder here"},
+    {"quantization_config", ANY, "", "weights are stored quantized; take the model they were made of"},
+    {"compression_config", ANY, "", "weights are stored compressed; take the model they were made of"},
+    {"pruned_heads", ANY, "", "all blocks have the same heads here"},
+    {"per_layer_config", ANY, "", "all blocks have the same configuration here"},
+    {"auto_map", ANY, "", "the model brings code of its own, which may compute something else"},
+};
+
+/* Of training, of the program, of classifiers, and of generation, which old configurations have here: logits are the same. */
+static const char harmless[] =
+    " _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash"
+    " _experts_implementation_internal _flash_attn_2_enabled _name_or_path assistant_confidence_threshold"
+    " assistant_lookbehind attention_dropout attn_implementation attn_pdrop bad_words_ids begin_suppress_tokens"
+    " chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype"
+    " early_stopping embd_pdrop encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff"
+    " exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing"
+    " hidden_dropout id2label is_decoder is_llama_config label2id length_penalty max_length max_new_tokens"
+    " max_sequence_length min_length model_max_length n_ctx name_or_path no_repeat_ngram_size num_assistant_tokens"
+    " num_assistant_tokens_schedule num_beam_groups num_beams num_labels num_return_sequences output_attentions"
+    " output_hidden_states output_past output_scores pad_token_id predict_special_tokens prefix pretraining_tp"
+    " problem_type remove_invalid_values reorder_and_upcast_attn repetition_penalty resid_pdrop return_dict"
+    " return_dict_in_generate sep_token_id summary_activation summary_first_dropout summary_proj_to_labels"
+    " summary_type summary_use_proj suppress_tokens target_lookbehind task_specific_params temperature tf_legacy_loss"
+    " tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p"
+    " unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache ";
+
+static bool is_among(const char *names, const char *name)
+{
+    const size_t bytes = strlen(name);
+    for (const char *at = names; bytes && !strchr(name, ' ') && (at = strstr(at, name)); at++)
+        if (at[-1] == ' ' && at[bytes] == ' ') return true;
+    return false;
+}
+
+static const struct only *find_only(unsigned family, const char *name)
+{
+    for (size_t i = 0; i < sizeof only / sizeof *only; i++)
+        if ((only[i].families & family) && strcmp(only[i].name, name) == 0) return &only[i];
+    return NULL;
+}
+
+/* A value as a message has it; of an object or a list only that it is one. */
+static const char *value_text(const struct pd_json_value *value, char buffer[64])
+{
+    bool is_on;
+    double number;
+    if (pd_json_is_bool(value, &is_on)) return is_on ? "true" : "false";
+    if (pd_json_is_number(value, &number))
+        snprintf(buffer, 64, "%.9g", number);
+    else
+        snprintf(buffer, 64, "%.60s", pd_json_text(value) ? pd_json_text(value) : "there");
+    return buffer;
+}
+
+static bool is_empty(const struct pd_json_value *value)
+{
+    void *cursor = NULL;
+    const char *key;
+    const struct pd_json_value *inner;
+    const enum pd_json_type type = pd_json_type(value);
+    return type == PD_JSON_NULL || (type == PD_JSON_ARRAY && !pd_json_count(value)) ||
+           (type == PD_JSON_OBJECT && !pd_json_next(value, &cursor, &key, &inner));
+}
+
+pd_status pd_hugging_face_check_keys(const char *name, const struct pd_json_value *root, enum pd_family family,
+                                     struct pd_error *err)
+{
+    const bool is_gpt2 = family == PD_FAMILY_GPT2;
+    const struct pd_json_value *value;
+    const char *key;
+    char buffer[64];
+    for (void *cursor = NULL; pd_json_next(root, &cursor, &key, &value);) {
+        if (is_empty(value) || is_among(used, key) || is_among(is_gpt2 ? used_gpt2 : used_rope, key)) continue;
+        if (is_among(harmless, key)) continue;
+        const char *text = value_text(value, buffer);
+        const struct only *known = find_only(is_gpt2 ? GPT2 : ROPE, key);
+        if (!known)
+            PD_FAIL(err, PD_UNSUPPORTED,
+                    "%s: perdure does not know the key %.200s (%s), which may change what the model computes; if it does "
+                    "not, take it out of config.json",
+                    name, key, text);
+        if (strcmp(text, known->value) != 0)
+            PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is %s, and %s", name, key, text, known->why);
+    }
+    return PD_OK;
+}
