@@ -68,7 +68,7 @@ static size_t wrapper_of(const char *name, const char *inner)
     return strcmp(name + bytes - inner_bytes, inner) == 0 ? bytes - inner_bytes : 0;
 }
 
-/* The shortest that a parameter of the first moment's name has. */
+/* What a parameter of the first moment's name has before that; NULL also where several have something: those are two models. */
 static const char *find_wrapper(const struct pd_catalog *c, size_t *ret_bytes)
 {
     const char *inner = NULL, *wrapper = NULL;
@@ -80,10 +80,9 @@ static const char *find_wrapper(const struct pd_catalog *c, size_t *ret_bytes)
         if (p->kind != PD_PARAM) continue;
         if (strcmp(p->name, inner) == 0) return NULL; /* they agree */
         const size_t bytes = wrapper_of(p->name, inner);
-        if (bytes && (!wrapper || bytes < *ret_bytes)) {
-            wrapper = p->name;
-            *ret_bytes = bytes;
-        }
+        if (bytes && wrapper) return NULL;
+        if (bytes) wrapper = p->name;
+        if (bytes) *ret_bytes = bytes;
     }
     return wrapper;
 }

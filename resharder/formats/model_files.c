@@ -163,8 +163,9 @@ static pd_status read_alone(struct pd_vfs *vfs, const struct pd_model_files *fil
     if (slash && (size_t)snprintf(directory, sizeof directory, "%.*s", (int)(slash > path ? slash - path : 1), path) >=
                      sizeof directory)
         return PD_OK;
-    const bool is_model = !pd_formats_has_file(vfs, directory, files->index) &&
-                          !find_single(vfs, files, directory, single, NULL) && strcmp(strrchr(single, '/') + 1, name) == 0;
+    const bool is_single = strcmp(files->single, name) == 0 || !pd_formats_has_file(vfs, directory, files->index);
+    const bool is_model =
+        is_single && !find_single(vfs, files, directory, single, NULL) && strcmp(strrchr(single, '/') + 1, name) == 0;
     return is_model ? pd_formats_add_texts(vfs, directory, catalog, err) : PD_OK;
 }
 
@@ -173,7 +174,11 @@ pd_status pd_model_files_read(struct pd_vfs *vfs, const struct pd_model_files *f
 {
     char single[PD_FORMATS_PATH_MAX];
     if (!pd_formats_is_directory(vfs, path)) return read_alone(vfs, files, path, catalog, err);
-    if (pd_formats_has_file(vfs, path, files->index)) {
+    /* Of both transformers takes the one file; the other is listed. */
+    const bool has_index = pd_formats_has_file(vfs, path, files->index),
+               has_both = has_index && pd_formats_has_file(vfs, path, files->single);
+    if (has_both) PD_TRY(pd_catalog_add_unmapped(catalog, files->index, err));
+    if (has_index && !has_both) {
         PD_TRY(read_sharded(vfs, files, path, catalog, err));
     } else {
         PD_TRY(find_single(vfs, files, path, single, err));

@@ -486,6 +486,8 @@ static pd_status run_import(int argc, char **argv, struct pd_error *err)
         {.name = "fresh-optimizer", NULL, "moments that SRC does not have begin at zero", PD_OPTION_FLAG, &o.fresh_optimizer},
         {.name = "compression", "none|zstd:N", "of the shards", PD_OPTION_TEXT, &o.compression},
         {.name = "dry-run", NULL, "prints which tensor becomes which, and writes nothing", PD_OPTION_FLAG, &o.dry_run},
+        {.name = "prefix", "TEXT", "where SRC holds several models: before the names of the one that is taken", PD_OPTION_TEXT,
+         &o.prefix},
         {.name = "only", "TEXT", "with --dry-run: tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only},
         {0}};
     /* clang-format on */
@@ -509,6 +511,11 @@ static pd_status run_export(int argc, char **argv, struct pd_error *err)
          &o.dtype,
          .offered = "fp32, bf16, fp16, q8_0"},
         {.name = "only", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only},
+        {.name = "prefix",
+         "TEXT",
+         "where SRC holds several models: before the names of the one that is taken",
+         PD_OPTION_TEXT,
+         &o.prefix},
         {.name = "config",
          "FILE",
          "config.json, or configuration of a run; the model, where SRC does not say it",

@@ -14,7 +14,7 @@ struct pd_ckpt_options {
     const char *layout;      /* "dp=4,tp=2", or NULL */
     const char *compression; /* "none", "zstd:3", or NULL: as the source is */
     bool config, json, quiet;
-    const char *format, *dtype, *only, *config_file; /* of import and export, or NULL */
+    const char *format, *dtype, *only, *config_file, *prefix; /* of import and export, or NULL */
     bool dry_run, fresh_optimizer;
     uint32_t keep_last;
     uint64_t keep_every;

@@ -48,6 +48,7 @@ struct export
     enum pd_element element;
     struct pd_ckpt_foreign source;
     bool is_foreign, has_moments; /* the source */
+    bool is_fresh;                /* moments that it does not have begin at zero */
     struct pd_config config;      /* of the run that saved it */
     struct pd_model *model;
     struct pd_links source_links; /* where it is foreign */
@@ -112,10 +113,12 @@ static pd_status read_config(struct export *x, struct pd_error *err)
 /* What an import would ask for too. */
 static pd_status link_source(struct export *x, struct pd_error *err)
 {
-    const bool links_moments = x->has_moments && x->format->holds_moments;
-    PD_TRY(pd_ckpt_foreign_link(&x->source, x->model, links_moments, &x->source_links, err));
+    const bool is_fresh = x->options->fresh_optimizer || !x->format->holds_moments;
+    PD_TRY(pd_ckpt_foreign_link(&x->source, x->model, is_fresh, &x->source_links, err));
     PD_TRY(pd_ckpt_foreign_check_tied(&x->source, x->model, &x->source_links, err));
-    if (x->format->holds_moments && !x->has_moments && !x->options->fresh_optimizer && !x->options->dry_run)
+    if (x->format->holds_moments && !x->has_moments && x->is_fresh && !x->options->fresh_optimizer)
+        fprintf(stderr, "%s has no moments: those of the export are zero\n", x->source.path);
+    if (x->format->holds_moments && !x->has_moments && !x->is_fresh && !x->options->dry_run)
         PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s; give --fresh-optimizer, and moments begin at zero",
                 x->source.path, pd_kind_name(PD_EXP_AVG), x->model->tensors.tensors[0].name);
     return pd_ckpt_foreign_list_beyond(&x->source, x->model, &x->source_links, x->format->holds_moments, "not exported",
@@ -125,8 +128,10 @@ static pd_status link_source(struct export *x, struct pd_error *err)
 static pd_status open_source(struct export *x, struct pd_error *err)
 {
     PD_TRY(pd_ckpt_foreign_open(x->options->paths[0], x->options->step, &x->source, err));
+    x->source.catalog.prefix = x->options->prefix;
     x->is_foreign = x->source.format != &pd_format_perdure;
     x->has_moments = pd_ckpt_foreign_has_moments(&x->source);
+    x->is_fresh = x->options->fresh_optimizer || (x->is_foreign && pd_ckpt_foreign_is_model(&x->source));
     PD_TRY(pd_ckpt_foreign_refuse_step(&x->source, x->options->step, err));
     PD_TRY(read_config(x, err));
     PD_TRY(pd_model_new(&x->config.model, &x->model, err));
@@ -426,7 +431,7 @@ static pd_status work(struct export *x, struct pd_error *err)
                                               .tensors = &x->model->tensors,
                                               .links = &x->links,
                                               .source_links = x->is_foreign ? &x->source_links : NULL,
-                                              .fresh_optimizer = x->options->fresh_optimizer,
+                                              .fresh_optimizer = x->is_fresh,
                                               .buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_EXPORT_BUFFER_BYTES),
                                               .should_stop = pd_signals_say_leave,
                                               .progress = pd_shown_progress_start(&progress),

@@ -179,12 +179,62 @@ pd_status pd_ckpt_foreign_refuse_step(const struct pd_ckpt_foreign *f, uint64_t 
     PD_FAIL(err, PD_USAGE, "--step=%" PRIu64 ": %s is one checkpoint (%s); leave it out", step, f->path, f->format->name);
 }
 
-pd_status pd_ckpt_foreign_link(const struct pd_ckpt_foreign *f, const struct pd_model *model, bool with_moments,
+/* "model.q.weight" and "model.q.weight_scale_inv", or "model.q.weight" and "model.q.input_scale". */
+static bool is_scale_of(const char *scale, const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    const size_t whole = strlen(name), module = dot ? (size_t)(dot + 1 - name) : whole;
+    return (strncmp(scale, name, whole) == 0 && strstr(scale + whole, "scale")) ||
+           (dot && strncmp(scale, name, module) == 0 && strstr(scale + module, "scale"));
+}
+
+/* fp8 is read as the numbers it is, which are the weights only where nothing multiplies them. */
+static pd_status check_fp8(const struct pd_ckpt_foreign *f, const struct pd_links *links, struct pd_error *err)
+{
+    const struct pd_catalog *c = &f->catalog;
+    for (uint32_t i = 0; i < links->count; i++) {
+        const struct pd_link *link = &links->items[i];
+        const int64_t at = pd_catalog_find(c, link->name, link->kind);
+        const enum pd_element element = at < 0 ? PD_ELEMENT_F32 : c->tensors[at].element;
+        for (uint32_t t = 0; t < c->tensor_count && (element == PD_ELEMENT_F8_E4M3 || element == PD_ELEMENT_F8_E5M2); t++)
+            if ((int64_t)t != at && is_scale_of(c->tensors[t].name, link->name))
+                PD_FAIL(
+                    err, PD_UNSUPPORTED,
+                    "%s: %s is stored as fp8 with a scale (%s), which perdure does not apply; take the bf16 weights that "
+                    "it was made of",
+                    f->path, link->name, c->tensors[t].name);
+    }
+    return PD_OK;
+}
+
+bool pd_ckpt_foreign_is_model(const struct pd_ckpt_foreign *f)
+{
+    const struct pd_catalog_counters *n = &f->catalog.counters;
+    return !pd_ckpt_foreign_has_moments(f) && !(n->has_step && n->step) && !(n->has_updates && n->updates);
+}
+
+pd_status pd_ckpt_foreign_link(const struct pd_ckpt_foreign *f, const struct pd_model *model, bool fresh_optimizer,
                                struct pd_links *ret_links, struct pd_error *err)
 {
-    pd_status st = pd_model_links(model, NULL, &f->catalog, with_moments, ret_links, err);
-    if (!st) return PD_OK;
+    const struct pd_catalog *c = &f->catalog;
+    const enum pd_moments moments = !pd_ckpt_foreign_has_moments(f) ? PD_MOMENTS_NONE
+                                    : fresh_optimizer               ? PD_MOMENTS_FOUND
+                                                                    : PD_MOMENTS_ALL;
+    pd_status st = pd_model_links(model, NULL, c, moments, ret_links, err);
+    if (!st) {
+        st = check_fp8(f, ret_links, err);
+        if (st) pd_links_deinit(ret_links), *ret_links = (struct pd_links){0};
+        return st;
+    }
     st = pd_error_context(err, st, "%s", f->path);
+    if (strstr(err->message, "--prefix")) return st;
+    for (uint32_t i = 0; i < c->unmapped_count; i++)
+        if (strstr(c->unmapped[i], "not read")) return pd_error_append(err, "; %s", c->unmapped[i]), st;
+    struct pd_links without;
+    if (moments == PD_MOMENTS_ALL && !pd_model_links(model, NULL, c, PD_MOMENTS_FOUND, &without, NULL)) {
+        pd_links_deinit(&without);
+        return pd_error_append(err, "; give --fresh-optimizer, and these moments begin at zero"), st;
+    }
     pd_error_append(err, "; perdure ckpt show lists what it has, and --config=FILE says that it is another model");
     return st;
 }

@@ -37,10 +37,12 @@ PD_MUST_USE pd_status pd_ckpt_foreign_configure(const struct pd_ckpt_foreign *fo
 /* Returns `status`; adds to the message what to do about damage of `path`, of another system, and about a drive that is full. */
 pd_status pd_ckpt_foreign_add_advice(pd_status status, const char *path, struct pd_error *err);
 /* Fails where --step was given (not UINT64_MAX) of what is one checkpoint of another system. */
-PD_MUST_USE pd_status pd_ckpt_foreign_refuse_step(const struct pd_ckpt_foreign *foreign, uint64_t step, struct pd_error *err);
-/* Links of its tensors to the model's; what is missing is told with the path and with what to do.   errors  of pd_model_links */
+PD_MUST_USE pd_status pd_ckpt_foreign_refuse_step(const struct pd_ckpt_foreign *foreign, uint64_t step,
+                                                  struct pd_error *err);
+/* Links of its tensors to the model's, and of moments if it has any: all, or with `fresh_optimizer` those that there are. What is
+ * missing is told with the path and with what to do.   errors  of pd_model_links; PD_UNSUPPORTED: fp8 with scales */
 PD_MUST_USE pd_status pd_ckpt_foreign_link(const struct pd_ckpt_foreign *foreign, const struct pd_model *model,
-                                           bool with_moments, struct pd_links *ret_links, struct pd_error *err);
+                                           bool fresh_optimizer, struct pd_links *ret_links, struct pd_error *err);
 /* Counters as a checkpoint of ours has them: all of them, the step that of the updates where only those are known. */
 struct pd_catalog_counters pd_ckpt_foreign_counters(const struct pd_ckpt_foreign *foreign, const struct pd_config *config);
 /* Fails where an output matrix that the model ties to its token embedding is another one: an import would lose it.
@@ -55,3 +57,5 @@ PD_MUST_USE pd_status pd_ckpt_foreign_list_beyond(const struct pd_ckpt_foreign *
 /* Digest of the tokenizer among its texts, for a warning where another is used; 0: there is none that is read here. */
 uint64_t pd_ckpt_foreign_tokenizer(const struct pd_catalog *catalog);
 bool pd_ckpt_foreign_has_moments(const struct pd_ckpt_foreign *foreign);
+/* It has neither moments nor a step: a model, with which training begins, and not a run that would go on without its moments. */
+bool pd_ckpt_foreign_is_model(const struct pd_ckpt_foreign *foreign);

@@ -102,7 +102,7 @@ static pd_status configure(struct import *m, struct pd_ckpt_layout *degrees, str
 
 static pd_status link_source(struct import *m, struct pd_error *err)
 {
-    PD_TRY(pd_ckpt_foreign_link(&m->source, m->model, pd_ckpt_foreign_has_moments(&m->source), &m->links, err));
+    PD_TRY(pd_ckpt_foreign_link(&m->source, m->model, m->options->fresh_optimizer, &m->links, err));
     return pd_ckpt_foreign_check_tied(&m->source, m->model, &m->links, err);
 }
 
@@ -157,7 +157,7 @@ static struct pd_import_request request_of(const struct import *m)
                                       .catalog = &m->source.catalog,
                                       .links = &m->links,
                                       .tensors = &m->model->tensors,
-                                      .fresh_optimizer = m->options->fresh_optimizer,
+                                      .fresh_optimizer = m->options->fresh_optimizer || pd_ckpt_foreign_is_model(&m->source),
                                       .layout = &m->laid_out.layout,
                                       .state = &m->state,
                                       .codec = m->codec,
@@ -301,6 +301,7 @@ pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error 
     PD_TRY(pd_fault_configure_env(err));
     PD_TRY(pd_signals_install(err));
     pd_status st = open_theirs(options->paths[0], &m.source, err);
+    m.source.catalog.prefix = options->prefix;
     if (!st) st = decide(&m, err);
     if (!st) st = list_beyond(&m, err);
     if (!st && options->dry_run) st = print_mapping(&m, err);

@@ -80,13 +80,12 @@ static const struct dialect dialects[] = {
      .families = LLAMA | QWEN3,
      .base = "model.",
      .has_own_names = true,
-     .sources = {[TOKENS] = {NULL, LONGER}, [HEAD] = {NULL, LONGER | OUTSIDE}}},
+     .sources = {[HEAD] = {NULL, OUTSIDE}}},
     {.name = "hugging_face",
      .families = GPT2,
      .base = "transformer.",
      .has_own_names = true,
-     .sources = {[TOKENS] = {NULL, LONGER},
-                 [Q] = {"h.%u.attn.c_attn.weight", ACROSS | THIRDS},
+     .sources = {[Q] = {"h.%u.attn.c_attn.weight", ACROSS | THIRDS},
                  [K] = {"h.%u.attn.c_attn.weight", ACROSS | THIRDS},
                  [V] = {"h.%u.attn.c_attn.weight", ACROSS | THIRDS},
                  [Q_BIAS] = {"h.%u.attn.c_attn.bias", THIRDS},
@@ -95,7 +94,7 @@ static const struct dialect dialects[] = {
                  [OUT] = {NULL, ACROSS},
                  [UP] = {NULL, ACROSS},
                  [DOWN] = {NULL, ACROSS},
-                 [HEAD] = {NULL, LONGER | OUTSIDE}}},
+                 [HEAD] = {NULL, OUTSIDE}}},
     {.name = "torchtitan",
      .families = LLAMA | QWEN3,
      .base = "",
@@ -380,24 +379,38 @@ static struct search search_of(const struct pd_model *model, const struct dialec
     return (struct search){model, d, &model->tensors.tensors[tensor], role_of(model, tensor), prefix};
 }
 
-/* What stands before the token embedding, the shortest where there are several. */
-static bool find_prefix(const struct pd_model *model, const struct dialect *d, const struct pd_catalog *catalog,
-                        char *ret_prefix)
+/* What stands before the token embedding. Two of them are two models, of which the catalog's prefix names one: with or without
+ * what the dialect itself puts before names.
+ *   *ret_is_there  whether there is any
+ *   errors  PD_INVALID: several */
+static pd_status find_prefix(const struct pd_model *model, const struct dialect *d, const struct pd_catalog *catalog,
+                             char *ret_prefix, bool *ret_is_there, struct pd_error *err)
 {
     const struct search s = search_of(model, d, 0, "");
     struct place place;
-    size_t best = SIZE_MAX;
-    if (!place_of(&s, false, FIRST, &place)) return false;
-    const size_t length = strlen(place.name);
+    *ret_is_there = false;
+    if (!place_of(&s, false, FIRST, &place)) return PD_OK;
+    const size_t length = strlen(place.name), of_base = strlen(d->base);
     for (uint32_t i = 0; i < catalog->tensor_count; i++) {
-        const char *name = catalog->tensors[i].name;
+        const char *name = catalog->tensors[i].name, *wanted = catalog->prefix;
         const size_t before = strlen(name) - length;
-        if (strlen(name) < length || strcmp(name + before, place.name) != 0 || before >= best) continue;
+        if (strlen(name) < length || strcmp(name + before, place.name) != 0 || catalog->tensors[i].kind != PD_PARAM)
+            continue;
         if (before && name[before - 1] != '.') continue;
-        best = before;
+        const bool is_based = before >= of_base && strncmp(name + before - of_base, d->base, of_base) == 0;
+        const size_t outside = is_based ? before - of_base : before;
+        if (wanted && (strlen(wanted) != before || strncmp(wanted, name, before) != 0) &&
+            (strlen(wanted) != outside || strncmp(wanted, name, outside) != 0))
+            continue;
+        if (*ret_is_there)
+            PD_FAIL(err, PD_INVALID,
+                    "it holds several models, whose names begin with \"%s\" and \"%.*s\"; import one: perdure ckpt import "
+                    "--prefix=%s",
+                    ret_prefix, (int)before, name, ret_prefix);
+        *ret_is_there = true;
         snprintf(ret_prefix, PD_FOREIGN_NAME_MAX, "%.*s", (int)before, name);
     }
-    return best != SIZE_MAX;
+    return PD_OK;
 }
 
 static pd_status check_name(const char *name, struct pd_error *err)
@@ -412,10 +425,14 @@ static pd_status find_dialect(const struct pd_model *model, const char *name, co
 {
     PD_TRY(check_name(name, err));
     for (size_t i = 0; i < DIALECT_COUNT; i++) {
-        if (!fits(&dialects[i], model, name) || !find_prefix(model, &dialects[i], catalog, ret_prefix)) continue;
+        bool is_there = false;
+        if (fits(&dialects[i], model, name)) PD_TRY(find_prefix(model, &dialects[i], catalog, ret_prefix, &is_there, err));
+        if (!is_there) continue;
         *ret = &dialects[i];
         return PD_OK;
     }
+    if (catalog->prefix)
+        PD_FAIL(err, PD_INVALID, "--prefix=%s: no token embedding has a name with that before it", catalog->prefix);
     PD_FAIL(err, PD_INVALID,
             "no tensor is a token embedding of a %s by %s's names; it has %" PRIu32 " tensors, the first is %s",
             pd_family_properties(model->config.family)->name, name ? name : "any known system", catalog->tensor_count,
@@ -462,11 +479,15 @@ static pd_status check_shape(const struct search *s, const struct place *p, cons
     char has[192], wanted[192];
     shape_text(found->ndim, found->shape, has, sizeof has);
     shape_text(p->ndim, p->shape, wanted, sizeof wanted);
-    PD_FAIL(err, PD_INVALID, "tensor %s is %s, and for %s it must be %s", found->name, has, s->tensor->name, wanted);
+    const bool is_vocabulary = s->role == TOKENS || s->role == HEAD;
+    PD_FAIL(err, PD_INVALID, "tensor %s is %s, and for %s it must be %s%s", found->name, has, s->tensor->name, wanted,
+            is_vocabulary && found->ndim == p->ndim && found->shape[0] > p->shape[0]
+                ? ": where the further rows are words, say so as vocab_size in config.json"
+                : "");
 }
 
 /* Numbered names first: a stacked one has none. */
-static pd_status link_one(const struct search *s, const struct pd_catalog *catalog, enum pd_kind kind,
+static pd_status link_one(const struct search *s, const struct pd_catalog *catalog, enum pd_kind kind, bool may_lack,
                           struct pd_links *links, struct missing *missing, struct pd_error *err)
 {
     for (int way = 0; way < 2 * VARIANTS; way++) {
@@ -483,18 +504,20 @@ static pd_status link_one(const struct search *s, const struct pd_catalog *catal
                                      .view = place.view};
         return pd_links_add(links, &link, err);
     }
-    note_missing(missing, s, kind);
+    if (!may_lack) note_missing(missing, s, kind);
     return PD_OK;
 }
 
 static pd_status link_all(const struct pd_model *model, const struct dialect *dialect, const char *prefix,
-                          const struct pd_catalog *catalog, bool with_moments, struct pd_links *links, struct pd_error *err)
+                          const struct pd_catalog *catalog, enum pd_moments moments, struct pd_links *links,
+                          struct pd_error *err)
 {
     struct missing missing = {0};
     for (uint32_t i = 0; i < model->tensors.count; i++) {
         const struct search s = search_of(model, dialect, i, prefix);
-        for (int kind = PD_PARAM; kind < (with_moments ? PD_KIND_COUNT : 1); kind++)
-            PD_TRY(link_one(&s, catalog, (enum pd_kind)kind, links, &missing, err));
+        for (int kind = PD_PARAM; kind < (moments ? PD_KIND_COUNT : 1); kind++)
+            PD_TRY(link_one(&s, catalog, (enum pd_kind)kind, kind != PD_PARAM && moments == PD_MOMENTS_FOUND, links,
+                            &missing, err));
     }
     if (missing.count > 3)
         PD_FAIL(err, PD_INVALID, "by %s's names these are missing: %s, and %" PRIu32 " more", dialect->name, missing.text,
@@ -504,13 +527,13 @@ static pd_status link_all(const struct pd_model *model, const struct dialect *di
 }
 
 pd_status pd_model_links(const struct pd_model *model, const char *dialect, const struct pd_catalog *catalog,
-                         bool with_moments, struct pd_links *ret_links, struct pd_error *err)
+                         enum pd_moments moments, struct pd_links *ret_links, struct pd_error *err)
 {
     const struct dialect *found = NULL;
     char prefix[PD_FOREIGN_NAME_MAX] = "";
     struct pd_links links = {0};
     PD_TRY(find_dialect(model, dialect, catalog, &found, prefix, err));
-    const pd_status st = link_all(model, found, prefix, catalog, with_moments, &links, err);
+    const pd_status st = link_all(model, found, prefix, catalog, moments, &links, err);
     if (st)
         pd_links_deinit(&links);
     else

@@ -20,14 +20,17 @@
 
 extern const char *const pd_model_dialects[]; /* names, NULL-terminated */
 
-/* A link for every tensor of the model and, with_moments, every moment of it, in the order of the model's table, kinds
+/* Which moments are linked: none; all, and a missing one is an error; those that there are. */
+enum pd_moments { PD_MOMENTS_NONE, PD_MOMENTS_ALL, PD_MOMENTS_FOUND };
+
+/* A link for every tensor of the model and every moment of it that `moments` says, in the order of the model's table, kinds
  * innermost. Names may have anything before them that ends with a dot ("model.", "module."), the same for all.
  *   dialect    NULL: the one whose token embedding the catalog has
  *   ret_links  initialised by this; the caller deinits it (pd_links_deinit)
  *   errors     PD_INVALID: an unknown dialect; no dialect knows these names; tensors that are missing, by our names and those
  *              looked for; a shape that is not the model's. PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_model_links(const struct pd_model *model, const char *dialect, const struct pd_catalog *catalog,
-                                     bool with_moments, struct pd_links *ret_links, struct pd_error *err);
+                                     enum pd_moments moments, struct pd_links *ret_links, struct pd_error *err);
 
 /* Tensors of the catalog that no link takes and that are no copy (a tied output matrix), mask or table that follows from the
  * configuration (attn.bias, rotary_emb.inv_freq, rope_freqs): what an import would lose.

@@ -475,6 +475,40 @@ Test(links, names_may_have_more_before_them)
     }
 }
 
+/* Two models are one that is asked for, with or without what the dialect puts before names; wrappers in between are no names. */
+Test(links, of_several_models_one_is_named)
+{
+    struct pd_model *model = llama(false, false);
+    struct pd_catalog c = hugging_face(model, "policy.model.", "policy.");
+    struct pd_error err;
+    struct pd_links links;
+    add(&c, "ref._orig_mod.model.embed_tokens.weight", PD_PARAM, 2, 11, 10, 1);
+    finish(&c);
+    cr_assert_eq(pd_model_links(model, NULL, &c, PD_MOMENTS_NONE, &links, &err), PD_INVALID);
+    cr_assert(strstr(err.message, "names begin with \"policy.model.\" and \"ref.model.\""), "%s", err.message);
+    c.prefix = "ref.";
+    cr_assert_eq(pd_model_links(model, NULL, &c, PD_MOMENTS_NONE, &links, &err), PD_INVALID);
+    cr_assert(strstr(err.message, "looked for ref.model.layers.0"), "%s", err.message);
+    c.prefix = "policy.model.";
+    links = links_of(model, NULL, &c, false);
+    done(model, &c, &links);
+}
+
+Test(links, moments_that_are_missing_may_be_left_out)
+{
+    struct pd_model *model = llama(false, false);
+    struct pd_catalog c = hugging_face(model, "model.", "");
+    struct pd_error err;
+    struct pd_links links;
+    add(&c, "model.norm.weight", PD_EXP_AVG, 1, 10, 1, 1);
+    finish(&c);
+    cr_assert_eq(pd_model_links(model, NULL, &c, PD_MOMENTS_ALL, &links, &err), PD_INVALID);
+    cr_assert(strstr(err.message, "exp_avg of model.embed_tokens.weight"), "%s", err.message);
+    cr_assert_eq(pd_model_links(model, NULL, &c, PD_MOMENTS_FOUND, &links, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(links.count, model->tensors.count + 1);
+    done(model, &c, &links);
+}
+
 Test(links, what_is_beyond_is_told_apart_from_copies_and_tables)
 {
     struct pd_model *model = llama(false, true);
