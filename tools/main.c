@@ -134,7 +134,7 @@ int main(int argc, char **argv)
     const bool is_json = asks_json(argc, argv); /* before options are moved */
     const bool is_worker = argc >= 2 && strcmp(argv[1], "worker") == 0;
     if (argc >= 2 && strcmp(argv[1], "train") == 0)
-        pd_launch_signals_hold(); /* first, as entry.c has done where that was started */
+        pd_launch_signals_hold(); /* first: until the launch hears them they wait */
     fill_descriptors();
     pd_dev_prepare();
     signal(SIGPIPE, SIG_IGN);                 /* a closed pipe must not end a run */

@@ -80,7 +80,7 @@ def moved(bench, transport):
 
 
 def first_moments(bench):
-    """From the moment that signals are blocked, which is before the program is loaded, one asks to leave."""
+    """From the moment that main has blocked them, a signal asks to leave."""
     directory = bench.workspace.directory("early")
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         for ms in (0, 5, 15, 30, 60):
@@ -117,27 +117,6 @@ def pipe_as_configuration(bench):
                     text.write(line)
                     text.flush()
             expect(f"a configuration through {source}", 0, run.wait(), "steps: 12", run.stdout.read())
-
-
-def before_libraries(bench):
-    """A signal between what is started and the program with its libraries: it is sent by what stands in for that program and then
-    becomes it. USR2 saves and goes on."""
-    place = bench.workspace.directory("started")
-    started, program = os.path.join(place, "perdure"), os.path.join(place, "libexec", "perdure")
-    real = os.path.join(os.path.dirname(bench.workspace.perdure), "libexec", "perdure")
-    os.makedirs(os.path.dirname(program))
-    shutil.copy(bench.workspace.perdure, started)
-    for number, code, words in ((signal.SIGTERM, 75, "asked to leave"), (signal.SIGUSR1, 75, "asked to leave"), (signal.SIGINT, 75, "asked to leave"),
-                                (signal.SIGHUP, 75, "asked to leave"), (signal.SIGUSR2, 0, "SIGUSR2: saving and going on")):
-        with open(program, "w", encoding="utf-8") as f:
-            f.write(f'#!/bin/sh\nkill -{number:d} $$\nexec "{real}" "$@"\n')
-        os.chmod(program, 0o755)
-        result = subprocess.run([started, *bench.command(bench.workspace.directory("early"))[1:]], env=dict(os.environ, PERDURE_PROGRESS="off"),
-                                capture_output=True, text=True, timeout=harness.PATIENCE, check=False)
-        expect(f"signal {number} before the libraries", code, result.returncode, words, result.stderr)
-    os.unlink(program)
-    result = subprocess.run([started, "--version"], capture_output=True, text=True, timeout=harness.PATIENCE, check=False)
-    expect("a program that was copied alone", 70, result.returncode, f"{program}: No such file or directory; it belongs beside", result.stderr)
 
 
 def during_validation(bench, undisturbed):
@@ -478,7 +457,6 @@ def body(workspace, arguments):
         progress(bench)
         for_programs(bench, undisturbed)
         first_moments(bench)
-        before_libraries(bench)
         pipe_as_configuration(bench)
         during_validation(bench, undisturbed)
         one_owner(bench)

@@ -314,7 +314,7 @@ def port_closed_and_nothing_shared(bench):
 
 def other_program(bench):
     """A host without the program is left out; one with another build of it is refused."""
-    exe = os.path.realpath(os.path.join(os.path.dirname(bench.workspace.perdure), "libexec", "perdure"))
+    exe = os.path.realpath(bench.workspace.perdure)
     bench.net.hide("b", exe)
     run = bench.start("a")
     bench.wait(run, lambda: bench.starts(0), "a start")

@@ -21,7 +21,7 @@ COLUMNS = {
     "tools": (["tools", ("tools/bench", "tools/doctor", "tools/bundle", "tools/report"), "tools/commands"],
               ["trainer", "resharder", "offload", "ckpt"]),
 }
-ABOVE_ALL = {"tools/main.c": "tools/commands", "tools/entry.c": "tools/commands"}  # file -> the room whose place it has
+ABOVE_ALL = {"tools/main.c": "tools/commands"}  # file -> the room whose place it has
 BESIDE = "trainer/math/cuda"  # a folder of its room, trainer/math
 SOURCES_MAX = 30  # .c files of a folder
 

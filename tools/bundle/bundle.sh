@@ -30,7 +30,7 @@ build=$(cd "${places[0]}" && pwd)
 out=${places[1]}
 [ ! -e "$out" ] || { echo "bundle: $out is there already; remove it, or name another" >&2; exit 64; }
 
-perdure=$build/libexec/perdure operations=$build/bin/gpu_operations
+perdure=$build/perdure operations=$build/bin/gpu_operations
 if [ $simulated = yes ]; then
   perdure=$build/bin/perdure_simt operations=$build/bin/gpu_operations_simt
 fi
