@@ -7,13 +7,8 @@
 #include <string.h>
 
 static const char *const texts[] = {
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "tokenizer.gguf",
-    NULL,
+    "config.json",       "generation_config.json",  "tokenizer.json", "tokenizer_config.json",
+    "added_tokens.json", "special_tokens_map.json", "tokenizer.gguf", NULL,
 };
 
 static pd_status read_open_file(struct pd_file *file, const char *path, uint64_t bytes_max, char **ret_text,

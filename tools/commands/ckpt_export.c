@@ -171,15 +171,15 @@ static pd_status add_tokenizer_beside(struct export *x, struct pd_catalog *besid
 }
 
 /* The tokenizer beside the run, or bytes where its tokens are bytes. *ret_text NULL: there is none. */
-static pd_status make_gguf_tokenizer(const struct export *x, const struct pd_catalog_text *json,
+static pd_status make_gguf_tokenizer(const struct export *x, const struct pd_catalog *beside,
                                      const struct pd_special_tokens *tokens, char **ret_text, struct pd_error *err)
 {
     const int64_t eos = tokens->eos_count ? tokens->eos[0] : -1;
     const uint32_t vocab = x->model->config.vocab;
     struct pd_tokenizer *tokenizer = NULL;
-    if (!json && vocab != 256) return PD_OK;
-    PD_TRY(json ? pd_tokenizer_parse(PD_TOKENIZER_FILE, json->text, json->bytes, &tokenizer, err)
-                : pd_tokenizer_open("byte", &tokenizer, err));
+    PD_TRY(pd_ckpt_foreign_open_tokenizer(beside, &tokenizer, err));
+    if (!tokenizer && vocab != 256) return PD_OK;
+    if (!tokenizer) PD_TRY(pd_tokenizer_open("byte", &tokenizer, err));
     const pd_status st = pd_tokenizer_save_gguf(tokenizer, vocab, tokens->bos, eos, ret_text, err);
     pd_tokenizer_free(tokenizer);
     return st;
@@ -210,7 +210,7 @@ static pd_status add_gguf_tokenizer(struct export *x, const struct pd_catalog *b
     struct pd_error why = {0};
     char *text = NULL;
     if (pd_catalog_text(beside, PD_TOKENIZER_GGUF_FILE)) return PD_OK;
-    pd_status st = make_gguf_tokenizer(x, json, tokens, &text, &why);
+    pd_status st = make_gguf_tokenizer(x, beside, tokens, &text, &why);
     if (st == PD_UNSUPPORTED && json)
         fprintf(stderr, "the tokenizer goes as tokenizer.huggingface.json, which llama.cpp does not read: %s\n",
                 why.message);

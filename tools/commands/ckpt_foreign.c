@@ -320,14 +320,27 @@ pd_status pd_ckpt_foreign_list_beyond(const struct pd_ckpt_foreign *f, const str
     return PD_OK;
 }
 
+static struct pd_tokenizer_text text_of(const struct pd_catalog *catalog, const char *name)
+{
+    const struct pd_catalog_text *text = pd_catalog_text(catalog, name);
+    return text ? (struct pd_tokenizer_text){text->text, text->bytes} : (struct pd_tokenizer_text){0};
+}
+
+pd_status pd_ckpt_foreign_open_tokenizer(const struct pd_catalog *catalog, struct pd_tokenizer **ret, struct pd_error *err)
+{
+    const struct pd_tokenizer_text json = text_of(catalog, PD_TOKENIZER_FILE),
+                                   gguf = text_of(catalog, PD_TOKENIZER_GGUF_FILE),
+                                   config = text_of(catalog, "tokenizer_config.json"),
+                                   added = text_of(catalog, "added_tokens.json");
+    *ret = NULL;
+    if (json.text) return pd_tokenizer_parse_with(PD_TOKENIZER_FILE, &json, &config, &added, ret, err);
+    return gguf.text ? pd_tokenizer_parse(PD_TOKENIZER_GGUF_FILE, gguf.text, gguf.bytes, ret, err) : PD_OK;
+}
+
 uint64_t pd_ckpt_foreign_tokenizer(const struct pd_catalog *catalog)
 {
-    static const char *const names[] = {PD_TOKENIZER_FILE, PD_TOKENIZER_GGUF_FILE};
     struct pd_tokenizer *tokenizer = NULL;
-    for (int i = 0; i < 2 && !tokenizer; i++) {
-        const struct pd_catalog_text *text = pd_catalog_text(catalog, names[i]);
-        if (text) (void)!pd_tokenizer_parse(names[i], text->text, text->bytes, &tokenizer, NULL);
-    }
+    if (pd_ckpt_foreign_open_tokenizer(catalog, &tokenizer, NULL)) return 0;
     const uint64_t digest = tokenizer ? pd_tokenizer_digest(tokenizer) : 0;
     pd_tokenizer_free(tokenizer);
     return digest;

@@ -54,6 +54,10 @@ PD_MUST_USE pd_status pd_ckpt_foreign_check_tied(const struct pd_ckpt_foreign *f
 PD_MUST_USE pd_status pd_ckpt_foreign_list_beyond(const struct pd_ckpt_foreign *foreign, const struct pd_model *model,
                                                   const struct pd_links *links, bool with_moments, const char *verb,
                                                   struct pd_error *err);
+/* The tokenizer among its texts; NULL: there is none. */
+struct pd_tokenizer;
+PD_MUST_USE pd_status pd_ckpt_foreign_open_tokenizer(const struct pd_catalog *catalog, struct pd_tokenizer **ret_tokenizer,
+                                                     struct pd_error *err);
 /* Digest of the tokenizer among its texts, for a warning where another is used; 0: there is none that is read here. */
 uint64_t pd_ckpt_foreign_tokenizer(const struct pd_catalog *catalog);
 bool pd_ckpt_foreign_has_moments(const struct pd_ckpt_foreign *foreign);

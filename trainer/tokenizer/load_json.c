@@ -99,46 +99,97 @@ static pd_status normalize_added(const struct pd_loader *l, struct pd_added_toke
     return status;
 }
 
-static pd_status load_added_token(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
-                                  uint32_t *next_id, struct pd_error *err)
+/* Adds what `value` says, with the id that the vocabulary has for it, else `id`. */
+static pd_status add_token(const struct pd_loader *l, const struct pd_json_value *value, const char *path, bool is_special,
+                           int64_t id, struct pd_error *err)
 {
     struct pd_added *added = &l->tokenizer->added;
     struct pd_added_token *token = &added->tokens[added->count];
-    const struct pd_json_value *number = member(value, "id");
-    uint64_t id;
     bool normalized;
     PD_TRY(pd_load_bool(l, value, path, "single_word", false, &token->single_word, err));
     PD_TRY(pd_load_bool(l, value, path, "lstrip", false, &token->lstrip, err));
     PD_TRY(pd_load_bool(l, value, path, "rstrip", false, &token->rstrip, err));
-    PD_TRY(pd_load_bool(l, value, path, "special", false, &token->special, err));
+    PD_TRY(pd_load_bool(l, value, path, "special", is_special, &token->special, err));
     PD_TRY(pd_load_bool(l, value, path, "normalized", !token->special, &normalized, err));
-    if (!number || !pd_json_is_u64(number, &id)) PD_FAIL(err, PD_CORRUPT, "%s: %s.id is no number", l->name, path);
     PD_TRY(pd_load_content(l, value, path, "content", &token->content, err));
+    token->id = (uint32_t)id;
     added->count++;
     if (!*token->content) PD_FAIL(err, PD_INVALID, "%s: %s.content is empty", l->name, path);
-    for (uint32_t i = 0; i + 1 < added->count; i++)
-        if (!strcmp(added->tokens[i].content, token->content))
-            PD_FAIL(err, PD_INVALID, "%s: %s.content is that of added_tokens[%u] too", l->name, path, i);
-    const int32_t known = pd_vocab_find(&l->tokenizer->vocab, token->content, strlen(token->content));
-    token->id = known >= 0 ? (uint32_t)known : (*next_id)++;
-    if (token->id != id)
-        PD_FAIL(err, PD_INVALID, "%s: %s.id is %llu, and the vocabulary gives \"%.80s\" the id %u", l->name, path,
-                (unsigned long long)id, token->content, token->id);
     return normalized ? normalize_added(l, token, err) : PD_OK;
 }
 
-static pd_status load_added(const struct pd_loader *l, const struct pd_json_value *list, struct pd_error *err)
+static pd_status id_of(const struct pd_loader *l, const struct pd_json_value *value, const char *path, int64_t *ret,
+                       struct pd_error *err)
 {
-    const size_t count = list ? pd_json_count(list) : 0;
+    const struct pd_json_value *number = member(value, "id");
+    uint64_t id;
+    if (!number || !pd_json_is_u64(number, &id)) PD_FAIL(err, PD_CORRUPT, "%s: %s.id is no number", l->name, path);
+    *ret = id < PD_VOCAB_IDS_MAX ? (int64_t)id : PD_VOCAB_IDS_MAX;
+    return PD_OK;
+}
+
+static const struct pd_added_token *find_added(const struct pd_loader *l, const char *content)
+{
+    const struct pd_added *added = &l->tokenizer->added;
+    for (uint32_t i = 0; i < added->count; i++)
+        if (!strcmp(added->tokens[i].content, content)) return &added->tokens[i];
+    return NULL;
+}
+
+static pd_status load_added_token(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
+                                  uint32_t *next_id, struct pd_error *err)
+{
+    const struct pd_added_token *tokens = l->tokenizer->added.tokens, *token = &tokens[l->tokenizer->added.count];
+    const char *content;
+    int64_t id;
+    PD_TRY(id_of(l, value, path, &id, err));
+    PD_TRY(pd_load_text(l, value, path, "content", &content, err));
+    const struct pd_added_token *there = find_added(l, content);
+    if (there)
+        PD_FAIL(err, PD_INVALID, "%s: %s.content is that of added_tokens[%u] too", l->name, path,
+                (unsigned)(there - tokens));
+    const int32_t known = pd_vocab_find(&l->tokenizer->vocab, content, strlen(content));
+    PD_TRY(add_token(l, value, path, false, known >= 0 ? known : (int64_t)(*next_id)++, err));
+    if (token->id != id)
+        PD_FAIL(err, PD_INVALID, "%s: %s.id is %lld, and the vocabulary gives \"%.80s\" the id %u", l->name, path,
+                (long long)id, token->content, token->id);
+    return PD_OK;
+}
+
+/* One that stands beside tokenizer.json alone (load_beside.c). A named one that is not in the vocabulary has no id. */
+static pd_status load_beside_token(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
+                                   struct pd_error *err)
+{
+    const char *content;
+    int64_t id = -1;
+    PD_TRY(pd_load_text(l, value, path, "content", &content, err));
+    if (!*content || find_added(l, content)) return PD_OK;
+    const int32_t known = pd_vocab_find(&l->tokenizer->vocab, content, strlen(content));
+    if (member(value, "id")) PD_TRY(id_of(l, value, path, &id, err));
+    if (id < 0 && known < 0) return PD_OK;
+    if (id >= 0 && known >= 0 && known != id)
+        PD_FAIL(err, PD_INVALID, "%s: \"%.80s\" has the id %lld in tokenizer_config.json or added_tokens.json, and %d here",
+                l->name, content, (long long)id, known);
+    return add_token(l, value, path, false, known >= 0 ? known : id, err);
+}
+
+static pd_status load_added(const struct pd_loader *l, const struct pd_json_value *list, const struct pd_json_value *beside,
+                            struct pd_error *err)
+{
+    const size_t count = list ? pd_json_count(list) : 0, more = beside ? pd_json_count(beside) : 0;
     uint32_t next_id = l->tokenizer->vocab.count;
-    if (count > PD_LOAD_ADDED_MAX)
-        PD_FAIL(err, PD_INVALID, "%s: added_tokens has %zu entries; %u are possible", l->name, count, PD_LOAD_ADDED_MAX);
-    l->tokenizer->added.tokens = calloc(count + 1, sizeof *l->tokenizer->added.tokens);
+    char path[PD_LOAD_PATH_MAX];
+    if (count + more > PD_LOAD_ADDED_MAX)
+        PD_FAIL(err, PD_INVALID, "%s: added_tokens has %zu entries; %u are possible", l->name, count + more,
+                PD_LOAD_ADDED_MAX);
+    l->tokenizer->added.tokens = calloc(count + more + 1, sizeof *l->tokenizer->added.tokens);
     if (!l->tokenizer->added.tokens) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", l->name);
-    for (size_t i = 0; i < count; i++) {
-        char path[PD_LOAD_PATH_MAX];
-        snprintf(path, sizeof path, "added_tokens[%zu]", i);
-        PD_TRY(load_added_token(l, pd_json_at(list, i), path, &next_id, err));
+    for (size_t i = 0; i < count + more; i++) {
+        snprintf(path, sizeof path, "%sadded_tokens[%zu]", i < count ? "" : "beside.", i < count ? i : i - count);
+        if (i < count)
+            PD_TRY(load_added_token(l, pd_json_at(list, i), path, &next_id, err));
+        else
+            PD_TRY(load_beside_token(l, pd_json_at(beside, i - count), path, err));
     }
     return PD_OK;
 }
@@ -204,6 +255,37 @@ static pd_status load_part(const struct pd_loader *l, const struct pd_json_value
     return value ? pd_load_steps(l, value, key, kind, 0, err) : PD_OK;
 }
 
+/* A template that a class of transformers would make anew. */
+static pd_status check_beside(const struct pd_loader *l, const struct pd_json_value *beside, struct pd_error *err)
+{
+    static const char *const keys[] = {"add_bos_token", "add_eos_token"};
+    const size_t counts[] = {l->tokenizer->before.count, l->tokenizer->behind.count};
+    bool is_on;
+    for (int i = 0; i < 2; i++)
+        if (member(beside, keys[i]) && pd_json_is_bool(member(beside, keys[i]), &is_on) && is_on != (counts[i] > 0))
+            PD_FAIL(err, PD_UNSUPPORTED,
+                    "%s: tokenizer_config.json says %s: %s, and the post_processor here does the opposite; keep the one "
+                    "that the "
+                    "model was trained with",
+                    l->name, keys[i], is_on ? "true" : "false");
+    return PD_OK;
+}
+
+/* A member that says what perdure does not know may change which tokens a text has. */
+static pd_status check_members(const struct pd_loader *l, const struct pd_json_value *object, const char *path,
+                               const char *known, struct pd_error *err)
+{
+    const struct pd_json_value *value;
+    const char *key;
+    char word[64];
+    for (void *cursor = NULL; pd_json_next(object, &cursor, &key, &value);) {
+        snprintf(word, sizeof word, " %s ", key);
+        if (!strstr(known, word) && pd_json_type(value) != PD_JSON_NULL)
+            PD_FAIL(err, PD_UNSUPPORTED, "%s: %s%.80s is not supported", l->name, path, key);
+    }
+    return PD_OK;
+}
+
 static pd_status load_root(const struct pd_loader *l, const struct pd_json_value *root, struct pd_error *err)
 {
     static const struct pd_load_kind processors = {"processors", load_processor};
@@ -213,6 +295,13 @@ static pd_status load_root(const struct pd_loader *l, const struct pd_json_value
     const struct pd_json_value *model = member(root, "model"), *version = member(root, "version");
     if (!model || pd_json_type(model) != PD_JSON_OBJECT)
         PD_FAIL(err, PD_CORRUPT, "%s: it has no `model`: no tokenizer.json", l->name);
+    PD_TRY(check_members(
+        l, root, "",
+        " version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder model beside ", err));
+    PD_TRY(check_members(l, model, "model.",
+                         " type dropout unk_token continuing_subword_prefix end_of_word_suffix fuse_unk byte_fallback "
+                         "ignore_merges vocab merges ",
+                         err));
     if (version && (!pd_json_text(version) || strcmp(pd_json_text(version), "1.0") != 0))
         PD_FAIL(err, PD_UNSUPPORTED, "%s: version is not \"1.0\"", l->name);
     PD_TRY(load_part(l, root, "normalizer", &pd_load_normalizers, err));
@@ -220,8 +309,10 @@ static pd_status load_root(const struct pd_loader *l, const struct pd_json_value
     PD_TRY(load_part(l, root, "decoder", &pd_load_decoders, err));
     t->has_decoder = member(root, "decoder") != NULL;
     pd_status status = pd_load_model(l, model, &merges, &merge_count, err);
-    if (!status) status = load_added(l, member(root, "added_tokens"), err);
+    const struct pd_json_value *beside = member(root, "beside");
+    if (!status) status = load_added(l, member(root, "added_tokens"), beside ? member(beside, "added_tokens") : NULL, err);
     if (!status) status = load_part(l, root, "post_processor", &processors, err);
+    if (!status && beside) status = check_beside(l, beside, err);
     if (!status) status = pd_tokenizer_finish(t, merges, merge_count, err);
     free(merges);
     return status ? status : pd_load_check_template(l, err);

@@ -33,19 +33,48 @@ static pd_status read_all(const char *path, int fd, size_t bytes, char *text, st
     return PD_OK;
 }
 
-static pd_status parse_file(const char *path, int fd, struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
+/* Terminated.   ret_text  malloc'ed */
+static pd_status read_file(const char *path, struct pd_tokenizer_text *ret, struct pd_error *err)
 {
     struct stat st;
-    if (fstat(fd, &st)) PD_FAIL_ERRNO(err, errno, "reading %s", path);
-    if (!S_ISREG(st.st_mode)) PD_FAIL(err, PD_INVALID, "%s is no file", path);
-    if (st.st_size > (off_t)PD_TOKENIZER_FILE_BYTES_MAX)
-        PD_FAIL(err, PD_INVALID, "%s has %lld bytes; a tokenizer.json has at most %u", path, (long long)st.st_size,
-                PD_TOKENIZER_FILE_BYTES_MAX);
-    char *text = malloc((size_t)st.st_size + 1);
-    if (!text) PD_FAIL(err, PD_NO_MEMORY, "no memory to read %s", path);
-    pd_status status = read_all(path, fd, (size_t)st.st_size, text, err);
-    if (!status) status = pd_tokenizer_parse(path, text, (size_t)st.st_size, ret_tokenizer, err);
-    free(text);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) PD_FAIL_ERRNO(err, errno, "the tokenizer %s cannot be opened", path);
+    pd_status status = PD_OK;
+    char *text = NULL;
+    if (fstat(fd, &st))
+        status = pd_error_set(err, PD_IO, PD_WHERE, errno, "reading %s", path);
+    else if (!S_ISREG(st.st_mode))
+        status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "%s is no file", path);
+    else if (st.st_size > (off_t)PD_TOKENIZER_FILE_BYTES_MAX)
+        status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "%s has %lld bytes; a tokenizer.json has at most %u", path,
+                              (long long)st.st_size, PD_TOKENIZER_FILE_BYTES_MAX);
+    else if (!(text = calloc(1, (size_t)st.st_size + 1)))
+        status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory to read %s", path);
+    if (!status) status = read_all(path, fd, (size_t)st.st_size, text, err);
+    close(fd);
+    if (status)
+        free(text);
+    else
+        *ret = (struct pd_tokenizer_text){text, (size_t)st.st_size};
+    return status;
+}
+
+/* A tokenizer.json with the two files that may lie beside it, or another file alone. */
+static pd_status parse_file(const char *path, struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
+{
+    static const char *const names[] = {"tokenizer_config.json", "added_tokens.json"};
+    struct pd_tokenizer_text texts[3] = {{0}};
+    const char *slash = strrchr(path, '/');
+    const bool is_json = strcmp(slash ? slash + 1 : path, PD_TOKENIZER_FILE) == 0;
+    pd_status status = read_file(path, &texts[0], err);
+    for (int i = 0; i < 2 && !status && is_json; i++) {
+        char beside[4200];
+        snprintf(beside, sizeof beside, "%.*s%s", slash ? (int)(slash + 1 - path) : 0, path, names[i]);
+        if (access(beside, F_OK) == 0) status = read_file(beside, &texts[i + 1], err);
+    }
+    if (!status) status = pd_tokenizer_parse_with(path, &texts[0], &texts[1], &texts[2], ret_tokenizer, err);
+    for (int i = 0; i < 3; i++)
+        free((char *)(uintptr_t)texts[i].text);
     return status;
 }
 
@@ -72,9 +101,5 @@ pd_status pd_tokenizer_open(const char *path, struct pd_tokenizer **ret_tokenize
     const int length =
         snprintf(inside, sizeof inside, "%s%s%s", path, is_directory ? "/" : "", is_directory ? file_in(path) : "");
     if (length < 0 || (size_t)length >= sizeof inside) PD_FAIL(err, PD_INVALID, "%.80s...: the path is too long", path);
-    const int fd = open(inside, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) PD_FAIL_ERRNO(err, errno, "the tokenizer %s cannot be opened", inside);
-    pd_status status = parse_file(inside, fd, ret_tokenizer, err);
-    close(fd);
-    return status;
+    return parse_file(inside, ret_tokenizer, err);
 }

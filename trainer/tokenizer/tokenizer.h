@@ -30,6 +30,15 @@ PD_MUST_USE pd_status pd_tokenizer_open(const char *path, struct pd_tokenizer **
 /* `name` says in messages what was read. */
 PD_MUST_USE pd_status pd_tokenizer_parse(const char *name, const char *json, size_t bytes,
                                          struct pd_tokenizer **ret_tokenizer, struct pd_error *err);
+/* The same with what lies beside it, as transformers takes it: tokenizer_config.json and added_tokens.json, text NULL where
+ * there is none. Added tokens that stand there alone become the tokenizer's, and part of pd_tokenizer_json. */
+struct pd_tokenizer_text {
+    const char *text; /* terminated */
+    size_t bytes;
+};
+PD_MUST_USE pd_status pd_tokenizer_parse_with(const char *name, const struct pd_tokenizer_text *json,
+                                              const struct pd_tokenizer_text *config, const struct pd_tokenizer_text *added,
+                                              struct pd_tokenizer **ret_tokenizer, struct pd_error *err);
 void pd_tokenizer_free(struct pd_tokenizer *tokenizer); /* NULL is fine */
 
 /* What GGUF metadata says of a tokenizer (keys tokenizer.ggml.*); all is borrowed until return. */
@@ -71,7 +80,8 @@ uint64_t pd_tokenizer_digest_of_bytes(void);                        /* of the to
 /* What it was parsed from, borrowed: to lie beside what was made with it. NULL: bytes, arrays. */
 const char *pd_tokenizer_json(const struct pd_tokenizer *tokenizer, size_t *ret_bytes);
 bool pd_tokenizer_is_bytes(const struct pd_tokenizer *tokenizer);
-const char *pd_tokenizer_special(const struct pd_tokenizer *tokenizer, uint32_t id); /* its text, borrowed; NULL: it is none */
+const char *pd_tokenizer_special(const struct pd_tokenizer *tokenizer,
+                                 uint32_t id); /* its text, borrowed; NULL: it is none */
 int32_t pd_tokenizer_find(const struct pd_tokenizer *tokenizer,
                           const char *text); /* of a token as it is written; -1: none */
 

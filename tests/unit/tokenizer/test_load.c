@@ -27,10 +27,11 @@ Test(load, what_is_not_known_is_named_with_its_path)
     struct pd_tokenizer *t;
     check_refused(parse(NULL, "{\"type\":\"BertNormalizer\"}", NULL, NULL, NULL, &t), PD_UNSUPPORTED,
                   "normalizer: BertNormalizer");
-    check_refused(parse(NULL, NULL,
-                        "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Whitespace\"},{\"type\":\"BertPreTokenizer\"}]}",
-                        NULL, NULL, &t),
-                  PD_UNSUPPORTED, "pre_tokenizer.pretokenizers[1]: BertPreTokenizer");
+    check_refused(
+        parse(NULL, NULL,
+              "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Whitespace\"},{\"type\":\"BertPreTokenizer\"}]}", NULL,
+              NULL, &t),
+        PD_UNSUPPORTED, "pre_tokenizer.pretokenizers[1]: BertPreTokenizer");
     check_refused(parse(NULL, NULL,
                         "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{\"type\":\"Whitespace\"}]}",
                         NULL, NULL, &t),
@@ -92,6 +93,48 @@ static uint64_t digest_of(const char *text)
     const uint64_t digest = pd_tokenizer_digest(t);
     pd_tokenizer_free(t);
     return digest;
+}
+
+static struct pd_tokenizer_text text_of(const char *text)
+{
+    return (struct pd_tokenizer_text){text, text ? strlen(text) : 0};
+}
+
+static pd_status parse_with(const char *config, const char *added, struct pd_tokenizer **ret)
+{
+    const struct pd_tokenizer_text json = text_of("{" MODEL), of_config = text_of(config), of_added = text_of(added);
+    return pd_tokenizer_parse_with("t.json", &json, &of_config, &of_added, ret, &err);
+}
+
+/* As transformers does: they are found in text, and a copy of the tokenizer's text has them. */
+Test(load, added_tokens_may_stand_beside_it)
+{
+    static const char config[] =
+        "{\"added_tokens_decoder\": {\"4\": {\"content\": \"<s>\", \"special\": true}}, \"bos_token\": \"c\","
+        " \"pad_token\": \"[PAD]\", \"add_bos_token\": true}";
+    struct pd_tokenizer *plain, *t, *again;
+    size_t bytes;
+    cr_assert_eq(parse_with(NULL, NULL, &plain), PD_OK, "%s", err.message);
+    cr_assert_eq(parse_with(config, "{\"<x>\": 6}", &t), PD_OK, "%s", err.message);
+    cr_expect(pd_tokenizer_vocab(plain) == 4 && pd_tokenizer_vocab(t) == 7);
+    cr_expect(!pd_tokenizer_special(plain, 3) && !strcmp(pd_tokenizer_special(t, 3), "c"));
+    cr_expect(!strcmp(pd_tokenizer_special(t, 4), "<s>") && pd_tokenizer_find(t, "<x>") == 6 && !pd_tokenizer_special(t, 6));
+    cr_expect_eq(pd_tokenizer_find(t, "[PAD]"), -1); /* the vocabulary has none, so no row is its */
+    const char *json = pd_tokenizer_json(t, &bytes);
+    cr_assert_eq(pd_tokenizer_parse("t.json", json, bytes, &again, &err), PD_OK, "%s", err.message);
+    cr_expect_eq(pd_tokenizer_digest(again), pd_tokenizer_digest(t));
+    pd_tokenizer_free(plain), pd_tokenizer_free(t), pd_tokenizer_free(again);
+}
+
+Test(load, what_beside_it_contradicts_is_refused)
+{
+    struct pd_tokenizer *t;
+    check_refused(parse_with("{\"added_tokens_decoder\": {\"5\": {\"content\": \"ab\"}}}", NULL, &t), PD_INVALID,
+                  "\"ab\" has the id 5 in tokenizer_config.json");
+    check_refused(parse_with("{\"tokenizer_class\": \"LlamaTokenizer\", \"add_bos_token\": true}", NULL, &t), PD_UNSUPPORTED,
+                  "tokenizer_config.json says add_bos_token: true, and the post_processor here does the opposite");
+    cr_assert_eq(pd_tokenizer_parse("t.json", "{\"lattice\": 1, " MODEL, strlen(MODEL) + 15, &t, &err), PD_UNSUPPORTED);
+    cr_assert(strstr(err.message, "t.json: lattice is not supported"), "%s", err.message);
 }
 
 Test(load, the_digest_is_of_tokens_and_not_of_formatting)
