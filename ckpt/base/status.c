@@ -49,12 +49,6 @@ pd_status pd_status_from_errno(int sys_errno)
         return PD_OK;
     case ENOENT:
         return PD_NOT_FOUND;
-    case EEXIST:
-    case ENOTEMPTY:
-        return PD_EXISTS;
-    case EAGAIN:
-    case EBUSY:
-        return PD_BUSY;
     case ENOSPC:
     case EDQUOT:
         return PD_NO_SPACE;

@@ -19,8 +19,8 @@ typedef enum pd_status {
     PD_USAGE,       /* the command line is wrong: exit 64 */
     PD_INVALID,     /* configuration or request that cannot be met: exit 78 */
     PD_NOT_FOUND,   /* the named thing is absent (ENOENT); callers may branch on it */
-    PD_EXISTS,      /* exclusive creation lost a race (EEXIST, ENOTEMPTY) */
-    PD_BUSY,        /* a lock is held by somebody else */
+    PD_EXISTS,      /* a name that a call makes is there; a network file system also says so of what the call has made: look */
+    PD_BUSY,        /* a lock is held by somebody else; EBUSY of any call is PD_IO */
     PD_NO_SPACE,    /* ENOSPC, EDQUOT, inodes */
     PD_IO,          /* EIO, ESTALE, EACCES, ...: a storage error, never proof of damage: exit 74 */
     PD_CORRUPT,     /* bytes were read and are not the bytes that were written: exit 65 */

@@ -10,7 +10,7 @@
 pd_status pd_vfs_rename(struct pd_vfs *vfs, const char *from, const char *to, struct pd_error *err)
 {
     int result = vfs->ops->rename(vfs, from, to);
-    if (result) PD_FAIL_ERRNO(err, result, "rename %s to %s", from, to);
+    if (result) return pd_error_set(err, pd_vfs_name_status(result), PD_WHERE, result, "rename %s to %s", from, to);
     return PD_OK;
 }
 
@@ -19,7 +19,7 @@ pd_status pd_vfs_link(struct pd_vfs *vfs, const char *from, const char *to, stru
     int result = vfs->ops->link(vfs, from, to);
     if (result == EPERM) /* what file systems without links answer */
         return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, result, "link %s as %s", from, to);
-    if (result) PD_FAIL_ERRNO(err, result, "link %s as %s", from, to);
+    if (result) return pd_error_set(err, pd_vfs_name_status(result), PD_WHERE, result, "link %s as %s", from, to);
     return PD_OK;
 }
 
@@ -28,7 +28,8 @@ pd_status pd_vfs_symlink(struct pd_vfs *vfs, const char *target, const char *pat
     int result = vfs->ops->symlink(vfs, target, path);
     if (result == EPERM) /* what file systems without links answer */
         return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, result, "symbolic link %s to %s", path, target);
-    if (result) PD_FAIL_ERRNO(err, result, "symbolic link %s to %s", path, target);
+    if (result)
+        return pd_error_set(err, pd_vfs_name_status(result), PD_WHERE, result, "symbolic link %s to %s", path, target);
     return PD_OK;
 }
 
@@ -51,14 +52,14 @@ pd_status pd_vfs_unlink(struct pd_vfs *vfs, const char *path, struct pd_error *e
 pd_status pd_vfs_mkdir(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
     int result = vfs->ops->mkdir(vfs, path);
-    if (result) PD_FAIL_ERRNO(err, result, "mkdir %s", path);
+    if (result) return pd_error_set(err, pd_vfs_name_status(result), PD_WHERE, result, "mkdir %s", path);
     return PD_OK;
 }
 
 pd_status pd_vfs_rmdir(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
     int result = vfs->ops->rmdir(vfs, path);
-    if (result) PD_FAIL_ERRNO(err, result, "rmdir %s", path);
+    if (result) return pd_error_set(err, pd_vfs_name_status(result), PD_WHERE, result, "rmdir %s", path);
     return PD_OK;
 }
 
@@ -163,7 +164,8 @@ pd_status pd_vfs_lock(struct pd_vfs *vfs, const char *path, struct pd_lock **ret
         if (result == ENXIO) PD_FAIL(err, PD_IO, "lock %s: it is no regular file", path);
         if (result == ENOLCK) /* what file systems without locks answer */
             return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, result, "lock %s", path);
-        PD_FAIL_ERRNO(err, result, result == EAGAIN ? "lock %s: held by somebody else" : "lock %s", path);
+        if (result == EAGAIN) PD_FAIL(err, PD_BUSY, "lock %s: held by somebody else", path);
+        PD_FAIL_ERRNO(err, result, "lock %s", path);
     }
     *ret_lock = lock;
     return PD_OK;

@@ -272,12 +272,14 @@ void pd_posix_dir_close(struct pd_dir *dir)
     close(dir->fd);
 }
 
-/* Whoever held the lock may have unlinked it between our open and our flock, and somebody may hold a new one by that name.
- */
-static bool has_name(int fd, const char *path)
+/* Whoever held the lock may have unlinked it between our open and our flock, and somebody may hold a new one by that name:
+ * EAGAIN. */
+static int check_name(int fd, const char *path)
 {
     struct stat mine, named;
-    return fstat(fd, &mine) == 0 && stat(path, &named) == 0 && mine.st_dev == named.st_dev && mine.st_ino == named.st_ino;
+    if (fstat(fd, &mine) != 0) return errno;
+    if (stat(path, &named) != 0) return errno == ENOENT ? EAGAIN : errno;
+    return mine.st_dev == named.st_dev && mine.st_ino == named.st_ino ? 0 : EAGAIN;
 }
 
 /* flock belongs to the open description: it dies with the process, and a second lock in the same process is refused too. */
@@ -285,11 +287,11 @@ int pd_posix_lock(struct pd_vfs *vfs, const char *path, struct pd_lock *lock)
 {
     (void)vfs;
     int fd, result = pd_regular_open(path, O_RDWR | O_CREAT | O_NOFOLLOW, &fd);
-    if (result) return result;
+    if (result) return result == EAGAIN ? EBUSY : result; /* EAGAIN is said of the lock alone */
     do {
         result = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
     } while (result == EINTR);
-    if (!result && !has_name(fd, path)) result = EAGAIN;
+    if (!result) result = check_name(fd, path);
     if (result)
         close(fd);
     else

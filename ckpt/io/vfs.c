@@ -145,7 +145,8 @@ pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, str
         free(file);
         free(copy);
         if (result == ENXIO) PD_FAIL(err, PD_IO, "open %s: it is no regular file", path);
-        PD_FAIL_ERRNO(err, result, "open %s%s", path, flags & PD_OPEN_CREATE ? " for writing" : "");
+        const pd_status st = flags & PD_OPEN_EXCLUSIVE ? pd_vfs_name_status(result) : pd_status_from_errno(result);
+        return pd_error_set(err, st, PD_WHERE, result, "open %s%s", path, flags & PD_OPEN_CREATE ? " for writing" : "");
     }
     atomic_store(&file->direct, (flags & PD_OPEN_DIRECT) && !refused);
     if (refused) log_buffered(file, "open");

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "ckpt/io/vfs.h"
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -104,6 +105,12 @@ struct pd_vfs {
     uint32_t text_count;
     _Atomic(const char *) description;
 };
+
+/* Of calls that make or remove a name: of others EEXIST is no answer. */
+static inline pd_status pd_vfs_name_status(int sys_errno)
+{
+    return sys_errno == EEXIST || sys_errno == ENOTEMPTY ? PD_EXISTS : pd_status_from_errno(sys_errno);
+}
 
 /* For implementations. */
 PD_MUST_USE pd_status pd_vfs_new(const struct pd_vfs_ops *ops, uint32_t queue_depth, void *context, struct pd_vfs **ret_vfs,

@@ -50,6 +50,11 @@ bool store_is_link(const struct store_dir *dir, const char *path); /* symbolic *
 /* A further name. PD_UNSUPPORTED: refused here, or for this file, so that it has to be copied; without a message where the
  * probe has found that. */
 PD_MUST_USE pd_status store_link(const struct store_dir *dir, const char *from, const char *to, struct pd_error *err);
+/* A file system's word that a name exists is no verdict: only what has looked says PD_EXISTS. */
+static inline pd_status store_as_storage(pd_status st, struct pd_error *err)
+{
+    return st == PD_EXISTS ? pd_error_change(err, PD_IO) : st;
+}
 /* Opens a directory at or below the root for removing (ckpt/io/vfs.h); below the root nothing may be a symbolic link. */
 PD_MUST_USE pd_status store_open_below(const struct store_dir *dir, const char *path, struct pd_dir **ret_dir,
                                        struct pd_error *err);

@@ -73,8 +73,9 @@ pd_status store_slot_take(struct store_pool *pool, uint32_t *ret_slot, struct st
             *ret_slot = slot;
             return PD_OK;
         }
-        end_claim(pool, slot, st == PD_EXISTS);
-        if (st != PD_EXISTS) return st;
+        const bool is_there = st == PD_EXISTS && store_exists(pool->dir, ret_path->text);
+        end_claim(pool, slot, is_there);
+        if (!is_there) return st == PD_EXISTS ? pd_error_change(err, PD_IO) : st;
     }
     PD_FAIL(err, PD_BUG, "all %u generations are in use", PD_STORE_GENERATIONS_MAX);
 }

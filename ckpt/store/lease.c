@@ -301,9 +301,9 @@ static pd_status take_fence(struct store_lease *lease, struct pd_error *err)
         pd_status st = dir->leads_share ? create_fence(lease, fence, err) : PD_OK;
         st = pd_group_agree(dir->group, st, err);
         if (st == PD_OK) break;
-        if (st == PD_EXISTS && attempt + 1 == FENCE_ATTEMPTS)
-            return pd_error_context(err, PD_BUSY, "other launches keep taking the fences of %s", dir->root);
         if (st != PD_EXISTS) return st;
+        if (attempt + 1 == FENCE_ATTEMPTS)
+            return pd_error_context(err, pd_error_change(err, PD_IO), "no fence can be made in %s", dir->root);
     }
     lease->fence = fence;
     /* Only where locks do not work another launch can have come in between: the higher fence stays. */

@@ -257,15 +257,15 @@ enum liveness { DEAD, ALIVE, UNKNOWN };
 
 /* Where locks do not work nobody can tell whether a worker of that launch still lives. */
 static enum liveness lock_all(const struct store_dir *dir, const char *pool, const struct pd_listing *listing,
-                              struct locks *ret_locks)
+                              struct locks *ret_locks, struct pd_error *err)
 {
     ret_locks->rows = calloc((size_t)listing->count + 1, sizeof(struct pd_lock *));
-    if (!ret_locks->rows) return ALIVE;
+    if (PD_ALLOCATED(ret_locks->rows, err, "no memory for its locks")) return ALIVE;
     enum liveness found = dir->is_local ? DEAD : UNKNOWN;
     for (uint32_t i = 0; i < listing->count; i++) {
         if (strncmp(listing->names[i], "lock-", 5) != 0) continue;
         struct pd_lock **lock = &ret_locks->rows[ret_locks->count];
-        if (store_dir_lock(dir, store_at(dir, "%s/%s", pool, listing->names[i]).text, 0, lock, NULL) != PD_OK) return ALIVE;
+        if (store_dir_lock(dir, store_at(dir, "%s/%s", pool, listing->names[i]).text, 0, lock, err) != PD_OK) return ALIVE;
         if (*lock) ret_locks->count++;
         if (!*lock && found == DEAD) found = UNKNOWN;
     }
@@ -322,8 +322,10 @@ void store_pool_clear(const struct store_pool *pool, const char *name)
         pd_dir_close(open);
         return;
     }
-    const enum liveness found = lock_all(pool->dir, name, &listing, &locks);
-    if (found == ALIVE)
+    const enum liveness found = lock_all(pool->dir, name, &listing, &locks, &own);
+    if (found == ALIVE && own.status != PD_BUSY)
+        pd_log_warn("ckpt", "what an earlier launch left in %s stays: %s", path.text, own.message);
+    else if (found == ALIVE)
         pd_log_warn("ckpt", "%s: a worker of an earlier launch is still alive; its files stay for now", path.text);
     else
         empty(pool, name, open, &listing, found == DEAD && pool->fence);

@@ -66,10 +66,17 @@ static pd_status check_unused(const struct store_save *save, struct pd_error *er
     return PD_OK;
 }
 
+/* The name has this launch's fence, and nothing was there: one that exists now is ours, made by a call that a network file
+ * system has sent twice. */
 static pd_status prepare_directory(struct store_save *save, struct pd_error *err)
 {
     const struct store_dir *root = &save->files->dir;
-    PD_TRY(pd_vfs_mkdir(root->vfs, store_at(root, "%s.tmp", save->name).text, err));
+    const struct store_text path = store_at(root, "%s.tmp", save->name);
+    struct pd_dir *open = NULL;
+    pd_status st = pd_vfs_mkdir(root->vfs, path.text, err);
+    if (st == PD_EXISTS) st = store_open_below(root, path.text, &open, err);
+    pd_dir_close(open);
+    PD_TRY(st);
     pd_fault_point("store.begin.made");
     PD_TRY(write_new_file(save, store_at(root, "%s.tmp/commit.h5", save->name).text, NULL, 0, err));
     return store_save_place_index(save, err);
@@ -115,7 +122,7 @@ pd_status store_save_begin(struct store_save *save, const struct pd_identity *id
     save->identity = *identity;
     st = pd_group_agree(group, leads ? check_unused(save, err) : PD_OK, err);
     if (st == PD_EXISTS) st = store_remove(save->files, save->name, false, err);
-    PD_TRY(st);
+    if (st != PD_OK) return store_as_storage(st, err);
     st = pd_group_agree(group, leads ? prepare_directory(save, err) : PD_OK, err);
     return st == PD_OK ? PD_OK : store_save_give_up(save, st, err);
 }
@@ -163,7 +170,7 @@ pd_status store_save_give_up(struct store_save *save, pd_status st, struct pd_er
     if (owner == PD_BUSY || (owner != PD_OK && st == PD_NOT_FOUND)) st = pd_error_pass(err, owner, &lost);
     const bool has_peers = pd_group_barrier(root->dir.group, NULL) == PD_OK;
     if (owner != PD_BUSY && has_peers) clear_save(save, save->name);
-    return pd_error_context(err, st, "checkpoint %s", save->name);
+    return pd_error_context(err, store_as_storage(st, err), "checkpoint %s", save->name);
 }
 
 /* ---- commit ---- */

@@ -174,7 +174,7 @@ pd_status pd_store_open(struct pd_vfs *vfs, const char *root, const struct pd_st
         store->options = *options;
         store->save = (struct store_save){.files = &store->files, .catalog = &store->catalog};
         st = open_all(store, vfs, group, root, options, err);
-        if (st != PD_OK) st = pd_error_context(err, st, "checkpoint directory %s", root);
+        if (st != PD_OK) st = pd_error_context(err, store_as_storage(st, err), "checkpoint directory %s", root);
     }
     if (st)
         pd_store_close(store);
@@ -523,7 +523,7 @@ static pd_status remove_all(struct pd_store *store, char (*names)[PD_STORE_NAME_
         uint64_t is_recorded = 0;
         pd_status st = store_remove(&store->files, names[i], true, &own);
         if (st != PD_OK) {
-            st = pd_error_context(&own, st, "removing checkpoint %s", names[i]);
+            st = pd_error_context(&own, store_as_storage(st, &own), "removing checkpoint %s", names[i]);
             if (first == PD_OK || st == PD_PEER_LOST) first = pd_error_pass(err, st, &own);
             if (st == PD_PEER_LOST) return first;
             PD_TRY(store_gather_most(&store->files.dir, pd_store_has_record(store, names[i]), &is_recorded, err));

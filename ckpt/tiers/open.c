@@ -110,7 +110,7 @@ static pd_status check_hidden(const struct tier *tier, struct pd_error *err)
 /* Failures after which the store may still be read. */
 static bool may_be_read(pd_status st)
 {
-    return st == PD_NO_SPACE || st == PD_IO || st == PD_UNSUPPORTED || st == PD_NOT_FOUND || st == PD_EXISTS;
+    return st == PD_NO_SPACE || st == PD_IO || st == PD_UNSUPPORTED || st == PD_NOT_FOUND;
 }
 
 /* `cause`: why it cannot be written. */

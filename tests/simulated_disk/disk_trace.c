@@ -31,7 +31,7 @@ struct words {
 
 static void print_result(struct replay *replay, int result)
 {
-    fprintf(replay->actual, "%s", pd_status_name(pd_status_from_errno(result)));
+    fprintf(replay->actual, "%s", pd_status_name(pd_vfs_name_status(result)));
 }
 
 static uint64_t number(const char *word)

@@ -75,7 +75,7 @@ static struct pd_sim_volume *volume_of_name(struct pd_vfs *vfs, const char *path
 
 static const char *result_name(int result)
 {
-    return pd_status_name(pd_status_from_errno(result));
+    return pd_status_name(result == EAGAIN ? PD_BUSY : pd_vfs_name_status(result)); /* of a lock, which alone has it */
 }
 
 /* ---- files ---- */

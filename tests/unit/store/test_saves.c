@@ -1,6 +1,8 @@
 /* Saves that fail leave nothing behind but room; and who says that there is none. */
 #include "tests/helpers/store_cases.h"
 
+#include <errno.h>
+
 TestSuite(store_saves, .init = set_up);
 
 /* ---- saves that fail ---- */
@@ -180,6 +182,67 @@ Test(store_saves, what_fails_on_one_rank_fails_on_all)
         cr_expect_gt(attempt.tried, 1, "%d: nothing failed", i);
         room_free(&room);
     }
+}
+
+/* ---- what a file system says ---- */
+
+/* Network file systems say "busy" of files that somebody has open, and "exists" of what a repeated call has made itself. */
+static const int no_verdicts[] = {EBUSY, EEXIST, ENOTEMPTY, EAGAIN};
+enum { VERDICTS = sizeof no_verdicts / sizeof *no_verdicts };
+
+static struct pd_disk_fault verdict(uint32_t number, uint64_t nth)
+{
+    return (struct pd_disk_fault){.kind = number % 2 ? PD_DISK_FAULT_ERROR_APPLIED : PD_DISK_FAULT_ERROR,
+                                  .sys_errno = no_verdicts[number / 2],
+                                  .nth = nth,
+                                  .operations = ~PD_DISK_MASK(PD_DISK_LOCK)};
+}
+
+static bool is_verdict(pd_status st)
+{
+    return st == PD_BUSY || st == PD_EXISTS;
+}
+
+static pd_status each_operation_says_so(struct room_rank *rank, struct pd_error *err)
+{
+    uint64_t step = 0;
+    for (uint32_t v = 0; v < 2 * VERDICTS; v++)
+        for (uint64_t nth = 1, fired = 1; fired; nth++) {
+            const struct pd_disk_fault fault = verdict(v, nth);
+            struct pd_error why = {0};
+            pd_simulated_disk_set_fault(rank->room->disk, &fault);
+            pd_status st = room_save(rank, ++step, &why);
+            if (!st) st = pd_store_prune(rank->store, &why);
+            fired = pd_simulated_disk_fired(rank->room->disk);
+            pd_simulated_disk_set_fault(rank->room->disk, NULL);
+            if (is_verdict(st)) PD_FAIL(err, PD_BUG, "operation %llu: %s", (unsigned long long)nth, why.message);
+            PD_TRY(room_save(rank, ++step, err));
+        }
+    return PD_OK;
+}
+
+static pd_status only_open(struct room_rank *rank, struct pd_error *err)
+{
+    (void)rank, (void)err;
+    return PD_OK;
+}
+
+Test(store_saves, what_a_file_system_says_is_no_verdict)
+{
+    struct room room = new_room(1, 1, false);
+    launch(&room, each_operation_says_so, NULL, PD_OK);
+    for (uint32_t v = 0; v < 2 * VERDICTS; v++)
+        for (uint64_t nth = 1, fired = 1; fired; nth++) {
+            const struct pd_disk_fault fault = verdict(v, nth);
+            struct pd_error why = {0};
+            pd_simulated_disk_set_fault(room.disk, &fault);
+            const pd_status st = room_launch(&room, only_open, NULL, &why);
+            fired = pd_simulated_disk_fired(room.disk);
+            pd_simulated_disk_set_fault(room.disk, NULL);
+            cr_assert(!is_verdict(st), "opening, operation %llu: %s", (unsigned long long)nth, why.message);
+            launch(&room, only_open, NULL, PD_OK);
+        }
+    room_free(&room);
 }
 
 /* ---- space ---- */
