@@ -55,6 +55,35 @@ void pd_format_list_read(char ret_names[PD_FORMATS_NAMES_MAX])
     }
 }
 
+/* Directories that are common and that no format reads, by a file in them: what they are, and the way out. */
+static pd_status refuse_by_name(struct pd_vfs *vfs, const char *path, struct pd_error *err)
+{
+    static const struct {
+        const char *file, *says;
+    } others[] = {
+        {"consolidated.00.pth",
+         "is Meta's own form of a Llama; make one of transformers of it: python3 -m "
+         "transformers.models.llama.convert_llama_weights_to_hf --input_dir DIR --model_size SIZE --output_dir OUT"},
+        {"pytorch_model_fsdp_0/.metadata",
+         "is of accelerate; its model is the directory pytorch_model_fsdp_0 in it: name that"},
+        {"pytorch_model_fsdp.bin", "is of accelerate; its model is the file pytorch_model_fsdp.bin in it: name that"},
+        {"pytorch_model/latest", "is of accelerate; DeepSpeed's checkpoint is the directory pytorch_model in it: name that"},
+        {"mp_rank_00/model_optim_rng.pt", PD_LEGACY_MEGATRON},
+        {"mp_rank_00_000/model_optim_rng.pt", PD_LEGACY_MEGATRON},
+        {"latest_checkpointed_iteration.txt",
+         "is of Megatron, and the iteration that latest_checkpointed_iteration.txt names has no .metadata, so it is "
+         "damaged, or "
+         "of the old form, which Megatron's training command writes again with --ckpt-convert-format torch_dist "
+         "--ckpt-convert-save OUT"},
+    };
+    struct pd_stat stat;
+    char inner[PD_FORMATS_PATH_MAX];
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (!pd_formats_join(path, others[i].file, inner, NULL) && !pd_vfs_stat(vfs, inner, &stat, NULL))
+            PD_FAIL(err, PD_UNSUPPORTED, "%s %s", path, others[i].says);
+    return PD_OK;
+}
+
 pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_format **ret_format, struct pd_error *err)
 {
     struct pd_stat stat;
@@ -69,6 +98,7 @@ pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_for
         }
     }
     const bool is_file = stat.type != PD_ENTRY_DIRECTORY;
+    if (!is_file) PD_TRY(refuse_by_name(vfs, path, err));
     const struct pd_format *around = is_file ? format_around(vfs, path, directory) : NULL;
     if (around)
         PD_FAIL(err, PD_INVALID, "%s is one file of a checkpoint (%s) that is a directory; name that: %s", path,

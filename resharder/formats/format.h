@@ -44,6 +44,10 @@ void pd_format_list_read(char ret_names[PD_FORMATS_NAMES_MAX]);
 PD_MUST_USE pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_format **ret_format,
                                    struct pd_error *err);
 
+#define PD_LEGACY_MEGATRON                                                                                               \
+    "is Megatron's old form, a file for each rank; Megatron writes it again as torch_dist, which is read: its training " \
+    "command with --ckpt-convert-format torch_dist --ckpt-convert-save OUT"
+
 /* The slots of a format that is only read. */
 pd_status pd_format_not_written(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err);
 void pd_format_observe_nothing(void *state, uint32_t tensor, const void *data, uint64_t bytes);

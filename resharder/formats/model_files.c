@@ -184,5 +184,8 @@ pd_status pd_model_files_read(struct pd_vfs *vfs, const struct pd_model_files *f
         PD_TRY(find_single(vfs, files, path, single, err));
         PD_TRY(files->read(vfs, single, catalog, err));
     }
+    static const char *const optimizers[] = {"optimizer.bin", "optimizer.pt"}; /* of accelerate, of transformers' Trainer */
+    for (int i = 0; i < 2; i++)
+        if (pd_formats_has_file(vfs, path, optimizers[i])) PD_TRY(pd_catalog_add_unmapped(catalog, optimizers[i], err));
     return pd_formats_add_texts(vfs, path, catalog, err);
 }

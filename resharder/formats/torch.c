@@ -55,12 +55,31 @@ static const struct pd_pickle_node *find_model(const struct pd_pickle_node *root
     return NULL;
 }
 
+/* Dictionaries of programs whose tensors are no model by themselves. */
+static pd_status refuse_by_name(const char *path, const struct pd_pickle_node *root, struct pd_error *err)
+{
+    static const char *const degrees[] = {"tensor_model_parallel_size", "pipeline_model_parallel_size"};
+    const struct pd_pickle_node *args = pd_pickle_member(root, "args");
+    uint64_t degree = 0;
+    if (pd_pickle_member(root, "model_args") && pd_pickle_member(root, "iter_num"))
+        PD_FAIL(
+            err, PD_UNSUPPORTED,
+            "%s is nanoGPT's, whose GELU is the exact one, and perdure computes the tanh form of GPT-2; what transformers' "
+            "GPT2LMHeadModel.save_pretrained writes is read",
+            path);
+    for (int i = 0; i < 2; i++)
+        if (args && pd_pickle_is_u64(pd_pickle_field(args, degrees[i]), &degree) && degree > 1)
+            PD_FAIL(err, PD_UNSUPPORTED, "%s " PD_LEGACY_MEGATRON, path);
+    return PD_OK;
+}
+
 static pd_status add_tensors(struct pd_catalog *catalog, const struct pd_torch_archive *archive, uint32_t file,
                              struct pd_error *err)
 {
     const struct pd_pickle_node *root = pd_pickle_root(archive->pickle);
     const struct pd_pickle_node *model = root->type == PD_PICKLE_DICT ? find_model(root) : NULL;
     const uint32_t before = catalog->tensor_count;
+    if (root->type == PD_PICKLE_DICT) PD_TRY(refuse_by_name(archive->path, root, err));
     if (model) PD_TRY(add_items(catalog, archive, file, model, NULL, err));
     if (root->type == PD_PICKLE_DICT) PD_TRY(add_items(catalog, archive, file, root, model, err));
     if (catalog->tensor_count > before) return PD_OK;

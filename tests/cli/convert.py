@@ -80,7 +80,7 @@ expect("megatron-iteration", ["ckpt", "diff", "-q", "run", "megatron/iter_000000
 os.remove("megatron/iter_0000002/config.json")  # its arguments say the model too
 expect("megatron-arguments", ["ckpt", "import", "megatron", "megatron-arguments"], 0, ANY, "not imported: _extra_state (of fp8) of 16 modules\n")
 os.remove("megatron/iter_0000002/.metadata")
-expect("megatron-no-metadata", ["ckpt", "import", "megatron", "none"], 78, err=re.compile("megatron is a directory of no format that is read"))
+expect("megatron-no-metadata", ["ckpt", "import", "megatron", "none"], 78, err=re.compile("megatron is of Megatron, and the iteration .* has no .metadata"))
 expect("universal-dtype", ["ckpt", "export", "run", "none", "--format=universal", "--dtype=bf16"], 78,
        err=said("universal checkpoints hold fp32 alone, and DeepSpeed rounds it: leave out --dtype"))
 with open("universal/latest_universal") as file:

@@ -4,10 +4,10 @@ foreign.py PERDURE SOURCE [NAME...]"""
 import json
 import os
 import re
-import shutil
 import struct
 
-from expect import ANY, expect, finish, perdure, report, write
+from torch_file import torch_save
+from expect import ANY, MINIMAL, expect, finish, write
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1,
           "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 48, "max_position_embeddings": 512,
@@ -87,4 +87,75 @@ model("fp8-scaled", eight | {"model.layers.0.self_attn.q_proj.weight_scale_inv":
 refuse("fp8-scaled", r"q_proj.weight is stored as fp8 with a scale \(model.layers.0.self_attn.q_proj.weight_scale_inv\)")
 model("needed", tensors() | {"model.norm.weight": ("C64", [32], 0)})
 refuse("needed", r"these are missing: model.norm.weight .*; tensor model.norm.weight: type C64 is not read\n$")
+
+# ---- GGUF: in parts, and what it says of RoPE ----
+NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "layers.0.input_layernorm": "blk.0.attn_norm",
+         "layers.0.post_attention_layernorm": "blk.0.ffn_norm", "layers.0.self_attn.q_proj": "blk.0.attn_q",
+         "layers.0.self_attn.k_proj": "blk.0.attn_k", "layers.0.self_attn.v_proj": "blk.0.attn_v",
+         "layers.0.self_attn.o_proj": "blk.0.attn_output", "layers.0.mlp.gate_proj": "blk.0.ffn_gate",
+         "layers.0.mlp.up_proj": "blk.0.ffn_up", "layers.0.mlp.down_proj": "blk.0.ffn_down"}
+PAIRS = {"general.architecture": "llama", "llama.context_length": 512, "llama.embedding_length": 32, "llama.block_count": 1,
+         "llama.feed_forward_length": 48, "llama.attention.head_count": 2, "llama.attention.head_count_kv": 1,
+         "llama.attention.layer_norm_rms_epsilon": 1e-6, "general.name": "small", "llama.rope.dimension_count": 16}
+
+
+def gguf(path, names, pairs):
+    def text(value):
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    head, data = b"", b""
+    for key, value in pairs.items():
+        head += text(key)
+        head += (struct.pack("<I", 8) + text(value) if isinstance(value, str) else struct.pack("<If", 6, value)
+                 if isinstance(value, float) else struct.pack("<II", 4, value))
+    for name in names:
+        shape = SHAPES[name]
+        head += text(NAMES[name] + ".weight") + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *reversed(shape))
+        head += struct.pack("<IQ", 0, len(data))
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        data += struct.pack("<f", 0.01) * count
+        data += bytes(-len(data) % 32)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(names), len(pairs)) + head
+    write(path, head + bytes(-len(head) % 32) + data)
+
+
+order = list(SHAPES)
+gguf("whole.gguf", order, PAIRS)
+take("whole.gguf")
+expect("gguf-is-the-same", ["ckpt", "diff", "-q", "whole.gguf-in", "plain-in"], 0)
+gguf("part-00001-of-00002.gguf", order[:4], PAIRS | {"split.no": 0, "split.count": 2})
+gguf("part-00002-of-00002.gguf", order[4:], {"split.no": 1, "split.count": 2})
+for part in ("part-00001-of-00002.gguf", "part-00002-of-00002.gguf"):
+    take(part)
+    expect("gguf-parts-are-the-same", ["ckpt", "diff", "-q", f"{part}-in", "plain-in"], 0)
+os.rename("part-00002-of-00002.gguf", "elsewhere.gguf")
+refuse("part-00001-of-00002.gguf", "part-00002-of-00002.gguf does not exist: copy all parts", code=78)
+refuse("elsewhere.gguf", r"elsewhere.gguf is one of 2 parts \(split.count\)")
+gguf("scaled.gguf", order, PAIRS | {"llama.rope.scale_linear": 4.0})
+expect("gguf-factor", ["ckpt", "show", "scaled.gguf", "--config"], 0, re.compile(r'"rope_type": "linear",\s*"factor": 4\b'))
+gguf("sinks.gguf", order, PAIRS | {"llama.attention.sinks": 4})
+refuse("sinks.gguf", r"perdure does not know the key gguf.llama.attention.sinks \(4\)")
+expect("gguf-shown-all-the-same", ["ckpt", "show", "sinks.gguf"], 0, ANY)
+
+# ---- what is common and not read ----
+for file, words in (("meta/consolidated.00.pth", "meta is Meta's own form of a Llama; .*convert_llama_weights_to_hf"),
+                    ("fsdp/pytorch_model_fsdp_0/.metadata", "fsdp is of accelerate; .* pytorch_model_fsdp_0 in it: name that"),
+                    ("old/mp_rank_00/model_optim_rng.pt", "old is Megatron's old form.*--ckpt-convert-format torch_dist")):
+    os.makedirs(os.path.dirname(file))
+    write(file, b"")
+    refuse(file.split("/")[0], words)
+model("trainer")
+write("trainer/optimizer.bin", b"")
+take("trainer", 0, "not imported: optimizer.bin\n")
+torch_save("plain/model.safetensors", "ckpt.pt", "model")
+take("ckpt.pt", 0, ANY, "--config=plain/config.json")
+torch_save("plain/model.safetensors", "nano.pt", "model", {"model_args": {"n_layer": 1}, "iter_num": 3})
+refuse("nano.pt", "nano.pt is nanoGPT's, whose GELU is the exact one")
+
+# ---- init.from reads the model first ----
+write("text.txt", b"In the beginning was the word. " * 400)
+RUN = ["train", MINIMAL, "init.from=plain", "run.steps=1", "batch.sequences=2", "layout.ranks=1", "layout.threads=1", "--print-config"]
+expect("init-context", [*RUN, "batch.context=300"], 0, re.compile(r"\n  context: 300 "))
+expect("init-context-beyond", [*RUN, "batch.context=600"], 78,
+       err=re.compile("batch.context 600 is longer than model.context 512, beyond which there are no positions; set batch.context=512\n$"))
 finish("foreign")

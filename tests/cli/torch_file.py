@@ -35,7 +35,7 @@ class Tensor:
         return sys.modules["torch._utils"]._rebuild_tensor_v2, self.arguments
 
 
-def torch_save(source, path, under=None):
+def torch_save(source, path, under=None, beside=None):
     """The tensors of a safetensors file as torch.save has them; under a name of a trainer's dictionary."""
     data = open(source, "rb").read()
     (length,) = struct.unpack_from("<Q", data)
@@ -49,6 +49,6 @@ def torch_save(source, path, under=None):
             stride = [1] if len(shape) == 1 else [shape[1], 1]
             archive.writestr(f"archive/data/{number}", data[begin:end])
             state[name] = Tensor(Storage(number, (end - begin) // 4), 0, tuple(shape), tuple(stride), False, {})
-        Pickler(out, protocol=2).dump({"step": 5, under: state, "optimizer": {"state": {}}} if under else {**state, "note": 5})
+        Pickler(out, protocol=2).dump({"step": 5, under: state, "optimizer": {"state": {}}, **(beside or {})} if under else {**state, "note": 5})
         archive.writestr("archive/data.pkl", out.getvalue())
         archive.writestr("archive/byteorder", "little")

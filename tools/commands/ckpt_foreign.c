@@ -4,6 +4,7 @@
 #include "resharder/catalog/model_directory.h"
 #include "resharder/convert/compare.h"
 #include "resharder/formats/perdure.h"
+#include "trainer/config/check.h"
 #include "trainer/model/hugging_face.h"
 #include "trainer/model/links.h"
 #include "trainer/tokenizer/tokenizer.h"
@@ -116,8 +117,9 @@ pd_status pd_ckpt_foreign_model(const struct pd_ckpt_foreign *f, struct pd_model
 
 static pd_status take_model(const char *name, const char *text, size_t bytes, struct pd_config *config, struct pd_error *err)
 {
-    PD_TRY(pd_hugging_face_read(name, text, bytes, &config->model, NULL, err));
-    if (config->batch.context > config->model.context) config->batch.context = config->model.context;
+    struct pd_model_config model;
+    PD_TRY(pd_hugging_face_read(name, text, bytes, &model, NULL, err));
+    pd_config_take_model(config, &model);
     return PD_OK;
 }
 

@@ -12,6 +12,7 @@
 #include "tools/commands/ckpt_target.h"
 #include "tools/commands/progress.h"
 #include "tools/output.h"
+#include "trainer/config/check.h"
 #include "trainer/model/links.h"
 #include "trainer/plan/auto_layout.h"
 #include "trainer/run/signals.h"
@@ -322,17 +323,16 @@ pd_status pd_ckpt_import_model(struct pd_config *config, struct pd_error *err)
     PD_TRY(open_theirs(config->init.from, &source, err));
     const pd_status st = pd_ckpt_foreign_read_model(&source, config, &is_said, err);
     pd_ckpt_foreign_close(&source);
-    return st;
+    return st ? st : pd_config_check_model(config, err);
 }
 
 static pd_status take_saved_model(const char *yaml, struct pd_config *config, struct pd_error *err)
 {
     struct pd_config saved;
     PD_TRY(pd_config_parse_saved(yaml, NULL, 0, &saved, err));
-    config->model = saved.model;
-    if (config->batch.context > config->model.context) config->batch.context = config->model.context;
+    pd_config_take_model(config, &saved.model);
     pd_config_deinit(&saved);
-    return PD_OK;
+    return pd_config_check_model(config, err);
 }
 
 pd_status pd_ckpt_saved_model(const char *directory, struct pd_config *config, struct pd_error *err)

@@ -88,10 +88,6 @@ static pd_status check_data(const struct pd_config *c, struct pd_error *err)
                 "data.train is missing; name the text or token file, such as data.train[0].path=corpus.txt");
     PD_TRY(check_sources("data.train", c->data.train, c->data.train_count, err));
     PD_TRY(check_sources("data.validation", c->data.validation, c->data.validation_count, err));
-    if (c->data.document_token >= (int64_t)c->model.vocab)
-        PD_FAIL(err, PD_INVALID,
-                "data.document_token %" PRId64 " is no token of the model: model.vocab is %u; set model.vocab=%" PRId64,
-                c->data.document_token, c->model.vocab, c->data.document_token + 1);
     if (c->validation.every && !c->data.validation_count && c->data.validation_fraction == 0)
         PD_FAIL(err, PD_INVALID,
                 "validation.every is %" PRIu64 " and there is nothing to validate on; set data.validation_fraction=0.01 or "
@@ -116,11 +112,6 @@ static pd_status check_batch(const struct pd_config *c, struct pd_error *err)
         PD_FAIL(err, PD_INVALID,
                 "batch.sequences %u is no multiple of batch.micro_batch %u; the nearest micro-batch that fits is %u",
                 sequences, c->batch.micro_batch, nearest_micro_batch(sequences, micro_batch));
-    if (c->batch.context > c->model.context)
-        PD_FAIL(err, PD_INVALID,
-                "batch.context %u is longer than model.context %u, beyond which there are no positions; set "
-                "batch.context=%u or model.context=%u",
-                c->batch.context, c->model.context, c->model.context, c->batch.context);
     if ((uint64_t)c->batch.micro_batch * c->batch.context > INT32_MAX)
         PD_FAIL(err, PD_INVALID, "a micro-batch of %s of %u tokens is over 2^31 tokens; set a smaller batch.micro_batch",
                 pd_counted(c->batch.micro_batch, "sequence").text, c->batch.context);
@@ -321,9 +312,41 @@ static pd_status check_launch(const struct pd_config *c, struct pd_error *err)
     return PD_OK;
 }
 
+void pd_config_take_model(struct pd_config *config, const struct pd_model_config *model)
+{
+    const bool is_default = config->batch.context == config->model.context;
+    config->model = *model;
+    if (is_default && config->batch.context > model->context) config->batch.context = model->context;
+}
+
+/* A model that comes with init.from has the sizes that it has. */
+static pd_status check_context(const struct pd_config *c, struct pd_error *err)
+{
+    char more[80] = "";
+    if (!c->init.from[0]) snprintf(more, sizeof more, " or model.context=%u", c->batch.context);
+    if (c->batch.context > c->model.context)
+        PD_FAIL(err, PD_INVALID,
+                "batch.context %u is longer than model.context %u, beyond which there are no positions; set "
+                "batch.context=%u%s",
+                c->batch.context, c->model.context, c->model.context, more);
+    return PD_OK;
+}
+
+pd_status pd_config_check_model(const struct pd_config *c, struct pd_error *err)
+{
+    const bool is_ours = !c->init.from[0];
+    char more[80] = "";
+    if (is_ours) snprintf(more, sizeof more, "; set model.vocab=%" PRId64, c->data.document_token + 1);
+    if (c->data.document_token >= (int64_t)c->model.vocab)
+        PD_FAIL(err, PD_INVALID, "data.document_token %" PRId64 " is no token of the model: model.vocab is %u%s",
+                c->data.document_token, c->model.vocab, more);
+    return check_context(c, err);
+}
+
 pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
 {
     PD_TRY(pd_model_config_check(&c->model, err));
+    if (!c->init.from[0]) PD_TRY(pd_config_check_model(c, err)); /* else once the model is read */
     PD_TRY(check_data(c, err));
     PD_TRY(check_batch(c, err));
     PD_TRY(check_optimizer(c, err));
@@ -345,5 +368,6 @@ pd_status pd_config_check_saved(const struct pd_config *c, bool is_changed, stru
 {
     PD_TRY(pd_model_config_check(&c->model, err));
     PD_TRY(check_batch(c, err));
+    PD_TRY(check_context(c, err));
     return is_changed ? pd_degrees_check(c, err) : PD_OK;
 }

@@ -1,6 +1,6 @@
 /* What tokenizer_config.json and added_tokens.json say of added tokens that tokenizer.json has not, as transformers takes it:
- * tokens of added_tokens_decoder, those of added_tokens.json, and the named ones (bos_token, ...) that the vocabulary has. It goes into
- * the tokenizer's own text, as a member "beside" in front, so that a copy of that text is whole. */
+ * tokens of added_tokens_decoder, those of added_tokens.json, and the named ones (bos_token, ...) that the vocabulary has. It
+ * goes into the tokenizer's own text, as a member "beside" in front, so that a copy of that text is whole. */
 #include "ckpt/base/parse.h"
 #include "trainer/tokenizer/load.h"
 #include "trainer/tokenizer/tokenizer.h"
