@@ -51,7 +51,7 @@ expect("plan-offload", ["plan", MINIMAL, "--world=1", "--threads=1", "offload.op
                   r".* state\nstate is in 5 files of .*\npage cache: none, .*\nnote: the device is the CPU: .*\na process takes about "))
 ON_GPU = ["plan", MINIMAL, "--world=1", "--device=h100-80g", "run.device=gpu"]
 for name, words, where in (
-        ("device", [], r"\non the device: .*\npinned on the host: worst rank .*, all ranks .*\nbeside that, .* CUDA graphs .*\na process .*\nnothing is exchanged\nstep .*s\n"),
+        ("device", [], r"\non the device: .*\npinned on the host: worst rank .*, all ranks .*\na process .*\nnothing is exchanged\nstep .*s\n"),
         ("cpu", ["offload.optimizer=cpu"], r"\non the device: .*\npinned on the host: .*\nbeside that, .*\noffload moves over a rank's bus in a step, at most: "
          r".* to the device, .* from it\na process (.*\n)*step .*; the bus is busy for .*/s each way\n"),
         ("nvme", ["offload.optimizer=nvme"], r"\non the device: .*\npinned on the host: .*\non NVMe: worst rank .*\nbeside that, .*\na rank reads and writes on NVMe"

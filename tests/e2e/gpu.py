@@ -123,9 +123,8 @@ def after_a_kill(bench, config):
 
 
 def recomputed_by_block(bench, config):
-    for recompute, graphs in harness.of_the_day((("selective", "0"), ("selective", "1"), ("full", "1"), ("full", "0")), 2):
-        bench.same(f"{recompute} recomputation of one block, graphs {graphs}", config,
-                   [f"layout.recompute={recompute}", "layout.recompute_layers=1"], {"PERDURE_CUDA_GRAPHS": graphs})
+    for recompute in ("selective", "full"):
+        bench.same(f"{recompute} recomputation of one block", config, [f"layout.recompute={recompute}", "layout.recompute_layers=1"])
 
 
 def saved_at_every_step(bench, config):
@@ -303,14 +302,173 @@ def held_is_planned(bench, config):
         options = [f"layout.ranks={ranks}", f"layout.dp={ranks}", "layout.zero_stage=3", "model.layers=1", "model.hidden=64", "run.steps=2"]
         bench.workspace.train(config, bench.workspace.directory(), options, {"PERDURE_SIMT_REPORT": report})
         told = json.loads(harness.read(report).splitlines()[-1])
-        held, graphs = told["device_bytes_max"], told["graph_bytes_max"]
+        held = told["device_bytes_max"]
         result = bench.workspace.command(["plan", config, f"--world={ranks}", "run.dir=r", *options, "--json"])
         groups = json.loads(result.stdout)["worlds"][0]["groups"]
         if held != sum(group["ranks"] * group["device_bytes"] for group in groups):
             raise harness.Failure(f"{ranks} ranks held {held} bytes of the GPU, planned: {groups}")
-        room = sum(group["ranks"] * group["graph_bytes_estimated"] for group in groups)
-        if not room / 3 < graphs <= room:
-            raise harness.Failure(f"{ranks} ranks held {graphs} bytes for graphs, planned: {room}")
+    print("planned: all that is held of a GPU", flush=True)
+
+
+def memory_stays(bench, early, late):
+    """What is free on the device at two steps of one run that saves. Simulated: what is live there, and pinned; nothing at the end."""
+    watch, report, directory = (bench.workspace.directory(name) for name in ("watch", "report", "run"))
+    small = ["model.layers=1", "batch.sequences=1", "validation.every=4", "validation.sequences=1", "checkpoint.every=5"]
+    bench.workspace.train(bench.config(), directory, [f"run.steps={late}", *small],
+                          {"PERDURE_SIMT_WATCH": watch, "PERDURE_SIMT_REPORT": report})
+    rows = {row["step"]: row for row in map(json.loads, harness.read(os.path.join(directory, "metrics.jsonl")).splitlines())}
+    free = [rows[step].get("device_free_bytes", 0) for step in (early, late)]
+    if not 0 < free[0] == free[1]:
+        raise harness.Failure(f"free at step {early}: {free[0]}, at step {late}: {free[1]}")
+    print(f"memory free at step {late} is that at step {early}: {free[1]}", flush=True)
+    if not bench.is_simulated:
+        return
+    live = [json.loads(line) for line in harness.read(watch).splitlines()]  # one a step, after what comes before the first
+    if len(live) < late or live[early - 1 - late] != live[-1] or not live[-1]["device_bytes"] or not live[-1]["locked_bytes"]:
+        raise harness.Failure(f"live at step {early}: {live[early - 1 - late:][:1]}, at step {late}: {live[-1:]}")
+    left = json.loads(harness.read(report).splitlines()[-1])
+    if left["device_bytes"] or left["locked_bytes"]:
+        raise harness.Failure(f"left over at the end: {left}")
+    print(f"so is what is live: {live[-1]}", flush=True)
+
+
+@simulated_only("a real GPU's memory is not for a test to choose")
+def a_little_too_little(bench, config):
+    """What a rank is told to change is enough, and changes no bits. Of two that share a GPU the second does not fit."""
+    need = float(re.search(r"needs ([\d.]+) MiB", does_not_fit(bench, config, TOO_LITTLE, [], {"PERDURE_SIMT_MEMORY": "2M"}))[1])
+    memory = {"PERDURE_SIMT_MEMORY": str(int((need - 0.1) * 1048576))}
+    said = does_not_fit(bench, config, TOO_LITTLE, [], memory)
+    bench.same("on a GPU that is too small for it otherwise", config, re.search(r"with (.*) it takes", said)[1].split(), memory)
+    plan = json.loads(bench.workspace.command(["plan", config, "--world=1", "run.dir=r", "--json"]).stdout)
+    bench.same("where the planner chooses by what is free", config, ["layout=auto"],
+               {"PERDURE_SIMT_MEMORY": str(int((plan["groups"][0]["device_bytes"] - 1) / 0.95))})  # a twentieth is the driver's
+    taken = {"PERDURE_SIMT_MEMORY": "256M", "PERDURE_SIMT_TAKEN": f"{int(256 - need)}M"}
+    does_not_fit(bench, config, "GPU 0: .* of 256.0 MiB are free, .*no layout of 1 rank fits .* take ", ["layout=auto"], taken)
+    does_not_fit(bench, config, "does not fit beside what others hold|others hold the rest",
+                 ["layout.ranks=2", "layout.dp=2", "layout.zero_stage=0"], {"PERDURE_SIMT_MEMORY": f"{int(need * 1.2)}M"})
+
+
+def from_cpu_and_back(bench, config):
+    """Six steps on the CPU, beside two on the CPU, two on the GPU, two on the CPU."""
+    plain, there_and_back = bench.workspace.directory(), bench.workspace.directory()
+    schedule = ["optimizer.decay_steps=6", "checkpoint.every=2"]
+    bench.workspace.train(config, plain, [*schedule, "run.steps=6", "run.device=cpu"])
+    for steps, device in ((2, "cpu"), (4, "gpu"), (6, "cpu")):
+        bench.workspace.train(config, there_and_back, [*schedule, f"run.steps={steps}", f"run.device={device}"])
+    near(bench, "steps on the CPU, the GPU, the CPU", loss_rows(there_and_back), loss_rows(plain), "fp32")
+
+
+@simulated_only("how much a driver pins is the machine's to say")
+def too_little_to_lock(bench, config):
+    """Memory that cannot be pinned is missed before the first step: by name, with what to look at."""
+    does_not_fit(bench, config, "pinned memory.*perdure plan", [], {"PERDURE_SIMT_LOCKED": "64K"})
+
+
+def warning_of(bench, directory, steps, environment, *overrides):
+    """What a resume says of bits."""
+    result = bench.workspace.train(bench.config(), directory, [f"run.steps={steps}", *overrides], environment)
+    return [line for line in result.stderr.splitlines() if "bits may differ" in line]
+
+
+def told_apart(bench):
+    """A GPU of another name, or a CPU after a GPU, computes other bits: said once, with the step from which on. The same GPU is not."""
+    directory, gpu = bench.workspace.directory(), bench.findings()["gpu use"].split(";")[0][len("opens as "):]
+    cards = ((2, "card A", (), None), (3, "card A", (), None), (4, "card B", (), ("card A", "card B", "from step 4 on")),
+             (5, "card B", ("run.device=cpu",), ("card B", "a CPU", "from step 5 on")), (6, "card B", ("run.device=cpu",), None))
+    one_card = ((2, "", (), None), (3, "", (), None), (4, "", ("run.device=cpu",), (gpu, "a CPU", "from step 4 on")))
+    for steps, name, overrides, expected in cards if bench.is_simulated else one_card:
+        said = warning_of(bench, directory, steps, {"PERDURE_SIMT_NAME": name} if name else {}, "checkpoint.every=1", *overrides)
+        if (len(said) != 1 or not all(word in said[0] for word in expected)) if expected else said:
+            raise harness.Failure(f"to step {steps} on {name} {overrides}: said {said}, expected {expected}")
+    print("said: from which step on bits may differ", flush=True)
+
+
+def different_tensors(bench, one, other):
+    """Names that `ckpt diff` gives."""
+    result = bench.workspace.command(["ckpt", "diff", os.path.join(one, "checkpoints"), os.path.join(other, "checkpoints")])
+    return {line.split()[0] for line in result.stdout.splitlines() if " different " in line}
+
+
+@simulated_only("a real GPU's memory is not for a test to choose")
+def codes_that_do_not_fit(bench, config, fp8):
+    """What a run with too little memory is told to do without, behind selective recomputation: codes of weights between micro-batches."""
+    wide = [*fp8, "model.ffn=1024", "layout.recompute=selective", "run.steps=2"]
+    need = float(re.search(r"needs ([\d.]+) MiB", does_not_fit(bench, config, TOO_LITTLE, wide, {"PERDURE_SIMT_MEMORY": "2M"}))[1])
+    memory = {"PERDURE_SIMT_MEMORY": str(int((need - 0.1) * 1048576))}
+    said = re.search(r"with (.*) it takes", does_not_fit(bench, config, TOO_LITTLE, wide, memory))[1].split()
+    if said != ["layout.fp8_codes=micro_batch"] or bench.run(config, [*wide, *said], memory) != bench.run(config, wide):
+        raise harness.Failure(f"with room for all but the codes of weights: {said}, or other bits with it")
+
+
+def eight_bits(bench):
+    """Linears in fp8: after a step the CPU's bits but for weights of norms, whose gradients sum tokens in another order; its own after a
+    kill; from the CPU to the GPU and back."""
+    config, fp8 = bench.config(), ["numerics.linears=fp8", "numerics.virtual_tp=2"]  # with one chunk a GPU's losses are its own
+    capability = re.search(r"compute capability (\d+)\.(\d+)", bench.findings()["gpu"])
+    if capability and tuple(map(int, capability.groups())) < (8, 9):
+        print(f"skipped: eight_bits: {bench.findings()['gpu']}, and fp8 needs 8.9", flush=True)
+        return
+    first = {device: bench.workspace.directory() for device in ("cpu", "gpu")}
+    for device, directory in first.items():
+        bench.workspace.train(config, directory, [*fp8, f"run.device={device}", "run.steps=1"])
+    others = {name for name in different_tensors(bench, *first.values()) if "norm" not in name}
+    if bench.is_simulated and (others or harness.losses(first["cpu"]) != harness.losses(first["gpu"])):
+        raise harness.Failure(f"linears in fp8, a step on the GPU and one on the CPU: other losses, or {sorted(others)}")
+    plain = bench.run(config, fp8)
+    if plain == bench.expected(config):
+        raise harness.Failure("linears in fp8 have the bits of those in fp32")
+    fault = bench.workspace.directory("fault")
+    killed = bench.run(config, fp8, {"PERDURE_FAULT": "worker.stepped@0:3:kill", "PERDURE_FAULT_ONCE": fault})
+    if killed != plain:
+        raise harness.Failure(f"linears in fp8, killed after step 3: {killed}, of the plain run {plain}")
+    if bench.run(config, [*fp8, "layout.fp8_codes=micro_batch"]) != plain:
+        raise harness.Failure("linears in fp8: other bits where codes of weights are made for every micro-batch")
+    codes_that_do_not_fit(bench, config, fp8[:1])
+    for steps, device in ((2, "gpu"), (3, "cpu"), (STEPS, "gpu")):
+        bench.workspace.train(config, first["cpu"], [*fp8, f"run.steps={steps}", f"run.device={device}"])
+    cpu = bench.workspace.directory()
+    bench.workspace.train(config, cpu, [*fp8, "run.device=cpu"])
+    near(bench, "linears in fp8, on the CPU, the GPU, the CPU, the GPU", loss_rows(first["cpu"]), loss_rows(cpu),
+         "fp32" if bench.is_simulated else "bf16")
+    print(f"same bits: linears in fp8, {'on the CPU and ' if bench.is_simulated else ''}after a kill", flush=True)
+
+
+def planned(bench, config):
+    """What NCCL takes is part of what must find room, on a line of its own; alone there is none. Staging of exchanges is pinned."""
+    def plan(world, *options):
+        result = bench.workspace.command(["plan", config, f"--world={world}", "run.dir=r", "--device=h100-80g", f"layout.ranks={world}",
+                                          f"layout.dp={world}", *options])
+        if result.returncode:
+            raise harness.Failure(f"plan of {world}: {result.stderr}")
+        return result.stdout
+    alone_, four = (json.loads(plan(world, "--json"))["worlds"][0] for world in (1, 4))
+    for world in (alone_, four):
+        most = max(group["device_bytes"] + group["nccl_bytes_estimated"] for group in world["groups"])
+        if world["worst_rank_bytes"] != most or (world is four) != (world["groups"][0]["nccl_bytes_estimated"] > 0):
+            raise harness.Failure(f"plan of {world['world']}: worst {world['worst_rank_bytes']}, groups {world['groups']}")
+    pinned = {transport: json.loads(plan(4, f"layout.transport={transport}", "--json"))["worlds"][0]["groups"][0]["pinned_bytes"]
+              for transport in ("local", "mpi")}
+    if pinned["mpi"] < pinned["local"] + (3 << 20):
+        raise harness.Failure(f"pinned of ranks as threads and as processes, which stage what they exchange: {pinned}")
+    if "NCCL's own buffers" not in plan(4) or "NCCL" in plan(1):
+        raise harness.Failure(f"plan of 4 ranks:\n{plan(4)}")
+    print("planned: what NCCL takes, and staging", flush=True)
+
+
+@simulated_only("a driver takes memory of its own there")
+def held_is_planned(bench, config):
+    """What a run takes of its GPU at any time, to the byte: the product that its rate is measured by lies in memory that is planned, in that
+    of the gradients where they have enough."""
+    for ranks in (1, 4):
+        report = bench.workspace.directory("report")
+        options = [f"layout.ranks={ranks}", f"layout.dp={ranks}", "layout.zero_stage=3", "model.layers=1", "model.hidden=64", "run.steps=2"]
+        bench.workspace.train(config, bench.workspace.directory(), options, {"PERDURE_SIMT_REPORT": report})
+        told = json.loads(harness.read(report).splitlines()[-1])
+        held = told["device_bytes_max"]
+        result = bench.workspace.command(["plan", config, f"--world={ranks}", "run.dir=r", *options, "--json"])
+        groups = json.loads(result.stdout)["worlds"][0]["groups"]
+        if held != sum(group["ranks"] * group["device_bytes"] for group in groups):
+            raise harness.Failure(f"{ranks} ranks held {held} bytes of the GPU, planned: {groups}")
     print("planned: all that is held of a GPU", flush=True)
 
 
@@ -676,7 +834,6 @@ def body(workspace, arguments):
         if what == "local":
             sums_in_place(bench, what)
             replicas(bench, what)
-            graphs_stay(bench)
         if what == "mpi":
             in_turn_on_hosts(bench)
             killed_beside_others(bench)

@@ -353,44 +353,6 @@ EXACT(copy)
     memcpy(v[1].exact, v[0].exact, rows_columns(s) * sizeof(double));
 }
 
-/* ---- a run that comes again: queued, recorded, replayed twice ---- */
-
-enum { TIMES = 4 };
-
-RUN(replay)
-{
-    const struct pd_math_key key = {.parts = {p[0], p[3], p[4]}, .count = 3};
-    uint32_t replayed = 0;
-    for (uint32_t i = 0; i < TIMES; i++) {
-        bool is_done = false;
-        PD_TRY(pd_math_replay(math, &key, &is_done, err));
-        replayed += is_done;
-        if (is_done) continue;
-        const struct pd_norm norm = {.rows = rows(s),
-                                     .columns = s->columns,
-                                     .dtype = act,
-                                     .epsilon = 1e-5f,
-                                     .x = p[0],
-                                     .weight = p[1],
-                                     .rstd = p[2],
-                                     .out = p[3]};
-        PD_TRY(pd_norm_forward(math, &norm, err));
-        PD_TRY(pd_add(math, rows_columns(s), p[4], act, p[3], false, err));
-        bool again;
-        PD_TRY(pd_math_keep(math, true, &again, err));
-    }
-    if (replayed < TIMES - 2 && strcmp(math->ops->name, "cuda") == 0)
-        PD_FAIL(err, PD_BUG, "of %d runs with one key %u were replayed", TIMES, replayed);
-    return PD_OK;
-}
-
-EXACT(replay)
-{
-    ref_norm_forward(rows(s), s->columns, 1e-5, v[0].exact, v[1].exact, NULL, NULL, v[2].exact, v[3].exact);
-    for (uint64_t i = 0; i < rows_columns(s); i++)
-        v[4].exact[i] += TIMES * v[3].exact[i];
-}
-
 const struct operation more_operations[] = {
     {"attention, in parts",
      {{ACT, IN, part_queries, 1},
@@ -441,5 +403,4 @@ const struct operation more_operations[] = {
      FORMULA(norm),
      .tolerance = 1e-14},
     {"copy", {{IN_ROWS}, {OUT_ROWS}}, FORMULA(copy), .tolerance = 1e-12},
-    {"replay", {{IN_ROWS}, {IN_COLUMNS}, {ROW_SUMS}, {OUT_ROWS}, {F32, BOTH, rows_columns, 1}}, FORMULA(replay)},
     {0}};

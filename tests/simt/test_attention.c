@@ -363,31 +363,6 @@ Test(attention, keys_beyond_the_end_have_no_weight)
     }
 }
 
-/* 192 queries a block: of a consumer whose queries see fewer keys than the block's last, or that has none, in any order of
- * threads; of rows off 16 bytes two consumers make them. */
-Test(attention, forward_by_three_consumers_has_the_bits_of_two)
-{
-    static const struct shape shapes[] = {
-        {2, 300, 2, 2, 64, true}, {1, 193, 3, 1, 64, false}, {1, 448, 2, 1, 64, true}, {1, 60, 1, 1, 64, false}};
-    static const uint64_t orders[] = {1, 4, 25, 9}; /* some hold the last and the first consumer back */
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        struct problem p = problem_new(shapes[i], i % 2 ? PD_F16 : PD_BF16, 0, 83 + i);
-        use("wgmma");
-        struct result want = attend(NULL, &p);
-        use("three");
-        for (size_t order = 0; order < 4; order++) {
-            if (!test_is_todays(i + order, 2)) continue;
-            simt_set_order(orders[order]);
-            struct result got = attend_share(NULL, &p, (struct share){0, p.s.heads, order == 3 ? 3 : 0, false});
-            check_same(&p, &want, &got, "three consumers");
-            result_free(&got);
-        }
-        simt_set_order(0);
-        result_free(&want);
-        problem_free(&p);
-    }
-}
-
 /* A sequence alone, and one block of threads that goes through all items of the keys pass. */
 Test(attention, of_many_sequences_is_that_of_each)
 {

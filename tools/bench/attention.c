@@ -2,8 +2,8 @@
  *
  * Counted are the pairs that causal attention looks at, length (length + 1) / 2 a head and sequence: two products forward,
  * five backward, 2 D operations a pair and product. What a kernel does besides (a product made twice, masked pairs) is its
- * own loss. Times are between two events of the stream, medians of several calls on random operands; on a GPU runs of
- * calls of ours and of cuDNN, where there is one, take turns. */
+ * own loss. Times are between two events of the stream, medians of several calls on random operands; a GPU
+ * gets several calls at once. */
 #include "tools/bench/attention_check.h"
 #include "tools/bench/bench.h"
 #include "tools/command.h"
@@ -12,14 +12,12 @@
 #include "ckpt/base/half.h"
 #include "trainer/config/config.h"
 #include "trainer/engine/rank_device.h"
-#include "trainer/math/cuda/attention_cudnn.h"
 #include "trainer/math/math_cuda.h"
 
 #include <math.h>
 #include <stdio.h>
 
 enum { Q, K, V, OUT, DOUT, DQ, DK, DV, LSE, DELTA, ARRAYS };
-enum { OURS, CUDNN, PEERS };
 enum { TOGETHER = 8 };
 static const char *const precisions[] = {"bf16", "fp16", "fp32"};
 
@@ -35,7 +33,6 @@ struct attention_bench {
     struct pd_arena *arena;
     struct pd_math *math;
     struct pd_span spans[ARRAYS];
-    bool has_cudnn;
 };
 
 struct result {
@@ -45,8 +42,7 @@ struct result {
 
 struct timing {
     uint64_t length, sequences;
-    struct result peers[PEERS];
-    struct pd_error no_cudnn; /* why not, on a GPU */
+    struct result result;
 };
 
 /* ---- the device and its table ---- */
@@ -174,24 +170,21 @@ static struct pd_attention attention_of(const struct attention_bench *b, uint64_
 
 /* ---- measuring ---- */
 
-static pd_status call(struct attention_bench *b, int peer, const struct pd_attention *a, bool backward, struct pd_error *err)
+static pd_status call(struct attention_bench *b, const struct pd_attention *a, bool backward, struct pd_error *err)
 {
-    void *stream = pd_dev_stream_handle(b->device.dev, b->device.compute);
-    if (peer == CUDNN)
-        return backward ? pd_cudnn_attention_backward(stream, a, err) : pd_cudnn_attention_forward(stream, a, err);
     return backward ? pd_attention_backward(b->math, a, err) : pd_attention_forward(b->math, a, err);
 }
 
 /* Of one call. A GPU gets several behind each other, since it is idle when the first is queued, and the time that the host
  * takes to launch that one counts. */
-static pd_status time_call(struct attention_bench *b, int peer, const struct pd_attention *a, bool backward,
-                           double *ret_seconds, struct pd_error *err)
+static pd_status time_call(struct attention_bench *b, const struct pd_attention *a, bool backward, double *ret_seconds,
+                           struct pd_error *err)
 {
     const uint32_t together = on_gpu(b) && b->calls > 1 ? TOGETHER : 1;
     double seconds;
     PD_TRY(pd_dev_event_record(b->device.dev, b->begin, b->device.compute, err));
     for (uint32_t i = 0; i < together; i++)
-        PD_TRY(call(b, peer, a, backward, err));
+        PD_TRY(call(b, a, backward, err));
     PD_TRY(pd_dev_event_record(b->device.dev, b->end, b->device.compute, err));
     PD_TRY(pd_dev_stream_sync(b->device.dev, b->device.compute, err));
     PD_TRY(pd_dev_event_seconds(b->device.dev, b->begin, b->end, &seconds, err));
@@ -199,16 +192,14 @@ static pd_status time_call(struct attention_bench *b, int peer, const struct pd_
     return PD_OK;
 }
 
-/* Median seconds of a call of each; the first two times are not counted. */
-static pd_status seconds_of(struct attention_bench *b, const struct pd_attention *a, bool backward,
-                            double (*ret_seconds)[PEERS], struct pd_error *err)
+/* Median seconds of a call; the first two times are not counted. */
+static pd_status seconds_of(struct attention_bench *b, const struct pd_attention *a, bool backward, double *ret_seconds,
+                            struct pd_error *err)
 {
-    double seconds[PEERS][PD_BENCH_PAIRS_MAX + 2];
+    double seconds[PD_BENCH_PAIRS_MAX + 2];
     for (uint64_t i = 0; i < b->calls + 2; i++)
-        for (int peer = 0; peer < (b->has_cudnn ? PEERS : 1); peer++)
-            PD_TRY(time_call(b, peer, a, backward, &seconds[peer][i], err));
-    for (int peer = 0; peer < (b->has_cudnn ? PEERS : 1); peer++)
-        (*ret_seconds)[peer] = pd_bench_quantile(seconds[peer] + 2, (uint32_t)b->calls, 0.5);
+        PD_TRY(time_call(b, a, backward, &seconds[i], err));
+    *ret_seconds = pd_bench_quantile(seconds + 2, (uint32_t)b->calls, 0.5);
     return PD_OK;
 }
 
@@ -231,24 +222,17 @@ static pd_status download(struct attention_bench *b, const struct pd_attention *
     return pd_dev_stream_sync(b->device.dev, b->device.compute, err);
 }
 
-static pd_status find_errors(struct attention_bench *b, int peer, const struct pd_attention *a,
-                             struct pd_attention_errors *ret_errors, struct pd_error *err)
+static pd_status find_errors(struct attention_bench *b, const struct pd_attention *a, struct pd_attention_errors *ret_errors,
+                             struct pd_error *err)
 {
     struct pd_span host = {0};
     struct pd_attention first;
-    PD_TRY(call(b, peer, a, false, err));
-    PD_TRY(call(b, peer, a, true, err));
+    PD_TRY(call(b, a, false, err));
+    PD_TRY(call(b, a, true, err));
     pd_status st = download(b, a, &host, &first, err);
     if (!st) st = pd_attention_errors_of(&first, ret_errors, err);
     pd_dev_free(b->device.dev, &host);
     return st;
-}
-
-/* cuDNN is asked once for each length, both ways: where it cannot, ours are measured alone. */
-static void look_for_cudnn(struct attention_bench *b, const struct pd_attention *a, struct pd_error *ret_why_not)
-{
-    b->has_cudnn = on_gpu(b) && pd_cudnn_attention_takes(a) && !call(b, CUDNN, a, false, ret_why_not) &&
-                   !call(b, CUDNN, a, true, ret_why_not);
 }
 
 static pd_status measure(struct attention_bench *b, uint64_t length, struct timing *ret_timing, struct pd_error *err)
@@ -256,42 +240,23 @@ static pd_status measure(struct attention_bench *b, uint64_t length, struct timi
     const struct pd_attention a = attention_of(b, length);
     const double pairs = 0.5 * (double)length * (double)(length + 1) * (double)(a.sequences * b->heads);
     const double forward_operations = 1e-12 * 4 * pairs * (double)b->head_size;
-    double forward[PEERS], backward[PEERS];
+    double forward, backward;
     *ret_timing = (struct timing){.length = length, .sequences = a.sequences};
-    look_for_cudnn(b, &a, &ret_timing->no_cudnn);
     PD_TRY(seconds_of(b, &a, false, &forward, err));
     PD_TRY(seconds_of(b, &a, true, &backward, err));
-    for (int peer = 0; peer < (b->has_cudnn ? PEERS : 1); peer++) {
-        struct result *r = &ret_timing->peers[peer];
-        r->forward_tflops = forward_operations / forward[peer];
-        r->backward_tflops = 2.5 * forward_operations / backward[peer];
-        PD_TRY(find_errors(b, peer, &a, &r->errors, err));
-    }
-    return PD_OK;
-}
-
-static void report_peer(struct pd_report *r, const struct result *result, const char *prefix)
-{
-    static const char *const keys[4] = {"forward_tflops", "backward_tflops", "forward_error", "backward_error"};
-    const double values[4] = {result->forward_tflops, result->backward_tflops, result->errors.forward,
-                              result->errors.backward};
-    char key[64];
-    for (int i = 0; i < 4; i++) {
-        snprintf(key, sizeof key, "%s%s", prefix, keys[i]);
-        if (result->forward_tflops > 0)
-            pd_report_double(r, key, values[i], PD_UNIT_NONE);
-        else if (r->is_json)
-            pd_json_null(&r->writer, key);
-    }
+    ret_timing->result.forward_tflops = forward_operations / forward;
+    ret_timing->result.backward_tflops = 2.5 * forward_operations / backward;
+    return find_errors(b, &a, &ret_timing->result.errors, err);
 }
 
 static void report_timing(struct pd_report *r, const struct timing *t)
 {
     pd_report_u64(r, "length", t->length, PD_UNIT_NONE);
     pd_report_u64(r, "sequences", t->sequences, PD_UNIT_NONE);
-    report_peer(r, &t->peers[OURS], "");
-    report_peer(r, &t->peers[CUDNN], "cudnn_");
-    if (t->no_cudnn.status) pd_report_text(r, "no_cudnn", t->no_cudnn.message);
+    pd_report_double(r, "forward_tflops", t->result.forward_tflops, PD_UNIT_NONE);
+    pd_report_double(r, "backward_tflops", t->result.backward_tflops, PD_UNIT_NONE);
+    pd_report_double(r, "forward_error", t->result.errors.forward, PD_UNIT_NONE);
+    pd_report_double(r, "backward_error", t->result.errors.backward, PD_UNIT_NONE);
 }
 
 static pd_status run(struct attention_bench *b, struct pd_error *err)
@@ -358,8 +323,8 @@ pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err)
     const struct pd_usage usage = {
         .doc = "Attention alone, forward and backward, in TFLOP/s of the pairs that causal attention looks at. "
                "forward_tflops and backward_tflops are those of the longest sequences; forward_error and backward_error are "
-               "of some rows beside float64. On a GPU with cuDNN it takes turns with ours: the same keys with cudnn_ before "
-               "them. PERDURE_ATTENTION=mma, wgmma, onepass, three or plain asks for other kernels of ours.",
+               "of some rows beside float64. "
+               "PERDURE_ATTENTION=mma, wgmma, onepass or plain asks for other kernels.",
         .options = options,
         .json = &b.json};
     PD_COMMAND_PARSE(&usage, argc, argv, err);

@@ -74,8 +74,6 @@ struct measured {
     double stages[STAGES], watched_seconds; /* of a step whose operations were timed: what each answered for */
     double busy[STAGES];   /* by lane, whatever ran beside it: compute, then those of stages from EXCHANGE on */
     uint32_t plain_shapes; /* of GEMMs that cuBLASLt had no algorithm for */
-    uint32_t graphs;
-    uint64_t graph_operations, graph_bytes; /* bytes: of the device, that became taken while graphs were made */
     uint64_t operations, lost;              /* lost: operations beyond what is noted; 0 where shares are to be trusted */
 };
 
@@ -271,7 +269,6 @@ static pd_status measure(struct pd_bench_run *r, uint64_t steps, struct measured
     m->seconds = pd_bench_quantile(seconds, (uint32_t)steps, 0.5);
     m->low = seconds[0];
     m->high = seconds[steps - 1];
-    pd_math_cuda_graphs(r->whole.engine->math, &m->graphs, &m->graph_operations, &m->graph_bytes);
     return PD_OK;
 }
 
@@ -417,12 +414,6 @@ static void report_mode(struct pd_report *r, const struct gpu_bench *b, int mode
     pd_report_range(r, KEY("step_seconds"), m->seconds, m->low, m->high, PD_UNIT_SECONDS);
     pd_report_double(r, KEY("loss"), m->loss, PD_UNIT_NONE);
     pd_report_u64(r, KEY("operations"), m->operations, PD_UNIT_NONE);
-    if (r->is_json || m->graphs) {
-        pd_report_u64(r, KEY("graphs"), m->graphs, PD_UNIT_NONE);
-        pd_report_u64(r, KEY("graph_bytes"), m->graph_bytes, PD_UNIT_BYTES);
-        pd_report_u64(r, KEY("graph_bytes_estimated"), m->graph_operations * PD_MATH_CUDA_GRAPH_OPERATION_BYTES,
-                      PD_UNIT_BYTES);
-    }
     if (r->is_json || m->plain_shapes) pd_report_u64(r, KEY("plain_gemm_shapes"), m->plain_shapes, PD_UNIT_NONE);
     pd_report_u64(r, KEY("operations_not_timed"), m->lost, PD_UNIT_NONE);
     report_shares(r, KEY("stage_shares"), m, m->stages, 0, NULL, other_seconds(m));

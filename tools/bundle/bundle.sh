@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Makes a directory that runs perdure's GPU tests and benchmarks where nothing can be installed:
-# tools/bundle/bundle.sh BUILD_DIRECTORY OUT [--nvidia needed|all|none] [--simulated] [--tar]
-# --nvidia: needed (default) brings cuBLASLt and NCCL, all cuDNN too, none relies on what the machine has; --simulated takes the tool
+# tools/bundle/bundle.sh BUILD_DIRECTORY OUT [--nvidia needed|none] [--simulated] [--tar]
+# --nvidia: needed (default) brings cuBLASLt and NCCL, none relies on what the machine has; --simulated takes the tool
 # on simulated GPUs (tests/simt) in place of perdure, to try the bundle itself; --tar packs OUT into OUT.tar.gz, which any machine opens.
 # The C library and the driver are the machine's. There: OUT/run.sh
 # Exit code: 0, 64 usage, 66 something is not built, 78 the build has no CUDA.
 set -euo pipefail
-usage="usage: tools/bundle/bundle.sh BUILD_DIRECTORY OUT [--nvidia needed|all|none] [--simulated] [--tar]"
+usage="usage: tools/bundle/bundle.sh BUILD_DIRECTORY OUT [--nvidia needed|none] [--simulated] [--tar]"
 top=$(cd "$(dirname "$0")/../.." && pwd)
 nvidia=needed simulated=no tar=no places=()
 while [ $# -gt 0 ]; do
@@ -23,7 +23,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-case "$nvidia" in needed | all | none) ;; *) echo "$usage" >&2; exit 64 ;; esac
+case "$nvidia" in needed | none) ;; *) echo "$usage" >&2; exit 64 ;; esac
 [ ${#places[@]} = 2 ] || { echo "$usage" >&2; exit 64; }
 [ -d "${places[0]}" ] || { echo "bundle: ${places[0]} is no directory, and no build" >&2; exit 66; }
 build=$(cd "${places[0]}" && pwd)
@@ -73,11 +73,8 @@ for program in "$perdure" "$operations"; do list_of "$program"; done | sort -u |
   esac
 done
 
-# What is opened by name, whoever brings it: run.sh looks for what is not in lib. cuDNN opens NVRTC, which compiles its attention.
-{
-  tr -c '[:alnum:]._' '\n' <"$perdure" | sed -nE '/^lib(cublasLt|nccl|cudnn)\.so\.[0-9]+$/p'
-  printf 'libnvrtc.so.%s\n' 12 13
-} | sort -u >"$out/share/opened"
+# What is opened by name, whoever brings it: run.sh looks for what is not in lib.
+tr -c '[:alnum:]._' '\n' <"$perdure" | sed -nE '/^lib(cublasLt|nccl)\.so\.[0-9]+$/p' | sort -u >"$out/share/opened"
 
 # Opened by name when there is a GPU. Several hundred MiB: MANIFEST says how many.
 bring() {
@@ -96,10 +93,6 @@ bring() {
 if [ "$nvidia" != none ] && [ $simulated = no ]; then
   bring libcublasLt.so.1
   bring libnccl.so.2
-  if [ "$nvidia" = all ]; then
-    for part in libcudnn.so.9 libcudnn_graph.so.9 libcudnn_ops.so.9 libcudnn_heuristic.so.9 libcudnn_engines_precompiled.so.9 \
-      libcudnn_engines_runtime_compiled.so.9 libnvrtc.so.1 libnvrtc-builtins.so.1; do bring "$part"; done
-  fi
 fi
 
 # What each program says that it was built from, and what lies here now. Programs of other sources than the scripts that run them

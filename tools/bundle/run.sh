@@ -308,9 +308,8 @@ for i in "${!names[@]}"; do
       "$(value "${names[$i]}" tokens_per_second)" "$(value "${names[$i]}" matmul_share)" "$(value "${names[$i]}" tokens_per_second_fast)" ;;
     saves*) [ "${states[$i]}" != ok ] || printf '%-24s stall_p50 %s  stall_p99 %s\n' "${names[$i]}" "$(value "${names[$i]}" stall_p50)" \
       "$(value "${names[$i]}" stall_p99)" ;;
-    attention_64 | attention_128) [ "${states[$i]}" != ok ] || printf '%-24s forward %s  backward %s TFLOP/s, cuDNN %s and %s\n' "${names[$i]}" \
-      "$(value "${names[$i]}" forward_tflops)" "$(value "${names[$i]}" backward_tflops)" \
-      "$(value "${names[$i]}" cudnn_forward_tflops)" "$(value "${names[$i]}" cudnn_backward_tflops)" ;;
+    attention_64 | attention_128) [ "${states[$i]}" != ok ] || printf '%-24s forward %s  backward %s TFLOP/s\n' "${names[$i]}" \
+      "$(value "${names[$i]}" forward_tflops)" "$(value "${names[$i]}" backward_tflops)" ;;
   esac
 done
 echo "${#names[@]} step$([ ${#names[@]} = 1 ] || echo s): $done ok, $failed failed, $((${#names[@]} - done - failed)) left out; $out/results.json"

@@ -2,7 +2,6 @@
 
 #include "ckpt/base/words.h"
 #include "tools/output.h"
-#include "trainer/engine/graph_bytes.h"
 #include "trainer/model/family.h"
 
 #include <stdio.h>
@@ -255,37 +254,15 @@ static void print_bus(const struct pd_planned_world *w)
                pd_text_bytes(out).text);
 }
 
-/* Of CUDA graphs, of a rank of the group. */
-static uint64_t graph_bytes(const struct pd_config *config, const struct pd_model *model, const struct pd_planned_world *w,
-                            uint32_t group)
+static void print_library(const struct pd_planned_world *w)
 {
-    const struct pd_engine_options options = {.config = config,
-                                              .model = model,
-                                              .world = w->ranks,
-                                              .rank = w->memory.groups[group].first_rank,
-                                              .threads = w->threads,
-                                              .laid_out = &w->laid_out,
-                                              .is_gpu = config->run.device == PD_DEVICE_GPU};
-    uint64_t bytes = 0;
-    return options.is_gpu && !pd_engine_graph_bytes(&options, &bytes, NULL) ? bytes : 0;
-}
-
-static void print_library(const struct pd_plan_subject *s, const struct pd_planned_world *w)
-{
-    uint64_t most = 0, graphs = 0;
-    for (uint32_t g = 0; g < w->memory.group_count; g++) {
-        const uint64_t bytes = graph_bytes(s->config, s->model, w, g);
+    uint64_t most = 0;
+    for (uint32_t g = 0; g < w->memory.group_count; g++)
         if (w->memory.groups[g].plan.library_bytes > most) most = w->memory.groups[g].plan.library_bytes;
-        if (bytes > graphs) graphs = bytes;
-    }
     if (most)
         printf("in that, beside the table: NCCL's own buffers, %s a rank at most, by an estimate that was not measured on a "
                "GPU; NCCL_BUFFSIZE and fewer neighbours make them smaller\n",
                pd_text_bytes(most).text);
-    if (graphs)
-        printf("beside that, where there is room: CUDA graphs of blocks, %s a rank at most, by an estimate that was not "
-               "measured on a GPU\n",
-               pd_text_bytes(graphs).text);
 }
 
 static void print_where(const struct pd_plan_subject *s, const struct pd_planned_world *w)
@@ -475,7 +452,7 @@ static pd_status print_details(const struct pd_plan_subject *s, const struct pd_
     PD_TRY(print_groups(&w->memory, &shown, err));
     if (w->offload || is_on_gpu(s->config)) PD_TRY(print_places(s, w, &shown, err));
     print_totals(s, w);
-    print_library(s, w);
+    print_library(w);
     print_where(s, w);
     if (!fits(s->machine, w->memory.worst_bytes))
         printf("note: this does not fit the %s of %s%s%s\n", pd_text_bytes((uint64_t)s->machine->device_bytes).text,
@@ -570,8 +547,7 @@ static void write_places(struct pd_json_writer *w, const struct pd_offload_plan 
                  {"bus_in_bytes", p->bus_in_bytes}, {"bus_out_bytes", p->bus_out_bytes});
 }
 
-static void write_groups(struct pd_json_writer *w, const struct pd_config *config, const struct pd_model *model,
-                         const struct pd_planned_world *x)
+static void write_groups(struct pd_json_writer *w, const struct pd_config *config, const struct pd_planned_world *x)
 {
     const struct pd_offload_plan none = {0};
     const struct pd_world_memory *m = &x->memory;
@@ -583,7 +559,6 @@ static void write_groups(struct pd_json_writer *w, const struct pd_config *confi
         write_memory(w, &m->groups[g].plan);
         pd_json_u64(w, "device_bytes", pd_memory_plan_total(&m->groups[g].plan));
         pd_json_u64(w, "nccl_bytes_estimated", m->groups[g].plan.library_bytes);
-        pd_json_u64(w, "graph_bytes_estimated", graph_bytes(config, model, x, g));
         write_places(w, x->offload ? &x->offload[g] : &none, pinned_of(config, &m->groups[g].plan));
         pd_json_object_end(w);
     }
@@ -640,7 +615,7 @@ static void write_world(struct pd_json_writer *w, const struct pd_config *config
     }
     write_layout(w, &x->laid_out, model);
     if (has_choice_of_update(config)) pd_json_string(w, "update", update_name(&x->laid_out));
-    write_groups(w, config, model, x);
+    write_groups(w, config, x);
     PD_JSON_U64S(w, {"process_bytes", x->process_bytes}, {"worst_rank_bytes", x->memory.worst_bytes},
                  {"mean_rank_bytes", (uint64_t)x->memory.mean_bytes}, {"ranks_without_heads", x->without_heads},
                  {"ranks_without_ffn", x->without_ffn});
@@ -692,7 +667,7 @@ pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_pl
         write_world(&w, c, s->model, &worlds[i]);
     pd_json_array_end(&w);
     if (count == 1) { /* once more where programs that know one world look */
-        write_groups(&w, c, s->model, &worlds[0]);
+        write_groups(&w, c, &worlds[0]);
         pd_json_double(&w, "step_seconds", worlds[0].cost.step_seconds);
     }
     pd_json_double(&w, "plan_seconds", seconds);

@@ -67,7 +67,6 @@ static const struct wanted {
     {PD_GPU_CUBLASLT, PD_FINDING_MISSING, "GEMMs on a GPU need it: install cuBLAS, or put its folder on LD_LIBRARY_PATH"},
     {PD_GPU_NCCL, PD_FINDING_LIMITED,
      "without it ranks talk through host memory: install libnccl2, or put its folder on LD_LIBRARY_PATH"},
-    {PD_GPU_CUDNN, PD_FINDING_UNUSED, "an option for attention: install libcudnn9, or put its folder on LD_LIBRARY_PATH"},
 };
 
 static void find_gpu_libraries(struct pd_findings *findings)

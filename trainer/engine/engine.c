@@ -1,6 +1,5 @@
 #include "ckpt/base/words.h"
 #include "trainer/engine/engine_internal.h"
-#include "trainer/engine/graph_bytes.h"
 #include "trainer/engine/optimizer.h"
 #include "trainer/engine/scratch.h"
 #include "trainer/math/math_cuda.h"
@@ -78,22 +77,6 @@ static struct pd_schedule_options schedule_options_of(const struct pd_engine *e)
                                         .units = e->is_breadth_first ? e->options.model->unit_count : 0};
 }
 
-/* A block is some twenty launches of a few microseconds each. Where its arithmetic is over sooner, the GPU waits for the
- * host unless it gets them all at once. PERDURE_CUDA_GRAPHS=0 or 1 decides instead: for comparing. */
-#define GRAPH_FLOPS_MAX 5e10
-
-static bool keeps_blocks(const struct pd_engine *e)
-{
-    const struct pd_config *c = e->options.config;
-    const struct pd_layout *layout = &e->grid.layout;
-    const char *asked = getenv("PERDURE_CUDA_GRAPHS");
-    if (!e->options.is_gpu || layout->tp > 1 || layout->virtual_sp > 1 || c->offload.activations != PD_PLACE_DEVICE)
-        return false;
-    if (asked && *asked) return *asked == '1';
-    const double per_token = pd_model_flops_per_token(e->options.model, c->batch.context) / 3 / c->model.layers;
-    return per_token * c->batch.micro_batch * c->batch.context < GRAPH_FLOPS_MAX;
-}
-
 /* Codes of all weights take as much as their working copies: not where these have left the device for want of room. */
 static bool keeps_codes(const struct pd_engine *e)
 {
@@ -134,7 +117,6 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
                                            .sp = e->grid.sp,
                                            .on_device = e->options.is_gpu,
                                            .halves = has_halves(e),
-                                           .keeps_blocks = keeps_blocks(e),
                                            .chunk_count = e->own->chunk_count,
                                            .chunks = e->own->chunks,
                                            .depth = depth};
@@ -233,7 +215,6 @@ static pd_status build_math(struct pd_engine *e, struct pd_arena *arena, struct 
                                                      device ? pd_dev_stream_handle(device->dev, device->compute) : NULL,
                                                  .mode = c->numerics.mode,
                                                  .any_shape = c->numerics.virtual_tp > 1 || c->numerics.virtual_sp > 1,
-                                                 .graphs = keeps_blocks(e),
                                                  .attention = attention.heads ? &attention : NULL,
                                                  .spans = device ? device->spans : NULL,
                                                  .lane = device ? device->compute : NULL};
@@ -430,30 +411,17 @@ void pd_engine_free(struct pd_engine *e)
     free(e);
 }
 
-/* By the recipe on a dry arena. Either may be NULL. */
-static pd_status count(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan, uint64_t *ret_graph_bytes,
-                       struct pd_error *err)
+/* By the recipe on a dry arena. */
+pd_status pd_engine_plan_of(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan, struct pd_error *err)
 {
     struct pd_arena *arena;
     struct pd_engine *engine = NULL;
     PD_TRY(pd_arena_new_dry(&arena, err));
     pd_status st = pd_engine_new(options, NULL, NULL, NULL, arena, &engine, err);
-    if (!st && ret_plan) pd_arena_usage(arena, ret_plan);
-    if (!st && ret_graph_bytes)
-        *ret_graph_bytes = pd_transformer_kept_operations(engine->transformer) * PD_MATH_CUDA_GRAPH_OPERATION_BYTES;
+    if (!st) pd_arena_usage(arena, ret_plan);
     pd_engine_free(engine);
     pd_arena_free(arena);
     return st;
-}
-
-pd_status pd_engine_plan_of(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan, struct pd_error *err)
-{
-    return count(options, ret_plan, NULL, err);
-}
-
-pd_status pd_engine_graph_bytes(const struct pd_engine_options *options, uint64_t *ret_bytes, struct pd_error *err)
-{
-    return count(options, NULL, ret_bytes, err);
 }
 
 void pd_engine_abort(struct pd_engine *e)

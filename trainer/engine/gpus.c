@@ -142,7 +142,6 @@ static const struct library {
 } libraries[PD_GPU_LIBRARY_COUNT] = {
     [PD_GPU_CUBLASLT] = {"cuBLASLt", {"libcublasLt.so.13", "libcublasLt.so.12"}, "cublasLtGetVersion", 100000},
     [PD_GPU_NCCL] = {"NCCL", {"libnccl.so.2"}, "ncclGetVersion", 10000},
-    [PD_GPU_CUDNN] = {"cuDNN", {"libcudnn.so.9"}, "cudnnGetVersion", 90000},
 };
 
 static void read_version(enum pd_gpu_library which, void *function, char ret[32])

@@ -29,7 +29,7 @@ double pd_gpu_matmul_flops(const char *name);
 /* The name that pd_machine_preset knows it by; NULL: none. */
 const char *pd_gpu_machine_name(const char *name);
 
-enum pd_gpu_library { PD_GPU_CUBLASLT, PD_GPU_NCCL, PD_GPU_CUDNN, PD_GPU_LIBRARY_COUNT };
+enum pd_gpu_library { PD_GPU_CUBLASLT, PD_GPU_NCCL, PD_GPU_LIBRARY_COUNT };
 
 struct pd_gpu_library_version {
     const char *name; /* "cuBLASLt" */

@@ -414,14 +414,3 @@ pd_status pd_math_reach(struct pd_math *math, const struct pd_math_mark *mark, s
 {
     return math->ops->reach(math, mark, err);
 }
-
-pd_status pd_math_replay(struct pd_math *math, const struct pd_math_key *key, bool *ret_done, struct pd_error *err)
-{
-    PD_CHECK(key->count <= PD_MATH_KEY_PARTS);
-    return math->ops->replay(math, key, ret_done, err);
-}
-
-pd_status pd_math_keep(struct pd_math *math, bool is_whole, bool *ret_again, struct pd_error *err)
-{
-    return math->ops->keep(math, is_whole, ret_again, err);
-}

@@ -74,6 +74,3 @@ PD_MUST_USE pd_status pd_math_copy(struct pd_math *math, void *dst, const void *
 PD_MUST_USE pd_status pd_math_sync(struct pd_math *math, struct pd_error *err);
 PD_MUST_USE pd_status pd_math_mark(struct pd_math *math, struct pd_math_mark *mark, struct pd_error *err);
 PD_MUST_USE pd_status pd_math_reach(struct pd_math *math, const struct pd_math_mark *mark, struct pd_error *err);
-PD_MUST_USE pd_status pd_math_replay(struct pd_math *math, const struct pd_math_key *key, bool *ret_done,
-                                     struct pd_error *err);
-PD_MUST_USE pd_status pd_math_keep(struct pd_math *math, bool is_whole, bool *ret_again, struct pd_error *err);

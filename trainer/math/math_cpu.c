@@ -93,18 +93,6 @@ pd_status pd_cpu_superaccumulate_floats_slot(struct pd_math *math, uint64_t n, c
     return PD_OK;
 }
 
-pd_status pd_cpu_replay_slot(struct pd_math *math, const struct pd_math_key *key, bool *ret_done, struct pd_error *err)
-{
-    *ret_done = false;
-    return PD_OK;
-}
-
-pd_status pd_cpu_keep_slot(struct pd_math *math, bool is_whole, bool *ret_again, struct pd_error *err)
-{
-    *ret_again = false;
-    return PD_OK;
-}
-
 void pd_cpu_free_slot(struct pd_math *math)
 {
     free(pd_math_cpu_of(math));

@@ -3,10 +3,8 @@
 
 #include "ckpt/base/log.h"
 #include "trainer/math/cuda/architectures.h"
-#include "trainer/math/cuda/attention_cudnn.h"
 #include "trainer/math/cuda/copies.h"
 #include "trainer/math/cuda/gemm.h"
-#include "trainer/math/cuda/graphs.h"
 #include "trainer/math/cuda/kernels.h"
 
 #include <stdio.h>
@@ -17,7 +15,6 @@ struct pd_math_cuda {
     struct pd_math base; /* first: a struct pd_math of this backend is one of these */
     void *stream;
     struct pd_cuda_gemms *gemms;
-    struct pd_cuda_graphs *graphs; /* NULL: operations are queued one by one */
     struct pd_cuda_workspace attention;
     struct pd_cuda_workspace scratch; /* of one operation at a time: GEMMs, and backward of norms */
     struct pd_cuda_event *events;     /* of marks, all that were ever set */
@@ -63,23 +60,13 @@ static pd_status gemm_slot(struct pd_math *math, const struct pd_gemm *gemm, str
     SPANNED(math, "gemm", pd_cuda_gemms_run(cuda_of(math)->gemms, stream_of(math), gemm, err));
 }
 
-/* Numerics fast only: its bits are not ours. */
-static bool is_cudnns(const struct pd_math *math, const struct pd_attention *a)
-{
-    const char *asked = getenv("PERDURE_ATTENTION");
-    return math->mode == PD_NUMERICS_FAST && asked && strcmp(asked, "cudnn") == 0 && pd_cudnn_attention_takes(a);
-}
-
 static pd_status attention_forward_slot(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    SPANNED(math, "attention_forward",
-            is_cudnns(math, a) ? pd_cudnn_attention_forward(stream_of(math), a, err)
-                               : pd_cuda_attention_forward(stream_of(math), a, cuda_of(math)->attention, err));
+    SPANNED(math, "attention_forward", pd_cuda_attention_forward(stream_of(math), a, cuda_of(math)->attention, err));
 }
 
 static pd_status attention_backward_slot(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    if (is_cudnns(math, a)) SPANNED(math, "attention_backward", pd_cudnn_attention_backward(stream_of(math), a, err));
     PD_CHECK(pd_cuda_attention_workspace_bytes(a) <= cuda_of(math)->attention.bytes);
     SPANNED(math, "attention_backward", pd_cuda_attention_backward(stream_of(math), a, cuda_of(math)->attention, err));
 }
@@ -121,27 +108,9 @@ static pd_status reach_slot(struct pd_math *math, const struct pd_math_mark *mar
     return mark->event ? pd_cuda_event_wait(mark->event, err) : PD_OK;
 }
 
-static pd_status replay_slot(struct pd_math *math, const struct pd_math_key *key, bool *ret_done, struct pd_error *err)
-{
-    *ret_done = false;
-    return cuda_of(math)->graphs ? pd_cuda_graphs_begin(cuda_of(math)->graphs, key, ret_done, err) : PD_OK;
-}
-
-static pd_status keep_slot(struct pd_math *math, bool is_whole, bool *ret_again, struct pd_error *err)
-{
-    *ret_again = false;
-    if (!cuda_of(math)->graphs) return PD_OK;
-    PD_TRY(pd_cuda_graphs_end(cuda_of(math)->graphs, is_whole, ret_again, err));
-    if (*ret_again)
-        pd_log_warn("math", "the GPU has no memory for another CUDA graph; from here on operations of blocks are queued one "
-                            "by one, which takes the host longer");
-    return PD_OK;
-}
-
 static void free_slot(struct pd_math *math)
 {
     pd_cuda_events_free(cuda_of(math)->events);
-    pd_cuda_graphs_free(cuda_of(math)->graphs);
     pd_cuda_gemms_free(cuda_of(math)->gemms);
     free(cuda_of(math));
 }
@@ -160,14 +129,6 @@ void pd_math_cuda_kernels(uint32_t capability, const struct pd_attention *attent
 uint32_t pd_math_cuda_plain_shapes(const struct pd_math *math)
 {
     return pd_cuda_gemms_plain_shapes(((const struct pd_math_cuda *)math)->gemms);
-}
-
-void pd_math_cuda_graphs(const struct pd_math *math, uint32_t *ret_count, uint64_t *ret_nodes, uint64_t *ret_bytes)
-{
-    const struct pd_cuda_graphs_held held = pd_cuda_graphs_hold(((const struct pd_math_cuda *)math)->graphs);
-    *ret_count = held.count;
-    *ret_nodes = held.nodes;
-    *ret_bytes = held.bytes;
 }
 
 pd_status pd_math_cuda_new(const struct pd_math_cuda_options *o, struct pd_arena *arena, struct pd_math **ret_math,
@@ -194,7 +155,6 @@ pd_status pd_math_cuda_new(const struct pd_math_cuda_options *o, struct pd_arena
                                                   .workspace = workspace};
     pd_status st = pd_cuda_gemms_new(&options, &cuda->gemms, err);
     if (!st && begun) st = pd_cuda_attention_counter(o->stream, cuda->attention, err);
-    if (!st && o->graphs && !o->spans) st = pd_cuda_graphs_new(o->stream, &cuda->graphs, err);
     if (st) {
         pd_cuda_gemms_free(cuda->gemms);
         free(cuda);

@@ -19,7 +19,6 @@ struct pd_math_cuda_options {
     bool any_shape; /* virtual_tp or virtual_sp above 1: layouts cut the sides of products (cuda/gemm.h) */
     const struct pd_attention
         *attention; /* sizes of the largest; pointers are not looked at. NULL: no attention is asked for */
-    bool graphs; /* runs that come again are kept (cuda/graphs.h); not where spans are asked for, which lie inside of them */
     /* Borrowed; where the time of operations is noted, on `lane`, the same stream. NULL: not. */
     struct pd_device_spans *spans;
     struct pd_stream *lane;
@@ -30,11 +29,6 @@ struct pd_math_cuda_options {
 void pd_math_cuda_kernels(uint32_t capability, const struct pd_attention *attention, char *ret_text, size_t bytes);
 /* Shapes of GEMMs so far that our plain kernel multiplied, many times slower, since cuBLASLt had no algorithm for them. */
 uint32_t pd_math_cuda_plain_shapes(const struct pd_math *math);
-
-/* CUDA graphs of blocks: how many, the operations in them, and the device memory that was taken while they were made. */
-void pd_math_cuda_graphs(const struct pd_math *math, uint32_t *ret_count, uint64_t *ret_nodes, uint64_t *ret_bytes);
-/* Device memory of an operation in a graph, by an estimate: NVIDIA says around 10 KB a kernel (NVIDIA/cccl 3768). */
-#define PD_MATH_CUDA_GRAPH_OPERATION_BYTES 10240u
 
 /* Workspaces come from `arena` (PD_MEMORY_BUFFERS), which gives out device memory; on a dry arena *ret_math is NULL. */
 PD_MUST_USE pd_status pd_math_cuda_new(const struct pd_math_cuda_options *options, struct pd_arena *arena,

@@ -20,13 +20,6 @@ void pd_math_cuda_kernels(uint32_t capability, const struct pd_attention *attent
     snprintf(ret_text, bytes, "none");
 }
 
-void pd_math_cuda_graphs(const struct pd_math *math, uint32_t *ret_count, uint64_t *ret_nodes, uint64_t *ret_bytes)
-{
-    (void)math;
-    *ret_count = 0;
-    *ret_nodes = *ret_bytes = 0;
-}
-
 uint32_t pd_math_cuda_plain_shapes(const struct pd_math *math)
 {
     (void)math;

@@ -70,13 +70,7 @@
     /* Sets the mark behind everything that was called so far; reach returns when all of that has happened, without waiting \
      * for what was called later. */ \
     X(mark, (struct pd_math_mark *mark), mark) \
-    X(reach, (const struct pd_math_mark *mark), mark) \
-    /* A run of operations that comes again with the same operands. replay queues what was kept under the key, or begins to \
-     * keep what follows; keep ends that, with is_whole false after a failure. In between nobody waits. *ret_again: what \
-     * followed was recorded and cannot be queued, since there is no memory for it; the caller does it once more. A CPU \
-     * keeps nothing. */ \
-    X(replay, (const struct pd_math_key *key, bool *ret_done), key, ret_done) \
-    X(keep, (bool is_whole, bool *ret_again), is_whole, ret_again)
+    X(reach, (const struct pd_math_mark *mark), mark)
 /* clang-format on */
 
 #define PD_MATH_ALL(X) PD_MATH_WORKSPACE(X) PD_MATH_KERNELS(X) PD_MATH_PLAIN(X) PD_MATH_OTHERS(X)

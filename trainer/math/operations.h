@@ -131,14 +131,6 @@ struct pd_math_mark {
     void *event; /* of a GPU's table, which frees it */
 };
 
-/* Every address that a run of operations is given: what tells it from others. */
-#define PD_MATH_KEY_PARTS 64u
-struct pd_math_key {
-    const void *parts[PD_MATH_KEY_PARTS];
-    uint32_t count;
-    bool is_rare; /* what was kept serves it too, and it is not kept itself */
-};
-
 /* out = round(scale * tree of parts + bias + residual): partial sums of chunks or ranks become one. */
 struct pd_finish {
     uint64_t rows, columns;

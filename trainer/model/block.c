@@ -481,75 +481,6 @@ static pd_status recompute(const struct pass *p, struct pd_error *err)
     return activation_forward(p, err);
 }
 
-static void add_part(struct pd_math_key *key, const void *part)
-{
-    PD_CHECK(key->count < PD_MATH_KEY_PARTS);
-    key->parts[key->count++] = part;
-}
-
-/* What decides all addresses that a pass hands to operations; `way` tells forward from backward. */
-static struct pd_math_key key_of(const struct pass *p, uint32_t block, const char *way, const void *stream)
-{
-    const struct pd_model *m = p->t->model;
-    struct pd_math_key key = {.count = 0};
-    add_part(&key, way);
-    add_part(&key, stream);
-    add_part(&key, p->x);
-    add_part(&key, p->a);
-    add_part(&key, p->input->positions);
-    for (uint32_t i = 0; i < m->unit_first[block + 2] - m->unit_first[block + 1]; i++) {
-        add_part(&key, p->w[i]);
-        if (p->g) add_part(&key, p->g[i]);
-    }
-    return key;
-}
-
-/* Of a forward and a backward; of a recomputed one, and of each chunk but the first, beside that; fp8 quantizes operands of
- * every product. */
-#define OPERATIONS 36u
-#define OPERATIONS_AGAIN 12u
-#define OPERATIONS_CHUNK 20u
-#define OPERATIONS_FP8 4u
-
-static uint32_t least_common_multiple(uint32_t a, uint32_t b)
-{
-    uint32_t x = a, y = b;
-    while (y) {
-        const uint32_t rest = x % y;
-        x = y;
-        y = rest;
-    }
-    return a / x * b;
-}
-
-/* Addresses come again when slots do, in places of the block, inputs, and the two buffers of each link between stages. */
-uint64_t pd_transformer_kept_operations(const struct pd_transformer *t)
-{
-    const uint32_t buffers = t->has_embedding && t->has_head ? 1 : 2;
-    uint64_t sum = 0;
-    for (uint32_t block = 0; t->options.keeps_blocks && block < t->model->config.layers; block++) {
-        const struct pd_held *h = &t->held[block];
-        if (h->chunk == PD_NOT_HELD) continue;
-        const uint32_t runs = least_common_multiple(least_common_multiple(h->depth, t->input_count), buffers),
-                       again = h->recompute == PD_RECOMPUTE_NONE ? 0 : OPERATIONS_AGAIN,
-                       operations = OPERATIONS + again + OPERATIONS_CHUNK * (t->tp.chunks - 1);
-        sum += (uint64_t)runs * operations * (t->fp8.is_on ? OPERATIONS_FP8 : 1);
-    }
-    return sum;
-}
-
-static const char forward_way[] = "forward", backward_way[] = "backward", adding_way[] = "backward, adding",
-                  making_way[] = "forward, making codes";
-
-/* Ends what pd_math_replay began, whatever became of it. */
-static pd_status kept(struct pd_transformer *t, pd_status run, bool *ret_again, struct pd_error *err)
-{
-    *ret_again = false;
-    if (!t->options.keeps_blocks) return run;
-    const pd_status st = pd_math_keep(t->math, run == PD_OK, ret_again, run ? NULL : err);
-    return run ? run : st;
-}
-
 pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w, void *out,
                                        struct pd_error *err)
 {
@@ -557,13 +488,7 @@ pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, 
     const uint64_t begin = pd_trace_begin();
     struct pass p = pass_of(t, slot, block, w, NULL);
     if (!out) PD_TRY(pd_activations_input(t, slot, block + 1, &out, err));
-    struct pd_math_key key = key_of(&p, block, pd_fp8_makes_codes(t) ? making_way : forward_way, out);
-    key.is_rare = !t->away.learns; /* a validation may be the first thing after many steps, and takes no memory for itself */
-    bool is_done = false;
-    if (t->options.keeps_blocks) PD_TRY(pd_math_replay(t->math, &key, &is_done, err));
-    bool again = !is_done;
-    if (!is_done) PD_TRY(kept(t, run_forward(&p, out, err), &again, err));
-    if (again) PD_TRY(run_forward(&p, out, err));
+    PD_TRY(run_forward(&p, out, err));
     pd_fp8_made(t);
     pd_trace_end(begin, "compute", "block forward", block);
     return pd_activations_close(t, slot, block, err);
@@ -644,13 +569,6 @@ static pd_status attention_backward(struct pass *p, struct pd_error *err)
     return pd_norm_gradient(t, &n, t->dstream, gradient(p, p->roles->norm1), gradient(p, p->roles->norm1_bias), err);
 }
 
-static pd_status backward_run(struct pass *p, struct pd_error *err)
-{
-    PD_TRY(recompute(p, err));
-    PD_TRY(mlp_backward(p, err));
-    return attention_backward(p, err);
-}
-
 pd_status pd_transformer_block_backward(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w,
                                         float *const *g, void *dstream, struct pd_error *err)
 {
@@ -658,12 +576,9 @@ pd_status pd_transformer_block_backward(struct pd_transformer *t, uint32_t slot,
     const uint64_t begin = pd_trace_begin();
     struct pass p = pass_of(t, slot, block, w, g);
     pd_transformer_set_dstream(t, dstream);
-    const struct pd_math_key key = key_of(&p, block, t->adds ? adding_way : backward_way, dstream);
-    bool is_done = false;
-    if (t->options.keeps_blocks) PD_TRY(pd_math_replay(t->math, &key, &is_done, err));
-    bool again = !is_done;
-    if (!is_done) PD_TRY(kept(t, backward_run(&p, err), &again, err));
-    if (again) PD_TRY(backward_run(&p, err));
+    PD_TRY(recompute(&p, err));
+    PD_TRY(mlp_backward(&p, err));
+    PD_TRY(attention_backward(&p, err));
     pd_trace_end(begin, "compute", "block backward", block);
     return PD_OK;
 }

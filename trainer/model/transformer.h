@@ -50,7 +50,6 @@ struct pd_transformer_options {
     bool may_add;                /* pd_transformer_set_adds may ask for it: sequences are whole here */
     bool activations_in_files;   /* what is kept between forward and backward leaves memory meanwhile, */
     uint64_t activations_budget; /* but for the last blocks of which so many bytes hold all */
-    bool keeps_blocks;           /* operations of a block are queued at once when they come again (pd_math_replay) */
     uint32_t logits_columns;     /* of the head that exist at once; 0: all of this rank */
     bool on_device;              /* math is a device's: what the arena gives is not the host's to touch (pd_arena_new_on) */
     bool halves;                 /* in forward, exchanges of one half of a micro-batch go behind the compute of the other */
@@ -83,8 +82,6 @@ uint64_t pd_transformer_rows(const struct pd_transformer *transformer); /* R of 
 uint64_t
 pd_transformer_stream_bytes(const struct pd_transformer *transformer); /* of what a rank keeps of a residual stream */
 uint64_t pd_transformer_gradient_bytes(const struct pd_transformer *transformer); /* of its gradient (R,C) */
-/* About how many operations the runs of blocks have that come again (pd_math_replay), each with other addresses. */
-uint64_t pd_transformer_kept_operations(const struct pd_transformer *transformer);
 /* Arrays to fill for the micro-batch of a slot. Waits until the device, where there is one, has copied what the slot held
  * before. */
 PD_MUST_USE pd_status pd_transformer_input_begin(struct pd_transformer *transformer, uint32_t slot,

@@ -123,9 +123,9 @@ static pd_status take_free(struct pd_pipeline *p, struct ring *ring, struct buff
     return PD_OK;
 }
 
-/* The buffer is chosen, and what comes into it is begun. Not begun in the first passes on a device: a kernel's code is
- * loaded when it is first launched, and a graph is made, for which the driver may wait until the device has nothing to do;
- * what was expected comes when this rank has sent what it is made of. */
+/* Chooses the buffer and begins to receive into it. Not begun in the first passes on a device: the driver loads a kernel's
+ * code when it is first launched, and may wait until the device has nothing to do; what was expected comes when this rank has
+ * sent what it is made of. */
 static pd_status expect(struct pd_pipeline *p, struct ring *ring, struct pd_comm *comm, struct pd_error *err)
 {
     if (!ring->left) return PD_OK;
@@ -166,7 +166,6 @@ pd_status pd_pipeline_begin(struct pd_pipeline *p, uint64_t streams, uint64_t gr
     pd_stalls_forget(p->stalls);
     p->streams_in.current = p->streams_out.current = p->gradients.current = NULL;
     PD_CHECK(!p->streams_in.expected && !p->gradients.expected);
-    /* Every pass takes the same buffers as the one before, so no graph is made later than in the first. */
     p->streams_in.next = p->streams_out.next = p->gradients.next = 0;
     p->streams_in.left = streams;
     p->gradients.left = gradients;

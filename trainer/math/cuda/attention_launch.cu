@@ -1,6 +1,6 @@
 /* The slots. Which kernels a call goes to depends on dtype, head size and device alone, so that no layout changes it;
- * PERDURE_ATTENTION=mma, wgmma, onepass (wgmma, backward in one pass), three (wgmma, forward of heads of 64 by three consumers)
- * or plain asks for others, in tests and benchmarks. */
+ * PERDURE_ATTENTION=mma, wgmma, onepass (wgmma, backward in one pass) or plain asks for others, in tests and
+ * benchmarks. */
 #include "trainer/math/cuda/architectures.h"
 #include "trainer/math/cuda/attention_items.h"
 
@@ -16,17 +16,12 @@ static bool has_tiles(const struct pd_attention *a)
 static const char *asked_for(void)
 {
     const char *name = getenv("PERDURE_ATTENTION");
-    return name && *name && strcmp(name, "cudnn") != 0 ? name : "auto";
+    return name && *name ? name : "auto";
 }
 
 static bool is_once_asked_for(void)
 {
     return strcmp(asked_for(), "onepass") == 0;
-}
-
-static bool are_three_asked_for(void)
-{
-    return strcmp(asked_for(), "three") == 0;
 }
 
 /* Ways to compute one thing: attention_place.h. */
@@ -46,14 +41,12 @@ struct kernels {
 #define WGMMA KERNELS(wgmma)
 static const bool build_has_wgmma = true;
 #define ONCE(call) pd_attention_wgmma_once##call
-#define THREE pd_attention_wgmma_forward_three
 #else
 #define WGMMA \
     {         \
     }
 static const bool build_has_wgmma = false;
 #define ONCE(call) pd_attention_no_once##call
-#define THREE NULL
 static uint64_t pd_attention_no_once_workspace(const struct pd_attention *)
 {
     return 0;
@@ -107,11 +100,9 @@ static pd_status choose(const struct pd_attention *resolved, uint32_t capability
                         struct pd_error *err)
 {
     const char *name = asked_for();
-    const bool is_auto = strcmp(name, "auto") == 0,
-               wants_wgmma = strcmp(name, "wgmma") == 0 || is_once_asked_for() || are_three_asked_for();
+    const bool is_auto = strcmp(name, "auto") == 0, wants_wgmma = strcmp(name, "wgmma") == 0 || is_once_asked_for();
     if (!is_auto && !wants_wgmma && strcmp(name, "mma") != 0 && strcmp(name, "plain") != 0)
-        return pd_error_set(err, PD_USAGE, PD_WHERE, 0,
-                            "PERDURE_ATTENTION=%s: expected mma, wgmma, onepass, three, cudnn or plain", name);
+        return pd_error_set(err, PD_USAGE, PD_WHERE, 0, "PERDURE_ATTENTION=%s: expected mma, wgmma, onepass or plain", name);
     if (!has_tiles(resolved) || strcmp(name, "plain") == 0) {
         *ret_kernels = PD_ATTENTION_PLAIN;
         return PD_OK;
@@ -131,10 +122,7 @@ void pd_cuda_attention_name(const struct pd_attention *sizes, uint32_t capabilit
     struct pd_error ignored;
     if (choose(sizes, capability, &kernels, &ignored)) return (void)snprintf(ret_name, bytes, "none");
     if (kernels == PD_ATTENTION_WGMMA)
-        snprintf(ret_name, bytes, "wgmma%s (sm_90a)",
-                 is_once_asked_for()                               ? ", backward in one pass"
-                 : are_three_asked_for() && sizes->head_size == 64 ? ", forward by three consumers"
-                                                                   : "");
+        snprintf(ret_name, bytes, "wgmma%s (sm_90a)", is_once_asked_for() ? ", backward in one pass" : "");
     else if (a)
         snprintf(ret_name, bytes, "%s (sm_%u)", names[kernels], a->code);
     else
@@ -264,9 +252,7 @@ pd_status pd_cuda_attention_forward(void *stream, const struct pd_attention *att
     const struct pd_attention r = pd_attention_resolve(attention, attention->acc != NULL);
     const struct kernels *kernels;
     PD_TRY(find(&r, &kernels, err));
-    pass *const forward =
-        build_has_wgmma && are_three_asked_for() && has_tiles(&r) && r.head_size == 64 ? THREE : kernels->forward;
-    return forward(stream, &r, workspace, err);
+    return kernels->forward(stream, &r, workspace, err);
 }
 
 pd_status pd_cuda_attention_backward(void *stream, const struct pd_attention *attention, struct pd_cuda_workspace workspace,

@@ -154,7 +154,6 @@ static inline uint32_t pd_attention_waiting(const struct pd_attention *a)
 PD_ATTENTION_WAY(tiles)
 PD_ATTENTION_WAY(wgmma)
 PD_ATTENTION_WAY(plain)
-PD_ATTENTION_PASS(wgmma, forward_three)
 pd_status pd_attention_plain_delta(void *stream, const struct pd_attention *a, struct pd_error *err);
 /* Queries and keys of a whole sequence in one pass; a tree's terms are left in dk_acc and dv_acc where last_part is false. The
  * workspace is all of what it says, and bits are those of the two passes. */

@@ -7,19 +7,18 @@
 #include "trainer/math/cuda/attention_rows.h"
 #include "trainer/math/cuda/attention_wgmma.h"
 
-#define PD_CONSUMERS 2u              /* but for forward of heads of 64, where three are asked for */
+#define PD_CONSUMERS 2u
 #define PD_STAY (PD_CONSUMERS * 64u) /* positions that a block stays at */
 #define PD_WIDE_THREADS ((PD_CONSUMERS + 1) * PD_WARPGROUP)
 #define PD_WIDE_SHARED (232448u - 1024u) /* of a block on compute capability 9.0, after tiles were brought to 1,024 */
 
 /* Registers of a thread when it starts, a multiple of 8, all of them no more than there are; then of one that brings tiles and
  * of one that multiplies. */
-template <uint32_t CONSUMERS> struct pd_wide_registers {
-    static constexpr uint32_t start = CONSUMERS == 2 ? 168 : 128, producer = CONSUMERS == 2 ? 56 : 32;
-    static constexpr uint32_t consumer = CONSUMERS == 2 ? 224 : 160;
-    static_assert(producer + CONSUMERS * consumer <= (CONSUMERS + 1) * start,
-                  "a consumer would wait for registers for ever");
-};
+#define PD_WIDE_START 168u
+#define PD_WIDE_PRODUCER 56u
+#define PD_WIDE_CONSUMER 224u
+static_assert(PD_WIDE_PRODUCER + PD_CONSUMERS * PD_WIDE_CONSUMER <= (PD_CONSUMERS + 1) * PD_WIDE_START,
+              "a consumer would wait for registers for ever");
 
 /* The consumer, from 0, that this thread is of: by a shuffle, so that the compiler knows one number a warp and makes matrix
  * descriptors once and not for each product of each thread. */
@@ -74,24 +73,24 @@ template <typename DO> PD_DEVICE void pd_wide_give(const pd_wide_queue &queue, p
 
 /* All of a block's work: `fulls` barriers from `full` on, `empties` from `empty` on; one warp calls produce(item) to bring
  * tiles, consumers call consume(hand) to multiply. */
-template <uint32_t CONSUMERS = PD_CONSUMERS, typename PRODUCE, typename CONSUME>
+template <typename PRODUCE, typename CONSUME>
 PD_DEVICE void pd_wide_block(const pd_wide_queue &queue, uint64_t *full, uint32_t fulls, uint64_t *empty, uint32_t empties,
                              const PRODUCE &produce, const CONSUME &consume)
 {
     PD_SHARED(pd_wide_hand, hand, [1]);
     if (threadIdx.x == 0) {
         pd_barriers_init(full, fulls, 1);
-        pd_barriers_init(empty, empties, CONSUMERS * 4);
+        pd_barriers_init(empty, empties, PD_CONSUMERS * 4);
         pd_barrier_init(&hand->full, 1);
-        pd_barrier_init(&hand->empty, CONSUMERS * 4);
+        pd_barrier_init(&hand->empty, PD_CONSUMERS * 4);
         pd_barrier_init_done();
     }
     __syncthreads();
     if (threadIdx.x < PD_WARPGROUP) {
-        pd_registers_give<pd_wide_registers<CONSUMERS>::producer>();
+        pd_registers_give<PD_WIDE_PRODUCER>();
         if (threadIdx.x < 32) pd_wide_give(queue, *hand, produce);
     } else {
-        pd_registers_take<pd_wide_registers<CONSUMERS>::consumer>();
+        pd_registers_take<PD_WIDE_CONSUMER>();
         consume(*hand);
     }
 }
@@ -110,15 +109,15 @@ PD_DEVICE void pd_turn_take(uint32_t consumer)
     pd_group_sync(1 + consumer, 2 * PD_WARPGROUP);
 }
 
-template <uint32_t CONSUMERS = PD_CONSUMERS> PD_DEVICE void pd_turn_give(uint32_t consumer)
+PD_DEVICE void pd_turn_give(uint32_t consumer)
 {
-    pd_group_arrive(1 + (consumer + 1 == CONSUMERS ? 0 : consumer + 1), 2 * PD_WARPGROUP);
+    pd_group_arrive(1 + (consumer + 1 == PD_CONSUMERS ? 0 : consumer + 1), 2 * PD_WARPGROUP);
 }
 
 /* Before the first turn and after the last: the first is consumer 0's, and so is the one that is left over. */
-template <uint32_t CONSUMERS = PD_CONSUMERS> PD_DEVICE void pd_turns_begin(uint32_t consumer)
+PD_DEVICE void pd_turns_begin(uint32_t consumer)
 {
-    if (consumer == CONSUMERS - 1) pd_turn_give<CONSUMERS>(consumer);
+    if (consumer == PD_CONSUMERS - 1) pd_turn_give(consumer);
 }
 
 PD_DEVICE void pd_turns_end(uint32_t consumer)
@@ -177,10 +176,9 @@ struct pd_wide_place {
     pd_attention_span seen;                  /* steps of keys */
 };
 
-template <uint32_t KEYS, uint32_t CONSUMERS = PD_CONSUMERS>
-PD_DEVICE pd_wide_place pd_wide_place_of(const pd_attention &a, uint64_t i)
+template <uint32_t KEYS> PD_DEVICE pd_wide_place pd_wide_place_of(const pd_attention &a, uint64_t i)
 {
-    constexpr uint32_t stay = CONSUMERS * 64;
+    constexpr uint32_t stay = PD_CONSUMERS * 64;
     const uint32_t tiles = (a.length + stay - 1) / stay;
     const pd_attention_item item = pd_attention_item_of(a, i, tiles, PD_ITEMS_OF_QUERIES);
     const uint32_t row = item.tile * stay, count = pd_attention_count(a.length, item.tile, stay);
@@ -193,13 +191,13 @@ PD_DEVICE pd_wide_place pd_wide_place_of(const pd_attention &a, uint64_t i)
             pd_attention_keys_seen(a, item.sequence, row, count, KEYS)};
 }
 
-static inline uint64_t pd_wide_items(const pd_attention *a, uint32_t consumers = PD_CONSUMERS)
+static inline uint64_t pd_wide_items(const pd_attention *a)
 {
-    return ((uint64_t)a->length + 64 * consumers - 1) / (64 * consumers) * a->sequences * a->heads;
+    return ((uint64_t)a->length + PD_STAY - 1) / PD_STAY * a->sequences * a->heads;
 }
 
 /* kernel(a, maps, queue, more..., wide) on at most blocks_max blocks. dout: NULL in forward. */
-template <uint32_t CONSUMERS = PD_CONSUMERS, typename KERNEL, typename... MORE>
+template <typename KERNEL, typename... MORE>
 pd_status pd_wide_launch(struct pd_error *err, const char *name, KERNEL kernel, size_t tiles_bytes, void *stream,
                          const pd_attention *a, const void *dout, bool wide, uint64_t items, uint64_t blocks_max,
                          uint32_t *begun, MORE... more)
@@ -212,7 +210,7 @@ pd_status pd_wide_launch(struct pd_error *err, const char *name, KERNEL kernel, 
     const uint64_t most = items < blocks_max ? items : blocks_max;
     if (most < blocks) blocks = static_cast<uint32_t>(most);
     const pd_wide_queue queue = {begun, static_cast<uint32_t>(items)};
-    return pd_cuda_launch(err, name, kernel, blocks, (CONSUMERS + 1) * PD_WARPGROUP, tiles_bytes + 1024, stream, *a, maps,
+    return pd_cuda_launch(err, name, kernel, blocks, (PD_CONSUMERS + 1) * PD_WARPGROUP, tiles_bytes + 1024, stream, *a, maps,
                           queue, more..., wide);
 }
 

@@ -4,7 +4,7 @@
  *   S(0); softmax; then for each step i: S(i), O += P(i-1) V(i-1) begun; softmax of S(i) while O is made; O rescaled
  *
  * Consumers begin S and O by turns, so that one's products are made while others are at their softmax. Of the steps of a block
- * one leaves out those in which its own 64 queries see no key, at the end; with two consumers that is where a sequence ends.
+ * one leaves out those in which its own 64 queries see no key, at the end of a sequence.
  *
  * Sums over a row are four partial ones, one a lane, until the end, as in attention_forward.cu. */
 #include "trainer/math/cuda/attention_wgmma_block.h"
@@ -15,21 +15,21 @@
 /* As many as there is room for: steps of heads of 64 are short beside the way from memory. */
 template <int D> constexpr uint32_t forward_stages = D == 64 ? 3 : 2;
 
-template <int D, uint32_t CONSUMERS> struct forward_tiles {
-    pd_wide_tile<D, 64> q[CONSUMERS], out[CONSUMERS];
+template <int D> struct forward_tiles {
+    pd_wide_tile<D, 64> q[PD_CONSUMERS], out[PD_CONSUMERS];
     pd_wide_tile<D, KEYS> k[forward_stages<D>], v[forward_stages<D>];
     uint64_t q_full, k_full[forward_stages<D>], v_full[forward_stages<D>];
     uint64_t q_empty, k_empty[forward_stages<D>], v_empty[forward_stages<D>];
 };
 
-static_assert(sizeof(forward_tiles<128, 2>) <= PD_WIDE_SHARED && sizeof(forward_tiles<64, 3>) <= PD_WIDE_SHARED, "too much");
+static_assert(sizeof(forward_tiles<128>) <= PD_WIDE_SHARED && sizeof(forward_tiles<64>) <= PD_WIDE_SHARED, "too much");
 
 /* ---- the warp that brings tiles ---- */
 
 /* The first K before Q, whose place is free later. */
-template <int D, uint32_t CONSUMERS>
+template <int D>
 PD_DEVICE void forward_produce(const pd_attention &a, const pd_wide_maps &maps, const pd_wide_place &p,
-                               pd_wide_progress &done, forward_tiles<D, CONSUMERS> &t, bool wide)
+                               pd_wide_progress &done, forward_tiles<D> &t, bool wide)
 {
     const pd_wide_source q = pd_wide_q<D>(a, maps, p.sequence, p.head), k = pd_wide_k<D>(a, maps, p.sequence, p.kv);
     const pd_wide_source v = pd_wide_v<D>(a, maps, p.sequence, p.kv);
@@ -40,9 +40,9 @@ PD_DEVICE void forward_produce(const pd_attention &a, const pd_wide_maps &maps, 
         pd_wide_filled(&t.k_full[ring.stage], KEYS * D * 2, wide);
         if (kb == p.seen.begin) {
             pd_barrier_wait(&t.q_empty, done.round ^ 1);
-            for (uint32_t i = 0; i < CONSUMERS; i++)
+            for (uint32_t i = 0; i < PD_CONSUMERS; i++)
                 pd_wide_load(t.q[i], q, p.row + 64 * i, &t.q_full, wide);
-            pd_wide_filled(&t.q_full, CONSUMERS * 64 * D * 2, wide);
+            pd_wide_filled(&t.q_full, PD_CONSUMERS * 64 * D * 2, wide);
             done.round ^= 1;
         }
         pd_barrier_wait(&t.v_empty[ring.stage], ring.parity ^ 1);
@@ -60,10 +60,9 @@ template <int D> struct forward_state {
 };
 
 /* Step kb: its scores, and P V of the step before, of stages `now` and `before`; p is this step's afterwards. */
-template <enum pd_dtype T, int D, uint32_t CONSUMERS, bool FIRST>
+template <enum pd_dtype T, int D, bool FIRST>
 PD_DEVICE void forward_step(const pd_attention &a, const pd_wide_place &p, uint32_t kb, const pd_ring &now,
-                            const pd_ring &before, forward_tiles<D, CONSUMERS> &t, forward_state<D> &s,
-                            uint32_t (&pv)[KEYS / 16][4])
+                            const pd_ring &before, forward_tiles<D> &t, forward_state<D> &s, uint32_t (&pv)[KEYS / 16][4])
 {
     float x[PIECES][4], rescale[2];
     pd_barrier_wait(&t.k_full[now.stage], now.parity);
@@ -79,7 +78,7 @@ PD_DEVICE void forward_step(const pd_attention &a, const pd_wide_place &p, uint3
         pd_wide_apply<T>(s.o, pv, t.v[before.stage]);
         pd_wgmma_commit();
     }
-    pd_turn_give<CONSUMERS>(s.group);
+    pd_turn_give(s.group);
     pd_wgmma_wait<(FIRST ? 0 : 1)>();
     pd_wgmma_pin(x);
     pd_wide_emptied(&t.k_empty[now.stage]);
@@ -96,24 +95,22 @@ PD_DEVICE void forward_step(const pd_attention &a, const pd_wide_place &p, uint3
 }
 
 /* Steps in which this consumer's own queries see keys: the first of the block's. */
-template <uint32_t CONSUMERS>
 PD_DEVICE pd_attention_span forward_own_steps(const pd_attention &a, const pd_wide_place &p, uint32_t group)
 {
     const uint32_t row = 64 * group, left = p.count > row ? p.count - row : 0;
-    if (group + 1 == CONSUMERS && left == 64) return p.seen; /* the block's last queries see what the block sees */
+    if (group + 1 == PD_CONSUMERS && left == 64) return p.seen; /* the block's last queries see what the block sees */
     if (!left) return {p.seen.begin, p.seen.begin};
     const uint32_t end = pd_attention_keys_seen(a, p.sequence, p.row + row, left < 64 ? left : 64, KEYS).end;
     return {p.seen.begin, end > p.seen.begin ? end : p.seen.begin};
 }
 
 /* The block's steps behind them: tiles come and go and turns go round. */
-template <int D, uint32_t CONSUMERS>
-PD_DEVICE void forward_pass_by(uint32_t steps, uint32_t group, pd_ring &ring, forward_tiles<D, CONSUMERS> &t)
+template <int D> PD_DEVICE void forward_pass_by(uint32_t steps, uint32_t group, pd_ring &ring, forward_tiles<D> &t)
 {
     for (uint32_t i = 0; i < steps; i++) {
         pd_barrier_wait(&t.k_full[ring.stage], ring.parity);
         pd_turn_take(group);
-        pd_turn_give<CONSUMERS>(group);
+        pd_turn_give(group);
         pd_wide_emptied(&t.k_empty[ring.stage]);
         pd_barrier_wait(&t.v_full[ring.stage], ring.parity);
         pd_wide_emptied(&t.v_empty[ring.stage]);
@@ -121,11 +118,11 @@ PD_DEVICE void forward_pass_by(uint32_t steps, uint32_t group, pd_ring &ring, fo
     }
 }
 
-template <enum pd_dtype T, int D, uint32_t CONSUMERS>
+template <enum pd_dtype T, int D>
 PD_DEVICE void forward_consume(const pd_attention &a, const pd_wide_place &p, uint32_t group, pd_wide_progress &done,
-                               forward_tiles<D, CONSUMERS> &t, bool wide)
+                               forward_tiles<D> &t, bool wide)
 {
-    const pd_attention_span own = forward_own_steps<CONSUMERS>(a, p, group);
+    const pd_attention_span own = forward_own_steps(a, p, group);
     forward_state<D> s;
     uint32_t pv[KEYS / 16][4];
     s.group = group;
@@ -138,7 +135,7 @@ PD_DEVICE void forward_consume(const pd_attention &a, const pd_wide_place &p, ui
     pd_wide_walk<forward_stages<D>>(
         own, done.ring,
         [&](auto first, uint32_t kb, const pd_ring &now, const pd_ring &before) {
-            forward_step<T, D, CONSUMERS, decltype(first)::value>(a, p, kb, now, before, t, s, pv);
+            forward_step<T, D, decltype(first)::value>(a, p, kb, now, before, t, s, pv);
         },
         [&](const pd_ring &last) {
             pd_wide_emptied(&t.q_empty);
@@ -150,28 +147,24 @@ PD_DEVICE void forward_consume(const pd_attention &a, const pd_wide_place &p, ui
     pd_softmax_finish<T, D>(a, pd_wide_own_of(a, p), s.o, s.max, s.sum, pd_wide_scratch(t.out[group]), wide);
 }
 
-template <enum pd_dtype T, int D, uint32_t CONSUMERS>
-static __global__ void __launch_bounds__((CONSUMERS + 1) * PD_WARPGROUP, 1)
+template <enum pd_dtype T, int D>
+static __global__ void __launch_bounds__((PD_CONSUMERS + 1) * PD_WARPGROUP, 1)
     attention_forward_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_queue queue,
-                            const bool is_wide)
+                            const bool wide)
 {
-    const bool wide = CONSUMERS > PD_CONSUMERS || is_wide; /* a constant where registers are few */
     PD_SHARED_DYNAMIC(shared);
-    forward_tiles<D, CONSUMERS> &t = pd_wide_tiles<forward_tiles<D, CONSUMERS>>(shared);
+    forward_tiles<D> &t = pd_wide_tiles<forward_tiles<D>>(shared);
     pd_wide_progress done = {0, {0, 0}};
-    const auto produce = [&](uint32_t i) {
-        forward_produce<D, CONSUMERS>(a, maps, pd_wide_place_of<KEYS, CONSUMERS>(a, i), done, t, wide);
-    };
+    const auto produce = [&](uint32_t i) { forward_produce<D>(a, maps, pd_wide_place_of<KEYS>(a, i), done, t, wide); };
     const auto consume = [&](pd_wide_hand &hand) {
         const uint32_t group = pd_consumer();
-        pd_turns_begin<CONSUMERS>(group);
-        pd_wide_take(queue, hand, [&](uint32_t i) {
-            forward_consume<T, D, CONSUMERS>(a, pd_wide_place_of<KEYS, CONSUMERS>(a, i), group, done, t, wide);
-        });
+        pd_turns_begin(group);
+        pd_wide_take(queue, hand,
+                     [&](uint32_t i) { forward_consume<T, D>(a, pd_wide_place_of<KEYS>(a, i), group, done, t, wide); });
         pd_turns_end(group);
     };
     constexpr uint32_t barriers = 1 + 2 * forward_stages<D>;
-    pd_wide_block<CONSUMERS>(queue, &t.q_full, barriers, &t.q_empty, barriers, produce, consume);
+    pd_wide_block(queue, &t.q_full, barriers, &t.q_empty, barriers, produce, consume);
 }
 
 static bool forward_is_wide(const pd_attention *a)
@@ -179,32 +172,16 @@ static bool forward_is_wide(const pd_attention *a)
     return pd_operands_are_wide(a, NULL) && (!a->last_part || pd_is_wide(a->out, a->head_size));
 }
 
-template <enum pd_dtype T, int D, uint32_t CONSUMERS = PD_CONSUMERS>
+template <enum pd_dtype T, int D>
 static pd_status forward_launch(void *stream, const pd_attention *a, struct pd_cuda_workspace workspace, pd_error *err)
 {
     const bool wide = forward_is_wide(a);
-    return pd_wide_launch<CONSUMERS>(err, "attention_forward_wgmma", attention_forward_wgmma<T, D, CONSUMERS>,
-                                     sizeof(forward_tiles<D, CONSUMERS>), stream, a, NULL, wide, pd_wide_items(a, CONSUMERS),
-                                     UINT64_MAX, workspace.begun);
+    return pd_wide_launch(err, "attention_forward_wgmma", attention_forward_wgmma<T, D>, sizeof(forward_tiles<D>), stream, a,
+                          NULL, wide, pd_wide_items(a), UINT64_MAX, workspace.begun);
 }
 
 pd_status pd_attention_wgmma_forward(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,
                                      struct pd_error *err)
 {
     return PD_OF_TILES(a, forward_launch, stream, a, workspace, err);
-}
-
-template <enum pd_dtype T>
-static pd_status three_launch(void *stream, const pd_attention *a, struct pd_cuda_workspace workspace, pd_error *err)
-{
-    return forward_is_wide(a) ? forward_launch<T, 64, 3>(stream, a, workspace, err)
-                              : forward_launch<T, 64>(stream, a, workspace, err);
-}
-
-/* Of heads of 64, by three consumers where rows lie on 16 bytes. */
-pd_status pd_attention_wgmma_forward_three(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,
-                                           struct pd_error *err)
-{
-    return a->dtype == PD_BF16 ? three_launch<PD_BF16>(stream, a, workspace, err)
-                               : three_launch<PD_F16>(stream, a, workspace, err);
 }
