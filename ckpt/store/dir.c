@@ -158,18 +158,29 @@ pd_status store_dir_share(struct store_dir *dir, uint32_t host, struct pd_error 
 
 /* ---- what can be done there ---- */
 
+/* Each directory on the way holds the name of the next. What is not ours to open, or farther up, is tried and no more. */
+static pd_status sync_way(const struct store_dir *dir, struct pd_error *err)
+{
+    char above[STORE_PATH_MAX];
+    pd_status result = PD_OK;
+    snprintf(above, sizeof above, "%s", dir->root);
+    for (bool is_parent = true; above[1]; is_parent = false) {
+        struct pd_error own = {0};
+        char *slash = strrchr(above, '/');
+        slash[slash == above] = 0;
+        const pd_status st = pd_vfs_sync_dir(dir->vfs, above, &own);
+        const bool is_ours = own.sys_errno != EACCES && own.sys_errno != EPERM && own.sys_errno != EROFS;
+        if (is_parent && st != PD_UNSUPPORTED && is_ours) result = pd_error_pass(err, st, &own);
+    }
+    return result;
+}
+
 pd_status store_dir_make(const struct store_dir *dir, struct pd_error *err)
 {
     pd_status st = pd_vfs_mkdir(dir->vfs, dir->root, err);
-    if (st == PD_EXISTS) return PD_OK;
     if (st == PD_NOT_FOUND) return pd_error_context(err, st, "the directory above %s does not exist: make it", dir->root);
-    if (st != PD_OK) return pd_probe_explain(err, st, dir->root);
-    char parent[STORE_PATH_MAX];
-    snprintf(parent, sizeof parent, "%s", dir->root);
-    char *slash = strrchr(parent, '/');
-    slash[slash == parent] = 0;
-    st = pd_vfs_sync_dir(dir->vfs, parent, err);
-    return st == PD_UNSUPPORTED ? PD_OK : st;
+    if (st != PD_OK && st != PD_EXISTS) return pd_probe_explain(err, st, dir->root);
+    return sync_way(dir, err);
 }
 
 static void log_probe(const struct store_dir *dir, const struct pd_probe *probe)

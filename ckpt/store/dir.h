@@ -4,6 +4,7 @@
 #include "ckpt/group/group.h"
 #include "ckpt/io/vfs.h"
 #include "ckpt/store/paths.h"
+#include <stdatomic.h>
 
 #define STORE_PATH_MAX 4096u
 
@@ -19,8 +20,9 @@ struct store_dir {
     bool has_other_shares;
     bool is_local;       /* one host and no network file system: files of dead launches may be taken over */
     bool has_links;      /* as the probe of this host found */
-    bool syncs_names;    /* until the file system says that it cannot */
-    bool may_bring_back; /* a directory sync failed: a power loss may bring names back, whatever later syncs answer */
+    /* Saves and replicas sync directories in threads of their own. Both change once, and order nothing else. */
+    _Atomic bool syncs_names;    /* until the file system says that it cannot */
+    _Atomic bool may_bring_back; /* a directory sync failed: a power loss may bring names back, whatever later syncs answer */
 };
 
 /* From the root of the file system, without slashes at its end. */
@@ -32,7 +34,8 @@ PD_MUST_USE pd_status store_dir_open(struct store_dir *dir, struct pd_vfs *vfs, 
 void store_dir_close(struct store_dir *dir);
 /* Collective: leaders of hosts give the host whose directory they see. */
 PD_MUST_USE pd_status store_dir_share(struct store_dir *dir, uint32_t host, struct pd_error *err);
-/* Leaders of hosts make the last part of the path, durably, when it is absent. */
+/* Leaders of hosts make the last part of the path when it is absent. Durable on return, as far as the file system can: also a
+ * directory that somebody else made a moment ago. */
 PD_MUST_USE pd_status store_dir_make(const struct store_dir *dir, struct pd_error *err);
 /* Collective: every host tries in `path` what a save will need. */
 PD_MUST_USE pd_status store_dir_probe(struct store_dir *dir, const char *path, struct pd_error *err);

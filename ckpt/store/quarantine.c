@@ -9,14 +9,26 @@
 
 struct quarantined {
     struct pd_step_name name;
+    char text[PD_STORE_NAME_MAX];
     uint64_t bytes;
 };
+
+/* step-S-F, or step-S-F.2, .3, ... of a name that was there already. */
+static bool parse_quarantined(const char *text, struct pd_step_name *ret_name)
+{
+    char name[PD_STORE_NAME_MAX];
+    snprintf(name, sizeof name, "%s", text);
+    char *dot = strrchr(name, '.');
+    if (dot && dot[1] && dot[strspn(dot + 1, "0123456789") + 1] == '\0') *dot = '\0';
+    return pd_step_name_parse(name, ret_name);
+}
 
 static int oldest_first(const void *a, const void *b)
 {
     const struct quarantined *x = a, *y = b;
     if (x->name.fence != y->name.fence) return x->name.fence < y->name.fence ? -1 : 1;
-    return x->name.step < y->name.step ? -1 : x->name.step > y->name.step;
+    if (x->name.step != y->name.step) return x->name.step < y->name.step ? -1 : 1;
+    return strcmp(x->text, y->text);
 }
 
 static uint64_t bytes_in(const struct store_dir *root, const char *name)
@@ -35,8 +47,7 @@ static uint64_t bytes_in(const struct store_dir *root, const char *name)
 
 static pd_status remove_quarantined(const struct store_files *files, const struct quarantined *victim, struct pd_error *err)
 {
-    const struct pd_store_name name = pd_step_name_text(&victim->name);
-    const struct store_text path = store_at(&files->dir, "quarantine/%s", name.text);
+    const struct store_text path = store_at(&files->dir, "quarantine/%s", victim->text);
     pd_log_info("ckpt", "%s is removed: the quarantine is full", path.text);
     if (store_is_link(&files->dir, path.text)) return pd_vfs_unlink(files->dir.vfs, path.text, err);
     return store_remove_files(&files->dir, path.text, err);
@@ -51,7 +62,8 @@ static pd_status enforce_cap(const struct store_files *files, uint64_t bytes_max
     uint32_t count = 0;
     uint64_t total = 0;
     for (uint32_t i = 0; rows && i < listing.count; i++) {
-        if (!pd_step_name_parse(listing.names[i], &rows[count].name)) continue;
+        if (!parse_quarantined(listing.names[i], &rows[count].name)) continue;
+        snprintf(rows[count].text, sizeof rows[count].text, "%s", listing.names[i]);
         rows[count].bytes = bytes_in(root, listing.names[i]);
         total += rows[count++].bytes;
     }
@@ -71,6 +83,19 @@ static pd_status enforce_cap(const struct store_files *files, uint64_t bytes_max
     return PD_OK;
 }
 
+/* A name that is there already, of the same step before it was saved or copied here again, gets a number. */
+static pd_status move_there(const struct store_dir *root, const char *name, struct store_text *ret_to, struct pd_error *err)
+{
+    pd_status st = PD_EXISTS;
+    for (unsigned number = 1; st == PD_EXISTS && number < 100; number++) {
+        *ret_to = number == 1 ? store_at(root, "quarantine/%s", name) : store_at(root, "quarantine/%s.%u", name, number);
+        if (!store_exists(root, ret_to->text) && !store_is_link(root, ret_to->text))
+            st = pd_vfs_rename(root->vfs, store_at(root, "%s", name).text, ret_to->text, err);
+    }
+    if (st == PD_EXISTS) PD_FAIL(err, PD_IO, "%s/quarantine holds too many of the name %s", root->root, name);
+    return st;
+}
+
 pd_status store_quarantine_here(struct store_files *files, const char *name, const char *note, const char *reason,
                                 uint64_t bytes_max, struct pd_error *err)
 {
@@ -82,13 +107,14 @@ pd_status store_quarantine_here(struct store_files *files, const char *name, con
     if (st == PD_EXISTS) st = store_open_below(root, quarantine.text, &open, err); /* no link that leads elsewhere */
     pd_dir_close(open);
     PD_TRY(st);
-    st = pd_vfs_rename(root->vfs, store_at(root, "%s", name).text, store_at(root, "quarantine/%s", name).text, err);
+    struct store_text moved;
+    st = move_there(root, name, &moved, err);
     if (st == PD_NOT_FOUND) return PD_OK; /* this host had no part in it */
     PD_TRY(st);
     /* For people; the checkpoint is aside with or without it. What a link leads to lies elsewhere, and nothing is added there. */
     snprintf(text, sizeof text, "%.1022s\n", reason);
-    const struct store_text to = store_at(root, "quarantine/%s/%s", name, note);
-    if (!store_is_link(root, store_at(root, "quarantine/%s", name).text) &&
+    const struct store_text to = store_at(root, "%s/%s", moved.text + strlen(root->root) + 1, note);
+    if (!store_is_link(root, moved.text) &&
         store_file_write(root->vfs, to.text, PD_OPEN_CREATE | PD_OPEN_TRUNCATE, text, strlen(text), STORE_FILE_LEAVE, NULL))
         pd_log_warn("ckpt", "%s could not be written", to.text);
     PD_TRY(store_sync_dir(root, store_at(root, "quarantine").text, err));
@@ -122,7 +148,8 @@ pd_status store_quarantine_return(struct store_files *files, struct pd_error *er
     for (uint32_t i = 0; root->leads_share && i < scan.state_count; i++) {
         const struct store_state *state = &scan.states[i];
         if (state->kind == STORE_COMMITTED && state->marks & STORE_MARK_UNRECORDED) return_here(root, &scan, state);
-        if (state->kind == STORE_MISNAMED)
+        struct pd_step_name name;
+        if (state->kind == STORE_MISNAMED && !parse_quarantined(state->misnamed, &name))
             pd_log_warn("ckpt", "%s/quarantine/%s is left there: its record is that of %s: rename it to that", root->root,
                         state->misnamed, store_state_name(state, false).text);
     }
@@ -135,7 +162,7 @@ static bool is_quarantined(const struct store_dir *root, const char *text)
 {
     struct pd_step_name name;
     struct pd_stat stat;
-    return pd_step_name_parse(text, &name) ||
+    return parse_quarantined(text, &name) ||
            pd_vfs_stat(root->vfs, store_at(root, "quarantine/%s/commit.h5", text).text, &stat, NULL) == PD_OK;
 }
 

@@ -43,6 +43,8 @@ static pd_status move_to_trash(const struct store_files *files, const char *name
     if (st == PD_EXISTS) { /* an earlier removal of the same name could not be finished */
         PD_TRY(store_remove_files(root, trash.text, err));
         st = pd_vfs_rename(root->vfs, path.text, trash.text, err);
+        keeps = st == PD_EXISTS; /* it holds what NFS leaves behind an open file */
+        if (keeps) st = PD_OK;
     }
     if (st == PD_NOT_FOUND) return PD_OK;
     PD_TRY(st);

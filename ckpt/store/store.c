@@ -24,7 +24,8 @@
  *       shards in sight is committed: where record or final name are missing they are made (roll forward).
  *    5. A shard of a committed checkpoint is moved or rewritten only after the record is durably gone on every host.
  *    6. A directory leaves the root by one rename into the pool; emptying it comes after. So a dead launch that wakes up
- *       cannot commit what we are emptying: its rename finds no source.
+ *       cannot commit what we are emptying: its rename finds no source. Two exceptions are emptied where they lie: old
+ *       checkpoints, without their record, while there is no room for a pool, and what holds files that are not ours.
  *    7. A file is written in place only by the rank in whose pool it lies, under that rank's lock. It is chosen only while
  *       it is free (recycle-…) and its link count is one: a name somebody else gave it (a backup, a checkpoint, a
  *       torn rename that came back with a power loss) keeps its bytes.
@@ -554,15 +555,18 @@ pd_status pd_store_quarantine(struct pd_store *store, const struct pd_store_entr
 {
     const struct store_dir *root = &store->files.dir;
     char name[PD_STORE_NAME_MAX];
+    struct pd_error own = {0};
     memcpy(name, entry->name, sizeof name);
     if (pd_store_fence(store)) {
         PD_TRY(pd_store_check_fence(store, err));
         pd_status st = PD_OK;
         if (root->leads_share)
             st = store_quarantine_here(&store->files, name, PD_STORE_DAMAGED_NOTE, reason,
-                                       store->options.quarantine_bytes_max, err);
-        st = pd_group_agree(root->group, st, err);
-        if (st != PD_OK) return pd_error_context(err, st, "moving damaged checkpoint %s aside", name);
+                                       store->options.quarantine_bytes_max, &own);
+        st = pd_group_agree(root->group, st, &own);
+        if (st == PD_PEER_LOST) return pd_error_pass(err, st, &own);
+        if (st != PD_OK && root->leads_share)
+            pd_log_warn("ckpt", "damaged checkpoint %s/%s stays where it is: %s", root->root, name, own.message);
     }
     store_items_remove(&store->catalog.committed, name);
     return PD_OK;

@@ -122,8 +122,8 @@ PD_MUST_USE pd_status pd_store_prune(struct pd_store *store, struct pd_error *er
  * committed as are kept, pruning leaves one. `buffer` is overwritten with zeros. Of this rank alone, between saves; a failure
  * only makes the next save slower. */
 void pd_store_keep_ready(struct pd_store *store, uint64_t bytes, void *buffer, uint64_t buffer_bytes);
-/* Moves a damaged checkpoint aside, within the cap (the oldest quarantined go first). A store that is only read from no
- * longer offers it. */
+/* Moves a damaged checkpoint aside, within the cap (the oldest quarantined go first). It is no longer offered, also where it
+ * cannot be moved or the store is only read from. */
 PD_MUST_USE pd_status pd_store_quarantine(struct pd_store *store, const struct pd_store_entry *entry, const char *reason,
                                           struct pd_error *err);
 /* True on every rank while this launch still owns the store (checked again before every commit). */

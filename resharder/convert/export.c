@@ -38,6 +38,13 @@ struct pd_export {
 
 /* ---- directories ---- */
 
+/* Where the file system can. */
+static pd_status sync_directory(struct pd_vfs *vfs, const char *directory, struct pd_error *err)
+{
+    const pd_status st = pd_vfs_sync_dir(vfs, directory, err);
+    return st == PD_UNSUPPORTED ? PD_OK : st;
+}
+
 /* `directory` and those in it, innermost first. */
 static pd_status sync_tree(struct pd_vfs *vfs, const char *directory, int depth, struct pd_error *err)
 {
@@ -51,7 +58,7 @@ static pd_status sync_tree(struct pd_vfs *vfs, const char *directory, int depth,
         if (!st && pd_formats_is_directory(vfs, path)) st = sync_tree(vfs, path, depth - 1, err);
     }
     pd_listing_deinit(&listing);
-    return st ? st : pd_vfs_sync_dir(vfs, directory, err);
+    return st ? st : sync_directory(vfs, directory, err);
 }
 
 static pd_status clear_directory(struct pd_vfs *vfs, const char *directory, struct pd_error *err)
@@ -65,9 +72,9 @@ static pd_status sync_parent(struct pd_export *e, struct pd_error *err)
     char parent[PD_FORMATS_PATH_MAX];
     snprintf(parent, sizeof parent, "%s", e->destination);
     char *slash = strrchr(parent, '/');
-    if (!slash) return pd_vfs_sync_dir(e->vfs, ".", err);
+    if (!slash) return sync_directory(e->vfs, ".", err);
     slash[slash == parent] = '\0';
-    return pd_vfs_sync_dir(e->vfs, parent, err);
+    return sync_directory(e->vfs, parent, err);
 }
 
 static pd_status name_directories(struct pd_export *e, const char *destination, struct pd_error *err)

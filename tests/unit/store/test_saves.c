@@ -245,6 +245,86 @@ Test(store_saves, what_a_file_system_says_is_no_verdict)
     room_free(&room);
 }
 
+/* ---- what is in the way ---- */
+
+static pd_status put_aside(struct room_rank *rank, struct pd_error *err)
+{
+    uint32_t count = 0;
+    for (uint32_t times = 1; times <= 3; times++) { /* the same step, under the same name */
+        PD_TRY(room_save(rank, 7, err));
+        PD_TRY(pd_store_quarantine(rank->store, pd_store_entry_at(rank->store, 0), "by a test", err));
+        PD_TRY(pd_store_count_quarantined(rank->store, &count, err));
+        if (count != times) PD_FAIL(err, PD_BUG, "%u in quarantine instead of %u", count, times);
+    }
+    return room_save(rank, 7, err);
+}
+
+Test(store_saves, one_name_goes_to_quarantine_again_and_again)
+{
+    struct room room = new_room(2, 1, false);
+    launch(&room, put_aside, NULL, PD_OK);
+    struct pd_vfs *vfs = vfs_of(&room, 0);
+    cr_assert_eq(count_names(vfs, ROOM_ROOT "/quarantine", "step-000000000007-1"), 3);
+    cr_assert_eq(count_names(vfs, ROOM_ROOT "/quarantine/step-000000000007-1.3", "reason.txt"), 1);
+    pd_vfs_free(vfs);
+    launch(&room, only_open, NULL, PD_OK);
+    room_free(&room);
+}
+
+/* NFS keeps an open file that was unlinked, and with it the directory that an earlier removal of this name has emptied. */
+static pd_status leave_behind(struct room_rank *rank, struct pd_error *err)
+{
+    static const char trash[] = ROOM_ROOT "/pool-1/trash-step-000000000001-1";
+    struct pd_file *file = NULL;
+    PD_TRY(pd_vfs_mkdir(rank->vfs, trash, err));
+    PD_TRY(pd_file_open(rank->vfs, ROOM_ROOT "/pool-1/trash-step-000000000001-1/.nfs0001", PD_OPEN_WRITE | PD_OPEN_CREATE,
+                        &file, err));
+    PD_TRY(pd_file_close(file, err));
+    for (uint64_t step = 1; step <= 4; step++) {
+        PD_TRY(room_save(rank, step, err));
+        PD_TRY(pd_store_prune(rank->store, err));
+    }
+    return expect_steps(rank, (uint64_t[]){4, 3}, 2, err);
+}
+
+Test(store_saves, what_nfs_leaves_behind_stops_no_pruning)
+{
+    struct room room = new_room(1, 1, false);
+    launch(&room, leave_behind, NULL, PD_OK);
+    struct pd_vfs *vfs = vfs_of(&room, 0);
+    cr_assert_eq(count_names(vfs, ROOM_ROOT, "step-"), 2);
+    pd_vfs_free(vfs);
+    room_free(&room);
+}
+
+static pd_status save_one(struct room_rank *rank, struct pd_error *err)
+{
+    return room_save(rank, 1, err);
+}
+
+static pd_status has_one(struct room_rank *rank, struct pd_error *err)
+{
+    return expect_steps(rank, (uint64_t[]){1}, 1, err);
+}
+
+/* Somebody has made the directory and not synced where its name lies: a power loss takes it, unless the launch has. */
+Test(store_saves, a_directory_that_was_there_is_durable)
+{
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        struct room room = new_room(1, 1, false);
+        struct pd_error err = {0};
+        struct pd_vfs *vfs = vfs_of(&room, 0);
+        expect(pd_vfs_mkdir(vfs, "/above", &err), PD_OK, &err);
+        expect(pd_vfs_mkdir(vfs, "/above/ckpt", &err), PD_OK, &err);
+        pd_vfs_free(vfs);
+        room.root = "/above/ckpt";
+        launch(&room, save_one, NULL, PD_OK);
+        pd_simulated_disk_crash(room.disk, 0, seed);
+        launch(&room, has_one, NULL, PD_OK);
+        room_free(&room);
+    }
+}
+
 /* ---- space ---- */
 
 static pd_status check_space(struct room_rank *rank, struct pd_error *err)
