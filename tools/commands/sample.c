@@ -124,7 +124,11 @@ static pd_status open_reader(struct sample *s, const char *checkpoints, const st
                                              .vocab = config->model.vocab,
                                              .digest = digest,
                                              .is_over_bytes = is_over_bytes(config)};
-    return pd_sample_text_open(&options, &s->reader, err);
+    struct pd_error own = {0};
+    const pd_status st = pd_sample_text_open(&options, &s->reader, &own);
+    if (!st || !s->tokens || s->tokenizer_path) return st ? pd_error_pass(err, st, &own) : PD_OK;
+    pd_log_warn("sample", "tokens are printed as numbers: %s", own.message);
+    return PD_OK;
 }
 
 static pd_status draw_with(struct sample *s, struct pd_sample_options *options, struct pd_error *err)

@@ -35,6 +35,14 @@ PD_MUST_USE pd_status pd_load_merge(const struct pd_vocab *vocab, const char *co
 PD_MUST_USE pd_status pd_load_byte_level(struct pd_splitter *splitter, bool splits, bool prefix, struct pd_error *err);
 PD_MUST_USE pd_status pd_load_check_template(const struct pd_loader *l, struct pd_error *err);
 
+/* A pre-tokenizer of GGUF: tokenizer.ggml.pre. */
+struct pd_gguf_pre {
+    const char *names;                 /* with a blank before and behind each */
+    const char *words[7];              /* NULL-terminated; none: GPT-2's own */
+    bool nfc, ignore_merges, adds_bos; /* adds_bos: where the file does not say */
+};
+const struct pd_gguf_pre *pd_gguf_pre(const char *name); /* NULL: not known here */
+
 /* tokenizer.gguf: the whole of it.   errors  as pd_tokenizer_from_arrays */
 PD_MUST_USE pd_status pd_load_gguf_text(const char *name, const struct pd_json_value *root,
                                         struct pd_tokenizer **ret_tokenizer, struct pd_error *err);

@@ -8,10 +8,6 @@
 #include "trainer/tokenizer/unicode.h"
 
 #define MARK "\xe2\x96\x81"
-#define WORDS(digits)                                                                                           \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" \
-    "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-
 enum { UNKNOWN = 2, CONTROL = 3, USER = 4, BYTE = 6 }; /* token types */
 
 struct gguf {
@@ -93,35 +89,29 @@ static pd_status fill_merges(struct gguf *g, struct pd_error *err)
     return status;
 }
 
+static pd_status add_words(struct pd_splitter *splitter, const char *expression, struct pd_error *err)
+{
+    struct pd_split_step *step = &splitter->steps[splitter->count];
+    *step = (struct pd_split_step){.kind = PD_SPLIT_MATCHES, .behavior = PD_SPLIT_ISOLATED};
+    PD_TRY(pd_matcher_init(PD_MATCH_REGEX, expression, &step->matcher, err));
+    splitter->count++;
+    return PD_OK;
+}
+
 static pd_status fill_gpt2(struct gguf *g, struct pd_error *err)
 {
-    static const struct {
-        const char *pre, *words; /* NULL: GPT-2's own */
-        bool nfc, ignore_merges;
-    } known[] = {
-        {"gpt-2", NULL, false, false},
-        {"default", NULL, false, false},
-        {"llama-bpe", WORDS("{1,3}|"), false, true},
-        {"llama3", WORDS("{1,3}|"), false, true},
-        {"qwen2", WORDS("|"), true, false},
-    };
     struct pd_tokenizer *t = g->tokenizer;
     const char *pre = g->arrays->pre ? g->arrays->pre : "default";
-    unsigned i = 0;
-    while (i < sizeof known / sizeof known[0] && strcmp(known[i].pre, pre) != 0)
-        i++;
-    if (i == sizeof known / sizeof known[0])
-        PD_FAIL(err, PD_UNSUPPORTED, "tokenizer.ggml.pre: %.40s is not known; gpt-2, llama-bpe and qwen2 are", pre);
-    if (known[i].nfc) t->normalizer.steps[t->normalizer.count++].kind = PD_NORMALIZE_NFC;
-    if (known[i].words) {
-        struct pd_split_step *step = &t->splitter.steps[t->splitter.count];
-        *step = (struct pd_split_step){.kind = PD_SPLIT_MATCHES, .behavior = PD_SPLIT_ISOLATED};
-        PD_TRY(pd_matcher_init(PD_MATCH_REGEX, known[i].words, &step->matcher, err));
-        t->splitter.count++;
-    }
-    t->bpe_options.ignore_merges = known[i].ignore_merges;
+    const struct pd_gguf_pre *known = pd_gguf_pre(pre);
+    if (!known)
+        PD_FAIL(err, PD_UNSUPPORTED, "tokenizer.ggml.pre: %.40s is not known; name its tokenizer.json with --tokenizer=PATH",
+                pre);
+    if (known->nfc) t->normalizer.steps[t->normalizer.count++].kind = PD_NORMALIZE_NFC;
+    for (unsigned i = 0; known->words[i]; i++)
+        PD_TRY(add_words(&t->splitter, known->words[i], err));
+    t->bpe_options.ignore_merges = known->ignore_merges;
     t->decoder.steps[t->decoder.count++] = (struct pd_decoder_step){.kind = PD_DECODE_BYTE_LEVEL};
-    PD_TRY(pd_load_byte_level(&t->splitter, !known[i].words, false, err));
+    PD_TRY(pd_load_byte_level(&t->splitter, !known->words[0], false, err));
     return fill_merges(g, err);
 }
 

@@ -1,5 +1,5 @@
-/* GGUF metadata as an import lays it beside a checkpoint (tokenizer.gguf): keys without "tokenizer.", as one JSON object. What is
- * absent is what llama.cpp takes then (llama-vocab.cpp): llama and llama-bpe begin with bos, and llama puts a space before. */
+/* GGUF metadata as an import lays it beside a checkpoint (tokenizer.gguf): keys without "tokenizer.", as one JSON object. What
+ * is absent is what llama.cpp takes then (llama-vocab.cpp): llama and llama-bpe begin with bos, llama puts a space before. */
 #include "trainer/tokenizer/load.h"
 #include "trainer/tokenizer/tokenizer.h"
 
@@ -95,6 +95,7 @@ static pd_status make(const char *name, const struct pd_json_value *root, struct
     struct pd_tokenizer_arrays a = {.model = pd_json_text(pd_json_member(root, "ggml.model"))};
     const struct pd_json_value *pre = pd_json_member(root, "ggml.pre");
     a.pre = pre ? pd_json_text(pre) : NULL;
+    const struct pd_gguf_pre *known = a.pre ? pd_gguf_pre(a.pre) : NULL;
     const bool is_llama = a.model && strcmp(a.model, "llama") == 0;
     PD_TRY(check_keys(name, root, err));
     PD_TRY(take_texts(name, tokens, "ggml.tokens", &o->tokens, err));
@@ -106,7 +107,7 @@ static pd_status make(const char *name, const struct pd_json_value *root, struct
     a.bos = id_of(root, "ggml.bos_token_id");
     a.eos = id_of(root, "ggml.eos_token_id");
     a.unknown = id_of(root, "ggml.unknown_token_id");
-    a.add_bos = flag_of(root, "ggml.add_bos_token", a.bos >= 0 && (is_llama || (a.pre && strcmp(a.pre, "llama-bpe") == 0)));
+    a.add_bos = flag_of(root, "ggml.add_bos_token", a.bos >= 0 && (is_llama || (known && known->adds_bos)));
     a.add_eos = flag_of(root, "ggml.add_eos_token", false);
     a.add_space_prefix = flag_of(root, "ggml.add_space_prefix", is_llama);
     const pd_status st = pd_tokenizer_from_arrays(&a, ret_tokenizer, err);

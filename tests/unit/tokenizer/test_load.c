@@ -137,6 +137,47 @@ Test(load, what_beside_it_contradicts_is_refused)
     cr_assert(strstr(err.message, "t.json: lattice is not supported"), "%s", err.message);
 }
 
+/* Tokens of "12 ab" in a tokenizer.gguf with this pre-tokenizer; -1: it is refused. */
+static int count_tokens(const char *pre)
+{
+    char text[512];
+    struct pd_tokenizer *t;
+    struct pd_tokenizer_scratch *scratch;
+    struct pd_tokens tokens = {0};
+    snprintf(text, sizeof text,
+             "{\"ggml.model\": \"gpt2\", \"ggml.pre\": \"%s\", \"ggml.tokens\": [\"1\", \"2\", \"12\", \"a\", \"b\", "
+             "\"ab\", \"\u0120\","
+             " \"\u0120ab\", \"\u0120a\"], \"ggml.merges\": [\"1 2\", \"\u0120 a\", \"\u0120a b\"]}",
+             pre);
+    if (pd_tokenizer_parse("t.json", text, strlen(text), &t, &err)) return -1;
+    cr_assert_eq(pd_tokenizer_scratch_new(t, &scratch, &err), PD_OK);
+    cr_assert_eq(pd_tokenizer_encode(t, scratch, "12 ab", 5, false, &tokens, &err), PD_OK, "%s: %s", pre, err.message);
+    const int count = (int)tokens.count;
+    pd_tokens_deinit(&tokens);
+    pd_tokenizer_scratch_free(scratch);
+    pd_tokenizer_free(t);
+    return count;
+}
+
+/* All that llama.cpp knows by a name compile; those that cut digits apart do. */
+Test(load, pre_tokenizers_of_gguf)
+{
+    static const char *const known[] = {"default", "gpt-2", "llama-bpe", "falcon", "deepseek-llm", "deepseek-v3",
+                                        "gpt-4o",  "mpt",   "olmo",      "dbrx",   "glm4"},
+                             *const digits[] = {"smollm",    "starcoder", "refact",     "command-r",
+                                                "codeshell", "exaone",    "minerva-7b", "deepseek-coder",
+                                                "tekken",    "qwen2",     "stablelm2",  "hunyuan"};
+    for (size_t i = 0; i < sizeof digits / sizeof *digits; i++)
+        cr_expect_eq(count_tokens(digits[i]), 3, "%s: %d", digits[i], count_tokens(digits[i]));
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(known[i], "qwen2") != 0)
+            cr_expect_eq(count_tokens(known[i]), 2, "%s: %d", known[i], count_tokens(known[i]));
+    cr_expect_eq(count_tokens("kimi-k2"), -1);
+    cr_expect(
+        strstr(err.message, "tokenizer.ggml.pre: kimi-k2 is not known; name its tokenizer.json with --tokenizer=PATH"));
+    cr_expect_eq(count_tokens("llama"), -1); /* no name's beginning */
+}
+
 Test(load, the_digest_is_of_tokens_and_not_of_formatting)
 {
     const uint64_t digest =
