@@ -1,6 +1,7 @@
 #include "ckpt/base/pulse.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/memory_file.h"
 #include "ckpt/base/rank.h"
 
 #include <fcntl.h>
@@ -16,7 +17,7 @@ static _Thread_local bool trains;
 bool pd_pulse_open(uint32_t ranks, int *ret_fd)
 {
     const size_t bytes = ranks * sizeof *pulses;
-    const int fd = memfd_create("perdure-pulse", MFD_CLOEXEC);
+    const int fd = pd_memory_file("perdure-pulse");
     void *mapped = MAP_FAILED;
     if (fd >= 0 && ftruncate(fd, (off_t)bytes) == 0) mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (mapped == MAP_FAILED) {

@@ -6,7 +6,8 @@
  * a small ring; a queue whose buffers or ring are refused later comes down alone and the description says so.
  *
  *   invariants  1. a ring is entered only by the thread that owns it: SINGLE_ISSUER. It is created disabled and enabled by
- *                  its first submission; an idle queue that moves to another thread gets a new ring
+ *                  its first submission; an idle queue that moves to another thread gets a new ring. An empty request goes
+ *                  through it first: that a ring can be set up does not say that it may be entered
  *               2. a file in a ring's table is still open: closing it empties the slot, at once in the owner's thread and
  *                  otherwise before the owner's next submission
  *               3. every transfer handed to a ring comes back exactly once, whole, short and continued, or failed
@@ -80,9 +81,31 @@ static const unsigned flag_rungs[] = {
 static int ring_init(const struct uring_vfs *vfs, unsigned depth, unsigned flags, struct io_uring *ring)
 {
     if (vfs->refusals & PD_URING_REFUSE_RING) return EPERM;
+    if (vfs->refusals & PD_URING_REFUSE_MEMORY) return ENOMEM;
     if ((vfs->refusals & PD_URING_REFUSE_FLAGS) && (flags & IORING_SETUP_DEFER_TASKRUN)) return EINVAL;
     if ((vfs->refusals & PD_URING_REFUSE_ALL_FLAGS) && (flags & IORING_SETUP_COOP_TASKRUN)) return EINVAL;
     return -io_uring_queue_init(depth, ring, flags);
+}
+
+/* Enables the ring for this thread and sends a NOP through it. 0, or the errno that forbids its use. */
+static int ring_try(struct io_uring *ring)
+{
+    struct __kernel_timespec limit = {.tv_sec = 10};
+    struct io_uring_cqe *cqe = NULL;
+    /* liburing 2.3 declares io_uring_enable_rings and does not export it. */
+    if (syscall(__NR_io_uring_register, ring->ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0) != 0) return errno;
+    struct io_uring_sqe *sqe = io_uring_get_sqe(ring);
+    if (!sqe) return EIO;
+    io_uring_prep_nop(sqe);
+    int result;
+    do {
+        result = io_uring_submit_and_wait_timeout(ring, &cqe, 1, &limit, NULL);
+    } while (result == -EINTR);
+    if (result < 0) return -result;
+    if (!cqe) return ETIMEDOUT;
+    result = -cqe->res;
+    io_uring_cqe_seen(ring, cqe);
+    return result;
 }
 
 static int register_files(const struct uring_vfs *vfs, struct io_uring *ring)
@@ -111,15 +134,14 @@ static int find_rung(struct uring_vfs *vfs, int *ret_flags_errno)
     for (size_t i = 0; i < sizeof flag_rungs / sizeof *flag_rungs; i++) {
         struct io_uring ring;
         result = ring_init(vfs, 8, flag_rungs[i], &ring);
-        if (result == EINVAL) {
-            *ret_flags_errno = result;
-            continue;
+        if (!result) {
+            result = ring_try(&ring);
+            if (!result) vfs->fixed_files = register_files(vfs, &ring) == 0;
+            io_uring_queue_exit(&ring);
         }
-        if (result) return result;
         vfs->flags = flag_rungs[i];
-        vfs->fixed_files = register_files(vfs, &ring) == 0;
-        io_uring_queue_exit(&ring);
-        return 0;
+        if (result != EINVAL) return result;
+        *ret_flags_errno = result;
     }
     return result;
 }
@@ -153,6 +175,20 @@ static void ring_drop(struct uring_queue *queue)
 static const char *remedy(int reason)
 {
     return reason == EOPNOTSUPP ? "from Linux 6.5 on CUDA's memory is taken" : "raise the memlock limit";
+}
+
+/* What makes a kernel give rings. */
+static const char *ring_remedy(int reason)
+{
+    switch (reason) {
+    case ENOMEM:
+        return "raise the memlock limit (ulimit -l)";
+    case EMFILE:
+        return "raise the limit of open files (ulimit -n)";
+    default:
+        return "set kernel.io_uring_disabled=0 and allow io_uring_setup and io_uring_enter in the container's seccomp "
+               "profile";
+    }
 }
 
 /* Once a process, whose ranks may be threads. */
@@ -336,9 +372,7 @@ static int own(struct pd_queue *queue)
     int result = 0;
     if (mine->has_owner) ring_drop(mine);
     if (!mine->has_ring) result = ring_make(queue->vfs, mine);
-    /* liburing 2.3 declares io_uring_enable_rings and does not export it. */
-    if (!result && syscall(__NR_io_uring_register, mine->ring.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0) != 0)
-        result = errno;
+    if (!result) result = ring_try(&mine->ring);
     mine->owner = self;
     mine->has_owner = !result;
     pthread_mutex_unlock(&mine->vfs->mutex);
@@ -352,10 +386,17 @@ static void enqueue_or_finish(struct pd_queue *queue, struct pd_transfer *transf
     if (result) pd_queue_finish(queue, transfer, result);
 }
 
+static void uring_queue_leave(struct uring_queue *queue);
+static int fall_to_threads(struct pd_queue *queue, int reason);
+
 static int queue_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count)
 {
     struct uring_queue *mine = queue->context;
     int result = own(queue);
+    if (result && fall_to_threads(queue, result) == 0) { /* nothing is in flight */
+        uring_queue_leave(mine);
+        return queue->ops->submit(queue, transfers, count);
+    }
     if (!result) slots_purge(mine);
     for (uint32_t i = 0; i < count; i++) {
         if (result)
@@ -418,9 +459,8 @@ static int queue_reap(struct pd_queue *queue, bool wait)
     return result;
 }
 
-static void queue_close(struct pd_queue *queue)
+static void uring_queue_leave(struct uring_queue *mine)
 {
-    struct uring_queue *mine = queue->context;
     pthread_mutex_lock(&mine->vfs->mutex);
     struct uring_queue **link = &mine->vfs->queues;
     while (*link != mine)
@@ -429,6 +469,11 @@ static void queue_close(struct pd_queue *queue)
     pthread_mutex_unlock(&mine->vfs->mutex);
     ring_drop(mine);
     free(mine);
+}
+
+static void queue_close(struct pd_queue *queue)
+{
+    uring_queue_leave(queue->context);
 }
 
 static const struct pd_queue_ops queue_ops = {
@@ -447,7 +492,8 @@ static int fall_to_threads(struct pd_queue *queue, int reason)
     if (!vfs->threads) {
         char text[64];
         result = pd_io_threads_new(PD_IO_THREADS_DEFAULT, &vfs->threads, NULL) ? ENOMEM : 0;
-        pd_vfs_set_description(queue->vfs, "threads (io_uring: %s)", strerror_r(reason, text, sizeof text));
+        pd_vfs_set_description(queue->vfs, "threads (io_uring: %s; %s)", strerror_r(reason, text, sizeof text),
+                               ring_remedy(reason));
     }
     pthread_mutex_unlock(&vfs->mutex);
     return result ? result : pd_io_threads_queue_open(vfs->threads, queue);
@@ -512,11 +558,10 @@ static pd_status new_threads_instead(uint32_t queue_depth, int reason, struct pd
     PD_TRY(pd_vfs_new_threads(queue_depth, PD_IO_THREADS_DEFAULT, ret_vfs, err));
     char text[64];
     if (!atomic_exchange(&said, true))
-        pd_log_warn("io",
-                    "io_uring is refused here (%s): threads move the data; to change that, set kernel.io_uring_disabled=0 "
-                    "and allow io_uring_setup in the container's seccomp profile",
-                    strerror_r(reason, text, sizeof text));
-    pd_vfs_set_description(*ret_vfs, "threads (io_uring: %s)", strerror_r(reason, text, sizeof text));
+        pd_log_warn("io", "io_uring is refused here (%s): threads move the data; to change that, %s",
+                    strerror_r(reason, text, sizeof text), ring_remedy(reason));
+    pd_vfs_set_description(*ret_vfs, "threads (io_uring: %s; %s)", strerror_r(reason, text, sizeof text),
+                           ring_remedy(reason));
     return PD_OK;
 }
 

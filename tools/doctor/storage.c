@@ -14,10 +14,7 @@ static void find_engine(struct pd_findings *findings, const struct pd_vfs *vfs)
     bool uring = strncmp(description, "io_uring", 8) == 0;
     struct pd_finding *f =
         pd_findings_add(findings, "i/o engine", uring ? PD_FINDING_OK : PD_FINDING_LIMITED, "%s", description);
-    if (!uring)
-        pd_finding_advise(
-            f,
-            "io_uring is faster: allow it (sysctl kernel.io_uring_disabled=0; in Docker a seccomp profile with io_uring)");
+    if (!uring) pd_finding_advise(f, "io_uring is faster");
 }
 
 static void find_features(struct pd_findings *findings, const struct pd_probe *probe)

@@ -4,8 +4,14 @@
 #include "ckpt/base/rank.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { RANKS = 3 };
@@ -37,6 +43,24 @@ Test(pulse, without_one_nothing_happens)
     cr_assert(!pd_pulse_copy(&copy));
     cr_assert_null(pd_pulse_map(getpid(), -1, 1));
     pd_pulse_unmap(NULL, 1);
+}
+
+/* As old seccomp profiles of containers do. */
+Test(pulse, without_memfd_create_there_is_one_all_the_same)
+{
+    struct sock_filter program[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_memfd_create, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog filter = {sizeof program / sizeof *program, program};
+    cr_assert_eq(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+    cr_assert_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+    const struct pd_pulse *seen = watch(RANKS);
+    pd_pulse_hold();
+    cr_assert_eq(seen[RANKS - 1].is_held, 1);
+    pd_pulse_unmap(seen, RANKS);
 }
 
 Test(pulse, where_a_rank_is)

@@ -41,8 +41,10 @@ static const struct vfs_row {
     {"uring without fixed files", true, PD_URING_REFUSE_FILES, "plain files"},
     {"uring of an old kernel", true, PD_URING_REFUSE_FLAGS | PD_URING_REFUSE_FILES, "fewer set-up flags"},
     {"uring of an older kernel", true, PD_URING_REFUSE_FLAGS | PD_URING_REFUSE_ALL_FLAGS, "fewer set-up flags"},
-    {"forbidden uring", true, PD_URING_REFUSE_RING, "threads (io_uring: Operation not permitted)"},
+    {"forbidden uring", true, PD_URING_REFUSE_RING, "threads (io_uring: Operation not permitted; "},
     {"uring out of descriptors", true, PD_URING_REFUSE_LATER, "io_uring, registered buffers"},
+    {"uring without locked memory", true, PD_URING_REFUSE_MEMORY,
+     "threads (io_uring: Cannot allocate memory; raise the memlock limit (ulimit -l))"},
 };
 
 static struct pd_vfs *open_row(const struct vfs_row *row)
@@ -358,7 +360,8 @@ Test(vfs, a_ring_refused_later_is_told)
     struct pd_vfs *vfs = open_row(&rows[7]);
     struct pd_queue *queue = NULL;
     OK(pd_queue_open(vfs, NULL, 0, &queue, err));
-    cr_assert_str_eq(pd_vfs_describe(vfs), "threads (io_uring: Too many open files)");
+    cr_assert_str_eq(pd_vfs_describe(vfs),
+                     "threads (io_uring: Too many open files; raise the limit of open files (ulimit -n))");
     pd_queue_close(queue);
     pd_vfs_free(vfs);
 }
