@@ -7,7 +7,7 @@ import re
 import struct
 
 from torch_file import torch_save
-from expect import ANY, MINIMAL, expect, finish, write
+from expect import ANY, MINIMAL, expect, failures, finish, write
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1,
           "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 48, "max_position_embeddings": 512,
@@ -158,4 +158,27 @@ RUN = ["train", MINIMAL, "init.from=plain", "run.steps=1", "batch.sequences=2", 
 expect("init-context", [*RUN, "batch.context=300"], 0, re.compile(r"\n  context: 300 "))
 expect("init-context-beyond", [*RUN, "batch.context=600"], 78,
        err=re.compile("batch.context 600 is longer than model.context 512, beyond which there are no positions; set batch.context=512\n$"))
+
+# ---- a model with a tokenizer reads text ----
+WORDS = {chr(97 + i): i for i in range(26)} | {" ": 26, ".": 27, "I": 28, "th": 29, "the": 30}
+TOKENIZER = {"model": {"type": "BPE", "vocab": WORDS, "merges": ["t h", "th e"]}}
+safetensors("words/model.safetensors", tensors())
+write("words/config.json", json.dumps(CONFIG))
+write("words/tokenizer.json", json.dumps(TOKENIZER))
+write("small.txt", "In the beginning was the word. " * 40)
+EVAL = ["--data=small.txt", "--context=16", "--json"]
+text = expect("eval-tokenizes", ["eval", "words", *EVAL], 0, ANY)
+count = len("In the beginning was the word. ") - 4  # "the" is one token, twice
+if text and json.loads(text)["tokens"] > count * 40:
+    failures.append(f"eval took bytes: {text}")
+model("hundreds", tensors(embed_tokens=[600, 32]), vocab_size=600)
+expect("eval-refuses-bytes", ["eval", "hundreds", "--data=small.txt", "--context=16"], 78,
+       err=re.compile("small.txt is text, and this model has 600 tokens and no tokenizer beside it: name one with --tokenizer=PATH"))
+expect("eval-named-tokenizer", ["eval", "hundreds", "--tokenizer=words", *EVAL], 0, ANY)
+losses = [json.loads(expect(f"eval-{p}", ["eval", "words", f"--precision={p}", *EVAL], 0, ANY) or "{}").get("loss") for p in ("saved", "bf16", "fp32")]
+if losses[0] != losses[1]:
+    failures.append(f"eval --precision: {losses}")
+expect("sample-foreign", ["sample", "words", "--prompt=the", "--count=2"], 0, re.compile("^the"))
+expect("sample-gguf", ["sample", "whole.gguf", "--tokens=1,2", "--count=2", "--precision=fp32"], 0, re.compile(r"^.*\n$", re.S))
+expect("sample-bad-precision", ["sample", "words", "--precision=int8"], 64, err=re.compile("--precision=int8: expected saved, fp32, bf16 or fp16"))
 finish("foreign")

@@ -1,16 +1,18 @@
 /* perdure eval: loss and perplexity of a checkpoint, ours or another system's. */
-#include "ckpt/base/fault.h"
 #include "ckpt/base/progress.h"
 #include "tools/command.h"
-#include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
 #include "tools/commands/run_tiers.h"
+#include "tools/commands/temporary.h"
 #include "tools/output.h"
+#include "trainer/data/pack.h"
+#include "trainer/data/token_file.h"
 #include "trainer/run/signals.h"
 #include "trainer/sample/evaluate.h"
+#include "trainer/sample/sample.h"
+#include "trainer/sample/sample_text.h"
 
 #include <errno.h>
-#include <ftw.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,8 +20,9 @@
 #include <unistd.h>
 
 struct eval {
-    const char *path, *data;
+    const char *path, *data, *tokenizer;
     uint64_t windows;
+    unsigned precision;
     uint32_t path_count, context, threads;
     bool json;
 };
@@ -32,57 +35,98 @@ static void show_progress(void *context, uint64_t done, uint64_t windows)
     if (done == windows) fputs(PD_PROGRESS_CLEAR, stderr);
 }
 
-static pd_status evaluate(const struct eval *e, const char *checkpoints, pd_should_stop should_stop,
+static pd_status evaluate(const struct eval *e, const char *checkpoints, const char *data, pd_should_stop should_stop,
                           struct pd_evaluated *ret_evaluated, struct pd_error *err)
 {
-    char path[4096];
-    snprintf(path, sizeof path, "%s", e->data);
+    char path[4200];
+    snprintf(path, sizeof path, "%s", data);
     const struct pd_evaluation evaluation = {.checkpoints = checkpoints,
                                              .data = {.path = path},
                                              .windows = e->windows,
                                              .context = e->context,
                                              .threads = e->threads,
+                                             .precision = pd_precisions[e->precision],
                                              .should_stop = should_stop,
                                              .progress = show_progress};
     return pd_evaluate(&evaluation, ret_evaluated, err);
 }
 
-/* ---- another system's ---- */
+/* ---- text ---- */
 
-static int remove_one(const char *path, const struct stat *st, int type, struct FTW *walk)
+static bool is_text(const char *path)
 {
-    (void)st;
-    (void)type;
-    (void)walk;
-    return remove(path);
+    struct pd_token_file file;
+    if (pd_token_file_open(path, PD_DATA_AUTO, &file, NULL)) return false;
+    const bool is = file.format == PD_DATA_TEXT;
+    pd_token_file_close(&file);
+    return is;
 }
 
-/* As init.from begins a run: a checkpoint of ours is made of it, which is evaluated and removed. */
-static pd_status evaluate_foreign(const struct eval *e, struct pd_evaluated *ret_evaluated, struct pd_error *err)
+static pd_status pack(const struct eval *e, const struct pd_tokenizer *tokenizer, const char *output, struct pd_error *err)
 {
-    const char *parent = getenv("TMPDIR");
-    char folder[4000], checkpoints[4100], from[4200], train[4200];
+    struct pd_pack_result result;
+    const struct pd_pack_options options = {.inputs = &e->data,
+                                            .input_count = 1,
+                                            .output = output,
+                                            .format = PD_DATA_LLMC,
+                                            .document_token = -1,
+                                            .tokenizer = tokenizer,
+                                            .should_stop = pd_signals_say_leave};
+    PD_TRY(pd_data_pack(&options, &result, err));
+    pd_pack_result_deinit(&result);
+    return PD_OK;
+}
+
+/* Text becomes tokens of the model's own tokenizer. *ret_data: what is evaluated, `buffer` or e->data. */
+static pd_status take_text(const struct eval *e, const char *checkpoints, struct pd_temporary *temporary, char buffer[4200],
+                           const char **ret_data, struct pd_error *err)
+{
     struct pd_config config;
-    snprintf(folder, sizeof folder, "%s/perdure-eval-XXXXXX", parent && *parent ? parent : "/tmp");
-    PD_TRY(pd_fault_configure_env(err));
-    PD_TRY(pd_signals_install(err));
-    if (!mkdtemp(folder))
-        PD_FAIL(err, PD_IO, "%s cannot be made; set TMPDIR to a directory with room for the model", folder);
-    snprintf(checkpoints, sizeof checkpoints, "%s/checkpoints", folder);
-    snprintf(from, sizeof from, "init.from=%.4000s", e->path);
-    snprintf(train, sizeof train, "data.train[0].path=%.4000s", e->data);
-    const char *overrides[] = {"run.dir=evaluated", from, train};
-    pd_status st = pd_config_load(NULL, overrides, 3, &config, err);
-    if (!st) {
-        st = pd_ckpt_import_model(&config, err);
-        if (!st) st = pd_ckpt_import_for_run(&config, checkpoints, pd_signals_say_leave, err);
-        pd_config_deinit(&config);
+    uint64_t digest;
+    struct pd_tokenizer *tokenizer = NULL;
+    *ret_data = e->data;
+    if (!is_text(e->data)) return PD_OK;
+    const bool is_found =
+        e->tokenizer || pd_sample_text_find(e->path, buffer, 4200) || pd_sample_text_find(checkpoints, buffer, 4200);
+    PD_TRY(pd_sample_config(checkpoints, &config, &digest, err));
+    const uint32_t vocab = config.model.vocab;
+    const bool is_over_bytes = pd_sample_is_over_bytes(&config);
+    pd_config_deinit(&config);
+    if (!is_found && is_over_bytes) return PD_OK;
+    if (!is_found)
+        PD_FAIL(
+            err, PD_INVALID,
+            "%s is text, and this model has %u tokens and no tokenizer beside it: name one with --tokenizer=PATH, or give a "
+            "file of tokens",
+            e->data, vocab);
+    PD_TRY(pd_tokenizer_open(e->tokenizer ? e->tokenizer : buffer, &tokenizer, err));
+    pd_status st = PD_OK;
+    if (pd_tokenizer_vocab(tokenizer) > vocab)
+        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
+                          "%s has %u tokens and the model %u: it is of another model; name its own with --tokenizer=PATH",
+                          e->tokenizer ? e->tokenizer : buffer, pd_tokenizer_vocab(tokenizer), vocab);
+    if (!st && !pd_tokenizer_is_bytes(tokenizer)) {
+        st = pd_temporary_make(temporary, err);
+        snprintf(buffer, 4200, "%s/tokens.bin", temporary->folder);
+        if (!st) st = pack(e, tokenizer, buffer, err);
+        *ret_data = buffer;
     }
-    if (!st) st = evaluate(e, checkpoints, pd_signals_say_leave, ret_evaluated, err);
-    const bool is_removed = nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0;
-    if (st == PD_STOPPED) (void)pd_error_set(err, PD_STOPPED, PD_WHERE, 0, "asked to leave; the same command begins anew");
-    if (!is_removed) fprintf(stderr, "%s stays behind: %s\n", folder, strerror(errno));
+    pd_tokenizer_free(tokenizer);
     return st;
+}
+
+static pd_status run(const struct eval *e, struct pd_temporary *temporary, struct pd_evaluated *ret_evaluated,
+                     struct pd_error *err)
+{
+    char place[4096], buffer[4200];
+    const char *checkpoints = temporary->checkpoints, *data;
+    const bool is_foreign = pd_ckpt_is_foreign(e->path);
+    if (is_foreign)
+        PD_TRY(pd_temporary_import(temporary, e->path, err));
+    else
+        PD_TRY(pd_run_tiers_checkpoints_of(e->path, place, &checkpoints, err));
+    PD_TRY(take_text(e, checkpoints, temporary, buffer, &data, err));
+    return evaluate(e, checkpoints, data, temporary->folder[0] ? pd_signals_say_leave : NULL, ret_evaluated, err);
 }
 
 static pd_status print_result(const struct eval *e, const struct pd_evaluated *v, struct pd_error *err)
@@ -105,8 +149,7 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
 {
     struct eval e = {.path = NULL};
     struct pd_evaluated evaluated;
-    char buffer[4096];
-    const char *checkpoints;
+    struct pd_temporary temporary = {.folder = ""};
     struct pd_option options[] = {
         {.name = "data", "FILE", "text, or tokens as data.train takes them", PD_OPTION_TEXT, &e.data},
         {.name = "windows",
@@ -118,6 +161,12 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
          1u << 30},
         {.name = "context", "T", "tokens of a window; as in training", PD_OPTION_U32, &e.context, 1, 1u << 20},
         {.name = "threads", "N", "all cores", PD_OPTION_U32, &e.threads, 1, 1024},
+        {.name = "tokenizer",
+         "PATH",
+         "of text: a tokenizer.json, a directory that holds one, or byte (what lies beside the model)",
+         PD_OPTION_TEXT,
+         &e.tokenizer},
+        PD_PRECISION_ROW(&e.precision),
         {0}};
     const struct pd_usage usage = {
         .arguments = "RUN --data=FILE",
@@ -133,11 +182,7 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
     if (!e.path || !e.data) PD_FAIL(err, PD_USAGE, "eval needs a model and a file: perdure eval runs/mine --data=test.txt");
     if (access(e.data, R_OK))
         PD_FAIL(err, PD_INVALID, "--data=%s: %s; name a file of text or tokens", e.data, strerror(errno));
-    if (pd_ckpt_is_foreign(e.path)) {
-        PD_TRY(evaluate_foreign(&e, &evaluated, err));
-    } else {
-        PD_TRY(pd_run_tiers_checkpoints_of(e.path, buffer, &checkpoints, err));
-        PD_TRY(evaluate(&e, checkpoints, NULL, &evaluated, err));
-    }
+    const pd_status st = run(&e, &temporary, &evaluated, err);
+    PD_TRY(pd_temporary_remove(&temporary, st, err));
     return print_result(&e, &evaluated, err);
 }

@@ -5,6 +5,7 @@
 #include "ckpt/base/parse.h"
 #include "tools/commands/ckpt_foreign.h"
 #include "tools/commands/run_tiers.h"
+#include "tools/commands/temporary.h"
 #include "tools/output.h"
 #include "trainer/sample/sample.h"
 #include "trainer/sample/sample_text.h"
@@ -14,11 +15,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BYTE_VOCAB_MAX 512 /* of a model over bytes with a document token: data pack gives that 256, and sizes are padded */
-
 struct sample {
     const char *path, *prompt, *tokens;
     uint64_t count, top_k, seed, threads;
+    unsigned precision;
     double temperature;
     int64_t document_token; /* negative: none */
     bool json;
@@ -63,14 +63,6 @@ static bool emit(void *context, int32_t token)
     return !s->status && !ferror(stdout) && !ends;
 }
 
-/* Tokens 0 to 255 are bytes; there may be one more, which ends documents. */
-static bool is_over_bytes(const struct pd_config *config)
-{
-    const int64_t document = config->data.document_token;
-    return config->model.vocab <= 256 ||
-           (document >= 256 && document < config->model.vocab && config->model.vocab <= BYTE_VOCAB_MAX);
-}
-
 static pd_status encode_numbers(const char *text, struct pd_tokens *tokens, struct pd_error *err)
 {
     while (*text) {
@@ -106,14 +98,6 @@ static pd_status encode(struct sample *s, const struct pd_config *config, struct
     return tokens->count ? PD_OK : pd_sample_text_encode(s->reader, "\n", tokens, err);
 }
 
-static pd_status checkpoints_of(const char *path, char buffer[4096], const char **ret_path, struct pd_error *err)
-{
-    if (pd_ckpt_is_foreign(path))
-        PD_FAIL(err, PD_INVALID,
-                "%s is a checkpoint of another system; make one of perdure of it: perdure ckpt import %s DIR", path, path);
-    return pd_run_tiers_checkpoints_of(path, buffer, ret_path, err);
-}
-
 /* What reads the prompt and writes the text: the tokenizer that was named, or lies beside the model, or bytes. */
 static pd_status open_reader(struct sample *s, const char *checkpoints, const struct pd_config *config, uint64_t digest,
                              struct pd_error *err)
@@ -123,7 +107,7 @@ static pd_status open_reader(struct sample *s, const char *checkpoints, const st
                                              .checkpoints = checkpoints,
                                              .vocab = config->model.vocab,
                                              .digest = digest,
-                                             .is_over_bytes = is_over_bytes(config)};
+                                             .is_over_bytes = pd_sample_is_over_bytes(config)};
     struct pd_error own = {0};
     const pd_status st = pd_sample_text_open(&options, &s->reader, &own);
     if (!st || !s->tokens || s->tokenizer_path) return st ? pd_error_pass(err, st, &own) : PD_OK;
@@ -158,11 +142,19 @@ static pd_status draw(struct sample *s, struct pd_error *err)
                                         .top_k = (uint32_t)s->top_k,
                                         .seed = s->seed,
                                         .threads = (uint32_t)s->threads,
+                                        .precision = pd_precisions[s->precision],
                                         .loaded = loaded,
                                         .emit = emit,
                                         .context = s};
-    PD_TRY(checkpoints_of(s->path, buffer, &options.checkpoints, err));
-    return draw_with(s, &options, err);
+    struct pd_temporary temporary = {.folder = ""};
+    if (!pd_ckpt_is_foreign(s->path)) {
+        PD_TRY(pd_run_tiers_checkpoints_of(s->path, buffer, &options.checkpoints, err));
+        return draw_with(s, &options, err);
+    }
+    options.checkpoints = temporary.checkpoints;
+    pd_status st = pd_temporary_import(&temporary, s->path, err);
+    if (!st) st = draw_with(s, &options, err);
+    return pd_temporary_remove(&temporary, st, err);
 }
 
 /* The end of a character that never came, and the end of the line or of the JSON. */
@@ -204,10 +196,12 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
         {.name = "top-k", "N", "draw among the N likeliest; 0: all (0)", PD_OPTION_U64, &s.top_k, .expected = number},
         {.name = "seed", "N", "the same seed draws the same text (1)", PD_OPTION_U64, &s.seed, .expected = number},
         {.name = "threads", "N", "0: all cores (0)", PD_OPTION_U64, &s.threads, .expected = number},
+        PD_PRECISION_ROW(&s.precision),
         {0}};
     const struct pd_usage usage = {.arguments = "PATH",
                                    .doc = "Draws text from the newest checkpoint under PATH: a run directory, its "
-                                          "checkpoints, or the directory given as checkpoint.dir.",
+                                          "checkpoints, the directory given as checkpoint.dir, or a checkpoint of "
+                                          "another system, of which one of ours is made for the moment in TMPDIR.",
                                    .options = options,
                                    .json = &s.json,
                                    .words = &s.path,

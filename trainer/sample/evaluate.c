@@ -128,7 +128,10 @@ pd_status pd_evaluate(const struct pd_evaluation *e, struct pd_evaluated *ret_ev
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     pd_numerics_thread_init();
     pd_status st = pd_inference_open(e->checkpoints, &m, err);
-    if (!st) st = evaluate(e, &m, &result, err);
+    if (!st) {
+        pd_inference_compute_in(&m, e->precision);
+        st = evaluate(e, &m, &result, err);
+    }
     pd_inference_close(&m);
     result.seconds = pd_clock_seconds_since(NULL, start);
     if (!st) *ret_evaluated = result;

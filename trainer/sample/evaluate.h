@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ckpt/base/stop.h"
+#include "ckpt/tensor/tensor.h"
 #include "trainer/data/data.h"
 
 struct pd_evaluation {
@@ -10,6 +11,7 @@ struct pd_evaluation {
     uint64_t windows;           /* the most that are taken; 0: all of the file */
     uint32_t context;           /* tokens of a window; 0: that of training */
     uint32_t threads;           /* 0: all cores */
+    enum pd_dtype precision;    /* PD_DTYPE_COUNT: that of training */
     pd_should_stop should_stop; /* asked before every window */
     /* After every window; may be NULL. */
     void (*progress)(void *context, uint64_t done, uint64_t windows);

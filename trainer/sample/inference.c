@@ -49,6 +49,11 @@ pd_status pd_inference_open(const char *checkpoints, struct pd_inference *s, str
     return pd_config_parse_saved(s->commit.state.config, NULL, 0, &s->config, err);
 }
 
+void pd_inference_compute_in(struct pd_inference *s, enum pd_dtype precision)
+{
+    if (precision < PD_DTYPE_COUNT) s->config.numerics.precision = precision;
+}
+
 void pd_inference_close(struct pd_inference *s)
 {
     pd_transformer_free(s->transformer);

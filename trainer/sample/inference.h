@@ -30,6 +30,8 @@ struct pd_inference {
 
 /* The record of the newest of `checkpoints`, a directory of them, or of the one that is named. Close it, after a failure too. */
 PD_MUST_USE pd_status pd_inference_open(const char *checkpoints, struct pd_inference *ret_inference, struct pd_error *err);
+/* Activations and working copies in this type, before pd_inference_begin; PD_DTYPE_COUNT: as the model was trained. */
+void pd_inference_compute_in(struct pd_inference *inference, enum pd_dtype precision);
 /* Memory for sequences of `length` tokens, and the parameters; threads 0: all cores. */
 PD_MUST_USE pd_status pd_inference_begin(struct pd_inference *inference, uint32_t length, uint32_t threads,
                                          struct pd_error *err);

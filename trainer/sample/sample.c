@@ -159,6 +159,7 @@ pd_status pd_sample_run(const struct pd_sample_options *options, struct pd_error
     struct sampler s = {.options = options};
     pd_numerics_thread_init();
     pd_status st = pd_inference_open(options->checkpoints, &s.inference, err);
+    if (!st) pd_inference_compute_in(&s.inference, options->precision);
     if (!st) st = begin(&s, err);
     if (!st && options->loaded)
         options->loaded(options->context, &s.inference.config, s.inference.commit.state.identity.step);

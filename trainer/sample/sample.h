@@ -11,7 +11,8 @@ struct pd_sample_options {
     double temperature; /* 0: the likeliest token */
     uint32_t top_k;     /* 0: all */
     uint64_t seed;
-    uint32_t threads; /* 0: all cores */
+    uint32_t threads;        /* 0: all cores */
+    enum pd_dtype precision; /* PD_DTYPE_COUNT: that of training */
     /* Called once before the first token, then for every token drawn; false stops. */
     void (*loaded)(void *context, const struct pd_config *config, uint64_t step);
     bool (*emit)(void *context, int32_t token);

@@ -1,8 +1,12 @@
 #include "trainer/sample/sample_text.h"
 
 #include "ckpt/base/log.h"
+#include "trainer/config/config.h"
+
 #include <stdio.h>
 #include <unistd.h>
+
+#define BYTE_VOCAB_MAX 512 /* of a model over bytes with a document token: data pack gives that 256, and sizes are padded */
 
 struct pd_sample_text {
     struct pd_tokenizer *tokenizer;
@@ -10,6 +14,13 @@ struct pd_sample_text {
     struct pd_decode_stream *stream;
     struct pd_string all; /* given since begin */
 };
+
+bool pd_sample_is_over_bytes(const struct pd_config *config)
+{
+    const int64_t document = config->data.document_token;
+    return config->model.vocab <= 256 ||
+           (document >= 256 && document < config->model.vocab && config->model.vocab <= BYTE_VOCAB_MAX);
+}
 
 bool pd_sample_text_find(const char *place, char *ret_path, size_t room)
 {

@@ -1,0 +1,59 @@
+#include "tools/commands/temporary.h"
+
+#include "ckpt/base/fault.h"
+#include "tools/commands/ckpt.h"
+#include "trainer/config/config.h"
+#include "trainer/run/signals.h"
+
+#include <errno.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const enum pd_dtype pd_precisions[4] = {PD_DTYPE_COUNT, PD_F32, PD_BF16, PD_F16};
+
+pd_status pd_temporary_make(struct pd_temporary *t, struct pd_error *err)
+{
+    const char *parent = getenv("TMPDIR");
+    if (t->folder[0]) return PD_OK;
+    PD_TRY(pd_fault_configure_env(err));
+    PD_TRY(pd_signals_install(err));
+    snprintf(t->folder, sizeof t->folder, "%s/perdure-XXXXXX", parent && *parent ? parent : "/tmp");
+    snprintf(t->checkpoints, sizeof t->checkpoints, "%s", t->folder);
+    if (!mkdtemp(t->folder)) {
+        t->folder[0] = '\0';
+        PD_FAIL(err, PD_IO, "%s cannot be made; set TMPDIR to a directory with room for the model", t->checkpoints);
+    }
+    snprintf(t->checkpoints, sizeof t->checkpoints, "%s/checkpoints", t->folder);
+    return PD_OK;
+}
+
+pd_status pd_temporary_import(struct pd_temporary *t, const char *path, struct pd_error *err)
+{
+    char from[4200];
+    struct pd_config config;
+    const char *overrides[] = {"run.dir=temporary", from, "data.train=[none]"};
+    PD_TRY(pd_temporary_make(t, err));
+    snprintf(from, sizeof from, "init.from=%.4000s", path);
+    PD_TRY(pd_config_load(NULL, overrides, 3, &config, err));
+    pd_status st = pd_ckpt_import_model(&config, err);
+    if (!st) st = pd_ckpt_import_for_run(&config, t->checkpoints, pd_signals_say_leave, err);
+    pd_config_deinit(&config);
+    return st;
+}
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *walk)
+{
+    (void)st, (void)type, (void)walk;
+    return remove(path);
+}
+
+pd_status pd_temporary_remove(struct pd_temporary *t, pd_status mine, struct pd_error *err)
+{
+    const bool is_removed = !t->folder[0] || nftw(t->folder, remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0;
+    if (mine == PD_STOPPED) (void)pd_error_set(err, PD_STOPPED, PD_WHERE, 0, "asked to leave; the same command begins anew");
+    if (!is_removed) fprintf(stderr, "%s stays behind: %s\n", t->folder, strerror(errno));
+    t->folder[0] = '\0';
+    return mine;
+}
