@@ -2,6 +2,7 @@
 #include "ckpt/base/arena.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
+#include "ckpt/base/log.h"
 #include "ckpt/base/words.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/convert/import.h"
@@ -203,6 +204,19 @@ static pd_status print_mapping(const struct import *m, struct pd_error *err)
     return st;
 }
 
+/* Weights lose nothing here, and yet whoever computes with them does so in the type that the configuration says. */
+static void say_precision(const struct import *m)
+{
+    const int64_t tokens = pd_catalog_find(&m->source.catalog, m->links.items[0].name, PD_PARAM);
+    const enum pd_element element = tokens < 0 ? PD_ELEMENT_F32 : m->source.catalog.tensors[tokens].element;
+    const char *theirs = pd_elements[element].name, *ours = pd_dtype_name(m->config.numerics.precision);
+    if (strcmp(theirs, ours) == 0 || pd_elements[element].block_elements > 1) return;
+    if (m->options->quiet)
+        pd_log_info("init", "weights are %s; training computes in %s (numerics.precision)", theirs, ours);
+    else if (!m->options->json)
+        printf("weights are %s; train, sample and eval compute in %s (numerics.precision, --precision)\n", theirs, ours);
+}
+
 /* ---- the work ---- */
 
 static pd_status open_target(struct import *m, struct pd_error *err)
@@ -251,6 +265,7 @@ static pd_status print(const struct import *m, struct pd_error *err)
                m->source.format->name, l->dp, l->tp, l->pp, l->sp, pd_text_bytes(entry->bytes).text,
                pd_counted(m->report.shards, "shard").text, m->seconds);
         if (m->report.zeroed) printf("%s of moments begin at zero\n", pd_counted(m->report.zeroed, "array").text);
+        say_precision(m);
         return PD_OK;
     }
     (void)getrusage(RUSAGE_SELF, &usage);
@@ -378,6 +393,7 @@ pd_status pd_ckpt_import_for_run(const struct pd_config *config, const char *dir
     if (!st) st = open_target(&m, err);
     if (!st) st = work(&m, err);
     if (!st) st = write_texts(&m, err);
+    if (!st) say_precision(&m);
     st = close_import(&m, st, err);
     if (st == PD_STOPPED) pd_error_append(err, "; the same command begins anew");
     return st ? pd_error_context(err, st, "init.from") : PD_OK;

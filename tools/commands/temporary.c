@@ -2,6 +2,7 @@
 
 #include "ckpt/base/fault.h"
 #include "tools/commands/ckpt.h"
+#include "tools/commands/ckpt_foreign.h"
 #include "trainer/config/config.h"
 #include "trainer/run/signals.h"
 
@@ -29,14 +30,31 @@ pd_status pd_temporary_make(struct pd_temporary *t, struct pd_error *err)
     return PD_OK;
 }
 
+/* The type of its first matrix; of quantised ones fp32. */
+static pd_status find_precision(const char *path, enum pd_dtype *ret, struct pd_error *err)
+{
+    struct pd_ckpt_foreign f;
+    const struct pd_foreign_tensor *matrix = NULL;
+    PD_TRY(pd_ckpt_foreign_open(path, UINT64_MAX, &f, err));
+    for (uint32_t t = 0; t < f.catalog.tensor_count && !matrix; t++)
+        if (f.catalog.tensors[t].kind == PD_PARAM && f.catalog.tensors[t].ndim == 2) matrix = &f.catalog.tensors[t];
+    const enum pd_element element = matrix ? matrix->element : PD_ELEMENT_F32;
+    *ret = element == PD_ELEMENT_BF16 ? PD_BF16 : element == PD_ELEMENT_F16 ? PD_F16 : PD_F32;
+    pd_ckpt_foreign_close(&f);
+    return PD_OK;
+}
+
 pd_status pd_temporary_import(struct pd_temporary *t, const char *path, struct pd_error *err)
 {
-    char from[4200];
+    char from[4200], precision[64];
     struct pd_config config;
-    const char *overrides[] = {"run.dir=temporary", from, "data.train=[none]"};
+    enum pd_dtype type;
+    const char *overrides[] = {"run.dir=temporary", from, "data.train=[none]", precision};
     PD_TRY(pd_temporary_make(t, err));
+    PD_TRY(find_precision(path, &type, err));
     snprintf(from, sizeof from, "init.from=%.4000s", path);
-    PD_TRY(pd_config_load(NULL, overrides, 3, &config, err));
+    snprintf(precision, sizeof precision, "numerics.precision=%s", pd_dtype_name(type));
+    PD_TRY(pd_config_load(NULL, overrides, 4, &config, err));
     pd_status st = pd_ckpt_import_model(&config, err);
     if (!st) st = pd_ckpt_import_for_run(&config, t->checkpoints, pd_signals_say_leave, err);
     pd_config_deinit(&config);

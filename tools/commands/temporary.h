@@ -1,4 +1,4 @@
-/* A directory of a command's own below TMPDIR, and in it a checkpoint of ours made of another system's: what sample and eval read. */
+/* A directory of a command's own below TMPDIR, and in it a checkpoint of ours made of another system's, for sample and eval. */
 #pragma once
 
 #include "ckpt/base/status.h"
@@ -7,10 +7,10 @@
 #include <stdbool.h>
 
 /* --precision of both, an index into pd_precisions. */
-#define PD_PRECISION_ROW(place)                                                                                       \
-    {                                                                                                                 \
-        .name = "precision", "TYPE", "saved: as in training; or fp32, bf16 or fp16 (saved)", PD_OPTION_CHOICE, place, \
-        .expected = "saved, fp32, bf16 or fp16"                                                                       \
+#define PD_PRECISION_ROW(place)                                                                                 \
+    {                                                                                                           \
+        .name = "precision", "TYPE", "fp32, bf16, fp16, or saved: that of training, or of the weights (saved)", \
+        PD_OPTION_CHOICE, place, .expected = "saved, fp32, bf16 or fp16"                                        \
     }
 extern const enum pd_dtype pd_precisions[4];
 
@@ -20,7 +20,8 @@ struct pd_temporary {
 
 /* Zeroed or made already. The command then leaves on TERM, and says so. */
 PD_MUST_USE pd_status pd_temporary_make(struct pd_temporary *temporary, struct pd_error *err);
-/* PATH of another system becomes the one checkpoint in `checkpoints`, with the texts beside it, as init.from begins a run. */
+/* PATH of another system becomes the one checkpoint in `checkpoints`, with the texts beside it, as init.from begins a run, but
+ * computing in the type that its weights have. */
 PD_MUST_USE pd_status pd_temporary_import(struct pd_temporary *temporary, const char *path, struct pd_error *err);
 /* Removes it all. Returns `mine`. */
 pd_status pd_temporary_remove(struct pd_temporary *temporary, pd_status mine, struct pd_error *err);
