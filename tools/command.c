@@ -139,6 +139,16 @@ static pd_status take_word(const struct parsing *p, const char *word)
     return PD_OK;
 }
 
+/* The word that argp refuses: the one before the next, or the next where that is a cluster of letters it has not finished. */
+static const char *refused_word(const struct parsing *p, const struct argp_state *state)
+{
+    const char *before = state->argv[state->next - 1], *next = state->next < state->argc ? state->argv[state->next] : NULL;
+    bool is_whole = before[0] != '-' || state->next == 1;
+    for (const struct argp_option *o = p->rows; o->name || o->doc; o++)
+        is_whole = is_whole || (o->name && !o->arg && strncmp(before, "--", 2) == 0 && strcmp(before + 2, o->name) == 0);
+    return is_whole && next && next[0] == '-' && next[1] != '-' ? next : before;
+}
+
 /* ---- argp ---- */
 
 static int key_of(const struct pd_usage *usage, const struct pd_option *o)
@@ -160,7 +170,7 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     case ARGP_KEY_ARG:
         return take_word(p, argument) ? EINVAL : 0;
     case ARGP_KEY_ERROR:
-        if (!*p->ret_done && p->err->status == PD_OK) (void)bad_option(p, state->argv[state->next - 1]);
+        if (!*p->ret_done && p->err->status == PD_OK) (void)bad_option(p, refused_word(p, state));
         return 0;
     default:
         for (struct pd_option *o = p->usage->options; o && (o->name || o->doc); o++) {

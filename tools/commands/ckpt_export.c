@@ -368,7 +368,8 @@ static pd_status want(struct export *x, struct pd_error *err)
         if (!x->options->only || strstr(x->whole.tensors[t].name, x->options->only))
             PD_TRY(pd_catalog_add_tensor(&x->wanted, &x->whole.tensors[t], NULL, err));
     if (!x->wanted.tensor_count)
-        PD_FAIL(err, PD_USAGE, "--only=%s: no tensor has that in its name; perdure ckpt stats lists them", x->options->only);
+        PD_FAIL(err, PD_USAGE, "--only=%s: no tensor has that in its name; perdure ckpt stats %s lists them",
+                x->options->only, x->source.path);
     if (x->has_moments && !x->format->holds_moments && !x->options->dry_run)
         fprintf(stderr, "not exported: moments of the optimizer, which %s has no place for\n", x->format->name);
     return add_texts(x, err);
