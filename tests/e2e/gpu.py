@@ -692,19 +692,6 @@ def never_waiting(bench):
         print(f"same bits: {steps} steps, dp={dp} pp={pp} over NCCL, streams {streams}", flush=True)
 
 
-def halves(bench):
-    """Tensor-parallel ranks exchange one half of a micro-batch while they compute the other: as late as streams may be, nothing is
-    read before it is there, nor written before it was sent."""
-    is_long = harness.scale() >= 4
-    for family, precision in (("llama", "fp32"), ("gpt2", "bf16")) if is_long else (("llama", "bf16"),):
-        config = bench.config(family, precision, 8, 4, 2, micro_batch=2, pieces=1)
-        for tp, recompute, streams in itertools.product((2, 4), ("none", "full"), ("late", "5")) if is_long else ((2, "full", "late"),):
-            overrides = [f"layout.ranks={tp}", f"layout.tp={tp}", "layout.tensor_exchange=halves", f"layout.recompute={recompute}",
-                         "layout.transport=local"]
-            bench.same(f"tp={tp} by halves over NCCL, streams {streams}", config, overrides,
-                       {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": str(tp), "PERDURE_SIMT_STREAMS": streams})
-
-
 def counted(bench):
     """What the stand-in moves in a step is what `plan` says of a rank, and what every collective reads and writes was registered."""
     config = bench.config("llama", "bf16", 8, 2)
@@ -825,7 +812,6 @@ def body(workspace, arguments):
     elif what == "nccl":
         counted(bench)
         never_waiting(bench)
-        halves(bench)
         damaged_on_its_way(bench)
     else:
         sharing(bench, what)

@@ -21,7 +21,6 @@ struct test_case {
     uint32_t tp, sp, virtual_tp, virtual_sp;
     bool on_device; /* in memory that the host cannot touch */
     uint32_t logits_columns;
-    bool halves;
 };
 
 /* Exchanges that the first tp rank started, and those of them behind which it multiplied; its thread alone counts. */
@@ -189,7 +188,6 @@ static void recipe(struct rank *r, struct pd_arena *arena)
                                                    .backward = true,
                                                    .logits_columns = c->logits_columns,
                                                    .on_device = c->on_device,
-                                                   .halves = c->halves,
                                                    .partition = r->p,
                                                    .tp = dry ? NULL : r->tp,
                                                    .sp = dry ? NULL : r->sp};

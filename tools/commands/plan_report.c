@@ -322,8 +322,7 @@ static void print_traffic(const struct pd_step_cost *c, const struct pd_laid_out
                pd_text_bytes(c->gradient_bytes_step_host).text, pd_text_bytes(c->gradient_bytes_lane).text,
                pd_text_bytes(c->gradient_bytes_lane_host).text);
     if (c->tensor_beside_bytes)
-        printf("of sums of tensor parallelism %s travel beside compute; layout.tensor_exchange is %s\n",
-               pd_text_bytes(c->tensor_beside_bytes).text, laid_out->by_halves ? "halves" : "whole");
+        printf("of sums of tensor parallelism %s travel beside compute\n", pd_text_bytes(c->tensor_beside_bytes).text);
     if (c->padding)
         printf("%u of the slots of a step %s: each gathers %s of parameters and computes nothing\n", c->padding,
                c->padding == 1 ? "is a padding micro-batch" : "are padding micro-batches",

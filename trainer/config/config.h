@@ -22,7 +22,6 @@ enum pd_codes { PD_CODES_AUTO, PD_CODES_STEP, PD_CODES_MICRO_BATCH };
 enum pd_order { PD_ORDER_AUTO, PD_ORDER_DEPTH_FIRST, PD_ORDER_BREADTH_FIRST };
 enum pd_updates { PD_UPDATES_AUTO, PD_UPDATES_HOST, PD_UPDATES_DEVICE };
 enum pd_exchange { PD_EXCHANGE_AUTO, PD_EXCHANGE_STEP, PD_EXCHANGE_LANE };
-enum pd_tensor_exchange { PD_TENSOR_EXCHANGE_AUTO, PD_TENSOR_EXCHANGE_WHOLE, PD_TENSOR_EXCHANGE_HALVES };
 enum pd_device_choice { PD_DEVICE_AUTO, PD_DEVICE_CPU, PD_DEVICE_GPU };
 enum pd_linears { PD_LINEARS_PRECISION, PD_LINEARS_FP8 };
 enum pd_logits { PD_LOGITS_OF_ROWS, PD_LOGITS_OF_COLUMNS };
@@ -91,7 +90,6 @@ struct pd_config {
         enum pd_codes fp8_codes;                /* how long codes of weights are kept, where linears are fp8 */
         enum pd_order order;       /* breadth_first: every micro-batch of a block before the next block; one stage only */
         enum pd_exchange exchange; /* of gradients */
-        enum pd_tensor_exchange tensor_exchange; /* of a block's rows and their sums, between tensor-parallel ranks */
         uint32_t zero_stage, zero_shard;         /* zero_shard 0: dp*sp */
     } layout;
     struct {

@@ -223,8 +223,7 @@ static pd_status check_dp(const struct pd_config *c, uint32_t dp, struct pd_erro
             "layout.dp is %u, but a step has only %s (batch.sequences %u / batch.micro_batch %u); set it to at most %u, or "
             "take %s, which gives other bits",
             dp, pd_counted(lanes, are_lanes_given(c) ? "lane" : "micro-batch").text, c->batch.sequences,
-            c->batch.micro_batch, lanes,
-            more_micro_batches(c));
+            c->batch.micro_batch, lanes, more_micro_batches(c));
 }
 
 static uint32_t stages_limit(const struct pd_config *c)
@@ -328,8 +327,8 @@ pd_status pd_degrees_of(const struct pd_config *c, uint32_t world, struct pd_deg
                 "layout: dp %u of %s is more than the %s of a step (batch.sequences %u / batch.micro_batch %u); %s; or take "
                 "%s, which gives other bits",
                 d.dp, pd_counted(world, "rank").text,
-                pd_counted(lanes_of(c), are_lanes_given(c) ? "lane" : "micro-batch").text,
-                c->batch.sequences, c->batch.micro_batch, nearest, more_micro_batches(c));
+                pd_counted(lanes_of(c), are_lanes_given(c) ? "lane" : "micro-batch").text, c->batch.sequences,
+                c->batch.micro_batch, nearest, more_micro_batches(c));
     }
     PD_TRY(check_zero_shard(c, &d, err));
     PD_TRY(check_rules(c, &d, err));

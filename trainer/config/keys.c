@@ -13,7 +13,6 @@ static const char *const rope_words[] = {"none", "llama3", "linear", NULL};
 static const char *const mode_words[] = {"invariant", "fast", NULL};
 static const char *const dtype_words[] = {"fp32", "bf16", "fp16", NULL};
 static const char *const exchange_words[] = {"auto", "step", "lane", NULL};
-static const char *const tensor_exchange_words[] = {"auto", "whole", "halves", NULL};
 static const char *const codes_words[] = {"auto", "step", "micro_batch", NULL};
 static const char *const linears_words[] = {"precision", "fp8", NULL};
 static const char *const logits_words[] = {"rows", "columns", NULL};
@@ -142,8 +141,6 @@ const struct pd_key pd_keys[] = {
     WORD(
         layout.exchange, "auto", exchange_words, FREE,
         "of gradients: once a step, or as lanes end, in less memory; auto: step up to 8 GiB, or with layout.auto what fits"),
-    WORD(layout.tensor_exchange, "auto", tensor_exchange_words, FREE,
-         "with tp, of a micro-batch at once, or one half behind the other's compute; auto: halves where they are large"),
     WORD(layout.fp8_codes, "auto", codes_words, FREE,
          "of weights are made once a step and kept, two bytes each, or for every micro-batch; auto: step on a GPU"),
     U32(layout.zero_stage, "3", 0, 3, FREE, "what ranks hold while training"),

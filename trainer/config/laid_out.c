@@ -117,19 +117,6 @@ static bool is_by_lane(const struct pd_config *config, const struct pd_model *mo
            (config->layout.exchange == PD_EXCHANGE_AUTO && bytes > STEP_BYTES_MAX);
 }
 
-#define HALF_BYTES_MIN (1u << 20)
-
-/* Twice as many exchanges of half the size are worth it where they take longer than to begin them: a GPU's link brings a MiB in
- * a few microseconds. What is said of links by their makers; not measured. */
-static bool is_by_halves(const struct pd_config *config, const struct pd_model *model, const struct pd_layout *l)
-{
-    const uint64_t rows = (uint64_t)config->batch.micro_batch * config->batch.context / l->sp,
-                   message = rows / 2 / l->tp * model->config.hidden * pd_dtype_bytes(config->numerics.precision);
-    if (l->tp == 1 || config->numerics.linears == PD_LINEARS_FP8) return false;
-    return config->layout.tensor_exchange == PD_TENSOR_EXCHANGE_HALVES ||
-           (config->layout.tensor_exchange == PD_TENSOR_EXCHANGE_AUTO && message >= HALF_BYTES_MIN);
-}
-
 pd_status pd_lay_out_degrees(const struct pd_config *config, const struct pd_model *model, const struct pd_degrees *degrees,
                              struct pd_laid_out *ret_laid_out, struct pd_error *err)
 {
@@ -149,7 +136,6 @@ pd_status pd_lay_out_degrees(const struct pd_config *config, const struct pd_mod
                                          .recompute = config->layout.recompute,
                                          .recompute_layers = config->layout.recompute_layers,
                                          .by_lane = is_by_lane(config, model, &l),
-                                         .by_halves = is_by_halves(config, model, &l),
                                          .updates_on_device = config->offload.update == PD_UPDATES_DEVICE};
     return PD_OK;
 }

@@ -15,7 +15,6 @@ struct pd_laid_out {
     enum pd_recompute recompute;
     uint32_t recompute_layers; /* of the first so many blocks of each rank, at most all; none: PD_LAYERS_ALL */
     bool by_lane;              /* gradients of blocks are exchanged as lanes end */
-    bool by_halves;            /* GPUs exchange one half of a micro-batch behind the other's compute */
     bool updates_on_device;    /* of state on the host beside a GPU; with offload.update auto a planner says so */
 };
 

@@ -22,6 +22,7 @@ static const struct pd_renamed rows[] = {
     {"numerics.gradient_rounding", NULL, NULL, GRADIENTS},
     {"checkpoint.stripes", NULL, NULL, STRIPES},
     {"checkpoint.stripe_weights", NULL, NULL, STRIPES},
+    {"layout.tensor_exchange", NULL, NULL, "no longer exists: exchanges are of a micro-batch at once; leave it out"},
     {"layout.schedule", NULL, NULL, "no longer exists, since 1F1B has gpipe's bubble in less memory; leave it out"},
 };
 

@@ -25,7 +25,8 @@ static bool differs(const struct pd_config *saved, const struct pd_config *now, 
     ret->key = key->name;
     ret->effect = effect_of(saved, key);
     const bool is_older = strcmp(key->name, "numerics.lanes") == 0 && saved->numerics.lanes == 0;
-    snprintf(ret->before, sizeof ret->before, "%.63s", is_older ? "none (gradients were rounded, or summed in order)" : before);
+    snprintf(ret->before, sizeof ret->before, "%.63s",
+             is_older ? "none (gradients were rounded, or summed in order)" : before);
     snprintf(ret->now, sizeof ret->now, "%.63s", after);
     return true;
 }

@@ -40,8 +40,7 @@ static pd_status next_event(struct reader *r)
     if (r->parser.error == YAML_MEMORY_ERROR) PD_FAIL(r->err, PD_NO_MEMORY, "%s: no memory to parse it", r->name);
     yaml_mark_t mark = r->parser.problem_mark;
     if (r->parser.error == YAML_READER_ERROR) mark = r->parser.mark;
-    if (is_indented_by_tab(r->text, mark.line))
-        FAIL_AT(r, mark, "a tab indents this line; use spaces, YAML takes no tabs");
+    if (is_indented_by_tab(r->text, mark.line)) FAIL_AT(r, mark, "a tab indents this line; use spaces, YAML takes no tabs");
     FAIL_AT(r, mark, "this is not YAML: %s", r->parser.problem ? r->parser.problem : "unreadable");
 }
 

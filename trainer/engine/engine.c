@@ -86,13 +86,6 @@ static bool keeps_codes(const struct pd_engine *e)
            c->numerics.virtual_sp == 1 && !pd_leaves_device(&e->options, c->offload.parameters);
 }
 
-/* A CPU does it where it is asked to: its sums travel window by window anyway. */
-static bool has_halves(const struct pd_engine *e)
-{
-    const bool is_asked = e->options.config->layout.tensor_exchange == PD_TENSOR_EXCHANGE_HALVES;
-    return e->own->laid_out.by_halves && (e->options.is_gpu || is_asked);
-}
-
 static struct pd_transformer_options transformer_options_of(const struct pd_engine *e, const uint32_t *depth)
 {
     const struct pd_config *c = e->options.config;
@@ -116,7 +109,6 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
                                            .tp = e->grid.tp,
                                            .sp = e->grid.sp,
                                            .on_device = e->options.is_gpu,
-                                           .halves = has_halves(e),
                                            .chunk_count = e->own->chunk_count,
                                            .chunks = e->own->chunks,
                                            .depth = depth};

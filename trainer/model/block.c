@@ -14,11 +14,9 @@
 #include "ckpt/base/trace.h"
 #include "trainer/model/transformer_internal.h"
 
-/* One pass over a block. Forward goes part by part (rows.h), backward over all rows. */
+/* One pass over a block. */
 struct pass {
     struct pd_transformer *t;
-    uint32_t part;
-    struct pd_range rows; /* of it */
     const struct pd_block_roles *roles;
     const struct pd_micro_batch_input *input;
     struct pd_block_activations *a;
@@ -35,7 +33,6 @@ static struct pass pass_of(struct pd_transformer *t, uint32_t slot, uint32_t blo
     PD_CHECK(block < t->model->config.layers);
     pd_fp8_enter(t, block);
     return (struct pass){.t = t,
-                         .rows = {0, t->rows},
                          .roles = &t->roles,
                          .input = pd_transformer_device_input(t, slot),
                          .a = &t->blocks[place],
@@ -44,14 +41,6 @@ static struct pass pass_of(struct pd_transformer *t, uint32_t slot, uint32_t blo
                          .w = w,
                          .g = g,
                          .hidden = t->model->config.hidden};
-}
-
-static struct pass part_of(const struct pass *p, uint32_t part)
-{
-    struct pass of = *p;
-    of.part = part;
-    of.rows = pd_rows_part(p->t, part);
-    return of;
 }
 
 static void *weight(const struct pass *p, int role)
@@ -76,18 +65,18 @@ static const char *shift(const struct pd_transformer *t, const void *base, uint6
 
 /* ---- what is cut by rows of the weight ---- */
 
-/* y (R,out) = x (R,C) W^T + bias, the part's rows;  W (out,C) */
+/* y (R,out) = x (R,C) W^T + bias;  W (out,C) */
 static pd_status columns_forward(const struct pass *p, uint64_t out, const void *x, const void *w, const void *bias, void *y,
                                  struct pd_error *err)
 {
     const struct pd_transformer *t = p->t;
-    struct pd_gemm g = {.m = p->rows.end - p->rows.begin,
+    struct pd_gemm g = {.m = t->rows,
                         .n = out,
                         .k = p->hidden,
                         .trans_b = true,
-                        .a = matrix(t, shift(t, x, p->rows.begin * p->hidden), p->hidden),
+                        .a = matrix(t, x, p->hidden),
                         .b = matrix(t, w, p->hidden),
-                        .c = matrix(t, shift(t, y, p->rows.begin * out), out),
+                        .c = matrix(t, y, out),
                         .bias = bias,
                         .bias_dtype = t->options.dtype};
     return out ? pd_gemm(t->math, &g, err) : PD_OK;
@@ -251,25 +240,20 @@ static struct pd_fp8_rows codes_of(const struct pass *p, const struct row_parall
     return (struct pd_fp8_rows){l->linear, l->units, l->unit, l->in, l->x, weight(p, l->weight)};
 }
 
-/* y = x W^T + bias + residual: of the part's rows those that this rank keeps, which are there at the end of it. */
-static struct pd_chunk_sum rows_sum(const struct pass *p, const struct row_parallel *l, const void *residual, void *y)
-{
-    return (struct pd_chunk_sum){.rows = p->t->rows,
-                                 .columns = p->hidden,
-                                 .units = l->units,
-                                 .trans_b = true,
-                                 .by_rows = true,
-                                 .bias = weight(p, l->bias),
-                                 .residual = residual,
-                                 .out = y};
-}
-
-static pd_status rows_begin(const struct pass *p, const struct row_parallel *l, const void *residual, void *y,
-                            struct pd_error *err)
+/* y = x W^T + bias + residual, of the rows that this rank keeps. */
+static pd_status rows_forward(const struct pass *p, const struct row_parallel *l, const void *residual, void *y,
+                              struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
     const struct pd_fp8_rows codes = codes_of(p, l);
-    const struct pd_chunk_sum sum = rows_sum(p, l, residual, y);
+    const struct pd_chunk_sum sum = {.rows = t->rows,
+                                     .columns = p->hidden,
+                                     .units = l->units,
+                                     .trans_b = true,
+                                     .by_rows = true,
+                                     .bias = weight(p, l->bias),
+                                     .residual = residual,
+                                     .out = y};
     if (t->fp8.is_on) return pd_fp8_rows_forward(t, &codes, weight(p, l->bias), residual, y, err);
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
         struct pd_range r = pd_chunk_columns(t, l->units, l->unit, i);
@@ -280,14 +264,7 @@ static pd_status rows_begin(const struct pass *p, const struct row_parallel *l, 
                                                        .ldb = k,
                                                        .k = k};
     }
-    return pd_chunk_sum_begin(t, &sum, p->part, err);
-}
-
-static pd_status rows_end(const struct pass *p, const struct row_parallel *l, const void *residual, void *y,
-                          struct pd_error *err)
-{
-    const struct pd_chunk_sum sum = rows_sum(p, l, residual, y);
-    return p->t->fp8.is_on ? PD_OK : pd_chunk_sum_end(p->t, &sum, p->part, err);
+    return pd_chunk_sum_run(t, &sum, err);
 }
 
 /* dx (R,in) = dy W, where dy is dstream; in fp8 dW, too. */
@@ -343,13 +320,13 @@ static struct pd_norm norm2_of(const struct pass *p, const void *middle)
 static pd_status norm1_start(const struct pass *p, struct pd_error *err)
 {
     const struct pd_norm n = norm1_of(p, p->x);
-    return pd_rows_norm_start(p->t, &n, p->part, err);
+    return pd_rows_norm_start(p->t, &n, err);
 }
 
 static pd_status norm2_start(const struct pass *p, struct pd_error *err)
 {
     const struct pd_norm n = norm2_of(p, p->a->middle);
-    return pd_rows_norm_start(p->t, &n, p->part, err);
+    return pd_rows_norm_start(p->t, &n, err);
 }
 
 /* In backward, of rows that were brought: with one rank it was kept, or made again before. */
@@ -363,13 +340,11 @@ static pd_status norm_again(const struct pass *p, const struct pd_norm *n, struc
 static pd_status activation_forward(const struct pass *p, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
-    const uint64_t ffn = t->share.ffn_columns, row = p->rows.begin, rows = p->rows.end - row;
-    const void *up = shift(t, p->a->up, row * t->share.up_columns);
-    void *hidden = (char *)p->a->hidden + row * ffn * t->element_bytes;
+    const uint64_t ffn = t->share.ffn_columns;
     if (!ffn) return PD_OK;
     if (t->family->activation == PD_ACTIVATION_SWIGLU)
-        return pd_swiglu_forward(t->math, rows, ffn, t->options.dtype, up, hidden, err);
-    return pd_gelu_forward(t->math, rows * ffn, t->options.dtype, up, hidden, err);
+        return pd_swiglu_forward(t->math, t->rows, ffn, t->options.dtype, p->a->up, p->a->hidden, err);
+    return pd_gelu_forward(t->math, t->rows * ffn, t->options.dtype, p->a->up, p->a->hidden, err);
 }
 
 static pd_status activation_backward(const struct pass *p, struct pd_error *err)
@@ -384,90 +359,27 @@ static pd_status activation_backward(const struct pass *p, struct pd_error *err)
 
 /* ---- the block ---- */
 
-/* Queries, keys and values of a part, and attention of the sequences that are whole with it. */
 static pd_status attention_forward(const struct pass *p, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
-    PD_TRY(pd_rows_norm_wait(t, p->part, err));
+    PD_TRY(pd_rows_norm_wait(t, err));
     PD_TRY(qkv_forward(p, err));
-    if (p->roles->head_norms >= 0)
-        PD_TRY(pd_head_norms_forward(t, p->input, p->a, p->w + p->roles->head_norms, p->rows, err));
-    return pd_block_attention_forward(t, p->input, p->a, pd_rows_sequences(t, p->part), err);
+    if (p->roles->head_norms >= 0) PD_TRY(pd_head_norms_forward(t, p->input, p->a, p->w + p->roles->head_norms, err));
+    return pd_block_attention_forward(t, p->input, p->a, err);
 }
 
-static pd_status middle_begin(const struct pass *p, struct pd_error *err)
-{
-    const struct row_parallel out = out_projection(p);
-    return rows_begin(p, &out, p->x, p->a->middle, err);
-}
-
-/* With what reads it, on its way. */
-static pd_status middle_end(const struct pass *p, struct pd_error *err)
-{
-    const struct row_parallel out = out_projection(p);
-    PD_TRY(rows_end(p, &out, p->x, p->a->middle, err));
-    return norm2_start(p, err);
-}
-
-static pd_status mlp_forward(const struct pass *p, struct pd_error *err)
-{
-    PD_TRY(pd_rows_norm_wait(p->t, p->part, err));
-    PD_TRY(up_forward(p, err));
-    return activation_forward(p, err);
-}
-
-static pd_status out_begin(const struct pass *p, void *out, struct pd_error *err)
-{
-    const struct row_parallel down = down_projection(p);
-    return rows_begin(p, &down, p->a->middle, out, err);
-}
-
-static pd_status out_end(const struct pass *p, void *out, struct pd_error *err)
-{
-    const struct row_parallel down = down_projection(p);
-    return rows_end(p, &down, p->a->middle, out, err);
-}
-
-/* A micro-batch that is one part. out NULL: everything but the output. */
-static pd_status run_whole(const struct pass *p, void *out, struct pd_error *err)
-{
-    PD_TRY(norm1_start(p, err));
-    PD_TRY(attention_forward(p, err));
-    PD_TRY(middle_begin(p, err));
-    PD_TRY(middle_end(p, err));
-    PD_TRY(mlp_forward(p, err));
-    if (!out) return PD_OK;
-    PD_TRY(out_begin(p, out, err));
-    return out_end(p, out, err);
-}
-
-/* Both halves, each step beside an exchange of the other half: README.md, "Halves". */
-static pd_status run_halves(const struct pass *first, const struct pass *second, void *out, struct pd_error *err)
-{
-    struct pd_transformer *t = first->t;
-    const struct pd_range whole = pd_rows_sequences(t, 0); /* empty where attention needs both */
-    PD_TRY(norm1_start(first, err));
-    PD_TRY(norm1_start(second, err));
-    PD_TRY(attention_forward(first, err));
-    if (whole.end) PD_TRY(middle_begin(first, err));
-    PD_TRY(attention_forward(second, err));
-    if (!whole.end) PD_TRY(middle_begin(first, err));
-    PD_TRY(middle_end(first, err));
-    PD_TRY(middle_begin(second, err));
-    PD_TRY(mlp_forward(first, err));
-    PD_TRY(middle_end(second, err));
-    if (out) PD_TRY(out_begin(first, out, err));
-    PD_TRY(mlp_forward(second, err));
-    if (!out) return PD_OK;
-    PD_TRY(out_end(first, out, err));
-    PD_TRY(out_begin(second, out, err));
-    return out_end(second, out, err);
-}
-
+/* out NULL: everything but the output. */
 static pd_status run_forward(const struct pass *p, void *out, struct pd_error *err)
 {
-    const struct pass halves[2] = {part_of(p, 0), part_of(p, 1)};
-    return p->t->shared.parts == 1 ? run_whole(p, out, err) : run_halves(&halves[0], &halves[1], out, err);
+    const struct row_parallel attention_out = out_projection(p), down = down_projection(p);
+    PD_TRY(norm1_start(p, err));
+    PD_TRY(attention_forward(p, err));
+    PD_TRY(rows_forward(p, &attention_out, p->x, p->a->middle, err));
+    PD_TRY(norm2_start(p, err));
+    PD_TRY(pd_rows_norm_wait(p->t, err));
+    PD_TRY(up_forward(p, err));
+    PD_TRY(activation_forward(p, err));
+    return out ? rows_forward(p, &down, p->a->middle, out, err) : PD_OK;
 }
 
 static pd_status recompute(const struct pass *p, struct pd_error *err)

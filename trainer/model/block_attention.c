@@ -65,22 +65,20 @@ struct pd_attention pd_attention_of(const struct pd_transformer *t)
 }
 
 pd_status pd_block_attention_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
-                                     struct pd_block_activations *a, struct pd_range sequences, struct pd_error *err)
+                                     struct pd_block_activations *a, struct pd_error *err)
 {
     struct pd_qkv x = pd_qkv_of(t, a->qkv, t->share.k_columns);
     struct pd_attention attention = pd_attention_of(t);
-    const uint64_t length = t->rows / t->options.sequences, row = sequences.begin * length;
-    if (!attention.heads || sequences.begin == sequences.end) return PD_OK;
-    PD_TRY(rotate(t, input, (struct pd_range){row, sequences.end * length}, &x, t->share.k_columns, false, err));
+    if (!attention.heads) return PD_OK;
+    PD_TRY(rotate(t, input, (struct pd_range){0, t->rows}, &x, t->share.k_columns, false, err));
     if (t->sp.by_parts) return pd_parts_forward(t, input, a, err);
-    attention.sequences = (uint32_t)(sequences.end - sequences.begin);
-    attention.q = x.q + row * x.ld_q * t->element_bytes;
-    attention.k = x.k + row * x.ld_q * t->element_bytes;
-    attention.v = x.v + row * x.ld_q * t->element_bytes;
+    attention.q = x.q;
+    attention.k = x.k;
+    attention.v = x.v;
     attention.ld_qkv = x.ld_q;
-    attention.first = t->options.separate_documents ? input->first + row : NULL;
-    attention.out = (char *)a->attention + row * t->share.q_columns * t->element_bytes;
-    attention.lse = a->lse + row * attention.heads;
+    attention.first = t->options.separate_documents ? input->first : NULL;
+    attention.out = a->attention;
+    attention.lse = a->lse;
     return pd_attention_forward(t->math, &attention, err);
 }
 

@@ -75,20 +75,18 @@ void pd_head_norms_take(struct pd_transformer *t, struct pd_arena *arena)
 
 /* q and k are neighbours, so their heads are one run; with pieces each is its own. */
 pd_status pd_head_norms_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
-                                struct pd_block_activations *a, void *const *weights, struct pd_range rows,
-                                struct pd_error *err)
+                                struct pd_block_activations *a, void *const *weights, struct pd_error *err)
 {
     const struct pd_qkv x = pd_qkv_of(t, a->qkv, t->share.k_columns);
     const uint64_t q = count_of(t->share.heads), k = count_of(t->share.kv_needed);
-    struct pd_norm n =
-        norm_of(t, input, a, weights[OF_Q], rows.begin, count_of(rows), 0, t->sp.by_parts ? q : q + k, x.ld_q);
-    n.x = n.out = shifted(t, x.q, rows.begin * x.ld_q);
+    struct pd_norm n = norm_of(t, input, a, weights[OF_Q], 0, t->rows, 0, t->sp.by_parts ? q : q + k, x.ld_q);
+    n.x = n.out = x.q;
     n.other_weight = t->sp.by_parts ? NULL : weights[OF_K];
     n.other_first = (uint32_t)q;
     if (n.heads) PD_TRY(pd_norm_forward(t->math, &n, err));
     if (!t->sp.by_parts || !k) return PD_OK;
-    n = norm_of(t, input, a, weights[OF_K], rows.begin, count_of(rows), q, k, x.ld_kv);
-    n.x = n.out = shifted(t, x.k, rows.begin * x.ld_kv);
+    n = norm_of(t, input, a, weights[OF_K], 0, t->rows, q, k, x.ld_kv);
+    n.x = n.out = x.k;
     return pd_norm_forward(t->math, &n, err);
 }
 

@@ -17,11 +17,10 @@ struct pd_head_norms {
 };
 
 void pd_head_norms_take(struct pd_transformer *transformer, struct pd_arena *arena);
-/* q and k of some rows of a block are normed and rotated where they lie; what was there is kept in a->heads.
+/* q and k of a block are normed and rotated where they lie; what was there is kept in a->heads.
  *   input    the device's;  weights  of the norm of q, of k */
 PD_MUST_USE pd_status pd_head_norms_forward(struct pd_transformer *transformer, const struct pd_micro_batch_input *input,
-                                            struct pd_block_activations *a, void *const *weights, struct pd_range rows,
-                                            struct pd_error *err);
+                                            struct pd_block_activations *a, void *const *weights, struct pd_error *err);
 /* dqkv, attention's, becomes the gradient of what qkv was in front of the norms. */
 PD_MUST_USE pd_status pd_head_norms_backward(struct pd_transformer *transformer, const struct pd_micro_batch_input *input,
                                              const struct pd_block_activations *a, void *const *weights,

@@ -38,24 +38,6 @@ static uint64_t window_rows(const struct pd_transformer *t)
     return least(((t->rows + windows - 1) / windows + 15) / 16 * 16, t->rows);
 }
 
-/* Where sequences end if there are several, so that attention of the first half need not wait for the other. */
-static uint64_t half(const struct pd_transformer *t)
-{
-    const uint64_t sequences = t->options.sequences;
-    return t->sp.pieces == 1 && sequences > 1 ? (sequences + 1) / 2 * t->options.length
-                                              : least((t->rows / 2 + 15) / 16 * 16, t->rows);
-}
-
-/* Windows divide the first half. */
-static uint64_t window_of_halves(const struct pd_transformer *t)
-{
-    const uint64_t rows = half(t), most_rows = window_rows_max(t);
-    uint64_t windows = (rows + most_rows - 1) / most_rows;
-    while (rows % windows)
-        windows++;
-    return rows / windows;
-}
-
 static uint64_t row_bytes(const struct pd_transformer *t)
 {
     return t->model->config.hidden * t->element_bytes;
@@ -68,11 +50,11 @@ struct window {
     uint64_t kept;        /* the first of them is this one of all that the rank keeps */
 };
 
-static bool next_window(const struct pd_transformer *t, uint64_t end, struct window *w)
+static bool next_window(const struct pd_transformer *t, struct window *w)
 {
     w->begin += w->rows;
-    if (w->begin >= end) return false;
-    w->rows = least(t->shared.window_rows, end - w->begin);
+    if (w->begin >= t->rows) return false;
+    w->rows = least(t->shared.window_rows, t->rows - w->begin);
     w->mine = pd_rows_slice(t, w->rows, t->partition.tp_rank);
     w->mine.begin += w->begin;
     w->mine.end += w->begin;
@@ -83,10 +65,7 @@ static bool next_window(const struct pd_transformer *t, uint64_t end, struct win
 void pd_rows_init(struct pd_transformer *t)
 {
     const uint64_t ranks = t->partition.tp;
-    const bool has_halves = t->options.halves && ranks > 1 && !t->options.fp8_linears && half(t) < t->rows;
-    t->shared.parts = has_halves ? 2 : 1;
-    t->shared.first_part = has_halves ? half(t) : t->rows;
-    t->shared.window_rows = has_halves ? window_of_halves(t) : window_rows(t);
+    t->shared.window_rows = window_rows(t);
     for (uint64_t row = 0; row < t->rows; row += t->shared.window_rows)
         t->shared.kept_rows += (least(t->shared.window_rows, t->rows - row) + ranks - 1) / ranks;
 }
@@ -119,33 +98,16 @@ void pd_rows_take(struct pd_transformer *t, struct pd_arena *arena)
     s->rstd = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, t->rows * sizeof(float));
     if (pd_norm_is_layer(t)) s->mean = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, t->rows * sizeof(float));
     if (t->options.backward || t->has_head) s->whole = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, whole);
-    for (uint32_t part = 0; part < s->parts; part++)
-        pd_peer_transfer_init(&s->gather[part], t->options.tp, pieces, pieces, arena);
+    pd_peer_transfer_init(&s->gather, t->options.tp, pieces, pieces, arena);
 }
 
-struct pd_range pd_rows_part(const struct pd_transformer *t, uint32_t part)
+/* Every rank's rows are in their places of its `whole`, and come to the same places of all others. */
+static pd_status start_gather(struct pd_transformer *t, char *whole, struct pd_error *err)
 {
-    const uint64_t first = t->shared.first_part;
-    return part ? (struct pd_range){first, t->rows} : (struct pd_range){0, first};
-}
-
-struct pd_range pd_rows_sequences(const struct pd_transformer *t, uint32_t part)
-{
-    const uint64_t length = t->options.length, sequences = t->options.sequences;
-    const struct pd_range rows = pd_rows_part(t, part);
-    if (t->sp.pieces == 1 && t->shared.first_part % length == 0)
-        return (struct pd_range){rows.begin / length, rows.end / length};
-    return (struct pd_range){0, part + 1 == t->shared.parts ? sequences : 0};
-}
-
-/* Every rank's rows of a part are in their places of its `whole`, and come to the same places of all others. */
-static pd_status start_gather(struct pd_transformer *t, char *whole, uint32_t part, struct pd_error *err)
-{
-    struct pd_peer_transfer *x = &t->shared.gather[part];
-    const struct pd_range rows = pd_rows_part(t, part);
+    struct pd_peer_transfer *x = &t->shared.gather;
     const uint64_t bytes = row_bytes(t);
     pd_peer_transfer_clear(x);
-    for (struct window w = {.begin = rows.begin}; next_window(t, rows.end, &w);)
+    for (struct window w = {0}; next_window(t, &w);)
         for (uint32_t r = 0; r < t->partition.tp; r++) {
             const struct pd_range theirs = pd_rows_slice(t, w.rows, r);
             if (r == t->partition.tp_rank) continue;
@@ -164,7 +126,7 @@ const void *pd_rows_whole(const struct pd_transformer *t, const void *rows)
 static pd_status copy_kept(struct pd_transformer *t, char *rows, char *whole, bool to_whole, struct pd_error *err)
 {
     const uint64_t bytes = row_bytes(t);
-    for (struct window w = {0}; next_window(t, t->rows, &w);) {
+    for (struct window w = {0}; next_window(t, &w);) {
         char *kept = rows + w.kept * bytes, *place = whole + w.mine.begin * bytes;
         if (w.mine.begin == w.mine.end) continue;
         PD_TRY(pd_math_copy(t->math, to_whole ? place : kept, to_whole ? kept : place, (w.mine.end - w.mine.begin) * bytes,
@@ -182,11 +144,8 @@ pd_status pd_transformer_gather_rows(struct pd_transformer *t, void *rows, void 
 {
     if (rows == whole) return PD_OK;
     PD_TRY(copy_kept(t, rows, whole, true, err));
-    for (uint32_t part = 0; part < t->shared.parts; part++)
-        PD_TRY(start_gather(t, whole, part, err));
-    for (uint32_t part = 0; part < t->shared.parts; part++)
-        PD_TRY(pd_peer_transfer_wait(&t->shared.gather[part], err));
-    return PD_OK;
+    PD_TRY(start_gather(t, whole, err));
+    return pd_peer_transfer_wait(&t->shared.gather, err);
 }
 
 pd_status pd_transformer_keep_rows(struct pd_transformer *t, void *whole, void *rows, struct pd_error *err)
@@ -194,22 +153,21 @@ pd_status pd_transformer_keep_rows(struct pd_transformer *t, void *whole, void *
     return rows == whole ? PD_OK : copy_kept(t, rows, whole, false, err);
 }
 
-pd_status pd_rows_norm_start(struct pd_transformer *t, const struct pd_norm *norm, uint32_t part, struct pd_error *err)
+pd_status pd_rows_norm_start(struct pd_transformer *t, const struct pd_norm *norm, struct pd_error *err)
 {
-    const struct pd_range rows = pd_rows_part(t, part);
     const uint64_t bytes = row_bytes(t);
     if (t->partition.tp == 1) return pd_norm_forward(t->math, norm, err);
-    for (struct window w = {.begin = rows.begin}; next_window(t, rows.end, &w);) {
+    for (struct window w = {0}; next_window(t, &w);) {
         struct pd_norm n = *norm;
         n.rows = w.mine.end - w.mine.begin;
         n.x = (const char *)norm->x + w.kept * bytes;
         n.out = (char *)norm->out + w.mine.begin * bytes;
         if (n.rows) PD_TRY(pd_norm_forward(t->math, &n, err));
     }
-    return start_gather(t, norm->out, part, err);
+    return start_gather(t, norm->out, err);
 }
 
-pd_status pd_rows_norm_wait(struct pd_transformer *t, uint32_t part, struct pd_error *err)
+pd_status pd_rows_norm_wait(struct pd_transformer *t, struct pd_error *err)
 {
-    return pd_peer_transfer_wait(&t->shared.gather[part], err);
+    return pd_peer_transfer_wait(&t->shared.gather, err);
 }

@@ -11,13 +11,11 @@ struct pd_chunk_sum;
 /* Arena. With one rank the window and the number of rows alone. */
 struct pd_shared_rows {
     uint64_t window_rows, kept_rows; /* kept: the most of any rank */
-    uint32_t parts;                  /* of a micro-batch in forward, whole windows: 1 or 2 */
-    uint64_t first_part;             /* rows of it */
     /* Of all rows. What a norm makes, until the product behind it; and what was brought, x or middle of a block in backward or
      * the head's input, which the exchange has from its start to its wait. */
-    char *norm, *whole;                /* (R,C) act */
-    float *mean, *rstd;                /* (R) */
-    struct pd_peer_transfer gather[2]; /* of a part each */
+    char *norm, *whole; /* (R,C) act */
+    float *mean, *rstd; /* (R) */
+    struct pd_peer_transfer gather;
 };
 
 void pd_rows_init(struct pd_transformer *t);
@@ -31,17 +29,7 @@ uint32_t pd_rows_owner(const struct pd_transformer *t, uint64_t row);
 /* Where all rows are, once they were brought. With one rank: `rows`. */
 const void *pd_rows_whole(const struct pd_transformer *t, const void *rows);
 PD_MUST_USE pd_status pd_rows_bring(struct pd_transformer *t, const void *rows, struct pd_error *err);
-struct pd_range pd_rows_part(const struct pd_transformer *t, uint32_t part);
-/* Sequences whose rows are there when those of a part are, and were not before. Attention takes whole ones. */
-struct pd_range pd_rows_sequences(const struct pd_transformer *t, uint32_t part);
-/* A norm's forward: x, rows that this rank keeps; out, those of all ranks. With several ranks mean and rstd are of no use. Of a
- * part; the exchange has its rows of out from start to wait. */
-PD_MUST_USE pd_status pd_rows_norm_start(struct pd_transformer *t, const struct pd_norm *norm, uint32_t part,
-                                         struct pd_error *err);
-PD_MUST_USE pd_status pd_rows_norm_wait(struct pd_transformer *t, uint32_t part, struct pd_error *err);
-/* A sum by rows, of a part (tensor_parallel.c). Between begin and end terms of its last window are on their way, and another
- * part's sum may begin; of two parts no more than that. Both read `sum`, and begin alone the terms. */
-PD_MUST_USE pd_status pd_chunk_sum_begin(struct pd_transformer *t, const struct pd_chunk_sum *sum, uint32_t part,
-                                         struct pd_error *err);
-PD_MUST_USE pd_status pd_chunk_sum_end(struct pd_transformer *t, const struct pd_chunk_sum *sum, uint32_t part,
-                                       struct pd_error *err);
+/* A norm's forward: x, rows that this rank keeps; out, those of all ranks. With several ranks mean and rstd are of no use. The
+ * exchange has its rows of out from start to wait. */
+PD_MUST_USE pd_status pd_rows_norm_start(struct pd_transformer *t, const struct pd_norm *norm, struct pd_error *err);
+PD_MUST_USE pd_status pd_rows_norm_wait(struct pd_transformer *t, struct pd_error *err);

@@ -261,33 +261,19 @@ static uint32_t turn_of(const struct pd_transformer *t, uint64_t row)
     return (uint32_t)(row / t->shared.window_rows % 2);
 }
 
-/* Whole windows [r.begin, r.end): all but the last are finished. */
-static pd_status begin_windows(struct pd_transformer *t, const struct pd_chunk_sum *s, struct pd_range r,
-                               struct pd_error *err)
-{
-    const uint64_t window = t->shared.window_rows;
-    PD_CHECK((!s->by_rows && !s->brings) || (s->rows == t->rows && s->columns == t->model->config.hidden));
-    for (uint64_t row = r.begin; row < r.end; row += window) {
-        const uint64_t rows = r.end - row < window ? r.end - row : window;
-        PD_TRY(subtree(t, s, row, rows, t->tp.subtree[turn_of(t, row)], err));
-        PD_TRY(send_sums(t, s, rows, turn_of(t, row), err));
-        if (row > r.begin) PD_TRY(finish_slice(t, s, row - window, window, turn_of(t, row - window), err));
-    }
-    return PD_OK;
-}
-
-static pd_status end_windows(struct pd_transformer *t, const struct pd_chunk_sum *s, struct pd_range r, struct pd_error *err)
-{
-    const uint64_t window = t->shared.window_rows, last = r.begin + (r.end - r.begin - 1) / window * window;
-    return finish_slice(t, s, last, r.end - last, turn_of(t, last), err);
-}
-
+/* Window by window: while one's terms travel the next one's are made. */
 static pd_status sum_together(struct pd_transformer *t, const struct pd_chunk_sum *s, struct pd_error *err)
 {
-    const struct pd_range all = {0, s->rows};
-    PD_TRY(begin_windows(t, s, all, err));
+    const uint64_t window = t->shared.window_rows, last = (s->rows - 1) / window * window;
+    PD_CHECK((!s->by_rows && !s->brings) || (s->rows == t->rows && s->columns == t->model->config.hidden));
+    for (uint64_t row = 0; row < s->rows; row += window) {
+        const uint64_t rows = row == last ? s->rows - row : window;
+        PD_TRY(subtree(t, s, row, rows, t->tp.subtree[turn_of(t, row)], err));
+        PD_TRY(send_sums(t, s, rows, turn_of(t, row), err));
+        if (row) PD_TRY(finish_slice(t, s, row - window, window, turn_of(t, row - window), err));
+    }
     PD_TRY(run_beside(s, 0, err));
-    PD_TRY(end_windows(t, s, all, err));
+    PD_TRY(finish_slice(t, s, last, s->rows - last, turn_of(t, last), err));
     PD_TRY(run_beside(s, 1, err));
     PD_TRY(pd_peer_transfer_wait(&t->tp.slices[0], err));
     return pd_peer_transfer_wait(&t->tp.slices[1], err);
@@ -299,17 +285,6 @@ pd_status pd_chunk_sum_run(struct pd_transformer *t, const struct pd_chunk_sum *
     PD_TRY(sum_alone(t, s, err));
     PD_TRY(run_beside(s, 0, err));
     return run_beside(s, 1, err);
-}
-
-pd_status pd_chunk_sum_begin(struct pd_transformer *t, const struct pd_chunk_sum *s, uint32_t part, struct pd_error *err)
-{
-    PD_CHECK(s->by_rows && !s->beside);
-    return t->partition.tp > 1 ? begin_windows(t, s, pd_rows_part(t, part), err) : sum_alone(t, s, err);
-}
-
-pd_status pd_chunk_sum_end(struct pd_transformer *t, const struct pd_chunk_sum *s, uint32_t part, struct pd_error *err)
-{
-    return t->partition.tp > 1 ? end_windows(t, s, pd_rows_part(t, part), err) : PD_OK;
 }
 
 /* ---- gradients of key-value heads ---- */

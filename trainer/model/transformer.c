@@ -179,7 +179,7 @@ void pd_transformer_sync(struct pd_transformer *t)
     struct pd_peer_transfer *all[] = {
         &t->tp.sums[0],       &t->tp.sums[1],      &t->tp.slices[0],   &t->tp.slices[1],   &t->tp.kv,
         &t->tp.loss,          &t->tp.embedding,    &t->sp.transfer[0], &t->sp.transfer[1], &t->head_norms.transfer,
-        &t->shared.gather[0], &t->shared.gather[1]};
+        &t->shared.gather};
     struct pd_error ignored;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (pd_peer_transfer_wait(all[i], &ignored)) continue;

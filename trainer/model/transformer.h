@@ -52,7 +52,6 @@ struct pd_transformer_options {
     uint64_t activations_budget; /* but for the last blocks of which so many bytes hold all */
     uint32_t logits_columns;     /* of the head that exist at once; 0: all of this rank */
     bool on_device;              /* math is a device's: what the arena gives is not the host's to touch (pd_arena_new_on) */
-    bool halves;                 /* in forward, exchanges of one half of a micro-batch go behind the compute of the other */
     struct pd_partition partition;
     struct pd_comm *tp, *sp;       /* of more than one rank, else NULL; borrowed */
     uint32_t chunk_count;          /* pipeline chunks of this rank; 0: one chunk of everything, depth 1 */

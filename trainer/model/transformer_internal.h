@@ -218,10 +218,8 @@ struct pd_qkv pd_qkv_of(const struct pd_transformer *t, void *base, uint64_t k_c
 struct pd_attention pd_attention_of(const struct pd_transformer *t);
 /* RoPE is of attention's and not of its heads' norms'. */
 bool pd_attention_rotates(const struct pd_transformer *t);
-/* Of some sequences; all of them where these are cut. */
 PD_MUST_USE pd_status pd_block_attention_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
-                                                 struct pd_block_activations *a, struct pd_range sequences,
-                                                 struct pd_error *err);
+                                                 struct pd_block_activations *a, struct pd_error *err);
 /* From dattention to dqkv, before RoPE; of families whose heads have norms, behind it. */
 PD_MUST_USE pd_status pd_block_attention_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                                   struct pd_block_activations *a, struct pd_error *err);

@@ -81,7 +81,6 @@ struct setting {
     double parts_leave, copies_leave; /* of what a rank sends of their collectives: the share that goes to other hosts */
     double slots_once;                /* micro-batches that share one pass over the parameters */
     bool by_heads;                    /* sequence-parallel ranks exchange rows for heads */
-    bool by_halves;                   /* tensor-parallel ranks exchange a half behind the compute of the other */
     bool updates_on_device;           /* state is the host's, and AdamW the GPU's */
     uint32_t slots, interleave, micro_batches;
     double exchanges, lanes; /* of a block's gradients in a step; as lanes end */
@@ -140,7 +139,7 @@ static struct stage stage_of(const struct setting *s, uint32_t pp)
 /* Bytes of one micro-batch. */
 struct traffic {
     double parameters, gradients, tensor, sequence, pipeline;
-    double forward, backward; /* of tensor: beside computation of blocks, and gradients of their weights */
+    double backward; /* of tensor: beside gradients of weights */
     double calls;             /* transfers that nothing hides */
 };
 
@@ -173,21 +172,15 @@ static double tensor_bytes(const struct setting *s, const struct stage *g, doubl
     return s->rows * (row * (sums * sizeof(float) + gathers * s->act) + g->has_head * 3 * sizeof(float) * (tp - 1));
 }
 
-/* What a GPU's tensor-parallel exchanges have beside them (trainer/model/README.md, "Behind exchanges", "Halves"). In fp8, and on
+/* What a GPU's tensor-parallel exchanges have beside them (trainer/model/README.md, "Behind exchanges"). In fp8, and on
  * a CPU, whose ranks compute while they move bytes, nothing. */
-static void count_beside(const struct setting *s, const struct stage *g, double again, struct traffic *t)
+static void count_beside(const struct setting *s, const struct stage *g, struct traffic *t)
 {
     const double tp = s->layout->tp, kept = s->rows * s->model->config.hidden * (tp - 1) / tp * s->act,
-                 terms = kept / s->act * sizeof(float), calls = g->blocks * 8 + 3 * again;
-    const bool waits = s->config->batch.micro_batch == 1 || s->layout->virtual_sp > 1; /* attention, for both halves */
+                 terms = kept / s->act * sizeof(float);
     if (tp == 1 || !s->machine->capability || s->config->numerics.linears == PD_LINEARS_FP8) return;
     t->backward = g->blocks * (2 * terms + 2 * kept);
     t->calls -= g->blocks * 3;
-    if (!s->by_halves) return;
-    t->backward += g->blocks * kept;
-    t->forward =
-        g->blocks * (1.5 * (terms + kept) - (waits ? terms / 2 : 0)) + again * (1.5 * kept + (waits ? terms / 2 : terms));
-    t->calls += g->blocks * (waits ? 4 : 3) + again * (waits ? 2 : 1) - (calls - g->blocks * 3);
 }
 
 static struct traffic traffic_of(const struct setting *s, const struct stage *g)
@@ -214,7 +207,7 @@ static struct traffic traffic_of(const struct setting *s, const struct stage *g)
     t.pipeline = (links.in + links.back) * s->rows / tp * m->hidden * s->act;
     t.calls = (tp > 1 ? g->blocks * 8 + 3 * again + g->has_embedding + 5 * g->has_head + links.back : 0) +
               (sp > 1 ? g->blocks * (s->by_heads ? 4 : 3) + again * (s->by_heads ? 2 : 1) : 0) + links.in + links.back;
-    count_beside(s, g, again, &t);
+    count_beside(s, g, &t);
     return t;
 }
 
@@ -373,8 +366,7 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     const double again = s->recompute == PD_RECOMPUTE_FULL ? g->block_seconds : g->moved_seconds; /* norms, activations */
     const double compute = 3 * g->seconds * work;
     const double recompute = (g->blocks ? again * recomputed(s, g) / g->blocks : 0) * work + g->logit_seconds * work;
-    const double in_forward = t.forward / rate_of(s, l->tp), in_backward = t.backward / rate_of(s, l->tp);
-    const double hidden = fmin(in_forward, g->block_seconds * work) + fmin(in_backward, g->block_seconds * work);
+    const double hidden = fmin(t.backward / rate_of(s, l->tp), g->block_seconds * work);
     const double exposed =
         t.tensor / rate_of(s, l->tp) - hidden + t.sequence / rate_of(s, place) + t.calls * s->machine->latency;
     const double beside =
@@ -390,7 +382,7 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
                         seconds_between(s, replica_sums(s, g), s->copies_leave);
     count_bytes(s, g, t.parameters * slots + once, c);
     keep_most(&c->tensor_bytes, t.tensor * slots);
-    keep_most(&c->tensor_beside_bytes, (t.forward + t.backward) * slots);
+    keep_most(&c->tensor_beside_bytes, t.backward * slots);
     keep_most(&c->sequence_bytes, t.sequence * slots);
     keep_most(&c->pipeline_bytes, t.pipeline * slots);
     if (c->padding) keep_most(&c->padding_bytes, t.parameters);
@@ -437,7 +429,6 @@ static struct setting setting_of(const struct pd_config *config, const struct pd
     s.slots = pd_schedule_slots(pd_lanes_slots(&lanes), l->pp, s.interleave);
     s.lanes = l->virtual_sp > 1 ? s.slots : (lanes.count + l->dp - 1) / l->dp;
     s.exchanges = laid_out->by_lane ? s.lanes : 1;
-    s.by_halves = laid_out->by_halves;
     s.slots_once = pd_is_breadth_first(config, l) ? s.slots : 1;
     s.updates_on_device = laid_out->updates_on_device && config->offload.optimizer == PD_PLACE_CPU && machine->host_rate > 0;
     return s;

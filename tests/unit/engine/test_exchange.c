@@ -114,7 +114,6 @@ Test(exchange, tensor_ranks_send_what_is_planned)
     check_bytes("tp: 2, recompute: none", 2, "virtual_tp: 8", 8, tensor_bytes);
     check_bytes("tp: 4, recompute: selective", 4, "virtual_tp: 8", 8, tensor_bytes);
     check_bytes("tp: 8, recompute: full", 8, "virtual_tp: 8", 8, tensor_bytes);
-    check_bytes("tp: 4, recompute: full, tensor_exchange: halves", 4, "virtual_tp: 8", 8, tensor_bytes);
 }
 
 /* They share gradients and parameters besides, as data ranks do. */

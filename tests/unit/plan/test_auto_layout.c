@@ -213,23 +213,12 @@ Test(cost, terms_of_a_large_model_travel_once_where_it_costs_nothing)
 }
 
 /* A block of four makes 2 sums of fp32 terms and 2 gathers of rows in forward, and in backward 2 sums and 2 exchanges of twice the
- * rows. Of backward all but the MLP's rounded rows goes beside gradients of weights; by halves, half of those too, and in
- * forward all but half a gather and half a sum, and half a sum more where attention waits for both halves. */
+ * rows. Of backward all but the MLP's rounded rows goes beside gradients of weights. */
 Test(cost, tensor_exchanges_beside_compute)
 {
     const double rows = 1024, hidden = 768, blocks = 12, kept = rows * hidden * 3 / 4 * 2, terms = 2 * kept;
-    const struct pd_step_cost whole = cost_of(SMALL "layout: {tp: 4, tensor_exchange: whole}\n", 4);
+    const struct pd_step_cost whole = cost_of(SMALL "layout: {tp: 4}\n", 4);
     cr_expect_float_eq((double)whole.tensor_beside_bytes, 64 * blocks * (2 * terms + 2 * kept), 64);
-    struct pd_step_cost cost = cost_of(SMALL "layout: {tp: 4, tensor_exchange: halves}\n", 4);
-    cr_expect_float_eq((double)cost.tensor_beside_bytes, 64 * blocks * (2 * terms + 3 * kept + terms + 1.5 * kept), 64);
-    cr_expect_eq(cost.tensor_bytes, whole.tensor_bytes);
-    cr_expect_lt(cost.exposed_seconds, whole.exposed_seconds);
-    cost = cost_of("model: {preset: gpt2-124m}\nbatch: {sequences: 64, micro_batch: 2}\nnumerics: {virtual_tp: 4}\n"
-                   "layout: {tp: 4, tensor_exchange: halves}\n",
-                   4);
-    cr_expect_float_eq((double)cost.tensor_beside_bytes, 64 * blocks * (2 * terms + 3 * kept + 1.5 * (terms + kept)), 64);
-    cost = cost_of(SMALL "layout: {tp: 4}\n", 4);
-    cr_expect_eq(cost.tensor_beside_bytes, whole.tensor_beside_bytes, "messages of 192 KiB are not cut");
 }
 
 /* Two hosts of eight GPUs: what leaves one is half of what is summed and gathered, whoever has the parts. */
@@ -302,7 +291,8 @@ Test(cost, an_optimizer_that_streams)
     cr_expect_float_eq(c.bus_seconds, 12 * n / bus, 1e-6);
     c = cost_of(SMALL "offload: {optimizer: cpu, update: device}\noptimizer: {moments: bf16}\n", 1);
     cr_expect_float_eq(c.optimizer_seconds, 8 * n / bus, 1e-6, "%g", c.optimizer_seconds);
-    const struct pd_step_cost many = cost_of(SMALL "offload: {optimizer: cpu, update: device}\nlayout: {dp: 16, zero_stage: 1}\n", 16),
+    const struct pd_step_cost many = cost_of(
+                                  SMALL "offload: {optimizer: cpu, update: device}\nlayout: {dp: 16, zero_stage: 1}\n", 16),
                               none = cost_of(SMALL "layout: {dp: 16, zero_stage: 1}\n", 16);
     cr_expect_float_eq(many.optimizer_seconds - none.optimizer_seconds, n / 16 * (24 * 8 / host - 28 / 1.5e12), 1e-6);
 }
@@ -334,8 +324,8 @@ Test(cost, who_updates_is_chosen)
         cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
         cr_assert_eq(pd_lay_out(&c, model, cases[i].world, &laid_out, &err), PD_OK, "%s", err.message);
         pd_lay_out_update(&c, model, &machine, &laid_out);
-        cr_expect_eq(laid_out.updates_on_device, cases[i].on_device, "%s, %u ranks, %u a host", cases[i].text, cases[i].world,
-                     cases[i].ranks_per_host);
+        cr_expect_eq(laid_out.updates_on_device, cases[i].on_device, "%s, %u ranks, %u a host", cases[i].text,
+                     cases[i].world, cases[i].ranks_per_host);
         pd_model_free(model);
         pd_config_deinit(&c);
     }
@@ -570,7 +560,8 @@ Test(choose, advice_about_logits_is_about_large_vocabularies)
     static const char *const columns = "take numerics.logits=columns (other bits) or a shorter batch.context (other bits)";
     expect_less(WORDS(50257) ALONE, 1, false, false, columns);
     expect_less(WORDS(50257) ALONE "numerics: {virtual_tp: 4}\n", 4, false, false, columns);
-    expect_less(WORDS(50257) ALONE "numerics: {virtual_tp: 8}\n", 8, false, false, "take a shorter batch.context (other bits)");
+    expect_less(WORDS(50257) ALONE "numerics: {virtual_tp: 8}\n", 8, false, false,
+                "take a shorter batch.context (other bits)");
     expect_less(WORDS(50257) ALONE "numerics: {logits: columns}\n", 1, false, false,
                 "take a shorter batch.context (other bits)");
     expect_less(WORDS(8000) ALONE, 1, false, false, "take a shorter batch.context (other bits)");
