@@ -73,7 +73,7 @@ static pd_status table(struct bench *b, int side, const struct sizes *s, enum pd
     const struct pd_math_cuda_options cuda = {
         .stream = pd_dev_stream_handle(b->device.dev, b->device.compute), .attention = &largest};
     return side ? pd_math_cuda_new(&cuda, arena, &b->math[1], err)
-                : pd_math_cpu_new(b->pool, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, &b->math[0], err);
+                : pd_math_cpu_new(b->pool, 1, PD_ISA_AUTO, arena, &b->math[0], err);
 }
 
 static void open_tables(struct bench *b, const struct sizes *s, enum pd_dtype act)

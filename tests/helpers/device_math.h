@@ -88,9 +88,9 @@ static inline pd_status far_near_new(struct pd_arena **ret_arena, struct pd_math
     struct pd_arena *dry;
     struct pd_math *none;
     PD_TRY(pd_arena_new_dry(&dry, err));
-    PD_TRY(pd_math_cpu_new(NULL, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, dry, &none, err));
+    PD_TRY(pd_math_cpu_new(NULL, 1, PD_ISA_AUTO, dry, &none, err));
     pd_arena_usage(dry, &plan);
     pd_arena_free(dry);
     PD_TRY(pd_arena_new(&plan, ret_arena, err));
-    return pd_math_cpu_new(NULL, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, *ret_arena, ret_math, err);
+    return pd_math_cpu_new(NULL, 1, PD_ISA_AUTO, *ret_arena, ret_math, err);
 }

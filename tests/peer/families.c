@@ -214,7 +214,7 @@ static struct pd_transformer *transformer_of(const struct pd_model *model, uint3
     struct pd_transformer *t;
     MUST(pd_arena_new_dry(&arena, &err));
     for (int pass = 0; pass < 2; pass++) {
-        MUST(pd_math_cpu_new(pool, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, ret_math, &err));
+        MUST(pd_math_cpu_new(pool, 1, PD_ISA_AUTO, arena, ret_math, &err));
         MUST(pd_transformer_new(model, *ret_math, &options, arena, &t, &err));
         if (pass) break;
         pd_arena_usage(arena, &plan);

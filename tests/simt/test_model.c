@@ -66,7 +66,7 @@ static void build(struct side *s, struct pd_arena *arena)
                                                    .partition = pd_partition_whole()};
     struct pd_error err;
     cr_assert_eq(s->is_simt ? pd_math_cuda_new(&cuda, arena, &s->math, &err)
-                            : pd_math_cpu_new(s->pool, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, &s->math, &err),
+                            : pd_math_cpu_new(s->pool, 1, PD_ISA_AUTO, arena, &s->math, &err),
                  PD_OK, "%s", err.message);
     cr_assert_eq(pd_transformer_new(s->model, s->math, &options, arena, &s->transformer, &err), PD_OK);
 }

@@ -59,7 +59,7 @@ static pd_status take_math(struct attention_bench *b, const struct pd_attention 
     const struct pd_math_cuda_options options = {.stream = pd_dev_stream_handle(b->device.dev, b->device.compute),
                                                  .attention = largest};
     if (on_gpu(b)) return pd_math_cuda_new(&options, arena, &b->math, err);
-    return pd_math_cpu_new(b->pool, pd_thread_pool_size(b->pool), PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, &b->math, err);
+    return pd_math_cpu_new(b->pool, pd_thread_pool_size(b->pool), PD_ISA_AUTO, arena, &b->math, err);
 }
 
 static pd_status make_math(struct attention_bench *b, const struct pd_attention *largest, struct pd_error *err)

@@ -29,7 +29,7 @@ struct exchange_bench {
     uint32_t hosts, ranks, runs;
     uint32_t zero_stage, micro_batches, tokens; /* of steps; the first two 0: all that there are */
     uint64_t parameters;                        /* of the collectives alone */
-    double gbit;         /* of a host's link; 0: not known */
+    double gbit;                                /* of a host's link; 0: not known */
     const char *interface;
     bool json, is_rank, is_bare;
     const char *words[WORDS_MAX]; /* settings of the runs */
@@ -110,8 +110,8 @@ static void report_time(struct exchange_bench *b, const char *name, const struct
     b->worst_time = worse(b->worst_time, seconds / least);
 }
 
-static pd_status measure(const struct exchange_bench *b, const struct work *work, uint64_t number,
-                         struct sample *ret_sample, struct pd_error *err)
+static pd_status measure(const struct exchange_bench *b, const struct work *work, uint64_t number, struct sample *ret_sample,
+                         struct pd_error *err)
 {
     uint64_t before[3], after[3];
     PD_TRY(look(b, before, err));

@@ -87,11 +87,11 @@ static pd_status make_math(struct offload_bench *b, struct pd_error *err)
     const unsigned threads = (unsigned)b->options.threads;
     PD_TRY(pd_thread_pool_new(threads, &b->pool, err));
     PD_TRY(pd_arena_new_dry(&dry, err));
-    pd_status st = pd_math_cpu_new(NULL, threads, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, dry, &b->math, err);
+    pd_status st = pd_math_cpu_new(NULL, threads, PD_ISA_AUTO, dry, &b->math, err);
     pd_arena_usage(dry, &plan);
     pd_arena_free(dry);
     if (!st) st = pd_arena_new(&plan, &b->arena, err);
-    if (!st) st = pd_math_cpu_new(b->pool, threads, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, b->arena, &b->math, err);
+    if (!st) st = pd_math_cpu_new(b->pool, threads, PD_ISA_AUTO, b->arena, &b->math, err);
     return st;
 }
 

@@ -19,7 +19,8 @@ struct side {
     struct pd_config config; /* borrows what it points to, but for these */
     char dir[64], file[96];
     struct pd_metrics *metrics;
-    double work_s, sink_s; /* processor time a step of the last measurement: of all; of handing a line over and of the sinks */
+    double work_s,
+        sink_s; /* processor time a step of the last measurement: of all; of handing a line over and of the sinks */
 };
 
 struct sinks_bench {
@@ -71,8 +72,8 @@ static double sink_threads_seconds(void)
     double seconds = 0;
     for (const struct dirent *task; tasks && (task = readdir(tasks));) {
         char name[64], times[64];
-        const bool is_sink = read_task(task->d_name, "comm", name) &&
-                             (strcmp(name, "pd-metrics\n") == 0 || strcmp(name, "pd-http\n") == 0);
+        const bool is_sink =
+            read_task(task->d_name, "comm", name) && (strcmp(name, "pd-metrics\n") == 0 || strcmp(name, "pd-http\n") == 0);
         if (is_sink && read_task(task->d_name, "schedstat", times)) seconds += 1e-9 * strtod(times, NULL);
     }
     if (tasks) closedir(tasks);

@@ -1,11 +1,9 @@
 /* perdure bench step: one whole training step of GPT-2 124M, one micro-batch of 512 tokens, AdamW included, against all its
  * linear and head GEMMs as whole oneDNN calls on the same threads.
  *
- * Then what invariance costs: a step of a micro-batch of 2,048 tokens under numerics invariant, virtual_tp 1 and 2, against
- * the same step under fast, virtual_tp 1. The model has the widths of the preset, but one block and 4,096 words: both sides
- * spend the same share on the head as with twelve blocks and 50,257, and every further block would cost both what this one
- * costs. The three steps of a round stand side by side, in turning order; both ratios of a round have the same fast step
- * below.
+ * Then what cutting products into chunks costs: a step of a micro-batch of 2,048 tokens with virtual_tp 2 against the same
+ * step with virtual_tp 1. The model has the widths of the preset, but one block and 4,096 words: both sides spend the same
+ * share on the head as with twelve blocks and 50,257, and every further block would cost both what this one costs.
  *
  * On a GPU: tools/bench/step_gpu.h. */
 #include "tools/bench/bench.h"
@@ -18,17 +16,16 @@
 #include "trainer/run/launched.h"
 
 #include "offload/device.h"
-#include "trainer/math/gemm_bench.h"
+#include "tools/bench/gemm.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { PRECISIONS = 2, COSTS = 2, DP_MICRO_BATCHES = 8, REPLAY_EVERY = 16 };
+enum { PRECISIONS = 2, DP_MICRO_BATCHES = 8, REPLAY_EVERY = 16 };
 #define COST_VOCAB 4096u
 
 static const char *const precisions[PRECISIONS] = {"bf16", "fp32"};
-static const unsigned cost_virtual_tp[COSTS] = {1, 2};
 
 struct step_bench {
     uint64_t pairs, tokens, threads;
@@ -41,14 +38,14 @@ struct step_bench {
     bool json, is_gpu;
     char tokens_path[4096];
     struct pd_pairs_summary result[PRECISIONS];
-    struct pd_pairs_summary cost[PRECISIONS][COSTS];
+    struct pd_pairs_summary cost[PRECISIONS];
     struct pd_sinks_cost sinks;
     struct pd_pairs_summary dp, replay;
 };
 
 /* What of the configuration differs from engine to engine. */
 struct bench_case {
-    const char *precision, *mode;
+    const char *precision;
     unsigned virtual_tp;
     uint64_t sequences, context, layers; /* layers 0: layers and vocabulary of the preset */
     uint64_t micro_batches;              /* of the sequences; 0: one */
@@ -66,9 +63,9 @@ static pd_status open_run(struct pd_bench_run *r, const struct step_bench *b, co
     if (c->context > b->model.context) snprintf(longer, sizeof longer, ", context: %llu", (unsigned long long)c->context);
     snprintf(model, sizeof model, "preset: %.32s%s%s", b->preset, smaller, longer);
     snprintf(sections, sizeof sections,
-             "numerics: {precision: %s, mode: %s, virtual_tp: %u}\nlayout: {recompute: none, dp: %u}\n"
+             "numerics: {precision: %s, virtual_tp: %u}\nlayout: {recompute: none, dp: %u}\n"
              "guard: {replay_every: %d}\n",
-             c->precision, c->mode, c->virtual_tp, c->dp ? c->dp : 1, c->is_replayed);
+             c->precision, c->virtual_tp, c->dp ? c->dp : 1, c->is_replayed);
     const struct pd_bench_run_options options = {.model = model,
                                                  .tokens = b->tokens_path,
                                                  .sequences = c->sequences,
@@ -97,8 +94,7 @@ static pd_status build_gemms(struct pd_bench_run *r, const struct step_bench *b,
 
 static pd_status bench_precision(struct step_bench *b, int precision, struct pd_error *err)
 {
-    const struct bench_case c = {
-        .precision = precisions[precision], .mode = "invariant", .virtual_tp = 1, .sequences = 1, .context = b->tokens};
+    const struct bench_case c = {.precision = precisions[precision], .virtual_tp = 1, .sequences = 1, .context = b->tokens};
     struct pd_bench_run r = {0};
     struct pd_gemm_bench *gemms = NULL;
     struct pd_pairs pairs = {0};
@@ -116,64 +112,38 @@ static pd_status bench_precision(struct step_bench *b, int precision, struct pd_
     return st;
 }
 
-/* ---- invariant against fast ---- */
-
-/* The steps of a round: invariant with each virtual_tp, then fast. */
-enum { RUNS = COSTS + 1, FAST = COSTS };
-
-static void log_round(const struct step_bench *b, const char *precision, uint64_t round, const double seconds[RUNS])
-{
-    if (!round) return;
-    fprintf(stderr, "%s, round %llu of %llu: fast %.3f s, invariant %.3f s, with virtual_tp %u %.3f s\n", precision,
-            (unsigned long long)round, (unsigned long long)b->cost_pairs, seconds[FAST], seconds[0], cost_virtual_tp[1],
-            seconds[1]);
-}
-
-static pd_status measure_costs(const struct step_bench *b, const char *precision, struct pd_bench_run runs[RUNS],
-                               struct pd_pairs pairs[COSTS], struct pd_error *err)
-{
-    double seconds[RUNS];
-    for (uint64_t round = 0; round <= b->cost_pairs; round++) { /* the first warms up */
-        for (uint64_t i = 0; i < RUNS; i++)
-            PD_TRY(pd_bench_run_step(&runs[(round + i) % RUNS], round, &seconds[(round + i) % RUNS], NULL, err));
-        log_round(b, precision, round, seconds);
-        for (int i = 0; i < COSTS && round; i++)
-            pd_pairs_add(&pairs[i], seconds[i], seconds[FAST]);
-    }
-    return PD_OK;
-}
+/* ---- what cutting into chunks costs ---- */
 
 static pd_status bench_cost(struct step_bench *b, int precision, struct pd_error *err)
 {
-    struct pd_bench_run runs[RUNS] = {0};
-    struct pd_pairs pairs[COSTS] = {{.count = 0}};
+    struct pd_bench_run runs[2] = {0}; /* whole, and cut */
+    struct pd_pairs pairs = {.count = 0};
+    double seconds[2];
     pd_status st = PD_OK;
-    for (int i = 0; i < RUNS && !st; i++) {
+    for (unsigned i = 0; i < 2 && !st; i++) {
         const struct bench_case c = {.precision = precisions[precision],
-                                     .mode = i == FAST ? "fast" : "invariant",
-                                     .virtual_tp = i == FAST ? 1 : cost_virtual_tp[i],
+                                     .virtual_tp = 1 + i,
                                      .sequences = b->cost_sequences,
                                      .context = 512,
                                      .layers = b->cost_layers};
         st = open_run(&runs[i], b, &c, err);
     }
-    if (!st) st = measure_costs(b, precisions[precision], runs, pairs, err);
-    for (int i = 0; i < RUNS; i++)
+    for (uint64_t round = 0; !st && round <= b->cost_pairs; round++) { /* the first warms up */
+        for (uint64_t i = 0; i < 2 && !st; i++)
+            st = pd_bench_run_step(&runs[(round + i) % 2], round, &seconds[(round + i) % 2], NULL, err);
+        if (!st && round) pd_pairs_add(&pairs, seconds[1], seconds[0]);
+    }
+    for (int i = 0; i < 2; i++)
         pd_bench_run_close(&runs[i]);
-    for (int i = 0; i < COSTS && !st; i++)
-        b->cost[precision][i] = pd_pairs_summarise(&pairs[i]);
+    if (!st) b->cost[precision] = pd_pairs_summarise(&pairs);
     return st;
 }
 
 /* Short steps, against which a sink would show. */
 static pd_status bench_sinks(struct step_bench *b, struct pd_error *err)
 {
-    const struct bench_case c = {.precision = precisions[0],
-                                 .mode = "invariant",
-                                 .virtual_tp = 1,
-                                 .sequences = 1,
-                                 .context = 64,
-                                 .layers = b->cost_layers};
+    const struct bench_case c = {
+        .precision = precisions[0], .virtual_tp = 1, .sequences = 1, .context = 64, .layers = b->cost_layers};
     struct pd_bench_run r = {0};
     pd_status st = open_run(&r, b, &c, err);
     if (!st) st = pd_bench_sinks(&r, b->sink_pairs, &b->sinks, err);
@@ -192,7 +162,6 @@ static pd_status open_of_ranks(const void *bench, int side, uint32_t dp, uint32_
     const struct step_bench *b = bench;
     const uint64_t micro_batches = side == SIDE_DP ? DP_MICRO_BATCHES : (uint64_t)DP_MICRO_BATCHES * dp;
     const struct bench_case c = {.precision = precisions[0],
-                                 .mode = "invariant",
                                  .virtual_tp = 1,
                                  .sequences = micro_batches,
                                  .context = b->tokens,
@@ -253,27 +222,16 @@ static pd_status bench_all(struct step_bench *b, struct pd_error *err)
     return b->sink_pairs ? bench_sinks(b, err) : PD_OK;
 }
 
-static double worst_cost(const struct step_bench *b)
-{
-    double worst = 0;
-    for (int p = 0; p < PRECISIONS; p++)
-        for (int i = 0; i < COSTS; i++) /* 0 where it was not wanted */
-            if (b->cost[p][i].ratio > worst) worst = b->cost[p][i].ratio;
-    return worst;
-}
-
 /* ---- report ---- */
 
-/* invariant_cost is the largest of invariant_cost_<precision>_vtp<n>. */
 static void report_costs(const struct step_bench *b, struct pd_report *r)
 {
     char key[64];
-    pd_report_double(r, "invariant_cost", worst_cost(b), PD_UNIT_NONE);
-    for (int p = 0; p < PRECISIONS; p++)
-        for (int i = 0; i < COSTS && is_wanted(b, p); i++) {
-            snprintf(key, sizeof key, "invariant_cost_%s_vtp%u", precisions[p], cost_virtual_tp[i]);
-            pd_bench_report_ratio(r, key, &b->cost[p][i]);
-        }
+    for (int p = 0; p < PRECISIONS; p++) {
+        if (!is_wanted(b, p)) continue;
+        snprintf(key, sizeof key, "chunk_cost_%s", precisions[p]);
+        pd_bench_report_ratio(r, key, &b->cost[p]);
+    }
     pd_report_u64(r, "cost_pairs", b->cost_pairs, PD_UNIT_NONE);
     pd_report_u64(r, "cost_tokens", b->cost_sequences * 512, PD_UNIT_NONE);
 }
@@ -381,7 +339,7 @@ static pd_status parse(struct step_bench *b, int argc, char **argv, bool *ret_do
         {.name = "pairs", "N", "alternated pairs of measurements (7); 0: leave them out", PD_OPTION_U64, &b->pairs, 0,
          PD_BENCH_PAIRS_MAX - 1},
         {.name = "tokens", "N", "tokens of the micro-batch (512)", PD_OPTION_U64, &b->tokens, 1, 1 << 20},
-        {.name = "cost-pairs", "N", "alternated pairs of invariant and fast steps (9); 0: leave them out", PD_OPTION_U64,
+        {.name = "cost-pairs", "N", "alternated pairs of steps with virtual_tp 2 and 1 (9); 0: leave them out", PD_OPTION_U64,
          &b->cost_pairs, 0, PD_BENCH_PAIRS_MAX - 1},
         {.name = "cost-sequences", "N", "sequences of 512 tokens of their micro-batch (4)", PD_OPTION_U64,
          &b->cost_sequences, 1, 1024},
@@ -409,11 +367,10 @@ static pd_status parse(struct step_bench *b, int argc, char **argv, bool *ret_do
         {0}};
     /* clang-format on */
     const struct pd_usage usage = {
-        .doc =
-            "A whole training step against all its linear and head GEMMs as oneDNN calls, alternated. gemm_ratio (bf16) "
-            "and gemm_ratio_fp32: step / GEMMs, 1 is the floor. invariant_cost: the largest of invariant / fast over both "
-            "precisions and virtual_tp 1 and 2. On a GPU: whole steps in tokens a second, matmul_share of the card's bf16 "
-            "rate, and each stage's share.",
+        .doc = "A whole training step against all its linear and head GEMMs as oneDNN calls, alternated. gemm_ratio (bf16) "
+               "and gemm_ratio_fp32: step / GEMMs, 1 is the floor. chunk_cost: a step with virtual_tp 2 over one with 1. On "
+               "a GPU: whole steps in tokens a second, matmul_share of the card's bf16 "
+               "rate, and each stage's share.",
         .options = options,
         .json = &b->json};
     PD_TRY(pd_command_parse(&usage, argc, argv, ret_done, err));

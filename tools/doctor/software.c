@@ -2,7 +2,6 @@
 #include "tools/doctor/findings.h"
 
 #include "trainer/launch/starter.h"
-#include "trainer/math/onednn.h"
 
 #include <link.h>
 #include <stdio.h>
@@ -89,16 +88,6 @@ static void find_libraries(struct pd_findings *findings)
     }
 }
 
-static void find_onednn(struct pd_findings *findings)
-{
-    if (pd_onednn_available()) {
-        pd_findings_add(findings, "onednn", PD_FINDING_OK, "%s, for numerics.mode=fast", pd_onednn_version());
-        return;
-    }
-    struct pd_finding *f = pd_findings_add(findings, "onednn", PD_FINDING_LIMITED, "not in this build");
-    pd_finding_advise(f, "numerics.mode=fast needs it: apt-get install libdnnl-dev, then build again");
-}
-
 static const struct program {
     const char *name, *what, *advice;
     enum pd_finding_state absent;
@@ -129,6 +118,5 @@ void pd_find_software(struct pd_findings *findings)
         pd_findings_add(findings, "kernel", PD_FINDING_OK, "%.60s %.60s", kernel.sysname, kernel.release);
     find_mpi(findings);
     find_libraries(findings);
-    find_onednn(findings);
     find_programs(findings);
 }

@@ -199,8 +199,13 @@ static pd_status build_math(struct pd_engine *e, struct pd_arena *arena, struct 
 {
     const struct pd_config *c = e->options.config;
     const struct pd_rank_device *device = e->options.device;
-    if (!e->options.is_gpu)
-        return pd_math_cpu_new(e->pool, e->options.threads, c->numerics.mode, PD_ISA_AUTO, arena, &e->math, err);
+    if (!e->options.is_gpu) {
+        if (c->numerics.mode == PD_NUMERICS_FAST)
+            PD_FAIL(
+                err, PD_INVALID,
+                "numerics.mode is fast, which only a GPU has: on a CPU invariant is as fast; set numerics.mode=invariant");
+        return pd_math_cpu_new(e->pool, e->options.threads, PD_ISA_AUTO, arena, &e->math, err);
+    }
     if (device) PD_TRY(pd_check_fp8(c, device->dev->description, device->dev->capability, err));
     const struct pd_attention attention = largest_attention(e);
     const struct pd_math_cuda_options options = {.stream =

@@ -1,7 +1,6 @@
 #include "trainer/math/math_cpu.h"
 
 #include "trainer/math/cpu_gemm.h"
-#include "trainer/math/onednn.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,24 +15,12 @@ static const struct pd_math_ops *ops_of(enum pd_isa isa)
     return &pd_cpu_ops_portable;
 }
 
-/* Products of codes are our own in both modes: oneDNN has none on a CPU. */
-static uint64_t gemm_workspace_bytes(enum pd_numerics_mode mode, unsigned thread_count)
-{
-    const uint64_t own = pd_cpu_gemm_workspace_bytes(thread_count);
-    const uint64_t theirs = mode == PD_NUMERICS_FAST ? pd_onednn_workspace_bytes() : 0;
-    return own > theirs ? own : theirs;
-}
-
-pd_status pd_math_cpu_new(struct pd_thread_pool *pool, unsigned thread_count, enum pd_numerics_mode mode, enum pd_isa isa,
-                          struct pd_arena *arena, struct pd_math **ret_math, struct pd_error *err)
+pd_status pd_math_cpu_new(struct pd_thread_pool *pool, unsigned thread_count, enum pd_isa isa, struct pd_arena *arena,
+                          struct pd_math **ret_math, struct pd_error *err)
 {
     PD_CHECK(thread_count >= 1 && pd_thread_pool_size(pool) <= thread_count);
     PD_TRY(pd_isa_resolve(isa, &isa, err));
-    if (mode == PD_NUMERICS_FAST && !pd_onednn_available())
-        PD_FAIL(err, PD_UNSUPPORTED,
-                "numerics: fast needs oneDNN, which this build lacks; say numerics: invariant, or build with "
-                "-DPERDURE_ONEDNN=ON");
-    void *gemm_workspace = pd_arena_take(arena, PD_MEMORY_BUFFERS, gemm_workspace_bytes(mode, thread_count));
+    void *gemm_workspace = pd_arena_take(arena, PD_MEMORY_BUFFERS, pd_cpu_gemm_workspace_bytes(thread_count));
     void *workspace = pd_arena_take(arena, PD_MEMORY_BUFFERS, thread_count * PD_CPU_WORKSPACE_BYTES);
     if (pd_arena_is_dry(arena)) {
         *ret_math = NULL;
@@ -41,7 +28,7 @@ pd_status pd_math_cpu_new(struct pd_thread_pool *pool, unsigned thread_count, en
     }
     struct pd_math_cpu *cpu = calloc(1, sizeof *cpu);
     if (!cpu) PD_FAIL(err, PD_NO_MEMORY, "no memory for the CPU backend's table");
-    cpu->base = (struct pd_math){ops_of(isa), mode, isa, pool};
+    cpu->base = (struct pd_math){ops_of(isa), PD_NUMERICS_INVARIANT, isa, pool};
     cpu->threads = thread_count;
     cpu->workspace = workspace;
     cpu->gemm_workspace = gemm_workspace;
@@ -100,9 +87,6 @@ void pd_cpu_free_slot(struct pd_math *math)
 
 pd_status pd_cpu_gemm_slot(struct pd_math *math, const struct pd_gemm *gemm, struct pd_error *err)
 {
-    void *workspace = pd_math_cpu_of(math)->gemm_workspace;
-    if (math->mode == PD_NUMERICS_FAST && !gemm->a_format)
-        return pd_onednn_gemm(math->pool, math->isa, workspace, gemm, err);
-    pd_cpu_gemm(math->pool, math->isa, workspace, gemm);
+    pd_cpu_gemm(math->pool, math->isa, pd_math_cpu_of(math)->gemm_workspace, gemm);
     return PD_OK;
 }

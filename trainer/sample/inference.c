@@ -92,7 +92,7 @@ static pd_status take(struct pd_inference *s, struct pd_arena *arena, unsigned t
     s->compute = (char *)s->master;
     if (precision != PD_F32) s->compute = pd_arena_take(arena, PD_MEMORY_PARAMETERS, parameters * pd_dtype_bytes(precision));
     s->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, IO_BYTES);
-    PD_TRY(pd_math_cpu_new(s->pool, threads, s->config.numerics.mode, PD_ISA_AUTO, arena, &s->math, err));
+    PD_TRY(pd_math_cpu_new(s->pool, threads, PD_ISA_AUTO, arena, &s->math, err));
     return pd_transformer_new(s->model, s->math, &options, arena, &s->transformer, err);
 }
 

@@ -445,7 +445,8 @@ Test(config, layouts_that_nothing_admits)
 Test(config, eight_bits_and_no_type_of_gradients)
 {
     refused(MINIMAL, "numerics.gradient_type=bf16",
-            "numerics.gradient_type: it no longer exists, since gradients are added up in fp32 and travel as integers; leave it out");
+            "numerics.gradient_type: it no longer exists, since gradients are added up in fp32 and travel as integers; "
+            "leave it out");
     struct pd_config c = parse(MINIMAL "numerics: {linears: fp8}\n", NULL);
     cr_expect_eq(c.numerics.linears, PD_LINEARS_FP8);
     pd_config_deinit(&c);

@@ -339,8 +339,8 @@ Test(documents, directories_and_globs_stand_for_their_files_by_name)
                "file), d.zip (a zip archive), e.txt (empty), inner (a directory)");
     check_list(listed(test_dir, true), (const char *const[]){"B.txt", "a.jsonl", "b.txt", "c.bin", "star[1].txt", NULL},
                "left out: d.zip (a zip archive), e.txt (empty), inner (a directory)");
-    check_list(listed(test_path("*.*"), true), (const char *const[]){"B.txt", "a.jsonl", "b.txt", "c.bin", "star[1].txt", NULL},
-               "/e.txt (empty)");
+    check_list(listed(test_path("*.*"), true),
+               (const char *const[]){"B.txt", "a.jsonl", "b.txt", "c.bin", "star[1].txt", NULL}, "/e.txt (empty)");
     cr_expect_eq(pd_input_list_add(&(struct pd_input_list){0}, test_path("e*"), false, &err), PD_INVALID);
     cr_expect_not_null(strstr(err.message, "matches no file of text, JSON lines or tokens, but "), "%s", err.message);
     check_list(listed(test_path("[bB].txt"), false), (const char *const[]){"B.txt", "b.txt", NULL}, ": 2 files: ");

@@ -141,8 +141,7 @@ static pd_status fail_in_traffic(struct pd_comm *comm, void *context, struct pd_
     struct pd_math *math;
     struct pd_zero *zero;
     struct pd_memory_plan plan = {0};
-    struct pd_zero_options options = {
-        .micro_batches = comm->size, .lanes = comm->size, .tokens = 64, .compute = PD_F32};
+    struct pd_zero_options options = {.micro_batches = comm->size, .lanes = comm->size, .tokens = 64, .compute = PD_F32};
     struct pd_layout layout;
     struct pd_grid grid;
     pd_layout_init_dp(&layout, comm->size);
@@ -151,7 +150,7 @@ static pd_status fail_in_traffic(struct pd_comm *comm, void *context, struct pd_
     for (int i = 0; i < PD_MEMORY_CATEGORY_COUNT; i++)
         plan.bytes[i] = 64 << 20;
     PD_TRY(pd_arena_new(&plan, &arena, err));
-    PD_TRY(pd_math_cpu_new(NULL, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, &math, err));
+    PD_TRY(pd_math_cpu_new(NULL, 1, PD_ISA_AUTO, arena, &math, err));
     PD_TRY(pd_zero_new(model, &options, &grid, math, arena, &zero, err));
     pd_status st = PD_OK;
     for (int round = 0; !st && round < 50; round++) {

@@ -49,7 +49,7 @@ static void build(struct setup *s, struct pd_arena *arena, enum pd_recompute rec
                                                    .backward = true,
                                                    .partition = pd_partition_whole()};
     struct pd_error err;
-    cr_assert_eq(pd_math_cpu_new(s->pool, 2, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, &s->math, &err), PD_OK);
+    cr_assert_eq(pd_math_cpu_new(s->pool, 2, PD_ISA_AUTO, arena, &s->math, &err), PD_OK);
     cr_assert_eq(pd_transformer_new(s->model, s->math, &options, arena, &s->transformer, &err), PD_OK);
 }
 

@@ -43,8 +43,8 @@ static void configure(struct pd_config *c, const struct numerics *n, const struc
              "layout: {dp: %u, tp: %u, pp: %u, sp: %u, interleave: %u, zero_stage: %u, zero_shard: %u, "
              "recompute: %s, recompute_layers: %s, order: %s, exchange: %s}\n",
              STEPS, n->model, LAYERS, data_path(), 2 * MICRO_BATCHES, n->precision, n->virtual_tp, n->virtual_sp,
-             lanes_of(n), l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard,
-             l->recompute, layers, l->order, l->exchange);
+             lanes_of(n), l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, l->recompute, layers,
+             l->order, l->exchange);
     snprintf(more, sizeof more, "%s", n->more ? n->more : "run.log_every=1");
     const char *overrides[] = {more};
     cr_assert_eq(pd_config_parse("test", yaml, overrides, 1, c, &err), PD_OK, "%s", err.message);
@@ -75,8 +75,8 @@ static struct choice choice_of(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t s
 
 static void describe(const struct numerics *n, const struct choice *l, char *ret_text, size_t room)
 {
-    snprintf(ret_text, room, "%s: dp %u tp %u pp %u sp %u interleave %u, ZeRO-%u over %u, recompute %s (%u), %s, by %s", n->name,
-             l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, l->recompute, l->layers,
+    snprintf(ret_text, room, "%s: dp %u tp %u pp %u sp %u interleave %u, ZeRO-%u over %u, recompute %s (%u), %s, by %s",
+             n->name, l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, l->recompute, l->layers,
              l->order, l->exchange);
 }
 
@@ -131,7 +131,8 @@ static void check_numerics(const struct numerics *n)
             for (uint32_t pp = 1; pp <= LAYERS; pp++)
                 for (uint32_t dp = 1; dp <= lanes_of(n) && dp * tp * pp * sp <= WORLD_MAX; dp++)
                     for (uint32_t turn = 0; turn < turns; turn++, tried++)
-                        if (all || tried % 6 == (n->offset + day) % 6) check(n, &one, dp, tp, pp, sp, all ? tried : tried / 3);
+                        if (all || tried % 6 == (n->offset + day) % 6)
+                            check(n, &one, dp, tp, pp, sp, all ? tried : tried / 3);
 }
 
 #define LLAMA "family: llama, heads: 6, kv_heads: 3, head_size: 8, tie_embeddings: false"

@@ -27,12 +27,12 @@ TEST_INLINE struct fixture fixture_new(enum pd_isa isa, unsigned threads)
     cr_assert_eq(pd_thread_pool_new(threads, &f.pool, &err), PD_OK);
     cr_assert_eq(pd_arena_new_dry(&dry, &err), PD_OK);
     struct pd_math *none = NULL;
-    cr_assert_eq(pd_math_cpu_new(f.pool, threads, PD_NUMERICS_INVARIANT, isa, dry, &none, &err), PD_OK);
+    cr_assert_eq(pd_math_cpu_new(f.pool, threads, isa, dry, &none, &err), PD_OK);
     cr_assert_null(none, "a dry arena gives no backend");
     pd_arena_usage(dry, &plan);
     pd_arena_free(dry);
     cr_assert_eq(pd_arena_new(&plan, &f.arena, &err), PD_OK);
-    cr_assert_eq(pd_math_cpu_new(f.pool, threads, PD_NUMERICS_INVARIANT, isa, f.arena, &f.math, &err), PD_OK);
+    cr_assert_eq(pd_math_cpu_new(f.pool, threads, isa, f.arena, &f.math, &err), PD_OK);
     return f;
 }
 

@@ -48,11 +48,11 @@ static void make_math(struct side *s)
     struct pd_arena *dry;
     struct pd_memory_plan plan;
     cr_assert_eq(pd_arena_new_dry(&dry, NULL), PD_OK);
-    cr_assert_eq(pd_math_cpu_new(s->pool, THREADS, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, dry, &s->cpu, NULL), PD_OK);
+    cr_assert_eq(pd_math_cpu_new(s->pool, THREADS, PD_ISA_AUTO, dry, &s->cpu, NULL), PD_OK);
     pd_arena_usage(dry, &plan);
     pd_arena_free(dry);
     cr_assert_eq(pd_arena_new(&plan, &s->math_arena, NULL), PD_OK);
-    cr_assert_eq(pd_math_cpu_new(s->pool, THREADS, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, s->math_arena, &s->cpu, NULL), PD_OK);
+    cr_assert_eq(pd_math_cpu_new(s->pool, THREADS, PD_ISA_AUTO, s->math_arena, &s->cpu, NULL), PD_OK);
     s->math = s->on_device ? device_math_init(&s->far, s->cpu, &memory_of_device) : s->cpu;
 }
 

@@ -104,7 +104,7 @@ static void count_operations(struct pd_math *math)
 static void recipe(struct stage *g, const struct setup *s, const struct pd_transformer_options *options)
 {
     struct pd_error err;
-    cr_assert_eq(pd_math_cpu_new(s->pool, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, g->arena, &g->math, &err), PD_OK);
+    cr_assert_eq(pd_math_cpu_new(s->pool, 1, PD_ISA_AUTO, g->arena, &g->math, &err), PD_OK);
     cr_assert_eq(pd_transformer_new(s->model, g->math, options, g->arena, &g->transformer, &err), PD_OK);
 }
 

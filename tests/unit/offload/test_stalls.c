@@ -1,6 +1,6 @@
 /* How long a rank stood still: on a device that is late, where the host goes on at once, and on the host. */
-#include "tests/helpers/late_device.h"
 #include "offload/stalls.h"
+#include "tests/helpers/late_device.h"
 
 #include <criterion/criterion.h>
 

@@ -178,8 +178,8 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     return st;
 }
 
-static pd_status run(uint32_t pp, uint32_t interleave, bool forward_only, uint32_t fail_rank,
-                     bool is_on_device, struct pd_error *err)
+static pd_status run(uint32_t pp, uint32_t interleave, bool forward_only, uint32_t fail_rank, bool is_on_device,
+                     struct pd_error *err)
 {
     struct job job = {.fail_rank = fail_rank, .is_on_device = is_on_device};
     pd_layout_init_dp(&job.layout, 1);
@@ -204,8 +204,8 @@ Test(pipeline, everything_arrives)
     for (uint32_t pp = 2; pp <= 6; pp++)
         for (uint32_t interleave = 1; interleave <= 3; interleave++)
             for (int forward_only = 0; forward_only < 2; forward_only++)
-                cr_assert_eq(run(pp, interleave, forward_only, UINT32_MAX, false, &err), PD_OK, "pp %u interleave %u %d: %s", pp,
-                             interleave, forward_only, err.message);
+                cr_assert_eq(run(pp, interleave, forward_only, UINT32_MAX, false, &err), PD_OK, "pp %u interleave %u %d: %s",
+                             pp, interleave, forward_only, err.message);
 }
 
 /* On a device a pending receive may keep the driver from loading what the first passes launch. */
@@ -214,8 +214,8 @@ Test(pipeline, first_passes_on_a_device_expect_nothing_ahead)
     struct pd_error err;
     for (uint32_t pp = 2; pp <= 5; pp++)
         for (uint32_t interleave = 1; interleave <= 3; interleave++)
-            cr_assert_eq(run(pp, interleave, false, UINT32_MAX, true, &err), PD_OK, "pp %u interleave %u: %s", pp, interleave,
-                         err.message);
+            cr_assert_eq(run(pp, interleave, false, UINT32_MAX, true, &err), PD_OK, "pp %u interleave %u: %s", pp,
+                         interleave, err.message);
 }
 
 Test(pipeline, a_rank_that_gives_up_lets_the_others_go)

@@ -16,8 +16,8 @@ struct pipeline {
 static void make(struct pipeline *p, uint32_t pp, uint32_t interleave, uint32_t slots, bool forward_only)
 {
     struct pd_error err;
-    p->options = (struct pd_schedule_options){
-        .pp = pp, .interleave = interleave, .slots = slots, .forward_only = forward_only};
+    p->options =
+        (struct pd_schedule_options){.pp = pp, .interleave = interleave, .slots = slots, .forward_only = forward_only};
     for (uint32_t r = 0; r < pp; r++) {
         struct pd_schedule_options o = p->options;
         o.pp_rank = r;
@@ -161,8 +161,8 @@ static void check_bubble(const struct pipeline *p)
         double busy = o->slots * o->interleave * (costs[i][0] + costs[i][1]);
         double span = simulate(p, costs[i][0], costs[i][1]), bubble = (span - busy) / span;
         double theory = pd_schedule_bubble(o->pp, o->interleave, o->slots);
-        cr_assert_float_eq(bubble, theory, 1e-9, "pp %u interleave %u slots %u costs %g %g: bubble %g, theory %g",
-                           o->pp, o->interleave, o->slots, costs[i][0], costs[i][1], bubble, theory);
+        cr_assert_float_eq(bubble, theory, 1e-9, "pp %u interleave %u slots %u costs %g %g: bubble %g, theory %g", o->pp,
+                           o->interleave, o->slots, costs[i][0], costs[i][1], bubble, theory);
     }
 }
 

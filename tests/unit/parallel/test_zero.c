@@ -138,8 +138,8 @@ static int64_t terms_of_set(const struct job *job, bool is_head, uint32_t tensor
         for (uint32_t piece = 0; piece < pieces_of(job); piece++)
             sum += term_of(part_of(m, piece, is_head, tensor, element));
     for (uint64_t lane = 0; lane < o->lanes && pieces_of(job) == 1; lane++)
-        sum += term_of(lane_of(lane * o->micro_batches / o->lanes, (lane + 1) * o->micro_batches / o->lanes, is_head,
-                               tensor, element));
+        sum += term_of(
+            lane_of(lane * o->micro_batches / o->lanes, (lane + 1) * o->micro_batches / o->lanes, is_head, tensor, element));
     return sum;
 }
 
@@ -498,9 +498,9 @@ static void try(struct pd_layout layout, uint32_t turn)
                       NULL};
     if (turn % 5 == 0) job.far = far_world_new(pd_layout_world(&layout));
     pd_status st = pd_comm_run_local(pd_layout_world(&layout), 1, run_rank, &job, &err);
-    cr_assert_eq(st, PD_OK, "dp %u tp %u (of %u) pp %u sp %u (of %u), ZeRO-%u over %u, %u lanes, turn %u: %s",
-                 layout.dp, layout.tp, layout.virtual_tp, layout.pp, layout.sp, layout.virtual_sp, layout.zero_stage, layout.zero_shard, lanes, turn,
-                 err.message);
+    cr_assert_eq(st, PD_OK, "dp %u tp %u (of %u) pp %u sp %u (of %u), ZeRO-%u over %u, %u lanes, turn %u: %s", layout.dp,
+                 layout.tp, layout.virtual_tp, layout.pp, layout.sp, layout.virtual_sp, layout.zero_stage, layout.zero_shard,
+                 lanes, turn, err.message);
     if (job.far) far_world_free(job.far, pd_layout_world(&layout));
     pd_model_free(model);
 }

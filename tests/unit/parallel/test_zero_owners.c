@@ -15,7 +15,8 @@ struct job {
 
 static pd_status in_zero(const struct job *job, const struct pd_grid *grid, struct pd_math *math, struct pd_error *err)
 {
-    const struct pd_zero_options options = {.micro_batches = job->layout.dp, .lanes = job->layout.dp, .tokens = 64, .compute = PD_F32};
+    const struct pd_zero_options options = {
+        .micro_batches = job->layout.dp, .lanes = job->layout.dp, .tokens = 64, .compute = PD_F32};
     struct pd_memory_plan plan;
     struct pd_arena *arena;
     struct pd_zero *zero;
@@ -44,7 +45,7 @@ static pd_status on_a_rank(struct pd_comm *comm, void *context, struct pd_error 
     const struct pd_memory_plan plan = {.bytes = {[PD_MEMORY_BUFFERS] = 64 << 20}};
     PD_TRY(pd_grid_init(&job->layout, comm->rank, comm, &grid, err));
     PD_TRY(pd_arena_new(&plan, &workspace, err));
-    PD_TRY(pd_math_cpu_new(NULL, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, workspace, &math, err));
+    PD_TRY(pd_math_cpu_new(NULL, 1, PD_ISA_AUTO, workspace, &math, err));
     const pd_status st = in_zero(job, &grid, math, err);
     pd_math_free(math);
     pd_arena_free(workspace);
@@ -150,7 +151,8 @@ static pd_status out_of_range(struct pd_zero *zero, struct pd_error *err)
         PD_TRY(pd_zero_read_marks(zero, err));
         const uint32_t first = pd_zero_held(zero)->boxes[pd_zero_held(zero)->first_box[1]].tensor;
         const uint32_t tensor = first / 9 * 9 + 1 + TENSOR, found = pd_zero_overflow(zero);
-        if (found != (turn == 1 ? UINT32_MAX : tensor)) PD_FAIL(err, PD_BUG, "turn %d: tensor %u, not %u", turn, found, tensor);
+        if (found != (turn == 1 ? UINT32_MAX : tensor))
+            PD_FAIL(err, PD_BUG, "turn %d: tensor %u, not %u", turn, found, tensor);
     }
     return PD_OK;
 }
