@@ -212,7 +212,7 @@ expect("train-on-other-tokens", ["train", small, "run.dir=others", "init.from=wi
 
 # ---- show, stats, diff of any format ----
 expect("show-foreign", ["ckpt", "show", "hf"], 0,
-       re.compile(r"^hf: safetensors, \d+ tensors in 1 file, .*\nwith config.json, .*\nwith generation_config.json, .*\nTENSOR "))
+       re.compile(r"^hf: safetensors, \d+ tensors in 1 file, .*\nmodel: llama, 86,336 parameters, 2 blocks, .* vocabulary 256, context 32\ntypes: 20 of fp32\nwith config.json, .*\nwith generation_config.json, .*\nTENSOR "))
 text = expect("show-foreign-json", ["ckpt", "show", "dcp", "--json"], 0, ANY)
 if text:
     shown = json.loads(text)

@@ -305,6 +305,17 @@ pd_status pd_ckpt_foreign_check_tied(const struct pd_ckpt_foreign *f, const stru
     return st;
 }
 
+/* Bytes of a name that many fields share, which get one line; 0: it is none of such. */
+static size_t group_of(const char *unmapped)
+{
+    static const char *const groups[] = {"param_groups", "__metadata__"};
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
+        const char *at = strstr(unmapped, groups[i]);
+        if (at && at[strlen(groups[i])] == '.') return (size_t)(at - unmapped) + strlen(groups[i]);
+    }
+    return 0;
+}
+
 pd_status pd_ckpt_foreign_list_beyond(const struct pd_ckpt_foreign *f, const struct pd_model *model,
                                       const struct pd_links *links, bool with_moments, const char *verb,
                                       struct pd_error *err)
@@ -316,8 +327,16 @@ pd_status pd_ckpt_foreign_list_beyond(const struct pd_ckpt_foreign *f, const str
     for (uint32_t t = 0; t < c->tensor_count; t++)
         if (is_beyond[t] && (with_moments || c->tensors[t].kind == PD_PARAM))
             fprintf(stderr, "%s: %s of tensor %s\n", verb, pd_kind_name(c->tensors[t].kind), c->tensors[t].name);
-    for (uint32_t i = 0; i < c->unmapped_count; i++)
-        fprintf(stderr, "%s: %s\n", verb, c->unmapped[i]);
+    for (uint32_t i = 0; i < c->unmapped_count; i++) {
+        uint32_t same = 0, before = 0;
+        const size_t bytes = group_of(c->unmapped[i]);
+        for (uint32_t k = 0; bytes && k < c->unmapped_count; k++)
+            if (group_of(c->unmapped[k]) == bytes && !memcmp(c->unmapped[k], c->unmapped[i], bytes)) same++, before += k < i;
+        if (same < 2)
+            fprintf(stderr, "%s: %s\n", verb, c->unmapped[i]);
+        else if (!before)
+            fprintf(stderr, "%s: %u fields of %.*s\n", verb, same, (int)bytes, c->unmapped[i]);
+    }
     free(is_beyond);
     return PD_OK;
 }

@@ -7,7 +7,9 @@
 #include "tools/commands/ckpt_foreign.h"
 #include "tools/commands/progress.h"
 #include "tools/output.h"
+#include "trainer/model/family.h"
 #include "trainer/model/links.h"
+#include "trainer/tokenizer/tokenizer.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -34,6 +36,39 @@ static uint64_t file_bytes(const struct pd_catalog *c)
     return bytes;
 }
 
+/* Architecture, parameters, context, types and tokenizer, as far as the files say them. */
+static void show_model(const struct pd_ckpt_foreign *f)
+{
+    const struct pd_catalog *c = &f->catalog;
+    struct pd_model *model = NULL;
+    struct pd_error why = {0};
+    struct pd_tokenizer *tokenizer = NULL;
+    const pd_status st = pd_ckpt_foreign_model(f, &model, &why);
+    if (!st) {
+        const struct pd_model_config *m = &model->config;
+        printf("model: %s, %s parameters, %u blocks, hidden %u, %u heads (%u of keys), vocabulary %u, context %u\n",
+               pd_family_properties(m->family)->name, pd_text_count(model->parameter_count).text, m->layers, m->hidden,
+               m->heads, m->kv_heads, m->vocab, m->context);
+    } else if (st != PD_NOT_FOUND) {
+        printf("model: not one that perdure computes: %s\n", why.message);
+    }
+    pd_model_free(model);
+    printf("types:");
+    for (int e = 0, shown = 0; e < PD_ELEMENT_COUNT; e++) {
+        uint32_t count = 0;
+        for (uint32_t t = 0; t < c->tensor_count; t++)
+            count += c->tensors[t].element == (enum pd_element)e;
+        if (count) printf("%s %u of %s", shown++ ? "," : "", count, pd_elements[e].name);
+    }
+    putchar('\n');
+    if (pd_ckpt_foreign_open_tokenizer(c, &tokenizer, &why))
+        printf("tokenizer: one that perdure does not read: %s\n", why.message);
+    else if (tokenizer)
+        printf("tokenizer: %u tokens, digest %s\n", pd_tokenizer_vocab(tokenizer),
+               pd_text_hex(pd_tokenizer_digest(tokenizer)).text);
+    pd_tokenizer_free(tokenizer);
+}
+
 static pd_status show_text(const struct pd_ckpt_foreign *f, struct pd_error *err)
 {
     static const char *const headings[] = {"TENSOR", "KIND", "TYPE", "SHAPE"};
@@ -41,11 +76,10 @@ static pd_status show_text(const struct pd_ckpt_foreign *f, struct pd_error *err
     struct pd_table table;
     printf("%s: %s, %s in %s, %s\n", f->path, f->format->name, pd_counted(c->tensor_count, "tensor").text,
            pd_counted(c->file_count, "file").text, pd_text_bytes(file_bytes(c)).text);
+    show_model(f);
     if (c->counters.has_step) printf("step %" PRIu64 "\n", c->counters.step);
     for (uint32_t i = 0; i < c->text_count; i++)
         printf("with %s, %s\n", c->texts[i].name, pd_text_bytes(c->texts[i].bytes).text);
-    const uint64_t digest = pd_ckpt_foreign_tokenizer(c);
-    if (digest) printf("tokenizer %s\n", pd_text_hex(digest).text);
     for (uint32_t i = 0; i < c->unmapped_count; i++)
         printf("without a place in a checkpoint of ours: %s\n", c->unmapped[i]);
     pd_table_init(&table, headings, 4);

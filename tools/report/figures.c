@@ -351,11 +351,11 @@ static uint64_t lane_of(struct making *m, const struct pd_history *h, struct pd_
         const struct pd_history_start *s = &h->starts[i];
         const struct span t = span_of(h, s);
         const uint64_t before = used;
-        number += s->exit_code > 0;
+        number += pd_history_failed(s);
         used = add_segment(out, used, s->begun - zero, t.first - zero, PD_LANE_OPENING);
         if (s->rows) used = add_segment(out, used, t.first - zero, t.until - zero, PD_LANE_TRAINING);
         if (s->rows && s->lost_steps) used = add_segment(out, used, t.until - zero, t.last - zero, PD_LANE_LOST);
-        if (used > before && s->exit_code > 0) out[used - 1].number = number;
+        if (used > before && pd_history_failed(s)) out[used - 1].number = number;
         m->f->lanes_end = fmax(m->f->lanes_end, t.finish - zero);
     }
     return used;

@@ -89,11 +89,13 @@ void pd_history_close(struct pd_history *history);
 
 /* Seconds by what they went into; they add up to `whole`. */
 struct pd_history_life {
-    double begun, ended, whole; /* from the first start to the last sign of life */
-    double useful, lost, saving, opening, down, other;
-    double goodput; /* useful / whole */
+    double begun, ended, whole;                              /* from the first start to the last sign of life */
+    double useful, lost, saving, opening, down, idle, other; /* idle: between launches, when nobody ran it */
+    double goodput;                                          /* useful / (whole - idle) */
     uint64_t failures, lost_steps;
 };
+/* It ended badly. One that was asked to leave, has saved and said so did not. */
+bool pd_history_failed(const struct pd_history_start *start);
 void pd_history_life(const struct pd_history *history, struct pd_history_life *ret_life);
 
 /* "2026-11-23 13:19:33", or "–": no time, or none that a calendar has. */

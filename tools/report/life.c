@@ -36,8 +36,15 @@ static void settle(struct pd_history_life *life)
 {
     life->saving = fmin(life->saving, life->useful);
     life->useful -= life->saving;
-    life->other = fmax(life->whole - life->useful - life->lost - life->saving - life->opening - life->down, 0);
-    life->goodput = life->whole > 0 ? life->useful / life->whole : NAN;
+    life->other = fmax(life->whole - life->useful - life->lost - life->saving - life->opening - life->down - life->idle, 0);
+    life->goodput = life->whole > life->idle ? life->useful / (life->whole - life->idle) : NAN;
+}
+
+#define PREEMPTED 75 /* exit code */
+
+bool pd_history_failed(const struct pd_history_start *s)
+{
+    return s->exit_code > 0 && !(s->exit_code == PREEMPTED && s->left_step);
 }
 
 void pd_history_life(const struct pd_history *h, struct pd_history_life *ret_life)
@@ -48,12 +55,12 @@ void pd_history_life(const struct pd_history *h, struct pd_history_life *ret_lif
         const double first =
             s->rows ? h->columns[PD_COLUMN_TIME][s->first_row] - h->columns[PD_COLUMN_SECONDS][s->first_row] : end_of(h, s);
         if (isnan(life.begun)) life.begun = s->begun;
-        if (!isnan(life.ended) && s->begun > life.ended) life.down += s->begun - life.ended;
+        if (!isnan(life.ended) && s->begun > life.ended) *(s[-1].is_over ? &life.idle : &life.down) += s->begun - life.ended;
         if (first > s->begun) life.opening += first - s->begun;
         add_rows(h, s, &life);
         life.ended = end_of(h, s);
         life.lost_steps += s->lost_steps;
-        life.failures += s->exit_code > 0 && s->cause[0];
+        life.failures += pd_history_failed(s) && s->cause[0];
     }
     life.whole = life.ended > life.begun ? life.ended - life.begun : 0;
     settle(&life);

@@ -34,7 +34,7 @@ static void add_life(struct pd_json_writer *w, const struct pd_history_life *l)
 {
     pd_json_object_begin(w, "seconds");
     PD_JSON_DOUBLES(w, {"whole", l->whole}, {"useful", l->useful}, {"lost", l->lost}, {"saving", l->saving},
-                    {"opening", l->opening}, {"down", l->down}, {"other", l->other});
+                    {"opening", l->opening}, {"down", l->down}, {"idle", l->idle}, {"other", l->other});
     pd_json_object_end(w);
     pd_json_measured(w, "goodput", l->goodput);
     pd_json_u64(w, "failures", l->failures);

@@ -109,6 +109,8 @@ struct pd_quantity_text pd_quantity_text(enum pd_quantity quantity, double value
                           (fabs(number) >= 1000 && fabs(number) < 1e6);
     if (isnan(value))
         snprintf(t.text, sizeof t.text, "–");
+    else if (quantity == PD_QUANTITY_SHARE && value > 0 && value < 1e-4)
+        snprintf(t.text, sizeof t.text, "under 0.01 %%");
     else
         snprintf(t.text, sizeof t.text, is_whole ? "%.0f%s%s" : "%.3g%s%s", number, *unit.name ? " " : "", unit.name);
     return t;

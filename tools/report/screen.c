@@ -166,7 +166,7 @@ static void add_state(struct screen *s)
     if (last) pd_figures_layout(last, layout, sizeof layout);
     label(s, "state");
     if (w->state == PD_WATCH_ENDED)
-        say(s, last->exit_code ? RED : GREEN, last->exit_code ? "ended with exit code %d" : "done", last->exit_code);
+        say(s, pd_history_failed(last) ? RED : GREEN, last->exit_code ? "ended with exit code %d" : "done", last->exit_code);
     else
         put(s, colours[w->state], pd_watch_states[w->state]);
     if (layout[0]) say(s, PLAIN, "; %s", layout);

@@ -10,30 +10,32 @@
     ".mark{stroke-width:1;stroke-dasharray:2 2}[class^=a]{stroke:none;fill-opacity:.55}.axis{stroke-dasharray:none}"
 
 #define COLOUR(NUMBER, RGB) ".l" #NUMBER "{stroke:" RGB "}.p" #NUMBER ",.a" #NUMBER "{fill:" RGB ";stroke:none}"
-#define LIGHT                                                                                    \
-    COLOUR(0, "#0072b2")                                                                         \
-    COLOUR(1, "#d55e00")                                                                         \
-    COLOUR(2, "#009e73")                                                                         \
-    COLOUR(3, "#aa4499")                                                                         \
-    COLOUR(4, "#b8860b")                                                                         \
-    COLOUR(5, "#56b4e9")                                                                         \
-    COLOUR(6, "#444")                                                                            \
-    COLOUR(7, "#999") "text{fill:#222}.unit,.note,.e,.m,.b{fill:#555}"                           \
-                      ".grid{stroke:#e3e3e3}.axis{stroke:#777}.mark{stroke:#888}.opening{fill:#" \
-                      "b8860b}.training{fill:#0072b2}"                                           \
-                      ".lost{fill:#d55e00}.down{fill:#ececec}"
-#define DARK                                                                                     \
-    COLOUR(0, "#5ab4f0")                                                                         \
-    COLOUR(1, "#ff8c42")                                                                         \
-    COLOUR(2, "#3fd0a4")                                                                         \
-    COLOUR(3, "#e39bd0")                                                                         \
-    COLOUR(4, "#e6b93c")                                                                         \
-    COLOUR(5, "#2f78b8")                                                                         \
-    COLOUR(6, "#ddd")                                                                            \
-    COLOUR(7, "#8a8a8a") "text{fill:#e8e8e8}.unit,.note,.e,.m,.b{fill:#b4b4b4}"                  \
-                         ".grid{stroke:#333}.axis{stroke:#999}.mark{stroke:#999}.opening{fill:#" \
-                         "e6b93c}.training{fill:#2f78b8}"                                        \
-                         ".lost{fill:#ff8c42}.down{fill:#2a2a2a}"
+#define LIGHT                                                                  \
+    COLOUR(0, "#0072b2")                                                       \
+    COLOUR(1, "#d55e00")                                                       \
+    COLOUR(2, "#009e73")                                                       \
+    COLOUR(3, "#aa4499")                                                       \
+    COLOUR(4, "#b8860b")                                                       \
+    COLOUR(5, "#56b4e9")                                                       \
+    COLOUR(6, "#444")                                                          \
+    COLOUR(7, "#999")                                                          \
+    "text{fill:#222}.unit,.note,.e,.m,.b{fill:#555}"                           \
+    ".grid{stroke:#e3e3e3}.axis{stroke:#777}.mark{stroke:#888}.opening{fill:#" \
+    "b8860b}.training{fill:#0072b2}"                                           \
+    ".lost{fill:#d55e00}.down{fill:#ececec}"
+#define DARK                                                                \
+    COLOUR(0, "#5ab4f0")                                                    \
+    COLOUR(1, "#ff8c42")                                                    \
+    COLOUR(2, "#3fd0a4")                                                    \
+    COLOUR(3, "#e39bd0")                                                    \
+    COLOUR(4, "#e6b93c")                                                    \
+    COLOUR(5, "#2f78b8")                                                    \
+    COLOUR(6, "#ddd")                                                       \
+    COLOUR(7, "#8a8a8a")                                                    \
+    "text{fill:#e8e8e8}.unit,.note,.e,.m,.b{fill:#b4b4b4}"                  \
+    ".grid{stroke:#333}.axis{stroke:#999}.mark{stroke:#999}.opening{fill:#" \
+    "e6b93c}.training{fill:#2f78b8}"                                        \
+    ".lost{fill:#ff8c42}.down{fill:#2a2a2a}"
 
 const char pd_style_picture[] = SHAPES LIGHT;
 

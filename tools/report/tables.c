@@ -130,7 +130,8 @@ static void cards(FILE *out, const struct pd_report_run *run)
     loss_card(out, h);
     snprintf(more, sizeof more, "median; %s of bare products", pd_quantity_text(PD_QUANTITY_SHARE, share).text);
     card(out, "tokens a second", pd_quantity_text(PD_QUANTITY_COUNT, speed).text, more);
-    snprintf(more, sizeof more, "of %s went into steps that count", pd_quantity_text(PD_QUANTITY_SECONDS, life->whole).text);
+    snprintf(more, sizeof more, "of %s went into steps that count",
+             pd_quantity_text(PD_QUANTITY_SECONDS, life->whole - life->idle).text);
     card(out, "goodput", pd_quantity_text(PD_QUANTITY_SHARE, life->goodput).text, more);
     snprintf(failures, sizeof failures, "%s", pd_counted(life->failures, "failure").text);
     snprintf(more, sizeof more, "%s computed again", pd_counted(life->lost_steps, "step").text);
@@ -198,6 +199,8 @@ static void start_row(FILE *out, const struct pd_history *h, uint64_t i, uint32_
         snprintf(words, sizeof words,
                  i + 1 == h->start_count ? "no end is known: it is running, or its launcher was killed"
                                          : "no word: its launcher was killed");
+    else if (!pd_history_failed(s))
+        snprintf(words, sizeof words, "left when asked to, with step %" PRIu64 " saved", s->left_step);
     else
         snprintf(words, sizeof words, "%u: %s", failure, s->cause);
     fprintf(out, "<tr><td class=\"r\">%" PRIu64 "</td>", i + 1);
@@ -221,7 +224,7 @@ static void starts(FILE *out, const struct pd_history *h)
     begin_table(
         out, (const char *const[]){">start", "at", "layout", ">from step", ">to step", ">lost", ">time", "ended by", NULL});
     for (uint64_t i = 0; i < h->start_count; i++) {
-        failures += h->starts[i].exit_code > 0;
+        failures += pd_history_failed(&h->starts[i]);
         if (i == ROWS_MAX / 2 && h->start_count > ROWS_MAX)
             fprintf(out, "<tr><td></td><td colspan=\"7\">… %" PRIu64 " more</td></tr>\n", h->start_count - ROWS_MAX);
         if (i < ROWS_MAX / 2 || i + ROWS_MAX / 2 >= h->start_count) start_row(out, h, i, failures);
@@ -234,9 +237,13 @@ static void life(FILE *out, const struct pd_history_life *l)
     const struct {
         const char *name;
         double seconds;
-    } parts[] = {{"steps that count", l->useful},  {"steps computed again", l->lost},
-                 {"waiting for saves", l->saving}, {"starting and loading", l->opening},
-                 {"between starts", l->down},      {"validation, ends and the rest", l->other}};
+    } parts[] = {{"steps that count", l->useful},
+                 {"steps computed again", l->lost},
+                 {"waiting for saves", l->saving},
+                 {"starting and loading", l->opening},
+                 {"between starts", l->down},
+                 {"between launches, when nobody ran", l->idle},
+                 {"validation, ends and the rest", l->other}};
     begin_table(out, (const char *const[]){"time went into", ">time", ">share", NULL});
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         fputs("<tr>", out);
@@ -300,8 +307,8 @@ static void layouts(FILE *out, const struct pd_history *h)
 static void tiers(FILE *out, const struct pd_report_run *run)
 {
     const struct pd_history *h = &run->history;
-    begin_table(out, (const char *const[]){"tier", ">saves", ">each", ">longest", ">checkpoints", ">bytes there", ">newest step",
-                                           ">failures in a row", ">steps given up", "", NULL});
+    begin_table(out, (const char *const[]){"tier", ">saves", ">each", ">longest", ">checkpoints", ">bytes there",
+                                           ">newest step", ">failures in a row", ">steps given up", "", NULL});
     for (uint32_t i = 0; i < h->tier_count; i++) {
         const struct pd_history_tier *t = &h->tiers[i];
         uint64_t count = 0, bytes = 0, newest = t->newest;

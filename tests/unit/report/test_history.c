@@ -68,6 +68,29 @@ static void write_run(void)
     append("events.jsonl", "{\"event\":\"end\",\"time\":113,\"exit_code\":0,\"cause\":\"\",\"restarts\":false}\n");
 }
 
+/* A launch that was asked to leave, and another an hour later: nobody failed, and nobody ran in between. */
+Test(history, leaving_is_no_failure_and_the_hour_is_idle, .init = make_folder, .fini = remove_folder)
+{
+    struct pd_history h;
+    struct pd_history_life life;
+    append("events.jsonl", "{\"event\":\"start\",\"time\":100,\"ranks\":1,\"from_step\":0}\n"
+                           "{\"event\":\"open\",\"time\":101,\"fence\":1,\"step\":0,\"ranks\":1}\n");
+    add_row(1, 1, 102, 1);
+    append("events.jsonl",
+           "{\"event\":\"leave\",\"step\":1}\n"
+           "{\"event\":\"end\",\"time\":103,\"exit_code\":75,\"cause\":\"asked to leave\",\"restarts\":false}\n"
+           "{\"event\":\"start\",\"time\":3703,\"ranks\":1,\"from_step\":1}\n"
+           "{\"event\":\"open\",\"time\":3704,\"fence\":2,\"step\":1,\"ranks\":1}\n");
+    add_row(2, 2, 3705, 1);
+    append("events.jsonl", "{\"event\":\"end\",\"time\":3706,\"exit_code\":0,\"cause\":\"\",\"restarts\":false}\n");
+    open_history(&h);
+    pd_history_life(&h, &life);
+    cr_assert_eq(life.failures, 0);
+    cr_assert_float_eq(life.idle, 3600, 1e-9);
+    cr_assert_float_eq(life.goodput, 2.0 / 6, 1e-9);
+    pd_history_close(&h);
+}
+
 Test(history, a_restart_and_what_it_computed_again, .init = make_folder, .fini = remove_folder)
 {
     struct pd_history h;

@@ -71,10 +71,11 @@ Test(scale, numbers_for_people)
         enum pd_quantity quantity;
         double value;
         const char *text;
-    } all[] = {{PD_QUANTITY_COUNT, 122900, "123 k"},       {PD_QUANTITY_COUNT, 58, "58"},
-               {PD_QUANTITY_BYTES, 1224 << 10, "1.2 MiB"}, {PD_QUANTITY_BYTES, 0, "0 B"},
-               {PD_QUANTITY_SECONDS, 1.259, "1.26 s"},     {PD_QUANTITY_SECONDS, 5400, "1.5 h"},
-               {PD_QUANTITY_SHARE, 0.7359, "73.6 %"},      {PD_QUANTITY_NUMBER, NAN, "–"}};
+    } all[] = {{PD_QUANTITY_COUNT, 122900, "123 k"},        {PD_QUANTITY_COUNT, 58, "58"},
+               {PD_QUANTITY_BYTES, 1224 << 10, "1.2 MiB"},  {PD_QUANTITY_BYTES, 0, "0 B"},
+               {PD_QUANTITY_SECONDS, 1.259, "1.26 s"},      {PD_QUANTITY_SECONDS, 5400, "1.5 h"},
+               {PD_QUANTITY_SHARE, 0.7359, "73.6 %"},       {PD_QUANTITY_NUMBER, NAN, "–"},
+               {PD_QUANTITY_SHARE, 7.82e-9, "under 0.01 %"}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         cr_assert_str_eq(pd_quantity_text(all[i].quantity, all[i].value).text, all[i].text);
 }
