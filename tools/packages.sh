@@ -8,8 +8,7 @@ build="gcc g++ make cmake ninja-build pkg-config libhdf5-dev liburing-dev libope
   libxxhash-dev libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev libdnnl-dev libcriterion-dev"
 run="openmpi-bin hdf5-tools"
 text="bible-kjv bible-kjv-text"
-# librsvg2-2: pictures of `perdure report`, which go without where it is absent
-test="clang-format python3 python3-venv procps slurm-wlm munge librsvg2-2"
+test="clang-format python3 python3-venv procps slurm-wlm munge"
 coverage="gcovr"
 
 missing=()

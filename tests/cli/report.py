@@ -248,8 +248,7 @@ def refused(folder, run):
                                    ([folder], 78, "neither metrics.jsonl nor events.jsonl"),
                                    ([run, "-o", os.path.join(folder, "no", "way.html")], 78, "No such file or directory; name another file with -o FILE"),
                                    ([run] * 9, 64, f'"{run}" is one path too many: at most 8;'),
-                                   ([run, "--json", "-o", "-"], 64, "--json and --output=- both write to stdout"),
-                                   ([run, "--png=-"], 64, "a picture goes into a file")):
+                                   ([run, "--json", "-o", "-"], 64, "--json and --output=- both write to stdout")):
         result = report(arguments, code)
         check(words in result.stderr, f"report {arguments} says {result.stderr}")
     check("several, up to 8," in " ".join(report(["--help"]).stdout.split()), "--help says how many runs there may be")
@@ -260,18 +259,6 @@ def large(folder):
     synthetic_run.write(run, 100000, 3)
     report([run, "-o", path])
     check(os.path.getsize(path) < 3 << 20, f"a page of 100,000 steps has {os.path.getsize(path)} bytes")
-
-
-def picture(folder, run):
-    path = os.path.join(folder, "picture.png")
-    result = subprocess.run([PERDURE, "report", run, "--png", path], capture_output=True, text=True, timeout=600, check=False)
-    if result.returncode:
-        check("apt-get install librsvg2-2" in result.stderr and not os.path.exists(path), f"without librsvg: {result.stderr}")
-        print("no librsvg here: --png says how to get it")
-        return
-    with open(path, "rb") as f:
-        check(f.read(8) == b"\x89PNG\r\n\x1a\n" and os.path.getsize(path) > 20000, "the picture is no PNG")
-    full(folder, run, "--png", "writing it; name another file with --png=FILE: No space left on device")
 
 
 def full(folder, run, option, said):
@@ -296,7 +283,6 @@ with tempfile.TemporaryDirectory(prefix="perdure-report-") as temporary:
     crowded(temporary)
     refused(temporary, synthetic)
     full(temporary, synthetic, "-o", "No space left on device; name another file with -o FILE")
-    picture(temporary, synthetic)
     large(temporary)
 print("failed" if failures else "report: the page says what the files say")
 sys.exit(failures > 0)

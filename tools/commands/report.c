@@ -1,4 +1,4 @@
-/* perdure report: the page, the picture and the numbers of runs. */
+/* perdure report: the page and the numbers of runs. */
 #include "ckpt/base/grow.h"
 #include "ckpt/base/regular_file.h"
 #include "ckpt/base/words.h"
@@ -14,7 +14,7 @@
 #define DIFFERENCES_MAX 128u
 
 struct report {
-    const char *paths[PD_REPORT_RUNS_MAX], *output, *picture;
+    const char *paths[PD_REPORT_RUNS_MAX], *output;
     uint32_t path_count;
     bool json;
     struct pd_report_run runs[PD_REPORT_RUNS_MAX];
@@ -193,13 +193,11 @@ static void say_unread(const struct report *r)
     }
 }
 
-/* Stdout takes one document, and no picture. */
+/* Stdout takes one document. */
 static pd_status check_outputs(const struct report *r, struct pd_error *err)
 {
     if (r->json && r->output && strcmp(r->output, "-") == 0)
         PD_FAIL(err, PD_USAGE, "--json and --output=- both write to stdout; name a file for the page: -o report.html");
-    if (r->picture && strcmp(r->picture, "-") == 0)
-        PD_FAIL(err, PD_USAGE, "--png=-: a picture goes into a file; name it: --png=report.png");
     return PD_OK;
 }
 
@@ -216,14 +214,12 @@ static pd_status write_report(struct report *r, struct pd_error *err)
         pd_report_json(&r->data, &w);
         PD_TRY(pd_output_json(&w, err));
     }
-    if (!r->output && (r->json || r->picture)) r->output = "";
+    if (!r->output && r->json) r->output = "";
     if (!r->output) r->output = "report.html";
     if (r->output[0]) PD_TRY(pd_page_write(&r->data, r->output, err));
-    if (r->picture) PD_TRY(pd_picture_write(&r->data, r->picture, err));
     if (r->output[0] && strcmp(r->output, "-") != 0)
         (void)fprintf(stderr, "%s: %s of %s\n", r->output, pd_counted(rows, "line").text,
                       pd_counted(r->data.count, "run").text);
-    if (r->picture) (void)fprintf(stderr, "%s: a picture of the same\n", r->picture);
     say_unread(r);
     return PD_OK;
 }
@@ -242,15 +238,13 @@ pd_status pd_cmd_report(int argc, char **argv, struct pd_error *err)
     struct report *r = calloc(1, sizeof *r);
     if (!r) PD_FAIL(err, PD_NO_MEMORY, "no memory for a report");
     bool done = false;
-    struct pd_option options[] = {
-        {.name = "output",
-         "FILE",
-         "where the page goes; report.html, - for stdout",
-         PD_OPTION_TEXT,
-         &r->output,
-         .letter = 'o'},
-        {.name = "png", "FILE", "the same charts as a picture; needs librsvg", PD_OPTION_TEXT, &r->picture},
-        {0}};
+    struct pd_option options[] = {{.name = "output",
+                                   "FILE",
+                                   "where the page goes; report.html, - for stdout",
+                                   PD_OPTION_TEXT,
+                                   &r->output,
+                                   .letter = 'o'},
+                                  {0}};
     const struct pd_usage usage = {
         .arguments = "RUN [RUN...]",
         .doc = "Draws runs: loss, speed, memory, saves, what was done when, how starts ended, "

@@ -1,4 +1,4 @@
-/* A chart as an SVG element: title, legend, axes with units, series, marks. One drawing serves the page and the picture.
+/* A chart as an SVG element: title, legend, axes with units, series, marks.
  *
  * Colours and fonts are classes of a style sheet (style.c), so a page follows the scheme of its reader. Lengths are pixels of
  * the drawing. Lines are thinned by pixel columns. */

@@ -11,7 +11,6 @@
 #define WIDE 720.0
 #define NARROW 368.0
 #define CHART_HEIGHT 300.0
-#define MARGIN 24.0
 #define LANES_TITLE "What was done when"
 
 /* ---- the page ---- */
@@ -68,37 +67,9 @@ static void write_page(FILE *out, const struct pd_report_data *r, const struct p
     fputs("</body></html>\n", out);
 }
 
-/* ---- the picture ---- */
-
-static void write_picture(FILE *out, const struct pd_report_data *r, const struct pd_figures *figures)
-{
-    const double width = 2 * WIDE + 3 * MARGIN, lanes = figures->lane_count ? 58 + 62.0 * figures->lane_count + 60 : 0;
-    const double height = 60 + lanes + (CHART_HEIGHT + MARGIN) * (double)((figures->count + 1) / 2) + MARGIN;
-    char place[128];
-    fprintf(out,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 %.0f "
-            "%.0f\"><style>%s</style>"
-            "<rect width=\"100%%\" height=\"100%%\" fill=\"#ffffff\"/><text class=\"h\" x=\"%.0f\" y=\"36\">",
-            width, height, width, height, pd_style_picture, MARGIN);
-    write_title(out, r);
-    fputs("</text>\n", out);
-    snprintf(place, sizeof place, "x=\"%.0f\" y=\"60\" width=\"%.0f\" height=\"%.0f\"", MARGIN, 2 * WIDE, lanes - 22);
-    if (figures->lane_count)
-        pd_lanes_draw(out, LANES_TITLE, figures->lanes, figures->lane_count, figures->lanes_end, 2 * WIDE, place);
-    for (uint32_t i = 0; i < figures->count; i++) {
-        const double x = MARGIN + i % 2 * (WIDE + MARGIN), y = 60 + lanes + i / 2 * (CHART_HEIGHT + MARGIN);
-        snprintf(place, sizeof place, "x=\"%.0f\" y=\"%.0f\" width=\"%.0f\" height=\"%.0f\"", x, y, WIDE, CHART_HEIGHT);
-        pd_chart_draw(out, &figures->charts[i], WIDE, CHART_HEIGHT, place);
-    }
-    fputs("</svg>\n", out);
-}
-
 /* ---- files ---- */
 
-typedef void (*draw)(FILE *out, const struct pd_report_data *report, const struct pd_figures *figures);
-
-static pd_status draw_text(const struct pd_report_data *report, draw how, char **ret_text, size_t *ret_bytes,
-                           struct pd_error *err)
+static pd_status draw_text(const struct pd_report_data *report, char **ret_text, size_t *ret_bytes, struct pd_error *err)
 {
     struct pd_history *histories = calloc(report->count, sizeof *histories);
     struct pd_figures figures = {.count = 0};
@@ -108,7 +79,7 @@ static pd_status draw_text(const struct pd_report_data *report, draw how, char *
         histories[i] = report->runs[i].history;
     pd_status st = pd_figures_make(histories, report->count, &figures, err);
     FILE *out = st ? NULL : open_memstream(&text, ret_bytes);
-    if (out) how(out, report, &figures);
+    if (out) write_page(out, report, &figures);
     if (!st && (!out || fclose(out))) st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a report");
     if (figures.arrays) pd_figures_deinit(&figures);
     free(histories);
@@ -144,18 +115,8 @@ pd_status pd_page_write(const struct pd_report_data *report, const char *path, s
 {
     char *text;
     size_t bytes;
-    PD_TRY(draw_text(report, write_page, &text, &bytes, err));
+    PD_TRY(draw_text(report, &text, &bytes, err));
     const pd_status st = write_file(path, text, bytes, err);
-    free(text);
-    return st;
-}
-
-pd_status pd_picture_write(const struct pd_report_data *report, const char *path, struct pd_error *err)
-{
-    char *text;
-    size_t bytes;
-    PD_TRY(draw_text(report, write_picture, &text, &bytes, err));
-    const pd_status st = pd_png_write(text, bytes, path, err);
     free(text);
     return st;
 }

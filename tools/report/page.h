@@ -1,4 +1,4 @@
-/* A report of runs: one HTML file without scripts or anything from elsewhere, one picture, or JSON. */
+/* A report of runs: one HTML file without scripts or anything from elsewhere, or JSON. */
 #pragma once
 
 #include "ckpt/base/words.h"
@@ -32,17 +32,13 @@ struct pd_report_data {
 };
 
 PD_MUST_USE pd_status pd_page_write(const struct pd_report_data *report, const char *path, struct pd_error *err);
-PD_MUST_USE pd_status pd_picture_write(const struct pd_report_data *report, const char *path, struct pd_error *err);
 void pd_report_json(const struct pd_report_data *report, struct pd_json_writer *writer);
 
 /* ---- parts ---- */
 
-extern const char pd_style_page[];    /* of the page, light and dark */
-extern const char pd_style_picture[]; /* of the drawing alone, light */
+extern const char pd_style_page[]; /* light and dark */
 /* tables.c: what is not drawn. */
 void pd_tables_summary(FILE *out, const struct pd_report_data *report);
 void pd_tables_rest(FILE *out, const struct pd_report_data *report);
 /* "60 lines could not be read" */
 struct pd_counted pd_report_unread(const struct pd_history *history);
-/* png.c: renders an SVG document.   errors  PD_UNSUPPORTED: built without librsvg */
-PD_MUST_USE pd_status pd_png_write(const char *svg, size_t bytes, const char *path, struct pd_error *err);

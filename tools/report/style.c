@@ -1,7 +1,7 @@
 /* Colours are those of Okabe and Ito (2008), which people with any colour vision tell apart, lighter on a dark ground. */
 #include "tools/report/page.h"
 
-/* The shapes of drawings: the same in a page and in a picture. */
+/* The shapes of drawings. */
 #define SHAPES                                                                                                      \
     "text{font:12px system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}.h{font-weight:600;font-size:14px}" \
     ".e{text-anchor:end}.m{text-anchor:middle}.note{font-size:10.5px}path{fill:none;stroke-linejoin:round}"         \
@@ -36,8 +36,6 @@
     ".grid{stroke:#333}.axis{stroke:#999}.mark{stroke:#999}.opening{fill:#" \
     "e6b93c}.training{fill:#2f78b8}"                                        \
     ".lost{fill:#ff8c42}.down{fill:#2a2a2a}"
-
-const char pd_style_picture[] = SHAPES LIGHT;
 
 const char pd_style_page[] =
     ":root{color-scheme:light dark}*{box-sizing:border-box}"

@@ -51,7 +51,7 @@ struct pd_math {
 
 /* CPU backend. `pool` is borrowed. Workspaces come from `arena` (PD_MEMORY_BUFFERS), the same bytes for any isa; the dry
  * arena only counts, and then *ret_math is NULL. isa AUTO: what PERDURE_ISA says, else the best that this machine has.
- *   errors  PD_UNSUPPORTED: the isa is not on this machine, or fast without oneDNN in the build */
+ *   errors  PD_UNSUPPORTED: the isa is not on this machine */
 PD_MUST_USE pd_status pd_math_cpu_new(struct pd_thread_pool *pool, unsigned thread_count, enum pd_isa isa,
                                       struct pd_arena *arena, struct pd_math **ret_math, struct pd_error *err);
 void pd_math_free(struct pd_math *math);
