@@ -1,6 +1,7 @@
 #include "tools/command.h"
 
 #include "ckpt/base/parse.h"
+#include "ckpt/base/scheme.h"
 #include "tools/suggest.h"
 #include "trainer/config/keys.h"
 
@@ -68,8 +69,19 @@ static pd_status set_number(const struct pd_option *o, const char *text, struct 
     return PD_OK;
 }
 
+static bool takes_path(const struct pd_option *o)
+{
+    static const char *const paths[] = {"FILE", "DIR", "PATH", NULL};
+    for (size_t i = 0; o->argument && paths[i]; i++)
+        if (strcmp(o->argument, paths[i]) == 0) return true;
+    return false;
+}
+
 static pd_status set_value(struct pd_option *o, const char *text, struct pd_error *err)
 {
+    char name[64];
+    snprintf(name, sizeof name, "--%s", o->name);
+    if (text && takes_path(o)) PD_TRY(pd_scheme_check(name, text, PD_USAGE, err));
     const int word = text && o->expected ? find_word(o->expected, text) : 0;
     switch (o->kind) {
     case PD_OPTION_FLAG:
@@ -136,7 +148,7 @@ static pd_status take_word(const struct parsing *p, const char *word)
     if (*u->word_count == u->words_max)
         PD_FAIL(p->err, PD_USAGE, "\"%s\" is one path too many: at most %u; see %s --help", word, u->words_max, p->program);
     u->words[(*u->word_count)++] = word;
-    return PD_OK;
+    return pd_scheme_check(p->program, word, PD_USAGE, p->err);
 }
 
 /* The word that argp refuses: the one before the next, or the next where that is a cluster of letters it has not finished. */

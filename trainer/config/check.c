@@ -1,5 +1,6 @@
 #include "trainer/config/check.h"
 
+#include "ckpt/base/scheme.h"
 #include "ckpt/base/words.h"
 #include "offload/optimizer_store.h"
 #include "trainer/config/degrees.h"
@@ -68,11 +69,28 @@ pd_status pd_config_resolve(struct pd_config *c, struct pd_error *err)
 
 /* ---- check ---- */
 
+/* No string of a configuration is anything else that begins so. */
+static pd_status check_schemes(const struct pd_config *c, struct pd_error *err)
+{
+    char key[64];
+    for (uint32_t i = 0; i < pd_key_count; i++) {
+        const char *text = *(char *const *)((const char *)c + pd_keys[i].offset);
+        if (pd_keys[i].type == PD_KEY_STRING && text) PD_TRY(pd_scheme_check(pd_keys[i].name, text, PD_INVALID, err));
+    }
+    for (uint32_t i = 0; i < c->checkpoint.tiers_count; i++) {
+        snprintf(key, sizeof key, "checkpoint.tiers[%u].dir", i);
+        PD_TRY(pd_scheme_check(key, c->checkpoint.tiers[i].dir, PD_INVALID, err));
+    }
+    return PD_OK;
+}
+
 static pd_status check_sources(const char *key, const struct pd_data_source *sources, uint32_t count, struct pd_error *err)
 {
     for (uint32_t i = 0; i < count; i++)
         if (!sources[i].path || !sources[i].path[0])
             PD_FAIL(err, PD_INVALID, "%s[%u].path is missing; name the file", key, i);
+    for (uint32_t i = 0; i < count; i++)
+        PD_TRY(pd_scheme_check(key, sources[i].path, PD_INVALID, err));
     return PD_OK;
 }
 
@@ -347,6 +365,7 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
 {
     PD_TRY(pd_model_config_check(&c->model, err));
     if (!c->init.from[0]) PD_TRY(pd_config_check_model(c, err)); /* else once the model is read */
+    PD_TRY(check_schemes(c, err));
     PD_TRY(check_data(c, err));
     PD_TRY(check_batch(c, err));
     PD_TRY(check_optimizer(c, err));

@@ -1,5 +1,7 @@
 #include "trainer/data/data_file.h"
 
+#include "ckpt/base/scheme.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -20,6 +22,7 @@ static pd_status check_kind(int fd, const char *path, bool may_be_empty, uint64_
 
 pd_status pd_data_file_open(const char *path, bool may_be_empty, int *ret_fd, uint64_t *ret_bytes, struct pd_error *err)
 {
+    PD_TRY(pd_scheme_check("data", path, PD_INVALID, err));
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer must not block; files do not care */
     if (fd < 0) PD_FAIL_ERRNO(err, errno, "%s cannot be read", path);
     pd_status status = check_kind(fd, path, may_be_empty, ret_bytes, err);

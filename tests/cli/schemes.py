@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Paths with a scheme that perdure does not speak are refused wherever a path is taken, and nothing is made.
+schemes.py PERDURE SOURCE"""
+import os
+import re
+
+from expect import MINIMAL, expect, finish, report, write
+
+URL = "s3://bucket/x"
+SAID = r"perdure does not read or write {}:// \(.*\); schemes that work: none yet\. Name a file or directory of a mounted file system\n$"
+write("text.txt", "the quick brown fox jumps over the lazy dog. " * 200)
+before = sorted(os.listdir("."))
+
+
+def refused(name, arguments, code, what, scheme="s3"):
+    expect(name, arguments, code, err=re.compile(rf"{re.escape(what)}: " + SAID.format(re.escape(scheme))))
+
+
+for key in ("run.dir", "checkpoint.dir", "init.from", "data.train", "data.validation", "metrics.prometheus_file", "launch.hosts"):
+    refused(f"key-{key}", ["train", MINIMAL, f"{key}={URL}"], 78, key)
+    refused(f"plan-{key}", ["plan", MINIMAL, "--world=1", f"{key}={URL}"], 78, key)
+refused("tier", ["train", MINIMAL, f"checkpoint.tiers=[{{dir: a}}, {{dir: '{URL}'}}]"], 78, "checkpoint.tiers[1].dir")
+write("bucket.yaml", f"run: {{dir: '{URL}'}}\ndata: {{train: text.txt}}\n")
+refused("file", ["train", "bucket.yaml"], 78, "run.dir")
+for scheme in ("gs", "file", "hdfs", "S3", "https", "a+b-c.d"):
+    refused(f"scheme-{scheme}", ["train", MINIMAL, f"run.dir={scheme}://x/y"], 78, "run.dir", scheme)
+for command in (["train"], ["plan"], ["sample"], ["report"], ["watch"], ["replay"], ["ckpt", "ls"], ["ckpt", "show"], ["ckpt", "verify"],
+                ["ckpt", "stats"], ["ckpt", "prune", "--keep-last=1"], ["data", "inspect"]):
+    refused("-".join(command), [*command, URL], 64, " ".join(["perdure", *[c for c in command if c[0] != "-"]]))
+for command in ("diff", "reshard", "import", "export"):
+    refused(f"{command}-from", ["ckpt", command, URL, "out"], 64, f"perdure ckpt {command}")
+    refused(f"{command}-to", ["ckpt", command, "run", URL], 64, f"perdure ckpt {command}")
+for arguments, what in ((["data", "pack", "text.txt", f"--output={URL}"], "--output"), (["data", "pack", "text.txt", f"--tokenizer={URL}"], "--tokenizer"),
+                        (["eval", "run", f"--data={URL}"], "--data"), (["report", "run", f"--output={URL}"], "--output"),
+                        (["init", f"--data={URL}"], "--data"), (["init", "--data=text.txt", f"--dir={URL}"], "--dir"),
+                        (["ckpt", "import", "a", "b", f"--config={URL}"], "--config")):
+    refused("-".join(arguments[:2]) + what, arguments, 64, what)
+os.unlink("bucket.yaml")
+made = [n for n in sorted(os.listdir(".")) if n not in before]
+report("nothing-made", [f"left {made}"] if made else [], (0, "", ""))
+expect("no-scheme", ["plan", MINIMAL, "--world=1", "run.dir=a:/b", "checkpoint.dir=1s3://c"], 0, out=re.compile(""), err=re.compile(""))
+finish("schemes")
