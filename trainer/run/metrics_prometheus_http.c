@@ -1,8 +1,7 @@
-/* metrics.prometheus_listen: rank 0 answers GET /metrics with the newest line.
+/* metrics.prometheus_listen: rank 0 answers GET /metrics with the newest line, by libmicrohttpd.
  *
- * One thread serves at most CLIENTS_MAX connections at a time, none of them for longer than CLIENT_SECONDS, whatever they send
- * or leave unread; the oldest that has not sent its whole request makes room for a new one. A connection gets one answer and is
- * closed. The socket never blocks: the sink's own thread only swaps the text. */
+ * One thread of ours runs the daemon, so that it has a name and takes no signals. It sleeps between rounds: without a free
+ * descriptor accept fails at once, and the daemon alone would spin on a core that the ranks need. */
 #include "trainer/run/prometheus.h"
 
 #include "ckpt/base/clock.h"
@@ -11,160 +10,63 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <microhttpd.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define CLIENTS_MAX 8u
-#define CLIENT_SECONDS 10.0
-#define REQUEST_BYTES_MAX 4096u
-#define NO_DESCRIPTOR_MS 200
-
-struct client {
-    int socket; /* -1: free */
-    uint64_t begun_ns;
-    char request[REQUEST_BYTES_MAX];
-    size_t received;
-    char *answer; /* NULL: the request is not whole yet */
-    size_t bytes, sent;
-};
+#define CLIENTS_MAX 64u
+#define CLIENT_SECONDS 10u /* without a byte */
+#define ROUND_MS 200
+#define PAUSE_NS UINT64_C(5000000)
 
 struct endpoint {
     struct pd_prometheus prometheus;
-    int listener, wake;
+    struct MHD_Daemon *daemon;
     pthread_t thread;
-    struct client clients[CLIENTS_MAX];
+    _Atomic bool is_closing;
 
     pthread_mutex_t lock; /* guards what follows */
     char *text;           /* of the newest line; NULL: none yet */
-    bool is_closing;
 };
 
-/* ---- a client ---- */
-
-static void drop(struct client *c)
+static enum MHD_Result endpoint_answer(void *context, struct MHD_Connection *connection, const char *url, const char *method,
+                                       const char *version, const char *body, size_t *body_bytes, void **state)
 {
-    close(c->socket);
-    free(c->answer);
-    *c = (struct client){.socket = -1};
-}
-
-static void make_answer(struct endpoint *e, struct client *c)
-{
-    const char *path = strchr(c->request, ' ');
-    const bool is_head = strncmp(c->request, "HEAD ", 5) == 0, is_known = is_head || strncmp(c->request, "GET ", 4) == 0;
-    const bool is_metrics = is_known && (strncmp(path, " /metrics ", 10) == 0 || strncmp(path, " /metrics?", 10) == 0);
-    const char *status = is_metrics ? "200 OK" : is_known ? "404 Not Found" : "405 Method Not Allowed\r\nAllow: GET, HEAD";
-    const char *body = "perdure: ask for /metrics\n";
+    static char has_headers;
+    struct endpoint *e = context;
+    (void)version, (void)body;
+    if (!*state || *body_bytes) { /* the request is not whole, and a body says nothing */
+        *state = &has_headers;
+        *body_bytes = 0;
+        return MHD_YES;
+    }
+    const bool is_known = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
+    const bool is_metrics = is_known && strcmp(url, "/metrics") == 0;
+    const unsigned code = is_metrics ? MHD_HTTP_OK : is_known ? MHD_HTTP_NOT_FOUND : MHD_HTTP_METHOD_NOT_ALLOWED;
     pthread_mutex_lock(&e->lock);
-    if (is_metrics) body = e->text ? e->text : "";
-    const int length = asprintf(&c->answer,
-                                "HTTP/1.1 %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
-                                "Content-Length: %zu\r\nConnection: close\r\n\r\n%s",
-                                status, strlen(body), is_head ? "" : body);
+    char *text = !is_metrics ? "perdure: ask for /metrics\n" : e->text ? e->text : "";
+    struct MHD_Response *response = MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_COPY);
     pthread_mutex_unlock(&e->lock);
-    if (length < 0) c->answer = NULL;
-    c->bytes = length < 0 ? 0 : (size_t)length;
-}
-
-static void receive(struct endpoint *e, struct client *c)
-{
-    const size_t room = sizeof c->request - 1 - c->received;
-    const ssize_t got = room ? recv(c->socket, c->request + c->received, room, MSG_DONTWAIT) : 0;
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (got <= 0) {
-        drop(c); /* it has left, or asks for more than any scraper does */
-        return;
-    }
-    c->received += (size_t)got;
-    c->request[c->received] = '\0';
-    if (!strstr(c->request, "\r\n\r\n")) return;
-    make_answer(e, c);
-    if (!c->answer) drop(c);
-}
-
-static void answer(struct client *c)
-{
-    const ssize_t sent = send(c->socket, c->answer + c->sent, c->bytes - c->sent, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (sent > 0) c->sent += (size_t)sent;
-    if (sent <= 0) {
-        drop(c);
-    } else if (c->sent == c->bytes) {
-        shutdown(c->socket, SHUT_WR);
-        drop(c);
-    }
-}
-
-/* ---- the thread ---- */
-
-/* A free place, or that of the oldest client whose request is not whole.   returns  NULL: all are being answered */
-static struct client *find_place(struct endpoint *e)
-{
-    struct client *oldest = NULL;
-    for (uint32_t i = 0; i < CLIENTS_MAX; i++) {
-        struct client *c = &e->clients[i];
-        if (c->socket < 0) return c;
-        if (!c->answer && (!oldest || c->begun_ns < oldest->begun_ns)) oldest = c;
-    }
-    if (oldest) drop(oldest);
-    return oldest;
-}
-
-static void take_client(struct endpoint *e)
-{
-    const int socket = accept4(e->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (socket < 0) {
-        /* The connection stays in the queue, so that poll returns at once until a descriptor is free. */
-        if (errno != EAGAIN && errno != EINTR) (void)poll(&(struct pollfd){e->wake, POLLIN, 0}, 1, NO_DESCRIPTOR_MS);
-        return;
-    }
-    struct client *place = find_place(e);
-    if (place)
-        *place = (struct client){.socket = socket, .begun_ns = pd_clock_monotonic_ns(NULL)};
-    else
-        close(socket);
-}
-
-static bool is_closing(struct endpoint *e)
-{
-    pthread_mutex_lock(&e->lock);
-    const bool closing = e->is_closing;
-    pthread_mutex_unlock(&e->lock);
-    return closing;
-}
-
-static void serve(struct endpoint *e)
-{
-    struct pollfd polled[2 + CLIENTS_MAX] = {{e->wake, POLLIN, 0}, {e->listener, POLLIN, 0}};
-    for (uint32_t i = 0; i < CLIENTS_MAX; i++)
-        polled[2 + i] = (struct pollfd){e->clients[i].socket, e->clients[i].answer ? POLLOUT : POLLIN, 0};
-    if (poll(polled, 2 + CLIENTS_MAX, 1000) < 0) return;
-    for (uint32_t i = 0; i < CLIENTS_MAX; i++) {
-        struct client *c = &e->clients[i];
-        if (c->socket >= 0 && polled[2 + i].revents && !c->answer)
-            receive(e, c);
-        else if (c->socket >= 0 && polled[2 + i].revents)
-            answer(c);
-        if (c->socket >= 0 && pd_clock_seconds_since(NULL, c->begun_ns) > CLIENT_SECONDS) drop(c);
-    }
-    if (polled[1].revents) take_client(e);
+    if (!response) return MHD_NO;
+    (void)MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8");
+    if (!is_known) (void)MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+    const enum MHD_Result result = MHD_queue_response(connection, code, response);
+    MHD_destroy_response(response);
+    return result;
 }
 
 static void *endpoint_main(void *context)
 {
     struct endpoint *e = context;
-    while (!is_closing(e))
-        serve(e);
-    for (uint32_t i = 0; i < CLIENTS_MAX; i++)
-        if (e->clients[i].socket >= 0) drop(&e->clients[i]);
+    while (!atomic_load(&e->is_closing)) {
+        (void)MHD_run_wait(e->daemon, ROUND_MS);
+        pd_clock_sleep_ns(NULL, PAUSE_NS);
+    }
     return NULL;
 }
 
@@ -208,8 +110,7 @@ static pd_status bind_listener(const struct pd_listen *listen_at, int *ret_socke
 
 static void endpoint_free(struct endpoint *e)
 {
-    if (e->listener >= 0) close(e->listener);
-    if (e->wake >= 0) close(e->wake);
+    if (e->daemon) MHD_stop_daemon(e->daemon);
     pthread_mutex_destroy(&e->lock);
     free(e->text);
     free(e);
@@ -218,10 +119,17 @@ static void endpoint_free(struct endpoint *e)
 static pd_status start(struct endpoint *e, const char *text, struct pd_error *err)
 {
     struct pd_listen listen_at;
+    int listener = -1;
     PD_TRY(pd_config_listen("metrics.prometheus_listen", text, &listen_at, err));
-    PD_TRY(bind_listener(&listen_at, &e->listener, err));
-    e->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (e->wake < 0) PD_FAIL_ERRNO(err, errno, "metrics.prometheus_listen: an event");
+    PD_TRY(bind_listener(&listen_at, &listener, err));
+    e->daemon = MHD_start_daemon(MHD_USE_EPOLL, 0, NULL, NULL, endpoint_answer, e, MHD_OPTION_LISTEN_SOCKET, listener,
+                                 MHD_OPTION_CONNECTION_LIMIT, CLIENTS_MAX, MHD_OPTION_CONNECTION_TIMEOUT, CLIENT_SECONDS,
+                                 MHD_OPTION_END);
+    if (!e->daemon) {
+        close(listener);
+        PD_FAIL(err, PD_IO, "metrics.prometheus_listen: libmicrohttpd cannot serve port %u; leave the key out",
+                listen_at.port);
+    }
     const int number = pd_thread_start(&e->thread, NULL, endpoint_main, e);
     if (number) PD_FAIL_THREAD(err, number, "the thread for metrics.prometheus_listen");
     pthread_setname_np(e->thread, "pd-http");
@@ -232,10 +140,7 @@ static pd_status http_open(const struct pd_metrics_options *options, void **ret_
 {
     struct endpoint *e = calloc(1, sizeof *e);
     if (!e) PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
-    e->listener = e->wake = -1;
     pthread_mutex_init(&e->lock, NULL);
-    for (uint32_t i = 0; i < CLIENTS_MAX; i++)
-        e->clients[i].socket = -1;
     pd_prometheus_init(&e->prometheus, options);
     const pd_status st = start(e, options->config->metrics.prometheus_listen, err);
     if (st) {
@@ -262,11 +167,7 @@ static pd_status http_write(void *sink, const struct pd_metrics_line *line, stru
 static void http_close(void *sink)
 {
     struct endpoint *e = sink;
-    const uint64_t one = 1;
-    pthread_mutex_lock(&e->lock);
-    e->is_closing = true;
-    pthread_mutex_unlock(&e->lock);
-    (void)!write(e->wake, &one, sizeof one);
+    atomic_store(&e->is_closing, true);
     pthread_join(e->thread, NULL);
     endpoint_free(e);
 }
