@@ -4,6 +4,7 @@ does not grow with the steps."""
 import html.parser
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -270,6 +271,31 @@ def full(folder, run, option, said):
     os.unlink(link)
 
 
+
+def gaps(temporary):
+    """No line over steps that are missing; and a smoothed loss beside the loss."""
+    directory, page = os.path.join(temporary, "gap"), os.path.join(temporary, "gap.html")
+    os.makedirs(directory)
+    with open(os.path.join(directory, "metrics.jsonl"), "w", encoding="utf-8") as file:
+        for step in [*range(1, 51), *range(90, 140)]:
+            file.write(json.dumps({"step": step, "fence": 1, "time": 1000.0 + step, "loss": 9 - step / 40 + step % 3, "seconds": 1.0}) + "\n")
+    report([directory, "-o", page])
+    with open(page, encoding="utf-8") as file:
+        text = file.read()
+    line = re.search(r'<path class="l0 thin" d="([^"]*)"', text)
+    check(line and line[1].count("M") == 2, f"a gap is a line: {line and line[1][:60]}")
+    check("smoothed" in text, "no smoothed loss")
+
+
+def noise(temporary):
+    """Files that are no JSON at all are counted, and nothing else."""
+    directory = os.path.join(temporary, "noise")
+    os.makedirs(directory)
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with open(os.path.join(directory, name), "wb") as file:
+            file.write(bytes((i * i * 197 + i // 7 * 31) % 256 for i in range(40000)))
+    report([directory, "-o", os.path.join(temporary, "noise.html")])
+
 with tempfile.TemporaryDirectory(prefix="perdure-report-") as temporary:
     synthetic = numbers(temporary)
     page(temporary, synthetic)
@@ -283,6 +309,8 @@ with tempfile.TemporaryDirectory(prefix="perdure-report-") as temporary:
     crowded(temporary)
     refused(temporary, synthetic)
     full(temporary, synthetic, "-o", "No space left on device; name another file with -o FILE")
+    gaps(temporary)
+    noise(temporary)
     large(temporary)
 print("failed" if failures else "report: the page says what the files say")
 sys.exit(failures > 0)

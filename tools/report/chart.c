@@ -234,13 +234,24 @@ static void draw_marks(const struct frame *f)
 
 /* ---- series ---- */
 
+/* Steps between two points are missing: somewhere between them rows are more than three times as far apart as those beside. */
+static bool has_gap(const struct pd_series *s, uint64_t from, uint64_t until)
+{
+    for (uint64_t i = from + 1; i <= until; i++) {
+        const double before = i >= 2 ? s->x[i - 1] - s->x[i - 2] : 0, behind = i + 1 < s->count ? s->x[i + 1] - s->x[i] : 0;
+        if (s->x[i] - s->x[i - 1] > 3 * fmax(fmax(before, behind), 1)) return true;
+    }
+    return false;
+}
+
 static void draw_path(const struct frame *f, const struct pd_series *s, const uint64_t *indices, uint64_t count)
 {
     fprintf(f->out, "<path class=\"l%u%s%s\" d=\"", s->colour, s->is_dashed ? " dash" : "", s->is_thin ? " thin" : "");
     for (uint64_t i = 0; i < count; i++) {
         const double x = at_x(f, s->x[indices[i]]), y = at_y(f, s->y[indices[i]]);
         if (i && s->style == PD_SERIES_LEVEL) fprintf(f->out, "H%.1f", x);
-        fprintf(f->out, "%c%.1f %.1f", i ? 'L' : 'M', x, y);
+        const bool goes_on = i && (s->style == PD_SERIES_LEVEL || !has_gap(s, indices[i - 1], indices[i]));
+        fprintf(f->out, "%c%.1f %.1f", goes_on ? 'L' : 'M', x, y);
     }
     if (s->style == PD_SERIES_LEVEL) fprintf(f->out, "H%.1f", f->right);
     if (count == 1 && s->style == PD_SERIES_LINE) fputs("h.1", f->out);

@@ -140,6 +140,22 @@ static void make_marks(struct making *m)
 
 /* ---- charts that are more than a column ---- */
 
+#define SMOOTH_ROWS 20 /* that the smoothed loss weighs most of */
+
+/* An exponential mean of the losses that count. */
+static void add_smoothed(struct making *m, struct pd_chart *chart)
+{
+    const struct pd_history *h = &m->histories[0];
+    double *y = m->count == 1 && h->rows >= 2 * SMOOTH_ROWS ? keep(m, h->rows, sizeof *y) : NULL, mean = NAN;
+    for (uint64_t row = 0; y && row < h->rows; row++) {
+        const double loss = h->columns[PD_COLUMN_LOSS][row];
+        const bool is_used = h->counts[row] && isfinite(loss);
+        if (is_used) mean = isnan(mean) ? loss : mean + (loss - mean) / SMOOTH_ROWS;
+        y[row] = is_used ? mean : NAN;
+    }
+    if (y) add(chart, "smoothed", PD_SERIES_LINE, 2, h->columns[PD_COLUMN_STEP], y, h->counts, h->rows);
+}
+
 static void chart_of_loss(struct making *m)
 {
     struct pd_chart *chart = begin(m, "Loss", "nats a token", PD_QUANTITY_NUMBER);
@@ -147,6 +163,7 @@ static void chart_of_loss(struct making *m)
         add_column(chart, m->count > 1 ? m->histories[i].name : "training", PD_SERIES_LINE, i, &m->histories[i],
                    PD_COLUMN_LOSS)
             ->is_thin = true;
+    add_smoothed(m, chart);
     for (uint32_t i = 0; i < m->count; i++) {
         const struct pd_history *h = &m->histories[i];
         const uint32_t colour = m->count > 1 ? i : 1;
