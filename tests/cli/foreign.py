@@ -166,6 +166,9 @@ safetensors("words/model.safetensors", tensors())
 write("words/config.json", json.dumps(CONFIG))
 write("words/tokenizer.json", json.dumps(TOKENIZER))
 write("small.txt", "In the beginning was the word. " * 40)
+expect("show-begins-with-a-summary", ["ckpt", "show", "words"], 0,
+       re.compile(r"KiB\nmodel: llama, 10,848 parameters, 1 block, hidden 32, 2 heads \(1 of keys\), vocabulary 96, context 512\n"
+                  r"types: 11 of fp32\ntokenizer: 31 tokens, "))
 EVAL = ["--data=small.txt", "--context=16", "--json"]
 text = expect("eval-tokenizes", ["eval", "words", *EVAL], 0, ANY)
 count = len("In the beginning was the word. ") - 4  # "the" is one token, twice

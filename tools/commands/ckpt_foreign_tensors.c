@@ -46,9 +46,10 @@ static void show_model(const struct pd_ckpt_foreign *f)
     const pd_status st = pd_ckpt_foreign_model(f, &model, &why);
     if (!st) {
         const struct pd_model_config *m = &model->config;
-        printf("model: %s, %s parameters, %u blocks, hidden %u, %u heads (%u of keys), vocabulary %u, context %u\n",
-               pd_family_properties(m->family)->name, pd_text_count(model->parameter_count).text, m->layers, m->hidden,
-               m->heads, m->kv_heads, m->vocab, m->context);
+        printf("model: %s, %s parameters, %s, hidden %u, %s (%u of keys), vocabulary %u, context %u\n",
+               pd_family_properties(m->family)->name, pd_text_count(model->parameter_count).text,
+               pd_counted(m->layers, "block").text, m->hidden, pd_counted(m->heads, "head").text, m->kv_heads, m->vocab,
+               m->context);
     } else if (st != PD_NOT_FOUND) {
         printf("model: not one that perdure computes: %s\n", why.message);
     }
