@@ -12,6 +12,7 @@
 #include "tools/commands/run_tiers.h"
 #include "tools/output.h"
 #include "trainer/comm/comm.h"
+#include "trainer/data/scan_cache.h"
 #include "trainer/launch/claim.h"
 #include "trainer/launch/hold.h"
 #include "trainer/launch/launcher.h"
@@ -43,7 +44,7 @@ struct train {
     const char *config_path;
     const char *overrides[OVERRIDES_MAX];
     uint32_t override_count;
-    bool fresh, print_config;
+    bool fresh, print_config, verify_data;
     const char *trace;
 };
 
@@ -328,6 +329,18 @@ static pd_status launch_claimed(const struct pd_config *config, struct pd_launch
     return st;
 }
 
+/* So that the first rank of each host reads every byte again. */
+static void forget_scans(const struct pd_config *config)
+{
+    char pattern[4300];
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "%s/" PD_SCAN_CACHE_PREFIX "*", config->run.dir);
+    if (glob(pattern, GLOB_NOSORT, NULL, &found)) return;
+    for (size_t i = 0; i < found.gl_pathc; i++)
+        unlink(found.gl_pathv[i]);
+    globfree(&found);
+}
+
 static void record_fresh(const struct pd_config *config)
 {
     struct pd_json_writer w;
@@ -341,6 +354,7 @@ static pd_status launch(const struct pd_config *config, const struct train *t, s
     int claim = -1;
     PD_TRY(pd_directories_make("run.dir", config->run.dir, err));
     PD_TRY(pd_launch_claim(config->run.dir, BUSY_WAIT_MS, &claim, err));
+    if (t->verify_data) forget_scans(config);
     if (t->fresh) record_fresh(config);
     const pd_status st = launch_claimed(config, chooser, err);
     pd_launch_claim_drop(claim);
@@ -411,6 +425,11 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
     struct pd_option options[] = {
         {.name = "fresh", NULL, "start a new run; refuses a directory that holds checkpoints", PD_OPTION_FLAG, &t.fresh},
         {.name = "print-config", NULL, "show the resolved configuration and start nothing", PD_OPTION_FLAG, &t.print_config},
+        {.name = "verify-data",
+         NULL,
+         "read every byte of the data again, also of files that have not changed",
+         PD_OPTION_FLAG,
+         &t.verify_data},
         {.name = "trace",
          "FILE",
          "write where the time goes, for ui.perfetto.dev; other processes and restarts get names of their own",

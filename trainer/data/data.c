@@ -4,6 +4,7 @@
 #include "ckpt/base/digest.h"
 #include "ckpt/base/words.h"
 #include "trainer/data/order.h"
+#include "trainer/data/scan_cache.h"
 #include "trainer/data/token_file.h"
 #include "trainer/data/token_origin.h"
 #include <inttypes.h>
@@ -175,13 +176,16 @@ static struct pd_thread_pool *scan_pool(const struct pd_data *data)
     return pool;
 }
 
-static pd_status scan_members(struct pd_data *data, uint32_t vocab, struct pd_error *err)
+static pd_status scan_members(struct pd_data *data, const struct pd_data_options *options, struct pd_error *err)
 {
+    struct pd_scan_cache *cache = pd_scan_cache_open(options->scan_cache);
     struct pd_thread_pool *pool = scan_pool(data);
     pd_status status = PD_OK;
     for (uint32_t i = 0; !status && i < data->member_count; i++) {
-        status = pd_token_file_scan(&data->members[i].file, vocab, pool, &data->members[i].scan, err);
+        struct member *member = &data->members[i];
+        status = pd_scan_cache_scan(cache, &member->file, options->vocab, pool, &member->scan, err);
     }
+    pd_scan_cache_close(cache);
     pd_thread_pool_free(pool);
     return status;
 }
@@ -369,7 +373,7 @@ static pd_status data_build(struct pd_data *data, const struct pd_data_options *
 {
     bool weighted = false;
     PD_TRY(lay_out(data, options, &weighted, err));
-    PD_TRY(scan_members(data, options->vocab, err));
+    PD_TRY(scan_members(data, options, err));
     if (weighted) PD_TRY(blend_members(data, err));
     share_validation(&data->parts[PD_SPLIT_VALIDATION], options->validation_samples);
     fingerprint_members(data);

@@ -13,6 +13,7 @@
 #include "ckpt/base/trace.h"
 #include "ckpt/base/words.h"
 #include "trainer/comm/nccl.h"
+#include "trainer/data/scan_cache.h"
 #include "trainer/data/token_origin.h"
 #include "trainer/engine/gpus.h"
 #include "trainer/engine/scratch.h"
@@ -111,7 +112,11 @@ static pd_status open_tiers(struct run *r, struct pd_error *err)
 static pd_status open_data(struct run *r, struct pd_error *err)
 {
     const struct pd_config *c = r->config;
-    const struct pd_data_options options = pd_config_data(c);
+    struct pd_data_options options = pd_config_data(c);
+    char cache[4300], host[64] = "";
+    (void)gethostname(host, sizeof host - 1);
+    snprintf(cache, sizeof cache, "%s/" PD_SCAN_CACHE_PREFIX "%s", c->run.dir, host);
+    options.scan_cache = cache;
     PD_TRY(pd_data_open(&options, &r->data, err));
     if (c->validation.every && !pd_data_sample_count(r->data, PD_SPLIT_VALIDATION))
         PD_FAIL(err, PD_INVALID,
