@@ -11,6 +11,7 @@
 #include "resharder/torch/archive.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -134,6 +135,35 @@ static void write_rope(struct pd_json_writer *w, const struct pd_pickle_node *ar
     }
 }
 
+/* Arguments with which a model computes something else than a config.json here can say go into it under their own names, and
+ * whoever reads a model from that refuses them. */
+static void write_refused(struct pd_json_writer *w, const struct pd_pickle_node *args)
+{
+    static const struct {
+        const char *name;
+        double neutral;
+    } keys[] = {{"rotary_percent", 1}, {"rotary_interleaved", 0}, {"apply_layernorm_1p", 0},
+                {"squared_relu", 0},   {"num_experts", 0},        {"multi_latent_attention", 0},
+                {"mtp_num_layers", 0}, {"is_hybrid_model", 0},    {"attention_output_gate", 0},
+                {"window_size", 0},    {"no_rope_freq", 0},       {"heterogeneous_layers_config_path", 0}};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const struct pd_pickle_node *node = pd_pickle_field(args, keys[i].name);
+        char key[80];
+        double number = NAN;
+        if (!node || node->type == PD_PICKLE_NONE) continue;
+        if (node->type == PD_PICKLE_BOOL)
+            number = node->boolean;
+        else
+            (void)pd_pickle_is_number(node, &number);
+        if (number == keys[i].neutral) continue;
+        snprintf(key, sizeof key, "megatron.%s", keys[i].name);
+        if (isnan(number))
+            pd_json_string(w, key, "set");
+        else
+            pd_json_double(w, key, number);
+    }
+}
+
 static void write_config(struct pd_json_writer *w, const struct pd_megatron_family *f, const struct pd_pickle_node *args)
 {
     double epsilon = 1e-5;
@@ -157,6 +187,7 @@ static void write_config(struct pd_json_writer *w, const struct pd_megatron_fami
     pd_json_double(w, f->is_gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", epsilon);
     pd_json_bool(w, "tie_word_embeddings", !is_on(args, "untie_embeddings_and_output_weights"));
     if (!f->is_gpt2) write_rope(w, args);
+    write_refused(w, args);
     pd_json_object_end(w);
 }
 

@@ -79,6 +79,13 @@ with open("megatron/latest_checkpointed_iteration.txt") as file:
 expect("megatron-iteration", ["ckpt", "diff", "-q", "run", "megatron/iter_0000002"], 0)
 os.remove("megatron/iter_0000002/config.json")  # its arguments say the model too
 expect("megatron-arguments", ["ckpt", "import", "megatron", "megatron-arguments"], 0, ANY, "not imported: _extra_state (of fp8) of 16 modules\n")
+common = "megatron/iter_0000002/common.pt"
+with open(common, "rb") as file:
+    plain = file.read()
+write(common, plain.replace(b"norm_epsilon", b"squared_relu"))  # an argument that is as long, and not 0
+expect("megatron-other-arguments", ["ckpt", "import", "megatron", "none"], 78,
+       err=re.compile("perdure does not know the key megatron.squared_relu \\(1e-05\\)"))
+write(common, plain)
 os.remove("megatron/iter_0000002/.metadata")
 expect("megatron-no-metadata", ["ckpt", "import", "megatron", "none"], 78, err=re.compile("megatron is of Megatron, and the iteration .* has no .metadata"))
 expect("universal-dtype", ["ckpt", "export", "run", "none", "--format=universal", "--dtype=bf16"], 78,

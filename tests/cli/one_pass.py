@@ -142,7 +142,7 @@ for name in ("llama", "wide"):
 
 # ---- show says which tokenizer ----
 expect("tokenizer-import", ["ckpt", "import", "llama.ids.gguf", "with", "--fresh-optimizer"], 0, ANY, ANY)
-expect("show-tokenizer-of-file", ["ckpt", "show", "llama.ids.gguf"], 0, re.compile(r"^tokenizer [0-9a-f]{16}$", re.M))
+expect("show-tokenizer-of-file", ["ckpt", "show", "llama.ids.gguf"], 0, re.compile(r"^tokenizer: 256 tokens, digest [0-9a-f]{16}$", re.M))
 expect("show-tokenizer", ["ckpt", "show", "with"], 0, re.compile(r"^tokenizer   [0-9a-f]{16}; it is with/tokenizer.gguf$", re.M))
 write("with/tokenizer.json", '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}')
 expect("show-another-tokenizer", ["ckpt", "show", "with"], 0, re.compile(r"^tokenizer   [0-9a-f]{16}; another lies in with/tokenizer.json$", re.M))
