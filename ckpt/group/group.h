@@ -54,12 +54,5 @@ PD_MUST_USE pd_status pd_group_gather_all(struct pd_group *group, const void *mi
  * the message of the lowest failing rank ("rank 3: ..."). This is how one rank's failure becomes everybody's decision. */
 PD_MUST_USE pd_status pd_group_agree(struct pd_group *group, pd_status mine, struct pd_error *err);
 
-/* N ranks as threads of this process on `host_count` pretended hosts (rank r lives on host r * host_count / size).
- * rank_main runs once per rank in its own thread; its group is valid until it returns. A rank that has returned is gone:
- * the pending and later calls of the others return PD_PEER_LOST.
- * Returns the first failing status in rank order other than PD_PEER_LOST, or that one, and its error. */
-PD_MUST_USE pd_status pd_group_run_local(uint32_t size, uint32_t host_count,
-                                         pd_status (*rank_main)(struct pd_group *, void *context, struct pd_error *),
-                                         void *context, struct pd_error *err);
 /* A group of one rank on one host; needs no release. */
 void pd_group_init_single(struct pd_group *ret_group);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ckpt/store/store.h"
+#include "tests/helpers/local_group.h"
 #include "tests/simulated_disk/simulated_disk.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,7 +94,8 @@ static inline pd_status room_set_up(struct room_rank *rank, struct pd_error *err
 
 static inline void room_state(struct room_rank *rank, struct pd_run_state *state, uint64_t lineage, uint64_t step)
 {
-    *state = (struct pd_run_state){.identity = room_identity(lineage, step), .updates = step, .samples = step * 8, .loss_scale = 1};
+    *state = (struct pd_run_state){
+        .identity = room_identity(lineage, step), .updates = step, .samples = step * 8, .loss_scale = 1};
     state->layout = (struct pd_layout){.dp = rank->group->size,
                                        .tp = 1,
                                        .pp = 1,

@@ -13,6 +13,7 @@
 #include "tools/bench/bench.h"
 #include "tools/bench/room.h"
 #include "tools/bench/run.h"
+#include "trainer/comm/comm.h"
 #include "trainer/model/model.h"
 
 #include <stdio.h>
@@ -226,10 +227,11 @@ struct loading {
     const struct pd_commit *commit;
 };
 
-static pd_status load_rank(struct pd_group *group, void *context, struct pd_error *err)
+static pd_status load_rank(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     struct loading *l = context;
-    struct pd_bench_memory *m = &l->b->loaders[group->rank];
+    struct pd_bench_memory *m = &l->b->loaders[comm->rank];
+    struct pd_group group;
     const struct pd_load_request request = {.directory = l->directory,
                                             .commit = l->commit,
                                             .tensors = &l->b->model->tensors,
@@ -239,7 +241,8 @@ static pd_status load_rank(struct pd_group *group, void *context, struct pd_erro
                                             .buffer_bytes = PD_BENCH_IO_BYTES,
                                             .destination = pd_bench_memory_box,
                                             .context = m};
-    return pd_load(l->b->room.vfs, group, &request, &l->b->reports[group->rank], err);
+    pd_comm_group(comm, &group);
+    return pd_load(l->b->room.vfs, &group, &request, &l->b->reports[comm->rank], err);
 }
 
 static pd_status load(struct reshard_bench *b, const char *directory, const struct pd_commit *commit, double *ret_seconds,
@@ -248,7 +251,7 @@ static pd_status load(struct reshard_bench *b, const char *directory, const stru
     struct loading l = {b, directory, commit};
     PD_TRY(pd_bench_room_settle(&b->room, err));
     const uint64_t start = pd_clock_monotonic_ns(NULL);
-    pd_status st = pd_group_run_local(LOADERS, 1, load_rank, &l, err);
+    pd_status st = pd_comm_run_local(LOADERS, 1, load_rank, &l, err);
     *ret_seconds = pd_clock_seconds_since(NULL, start);
     return st;
 }

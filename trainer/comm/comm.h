@@ -167,9 +167,9 @@ uint64_t pd_comm_bytes(uint32_t size, bool is_processes);
  * communicator lives; needs no release. */
 void pd_comm_group(struct pd_comm *comm, struct pd_group *ret_group);
 
-/* `size` ranks as threads of this process (host_count pretended hosts, as pd_group_run_local). A rank whose rank_main fails
- * is dead to the others. Returns the first failure in rank order, causes (any other status) before consequences
- * (PD_PEER_LOST); its message begins with the rank. */
+/* `size` ranks as threads of this process, on host_count pretended hosts (rank r lives on host r * host_count / size). A rank
+ * whose rank_main fails is dead to the others. Returns the first failure in rank order, causes (any other status) before
+ * consequences (PD_PEER_LOST); its message begins with the rank. */
 PD_MUST_USE pd_status pd_comm_run_local(uint32_t size, uint32_t host_count,
                                         pd_status (*rank_main)(struct pd_comm *, void *context, struct pd_error *),
                                         void *context, struct pd_error *err);

@@ -2,6 +2,7 @@
  * one loads, nothing leaks, and the same launch gets through the next time. What fails on one rank fails on all: nobody waits for one
  * that has gone its own way. */
 #include "ckpt/base/log.h"
+#include "tests/helpers/local_group.h"
 #include "tests/helpers/failing_room.h"
 #include "tests/helpers/store_sweep.h"
 

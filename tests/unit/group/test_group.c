@@ -1,4 +1,4 @@
-#include "ckpt/group/group.h"
+#include "tests/helpers/local_group.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

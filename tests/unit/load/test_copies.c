@@ -2,6 +2,7 @@
 #include "resharder/load/load.h"
 
 #include "ckpt/shard/copy.h"
+#include "tests/helpers/local_group.h"
 #include "tests/unit/resharder/state_fixture.h"
 
 #define RANKS 6u

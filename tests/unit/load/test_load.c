@@ -3,6 +3,7 @@
 #include "resharder/load/load.h"
 
 #include "ckpt/shard/decompress.h"
+#include "tests/helpers/local_group.h"
 #include "tests/helpers/failing_submit.h"
 #include "tests/helpers/limited_disk.h"
 #include "tests/helpers/scale.h"

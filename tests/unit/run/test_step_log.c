@@ -1,4 +1,5 @@
 /* What hosts remember of a run's last steps: each in a directory of its own, or all in one. */
+#include "tests/helpers/local_group.h"
 #include "trainer/run/step_log.h"
 
 #include <criterion/criterion.h>

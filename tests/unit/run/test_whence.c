@@ -1,3 +1,4 @@
+#include "tests/helpers/local_group.h"
 #include "trainer/run/whence.h"
 
 #include <criterion/criterion.h>

@@ -1,5 +1,6 @@
 /* The store on an honest disk: saving, choosing, retention, recycling. Exclusion is in test_claim.c, the
  * campaigns are in tests/crash/store. */
+#include "tests/helpers/local_group.h"
 #include "tests/helpers/store_cases.h"
 
 #include <errno.h>

@@ -6,9 +6,10 @@
  * that it had passed does not
  *               3. all ranks of a meeting made the same call, otherwise every one of them returns PD_BUG
  */
+#include "tests/helpers/local_group.h"
+
 #include "ckpt/base/rank.h"
 #include "ckpt/base/thread.h"
-#include "ckpt/group/group.h"
 
 #include <pthread.h>
 #include <stdbool.h>
