@@ -1,5 +1,6 @@
 #include "tools/bench/gemm.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 
 #ifdef PERDURE_ONEDNN
@@ -40,11 +41,6 @@ static float *operand_new(uint64_t count)
     return data;
 }
 
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
 pd_status pd_gemm_bench_new(const struct pd_gemm_case *cases, uint32_t count, struct pd_thread_pool *pool,
                             struct pd_gemm_bench **ret_bench, struct pd_error *err)
 {
@@ -52,13 +48,13 @@ pd_status pd_gemm_bench_new(const struct pd_gemm_case *cases, uint32_t count, st
     if (!bench) PD_FAIL(err, PD_NO_MEMORY, "no memory for the GEMM benchmark");
     uint64_t a = 1, b = 1, c = 1;
     for (uint32_t i = 0; i < count; i++) {
-        a = max_u64(a, cases[i].m * cases[i].k);
-        b = max_u64(b, cases[i].k * cases[i].n);
-        c = max_u64(c, cases[i].m * cases[i].n);
+        a = pd_max_u64(a, cases[i].m * cases[i].k);
+        b = pd_max_u64(b, cases[i].k * cases[i].n);
+        c = pd_max_u64(c, cases[i].m * cases[i].n);
     }
     bench->count = count;
     bench->pool = pool;
-    bench->cases = malloc(max_u64(count, 1) * sizeof *cases);
+    bench->cases = malloc(pd_max_u64(count, 1) * sizeof *cases);
     bench->a = operand_new(a);
     bench->b = operand_new(b);
     bench->c = operand_new(c);

@@ -52,20 +52,10 @@ struct gemm_job {
     _Atomic uint64_t next;
 };
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
 uint64_t pd_cpu_gemm_workspace_bytes(unsigned thread_count)
 {
     uint64_t private = STREAM_FLOATS + TILE_FLOATS;
-    return sizeof(float) * (SHARED_FLOATS + SUMS_FLOATS + private * max_u64(thread_count, 1));
+    return sizeof(float) * (SHARED_FLOATS + SUMS_FLOATS + private * pd_max_u64(thread_count, 1));
 }
 
 const struct pd_gemm_kernel *pd_gemm_kernel_of(enum pd_isa isa)
@@ -93,7 +83,7 @@ static uint64_t panel_floats(const struct gemm_job *job, uint64_t width)
 /* Floats of one panel over all of a k-block. */
 static uint64_t panel_floats_k_block(const struct gemm_job *job, uint64_t width)
 {
-    return panel_floats(job, width) * max_u64(pd_divide_up(job->k_block, job->kc), 1);
+    return panel_floats(job, width) * pd_max_u64(pd_divide_up(job->k_block, job->kc), 1);
 }
 
 /* ---- packing the shared side ---- */
@@ -109,18 +99,18 @@ static void pack_shared_task(void *context, uint64_t index)
     const struct gemm_job *job = context;
     uint64_t stride = panel_floats(job, job->shared_width), panels = pd_divide_up(job->s_count, job->shared_width);
     uint64_t first = index * job->pack_panels * job->shared_width;
-    uint64_t count = min_u64(job->pack_panels * job->shared_width, job->s_count - first);
+    uint64_t count = pd_min_u64(job->pack_panels * job->shared_width, job->s_count - first);
     for (uint64_t k = 0, q = 0; k < job->k_count; k += job->kc, q++) {
         float *to = job->shared_panels + (q * panels + index * job->pack_panels) * stride;
         pack_side(job, !job->streams_b, &job->shared, job->s0 + first, count, job->k0 + k,
-                  min_u64(job->kc, job->k_count - k), to, stride);
+                  pd_min_u64(job->kc, job->k_count - k), to, stride);
     }
 }
 
 static void pack_shared(struct gemm_job *job, struct pd_thread_pool *pool)
 {
     uint64_t panels = pd_divide_up(job->s_count, job->shared_width);
-    job->pack_panels = max_u64(1, min_u64(16, pd_divide_up(panels, 2 * (uint64_t)pd_thread_pool_size(pool))));
+    job->pack_panels = pd_max_u64(1, pd_min_u64(16, pd_divide_up(panels, 2 * (uint64_t)pd_thread_pool_size(pool))));
     pd_parallel(pool, pd_divide_up(panels, job->pack_panels), pack_shared_task, job);
 }
 
@@ -189,7 +179,7 @@ static void block_multiply(const struct gemm_job *job, uint64_t t, uint64_t widt
     float *sums = block_sums(job, &block, tile, &ld);
     uint64_t k = 0, q = 0;
     do {
-        uint64_t kc = min_u64(job->kc, job->k_count - k);
+        uint64_t kc = pd_min_u64(job->kc, job->k_count - k);
         const float *shared = job->shared_panels + (q * shared_panels + s / job->shared_width) * shared_stride;
         const float *own = streamed + q * streamed_panels * streamed_stride;
         bool load = job->load || k > 0;
@@ -208,17 +198,17 @@ static void block_multiply(const struct gemm_job *job, uint64_t t, uint64_t widt
 static void run_task(const struct gemm_job *job, uint64_t index, float *private, uint64_t *packed)
 {
     uint64_t from = index / job->split_count * job->task_width, split = index % job->split_count * job->split_width;
-    uint64_t t = job->t0 + from, width = min_u64(job->task_width, job->t_count - from);
+    uint64_t t = job->t0 + from, width = pd_min_u64(job->task_width, job->t_count - from);
     uint64_t stride = panel_floats(job, job->streamed_width), panels = pd_divide_up(width, job->streamed_width);
     if (*packed != t) {
         for (uint64_t k = 0, q = 0; k < job->k_count; k += job->kc, q++)
-            pack_side(job, job->streams_b, &job->streamed, t, width, job->k0 + k, min_u64(job->kc, job->k_count - k),
+            pack_side(job, job->streams_b, &job->streamed, t, width, job->k0 + k, pd_min_u64(job->kc, job->k_count - k),
                       private + q * panels * stride, stride);
         *packed = t;
     }
-    uint64_t end = min_u64(split + job->split_width, job->s_count);
+    uint64_t end = pd_min_u64(split + job->split_width, job->s_count);
     for (uint64_t s = split; s < end; s += job->block_width)
-        block_multiply(job, t, width, s, min_u64(job->block_width, end - s), private, private + STREAM_FLOATS);
+        block_multiply(job, t, width, s, pd_min_u64(job->block_width, end - s), private, private + STREAM_FLOATS);
 }
 
 /* One index a thread: each has its own memory and takes tasks until none is left. */
@@ -236,19 +226,19 @@ static void cut_tasks(struct gemm_job *job, unsigned threads)
 {
     uint64_t panels = pd_divide_up(job->t_count, job->streamed_width);
     uint64_t most = STREAM_FLOATS / panel_floats_k_block(job, job->streamed_width);
-    most = min_u64(most, max_u64(TASK_WIDTH_MAX / job->streamed_width, 1));
-    uint64_t wanted = max_u64(pd_divide_up(panels, most), threads == 1 ? 1 : TASKS_PER_THREAD * (uint64_t)threads);
-    uint64_t task_panels = max_u64(pd_divide_up(panels, wanted), 1);
+    most = pd_min_u64(most, pd_max_u64(TASK_WIDTH_MAX / job->streamed_width, 1));
+    uint64_t wanted = pd_max_u64(pd_divide_up(panels, most), threads == 1 ? 1 : TASKS_PER_THREAD * (uint64_t)threads);
+    uint64_t task_panels = pd_max_u64(pd_divide_up(panels, wanted), 1);
     job->task_width = task_panels * job->streamed_width;
     job->task_count = pd_divide_up(panels, task_panels);
 
     uint64_t shared_panels = pd_divide_up(job->s_count, job->shared_width);
-    uint64_t splits = threads == 1 ? 1 : min_u64(pd_divide_up(2 * (uint64_t)threads, job->task_count), shared_panels);
+    uint64_t splits = threads == 1 ? 1 : pd_min_u64(pd_divide_up(2 * (uint64_t)threads, job->task_count), shared_panels);
     if (job->task_count >= threads) splits = 1;
     job->split_width = pd_divide_up(shared_panels, splits) * job->shared_width;
     job->split_count = pd_divide_up(job->s_count, job->split_width);
 
-    uint64_t block_panels = max_u64(TILE_FLOATS / job->task_width / job->shared_width, 1);
+    uint64_t block_panels = pd_max_u64(TILE_FLOATS / job->task_width / job->shared_width, 1);
     block_panels = pd_divide_up(shared_panels, pd_divide_up(shared_panels, block_panels));
     job->block_width = block_panels * job->shared_width;
 }
@@ -260,13 +250,13 @@ static void run_k_blocks(struct gemm_job *job, struct pd_thread_pool *pool)
     cut_tasks(job, threads);
     job->k0 = 0;
     do {
-        job->k_count = min_u64(job->k_block, gemm->k - job->k0);
+        job->k_count = pd_min_u64(job->k_block, gemm->k - job->k0);
         job->load = gemm->accumulate || job->k0 > 0;
         job->last = job->k0 + job->k_count == gemm->k;
         bool packed = job->k_count == gemm->k && job->t0 > 0; /* an earlier range left it there */
         if (!packed) pack_shared(job, pool);
         atomic_store_explicit(&job->next, 0, memory_order_relaxed);
-        pd_parallel(pool, min_u64(threads, job->task_count * job->split_count), run_tasks, job);
+        pd_parallel(pool, pd_min_u64(threads, job->task_count * job->split_count), run_tasks, job);
         job->k0 += job->k_count;
     } while (job->k0 < gemm->k);
 }
@@ -291,8 +281,8 @@ static void job_init(struct gemm_job *job, enum pd_isa isa, float *workspace, co
     job->streamed = job->streams_b ? b : a;
     job->shared_width = job->streams_b ? job->kernel->mr : job->kernel->nr;
     job->streamed_width = job->streams_b ? job->kernel->nr : job->kernel->mr;
-    job->k_block = min_u64(gemm->k, K_BLOCK);
-    job->kc = max_u64(min_u64(gemm->k, KC_MAX), 1);
+    job->k_block = pd_min_u64(gemm->k, K_BLOCK);
+    job->kc = pd_max_u64(pd_min_u64(gemm->k, KC_MAX), 1);
     job->shared_panels = workspace;
     job->sums = workspace + SHARED_FLOATS;
     job->private = job->sums + SUMS_FLOATS;
@@ -305,13 +295,13 @@ void pd_cpu_gemm(struct pd_thread_pool *pool, enum pd_isa isa, void *workspace, 
     struct gemm_job job;
     job_init(&job, isa, workspace, gemm);
     uint64_t superblock = SHARED_FLOATS / panel_floats_k_block(&job, job.shared_width) * job.shared_width;
-    superblock = min_u64(superblock, 4096);
+    superblock = pd_min_u64(superblock, 4096);
     bool sums_wait = !pd_gemm_sums_in_c(gemm) && gemm->k > job.k_block;
     for (job.s0 = 0; job.s0 < job.shared.width; job.s0 += superblock) {
-        job.s_count = min_u64(superblock, job.shared.width - job.s0);
+        job.s_count = pd_min_u64(superblock, job.shared.width - job.s0);
         uint64_t range = sums_wait ? SUMS_FLOATS / job.s_count : job.streamed.width;
         for (job.t0 = 0; job.t0 < job.streamed.width; job.t0 += range) {
-            job.t_count = min_u64(range, job.streamed.width - job.t0);
+            job.t_count = pd_min_u64(range, job.streamed.width - job.t0);
             run_k_blocks(&job, pool);
         }
     }

@@ -1,9 +1,6 @@
 #include "trainer/model/partition.h"
 
-static uint64_t least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
+#include "ckpt/base/checked.h"
 
 struct pd_partition pd_partition_whole(void)
 {
@@ -15,7 +12,7 @@ struct pd_partition pd_partition_whole(void)
 struct pd_range pd_partition_chunk(const struct pd_partition *p, uint64_t units, uint32_t chunk)
 {
     uint64_t size = (units + p->virtual_tp - 1) / p->virtual_tp;
-    return (struct pd_range){least(chunk * size, units), least((chunk + 1ull) * size, units)};
+    return (struct pd_range){pd_min_u64(chunk * size, units), pd_min_u64((chunk + 1ull) * size, units)};
 }
 
 uint32_t pd_partition_chunk_count(const struct pd_partition *p)
@@ -85,8 +82,8 @@ static uint32_t columns_by_chunk(const struct pd_partition *p, const struct pd_t
     for (uint32_t chunk = first; chunk < first + pd_partition_chunk_count(p); chunk++) {
         struct pd_range units = pd_partition_chunk(p, (tensor->shape[1] + tensor->tp_unit - 1) / tensor->tp_unit, chunk);
         struct pd_box box = pd_box_whole(tensor);
-        box.start[1] = least(units.begin * tensor->tp_unit, tensor->shape[1]);
-        box.count[1] = least(units.end * tensor->tp_unit, tensor->shape[1]) - box.start[1];
+        box.start[1] = pd_min_u64(units.begin * tensor->tp_unit, tensor->shape[1]);
+        box.count[1] = pd_min_u64(units.end * tensor->tp_unit, tensor->shape[1]) - box.start[1];
         if (!box.count[1]) continue;
         if (count < capacity) ret_boxes[count] = box;
         count++;
@@ -107,8 +104,8 @@ static uint32_t boxes_of(const struct pd_model *model, const struct pd_partition
             units =
                 computed ? pd_partition_kv_computed(&model->config, heads) : pd_partition_kv_needed(&model->config, heads);
         }
-        box.start[0] = least(units.begin * tensor->tp_unit, tensor->shape[0]);
-        box.count[0] = least(units.end * tensor->tp_unit, tensor->shape[0]) - box.start[0];
+        box.start[0] = pd_min_u64(units.begin * tensor->tp_unit, tensor->shape[0]);
+        box.count[0] = pd_min_u64(units.end * tensor->tp_unit, tensor->shape[0]) - box.start[0];
         if (!box.count[0]) return 0;
     }
     if (capacity) ret_boxes[0] = box;

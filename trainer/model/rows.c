@@ -4,21 +4,12 @@
  * Rows go by windows of t->shared.window_rows, as sums over chunks do. Rank r of n has rows [r*w/n, (r+1)*w/n), rounded down, of
  * each window of w rows. It keeps those of all windows one behind the other, and memory for as many as any rank has. Matrices
  * of all rows are called whole. With one rank its rows are the whole, and nothing here moves. */
+#include "ckpt/base/checked.h"
 #include "trainer/model/transformer_internal.h"
 
 #define WINDOW_BYTES (4ull << 20) /* of partial sums, which stay in a processor's cache */
 #define WINDOW_BYTES_DEVICE (32ull << 20)
 #define WINDOW_BYTES_DEVICES (256ull << 20) /* where an exchange follows each window */
-
-static uint64_t least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-static uint64_t most(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
 
 static uint64_t window_rows_max(const struct pd_transformer *t)
 {
@@ -26,8 +17,8 @@ static uint64_t window_rows_max(const struct pd_transformer *t)
     const uint64_t row_bytes = t->model->config.hidden * sizeof(float) * t->tp.chunks;
     const bool is_shared = t->partition.tp > 1;
     const uint64_t bytes = !is_far ? WINDOW_BYTES : is_shared ? WINDOW_BYTES_DEVICES : WINDOW_BYTES_DEVICE;
-    const uint64_t rows = most(bytes / row_bytes / 16 * 16, 64);
-    return is_shared && !is_far ? least(rows, most((t->rows + 1) / 2, 64)) : rows;
+    const uint64_t rows = pd_max_u64(bytes / row_bytes / 16 * 16, 64);
+    return is_shared && !is_far ? pd_min_u64(rows, pd_max_u64((t->rows + 1) / 2, 64)) : rows;
 }
 
 /* On a CPU one window's sums travel while the next is multiplied. On a device exchanges are few and large: a window is the
@@ -35,7 +26,7 @@ static uint64_t window_rows_max(const struct pd_transformer *t)
 static uint64_t window_rows(const struct pd_transformer *t)
 {
     const uint64_t rows = window_rows_max(t), windows = (t->rows + rows - 1) / rows; /* of about equal size */
-    return least(((t->rows + windows - 1) / windows + 15) / 16 * 16, t->rows);
+    return pd_min_u64(((t->rows + windows - 1) / windows + 15) / 16 * 16, t->rows);
 }
 
 static uint64_t row_bytes(const struct pd_transformer *t)
@@ -54,7 +45,7 @@ static bool next_window(const struct pd_transformer *t, struct window *w)
 {
     w->begin += w->rows;
     if (w->begin >= t->rows) return false;
-    w->rows = least(t->shared.window_rows, t->rows - w->begin);
+    w->rows = pd_min_u64(t->shared.window_rows, t->rows - w->begin);
     w->mine = pd_rows_slice(t, w->rows, t->partition.tp_rank);
     w->mine.begin += w->begin;
     w->mine.end += w->begin;
@@ -67,7 +58,7 @@ void pd_rows_init(struct pd_transformer *t)
     const uint64_t ranks = t->partition.tp;
     t->shared.window_rows = window_rows(t);
     for (uint64_t row = 0; row < t->rows; row += t->shared.window_rows)
-        t->shared.kept_rows += (least(t->shared.window_rows, t->rows - row) + ranks - 1) / ranks;
+        t->shared.kept_rows += (pd_min_u64(t->shared.window_rows, t->rows - row) + ranks - 1) / ranks;
 }
 
 struct pd_range pd_rows_slice(const struct pd_transformer *t, uint64_t rows, uint32_t rank)
@@ -84,7 +75,7 @@ uint64_t pd_rows_before(const struct pd_transformer *t, uint64_t window)
 uint32_t pd_rows_owner(const struct pd_transformer *t, uint64_t row)
 {
     const uint64_t begin = row / t->shared.window_rows * t->shared.window_rows;
-    const uint64_t rows = least(t->shared.window_rows, t->rows - begin);
+    const uint64_t rows = pd_min_u64(t->shared.window_rows, t->rows - begin);
     return (uint32_t)(((row - begin + 1) * t->partition.tp - 1) / rows);
 }
 

@@ -16,16 +16,6 @@ static void *take_host(struct pd_arena *arena, uint64_t elements, uint64_t eleme
     return pd_arena_take_host(arena, PD_MEMORY_ACTIVATIONS, elements * element_bytes);
 }
 
-static uint64_t least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-static uint64_t most(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
 static float *take_norm_mean(struct pd_transformer *t, struct pd_arena *arena)
 {
     return pd_norm_is_layer(t) ? take(arena, t->rows, sizeof(float)) : NULL;
@@ -179,7 +169,7 @@ static uint64_t columns_of_chunk(const struct pd_transformer *t)
 static uint64_t columns_at_once(const struct pd_transformer *t, uint64_t columns)
 {
     const uint64_t most_columns = t->options.logits_columns;
-    return most_columns ? least(columns, least(most_columns, columns_of_chunk(t))) : columns;
+    return most_columns ? pd_min_u64(columns, pd_min_u64(most_columns, columns_of_chunk(t))) : columns;
 }
 
 /* A row of logits, and of chains of dnorm where these wait for all columns. On a GPU as if one rank had all chunks. */
@@ -187,7 +177,7 @@ static uint64_t bytes_of_logits_row(const struct pd_transformer *t)
 {
     const uint64_t vocab = t->model->config.vocab, hidden = t->model->config.hidden;
     const uint64_t chunks = t->options.on_device ? t->partition.virtual_tp : t->tp.chunks;
-    const uint64_t columns = columns_at_once(t, least(vocab, columns_of_chunk(t) * chunks));
+    const uint64_t columns = columns_at_once(t, pd_min_u64(vocab, columns_of_chunk(t) * chunks));
     return (columns + (t->options.logits_columns ? chunks * hidden : 0)) * sizeof(float);
 }
 
@@ -201,7 +191,7 @@ static uint64_t rows_of_logits(const struct pd_transformer *t)
     const uint64_t bytes = (t->options.on_device ? LOGITS_BYTES_MAX_DEVICE : LOGITS_BYTES_MAX) / share;
     const uint64_t sum = (uint64_t)t->model->config.vocab * t->model->config.hidden * sizeof(float);
     if (t->options.on_device && t->sp.largest * row <= bytes + sum) return t->sp.largest;
-    return least(t->sp.largest, most(bytes / row / 16 * 16, 16));
+    return pd_min_u64(t->sp.largest, pd_max_u64(bytes / row / 16 * 16, 16));
 }
 
 /* A GPU's products want rows on 16 bytes, those of the 16-bit gradients too that overlay logits. */
@@ -248,8 +238,8 @@ static void take_head(struct pd_transformer *t, struct pd_arena *arena)
 static uint64_t largest_vector(const struct pd_transformer *t)
 {
     const struct pd_share *s = &t->share;
-    const uint64_t norm = most(2ull * t->model->config.hidden, t->model->config.head_size);
-    return t->options.may_add ? most(norm, most(s->q_columns + 2 * s->k_columns, s->up_columns)) : norm;
+    const uint64_t norm = pd_max_u64(2ull * t->model->config.hidden, t->model->config.head_size);
+    return t->options.may_add ? pd_max_u64(norm, pd_max_u64(s->q_columns + 2 * s->k_columns, s->up_columns)) : norm;
 }
 
 static void take_backward(struct pd_transformer *t, struct pd_arena *arena)
@@ -401,14 +391,14 @@ static void take_fp8(struct pd_transformer *t, struct pd_arena *arena)
 {
     struct pd_fp8_linears *f = &t->fp8;
     const struct pd_share *s = &t->share;
-    const uint64_t hidden = t->model->config.hidden, in = most(hidden, most(s->q_columns, s->ffn_columns));
-    const uint64_t out = most(hidden, most(s->q_columns + 2 * s->k_columns, s->up_columns));
+    const uint64_t hidden = t->model->config.hidden, in = pd_max_u64(hidden, pd_max_u64(s->q_columns, s->ffn_columns));
+    const uint64_t out = pd_max_u64(hidden, pd_max_u64(s->q_columns + 2 * s->k_columns, s->up_columns));
     if (!f->is_on || !t->has_blocks) return;
     f->x = take(arena, t->rows * in, 1);
     if (f->kept)
         take_kept_codes(t, arena);
     else
-        f->w = take(arena, hidden * most(in, out), 1);
+        f->w = take(arena, hidden * pd_max_u64(in, out), 1);
     f->dy = take(arena, t->options.backward ? t->rows * out : 0, 1);
     f->dy_across = take(arena, t->options.backward ? t->rows * out : 0, 1);
     f->scales = take(arena, f->scales_capacity * PD_FP8_SCALE_FLOATS, sizeof(float));
@@ -420,12 +410,12 @@ static uint64_t largest_gradient(const struct pd_transformer *t)
 {
     const struct pd_share *s = &t->share;
     uint64_t columns = 2; /* weight and bias of a norm */
-    if (t->has_head) columns = most(columns, s->vocab_columns);
+    if (t->has_head) columns = pd_max_u64(columns, s->vocab_columns);
     if (t->has_blocks) {
-        columns = most(columns, s->q_columns + 2 * s->dk_columns);
-        columns = most(columns, most(s->up_columns, s->ffn_columns));
+        columns = pd_max_u64(columns, s->q_columns + 2 * s->dk_columns);
+        columns = pd_max_u64(columns, pd_max_u64(s->up_columns, s->ffn_columns));
     }
-    return most(columns * t->model->config.hidden, t->model->config.head_size);
+    return pd_max_u64(columns * t->model->config.hidden, t->model->config.head_size);
 }
 
 /* Behind queries there are keys and values, or sums of heads. */
@@ -434,7 +424,8 @@ static void take_heads(struct pd_transformer *t, struct pd_arena *arena)
     struct pd_sequence_parallel *sp = &t->sp;
     const struct pd_share *s = &t->share;
     const uint64_t ranks = t->partition.sp, heads = s->heads.end - s->heads.begin,
-                   row = s->q_columns * t->element_bytes + most(2 * s->k_columns * t->element_bytes, heads * sizeof(float));
+                   row = s->q_columns * t->element_bytes +
+                         pd_max_u64(2 * s->k_columns * t->element_bytes, heads * sizeof(float));
     sp->acc = take(arena, sp->largest * s->q_columns / ranks, sizeof(float));
     sp->acc2 = take(arena, t->options.backward ? sp->largest * s->q_columns / ranks : 0, sizeof(float));
     sp->max = take(arena, sp->largest * heads / ranks, sizeof(float));
@@ -470,9 +461,9 @@ static void take_pieces(struct pd_transformer *t, struct pd_arena *arena)
     if (t->partition.sp == 1) return;
     uint64_t keys = sp->largest * 2 * s->k_columns * t->element_bytes;
     uint64_t queries = 2 * pd_round_up(sp->largest * s->q_columns * t->element_bytes, 64) +
-                       3 * pd_round_up(sp->largest * most(heads, 1) * sizeof(float), 64);
+                       3 * pd_round_up(sp->largest * pd_max_u64(heads, 1) * sizeof(float), 64);
     for (int i = 0; i < 2; i++) {
-        sp->arrived[i] = pd_arena_take(arena, PD_MEMORY_BUFFERS, t->options.backward ? most(keys, queries) : keys);
+        sp->arrived[i] = pd_arena_take(arena, PD_MEMORY_BUFFERS, t->options.backward ? pd_max_u64(keys, queries) : keys);
         pd_peer_transfer_init(&sp->transfer[i], t->options.sp, 5 * (t->partition.sp - 1), 5, arena);
     }
 }

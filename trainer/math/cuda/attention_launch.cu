@@ -1,6 +1,7 @@
 /* The slots. Which kernels a call goes to depends on dtype, head size and device alone, so that no layout changes it;
  * PERDURE_ATTENTION=mma, wgmma, onepass (wgmma, backward in one pass) or plain asks for others, in tests and
  * benchmarks. */
+#include "ckpt/base/checked.h"
 #include "trainer/math/cuda/architectures.h"
 #include "trainer/math/cuda/attention_items.h"
 
@@ -219,11 +220,6 @@ static pd_status run_once(void *stream, const struct pd_attention *r, struct pd_
     return pd_attention_join(stream, &terms, err);
 }
 
-static uint64_t larger(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
 static __global__ void attention_counter(uint32_t *begun)
 {
     *begun = 0;
@@ -241,9 +237,9 @@ uint64_t pd_cuda_attention_workspace_bytes(const struct pd_attention *a)
     struct pd_attention r = pd_attention_resolve(a, parts);
     r.last_part = true;
     const uint64_t terms = parts ? 0 : terms_bytes(&r);
-    if (!has_tiles(&r) || strcmp(asked_for(), "plain") == 0) return larger(terms, pd_attention_plain_workspace(&r));
+    if (!has_tiles(&r) || strcmp(asked_for(), "plain") == 0) return pd_max_u64(terms, pd_attention_plain_workspace(&r));
     const uint64_t wgmma = build_has_wgmma ? kernels_of[PD_ATTENTION_WGMMA].workspace(&r) : 0;
-    return larger(larger(terms, parts ? 0 : once_bytes(&r)), larger(pd_attention_tiles_workspace(&r), wgmma));
+    return pd_max_u64(pd_max_u64(terms, parts ? 0 : once_bytes(&r)), pd_max_u64(pd_attention_tiles_workspace(&r), wgmma));
 }
 
 pd_status pd_cuda_attention_forward(void *stream, const struct pd_attention *attention, struct pd_cuda_workspace workspace,
