@@ -48,7 +48,8 @@ def body(workspace, _):
         raise harness.Failure(f"the first launch's losses changed after the second was refused\n{log}")
     if workspace.state_digest(directory) != workspace.state_digest(undisturbed):
         raise harness.Failure("the first launch's state changed after the second was refused")
-    left = [name for name in os.listdir(directory) if name not in ("checkpoints", "config.yaml", "events.jsonl", "last-steps", "metrics.jsonl")]
+    known = ("checkpoints", "config.yaml", "events.jsonl", "last-steps", "metrics.jsonl")
+    left = [name for name in os.listdir(directory) if name not in known and not name.startswith(".data-scan-")]
     if left:
         raise harness.Failure(f"left behind in the run directory: {left}")
     print("a refused launch changes nothing")
