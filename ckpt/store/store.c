@@ -299,18 +299,32 @@ pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_ent
     }
 }
 
+/* A bit for each shard that a rank sees, and one for the record: one exchange, however many shards there are. */
 pd_status pd_store_has_gone(struct pd_store *store, const struct pd_store_entry *entry, bool *ret_has_gone,
                             struct pd_error *err)
 {
-    struct store_dir *root = &store->files.dir;
-    uint64_t is_there = pd_store_has_record(store, entry->name);
-    PD_TRY(store_gather_most(root, is_there, &is_there, err));
-    for (uint32_t i = 0; is_there && i < entry->shard_count; i++) {
-        is_there = store_exists(root, store_at(root, "%s/%s", entry->name, pd_shard_name(i).text).text);
-        PD_TRY(store_gather_most(root, is_there, &is_there, err));
+    const struct store_dir *root = &store->files.dir;
+    const uint64_t bytes = entry->shard_count / 8 + 1;
+    unsigned char *all = NULL, *seen = calloc(bytes, 1);
+    pd_status st = PD_ALLOCATED(seen, err, "no memory to look for %u shards", entry->shard_count);
+    for (uint32_t i = 0; st == PD_OK && i <= entry->shard_count; i++) {
+        const struct pd_store_name shard = pd_shard_name(i);
+        const char *name = i < entry->shard_count ? shard.text : "commit.h5";
+        const bool is_there = store_exists(root, store_at(root, "%s/%s", entry->name, name).text);
+        seen[i / 8] |= (unsigned char)(is_there << i % 8);
     }
-    *ret_has_gone = !is_there;
-    return PD_OK;
+    st = pd_group_agree(root->group, st, err);
+    if (st == PD_OK) st = pd_group_gather_all(root->group, seen, bytes, (void **)&all, err);
+    *ret_has_gone = false;
+    for (uint32_t i = 0; st == PD_OK && i <= entry->shard_count; i++) {
+        bool is_there = false;
+        for (uint32_t r = 0; r < root->group->size; r++)
+            is_there |= all[r * bytes + i / 8] >> i % 8 & 1;
+        *ret_has_gone |= !is_there;
+    }
+    free(seen);
+    free(all);
+    return st;
 }
 
 pd_status pd_store_count_quarantined(struct pd_store *store, uint32_t *ret_count, struct pd_error *err)
