@@ -93,15 +93,26 @@ Test(element, integers_and_doubles_have_their_value)
     const int32_t i32 = 7;
     const int16_t i16 = -300;
     const int8_t i8 = -1;
-    const uint8_t u8 = 255, yes = 3;
+    const uint8_t u8 = 255, yes = 3, e4m3[] = {0x38, 0xfe, 0x01},
+                  e5m2[] = {0x3c, 0xfb, 0x01}; /* 1, the least, the smallest */
     const double f64 = 0.1;
     const struct {
         enum pd_element element;
         const void *stored;
         float value;
-    } cases[] = {{PD_ELEMENT_I64, &i64, -5},  {PD_ELEMENT_I32, &i32, 7}, {PD_ELEMENT_I16, &i16, -300},
-                 {PD_ELEMENT_I8, &i8, -1},    {PD_ELEMENT_U8, &u8, 255}, {PD_ELEMENT_BOOL, &yes, 1},
-                 {PD_ELEMENT_F64, &f64, 0.1f}};
+    } cases[] = {{PD_ELEMENT_I64, &i64, -5},
+                 {PD_ELEMENT_I32, &i32, 7},
+                 {PD_ELEMENT_I16, &i16, -300},
+                 {PD_ELEMENT_I8, &i8, -1},
+                 {PD_ELEMENT_U8, &u8, 255},
+                 {PD_ELEMENT_BOOL, &yes, 1},
+                 {PD_ELEMENT_F64, &f64, 0.1f},
+                 {PD_ELEMENT_F8_E4M3, &e4m3[0], 1},
+                 {PD_ELEMENT_F8_E4M3, &e4m3[1], -448},
+                 {PD_ELEMENT_F8_E4M3, &e4m3[2], 0x1p-9f},
+                 {PD_ELEMENT_F8_E5M2, &e5m2[0], 1},
+                 {PD_ELEMENT_F8_E5M2, &e5m2[1], -57344},
+                 {PD_ELEMENT_F8_E5M2, &e5m2[2], 0x1p-16f}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         float value;
         pd_elements[cases[i].element].to_f32(cases[i].stored, 1, &value);
