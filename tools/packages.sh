@@ -5,7 +5,7 @@
 set -euo pipefail
 
 build="gcc g++ make cmake ninja-build pkg-config libhdf5-dev liburing-dev libopenmpi-dev openmpi-bin libzstd-dev zlib1g-dev
-  libxxhash-dev libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev libmicrohttpd-dev libdnnl-dev libcriterion-dev"
+  libxxhash-dev libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev libmicrohttpd-dev libssl-dev libdnnl-dev libcriterion-dev"
 run="openmpi-bin hdf5-tools"
 text="bible-kjv bible-kjv-text"
 test="clang-format python3 python3-venv procps slurm-wlm munge"

@@ -1,7 +1,7 @@
 #include "ckpt/base/fault.h"
 
 #include "ckpt/base/parse.h"
-#include "ckpt/base/pulse.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/rank.h"
 #include <fcntl.h>
 #include <signal.h>
@@ -109,7 +109,7 @@ static bool first_to_fire(void)
 static void fire(enum action action)
 {
     if (action == ACTION_EXIT) _exit(EXIT_INTERNAL);
-    if (action == ACTION_STOP) pd_pulse_hold();
+    if (action == ACTION_STOP) pd_heartbeat_hold();
     (void)raise(action == ACTION_STOP ? SIGSTOP : SIGKILL);
     while (action == ACTION_KILL)
         pause();

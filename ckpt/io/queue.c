@@ -1,5 +1,6 @@
 /* The checked wrappers of queues. A transfer is in one of three places: with the implementation (counted by in_flight), on
  * the done list, or with the caller. What is refused here goes to the done list without having been sent. */
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/trace.h"
 #include "ckpt/io/vfs_ops.h"
 
@@ -101,12 +102,21 @@ static int submit_some(struct pd_queue *queue, struct pd_transfer *const *transf
     return queue->ops->submit(queue, transfers, batch);
 }
 
+static int reap_some(struct pd_queue *queue, bool wait)
+{
+    if (!wait) return queue->ops->reap(queue, false);
+    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
+    const int result = queue->ops->reap(queue, true);
+    pd_heartbeat_storage_end(before);
+    return result;
+}
+
 pd_status pd_queue_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count, struct pd_error *err)
 {
     int result = 0;
     for (uint32_t done = 0; !result && done < count;) {
         uint32_t taken = 0;
-        if (queue->in_flight == queue->depth) result = queue->ops->reap(queue, true);
+        if (queue->in_flight == queue->depth) result = reap_some(queue, true);
         if (!result) result = submit_some(queue, transfers + done, count - done, &taken);
         done += taken;
     }
@@ -119,7 +129,7 @@ static pd_status reap(struct pd_queue *queue, bool wait, struct pd_transfer **re
 {
     PD_CHECK(capacity > 0);
     if (queue->in_flight > 0) {
-        int result = queue->ops->reap(queue, wait && queue->done_head == NULL);
+        int result = reap_some(queue, wait && queue->done_head == NULL);
         if (result) PD_FAIL_ERRNO(err, result, "reaping from the %s queue", queue->ops->name);
     }
     uint32_t count = 0;

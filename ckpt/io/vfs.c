@@ -1,5 +1,6 @@
 /* The checked wrappers: arguments are checked, slots are called, short transfers go on, errno becomes a message. */
 #include "ckpt/base/clock.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/trace.h"
 #include "ckpt/io/vfs_ops.h"
@@ -140,7 +141,9 @@ pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, str
     }
     *file = (struct pd_file){.vfs = vfs, .path = copy, .flags = flags, .fd = -1};
     bool refused = false;
+    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
     int result = open_slot(file, &refused);
+    pd_heartbeat_storage_end(before);
     if (result) {
         free(file);
         free(copy);
@@ -156,7 +159,9 @@ pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, str
 
 pd_status pd_file_close(struct pd_file *file, struct pd_error *err)
 {
+    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
     int result = file->vfs->ops->close(file);
+    pd_heartbeat_storage_end(before);
     pd_status status = PD_OK;
     if (result) status = pd_error_set(err, pd_status_from_errno(result), PD_WHERE, result, "close %s", file->path);
     free(file->path);
@@ -233,7 +238,9 @@ pd_status pd_file_read(struct pd_file *file, uint64_t offset, void *data, uint64
     PD_TRY(check_aligned(file, "read", offset, data, bytes, err));
     uint64_t moved = 0;
     const uint64_t begin = pd_trace_begin();
+    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
     int result = pd_file_move(file, false, offset, data, bytes, &moved);
+    pd_heartbeat_storage_end(before);
     pd_trace_end(begin, "io", "read", moved);
     atomic_fetch_add(&file->vfs->bytes_read, moved);
     if (result == PD_MOVE_END_OF_FILE)
@@ -251,7 +258,9 @@ pd_status pd_file_write(struct pd_file *file, uint64_t offset, const void *data,
     PD_TRY(check_aligned(file, "write", offset, data, bytes, err));
     uint64_t moved = 0;
     const uint64_t begin = pd_trace_begin();
+    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
     int result = pd_file_move(file, true, offset, (void *)(uintptr_t)data, bytes, &moved);
+    pd_heartbeat_storage_end(before);
     pd_trace_end(begin, "io", "write", moved);
     atomic_fetch_add(&file->vfs->bytes_written, moved);
     if (result) PD_FAIL_ERRNO(err, result, "write %s: %" PRIu64 " bytes at %" PRIu64, file->path, bytes, offset);
@@ -281,8 +290,10 @@ pd_status pd_file_sync(struct pd_file *file, struct pd_error *err)
 {
     PD_TRY(check_believed(file, "sync", err));
     const uint64_t begin = pd_trace_begin();
+    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
     pd_vfs_count_flush(file->vfs);
     int result = file->vfs->ops->sync(file);
+    pd_heartbeat_storage_end(before);
     pd_trace_end(begin, "io", "sync", 0);
     if (!result) return PD_OK;
     atomic_store(&file->sync_failed, true);

@@ -1,7 +1,7 @@
 /* The way out: every tier, and other hosts, get the last step. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
-#include "ckpt/base/pulse.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/tiers/internal.h"
 
 #include <inttypes.h>
@@ -72,14 +72,14 @@ static void wait_for_copies(struct pd_tiers *t, struct leaving *l)
         for (uint32_t i = 0; i < t->count; i++) {
             struct tier *tier = tiers_worker_at(t, i);
             if (!tier || !tier->schedule.is_busy) continue;
-            pd_pulse_storage(tier->dir);
+            pd_heartbeat_tier(tier->dir);
             is_waiting |= !tier_worker_wait(&tier->worker, POLL_SECONDS);
         }
         if (l->seconds < 0) continue;
         if (!l->since_ns && is_persistent(t, l)) l->since_ns = pd_clock_monotonic_ns(NULL);
         if (l->since_ns && pd_clock_seconds_since(NULL, l->since_ns) >= l->seconds) give_up_copies(t, UINT64_MAX);
     }
-    pd_pulse_storage("");
+    pd_heartbeat_tier("");
 }
 
 /* ---- asking ---- */

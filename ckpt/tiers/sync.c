@@ -1,6 +1,6 @@
 /* Between the saver's thread and the workers: jobs go out, what came of them comes back, the same on every rank. */
 #include "ckpt/base/clock.h"
-#include "ckpt/base/pulse.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/tiers/internal.h"
 
 #include <stdio.h>
@@ -102,9 +102,9 @@ pd_status tiers_sync(struct pd_tiers *t, struct pd_error *err)
 pd_status tier_await_copy(struct tier *tier, struct pd_error *err)
 {
     if (!tier->schedule.is_busy) return PD_OK;
-    pd_pulse_storage(tier->dir);
+    pd_heartbeat_tier(tier->dir);
     tier_worker_wait(&tier->worker, -1);
-    pd_pulse_storage("");
+    pd_heartbeat_tier("");
     return tiers_sync(tier->tiers, err);
 }
 
@@ -122,7 +122,7 @@ pd_status tier_save_into(struct tier *tier, const struct pd_tiers_save *save, ui
                                  .pins = pins,
                                  .unpins = tier_schedule_take_unpins(&tier->schedule)};
     atomic_store(&tier->tiers->saving_into, tier->number);
-    pd_pulse_storage(tier->dir);
+    pd_heartbeat_tier(tier->dir);
     if (tier->number == 0) {
         st = tier_run_job(tier, ret_job, &own);
     } else {
@@ -132,7 +132,7 @@ pd_status tier_save_into(struct tier *tier, const struct pd_tiers_save *save, ui
         *ret_job = *tier_worker_job(&tier->worker);
         tier_report_error(tier, &own);
     }
-    pd_pulse_storage("");
+    pd_heartbeat_tier("");
     if (st == PD_OK) tier_schedule_succeed(&tier->schedule, identity->lineage, identity->step, ret_job->name);
     if (st && !tiers_is_fatal(st)) tier_schedule_fail(&tier->schedule, tier->tiers->now_ns);
     return pd_error_pass(err, st, &own);

@@ -189,9 +189,9 @@ def starter_that_hangs(bench):
     starter = bench.workspace.file("hangs.sh", "#!/bin/sh\nexec sleep 600\n")
     os.chmod(starter, 0o755)
     hangs = {"PERDURE_MPIRUN": starter}
-    with bench.start(bench.workspace.directory("hangs"), "layout.transport=mpi", "restart.peer_timeout=1", **hangs) as run:
+    with bench.start(bench.workspace.directory("hangs"), "layout.transport=mpi", "restart.begin_seconds=1", **hangs) as run:
         log = run.communicate(timeout=harness.PATIENCE)[1]
-    expect("a starter that hangs", 78, run.returncode, "did not start all ranks in restart.peer_timeout", log)
+    expect("a starter that hangs", 78, run.returncode, "did not start all ranks in restart.begin_seconds", log)
     with bench.start(bench.workspace.directory("hangs"), "layout.transport=mpi", **hangs) as run:
         run.stderr.readline()
         run.send_signal(signal.SIGTERM)

@@ -27,10 +27,10 @@ restart: {{hang_seconds: 2}}
 PLACES = {"computing": 1, "reading data": 2, "waiting for a save": 3}
 
 
-def pulse(pid):
-    """Its place, exchanges under way and step (ckpt/base/pulse.h)."""
+def heartbeat(pid):
+    """Its place, exchanges under way and step (ckpt/base/heartbeat.h)."""
     for name in os.listdir(f"/proc/{pid}/fd"):
-        if "perdure-pulse" in os.readlink(f"/proc/{pid}/fd/{name}"):
+        if "perdure-heartbeat" in os.readlink(f"/proc/{pid}/fd/{name}"):
             with open(f"/proc/{pid}/fd/{name}", "rb") as f:
                 words = struct.unpack("<QQQIIIIII", f.read(48))
                 return words[5], words[6], words[1]
@@ -61,7 +61,7 @@ def workers(launcher, everywhere=False):
 def stop_at(find, where):
     """One of the ranks that are found, in the place."""
     def is_there(pid):
-        place, exchanges, step = pulse(pid)
+        place, exchanges, step = heartbeat(pid)
         return step >= 4 and (exchanges > 0 if where == "in exchange" else place == PLACES[where] and not exchanges)
 
     deadline = time.monotonic() + harness.PATIENCE

@@ -127,7 +127,10 @@ def one_and_the_launchers(bench):
 
 def taken_away(bench):
     """A host is told that it will be taken away: all save, and the others go on from there; when the launcher's own is told too, all leave."""
-    run = bench.start("a", f"preempt.notice=test -e {bench.net.root}/disk/notice")
+    notice = f"test -e {bench.net.root}/disk/notice"
+    for name in "bc":  # a host runs no command that its own copy does not name
+        write(f"{bench.net.root}/disk-{name}/run.yaml", bench.config.format(data=f"{bench.place}/text.txt") + f"preempt: {{notice: '{notice}'}}\n")
+    run = bench.start("a", f"preempt.notice={notice}")
     bench.steps(run, 2)
     open(f"{bench.net.root}/disk-b/notice", "w", encoding="utf-8").close()
     bench.wait(run, lambda: "resumed at" in bench.said(), "a start on the others")
@@ -251,7 +254,7 @@ def one_way(bench):
 def between_two(bench):
     """The same between two hosts other than the launcher's, which all answer it: which two is found out, and one is left out until they reach
     one another again."""
-    run = bench.start("a", "launch.grow=now", "restart.hang_seconds=8", "restart.peer_timeout=20")
+    run = bench.start("a", "launch.grow=now", "restart.hang_seconds=8", "restart.join_seconds=20")
     bench.steps(run, 2)
     least = bench.copied()
     bench.net.drop("b", "c")

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""In place of ssh between hosts of namespaces.py: `serve` starts what it is sent; `HOST COMMAND...` sends it, and ends as it ended."""
+"""In place of ssh between hosts of namespaces.py: `serve` starts what it is sent, with the standard input that follows; `HOST COMMAND...` sends
+both, and ends as it ended."""
 import os
 import signal
 import socket
@@ -13,13 +14,23 @@ PORT = 7022
 def answer(connection):
     with connection:
         command = b""
-        while not command.endswith(b"\0"):
+        while True:
             got = connection.recv(65536)
             if not got:
                 return
             command += got
-        process = subprocess.Popen(["sh", "-c", command[:-1].decode()], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            if b"\0" in command:
+                break
+        command, _, given = command.partition(b"\0")
+        for piece in iter(lambda: connection.recv(65536), b""):
+            given += piece
+        process = subprocess.Popen(["sh", "-c", command.decode()], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            process.stdin.write(given)
+            process.stdin.close()
+        except BrokenPipeError:
+            pass  # it reads nothing
         for piece in iter(lambda: os.read(process.stdout.fileno(), 65536), b""):
             connection.sendall(piece)
         connection.sendall(b"\0%d" % process.wait())
@@ -35,7 +46,8 @@ def serve():
 def send(host, words):
     with socket.create_connection((host, PORT), timeout=10) as connection:
         connection.settimeout(None)
-        connection.sendall(" ".join(words).encode() + b"\0")
+        connection.sendall(" ".join(words).encode() + b"\0" + sys.stdin.buffer.read())
+        connection.shutdown(socket.SHUT_WR)
         said = b""
         for piece in iter(lambda: connection.recv(65536), b""):
             said += piece

@@ -18,7 +18,7 @@ batch: {{sequences: 4, micro_batch: 2, context: 64}}
 optimizer: {{warmup_steps: 2, decay_steps: 12}}
 checkpoint: {{every: 2}}
 layout: {{ranks: 2, threads: 1, transport: local}}
-restart: {{hang_seconds: 2, limit: 0, peer_timeout: 15}}
+restart: {{hang_seconds: 2, limit: 0, begin_seconds: 60}}
 """
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A rank that is stopped for two thirds of the time, in pulses of some milliseconds, is named with what it is slow at, in log and metrics; one
+"""A rank that is stopped for two thirds of the time, in heartbeats of some milliseconds, is named with what it is slow at, in log and metrics; one
 that is left alone again is as fast as the others. Ranks that are all pulsed alike raise no alarm."""
 import json
 import os

@@ -215,8 +215,9 @@ def history():
            '"tokens_per_second":9,"stall_seconds":0.1,"last_checkpoint":{0},"bubble":0.1,"memory_bytes":5,"eta_seconds":4,'
            '"stages":{{"forward":1,"backward":2,"sums":0,"update":0}},"tiers":[{{"newest":{0},"failures":1,"skipped":0,"cause":"x","replicated":2}}]}}\n')
     events = (b'{"event":"start","time":1.0,"restart":0,"ranks":2,"from_step":0,"transport":"mpi","host":"a","process":4}\n'
+              b'{"event":"ranks","ranks":[{"rank":0,"process":4,"heartbeat":5},{"rank":1,"process":6}]}\n'
               b'{"event":"open","time":2.0,"fence":1,"step":0,"ranks":2,"hosts":1,"threads":1,"dp":2,"tp":1,"pp":1,"sp":1,"zero_stage":3,"parameters":9,'
-              b'"planned_bytes":8,"checkpoint_bytes":7,"flops_per_token":6,"device":"cpu","notes":"/n","tiers":[{"dir":"/t","in_memory":true,"newest":2}]}\n'
+              b'"planned_bytes":8,"checkpoint_bytes":7,"flops_per_token":6,"device":"cpu","tiers":[{"dir":"/t","in_memory":true,"newest":2}]}\n'
               b'{"event":"end","time":9.0,"exit_code":75,"restarts":true,"cause":"rank 1 died"}\n{"event":"start","time":9.5,"restart":1,"ranks":1,"from_step":2}\n'
               b'{"event":"open","time":9.6,"fence":2,"step":2}\n{"event":"leave","step":4}\n{"event":"end","time":12,"exit_code":0,"restarts":false}\n')
     rows = "".join(row.format(step, 2 + step) for step in range(1, 5)) + row.replace('"fence":1', '"fence":2').format(3, 10)
@@ -227,22 +228,21 @@ def history():
          record(1, b'{"event":"start","time":1e300}\n{"event":"end","time":-1e300,"exit_code":1}\n'))
 
 
-def wire():
-    def frame(kind, note, rank, data):
-        return struct.pack("<IHHI", len(data), kind, note, rank) + data
+def message():
+    def frame(kind, rank, data):
+        return struct.pack("<IHHI", len(data), kind, 0, rank) + data
 
-    hello = frame(1, 0, 0, b"0123456789abcdef" * 2 + b"1.0, build 0123456789abcdef\nhost-c\n")
-    save("wire", "begun", hello + frame(2, 0, 1, b"4711\n elsewhere 4026531836\n4242\n8\n"))
-    save("wire", "ended", hello + frame(2, 3, 1, b"5\nthe disk is full\n") + frame(3, 1, 0, b""))
-    save("wire", "relay", hello + frame(4, 0, 1, b" elsewhere 4026531836") + frame(8, 0, 1, struct.pack("<ii", 4711, 7)))
-    save("wire", "word", hello + frame(5, 0, 1, bytes(range(1, 129)) * 6))
-    save("wire", "long", hello + frame(2, 3, 1, b"x" * 4096) + struct.pack("<IHHI", 4097, 2, 3, 1))
+    save("message", "proof", frame(1, 0, bytes(range(32))) + frame(3, 0, bytes(range(32))))
+    save("message", "begun", frame(4, 1, b"4711\n elsewhere 4026531836\n4242\n8\nhost-c\n1.0, build 0123456789abcdef\n12.3\n"))
+    save("message", "ended", frame(11, 1, b"5\n4294967295\nthe disk is full\n") + frame(6, 0, b"") + frame(7, 0, bytes(8)))
+    save("message", "gpu", frame(8, 1, b"GPU-1\n1\n") + frame(9, 0, b"2\nhost-c\nGPU-1\n0\n") + frame(10, 1, b""))
+    save("message", "relay", frame(12, 1, b" elsewhere 4026531836") + frame(17, 1, struct.pack("<ii", 4711, 7)))
+    save("message", "heartbeat", frame(13, 1, bytes(range(1, 129)) * 6))
+    save("message", "long", frame(11, 1, b"x" * 4096) + struct.pack("<IHHI", 4097, 11, 0, 1))
 
 
 def small():
     save("hosts", "list", b"# mine\na\nb:4 # four\nc slots=2 max_slots=4\nfe80::1\na:1\n")
-    for part, text in enumerate((b"7\nhost boot pid\n123\n4\n", b"7\nrank 1 is gone\n", b"120\n", b"GPU-1\n1\n")):
-        save("note", str(part), record(part, text))
     llama = (b'{"architectures":["LlamaForCausalLM"],"vocab_size":64,"hidden_size":32,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,'
              b'"head_dim":8,"intermediate_size":64,"max_position_embeddings":128,"rope_theta":1e4,"rms_norm_eps":1e-5,"tie_word_embeddings":true,'
              b'"bos_token_id":1,"eos_token_id":[2,3],"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":1,"high_freq_factor":4,'
@@ -255,7 +255,7 @@ def small():
 
 
 if __name__ == "__main__":
-    makers = [deepspeed, universal, dcp, llmc, megatron, safetensors_directory, torch, commit, store, load, shard, tokenizer, token_file, documents, config, history, wire, small]
+    makers = [deepspeed, universal, dcp, llmc, megatron, safetensors_directory, torch, commit, store, load, shard, tokenizer, token_file, documents, config, history, message, small]
     for make in makers:
         if len(sys.argv) == 1 or make.__name__ in sys.argv[1:]:
             make()

@@ -6,7 +6,7 @@ import re
 import sys
 
 TOP = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else os.path.join(os.path.dirname(__file__), "..", ".."))
-ROOMS = ("tools", "tools/commands", "tools/report", "trainer/config", "trainer/launch", "trainer/notes", "trainer/run", "trainer/sample", "trainer/plan")
+ROOMS = ("tools", "tools/commands", "tools/report", "trainer/config", "trainer/launch", "trainer/status", "trainer/run", "trainer/sample", "trainer/plan")
 CALL = re.compile(r"\b(PD_FAIL|PD_FAIL_ERRNO|pd_error_set)\s*\(")
 # Nobody can be told what to do about these: more memory, a bug of ours, somebody's own wish.
 FREE = {"PD_NO_MEMORY": "memory is out", "PD_BUG": "a bug of ours", "PD_STOPPED": "somebody asked for it"}

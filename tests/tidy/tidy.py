@@ -16,7 +16,7 @@ COLUMNS = {
     "resharder": (["resharder", ("resharder/load", "resharder/rewrite", "resharder/catalog"), "resharder/torch", "resharder/formats", "resharder/convert"], ["ckpt"]),
     "offload": (["offload"], ["ckpt"]),
     "trainer": (["trainer/tokenizer", ("trainer/math", "trainer/data"), "trainer/comm", "trainer/model", "trainer/parallel", "trainer/config",
-                 "trainer/engine", "trainer/plan", "trainer/notes", "trainer/run", ("trainer/launch", "trainer/sample")],
+                 "trainer/engine", "trainer/plan", "trainer/status", "trainer/run", ("trainer/launch", "trainer/sample")],
                 ["offload", "resharder", "ckpt"]),
     "tools": (["tools", ("tools/bench", "tools/doctor", "tools/bundle", "tools/report"), "tools/commands"],
               ["trainer", "resharder", "offload", "ckpt"]),

@@ -18,12 +18,11 @@
 #include "trainer/launch/launcher.h"
 #include "trainer/launch/layout.h"
 #include "trainer/launch/reach.h"
-#include "trainer/notes/relay.h"
-#include "trainer/notes/sender.h"
 #include "trainer/run/directories.h"
 #include "trainer/run/events.h"
 #include "trainer/run/recorded.h"
 #include "trainer/run/worker.h"
+#include "trainer/status/relay.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -263,6 +262,35 @@ static pd_status hand_on_trace(const struct pd_config *config, const char *file,
     return PD_OK;
 }
 
+/* Where hosts may have a copy of it. */
+static void hand_on_config(const char *file)
+{
+    char *whole = realpath(file, NULL);
+    setenv(PD_LAUNCH_ENV_CONFIG, whole ? whole : "", 1);
+    free(whole);
+}
+
+/* The launcher's configuration comes over the network. A command in it runs on this host only if the host's own copy names it. */
+static pd_status drop_unnamed_commands(struct pd_config *config, struct pd_error *err)
+{
+    struct pd_config own;
+    struct pd_error ignored;
+    const char *path = getenv(PD_LAUNCH_ENV_CONFIG);
+    if (!config->preempt.notice[0]) return PD_OK;
+    const bool is_read = path && *path && !pd_config_load(path, NULL, 0, &own, &ignored);
+    const bool is_named = is_read && strcmp(own.preempt.notice, config->preempt.notice) == 0;
+    if (is_read) pd_config_deinit(&own);
+    if (is_named) return PD_OK;
+    pd_log_warn("preempt",
+                "preempt.notice is not run on this host, since the host has no copy of %s that names the same command: copy "
+                "it there",
+                path && *path ? path : "the configuration");
+    free(config->preempt.notice);
+    config->preempt.notice = strdup("");
+    if (!config->preempt.notice) PD_FAIL(err, PD_NO_MEMORY, "a configuration");
+    return PD_OK;
+}
+
 /* A run's metrics and config.yaml are those of one line of checkpoints: a start that would begin another one beside it is
  * refused. Directories that are not there now (a disk that is not mounted) and those that hold no checkpoint have no say. */
 static pd_status check_same_checkpoints(const struct pd_config *config, struct pd_error *err)
@@ -464,6 +492,7 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
         if (!st) st = check_run_dir(&config, err);
         if (!st && t.fresh) st = check_fresh(&config, err);
         if (!st) st = hand_on_trace(&config, t.trace, err);
+        hand_on_config(t.config_path);
         struct pd_launch_chooser chooser = {0};
         if (!st) st = pd_launch_chooser_init(&config, &chooser, err);
         if (!st) st = launch(&config, &t, &chooser, err);
@@ -505,10 +534,15 @@ static void close_trace(void)
 static pd_status work(const struct pd_launched *launched, const char *config_path, struct pd_error *err)
 {
     struct pd_config config;
-    const char *text = pd_sender_config(); /* a host other than the launcher's needs no file */
+    const char *text = pd_channel_config(); /* a host other than the launcher's needs no file */
     pd_status st = text ? pd_config_parse(config_path, text, NULL, 0, &config, err)
                         : pd_config_load(config_path, NULL, 0, &config, err);
     if (st) return st;
+    if (text) st = drop_unnamed_commands(&config, err);
+    if (st) {
+        pd_config_deinit(&config);
+        return st;
+    }
     if (launched->layout[0]) st = pd_launch_layout_apply(&config, launched->layout, launched->ranks, err);
     if (!st) st = pd_worker_main(&config, launched, err);
     pd_config_deinit(&config);

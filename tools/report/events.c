@@ -81,8 +81,19 @@ static void take_open(struct pd_history *h, struct pd_history_start *start, cons
     start->planned_bytes = pd_history_u64(e, "planned_bytes");
     start->checkpoint_bytes = pd_history_u64(e, "checkpoint_bytes");
     copy_text(e, "device", start->device, sizeof start->device);
-    copy_text(e, "notes", h->notes, sizeof h->notes);
     take_tiers(h, pd_json_member(e, "tiers"), start->tiers_opened);
+}
+
+static void take_ranks(struct pd_history *h, const struct pd_json_value *e)
+{
+    const struct pd_json_value *all = pd_json_member(e, "ranks");
+    for (size_t i = 0; i < pd_json_count(all) && h->process_count < PD_HISTORY_PROCESSES_MAX; i++) {
+        const struct pd_json_value *one = pd_json_at(all, i);
+        const uint64_t process = pd_history_u64(one, "process"), heartbeat = pd_history_u64(one, "heartbeat");
+        if (!process || process > INT32_MAX || heartbeat > INT32_MAX) continue;
+        h->processes[h->process_count++] =
+            (struct pd_history_process){(uint32_t)pd_history_u64(one, "rank"), (int32_t)process, (int32_t)heartbeat};
+    }
 }
 
 static void take_end(struct pd_history_start *start, const struct pd_json_value *e)
@@ -109,8 +120,10 @@ static pd_status take(struct pd_history *h, const struct pd_json_value *e, const
         take_tiers(h, pd_json_member(e, "tiers"), start->tiers_left);
         return PD_OK;
     }
+    if (strcmp(event, "ranks") == 0) take_ranks(h, e);
     if (!is_start && !is_open && strcmp(event, "end") != 0) return PD_OK; /* of a later version */
     if (is_new) PD_TRY(pd_history_add_start(h, &start, err));
+    if (is_start) h->process_count = 0;
     if (is_start)
         take_start(h, start, e);
     else if (is_open)

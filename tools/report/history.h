@@ -63,6 +63,8 @@ struct pd_history_tier {
     double seconds, seconds_max; /* of all of these; of the longest */
 };
 
+#define PD_HISTORY_PROCESSES_MAX 256u
+
 struct pd_history {
     char dir[4096], name[256];
     uint64_t rows, damaged_lines;
@@ -73,7 +75,11 @@ struct pd_history {
     uint64_t saved_step;             /* newest that is known to be committed */
     uint32_t tier_count;
     struct pd_history_tier tiers[PD_TIERS_MAX];
-    char notes[3072]; /* directory of the launch that is or was under way; "": not known */
+    uint32_t process_count;
+    struct pd_history_process {
+        uint32_t rank;
+        int32_t process, heartbeat;
+    } processes[PD_HISTORY_PROCESSES_MAX]; /* (process_count) of the newest start, on the launcher's host */
     uint64_t launcher_process;
     char launcher_host[64];
 

@@ -1,10 +1,10 @@
 #include "tools/report/watch.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/utf8.h"
 #include "tools/report/figures.h"
 #include "trainer/config/config.h"
-#include "trainer/notes/note.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -30,20 +30,26 @@ static char state_of(int32_t process)
     return end && end[1] ? end[2] : '\0';
 }
 
+/* Since the last step; NaN: none was done, or this host cannot see it. */
+static double age_of(const struct pd_history_process *p)
+{
+    const struct pd_heartbeat *heartbeat = p->heartbeat ? pd_heartbeat_map(p->process, p->heartbeat, 1) : NULL;
+    const uint64_t step_ns = heartbeat ? atomic_load(&heartbeat->step_ns) : 0;
+    pd_heartbeat_unmap(heartbeat, 1);
+    return step_ns ? pd_clock_seconds_since(NULL, step_ns) : NAN;
+}
+
 static void look_at_ranks(struct pd_watch *w)
 {
     const struct pd_history *h = &w->history;
-    const uint32_t ranks = h->start_count ? h->starts[h->start_count - 1].ranks : 0;
+    char host[64] = "";
+    (void)gethostname(host, sizeof host - 1);
+    const bool is_here = strcmp(host, h->launcher_host) == 0;
     w->rank_count = 0;
-    for (uint32_t rank = 0; h->notes[0] && rank < ranks && rank < PD_WATCH_RANKS_MAX; rank++) {
-        struct pd_note_begun note;
-        struct stat st;
-        char path[4096];
-        if (!pd_note_read_process(h->notes, PD_NOTE_BEGUN, rank, &note)) continue;
-        struct pd_watch_rank *r = &w->ranks[w->rank_count++];
-        *r = (struct pd_watch_rank){rank, note.process, note.is_here, note.is_here ? state_of(note.process) : '\0', NAN};
-        snprintf(path, sizeof path, "%s/ready-%u", h->notes, rank);
-        if (stat(path, &st) == 0) r->age = fmax(w->now - ((double)st.st_mtim.tv_sec + (double)st.st_mtim.tv_nsec / 1e9), 0);
+    for (uint32_t i = 0; i < h->process_count && i < PD_WATCH_RANKS_MAX; i++) {
+        const struct pd_history_process *p = &h->processes[i];
+        w->ranks[w->rank_count++] = (struct pd_watch_rank){p->rank, p->process, is_here,
+                                                           is_here ? state_of(p->process) : '\0', is_here ? age_of(p) : NAN};
     }
 }
 

@@ -34,7 +34,7 @@ struct pd_watch {
     double step;    /* the newest; NaN: none */
     double now;
     enum pd_watch_state state;
-    uint32_t rank_count; /* whose notes can be read; at most PD_WATCH_RANKS_MAX */
+    uint32_t rank_count; /* of the launcher's host; at most PD_WATCH_RANKS_MAX */
     struct pd_watch_rank ranks[PD_WATCH_RANKS_MAX];
 
     struct stat directory, config; /* run.dir when it was opened, config.yaml when it was read */

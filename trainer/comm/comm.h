@@ -105,8 +105,10 @@ struct pd_comm {
     uint32_t host, host_count;
     uint32_t rank_here, ranks_here; /* this rank's number among those of its host, and how many these are */
     uint32_t ranks_here_max;        /* of any host */
-    double time_limit_seconds;      /* of one operation before missing ranks are named */
-    uint64_t bytes;                 /* what this rank took for it */
+    double
+        time_limit_seconds; /* of one operation before missing ranks are named; 0: none, the launcher looks for silent ranks */
+    bool is_background;     /* what waits in it holds up nobody: heartbeats leave it out */
+    uint64_t bytes;         /* what this rank took for it */
     struct pd_comm_memory memory;
 };
 
@@ -120,14 +122,17 @@ void pd_comm_will_use(struct pd_comm *comm, void *memory, uint64_t bytes);
 
 /* Of one operation, before missing ranks are named; later splits inherit it. */
 void pd_comm_set_time_limit(struct pd_comm *comm, double seconds);
+/* PD_PEER_LOST: the rank that was found missing first, of the whole job; UINT32_MAX: none. Of a communicator of processes or
+ * threads. */
+uint32_t pd_comm_missed(const struct pd_comm *comm);
 
 PD_MUST_USE pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
 /* Collectives of many bytes, waited for by pd_comm_wait; all ranks give the same count or bytes. They set all of *op but
  * `what`. Until the wait parts and sum belong to the operation: peers may read `parts`, and the caller touches neither.
  *
- *   reduce_scatter  parts (size, count) of each rank -> sum (count): of part number `rank` of all ranks, modulo 2^64. sum may
- *                   be the own part, parts + rank * count, and overlaps parts nowhere else. Parts are used up: sums of others
- *                   may be made in them
+ *   reduce_scatter  parts (size, count) of each rank -> sum (count): of part number `rank` of all ranks,
+ *                   modulo 2^64. sum may be the own part, parts + rank * count, and overlaps parts nowhere else. Parts are
+ *                   used up: sums of others may be made in them
  *   all_gather      parts (size, bytes), of which the own is filled -> all of them, the same on every rank
  *
  * Where ranks are processes, (host_count - 1) / host_count of the parts leave a host once, however many ranks it has

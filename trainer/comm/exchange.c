@@ -11,7 +11,7 @@
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
-#include "ckpt/base/pulse.h"
+#include "ckpt/base/heartbeat.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -33,8 +33,7 @@ static void link_set(struct pd_progress *engine, uint32_t peer, const struct pd_
     link->send.memory = is_inner ? m->inner : m->outer;
     link->recv.memory = m->arriving;
     link->recv.adds = m->adds;
-    if (link->recv.left && peer != engine->comm.rank && m->fault)
-        link->is_damaged = pd_fault_asks(m->fault);
+    if (link->recv.left && peer != engine->comm.rank && m->fault) link->is_damaged = pd_fault_asks(m->fault);
 }
 
 /* Slots stay: pd_exchange_look reads them from another thread. */
@@ -295,10 +294,10 @@ static pd_status exchange_loop(struct pd_progress *engine, const struct pd_messa
             return fail_gone(engine, gone, ret_blamed, err);
         uint64_t now = pd_clock_monotonic_ns(NULL);
         if (moved_at == 0) moved_at = now;
-        if (now - moved_at > limit_ns) return fail_late(engine, ret_blamed, err);
+        if (limit_ns && now - moved_at > limit_ns) return fail_late(engine, ret_blamed, err);
         if (now - looked_at >= LOOK_NS) {
             pd_segment_look(engine->segment);
-            if (pd_progress_is_watched(engine)) pd_pulse_waits_for(world_rank(engine, engine->exchange.active[0]));
+            if (pd_progress_is_watched(engine)) pd_heartbeat_waits_for(world_rank(engine, engine->exchange.active[0]));
             looked_at = now;
         }
         wait_for_bell(engine, bell, has_remote, idle);

@@ -363,12 +363,12 @@ static bool leave_together(struct pd_progress *engine)
 {
     MPI_Request request;
     double limit = engine->comm.time_limit_seconds;
-    if (engine->broken && limit > LEAVE_SECONDS) limit = LEAVE_SECONDS;
+    if (engine->broken && !(limit > 0 && limit < LEAVE_SECONDS)) limit = LEAVE_SECONDS;
     pd_progress_leave(&engine->comm);
     pthread_mutex_lock(&mpi_lock);
     bool is_asked = !mpi_has_leftovers && MPI_Ibarrier(mpi_world, &request) == MPI_SUCCESS;
     pthread_mutex_unlock(&mpi_lock);
-    for (double n = 0; is_asked && n < limit * 1e3; n++) {
+    for (double n = 0; is_asked && (limit <= 0 || n < limit * 1e3); n++) {
         int is_done = 0;
         pthread_mutex_lock(&mpi_lock);
         is_asked = MPI_Test(&request, &is_done, MPI_STATUS_IGNORE) == MPI_SUCCESS;

@@ -25,16 +25,16 @@ static uint64_t now_ns(void)
     return pd_clock_monotonic_ns(NULL);
 }
 
-/* Whoever set one of the two meant both. */
+/* Whoever set one of the two meant both. 0: none. */
 static double limit_of(const struct nccl_comm *c)
 {
     const double own = c->comm.time_limit_seconds, control = c->control->time_limit_seconds;
-    return own < control ? own : control;
+    return own > 0 && (control <= 0 || own < control) ? own : control;
 }
 
 static bool is_late(const struct nccl_comm *c, uint64_t since_ns)
 {
-    return (double)(now_ns() - since_ns) > limit_of(c) * 1e9;
+    return limit_of(c) > 0 && (double)(now_ns() - since_ns) > limit_of(c) * 1e9;
 }
 
 /* ---- what it takes ---- */

@@ -39,7 +39,7 @@ struct nccl_comm {
     struct pd_owner flights_owner;
     struct flight flights[FLIGHTS];
     uint64_t operations;
-    struct pd_span greeting; /* of a pair: a byte to the other, and its byte */
+    struct pd_span greeting;          /* of a pair: a byte to the other, and its byte */
     void *registered[REGISTERED_MAX]; /* what the library knows by pd_comm_will_use */
     uint32_t registered_count;
     struct nccl_comm *next;

@@ -1,6 +1,6 @@
 #include "trainer/comm/progress.h"
 #include "ckpt/base/checked.h"
-#include "ckpt/base/pulse.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/rank.h"
 #include "ckpt/base/thread.h"
 #include "ckpt/base/trace.h"
@@ -206,9 +206,9 @@ static void execute(struct pd_progress *engine, struct pd_comm_op *op, bool is_o
         if (op->memory) lock_staging(engine, op->memory);
         const uint64_t begin = pd_trace_begin();
         const bool is_watched = pd_progress_is_watched(engine);
-        if (is_watched) pd_pulse_exchange_begin(what);
+        if (is_watched) pd_heartbeat_exchange_begin(what);
         st = carry_out(engine, op, &error);
-        if (is_watched) pd_pulse_exchange_end();
+        if (is_watched) pd_heartbeat_exchange_end();
         pd_trace_end(begin, "comm", what, bytes);
         pd_owner_release(&engine->staging_owner, the_operation);
         pthread_mutex_lock(&engine->lock);
@@ -308,7 +308,7 @@ pd_status pd_progress_new(const struct pd_comm_transport *transport, struct pd_p
 {
     struct pd_progress *engine = engine_allocate(size, transport->is_processes);
     if (!engine) PD_FAIL(err, PD_NO_MEMORY, "a communicator of %u ranks", size);
-    engine->comm = (struct pd_comm){.ops = transport->ops, .rank = rank, .size = size, .time_limit_seconds = 600};
+    engine->comm = (struct pd_comm){.ops = transport->ops, .rank = rank, .size = size};
     engine->comm.bytes = pd_progress_bytes(size, transport->is_processes) + pd_segment_share_bytes(&segment->shape);
     engine->transport = transport;
     engine->id = id;
@@ -327,6 +327,7 @@ pd_status pd_progress_new(const struct pd_comm_transport *transport, struct pd_p
     pthread_cond_init(&engine->done, NULL);
     family_join(engine, root);
     if (root) engine->comm.time_limit_seconds = root->comm.time_limit_seconds;
+    if (root) engine->comm.is_background = root->comm.is_background;
     pd_status st = transport->remote_new(engine, err);
     if (!st) st = thread_start(engine, err);
     if (st) {
@@ -432,14 +433,14 @@ pd_status pd_progress_wait(struct pd_comm *comm, struct pd_comm_op *op, struct p
 {
     struct pd_progress *engine = pd_progress_of(comm);
     pthread_mutex_lock(&engine->lock);
-    const enum pd_pulse_place before = op->done ? PD_PULSE_PLACES : pd_pulse_enter(PD_PULSE_EXCHANGING);
+    const enum pd_heartbeat_place before = op->done ? PD_HEARTBEAT_PLACES : pd_heartbeat_enter(PD_HEARTBEAT_EXCHANGING);
     while (!op->done) {
         if (engine->head == op && !engine->is_executing)
             execute(engine, queue_pop(engine), false);
         else
             pthread_cond_wait(&engine->done, &engine->lock);
     }
-    if (before != PD_PULSE_PLACES) pd_pulse_enter(before);
+    if (before != PD_HEARTBEAT_PLACES) pd_heartbeat_enter(before);
     pthread_mutex_unlock(&engine->lock);
     if (op->status && err) *err = op->error;
     return op->status;
@@ -448,7 +449,7 @@ pd_status pd_progress_wait(struct pd_comm *comm, struct pd_comm_op *op, struct p
 pd_status pd_progress_exchange(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
     struct pd_progress *engine = pd_progress_of(comm);
-    const enum pd_pulse_place before = pd_pulse_enter(PD_PULSE_EXCHANGING);
+    const enum pd_heartbeat_place before = pd_heartbeat_enter(PD_HEARTBEAT_EXCHANGING);
     pthread_mutex_lock(&engine->lock);
     if (!engine->head && !engine->is_executing)
         execute(engine, op, false);
@@ -456,7 +457,7 @@ pd_status pd_progress_exchange(struct pd_comm *comm, struct pd_comm_op *op, stru
         queue_push(engine, op);
     pthread_mutex_unlock(&engine->lock);
     const pd_status st = pd_progress_wait(comm, op, err);
-    pd_pulse_enter(before);
+    pd_heartbeat_enter(before);
     return st;
 }
 
@@ -465,4 +466,9 @@ pd_status pd_progress_run(struct pd_progress *engine, const struct pd_comm_piece
 {
     struct pd_comm_op op = {.sends = sends, .send_count = send_count, .recvs = recvs, .recv_count = recv_count};
     return pd_progress_exchange(&engine->comm, &op, err);
+}
+
+uint32_t pd_comm_missed(const struct pd_comm *comm)
+{
+    return atomic_load(&((const struct pd_progress *)comm)->root->blamed) - 1;
 }

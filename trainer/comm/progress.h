@@ -149,10 +149,10 @@ struct pd_progress {
     struct pd_progress *child, *sibling; /* communicators split from the root, guarded by the root's lock */
 };
 
-/* Copies in the background have all the time that they take: whoever waits in one says nothing of its rank. */
+/* Whoever waits in a copy in the background says nothing of its rank. */
 static inline bool pd_progress_is_watched(const struct pd_progress *engine)
 {
-    return engine->comm.time_limit_seconds < 1e6;
+    return !engine->comm.is_background;
 }
 
 static inline struct pd_progress *pd_progress_of(struct pd_comm *comm)

@@ -127,7 +127,7 @@ struct pd_config {
         uint32_t limit;  /* restarts without progress before giving up (93) */
         uint32_t *ranks; /* ranks of the 1st, 2nd, ... restart; empty: all, fewer when a rank is lost twice */
         uint32_t ranks_count;
-        double peer_timeout; /* seconds before a silent rank is named and the launch ends */
+        double begin_seconds, join_seconds, open_seconds; /* limits of a start, phase by phase; 0: none */
         double
             hang_seconds; /* in which some rank completes something; then the one that holds up the others is ended; 0: off */
         double straggler_seconds; /* a window in which ranks are compared; 0: nobody compares */

@@ -10,20 +10,21 @@
 
 /* A row stays for as long as checkpoints with its name may exist. */
 static const struct pd_renamed rows[] = {
-    {"batch.leaf", NULL, "batch.micro_batch", NULL},
-    {"layout.host_ranks", NULL, "layout.ranks_per_host", NULL},
-    {"layout.order", "leaves", "depth_first", NULL},
-    {"layout.order", "layers", "breadth_first", NULL},
-    {"layout.fp8_codes", "leaf", "micro_batch", NULL},
-    {"checkpoint.compression", "auto", "zstd:1", "no longer exists; write none, or zstd:1 to compress"},
-    {"checkpoint.tiers[].compression", "auto", "zstd:1", "no longer exists; write none, or zstd:1 to compress"},
-    {"checkpoint.tiers[].copies", NULL, "checkpoint.tiers[].replicas", NULL},
-    {"numerics.gradient_type", NULL, NULL, GRADIENTS},
-    {"numerics.gradient_rounding", NULL, NULL, GRADIENTS},
-    {"checkpoint.stripes", NULL, NULL, STRIPES},
-    {"checkpoint.stripe_weights", NULL, NULL, STRIPES},
-    {"layout.tensor_exchange", NULL, NULL, "no longer exists: exchanges are of a micro-batch at once; leave it out"},
-    {"layout.schedule", NULL, NULL, "no longer exists, since 1F1B has gpipe's bubble in less memory; leave it out"},
+    {"restart.peer_timeout", NULL, "restart.begin_seconds", NULL, true},
+    {"batch.leaf", NULL, "batch.micro_batch", NULL, false},
+    {"layout.host_ranks", NULL, "layout.ranks_per_host", NULL, false},
+    {"layout.order", "leaves", "depth_first", NULL, false},
+    {"layout.order", "layers", "breadth_first", NULL, false},
+    {"layout.fp8_codes", "leaf", "micro_batch", NULL, false},
+    {"checkpoint.compression", "auto", "zstd:1", "no longer exists; write none, or zstd:1 to compress", false},
+    {"checkpoint.tiers[].compression", "auto", "zstd:1", "no longer exists; write none, or zstd:1 to compress", false},
+    {"checkpoint.tiers[].copies", NULL, "checkpoint.tiers[].replicas", NULL, false},
+    {"numerics.gradient_type", NULL, NULL, GRADIENTS, false},
+    {"numerics.gradient_rounding", NULL, NULL, GRADIENTS, false},
+    {"checkpoint.stripes", NULL, NULL, STRIPES, false},
+    {"checkpoint.stripe_weights", NULL, NULL, STRIPES, false},
+    {"layout.tensor_exchange", NULL, NULL, "no longer exists: exchanges are of a micro-batch at once; leave it out", false},
+    {"layout.schedule", NULL, NULL, "no longer exists, since 1F1B has gpipe's bubble in less memory; leave it out", false},
 };
 
 /* Equal, where "[]" stands for any index. */

@@ -8,6 +8,7 @@ struct pd_renamed {
     const char *value; /* NULL: the key itself was renamed, else only this value of it */
     const char *now;   /* NULL: nothing has taken its place */
     const char *said;  /* NULL: "is now called `now`"; else the rest of the sentence that refuses it */
+    bool is_accepted;  /* what a user wrote is taken as `now`, with a warning */
 };
 
 /* The row of an old key, or of an old value of a key that is still there; NULL: none. */

@@ -1,6 +1,7 @@
 /* Reading and writing one key of the configuration by name. */
 #include "trainer/config/keys.h"
 
+#include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/utf8.h"
 #include "trainer/config/renamed.h"
@@ -385,6 +386,11 @@ pd_status pd_key_set(struct pd_config *config, const char *path, const char *tex
         if (strcmp(text, "auto") != 0)
             PD_FAIL(err, PD_INVALID, "layout: expected auto, or a section with dp, tp, pp and sp; found \"%s\"", text);
         path = "layout.auto", text = "true";
+    }
+    const struct pd_renamed *renamed = pd_renamed_find(path, text);
+    if (renamed && renamed->is_accepted) {
+        pd_log_warn("config", "%s is now called %s, and is taken as that", path, renamed->now);
+        path = renamed->now;
     }
     PD_TRY(pd_renamed_refuse(path, text, err));
     struct place p = place_of(path);

@@ -179,7 +179,7 @@ static const struct meant {
      {NULL, "trackers read metrics.jsonl in run.dir; metrics.tensorboard and metrics.prometheus_listen are built in"}},
 
     {"max_restarts restart_max restart_count max_retries num_retries", {"restart.limit", NULL}},
-    {"distributed_timeout_minutes nccl_timeout dist_timeout ddp_timeout", {"restart.peer_timeout", NULL}},
+    {"distributed_timeout_minutes nccl_timeout dist_timeout ddp_timeout", {"restart.hang_seconds", NULL}},
     {"hang_timeout watchdog_timeout", {"restart.hang_seconds", NULL}},
     {"hostfile host_file nodes nnodes num_nodes nodelist", {"launch.hosts", NULL}},
     {"max_nodes max_ranks", {"elastic.max", NULL}},
@@ -304,7 +304,7 @@ static const struct meant *find_meant(const struct written *w)
     return NULL;
 }
 
-/* keep_last begins with keep, and peer_timeout ends with timeout. */
+/* keep_last begins with keep, and hang_seconds ends with seconds. */
 static bool is_part(const char *part, const char *whole)
 {
     const size_t length = strlen(part), all = strlen(whole);

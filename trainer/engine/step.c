@@ -4,7 +4,7 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
-#include "ckpt/base/pulse.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/trace.h"
 #include "trainer/engine/compare.h"
 #include "trainer/engine/optimizer.h"
@@ -67,10 +67,10 @@ static pd_status fill_sequence(struct step *s, uint64_t sample, uint64_t sequenc
         whole = (struct pd_micro_batch_input){e->own->sample, e->own->sample + length, e->own->sample + 2 * length,
                                               e->own->sample + 3 * length};
     const bool is_left_over = sample >= s->sequences; /* of a validation whose windows do not fill the last micro-batch */
-    const enum pd_pulse_place before = pd_pulse_enter(PD_PULSE_READING);
+    const enum pd_heartbeat_place before = pd_heartbeat_enter(PD_HEARTBEAT_READING);
     PD_TRY(pd_data_sample(e->data, s->split, is_left_over ? 0 : s->first_sample + sample, whole.tokens, whole.targets,
                           whole.positions, whole.first, err));
-    pd_pulse_enter(before);
+    pd_heartbeat_enter(before);
     if (is_left_over)
         for (uint64_t t = 0; t < length; t++)
             whole.targets[t] = -1;
@@ -163,7 +163,7 @@ static pd_status run_ahead(const struct step *s, uint32_t at, struct pd_error *e
 /* The parameters of `set`, which is the next in order, while those after it are on their way. */
 static pd_status enter(struct step *s, uint32_t set, void *const **ret_weights, struct pd_error *err)
 {
-    pd_pulse_block(set);
+    pd_heartbeat_block(set);
     PD_CHECK(s->next < s->order->count && s->order->sets[s->next] == set);
     if (s->next == 0) PD_TRY(run_ahead(s, 0, err));
     PD_TRY(pd_zero_acquire(s->e->zero, set, ret_weights, err));
@@ -427,7 +427,7 @@ static pd_status run_schedule(struct step *s, struct pd_error *err)
         const bool asks = a->unit == PD_ALL_UNITS || a->slot == 0;
         if (is_one_stage && !a->is_backward && asks) PD_TRY(check_leave(s->e, err));
         const uint64_t begin = pd_trace_begin();
-        pd_pulse_micro_batch(a->slot);
+        pd_heartbeat_micro_batch(a->slot);
         PD_TRY(a->is_backward ? backward(s, a, padding, err) : forward(s, a, padding, err));
         pd_trace_end(begin, "step", a->is_backward ? "backward" : "forward", a->slot);
         end_stage(s, a->is_backward ? PD_STEP_BACKWARD : PD_STEP_FORWARD, &since_ns);
@@ -489,9 +489,9 @@ static pd_status update(struct step *s, uint64_t updates, struct pd_step_result 
     if (result->skipped) return PD_OK;
     const uint64_t begun = pd_trace_begin(), start_ns = pd_trace_now();
     const bool is_in_files = pd_state_is_in_files(s->e->state);
-    if (is_in_files) pd_pulse_enter(PD_PULSE_UPDATING_FILES);
+    if (is_in_files) pd_heartbeat_enter(PD_HEARTBEAT_UPDATING_FILES);
     PD_TRY(pd_optimizer_update(s->e, updates, s->tokens, result->gradient_norm, err));
-    pd_pulse_enter(PD_PULSE_COMPUTING);
+    pd_heartbeat_enter(PD_HEARTBEAT_COMPUTING);
     pd_trace_end(begun, "step", "update", updates);
     end_stage(s, PD_STEP_UPDATE, &since_ns);
     if (s->e->options.device && !pd_state_is_mirrored(s->e->state))

@@ -2,11 +2,10 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
-#include "trainer/notes/note.h"
+#include "trainer/launch/private_dir.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/file.h>
@@ -14,23 +13,6 @@
 
 #define MODULE "launch"
 #define POLL_MS 50u
-
-/* A launch leaves its process number in its private directory (note.h). */
-static void describe_owner(const char *run_dir, char *ret_text, size_t bytes)
-{
-    char pattern[4096];
-    glob_t found;
-    snprintf(ret_text, bytes, "it has not said who it is");
-    snprintf(pattern, sizeof pattern, "%.4000s/.launch-*", run_dir);
-    if (glob(pattern, GLOB_NOSORT | GLOB_PERIOD, NULL, &found)) return;
-    for (size_t i = 0; i < found.gl_pathc; i++) {
-        struct pd_note_begun owner;
-        if (!pd_note_read_process(found.gl_pathv[i], PD_NOTE_OWNER, 0, &owner)) continue;
-        if (owner.is_here && kill(owner.process, 0) != 0 && errno == ESRCH) continue; /* killed, and not yet cleared away */
-        snprintf(ret_text, bytes, "process %d of %s", owner.process, owner.is_here ? "this host" : "another host");
-    }
-    globfree(&found);
-}
 
 static bool asks_to_leave(void)
 {
@@ -42,7 +24,7 @@ static bool asks_to_leave(void)
 static pd_status wait_for_owner(int directory, const char *run_dir, uint32_t wait_ms, struct pd_error *err)
 {
     char owner[96];
-    describe_owner(run_dir, owner, sizeof owner);
+    pd_private_dir_describe_owner(run_dir, owner, sizeof owner);
     pd_log_info(MODULE, "waiting for another launch that is using %s (%s), %u seconds at most", run_dir, owner,
                 wait_ms / 1000);
     for (uint32_t waited = 0; waited < wait_ms; waited += POLL_MS) {

@@ -33,6 +33,13 @@
 
 /* ---- what the source says ---- */
 
+/* Of DNS, or an address; user@host is ssh's. One that begins with "-" would be an option of ssh. */
+static bool is_host_name(const char *name)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:@%";
+    return *name && *name != '-' && strspn(name, letters) == strlen(name);
+}
+
 /* name, name:4, name slots=4 */
 static bool line_parse(char *line, uint32_t slots, struct pd_launch_host_seen *ret)
 {
@@ -51,7 +58,7 @@ static bool line_parse(char *line, uint32_t slots, struct pd_launch_host_seen *r
         end = strtok_r(rest, " \t\r", &rest);
         if (end && strncmp(end, "max", 3)) return false; /* max_slots=N of Open MPI's files */
     }
-    if (!*name || strlen(name) >= sizeof ret->name || given > 65536) return false;
+    if (!is_host_name(name) || strlen(name) >= sizeof ret->name || given > 65536) return false;
     snprintf(ret->name, sizeof ret->name, "%s", name);
     ret->slots = (uint32_t)given;
     return true;
@@ -103,6 +110,12 @@ pd_status pd_launch_hosts_parse(const char *text, uint32_t slots, struct pd_laun
 }
 
 /* ---- in the process that looks ---- */
+
+struct question {
+    const char *agent, *secret, *secret_dir; /* as in struct pd_launch_look */
+    int patience, slowest_ms;                /* of the look before */
+    bool asks_links;
+};
 
 static bool is_address_here(const struct addrinfo *address)
 {
@@ -179,14 +192,19 @@ static char *source_read(const char *source, FILE *out)
 
 /* Whether this program is there too, which only a host that answers can say, which machine that is, and whether `links`,
  * addresses with spaces before them, answer it. */
-static void set_question(const char *links, char *ret_text, size_t bytes)
+static void set_question(const struct question *q, const char *links, char *ret_text, size_t bytes)
 {
     char self[4096];
     size_t used = 0;
     const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     self[length > 0 ? length : 0] = '\0';
     const bool has_self = self[0] && !strchr(self, '\'');
-    if (has_self) used = (size_t)snprintf(ret_text, bytes, "test -x '%s' || exit %d; ", self, LACKS_PROGRAM);
+    if (q->secret && !strchr(q->secret_dir, '\''))
+        used = (size_t)snprintf(ret_text, bytes,
+                                "umask 077; d='%.3000s'; mkdir -p \"$d\" && cat >\"$d/secret.$$\" && "
+                                "mv -f \"$d/secret.$$\" \"$d/secret\"; ",
+                                q->secret_dir);
+    if (has_self) used += (size_t)snprintf(ret_text + used, bytes - used, "test -x '%s' || exit %d; ", self, LACKS_PROGRAM);
     used += (size_t)snprintf(ret_text + used, bytes - used, "echo " MACHINE "$(cat " BOOT_ID ")_$(uname -n)");
     if (has_self && links[0]) snprintf(ret_text + used, bytes - used, "; '%s' reach%s", self, links);
 }
@@ -235,15 +253,15 @@ static void take_machine(struct asked *a, char ret_machine[PD_LAUNCH_MACHINE_BYT
 }
 
 /* `AGENT NAME test ...`, with its words in `output`. ssh must not ask for a password, nor wait for longer than we do. */
-static pid_t ask(const char *agent, const char *name, const char *links, int output)
+static pid_t ask(const struct question *q, const char *name, const char *links, int input, int output)
 {
     static char question[QUESTION_BYTES];
     char text[1024], *rest = text, *argv[AGENT_WORDS_MAX + 8];
     uint32_t count = 0;
     const pid_t process = fork();
     if (process) return process;
-    set_question(links, question, sizeof question);
-    snprintf(text, sizeof text, "%s", agent);
+    set_question(q, links, question, sizeof question);
+    snprintf(text, sizeof text, "%s", q->agent);
     for (char *word; count < AGENT_WORDS_MAX && (word = strtok_r(rest, " \t", &rest));)
         argv[count++] = word;
     const char *slash = count ? strrchr(argv[0], '/') : NULL;
@@ -256,18 +274,31 @@ static pid_t ask(const char *agent, const char *name, const char *links, int out
     argv[count] = NULL;
     const int null = open("/dev/null", O_RDWR);
     for (int fd = 0; null >= 0 && fd <= 2; fd++)
-        dup2(fd == 1 && output >= 0 ? output : null, fd);
+        dup2(fd == 1 && output >= 0 ? output : fd == 0 && input >= 0 ? input : null, fd);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     execvp(argv[0], argv);
     _exit(127);
 }
 
-static pid_t begin_to_ask(const char *agent, const char *name, const char *links, struct asked *ret)
+/* A pipe that holds the text, for one reader; -1: none. */
+static int input_of(const char *text)
 {
-    int output[2] = {-1, -1};
+    int input[2];
+    if (!text || pipe2(input, O_CLOEXEC)) return -1;
+    const bool is_written = write(input[1], text, strlen(text)) == (ssize_t)strlen(text);
+    close(input[1]);
+    if (is_written) return input[0];
+    close(input[0]);
+    return -1;
+}
+
+static pid_t begin_to_ask(const struct question *q, const char *name, const char *links, struct asked *ret)
+{
+    int output[2] = {-1, -1}, input = input_of(q->secret);
     if (pipe2(output, O_CLOEXEC) || fcntl(output[0], F_SETFL, O_NONBLOCK))
         output[0] = output[1] = -1; /* it waits, we do not */
-    ret->process = ask(agent, name, links, output[1]);
+    ret->process = ask(q, name, links, input, output[1]);
+    if (input >= 0) close(input);
     ret->output = output[0];
     if (output[1] >= 0) close(output[1]);
     return ret->process;
@@ -319,54 +350,54 @@ struct links {
     const struct pd_launch_host_seen *hosts;
     const struct asked *asked; /* (count) */
     bool *takes_part;          /* (count) it answers, and has not been left out */
+    bool *is_lost;             /* (count, count) probes from one to the other are lost */
+    uint32_t *cut;             /* (count) others that take part and that it does not reach, or that do not reach it */
     uint32_t count;
 };
-
-static bool reaches(const struct links *l, uint32_t from, uint32_t to)
-{
-    return !says_unreached(&l->asked[from], l->hosts[to].address);
-}
 
 /* A packet filter that drops all probes is no sign of anything. */
 static bool answers_somebody(const struct links *l, uint32_t to)
 {
     for (uint32_t i = 0; i < l->count; i++)
-        if (i != to && l->hosts[i].answers && reaches(l, i, to)) return true;
+        if (i != to && l->hosts[i].answers && !l->is_lost[(size_t)i * l->count + to]) return true;
     return false;
 }
 
-static bool is_cut(const struct links *l, uint32_t from, uint32_t to)
+static bool is_cut(const struct links *l, uint32_t a, uint32_t b)
 {
-    return from != to && l->takes_part[from] && l->takes_part[to] && l->hosts[to].address[0] && !reaches(l, from, to) &&
-           answers_somebody(l, to);
+    return a != b && (l->is_lost[(size_t)a * l->count + b] || l->is_lost[(size_t)b * l->count + a]);
 }
 
-/* How many others there are that the host does not reach, or that do not reach it; the first of them. */
-static uint32_t count_cut(const struct links *l, uint32_t host, uint32_t *ret_first)
+static void links_set(struct links *l)
 {
-    uint32_t cut = 0;
-    for (uint32_t k = l->count; k-- > 0;) {
-        if (!is_cut(l, host, k) && !is_cut(l, k, host)) continue;
-        cut++;
-        *ret_first = k;
-    }
-    return cut;
+    const uint32_t n = l->count;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < n; k++)
+            l->is_lost[(size_t)i * n + k] =
+                i != k && l->hosts[k].address[0] && l->hosts[i].answers && says_unreached(&l->asked[i], l->hosts[k].address);
+    for (uint32_t k = 0; k < n; k++)
+        for (uint32_t i = 0, answers = answers_somebody(l, k); i < n && !answers; i++)
+            l->is_lost[(size_t)i * n + k] = false;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < n; k++)
+            l->cut[i] += l->takes_part[i] && l->takes_part[k] && is_cut(l, i, k);
 }
 
-/* The one with the most goes, of equal ones the last, until all that are left reach one another. */
+/* If two hosts cannot reach each other, leave out the one with more broken links; of equal ones the last. */
 static bool leave_one_out(struct links *l, FILE *out)
 {
-    uint32_t worst = 0, most = 0, of_worst = 0, first = 0;
-    for (uint32_t i = 0; i < l->count; i++) {
-        const uint32_t cut = count_cut(l, i, &first);
-        if (!cut || cut < most) continue;
-        worst = i;
-        most = cut;
-        of_worst = first;
-    }
-    if (!most) return false;
+    uint32_t worst = 0, first = l->count;
+    for (uint32_t i = 0; i < l->count; i++)
+        if (l->takes_part[i] && l->cut[i] && l->cut[i] >= l->cut[worst]) worst = i;
+    if (!l->takes_part[worst] || !l->cut[worst]) return false;
     l->takes_part[worst] = false;
-    fprintf(out, OF_LINKS "%s %s\n", l->hosts[worst].name, l->hosts[of_worst].name);
+    for (uint32_t k = l->count; k-- > 0;) {
+        if (!l->takes_part[k] || !is_cut(l, worst, k)) continue;
+        l->cut[k]--;
+        first = k;
+    }
+    l->cut[worst] = 0;
+    fprintf(out, OF_LINKS "%s %s\n", l->hosts[worst].name, l->hosts[first].name);
     return true;
 }
 
@@ -376,6 +407,7 @@ static void say_links(struct links *l, FILE *out)
         l->takes_part[i] = l->hosts[i].answers;
         if (l->takes_part[i]) fprintf(out, OF_LINKS "%s -\n", l->hosts[i].name);
     }
+    links_set(l);
     while (leave_one_out(l, out))
         ;
     fflush(out);
@@ -395,12 +427,6 @@ static char *addresses_but(const struct pd_launch_host_seen *hosts, uint32_t cou
 
 /* ---- asking ---- */
 
-struct question {
-    const char *agent;
-    int patience, slowest_ms; /* of the look before */
-    bool asks_links;
-};
-
 static uint32_t begin_to_ask_all(const struct question *q, struct pd_launch_host_seen *hosts, uint32_t count,
                                  struct asked *asked, FILE *out)
 {
@@ -414,7 +440,7 @@ static uint32_t begin_to_ask_all(const struct question *q, struct pd_launch_host
         if (hosts[i].answers)
             own_machine(hosts[i].machine);
         else
-            hosts[i].is_silent = begin_to_ask(q->agent, hosts[i].name, links ? links : "", &asked[i]) > 0;
+            hosts[i].is_silent = begin_to_ask(q, hosts[i].name, links ? links : "", &asked[i]) > 0;
         left += hosts[i].is_silent;
         say(out, &hosts[i], 0);
         free(links);
@@ -439,8 +465,7 @@ static bool take_answer(struct pd_launch_host_seen *h, struct asked *a)
 static void ask_all(const struct question *q, struct pd_launch_host_seen *hosts, uint32_t count, FILE *out)
 {
     struct asked *asked = calloc(count, sizeof *asked);
-    bool *takes_part = calloc(count, sizeof *takes_part);
-    if (!asked || !takes_part) _exit(1);
+    if (!asked) _exit(1);
     int slowest_ms = q->slowest_ms;
     uint32_t left = begin_to_ask_all(q, hosts, count, asked, out);
     const uint64_t began = pd_clock_monotonic_ns(NULL);
@@ -457,9 +482,16 @@ static void ask_all(const struct question *q, struct pd_launch_host_seen *hosts,
     }
     for (uint32_t i = 0; i < count; i++)
         if (hosts[i].is_silent) kill(asked[i].process, SIGKILL);
-    struct links links = {.hosts = hosts, .asked = asked, .takes_part = takes_part, .count = count};
-    if (q->asks_links) say_links(&links, out);
-    free(takes_part);
+    struct links links = {.hosts = hosts,
+                          .asked = asked,
+                          .takes_part = calloc(count, sizeof *links.takes_part),
+                          .is_lost = calloc(count, count * sizeof *links.is_lost),
+                          .cut = calloc(count, sizeof *links.cut),
+                          .count = count};
+    if (q->asks_links && links.takes_part && links.is_lost && links.cut) say_links(&links, out);
+    free(links.takes_part);
+    free(links.is_lost);
+    free(links.cut);
     free(asked);
 }
 
@@ -500,7 +532,9 @@ pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t s
 {
     int results[2];
     struct pd_launch_look l = {.results = -1, .began_ns = pd_clock_monotonic_ns(NULL), .slowest_ms = current->slowest_ms};
-    const struct question q = {agent, (int)patience, (int)l.slowest_ms, current->asks_links};
+    l.secret = current->secret;
+    l.secret_dir = current->secret_dir;
+    const struct question q = {agent, l.secret, l.secret_dir, (int)patience, (int)l.slowest_ms, current->asks_links};
     const pid_t launcher = getpid();
     if (pipe2(results, O_CLOEXEC)) PD_FAIL_ERRNO(err, errno, "looking for hosts");
     fflush(NULL);
@@ -554,7 +588,8 @@ void pd_launch_look_cancel(struct pd_launch_look *l)
     waitpid(l->process, NULL, 0);
     close(l->results);
     free(l->text);
-    *l = (struct pd_launch_look){.results = -1, .slowest_ms = l->slowest_ms};
+    *l = (struct pd_launch_look){
+        .results = -1, .slowest_ms = l->slowest_ms, .secret = l->secret, .secret_dir = l->secret_dir};
 }
 
 static struct pd_launch_host_seen *find(struct pd_launch_host_seen *hosts, uint32_t count, const char *name)

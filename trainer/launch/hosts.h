@@ -5,6 +5,8 @@
  *   answers  `AGENT NAME "test -x PROGRAM ..."` ends well, so this program is there too, within `patience` times what the
  *            slowest of those that answer takes, in this look or took in the one before: one second at least, ten at most,
  *            which are given where none has ever answered. This host is not asked
+ *   secret   the question goes with it on standard input, so that no process list and no network shows it; each host writes it
+ *            into a file that its user alone can read
  *   links    where they are asked for: two hosts between which probes are lost, one way or both ways, cannot run ranks together;
  *            the one with more such others, of equal ones the later, is to go. That a host answers nobody's probes, for a packet
  *            filter, is no sign of anything
@@ -41,7 +43,9 @@ struct pd_launch_look {
     size_t bytes;
     uint64_t began_ns;
     uint32_t slowest_ms; /* of those that answered in the look before; 0: none has. Kept from look to look */
-    bool asks_links;     /* the next look does: hosts say which others answer them, which may take two seconds */
+    const char *secret;  /* text that hosts put into the file "secret" of secret_dir; borrowed, kept; NULL: none */
+    const char *secret_dir;
+    bool asks_links; /* the next look does: hosts say which others answer them, which may take two seconds */
 };
 
 /* `slots` of a host that does not say; `agent` with words of its own, such as "ssh -p 2222". */

@@ -4,15 +4,17 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/process.h"
+#include "ckpt/base/thread.h"
 #include "trainer/launch/receiver.h"
 #include "trainer/launch/watch.h"
-#include "trainer/notes/note.h"
 #include "trainer/run/events.h"
 #include "trainer/run/launched.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,35 +26,45 @@
 
 #define MODULE "launch"
 #define TICK_MS 50
+#define RUN_DIR_TICKS 4u
 #define WATCH_NS UINT64_C(200000000)
 #define STARTER_ALONE_NS UINT64_C(10000000000)
 #define LEAVE_OPENING_NS UINT64_C(5000000000)
 #define LEAVE_STOPPED_NS UINT64_C(8000000000)
 #define JOIN_STEP_NS UINT64_C(1000000000)
-#define WORD_NS UINT64_C(2000000000) /* at least; relays say four times as many */
+#define HEARTBEAT_NS UINT64_C(2000000000) /* at least; relays send four times as many */
+#define UNKILLED_NS UINT64_C(2000000000)
+#define UNKILLED_SAY_NS UINT64_C(30000000000)
 #define BEGIN_WARN_NS UINT64_C(30000000000)
 
 struct worker {
     int pidfd; /* -1: not begun, elsewhere, or gone */
     bool is_told_to_leave;
     uint32_t saves_told;
-    uint64_t beat_step; /* of a rank on another host: the step at its last beat */
+};
+
+/* Whether run.dir is still there, by a thread of its own: a file system that hangs holds up nobody else. */
+struct run_dir {
+    const char *path, *own; /* own: the directory of this launch */
+    bool is_own_below;      /* own lies in it, and nobody removes that who does not remove run.dir */
+    struct stat found;      /* when this start began */
+    pthread_t thread;
+    bool is_running;
+    atomic_bool is_gone, ends; /* is_gone: written by the thread; ends: by the launcher */
 };
 
 struct job {
     struct pd_launch_end end; /* what the verdict is made from; status: when the starter has ended */
     struct pd_launch_requests *requests;
-    struct pd_launch_process *seen;      /* (end.count), which end.processes names */
-    struct worker *workers;              /* (end.count) what they were told, and how they are reached */
-    bool *has_note;                      /* (end.count) scratch of workers_discover */
-    uint32_t begun;                      /* of seen */
-    struct pollfd *polls;                /* signals, processes that have not ended, the socket */
-    struct pd_launch_watch *watch;       /* NULL: nobody looks for hangs */
-    struct pd_launch_receiver *receiver; /* NULL: notes of other hosts are files */
-    bool is_unreached_told, is_silence_told;
-    uint64_t watched_ns, heard_ns;
-    struct stat run_dir;   /* when this start began */
-    bool is_below_run_dir; /* the directory of this launch, which nobody removes who does not remove run.dir */
+    struct pd_rank_table *said;
+    struct pd_launch_process *seen; /* (end.count), which end.processes names */
+    struct worker *workers;         /* (end.count) what they were told, and how they are reached */
+    struct pollfd *polls;           /* signals, the sockets, processes that have not ended */
+    struct pd_launch_watch *watch;
+    struct pd_launch_receiver *receiver;
+    bool is_silence_told;
+    uint64_t watched_ns;
+    struct run_dir run_dir;
     bool is_begin_warned;
     double grace_seconds;        /* from leave_ns until what is left is ended */
     uint64_t start_ns, leave_ns; /* leave_ns: when ranks were asked to leave; 0: they were not */
@@ -92,54 +104,59 @@ void pd_launch_requests_poll(struct pd_launch_requests *requests, int timeout_ms
 
 /* ---- watching ---- */
 
-static void mark_gone(struct pd_launch_process *seen)
+static void mark_gone(struct job *job, uint32_t rank)
 {
+    struct pd_launch_process *seen = &job->seen[rank];
+    const struct pd_heartbeat *heartbeat = pd_launch_watch_heartbeat(job->watch, rank);
+    const bool is_mpi = job->end.start->transport == PD_TRANSPORT_MPI;
     seen->is_gone = true;
+    seen->was_ended = is_mpi && heartbeat && atomic_load(&heartbeat->is_ended_by_parent);
     seen->gone_ns = pd_clock_monotonic_ns(NULL);
 }
 
-static void watch_add(struct job *job, uint32_t process, const struct pd_note_begun *note)
+static void watch_add(struct job *job, uint32_t process, const struct pd_begun *begun)
 {
     const struct pd_start *start = job->end.start;
     const uint32_t ranks = start->transport == PD_TRANSPORT_LOCAL ? start->ranks : 1;
-    const struct pd_pulse *pulses = note->pulse < 0 ? NULL : pd_pulse_map(note->process, note->pulse, ranks);
-    if (job->watch) pd_launch_watch_add(job->watch, process, ranks, note->process, pulses);
+    const bool has = begun->heartbeat >= 0;
+    pd_launch_watch_add(job->watch, process, ranks, begun->process,
+                        has ? pd_heartbeat_map(begun->process, begun->heartbeat, ranks) : NULL);
 }
 
-static bool has_socket(const struct job *job, uint32_t rank)
+/* For people who look on: `perdure watch`. Heartbeat 0 is none. */
+static void ranks_note(const struct job *job)
 {
-    return job->receiver && pd_launch_receiver_has(job->receiver, rank);
-}
-
-/* Its note is there, and did not come over the socket. */
-static void unreached_tell(struct job *job, uint32_t rank)
-{
-    if (!job->receiver || job->is_unreached_told || has_socket(job, rank)) return;
-    job->is_unreached_told = true;
-    pd_log_warn(MODULE,
-                "rank %u, on another host, does not reach this launcher at %s: what ranks there say goes through files in "
-                "run.dir, and later; a packet filter has to let that port through (launch.port=N names one)",
-                rank, pd_launch_receiver_addresses(job->receiver));
-}
-
-static void workers_discover(struct job *job)
-{
-    const char *dir = job->end.start->dir;
-    if (job->begun == job->end.count || !pd_note_find(dir, PD_NOTE_BEGUN, job->end.count, job->has_note)) return;
-    for (uint32_t r = 0; r < job->end.count; r++) {
-        struct pd_launch_process *seen = &job->seen[r];
-        struct pd_note_begun note;
-        if (!job->has_note[r] || seen->has_begun || !pd_note_read_process(dir, PD_NOTE_BEGUN, r, &note)) continue;
-        job->begun++;
-        if (job->workers[r].pidfd >= 0) close(job->workers[r].pidfd); /* it was stopped before it could say so */
-        job->workers[r].pidfd = -1;
-        *seen = (struct pd_launch_process){.process = note.process, .has_begun = true, .is_here = note.is_here};
-        if (!note.is_here) unreached_tell(job, r);
-        if (!note.is_here) continue;
-        watch_add(job, r, &note);
-        job->workers[r].pidfd = (int)syscall(SYS_pidfd_open, note.process, 0);
-        if (job->workers[r].pidfd < 0 && errno == ESRCH) mark_gone(seen);
+    struct pd_json_writer w;
+    uint32_t noted = 0;
+    if (job->said->begun < job->end.count || !job->end.start->run_dir || atomic_load(&job->run_dir.is_gone)) return;
+    pd_event_begin(&w, "ranks");
+    pd_json_array_begin(&w, "ranks");
+    for (uint32_t r = 0; r < job->end.count && noted < 256; r++) {
+        const struct pd_begun *b = &job->said->ranks[r].begun;
+        if (!b->is_here) continue;
+        noted++;
+        pd_json_object_begin(&w, NULL);
+        PD_JSON_U64S(&w, {"rank", r}, {"process", (uint64_t)b->process},
+                     {"heartbeat", b->heartbeat > 0 ? (uint64_t)b->heartbeat : 0});
+        pd_json_object_end(&w);
     }
+    pd_json_array_end(&w);
+    pd_event_end(&w, job->end.start->run_dir);
+}
+
+/* A rank has said that it begins. */
+static void worker_begins(void *context, uint32_t r)
+{
+    struct job *job = context;
+    const struct pd_begun *begun = &job->said->ranks[r].begun;
+    if (job->workers[r].pidfd >= 0) close(job->workers[r].pidfd); /* it was stopped before it could say so */
+    job->workers[r].pidfd = -1;
+    job->seen[r] = (struct pd_launch_process){.process = begun->process, .has_begun = true, .is_here = begun->is_here};
+    ranks_note(job);
+    if (!begun->is_here) return;
+    watch_add(job, r, begun);
+    job->workers[r].pidfd = (int)syscall(SYS_pidfd_open, begun->process, 0);
+    if (job->workers[r].pidfd < 0 && errno == ESRCH) mark_gone(job, r);
 }
 
 static bool is_not_begun(const void *context, uint32_t rank)
@@ -153,7 +170,7 @@ static void stopped_discover(struct job *job)
 {
     int process;
     uint32_t r;
-    if (job->begun == job->end.count || job->end.start->transport != PD_TRANSPORT_MPI) return;
+    if (job->said->begun == job->end.count || job->end.start->transport != PD_TRANSPORT_MPI) return;
     if (!pd_launch_find_stopped(job->end.starter, is_not_begun, job, &process, &r)) return;
     job->workers[r].pidfd = (int)syscall(SYS_pidfd_open, process, 0);
     if (job->workers[r].pidfd < 0) return;
@@ -190,14 +207,28 @@ static bool wants_leave(const struct job *job)
 /* A rank that misses another says so before that one's host does: whoever is asked then has answered when all have ended. */
 static void lost_tell(struct job *job, uint32_t rank)
 {
-    struct pd_note_ended note;
     const struct pd_launch_requests *requests = job->requests;
-    const bool has_note = pd_note_read_ended(job->end.start->dir, rank, &note);
-    if (has_note && note.status != PD_PEER_LOST) return;
-    if (!has_note)
-        pd_log(PD_LOG_DEBUG, MODULE, "rank %u (process %d) is gone without a word", rank, job->seen[rank].process);
+    const struct pd_ended *ended = job->said->ranks[rank].ended;
+    if (ended && ended->status != PD_PEER_LOST) return;
+    if (!ended) pd_log(PD_LOG_DEBUG, MODULE, "rank %u (process %d) is gone without a word", rank, job->seen[rank].process);
     if (requests->has_lost && !job->is_loss_told && !wants_leave(job)) requests->has_lost(requests->context);
     job->is_loss_told = true;
+}
+
+/* The kernel of another host ends the connection of a process when that process ends, before its starter can end others. */
+static void connection_ends(void *context, uint32_t rank)
+{
+    struct job *job = context;
+    struct pd_launch_process *seen = &job->seen[rank];
+    if (!seen->has_begun || seen->is_here || seen->is_gone) return;
+    mark_gone(job, rank);
+    lost_tell(job, rank);
+}
+
+static void connection_is_back(void *context, uint32_t rank)
+{
+    struct job *job = context;
+    if (job->seen[rank].has_begun && !job->seen[rank].is_here) job->seen[rank].is_gone = false;
 }
 
 static void workers_look(struct job *job)
@@ -205,14 +236,15 @@ static void workers_look(struct job *job)
     for (uint32_t r = 0; r < job->end.count; r++) {
         struct pd_launch_process *seen = &job->seen[r];
         if (!seen->has_begun || !seen->is_here || seen->is_gone || !worker_has_ended(job, r)) continue;
-        mark_gone(seen);
+        mark_gone(job, r);
         if (job->end.start->transport == PD_TRANSPORT_MPI) lost_tell(job, r);
     }
 }
 
+/* Joining is collective. */
 static bool all_are_ready(const struct job *job)
 {
-    return pd_note_find(job->end.start->dir, PD_NOTE_READY, job->end.count, NULL) > 0; /* joining is collective */
+    return job->said->ready > 0;
 }
 
 static bool all_are_here(const struct job *job)
@@ -236,6 +268,8 @@ static void starter_tell(struct job *job)
     job->starter_saves_told = requests->saves;
 }
 
+/* ---- run.dir ---- */
+
 static bool is_below(const char *dir, const struct stat *parent)
 {
     struct stat above;
@@ -244,18 +278,46 @@ static bool is_below(const char *dir, const struct stat *parent)
     return stat(path, &above) == 0 && above.st_dev == parent->st_dev && above.st_ino == parent->st_ino;
 }
 
+static bool run_dir_is_gone(const struct run_dir *d)
+{
+    struct stat now = {0};
+    const bool is_found = stat(d->path, &now) == 0, is_same = now.st_dev == d->found.st_dev && now.st_ino == d->found.st_ino;
+    if (is_found ? !is_same : errno == ENOENT) return true;
+    return d->is_own_below && access(d->own, F_OK) != 0 && errno == ENOENT;
+}
+
+static void *run_dir_main(void *context)
+{
+    struct run_dir *d = context;
+    for (uint32_t tick = 0; !atomic_load(&d->ends); tick++) {
+        if (tick % RUN_DIR_TICKS == 0 && run_dir_is_gone(d)) atomic_store(&d->is_gone, true);
+        pd_clock_sleep_ns(NULL, TICK_MS * UINT64_C(1000000));
+    }
+    return NULL;
+}
+
+static void run_dir_begin(struct job *job)
+{
+    struct run_dir *d = &job->run_dir;
+    *d = (struct run_dir){.path = job->end.start->run_dir, .own = job->end.start->dir};
+    if (!d->path) return;
+    atomic_store(&d->is_gone, stat(d->path, &d->found) != 0);
+    d->is_own_below = !atomic_load(&d->is_gone) && is_below(d->own, &d->found);
+    d->is_running = !atomic_load(&d->is_gone) && !pd_thread_start(&d->thread, NULL, run_dir_main, d);
+}
+
+static void run_dir_end(struct job *job)
+{
+    atomic_store(&job->run_dir.ends, true);
+    if (job->run_dir.is_running) pthread_join(job->run_dir.thread, NULL);
+}
+
 /* Ranks leave, and save where they can: what they report is lost, and a restart would find nothing to start from. */
 static void run_dir_look(struct job *job)
 {
-    struct stat now = {0};
-    const char *path = job->end.start->run_dir;
-    if (!path || job->end.is_run_dir_gone) return;
-    const bool is_found = stat(path, &now) == 0,
-               is_same = now.st_dev == job->run_dir.st_dev && now.st_ino == job->run_dir.st_ino;
-    const bool has_notes = !job->is_below_run_dir || access(job->end.start->dir, F_OK) == 0 || errno != ENOENT;
-    if (has_notes && (is_found ? is_same : errno != ENOENT)) return;
+    if (job->end.is_run_dir_gone || !atomic_load(&job->run_dir.is_gone)) return;
     job->end.is_run_dir_gone = true;
-    pd_log_error(MODULE, "run.dir (%s) was moved or deleted: saving where that is possible, and leaving", path);
+    pd_log_error(MODULE, "run.dir (%s) was moved or deleted: saving where that is possible, and leaving", job->run_dir.path);
 }
 
 static void workers_tell(struct job *job)
@@ -303,7 +365,7 @@ static void growth_look(struct job *job)
 {
     struct pd_launch_requests *requests = job->requests;
     if (!requests->has_grown || wants_leave(job) || !has_any_begun(job)) return;
-    if (pd_note_has_mark(job->end.start->dir, PD_NOTE_OPENING, 0) || !requests->has_grown(requests->context)) return;
+    if (!job->said->is_training || !requests->has_grown(requests->context)) return;
     requests->wants_regroup = true;
     pd_log_info(MODULE, "hosts are there for more ranks (launch.grow: now): saving, and starting again with them");
 }
@@ -317,11 +379,10 @@ static void opening_look(struct job *job)
     const double seconds = job->end.start->begin_seconds;
     const bool is_overdue = seconds > 0 && (double)(now - job->start_ns) > seconds * 1e9;
     if (job->requests->wants_leave && !job->leave_ns) job->leave_ns = now;
-    if (job->leave_ns && now - job->leave_ns > LEAVE_OPENING_NS &&
-        (!has_begun || pd_note_has_mark(job->end.start->dir, PD_NOTE_OPENING, 0)))
+    if (job->leave_ns && now - job->leave_ns > LEAVE_OPENING_NS && (!has_begun || !job->said->is_training))
         job->end.is_left_opening = true;
-    if (is_overdue && job->begun < job->end.count) /* and rank 0 waits for who has not begun */
-        job->end.is_begin_overdue = !has_begun || pd_note_has_mark(job->end.start->dir, PD_NOTE_OPENING, 0);
+    if (is_overdue && job->said->begun < job->end.count) /* and rank 0 waits for who has not begun */
+        job->end.is_begin_overdue = !has_begun || !job->said->is_training;
     if (job->end.is_left_opening || job->end.is_begin_overdue) {
         job_kill(job);
     } else if (!has_begun && !job->is_begin_warned && now - job->start_ns > BEGIN_WARN_NS) {
@@ -333,9 +394,10 @@ static void opening_look(struct job *job)
 /* Where packets between hosts are dropped MPI_Init does not end. What is suspended, the launcher too, is not late. */
 static void joining_look(struct job *job)
 {
-    const double seconds = job->end.start->begin_seconds;
+    const double seconds = job->end.start->join_seconds;
     const uint64_t now = pd_clock_monotonic_ns(NULL), since = now - job->joined_look_ns;
-    bool is_other = job->begun < job->end.count || job->end.start->transport != PD_TRANSPORT_MPI || job->end.is_join_overdue;
+    bool is_other =
+        job->said->begun < job->end.count || job->end.start->transport != PD_TRANSPORT_MPI || job->end.is_join_overdue;
     if (since < WATCH_NS || seconds <= 0) return;
     job->joined_look_ns = now;
     for (uint32_t r = 0; r < job->end.count && !is_other; r++)
@@ -385,26 +447,10 @@ static pd_status read_grace(double *ret_seconds, struct pd_error *err)
             PD_LAUNCH_ENV_GRACE "=%s is no number of seconds; set it to the time between TERM and KILL, less a few", text);
 }
 
-/* People who look on see steps by the times of notes. */
-static void word_hear(void *context, uint32_t rank, const struct pd_wire_word *word)
+static void heartbeat_hear(void *context, uint32_t rank, const struct pd_remote_heartbeat *beat)
 {
     struct job *job = context;
-    if (job->watch) pd_launch_watch_hear(job->watch, rank, word, WORD_NS, pd_clock_monotonic_ns(NULL));
-    if (word->pulse.step > job->workers[rank].beat_step) pd_note_beat(job->end.start->dir, rank);
-    job->workers[rank].beat_step = word->pulse.step;
-}
-
-/* Ranks of other hosts, whose memory is not seen here, and from where the socket is not reached. */
-static void pulses_hear(struct job *job, uint64_t now)
-{
-    struct pd_wire_word word = {.process = 0};
-    const uint64_t period_ns = pd_note_pulse_ns(job->end.count);
-    if (now - job->heard_ns < period_ns / 2) return;
-    job->heard_ns = now;
-    for (uint32_t r = 0; r < job->end.count; r++)
-        if (job->seen[r].has_begun && !job->seen[r].is_here && !has_socket(job, r) &&
-            pd_note_read_pulse(job->end.start->dir, r, &word.pulse))
-            pd_launch_watch_hear(job->watch, r, &word, period_ns, now);
+    pd_launch_watch_hear(job->watch, rank, beat, HEARTBEAT_NS, pd_clock_monotonic_ns(NULL));
 }
 
 /* It has lost its relay alone: ranks there go on. */
@@ -425,9 +471,8 @@ static void hang_look(struct job *job)
 {
     struct pd_launch_hang hang;
     const uint64_t now = pd_clock_monotonic_ns(NULL);
-    if (!job->watch || job->end.hang[0] || now - job->watched_ns < WATCH_NS) return;
+    if (job->end.start->hang_seconds <= 0 || job->end.hang[0] || now - job->watched_ns < WATCH_NS) return;
     job->watched_ns = now;
-    pulses_hear(job, now);
     stopped_discover(job);
     const bool is_hung = pd_launch_watch_look(job->watch, now, &hang);
     silence_tell(job);
@@ -439,7 +484,6 @@ static void hang_look(struct job *job)
     pd_log_warn(MODULE, "%s: ending it", hang.text);
     snprintf(job->end.hang, sizeof job->end.hang, "%s", hang.text);
     job->end.hang_rank = hang.rank;
-    job->end.is_hang_here = hang.is_known;
     if (hang.is_known)
         worker_signal(job, job->end.start->transport == PD_TRANSPORT_LOCAL ? 0 : hang.rank, SIGKILL);
     else
@@ -486,7 +530,7 @@ static void wait_for_news(struct job *job)
     for (uint32_t r = 0; r < job->end.count; r++)
         if (job->workers[r].pidfd >= 0 && job->seen[r].has_begun && !job->seen[r].is_gone)
             job->polls[count++] = (struct pollfd){.fd = job->workers[r].pidfd, .events = POLLIN};
-    if (job->receiver) count += pd_launch_receiver_polls(job->receiver, job->polls + count);
+    job->polls[count++] = (struct pollfd){.fd = pd_launch_receiver_fd(job->receiver), .events = POLLIN};
     (void)poll(job->polls, count, TICK_MS);
     pd_launch_requests_poll(job->requests, 0);
 }
@@ -497,8 +541,7 @@ static int job_watch(struct job *job)
     for (int status;;) {
         wait_for_news(job);
         workers_look(job); /* before others are looked for, which takes longer */
-        if (job->receiver) pd_launch_receiver_look(job->receiver);
-        workers_discover(job);
+        pd_launch_receiver_look(job->receiver);
         run_dir_look(job);
         growth_look(job);
         if (job->requests->wants_abort)
@@ -525,27 +568,50 @@ static void job_close(struct job *job)
     free(job->workers);
     free(job->seen);
     free(job->polls);
-    free(job->has_note);
     pd_launch_receiver_free(job->receiver);
     pd_launch_watch_free(job->watch);
 }
 
-/* The starter is gone: what is left of its ranks on this host goes too, and is waited for. */
-static void job_sweep(struct job *job)
+/* A worker of this host that is not gone, after another look. */
+static uint32_t find_left(struct job *job)
 {
+    pd_launch_receiver_look(job->receiver);
+    workers_look(job);
+    for (uint32_t r = 0; r < job->end.count; r++)
+        if (job->seen[r].has_begun && job->seen[r].is_here && !job->seen[r].is_gone) return r;
+    return job->end.count;
+}
+
+static void describe_left(const struct job *job, uint32_t r, char *ret_text, size_t bytes)
+{
+    char kernel[240] = "";
+    pd_process_kernel_place(job->seen[r].process, kernel, sizeof kernel);
+    snprintf(ret_text, bytes, "rank %u (process %d) was killed and does not end: it waits in the kernel%s%s", r,
+             job->seen[r].process, kernel[0] ? ", at " : "", kernel);
+}
+
+/* The starter is gone: what is left of its ranks on this host goes too. A process that cannot be killed, since its storage or its
+ * device does not answer, still has its files and its GPU, so no other is started beside it. */
+static pd_status job_sweep(struct job *job, struct pd_error *err)
+{
+    char text[400];
+    uint32_t left;
+    const uint64_t began = pd_clock_monotonic_ns(NULL);
+    uint64_t said = 0;
     kill(-job->end.starter, SIGKILL);
-    for (int tries = 0; tries < 200; tries++) {
-        bool is_left = false;
-        workers_discover(job);
-        workers_look(job);
-        for (uint32_t r = 0; r < job->end.count; r++) {
-            const struct pd_launch_process *seen = &job->seen[r];
-            is_left |= seen->has_begun && seen->is_here && !seen->is_gone;
+    while ((left = find_left(job)) < job->end.count) {
+        const uint64_t now = pd_clock_monotonic_ns(NULL);
+        for (uint32_t r = 0; r < job->end.count; r++)
             worker_signal(job, r, SIGKILL);
-        }
-        if (!is_left) return;
-        pd_clock_sleep_ns(NULL, 10000000);
+        pd_launch_requests_poll(job->requests, 10);
+        if (now - began < UNKILLED_NS) continue;
+        describe_left(job, left, text, sizeof text);
+        if (job->requests->wants_leave || job->requests->wants_abort)
+            PD_FAIL(err, PD_PEER_LOST, "%s: left without it; run the same command again when it is gone", text);
+        if (!said || now - said > UNKILLED_SAY_NS) pd_log_warn(MODULE, "%s: no other is started before it is gone", text);
+        said = now;
     }
+    return PD_OK;
 }
 
 /* After the sweep. */
@@ -558,63 +624,76 @@ static void times_set(const struct job *job, struct pd_launch_verdict *verdict)
     verdict->ended_ns = pd_clock_monotonic_ns(NULL);
 }
 
-/* Without it notes of other hosts are files. */
-static void listen_for_others(struct job *job)
+static pd_status job_listen(struct job *job, struct pd_error *err)
 {
-    struct pd_error why;
     const struct pd_start *start = job->end.start;
-    const struct pd_launch_receiver_options options = {.addresses = start->addresses,
+    const bool is_mpi = start->transport == PD_TRANSPORT_MPI;
+    const char *addresses = !is_mpi ? "" : start->hosts ? start->addresses : pd_starter_may_reach_others() ? "*" : "";
+    const struct pd_launch_receiver_options options = {.secret = start->secret,
+                                                       .start = start->restart,
+                                                       .addresses = addresses ? addresses : "",
                                                        .port = start->port,
-                                                       .dir = start->dir,
                                                        .config_path = start->config_path,
                                                        .program = start->worker[0],
-                                                       .ranks = job->end.count,
-                                                       .hear = word_hear,
+                                                       .table = job->said,
+                                                       .begun = worker_begins,
+                                                       .beat = heartbeat_hear,
+                                                       .closed = connection_ends,
+                                                       .reopened = connection_is_back,
                                                        .context = job};
-    if (start->addresses && start->addresses[0] && pd_launch_receiver_open(&options, &job->receiver, &why))
-        pd_log_warn(MODULE, "%s; what ranks of other hosts say goes through files in run.dir", why.message);
+    return pd_launch_receiver_open(&options, &job->receiver, err);
+}
+
+static pd_status job_init(struct job *job, struct pd_error *err)
+{
+    const struct pd_start *start = job->end.start;
+    PD_TRY(read_grace(&job->grace_seconds, err));
+    const uint32_t count = start->transport == PD_TRANSPORT_LOCAL ? 1 : start->ranks;
+    PD_TRY(pd_rank_table_init(job->said, count, err));
+    job->workers = calloc(count, sizeof *job->workers);
+    job->seen = calloc(count, sizeof *job->seen);
+    job->polls = calloc(2 + (size_t)count, sizeof *job->polls);
+    if (!job->workers || !job->seen || !job->polls)
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for a launch of %u ranks", start->ranks);
+    job->end.count = count;
+    job->end.processes = job->seen;
+    for (uint32_t r = 0; r < count; r++)
+        job->workers[r] = (struct worker){.pidfd = -1, .saves_told = job->requests->saves};
+    job->starter_saves_told = job->requests->saves;
+    PD_TRY(pd_launch_watch_new(start->ranks, start->hang_seconds, start->open_seconds, &job->watch, err));
+    run_dir_begin(job);
+    return job_listen(job, err);
+}
+
+static pd_status job_run(struct job *job, const struct pd_starter_command *command, struct pd_launch_verdict *ret_verdict,
+                         struct pd_error *err)
+{
+    PD_TRY(job_init(job, err));
+    job->start_ns = pd_clock_monotonic_ns(NULL);
+    PD_TRY(pd_starter_spawn(job->end.start, command, pd_launch_receiver_addresses(job->receiver), &job->end.starter, err));
+    job->end.status = job_watch(job);
+    job->starter_ended_ns = pd_clock_monotonic_ns(NULL);
+    pd_launch_receiver_look(job->receiver);
+    workers_look(job);
+    run_dir_look(job);
+    pd_launch_judge(&job->end, ret_verdict);
+    PD_TRY(pd_starter_end_step(job->end.start, job->said, job->requests, err));
+    PD_TRY(job_sweep(job, err));
+    times_set(job, ret_verdict);
+    return PD_OK;
 }
 
 pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_requests *requests,
-                            struct pd_launch_verdict *ret_verdict, struct pd_error *err)
+                            struct pd_rank_table *ret_said, struct pd_launch_verdict *ret_verdict, struct pd_error *err)
 {
     struct pd_starter_command command;
     PD_TRY(pd_starter_check_limits(start, err));
     PD_TRY(pd_starter_command_make(start, &command, err));
-    struct job job = {.end = {.start = start, .starter_name = command.name}, .requests = requests};
-    PD_TRY(read_grace(&job.grace_seconds, err));
-    job.end.count = start->transport == PD_TRANSPORT_LOCAL ? 1 : start->ranks;
-    job.workers = calloc(job.end.count, sizeof *job.workers);
-    job.seen = calloc(job.end.count, sizeof *job.seen);
-    job.polls = calloc(1 + PD_LAUNCH_RECEIVER_POLLS + (size_t)job.end.count, sizeof *job.polls);
-    job.has_note = calloc(job.end.count, sizeof *job.has_note);
-    if (!job.workers || !job.seen || !job.polls || !job.has_note) {
-        job.end.count = 0;
-        job_close(&job);
-        PD_FAIL(err, PD_NO_MEMORY, "no memory for a launch of %u ranks", start->ranks);
-    }
-    if (start->hang_seconds > 0) (void)!pd_launch_watch_new(start->ranks, start->hang_seconds, &job.watch, err);
-    for (uint32_t r = 0; r < job.end.count; r++)
-        job.workers[r] = (struct worker){.pidfd = -1, .saves_told = requests->saves};
-    job.starter_saves_told = requests->saves;
-    job.end.is_run_dir_gone = start->run_dir && stat(start->run_dir, &job.run_dir) != 0;
-    job.is_below_run_dir = start->run_dir && is_below(start->dir, &job.run_dir);
-    pd_note_clear(start->dir);
-    job.end.processes = job.seen;
-    job.start_ns = pd_clock_monotonic_ns(NULL);
-    listen_for_others(&job);
-    pd_status st = pd_starter_spawn(start, &command, job.receiver, &job.end.starter, err);
-    if (!st) {
-        job.end.status = job_watch(&job);
-        job.starter_ended_ns = pd_clock_monotonic_ns(NULL);
-        if (job.receiver) pd_launch_receiver_look(job.receiver);
-        workers_discover(&job);
-        workers_look(&job);
-        run_dir_look(&job);
-        pd_launch_judge(&job.end, ret_verdict);
-        job_sweep(&job);
-        times_set(&job, ret_verdict);
-    }
+    struct job job = {
+        .end = {.start = start, .starter_name = command.name, .said = ret_said}, .requests = requests, .said = ret_said};
+    const pd_status st = job_run(&job, &command, ret_verdict, err);
+    pd_rank_table_remove_memory(ret_said);
+    run_dir_end(&job);
     job_close(&job);
     return st;
 }

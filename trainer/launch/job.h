@@ -26,6 +26,8 @@ struct pd_launch_requests {
 /* Reads signals that arrived, waiting for one up to `timeout_ms`, and logs what they ask. */
 void pd_launch_requests_poll(struct pd_launch_requests *requests, int timeout_ms);
 
-/*   errors  of the launcher itself only; how the ranks ended is the verdict's */
+/*   ret_said  what the ranks have said; the caller's to free, also after an error
+ *   errors    of the launcher itself only; how the ranks ended is the verdict's */
 PD_MUST_USE pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_requests *requests,
-                                        struct pd_launch_verdict *ret_verdict, struct pd_error *err);
+                                        struct pd_rank_table *ret_said, struct pd_launch_verdict *ret_verdict,
+                                        struct pd_error *err);

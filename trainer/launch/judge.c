@@ -1,7 +1,5 @@
 #include "trainer/launch/judge.h"
 
-#include "trainer/notes/note.h"
-
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,15 +11,15 @@
 
 /* ---- what happened ---- */
 
-/* The note, the rank and the words that a row's sentence is made of. */
+/* What the sentence of a row is made of. */
 struct facts {
     const struct pd_launch_end *end;
     struct pd_launch_verdict *verdict;
     bool is_success, has_come_up;
-    const uint8_t *said; /* (count) a status and 1, or 0: the rank left no note of its end */
-    uint32_t rank;       /* of the note */
-    struct pd_note_ended note;
-    char how[96]; /* "killed by SIGKILL", "exit code 3" */
+    uint32_t rank;                /* that said what the sentence repeats */
+    const struct pd_ended *ended; /* what it said */
+    pd_status code;               /* names_cause_by_code */
+    char how[96];                 /* "killed by SIGKILL", "exit code 3" */
 };
 
 /* Starters give the signal of a rank as 128 + number; before a rank has begun such a code is their own. */
@@ -51,9 +49,15 @@ static bool is_mpi(const struct facts *f)
     return f->end->start->transport == PD_TRANSPORT_MPI;
 }
 
+static const struct pd_ended *said(const struct facts *f, uint32_t rank)
+{
+    return f->end->said->ranks[rank].ended;
+}
+
 static bool is_without_a_word(const struct facts *f, uint32_t rank)
 {
-    return f->end->processes[rank].is_gone && !f->said[rank];
+    const struct pd_launch_process *p = &f->end->processes[rank];
+    return p->is_gone && !p->was_ended && !said(f, rank);
 }
 
 /* The first rank that ended without a word; count: none did. */
@@ -67,7 +71,7 @@ static uint32_t first_lost(const struct facts *f)
     return first;
 }
 
-/* Ranks that ended without a word about when the first of them did; later ones were ended by the starter. */
+/* Ranks that ended without a word about when the first of them did; the starter ended later ones. */
 static void count_lost(const struct facts *f)
 {
     const struct pd_launch_end *end = f->end;
@@ -75,39 +79,23 @@ static void count_lost(const struct facts *f)
     const uint32_t first = first_lost(f);
     if (first == end->count) return;
     v->lost_ranks[v->lost++] = first;
-    v->is_lost_here = end->processes[first].is_here;
     for (uint32_t r = 0; r < end->count; r++) {
         const struct pd_launch_process *p = &end->processes[r];
         if (r == first || !is_without_a_word(f, r) || p->gone_ns - end->processes[first].gone_ns > LOST_TOGETHER_NS)
             continue;
         if (v->lost < PD_LAUNCH_LOST_NAMED) v->lost_ranks[v->lost] = r;
         v->lost++;
-        v->is_lost_here &= p->is_here;
     }
 }
 
-/* Each note once, and only those that are there: at the end of a start there may be one a rank, on a shared file system. */
-static uint8_t *read_notes(const struct pd_launch_end *end)
+static struct facts facts_of(const struct pd_launch_end *end, struct pd_launch_verdict *v)
 {
-    struct pd_note_ended note;
-    uint8_t *said = calloc(end->count, sizeof *said);
-    bool *has = calloc(end->count, sizeof *has);
-    PD_CHECK(said && has);
-    pd_note_find(end->start->dir, PD_NOTE_ENDED, end->count, has);
-    for (uint32_t r = 0; r < end->count; r++)
-        if (has[r] && pd_note_read_ended(end->start->dir, r, &note)) said[r] = (uint8_t)(note.status + 1);
-    free(has);
-    return said;
-}
-
-static struct facts facts_of(const struct pd_launch_end *end, const uint8_t *said, struct pd_launch_verdict *v)
-{
-    struct facts f = {.end = end, .verdict = v, .said = said};
+    struct facts f = {.end = end, .verdict = v};
     const int status = end->status;
     const bool was_killed = !WIFEXITED(status) || (WEXITSTATUS(status) > 128 && WEXITSTATUS(status) != 128 + SIGXFSZ);
     for (uint32_t r = 0; r < end->count; r++)
         f.has_come_up |= end->processes[r].has_begun;
-    v->has_begun = pd_note_find(end->start->dir, PD_NOTE_READY, end->count, NULL) > 0;
+    v->has_begun = end->said->ready > 0;
     v->has_begun |= f.has_come_up && was_killed;
     f.is_success = WIFEXITED(status) && WEXITSTATUS(status) == 0;
     v->was_cut_off = was_ended_from_outside(status);
@@ -120,13 +108,13 @@ static struct facts facts_of(const struct pd_launch_end *end, const uint8_t *sai
 
 typedef bool wanted(pd_status status);
 
-/* The note of the lowest rank whose status is wanted. */
-static bool find_note(struct facts *f, wanted *is_wanted)
+/* What the lowest rank whose status is wanted has said. */
+static bool find_ended(struct facts *f, wanted *is_wanted)
 {
     for (uint32_t r = 0; r < f->end->count; r++) {
-        if (!f->said[r] || !is_wanted((pd_status)(f->said[r] - 1))) continue;
-        if (!pd_note_read_ended(f->end->start->dir, r, &f->note)) continue;
+        if (!said(f, r) || !is_wanted(said(f, r)->status)) continue;
         f->rank = r;
+        f->ended = said(f, r);
         return true;
     }
     return false;
@@ -136,6 +124,11 @@ static bool find_note(struct facts *f, wanted *is_wanted)
 static bool is_cause(pd_status status)
 {
     return status != PD_OK && status != PD_PEER_LOST && status != PD_STOPPED;
+}
+
+static bool is_not_done(pd_status status)
+{
+    return status != PD_OK;
 }
 
 static bool is_stopped(pd_status status)
@@ -155,7 +148,7 @@ static bool is_peer_lost(pd_status status)
 
 static bool needs_hosts(struct facts *f)
 {
-    return find_note(f, is_away);
+    return find_ended(f, is_away);
 }
 
 /* By a limit of the address space that the ranks inherit: they would run out again. */
@@ -167,21 +160,21 @@ static bool is_memory_limited(void)
 
 static bool names_final_cause(struct facts *f)
 {
-    const bool is_cause_named = find_note(f, is_cause);
-    const pd_status st = f->note.status;
+    if (!find_ended(f, is_cause)) return false;
+    const pd_status st = f->ended->status;
     if (st == PD_NO_MEMORY) return is_memory_limited();
-    return is_cause_named && st != PD_DIVERGED && st != PD_BUG && st != PD_DEVICE_LOST;
+    return st != PD_DIVERGED && st != PD_BUG && st != PD_DEVICE_LOST;
 }
 
 static bool names_passing_cause(struct facts *f)
 {
-    return find_note(f, is_cause);
+    return find_ended(f, is_cause);
 }
 
-/* Notes lie in it, and what the ranks need to start again. */
+/* What the ranks need to start again lies in it. */
 static bool is_directory_gone(struct facts *f)
 {
-    return !f->is_success && f->end->is_run_dir_gone;
+    return f->end->is_run_dir_gone && (!f->is_success || find_ended(f, is_not_done));
 }
 
 static bool is_left_opening(struct facts *f)
@@ -197,13 +190,13 @@ static bool is_left_stopped(struct facts *f)
 /* Those that say that they have saved were only slow to end. */
 static bool is_left_late(struct facts *f)
 {
-    return f->end->is_left_late && !find_note(f, is_stopped);
+    return f->end->is_left_late && !find_ended(f, is_stopped);
 }
 
 static bool is_begin_overdue(struct facts *f)
 {
     if (f->end->is_begin_overdue) f->verdict->was_cut_off = false; /* by this launcher alone */
-    return f->end->is_begin_overdue;
+    return f->verdict->is_overdue = f->end->is_begin_overdue;
 }
 
 static bool is_join_overdue(struct facts *f)
@@ -212,13 +205,13 @@ static bool is_join_overdue(struct facts *f)
     return f->verdict->may_be_network = f->end->is_join_overdue;
 }
 
-/* Where its directory is full a rank can leave no note: its exit code says what to do, and its last line the cause. */
+/* Where its directory is full a rank may say nothing: its exit code says what to do, and its last line the cause. */
 static bool names_cause_by_code(struct facts *f)
 {
     static const pd_status finals[] = {PD_IO, PD_UNSUPPORTED, PD_CORRUPT};
     if (!WIFEXITED(f->end->status)) return false;
     for (size_t i = 0; i < sizeof finals / sizeof *finals; i++) {
-        f->note.status = finals[i];
+        f->code = finals[i];
         if (pd_status_exit_code(finals[i]) == WEXITSTATUS(f->end->status)) return true;
     }
     return false;
@@ -232,7 +225,6 @@ static bool is_hung(struct facts *f)
     f->verdict->is_told = true;
     f->verdict->lost = 1;
     f->verdict->lost_ranks[0] = f->end->hang_rank;
-    f->verdict->is_lost_here = f->end->is_hang_here;
     return true;
 }
 
@@ -246,7 +238,7 @@ static bool is_starter_killed(struct facts *f)
 {
     bool is_one_missing = false;
     for (uint32_t r = 0; r < f->end->count; r++)
-        is_one_missing |= !f->said[r];
+        is_one_missing |= !said(f, r);
     return is_mpi(f) && f->verdict->was_cut_off && is_one_missing;
 }
 
@@ -261,7 +253,7 @@ static bool is_rank_lost_beside_another(struct facts *f)
 {
     if (!f->verdict->lost || !WIFEXITED(f->end->status)) return false;
     for (uint32_t r = 0; r < f->end->count; r++)
-        if (f->said[r] && pd_status_exit_code((pd_status)(f->said[r] - 1)) == WEXITSTATUS(f->end->status)) return true;
+        if (said(f, r) && pd_status_exit_code(said(f, r)->status) == WEXITSTATUS(f->end->status)) return true;
     return false;
 }
 
@@ -272,18 +264,43 @@ static bool is_rank_lost(struct facts *f)
 
 static bool has_left(struct facts *f)
 {
-    return find_note(f, is_stopped);
+    return find_ended(f, is_stopped);
 }
 
-/* It is out of sight, on another host, or stuck: the others go on without it. */
+/* Whom all missed that missed anybody: nobody else knows who is out of sight, on another host. Where they do not agree, or
+ * he missed one of them, the network lies between them and nobody is to blame. */
+static uint32_t missed_by_all(const struct facts *f)
+{
+    uint32_t missed = PD_MESSAGE_NOBODY;
+    for (uint32_t r = 0; r < f->end->count; r++) {
+        const struct pd_ended *e = said(f, r);
+        if (!e || e->status != PD_PEER_LOST || e->missed >= f->end->count || e->missed == missed) continue;
+        if (missed != PD_MESSAGE_NOBODY) return PD_MESSAGE_NOBODY;
+        missed = e->missed;
+    }
+    return missed == PD_MESSAGE_NOBODY || said(f, missed) ? PD_MESSAGE_NOBODY : missed;
+}
+
+static bool is_peer_missed(struct facts *f)
+{
+    if (!find_ended(f, is_peer_lost)) return false;
+    f->verdict->may_be_network = true;
+    f->verdict->lost_ranks[0] = missed_by_all(f);
+    f->verdict->lost = f->verdict->lost_ranks[0] != PD_MESSAGE_NOBODY;
+    return f->verdict->lost;
+}
+
+/* A rank was stopped for a while, a link cut: everybody may be well. */
 static bool has_silent_peer(struct facts *f)
 {
-    if (!find_note(f, is_peer_lost)) return false;
-    f->verdict->may_be_network = true;
-    f->verdict->lost = 1;
-    f->verdict->lost_ranks[0] = UINT32_MAX; /* nobody knows which */
-    f->verdict->is_lost_here = false;
-    return true;
+    return find_ended(f, is_peer_lost);
+}
+
+/* The kernel's choice: another start would be killed as this one was. Ranks of other hosts have limits of their own. */
+static bool is_out_of_memory(struct facts *f)
+{
+    const struct pd_launch_verdict *v = f->verdict;
+    return f->end->oom_kills && v->lost && f->end->processes[v->lost_ranks[0]].is_here;
 }
 
 static bool is_success(struct facts *f)
@@ -304,66 +321,79 @@ static bool always(struct facts *f)
 
 /* ---- the table: the first row that holds counts ---- */
 
-enum { OF_NOTE = -1 };
-#define NO_NOTE "%S (process %Q) ended with %H, and could not write why into %D; its last line above says it"
+enum { SAID = -1 };
+#define NO_WORD "%S (process %Q) ended with %H, and could not say why; its last line above says it (run.dir: %D)"
+#define DIRECTORY_GONE "%D was moved or deleted; put it back, then run this again"
 #define LEFT_OPENING "asked to leave before the first step; there was nothing to save"
 #define LEFT_STOPPED \
     "asked to leave while a rank was stopped (SIGSTOP), which cannot save: ended; the last checkpoint stands"
 #define LEFT_LATE "asked to leave, and the save was not through in time (PERDURE_GRACE_S): ended; the last checkpoint stands"
-#define BEGIN_OVERDUE "%S (process %Q) did not start all ranks in restart.peer_timeout"
-#define JOIN_OVERDUE "all ranks have begun, and have not joined one another (MPI_Init) in restart.peer_timeout"
+#define BEGIN_OVERDUE "%S (process %Q) did not start all ranks in restart.begin_seconds"
+#define JOIN_OVERDUE "all ranks have begun, and have not joined one another (MPI_Init) in restart.join_seconds"
+#define OUT_OF_MEMORY                                                                                                     \
+    "rank %R (process %P) was killed by the kernel: the memory limit of this cgroup, %M, is reached; perdure plan shows " \
+    "what a "                                                                                                             \
+    "rank needs, and what needs less"
 
-/* Causes that a rank names come first: what others end with follows from them. Ranks that left together end with 0
- * whatever they have to say, so notes come before success. In sentences: %N the note, %P the process and %R the rank that
- * was lost first, %O the others lost with it, %S the starter and %Q its process, %H how it ended, %D the run's directory,
- * %U what hung, %A hosts that do not answer. */
+/* A cause that a rank names comes first: what others end with follows from it. Ranks that left together end with 0 whatever
+ * they have to say, so what they say comes before success.
+ *   blame     RANKS: those in verdict->lost_ranks; when the same one is lost again without progress, the next
+ *             start does without it, and its host is charged. NOBODY: the next start is as large as this one
+ *   sentence  %N what the rank said, %P the process and %R the rank that was lost first, %O the others lost with it, %S the
+ *             starter and %Q its process, %H how it ended, %D the run's directory, %U what hung, %A hosts that do not
+ *             answer, %M the memory limit */
+enum blame { NOBODY, RANKS };
 static const struct row {
     bool (*holds)(struct facts *);
-    int status; /* OF_NOTE: the note's */
+    int status; /* SAID: that of the rank */
+    enum blame blame;
     enum pd_launch_next next;
     const char *sentence;
 } rows[] = {
     // clang-format off
-    {needs_hosts,                 OF_NOTE,      PD_LAUNCH_AWAIT,   "%N"},
-    {names_final_cause,           OF_NOTE,      PD_LAUNCH_END,     "%N"},
-    {names_passing_cause,         OF_NOTE,      PD_LAUNCH_REPEAT,  "%N"},
-    {is_directory_gone,           PD_IO,        PD_LAUNCH_END,     "%D was moved or deleted; put it back, then run this again"},
-    {is_left_opening,             PD_STOPPED,   PD_LAUNCH_END,     LEFT_OPENING},
-    {is_left_stopped,             PD_STOPPED,   PD_LAUNCH_END,     LEFT_STOPPED},
-    {is_left_late,                PD_STOPPED,   PD_LAUNCH_END,     LEFT_LATE},
-    {is_begin_overdue,            PD_PEER_LOST, PD_LAUNCH_REPEAT,  BEGIN_OVERDUE},
-    {is_join_overdue,             PD_PEER_LOST, PD_LAUNCH_REPEAT,  JOIN_OVERDUE},
-    {names_cause_by_code,         OF_NOTE,      PD_LAUNCH_END,     NO_NOTE},
-    {is_hung,                     PD_PEER_LOST, PD_LAUNCH_REPLACE, "%U"},
-    {is_host_silent,              PD_PEER_LOST, PD_LAUNCH_REPEAT,  "no answer from %A"},
-    {is_starter_killed,           PD_PEER_LOST, PD_LAUNCH_REPEAT,  "%S (process %Q) was %H, and its ranks with it"},
-    {is_worker_lost,              PD_PEER_LOST, PD_LAUNCH_REPEAT,  "the worker (process %P) ended without a word: %H"},
-    {is_rank_lost_beside_another, PD_PEER_LOST, PD_LAUNCH_REPLACE, "rank %R (process %P) ended without a word%O"},
-    {is_rank_lost,                PD_PEER_LOST, PD_LAUNCH_REPLACE, "rank %R (process %P) died: %H%O"},
-    {has_left,                    PD_STOPPED,   PD_LAUNCH_END,     "%N"},
-    {has_silent_peer,             PD_PEER_LOST, PD_LAUNCH_REPLACE, "%N"},
-    {is_success,                  PD_OK,        PD_LAUNCH_END,     ""},
-    {says_nothing,                PD_PEER_LOST, PD_LAUNCH_REPEAT,  "%S ended (%H) and no rank says why"},
-    {always,                      PD_PEER_LOST, PD_LAUNCH_REPEAT,  "%S ended (%H) before a rank had begun"},
+    {needs_hosts,                 SAID,         NOBODY, PD_LAUNCH_AWAIT, "%N"},
+    {is_directory_gone,           PD_IO,        NOBODY, PD_LAUNCH_END,   DIRECTORY_GONE},
+    {names_final_cause,           SAID,         NOBODY, PD_LAUNCH_END,   "%N"},
+    {names_passing_cause,         SAID,         NOBODY, PD_LAUNCH_AGAIN, "%N"},
+    {is_left_opening,             PD_STOPPED,   NOBODY, PD_LAUNCH_END,   LEFT_OPENING},
+    {is_left_stopped,             PD_STOPPED,   NOBODY, PD_LAUNCH_END,   LEFT_STOPPED},
+    {is_left_late,                PD_STOPPED,   NOBODY, PD_LAUNCH_END,   LEFT_LATE},
+    {is_begin_overdue,            PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, BEGIN_OVERDUE},
+    {is_join_overdue,             PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, JOIN_OVERDUE},
+    {names_cause_by_code,         SAID,         NOBODY, PD_LAUNCH_END,   NO_WORD},
+    {is_hung,                     PD_PEER_LOST, RANKS,  PD_LAUNCH_AGAIN, "%U"},
+    {is_host_silent,              PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, "no answer from %A"},
+    {is_starter_killed,           PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, "%S (process %Q) was %H, and its ranks with it"},
+    {is_out_of_memory,            PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, OUT_OF_MEMORY},
+    {is_worker_lost,              PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, "the worker (process %P) ended without a word: %H"},
+    {is_rank_lost_beside_another, PD_PEER_LOST, RANKS,  PD_LAUNCH_AGAIN, "rank %R (process %P) ended without a word%O"},
+    {is_rank_lost,                PD_PEER_LOST, RANKS,  PD_LAUNCH_AGAIN, "rank %R (process %P) died: %H%O"},
+    {has_left,                    PD_STOPPED,   NOBODY, PD_LAUNCH_END,   "%N"},
+    {is_peer_missed,              PD_PEER_LOST, RANKS,  PD_LAUNCH_AGAIN, "%N"},
+    {has_silent_peer,             PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, "%N"},
+    {is_success,                  PD_OK,        NOBODY, PD_LAUNCH_END,   ""},
+    {says_nothing,                PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, "%S ended (%H) and no rank says why"},
+    {always,                      PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, "%S ended (%H) before a rank had begun"},
     // clang-format on
 };
 
 /* ---- sentences ---- */
 
 /* Ranks that agreed upon a failure, and threads of one process, have put the rank in front themselves. */
-static void add_note(const struct facts *f, FILE *out)
+static void add_said(const struct facts *f, FILE *out)
 {
-    if (is_mpi(f) && !pd_error_names_rank(f->note.message)) fprintf(out, "rank %u: ", f->rank);
-    fprintf(out, "%.900s", f->note.message);
+    if (is_mpi(f) && !pd_error_names_rank(f->ended->message)) fprintf(out, "rank %u: ", f->rank);
+    fprintf(out, "%.900s", f->ended->message);
 }
 
 static void add_word(const struct facts *f, char letter, FILE *out)
 {
-    const struct pd_launch_process *first = &f->end->processes[f->verdict->lost_ranks[0]];
+    const uint32_t named = f->verdict->lost_ranks[0];
+    const struct pd_launch_process *first = &f->end->processes[named < f->end->count ? named : 0];
     const uint32_t lost = f->verdict->lost;
     switch (letter) {
     case 'N':
-        add_note(f, out);
+        add_said(f, out);
         return;
     case 'P':
         fprintf(out, "%d", first->process ? first->process : f->end->starter);
@@ -385,6 +415,9 @@ static void add_word(const struct facts *f, char letter, FILE *out)
         return;
     case 'U':
         fprintf(out, "%.600s", f->end->hang);
+        return;
+    case 'M':
+        fputs(f->end->memory_limit, out);
         return;
     case 'A':
         fprintf(out, "%s", f->end->silent);
@@ -415,14 +448,13 @@ static void write_sentence(const struct facts *f, const char *sentence, char *re
 void pd_launch_judge(const struct pd_launch_end *end, struct pd_launch_verdict *ret_verdict)
 {
     *ret_verdict = (struct pd_launch_verdict){.status = PD_OK};
-    uint8_t *said = read_notes(end);
-    struct facts f = facts_of(end, said, ret_verdict);
+    struct facts f = facts_of(end, ret_verdict);
     const struct row *row = rows;
     while (!row->holds(&f))
         row++;
-    ret_verdict->status = row->status == OF_NOTE ? f.note.status : (pd_status)row->status;
+    ret_verdict->status = row->status != SAID ? (pd_status)row->status : f.ended ? f.ended->status : f.code;
+    if (row->holds == names_cause_by_code) ret_verdict->status = f.code;
     ret_verdict->next = row->next;
-    if (row->next != PD_LAUNCH_REPLACE) ret_verdict->lost = 0;
+    if (row->blame == NOBODY) ret_verdict->lost = 0;
     write_sentence(&f, row->sentence, ret_verdict->message, sizeof ret_verdict->message);
-    free(said);
 }

@@ -1,19 +1,22 @@
-/* How a start has ended, and what follows. All of it is one table in judge.c, a row an ending: what must hold, the status,
- * what follows, and the launcher's sentence. */
+/* How a start has ended, and what follows. All of it is one table in judge.c, a row an outcome: what must hold, the status,
+ * who is blamed, what follows, and the launcher's sentence. */
 #pragma once
 
 #include "trainer/launch/starter.h"
+#include "trainer/status/rank_table.h"
 
-/* What is known of a process of ranks: its note of the beginning, and whether it is gone. */
+/* What is known of a process of ranks. */
 struct pd_launch_process {
     int32_t process;
     bool has_begun, is_here, is_gone;
-    uint64_t gone_ns; /* when that was seen */
+    bool was_ended;   /* its starter sent it TERM before it was gone: it ended because another had */
+    uint64_t gone_ns; /* when that was seen; for a rank of another host, when its connection ended */
 };
 
-/* What is known when the starter is gone. Notes are read from start->dir. */
+/* What is known when the starter is gone. */
 struct pd_launch_end {
     const struct pd_start *start;
+    const struct pd_rank_table *said;
     const char *starter_name;
     int starter;                               /* its process */
     int status;                                /* as waitpid gives it */
@@ -25,17 +28,17 @@ struct pd_launch_end {
     bool is_left_late;                         /* ended by the launcher: asked to leave, and PERDURE_GRACE_S is over */
     char hang[640];                            /* ended by the launcher: this rank held up the others; "": none did */
     uint32_t hang_rank;
-    bool is_hang_here;
     char silent[256];      /* ended by the launcher: these hosts are gone without a sign; "": none is */
     bool is_begin_overdue; /* ended by the launcher: not all ranks had begun in time */
     bool is_join_overdue;  /* ended by the launcher: all had, and they had not joined one another in time */
+    uint64_t oom_kills;    /* of the launcher's memory cgroup, during this start */
+    char memory_limit[96]; /* of that cgroup, for people: "300 MiB (memory.max of /sys/fs/cgroup/...)" */
 };
 
 enum pd_launch_next {
-    PD_LAUNCH_END,    /* nothing: the run is over, or starting again mends nothing */
-    PD_LAUNCH_REPEAT, /* start again as it was; a cause that a rank names twice in the same words is final */
-    PD_LAUNCH_AWAIT,  /* start again when a host is there that this start was without */
-    PD_LAUNCH_REPLACE /* start again: in full where the lost ranks can be started here, otherwise with those that are left */
+    PD_LAUNCH_END,   /* nothing: the run is over, or starting again mends nothing */
+    PD_LAUNCH_AGAIN, /* start again. With fewer ranks only where the same named rank was lost before, without progress since */
+    PD_LAUNCH_AWAIT /* start again when a host is there that this start was without */
 };
 
 #define PD_LAUNCH_LOST_NAMED 16u
@@ -43,14 +46,14 @@ enum pd_launch_next {
 struct pd_launch_verdict {
     pd_status status; /* PD_OK; PD_STOPPED: saved and left; else that of the first cause */
     enum pd_launch_next next;
-    uint32_t lost;                             /* ranks that ended without a word */
+    uint32_t lost;                             /* ranks that are blamed: they died or hung. 0: nobody knows who it was */
     uint32_t lost_ranks[PD_LAUNCH_LOST_NAMED]; /* the first of them */
     bool is_told;                              /* the message is in the log: a hang, when it was seen */
-    bool is_lost_here;                         /* they ran on this host, which can start them again */
     bool has_begun;                            /* a rank has joined the others, or was killed before it could */
     uint64_t stepped_ns, known_ns,
         ended_ns;        /* the last step was done (0: unknown); the first sign of the end; all are gone */
     bool may_be_network; /* ranks were there and have not met: nobody knows what lies between them */
+    bool is_overdue;     /* this launcher ended the start, since ranks did not begin or join in time */
     bool was_cut_off;    /* somebody killed the starter, or the one worker of local ranks */
     char message[sizeof((struct pd_error *)0)->message];
 };

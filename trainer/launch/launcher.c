@@ -5,13 +5,11 @@
 #include "ckpt/base/words.h"
 #include "trainer/launch/hold.h"
 #include "trainer/launch/job.h"
-#include "trainer/notes/note.h"
+#include "trainer/launch/private_dir.h"
 #include "trainer/run/events.h"
 #include "trainer/run/launched.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +20,6 @@
 #define MODULE "launch"
 #define PAUSE_MS 200 /* before the second restart that brings nothing; doubled with every one */
 #define PAUSE_MS_MAX 5000
-#define DIR_PREFIX ".launch-"
 
 struct launch_state {
     const struct pd_launch *launch;
@@ -30,6 +27,8 @@ struct launch_state {
     struct pd_start start;
     struct pd_launch_layout layout; /* of this start */
     struct pd_launch_placement placement;
+    struct pd_private_dir dir;
+    struct pd_rank_table said; /* by the ranks of the last start */
     bool has_step, has_progress;
     uint64_t step;                     /* newest committed at the last start, where this host sees it */
     uint64_t progress;                 /* newest that was ever known to be committed */
@@ -39,7 +38,7 @@ struct launch_state {
     uint64_t diverged_behind;
     char diverged_words[320];
     bool has_suspect; /* of that end */
-    struct pd_note_suspect suspect;
+    struct pd_suspect suspect;
     char suspect_host[PD_LAUNCH_HOST_BYTES]; /* of launch.hosts; "": of none */
     bool is_charged;                         /* the last end, to hosts and not to the run */
     uint32_t died;                           /* ranks that died at the last end, without progress since */
@@ -55,7 +54,9 @@ void pd_launch_configure(struct pd_launch *launch, const struct pd_config *confi
     launch->restart_ranks = config->restart.ranks;
     launch->restart_ranks_count = config->restart.ranks_count;
     launch->restart_limit = config->restart.limit;
-    launch->peer_timeout = config->restart.peer_timeout;
+    launch->begin_seconds = config->restart.begin_seconds;
+    launch->join_seconds = config->restart.join_seconds;
+    launch->open_seconds = config->restart.open_seconds;
     launch->hang_seconds = config->restart.hang_seconds;
     launch->places = (struct pd_launch_places){.hosts = config->launch.hosts,
                                                .port = config->launch.port,
@@ -99,7 +100,8 @@ static pd_status take_hosts(struct launch_state *state, struct pd_error *err)
     return PD_OK;
 }
 
-/* The degrees of a configuration are those of the ranks that were asked for; with fewer hosts fewer follow, as at a restart. */
+/* The degrees of a configuration are those of the ranks that were asked for; with fewer hosts fewer follow, as at a restart.
+ * */
 static pd_status choose_first(struct launch_state *state, struct pd_error *err)
 {
     const struct pd_launch *launch = state->launch;
@@ -136,20 +138,21 @@ static pd_status ranks_of_hosts(struct launch_state *state, uint32_t left, bool 
     return PD_OK;
 }
 
-/* Ranks of this host are started again in full. Where the same place dies once more before a newer checkpoint is there,
- * and where ranks of other hosts are gone, those that are left go on. */
+/* All ranks are started again. With fewer only where a named rank was lost that was lost before, without progress since; or
+ * where a start behind such a loss did not begin: its host is gone, as far as the starter knows. */
 static uint32_t next_ranks(struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
     const struct pd_launch *launch = state->launch;
     const uint32_t ranks = state->start.ranks;
-    const bool is_same_place = dies_again(state, verdict);
-    state->died = verdict->lost;
-    memcpy(state->died_ranks, verdict->lost_ranks, sizeof state->died_ranks);
+    const bool has_list = pd_launch_placement_has_list(&state->placement);
+    uint32_t lost = dies_again(state, verdict) ? verdict->lost : 0;
+    if (!lost && !verdict->has_begun && !verdict->was_cut_off && !has_list) lost = state->died;
+    if (verdict->lost) {
+        state->died = verdict->lost;
+        memcpy(state->died_ranks, verdict->lost_ranks, sizeof state->died_ranks);
+    }
     if (state->restarts < launch->restart_ranks_count) return launch->restart_ranks[state->restarts];
-    if (verdict->next != PD_LAUNCH_REPLACE) return ranks;
-    const bool can_start_again = verdict->is_lost_here || pd_launch_placement_has_list(&state->placement);
-    if (can_start_again && !is_same_place) return ranks;
-    return verdict->lost < ranks ? ranks - verdict->lost : 1;
+    return lost < ranks ? ranks - lost : 1;
 }
 
 /* ---- what follows an end ---- */
@@ -168,12 +171,11 @@ static void take_progress(struct launch_state *state, uint64_t step)
 /* What lies in tiers that this host sees, and what the ranks of the last start said that they saved. */
 static void step_look(struct launch_state *state)
 {
-    uint64_t step;
     const struct pd_launch *launch = state->launch;
     state->found[0] = '\0';
     state->has_step = launch->newest_step && launch->newest_step(launch->context, &state->step, state->found);
     if (state->has_step) take_progress(state, state->step);
-    if (pd_note_read_saved(state->start.dir, &step)) take_progress(state, step);
+    if (state->said.has_saved) take_progress(state, state->said.saved);
 }
 
 static void step_text(const struct launch_state *state, char *ret_text, size_t bytes)
@@ -207,9 +209,18 @@ static pd_status fail_before_begin(const struct launch_state *state, const struc
     const char *local =
         state->start.transport == PD_TRANSPORT_MPI ? "; on one host layout.transport=local needs no mpirun" : "";
     PD_FAIL(err, PD_UNSUPPORTED,
-            "%.600s; no rank has joined, so nothing is tried again. What it said is above; see the limits of this shell "
+            "%.600s; no rank has joined, so nothing is tried again. What it printed is above; see the limits of this shell "
             "with ulimit -a%s",
             verdict->message, local);
+}
+
+/* mpirun is quiet, since what it prints when a rank dies is no news. Here it is the only one who knows. */
+static pd_status explain_before_begin(struct launch_state *state, const struct pd_launch_verdict *verdict, bool *ret_is_over)
+{
+    pd_log_warn(MODULE, "%s: once more, to see what it prints", verdict->message);
+    state->start.is_verbose = true;
+    *ret_is_over = false;
+    return PD_OK;
 }
 
 /* Hosts of a list have a place less without a device that is lost again. */
@@ -222,7 +233,7 @@ static bool is_the_same_again(const struct launch_state *state, const struct pd_
 static pd_status set_next(struct launch_state *state, const struct pd_launch_verdict *verdict, bool is_charged,
                           struct pd_error *err)
 {
-    const uint32_t without = pd_launch_placement_lose_devices(&state->placement, &state->start);
+    const uint32_t without = pd_launch_placement_lose_devices(&state->placement, &state->said);
     uint32_t ranks = next_ranks(state, verdict);
     if (state->restarts >= state->launch->restart_ranks_count) ranks = without < ranks ? ranks - without : 1;
     state->start.left_out = state->placement.left_out;
@@ -255,17 +266,20 @@ static pd_status judge(struct launch_state *state, struct pd_launch_verdict *ver
     if (verdict->status == PD_OK) return PD_OK;
     if (state->requests.wants_abort) PD_FAIL(err, PD_STOPPED, "interrupted twice: left without saving");
     const bool is_regrouped = verdict->status == PD_STOPPED && !state->requests.wants_leave &&
-                              (state->requests.wants_regroup || pd_launch_placement_taken(&state->placement, &state->start));
+                              (state->requests.wants_regroup || pd_launch_placement_taken(&state->placement, &state->said));
     state->requests.wants_regroup = false;
     if (verdict->next == PD_LAUNCH_AWAIT) return await_hosts(state, verdict, ret_is_over, err);
     const bool is_charged = (verdict->next != PD_LAUNCH_END || !verdict->has_begun) &&
-                            pd_launch_placement_charge(&state->placement, &state->start, &state->requests, verdict);
+                            pd_launch_placement_charge(&state->placement, &state->said, &state->requests, verdict);
     if (verdict->next == PD_LAUNCH_END && !is_regrouped && !is_charged)
         PD_FAIL(err, verdict->status, "%s", verdict->message);
     if (state->requests.wants_leave)
         PD_FAIL(err, PD_PEER_LOST, "left, and the last save is missing: %.800s", verdict->message);
     if (!verdict->has_begun && !verdict->was_cut_off && !is_charged && state->restarts == 0)
-        return fail_before_begin(state, verdict, err);
+        return state->start.is_verbose || state->said.begun || verdict->is_overdue ||
+                       state->start.transport == PD_TRANSPORT_LOCAL
+                   ? fail_before_begin(state, verdict, err)
+                   : explain_before_begin(state, verdict, ret_is_over);
     step_look(state);
     /* A start behind the loss of a host has no fault of its own when it does not begin: once. */
     const bool is_aftermath = !verdict->has_begun && state->is_charged;
@@ -326,7 +340,7 @@ static void log_end(const struct launch_state *state, const struct pd_launch_ver
 static void look_for_repeat(struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
     char whose[192] = "of that rank";
-    const struct pd_note_suspect *s = &state->suspect;
+    const struct pd_suspect *s = &state->suspect;
     if (state->has_diverged) step_look(state);
     const bool has_passed = verdict->status == PD_OK || state->progress > state->diverged_behind;
     if (state->has_diverged && verdict->status != PD_DIVERGED && has_passed) {
@@ -338,7 +352,8 @@ static void look_for_repeat(struct launch_state *state, const struct pd_launch_v
                     whose, state->diverged_words);
         if (state->has_suspect) pd_launch_placement_suspect(&state->placement, s, state->suspect_host);
     }
-    state->has_suspect = pd_note_read_suspect(state->start.dir, &state->suspect);
+    state->has_suspect = state->said.has_suspect;
+    state->suspect = state->said.suspect;
     const struct pd_launch_account *account = &state->placement.account;
     const uint32_t host = state->has_suspect ? pd_launch_account_host_of(account, s->rank) : PD_LAUNCH_NO_HOST;
     snprintf(state->suspect_host, sizeof state->suspect_host, "%s",
@@ -402,7 +417,8 @@ static pd_status launch_loop(struct launch_state *state, struct pd_error *err)
         bool is_over;
         log_start(state);
         note_start(state);
-        PD_TRY(pd_launch_job_run(&state->start, &state->requests, &verdict, err));
+        pd_rank_table_deinit(&state->said);
+        PD_TRY(pd_launch_job_run(&state->start, &state->requests, &state->said, &verdict, err));
         look_for_repeat(state, &verdict);
         pd_status st = judge(state, &verdict, &is_over, err);
         is_over |= st != PD_OK;
@@ -429,40 +445,6 @@ static void signals_restore(struct launch_state *state, const sigset_t *before)
     pd_launch_requests_poll(&state->requests, 0);
     close(state->requests.signals);
     sigprocmask(SIG_SETMASK, before, NULL);
-}
-
-/* Directories of launches that were killed. */
-static void stale_dirs_remove(const char *parent)
-{
-    DIR *listing = opendir(parent);
-    if (!listing) return;
-    for (const struct dirent *entry; (entry = readdir(listing));) {
-        char path[PATH_MAX];
-        struct pd_note_begun owner;
-        int length = snprintf(path, sizeof path, "%s/%s", parent, entry->d_name);
-        if (strncmp(entry->d_name, DIR_PREFIX, strlen(DIR_PREFIX)) || length < 0 || (size_t)length >= sizeof path) continue;
-        if (!pd_note_read_process(path, PD_NOTE_OWNER, 0, &owner) || !owner.is_here) continue;
-        if (kill(owner.process, 0) == 0 || errno != ESRCH) continue;
-        pd_note_dir_remove(path);
-    }
-    closedir(listing);
-}
-
-static bool private_dir_try(const char *parent, char *ret_dir, size_t bytes)
-{
-    if (!parent || !*parent) return false;
-    stale_dirs_remove(parent);
-    int length = snprintf(ret_dir, bytes, "%s/" DIR_PREFIX "XXXXXX", parent);
-    return length > 0 && (size_t)length < bytes && mkdtemp(ret_dir);
-}
-
-/* A full or read-only run directory is for the ranks to complain about, in better words. */
-static pd_status private_dir_make(const struct pd_launch *launch, char *ret_dir, size_t bytes, struct pd_error *err)
-{
-    const char *temporary = getenv("TMPDIR");
-    if (private_dir_try(launch->dir, ret_dir, bytes)) return PD_OK;
-    if (private_dir_try(temporary, ret_dir, bytes) || private_dir_try("/tmp", ret_dir, bytes)) return PD_OK;
-    PD_FAIL_ERRNO(err, errno, "making a directory for the launch in %s, $TMPDIR or /tmp", launch->dir ? launch->dir : "-");
 }
 
 /* `mpirun -n 4 perdure train` would start four launchers of the same run. */
@@ -503,18 +485,21 @@ static bool has_silent(void *context, char *ret_names, size_t bytes)
     return pd_launch_placement_has_silent(&((struct launch_state *)context)->placement, ret_names, bytes);
 }
 
-static pd_status launch_in(struct launch_state *state, const char *dir, struct pd_error *err)
+static pd_status launch_in(struct launch_state *state, struct pd_error *err)
 {
     const struct pd_launch *launch = state->launch;
     const bool is_there = launch->dir && access(launch->dir, F_OK) == 0; /* else ranks say what is wrong with it */
-    state->start = (struct pd_start){.dir = dir,
+    state->start = (struct pd_start){.dir = state->dir.path,
+                                     .secret = state->dir.secret,
                                      .run_dir = is_there ? launch->dir : NULL,
                                      .worker = launch->worker,
                                      .config_path = launch->config_path,
                                      .port = launch->places.port,
                                      .layout = state->layout.settings,
                                      .agent = launch->places.agent,
-                                     .begin_seconds = launch->peer_timeout,
+                                     .begin_seconds = launch->begin_seconds,
+                                     .join_seconds = launch->join_seconds,
+                                     .open_seconds = launch->open_seconds,
                                      .hang_seconds = launch->hang_seconds};
     sigset_t before;
     PD_TRY(signals_block(state, &before, err));
@@ -527,7 +512,6 @@ static pd_status launch_in(struct launch_state *state, const char *dir, struct p
 
 pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
 {
-    char dir[3072], whole[PATH_MAX];
     struct launch_state state = {.launch = launch, .placement = {.places = &launch->places, .look = {.results = -1}}};
     state.requests = (struct pd_launch_requests){
         .has_grown = has_grown, .has_lost = has_lost, .has_silent = has_silent, .context = &state};
@@ -535,10 +519,12 @@ pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
         PD_FAIL(err, PD_USAGE,
                 "this runs under mpirun already: start it once, without mpirun, and give layout.ranks; words for "
                 "mpirun go into PERDURE_MPIRUN=\"mpirun --hostfile hosts\"");
-    PD_TRY(private_dir_make(launch, dir, sizeof dir, err));
-    pd_note_write_process(dir, PD_NOTE_OWNER, 0, 0, -1);
-    pd_status st = launch_in(&state, realpath(dir, whole) ? whole : dir, err);
-    pd_note_dir_remove(dir);
+    PD_TRY(pd_private_dir_make(launch->dir, &state.dir, err));
+    state.placement.look.secret = state.dir.secret_text;
+    state.placement.look.secret_dir = state.dir.path;
+    pd_status st = launch_in(&state, err);
+    pd_rank_table_deinit(&state.said);
+    pd_private_dir_remove(&state.dir);
     pd_launch_placement_deinit(&state.placement);
     return st;
 }

@@ -22,8 +22,7 @@ struct pd_launch {
     enum pd_transport transport;
     const uint32_t *restart_ranks; /* of the 1st, 2nd, ... restart; then what is left */
     uint32_t restart_ranks_count, restart_limit;
-    double peer_timeout; /* seconds until a start without a rank is given up; 0: none */
-    double hang_seconds; /* in which some rank completes something; 0: nobody looks */
+    double begin_seconds, join_seconds, open_seconds, hang_seconds; /* of struct pd_start */
     struct pd_launch_places places;
     /* The newest committed step; false: there is none, or it cannot be told now, and ret_found is what lies there all the
      * same, in words and with the command to look closer. Empty as it comes: nothing. */

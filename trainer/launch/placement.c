@@ -3,7 +3,6 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/words.h"
-#include "trainer/notes/note.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,14 +76,11 @@ pd_status pd_launch_placement_look(struct pd_launch_placement *p, struct pd_laun
 }
 
 /* Who is gone is known by its silence, and by ranks of others that have said how they ended. */
-static pd_status look_at_loss(struct pd_launch_placement *p, const struct pd_start *start,
+static pd_status look_at_loss(struct pd_launch_placement *p, const struct pd_rank_table *said,
                               struct pd_launch_requests *requests, struct pd_error *err)
 {
-    bool *has_ended = calloc(start->ranks, sizeof *has_ended);
-    if (has_ended) pd_note_find(start->dir, PD_NOTE_ENDED, start->ranks, has_ended);
-    for (uint32_t r = 0; has_ended && r < start->ranks; r++)
-        if (has_ended[r]) pd_launch_account_sign(&p->account, r);
-    free(has_ended);
+    for (uint32_t r = 0; r < said->count; r++)
+        if (said->ranks[r].has_ended) pd_launch_account_sign(&p->account, r);
     if (!p->is_look_of_loss) {
         pd_launch_look_cancel(&p->look);
         PD_TRY(look_begin(p, err));
@@ -255,13 +251,13 @@ static bool find_cut_off(struct pd_launch_placement *p, struct pd_launch_request
     return true;
 }
 
-bool pd_launch_placement_charge(struct pd_launch_placement *p, const struct pd_start *start,
+bool pd_launch_placement_charge(struct pd_launch_placement *p, const struct pd_rank_table *said,
                                 struct pd_launch_requests *requests, struct pd_launch_verdict *verdict)
 {
     char names[OUT_BYTES];
     struct pd_error why;
     if (!pd_launch_placement_has_list(p) || verdict->status == PD_OK || is_asked_to_leave(requests)) return false;
-    if (look_at_loss(p, start, requests, &why)) {
+    if (look_at_loss(p, said, requests, &why)) {
         pd_log_warn(MODULE, "hosts are those of the last start: %s", why.message);
         return false;
     }
@@ -278,25 +274,24 @@ bool pd_launch_placement_charge(struct pd_launch_placement *p, const struct pd_s
     return true;
 }
 
-uint32_t pd_launch_placement_lose_devices(struct pd_launch_placement *p, const struct pd_start *start)
+uint32_t pd_launch_placement_lose_devices(struct pd_launch_placement *p, const struct pd_rank_table *said)
 {
     uint32_t without = 0;
-    char identity[PD_NOTE_GPU_BYTES];
-    bool is_spare;
     const uint64_t now = pd_clock_monotonic_ns(NULL);
-    for (uint32_t r = 0; r < start->ranks; r++) {
-        if (!pd_note_read_gpu(start->dir, r, identity, &is_spare)) continue;
-        const uint32_t host = is_spare ? PD_LAUNCH_NO_HOST : pd_launch_account_host_of(&p->account, r);
-        pd_launch_account_lost_device(&p->account, identity, host, now);
-        pd_log_warn(MODULE, "GPU %s, of rank %u, is left out for now", identity, r);
-        without += !is_spare && host == PD_LAUNCH_NO_HOST;
+    for (uint32_t r = 0; r < said->count; r++) {
+        const struct pd_lost_gpu *lost = said->ranks[r].lost;
+        if (!lost) continue;
+        const uint32_t host = lost->is_spare ? PD_LAUNCH_NO_HOST : pd_launch_account_host_of(&p->account, r);
+        pd_launch_account_lost_device(&p->account, lost->identity, host, now);
+        pd_log_warn(MODULE, "GPU %s, of rank %u, is left out for now", lost->identity, r);
+        without += !lost->is_spare && host == PD_LAUNCH_NO_HOST;
     }
     free(p->left_out);
     p->left_out = pd_launch_account_devices_out(&p->account, now);
     return without;
 }
 
-void pd_launch_placement_suspect(struct pd_launch_placement *p, const struct pd_note_suspect *s, const char *host)
+void pd_launch_placement_suspect(struct pd_launch_placement *p, const struct pd_suspect *s, const char *host)
 {
     if (!s->gpu[0] && pd_launch_account_suspect(&p->account, host, pd_clock_monotonic_ns(NULL), least(p)))
         pd_log_warn(MODULE, "host %s, of rank %u, is left out of the next start", host, s->rank);
@@ -305,22 +300,20 @@ void pd_launch_placement_suspect(struct pd_launch_placement *p, const struct pd_
     pd_log_warn(MODULE, "GPU %s, of rank %u, is left out of the next start", s->gpu, s->rank);
 }
 
-bool pd_launch_placement_taken(struct pd_launch_placement *p, const struct pd_start *start)
+bool pd_launch_placement_taken(struct pd_launch_placement *p, const struct pd_rank_table *said)
 {
     char names[OUT_BYTES];
     size_t used = 0;
-    bool is_own = false, *is_taken = calloc(start->ranks, sizeof *is_taken);
+    bool is_own = false;
     const uint64_t now = pd_clock_monotonic_ns(NULL);
-    if (is_taken && pd_launch_placement_has_list(p)) pd_note_find(start->dir, PD_NOTE_TAKEN, start->ranks, is_taken);
-    for (uint32_t r = 0; is_taken && r < start->ranks; r++) {
-        const uint32_t host = is_taken[r] ? pd_launch_account_host_of(&p->account, r) : PD_LAUNCH_NO_HOST;
+    for (uint32_t r = 0; pd_launch_placement_has_list(p) && r < said->count; r++) {
+        const uint32_t host = said->ranks[r].is_taken ? pd_launch_account_host_of(&p->account, r) : PD_LAUNCH_NO_HOST;
         if (host == PD_LAUNCH_NO_HOST || used >= sizeof names) continue;
         const char *name = p->account.hosts[host].name;
         pd_launch_account_taken(&p->account, host, now);
         is_own |= pd_launch_host_is_this(name);
         used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", name);
     }
-    free(is_taken);
     if (!used || is_own || !has_least(p)) return false;
     pd_log_warn(MODULE, "%s will be taken away (preempt.notice): the others go on from what was saved", names);
     return true;

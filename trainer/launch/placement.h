@@ -8,7 +8,6 @@
 #include "trainer/launch/account.h"
 #include "trainer/launch/job.h"
 #include "trainer/launch/reach.h"
-#include "trainer/notes/note.h"
 
 /* Borrowed from the configuration. */
 struct pd_launch_places {
@@ -62,17 +61,17 @@ void pd_launch_placement_lose(struct pd_launch_placement *p);
 bool pd_launch_placement_has_silent(struct pd_launch_placement *p, char *ret_names, size_t bytes);
 /* A start has ended, and not well: looks again, charges hosts, and names them in the verdict. True: what ended is theirs, and the
  * next start is without them. */
-bool pd_launch_placement_charge(struct pd_launch_placement *p, const struct pd_start *start,
+bool pd_launch_placement_charge(struct pd_launch_placement *p, const struct pd_rank_table *said,
                                 struct pd_launch_requests *requests, struct pd_launch_verdict *verdict);
 /* Ranks lost their GPUs: those are left out of the next start.   Returns how many ranks have no other, of those whose host is
  * not of the list: hosts of the list have a place less. */
-uint32_t pd_launch_placement_lose_devices(struct pd_launch_placement *p, const struct pd_start *start);
+uint32_t pd_launch_placement_lose_devices(struct pd_launch_placement *p, const struct pd_rank_table *said);
 /* A rank computed what was not finite, and has not again: its GPU is left out of the next start where it has another, and without
  * a GPU its host where the others are enough. host: of the list, "": of none. */
-void pd_launch_placement_suspect(struct pd_launch_placement *p, const struct pd_note_suspect *suspect, const char *host);
+void pd_launch_placement_suspect(struct pd_launch_placement *p, const struct pd_suspect *suspect, const char *host);
 /* All have left, since hosts will be taken away, which their ranks have said: those are left out. True: the others are enough,
  * and the launcher's own stays. */
-bool pd_launch_placement_taken(struct pd_launch_placement *p, const struct pd_start *start);
+bool pd_launch_placement_taken(struct pd_launch_placement *p, const struct pd_rank_table *said);
 /* While ranks run, at every tick: whether more of `wanted` could. Never waits. */
 bool pd_launch_placement_has_grown(struct pd_launch_placement *p, uint32_t wanted);
 void pd_launch_placement_deinit(struct pd_launch_placement *p);

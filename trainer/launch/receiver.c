@@ -1,135 +1,203 @@
 #include "trainer/launch/receiver.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/digest.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/regular_file.h"
-#include "trainer/notes/sender.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
+#include <ifaddrs.h>
+#include <inttypes.h>
+#include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define MODULE "launch"
-#define STRANGERS_MAX 64u                /* connections that have not said the token */
+#define STRANGERS_MAX 1024u              /* connections without a proof */
 #define STRANGER_NS UINT64_C(5000000000) /* until they are closed */
-#define CONNECTIONS_MAX 4096u
+#define LISTENERS_MAX 32u
+#define EVENTS 64
 #define SEND_MS 1000
+#define LOG_NS UINT64_C(10000000000)
 
 struct connection {
     int fd;
-    bool is_known, is_over;
+    bool is_here; /* by the Unix socket */
+    bool is_challenged, is_proven, is_over;
     uint64_t since_ns;
-    struct pd_wire_hello hello;
-    char *place;   /* of a relay, owned; NULL: it is none */
-    uint32_t told; /* ranks that a relay was told of, of those that have begun */
-    size_t bytes;
-    uint8_t data[PD_WIRE_HEADER_BYTES + PD_WIRE_BYTES_MAX];
-};
-
-struct begun {
-    bool has_begun; /* over this socket */
-    struct pd_note_begun note;
+    struct connection *previous, *next; /* of strangers, the oldest first; unused once it is proven */
+    struct pd_seal seal;
+    uint32_t rank;    /* that began here; PD_MESSAGE_NOBODY: none */
+    uint64_t place;   /* digest of the place of a relay; 0: it is none */
+    uint32_t watched; /* of the ranks that have begun, in their order: the relay knows these */
+    char peer[64];
+    size_t bytes, room;
+    uint8_t *data; /* (room) owned */
 };
 
 struct pd_launch_receiver {
     struct pd_launch_receiver_options options;
-    int listener;
-    char token[PD_WIRE_TOKEN_BYTES + 1], build[PD_WIRE_BUILD_BYTES], addresses[512];
-    struct connection *connections[CONNECTIONS_MAX]; /* (count) owned */
-    uint32_t count;
-    struct begun *begun; /* (options.ranks) */
-    uint32_t *order;     /* (options.ranks) of begun_count: who has begun, in that order */
-    uint32_t begun_count;
+    int epoll, listeners[LISTENERS_MAX];
+    uint32_t listener_count;
+    struct connection *first, *last; /* strangers */
+    uint32_t strangers;
+    struct connection **proven; /* (proven_count) owned */
+    uint32_t proven_count, proven_room;
+    uint64_t *places; /* (ranks) digest of the place of who has begun */
+    uint32_t *order;  /* (ranks) of table->begun: who has begun, in that order */
+    uint64_t refused, refused_logged, logged_ns;
+    char build[PD_MESSAGE_BUILD_BYTES], addresses[2048];
 };
 
-/* ---- opening ---- */
+/* ---- listening ---- */
 
-static bool make_token(char ret_token[PD_WIRE_TOKEN_BYTES + 1])
+static int listen_on(const struct sockaddr *address, socklen_t bytes)
 {
-    unsigned char random[PD_WIRE_TOKEN_BYTES / 2];
-    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) return false;
-    for (size_t i = 0; i < sizeof random; i++)
-        snprintf(ret_token + 2 * i, 3, "%02x", random[i]);
+    const int yes = 1, fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return -1;
+    if (address->sa_family != AF_UNIX) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (address->sa_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &yes, sizeof yes);
+    if (!bind(fd, address, bytes) && !listen(fd, SOMAXCONN)) return fd;
+    const int number = errno;
+    close(fd);
+    errno = number;
+    return -1;
+}
+
+static bool listener_add(struct pd_launch_receiver *r, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+    if (r->listener_count == LISTENERS_MAX || epoll_ctl(r->epoll, EPOLL_CTL_ADD, fd, &event)) {
+        close(fd);
+        return false;
+    }
+    r->listeners[r->listener_count++] = fd;
     return true;
 }
 
-/* All addresses of IPv6 are those of IPv4 too, where this host has any. */
-static int listen_on(uint16_t port, uint16_t *ret_port)
+static void address_add(struct pd_launch_receiver *r, const char *text)
 {
-    const int yes = 1, no = 0;
-    struct sockaddr_in6 all = {.sin6_family = AF_INET6, .sin6_port = htons(port), .sin6_addr = in6addr_any};
-    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_ANY)};
-    int fd = socket(AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    const bool is_six = fd >= 0;
-    if (!is_six) fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) return -1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    if (is_six) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
-    struct sockaddr *to = is_six ? (struct sockaddr *)&all : (struct sockaddr *)&four;
-    socklen_t bytes = is_six ? sizeof all : sizeof four;
-    if (bind(fd, to, bytes) || listen(fd, SOMAXCONN) || getsockname(fd, to, &bytes)) {
-        const int number = errno;
-        close(fd);
-        errno = number;
-        return -1;
-    }
-    *ret_port = ntohs(is_six ? all.sin6_port : four.sin_port);
-    return fd;
+    const size_t used = strlen(r->addresses);
+    if (used + strlen(text) + 2 < sizeof r->addresses)
+        snprintf(r->addresses + used, sizeof r->addresses - used, "%s%s", used ? "," : "", text);
 }
 
-static void list_addresses(struct pd_launch_receiver *r, uint16_t port)
+/* A name in no file system: nothing to clean up, and no directory has to be writable. */
+static bool listen_here(struct pd_launch_receiver *r)
 {
-    size_t used = 0, bytes;
-    for (const char *at = r->options.addresses; *at && used < sizeof r->addresses; at += bytes + (at[bytes] == ',')) {
-        bytes = strcspn(at, ",");
-        const bool is_six = memchr(at, ':', bytes);
-        used += (size_t)snprintf(r->addresses + used, sizeof r->addresses - used, "%s%s%.*s%s:%u", used ? "," : "",
-                                 is_six ? "[" : "", (int)bytes, at, is_six ? "]" : "", port);
+    uint8_t random[8];
+    char name[64];
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (!pd_seal_random(random, sizeof random)) return false;
+    snprintf(name, sizeof name, "@perdure-%02x%02x%02x%02x%02x%02x%02x%02x", random[0], random[1], random[2], random[3],
+             random[4], random[5], random[6], random[7]);
+    snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "%s", name + 1);
+    const int fd =
+        listen_on((const struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(name)));
+    if (fd < 0 || !listener_add(r, fd)) return false;
+    address_add(r, name);
+    return true;
+}
+
+static bool listen_tcp(struct pd_launch_receiver *r, const struct sockaddr *of, socklen_t bytes, uint16_t *port)
+{
+    char host[64], text[96], *scope;
+    struct sockaddr_storage address;
+    memcpy(&address, of, bytes);
+    struct sockaddr_in *four = (struct sockaddr_in *)&address;
+    struct sockaddr_in6 *six = (struct sockaddr_in6 *)&address;
+    const bool is_six = of->sa_family == AF_INET6;
+    *(is_six ? &six->sin6_port : &four->sin_port) = htons(*port);
+    const int fd = listen_on((const struct sockaddr *)&address, bytes);
+    if (fd < 0) return false;
+    if (getsockname(fd, (struct sockaddr *)&address, &bytes) ||
+        getnameinfo((struct sockaddr *)&address, bytes, host, sizeof host, NULL, 0, NI_NUMERICHOST)) {
+        close(fd);
+        return false;
     }
+    if (!listener_add(r, fd)) return false;
+    if ((scope = strchr(host, '%'))) *scope = '\0';
+    *port = ntohs(is_six ? six->sin6_port : four->sin_port); /* the same for all addresses */
+    snprintf(text, sizeof text, is_six ? "[%s]:%u" : "%s:%u", host, *port);
+    address_add(r, text);
+    return true;
+}
+
+static bool is_reachable(const struct ifaddrs *a)
+{
+    if (!a->ifa_addr || !(a->ifa_flags & IFF_UP) || a->ifa_flags & IFF_LOOPBACK) return false;
+    if (a->ifa_addr->sa_family == AF_INET) return true;
+    if (a->ifa_addr->sa_family != AF_INET6) return false;
+    return !IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)a->ifa_addr)->sin6_addr);
+}
+
+/* Returns how many sockets listen. */
+static uint32_t listen_everywhere(struct pd_launch_receiver *r, uint16_t *port)
+{
+    struct ifaddrs *all;
+    uint32_t count = 0;
+    if (getifaddrs(&all)) return 0;
+    for (const struct ifaddrs *a = all; a; a = a->ifa_next)
+        if (is_reachable(a))
+            count += listen_tcp(r, a->ifa_addr,
+                                a->ifa_addr->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6),
+                                port);
+    freeifaddrs(all);
+    return count;
+}
+
+static uint32_t listen_to_others(struct pd_launch_receiver *r)
+{
+    uint16_t port = r->options.port;
+    uint32_t count = 0;
+    char host[64];
+    size_t bytes;
+    struct addrinfo *found, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST};
+    if (!strcmp(r->options.addresses, "*")) return listen_everywhere(r, &port);
+    for (const char *at = r->options.addresses; *at; at += bytes + (at[bytes] == ',')) {
+        bytes = strcspn(at, ",");
+        snprintf(host, sizeof host, "%.*s", (int)bytes, at);
+        if (getaddrinfo(host, NULL, &hints, &found)) continue;
+        count += listen_tcp(r, found->ai_addr, found->ai_addrlen, &port);
+        freeaddrinfo(found);
+    }
+    return count;
 }
 
 pd_status pd_launch_receiver_open(const struct pd_launch_receiver_options *options, struct pd_launch_receiver **ret_receiver,
                                   struct pd_error *err)
 {
-    uint16_t port = 0;
     struct pd_launch_receiver *r = calloc(1, sizeof *r);
-    if (r) {
-        r->listener = -1;
-        r->begun = calloc(options->ranks, sizeof *r->begun);
-        r->order = calloc(options->ranks, sizeof *r->order);
-    }
-    if (!r || !r->begun || !r->order) {
-        pd_launch_receiver_free(r);
-        PD_FAIL(err, PD_NO_MEMORY, "a socket for %u ranks", options->ranks);
-    }
+    if (!r) PD_FAIL(err, PD_NO_MEMORY, "a socket for %u ranks", options->table->count);
     r->options = *options;
-    r->listener = listen_on(options->port, &port);
-    if (r->listener < 0 || !make_token(r->token)) {
+    r->epoll = epoll_create1(EPOLL_CLOEXEC);
+    r->places = calloc(options->table->count, sizeof *r->places);
+    r->order = calloc(options->table->count, sizeof *r->order);
+    if (!r->places || !r->order) {
+        pd_launch_receiver_free(r);
+        PD_FAIL(err, PD_NO_MEMORY, "a socket for %u ranks", options->table->count);
+    }
+    pd_message_build(options->program, r->build);
+    errno = 0;
+    const bool is_here = r->epoll >= 0 && listen_here(r);
+    const bool is_elsewhere = is_here && (!options->addresses[0] || listen_to_others(r));
+    if (!is_elsewhere) {
         const int number = errno;
         pd_launch_receiver_free(r);
-        PD_FAIL_ERRNO(err, number, "listening on port %u for ranks of other hosts (launch.port)", options->port);
+        if (!is_here) PD_FAIL_ERRNO(err, number, "a Unix socket for ranks");
+        PD_FAIL_ERRNO(err, number, "listening on port %u (launch.port) of %s for ranks of other hosts", options->port,
+                      strcmp(options->addresses, "*") ? options->addresses : "this host's interfaces");
     }
-    pd_sender_build(r->build);
-    list_addresses(r, port);
     *ret_receiver = r;
     return PD_OK;
-}
-
-void pd_launch_receiver_environment_set(const struct pd_launch_receiver *r)
-{
-    setenv(PD_SENDER_ENV_ADDRESSES, r ? r->addresses : "", 1);
-    setenv(PD_SENDER_ENV_TOKEN, r ? r->token : "", 1);
-}
-
-bool pd_launch_receiver_has(const struct pd_launch_receiver *r, uint32_t rank)
-{
-    return rank < r->options.ranks && r->begun[rank].has_begun;
 }
 
 const char *pd_launch_receiver_addresses(const struct pd_launch_receiver *r)
@@ -137,218 +205,294 @@ const char *pd_launch_receiver_addresses(const struct pd_launch_receiver *r)
     return r->addresses;
 }
 
-/* ---- what ranks say ---- */
-
-static void answer(struct connection *c, enum pd_wire_kind kind, uint32_t rank, const char *text)
+int pd_launch_receiver_fd(const struct pd_launch_receiver *r)
 {
-    const struct pd_wire_frame frame = {
-        .kind = kind, .rank = rank, .data = (const uint8_t *)text, .bytes = (uint32_t)strlen(text)};
-    c->is_over |= !pd_wire_send(c->fd, &frame, SEND_MS);
+    return r->epoll;
 }
 
-/* For the caller to free; NULL: there is none. */
-static char *read_config(const char *path)
+uint64_t pd_launch_receiver_refused(const struct pd_launch_receiver *r)
 {
-    FILE *f = path ? pd_regular_fopen(path, false) : NULL;
-    char *text = f ? calloc(1, PD_WIRE_ANSWER_BYTES_MAX + 1) : NULL;
-    if (text) text[fread(text, 1, PD_WIRE_ANSWER_BYTES_MAX, f)] = '\0';
-    if (f) (void)fclose(f);
-    return text;
-}
-
-/* The first rank of a host begins its relay too. */
-static void take_begun(struct pd_launch_receiver *r, struct connection *c, const struct pd_wire_frame *f)
-{
-    char text[PD_NOTE_BYTES], refused[512];
-    struct pd_note_begun note;
-    bool is_first = true;
-    snprintf(text, sizeof text, "%.*s", (int)f->bytes, (const char *)f->data);
-    c->is_over = !pd_note_parse_process(text, &note) || note.is_here || r->begun[f->rank].has_begun;
-    if (c->is_over) return;
-    if (strcmp(c->hello.build, r->build)) {
-        snprintf(refused, sizeof refused,
-                 "host %s has another build of %s (%s) than the launcher (%s): install the same one on all hosts",
-                 c->hello.host, r->options.program, c->hello.build, r->build);
-        answer(c, PD_WIRE_REFUSED, 0, refused);
-        return;
-    }
-    for (uint32_t i = 0; i < r->begun_count; i++)
-        is_first &= strcmp(r->begun[r->order[i]].note.place, note.place) != 0;
-    char *config = read_config(r->options.config_path);
-    c->is_over = !pd_note_write(r->options.dir, PD_NOTE_BEGUN, f->rank, f->data, f->bytes);
-    if (c->is_over) return free(config);
-    r->begun[f->rank] = (struct begun){true, note};
-    r->order[r->begun_count++] = f->rank;
-    answer(c, PD_WIRE_DONE, is_first, config ? config : "");
-    free(config);
-}
-
-static void take_note(struct pd_launch_receiver *r, struct connection *c, const struct pd_wire_frame *f)
-{
-    const uint32_t known = 1u << PD_NOTE_OPENING | 1u << PD_NOTE_READY | 1u << PD_NOTE_ENDED | 1u << PD_NOTE_SAVED |
-                           1u << PD_NOTE_GPU | 1u << PD_NOTE_SUSPECT | 1u << PD_NOTE_TAKEN;
-    if (f->note == PD_NOTE_BEGUN && f->bytes < PD_NOTE_BYTES) return take_begun(r, c, f);
-    const bool is_one = f->note < PD_NOTE_OWNER && known >> f->note & 1 && f->bytes < PD_NOTE_BYTES;
-    c->is_over = !is_one || !pd_note_write(r->options.dir, (enum pd_note)f->note, f->rank, f->data, f->bytes);
-    if (!c->is_over) answer(c, PD_WIRE_DONE, 0, "");
-}
-
-static void take_no_note(struct pd_launch_receiver *r, struct connection *c, const struct pd_wire_frame *f)
-{
-    c->is_over = f->note != PD_NOTE_OPENING;
-    if (c->is_over) return;
-    pd_note_remove_opening(r->options.dir);
-    answer(c, PD_WIRE_DONE, 0, "");
-}
-
-/* A host has one relay: the one before has lost its connection, whether that is known here or not. */
-static void take_place(struct pd_launch_receiver *r, struct connection *c, const struct pd_wire_frame *f)
-{
-    char *place = strndup((const char *)f->data, f->bytes);
-    if (!place || c->place || f->bytes >= PD_WIRE_PLACE_BYTES) {
-        c->is_over = true;
-        return free(place);
-    }
-    for (uint32_t i = 0; i < r->count; i++)
-        r->connections[i]->is_over |= r->connections[i]->place && !strcmp(r->connections[i]->place, place);
-    c->place = place;
-}
-
-/* A relay speaks for its own host alone. */
-static void take_word(struct pd_launch_receiver *r, struct connection *c, const struct pd_wire_frame *f)
-{
-    struct pd_wire_word word;
-    const struct begun *b = &r->begun[f->rank];
-    c->is_over = !c->place || !b->has_begun || strcmp(b->note.place, c->place) || !pd_wire_word_parse(f, &word);
-    if (!c->is_over) r->options.hear(r->options.context, f->rank, &word);
-}
-
-static void take_frame(struct pd_launch_receiver *r, struct connection *c, const struct pd_wire_frame *f)
-{
-    if (!c->is_known) {
-        c->is_over = !pd_wire_hello_parse(f, &c->hello) || !pd_wire_token_is(c->hello.token, r->token);
-        c->is_known = !c->is_over;
-        return;
-    }
-    c->is_over = f->rank >= r->options.ranks;
-    if (c->is_over) return;
-    switch (f->kind) {
-    case PD_WIRE_NOTE:
-        return take_note(r, c, f);
-    case PD_WIRE_NO_NOTE:
-        return take_no_note(r, c, f);
-    case PD_WIRE_PLACE:
-        return take_place(r, c, f);
-    case PD_WIRE_WORD:
-        return take_word(r, c, f);
-    default:
-        c->is_over = true;
-    }
+    return r->refused;
 }
 
 /* ---- connections ---- */
 
-static void connection_free(struct connection *c)
+static void stranger_unlink(struct pd_launch_receiver *r, struct connection *c)
 {
+    *(c->previous ? &c->previous->next : &r->first) = c->next;
+    *(c->next ? &c->next->previous : &r->last) = c->previous;
+    r->strangers--;
+}
+
+/* A process that was forked to look for hosts has the socket too, so closing it does not take it out of epoll. */
+static void connection_free(const struct pd_launch_receiver *r, struct connection *c)
+{
+    (void)epoll_ctl(r->epoll, EPOLL_CTL_DEL, c->fd, NULL);
     close(c->fd);
-    free(c->place);
+    free(c->data);
     free(c);
 }
 
-/* The oldest of too many strangers gives way. */
-static void make_room(struct pd_launch_receiver *r)
+/* Somebody on the network tries the port, or a rank of another launch. */
+static void refused_count(struct pd_launch_receiver *r, const char *peer)
 {
-    uint32_t strangers = 0;
-    struct connection *oldest = NULL;
-    for (uint32_t i = 0; i < r->count; i++) {
-        struct connection *c = r->connections[i];
-        if (c->is_known) continue;
-        strangers++;
-        if (!oldest || c->since_ns < oldest->since_ns) oldest = c;
-    }
-    if (strangers >= STRANGERS_MAX && oldest) oldest->is_over = true;
+    const uint64_t now = pd_clock_monotonic_ns(NULL);
+    r->refused++;
+    if (r->logged_ns && now - r->logged_ns < LOG_NS) return;
+    pd_log_warn(MODULE,
+                "%s connected to this launch's port and did not prove that it knows the launch's secret (%" PRIu64
+                " such tries so far): refused",
+                peer, r->refused);
+    r->logged_ns = now;
 }
 
-static void accept_all(struct pd_launch_receiver *r, uint64_t now)
+static void connection_end(struct pd_launch_receiver *r, struct connection *c)
 {
-    for (uint32_t i = 0; i < STRANGERS_MAX && r->count < CONNECTIONS_MAX; i++) {
-        const int fd = accept4(r->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (!c->is_proven) {
+        stranger_unlink(r, c);
+        connection_free(r, c);
+        return;
+    }
+    for (uint32_t i = 0; i < r->proven_count; i++)
+        if (r->proven[i] == c) r->proven[i] = r->proven[--r->proven_count];
+    const uint32_t rank = c->rank;
+    connection_free(r, c);
+    if (rank != PD_MESSAGE_NOBODY && !r->options.table->ranks[rank].has_ended) r->options.closed(r->options.context, rank);
+}
+
+static bool proven_add(struct pd_launch_receiver *r, struct connection *c)
+{
+    if (r->proven_count == r->proven_room) {
+        const uint32_t room = r->proven_room ? 2 * r->proven_room : 64;
+        struct connection **more = realloc(r->proven, room * sizeof *more);
+        if (!more) return false;
+        r->proven = more;
+        r->proven_room = room;
+    }
+    r->proven[r->proven_count++] = c;
+    return true;
+}
+
+static void accept_all(struct pd_launch_receiver *r, int listener, uint64_t now)
+{
+    for (int i = 0; i < EVENTS; i++) {
+        struct sockaddr_storage peer;
+        socklen_t bytes = sizeof peer;
+        const int fd = accept4(listener, (struct sockaddr *)&peer, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
         struct connection *c = fd >= 0 ? calloc(1, sizeof *c) : NULL;
-        if (!c) {
+        struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
+        if (!c || epoll_ctl(r->epoll, EPOLL_CTL_ADD, fd, &event)) {
             if (fd >= 0) close(fd);
+            free(c);
             return;
         }
-        make_room(r);
-        c->fd = fd;
-        c->since_ns = now;
-        r->connections[r->count++] = c;
+        *c = (struct connection){.fd = fd, .since_ns = now, .rank = PD_MESSAGE_NOBODY, .previous = r->last};
+        c->is_here = peer.ss_family == AF_UNIX;
+        if (c->is_here || getnameinfo((struct sockaddr *)&peer, bytes, c->peer, sizeof c->peer, NULL, 0, NI_NUMERICHOST))
+            snprintf(c->peer, sizeof c->peer, "a process of this host");
+        *(r->last ? &r->last->next : &r->first) = c;
+        r->last = c;
+        if (++r->strangers > STRANGERS_MAX) connection_end(r, r->first);
     }
+}
+
+static void answer(struct connection *c, enum pd_message_kind kind, uint32_t rank, const void *data, uint32_t bytes)
+{
+    const struct pd_message m = {.kind = kind, .rank = rank, .data = data, .bytes = bytes};
+    c->is_over |= !pd_seal_send(c->fd, c->is_proven ? &c->seal : NULL, PD_SEAL_LAUNCHER, &m, SEND_MS);
+}
+
+/* ---- the proof ---- */
+
+static void challenge(struct pd_launch_receiver *r, struct connection *c, const struct pd_message *m)
+{
+    uint8_t data[PD_MESSAGE_NONCE_BYTES + PD_MESSAGE_PROOF_BYTES];
+    c->is_over = m->kind != PD_MESSAGE_HELLO || m->bytes != PD_MESSAGE_NONCE_BYTES;
+    if (c->is_over) return;
+    memcpy(c->seal.secret, r->options.secret, PD_SEAL_SECRET_BYTES);
+    c->seal.start = r->options.start;
+    memcpy(c->seal.nonces[PD_SEAL_RANK], m->data, PD_MESSAGE_NONCE_BYTES);
+    c->is_over = !pd_seal_random(c->seal.nonces[PD_SEAL_LAUNCHER], PD_MESSAGE_NONCE_BYTES) ||
+                 !pd_seal_prove(&c->seal, PD_SEAL_LAUNCHER, data + PD_MESSAGE_NONCE_BYTES) || !pd_seal_keys(&c->seal);
+    memcpy(data, c->seal.nonces[PD_SEAL_LAUNCHER], PD_MESSAGE_NONCE_BYTES);
+    c->is_challenged = true;
+    if (!c->is_over) answer(c, PD_MESSAGE_CHALLENGE, 0, data, sizeof data);
+}
+
+static void check_proof(struct pd_launch_receiver *r, struct connection *c, const struct pd_message *m)
+{
+    c->is_over =
+        m->kind != PD_MESSAGE_PROOF || !pd_seal_is_proof(&c->seal, PD_SEAL_RANK, m->data, m->bytes) || !proven_add(r, c);
+    if (c->is_over) return;
+    stranger_unlink(r, c);
+    c->is_proven = true;
+}
+
+/* ---- what ranks and relays say ---- */
+
+/* malloc'ed; NULL: there is none. */
+static char *read_config(const char *path)
+{
+    FILE *f = path ? pd_regular_fopen(path, false) : NULL;
+    char *text = f ? calloc(1, PD_MESSAGE_ANSWER_BYTES_MAX + 1) : NULL;
+    if (text) text[fread(text, 1, PD_MESSAGE_ANSWER_BYTES_MAX, f)] = '\0';
+    if (f) (void)fclose(f);
+    return text;
+}
+
+/* The first rank of another host begins its relay, too. */
+static void take_begun(struct pd_launch_receiver *r, struct connection *c, const struct pd_message *m)
+{
+    char refused[512];
+    struct pd_rank_table *table = r->options.table;
+    c->is_over = !pd_rank_table_take(table, m);
+    if (c->is_over) return;
+    struct pd_begun *b = &table->ranks[m->rank].begun;
+    b->is_here &= c->is_here;
+    bool is_first = !b->is_here;
+    c->rank = m->rank;
+    r->places[m->rank] = pd_digest64(b->place, strlen(b->place), 0) | 1;
+    for (uint32_t i = 0; is_first && i + 1 < table->begun; i++)
+        is_first = r->places[r->order[i]] != r->places[m->rank];
+    r->order[table->begun - 1] = m->rank;
+    if (!b->is_here && strcmp(b->build, r->build)) {
+        snprintf(refused, sizeof refused,
+                 "host %s has another build of %s (%s) than the launcher (%s): install the same one on all hosts", b->host,
+                 r->options.program, b->build, r->build);
+        return answer(c, PD_MESSAGE_REFUSED, 0, refused, (uint32_t)strlen(refused));
+    }
+    char *config = b->is_here ? NULL : read_config(r->options.config_path);
+    answer(c, PD_MESSAGE_CONFIG, is_first, config ? config : "", config ? (uint32_t)strlen(config) : 0);
+    free(config);
+    r->options.begun(r->options.context, m->rank);
+}
+
+/* A host has one relay: the one before has lost its connection, whether that is known here or not. */
+static void take_relay(struct pd_launch_receiver *r, struct connection *c, const struct pd_message *m)
+{
+    c->is_over = c->place || c->rank != PD_MESSAGE_NOBODY;
+    if (c->is_over) return;
+    c->place = pd_digest64(m->data, m->bytes, 0) | 1;
+    for (uint32_t i = 0; i < r->proven_count; i++)
+        if (r->proven[i] != c && r->proven[i]->place == c->place) shutdown(r->proven[i]->fd, SHUT_RDWR);
+}
+
+/* A relay speaks for its own host alone. */
+static void take_heartbeat(struct pd_launch_receiver *r, struct connection *c, const struct pd_message *m)
+{
+    struct pd_remote_heartbeat heartbeat;
+    c->is_over = !c->place || r->places[m->rank] != c->place || !pd_message_parse_heartbeat(m, &heartbeat);
+    if (!c->is_over) r->options.beat(r->options.context, m->rank, &heartbeat);
+}
+
+static void take_sealed(struct pd_launch_receiver *r, struct connection *c, const struct pd_message *m)
+{
+    c->is_over = m->rank >= r->options.table->count;
+    if (c->is_over) return;
+    switch (m->kind) {
+    case PD_MESSAGE_BEGUN:
+        return take_begun(r, c, m);
+    case PD_MESSAGE_RELAY:
+        return take_relay(r, c, m);
+    case PD_MESSAGE_HEARTBEAT:
+        return take_heartbeat(r, c, m);
+    default:
+        c->is_over = !pd_rank_table_take(r->options.table, m);
+        if (!c->is_over && c->rank == PD_MESSAGE_NOBODY) { /* a connection that was made again */
+            c->rank = m->rank;
+            r->options.reopened(r->options.context, m->rank);
+        }
+        if (!c->is_over && m->kind == PD_MESSAGE_ENDED) answer(c, PD_MESSAGE_ACK, 0, "", 0);
+    }
+}
+
+/* Bytes that were taken; 0: the message is not whole yet. */
+static size_t take_one(struct pd_launch_receiver *r, struct connection *c)
+{
+    struct pd_message m;
+    const bool is_sealed = c->is_proven;
+    const uint32_t most = is_sealed ? PD_MESSAGE_BYTES_MAX : PD_MESSAGE_NONCE_BYTES;
+    const int64_t taken = pd_message_take(c->data, c->bytes, most, &m);
+    c->is_over |= taken < 0;
+    if (taken < 0) refused_count(r, c->peer);
+    if (taken <= 0 || (is_sealed && c->bytes < (size_t)taken + PD_MESSAGE_MAC_BYTES)) return 0;
+    if (!is_sealed) {
+        c->is_challenged ? check_proof(r, c, &m) : challenge(r, c, &m);
+        if (c->is_over) refused_count(r, c->peer);
+        return (size_t)taken;
+    }
+    c->is_over = !pd_seal_accepts(&c->seal, PD_SEAL_RANK, &m, c->data + taken);
+    if (c->is_over)
+        refused_count(r, c->peer);
+    else
+        take_sealed(r, c, &m);
+    return (size_t)taken + PD_MESSAGE_MAC_BYTES;
 }
 
 static void connection_read(struct pd_launch_receiver *r, struct connection *c)
 {
-    struct pd_wire_frame frame;
+    const size_t room = PD_MESSAGE_HEADER_BYTES + PD_MESSAGE_BYTES_MAX + PD_MESSAGE_MAC_BYTES;
+    if (!c->data && (c->data = malloc(room))) c->room = room;
     while (!c->is_over) {
-        const ssize_t got = recv(c->fd, c->data + c->bytes, sizeof c->data - c->bytes, 0);
+        const ssize_t got = c->data ? recv(c->fd, c->data + c->bytes, c->room - c->bytes, 0) : 0;
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0 && errno == EAGAIN) return;
+        if (got < 0 && errno == EAGAIN) break;
         c->is_over = got <= 0;
         c->bytes += got > 0 ? (size_t)got : 0;
-        for (int64_t taken; !c->is_over && (taken = pd_wire_take(c->data, c->bytes, PD_WIRE_BYTES_MAX, &frame)) != 0;) {
-            c->is_over = taken < 0;
-            if (taken < 0) return;
-            take_frame(r, c, &frame);
-            memmove(c->data, c->data + taken, c->bytes -= (size_t)taken);
-        }
+        for (size_t taken; !c->is_over && (taken = take_one(r, c));)
+            memmove(c->data, c->data + taken, c->bytes -= taken);
     }
+    if (c->is_over) return connection_end(r, c);
+    if (c->bytes) return;
+    free(c->data); /* thousands of ranks say something once in a while */
+    c->data = NULL;
+    c->room = 0;
 }
 
-static void relay_tell(const struct pd_launch_receiver *r, struct connection *c)
+/* Of the ranks that have begun since the last time. */
+static void relay_tell(struct pd_launch_receiver *r, struct connection *c)
 {
-    for (; c->place && !c->is_over && c->told < r->begun_count; c->told++) {
-        const struct pd_note_begun *note = &r->begun[r->order[c->told]].note;
-        const int32_t numbers[2] = {note->process, note->pulse};
-        if (note->pulse < 0 || strcmp(note->place, c->place)) continue;
-        const struct pd_wire_frame frame = {
-            .kind = PD_WIRE_WATCH, .rank = r->order[c->told], .data = (const uint8_t *)numbers, .bytes = sizeof numbers};
-        c->is_over = !pd_wire_send(c->fd, &frame, SEND_MS);
+    const struct pd_rank_table *table = r->options.table;
+    for (; c->place && !c->is_over && c->watched < table->begun; c->watched++) {
+        const uint32_t rank = r->order[c->watched];
+        const struct pd_begun *b = &table->ranks[rank].begun;
+        const struct pd_watched watched = {b->process, b->heartbeat};
+        if (b->heartbeat >= 0 && r->places[rank] == c->place) answer(c, PD_MESSAGE_WATCH, rank, &watched, sizeof watched);
     }
 }
 
 void pd_launch_receiver_look(struct pd_launch_receiver *r)
 {
-    uint32_t left = 0;
+    struct epoll_event events[EVENTS];
     const uint64_t now = pd_clock_monotonic_ns(NULL);
-    accept_all(r, now);
-    for (uint32_t i = 0; i < r->count; i++) {
-        connection_read(r, r->connections[i]);
-        relay_tell(r, r->connections[i]);
-        r->connections[i]->is_over |= !r->connections[i]->is_known && now - r->connections[i]->since_ns > STRANGER_NS;
+    for (int count = EVENTS, rounds = 0; count == EVENTS && rounds < 1024; rounds++) {
+        count = epoll_wait(r->epoll, events, EVENTS, 0);
+        for (int i = 0; i < count; i++)
+            if (events[i].data.ptr) connection_read(r, events[i].data.ptr);
+        for (uint32_t i = 0; i < r->listener_count && count > 0; i++)
+            accept_all(r, r->listeners[i], now);
     }
-    for (uint32_t i = 0; i < r->count; i++)
-        if (r->connections[i]->is_over)
-            connection_free(r->connections[i]);
-        else
-            r->connections[left++] = r->connections[i];
-    r->count = left;
-}
-
-uint32_t pd_launch_receiver_polls(const struct pd_launch_receiver *r, struct pollfd *ret_polls)
-{
-    uint32_t count = 0;
-    ret_polls[count++] = (struct pollfd){.fd = r->listener, .events = POLLIN};
-    for (uint32_t i = r->count; i-- > 0 && count < PD_LAUNCH_RECEIVER_POLLS;) /* the newest: notes, not relays */
-        ret_polls[count++] = (struct pollfd){.fd = r->connections[i]->fd, .events = POLLIN};
-    return count;
+    while (r->first && now - r->first->since_ns > STRANGER_NS)
+        connection_end(r, r->first);
+    for (uint32_t i = 0; i < r->proven_count; i++)
+        relay_tell(r, r->proven[i]);
 }
 
 void pd_launch_receiver_free(struct pd_launch_receiver *r)
 {
     if (!r) return;
-    for (uint32_t i = 0; i < r->count; i++)
-        connection_free(r->connections[i]);
-    if (r->listener >= 0) close(r->listener);
-    free(r->begun);
+    while (r->first) {
+        struct connection *c = r->first;
+        stranger_unlink(r, c);
+        connection_free(r, c);
+    }
+    for (uint32_t i = 0; i < r->proven_count; i++)
+        connection_free(r, r->proven[i]);
+    for (uint32_t i = 0; i < r->listener_count; i++)
+        close(r->listeners[i]);
+    if (r->epoll >= 0) close(r->epoll);
+    free(r->proven);
+    free(r->places);
     free(r->order);
     free(r);
 }

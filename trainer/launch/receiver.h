@@ -1,40 +1,45 @@
-/* The launcher's socket of one start: ranks of other hosts send their notes here, which it writes into the directory where
- * notes are read (trainer/notes/note.h), and relays of those hosts the words of ranks (trainer/notes/wire.h).
+/* The launcher's end of the connections of one start: ranks of this host by a Unix socket, ranks and relays of other hosts
+ * by TCP. It writes what ranks report into their table (trainer/status/rank_table.h).
  *
- *   invariants  1. nothing but a hello is taken from a connection that has not said the token of this start
- *               2. a note that is answered is in the directory
- *               3. no process of this host is named by what comes from the socket
+ *   invariants  1. nothing but HELLO and PROOF is taken from a peer that has not proven that it knows the secret
+ *               2. ENDED is answered once it is in the table
+ *               3. no message from another host names a process of this one
  *   threads     one caller, which calls at every tick */
 #pragma once
 
-#include "trainer/notes/note.h"
-
-#include <poll.h>
+#include "trainer/status/rank_table.h"
+#include "trainer/status/seal.h"
 
 struct pd_launch_receiver;
 
 struct pd_launch_receiver_options {
-    const char *addresses;   /* of this host, as others reach it: "10.0.0.1,fd00::1" */
-    uint16_t port;           /* 0: any that is free */
-    const char *dir;         /* for notes */
-    const char *config_path; /* read for each rank that begins; NULL: none */
-    const char *program;     /* for messages */
-    uint32_t ranks;
-    void (*hear)(void *context, uint32_t rank, const struct pd_wire_word *word);
+    const uint8_t *secret; /* (PD_SEAL_SECRET_BYTES) */
+    uint32_t start;        /* of the launch */
+    const char
+        *addresses; /* of this host, as other hosts of the start reach it: "10.0.0.1,fd00::1". The socket listens on these.
+                              * "*": on every address of this host's interfaces; "": ranks are on this host alone */
+    uint16_t port;  /* 0: any that is free */
+    const char *config_path; /* read for each rank of another host that begins; NULL: none */
+    const char *program;     /* of the ranks: those of other hosts have the same build */
+    struct pd_rank_table *table;
+    /* A rank has begun, or its heartbeat came; its connection ended without a word (the process is gone, as far as is
+     * known). */
+    void (*begun)(void *context, uint32_t rank);
+    void (*beat)(void *context, uint32_t rank, const struct pd_remote_heartbeat *heartbeat);
+    void (*closed)(void *context, uint32_t rank);
+    void (*reopened)(void *context, uint32_t rank); /* it was not gone */
     void *context;
 };
 
 /*   errors  PD_IO: no port can be had; PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_launch_receiver_open(const struct pd_launch_receiver_options *options,
                                               struct pd_launch_receiver **ret_receiver, struct pd_error *err);
-/* In the child, before exec. */
-void pd_launch_receiver_environment_set(const struct pd_launch_receiver *receiver);
-/* Takes what has come, and says what relays wait for. Waits for a peer that reads nothing for a second at most. */
+/* Where ranks reach it: PD_CHANNEL_ENV_ADDRESSES. */
+const char *pd_launch_receiver_addresses(const struct pd_launch_receiver *receiver);
+/* Readable when there is something to take. */
+int pd_launch_receiver_fd(const struct pd_launch_receiver *receiver);
+/* Takes what has come, and tells relays whom to watch. Waits for a peer that reads nothing for a second at most. */
 void pd_launch_receiver_look(struct pd_launch_receiver *receiver);
-#define PD_LAUNCH_RECEIVER_POLLS 65u
-/* What wakes a caller: at most PD_LAUNCH_RECEIVER_POLLS; others are looked at with them. Returns how many. */
-uint32_t pd_launch_receiver_polls(const struct pd_launch_receiver *receiver, struct pollfd *ret_polls);
-/* Whether this rank has begun over the socket. */
-bool pd_launch_receiver_has(const struct pd_launch_receiver *receiver, uint32_t rank);
-const char *pd_launch_receiver_addresses(const struct pd_launch_receiver *receiver); /* with the port */
+/* Peers that did not know the secret, or sent something else; logged as they come, once in ten seconds. */
+uint64_t pd_launch_receiver_refused(const struct pd_launch_receiver *receiver);
 void pd_launch_receiver_free(struct pd_launch_receiver *receiver);

@@ -2,12 +2,13 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/file_limit.h"
+#include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
-#include "trainer/launch/receiver.h"
-#include "trainer/notes/sender.h"
+#include "trainer/launch/job.h"
 #include "trainer/run/launched.h"
 #include "trainer/run/recovery.h"
+#include "trainer/status/channel.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -118,10 +119,27 @@ static const char *own_starter(void)
 
 /* Open MPI passes variables to other hosts by its setting or by -x, and refuses both at once. */
 static const char *const exported[] = {
-    PD_LAUNCH_ENV_DIR,    PD_LAUNCH_ENV_RANKS,     PD_LAUNCH_ENV_RESTART,  PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT,
-    PD_LAUNCH_ENV_LAYOUT, PD_LAUNCH_ENV_TRACE,     PD_LAUNCH_ENV_LEFT_OUT, PD_LAUNCH_ENV_RECOVERY,  PD_LAUNCH_ENV_AWAY,
-    PD_LAUNCH_ENV_GRACE,  PD_SENDER_ENV_ADDRESSES, PD_SENDER_ENV_TOKEN};
+    PD_LAUNCH_ENV_RANKS, PD_LAUNCH_ENV_RESTART,    PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT,   PD_LAUNCH_ENV_LAYOUT,
+    PD_LAUNCH_ENV_TRACE, PD_LAUNCH_ENV_CONFIG,     PD_LAUNCH_ENV_LEFT_OUT,  PD_LAUNCH_ENV_RECOVERY, PD_LAUNCH_ENV_AWAY,
+    PD_LAUNCH_ENV_GRACE, PD_CHANNEL_ENV_ADDRESSES, PD_CHANNEL_ENV_SECRET};
 #define EXPORTED (sizeof exported / sizeof *exported)
+
+bool pd_starter_may_reach_others(void)
+{
+    static const char *const variables[] = {"PBS_NODEFILE",
+                                            "LSB_HOSTS",
+                                            "LSB_DJOB_HOSTFILE",
+                                            "PE_HOSTFILE",
+                                            "SLURM_JOB_ID",
+                                            "LOADL_HOSTFILE",
+                                            "OMPI_MCA_orte_default_hostfile",
+                                            "OMPI_MCA_hostfile",
+                                            "PRTE_MCA_prte_default_hostfile",
+                                            "COBALT_NODEFILE"};
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
+        if (getenv(variables[i])) return true;
+    return own_starter() != NULL;
+}
 
 static bool exports_by_word(void)
 {
@@ -212,7 +230,7 @@ static pd_status command_add_text(struct pd_starter_command *command, uint32_t *
 static pd_status hosts_add(const struct pd_start *start, struct pd_starter_command *command, uint32_t *count,
                            struct pd_error *err)
 {
-    static const char *const words[] = {"--map-by", "slot", "--host"};
+    static const char *const words[] = {"--map-by", "slot:OVERSUBSCRIBE", "--host"};
     if (start->hosts && !strcmp(command->name, "srun"))
         PD_FAIL(
             err, PD_UNSUPPORTED,
@@ -263,21 +281,46 @@ static void set_number(const char *variable, uint64_t value)
     setenv(variable, text, 1);
 }
 
+static bool is_writable(const char *path)
+{
+    return path && *path && access(path, W_OK | X_OK) == 0;
+}
+
+/* mpirun keeps a session directory in TMPDIR, and asks passwd for a home directory where HOME is unset. Containers that run as
+ * `--user`, or with a root that is read-only, have neither. */
+static void home_set(const char *dir)
+{
+    const char *temporary = getenv("TMPDIR");
+    if (!is_writable(getenv("HOME"))) setenv("HOME", dir, 1);
+    if (!is_writable(temporary && *temporary ? temporary : "/tmp")) setenv("TMPDIR", dir, 1);
+}
+
 /* Open MPI reads its settings from here. Its single-copy path is often forbidden in containers and not used by us; binding
  * would put the threads of a rank on one core; its own banners would bury our one line. */
 static void mpi_environment_set(const struct pd_start *start)
 {
     static const char *const settings[][2] = {
         /* A host that vanishes is noticed in 4 + 3 * 2 s, and not in eight minutes. */
-        {"OMPI_MCA_oob_tcp_keepalive_time", "4"},       {"OMPI_MCA_oob_tcp_keepalive_intvl", "2"},
-        {"OMPI_MCA_oob_tcp_keepalive_probes", "3"},     {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-        {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},        {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
-        {"OMPI_MCA_hwloc_base_binding_policy", "none"}, {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
-        {"OMPI_MCA_mpi_yield_when_idle", "1"},          {"OMPI_MCA_orte_execute_quiet", "1"},
+        {"OMPI_MCA_oob_tcp_keepalive_time", "4"},
+        {"OMPI_MCA_oob_tcp_keepalive_intvl", "2"},
+        {"OMPI_MCA_oob_tcp_keepalive_probes", "3"},
+        {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+        {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+        {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
+        {"OMPI_MCA_hwloc_base_binding_policy", "none"},
+        {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
+        {"OMPI_MCA_mpi_yield_when_idle", "1"},
+        {"PRTE_ALLOW_RUN_AS_ROOT", "1"},
+        {"PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+        {"PRTE_MCA_rmaps_default_mapping_policy", ":OVERSUBSCRIBE"},
+        {"PRTE_MCA_hwloc_default_binding_policy", "none"},
     };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         setenv(settings[i][0], settings[i][1], 0);
+    setenv("OMPI_MCA_orte_execute_quiet", start->is_verbose ? "0" : "1", start->is_verbose);
     if (start->hosts) setenv("OMPI_MCA_plm_rsh_agent", start->agent, 1);
+    if (start->hosts) setenv("PRTE_MCA_plm_ssh_agent", start->agent, 1); /* Open MPI 5 */
+    home_set(start->dir);
     if (!exports_by_word()) export_by_setting();
 }
 
@@ -298,10 +341,13 @@ static void set_loss(const struct pd_start_loss *loss)
 
 void pd_starter_environment_set(const struct pd_start *start, int launcher_process)
 {
-    setenv(PD_LAUNCH_ENV_DIR, start->dir, 1);
+    char secret[4096];
+    snprintf(secret, sizeof secret, "%.4000s/" PD_STARTER_SECRET_NAME, start->dir);
+    setenv(PD_CHANNEL_ENV_SECRET, secret, 1);
     setenv(PD_LAUNCH_ENV_TRANSPORT, start->transport == PD_TRANSPORT_LOCAL ? "local" : "mpi", 1);
     setenv(PD_LAUNCH_ENV_LAYOUT, start->layout ? start->layout : "", 1);
     setenv(PD_LAUNCH_ENV_TRACE, "", 0);
+    setenv(PD_LAUNCH_ENV_CONFIG, "", 0);
     setenv(PD_LAUNCH_ENV_GRACE, PD_LAUNCH_GRACE_SECONDS, 0);
     setenv(PD_LAUNCH_ENV_LEFT_OUT, start->left_out ? start->left_out : "", 1);
     setenv(PD_LAUNCH_ENV_AWAY, start->away ? start->away : "", 1);
@@ -322,8 +368,8 @@ static void child_fail(int report, int number)
 }
 
 /* Own process group, so that a terminal's interrupt reaches the launcher alone; no terminal input, which would stop it. */
-static void child_main(const struct pd_start *start, const struct pd_starter_command *command,
-                       const struct pd_launch_receiver *receiver, pid_t launcher, int report)
+static void child_main(const struct pd_start *start, const struct pd_starter_command *command, const char *addresses,
+                       pid_t launcher, int report)
 {
     sigset_t none;
     sigemptyset(&none);
@@ -337,20 +383,20 @@ static void child_main(const struct pd_start *start, const struct pd_starter_com
     if (input >= 0) dup2(input, STDIN_FILENO);
     if (input > STDERR_FILENO) close(input);
     pd_starter_environment_set(start, (int)launcher);
-    pd_launch_receiver_environment_set(receiver);
+    setenv(PD_CHANNEL_ENV_ADDRESSES, addresses, 1);
     execvp(command->argv[0], command->argv);
     child_fail(report, errno);
 }
 
-pd_status pd_starter_spawn(const struct pd_start *start, const struct pd_starter_command *command,
-                           const struct pd_launch_receiver *receiver, int *ret_process, struct pd_error *err)
+pd_status pd_starter_spawn(const struct pd_start *start, const struct pd_starter_command *command, const char *addresses,
+                           int *ret_process, struct pd_error *err)
 {
     int report[2], number = 0;
     if (pipe2(report, O_CLOEXEC)) PD_FAIL_ERRNO(err, errno, "starting %s", command->name);
     const pid_t launcher = getpid();
     fflush(NULL);
     const pid_t process = fork();
-    if (process == 0) child_main(start, command, receiver, launcher, report[1]);
+    if (process == 0) child_main(start, command, addresses, launcher, report[1]);
     int fork_errno = errno;
     close(report[1]);
     if (process < 0) {
@@ -366,5 +412,41 @@ pd_status pd_starter_spawn(const struct pd_start *start, const struct pd_starter
                       command->argv[0]);
     }
     *ret_process = process;
+    return PD_OK;
+}
+
+/* ---- Slurm's steps ---- */
+
+/* Whether squeue still lists the step. */
+static bool is_step_left(const char *step)
+{
+    char command[160], line[64];
+    snprintf(command, sizeof command, "squeue --noheader --steps=%s --format=%%i 2>/dev/null", step);
+    FILE *listing = popen(command, "re");
+    if (!listing) return false;
+    const bool is_left = fgets(line, sizeof line, listing) && strncmp(line, step, strlen(step)) == 0;
+    (void)pclose(listing);
+    return is_left;
+}
+
+pd_status pd_starter_end_step(const struct pd_start *start, const struct pd_rank_table *said,
+                              struct pd_launch_requests *requests, struct pd_error *err)
+{
+    char command[160];
+    const char *step = "";
+    for (uint32_t r = 0; r < said->count && !*step; r++)
+        step = said->ranks[r].begun.step;
+    if (start->transport != PD_TRANSPORT_MPI || !*step || strspn(step, "0123456789.") != strlen(step)) return PD_OK;
+    for (uint32_t looks = 0; is_step_left(step); looks++) {
+        snprintf(command, sizeof command, "scancel --signal=KILL %s 2>/dev/null", step);
+        FILE *kill_step = popen(command, "re");
+        if (kill_step) (void)pclose(kill_step);
+        if (looks % 60 == 1)
+            pd_log_warn("launch", "tasks of job step %s are still there: waiting for Slurm to end them", step);
+        pd_launch_requests_poll(requests, 500);
+        if (requests->wants_abort)
+            PD_FAIL(err, PD_PEER_LOST, "tasks of job step %s do not end: left without them; end them with scancel %s", step,
+                    step);
+    }
     return PD_OK;
 }

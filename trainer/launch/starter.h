@@ -3,8 +3,6 @@
 
 #include "trainer/config/config.h"
 
-struct pd_launch_receiver;
-
 #define PD_STARTER_WORDS_MAX 128u
 
 /* What the start before has lost; of the monotonic clock. */
@@ -15,12 +13,16 @@ struct pd_start_loss {
 struct pd_start {
     enum pd_transport transport; /* LOCAL or MPI */
     uint32_t ranks, restart;
-    const char *dir;           /* for notes */
+    const char *dir;           /* private, of the launch */
+    const uint8_t *secret;     /* (PD_SEAL_SECRET_BYTES) of the launch; borrowed */
     const char *run_dir;       /* of the run; NULL: it was not there when the launch began */
     const char *layout;        /* settings for the ranks; NULL or "": none */
     const char *const *worker; /* argv, NULL at the end */
-    double begin_seconds;      /* until a rank has begun; 0: for ever */
-    double hang_seconds;       /* in which some rank completes something; 0: nobody looks */
+    double begin_seconds;      /* until all ranks have begun; 0: for ever */
+    double join_seconds;       /* after that, until they have joined one another; 0: for ever */
+    double open_seconds;       /* after that, in which some rank completes something, before the second step; 0: for ever */
+    double hang_seconds;       /* the same, after the second step; 0: nobody looks, before it either */
+    bool is_verbose;           /* the starter prints what it has to say: the start before failed in it */
     const char *hosts;         /* "a:2,b:4", in the order of ranks; NULL: those that the starter knows */
     const char *agent;         /* reaches them */
     const char *addresses;     /* of this host, as other hosts of the start reach it; NULL or "": there are none */
@@ -57,6 +59,16 @@ bool pd_starter_find_program(const char *program, char ret_path[4096]);
 /* In the child, before exec. Settings of the user are kept. */
 void pd_starter_environment_set(const struct pd_start *start, int launcher_process);
 /* It dies with the launcher, and is alone in a group of processes.
- *   receiver  what ranks of other hosts are told of; NULL: there is none */
+ *   addresses  where ranks reach the launcher */
 PD_MUST_USE pd_status pd_starter_spawn(const struct pd_start *start, const struct pd_starter_command *command,
-                                       const struct pd_launch_receiver *receiver, int *ret_process, struct pd_error *err);
+                                       const char *addresses, int *ret_process, struct pd_error *err);
+/* Without launch.hosts: whether the starter may put ranks on other hosts, by what the user or a batch system has told it. */
+bool pd_starter_may_reach_others(void);
+/* srun is gone, and its tasks may live on, with their GPUs: they are ended through Slurm, and waited for.
+ *   errors  PD_PEER_LOST: asked to leave meanwhile */
+struct pd_launch_requests;
+struct pd_rank_table;
+PD_MUST_USE pd_status pd_starter_end_step(const struct pd_start *start, const struct pd_rank_table *said,
+                                          struct pd_launch_requests *requests, struct pd_error *err);
+/* The file that holds the secret: in the private directory, at the same path on all hosts. */
+#define PD_STARTER_SECRET_NAME "secret"

@@ -16,17 +16,17 @@
 
 struct rank {
     int process; /* 0: not known */
-    const struct pd_pulse *pulse, *mapped;
-    uint32_t mapped_count;      /* of the first rank of a process */
-    double cpu_seconds;         /* at cpu_ns */
-    struct pd_wire_word *heard; /* of another host, owned; NULL: never */
+    const struct pd_heartbeat *heartbeat, *mapped;
+    uint32_t mapped_count;             /* of the first rank of a process */
+    double cpu_seconds;                /* at cpu_ns */
+    struct pd_remote_heartbeat *heard; /* of another host, owned; NULL: never */
     uint64_t heard_ns, period_ns;
 };
 
 struct pd_launch_watch {
     struct rank *ranks;
     uint32_t count;
-    uint64_t floor_ns, longest_ns;
+    uint64_t floor_ns, open_ns, longest_ns;
     uint64_t done, moved_ns;       /* of all ranks; when that grew, or a hang was told */
     uint64_t done_ns, stopped_ns;  /* when it grew; since when a rank has been stopped before the second step; 0: none is */
     bool is_cpu_known;             /* since cpu_ns */
@@ -36,7 +36,8 @@ struct pd_launch_watch {
     uint64_t gaps[BUCKETS], gap_count; /* by the power of two of their nanoseconds */
 };
 
-pd_status pd_launch_watch_new(uint32_t ranks, double floor_seconds, struct pd_launch_watch **ret_watch, struct pd_error *err)
+pd_status pd_launch_watch_new(uint32_t ranks, double floor_seconds, double open_seconds, struct pd_launch_watch **ret_watch,
+                              struct pd_error *err)
 {
     struct pd_launch_watch *w = calloc(1, sizeof *w);
     struct rank *all = calloc(ranks, sizeof *all);
@@ -45,30 +46,33 @@ pd_status pd_launch_watch_new(uint32_t ranks, double floor_seconds, struct pd_la
         free(all);
         PD_FAIL(err, PD_NO_MEMORY, "a watch over %u ranks", ranks);
     }
-    *w = (struct pd_launch_watch){.ranks = all, .count = ranks, .floor_ns = (uint64_t)(floor_seconds * 1e9)};
+    *w = (struct pd_launch_watch){.ranks = all,
+                                  .count = ranks,
+                                  .floor_ns = (uint64_t)(floor_seconds * 1e9),
+                                  .open_ns = (uint64_t)(open_seconds * 1e9)};
     *ret_watch = w;
     return PD_OK;
 }
 
 void pd_launch_watch_add(struct pd_launch_watch *w, uint32_t first, uint32_t count, int process,
-                         const struct pd_pulse *pulses)
+                         const struct pd_heartbeat *heartbeats)
 {
     for (uint32_t i = 0; i < count && first + i < w->count; i++) {
         w->ranks[first + i].process = process;
-        w->ranks[first + i].pulse = pulses ? &pulses[i] : NULL;
+        w->ranks[first + i].heartbeat = heartbeats ? &heartbeats[i] : NULL;
     }
-    w->ranks[first].mapped = pulses;
+    w->ranks[first].mapped = heartbeats;
     w->ranks[first].mapped_count = count;
 }
 
-void pd_launch_watch_hear(struct pd_launch_watch *w, uint32_t rank, const struct pd_wire_word *word, uint64_t period_ns,
-                          uint64_t now_ns)
+void pd_launch_watch_hear(struct pd_launch_watch *w, uint32_t rank, const struct pd_remote_heartbeat *beat,
+                          uint64_t period_ns, uint64_t now_ns)
 {
     struct rank *r = &w->ranks[rank];
-    if (!r->heard && !(r->heard = aligned_alloc(_Alignof(struct pd_wire_word), sizeof *r->heard))) return;
-    if (r->pulse && atomic_load(&r->heard->pulse.beats) == word->pulse.beats) return;
-    memcpy((void *)r->heard, (const void *)word, sizeof *word);
-    r->pulse = &r->heard->pulse;
+    if (!r->heard && !(r->heard = aligned_alloc(_Alignof(struct pd_remote_heartbeat), sizeof *r->heard))) return;
+    if (r->heartbeat && atomic_load(&r->heard->heartbeat.beats) == beat->heartbeat.beats) return;
+    memcpy((void *)r->heard, (const void *)beat, sizeof *beat);
+    r->heartbeat = &r->heard->heartbeat;
     r->heard_ns = now_ns;
     r->period_ns = period_ns;
 }
@@ -77,7 +81,7 @@ void pd_launch_watch_free(struct pd_launch_watch *w)
 {
     if (!w) return;
     for (uint32_t r = 0; r < w->count; r++) {
-        pd_pulse_unmap(w->ranks[r].mapped, w->ranks[r].mapped_count);
+        pd_heartbeat_unmap(w->ranks[r].mapped, w->ranks[r].mapped_count);
         free(w->ranks[r].heard);
     }
     free(w->ranks);
@@ -92,9 +96,9 @@ static uint64_t silence_ns(const struct pd_launch_watch *w, const struct rank *r
 }
 
 /* What it says is what holds; NULL: nobody knows, or it has been silent for too long. */
-static const struct pd_pulse *fresh(const struct pd_launch_watch *w, const struct rank *r)
+static const struct pd_heartbeat *fresh(const struct pd_launch_watch *w, const struct rank *r)
 {
-    return silence_ns(w, r) < 3 * r->period_ns || !r->heard ? r->pulse : NULL;
+    return silence_ns(w, r) < 3 * r->period_ns || !r->heard ? r->heartbeat : NULL;
 }
 
 /* It is of this host, or a relay says what its kernel does. */
@@ -127,7 +131,7 @@ uint64_t pd_launch_watch_stepped_ns(const struct pd_launch_watch *w)
 {
     uint64_t newest = 0;
     for (uint32_t r = 0; w && r < w->count; r++) {
-        const uint64_t ns = w->ranks[r].pulse && !w->ranks[r].heard ? GET(w->ranks[r].pulse, step_ns) : 0;
+        const uint64_t ns = w->ranks[r].heartbeat && !w->ranks[r].heard ? GET(w->ranks[r].heartbeat, step_ns) : 0;
         if (ns > newest) newest = ns;
     }
     return newest;
@@ -190,9 +194,9 @@ static uint32_t follow(const struct pd_launch_watch *w)
 {
     uint32_t at = 0;
     for (uint32_t r = 0; r < w->count; r++)
-        if (fresh(w, &w->ranks[r]) && !GET(w->ranks[r].pulse, waits_for)) return r;
+        if (fresh(w, &w->ranks[r]) && !GET(w->ranks[r].heartbeat, waits_for)) return r;
     for (uint32_t hops = 0; hops < w->count; hops++) {
-        const struct pd_pulse *p = fresh(w, &w->ranks[at]);
+        const struct pd_heartbeat *p = fresh(w, &w->ranks[at]);
         const uint32_t next = p ? GET(p, waits_for) : 0;
         if (!next || next > w->count) return at;
         at = next - 1;
@@ -203,7 +207,7 @@ static uint32_t follow(const struct pd_launch_watch *w)
 static bool is_held(const struct pd_launch_watch *w)
 {
     for (uint32_t r = 0; r < w->count; r++)
-        if (w->ranks[r].pulse && GET(w->ranks[r].pulse, is_held)) return true;
+        if (w->ranks[r].heartbeat && GET(w->ranks[r].heartbeat, is_held)) return true;
     return false;
 }
 
@@ -217,16 +221,21 @@ static void text_of(const _Atomic uint64_t *stored, uint32_t count, char *ret_te
     ret_text[sizeof word * count] = '\0';
 }
 
-static void describe_place(const struct pd_pulse *p, char *ret_text, size_t bytes)
+static void describe_place(const struct pd_heartbeat *p, char *ret_text, size_t bytes)
 {
-    static const char *const places[PD_PULSE_PLACES] = {
-        "opening", "computing", "reading data", "waiting for a save", "updating its files", "exchanging"};
-    char operation[8 * PD_PULSE_WORDS + 1], storage[8 * PD_PULSE_STORAGE_WORDS + 1];
+    static const char *const places[PD_HEARTBEAT_PLACES] = {
+        "opening",   "computing", "reading data", "waiting for a save", "updating its files", "waiting for storage",
+        "exchanging"};
+    char operation[8 * PD_HEARTBEAT_WORDS + 1], storage[8 * PD_HEARTBEAT_STORAGE_WORDS + 1];
     const uint32_t place = GET(p, place), block = GET(p, block);
-    text_of(p->operation, PD_PULSE_WORDS, operation);
-    text_of(p->storage, PD_PULSE_STORAGE_WORDS, storage);
+    text_of(p->operation, PD_HEARTBEAT_WORDS, operation);
+    text_of(p->storage, PD_HEARTBEAT_STORAGE_WORDS, storage);
     if (!GET(p, step)) {
-        snprintf(ret_text, bytes, "%s", places[PD_PULSE_OPENING]);
+        snprintf(ret_text, bytes, "%s%s%s%s", places[PD_HEARTBEAT_OPENING], GET(p, exchanges) ? ", in an exchange (" : "",
+                 GET(p, exchanges) ? operation : "",
+                 GET(p, exchanges)       ? ")"
+                 : GET(p, storage_waits) ? ", waiting for storage"
+                                         : "");
         return;
     }
     int used =
@@ -237,29 +246,44 @@ static void describe_place(const struct pd_pulse *p, char *ret_text, size_t byte
         snprintf(ret_text + used, bytes - (size_t)used, "in exchange %llu (%s)", (unsigned long long)GET(p, exchange),
                  operation);
     else
-        snprintf(ret_text + used, bytes - (size_t)used, "%s%s%s", places[place < PD_PULSE_PLACES ? place : 0],
-                 place == PD_PULSE_SAVING && storage[0] ? " into tier " : "", place == PD_PULSE_SAVING ? storage : "");
+        snprintf(ret_text + used, bytes - (size_t)used, "%s%s%s", places[place < PD_HEARTBEAT_PLACES ? place : 0],
+                 place == PD_HEARTBEAT_SAVING && storage[0] ? " into tier " : "",
+                 place == PD_HEARTBEAT_SAVING ? storage : "");
 }
 
-/* What waits in these waits for a file system, and a restart would wait for it too. */
-static bool is_storage(uint32_t place)
+/* A rank in one of these waits for a file system, and a restart would wait for it too. While a rank opens all its threads
+ * count. */
+static bool is_storage(const struct pd_heartbeat *p)
 {
-    return place == PD_PULSE_SAVING || place == PD_PULSE_UPDATING_FILES;
+    const uint32_t place = GET(p, place);
+    if (!GET(p, steps)) return GET(p, storage_waits) > 0;
+    return place == PD_HEARTBEAT_READING || place == PD_HEARTBEAT_SAVING || place == PD_HEARTBEAT_UPDATING_FILES ||
+           place == PD_HEARTBEAT_STORAGE;
+}
+
+/* A rank that waits for its storage holds up all others, also those that seem to wait for one another. */
+static uint32_t find_in_storage(const struct pd_launch_watch *w)
+{
+    for (uint32_t r = 0; r < w->count; r++) {
+        const struct pd_heartbeat *p = fresh(w, &w->ranks[r]);
+        if (p && is_storage(p)) return r;
+    }
+    return NO_RANK;
 }
 
 static void describe(const struct pd_launch_watch *w, uint32_t rank, double seconds, bool stopped,
                      struct pd_launch_hang *ret)
 {
-    char place[320] = "", kernel[240] = "", process[48 + PD_WIRE_HOST_BYTES] = "";
+    char place[320] = "", kernel[240] = "", process[48 + PD_MESSAGE_HOST_BYTES] = "";
     const struct rank *r = &w->ranks[rank];
     snprintf(place, sizeof place, "%s", r->process ? "its beginning" : "on another host");
     *ret = (struct pd_launch_hang){.rank = rank, .is_known = r->process > 0};
-    const struct pd_pulse *said = fresh(w, r);
+    const struct pd_heartbeat *said = fresh(w, r);
     if (r->heard && !said)
         snprintf(place, sizeof place, "on another host, and has said nothing for %.0f s", (double)silence_ns(w, r) * 1e-9);
     if (said) {
-        ret->is_storage = !stopped && !GET(r->pulse, exchanges) && is_storage(GET(r->pulse, place));
-        describe_place(r->pulse, place, sizeof place);
+        ret->is_storage = !stopped && is_storage(said);
+        describe_place(r->heartbeat, place, sizeof place);
     }
     if (r->process) {
         if (!stopped)
@@ -293,7 +317,8 @@ static uint64_t limit_ns(const struct pd_launch_watch *w)
 {
     const uint64_t usual = 5 * percentile_99(w), longest = 2 * w->longest_ns;
     const uint64_t most = usual > longest ? usual : longest;
-    return most > w->floor_ns ? most : w->floor_ns;
+    const uint64_t floor = w->counts ? w->floor_ns : w->open_ns;
+    return most > floor ? most : floor;
 }
 
 /* Whether something was completed since the last look. Times before the second step are those of a start, and count not. */
@@ -302,12 +327,12 @@ static bool has_moved(struct pd_launch_watch *w, uint64_t now_ns)
     uint64_t done = 0;
     uint32_t steps = 0;
     for (uint32_t r = 0; r < w->count; r++) {
-        if (!w->ranks[r].pulse) continue;
-        done += GET(w->ranks[r].pulse, done);
-        if (GET(w->ranks[r].pulse, steps) > steps) steps = GET(w->ranks[r].pulse, steps);
+        if (!w->ranks[r].heartbeat) continue;
+        done += GET(w->ranks[r].heartbeat, done);
+        if (GET(w->ranks[r].heartbeat, steps) > steps) steps = GET(w->ranks[r].heartbeat, steps);
     }
     const bool counts = w->counts = steps > 1;
-    if (done == w->done && counts) return false;
+    if (done == w->done && (counts || w->moved_ns)) return false;
     const uint64_t gap = now_ns - w->moved_ns;
     if (w->done && counts) {
         w->gaps[63 - __builtin_clzll(gap | 1)]++;
@@ -318,7 +343,7 @@ static bool has_moved(struct pd_launch_watch *w, uint64_t now_ns)
     return true;
 }
 
-/* Before the second step nothing tells a hang from a start that takes long, but for a process that somebody stopped. */
+/* A process that somebody stopped is found early, also before the second step. */
 static bool finds_stopped_at_start(struct pd_launch_watch *w, struct pd_launch_hang *ret_hang)
 {
     bool are_all;
@@ -361,6 +386,8 @@ bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_
         count_silence(w);
         return !w->counts && finds_stopped_at_start(w, ret_hang);
     }
+    if (!w->counts && finds_stopped_at_start(w, ret_hang)) return true;
+    if (!w->counts && !w->open_ns) return false;
     const uint64_t waited_ns = now_ns - w->moved_ns, limit = limit_ns(w);
     if (!w->is_cpu_known && waited_ns > limit / 2) { /* not at every completion: reading it costs */
         w->is_cpu_known = true;
@@ -374,13 +401,20 @@ bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_
         w->moved_ns = now_ns;
         return false;
     }
-    const uint32_t rank = stopped != NO_RANK ? stopped : follow(w);
+    const uint32_t storage = stopped != NO_RANK ? NO_RANK : find_in_storage(w);
+    const uint32_t rank = stopped != NO_RANK ? stopped : storage != NO_RANK ? storage : follow(w);
     const struct rank *r = &w->ranks[rank];
     const double used = cpu_seconds(r) - r->cpu_seconds;
-    const bool is_busy = r->pulse && !GET(r->pulse, exchanges) && used > BUSY_SHARE * (double)(now_ns - w->cpu_ns) * 1e-9;
-    if (stopped == NO_RANK && is_busy && waited_ns < BUSY_FACTOR * limit) return false;
+    const bool is_busy =
+        r->heartbeat && !GET(r->heartbeat, exchanges) && used > BUSY_SHARE * (double)(now_ns - w->cpu_ns) * 1e-9;
+    if (stopped == NO_RANK && storage == NO_RANK && is_busy && waited_ns < BUSY_FACTOR * limit) return false;
     describe(w, rank, (double)(now_ns - w->done_ns) * 1e-9, stopped != NO_RANK, ret_hang);
     w->moved_ns = now_ns;
     w->is_cpu_known = false;
     return true;
+}
+
+const struct pd_heartbeat *pd_launch_watch_heartbeat(const struct pd_launch_watch *w, uint32_t rank)
+{
+    return rank < w->count ? w->ranks[rank].heartbeat : NULL;
 }

@@ -5,6 +5,7 @@
 #include "ckpt/base/regular_file.h"
 #include "trainer/run/internal.h"
 #include "trainer/run/launched.h"
+#include "trainer/status/channel.h"
 #include "trainer/run/recorded.h"
 #include "trainer/run/resume.h"
 
@@ -39,7 +40,7 @@ static int append(const char *run_dir, const char *text, size_t bytes)
 static void say_once(const char *run_dir, int number)
 {
     static atomic_bool is_said;
-    if (number == ENOENT || (number == ENXIO && getenv(PD_LAUNCH_ENV_DIR))) return;
+    if (number == ENOENT || (number == ENXIO && getenv(PD_CHANNEL_ENV_ADDRESSES))) return;
     if (atomic_exchange(&is_said, true)) return;
     pd_log_warn("events", "%s/events.jsonl: starts and ends of this run are not recorded: %s", run_dir,
                 number == ENXIO ? "it is no regular file; move it away" : strerror(number));
@@ -97,7 +98,6 @@ pd_status pd_event_open(struct run *r, const struct pd_resume_report *report, do
     uint64_t bytes = pd_saver_file_bytes(r->saver);
     struct pd_json_writer w;
     char run_id[PD_RUN_ID_BYTES];
-    const char *notes = getenv(PD_LAUNCH_ENV_DIR);
     PD_TRY(pd_comm_all_reduce(r->comm, &bytes, 1, PD_REDUCE_SUM_U64, err));
     if (r->comm->rank) return PD_OK;
     pd_event_begin(&w, "open");
@@ -121,7 +121,6 @@ pd_status pd_event_open(struct run *r, const struct pd_resume_report *report, do
     pd_json_double(&w, "gemm_flops_per_second", gemm_flops_per_second);
     pd_json_double(&w, "flops_per_token", pd_model_flops_per_token(r->model, r->config->batch.context));
     add_tiers(&w, r);
-    pd_json_string(&w, "notes", notes);
     pd_event_end(&w, r->config->run.dir);
     return PD_OK;
 }

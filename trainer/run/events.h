@@ -3,7 +3,8 @@
  *
  *   fresh   --fresh: what was recorded before is of another run
  *   start   restart, ranks, layout, transport, from_step (null: none), process, host
- *   open    run_id, fence, step, lineage, degrees, memory by the plan, bytes of a checkpoint, the bound, tiers, notes
+ *   ranks   processes and heartbeats (descriptors; ckpt/base/heartbeat.h) of the ranks of the launcher's host, 256 at most
+ *   open    run_id, fence, step, lineage, degrees, memory by the plan, bytes of a checkpoint, the bound, tiers
  *   leave   step, tiers with the newest step of each: what is saved after the last line of metrics
  *   end     restart, status, exit_code, cause, restarts (whether another start follows)
  *

@@ -2,18 +2,14 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/cpu.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/parse.h"
-#include "ckpt/base/pulse.h"
-#include "ckpt/base/thread.h"
-#include "trainer/notes/note.h"
 #include "trainer/run/recovery.h"
-#include "trainer/notes/relay.h"
-#include "trainer/notes/sender.h"
 #include "trainer/run/signals.h"
+#include "trainer/status/relay.h"
 
 #include <errno.h>
 #include <math.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -53,58 +49,45 @@ static pd_status die_with_parent(const struct pd_launched *launched, struct pd_e
     return PD_OK;
 }
 
+/* Slurm's name of the step that srun started, whose tasks outlive a killed srun. */
+static void step_set(char ret_step[PD_MESSAGE_STEP_BYTES])
+{
+    const char *job = getenv("SLURM_JOB_ID"), *step = getenv("SLURM_STEP_ID");
+    if (job && step) snprintf(ret_step, PD_MESSAGE_STEP_BYTES, "%.20s.%.20s", job, step);
+}
+
+static pd_status report_begin(const struct pd_launched *launched, struct pd_error *err)
+{
+    const bool is_local = launched->transport == PD_TRANSPORT_LOCAL;
+    struct pd_begun begun = {.process = (int32_t)getpid(), .heartbeat = -1};
+    begun.mpi_job = (uint32_t)number_of("OMPI_MCA_ess_base_jobid", 0);
+    step_set(begun.step);
+    (void)pd_heartbeat_open(is_local ? launched->ranks : 1, &begun.heartbeat); /* without it nobody sees a hang */
+    PD_TRY(pd_channel_open(launched->rank, is_local ? 1 : launched->ranks, &begun, err));
+    if (pd_channel_is_relay()) pd_relay_start(launched->rank, launched->ranks);
+    return PD_OK;
+}
+
 pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *err)
 {
     struct pd_launched launched = {.transport = PD_TRANSPORT_AUTO};
     PD_TRY(pd_signals_install(err));
     pd_recovery_begin();
-    const char *dir = getenv(PD_LAUNCH_ENV_DIR), *transport = getenv(PD_LAUNCH_ENV_TRANSPORT);
-    if (dir && transport && strlen(dir) < sizeof launched.dir) {
+    const char *addresses = getenv(PD_CHANNEL_ENV_ADDRESSES), *transport = getenv(PD_LAUNCH_ENV_TRANSPORT);
+    if (addresses && *addresses && transport) {
         launched.is_launched = true;
         launched.ranks = (uint32_t)number_of(PD_LAUNCH_ENV_RANKS, 0);
         launched.restart = (uint32_t)number_of(PD_LAUNCH_ENV_RESTART, 0);
         launched.transport = strcmp(transport, "local") == 0 ? PD_TRANSPORT_LOCAL : PD_TRANSPORT_MPI;
         launched.rank = launched.transport == PD_TRANSPORT_LOCAL ? 0 : rank_from_environment();
-        snprintf(launched.dir, sizeof launched.dir, "%s", dir);
         const char *layout = getenv(PD_LAUNCH_ENV_LAYOUT);
         snprintf(launched.layout, sizeof launched.layout, "%s", layout ? layout : "");
         PD_TRY(die_with_parent(&launched, err));
-        const bool is_local = launched.transport == PD_TRANSPORT_LOCAL;
-        int pulse = -1;
-        (void)pd_pulse_open(is_local ? launched.ranks : 1, &pulse); /* without it nobody sees a hang */
-        if (!is_local) pd_sender_open();
-        if (launched.rank == 0) pd_note_write_mark(launched.dir, PD_NOTE_OPENING, 0);
-        const uint32_t size = is_local ? 1 : launched.ranks;
-        const bool is_written = pd_note_write_process(launched.dir, PD_NOTE_BEGUN, launched.rank, size, pulse);
-        PD_TRY(pd_sender_check(is_written, err));
-        if (pd_sender_is_relay()) pd_relay_start(launched.rank, launched.ranks);
+        if (launched.transport == PD_TRANSPORT_MPI) pd_signals_mind_parent();
+        PD_TRY(report_begin(&launched, err));
     }
     *ret_launched = launched;
     return PD_OK;
-}
-
-/* Of a process that the launcher sees nothing of, until its end. Where the process is stopped nothing is said any more. */
-static void *say_pulse(void *context)
-{
-    struct pd_pulse copy;
-    const struct pd_launched *launched = context;
-    while (pd_pulse_copy(&copy)) {
-        (void)pd_note_write_pulse(launched->dir, launched->rank, &copy);
-        pd_clock_sleep_ns(NULL, pd_note_pulse_ns(launched->ranks));
-    }
-    return NULL;
-}
-
-/* Without it, or where the directory is not seen, the launcher knows less. */
-static void say_pulses(const struct pd_launched *launched)
-{
-    static struct pd_launched kept; /* of the thread */
-    struct pd_note_begun owner;
-    pthread_t thread;
-    if (pd_sender_is_on()) return; /* the relay does */
-    if (!pd_note_read_process(launched->dir, PD_NOTE_OWNER, 0, &owner) || owner.is_here) return;
-    kept = *launched;
-    if (!pd_thread_start(&thread, NULL, say_pulse, &kept)) pthread_detach(thread);
 }
 
 void pd_launched_ready(const struct pd_launched *launched)
@@ -112,36 +95,21 @@ void pd_launched_ready(const struct pd_launched *launched)
     /* A limit of file sizes is an error of the write that meets it, in words; not before, since MPI waits for ever then. */
     signal(SIGXFSZ, SIG_IGN);
     pd_recovery_reached(PD_RECOVERY_JOIN);
-    if (!launched->is_launched) return;
-    pd_note_write_mark(launched->dir, PD_NOTE_READY, launched->rank);
-    if (launched->transport == PD_TRANSPORT_MPI) say_pulses(launched);
+    pd_channel_say(PD_MESSAGE_READY, launched->rank, "", 0);
 }
 
 void pd_launched_training(void)
 {
-    const char *dir = getenv(PD_LAUNCH_ENV_DIR);
-    if (dir) pd_note_remove_opening(dir);
-}
-
-void pd_launched_beat(uint32_t rank)
-{
-    static _Atomic uint64_t last_ns;
-    static const uint64_t period_ns = UINT64_C(2000000000);
-    const uint64_t now_ns = pd_clock_monotonic_ns(NULL);
-    const char *dir = getenv(PD_LAUNCH_ENV_DIR);
-    if (!dir || now_ns - atomic_load(&last_ns) < period_ns) return;
-    atomic_store(&last_ns, now_ns);
-    pd_note_beat(dir, rank);
+    pd_channel_say(PD_MESSAGE_TRAINING, 0, "", 0);
 }
 
 void pd_launched_saved(uint64_t step)
 {
     static uint64_t said_ns; /* of rank 0's thread */
     const uint64_t now = pd_clock_monotonic_ns(NULL);
-    const char *dir = getenv(PD_LAUNCH_ENV_DIR);
-    if (!dir || (said_ns && now - said_ns < SAVED_NS)) return;
+    if (said_ns && now - said_ns < SAVED_NS) return;
     said_ns = now;
-    pd_note_write_saved(dir, step);
+    pd_channel_say(PD_MESSAGE_SAVED, 0, &step, sizeof step);
 }
 
 double pd_launched_leave_seconds(double asked)
@@ -159,28 +127,39 @@ const char *pd_launched_hosts_away(void)
 
 void pd_launched_taken(uint32_t rank)
 {
-    const char *dir = getenv(PD_LAUNCH_ENV_DIR);
-    if (dir) pd_note_write_mark(dir, PD_NOTE_TAKEN, rank);
+    pd_channel_say(PD_MESSAGE_TAKEN, rank, "", 0);
 }
 
 void pd_launched_lost_gpu(uint32_t rank, const char *identity, bool is_spare)
 {
-    const char *dir = getenv(PD_LAUNCH_ENV_DIR);
-    if (dir && identity[0]) pd_note_write_gpu(dir, rank, identity, is_spare);
+    uint8_t data[PD_MESSAGE_BYTES_MAX];
+    struct pd_lost_gpu lost = {.is_spare = is_spare};
+    snprintf(lost.identity, sizeof lost.identity, "%s", identity);
+    if (identity[0]) pd_channel_say(PD_MESSAGE_GPU, rank, data, pd_message_print_gpu(&lost, data));
 }
 
 void pd_launched_not_finite(uint32_t rank, const char *gpu, bool is_spare)
 {
-    const char *dir = getenv(PD_LAUNCH_ENV_DIR);
-    struct pd_note_suspect suspect = {.rank = rank, .is_spare = is_spare};
+    uint8_t data[PD_MESSAGE_BYTES_MAX];
+    struct pd_suspect suspect = {.rank = rank, .is_spare = is_spare};
     (void)gethostname(suspect.host, sizeof suspect.host - 1);
     snprintf(suspect.gpu, sizeof suspect.gpu, "%s", gpu);
-    if (dir) pd_note_write_suspect(dir, &suspect);
+    pd_channel_say(PD_MESSAGE_SUSPECT, rank, data, pd_message_print_suspect(&suspect, data));
+}
+
+static _Atomic uint32_t missed = PD_MESSAGE_NOBODY;
+
+void pd_launched_misses(uint32_t rank)
+{
+    atomic_store(&missed, rank);
 }
 
 bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message)
 {
-    return launched->is_launched && pd_note_write_ended(launched->dir, launched->rank, status, message ? message : "");
+    uint8_t data[PD_MESSAGE_BYTES_MAX];
+    struct pd_ended ended = {.status = status, .missed = atomic_load(&missed)};
+    snprintf(ended.message, sizeof ended.message, "%s", message ? message : "");
+    return pd_channel_say(PD_MESSAGE_ENDED, launched->rank, data, pd_message_print_ended(&ended, data));
 }
 
 uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here)

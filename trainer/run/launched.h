@@ -9,7 +9,6 @@
 
 #include "ckpt/base/status.h"
 #include "trainer/config/config.h"
-#include "trainer/notes/note.h"
 
 struct pd_launched {
     bool is_launched;            /* by a launcher of perdure */
@@ -17,7 +16,6 @@ struct pd_launched {
     uint32_t restart;            /* 0: the first start of this launch */
     enum pd_transport transport; /* LOCAL: this process runs all ranks. MPI: it is one. AUTO: not launched */
     uint32_t rank;               /* of this process; 0 for LOCAL */
-    char dir[3072];              /* for notes */
     char layout[160];            /* settings that the launcher chose; "": those of the configuration */
 };
 
@@ -29,11 +27,11 @@ PD_MUST_USE pd_status pd_launched_begin(struct pd_launched *ret_launched, struct
 void pd_launched_ready(const struct pd_launched *launched);
 /* Rank 0, before the first step of this start: from here on there may be something to save. */
 void pd_launched_training(void);
-/* A rank has done a step; the process says so at most once in two seconds. */
-void pd_launched_beat(uint32_t rank);
 /* Rank 0: the step is committed. Hosts have their own tiers, and the launcher may see none of them. */
 void pd_launched_saved(uint64_t step);
-/* True: the launcher has it in writing, so the exit code of this process tells it nothing more. */
+/* This rank ends because that one is missing; UINT32_MAX: nobody knows which. */
+void pd_launched_misses(uint32_t rank);
+/* True: the launcher has it, so the exit code of this process tells it nothing more. */
 bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message);
 
 /* How long saves are tried, and further tiers waited for, by who was asked to leave: `asked`, and at most four fifths of
@@ -65,4 +63,5 @@ uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here);
 #define PD_LAUNCH_ENV_PARENT "PERDURE_LAUNCH_PARENT"
 #define PD_LAUNCH_ENV_GRACE "PERDURE_GRACE_S" /* the user's or the batch system's */
 #define PD_LAUNCH_GRACE_SECONDS "25"
+#define PD_LAUNCH_ENV_CONFIG "PERDURE_LAUNCH_CONFIG" /* the file that the user named, absolute */
 #define PD_LAUNCH_ENV_TRACE "PERDURE_LAUNCH_TRACE" /* the file of --trace; "": none */

@@ -10,8 +10,8 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
-#include "ckpt/base/pulse.h"
 #include "ckpt/base/words.h"
 #include "trainer/run/events.h"
 #include "trainer/run/launched.h"
@@ -298,7 +298,6 @@ static void write_metrics(struct run *r, struct pd_metrics_step *m)
     pd_tier_places_note(&r->places, r->tiers);
     if (r->metrics) pd_metrics_write(r->metrics, m);
     log_step(r);
-    pd_launched_beat(r->is_thread ? 0 : r->comm->rank);
 }
 
 static bool has_no_turn(const struct run *r)
@@ -373,7 +372,7 @@ static pd_status run_step(struct run *r, struct pd_error *err)
     struct pd_metrics_step m = {.loss_scale = r->state.loss_scale, .validation_loss = NAN};
     enum pd_signal signal;
     uint64_t start = pd_clock_monotonic_ns(NULL), finished;
-    pd_pulse_step(r->state.identity.step + 1);
+    pd_heartbeat_step(r->state.identity.step + 1);
     r->engine->loss_scale = r->state.loss_scale;
     r->engine->next_identity = r->state.identity;
     r->engine->next_identity.step++;

@@ -33,8 +33,8 @@ struct pd_metrics {
     struct pd_metrics_line line; /* the newest */
     struct pd_progress_mode progress;
     uint64_t start_ns, last_line_ns;
-    uint64_t first_step;    /* of this launch */
-    bool drawn;             /* a bar stands on the terminal's line */
+    uint64_t first_step; /* of this launch */
+    bool drawn;          /* a bar stands on the terminal's line */
 };
 
 uint64_t pd_metrics_resident_bytes(void)

@@ -36,7 +36,6 @@
 #include <unistd.h>
 
 #define MODULE "worker"
-#define COPY_SECONDS_MAX 1e7
 
 /* For people, once this launch owns the run. */
 static pd_status publish_config(struct run *r, struct pd_error *err)
@@ -96,13 +95,13 @@ static pd_status open_tiers(struct run *r, struct pd_error *err)
     if (r->comm->rank == 0) pd_directories_warn_shared(r->config);
     for (uint32_t i = 0; i < options.count; i++) {
         PD_TRY(split_for_host(r, &r->tier_comms[i], err));
-        r->tier_comms[i]->time_limit_seconds = COPY_SECONDS_MAX;
+        r->tier_comms[i]->is_background = true;
         pd_comm_group(r->tier_comms[i], &r->tier_groups[i]);
         options.groups[i] = &r->tier_groups[i];
     }
     if (options.tiers[0].replicas) {
         PD_TRY(split_for_host(r, &r->replica_comm, err));
-        r->replica_comm->time_limit_seconds = COPY_SECONDS_MAX;
+        r->replica_comm->is_background = true;
         pd_comm_group(r->replica_comm, &r->replica_group);
         options.replica_group = &r->replica_group;
     }

@@ -8,8 +8,8 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/owner.h"
-#include "ckpt/base/pulse.h"
 #include "ckpt/base/rank.h"
 #include "ckpt/base/thread.h"
 #include "ckpt/base/trace.h"
@@ -251,9 +251,9 @@ void pd_saver_keep_ready(struct pd_saver *s)
 /* The rank's thread waits for the saver's. */
 static void wait_changed(struct pd_saver *s)
 {
-    const enum pd_pulse_place before = pd_pulse_enter(PD_PULSE_SAVING);
+    const enum pd_heartbeat_place before = pd_heartbeat_enter(PD_HEARTBEAT_SAVING);
     pthread_cond_wait(&s->changed, &s->lock);
-    pd_pulse_enter(before);
+    pd_heartbeat_enter(before);
 }
 
 uint32_t pd_saver_in_flight(const struct pd_saver *s)
@@ -269,12 +269,12 @@ void pd_saver_wait_turn(struct pd_saver *s, double seconds)
     const uint64_t until_ns = (uint64_t)until.tv_nsec + (uint64_t)(seconds * 1e9);
     until.tv_sec += (time_t)(until_ns / 1000000000);
     until.tv_nsec = (long)(until_ns % 1000000000);
-    const enum pd_pulse_place before = pd_pulse_enter(PD_PULSE_SAVING);
+    const enum pd_heartbeat_place before = pd_heartbeat_enter(PD_HEARTBEAT_SAVING);
     pthread_mutex_lock(&s->lock);
     for (int number = 0; !number && s->started - s->finished >= pd_saver_in_flight(s);)
         number = pthread_cond_clockwait(&s->changed, &s->lock, CLOCK_MONOTONIC, &until);
     pthread_mutex_unlock(&s->lock);
-    pd_pulse_enter(before);
+    pd_heartbeat_enter(before);
 }
 
 /* Until a place is free and the source may begin. */

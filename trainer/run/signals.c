@@ -1,16 +1,21 @@
 #include "trainer/run/signals.h"
 
+#include "ckpt/base/heartbeat.h"
+
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
 static _Atomic int wants_save, wants_leave;
-static _Atomic int interrupts;
+static _Atomic int interrupts, minds_parent;
 
 /* Only lock-free atomics and _exit: all of it may run inside a handler. */
-static void on_signal(int number)
+static void on_signal(int number, siginfo_t *info, void *context)
 {
+    (void)context;
+    if (number == SIGTERM && atomic_load(&minds_parent) && info->si_code <= 0 && info->si_pid == getppid())
+        pd_heartbeat_ended_by_parent();
     if (number == SIGINT && atomic_fetch_add(&interrupts, 1) > 0) _exit(75);
     atomic_store(number == SIGUSR2 ? &wants_save : &wants_leave, 1);
 }
@@ -18,7 +23,7 @@ static void on_signal(int number)
 pd_status pd_signals_install(struct pd_error *err)
 {
     static const int numbers[] = {SIGTERM, SIGUSR1, SIGHUP, SIGUSR2, SIGINT};
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;
+    struct sigaction action = {.sa_sigaction = on_signal, .sa_flags = SA_RESTART | SA_SIGINFO}, before;
     sigemptyset(&action.sa_mask);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         if (sigaction(numbers[i], NULL, &before)) PD_FAIL_ERRNO(err, errno, "signal %d", numbers[i]);
@@ -43,6 +48,11 @@ bool pd_signals_say_leave(void)
 void pd_signals_ask_leave(void)
 {
     atomic_store(&wants_leave, 1);
+}
+
+void pd_signals_mind_parent(void)
+{
+    atomic_store(&minds_parent, 1);
 }
 
 void pd_signals_clear_save(void)

@@ -1,7 +1,7 @@
 #include "trainer/run/stragglers.h"
 
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
-#include "ckpt/base/pulse.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -79,11 +79,11 @@ void pd_stragglers_judge(const struct pd_rank_window *ranks, uint32_t count, dou
 
 static void take_spent(uint64_t ret_ns[PD_SPENT_KINDS])
 {
-    uint64_t ns[PD_PULSE_PLACES];
-    pd_pulse_spent(ns);
-    ret_ns[PD_SPENT_COMPUTING] = ns[PD_PULSE_COMPUTING];
-    ret_ns[PD_SPENT_READING] = ns[PD_PULSE_READING];
-    ret_ns[PD_SPENT_STORAGE] = ns[PD_PULSE_SAVING] + ns[PD_PULSE_UPDATING_FILES];
+    uint64_t ns[PD_HEARTBEAT_PLACES];
+    pd_heartbeat_spent(ns);
+    ret_ns[PD_SPENT_COMPUTING] = ns[PD_HEARTBEAT_COMPUTING];
+    ret_ns[PD_SPENT_READING] = ns[PD_HEARTBEAT_READING];
+    ret_ns[PD_SPENT_STORAGE] = ns[PD_HEARTBEAT_SAVING] + ns[PD_HEARTBEAT_UPDATING_FILES] + ns[PD_HEARTBEAT_STORAGE];
 }
 
 pd_status pd_stragglers_init(struct pd_stragglers *s, const struct pd_group *group, struct pd_error *err)

@@ -1,6 +1,6 @@
 /* Ranks that are slower than others with the same work, and at what.
  *
- *   time     what a rank spends in steps but not in exchanges, where it waits for others (ckpt/base/pulse.h)
+ *   time     what a rank spends in steps but not in exchanges, where it waits for others (ckpt/base/heartbeat.h)
  *   compare  with ranks of the same stage of the pipeline and as many micro-batches, over windows of the root's clock. A rank is
  *            slow in a window when its speed is below three quarters of their median, and that is 5% of the window or more
  *   named    after three slow windows in a row, until one that is not

@@ -2,7 +2,7 @@
 #include "trainer/run/worker.h"
 
 #include "ckpt/base/fault.h"
-#include "ckpt/base/pulse.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/rank.h"
 #include "trainer/engine/rank_device.h"
 #include "trainer/run/internal.h"
@@ -41,7 +41,6 @@ static pd_status run_open_rank(const struct pd_config *config, struct pd_comm *c
 {
     struct run r = {.config = config, .comm = comm, .is_thread = !launched, .rollbacks = rollbacks};
     r.threads = pd_launched_threads(config->layout.threads, comm->ranks_here);
-    pd_comm_set_time_limit(comm, config->restart.peer_timeout);
     pd_numerics_thread_init();
     pd_status st = pd_run_open(&r, err);
     pd_fault_point("worker.opened");
@@ -64,6 +63,7 @@ static pd_status run_open_rank(const struct pd_config *config, struct pd_comm *c
     if (st && r.nccl) pd_comm_abort(r.nccl);
     if (st && r.engine) pd_engine_abort(r.engine);
     /* Said before the rest is put away: the starter may end this process at any time now, and it is not one that died. */
+    if (st == PD_PEER_LOST) pd_launched_misses(pd_comm_missed(comm));
     if (st && launched) pd_launched_end(launched, st, err ? err->message : "");
     pd_run_close(&r);
     return st;
@@ -77,7 +77,7 @@ static pd_status run_rank(const struct pd_config *config, struct pd_comm *comm, 
     struct pd_rollbacks rollbacks = {.count = 0};
     pd_status st = PD_OK;
     do {
-        if (rollbacks.goes_back) pd_pulse_enter(PD_PULSE_SAVING); /* who watches for hangs waits for storage */
+        if (rollbacks.goes_back) pd_heartbeat_enter(PD_HEARTBEAT_SAVING); /* who watches for hangs waits for storage */
         st = run_open_rank(config, comm, launched, &rollbacks, err);
     } while (!st && rollbacks.goes_back);
     return st;

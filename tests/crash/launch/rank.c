@@ -162,7 +162,7 @@ static void note_commit(uint64_t step)
         r->holders[s] = 1u << w.processes[s].host;
     world_forget_pruned();
     w.lone_blows = 0;
-    pd_note_write_saved(w.start->dir, step);
+    world_say(PD_MESSAGE_SAVED, 0, &step, sizeof step);
 }
 
 static pd_status save(struct process *p, uint64_t step, struct pd_error *err)
@@ -201,8 +201,7 @@ static pd_status meet_blow(struct process *p, uint64_t step, struct pd_error *er
         w.asked_host = p->host;
         pd_dev_cuda_identity(p->device.dev->index, identity);
         w.machines[p->host].broken |= 1u << p->device.dev->index;
-        pd_note_write_gpu(w.start->dir, p->rank, identity,
-                          pd_rank_device_is_spare(&p->device, p->ranks_here, w.start->left_out));
+        world_say_gpu(p, identity);
         PD_FAIL(err, PD_DEVICE_LOST, "GPU %s is lost", identity);
     }
     if (p->is_victim || w.blow == BLOW_HANG) p->is_gone = true; /* the launcher ends the others with it */
@@ -216,8 +215,7 @@ static pd_status check_device(struct process *p, struct pd_error *err)
     PD_TRY(pd_rank_device_open(PD_DEVICE_GPU, p->rank_here, w.start->left_out, &p->device, err));
     if (!(w.machines[p->host].broken >> p->device.dev->index & 1)) return PD_OK;
     pd_dev_cuda_identity(p->device.dev->index, identity);
-    pd_note_write_gpu(w.start->dir, p->rank, identity,
-                      pd_rank_device_is_spare(&p->device, p->ranks_here, w.start->left_out));
+    world_say_gpu(p, identity);
     PD_FAIL(err, PD_DEVICE_LOST, "GPU %s does not open", identity);
 }
 
@@ -276,7 +274,7 @@ void *world_rank_main(void *argument)
     const bool was_killed = p->is_gone;
     if (p->status) p->is_gone = true;
     turns_news();
-    if (!was_killed) pd_note_write_ended(w.start->dir, p->rank, p->status, p->error.message);
+    if (!was_killed) world_say_ended(p);
     pd_tiers_close(rank->tiers);
     pd_rank_device_close(&p->device);
     pd_shard_writer_free(rank->room.writer);

@@ -193,6 +193,7 @@ static void judge(bool has_struck, struct pd_launch_verdict *ret)
 {
     struct pd_launch_process seen[TURN_RANKS_MAX] = {0};
     struct pd_launch_end end = {.start = w.start,
+                                .said = w.said,
                                 .starter_name = "mpirun",
                                 .starter = 999,
                                 .status = starter_status(has_struck),
@@ -204,13 +205,12 @@ static void judge(bool has_struck, struct pd_launch_verdict *ret)
         seen[r] = (struct pd_launch_process){.process = (int32_t)(1000 + r),
                                              .has_begun = p->has_begun,
                                              .is_here = is_here,
-                                             .is_gone = is_here && p->has_begun,
+                                             .is_gone = p->has_begun && (is_here || p->is_victim),
                                              .gone_ns = w.now_ns - (p->is_victim ? 5 * S : 0)};
     }
     if (has_struck && w.blow == BLOW_HANG) {
         snprintf(end.hang, sizeof end.hang, "rank %u (process %u) holds up the run", w.victim, 1000 + w.victim);
         end.hang_rank = w.victim;
-        end.is_hang_here = seen[w.victim].is_here;
     }
     pd_launch_judge(&end, ret);
     ret->known_ns = ret->stepped_ns = ret->ended_ns = w.now_ns;
@@ -218,7 +218,8 @@ static void judge(bool has_struck, struct pd_launch_verdict *ret)
 }
 
 pd_status __wrap_pd_launch_job_run(const struct pd_start *start, struct pd_launch_requests *requests,
-                                   struct pd_launch_verdict *ret_verdict, struct pd_error *err)
+                                   struct pd_rank_table *ret_said, struct pd_launch_verdict *ret_verdict,
+                                   struct pd_error *err)
 {
     struct process processes[TURN_RANKS_MAX];
     struct room room = {.disk = w.disk};
@@ -228,8 +229,9 @@ pd_status __wrap_pd_launch_job_run(const struct pd_start *start, struct pd_launc
     w.requests = requests;
     w.processes = processes;
     if (++w.starts > STARTS_MAX) PD_FAIL(err, PD_BUG, "%u starts, and the run does not end", STARTS_MAX);
-    pd_note_clear(start->dir);
     place_ranks(start);
+    PD_TRY(pd_rank_table_init(ret_said, w.ranks, err));
+    w.said = ret_said;
     room.ranks = w.ranks;
     room.hosts = w.host_count;
     set_up_ranks(&room);
@@ -239,7 +241,7 @@ pd_status __wrap_pd_launch_job_run(const struct pd_start *start, struct pd_launc
     for (uint32_t r = 0; r < w.ranks; r++)
         all_up &= world_is_up(processes[r].host);
     for (uint32_t r = 0; all_up && r < w.ranks; r++) {
-        pd_note_write_mark(start->dir, PD_NOTE_READY, r);
+        world_say(PD_MESSAGE_READY, r, "", 0);
         arguments[begin_count++] = &processes[r];
     }
     if (!turns_run(&w.dice, world_rank_main, arguments, begin_count))
@@ -299,7 +301,8 @@ static pd_status run_to_the_end(struct pd_error *err)
                                      .ranks = w.hosts * w.slots,
                                      .transport = PD_TRANSPORT_MPI,
                                      .restart_limit = w.loses_hosts ? 1 : 3,
-                                     .peer_timeout = 60,
+                                     .begin_seconds = 60,
+                                     .join_seconds = 60,
                                      .hang_seconds = 30,
                                      .places = w.places};
     for (;;) {

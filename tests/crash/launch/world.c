@@ -92,6 +92,30 @@ void world_begin_future(uint64_t from)
     w.kept = w.kept < from ? w.kept : from;
 }
 
+/* ---- what ranks report ---- */
+
+void world_say(enum pd_message_kind kind, uint32_t rank, const void *data, uint32_t bytes)
+{
+    const struct pd_message m = {.kind = kind, .rank = rank, .data = data, .bytes = bytes};
+    if (!pd_rank_table_take(w.said, &m)) WRONG("the launcher does not take message %d of rank %u", kind, rank);
+}
+
+void world_say_gpu(const struct process *p, const char *identity)
+{
+    uint8_t data[PD_MESSAGE_BYTES_MAX];
+    struct pd_lost_gpu lost = {.is_spare = pd_rank_device_is_spare(&p->device, p->ranks_here, w.start->left_out)};
+    snprintf(lost.identity, sizeof lost.identity, "%s", identity);
+    world_say(PD_MESSAGE_GPU, p->rank, data, pd_message_print_gpu(&lost, data));
+}
+
+void world_say_ended(const struct process *p)
+{
+    uint8_t data[PD_MESSAGE_BYTES_MAX];
+    struct pd_ended ended = {.status = p->status, .missed = PD_MESSAGE_NOBODY};
+    snprintf(ended.message, sizeof ended.message, "%s", p->error.message);
+    world_say(PD_MESSAGE_ENDED, p->rank, data, pd_message_print_ended(&ended, data));
+}
+
 /* ---- what stands for the world around the launcher ---- */
 
 __typeof__(pd_clock_monotonic_ns) __real_pd_clock_monotonic_ns;

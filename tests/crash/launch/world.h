@@ -6,7 +6,7 @@
 #include "tests/helpers/turns.h"
 #include "trainer/engine/rank_device.h"
 #include "trainer/launch/launcher.h"
-#include "trainer/notes/note.h"
+#include "trainer/status/rank_table.h"
 
 #include <inttypes.h>
 
@@ -62,6 +62,7 @@ extern struct world {
     /* of this start */
     const struct pd_start *start;
     struct pd_launch_requests *requests;
+    struct pd_rank_table *said;
     enum blow blow;
     uint64_t blow_step, blow_nth;
     uint32_t victim;
@@ -87,6 +88,11 @@ uint32_t world_hosts_here(void); /* that take part in this start: a bit a host *
 uint64_t world_newest_whole(uint32_t hosts);
 void world_begin_future(uint64_t from); /* steps beyond it are none any more */
 void world_forget_pruned(void);         /* what retention removes when a step is committed */
+
+/* What a rank reports to its launcher, without a connection. */
+void world_say(enum pd_message_kind kind, uint32_t rank, const void *data, uint32_t bytes);
+void world_say_gpu(const struct process *process, const char *identity);
+void world_say_ended(const struct process *process);
 
 bool world_breaks(enum blow blow); /* at an operation of a disk */
 /* Before a rank speaks to others: its disk may have told it that it is dead. */

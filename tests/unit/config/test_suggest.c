@@ -71,7 +71,7 @@ static const struct advice {
     {"layers", "model.layers"},
     {"zero_stage", "layout.zero_stage"},
     {"layout.tp_size", "layout.tp"},
-    {"restart.timeout", "restart.peer_timeout"},
+    {"restart.hang", "restart.hang_seconds"},
     {"optimizer.warmup", "optimizer.warmup_steps"},
     {"checkpoint.keep", "checkpoint.keep_last"},
     {"layout.zero", "layout.zero_stage"},
@@ -125,7 +125,7 @@ static const struct advice {
     {"use_distributed_optimizer", "layout.zero_stage"},
     {"bf16", "numerics.precision=bf16"},
     {"clip_grad", "optimizer.clip_norm"},
-    {"distributed_timeout_minutes", "restart.peer_timeout"},
+    {"distributed_timeout_minutes", "restart.hang_seconds"},
     {"init_method_std", "model.init_std"},
     /* Hugging Face */
     {"output_dir", "run.dir"},

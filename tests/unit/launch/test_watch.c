@@ -1,4 +1,4 @@
-/* Who holds up the others, by pulses that this process writes and maps as a launcher would. */
+/* Who holds up the others, by heartbeats that this process writes and maps as a launcher would. */
 #include "trainer/launch/watch.h"
 
 #include "ckpt/base/rank.h"
@@ -28,10 +28,10 @@ static void round_of(uint64_t step, uint64_t took_ns)
 {
     for (uint32_t r = 0; r < RANKS; r++) {
         as(r);
-        pd_pulse_step(step);
-        pd_pulse_block(1);
-        pd_pulse_exchange_begin("gradients");
-        pd_pulse_exchange_end();
+        pd_heartbeat_step(step);
+        pd_heartbeat_block(1);
+        pd_heartbeat_exchange_begin("gradients");
+        pd_heartbeat_exchange_end();
     }
     now += took_ns;
     cr_assert_not(pd_launch_watch_look(watch, now, &hang), "%s", hang.text);
@@ -41,11 +41,11 @@ static void set_up_with(uint32_t known)
 {
     int fd;
     struct pd_error err;
-    cr_assert(pd_pulse_open(RANKS, &fd));
-    cr_assert_eq(pd_launch_watch_new(RANKS, 30, &watch, &err), PD_OK);
-    const struct pd_pulse *pulses = pd_pulse_map(getpid(), fd, RANKS);
-    cr_assert(pulses);
-    pd_launch_watch_add(watch, 0, known, getpid(), pulses);
+    cr_assert(pd_heartbeat_open(RANKS, &fd));
+    cr_assert_eq(pd_launch_watch_new(RANKS, 30, 0, &watch, &err), PD_OK);
+    const struct pd_heartbeat *heartbeats = pd_heartbeat_map(getpid(), fd, RANKS);
+    cr_assert(heartbeats);
+    pd_launch_watch_add(watch, 0, known, getpid(), heartbeats);
     for (uint64_t step = 7; step < 12; step++)
         round_of(step, S);
 }
@@ -53,8 +53,8 @@ static void set_up_with(uint32_t known)
 static void wait_for(uint32_t rank, uint32_t missing)
 {
     as(rank);
-    pd_pulse_exchange_begin("gradients");
-    pd_pulse_waits_for(missing);
+    pd_heartbeat_exchange_begin("gradients");
+    pd_heartbeat_waits_for(missing);
 }
 
 static void expect_hang(uint32_t rank, const char *words)
@@ -71,14 +71,13 @@ Test(watch, who_never_arrives_is_named_and_not_who_waits)
 {
     set_up_with(RANKS);
     as(1);
-    pd_pulse_micro_batch(2);
-    pd_pulse_block(5);
-    pd_pulse_enter(PD_PULSE_READING);
+    pd_heartbeat_micro_batch(2);
+    pd_heartbeat_block(5);
     wait_for(0, 2);
     wait_for(2, 1);
     now += S;
     cr_assert_not(pd_launch_watch_look(watch, now, &hang));
-    expect_hang(1, "step 11, micro-batch 2, block 4, reading data");
+    expect_hang(1, "step 11, micro-batch 2, block 4, computing");
     cr_expect(hang.is_known && !hang.is_storage);
     pd_launch_watch_free(watch);
 }
@@ -96,18 +95,18 @@ Test(watch, a_rank_of_another_host_ends_the_chain)
 }
 
 /* What is known of rank `rank` of another host. */
-static void say(uint32_t rank, struct pd_wire_word *word)
+static void say(uint32_t rank, struct pd_remote_heartbeat *word)
 {
-    word->pulse.beats++;
+    word->heartbeat.beats++;
     pd_launch_watch_hear(watch, rank, word, 2 * S, now);
 }
 
-static void set_up_others(struct pd_wire_word others[2])
+static void set_up_others(struct pd_remote_heartbeat others[2])
 {
     set_up_with(1);
     wait_for(0, 1);
-    others[0] = (struct pd_wire_word){.pulse = {.exchanges = 1, .waits_for = 2 + 1}};
-    others[1] = (struct pd_wire_word){.pulse = {.step = 12, .micro_batch = 1, .place = PD_PULSE_READING}};
+    others[0] = (struct pd_remote_heartbeat){.heartbeat = {.exchanges = 1, .waits_for = 2 + 1}};
+    others[1] = (struct pd_remote_heartbeat){.heartbeat = {.step = 12, .micro_batch = 1, .place = PD_HEARTBEAT_READING}};
     for (int i = 0; i < 2; i++)
         say(1 + (uint32_t)i, &others[i]);
     cr_assert_not(pd_launch_watch_look(watch, now, &hang));
@@ -115,7 +114,7 @@ static void set_up_others(struct pd_wire_word others[2])
 
 Test(watch, a_rank_of_another_host_that_says_where_it_is_is_named_with_it)
 {
-    struct pd_wire_word others[2];
+    struct pd_remote_heartbeat others[2];
     set_up_others(others);
     for (int i = 0; i < 14; i++) {
         cr_assert_not(pd_launch_watch_look(watch, now += 2 * S, &hang), "%s", hang.text);
@@ -131,9 +130,9 @@ Test(watch, a_rank_of_another_host_that_says_where_it_is_is_named_with_it)
 
 Test(watch, a_rank_of_another_host_that_falls_silent_is_named_and_not_who_waits_for_it)
 {
-    struct pd_wire_word others[2];
+    struct pd_remote_heartbeat others[2];
     set_up_others(others);
-    others[1].pulse.waits_for = 0 + 1; /* its last word, long ago */
+    others[1].heartbeat.waits_for = 0 + 1; /* its last word, long ago */
     say(2, &others[1]);
     for (int i = 0; i < 14; i++) {
         cr_assert_not(pd_launch_watch_look(watch, now += 2 * S, &hang), "%s", hang.text);
@@ -149,7 +148,7 @@ Test(watch, a_rank_of_another_host_that_falls_silent_is_named_and_not_who_waits_
 /* Its relay looks at it as the launcher does at ranks of its own host. */
 static void expect_words_of_a_relay(bool is_stopped, const char *words)
 {
-    struct pd_wire_word others[2];
+    struct pd_remote_heartbeat others[2];
     set_up_others(others);
     snprintf(others[1].host, sizeof others[1].host, "c");
     snprintf(others[1].kernel, sizeof others[1].kernel, "io_schedule");
@@ -182,7 +181,7 @@ Test(watch, where_a_rank_of_another_host_is_in_its_kernel_is_told)
 /* CPU seconds of its process count, and those of no other. */
 Test(watch, a_rank_of_another_host_that_computes_is_given_longer)
 {
-    struct pd_wire_word others[2];
+    struct pd_remote_heartbeat others[2];
     set_up_others(others);
     others[0].process = 70;
     others[1].process = 77;
@@ -197,10 +196,10 @@ Test(watch, a_rank_of_another_host_that_computes_is_given_longer)
 
 Test(watch, what_other_hosts_complete_is_no_hang)
 {
-    struct pd_wire_word others[2];
+    struct pd_remote_heartbeat others[2];
     set_up_others(others);
     for (int i = 0; i < 40; i++) {
-        others[1].pulse.done++;
+        others[1].heartbeat.done++;
         say(1, &others[0]);
         say(2, &others[1]);
         cr_assert_not(pd_launch_watch_look(watch, now += 2 * S, &hang), "%s", hang.text);
@@ -211,7 +210,7 @@ Test(watch, what_other_hosts_complete_is_no_hang)
 /* A host of which nothing is heard while others go on; one that was stopped with all others comes back before that is told. */
 Test(watch, a_host_whose_relay_is_gone_is_told)
 {
-    struct pd_wire_word others[2];
+    struct pd_remote_heartbeat others[2];
     set_up_others(others);
     for (int i = 0; i < 2; i++) {
         others[i].process = 70 + i;
@@ -222,7 +221,7 @@ Test(watch, a_host_whose_relay_is_gone_is_told)
         cr_assert_not(pd_launch_watch_look(watch, now += 2 * S, &hang), "%s", hang.text);
     for (int i = 0; i < 90; i++) {
         as(0);
-        pd_pulse_block(1 + (uint32_t)i % 2);
+        pd_heartbeat_block(1 + (uint32_t)i % 2);
         if (i % 5 == 4) say(1, &others[0]);
         if (i == 4) say(2, &others[1]);
         cr_assert_not(pd_launch_watch_look(watch, now += S / 5, &hang));
@@ -239,8 +238,8 @@ Test(watch, storage_is_no_lost_peer)
     wait_for(0, 1);
     wait_for(2, 1);
     as(1);
-    pd_pulse_enter(PD_PULSE_SAVING);
-    pd_pulse_storage("/mnt/far");
+    pd_heartbeat_enter(PD_HEARTBEAT_SAVING);
+    pd_heartbeat_tier("/mnt/far");
     now += S;
     cr_assert_not(pd_launch_watch_look(watch, now, &hang));
     expect_hang(
@@ -248,9 +247,52 @@ Test(watch, storage_is_no_lost_peer)
         "nothing was completed for 32 s; it is at step 11, micro-batch 0, block 0, waiting for a save into tier /mnt/far");
     cr_expect(hang.is_storage);
     expect_hang(1, "nothing was completed for 63 s");
-    pd_pulse_enter(PD_PULSE_UPDATING_FILES);
+    pd_heartbeat_enter(PD_HEARTBEAT_UPDATING_FILES);
     expect_hang(1, "updating its files");
     cr_expect(hang.is_storage, "a restart would wait for the same file system");
+    pd_launch_watch_free(watch);
+}
+
+/* Its exchanges are begun by a thread of their own, so that it seems to wait for who waits for it. */
+Test(watch, a_rank_that_waits_for_its_storage_is_named_and_no_other)
+{
+    set_up_with(RANKS);
+    wait_for(0, 1);
+    wait_for(1, 2);
+    wait_for(2, 0);
+    as(2);
+    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
+    now += S;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    expect_hang(2, "step 11, micro-batch 0, block 0");
+    cr_expect(hang.is_storage);
+    pd_heartbeat_storage_end(before);
+    expect_hang(0, "rank 0");
+    cr_expect_not(hang.is_storage);
+    pd_launch_watch_free(watch);
+}
+
+/* With a limit of its own, by what storage any thread waits for. */
+Test(watch, a_rank_that_hangs_while_it_opens_is_named)
+{
+    int fd;
+    struct pd_error err;
+    cr_assert(pd_heartbeat_open(RANKS, &fd));
+    cr_assert_eq(pd_launch_watch_new(RANKS, 30, 100, &watch, &err), PD_OK);
+    pd_launch_watch_add(watch, 0, RANKS, getpid(), pd_heartbeat_map(getpid(), fd, RANKS));
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    wait_for(0, 2);
+    wait_for(1, 2);
+    as(2);
+    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
+    cr_assert_not(pd_launch_watch_look(watch, now += 90 * S, &hang), "%s", hang.text);
+    cr_assert(pd_launch_watch_look(watch, now += 20 * S, &hang));
+    cr_expect(hang.rank == 2 && hang.is_storage && strstr(hang.text, "it is at opening, waiting for storage"), "%s",
+              hang.text);
+    pd_heartbeat_storage_end(before);
+    cr_assert_not(pd_launch_watch_look(watch, now += 90 * S, &hang), "%s", hang.text);
+    cr_assert(pd_launch_watch_look(watch, now += 20 * S, &hang));
+    cr_expect(hang.rank == 2 && !hang.is_storage, "%s", hang.text);
     pd_launch_watch_free(watch);
 }
 
@@ -288,10 +330,10 @@ Test(watch, one_that_is_stopped_before_the_run_is_open_is_named)
     int fd;
     struct pd_error err;
     const pid_t stopped = stopped_process();
-    cr_assert(pd_pulse_open(RANKS, &fd));
-    cr_assert_eq(pd_launch_watch_new(RANKS, 30, &watch, &err), PD_OK);
-    const struct pd_pulse *pulses = pd_pulse_map(getpid(), fd, RANKS);
-    pd_launch_watch_add(watch, 0, 2, getpid(), pulses);
+    cr_assert(pd_heartbeat_open(RANKS, &fd));
+    cr_assert_eq(pd_launch_watch_new(RANKS, 30, 0, &watch, &err), PD_OK);
+    const struct pd_heartbeat *heartbeats = pd_heartbeat_map(getpid(), fd, RANKS);
+    pd_launch_watch_add(watch, 0, 2, getpid(), heartbeats);
     cr_assert_not(pd_launch_watch_look(watch, now, &hang));
     pd_launch_watch_add(watch, 2, 1, stopped, NULL);
     cr_assert_not(pd_launch_watch_look(watch, now += 40 * S, &hang), "it was seen a moment ago");
@@ -307,16 +349,16 @@ Test(watch, before_the_second_step_and_by_a_tests_fault_nobody_hangs)
 {
     int fd;
     struct pd_error err;
-    cr_assert(pd_pulse_open(RANKS, &fd));
-    cr_assert_eq(pd_launch_watch_new(RANKS, 30, &watch, &err), PD_OK);
-    pd_launch_watch_add(watch, 0, RANKS, getpid(), pd_pulse_map(getpid(), fd, RANKS));
+    cr_assert(pd_heartbeat_open(RANKS, &fd));
+    cr_assert_eq(pd_launch_watch_new(RANKS, 30, 0, &watch, &err), PD_OK);
+    pd_launch_watch_add(watch, 0, RANKS, getpid(), pd_heartbeat_map(getpid(), fd, RANKS));
     round_of(1, S);
     for (int i = 0; i < 3; i++) {
         now += 1000 * S;
         cr_assert_not(pd_launch_watch_look(watch, now, &hang), "the first step: %s", hang.text);
     }
     round_of(2, S);
-    pd_pulse_hold();
+    pd_heartbeat_hold();
     now += 2000 * S;
     cr_assert_not(pd_launch_watch_look(watch, now, &hang));
     now += 100000 * S;

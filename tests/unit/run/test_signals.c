@@ -1,6 +1,7 @@
 #include "ckpt/base/cpu.h"
 #include "trainer/run/launched.h"
 #include "trainer/run/signals.h"
+#include "trainer/status/channel.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -67,7 +68,7 @@ Test(signals, the_second_interrupt_ends_the_process)
 
 Test(launched, without_a_launcher_nothing_happens)
 {
-    unsetenv(PD_LAUNCH_ENV_DIR);
+    unsetenv(PD_CHANNEL_ENV_ADDRESSES);
     struct pd_launched launched;
     struct pd_error err;
     cr_assert_eq(pd_launched_begin(&launched, &err), PD_OK);
@@ -79,7 +80,7 @@ Test(launched, without_a_launcher_nothing_happens)
 
 Test(launched, a_worker_whose_launcher_is_gone_does_not_start)
 {
-    setenv(PD_LAUNCH_ENV_DIR, "/nonexistent", 1);
+    setenv(PD_CHANNEL_ENV_ADDRESSES, "@nobody", 1);
     setenv(PD_LAUNCH_ENV_TRANSPORT, "local", 1);
     setenv(PD_LAUNCH_ENV_PARENT, "1", 1);
     struct pd_launched launched;

@@ -1,0 +1,307 @@
+#include "trainer/status/channel.h"
+
+#include "ckpt/base/clock.h"
+#include "ckpt/base/parse.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define ANSWER_MS 3000 /* for one address, or one answer */
+#define OPEN_MS 30000  /* thousands of ranks may call at once */
+#define RETRY_NS UINT64_C(200000000)
+
+static struct {
+    pthread_mutex_t lock; /* of fd and seal */
+    int fd;               /* -1: none */
+    struct pd_seal seal;
+    bool is_open, is_relay; /* these are set by pd_channel_open, before there are threads */
+    char *config;
+} channel = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
+
+bool pd_channel_is_relay(void)
+{
+    return channel.is_relay;
+}
+
+const char *pd_channel_config(void)
+{
+    return channel.config;
+}
+
+/* ---- connecting ---- */
+
+static const char *environment(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? text : "";
+}
+
+static pd_status read_secret(struct pd_seal *seal, struct pd_error *err)
+{
+    char text[2 * PD_SEAL_SECRET_BYTES + 1] = "";
+    const char *path = environment(PD_CHANNEL_ENV_SECRET);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "%s: reading the secret of this launch: %s. With launch.hosts the launcher writes it on every host through "
+                "launch.agent; without, run.dir has to be shared between hosts",
+                path, strerror(errno));
+    const ssize_t got = read(fd, text, sizeof text - 1);
+    close(fd);
+    for (size_t i = 0; got == (ssize_t)sizeof text - 1 && i < PD_SEAL_SECRET_BYTES; i++)
+        if (sscanf(text + 2 * i, "%2hhx", &seal->secret[i]) == 1 && i + 1 == PD_SEAL_SECRET_BYTES) return PD_OK;
+    PD_FAIL(
+        err, PD_UNSUPPORTED,
+        "%s holds no secret of a launch: use a launch.agent that passes its standard input to the command (docker exec -i)",
+        path);
+}
+
+/* 0, or an errno. The socket stays non-blocking. */
+static int connect_within(int fd, const struct sockaddr *to, socklen_t to_bytes)
+{
+    int error = connect(fd, to, to_bytes) ? errno : 0;
+    const uint64_t began = pd_clock_monotonic_ns(NULL);
+    socklen_t bytes = sizeof error;
+    while (error == EINPROGRESS) {
+        struct pollfd one = {.fd = fd, .events = POLLOUT};
+        const int left_ms = ANSWER_MS - (int)(pd_clock_seconds_since(NULL, began) * 1e3);
+        if (left_ms <= 0) return ETIMEDOUT;
+        if (poll(&one, 1, left_ms) > 0) getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes);
+    }
+    return error;
+}
+
+static int connect_socket(int family, const struct sockaddr *to, socklen_t bytes, int *ret_error)
+{
+    const int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    *ret_error = fd < 0 ? errno : connect_within(fd, to, bytes);
+    if (!*ret_error) return fd;
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+/* "@name", "10.0.0.1:4123" or "[fd00::1]:4123" */
+static int connect_to(char *address, int *ret_error)
+{
+    struct addrinfo *found, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
+    if (*address == '@') {
+        struct sockaddr_un local = {.sun_family = AF_UNIX};
+        snprintf(local.sun_path + 1, sizeof local.sun_path - 1, "%s", address + 1);
+        return connect_socket(AF_UNIX, (const struct sockaddr *)&local,
+                              (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(address)), ret_error);
+    }
+    char *port = strrchr(address, ':'), *host = address;
+    *ret_error = EINVAL;
+    if (!port) return -1;
+    *port++ = '\0';
+    if (*host == '[') {
+        host++;
+        host[strcspn(host, "]")] = '\0';
+    }
+    if (getaddrinfo(host, port, &hints, &found)) return -1;
+    const int fd = connect_socket(found->ai_family, found->ai_addr, found->ai_addrlen, ret_error);
+    freeaddrinfo(found);
+    return fd;
+}
+
+/* One message, malloc'ed; NULL: none came in time, or its MAC is wrong. seal NULL: it has no MAC. */
+static uint8_t *receive(int fd, struct pd_seal *seal, struct pd_message *ret_message)
+{
+    uint8_t *data = NULL;
+    size_t got = 0, room = 0;
+    const size_t mac = seal ? PD_MESSAGE_MAC_BYTES : 0;
+    const uint64_t began = pd_clock_monotonic_ns(NULL);
+    for (;;) {
+        struct pollfd one = {.fd = fd, .events = POLLIN};
+        const int left_ms = ANSWER_MS - (int)(pd_clock_seconds_since(NULL, began) * 1e3);
+        if (got == room) {
+            uint8_t *more = realloc(data, room = room ? 2 * room : 16384);
+            if (!more) break;
+            data = more;
+        }
+        if (left_ms <= 0) break;
+        if (poll(&one, 1, left_ms) <= 0) continue;
+        const ssize_t piece = recv(fd, data + got, room - got, 0);
+        if (piece < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+        if (piece <= 0) break;
+        got += (size_t)piece;
+        const int64_t taken = pd_message_take(data, got, PD_MESSAGE_ANSWER_BYTES_MAX, ret_message);
+        if (taken < 0) break;
+        if (taken == 0 || got < (size_t)taken + mac) continue;
+        if (!seal || pd_seal_accepts(seal, PD_SEAL_LAUNCHER, ret_message, data + taken)) return data;
+        break;
+    }
+    free(data);
+    return NULL;
+}
+
+enum proven { PROVEN, SILENT, IMPOSTOR };
+
+static enum proven prove(int fd, struct pd_seal *seal)
+{
+    uint8_t proof[PD_MESSAGE_PROOF_BYTES];
+    struct pd_message challenge;
+    const struct pd_message hello = {
+        .kind = PD_MESSAGE_HELLO, .data = seal->nonces[PD_SEAL_RANK], .bytes = PD_MESSAGE_NONCE_BYTES};
+    if (!pd_seal_random(seal->nonces[PD_SEAL_RANK], PD_MESSAGE_NONCE_BYTES)) return SILENT;
+    if (!pd_seal_send(fd, NULL, PD_SEAL_RANK, &hello, ANSWER_MS)) return SILENT;
+    uint8_t *data = receive(fd, NULL, &challenge);
+    if (!data) return SILENT;
+    enum proven is = IMPOSTOR;
+    if (challenge.kind == PD_MESSAGE_CHALLENGE && challenge.bytes == PD_MESSAGE_NONCE_BYTES + PD_MESSAGE_PROOF_BYTES) {
+        memcpy(seal->nonces[PD_SEAL_LAUNCHER], challenge.data, PD_MESSAGE_NONCE_BYTES);
+        if (pd_seal_is_proof(seal, PD_SEAL_LAUNCHER, challenge.data + PD_MESSAGE_NONCE_BYTES, PD_MESSAGE_PROOF_BYTES))
+            is = PROVEN;
+    }
+    free(data);
+    if (is != PROVEN) return is;
+    const struct pd_message answer = {.kind = PD_MESSAGE_PROOF, .data = proof, .bytes = sizeof proof};
+    if (!pd_seal_prove(seal, PD_SEAL_RANK, proof) || !pd_seal_keys(seal) ||
+        !pd_seal_send(fd, NULL, PD_SEAL_RANK, &answer, ANSWER_MS))
+        return SILENT;
+    return PROVEN;
+}
+
+/* *ret_lasts: trying again is of no use. */
+static pd_status connect_once(struct pd_seal *seal, int *ret_fd, bool *ret_lasts, struct pd_error *err)
+{
+    uint64_t start = 0;
+    int error = ENOTCONN;
+    char address[160], host[PD_MESSAGE_HOST_BYTES] = "";
+    *ret_lasts = false;
+    PD_TRY(read_secret(seal, err));
+    (void)pd_parse_u64(environment(PD_CHANNEL_ENV_RESTART), &start);
+    seal->start = (uint32_t)start;
+    bool is_impostor = false;
+    const char *at = environment(PD_CHANNEL_ENV_ADDRESSES);
+    for (size_t bytes; *at; at += bytes + (at[bytes] == ',')) {
+        bytes = strcspn(at, ",");
+        snprintf(address, sizeof address, "%.*s", (int)bytes, at);
+        const int fd = connect_to(address, &error);
+        if (fd < 0) continue;
+        const enum proven is = prove(fd, seal);
+        if (is == PROVEN) {
+            *ret_fd = fd;
+            return PD_OK;
+        }
+        close(fd);
+        is_impostor |= is == IMPOSTOR;
+        error = ETIMEDOUT;
+    }
+    (void)gethostname(host, sizeof host - 1);
+    *ret_lasts = is_impostor;
+    if (is_impostor)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "host %s: whoever answers at %s does not know the secret of this launch: look which program listens "
+                "there, then run the same command again",
+                host, environment(PD_CHANNEL_ENV_ADDRESSES));
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "host %s cannot reach the launcher at %s (%s): let that port through (launch.port=N names one); for ranks on "
+            "other hosts name them in launch.hosts",
+            host, environment(PD_CHANNEL_ENV_ADDRESSES), strerror(error));
+}
+
+pd_status pd_channel_connect(struct pd_seal *ret_seal, int *ret_fd, struct pd_error *err)
+{
+    bool ignored;
+    return connect_once(ret_seal, ret_fd, &ignored, err);
+}
+
+/* ---- speaking ---- */
+
+static void channel_close(void)
+{
+    if (channel.fd >= 0) close(channel.fd);
+    channel.fd = -1;
+}
+
+static bool send_now(const struct pd_message *m)
+{
+    if (pd_seal_send(channel.fd, &channel.seal, PD_SEAL_RANK, m, ANSWER_MS)) return true;
+    channel_close();
+    return false;
+}
+
+static pd_status take_answer(const struct pd_message *answer, struct pd_error *err)
+{
+    char why[512];
+    if (answer->kind == PD_MESSAGE_REFUSED) {
+        pd_message_text(answer->data, answer->bytes, why, sizeof why);
+        PD_FAIL(err, PD_UNSUPPORTED, "%s", why);
+    }
+    if (answer->kind != PD_MESSAGE_CONFIG)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "rank %u: the answer of the launcher is none that this build knows: install the same one on all hosts",
+                answer->rank);
+    if (!answer->bytes) return PD_OK; /* on the launcher's host the file is there */
+    channel.is_relay = answer->rank == 1;
+    channel.config = strndup((const char *)answer->data, answer->bytes);
+    if (!channel.config) PD_FAIL(err, PD_NO_MEMORY, "the configuration of the launcher");
+    return PD_OK;
+}
+
+pd_status pd_channel_open(uint32_t rank, uint32_t size, struct pd_begun *begun, struct pd_error *err)
+{
+    uint8_t data[PD_MESSAGE_BYTES_MAX];
+    struct pd_message answer;
+    bool lasts = false;
+    pd_status st;
+    const uint64_t began = pd_clock_monotonic_ns(NULL);
+    pd_message_place(rank, size, begun->place);
+    pd_message_build("/proc/self/exe", begun->build);
+    (void)gethostname(begun->host, sizeof begun->host - 1);
+    for (;;) {
+        st = connect_once(&channel.seal, &channel.fd, &lasts, err);
+        if (!st || lasts || pd_clock_seconds_since(NULL, began) * 1e3 > OPEN_MS) break;
+        pd_clock_sleep_ns(NULL, RETRY_NS);
+    }
+    if (st) return st;
+    const struct pd_message message = {
+        .kind = PD_MESSAGE_BEGUN, .rank = rank, .data = data, .bytes = pd_message_print_begun(begun, data)};
+    uint8_t *got = send_now(&message) ? receive(channel.fd, &channel.seal, &answer) : NULL;
+    if (got)
+        st = take_answer(&answer, err);
+    else
+        st = pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0,
+                          "rank %u: the launcher does not answer: run the same command again", rank);
+    free(got);
+    channel.is_open = !st;
+    if (st) channel_close();
+    return st;
+}
+
+/* With the lock. */
+static bool say_once(const struct pd_message *m)
+{
+    struct pd_message answer;
+    struct pd_error ignored;
+    bool lasts;
+    if (channel.fd < 0 && connect_once(&channel.seal, &channel.fd, &lasts, &ignored)) return false;
+    if (!send_now(m)) return false;
+    if (m->kind != PD_MESSAGE_ENDED) return true;
+    uint8_t *data = receive(channel.fd, &channel.seal, &answer);
+    const bool has_arrived = data && answer.kind == PD_MESSAGE_ACK;
+    free(data);
+    if (!has_arrived) channel_close();
+    return has_arrived;
+}
+
+bool pd_channel_say(enum pd_message_kind kind, uint32_t rank, const void *data, uint32_t bytes)
+{
+    const struct pd_message m = {.kind = kind, .rank = rank, .data = data, .bytes = bytes};
+    if (!channel.is_open) return false;
+    pthread_mutex_lock(&channel.lock);
+    const bool is_said = say_once(&m) || say_once(&m); /* a connection that was lost shows by its first use */
+    pthread_mutex_unlock(&channel.lock);
+    return is_said;
+}

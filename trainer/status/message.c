@@ -1,0 +1,223 @@
+#include "trainer/status/message.h"
+
+#include "ckpt/base/digest.h"
+#include "ckpt/base/parse.h"
+#include "ckpt/base/pretended_host.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static uint32_t number_at(const uint8_t *at, uint32_t bytes)
+{
+    uint32_t value = 0;
+    for (uint32_t i = 0; i < bytes; i++)
+        value |= (uint32_t)at[i] << 8 * i;
+    return value;
+}
+
+static void number_put(uint8_t *at, uint32_t value, uint32_t bytes)
+{
+    for (uint32_t i = 0; i < bytes; i++)
+        at[i] = (uint8_t)(value >> 8 * i);
+}
+
+int64_t pd_message_take(const uint8_t *data, size_t bytes, uint32_t bytes_max, struct pd_message *ret_message)
+{
+    if (bytes < PD_MESSAGE_HEADER_BYTES) return 0;
+    const uint32_t follow = number_at(data, 4), kind = number_at(data + 4, 2);
+    if (follow > bytes_max || kind < PD_MESSAGE_HELLO || kind >= PD_MESSAGE_KINDS) return -1;
+    if (bytes - PD_MESSAGE_HEADER_BYTES < follow) return 0;
+    *ret_message = (struct pd_message){.kind = (enum pd_message_kind)kind,
+                                       .rank = number_at(data + 8, 4),
+                                       .bytes = follow,
+                                       .data = data + PD_MESSAGE_HEADER_BYTES};
+    return (int64_t)PD_MESSAGE_HEADER_BYTES + follow;
+}
+
+void pd_message_header(const struct pd_message *message, uint8_t ret_header[PD_MESSAGE_HEADER_BYTES])
+{
+    number_put(ret_header, message->bytes, 4);
+    number_put(ret_header + 4, message->kind, 2);
+    number_put(ret_header + 6, 0, 2);
+    number_put(ret_header + 8, message->rank, 4);
+}
+
+void pd_message_text(const uint8_t *data, size_t count, char *ret_text, size_t bytes)
+{
+    size_t length = 0;
+    for (; length < count && length < bytes - 1 && data[length]; length++)
+        ret_text[length] = data[length] >= ' ' && data[length] <= '~' ? (char)data[length] : '?';
+    ret_text[length] = '\0';
+}
+
+/* ---- payloads: lines of text ---- */
+
+struct lines {
+    const uint8_t *at, *end;
+};
+
+static struct lines lines_of(const struct pd_message *m)
+{
+    return (struct lines){m->data, m->data + m->bytes};
+}
+
+/* False: there is no further line. */
+static bool line_next(struct lines *l, char *ret_text, size_t bytes)
+{
+    const uint8_t *end = l->at < l->end ? memchr(l->at, '\n', (size_t)(l->end - l->at)) : NULL;
+    if (!end) return false;
+    pd_message_text(l->at, (size_t)(end - l->at), ret_text, bytes);
+    l->at = end + 1;
+    return true;
+}
+
+static bool number_next(struct lines *l, uint64_t most, uint64_t *ret_number)
+{
+    char text[24];
+    return line_next(l, text, sizeof text) && pd_parse_u64(text, ret_number) && *ret_number <= most;
+}
+
+static uint32_t printed(int bytes)
+{
+    return bytes < 0 ? 0 : (uint32_t)bytes < PD_MESSAGE_BYTES_MAX ? (uint32_t)bytes : PD_MESSAGE_BYTES_MAX - 1;
+}
+
+#define PRINT(...) printed(snprintf((char *)ret_data, PD_MESSAGE_BYTES_MAX, __VA_ARGS__))
+
+uint32_t pd_message_print_begun(const struct pd_begun *b, uint8_t *ret_data)
+{
+    return PRINT("%d\n%s\n%u\n%d\n%s\n%s\n%s\n", b->process, b->place, b->mpi_job, b->heartbeat + 1, b->host, b->build,
+                 b->step);
+}
+
+bool pd_message_parse_begun(const struct pd_message *m, struct pd_begun *ret)
+{
+    char own[PD_MESSAGE_PLACE_BYTES];
+    uint64_t process, job, heartbeat;
+    struct lines l = lines_of(m);
+    *ret = (struct pd_begun){.heartbeat = -1};
+    if (!number_next(&l, INT32_MAX, &process) || !process || !line_next(&l, ret->place, sizeof ret->place) ||
+        !number_next(&l, UINT32_MAX, &job) || !number_next(&l, INT32_MAX, &heartbeat) ||
+        !line_next(&l, ret->host, sizeof ret->host) || !line_next(&l, ret->build, sizeof ret->build) ||
+        !line_next(&l, ret->step, sizeof ret->step))
+        return false;
+    pd_message_place(0, UINT32_MAX, own);
+    ret->process = (int32_t)process;
+    ret->mpi_job = (uint32_t)job;
+    ret->heartbeat = (int32_t)heartbeat - 1;
+    ret->is_here = strcmp(ret->place, own) == 0;
+    return l.at == l.end;
+}
+
+uint32_t pd_message_print_ended(const struct pd_ended *e, uint8_t *ret_data)
+{
+    return PRINT("%u\n%u\n%s\n", (unsigned)e->status, e->missed, e->message);
+}
+
+/* The text keeps its bytes: it may name files in UTF-8. Its further lines are dropped. */
+bool pd_message_parse_ended(const struct pd_message *m, struct pd_ended *ret)
+{
+    uint64_t status, missed;
+    struct lines l = lines_of(m);
+    *ret = (struct pd_ended){.missed = PD_MESSAGE_NOBODY};
+    if (!number_next(&l, PD_STATUS_COUNT - 1, &status) || !number_next(&l, UINT32_MAX, &missed)) return false;
+    ret->status = (pd_status)status;
+    ret->missed = (uint32_t)missed;
+    const size_t left = (size_t)(l.end - l.at);
+    const uint8_t *end = left ? memchr(l.at, '\n', left) : NULL;
+    const size_t bytes = end ? (size_t)(end - l.at) : left;
+    snprintf(ret->message, sizeof ret->message, "%.*s", (int)bytes, (const char *)l.at);
+    return true;
+}
+
+uint32_t pd_message_print_gpu(const struct pd_lost_gpu *g, uint8_t *ret_data)
+{
+    return PRINT("%s\n%d\n", g->identity, g->is_spare);
+}
+
+bool pd_message_parse_gpu(const struct pd_message *m, struct pd_lost_gpu *ret)
+{
+    uint64_t is_spare;
+    struct lines l = lines_of(m);
+    if (!line_next(&l, ret->identity, sizeof ret->identity) || !number_next(&l, 1, &is_spare)) return false;
+    ret->is_spare = is_spare;
+    return ret->identity[0];
+}
+
+uint32_t pd_message_print_suspect(const struct pd_suspect *s, uint8_t *ret_data)
+{
+    return PRINT("%u\n%s\n%s\n%d\n", s->rank, s->host, s->gpu, s->is_spare);
+}
+
+bool pd_message_parse_suspect(const struct pd_message *m, struct pd_suspect *ret)
+{
+    uint64_t rank, is_spare;
+    struct lines l = lines_of(m);
+    if (!number_next(&l, UINT32_MAX - 1, &rank) || !line_next(&l, ret->host, sizeof ret->host) ||
+        !line_next(&l, ret->gpu, sizeof ret->gpu) || !number_next(&l, 1, &is_spare))
+        return false;
+    ret->rank = (uint32_t)rank;
+    ret->is_spare = is_spare;
+    return true;
+}
+
+/* ---- payloads: numbers as they lie in memory, between hosts of one build ---- */
+
+bool pd_message_parse_saved(const struct pd_message *m, uint64_t *ret_step)
+{
+    if (m->bytes != sizeof *ret_step) return false;
+    memcpy(ret_step, m->data, sizeof *ret_step);
+    return true;
+}
+
+bool pd_message_parse_heartbeat(const struct pd_message *m, struct pd_remote_heartbeat *ret)
+{
+    if (m->bytes != sizeof *ret) return false;
+    memcpy((void *)ret, m->data, sizeof *ret);
+    pd_message_text(m->data + offsetof(struct pd_remote_heartbeat, host), sizeof ret->host, ret->host, sizeof ret->host);
+    pd_message_text(m->data + offsetof(struct pd_remote_heartbeat, kernel), sizeof ret->kernel, ret->kernel,
+                    sizeof ret->kernel);
+    return ret->process > 0;
+}
+
+bool pd_message_parse_watched(const struct pd_message *m, struct pd_watched *ret)
+{
+    if (m->bytes != sizeof *ret) return false;
+    memcpy(ret, m->data, sizeof *ret);
+    return ret->process > 0 && ret->heartbeat >= 0;
+}
+
+/* ---- who this is ---- */
+
+void pd_message_place(uint32_t rank, uint32_t size, char ret_text[PD_MESSAGE_PLACE_BYTES])
+{
+    char boot[64] = "?", space[64] = "?", pretended[64];
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd >= 0 ? read(fd, boot, sizeof boot - 1) : -1;
+    if (fd >= 0) close(fd);
+    if (got > 0) boot[got] = '\0';
+    got = readlink("/proc/self/ns/pid", space, sizeof space - 1);
+    if (got > 0) space[got] = '\0';
+    (void)pd_pretended_host(rank, size, pretended); /* the launcher is on the host of rank 0 */
+    snprintf(ret_text, PD_MESSAGE_PLACE_BYTES, "%s %.*s %s", pretended, (int)strcspn(boot, "\n"), boot, space);
+}
+
+void pd_message_build(const char *program, char ret_build[PD_MESSAGE_BUILD_BYTES])
+{
+    struct stat found;
+    uint64_t digest = 0;
+    const int fd = open(program, O_RDONLY | O_CLOEXEC);
+    const bool is_file = fd >= 0 && fstat(fd, &found) == 0 && found.st_size > 0;
+    void *bytes = is_file ? mmap(NULL, (size_t)found.st_size, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
+    if (fd >= 0) close(fd);
+    if (bytes != MAP_FAILED) {
+        digest = pd_digest64(bytes, (size_t)found.st_size, 0);
+        munmap(bytes, (size_t)found.st_size);
+    }
+    snprintf(ret_build, PD_MESSAGE_BUILD_BYTES, "%s, build %016llx", PERDURE_VERSION, (unsigned long long)digest);
+}

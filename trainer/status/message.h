@@ -1,0 +1,119 @@
+/* Messages between ranks, relays and their launcher, over a stream: a header of 12 bytes, little-endian, and a payload.
+ *
+ *   u32 payload bytes   u16 kind   u16 zero   u32 rank   payload   (MAC of 16 bytes, once both sides are proven: seal.h)
+ *
+ * Pure: bytes in, messages out. The length and kind of what a peer sends are checked here; the receiver checks ranks, since
+ * it knows their number. A peer that sends anything else is disconnected. */
+#pragma once
+
+#include "ckpt/base/heartbeat.h"
+#include "ckpt/base/status.h"
+
+#define PD_MESSAGE_HEADER_BYTES 12u
+#define PD_MESSAGE_MAC_BYTES 16u
+#define PD_MESSAGE_NONCE_BYTES 32u
+#define PD_MESSAGE_PROOF_BYTES 32u
+#define PD_MESSAGE_BYTES_MAX 4096u             /* payload of what ranks and relays send */
+#define PD_MESSAGE_ANSWER_BYTES_MAX (4u << 20) /* payload of what the launcher sends: a configuration */
+#define PD_MESSAGE_HOST_BYTES 64u
+#define PD_MESSAGE_BUILD_BYTES 64u
+#define PD_MESSAGE_PLACE_BYTES 192u
+#define PD_MESSAGE_GPU_BYTES 64u
+#define PD_MESSAGE_STEP_BYTES 48u
+#define PD_MESSAGE_NOBODY UINT32_MAX /* no rank */
+
+enum pd_message_kind {
+    PD_MESSAGE_HELLO = 1, /* rank: its nonce. Not sealed, as the two that follow */
+    PD_MESSAGE_CHALLENGE, /* launcher: its nonce, and its proof */
+    PD_MESSAGE_PROOF,     /* rank: its proof */
+    PD_MESSAGE_BEGUN,     /* rank: struct pd_begun. The first sealed message of a rank */
+    PD_MESSAGE_READY,     /* rank: it has joined the others (MPI_Init has ended) */
+    PD_MESSAGE_TRAINING,  /* rank 0: the first step of this start begins; from now on there may be something to save */
+    PD_MESSAGE_SAVED,     /* rank 0: u64, the newest committed step */
+    PD_MESSAGE_GPU,       /* rank: struct pd_lost_gpu */
+    PD_MESSAGE_SUSPECT,   /* rank: struct pd_suspect, a gradient was not finite */
+    PD_MESSAGE_TAKEN,     /* rank: its host will be taken away (preempt.notice) */
+    PD_MESSAGE_ENDED,     /* rank: struct pd_ended. The launcher answers with ACK */
+    PD_MESSAGE_RELAY,     /* relay: the place of its host. The first sealed message of a relay */
+    PD_MESSAGE_HEARTBEAT, /* relay: struct pd_remote_heartbeat of `rank` */
+    PD_MESSAGE_CONFIG,    /* launcher, answers BEGUN: the configuration; rank 1: start the relay of this host */
+    PD_MESSAGE_REFUSED,   /* launcher, answers BEGUN: why this rank cannot take part */
+    PD_MESSAGE_ACK,       /* launcher: the last message has arrived */
+    PD_MESSAGE_WATCH,     /* launcher, to a relay: struct pd_watched of `rank` */
+    PD_MESSAGE_KINDS
+};
+
+struct pd_message {
+    enum pd_message_kind kind;
+    uint32_t rank, bytes;
+    const uint8_t *data; /* (bytes) in the buffer it was taken from */
+};
+
+/* A rank has caught signals, and asks what to do. */
+struct pd_begun {
+    int32_t process;
+    bool is_here;                       /* its place is the launcher's: the number means this process on this host */
+    uint32_t mpi_job;                   /* Open MPI's number of the job; 0: unknown */
+    int32_t heartbeat;                  /* descriptor of its heartbeats (ckpt/base/heartbeat.h); -1: none */
+    char place[PD_MESSAGE_PLACE_BYTES]; /* pd_message_place */
+    char host[PD_MESSAGE_HOST_BYTES], build[PD_MESSAGE_BUILD_BYTES];
+    char step[PD_MESSAGE_STEP_BYTES]; /* Slurm's name of the job step, "12.3"; "": it does not run under srun */
+};
+
+struct pd_ended {
+    pd_status status;
+    uint32_t missed; /* PD_PEER_LOST: the rank that this one found missing; PD_MESSAGE_NOBODY: it cannot say */
+    char message[sizeof((struct pd_error *)0)->message];
+};
+
+struct pd_lost_gpu {
+    char identity[PD_MESSAGE_GPU_BYTES]; /* of struct pd_dev; the same whatever number a process knows the GPU by */
+    bool is_spare;                       /* the rank's host has another one for it */
+};
+
+struct pd_suspect {
+    uint32_t rank;
+    char host[PD_MESSAGE_HOST_BYTES], gpu[PD_MESSAGE_GPU_BYTES]; /* gpu "": it computes on a CPU */
+    bool is_spare;
+};
+
+/* What a relay sees of a rank of its host, twice a second. */
+struct pd_remote_heartbeat {
+    struct pd_heartbeat heartbeat;
+    int32_t process;
+    uint32_t is_stopped;
+    uint64_t cpu_ms;
+    char host[PD_MESSAGE_HOST_BYTES];
+    char kernel[240]; /* where it is in the kernel, while it completes nothing; "": not known */
+};
+
+struct pd_watched {
+    int32_t process, heartbeat;
+};
+
+/* Bytes of the header and payload at the beginning of `data`; 0: not all of it is there; -1: it is not a message, or its
+ * payload is longer than `bytes_max`. A MAC that follows is not counted. */
+int64_t pd_message_take(const uint8_t *data, size_t bytes, uint32_t bytes_max, struct pd_message *ret_message);
+void pd_message_header(const struct pd_message *message, uint8_t ret_header[PD_MESSAGE_HEADER_BYTES]);
+
+/* Payloads. Print returns the bytes written to ret_data (PD_MESSAGE_BYTES_MAX); parse returns false, and leaves *ret
+ * undefined, when the payload is something else. Text becomes printable ASCII. */
+uint32_t pd_message_print_begun(const struct pd_begun *begun, uint8_t *ret_data);
+bool pd_message_parse_begun(const struct pd_message *message, struct pd_begun *ret);
+uint32_t pd_message_print_ended(const struct pd_ended *ended, uint8_t *ret_data);
+bool pd_message_parse_ended(const struct pd_message *message, struct pd_ended *ret);
+uint32_t pd_message_print_gpu(const struct pd_lost_gpu *gpu, uint8_t *ret_data);
+bool pd_message_parse_gpu(const struct pd_message *message, struct pd_lost_gpu *ret);
+uint32_t pd_message_print_suspect(const struct pd_suspect *suspect, uint8_t *ret_data);
+bool pd_message_parse_suspect(const struct pd_message *message, struct pd_suspect *ret);
+bool pd_message_parse_saved(const struct pd_message *message, uint64_t *ret_step);
+bool pd_message_parse_heartbeat(const struct pd_message *message, struct pd_remote_heartbeat *ret);
+bool pd_message_parse_watched(const struct pd_message *message, struct pd_watched *ret);
+
+/* Boot and process namespace of this host: where these are equal, process numbers mean the same. rank of size: for hosts
+ * that a test pretends (ckpt/base/pretended_host.h). */
+void pd_message_place(uint32_t rank, uint32_t size, char ret_text[PD_MESSAGE_PLACE_BYTES]);
+/* At most bytes - 1 printable characters of ASCII; others become '?'. */
+void pd_message_text(const uint8_t *data, size_t count, char *ret_text, size_t bytes);
+/* "1.2.0, build 0123456789abcdef", by the bytes of a program's file. */
+void pd_message_build(const char *program, char ret_build[PD_MESSAGE_BUILD_BYTES]);
