@@ -1,6 +1,7 @@
 #include "trainer/comm/segment.h"
 #include "ckpt/base/checked.h"
 #include "ckpt/base/file_limit.h"
+#include "ckpt/base/memory_file.h"
 #include "trainer/comm/comm.h"
 
 #include <errno.h>
@@ -62,8 +63,8 @@ static pd_status segment_new(uint8_t *base, const struct pd_segment_shape *shape
 static pd_status map_processes(uint64_t bytes, int *ret_descriptor, uint8_t **ret_base, struct pd_error *err)
 {
     PD_TRY(pd_file_limit_check("memory shared between the ranks of a host", bytes, err)); /* SIGXFSZ would say nothing */
-    int fd = memfd_create("perdure-comm", MFD_CLOEXEC);
-    if (fd < 0) PD_FAIL_ERRNO(err, errno, "memory shared between the ranks of this host: memfd_create");
+    int fd = pd_memory_file("perdure-comm");
+    if (fd < 0) PD_FAIL_ERRNO(err, errno, "memory shared between the ranks of this host");
     /* Allocated now: a page that cannot be had must be an error here and not a SIGBUS in the middle of a step. */
     if (ftruncate(fd, (off_t)bytes) || fallocate(fd, 0, 0, (off_t)bytes)) {
         int number = errno;
