@@ -277,7 +277,8 @@ static pd_status drop_unnamed_commands(struct pd_config *config, struct pd_error
     struct pd_error ignored;
     const char *path = getenv(PD_LAUNCH_ENV_CONFIG);
     if (!config->preempt.notice[0]) return PD_OK;
-    const bool is_read = path && *path && !pd_config_load(path, NULL, 0, &own, &ignored);
+    static const char *const given[] = {"run.dir=/", "data.train=/"}; /* which the launcher's command line may give */
+    const bool is_read = path && *path && !pd_config_load(path, given, 2, &own, &ignored);
     const bool is_named = is_read && strcmp(own.preempt.notice, config->preempt.notice) == 0;
     if (is_read) pd_config_deinit(&own);
     if (is_named) return PD_OK;
