@@ -649,7 +649,7 @@ static pd_status job_init(struct job *job, struct pd_error *err)
     const struct pd_start *start = job->end.start;
     PD_TRY(read_grace(&job->grace_seconds, err));
     const uint32_t count = start->transport == PD_TRANSPORT_LOCAL ? 1 : start->ranks;
-    PD_TRY(pd_rank_table_init(job->said, count, err));
+    PD_TRY(pd_rank_table_init(job->said, start->ranks, err));
     job->workers = calloc(count, sizeof *job->workers);
     job->seen = calloc(count, sizeof *job->seen);
     job->polls = calloc(2 + (size_t)count, sizeof *job->polls);

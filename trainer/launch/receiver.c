@@ -176,14 +176,14 @@ pd_status pd_launch_receiver_open(const struct pd_launch_receiver_options *optio
                                   struct pd_error *err)
 {
     struct pd_launch_receiver *r = calloc(1, sizeof *r);
-    if (!r) PD_FAIL(err, PD_NO_MEMORY, "a socket for %u ranks", options->table->count);
+    if (!r) PD_FAIL(err, PD_NO_MEMORY, "no memory for the sockets of %u ranks", options->table->count);
     r->options = *options;
     r->epoll = epoll_create1(EPOLL_CLOEXEC);
     r->places = calloc(options->table->count, sizeof *r->places);
     r->order = calloc(options->table->count, sizeof *r->order);
     if (!r->places || !r->order) {
         pd_launch_receiver_free(r);
-        PD_FAIL(err, PD_NO_MEMORY, "a socket for %u ranks", options->table->count);
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for the sockets of %u ranks", options->table->count);
     }
     pd_message_build(options->program, r->build);
     errno = 0;

@@ -44,7 +44,7 @@ pd_status pd_launch_watch_new(uint32_t ranks, double floor_seconds, double open_
     if (!w || !all) {
         free(w);
         free(all);
-        PD_FAIL(err, PD_NO_MEMORY, "a watch over %u ranks", ranks);
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for a watch over %u ranks", ranks);
     }
     *w = (struct pd_launch_watch){.ranks = all,
                                   .count = ranks,

@@ -246,7 +246,7 @@ static pd_status take_answer(const struct pd_message *answer, struct pd_error *e
     if (!answer->bytes) return PD_OK; /* on the launcher's host the file is there */
     channel.is_relay = answer->rank == 1;
     channel.config = strndup((const char *)answer->data, answer->bytes);
-    if (!channel.config) PD_FAIL(err, PD_NO_MEMORY, "the configuration of the launcher");
+    if (!channel.config) PD_FAIL(err, PD_NO_MEMORY, "no memory for the configuration of the launcher");
     return PD_OK;
 }
 

@@ -9,7 +9,7 @@
 pd_status pd_rank_table_init(struct pd_rank_table *t, uint32_t count, struct pd_error *err)
 {
     *t = (struct pd_rank_table){.ranks = calloc(count, sizeof *t->ranks), .count = count};
-    if (!t->ranks) PD_FAIL(err, PD_NO_MEMORY, "a table of %u ranks", count);
+    if (!t->ranks) PD_FAIL(err, PD_NO_MEMORY, "no memory for a table of %u ranks", count);
     return PD_OK;
 }
 
