@@ -361,10 +361,10 @@ static void take_begun(struct pd_launch_receiver *r, struct connection *c, const
                  r->options.program, b->build, r->build);
         return answer(c, PD_MESSAGE_REFUSED, 0, refused, (uint32_t)strlen(refused));
     }
+    r->options.begun(r->options.context, m->rank); /* what it does with the answer comes later in events.jsonl */
     char *config = b->is_here ? NULL : read_config(r->options.config_path);
     answer(c, PD_MESSAGE_CONFIG, is_first, config ? config : "", config ? (uint32_t)strlen(config) : 0);
     free(config);
-    r->options.begun(r->options.context, m->rank);
 }
 
 /* A host has one relay: the one before has lost its connection, whether that is known here or not. */
