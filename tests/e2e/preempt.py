@@ -91,7 +91,8 @@ def notices(workspace, config, quiet):
         run, sign, second = workspace.directory(), os.path.join(workspace.path, "sign"), workspace.count % 2
         is_there = f"test -e {sign}" + (' && test "$OMPI_COMM_WORLD_RANK" = 1' if more and second else "")
         environment = {"PERDURE_TEST_HOSTS": "2"} if more and second else {}
-        words = ["train", config, f"run.dir={run}", "run.steps=100000", "optimizer.decay_steps=12", "optimizer.warmup_steps=1", f"preempt.notice={is_there}", *more]
+        named = workspace.file("named.yaml", harness.read(config) + f"\npreempt: {{notice: '{is_there}'}}\n")  # as a host's own copy has to
+        words = ["train", named, f"run.dir={run}", "run.steps=100000", "optimizer.decay_steps=12", "optimizer.warmup_steps=1", f"preempt.notice={is_there}", *more]
         with subprocess.Popen([workspace.perdure, *words], env=dict(os.environ, PERDURE_PROGRESS="off", **environment), stderr=subprocess.PIPE,
                               text=True) as launch:
             harness.wait_for(lambda: harness.steps_done(run) > 4 or launch.poll() is not None, "some steps")
