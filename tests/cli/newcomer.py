@@ -108,7 +108,7 @@ def evaluate():
     check(found["loss"] == measured and found["windows"] == 22 and found["tokens"] == 22 * 32 and found["step"] == 4, f"{found}, not {measured}")
     check(abs(found["perplexity"] - math.exp(measured)) < 1e-9, f"{found}")
     perdure("ckpt", "export", "run", "theirs", "--format=safetensors")
-    theirs = json.loads(perdure("eval", "theirs", "--data=test.txt", "--context=32", "--json").stdout)
+    theirs = json.loads(perdure("eval", "theirs", "--data=test.txt", "--context=32", "--precision=bf16", "--json").stdout)
     check(theirs["loss"] == measured, f"of safetensors: {theirs}, not {measured}")
     check(not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("perdure-eval-") and os.path.exists(
         os.path.join(tempfile.gettempdir(), name, "checkpoints", "theirs"))], "left behind")
