@@ -163,7 +163,7 @@ static void put_pair(const char *key, const char *value)
     const char *inner = strchr(value, ' ');
     put_text(key);
     if (strncmp(value, "u32", 3) == 0) {
-        put_u32(4), put_u32((uint32_t)atoi(inner));
+        put_u32(4), put_u32((uint32_t)strtoul(inner, NULL, 10));
     } else if (strncmp(value, "f32", 3) == 0) {
         const float number = strtof(inner, NULL);
         put_u32(6), put(&number, sizeof number);

@@ -58,7 +58,7 @@ struct job {
     struct pd_launch_requests *requests;
     struct pd_rank_table *said;
     struct pd_launch_process *seen; /* (end.count), which end.processes names */
-    struct worker *workers;         /* (end.count) what they were told, and how they are reached */
+    struct worker *workers;         /* (end.count) requests that were passed on, and how the process is reached */
     struct pollfd *polls;           /* signals, the sockets, processes that have not ended */
     struct pd_launch_watch *watch;
     struct pd_launch_receiver *receiver;

@@ -436,6 +436,10 @@ pd_status pd_starter_end_step(const struct pd_start *start, const struct pd_rank
     const char *step = "";
     for (uint32_t r = 0; r < said->count && !*step; r++)
         step = said->ranks[r].begun.step;
+    char own[PD_MESSAGE_STEP_BYTES] = "";
+    const char *job = getenv("SLURM_JOB_ID"), *own_step = getenv("SLURM_STEP_ID");
+    if (job && own_step) snprintf(own, sizeof own, "%.20s.%.20s", job, own_step);
+    if (strcmp(step, own) == 0) return PD_OK; /* mpirun's ranks are in the step that this launcher runs in */
     if (start->transport != PD_TRANSPORT_MPI || !*step || strspn(step, "0123456789.") != strlen(step)) return PD_OK;
     for (uint32_t looks = 0; is_step_left(step); looks++) {
         snprintf(command, sizeof command, "scancel --signal=KILL %s 2>/dev/null", step);
