@@ -52,9 +52,9 @@ expect("plan-offload", ["plan", MINIMAL, "--world=1", "--threads=1", "offload.op
 ON_GPU = ["plan", MINIMAL, "--world=1", "--device=h100-80g", "run.device=gpu"]
 for name, words, where in (
         ("device", [], r"\non the device: .*\npinned on the host: worst rank .*, all ranks .*\na process .*\nnothing is exchanged\nstep .*s\n"),
-        ("cpu", ["offload.optimizer=cpu"], r"\non the device: .*\npinned on the host: .*\nbeside that, .*\noffload moves over a rank's bus in a step, at most: "
+        ("cpu", ["offload.optimizer=cpu"], r"\non the device: .*\npinned on the host: .*\noffload moves over a rank's bus in a step, at most: "
          r".* to the device, .* from it\na process (.*\n)*step .*; the bus is busy for .*/s each way\n"),
-        ("nvme", ["offload.optimizer=nvme"], r"\non the device: .*\npinned on the host: .*\non NVMe: worst rank .*\nbeside that, .*\na rank reads and writes on NVMe"
+        ("nvme", ["offload.optimizer=nvme"], r"\non the device: .*\npinned on the host: .*\non NVMe: worst rank .*\na rank reads and writes on NVMe"
          r".*\nstate is in \d files (.*\n)*offload moves over a rank's bus in a step")):
     result = perdure(*ON_GPU, *words)
     if "this build has no CUDA" not in result[2]:

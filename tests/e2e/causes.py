@@ -76,11 +76,11 @@ def limits(bench):
                preexec_fn=limited(resource.RLIMIT_STACK, 200 << 10))
     bench.ends("a small stack that may grow", 0, "done: step 12", new("stack"), preexec_fn=limited(resource.RLIMIT_STACK, 100 << 10, 8 << 20))
     for ranks, files in ((1, 8), (2, 12)):
-        said = bench.ends("few open files", 78, rf"perdure: a run needs more than {6 + 3 * ranks} open files for {ranks} ranks?, and the limit is {files}: raise it",
+        said = bench.ends("few open files", 78, rf"perdure: a run needs more than {8 + 3 * ranks} open files for {ranks} ranks?, and the limit is {files}: raise it",
                           new("few"), f"layout.ranks={ranks}", "checkpoint.give_up_minutes=0", preexec_fn=limited(resource.RLIMIT_NOFILE, files))
         if "fresh start" in said.stderr:
             raise harness.Failure(f"few open files: it was started\n{said.stderr}")
-        bench.ends("enough open files", 0, "done: step 12", new("few"), f"layout.ranks={ranks}", preexec_fn=limited(resource.RLIMIT_NOFILE, 7 + 3 * ranks))
+        bench.ends("enough open files", 0, "done: step 12", new("few"), f"layout.ranks={ranks}", preexec_fn=limited(resource.RLIMIT_NOFILE, 9 + 3 * ranks))
         bench.ends("few open files that may be more", 0, "done: step 12", new("few"), f"layout.ranks={ranks}",
                    preexec_fn=limited(resource.RLIMIT_NOFILE, files, 1024))
     # Closer together where two ranks are in HDF5 at once with hardly more than it needs.

@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 #define MPI_FILE_BYTES (5u << 20) /* a rank's shared memory in Open MPI 4.1; SIGXFSZ ends it where it gets none */
-#define RUN_FILES 7u              /* with these and those of its ranks a run whose ranks are threads can save */
+#define RUN_FILES 9u              /* with these and those of its ranks a run whose ranks are threads can save */
 #define RANK_FILES 3u
 #define FULL_RUN_FILES 16u           /* a rank, and one rank more: with state on drives and metrics of every kind */
 #define MPI_SPACE_BYTES (256u << 20) /* Open MPI 4.1 ends in SIGSEGV with less; a rank of any model needs more */
