@@ -1,15 +1,13 @@
 /* io_uring for bulk transfers, plain system calls for everything else.
  *
- * The ladder, from the top: registered buffers and fixed files -> (ENOMEM under a small memlock limit; EOPNOTSUPP of kernels
- * before 6.5 for memory that is mapped from a file, as CUDA's pinned memory is) unregistered buffers -> (EINVAL of old
- * kernels) fewer set-up flags -> (EPERM, ENOSYS, EACCES) a thread pool. The VFS stands on a rung when it is made, by trying
- * a small ring; a queue whose buffers or ring are refused later comes down alone and the description says so.
+ * The ladder, from the top: registered buffers -> (ENOMEM under a small memlock limit; EOPNOTSUPP of kernels before 6.5 for
+ * memory that is mapped from a file, as CUDA's pinned memory is) unregistered buffers -> (EINVAL of old kernels) no set-up
+ * flags -> (EPERM, ENOSYS, EACCES) a thread pool. The VFS stands on a rung when it is made, by trying a small ring; a queue
+ * whose buffers or ring are refused later comes down alone and the description says so.
  *
- *   invariants  1. a ring is entered only by the thread that owns it: SINGLE_ISSUER. It is created disabled and enabled by
- *                  its first submission; an idle queue that moves to another thread gets a new ring. An empty request goes
- *                  through it first: that a ring can be set up does not say that it may be entered
- *               2. a file in a ring's table is still open: closing it empties the slot, at once in the owner's thread and
- *                  otherwise before the owner's next submission
+ *   invariants  1. every ring first carries a NOP: a kernel may let a process set a ring up and not let it enter it
+ *               2. one thread at a time uses a queue, and it goes to another thread only while nothing is in flight: the
+ *                  kernel cancels the requests of a thread that ends
  *               3. every transfer handed to a ring comes back exactly once, whole, short and continued, or failed
  */
 #include "ckpt/io/uring.h"
@@ -23,77 +21,44 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#define FILE_SLOTS 64u
 #define BUFFER_BYTES_MAX (UINT64_C(1) << 30) /* of one registered buffer */
 #define BUFFERS_MAX 1024u
 #define CALL_BYTES_MAX (UINT64_C(1) << 30)
 
-#ifndef IORING_SETUP_SINGLE_ISSUER
-#define IORING_SETUP_SINGLE_ISSUER (1U << 12)
-#endif
-#ifndef IORING_SETUP_DEFER_TASKRUN
-#define IORING_SETUP_DEFER_TASKRUN (1U << 13)
-#endif
-
 struct uring_vfs {
-    pthread_mutex_t mutex; /* guards the list of queues and the staleness of their slots */
-    struct uring_queue *queues;
+    pthread_mutex_t mutex;         /* guards `threads` */
     struct pd_io_threads *threads; /* for queues that get no ring */
     unsigned refusals;
-    unsigned flags; /* set-up flags that this kernel takes */
-    bool fixed_files;
+    unsigned flags;         /* set-up flags that this kernel takes */
     _Atomic bool registers; /* buffers */
 };
 
-struct file_slot {
-    struct pd_file *file; /* written by the owner only */
-    bool stale;
-};
-
 struct uring_queue {
-    struct uring_queue *next;
     struct uring_vfs *vfs;
     struct io_uring ring;
-    bool has_ring, has_owner, fixed_files;
-    pid_t owner; /* a kernel thread id: a pthread_t is reused as soon as its thread is joined */
     char *buffers;
     uint64_t buffer_bytes; /* registered ones only */
-    void *wished_buffers;
-    uint64_t wished_bytes;
-    struct file_slot slots[FILE_SLOTS];
-    uint32_t slot_count; /* slots ever used */
-    _Atomic uint32_t stale_count;
     uint32_t unsubmitted;
 };
 
 /* ---- the ladder ---- */
 
-static const unsigned flag_rungs[] = {
-    IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG |
-        IORING_SETUP_R_DISABLED,
-    IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_R_DISABLED,
-    IORING_SETUP_R_DISABLED,
-};
+static const unsigned flag_rungs[] = {IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG, 0};
 
 static int ring_init(const struct uring_vfs *vfs, unsigned depth, unsigned flags, struct io_uring *ring)
 {
     if (vfs->refusals & PD_URING_REFUSE_RING) return EPERM;
     if (vfs->refusals & PD_URING_REFUSE_MEMORY) return ENOMEM;
-    if ((vfs->refusals & PD_URING_REFUSE_FLAGS) && (flags & IORING_SETUP_DEFER_TASKRUN)) return EINVAL;
-    if ((vfs->refusals & PD_URING_REFUSE_ALL_FLAGS) && (flags & IORING_SETUP_COOP_TASKRUN)) return EINVAL;
+    if ((vfs->refusals & PD_URING_REFUSE_FLAGS) && flags) return EINVAL;
     return -io_uring_queue_init(depth, ring, flags);
 }
 
-/* Enables the ring for this thread and sends a NOP through it. 0, or the errno that forbids its use. */
+/* Sends a NOP through the ring. 0, or the errno that forbids its use. */
 static int ring_try(struct io_uring *ring)
 {
     struct __kernel_timespec limit = {.tv_sec = 10};
     struct io_uring_cqe *cqe = NULL;
-    /* liburing 2.3 declares io_uring_enable_rings and does not export it. */
-    if (syscall(__NR_io_uring_register, ring->ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0) != 0) return errno;
     struct io_uring_sqe *sqe = io_uring_get_sqe(ring);
     if (!sqe) return EIO;
     io_uring_prep_nop(sqe);
@@ -106,12 +71,6 @@ static int ring_try(struct io_uring *ring)
     result = -cqe->res;
     io_uring_cqe_seen(ring, cqe);
     return result;
-}
-
-static int register_files(const struct uring_vfs *vfs, struct io_uring *ring)
-{
-    if (vfs->refusals & PD_URING_REFUSE_FILES) return EINVAL;
-    return -io_uring_register_files_sparse(ring, FILE_SLOTS);
 }
 
 static int register_buffers(const struct uring_vfs *vfs, struct io_uring *ring, char *data, uint64_t bytes)
@@ -136,7 +95,6 @@ static int find_rung(struct uring_vfs *vfs, int *ret_flags_errno)
         result = ring_init(vfs, 8, flag_rungs[i], &ring);
         if (!result) {
             result = ring_try(&ring);
-            if (!result) vfs->fixed_files = register_files(vfs, &ring) == 0;
             io_uring_queue_exit(&ring);
         }
         vfs->flags = flag_rungs[i];
@@ -160,16 +118,6 @@ static int try_register(const struct uring_vfs *vfs)
 }
 
 /* ---- rings of queues ---- */
-
-static void ring_drop(struct uring_queue *queue)
-{
-    if (queue->has_ring) io_uring_queue_exit(&queue->ring);
-    queue->has_ring = false;
-    memset(queue->slots, 0, sizeof queue->slots);
-    queue->slot_count = 0;
-    atomic_store(&queue->stale_count, 0);
-    queue->has_owner = false;
-}
 
 /* What makes a kernel register, whatever it said. */
 static const char *remedy(int reason)
@@ -210,93 +158,28 @@ static void log_unregistered(struct pd_vfs *vfs, uint64_t bytes, int result)
     if (!atomic_exchange(&mine->registers, false)) return;
     char text[64];
     warn_unregistered(result);
-    pd_vfs_set_description(vfs, "io_uring, unregistered buffers (%" PRIu64 " MiB: %s; %s), %s files", bytes >> 20,
-                           strerror_r(result, text, sizeof text), remedy(result), mine->fixed_files ? "fixed" : "plain");
+    pd_vfs_set_description(vfs, "io_uring, unregistered buffers (%" PRIu64 " MiB: %s; %s)", bytes >> 20,
+                           strerror_r(result, text, sizeof text), remedy(result));
 }
 
-/* Whoever calls this need not be the thread that submits: the ring stays disabled until then. */
-static int ring_make(struct pd_vfs *vfs, struct uring_queue *queue)
+static int ring_make(struct pd_vfs *vfs, struct uring_queue *queue, void *buffers, uint64_t buffer_bytes)
 {
     struct uring_vfs *mine = vfs->context;
     if (mine->refusals & PD_URING_REFUSE_LATER) return EMFILE;
     int result = ring_init(mine, vfs->queue_depth, mine->flags, &queue->ring);
     if (result) return result;
-    queue->has_ring = true;
-    queue->fixed_files = mine->fixed_files && register_files(mine, &queue->ring) == 0;
-    queue->buffers = queue->wished_buffers;
-    queue->buffer_bytes = queue->wished_bytes;
-    if (queue->wished_bytes == 0) return 0;
-    const bool is_mapped = mine->refusals & PD_URING_REFUSE_MAPPED;
-    result = is_mapped ? EOPNOTSUPP : register_buffers(mine, &queue->ring, queue->buffers, queue->buffer_bytes);
+    result = ring_try(&queue->ring);
     if (result) {
-        queue->buffer_bytes = 0;
-        log_unregistered(vfs, queue->wished_bytes, result);
+        io_uring_queue_exit(&queue->ring);
+        return result;
     }
+    if (buffer_bytes == 0) return 0;
+    const bool is_mapped = mine->refusals & PD_URING_REFUSE_MAPPED;
+    result = is_mapped ? EOPNOTSUPP : register_buffers(mine, &queue->ring, buffers, buffer_bytes);
+    queue->buffers = buffers;
+    queue->buffer_bytes = result ? 0 : buffer_bytes;
+    if (result) log_unregistered(vfs, buffer_bytes, result);
     return 0;
-}
-
-/* ---- fixed files ---- */
-
-static void slot_empty(struct uring_queue *queue, uint32_t slot)
-{
-    int none = -1;
-    queue->slots[slot] = (struct file_slot){0};
-    /* A slot that cannot be emptied keeps the file alive until the ring goes: harmless, so not an error. */
-    (void)io_uring_register_files_update(&queue->ring, slot, &none, 1);
-}
-
-static void slots_purge(struct uring_queue *queue)
-{
-    if (atomic_load(&queue->stale_count) == 0) return;
-    pthread_mutex_lock(&queue->vfs->mutex);
-    for (uint32_t i = 0; i < queue->slot_count; i++)
-        if (queue->slots[i].stale) slot_empty(queue, i);
-    atomic_store(&queue->stale_count, 0);
-    pthread_mutex_unlock(&queue->vfs->mutex);
-}
-
-static bool slot_find(struct uring_queue *queue, struct pd_file *file, uint32_t *ret_slot)
-{
-    if (!queue->fixed_files) return false;
-    uint32_t empty = FILE_SLOTS;
-    for (uint32_t i = 0; i < queue->slot_count; i++) {
-        if (queue->slots[i].file == file) {
-            *ret_slot = i;
-            return true;
-        }
-        if (!queue->slots[i].file && empty == FILE_SLOTS) empty = i;
-    }
-    if (empty == FILE_SLOTS) {
-        if (queue->slot_count == FILE_SLOTS) return false;
-        empty = queue->slot_count;
-    }
-    if (io_uring_register_files_update(&queue->ring, empty, &file->fd, 1) != 1) return false;
-    pthread_mutex_lock(&queue->vfs->mutex);
-    queue->slots[empty].file = file;
-    if (empty == queue->slot_count) queue->slot_count++;
-    pthread_mutex_unlock(&queue->vfs->mutex);
-    *ret_slot = empty;
-    return true;
-}
-
-static int uring_close(struct pd_file *file)
-{
-    struct uring_vfs *vfs = file->vfs->context;
-    pid_t self = gettid();
-    pthread_mutex_lock(&vfs->mutex);
-    for (struct uring_queue *queue = vfs->queues; queue; queue = queue->next) {
-        for (uint32_t i = 0; i < queue->slot_count; i++) {
-            if (queue->slots[i].file != file) continue;
-            if (queue->has_owner && queue->owner == self) {
-                slot_empty(queue, i);
-            } else {
-                queue->slots[i].stale = true;
-                atomic_fetch_add(&queue->stale_count, 1);
-            }
-        }
-    }
-    pthread_mutex_unlock(&vfs->mutex);
-    return pd_posix_close(file);
 }
 
 /* ---- transfers ---- */
@@ -316,9 +199,7 @@ static void prepare(struct uring_queue *queue, struct pd_transfer *transfer, str
     uint64_t moved = transfer->internal.moved, left = transfer->bytes - moved, offset = transfer->offset + moved;
     char *data = (char *)transfer->data + moved;
     unsigned bytes = (unsigned)(left < CALL_BYTES_MAX ? left : CALL_BYTES_MAX);
-    uint32_t slot = 0;
-    bool fixed = slot_find(queue, transfer->file, &slot);
-    int fd = fixed ? (int)slot : transfer->file->fd, buffer = buffer_find(queue, data, bytes);
+    int fd = transfer->file->fd, buffer = buffer_find(queue, data, bytes);
     if (transfer->is_write && buffer >= 0)
         io_uring_prep_write_fixed(sqe, fd, data, bytes, offset, buffer);
     else if (transfer->is_write)
@@ -327,7 +208,6 @@ static void prepare(struct uring_queue *queue, struct pd_transfer *transfer, str
         io_uring_prep_read_fixed(sqe, fd, data, bytes, offset, buffer);
     else
         io_uring_prep_read(sqe, fd, data, bytes, offset);
-    if (fixed) sqe->flags |= IOSQE_FIXED_FILE;
     transfer->internal.was_direct = atomic_load(&transfer->file->direct);
     io_uring_sqe_set_data(sqe, transfer);
     queue->unsubmitted++;
@@ -362,23 +242,6 @@ static int flush(struct uring_queue *queue)
     return 0;
 }
 
-/* A ring takes submissions of one thread only, for good; an idle queue that comes to another thread gets a new ring. */
-static int own(struct pd_queue *queue)
-{
-    struct uring_queue *mine = queue->context;
-    pid_t self = gettid();
-    if (mine->has_owner && mine->owner == self) return 0;
-    pthread_mutex_lock(&mine->vfs->mutex); /* who closes a file asks for the owner */
-    int result = 0;
-    if (mine->has_owner) ring_drop(mine);
-    if (!mine->has_ring) result = ring_make(queue->vfs, mine);
-    if (!result) result = ring_try(&mine->ring);
-    mine->owner = self;
-    mine->has_owner = !result;
-    pthread_mutex_unlock(&mine->vfs->mutex);
-    return result;
-}
-
 /* What cannot be handed to the ring comes back as failed, so that everything submitted is reaped. */
 static void enqueue_or_finish(struct pd_queue *queue, struct pd_transfer *transfer)
 {
@@ -386,25 +249,11 @@ static void enqueue_or_finish(struct pd_queue *queue, struct pd_transfer *transf
     if (result) pd_queue_finish(queue, transfer, result);
 }
 
-static void uring_queue_leave(struct uring_queue *queue);
-static int fall_to_threads(struct pd_queue *queue, int reason);
-
 static int queue_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count)
 {
-    struct uring_queue *mine = queue->context;
-    int result = own(queue);
-    if (result && fall_to_threads(queue, result) == 0) { /* nothing is in flight */
-        uring_queue_leave(mine);
-        return queue->ops->submit(queue, transfers, count);
-    }
-    if (!result) slots_purge(mine);
-    for (uint32_t i = 0; i < count; i++) {
-        if (result)
-            pd_queue_finish(queue, transfers[i], result);
-        else
-            enqueue_or_finish(queue, transfers[i]);
-    }
-    return result ? 0 : flush(mine);
+    for (uint32_t i = 0; i < count; i++)
+        enqueue_or_finish(queue, transfers[i]);
+    return flush(queue->context);
 }
 
 /* One completion: finished, or continued with what is left. */
@@ -459,21 +308,11 @@ static int queue_reap(struct pd_queue *queue, bool wait)
     return result;
 }
 
-static void uring_queue_leave(struct uring_queue *mine)
-{
-    pthread_mutex_lock(&mine->vfs->mutex);
-    struct uring_queue **link = &mine->vfs->queues;
-    while (*link != mine)
-        link = &(*link)->next;
-    *link = mine->next;
-    pthread_mutex_unlock(&mine->vfs->mutex);
-    ring_drop(mine);
-    free(mine);
-}
-
 static void queue_close(struct pd_queue *queue)
 {
-    uring_queue_leave(queue->context);
+    struct uring_queue *mine = queue->context;
+    io_uring_queue_exit(&mine->ring);
+    free(mine);
 }
 
 static const struct pd_queue_ops queue_ops = {
@@ -505,17 +344,11 @@ static int uring_queue_open(struct pd_queue *queue, void *buffers, uint64_t buff
     struct uring_queue *mine = calloc(1, sizeof *mine);
     if (!mine) return ENOMEM;
     mine->vfs = vfs;
-    mine->wished_buffers = buffers;
-    mine->wished_bytes = buffer_bytes;
-    int result = ring_make(queue->vfs, mine);
+    int result = ring_make(queue->vfs, mine, buffers, buffer_bytes);
     if (result) {
         free(mine);
         return fall_to_threads(queue, result);
     }
-    pthread_mutex_lock(&vfs->mutex);
-    mine->next = vfs->queues;
-    vfs->queues = mine;
-    pthread_mutex_unlock(&vfs->mutex);
     queue->context = mine;
     queue->ops = &queue_ops;
     return 0;
@@ -526,7 +359,6 @@ static int uring_queue_open(struct pd_queue *queue, void *buffers, uint64_t buff
 static void uring_free(struct pd_vfs *vfs)
 {
     struct uring_vfs *mine = vfs->context;
-    PD_CHECK(mine->queues == NULL);
     pd_io_threads_free(mine->threads);
     pthread_mutex_destroy(&mine->mutex);
     free(mine);
@@ -535,21 +367,19 @@ static void uring_free(struct pd_vfs *vfs)
 static const struct pd_vfs_ops vfs_ops = {
     .name = "io_uring",
     PD_POSIX_SLOTS,
-    .close = uring_close,
+    .close = pd_posix_close,
     .queue_open = uring_queue_open,
     .free = uring_free,
 };
 
 static void describe(struct pd_vfs *vfs, int flags_errno, int register_errno)
 {
-    struct uring_vfs *mine = vfs->context;
     char text[64], buffers[128] = "registered buffers";
     if (register_errno) warn_unregistered(register_errno);
     if (register_errno)
         snprintf(buffers, sizeof buffers, "unregistered buffers (%s; %s)", strerror_r(register_errno, text, sizeof text),
                  remedy(register_errno));
-    pd_vfs_set_description(vfs, "io_uring, %s, %s files%s", buffers, mine->fixed_files ? "fixed" : "plain",
-                           flags_errno ? ", fewer set-up flags (kernel before 6.1)" : "");
+    pd_vfs_set_description(vfs, "io_uring, %s%s", buffers, flags_errno ? ", no set-up flags (kernel before 5.19)" : "");
 }
 
 static pd_status new_threads_instead(uint32_t queue_depth, int reason, struct pd_vfs **ret_vfs, struct pd_error *err)

@@ -78,7 +78,7 @@ PD_MUST_USE pd_status pd_vfs_new_threads(uint32_t queue_depth, uint32_t thread_c
 /* PERDURE_IO=uring|threads|auto decides; auto tries uring. */
 PD_MUST_USE pd_status pd_vfs_new_auto(struct pd_vfs **ret_vfs, struct pd_error *err);
 void pd_vfs_free(struct pd_vfs *vfs);
-/* One line for doctor and logs: "io_uring, registered buffers, fixed files" or "threads (io_uring: Operation not
+/* One line for doctor and logs: "io_uring, registered buffers" or "threads (io_uring: Operation not
  * permitted)". */
 const char *pd_vfs_describe(const struct pd_vfs *vfs);
 

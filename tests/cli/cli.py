@@ -57,11 +57,11 @@ expect("unknown-short-option", ["doctor", "-q"], 64, err=said("perdure doctor ha
 expect("option-without-value", ["plan", MINIMAL, "--world"], 64,
        err=said("--world needs a value: --world=N[,N...]; see perdure plan --help"))
 expect("option-with-value", ["plan", MINIMAL, "--json=yes"], 64, err=said("--json takes no value; see perdure plan --help"))
-for command in (["train"], ["plan"], ["sample"], ["doctor"], ["ckpt", "ls"], ["data", "inspect"], ["bench", "io"]):
+for command in (["train"], ["plan"], ["sample"], ["doctor"], ["ckpt", "ls"], ["data", "inspect"], ["bench", "adam"]):
     expect(f"empty-argument-{'-'.join(command)}", [*command, ""], 64,
            err=said(f"one of the arguments is empty: is it a variable that is not set? perdure {' '.join(command)} --help"))
-expect("unexpected-argument", ["bench", "io", "fast"], 64,
-       err=said('perdure bench io takes no argument such as "fast"; see perdure bench io --help'))
+expect("unexpected-argument", ["bench", "adam", "fast"], 64,
+       err=said('perdure bench adam takes no argument such as "fast"; see perdure bench adam --help'))
 expect("bad-log-level", ["--version"], 64, err=re.compile("PERDURE_LOG"), environment={"PERDURE_LOG": "loud"})
 
 # Every command is listed, has help, and its help names it.
@@ -598,14 +598,14 @@ if text:
     report("ckpt-prune-json-content", [] if good else ["removed or kept"], (0, text, ""))
 
 # ---- bench: what it says, not how fast it is ----
-expect("bench-bytes", ["bench", "io", "--bytes=5"], 64, err=said("--bytes=5: expected 32M or more, such as 512M or 2G"))
+expect("bench-bytes", ["bench", "ckpt", "--bytes=5"], 64, err=said("--bytes=5: expected 32M or more, such as 512M or 2G"))
 expect("bench-pairs", ["bench", "ckpt", "--pairs=0"], 64, err=said("--pairs=0: expected a number from 1 to 99"))
-expect("bench-no-directory", ["bench", "io", "--dir=none"], 78,
+expect("bench-no-directory", ["bench", "ckpt", "--dir=none"], 78,
        err=said("--dir=none: there is no such directory; name one on the disk to be measured"))
 expect("bench-no-space", ["bench", "ckpt", "--bytes=32T"], 74, err=re.compile(r"^perdure: \. has .* free"))
 if os.path.isdir("/dev/shm") and os.stat("/dev/shm").st_dev != os.stat("/dev").st_dev:
-    expect("bench-in-memory", ["bench", "io", "--dir=/dev/shm"], 78, err=re.compile("is in memory.*give a directory on one with --dir"))
-for bench, keys in (("io", {"write_ratio", "read_ratio"}), ("ckpt", {"save_ratio", "save_ratio_recycled", "load_ratio"}),
+    expect("bench-in-memory", ["bench", "ckpt", "--dir=/dev/shm"], 78, err=re.compile("is in memory.*give a directory on one with --dir"))
+for bench, keys in (("ckpt", {"save_ratio", "save_ratio_recycled", "load_ratio"}),
                     ("convert", {"import_ratio", "export_ratio", "peak_rss_bytes"})):
     result = perdure("bench", bench, "--bytes=32M", "--pairs=1", "--json")
     if "is in memory" in result[2]:

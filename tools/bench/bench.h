@@ -41,7 +41,6 @@ double pd_bench_processor_seconds(void);
 pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_adam(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_step(int argc, char **argv, struct pd_error *err);
-pd_status pd_bench_io(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err);

@@ -6,7 +6,7 @@
  * leaves the state in memory that was touched before; the raw side reads the same shard file into its buffers. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
-#include "ckpt/io/raw_bench.h"
+#include "tools/bench/raw_bench.h"
 #include "ckpt/store/store.h"
 #include "resharder/load/load.h"
 #include "tools/bench/bench.h"

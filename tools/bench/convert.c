@@ -5,7 +5,7 @@
  * are bytes read. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/json.h"
-#include "ckpt/io/raw_bench.h"
+#include "tools/bench/raw_bench.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/room.h"
 #include "tools/bench/run.h"

@@ -6,7 +6,7 @@
  * syncs: a step does not, a checkpoint does. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/clock.h"
-#include "ckpt/io/raw_bench.h"
+#include "tools/bench/raw_bench.h"
 #include "offload/optimizer_store.h"
 #include "resharder/layout.h"
 #include "tools/bench/bench.h"

@@ -6,7 +6,7 @@
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
-#include "ckpt/io/raw_bench.h"
+#include "tools/bench/raw_bench.h"
 #include "resharder/load/load.h"
 #include "resharder/plan.h"
 #include "resharder/rewrite/rewrite.h"

@@ -8,7 +8,6 @@
  * On a GPU: tools/bench/step_gpu.h. */
 #include "tools/bench/bench.h"
 #include "tools/bench/run.h"
-#include "tools/bench/sinks.h"
 #include "tools/bench/step_gpu.h"
 #include "tools/bench/step_ranks.h"
 #include "tools/command.h"
@@ -29,7 +28,7 @@ static const char *const precisions[PRECISIONS] = {"bf16", "fp32"};
 
 struct step_bench {
     uint64_t pairs, tokens, threads;
-    uint64_t cost_pairs, cost_sequences, cost_layers, sink_pairs, rank_pairs;
+    uint64_t cost_pairs, cost_sequences, cost_layers, rank_pairs;
     uint32_t ranks;                 /* 0: not measured */
     const char *preset, *precision; /* preset NULL: gpt2-124m; precision NULL: both */
     struct pd_model_config model;   /* of the preset */
@@ -39,7 +38,6 @@ struct step_bench {
     char tokens_path[4096];
     struct pd_pairs_summary result[PRECISIONS];
     struct pd_pairs_summary cost[PRECISIONS];
-    struct pd_sinks_cost sinks;
     struct pd_pairs_summary dp, replay;
 };
 
@@ -139,18 +137,6 @@ static pd_status bench_cost(struct step_bench *b, int precision, struct pd_error
     return st;
 }
 
-/* Short steps, against which a sink would show. */
-static pd_status bench_sinks(struct step_bench *b, struct pd_error *err)
-{
-    const struct bench_case c = {
-        .precision = precisions[0], .virtual_tp = 1, .sequences = 1, .context = 64, .layers = b->cost_layers};
-    struct pd_bench_run r = {0};
-    pd_status st = open_run(&r, b, &c, err);
-    if (!st) st = pd_bench_sinks(&r, b->sink_pairs, &b->sinks, err);
-    pd_bench_run_close(&r);
-    return st;
-}
-
 /* ---- several ranks ---- */
 
 enum rank_side { SIDE_DP, SIDE_PLAIN, SIDE_REPLAYED };
@@ -218,8 +204,7 @@ static pd_status bench_all(struct step_bench *b, struct pd_error *err)
     PD_TRY(pd_bench_write_tokens(b->tokens_path, b->cost_sequences * 512 * 64 + 1, COST_VOCAB, true, err));
     for (int p = 0; p < PRECISIONS && b->cost_pairs; p++)
         if (is_wanted(b, p)) PD_TRY(bench_cost(b, p, err));
-    if (b->ranks) PD_TRY(bench_ranks(b, err));
-    return b->sink_pairs ? bench_sinks(b, err) : PD_OK;
+    return b->ranks ? bench_ranks(b, err) : PD_OK;
 }
 
 /* ---- report ---- */
@@ -252,9 +237,6 @@ static pd_status print(const struct step_bench *b, struct pd_error *err)
         pd_report_double(&r, "step_seconds_fp32", b->result[1].candidate_s, PD_UNIT_SECONDS);
     }
     if (b->cost_pairs) report_costs(b, &r);
-    if (b->sink_pairs) pd_bench_report_ratio(&r, "sink_cost", &b->sinks.clock);
-    if (b->sink_pairs) pd_bench_report_ratio(&r, "sink_work", &b->sinks.work);
-    if (b->sink_pairs) pd_report_double(&r, "sink_step_seconds", b->sinks.clock.ceiling_s, PD_UNIT_SECONDS);
     if (b->ranks) {
         pd_bench_report_ratio(&r, "dp_efficiency", &b->dp);
         pd_bench_report_ratio(&r, "replay_cost", &b->replay);
@@ -292,7 +274,7 @@ static pd_status bench_cpu(struct step_bench *b, struct pd_error *err)
     if (!b->threads) b->threads = 2;
     if (pd_bench_step_is_size(b->preset)) PD_FAIL(err, PD_USAGE, "--preset=%s is for a GPU alone: --device=gpu", b->preset);
     PD_TRY(check_preset(b, err));
-    if (!b->pairs && !b->cost_pairs && !b->sink_pairs && !b->ranks)
+    if (!b->pairs && !b->cost_pairs && !b->ranks)
         PD_FAIL(err, PD_USAGE, "--pairs=0 and --cost-pairs=0 leave nothing to measure");
     if (!is_wanted(b, 0) && !is_wanted(b, 1)) PD_FAIL(err, PD_USAGE, "--precision=%s: expected bf16 or fp32", b->precision);
     if (b->ranks && b->threads % b->ranks)
@@ -350,8 +332,6 @@ static pd_status parse(struct step_bench *b, int argc, char **argv, bool *ret_do
          PD_OPTION_U32, &b->ranks, 2, 64},
         {.name = "rank-pairs", "N", "alternated pairs of their steps (9)", PD_OPTION_U64, &b->rank_pairs, 1,
          PD_BENCH_PAIRS_MAX - 1},
-        {.name = "sink-pairs", "N", "alternated pairs of 8 steps with every sink of metrics and without (0)", PD_OPTION_U64,
-         &b->sink_pairs, 0, PD_BENCH_PAIRS_MAX - 1},
         {.doc = on_gpu},
         {.name = "mode", "NAME", "numerics: invariant or fast alone (both)", PD_OPTION_TEXT, &b->gpu.mode,
          .expected = "invariant or fast"},

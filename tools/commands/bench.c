@@ -2,7 +2,6 @@
 #include "tools/command.h"
 
 static const struct pd_command benches[] = {
-    {"io", "[--dir DIR]", "the I/O engine against bare system calls, writing and reading", pd_bench_io},
     {"ckpt", "[--dir DIR] [--bytes 2G] [--every N]", "saving and loading a checkpoint against raw direct I/O",
      pd_bench_ckpt},
     {"reshard", "[--dir DIR] [--bytes 1G]", "loading and rewriting under other layouts, and the plan", pd_bench_reshard},

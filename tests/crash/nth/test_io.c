@@ -1,7 +1,7 @@
 /* Every call into the system of what moves bytes to a real disk, with io_uring and with threads, fails once, and from then on. */
 #include "ckpt/base/log.h"
 #include "ckpt/base/regular_file.h"
-#include "ckpt/io/raw_bench.h"
+#include "tools/bench/raw_bench.h"
 #include "tests/helpers/failing_sweep.h"
 
 #include <errno.h>

@@ -135,9 +135,7 @@ Test(queue, random_transfers_equal_a_model_on_every_vfs)
 {
     static const unsigned refusals[] = {0,
                                         PD_URING_REFUSE_BUFFERS,
-                                        PD_URING_REFUSE_FILES,
                                         PD_URING_REFUSE_FLAGS,
-                                        PD_URING_REFUSE_FLAGS | PD_URING_REFUSE_ALL_FLAGS,
                                         PD_URING_REFUSE_RING,
                                         PD_URING_REFUSE_LATER,
                                         PD_URING_REFUSE_DIRECT,
@@ -258,16 +256,12 @@ static void write_byte(struct pd_queue *queue, struct pd_file *file, uint64_t of
 struct errand {
     struct pd_queue *queue;
     struct pd_file *file;
-    bool closes;
 };
 
 static void *errand_main(void *argument)
 {
     struct errand *errand = argument;
-    if (errand->closes)
-        OK(pd_file_close(errand->file, err));
-    else
-        write_byte(errand->queue, errand->file, 1, 'b');
+    write_byte(errand->queue, errand->file, 1, 'b');
     return NULL;
 }
 
@@ -296,52 +290,6 @@ Test(queue, an_idle_queue_may_move_to_another_thread)
     pd_queue_close(queue);
     OK(pd_file_close(file, err));
     OK(pd_vfs_unlink(vfs, path, err));
-    pd_vfs_free(vfs);
-}
-
-static int count_descriptors(void)
-{
-    int count = 0;
-    DIR *dir = opendir("/proc/self/fd");
-    while (readdir(dir))
-        count++;
-    closedir(dir);
-    return count;
-}
-
-/* More files than a ring has slots, closed here and elsewhere, descriptors reused: every byte must land in its own file. */
-Test(queue, fixed_files_follow_their_descriptors)
-{
-    enum { FILES = 90 };
-    struct pd_vfs *vfs = uring(0);
-    struct pd_queue *queue;
-    struct pd_file *files[FILES];
-    char path[160], base[128];
-    scratch_file(base, sizeof base, "many");
-    OK(pd_queue_open(vfs, NULL, 0, &queue, err));
-    int before = count_descriptors();
-    for (int round = 0; round < 3; round++) {
-        for (int i = 0; i < FILES; i++) {
-            snprintf(path, sizeof path, "%s-%d", base, i);
-            OK(pd_file_open(vfs, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &files[i], err));
-            write_byte(queue, files[i], 0, (char)(i + round));
-        }
-        for (int i = 0; i < FILES; i++) {
-            char value = 0;
-            OK(pd_file_read(files[i], 0, &value, 1, err));
-            cr_assert_eq(value, (char)(i + round), "file %d", i);
-            if (i % 3)
-                OK(pd_file_close(files[i], err));
-            else
-                run_elsewhere((struct errand){.file = files[i], .closes = true});
-        }
-        cr_assert_eq(count_descriptors(), before);
-    }
-    for (int i = 0; i < FILES; i++) {
-        snprintf(path, sizeof path, "%s-%d", base, i);
-        OK(pd_vfs_unlink(vfs, path, err));
-    }
-    pd_queue_close(queue);
     pd_vfs_free(vfs);
 }
 

@@ -36,11 +36,9 @@ static const struct vfs_row {
     const char *description;
 } rows[] = {
     {"threads", false, 0, "threads (3)"},
-    {"uring", true, 0, "io_uring, registered buffers, fixed files"},
+    {"uring", true, 0, "io_uring, registered buffers"},
     {"uring without buffers", true, PD_URING_REFUSE_BUFFERS, "unregistered buffers (Cannot allocate memory"},
-    {"uring without fixed files", true, PD_URING_REFUSE_FILES, "plain files"},
-    {"uring of an old kernel", true, PD_URING_REFUSE_FLAGS | PD_URING_REFUSE_FILES, "fewer set-up flags"},
-    {"uring of an older kernel", true, PD_URING_REFUSE_FLAGS | PD_URING_REFUSE_ALL_FLAGS, "fewer set-up flags"},
+    {"uring of an old kernel", true, PD_URING_REFUSE_FLAGS, "no set-up flags"},
     {"forbidden uring", true, PD_URING_REFUSE_RING, "threads (io_uring: Operation not permitted; "},
     {"uring out of descriptors", true, PD_URING_REFUSE_LATER, "io_uring, registered buffers"},
     {"uring without locked memory", true, PD_URING_REFUSE_MEMORY,
@@ -357,7 +355,7 @@ Test(vfs, only_regular_files_are_opened, .timeout = 20)
 
 Test(vfs, a_ring_refused_later_is_told)
 {
-    struct pd_vfs *vfs = open_row(&rows[7]);
+    struct pd_vfs *vfs = open_row(&rows[5]);
     struct pd_queue *queue = NULL;
     OK(pd_queue_open(vfs, NULL, 0, &queue, err));
     cr_assert_str_eq(pd_vfs_describe(vfs),

@@ -86,8 +86,8 @@ Test(optimizer_store, bits_of_memory_through_threads)
 
 Test(optimizer_store, bits_of_memory_whatever_is_refused)
 {
-    const unsigned cases[] = {PD_URING_REFUSE_BUFFERS, PD_URING_REFUSE_FILES, PD_URING_REFUSE_FLAGS,
-                              PD_URING_REFUSE_RING,    PD_URING_REFUSE_LATER, PD_URING_REFUSE_DIRECT};
+    const unsigned cases[] = {PD_URING_REFUSE_BUFFERS, PD_URING_REFUSE_FLAGS, PD_URING_REFUSE_RING, PD_URING_REFUSE_LATER,
+                              PD_URING_REFUSE_DIRECT};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct pd_vfs *vfs = uring(cases[i]);
         exercise(vfs, BUFFERS, 2);

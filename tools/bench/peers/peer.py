@@ -76,8 +76,9 @@ class Room:
         """{row: of direct reads and writes alone, with fsync}, at the speed that the disk has now."""
         if not self.moved:
             return {}
-        speed = self.bench("io")
-        return {row: read / speed["read_bytes_per_second"] + written / speed["write_bytes_per_second"]
+        said = self.bench("ckpt")  # what raw reads and writes reach is a rate over its ratio to them
+        reads, writes = (said[f"{of}_bytes_per_second"] / said[f"{of}_ratio"] for of in ("load", "save"))
+        return {row: read / reads + written / writes
                 for row, (read, written) in self.moved.items()}
 
     def adam_seconds(self, elements):

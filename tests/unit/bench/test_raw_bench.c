@@ -1,4 +1,4 @@
-#include "ckpt/io/raw_bench.h"
+#include "tools/bench/raw_bench.h"
 #include "tests/simulated_disk/simulated_disk.h"
 
 #include <criterion/criterion.h>

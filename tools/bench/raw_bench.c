@@ -1,4 +1,4 @@
-#include "ckpt/io/raw_bench.h"
+#include "tools/bench/raw_bench.h"
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/io/transfer_ring.h"

@@ -1,5 +1,5 @@
-/* What the disk can do: direct transfers of whole blocks, many in flight, no checksums, no format. The denominator of
- * `bench io` and `bench ckpt`, and the numbers to compare with
+/* What the disk can do: direct transfers of whole blocks, many in flight, no checksums, no format. The ceiling of
+ * saving, loading and converting, and the numbers to compare with
  *   fio --ioengine=io_uring --direct=1 --bs=4M --iodepth=8 --rw=write --fsync_on_close=1
  *
  *   memory   depth * block_bytes, mapped and touched when the bench is made, registered with the queue
