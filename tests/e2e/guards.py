@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A gradient norm that is not finite (a fault: engine.norm.nan) ends the run with 70 and names its samples. With guard.non_finite=skip
-the batch is consumed and updates nothing: the same bits on one rank, on two processes and after a kill; too many in a row end it."""
+the batch is consumed and updates nothing: the same bits on one rank, on two processes and after a kill; too many in a row end it.
+Gradients that are finite but out of range of the exact sums (optimizer.lr=30) end nothing: the step is computed again."""
 import json
 import os
 
@@ -21,6 +22,21 @@ SKIP = "guard.non_finite=skip"
 def rows(directory):
     lines = harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()
     return {row["step"]: row for row in map(json.loads, lines)}
+
+
+def large(workspace, config):
+    keys = ["optimizer.lr=30", "optimizer.clip_norm=0", "optimizer.warmup_steps=1", "optimizer.decay_steps=12", "numerics.precision=fp32"]
+    alone, pair, cut = (workspace.directory() for _ in range(3))
+    said = workspace.train(config, alone, keys).stderr
+    workspace.train(config, pair, keys + ["layout.ranks=2", "layout.transport=mpi"])
+    for steps in ("5", "12"):
+        workspace.train(config, cut, keys + [f"run.steps={steps}"])
+    coarser = {step: row["coarser"] for step, row in rows(alone).items() if "coarser" in row}
+    if not {5, 6} <= coarser.keys() or "larger than the exact sums hold (their range); the step is computed again with a range 2^16 times larger" not in said:
+        raise harness.Failure(f"no step is computed again before and after the cut: {coarser}\n{said}")
+    for other in (pair, cut):
+        if harness.losses(other) != harness.losses(alone) or workspace.state_digest(other) != workspace.state_digest(alone):
+            raise harness.Failure("other bits on two ranks, or where the run was left between")
 
 
 def body(workspace, _):
@@ -59,6 +75,7 @@ def body(workspace, _):
                            {"PERDURE_FAULT": ",".join(f"engine.norm.nan:{n}" for n in (3, 4, 5))}, expect=93).stderr
     if "3 steps in a row were not finite (guard.skips)" not in many:
         raise harness.Failure(f"too many skips:\n{many}")
+    large(workspace, config)
     print("not finite: ends, or is skipped with the same bits on one rank and two")
 
 

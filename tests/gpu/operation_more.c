@@ -323,7 +323,7 @@ COUNT(words, rows_columns(s) + (s->length > 0))
 RUN(terms)
 {
     (void)act;
-    const struct pd_quantum q = pd_quantum_of(TERM_TOKENS, 2);
+    const struct pd_quantum q = pd_quantum_of(TERM_TOKENS, 2, 0);
     const uint64_t n = rows_columns(s);
     int64_t *sums = p[1], *check = sums + n;
     uint32_t *marks = p[3];
@@ -338,7 +338,7 @@ RUN(terms)
 
 EXACT(terms)
 {
-    const struct pd_quantum q = pd_quantum_of(TERM_TOKENS, 2);
+    const struct pd_quantum q = pd_quantum_of(TERM_TOKENS, 2, 0);
     for (uint64_t i = 0; i < rows_columns(s); i++)
         v[2].exact[i] = (double)(float)(2 * rint(v[0].exact[i] * q.scale) / q.scale);
 }

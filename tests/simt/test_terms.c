@@ -8,19 +8,19 @@ enum { RUNS = sizeof cuts / sizeof *cuts - 1 };
 
 struct sums {
     int64_t terms[N + RUNS]; /* a check behind each run */
-    uint32_t flags[RUNS], damaged[RUNS];
+    uint32_t flags[RUNS][2], damaged[RUNS];
     float apart[N];
 };
 
 static void make(struct sums *s, const void *x, enum pd_term_source source, bool adds, bool keeps, struct pd_term_run *runs,
                  struct pd_terms *t)
 {
-    const struct pd_quantum q = pd_quantum_of(777, 3);
+    const struct pd_quantum q = pd_quantum_of(777, 3, 0);
     const uint64_t bytes = source == PD_TERM_INTEGER ? 8 : 4;
     for (uint32_t i = 0; i < RUNS; i++) {
         int64_t *to = s->terms + cuts[i] + i, n = (int64_t)(cuts[i + 1] - cuts[i]);
         runs[i] = (struct pd_term_run){(const char *)x + cuts[i] * bytes, keeps ? to : NULL, (uint64_t)n, adds, to + n, !adds,
-                                       &s->flags[i]};
+                                       s->flags[i]};
     }
     *t = (struct pd_terms){runs, RUNS, source, q.scale, q.limit, MARK};
 }
@@ -48,7 +48,7 @@ Test(simt_terms, bits_of_the_cpu)
         x[i] = (float)ldexp(random_normal(&seed), (int)(i % 60) - 50);
         whole[i] = (int64_t)random_u64(&seed);
     }
-    x[1500] = INFINITY, x[20020] = NAN;
+    x[1500] = INFINITY, x[1501] = 0x1p100f, x[20020] = NAN;
     for (int order = 0; order < SOME_ORDERS; order++) {
         simt_set_order(some_orders[order]);
         memset(&got, 0xfb, sizeof got), memset(&want, 0xfb, sizeof want);
@@ -59,7 +59,8 @@ Test(simt_terms, bits_of_the_cpu)
         cr_assert_eq(both(f.math, &got, &want, x, PD_TERM_F32, true, true, &err), PD_OK, "%s", err.message);
         cr_assert_eq(both(f.math, &got, &want, whole, PD_TERM_INTEGER, true, true, &err), PD_OK, "%s", err.message);
         cr_assert_eq(memcmp(&got, &want, sizeof got), 0, "terms differ");
-        cr_assert(got.flags[3] == MARK && got.flags[4] == MARK && got.flags[2] != MARK);
+        cr_assert(got.flags[3][0] == MARK && got.flags[3][1] == MARK && got.flags[2][0] != MARK && got.flags[2][1] != MARK);
+        cr_assert(got.flags[4][0] != MARK && got.flags[4][1] == MARK);
         got.terms[cuts[3] + 9] ^= 4, want.terms[cuts[3] + 9] ^= 4;
         for (uint32_t i = 0; i < RUNS; i++) {
             const uint64_t n = cuts[i + 1] - cuts[i];

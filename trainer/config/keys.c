@@ -208,10 +208,10 @@ const struct pd_key pd_keys[] = {
     STRING(preempt.notice, "", FREE,
            "a command that is run every five seconds on every host; exit code 0 saves and leaves, as TERM; empty: none"),
 
-    WORD(
-        guard.non_finite, "stop", guard_words, FREE,
-        "a loss or gradient that is not finite ends the run; skip: its batch is consumed and updates nothing; rollback: and "
-        "so do the guard.rollback_steps - 1 before it"),
+    WORD(guard.non_finite, "stop", guard_words, FREE,
+         "a loss or gradient that is NaN or infinite ends the run; skip: its batch is consumed and updates nothing; "
+         "rollback: and "
+         "so do the guard.rollback_steps - 1 before it"),
     F64(guard.spike_z, "0", 0, 1e6, FREE,
         "a loss so many standard deviations above the mean rolls back too; 6 is a sign, 0: none does"),
     U64(guard.spike_window, "128", 2, COUNT_MAX, FREE, "losses that mean and deviation remember; before, nothing is a spike",

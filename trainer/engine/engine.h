@@ -88,6 +88,7 @@ struct pd_step_result {
     bool skipped;         /* a gradient or the loss was not finite; parameters and moments are as before */
     bool compared;        /* a micro-batch of every rank came to the same integers elsewhere (guard.replay_every) */
     uint32_t recomputed;  /* times the step was computed again, since gradients arrived damaged */
+    uint32_t coarser;     /* and since finite gradients were out of range of their terms: times the quantum grew */
     uint64_t sent_bytes, sent_between_hosts; /* by this rank; of these to other hosts, but for what NCCL routes by itself */
     double bubble;        /* share of the step that ranks waited for other stages, mean over ranks */
     double bubble_theory; /* of the schedule with equal stages */

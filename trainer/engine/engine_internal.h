@@ -30,6 +30,7 @@ PD_MUST_USE pd_status pd_step_compare(struct pd_engine *engine, uint64_t first_s
 struct pd_engine_own {
     struct pd_lanes lanes; /* of a training step */
     uint32_t wrong;        /* what a test made of the device, a bit each */
+    uint64_t coarser_count; /* times a step was computed again with a coarser quantum */
     struct pd_laid_out laid_out;
     struct pd_comm *comm;    /* the world's; NULL when alone */
     uint32_t chunk_count;    /* pipeline chunks of this rank */

@@ -99,13 +99,17 @@ static uint64_t beside_rank(const struct pd_engine *e, uint32_t mark)
     return (uint64_t)mark << 32 | (mark == UINT32_MAX ? UINT32_MAX : e->grid.rank);
 }
 
-/* The first of all ranks' tensors with a gradient out of range, the first set whose sums arrived damaged, and whose they are. */
+/* The first of what all ranks found, and who found it. */
 static pd_status find_marks(const struct pd_engine *e, struct pd_found *ret_found, struct pd_error *err)
 {
-    uint64_t first[] = {beside_rank(e, pd_zero_overflow(e->zero)), beside_rank(e, pd_zero_damage(e->zero))};
-    if (e->own->comm) PD_TRY(pd_comm_all_reduce(e->own->comm, first, 2, PD_REDUCE_MIN_U64, err));
-    *ret_found =
-        (struct pd_found){(uint32_t)(first[0] >> 32), (uint32_t)first[0], (uint32_t)(first[1] >> 32), (uint32_t)first[1]};
+    uint64_t first[] = {pd_zero_out_of_range(e->zero), beside_rank(e, pd_zero_not_finite(e->zero)),
+                        beside_rank(e, pd_zero_damage(e->zero))};
+    if (e->own->comm) PD_TRY(pd_comm_all_reduce(e->own->comm, first, 3, PD_REDUCE_MIN_U64, err));
+    *ret_found = (struct pd_found){.out_of_range = (uint32_t)first[0],
+                                   .not_finite = (uint32_t)(first[1] >> 32),
+                                   .computed_by = (uint32_t)first[1],
+                                   .damaged = (uint32_t)(first[2] >> 32),
+                                   .who = (uint32_t)first[2]};
     return PD_OK;
 }
 
@@ -130,7 +134,7 @@ pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_no
     PD_TRY(find_marks(e, ret_found, err));
     PD_TRY(pd_exact_sum_reduce(e->own->norm.host_copy, e->own->comm, err));
     const double total = sqrt(pd_superaccumulator_value(e->own->norm.host_copy)) / loss_scale_of(e);
-    *ret_norm = ret_found->overflow < UINT32_MAX ? (double)NAN : tokens ? total / (double)tokens : 0.0;
+    *ret_norm = ret_found->not_finite < UINT32_MAX ? (double)NAN : tokens ? total / (double)tokens : 0.0;
     return PD_OK;
 }
 

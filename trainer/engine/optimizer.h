@@ -22,11 +22,13 @@ PD_MUST_USE pd_status pd_exact_sum_reduce(struct pd_superaccumulator *sum, struc
 PD_MUST_USE pd_status pd_optimizer_begin(struct pd_engine *engine, struct pd_error *err);
 /* What ranks found of a step's gradients together; UINT32_MAX: nothing. */
 struct pd_found {
-    uint32_t overflow;     /* the first tensor with an element that is not finite or out of range, ... */
+    uint32_t out_of_range; /* the first tensor with an element that its terms cannot hold */
+    uint32_t not_finite;   /* the first tensor with an element that is not finite, ... */
     uint32_t computed_by;  /* ... and the first rank that computed one */
     uint32_t damaged, who; /* the first set whose sums arrived damaged, and the first rank that adds such up */
 };
-/* Norm of the gradient of the mean loss over `tokens`. Not finite when any gradient is not, or where one is out of range. */
+/* Norm of the gradient of the mean loss over `tokens`. Not finite when any gradient is not; it means nothing where one is out of
+ * range. */
 PD_MUST_USE pd_status pd_optimizer_norm(struct pd_engine *engine, uint64_t tokens, double *ret_norm,
                                         struct pd_found *ret_found, struct pd_error *err);
 

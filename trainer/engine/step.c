@@ -3,8 +3,8 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
-#include "ckpt/base/log.h"
 #include "ckpt/base/heartbeat.h"
+#include "ckpt/base/log.h"
 #include "ckpt/base/trace.h"
 #include "trainer/engine/compare.h"
 #include "trainer/engine/optimizer.h"
@@ -22,6 +22,7 @@ struct step {
     bool compares;     /* gradients of one micro-batch are made for comparing, and added to nothing */
     uint32_t compared; /* that one */
     uint64_t first_sample;
+    uint32_t coarser; /* than usual is the quantum of terms, by 2^16 each */
     struct pd_lanes lanes;
     uint64_t sequences;               /* that count, of all ranks */
     const struct pd_set_order *order; /* in which it reads parameters */
@@ -451,6 +452,12 @@ static pd_status reduce_loss(struct step *s, double *ret_mean, struct pd_error *
     return PD_OK;
 }
 
+/* Finite gradients that terms cannot hold: the sums mean nothing, and the step is computed again with a coarser quantum. */
+static bool needs_coarser(const struct pd_step_result *result, const struct pd_found *found)
+{
+    return found->out_of_range < UINT32_MAX && found->not_finite == UINT32_MAX && isfinite(result->loss);
+}
+
 /* fp16 overflows by design, and lowers its scale; elsewhere guard.non_finite says what follows. All ranks see the same sums. */
 static pd_status check_finite(const struct step *s, struct pd_step_result *result, const struct pd_found *found,
                               struct pd_error *err)
@@ -462,8 +469,8 @@ static pd_status check_finite(const struct step *s, struct pd_step_result *resul
     char where[192] = "";
     result->skipped = !is_finite;
     if (is_finite || may_overflow || c->guard.non_finite != PD_GUARD_STOP) return PD_OK;
-    if (found->overflow < UINT32_MAX)
-        snprintf(where, sizeof where, ", and a gradient of %s is not finite or out of range", tensors[found->overflow].name);
+    if (found->not_finite < UINT32_MAX)
+        snprintf(where, sizeof where, ", and a gradient of %s is not finite", tensors[found->not_finite].name);
     PD_FAIL(err, PD_DIVERGED,
             "loss %g, gradient norm %g: not finite%s; lower optimizer.lr, or look at the data of samples %llu to %llu; "
             "guard.non_finite=skip goes on without such batches",
@@ -471,8 +478,8 @@ static pd_status check_finite(const struct step *s, struct pd_step_result *resul
             (unsigned long long)s->first_sample + c->batch.sequences - 1);
 }
 
-/* The norm needs all sums, the update needs the norm; a norm that is not finite skips it. Sums that arrived damaged are not
- * used: *ret_found says so. */
+/* The norm needs all sums, the update needs the norm; a norm that is not finite skips it. Sums that arrived damaged or out of
+ * range are not used: *ret_found says so. */
 static pd_status update(struct step *s, uint64_t updates, struct pd_step_result *result, struct pd_found *ret_found,
                         struct pd_error *err)
 {
@@ -484,7 +491,7 @@ static pd_status update(struct step *s, uint64_t updates, struct pd_step_result 
     pd_trace_end(computed, "step", "sums and norm", updates);
     end_stage(s, PD_STEP_SUMS, &since_ns);
     if (pd_fault_asks("engine.norm.nan")) result->gradient_norm = NAN;
-    if (ret_found->damaged < UINT32_MAX) return PD_OK;
+    if (ret_found->damaged < UINT32_MAX || needs_coarser(result, ret_found)) return PD_OK;
     PD_TRY(check_finite(s, result, ret_found, err));
     if (result->skipped) return PD_OK;
     const uint64_t begun = pd_trace_begin(), start_ns = pd_trace_now();
@@ -506,7 +513,7 @@ static pd_status run_once(struct step *s, uint64_t updates, struct pd_step_resul
     s->next = 0;
     s->tokens = s->wait_ns = 0;
     PD_TRY(pd_optimizer_begin(e, err));
-    pd_zero_begin_step(e->zero, e->loss_scale);
+    pd_zero_begin_step(e->zero, e->loss_scale, s->coarser);
     PD_TRY(pd_compare_begin(e, err));
     PD_TRY(run_schedule(s, err));
     PD_TRY(reduce_loss(s, &result->loss, err));
@@ -548,6 +555,20 @@ static pd_status judge_damage(const struct step *s, const struct pd_found *befor
     return PD_OK;
 }
 
+/* The range of a mean gradient grows with the quantum. A run whose gradients stay large is warned less and less often. */
+static void log_coarser(const struct step *s, const struct pd_found *found)
+{
+    struct pd_engine *e = s->e;
+    const uint64_t times = ++e->own->coarser_count;
+    if (e->grid.rank || (times & (times - 1))) return;
+    pd_log(PD_LOG_WARN, "step",
+           "step %llu: a gradient of %s is larger than the exact sums hold (their range); the step is computed again with a "
+           "range 2^%u times larger, and the smallest difference that they keep (their grain) grows as much. Number %llu of "
+           "this launch. A lower optimizer.lr or more optimizer.warmup_steps keep gradients small",
+           (unsigned long long)e->next_identity.step, e->options.model->tensors.tensors[found->out_of_range].name,
+           PD_QUANTUM_COARSER_LOG2 * s->coarser, (unsigned long long)times);
+}
+
 /* Since the traffic before. */
 static void count_sent(const struct pd_engine *e, struct pd_comm_traffic before, struct pd_step_result *result)
 {
@@ -573,13 +594,19 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
                      .lanes = e->own->lanes,
                      .sequences = e->options.config->batch.sequences};
     struct pd_step_result result = {.learning_rate = pd_learning_rate(e->options.config, updates)};
-    struct pd_found before = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX}, found = before;
+    struct pd_found before = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX}, found = before;
     struct pd_comm_traffic traffic = {0};
     if (e->own->comm) pd_comm_traffic(e->own->comm, &traffic);
     PD_TRY(run_once(&s, updates, &result, &found, err));
-    for (; found.damaged < UINT32_MAX; result.recomputed++) {
-        PD_TRY(judge_damage(&s, &before, &found, err));
-        before = found;
+    while (found.damaged < UINT32_MAX || needs_coarser(&result, &found)) {
+        if (found.damaged < UINT32_MAX) {
+            PD_TRY(judge_damage(&s, &before, &found, err));
+            before = found;
+            result.recomputed++;
+        } else {
+            result.coarser = ++s.coarser;
+            log_coarser(&s, &found);
+        }
         PD_TRY(run_once(&s, updates, &result, &found, err));
     }
     count_sent(e, traffic, &result);

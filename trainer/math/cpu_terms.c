@@ -2,6 +2,7 @@
  * low bits then are it: this rounds to nearest, to even, where AVX2 knows no such conversion. */
 #include "trainer/math/cpu_ops.h"
 
+#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -29,8 +30,19 @@ V16_INLINE int64_t nearest(double x)
     return (int64_t)((uint64_t)(bits_of(high) - bits_of(MAGIC)) << 32) + (bits_of(low) - bits_of(MAGIC));
 }
 
-/* Terms of `count` elements from i on, where they may be read until `to` is written; out of range: true. */
-V16_INLINE bool make(const struct pd_terms *t, const float *from, uint64_t i, uint64_t count, int64_t *term)
+enum { OUT_OF_RANGE = 1, NOT_FINITE = 2 };
+
+/* Of elements that did not all fit. */
+static int terms_find_wrong(const struct pd_terms *t, const float *from, uint64_t count)
+{
+    int wrong = 0;
+    for (uint64_t k = 0; k < count; k++)
+        wrong |= !isfinite(from[k]) ? NOT_FINITE : fabs((double)from[k] * t->scale) < t->limit ? 0 : OUT_OF_RANGE;
+    return wrong;
+}
+
+/* Terms of `count` elements from i on, where they may be read until `to` is written. Returns what is wrong with them. */
+V16_INLINE int make(const struct pd_terms *t, const float *from, uint64_t i, uint64_t count, int64_t *term)
 {
     double wide[STEP];
     int out = 0;
@@ -43,7 +55,7 @@ V16_INLINE bool make(const struct pd_terms *t, const float *from, uint64_t i, ui
     }
     for (uint64_t k = 0; k < count; k++)
         term[k] = nearest(wide[k]);
-    return out;
+    return out ? terms_find_wrong(t, from + i, count) : 0;
 }
 
 V16_INLINE uint64_t store(bool adds, const int64_t *term, uint64_t count, int64_t *to)
@@ -56,7 +68,8 @@ V16_INLINE uint64_t store(bool adds, const int64_t *term, uint64_t count, int64_
     return sum;
 }
 
-V16_INLINE uint64_t some_terms(const struct pd_terms *t, const struct pd_term_run *run, uint64_t i, uint64_t count, bool *out)
+V16_INLINE uint64_t some_terms(const struct pd_terms *t, const struct pd_term_run *run, uint64_t i, uint64_t count,
+                               int *wrong)
 {
     int64_t made[STEP];
     const int64_t *term = made;
@@ -65,7 +78,7 @@ V16_INLINE uint64_t some_terms(const struct pd_terms *t, const struct pd_term_ru
     else if (t->source == PD_TERM_INTEGER)
         term = (const int64_t *)run->from + i;
     else
-        *out |= make(t, run->from, i, count, made);
+        *wrong |= make(t, run->from, i, count, made);
     if (!run->to) return store(false, term, count, made);
     return run->adds ? store(true, term, count, run->to + i) : store(false, term, count, run->to + i);
 }
@@ -86,12 +99,13 @@ static void terms_body(void *context, uint64_t task)
     const uint64_t begin = (task - job->first_task[number]) * TASK_ELEMENTS;
     const uint64_t end = run->n - begin < TASK_ELEMENTS ? run->n : begin + TASK_ELEMENTS;
     uint64_t i = begin, sum = 0;
-    bool out = false;
+    int wrong = 0;
     for (; i + STEP <= end; i += STEP)
-        sum += some_terms(job->t, run, i, STEP, &out);
-    if (i < end) sum += some_terms(job->t, run, i, end - i, &out);
+        sum += some_terms(job->t, run, i, STEP, &wrong);
+    if (i < end) sum += some_terms(job->t, run, i, end - i, &wrong);
     if (run->check) __atomic_fetch_add((uint64_t *)run->check, sum, __ATOMIC_RELAXED);
-    if (out && run->flag) __atomic_store_n(run->flag, job->t->mark, __ATOMIC_RELAXED);
+    for (int bit = 0; run->flags && bit < 2; bit++)
+        if (wrong >> bit & 1) __atomic_store_n(&run->flags[bit], job->t->mark, __ATOMIC_RELAXED);
 }
 
 pd_status PD_CPU(terms)(struct pd_math *math, const struct pd_terms *t, struct pd_error *err)

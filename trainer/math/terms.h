@@ -1,5 +1,5 @@
-/* Terms: elements of gradients as integers, multiples of a quantum that the configuration gives. Sums of them modulo 2^64 are
- * exact in any order. A sum is what it should be while it is within 2^63, however far it was out of range on its way.
+/* Terms: elements of gradients as integers, multiples of a quantum. Sums of them modulo 2^64 are exact in any order. A sum is
+ * what it should be while it is within 2^63, however far it was out of range on its way.
  *
  *   bits    a term is from * scale, which is exact in fp64, rounded to nearest, to even: on every device
  *   limit   every term is below `limit` in size; 2^63 over the terms of a sum keeps the sum in range, too
@@ -9,14 +9,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Of sums of at most `terms` terms of a batch of `tokens` tokens: what a mean gradient is kept to is 2^-53, and 1024 its range,
- * of the sum and of every term for the share of tokens that is its own. */
+/* For sums of at most `terms` terms of a batch of `tokens` tokens. A mean gradient keeps its bits down to 2^-53 (the grain) and
+ * must stay below 1024 (the range), as must every term for its own share of the tokens. `coarser` times both are 2^16 times
+ * larger: a step whose finite gradients were out of range is computed again with them. */
+#define PD_QUANTUM_COARSER_LOG2 16
 struct pd_quantum {
-    float quantum; /* 2^(ceil(log2 tokens) - 53) */
+    float quantum; /* 2^(ceil(log2 tokens) - 53 + 16 coarser) */
     double scale;  /* 1 / quantum */
     double limit;  /* 2^63 over the terms, as a power of two */
 };
-struct pd_quantum pd_quantum_of(uint64_t tokens, uint64_t terms);
+struct pd_quantum pd_quantum_of(uint64_t tokens, uint64_t terms, uint32_t coarser);
 
 enum pd_term_source { PD_TERM_F32, PD_TERM_INTEGER /* terms already: scale and limit mean nothing */ };
 
@@ -30,7 +32,8 @@ struct pd_term_run {
     bool adds;
     int64_t *check;    /* += the sum of the terms; NULL: none. Runs may share it */
     bool check_begins; /* it is 0 before the terms of this call; of one run of those that share it */
-    uint32_t *flag;   /* = mark where a term is not finite or out of range, which then is 0; NULL: nobody asks */
+    /* (2) [0] = mark where an element is out of range, [1] = mark where one is not finite; the term is 0. NULL: nobody asks */
+    uint32_t *flags;
 };
 
 struct pd_terms {

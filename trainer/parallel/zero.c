@@ -294,10 +294,16 @@ static void take_terms(struct pd_zero *zero, struct pd_arena *arena)
         zero->turns[i].data = pd_arena_take(arena, PD_MEMORY_GRADIENTS, turns);
 }
 
+/* Two of every tensor, one of every set. */
+static uint64_t marks_of(const struct pd_zero *zero)
+{
+    return 2 * (uint64_t)zero->model->tensors.count + zero->has.set_count;
+}
+
 static void take_gradients(struct pd_zero *zero, struct pd_arena *arena)
 {
     const bool is_direct = zero->has_lanes && (zero->options.adds_in_place || pd_lanes_longest(&zero->lanes) == 1);
-    const uint64_t marks = (zero->model->tensors.count + zero->has.set_count) * sizeof *zero->marks;
+    const uint64_t marks = marks_of(zero) * sizeof *zero->marks;
     uint64_t most = 0;
     for (uint32_t set = 0; set < zero->has.set_count; set++)
         most = pd_max_u64(most, zero->sets[set].computed[zero->sets[set].count]);
@@ -345,6 +351,12 @@ static void tell_comms(const struct pd_zero *zero, const struct pd_arena *arena)
     if (grid->replicas) pd_comm_will_use(grid->replicas, gradients, gradients_bytes);
 }
 
+static struct pd_quantum quantum_of(const struct pd_zero *zero, uint32_t coarser)
+{
+    const uint64_t ends = zero->model->config.tie_embeddings ? 2 : 1;
+    return pd_quantum_of(zero->options.tokens, (uint64_t)zero->options.lanes * zero->pieces * ends, coarser);
+}
+
 static void describe(struct pd_zero *zero)
 {
     const struct pd_zero_options *o = &zero->options;
@@ -360,7 +372,7 @@ static void describe(struct pd_zero *zero)
     zero->has.makes_terms = o->lanes > 1 || layout->virtual_tp > 1 || layout->virtual_sp > 1;
     zero->has_lanes = !zero->has.makes_terms || (zero->pieces == 1 && pd_lanes_longest(&zero->lanes) > 1);
     zero->options.adds_in_place = o->adds_in_place && zero->has_lanes;
-    zero->quantum = pd_quantum_of(o->tokens, (uint64_t)o->lanes * zero->pieces * (model->config.tie_embeddings ? 2 : 1));
+    zero->quantum = quantum_of(zero, 0);
     zero->loss_scale = 1;
     zero->is_mirrored =
         model->config.tie_embeddings && pd_layout_unit_pp(layout, 0) != pd_layout_unit_pp(layout, model->unit_count - 1);
@@ -441,8 +453,9 @@ pd_status pd_zero_refresh_compute(struct pd_zero *zero, struct pd_error *err)
 
 /* ---- what a step found of its gradients ---- */
 
-void pd_zero_begin_step(struct pd_zero *zero, double loss_scale)
+void pd_zero_begin_step(struct pd_zero *zero, double loss_scale, uint32_t coarser)
 {
+    zero->quantum = quantum_of(zero, coarser);
     zero->loss_scale = loss_scale;
     zero->attempt++;
     for (uint32_t set = 0; set < zero->has.set_count; set++) {
@@ -453,24 +466,28 @@ void pd_zero_begin_step(struct pd_zero *zero, double loss_scale)
 
 pd_status pd_zero_read_marks(struct pd_zero *zero, struct pd_error *err)
 {
-    const uint64_t count = zero->model->tensors.count + zero->has.set_count;
     if (!zero->has.makes_terms) return PD_OK;
-    return pd_math_copy(zero->math, zero->host_marks, zero->marks, count * sizeof *zero->marks, err);
+    return pd_math_copy(zero->math, zero->host_marks, zero->marks, marks_of(zero) * sizeof *zero->marks, err);
 }
 
-static uint32_t first_marked(const struct pd_zero *zero, uint32_t begin, uint32_t count)
+static uint32_t first_marked(const struct pd_zero *zero, uint32_t begin, uint32_t stride, uint32_t count)
 {
     for (uint32_t i = 0; zero->has.makes_terms && i < count; i++)
-        if (zero->host_marks[begin + i] == zero->attempt) return i;
+        if (zero->host_marks[begin + stride * i] == zero->attempt) return i;
     return PD_ZERO_NO_SET;
 }
 
-uint32_t pd_zero_overflow(const struct pd_zero *zero)
+uint32_t pd_zero_out_of_range(const struct pd_zero *zero)
 {
-    return first_marked(zero, 0, zero->model->tensors.count);
+    return first_marked(zero, 0, 2, zero->model->tensors.count);
+}
+
+uint32_t pd_zero_not_finite(const struct pd_zero *zero)
+{
+    return first_marked(zero, 1, 2, zero->model->tensors.count);
 }
 
 uint32_t pd_zero_damage(const struct pd_zero *zero)
 {
-    return first_marked(zero, zero->model->tensors.count, zero->has.set_count);
+    return first_marked(zero, 2 * zero->model->tensors.count, 1, zero->has.set_count);
 }

@@ -131,8 +131,8 @@ uint32_t pd_zero_prefetches(const struct pd_zero *zero);
 PD_MUST_USE pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_weights, struct pd_error *err);
 
 /* Before the first gradient of a step, or of one that is computed again. loss_scale: what gradients were multiplied by, which
- * terms are divided by. */
-void pd_zero_begin_step(struct pd_zero *zero, double loss_scale);
+ * terms are divided by; coarser: that of pd_quantum_of. */
+void pd_zero_begin_step(struct pd_zero *zero, double loss_scale, uint32_t coarser);
 /* Where backward of `set` in slot `slot` (lanes.h) writes the micro-batch's gradients (fp32), in set order; or adds them, to
  * what the lane has so far. Those of PD_ZERO_NO_SLOT, behind the last slot of a step, are made to be watched alone. */
 #define PD_ZERO_NO_SLOT UINT32_MAX
@@ -150,8 +150,10 @@ void pd_zero_watch(struct pd_zero *zero, uint32_t slot, int64_t *sum);
 /* After the last slot, once a step: the last exchange ends, a tied table's sums on two stages become one, and all holders have
  * the sums. */
 PD_MUST_USE pd_status pd_zero_finish_gradients(struct pd_zero *zero, struct pd_error *err);
-/* After that: begins to read what the step found of its gradients; once the device was waited for, the first tensor of which an
- * element was not finite or out of range, and the first set whose sums arrived damaged, on this rank; UINT32_MAX: none. */
+/* After that: begins to read what the step found of its gradients; once the device was waited for, the first tensor with an
+ * element out of range, the first with one that was not finite, and the first set whose sums arrived damaged, on this rank;
+ * UINT32_MAX: none. */
 PD_MUST_USE pd_status pd_zero_read_marks(struct pd_zero *zero, struct pd_error *err);
-uint32_t pd_zero_overflow(const struct pd_zero *zero);
+uint32_t pd_zero_out_of_range(const struct pd_zero *zero);
+uint32_t pd_zero_not_finite(const struct pd_zero *zero);
 uint32_t pd_zero_damage(const struct pd_zero *zero);

@@ -188,7 +188,7 @@ pd_status pd_zero_end_set(struct pd_zero *zero, uint32_t set, struct pd_error *e
                                           .out = (float *)sums,
                                           .quantum = zero->quantum.quantum,
                                           .check = sums + s->stride - 1,
-                                          .damaged = &zero->marks[zero->model->tensors.count + set],
+                                          .damaged = &zero->marks[2 * zero->model->tensors.count + set],
                                           .mark = zero->attempt};
         PD_TRY(pd_term_sums(zero->math, &made, err));
     }

@@ -121,7 +121,7 @@ struct pd_zero {
     struct pd_quantum quantum;
     double loss_scale;
     uint32_t attempt;              /* what marks carry: no two steps, nor a step that is computed again, have the same */
-    uint32_t *marks, *host_marks;  /* (tensors) not finite or out of range; (sets) sums that arrived damaged */
+    uint32_t *marks, *host_marks;  /* (tensors, 2) out of range, not finite; then (sets) sums that arrived damaged */
     struct pd_zero_terms turns[2]; /* that blocks take */
     uint32_t next_turn;
     struct pd_zero_exchanges exchanges;

@@ -104,7 +104,7 @@ static pd_status put_share(void *context, const struct pd_zero_share *share, str
                                     .n = end - from,
                                     .adds = (b->filled[share->is_tied] >> (share->is_tied ? 0 : share->e) & 1) != 0,
                                     .check = b->elsewhere ? NULL : check_of(to, share->part),
-                                    .flag = &b->zero->marks[s->tensors[share->e]]};
+                                    .flags = &b->zero->marks[2 * s->tensors[share->e]]};
     if (b->elsewhere) b->elsewhere += share->elements;
     return from < end ? put(b, &run, err) : PD_OK;
 }

@@ -118,6 +118,7 @@ static void add_result(struct pd_json_writer *w, const struct pd_metrics_options
     }
     if (s->rolls_back) pd_json_u64(w, "rolled_back_to", s->rolled_back_to);
     if (s->result.recomputed) pd_json_u64(w, "recomputed", s->result.recomputed);
+    if (s->result.coarser) pd_json_u64(w, "coarser", s->result.coarser);
     if (s->result.sent_bytes) pd_json_u64(w, "sent_bytes", s->result.sent_bytes);
     if (s->result.sent_between_hosts) pd_json_u64(w, "sent_between_hosts", s->result.sent_between_hosts);
     if (options->has_stages) {

@@ -23,6 +23,7 @@ struct job {
     _Atomic uint64_t parts[PD_KIND_COUNT][TENSORS_MAX];
     _Atomic uint64_t bubbles;
     uint32_t recomputed; /* steps that were computed again */
+    uint32_t coarser;    /* likewise, with a coarser quantum */
     uint64_t sent;       /* bytes, by rank 0 in all steps */
 };
 
@@ -76,6 +77,7 @@ static pd_status run_steps(struct job *job, struct pd_comm *comm, struct pd_engi
         if (result.bubble > 0) job->bubbles++;
         if (comm->rank) continue;
         job->recomputed += result.recomputed;
+        job->coarser += result.coarser;
         job->sent += result.sent_bytes;
         job->loss[step] = result.loss;
         job->norm[step] = result.skipped ? 0 : result.gradient_norm;
@@ -139,6 +141,7 @@ static void expect_same(const struct job *one, const struct job *many, const cha
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
         for (int t = 0; t < TENSORS_MAX; t++)
             cr_assert_eq(one->digest[kind][t], many->digest[kind][t], "%s: kind %d of tensor %d differs", what, kind, t);
+    cr_assert_eq(one->coarser, many->coarser, "%s: %u times coarser, expected %u", what, many->coarser, one->coarser);
     cr_assert_eq(one->state.tokens, many->state.tokens);
     cr_assert_eq(one->state.loss_scale, many->state.loss_scale);
     cr_assert_eq(one->state.skipped_steps, many->state.skipped_steps);

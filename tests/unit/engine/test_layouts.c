@@ -122,7 +122,9 @@ static void check_numerics(const struct numerics *n)
     const uint32_t day = (uint32_t)(test_day() % 6);
     uint32_t tried = 0;
     run(&one, n, &alone, 1);
-    cr_assert_lt(one.loss[STEPS - 1], one.loss[0]);
+    const bool is_large = n->more && strstr(n->more, "optimizer.lr");
+    if (!is_large) cr_assert_lt(one.loss[STEPS - 1], one.loss[0]);
+    cr_assert_eq(one.coarser > 0, is_large, "%u times coarser", one.coarser);
     const uint64_t skips = one.state.skipped_steps;
     if (!strcmp(n->precision, "fp16"))
         cr_assert(skips > 0 && skips < STEPS, "%llu of %d steps are skipped", (unsigned long long)skips, STEPS);
@@ -207,6 +209,18 @@ Test(layouts, moments_in_bf16)
 {
     check_numerics(&(struct numerics){"llama bf16 tp sp, moments in bf16", LLAMA ", qkv_bias: true", "bf16", 4, 2,
                                       "optimizer.moments=bf16", 0, 0});
+}
+
+/* Steps are computed again with a coarser quantum, once and more often, and end with the bits of every other layout. */
+Test(layouts, large_gradients)
+{
+    check_numerics(
+        &(struct numerics){"llama fp32 tp sp, large", LLAMA, "fp32", 2, 2, "optimizer.lr=30", 1, 0});
+}
+
+Test(layouts, large_gradients_tied)
+{
+    check_numerics(&(struct numerics){"gpt2 bf16 tp, large", GPT2, "bf16", 2, 1, "optimizer.lr=100", 0, 3});
 }
 
 /* Micro-batches that are added up before they are terms, in lanes of unequal length; and all of them in one. */

@@ -57,11 +57,11 @@ static void fill(float *x, struct pd_quantum q, uint64_t *state)
 }
 
 static void add_terms(struct pd_math *math, const float *x, int64_t *to, int64_t *check, bool adds, struct pd_quantum q,
-                      uint32_t *flag)
+                      uint32_t *flags)
 {
     const uint32_t cut = 16401; /* runs that share a check, at odd places */
-    const struct pd_term_run runs[] = {{x, to, cut, adds, check, !adds, flag},
-                                       {x + cut, to + cut, N - cut, adds, check, false, flag}};
+    const struct pd_term_run runs[] = {{x, to, cut, adds, check, !adds, flags},
+                                       {x + cut, to + cut, N - cut, adds, check, false, flags}};
     const struct pd_terms t = {runs, 2, PD_TERM_F32, q.scale, q.limit, 9};
     struct pd_error err;
     cr_assert_eq(pd_terms(math, &t, &err), PD_OK);
@@ -70,20 +70,20 @@ static void add_terms(struct pd_math *math, const float *x, int64_t *to, int64_t
 static void against_rationals(enum pd_isa isa, unsigned threads)
 {
     struct fixture f = fixture_new(isa, threads);
-    const struct pd_quantum q = pd_quantum_of(TOKENS, TERMS);
+    const struct pd_quantum q = pd_quantum_of(TOKENS, TERMS, 0);
     float *x = malloc(N * sizeof *x), *out = malloc(N * sizeof *out);
     wide *exact = calloc(N, sizeof *exact);
     int64_t *sums = malloc((N + 1) * sizeof *sums);
     uint64_t state = 5;
-    uint32_t flag = 0, damaged = 0;
+    uint32_t flags[2] = {0}, damaged = 0;
     struct pd_error err;
     for (int term = 0; term < TERMS; term++) {
         fill(x, q, &state);
         for (uint32_t i = 0; i < N; i++)
             exact[i] += nearest_whole(x[i], 38); /* 24576 tokens: a quantum of 2^(15 - 53) */
-        add_terms(f.math, x, sums, &sums[N], term > 0, q, &flag);
+        add_terms(f.math, x, sums, &sums[N], term > 0, q, flags);
     }
-    cr_assert_eq(flag, 0);
+    cr_assert(!flags[0] && !flags[1]);
     for (uint32_t i = 0; i < N; i++)
         cr_assert_eq((wide)sums[i], exact[i], "element %u is off by %lld", i, (long long)((wide)sums[i] - exact[i]));
     const struct pd_term_sums apart = {N, sums, out, q.quantum, &sums[N], &damaged, 3};
@@ -109,40 +109,42 @@ Test(terms, sums_are_those_of_exact_arithmetic)
 
 Test(terms, the_quantum_is_that_of_the_tokens)
 {
-    cr_assert_eq(pd_quantum_of(1, 1).quantum, 0x1p-53f);
-    cr_assert_eq(pd_quantum_of(1024, 1).quantum, 0x1p-43f);
-    cr_assert_eq(pd_quantum_of(1025, 1).quantum, 0x1p-42f);
-    cr_assert_eq(pd_quantum_of(1025, 1).scale, 0x1p42);
-    cr_assert_eq(pd_quantum_of(1, 1).limit, 0x1p63);
-    cr_assert_eq(pd_quantum_of(1, 5).limit, 0x1p60);
+    cr_assert_eq(pd_quantum_of(1, 1, 0).quantum, 0x1p-53f);
+    cr_assert_eq(pd_quantum_of(1024, 1, 0).quantum, 0x1p-43f);
+    cr_assert_eq(pd_quantum_of(1025, 1, 0).quantum, 0x1p-42f);
+    cr_assert_eq(pd_quantum_of(1025, 1, 0).scale, 0x1p42);
+    cr_assert_eq(pd_quantum_of(1, 1, 0).limit, 0x1p63);
+    cr_assert_eq(pd_quantum_of(1, 5, 0).limit, 0x1p60);
+    cr_assert_eq(pd_quantum_of(1, 5, 2).limit, 0x1p60);
+    cr_assert_eq(pd_quantum_of(1025, 1, 2).quantum, 0x1p-10f);
+    cr_assert_eq(pd_quantum_of(1025, 1, 2).scale, 0x1p10);
 }
 
-/* What makes a term of each is the flag, and nothing of it goes into the sum. */
+/* Each becomes a flag, and nothing of it goes into the sum. */
 Test(terms, out_of_range_is_flagged)
 {
     struct fixture f = fixture_new(PD_ISA_AUTO, 1);
-    const struct pd_quantum q = pd_quantum_of(TOKENS, 4);
+    const struct pd_quantum q = pd_quantum_of(TOKENS, 4, 0);
     const float largest = (float)(q.limit / q.scale), below = nextafterf(largest, 0);
-    const float bad[] = {largest, -largest, INFINITY, -INFINITY, NAN, 0x1p127f}, good[] = {below, -below, 0, -0.0f};
+    const float bad[] = {largest, -largest, 0x1p127f, INFINITY, -INFINITY, NAN}, good[] = {below, -below, 0, -0.0f};
     struct pd_error err;
     for (uint32_t i = 0; i < 10; i++) {
         float x[100] = {0};
         int64_t to[100], check;
-        uint32_t flag = 1;
+        uint32_t flags[2] = {1, 1}, flags_alone[2] = {1, 1};
         x[77] = i < 6 ? bad[i] : good[i - 6];
-        const struct pd_term_run run = {x, to, 100, false, &check, true, &flag};
+        const struct pd_term_run run = {x, to, 100, false, &check, true, flags};
         const struct pd_terms t = {&run, 1, PD_TERM_F32, q.scale, q.limit, 5};
         cr_assert_eq(pd_terms(f.math, &t, &err), PD_OK);
-        cr_assert_eq(flag, i < 6 ? 5 : 1, "%g", (double)x[77]);
+        cr_assert(flags[0] == (i < 3 ? 5 : 1) && flags[1] == (i >= 3 && i < 6 ? 5 : 1), "%g", (double)x[77]);
         cr_assert_eq(to[77], i < 6 ? 0 : (int64_t)((double)x[77] * q.scale), "%g became %lld", (double)x[77],
                      (long long)to[77]);
         cr_assert_eq(check, to[77]);
         int64_t counted = 11;
-        uint32_t flag_alone = 1;
-        const struct pd_term_run alone = {.from = x, .n = 100, .check = &counted, .flag = &flag_alone};
+        const struct pd_term_run alone = {.from = x, .n = 100, .check = &counted, .flags = flags_alone};
         const struct pd_terms kept_nowhere = {&alone, 1, PD_TERM_F32, q.scale, q.limit, 5};
         cr_assert_eq(pd_terms(f.math, &kept_nowhere, &err), PD_OK);
-        cr_assert(counted == 11 + check && flag_alone == flag, "terms that are kept nowhere are others");
+        cr_assert(counted == 11 + check && !memcmp(flags_alone, flags, sizeof flags), "terms that are kept nowhere are others");
     }
     fixture_free(&f);
 }
@@ -185,7 +187,7 @@ Test(terms, of_other_sources)
 Test(terms, damage_is_noticed)
 {
     struct fixture f = fixture_new(PD_ISA_AUTO, 2);
-    const struct pd_quantum q = pd_quantum_of(TOKENS, TERMS);
+    const struct pd_quantum q = pd_quantum_of(TOKENS, TERMS, 0);
     struct pd_error err;
     float x[300], out[300];
     uint64_t state = 3;

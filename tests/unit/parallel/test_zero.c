@@ -381,7 +381,7 @@ static pd_status step(struct rank *r, struct pd_error *err)
     PD_TRY(pd_zero_share_state(r->zero, err));
     PD_TRY(in_memory(r, check_state, err));
     PD_TRY(pd_zero_refresh_compute(r->zero, err));
-    pd_zero_begin_step(r->zero, LOSS_SCALE);
+    pd_zero_begin_step(r->zero, LOSS_SCALE, 0);
     const uint32_t passes = r->job->options.by_layers ? 1 : slots, together = slots / passes;
     for (uint32_t pass = 0; pass < passes; pass++) {
         for (uint32_t set = 0; set < sets; set++)
@@ -395,7 +395,8 @@ static pd_status step(struct rank *r, struct pd_error *err)
     }
     PD_TRY(pd_zero_finish_gradients(r->zero, err));
     PD_TRY(pd_zero_read_marks(r->zero, err));
-    if (pd_zero_overflow(r->zero) != UINT32_MAX) PD_FAIL(err, PD_BUG, "tensor %u overflows", pd_zero_overflow(r->zero));
+    if (pd_zero_out_of_range(r->zero) != UINT32_MAX || pd_zero_not_finite(r->zero) != UINT32_MAX)
+        PD_FAIL(err, PD_BUG, "a tensor overflows");
     if (pd_zero_damage(r->zero) != UINT32_MAX) PD_FAIL(err, PD_BUG, "set %u is damaged", pd_zero_damage(r->zero));
     return in_memory(r, check_sums, err);
 }

@@ -135,24 +135,25 @@ Test(zero_owners, replicas_beside_gradients_in_flight_are_caught, .signal = SIGA
     run(4, 1, share_during);
 }
 
-/* Every rank has a finite part of what is infinite on one of them. */
+/* In turn infinite, small, and too large but for a coarser quantum. */
 static pd_status out_of_range(struct pd_zero *zero, struct pd_error *err)
 {
     enum { TENSOR = 3 };
     float *const *gradients;
     bool adds;
-    for (int turn = 0; turn < 3; turn++) {
-        static const float values[] = {INFINITY, 1.0f, -0x1p60f};
-        pd_zero_begin_step(zero, 1.0);
+    for (int turn = 0; turn < 4; turn++) {
+        static const float values[] = {INFINITY, 1.0f, -0x1p60f, -0x1p60f};
+        pd_zero_begin_step(zero, 1.0, turn == 3 ? 4 : 0);
         PD_TRY(pd_zero_micro_batch_gradients(zero, 1, 0, &gradients, &adds, err));
         gradients[TENSOR][5] = values[turn];
         PD_TRY(pd_zero_push_gradients(zero, 1, 0, err));
         PD_TRY(pd_zero_finish_gradients(zero, err));
         PD_TRY(pd_zero_read_marks(zero, err));
         const uint32_t first = pd_zero_held(zero)->boxes[pd_zero_held(zero)->first_box[1]].tensor;
-        const uint32_t tensor = first / 9 * 9 + 1 + TENSOR, found = pd_zero_overflow(zero);
-        if (found != (turn == 1 ? UINT32_MAX : tensor))
-            PD_FAIL(err, PD_BUG, "turn %d: tensor %u, not %u", turn, found, tensor);
+        const uint32_t tensor = first / 9 * 9 + 1 + TENSOR;
+        const uint32_t large = pd_zero_out_of_range(zero), not_finite = pd_zero_not_finite(zero);
+        if (large != (turn == 2 ? tensor : UINT32_MAX) || not_finite != (turn == 0 ? tensor : UINT32_MAX))
+            PD_FAIL(err, PD_BUG, "turn %d: tensors %u and %u, not %u", turn, large, not_finite, tensor);
     }
     return PD_OK;
 }
