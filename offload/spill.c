@@ -1,14 +1,48 @@
+/* Spans of the host's memory go straight to the file (spill_file.c). Spans of a device go by way of the host: each has a slot,
+ * whose staging is a place of its own in `memory`, or one of a few places that wait for the file:
+ *
+ *   FREE ──write──▶ COMES_OUT ──copied──▶ TO_FILE ──written──▶ FREE
+ *   FREE ──read───▶ FROM_FILE ──read, waited for──▶ GOES_IN ──copied──▶ FREE
+ *
+ * Without a file a slot is its span's for good, and is COMES_OUT or GOES_IN from its first write on.
+ *
+ *   write   compute, copies_in, others ─▶ copies_out ─▶ staging ─▶ file
+ *   read    file ─▶ staging ─▶ copies_in ─▶ compute
+ *
+ * The host waits for drives and for copies that go to them, each two spans later, and never for the device to compute. */
 #include "offload/spill.h"
 
-#include "offload/device_spill.h"
 #include "offload/spill_file.h"
+
+#include "ckpt/base/checked.h"
+#include "ckpt/base/owner.h"
 
 #include <stdlib.h>
 
-/* One of the two. */
+#define BEHIND 2u /* operations after which a copy that goes to a file is waited for: a place has two spans */
+
+enum slot_state { FREE, COMES_OUT, TO_FILE, FROM_FILE, GOES_IN };
+
+struct slot {
+    enum slot_state state;
+    uint32_t span;
+    uint64_t turn;           /* of the operation that took it */
+    char *staging;           /* whoever `owner` names has it: a copy on a stream, or the drive */
+    struct pd_owner owner;   /* named by the state; the caller's thread waits for one before it starts the next */
+    void *data;              /* the device's, of what is read */
+    struct pd_event *room;   /* there is, in data */
+    struct pd_event *copied; /* out or in */
+};
+
 struct pd_spill {
-    struct pd_spill_file *file;
-    struct pd_device_spill *device;
+    bool has_device;            /* else only `file` counts */
+    struct pd_spill_file *file; /* NULL: spans of a device, in memory */
+    struct pd_spill_device device;
+    uint64_t *span_bytes; /* (span_count) */
+    struct slot *slots;   /* (slot_count): with a file some, else one a span */
+    uint32_t span_count, slot_count;
+    uint64_t turn;
+    struct pd_event *computed, *arrived;
 };
 
 uint64_t pd_spill_bytes(const uint64_t *span_bytes, uint32_t span_count, uint64_t block_bytes)
@@ -16,41 +50,225 @@ uint64_t pd_spill_bytes(const uint64_t *span_bytes, uint32_t span_count, uint64_
     return sizeof(struct pd_spill) + pd_spill_file_heap_bytes(span_bytes, span_count, block_bytes);
 }
 
+uint64_t pd_spill_memory_bytes(const uint64_t *span_bytes, uint32_t span_count)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < span_count; i++)
+        bytes += pd_round_up(span_bytes[i], PD_VFS_ALIGN);
+    return bytes;
+}
+
+uint64_t pd_spill_staging_bytes(const uint64_t *span_bytes, uint32_t span_count)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < span_count; i++)
+        most = pd_max_u64(most, pd_round_up(span_bytes[i], PD_VFS_ALIGN));
+    return PD_SPILL_STAGING_SLOTS * most;
+}
+
+/* ---- life ---- */
+
+static pd_status spill_build(struct pd_spill *s, const struct pd_spill_options *o, struct pd_error *err)
+{
+    const bool in_memory = s->has_device && s->device.memory;
+    if (!in_memory) PD_TRY(pd_spill_file_new(o, &s->file, err));
+    if (!s->has_device) return PD_OK;
+    const uint64_t place_bytes = pd_spill_staging_bytes(o->span_bytes, o->span_count) / PD_SPILL_STAGING_SLOTS;
+    char *place = in_memory ? s->device.memory : s->device.staging;
+    s->span_count = o->span_count;
+    s->slot_count = in_memory ? o->span_count : PD_SPILL_STAGING_SLOTS;
+    s->span_bytes = calloc(s->span_count + 1ull, sizeof *s->span_bytes);
+    s->slots = calloc(s->slot_count + 1ull, sizeof *s->slots);
+    if (!s->span_bytes || !s->slots) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u spans of a device", o->span_count);
+    for (uint32_t i = 0; i < s->span_count; i++)
+        s->span_bytes[i] = o->span_bytes[i];
+    PD_TRY(pd_dev_event_new(s->device.dev, &s->computed, err));
+    PD_TRY(pd_dev_event_new(s->device.dev, &s->arrived, err));
+    for (uint32_t i = 0; i < s->slot_count; i++) {
+        s->slots[i] = (struct slot){.span = i, .staging = place};
+        place += in_memory ? pd_round_up(s->span_bytes[i], PD_VFS_ALIGN) : place_bytes;
+        PD_TRY(pd_dev_event_new(s->device.dev, &s->slots[i].room, err));
+        PD_TRY(pd_dev_event_new(s->device.dev, &s->slots[i].copied, err));
+    }
+    return PD_OK;
+}
+
 pd_status pd_spill_new(const struct pd_spill_options *options, struct pd_spill **ret_spill, struct pd_error *err)
 {
     struct pd_spill *s = calloc(1, sizeof *s);
     if (!s) PD_FAIL(err, PD_NO_MEMORY, "no memory for scratch");
-    const pd_status st =
-        options->device ? pd_device_spill_new(options, &s->device, err) : pd_spill_file_new(options, &s->file, err);
+    s->has_device = options->device;
+    if (options->device) s->device = *options->device;
+    const pd_status st = spill_build(s, options, err);
     if (st)
-        free(s);
+        pd_spill_free(s);
     else
         *ret_spill = s;
     return st;
 }
 
+/* Files are written from what copies bring out, and read into what copies take in. */
+static void end_transfers(struct pd_spill *s)
+{
+    struct pd_error ignored;
+    if (pd_dev_stream_sync(s->device.dev, s->device.copies_out, &ignored)) return;
+    if (s->file) pd_spill_file_sync(s->file);
+    (void)!pd_dev_stream_sync(s->device.dev, s->device.copies_in, &ignored);
+}
+
 void pd_spill_free(struct pd_spill *s)
 {
     if (!s) return;
-    pd_device_spill_free(s->device);
+    if (s->has_device) end_transfers(s);
     pd_spill_file_free(s->file);
+    for (uint32_t i = 0; s->slots && i < s->slot_count; i++) {
+        pd_dev_event_free(s->device.dev, s->slots[i].room);
+        pd_dev_event_free(s->device.dev, s->slots[i].copied);
+    }
+    if (s->has_device) {
+        pd_dev_event_free(s->device.dev, s->computed);
+        pd_dev_event_free(s->device.dev, s->arrived);
+    }
+    free(s->slots);
+    free(s->span_bytes);
     free(s);
 }
 
+/* ---- copies ---- */
+
+/* A stream goes on once another has done what it was given until now. */
+static pd_status follow(struct pd_spill *s, struct pd_stream *stream, struct pd_stream *other, struct pd_event *event,
+                        struct pd_error *err)
+{
+    PD_TRY(pd_dev_event_record(s->device.dev, event, other, err));
+    return pd_dev_event_wait(s->device.dev, stream, event, err);
+}
+
+static pd_status copy(struct pd_spill *s, bool to_host, void *dst, void *src, uint64_t bytes, struct pd_event *copied,
+                      struct pd_error *err)
+{
+    const struct pd_spill_device *d = &s->device;
+    struct pd_stream *stream = to_host ? d->copies_out : d->copies_in;
+    const struct pd_span to = {dst, bytes, to_host}, from = {src, bytes, !to_host};
+    PD_TRY(pd_device_spans_copy(d->spans, d->dev, stream, to_host ? d->lane_out : d->lane_in, d->name, to, from, err));
+    return pd_dev_event_record(d->dev, copied, stream, err);
+}
+
+/* What the device computed, and what came in to it. */
+static pd_status copy_out(struct pd_spill *s, void *dst, void *src, uint64_t bytes, struct pd_event *copied,
+                          struct pd_error *err)
+{
+    const struct pd_spill_device *d = &s->device;
+    PD_TRY(follow(s, d->copies_out, d->compute, s->computed, err));
+    PD_TRY(follow(s, d->copies_out, d->copies_in, s->arrived, err));
+    if (d->others) PD_TRY(follow(s, d->copies_out, d->others, s->arrived, err));
+    return copy(s, true, dst, src, bytes, copied, err);
+}
+
+/* ---- slots ---- */
+
+/* The staging of a slot changes hands when its state does. */
+static void pass(struct slot *slot, enum slot_state state)
+{
+    static const char *const owners[] = {
+        [FREE] = NULL, [COMES_OUT] = "copy out", [TO_FILE] = "write", [FROM_FILE] = "read", [GOES_IN] = "copy in"};
+    if (owners[slot->state]) pd_owner_release(&slot->owner, owners[slot->state]);
+    if (owners[state]) pd_owner_acquire(&slot->owner, owners[state]);
+    slot->state = state;
+}
+
+static pd_status to_file(struct pd_spill *s, struct slot *slot, struct pd_error *err)
+{
+    PD_TRY(pd_dev_event_sync(s->device.dev, slot->copied, err));
+    pass(slot, TO_FILE);
+    return pd_spill_file_write(s->file, slot->span, slot->staging, err);
+}
+
+static pd_status go_in(struct pd_spill *s, struct slot *slot, struct pd_error *err)
+{
+    if (s->file) PD_TRY(pd_spill_file_wait(s->file, slot->span, err));
+    pass(slot, GOES_IN);
+    PD_TRY(pd_dev_event_wait(s->device.dev, s->device.copies_in, slot->room, err));
+    return copy(s, false, slot->data, slot->staging, s->span_bytes[slot->span], slot->copied, err);
+}
+
+/* Nothing of it is left to do, but for somebody to wait for what was read. */
+static pd_status finish(struct pd_spill *s, struct slot *slot, struct pd_error *err)
+{
+    if (slot->state == COMES_OUT) PD_TRY(to_file(s, slot, err));
+    if (slot->state == TO_FILE) PD_TRY(pd_spill_file_wait(s->file, slot->span, err));
+    if (slot->state == FROM_FILE) PD_TRY(go_in(s, slot, err));
+    if (slot->state == GOES_IN) PD_TRY(pd_dev_event_sync(s->device.dev, slot->copied, err));
+    pass(slot, FREE);
+    return PD_OK;
+}
+
+/* NULL: nothing of the span is on its way. */
+static struct slot *find(struct pd_spill *s, uint32_t span)
+{
+    for (uint32_t i = s->file ? 0 : span; i < s->slot_count; i++)
+        if (s->slots[i].span == span) {
+            if (s->slots[i].state != FREE) return &s->slots[i];
+            if (!s->file) return NULL;
+        }
+    return NULL;
+}
+
+/* A slot for the span, and nothing of it on its way to or from the file. Copies of operations long past have ended: their
+ * spans set out for the file. */
+static pd_status take_slot(struct pd_spill *s, uint32_t span, struct slot **ret_slot, struct pd_error *err)
+{
+    struct slot *slot = s->file ? find(s, span) : NULL, *oldest = &s->slots[0];
+    *ret_slot = &s->slots[s->file ? 0 : span];
+    if (!s->file) return PD_OK;
+    if (slot) PD_TRY(finish(s, slot, err));
+    s->turn++;
+    for (uint32_t i = 0; i < s->slot_count; i++) {
+        slot = &s->slots[i];
+        if (slot->state == COMES_OUT && slot->turn + BEHIND < s->turn) PD_TRY(to_file(s, slot, err));
+        if (oldest->state != FREE && (slot->state == FREE || slot->turn < oldest->turn)) oldest = slot;
+    }
+    PD_TRY(finish(s, oldest, err));
+    oldest->span = span;
+    oldest->turn = s->turn;
+    *ret_slot = oldest;
+    return PD_OK;
+}
+
+/* ---- spans ---- */
+
 pd_status pd_spill_write(struct pd_spill *s, uint32_t span, void *data, struct pd_error *err)
 {
-    if (s->device) return pd_device_spill_write(s->device, span, data, err);
-    return pd_spill_file_write(s->file, span, data, err);
+    struct slot *slot = NULL;
+    if (!s->has_device) return pd_spill_file_write(s->file, span, data, err);
+    PD_TRY(take_slot(s, span, &slot, err));
+    PD_TRY(copy_out(s, slot->staging, data, s->span_bytes[span], slot->copied, err));
+    pass(slot, COMES_OUT);
+    return PD_OK;
 }
 
 pd_status pd_spill_read(struct pd_spill *s, uint32_t span, void *data, struct pd_error *err)
 {
-    if (s->device) return pd_device_spill_read(s->device, span, data, err);
-    return pd_spill_file_read(s->file, span, data, err);
+    const struct pd_spill_device *d = &s->device;
+    struct slot *slot = NULL;
+    if (!s->has_device) return pd_spill_file_read(s->file, span, data, err);
+    PD_TRY(take_slot(s, span, &slot, err));
+    slot->data = data;
+    PD_TRY(pd_dev_event_record(d->dev, slot->room, d->compute, err));
+    if (!s->file) {
+        PD_TRY(pd_dev_event_wait(d->dev, d->copies_in, slot->copied, err)); /* it came out */
+        return go_in(s, slot, err);
+    }
+    PD_TRY(pd_spill_file_read(s->file, span, slot->staging, err));
+    pass(slot, FROM_FILE);
+    return PD_OK;
 }
 
 pd_status pd_spill_wait(struct pd_spill *s, uint32_t span, struct pd_error *err)
 {
-    if (s->device) return pd_device_spill_wait(s->device, span, err);
-    return pd_spill_file_wait(s->file, span, err);
+    if (!s->has_device) return pd_spill_file_wait(s->file, span, err);
+    struct slot *slot = find(s, span);
+    if (!slot) return PD_OK;
+    if (slot->state == FROM_FILE) PD_TRY(go_in(s, slot, err));
+    return pd_dev_event_wait(s->device.dev, s->device.compute, slot->copied, err);
 }

@@ -8,7 +8,7 @@
  *               2. memory of a span belongs to the spill from write or read until wait
  *   memory      8 bytes a block, 96 a MiB: pd_spill_bytes; nothing later
  *
- * Spans of a device leave it by way of the host (device_spill.c): into a file through staging, or into memory of the host
+ * Spans of a device leave it by way of the host: into a file through staging, or into memory of the host
  * that takes the file's place and is neither hashed nor written anywhere. A wait then orders the device's `compute`, and not
  * the host.
  *
