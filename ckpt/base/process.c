@@ -30,6 +30,14 @@ bool pd_process_is_stopped(int process)
     return stat && *stat == 'T';
 }
 
+int pd_process_parent(int process)
+{
+    char text[1024];
+    int parent = 0;
+    const char *stat = stat_of(process, text);
+    return stat && sscanf(stat, "%*c %d", &parent) == 1 ? parent : 0;
+}
+
 double pd_process_cpu_seconds(int process)
 {
     char text[1024];

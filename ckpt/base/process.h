@@ -9,6 +9,8 @@
 bool pd_process_read(int process, const char *name, char *ret_text, size_t bytes);
 /* Stopped by a signal, as SIGSTOP does it. */
 bool pd_process_is_stopped(int process);
+/* 0: nothing can be read. */
+int pd_process_parent(int process);
 double pd_process_cpu_seconds(int process);
 /* "futex_wait_queue < do_futex": functions of the kernel from the innermost on, or the one name that everybody may read. */
 void pd_process_kernel_place(int process, char *ret_text, size_t bytes);

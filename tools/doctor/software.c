@@ -1,6 +1,7 @@
 /* The kernel, MPI, the libraries this process runs with, and tools beside it. */
 #include "tools/doctor/findings.h"
 
+#include "trainer/launch/outer.h"
 #include "trainer/launch/starter.h"
 
 #include <link.h>
@@ -26,6 +27,13 @@ static void first_line_of(const char *command, char *ret, size_t bytes)
 static void find_mpi(struct pd_findings *findings)
 {
     char path[4096], version[128];
+    struct pd_error err;
+    if (pd_outer_check_slurm(&err)) {
+        pd_finding_limit(pd_findings_add(findings, "mpi launcher", PD_FINDING_OK, "squeue does not know of job %.40s",
+                                         getenv("SLURM_JOB_ID") ? getenv("SLURM_JOB_ID") : getenv("SLURM_JOBID")),
+                         "if Slurm's variables are left over: env -u SLURM_JOB_ID -u SLURM_JOBID perdure ...");
+        return;
+    }
     bool srun = getenv("SLURM_JOB_ID") && pd_starter_find_program("srun", path);
     if (srun) {
         pd_findings_add(findings, "mpi launcher", PD_FINDING_OK, "srun, inside Slurm job %s", getenv("SLURM_JOB_ID"));

@@ -1,10 +1,10 @@
 #include "trainer/launch/launcher.h"
 
 #include "ckpt/base/log.h"
-#include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
 #include "trainer/launch/hold.h"
 #include "trainer/launch/job.h"
+#include "trainer/launch/outer.h"
 #include "trainer/launch/private_dir.h"
 #include "trainer/run/events.h"
 #include "trainer/run/launched.h"
@@ -447,18 +447,6 @@ static void signals_restore(struct launch_state *state, const sigset_t *before)
     sigprocmask(SIG_SETMASK, before, NULL);
 }
 
-/* `mpirun -n 4 perdure train` would start four launchers of the same run. */
-static bool is_a_rank(void)
-{
-    static const char *const variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS"};
-    uint64_t size;
-    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
-        const char *text = getenv(variables[i]);
-        if (text && pd_parse_u64(text, &size) && size > 1) return true;
-    }
-    return false;
-}
-
 /* A list of hosts means ranks that are processes, of whichever number. */
 static pd_status choose_starter(struct launch_state *state, struct pd_error *err)
 {
@@ -466,7 +454,7 @@ static pd_status choose_starter(struct launch_state *state, struct pd_error *err
     if (transport == PD_TRANSPORT_AUTO && state->start.hosts) transport = PD_TRANSPORT_MPI;
     PD_TRY(pd_starter_choose(transport, state->start.ranks, &transport, err));
     state->start.transport = transport;
-    return PD_OK;
+    return transport == PD_TRANSPORT_MPI ? pd_outer_check_slurm(err) : PD_OK;
 }
 
 static bool has_grown(void *context)
@@ -515,10 +503,7 @@ pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
     struct launch_state state = {.launch = launch, .placement = {.places = &launch->places, .look = {.results = -1}}};
     state.requests = (struct pd_launch_requests){
         .has_grown = has_grown, .has_lost = has_lost, .has_silent = has_silent, .context = &state};
-    if (is_a_rank())
-        PD_FAIL(err, PD_USAGE,
-                "this runs under mpirun already: start it once, without mpirun, and give layout.ranks; words for "
-                "mpirun go into PERDURE_MPIRUN=\"mpirun --hostfile hosts\"");
+    PD_TRY(pd_outer_leave(err));
     PD_TRY(pd_private_dir_make(launch->dir, &state.dir, err));
     state.placement.look.secret = state.dir.secret_text;
     state.placement.look.secret_dir = state.dir.path;

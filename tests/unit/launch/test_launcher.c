@@ -781,12 +781,3 @@ Test(launcher, a_directory_that_cannot_be_used_is_done_without)
     what.dir = "/nonexistent";
     cr_assert_eq(launch(&what), 0);
 }
-
-Test(launcher, a_launcher_is_not_a_rank)
-{
-    struct pd_error err;
-    setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
-    struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_LOCAL, 1);
-    cr_assert_eq(pd_launch_run(&what, &err), PD_USAGE);
-    cr_assert(strstr(err.message, "without mpirun"), "%s", err.message);
-}
