@@ -287,11 +287,12 @@ static bool is_writable(const char *path)
 }
 
 /* mpirun keeps a session directory in TMPDIR, and asks passwd for a home directory where HOME is unset. Containers that run as
- * `--user`, or with a root that is read-only, have neither. */
+ * `--user`, or with a root that is read-only, have neither. Open MPI reads a list of files below HOME with commas between
+ * them, and fails where a part of one is a directory. */
 static void home_set(const char *dir)
 {
     const char *temporary = getenv("TMPDIR");
-    if (!is_writable(getenv("HOME"))) setenv("HOME", dir, 1);
+    if (!is_writable(getenv("HOME"))) setenv("HOME", strchr(dir, ',') ? "/" : dir, 1);
     if (!is_writable(temporary && *temporary ? temporary : "/tmp")) setenv("TMPDIR", dir, 1);
 }
 
