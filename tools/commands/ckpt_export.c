@@ -134,7 +134,7 @@ static pd_status open_source(struct export *x, struct pd_error *err)
     x->is_fresh = x->options->fresh_optimizer || (x->is_foreign && pd_ckpt_foreign_is_model(&x->source));
     PD_TRY(pd_ckpt_foreign_refuse_step(&x->source, x->options->step, err));
     PD_TRY(read_config(x, err));
-    PD_TRY(pd_model_new(&x->config.model, &x->model, err));
+    PD_TRY(pd_config_model(&x->config, &x->model, err));
     return x->is_foreign ? link_source(x, err) : PD_OK;
 }
 

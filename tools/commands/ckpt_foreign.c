@@ -98,7 +98,7 @@ static pd_status model_of_record(const char *yaml, struct pd_model **ret_model, 
 {
     struct pd_config config;
     PD_TRY(pd_config_parse_saved(yaml, NULL, 0, &config, err));
-    const pd_status st = pd_model_new(&config.model, ret_model, err);
+    const pd_status st = pd_config_model(&config, ret_model, err);
     pd_config_deinit(&config);
     return st;
 }

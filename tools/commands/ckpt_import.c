@@ -112,7 +112,7 @@ static pd_status decide(struct import *m, struct pd_error *err)
 {
     struct pd_ckpt_layout degrees;
     PD_TRY(configure(m, &degrees, err));
-    PD_TRY(pd_model_new(&m->config.model, &m->model, err));
+    PD_TRY(pd_config_model(&m->config, &m->model, err));
     PD_TRY(pd_lay_out(&m->config, m->model, (uint32_t)degrees.world, &m->laid_out, err));
     return link_source(m, err);
 }
@@ -375,7 +375,7 @@ static pd_status prepare_for_run(struct import *m, const struct pd_config *confi
     const pd_status st = pd_config_parse_saved(yaml, NULL, 0, &m->config, err);
     free(yaml);
     PD_TRY(st);
-    PD_TRY(pd_model_new(&m->config.model, &m->model, err));
+    PD_TRY(pd_config_model(&m->config, &m->model, err));
     PD_TRY(link_source(m, err));
     pd_layout_init_dp(&m->laid_out.layout, 1);
     m->laid_out.layout.virtual_tp = m->config.numerics.virtual_tp;

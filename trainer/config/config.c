@@ -394,6 +394,17 @@ pd_status pd_config_model(const struct pd_config *c, struct pd_model **ret_model
     return PD_OK;
 }
 
+struct pd_transformer_options pd_config_transformer(const struct pd_config *c)
+{
+    return (struct pd_transformer_options){
+        .sequences = c->batch.micro_batch,
+        .length = c->batch.context,
+        .dtype = c->numerics.precision,
+        .fp8_linears = c->numerics.linears == PD_LINEARS_FP8,
+        .logits_columns = c->numerics.logits == PD_LOGITS_OF_COLUMNS ? PD_LOGITS_COLUMNS : 0,
+        .separate_documents = c->data.separate_documents};
+}
+
 struct pd_data_options pd_config_data(const struct pd_config *c)
 {
     struct pd_data_options data = c->data;

@@ -17,6 +17,7 @@
 #include "trainer/data/data.h"
 #include "trainer/math/math.h"
 #include "trainer/model/model.h"
+#include "trainer/model/transformer.h"
 
 enum pd_codes { PD_CODES_AUTO, PD_CODES_STEP, PD_CODES_MICRO_BATCH };
 enum pd_order { PD_ORDER_AUTO, PD_ORDER_DEPTH_FIRST, PD_ORDER_BREADTH_FIRST };
@@ -182,6 +183,9 @@ uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options 
 PD_MUST_USE pd_status pd_config_find_data(struct pd_config *config, char **ret_notes, struct pd_error *err);
 /* What a run reads; borrowed from the configuration. */
 struct pd_data_options pd_config_data(const struct pd_config *config);
+/* What a configuration says of a transformer. Whoever builds one starts here and adds its memory and its ranks, so that
+ * training, validation, replay, eval and sample compute the same model. */
+struct pd_transformer_options pd_config_transformer(const struct pd_config *config);
 /* pd_model_new, with moments as the configuration keeps them. */
 PD_MUST_USE pd_status pd_config_model(const struct pd_config *config, struct pd_model **ret_model, struct pd_error *err);
 

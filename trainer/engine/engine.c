@@ -89,29 +89,24 @@ static bool keeps_codes(const struct pd_engine *e)
 static struct pd_transformer_options transformer_options_of(const struct pd_engine *e, const uint32_t *depth)
 {
     const struct pd_config *c = e->options.config;
-    return (struct pd_transformer_options){.sequences = c->batch.micro_batch,
-                                           .length = c->batch.context,
-                                           .dtype = c->numerics.precision,
-                                           .fp8_linears = c->numerics.linears == PD_LINEARS_FP8,
-                                           .logits_columns =
-                                               c->numerics.logits == PD_LOGITS_OF_COLUMNS ? PD_LOGITS_COLUMNS : 0,
-                                           .keeps_codes = keeps_codes(e),
-                                           .recompute = e->own->laid_out.recompute,
-                                           .recompute_layers = e->own->laid_out.recompute_layers,
-                                           .separate_documents = c->data.separate_documents,
-                                           .backward = true,
-                                           .take_piece = pd_zero_take_piece,
-                                           .take_context = e->zero,
-                                           .may_add = adds_in_place(e),
-                                           .activations_in_files = pd_leaves_device(&e->options, c->offload.activations),
-                                           .activations_budget = c->offload.activations_budget,
-                                           .partition = e->grid.partition,
-                                           .tp = e->grid.tp,
-                                           .sp = e->grid.sp,
-                                           .on_device = e->options.is_gpu,
-                                           .chunk_count = e->own->chunk_count,
-                                           .chunks = e->own->chunks,
-                                           .depth = depth};
+    struct pd_transformer_options o = pd_config_transformer(c);
+    o.keeps_codes = keeps_codes(e);
+    o.recompute = e->own->laid_out.recompute;
+    o.recompute_layers = e->own->laid_out.recompute_layers;
+    o.backward = true;
+    o.take_piece = pd_zero_take_piece;
+    o.take_context = e->zero;
+    o.may_add = adds_in_place(e);
+    o.activations_in_files = pd_leaves_device(&e->options, c->offload.activations);
+    o.activations_budget = c->offload.activations_budget;
+    o.partition = e->grid.partition;
+    o.tp = e->grid.tp;
+    o.sp = e->grid.sp;
+    o.on_device = e->options.is_gpu;
+    o.chunk_count = e->own->chunk_count;
+    o.chunks = e->own->chunks;
+    o.depth = depth;
+    return o;
 }
 
 static pd_status describe_chunks(struct pd_engine *e, struct pd_error *err)

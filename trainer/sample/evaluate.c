@@ -33,16 +33,11 @@ static pd_status open_data(const struct pd_evaluation *e, const struct pd_infere
                            struct pd_data **ret_data, struct pd_error *err)
 {
     struct pd_data_source source = e->data;
-    const struct pd_data_options options = {.train = &source,
-                                            .validation = &source,
-                                            .train_count = 1,
-                                            .validation_count = 1,
-                                            .validation_samples = e->windows,
-                                            .context = context,
-                                            .vocab = m->config.model.vocab,
-                                            .separate_documents = m->config.data.separate_documents,
-                                            .document_token = m->config.data.document_token,
-                                            .seed = 1};
+    struct pd_data_options options = pd_config_data(&m->config);
+    options.train = options.validation = &source;
+    options.train_count = options.validation_count = 1;
+    options.validation_samples = e->windows;
+    options.context = context;
     struct pd_data *data;
     PD_TRY(pd_data_open(&options, &data, err));
     pd_status st = check_tokens(m, data, source.path, err);

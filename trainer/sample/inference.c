@@ -80,13 +80,10 @@ static struct pd_partition partition_of(const struct pd_inference *s)
 static pd_status take(struct pd_inference *s, struct pd_arena *arena, unsigned threads, struct pd_error *err)
 {
     const enum pd_dtype precision = s->config.numerics.precision;
-    const struct pd_transformer_options options = {
-        .sequences = 1,
-        .length = s->length,
-        .dtype = precision,
-        .fp8_linears = s->config.numerics.linears == PD_LINEARS_FP8,
-        .logits_columns = s->config.numerics.logits == PD_LOGITS_OF_COLUMNS ? PD_LOGITS_COLUMNS : 0,
-        .partition = partition_of(s)};
+    struct pd_transformer_options options = pd_config_transformer(&s->config);
+    options.sequences = 1;
+    options.length = s->length;
+    options.partition = partition_of(s);
     const uint64_t parameters = s->model->parameter_count;
     s->master = pd_arena_take(arena, PD_MEMORY_PARAMETERS, parameters * sizeof(float));
     s->compute = (char *)s->master;
@@ -99,7 +96,7 @@ static pd_status take(struct pd_inference *s, struct pd_arena *arena, unsigned t
 static pd_status build(struct pd_inference *s, unsigned threads, struct pd_error *err)
 {
     struct pd_memory_plan plan;
-    PD_TRY(pd_model_new(&s->config.model, &s->model, err));
+    PD_TRY(pd_config_model(&s->config, &s->model, err));
     PD_TRY(pd_thread_pool_new(threads, &s->pool, err));
     PD_TRY(pd_arena_new_dry(&s->arena, err));
     PD_TRY(take(s, s->arena, threads, err));
