@@ -158,6 +158,11 @@ RUN = ["train", MINIMAL, "init.from=plain", "run.steps=1", "batch.sequences=2", 
 expect("init-context", [*RUN, "batch.context=300"], 0, re.compile(r"\n  context: 300 "))
 expect("init-context-beyond", [*RUN, "batch.context=600"], 78,
        err=re.compile("batch.context 600 is longer than model.context 512, beyond which there are no positions; set batch.context=512\n$"))
+expect("print-keys-of-init-from", ["train", "init.from=plain", "--print-config"], 0, re.compile(r"\n  context: 512 "))
+planned = json.loads(expect("plan-init-from", ["plan", "run.dir=never", "data.train=text.txt", "init.from=plain", "--json"], 0, ANY) or "{}")
+if planned.get("parameters") != 10848:
+    failures.append(f"plan counts another model than that of init.from: {planned.get('parameters')}")
+expect("plan-init-from-absent", ["plan", MINIMAL, "init.from=nothing"], 78, err=re.compile("init.from: nothing does not exist"))
 
 # ---- a model with a tokenizer reads text ----
 WORDS = {chr(97 + i): i for i in range(26)} | {" ": 26, ".": 27, "I": 28, "th": 29, "the": 30}

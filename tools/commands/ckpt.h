@@ -43,11 +43,13 @@ pd_status pd_ckpt_diff_json(const char *const paths[2], const uint64_t steps[2],
 /* Other systems: ckpt_import.c, ckpt_export.c. */
 pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error *err);
 struct pd_config;
-/* For init.from of a run: its model where the checkpoint says which, with no longer context; then the checkpoint itself, into
- * the empty directory of a tier. Moments that are not there begin at zero. Where the run has a checkpoint in `directory`
- * already, that says the model, and init.from is not needed. */
+/* For a configuration with init.from: its model is that of the checkpoint (pd_ckpt_import_model), or that of the newest
+ * checkpoint the run has, since what a run began from may be gone when it goes on. Every command that reads a configuration to
+ * train or to plan calls this after loading it. */
+pd_status pd_ckpt_take_model(struct pd_config *config, struct pd_error *err);
+/* The model of init.from, with batch.context no longer than it allows. */
 pd_status pd_ckpt_import_model(struct pd_config *config, struct pd_error *err);
-pd_status pd_ckpt_saved_model(const char *directory, struct pd_config *config, struct pd_error *err);
+/* The checkpoint of init.from into the empty directory of a tier. Moments that are not there begin at zero. */
 pd_status pd_ckpt_import_for_run(const struct pd_config *config, const char *directory, pd_should_stop should_stop,
                                  struct pd_error *err);
 pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error *err);

@@ -12,6 +12,7 @@
 #include "tools/commands/ckpt_layout.h"
 #include "tools/commands/ckpt_target.h"
 #include "tools/commands/progress.h"
+#include "tools/commands/run_tiers.h"
 #include "tools/output.h"
 #include "trainer/config/check.h"
 #include "trainer/model/links.h"
@@ -350,7 +351,7 @@ static pd_status take_saved_model(const char *yaml, struct pd_config *config, st
     return pd_config_check_model(config, err);
 }
 
-pd_status pd_ckpt_saved_model(const char *directory, struct pd_config *config, struct pd_error *err)
+static pd_status saved_model(const char *directory, struct pd_config *config, struct pd_error *err)
 {
     struct pd_ckpt_place place;
     const struct pd_store_entry *entry = NULL;
@@ -364,6 +365,17 @@ pd_status pd_ckpt_saved_model(const char *directory, struct pd_config *config, s
     }
     pd_ckpt_place_close(&place);
     return st;
+}
+
+pd_status pd_ckpt_take_model(struct pd_config *config, struct pd_error *err)
+{
+    struct pd_run_tiers tiers;
+    if (!config->init.from[0]) return PD_OK;
+    pd_run_tiers_of_config(config, &tiers);
+    const struct pd_run_tier *newest = pd_run_tiers_look_quietly(&tiers);
+    if (newest && !saved_model(newest->dir, config, NULL)) return PD_OK;
+    const pd_status st = pd_ckpt_import_model(config, err);
+    return st ? pd_error_context(err, st == PD_USAGE ? PD_INVALID : st, "init.from") : PD_OK;
 }
 
 /* Under the layout of one rank: whatever the run's is, it loads any. */

@@ -2,6 +2,7 @@
 #include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
 #include "tools/command.h"
+#include "tools/commands/ckpt.h"
 #include "tools/commands/plan_report.h"
 #include "tools/output.h"
 #include "trainer/config/check.h"
@@ -391,7 +392,8 @@ static pd_status load_and_plan(struct options *o, struct pd_error *err)
     if (o->world_count && !o->print_config)
         o->overrides[o->override_count++] = "layout.ranks=0"; /* --world is asked about */
     PD_TRY(pd_config_load(o->config_path, o->overrides, o->override_count, &config, err));
-    pd_status status = resolve_machine(o, &config, err);
+    pd_status status = pd_ckpt_take_model(&config, err);
+    if (!status) status = resolve_machine(o, &config, err);
     if (!status) status = o->print_config ? pd_output_config(&config, o->json, err) : pd_config_model(&config, &model, err);
     if (!status && !o->print_config) status = plan_for_device(o, &config, err);
     if (!status && !o->print_config) status = pd_directories_check(&config, err);
@@ -436,7 +438,7 @@ static pd_status parse(struct options *o, int argc, char **argv, bool *ret_done,
         .arguments = "CONFIG [key=value...]",
         .doc =
             "What each rank needs of memory, by category, what a step moves and how long it takes by a cost model, without "
-            "starting anything or looking at files. A run takes exactly these bytes; the time is for comparing layouts.",
+            "starting anything or looking at data. A run takes exactly these bytes; the time is for comparing layouts.",
         .options = options,
         .json = &o->json,
         .words = o->overrides,

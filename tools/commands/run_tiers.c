@@ -168,6 +168,13 @@ const struct pd_run_tier *pd_run_tiers_newest(const struct pd_run_tiers *tiers)
     return best;
 }
 
+const struct pd_run_tier *pd_run_tiers_look_quietly(struct pd_run_tiers *tiers)
+{
+    tiers->is_quiet = true;
+    (void)!pd_run_tiers_look(tiers, NULL);
+    return pd_run_tiers_newest(tiers);
+}
+
 pd_status pd_run_tiers_checkpoints_of(const char *path, char buffer[4096], const char **ret_path, struct pd_error *err)
 {
     struct stat st;

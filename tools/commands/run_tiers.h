@@ -44,6 +44,8 @@ PD_MUST_USE pd_status pd_run_tiers_unread(const struct pd_run_tiers *tiers, stru
 void pd_run_tiers_found(const struct pd_run_tiers *tiers, const char *run_dir, char *ret_text, size_t bytes);
 /* By (lineage, step), of equal ones the earlier; NULL: no tier holds any. */
 const struct pd_run_tier *pd_run_tiers_newest(const struct pd_run_tiers *tiers);
+/* Looks, and returns the newest. Whoever goes on from it reports what cannot be read. */
+const struct pd_run_tier *pd_run_tiers_look_quietly(struct pd_run_tiers *tiers);
 /* PATH may be a run: *ret_path is then the directory of the tier that holds the newest checkpoint, in `buffer`; else PATH.
  * errors  PD_NOT_FOUND: there is no such directory */
 PD_MUST_USE pd_status pd_run_tiers_checkpoints_of(const char *path, char buffer[4096], const char **ret_path,

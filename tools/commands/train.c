@@ -47,14 +47,6 @@ struct train {
     const char *trace;
 };
 
-/* What cannot be read is the ranks' to say. */
-static const struct pd_run_tier *look_quietly(struct pd_run_tiers *tiers)
-{
-    tiers->is_quiet = true;
-    (void)!pd_run_tiers_look(tiers, NULL);
-    return pd_run_tiers_newest(tiers);
-}
-
 /* ---- newest committed step, as the launcher asks ---- */
 
 /* The ranks, which may see more than this host, decide. */
@@ -72,7 +64,7 @@ static bool newest_step(void *context, uint64_t *ret_step, char ret_found[PD_LAU
     const struct pd_launch_chooser *chooser = context;
     struct pd_run_tiers tiers;
     pd_run_tiers_of_config(chooser->config, &tiers);
-    const struct pd_run_tier *newest = look_quietly(&tiers);
+    const struct pd_run_tier *newest = pd_run_tiers_look_quietly(&tiers);
     if (newest)
         *ret_step = newest->step;
     else
@@ -151,7 +143,7 @@ static pd_status check_run_dir(const struct pd_config *config, struct pd_error *
     const char *dir = config->run.dir;
     if (!holds_checkpoints_itself(dir) || is_named_for_checkpoints(config, dir)) return PD_OK;
     pd_run_tiers_of_config(config, &tiers);
-    if (look_quietly(&tiers)) return PD_OK;
+    if (pd_run_tiers_look_quietly(&tiers)) return PD_OK;
     PD_FAIL(err, PD_INVALID,
             "run.dir, %.400s, holds checkpoints itself, as a directory that ckpt reshard wrote; to go on from them name it "
             "%s=%.400s, and another run.dir=DIR",
@@ -304,25 +296,13 @@ static pd_status check_same_checkpoints(const struct pd_config *config, struct p
     for (uint32_t i = 0; i < now.count; i++)
         for (uint32_t k = 0; k < before.count; k++)
             if (is_same_directory(now.tiers[i].dir, before.tiers[k].dir)) return PD_OK;
-    const struct pd_run_tier *old = look_quietly(&before);
-    if (!old || look_quietly(&now)) return PD_OK;
+    const struct pd_run_tier *old = pd_run_tiers_look_quietly(&before);
+    if (!old || pd_run_tiers_look_quietly(&now)) return PD_OK;
     PD_FAIL(err, PD_INVALID,
             "the run in %.400s has its checkpoints in %.400s, the newest of step %llu, and this configuration names %.400s, "
             "which "
             "has none: name the directory that has them, move them there, or choose another run.dir",
             config->run.dir, old->dir, (unsigned long long)old->step, now.tiers[0].dir);
-}
-
-/* Of a checkpoint that the run has, else of init.from: what a run began from may be gone when it goes on. */
-static pd_status take_model(struct pd_config *config, struct pd_error *err)
-{
-    struct pd_run_tiers tiers;
-    if (!config->init.from[0]) return PD_OK;
-    pd_run_tiers_of_config(config, &tiers);
-    const struct pd_run_tier *newest = look_quietly(&tiers);
-    if (newest && !pd_ckpt_saved_model(newest->dir, config, NULL)) return PD_OK;
-    const pd_status st = pd_ckpt_import_model(config, err);
-    return st ? pd_error_context(err, st == PD_USAGE ? PD_INVALID : st, "init.from") : PD_OK;
 }
 
 /* A new run of init.from begins with an import; one that was killed during it holds no checkpoint and imports again. */
@@ -331,7 +311,7 @@ static pd_status import_first(const struct pd_config *config, struct pd_error *e
     struct pd_run_tiers tiers;
     if (!config->init.from[0]) return PD_OK;
     pd_run_tiers_of_config(config, &tiers);
-    if (look_quietly(&tiers)) return PD_OK;
+    if (pd_run_tiers_look_quietly(&tiers)) return PD_OK;
     PD_TRY(pd_recorded_check_lost(config, err));
     pd_log_info("init", "importing %s", config->init.from);
     return pd_ckpt_import_for_run(config, tiers.tiers[0].dir, pd_launch_signals_say_leave, err);
@@ -412,7 +392,7 @@ static pd_status print_result(const struct pd_config *config, pd_status status, 
     struct pd_run_tiers tiers;
     struct pd_json_writer w;
     pd_run_tiers_of_config(config, &tiers);
-    const struct pd_run_tier *newest = look_quietly(&tiers);
+    const struct pd_run_tier *newest = pd_run_tiers_look_quietly(&tiers);
     pd_json_writer_init_object(&w, 0);
     pd_json_string(&w, "run_dir", config->run.dir);
     pd_json_string(&w, "checkpoints", newest ? newest->dir : tiers.tiers[0].dir);
@@ -442,7 +422,8 @@ static pd_status print_keys(struct train *t, struct pd_error *err)
     struct pd_config config;
     memcpy(overrides + 2, t->overrides, t->override_count * sizeof *overrides);
     PD_TRY(pd_config_load(NULL, overrides, t->override_count + 2, &config, err));
-    const pd_status st = pd_output_config(&config, t->json, err);
+    pd_status st = pd_ckpt_take_model(&config, err);
+    if (!st) st = pd_output_config(&config, t->json, err);
     pd_config_deinit(&config);
     return st;
 }
@@ -483,7 +464,7 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
     if (!t.config_path)
         PD_FAIL(err, PD_USAGE, "train needs a configuration: perdure train run.yaml; perdure init writes one");
     PD_TRY(pd_config_load(t.config_path, t.overrides, t.override_count, &config, err));
-    pd_status st = take_model(&config, err);
+    pd_status st = pd_ckpt_take_model(&config, err);
     if (!st && t.print_config) {
         st = pd_output_config(&config, t.json, err);
     } else if (!st) {
