@@ -18,11 +18,12 @@ struct store_dir {
     uint64_t *words;              /* (group->size) of store_gather, owned */
     bool leads_host, leads_share;
     bool has_other_shares;
-    bool is_local;       /* one host and no network file system: files of dead launches may be taken over */
-    bool has_links;      /* as the probe of this host found */
+    bool is_local;  /* one host and no network file system: files of dead launches may be taken over */
+    bool has_links; /* as the probe of this host found */
     /* Saves and replicas sync directories in threads of their own. Both change once, and order nothing else. */
-    _Atomic bool syncs_names;    /* until the file system says that it cannot */
-    _Atomic bool may_bring_back; /* a directory sync failed: a power loss may bring names back, whatever later syncs answer */
+    _Atomic bool syncs_names; /* until the file system says that it cannot */
+    _Atomic bool
+        may_bring_back; /* a directory sync failed: a power loss may bring names back, whatever later syncs answer */
 };
 
 /* From the root of the file system, without slashes at its end. */

@@ -93,8 +93,7 @@ bool pd_generation_name_parse(const char *text, uint32_t *ret_rank, uint32_t *re
 
 bool pd_store_owns_file(const char *text)
 {
-    static const char *const names[] = {"commit.h5", "index.h5", PD_STORE_REMOVED, PD_STORE_DAMAGED_NOTE,
-                                        PD_STORE_UNRECORDED_NOTE};
+    static const char *const names[] = {"commit.h5", "index.h5", PD_STORE_REMOVED, PD_STORE_DAMAGED_NOTE};
     uint32_t rank;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(text, names[i]) == 0) return true;

@@ -31,8 +31,7 @@ struct pd_store_name pd_generation_name(uint32_t rank, uint32_t slot);
 bool pd_generation_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_slot);
 /* What removing renames commit.h5 to: the directory is no checkpoint any more, by this store's will. */
 #define PD_STORE_REMOVED "removed.h5"
-/* Why a directory lies in the quarantine: it is damaged, or its record alone is absent and brings it back. */
+/* Why a directory lies in the quarantine. */
 #define PD_STORE_DAMAGED_NOTE "reason.txt"
-#define PD_STORE_UNRECORDED_NOTE "unrecorded.txt"
 /* Files of ours inside a checkpoint directory. */
 bool pd_store_owns_file(const char *text);

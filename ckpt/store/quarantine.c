@@ -1,5 +1,4 @@
-/* The quarantine: damaged checkpoints, and those whose record alone is absent, which come back with it. Nothing in it is
- * believed or reused; its space is capped. */
+/* The quarantine: damaged checkpoints. Nothing in it is believed or reused; its space is capped. */
 #include "ckpt/base/log.h"
 #include "ckpt/store/remove.h"
 
@@ -96,8 +95,8 @@ static pd_status move_there(const struct store_dir *root, const char *name, stru
     return st;
 }
 
-pd_status store_quarantine_here(struct store_files *files, const char *name, const char *note, const char *reason,
-                                uint64_t bytes_max, struct pd_error *err)
+pd_status store_quarantine_here(struct store_files *files, const char *name, const char *reason, uint64_t bytes_max,
+                                struct pd_error *err)
 {
     struct store_dir *root = &files->dir;
     char text[1024];
@@ -113,48 +112,13 @@ pd_status store_quarantine_here(struct store_files *files, const char *name, con
     PD_TRY(st);
     /* For people; the checkpoint is aside with or without it. What a link leads to lies elsewhere, and nothing is added there. */
     snprintf(text, sizeof text, "%.1022s\n", reason);
-    const struct store_text to = store_at(root, "%s/%s", moved.text + strlen(root->root) + 1, note);
+    const struct store_text to = store_at(root, "%s/" PD_STORE_DAMAGED_NOTE, moved.text + strlen(root->root) + 1);
     if (!store_is_link(root, moved.text) &&
         store_file_write(root->vfs, to.text, PD_OPEN_CREATE | PD_OPEN_TRUNCATE, text, strlen(text), STORE_FILE_LEAVE, NULL))
         pd_log_warn("ckpt", "%s could not be written", to.text);
     PD_TRY(store_sync_dir(root, store_at(root, "quarantine").text, err));
     PD_TRY(store_sync_dir(root, root->root, err));
     return enforce_cap(files, bytes_max, err);
-}
-
-/* What cannot be moved back stays for the next open. */
-static void return_here(struct store_dir *root, const struct store_scan *scan, const struct store_state *state)
-{
-    struct pd_error own;
-    const struct pd_store_name name = store_state_name(state, false);
-    const struct store_text from = store_at(root, "quarantine/%s", name.text), to = store_at(root, "%s", name.text);
-    if (!store_scan_find(scan, state, false) || store_exists(root, to.text)) return;
-    if (pd_vfs_rename(root->vfs, from.text, to.text, &own) != PD_OK) {
-        pd_log_warn("ckpt", "%s has its commit.h5 again and stays where it is: %s", from.text, own.message);
-        return;
-    }
-    pd_log_warn("ckpt",
-                "%s has its commit.h5 again and is back among the checkpoints; this launch keeps it, later ones as long as "
-                "checkpoint.keep_last and keep_every do",
-                to.text);
-}
-
-pd_status store_quarantine_return(struct store_files *files, struct pd_error *err)
-{
-    struct store_dir *root = &files->dir;
-    struct store_scan scan = {0};
-    pd_status st = store_scan(root, "quarantine/", true, &scan, err);
-    if (st != PD_OK) return st == PD_PEER_LOST ? st : PD_OK; /* most often there is no quarantine */
-    for (uint32_t i = 0; root->leads_share && i < scan.state_count; i++) {
-        const struct store_state *state = &scan.states[i];
-        if (state->kind == STORE_COMMITTED && state->marks & STORE_MARK_UNRECORDED) return_here(root, &scan, state);
-        struct pd_step_name name;
-        if (state->kind == STORE_MISNAMED && !parse_quarantined(state->misnamed, &name))
-            pd_log_warn("ckpt", "%s/quarantine/%s is left there: its record is that of %s: rename it to that", root->root,
-                        state->misnamed, store_state_name(state, false).text);
-    }
-    store_scan_deinit(&scan);
-    return pd_group_barrier(root->group, err);
 }
 
 /* Under whatever name. */

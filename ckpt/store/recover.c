@@ -167,12 +167,6 @@ static pd_status keep_item(const struct recovery *r, const struct store_state *s
                                         .shard_count = state->shard_count,
                                         .hosts = state->hosts}};
     memcpy(item.entry.name, store_state_name(state, false).text, sizeof item.entry.name);
-    if (r->options->writable && state->marks & STORE_MARK_UNRECORDED) { /* who brought it back has time to copy it */
-        item.pins = 1;
-        if (r->root->leads_share)
-            (void)!pd_vfs_unlink(r->root->vfs, store_at(r->root, "%s/" PD_STORE_UNRECORDED_NOTE, item.entry.name).text,
-                                 NULL);
-    }
     PD_TRY(pd_group_agree(r->root->group, store_items_reserve(items, err), err));
     store_items_add(items, &item);
     return PD_OK;
@@ -217,33 +211,28 @@ static void clear_all(const struct recovery *r, const struct store_state *state)
     clear(r, state, true);
 }
 
-static void move_aside(const struct recovery *r, const struct store_state *state, const char *note, const char *cause)
+static void move_aside(const struct recovery *r, const struct store_state *state, const char *cause)
 {
     struct pd_error own;
     const struct pd_store_name name = store_state_name(state, false);
     if (!r->options->writable || !r->root->leads_share || !store_scan_find(r->scan, state, false)) return;
-    if (store_quarantine_here(r->files, name.text, note, cause, r->options->quarantine_bytes_max, &own) != PD_OK)
+    if (store_quarantine_here(r->files, name.text, cause, r->options->quarantine_bytes_max, &own) != PD_OK)
         pd_log_warn("ckpt", "%s/%s stays where it is: %s", r->root->root, name.text, own.message);
 }
 
 /* Shards under a final name without a record. A removal of ours has left its mark, and something else that is whole; where
- * both are there it is finished. Otherwise somebody took the record away: nothing is deleted. */
+ * both are there it is finished. Otherwise somebody took the record away: nothing is moved or deleted. */
 static void treat_unrecorded(const struct recovery *r, const struct store_state *state)
 {
     const bool is_removal = state->marks & STORE_MARK_REMOVED;
     const struct pd_store_unusable *row = note_unusable(r, state, PD_STORE_UNRECORDED);
     if (!r->options->writable) return;
-    if (!r->any_committed) {
-        warn(r, row, "is no checkpoint and stays");
-    } else if (is_removal) {
+    if (is_removal && r->any_committed) {
         warn(r, row, "is what an interrupted removal left, and is cleared");
         if (r->root->leads_share) clear_all(r, state);
-    } else {
-        warn(r, row,
-             "is no checkpoint without its record and goes to quarantine/; put commit.h5 back there and the next start "
-             "takes it");
-        move_aside(r, state, PD_STORE_UNRECORDED_NOTE, row->cause);
+        return;
     }
+    warn(r, row, "stays, but is not a checkpoint without its record; put commit.h5 back, or remove the directory");
 }
 
 /* It may be all that is left of that run: it stays, and counts for nothing here. */
@@ -291,7 +280,7 @@ static pd_status act(const struct recovery *r, const struct store_state *state, 
     case STORE_DAMAGED:
         row = note_unusable(r, state, PD_STORE_DAMAGED);
         warn(r, row, "is damaged");
-        move_aside(r, state, PD_STORE_DAMAGED_NOTE, row->cause);
+        move_aside(r, state, row->cause);
         return PD_OK;
     case STORE_UNREADABLE:
         warn(r, note_unusable(r, state, PD_STORE_UNREADABLE), "cannot be read, passed over");

@@ -12,11 +12,9 @@ PD_MUST_USE pd_status store_clear_dir(struct store_files *files, const char *nam
 
 /* ---- quarantine.c ---- */
 
-/* Leaders: moves <root>/<name> into the quarantine, writes `reason` into the file `note` beside it, and enforces the cap. */
-PD_MUST_USE pd_status store_quarantine_here(struct store_files *files, const char *name, const char *note,
-                                            const char *reason, uint64_t bytes_max, struct pd_error *err);
-/* Collective: what lies there because its record was absent, and has it again, goes back to the root. */
-PD_MUST_USE pd_status store_quarantine_return(struct store_files *files, struct pd_error *err);
+/* Leaders: moves <root>/<name> into the quarantine, writes `reason` into a file beside it, and enforces the cap. */
+PD_MUST_USE pd_status store_quarantine_here(struct store_files *files, const char *name, const char *reason,
+                                            uint64_t bytes_max, struct pd_error *err);
 /* Collective: of the host that has most. */
 PD_MUST_USE pd_status store_quarantine_count(struct store_dir *root, uint32_t *ret_count, struct pd_error *err);
 

@@ -113,7 +113,6 @@ static pd_status list_file(const struct store_dir *dir, struct store_listing *li
     uint32_t rank;
     struct pd_stat stat;
     if (strcmp(name, PD_STORE_REMOVED) == 0) listing->marks |= STORE_MARK_REMOVED;
-    if (strcmp(name, PD_STORE_UNRECORDED_NOTE) == 0) listing->marks |= STORE_MARK_UNRECORDED;
     if (!pd_shard_name_parse(name, &rank)) return PD_OK;
     snprintf(path, sizeof path, "%s/%s", step, name);
     pd_status st = pd_vfs_stat(dir->vfs, path, &stat, err);
@@ -173,17 +172,15 @@ static void listing_deinit(struct store_listing *listing)
     free(listing->files);
 }
 
-static pd_status list_all(const struct store_dir *dir, const char *below, struct store_scan *scan, struct pd_error *err)
+static pd_status list_all(const struct store_dir *dir, struct store_scan *scan, struct pd_error *err)
 {
     struct pd_listing names = {0};
-    struct store_text path = store_at(dir, "%s", below);
-    path.text[strlen(path.text) - 1] = '\0'; /* a slash */
-    PD_TRY(pd_vfs_list(dir->vfs, path.text, &names, err));
+    PD_TRY(pd_vfs_list(dir->vfs, dir->root, &names, err));
     scan->listings = calloc((size_t)names.count + 1, sizeof *scan->listings);
-    pd_status st = PD_ALLOCATED(scan->listings, err, "no memory to list %s", path.text);
+    pd_status st = PD_ALLOCATED(scan->listings, err, "no memory to list %s", dir->root);
     for (uint32_t i = 0; st == PD_OK && i < names.count; i++) {
         struct store_listing listing = {0};
-        const struct store_text step = store_at(dir, "%s%s", below, names.names[i]);
+        const struct store_text step = store_at(dir, "%s", names.names[i]);
         if (pd_step_name_parse(names.names[i], &listing.name))
             st = list_step(dir, step.text, &listing, &scan->unreadable);
         else
@@ -200,14 +197,13 @@ static pd_status list_all(const struct store_dir *dir, const char *below, struct
 }
 
 /* Where nothing may be made, a host without the directory just sees nothing, unless none has it. */
-static pd_status list_here(struct store_dir *dir, const char *below, bool must_be_there, struct store_scan *scan,
-                           struct pd_error *err)
+static pd_status list_here(struct store_dir *dir, bool must_be_there, struct store_scan *scan, struct pd_error *err)
 {
     struct pd_error own = {0};
     uint64_t is_there = 0, seen;
     pd_status st = PD_OK;
     if (dir->leads_share) {
-        st = list_all(dir, below, scan, &own);
+        st = list_all(dir, scan, &own);
         is_there = st == PD_OK;
         if (st == PD_NOT_FOUND && !must_be_there) st = PD_OK;
     }
@@ -578,11 +574,10 @@ static pd_status find_and_spread(const struct store_dir *dir, bool writable, str
     return st;
 }
 
-pd_status store_scan(struct store_dir *dir, const char *below, bool writable, struct store_scan *ret_scan,
-                     struct pd_error *err)
+pd_status store_scan(struct store_dir *dir, bool writable, struct store_scan *ret_scan, struct pd_error *err)
 {
     struct store_scan scan = {0};
-    pd_status st = list_here(dir, below, writable && !*below, &scan, err);
+    pd_status st = list_here(dir, writable, &scan, err);
     if (st == PD_OK) st = find_and_spread(dir, writable, &scan, err);
     if (st == PD_OK)
         *ret_scan = scan;

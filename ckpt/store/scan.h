@@ -15,8 +15,7 @@ enum store_state_kind {
 };
 
 enum store_mark {
-    STORE_MARK_REMOVED = 1,    /* this store has begun to remove it */
-    STORE_MARK_UNRECORDED = 2, /* it was moved to the quarantine because its record was absent */
+    STORE_MARK_REMOVED = 1, /* this store has begun to remove it */
 };
 
 struct store_state { /* one (step, fence), the same on every rank */
@@ -56,11 +55,9 @@ struct store_scan {
     struct pd_error unreadable; /* why, for the first record that this rank could not read */
 };
 
-/* Collective: of the step directories in `below` the root ("" or "quarantine/"), and of those of another name that hold a
- * valid record.
+/* Collective: of the step directories in the root, and of directories of another name that hold a valid record.
  *   errors  PD_NOT_FOUND: there is no such directory on any host, or, of a writable root, on one */
-PD_MUST_USE pd_status store_scan(struct store_dir *dir, const char *below, bool writable, struct store_scan *ret_scan,
-                                 struct pd_error *err);
+PD_MUST_USE pd_status store_scan(struct store_dir *dir, bool writable, struct store_scan *ret_scan, struct pd_error *err);
 /* Collective: records of several runs against the shards beside them. A state whose record is another's becomes damaged. */
 PD_MUST_USE pd_status store_scan_check_records(struct store_dir *dir, struct store_scan *scan, struct pd_error *err);
 /* Whether a shard in the directory `step` is not the one that the record promises. Shards that are absent, or cannot be read,

@@ -53,7 +53,7 @@
  * A crash leaves one of: the old directories; a directory being prepared without a valid record (cleared at the next open);
  * one with a valid record somewhere (rolled forward); a final name whose record is gone everywhere and is marked as removed
  * (cleared; kept where nothing is whole, since a removal of ours leaves something whole). A final name without record and mark
- * is nobody's removal: it goes to the quarantine, and comes back when its record does.
+ * is nobody's removal: it stays, and counts again once its record is put back.
  * Hosts that share the file system and hosts with one of their own follow the same steps: who leads a directory is found out
  * at open (lease.c) and never configured.
  */
@@ -84,8 +84,7 @@ static pd_status take_stock(struct pd_store *store, struct pd_error *err)
 {
     struct store_dir *root = &store->files.dir;
     struct store_scan scan = {0};
-    if (store->options.writable) PD_TRY(store_quarantine_return(&store->files, err));
-    PD_TRY(store_scan(root, "", store->options.writable, &scan, err));
+    PD_TRY(store_scan(root, store->options.writable, &scan, err));
     pd_status st = store_scan_check_records(root, &scan, err);
     if (st == PD_OK) st = store_recover(&store->files, &store->options, &scan, &store->catalog, err);
     store_scan_deinit(&scan);
@@ -101,7 +100,7 @@ static pd_status remove_oldest(struct pd_store *store, bool *ret_any, struct pd_
     struct store_catalog catalog = {0};
     char(*names)[PD_STORE_NAME_MAX] = NULL;
     uint32_t count = 0;
-    PD_TRY(store_scan(root, "", true, &scan, err));
+    PD_TRY(store_scan(root, true, &scan, err));
     pd_status st = store_scan_check_records(root, &scan, err);
     if (st == PD_OK) st = store_recover(&store->files, &look, &scan, &catalog, err);
     if (st == PD_OK) st = store_catalog_victims(&catalog, &store->options, &names, &count, err);
@@ -575,8 +574,7 @@ pd_status pd_store_quarantine(struct pd_store *store, const struct pd_store_entr
         PD_TRY(pd_store_check_fence(store, err));
         pd_status st = PD_OK;
         if (root->leads_share)
-            st = store_quarantine_here(&store->files, name, PD_STORE_DAMAGED_NOTE, reason,
-                                       store->options.quarantine_bytes_max, &own);
+            st = store_quarantine_here(&store->files, name, reason, store->options.quarantine_bytes_max, &own);
         st = pd_group_agree(root->group, st, &own);
         if (st == PD_PEER_LOST) return pd_error_pass(err, st, &own);
         if (st != PD_OK && root->leads_share)

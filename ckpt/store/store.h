@@ -9,7 +9,7 @@
  *       recycle-<rank>-<k>                free: to be reused
  *       generation-<rank>-<slot>.h5       in use: state while steps go on, or a replica being written, below
  *       index-<version>, trash-<name>/    linked into checkpoints; being emptied
- *   <root>/quarantine/                    damaged checkpoints, and those whose record was taken away; space capped
+ *   <root>/quarantine/                    damaged checkpoints; space capped
  *
  * The protocol (prepare, commit, choose, remove) with its invariants and state diagram opens store.c. Every call is collective
  * over the group given at open. No decision uses wall clock or mtime.
@@ -67,9 +67,9 @@ PD_MUST_USE pd_status pd_store_has_gone(struct pd_store *store, const struct pd_
 /* What the open saw that is no checkpoint to go on from, the same on every rank. A fresh start beside any of it would bury a
  * run that may still be saved. */
 enum pd_store_flaw {
-    PD_STORE_INCOMPLETE, /* committed, and shards are absent or of another size */
-    PD_STORE_DAMAGED,    /* in quarantine by now, when the store is writable */
-    PD_STORE_UNRECORDED, /* shards under a final name without commit.h5; in quarantine by now, unless nothing else is whole */
+    PD_STORE_INCOMPLETE,     /* committed, and shards are absent or of another size */
+    PD_STORE_DAMAGED,        /* in quarantine by now, when the store is writable */
+    PD_STORE_UNRECORDED,     /* shards under a final name without commit.h5 */
     PD_STORE_UNREADABLE,     /* a storage error */
     PD_STORE_OF_ANOTHER_RUN, /* its run_id is not that of most checkpoints here: never chosen, removed or moved */
     PD_STORE_MISNAMED,       /* a valid record in a directory of another name: never chosen, removed or moved */
