@@ -441,14 +441,6 @@ Test(store_unusable, a_checkpoint_of_another_run)
     room_free(&room);
 }
 
-static pd_status steps_are_kept(struct room_rank *rank, struct pd_error *err)
-{
-    const uint32_t *wanted = rank->context;
-    PD_TRY(save_and_prune(rank, err));
-    if (pd_store_count(rank->store) != *wanted) PD_FAIL(err, PD_BUG, "%u are kept", pd_store_count(rank->store));
-    return PD_OK;
-}
-
 /* Nobody can tell whose directory this is. */
 Test(store_unusable, as_many_checkpoints_of_another_run)
 {
