@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """tools/launch/slurm.sbatch under a real Slurm (slurmctld, three slurmd, munged) of this test's own: a job that is signalled as
-before its time limit, then preempted twice, the second time to fewer nodes, has the bits of a run that nobody disturbed. Skipped (77) where Slurm or root is not there.
+before its time limit, then preempted twice, the second time to fewer nodes, has the bits of a run that nobody disturbed. So has one whose srun is
+killed, and one that runs in a step of its own. Skipped (77) where Slurm or root is not there.
 """
 import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -177,38 +179,143 @@ def start_now(cluster, job, *settings):
         raise harness.Failure(f"scontrol update: {made.stderr}")
 
 
+class Bits:
+    """Those of a quiet run, which every job must have."""
+
+    def __init__(self, workspace):
+        self.workspace = workspace
+        self.config = workspace.file("run.yaml", CONFIG.format(steps=STEPS, data=workspace.file("text.txt", harness.text_of(40000))))
+        quiet = workspace.directory("quiet")
+        workspace.train(self.config, quiet, ["layout.ranks=3", "layout.transport=local"])
+        self.of_quiet = self.of(quiet)
+
+    def of(self, directory):
+        return harness.losses(directory), self.workspace.state_digest(directory)
+
+    def check(self, directory, said):
+        if self.of(directory) != self.of_quiet:
+            raise harness.Failure(f"other bits than a quiet run\n{said}")
+
+
+def ended(cluster, job, said_at):
+    await_job(cluster, job, lambda found: found["JobState"] in ENDED, "it ends")
+    found, said = cluster.job(job), harness.read(said_at)
+    if found["JobState"] != "COMPLETED":
+        raise harness.Failure(f"the job: {found}\n{said}")
+    return found, said
+
+
+def requeued(workspace, cluster, bits):
+    directory, output = workspace.directory("job"), workspace.directory("output")
+    script = os.path.join(os.path.dirname(__file__), "..", "..", "tools", "launch", "slurm.sbatch")
+    job = cluster.submit("--partition=low", "--nodes=3", "--ntasks-per-node=1", f"--output={output}", script, bits.config, f"run.dir={directory}",
+                         environment={"PERDURE": workspace.perdure, "OMPI_MCA_btl_tcp_if_include": "lo"})
+    signalled(cluster, job, directory)
+    start_now(cluster, job)
+    preempted(cluster, job, directory, ["--nodes=3", "--wrap=sleep 1"])
+    start_now(cluster, job)
+    other = preempted(cluster, job, directory, ["--nodes=1", "--wrap=sleep 3600"])
+    start_now(cluster, job, "NumNodes=2-2", "NumCPUs=2", "NumTasks=2")
+    found, said = ended(cluster, job, output)
+    cluster.ask("scancel", other)
+    if found["Restarts"] != "3" or found["NumNodes"] != "2":
+        raise harness.Failure(f"the job: {found}\n{said}")
+    if "--mpi" in said or "OPAL ERROR" in said:
+        raise harness.Failure(f"ranks did not find each other at once:\n{said}")
+    bits.check(directory, said)
+    starts = [line for line in said.splitlines() if "launch: starting" in line]
+    print(f"same bits after {found['Restarts']} requeues, {len(starts)} launches, the last on {found['NumNodes']} nodes", flush=True)
+
+
+def variables(pid):
+    """Of a process that may be gone, and then has none."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            return dict(word.split("=", 1) for word in f.read().decode().split("\0") if "=" in word)
+    except (OSError, UnicodeDecodeError):
+        return {}
+
+
+def processes_of(directory, name):
+    found = []
+    for pid in harness.processes():
+        try:
+            line, comm = harness.read(f"/proc/{pid}/cmdline"), harness.read(f"/proc/{pid}/comm").strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if comm == name and f"{directory}/" in line:
+            found.append(pid)
+    return found
+
+
+def tasks(directory):
+    """The step and the rank of every rank."""
+    found = {pid: variables(pid) for pid in processes_of(directory, "perdure")}
+    return {pid: (own["SLURM_STEP_ID"], own["SLURM_PROCID"]) for pid, own in found.items() if "SLURM_STEP_ID" in own}
+
+
+def srun_killed(workspace, cluster, bits):
+    """One of its tasks is stopped, so that it does not end by itself, and seems to be on another host, so that the launcher cannot kill it: Slurm
+    has to, before the next start."""
+    directory, output = workspace.directory("killed"), workspace.directory("output")
+    job = cluster.submit("--partition=low", "--nodes=3", "--ntasks-per-node=1", f"--output={output}",
+                         f"--wrap=exec {workspace.perdure} train {bits.config} run.dir={directory} layout.ranks=3",
+                         environment={"PERDURE_TEST_HOSTS": "3", "PERDURE_PROGRESS": "off", "OMPI_MCA_btl_tcp_if_include": "lo"})
+    await_job(cluster, job, lambda _: step_of(directory) >= 20, "the job goes on")
+    before = tasks(directory)
+    os.kill(next(pid for pid, (_, rank) in before.items() if rank == "2"), signal.SIGSTOP)
+    sruns = processes_of(directory, "srun")
+    os.kill(min(sruns), signal.SIGKILL)  # the other is a child of it
+
+    def is_next_begun():
+        after = [pid for pid in tasks(directory) if pid not in before]
+        left = [pid for pid in before if variables(pid)]
+        if after and left:
+            raise harness.Failure(f"{left} of the start before are there beside {after}")
+        return after
+
+    harness.wait_for(is_next_begun, "the next start begins")
+    _, said = ended(cluster, job, output)
+    if "restart 1: 3 ranks" not in said:
+        raise harness.Failure(f"no restart with all ranks:\n{said}")
+    bits.check(directory, said)
+    print("srun killed, one task stopped: Slurm ended it before the next start, same bits", flush=True)
+
+
+def in_a_step(workspace, cluster, bits):
+    """Ranks that mpirun starts are in the launcher's own step, which must not be ended when one of them dies."""
+    directory, output = workspace.directory("step"), workspace.directory("output")
+    job = cluster.submit("--partition=low", "--nodes=1", "--ntasks=1", f"--output={output}",
+                         f"--wrap=exec srun --ntasks=1 --mpi=none {workspace.perdure} train {bits.config} run.dir={directory} layout.ranks=2",
+                         environment={"PERDURE_FAULT": "worker.stepped@1:60:stop", "PERDURE_PROGRESS": "off", "OMPI_MCA_ras": "^slurm",
+                                      "OMPI_MCA_plm": "^slurm"})
+    for number in (signal.SIGKILL, signal.SIGCONT):
+
+        def stopped():
+            seen = harness.processes()
+            return [pid for pid in tasks(directory) if pid in seen and seen[pid][0] == "T"]
+
+        await_job(cluster, job, lambda _, look=stopped: look(), "a rank stops")
+        rank = stopped()[0]
+        os.kill(rank, number)
+        harness.wait_for(lambda gone=rank, look=stopped: gone not in look(), "it goes")
+    _, said = ended(cluster, job, output)
+    if "restart 1: 2 ranks" not in said:
+        raise harness.Failure(f"no restart:\n{said}")
+    bits.check(directory, said)
+    print("a rank killed below mpirun in a step of srun: the step goes on, same bits", flush=True)
+
+
 def body(workspace, _):
     programs = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
     missing = [p for p in programs if not shutil.which(p)]
     if os.geteuid() or missing:
         print(f"skipped: {'not root' if os.geteuid() else ' '.join(missing) + ': not here; apt-get install slurm-wlm munge'}")
         sys.exit(SKIP)
-    config = workspace.file("run.yaml", CONFIG.format(steps=STEPS, data=workspace.file("text.txt", harness.text_of(40000))))
-    quiet, directory, output = workspace.directory("quiet"), workspace.directory("job"), workspace.directory("output")
-    workspace.train(config, quiet, ["layout.ranks=3", "layout.transport=local"])
-    script = os.path.join(os.path.dirname(__file__), "..", "..", "tools", "launch", "slurm.sbatch")
+    bits = Bits(workspace)
     with Cluster(workspace) as cluster:
-        job = cluster.submit("--partition=low", "--nodes=3", "--ntasks-per-node=1", f"--output={output}", script, config, f"run.dir={directory}",
-                             environment={"PERDURE": workspace.perdure, "OMPI_MCA_btl_tcp_if_include": "lo"})
-        signalled(cluster, job, directory)
-        start_now(cluster, job)
-        preempted(cluster, job, directory, ["--nodes=3", "--wrap=sleep 1"])
-        start_now(cluster, job)
-        other = preempted(cluster, job, directory, ["--nodes=1", "--wrap=sleep 3600"])
-        start_now(cluster, job, "NumNodes=2-2", "NumCPUs=2", "NumTasks=2")
-        await_job(cluster, job, lambda found: found["JobState"] in ENDED, "it ends")
-        found = cluster.job(job)
-        cluster.ask("scancel", other)
-        said = harness.read(output)
-        if found["JobState"] != "COMPLETED" or found["Restarts"] != "3" or found["NumNodes"] != "2":
-            raise harness.Failure(f"the job: {found}\n{said}")
-    if "--mpi" in said or "OPAL ERROR" in said:
-        raise harness.Failure(f"ranks did not find each other at once:\n{said}")
-    got = harness.losses(directory), workspace.state_digest(directory)
-    if got != (harness.losses(quiet), workspace.state_digest(quiet)):
-        raise harness.Failure(f"other bits than a quiet run\n{said}")
-    starts = [line for line in said.splitlines() if "launch: starting" in line]
-    print(f"same bits after {found['Restarts']} requeues, {len(starts)} launches, the last on {found['NumNodes']} nodes", flush=True)
+        for tried in (requeued, srun_killed, in_a_step):
+            tried(workspace, cluster, bits)
 
 
 harness.main(body)
