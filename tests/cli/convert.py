@@ -201,6 +201,14 @@ expect("train-from-ours", ["train", small, "run.dir=never", "init.from=run"], 78
 expect("train-from-one-file", ["train", small, "run.dir=never", "init.from=hf/config.json"], 78,
        err=said("init.from: hf/config.json is one file of a checkpoint (safetensors) that is a directory; name that: hf"))
 
+# ---- a run goes on behind the samples of what it began from: 2 steps of 4 ----
+for form, samples, words in (("dcp", 16, "sample 16, which is its steps times batch.sequences"), ("universal", 8, "sample 8, as its system counted")):
+    expect(f"train-from-{form}", ["train", small, f"run.dir=from-{form}", f"init.from={form}", "run.steps=3", "batch.sequences=8", "layout.ranks=1",
+                                  "layout.threads=1"], 0, ANY, re.compile(f"imported at step 2: the data goes on behind {words}"))
+    text = expect(f"train-from-{form}-shows", ["ckpt", "show", f"from-{form}", "--json"], 0, ANY)
+    if text:
+        report(f"train-from-{form}-samples", [] if json.loads(text)["samples"] == samples + 8 else ["samples"], (0, text, ""))
+
 # ---- a model that comes with its tokenizer remembers it ----
 shutil.copytree("hf", "with-tokenizer")
 write("with-tokenizer/tokenizer.json", '{"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"decoder":{"type":"ByteLevel"},'

@@ -1,5 +1,6 @@
 #include "trainer/run/resume.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
 #include "resharder/stored.h"
@@ -45,20 +46,50 @@ static bool is_imported(const struct pd_commit *commit)
     return commit->state.identity.lineage == 0;
 }
 
-/* The schedule may change at any restart, and decides bits all the same; run.steps moves optimizer.decay_steps. */
-static void log_schedule(const struct pd_engine *e, const struct pd_resume_difference *d, uint32_t count)
+/* The schedule may change at any restart, and decides bits all the same; run.steps moves optimizer.decay_steps. A learning rate
+ * that jumps is a warning, with the keys that keep the schedule. */
+static void log_schedule(const struct pd_engine *e, const struct pd_config *saved, uint64_t updates,
+                         const struct pd_resume_difference *d, uint32_t count)
 {
-    char text[640] = "";
-    size_t used = 0;
-    for (uint32_t i = 0; i < count && used < sizeof text; i++)
-        if (d[i].effect == PD_RESUME_FREE && strncmp(d[i].key, "optimizer.", 10) == 0)
-            used += (size_t)snprintf(text + used, sizeof text - used, "%s%s was %s and is now %s", used ? "; " : "",
-                                     d[i].key, d[i].before, d[i].now);
-    if (used && e->options.rank == 0)
+    static const char *const schedule[] = {"optimizer.lr", "optimizer.min_lr", "optimizer.warmup_steps",
+                                           "optimizer.decay_steps"};
+    const double before = pd_learning_rate(saved, updates), now = pd_learning_rate(e->options.config, updates);
+    char text[640] = "", keys[320] = "";
+    size_t used = 0, keys_used = 0;
+    for (uint32_t i = 0; i < count && used < sizeof text; i++) {
+        if (d[i].effect != PD_RESUME_FREE || strncmp(d[i].key, "optimizer.", 10) != 0) continue;
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s was %s and is now %s", used ? "; " : "", d[i].key,
+                                 d[i].before, d[i].now);
+        for (int k = 0; k < 4; k++)
+            if (strcmp(d[i].key, schedule[k]) == 0)
+                keys_used += (size_t)snprintf(keys + keys_used, sizeof keys - keys_used, " %s=%s", d[i].key, d[i].before);
+    }
+    if (!used || e->options.rank) return;
+    if (now == before)
         pd_log_info(MODULE, "%s: steps from here on follow it, and have other bits than those of a run that began so", text);
+    else
+        pd_log_warn(MODULE,
+                    "the learning rate of the next step is %.3g, and was to be %.3g: %s%s. Steps from here on follow it; to "
+                    "keep the schedule, give%s",
+                    now, before, text,
+                    saved->run.steps != e->options.config->run.steps && strstr(keys, "decay_steps")
+                        ? " (it is run.steps where it is not set)"
+                        : "",
+                    keys);
 }
 
-static pd_status compare_keys(const struct pd_engine *e, const struct pd_config *saved, bool refuses_alone,
+/* A run that goes on from an import continues behind the samples that were consumed: as many as the other system counted, or
+ * what its steps are in batches of this run. */
+static void count_imported_samples(const struct pd_engine *e, struct pd_run_state *s)
+{
+    const char *why = s->samples ? "as its system counted" : "which is its steps times batch.sequences";
+    if (!s->samples && !pd_checked_mul_u64(s->identity.step, e->options.config->batch.sequences, &s->samples)) return;
+    if (s->samples && e->options.rank == 0)
+        pd_log_info(MODULE, "the checkpoint was imported at step %llu: the data goes on behind sample %llu, %s",
+                    (unsigned long long)s->identity.step, (unsigned long long)s->samples, why);
+}
+
+static pd_status compare_keys(const struct pd_engine *e, const struct pd_commit *commit, const struct pd_config *saved,
                               struct change *change, struct pd_error *err)
 {
     struct pd_resume_difference differences[32];
@@ -69,8 +100,8 @@ static pd_status compare_keys(const struct pd_engine *e, const struct pd_config 
     describe(differences, count, PD_RESUME_REFUSED, text, room);
     if (text[0])
         PD_FAIL(err, PD_INVALID, "this run cannot go on with another model: %s; restore it, or start another run.dir", text);
-    if (refuses_alone) return PD_OK;
-    log_schedule(e, differences, count);
+    if (is_imported(commit)) return PD_OK;
+    log_schedule(e, saved, commit->state.updates, differences, count);
     describe(differences, count, PD_RESUME_NEW_LINEAGE, text, room);
     change->any = text[0] != '\0';
     if (text[0] && !e->options.config->accept_new_lineage)
@@ -155,8 +186,9 @@ static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *co
         commit->state.loss_scale = e->loss_scale;
         commit->state.loss_scale_good_steps = 0;
     }
+    if (is_imported(commit)) count_imported_samples(e, &commit->state);
     if (report && !is_imported(commit)) find_other_run(e->options.config, &saved, report);
-    pd_status st = compare_keys(e, &saved, is_imported(commit), ret_change, err);
+    pd_status st = compare_keys(e, commit, &saved, ret_change, err);
     if (!st && !is_imported(commit)) st = compare_data(e, commit, &saved, ret_change, err);
     pd_config_deinit(&saved);
     return st;
