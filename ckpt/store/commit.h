@@ -49,7 +49,7 @@ struct pd_run_state {
     uint64_t agreed_step;        /* the last one at which ranks came to the same gradients; 0: none */
     uint64_t index_digest;       /* of index.h5, the store's to set; 0: there is none, or not known */
     double last_loss;            /* of this step */
-    double best_validation_loss; /* NaN when there was none */
+    double best_validation_loss; /* before this step; NaN when there was none */
     struct pd_layout layout;
     enum pd_dtype moments; /* of exp_avg and exp_avg_sq in the shards: PD_F32, PD_BF16 */
     uint64_t tensor_count; /* of the whole model */

@@ -119,25 +119,37 @@ def pipe_as_configuration(bench):
             expect(f"a configuration through {source}", 0, run.wait(), "steps: 12", run.stdout.read())
 
 
-def during_validation(bench, undisturbed):
-    """TERM waits for a validation that has begun: the step is saved with its line, and a resumed run's record is the undisturbed one's."""
-    directory = bench.workspace.directory("validating")
-    with bench.start(directory, PERDURE_FAULT="worker.stepped@0:4:stop", PERDURE_FAULT_ONCE=directory + ".stopped") as run:
-        worker = harness.wait_stopped(run)
-        os.kill(worker, signal.SIGTERM)  # it comes before the validation of step 4
-        os.kill(worker, signal.SIGCONT)
-        log = run.communicate(timeout=harness.PATIENCE)[1]
-    # Another thread may take the signal: where it runs only after the ranks have looked, one more step is made.
-    expect("TERM before a validation", 75, run.returncode, r"the state of step \d+ is saved", log)
-    bench.workspace.train(bench.config, directory)
-    for path in (undisturbed, directory):
-        rows = [json.loads(line) for line in harness.read(os.path.join(path, "metrics.jsonl")).splitlines()]
-        found = {row["step"]: row.get("validation_loss") for row in rows}
-        best = json.loads(bench.workspace.command(["ckpt", "show", path, "--json"]).stdout)["best_validation_loss"]
-        if path == undisturbed:
-            expected = found, best
-    if (found, best) != expected:
-        raise harness.Failure(f"validation after TERM: {found}, best {best}\nundisturbed: {expected}")
+def during_validation(bench):
+    """TERM in a validation that lasts for minutes: the save that was due comes first, the validation stops on all ranks, and the next start makes it once."""
+    layouts = [["layout.transport=local"], ["layout.transport=mpi", "layout.pp=2"], ["layout.order=breadth_first", "layout.ranks=1"],
+               ["checkpoint.every=100"]]  # the last: no save is due at the step of the validation
+    steps = ["validation.every=4", "run.steps=8"]
+    text = harness.text_of(40000)
+    long = bench.workspace.file("long.txt", text * 400)
+    bench = Bench(bench.workspace, bench.workspace.file("long.yaml", CONFIG.format(data=bench.workspace.file("short.txt", text)).replace(
+        "validation_fraction: 0.1", f"validation: [{{path: {long}}}]")))
+    undisturbed = bench.workspace.directory("unvalidated")
+    bench.workspace.train(bench.config, undisturbed, steps)
+    for layout in layouts:
+        directory = bench.workspace.directory("validating")
+        before = 3 if layout == layouts[-1] else 4
+        with bench.start(directory, *steps, *layout, "validation.sequences=10000000") as run:
+            harness.wait_for(lambda: harness.steps_done(directory) >= before or run.poll() is not None, f"{layout}: step {before}")
+            time.sleep(0.5)  # it may have begun or not
+            run.send_signal(signal.SIGTERM)
+            log = run.communicate(timeout=harness.PATIENCE)[1]
+        expect(f"TERM in a validation, {layout}", 75, run.returncode, "the state of step 4 is saved, the same command goes on", log)
+        log = bench.workspace.train(bench.config, directory, [*steps, *layout]).stderr
+        expect(f"after TERM in a validation, {layout}", 0, 0, "resumed at step 4", log)
+        lines = [json.loads(line) for line in harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()]
+        losses = [(row["step"], row["validation_loss"]) for row in lines if "validation_loss" in row]
+        rows = {row["step"]: row for row in lines}
+        kept = [[(step, of[step].get("validation_loss"), of[step]["loss_bits"], of[step]["gradient_norm"]) for step in sorted(of)] for of in
+                (rows, {row["step"]: row for row in map(json.loads, harness.read(os.path.join(undisturbed, "metrics.jsonl")).splitlines())})]
+        if kept[0] != kept[1] or [step for step, _ in losses] != [4, 8]:
+            raise harness.Failure(f"validations after TERM in one, {layout}: {losses}\n{kept[0]}\nundisturbed:\n{kept[1]}")
+        if bench.workspace.state_digest(directory) != bench.workspace.state_digest(undisturbed):
+            raise harness.Failure(f"{layout}: TERM in a validation changed the state")
 
 
 def few_windows(bench):
@@ -458,7 +470,7 @@ def body(workspace, arguments):
         for_programs(bench, undisturbed)
         first_moments(bench)
         pipe_as_configuration(bench)
-        during_validation(bench, undisturbed)
+        during_validation(bench)
         one_owner(bench)
         few_windows(bench)
         full_context(bench, undisturbed)

@@ -109,7 +109,10 @@ static pd_status take_row(struct pd_history *h, const char *line, size_t bytes, 
     if (!pd_json_is_u64(pd_json_member(object, "step"), &step))
         h->damaged_lines++;
     else if (!(st = make_room(h, err))) {
-        const uint64_t row = h->rows++;
+        const double fence = (double)pd_history_u64(object, "fence");
+        const bool is_again = h->rows && h->columns[PD_COLUMN_STEP][h->rows - 1] == (double)step &&
+                              h->columns[PD_COLUMN_FENCE][h->rows - 1] == fence; /* with its validation */
+        const uint64_t row = is_again ? h->rows - 1 : h->rows++;
         for (int c = 0; c < PD_COLUMNS; c++) {
             h->columns[c][row] = NAN;
             if (keys[c]) (void)pd_json_is_number(pd_json_member(object, keys[c]), &h->columns[c][row]);

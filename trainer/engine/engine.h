@@ -127,7 +127,7 @@ PD_MUST_USE pd_status pd_engine_plan_of(const struct pd_engine_options *options,
  *           precision is not fp16, nothing changed */
 PD_MUST_USE pd_status pd_engine_step(struct pd_engine *engine, uint64_t first_sample, uint64_t updates,
                                      struct pd_step_result *ret_result, struct pd_error *err);
-/* Mean loss over the first `sequences` validation samples. */
+/* Mean loss over the first `sequences` validation samples.   errors  PD_STOPPED: should_leave said so */
 PD_MUST_USE pd_status pd_engine_validate(struct pd_engine *engine, uint32_t sequences, double *ret_loss,
                                          struct pd_error *err);
 

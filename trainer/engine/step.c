@@ -21,6 +21,7 @@ struct step {
     bool learns;       /* false: forward only */
     bool compares;     /* gradients of one micro-batch are made for comparing, and added to nothing */
     uint32_t compared; /* that one */
+    uint32_t first_slot; /* of this pass, where a validation takes several */
     uint64_t first_sample;
     uint32_t coarser; /* than usual is the quantum of terms, by 2^16 each */
     struct pd_lanes lanes;
@@ -86,13 +87,13 @@ static pd_status fill_sequence(struct step *s, uint64_t sample, uint64_t sequenc
 static uint64_t micro_batch_of(const struct step *s, uint32_t slot)
 {
     if (s->compares) return s->compared;
-    return (uint64_t)pd_lanes_first(&s->lanes, s->e->grid.place.dp) + slot;
+    return (uint64_t)pd_lanes_first(&s->lanes, s->e->grid.place.dp) + s->first_slot + slot;
 }
 
 /* This rank has no micro-batch in this slot: it takes part in the transfers of its stage only. */
 static bool is_padding(const struct step *s, uint32_t slot)
 {
-    return s->compares ? slot > 0 : pd_lanes_is_padding(&s->lanes, s->e->grid.place.dp, slot);
+    return s->compares ? slot > 0 : pd_lanes_is_padding(&s->lanes, s->e->grid.place.dp, s->first_slot + slot);
 }
 
 static pd_status fill_input(struct step *s, uint32_t slot, struct pd_error *err)
@@ -419,7 +420,7 @@ static pd_status run_schedule(struct step *s, struct pd_error *err)
     const bool is_one_stage = s->e->grid.layout.pp == 1;
     pd_transformer_begin(s->e->transformer, s->learns);
     if (!is_one_stage) PD_TRY(check_leave(s->e, err));
-    PD_TRY(begin_loss(s->e, err));
+    if (s->first_slot == 0) PD_TRY(begin_loss(s->e, err));
     PD_TRY(begin_transfers(s, err));
     uint64_t since_ns = pd_clock_monotonic_ns(NULL);
     for (uint32_t i = 0; i < s->schedule->count; i++) {
@@ -632,6 +633,7 @@ static pd_status run_apart(struct step *s, const struct pd_schedule_options *opt
     pd_status st = pd_set_order_new(&schedule, s->e->own->chunks, head_set(s->e), s->learns, &order, err);
     s->schedule = &schedule;
     s->order = &order;
+    s->next = 0;
     if (!st) st = run_schedule(s, err);
     pd_set_order_deinit(&order);
     pd_schedule_deinit(&schedule);
@@ -658,21 +660,25 @@ pd_status pd_step_compare(struct pd_engine *e, uint64_t first_sample, uint32_t m
     return run_apart(&s, &options, err);
 }
 
+/* Ranks look at a wish to leave before a micro-batch, or, where stages or micro-batches of a unit follow one another, before a
+ * pass: then a pass has no more micro-batches than a step. */
 pd_status pd_engine_validate(struct pd_engine *e, uint32_t sequences, double *ret_loss, struct pd_error *err)
 {
     const struct pd_layout *layout = &e->grid.layout;
     const uint32_t micro_batch = e->options.config->batch.micro_batch,
                    micro_batches = (sequences + micro_batch - 1) / micro_batch;
     const struct pd_lanes lanes = {micro_batches, micro_batches, layout->dp};
-    const struct pd_schedule_options options = {
-        .pp = layout->pp,
-        .pp_rank = e->grid.place.pp,
-        .interleave = e->own->chunk_count,
-        .slots = pd_schedule_slots(pd_lanes_slots(&lanes), layout->pp, e->own->chunk_count),
-        .forward_only = true,
-        .units = e->is_breadth_first ? e->options.model->unit_count : 0,
-        .group = e->slots};
+    const uint32_t slots = pd_schedule_slots(pd_lanes_slots(&lanes), layout->pp, e->own->chunk_count),
+                   most = layout->pp > 1 || e->is_breadth_first ? e->slots : slots;
     struct step s = {.e = e, .split = PD_SPLIT_VALIDATION, .lanes = lanes, .sequences = sequences};
-    PD_TRY(run_apart(&s, &options, err));
+    for (; s.first_slot < slots; s.first_slot += most) {
+        const struct pd_schedule_options options = {.pp = layout->pp,
+                                                    .pp_rank = e->grid.place.pp,
+                                                    .interleave = e->own->chunk_count,
+                                                    .slots = s.first_slot + most < slots ? most : slots - s.first_slot,
+                                                    .forward_only = true,
+                                                    .units = e->is_breadth_first ? e->options.model->unit_count : 0};
+        PD_TRY(run_apart(&s, &options, err));
+    }
     return reduce_loss(&s, ret_loss, err);
 }

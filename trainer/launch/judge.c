@@ -327,7 +327,7 @@ enum { SAID = -1 };
 #define LEFT_OPENING "asked to leave before the first step; there was nothing to save"
 #define LEFT_STOPPED \
     "asked to leave while a rank was stopped (SIGSTOP), which cannot save: ended; the last checkpoint stands"
-#define LEFT_LATE "asked to leave, and the save was not through in time (PERDURE_GRACE_S): ended; the last checkpoint stands"
+#define LEFT_LATE "asked to leave, and not all ranks had saved in time (PERDURE_GRACE_S): ended; the last checkpoint stands"
 #define BEGIN_OVERDUE "%S (process %Q) did not start all ranks in restart.begin_seconds"
 #define JOIN_OVERDUE "all ranks have begun, and have not joined one another (MPI_Init) in restart.join_seconds"
 #define OUT_OF_MEMORY                                                                                                     \

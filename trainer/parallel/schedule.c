@@ -44,25 +44,18 @@ static bool walk_next(struct walk *w, struct pd_action *ret_action)
 }
 
 /* The head runs with the backward, where its gradients are made with the loss. */
-static void add_layers(struct pd_schedule *s, const struct pd_schedule_options *o, uint32_t begin, uint32_t end)
-{
-    const uint32_t forwards = o->forward_only ? o->units : o->units - 1;
-    for (uint32_t unit = 0; unit < forwards; unit++)
-        for (uint32_t slot = begin; slot < end; slot++)
-            s->actions[s->count++] = (struct pd_action){.slot = slot, .unit = unit};
-    for (uint32_t unit = o->units; unit-- > 0 && !o->forward_only;)
-        for (uint32_t slot = begin; slot < end; slot++)
-            s->actions[s->count++] = (struct pd_action){.is_backward = true, .slot = slot, .unit = unit};
-}
-
 static pd_status schedule_layers(const struct pd_schedule_options *o, struct pd_schedule *ret_schedule, struct pd_error *err)
 {
-    const uint32_t group = o->group ? o->group : o->slots;
+    const uint32_t forwards = o->forward_only ? o->units : o->units - 1;
     struct pd_schedule s = {.actions = calloc(2ull * o->units * o->slots + 1, sizeof *s.actions)};
-    PD_CHECK(o->pp == 1 && o->interleave == 1 && (o->forward_only || group == o->slots));
+    PD_CHECK(o->pp == 1 && o->interleave == 1);
     if (!s.actions) PD_FAIL(err, PD_NO_MEMORY, "schedule: no memory for %u units of %u micro-batches", o->units, o->slots);
-    for (uint32_t slot = 0; slot < o->slots; slot += group)
-        add_layers(&s, o, slot, slot + group < o->slots ? slot + group : o->slots);
+    for (uint32_t unit = 0; unit < forwards; unit++)
+        for (uint32_t slot = 0; slot < o->slots; slot++)
+            s.actions[s.count++] = (struct pd_action){.slot = slot, .unit = unit};
+    for (uint32_t unit = o->units; unit-- > 0 && !o->forward_only;)
+        for (uint32_t slot = 0; slot < o->slots; slot++)
+            s.actions[s.count++] = (struct pd_action){.is_backward = true, .slot = slot, .unit = unit};
     pd_schedule_depth(o, s.depth);
     *ret_schedule = s;
     return PD_OK;
@@ -102,7 +95,7 @@ void pd_schedule_depth(const struct pd_schedule_options *options, uint32_t *ret_
     uint32_t alive[256] = {0};
     struct pd_action a;
     if (o.units) {
-        ret_depth[0] = o.group ? o.group : o.slots;
+        ret_depth[0] = o.slots;
         return;
     }
     for (uint32_t c = 0; c < o.interleave; c++)

@@ -21,7 +21,6 @@ struct pd_schedule_options {
     bool forward_only; /* validation */
     uint32_t
         units; /* breadth first: of the model, embedding and head included; 0: whole chunks, micro-batch after micro-batch */
-    uint32_t group; /* breadth first: micro-batches that are kept at once; 0: all */
 };
 
 #define PD_ALL_UNITS UINT32_MAX

@@ -1,6 +1,6 @@
 /* The loop of a rank:
  *
- *   [step -> advance -> validate -> agree -> metrics -> begin a save]* -> last save -> leave
+ *   [step -> advance -> agree -> metrics -> begin a save -> validate]* -> last save -> leave
  *
  * Signals are looked at between micro-batches and agreed upon by all ranks; a step that is left unfinished changes
  * nothing, so what is saved is the state of the last update. Saves go on in the background (save.h). How many have ended
@@ -15,6 +15,7 @@
 #include "ckpt/base/words.h"
 #include "trainer/run/events.h"
 #include "trainer/run/launched.h"
+#include "trainer/run/recorded.h"
 #include "trainer/run/recovery.h"
 #include "trainer/run/signals.h"
 
@@ -254,27 +255,6 @@ static pd_status leave(struct run *r, struct pd_error *err)
     return save_and_leave(r, err);
 }
 
-/* The state has advanced: what is saved of this step has its validation loss, whenever a signal comes. So nobody is asked
- * to leave before the pass has ended. */
-static pd_status validate_whole(struct run *r, double *ret_loss, struct pd_error *err)
-{
-    bool (*const should_leave)(void) = r->engine->should_leave;
-    r->engine->should_leave = NULL;
-    const pd_status st = pd_engine_validate(r->engine, r->validation_sequences, ret_loss, err);
-    r->engine->should_leave = should_leave;
-    return st;
-}
-
-static pd_status validate(struct run *r, double *ret_loss, struct pd_error *err)
-{
-    const uint64_t every = r->config->validation.every, step = r->state.identity.step;
-    *ret_loss = NAN;
-    if (!every || (step % every && step != r->config->run.steps)) return PD_OK;
-    PD_TRY(validate_whole(r, ret_loss, err));
-    if (!(r->state.best_validation_loss <= *ret_loss)) r->state.best_validation_loss = *ret_loss;
-    return PD_OK;
-}
-
 /* The line goes first: a step that a kill leaves committed is not computed again. */
 static void write_metrics(struct run *r, struct pd_metrics_step *m)
 {
@@ -298,6 +278,47 @@ static void write_metrics(struct run *r, struct pd_metrics_step *m)
     pd_tier_places_note(&r->places, r->tiers);
     if (r->metrics) pd_metrics_write(r->metrics, m);
     log_step(r);
+}
+
+static bool validation_is_due(const struct run *r)
+{
+    const uint64_t every = r->config->validation.every, step = r->state.identity.step;
+    return every && (step % every == 0 || step == r->config->run.steps);
+}
+
+/* A save of the same step has begun before: it does not wait for this, and has the best loss of the validations before.
+ *   errors  PD_STOPPED: asked to leave. The next start makes it again, with the same bits */
+static pd_status validate(struct run *r, double *ret_loss, struct pd_error *err)
+{
+    PD_TRY(pd_engine_validate(r->engine, r->validation_sequences, ret_loss, err));
+    if (!(r->state.best_validation_loss <= *ret_loss)) r->state.best_validation_loss = *ret_loss;
+    return PD_OK;
+}
+
+/* The validation of the step that the run resumes at, unless metrics.jsonl has it already. */
+static pd_status validate_resumed(struct run *r, struct pd_error *err)
+{
+    struct pd_metrics_step m = {.step = r->state.identity.step,
+                                .fence = r->state.fence,
+                                .result = {.loss = r->state.last_loss, .gradient_norm = NAN},
+                                .loss_scale = r->state.loss_scale,
+                                .skipped_steps = r->state.skipped_steps,
+                                .last_checkpoint = r->saved_step,
+                                .tiers = r->tiers,
+                                .kind = PD_METRICS_VALIDATED,
+                                .validation_loss = NAN};
+    if (!r->saved_step || !validation_is_due(r)) return PD_OK;
+    if (r->comm->rank == 0) pd_recorded_step(r->config->run.dir, &m);
+    double loss = m.validation_loss;
+    PD_TRY(pd_group_broadcast(&r->group, 0, &loss, sizeof loss, err));
+    if (!isnan(loss)) {
+        if (!(r->state.best_validation_loss <= loss)) r->state.best_validation_loss = loss;
+        return PD_OK;
+    }
+    PD_TRY(validate(r, &m.validation_loss, err));
+    m.memory_bytes = pd_metrics_resident_bytes();
+    if (r->metrics) pd_metrics_write(r->metrics, &m);
+    return PD_OK;
 }
 
 static bool has_no_turn(const struct run *r)
@@ -384,17 +405,25 @@ static pd_status run_step(struct run *r, struct pd_error *err)
     m.rolls_back = r->rollbacks->goes_back;
     m.rolled_back_to = r->rollbacks->target;
     pd_fault_point("worker.stepped");
-    if (!m.rolls_back) PD_TRY(validate(r, &m.validation_loss, err));
     PD_TRY(agree(r, &signal, &finished, err));
     PD_TRY(pd_stragglers_look(&r->stragglers, &r->group, r->now_ns, err));
     pd_status saved = take_outcomes(r, finished, err);
-    write_metrics(r, &m);
+    const bool validates = !saved && !m.rolls_back && signal < PD_SIGNAL_SAVE_AND_LEAVE && validation_is_due(r),
+               saves_first = validates && save_is_due(r, signal);
+    if (saves_first) m.kind = PD_METRICS_TO_VALIDATE;
+    if (!validates || saves_first) write_metrics(r, &m);
     if (r->comm->rank == 0) pd_recovery_end(r->config->run.dir, m.step);
     PD_TRY(saved);
     if (m.rolls_back) return finish_saves(r, err);
     PD_TRY(save_if_due(r, signal, err));
-    if (signal < PD_SIGNAL_SAVE_AND_LEAVE) return PD_OK;
-    PD_FAIL(err, PD_STOPPED, "asked to leave after step %llu", (unsigned long long)m.step);
+    if (signal >= PD_SIGNAL_SAVE_AND_LEAVE)
+        PD_FAIL(err, PD_STOPPED, "asked to leave after step %llu", (unsigned long long)m.step);
+    if (!validates) return PD_OK;
+    const pd_status validated = validate(r, &m.validation_loss, err);
+    m.kind = saves_first ? PD_METRICS_VALIDATED : PD_METRICS_STEP;
+    if (!saves_first && (!validated || validated == PD_STOPPED)) write_metrics(r, &m);
+    if (saves_first && !validated && r->metrics) pd_metrics_write(r->metrics, &m);
+    return validated;
 }
 
 /* A run that is back at its beginning has no checkpoint, and beside what is in quarantine none would begin. */
@@ -415,6 +444,9 @@ pd_status pd_run_steps(struct run *r, struct pd_error *err)
 {
     const uint64_t first = r->state.identity.step, last = r->config->run.steps;
     bool frozen = false;
+    const pd_status validated = validate_resumed(r, err);
+    if (validated == PD_STOPPED) return leave(r, err);
+    PD_TRY(validated);
     while (goes_on(r)) {
         pd_status st = r->state.identity.step < last ? run_step(r, err) : save_last_step(r, err);
         if (st == PD_STOPPED) return leave(r, err);

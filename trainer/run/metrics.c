@@ -107,7 +107,7 @@ static void raise_bound(struct pd_metrics *m, const struct pd_metrics_step *s)
 
 static double eta_seconds(const struct pd_metrics *m, const struct pd_metrics_step *s)
 {
-    double done = (double)(s->step - m->first_step + 1);
+    double done = fmax((double)(s->step - m->first_step + 1), 1);
     return pd_clock_seconds_since(NULL, m->start_ns) / done * (double)(m->options.config->run.steps - s->step);
 }
 
@@ -219,7 +219,7 @@ static void print_progress(struct pd_metrics *m, const struct pd_metrics_line *l
 
 static bool progress_due(const struct pd_metrics *m, const struct pd_metrics_step *s)
 {
-    if (m->progress.kind == PD_PROGRESS_OFF) return false;
+    if (m->progress.kind == PD_PROGRESS_OFF || s->kind == PD_METRICS_TO_VALIDATE) return false;
     if (m->progress.kind == PD_PROGRESS_BAR || !m->last_line_ns || s->step == m->options.config->run.steps ||
         !isnan(s->validation_loss))
         return true;
@@ -274,15 +274,17 @@ static void make_line(struct pd_metrics *m, const struct pd_metrics_step *s)
     line->tier_count = s->tiers ? pd_tiers_count(s->tiers) : 0;
     for (uint32_t i = 0; i < line->tier_count; i++)
         pd_tiers_report(s->tiers, i, &line->tiers[i]);
-    add_to_totals(&line->totals, s);
+    if (s->kind != PD_METRICS_VALIDATED) add_to_totals(&line->totals, s);
 }
 
 void pd_metrics_write(struct pd_metrics *m, const struct pd_metrics_step *s)
 {
-    if (!m->first_step) m->first_step = s->step;
+    const bool is_before = s->kind == PD_METRICS_VALIDATED; /* a step of an earlier start, where it is the first line */
+    if (!m->first_step) m->first_step = s->step + is_before;
     raise_bound(m, s);
     make_line(m, s);
     if (progress_due(m, s)) print_progress(m, &m->line);
-    const bool notable = s->step == m->options.config->run.steps || !isnan(s->validation_loss) || s->save_seconds > 0;
+    const bool notable = s->step == m->options.config->run.steps || s->kind != PD_METRICS_STEP || !isnan(s->validation_loss) ||
+                         s->save_seconds > 0;
     if (notable || s->step % m->options.config->run.log_every == 0) write_sinks(m);
 }

@@ -13,7 +13,14 @@
 
 struct pd_metrics;
 
+enum pd_metrics_kind {
+    PD_METRICS_STEP,        /* the line of a step, whole */
+    PD_METRICS_TO_VALIDATE, /* its line before its validation, which is long, since it is saved before */
+    PD_METRICS_VALIDATED    /* the same line again, with the validation loss */
+};
+
 struct pd_metrics_step {
+    enum pd_metrics_kind kind;
     uint64_t step, fence;
     struct pd_step_result result;
     double loss_scale;      /* of the step */

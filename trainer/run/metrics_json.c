@@ -1,5 +1,6 @@
 /* metrics.jsonl in the run directory: one object a step, appended with one write. A step that was computed again after a
- * restart appears again under its launch's fence; the last line of a step counts. */
+ * restart appears again under its launch's fence, and one that was saved before its validation appears again with that:
+ * the last line of a step counts. */
 #include "trainer/run/metrics_sink.h"
 
 #include "ckpt/base/json.h"

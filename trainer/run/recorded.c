@@ -117,6 +117,44 @@ void pd_recorded_read(const char *run_dir, struct pd_recorded *ret)
     take_line(&r, last, strlen(last), take_metrics);
 }
 
+static bool take_recorded_step(const struct pd_json_value *line, double since, struct pd_metrics_step *s)
+{
+    double time;
+    uint64_t step;
+    if (!pd_json_is_u64(pd_json_member(line, "step"), &step) || step != s->step) return false;
+    if (!pd_json_is_number(pd_json_member(line, "time"), &time) || time < since) return false;
+    (void)pd_json_is_u64(pd_json_member(line, "fence"), &s->fence);
+    (void)pd_json_is_u64(pd_json_member(line, "tokens"), &s->result.tokens);
+    (void)pd_json_is_number(pd_json_member(line, "gradient_norm"), &s->result.gradient_norm);
+    (void)pd_json_is_number(pd_json_member(line, "learning_rate"), &s->result.learning_rate);
+    (void)pd_json_is_number(pd_json_member(line, "seconds"), &s->seconds);
+    (void)pd_json_is_number(pd_json_member(line, "validation_loss"), &s->validation_loss);
+    const struct pd_json_value *stages = pd_json_member(line, "stages");
+    for (int i = 0; i < PD_STEP_STAGES; i++)
+        (void)pd_json_is_number(pd_json_member(stages, pd_step_stage_names[i]), &s->result.stage_seconds[i]);
+    return true;
+}
+
+void pd_recorded_step(const char *run_dir, struct pd_metrics_step *step)
+{
+    char path[4200];
+    size_t length = 0;
+    struct pd_recorded recorded;
+    bool is_found = false;
+    pd_recorded_read(run_dir, &recorded);
+    snprintf(path, sizeof path, "%.4000s/metrics.jsonl", run_dir);
+    char *tail = read_tail(path, &length);
+    for (const char *end = tail ? memrchr(tail, '\n', length) : NULL, *before; end && !is_found; end = before) {
+        struct pd_json_document *document = NULL;
+        before = memrchr(tail, '\n', (size_t)(end - tail));
+        const char *line = before ? before + 1 : tail;
+        if (pd_json_parse("a line", line, (size_t)(end - line), &document, NULL)) continue;
+        is_found = take_recorded_step(pd_json_root(document), recorded.since, step);
+        pd_json_document_free(document);
+    }
+    free(tail);
+}
+
 void pd_recorded_run_id(const uint64_t run_id[2], char ret_text[PD_RUN_ID_BYTES])
 {
     snprintf(ret_text, PD_RUN_ID_BYTES, "%016llx%016llx", (unsigned long long)run_id[0], (unsigned long long)run_id[1]);

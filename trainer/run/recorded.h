@@ -3,6 +3,7 @@
 #pragma once
 
 #include "trainer/config/config.h"
+#include "trainer/run/metrics.h"
 
 #define PD_RUN_ID_BYTES 33
 
@@ -20,3 +21,5 @@ void pd_recorded_read(const char *run_dir, struct pd_recorded *ret);
 PD_MUST_USE pd_status pd_recorded_check_lost(const struct pd_config *config, struct pd_error *err);
 /* The last whole line of metrics.jsonl, or "". */
 void pd_recorded_last_line(const char *run_dir, char *ret_line, size_t bytes);
+/* What the last line of step->step in metrics.jsonl says of it; what is not found is left as it is. */
+void pd_recorded_step(const char *run_dir, struct pd_metrics_step *step);

@@ -232,21 +232,6 @@ Test(schedule, is_breadth_first)
     pd_schedule_deinit(&s);
 }
 
-/* Validation may have more micro-batches than are kept: groups of them, each through all units. */
-Test(schedule, by_layers_in_groups)
-{
-    struct pd_error err;
-    struct pd_schedule s;
-    struct pd_schedule_options o = {.pp = 1, .interleave = 1, .slots = 5, .forward_only = true, .units = 3, .group = 2};
-    cr_assert_eq(pd_schedule_new(&o, &s, &err), PD_OK, "%s", err.message);
-    cr_assert_eq(s.count, 15);
-    cr_assert_eq(s.depth[0], 2);
-    static const uint32_t slots[] = {0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 4, 4, 4};
-    for (uint32_t i = 0; i < s.count; i++)
-        cr_assert_eq(s.actions[i].slot, slots[i], "action %u", i);
-    pd_schedule_deinit(&s);
-}
-
 Test(schedule, slots)
 {
     cr_assert_eq(pd_schedule_slots(4, 3, 1), 4);
