@@ -38,6 +38,8 @@ build=${build:-$top/build}
 # Machine code of two architectures: each more costs minutes of nvcc, and no test runs it.
 "$top/tools/build.sh" "$build" -DPERDURE_TESTS=ON "-DPERDURE_CUDA_ARCHITECTURES=80-real;90-real"
 export PERDURE_TEST_SCALE=1
+# Some tests try a share of their cases: the same for a commit every time, others for the next one.
+export PERDURE_TEST_SHARE=${PERDURE_TEST_SHARE:-$((16#$(git -C "$top" rev-parse --short=7 HEAD 2>/dev/null || echo 0)))}
 labels=(-LE campaign)
 if [ $all = yes ]; then
   export PERDURE_TEST_SCALE=10

@@ -108,10 +108,9 @@ def count_of(starved, name, arguments):
 
 
 def body(workspace, arguments):
-    seed = int(os.environ.get("PERDURE_TEST_SEED", random.randrange(1 << 30)))
+    seed = harness.seed()
     dice = random.Random(seed)
     only = arguments[arguments.index("--only") + 1] if "--only" in arguments else ""
-    print(f"PERDURE_TEST_SEED={seed}", flush=True)
     starved = Starved(workspace)
     failures = 0
     for name, command, is_whole in starved.commands():

@@ -9,7 +9,7 @@ mpi     the same with processes; one of them killed
 deaf    of `alone`, what simulated GPUs are told to do, with GPUs that cannot be told: as on real ones, where it is skipped with its
         reason, or measured by other means
 
-By default a few of each, of layouts, stages and schedules a share by the day (harness.of_the_day); with PERDURE_TEST_SCALE of 4, every layout of 2,
+By default a few of each, of layouts, stages and schedules a share (harness.share_of); with PERDURE_TEST_SCALE of 4, every layout of 2,
 3 and 4 ranks; of 10 or more, those of 8 too, and what each was run with (cases_of).
 """
 import functools
@@ -411,7 +411,7 @@ def cases_of(transport):
     """(layout, family, precision, stage): of a few layouts, or of those of 2, 3 and 4 ranks with two models. Of 8 ranks too, each
     with every family, precision and stage, but not with every combination of them, which would take hours to say the same."""
     if harness.scale() < 4:
-        return [(layout, "llama", "fp32", 1) for layout in harness.of_the_day(SOME[transport], 2)]
+        return [(layout, "llama", "fp32", 1) for layout in harness.share_of(SOME[transport], 2)]
     if harness.scale() < 10:
         models = (("llama", "fp32"), ("gpt2", "bf16"))
         return [(layout, *model, 1) for world in (2, 3, 4) for layout in layouts_of(world) for model in models]
@@ -435,7 +435,7 @@ def sharing(bench, transport):
 
 def sums_in_place(bench, transport):
     """Where nothing is cut, products of one rank add to the sums of gradients by themselves. Two ranks send each other micro-batches and add."""
-    for model in harness.of_the_day((("llama", "fp32"), ("gpt2", "bf16")), 2):
+    for model in harness.share_of((("llama", "fp32"), ("gpt2", "bf16")), 2):
         config = bench.config(*model, 8, 1, 2)
         for overrides in (["layout.dp=2", "layout.ranks=2"], ["layout.pp=2", "layout.ranks=2"], ["layout.order=breadth_first"],
                           ["layout.order=breadth_first", "offload.gradients=cpu"]):
@@ -484,12 +484,12 @@ def in_turn_on_hosts(bench):
 
 
 # Micro-batches are more than slots for their input, and the host is ahead of its GPU by as many as it can.
-ASYNCHRONOUS = [((1, 2), "late"), ((2, 2), "5"), ((2, 2), "late"), ((1, 4), "late")]  # dp and pp, streams; two of them a day
+ASYNCHRONOUS = [((1, 2), "late"), ((2, 2), "5"), ((2, 2), "late"), ((1, 4), "late")]  # dp and pp, streams; two of them a share
 ASYNCHRONOUS_LONG = [((1, 2), "late"), ((2, 2), "late"), ((1, 4), "late"), ((2, 4), "late")]  # where there is time
 WIDE = ["model.layers=4", "validation.every=0"]
 LARGE = ["validation.every=0", "batch.sequences=2", "checkpoint.every=0", "layout.transport=local", "optimizer.decay_steps=9",
          *(f"model.{key}" for key in ("layers=2", "hidden=256", "heads=4", "kv_heads=4", "head_size=64", "ffn=256"))]
-COUNTED = [{"dp": 2, "zero_stage": 3}, {"tp": 2}, {"dp": 2, "zero_stage": 1}, {"pp": 2}, {"dp": 2, "zero_stage": 0}, {"sp": 2}]  # one of them a day
+COUNTED = [{"dp": 2, "zero_stage": 3}, {"tp": 2}, {"dp": 2, "zero_stage": 1}, {"pp": 2}, {"dp": 2, "zero_stage": 0}, {"sp": 2}]  # one of them a share
 
 
 def never_waiting(bench):
@@ -501,7 +501,7 @@ def never_waiting(bench):
     directory = bench.workspace.directory()
     bench.workspace.train(config, directory, common, timeout=10 * harness.PATIENCE)
     expected = harness.losses(directory), bench.workspace.state_digest(directory)
-    for (dp, pp), streams in ASYNCHRONOUS_LONG if is_long else harness.of_the_day(ASYNCHRONOUS, 2):
+    for (dp, pp), streams in ASYNCHRONOUS_LONG if is_long else harness.share_of(ASYNCHRONOUS, 2):
         directory = bench.workspace.directory()
         environment = {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": str(dp * pp), "PERDURE_SIMT_STREAMS": streams}
         overrides = [*common, f"layout.ranks={dp * pp}", f"layout.dp={dp}", f"layout.pp={pp}", "layout.transport=local"]
@@ -517,7 +517,7 @@ def never_waiting(bench):
 def counted(bench):
     """What the stand-in moves in a step is what `plan` says of a rank, and what every collective reads and writes was registered."""
     config = bench.config("llama", "bf16", 8, 2)
-    for layout in harness.of_the_day(COUNTED, len(COUNTED)):
+    for layout in harness.share_of(COUNTED, len(COUNTED)):
         ranks = math.prod(layout.get(name, 1) for name in ("dp", "tp", "pp", "sp"))
         overrides = [*LARGE, f"layout.ranks={ranks}", *(f"layout.{key}={value}" for key, value in layout.items())]
         found = []
@@ -547,7 +547,7 @@ def damaged_on_its_way(bench):
     first 24 sums (kinds, units, ranks) are the state's, for replicas."""
     config = bench.config("llama", "fp32", 8, 1)
     flips = ["28", "layout.zero_stage=0"], ["5", "layout.zero_stage=2"], ["5", "layout.zero_stage=3", "layout.exchange=lane"]
-    for flip, *words in harness.of_the_day(flips, len(flips)):
+    for flip, *words in harness.share_of(flips, len(flips)):
         directory = bench.workspace.directory()
         overrides = [*words, "layout.ranks=2", "layout.dp=2", "layout.transport=local", "checkpoint.every=1"]
         environment = {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": "2", "FAKE_NCCL_FLIP": flip}

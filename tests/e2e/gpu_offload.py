@@ -2,7 +2,7 @@
 """Placements on GPUs, simulated (tests/simt) or real: whatever leaves the device for the host or for files, the bits are those of
 all on the device. With streams that do what they were given as late as they may, copies that nobody waits for show.
 
-By default a share of the cases by the day (harness.of_the_day), each case once in five days; with PERDURE_TEST_SCALE of 4 or more all of them, of
+By default a share of the cases (harness.share_of), each case in one of five; with PERDURE_TEST_SCALE of 4 or more all of them, of
 10 or more under every precision and order of streams."""
 import collections
 import itertools
@@ -101,17 +101,17 @@ def body(workspace, _arguments):
     for precision in ("fp32", "bf16", "fp16") if is_long else ("bf16",):
         config = workspace.file(f"{precision}.yaml", CONFIG.format(steps=STEPS, data=data, precision=precision))
         expected = run(workspace, config, [])
-        for what in harness.of_the_day(CASES, 5):
+        for what in harness.share_of(CASES, 5):
             for streams in ("late", "now", "7", "8") if is_long else ("late",):
                 check(workspace, config, expected, what, CASES[what], {"PERDURE_SIMT_STREAMS": streams})
-        for what in harness.of_the_day(("all in files, some of it kept", "state on the host, updated by the GPU"), 2):
+        for what in harness.share_of(("all in files, some of it kept", "state on the host, updated by the GPU"), 2):
             check(workspace, config, expected, f"{what}, killed", CASES[what], killed(workspace))
         ranks = ["layout.ranks=2", "layout.dp=2"]
         for what, stage in itertools.product(("all on the host", "all on the host, updated by the GPU", "all in files"), (1, 3)) if is_long else ():
             check(workspace, config, expected, f"two ranks, stage {stage}: {what}", CASES[what] + ranks + [f"layout.zero_stage={stage}"])
     config = workspace.file("moved.yaml", CONFIG.format(steps=STEPS, data=data, precision="fp32"))
     some = "state on the host", "all on the host", "state on the host, updated by the GPU", "all in files, some of it kept"
-    for what in CASES if is_long else harness.of_the_day(some, 2):
+    for what in CASES if is_long else harness.share_of(some, 2):
         moved_is_planned(workspace, config, what)
 
 

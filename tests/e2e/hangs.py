@@ -143,8 +143,7 @@ def body(workspace, _):
     for where in ["in exchange", "computing", *(["reading data", "waiting for a save"] if is_long else [])] * (3 if is_long else 1):
         hang(workspace, configs[1 if where == "waiting for a save" else 4], known, where)
     if is_long:
-        seed = int(os.environ.get("PERDURE_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
-        print(f"seed {seed} (PERDURE_TEST_SEED replays it)", flush=True)
+        seed = harness.seed()
         for _ in range(12):
             hang(workspace, configs[4], known, "", chooser=random.Random(seed := seed + 1))
         for where in ["in exchange", *PLACES]:

@@ -237,15 +237,25 @@ def scale():
     return int(os.environ.get("PERDURE_TEST_SCALE", "1"))
 
 
-def of_the_day(cases, shares, number=lambda place, case: place):
-    """One share of so many, by the day, so that as many days in a row try all. A case is of the share that its number has as remainder.
-    PERDURE_TEST_SEED picks another; with PERDURE_TEST_SCALE of 4 or more, all."""
+def share():
+    """tools/test.sh derives it from the commit, so that a commit has the same tests every time."""
+    return int(os.environ.get("PERDURE_TEST_SHARE", "0"))
+
+
+def seed():
+    """Of what a test draws at random; PERDURE_TEST_SEED replays another."""
+    found = int(os.environ.get("PERDURE_TEST_SEED", share()))
+    print(f"PERDURE_TEST_SEED={found}", flush=True)
+    return found
+
+
+def share_of(cases, shares, number=lambda place, case: place):
+    """One share of so many: a case is of the share that its number has as remainder. With PERDURE_TEST_SCALE of 4 or more, all."""
     cases = list(cases)
     if scale() >= 4:
         return cases
-    seed = int(os.environ.get("PERDURE_TEST_SEED", time.time() // 86400))
-    found = [case for place, case in enumerate(cases) if (number(place, case) - seed) % shares == 0]
-    print(f"PERDURE_TEST_SEED={seed}: {len(found)} of {len(cases)} cases, share {seed % shares + 1} of {shares}", flush=True)
+    found = [case for place, case in enumerate(cases) if (number(place, case) - share()) % shares == 0]
+    print(f"PERDURE_TEST_SHARE={share()}: {len(found)} of {len(cases)} cases, share {share() % shares + 1} of {shares}", flush=True)
     return found
 
 

@@ -478,8 +478,7 @@ def body(workspace, arguments):
     if not namespaces.can_make():
         print("skipped: namespaces of networks, mounts and processes need root")
         sys.exit(77)
-    seed = int(os.environ.get("PERDURE_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
-    print(f"seed {seed} (PERDURE_TEST_SEED replays it)", flush=True)
+    seed = harness.seed()
     named = [globals()[name] for name in arguments if not name.isdigit()]
     count = 0 if named else int(arguments[0]) if arguments else 50 if harness.scale() >= 10 else 0
     names = ["a", "b", "c", "d"] if count else ["a", "b", "c"]

@@ -212,8 +212,7 @@ def body(workspace, arguments):
     config = workspace.file("bf16", CONFIG.format(steps=STEPS, data=data, virtual=1))
     cut = workspace.file("bf16-cut", CONFIG.format(steps=STEPS, data=data, virtual=2))
     half = workspace.file("fp16-cut", harness.read(cut).replace("numerics: {", "numerics: {precision: fp16, "))
-    seed = int(os.environ.get("PERDURE_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
-    print(f"seed {seed} (PERDURE_TEST_SEED replays it)", flush=True)
+    seed = harness.seed()
     counts = (200, 120, 500) if harness.scale() >= 10 else (6, 6, 8) if transport == "local" else (4, 4, 6)
     campaigns = {"same": ([config], SAME, counts[0], one_tier), "moving": ([cut], MOVING, counts[1], one_tier),
                  "offloaded": ([cut, half], OFFLOADED, counts[2], three_tiers)}

@@ -6,8 +6,8 @@ and precisions that apply: loss bits and gradient norm of every step, validation
 of the one-rank run of the same model and numerics. Layouts that are not admitted must be refused with one sentence and exit code 78
 before any work; the sentences are printed.
 
-By default every (dp, tp, pp, sp) and every pair of two factors' values occurs in three days in a row, with one precision a day for each family
-and virtual degrees, so that a day has few one-rank runs to make (PERDURE_TEST_SEED picks another day; with PERDURE_TEST_SCALE of 4 or more all
+By default every (dp, tp, pp, sp) and every pair of two factors' values occurs in three shares, with one precision a share for each family
+and virtual degrees, so that a share has few one-rank runs to make (PERDURE_TEST_SHARE picks another; with PERDURE_TEST_SCALE of 4 or more all
 days at once); with PERDURE_TEST_SCALE of 10 or more, every combination. Arguments: local or mpi; then KEY=VALUE pairs of factors to run only the cases
 that have them.
 """
@@ -198,7 +198,7 @@ def body(workspace, arguments):
         # Processes start slowly: every value of every factor, and all of the pairs only when asked for.
         cases = cover([c for c in cases if c["world"] in (4, 6, 8)], pairs=harness.scale() >= 10)
     elif harness.scale() < 10:
-        cases = harness.of_the_day(cover(cases), 3, kind_of)
+        cases = harness.share_of(cover(cases), 3, kind_of)
     bench = Bench(workspace)
     failures = []
     for case in cases:

@@ -96,8 +96,7 @@ def run(workspace, config, case, transport):
 def body(workspace, arguments):
     transport = arguments[0] if arguments else "local"
     data = workspace.file("text.txt", harness.text_of(40000))
-    seed = int(os.environ.get("PERDURE_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
-    print(f"seed {seed} (PERDURE_TEST_SEED replays it)")
+    seed = harness.seed()
     count = (200 if harness.scale() >= 10 else 10) if transport == "local" else 6
     configs, expected = {}, {}
     for case in cases(count, random.Random(seed)):

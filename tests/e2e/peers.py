@@ -192,8 +192,7 @@ def body(workspace, arguments):
     if not can_pretend():
         print("skipped: mount namespaces need root")
         sys.exit(77)
-    seed = int(os.environ.get("PERDURE_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
-    print(f"seed {seed} (PERDURE_TEST_SEED replays it)")
+    seed = harness.seed()
     config = workspace.file("run.yaml", CONFIG.format(steps=STEPS, data=workspace.file("text.txt", harness.text_of(50000))))
     plain = workspace.directory("undisturbed")
     workspace.train(config, plain, ["layout.ranks=1", "layout.transport=local"])

@@ -310,7 +310,7 @@ static void campaign_model(struct campaign *c, uint32_t model)
 {
     struct reference reference = {0};
     for (uint32_t from = 0; from < c->count && c->failures < 20; from++) {
-        if (from && !c->every && !test_is_todays(from + model, 2)) continue; /* 0 makes the reference */
+        if (from && !c->every && !test_has_turn(from + model, 2)) continue; /* 0 makes the reference */
         char root[128];
         struct pd_error err;
         snprintf(root, sizeof root, "%s/%s-%u", c->directory, models[model].name, from);

@@ -2,7 +2,7 @@
 """Same bits: loss at every step and final state do not depend on ranks, threads, kills, resumes, recomputation or instruction set.
 
 Every case is compared with the one-rank, one-thread, undisturbed run of the same family and precision. By default a pairwise
-cover of all factors is run, of ranks that are processes half of it, the other half on the next day (PERDURE_TEST_SEED picks it); with
+cover of all factors is run, of ranks that are processes half of it, the other half in another share (PERDURE_TEST_SHARE picks it); with
 PERDURE_TEST_SCALE of 10 or more, every combination. Argument: local or mpi.
 """
 import itertools
@@ -112,7 +112,7 @@ def body(workspace, arguments):
         print(f"skipped: {isa}: this processor does not have it")
     cases = every(factors) if harness.scale() >= 10 else pairwise(factors)
     if transport == "mpi":
-        cases = harness.of_the_day(cases, 2)
+        cases = harness.share_of(cases, 2)
     chooser = random.Random(7)
     expected = {}
     for family, precision in itertools.product(factors["family"], factors["precision"]):

@@ -96,9 +96,8 @@ def one(workspace, config, packed, phase, name, dice, pace):
 
 
 def body(workspace, arguments):
-    seed = int(os.environ.get("PERDURE_TEST_SEED", random.randrange(1 << 30)))
+    seed = harness.seed()
     dice, pace, seconds = random.Random(seed), {}, []
-    print(f"PERDURE_TEST_SEED={seed}", flush=True)
     text = harness.text_of(200000)
     is_quickstart = "quickstart" in arguments
     shape = QUICKSTART if is_quickstart else SMALL

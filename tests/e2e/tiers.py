@@ -215,8 +215,7 @@ def body(workspace, arguments):
         return
     data = workspace.file("text.txt", harness.text_of(50000))
     config = workspace.file("run.yaml", CONFIG.format(steps=STEPS, data=data))
-    seed = int(os.environ.get("PERDURE_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
-    print(f"seed {seed} (PERDURE_TEST_SEED replays it)")
+    seed = harness.seed()
     memory = tempfile.mkdtemp(prefix="perdure-e2e-", dir="/dev/shm")
     try:
         kills(workspace, memory, config, transport, random.Random(seed), 150 if harness.scale() >= 10 else 10)

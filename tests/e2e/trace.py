@@ -143,10 +143,10 @@ def on_gpus(workspace):
     lanes = traced(workspace, config, ["layout.ranks=1"])
     expect(lanes, {0: {"GPU compute"} | saves})
     check({"adam", "copy"} <= lanes[0, "GPU compute"], f"computing is {lanes[0, 'GPU compute']}")
-    for name in harness.of_the_day(("parameters", "gradients", "activations"), 3):
+    for name in harness.share_of(("parameters", "gradients", "activations"), 3):
         expect(traced(workspace, config, [*far, f"offload.{name}=cpu"]), {0: kinds(name) | saves})
     everything = kinds("parameters", "gradients", "activations", "optimizer")
-    for place, update, known in harness.of_the_day((("cpu", "host", LANES), ("cpu", "device", STREAMED), ("nvme", "host", LANES)), 3):
+    for place, update, known in harness.share_of((("cpu", "host", LANES), ("cpu", "device", STREAMED), ("nvme", "host", LANES)), 3):
         expect(traced(workspace, config, [*far, f"offload.optimizer={place}", f"offload.update={update}"], known), {0: kinds("optimizer")})
     expect(traced(workspace, config, [*far, *IN_FILES]), {0: everything})
     lanes = traced(workspace, config, ["layout.ranks=2", "layout.transport=local", "layout.zero_stage=3"])

@@ -164,14 +164,14 @@ void failing_rewind(void)
     next_place = 0;
 }
 
-static bool is_of_the_day(uint32_t place, bool from_then_on, uint64_t day)
+static bool has_turn(uint32_t place, bool from_then_on, uint64_t day)
 {
     return leads[place] && (place + day) % (from_then_on ? 8 : 2) == 0;
 }
 
 bool failing_next(bool some, bool from_then_on, uint64_t day)
 {
-    while (next_place < place_count && some && !is_of_the_day(next_place, from_then_on, day))
+    while (next_place < place_count && some && !has_turn(next_place, from_then_on, day))
         next_place++;
     if (next_place == place_count) return false;
     wanted_caller = callers[next_place];

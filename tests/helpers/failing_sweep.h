@@ -137,7 +137,7 @@ static inline void failing_sweep(const struct failing_case *c)
         for (;; tried++) {
             void *state = c->set_up(c->context);
             failing_arm(c, state, true);
-            if (!failing_next(some, persists, test_day())) {
+            if (!failing_next(some, persists, test_share())) {
                 failing_arm(c, state, false);
                 c->tear_down(state);
                 break;

@@ -13,7 +13,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "helpers"))
 from mixed_text import mixed_text
@@ -27,7 +26,7 @@ except ImportError as missing:
 SCALE = min(int(os.environ.get("PERDURE_TEST_SCALE") or 1), 10)
 BYTES = 1_000_000 * SCALE
 program, folder = sys.argv[1:3]
-seed = int(os.environ.get("PERDURE_TEST_SEED") or time.time())
+seed = int(os.environ.get("PERDURE_TEST_SEED") or os.environ.get("PERDURE_TEST_SHARE", "0"))
 CODES = [code for code in range(1, 0x30000) if not 0xd800 <= code < 0xe000]
 CHARACTERS = "".join(f"a{chr(code)}" for code in sorted(random.Random(seed).sample(CODES, len(CODES) * SCALE // 10)))  # and what follows
 failed = through = 0

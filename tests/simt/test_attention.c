@@ -1,6 +1,6 @@
 /* Attention's kernels against the CPU backend and float64. Without tensor cores they have the CPU's bits; with them, errors
  * of the operands' precision, and bits that do not depend on neighbours, order of blocks, alignment or who holds which
- * heads. Types and orders of one case go round by the day (helpers/scale.h). */
+ * heads. Types and orders of one case go round by shares (helpers/scale.h). */
 #include "tests/helpers/scale.h"
 #include "tests/simt/simt_order.h"
 #include "tests/unit/math/fixture.h"
@@ -281,7 +281,7 @@ Test(attention, on_tensor_cores_agrees_with_float64)
     const size_t shapes = sizeof tile_shapes / sizeof *tile_shapes;
     for (size_t i = 0; i < shapes * WAYS; i++)
         for (size_t d = 1; d < 3; d++) {
-            if (!test_is_todays(i / WAYS + i % WAYS + d, 2)) continue;
+            if (!test_has_turn(i / WAYS + i % WAYS + d, 2)) continue;
             struct problem p = problem_new(tile_shapes[i / WAYS], all_dtypes[d], 0, 91 * (i / WAYS) + d);
             use(ways[i % WAYS]);
             struct result got = attend(NULL, &p);
@@ -300,7 +300,7 @@ Test(attention, has_the_same_bits_in_any_order_and_alignment)
         use(ways[i % WAYS]);
         struct result want = attend(NULL, &p);
         for (uint64_t order = 1; order < 4; order++) {
-            if (!test_is_todays(i + order, 3)) continue;
+            if (!test_has_turn(i + order, 3)) continue;
             simt_set_order(order * order);
             struct result got = attend_share(NULL, &p, (struct share){0, p.s.heads, order == 1 ? 0 : 3, false});
             check_same(&p, &want, &got, "another order");
@@ -324,7 +324,7 @@ Test(attention, backward_in_one_pass_has_the_bits_of_two)
         struct result want = attend(NULL, &p);
         use("onepass");
         for (size_t order = 0; order < 3; order++) {
-            if (!test_is_todays(i + order, 3)) continue;
+            if (!test_has_turn(i + order, 3)) continue;
             simt_set_order(orders[order]);
             struct result got = attend_share(NULL, &p, (struct share){0, p.s.heads, order == 1 ? 3 : 0, false});
             check_same(&p, &want, &got, "one pass");
@@ -413,7 +413,7 @@ Test(attention, by_query_head_has_the_bits_of_blocks_that_add_up)
         struct result want = attend_share(NULL, &p, c->share);
         workspace_terms = 0;
         for (uint64_t order = 0; order < 3; order++) {
-            if (!test_is_todays(i + order, 3)) continue;
+            if (!test_has_turn(i + order, 3)) continue;
             simt_set_order(order);
             struct result got = attend_share(NULL, &p, c->share);
             check_same(&p, &want, &got, "by query head");

@@ -160,7 +160,7 @@ static void compare_all(const char *streams)
     write_temporary(path);
     setenv("PERDURE_SIMT_STREAMS", streams, 1); /* this process has no GPU yet */
     for (size_t i = 0; i < sizeof numerics / sizeof *numerics; i++)
-        if (test_is_todays(i, 3)) compare(path, numerics[i]);
+        if (test_has_turn(i, 3)) compare(path, numerics[i]);
     unlink(path);
 }
 

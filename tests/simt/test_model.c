@@ -300,9 +300,9 @@ Test(simt_model, qwen3_bf16)
 Test(simt_model, logits_of_columns)
 {
     logits_columns = 16;
-    if (test_is_todays(0, 3)) check(PD_FAMILY_LLAMA, PD_F32, 5e-4);
-    if (test_is_todays(1, 3)) check(PD_FAMILY_GPT2, PD_F16, 5e-3);
-    if (test_is_todays(2, 3)) check(PD_FAMILY_QWEN3, PD_BF16, 3e-2);
+    if (test_has_turn(0, 3)) check(PD_FAMILY_LLAMA, PD_F32, 5e-4);
+    if (test_has_turn(1, 3)) check(PD_FAMILY_GPT2, PD_F16, 5e-3);
+    if (test_has_turn(2, 3)) check(PD_FAMILY_QWEN3, PD_BF16, 3e-2);
 }
 
 /* ---- micro-batches that are added where sums lie ---- */

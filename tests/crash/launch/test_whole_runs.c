@@ -342,7 +342,7 @@ static void campaign(uint64_t first)
         return;
     }
     tier_be_quiet();
-    seed = first * count + test_day() % 2 * share;
+    seed = first * count + test_share() % 2 * share;
     for (const uint64_t end = seed + share; seed < end; seed++) {
         expect_same_as_quiet(seed);
         starts += w.starts;

@@ -506,7 +506,7 @@ static void try(struct pd_layout layout, uint32_t turn)
     pd_model_free(model);
 }
 
-/* Stages 0 and 2, or 1 and 3, one of them a day (helpers/scale.h), and groups of zero_shard ranks in turn; with
+/* Stages 0 and 2, or 1 and 3, one of them a share (helpers/scale.h), and groups of zero_shard ranks in turn; with
  * PERDURE_TEST_SCALE all of them. */
 static void try_all(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t sp)
 {
@@ -521,7 +521,7 @@ static void try_all(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t sp)
          layout.zero_stage += is_thorough ? 1 : 2, turn++)
         for (uint32_t i = 0; i < count; i++) {
             layout.zero_shard = shards[i];
-            const bool is_chosen = i == (turn + turn / 4) % count && test_is_todays(turn, 2);
+            const bool is_chosen = i == (turn + turn / 4) % count && test_has_turn(turn, 2);
             if (is_chosen || is_thorough) try(layout, turn + i);
         }
 }
