@@ -1,6 +1,7 @@
 #include "ckpt/base/arena.h"
 
 #include "ckpt/base/checked.h"
+#include "ckpt/base/words.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -102,8 +103,10 @@ pd_status pd_arena_new(const struct pd_memory_plan *plan, struct pd_arena **ret_
         region->base = fits ? map_region(bytes) : NULL;
         if (!region->base) {
             pd_status status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, ENOMEM,
-                                            "%" PRIu64 " bytes for %s cannot be had; `perdure plan` shows what is needed",
-                                            plan->bytes[c], pd_memory_category_name((enum pd_memory_category)c));
+                                            "%s of memory for %s cannot be allocated; perdure plan shows what each rank "
+                                            "needs, and with --ladder what needs less",
+                                            pd_bytes_text((double)plan->bytes[c]).text,
+                                            pd_memory_category_name((enum pd_memory_category)c));
             pd_arena_free(arena);
             return status;
         }

@@ -1,6 +1,8 @@
 #include "ckpt/base/nearest.h"
 
+#include <ctype.h>
 #include <string.h>
+#include <strings.h>
 
 #define LENGTH_MAX 63u
 
@@ -43,9 +45,15 @@ bool pd_is_near(const char *a, const char *b)
 
 const char *pd_nearest_name(const char *name, const char *const *names, uint32_t count)
 {
-    uint32_t near;
-    pd_nearest_names(name, names, count, &near, 1);
-    return count && pd_is_near(name, names[near]) ? names[near] : NULL;
+    const char *nearest = NULL;
+    uint32_t least = UINT32_MAX;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t distance = pd_edit_distance(name, names[i]);
+        if (distance >= least) continue;
+        least = distance;
+        nearest = names[i];
+    }
+    return nearest && pd_is_near(name, nearest) ? nearest : NULL;
 }
 
 static bool taken(const uint32_t *indices, uint32_t count, uint32_t index)
@@ -55,12 +63,44 @@ static bool taken(const uint32_t *indices, uint32_t count, uint32_t index)
     return false;
 }
 
+/* The next run of letters ("llama") or of digits with the letter of a unit behind them ("8b"). NULL: there is none. */
+static const char *next_part(const char *text, size_t *ret_length)
+{
+    size_t length = 0;
+    while (*text && !isalnum((unsigned char)*text))
+        text++;
+    if (isdigit((unsigned char)*text)) {
+        while (isdigit((unsigned char)text[length]))
+            length++;
+        if (isalpha((unsigned char)text[length]) && !isalnum((unsigned char)text[length + 1])) length++;
+    }
+    while (!length || (isalpha((unsigned char)*text) && isalpha((unsigned char)text[length])))
+        if (!text[length++]) return NULL;
+    *ret_length = length;
+    return text;
+}
+
+/* Parts of a that b does not have. */
+static uint32_t parts_apart(const char *a, const char *b)
+{
+    uint32_t apart = 0;
+    size_t length, other;
+    for (const char *part = a; (part = next_part(part, &length)); part += length) {
+        const char *same = b;
+        while ((same = next_part(same, &other)) && (other != length || strncasecmp(part, same, length) != 0))
+            same += other;
+        apart += !same;
+    }
+    return apart;
+}
+
 void pd_nearest_names(const char *name, const char *const *names, uint32_t count, uint32_t *ret_indices, uint32_t wanted)
 {
     for (uint32_t k = 0; k < wanted && k < count; k++) {
         uint32_t best = UINT32_MAX;
         for (uint32_t i = 0; i < count; i++) {
-            uint32_t distance = pd_edit_distance(name, names[i]);
+            const uint32_t parts = 2 * parts_apart(name, names[i]) + parts_apart(names[i], name);
+            const uint32_t distance = 256 * parts + pd_edit_distance(name, names[i]);
             if (distance >= best || taken(ret_indices, k, i)) continue;
             best = distance;
             ret_indices[k] = i;

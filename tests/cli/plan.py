@@ -121,7 +121,9 @@ expect("plan-world-empty", ["plan", MINIMAL, "--world="], 64,
        err=said("--world=: expected a number of ranks, or several such as 4,8"))
 expect("plan-threads", ["plan", MINIMAL, "--threads=0"], 64, err=said("--threads=0: expected a number from 1 to 4096"))
 expect("plan-device", ["plan", MINIMAL, "--device=a100"], 64,
-       err=said("machine a100 is unknown: expected cpu, a100-40g, a100-80g, h100-80g or h200-141g"))
+       err=re.compile("^perdure: device a100 is unknown; the nearest is a100-40g; known are cpu, a100-40g, .* --device-memory and --flops\n$"))
+expect("plan-device-near", ["plan", MINIMAL, "--device=h100"], 64, err=re.compile("the nearest is h100-80g;"))
+expect("plan-preset-near", ["plan", MINIMAL, "model.preset=llama-3-8b"], 78, err=re.compile("the nearest are llama3.1-8b,"))
 for name, capability in (("a100-40g", "8.0"), ("a100-80g", "8.0")):
     expect(f"plan-fp8-{name}", ["plan", MINIMAL, "--world=1", f"--device={name}", "run.device=gpu", "numerics.linears=fp8"], 78,
            err=said(f"numerics.linears is fp8, which needs a GPU of compute capability 8.9, and {name} has {capability}; say "
@@ -170,12 +172,14 @@ if text:
 # Layouts that are refused; 4 blocks, 8 micro-batches of 4 sequences of 256 tokens.
 REFUSED = {
     "tp": (["numerics.virtual_tp=4", "layout.tp=3"],
-           "layout.tp is 3 and does not divide numerics.virtual_tp, which is 4; use layout.tp=2 or layout.tp=4"),
-    "tp-lineage": (["layout.tp=2"], "layout.tp is 2 and does not divide numerics.virtual_tp, which is 1; use layout.tp=1, or "
-                                    "numerics.virtual_tp=2, which gives other bits"),
+           "layout.tp is 3, and it must divide numerics.virtual_tp, which is 4: the number of parts in which sums are made, so that bits do "
+           "not depend on layout.tp; use layout.tp=2 or layout.tp=4"),
+    "tp-lineage": (["layout.tp=2"], "layout.tp is 2, and it must divide numerics.virtual_tp, which is 1: the number of parts in which sums are "
+                                    "made, so that bits do not depend on layout.tp; use layout.tp=1, or set numerics.virtual_tp=2 as well, which "
+                                    "gives other bits"),
     "sp": (["numerics.virtual_sp=2", "layout.sp=4"],
-           "layout.sp is 4 and does not divide numerics.virtual_sp, which is 2; use layout.sp=2, or numerics.virtual_sp=4, "
-           "which gives other bits"),
+           "layout.sp is 4, and it must divide numerics.virtual_sp, which is 2: the number of parts in which sums are made, so that bits do "
+           "not depend on layout.sp; use layout.sp=2, or set numerics.virtual_sp=4 as well, which gives other bits"),
     "virtual-tp": (["numerics.virtual_tp=6"], "numerics.virtual_tp 6 is no power of two; the nearest are 4 and 8"),
     "virtual-sp": (["numerics.virtual_sp=3"], "numerics.virtual_sp 3 is no power of two; the nearest are 2 and 4"),
     "pieces": (["numerics.virtual_sp=256"],

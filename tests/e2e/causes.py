@@ -88,7 +88,7 @@ def limits(bench):
         result = bench.run(new("space"), "run.steps=1", "checkpoint.give_up_minutes=0", preexec_fn=limited(resource.RLIMIT_AS, mebibytes << 20))
         if result.returncode == 127 and "shared libraries" in result.stderr and mebibytes < 440:
             continue  # the loader's words: nothing of ours has run
-        if result.returncode not in (0, 78) or (result.returncode and not re.search("ulimit -v|cannot be had", result.stderr)):
+        if result.returncode not in (0, 78) or (result.returncode and not re.search("ulimit -v|cannot be allocated", result.stderr)):
             raise harness.Failure(f"{mebibytes} MiB of address space: exit {result.returncode}\n{result.stderr}")
         if "restart 1" in result.stderr:
             raise harness.Failure(f"{mebibytes} MiB of address space: what they are too little for is begun again\n{result.stderr}")

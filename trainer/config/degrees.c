@@ -202,11 +202,14 @@ static pd_status check_divides(const char *name, uint32_t degree, uint32_t virtu
     uint32_t below = 1u << (31 - __builtin_clz(degree)); /* the power of two up to it */
     char more[160] = "";
     if (below == degree && degree <= 256)
-        snprintf(more, sizeof more, ", or numerics.virtual_%s=%u, which gives other bits", name, degree);
+        snprintf(more, sizeof more, ", or set numerics.virtual_%s=%u as well, which gives other bits", name, degree);
     if (below > virtual) below = virtual;
     if (below < degree && 2 * below <= virtual) snprintf(more, sizeof more, " or layout.%s=%u", name, 2 * below);
-    PD_FAIL(err, PD_INVALID, "layout.%s is %u and does not divide numerics.virtual_%s, which is %u; use layout.%s=%u%s",
-            name, degree, name, virtual, name, below, more);
+    PD_FAIL(err, PD_INVALID,
+            "layout.%s is %u, and it must divide numerics.virtual_%s, which is %u: the number of parts in which sums are "
+            "made, so that "
+            "bits do not depend on layout.%s; use layout.%s=%u%s",
+            name, degree, name, virtual, name, name, below, more);
 }
 
 static const char *more_micro_batches(const struct pd_config *c)

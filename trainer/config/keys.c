@@ -83,9 +83,12 @@ const struct pd_key pd_keys[] = {
     NUMBER(PD_KEY_I64, data.document_token, "-1", -1, 16777216, LINEAGE,
            "token that ends a document, where the format has no bounds; -1: none"),
 
-    U32(batch.sequences, "32", 1, 1 << 24, LINEAGE, "sequences a step, whatever the layout", STEPS),
+    U32(batch.sequences, "32", 1, 1 << 24, LINEAGE, "sequences a step, whatever the layout: the global batch size", STEPS),
     U32(batch.micro_batch, "0", 0, 1 << 20, LINEAGE,
-        "sequences a micro-batch, the unit of numerics; 0: sequences over their largest divisor up to 8", .automatic = true),
+        "sequences a micro-batch, the unit of numerics; a rank accumulates gradients over sequences / (micro_batch * dp) of "
+        "them; 0: "
+        "sequences over their largest divisor up to 8",
+        .automatic = true),
     U32(batch.context, "0", 0, 1 << 20, LINEAGE, "tokens a sequence; 0: model.context", TOKENS, .automatic = true),
 
     F64(optimizer.lr, "3e-4", 0, 100, FREE, "peak learning rate"),

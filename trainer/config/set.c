@@ -349,15 +349,13 @@ static pd_status set_ranks(struct pd_config *config, const struct pd_key *key, c
     return PD_OK;
 }
 
-/* Without an index only "[]": a list has no other text. */
+/* A directory is a tier that is all by default. Without an index the text is the only tier, or "[]" for none. */
 static pd_status set_tier(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
                           struct pd_error *err)
 {
     if (p->has_index) return pd_key_set_tier(config, key, p->index, p->member, text, err);
-    if (text[strspn(text, " []")] != '\0')
-        PD_FAIL(err, PD_INVALID, "expected a list of {dir, every, ...}, found \"%s\"; one is written %s[0].dir=DIR", text,
-                key->name);
     pd_key_clear_list(config, key);
+    if (text[strspn(text, " []")] != '\0') return pd_key_set_tier(config, key, 0, "dir", text, err);
     return PD_OK;
 }
 

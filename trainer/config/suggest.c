@@ -83,6 +83,8 @@ static const struct meant {
     {"reset_attention_mask document_mask packing_mask intra_document_masking", {"data.separate_documents", NULL}},
     {"tokenizer tokenizer_path tokenizer_model vocab_file merge_file",
      {NULL, "perdure data pack --tokenizer=FILE makes the token files that data.train names"}},
+    {"chat_template apply_chat_template template prompt_template messages conversation_template",
+     {NULL, "training reads tokens: write conversations as text with their template, and pack that with perdure data pack"}},
     {"num_workers dataloader_num_workers n_workers shuffle prefetch_factor",
      {NULL, "data is read in a fixed random order by each rank"}},
 
@@ -94,7 +96,7 @@ static const struct meant {
      {"batch.micro_batch", NULL}},
     {"gradient_accumulation_steps grad_accum accumulate_grad_batches grad_accum_steps gradient_accumulation "
      "accumulation_steps",
-     {NULL, "it follows from batch.sequences, batch.micro_batch and layout.dp"}},
+     {NULL, "it follows: batch.sequences (the global batch size) / (batch.micro_batch * layout.dp)"}},
     {"seq_len seq_length sequence_length max_seq_len context_length block_size context max_length context_window "
      "batch_length batch_tokens",
      {"batch.context", NULL}},
@@ -175,6 +177,10 @@ static const struct meant {
 
     {"tensorboard_dir enable_tensorboard use_tensorboard metrics_tb", {"metrics.tensorboard", NULL}},
     {"metrics_port prometheus_port metrics_prometheus", {"metrics.prometheus_listen", NULL}},
+    {"mfu log_mfu report_mfu peak_flops flops_promised gpu_peak_flops",
+     {NULL,
+      "the progress line and metrics.jsonl have the share of the time that matrix products at this machine's own speed "
+      "would take (gemm_share); perdure plan counts the FLOPs of a step"}},
     {"wandb wandb_log wandb_project report_to mlflow enable_wandb use_wandb",
      {NULL, "trackers read metrics.jsonl in run.dir; metrics.tensorboard and metrics.prometheus_listen are built in"}},
 

@@ -24,22 +24,39 @@ static const struct pd_key members[] = {
 };
 #define MEMBER_COUNT (sizeof members / sizeof *members)
 
+/* As others call them. */
+static const struct {
+    const char *words, *member;
+} meant[] = {{" path directory folder location root url ", "dir"},
+             {" interval frequency steps every_steps every_n_steps save_every ", "every"},
+             {" keep keep_last_n keep_latest max_to_keep retention limit ", "keep_last"},
+             {" copies replicate ", "replicas"},
+             {" rate throttle max_bandwidth ", "bandwidth"},
+             {" codec compress zstd ", "compression"}};
+
 static pd_status refuse_member(const char *member, struct pd_error *err)
 {
     const char *names[MEMBER_COUNT], *near;
     for (size_t i = 0; i < MEMBER_COUNT; i++)
         names[i] = members[i].name;
-    if (!member[0]) PD_FAIL(err, PD_INVALID, "a tier is written {dir: DIR, every: STEPS}");
     near = pd_nearest_name(member, names, MEMBER_COUNT);
+    for (size_t i = 0; i < sizeof meant / sizeof *meant; i++) {
+        char word[64];
+        snprintf(word, sizeof word, " %.50s ", member);
+        if (strstr(meant[i].words, word)) near = meant[i].member;
+    }
     PD_FAIL(err, PD_INVALID,
-            "a tier has dir, every, keep_last, keep_every, bandwidth, replicas and compression, and no \"%s\"%s%s%s", member,
-            near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
+            "a tier is a directory, or {dir: DIR, every: STEPS} with keep_last, keep_every, bandwidth, replicas and "
+            "compression, and "
+            "has no \"%s\"%s%s%s",
+            member, near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
 }
 
 pd_status pd_key_set_tier(struct pd_config *config, const struct pd_key *key, uint64_t index, const char *member,
                           const char *text, struct pd_error *err)
 {
     const uint32_t before = config->checkpoint.tiers_count;
+    if (!member[0]) member = "dir"; /* checkpoint.tiers: [/dev/shm/a, /nvme/b] */
     if (index >= PD_TIERS_MAX) PD_FAIL(err, PD_INVALID, "there may be at most %u tiers", PD_TIERS_MAX);
     for (size_t i = 0; i < MEMBER_COUNT; i++) {
         if (strcmp(members[i].name, member) != 0) continue;

@@ -1,4 +1,5 @@
 #include "trainer/plan/cost_model.h"
+#include "ckpt/base/nearest.h"
 #include "trainer/engine/gpus.h"
 
 #include "resharder/layout.h"
@@ -28,7 +29,16 @@ pd_status pd_machine_preset(const char *name, struct pd_machine *ret_machine, st
         *ret_machine = machines[i];
         return PD_OK;
     }
-    PD_FAIL(err, PD_USAGE, "machine %s is unknown: expected cpu, a100-40g, a100-80g, h100-80g or h200-141g", name);
+    const char *names[MACHINES];
+    uint32_t near;
+    for (int i = 0; i < MACHINES; i++)
+        names[i] = machines[i].name;
+    pd_nearest_names(name, names, MACHINES, &near, 1);
+    PD_FAIL(
+        err, PD_USAGE,
+        "device %s is unknown; the nearest is %s; known are cpu, a100-40g, a100-80g, h100-80g and h200-141g, and perdure "
+        "plan takes the memory and the speed of any other from --device-memory and --flops",
+        name, names[near]);
 }
 
 bool pd_machine_of_gpu(const struct pd_gpu *gpu, struct pd_machine *ret_machine)
@@ -140,7 +150,7 @@ static struct stage stage_of(const struct setting *s, uint32_t pp)
 struct traffic {
     double parameters, gradients, tensor, sequence, pipeline;
     double backward; /* of tensor: beside gradients of weights */
-    double calls;             /* transfers that nothing hides */
+    double calls;    /* transfers that nothing hides */
 };
 
 /* Blocks of a stage that are recomputed as `recompute` says. */

@@ -42,3 +42,24 @@ Test(nearest, names_come_nearest_first)
     pd_nearest_names("trail", names, 4, indices, 4);
     cr_expect(indices[0] == 0 && indices[1] == 3 && indices[2] != indices[3], "%u %u", indices[0], indices[1]);
 }
+
+Test(nearest, names_of_models_and_devices)
+{
+    static const char *const names[] = {"llama-3b", "llama-33b", "llama3.1-8b", "llama3.1-70b", "gpt2-124m", "h100-80g"};
+    static const struct {
+        const char *name, *nearest;
+    } meant[] = {{"llama-3-8b", "llama3.1-8b"},
+                 {"Meta-Llama-3-8B", "llama3.1-8b"},
+                 {"llama3-70b-instruct", "llama3.1-70b"},
+                 {"gpt2", "gpt2-124m"},
+                 {"gpt2-125m", "gpt2-124m"},
+                 {"lama-3b", "llama-3b"},
+                 {"h100", "h100-80g"},
+                 {"NVIDIA H100 80GB HBM3", "h100-80g"},
+                 {"llama3", "llama3.1-8b"}};
+    for (size_t i = 0; i < sizeof meant / sizeof *meant; i++) {
+        uint32_t index;
+        pd_nearest_names(meant[i].name, names, 6, &index, 1);
+        cr_expect_str_eq(names[index], meant[i].nearest, "%s: %s, not %s", meant[i].name, names[index], meant[i].nearest);
+    }
+}

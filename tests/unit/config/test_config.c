@@ -109,6 +109,13 @@ Test(config, tiers_take_what_they_leave_out_from_their_section)
     cr_expect(tiers[1].codec.level == 7 && tiers[2].codec.level == 1, "%s", text);
     pd_config_deinit(&c);
     free(text);
+    for (int i = 0; i < 2; i++) { /* directories alone */
+        c = i ? parse(MINIMAL, (const char *const[]){"checkpoint.tiers=/fast", NULL})
+              : parse(MINIMAL "checkpoint: {tiers: [/fast, /safe], every: 6}\n", NULL);
+        cr_assert_eq(pd_config_tiers(&c, tiers), i ? 1 : 2);
+        cr_expect(!strcmp(tiers[0].dir, "/fast") && (i || (!strcmp(tiers[1].dir, "/safe") && tiers[1].every == 6)));
+        pd_config_deinit(&c);
+    }
     c = parse(MINIMAL, (const char *const[]){"checkpoint.every=7", NULL});
     cr_assert_eq(pd_config_tiers(&c, tiers), 1);
     cr_expect(tiers[0].every == 7 && tiers[0].keep_last == 3 && tiers[0].codec.codec == PD_CODEC_NONE);
@@ -133,8 +140,8 @@ Test(config, tiers_are_refused)
     refused(TIERS, "checkpoint.tiers[1].replicas=1", "only the first tier has replicas on other hosts");
     refused(TIERS, "checkpoint.tiers[0].keep_last=0", "expected a number of at least 1");
     refused(TIERS, "checkpoint.tiers[4].dir=x", "the next is checkpoint.tiers[3]");
-    refused(TIERS, "checkpoint.tiers=fast", "checkpoint.tiers[0].dir=DIR");
-    refused(TIERS, "checkpoint.tiers[0]=x", "a tier is written {dir: DIR, every: STEPS}");
+    refused(TIERS, "checkpoint.tiers[0].path=x", "and has no \"path\"; did you mean dir?");
+    refused(TIERS, "checkpoint.tiers[0].keep=3", "did you mean keep_last?");
     refused(MINIMAL "checkpoint: {tiers: [{dir: a}, {dir: b}, {dir: c}, {dir: d}, {dir: e}, {dir: f}, {dir: g}, {dir: h}, "
                     "{dir: i}]}\n",
             NULL, "at most 8 tiers");
@@ -409,12 +416,14 @@ Test(config, layouts_that_nothing_admits)
     refused(MINIMAL, "numerics.virtual_sp=256",
             "numerics.virtual_sp 256 cuts a sequence into 512 pieces, but batch.context is only 256 tokens; use "
             "numerics.virtual_sp=128 at most");
-    refused(MINIMAL, "layout.tp=2",
-            "layout.tp is 2 and does not divide numerics.virtual_tp, which is 1; use layout.tp=1, or numerics.virtual_tp=2, "
-            "which gives other bits");
+    refused(
+        MINIMAL, "layout.tp=2",
+        "layout.tp is 2, and it must divide numerics.virtual_tp, which is 1: the number of parts in which sums are made, so "
+        "that bits do not depend on layout.tp; use layout.tp=1, or set numerics.virtual_tp=2 as well, which gives other "
+        "bits");
     refused(MINIMAL "numerics: {virtual_tp: 4}\n", "layout.tp=3",
-            "layout.tp is 3 and does not divide numerics.virtual_tp, which is 4; use layout.tp=2 or layout.tp=4");
-    refused(MINIMAL, "layout.sp=4", "use layout.sp=1, or numerics.virtual_sp=4, which gives other bits");
+            "so that bits do not depend on layout.tp; use layout.tp=2 or layout.tp=4");
+    refused(MINIMAL, "layout.sp=4", "use layout.sp=1, or set numerics.virtual_sp=4 as well, which gives other bits");
     refused(MINIMAL "numerics: {virtual_sp: 8}\n", "layout.sp=5", "use layout.sp=4 or layout.sp=8");
     refused(MINIMAL, "layout.dp=9",
             "layout.dp is 9, but a step has only 8 micro-batches (batch.sequences 32 / batch.micro_batch 4); set it "
