@@ -1,6 +1,8 @@
 #include "ckpt/base/process.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -21,6 +23,13 @@ static const char *stat_of(int process, char text[1024])
 {
     const char *end = pd_process_read(process, "stat", text, 1024) ? strrchr(text, ')') : NULL;
     return end && end[1] ? end + 2 : NULL;
+}
+
+bool pd_process_has_ended(int process)
+{
+    char text[1024];
+    const char *stat = stat_of(process, text);
+    return stat ? *stat == 'Z' || *stat == 'X' : kill(process, 0) != 0 && errno == ESRCH;
 }
 
 bool pd_process_is_stopped(int process)

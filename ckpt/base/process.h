@@ -7,6 +7,8 @@
 
 /* /proc/<process>/<name>, cut off at `bytes` - 1. False: nothing can be read; ret_text is then "". */
 bool pd_process_read(int process, const char *name, char *ret_text, size_t bytes);
+/* Its parent may not have waited for it yet. */
+bool pd_process_has_ended(int process);
 /* Stopped by a signal, as SIGSTOP does it. */
 bool pd_process_is_stopped(int process);
 /* 0: nothing can be read. */

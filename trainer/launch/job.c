@@ -447,10 +447,13 @@ static pd_status read_grace(double *ret_seconds, struct pd_error *err)
             PD_LAUNCH_ENV_GRACE "=%s is no number of seconds; set it to the time between TERM and KILL, less a few", text);
 }
 
+/* A relay sends heartbeats of processes that live: of one that seemed to have ended a while ago the connection alone was cut. */
 static void heartbeat_hear(void *context, uint32_t rank, const struct pd_remote_heartbeat *beat)
 {
     struct job *job = context;
-    pd_launch_watch_hear(job->watch, rank, beat, HEARTBEAT_NS, pd_clock_monotonic_ns(NULL));
+    const uint64_t now = pd_clock_monotonic_ns(NULL);
+    if (job->seen[rank].is_gone && now - job->seen[rank].gone_ns > HEARTBEAT_NS) connection_is_back(job, rank);
+    pd_launch_watch_hear(job->watch, rank, beat, HEARTBEAT_NS, now);
 }
 
 /* It has lost its relay alone: ranks there go on. */

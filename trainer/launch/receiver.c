@@ -36,6 +36,7 @@ struct connection {
     struct connection *previous, *next; /* of strangers, the oldest first; unused once it is proven */
     struct pd_seal seal;
     uint32_t rank;    /* that began here; PD_MESSAGE_NOBODY: none */
+    bool is_left;     /* the rank has made another connection */
     uint64_t place;   /* digest of the place of a relay; 0: it is none */
     uint32_t watched; /* of the ranks that have begun, in their order: the relay knows these */
     char peer[64];
@@ -51,9 +52,9 @@ struct pd_launch_receiver {
     uint32_t strangers;
     struct connection **proven; /* (proven_count) owned */
     uint32_t proven_count, proven_room;
-    uint64_t *places; /* (ranks) digest of the place of who has begun */
-    uint32_t *order;  /* (ranks) of table->begun: who has begun, in that order */
-    uint64_t refused, refused_logged, logged_ns;
+    uint64_t *places;                               /* (ranks) digest of the place of who has begun */
+    uint32_t *order;                                /* (ranks) of table->begun: who has begun, in that order */
+    uint64_t refused, refused_logged, logged_ns[2]; /* of strangers; of what was changed on its way */
     char build[PD_MESSAGE_BUILD_BYTES], addresses[2048];
 };
 
@@ -233,17 +234,18 @@ static void connection_free(const struct pd_launch_receiver *r, struct connectio
     free(c);
 }
 
-/* Somebody on the network tries the port, or a rank of another launch. */
-static void refused_count(struct pd_launch_receiver *r, const char *peer)
+/* Somebody on the network tries the port, or a rank of another launch; or changes what passes by. */
+static void refused_count(struct pd_launch_receiver *r, const struct connection *c)
 {
     const uint64_t now = pd_clock_monotonic_ns(NULL);
     r->refused++;
-    if (r->logged_ns && now - r->logged_ns < LOG_NS) return;
-    pd_log_warn(MODULE,
-                "%s connected to this launch's port and did not prove that it knows the launch's secret (%" PRIu64
-                " such tries so far): refused",
-                peer, r->refused);
-    r->logged_ns = now;
+    if (r->logged_ns[c->is_proven] && now - r->logged_ns[c->is_proven] < LOG_NS) return;
+    pd_log_warn(MODULE, "%s %s (%" PRIu64 " such tries so far): refused", c->peer,
+                c->is_proven ? "sent a message that was changed on its way"
+                             : "connected to this launch's port and did not prove that it knows the launch's secret",
+                r->refused);
+    r->logged_ns[c->is_proven] = now;
+    r->refused_logged = r->refused;
 }
 
 static void connection_end(struct pd_launch_receiver *r, struct connection *c)
@@ -255,7 +257,7 @@ static void connection_end(struct pd_launch_receiver *r, struct connection *c)
     }
     for (uint32_t i = 0; i < r->proven_count; i++)
         if (r->proven[i] == c) r->proven[i] = r->proven[--r->proven_count];
-    const uint32_t rank = c->rank;
+    const uint32_t rank = c->is_left ? PD_MESSAGE_NOBODY : c->rank;
     connection_free(r, c);
     if (rank != PD_MESSAGE_NOBODY && !r->options.table->ranks[rank].has_ended) r->options.closed(r->options.context, rank);
 }
@@ -340,29 +342,49 @@ static char *read_config(const char *path)
     return text;
 }
 
+/* A rank has one connection: the end of one that it has left says nothing about it. */
+static void rank_bind(struct pd_launch_receiver *r, struct connection *c, uint32_t rank)
+{
+    for (uint32_t i = 0; i < r->proven_count; i++)
+        r->proven[i]->is_left |= r->proven[i]->rank == rank && r->proven[i] != c;
+    c->rank = rank;
+}
+
+/* The same process begins again where the answer to it was lost. */
+static bool begins_again(const struct pd_rank_table *table, const struct pd_message *m)
+{
+    struct pd_begun again;
+    if (m->rank >= table->count || !table->ranks[m->rank].has_begun || !pd_message_parse_begun(m, &again)) return false;
+    const struct pd_begun *b = &table->ranks[m->rank].begun;
+    return again.process == b->process && !strcmp(again.place, b->place);
+}
+
 /* The first rank of another host begins its relay, too. */
 static void take_begun(struct pd_launch_receiver *r, struct connection *c, const struct pd_message *m)
 {
     char refused[512];
     struct pd_rank_table *table = r->options.table;
-    c->is_over = !pd_rank_table_take(table, m);
+    const bool is_again = begins_again(table, m);
+    c->is_over = !is_again && !pd_rank_table_take(table, m);
     if (c->is_over) return;
     struct pd_begun *b = &table->ranks[m->rank].begun;
     b->is_here &= c->is_here;
-    bool is_first = !b->is_here;
-    c->rank = m->rank;
+    rank_bind(r, c, m->rank);
     r->places[m->rank] = pd_digest64(b->place, strlen(b->place), 0) | 1;
-    for (uint32_t i = 0; is_first && i + 1 < table->begun; i++)
-        is_first = r->places[r->order[i]] != r->places[m->rank];
-    r->order[table->begun - 1] = m->rank;
+    if (!is_again) r->order[table->begun - 1] = m->rank;
+    uint32_t first = 0;
+    while (r->places[r->order[first]] != r->places[m->rank])
+        first++;
     if (!b->is_here && strcmp(b->build, r->build)) {
         snprintf(refused, sizeof refused,
                  "host %s has another build of %s (%s) than the launcher (%s): install the same one on all hosts", b->host,
                  r->options.program, b->build, r->build);
         return answer(c, PD_MESSAGE_REFUSED, 0, refused, (uint32_t)strlen(refused));
     }
-    r->options.begun(r->options.context, m->rank); /* what it does with the answer comes later in events.jsonl */
+    /* What it does with the answer comes later in events.jsonl. */
+    is_again ? r->options.reopened(r->options.context, m->rank) : r->options.begun(r->options.context, m->rank);
     char *config = b->is_here ? NULL : read_config(r->options.config_path);
+    const bool is_first = !b->is_here && r->order[first] == m->rank;
     answer(c, PD_MESSAGE_CONFIG, is_first, config ? config : "", config ? (uint32_t)strlen(config) : 0);
     free(config);
 }
@@ -399,7 +421,7 @@ static void take_sealed(struct pd_launch_receiver *r, struct connection *c, cons
     default:
         c->is_over = !pd_rank_table_take(r->options.table, m);
         if (!c->is_over && c->rank == PD_MESSAGE_NOBODY) { /* a connection that was made again */
-            c->rank = m->rank;
+            rank_bind(r, c, m->rank);
             r->options.reopened(r->options.context, m->rank);
         }
         if (!c->is_over && m->kind == PD_MESSAGE_ENDED) answer(c, PD_MESSAGE_ACK, 0, "", 0);
@@ -414,16 +436,16 @@ static size_t take_one(struct pd_launch_receiver *r, struct connection *c)
     const uint32_t most = is_sealed ? PD_MESSAGE_BYTES_MAX : PD_MESSAGE_NONCE_BYTES;
     const int64_t taken = pd_message_take(c->data, c->bytes, most, &m);
     c->is_over |= taken < 0;
-    if (taken < 0) refused_count(r, c->peer);
+    if (taken < 0) refused_count(r, c);
     if (taken <= 0 || (is_sealed && c->bytes < (size_t)taken + PD_MESSAGE_MAC_BYTES)) return 0;
     if (!is_sealed) {
         c->is_challenged ? check_proof(r, c, &m) : challenge(r, c, &m);
-        if (c->is_over) refused_count(r, c->peer);
+        if (c->is_over) refused_count(r, c);
         return (size_t)taken;
     }
     c->is_over = !pd_seal_accepts(&c->seal, PD_SEAL_RANK, &m, c->data + taken);
     if (c->is_over)
-        refused_count(r, c->peer);
+        refused_count(r, c);
     else
         take_sealed(r, c, &m);
     return (size_t)taken + PD_MESSAGE_MAC_BYTES;
@@ -481,6 +503,8 @@ void pd_launch_receiver_look(struct pd_launch_receiver *r)
 void pd_launch_receiver_free(struct pd_launch_receiver *r)
 {
     if (!r) return;
+    if (r->refused > r->refused_logged)
+        pd_log_warn(MODULE, "in all %" PRIu64 " tries without the launch's secret were refused", r->refused);
     while (r->first) {
         struct connection *c = r->first;
         stranger_unlink(r, c);

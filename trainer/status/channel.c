@@ -1,6 +1,7 @@
 #include "trainer/status/channel.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
 
 #include <errno.h>
@@ -114,6 +115,14 @@ static int connect_to(char *address, int *ret_error)
     return fd;
 }
 
+/* Somebody is between this host and the launcher, or in its place. */
+static void warn(const char *what)
+{
+    char host[PD_MESSAGE_HOST_BYTES] = "";
+    (void)gethostname(host, sizeof host - 1);
+    pd_log_warn("status", "host %s: %s: refused", host, what);
+}
+
 /* One message, malloc'ed; NULL: none came in time, or its MAC is wrong. seal NULL: it has no MAC. */
 static uint8_t *receive(int fd, struct pd_seal *seal, struct pd_message *ret_message)
 {
@@ -139,6 +148,7 @@ static uint8_t *receive(int fd, struct pd_seal *seal, struct pd_message *ret_mes
         if (taken < 0) break;
         if (taken == 0 || got < (size_t)taken + mac) continue;
         if (!seal || pd_seal_accepts(seal, PD_SEAL_LAUNCHER, ret_message, data + taken)) return data;
+        warn("an answer of the launcher was changed on its way");
         break;
     }
     free(data);
@@ -164,6 +174,7 @@ static enum proven prove(int fd, struct pd_seal *seal)
             is = PROVEN;
     }
     free(data);
+    if (is != PROVEN) warn("who answers in the launcher's place does not know the secret of this launch");
     if (is != PROVEN) return is;
     const struct pd_message answer = {.kind = PD_MESSAGE_PROOF, .data = proof, .bytes = sizeof proof};
     if (!pd_seal_prove(seal, PD_SEAL_RANK, proof) || !pd_seal_keys(seal) ||
@@ -172,13 +183,11 @@ static enum proven prove(int fd, struct pd_seal *seal)
     return PROVEN;
 }
 
-/* *ret_lasts: trying again is of no use. */
-static pd_status connect_once(struct pd_seal *seal, int *ret_fd, bool *ret_lasts, struct pd_error *err)
+pd_status pd_channel_connect(struct pd_seal *seal, int *ret_fd, struct pd_error *err)
 {
     uint64_t start = 0;
     int error = ENOTCONN;
     char address[160], host[PD_MESSAGE_HOST_BYTES] = "";
-    *ret_lasts = false;
     PD_TRY(read_secret(seal, err));
     (void)pd_parse_u64(environment(PD_CHANNEL_ENV_RESTART), &start);
     seal->start = (uint32_t)start;
@@ -199,7 +208,6 @@ static pd_status connect_once(struct pd_seal *seal, int *ret_fd, bool *ret_lasts
         error = ETIMEDOUT;
     }
     (void)gethostname(host, sizeof host - 1);
-    *ret_lasts = is_impostor;
     if (is_impostor)
         PD_FAIL(err, PD_UNSUPPORTED,
                 "host %s: whoever answers at %s does not know the secret of this launch: look which program listens "
@@ -209,12 +217,6 @@ static pd_status connect_once(struct pd_seal *seal, int *ret_fd, bool *ret_lasts
             "host %s cannot reach the launcher at %s (%s): let that port through (launch.port=N names one); for ranks on "
             "other hosts name them in launch.hosts",
             host, environment(PD_CHANNEL_ENV_ADDRESSES), strerror(error));
-}
-
-pd_status pd_channel_connect(struct pd_seal *ret_seal, int *ret_fd, struct pd_error *err)
-{
-    bool ignored;
-    return connect_once(ret_seal, ret_fd, &ignored, err);
 }
 
 /* ---- speaking ---- */
@@ -250,33 +252,39 @@ static pd_status take_answer(const struct pd_message *answer, struct pd_error *e
     return PD_OK;
 }
 
-pd_status pd_channel_open(uint32_t rank, uint32_t size, struct pd_begun *begun, struct pd_error *err)
+/* The connection may be cut before the answer is here: the launcher answers the same rank again. */
+static pd_status begin_once(uint32_t rank, const struct pd_begun *begun, bool *ret_is_final, struct pd_error *err)
 {
     uint8_t data[PD_MESSAGE_BYTES_MAX];
     struct pd_message answer;
-    bool lasts = false;
+    *ret_is_final = false;
+    PD_TRY(pd_channel_connect(&channel.seal, &channel.fd, err));
+    const struct pd_message message = {
+        .kind = PD_MESSAGE_BEGUN, .rank = rank, .data = data, .bytes = pd_message_print_begun(begun, data)};
+    uint8_t *got = send_now(&message) ? receive(channel.fd, &channel.seal, &answer) : NULL;
+    *ret_is_final = got != NULL;
+    const pd_status st = got ? take_answer(&answer, err)
+                             : pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0,
+                                            "rank %u: the launcher does not answer: run the same command again", rank);
+    free(got);
+    if (st) channel_close();
+    return st;
+}
+
+pd_status pd_channel_open(uint32_t rank, uint32_t size, struct pd_begun *begun, struct pd_error *err)
+{
+    bool is_final;
     pd_status st;
     const uint64_t began = pd_clock_monotonic_ns(NULL);
     pd_message_place(rank, size, begun->place);
     pd_message_build("/proc/self/exe", begun->build);
     (void)gethostname(begun->host, sizeof begun->host - 1);
     for (;;) {
-        st = connect_once(&channel.seal, &channel.fd, &lasts, err);
-        if (!st || lasts || pd_clock_seconds_since(NULL, began) * 1e3 > OPEN_MS) break;
+        st = begin_once(rank, begun, &is_final, err);
+        if (!st || is_final || pd_clock_seconds_since(NULL, began) * 1e3 > OPEN_MS) break;
         pd_clock_sleep_ns(NULL, RETRY_NS);
     }
-    if (st) return st;
-    const struct pd_message message = {
-        .kind = PD_MESSAGE_BEGUN, .rank = rank, .data = data, .bytes = pd_message_print_begun(begun, data)};
-    uint8_t *got = send_now(&message) ? receive(channel.fd, &channel.seal, &answer) : NULL;
-    if (got)
-        st = take_answer(&answer, err);
-    else
-        st = pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0,
-                          "rank %u: the launcher does not answer: run the same command again", rank);
-    free(got);
     channel.is_open = !st;
-    if (st) channel_close();
     return st;
 }
 
@@ -285,8 +293,7 @@ static bool say_once(const struct pd_message *m)
 {
     struct pd_message answer;
     struct pd_error ignored;
-    bool lasts;
-    if (channel.fd < 0 && connect_once(&channel.seal, &channel.fd, &lasts, &ignored)) return false;
+    if (channel.fd < 0 && pd_channel_connect(&channel.seal, &channel.fd, &ignored)) return false;
     if (!send_now(m)) return false;
     if (m->kind != PD_MESSAGE_ENDED) return true;
     uint8_t *data = receive(channel.fd, &channel.seal, &answer);

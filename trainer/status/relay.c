@@ -118,13 +118,13 @@ static bool relay_send(struct relay *r, struct watched *w, uint64_t now)
     return pd_seal_send(r->fd, &r->seal, PD_SEAL_RANK, &m, SEND_MS);
 }
 
-/* Ranks that are gone send nothing any more. */
+/* Not of ranks that have ended. */
 static bool relay_send_all(struct relay *r, uint64_t now)
 {
     r->beats++;
     r->sent_ns = now;
     for (uint32_t i = 0; i < r->count; i++)
-        if (!(kill(r->watched[i].process, 0) && errno == ESRCH) && !relay_send(r, &r->watched[i], now)) return false;
+        if (!pd_process_has_ended(r->watched[i].process) && !relay_send(r, &r->watched[i], now)) return false;
     return true;
 }
 

@@ -150,10 +150,12 @@ static struct peer meet(int fd, const uint8_t *known, uint32_t start)
     return p;
 }
 
+static int32_t process = 4711; /* that begins */
+
 static int begin(struct peer *p, uint32_t rank, const char *place, const char *build, struct pd_message *ret)
 {
     uint8_t data[PD_MESSAGE_BYTES_MAX];
-    struct pd_begun begun = {.process = 4711, .heartbeat = 7, .host = "c"};
+    struct pd_begun begun = {.process = process, .heartbeat = 7, .host = "c"};
     snprintf(begun.place, sizeof begun.place, "%s", place);
     pd_message_build("/bin/perdure", begun.build);
     if (build) snprintf(begun.build, sizeof begun.build, "%s", build);
@@ -184,11 +186,31 @@ Test(receiver, a_rank_that_begins_gets_the_configuration_and_the_first_of_a_host
         cr_expect(begun_rank == rank && table.ranks[rank].begun.process == 4711 && !table.ranks[rank].begun.is_here);
     }
     cr_expect_eq(table.begun, 2);
+    process = 4712;
     struct peer again = meet(dial(), secret, 4);
     cr_expect_eq(begin(&again, 1, " elsewhere", NULL, &m), 0, "it has begun already");
     close(again.fd);
     close(peers[1].fd);
     close(peers[2].fd);
+}
+
+/* Its connection was cut before the answer came. */
+Test(receiver, a_rank_begins_again_where_the_answer_was_lost, .init = set_up, .fini = tear_down)
+{
+    struct pd_message m;
+    struct peer first = meet(dial(), secret, 4), again;
+    cr_assert_eq(begin(&first, 2, " elsewhere", NULL, &m), PD_MESSAGE_CONFIG);
+    again = meet(dial(), secret, 4);
+    cr_assert_eq(begin(&again, 2, " elsewhere", NULL, &m), PD_MESSAGE_CONFIG);
+    cr_expect(m.bytes == 18 && m.rank == 1 && table.begun == 1, "the same answer, and one rank");
+    close(first.fd);
+    for (int i = 0; i < 100; i++)
+        pd_launch_receiver_look(receiver);
+    cr_expect_eq(closed_rank, 70, "it has left that connection");
+    close(again.fd);
+    while (closed_rank == 70)
+        pd_launch_receiver_look(receiver);
+    cr_expect_eq(closed_rank, 2);
 }
 
 /* The launcher signals processes of this host by their numbers. */
