@@ -627,7 +627,7 @@ for name, options, message in (
         ("micro_batch", ["--micro-batch=7"], "--micro-batch counts on a GPU alone: --device=gpu"),
         ("set", ["--set=foo=bar", "--mode=fast"], "--set counts on a GPU alone: --device=gpu"),
         ("size", ["--preset=0.5B"], "--preset=0.5B is for a GPU alone: --device=gpu"),
-        ("preset", ["--preset=9B"], "--preset=9B: model.preset 9B is unknown; the nearest are byte-1m, byte-10m and gpt3-13b; on a GPU also 0.5B, 1.5B, 3B, "
+        ("preset", ["--preset=9B"], "--preset=9B: model.preset 9B is unknown; the nearest are byte-1m, byte-10m and llama-3b; on a GPU also 0.5B, 1.5B, 3B, "
          "7B and 14B"),
         ("range", ["--threads=0"], "--threads=0: expected a number from 1 to 1024"),
         ("ranks", ["--ranks=3"], "--ranks=3: 2 threads cannot be shared evenly; give --threads=3"),
