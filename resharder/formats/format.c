@@ -84,6 +84,25 @@ static pd_status refuse_by_name(struct pd_vfs *vfs, const char *path, struct pd_
     return PD_OK;
 }
 
+/* A file in a directory that no format reads as a whole, as nanoGPT's ckpt.pt. Looks at the first so many. */
+static pd_status advise_file(struct pd_vfs *vfs, const char *path, struct pd_error *err)
+{
+    enum { LOOKED_AT_MAX = 64 };
+    struct pd_listing listing;
+    char inner[PD_FORMATS_PATH_MAX];
+    if (pd_vfs_list(vfs, path, &listing, NULL)) return PD_OK;
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; !st && i < listing.count && i < LOOKED_AT_MAX; i++) {
+        if (pd_formats_join(path, listing.names[i], inner, NULL)) continue;
+        for (const struct pd_format *const *f = pd_formats; *f && !st; f++)
+            if (!pd_formats_is_directory(vfs, inner) && (*f)->recognizes(vfs, inner))
+                st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
+                                  "%s is a directory with a checkpoint of %s in it: name that, %s", path, (*f)->name, inner);
+    }
+    pd_listing_deinit(&listing);
+    return st;
+}
+
 pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_format **ret_format, struct pd_error *err)
 {
     struct pd_stat stat;
@@ -99,6 +118,7 @@ pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_for
     }
     const bool is_file = stat.type != PD_ENTRY_DIRECTORY;
     if (!is_file) PD_TRY(refuse_by_name(vfs, path, err));
+    if (!is_file) PD_TRY(advise_file(vfs, path, err));
     const struct pd_format *around = is_file ? format_around(vfs, path, directory) : NULL;
     if (around)
         PD_FAIL(err, PD_INVALID, "%s is one file of a checkpoint (%s) that is a directory; name that: %s", path,

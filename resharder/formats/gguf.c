@@ -659,6 +659,7 @@ static pd_status read_file(struct pd_vfs *vfs, const char *path, struct gguf *g,
     struct pd_stat stat;
     g->path = path;
     pd_status st = pd_file_open(vfs, path, PD_OPEN_READ, &g->file, err);
+    if (st == PD_NOT_FOUND) PD_FAIL(err, st, "%s does not exist: copy all parts of the model into one directory", path);
     if (st) return st;
     st = pd_file_stat(g->file, &stat, err);
     g->bytes = st ? 0 : stat.bytes;
@@ -710,7 +711,6 @@ static pd_status read_part(struct pd_vfs *vfs, const char *path, struct gguf *fi
         memcpy(first->rope_factors, g->rope_factors, sizeof g->rope_factors);
     }
     gguf_free(g);
-    if (st == PD_NOT_FOUND) PD_FAIL(err, st, "%s does not exist: copy all parts of the model into one directory", path);
     return st;
 }
 
@@ -736,8 +736,43 @@ static pd_status read_parts(struct pd_vfs *vfs, const char *path, struct gguf *g
     return add_config(g, err);
 }
 
+/* The model in a directory: a file, or any part of one that has several.
+ *   ret_path  (PD_FORMATS_PATH_MAX); empty where there is none
+ *   errors    PD_INVALID: several models */
+static pd_status gguf_find(struct pd_vfs *vfs, const char *directory, char *ret_path, struct pd_error *err)
+{
+    struct pd_listing listing;
+    const char *found = NULL, *other = NULL;
+    size_t found_bytes = 0, bytes = 0;
+    ret_path[0] = '\0';
+    PD_TRY(pd_vfs_list(vfs, directory, &listing, err));
+    for (uint32_t i = 0; i < listing.count; i++) {
+        const char *name = listing.names[i];
+        const size_t length = strlen(name), ending = strlen(".gguf");
+        if (length <= ending || strcmp(name + length - ending, ".gguf") != 0) continue;
+        if (!parts_of(name, &bytes)) bytes = length;
+        if (!found)
+            found = name, found_bytes = bytes;
+        else if (bytes != found_bytes || strncmp(name, found, bytes) != 0)
+            other = name;
+    }
+    pd_status st = PD_OK;
+    if (other)
+        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
+                          "%s holds several models, %s and %s among them: name the file of one", directory, found, other);
+    else if (found)
+        st = pd_formats_path(directory, found, ret_path, err);
+    pd_listing_deinit(&listing);
+    return st;
+}
+
 static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
 {
+    char inner[PD_FORMATS_PATH_MAX];
+    if (pd_formats_is_directory(vfs, path)) {
+        PD_TRY(gguf_find(vfs, path, inner, err));
+        path = inner;
+    }
     struct gguf *g = gguf_new(catalog);
     if (!g) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", path);
     const pd_status st = read_parts(vfs, path, g, err);
@@ -747,7 +782,12 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
 
 static bool recognizes(struct pd_vfs *vfs, const char *path)
 {
-    char magic[4] = "";
+    char magic[4] = "", inner[PD_FORMATS_PATH_MAX];
+    if (pd_formats_is_directory(vfs, path)) {
+        const pd_status st = gguf_find(vfs, path, inner, NULL);
+        if (st) return st == PD_INVALID; /* several: reading says which */
+        path = inner;
+    }
     struct pd_stat stat;
     struct pd_file *file = NULL;
     if (pd_vfs_stat(vfs, path, &stat, NULL) || stat.type != PD_ENTRY_FILE || stat.bytes < sizeof magic) return false;
@@ -759,7 +799,7 @@ static bool recognizes(struct pd_vfs *vfs, const char *path)
 
 const struct pd_format pd_format_gguf = {
     .name = "gguf",
-    .about = "one file of llama.cpp: model and tokenizer",
+    .about = "llama.cpp: one file, one of its parts, or the directory of one model",
     .recognizes = recognizes,
     .read = read_checkpoint,
     .file = "model.gguf",

@@ -263,7 +263,8 @@ expect("import-part", ["ckpt", "import", "norms", "in", "--fresh-optimizer"], 78
     r"perdure ckpt show lists what it has, and --config=FILE says that it is another model\n$"))
 for name in ("transformers/llama", "transformers/qwen3", "transformers/gpt2", "llmc"):
     golden, made = os.path.join(SOURCE, "tests/golden/formats", name), f"golden-{os.path.basename(name)}"
-    expect(f"{made}-import", ["ckpt", "import", golden, made, "--fresh-optimizer", "--layout=dp=3,tp=2"], 0, ANY)
+    expect(f"{made}-import", ["ckpt", "import", golden, made, "--fresh-optimizer", "--layout=dp=3,tp=2"], 0, ANY,
+           "not imported: 28 rows of tensor wte beyond the vocabulary of 100\n" if name == "llmc" else "")
     expect(f"{made}-same", ["ckpt", "diff", golden, made], 65, re.compile(
         r"^\S+ and perdure\n(\d+) arrays of moments only in the second\n\1 of \d+ arrays differ\n$"), ANY)
 expect("diff-foreign-same", ["ckpt", "diff", "hf", "hf2"], 0, re.compile(r"^safetensors and safetensors\n0 of "))

@@ -61,6 +61,25 @@ refuse("longer", r"embed_tokens.weight is \[128, 32\], and for .* must be \[96, 
 model("longer-said", tensors(embed_tokens=[128, 32]), vocab_size=128)
 take("longer-said")
 
+TITAN = {"embed_tokens": "tok_embeddings", "layers.0.input_layernorm": "layers.0.attention_norm", "norm": "norm",
+         "layers.0.self_attn.q_proj": "layers.0.attention.wq", "layers.0.self_attn.k_proj": "layers.0.attention.wk",
+         "layers.0.self_attn.v_proj": "layers.0.attention.wv", "layers.0.self_attn.o_proj": "layers.0.attention.wo",
+         "layers.0.post_attention_layernorm": "layers.0.ffn_norm", "layers.0.mlp.gate_proj": "layers.0.feed_forward.w1",
+         "layers.0.mlp.up_proj": "layers.0.feed_forward.w3", "layers.0.mlp.down_proj": "layers.0.feed_forward.w2"}
+for rows in (96, 128):
+    model(f"titan-{rows}", {f"{TITAN[name]}.weight": ("F32", [rows, 32] if name == "embed_tokens" else shape, 0.01) for name, shape in SHAPES.items()})
+take("titan-96")
+refuse("titan-128", r"tok_embeddings.weight is \[128, 32\], and for .* must be \[96, 32\]: .* vocab_size in config.json")
+MEGATRON = {"embed_tokens": "embedding.word_embeddings.weight", "norm": "decoder.final_layernorm.weight",
+            "layers.0.input_layernorm": "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight",
+            "layers.0.post_attention_layernorm": "decoder.layers.0.mlp.linear_fc1.layer_norm_weight",
+            "layers.0.self_attn.q_proj": "decoder.layers.0.self_attention.linear_qkv.weight",
+            "layers.0.self_attn.o_proj": "decoder.layers.0.self_attention.linear_proj.weight",
+            "layers.0.mlp.gate_proj": "decoder.layers.0.mlp.linear_fc1.weight", "layers.0.mlp.down_proj": "decoder.layers.0.mlp.linear_fc2.weight"}
+LONGER = {"embed_tokens": [128, 32], "layers.0.self_attn.q_proj": [64, 32], "layers.0.mlp.gate_proj": [96, 32]}
+model("megatron-128", {name: ("F32", LONGER.get(ours, SHAPES[ours]), 0.01) for ours, name in MEGATRON.items()})
+take("megatron-128", 0, "not imported: 32 rows of tensor embedding.word_embeddings.weight beyond the vocabulary of 96\n")
+
 # ---- which file, which model ----
 model("both")
 write("both/model.safetensors.index.json", json.dumps({"weight_map": {name: "model-00001-of-00001.safetensors" for name in tensors()}}))
@@ -128,9 +147,23 @@ gguf("part-00002-of-00002.gguf", order[4:], {"split.no": 1, "split.count": 2})
 for part in ("part-00001-of-00002.gguf", "part-00002-of-00002.gguf"):
     take(part)
     expect("gguf-parts-are-the-same", ["ckpt", "diff", "-q", f"{part}-in", "plain-in"], 0)
+for counted, (names, said) in enumerate(((["part-00001-of-00002.gguf", "part-00002-of-00002.gguf"], None), (["whole.gguf"], None), ([], "gguf-in-2 is a directory of no format"),
+                    (["whole.gguf", "part-00001-of-00002.gguf"], "gguf-in-3 holds several models, .*: name the file of one"),
+                    (["part-00002-of-00002.gguf"], "gguf-in-4/part-00001-of-00002.gguf does not exist: copy all parts"))):
+    directory = f"gguf-in-{counted}"
+    os.mkdir(directory)
+    for name in names:
+        os.link(name, f"{directory}/{name}")
+    if said:
+        refuse(directory, said)
+    else:
+        take(directory)
+        expect("gguf-directory-is-the-same", ["ckpt", "diff", "-q", f"{directory}-in", "plain-in"], 0)
 os.rename("part-00002-of-00002.gguf", "elsewhere.gguf")
 refuse("part-00001-of-00002.gguf", "part-00002-of-00002.gguf does not exist: copy all parts", code=78)
 refuse("elsewhere.gguf", r"elsewhere.gguf is one of 2 parts \(split.count\)")
+write("smaller.json", json.dumps({**CONFIG, "vocab_size": 64}))
+refuse("whole.gguf", r"token_embd.weight is \[96, 32\], and for .* must be \[64, 32\]: .* vocab_size in config.json", "--config=smaller.json")
 gguf("scaled.gguf", order, PAIRS | {"llama.rope.scale_linear": 4.0})
 expect("gguf-factor", ["ckpt", "show", "scaled.gguf", "--config"], 0, re.compile(r'"rope_type": "linear",\s*"factor": 4\b'))
 gguf("sinks.gguf", order, PAIRS | {"llama.attention.sinks": 4})
@@ -150,6 +183,9 @@ take("trainer", 0, "not imported: optimizer.bin\n")
 torch_save("plain/model.safetensors", "ckpt.pt", "model")
 take("ckpt.pt", 0, ANY, "--config=plain/config.json")
 torch_save("plain/model.safetensors", "nano.pt", "model", {"model_args": {"n_layer": 1}, "iter_num": 3})
+os.mkdir("nano")
+os.link("nano.pt", "nano/ckpt.pt")
+refuse("nano", "nano is a directory with a checkpoint of torch in it: name that, nano/ckpt.pt")
 refuse("nano.pt", "nano.pt is nanoGPT's, whose GELU is the exact one")
 
 # ---- init.from reads the model first ----

@@ -327,6 +327,12 @@ pd_status pd_ckpt_foreign_list_beyond(const struct pd_ckpt_foreign *f, const str
     for (uint32_t t = 0; t < c->tensor_count; t++)
         if (is_beyond[t] && (with_moments || c->tensors[t].kind == PD_PARAM))
             fprintf(stderr, "%s: %s of tensor %s\n", verb, pd_kind_name(c->tensors[t].kind), c->tensors[t].name);
+    for (uint32_t i = 0; i < links->count; i++) {
+        const uint64_t rows = pd_model_links_padding(model, &links->items[i], c);
+        if (rows && links->items[i].kind == PD_PARAM)
+            fprintf(stderr, "%s: %" PRIu64 " rows of tensor %s beyond the vocabulary of %u\n", verb, rows, links->items[i].name,
+                    model->config.vocab);
+    }
     for (uint32_t i = 0; i < c->unmapped_count; i++) {
         uint32_t same = 0, before = 0;
         const size_t bytes = group_of(c->unmapped[i]);

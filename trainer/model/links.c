@@ -44,7 +44,7 @@ enum {
     BY_KV_HEAD = 4,  /* for each key-value head the rows of its q heads, its k, its v */
     HALVES = 8,      /* rows of gate, where there is one, then of up */
     NEIGHBOURS = 16, /* Meta's order of the rows of a head, where the model has it */
-    LONGER = 32,     /* the foreign one may have more rows: a padded vocabulary */
+    LONGER = 32,     /* the foreign one may have more rows: a vocabulary that its system pads */
     OUTSIDE = 64,    /* stands beside the base model: lm_head */
 };
 
@@ -98,7 +98,7 @@ static const struct dialect dialects[] = {
     {.name = "torchtitan",
      .families = LLAMA | QWEN3,
      .base = "",
-     .sources = {[TOKENS] = {"tok_embeddings.weight", LONGER},
+     .sources = {[TOKENS] = {"tok_embeddings.weight"},
                  [NORM1] = {"layers.%u.attention_norm.weight"},
                  [Q] = {"layers.%u.attention.wq.weight", NEIGHBOURS, "layers.%u.attention.qkv_linear.wq.weight", FUSED,
                         BY_KV_HEAD | NEIGHBOURS},
@@ -119,7 +119,7 @@ static const struct dialect dialects[] = {
                  [UP] = {"layers.%u.feed_forward.w3.weight"},
                  [DOWN] = {"layers.%u.feed_forward.w2.weight"},
                  [FINAL] = {"norm.weight"},
-                 [HEAD] = {"output.weight", LONGER, "lm_head.weight"}}},
+                 [HEAD] = {"output.weight", 0, "lm_head.weight"}}},
     {.name = "megatron",
      .families = LLAMA | QWEN3 | GPT2,
      .base = "",
@@ -151,7 +151,7 @@ static const struct dialect dialects[] = {
     {.name = "gguf",
      .families = LLAMA | QWEN3,
      .base = "",
-     .sources = {[TOKENS] = {"token_embd.weight", LONGER},
+     .sources = {[TOKENS] = {"token_embd.weight"},
                  [NORM1] = {"blk.%u.attn_norm.weight"},
                  [Q] = {"blk.%u.attn_q.weight", NEIGHBOURS},
                  [K] = {"blk.%u.attn_k.weight", NEIGHBOURS},
@@ -167,11 +167,11 @@ static const struct dialect dialects[] = {
                  [UP] = {"blk.%u.ffn_up.weight"},
                  [DOWN] = {"blk.%u.ffn_down.weight"},
                  [FINAL] = {"output_norm.weight"},
-                 [HEAD] = {"output.weight", LONGER}}},
+                 [HEAD] = {"output.weight"}}},
     {.name = "gguf",
      .families = GPT2,
      .base = "",
-     .sources = {[TOKENS] = {"token_embd.weight", LONGER},
+     .sources = {[TOKENS] = {"token_embd.weight"},
                  [POSITIONS] = {"position_embd.weight"},
                  [NORM1] = {"blk.%u.attn_norm.weight"},
                  [NORM1_BIAS] = {"blk.%u.attn_norm.bias"},
@@ -191,7 +191,7 @@ static const struct dialect dialects[] = {
                  [DOWN_BIAS] = {"blk.%u.ffn_down.bias"},
                  [FINAL] = {"output_norm.weight"},
                  [FINAL_BIAS] = {"output_norm.bias"},
-                 [HEAD] = {"output.weight", LONGER}}},
+                 [HEAD] = {"output.weight"}}},
     {.name = "llmc", .families = GPT2, .base = "", .is_stacked = true, .sources = {[TOKENS] = {"wte", LONGER},
                                                                                    [POSITIONS] = {"wpe"},
                                                                                    [NORM1] = {"%u.ln1w"},
@@ -545,6 +545,16 @@ static bool ends_with(const char *text, const char *ending)
 {
     const size_t length = strlen(text), of_ending = strlen(ending);
     return length >= of_ending && strcmp(text + length - of_ending, ending) == 0;
+}
+
+uint64_t pd_model_links_padding(const struct pd_model *model, const struct pd_link *link, const struct pd_catalog *catalog)
+{
+    const struct pd_tensor *t = &model->tensors.tensors[link->tensor];
+    const enum role role = role_of(model, link->tensor);
+    const int64_t found = pd_catalog_find(catalog, link->name, link->kind);
+    if ((role != TOKENS && role != HEAD) || found < 0) return 0;
+    const uint64_t rows = catalog->tensors[found].shape[0];
+    return rows > t->shape[0] ? rows - t->shape[0] : 0;
 }
 
 bool pd_model_ties(const struct pd_model *model, const char *name)

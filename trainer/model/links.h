@@ -38,6 +38,10 @@ PD_MUST_USE pd_status pd_model_links(const struct pd_model *model, const char *d
 void pd_model_links_beyond(const struct pd_model *model, const struct pd_links *links, const struct pd_catalog *catalog,
                            bool *ret_is_beyond);
 
+/* Rows of the foreign tensor behind those of the vocabulary, which Megatron and llm.c pad; 0 for all other tensors. Other systems
+ * have as many rows as words, so a longer table is refused. */
+uint64_t pd_model_links_padding(const struct pd_model *model, const struct pd_link *link, const struct pd_catalog *catalog);
+
 /* `name` is that of an output matrix, and this model ties it to its token embedding: a copy, if the two are equal. */
 bool pd_model_ties(const struct pd_model *model, const char *name);
 
