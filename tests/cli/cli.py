@@ -215,6 +215,11 @@ expect("train-of-one", ["train", ONE], 0, err=re.compile("starting 1 rank (.*\n)
 write("hosts", "localhost\n")
 expect("train-of-fewer-places", ["train", ONE, "run.dir=few", "layout.ranks=2", "layout.transport=auto", "batch.sequences=2", "launch.hosts=hosts"], 0,
        err=re.compile("starting 1 rank .*\n.*layout.ranks asks for 2; a line NAME:N in launch.hosts gives a host N ranks\n(.*\n)*.* done: step 1, "))
+write("options", "localhost\n-oProxyCommand=touch${IFS}obeyed\n")
+for name, source in (("file", "options"), ("command", "tail -n1 options")):
+    expect(f"train-host-is-an-option-of-ssh-{name}", ["train", ONE, "run.dir=unmade", "layout.transport=auto", f"launch.hosts={source}"], 78,
+           err=re.compile(rf'^perdure: launch.hosts \({source}\): line [12], "-oProxyCommand=touch\$.*", is none of: name, name:4, '))
+report("train-host-is-obeyed", ["obeyed is there"] if os.path.exists("obeyed") else [], (0, "", ""))
 expect("train-of-one-done", ["train", ONE], 0, err=re.compile("nothing to train: run.steps is 1, and step 1 is saved; a larger run.steps goes on\n$"))
 expect("train-of-one-again", ["train", ONE, "--fresh"], 78, err=re.compile("one/checkpoints holds 1 checkpoint, the newest of step 1; "))
 if not ONLY:

@@ -41,7 +41,9 @@ Test(hosts, a_line_a_host)
 
 Test(hosts, what_is_no_host_is_named)
 {
-    static const char *const wrong[] = {"a b", "a:x", "a slots=", "a slots=2 b", ":3", "a:99999"};
+    static const char *const wrong[] = {
+        "a b", "a:x",        "a slots=", "a slots=2 b", ":3", "a:99999", "-oProxyCommand=x", "-oProxyCommand=x:4",
+        "-",   "-a slots=2", "a;b",      "$a",          "a'b"}; /* ssh takes an option for an option */
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char text[64];
         struct pd_launch_host_seen *hosts;
