@@ -41,7 +41,7 @@ static const struct pd_format *format_around(struct pd_vfs *vfs, const char *pat
     if (strlen(path) >= PD_FORMATS_PATH_MAX) return NULL;
     snprintf(ret_directory, PD_FORMATS_PATH_MAX, "%.*s", bytes, slash ? path : ".");
     for (const struct pd_format *const *f = pd_formats; *f; f++)
-        if ((*f)->recognizes(vfs, ret_directory)) return *f;
+        if (!(*f)->file && (*f)->recognizes(vfs, ret_directory)) return *f;
     return NULL;
 }
 

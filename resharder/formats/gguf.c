@@ -687,19 +687,6 @@ static void gguf_free(struct gguf *g)
     free(g);
 }
 
-/* "model-00002-of-00003.gguf": how many parts, 0 where the name is no part's. `prefix_bytes`: of what stands before. */
-static uint32_t parts_of(const char *path, size_t *prefix_bytes)
-{
-    const size_t bytes = strlen(path), ending = strlen("-00001-of-00003.gguf");
-    unsigned number = 0, count = 0;
-    int end = 0;
-    if (bytes <= ending) return 0;
-    *prefix_bytes = bytes - ending;
-    const bool is_part = sscanf(path + bytes - ending, "-%5u-of-%5u.gguf%n", &number, &count, &end) == 2 &&
-                         (size_t)end == ending && number >= 1 && number <= count;
-    return is_part ? count : 0;
-}
-
 /* Tensors of one part, into the catalog of all; the first says everything else. */
 static pd_status read_part(struct pd_vfs *vfs, const char *path, struct gguf *first, struct pd_error *err)
 {
@@ -718,7 +705,7 @@ static pd_status read_parts(struct pd_vfs *vfs, const char *path, struct gguf *g
 {
     size_t bytes = 0;
     char name[PD_FORMATS_PATH_MAX];
-    const uint32_t count = parts_of(path, &bytes);
+    const uint32_t count = pd_gguf_parts_of(path, &bytes);
     snprintf(name, sizeof name, "%s", path);
     if (count) snprintf(name, sizeof name, "%.*s-00001-of-%05u.gguf", (int)bytes, path, count);
     PD_TRY(read_file(vfs, name, g, err));
@@ -736,41 +723,11 @@ static pd_status read_parts(struct pd_vfs *vfs, const char *path, struct gguf *g
     return add_config(g, err);
 }
 
-/* The model in a directory: a file, or any part of one that has several.
- *   ret_path  (PD_FORMATS_PATH_MAX); empty where there is none
- *   errors    PD_INVALID: several models */
-static pd_status gguf_find(struct pd_vfs *vfs, const char *directory, char *ret_path, struct pd_error *err)
-{
-    struct pd_listing listing;
-    const char *found = NULL, *other = NULL;
-    size_t found_bytes = 0, bytes = 0;
-    ret_path[0] = '\0';
-    PD_TRY(pd_vfs_list(vfs, directory, &listing, err));
-    for (uint32_t i = 0; i < listing.count; i++) {
-        const char *name = listing.names[i];
-        const size_t length = strlen(name), ending = strlen(".gguf");
-        if (length <= ending || strcmp(name + length - ending, ".gguf") != 0) continue;
-        if (!parts_of(name, &bytes)) bytes = length;
-        if (!found)
-            found = name, found_bytes = bytes;
-        else if (bytes != found_bytes || strncmp(name, found, bytes) != 0)
-            other = name;
-    }
-    pd_status st = PD_OK;
-    if (other)
-        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
-                          "%s holds several models, %s and %s among them: name the file of one", directory, found, other);
-    else if (found)
-        st = pd_formats_path(directory, found, ret_path, err);
-    pd_listing_deinit(&listing);
-    return st;
-}
-
 static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
 {
     char inner[PD_FORMATS_PATH_MAX];
     if (pd_formats_is_directory(vfs, path)) {
-        PD_TRY(gguf_find(vfs, path, inner, err));
+        PD_TRY(pd_gguf_find(vfs, path, inner, err));
         path = inner;
     }
     struct gguf *g = gguf_new(catalog);
@@ -784,7 +741,7 @@ static bool recognizes(struct pd_vfs *vfs, const char *path)
 {
     char magic[4] = "", inner[PD_FORMATS_PATH_MAX];
     if (pd_formats_is_directory(vfs, path)) {
-        const pd_status st = gguf_find(vfs, path, inner, NULL);
+        const pd_status st = pd_gguf_find(vfs, path, inner, NULL);
         if (st) return st == PD_INVALID; /* several: reading says which */
         path = inner;
     }
