@@ -194,6 +194,11 @@ RUN = ["train", MINIMAL, "init.from=plain", "run.steps=1", "batch.sequences=2", 
 expect("init-context", [*RUN, "batch.context=300"], 0, re.compile(r"\n  context: 300 "))
 expect("init-context-beyond", [*RUN, "batch.context=600"], 78,
        err=re.compile("batch.context 600 is longer than model.context 512, beyond which there are no positions; set batch.context=512\n$"))
+for context, code, words in ((400, 0, "^$"), (600, 78, "batch.context 600 is longer than model.context 512")):
+    write("run.yaml", f"run: {{dir: never}}\ndata: {{train: text.txt}}\nbatch: {{context: {context}}}\n")
+    expect(f"import-config-{context}", ["ckpt", "import", "plain", f"import-{context}", "--config=run.yaml"], code, ANY if code == 0 else "",
+           re.compile(words))
+expect("import-config-kept", ["ckpt", "show", "import-400", "--config"], 0, re.compile(r'(?s)from: "" .*\n  context: 512 .*\n  context: 400 '))
 expect("print-keys-of-init-from", ["train", "init.from=plain", "--print-config"], 0, re.compile(r"\n  context: 512 "))
 planned = json.loads(expect("plan-init-from", ["plan", "run.dir=never", "data.train=text.txt", "init.from=plain", "--json"], 0, ANY) or "{}")
 if planned.get("parameters") != 10848:

@@ -166,11 +166,14 @@ static pd_status read_any_model(const struct pd_ckpt_foreign *f, const char *fil
 pd_status pd_ckpt_foreign_configure(const struct pd_ckpt_foreign *f, const char *file, struct pd_config *ret_config,
                                     struct pd_error *err)
 {
-    /* Whoever goes on from it names its own. */
-    static const char *const own[] = {"run.dir=imported", "data.train=[imported]"};
+    /* Whoever goes on from it names its own. With init.from sizes are checked against the model that is read, not against that
+     * of the preset. */
+    static const char *const own[] = {"init.from=imported", "run.dir=imported", "data.train=[imported]"};
     const char *run = pd_ckpt_is_model_file(file) ? NULL : file;
-    PD_TRY(pd_config_load(run, own, run ? 0 : 2, ret_config, err));
-    const pd_status st = read_any_model(f, file, ret_config, err);
+    PD_TRY(pd_config_load(run, own, run ? 1 : 3, ret_config, err));
+    pd_status st = read_any_model(f, file, ret_config, err);
+    if (!st) st = pd_config_check_model(ret_config, err);
+    ret_config->init.from[0] = '\0';
     if (st) pd_config_deinit(ret_config);
     return st;
 }
