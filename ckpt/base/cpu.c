@@ -5,6 +5,8 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#include <inttypes.h>
+#include <math.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,10 +64,37 @@ pd_status pd_isa_resolve(enum pd_isa asked, enum pd_isa *ret_isa, struct pd_erro
     return PD_OK;
 }
 
-uint32_t pd_cpu_cores(void)
+static void take_quota(void *context, const struct pd_cgroup *group)
+{
+    double *least = context;
+    uint64_t quota = 0, period = 0; /* "max" and -1, which do not read as one, are none */
+    FILE *file = pd_cgroup_open(group, group->is_v2 ? "cpu.max" : "cpu.cfs_quota_us");
+    const int fields = file ? fscanf(file, "%" SCNu64 " %" SCNu64, &quota, &period) : 0;
+    if (file) (void)fclose(file);
+    if (!group->is_v2 && fields == 1) (void)pd_cgroup_number(group, "cpu.cfs_period_us", &period);
+    if (fields >= 1 && period && quota <= INT64_MAX && (double)quota / (double)period < *least)
+        *least = (double)quota / (double)period;
+}
+
+double pd_cpu_quota(const struct pd_cgroup_places *places)
+{
+    double least = INFINITY;
+    pd_cgroup_walk(places, "cpu", take_quota, &least);
+    return least;
+}
+
+static uint32_t cores_of_mask(void)
 {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return (uint32_t)CPU_COUNT(&set);
     const long online = sysconf(_SC_NPROCESSORS_ONLN); /* more cores than a cpu_set_t has bits */
     return online > 0 ? (uint32_t)online : 1;
+}
+
+uint32_t pd_cpu_cores(void)
+{
+    const uint32_t cores = cores_of_mask();
+    const double quota = pd_cpu_quota(NULL);
+    if (quota >= cores) return cores;
+    return quota < 1 ? 1 : (uint32_t)quota;
 }

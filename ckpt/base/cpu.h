@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "ckpt/base/cgroup.h"
 #include "ckpt/base/status.h"
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,5 +24,8 @@ bool pd_isa_available(enum pd_isa isa);
  *   errors  PD_UNSUPPORTED: not available here; PD_INVALID: PERDURE_ISA is no name of one */
 PD_MUST_USE pd_status pd_isa_resolve(enum pd_isa asked, enum pd_isa *ret_isa, struct pd_error *err);
 
-/* Cores that this process may run on: its affinity mask, which taskset, a batch system or a container narrows. At least 1. */
+/* Cores that this process may keep busy: its affinity mask, which taskset, a batch system or a container narrows, or the
+ * whole cores of the smallest CPU quota of its cgroups, where that is less. At least 1. */
 uint32_t pd_cpu_cores(void);
+/* Cores' worth of time by the smallest quota; INFINITY: there is none. places: NULL for this process. */
+double pd_cpu_quota(const struct pd_cgroup_places *places);

@@ -1,126 +1,85 @@
 #include "ckpt/base/memory_limit.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
-#define PATH_ROOM 4096
 #define UNLIMITED (UINT64_C(1) << 60) /* version 1 writes a number near 2^63 */
 
-struct hierarchy {
-    const char *subdirectory; /* below the root */
-    const char *limit, *usage, *inactive, *active;
+struct names {
+    const char *limit, *usage, *inactive, *active, *events;
 };
-static const struct hierarchy version_1 = {"/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                           "total_inactive_file", "total_active_file"};
-static const struct hierarchy version_2 = {"", "memory.max", "memory.current", "inactive_file", "active_file"};
+static const struct names versions[2] = {
+    {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file", "memory.oom_control"},
+    {"memory.max", "memory.current", "inactive_file", "active_file", "memory.events"}};
 
-static FILE *open_in(const char *directory, const char *name)
+struct reading {
+    struct pd_memory_limit limit;
+    bool any;
+};
+
+static void take_tighter(struct reading *r, uint64_t free_bytes, uint64_t limit_bytes, const struct pd_cgroup *group)
 {
-    char path[PATH_ROOM];
-    int length = snprintf(path, sizeof path, "%s/%s", directory, name);
-    return length > 0 && (size_t)length < sizeof path ? fopen(path, "re") : NULL;
+    struct pd_memory_limit *limit = &r->limit;
+    const bool is_smallest = !r->any || limit_bytes < limit->most_bytes, is_tightest = !r->any || free_bytes < limit->free_bytes;
+    r->any = true;
+    if (is_smallest) {
+        limit->most_bytes = limit_bytes;
+        limit->is_most_of_group = group != NULL;
+        snprintf(limit->most_who, sizeof limit->most_who, "%s%s%.200s", group ? versions[group->is_v2].limit : "this machine",
+                 group ? " of " : "", group ? group->directory : "");
+    }
+    if (!is_tightest) return;
+    limit->free_bytes = free_bytes;
+    limit->limit_bytes = limit_bytes;
+    snprintf(limit->who, sizeof limit->who, "%s%.200s", group ? "memory cgroup " : "this machine", group ? group->name : "");
 }
 
-static bool read_number(const char *directory, const char *name, uint64_t *ret)
+static uint64_t read_reclaimable(const struct pd_cgroup *group)
 {
-    FILE *file = open_in(directory, name);
-    bool is_read = file && fscanf(file, "%" SCNu64, ret) == 1;
-    if (file) fclose(file);
-    return is_read;
-}
-
-/* "key value" lines; absent: 0. */
-static uint64_t read_key(FILE *file, const char *wanted)
-{
-    char key[64];
-    uint64_t value;
-    rewind(file);
-    while (fscanf(file, "%63s %" SCNu64 "%*[^\n]", key, &value) == 2)
-        if (strcmp(key, wanted) == 0) return value;
-    return 0;
-}
-
-static uint64_t read_reclaimable(const char *directory, const struct hierarchy *h)
-{
-    FILE *file = open_in(directory, "memory.stat");
+    FILE *file = pd_cgroup_open(group, "memory.stat");
     if (!file) return 0;
-    uint64_t bytes = read_key(file, h->inactive) + read_key(file, h->active);
-    fclose(file);
+    const struct names *names = &versions[group->is_v2];
+    const uint64_t bytes = pd_cgroup_key(file, names->inactive) + pd_cgroup_key(file, names->active);
+    (void)fclose(file);
     return bytes;
 }
 
-static void take_tighter(struct pd_memory_limit *limit, bool *any, uint64_t free_bytes, uint64_t limit_bytes,
-                         const char *kind, const char *name)
+static void look_at_group(void *context, const struct pd_cgroup *group)
 {
-    if (*any && limit->free_bytes <= free_bytes) return;
-    *any = true;
-    limit->free_bytes = free_bytes;
-    limit->limit_bytes = limit_bytes;
-    snprintf(limit->who, sizeof limit->who, "%s%.200s", kind, name);
-}
-
-/* From the group itself up to the root. Where namespaces hide the upper part of its path, the root is the group. */
-static void look_at_groups(const char *root, const struct hierarchy *h, const char *group, struct pd_memory_limit *limit,
-                           bool *any)
-{
-    char name[PATH_ROOM / 2], directory[PATH_ROOM];
-    snprintf(name, sizeof name, "%s", group);
-    for (;;) {
-        uint64_t most, used;
-        size_t length = strlen(name);
-        while (length && name[length - 1] == '/')
-            name[--length] = '\0';
-        snprintf(directory, sizeof directory, "%.1500s%s%.2000s", root, h->subdirectory, name);
-        if (read_number(directory, h->limit, &most) && most < UNLIMITED && read_number(directory, h->usage, &used)) {
-            const uint64_t back = read_reclaimable(directory, h);
-            used = used > back ? used - back : 0;
-            take_tighter(limit, any, most > used ? most - used : 0, most, "memory cgroup ", name[0] ? name : "/");
-        }
-        char *slash = strrchr(name, '/');
-        if (!slash) return;
-        *slash = '\0';
-    }
-}
-
-static bool lists_memory(const char *controllers)
-{
-    for (const char *at = controllers; *at; at += strcspn(at, ","), at += *at == ',')
-        if (strncmp(at, "memory", 6) == 0 && (at[6] == ',' || at[6] == '\0')) return true;
-    return false;
-}
-
-static void look_at_cgroups(const char *self, const char *root, struct pd_memory_limit *limit, bool *any)
-{
-    FILE *file = fopen(self, "re");
-    char line[PATH_ROOM];
-    while (file && fgets(line, sizeof line, file)) { /* "4:memory:/a/b" or "0::/a/b" */
-        char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!group) continue;
-        *group++ = '\0';
-        group[strcspn(group, "\n")] = '\0';
-        if (controllers[1] == '\0')
-            look_at_groups(root, &version_2, group, limit, any);
-        else if (lists_memory(controllers + 1))
-            look_at_groups(root, &version_1, group, limit, any);
-    }
-    if (file) fclose(file);
+    uint64_t most, used;
+    const struct names *names = &versions[group->is_v2];
+    if (!pd_cgroup_number(group, names->limit, &most) || most >= UNLIMITED) return;
+    if (!pd_cgroup_number(group, names->usage, &used)) return;
+    const uint64_t back = read_reclaimable(group);
+    used = used > back ? used - back : 0;
+    take_tighter(context, most > used ? most - used : 0, most, group);
 }
 
 bool pd_memory_limit_read(const struct pd_memory_places *places, struct pd_memory_limit *ret_limit)
 {
-    const char *self = places && places->cgroup_of_self ? places->cgroup_of_self : "/proc/self/cgroup";
-    const char *root = places && places->cgroup_root ? places->cgroup_root : "/sys/fs/cgroup";
     const char *meminfo = places && places->meminfo ? places->meminfo : "/proc/meminfo";
-    struct pd_memory_limit limit = {0};
-    bool any = false;
+    struct reading r = {.any = false};
     FILE *file = fopen(meminfo, "re");
     if (file) {
-        const uint64_t total = read_key(file, "MemTotal:"), available = read_key(file, "MemAvailable:");
-        if (total) take_tighter(&limit, &any, available * 1024, total * 1024, "this machine", "");
-        fclose(file);
+        const uint64_t total = pd_cgroup_key(file, "MemTotal:"), available = pd_cgroup_key(file, "MemAvailable:");
+        if (total) take_tighter(&r, available * 1024, total * 1024, NULL);
+        (void)fclose(file);
     }
-    look_at_cgroups(self, root, &limit, &any);
-    if (any) *ret_limit = limit;
-    return any;
+    pd_cgroup_walk(places ? &places->cgroups : NULL, "memory", look_at_group, &r);
+    if (r.any) *ret_limit = r.limit;
+    return r.any;
+}
+
+static void add_kills(void *context, const struct pd_cgroup *group)
+{
+    FILE *file = group->is_own ? pd_cgroup_open(group, versions[group->is_v2].events) : NULL;
+    if (!file) return;
+    *(uint64_t *)context += pd_cgroup_key(file, "oom_kill");
+    (void)fclose(file);
+}
+
+uint64_t pd_memory_oom_kills(const struct pd_cgroup_places *places)
+{
+    uint64_t kills = 0;
+    pd_cgroup_walk(places, "memory", add_kills, &kills);
+    return kills;
 }

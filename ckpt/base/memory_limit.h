@@ -3,21 +3,24 @@
  *   threads  any */
 #pragma once
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "ckpt/base/cgroup.h"
 
 struct pd_memory_limit {
-    uint64_t free_bytes;
+    uint64_t free_bytes; /* of the one that has least */
     uint64_t limit_bytes;
-    char who[256]; /* "memory cgroup /a/b" or "this machine" */
+    char who[256];         /* "memory cgroup /a/b" or "this machine" */
+    uint64_t most_bytes;   /* the smallest limit, whatever is free */
+    bool is_most_of_group; /* a cgroup's, not the machine's */
+    char most_who[256];    /* "memory.max of /sys/fs/cgroup/a/b" or "this machine" */
 };
 
 /* Where things lie; NULL or a member NULL: where Linux has them. */
 struct pd_memory_places {
-    const char *cgroup_of_self; /* /proc/self/cgroup */
-    const char *cgroup_root;    /* /sys/fs/cgroup */
-    const char *meminfo;        /* /proc/meminfo */
+    struct pd_cgroup_places cgroups;
+    const char *meminfo; /* /proc/meminfo */
 };
 
 /* False: nothing can be read, so nothing is known. */
 bool pd_memory_limit_read(const struct pd_memory_places *places, struct pd_memory_limit *ret_limit);
+/* Processes of this process's own memory cgroup that the kernel has killed at a limit, so far. */
+uint64_t pd_memory_oom_kills(const struct pd_cgroup_places *places);

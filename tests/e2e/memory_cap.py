@@ -13,8 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 
+import cgroups
 import harness
 
 SKIPPED = 77
@@ -30,73 +30,6 @@ checkpoint: {{every: 0, keep_last: 1}}
 layout: {{ranks: 1, threads: 1, transport: local, recompute: full}}
 """
 AWAY = [f"offload.{what}=nvme" for what in ("optimizer", "parameters", "gradients", "activations")] + ["offload.buffer_bytes=32M"]
-
-
-class Skipped(Exception):
-    pass
-
-
-class Group:
-    """A child of the memory cgroup we are in."""
-
-    def __init__(self):
-        self.path = None
-        if os.geteuid() != 0:
-            raise Skipped("making a memory cgroup takes root")
-        self.version, parent = self.find()
-        path = os.path.join(parent, f"perdure-test-{os.getpid()}")
-        try:
-            if self.version == 2:
-                self.write(os.path.join(parent, "cgroup.subtree_control"), "+memory")
-            os.mkdir(path)
-        except OSError as error:
-            raise Skipped(f"no memory cgroup can be made below {parent}: {error.strerror}") from error
-        self.path = path
-
-    @staticmethod
-    def find():
-        own = {}
-        with open("/proc/self/cgroup", encoding="utf-8") as f:
-            for line in f:
-                _, controllers, path = line.rstrip("\n").split(":", 2)
-                own[controllers] = path
-        for version, root, key in ((1, "/sys/fs/cgroup/memory", "memory"), (2, "/sys/fs/cgroup", "")):
-            control = "memory.limit_in_bytes" if version == 1 else "cgroup.controllers"
-            if not os.path.exists(os.path.join(root, control)):
-                continue
-            mine = root + own.get(key, "/")
-            return version, mine if os.path.isdir(mine) else root
-        raise Skipped("no memory cgroup is mounted at /sys/fs/cgroup")
-
-    @staticmethod
-    def write(path, text):
-        with open(path, "w", encoding="utf-8") as f:
-            f.write(text)
-
-    def set_limit(self, limit):
-        names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"] if self.version == 1 else ["memory.max", "memory.swap.max"]
-        self.write(os.path.join(self.path, names[0]), str(limit))
-        swap = os.path.join(self.path, names[1])
-        if os.path.exists(swap):
-            self.write(swap, str(limit if self.version == 1 else 0))
-
-    def join(self):
-        self.write(os.path.join(self.path, "cgroup.procs"), str(os.getpid()))
-
-    def peak(self):
-        path = os.path.join(self.path, "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak")
-        if not os.path.exists(path):
-            return None
-        with open(path, encoding="utf-8") as f:
-            return int(f.read())
-
-    def remove(self):
-        for _ in range(100):
-            try:
-                os.rmdir(self.path)
-                return
-            except OSError:
-                time.sleep(0.05)
 
 
 class Seen:
@@ -175,7 +108,7 @@ def run(workspace, group, layers):
 
 
 def body(workspace, _arguments):
-    group = Group()
+    group = cgroups.Group()
     # what lies in memory counts as memory: a directory on a drive
     place = os.environ.get("PERDURE_TEST_DISK", "/var/tmp")
     shutil.rmtree(workspace.path)
@@ -188,6 +121,6 @@ def body(workspace, _arguments):
 
 try:
     harness.main(body)
-except Skipped as skipped:
+except cgroups.Skipped as skipped:
     print(f"skipped: {skipped}")
     sys.exit(SKIPPED)

@@ -1,4 +1,5 @@
 #include "ckpt/base/clock.h"
+#include "ckpt/base/memory_limit.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
 #include "tools/command.h"
@@ -111,6 +112,17 @@ static pd_status resolve_machine(struct options *o, const struct pd_config *conf
 static uint32_t threads_of(const struct options *o, const struct pd_config *config, uint32_t ranks)
 {
     return pd_launched_threads(o->threads ? o->threads : config->layout.threads, pd_launch_ranks_of_a_host(config, ranks));
+}
+
+/* Without --device a CPU is this one: where a cgroup limits it, ranks of this host share what that allows. */
+static void limit_memory(struct options *o, const struct pd_config *config, const struct pd_model *model)
+{
+    struct pd_memory_limit limit;
+    if (o->device || o->device_bytes || o->world_count != 1 || strcmp(o->machine.name, "cpu") != 0) return;
+    if (!pd_memory_limit_read(NULL, &limit) || !limit.is_most_of_group) return;
+    const uint32_t threads = threads_of(o, config, o->worlds[0]), here = pd_launch_ranks_of_a_host(config, o->worlds[0]);
+    const double rest = (double)limit.most_bytes / here - (double)pd_process_bytes(model, threads);
+    o->machine.device_bytes = rest > 1 ? rest : 1;
 }
 
 static bool is_same(const struct pd_laid_out *a, const struct pd_laid_out *b)
@@ -351,6 +363,7 @@ static pd_status plan(struct options *o, const struct pd_config *config, const s
 {
     const struct pd_plan_subject subject = {config, model, &o->machine};
     choose_worlds(o, config);
+    limit_memory(o, config, model);
     if (!o->ladder) return plan_worlds(o, &subject, json, err);
     struct pd_plan_rung rungs[RUNGS_MAX];
     uint32_t count;

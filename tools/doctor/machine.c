@@ -16,18 +16,6 @@
 
 #define MIB (UINT64_C(1) << 20)
 
-/* The first line of a file without its end, or "". */
-static bool first_line(const char *path, char *ret, size_t bytes)
-{
-    FILE *file = fopen(path, "re");
-    ret[0] = '\0';
-    if (!file) return false;
-    bool got = fgets(ret, (int)bytes, file) != NULL;
-    fclose(file);
-    ret[strcspn(ret, "\n")] = '\0';
-    return got;
-}
-
 /* The value of "model name : value" in /proc/cpuinfo. */
 static void processor_name(char *ret, size_t bytes)
 {
@@ -44,19 +32,6 @@ static void processor_name(char *ret, size_t bytes)
     if (file) fclose(file);
 }
 
-/* Cores' worth of time that a cgroup grants: "200000 100000"; 0: no limit. */
-static double cpu_quota(void)
-{
-    char text[64];
-    if (!first_line("/sys/fs/cgroup/cpu.max", text, sizeof text)) return 0;
-    char *space = strchr(text, ' ');
-    uint64_t quota, period;
-    if (!space) return 0;
-    *space = '\0';
-    if (!pd_parse_u64(text, &quota) || !pd_parse_u64(space + 1, &period) || !period) return 0;
-    return (double)quota / (double)period;
-}
-
 static void find_cores(struct pd_findings *findings)
 {
     char model[128];
@@ -64,10 +39,10 @@ static void find_cores(struct pd_findings *findings)
     long online = sysconf(_SC_NPROCESSORS_ONLN), usable = online;
     if (sched_getaffinity(0, sizeof set, &set) == 0) usable = CPU_COUNT(&set);
     processor_name(model, sizeof model);
-    double quota = cpu_quota();
+    const double quota = pd_cpu_quota(NULL);
     struct pd_finding *f = pd_findings_add(findings, "cores", PD_FINDING_OK, "%ld of %ld usable, %s", usable, online, model);
-    if (quota > 0 && quota < (double)usable)
-        pd_finding_limit(f, "the cgroup grants %.1f cores of time: set layout.ranks and layout.threads to no more", quota);
+    if (quota < (double)usable)
+        pd_finding_limit(f, "the cgroup grants %.1f cores of time: layout.ranks x layout.threads beyond that wait", quota);
 }
 
 static void find_isa(struct pd_findings *findings)
@@ -98,14 +73,14 @@ void pd_find_processor(struct pd_findings *findings)
 
 static void find_ram(struct pd_findings *findings)
 {
-    const struct pd_memory_places no_groups = {.cgroup_of_self = "/dev/null"}, groups_alone = {.meminfo = "/dev/null"};
+    const struct pd_memory_places no_groups = {.cgroups.self = "/dev/null"}, groups_alone = {.meminfo = "/dev/null"};
     struct pd_memory_limit machine = {0}, group;
     (void)pd_memory_limit_read(&no_groups, &machine);
     struct pd_finding *f = pd_findings_add(findings, "memory", PD_FINDING_OK, "%s, %s available",
                                            pd_text_bytes(machine.limit_bytes).text, pd_text_bytes(machine.free_bytes).text);
-    if (pd_memory_limit_read(&groups_alone, &group) && group.limit_bytes < machine.limit_bytes)
-        pd_finding_limit(f, "the memory cgroup ends at %s: compare with perdure plan",
-                         pd_text_bytes(group.limit_bytes).text);
+    if (pd_memory_limit_read(&groups_alone, &group) && group.most_bytes < machine.most_bytes)
+        pd_finding_limit(f, "%s ends at %s: compare with perdure plan", group.most_who,
+                         pd_text_bytes(group.most_bytes).text);
 }
 
 static void find_lockable(struct pd_findings *findings)

@@ -2,9 +2,11 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
+#include "ckpt/base/memory_limit.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/process.h"
 #include "ckpt/base/thread.h"
+#include "ckpt/base/words.h"
 #include "trainer/launch/receiver.h"
 #include "trainer/launch/watch.h"
 #include "trainer/run/events.h"
@@ -66,6 +68,7 @@ struct job {
     uint64_t watched_ns;
     struct run_dir run_dir;
     bool is_begin_warned;
+    uint64_t oom_kills;          /* of this cgroup, before the start */
     double grace_seconds;        /* from leave_ns until what is left is ended */
     uint64_t start_ns, leave_ns; /* leave_ns: when ranks were asked to leave; 0: they were not */
     bool is_starter_told_to_leave;
@@ -668,17 +671,29 @@ static pd_status job_init(struct job *job, struct pd_error *err)
     return job_listen(job, err);
 }
 
+/* What the kernel killed at a memory limit meanwhile; ranks of this host are in the launcher's cgroup. */
+static void oom_look(struct job *job)
+{
+    struct pd_memory_limit limit;
+    job->end.oom_kills = pd_memory_oom_kills(NULL) - job->oom_kills;
+    if (!pd_memory_limit_read(NULL, &limit)) return;
+    snprintf(job->end.memory_limit, sizeof job->end.memory_limit, "%s (%.200s)", pd_bytes_text((double)limit.most_bytes).text,
+             limit.most_who);
+}
+
 static pd_status job_run(struct job *job, const struct pd_starter_command *command, struct pd_launch_verdict *ret_verdict,
                          struct pd_error *err)
 {
     PD_TRY(job_init(job, err));
     job->start_ns = pd_clock_monotonic_ns(NULL);
+    job->oom_kills = pd_memory_oom_kills(NULL);
     PD_TRY(pd_starter_spawn(job->end.start, command, pd_launch_receiver_addresses(job->receiver), &job->end.starter, err));
     job->end.status = job_watch(job);
     job->starter_ended_ns = pd_clock_monotonic_ns(NULL);
     pd_launch_receiver_look(job->receiver);
     workers_look(job);
     run_dir_look(job);
+    oom_look(job);
     pd_launch_judge(&job->end, ret_verdict);
     PD_TRY(pd_starter_end_step(job->end.start, job->said, job->requests, err));
     PD_TRY(job_sweep(job, err));

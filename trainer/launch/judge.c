@@ -331,7 +331,7 @@ enum { SAID = -1 };
 #define BEGIN_OVERDUE "%S (process %Q) did not start all ranks in restart.begin_seconds"
 #define JOIN_OVERDUE "all ranks have begun, and have not joined one another (MPI_Init) in restart.join_seconds"
 #define OUT_OF_MEMORY                                                                                                     \
-    "rank %R (process %P) was killed by the kernel: the memory limit of this cgroup, %M, is reached; perdure plan shows " \
+    "rank %R (process %P) was killed by the kernel: the memory limit, %M, is reached; perdure plan shows " \
     "what a "                                                                                                             \
     "rank needs, and what needs less"
 

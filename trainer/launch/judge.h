@@ -32,7 +32,7 @@ struct pd_launch_end {
     bool is_begin_overdue; /* ended by the launcher: not all ranks had begun in time */
     bool is_join_overdue;  /* ended by the launcher: all had, and they had not joined one another in time */
     uint64_t oom_kills;    /* of the launcher's memory cgroup, during this start */
-    char memory_limit[96]; /* of that cgroup, for people: "300 MiB (memory.max of /sys/fs/cgroup/...)" */
+    char memory_limit[288]; /* of that cgroup, for people: "300 MiB (memory.max of /sys/fs/cgroup/...)" */
 };
 
 enum pd_launch_next {

@@ -6,11 +6,12 @@
 #include "resharder/layout.h"
 #include "trainer/engine/gpus.h"
 #include "trainer/plan/cost_model.h"
+#include "trainer/plan/memory_plan.h"
+#include "trainer/plan/offload_plan.h"
 #include "trainer/run/launched.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <unistd.h>
 
 pd_status pd_launch_chooser_init(const struct pd_config *config, struct pd_launch_chooser *ret_chooser, struct pd_error *err)
 {
@@ -52,6 +53,11 @@ static void find_room(uint32_t gpus, uint32_t ranks, struct pd_launch_room *ret)
     }
 }
 
+static uint32_t threads_of(const struct pd_launch_chooser *c, uint32_t ranks)
+{
+    return pd_launched_threads(c->config->layout.threads, pd_launch_ranks_of_a_host(c->config, ranks));
+}
+
 /* What several ranks share is divided; a twentieth is left to the driver and to libraries. */
 static bool gpu_machine(struct pd_launch_chooser *c, uint32_t ranks, struct pd_machine *ret_machine)
 {
@@ -68,15 +74,24 @@ static bool gpu_machine(struct pd_launch_chooser *c, uint32_t ranks, struct pd_m
     return true;
 }
 
-/* Ranks of this host share its memory. A tenth is left to the system. */
+/* What processes of this host take beside their ranks' plans: threads of one process share it. */
+static double process_bytes(const struct pd_launch_chooser *c, uint32_t ranks)
+{
+    const uint32_t here = pd_launch_ranks_of_a_host(c->config, ranks), threads = threads_of(c, ranks);
+    const bool are_processes = c->config->layout.transport == PD_TRANSPORT_MPI || here < ranks;
+    return (double)(are_processes ? here * pd_process_bytes(c->model, threads) : pd_process_bytes(c->model, here * threads));
+}
+
+/* Ranks of this host share its memory, or what a cgroup allows. A tenth is left to the system. */
 static pd_status machine_of(struct pd_launch_chooser *c, uint32_t ranks, struct pd_machine *ret_machine,
                             struct pd_error *err)
 {
     if (gpu_machine(c, ranks, ret_machine)) return PD_OK;
     PD_TRY(pd_machine_preset("cpu", ret_machine, err));
     ret_machine->ranks_per_host = pd_launch_ranks_of_a_host(c->config, ranks);
-    ret_machine->device_bytes =
-        0.9 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / ret_machine->ranks_per_host;
+    if (!pd_memory_limit_read(NULL, &c->memory)) return PD_OK;
+    const double most = (double)c->memory.most_bytes, rest = most - process_bytes(c, ranks);
+    ret_machine->device_bytes = fmax(1, fmin(0.9 * most, rest)) / ret_machine->ranks_per_host;
     return PD_OK;
 }
 
@@ -90,13 +105,14 @@ static pd_status choose_fastest(struct pd_launch_chooser *c, uint32_t ranks, boo
     const struct pd_launch_room *room = &c->room;
     PD_TRY(machine_of(c, ranks, &machine, err));
     const pd_status st =
-        pd_choose_layouts(&config, c->model, ranks,
-                          pd_launched_threads(c->config->layout.threads, pd_launch_ranks_of_a_host(c->config, ranks)),
-                          &machine, 1, &best, &count, err);
+        pd_choose_layouts(&config, c->model, ranks, threads_of(c, ranks), &machine, 1, &best, &count, err);
     if (st == PD_INVALID && is_admitted && room->memory.total_bytes)
         return pd_error_context(err, st, "GPU %u: %s of %s are free, and a twentieth is kept for the driver", room->gpu,
                                 pd_bytes_text((double)room->memory.free_bytes).text,
                                 pd_bytes_text((double)room->memory.total_bytes).text);
+    if (st == PD_INVALID && is_admitted && c->memory.is_most_of_group)
+        return pd_error_context(err, st, "%s ends at %s", c->memory.most_who,
+                                pd_bytes_text((double)c->memory.most_bytes).text);
     PD_TRY(st);
     *ret_laid_out = best.laid_out;
     return PD_OK;
@@ -135,6 +151,32 @@ static pd_status choose_given(struct pd_launch_chooser *c, uint32_t ranks, bool 
     return PD_OK;
 }
 
+/* ---- what fits ---- */
+
+/* Ranks that together take more than there can ever be would be killed by the kernel, start after start. GPUs see to theirs. */
+static pd_status check_memory(struct pd_launch_chooser *c, const struct pd_laid_out *laid_out, struct pd_error *err)
+{
+    const uint32_t ranks = pd_layout_world(&laid_out->layout), here = pd_launch_ranks_of_a_host(c->config, ranks);
+    struct pd_config config = counted(c);
+    struct pd_world_memory memory;
+    struct pd_machine machine;
+    char advice[PD_LAYOUT_ADVICE_BYTES];
+    if (gpus_of(c->config)) return PD_OK;
+    config.run.device = PD_DEVICE_CPU;
+    PD_TRY(machine_of(c, ranks, &machine, err));
+    PD_TRY(pd_world_memory_plan(&config, c->model, threads_of(c, ranks), laid_out, &memory, err));
+    const double each = memory.mean_bytes, beside = process_bytes(c, ranks), most = (double)c->memory.most_bytes;
+    pd_world_memory_deinit(&memory);
+    if (most <= 0 || here * each + beside <= most) return PD_OK;
+    const bool any = pd_layouts_fit(&config, c->model, ranks, threads_of(c, ranks), &machine, advice);
+    PD_FAIL(err, PD_INVALID,
+            "%s of this host would take %s each and %s beside, %s in all, and %s ends at %s; %s. What a rank is made of, and "
+            "which settings make it smaller: perdure plan CONFIG --world=%u, and with --ladder",
+            pd_counted(here, "rank").text, pd_bytes_text(each).text, pd_bytes_text(beside).text,
+            pd_bytes_text(here * each + beside).text, c->memory.most_who, pd_bytes_text(most).text,
+            any ? "with layout=auto they fit" : advice, ranks);
+}
+
 /* ---- words ---- */
 
 static void describe(const struct pd_laid_out *laid_out, struct pd_launch_layout *ret)
@@ -162,6 +204,7 @@ pd_status pd_launch_choose(struct pd_launch_chooser *c, uint32_t ranks, bool is_
         PD_TRY(choose_automatic(c, ranks, is_restart, &laid_out, err));
     else
         PD_TRY(choose_given(c, ranks, is_restart, &laid_out, err));
+    PD_TRY(check_memory(c, &laid_out, err));
     describe(&laid_out, ret_layout);
     return PD_OK;
 }
