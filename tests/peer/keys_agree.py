@@ -7,11 +7,13 @@ A line is a family, a key, a value that is not the key's default, and what perdu
 """
 import inspect
 import json
+import re
 import sys
 
 try:
     import gguf
     from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, GenerationConfig
+    from transformers import GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
     from transformers.modeling_rope_utils import RopeParameters
 except ImportError as error:
     print(f"skipped: {error}")
@@ -116,9 +118,34 @@ def gguf_lines():
             yield family, key.replace("{arch}", family), value
 
 
+TOKENIZER = {
+    "added_tokens_decoder": {"3": {"content": "c", "special": True}}, "additional_special_tokens": ["c"], "extra_special_tokens": ["c"],
+    "model_specific_special_tokens": {"image_token": "c"}, "tokenizer_class": "LlamaTokenizerFast", "auto_map": {"AutoTokenizer": "x.Y"},
+    "add_bos_token": {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True},
+    "add_eos_token": {"tokenizer_class": "LlamaTokenizer", "add_eos_token": True},
+}
+# Of version 4, and what is in files.
+TOKENIZER_OLDER = ("image_token", "image_token_id", "tokenizer_class", "auto_map", "do_lower_case", "strip_accents", "tokenize_chinese_chars",
+                   "sp_model_kwargs", "spaces_between_special_tokens", "from_slow", "special_tokens_map_file", "trim_offsets", "is_local",
+                   "local_files_only", "_commit_hash", "tokenizer_type", "use_fast", "device_map", "init_inputs")
+
+
+def tokenizer_lines():
+    """What constructors take, by name or out of their keywords."""
+    keys = [*PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES]
+    for cls in (PreTrainedTokenizerBase, PreTrainedTokenizerFast, LlamaTokenizer, GPT2Tokenizer, Qwen2Tokenizer):
+        source = inspect.getsource(cls.__init__)
+        keys += re.findall(r'kwargs\.(?:pop|get|setdefault)\(\s*"(\w+)"', source)
+        keys += [name for name, p in inspect.signature(cls.__init__).parameters.items()
+                 if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and name != "self"]
+    for key in dict.fromkeys([*keys, *TOKENIZER_OLDER]):
+        value = TOKENIZER.get(key, "c" if key.endswith("_token") else True)
+        yield "tokenizer", key, json.dumps(value if isinstance(value, dict) and key in value else {key: value})
+
+
 def main(directory, write):
     failed = False
-    for file, lines in (("config_json.tsv", config_lines()), ("gguf.tsv", gguf_lines())):
+    for file, lines in (("config_json.tsv", config_lines()), ("gguf.tsv", gguf_lines()), ("tokenizer_config.tsv", tokenizer_lines())):
         path = f"{directory}/{file}"
         try:
             rows = [line.rstrip("\n").split("\t") for line in open(path, encoding="utf-8")]

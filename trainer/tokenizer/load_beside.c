@@ -31,11 +31,17 @@ static void put_token(struct pd_json_writer *w, const struct pd_json_value *toke
     pd_json_object_end(w);
 }
 
+/* "bos_token", and "image_token" of a model of its own. */
+static bool is_named_token(const char *key)
+{
+    const size_t bytes = strlen(key), ending = strlen("_token");
+    return bytes > ending && strcmp(key + bytes - ending, "_token") == 0;
+}
+
 static void put_all(struct pd_json_writer *w, const struct pd_json_value *config, const struct pd_json_value *added)
 {
-    static const char *const named[] = {"bos_token", "eos_token", "unk_token", "pad_token",
-                                        "sep_token", "cls_token", "mask_token"};
-    const struct pd_json_value *value, *more = member(config, "additional_special_tokens");
+    static const char *const more[] = {"additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"};
+    const struct pd_json_value *value;
     const char *key;
     uint64_t id;
     for (void *at = NULL;
@@ -43,19 +49,89 @@ static void put_all(struct pd_json_writer *w, const struct pd_json_value *config
         if (pd_parse_u64(key, &id) && id < PD_VOCAB_IDS_MAX) put_token(w, value, NULL, (int64_t)id);
     for (void *at = NULL; added && pd_json_next(added, &at, &key, &value);)
         if (pd_json_is_u64(value, &id) && id < PD_VOCAB_IDS_MAX) put_token(w, NULL, key, (int64_t)id);
-    for (size_t i = 0; i < sizeof named / sizeof *named; i++)
-        put_token(w, member(config, named[i]), NULL, -1);
-    for (size_t i = 0; more && i < pd_json_count(more); i++)
-        put_token(w, pd_json_at(more, i), NULL, -1);
+    for (void *at = NULL; config && pd_json_next(config, &at, &key, &value);)
+        if (is_named_token(key)) put_token(w, value, NULL, -1);
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+        const struct pd_json_value *list = member(config, more[i]);
+        if (list && pd_json_type(list) == PD_JSON_ARRAY)
+            for (size_t k = 0; k < pd_json_count(list); k++)
+                put_token(w, pd_json_at(list, k), NULL, -1);
+        else
+            for (void *at = NULL; list && pd_json_next(list, &at, &key, &value);)
+                put_token(w, value, NULL, -1);
+    }
 }
 
-/* Classes that make the template anew of these two; others ignore them. */
+/* ---- keys of tokenizer_config.json: one that is nowhere here is refused by name, for it may change the tokens of a text ----
+ * Sources: the tokenizers of transformers 4.57 and 5.24; tests/golden/keys lists what those know. */
+
+static const char keys_used[] =
+    " added_tokens_decoder additional_special_tokens extra_special_tokens model_specific_special_tokens"
+    " add_bos_token add_eos_token add_prefix_space tokenizer_class ";
+
+/* Of chats, of batches, of decoding, of tokenizers that are no tokenizer.json, and of the program. */
+static const char keys_harmless[] =
+    " _commit_hash backend chat_control_tokens chat_template clean_up_tokenization_spaces"
+    " clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output device_map do_basic_tokenize errors"
+    " files_loaded from_slow init_inputs is_local legacy local_files_only max_len max_length max_seq_length"
+    " model_input_names model_max_length model_type name_or_path never_split pad_to_multiple_of pad_token_type_id padding"
+    " padding_side processor_class response_schema response_template return_tensors return_token_type_ids sp_model_kwargs"
+    " spaces_between_special_tokens special_tokens_map_file stride tokenize_chinese_chars tokenizer_file tokenizer_type"
+    " transformers_version trim_offsets truncation truncation_side truncation_strategy unk_id use_default_system_prompt"
+    " use_fast verbose vocab_file ";
+
+/* Off is computed, on is refused. */
+static const struct {
+    const char *key, *why;
+} off[] = {
+    {"split_special_tokens", "special tokens in a text are one token each here"},
+    {"do_lower_case", "texts keep their case here"},
+    {"strip_accents", "texts keep their accents here"},
+    {"fix_mistral_regex", "words are split as tokenizer.json says; save the tokenizer once more with the right expression"},
+    {"auto_map", "the tokenizer brings code of its own, which may do something else"},
+};
+
+static bool is_among(const char *names, const char *name)
+{
+    char word[128];
+    return (size_t)snprintf(word, sizeof word, " %s ", name) < sizeof word && !strchr(name, ' ') && strstr(names, word);
+}
+
+static pd_status check_keys(const struct pd_json_value *config, struct pd_error *err)
+{
+    const struct pd_json_value *value;
+    const char *key;
+    bool is_on = true;
+    for (void *at = NULL; pd_json_next(config, &at, &key, &value);) {
+        const size_t bytes = strlen(key), ending = strlen("_token_id");
+        const bool is_id = bytes > ending && strcmp(key + bytes - ending, "_token_id") == 0;
+        if (pd_json_type(value) == PD_JSON_NULL || is_named_token(key) || is_id) continue;
+        if (is_among(keys_used, key) || is_among(keys_harmless, key)) continue;
+        size_t known = 0;
+        while (known < sizeof off / sizeof *off && strcmp(off[known].key, key) != 0)
+            known++;
+        if (known == sizeof off / sizeof *off)
+            PD_FAIL(
+                err, PD_UNSUPPORTED,
+                "tokenizer_config.json: perdure does not know the key %.200s, which may change the tokens of a text; if it "
+                "does not, take it out",
+                key);
+        if (!pd_json_is_bool(value, &is_on) || is_on)
+            PD_FAIL(err, PD_UNSUPPORTED, "tokenizer_config.json: %s is set, and %s", key, off[known].why);
+    }
+    return PD_OK;
+}
+
+/* What contradicts tokenizer.json is refused there. Classes of these names make the template anew of the two; others ignore
+ * them. */
 static void put_template(struct pd_json_writer *w, const struct pd_json_value *config)
 {
     static const char *const keys[] = {"add_bos_token", "add_eos_token"};
     const struct pd_json_value *class = member(config, "tokenizer_class");
     const char *name = class ? pd_json_text(class) : NULL;
     bool is_on;
+    if (member(config, "add_prefix_space") && pd_json_is_bool(member(config, "add_prefix_space"), &is_on))
+        pd_json_bool(w, "add_prefix_space", is_on);
     if (!name || (strncmp(name, "Llama", 5) != 0 && strncmp(name, "CodeLlama", 9) != 0 && strncmp(name, "Gemma", 5) != 0))
         return;
     for (int i = 0; i < 2; i++)
@@ -114,6 +190,7 @@ pd_status pd_tokenizer_parse_with(const char *name, const struct pd_tokenizer_te
         return pd_tokenizer_parse(name, json->text, json->bytes, ret_tokenizer, err);
     pd_status st = parse_beside("tokenizer_config.json", config, &of_config, err);
     if (!st) st = parse_beside("added_tokens.json", added, &of_added, err);
+    if (!st && of_config) st = check_keys(pd_json_root(of_config), err);
     if (!st)
         st = parse_spliced(name, json, of_config ? pd_json_root(of_config) : NULL, of_added ? pd_json_root(of_added) : NULL,
                            ret_tokenizer, err);

@@ -256,11 +256,21 @@ static pd_status load_part(const struct pd_loader *l, const struct pd_json_value
 }
 
 /* A template that a class of transformers would make anew. */
-static pd_status check_beside(const struct pd_loader *l, const struct pd_json_value *beside, struct pd_error *err)
+static pd_status check_beside(const struct pd_loader *l, const struct pd_json_value *root,
+                              const struct pd_json_value *beside, struct pd_error *err)
 {
     static const char *const keys[] = {"add_bos_token", "add_eos_token"};
     const size_t counts[] = {l->tokenizer->before.count, l->tokenizer->behind.count};
-    bool is_on;
+    const struct pd_json_value *before = member(root, "pre_tokenizer"), *here = NULL, *there = NULL;
+    bool is_on, is_on_here;
+    if (before && pd_json_type(before) == PD_JSON_OBJECT) here = member(before, "add_prefix_space");
+    there = member(beside, "add_prefix_space");
+    if (here && there && pd_json_is_bool(there, &is_on) && pd_json_is_bool(here, &is_on_here) && is_on != is_on_here)
+        PD_FAIL(
+            err, PD_UNSUPPORTED,
+            "%s: tokenizer_config.json says add_prefix_space: %s, and the pre_tokenizer here does the opposite; keep the "
+            "one that the model was trained with",
+            l->name, is_on ? "true" : "false");
     for (int i = 0; i < 2; i++)
         if (member(beside, keys[i]) && pd_json_is_bool(member(beside, keys[i]), &is_on) && is_on != (counts[i] > 0))
             PD_FAIL(err, PD_UNSUPPORTED,
@@ -312,7 +322,7 @@ static pd_status load_root(const struct pd_loader *l, const struct pd_json_value
     const struct pd_json_value *beside = member(root, "beside");
     if (!status) status = load_added(l, member(root, "added_tokens"), beside ? member(beside, "added_tokens") : NULL, err);
     if (!status) status = load_part(l, root, "post_processor", &processors, err);
-    if (!status && beside) status = check_beside(l, beside, err);
+    if (!status && beside) status = check_beside(l, root, beside, err);
     if (!status) status = pd_tokenizer_finish(t, merges, merge_count, err);
     free(merges);
     return status ? status : pd_load_check_template(l, err);
