@@ -114,6 +114,34 @@ def hang(workspace, config, known, where, overrides=(), chooser=None):
     print(f"named {took:.1f} s after it stopped: {said[0]}", flush=True)
 
 
+def stopped_for_a_while(workspace, config, known):
+    """For about as long as every limit is: it may be ended or not, but nobody is lost for good. Nor is one that is stopped for longer, and ended."""
+    limits = [f"restart.{name}_seconds=5" for name in ("begin", "join", "open", "hang")]
+    directory = workspace.directory()
+    log = os.path.join(workspace.path, "log")
+    with open(log, "w", encoding="utf-8") as out, subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}", *limits],
+                                                                    env=dict(os.environ, PERDURE_PROGRESS="off"), stderr=out) as run:
+        for number, seconds in enumerate((8, 5.06, 5.06)):
+            done = harness.steps_done(directory)
+            harness.wait_for(lambda done=done: harness.steps_done(directory) >= done + 6 or run.poll() is not None, "six steps")
+            pid = workers(run)[number]
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(seconds)
+            try:
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                pass
+        done = harness.steps_done(directory)
+        harness.wait_for(lambda: harness.steps_done(directory) > done + 6 or run.poll() is not None, "steps after that")
+        run.send_signal(signal.SIGTERM)
+        run.wait(timeout=harness.PATIENCE)
+    starts = re.findall(r"launch: (?:starting|restart \d+:) (\d+) ranks", harness.read(log))
+    losses = harness.losses(directory)
+    if run.returncode != 75 or set(starts) != {"3"} or len(starts) < 2 or any(losses[step] != bits for step, bits in known.items() if step in losses):
+        raise harness.Failure(f"stopped for 5.06 s: exit {run.returncode}, starts with {starts} ranks, or other bits\n{harness.read(log)}")
+    print(f"ranks stopped for 8, 5.06 and 5.06 s, where a hang takes 5 s: 3 ranks in every start ({len(starts)})", flush=True)
+
+
 def suspended(workspace, config):
     directory = workspace.directory()
     with subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}", "restart.hang_seconds=0.5", "restart.limit=0"],
@@ -142,6 +170,7 @@ def body(workspace, _):
     is_long = harness.scale() >= 4
     for where in ["in exchange", "computing", *(["reading data", "waiting for a save"] if is_long else [])] * (3 if is_long else 1):
         hang(workspace, configs[1 if where == "waiting for a save" else 4], known, where)
+    stopped_for_a_while(workspace, configs[4], known)
     if is_long:
         seed = harness.seed()
         for _ in range(12):

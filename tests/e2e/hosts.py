@@ -212,6 +212,47 @@ def stopped_elsewhere(bench):
     bench.leave(run)
 
 
+def killed_in_turn(bench):
+    """A rank on one remote host after the other is killed: it is named, with its process there, and not the launcher's host nor one whose rank
+    the starter ended. All start again every time."""
+    run = bench.start("a", "restart.limit=3")
+    count = 20 if harness.scale() >= 10 else 4
+    for number in range(1, count + 1):
+        bench.steps(run, 2)
+        rank = 1 + number % 2
+        space = space_of(bench.net.pids[bench.net.names[rank]])
+        pid, = [pid for pid in hangs.workers(run, everywhere=True) if space_of(pid) == space]
+        there = re.search(r"^NSpid:.*\s(\d+)$", harness.read(f"/proc/{pid}/status"), re.M)[1]
+        os.kill(pid, signal.SIGKILL)
+        bench.wait(run, lambda number=number: len(bench.starts(0)) == number + 1, "a restart")
+        said = re.findall(r"rank (\d+) \(process (\d+)\) (?:died|ended without a word)", bench.said())
+        if said[number - 1:] != [(str(rank), there)] or bench.starts(number) != [("3", "a:1,b:1,c:1")]:
+            bench.fail(f"kill {number}: rank {rank} (process {there}) was killed, named are {said[number - 1:]}")
+    bench.steps(run, 2)
+    bench.leave(run)
+    print(f"{count} kills on two remote hosts in turn: each was named", flush=True)
+
+
+def link_cut(bench):
+    """The link between two hosts is cut for 9 s: less than a hang takes, and nobody is lost. Where a hang takes 5 s, one of them is left out, and
+    is back when the link is."""
+    for seconds, settings in ((30, []), (5, ["launch.grow=now"])):
+        run = bench.start("a", f"restart.hang_seconds={seconds}", "restart.limit=3", *settings)
+        bench.steps(run, 2)
+        bench.net.drop("b", "c")
+        bench.net.drop("c", "b")
+        time.sleep(9)
+        bench.net.mend("b", "c")
+        bench.net.mend("c", "b")
+        bench.wait(run, lambda settings=settings: len(bench.starts(0)) >= len(settings) and bench.starts(0)[-1] == ("3", "a:1,b:1,c:1"), "all hosts")
+        bench.steps(run, 4)
+        ends = [line for line in bench.said().splitlines() if re.search(r"died|without a word", line)]
+        if ends or (seconds > 9 and len(bench.starts(0)) != 1) or bench.starts(0)[-1] != ("3", "a:1,b:1,c:1"):
+            bench.fail(f"a link was cut for 9 s, and a hang takes {seconds} s: {ends}")
+        print(f"a link cut for 9 s, restart.hang_seconds={seconds}: {len(bench.starts(0))} starts, the last with all", flush=True)
+        bench.leave(run)
+
+
 def relays(bench, name):
     return [int(pid) for pid in filter(str.isdigit, os.listdir("/proc")) if space_of(pid) == space_of(bench.net.pids[name])
             and harness.read(f"/proc/{pid}/cmdline").startswith("perdure\0relay\0")]
@@ -488,7 +529,7 @@ def body(workspace, arguments):
     workspace.train(config, quiet, ["layout.ranks=1", f"run.steps={QUIET_STEPS * max(1, count // 4)}", "optimizer.decay_steps=100000"])
     known = harness.losses(quiet)
     cases = [lambda bench: random_losses(bench, random.Random(seed), count)] if count else \
-        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, stopped_elsewhere, *([back_again, launchers_copies_away, relay_killed, one_way, between_two, wrong_names, too_few, port_closed, port_closed_and_nothing_shared, other_program, other_data] if harness.scale() >= 4 else [])]
+        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, stopped_elsewhere, killed_in_turn, link_cut, *([back_again, launchers_copies_away, relay_killed, one_way, between_two, wrong_names, too_few, port_closed, port_closed_and_nothing_shared, other_program, other_data] if harness.scale() >= 4 else [])]
     for case in cases:
         with namespaces.Network(workspace.directory("net"), names) as net:
             bench = Bench(workspace, net, CONFIG, text, is_shared=case.__name__ in SHARED)
