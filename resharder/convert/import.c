@@ -1,9 +1,10 @@
-/* The rewrite of a checkpoint asks for bytes stretch by stretch; here they come from a foreign one. A thread goes through the
- * same stretches ahead of it, reads and converts, and hands slots over.
+/* The rewrite asks for bytes stretch by stretch. A thread goes through the same stretches ahead of it, reads the catalog's
+ * tensors, converts them, and hands slots over.
  *
  *   invariant  the thread is gone when a group has ended, whatever failed */
 #include "resharder/convert/import.h"
 
+#include "ckpt/base/half.h"
 #include "ckpt/base/thread.h"
 #include "ckpt/base/words.h"
 #include "resharder/catalog/read.h"
@@ -20,6 +21,7 @@
 #define REWRITE_BYTES (UINT64_C(52) << 20)
 #define READER_BYTES (PD_IMPORT_BUFFER_BYTES - REWRITE_BYTES - SLOTS * SLOT_BYTES)
 #define NO_LINK UINT32_MAX
+_Static_assert(PD_RESHARD_BUFFER_BYTES == REWRITE_BYTES + READER_BYTES + SLOTS * RUN_BYTES, "what follows divides it so");
 
 struct source {            /* of one tensor and kind */
     uint32_t link, tensor; /* NO_LINK: zeros; of the catalog */
@@ -27,7 +29,7 @@ struct source {            /* of one tensor and kind */
 };
 
 struct slot {
-    float *data; /* (SLOT_BYTES) */
+    float *data; /* (SLOT_BYTES) read as fp32, then made what is stored */
     uint64_t bytes;
 };
 
@@ -120,16 +122,22 @@ pd_status pd_import_check(const struct pd_import_request *request, struct pd_err
 
 /* ---- tasks: what is to be read, in the order of the stretches ---- */
 
+static uint32_t element_bytes(const struct feed *f, const struct pd_stretch *s)
+{
+    return pd_tensor_element_bytes(&f->request->tensors->tensors[s->tensor], s->kind);
+}
+
 /* The next elements of the stretch, as views. */
 static void cut_stretch(struct feed *f)
 {
     const struct pd_stretch *s = &f->stretch;
+    const uint32_t bytes = element_bytes(f, s);
     const struct pd_tensor *tensor = &f->request->tensors->tensors[s->tensor];
     const struct source *source = &f->sources[s->tensor * PD_KIND_COUNT + s->kind];
-    const uint64_t width = s->source.box_bytes / sizeof(float) / tensor->shape[0]; /* of the chunk */
+    const uint64_t width = s->source.box_bytes / bytes / tensor->shape[0]; /* of the chunk */
     const uint64_t room = (source->link != NO_LINK && source->is_turned ? SLOT_BYTES : RUN_BYTES) / sizeof(float);
-    const uint64_t first = s->source.offset / sizeof(float) + f->stretch_done;
-    uint64_t count = s->bytes / sizeof(float) - f->stretch_done;
+    const uint64_t first = s->source.offset / bytes + f->stretch_done;
+    uint64_t count = s->bytes / bytes - f->stretch_done;
     if (count > room) count = width <= room ? room / width * width : room;
     f->stretch_done += count;
     f->part = 0;
@@ -147,7 +155,7 @@ static bool next_task(void *context, struct pd_read_task *ret_task)
 {
     struct feed *f = context;
     if (f->part == f->part_count) {
-        if (f->stretch_done * sizeof(float) == f->stretch.bytes) {
+        if (!f->stretch.bytes || f->stretch_done * element_bytes(f, &f->stretch) == f->stretch.bytes) {
             if (!pd_chunk_stream_next(&f->cursor, &f->stretch)) return false;
             f->stretch_done = 0;
         }
@@ -155,18 +163,30 @@ static bool next_task(void *context, struct pd_read_task *ret_task)
     }
     const struct source *source = &f->sources[f->stretch.tensor * PD_KIND_COUNT + f->stretch.kind];
     ret_task->tensor = source->link == NO_LINK ? PD_READ_NOTHING : source->tensor;
+    ret_task->user = element_bytes(f, &f->stretch);
     ret_task->view = f->parts[f->part++];
     return true;
 }
 
 /* ---- the thread ---- */
 
-static pd_status fill(struct slot *slot, struct pd_reader *reader, const struct pd_read_task *task, struct pd_error *err)
+static pd_status fill(struct slot *slot, uint64_t room, struct pd_reader *reader, const struct pd_read_task *task,
+                      struct pd_error *err)
 {
-    slot->bytes = pd_view_elements(&task->view) * sizeof(float);
-    PD_CHECK(slot->bytes <= SLOT_BYTES);
-    if (task->tensor != PD_READ_NOTHING) return pd_reader_read(reader, task->tensor, &task->view, slot->data, err);
-    memset(slot->data, 0, slot->bytes);
+    const uint64_t elements = pd_view_elements(&task->view);
+    uint16_t *halves = (uint16_t *)(void *)slot->data;
+    PD_CHECK(elements * sizeof(float) <= room);
+    slot->bytes = elements * task->user;
+    if (task->tensor == PD_READ_NOTHING) {
+        memset(slot->data, 0, slot->bytes);
+        return PD_OK;
+    }
+    PD_TRY(pd_reader_read(reader, task->tensor, &task->view, slot->data, err));
+    for (uint64_t i = 0; task->user == sizeof *halves && i < elements; i++) { /* moments; in place, since i <= 2 i */
+        float value;
+        memcpy(&value, &slot->data[i], sizeof value);
+        halves[i] = pd_bf16_from_f32(value);
+    }
     return PD_OK;
 }
 
@@ -181,7 +201,7 @@ static pd_status read_all(struct feed *f, struct pd_reader *reader, struct pd_er
         bool has_one = false;
         PD_TRY(pd_read_line_take(&line, &task, &has_one, err));
         if (!has_one || !handoff_free(&f->handoff, &slot)) return PD_OK;
-        PD_TRY(fill(&f->slots[slot], reader, &task, err));
+        PD_TRY(fill(&f->slots[slot], f->request->is_ours ? RUN_BYTES : SLOT_BYTES, reader, &task, err));
         handoff_fill(&f->handoff);
     }
 }
@@ -239,7 +259,7 @@ static void end(void *context)
 
 /* ---- the whole ---- */
 
-/* The record of a checkpoint that there is not: one rank has everything. */
+/* The record as if one rank had everything. */
 static void pretend(const struct pd_import_request *q, struct pd_commit *commit, struct pd_shard_summary *shard)
 {
     *commit = (struct pd_commit){.state = *q->state, .shard_count = 1, .shards = shard};
@@ -250,8 +270,10 @@ static void pretend(const struct pd_import_request *q, struct pd_commit *commit,
     commit->state.tensor_count = q->tensors->count;
     *shard = (struct pd_shard_summary){0};
     for (uint32_t t = 0; t < q->tensors->count; t++)
-        shard->data_bytes += pd_tensor_elements(&q->tensors->tensors[t]) * PD_KIND_COUNT * sizeof(float);
-    shard->file_bytes = shard->data_bytes;
+        for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+            shard->data_bytes += pd_tensor_elements(&q->tensors->tensors[t]) *
+                                 pd_tensor_element_bytes(&q->tensors->tensors[t], (enum pd_kind)kind);
+    shard->file_bytes = q->stored_bytes ? q->stored_bytes : shard->data_bytes;
 }
 
 static pd_status rewrite(struct feed *f, struct pd_import_report *report, struct pd_error *err)
@@ -263,8 +285,8 @@ static pd_status rewrite(struct feed *f, struct pd_import_report *report, struct
     struct pd_rewrite_report written = {0};
     pretend(q, &commit, &shard);
     const struct pd_rewrite_request request = {.feed = &feed,
-                                               .reads_back = true,
-                                               .directory = q->source,
+                                               .reads_back = !q->is_ours,
+                                               .source = q->source,
                                                .commit = &commit,
                                                .tensors = q->tensors,
                                                .layout = q->layout,
@@ -275,11 +297,13 @@ static pd_status rewrite(struct feed *f, struct pd_import_report *report, struct
                                                .should_stop = q->should_stop,
                                                .progress = q->progress,
                                                .context = q->context};
-    PD_TRY(pd_rewrite(f->vfs, &request, &written, err));
+    const pd_status st = pd_rewrite(f->vfs, &request, &written, err);
+    if (st) return q->is_ours ? st : pd_error_context(err, st, "importing %s", q->source);
     report->bytes_read = f->bytes_read;
     report->bytes_written = written.bytes_written;
     report->bytes_read_back = written.bytes_read_back;
     report->shards = written.shards;
+    report->has_index = written.has_index;
     return PD_OK;
 }
 
@@ -297,8 +321,8 @@ pd_status pd_import(struct pd_vfs *vfs, const struct pd_import_request *request,
     f->vfs = vfs;
     f->request = request;
     f->reader_buffers = memory;
-    for (uint32_t i = 0; i < SLOTS; i++)
-        f->slots[i].data = (float *)(void *)(memory + READER_BYTES + i * SLOT_BYTES);
+    for (uint32_t i = 0; i < SLOTS; i++) /* ours has no turned tensors, so that runs are all there is */
+        f->slots[i].data = (float *)(void *)(memory + READER_BYTES + i * (request->is_ours ? RUN_BYTES : SLOT_BYTES));
     pd_status st = link_sources(request, f->sources, &report.zeroed, err);
     if (!st) st = rewrite(f, &report, err);
     free(f->sources);

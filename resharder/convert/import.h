@@ -1,5 +1,5 @@
-/* A foreign checkpoint becomes one of ours, under any layout, in bounded memory: read and converted by one thread, hashed and
- * written by another, read back and verified, then committed. */
+/* A checkpoint, foreign or of ours, is written under any layout, in bounded memory: read and converted by one thread, hashed
+ * and written by another, read back and verified where its source has no checksums, then committed. */
 #pragma once
 
 #include "resharder/catalog/catalog.h"
@@ -7,6 +7,7 @@
 #include "resharder/rewrite/rewrite.h"
 
 #define PD_IMPORT_BUFFER_BYTES (UINT64_C(164) << 20)
+#define PD_RESHARD_BUFFER_BYTES (UINT64_C(98) << 20) /* is_ours: there are no tensors to turn */
 
 struct pd_import_request {
     const char *source;                    /* what messages call it */
@@ -16,9 +17,11 @@ struct pd_import_request {
     bool fresh_optimizer;                  /* moments without a link are zeros; otherwise each must have one */
     const struct pd_layout *layout;
     const struct pd_run_state *state; /* to be; its layout is not looked at */
+    bool is_ours;          /* the catalog is that of a checkpoint of ours, whose blocks are verified as they are read */
+    uint64_t stored_bytes; /* of its files, for the question whether there is room; 0: as many as the tensors have */
     struct pd_shard_codec codec;
     struct pd_store *target; /* writable, of this process alone */
-    void *buffers;           /* (PD_IMPORT_BUFFER_BYTES) on PD_VFS_ALIGN */
+    void *buffers;           /* (PD_IMPORT_BUFFER_BYTES, or PD_RESHARD_BUFFER_BYTES) on PD_VFS_ALIGN */
     pd_should_stop should_stop;
     void (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes); /* may be NULL */
     void *context;
@@ -28,6 +31,7 @@ struct pd_import_report {
     uint64_t bytes_read, bytes_written, bytes_read_back;
     uint32_t shards;
     uint32_t zeroed; /* arrays that began at zero */
+    bool has_index;  /* index.h5 is left out where it would outgrow the memory */
 };
 
 /* Every tensor and kind has one link to a tensor of the catalog that its view lies in, of an element type that weights may have,

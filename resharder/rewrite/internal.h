@@ -1,70 +1,33 @@
-/* What the files of a rewrite share: reading (source.c, decompress.c), writing (target.c, compress.c), work beside the data
- * (workers.c) and the whole (rewrite.c).
+/* What the files of a rewrite share: writing (target.c, compress.c), work beside the data (workers.c) and the whole (rewrite.c).
  *
- * Files are read and written in long runs, whatever the boxes: a window is a run of pages of one source shard that holds
- * pieces of several boxes; a target fills a slot with box after box.
+ * Files are written in long runs, whatever the boxes: a target fills a slot with box after box.
  *
- * Who uses what: one thread moves data, and windows, slots, the compressor's and the decompressor's memory are its own. A
- * window or slot belongs to the queue while it is in_flight. What the workers touch says so where it is declared: their list
- * of jobs and its flags under its mutex, a staging area under that area's mutex, HDF5 under `metadata`. A source or target
- * that a job was added for is the worker's until its flag (is_opened, is_planned) is set, and from REWRITE_FINISH on. */
+ * Who uses what: one thread moves data, and slots and the compressor's memory are its own. A slot belongs to the queue while it
+ * is in_flight. What the workers touch says so where it is declared: their list of jobs and its flags under its mutex, a
+ * staging area under that area's mutex, HDF5 under `metadata`. A target that a job was added for is the worker's until
+ * is_planned is set, and from REWRITE_FINISH on. */
 #pragma once
 
 #include "ckpt/io/transfer_ring.h"
 #include "resharder/rewrite/chunk_stream.h"
 #include "resharder/rewrite/rewrite.h"
-#include "resharder/stored.h"
 
 #include <pthread.h>
 
 #define REWRITE_GROUP_MAX 128u /* target shards open at once */
 #define REWRITE_SLOTS_MAX 256u
-#define REWRITE_READS_IN_FLIGHT 16u /* fewer of them mix with the writes at every moment, which disks do worst */
 #define PD_REWRITE_STAGING_BYTES (UINT64_C(2) << 20) /* of a writer's own pages */
 #define REWRITE_STAGINGS (REWRITE_WORKERS + 1)
-#define REWRITE_WORKERS 2u     /* threads beside the one that moves data */
-#define REWRITE_OPEN_FIRST 64u /* source shards, if there are no more, are opened beside the data */
+#define REWRITE_WORKERS 2u /* threads beside the one that moves data */
 
 struct rewriter;
 struct rewrite_compressor;
-struct rewrite_decompressor;
 
 struct rewrite_slot {
     unsigned char *data;
     bool in_flight;
-    struct rewrite_target *target; /* whose data it is; NULL: a window's */
+    struct rewrite_target *target; /* whose data it is */
     struct pd_owner owner;         /* of data: a "target" that fills it, then the "queue" while in_flight */
-};
-
-/* Pages [begin, end) of a source shard. It grows until it is sent for. */
-struct rewrite_window {
-    struct rewrite_slot slot;
-    uint32_t shard;
-    uint64_t begin, end;
-    uint32_t pieces;       /* that are still to come out of it; 0: the window is free */
-    bool is_full, is_sent; /* it grows no more; it was sent for */
-    uint32_t verified_box; /* its blocks before verified_end have been, in this window */
-    uint64_t verified_end;
-    struct rewrite_window *next;  /* of the same source and class */
-    struct rewrite_window *later; /* full, and to be sent for after this one */
-};
-
-/* Boxes of less than a page lie in pages of their own and would tear the runs of the others. */
-enum rewrite_class { REWRITE_SMALL, REWRITE_LARGE, REWRITE_CLASSES };
-
-struct rewrite_pool {
-    struct rewrite_window *windows; /* (count) */
-    uint32_t count;
-    uint64_t bytes; /* of a window */
-};
-
-struct rewrite_source {
-    struct pd_shard *shard;
-    struct pd_shard_box *boxes; /* (box_count) as the layout says, numbers of the model's table */
-    uint32_t box_count, windows;
-    struct rewrite_window *first[REWRITE_CLASSES], *last[REWRITE_CLASSES];
-    uint64_t bytes, used_at;
-    bool is_awaited, is_opened; /* a worker opens it; it did: under the workers' mutex */
 };
 
 struct rewrite_target {
@@ -79,10 +42,10 @@ struct rewrite_target {
     unsigned char small[PD_VFS_ALIGN];         /* a box of less than a page, as it comes */
 };
 
-enum rewrite_job_kind { REWRITE_OPEN, REWRITE_PLAN, REWRITE_INDEX, REWRITE_FINISH };
+enum rewrite_job_kind { REWRITE_PLAN, REWRITE_INDEX, REWRITE_FINISH };
 struct rewrite_job {
     enum rewrite_job_kind kind;
-    uint32_t number; /* of the source shard; of the target in its group */
+    uint32_t number; /* of the target in its group */
 };
 
 /* Jobs are begun in their order, by the workers and, when there is nothing left to move, by the one that moves data.
@@ -90,10 +53,10 @@ struct rewrite_job {
 struct rewrite_workers {
     pthread_t threads[REWRITE_WORKERS];
     uint32_t thread_count;
-    pthread_mutex_t mutex;    /* guards all that follows, is_planned of targets and is_opened of sources */
+    pthread_mutex_t mutex;    /* guards all that follows, and is_planned of targets */
     pthread_mutex_t metadata; /* HDF5's turn */
     pthread_cond_t changed;   /* a job was added or done */
-    struct rewrite_job jobs[2 * REWRITE_GROUP_MAX + REWRITE_OPEN_FIRST + 1];
+    struct rewrite_job jobs[2 * REWRITE_GROUP_MAX + 1];
     uint32_t begin, end, running;
     bool is_made, leaves;
     pd_status status; /* of the first job that failed */
@@ -104,32 +67,12 @@ struct rewrite_workers {
 struct rewriter {
     struct pd_vfs *vfs;
     const struct pd_rewrite_request *request;
-    const struct pd_layout *stored;
     char directory[4096]; /* being prepared */
     struct pd_queue *queue;
-    struct pd_transfer_ring ring; /* a transfer of each window and slot finds room */
-    struct pd_transfer_slot transfers[2 * REWRITE_SLOTS_MAX];
-    struct rewrite_slot *sent[2 * REWRITE_SLOTS_MAX]; /* whose transfer each one is */
+    struct pd_transfer_ring ring; /* a transfer of each slot finds room */
+    struct pd_transfer_slot transfers[REWRITE_SLOTS_MAX];
+    struct rewrite_slot *sent[REWRITE_SLOTS_MAX]; /* whose transfer each one is */
     struct rewrite_workers workers;
-
-    struct rewrite_source *sources; /* (stored shards) */
-    uint32_t open_sources;
-    uint64_t source_bytes, clock;
-
-    struct pd_chunk_stream_cursor ahead; /* what is read next */
-    struct pd_stretch reading;
-    bool is_reading;
-    uint32_t read_box, reads_in_flight;
-    uint64_t next_block, end_block;      /* of `reading`, when its box is in one piece */
-    uint64_t next_byte, end_byte;        /* when it is in chunks */
-    struct rewrite_window *piece_window; /* that has a piece of it already */
-    uint64_t window_bytes_min;
-    struct rewrite_window *full; /* those that wait for their turn to be sent for */
-    struct rewrite_pool pools[REWRITE_CLASSES];
-    struct rewrite_decompressor *decompressor; /* NULL until there is a box in chunks */
-    uint64_t next_chunk;  /* of the stretch that is written: those before it have come out of their windows */
-    uint64_t stretch_end; /* of it, in its source box */
-    struct rewrite_window windows[REWRITE_SLOTS_MAX];
 
     struct rewrite_target targets[REWRITE_GROUP_MAX];
     uint32_t group_begin, group_count;
@@ -147,51 +90,11 @@ struct rewriter {
     struct pd_rewrite_report report;
 };
 
-/* The box that a stretch lies in: boxes ascend by tensor, kind, column. */
-uint32_t rewrite_find_box(const struct pd_shard_box *boxes, uint32_t count, const struct pd_stretch *stretch);
-
 /* ---- rewrite.c: transfers ---- */
 
 PD_MUST_USE pd_status rewrite_send(struct rewriter *r, struct rewrite_slot *slot, struct pd_file *file, uint64_t offset,
-                                   uint64_t bytes, bool is_write, struct pd_error *err);
+                                   uint64_t bytes, struct pd_error *err);
 PD_MUST_USE pd_status rewrite_reap(struct rewriter *r, struct pd_error *err);
-
-/* ---- source.c ---- */
-
-/* How large windows must be at least. */
-void rewrite_look_at_source(struct rewriter *r);
-
-void rewrite_cut_windows(struct rewriter *r, void *memory, uint64_t bytes);
-/* Begins to read what r->ahead will come to. */
-PD_MUST_USE pd_status rewrite_read_begin(struct rewriter *r, struct pd_error *err);
-/* Sends for what waits for its turn. */
-PD_MUST_USE pd_status rewrite_read_more(struct rewriter *r, struct pd_error *err);
-/* Verified bytes of a source box, from `offset` on: at most one block, valid until the next call. */
-PD_MUST_USE pd_status rewrite_read(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t offset,
-                                   const unsigned char **ret_data, uint64_t *ret_bytes, struct pd_error *err);
-/* Whether windows take chunks; where they do not, blocks are read when they are needed. */
-bool rewrite_has_chunk_windows(const struct rewriter *r);
-/* The window that `bytes` bytes at `at` of the file come out of, as it came from the disk. */
-PD_MUST_USE pd_status rewrite_need_window(struct rewriter *r, struct rewrite_source *s, enum rewrite_class class,
-                                          uint64_t at, uint64_t bytes, struct rewrite_window **ret_window,
-                                          struct pd_error *err);
-/* False where an earlier piece of the stretch has taken this chunk out of its window. */
-bool rewrite_take_chunk(struct rewriter *r, uint64_t number);
-/* The stretch that was read last is done with. */
-PD_MUST_USE pd_status rewrite_read_done(struct rewriter *r, uint32_t shard, uint32_t box, struct pd_error *err);
-PD_MUST_USE pd_status rewrite_open_source(struct rewriter *r, uint32_t shard, struct pd_error *err);
-void rewrite_close_sources(struct rewriter *r);
-/* Whether the workers may open all of them at once. */
-bool rewrite_sources_fit(const struct rewriter *r);
-/* A job. */
-PD_MUST_USE pd_status rewrite_open_ahead(struct rewriter *r, uint32_t shard, struct pd_error *err);
-
-/* ---- decompress.c ---- */
-
-/* As rewrite_read, one whole block. */
-PD_MUST_USE pd_status rewrite_read_chunked(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t block, uint64_t bytes,
-                                           const unsigned char **ret_data, struct pd_error *err);
-void rewrite_decompressor_free(struct rewrite_decompressor *decompressor); /* NULL is fine */
 
 /* ---- target.c ---- */
 

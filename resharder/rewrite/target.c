@@ -108,7 +108,7 @@ static pd_status write_slot(struct rewriter *r, struct rewrite_target *t, struct
         return PD_OK;
     }
     r->report.bytes_written += bytes;
-    return rewrite_send(r, slot, pd_shard_stream_file(t->stream), begin, bytes, true, err);
+    return rewrite_send(r, slot, pd_shard_stream_file(t->stream), begin, bytes, err);
 }
 
 /* Some shard that is not being written to just now gives up its slot, in whole pages of whole boxes. */

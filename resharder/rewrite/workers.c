@@ -23,12 +23,9 @@ static void run_next(struct rewriter *r)
     pd_status st = PD_OK;
     workers->running++;
     pthread_mutex_unlock(&workers->mutex);
-    if (job.kind == REWRITE_OPEN) st = rewrite_open_ahead(r, job.number, &err);
-    if (job.kind == REWRITE_PLAN || job.kind == REWRITE_INDEX) st = make_metadata(r, &job, &err);
-    if (job.kind == REWRITE_FINISH) st = rewrite_finish_target(r, job.number, &err);
+    st = job.kind == REWRITE_FINISH ? rewrite_finish_target(r, job.number, &err) : make_metadata(r, &job, &err);
     pthread_mutex_lock(&workers->mutex);
     workers->running--;
-    if (job.kind == REWRITE_OPEN && !st) r->sources[job.number].is_opened = true;
     if (job.kind == REWRITE_PLAN && !st) r->targets[job.number].is_planned = true;
     if (st && !workers->status) {
         workers->status = st;

@@ -3,14 +3,14 @@
  *
  * The offline rewrites come first, so that the largest resident memory is theirs. The state is then loaded by two ranks,
  * threads of this process, each into memory that was touched before; the raw side reads the same shard files. */
+#include "resharder/convert/reshard.h"
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
-#include "tools/bench/raw_bench.h"
 #include "resharder/load/load.h"
 #include "resharder/plan.h"
-#include "resharder/rewrite/rewrite.h"
 #include "tools/bench/bench.h"
+#include "tools/bench/raw_bench.h"
 #include "tools/bench/room.h"
 #include "tools/bench/run.h"
 #include "trainer/comm/comm.h"
@@ -127,6 +127,21 @@ static pd_status make_shard(struct reshard_bench *b, uint32_t rank, unsigned cha
     return st;
 }
 
+static pd_status write_record(const struct reshard_bench *b, struct pd_error *err)
+{
+    char path[4096 + 32];
+    void *data = NULL;
+    uint64_t bytes = 0;
+    struct pd_file *file = NULL;
+    snprintf(path, sizeof path, "%s/commit.h5", b->source);
+    PD_TRY(pd_commit_encode(&b->commit, &data, &bytes, err));
+    pd_status st = pd_file_open(b->room.vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err);
+    if (!st) st = pd_file_write(file, 0, data, bytes, err);
+    const pd_status closed = pd_file_close(file, st ? NULL : err);
+    free(data);
+    return st ? st : closed;
+}
+
 static pd_status make_source(struct reshard_bench *b, struct pd_error *err)
 {
     const uint32_t world = pd_layout_world(&b->stored);
@@ -151,7 +166,7 @@ static pd_status make_source(struct reshard_bench *b, struct pd_error *err)
         b->file_bytes += b->commit.shards[r].file_bytes;
     }
     free(buffers);
-    return st;
+    return st ? st : write_record(b, err);
 }
 
 /* ---- the raw side ---- */
@@ -177,16 +192,15 @@ static pd_status rewrite_into(struct reshard_bench *b, const char *target, doubl
     const struct pd_store_options options = {.writable = true, .keep_last = 1};
     struct pd_store *store = NULL;
     PD_TRY(pd_store_open(b->room.vfs, target, &options, &b->group, &store, err));
-    const struct pd_rewrite_request request = {.directory = b->source,
+    const struct pd_reshard_request request = {.directory = b->source,
                                                .commit = &b->commit,
                                                .tensors = &b->model->tensors,
                                                .layout = &b->rewritten,
                                                .target = store,
-                                               .buffers = b->rewrite_buffers,
-                                               .buffer_bytes = PD_REWRITE_BUFFER_BYTES};
+                                               .buffers = b->rewrite_buffers};
     const double cpu_before = pd_bench_processor_seconds();
     const uint64_t start = pd_clock_monotonic_ns(NULL);
-    pd_status st = pd_rewrite(b->room.vfs, &request, NULL, err);
+    pd_status st = pd_reshard(b->room.vfs, &request, NULL, err);
     *ret_seconds = pd_clock_seconds_since(NULL, start);
     b->offline_cpu_s = pd_bench_processor_seconds() - cpu_before;
     pd_store_close(store);
@@ -384,7 +398,7 @@ static pd_status measure_all(struct reshard_bench *b, struct pd_error *err)
     PD_TRY(make_model(b, err));
     PD_TRY(make_source(b, err));
     PD_TRY(pd_raw_bench_new(b->room.vfs, 0, 0, &b->raw, err));
-    PD_TRY(pd_bench_map(PD_REWRITE_BUFFER_BYTES, &b->rewrite_buffers, err));
+    PD_TRY(pd_bench_map(PD_RESHARD_BUFFER_BYTES, &b->rewrite_buffers, err));
     for (uint64_t pair = 0; pair < b->options.pairs; pair++)
         PD_TRY(pd_pairs_measure(&b->offline_pairs, b, rewrite_ours, rewrite_raw, err));
     (void)getrusage(RUSAGE_SELF, &usage);

@@ -5,7 +5,7 @@
 #include "ckpt/base/fault.h"
 #include "ckpt/base/words.h"
 #include "ckpt/shard/decompress.h"
-#include "resharder/rewrite/rewrite.h"
+#include "resharder/convert/reshard.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_layout.h"
 #include "tools/commands/ckpt_target.h"
@@ -35,7 +35,7 @@ struct reshard {
     struct pd_laid_out laid_out;
     struct pd_shard_codec codec; /* of the new shards */
     char compression[16];        /* the same, as it is written */
-    struct pd_rewrite_report report;
+    struct pd_import_report report;
     double seconds;
 };
 
@@ -172,21 +172,20 @@ static pd_status rewrite(struct reshard *r, struct pd_error *err)
 {
     struct pd_shown_progress progress;
     struct pd_arena *arena = NULL;
-    const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_REWRITE_BUFFER_BYTES}};
+    const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_RESHARD_BUFFER_BYTES}};
     if (!r->codec.pool) PD_TRY(pd_thread_pool_new(compressors(), &r->codec.pool, err));
     PD_TRY(pd_arena_new(&memory, &arena, err));
-    struct pd_rewrite_request request = {.directory = r->directory,
+    struct pd_reshard_request request = {.directory = r->directory,
                                          .commit = &r->commit,
                                          .tensors = &r->model->tensors,
                                          .layout = &r->laid_out.layout,
                                          .codec = r->codec,
                                          .target = r->target.place.store,
-                                         .buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_REWRITE_BUFFER_BYTES),
-                                         .buffer_bytes = PD_REWRITE_BUFFER_BYTES,
+                                         .buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_RESHARD_BUFFER_BYTES),
                                          .should_stop = pd_signals_say_leave,
                                          .progress = pd_shown_progress_start(&progress),
                                          .context = &progress};
-    pd_status st = pd_rewrite(r->target.place.vfs, &request, &r->report, err);
+    pd_status st = pd_reshard(r->target.place.vfs, &request, &r->report, err);
     pd_shown_progress_end(&progress);
     r->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
     pd_arena_free(arena);

@@ -2,7 +2,7 @@
 #include "ckpt/inspect/inspect.h"
 #include "resharder/convert/compare.h"
 #include "resharder/convert/export.h"
-#include "resharder/convert/import.h"
+#include "resharder/convert/reshard.h"
 #include "resharder/formats/perdure.h"
 #include "resharder/formats/safetensors.h"
 #include "resharder/load/load.h"
@@ -173,17 +173,15 @@ static pd_status with_target(struct work *w,
 
 static pd_status rewrite_into(struct work *w, struct pd_store *target, struct pd_error *err)
 {
-    struct pd_rewrite_request request = {.directory = "/stored",
+    struct pd_reshard_request request = {.directory = "/stored",
                                          .commit = &w->commit,
                                          .tensors = &w->s.table,
                                          .layout = &w->layout,
                                          .target = target,
-                                         .buffers = w->buffers,
-                                         .buffer_bytes = PD_REWRITE_BUFFER_BYTES_MIN};
+                                         .buffers = w->buffers};
     if (w->kind->writes_compressed) request.codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = 1};
     PD_TRY(with_pool(w, &request.codec.pool, err));
-    struct pd_rewrite_report report;
-    const pd_status st = pd_rewrite(w->s.vfs, &request, &report, err);
+    const pd_status st = pd_reshard(w->s.vfs, &request, NULL, err);
     pd_thread_pool_free(request.codec.pool);
     return st;
 }

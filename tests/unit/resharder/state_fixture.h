@@ -170,6 +170,7 @@ static inline void state_write_record(struct state *s, const char *directory, co
     snprintf(path, sizeof path, "%s/commit.h5", directory);
     OK(pd_file_open(s->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     OK(pd_file_write(file, 0, data, bytes, err));
+    OK(pd_file_sync(file, err));
     OK(pd_file_close(file, err));
     free(data);
 }

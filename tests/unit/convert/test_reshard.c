@@ -1,7 +1,7 @@
 /* A rewritten checkpoint is, byte for byte, what a run under the new layout would have written; a rewrite that stops at any
  * operation of the disk leaves a store without it or with it whole, and can be done again. */
 #include "ckpt/shard/decompress.h"
-#include "resharder/rewrite/rewrite.h"
+#include "resharder/convert/reshard.h"
 #include "tests/helpers/failing_submit.h"
 #include "tests/helpers/scale.h"
 #include "tests/unit/resharder/state_fixture.h"
@@ -17,16 +17,23 @@ static struct pd_store *open_store(struct pd_vfs *vfs, struct pd_group *group)
     return store;
 }
 
-static struct pd_rewrite_request request_of(const struct state *s, const struct pd_commit *commit,
+static void *buffers(void)
+{
+    static void *memory;
+    if (!memory) memory = aligned_alloc(PD_VFS_ALIGN, PD_RESHARD_BUFFER_BYTES);
+    cr_assert_not_null(memory);
+    return memory;
+}
+
+static struct pd_reshard_request request_of(const struct state *s, const struct pd_commit *commit,
                                             const struct pd_layout *layout, struct pd_store *store)
 {
-    return (struct pd_rewrite_request){.directory = "/stored",
+    return (struct pd_reshard_request){.directory = "/stored",
                                        .commit = commit,
                                        .tensors = &s->table,
                                        .layout = layout,
                                        .target = store,
-                                       .buffers = s->buffers,
-                                       .buffer_bytes = PD_REWRITE_BUFFER_BYTES_MIN};
+                                       .buffers = buffers()};
 }
 
 static void read_whole(struct pd_vfs *vfs, const char *path, void **ret_data, uint64_t *ret_bytes)
@@ -84,13 +91,13 @@ static void check_target(struct state *s, struct pd_vfs *vfs, struct pd_store *s
     pd_commit_deinit(&there);
 }
 
-Test(rewrite, any_layout_to_any_layout)
+Test(reshard, any_layout_to_any_layout)
 {
     for (uint64_t seed = 1; seed <= 16; seed++) {
         struct state s;
         struct pd_commit commit;
         struct pd_group group;
-        struct pd_rewrite_report report;
+        struct pd_import_report report;
         state_init(&s, seed);
         state_keep(&s, seed % 3 ? PD_F32 : PD_BF16);
         const uint32_t virtual_tp = 1u << state_random(&s, 4);
@@ -101,8 +108,8 @@ Test(rewrite, any_layout_to_any_layout)
         pd_group_init_single(&group);
         OK(pd_vfs_mkdir(s.vfs, "/target", err));
         struct pd_store *store = open_store(s.vfs, &group);
-        const struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
-        OK(pd_rewrite(s.vfs, &request, &report, err));
+        const struct pd_reshard_request request = request_of(&s, &commit, &layout, store);
+        OK(pd_reshard(s.vfs, &request, &report, err));
         cr_assert_eq(report.shards, pd_layout_world(&layout));
         check_target(&s, s.vfs, store, &layout, &commit);
         pd_store_close(store);
@@ -115,39 +122,16 @@ struct packing {
     uint64_t seed;
     bool is_large;
     unsigned threads;
-    uint64_t buffer_bytes;
     bool source_is_compressed;
 };
 
-/* Of the file that hold boxes of a page and more, in whole pages. */
-static uint64_t count_stored(const struct pd_shard *shard)
-{
-    uint64_t stored = 0;
-    for (uint32_t b = 0; b < pd_shard_box_count(shard); b++) {
-        struct pd_shard_chunk chunk = {0};
-        const uint64_t bytes = pd_shard_box_bytes(shard, b);
-        const bool is_in_chunks = pd_shard_box_is_in_chunks(shard, b);
-        for (uint64_t at = 0; is_in_chunks && at < bytes; at = chunk.begin + chunk.bytes) {
-            pd_shard_chunk_at(shard, b, at, &chunk);
-            stored += chunk.page_bytes;
-        }
-        if (!is_in_chunks && bytes >= PD_VFS_ALIGN) stored += (bytes + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
-    }
-    return stored;
-}
-
 /* Stored bytes are read once: at most a twentieth more, and the pages around small boxes. */
-static void check_read(struct state *s, const struct pd_commit *commit, uint64_t bytes_read)
+static void check_read(const struct pd_commit *commit, uint64_t bytes_read)
 {
     uint64_t stored = 0, boxes = 0;
     for (uint32_t r = 0; r < commit->shard_count; r++) {
-        struct pd_shard *shard = NULL;
-        char path[64];
-        snprintf(path, sizeof path, "/stored/shard-%05u.h5", r);
-        OK(pd_shard_open(s->vfs, path, &s->identity, &commit->shards[r], &shard, err));
-        stored += count_stored(shard);
-        boxes += pd_shard_box_count(shard);
-        pd_shard_close(shard);
+        stored += commit->shards[r].data_bytes;
+        boxes += commit->shards[r].box_count;
     }
     cr_assert_leq(bytes_read, stored + stored / 20 + boxes * 2 * PD_VFS_ALIGN, "%lu of %lu", bytes_read, stored);
 }
@@ -157,7 +141,7 @@ static void check_packing(const struct packing *p)
     struct state s;
     struct pd_commit commit;
     struct pd_group group;
-    struct pd_rewrite_report report;
+    struct pd_import_report report;
     state_init(&s, p->seed);
     if (p->is_large) state_enlarge(&s);
     const uint32_t virtual_tp = 1u << state_random(&s, 4);
@@ -169,33 +153,26 @@ static void check_packing(const struct packing *p)
     pd_group_init_single(&group);
     OK(pd_vfs_mkdir(s.vfs, "/target", err));
     struct pd_store *store = open_store(s.vfs, &group);
-    struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
+    struct pd_reshard_request request = request_of(&s, &commit, &layout, store);
     request.codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = 1};
     if (p->threads) OK(pd_thread_pool_new(p->threads, &request.codec.pool, err));
-    request.buffers = aligned_alloc(PD_VFS_ALIGN, p->buffer_bytes);
-    request.buffer_bytes = p->buffer_bytes;
-    OK(pd_rewrite(s.vfs, &request, &report, err));
+    OK(pd_reshard(s.vfs, &request, &report, err));
     cr_assert_eq(report.shards, pd_layout_world(&layout));
-    if (p->is_large && p->source_is_compressed) check_read(&s, &commit, report.bytes_read);
-    if (p->is_large && p->source_is_compressed) cr_assert_eq(report.decompressed_together, p->threads > 1 ? 2 : 1);
+    if (!p->source_is_compressed) check_read(&commit, report.bytes_read);
     check_target(&s, s.vfs, store, &layout, &commit);
-    free(request.buffers);
     pd_thread_pool_free(request.codec.pool);
     pd_store_close(store);
     pd_commit_deinit(&commit);
     state_deinit(&s);
 }
 
-/* Byte for byte what a run with that level would have written, whatever threads and memory there are. */
-Test(rewrite, targets_are_compressed, .timeout = 1200)
+/* Byte for byte what a run with that level would have written, whatever threads there are. */
+Test(reshard, targets_are_compressed, .timeout = 1200)
 {
-    const uint64_t seeds = test_scale() >= 10 ? 16 : 8; /* eight have every pair of choices but the sizes of buffers */
+    const uint64_t seeds = test_scale() >= 10 ? 16 : 8; /* eight have every pair of choices */
     for (uint64_t seed = 30; seed < 30 + seeds; seed++)
-        check_packing(&(struct packing){.seed = seed,
-                                        .is_large = seed % 2,
-                                        .threads = (unsigned)(seed / 2 % 4),
-                                        .buffer_bytes = PD_REWRITE_BUFFER_BYTES_MIN << seed % 3,
-                                        .source_is_compressed = seed / 2 % 2});
+        check_packing(&(struct packing){
+            .seed = seed, .is_large = seed % 2, .threads = (unsigned)(seed / 2 % 4), .source_is_compressed = seed / 2 % 2});
 }
 
 static const struct pd_vfs_ops *whole_ops;
@@ -208,20 +185,20 @@ static int little_space(struct pd_vfs *vfs, const char *path, struct pd_space *r
     return result;
 }
 
-static pd_status rewrite_in(struct state *s, const struct pd_rewrite_request *request, uint64_t bytes, struct pd_error *err)
+static pd_status rewrite_in(struct state *s, const struct pd_reshard_request *request, uint64_t bytes, struct pd_error *err)
 {
     struct pd_vfs_ops ops = *s->vfs->ops;
     whole_ops = s->vfs->ops;
     ops.space = little_space;
     room = bytes;
     s->vfs->ops = &ops;
-    pd_status st = pd_rewrite(s->vfs, request, NULL, err);
+    pd_status st = pd_reshard(s->vfs, request, NULL, err);
     s->vfs->ops = whole_ops;
     return st;
 }
 
 /* What is compressed and stays so needs the room that it takes; where nobody knows how small it gets, that is said. */
-Test(rewrite, room_is_asked_for_as_far_as_it_is_known)
+Test(reshard, room_is_asked_for_as_far_as_it_is_known)
 {
     struct state s;
     struct pd_commit commit;
@@ -235,7 +212,7 @@ Test(rewrite, room_is_asked_for_as_far_as_it_is_known)
     pd_group_init_single(&group);
     cr_assert_eq(pd_vfs_mkdir(s.vfs, "/target", &err), PD_OK);
     struct pd_store *store = open_store(s.vfs, &group);
-    struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
+    struct pd_reshard_request request = request_of(&s, &commit, &layout, store);
     uint64_t takes = 0, plain = 0;
     for (uint32_t r = 0; r < commit.shard_count; r++) {
         takes += commit.shards[r].file_bytes;
@@ -258,7 +235,7 @@ Test(rewrite, room_is_asked_for_as_far_as_it_is_known)
 }
 
 /* Every element of every tensor lies in one stretch, at the places where the two layouts have it. */
-Test(rewrite, stretches_cover_everything_once)
+Test(reshard, stretches_cover_everything_once)
 {
     for (uint64_t seed = 100; seed < 160; seed++) {
         struct state s;
@@ -288,7 +265,7 @@ Test(rewrite, stretches_cover_everything_once)
     }
 }
 
-Test(rewrite, numerics_stay)
+Test(reshard, numerics_stay)
 {
     struct state s;
     struct pd_commit commit;
@@ -300,8 +277,8 @@ Test(rewrite, numerics_stay)
     pd_group_init_single(&group);
     OK(pd_vfs_mkdir(s.vfs, "/target", err));
     struct pd_store *store = open_store(s.vfs, &group);
-    const struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
-    cr_assert_eq(pd_rewrite(s.vfs, &request, NULL, &refusal), PD_INVALID);
+    const struct pd_reshard_request request = request_of(&s, &commit, &layout, store);
+    cr_assert_eq(pd_reshard(s.vfs, &request, NULL, &refusal), PD_INVALID);
     cr_assert(strstr(refusal.message, "virtual_tp 4"), "%s", refusal.message);
     cr_assert_eq(pd_store_count(store), 0u);
     pd_store_close(store);
@@ -330,15 +307,15 @@ static void rewrite_wide(uint32_t from, uint32_t to, uint64_t columns)
     struct state s;
     struct pd_commit commit;
     struct pd_group group;
-    struct pd_rewrite_report report;
+    struct pd_import_report report;
     state_init(&s, 70);
     struct pd_layout stored = wide_layout(&s, from, columns), layout = wide_layout(&s, to, columns);
     state_save(&s, &stored, "/stored", &commit);
     pd_group_init_single(&group);
     OK(pd_vfs_mkdir(s.vfs, "/target", err));
     struct pd_store *store = open_store(s.vfs, &group);
-    const struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
-    OK(pd_rewrite(s.vfs, &request, &report, err));
+    const struct pd_reshard_request request = request_of(&s, &commit, &layout, store);
+    OK(pd_reshard(s.vfs, &request, &report, err));
     cr_assert_eq(report.shards, to);
     check_target(&s, s.vfs, store, &layout, &commit);
     pd_store_close(store);
@@ -347,13 +324,13 @@ static void rewrite_wide(uint32_t from, uint32_t to, uint64_t columns)
 }
 
 /* Those that were read longest ago are closed, and opened again when their turn comes. */
-Test(rewrite, from_more_shards_than_are_open_at_once)
+Test(reshard, from_more_shards_than_are_open_at_once)
 {
     rewrite_wide(520, 1, 2);
 }
 
 /* Each begins its boxes before the others have filled a slot: then somebody's goes to the disk as it is. */
-Test(rewrite, to_more_shards_than_there_are_slots)
+Test(reshard, to_more_shards_than_there_are_slots)
 {
     rewrite_wide(1, 100, 1500);
 }
@@ -373,8 +350,8 @@ static void refuse(struct refusal *x, pd_status status, const char *says)
     pd_group_init_single(&group);
     OK(pd_vfs_mkdir(x->s.vfs, "/target", err));
     struct pd_store *store = open_store(x->s.vfs, &group);
-    const struct pd_rewrite_request request = request_of(&x->s, &x->commit, &x->layout, store);
-    cr_assert_eq(pd_rewrite(x->s.vfs, &request, NULL, &refusal), status, "%s", refusal.message);
+    const struct pd_reshard_request request = request_of(&x->s, &x->commit, &x->layout, store);
+    cr_assert_eq(pd_reshard(x->s.vfs, &request, NULL, &refusal), status, "%s", refusal.message);
     cr_assert(strstr(refusal.message, says), "%s, not %s", refusal.message, says);
     cr_assert_eq(pd_store_count(store), 0u);
     pd_store_close(store);
@@ -390,7 +367,7 @@ static void store_two(struct refusal *x)
     state_save(&x->s, &x->stored, "/stored", &x->commit);
 }
 
-Test(rewrite, a_request_that_does_not_fit_its_record_is_refused)
+Test(reshard, a_request_that_does_not_fit_its_record_is_refused)
 {
     struct refusal x;
     store_two(&x);
@@ -402,18 +379,15 @@ Test(rewrite, a_request_that_does_not_fit_its_record_is_refused)
 }
 
 /* Whole, and of this checkpoint, and yet not what the configuration says. */
-Test(rewrite, shards_of_another_model_are_refused)
+Test(reshard, shards_of_another_model_are_refused)
 {
-    static const char says[] = "shard-00000.h5 does not hold what its layout and its configuration give it";
+    static const char says[] = "its shards do not hold what its configuration gives";
     struct refusal x;
     store_two(&x);
     x.s.tensors[1].name[0] = 'L';
     refuse(&x, PD_CORRUPT, says);
     store_two(&x);
     x.s.tensors[1].shape[1]++;
-    refuse(&x, PD_CORRUPT, says);
-    store_two(&x);
-    x.commit.state.layout.zero_shard = 1; /* everything is the first rank's */
     refuse(&x, PD_CORRUPT, says);
 }
 
@@ -433,10 +407,10 @@ static bool fail_submit(uint64_t nth, bool is_compressed, uint32_t *failed)
     OK(pd_vfs_mkdir(s.vfs, "/target", err));
     failing_submit_begin(&failing, s.vfs);
     struct pd_store *store = open_store(s.vfs, &group);
-    struct pd_rewrite_request request = request_of(&s, &commit, &stored, store);
+    struct pd_reshard_request request = request_of(&s, &commit, &stored, store);
     if (is_compressed) request.codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = 1};
     failing_submit_arm(&failing, nth);
-    pd_status st = pd_rewrite(s.vfs, &request, NULL, &error);
+    pd_status st = pd_reshard(s.vfs, &request, NULL, &error);
     const bool fired = failing_submit_fired(&failing);
     cr_assert(st == PD_OK || (fired && st == PD_IO), "submit %lu: %s", nth, error.message);
     *failed += st != PD_OK;
@@ -447,7 +421,7 @@ static bool fail_submit(uint64_t nth, bool is_compressed, uint32_t *failed)
     return fired;
 }
 
-Test(rewrite, a_submit_that_fails_leaves_nothing_in_flight)
+Test(reshard, a_submit_that_fails_leaves_nothing_in_flight)
 {
     for (int is_compressed = 0; is_compressed < 2; is_compressed++) {
         uint64_t nth = 1;
@@ -478,9 +452,9 @@ static pd_status attempt(const struct attempt *a, struct pd_simulated_disk *disk
     PD_TRY(pd_simulated_disk_vfs(disk, 0, &vfs, err));
     pd_status st = pd_store_open(vfs, "/target", &options, &group, &store, err);
     if (!st && pd_store_count(store) == 0) { /* as the tool: never beside one that is there */
-        struct pd_rewrite_request request = request_of(a->s, a->commit, a->layout, store);
+        struct pd_reshard_request request = request_of(a->s, a->commit, a->layout, store);
         request.codec = a->codec;
-        st = pd_rewrite(vfs, &request, NULL, err);
+        st = pd_reshard(vfs, &request, NULL, err);
     }
     *ret_fired = pd_simulated_disk_fired(disk) > 0;
     pd_store_close(store);
@@ -548,6 +522,7 @@ static void stop_everywhere(bool is_compressed)
     s.compresses = s.compresses_all = is_compressed;
     state_save(&s, &stored, "/stored", &commit);
     OK(pd_vfs_mkdir(s.vfs, "/target", err));
+    OK(pd_vfs_sync_dir(s.vfs, "/stored", err));
     OK(pd_vfs_sync_dir(s.vfs, "/", err));
     const struct attempt a = {
         &s, &commit, &layout, {.codec = is_compressed ? PD_CODEC_ZSTD : PD_CODEC_NONE, .level = is_compressed}};
@@ -558,12 +533,12 @@ static void stop_everywhere(bool is_compressed)
     state_deinit(&s);
 }
 
-Test(rewrite, stopped_anywhere_it_can_be_done_again)
+Test(reshard, stopped_anywhere_it_can_be_done_again)
 {
     stop_everywhere(false);
 }
 
-Test(rewrite, stopped_anywhere_compressed_ones_too)
+Test(reshard, stopped_anywhere_compressed_ones_too)
 {
     stop_everywhere(true);
 }
@@ -606,9 +581,9 @@ static pd_status rewrite_misread(const struct attempt *a, uint64_t nth, bool *re
     OK(pd_simulated_disk_vfs(disk, 0, &of_store, err));
     pd_group_init_single(&group);
     struct pd_store *store = open_store(of_store, &group);
-    const struct pd_rewrite_request request = request_of(a->s, a->commit, a->layout, store);
+    const struct pd_reshard_request request = request_of(a->s, a->commit, a->layout, store);
     pd_simulated_disk_set_fault(disk, &(struct pd_disk_fault){.kind = PD_DISK_FAULT_FLIP, .nth = nth, .vfs = vfs});
-    const pd_status st = pd_rewrite(vfs, &request, NULL, failed);
+    const pd_status st = pd_reshard(vfs, &request, NULL, failed);
     *ret_fired = pd_simulated_disk_fired(disk) > 0;
     pd_simulated_disk_set_fault(disk, NULL);
     if (!st) check_target(a->s, of_store, store, a->layout, a->commit);
@@ -620,7 +595,7 @@ static pd_status rewrite_misread(const struct attempt *a, uint64_t nth, bool *re
 }
 
 /* A bit that is misread once is no damage, wherever it is; one that stays wrong names its chunk. */
-Test(rewrite, misread_chunks_are_read_again)
+Test(reshard, misread_chunks_are_read_again)
 {
     struct state s;
     struct pd_commit commit;
