@@ -351,10 +351,12 @@ static void tell_comms(const struct pd_zero *zero, const struct pd_arena *arena)
     if (grid->replicas) pd_comm_will_use(grid->replicas, gradients, gradients_bytes);
 }
 
+/* A lane is a term, and where sequences are cut each piece of each micro-batch is. */
 static struct pd_quantum quantum_of(const struct pd_zero *zero, uint32_t coarser)
 {
-    const uint64_t ends = zero->model->config.tie_embeddings ? 2 : 1;
-    return pd_quantum_of(zero->options.tokens, (uint64_t)zero->options.lanes * zero->pieces * ends, coarser);
+    const uint64_t ends = zero->model->config.tie_embeddings ? 2 : 1,
+                   terms = zero->pieces > 1 ? (uint64_t)zero->options.micro_batches * zero->pieces : zero->options.lanes;
+    return pd_quantum_of(zero->options.tokens, terms * ends, coarser);
 }
 
 static void describe(struct pd_zero *zero)

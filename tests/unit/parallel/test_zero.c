@@ -95,8 +95,11 @@ static float state_of(enum pd_kind kind, uint32_t version, uint32_t tensor, uint
     return value_of(1000u + version * 8u + kind, tensor, element);
 }
 
+static float all_parts; /* 0: each is its own */
+
 static float part_of(uint32_t micro_batch, uint32_t piece, bool is_head, uint32_t tensor, uint64_t element)
 {
+    if (all_parts) return all_parts;
     return value_of(2000u + (micro_batch * 64u + piece) * 2u + is_head, tensor, element);
 }
 
@@ -544,4 +547,28 @@ Test(zero, sums_in_place)
             .dp = 1, .tp = 1, .pp = 1 + turn % 3, .sp = 1, .zero_stage = turn % 4, .zero_shard = 1};
         try(layout, turn);
     }
+}
+
+/* Pieces are terms by themselves, of every micro-batch and however few lanes there are: sixteen of just less than a sixteenth of
+ * the range are their sum, and what is larger is marked before a sum of them can wrap. */
+Test(zero, pieces_of_few_lanes_stay_in_range)
+{
+    enum { PIECES_LOG = 2, MICRO_LOG = 2 };
+    struct pd_model *model = model_new(1); /* not tied */
+    for (uint32_t lanes = 1; lanes <= 1 << MICRO_LOG; lanes *= 2)
+        for (int above = 0; above < 2; above++) {
+            struct pd_error err = {0};
+            struct pd_layout layout = {
+                .dp = 1, .tp = 1, .pp = 1, .sp = 1, .virtual_tp = 1, .virtual_sp = 2, .interleave = 1, .zero_shard = 1};
+            cut_stages(&layout, model->unit_count);
+            struct job job = {
+                layout, {.micro_batches = 1 << MICRO_LOG, .lanes = lanes, .tokens = 1u << TOKENS_LOG}, model, NULL};
+            const int limit_log = 63 - PIECES_LOG - MICRO_LOG - (53 - TOKENS_LOG);
+            all_parts = (float)(LOSS_SCALE * ldexp(above ? 1.5 : 0.75, limit_log));
+            const pd_status st = pd_comm_run_local(1, 1, run_rank, &job, &err);
+            cr_expect_eq(st, above ? PD_BUG : PD_OK, "%u lanes, above %d: %s", lanes, above, err.message);
+            cr_expect(!above || strstr(err.message, "a tensor overflows"), "%s", err.message);
+        }
+    all_parts = 0;
+    pd_model_free(model);
 }
