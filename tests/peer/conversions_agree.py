@@ -80,7 +80,7 @@ def loss_of(model):
 
 def clip(parameters):
     """torch's own, also where tensors lie on several meshes."""
-    gradients = [p.grad for p in parameters]
+    gradients = [p.grad for p in parameters if p.grad is not None]
     norm = sum((g.full_tensor() if hasattr(g, "full_tensor") else g).square().sum() for g in gradients).sqrt()
     for gradient in gradients:
         gradient.mul_(min(1.0, 1.0 / (norm.item() + 1e-6)))
@@ -430,6 +430,40 @@ def check_ranks(perdure, directory, kind, ranks):
         return "moments came along, " + check_losses(kind, found, json.load(f))
 
 
+# ---- a distributed checkpoint whose optimizer does not have every parameter ----
+
+
+def check_part(perdure, directory, is_numbered):
+    """frozen: parameters without gradients have no moments. numbered: an optimizer's own state_dict counts parameters and does not name
+    them. Without --fresh-optimizer both are refused with that word; with it what has no moments begins at zero."""
+    model = make_model("llama")
+    if not is_numbered:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not name.startswith(("model.embed_tokens", "model.layers.0")))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE)
+    train(model, optimizer, 2)
+    if is_numbered:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    else:
+        state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.save(state, checkpoint_id=f"{directory}/theirs", no_dist=True)
+    saved_config(model, f"{directory}/theirs")
+    refused = subprocess.run([perdure, "ckpt", "import", f"{directory}/theirs", f"{directory}/no"], capture_output=True, text=True, timeout=600)
+    assert refused.returncode == 78 and "give --fresh-optimizer, and these moments begin at zero" in refused.stderr, refused
+    said = json.loads(run(perdure, "ckpt", "import", f"{directory}/theirs", f"{directory}/in", "--fresh-optimizer", "--layout=dp=2", "--json"))
+    check_same("part", read_out(perdure, f"{directory}/in", f"{directory}/out").state_dict(), model.state_dict())
+    moments, zeroed = read_moments(perdure, f"{directory}/in", f"{directory}/dcp"), 0
+    for name, parameter in model.named_parameters():
+        has = parameter.requires_grad and not is_numbered
+        for kind in ("exp_avg", "exp_avg_sq"):
+            found = next(v for k, v in moments.items() if k.endswith(f"state.{name}.{kind}"))
+            assert torch.equal(found, optimizer.state[parameter][kind] if has else torch.zeros_like(found)), (name, kind)
+            zeroed += not has
+    assert (said["step"], said["zeroed"]) == (2, zeroed), (said, zeroed)
+    train_ours(perdure, directory, 3, f"init.from={directory}/theirs")
+    return f"{zeroed} moments begin at zero, the others came along"
+
+
 # ---- out to torch ----
 
 
@@ -530,6 +564,8 @@ CASES = {
     "deepspeed": lambda perdure, directory: check_ranks(perdure, directory, "deepspeed", 3),
     "fsdp2": lambda perdure, directory: check_ranks(perdure, directory, "fsdp2", 4),
     "fsdp2_tp2": lambda perdure, directory: check_ranks(perdure, directory, "fsdp2_tp2", 4),
+    "dcp_frozen": lambda perdure, directory: check_part(perdure, directory, False),
+    "dcp_numbered": lambda perdure, directory: check_part(perdure, directory, True),
     "llmc": check_llmc,
     "out": check_out,
     **{f"universal{stage}": lambda perdure, directory, stage=stage: check_universal(perdure, directory, stage) for stage in (1, 2, 3)},
