@@ -163,9 +163,10 @@ static pd_status find_line(const struct pd_plan *plan, uint32_t shard, uint32_t 
         if (!count++ || plan->lines->lines[h].pages < plan->lines->lines[first].pages) first = h;
     }
     if (!count)
-        PD_FAIL(err, PD_NOT_FOUND,
-                "shard-%05u.h5 can be opened on no host: bring back the host or the file, or resume from another checkpoint",
-                shard);
+        PD_FAIL(
+            err, PD_NOT_FOUND,
+            "shard-%05u.h5 cannot be opened on any host: bring back the host or the file, or resume from another checkpoint",
+            shard);
     *ret_line = count == hosts ? hosts : first;
     return PD_OK;
 }

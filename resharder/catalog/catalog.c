@@ -61,7 +61,7 @@ static pd_status check_name(const char *what, const char *name, struct pd_error 
         PD_FAIL(err, PD_CORRUPT, "the name of a %s is longer than %d bytes: %.64s...", what, PD_FOREIGN_NAME_MAX - 1, name);
     for (const char *at = name; *at;)
         if ((unsigned char)*at < ' ' || !pd_utf8_is_printable(pd_utf8_next(&at)))
-            PD_FAIL(err, PD_CORRUPT, "the name of a %s has bytes that are no text: %.64s", what, name);
+            PD_FAIL(err, PD_CORRUPT, "the name of a %s is not text: %.64s", what, name);
     return PD_OK;
 }
 
@@ -82,14 +82,14 @@ static pd_status check_shape(const struct pd_foreign_tensor *tensor, struct pd_e
 {
     uint64_t elements = 1, bytes;
     if (tensor->ndim > PD_FOREIGN_DIMS_MAX)
-        PD_FAIL(err, PD_CORRUPT, "tensor %s has %u dimensions, at most %d are read", tensor->name, tensor->ndim,
+        PD_FAIL(err, PD_CORRUPT, "tensor %s has %u dimensions; perdure reads at most %d", tensor->name, tensor->ndim,
                 PD_FOREIGN_DIMS_MAX);
     bool fits = true;
     for (uint32_t d = 0; d < tensor->ndim; d++)
         fits = fits && pd_checked_mul_u64(elements, tensor->shape[d], &elements);
     const struct pd_element_row *element = &pd_elements[tensor->element];
     if (!fits || !pd_checked_mul_u64(elements, element->block_bytes, &bytes))
-        PD_FAIL(err, PD_CORRUPT, "the shape of tensor %s has more elements than 64 bits count", tensor->name);
+        PD_FAIL(err, PD_CORRUPT, "the shape of tensor %s has more than 2^64 elements", tensor->name);
     const uint64_t inner = tensor->ndim ? tensor->shape[tensor->ndim - 1] : 1;
     if (inner % element->block_elements)
         PD_FAIL(err, PD_CORRUPT, "tensor %s is %s, whose blocks are of %u elements, and has rows of %" PRIu64, tensor->name,
@@ -169,7 +169,8 @@ pd_status pd_catalog_add_text(struct pd_catalog *catalog, const char *name, cons
 {
     PD_TRY(check_name("text", name, err));
     if (bytes > PD_CATALOG_TEXT_MAX)
-        PD_FAIL(err, PD_CORRUPT, "%s has %" PRIu64 " bytes, at most %" PRIu64 " are read", name, bytes, PD_CATALOG_TEXT_MAX);
+        PD_FAIL(err, PD_CORRUPT, "%s has %" PRIu64 " bytes; perdure reads at most %" PRIu64, name, bytes,
+                PD_CATALOG_TEXT_MAX);
     if (catalog->text_count == TEXTS_MAX) PD_FAIL(err, PD_CORRUPT, "%s: more than %u texts", name, TEXTS_MAX);
     if (!pd_grow(&catalog->texts, catalog->text_count, sizeof *catalog->texts)) return no_memory("texts", err);
     struct pd_catalog_text copy = {.name = strdup(name), .text = malloc(bytes + 1), .bytes = bytes};
@@ -187,7 +188,7 @@ pd_status pd_catalog_add_text(struct pd_catalog *catalog, const char *name, cons
 pd_status pd_catalog_add_unmapped(struct pd_catalog *catalog, const char *name, struct pd_error *err)
 {
     if (catalog->unmapped_count == UNMAPPED_MAX)
-        PD_FAIL(err, PD_CORRUPT, "%s: more than %u things without a place", name, UNMAPPED_MAX);
+        PD_FAIL(err, PD_CORRUPT, "%s: more than %u entries that a checkpoint has no place for", name, UNMAPPED_MAX);
     if (!pd_grow(&catalog->unmapped, catalog->unmapped_count, sizeof *catalog->unmapped)) return no_memory("list", err);
     char *copy = strndup(name, PD_FOREIGN_NAME_MAX - 1);
     if (!copy) return no_memory("list", err);

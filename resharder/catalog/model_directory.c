@@ -17,7 +17,7 @@ static pd_status read_open_file(struct pd_file *file, const char *path, uint64_t
     struct pd_stat stat;
     PD_TRY(pd_file_stat(file, &stat, err));
     if (stat.bytes > bytes_max)
-        PD_FAIL(err, PD_CORRUPT, "%s has %" PRIu64 " bytes, at most %" PRIu64 " are read", path, stat.bytes, bytes_max);
+        PD_FAIL(err, PD_CORRUPT, "%s has %" PRIu64 " bytes; perdure reads at most %" PRIu64, path, stat.bytes, bytes_max);
     char *text = malloc(stat.bytes + 1);
     if (!text) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its %" PRIu64 " bytes", path, stat.bytes);
     const pd_status st = pd_file_read(file, 0, text, stat.bytes, err);
@@ -99,7 +99,7 @@ pd_status pd_formats_join(const char *directory, const char *below, char ret_pat
 pd_status pd_formats_path(const char *directory, const char *name, char ret_path[PD_FORMATS_PATH_MAX], struct pd_error *err)
 {
     const bool is_plain = name[0] && !strchr(name, '/') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
-    if (!is_plain) PD_FAIL(err, PD_CORRUPT, "%s: \"%.200s\" is no name of a file in it", directory, name);
+    if (!is_plain) PD_FAIL(err, PD_CORRUPT, "%s: \"%.200s\" is not the name of a file in it", directory, name);
     return pd_formats_join(directory, name, ret_path, err);
 }
 

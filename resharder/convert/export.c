@@ -50,7 +50,7 @@ static pd_status sync_tree(struct pd_vfs *vfs, const char *directory, int depth,
 {
     struct pd_listing listing;
     char path[PD_FORMATS_PATH_MAX];
-    if (!depth) PD_FAIL(err, PD_INVALID, "%s: no export makes directories as deep as this", directory);
+    if (!depth) PD_FAIL(err, PD_INVALID, "%s: no export makes directories nested as deeply as this", directory);
     PD_TRY(pd_vfs_list(vfs, directory, &listing, err));
     pd_status st = PD_OK;
     for (uint32_t i = 0; !st && i < listing.count; i++) {
@@ -83,7 +83,7 @@ static pd_status name_directories(struct pd_export *e, const char *destination, 
     while (bytes > 1 && destination[bytes - 1] == '/')
         bytes--;
     if (!bytes || bytes + sizeof ".exporting.lock" > sizeof e->directory)
-        PD_FAIL(err, PD_INVALID, "\"%.200s\" is no path to export to", destination);
+        PD_FAIL(err, PD_INVALID, "\"%.200s\" is not a path to export to", destination);
     snprintf(e->destination, sizeof e->destination, "%.*s", (int)bytes, destination);
     snprintf(e->directory, sizeof e->directory, "%.*s.exporting", (int)bytes, destination);
     snprintf(e->lock_path, sizeof e->lock_path, "%.*s.exporting.lock", (int)bytes, destination);

@@ -39,12 +39,13 @@ static pd_status make_source(const struct pd_export_request *q, const struct pd_
 {
     const uint64_t elements = pd_tensor_elements(&q->tensors->tensors[link->tensor]);
     if (!pd_elements[stored->element].is_float)
-        PD_FAIL(err, PD_INVALID, "tensor %s of %s is %s, which weights are not made of", stored->name, q->source,
+        PD_FAIL(err, PD_INVALID, "tensor %s of %s is %s, and weights are never of that type", stored->name, q->source,
                 pd_elements[stored->element].name);
     if (pd_view_elements(&link->view) != elements || pd_view_elements(&from->view) != elements ||
         !pd_view_is_inside(&link->view, pd_foreign_elements(wanted)) ||
         !pd_view_is_inside(&from->view, pd_foreign_elements(stored)))
-        PD_FAIL(err, PD_INVALID, "tensor %s of %s has not the shape that %s needs", stored->name, q->source, link->name);
+        PD_FAIL(err, PD_INVALID, "tensor %s of %s does not have the shape that %s needs", stored->name, q->source,
+                link->name);
     if (!pd_view_pair(&link->view, &from->view, &ret->to, &ret->from))
         PD_FAIL(err, PD_UNSUPPORTED, "tensor %s of %s cannot become %s in one step: import it first, then export that",
                 stored->name, q->source, link->name);
@@ -64,8 +65,8 @@ static pd_status add_source(struct export_tasks *t, const struct pd_export_reque
     const int64_t found = pd_catalog_find(q->catalog, from.name, link->kind);
     if (found < 0 && link->kind != PD_PARAM && q->fresh_optimizer) return PD_OK;
     if (found < 0)
-        PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s, which %s is made of", q->source, pd_kind_name(link->kind),
-                from.name, link->name);
+        PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s, which %s needs", q->source, pd_kind_name(link->kind), from.name,
+                link->name);
     struct export_source *source = &t->sources[t->first[foreign]++];
     source->tensor = (uint32_t)found;
     if (only_counts) return PD_OK;
@@ -88,7 +89,7 @@ static pd_status add_sources(struct export_tasks *t, const struct pd_export_requ
     for (uint32_t f = 0; f < t->wanted->tensor_count; f++)
         if (t->first[f] == t->first[f + 1] && pd_foreign_elements(&t->wanted->tensors[f]) &&
             !(q->fresh_optimizer && t->wanted->tensors[f].kind != PD_PARAM))
-            PD_FAIL(err, PD_INVALID, "%s has nothing that %s of tensor %s is made of", q->source,
+            PD_FAIL(err, PD_INVALID, "%s has nothing to make %s of tensor %s from", q->source,
                     pd_kind_name(t->wanted->tensors[f].kind), t->wanted->tensors[f].name);
     return PD_OK;
 }

@@ -66,14 +66,15 @@ static pd_status check_link(const struct pd_import_request *q, const struct pd_l
     const struct pd_tensor *tensor = &q->tensors->tensors[link->tensor];
     const int64_t found = pd_catalog_find(q->catalog, link->name, link->kind);
     if (found < 0)
-        PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s, which is to become %s", q->source, pd_kind_name(link->kind),
+        PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s, which becomes %s", q->source, pd_kind_name(link->kind),
                 link->name, tensor->name);
     const struct pd_foreign_tensor *foreign = &q->catalog->tensors[found];
     if (pd_view_elements(&link->view) != pd_tensor_elements(tensor) ||
         !pd_view_is_inside(&link->view, pd_foreign_elements(foreign)))
-        PD_FAIL(err, PD_INVALID, "tensor %s of %s has not the shape that %s needs", link->name, q->source, tensor->name);
+        PD_FAIL(err, PD_INVALID, "tensor %s of %s does not have the shape that %s needs", link->name, q->source,
+                tensor->name);
     if (!pd_elements[foreign->element].is_float)
-        PD_FAIL(err, PD_INVALID, "tensor %s of %s is %s, which weights are not made of", link->name, q->source,
+        PD_FAIL(err, PD_INVALID, "tensor %s of %s is %s, and weights are never of that type", link->name, q->source,
                 pd_elements[foreign->element].name);
     struct pd_view part;
     if (q->layout->virtual_tp > 1 && tensor->tp_dim == 1 &&
@@ -100,7 +101,7 @@ static pd_status link_sources(const struct pd_import_request *q, struct source *
         const enum pd_kind kind = (enum pd_kind)(i % PD_KIND_COUNT);
         const char *name = q->tensors->tensors[i / PD_KIND_COUNT].name;
         if (sources[i].link != NO_LINK) continue;
-        if (kind == PD_PARAM) PD_FAIL(err, PD_INVALID, "%s has nothing that is tensor %s", q->source, name);
+        if (kind == PD_PARAM) PD_FAIL(err, PD_INVALID, "%s has nothing for tensor %s", q->source, name);
         if (!q->fresh_optimizer)
             PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s; give --fresh-optimizer, and moments begin at zero",
                     q->source, pd_kind_name(kind), name);

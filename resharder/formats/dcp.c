@@ -144,14 +144,15 @@ static pd_status sort_names(struct dcp *d, struct pd_error *err)
 {
     const struct pd_pickle_node *all = pd_pickle_field(pd_pickle_root(d->pickle), "state_dict_metadata");
     if (!all || all->type != PD_PICKLE_DICT)
-        PD_FAIL(err, PD_CORRUPT, "%s: no metadata of a distributed checkpoint: state_dict_metadata is missing", d->metadata);
+        PD_FAIL(err, PD_CORRUPT, "%s: not the metadata of a distributed checkpoint: state_dict_metadata is missing",
+                d->metadata);
     d->name_count = all->count / 2;
     d->names = malloc((all->count + 2) * sizeof(void *));
     d->tensors = malloc((d->name_count + 1) * sizeof *d->tensors);
     if (!d->names || !d->tensors) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %u names", d->metadata, d->name_count);
     for (uint32_t i = 0; i < d->name_count; i++) {
         if (!pd_pickle_text(all->items[2 * i]) || all->items[2 * i]->count == 0)
-            PD_FAIL(err, PD_CORRUPT, "%s: key %u of state_dict_metadata is no name", d->metadata, i);
+            PD_FAIL(err, PD_CORRUPT, "%s: key %u of state_dict_metadata is not a name", d->metadata, i);
         memcpy(&d->names[2 * i], &all->items[2 * i], 2 * sizeof(void *));
         d->tensors[i] = UINT32_MAX;
     }
@@ -220,7 +221,8 @@ static pd_status add_name(struct dcp *d, const struct pd_pickle_node *key, const
     for (uint32_t i = 0; i < PD_FOREIGN_DIMS_MAX; i++)
         t.shape[i] = 1;
     if (!pd_pickle_is_sizes(size, PD_FOREIGN_DIMS_MAX, t.shape, &t.ndim))
-        PD_FAIL(err, PD_CORRUPT, "%s: %s has no size of at most %d dimensions", d->metadata, key->text, PD_FOREIGN_DIMS_MAX);
+        PD_FAIL(err, PD_CORRUPT, "%s: %s has no size, or one of more than %d dimensions", d->metadata, key->text,
+                PD_FOREIGN_DIMS_MAX);
     const pd_status st = pd_catalog_add_tensor(d->catalog, &t, &d->tensors[find_name(d, key->text)], err);
     return st ? pd_error_context(err, st, "%s", d->metadata) : PD_OK;
 }
@@ -267,15 +269,15 @@ static pd_status take_item(struct dcp *d, const struct pd_pickle_node *index, co
                          .offset = pd_pickle_field(index, "offset")};
     if (!ret->name || !ret->file || !pd_pickle_is_u64(pd_pickle_field(info, "offset"), &ret->begin) ||
         !pd_pickle_is_u64(pd_pickle_field(info, "length"), &ret->bytes))
-        PD_FAIL(err, PD_CORRUPT, "%s: an entry of storage_data says no name, file, offset and length", d->metadata);
+        PD_FAIL(err, PD_CORRUPT, "%s: an entry of storage_data lacks its name, file, offset or length", d->metadata);
     if (ret->file[0] == '/' || strstr(ret->file, "..") || strlen(ret->file) > 255)
-        PD_FAIL(err, PD_CORRUPT, "%s: %s is said to lie in \"%s\", outside of the checkpoint", d->metadata, ret->name,
+        PD_FAIL(err, PD_CORRUPT, "%s: %s should be in \"%s\", which is outside of the checkpoint", d->metadata, ret->name,
                 ret->file);
     if (transforms && transforms->type != PD_PICKLE_NONE && transforms->count)
-        PD_FAIL(err, PD_UNSUPPORTED,
-                "%s: %s went through an extension of the writer (compression, say), which perdure does not "
-                "read; save it without one",
-                d->metadata, ret->name);
+        PD_FAIL(
+            err, PD_UNSUPPORTED,
+            "%s: %s was written through an extension (such as compression) that perdure does not read; save it without one",
+            d->metadata, ret->name);
     return PD_OK;
 }
 
@@ -283,7 +285,7 @@ static pd_status take_items(struct dcp *d, struct pd_error *err)
 {
     const struct pd_pickle_node *all = pd_pickle_field(pd_pickle_root(d->pickle), "storage_data");
     if (!all || all->type != PD_PICKLE_DICT)
-        PD_FAIL(err, PD_CORRUPT, "%s: no metadata of a distributed checkpoint: storage_data is missing", d->metadata);
+        PD_FAIL(err, PD_CORRUPT, "%s: not the metadata of a distributed checkpoint: storage_data is missing", d->metadata);
     d->items = calloc(all->count / 2 + 1, sizeof *d->items);
     if (!d->items) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %u entries", d->metadata, all->count / 2);
     for (; d->item_count < all->count / 2; d->item_count++)
@@ -319,7 +321,7 @@ static pd_status add_piece(struct dcp *d, const struct item *item, uint32_t tens
     PD_TRY(pd_torch_tensor(archive, item->name, pd_pickle_root(archive->pickle), &t, err));
     if (item->offset && item->offset->type != PD_PICKLE_NONE &&
         (!pd_pickle_is_sizes(item->offset, PD_FOREIGN_DIMS_MAX, piece.start, &dims) || dims != whole->ndim))
-        PD_FAIL(err, PD_CORRUPT, "%s: a piece of %s has no place in %u dimensions", d->metadata, item->name, whole->ndim);
+        PD_FAIL(err, PD_CORRUPT, "%s: a piece of %s has no offset in %u dimensions", d->metadata, item->name, whole->ndim);
     if (t.ndim != whole->ndim || t.element != whole->element)
         PD_FAIL(err, PD_CORRUPT, "%s: at byte %" PRIu64 " lies %s of %u dimensions where %s is %s of %u", d->path,
                 item->begin, pd_elements[t.element].name, t.ndim, item->name, pd_elements[whole->element].name, whole->ndim);
@@ -362,7 +364,7 @@ static pd_status read_item(struct dcp *d, const struct item *item, struct pd_err
     size_t bytes = 0;
     const int64_t name = find_name(d, item->name);
     if (name < 0)
-        PD_FAIL(err, PD_CORRUPT, "%s: storage_data has %s, and state_dict_metadata has not", d->metadata, item->name);
+        PD_FAIL(err, PD_CORRUPT, "%s: storage_data has %s, and state_dict_metadata does not", d->metadata, item->name);
     PD_TRY(open_file(d, item, err));
     if (!pd_checked_range(item->begin, item->bytes, d->file_bytes))
         PD_FAIL(err, PD_CORRUPT,

@@ -269,7 +269,7 @@ static pd_status add_parameter(struct deepspeed *d, uint32_t group, const struct
     for (uint32_t i = 0; i < PD_FOREIGN_DIMS_MAX; i++)
         t.shape[i] = 1;
     if (!t.name || !pd_pickle_is_sizes(size, PD_FOREIGN_DIMS_MAX, t.shape, &t.ndim))
-        PD_FAIL(err, PD_CORRUPT, "%s: an entry of param_shapes is no name with a shape", d->path);
+        PD_FAIL(err, PD_CORRUPT, "%s: an entry of param_shapes is not a name with a shape", d->path);
     for (uint32_t i = 0; i < t.ndim; i++)
         if (!pd_checked_mul_u64(elements, t.shape[i], &elements) || elements > INT64_MAX)
             PD_FAIL(err, PD_CORRUPT, "%s: the shape of %s overflows", d->path, t.name);
@@ -339,7 +339,7 @@ static pd_status read_all(struct deepspeed *d, struct pd_error *err)
 {
     bool is_bf16 = false;
     if (!has_optimizer(d->vfs, d->directory, &is_bf16))
-        PD_FAIL(err, PD_NOT_FOUND, "%s: no optimizer's states of rank 0", d->directory);
+        PD_FAIL(err, PD_NOT_FOUND, "%s: the optimizer states of rank 0 are missing", d->directory);
     d->ranks = 1;
     for (uint32_t r = 0; r < d->ranks; r++)
         PD_TRY(read_rank(d, r, is_bf16, err));
@@ -351,7 +351,8 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
 {
     struct deepspeed d = {.vfs = vfs, .catalog = catalog};
     if (!find_directory(vfs, path, d.directory))
-        PD_FAIL(err, PD_NOT_FOUND, "%s: no `latest` that names a checkpoint, and no optimizer's states of rank 0", path);
+        PD_FAIL(err, PD_NOT_FOUND, "%s: there is no `latest` that names a checkpoint, and no optimizer states of rank 0",
+                path);
     pd_status st = read_all(&d, err);
     close_states(&d);
     if (!st) st = pd_formats_add_texts(vfs, path, catalog, err); /* where transformers' trainer puts them */

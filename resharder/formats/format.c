@@ -125,8 +125,8 @@ pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_for
                 around->name, directory);
     pd_format_list_read(known);
     PD_FAIL(err, PD_INVALID,
-            "%s is %s of no format that is read (%s): `perdure ckpt import --help` says which files each has, and %s", path,
-            is_file ? "a file" : "a directory", known,
+            "%s is %s in no format that perdure reads (%s): `perdure ckpt import --help` lists the files of each, and %s",
+            path, is_file ? "a file" : "a directory", known,
             is_file ? "runs and checkpoints of perdure are directories" : "a run of perdure needs no import");
 }
 

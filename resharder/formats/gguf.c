@@ -397,7 +397,7 @@ static pd_status add_tensor(struct gguf *g, uint32_t file, uint64_t data, struct
     snprintf(name, sizeof name, "%" PRId64 " of ggml", unread);
     if (unread >= 0) return pd_catalog_add_unread(g->catalog, t.name, name, err);
     if (offset % g->alignment || !pd_checked_add_u64(offset, data, &offset))
-        PD_FAIL(err, PD_CORRUPT, "%s: %s lies at %" PRIu64 " of the data, which is no multiple of %u", g->path, t.name,
+        PD_FAIL(err, PD_CORRUPT, "%s: %s lies at %" PRIu64 " of the data, which is not a multiple of %u", g->path, t.name,
                 offset, g->alignment);
     if (strcmp(t.name, PD_GGUF_ROPE_FACTORS) == 0 && t.element == PD_ELEMENT_F32 && t.shape[0] <= PD_GGUF_ROPE_FACTORS_MAX) {
         PD_TRY(pd_file_read(g->file, offset, g->rope_factors, t.shape[0] * sizeof *g->rope_factors, err));

@@ -232,7 +232,7 @@ static pd_status put_tokenizer(struct head *h, struct pd_error *err)
     }
     if (h->is_refused)
         PD_FAIL(err, PD_UNSUPPORTED,
-                "tokenizer.gguf: a number in it is none of 32 bits, or an array has values of several types");
+                "tokenizer.gguf: a number does not fit into 32 bits, or an array has values of several types");
     return PD_OK;
 }
 
@@ -242,7 +242,7 @@ static pd_status type_of_element(const struct pd_foreign_tensor *t, uint32_t *re
 {
     for (uint32_t i = 0; i < pd_gguf_element_count; i++)
         if (pd_gguf_elements[i].element == t->element) return *ret = pd_gguf_elements[i].type, PD_OK;
-    PD_FAIL(err, PD_UNSUPPORTED, "GGUF has no type %s, which tensor %s would be of", pd_elements[t->element].name, t->name);
+    PD_FAIL(err, PD_UNSUPPORTED, "GGUF has no type %s, which tensor %s would need", pd_elements[t->element].name, t->name);
 }
 
 static pd_status put_tensors(struct head *h, struct pd_error *err)
@@ -297,7 +297,7 @@ static pd_status put_head(struct head *h, struct pd_error *err)
     put_u64(h, 0); /* tensors and pairs are counted on the way */
     put_u64(h, 0);
     put_config(h);
-    if (h->is_refused) PD_FAIL(err, PD_UNSUPPORTED, "config.json: a number in it is none of 32 bits, as GGUF has them");
+    if (h->is_refused) PD_FAIL(err, PD_UNSUPPORTED, "config.json: a number does not fit into 32 bits, as GGUF needs");
     PD_TRY(put_tokenizer(h, err));
     if (h->rope_count > PD_GGUF_ROPE_FACTORS_MAX)
         PD_FAIL(err, PD_UNSUPPORTED, "heads of %d elements have more RoPE factors than GGUF's reader takes",

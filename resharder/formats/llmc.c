@@ -249,7 +249,7 @@ static pd_status look_at_state(struct llmc *m, struct pd_error *err)
     if (!state_path(m, 0, path) || pd_vfs_stat(m->vfs, path, &stat, NULL)) return PD_OK;
     pd_status st = open_header(m->vfs, path, header, &file, &bytes, err);
     if (!st && (header[0] != STATE_MAGIC || header[1] != 1 || header[2] < 1 || header[2] > RANKS_MAX || header[10] < 0))
-        st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s: is no state of llm.c of version 1", path);
+        st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s: is not a state of llm.c in its version 1", path);
     if (!st) {
         m->ranks = (uint64_t)header[2];
         m->has_master = header[4] == 1;

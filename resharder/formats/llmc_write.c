@@ -72,7 +72,7 @@ static pd_status read_sizes(struct writer *w, struct pd_error *err)
     if (!wte || !wpe || !norm) PD_FAIL(err, PD_INVALID, "files of llm.c hold a whole model: leave out --only");
     w->element = wte->element;
     if (w->element != PD_ELEMENT_F32 && w->element != PD_ELEMENT_BF16)
-        PD_FAIL(err, PD_UNSUPPORTED, "llm.c has models in fp32 and in bf16, and none in %s", pd_elements[w->element].name);
+        PD_FAIL(err, PD_UNSUPPORTED, "llm.c has models in fp32 or bf16, not in %s", pd_elements[w->element].name);
     w->sizes = (struct pd_llmc_sizes){.vocab = (int32_t)wte->shape[0],
                                       .context = (int32_t)wpe->shape[0],
                                       .layers = (int32_t)norm->shape[0],

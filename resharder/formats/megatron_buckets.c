@@ -88,7 +88,7 @@ static pd_status join_kinds(struct buckets *b, struct pd_error *err)
                 if (b->items[i + k].tensors[kind] != UINT32_MAX) joined.tensors[kind] = b->items[i + k].tensors[kind];
         for (int kind = 0; kind < PD_KIND_COUNT; kind++)
             if (joined.tensors[kind] == UINT32_MAX || b->raw->tensors[joined.tensors[kind]].shape[0] != joined.elements)
-                PD_FAIL(err, PD_CORRUPT, "%s: bucket %lu of group %lu has not all of param, exp_avg and exp_avg_sq", b->path,
+                PD_FAIL(err, PD_CORRUPT, "%s: bucket %lu of group %lu lacks one of param, exp_avg and exp_avg_sq", b->path,
                         joined.number, joined.group);
         b->items[b->count++] = joined;
     }

@@ -77,8 +77,7 @@ static pd_status plan(struct writer *w, struct pd_format_plan *plan, struct pd_e
     for (uint32_t t = 0; t < plan->wanted->tensor_count; t++)
         if (plan->wanted->tensors[t].element != PD_ELEMENT_F32)
             PD_FAIL(err, PD_UNSUPPORTED,
-                    "parameters of Megatron's checkpoints are its optimizer's too, in fp32, and it rounds them: leave out "
-                    "--dtype");
+                    "Megatron keeps parameters in fp32, for its optimizer, and rounds them itself: leave out --dtype");
     snprintf(w->name, sizeof w->name, "iter_%07" PRIu64, plan->wanted->counters.step);
     PD_TRY(pd_formats_path(plan->directory, w->name, w->directory, err));
     PD_TRY(pd_vfs_mkdir(w->vfs, w->directory, err));

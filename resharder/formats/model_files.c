@@ -50,7 +50,7 @@ static pd_status check_mapped(const struct pd_model_files *files, const struct p
     for (size_t i = 0; i < count && !missing; i++)
         if (!bsearch(&mapped[i].tensor, names, there, sizeof *names, by_text)) missing = mapped[i].tensor;
     free(names);
-    if (missing) PD_FAIL(err, PD_CORRUPT, "%s, says %s, has tensor %.200s, and it does not", path, files->index, missing);
+    if (missing) PD_FAIL(err, PD_CORRUPT, "%s should, by %s, have tensor %.200s, and does not", path, files->index, missing);
     return PD_OK;
 }
 

@@ -45,11 +45,12 @@ static pd_status parse_tensor(const char *path, const char *name, const struct p
     const struct pd_json_value *shape = pd_json_member(value, "shape"), *offsets = pd_json_member(value, "data_offsets");
     PD_TRY(parse_dtype(path, name, pd_json_member(value, "dtype"), &ret_tensor->element, ret_unread, err));
     if (!shape || pd_json_type(shape) != PD_JSON_ARRAY || pd_json_count(shape) > PD_FOREIGN_DIMS_MAX)
-        PD_FAIL(err, PD_CORRUPT, "%s: tensor %.200s has no shape of at most %d dimensions", path, name, PD_FOREIGN_DIMS_MAX);
+        PD_FAIL(err, PD_CORRUPT, "%s: tensor %.200s has no shape, or one of more than %d dimensions", path, name,
+                PD_FOREIGN_DIMS_MAX);
     ret_tensor->ndim = (uint32_t)pd_json_count(shape);
     for (uint32_t d = 0; d < ret_tensor->ndim; d++)
         if (!pd_json_is_u64(pd_json_at(shape, d), &ret_tensor->shape[d]))
-            PD_FAIL(err, PD_CORRUPT, "%s: dimension %u of tensor %.200s is no size", path, d, name);
+            PD_FAIL(err, PD_CORRUPT, "%s: dimension %u of tensor %.200s is not a size", path, d, name);
     if (!offsets || pd_json_count(offsets) != 2 || !pd_json_is_u64(pd_json_at(offsets, 0), &ret_extent->begin) ||
         !pd_json_is_u64(pd_json_at(offsets, 1), &ret_extent->end) || ret_extent->end < ret_extent->begin)
         PD_FAIL(err, PD_CORRUPT, "%s: tensor %.200s has no data_offsets [begin, end]", path, name);
@@ -134,7 +135,7 @@ pd_status pd_safetensors_header(struct pd_catalog *catalog, uint32_t file, const
     struct extent *extents = NULL;
     pd_status st = PD_OK;
     if (pd_json_type(root) != PD_JSON_OBJECT)
-        st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s: its header is no JSON object", path);
+        st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s: its header is not a JSON object", path);
     else if (!(extents = malloc((pd_model_files_count(root) + 1) * sizeof *extents)))
         st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "%s: no memory for its header", path);
     if (!st) st = add_tensors(catalog, file, root, 8 + bytes, extents, err);
@@ -149,7 +150,7 @@ static pd_status read_header(struct pd_file *file, const char *path, uint64_t fi
                              uint64_t *ret_bytes, struct pd_error *err)
 {
     uint64_t bytes = 0;
-    if (file_bytes < 8) PD_FAIL(err, PD_CORRUPT, "%s has %" PRIu64 " bytes and is no safetensors file", path, file_bytes);
+    if (file_bytes < 8) PD_FAIL(err, PD_CORRUPT, "%s has %" PRIu64 " bytes and is not a safetensors file", path, file_bytes);
     PD_TRY(pd_file_read(file, 0, &bytes, 8, err));
     if (bytes > PD_SAFETENSORS_HEADER_MAX || bytes > file_bytes - 8)
         PD_FAIL(err, PD_CORRUPT, "%s: its header has %" PRIu64 " bytes, the file %" PRIu64 "; at most %" PRIu64 " are read",

@@ -44,7 +44,7 @@ static pd_status check_wanted(const struct pd_catalog *wanted, struct pd_error *
     for (uint32_t t = 0; t < wanted->tensor_count; t++) {
         const struct pd_foreign_tensor *tensor = &wanted->tensors[t];
         if (!pd_safetensors_dtypes[tensor->element])
-            PD_FAIL(err, PD_UNSUPPORTED, "safetensors has no type %s, which tensor %s would be of",
+            PD_FAIL(err, PD_UNSUPPORTED, "safetensors has no type %s, which tensor %s would need",
                     pd_elements[tensor->element].name, tensor->name);
         if (tensor->kind != PD_PARAM)
             PD_FAIL(err, PD_UNSUPPORTED, "safetensors has no place for %s of tensor %s", pd_kind_name(tensor->kind),

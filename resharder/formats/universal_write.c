@@ -63,7 +63,8 @@ static pd_status place(struct writer *w, uint32_t number, struct pd_error *err)
     char directory[PD_FORMATS_PATH_MAX], path[PD_FORMATS_PATH_MAX];
     struct pd_piece piece = {0};
     if (t->element != PD_ELEMENT_F32)
-        PD_FAIL(err, PD_UNSUPPORTED, "universal checkpoints hold fp32 alone, and DeepSpeed rounds it: leave out --dtype");
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "universal checkpoints hold fp32 only, and DeepSpeed rounds them itself: leave out --dtype");
     PD_TRY(pd_formats_path(w->zero, t->name, directory, err));
     const pd_status st = pd_vfs_mkdir(w->vfs, directory, err);
     if (st && st != PD_EXISTS) return st;

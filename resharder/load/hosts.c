@@ -132,7 +132,7 @@ pd_status load_turn_to_replicas(struct loader *l, bool *ret_again, struct pd_err
     if (!st) st = count_all_in(l, &own);
     if (!st) *ret_again = strike_out(l, blamed);
     if (*ret_again && l->blamed != LOAD_NO_SHARD)
-        pd_log_warn("load", "shard-%05u.h5 is of no use on this host and is read from another one: %s", l->blamed, l->blame);
+        pd_log_warn("load", "shard-%05u.h5 cannot be used on this host and is read on another: %s", l->blamed, l->blame);
     free(blamed);
     return pd_error_pass(err, st, &own);
 }

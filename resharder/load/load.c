@@ -435,7 +435,7 @@ static pd_status check_record(const struct loader *l, struct pd_error *err)
     const struct pd_load_request *r = l->request;
     const struct pd_commit *commit = r->commit;
     if (pd_layout_world(r->wanted) != l->group->size)
-        PD_FAIL(err, PD_BUG, "a layout of %u ranks is loaded by %u", pd_layout_world(r->wanted), l->group->size);
+        PD_FAIL(err, PD_BUG, "a layout of %u ranks cannot be loaded by %u", pd_layout_world(r->wanted), l->group->size);
     if (commit->state.tensor_count == r->tensors->count || l->group->rank) return PD_OK;
     PD_TRY(explain(l, err));
     PD_FAIL(err, PD_INVALID, "the checkpoint is of another model: it counts %llu tensors where this one has %u",

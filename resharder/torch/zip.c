@@ -78,7 +78,7 @@ static pd_status find_directory(struct pd_file *file, const char *path, uint64_t
     }
     if (!st && !record)
         st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0,
-                          "%s: no archive of torch.save ends at byte %" PRIu64
+                          "%s: no torch.save archive ends at byte %" PRIu64
                           "; it is cut short, damaged, or older than torch 1.6",
                           path, end);
     if (!st) {
@@ -153,12 +153,12 @@ pd_status pd_zip_read(struct pd_file *file, const char *path, uint64_t begin, ui
 {
     struct directory d = {0};
     if (end < begin || end - begin < END_BYTES)
-        PD_FAIL(err, PD_CORRUPT, "%s: %" PRIu64 " bytes at %" PRIu64 " are no archive", path, end - begin, begin);
+        PD_FAIL(err, PD_CORRUPT, "%s: %" PRIu64 " bytes at %" PRIu64 " are not an archive", path, end - begin, begin);
     PD_TRY(find_directory(file, path, begin, end, &d, err));
     if (d.bytes > PD_ZIP_DIRECTORY_MAX || d.count > d.bytes / CENTRAL_BYTES ||
         !pd_checked_range(d.offset, d.bytes, end - begin))
         PD_FAIL(err, PD_CORRUPT,
-                "%s: the archive's directory is said to be %" PRIu64 " entries in %" PRIu64 " bytes at %" PRIu64, path,
+                "%s: the archive's directory should have %" PRIu64 " entries in %" PRIu64 " bytes at %" PRIu64, path,
                 d.count, d.bytes, begin + d.offset);
     struct pd_zip zip = {.begin = begin, .end = end};
     zip.directory = malloc(d.bytes + 1);

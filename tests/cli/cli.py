@@ -121,7 +121,7 @@ expect("pack-overwrite", ["data", "pack", "text.txt", "-o", "t.bin", "--overwrit
        "t.bin: 31 tokens (nanogpt, u16) of 1 document, 62 B\n")
 write("lines.jsonl", '{"text": "one"}\n{"text": "two"}\n')
 expect("pack-lines", ["data", "pack", "lines.jsonl", "-o", "l.bin"], 0, "l.bin: 6 tokens (nanogpt, u16) of 2 documents, 12 B\n"
-       "nothing stands between the documents: --document-token=256 ends each, and model.vocab is then 257\n")
+       "nothing separates the documents: --document-token=256 ends each, and model.vocab is then 257\n")
 expect("pack-lines-field", ["data", "pack", "lines.jsonl", "-o", "f.bin", "--field=body"], 78,
        err=said('lines.jsonl:1: the object has no "body", it has text; name the field of the text with --field'))
 os.mkdir("corpus")
@@ -278,7 +278,7 @@ expect("ckpt-none", ["ckpt", "ls", "nowhere"], 78, err=said("nowhere does not ex
 THEIRS = "safetensors, megatron, dcp, deepspeed, universal, gguf, llmc, torch"
 os.makedirs("strange", exist_ok=True)
 write("strange/text.txt", b"text")
-NO_FORMAT = (f"text.txt is a file of no format that is read ({THEIRS}): `perdure ckpt import --help` says which files each has, and runs "
+NO_FORMAT = (f"text.txt is a file in no format that perdure reads ({THEIRS}): `perdure ckpt import --help` lists the files of each, and runs "
              "and checkpoints of perdure are directories")
 STRANGE = (rf"/.*/strange holds no checkpoint, of perdure or of another system that is read \({THEIRS}\): `perdure ckpt import --help` "
            r"says which files each has; a run of perdure saves its own in <run.dir>/checkpoints\n$")
@@ -290,7 +290,7 @@ for command in ("show", "stats", "verify"):
 expect("ckpt-strange-ls", ["ckpt", "ls", "strange"], 0, re.compile("^" + STRANGE))
 write("strange.gguf", b"GGUF\3\0\0\0" + bytes(16))
 expect("ckpt-ls-gguf", ["ckpt", "ls", "strange.gguf"], 78, err=said(
-    "strange.gguf is a checkpoint of another system (gguf), and this takes those of perdure: ckpt import makes one of it, ckpt show, stats "
+    "strange.gguf is a checkpoint of another system (gguf), and this command takes those of perdure: perdure ckpt import one of it, ckpt show, stats "
     "and diff read it as it is"))
 expect("ckpt-no-path", ["ckpt", "show"], 64, err=said("name a run or a directory of checkpoints; see perdure ckpt show --help"))
 expect("ckpt-two-paths", ["ckpt", "show", "run", "run"], 64, err=said('"run" is one path too many: at most 1; see perdure ckpt show --help'))
@@ -436,7 +436,7 @@ text = expect("ckpt-reshard-as-the-source", ["ckpt", "reshard", "packed", "repac
 if text:
     report("ckpt-reshard-as-the-source-content", [] if json.loads(text)["compression"] == "zstd:3" else ["compression"], (0, text, ""))
 expect("ckpt-reshard-auto", ["ckpt", "reshard", "repacked", "auto", "--layout=dp=2", "--compression=auto"], 64,
-       err=said("--compression=auto: it is none, or zstd:1 to zstd:19"))
+       err=said("--compression=auto: expected none, or zstd:1 to zstd:19"))
 expect("ckpt-reshard-plain-again", ["ckpt", "reshard", "repacked", "plain", "--layout=dp=4,zero_shard=2", "--compression=none"], 0,
        re.compile(r" in 4 shards, [\d.]+ s\n$"))
 for place in ("packed", "repacked", "plain"):
@@ -454,7 +454,7 @@ if not ONLY:
 expect("train-from-resharded", ["train", MINIMAL, *tiny, "run.dir=onward", "checkpoint.dir=plain", "run.steps=7"], 0,
        err=re.compile(r"(from|at) step 6\n"))
 expect("ckpt-reshard-compression-unknown", ["ckpt", "reshard", "run", "refused", "--layout=dp=1", "--compression=zstd:40"], 64,
-       err=said("--compression=zstd:40: it is none, or zstd:1 to zstd:19"))
+       err=said("--compression=zstd:40: expected none, or zstd:1 to zstd:19"))
 expect("ckpt-reshard-no-parent", ["ckpt", "reshard", "run", "no/such", "--layout=dp=1"], 78,
        err=said('the directory above no/such does not exist; make it first: mkdir -p "$(dirname "no/such")"'))
 expect("ckpt-reshard-onto-file", ["ckpt", "reshard", "run", "text.txt", "--layout=dp=1"], 78,

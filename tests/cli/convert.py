@@ -53,7 +53,7 @@ report("export-gguf-leaves-files", [] if os.path.isfile("m.gguf") and not glob.g
 expect("import-gguf", ["ckpt", "import", "m.gguf", "in-gguf", "--fresh-optimizer"], 0, ANY)
 write("run/tokenizer.json", b'{"model":{"type":"Unigram","vocab":[]}}')
 expect("export-gguf-unigram", ["ckpt", "export", "run", "unigram.gguf", "--format=gguf"], 0, ANY, MOMENTS.replace("safetensors", "gguf") +
-       "the tokenizer goes as tokenizer.huggingface.json, which llama.cpp does not read: tokenizer.json: model.type Unigram is not supported; BPE is\n")
+       "the tokenizer is stored as tokenizer.huggingface.json, which llama.cpp does not read: tokenizer.json: model.type Unigram is not supported; BPE is\n")
 expect("import-gguf-unigram", ["ckpt", "import", "unigram.gguf", "in-unigram", "--fresh-optimizer"], 0, ANY)
 expect("sample-unigram", ["sample", "in-unigram", "--prompt=In"], 78, err=re.compile("in-unigram/tokenizer.gguf: model.type Unigram is not supported; BPE is"))
 os.remove("run/tokenizer.json")
@@ -73,7 +73,7 @@ def go_round(name, source, form, words):
 
 go_round("universal", "run", "universal", r"^universal: universal, \d+ tensors in \d+ files, ")
 go_round("megatron", "run", "megatron", r"^megatron: megatron, \d+ tensors in 1 file, ")
-expect("megatron-dtype", ["ckpt", "export", "run", "none", "--format=megatron", "--dtype=bf16"], 78, err=re.compile("and it rounds them: leave out --dtype\n$"))
+expect("megatron-dtype", ["ckpt", "export", "run", "none", "--format=megatron", "--dtype=bf16"], 78, err=re.compile("and rounds them itself: leave out --dtype\n$"))
 with open("megatron/latest_checkpointed_iteration.txt") as file:
     report("megatron-tracker", [] if file.read() == "2" else ["latest_checkpointed_iteration.txt"], (0, "", ""))
 expect("megatron-iteration", ["ckpt", "diff", "-q", "run", "megatron/iter_0000002"], 0)
@@ -89,13 +89,13 @@ write(common, plain)
 os.remove("megatron/iter_0000002/.metadata")
 expect("megatron-no-metadata", ["ckpt", "import", "megatron", "none"], 78, err=re.compile("megatron is of Megatron, and the iteration .* has no .metadata"))
 expect("universal-dtype", ["ckpt", "export", "run", "none", "--format=universal", "--dtype=bf16"], 78,
-       err=said("universal checkpoints hold fp32 alone, and DeepSpeed rounds it: leave out --dtype"))
+       err=said("universal checkpoints hold fp32 only, and DeepSpeed rounds them itself: leave out --dtype"))
 with open("universal/latest_universal") as file:
     report("universal-tag", [] if file.read() == "global_step2" else ["latest_universal"], (0, "", ""))
 
 # ---- what a checkpoint of another system, or of another name, is to commands that take ours ----
 for name, command, code in (("ls", "ls", 0), ("verify", "verify", 65)):
-    told = re.compile(r"/hf is a checkpoint of another system \(safetensors\), and this takes those of perdure: ckpt import makes ")
+    told = re.compile(r"/hf is a checkpoint of another system \(safetensors\), and this command takes those of perdure: perdure ckpt import ")
     expect(f"{name}-of-another-system", ["ckpt", command, "hf"], code, *((told,) if code == 0 else ("", told)))
 expect("sample-of-another-system", ["sample", "hf", "--prompt=In", "--count=0"], 0, re.compile("^In"))
 shutil.copytree(glob.glob("run/checkpoints/step-*")[-1], "renamed")
@@ -110,9 +110,9 @@ if help_text := expect("import-help", ["ckpt", "import", "--help"], 0, ANY):
     listed = help_text.split("of one of these formats:\n")[1].splitlines()
     report("import-help-a-line-each", [line for line in listed if not line.startswith("  ")], (0, help_text, ""))
 for name, place in (("run", "run"), ("directory", "run/checkpoints"), ("checkpoint", glob.glob("run/checkpoints/step-*")[-1])):
-    expect(f"import-of-our-{name}", ["ckpt", "import", place, "in"], 64, err=re.compile(f"^perdure: {place} is of perdure itself: a run goes on from it"))
+    expect(f"import-of-our-{name}", ["ckpt", "import", place, "in"], 64, err=re.compile(f"^perdure: {place} is perdure's own: a run resumes from it"))
 expect("import-unknown", ["ckpt", "import", "text.txt", "in"], 78,
-       err=re.compile(r"^perdure: text.txt is a file of no format that is read \(safetensors, megatron, dcp, .*torch\): .* --help` says .*\n$"))
+       err=re.compile(r"^perdure: text.txt is a file in no format that perdure reads \(safetensors, megatron, dcp, .*torch\): .* --help` lists .*\n$"))
 expect("import-no-moments", ["ckpt", "import", "hf", "in-model"], 0, re.compile(r": step 0 from .*\n40 arrays of moments begin at zero\nweights are fp32; train, .* compute in bf16 .*\n$"))
 expect("import-only", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--only=norm"], 64,
        err=said("--only=norm: a checkpoint has every tensor of its model; --only shortens what --dry-run prints"))
@@ -197,7 +197,7 @@ os.rename("gone", "hf")
 expect("train-from-absent", ["train", small, "run.dir=never", "init.from=nothing"], 78,
        err=said("init.from: nothing does not exist; name a file or a directory of another system"))
 expect("train-from-ours", ["train", small, "run.dir=never", "init.from=run"], 78,
-       err=said("init.from: run is of perdure itself: a run goes on from it, and ckpt reshard writes it again"))
+       err=said("init.from: run is perdure's own: a run resumes from it, and perdure ckpt reshard rewrites it"))
 expect("train-from-one-file", ["train", small, "run.dir=never", "init.from=hf/config.json"], 78,
        err=said("init.from: hf/config.json is one file of a checkpoint (safetensors) that is a directory; name that: hf"))
 
@@ -218,7 +218,7 @@ expect("import-tokenizer-same", ["sample", "in-tokenizer", "--prompt=In", "--cou
 expect("import-tokenizer-other", ["sample", "in-tokenizer", "--prompt=In", "--count=1", "--tokenizer=byte"], 0, ANY,
        re.compile("byte is not the tokenizer that the model was trained with"))
 expect("export-tokenizer-same", ["ckpt", "export", "in-tokenizer", "same", "--format=safetensors"], 0, ANY, MOMENTS)
-for name, words, change in (("other", "the tokenizer that is exported is not the one that the model was trained with", lambda path: write(path, open(path).read().replace(
+for name, words, change in (("other", "the exported tokenizer is not the one the model was trained with", lambda path: write(path, open(path).read().replace(
         '"In":2},"merges":["I n"]', '"nI":2},"merges":["n I"]'))), ("gone", "not exported: the tokenizer that the model was trained with", os.remove)):
     change("in-tokenizer/tokenizer.json")
     expect(f"export-tokenizer-{name}", ["ckpt", "export", "in-tokenizer", f"tokenizer-{name}", "--format=safetensors"], 0, ANY, re.compile("^" + words, re.M))
@@ -296,7 +296,7 @@ report("llmc-state", [] if state_header[:5] == (20240527, 1, 1, 0, 1) and state_
 to_even = b"".join(struct.pack("<H", (b + 0x7FFF + (b >> 16 & 1)) >> 16) for b, in struct.iter_unpack("<I", values))
 report("llmc-rounds", [] if to_even == rounded else ["bf16 of the model's file"], (0, "", ""))
 expect("llmc-only", ["ckpt", "export", "gpt2c", "none", "--format=llmc", "--only=wte"], 78, err=said("files of llm.c hold a whole model: leave out --only"))
-expect("llmc-fp16", ["ckpt", "export", "gpt2c", "none", "--format=llmc", "--dtype=fp16"], 78, err=said("llm.c has models in fp32 and in bf16, and none in fp16"))
+expect("llmc-fp16", ["ckpt", "export", "gpt2c", "none", "--format=llmc", "--dtype=fp16"], 78, err=said("llm.c has models in fp32 or bf16, not in fp16"))
 expect("llmc-width", ["ckpt", "export", "gpt2", "none", "--format=llmc"], 78, err=said("llm.c's models have another shape of fcw than this one"))
 expect("llmc-family", ["ckpt", "export", "run", "none", "--format=llmc"], 78, err=said("llmc has no names for models of family llama; take another format"))
 report("llmc-refused-makes-nothing", glob.glob("none*"), (0, "", ""))
@@ -327,7 +327,7 @@ expect("import-missing-shard", ["ckpt", "import", "missing", "never", "--fresh-o
     "missing/b.safetensors does not exist, and model.safetensors.index.json names tensors in it: copy all files of the model"))
 shard("lacking", "a.safetensors")
 expect("import-lacking-shard", ["ckpt", "import", "lacking", "never", "--fresh-optimizer"], 65,
-       err=said("lacking/a.safetensors, says model.safetensors.index.json, has tensor x, and it does not; fetch it again, or take another copy"))
+       err=said("lacking/a.safetensors should, by model.safetensors.index.json, have tensor x, and does not; fetch it again, or take another copy"))
 report("import-damaged-makes-nothing", ["never is there"] if os.path.exists("never") else [], (0, "", ""))
 
 finish("convert")

@@ -147,7 +147,7 @@ gguf("part-00002-of-00002.gguf", order[4:], {"split.no": 1, "split.count": 2})
 for part in ("part-00001-of-00002.gguf", "part-00002-of-00002.gguf"):
     take(part)
     expect("gguf-parts-are-the-same", ["ckpt", "diff", "-q", f"{part}-in", "plain-in"], 0)
-for counted, (names, said) in enumerate(((["part-00001-of-00002.gguf", "part-00002-of-00002.gguf"], None), (["whole.gguf"], None), ([], "gguf-in-2 is a directory of no format"),
+for counted, (names, said) in enumerate(((["part-00001-of-00002.gguf", "part-00002-of-00002.gguf"], None), (["whole.gguf"], None), ([], "gguf-in-2 is a directory in no format"),
                     (["whole.gguf", "part-00001-of-00002.gguf"], "gguf-in-3 holds several models, .*: name the file of one"),
                     (["part-00002-of-00002.gguf"], "gguf-in-4/part-00001-of-00002.gguf does not exist: copy all parts"))):
     directory = f"gguf-in-{counted}"

@@ -83,8 +83,8 @@ expect("no-model", ["ckpt", "export", "bare", "out", "--format=gguf"], 78, err=s
 expect("dry-run", ["ckpt", "export", "gpt2.llmc", "out", "--format=gguf", "--dry-run", "--only=attn_qkv.weight"], 0, re.compile(
     r"^TENSOR +KIND +TO +TYPE +FROM *\n(?:\S+(?:q|k|v)_proj\.weight +param +blk\.[01]\.attn_qkv\.weight +fp32 +qkvw *\n){6}$"))
 for name, words in (("absent", "absent does not exist; name a run, a checkpoint, or one of another system"),
-                    ("text.txt", "text.txt is a file of no format that is read (safetensors, megatron, dcp, deepspeed, universal, gguf, llmc, torch): `perdure ckpt "
-                     "import --help` says which files each has, and runs and checkpoints of perdure are directories")):
+                    ("text.txt", "text.txt is a file in no format that perdure reads (safetensors, megatron, dcp, deepspeed, universal, gguf, llmc, torch): `perdure ckpt "
+                     "import --help` lists the files of each, and runs and checkpoints of perdure are directories")):
     expect(f"no-source-{name}", ["ckpt", "export", name, "out", "--format=gguf"], 78, err=said(words))
 os.symlink("nowhere", "link")
 for form, kind in (("gguf", "file"), ("safetensors", "directory")):

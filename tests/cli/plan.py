@@ -48,14 +48,14 @@ expect("plan-of-one", ["plan", MINIMAL, "model.layers=1", "model.hidden=32", "mo
        re.compile(r"llama, 1 block of 32, 1 head, .*\nstep +1 sequence of 256: .*; 1 micro-batch of 1\n(.*\n)+world 1: .*; 1 micro-batch a rank and step, 1 thread a rank\n"))
 expect("plan-offload", ["plan", MINIMAL, "--world=1", "--threads=1", "offload.optimizer=nvme", "offload.activations=cpu"], 0,
        re.compile(r"\nRANKS +FIRST +device +pinned +NVMe .*\n +1 +0 .* -  .*\n(.*\n)*a rank reads and writes on NVMe in a step, at most: "
-                  r".* state\nstate is in 5 files of .*\npage cache: none, .*\nnote: the device is the CPU: .*\na process takes about "))
+                  r".* state\nstate takes 5 files of .*\npage cache: none, .*\nnote: the device is the CPU, .*\na process takes about "))
 ON_GPU = ["plan", MINIMAL, "--world=1", "--device=h100-80g", "run.device=gpu"]
 for name, words, where in (
         ("device", [], r"\non the device: .*\npinned on the host: worst rank .*, all ranks .*\na process .*\nnothing is exchanged\nstep .*s\n"),
         ("cpu", ["offload.optimizer=cpu"], r"\non the device: .*\npinned on the host: .*\noffload moves over a rank's bus in a step, at most: "
          r".* to the device, .* from it\na process (.*\n)*step .*; the bus is busy for .*/s each way\n"),
         ("nvme", ["offload.optimizer=nvme"], r"\non the device: .*\npinned on the host: .*\non NVMe: worst rank .*\na rank reads and writes on NVMe"
-         r".*\nstate is in \d files (.*\n)*offload moves over a rank's bus in a step")):
+         r".*\nstate takes \d files (.*\n)*offload moves over a rank's bus in a step")):
     result = perdure(*ON_GPU, *words)
     if "this build has no CUDA" not in result[2]:
         report(f"plan-where-{name}", [] if result[0] == 0 and re.search(where, result[1]) else ["not said where bytes are"], result)

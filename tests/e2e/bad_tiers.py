@@ -117,7 +117,7 @@ def absent(workspace, config):
     expect(newest(tiers[1][0]) == 8 and "error" not in text, "it is made and used", text)
     shutil.rmtree(loop)
     listed = workspace.command(["ckpt", "ls", directory])
-    expect(listed.returncode == 0 and f"{tiers[1][0]} is a tier of this run and is not there" in listed.stderr, "ckpt ls", listed.stderr)
+    expect(listed.returncode == 0 and f"{tiers[1][0]} is a tier of this run and does not exist" in listed.stderr, "ckpt ls", listed.stderr)
     os.symlink("loop", loop)
     used = os.path.join(directory, "used-tiers")
     for known in (f"{near[0]}\n{tiers[1][0]}\n", None):  # what was noted; a run of a version that noted nothing: what it names

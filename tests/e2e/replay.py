@@ -54,7 +54,7 @@ def agreements(workspace, config, data):
     check(data in replay(workspace, quiet, 6, expect=78)[1], "data that is gone is not named")
     check(replay(workspace, quiet, 6, f"data.train[0].path={moved}")[0]["result"] == "agrees", "data that was moved")
     os.rename(moved, data)
-    check("says nothing of step 13" in replay(workspace, quiet, 13, expect=65)[1], "a step that is not there yet")
+    check("has no record of step 13" in replay(workspace, quiet, 13, expect=65)[1], "a step that is not there yet")
 
 
 def differences(workspace, config):

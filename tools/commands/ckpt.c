@@ -456,12 +456,13 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
         options, &o, pd_ckpt_reshard, argc, argv, err);
 }
 
-#define IMPORT_DOC                                                                                                      \
-    "Makes a checkpoint out of one of another system, under any layout, offline and in little memory. The format "      \
-    "is seen from the files. What SRC holds and a checkpoint has no place for is listed. Parameters and moments are "   \
-    "kept in fp32, exactly, whatever SRC has; numerics.precision says what a run computes in. What was written is "     \
-    "read back before it counts. A run goes on behind the samples that SRC counted, or, where it counted none, behind " \
-    "its steps times batch.sequences. DST is a directory of checkpoints without any; it is made when absent."
+#define IMPORT_DOC                                                                                              \
+    "Converts a checkpoint of another system, under any layout, offline and in little memory. The format is "   \
+    "recognized from the files. Lists what SRC holds that a checkpoint has no place for. Parameters and "       \
+    "moments are kept in fp32, exactly, whatever SRC has; numerics.precision decides what a run computes in. "  \
+    "What was written is read back before it counts. A run goes on behind the samples that SRC counted, or, "   \
+    "where it counted none, behind its steps times batch.sequences. DST is a directory of checkpoints without " \
+    "any; it is made when absent."
 
 /* Behind the options: a row for each format. */
 static void list_formats(char *text, size_t bytes)

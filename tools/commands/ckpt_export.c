@@ -212,7 +212,7 @@ static pd_status add_gguf_tokenizer(struct export *x, const struct pd_catalog *b
     if (pd_catalog_text(beside, PD_TOKENIZER_GGUF_FILE)) return PD_OK;
     pd_status st = make_gguf_tokenizer(x, beside, tokens, &text, &why);
     if (st == PD_UNSUPPORTED && json)
-        fprintf(stderr, "the tokenizer goes as tokenizer.huggingface.json, which llama.cpp does not read: %s\n",
+        fprintf(stderr, "the tokenizer is stored as tokenizer.huggingface.json, which llama.cpp does not read: %s\n",
                 why.message);
     else if (st)
         return pd_error_pass(err, st, &why);
@@ -257,8 +257,7 @@ static pd_status warn_of_other_tokenizer(const struct export *x, const struct pd
     pd_tokenizer_free(bytes);
     if (is_other && here)
         fprintf(stderr,
-                "the tokenizer that is exported is not the one that the model was trained with (digest %s, and the "
-                "checkpoint remembers %s)\n",
+                "the exported tokenizer is not the one the model was trained with (digest %s; the checkpoint has %s)\n",
                 pd_text_hex(here).text, pd_text_hex(trained).text);
     else if (is_other)
         fprintf(stderr, "not exported: the tokenizer that the model was trained with (digest %s), which is not beside it\n",
@@ -318,7 +317,7 @@ static pd_status add_json_tokenizer(struct export *x, const struct pd_catalog *b
         pd_error_pass(err, st, &why);
     } else if (st) {
         fprintf(stderr,
-                "the tokenizer goes as " PD_TOKENIZER_GGUF_FILE
+                "the tokenizer is stored as " PD_TOKENIZER_GGUF_FILE
                 ", which perdure reads and transformers does not (%s): put the " PD_TOKENIZER_FILE
                 " of the model that this one was made of beside it\n",
                 why.message);

@@ -82,7 +82,7 @@ static pd_status show_text(const struct pd_ckpt_foreign *f, struct pd_error *err
     for (uint32_t i = 0; i < c->text_count; i++)
         printf("with %s, %s\n", c->texts[i].name, pd_text_bytes(c->texts[i].bytes).text);
     for (uint32_t i = 0; i < c->unmapped_count; i++)
-        printf("without a place in a checkpoint of ours: %s\n", c->unmapped[i]);
+        printf("an import leaves this out: %s\n", c->unmapped[i]);
     pd_table_init(&table, headings, 4);
     for (uint32_t t = 0; t < c->tensor_count; t++)
         pd_table_row(&table,
@@ -229,7 +229,8 @@ static pd_status link_ours(const struct pd_ckpt_foreign *f, const struct pd_mode
             const struct pd_link link = {
                 .tensor = t, .kind = (enum pd_kind)kind, .name = tensor->name, .view = pd_view_dense(tensor)};
             if (found >= 0 && pd_foreign_elements(&f->catalog.tensors[found]) != pd_tensor_elements(tensor))
-                PD_FAIL(err, PD_INVALID, "tensor %s is not of the shape that the other's model gives it", tensor->name);
+                PD_FAIL(err, PD_INVALID, "tensor %s does not have the shape that the other checkpoint's model gives it",
+                        tensor->name);
             if (found >= 0) PD_TRY(pd_links_add(links, &link, err));
         }
     return PD_OK;

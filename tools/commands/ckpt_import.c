@@ -62,7 +62,8 @@ static pd_status open_theirs(const char *path, struct pd_ckpt_foreign *ret_sourc
     const pd_status st = pd_format_of(vfs, path, &format, err);
     pd_vfs_free(vfs);
     if (format == &pd_format_perdure || (st == PD_INVALID && holds_ours(path)))
-        PD_FAIL(err, PD_USAGE, "%s is of perdure itself: a run goes on from it, and ckpt reshard writes it again", path);
+        PD_FAIL(err, PD_USAGE, "%s is perdure's own: a run resumes from it, and perdure ckpt reshard rewrites it",
+                path);
     PD_TRY(st);
     return pd_ckpt_foreign_open(path, UINT64_MAX, ret_source, err);
 }
@@ -232,7 +233,7 @@ static pd_status choose_codec(struct import *m, struct pd_error *err)
 {
     const char *text = m->options->compression;
     const pd_status st = text ? pd_shard_codec_parse(text, &m->codec, err) : PD_OK;
-    if (st) PD_FAIL(err, PD_USAGE, "--compression=%s: it is none, or zstd:1 to zstd:%d", text, PD_SHARD_LEVEL_MAX);
+    if (st) PD_FAIL(err, PD_USAGE, "--compression=%s: expected none, or zstd:1 to zstd:%d", text, PD_SHARD_LEVEL_MAX);
     return m->codec.codec == PD_CODEC_NONE ? PD_OK : pd_thread_pool_new(2, &m->codec.pool, err);
 }
 

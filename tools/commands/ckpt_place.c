@@ -22,8 +22,8 @@ static bool exists(const char *directory, const char *name)
 static void describe_foreign(const char *path, const struct pd_format *format, char *ret_text, size_t bytes)
 {
     snprintf(ret_text, bytes,
-             "%s is a checkpoint of another system (%s), and this takes those of perdure: ckpt import makes one of it, "
-             "ckpt show, stats and diff read it as it is",
+             "%s is a checkpoint of another system (%s), and this command takes those of perdure: perdure ckpt import "
+             "converts it; ckpt show, stats and diff read it as it is",
              path, format->name);
 }
 
@@ -264,7 +264,7 @@ static void describe_nothing(const struct pd_ckpt_place *place, bool is_strange,
     pd_format_list_read(known);
     if (is_strange)
         snprintf(ret_text, bytes,
-                 "%s holds no checkpoint, of perdure or of another system that is read (%s): `perdure ckpt import --help` "
+                 "%s holds no checkpoint of perdure or of another system that it reads (%s): `perdure ckpt import --help` "
                  "says which files each has; a run of perdure saves its own in <run.dir>/checkpoints",
                  place->root, known);
     else

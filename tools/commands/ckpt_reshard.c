@@ -77,7 +77,7 @@ static pd_status choose_codec(struct reshard *r, struct pd_error *err)
 {
     const char *text = r->options->compression;
     pd_status st = text ? pd_shard_codec_parse(text, &r->codec, err) : PD_OK;
-    if (st) PD_FAIL(err, PD_USAGE, "--compression=%s: it is none, or zstd:1 to zstd:%d", text, PD_SHARD_LEVEL_MAX);
+    if (st) PD_FAIL(err, PD_USAGE, "--compression=%s: expected none, or zstd:1 to zstd:%d", text, PD_SHARD_LEVEL_MAX);
     if (!text) r->codec = codec_of_source(r);
     if (r->codec.codec == PD_CODEC_NONE)
         snprintf(r->compression, sizeof r->compression, "none");

@@ -175,7 +175,7 @@ static pd_status check(struct verify *v, struct checked *c, struct pd_error *err
     if (unusable) PD_TRY(add_unusable(c, err));
     bool is_gone_now = !v->names_one && is_gone(v, c);
     if (is_gone_now || is_a_removal(v, c)) {
-        snprintf(c->warning, sizeof c->warning, "%s is no checkpoint: it %s", c->candidate->name,
+        snprintf(c->warning, sizeof c->warning, "%s is not a checkpoint: it %s", c->candidate->name,
                  is_gone_now ? "was removed while it was read"
                              : "has no commit.h5, as a removal leaves it that was interrupted; the next launch clears it");
         c->list.count = 0;

@@ -251,11 +251,10 @@ pd_status pd_cmd_completion(int argc, char **argv, struct pd_error *err)
     uint32_t count;
     const struct pd_usage usage = {
         .arguments = "bash|zsh|fish",
-        .doc = "Prints a script for a shell, which then completes commands, options, their values and keys of "
-               "configurations.\v"
-               "bash: source <(perdure completion bash), in ~/.bashrc\n"
-               "zsh: perdure completion zsh > ~/.zfunc/_perdure, a directory of fpath\n"
-               "fish: perdure completion fish > ~/.config/fish/completions/perdure.fish",
+        .doc =
+            "Prints a script that makes a shell complete commands, options, their values and keys of configurations.\vbash: "
+            "source <(perdure completion bash), in ~/.bashrc\nzsh: perdure completion zsh > ~/.zfunc/_perdure, a directory "
+            "of fpath\nfish: perdure completion fish > ~/.config/fish/completions/perdure.fish",
         .words = &shell,
         .words_max = 1,
         .word_count = &count};

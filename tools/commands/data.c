@@ -97,7 +97,7 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
                pd_data_format_name(r->format), r->type_name, pd_text_count(r->documents).text, r->documents == 1 ? "" : "s",
                pd_text_bytes(r->output_bytes).text);
         if (r->documents > 1 && options->document_token < 0 && r->format != PD_DATA_MEGATRON)
-            printf("nothing stands between the documents: --document-token=%s\n",
+            printf("nothing separates the documents: --document-token=%s\n",
                    options->tokenizer ? "TOKEN ends each, its number or its text"
                                       : "256 ends each, and model.vocab is then 257");
         if (options->tokenizer)

@@ -64,8 +64,8 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
     struct pd_findings findings = {0};
     const struct pd_usage usage = {
         .arguments = "[DIR]",
-        .doc = "What this machine offers, what is used, what is missing and how to get it. DIR (default: .) is "
-               "where checkpoints shall lie: what a save will need is tried there.",
+        .doc = "Shows what this machine offers, what perdure uses of it, what is missing and how to get it. DIR (default: "
+               ".) is where checkpoints will be saved; doctor tries there what a save needs.",
         .json = &json,
         .words = dirs,
         .words_max = 2,

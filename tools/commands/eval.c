@@ -170,9 +170,8 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
         {0}};
     const struct pd_usage usage = {
         .arguments = "RUN --data=FILE",
-        .doc =
-            "Loss and perplexity of the newest checkpoint of RUN on FILE, on the CPU: RUN is a run, its checkpoints, one of "
-            "them, or a checkpoint of another system, of which one of ours is made for the moment in TMPDIR.",
+        .doc = "Computes loss and perplexity of the newest checkpoint of RUN on FILE, on the CPU. RUN is a run, its "
+               "checkpoints, one of them, or a checkpoint of another system, which is first converted into TMPDIR.",
         .options = options,
         .json = &e.json,
         .words = &e.path,

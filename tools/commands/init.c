@@ -203,8 +203,7 @@ static void put_text(FILE *out, const char *text)
 static void put_batch(FILE *out, const struct init *in)
 {
     const struct pd_config *c = &in->config;
-    fprintf(out,
-            "\nbatch:\n  sequences: %-10u # a step sees so many, on one rank and on many: the bits do not depend on ranks\n",
+    fprintf(out, "\nbatch:\n  sequences: %-10u # of a step, on one rank or many: bits do not depend on ranks\n",
             c->batch.sequences);
     if (in->step) fprintf(out, "  micro_batch: %-8u # %s\n", c->batch.micro_batch, "computed at once; memory follows it");
     fprintf(out, "  context: %-12u # tokens a sequence\n", c->batch.context);
@@ -245,8 +244,8 @@ static void put_config(FILE *out, const struct init *in)
     put_batch(out, in);
     fputs("\noptimizer:\n  lr: 3e-4              # at its peak: a warm-up leads there, a cosine to a tenth\n", out);
     fprintf(out,
-            "\nlayout:\n  auto: true            # degrees and recomputation by the planner, again at every restart\n  "
-            "ranks: %-14u # may change at any restart\n",
+            "\nlayout:\n  auto: true            # the planner chooses degrees and recomputation, at every restart\n  ranks: "
+            "%-14u # may change at any restart\n",
             in->ranks);
     put_offload(out, in);
     fputs("\ncheckpoint:\n  every: 100\n\nvalidation:\n  every: 100\n", out);
@@ -361,9 +360,8 @@ pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err)
         {0}};
     const struct pd_usage usage = {
         .arguments = "[--data=FILE] [--model=NAME] [--machine=NAME]",
-        .doc = "Writes a configuration with comments that fits the machine by the planner's count: what does not fit is "
-               "computed "
-               "again, or goes to the host's memory or the drive. On a terminal it asks for what is not given.",
+        .doc = "Writes a configuration with comments that fits this machine, as the planner counts it: what does not fit is "
+               "recomputed, or goes to the host's memory or to a drive. On a terminal it asks for what you did not give.",
         .options = options,
         .json = &in.json};
     PD_COMMAND_PARSE(&usage, argc, argv, err);

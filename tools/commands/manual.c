@@ -153,7 +153,7 @@ pd_status pd_cmd_manual(int argc, char **argv, struct pd_error *err)
     struct manual m = {.err = err};
     uint32_t count;
     const struct pd_usage usage = {.arguments = "DIRECTORY",
-                                   .doc = "Writes a man page a command into DIRECTORY, which is made.",
+                                   .doc = "Writes a man page for each command into DIRECTORY, which it creates.",
                                    .words = &m.directory,
                                    .words_max = 1,
                                    .word_count = &count};

@@ -450,8 +450,8 @@ static pd_status parse(struct options *o, int argc, char **argv, bool *ret_done,
     const struct pd_usage usage = {
         .arguments = "CONFIG [key=value...]",
         .doc =
-            "What each rank needs of memory, by category, what a step moves and how long it takes by a cost model, without "
-            "starting anything or looking at data. A run takes exactly these bytes; the time is for comparing layouts.",
+            "Shows how much memory each rank needs, by category, what a step moves, and how long it takes by a cost model. "
+            "Starts nothing and reads no data. A run takes exactly these bytes; the time is for comparing layouts.",
         .options = options,
         .json = &o->json,
         .words = o->overrides,

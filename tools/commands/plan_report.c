@@ -234,7 +234,7 @@ static void print_streams(const struct pd_planned_world *w)
     if (print_parts("a rank reads and writes on NVMe in a step, at most", parts, 4)) printf("\n");
     if (!p->nvme_bytes) return;
     if (p->generations)
-        printf("state is in %u files of %s, the one that is read, the one that is written and kept checkpoints",
+        printf("state takes %u files of %s: one being read, one being written, and those of kept checkpoints",
                p->generations, pd_text_bytes(p->generation_bytes).text);
     if (p->scratch_bytes) printf("%s%s", p->generations ? "; scratch " : "scratch ", pd_text_bytes(p->scratch_bytes).text);
     printf(
@@ -274,8 +274,7 @@ static void print_where(const struct pd_plan_subject *s, const struct pd_planned
         any = any || places[i] == PD_PLACE_CPU;
     if (w->offload) print_streams(w);
     if (w->offload) print_bus(w);
-    if (any && !is_on_gpu(s->config))
-        printf("note: the device is the CPU: what offload.* puts on cpu is where it is with device\n");
+    if (any && !is_on_gpu(s->config)) printf("note: the device is the CPU, where offload.*=cpu is the same as device\n");
     printf("a process takes about %s beside the memory of its ranks: program, libraries, stacks, tables\n",
            pd_text_bytes(w->process_bytes).text);
 }
@@ -322,7 +321,7 @@ static void print_traffic(const struct pd_step_cost *c, const struct pd_laid_out
                pd_text_bytes(c->gradient_bytes_step_host).text, pd_text_bytes(c->gradient_bytes_lane).text,
                pd_text_bytes(c->gradient_bytes_lane_host).text);
     if (c->tensor_beside_bytes)
-        printf("of sums of tensor parallelism %s travel beside compute\n", pd_text_bytes(c->tensor_beside_bytes).text);
+        printf("of the tensor-parallel sums, %s travel during compute\n", pd_text_bytes(c->tensor_beside_bytes).text);
     if (c->padding)
         printf("%u of the slots of a step %s: each gathers %s of parameters and computes nothing\n", c->padding,
                c->padding == 1 ? "is a padding micro-batch" : "are padding micro-batches",

@@ -28,7 +28,8 @@ static const char *const alone[] = {"layout.ranks=1",
                                     "offload.optimizer=device",
                                     "offload.parameters=device",
                                     "offload.gradients=device",
-                                    "offload.activations=device", "guard.replay_every=0"};
+                                    "offload.activations=device",
+                                    "guard.replay_every=0"};
 #define ALONE (sizeof alone / sizeof *alone)
 
 struct loss {
@@ -119,8 +120,8 @@ static pd_status choose(struct audit *a, struct pd_error *err)
     if (!entry) PD_TRY(pd_ckpt_place_choose(&a->place, UINT64_MAX, &entry, err));
     if (!next && newest < a->step)
         PD_FAIL(err, PD_CORRUPT,
-                "%s says nothing of step %" PRIu64 ": its newest checkpoint is of step %" PRIu64 ", and the newest line of "
-                "its metrics.jsonl of step %" PRIu64 "; name an earlier step",
+                "%s has no record of step %" PRIu64 ": its newest checkpoint is of step %" PRIu64
+                ", and the newest line of its metrics.jsonl of step %" PRIu64 "; name an earlier step",
                 a->run, a->step, entry->step, newest);
     a->last = a->step;
     if (next && !a->loss_only) {
@@ -233,13 +234,14 @@ static pd_status print_result(const struct audit *a, struct pd_error *err)
     pd_report_text(&report, "result", different || is_other ? "differs" : "agrees");
     PD_TRY(pd_report_end(&report, err));
     if (!different && !is_other) return PD_OK;
-    PD_FAIL(
-        err, PD_CORRUPT,
-        "%s of steps %" PRIu64 " to %" PRIu64 " %s not what the run wrote down: it or this machine computed wrongly; run "
-        "this again on a third one, and where it agrees with this one go on from step %" PRIu64 " (move the checkpoints behind "
-        "it away)",
-        different ? "losses" : "the state behind the last", a->replayed.from_step + 1, a->last, different ? "are" : "is",
-        a->replayed.from_step);
+    PD_FAIL(err, PD_CORRUPT,
+            "%s of steps %" PRIu64 " to %" PRIu64
+            " %s not what the run wrote down: it or this machine computed wrongly; run "
+            "this again on a third one, and where it agrees with this one go on from step %" PRIu64
+            " (move the checkpoints behind "
+            "it away)",
+            different ? "losses" : "the state behind the last", a->replayed.from_step + 1, a->last, different ? "are" : "is",
+            a->replayed.from_step);
 }
 
 static pd_status audit(struct audit *a, struct pd_error *err)
@@ -265,9 +267,10 @@ pd_status pd_cmd_replay(int argc, char **argv, struct pd_error *err)
                                   {0}};
     const struct pd_usage usage = {
         .arguments = "RUN --step=N [section.key=value...]",
-        .doc = "Computes step N of a run again, from the checkpoint before it up to the one behind it, on one rank of this "
-               "machine, and says whether losses and state have the bits that the run wrote down (metrics.jsonl, that "
-               "checkpoint). Keys say what is elsewhere now, such as data.train[0].path=FILE. Exit code 65: they differ.",
+        .doc =
+            "Computes step N of a run again on one rank of this machine, from the checkpoint before it to the one after it, "
+            "and compares losses and state, bit for bit, with what the run recorded (metrics.jsonl, that checkpoint). Give "
+            "keys for what has moved since, such as data.train[0].path=FILE. Exit code 65: they differ.",
         .options = options,
         .json = &a.json,
         .words = a.words,

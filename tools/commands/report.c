@@ -245,18 +245,16 @@ pd_status pd_cmd_report(int argc, char **argv, struct pd_error *err)
                                    &r->output,
                                    .letter = 'o'},
                                   {0}};
-    const struct pd_usage usage = {
-        .arguments = "RUN [RUN...]",
-        .doc = "Draws runs: loss, speed, memory, saves, what was done when, how starts ended, "
-               "what is stored. RUN is the run.dir "
-               "of one that goes on, has ended or has failed; several, up to 8, are drawn over each other. "
-               "The page is one file that needs "
-               "no network.",
-        .options = options,
-        .json = &r->json,
-        .words = r->paths,
-        .words_max = PD_REPORT_RUNS_MAX,
-        .word_count = &r->path_count};
+    const struct pd_usage usage = {.arguments = "RUN [RUN...]",
+                                   .doc =
+                                       "Draws runs: loss, speed, memory, saves, a timeline, how each start ended, what is "
+                                       "stored. RUN is the run.dir of one that goes on, has ended or has failed; several, "
+                                       "up to 8, are drawn over each other. The page is one file that needs no network.",
+                                   .options = options,
+                                   .json = &r->json,
+                                   .words = r->paths,
+                                   .words_max = PD_REPORT_RUNS_MAX,
+                                   .word_count = &r->path_count};
     _Static_assert(PD_REPORT_RUNS_MAX == 8, "--help says so");
     pd_status st = pd_command_parse(&usage, argc, argv, &done, err);
     if (!st && !done && !r->path_count)

@@ -116,7 +116,7 @@ bool pd_run_tiers_warn(const struct pd_run_tiers *tiers)
     for (uint32_t i = 0; i < tiers->count; i++) {
         const struct pd_run_tier *tier = &tiers->tiers[i];
         any = any || pd_run_tier_is_there(tier);
-        if (tier->is_absent) fprintf(stderr, "perdure: %s is a tier of this run and is not there\n", tier->dir);
+        if (tier->is_absent) fprintf(stderr, "perdure: %s is a tier of this run and does not exist\n", tier->dir);
         if (tier->status)
             fprintf(stderr, "perdure: %s is a tier of this run and cannot be read, so what it holds is not known: %s\n",
                     tier->dir, tier->cause);

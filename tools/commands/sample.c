@@ -89,8 +89,7 @@ static pd_status encode(struct sample *s, const struct pd_config *config, struct
     if (s->tokens) return encode_numbers(s->tokens, tokens, err);
     if (!s->reader)
         PD_FAIL(err, PD_INVALID,
-                "this model has %u tokens and no tokenizer lies beside it: name one with --tokenizer=PATH, or give the "
-                "prompt as "
+                "this model has %u tokens and no tokenizer beside it: name one with --tokenizer=PATH, or give the prompt as "
                 "--tokens=N,N,...",
                 config->model.vocab);
     if (is_led) PD_TRY(pd_tokens_add(tokens, &lead, 1, err));
@@ -198,18 +197,17 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
         {.name = "threads", "N", "0: all cores (0)", PD_OPTION_U64, &s.threads, .expected = number},
         PD_PRECISION_ROW(&s.precision),
         {0}};
-    const struct pd_usage usage = {.arguments = "PATH",
-                                   .doc = "Draws text from the newest checkpoint under PATH: a run directory, its "
-                                          "checkpoints, the directory given as checkpoint.dir, or a checkpoint of "
-                                          "another system, of which one of ours is made for the moment in TMPDIR.",
-                                   .options = options,
-                                   .json = &s.json,
-                                   .words = &s.path,
-                                   .words_max = 1,
-                                   .word_count = &paths};
+    const struct pd_usage usage = {
+        .arguments = "PATH",
+        .doc = "Draws text from the newest checkpoint under PATH: a run directory, its checkpoints, the directory given as "
+               "checkpoint.dir, or a checkpoint of another system, which is first converted into TMPDIR.",
+        .options = options,
+        .json = &s.json,
+        .words = &s.path,
+        .words_max = 1,
+        .word_count = &paths};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
-    if (!s.path)
-        PD_FAIL(err, PD_USAGE, "sample needs a run directory: perdure sample RUN --prompt=\"In the beginning\"");
+    if (!s.path) PD_FAIL(err, PD_USAGE, "sample needs a run directory: perdure sample RUN --prompt=\"In the beginning\"");
     if (s.prompt && s.tokens) PD_FAIL(err, PD_USAGE, "sample takes --prompt or --tokens, not both");
     if (s.count > 1u << 20 || s.top_k > UINT32_MAX || s.threads > 1024)
         PD_FAIL(err, PD_USAGE, "sample: --count is at most 1048576 and --threads at most 1024");

@@ -292,7 +292,7 @@ Test(export, what_cannot_be_is_refused_by_name)
     free(x.links.items[3].name);
     x.links.items[3].name = strdup("another");
     cr_assert_eq(export_it(&x, 0, NULL, &x.error), PD_INVALID);
-    cr_assert_not_null(strstr(x.error.message, "/stored has nothing that param of tensor foreign.3 is made of"), "%s",
+    cr_assert_not_null(strstr(x.error.message, "/stored has nothing to make param of tensor foreign.3 from"), "%s",
                        x.error.message);
     teardown(&x);
     setup(&x, 4, false, false, PD_ELEMENT_F32);
@@ -388,9 +388,9 @@ Test(export, destinations_that_cannot_be_are_refused)
     struct pd_stat stat;
     char path[PD_FORMATS_PATH_MAX] = "/";
     setup(&x, 2, false, false, PD_ELEMENT_F32);
-    refuse_destination(&x, "", PD_INVALID, "\"\" is no path to export to");
+    refuse_destination(&x, "", PD_INVALID, "\"\" is not a path to export to");
     memset(path + 1, 'a', sizeof path - 2);
-    refuse_destination(&x, path, PD_INVALID, "is no path to export to");
+    refuse_destination(&x, path, PD_INVALID, "is not a path to export to");
     refuse_destination(&x, "/nowhere/out", PD_NOT_FOUND, "the directory above /nowhere/out does not exist");
     OK(pd_vfs_symlink(x.s.vfs, "/nothing", "/link", err));
     refuse_destination(&x, "/link", PD_USAGE, "/link is there already");
@@ -520,11 +520,11 @@ Test(export, views_that_do_not_fit_are_refused)
         pd_status status;
         const char *says;
     } rows[] = {
-        {is_no_float, PD_INVALID, "which weights are not made of"},
-        {has_fewer, PD_INVALID, "has not the shape that foreign.4 needs"},
-        {goes_beyond, PD_INVALID, "has not the shape that foreign.4 needs"},
-        {from_beyond, PD_INVALID, "has not the shape that foreign.4 needs"},
-        {from_fewer, PD_INVALID, "has not the shape that foreign.4 needs"},
+        {is_no_float, PD_INVALID, "and weights are never of that type"},
+        {has_fewer, PD_INVALID, "does not have the shape that foreign.4 needs"},
+        {goes_beyond, PD_INVALID, "does not have the shape that foreign.4 needs"},
+        {from_beyond, PD_INVALID, "does not have the shape that foreign.4 needs"},
+        {from_fewer, PD_INVALID, "does not have the shape that foreign.4 needs"},
         {overlaps, PD_UNSUPPORTED, "the view of tensor layers.4.weight in foreign.4 overlaps itself"},
         {is_no_pair, PD_UNSUPPORTED, "cannot become foreign.4 in one step: import it first, then export that"},
     };

@@ -168,23 +168,23 @@ static const char *const any[] = {
     "repeats its elements, as torch's expand does",
     "which perdure does not read",
     "is no single number",
-    "bytes at ", /* are no archive */
-    "no archive of torch.save ends at byte",
+    "bytes at ", /* are not an archive */
+    "no torch.save archive ends at byte",
     " without a name",
     "reaches beyond its shape",
     "elements where its shape has",
     " overlap",
-    "has more elements than 64 bits count",
+    "has more than 2^64 elements",
     "ends beyond the file's",
     "the file is cut short",
     "dimensions where",
-    "no metadata of a distributed checkpoint: ",
-    " of state_dict_metadata is no name",
-    " has no size of at most 8 dimensions",
-    "an entry of storage_data says no name, file, offset and length",
-    " has no place in ",
+    "not the metadata of a distributed checkpoint: ",
+    " of state_dict_metadata is not a name",
+    " has no size, or one of more than 8 dimensions",
+    "an entry of storage_data lacks its name, file, offset or length",
+    " has no offset in ",
     "outside of the checkpoint",
-    ", and state_dict_metadata has not",
+    ", and state_dict_metadata does not",
     " lies there, says ",
     "groups of buckets and",
     " is no bucket",
@@ -295,20 +295,20 @@ static void sweep(const struct job *job)
     }
 
 #define DCP_SAYS                                                                              \
-    SAYS(" of state_dict_metadata is no name"), SAYS(" has no size of at most 8 dimensions"), \
-        SAYS("an entry of storage_data says no name, file, offset and length"), SAYS(" has no place in ")
+    SAYS(" of state_dict_metadata is not a name"), SAYS(" has no size, or one of more than 8 dimensions"), \
+        SAYS("an entry of storage_data lacks its name, file, offset or length"), SAYS(" has no offset in ")
 #define MISSING_SAYS                                                                                                 \
-    SAYS("no metadata of a distributed checkpoint: state_dict_metadata is missing"),                                 \
-        SAYS("no metadata of a distributed checkpoint: storage_data is missing"), SAYS("outside of the checkpoint"), \
-        SAYS(", and state_dict_metadata has not"), SAYS(" lies there, says ")
+    SAYS("not the metadata of a distributed checkpoint: state_dict_metadata is missing"),                                 \
+        SAYS("not the metadata of a distributed checkpoint: storage_data is missing"), SAYS("outside of the checkpoint"), \
+        SAYS(", and state_dict_metadata does not"), SAYS(" lies there, says ")
 #define DEEPSPEED_SAYS                                                                                                    \
     SAYS("no zero_stage and partition_count; it is not a ZeRO checkpoint"), SAYS("there are stages 1 to 3"),              \
-        SAYS("no list "), SAYS("an entry of param_shapes is no name with a shape"), SAYS("the ranks' flat tensors end "), \
+        SAYS("no list "), SAYS("an entry of param_shapes is not a name with a shape"), SAYS("the ranks' flat tensors end "), \
         SAYS("no param_shapes; DeepSpeed before 0.3.17")
 
 SWEEP(dcp, "dcp", "dcp", 7, 1, DCP_SAYS)
 SWEEP(megatron_buckets, "megatron/dp_reshardable", "megatron", 61, 7, DCP_SAYS, MISSING_SAYS,
-      SAYS(" has not all of param, exp_avg and exp_avg_sq"), SAYS("and its parameters in them in no order that we know"))
+      SAYS(" lacks one of param, exp_avg and exp_avg_sq"), SAYS("and its parameters in them in no order that we know"))
 SWEEP(megatron_whole, "megatron/fully_reshardable", "megatron", 1009, 1, SAYS("of the pickle: "))
 SWEEP(deepspeed_1, "deepspeed/zero1", "deepspeed", 1, 5, DEEPSPEED_SAYS)
 SWEEP(deepspeed_3, "deepspeed/zero3", "deepspeed", 1, 5, DEEPSPEED_SAYS)

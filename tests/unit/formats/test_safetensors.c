@@ -98,11 +98,11 @@ Test(safetensors, what_is_wrong_is_named)
         {"{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[16],\"data_offsets\":[0,16]}}", NULL},
         {"{\"a\":{\"dtype\":\"C64\",\"shape\":[2],\"data_offsets\":[0,16]}}", NULL}, /* listed */
         {"{\"a\":{\"shape\":[4],\"data_offsets\":[0,16]}}", "has no dtype"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,1,1,1,1,1,1,1,2],\"data_offsets\":[0,16]}}", "no shape of at most"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[9223372036854775807,2],\"data_offsets\":[0,16]}}", "64 bits"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,16]}}", "no size"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,1,1,1,1,1,1,1,2],\"data_offsets\":[0,16]}}", "no shape, or one of more than"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[9223372036854775807,2],\"data_offsets\":[0,16]}}", "2^64"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,16]}}", "not a size"},
         {"{\"a\":7}", "tensor a is no object"},
-        {"[]", "no JSON object"},
+        {"[]", "not a JSON object"},
         {"{\"a\":", "not valid JSON"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -189,7 +189,7 @@ Test(safetensors, an_index_that_lies_is_refused)
         snprintf(text, sizeof text, "{\"weight_map\":{\"a \\\"quoted\\\"\":\"%s\"}}", files[i]);
         put(PD_SAFETENSORS_INDEX, text, strlen(text));
         cr_assert_neq(read_catalog(dir, &c), PD_OK);
-        cr_assert_not_null(strstr(err.message, i == 2 ? "and it does not" : files[i]), "%s", err.message);
+        cr_assert_not_null(strstr(err.message, i == 2 ? "and does not" : files[i]), "%s", err.message);
         pd_catalog_deinit(&c);
     }
     put(PD_SAFETENSORS_INDEX, "{\"weight_map\":{\"a\":1}}", 22);

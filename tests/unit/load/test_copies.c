@@ -26,7 +26,7 @@ static uint32_t warnings;
 static void count_warnings(void *context, const char *line, size_t bytes)
 {
     (void)context, (void)bytes;
-    __atomic_fetch_add(&warnings, strstr(line, "is read from another one") != NULL, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&warnings, strstr(line, "is read on another") != NULL, __ATOMIC_RELAXED);
 }
 
 static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
