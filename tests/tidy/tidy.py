@@ -203,6 +203,27 @@ def check_readme_paths():
                         breach(readme, number, f"{path} does not exist")
 
 
+def check_readme_sizes_and_names():
+    """A README has at most 1,500 words (the first one 200 lines too), and the functions that it names exist."""
+    code = "".join(open(path, encoding="utf-8").read() for path in sources((*CODE, "tests"), (".c", ".h", ".cu", ".py", "CMakeLists.txt")))
+    names = set(re.findall(r"\b[A-Za-z_]\w*", code))
+    for readme in [os.path.join(TOP, "README.md"), *sources((*CODE, "tests"), ("README.md",))]:
+        with open(readme, encoding="utf-8") as f:
+            text = f.read()
+        words = len(re.findall(r"\S*\w\S*", text))
+        if words > 1500:
+            breach(readme, 1, f"{words} words, 1500 at most")
+        if readme == os.path.join(TOP, "README.md") and text.count("\n") > 200:
+            breach(readme, 1, "more than 200 lines")
+        for number, line in enumerate(text.split("\n"), 1):
+            for name in re.findall(r"`(pd_[a-z0-9_]+)`", line):
+                if name not in names:
+                    breach(readme, number, f"{name} does not exist")
+            for name, path in re.findall(r"`([a-z_0-9]+)` in `([\w/]+\.[ch])`", line):
+                if os.path.exists(os.path.join(TOP, path)) and not re.search(rf"\b{name}\b", open(os.path.join(TOP, path), encoding="utf-8").read()):
+                    breach(readme, number, f"{path} has no {name}")
+
+
 def check_top_level():
     allowed = {*CODE, "tests", "CMakeLists.txt", "README.md", "LICENSE", "CHANGELOG.md"}
     for name in os.listdir(TOP):
@@ -217,6 +238,7 @@ check_folders()
 check_writers()
 check_readmes()
 check_readme_paths()
+check_readme_sizes_and_names()
 check_top_level()
 print("\n".join(breaches) if breaches else "tidy")
 sys.exit(1 if breaches else 0)
