@@ -124,7 +124,7 @@ def stopped_for_a_while(workspace, config, known):
         for number, seconds in enumerate((8, 5.06, 5.06)):
             done = harness.steps_done(directory)
             harness.wait_for(lambda done=done: harness.steps_done(directory) >= done + 6 or run.poll() is not None, "six steps")
-            pid = workers(run)[number]
+            pid = workers(run)[number % 2]
             os.kill(pid, signal.SIGSTOP)
             time.sleep(seconds)
             try:
