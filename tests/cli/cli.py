@@ -215,6 +215,12 @@ expect("train-of-one", ["train", ONE], 0, err=re.compile("starting 1 rank (.*\n)
 write("hosts", "localhost\n")
 expect("train-of-fewer-places", ["train", ONE, "run.dir=few", "layout.ranks=2", "layout.transport=auto", "batch.sequences=2", "launch.hosts=hosts"], 0,
        err=re.compile("starting 1 rank .*\n.*layout.ranks asks for 2; a line NAME:N in launch.hosts gives a host N ranks\n(.*\n)*.* done: step 1, "))
+if not ONLY:
+    kept = [os.stat(path).st_mtime_ns for path in glob.glob("one/.data-scan-*")]
+    for name, words, is_new in (("again", [], False), ("verified", ["--verify-data"], True)):
+        result = perdure("train", ONE, *words, "run.steps=1")
+        found = [os.stat(path).st_mtime_ns for path in glob.glob("one/.data-scan-*")]
+        report(f"train-data-{name}", [] if len(kept) == 1 and result[0] == 0 and (found != kept) == is_new else [f"scans of {kept}, then {found}"], result)
 write("options", "localhost\n-oProxyCommand=touch${IFS}obeyed\n")
 for name, source in (("file", "options"), ("command", "tail -n1 options")):
     expect(f"train-host-is-an-option-of-ssh-{name}", ["train", ONE, "run.dir=unmade", "layout.transport=auto", f"launch.hosts={source}"], 78,

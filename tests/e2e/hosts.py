@@ -253,6 +253,24 @@ def link_cut(bench):
         bench.leave(run)
 
 
+def data_verified(bench):
+    """What a scan found is kept on each host, and --verify-data scans anew on each."""
+
+    def scans():
+        return [os.stat(f"{directory}/.data-scan-{name}").st_mtime_ns for name, directory in zip(bench.net.names, bench.directories)]
+
+    time.sleep(1.5)  # what has just been written is not kept
+    found = []
+    for words in ([], [], ["--verify-data"]):
+        run = bench.start("a", *words)
+        bench.wait(run, lambda: re.search("fresh start|resumed at", bench.said()), "a start")
+        bench.steps(run, 1)
+        bench.leave(run)
+        found.append(scans())
+    if found[0] != found[1] or any(new == old for new, old in zip(found[2], found[1])):
+        bench.fail(f"scans of {found}")
+
+
 def relays(bench, name):
     return [int(pid) for pid in filter(str.isdigit, os.listdir("/proc")) if space_of(pid) == space_of(bench.net.pids[name])
             and harness.read(f"/proc/{pid}/cmdline").startswith("perdure\0relay\0")]
@@ -529,7 +547,7 @@ def body(workspace, arguments):
     workspace.train(config, quiet, ["layout.ranks=1", f"run.steps={QUIET_STEPS * max(1, count // 4)}", "optimizer.decay_steps=100000"])
     known = harness.losses(quiet)
     cases = [lambda bench: random_losses(bench, random.Random(seed), count)] if count else \
-        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, stopped_elsewhere, killed_in_turn, link_cut, *([back_again, launchers_copies_away, relay_killed, one_way, between_two, wrong_names, too_few, port_closed, port_closed_and_nothing_shared, other_program, other_data] if harness.scale() >= 4 else [])]
+        named or [one_and_the_launchers, cable_pulled, copies_away, taken_away, stopped_elsewhere, killed_in_turn, link_cut, data_verified, *([back_again, launchers_copies_away, relay_killed, one_way, between_two, wrong_names, too_few, port_closed, port_closed_and_nothing_shared, other_program, other_data] if harness.scale() >= 4 else [])]
     for case in cases:
         with namespaces.Network(workspace.directory("net"), names) as net:
             bench = Bench(workspace, net, CONFIG, text, is_shared=case.__name__ in SHARED)

@@ -363,6 +363,7 @@ static pd_status launch(const struct pd_config *config, const struct train *t, s
     int claim = -1;
     PD_TRY(pd_directories_make("run.dir", config->run.dir, err));
     PD_TRY(pd_launch_claim(config->run.dir, BUSY_WAIT_MS, &claim, err));
+    setenv(PD_LAUNCH_ENV_VERIFY, t->verify_data ? "1" : "", 1); /* for hosts with a run.dir of their own */
     if (t->verify_data) forget_scans(config);
     if (t->fresh) record_fresh(config);
     const pd_status st = launch_claimed(config, chooser, err);
@@ -520,6 +521,9 @@ static pd_status work(const struct pd_launched *launched, const char *config_pat
     pd_status st = text ? pd_config_parse(config_path, text, NULL, 0, &config, err)
                         : pd_config_load(config_path, NULL, 0, &config, err);
     if (st) return st;
+    const char *verify = getenv(PD_LAUNCH_ENV_VERIFY);
+    if (verify && *verify && !launched->restart && pd_channel_is_relay()) /* before this rank joins those that scan, too */
+        forget_scans(&config);
     if (text) st = drop_unnamed_commands(&config, err);
     if (st) {
         pd_config_deinit(&config);

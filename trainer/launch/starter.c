@@ -119,9 +119,9 @@ static const char *own_starter(void)
 
 /* Open MPI passes variables to other hosts by its setting or by -x, and refuses both at once. */
 static const char *const exported[] = {
-    PD_LAUNCH_ENV_RANKS, PD_LAUNCH_ENV_RESTART,    PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT,   PD_LAUNCH_ENV_LAYOUT,
-    PD_LAUNCH_ENV_TRACE, PD_LAUNCH_ENV_CONFIG,     PD_LAUNCH_ENV_LEFT_OUT,  PD_LAUNCH_ENV_RECOVERY, PD_LAUNCH_ENV_AWAY,
-    PD_LAUNCH_ENV_GRACE, PD_CHANNEL_ENV_ADDRESSES, PD_CHANNEL_ENV_SECRET};
+    PD_LAUNCH_ENV_RANKS, PD_LAUNCH_ENV_RESTART, PD_LAUNCH_ENV_TRANSPORT,  PD_LAUNCH_ENV_PARENT,   PD_LAUNCH_ENV_LAYOUT,
+    PD_LAUNCH_ENV_TRACE, PD_LAUNCH_ENV_CONFIG,  PD_LAUNCH_ENV_LEFT_OUT,   PD_LAUNCH_ENV_RECOVERY, PD_LAUNCH_ENV_AWAY,
+    PD_LAUNCH_ENV_GRACE, PD_LAUNCH_ENV_VERIFY,  PD_CHANNEL_ENV_ADDRESSES, PD_CHANNEL_ENV_SECRET};
 #define EXPORTED (sizeof exported / sizeof *exported)
 
 bool pd_starter_may_reach_others(void)
@@ -349,6 +349,7 @@ void pd_starter_environment_set(const struct pd_start *start, int launcher_proce
     setenv(PD_LAUNCH_ENV_LAYOUT, start->layout ? start->layout : "", 1);
     setenv(PD_LAUNCH_ENV_TRACE, "", 0);
     setenv(PD_LAUNCH_ENV_CONFIG, "", 0);
+    setenv(PD_LAUNCH_ENV_VERIFY, "", 0);
     setenv(PD_LAUNCH_ENV_GRACE, PD_LAUNCH_GRACE_SECONDS, 0);
     setenv(PD_LAUNCH_ENV_LEFT_OUT, start->left_out ? start->left_out : "", 1);
     setenv(PD_LAUNCH_ENV_AWAY, start->away ? start->away : "", 1);

@@ -64,4 +64,5 @@ uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here);
 #define PD_LAUNCH_ENV_GRACE "PERDURE_GRACE_S" /* the user's or the batch system's */
 #define PD_LAUNCH_GRACE_SECONDS "25"
 #define PD_LAUNCH_ENV_CONFIG "PERDURE_LAUNCH_CONFIG" /* the file that the user named, absolute */
-#define PD_LAUNCH_ENV_TRACE "PERDURE_LAUNCH_TRACE" /* the file of --trace; "": none */
+#define PD_LAUNCH_ENV_VERIFY "PERDURE_LAUNCH_VERIFY" /* "1": --verify-data; "": not */
+#define PD_LAUNCH_ENV_TRACE "PERDURE_LAUNCH_TRACE"   /* the file of --trace; "": none */
