@@ -130,6 +130,38 @@ def stays(workspace, config, disk):
     print("a disk that stays full: 74 after the limit, and soon for who asks to leave; freed meanwhile, 75 and saved")
 
 
+def run_dir_alone(workspace, config, disk):
+    """Checkpoints are elsewhere: training and saves go on, and lines of metrics are lost, which is said once and counted. A start on the full disk
+    goes on from the newest step, or says what is full."""
+    directory, saved, log = os.path.join(disk.path, "run"), workspace.directory("saved"), workspace.directory("log")
+    words = [config, f"run.dir={directory}", f"checkpoint.dir={saved}"]
+    with open(log, "w", encoding="utf-8") as out, subprocess.Popen([workspace.perdure, "train", *words], env=dict(os.environ, PERDURE_PROGRESS="off"),
+                                                                    stdout=out, stderr=out) as run:
+        harness.wait_for(lambda: harness.steps_done(directory) >= 5 or run.poll() is not None, "five steps")
+        disk.fill(0)
+        harness.wait_for(lambda: "are lost: " in harness.read(log) or run.poll() is not None, "it is said")
+        full = harness.steps_done(directory)
+        before = set(os.listdir(saved))
+        harness.wait_for(lambda: set(os.listdir(saved)) - before or run.poll() is not None, "a save goes on")
+        disk.free()
+        harness.wait_for(lambda: harness.steps_done(directory) > full + 2 or run.poll() is not None, "metrics go on")
+        run.send_signal(signal.SIGTERM)
+        run.wait(timeout=harness.PATIENCE)
+    said = harness.read(log)
+    rows = [json.loads(line)["step"] for line in harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()]
+    gone = re.findall(r"metrics are written again from step \d+ on; (\d+) lines? lost", said)
+    if run.returncode != 75 or said.count("are lost: ") != len(gone) or rows[-1] - len(rows) != sum(map(int, gone)) or "restart 1" in said:
+        raise harness.Failure(f"run.dir is full: exit {run.returncode}, {len(rows)} rows up to step {rows[-1]}, {gone} are said to be lost\n{said}")
+    disk.fill(0)
+    result = workspace.command(["train", *words, f"run.steps={rows[-1] + 2}"])
+    if result.returncode not in (0, 74) or (result.returncode and "No space left" not in result.stderr):
+        raise harness.Failure(f"a start with a full run.dir: exit {result.returncode}\n{result.stderr}")
+    disk.free()
+    workspace.train(config, directory, [f"checkpoint.dir={saved}", f"run.steps={rows[-1] + 4}"])
+    harness.losses(directory)
+    print(f"run.dir alone is full: {sum(map(int, gone))} lines of metrics lost and counted, no step; a start on it ends with {result.returncode}")
+
+
 def body(workspace, arguments):
     if os.geteuid() != 0:
         print("skipped: a file system of its own needs root")
@@ -144,6 +176,8 @@ def body(workspace, arguments):
     with harness.Disk(workspace, 160) as disk:
         passes_at_the_end(workspace, config, disk)
         stays(workspace, config, disk)
+    with harness.Disk(workspace, 160) as disk:
+        run_dir_alone(workspace, config, disk)
 
 
 harness.main(body)
