@@ -286,7 +286,7 @@ os.makedirs("strange", exist_ok=True)
 write("strange/text.txt", b"text")
 NO_FORMAT = (f"text.txt is a file in no format that perdure reads ({THEIRS}): `perdure ckpt import --help` lists the files of each, and runs "
              "and checkpoints of perdure are directories")
-STRANGE = (rf"/.*/strange holds no checkpoint, of perdure or of another system that is read \({THEIRS}\): `perdure ckpt import --help` "
+STRANGE = (rf"/.*/strange holds no checkpoint of perdure or of another system that it reads \({THEIRS}\): `perdure ckpt import --help` "
            r"says which files each has; a run of perdure saves its own in <run.dir>/checkpoints\n$")
 for command in (["ls"], ["show"], ["stats"], ["verify"], ["prune", "--keep-last=1"], ["diff", "run"], ["diff", "strange"]):
     expect(f"ckpt-file-{'-'.join(command)}", ["ckpt", *command, "text.txt"], 65 if command[-1] == "strange" else 78,
