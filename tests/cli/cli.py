@@ -296,7 +296,7 @@ for command in ("show", "stats", "verify"):
 expect("ckpt-strange-ls", ["ckpt", "ls", "strange"], 0, re.compile("^" + STRANGE))
 write("strange.gguf", b"GGUF\3\0\0\0" + bytes(16))
 expect("ckpt-ls-gguf", ["ckpt", "ls", "strange.gguf"], 78, err=said(
-    "strange.gguf is a checkpoint of another system (gguf), and this command takes those of perdure: perdure ckpt import one of it, ckpt show, stats "
+    "strange.gguf is a checkpoint of another system (gguf), and this command takes those of perdure: perdure ckpt import converts it; ckpt show, stats "
     "and diff read it as it is"))
 expect("ckpt-no-path", ["ckpt", "show"], 64, err=said("name a run or a directory of checkpoints; see perdure ckpt show --help"))
 expect("ckpt-two-paths", ["ckpt", "show", "run", "run"], 64, err=said('"run" is one path too many: at most 1; see perdure ckpt show --help'))
