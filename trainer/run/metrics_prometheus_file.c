@@ -49,7 +49,8 @@ static pd_status file_open(const struct pd_metrics_options *options, void **ret_
     if (!p) PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
     pd_prometheus_init(&p->prometheus, options);
     snprintf(p->path, sizeof p->path, "%s", path);
-    snprintf(p->temporary, sizeof p->temporary, "%s.%d", p->path, (int)getpid()); /* collectors read *.prom alone */
+    /* Collectors read *.prom alone. A draft that a killed rank left is the next rank's to overwrite. */
+    snprintf(p->temporary, sizeof p->temporary, "%s.tmp", p->path);
     *ret_sink = p;
     return PD_OK;
 }
