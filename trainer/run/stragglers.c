@@ -29,50 +29,73 @@ static double value_of(const struct pd_rank_window *w, int kind)
     return kind == PD_SPENT_KINDS ? all_of(w) : w->seconds[kind];
 }
 
+struct work {
+    uint32_t stage, micro_batches, rank;
+    double value;
+};
+
 static int compare(const void *a, const void *b)
 {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
+    const struct work *x = a, *y = b;
+    if (x->stage != y->stage) return x->stage < y->stage ? -1 : 1;
+    if (x->micro_batches != y->micro_batches) return x->micro_batches < y->micro_batches ? -1 : 1;
+    return x->value < y->value ? -1 : x->value > y->value;
 }
 
-/* Of ranks that do the same as `rank`; of an even number the mean of the two in the middle. */
-static double median(const struct pd_rank_window *ranks, uint32_t count, uint32_t rank, int kind, double *scratch)
+/* Of ranks that do the same as each; of an even number the mean of the two in the middle. One sort for all. */
+static void medians_set(const struct pd_rank_window *ranks, uint32_t count, int kind, struct work *scratch,
+                        double *ret_medians)
 {
-    uint32_t n = 0;
     for (uint32_t r = 0; r < count; r++)
-        if (ranks[r].stage == ranks[rank].stage && ranks[r].micro_batches == ranks[rank].micro_batches)
-            scratch[n++] = value_of(&ranks[r], kind);
-    qsort(scratch, n, sizeof *scratch, compare);
-    return (scratch[(n - 1) / 2] + scratch[n / 2]) / 2;
+        scratch[r] = (struct work){ranks[r].stage, ranks[r].micro_batches, r, value_of(&ranks[r], kind)};
+    qsort(scratch, count, sizeof *scratch, compare);
+    for (uint32_t begin = 0, end = 0; begin < count; begin = end) {
+        while (end < count && scratch[end].stage == scratch[begin].stage &&
+               scratch[end].micro_batches == scratch[begin].micro_batches)
+            end++;
+        const uint32_t n = end - begin;
+        const double median = (scratch[begin + (n - 1) / 2].value + scratch[begin + n / 2].value) / 2;
+        for (uint32_t i = begin; i < end; i++)
+            ret_medians[scratch[i].rank] = median;
+    }
 }
 
-static void judge_one(const struct pd_rank_window *ranks, uint32_t count, uint32_t rank, double window_seconds,
-                      double *scratch, struct pd_straggler *s)
+static bool judge_speed(const struct pd_rank_window *w, double usual, double window_seconds, struct pd_straggler *s)
 {
-    const double mine = all_of(&ranks[rank]), usual = median(ranks, count, rank, PD_SPENT_KINDS, scratch);
-    s->rank = rank;
+    const double mine = all_of(w);
     s->speed = mine > 0 ? usual / mine : 1;
-    if (s->speed >= SLOW_SPEED || mine - usual < NOTABLE_SHARE * window_seconds) {
-        s->windows = 0;
-        return;
-    }
-    s->windows++;
+    const bool is_slow = s->speed < SLOW_SPEED && mine - usual >= NOTABLE_SHARE * window_seconds;
+    s->windows = is_slow ? s->windows + 1 : 0;
     s->lost = -1;
-    for (int kind = 0; kind < PD_SPENT_KINDS; kind++) {
-        const double lost = value_of(&ranks[rank], kind) - median(ranks, count, rank, kind, scratch);
-        if (lost <= s->lost) continue;
-        s->at = (enum pd_spent)kind;
-        s->lost = lost;
-        s->seconds = value_of(&ranks[rank], kind);
-    }
+    return is_slow;
+}
+
+static void judge_kind(const struct pd_rank_window *w, double usual, int kind, struct pd_straggler *s)
+{
+    const double lost = w->seconds[kind] - usual;
+    if (!s->windows || lost <= s->lost) return;
+    s->at = (enum pd_spent)kind;
+    s->lost = lost;
+    s->seconds = w->seconds[kind];
 }
 
 void pd_stragglers_judge(const struct pd_rank_window *ranks, uint32_t count, double window_seconds, struct pd_straggler *all)
 {
-    double *scratch = malloc(count * sizeof *scratch);
-    for (uint32_t r = 0; scratch && r < count; r++)
-        judge_one(ranks, count, r, window_seconds, scratch, &all[r]);
+    struct work *scratch = malloc(count * sizeof *scratch);
+    double *medians = malloc(count * sizeof *medians);
+    bool is_any_slow = false;
+    if (scratch && medians) medians_set(ranks, count, PD_SPENT_KINDS, scratch, medians);
+    for (uint32_t r = 0; scratch && medians && r < count; r++) {
+        all[r].rank = r;
+        is_any_slow |= judge_speed(&ranks[r], medians[r], window_seconds, &all[r]);
+    }
+    for (int kind = 0; kind < PD_SPENT_KINDS && is_any_slow; kind++) {
+        medians_set(ranks, count, kind, scratch, medians);
+        for (uint32_t r = 0; r < count; r++)
+            judge_kind(&ranks[r], medians[r], kind, &all[r]);
+    }
     free(scratch);
+    free(medians);
 }
 
 /* ---- windows ---- */
@@ -88,8 +111,10 @@ static void take_spent(uint64_t ret_ns[PD_SPENT_KINDS])
 
 pd_status pd_stragglers_init(struct pd_stragglers *s, const struct pd_group *group, struct pd_error *err)
 {
+    if (group->rank != 0) return PD_OK;
     s->all = calloc(group->size, sizeof *s->all);
-    if (!s->all) PD_FAIL(err, PD_NO_MEMORY, "no memory to compare %u ranks", group->size);
+    s->ranks = calloc(group->size, sizeof *s->ranks);
+    if (!s->all || !s->ranks) PD_FAIL(err, PD_NO_MEMORY, "no memory to compare %u ranks", group->size);
     return PD_OK;
 }
 
@@ -107,19 +132,19 @@ static void log_change(const struct pd_stragglers *s, const struct pd_rank_windo
         pd_log_info("worker", "rank %u (host %s) is as fast as the others again", one->rank, w->host);
 }
 
-static void judge_window(struct pd_stragglers *s, const struct pd_group *group, const struct pd_rank_window *ranks,
-                         double seconds, uint32_t *before)
+static void judge_window(struct pd_stragglers *s, uint32_t count, double seconds)
 {
-    for (uint32_t r = 0; r < group->size; r++)
+    uint32_t *before = calloc(count, sizeof *before);
+    for (uint32_t r = 0; before && r < count; r++)
         before[r] = s->all[r].windows;
-    pd_stragglers_judge(ranks, group->size, seconds, s->all);
-    for (uint32_t r = 0; group->rank == 0 && r < group->size; r++)
-        log_change(s, &ranks[r], &s->all[r], before[r]);
+    if (before) pd_stragglers_judge(s->ranks, count, seconds, s->all);
+    for (uint32_t r = 0; before && r < count; r++)
+        log_change(s, &s->ranks[r], &s->all[r], before[r]);
+    free(before);
 }
 
 pd_status pd_stragglers_look(struct pd_stragglers *s, struct pd_group *group, uint64_t now_ns, struct pd_error *err)
 {
-    void *all;
     uint64_t spent_ns[PD_SPENT_KINDS];
     struct pd_rank_window mine = {.stage = s->stage, .micro_batches = s->micro_batches};
     const double seconds = (double)(now_ns - s->began_ns) * 1e-9;
@@ -132,18 +157,15 @@ pd_status pd_stragglers_look(struct pd_stragglers *s, struct pd_group *group, ui
     memcpy(s->spent_ns, spent_ns, sizeof spent_ns);
     if (is_first) return PD_OK; /* the first step is that of a start */
     (void)gethostname(mine.host, sizeof mine.host - 1);
-    PD_TRY(pd_group_gather_all(group, &mine, sizeof mine, &all, err));
-    uint32_t *before = calloc(group->size, sizeof *before);
-    if (before) judge_window(s, group, all, seconds, before);
-    free(before);
-    free(all);
+    PD_TRY(pd_group_gather(group, 0, &mine, sizeof mine, s->ranks, err));
+    if (group->rank == 0) judge_window(s, group->size, seconds);
     return PD_OK;
 }
 
 uint32_t pd_stragglers_named(const struct pd_stragglers *s, uint32_t ranks, struct pd_straggler *ret_said)
 {
     uint32_t count = 0;
-    for (uint32_t r = 0; r < ranks; r++) {
+    for (uint32_t r = 0; s->all && r < ranks; r++) {
         if (s->all[r].windows < WINDOWS) continue;
         if (count < PD_STRAGGLERS_SAID) ret_said[count] = s->all[r];
         count++;
@@ -154,5 +176,7 @@ uint32_t pd_stragglers_named(const struct pd_stragglers *s, uint32_t ranks, stru
 void pd_stragglers_deinit(struct pd_stragglers *s)
 {
     free(s->all);
+    free(s->ranks);
     s->all = NULL;
+    s->ranks = NULL;
 }

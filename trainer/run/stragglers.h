@@ -37,16 +37,18 @@ struct pd_stragglers {
     uint32_t stage, micro_batches;
     bool is_gpu;
     uint64_t began_ns, spent_ns[PD_SPENT_KINDS]; /* at the window's begin */
-    struct pd_straggler *all;                    /* (group->size) */
+    struct pd_straggler *all;                    /* (group->size) of rank 0; NULL on others */
+    struct pd_rank_window *ranks;                /* (group->size) as gathered last; likewise */
 };
 
 /* Before the first step.   stragglers: what the caller set stays */
 PD_MUST_USE pd_status pd_stragglers_init(struct pd_stragglers *stragglers, const struct pd_group *group,
                                          struct pd_error *err);
 /* After a step, with the root's clock as all ranks have agreed upon it. Collective at the end of a window, which then is the
- * end of it on all ranks. Rank 0 logs who became slow, and who is no more. */
+ * end of it on all ranks. Rank 0 alone compares, and logs who became slow, and who is no more. */
 PD_MUST_USE pd_status pd_stragglers_look(struct pd_stragglers *stragglers, struct pd_group *group, uint64_t now_ns,
                                          struct pd_error *err);
-/* Those that are named now.   ret_said (PD_STRAGGLERS_SAID): the first of them.   Returns how many there are. */
+/* Those that are named now; on other ranks than 0 none.   ret_said (PD_STRAGGLERS_SAID): the first of them.
+ * Returns how many there are. */
 uint32_t pd_stragglers_named(const struct pd_stragglers *stragglers, uint32_t ranks, struct pd_straggler *ret_said);
 void pd_stragglers_deinit(struct pd_stragglers *stragglers);
