@@ -175,20 +175,25 @@ pd_status pd_starter_choose(enum pd_transport asked, uint32_t ranks, enum pd_tra
     return PD_OK;
 }
 
-/* The soft limit is raised as far as the hard one allows, up to what offloading and metrics may need. */
-static pd_status check_open_files(const struct pd_start *start, rlim_t needs, const char *who, const char *or_else,
-                                  struct pd_error *err)
+/* The soft limit, as far as the hard one allows, up to what offloading and metrics may need; ranks and relays inherit it.
+ * Returns it. */
+static rlim_t open_files_raise(const struct pd_start *start)
 {
     struct rlimit files;
     const rlim_t wanted = FULL_RUN_FILES * (1 + (rlim_t)start->ranks);
-    if (getrlimit(RLIMIT_NOFILE, &files)) return PD_OK;
+    if (getrlimit(RLIMIT_NOFILE, &files)) return RLIM_INFINITY;
     struct rlimit raised = {wanted < files.rlim_max ? wanted : files.rlim_max, files.rlim_max};
-    if (files.rlim_cur < raised.rlim_cur && setrlimit(RLIMIT_NOFILE, &raised) == 0) files = raised;
-    if (files.rlim_cur >= needs) return PD_OK;
+    return files.rlim_cur < raised.rlim_cur && setrlimit(RLIMIT_NOFILE, &raised) == 0 ? raised.rlim_cur : files.rlim_cur;
+}
+
+static pd_status check_open_files(const struct pd_start *start, rlim_t needs, const char *who, const char *or_else,
+                                  struct pd_error *err)
+{
+    const rlim_t files = open_files_raise(start);
+    if (files >= needs) return PD_OK;
     PD_FAIL(err, PD_UNSUPPORTED,
             "%s needs more than %llu open files for %s, and the limit is %llu: raise it (ulimit -n 1024)%s", who,
-            (unsigned long long)needs - 1, pd_counted(start->ranks, "rank").text, (unsigned long long)files.rlim_cur,
-            or_else);
+            (unsigned long long)needs - 1, pd_counted(start->ranks, "rank").text, (unsigned long long)files, or_else);
 }
 
 /* Open MPI 4 takes pipes for all ranks of a host first, and hangs where it gets none. Ranks of hosts that others name may be
@@ -198,7 +203,10 @@ pd_status pd_starter_check_limits(const struct pd_start *start, struct pd_error 
     struct rlimit space;
     if (start->transport == PD_TRANSPORT_LOCAL)
         return check_open_files(start, RUN_FILES + RANK_FILES * (rlim_t)start->ranks, "a run", "", err);
-    if (own_starter() || is_slurm_of_nodes()) return PD_OK;
+    if (own_starter() || is_slurm_of_nodes()) {
+        (void)open_files_raise(start); /* a socket of each rank is here, wherever that is */
+        return PD_OK;
+    }
     if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur < MPI_SPACE_BYTES)
         PD_FAIL(
             err, PD_UNSUPPORTED,

@@ -2,6 +2,7 @@
 #include "ckpt/base/parse.h"
 #include "tests/helpers/scale.h"
 #include "trainer/launch/launcher.h"
+#include "trainer/launch/starter.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -12,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -780,4 +782,24 @@ Test(launcher, a_directory_that_cannot_be_used_is_done_without)
     struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_LOCAL, 1);
     what.dir = "/nonexistent";
     cr_assert_eq(launch(&what), 0);
+}
+
+/* Too few are no reason to refuse: the ranks may be on other hosts. */
+Test(launcher, open_files_are_raised_for_a_starter_of_the_user_too, .init = set_up, .fini = tear_down)
+{
+    struct pd_error err;
+    struct rlimit files;
+    struct pd_start start = {.transport = PD_TRANSPORT_MPI, .ranks = 8};
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
+    cr_assert_geq(files.rlim_max, 150);
+    setenv("PERDURE_MPIRUN", "mpirun", 1);
+    files = (struct rlimit){100, 150};
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
+    cr_expect_eq(pd_starter_check_limits(&start, &err), PD_OK);
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
+    cr_expect_eq(files.rlim_cur, 144, "16 for each rank and one more");
+    start.ranks = 16384;
+    cr_expect_eq(pd_starter_check_limits(&start, &err), PD_OK);
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
+    cr_expect_eq(files.rlim_cur, 150);
 }
