@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <netdb.h>
 #include <poll.h>
+#include <search.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@
 #define AGENT_WORDS_MAX 32u
 #define ANSWER_MS_MIN 1000
 #define ANSWER_MS_MAX 10000
+#define LOOK_MS_MAX 60000
 #define LACKS_PROGRAM 97 /* exit code of the question */
 #define MACHINE "perdure-host "
 #define BOOT_ID "/proc/sys/kernel/random/boot_id"
@@ -64,14 +66,11 @@ static bool line_parse(char *line, uint32_t slots, struct pd_launch_host_seen *r
     return true;
 }
 
-static void add(struct pd_launch_host_seen *hosts, uint32_t *count, const struct pd_launch_host_seen *host)
+/* The first host under this key, which is `host` where there was none; NULL: none, and no host was given. */
+static struct pd_launch_host_seen *first_of(struct hsearch_data *table, char *key, struct pd_launch_host_seen *host)
 {
-    for (uint32_t i = 0; i < *count; i++) {
-        if (strcmp(hosts[i].name, host->name)) continue;
-        hosts[i].slots += host->slots;
-        return;
-    }
-    hosts[(*count)++] = *host;
+    ENTRY *found;
+    return hsearch_r((ENTRY){key, host}, host ? ENTER : FIND, &found, table) ? found->data : host;
 }
 
 static uint32_t lines_of(const char *text)
@@ -87,8 +86,11 @@ pd_status pd_launch_hosts_parse(const char *text, uint32_t slots, struct pd_laun
 {
     uint32_t count = 0, number = 0;
     char *copy = strdup(text), *rest = copy;
+    struct hsearch_data names = {0};
     struct pd_launch_host_seen *hosts = calloc(lines_of(text), sizeof *hosts), host = {.address = ""};
-    pd_status st = copy && hosts ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "a list of hosts");
+    pd_status st = copy && hosts && hcreate_r(2 * (size_t)lines_of(text), &names)
+                       ? PD_OK
+                       : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "a list of hosts");
     for (char *line; !st && (line = strsep(&rest, "\n"));) {
         char shown[64];
         snprintf(shown, sizeof shown, "%.60s", line);
@@ -96,9 +98,15 @@ pd_status pd_launch_hosts_parse(const char *text, uint32_t slots, struct pd_laun
         if (!line_parse(line, slots, &host))
             st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "line %u, \"%s\", is none of: name, name:4, name slots=4",
                               number, shown);
-        else if (host.name[0] && host.slots)
-            add(hosts, &count, &host);
+        if (st || !host.name[0] || !host.slots) continue;
+        hosts[count] = host;
+        struct pd_launch_host_seen *first = first_of(&names, hosts[count].name, &hosts[count]);
+        if (first == &hosts[count])
+            count++;
+        else
+            first->slots += host.slots;
     }
+    hdestroy_r(&names);
     free(copy);
     if (st) {
         free(hosts);
@@ -320,6 +328,11 @@ static int limit_of(int patience, int slowest_ms)
     return limit_ms < ANSWER_MS_MIN ? ANSWER_MS_MIN : limit_ms > ANSWER_MS_MAX ? ANSWER_MS_MAX : limit_ms;
 }
 
+bool pd_launch_look_waits(int patience, int slowest_ms, int last_ms, int waited_ms)
+{
+    return waited_ms < LOOK_MS_MAX && waited_ms - last_ms < limit_of(patience, slowest_ms);
+}
+
 /* ---- who reaches whom ---- */
 
 static bool says_unreached(const struct asked *a, const char *address)
@@ -461,20 +474,22 @@ static bool take_answer(struct pd_launch_host_seen *h, struct asked *a)
     return true;
 }
 
-/* All at once. Where the machines are busy those that answer take long too, and the others are given more time. */
+/* All at once. Where machines are busy those that answer take long too, and while answers come the others get more time. */
 static void ask_all(const struct question *q, struct pd_launch_host_seen *hosts, uint32_t count, FILE *out)
 {
     struct asked *asked = calloc(count, sizeof *asked);
     if (!asked) _exit(1);
-    int slowest_ms = q->slowest_ms;
+    int slowest_ms = q->slowest_ms, last_ms = 0;
+    const int links_ms = q->asks_links ? LINKS_MS : 0;
     uint32_t left = begin_to_ask_all(q, hosts, count, asked, out);
     const uint64_t began = pd_clock_monotonic_ns(NULL);
     if (q->asks_links && hosts[0].answers) ask_from_here(hosts, count, &asked[0]);
-    for (int waited_ms = 0; left && waited_ms < limit_of(q->patience, slowest_ms) + (q->asks_links ? LINKS_MS : 0);
+    for (int waited_ms = 0; left && pd_launch_look_waits(q->patience, slowest_ms, last_ms, waited_ms - links_ms);
          waited_ms = (int)(pd_clock_seconds_since(NULL, began) * 1e3)) {
         for (uint32_t i = 0; i < count; i++) {
             if (!hosts[i].is_silent || !take_answer(&hosts[i], &asked[i])) continue;
             left--;
+            last_ms = waited_ms;
             if (hosts[i].answers && waited_ms >= slowest_ms) slowest_ms = waited_ms + 1;
             say(out, &hosts[i], waited_ms + 1);
         }
@@ -592,30 +607,25 @@ void pd_launch_look_cancel(struct pd_launch_look *l)
         .results = -1, .slowest_ms = l->slowest_ms, .secret = l->secret, .secret_dir = l->secret_dir};
 }
 
-static struct pd_launch_host_seen *find(struct pd_launch_host_seen *hosts, uint32_t count, const char *name)
-{
-    for (uint32_t i = 0; i < count; i++)
-        if (!strcmp(hosts[i].name, name)) return &hosts[i];
-    return NULL;
-}
-
 /* The first name of a machine has its ranks. */
-static void find_same(struct pd_launch_host_seen *hosts, uint32_t count)
+static void find_same(struct pd_launch_host_seen *hosts, uint32_t count, struct hsearch_data *machines)
 {
-    for (uint32_t i = 1; i < count; i++)
-        for (uint32_t k = 0; k < i && hosts[i].machine[0] && !hosts[i].same_as[0]; k++)
-            if (!hosts[k].same_as[0] && !strcmp(hosts[i].machine, hosts[k].machine))
-                snprintf(hosts[i].same_as, sizeof hosts[i].same_as, "%s", hosts[k].name);
-    for (uint32_t i = 0; i < count; i++)
-        if (hosts[i].same_as[0]) hosts[i].slots = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pd_launch_host_seen *first =
+            hosts[i].machine[0] ? first_of(machines, hosts[i].machine, &hosts[i]) : &hosts[i];
+        if (first == &hosts[i]) continue;
+        snprintf(hosts[i].same_as, sizeof hosts[i].same_as, "%s", first->name);
+        hosts[i].slots = 0;
+    }
 }
 
 /* "- b a": b is cut off from a; "- b -": from nobody. False: the line is of something else. */
-static bool take_links(const char *line, struct pd_launch_host_seen *hosts, uint32_t count)
+static bool take_links(const char *line, struct hsearch_data *names)
 {
     char name[PD_LAUNCH_HOST_BYTES], other[PD_LAUNCH_HOST_BYTES];
     if (strncmp(line, OF_LINKS, strlen(OF_LINKS))) return false;
-    struct pd_launch_host_seen *h = sscanf(line, OF_LINKS "%255s %255s", name, other) == 2 ? find(hosts, count, name) : NULL;
+    struct pd_launch_host_seen *h =
+        sscanf(line, OF_LINKS "%255s %255s", name, other) == 2 ? first_of(names, name, NULL) : NULL;
     if (h) h->knows_links = true;
     if (h && strcmp(other, "-")) snprintf(h->cut_off_from, sizeof h->cut_off_from, "%s", other);
     return true;
@@ -628,13 +638,19 @@ static pd_status results_parse(const char *text, uint32_t *ret_slowest_ms, struc
     uint32_t count = 0, slowest_ms = 0;
     if (!text) PD_FAIL(err, PD_UNSUPPORTED, "launch.hosts: the process that looks for hosts ended without a word");
     if (text[0] == FAILURE) PD_FAIL(err, PD_UNSUPPORTED, "%.*s", (int)strcspn(text + 1, "\n"), text + 1);
-    struct pd_launch_host_seen *hosts = calloc(lines_of(text), sizeof *hosts);
-    if (!hosts) PD_FAIL(err, PD_NO_MEMORY, "a list of hosts");
+    const uint32_t lines = lines_of(text);
+    struct hsearch_data names = {0}, machines = {0};
+    struct pd_launch_host_seen *hosts = calloc(lines, sizeof *hosts);
+    if (!hosts || !hcreate_r(2 * (size_t)lines, &names) || !hcreate_r(2 * (size_t)lines, &machines)) {
+        hdestroy_r(&names);
+        free(hosts);
+        PD_FAIL(err, PD_NO_MEMORY, "a list of hosts");
+    }
     for (const char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
         int answers;
         uint32_t after_ms;
         struct pd_launch_host_seen h = {.address = ""};
-        if (take_links(line, hosts, count)) continue;
+        if (take_links(line, &names)) continue;
         if (sscanf(line, "%255s %u %d %u %127s%*1[ ]%63[^\n]", h.name, &h.slots, &answers, &after_ms, h.machine, h.address) <
             5)
             continue;
@@ -645,10 +661,16 @@ static pd_status results_parse(const char *text, uint32_t *ret_slowest_ms, struc
         h.is_silent = answers == -1;
         h.lacks_program = answers == -2;
         if (h.answers && after_ms > slowest_ms) slowest_ms = after_ms;
-        struct pd_launch_host_seen *known = find(hosts, count, h.name);
-        *(known ? known : &hosts[count++]) = h;
+        hosts[count] = h;
+        struct pd_launch_host_seen *known = first_of(&names, hosts[count].name, &hosts[count]);
+        if (known == &hosts[count])
+            count++;
+        else
+            *known = h;
     }
-    find_same(hosts, count);
+    find_same(hosts, count, &machines);
+    hdestroy_r(&names);
+    hdestroy_r(&machines);
     if (slowest_ms) *ret_slowest_ms = slowest_ms;
     *ret_hosts = hosts;
     *ret_count = count;

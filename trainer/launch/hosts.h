@@ -4,7 +4,8 @@
  *            that it takes; `#` begins a comment; a host that is named twice has the sum
  *   answers  `AGENT NAME "test -x PROGRAM ..."` ends well, so this program is there too, within `patience` times what the
  *            slowest of those that answer takes, in this look or took in the one before: one second at least, ten at most,
- *            which are given where none has ever answered. This host is not asked
+ *            which are given where none has ever answered. Counted from the last answer, a minute in all at most. This host is
+ *            not asked
  *   secret   the question goes with it on standard input, so that no process list and no network shows it; each host writes it
  *            into a file that its user alone can read
  *   links    where they are asked for: two hosts between which probes are lost, one way or both ways, cannot run ranks together;
@@ -53,6 +54,9 @@ PD_MUST_USE pd_status pd_launch_look_begin(const char *source, const char *agent
                                            struct pd_launch_look *current, struct pd_error *err);
 /* Whether it has ended; waits up to `timeout_ms` for that. */
 bool pd_launch_look_poll(struct pd_launch_look *look, int timeout_ms);
+/* Pure: whether a look waits on. The last answer came after last_ms (0: none has), and the slowest after slowest_ms (0: not
+ * known). Many handshakes share the cores of one host: what counts is how long nobody has answered, a minute in all at most. */
+bool pd_launch_look_waits(int patience, int slowest_ms, int last_ms, int waited_ms);
 /* What is known so far.   ret_hosts (*ret_count), malloc'ed
  *   errors  PD_UNSUPPORTED: nothing is */
 PD_MUST_USE pd_status pd_launch_look_peek(const struct pd_launch_look *look, struct pd_launch_host_seen **ret_hosts,
