@@ -122,7 +122,7 @@ def grace(workspace, config):
             harness.wait_for(lambda: harness.steps_done(run) > 6 or launch.poll() is not None, "some steps")
             launch.send_signal(signal.SIGTERM)
             said = launch.communicate(timeout=harness.PATIENCE)[1]
-        check(launch.returncode == 75 and "was not through in time (PERDURE_GRACE_S): ended" in said, f"exit {launch.returncode}\n{said}")
+        check(launch.returncode == 75 and "not all ranks had saved in time (PERDURE_GRACE_S): ended" in said, f"exit {launch.returncode}\n{said}")
         said = workspace.train(config, run, ["run.steps=6", *more]).stderr
         check("resumed at step 4" in said, f"the checkpoint before does not stand:\n{said}")
     said = workspace.train(config, workspace.directory(), [], {"PERDURE_GRACE_S": "long"}, expect=64).stderr

@@ -18,14 +18,14 @@ static __global__ void clear_checks(struct batch b, uint32_t count)
     if (threadIdx.x < count && b.runs[threadIdx.x].check_begins) *b.runs[threadIdx.x].check = 0;
 }
 
-template <enum pd_term_source S> PD_DEVICE int64_t term_of(const batch &b, const void *from, uint64_t i, bool wrong[2])
+template <enum pd_term_source S> PD_DEVICE int64_t term_of(const batch &b, const void *from, uint64_t i, uint32_t *wrong)
 {
     if (!from) return 0;
     if (S == PD_TERM_INTEGER) return static_cast<const int64_t *>(from)[i];
     const float x = static_cast<const float *>(from)[i];
     const double wide = __dmul_rn(static_cast<double>(x), b.scale);
     const bool fits = wide < b.limit && wide > -b.limit;
-    if (!fits) wrong[!isfinite(x)] = true;
+    if (!fits) *wrong |= isfinite(x) ? 1u : 2u;
     return fits ? __double2ll_rn(wide) : 0;
 }
 
@@ -36,16 +36,16 @@ template <enum pd_term_source S> static __global__ void make_terms(struct batch 
     const struct pd_term_run &run = b.runs[blockIdx.y];
     const uint64_t threads = static_cast<uint64_t>(gridDim.x) * blockDim.x;
     word sum = 0;
-    bool wrong[2] = {false, false}; /* out of range; not finite */
+    uint32_t wrong = 0; /* bits: out of range; not finite. An array would lie on the stack */
     if (threadIdx.x == 0) total[0] = 0;
     __syncthreads();
     for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < run.n; i += threads) {
-        const word term = static_cast<word>(term_of<S>(b, run.from, i, wrong));
+        const word term = static_cast<word>(term_of<S>(b, run.from, i, &wrong));
         sum += term;
         if (run.to) run.to[i] = static_cast<int64_t>(run.adds ? static_cast<word>(run.to[i]) + term : term);
     }
     for (int i = 0; i < 2; i++)
-        if (wrong[i] && run.flags) run.flags[i] = b.mark;
+        if (wrong >> i & 1 && run.flags) run.flags[i] = b.mark;
     if (!run.check) return;
     if (sum) atomicAdd(&total[0], sum);
     __syncthreads();
@@ -66,8 +66,7 @@ pd_status pd_cuda_terms(void *stream, const struct pd_terms *t, struct pd_error 
     if (clears) PD_TRY(PD_LAUNCH(err, clear_checks, 1, PD_TERM_RUNS_MAX, 0, stream, b, t->run_count));
     if (!most) return PD_OK;
     const dim3 grid(pd_blocks(most, PER_THREAD * PD_THREADS), t->run_count);
-    if (t->source == PD_TERM_F32)
-        return PD_LAUNCH(err, make_terms<PD_TERM_F32>, grid, PD_THREADS, 0, stream, b);
+    if (t->source == PD_TERM_F32) return PD_LAUNCH(err, make_terms<PD_TERM_F32>, grid, PD_THREADS, 0, stream, b);
     return PD_LAUNCH(err, make_terms<PD_TERM_INTEGER>, grid, PD_THREADS, 0, stream, b);
 }
 
