@@ -11,6 +11,7 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <search.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +36,7 @@ struct connection {
     uint64_t since_ns;
     struct connection *previous, *next; /* of strangers, the oldest first; unused once it is proven */
     struct pd_seal seal;
+    uint32_t index;   /* in proven */
     uint32_t rank;    /* that began here; PD_MESSAGE_NOBODY: none */
     bool is_left;     /* the rank has made another connection */
     uint64_t place;   /* digest of the place of a relay; 0: it is none */
@@ -52,8 +54,10 @@ struct pd_launch_receiver {
     uint32_t strangers;
     struct connection **proven; /* (proven_count) owned */
     uint32_t proven_count, proven_room;
+    struct connection **bound;                      /* (ranks) owned as proven; the connection of each, NULL: it has none */
     uint64_t *places;                               /* (ranks) digest of the place of who has begun */
     uint32_t *order;                                /* (ranks) of table->begun: who has begun, in that order */
+    struct hsearch_data firsts;                     /* by the place of who has begun: an entry of order, the first there */
     uint64_t refused, refused_logged, logged_ns[2]; /* of strangers; of what was changed on its way */
     char build[PD_MESSAGE_BUILD_BYTES], addresses[2048];
 };
@@ -182,7 +186,8 @@ pd_status pd_launch_receiver_open(const struct pd_launch_receiver_options *optio
     r->epoll = epoll_create1(EPOLL_CLOEXEC);
     r->places = calloc(options->table->count, sizeof *r->places);
     r->order = calloc(options->table->count, sizeof *r->order);
-    if (!r->places || !r->order) {
+    r->bound = calloc(options->table->count, sizeof(struct connection *));
+    if (!r->places || !r->order || !r->bound || !hcreate_r(2 * (size_t)options->table->count, &r->firsts)) {
         pd_launch_receiver_free(r);
         PD_FAIL(err, PD_NO_MEMORY, "no memory for the sockets of %u ranks", options->table->count);
     }
@@ -255,8 +260,9 @@ static void connection_end(struct pd_launch_receiver *r, struct connection *c)
         connection_free(r, c);
         return;
     }
-    for (uint32_t i = 0; i < r->proven_count; i++)
-        if (r->proven[i] == c) r->proven[i] = r->proven[--r->proven_count];
+    r->proven[c->index] = r->proven[--r->proven_count];
+    r->proven[c->index]->index = c->index;
+    if (c->rank != PD_MESSAGE_NOBODY && r->bound[c->rank] == c) r->bound[c->rank] = NULL;
     const uint32_t rank = c->is_left ? PD_MESSAGE_NOBODY : c->rank;
     connection_free(r, c);
     if (rank != PD_MESSAGE_NOBODY && !r->options.table->ranks[rank].has_ended) r->options.closed(r->options.context, rank);
@@ -271,6 +277,7 @@ static bool proven_add(struct pd_launch_receiver *r, struct connection *c)
         r->proven = more;
         r->proven_room = room;
     }
+    c->index = r->proven_count;
     r->proven[r->proven_count++] = c;
     return true;
 }
@@ -345,8 +352,9 @@ static char *read_config(const char *path)
 /* A rank has one connection: the end of one that it has left says nothing about it. */
 static void rank_bind(struct pd_launch_receiver *r, struct connection *c, uint32_t rank)
 {
-    for (uint32_t i = 0; i < r->proven_count; i++)
-        r->proven[i]->is_left |= r->proven[i]->rank == rank && r->proven[i] != c;
+    if (c->rank != PD_MESSAGE_NOBODY && r->bound[c->rank] == c) r->bound[c->rank] = NULL;
+    if (r->bound[rank] && r->bound[rank] != c) r->bound[rank]->is_left = true;
+    r->bound[rank] = c;
     c->rank = rank;
 }
 
@@ -372,9 +380,8 @@ static void take_begun(struct pd_launch_receiver *r, struct connection *c, const
     rank_bind(r, c, m->rank);
     r->places[m->rank] = pd_digest64(b->place, strlen(b->place), 0) | 1;
     if (!is_again) r->order[table->begun - 1] = m->rank;
-    uint32_t first = 0;
-    while (r->places[r->order[first]] != r->places[m->rank])
-        first++;
+    ENTRY *first, mine = {b->place, &r->order[table->begun - 1]};
+    if (!hsearch_r(mine, ENTER, &first, &r->firsts)) first = &mine;
     if (!b->is_here && strcmp(b->build, r->build)) {
         snprintf(refused, sizeof refused,
                  "host %s has another build of %s (%s) than the launcher (%s): install the same one on all hosts", b->host,
@@ -384,7 +391,7 @@ static void take_begun(struct pd_launch_receiver *r, struct connection *c, const
     /* What it does with the answer comes later in events.jsonl. */
     is_again ? r->options.reopened(r->options.context, m->rank) : r->options.begun(r->options.context, m->rank);
     char *config = b->is_here ? NULL : read_config(r->options.config_path);
-    const bool is_first = !b->is_here && r->order[first] == m->rank;
+    const bool is_first = !b->is_here && *(const uint32_t *)first->data == m->rank;
     answer(c, PD_MESSAGE_CONFIG, is_first, config ? config : "", config ? (uint32_t)strlen(config) : 0);
     free(config);
 }
@@ -516,6 +523,8 @@ void pd_launch_receiver_free(struct pd_launch_receiver *r)
         close(r->listeners[i]);
     if (r->epoll >= 0) close(r->epoll);
     free(r->proven);
+    free(r->bound);
+    hdestroy_r(&r->firsts);
     free(r->places);
     free(r->order);
     free(r);

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <search.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,6 +63,17 @@ static void open_for(uint32_t ranks)
                                                        .closed = note_closed,
                                                        .reopened = note_begun};
     cr_assert_eq(pd_launch_receiver_open(&options, &receiver, &err), PD_OK, "%s", err.message);
+}
+
+static uint64_t lookups;
+
+int __real_hsearch_r(ENTRY item, ACTION action, ENTRY **ret, struct hsearch_data *names);
+int __wrap_hsearch_r(ENTRY item, ACTION action, ENTRY **ret, struct hsearch_data *names);
+
+int __wrap_hsearch_r(ENTRY item, ACTION action, ENTRY **ret, struct hsearch_data *names)
+{
+    lookups++;
+    return __real_hsearch_r(item, action, ret, names);
 }
 
 static void set_up(void)
@@ -355,4 +367,28 @@ Test(receiver, a_relay_hears_of_the_ranks_of_its_host_and_speaks_for_them_alone,
     close(again.fd);
     close(one.fd);
     close(two.fd);
+}
+
+static void set_up_many(void)
+{
+    open_for(16384);
+}
+
+/* One lookup a rank, of 16,384 on 512 hosts; the first of each is the relay. */
+Test(receiver, a_rank_of_many_takes_one_step_in_the_table_of_places, .init = set_up_many, .fini = tear_down)
+{
+    uint32_t relays = 0;
+    char place[16];
+    struct pd_message m;
+    struct peer p = meet(dial(), secret, 4);
+    lookups = 0;
+    for (uint32_t rank = 0; rank < 16384; rank++) {
+        snprintf(place, sizeof place, " host %u", rank % 512);
+        cr_assert_eq(begin(&p, rank, place, NULL, &m), PD_MESSAGE_CONFIG);
+        cr_assert_eq(m.rank, rank < 512, "rank %u", rank);
+        relays += m.rank;
+    }
+    cr_expect(relays == 512 && table.begun == 16384);
+    cr_expect_eq(lookups, 16384);
+    close(p.fd);
 }
