@@ -3,6 +3,7 @@
 kubernetes-validate is there), our exit codes mean what they mean, and what containers and services run does run, with kubectl, the operator's
 program and ssh made by hand. 75 starts again, every other code ends, TERM leaves."""
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,6 +112,21 @@ def check_codes(jobset):
     fails = [code for code in (75, *FINAL) if any(code not in rule["values"] for rule in rules)]
     if fails != list(FINAL) or rules[0]["operator"] != "NotIn" or rules[0]["containerName"] != "perdure":
         raise harness.Failure(f"podFailurePolicy: {rules}")
+
+
+def check_grace(jobset, mpijob):
+    """Launchers give up a save a few seconds before Kubernetes, systemd or Slurm kills them."""
+    pods = {"kubernetes-jobset.yaml": find(jobset, "JobSet")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"],
+            "kubernetes-mpijob.yaml": mpijob[0]["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]}
+    found = {name: (pod["terminationGracePeriodSeconds"], next((e["value"] for e in pod["containers"][0].get("env", []) if e["name"] == "PERDURE_GRACE_S"), 0))
+             for name, pod in pods.items()}
+    for name, given, ours in (("cloud-init.yaml", r"TimeoutStopSec=(\d+)$", r"Environment=PERDURE_GRACE_S=(\d+)$"),
+                              ("slurm.sbatch", r"#SBATCH --signal=B:USR1@(\d+)$", r"PERDURE_GRACE_S:-(\d+)\}")):
+        text = harness.read(os.path.join(FILES, name))
+        found[name] = tuple(one.group(1) if one else 0 for one in (re.search(pattern, text, re.MULTILINE) for pattern in (given, ours)))
+    for name, (given, ours) in found.items():
+        if not 3 <= int(given) - int(ours) <= 15:
+            raise harness.Failure(f"{name}: it gives {given} seconds, and PERDURE_GRACE_S is {ours}: set it 3 to 15 below")
 
 
 class Place:
@@ -229,6 +245,7 @@ def body(workspace, _):
     check_fields(find(jobset, "JobSet"))
     check_fields(mpijob[0])
     check_codes(jobset)
+    check_grace(jobset, mpijob)
     place = Place(workspace)
     slurm_hears(place)
     ssh_runs(place)
