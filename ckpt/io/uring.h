@@ -8,7 +8,7 @@ enum pd_uring_refusal {
     PD_URING_REFUSE_BUFFERS = 1,  /* ENOMEM: memlock limit */
     PD_URING_REFUSE_FLAGS = 4,    /* EINVAL: no COOP_TASKRUN, before 5.19 */
     PD_URING_REFUSE_RING = 16,    /* EPERM: seccomp, kernel.io_uring_disabled */
-    PD_URING_REFUSE_LATER = 32,   /* the first ring works, those of queues do not (EMFILE) */
+    PD_URING_REFUSE_LATER = 32,   /* the first ring works, the queues' rings do not (EMFILE) */
     PD_URING_REFUSE_DIRECT = 64,  /* EINVAL of every direct transfer, as some file systems answer */
     PD_URING_REFUSE_MEMORY = 256, /* ENOMEM of rings: memlock limit, before 5.12 */
     PD_URING_REFUSE_MAPPED = 128, /* EOPNOTSUPP of queues' buffers: memory mapped from a file, before 6.5 */

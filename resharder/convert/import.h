@@ -17,7 +17,7 @@ struct pd_import_request {
     bool fresh_optimizer;                  /* moments without a link are zeros; otherwise each must have one */
     const struct pd_layout *layout;
     const struct pd_run_state *state; /* to be; its layout is not looked at */
-    bool is_ours;          /* the catalog is that of a checkpoint of ours, whose blocks are verified as they are read */
+    bool is_ours;                     /* a checkpoint of ours: its blocks are verified as they are read */
     uint64_t stored_bytes; /* of its files, for the question whether there is room; 0: as many as the tensors have */
     struct pd_shard_codec codec;
     struct pd_store *target; /* writable, of this process alone */

@@ -5,7 +5,7 @@
  *   memory   the caller's buffers; 8 bytes for each 64 KiB of the shards being written; what HDF5 needs for their metadata.
  *            Shards are taken in groups so that this stays within the limits in rewrite.c
  *   crash    the store's: without a record there is no checkpoint. The next rewrite clears what a killed one left
- *   errors   PD_NO_SPACE, PD_IO, PD_STOPPED, those of the feed. The target store is then as before
+ *   errors   PD_NO_SPACE, PD_IO, PD_STOPPED, and the feed's own. The target store is then as before
  */
 #pragma once
 
@@ -15,8 +15,8 @@
 
 #define PD_REWRITE_BUFFER_BYTES_MIN (UINT64_C(16) << 20)
 
-/* The record of the request has the state to be, under a layout of one rank, and one shard whose data_bytes are those of all
- * tensors and whose file_bytes are what the source takes.
+/* The record of the request has the state to be, under a layout of one rank, and one shard: data_bytes counts all tensors,
+ * file_bytes the source's files.
  *   threads  all three from the one that rewrites */
 struct pd_rewrite_feed {
     void *context;
