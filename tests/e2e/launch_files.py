@@ -2,6 +2,7 @@
 """Files of tools/launch but for Slurm's: manifests are YAML whose Kubernetes objects have the fields of the published schema (where the package
 kubernetes-validate is there), our exit codes mean what they mean, and what containers and services run does run, with kubectl, the operator's
 program and ssh made by hand. 75 starts again, every other code ends, TERM leaves."""
+import json
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ except ImportError:
     sys.exit(77)
 
 FILES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/launch")
+UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc"]
 FINAL = (64, 65, 70, 74, 78, 93)
 CONFIG = """
 run: {{seed: 3, steps: 4}}
@@ -114,12 +116,19 @@ def check_codes(jobset):
         raise harness.Failure(f"podFailurePolicy: {rules}")
 
 
+def pods_of(jobset, mpijob):
+    """The launcher's and the workers' of each manifest."""
+    jobs, replicas = find(jobset, "JobSet")["spec"]["replicatedJobs"], mpijob[0]["spec"]["mpiReplicaSpecs"]
+    return {"kubernetes-jobset.yaml": {job["name"]: job["template"]["spec"]["template"]["spec"] for job in jobs},
+            "kubernetes-mpijob.yaml": {"launcher": replicas["Launcher"]["template"]["spec"], "workers": replicas["Worker"]["template"]["spec"]}}
+
+
 def check_grace(jobset, mpijob):
     """Launchers give up a save a few seconds before Kubernetes, systemd or Slurm kills them."""
-    pods = {"kubernetes-jobset.yaml": find(jobset, "JobSet")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"],
-            "kubernetes-mpijob.yaml": mpijob[0]["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]}
-    found = {name: (pod["terminationGracePeriodSeconds"], next((e["value"] for e in pod["containers"][0].get("env", []) if e["name"] == "PERDURE_GRACE_S"), 0))
-             for name, pod in pods.items()}
+    found = {}
+    for name, pods in pods_of(jobset, mpijob).items():
+        ours = next((e["value"] for e in pods["launcher"]["containers"][0].get("env", []) if e["name"] == "PERDURE_GRACE_S"), 0)
+        found.update({f"{name}, {what}": (pod.get("terminationGracePeriodSeconds", 30), ours) for what, pod in pods.items()})
     for name, given, ours in (("cloud-init.yaml", r"TimeoutStopSec=(\d+)$", r"Environment=PERDURE_GRACE_S=(\d+)$"),
                               ("slurm.sbatch", r"#SBATCH --signal=B:USR1@(\d+)$", r"PERDURE_GRACE_S:-(\d+)\}")):
         text = harness.read(os.path.join(FILES, name))
@@ -239,8 +248,46 @@ def cloud_runs(place):
         raise harness.Failure(f"cloud-init.yaml: exit {code}, {unit}\n{said}")
 
 
-def body(workspace, _):
+def worker_leaves(place, name, pod):
+    """TERM to PID 1 of a worker pod, which runs the manifest's own command (sshd is left out): the ranks in it save before it ends."""
+    command = [word.replace("/usr/sbin/sshd -De", "sleep infinity") for word in pod["containers"][0]["command"]]
+    directory = place.workspace.directory("pod")
+    words = [place.workspace.perdure, "train", place.config, f"run.dir={directory}", "run.steps=1000000", "launch.hosts=echo worker-0:2"]
+    with subprocess.Popen([*UNSHARE, "--kill-child", *command]) as namespace:
+        try:
+            children = f"/proc/{namespace.pid}/task/{namespace.pid}/children"
+            first = int(harness.wait_for(lambda: harness.read(children).strip(), "the pod runs"))
+            agent = place.program("agent", f"#!/bin/sh\nshift\nexec nsenter --target {first} --pid --mount -- sh -c \"$*\"\n")
+            with subprocess.Popen([*words, f"launch.agent={agent}"], env=place.environment()) as launcher:
+                harness.wait_for(lambda: harness.steps_done(directory) >= 5, "the run goes on")
+                os.kill(first, signal.SIGTERM)
+                begin = harness.steps_done(directory)
+                harness.wait_for(lambda: launcher.poll() is not None or harness.steps_done(directory) > begin + 1000, "the run leaves")
+                launcher.send_signal(signal.SIGKILL)
+            code = namespace.wait(timeout=harness.PATIENCE) if launcher.returncode == 75 else None
+        finally:
+            namespace.kill()
+    listed = json.loads(place.run(["perdure", "ckpt", "ls", directory, "--json"])[1])
+    found = launcher.returncode, code, max((one["step"] for one in listed), default=0)
+    if found != (75, 143, harness.steps_done(directory)):
+        raise harness.Failure(f"{name}: TERM to a worker pod after step {begin}: exit of the launcher, of the pod, newest checkpoint: {found}")
+    print(f"{name}: TERM to a worker pod saved step {found[2]}", flush=True)
+
+
+def pods_leave(workspace, jobset, mpijob):
+    refused = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
+    if refused.returncode:
+        print(f"skipped: {' '.join(UNSHARE)}: {refused.stderr.strip()}")
+        sys.exit(77)
+    for name, pods in pods_of(jobset, mpijob).items():
+        worker_leaves(Place(workspace), name, pods["workers"])
+
+
+def body(workspace, arguments):
     jobset, mpijob = load("kubernetes-jobset.yaml"), load("kubernetes-mpijob.yaml")
+    if arguments == ["pods"]:
+        pods_leave(workspace, jobset, mpijob)
+        return
     check_schema(objects_of(jobset, mpijob))
     check_fields(find(jobset, "JobSet"))
     check_fields(mpijob[0])
