@@ -43,6 +43,16 @@ echo "$rest" > {place}/codes
 [ "$code" = wait ] && while :; do sleep 0.05; done
 exit "$code"
 """
+# The run ends with the first word of `orders`, after it has come to the step that is the second, by the real program, as all else is.
+SLURM_FAKE = """#!/bin/sh
+read -r code steps < {place}/orders
+case "$steps $*" in
+  "unread ckpt "*) exit 74 ;;
+  *--print-config* | *" ckpt "*) exec {perdure} "$@" ;;
+esac
+[ "$steps" -gt 0 ] 2>/dev/null && {perdure} "$@" layout.ranks=1 run.steps="$steps"
+exit "$code"
+"""
 
 
 def load(name):
@@ -223,17 +233,24 @@ def ssh_runs(place):
 
 
 def slurm_hears(place):
-    """Its run under Slurm is that of slurm.py; here a run that ends at once gives its code all the same."""
+    """Its run under Slurm is that of slurm.py; here a run that ends at once gives its code all the same. 75 is queued again, until three
+    launches in a row leave no newer checkpoint; one whose checkpoints cannot be listed is no such launch."""
     place.program("scontrol", f"#!/bin/sh\necho $1 >> {place.path}/requeued\n")
-    place.program("perdure", FAKE.format(place=place.path))
-    for code in (75, *FINAL):
-        with open(os.path.join(place.path, "codes"), "w", encoding="utf-8") as f:
-            f.write(f"{code}\n")
-        found, said = place.run(["bash", os.path.join(FILES, "slurm.sbatch"), place.config], SLURM_TASKS_PER_NODE="2", SLURM_JOB_ID="1")
-        if found != code:
-            raise harness.Failure(f"slurm.sbatch: the run ended with {code}, exit {found}\n{said}")
-    if harness.read(os.path.join(place.path, "requeued")) != "requeue\n":
-        raise harness.Failure("slurm.sbatch: 75 alone is requeued")
+    place.program("perdure", SLURM_FAKE.format(place=place.path, perdure=place.workspace.perdure))
+    directory, again = place.workspace.directory("slurm"), 0
+    os.makedirs(directory)
+    launches = [(f"{code} 0", code) for code in FINAL]
+    launches += [("75 2", 75), ("75 0", 75), ("75 0", 75), ("75 4", 75), ("75 0", 75), ("75 unread", 75), ("75 0", 75), ("75 0", 93), ("75 0", 75), ("75 4", 75)]
+    for number, (orders, expected) in enumerate(launches):
+        with open(os.path.join(place.path, "orders"), "w", encoding="utf-8") as f:
+            f.write(orders + "\n")
+        words = ["bash", os.path.join(FILES, "slurm.sbatch"), place.config, f"run.dir={directory}"]
+        found, said = place.run(words, SLURM_TASKS_PER_NODE="2", SLURM_JOB_ID="1")
+        again += expected == 75
+        requeued = harness.read(os.path.join(place.path, "requeued")).count("requeue\n") if again else 0
+        is_said = ("cannot be listed" in said, "left no newer checkpoint" in said) == ("unread" in orders, orders.startswith("75") and expected == 93)
+        if found != expected or requeued != again or not is_said:
+            raise harness.Failure(f"slurm.sbatch: launch {number}, {orders}: exit {found}, queued again {requeued} times and not {again}\n{said}")
     os.unlink(os.path.join(place.path, "perdure"))
 
 
