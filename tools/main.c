@@ -33,7 +33,7 @@ const struct pd_command pd_commands[] = {
     {"ckpt", "COMMAND ...", "checkpoints: ls, show, verify, diff, stats, reshard, import, export, prune", pd_cmd_ckpt},
     {"data", "COMMAND ...", "token files: pack, inspect", pd_cmd_data},
     {"bench", "COMMAND ...",
-     "speed: io, ckpt, reshard, offload, step, exchange, attention, adam, tokenize, convert", pd_cmd_bench},
+     "speed: ckpt, reshard, offload, step, exchange, attention, adam, tokenize, convert", pd_cmd_bench},
     {"doctor", "[DIR]", "what this machine offers, what is used, what is missing", pd_cmd_doctor},
     {"completion", "SHELL", "commands and options for bash, zsh or fish to complete", pd_cmd_completion},
     {"manual", "DIRECTORY", NULL, pd_cmd_manual},

@@ -3,7 +3,6 @@
 #include "ckpt/shard/transcode.h"
 #include "ckpt/tiers/internal.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 
 static pd_status copy_shard(struct tier *tier, const struct tier_job *job, const struct pd_commit *commit, const char *path,

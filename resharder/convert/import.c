@@ -10,7 +10,6 @@
 #include "resharder/catalog/read.h"
 #include "resharder/convert/handoff.h"
 
-#include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

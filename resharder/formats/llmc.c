@@ -12,7 +12,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define SIZE_MAX_EACH (1 << 24) /* of any number in the header */

@@ -10,7 +10,6 @@
 #include "resharder/formats/dcp.h"
 #include "resharder/torch/archive.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,7 +8,6 @@
 #include "ckpt/base/checked.h"
 #include "ckpt/shard/open.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -12,7 +12,6 @@
 
 #include "ckpt/base/status.h"
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #define PD_PICKLE_BYTES_MAX (UINT64_C(512) << 20)

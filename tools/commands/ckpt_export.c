@@ -17,7 +17,6 @@
 #include "trainer/run/signals.h"
 #include "trainer/sample/sample_text.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

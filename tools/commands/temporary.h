@@ -4,8 +4,6 @@
 #include "ckpt/base/status.h"
 #include "ckpt/tensor/tensor.h"
 
-#include <stdbool.h>
-
 /* --precision of both, an index into pd_precisions. */
 #define PD_PRECISION_ROW(place)                                                                                 \
     {                                                                                                           \

@@ -1,7 +1,6 @@
 #include "trainer/data/encode.h"
 
 #include <stdatomic.h>
-#include <stdio.h>
 
 #define BATCH_DOCUMENTS 65536u
 

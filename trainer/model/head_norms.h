@@ -1,7 +1,6 @@
 /* Norms of the heads of q and k, of families that have them (family.h), and RoPE of what they make. */
 #pragma once
 
-#include "trainer/model/partition.h"
 #include "trainer/model/transfers.h"
 
 struct pd_transformer;

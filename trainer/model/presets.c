@@ -3,7 +3,6 @@
 
 #include "ckpt/base/nearest.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #define GPT2(V, T, L, C, H)                                                                                 \

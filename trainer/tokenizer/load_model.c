@@ -1,7 +1,5 @@
 #include "trainer/tokenizer/load.h"
 
-#include <stdio.h>
-
 static pd_status load_vocab(const struct pd_loader *l, const struct pd_json_value *model, struct pd_error *err)
 {
     const struct pd_json_value *vocab = pd_json_member(model, "vocab"), *value;

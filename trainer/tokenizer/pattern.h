@@ -7,7 +7,6 @@
 
 #include "trainer/tokenizer/string_buffer.h"
 #include <stdbool.h>
-#include <stdint.h>
 
 struct pd_pattern;
 struct pd_pattern_scratch; /* of a thread, for any pattern */

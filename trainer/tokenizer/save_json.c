@@ -3,7 +3,6 @@
 #include "trainer/tokenizer/load.h"
 #include "trainer/tokenizer/tokenizer.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 struct saving {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "trainer/tokenizer/string_buffer.h"
-#include <stdbool.h>
 #include <stdint.h>
 
 #define PD_VOCAB_IDS_MAX (1u << 22) /* ids are below */

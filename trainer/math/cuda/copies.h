@@ -2,8 +2,6 @@
  *   errors  PD_DEVICE_LOST, also for what a kernel before it did wrong while it ran */
 #pragma once
 
-#include <stdint.h>
-
 #ifdef __cplusplus
 extern "C" {
 #endif
