@@ -2,6 +2,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/parse.h"
+#include "ckpt/base/thread.h"
 #include "trainer/launch/reach.h"
 
 #include <errno.h>
@@ -10,6 +11,7 @@
 #include <poll.h>
 #include <search.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +32,7 @@
 #define SAID_BYTES 65536u
 #define QUESTION_BYTES 65536u
 #define LINKS_MS 3000
+#define RESOLVERS_MAX 256u
 #define OF_LINKS "- " /* begins a line of a look that is about those */
 #define FAILURE '!'   /* begins the one line of a look that failed */
 
@@ -156,6 +159,37 @@ static bool find_host(const char *name, char ret_address[PD_LAUNCH_ADDRESS_BYTES
         (void)getnameinfo(found->ai_addr, found->ai_addrlen, ret_address, PD_LAUNCH_ADDRESS_BYTES, NULL, 0, NI_NUMERICHOST);
     freeaddrinfo(found);
     return is_here;
+}
+
+struct names {
+    struct pd_launch_host_seen *hosts; /* (count) */
+    uint32_t count;
+    _Atomic uint32_t next;
+};
+
+static void *names_resolve(void *names)
+{
+    struct names *n = names;
+    for (uint32_t i; (i = atomic_fetch_add(&n->next, 1)) < n->count;) {
+        struct pd_launch_host_seen *h = &n->hosts[i];
+        h->answers = find_host(h->name, h->address);
+        h->lacks_address = !h->answers && !h->address[0];
+    }
+    return NULL;
+}
+
+/* All at once: where a name server does not answer each name takes seconds. `answers` is that of this host alone. */
+static void names_resolve_all(struct pd_launch_host_seen *hosts, uint32_t count)
+{
+    pthread_t threads[RESOLVERS_MAX];
+    struct names names = {.hosts = hosts, .count = count};
+    uint32_t started = 0;
+    while (started < RESOLVERS_MAX && started + 1 < count &&
+           !pd_thread_start(&threads[started], NULL, names_resolve, &names))
+        started++;
+    (void)names_resolve(&names);
+    while (started)
+        pthread_join(threads[--started], NULL);
 }
 
 bool pd_launch_host_is_this(const char *name)
@@ -335,14 +369,6 @@ bool pd_launch_look_waits(int patience, int slowest_ms, int last_ms, int waited_
 
 /* ---- who reaches whom ---- */
 
-static bool says_unreached(const struct asked *a, const char *address)
-{
-    const size_t bytes = strlen(address), before = strlen(PD_LAUNCH_UNREACHED);
-    for (const char *at = a->said; (at = strstr(at, PD_LAUNCH_UNREACHED)); at++)
-        if (!strncmp(at + before, address, bytes) && at[before + bytes] == '\n') return true;
-    return false;
-}
-
 /* What this host finds itself, in the place of one that was asked. */
 static void ask_from_here(const struct pd_launch_host_seen *hosts, uint32_t count, struct asked *ret_said)
 {
@@ -360,11 +386,11 @@ static void ask_from_here(const struct pd_launch_host_seen *hosts, uint32_t coun
 }
 
 struct links {
-    const struct pd_launch_host_seen *hosts;
-    const struct asked *asked; /* (count) */
-    bool *takes_part;          /* (count) it answers, and has not been left out */
-    bool *is_lost;             /* (count, count) probes from one to the other are lost */
-    uint32_t *cut;             /* (count) others that take part and that it does not reach, or that do not reach it */
+    struct pd_launch_host_seen *hosts;
+    struct asked *asked; /* (count) what they said is cut into words */
+    bool *takes_part;    /* (count) it answers, and has not been left out */
+    bool *is_lost;       /* (count, count) probes from one to the other are lost */
+    uint32_t *cut;       /* (count) others that take part and that it does not reach, or that do not reach it */
     uint32_t count;
 };
 
@@ -381,13 +407,31 @@ static bool is_cut(const struct links *l, uint32_t a, uint32_t b)
     return a != b && (l->is_lost[(size_t)a * l->count + b] || l->is_lost[(size_t)b * l->count + a]);
 }
 
-static void links_set(struct links *l)
+/* `addresses` has the first host of each. */
+static void links_take(struct links *l, uint32_t from, struct hsearch_data *addresses)
+{
+    for (char *at = l->asked[from].said, *end; (at = strstr(at, PD_LAUNCH_UNREACHED)); at = end + 1) {
+        at += strlen(PD_LAUNCH_UNREACHED);
+        if (!(end = strchr(at, '\n'))) return;
+        *end = '\0';
+        const struct pd_launch_host_seen *to = first_of(addresses, at, NULL);
+        if (to) l->is_lost[(size_t)from * l->count + (size_t)(to - l->hosts)] = true;
+    }
+}
+
+static void links_set(struct links *l, struct hsearch_data *addresses)
 {
     const uint32_t n = l->count;
+    for (uint32_t k = 0; k < n; k++)
+        if (l->hosts[k].address[0]) (void)first_of(addresses, l->hosts[k].address, &l->hosts[k]);
     for (uint32_t i = 0; i < n; i++)
-        for (uint32_t k = 0; k < n; k++)
-            l->is_lost[(size_t)i * n + k] =
-                i != k && l->hosts[k].address[0] && l->hosts[i].answers && says_unreached(&l->asked[i], l->hosts[k].address);
+        if (l->hosts[i].answers) links_take(l, i, addresses);
+    for (uint32_t k = 0; k < n; k++) { /* more names of an address share what is lost to it */
+        const struct pd_launch_host_seen *first =
+            l->hosts[k].address[0] ? first_of(addresses, l->hosts[k].address, NULL) : NULL;
+        for (uint32_t i = 0; first && i < n; i++)
+            l->is_lost[(size_t)i * n + k] = i != k && l->is_lost[(size_t)i * n + (size_t)(first - l->hosts)];
+    }
     for (uint32_t k = 0; k < n; k++)
         for (uint32_t i = 0, answers = answers_somebody(l, k); i < n && !answers; i++)
             l->is_lost[(size_t)i * n + k] = false;
@@ -414,13 +458,13 @@ static bool leave_one_out(struct links *l, FILE *out)
     return true;
 }
 
-static void say_links(struct links *l, FILE *out)
+static void say_links(struct links *l, struct hsearch_data *addresses, FILE *out)
 {
     for (uint32_t i = 0; i < l->count; i++) {
         l->takes_part[i] = l->hosts[i].answers;
         if (l->takes_part[i]) fprintf(out, OF_LINKS "%s -\n", l->hosts[i].name);
     }
-    links_set(l);
+    links_set(l, addresses);
     while (leave_one_out(l, out))
         ;
     fflush(out);
@@ -444,10 +488,6 @@ static uint32_t begin_to_ask_all(const struct question *q, struct pd_launch_host
                                  struct asked *asked, FILE *out)
 {
     uint32_t left = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        hosts[i].answers = find_host(hosts[i].name, hosts[i].address);
-        hosts[i].lacks_address = !hosts[i].answers && !hosts[i].address[0];
-    }
     for (uint32_t i = 0; i < count; i++) {
         char *links = q->asks_links ? addresses_but(hosts, count, i) : NULL;
         if (hosts[i].answers)
@@ -503,7 +543,10 @@ static void ask_all(const struct question *q, struct pd_launch_host_seen *hosts,
                           .is_lost = calloc(count, count * sizeof *links.is_lost),
                           .cut = calloc(count, sizeof *links.cut),
                           .count = count};
-    if (q->asks_links && links.takes_part && links.is_lost && links.cut) say_links(&links, out);
+    struct hsearch_data addresses = {0};
+    if (q->asks_links && links.takes_part && links.is_lost && links.cut && hcreate_r(2 * (size_t)count, &addresses))
+        say_links(&links, &addresses, out);
+    hdestroy_r(&addresses);
     free(links.takes_part);
     free(links.is_lost);
     free(links.cut);
@@ -514,10 +557,9 @@ static void ask_all(const struct question *q, struct pd_launch_host_seen *hosts,
 static void own_first(struct pd_launch_host_seen *hosts, uint32_t count)
 {
     uint32_t own = 0;
-    char ignored[PD_LAUNCH_ADDRESS_BYTES];
     while (own < count && !is_own_name(hosts[own].name))
         own++;
-    for (own = own < count ? own : 0; own < count && !find_host(hosts[own].name, ignored);)
+    for (own = own < count ? own : 0; own < count && !hosts[own].answers;)
         own++;
     if (own == count) return;
     const struct pd_launch_host_seen first = hosts[own];
@@ -535,6 +577,7 @@ static void look(const char *source, const struct question *q, uint32_t slots, i
     const char *text = source_read(source, out);
     if (pd_launch_hosts_parse(text, slots, &hosts, &count, &err)) fail(out, source, err.message);
     if (!count) fail(out, source, "it names no host");
+    names_resolve_all(hosts, count);
     own_first(hosts, count);
     ask_all(q, hosts, count, out);
     _exit(0);

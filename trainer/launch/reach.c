@@ -143,10 +143,10 @@ void pd_launch_reach_ask(const char *const *addresses, uint32_t count, bool *ret
         pd_launch_reach_look(&reach, now);
         if (!have_all_answered(&reach)) pd_clock_sleep_ns(NULL, UINT64_C(10000000));
     }
-    for (uint32_t i = 0; i < count; i++) {
-        ret_answers[i] = false;
-        for (uint32_t k = 0; k < reach.count; k++)
-            ret_answers[i] |= reach.hosts[k].has_answered && !strcmp(reach.hosts[k].name, addresses[i]);
+    for (uint32_t i = 0, k = 0; i < count; i++) { /* in the same order, less those that are no addresses */
+        const bool is_asked = k < reach.count && !strcmp(reach.hosts[k].name, addresses[i]);
+        ret_answers[i] = is_asked && reach.hosts[k].has_answered;
+        k += is_asked;
     }
     pd_launch_reach_deinit(&reach);
 }

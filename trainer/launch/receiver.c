@@ -1,7 +1,6 @@
 #include "trainer/launch/receiver.h"
 
 #include "ckpt/base/clock.h"
-#include "ckpt/base/digest.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/regular_file.h"
 
@@ -36,14 +35,20 @@ struct connection {
     uint64_t since_ns;
     struct connection *previous, *next; /* of strangers, the oldest first; unused once it is proven */
     struct pd_seal seal;
-    uint32_t index;   /* in proven */
-    uint32_t rank;    /* that began here; PD_MESSAGE_NOBODY: none */
-    bool is_left;     /* the rank has made another connection */
-    uint64_t place;   /* digest of the place of a relay; 0: it is none */
-    uint32_t watched; /* of the ranks that have begun, in their order: the relay knows these */
+    uint32_t index;      /* in proven */
+    uint32_t rank;       /* that began here; PD_MESSAGE_NOBODY: none */
+    bool is_left;        /* the rank has made another connection */
+    struct place *place; /* of a relay; NULL: it is none */
     char peer[64];
     size_t bytes, room;
     uint8_t *data; /* (room) owned */
+};
+
+/* Where ranks and their relay run. */
+struct place {
+    struct connection *relay; /* NULL: there is none */
+    uint32_t first, last;     /* of its ranks, in the order in which they began; PD_MESSAGE_NOBODY: none has */
+    char text[PD_MESSAGE_PLACE_BYTES];
 };
 
 struct pd_launch_receiver {
@@ -54,10 +59,12 @@ struct pd_launch_receiver {
     uint32_t strangers;
     struct connection **proven; /* (proven_count) owned */
     uint32_t proven_count, proven_room;
-    struct connection **bound;                      /* (ranks) owned as proven; the connection of each, NULL: it has none */
-    uint64_t *places;                               /* (ranks) digest of the place of who has begun */
-    uint32_t *order;                                /* (ranks) of table->begun: who has begun, in that order */
-    struct hsearch_data firsts;                     /* by the place of who has begun: an entry of order, the first there */
+    struct connection **bound; /* (ranks) owned as proven; the connection of each, NULL: it has none */
+    struct place *places;      /* (ranks) of which there are place_count */
+    uint32_t place_count;
+    struct place **place_of;                        /* (ranks) NULL: the rank has not begun */
+    uint32_t *next;                                 /* (ranks) that began behind it at its place; PD_MESSAGE_NOBODY: none */
+    struct hsearch_data place_names;                /* of places, by their text */
     uint64_t refused, refused_logged, logged_ns[2]; /* of strangers; of what was changed on its way */
     char build[PD_MESSAGE_BUILD_BYTES], addresses[2048];
 };
@@ -185,9 +192,11 @@ pd_status pd_launch_receiver_open(const struct pd_launch_receiver_options *optio
     r->options = *options;
     r->epoll = epoll_create1(EPOLL_CLOEXEC);
     r->places = calloc(options->table->count, sizeof *r->places);
-    r->order = calloc(options->table->count, sizeof *r->order);
+    r->place_of = calloc(options->table->count, sizeof(struct place *));
+    r->next = calloc(options->table->count, sizeof *r->next);
     r->bound = calloc(options->table->count, sizeof(struct connection *));
-    if (!r->places || !r->order || !r->bound || !hcreate_r(2 * (size_t)options->table->count, &r->firsts)) {
+    if (!r->places || !r->place_of || !r->next || !r->bound ||
+        !hcreate_r(2 * (size_t)options->table->count, &r->place_names)) {
         pd_launch_receiver_free(r);
         PD_FAIL(err, PD_NO_MEMORY, "no memory for the sockets of %u ranks", options->table->count);
     }
@@ -263,6 +272,7 @@ static void connection_end(struct pd_launch_receiver *r, struct connection *c)
     r->proven[c->index] = r->proven[--r->proven_count];
     r->proven[c->index]->index = c->index;
     if (c->rank != PD_MESSAGE_NOBODY && r->bound[c->rank] == c) r->bound[c->rank] = NULL;
+    if (c->place && c->place->relay == c) c->place->relay = NULL;
     const uint32_t rank = c->is_left ? PD_MESSAGE_NOBODY : c->rank;
     connection_free(r, c);
     if (rank != PD_MESSAGE_NOBODY && !r->options.table->ranks[rank].has_ended) r->options.closed(r->options.context, rank);
@@ -367,6 +377,36 @@ static bool begins_again(const struct pd_rank_table *table, const struct pd_mess
     return again.process == b->process && !strcmp(again.place, b->place);
 }
 
+/* NULL: nobody has begun there, and there are as many places as ranks. */
+static struct place *place_find(struct pd_launch_receiver *r, const char *text, size_t bytes)
+{
+    ENTRY *found;
+    struct place new = {.first = PD_MESSAGE_NOBODY}, *place = &new;
+    const bool has_more = r->place_count < r->options.table->count;
+    if (has_more) place = &r->places[r->place_count];
+    *place = new;
+    snprintf(place->text, sizeof place->text, "%.*s", (int)bytes, text);
+    if (!hsearch_r((ENTRY){place->text, place}, has_more ? ENTER : FIND, &found, &r->place_names)) return NULL;
+    r->place_count += found->data == place;
+    return found->data;
+}
+
+static void relay_tell(struct pd_launch_receiver *r, struct connection *relay, uint32_t rank)
+{
+    const struct pd_begun *b = &r->options.table->ranks[rank].begun;
+    const struct pd_watched watched = {b->process, b->heartbeat};
+    if (b->heartbeat >= 0 && !relay->is_over) answer(relay, PD_MESSAGE_WATCH, rank, &watched, sizeof watched);
+}
+
+static void place_add(struct pd_launch_receiver *r, struct place *place, uint32_t rank)
+{
+    *(place->first == PD_MESSAGE_NOBODY ? &place->first : &r->next[place->last]) = rank;
+    place->last = rank;
+    r->next[rank] = PD_MESSAGE_NOBODY;
+    r->place_of[rank] = place;
+    if (place->relay) relay_tell(r, place->relay, rank);
+}
+
 /* The first rank of another host begins its relay, too. */
 static void take_begun(struct pd_launch_receiver *r, struct connection *c, const struct pd_message *m)
 {
@@ -377,11 +417,11 @@ static void take_begun(struct pd_launch_receiver *r, struct connection *c, const
     if (c->is_over) return;
     struct pd_begun *b = &table->ranks[m->rank].begun;
     b->is_here &= c->is_here;
+    struct place *place = is_again ? r->place_of[m->rank] : place_find(r, b->place, strlen(b->place));
+    c->is_over = !place;
+    if (c->is_over) return;
     rank_bind(r, c, m->rank);
-    r->places[m->rank] = pd_digest64(b->place, strlen(b->place), 0) | 1;
-    if (!is_again) r->order[table->begun - 1] = m->rank;
-    ENTRY *first, mine = {b->place, &r->order[table->begun - 1]};
-    if (!hsearch_r(mine, ENTER, &first, &r->firsts)) first = &mine;
+    if (!is_again) place_add(r, place, m->rank);
     if (!b->is_here && strcmp(b->build, r->build)) {
         snprintf(refused, sizeof refused,
                  "host %s has another build of %s (%s) than the launcher (%s): install the same one on all hosts", b->host,
@@ -391,26 +431,29 @@ static void take_begun(struct pd_launch_receiver *r, struct connection *c, const
     /* What it does with the answer comes later in events.jsonl. */
     is_again ? r->options.reopened(r->options.context, m->rank) : r->options.begun(r->options.context, m->rank);
     char *config = b->is_here ? NULL : read_config(r->options.config_path);
-    const bool is_first = !b->is_here && *(const uint32_t *)first->data == m->rank;
-    answer(c, PD_MESSAGE_CONFIG, is_first, config ? config : "", config ? (uint32_t)strlen(config) : 0);
+    answer(c, PD_MESSAGE_CONFIG, !b->is_here && place->first == m->rank, config ? config : "",
+           config ? (uint32_t)strlen(config) : 0);
     free(config);
 }
 
 /* A host has one relay: the one before has lost its connection, whether that is known here or not. */
 static void take_relay(struct pd_launch_receiver *r, struct connection *c, const struct pd_message *m)
 {
-    c->is_over = c->place || c->rank != PD_MESSAGE_NOBODY;
+    struct place *place = c->place || c->rank != PD_MESSAGE_NOBODY ? NULL : place_find(r, (const char *)m->data, m->bytes);
+    c->is_over = !place;
     if (c->is_over) return;
-    c->place = pd_digest64(m->data, m->bytes, 0) | 1;
-    for (uint32_t i = 0; i < r->proven_count; i++)
-        if (r->proven[i] != c && r->proven[i]->place == c->place) shutdown(r->proven[i]->fd, SHUT_RDWR);
+    if (place->relay) shutdown(place->relay->fd, SHUT_RDWR);
+    place->relay = c;
+    c->place = place;
+    for (uint32_t rank = place->first; rank != PD_MESSAGE_NOBODY; rank = r->next[rank])
+        relay_tell(r, c, rank);
 }
 
 /* A relay speaks for its own host alone. */
 static void take_heartbeat(struct pd_launch_receiver *r, struct connection *c, const struct pd_message *m)
 {
     struct pd_remote_heartbeat heartbeat;
-    c->is_over = !c->place || r->places[m->rank] != c->place || !pd_message_parse_heartbeat(m, &heartbeat);
+    c->is_over = !c->place || r->place_of[m->rank] != c->place || !pd_message_parse_heartbeat(m, &heartbeat);
     if (!c->is_over) r->options.beat(r->options.context, m->rank, &heartbeat);
 }
 
@@ -478,18 +521,6 @@ static void connection_read(struct pd_launch_receiver *r, struct connection *c)
     c->room = 0;
 }
 
-/* Of the ranks that have begun since the last time. */
-static void relay_tell(struct pd_launch_receiver *r, struct connection *c)
-{
-    const struct pd_rank_table *table = r->options.table;
-    for (; c->place && !c->is_over && c->watched < table->begun; c->watched++) {
-        const uint32_t rank = r->order[c->watched];
-        const struct pd_begun *b = &table->ranks[rank].begun;
-        const struct pd_watched watched = {b->process, b->heartbeat};
-        if (b->heartbeat >= 0 && r->places[rank] == c->place) answer(c, PD_MESSAGE_WATCH, rank, &watched, sizeof watched);
-    }
-}
-
 void pd_launch_receiver_look(struct pd_launch_receiver *r)
 {
     struct epoll_event events[EVENTS];
@@ -503,8 +534,6 @@ void pd_launch_receiver_look(struct pd_launch_receiver *r)
     }
     while (r->first && now - r->first->since_ns > STRANGER_NS)
         connection_end(r, r->first);
-    for (uint32_t i = 0; i < r->proven_count; i++)
-        relay_tell(r, r->proven[i]);
 }
 
 void pd_launch_receiver_free(struct pd_launch_receiver *r)
@@ -524,8 +553,9 @@ void pd_launch_receiver_free(struct pd_launch_receiver *r)
     if (r->epoll >= 0) close(r->epoll);
     free(r->proven);
     free(r->bound);
-    hdestroy_r(&r->firsts);
+    hdestroy_r(&r->place_names);
     free(r->places);
-    free(r->order);
+    free(r->place_of);
+    free(r->next);
     free(r);
 }

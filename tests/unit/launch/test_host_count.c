@@ -1,15 +1,28 @@
 /* What 512 hosts cost the launcher is counted, not timed: comparisons of names, and steps in tables. */
 #include "trainer/launch/hosts.h"
 
+#include <arpa/inet.h>
 #include <criterion/criterion.h>
+#include <fcntl.h>
+#include <netdb.h>
 #include <search.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-enum { HOSTS = 512, LOG2_HOSTS = 9, LINES = 4 * HOSTS };
+enum { FEW = 64, HOSTS = 512, LOG2_HOSTS = 9, LINES = 4 * HOSTS };
 
 static uint64_t steps;
+
+/* Of the process that looks, which is a fork of this one. */
+static struct seen_by_look {
+    _Atomic uint32_t lookups, resolved, given_up; /* of names */
+    _Atomic uint64_t searches;                    /* in what hosts say */
+} * seen;
 
 int __real_strcmp(const char *a, const char *b);
 int __wrap_strcmp(const char *a, const char *b);
@@ -26,6 +39,67 @@ int __wrap_hsearch_r(ENTRY item, ACTION action, ENTRY **ret, struct hsearch_data
 {
     steps++;
     return __real_hsearch_r(item, action, ret, table);
+}
+
+char *__real_strstr(const char *text, const char *word);
+char *__wrap_strstr(const char *text, const char *word);
+int __real_getaddrinfo(const char *name, const char *service, const struct addrinfo *hints, struct addrinfo **ret);
+int __wrap_getaddrinfo(const char *name, const char *service, const struct addrinfo *hints, struct addrinfo **ret);
+
+char *__wrap_strstr(const char *text, const char *word)
+{
+    if (seen) atomic_fetch_add(&seen->searches, 1);
+    return __real_strstr(text, word);
+}
+
+/* A name server: h7 is 10.0.0.7. Of h0 it knows nothing before it has been asked for all others. */
+int __wrap_getaddrinfo(const char *name, const char *service, const struct addrinfo *hints, struct addrinfo **ret)
+{
+    char address[32];
+    if (!seen || name[0] != 'h') return __real_getaddrinfo(name, service, hints, ret);
+    atomic_fetch_add(&seen->lookups, 1);
+    for (int waits = 0; !strcmp(name, "h0") && atomic_load(&seen->resolved) < FEW - 1; waits++) {
+        if (waits == 2000) {
+            atomic_fetch_add(&seen->given_up, 1);
+            return EAI_AGAIN;
+        }
+        usleep(10000);
+    }
+    atomic_fetch_add(&seen->resolved, 1);
+    snprintf(address, sizeof address, "10.0.0.%s", name + 1);
+    return __real_getaddrinfo(address, service, hints, ret);
+}
+
+/* Those with an even number and those with an odd one do not reach each other, and say so. The last of the fewer go. */
+Test(host_count, names_are_looked_up_together_and_links_take_a_few_steps_a_line, .timeout = 600)
+{
+    char agent[] = "/tmp/perdure-agent-XXXXXX", source[64];
+    struct pd_launch_look l = {.results = -1, .asks_links = true};
+    struct pd_launch_host_seen *hosts;
+    struct pd_error err;
+    uint32_t count, stay[2] = {0, 0};
+    seen = mmap(NULL, sizeof *seen, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    const int fd = mkstemp(agent);
+    cr_assert(seen != MAP_FAILED && fd >= 0);
+    dprintf(fd, "#!/bin/sh\necho perdure-host machine_$1\nfor a in ${2##* reach}; do\n"
+                "[ $(((${a##*.} + ${1#h}) %% 2)) = 0 ] || echo perdure-unreached $a\ndone\n");
+    cr_assert_eq(fchmod(fd, 0755), 0);
+    close(fd);
+    snprintf(source, sizeof source, "seq 0 %d | sed s/^/h/", FEW - 1);
+    cr_assert_eq(pd_launch_look_begin(source, agent, 1, 1000000, &l, &err), PD_OK);
+    while (!pd_launch_look_poll(&l, 1000))
+        ;
+    cr_assert_eq(pd_launch_look_end(&l, &hosts, &count, &err), PD_OK, "%s", err.message);
+    unlink(agent);
+    cr_assert_eq(count, FEW);
+    for (uint32_t i = 0; i < count; i++) {
+        cr_expect(hosts[i].answers && hosts[i].knows_links, "%s", hosts[i].name);
+        stay[i % 2] += !hosts[i].cut_off_from[0];
+    }
+    cr_expect(stay[0] == FEW / 2 && stay[1] == 0, "%u and %u stay", stay[0], stay[1]);
+    cr_expect(seen->lookups == FEW && seen->given_up == 0, "%u lookups; h0 was asked alone", seen->lookups);
+    cr_expect_leq(seen->searches, 2 * FEW * FEW, "%llu searches", (unsigned long long)seen->searches);
+    free(hosts);
 }
 
 /* Each is asked, answers, and says whom it reaches; every second name is another one of the machine before. */

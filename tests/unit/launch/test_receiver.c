@@ -76,6 +76,15 @@ int __wrap_hsearch_r(ENTRY item, ACTION action, ENTRY **ret, struct hsearch_data
     return __real_hsearch_r(item, action, ret, names);
 }
 
+static uint64_t steps; /* basic blocks of the receiver */
+
+void __sanitizer_cov_trace_pc(void);
+
+void __sanitizer_cov_trace_pc(void)
+{
+    steps++;
+}
+
 static void set_up(void)
 {
     open_for(RANKS);
@@ -390,5 +399,37 @@ Test(receiver, a_rank_of_many_takes_one_step_in_the_table_of_places, .init = set
     }
     cr_expect(relays == 512 && table.begun == 16384);
     cr_expect_eq(lookups, 16384);
+    close(p.fd);
+}
+
+/* The same ranks on 128 hosts, whose relays come later. */
+Test(receiver, relays_of_many_ranks_cost_a_few_steps_a_rank, .init = set_up_many, .fini = tear_down)
+{
+    enum { HOSTS = 128, A_HOST = 16384 / HOSTS };
+    struct peer p = meet(dial(), secret, 4), relays[HOSTS];
+    struct pd_message m;
+    char place[16];
+    for (uint32_t rank = 0; rank < 16384; rank++) {
+        snprintf(place, sizeof place, " host %u", rank % HOSTS);
+        cr_assert_eq(begin(&p, rank, place, NULL, &m), PD_MESSAGE_CONFIG);
+    }
+    for (uint32_t host = 0; host < HOSTS; host++)
+        relays[host] = meet(dial(), secret, 4);
+    steps = 0;
+    for (uint32_t host = 0; host < HOSTS; host++) {
+        snprintf(place, sizeof place, " host %u", host);
+        say(&relays[host], true, PD_MESSAGE_RELAY, host, place, (uint32_t)strlen(place));
+        for (uint32_t k = 0; k < A_HOST; k++) {
+            cr_assert_eq(hear(&relays[host], true, &m), PD_MESSAGE_WATCH);
+            cr_assert_eq(m.rank, host + k * HOSTS);
+        }
+    }
+    cr_expect_leq(steps, 100 * 16384, "%llu steps", (unsigned long long)steps);
+    steps = 0;
+    for (int i = 0; i < 100; i++)
+        pd_launch_receiver_look(receiver);
+    cr_expect_leq(steps, 100 * 40, "%llu steps where nothing has come", (unsigned long long)steps);
+    for (uint32_t host = 0; host < HOSTS; host++)
+        close(relays[host].fd);
     close(p.fd);
 }
