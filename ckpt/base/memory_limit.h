@@ -12,6 +12,7 @@ struct pd_memory_limit {
     uint64_t most_bytes;   /* the smallest limit, whatever is free */
     bool is_most_of_group; /* a cgroup's, not the machine's */
     char most_who[256];    /* "memory.max of /sys/fs/cgroup/a/b" or "this machine" */
+    uint64_t swap_bytes;   /* that the machine has, and groups allow, beside most_bytes */
 };
 
 /* Where things lie; NULL or a member NULL: where Linux has them. */

@@ -304,6 +304,26 @@ static pd_status plan_ladder(const struct options *o, const struct pd_config *co
     return PD_OK;
 }
 
+pd_status pd_plan_say_ladder(const struct pd_config *config, const struct pd_model *model, uint32_t world,
+                             double allowed_bytes, FILE *out, struct pd_error *err)
+{
+    const struct options o = {.threads = config->layout.threads};
+    struct pd_config on_cpu = *config; /* borrows what it points to */
+    struct pd_plan_rung rungs[RUNGS_MAX];
+    uint32_t count;
+    on_cpu.run.device = PD_DEVICE_CPU;
+    PD_TRY(plan_ladder(&o, &on_cpu, model, world, rungs, &count, err));
+    fprintf(out,
+            "perdure: a rank may have %s here, and would take (perdure plan CONFIG --world=%u --ladder shows of what):\n",
+            pd_text_bytes((uint64_t)allowed_bytes).text, world);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint64_t bytes = pd_memory_plan_total(&rungs[i].worst);
+        fprintf(out, "  %-38s %3u %s %10s  %s\n", rungs[i].name, rungs[i].world, rungs[i].world == 1 ? "rank " : "ranks",
+                pd_text_bytes(bytes).text, (double)bytes <= allowed_bytes ? "fits" : "too large");
+    }
+    return PD_OK;
+}
+
 /* ---- the command ---- */
 
 /* Without --world: what the configuration says, else powers of two up to the number of micro-batches. */

@@ -5,6 +5,8 @@
 #include "trainer/plan/memory_plan.h"
 #include "trainer/plan/offload_plan.h"
 
+#include <stdio.h>
+
 #define PD_PLAN_ALTERNATIVES_MAX 9u
 
 struct pd_planned_world {
@@ -45,6 +47,9 @@ PD_MUST_USE pd_status pd_plan_print(const struct pd_plan_subject *subject, const
                                     uint32_t count, struct pd_error *err);
 PD_MUST_USE pd_status pd_plan_print_ladder(const struct pd_plan_subject *subject, const struct pd_plan_rung *rungs,
                                            uint32_t count, struct pd_error *err);
+/* For a start that was refused: what a rank of a CPU would take on each rung, and which fit (plan.c). */
+PD_MUST_USE pd_status pd_plan_say_ladder(const struct pd_config *config, const struct pd_model *model, uint32_t world,
+                                         double allowed_bytes, FILE *out, struct pd_error *err);
 /* worlds or rungs may be empty. */
 PD_MUST_USE pd_status pd_plan_print_json(const struct pd_plan_subject *subject, const struct pd_planned_world *worlds,
                                          uint32_t count, const struct pd_plan_rung *rungs, uint32_t rung_count,

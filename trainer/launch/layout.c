@@ -1,6 +1,7 @@
 #include "trainer/launch/layout.h"
 
 #include "ckpt/base/cpu.h"
+#include "ckpt/base/log.h"
 #include "ckpt/base/words.h"
 #include "offload/device.h"
 #include "resharder/layout.h"
@@ -95,6 +96,12 @@ static pd_status machine_of(struct pd_launch_chooser *c, uint32_t ranks, struct 
     return PD_OK;
 }
 
+static void refuse(struct pd_launch_chooser *c, uint32_t ranks, const struct pd_machine *machine)
+{
+    c->allowed_bytes = machine->device_bytes;
+    c->refused_ranks = ranks;
+}
+
 static pd_status choose_fastest(struct pd_launch_chooser *c, uint32_t ranks, bool is_admitted,
                                 struct pd_laid_out *ret_laid_out, struct pd_error *err)
 {
@@ -104,12 +111,12 @@ static pd_status choose_fastest(struct pd_launch_chooser *c, uint32_t ranks, boo
     const struct pd_config config = counted(c);
     const struct pd_launch_room *room = &c->room;
     PD_TRY(machine_of(c, ranks, &machine, err));
-    const pd_status st =
-        pd_choose_layouts(&config, c->model, ranks, threads_of(c, ranks), &machine, 1, &best, &count, err);
+    const pd_status st = pd_choose_layouts(&config, c->model, ranks, threads_of(c, ranks), &machine, 1, &best, &count, err);
     if (st == PD_INVALID && is_admitted && room->memory.total_bytes)
         return pd_error_context(err, st, "GPU %u: %s of %s are free, and a twentieth is kept for the driver", room->gpu,
                                 pd_bytes_text((double)room->memory.free_bytes).text,
                                 pd_bytes_text((double)room->memory.total_bytes).text);
+    if (st == PD_INVALID && is_admitted && !gpus_of(c->config)) refuse(c, ranks, &machine);
     if (st == PD_INVALID && is_admitted && c->memory.is_most_of_group)
         return pd_error_context(err, st, "%s ends at %s", c->memory.most_who,
                                 pd_bytes_text((double)c->memory.most_bytes).text);
@@ -160,21 +167,29 @@ static pd_status check_memory(struct pd_launch_chooser *c, const struct pd_laid_
     struct pd_config config = counted(c);
     struct pd_world_memory memory;
     struct pd_machine machine;
-    char advice[PD_LAYOUT_ADVICE_BYTES];
+    char advice[PD_LAYOUT_ADVICE_BYTES], and_swap[48];
     if (gpus_of(c->config)) return PD_OK;
     config.run.device = PD_DEVICE_CPU;
     PD_TRY(machine_of(c, ranks, &machine, err));
     PD_TRY(pd_world_memory_plan(&config, c->model, threads_of(c, ranks), laid_out, &memory, err));
-    const double each = memory.mean_bytes, beside = process_bytes(c, ranks), most = (double)c->memory.most_bytes;
+    const double each = memory.mean_bytes, beside = process_bytes(c, ranks), all = here * each + beside,
+                 most = (double)c->memory.most_bytes, swap = (double)c->memory.swap_bytes;
     pd_world_memory_deinit(&memory);
-    if (most <= 0 || here * each + beside <= most) return PD_OK;
+    if (most <= 0 || all <= most) return PD_OK;
+    snprintf(and_swap, sizeof and_swap, swap > 0 ? " and %s of swap" : "", pd_bytes_text(swap).text);
+    if (all <= most + swap) {
+        pd_log_warn("launch",
+                    "%s of this host take %s, and %s ends at %s: what is more is swapped, and steps take many times longer",
+                    pd_counted(here, "rank").text, pd_bytes_text(all).text, c->memory.most_who, pd_bytes_text(most).text);
+        return PD_OK;
+    }
+    refuse(c, ranks, &machine);
     const bool any = pd_layouts_fit(&config, c->model, ranks, threads_of(c, ranks), &machine, advice);
     PD_FAIL(err, PD_INVALID,
-            "%s of this host would take %s each and %s beside, %s in all, and %s ends at %s; %s. What a rank is made of, and "
-            "which settings make it smaller: perdure plan CONFIG --world=%u, and with --ladder",
-            pd_counted(here, "rank").text, pd_bytes_text(each).text, pd_bytes_text(beside).text,
-            pd_bytes_text(here * each + beside).text, c->memory.most_who, pd_bytes_text(most).text,
-            any ? "with layout=auto they fit" : advice, ranks);
+            "%s of this host would take %s each and %s beside, %s in all, and %s ends at %s%s; %s. What a rank is made of: "
+            "perdure plan CONFIG --world=%u",
+            pd_counted(here, "rank").text, pd_bytes_text(each).text, pd_bytes_text(beside).text, pd_bytes_text(all).text,
+            c->memory.most_who, pd_bytes_text(most).text, and_swap, any ? "with layout=auto they fit" : advice, ranks);
 }
 
 /* ---- words ---- */
@@ -196,6 +211,7 @@ pd_status pd_launch_choose(struct pd_launch_chooser *c, uint32_t ranks, bool is_
                            struct pd_error *err)
 {
     struct pd_laid_out laid_out;
+    c->allowed_bytes = 0;
     if (!ranks) {
         const uint32_t gpus = gpus_of(c->config);
         ranks = pd_degrees_first_world(c->config, gpus ? gpus : pd_cpu_cores());

@@ -131,6 +131,24 @@ Test(memory_limit, version_1_and_paths_that_are_mounted_or_hidden)
     cr_assert_eq(read_limit().most_bytes, 256 * MIB, "hidden: the group that is mounted");
 }
 
+/* Of version 2 the swap itself is limited, of version 1 memory and swap together. */
+Test(memory_limit, swap_that_groups_allow)
+{
+    put("self", "4:memory:/docker/1\n0::/a/b\n");
+    cr_expect_eq(read_limit().swap_bytes, 0, "the machine has none");
+    put("meminfo", "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\nSwapTotal:       4194304 kB\n");
+    put("groups/a/b/memory.max", "%llu\n", 600ull << 20);
+    put("groups/a/b/memory.current", "0\n");
+    put("groups/a/b/memory.swap.max", "max\n");
+    cr_expect_eq(read_limit().swap_bytes, 4096 * MIB);
+    put("groups/a/memory.swap.max", "%llu\n", 300ull << 20);
+    cr_expect(read_limit().swap_bytes == 300 * MIB && read_limit().most_bytes == 600 * MIB, "one above allows less");
+    put("groups/memory/1/memory.memsw.limit_in_bytes", "%llu\n", 700ull << 20);
+    cr_expect_eq(read_limit().swap_bytes, 100 * MIB);
+    put("groups/memory/memory.memsw.limit_in_bytes", "%llu\n", 500ull << 20);
+    cr_expect_eq(read_limit().swap_bytes, 0);
+}
+
 Test(memory_limit, kills_of_the_own_group)
 {
     put("self", "4:memory:/docker/1\n0::/a\n");

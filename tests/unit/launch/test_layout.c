@@ -125,3 +125,39 @@ Test(launch_layout, other_hosts_than_were_counted_are_told_of)
     cr_expect_eq(said, 2, "one of three hosts has more than its share");
     pd_config_deinit(&c);
 }
+
+static const struct pd_memory_limit *pretended; /* NULL: this machine's */
+
+bool __real_pd_memory_limit_read(const struct pd_memory_places *places, struct pd_memory_limit *ret_limit);
+bool __wrap_pd_memory_limit_read(const struct pd_memory_places *places, struct pd_memory_limit *ret_limit);
+
+bool __wrap_pd_memory_limit_read(const struct pd_memory_places *places, struct pd_memory_limit *ret_limit)
+{
+    if (!pretended) return __real_pd_memory_limit_read(places, ret_limit);
+    *ret_limit = *pretended;
+    return true;
+}
+
+/* Two ranks take more than 64 MiB. */
+Test(launch_layout, swap_lets_a_start_begin)
+{
+    struct pd_config c = parse("layout: {threads: 1}\n");
+    struct pd_memory_limit limit = {.most_bytes = 64 << 20, .is_most_of_group = true, .most_who = "memory.max of /a"};
+    struct pd_launch_chooser chooser;
+    struct pd_launch_layout layout;
+    struct pd_error err;
+    cr_assert_eq(pd_launch_chooser_init(&c, &chooser, &err), PD_OK);
+    pretended = &limit;
+    cr_expect_eq(pd_launch_choose(&chooser, 2, false, &layout, &err), PD_INVALID);
+    cr_expect(strstr(err.message, "memory.max of /a ends at 64.0 MiB; ") && chooser.refused_ranks == 2, "%s", err.message);
+    cr_expect(chooser.allowed_bytes > 0 && chooser.allowed_bytes < 32 << 20);
+    limit.swap_bytes = 1 << 20;
+    cr_expect_eq(pd_launch_choose(&chooser, 2, false, &layout, &err), PD_INVALID);
+    cr_expect(strstr(err.message, "memory.max of /a ends at 64.0 MiB and 1.00 MiB of swap; "), "%s", err.message);
+    limit.swap_bytes = UINT64_C(1) << 33;
+    cr_expect_eq(pd_launch_choose(&chooser, 2, false, &layout, &err), PD_OK, "%s", err.message);
+    cr_expect_eq(chooser.allowed_bytes, 0);
+    pretended = NULL;
+    pd_launch_chooser_deinit(&chooser);
+    pd_config_deinit(&c);
+}
