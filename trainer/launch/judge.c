@@ -303,6 +303,15 @@ static bool is_out_of_memory(struct facts *f)
     return f->end->oom_kills && v->lost && f->end->processes[v->lost_ranks[0]].is_here;
 }
 
+/* The starter itself, or a rank that had not begun. */
+static bool is_starter_out_of_memory(struct facts *f)
+{
+    const int status = f->end->status;
+    const bool was_killed = WIFSIGNALED(status) ? WTERMSIG(status) == SIGKILL : WEXITSTATUS(status) == 128 + SIGKILL;
+    if (!f->end->oom_kills || !was_killed || !(is_starter_killed(f) || !f->verdict->lost)) return false;
+    return f->verdict->was_cut_off = true;
+}
+
 static bool is_success(struct facts *f)
 {
     return f->is_success;
@@ -330,10 +339,9 @@ enum { SAID = -1 };
 #define LEFT_LATE "asked to leave, and not all ranks had saved in time (PERDURE_GRACE_S): ended; the last checkpoint stands"
 #define BEGIN_OVERDUE "%S (process %Q) did not start all ranks in restart.begin_seconds"
 #define JOIN_OVERDUE "all ranks have begun, and have not joined one another (MPI_Init) in restart.join_seconds"
-#define OUT_OF_MEMORY                                                                                                     \
-    "rank %R (process %P) was killed by the kernel: the memory limit, %M, is reached; perdure plan shows " \
-    "what a "                                                                                                             \
-    "rank needs, and what needs less"
+#define LIMIT_REACHED "the memory limit, %M, is reached; perdure plan shows what a rank needs, and what needs less"
+#define OUT_OF_MEMORY "rank %R (process %P) was killed by the kernel: " LIMIT_REACHED
+#define STARTER_OUT_OF_MEMORY "the kernel killed %S (process %Q) or what it had started: " LIMIT_REACHED
 
 /* A cause that a rank names comes first: what others end with follows from it. Ranks that left together end with 0 whatever
  * they have to say, so what they say comes before success.
@@ -363,6 +371,7 @@ static const struct row {
     {names_cause_by_code,         SAID,         NOBODY, PD_LAUNCH_END,   NO_WORD},
     {is_hung,                     PD_PEER_LOST, RANKS,  PD_LAUNCH_AGAIN, "%U"},
     {is_host_silent,              PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, "no answer from %A"},
+    {is_starter_out_of_memory,    PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, STARTER_OUT_OF_MEMORY},
     {is_starter_killed,           PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, "%S (process %Q) was %H, and its ranks with it"},
     {is_out_of_memory,            PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, OUT_OF_MEMORY},
     {is_worker_lost,              PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, "the worker (process %P) ended without a word: %H"},
