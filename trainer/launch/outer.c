@@ -24,7 +24,7 @@ static const struct outer {
     {"PMI_SIZE", " mpirun mpiexec mpiexec.hydra hydra_pmi_proxy slurmstepd "},
     {"MPI_LOCALNRANKS", " mpirun mpiexec mpiexec.hydra hydra_pmi_proxy "},
     {"SLURM_STEP_NUM_TASKS", " slurmstepd "},
-    {"WORLD_SIZE", " torchrun "},
+    {"WORLD_SIZE", " torchrun accelerate deepspeed "},
 };
 
 /* A shell that `srun --pty` starts is one of several tasks, too, and the only one that a user types into. */
@@ -36,6 +36,21 @@ static uint64_t outer_size(const struct outer *outer)
     return text && !is_typed_into && pd_parse_u64(text, &size) ? size : 0;
 }
 
+/* `python3 -m torch.distributed.run`, and `python3 /usr/bin/torchrun`: the kernel calls both python3. */
+static bool runs_module(int process)
+{
+    static const char *const modules[] = {"torch.distributed.run", "torch.distributed.launch", "torchrun",
+                                          "accelerate.commands.launch", "deepspeed.launcher.launch"};
+    char words[1024] = "";
+    (void)pd_process_read(process, "cmdline", words, sizeof words); /* a zero ends each */
+    for (const char *word = words; word < words + sizeof words && *word; word += strlen(word) + 1)
+        for (size_t i = 0; i < sizeof modules / sizeof *modules; i++) {
+            const size_t bytes = strlen(word), end = strlen(modules[i]);
+            if (bytes >= end && !strcmp(word + bytes - end, modules[i])) return true;
+        }
+    return false;
+}
+
 /* The nearest process above this one that has one of the names (each between spaces); 0: none has. */
 static int outer_find(const char *names, char ret_name[32])
 {
@@ -45,7 +60,7 @@ static int outer_find(const char *names, char ret_name[32])
         if (!pd_process_read(process, "comm", name, sizeof name)) return 0;
         name[strcspn(name, "\n")] = '\0';
         snprintf(between, sizeof between, " %s ", name);
-        if (!strstr(names, between)) continue;
+        if (!strstr(names, between) && !(strstr(names, " torchrun ") && runs_module(process))) continue;
         snprintf(ret_name, 32, "%s", name);
         return process;
     }

@@ -46,6 +46,37 @@ Test(outer, one_of_several_launchers_is_refused)
     }
 }
 
+/* Of the next test, below a process of its own. */
+Test(outer, what_the_next_test_runs)
+{
+    if (getenv("EXPECTED")) cr_assert_eq(leave(), atoi(getenv("EXPECTED")));
+}
+
+/* The process is called python3, and what it runs is a word of its command line. */
+Test(outer, a_module_of_python_is_found_by_its_words)
+{
+    static const char *const words[][3] = {{"-m", "torch.distributed.run", "64"},
+                                           {"-mtorch.distributed.launch", "x.py", "64"},
+                                           {"/opt/bin/torchrun", "x.py", "64"},
+                                           {"-m", "http.server", "0"},
+                                           {"torch.distributed.run.py", "x", "0"}};
+    char self[512] = "";
+    cr_assert_gt(readlink("/proc/self/exe", self, sizeof self - 1), 0);
+    setenv("WORLD_SIZE", "4", 1);
+    setenv("TORCHELASTIC_RUN_ID", "none", 1);
+    unsetenv("BXFI_MAP"); /* by which a worker of Criterion knows that it is one */
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        int status;
+        const pid_t child = fork();
+        setenv("EXPECTED", words[i][2], 1);
+        if (child == 0)
+            execl("/bin/sh", "python3", "-c", "\"$0\" --filter outer/what_the_next_test_runs; exit $?", self, words[i][0],
+                  words[i][1], (char *)NULL);
+        cr_assert_eq(waitpid(child, &status, 0), child);
+        cr_expect_eq(status, 0, "%s %s: not %s", words[i][0], words[i][1], words[i][2]);
+    }
+}
+
 Test(outer, a_terminal_of_srun_is_no_rank)
 {
     setenv("SLURM_STEP_NUM_TASKS", "2", 1);
