@@ -5,6 +5,7 @@
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/json.h"
+#include "resharder/catalog/family.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/formats/gguf_keys.h"
 
@@ -26,36 +27,6 @@ const struct pd_gguf_element pd_gguf_elements[] = {
     {7, PD_ELEMENT_Q5_1}, {8, PD_ELEMENT_Q8_0}, {12, PD_ELEMENT_Q4_K}, {14, PD_ELEMENT_Q6_K}, {24, PD_ELEMENT_I8},
     {25, PD_ELEMENT_I16}, {26, PD_ELEMENT_I32}, {27, PD_ELEMENT_I64},  {28, PD_ELEMENT_F64},  {30, PD_ELEMENT_BF16}};
 const uint32_t pd_gguf_element_count = sizeof pd_gguf_elements / sizeof pd_gguf_elements[0];
-
-static const struct pd_gguf_key keys[] = {{"max_position_embeddings", "context_length", PD_GGUF_U32},
-                                          {"hidden_size", "embedding_length", PD_GGUF_U32},
-                                          {"num_hidden_layers", "block_count", PD_GGUF_U32},
-                                          {"intermediate_size", "feed_forward_length", PD_GGUF_U32},
-                                          {"num_attention_heads", "attention.head_count", PD_GGUF_U32},
-                                          {"num_key_value_heads", "attention.head_count_kv", PD_GGUF_U32},
-                                          {"head_dim", "attention.key_length", PD_GGUF_U32},
-                                          {"rms_norm_eps", "attention.layer_norm_rms_epsilon", PD_GGUF_F32},
-                                          {"rope_theta", "rope.freq_base", PD_GGUF_F32},
-                                          {0}};
-static const struct pd_gguf_key gpt2_keys[] = {{"n_positions", "context_length", PD_GGUF_U32},
-                                               {"n_embd", "embedding_length", PD_GGUF_U32},
-                                               {"n_layer", "block_count", PD_GGUF_U32},
-                                               {"n_inner", "feed_forward_length", PD_GGUF_U32},
-                                               {"n_head", "attention.head_count", PD_GGUF_U32},
-                                               {"layer_norm_epsilon", "attention.layer_norm_epsilon", PD_GGUF_F32},
-                                               {0}};
-const struct pd_gguf_architecture pd_gguf_architectures[] = {{"llama", "LlamaForCausalLM", keys},
-                                                             {"qwen2", "Qwen2ForCausalLM", keys},
-                                                             {"qwen3", "Qwen3ForCausalLM", keys},
-                                                             {"gpt2", "GPT2LMHeadModel", gpt2_keys},
-                                                             {0}};
-
-const struct pd_gguf_architecture *pd_gguf_architecture(const char *name)
-{
-    for (const struct pd_gguf_architecture *a = pd_gguf_architectures; a->name; a++)
-        if (strcmp(a->name, name) == 0) return a;
-    return NULL;
-}
 
 double pd_gguf_rope_factor(const struct pd_gguf_rope *r, uint64_t i, uint64_t count)
 {
@@ -548,7 +519,8 @@ static const struct neutral {
     {"attention.sliding_window", 0},
 };
 
-static bool is_taken(const struct gguf *g, const struct pd_gguf_architecture *known, const struct pair *p)
+/* `family` NULL: none that is known. */
+static bool is_taken(const struct gguf *g, const struct pd_family *family, const struct pair *p)
 {
     const char *inner = inner_key(g, p->key);
     const bool is_number = p->type != PD_GGUF_TEXT && p->type != PD_GGUF_ARRAY;
@@ -559,8 +531,8 @@ static bool is_taken(const struct gguf *g, const struct pd_gguf_architecture *kn
     if (!inner)
         return strncmp(p->key, "general.", 8) == 0 || strncmp(p->key, "perdure.rope_scaling.", 21) == 0 ||
                strncmp(p->key, "split.", 6) == 0;
-    for (const struct pd_gguf_key *key = known->keys; key->config; key++)
-        if (strcmp(key->gguf, inner) == 0) return is_number;
+    for (int i = 0; family && i < PD_NUMBER_COUNT; i++)
+        if (family->keys[i].gguf && strcmp(family->keys[i].gguf, inner) == 0) return is_number;
     for (size_t i = 0; i < sizeof neutral / sizeof *neutral; i++)
         if (strcmp(neutral[i].key, inner) == 0)
             return isnan(neutral[i].value) ? p->type != PD_GGUF_ARRAY : is_number && p->number == neutral[i].value;
@@ -593,28 +565,27 @@ static void put_head(struct gguf *g, struct pd_json_writer *w)
 
 static pd_status put_config(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
 {
-    static const struct pd_gguf_architecture none = {.keys = gpt2_keys + sizeof gpt2_keys / sizeof *gpt2_keys - 1};
-    const char *name = architecture_of(g);
-    const struct pd_gguf_architecture *found = pd_gguf_architecture(name), *known = found ? found : &none;
+    uint32_t row = 0;
+    const struct pd_model_class *class = pd_model_class_find(NULL, NULL, architecture_of(g), &row);
+    const struct pd_family *family = class ? pd_families[row] : NULL;
     pd_json_object_begin(w, NULL);
-    if (found) {
-        pd_json_array_begin(w, "architectures");
-        pd_json_string(w, NULL, known->class);
-        pd_json_array_end(w);
-    }
-    pd_json_string(w, "model_type", name);
-    for (const struct pd_gguf_key *key = known->keys; key->config; key++)
-        put_key(g, w, key->config, key->gguf);
-    pd_json_u64(w, "vocab_size", rows_of(g, "token_embd.weight"));
+    if (class)
+        pd_model_class_write(class, w);
+    else
+        pd_json_string(w, "model_type", architecture_of(g));
+    for (int i = 0; family && i < PD_NUMBER_COUNT; i++)
+        if (family->keys[i].gguf) put_key(g, w, family->keys[i].config, family->keys[i].gguf);
+    pd_json_u64(w, family ? family->keys[PD_NUMBER_VOCAB].config : "vocab_size", rows_of(g, "token_embd.weight"));
     const double words = number_or(g, "vocab_size", -1);
     if (words >= 0 && words != (double)rows_of(g, "token_embd.weight")) pd_json_double(w, "gguf.vocab_size", words);
     pd_json_bool(w, "tie_word_embeddings", !has_tensor(g, "output.weight"));
     if (g->bos >= 0 && g->bos <= INT32_MAX) pd_json_u64(w, "bos_token_id", (uint64_t)g->bos);
     if (g->eos >= 0 && g->eos <= INT32_MAX) pd_json_u64(w, "eos_token_id", (uint64_t)g->eos);
-    if (known->keys == keys) put_head(g, w);
-    if (known->keys == keys) PD_TRY(put_scaling(g, w, err));
+    const bool rotates = family && family->positions == PD_POSITIONS_ROPE;
+    if (rotates) put_head(g, w);
+    if (rotates) PD_TRY(put_scaling(g, w, err));
     for (uint32_t i = 0; i < g->pair_count; i++)
-        if (!is_taken(g, known, &g->pairs[i])) put_refused(w, &g->pairs[i]);
+        if (!is_taken(g, family, &g->pairs[i])) put_refused(w, &g->pairs[i]);
     pd_json_object_end(w);
     return PD_OK;
 }

@@ -1,4 +1,4 @@
-/* What the reader and the writer of GGUF share: types of values and elements, keys of the configuration, factors of RoPE. */
+/* What the reader and the writer of GGUF share: types of values and elements, factors of RoPE. */
 #pragma once
 
 #include "resharder/catalog/element.h"
@@ -32,18 +32,6 @@ struct pd_gguf_element {
 };
 extern const struct pd_gguf_element pd_gguf_elements[]; /* (pd_gguf_element_count) */
 extern const uint32_t pd_gguf_element_count;
-
-/* Keys of config.json and of GGUF, there without the architecture that stands before them. */
-struct pd_gguf_key {
-    const char *config, *gguf;
-    enum pd_gguf_type type; /* U32 or F32 */
-};
-struct pd_gguf_architecture {
-    const char *name, *class;
-    const struct pd_gguf_key *keys; /* ended by one without names */
-};
-extern const struct pd_gguf_architecture pd_gguf_architectures[];          /* ended by one without name */
-const struct pd_gguf_architecture *pd_gguf_architecture(const char *name); /* NULL: none */
 
 /* Llama 3.1 and later: GGUF has no parameters of the scaling but a factor for each of `count` frequencies, by which it is divided
  * (Llama 3's apply_scaling). We write the parameters too, under keys of our own, which others pass over. */

@@ -4,6 +4,7 @@
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/json.h"
+#include "resharder/catalog/family.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/formats/gguf_keys.h"
 
@@ -24,7 +25,8 @@ struct head {
     FILE *out;
     const struct pd_catalog *wanted;
     const struct pd_json_value *config, *tokenizer; /* tokenizer NULL: there is none */
-    const struct pd_gguf_architecture *architecture;
+    const struct pd_model_class *class;
+    const struct pd_family *family;
     uint64_t pairs;
     bool is_refused; /* a number of the tokenizer is of no type that is written */
     struct pd_gguf_rope rope;
@@ -92,7 +94,7 @@ static void put_pair_u32(struct head *h, const char *key, uint32_t value)
 
 static double number_of(const struct pd_json_value *object, const char *key, double absent)
 {
-    const struct pd_json_value *value = object ? pd_json_member(object, key) : NULL;
+    const struct pd_json_value *value = object && key ? pd_json_member(object, key) : NULL;
     if (value) (void)pd_json_is_number(value, &absent);
     return absent;
 }
@@ -124,7 +126,7 @@ static void put_scaling(struct head *h, const char *before)
                                     .low = number_of(scaling, "low_freq_factor", 1),
                                     .high = number_of(scaling, "high_freq_factor", 4),
                                     .original = number_of(scaling, "original_max_position_embeddings", 8192)};
-    h->rope_count = (uint64_t)number_of(h->config, "head_dim", 0) / 2;
+    h->rope_count = (uint64_t)number_of(h->config, h->family->keys[PD_NUMBER_HEAD_SIZE].config, 0) / 2;
     const struct {
         const char *key;
         double value;
@@ -141,26 +143,28 @@ static void put_scaling(struct head *h, const char *before)
 static void put_config(struct head *h)
 {
     char before[64];
-    snprintf(before, sizeof before, "%s.", h->architecture->name);
+    snprintf(before, sizeof before, "%s.", h->class->gguf);
     begin_pair(h, "", "general.architecture", PD_GGUF_TEXT);
-    put_text(h, h->architecture->name);
+    put_text(h, h->class->gguf);
     put_pair_u32(h, "general.file_type", file_type(h->wanted));
     put_pair_u32(h, "general.quantization_version", 2);
-    for (const struct pd_gguf_key *key = h->architecture->keys; key->config; key++) {
-        const struct pd_json_value *value = pd_json_member(h->config, key->config);
+    for (int i = 0; i < PD_NUMBER_COUNT; i++) {
+        const struct pd_number_keys *key = &h->family->keys[i];
+        const enum pd_gguf_type type = i < PD_NUMBER_EPSILON ? PD_GGUF_U32 : PD_GGUF_F32;
+        const struct pd_json_value *value = key->gguf ? pd_json_member(h->config, key->config) : NULL;
         double number = 0;
         if (!value || !pd_json_is_number(value, &number)) continue;
-        begin_pair(h, before, key->gguf, key->type);
-        put_number(h, key->type, number);
+        begin_pair(h, before, key->gguf, type);
+        put_number(h, type, number);
     }
-    const double head = number_of(h->config, "head_dim", 0);
+    const double head = number_of(h->config, h->family->keys[PD_NUMBER_HEAD_SIZE].config, 0);
     static const char *const like_head[] = {"attention.value_length", "rope.dimension_count"};
     for (size_t i = 0; head > 0 && i < sizeof like_head / sizeof like_head[0]; i++) {
         begin_pair(h, before, like_head[i], PD_GGUF_U32);
         put_number(h, PD_GGUF_U32, head);
     }
     begin_pair(h, before, "vocab_size", PD_GGUF_U32);
-    put_number(h, PD_GGUF_U32, number_of(h->config, "vocab_size", 0));
+    put_number(h, PD_GGUF_U32, number_of(h->config, h->family->keys[PD_NUMBER_VOCAB].config, 0));
     put_scaling(h, before);
 }
 
@@ -313,21 +317,22 @@ static pd_status put_head(struct head *h, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status find_architecture(struct head *h, struct pd_error *err)
+static pd_status find_class(struct head *h, struct pd_error *err)
 {
     const struct pd_json_value *type = pd_json_member(h->config, "model_type");
     const char *name = type && pd_json_text(type) ? pd_json_text(type) : "";
-    h->architecture = pd_gguf_architecture(name);
-    if (h->architecture) return PD_OK;
-    PD_FAIL(err, PD_UNSUPPORTED, "config.json: models of type \"%s\" have no GGUF here; llama, qwen2, qwen3 and gpt2 have",
-            name);
+    uint32_t family = 0;
+    h->class = pd_model_class_find(NULL, name, NULL, &family);
+    h->family = pd_families[family];
+    if (h->class) return PD_OK;
+    PD_FAIL(err, PD_UNSUPPORTED, "config.json: models of type \"%s\" have no GGUF here", name);
 }
 
 static pd_status make_head(struct writer *w, struct head *h, struct pd_error *err)
 {
     h->out = open_memstream(&w->head, &w->head_bytes);
     if (!h->out) PD_FAIL(err, PD_NO_MEMORY, "no memory for the head of a GGUF file");
-    pd_status st = find_architecture(h, err);
+    pd_status st = find_class(h, err);
     if (!st) st = put_head(h, err);
     const bool failed = ferror(h->out);
     if ((fclose(h->out) || failed) && !st) PD_FAIL(err, PD_NO_MEMORY, "no memory for the head of a GGUF file");

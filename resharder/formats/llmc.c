@@ -8,6 +8,7 @@
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/json.h"
+#include "resharder/catalog/family.h"
 #include "resharder/catalog/model_directory.h"
 
 #include <inttypes.h>
@@ -264,19 +265,17 @@ static pd_status look_at_state(struct llmc *m, struct pd_error *err)
 
 static pd_status add_config(struct llmc *m, struct pd_error *err)
 {
+    const struct pd_family *family = pd_family_of_dialect(pd_format_llmc.name);
     struct pd_json_writer w;
     const char *text = NULL;
     size_t bytes = 0;
     pd_json_writer_init_object(&w, 2);
-    pd_json_array_begin(&w, "architectures");
-    pd_json_string(&w, NULL, "GPT2LMHeadModel");
-    pd_json_array_end(&w);
-    pd_json_string(&w, "model_type", "gpt2");
-    pd_json_i64(&w, "vocab_size", m->sizes.vocab);
-    pd_json_i64(&w, "n_positions", m->sizes.context);
-    pd_json_i64(&w, "n_embd", m->sizes.width);
-    pd_json_i64(&w, "n_layer", m->sizes.layers);
-    pd_json_i64(&w, "n_head", m->sizes.heads);
+    pd_model_class_write(family->classes, &w);
+    pd_json_i64(&w, family->keys[PD_NUMBER_VOCAB].config, m->sizes.vocab);
+    pd_json_i64(&w, family->keys[PD_NUMBER_CONTEXT].config, m->sizes.context);
+    pd_json_i64(&w, family->keys[PD_NUMBER_HIDDEN].config, m->sizes.width);
+    pd_json_i64(&w, family->keys[PD_NUMBER_LAYERS].config, m->sizes.layers);
+    pd_json_i64(&w, family->keys[PD_NUMBER_HEADS].config, m->sizes.heads);
     pd_json_bool(&w, "tie_word_embeddings", true);
     pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
     if (!st) st = pd_catalog_add_text(m->catalog, "config.json", text, bytes, err);

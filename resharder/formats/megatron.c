@@ -6,6 +6,7 @@
 #include "resharder/formats/megatron.h"
 
 #include "ckpt/base/json.h"
+#include "resharder/catalog/family.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/formats/dcp.h"
 #include "resharder/torch/archive.h"
@@ -14,23 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-const struct pd_megatron_size pd_megatron_sizes[] = {
-    {"num_layers", "num_hidden_layers", "n_layer"},
-    {"hidden_size", "hidden_size", "n_embd"},
-    {"num_attention_heads", "num_attention_heads", "n_head"},
-    {"num_query_groups", "num_key_value_heads", NULL},
-    {"kv_channels", "head_dim", NULL},
-    {"ffn_hidden_size", "intermediate_size", "n_inner"},
-    {"max_position_embeddings", "max_position_embeddings", "n_positions"},
-    {"vocab_size", "vocab_size", "vocab_size"},
-    {NULL, NULL, NULL},
-};
-const struct pd_megatron_family pd_megatron_families[] = {
-    {"LlamaForCausalLM", "llama", .is_gpt2 = false},     {"Qwen2ForCausalLM", "qwen2", .qkv_bias = true},
-    {"Qwen3ForCausalLM", "qwen3", .head_norms = true},   {"GPT2LMHeadModel", "gpt2", .is_gpt2 = true},
-    {"MistralForCausalLM", "mistral", .is_gpt2 = false}, {NULL, NULL, .is_gpt2 = false},
-};
 
 /* ---- the directory ---- */
 
@@ -100,20 +84,14 @@ static bool says(const struct pd_pickle_node *args, const char *name, const char
     return text && strcmp(text, value) == 0;
 }
 
-/* NULL: a model that we do not have, as far as its arguments say. */
-static const struct pd_megatron_family *family_of(const struct pd_pickle_node *args)
+/* Whether the arguments are those of a class, as put_model of megatron_write.c writes them. */
+static bool is_class(const struct pd_pickle_node *args, const struct pd_family *f, const struct pd_model_class *class)
 {
-    const bool is_llama = says(args, "position_embedding_type", "rope") && says(args, "normalization", "RMSNorm") &&
-                          is_on(args, "swiglu") && !is_on(args, "add_bias_linear");
-    const bool is_gpt2 = says(args, "position_embedding_type", "learned_absolute") &&
-                         says(args, "normalization", "LayerNorm") && !is_on(args, "swiglu") &&
-                         is_on(args, "add_bias_linear");
-    for (const struct pd_megatron_family *f = pd_megatron_families; f->architecture; f++)
-        if (f->is_gpt2
-                ? is_gpt2
-                : is_llama && f->qkv_bias == is_on(args, "add_qkv_bias") && f->head_norms == is_on(args, "qk_layernorm"))
-            return f;
-    return NULL;
+    return says(args, "position_embedding_type", f->positions == PD_POSITIONS_ROPE ? "rope" : "learned_absolute") &&
+           says(args, "normalization", f->norm == PD_NORM_RMS ? "RMSNorm" : "LayerNorm") &&
+           is_on(args, "swiglu") == (f->activation == PD_ACTIVATION_SWIGLU) &&
+           is_on(args, "add_bias_linear") == f->has_linear_biases && is_on(args, "qk_layernorm") == f->has_head_norms &&
+           (f->has_linear_biases || is_on(args, "add_qkv_bias") == class->qkv_bias);
 }
 
 static void write_rope(struct pd_json_writer *w, const struct pd_pickle_node *args)
@@ -163,29 +141,25 @@ static void write_refused(struct pd_json_writer *w, const struct pd_pickle_node 
     }
 }
 
-static void write_config(struct pd_json_writer *w, const struct pd_megatron_family *f, const struct pd_pickle_node *args)
+static void write_config(struct pd_json_writer *w, const struct pd_family *f, const struct pd_model_class *class,
+                         const struct pd_pickle_node *args)
 {
     double epsilon = 1e-5;
     uint64_t number = 0;
     pd_json_object_begin(w, NULL);
-    pd_json_array_begin(w, "architectures");
-    pd_json_string(w, NULL, f->architecture);
-    pd_json_array_end(w);
-    pd_json_string(w, "model_type", f->type);
-    for (const struct pd_megatron_size *s = pd_megatron_sizes; s->argument; s++) {
-        const char *key = f->is_gpt2 ? s->gpt2 : s->key;
-        const bool is_vocab = strcmp(s->argument, "vocab_size") == 0,
-                   is_groups = strcmp(s->argument, "num_query_groups") == 0;
-        const char *argument = is_groups && !is_on(args, "group_query_attention") ? "num_attention_heads" : s->argument;
-        if (!key) continue;
+    pd_model_class_write(class, w);
+    for (int i = 0; i < PD_NUMBER_EPSILON; i++) {
+        const bool has_groups = i != PD_NUMBER_KV_HEADS || is_on(args, "group_query_attention");
+        const char *argument = f->keys[has_groups ? i : PD_NUMBER_HEADS].megatron;
+        if (!f->keys[i].config) continue;
         if (pd_pickle_is_u64(pd_pickle_field(args, argument), &number) ||
-            (is_vocab && pd_pickle_is_u64(pd_pickle_field(args, "padded_vocab_size"), &number)))
-            pd_json_u64(w, key, number);
+            (i == PD_NUMBER_VOCAB && pd_pickle_is_u64(pd_pickle_field(args, "padded_vocab_size"), &number)))
+            pd_json_u64(w, f->keys[i].config, number);
     }
     (void)pd_pickle_is_number(pd_pickle_field(args, "norm_epsilon"), &epsilon);
-    pd_json_double(w, f->is_gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", epsilon);
+    pd_json_double(w, f->keys[PD_NUMBER_EPSILON].config, epsilon);
     pd_json_bool(w, "tie_word_embeddings", !is_on(args, "untie_embeddings_and_output_weights"));
-    if (!f->is_gpt2) write_rope(w, args);
+    if (f->positions == PD_POSITIONS_ROPE) write_rope(w, args);
     write_refused(w, args);
     pd_json_object_end(w);
 }
@@ -194,13 +168,21 @@ static void write_config(struct pd_json_writer *w, const struct pd_megatron_fami
 static pd_status add_config(const struct common *c, struct pd_catalog *catalog, struct pd_error *err)
 {
     const struct pd_pickle_node *args = pd_pickle_member(pd_pickle_root(c->archive.pickle), "args");
-    const struct pd_megatron_family *family = args ? family_of(args) : NULL;
+    const struct pd_family *const *family = pd_families;
+    const struct pd_model_class *class = NULL;
     struct pd_json_writer w;
     const char *text = NULL;
     size_t bytes = 0;
-    if (!family || pd_catalog_text(catalog, "config.json")) return PD_OK;
+    if (!args || pd_catalog_text(catalog, "config.json")) return PD_OK;
+    for (; *family; family++) {
+        class = (*family)->classes;
+        while (class->name && !is_class(args, *family, class))
+            class ++;
+        if (class->name) break;
+    }
+    if (!*family) return PD_OK;
     pd_json_writer_init(&w, 2);
-    write_config(&w, family, args);
+    write_config(&w, *family, class, args);
     pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
     if (!st) st = pd_catalog_add_text(catalog, "config.json", text, bytes, err);
     pd_json_writer_deinit(&w);

@@ -19,17 +19,3 @@ PD_MUST_USE pd_status pd_megatron_spread_buckets(struct pd_vfs *vfs, const char 
 /* ---- what reading and writing share ---- */
 
 #define PD_MEGATRON_TRACKER "latest_checkpointed_iteration.txt"
-
-/* The sizes that its arguments and config.json both have. */
-struct pd_megatron_size {
-    const char *argument, *key, *gpt2; /* of Llama and its like; of GPT-2, or NULL: it follows */
-};
-extern const struct pd_megatron_size pd_megatron_sizes[]; /* ends with a NULL argument */
-
-/* Architectures, by what makes them in its arguments. */
-struct pd_megatron_family {
-    const char *architecture, *type;
-    bool is_gpt2; /* learned positions, LayerNorm, biases, no gate; else RoPE, RMSNorm, a gate, no biases */
-    bool qkv_bias, head_norms;
-};
-extern const struct pd_megatron_family pd_megatron_families[]; /* ends with a NULL architecture */

@@ -9,6 +9,7 @@
 #include "resharder/formats/megatron.h"
 
 #include "ckpt/base/json.h"
+#include "resharder/catalog/family.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/formats/dcp.h"
 #include "resharder/torch/archive.h"
@@ -145,15 +146,6 @@ static double real_of(const struct pd_json_value *object, const char *key, doubl
     return value && pd_json_is_number(value, &number) ? number : otherwise;
 }
 
-static const struct pd_megatron_family *family_of(const struct pd_json_value *config)
-{
-    const struct pd_json_value *type = pd_json_member(config, "model_type");
-    const char *name = type ? pd_json_text(type) : NULL;
-    for (const struct pd_megatron_family *f = pd_megatron_families; f->architecture; f++)
-        if (name && strcmp(f->type, name) == 0) return f;
-    return NULL;
-}
-
 static void put_rope(struct pd_pickle_writer *p, const struct pd_json_value *config)
 {
     const struct pd_json_value *scaling = pd_json_member(config, "rope_scaling"),
@@ -170,27 +162,31 @@ static void put_rope(struct pd_pickle_writer *p, const struct pd_json_value *con
 /* What makes the model, as its command line says it; what is not said is that of the run that loads. */
 static void put_model(struct pd_pickle_writer *p, const struct pd_json_value *config)
 {
-    const struct pd_megatron_family *f = family_of(config);
+    const struct pd_json_value *type = pd_json_member(config, "model_type"),
+                               *tied = pd_json_member(config, "tie_word_embeddings");
+    const char *name = type ? pd_json_text(type) : NULL;
+    uint32_t row = 0;
+    const struct pd_model_class *class = name ? pd_model_class_find(NULL, name, NULL, &row) : NULL;
+    const struct pd_family *f = pd_families[row];
     bool is_tied = false;
-    if (!f) return;
-    for (const struct pd_megatron_size *s = pd_megatron_sizes; s->argument; s++) {
-        const uint64_t number = number_of(config, f->is_gpt2 ? s->gpt2 : s->key);
-        if (number) put_number(p, s->argument, number);
+    if (!class) return;
+    for (int i = 0; i < PD_NUMBER_EPSILON; i++) {
+        const uint64_t number = number_of(config, f->keys[i].config);
+        if (number) put_number(p, f->keys[i].megatron, number);
     }
-    put_number(p, "padded_vocab_size", number_of(config, "vocab_size"));
-    put_number(p, "seq_length", number_of(config, f->is_gpt2 ? "n_positions" : "max_position_embeddings"));
-    put_switch(p, "group_query_attention", !f->is_gpt2);
-    put_switch(p, "swiglu", !f->is_gpt2);
-    put_switch(p, "add_bias_linear", f->is_gpt2);
-    put_switch(p, "add_qkv_bias", f->qkv_bias);
-    put_switch(p, "qk_layernorm", f->head_norms);
-    put_words(p, "normalization", f->is_gpt2 ? "LayerNorm" : "RMSNorm");
-    put_words(p, "position_embedding_type", f->is_gpt2 ? "learned_absolute" : "rope");
-    put_double(p, "norm_epsilon", real_of(config, f->is_gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", 1e-5));
-    const struct pd_json_value *tied = pd_json_member(config, "tie_word_embeddings");
+    put_number(p, "padded_vocab_size", number_of(config, f->keys[PD_NUMBER_VOCAB].config));
+    put_number(p, "seq_length", number_of(config, f->keys[PD_NUMBER_CONTEXT].config));
+    put_switch(p, "group_query_attention", !f->heads_make_hidden);
+    put_switch(p, "swiglu", f->activation == PD_ACTIVATION_SWIGLU);
+    put_switch(p, "add_bias_linear", f->has_linear_biases);
+    put_switch(p, "add_qkv_bias", class->qkv_bias && !f->has_linear_biases);
+    put_switch(p, "qk_layernorm", f->has_head_norms);
+    put_words(p, "normalization", f->norm == PD_NORM_RMS ? "RMSNorm" : "LayerNorm");
+    put_words(p, "position_embedding_type", f->positions == PD_POSITIONS_ROPE ? "rope" : "learned_absolute");
+    put_double(p, "norm_epsilon", real_of(config, f->keys[PD_NUMBER_EPSILON].config, 1e-5));
     if (tied) (void)pd_json_is_bool(tied, &is_tied);
     put_switch(p, "untie_embeddings_and_output_weights", !is_tied);
-    if (!f->is_gpt2) put_rope(p, config);
+    if (f->positions == PD_POSITIONS_ROPE) put_rope(p, config);
 }
 
 static pd_status put_arguments(struct pd_pickle_writer *p, const struct pd_catalog *wanted, struct pd_error *err)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tests/helpers/device_math.h"
+#include "tests/helpers/families.h"
 #include "trainer/model/transformer.h"
 
 #include <criterion/criterion.h>
@@ -13,7 +14,7 @@
 enum { RANKS_MAX = 8, TENSORS_MAX = 40, BOXES_MAX = 8 };
 
 struct test_case {
-    enum pd_family family;
+    uint32_t family;
     uint32_t heads, kv_heads, vocab, length, sequences;
     bool bias, tied, documents;
     enum pd_dtype dtype;

@@ -5,7 +5,6 @@
  *                                        keys of a run's model section in model.yaml
  *   families logits DIR OUT TOKEN...     logits of each token, (tokens, vocab) fp32 */
 #include "trainer/math/math_cpu.h"
-#include "trainer/model/family.h"
 #include "trainer/model/hugging_face.h"
 #include "trainer/model/links.h"
 #include "trainer/model/transformer.h"
@@ -62,7 +61,7 @@ static void write_keys(const struct pd_model_config *c, const char *directory)
     static const char *const scaling[] = {"none", "llama3", "linear"};
     FILE *f = open_in(directory, "model.yaml", "w");
     fprintf(f, "model: {family: %s, vocab: %u, context: %u, layers: %u, hidden: %u, heads: %u, kv_heads: %u, ",
-            pd_family_properties(c->family)->name, c->vocab, c->context, c->layers, c->hidden, c->heads, c->kv_heads);
+            pd_family_names[c->family], c->vocab, c->context, c->layers, c->hidden, c->heads, c->kv_heads);
     fprintf(f, "head_size: %u, ffn: %u, qkv_bias: %s, tie_embeddings: %s, norm_epsilon: %.9g, rope_theta: %.9g, ",
             c->head_size, c->ffn, c->qkv_bias ? "true" : "false", c->tie_embeddings ? "true" : "false",
             (double)c->norm_epsilon, (double)c->rope_theta);

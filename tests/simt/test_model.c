@@ -2,6 +2,7 @@
  * beside the CPU's. Attention on tensor cores and the loss have sums of their own; what differs in the last bit there is
  * some hundred times as much behind the norms of so small a model. */
 #include "offload/cpu_adam.h"
+#include "tests/helpers/families.h"
 #include "tests/helpers/scale.h"
 #include "tests/unit/math/fixture.h"
 #include "trainer/math/cuda/kernels.h"
@@ -27,7 +28,7 @@ struct side {
     double loss[STEPS];
 };
 
-static struct pd_model_config tiny(enum pd_family family)
+static struct pd_model_config tiny(uint32_t family)
 {
     struct pd_model_config c;
     cr_assert_eq(pd_model_preset(family == PD_FAMILY_GPT2 ? "gpt2-124m" : "byte-1m", &c, NULL), PD_OK);
@@ -101,7 +102,7 @@ static void fill(struct side *s)
     refresh(s);
 }
 
-static void start(struct side *s, bool is_simt, enum pd_family family, enum pd_dtype dtype)
+static void start(struct side *s, bool is_simt, uint32_t family, enum pd_dtype dtype)
 {
     const struct pd_model_config config = tiny(family);
     struct pd_memory_plan plan;
@@ -243,7 +244,7 @@ static void compare(const struct side *cpu, const struct side *simt, double tole
               step, cpu->loss[step], simt->loss[step]);
 }
 
-static void check(enum pd_family family, enum pd_dtype dtype, double tolerance)
+static void check(uint32_t family, enum pd_dtype dtype, double tolerance)
 {
     struct side cpu, simt, again;
     start(&cpu, false, family, dtype);
@@ -307,7 +308,7 @@ Test(simt_model, logits_of_columns)
 
 /* ---- micro-batches that are added where sums lie ---- */
 
-static void check_adding(bool is_simt, enum pd_family family, enum pd_dtype dtype, bool has_runs)
+static void check_adding(bool is_simt, uint32_t family, enum pd_dtype dtype, bool has_runs)
 {
     struct side apart, added;
     struct pd_error err;

@@ -6,12 +6,12 @@
  * share on the head as with twelve blocks and 50,257, and every further block would cost both what this one costs.
  *
  * On a GPU: tools/bench/step_gpu.h. */
+#include "resharder/catalog/family.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/run.h"
 #include "tools/bench/step_gpu.h"
 #include "tools/bench/step_ranks.h"
 #include "tools/command.h"
-#include "trainer/model/family.h"
 #include "trainer/run/launched.h"
 
 #include "offload/device.h"
@@ -80,7 +80,7 @@ static pd_status build_gemms(struct pd_bench_run *r, const struct step_bench *b,
 {
     const struct pd_model_config *m = &r->config.model;
     const uint64_t query = (uint64_t)m->heads * m->head_size, kv = 2ull * m->kv_heads * m->head_size;
-    const uint64_t up = (uint64_t)pd_family_properties(m->family)->up_matrices * m->ffn;
+    const uint64_t up = (uint64_t)pd_family_at(m->family)->up_matrices * m->ffn;
     struct pd_gemm_case cases[15];
     pd_gemm_cases_of_linear(b->tokens, m->hidden, query + kv, m->layers, cases);
     pd_gemm_cases_of_linear(b->tokens, query, m->hidden, m->layers, cases + 3);

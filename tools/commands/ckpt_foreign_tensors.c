@@ -1,13 +1,13 @@
 /* perdure ckpt show, stats, diff of checkpoints of other systems, and of one of ours beside one of theirs. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/words.h"
+#include "resharder/catalog/family.h"
 #include "resharder/convert/compare.h"
 #include "resharder/formats/perdure.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
 #include "tools/commands/progress.h"
 #include "tools/output.h"
-#include "trainer/model/family.h"
 #include "trainer/model/links.h"
 #include "trainer/tokenizer/tokenizer.h"
 
@@ -47,9 +47,8 @@ static void show_model(const struct pd_ckpt_foreign *f)
     if (!st) {
         const struct pd_model_config *m = &model->config;
         printf("model: %s, %s parameters, %s, hidden %u, %s (%u of keys), vocabulary %u, context %u\n",
-               pd_family_properties(m->family)->name, pd_text_count(model->parameter_count).text,
-               pd_counted(m->layers, "block").text, m->hidden, pd_counted(m->heads, "head").text, m->kv_heads, m->vocab,
-               m->context);
+               pd_family_names[m->family], pd_text_count(model->parameter_count).text, pd_counted(m->layers, "block").text,
+               m->hidden, pd_counted(m->heads, "head").text, m->kv_heads, m->vocab, m->context);
     } else if (st != PD_NOT_FOUND) {
         printf("model: not one that perdure computes: %s\n", why.message);
     }

@@ -1,8 +1,8 @@
 #include "tools/commands/plan_report.h"
 
 #include "ckpt/base/words.h"
+#include "resharder/catalog/family.h"
 #include "tools/output.h"
-#include "trainer/model/family.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -118,8 +118,8 @@ static void describe(const struct pd_plan_subject *s)
     const uint64_t tokens = (uint64_t)c->batch.sequences * c->batch.context;
     const struct tiers tiers = tiers_of(s);
     printf("model       %s parameters: %s, %s of %u, %s, vocabulary %u\n", pd_text_count(s->model->parameter_count).text,
-           pd_family_properties(m->family)->name, pd_counted(m->layers, "block").text, m->hidden,
-           pd_counted(m->heads, "head").text, m->vocab);
+           pd_family_names[m->family], pd_counted(m->layers, "block").text, m->hidden, pd_counted(m->heads, "head").text,
+           m->vocab);
     printf("step        %s of %u: %s tokens, %sFLOP; %s of %u\n", pd_counted(c->batch.sequences, "sequence").text,
            c->batch.context, pd_text_count(tokens).text,
            pd_text_short((double)tokens * pd_model_flops_per_token(s->model, c->batch.context)).text,

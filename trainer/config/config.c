@@ -3,12 +3,12 @@
 #include "trainer/config/config.h"
 
 #include "ckpt/base/regular_file.h"
+#include "resharder/catalog/family.h"
 #include "trainer/config/check.h"
 #include "trainer/config/keys.h"
 #include "trainer/config/renamed.h"
 #include "trainer/config/yaml.h"
 #include "trainer/data/sources.h"
-#include "trainer/model/family.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -220,10 +220,10 @@ static pd_status build(const struct source *source, struct pd_config *config, st
     PD_TRY(apply_preset(source, config, err));
     PD_TRY(apply(source, config, err));
     if (source->is_saved && rounded_gradients(source)) config->numerics.lanes = 0;
-    const struct pd_family_properties *family = pd_family_properties(config->model.family);
+    const struct pd_family *family = pd_family_at(config->model.family);
     if (family->has_linear_biases && given(source, "model.qkv_bias") && !config->model.qkv_bias)
         PD_FAIL(err, PD_INVALID, "%s: model.qkv_bias is false, but family %s has biases everywhere; leave it out",
-                source->name, family->name);
+                source->name, pd_family_names[config->model.family]);
     pd_status status = pd_config_resolve(config, err);
     if (!status)
         status =
@@ -396,13 +396,13 @@ pd_status pd_config_model(const struct pd_config *c, struct pd_model **ret_model
 
 struct pd_transformer_options pd_config_transformer(const struct pd_config *c)
 {
-    return (struct pd_transformer_options){
-        .sequences = c->batch.micro_batch,
-        .length = c->batch.context,
-        .dtype = c->numerics.precision,
-        .fp8_linears = c->numerics.linears == PD_LINEARS_FP8,
-        .logits_columns = c->numerics.logits == PD_LOGITS_OF_COLUMNS ? PD_LOGITS_COLUMNS : 0,
-        .separate_documents = c->data.separate_documents};
+    return (struct pd_transformer_options){.sequences = c->batch.micro_batch,
+                                           .length = c->batch.context,
+                                           .dtype = c->numerics.precision,
+                                           .fp8_linears = c->numerics.linears == PD_LINEARS_FP8,
+                                           .logits_columns =
+                                               c->numerics.logits == PD_LOGITS_OF_COLUMNS ? PD_LOGITS_COLUMNS : 0,
+                                           .separate_documents = c->data.separate_documents};
 }
 
 struct pd_data_options pd_config_data(const struct pd_config *c)

@@ -8,7 +8,6 @@
 #define COUNT_MAX 1e15
 
 static const char *const device_words[] = {"auto", "cpu", "gpu", NULL};
-static const char *const family_words[] = {"llama", "gpt2", "qwen3", NULL};
 static const char *const rope_words[] = {"none", "llama3", "linear", NULL};
 static const char *const mode_words[] = {"invariant", "fast", NULL};
 static const char *const dtype_words[] = {"fp32", "bf16", "fp16", NULL};
@@ -56,7 +55,7 @@ const struct pd_key pd_keys[] = {
     STRING(init.from, "", FREE, "a checkpoint of another system that a new run begins from; its config.json says the model"),
 
     KEY("model.preset", PD_KEY_STRING, model_preset, "byte-1m", FREE, "a named size; the keys below override it"),
-    WORD(model.family, NULL, family_words, REFUSED, "llama (Mistral and Qwen2.5 too), gpt2 or qwen3"),
+    WORD(model.family, NULL, pd_family_names, REFUSED, pd_family_about),
     MODEL_U32(vocab, REFUSED, "tokens; 256 for bytes"),
     MODEL_U32(context, REFUSED, "longest sequence that positions exist for", TOKENS),
     MODEL_U32(layers, REFUSED, "transformer blocks"),
@@ -64,8 +63,8 @@ const struct pd_key pd_keys[] = {
     MODEL_U32(heads, REFUSED, "query heads"),
     MODEL_U32(kv_heads, REFUSED, "key-value heads; 0: as many as heads"),
     MODEL_U32(head_size, REFUSED, "0: hidden / heads"),
-    MODEL_U32(ffn, REFUSED, "width of the MLP; 0: 4 * hidden (gpt2), 8/3 * hidden (others)"),
-    SWITCH(model.qkv_bias, NULL, REFUSED, "biases at q, k and v (Qwen2.5; gpt2 always)"),
+    MODEL_U32(ffn, REFUSED, "width of the MLP; 0: 4 * hidden, or 8/3 * hidden where it has a gate"),
+    SWITCH(model.qkv_bias, NULL, REFUSED, "biases at q, k and v (Qwen2.5)"),
     SWITCH(model.tie_embeddings, NULL, REFUSED, "the output matrix is the embedding"),
     MODEL_FLOAT(norm_epsilon, LINEAGE, "under the root of a norm"),
     MODEL_FLOAT(rope_theta, LINEAGE, "base of the RoPE frequencies"),

@@ -1,7 +1,7 @@
 /* What a changed key means for a run that goes on; each key's effect stands in keys.c, the table of them in README.md. Files may
  * move: their contents are compared by fingerprint, not by path. */
+#include "resharder/catalog/family.h"
 #include "trainer/config/keys.h"
-#include "trainer/model/family.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +10,7 @@
  * batch.context keeps anyway. */
 static enum pd_resume_effect effect_of(const struct pd_config *saved, const struct pd_key *key)
 {
-    const struct pd_family_properties *f = pd_family_properties(saved->model.family);
+    const struct pd_family *f = pd_family_at(saved->model.family);
     if (strcmp(key->name, "model.context") == 0 && f && f->positions == PD_POSITIONS_ROPE) return PD_RESUME_FREE;
     return key->effect;
 }

@@ -1,65 +1,24 @@
-/* One table of architectures and one of sizes serve both directions. Reading: architecture, sizes, what is refused, RoPE. */
+/* Reading: class, sizes, what is refused, RoPE. Both directions go by the family's row (resharder/catalog/families.c). */
 #include "trainer/model/hugging_face.h"
 
 #include "ckpt/base/json.h"
-#include "trainer/model/family.h"
 
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* The first row that a configuration fits is what we write. */
-static const struct architecture {
-    const char *name, *type;
-    enum pd_family family;
-    bool qkv_bias;
-    bool has_attention_bias; /* the key, which means q, k, v and o */
-    bool has_window;         /* sliding_window is in force without use_sliding_window */
-    uint32_t window;         /* what is taken where the file does not say; 0: attention has none */
-    double epsilon;          /* what is taken where the file does not say */
-    uint32_t context, kv_heads, head_size;
-    bool is_tied;
-} architectures[] = {
-    {"LlamaForCausalLM", "llama", PD_FAMILY_LLAMA, .has_attention_bias = true, .epsilon = 1e-6, .context = 2048},
-    {"Qwen2ForCausalLM", "qwen2", PD_FAMILY_LLAMA, .qkv_bias = true, .epsilon = 1e-6, .context = 32768, .kv_heads = 32,
-     .window = 4096},
-    {"Qwen3ForCausalLM", "qwen3", PD_FAMILY_QWEN3, .has_attention_bias = true, .epsilon = 1e-6, .context = 32768,
-     .kv_heads = 32, .head_size = 128, .window = 4096},
-    {"GPT2LMHeadModel", "gpt2", PD_FAMILY_GPT2, .qkv_bias = true, .epsilon = 1e-5, .context = 1024, .is_tied = true},
-    {"MistralForCausalLM", "mistral", PD_FAMILY_LLAMA, .has_window = true, .epsilon = 1e-6, .context = 131072, .kv_heads = 8,
-     .window = 4096},
-};
-#define QWEN_WINDOW_LAYERS 28u /* max_window_layers where the file does not say */
-#define ARCHITECTURE_COUNT (sizeof architectures / sizeof architectures[0])
+/* Names of the activation in config.json; the first is the one we write. */
+static const char *const activations[][2] = {
+    [PD_ACTIVATION_SWIGLU] = {"silu", "swish"}, [PD_ACTIVATION_GELU] = {"gelu_new", "gelu_pytorch_tanh"}};
 
 #define AT(member) offsetof(struct pd_model_config, member)
+static const size_t offsets[PD_NUMBER_EPSILON] = {AT(vocab), AT(context),  AT(layers),    AT(hidden),
+                                                  AT(heads), AT(kv_heads), AT(head_size), AT(ffn)};
 
-static const struct size_key {
-    const char *name, *gpt2; /* NULL: there is none */
-    size_t offset;
-    bool is_required;
-} sizes[] = {
-    {"vocab_size", "vocab_size", AT(vocab), true},
-    {"max_position_embeddings", "n_positions", AT(context), false},
-    {"num_hidden_layers", "n_layer", AT(layers), true},
-    {"hidden_size", "n_embd", AT(hidden), true},
-    {"num_attention_heads", "n_head", AT(heads), true},
-    {"num_key_value_heads", NULL, AT(kv_heads), false},
-    {"head_dim", NULL, AT(head_size), false},
-    {"intermediate_size", NULL, AT(ffn), true},
-    {NULL, "n_inner", AT(ffn), false},
-};
-#define SIZE_COUNT (sizeof sizes / sizeof sizes[0])
-
-static const char *size_name(const struct size_key *key, enum pd_family family)
+static uint32_t *size_at(struct pd_model_config *config, int number)
 {
-    return family == PD_FAMILY_GPT2 ? key->gpt2 : key->name;
-}
-
-static uint32_t *size_at(struct pd_model_config *config, const struct size_key *key)
-{
-    return (uint32_t *)(void *)((char *)config + key->offset);
+    return (uint32_t *)(void *)((char *)config + offsets[number]);
 }
 
 /* ---- reading ---- */
@@ -67,7 +26,8 @@ static uint32_t *size_at(struct pd_model_config *config, const struct size_key *
 struct reader {
     const char *name; /* of the file */
     const struct pd_json_value *root;
-    const struct architecture *architecture;
+    const struct pd_model_class *class;
+    const struct pd_family *family;
     struct pd_model_config *config;
 };
 
@@ -126,7 +86,7 @@ static const char *text_of(const struct pd_json_value *object, const char *key)
     return value ? pd_json_text(value) : NULL;
 }
 
-static pd_status find_architecture(struct reader *r, struct pd_error *err)
+static pd_status find_class(struct reader *r, struct pd_error *err)
 {
     const struct pd_json_value *list = member(r->root, "architectures");
     const char *name = list && pd_json_count(list) ? pd_json_text(pd_json_at(list, 0)) : NULL;
@@ -134,14 +94,13 @@ static pd_status find_architecture(struct reader *r, struct pd_error *err)
     if (!name && !type)
         PD_FAIL(err, PD_CORRUPT, "%s: it has neither architectures nor model_type, so it is no model's config.json",
                 r->name);
-    for (size_t i = 0; i < ARCHITECTURE_COUNT && !r->architecture; i++)
-        if (strcmp(name ? name : type, name ? architectures[i].name : architectures[i].type) == 0)
-            r->architecture = &architectures[i];
-    if (r->architecture) return PD_OK;
+    r->class = pd_model_class_find(name, name ? NULL : type, NULL, &r->config->family);
+    if (r->class) return PD_OK;
     char known[256];
     size_t used = 0;
-    for (size_t i = 0; i < ARCHITECTURE_COUNT && used < sizeof known; i++)
-        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", architectures[i].name);
+    for (const struct pd_family *const *f = pd_families; *f; f++)
+        for (const struct pd_model_class *c = (*f)->classes; c->name && used < sizeof known; c++)
+            used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", c->name);
     PD_FAIL(err, PD_UNSUPPORTED, "%s: architecture %s; those that can be converted are %s", r->name, name ? name : type,
             known);
 }
@@ -149,16 +108,18 @@ static pd_status find_architecture(struct reader *r, struct pd_error *err)
 static pd_status read_sizes(const struct reader *r, struct pd_error *err)
 {
     struct pd_model_config *c = r->config;
-    c->context = r->architecture->context;
-    c->head_size = r->architecture->head_size;
-    for (size_t i = 0; i < SIZE_COUNT; i++) {
-        const char *key = size_name(&sizes[i], c->family);
-        if (!key) continue;
-        if (sizes[i].is_required && !member(r->root, key)) PD_FAIL(err, PD_CORRUPT, "%s: %s is missing", r->name, key);
-        PD_TRY(read_size(r, r->root, key, size_at(c, &sizes[i]), err));
+    c->context = r->class->context;
+    c->head_size = r->class->head_size;
+    for (int i = 0; i < PD_NUMBER_EPSILON; i++) {
+        const struct pd_number_keys *key = &r->family->keys[i];
+        if (!key->config) continue;
+        if (key->is_required && !member(r->root, key->config))
+            PD_FAIL(err, PD_CORRUPT, "%s: %s is missing", r->name, key->config);
+        PD_TRY(read_size(r, r->root, key->config, size_at(c, i), err));
     }
     /* Null says as many as heads, and no key what the class takes. */
-    if (!c->kv_heads && !pd_json_member(r->root, "num_key_value_heads")) c->kv_heads = r->architecture->kv_heads;
+    const char *kv_heads = r->family->keys[PD_NUMBER_KV_HEADS].config;
+    if (!c->kv_heads && kv_heads && !pd_json_member(r->root, kv_heads)) c->kv_heads = r->class->kv_heads;
     return PD_OK;
 }
 
@@ -166,31 +127,26 @@ static pd_status check_attention_bias(const struct reader *r, struct pd_error *e
 {
     bool attention_bias = false;
     PD_TRY(read_switch(r, "attention_bias", &attention_bias, err));
-    if (attention_bias && r->architecture->has_attention_bias)
+    if (attention_bias && r->class->has_attention_bias)
         PD_FAIL(err, PD_UNSUPPORTED, "%s: attention_bias is true, and o_proj of this family has no bias here", r->name);
     return PD_OK;
 }
 
 static pd_status check_activation(const struct reader *r, struct pd_error *err)
 {
-    /* The same function by several names. */
-    static const char *const silu[] = {"silu", "swish", NULL}, *const gelu[] = {"gelu_new", "gelu_pytorch_tanh", NULL};
-    const bool is_gelu = pd_family_properties(r->config->family)->activation == PD_ACTIVATION_GELU;
-    const char *key = is_gelu ? "activation_function" : "hidden_act", *name = text_of(r->root, key);
-    if (!name) return PD_OK;
-    for (const char *const *known = is_gelu ? gelu : silu; *known; known++)
-        if (strcmp(*known, name) == 0) return PD_OK;
-    PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is %s, and this family has %s here", r->name, key, name,
-            is_gelu ? gelu[0] : silu[0]);
+    const char *const *known = activations[r->family->activation], *key = r->family->activation_key;
+    const char *name = text_of(r->root, key);
+    if (!name || strcmp(name, known[0]) == 0 || strcmp(name, known[1]) == 0) return PD_OK;
+    PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is %s, and this family has %s here", r->name, key, name, known[0]);
 }
 
-/* Whether some block's attention looks at a window. Llama never does, Mistral in all blocks, Qwen in those that
+/* Whether some block's attention looks at a window: in some classes never, in some always, in some in those blocks that
  * use_sliding_window, max_window_layers and layer_types say. */
 static pd_status has_window(const struct reader *r, bool *ret, struct pd_error *err)
 {
     const struct pd_json_value *types = member(r->root, "layer_types");
-    const bool is_qwen = r->architecture->window && !r->architecture->has_window;
-    uint32_t first = QWEN_WINDOW_LAYERS;
+    uint32_t first = r->class->window_layers;
+    const bool is_by_layer = first > 0;
     bool is_used = false, is_typed = false;
     for (size_t i = 0; types && i < pd_json_count(types); i++) {
         const char *type = pd_json_text(pd_json_at(types, i));
@@ -200,8 +156,8 @@ static pd_status has_window(const struct reader *r, bool *ret, struct pd_error *
         is_typed |= strcmp(type, "sliding_attention") == 0;
     }
     PD_TRY(read_switch(r, "use_sliding_window", &is_used, err));
-    if (is_qwen) PD_TRY(read_layer(r, "max_window_layers", &first, err)); /* blocks before it see everything */
-    *ret = r->architecture->has_window || is_typed || (is_qwen && is_used && !types && first < r->config->layers);
+    if (is_by_layer) PD_TRY(read_layer(r, "max_window_layers", &first, err)); /* blocks before it see everything */
+    *ret = is_typed || (is_by_layer ? is_used && !types && first < r->config->layers : r->class->window > 0);
     return PD_OK;
 }
 
@@ -209,7 +165,7 @@ static pd_status has_window(const struct reader *r, bool *ret, struct pd_error *
 static pd_status check_window(const struct reader *r, struct pd_error *err)
 {
     /* Null is no window; no key is what the class takes. */
-    uint32_t window = pd_json_member(r->root, "sliding_window") ? UINT32_MAX : r->architecture->window;
+    uint32_t window = pd_json_member(r->root, "sliding_window") ? UINT32_MAX : r->class->window;
     bool is_used = false;
     PD_TRY(has_window(r, &is_used, err));
     PD_TRY(read_size(r, r->root, "sliding_window", &window, err));
@@ -325,7 +281,7 @@ static pd_status read_rope(const struct reader *r, struct pd_error *err)
     static const char *const names[] = {"rope_scaling", "rope_parameters"};
     const struct pd_json_value *found[] = {member(r->root, names[0]), member(r->root, names[1])};
     struct pd_model_config read[] = {*r->config, *r->config};
-    if (pd_family_properties(r->config->family)->positions != PD_POSITIONS_ROPE) return PD_OK;
+    if (r->family->positions != PD_POSITIONS_ROPE) return PD_OK;
     for (int i = 0; i < 2; i++) {
         if (found[i] && pd_json_type(found[i]) != PD_JSON_OBJECT)
             PD_FAIL(err, PD_CORRUPT, "%s: %s is no object", r->name, names[i]);
@@ -354,17 +310,17 @@ static pd_status read_config(struct reader *r, struct pd_error *err)
 {
     struct pd_model_config *c = r->config;
     if (pd_json_type(r->root) != PD_JSON_OBJECT) PD_FAIL(err, PD_CORRUPT, "%s: it is no JSON object", r->name);
-    PD_TRY(find_architecture(r, err));
-    *c = (struct pd_model_config){.family = r->architecture->family,
-                                  .qkv_bias = r->architecture->qkv_bias,
-                                  .tie_embeddings = r->architecture->is_tied,
-                                  .norm_epsilon = (float)r->architecture->epsilon};
+    PD_TRY(find_class(r, err));
+    r->family = pd_families[c->family];
+    *c = (struct pd_model_config){.family = c->family,
+                                  .qkv_bias = r->class->qkv_bias,
+                                  .tie_embeddings = r->class->is_tied,
+                                  .norm_epsilon = (float)r->class->epsilon};
     PD_TRY(read_sizes(r, err));
     PD_TRY(read_switch(r, "tie_word_embeddings", &c->tie_embeddings, err));
-    PD_TRY(
-        read_number(r, r->root, c->family == PD_FAMILY_GPT2 ? "layer_norm_epsilon" : "rms_norm_eps", &c->norm_epsilon, err));
+    PD_TRY(read_number(r, r->root, r->family->keys[PD_NUMBER_EPSILON].config, &c->norm_epsilon, err));
     PD_TRY(read_number(r, r->root, "initializer_range", &c->init_std, err));
-    PD_TRY(pd_hugging_face_check_keys(r->name, r->root, c->family, err));
+    PD_TRY(pd_hugging_face_check_keys(r->name, r->root, r->family, err));
     PD_TRY(check_attention_bias(r, err));
     PD_TRY(check_activation(r, err));
     PD_TRY(check_window(r, err));
@@ -453,46 +409,28 @@ static void write_rope(struct pd_json_writer *w, const struct pd_model_config *c
     pd_json_object_end(w);
 }
 
-static void write_rest_llama(struct pd_json_writer *w, const struct pd_model_config *c, const struct architecture *a)
-{
-    pd_json_string(w, "hidden_act", "silu");
-    pd_json_double(w, "rms_norm_eps", shortest(c->norm_epsilon));
-    write_rope(w, c);
-    if (a->has_attention_bias) pd_json_bool(w, "attention_bias", false);
-    if (c->qkv_bias || c->family == PD_FAMILY_QWEN3) pd_json_bool(w, "use_sliding_window", false);
-}
-
-/* Dropout is what transformers has by default; we train without. */
-static void write_rest_gpt2(struct pd_json_writer *w, const struct pd_model_config *c)
-{
-    static const char *const rates[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
-    pd_json_string(w, "activation_function", "gelu_new");
-    pd_json_double(w, "layer_norm_epsilon", shortest(c->norm_epsilon));
-    for (size_t i = 0; i < sizeof rates / sizeof rates[0]; i++)
-        pd_json_double(w, rates[i], 0.0);
-}
-
 static const char *torch_name(enum pd_dtype dtype)
 {
     static const char *const names[PD_DTYPE_COUNT] = {[PD_F32] = "float32", [PD_BF16] = "bfloat16", [PD_F16] = "float16"};
     return names[dtype];
 }
 
-static void write_config(struct pd_json_writer *w, const struct pd_model_config *config, const struct architecture *a,
+static void write_config(struct pd_json_writer *w, const struct pd_model_config *config, const struct pd_model_class *class,
                          enum pd_dtype dtype, const struct pd_special_tokens *tokens)
 {
     struct pd_model_config c = *config;
+    const struct pd_family *f = pd_families[c.family];
     pd_json_object_begin(w, NULL);
-    pd_json_array_begin(w, "architectures");
-    pd_json_string(w, NULL, a->name);
-    pd_json_array_end(w);
-    pd_json_string(w, "model_type", a->type);
-    for (size_t i = 0; i < SIZE_COUNT; i++)
-        if (size_name(&sizes[i], c.family)) pd_json_u64(w, size_name(&sizes[i], c.family), *size_at(&c, &sizes[i]));
-    if (c.family == PD_FAMILY_GPT2)
-        write_rest_gpt2(w, &c);
-    else
-        write_rest_llama(w, &c, a);
+    pd_model_class_write(class, w);
+    for (int i = 0; i < PD_NUMBER_EPSILON; i++)
+        if (f->keys[i].config) pd_json_u64(w, f->keys[i].config, *size_at(&c, i));
+    pd_json_string(w, f->activation_key, activations[f->activation][0]);
+    pd_json_double(w, f->keys[PD_NUMBER_EPSILON].config, shortest(c.norm_epsilon));
+    if (f->positions == PD_POSITIONS_ROPE) write_rope(w, &c);
+    if (class->has_attention_bias) pd_json_bool(w, "attention_bias", false);
+    if (class->window_layers) pd_json_bool(w, "use_sliding_window", false);
+    for (const char *const *key = f->zero_keys; *key; key++)
+        pd_json_double(w, *key, 0.0);
     pd_json_bool(w, "tie_word_embeddings", c.tie_embeddings);
     pd_json_double(w, "initializer_range", shortest(c.init_std));
     pd_json_string(w, "torch_dtype", torch_name(dtype));
@@ -512,25 +450,26 @@ static pd_status finish(struct pd_json_writer *w, char **ret_text, struct pd_err
     return PD_OK;
 }
 
-static const struct architecture *architecture_of(const struct pd_model_config *c)
+const struct pd_model_class *pd_model_class_of(const struct pd_model_config *config)
 {
-    for (size_t i = 0; i < ARCHITECTURE_COUNT; i++)
-        if (architectures[i].family == c->family && architectures[i].qkv_bias == c->qkv_bias) return &architectures[i];
-    return NULL;
+    const struct pd_model_class *class = pd_families[config->family]->classes;
+    while (class->name && class->qkv_bias != config->qkv_bias)
+        class ++;
+    return class->name ? class : NULL;
 }
 
 pd_status pd_hugging_face_write(const struct pd_model_config *config, enum pd_dtype dtype,
                                 const struct pd_special_tokens *tokens, char **ret_config, char **ret_generation,
                                 struct pd_error *err)
 {
-    const struct architecture *a = architecture_of(config);
-    if (!a)
+    const struct pd_model_class *class = pd_model_class_of(config);
+    if (!class)
         PD_FAIL(err, PD_UNSUPPORTED, "no architecture of transformers is a %s with model.qkv_bias=%s",
-                pd_family_properties(config->family)->name, config->qkv_bias ? "true" : "false");
+                pd_family_names[config->family], config->qkv_bias ? "true" : "false");
     struct pd_json_writer w;
     char *text = NULL;
     pd_json_writer_init(&w, 2);
-    write_config(&w, config, a, dtype, tokens);
+    write_config(&w, config, class, dtype, tokens);
     PD_TRY(finish(&w, &text, err));
     pd_json_writer_init_object(&w, 2);
     write_tokens(&w, tokens);

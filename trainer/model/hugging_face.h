@@ -1,9 +1,6 @@
 /* config.json and generation_config.json of Hugging Face transformers, and our configuration of a model.
  *
- *   LlamaForCausalLM, MistralForCausalLM     family llama
- *   Qwen2ForCausalLM                         family llama with qkv_bias
- *   Qwen3ForCausalLM                         family qwen3
- *   GPT2LMHeadModel                          family gpt2
+ * Classes and keys are those of resharder/catalog/families.c.
  *
  * Every key is used, known to be harmless, or refused by its name (hugging_face_keys.c). Rates of dropout are harmless: only
  * training knows them, and we have none.
@@ -42,7 +39,10 @@ PD_MUST_USE pd_status pd_hugging_face_write(const struct pd_model_config *config
                                             const struct pd_special_tokens *tokens, char **ret_config, char **ret_generation,
                                             struct pd_error *err);
 
+/* The first class of its family that has its biases; NULL: there is none. `config` is resolved. */
+const struct pd_model_class *pd_model_class_of(const struct pd_model_config *config);
+
 struct pd_json_value;
 /*   errors  PD_UNSUPPORTED: names the first key of `root` that is refused */
-PD_MUST_USE pd_status pd_hugging_face_check_keys(const char *name, const struct pd_json_value *root, enum pd_family family,
-                                                 struct pd_error *err);
+PD_MUST_USE pd_status pd_hugging_face_check_keys(const char *name, const struct pd_json_value *root,
+                                                 const struct pd_family *family, struct pd_error *err);

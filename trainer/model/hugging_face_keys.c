@@ -7,37 +7,28 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ROPE = 1, GPT2 = 2, ANY = 3 }; /* families: with rotary positions, GPT-2 */
-
 /* Lists of words, with a blank before and behind each. */
-static const char used[] =
-    " architectures model_type vocab_size tie_word_embeddings initializer_range bos_token_id eos_token_id ";
-static const char used_rope[] =
-    " max_position_embeddings hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
-    " intermediate_size hidden_act rms_norm_eps rope_theta rope_scaling rope_parameters"
-    " original_max_position_embeddings attention_bias sliding_window use_sliding_window max_window_layers layer_types ";
-static const char used_gpt2[] = " n_positions n_embd n_layer n_head n_inner activation_function layer_norm_epsilon ";
+static const char used[] = " architectures model_type tie_word_embeddings initializer_range bos_token_id eos_token_id ";
 
 /* One value is computed, others are refused; "": only its absence is. */
 static const struct only {
     const char *name;
-    unsigned families;
     const char *value, *why;
 } only[] = {
-    {"mlp_bias", ROPE, "false", "the MLP of this family has no biases here"},
-    {"partial_rotary_factor", ROPE, "1", "RoPE rotates whole heads here"},
-    {"rope_interleaved", ROPE, "false", "RoPE rotates the halves of a head here"},
-    {"use_mrope", ROPE, "false", "positions have one dimension here"},
-    {"scale_attn_weights", GPT2, "true", "scores are always divided by the root of the head size here"},
-    {"scale_attn_by_inverse_layer_idx", GPT2, "false", "scores are not divided by the layer's number here"},
-    {"add_cross_attention", ANY, "false", "there is no cross-attention here"},
-    {"is_encoder_decoder", ANY, "false", "models have no encoder here"},
-    {"tie_encoder_decoder", ANY, "false", "models have no encoder here"},
-    {"quantization_config", ANY, "", "weights are stored quantized; take the model they were made of"},
-    {"compression_config", ANY, "", "weights are stored compressed; take the model they were made of"},
-    {"pruned_heads", ANY, "", "all blocks have the same heads here"},
-    {"per_layer_config", ANY, "", "all blocks have the same configuration here"},
-    {"auto_map", ANY, "", "the model brings code of its own, which may compute something else"},
+    {"mlp_bias", "false", "no MLP has biases by that key here"},
+    {"partial_rotary_factor", "1", "RoPE rotates whole heads here"},
+    {"rope_interleaved", "false", "RoPE rotates the halves of a head here"},
+    {"use_mrope", "false", "positions have one dimension here"},
+    {"scale_attn_weights", "true", "scores are always divided by the root of the head size here"},
+    {"scale_attn_by_inverse_layer_idx", "false", "scores are not divided by the layer's number here"},
+    {"add_cross_attention", "false", "there is no cross-attention here"},
+    {"is_encoder_decoder", "false", "models have no encoder here"},
+    {"tie_encoder_decoder", "false", "models have no encoder here"},
+    {"quantization_config", "", "weights are stored quantized; take the model they were made of"},
+    {"compression_config", "", "weights are stored compressed; take the model they were made of"},
+    {"pruned_heads", "", "all blocks have the same heads here"},
+    {"per_layer_config", "", "all blocks have the same configuration here"},
+    {"auto_map", "", "the model brings code of its own, which may compute something else"},
 };
 
 /* Of training, of the program, of classifiers, and of generation, which old configurations have here: logits are the same. */
@@ -66,10 +57,19 @@ static bool is_among(const char *names, const char *name)
     return false;
 }
 
-static const struct only *find_only(unsigned family, const char *name)
+static bool is_used(const struct pd_family *f, const char *key)
+{
+    for (int i = 0; i < PD_NUMBER_COUNT; i++)
+        if (f->keys[i].config && strcmp(f->keys[i].config, key) == 0) return true;
+    for (const char *const *zero = f->zero_keys; *zero; zero++)
+        if (strcmp(*zero, key) == 0) return true;
+    return strcmp(f->activation_key, key) == 0 || is_among(f->other_keys, key) || is_among(used, key);
+}
+
+static const struct only *find_only(const char *name)
 {
     for (size_t i = 0; i < sizeof only / sizeof *only; i++)
-        if ((only[i].families & family) && strcmp(only[i].name, name) == 0) return &only[i];
+        if (strcmp(only[i].name, name) == 0) return &only[i];
     return NULL;
 }
 
@@ -96,18 +96,16 @@ static bool is_empty(const struct pd_json_value *value)
            (type == PD_JSON_OBJECT && !pd_json_next(value, &cursor, &key, &inner));
 }
 
-pd_status pd_hugging_face_check_keys(const char *name, const struct pd_json_value *root, enum pd_family family,
+pd_status pd_hugging_face_check_keys(const char *name, const struct pd_json_value *root, const struct pd_family *family,
                                      struct pd_error *err)
 {
-    const bool is_gpt2 = family == PD_FAMILY_GPT2;
     const struct pd_json_value *value;
     const char *key;
     char buffer[64];
     for (void *cursor = NULL; pd_json_next(root, &cursor, &key, &value);) {
-        if (is_empty(value) || is_among(used, key) || is_among(is_gpt2 ? used_gpt2 : used_rope, key)) continue;
-        if (is_among(harmless, key)) continue;
+        if (is_empty(value) || is_used(family, key) || is_among(harmless, key)) continue;
         const char *text = value_text(value, buffer);
-        const struct only *known = find_only(is_gpt2 ? GPT2 : ROPE, key);
+        const struct only *known = find_only(key);
         if (!known)
             PD_FAIL(err, PD_UNSUPPORTED,
                     "%s: perdure does not know the key %.200s (%s), which may change what the model computes; if it does "

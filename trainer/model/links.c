@@ -1,266 +1,14 @@
-/* A dialect is a table of sources, one for each role that a tensor has in its model: a name, and how the tensor lies in what
- * has it. An import looks the names up in a catalog, an export makes a catalog of them. */
+/* A family's dialects (resharder/catalog/families.c) say for each role of a tensor its name, and how it lies in what has it. An
+ * import looks the names up in a catalog, an export makes a catalog of them. */
 #include "trainer/model/links.h"
 
-#include "trainer/model/family.h"
+#include "trainer/model/hugging_face.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-enum role {
-    TOKENS,
-    POSITIONS,
-    NORM1,
-    NORM1_BIAS,
-    Q,
-    K,
-    V,
-    Q_BIAS,
-    K_BIAS,
-    V_BIAS,
-    Q_NORM,
-    K_NORM,
-    OUT,
-    OUT_BIAS,
-    NORM2,
-    NORM2_BIAS,
-    GATE,
-    UP,
-    GATE_BIAS,
-    UP_BIAS,
-    DOWN,
-    DOWN_BIAS,
-    FINAL,
-    FINAL_BIAS,
-    HEAD,
-    ROLE_COUNT
-};
-
-/* How a tensor of the model lies in the foreign one; some go together. */
-enum {
-    ACROSS = 1,      /* the foreign matrix is [in, out] */
-    THIRDS = 2,      /* rows of q, then of k, then of v */
-    BY_KV_HEAD = 4,  /* for each key-value head the rows of its q heads, its k, its v */
-    HALVES = 8,      /* rows of gate, where there is one, then of up */
-    NEIGHBOURS = 16, /* Meta's order of the rows of a head, where the model has it */
-    LONGER = 32,     /* the foreign one may have more rows: a vocabulary that its system pads */
-    OUTSIDE = 64,    /* stands beside the base model: lm_head */
-};
-
-struct source {
-    const char *name; /* %u: the layer; NULL: ours in a dialect of own names, or else there is none */
-    unsigned how;
-    const char *other; /* of another version, or NULL */
-    const char *fused; /* a third, and how it lies there; only read */
-    unsigned fused_how;
-};
-
-struct dialect {
-    const char *name;
-    unsigned families; /* bits */
-    const char *base;  /* what is written before names of the base model */
-    bool has_own_names;
-    bool is_stacked; /* layers on a leading axis and names without number, or numbered; we write the first */
-    struct source sources[ROLE_COUNT];
-};
-
-#define LLAMA (1u << PD_FAMILY_LLAMA)
-#define QWEN3 (1u << PD_FAMILY_QWEN3)
-#define GPT2 (1u << PD_FAMILY_GPT2)
-/* torchtitan saves parameters apart and their moments as they are: one matrix where the model has one. */
-#define FUSED "layers.%u.attention.qkv_linear.wqkv.weight"
-#define FUSED_BIAS "layers.%u.attention.qkv_linear.wqkv.bias"
-#define ATTENTION "decoder.layers.%u.self_attention."
-#define MLP "decoder.layers.%u.mlp."
-#define LAYER "decoder.layers.%u."
-
-static const struct dialect dialects[] = {
-    {.name = "hugging_face",
-     .families = LLAMA | QWEN3,
-     .base = "model.",
-     .has_own_names = true,
-     .sources = {[HEAD] = {NULL, OUTSIDE}}},
-    {.name = "hugging_face",
-     .families = GPT2,
-     .base = "transformer.",
-     .has_own_names = true,
-     .sources = {[Q] = {"h.%u.attn.c_attn.weight", ACROSS | THIRDS},
-                 [K] = {"h.%u.attn.c_attn.weight", ACROSS | THIRDS},
-                 [V] = {"h.%u.attn.c_attn.weight", ACROSS | THIRDS},
-                 [Q_BIAS] = {"h.%u.attn.c_attn.bias", THIRDS},
-                 [K_BIAS] = {"h.%u.attn.c_attn.bias", THIRDS},
-                 [V_BIAS] = {"h.%u.attn.c_attn.bias", THIRDS},
-                 [OUT] = {NULL, ACROSS},
-                 [UP] = {NULL, ACROSS},
-                 [DOWN] = {NULL, ACROSS},
-                 [HEAD] = {NULL, OUTSIDE}}},
-    {.name = "torchtitan",
-     .families = LLAMA | QWEN3,
-     .base = "",
-     .sources = {[TOKENS] = {"tok_embeddings.weight"},
-                 [NORM1] = {"layers.%u.attention_norm.weight"},
-                 [Q] = {"layers.%u.attention.wq.weight", NEIGHBOURS, "layers.%u.attention.qkv_linear.wq.weight", FUSED,
-                        BY_KV_HEAD | NEIGHBOURS},
-                 [K] = {"layers.%u.attention.wk.weight", NEIGHBOURS, "layers.%u.attention.qkv_linear.wk.weight", FUSED,
-                        BY_KV_HEAD | NEIGHBOURS},
-                 [V] = {"layers.%u.attention.wv.weight", 0, "layers.%u.attention.qkv_linear.wv.weight", FUSED, BY_KV_HEAD},
-                 [Q_BIAS] = {"layers.%u.attention.wq.bias", NEIGHBOURS, "layers.%u.attention.qkv_linear.wq.bias", FUSED_BIAS,
-                             BY_KV_HEAD | NEIGHBOURS},
-                 [K_BIAS] = {"layers.%u.attention.wk.bias", NEIGHBOURS, "layers.%u.attention.qkv_linear.wk.bias", FUSED_BIAS,
-                             BY_KV_HEAD | NEIGHBOURS},
-                 [V_BIAS] = {"layers.%u.attention.wv.bias", 0, "layers.%u.attention.qkv_linear.wv.bias", FUSED_BIAS,
-                             BY_KV_HEAD},
-                 [Q_NORM] = {"layers.%u.attention.q_norm.weight"},
-                 [K_NORM] = {"layers.%u.attention.k_norm.weight"},
-                 [OUT] = {"layers.%u.attention.wo.weight"},
-                 [NORM2] = {"layers.%u.ffn_norm.weight"},
-                 [GATE] = {"layers.%u.feed_forward.w1.weight"},
-                 [UP] = {"layers.%u.feed_forward.w3.weight"},
-                 [DOWN] = {"layers.%u.feed_forward.w2.weight"},
-                 [FINAL] = {"norm.weight"},
-                 [HEAD] = {"output.weight", 0, "lm_head.weight"}}},
-    {.name = "megatron",
-     .families = LLAMA | QWEN3 | GPT2,
-     .base = "",
-     .is_stacked = true,
-     .sources = {[TOKENS] = {"embedding.word_embeddings.weight", LONGER},
-                 [POSITIONS] = {"embedding.position_embeddings.weight"},
-                 [NORM1] = {ATTENTION "linear_qkv.layer_norm_weight", 0, LAYER "input_layernorm.weight"},
-                 [NORM1_BIAS] = {ATTENTION "linear_qkv.layer_norm_bias", 0, LAYER "input_layernorm.bias"},
-                 [Q] = {ATTENTION "linear_qkv.weight", BY_KV_HEAD},
-                 [K] = {ATTENTION "linear_qkv.weight", BY_KV_HEAD},
-                 [V] = {ATTENTION "linear_qkv.weight", BY_KV_HEAD},
-                 [Q_BIAS] = {ATTENTION "linear_qkv.bias", BY_KV_HEAD},
-                 [K_BIAS] = {ATTENTION "linear_qkv.bias", BY_KV_HEAD},
-                 [V_BIAS] = {ATTENTION "linear_qkv.bias", BY_KV_HEAD},
-                 [Q_NORM] = {ATTENTION "q_layernorm.weight"},
-                 [K_NORM] = {ATTENTION "k_layernorm.weight"},
-                 [OUT] = {ATTENTION "linear_proj.weight"},
-                 [OUT_BIAS] = {ATTENTION "linear_proj.bias"},
-                 [NORM2] = {MLP "linear_fc1.layer_norm_weight", 0, LAYER "pre_mlp_layernorm.weight"},
-                 [NORM2_BIAS] = {MLP "linear_fc1.layer_norm_bias", 0, LAYER "pre_mlp_layernorm.bias"},
-                 [GATE] = {MLP "linear_fc1.weight", HALVES},
-                 [UP] = {MLP "linear_fc1.weight", HALVES},
-                 [UP_BIAS] = {MLP "linear_fc1.bias", HALVES},
-                 [DOWN] = {MLP "linear_fc2.weight"},
-                 [DOWN_BIAS] = {MLP "linear_fc2.bias"},
-                 [FINAL] = {"decoder.final_layernorm.weight"},
-                 [FINAL_BIAS] = {"decoder.final_layernorm.bias"},
-                 [HEAD] = {"output_layer.weight", LONGER}}},
-    {.name = "gguf",
-     .families = LLAMA | QWEN3,
-     .base = "",
-     .sources = {[TOKENS] = {"token_embd.weight"},
-                 [NORM1] = {"blk.%u.attn_norm.weight"},
-                 [Q] = {"blk.%u.attn_q.weight", NEIGHBOURS},
-                 [K] = {"blk.%u.attn_k.weight", NEIGHBOURS},
-                 [V] = {"blk.%u.attn_v.weight"},
-                 [Q_BIAS] = {"blk.%u.attn_q.bias", NEIGHBOURS},
-                 [K_BIAS] = {"blk.%u.attn_k.bias", NEIGHBOURS},
-                 [V_BIAS] = {"blk.%u.attn_v.bias"},
-                 [Q_NORM] = {"blk.%u.attn_q_norm.weight"},
-                 [K_NORM] = {"blk.%u.attn_k_norm.weight"},
-                 [OUT] = {"blk.%u.attn_output.weight"},
-                 [NORM2] = {"blk.%u.ffn_norm.weight"},
-                 [GATE] = {"blk.%u.ffn_gate.weight"},
-                 [UP] = {"blk.%u.ffn_up.weight"},
-                 [DOWN] = {"blk.%u.ffn_down.weight"},
-                 [FINAL] = {"output_norm.weight"},
-                 [HEAD] = {"output.weight"}}},
-    {.name = "gguf",
-     .families = GPT2,
-     .base = "",
-     .sources = {[TOKENS] = {"token_embd.weight"},
-                 [POSITIONS] = {"position_embd.weight"},
-                 [NORM1] = {"blk.%u.attn_norm.weight"},
-                 [NORM1_BIAS] = {"blk.%u.attn_norm.bias"},
-                 [Q] = {"blk.%u.attn_qkv.weight", THIRDS},
-                 [K] = {"blk.%u.attn_qkv.weight", THIRDS},
-                 [V] = {"blk.%u.attn_qkv.weight", THIRDS},
-                 [Q_BIAS] = {"blk.%u.attn_qkv.bias", THIRDS},
-                 [K_BIAS] = {"blk.%u.attn_qkv.bias", THIRDS},
-                 [V_BIAS] = {"blk.%u.attn_qkv.bias", THIRDS},
-                 [OUT] = {"blk.%u.attn_output.weight"},
-                 [OUT_BIAS] = {"blk.%u.attn_output.bias"},
-                 [NORM2] = {"blk.%u.ffn_norm.weight"},
-                 [NORM2_BIAS] = {"blk.%u.ffn_norm.bias"},
-                 [UP] = {"blk.%u.ffn_up.weight"},
-                 [UP_BIAS] = {"blk.%u.ffn_up.bias"},
-                 [DOWN] = {"blk.%u.ffn_down.weight"},
-                 [DOWN_BIAS] = {"blk.%u.ffn_down.bias"},
-                 [FINAL] = {"output_norm.weight"},
-                 [FINAL_BIAS] = {"output_norm.bias"},
-                 [HEAD] = {"output.weight"}}},
-    {.name = "llmc", .families = GPT2, .base = "", .is_stacked = true, .sources = {[TOKENS] = {"wte", LONGER},
-                                                                                   [POSITIONS] = {"wpe"},
-                                                                                   [NORM1] = {"%u.ln1w"},
-                                                                                   [NORM1_BIAS] = {"%u.ln1b"},
-                                                                                   [Q] = {"%u.qkvw", THIRDS},
-                                                                                   [K] = {"%u.qkvw", THIRDS},
-                                                                                   [V] = {"%u.qkvw", THIRDS},
-                                                                                   [Q_BIAS] = {"%u.qkvb", THIRDS},
-                                                                                   [K_BIAS] = {"%u.qkvb", THIRDS},
-                                                                                   [V_BIAS] = {"%u.qkvb", THIRDS},
-                                                                                   [OUT] = {"%u.attprojw"},
-                                                                                   [OUT_BIAS] = {"%u.attprojb"},
-                                                                                   [NORM2] = {"%u.ln2w"},
-                                                                                   [NORM2_BIAS] = {"%u.ln2b"},
-                                                                                   [UP] = {"%u.fcw"},
-                                                                                   [UP_BIAS] = {"%u.fcb"},
-                                                                                   [DOWN] = {"%u.fcprojw"},
-                                                                                   [DOWN_BIAS] = {"%u.fcprojb"},
-                                                                                   [FINAL] = {"lnfw"},
-                                                                                   [FINAL_BIAS] = {"lnfb"}}},
-};
-#define DIALECT_COUNT (sizeof dialects / sizeof dialects[0])
-
 const char *const pd_model_dialects[] = {"hugging_face", "torchtitan", "megatron", "gguf", "llmc", NULL};
-
-/* ---- the role of a tensor ---- */
-
-static enum role role_in_block(const struct pd_model *model, int at)
-{
-    const struct pd_block_roles r = pd_block_roles_of(&model->config);
-    const bool has_gate = pd_family_properties(model->config.family)->up_matrices == 2;
-    const struct {
-        int first, count;
-        enum role role;
-    } places[] = {
-        {r.norm1, 1, NORM1},
-        {r.norm1_bias, 1, NORM1_BIAS},
-        {r.qkv, 3, Q},
-        {r.qkv_bias, 3, Q_BIAS},
-        {r.head_norms, 2, Q_NORM},
-        {r.out, 1, OUT},
-        {r.out_bias, 1, OUT_BIAS},
-        {r.norm2, 1, NORM2},
-        {r.norm2_bias, 1, NORM2_BIAS},
-        {r.up, 1 + has_gate, has_gate ? GATE : UP},
-        {r.up_bias, 1 + has_gate, has_gate ? GATE_BIAS : UP_BIAS},
-        {r.down, 1, DOWN},
-        {r.down_bias, 1, DOWN_BIAS},
-    };
-    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)
-        if (places[i].first >= 0 && at >= places[i].first && at < places[i].first + places[i].count)
-            return places[i].role + (enum role)(at - places[i].first);
-    return ROLE_COUNT;
-}
-
-static enum role role_of(const struct pd_model *model, uint32_t tensor)
-{
-    const struct pd_tensor *t = &model->tensors.tensors[tensor];
-    const uint32_t at = tensor - model->unit_first[t->unit];
-    enum role role;
-    if (t->unit == 0)
-        role = at ? POSITIONS : TOKENS;
-    else if (t->unit + 1 == model->unit_count)
-        role = t->ndim == 2 ? HEAD : at ? FINAL_BIAS : FINAL;
-    else
-        role = role_in_block(model, (int)at);
-    PD_CHECK(role < ROLE_COUNT);
-    return role;
-}
 
 /* ---- where a tensor lies ---- */
 
@@ -276,9 +24,10 @@ struct place {
 /* One tensor in one dialect. */
 struct search {
     const struct pd_model *model;
-    const struct dialect *dialect;
+    const struct pd_dialect *dialect;
     const struct pd_tensor *tensor;
-    enum role role;
+    enum pd_role role;
+    bool is_bias;
     const char *prefix; /* before names of the base model */
 };
 
@@ -287,14 +36,14 @@ static uint64_t foreign_rows(const struct search *s, unsigned how, uint64_t *ret
 {
     const struct pd_model_config *c = &s->model->config;
     const uint64_t head = c->head_size, rows = s->tensor->shape[0], group = c->heads / c->kv_heads;
-    const bool is_q = s->role == Q || s->role == Q_BIAS, is_k = s->role == K || s->role == K_BIAS;
+    const bool is_q = s->role == PD_ROLE_Q, is_k = s->role == PD_ROLE_K;
     *ret_first = 0;
-    if (how & THIRDS) *ret_first = is_q ? 0 : (c->heads + (is_k ? 0 : c->kv_heads)) * head;
-    if (how & BY_KV_HEAD) *ret_first = is_q ? 0 : (group + (is_k ? 0 : 1)) * head;
-    if (how & (THIRDS | BY_KV_HEAD)) return (c->heads + 2ull * c->kv_heads) * head;
-    const uint32_t matrices = pd_family_properties(c->family)->up_matrices;
-    if (how & HALVES) *ret_first = matrices == 2 && (s->role == UP || s->role == UP_BIAS) ? rows : 0;
-    return how & HALVES ? matrices * rows : rows;
+    if (how & PD_THIRDS) *ret_first = is_q ? 0 : (c->heads + (is_k ? 0 : c->kv_heads)) * head;
+    if (how & PD_BY_KV_HEAD) *ret_first = is_q ? 0 : (group + (is_k ? 0 : 1)) * head;
+    if (how & (PD_THIRDS | PD_BY_KV_HEAD)) return (c->heads + 2ull * c->kv_heads) * head;
+    const uint32_t matrices = pd_families[c->family]->up_matrices;
+    if (how & PD_HALVES) *ret_first = matrices == 2 && s->role == PD_ROLE_UP ? rows : 0;
+    return how & PD_HALVES ? matrices * rows : rows;
 }
 
 static void add_dimension(struct pd_view *view, uint64_t count, uint64_t stride)
@@ -308,12 +57,12 @@ static struct pd_view view_of(const struct search *s, unsigned how, uint64_t for
 {
     const struct pd_model_config *c = &s->model->config;
     const uint64_t rows = s->tensor->shape[0], columns = s->tensor->shape[1], head = c->head_size;
-    const uint64_t row = how & ACROSS ? 1 : columns, column = how & ACROSS ? foreign : 1;
+    const uint64_t row = how & PD_ACROSS ? 1 : columns, column = how & PD_ACROSS ? foreign : 1;
     struct pd_view view = {.offset = first * row};
-    const uint64_t groups = how & BY_KV_HEAD ? c->kv_heads : 1;
-    if (how & BY_KV_HEAD) add_dimension(&view, groups, foreign / groups * row);
-    /* Meta's models; Qwen is the same everywhere. */
-    if (how & NEIGHBOURS && c->family == PD_FAMILY_LLAMA && !c->qkv_bias) {
+    const uint64_t groups = how & PD_BY_KV_HEAD ? c->kv_heads : 1;
+    if (how & PD_BY_KV_HEAD) add_dimension(&view, groups, foreign / groups * row);
+    const struct pd_model_class *class = pd_model_class_of(c);
+    if (how & PD_NEIGHBOURS && class && class->has_meta_order) {
         add_dimension(&view, rows / groups / head, head * row);
         add_dimension(&view, 2, row);
         add_dimension(&view, head / 2, 2 * row);
@@ -324,22 +73,32 @@ static struct pd_view view_of(const struct search *s, unsigned how, uint64_t for
     return view;
 }
 
-/* The pattern with or without its number. */
-static void name_of(const struct search *s, const struct source *source, const char *pattern, bool is_stacked, char *ret)
+/* K and v lie in the matrix of q where it has all three. */
+static const struct pd_source *source_of(const struct search *s)
 {
-    const char *prefix = s->prefix, *base = s->dialect->base;
+    const struct pd_source *sources = s->dialect->sources, *q = &sources[PD_ROLE_Q];
+    const bool is_in_q = (s->role == PD_ROLE_K || s->role == PD_ROLE_V) && q->how & (PD_THIRDS | PD_BY_KV_HEAD);
+    return is_in_q ? q : &sources[s->role];
+}
+
+/* The pattern with or without its number. */
+static void name_of(const struct search *s, unsigned how, const char *pattern, bool is_stacked, char *ret)
+{
+    const char *prefix = s->prefix, *base = s->dialect->base, *end = "";
     size_t length = strlen(prefix);
     const size_t known = strlen(base);
-    if (source->how & OUTSIDE && length >= known && strcmp(prefix + length - known, base) == 0) length -= known;
-    if (!pattern) pattern = s->tensor->name + (source->how & OUTSIDE ? 0 : known);
-    const char *number = strstr(pattern, "%u");
-    if (!number)
-        snprintf(ret, PD_FOREIGN_NAME_MAX, "%.*s%s", (int)length, prefix, pattern);
-    else if (is_stacked)
-        snprintf(ret, PD_FOREIGN_NAME_MAX, "%.*s%.*s%s", (int)length, prefix, (int)(number - pattern), pattern, number + 3);
-    else
-        snprintf(ret, PD_FOREIGN_NAME_MAX, "%.*s%.*s%u%s", (int)length, prefix, (int)(number - pattern), pattern,
-                 s->tensor->unit - 1, number + 2);
+    if (how & PD_OUTSIDE && length >= known && strcmp(prefix + length - known, base) == 0) length -= known;
+    if (!pattern) pattern = s->tensor->name + (how & PD_OUTSIDE ? 0 : known);
+    const char *number = strstr(pattern, "%u"), *rest = number ? number + (is_stacked ? 3 : 2) : pattern;
+    char layer[16] = "";
+    if (number && !is_stacked) snprintf(layer, sizeof layer, "%u", s->tensor->unit - 1);
+    size_t of_rest = strlen(rest);
+    if (of_rest && rest[of_rest - 1] == '*') {
+        of_rest--;
+        end = s->dialect->ends[s->is_bias] ? s->dialect->ends[s->is_bias] : s->is_bias ? "bias" : "weight";
+    }
+    snprintf(ret, PD_FOREIGN_NAME_MAX, "%.*s%.*s%s%.*s%s", (int)length, prefix, number ? (int)(number - pattern) : 0,
+             pattern, layer, (int)of_rest, rest, end);
 }
 
 enum variant { FIRST, OTHER, AS_FUSED, VARIANTS };
@@ -347,14 +106,15 @@ enum variant { FIRST, OTHER, AS_FUSED, VARIANTS };
 /* False: the dialect has no such name. */
 static bool place_of(const struct search *s, bool is_stacked, enum variant variant, struct place *ret)
 {
-    const struct source *source = &s->dialect->sources[s->role];
+    const struct pd_source *source = source_of(s);
     const char *const patterns[VARIANTS] = {source->name, source->other, source->fused};
     const char *pattern = patterns[variant];
-    const unsigned how = variant == AS_FUSED ? source->fused_how : source->how;
+    const unsigned across = s->tensor->ndim == 2 ? 0 : PD_ACROSS; /* a vector is not */
+    const unsigned how = (variant == AS_FUSED ? source->fused_how : source->how) & ~across;
     const bool in_block = s->tensor->unit > 0 && s->tensor->unit + 1 < s->model->unit_count;
     if (!pattern && (variant != FIRST || !s->dialect->has_own_names)) return false;
-    *ret = (struct place){.may_be_longer = (how & LONGER) != 0};
-    name_of(s, source, pattern, is_stacked, ret->name);
+    *ret = (struct place){.may_be_longer = (how & PD_LONGER) != 0};
+    name_of(s, source->how, pattern, is_stacked, ret->name);
     uint64_t first;
     const uint64_t columns = s->tensor->shape[1], rows = foreign_rows(s, how, &first);
     ret->view = view_of(s, how, rows, first);
@@ -362,28 +122,24 @@ static bool place_of(const struct search *s, bool is_stacked, enum variant varia
         ret->shape[ret->ndim++] = s->model->config.layers;
         ret->view.offset += (s->tensor->unit - 1) * rows * columns;
     }
-    ret->shape[ret->ndim++] = how & ACROSS ? columns : rows;
-    if (s->tensor->ndim == 2) ret->shape[ret->ndim++] = how & ACROSS ? rows : columns;
+    ret->shape[ret->ndim++] = how & PD_ACROSS ? columns : rows;
+    if (s->tensor->ndim == 2) ret->shape[ret->ndim++] = how & PD_ACROSS ? rows : columns;
     return true;
 }
 
 /* ---- the dialect of a catalog ---- */
 
-static bool fits(const struct dialect *d, const struct pd_model *model, const char *name)
+static struct search search_of(const struct pd_model *model, const struct pd_dialect *d, uint32_t tensor, const char *prefix)
 {
-    return (!name || strcmp(d->name, name) == 0) && (d->families & (1u << model->config.family));
-}
-
-static struct search search_of(const struct pd_model *model, const struct dialect *d, uint32_t tensor, const char *prefix)
-{
-    return (struct search){model, d, &model->tensors.tensors[tensor], role_of(model, tensor), prefix};
+    const struct pd_tensor_init *init = &model->init[tensor];
+    return (struct search){model, d, &model->tensors.tensors[tensor], init->role, init->is_bias, prefix};
 }
 
 /* What stands before the token embedding. Two of them are two models, of which the catalog's prefix names one: with or without
  * what the dialect itself puts before names.
  *   *ret_is_there  whether there is any
  *   errors  PD_INVALID: several */
-static pd_status find_prefix(const struct pd_model *model, const struct dialect *d, const struct pd_catalog *catalog,
+static pd_status find_prefix(const struct pd_model *model, const struct pd_dialect *d, const struct pd_catalog *catalog,
                              char *ret_prefix, bool *ret_is_there, struct pd_error *err)
 {
     const struct search s = search_of(model, d, 0, "");
@@ -421,21 +177,21 @@ static pd_status check_name(const char *name, struct pd_error *err)
 }
 
 static pd_status find_dialect(const struct pd_model *model, const char *name, const struct pd_catalog *catalog,
-                              const struct dialect **ret, char *ret_prefix, struct pd_error *err)
+                              const struct pd_dialect **ret, char *ret_prefix, struct pd_error *err)
 {
     PD_TRY(check_name(name, err));
-    for (size_t i = 0; i < DIALECT_COUNT; i++) {
+    for (const struct pd_dialect *const *d = pd_families[model->config.family]->dialects; *d; d++) {
         bool is_there = false;
-        if (fits(&dialects[i], model, name)) PD_TRY(find_prefix(model, &dialects[i], catalog, ret_prefix, &is_there, err));
+        if (!name || strcmp((*d)->name, name) == 0) PD_TRY(find_prefix(model, *d, catalog, ret_prefix, &is_there, err));
         if (!is_there) continue;
-        *ret = &dialects[i];
+        *ret = *d;
         return PD_OK;
     }
     if (catalog->prefix)
         PD_FAIL(err, PD_INVALID, "--prefix=%s: no token embedding has a name with that before it", catalog->prefix);
     PD_FAIL(err, PD_INVALID,
             "no tensor is a token embedding of a %s by %s's names; it has %" PRIu32 " tensors, the first is %s",
-            pd_family_properties(model->config.family)->name, name ? name : "any known system", catalog->tensor_count,
+            pd_family_names[model->config.family], name ? name : "any known system", catalog->tensor_count,
             catalog->tensor_count ? catalog->tensors[0].name : "none");
 }
 
@@ -479,7 +235,7 @@ static pd_status check_shape(const struct search *s, const struct place *p, cons
     char has[192], wanted[192];
     shape_text(found->ndim, found->shape, has, sizeof has);
     shape_text(p->ndim, p->shape, wanted, sizeof wanted);
-    const bool is_vocabulary = s->role == TOKENS || s->role == HEAD;
+    const bool is_vocabulary = s->role == PD_ROLE_TOKENS || s->role == PD_ROLE_HEAD;
     PD_FAIL(err, PD_INVALID, "tensor %s is %s, and for %s it must be %s%s", found->name, has, s->tensor->name, wanted,
             is_vocabulary && found->ndim == p->ndim && found->shape[0] > p->shape[0]
                 ? ": where the further rows are words, say so as vocab_size in config.json"
@@ -508,7 +264,7 @@ static pd_status link_one(const struct search *s, const struct pd_catalog *catal
     return PD_OK;
 }
 
-static pd_status link_all(const struct pd_model *model, const struct dialect *dialect, const char *prefix,
+static pd_status link_all(const struct pd_model *model, const struct pd_dialect *dialect, const char *prefix,
                           const struct pd_catalog *catalog, enum pd_moments moments, struct pd_links *links,
                           struct pd_error *err)
 {
@@ -529,7 +285,7 @@ static pd_status link_all(const struct pd_model *model, const struct dialect *di
 pd_status pd_model_links(const struct pd_model *model, const char *dialect, const struct pd_catalog *catalog,
                          enum pd_moments moments, struct pd_links *ret_links, struct pd_error *err)
 {
-    const struct dialect *found = NULL;
+    const struct pd_dialect *found = NULL;
     char prefix[PD_FOREIGN_NAME_MAX] = "";
     struct pd_links links = {0};
     PD_TRY(find_dialect(model, dialect, catalog, &found, prefix, err));
@@ -550,9 +306,9 @@ static bool ends_with(const char *text, const char *ending)
 uint64_t pd_model_links_padding(const struct pd_model *model, const struct pd_link *link, const struct pd_catalog *catalog)
 {
     const struct pd_tensor *t = &model->tensors.tensors[link->tensor];
-    const enum role role = role_of(model, link->tensor);
+    const enum pd_role role = model->init[link->tensor].role;
     const int64_t found = pd_catalog_find(catalog, link->name, link->kind);
-    if ((role != TOKENS && role != HEAD) || found < 0) return 0;
+    if ((role != PD_ROLE_TOKENS && role != PD_ROLE_HEAD) || found < 0) return 0;
     const uint64_t rows = catalog->tensors[found].shape[0];
     return rows > t->shape[0] ? rows - t->shape[0] : 0;
 }
@@ -591,10 +347,11 @@ void pd_model_links_beyond(const struct pd_model *model, const struct pd_links *
 pd_status pd_model_foreign(const struct pd_model *model, const char *dialect, enum pd_element element, bool with_moments,
                            struct pd_catalog *catalog, struct pd_error *err)
 {
-    const struct dialect *d = NULL;
+    const struct pd_dialect *const *known = pd_families[model->config.family]->dialects, *d;
     PD_TRY(check_name(dialect, err));
-    for (size_t i = 0; i < DIALECT_COUNT && !d; i++)
-        if (fits(&dialects[i], model, dialect)) d = &dialects[i];
+    while (*known && strcmp((*known)->name, dialect) != 0)
+        known++;
+    d = *known;
     for (uint32_t i = 0; i < model->tensors.count; i++) {
         struct place p;
         if (!d) break;
@@ -612,6 +369,6 @@ pd_status pd_model_foreign(const struct pd_model *model, const char *dialect, en
     }
     if (!d)
         PD_FAIL(err, PD_INVALID, "%s has no names for models of family %s; take another format", dialect,
-                pd_family_properties(model->config.family)->name);
+                pd_family_names[model->config.family]);
     return PD_OK;
 }

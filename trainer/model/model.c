@@ -1,26 +1,15 @@
-/* The tensor table of a model, from its family's row (family.h).
- *
- * GPT-2 in the arrangement of Hugging Face keeps q, k and v in one matrix `attn.c_attn.weight` of shape (C, 3C) and stores
- * every linear as (in, out). Here each of the three is a tensor of its own and every matrix is (out, in), as everywhere
- * else:
- *
- *   attn.{q,k,v}_proj.weight  =  rows [0,C), [C,2C), [2C,3C) of the transposed attn.c_attn.weight
- *   attn.{q,k,v}_proj.bias    =  the same thirds of attn.c_attn.bias
- *   attn.c_proj, mlp.c_fc, mlp.c_proj .weight  =  transposed
- *
- * All other names and shapes are those of Hugging Face. */
-#include "trainer/model/family.h"
+/* The tensor table of a model, from its family's row (resharder/catalog/families.c). Names and shapes are those of Hugging Face,
+ * but for matrices that transformers keeps fused or transposed. */
+#include "trainer/model/model.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define TENSORS_A_BLOCK_MAX 16u
-
 struct builder {
     struct pd_model *model;
-    const struct pd_family_properties *family;
+    const struct pd_family *family;
     uint32_t unit;
     char prefix[64];
     float std, output_std;
@@ -28,9 +17,9 @@ struct builder {
 
 enum split { WHOLE, ROWS, COLUMNS };
 
-/* columns 0: a vector. */
-static void add(struct builder *b, const char *name, uint64_t rows, uint64_t columns, enum split split, uint64_t tp_unit,
-                struct pd_tensor_init init)
+/* columns 0: a vector. Matrices start with the deviation std, biases with 0, norms with 1. */
+static void model_add(struct builder *b, enum pd_role role, bool is_bias, uint64_t rows, uint64_t columns, enum split split,
+                      uint64_t tp_unit, float std)
 {
     struct pd_model *model = b->model;
     uint32_t at = model->tensors.count++;
@@ -44,99 +33,70 @@ static void add(struct builder *b, const char *name, uint64_t rows, uint64_t col
                             .tp_unit = tp_unit,
                             .unit = b->unit,
                             .decay = columns != 0};
-    snprintf(t->name, sizeof t->name, "%s%s", b->prefix, name);
-    model->init[at] = init;
+    snprintf(t->name, sizeof t->name, "%s%s.%s", b->prefix, b->family->names[role], is_bias ? "bias" : "weight");
+    model->init[at] = (struct pd_tensor_init){.init = columns   ? PD_INIT_NORMAL
+                                                      : is_bias ? PD_INIT_ZEROS
+                                                                : PD_INIT_ONES,
+                                              .std = columns ? std : 0,
+                                              .role = role,
+                                              .is_bias = is_bias};
     model->parameter_count += pd_tensor_elements(t);
 }
 
-static struct pd_tensor_init normal(float std)
+static void add_bias(struct builder *b, enum pd_role role, uint64_t rows, enum split split, uint64_t tp_unit)
 {
-    return (struct pd_tensor_init){.init = PD_INIT_NORMAL, .std = std};
+    model_add(b, role, true, rows, 0, split, tp_unit, 0);
 }
 
-static const struct pd_tensor_init zeros = {.init = PD_INIT_ZEROS}, ones = {.init = PD_INIT_ONES};
-
-/* The three projections of attention lie one behind the other, and so do their biases. */
-static void add_qkv(struct builder *b, const char *parent, bool bias)
-{
-    static const char *const names[] = {"q_proj", "k_proj", "v_proj"};
-    const struct pd_model_config *c = &b->model->config;
-    for (int pass = 0; pass < (bias ? 2 : 1); pass++) {
-        for (int i = 0; i < 3; i++) {
-            uint64_t rows = (uint64_t)c->head_size * (i == 0 ? c->heads : c->kv_heads);
-            char name[48];
-            snprintf(name, sizeof name, "%s.%s.%s", parent, names[i], pass == 0 ? "weight" : "bias");
-            struct pd_tensor_init init = pass == 0 ? normal(b->std) : zeros;
-            init.is_kv = i > 0;
-            add(b, name, rows, pass == 0 ? c->hidden : 0, ROWS, c->head_size, init);
-        }
-    }
-}
-
-static void add_named(struct builder *b, const char *name, const char *ending, uint64_t rows, uint64_t columns,
-                      enum split split, uint64_t tp_unit, struct pd_tensor_init init)
-{
-    char full[64];
-    snprintf(full, sizeof full, "%s.%s", name, ending);
-    add(b, full, rows, columns, split, tp_unit, init);
-}
-
-static void add_norm(struct builder *b, const char *name)
+static void add_norm(struct builder *b, enum pd_role role)
 {
     const uint64_t hidden = b->model->config.hidden;
-    add_named(b, name, "weight", hidden, 0, WHOLE, 1, ones);
-    if (b->family->norm == PD_NORM_LAYER) add_named(b, name, "bias", hidden, 0, WHOLE, 1, zeros);
+    model_add(b, role, false, hidden, 0, WHOLE, 1, 0);
+    if (b->family->norm == PD_NORM_LAYER) add_bias(b, role, hidden, WHOLE, 1);
 }
 
 /* Back to the residual stream: the bias is added once, behind the sum over tensor-parallel ranks. */
-static void add_output(struct builder *b, const char *name, uint64_t columns, uint64_t tp_unit)
+static void add_output(struct builder *b, enum pd_role role, uint64_t columns, uint64_t tp_unit)
 {
     const uint64_t hidden = b->model->config.hidden;
-    add_named(b, name, "weight", hidden, columns, COLUMNS, tp_unit, normal(b->output_std));
-    if (b->family->has_linear_biases) add_named(b, name, "bias", hidden, 0, WHOLE, 1, zeros);
-}
-
-static void add_up(struct builder *b)
-{
-    const struct pd_model_config *c = &b->model->config;
-    const struct pd_family_names *n = &b->family->names;
-    const char *const matrices[] = {b->family->up_matrices == 2 ? n->gate : n->up, n->up};
-    for (uint32_t i = 0; i < b->family->up_matrices; i++)
-        add_named(b, matrices[i], "weight", c->ffn, c->hidden, ROWS, 1, normal(b->std));
-    for (uint32_t i = 0; i < b->family->up_matrices && b->family->has_linear_biases; i++)
-        add_named(b, matrices[i], "bias", c->ffn, 0, ROWS, 1, zeros);
+    model_add(b, role, false, hidden, columns, COLUMNS, tp_unit, b->output_std);
+    if (b->family->has_linear_biases) add_bias(b, role, hidden, WHOLE, 1);
 }
 
 static void add_block(struct builder *b)
 {
     const struct pd_model_config *c = &b->model->config;
-    const struct pd_family_names *n = &b->family->names;
-    add_norm(b, n->norm1);
-    add_qkv(b, n->attention, c->qkv_bias);
-    if (b->family->has_head_norms) {
-        add_named(b, n->q_norm, "weight", c->head_size, 0, WHOLE, 1, ones);
-        add_named(b, n->k_norm, "weight", c->head_size, 0, WHOLE, 1, ones);
-    }
-    add_output(b, n->out, (uint64_t)c->heads * c->head_size, c->head_size);
-    add_norm(b, n->norm2);
-    add_up(b);
-    add_output(b, n->down, c->ffn, 1);
+    const enum pd_role up = b->family->up_matrices == 2 ? PD_ROLE_GATE : PD_ROLE_UP;
+    const uint64_t head = c->head_size, q = head * c->heads, kv = head * c->kv_heads;
+    add_norm(b, PD_ROLE_NORM1);
+    for (enum pd_role r = PD_ROLE_Q; r <= PD_ROLE_V; r++)
+        model_add(b, r, false, r == PD_ROLE_Q ? q : kv, c->hidden, ROWS, head, b->std);
+    for (enum pd_role r = PD_ROLE_Q; r <= PD_ROLE_V && c->qkv_bias; r++)
+        add_bias(b, r, r == PD_ROLE_Q ? q : kv, ROWS, head);
+    for (enum pd_role r = PD_ROLE_Q_NORM; r <= PD_ROLE_K_NORM && b->family->has_head_norms; r++)
+        model_add(b, r, false, head, 0, WHOLE, 1, 0);
+    add_output(b, PD_ROLE_OUT, q, head);
+    add_norm(b, PD_ROLE_NORM2);
+    for (enum pd_role r = up; r <= PD_ROLE_UP; r++)
+        model_add(b, r, false, c->ffn, c->hidden, ROWS, 1, b->std);
+    for (enum pd_role r = up; r <= PD_ROLE_UP && b->family->has_linear_biases; r++)
+        add_bias(b, r, c->ffn, ROWS, 1);
+    add_output(b, PD_ROLE_DOWN, c->ffn, 1);
 }
 
 static void add_embedding(struct builder *b)
 {
     const struct pd_model_config *c = &b->model->config;
-    const struct pd_family_names *n = &b->family->names;
-    add_named(b, n->tokens, "weight", c->vocab, c->hidden, ROWS, 1, normal(b->std));
+    model_add(b, PD_ROLE_TOKENS, false, c->vocab, c->hidden, ROWS, 1, b->std);
     if (b->family->positions == PD_POSITIONS_LEARNED)
-        add_named(b, n->positions, "weight", c->context, c->hidden, WHOLE, 1, normal(b->std / 2));
+        model_add(b, PD_ROLE_POSITIONS, false, c->context, c->hidden, WHOLE, 1, b->std / 2);
 }
 
 static void add_head(struct builder *b)
 {
     const struct pd_model_config *c = &b->model->config;
-    add_norm(b, b->family->names.final_norm);
-    if (!c->tie_embeddings) add(b, "lm_head.weight", c->vocab, c->hidden, ROWS, 1, normal(b->std));
+    add_norm(b, PD_ROLE_FINAL_NORM);
+    if (!c->tie_embeddings) model_add(b, PD_ROLE_HEAD, false, c->vocab, c->hidden, ROWS, 1, b->std);
 }
 
 /* A pattern with one %u, which is no literal here. */
@@ -155,7 +115,7 @@ static void build_unit(struct builder *b, uint32_t unit)
     if (unit == 0) {
         add_embedding(b);
     } else if (unit <= c->layers) {
-        number_block(b->family->names.block, unit - 1, b->prefix, sizeof b->prefix);
+        number_block(b->family->block, unit - 1, b->prefix, sizeof b->prefix);
         add_block(b);
         PD_CHECK(b->model->tensors.count - b->model->unit_first[unit] == (uint32_t)pd_block_roles_of(c).count);
     } else {
@@ -172,7 +132,7 @@ pd_status pd_model_new(const struct pd_model_config *config, struct pd_model **r
     if (!model) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tensor table");
     model->config = resolved;
     model->unit_count = resolved.layers + 2;
-    size_t tensors_max = (size_t)resolved.layers * TENSORS_A_BLOCK_MAX + 8;
+    size_t tensors_max = ((size_t)resolved.layers + 1) * 2 * PD_ROLE_COUNT;
     model->tensors.tensors = calloc(tensors_max, sizeof *model->tensors.tensors);
     model->init = calloc(tensors_max, sizeof *model->init);
     model->unit_first = calloc(model->unit_count + 1, sizeof *model->unit_first);
@@ -180,7 +140,7 @@ pd_status pd_model_new(const struct pd_model_config *config, struct pd_model **r
         pd_model_free(model);
         PD_FAIL(err, PD_NO_MEMORY, "no memory for a table of %zu tensors", tensors_max);
     }
-    struct builder b = {.model = model, .family = pd_family_properties(resolved.family), .std = resolved.init_std};
+    struct builder b = {.model = model, .family = pd_family_at(resolved.family), .std = resolved.init_std};
     b.output_std = (float)(resolved.init_std / sqrt(2.0 * resolved.layers));
     for (uint32_t unit = 0; unit < model->unit_count; unit++)
         build_unit(&b, unit);
@@ -188,6 +148,39 @@ pd_status pd_model_new(const struct pd_model_config *config, struct pd_model **r
     PD_CHECK(model->tensors.count <= tensors_max);
     *ret_model = model;
     return PD_OK;
+}
+
+/* The next `tensors` places, where there are any. */
+static int take_places(int *at, bool is_there, int tensors)
+{
+    const int first = *at;
+    if (is_there) *at += tensors;
+    return is_there ? first : -1;
+}
+
+/* The order in which add_block adds them. */
+struct pd_block_roles pd_block_roles_of(const struct pd_model_config *config)
+{
+    const struct pd_family *f = pd_family_at(config->family);
+    const bool norm_bias = f->norm == PD_NORM_LAYER, bias = f->has_linear_biases;
+    const int up = (int)f->up_matrices;
+    struct pd_block_roles r;
+    int at = 0;
+    r.norm1 = take_places(&at, true, 1);
+    r.norm1_bias = take_places(&at, norm_bias, 1);
+    r.qkv = take_places(&at, true, 3);
+    r.qkv_bias = take_places(&at, bias || config->qkv_bias, 3);
+    r.head_norms = take_places(&at, f->has_head_norms, 2);
+    r.out = take_places(&at, true, 1);
+    r.out_bias = take_places(&at, bias, 1);
+    r.norm2 = take_places(&at, true, 1);
+    r.norm2_bias = take_places(&at, norm_bias, 1);
+    r.up = take_places(&at, true, up);
+    r.up_bias = take_places(&at, bias, up);
+    r.down = take_places(&at, true, 1);
+    r.down_bias = take_places(&at, bias, 1);
+    r.count = at;
+    return r;
 }
 
 void pd_model_set_moments(struct pd_model *model, enum pd_dtype moments)

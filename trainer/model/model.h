@@ -3,15 +3,15 @@
 #pragma once
 
 #include "ckpt/tensor/tensor.h"
+#include "resharder/catalog/family.h"
 
-enum pd_family { PD_FAMILY_LLAMA, PD_FAMILY_GPT2, PD_FAMILY_QWEN3 };
 enum pd_rope_scaling { PD_ROPE_SCALING_NONE, PD_ROPE_SCALING_LLAMA3, PD_ROPE_SCALING_LINEAR };
 
 struct pd_model_config {
-    enum pd_family family;
+    uint32_t family;         /* its row of pd_families */
     uint32_t vocab, context; /* context: the longest sequence positions exist for */
     uint32_t layers, hidden, heads, kv_heads, head_size, ffn;
-    bool qkv_bias;       /* llama family: Qwen2.5 */
+    bool qkv_bias;       /* in a family without linear biases */
     bool tie_embeddings; /* always true for GPT-2 as published */
     float norm_epsilon;
     float rope_theta;
@@ -29,7 +29,8 @@ enum pd_init { PD_INIT_ZEROS, PD_INIT_ONES, PD_INIT_NORMAL };
 struct pd_tensor_init {
     enum pd_init init;
     float std;
-    bool is_kv; /* of keys or values: which rows a tensor-parallel rank needs follows from its query heads */
+    enum pd_role role;
+    bool is_bias;
 };
 
 struct pd_model {
@@ -51,6 +52,13 @@ PD_MUST_USE pd_status pd_model_new(const struct pd_model_config *config, struct 
 void pd_model_free(struct pd_model *model);
 /* How optimizer state of its tensors is kept: PD_F32, as new has it, or PD_BF16. */
 void pd_model_set_moments(struct pd_model *model, enum pd_dtype moments);
+
+/* Places of a block's tensors, counted from its first; -1: there is none. q, k, v follow one another, so do their biases, so do
+ * gate and up, and the weights of the norms of q and of k. */
+struct pd_block_roles {
+    int norm1, norm1_bias, qkv, qkv_bias, head_norms, out, out_bias, norm2, norm2_bias, up, up_bias, down, down_bias, count;
+};
+struct pd_block_roles pd_block_roles_of(const struct pd_model_config *config);
 
 /* Named sizes, from "byte-1m" to "gpt3-175b". PD_INVALID lists the nearest names. */
 PD_MUST_USE pd_status pd_model_preset(const char *name, struct pd_model_config *ret_config, struct pd_error *err);

@@ -1,12 +1,12 @@
 /* What is missing in a model's configuration, and what is wrong with it. */
-#include "trainer/model/family.h"
+#include "trainer/model/model.h"
 
 #include <math.h>
 
 /* A gated MLP has three matrices where another has two: 8/3 of hidden has as many parameters as 4 (Shazeer 2020). */
 static uint32_t default_ffn(const struct pd_model_config *c)
 {
-    const struct pd_family_properties *f = pd_family_properties(c->family);
+    const struct pd_family *f = pd_family_at(c->family);
     uint64_t ffn = f && f->up_matrices == 1 ? 4 * (uint64_t)c->hidden : ((uint64_t)c->hidden * 8 / 3 + 63) / 64 * 64;
     return ffn > UINT32_MAX ? 0 : (uint32_t)ffn;
 }
@@ -26,7 +26,7 @@ void pd_model_config_resolve(struct pd_model_config *config)
         if (config->rope_high_frequency_factor == 0) config->rope_high_frequency_factor = 4.0f;
         if (!config->rope_original_context) config->rope_original_context = 8192;
     }
-    const struct pd_family_properties *f = pd_family_properties(config->family);
+    const struct pd_family *f = pd_family_at(config->family);
     if (f && f->has_linear_biases) config->qkv_bias = true;
 }
 
@@ -64,7 +64,7 @@ static pd_status check_sizes(const struct pd_model_config *c, struct pd_error *e
 
 static pd_status check_heads(const struct pd_model_config *c, struct pd_error *err)
 {
-    const struct pd_family_properties *f = pd_family_properties(c->family);
+    const struct pd_family *f = pd_family_at(c->family);
     if (c->heads % c->kv_heads)
         PD_FAIL(err, PD_INVALID, "model.kv_heads %u does not divide model.heads %u; the nearest that does is %u",
                 c->kv_heads, c->heads, nearest_divisor(c->heads, c->kv_heads));
@@ -75,8 +75,8 @@ static pd_status check_heads(const struct pd_model_config *c, struct pd_error *e
         PD_FAIL(err, PD_INVALID, "model.head_size %u is odd, and RoPE rotates pairs; set model.head_size to %u",
                 c->head_size, c->head_size + 1);
     if (f->heads_make_hidden && c->kv_heads != c->heads)
-        PD_FAIL(err, PD_INVALID, "model.kv_heads is %u, but family %s has as many as heads: %u", c->kv_heads, f->name,
-                c->heads);
+        PD_FAIL(err, PD_INVALID, "model.kv_heads is %u, but family %s has as many as heads: %u", c->kv_heads,
+                pd_family_names[c->family], c->heads);
     if (f->heads_make_hidden && (uint64_t)c->heads * c->head_size != c->hidden)
         PD_FAIL(
             err, PD_INVALID,
@@ -93,7 +93,7 @@ static pd_status check_floats(const struct pd_model_config *c, struct pd_error *
         PD_FAIL(err, PD_INVALID, "model.norm_epsilon is %g; it must be positive and under 1, such as 1e-5", c->norm_epsilon);
     if (!(c->init_std > 0 && c->init_std < 10))
         PD_FAIL(err, PD_INVALID, "model.init_std is %g; it must be positive and under 10, such as 0.02", c->init_std);
-    if (pd_family_properties(c->family)->positions != PD_POSITIONS_ROPE) return PD_OK;
+    if (pd_family_at(c->family)->positions != PD_POSITIONS_ROPE) return PD_OK;
     if (!(c->rope_theta >= 1 && c->rope_theta <= 1e12f))
         PD_FAIL(err, PD_INVALID, "model.rope_theta is %g; it must be between 1 and 1e12, such as 10000", c->rope_theta);
     if (c->rope_scaling == PD_ROPE_SCALING_NONE) return PD_OK;
@@ -112,7 +112,8 @@ static pd_status check_floats(const struct pd_model_config *c, struct pd_error *
 
 pd_status pd_model_config_check(const struct pd_model_config *config, struct pd_error *err)
 {
-    if (!pd_family_properties(config->family)) PD_FAIL(err, PD_INVALID, "model.family is none of llama, gpt2 and qwen3");
+    if (!pd_family_at(config->family))
+        PD_FAIL(err, PD_INVALID, "model.family is %u, and there are fewer families", config->family);
     PD_TRY(check_sizes(config, err));
     PD_TRY(check_heads(config, err));
     return check_floats(config, err);

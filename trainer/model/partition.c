@@ -99,7 +99,7 @@ static uint32_t boxes_of(const struct pd_model *model, const struct pd_partition
     if (tensor->tp_dim == 1) return columns_by_chunk(p, tensor, ret_boxes, capacity);
     if (tensor->tp_dim == 0) {
         struct pd_range units = pd_partition_units(p, (tensor->shape[0] + tensor->tp_unit - 1) / tensor->tp_unit);
-        if (model->init[index].is_kv) {
+        if (model->init[index].role == PD_ROLE_K || model->init[index].role == PD_ROLE_V) {
             struct pd_range heads = pd_partition_units(p, model->config.heads);
             units =
                 computed ? pd_partition_kv_computed(&model->config, heads) : pd_partition_kv_needed(&model->config, heads);

@@ -5,27 +5,29 @@
 
 #include <string.h>
 
-#define GPT2(V, T, L, C, H)                                                                                 \
-    {                                                                                                       \
-        .family = PD_FAMILY_GPT2, .vocab = (V), .context = (T), .layers = (L), .hidden = (C), .heads = (H), \
-        .qkv_bias = true, .tie_embeddings = true, .norm_epsilon = 1e-5f                                     \
+#define GPT2(V, T, L, C, H)                                                                                                 \
+    "gpt2",                                                                                                                 \
+    {                                                                                                                       \
+        .vocab = (V), .context = (T), .layers = (L), .hidden = (C), .heads = (H), .qkv_bias = true, .tie_embeddings = true, \
+        .norm_epsilon = 1e-5f                                                                                               \
     }
-#define LLAMA(V, T, L, C, H, K, F, ...)                                                                      \
-    {                                                                                                        \
-        .family = PD_FAMILY_LLAMA, .vocab = (V), .context = (T), .layers = (L), .hidden = (C), .heads = (H), \
-        .kv_heads = (K), .ffn = (F), __VA_ARGS__                                                             \
+#define LLAMA(V, T, L, C, H, K, F, ...)                                                                                    \
+    "llama",                                                                                                               \
+    {                                                                                                                      \
+        .vocab = (V), .context = (T), .layers = (L), .hidden = (C), .heads = (H), .kv_heads = (K), .ffn = (F), __VA_ARGS__ \
     }
-#define QWEN3(L, C, H, K, F, ...)                                                                                   \
-    {                                                                                                               \
-        .family = PD_FAMILY_QWEN3, .vocab = 151936, .context = 40960, .layers = (L), .hidden = (C), .heads = (H),   \
-        .kv_heads = (K), .head_size = 128, .ffn = (F), .norm_epsilon = 1e-6f, .rope_theta = 1000000.0f, __VA_ARGS__ \
+#define QWEN3(L, C, H, K, F, ...)                                                                                         \
+    "qwen3",                                                                                                              \
+    {                                                                                                                     \
+        .vocab = 151936, .context = 40960, .layers = (L), .hidden = (C), .heads = (H), .kv_heads = (K), .head_size = 128, \
+        .ffn = (F), .norm_epsilon = 1e-6f, .rope_theta = 1000000.0f, __VA_ARGS__                                          \
     }
 #define LLAMA31(FACTOR) \
     .norm_epsilon = 1e-5f, .rope_theta = 500000.0f, .rope_scaling = PD_ROPE_SCALING_LLAMA3, .rope_factor = (FACTOR)
 #define QWEN25 .norm_epsilon = 1e-6f, .rope_theta = 1000000.0f, .qkv_bias = true
 
 static const struct preset {
-    const char *name;
+    const char *name, *family;
     struct pd_model_config config;
 } presets[] = {
     {"byte-1m", LLAMA(256, 256, 4, 128, 4, 2, 512, .tie_embeddings = true)},
@@ -81,8 +83,11 @@ pd_status pd_model_preset(const char *name, struct pd_model_config *ret_config, 
 {
     for (size_t i = 0; i < PRESET_COUNT; i++) {
         if (strcmp(presets[i].name, name) != 0) continue;
-        *ret_config = presets[i].config;
-        pd_model_config_resolve(ret_config);
+        struct pd_model_config config = presets[i].config;
+        while (strcmp(pd_family_names[config.family], presets[i].family) != 0)
+            config.family++;
+        pd_model_config_resolve(&config);
+        *ret_config = config;
         return PD_OK;
     }
     const char *const *names = pd_model_preset_names();

@@ -157,7 +157,7 @@ pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
     t->math = math;
     t->options = *options;
     t->partition = options->partition;
-    t->family = pd_family_properties(model->config.family);
+    t->family = pd_family_at(model->config.family);
     t->roles = pd_block_roles_of(&model->config);
     t->element_bytes = pd_dtype_bytes(options->dtype);
     pd_status st = tables_init(t, err);
@@ -177,9 +177,8 @@ pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
 void pd_transformer_sync(struct pd_transformer *t)
 {
     struct pd_peer_transfer *all[] = {
-        &t->tp.sums[0],       &t->tp.sums[1],      &t->tp.slices[0],   &t->tp.slices[1],   &t->tp.kv,
-        &t->tp.loss,          &t->tp.embedding,    &t->sp.transfer[0], &t->sp.transfer[1], &t->head_norms.transfer,
-        &t->shared.gather};
+        &t->tp.sums[0],   &t->tp.sums[1],     &t->tp.slices[0],   &t->tp.slices[1],        &t->tp.kv,        &t->tp.loss,
+        &t->tp.embedding, &t->sp.transfer[0], &t->sp.transfer[1], &t->head_norms.transfer, &t->shared.gather};
     struct pd_error ignored;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (pd_peer_transfer_wait(all[i], &ignored)) continue;

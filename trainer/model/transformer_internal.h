@@ -3,7 +3,7 @@
 
 #include "ckpt/base/owner.h"
 #include "offload/spill.h"
-#include "trainer/model/family.h"
+#include "resharder/catalog/family.h"
 #include "trainer/model/head_norms.h"
 #include "trainer/model/linear_fp8.h"
 #include "trainer/model/rows.h"
@@ -144,7 +144,7 @@ struct pd_transformer {
     struct pd_sequence_parallel sp;
     struct pd_fp8_linears fp8;
     struct pd_head_norms head_norms;
-    const struct pd_family_properties *family;
+    const struct pd_family *family;
     struct pd_block_roles roles;
     bool has_embedding, has_head, has_blocks;
     uint64_t rows, element_bytes, logits_rows, ld_logits;

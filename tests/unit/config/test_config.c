@@ -1,3 +1,4 @@
+#include "tests/helpers/families.h"
 #include "trainer/config/config.h"
 #include "trainer/config/keys.h"
 

@@ -1,6 +1,7 @@
 /* The model families in plain float64, forward only: what finite differences are taken of. Slow and obvious on purpose. */
 #pragma once
 
+#include "tests/helpers/families.h"
 #include "trainer/model/model.h"
 
 #include <math.h>

@@ -2,6 +2,7 @@
  * and at no other time. So a step of a whole model shows that only operations go there, and its bits are those of a step in
  * plain memory. */
 #include "tests/helpers/device_math.h"
+#include "tests/helpers/families.h"
 #include "trainer/model/transformer.h"
 
 #include <criterion/criterion.h>
@@ -24,7 +25,7 @@ struct side {
     void *dstream;
 };
 
-static struct pd_model_config tiny(enum pd_family family)
+static struct pd_model_config tiny(uint32_t family)
 {
     struct pd_model_config c;
     cr_assert_eq(pd_model_preset(family == PD_FAMILY_GPT2 ? "gpt2-124m" : "byte-1m", &c, NULL), PD_OK);
@@ -90,7 +91,7 @@ static void *memory(const struct side *s, uint64_t bytes)
     return s->on_device ? far_new(&memory_of_device, bytes) : calloc(1, bytes);
 }
 
-static void start(struct side *s, bool on_device, enum pd_family family, uint32_t virtual_tp, enum pd_recompute recompute)
+static void start(struct side *s, bool on_device, uint32_t family, uint32_t virtual_tp, enum pd_recompute recompute)
 {
     const struct pd_model_config config = tiny(family);
     struct pd_error err;
@@ -163,7 +164,7 @@ static float *run(struct side *s)
     return result;
 }
 
-static void check(enum pd_family family, uint32_t virtual_tp, enum pd_recompute recompute)
+static void check(uint32_t family, uint32_t virtual_tp, enum pd_recompute recompute)
 {
     struct side near, far;
     memory_of_device.hides_host = true;

@@ -1,5 +1,6 @@
 /* Every dialect: a catalog as its system writes it, and for each element of the model the place where that system has it,
  * found by the plain formula of its arrangement. */
+#include "tests/helpers/families.h"
 #include "trainer/model/links.h"
 
 #include <criterion/criterion.h>

@@ -1,4 +1,4 @@
-#include "trainer/model/family.h"
+#include "trainer/model/model.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

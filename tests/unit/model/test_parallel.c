@@ -1,5 +1,6 @@
 /* One micro-batch through a model cut by heads, ffn columns, vocabulary rows and token pieces: ranks as threads against one
  * rank with the same numerics, bit for bit; and the numerics against one another by value. */
+#include "tests/helpers/families.h"
 #include "tests/helpers/model_world.h"
 
 Test(transformer_parallel, tensor_llama)

@@ -1,5 +1,6 @@
 /* The arithmetic of tensor and sequence parallelism: shares cover everything once, and runs of chunks and pieces are whole
  * subtrees. */
+#include "tests/helpers/families.h"
 #include "trainer/model/partition.h"
 
 #include <criterion/criterion.h>

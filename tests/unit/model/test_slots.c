@@ -1,5 +1,6 @@
 /* Micro-batches in several slots over pipeline chunks, any number of blocks recomputed: the same bits as micro-batch after
  * micro-batch through the whole model, and no more computed again than was asked for. */
+#include "tests/helpers/families.h"
 #include "trainer/model/transformer.h"
 
 #include <criterion/criterion.h>
@@ -26,7 +27,7 @@ struct stage {
     struct pd_transformer *transformer;
 };
 
-static void setup_init(struct setup *s, enum pd_family family)
+static void setup_init(struct setup *s, uint32_t family)
 {
     struct pd_model_config c;
     struct pd_error err;
@@ -329,7 +330,7 @@ static void check_layers(const struct setup *s, run_fn *run, uint32_t blocks, en
     cr_expect_lt(before, run(s, (struct recomputed){how, 0}, got->micro_batches, got->losses));
 }
 
-static void check(enum pd_family family)
+static void check(uint32_t family)
 {
     struct setup s;
     struct results expected, got;

@@ -1,5 +1,6 @@
 /* Places, stages and communicators of every layout of 1 to 8 ranks, as threads of one process. */
 #include "tests/helpers/comm_exercise.h"
+#include "tests/helpers/families.h"
 #include "tests/helpers/grid_exercise.h"
 #include "trainer/comm/nccl.h"
 

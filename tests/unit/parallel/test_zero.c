@@ -5,6 +5,7 @@
  *
  * PERDURE_TEST_SCALE=10 tries every zero_shard of every layout. */
 #include "tests/helpers/device_math.h"
+#include "tests/helpers/families.h"
 #include "tests/helpers/scale.h"
 #include "trainer/parallel/zero.h"
 

@@ -1,4 +1,5 @@
 /* Who has ZeRO's buffers when: a caller that reads or writes them out of turn is caught. Two or four data ranks, as threads. */
+#include "tests/helpers/families.h"
 #include "trainer/parallel/zero.h"
 
 #include <criterion/criterion.h>

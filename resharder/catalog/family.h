@@ -1,0 +1,134 @@
+/* Families of models are rows of one table, families.c, which the trainer and the formats read: what a family computes, the names
+ * of its tensors here and in other systems, and the keys of its configuration there. To add a family, add a row; an operation in
+ * trainer/math only if it computes something new. To add a model that is shaped like a family we have, add a line to its classes.
+ * tests/cli/family.py trains and converts a family that is nothing but a row. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum pd_norm_kind { PD_NORM_RMS, PD_NORM_LAYER };                /* layer norm has a mean, and a bias */
+enum pd_positions { PD_POSITIONS_ROPE, PD_POSITIONS_LEARNED };   /* learned: a row of a table for each place */
+enum pd_activation { PD_ACTIVATION_SWIGLU, PD_ACTIVATION_GELU }; /* of the MLP */
+
+/* What a tensor is in its model. A bias has the role of its weight. */
+enum pd_role {
+    PD_ROLE_TOKENS,
+    PD_ROLE_POSITIONS,
+    PD_ROLE_NORM1,
+    PD_ROLE_Q,
+    PD_ROLE_K,
+    PD_ROLE_V,
+    PD_ROLE_Q_NORM,
+    PD_ROLE_K_NORM,
+    PD_ROLE_OUT,
+    PD_ROLE_NORM2,
+    PD_ROLE_GATE,
+    PD_ROLE_UP,
+    PD_ROLE_DOWN,
+    PD_ROLE_FINAL_NORM,
+    PD_ROLE_HEAD,
+    PD_ROLE_COUNT
+};
+
+/* How a tensor of the model lies in the tensor of another system; some go together. */
+enum {
+    PD_ACROSS = 1,      /* the matrix is [in, out] */
+    PD_THIRDS = 2,      /* rows of q, then of k, then of v: k and v need no name of their own */
+    PD_BY_KV_HEAD = 4,  /* for each key-value head the rows of its q heads, its k, its v; likewise */
+    PD_HALVES = 8,      /* rows of gate, where there is one, then of up */
+    PD_NEIGHBOURS = 16, /* Meta's order of the rows of a head, where the class has it */
+    PD_LONGER = 32,     /* there may be more rows: a vocabulary that its system pads */
+    PD_OUTSIDE = 64,    /* stands beside the base model: lm_head */
+};
+
+struct pd_source {
+    const char
+        *name; /* %u: the layer; * at its end: "weight" or "bias"; NULL: our name in a dialect of own names, or none */
+    unsigned how;
+    const char *other; /* of another version, or NULL */
+    const char *fused; /* a third, and how it lies there; only read */
+    unsigned fused_how;
+};
+
+/* Names of tensors in another system. */
+struct pd_dialect {
+    const char *name;
+    const char *base;    /* what is written before names of the base model */
+    const char *ends[2]; /* what * is for a weight, for a bias; NULL: "weight" and "bias" */
+    bool has_own_names;
+    bool is_stacked; /* layers on a leading axis and names without number, or numbered; we write the first */
+    struct pd_source sources[PD_ROLE_COUNT];
+};
+
+/* What a configuration says, by its keys in config.json, in GGUF (behind the architecture) and in Megatron's arguments.
+ * Those before PD_NUMBER_EPSILON are whole numbers. */
+enum pd_number {
+    PD_NUMBER_VOCAB,
+    PD_NUMBER_CONTEXT,
+    PD_NUMBER_LAYERS,
+    PD_NUMBER_HIDDEN,
+    PD_NUMBER_HEADS,
+    PD_NUMBER_KV_HEADS,
+    PD_NUMBER_HEAD_SIZE,
+    PD_NUMBER_FFN,
+    PD_NUMBER_EPSILON,
+    PD_NUMBER_THETA,
+    PD_NUMBER_COUNT
+};
+struct pd_number_keys {
+    const char *config, *gguf, *megatron; /* NULL: there is none */
+    bool is_required;                     /* in config.json */
+};
+
+/* A class of transformers. The first one that a configuration fits is what we write. */
+struct pd_model_class {
+    const char *name, *type; /* `architectures` and `model_type` of config.json */
+    const char *gguf;        /* general.architecture */
+    bool qkv_bias;
+    bool has_meta_order;     /* where a dialect rotates neighbours (links.h), this class does so there */
+    bool has_attention_bias; /* the key, which means q, k, v and o */
+    /* What is taken where the file does not say. */
+    double epsilon;
+    uint32_t context, kv_heads, head_size;
+    bool is_tied;
+    uint32_t window;        /* sliding_window; 0: attention has none */
+    uint32_t window_layers; /* max_window_layers; 0: the window is in force in every block, without use_sliding_window */
+};
+
+struct pd_family {
+    enum pd_norm_kind norm;
+    enum pd_positions positions;
+    enum pd_activation activation;
+    uint32_t up_matrices;             /* 2: a gate lies before what it gates */
+    bool has_linear_biases;           /* of every linear of a block; without, model.qkv_bias says it of q, k and v */
+    bool has_head_norms;              /* an RMS norm of each head of q and k, in front of RoPE, one weight for all heads */
+    bool heads_make_hidden;           /* heads * head_size is hidden, and each head has keys and values of its own */
+    const char *block;                /* before the names of a block's tensors; %u: its number */
+    const char *names[PD_ROLE_COUNT]; /* ours: those of transformers, without .weight or .bias; NULL: there is none */
+    const struct pd_dialect *dialects[8]; /* ended by NULL */
+    const struct pd_number_keys *keys;    /* (PD_NUMBER_COUNT) */
+    const char *activation_key;           /* of config.json */
+    const char *other_keys;               /* further ones that are read, a blank before and behind each */
+    const char *zero_keys[4];             /* numbers that are written as 0: rates of dropout; ended by NULL */
+    const struct pd_model_class *classes; /* ended by one without a name */
+};
+
+/* The words of model.family and their rows, in one order: a configuration has the place of its row. Both end with NULL. */
+extern const char *const pd_family_names[];
+extern const char pd_family_about[]; /* the same for a user */
+extern const struct pd_family *const pd_families[];
+
+/* NULL: there is no such row. */
+const struct pd_family *pd_family_at(uint32_t family);
+/* The first class of that name, of that type, of that architecture of GGUF; NULL is any.
+ *   ret_family  may be NULL
+ *   returns     NULL: there is none */
+const struct pd_model_class *pd_model_class_find(const char *name, const char *type, const char *gguf, uint32_t *ret_family);
+
+/* The first family with names in a dialect, of a format that holds no other. */
+const struct pd_family *pd_family_of_dialect(const char *dialect);
+
+struct pd_json_writer;
+/* The two keys of a config.json that say the class. */
+void pd_model_class_write(const struct pd_model_class *class, struct pd_json_writer *writer);
