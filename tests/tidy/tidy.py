@@ -140,8 +140,11 @@ POINTERS = re.compile(r"(?<!const )\bstruct (\w+) (\*(?:const )?\w+(?:\[[^\]]*\]
 ASSIGNED = re.compile(r"\b(\w+)->\w+(?:\[[^\]]*\])?\s*(?:(?:[-+|&^*/%]|<<|>>)?=(?!=)|\+\+|--)|(?:\+\+|--)(\w+)->\w+(?!\w|\.|->)")
 
 
-def without_comments(text):
-    return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', "", text, flags=re.S)
+def without_comments(text, keep_strings=False):
+    """Lines stay lines."""
+    def shorten(match):
+        return match[0] if match[0].startswith('"') and keep_strings else "\n" * match[0].count("\n")
+    return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', shorten, text, flags=re.S)
 
 
 def read(path):
@@ -166,6 +169,31 @@ def check_writers():
     for struct, files in sorted(writers.items()):
         if len(files) > WRITERS_MAX:
             breaches.append(f"struct {struct} is written by {len(files)} files, at most {WRITERS_MAX}: {', '.join(sorted(files))}")
+
+
+FAMILIES = "resharder/catalog/families.c"
+# Named sizes say their family, benchmarks choose a model, and tokenizers have such names of their own.
+NAME_FAMILIES = ("trainer/model/presets.c", "tools/bench/", "trainer/tokenizer/")
+
+
+def check_families():
+    """Nothing but its row knows a family by name: no literal is one, no identifier has one in it (llama3 is a scaling of RoPE)."""
+    table = without_comments(read(os.path.join(TOP, FAMILIES)), True)
+    names = {name for row in re.findall(r'\{("\w+"), ("\w+"), ("\w+"), \.', table) for name in row}
+    if len(names) < 5:
+        breaches.append(f"{FAMILIES}: no rows of classes are found")
+    words = {name.strip('"').lower() for name in names if "For" not in name and "Head" not in name}
+    identifier = re.compile(rf"\b\w*({'|'.join(sorted(words))})(?!3|_?\d)\w*", re.IGNORECASE)
+    for path in sources(CODE):
+        relative = os.path.relpath(path, TOP)
+        if relative == FAMILIES or relative.startswith(NAME_FAMILIES):
+            continue
+        for number, line in enumerate(without_comments(read(path), True).split("\n"), 1):
+            if found := identifier.search(re.sub(r'"(?:\\.|[^"\\])*"', "", line)):
+                breach(path, number, f"{found[0]} names a family of models: a column of {FAMILIES} says what differs")
+            for literal in re.findall(r'"(?:\\.|[^"\\])*"', line):
+                if literal in names:
+                    breach(path, number, f"{literal} is a family of models: {FAMILIES} has its names")
 
 
 def check_third_party():
@@ -233,6 +261,7 @@ def check_top_level():
 
 for source in sources(CODE):
     check_file(source)
+check_families()
 check_third_party()
 check_folders()
 check_writers()
