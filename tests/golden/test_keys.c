@@ -128,9 +128,9 @@ static struct read read_tokenizer(const char *value)
         " \"decoder\": {\"type\": \"ByteLevel\"}, \"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, "
         "\"c\": 3},"
         " \"merges\": [\"a b\"]}}";
-    const struct pd_tokenizer_text text = {json, sizeof json - 1}, config = {value, strlen(value)}, none = {0};
+    const struct pd_tokenizer_text text = {json, sizeof json - 1}, beside[PD_TOKENIZER_BESIDE] = {{value, strlen(value)}};
     struct pd_tokenizer *t = NULL;
-    struct read r = {.status = pd_tokenizer_parse_with("t.json", &text, &config, &none, &t, &err)};
+    struct read r = {.status = pd_tokenizer_parse_with("t.json", &text, beside, &t, &err)};
     if (t) r.digest = pd_tokenizer_digest(t);
     pd_tokenizer_free(t);
     return r;

@@ -333,8 +333,8 @@ pd_status pd_ckpt_foreign_list_beyond(const struct pd_ckpt_foreign *f, const str
     for (uint32_t i = 0; i < links->count; i++) {
         const uint64_t rows = pd_model_links_padding(model, &links->items[i], c);
         if (rows && links->items[i].kind == PD_PARAM)
-            fprintf(stderr, "%s: %" PRIu64 " rows of tensor %s beyond the vocabulary of %u\n", verb, rows, links->items[i].name,
-                    model->config.vocab);
+            fprintf(stderr, "%s: %" PRIu64 " rows of tensor %s beyond the vocabulary of %u\n", verb, rows,
+                    links->items[i].name, model->config.vocab);
     }
     for (uint32_t i = 0; i < c->unmapped_count; i++) {
         uint32_t same = 0, before = 0;
@@ -359,11 +359,12 @@ static struct pd_tokenizer_text text_of(const struct pd_catalog *catalog, const 
 pd_status pd_ckpt_foreign_open_tokenizer(const struct pd_catalog *catalog, struct pd_tokenizer **ret, struct pd_error *err)
 {
     const struct pd_tokenizer_text json = text_of(catalog, PD_TOKENIZER_FILE),
-                                   gguf = text_of(catalog, PD_TOKENIZER_GGUF_FILE),
-                                   config = text_of(catalog, "tokenizer_config.json"),
-                                   added = text_of(catalog, "added_tokens.json");
+                                   gguf = text_of(catalog, PD_TOKENIZER_GGUF_FILE);
+    struct pd_tokenizer_text beside[PD_TOKENIZER_BESIDE];
+    for (uint32_t i = 0; i < PD_TOKENIZER_BESIDE; i++)
+        beside[i] = text_of(catalog, pd_tokenizer_beside[i]);
     *ret = NULL;
-    if (json.text) return pd_tokenizer_parse_with(PD_TOKENIZER_FILE, &json, &config, &added, ret, err);
+    if (json.text) return pd_tokenizer_parse_with(PD_TOKENIZER_FILE, &json, beside, ret, err);
     return gguf.text ? pd_tokenizer_parse(PD_TOKENIZER_GGUF_FILE, gguf.text, gguf.bytes, ret, err) : PD_OK;
 }
 

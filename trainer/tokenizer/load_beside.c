@@ -1,11 +1,15 @@
-/* What tokenizer_config.json and added_tokens.json say of added tokens that tokenizer.json has not, as transformers takes it:
- * tokens of added_tokens_decoder, those of added_tokens.json, and the named ones (bos_token, ...) that the vocabulary has. It
- * goes into the tokenizer's own text, as a member "beside" in front, so that a copy of that text is whole. */
+/* What the files beside tokenizer.json say of added tokens that it has not, as transformers takes it: tokens of
+ * added_tokens_decoder, those of added_tokens.json, and the named ones (bos_token, ...) that the vocabulary has. Those that
+ * special_tokens_map.json names come before those of tokenizer_config.json; it counts where that has no
+ * added_tokens_decoder. All goes into the tokenizer's own text, as a member "beside" in front, so that a copy is whole. */
 #include "ckpt/base/parse.h"
 #include "trainer/tokenizer/load.h"
 #include "trainer/tokenizer/tokenizer.h"
 
 #include <stdio.h>
+
+const char *const pd_tokenizer_beside[PD_TOKENIZER_BESIDE] = {"tokenizer_config.json", "added_tokens.json",
+                                                              "special_tokens_map.json"};
 
 static const struct pd_json_value *member(const struct pd_json_value *object, const char *key)
 {
@@ -38,9 +42,31 @@ static bool is_named_token(const char *key)
     return bytes > ending && strcmp(key + bytes - ending, "_token") == 0;
 }
 
-static void put_all(struct pd_json_writer *w, const struct pd_json_value *config, const struct pd_json_value *added)
+static const char *const lists[] = {"additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"};
+#define LISTS (sizeof lists / sizeof *lists)
+
+/* Named tokens and lists of them, but for those that `over` has. */
+static void put_named(struct pd_json_writer *w, const struct pd_json_value *from, const struct pd_json_value *over)
 {
-    static const char *const more[] = {"additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"};
+    const struct pd_json_value *value;
+    const char *key;
+    for (void *at = NULL; from && pd_json_next(from, &at, &key, &value);)
+        if (is_named_token(key) && !member(over, key)) put_token(w, value, NULL, -1);
+    for (size_t i = 0; i < LISTS; i++) {
+        const struct pd_json_value *list =
+            i && member(over, lists[i]) ? NULL : member(from, lists[i]); /* the first adds up */
+        if (list && pd_json_type(list) == PD_JSON_ARRAY)
+            for (size_t k = 0; k < pd_json_count(list); k++)
+                put_token(w, pd_json_at(list, k), NULL, -1);
+        else
+            for (void *at = NULL; list && pd_json_next(list, &at, &key, &value);)
+                put_token(w, value, NULL, -1);
+    }
+}
+
+static void put_all(struct pd_json_writer *w, const struct pd_json_value *config, const struct pd_json_value *added,
+                    const struct pd_json_value *map)
+{
     const struct pd_json_value *value;
     const char *key;
     uint64_t id;
@@ -49,17 +75,8 @@ static void put_all(struct pd_json_writer *w, const struct pd_json_value *config
         if (pd_parse_u64(key, &id) && id < PD_VOCAB_IDS_MAX) put_token(w, value, NULL, (int64_t)id);
     for (void *at = NULL; added && pd_json_next(added, &at, &key, &value);)
         if (pd_json_is_u64(value, &id) && id < PD_VOCAB_IDS_MAX) put_token(w, NULL, key, (int64_t)id);
-    for (void *at = NULL; config && pd_json_next(config, &at, &key, &value);)
-        if (is_named_token(key)) put_token(w, value, NULL, -1);
-    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
-        const struct pd_json_value *list = member(config, more[i]);
-        if (list && pd_json_type(list) == PD_JSON_ARRAY)
-            for (size_t k = 0; k < pd_json_count(list); k++)
-                put_token(w, pd_json_at(list, k), NULL, -1);
-        else
-            for (void *at = NULL; list && pd_json_next(list, &at, &key, &value);)
-                put_token(w, value, NULL, -1);
-    }
+    put_named(w, config, map);
+    put_named(w, map, NULL);
 }
 
 /* ---- keys of tokenizer_config.json: one that is nowhere here is refused by name, for it may change the tokens of a text ----
@@ -138,6 +155,23 @@ static void put_template(struct pd_json_writer *w, const struct pd_json_value *c
         if (member(config, keys[i]) && pd_json_is_bool(member(config, keys[i]), &is_on)) pd_json_bool(w, keys[i], is_on);
 }
 
+/* Transformers takes all of its keys as tokenizer_config.json's. */
+static pd_status check_map(const struct pd_json_value *map, struct pd_error *err)
+{
+    const struct pd_json_value *value;
+    const char *key;
+    for (void *at = NULL; pd_json_next(map, &at, &key, &value);) {
+        bool is_known = is_named_token(key) || pd_json_type(value) == PD_JSON_NULL;
+        for (size_t i = 0; i < LISTS; i++)
+            is_known |= !strcmp(key, lists[i]);
+        if (!is_known)
+            PD_FAIL(err, PD_UNSUPPORTED,
+                    "special_tokens_map.json: %.200s is no name of a token; if it changes no tokens of a text, take it out",
+                    key);
+    }
+    return PD_OK;
+}
+
 /* "{" and the member, then the rest of `json`, which begins with "{".   ret_text  malloc'ed */
 static pd_status splice(const char *json, size_t bytes, const char *beside, char **ret_text, size_t *ret_bytes,
                         struct pd_error *err)
@@ -154,24 +188,24 @@ static pd_status splice(const char *json, size_t bytes, const char *beside, char
     return PD_OK;
 }
 
-static pd_status parse_beside(const char *name, const struct pd_tokenizer_text *text, struct pd_json_document **ret,
-                              struct pd_error *err)
-{
-    return text->text ? pd_json_parse(name, text->text, text->bytes, ret, err) : PD_OK;
-}
-
-static pd_status parse_spliced(const char *name, const struct pd_tokenizer_text *json, const struct pd_json_value *config,
-                               const struct pd_json_value *added, struct pd_tokenizer **ret, struct pd_error *err)
+static pd_status parse_spliced(const char *name, const struct pd_tokenizer_text *json,
+                               struct pd_json_document *const *documents, struct pd_tokenizer **ret, struct pd_error *err)
 {
     struct pd_json_writer w;
+    const struct pd_json_value *roots[PD_TOKENIZER_BESIDE];
     const char *beside = NULL;
     char *text = NULL;
     size_t bytes = 0;
+    for (uint32_t i = 0; i < PD_TOKENIZER_BESIDE; i++)
+        roots[i] = documents[i] ? pd_json_root(documents[i]) : NULL;
+    if (member(roots[0], "added_tokens_decoder")) roots[2] = NULL;
+    if (roots[0]) PD_TRY(check_keys(roots[0], err));
+    if (roots[2]) PD_TRY(check_map(roots[2], err));
     pd_json_writer_init_object(&w, 0);
     pd_json_array_begin(&w, "added_tokens");
-    put_all(&w, config, added);
+    put_all(&w, roots[0], roots[1], roots[2]);
     pd_json_array_end(&w);
-    put_template(&w, config);
+    put_template(&w, roots[0]);
     pd_status st = pd_json_writer_finish(&w, &beside, NULL, err);
     if (!st) st = splice(json->text, json->bytes, beside, &text, &bytes, err);
     pd_json_writer_deinit(&w);
@@ -181,20 +215,19 @@ static pd_status parse_spliced(const char *name, const struct pd_tokenizer_text 
 }
 
 pd_status pd_tokenizer_parse_with(const char *name, const struct pd_tokenizer_text *json,
-                                  const struct pd_tokenizer_text *config, const struct pd_tokenizer_text *added,
+                                  const struct pd_tokenizer_text beside[PD_TOKENIZER_BESIDE],
                                   struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
 {
-    struct pd_json_document *of_config = NULL, *of_added = NULL;
-    const char *first = json->text + strspn(json->text, " \t\r\n");
-    if ((!config->text && !added->text) || *first != '{') /* what is no object is refused by the loader */
-        return pd_tokenizer_parse(name, json->text, json->bytes, ret_tokenizer, err);
-    pd_status st = parse_beside("tokenizer_config.json", config, &of_config, err);
-    if (!st) st = parse_beside("added_tokens.json", added, &of_added, err);
-    if (!st && of_config) st = check_keys(pd_json_root(of_config), err);
+    struct pd_json_document *documents[PD_TOKENIZER_BESIDE] = {NULL};
+    bool is_alone = json->text[strspn(json->text, " \t\r\n")] != '{'; /* what is no object is refused by the loader */
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; i < PD_TOKENIZER_BESIDE && !st; i++)
+        if (beside[i].text) st = pd_json_parse(pd_tokenizer_beside[i], beside[i].text, beside[i].bytes, &documents[i], err);
+    is_alone |= !documents[0] && !documents[1] && !documents[2];
     if (!st)
-        st = parse_spliced(name, json, of_config ? pd_json_root(of_config) : NULL, of_added ? pd_json_root(of_added) : NULL,
-                           ret_tokenizer, err);
-    pd_json_document_free(of_config);
-    pd_json_document_free(of_added);
+        st = is_alone ? pd_tokenizer_parse(name, json->text, json->bytes, ret_tokenizer, err)
+                      : parse_spliced(name, json, documents, ret_tokenizer, err);
+    for (uint32_t i = 0; i < PD_TOKENIZER_BESIDE; i++)
+        pd_json_document_free(documents[i]);
     return st;
 }

@@ -59,21 +59,20 @@ static pd_status read_file(const char *path, struct pd_tokenizer_text *ret, stru
     return status;
 }
 
-/* A tokenizer.json with the two files that may lie beside it, or another file alone. */
+/* A tokenizer.json with the files that may lie beside it, or another file alone. */
 static pd_status parse_file(const char *path, struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
 {
-    static const char *const names[] = {"tokenizer_config.json", "added_tokens.json"};
-    struct pd_tokenizer_text texts[3] = {{0}};
+    struct pd_tokenizer_text texts[1 + PD_TOKENIZER_BESIDE] = {{0}};
     const char *slash = strrchr(path, '/');
     const bool is_json = strcmp(slash ? slash + 1 : path, PD_TOKENIZER_FILE) == 0;
     pd_status status = read_file(path, &texts[0], err);
-    for (int i = 0; i < 2 && !status && is_json; i++) {
+    for (uint32_t i = 0; i < PD_TOKENIZER_BESIDE && !status && is_json; i++) {
         char beside[4200];
-        snprintf(beside, sizeof beside, "%.*s%s", slash ? (int)(slash + 1 - path) : 0, path, names[i]);
+        snprintf(beside, sizeof beside, "%.*s%s", slash ? (int)(slash + 1 - path) : 0, path, pd_tokenizer_beside[i]);
         if (access(beside, F_OK) == 0) status = read_file(beside, &texts[i + 1], err);
     }
-    if (!status) status = pd_tokenizer_parse_with(path, &texts[0], &texts[1], &texts[2], ret_tokenizer, err);
-    for (int i = 0; i < 3; i++)
+    if (!status) status = pd_tokenizer_parse_with(path, &texts[0], &texts[1], ret_tokenizer, err);
+    for (uint32_t i = 0; i <= PD_TOKENIZER_BESIDE; i++)
         free((char *)(uintptr_t)texts[i].text);
     return status;
 }

@@ -30,14 +30,16 @@ PD_MUST_USE pd_status pd_tokenizer_open(const char *path, struct pd_tokenizer **
 /* `name` says in messages what was read. */
 PD_MUST_USE pd_status pd_tokenizer_parse(const char *name, const char *json, size_t bytes,
                                          struct pd_tokenizer **ret_tokenizer, struct pd_error *err);
-/* The same with what lies beside it, as transformers takes it: tokenizer_config.json and added_tokens.json, text NULL where
- * there is none. Added tokens that stand there alone become the tokenizer's, and part of pd_tokenizer_json. */
+/* The same with the files that may lie beside it, as transformers takes them; text NULL where there is none. Added tokens
+ * that stand there alone become the tokenizer's, and part of pd_tokenizer_json. */
+#define PD_TOKENIZER_BESIDE 3u
+extern const char *const pd_tokenizer_beside[PD_TOKENIZER_BESIDE]; /* their names */
 struct pd_tokenizer_text {
     const char *text; /* terminated */
     size_t bytes;
 };
 PD_MUST_USE pd_status pd_tokenizer_parse_with(const char *name, const struct pd_tokenizer_text *json,
-                                              const struct pd_tokenizer_text *config, const struct pd_tokenizer_text *added,
+                                              const struct pd_tokenizer_text beside[PD_TOKENIZER_BESIDE],
                                               struct pd_tokenizer **ret_tokenizer, struct pd_error *err);
 void pd_tokenizer_free(struct pd_tokenizer *tokenizer); /* NULL is fine */
 

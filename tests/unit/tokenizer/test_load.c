@@ -102,8 +102,35 @@ static struct pd_tokenizer_text text_of(const char *text)
 
 static pd_status parse_with(const char *config, const char *added, struct pd_tokenizer **ret)
 {
-    const struct pd_tokenizer_text json = text_of("{" MODEL), of_config = text_of(config), of_added = text_of(added);
-    return pd_tokenizer_parse_with("t.json", &json, &of_config, &of_added, ret, &err);
+    const struct pd_tokenizer_text json = text_of("{" MODEL), beside[] = {text_of(config), text_of(added), text_of(NULL)};
+    return pd_tokenizer_parse_with("t.json", &json, beside, ret, &err);
+}
+
+/* The special tokens of "abc", one letter each, that a special_tokens_map.json makes beside this configuration; "": refused. */
+static const char *special_of(const char *config, const char *map)
+{
+    static char found[8];
+    struct pd_tokenizer *t;
+    const struct pd_tokenizer_text json = text_of("{" MODEL), beside[] = {text_of(config), text_of(NULL), text_of(map)};
+    found[0] = '\0';
+    if (pd_tokenizer_parse_with("t.json", &json, beside, &t, &err)) return "";
+    for (uint32_t i = 0; i < 4; i++)
+        if (pd_tokenizer_special(t, i)) strcat(found, pd_tokenizer_special(t, i));
+    pd_tokenizer_free(t);
+    return found[0] ? found : "none";
+}
+
+/* As transformers takes it: alone, or beside a configuration without added_tokens_decoder, whose tokens it replaces. */
+Test(load, a_map_of_special_tokens_counts_where_the_decoder_is_not)
+{
+    static const char map[] =
+        "{\"bos_token\": {\"content\": \"c\", \"lstrip\": false}, \"additional_special_tokens\": [\"b\"]}";
+    cr_expect_str_eq(special_of(NULL, map), "bc");
+    cr_expect_str_eq(special_of("{\"bos_token\": \"a\"}", map), "bc");
+    cr_expect_str_eq(special_of("{\"eos_token\": \"a\", \"additional_special_tokens\": []}", map), "abc");
+    cr_expect_str_eq(special_of("{\"added_tokens_decoder\": {}, \"bos_token\": \"a\"}", map), "a");
+    cr_expect_str_eq(special_of(NULL, "{\"lattice\": 1}"), "");
+    cr_expect(strstr(err.message, "special_tokens_map.json: lattice is no name of a token"), "%s", err.message);
 }
 
 /* As transformers does: they are found in text, and a copy of the tokenizer's text has them. */
