@@ -152,6 +152,37 @@ def during_validation(bench):
             raise harness.Failure(f"{layout}: TERM in a validation changed the state")
 
 
+def saved_in_validation(bench):
+    """USR2 in a validation that lasts for minutes: the step is saved at once, and the validation goes on."""
+    text = harness.text_of(40000)
+    long = bench.workspace.file("long.txt", text * 400)
+    bench = Bench(bench.workspace, bench.workspace.file("long.yaml", CONFIG.format(data=bench.workspace.file("short.txt", text)).replace(
+        "validation_fraction: 0.1", f"validation: [{{path: {long}}}]")))
+    for layout in (["layout.transport=local"], ["layout.transport=mpi", "layout.pp=2"], ["layout.order=breadth_first", "layout.ranks=1"]):
+        directory = bench.workspace.directory("saving")
+
+        def newest(directory=directory):
+            listed = bench.workspace.command(["ckpt", "ls", directory, "--json"])
+            return max((one["step"] for one in json.loads(listed.stdout)), default=0) if listed.returncode == 0 else 0
+
+        with bench.start(directory, "validation.every=4", "checkpoint.every=100", *layout, "validation.sequences=10000000") as run:
+            harness.wait_for(lambda: harness.steps_done(directory) >= 3 or run.poll() is not None, f"{layout}: step 3")
+            time.sleep(0.5)  # the validation has begun, unless this machine is slow: then another USR2 comes
+            while newest() < 4 and run.poll() is None:
+                run.send_signal(signal.SIGUSR2)
+                time.sleep(0.5)
+            rows = [json.loads(line) for line in harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()]
+            run.send_signal(signal.SIGTERM)
+            log = run.communicate(timeout=harness.PATIENCE)[1]
+        expect(f"USR2 in a validation, {layout}", 75, run.returncode, "the state of step 4 is saved, the same command goes on", log)
+        if rows[-1]["step"] != 4 or any("validation_loss" in row for row in rows):
+            raise harness.Failure(f"USR2 in a validation, {layout}: saved after it, or before the line of the step: {rows[-1]}\n{log}")
+        log = bench.workspace.train(bench.config, directory, [*layout, "validation.every=4", "run.steps=8"]).stderr
+        rows = [json.loads(line) for line in harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()]
+        if [row["step"] for row in rows if "validation_loss" in row] != [4, 8] or harness.losses(directory).keys() != set(range(1, 9)):
+            raise harness.Failure(f"after USR2 in a validation, {layout}: {rows}\n{log}")
+
+
 def few_windows(bench):
     """More validation sequences than there are: each counts once, and the log says so."""
     losses = []
@@ -471,6 +502,7 @@ def body(workspace, arguments):
         first_moments(bench)
         pipe_as_configuration(bench)
         during_validation(bench)
+        saved_in_validation(bench)
         one_owner(bench)
         few_windows(bench)
         full_context(bench, undisturbed)

@@ -60,6 +60,10 @@ struct pd_engine {
     /* Asked between micro-batches (with pipeline stages: before the first): true to leave the step unfinished (state is that
      * of the last update). May be NULL. */
     bool (*should_leave)(void);
+    /* At the same places of a validation: where one rank should save all ranks call it, and go on. May be NULL. */
+    bool (*should_save)(void);
+    pd_status (*save)(void *context, struct pd_error *err);
+    void *save_context;
     /* Called before an update changes the state, after forward and backward: whoever reads the state has ended that when it
      * returns. Not called when saves read a mirror (pd_state_is_mirrored). */
     struct pd_before_update before_update;
@@ -85,13 +89,13 @@ struct pd_step_result {
     uint64_t tokens;      /* valid target tokens */
     double gradient_norm; /* before clipping */
     double learning_rate;
-    bool skipped;         /* a gradient or the loss was not finite; parameters and moments are as before */
-    bool compared;        /* a micro-batch of every rank came to the same integers elsewhere (guard.replay_every) */
-    uint32_t recomputed;  /* times the step was computed again, since gradients arrived damaged */
-    uint32_t coarser;     /* and since finite gradients were out of range of their terms: times the quantum grew */
+    bool skipped;        /* a gradient or the loss was not finite; parameters and moments are as before */
+    bool compared;       /* a micro-batch of every rank came to the same integers elsewhere (guard.replay_every) */
+    uint32_t recomputed; /* times the step was computed again, since gradients arrived damaged */
+    uint32_t coarser;    /* and since finite gradients were out of range of their terms: times the quantum grew */
     uint64_t sent_bytes, sent_between_hosts; /* by this rank; of these to other hosts, but for what NCCL routes by itself */
-    double bubble;        /* share of the step that ranks waited for other stages, mean over ranks */
-    double bubble_theory; /* of the schedule with equal stages */
+    double bubble;                           /* share of the step that ranks waited for other stages, mean over ranks */
+    double bubble_theory;                    /* of the schedule with equal stages */
     /* By the host's clock on this rank: on a GPU, which runs behind the host, what the host waited there. */
     double stage_seconds[PD_STEP_STAGES];
 };

@@ -18,9 +18,9 @@ struct step {
     struct pd_engine *e;
     const struct pd_schedule *schedule;
     enum pd_split split;
-    bool learns;       /* false: forward only */
-    bool compares;     /* gradients of one micro-batch are made for comparing, and added to nothing */
-    uint32_t compared; /* that one */
+    bool learns;         /* false: forward only */
+    bool compares;       /* gradients of one micro-batch are made for comparing, and added to nothing */
+    uint32_t compared;   /* that one */
     uint32_t first_slot; /* of this pass, where a validation takes several */
     uint64_t first_sample;
     uint32_t coarser; /* than usual is the quantum of terms, by 2^16 each */
@@ -389,13 +389,16 @@ static pd_status backward(struct step *s, const struct pd_action *a, bool paddin
 
 /* ---- the schedule ---- */
 
-/* All ranks leave together or none does. */
-static pd_status check_leave(struct pd_engine *e, struct pd_error *err)
+/* All ranks leave together or none does, and so do they save. */
+static pd_status check_wishes(const struct step *s, struct pd_error *err)
 {
-    uint64_t leave = e->should_leave && e->should_leave();
-    if (e->own->comm) PD_TRY(pd_comm_all_reduce(e->own->comm, &leave, 1, PD_REDUCE_OR_U64, err));
-    if (leave) PD_FAIL(err, PD_STOPPED, "left between two micro-batches, as asked");
-    return PD_OK;
+    enum { LEAVE = 1, SAVE = 2 };
+    struct pd_engine *e = s->e;
+    uint64_t wishes = e->should_leave && e->should_leave() ? LEAVE : 0;
+    if (s->split == PD_SPLIT_VALIDATION && e->should_save && e->should_save()) wishes |= SAVE;
+    if (e->own->comm) PD_TRY(pd_comm_all_reduce(e->own->comm, &wishes, 1, PD_REDUCE_OR_U64, err));
+    if (wishes & LEAVE) PD_FAIL(err, PD_STOPPED, "left between two micro-batches, as asked");
+    return wishes & SAVE ? e->save(e->save_context, err) : PD_OK;
 }
 
 /* Counts what will come from the neighbours, and starts the first of it. */
@@ -419,7 +422,7 @@ static pd_status run_schedule(struct step *s, struct pd_error *err)
 {
     const bool is_one_stage = s->e->grid.layout.pp == 1;
     pd_transformer_begin(s->e->transformer, s->learns);
-    if (!is_one_stage) PD_TRY(check_leave(s->e, err));
+    if (!is_one_stage) PD_TRY(check_wishes(s, err));
     if (s->first_slot == 0) PD_TRY(begin_loss(s->e, err));
     PD_TRY(begin_transfers(s, err));
     uint64_t since_ns = pd_clock_monotonic_ns(NULL);
@@ -427,7 +430,7 @@ static pd_status run_schedule(struct step *s, struct pd_error *err)
         const struct pd_action *a = &s->schedule->actions[i];
         const bool padding = is_padding(s, a->slot);
         const bool asks = a->unit == PD_ALL_UNITS || a->slot == 0;
-        if (is_one_stage && !a->is_backward && asks) PD_TRY(check_leave(s->e, err));
+        if (is_one_stage && !a->is_backward && asks) PD_TRY(check_wishes(s, err));
         const uint64_t begin = pd_trace_begin();
         pd_heartbeat_micro_batch(a->slot);
         PD_TRY(a->is_backward ? backward(s, a, padding, err) : forward(s, a, padding, err));
@@ -660,8 +663,8 @@ pd_status pd_step_compare(struct pd_engine *e, uint64_t first_sample, uint32_t m
     return run_apart(&s, &options, err);
 }
 
-/* Ranks look at a wish to leave before a micro-batch, or, where stages or micro-batches of a unit follow one another, before a
- * pass: then a pass has no more micro-batches than a step. */
+/* Ranks look at a wish to leave or to save before a micro-batch, or, where stages or micro-batches of a unit follow one
+ * another, before a pass: then a pass has no more micro-batches than a step. */
 pd_status pd_engine_validate(struct pd_engine *e, uint32_t sequences, double *ret_loss, struct pd_error *err)
 {
     const struct pd_layout *layout = &e->grid.layout;

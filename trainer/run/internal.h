@@ -48,6 +48,7 @@ struct run {
     struct pd_stragglers stragglers;
     struct pd_rollbacks *rollbacks; /* borrowed: they outlive the opening and closing that going back is */
     uint32_t saves;
+    struct pd_metrics_step *unwritten;  /* of the step whose validation runs; NULL: its line is written */
     double save_seconds, stall_seconds; /* of the saves that ended since the last line of metrics */
 };
 
@@ -57,5 +58,7 @@ void pd_run_close(struct run *r);
 /* loop.c: every step that is left, and the saves that are due.   errors  PD_STOPPED: a signal asked to leave, all is saved.
  * rollbacks->goes_back: the rank is to be closed and opened again, before that step. */
 PD_MUST_USE pd_status pd_run_steps(struct run *r, struct pd_error *err);
+/* For the engine: what a signal asks for in a validation.   run  a struct run. Collective. */
+PD_MUST_USE pd_status pd_run_save_in_validation(void *run, struct pd_error *err);
 /* After an opening for which rollbacks->doubts: returns what the ranks disagreed about. There is a checkpoint to go on from. */
 PD_MUST_USE pd_status pd_run_end_in_doubt(struct run *r, struct pd_error *err);

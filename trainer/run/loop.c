@@ -368,6 +368,23 @@ static pd_status save_if_due(struct run *r, enum pd_signal signal, struct pd_err
     return PD_OK;
 }
 
+/* The line of a step goes before its save. */
+pd_status pd_run_save_in_validation(void *run, struct pd_error *err)
+{
+    struct run *r = run;
+    enum pd_signal signal;
+    uint64_t finished;
+    PD_TRY(agree(r, &signal, &finished, err));
+    const pd_status saved = take_outcomes(r, finished, err);
+    if (r->unwritten && save_is_due(r, signal)) {
+        r->unwritten->kind = PD_METRICS_TO_VALIDATE;
+        write_metrics(r, r->unwritten);
+        r->unwritten = NULL;
+    }
+    PD_TRY(saved);
+    return signal == PD_SIGNAL_SAVE ? save_if_due(r, signal, err) : PD_OK; /* to leave, it comes back as PD_STOPPED */
+}
+
 /* Ranks disagree on gradients: what was computed since they agreed is not believed. Where the rank is that is wrong it alone
  * knows. */
 static pd_status doubt(struct run *r, struct pd_error *err)
@@ -419,10 +436,13 @@ static pd_status run_step(struct run *r, struct pd_error *err)
     if (signal >= PD_SIGNAL_SAVE_AND_LEAVE)
         PD_FAIL(err, PD_STOPPED, "asked to leave after step %llu", (unsigned long long)m.step);
     if (!validates) return PD_OK;
+    r->unwritten = saves_first ? NULL : &m;
     const pd_status validated = validate(r, &m.validation_loss, err);
-    m.kind = saves_first ? PD_METRICS_VALIDATED : PD_METRICS_STEP;
-    if (!saves_first && (!validated || validated == PD_STOPPED)) write_metrics(r, &m);
-    if (saves_first && !validated && r->metrics) pd_metrics_write(r->metrics, &m);
+    const bool is_written = !r->unwritten;
+    r->unwritten = NULL;
+    m.kind = is_written ? PD_METRICS_VALIDATED : PD_METRICS_STEP;
+    if (!is_written && (!validated || validated == PD_STOPPED)) write_metrics(r, &m);
+    if (is_written && !validated && r->metrics) pd_metrics_write(r->metrics, &m);
     return validated;
 }
 

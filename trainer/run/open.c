@@ -241,6 +241,9 @@ static pd_status build_engine(struct run *r, struct pd_error *err)
     PD_TRY(pd_thread_pool_new(r->threads, &r->pool, err));
     PD_TRY(pd_engine_new(&options, r->nccl ? r->nccl : r->comm, r->data, r->pool, r->arena, &r->engine, err));
     r->engine->should_leave = pd_signals_say_leave;
+    r->engine->should_save = pd_signals_say_save;
+    r->engine->save = pd_run_save_in_validation;
+    r->engine->save_context = r;
     if (is_gpu && rank == 0) log_kernels(r);
     return part_gathers(r, err);
 }

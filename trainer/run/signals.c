@@ -45,6 +45,11 @@ bool pd_signals_say_leave(void)
     return atomic_load(&wants_leave);
 }
 
+bool pd_signals_say_save(void)
+{
+    return atomic_load(&wants_save);
+}
+
 void pd_signals_ask_leave(void)
 {
     atomic_store(&wants_leave, 1);

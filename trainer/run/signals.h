@@ -16,6 +16,7 @@ PD_MUST_USE pd_status pd_signals_install(struct pd_error *err);
 
 enum pd_signal pd_signals_pending(void); /* the most urgent */
 bool pd_signals_say_leave(void);         /* a pd_should_stop: PD_SIGNAL_SAVE_AND_LEAVE is pending */
+bool pd_signals_say_save(void);          /* a save is asked for, whatever else is */
 void pd_signals_ask_leave(void);         /* as TERM does */
 /* A TERM of the parent, the starter of ranks, is noted in the heartbeat: it ends this rank because another one ended. */
 void pd_signals_mind_parent(void);
