@@ -121,13 +121,17 @@ enum pd_heartbeat_place pd_heartbeat_storage_begin(void)
 {
     struct pd_heartbeat *p = mine();
     if (p) COUNT(storage_waits);
-    return pd_heartbeat_enter(PD_HEARTBEAT_STORAGE);
+    const uint32_t place = p ? GET(place) : PD_HEARTBEAT_OPENING;
+    const bool says_why =
+        place == PD_HEARTBEAT_READING || place == PD_HEARTBEAT_SAVING || place == PD_HEARTBEAT_UPDATING_FILES;
+    return says_why ? place : pd_heartbeat_enter(PD_HEARTBEAT_STORAGE);
 }
 
 void pd_heartbeat_storage_end(enum pd_heartbeat_place before)
 {
     struct pd_heartbeat *p = mine();
     if (p) atomic_fetch_sub_explicit(&p->storage_waits, 1, memory_order_relaxed);
+    if (p) COUNT(storage_done);
     pd_heartbeat_enter(before);
 }
 

@@ -17,7 +17,7 @@ enum pd_heartbeat_place {
     PD_HEARTBEAT_READING,
     PD_HEARTBEAT_SAVING,
     PD_HEARTBEAT_UPDATING_FILES,
-    PD_HEARTBEAT_STORAGE, /* in a blocking call of ckpt/io */
+    PD_HEARTBEAT_STORAGE, /* in a call that may block on storage, for none of the reasons above */
     PD_HEARTBEAT_EXCHANGING,
     PD_HEARTBEAT_PLACES
 };
@@ -33,9 +33,10 @@ struct pd_heartbeat {
     _Atomic uint32_t exchanges;          /* under way */
     _Atomic uint32_t waits_for;          /* the rank that the exchange misses, plus 1; 0: none, or not for long */
     _Atomic uint32_t steps;              /* begun by this process */
-    _Atomic uint32_t storage_waits;      /* threads of the rank that are in blocking calls of ckpt/io */
+    _Atomic uint32_t storage_waits;      /* threads of the rank that are in calls which may block on storage */
     _Atomic uint32_t is_ended_by_parent; /* TERM came from the parent of this process, the starter of ranks */
     _Atomic uint32_t is_held;            /* stopped by a fault of a test: nobody's to end */
+    _Atomic uint64_t storage_done;       /* calls of those that have returned */
     _Atomic uint64_t operation[PD_HEARTBEAT_WORDS];
     _Atomic uint64_t storage[PD_HEARTBEAT_STORAGE_WORDS]; /* where the save under way writes; "": nowhere */
     _Atomic uint64_t beats;                               /* copies that were made for watchers of other hosts */
@@ -61,9 +62,17 @@ void pd_heartbeat_spent(
 void pd_heartbeat_exchange_begin(const char *operation);
 void pd_heartbeat_waits_for(uint32_t rank);
 void pd_heartbeat_exchange_end(void);
-/* Around a call that may block on storage; in every thread. Returns what end needs. */
+/* Around a call that may block on storage; in every thread. Returns what end needs. READING, SAVING and UPDATING_FILES stay:
+ * they say why. */
 enum pd_heartbeat_place pd_heartbeat_storage_begin(void);
 void pd_heartbeat_storage_end(enum pd_heartbeat_place before);
+/* STATEMENT may block on storage. It must not return from the function; errno stays what it makes it. */
+#define PD_ON_STORAGE(STATEMENT)                                                      \
+    do {                                                                              \
+        const enum pd_heartbeat_place pd_place_before = pd_heartbeat_storage_begin(); \
+        STATEMENT;                                                                    \
+        pd_heartbeat_storage_end(pd_place_before);                                    \
+    } while (0)
 void pd_heartbeat_ended_by_parent(void); /* of all ranks of this process; may be called in a signal handler */
 /* The directory of the tier that a save now writes to, by the thread that saves; "": none. */
 void pd_heartbeat_tier(const char *dir);

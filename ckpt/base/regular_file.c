@@ -1,5 +1,7 @@
 #include "ckpt/base/regular_file.h"
 
+#include "ckpt/base/heartbeat.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -11,7 +13,7 @@ static int open_retried(const char *path, int flags)
 {
     int fd;
     do {
-        fd = open(path, flags | O_CLOEXEC, 0666);
+        PD_ON_STORAGE(fd = open(path, flags | O_CLOEXEC, 0666));
     } while (fd < 0 && errno == EINTR);
     return fd;
 }
@@ -41,7 +43,7 @@ int pd_regular_open(const char *path, int flags, int *ret_fd)
     return result;
 }
 
-int pd_regular_append(int fd, const char *line, size_t bytes)
+static int append(int fd, const char *line, size_t bytes)
 {
     struct stat before, now;
     char last = '\n';
@@ -52,6 +54,13 @@ int pd_regular_append(int fd, const char *line, size_t bytes)
     if (written == (ssize_t)(parts[0].iov_len + bytes)) return 0;
     const int number = written < 0 ? errno : ENOSPC; /* a short write is a full disk */
     if (written > 0 && fstat(fd, &now) == 0 && now.st_size == before.st_size + written) (void)!ftruncate(fd, before.st_size);
+    return number;
+}
+
+int pd_regular_append(int fd, const char *line, size_t bytes)
+{
+    int number;
+    PD_ON_STORAGE(number = append(fd, line, bytes));
     return number;
 }
 

@@ -1,5 +1,6 @@
 /* Directories that are held open, for removing what is in them. Names below are reached from the open directory, one step at
  * a time, so that no symbolic link leads a removal to somebody else's files. */
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/io/vfs_ops.h"
 
 #include <errno.h>
@@ -16,7 +17,8 @@ static pd_status dir_open(struct pd_vfs *vfs, const struct pd_dir *parent, const
     const int length = snprintf(dir->path, sizeof dir->path, "%s%s%s", parent ? parent->path : "",
                                 parent && strcmp(parent->path, "/") != 0 ? "/" : "", name);
     const bool fits = length > 0 && (size_t)length < sizeof dir->path;
-    const int result = fits ? vfs->ops->dir_open(dir, parent, name) : ENAMETOOLONG;
+    int result = ENAMETOOLONG;
+    if (fits) PD_ON_STORAGE(result = vfs->ops->dir_open(dir, parent, name));
     if (!result) {
         *ret_dir = dir;
         return PD_OK;
@@ -52,14 +54,15 @@ pd_status pd_dir_open(struct pd_vfs *vfs, const char *path, const char *below, s
 void pd_dir_close(struct pd_dir *dir)
 {
     if (!dir) return;
-    dir->vfs->ops->dir_close(dir);
+    PD_ON_STORAGE(dir->vfs->ops->dir_close(dir));
     free(dir);
 }
 
 pd_status pd_dir_list(struct pd_dir *dir, struct pd_listing *ret_listing, struct pd_error *err)
 {
     struct pd_listing listing = {0};
-    const int result = dir->vfs->ops->dir_list(dir, &listing);
+    int result;
+    PD_ON_STORAGE(result = dir->vfs->ops->dir_list(dir, &listing));
     if (result) {
         pd_listing_deinit(&listing);
         PD_FAIL_ERRNO(err, result, "list directory %s", dir->path);
@@ -71,14 +74,16 @@ pd_status pd_dir_list(struct pd_dir *dir, struct pd_listing *ret_listing, struct
 
 pd_status pd_dir_unlink(struct pd_dir *dir, const char *name, struct pd_error *err)
 {
-    const int result = dir->vfs->ops->dir_unlink(dir, name, false);
+    int result;
+    PD_ON_STORAGE(result = dir->vfs->ops->dir_unlink(dir, name, false));
     if (result) PD_FAIL_ERRNO(err, result, "unlink %s/%s", dir->path, name);
     return PD_OK;
 }
 
 pd_status pd_dir_rmdir(struct pd_dir *dir, const char *name, struct pd_error *err)
 {
-    const int result = dir->vfs->ops->dir_unlink(dir, name, true);
+    int result;
+    PD_ON_STORAGE(result = dir->vfs->ops->dir_unlink(dir, name, true));
     if (result) PD_FAIL_ERRNO(err, result, "rmdir %s/%s", dir->path, name);
     return PD_OK;
 }
@@ -135,7 +140,8 @@ int pd_dir_open_by_path(struct pd_dir *dir, const struct pd_dir *parent, const c
     struct pd_stat stat;
     (void)name;
     if (parent && dir->vfs->ops->readlink(dir->vfs, dir->path, target) == 0) return ELOOP;
-    const int result = dir->vfs->ops->stat(dir->vfs, dir->path, &stat);
+    int result;
+    PD_ON_STORAGE(result = dir->vfs->ops->stat(dir->vfs, dir->path, &stat));
     return result ? result : stat.type == PD_ENTRY_DIRECTORY ? 0 : ENOTDIR;
 }
 

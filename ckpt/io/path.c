@@ -1,5 +1,6 @@
 /* The checked wrappers of everything that goes by a path. */
 #include "ckpt/base/grow.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/io/vfs_ops.h"
 
 #include <errno.h>
@@ -9,14 +10,16 @@
 
 pd_status pd_vfs_rename(struct pd_vfs *vfs, const char *from, const char *to, struct pd_error *err)
 {
-    int result = vfs->ops->rename(vfs, from, to);
+    int result;
+    PD_ON_STORAGE(result = vfs->ops->rename(vfs, from, to));
     if (result) return pd_error_set(err, pd_vfs_name_status(result), PD_WHERE, result, "rename %s to %s", from, to);
     return PD_OK;
 }
 
 pd_status pd_vfs_link(struct pd_vfs *vfs, const char *from, const char *to, struct pd_error *err)
 {
-    int result = vfs->ops->link(vfs, from, to);
+    int result;
+    PD_ON_STORAGE(result = vfs->ops->link(vfs, from, to));
     if (result == EPERM) /* what file systems without links answer */
         return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, result, "link %s as %s", from, to);
     if (result) return pd_error_set(err, pd_vfs_name_status(result), PD_WHERE, result, "link %s as %s", from, to);
@@ -25,7 +28,8 @@ pd_status pd_vfs_link(struct pd_vfs *vfs, const char *from, const char *to, stru
 
 pd_status pd_vfs_symlink(struct pd_vfs *vfs, const char *target, const char *path, struct pd_error *err)
 {
-    int result = vfs->ops->symlink(vfs, target, path);
+    int result;
+    PD_ON_STORAGE(result = vfs->ops->symlink(vfs, target, path));
     if (result == EPERM) /* what file systems without links answer */
         return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, result, "symbolic link %s to %s", path, target);
     if (result)
@@ -36,7 +40,8 @@ pd_status pd_vfs_symlink(struct pd_vfs *vfs, const char *target, const char *pat
 pd_status pd_vfs_readlink(struct pd_vfs *vfs, const char *path, char *ret_target, struct pd_error *err)
 {
     char target[PD_VFS_PATH_MAX];
-    int result = vfs->ops->readlink(vfs, path, target);
+    int result;
+    PD_ON_STORAGE(result = vfs->ops->readlink(vfs, path, target));
     if (result) PD_FAIL_ERRNO(err, result, "read the link %s", path);
     memcpy(ret_target, target, sizeof target);
     return PD_OK;
@@ -44,29 +49,32 @@ pd_status pd_vfs_readlink(struct pd_vfs *vfs, const char *path, char *ret_target
 
 pd_status pd_vfs_unlink(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
-    int result = vfs->ops->unlink(vfs, path);
+    int result;
+    PD_ON_STORAGE(result = vfs->ops->unlink(vfs, path));
     if (result) PD_FAIL_ERRNO(err, result, "unlink %s", path);
     return PD_OK;
 }
 
 pd_status pd_vfs_mkdir(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
-    int result = vfs->ops->mkdir(vfs, path);
+    int result;
+    PD_ON_STORAGE(result = vfs->ops->mkdir(vfs, path));
     if (result) return pd_error_set(err, pd_vfs_name_status(result), PD_WHERE, result, "mkdir %s", path);
     return PD_OK;
 }
 
 pd_status pd_vfs_rmdir(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
-    int result = vfs->ops->rmdir(vfs, path);
+    int result;
+    PD_ON_STORAGE(result = vfs->ops->rmdir(vfs, path));
     if (result) return pd_error_set(err, pd_vfs_name_status(result), PD_WHERE, result, "rmdir %s", path);
     return PD_OK;
 }
 
 pd_status pd_vfs_sync_dir(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
-    pd_vfs_count_flush(vfs);
-    int result = vfs->ops->sync_dir(vfs, path);
+    int result;
+    PD_ON_STORAGE(pd_vfs_count_flush(vfs); result = vfs->ops->sync_dir(vfs, path));
     if (result) PD_FAIL_ERRNO(err, result, "sync directory %s", path);
     return PD_OK;
 }
@@ -74,7 +82,8 @@ pd_status pd_vfs_sync_dir(struct pd_vfs *vfs, const char *path, struct pd_error 
 pd_status pd_vfs_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_stat, struct pd_error *err)
 {
     struct pd_stat st;
-    int result = vfs->ops->stat(vfs, path, &st);
+    int result;
+    PD_ON_STORAGE(result = vfs->ops->stat(vfs, path, &st));
     if (result) PD_FAIL_ERRNO(err, result, "stat %s", path);
     *ret_stat = st;
     return PD_OK;
@@ -83,7 +92,8 @@ pd_status pd_vfs_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_
 pd_status pd_vfs_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space, struct pd_error *err)
 {
     struct pd_space space;
-    int result = vfs->ops->space(vfs, path, &space);
+    int result;
+    PD_ON_STORAGE(result = vfs->ops->space(vfs, path, &space));
     if (result) PD_FAIL_ERRNO(err, result, "free space of the file system of %s", path);
     *ret_space = space;
     return PD_OK;
@@ -128,7 +138,8 @@ bool pd_vfs_is_in_memory(struct pd_vfs *vfs, const char *path)
 pd_status pd_vfs_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing, struct pd_error *err)
 {
     struct pd_listing listing = {0};
-    int result = vfs->ops->list(vfs, path, &listing);
+    int result;
+    PD_ON_STORAGE(result = vfs->ops->list(vfs, path, &listing));
     if (result) {
         pd_listing_deinit(&listing);
         PD_FAIL_ERRNO(err, result, "list directory %s", path);
@@ -156,7 +167,7 @@ pd_status pd_vfs_lock(struct pd_vfs *vfs, const char *path, struct pd_lock **ret
     int result = lock && copy ? 0 : ENOMEM;
     if (!result) {
         *lock = (struct pd_lock){.vfs = vfs, .path = copy, .fd = -1};
-        result = vfs->ops->lock(vfs, path, lock);
+        PD_ON_STORAGE(result = vfs->ops->lock(vfs, path, lock));
     }
     if (result) {
         free(lock);
@@ -174,7 +185,7 @@ pd_status pd_vfs_lock(struct pd_vfs *vfs, const char *path, struct pd_lock **ret
 void pd_vfs_unlock(struct pd_lock *lock)
 {
     if (!lock) return;
-    lock->vfs->ops->unlock(lock);
+    PD_ON_STORAGE(lock->vfs->ops->unlock(lock));
     free(lock->path);
     free(lock);
 }

@@ -99,15 +99,16 @@ static int submit_some(struct pd_queue *queue, struct pd_transfer *const *transf
     }
     *ret_taken = batch;
     queue->in_flight += batch;
-    return queue->ops->submit(queue, transfers, batch);
+    int result;
+    PD_ON_STORAGE(result = queue->ops->submit(queue, transfers, batch));
+    return result;
 }
 
 static int reap_some(struct pd_queue *queue, bool wait)
 {
     if (!wait) return queue->ops->reap(queue, false);
-    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
-    const int result = queue->ops->reap(queue, true);
-    pd_heartbeat_storage_end(before);
+    int result;
+    PD_ON_STORAGE(result = queue->ops->reap(queue, true));
     return result;
 }
 

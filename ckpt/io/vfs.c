@@ -88,7 +88,9 @@ static void log_buffered(struct pd_file *file, const char *when)
     static uint64_t devices[LOGGED_MAX];
     static uint32_t count;
     struct pd_stat st = {0};
-    if (file->vfs->ops->file_stat(file, &st) != 0) return;
+    int result;
+    PD_ON_STORAGE(result = file->vfs->ops->file_stat(file, &st));
+    if (result) return;
     pthread_mutex_lock(&mutex);
     bool is_logged = count == LOGGED_MAX;
     for (uint32_t i = 0; i < count; i++)
@@ -141,9 +143,8 @@ pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, str
     }
     *file = (struct pd_file){.vfs = vfs, .path = copy, .flags = flags, .fd = -1};
     bool refused = false;
-    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
-    int result = open_slot(file, &refused);
-    pd_heartbeat_storage_end(before);
+    int result;
+    PD_ON_STORAGE(result = open_slot(file, &refused));
     if (result) {
         free(file);
         free(copy);
@@ -159,9 +160,8 @@ pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, str
 
 pd_status pd_file_close(struct pd_file *file, struct pd_error *err)
 {
-    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
-    int result = file->vfs->ops->close(file);
-    pd_heartbeat_storage_end(before);
+    int result;
+    PD_ON_STORAGE(result = file->vfs->ops->close(file));
     pd_status status = PD_OK;
     if (result) status = pd_error_set(err, pd_status_from_errno(result), PD_WHERE, result, "close %s", file->path);
     free(file->path);
@@ -238,9 +238,8 @@ pd_status pd_file_read(struct pd_file *file, uint64_t offset, void *data, uint64
     PD_TRY(check_aligned(file, "read", offset, data, bytes, err));
     uint64_t moved = 0;
     const uint64_t begin = pd_trace_begin();
-    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
-    int result = pd_file_move(file, false, offset, data, bytes, &moved);
-    pd_heartbeat_storage_end(before);
+    int result;
+    PD_ON_STORAGE(result = pd_file_move(file, false, offset, data, bytes, &moved));
     pd_trace_end(begin, "io", "read", moved);
     atomic_fetch_add(&file->vfs->bytes_read, moved);
     if (result == PD_MOVE_END_OF_FILE)
@@ -258,9 +257,8 @@ pd_status pd_file_write(struct pd_file *file, uint64_t offset, const void *data,
     PD_TRY(check_aligned(file, "write", offset, data, bytes, err));
     uint64_t moved = 0;
     const uint64_t begin = pd_trace_begin();
-    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
-    int result = pd_file_move(file, true, offset, (void *)(uintptr_t)data, bytes, &moved);
-    pd_heartbeat_storage_end(before);
+    int result;
+    PD_ON_STORAGE(result = pd_file_move(file, true, offset, (void *)(uintptr_t)data, bytes, &moved));
     pd_trace_end(begin, "io", "write", moved);
     atomic_fetch_add(&file->vfs->bytes_written, moved);
     if (result) PD_FAIL_ERRNO(err, result, "write %s: %" PRIu64 " bytes at %" PRIu64, file->path, bytes, offset);
@@ -272,7 +270,8 @@ pd_status pd_file_preallocate(struct pd_file *file, uint64_t bytes, struct pd_er
     PD_TRY(check_believed(file, "preallocate", err));
     PD_TRY(check_extent(file, "preallocate", 0, bytes, err));
     if (bytes == 0) return PD_OK;
-    int result = file->vfs->ops->preallocate(file, bytes);
+    int result;
+    PD_ON_STORAGE(result = file->vfs->ops->preallocate(file, bytes));
     if (result) PD_FAIL_ERRNO(err, result, "preallocate %s: %" PRIu64 " bytes", file->path, bytes);
     return PD_OK;
 }
@@ -281,7 +280,8 @@ pd_status pd_file_truncate(struct pd_file *file, uint64_t bytes, struct pd_error
 {
     PD_TRY(check_believed(file, "truncate", err));
     PD_TRY(check_extent(file, "truncate", 0, bytes, err));
-    int result = file->vfs->ops->truncate(file, bytes);
+    int result;
+    PD_ON_STORAGE(result = file->vfs->ops->truncate(file, bytes));
     if (result) PD_FAIL_ERRNO(err, result, "truncate %s to %" PRIu64 " bytes", file->path, bytes);
     return PD_OK;
 }
@@ -290,10 +290,8 @@ pd_status pd_file_sync(struct pd_file *file, struct pd_error *err)
 {
     PD_TRY(check_believed(file, "sync", err));
     const uint64_t begin = pd_trace_begin();
-    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
-    pd_vfs_count_flush(file->vfs);
-    int result = file->vfs->ops->sync(file);
-    pd_heartbeat_storage_end(before);
+    int result;
+    PD_ON_STORAGE(pd_vfs_count_flush(file->vfs); result = file->vfs->ops->sync(file));
     pd_trace_end(begin, "io", "sync", 0);
     if (!result) return PD_OK;
     atomic_store(&file->sync_failed, true);
@@ -303,7 +301,8 @@ pd_status pd_file_sync(struct pd_file *file, struct pd_error *err)
 pd_status pd_file_stat(struct pd_file *file, struct pd_stat *ret_stat, struct pd_error *err)
 {
     struct pd_stat st;
-    int result = file->vfs->ops->file_stat(file, &st);
+    int result;
+    PD_ON_STORAGE(result = file->vfs->ops->file_stat(file, &st));
     if (result) PD_FAIL_ERRNO(err, result, "stat %s", file->path);
     *ret_stat = st;
     return PD_OK;

@@ -1,5 +1,6 @@
 #include "trainer/data/data_file.h"
 
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/scheme.h"
 
 #include <errno.h>
@@ -23,7 +24,8 @@ static pd_status check_kind(int fd, const char *path, bool may_be_empty, uint64_
 pd_status pd_data_file_open(const char *path, bool may_be_empty, int *ret_fd, uint64_t *ret_bytes, struct pd_error *err)
 {
     PD_TRY(pd_scheme_check("data", path, PD_INVALID, err));
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer must not block; files do not care */
+    int fd;
+    PD_ON_STORAGE(fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)); /* a pipe without a writer must not block */
     if (fd < 0) PD_FAIL_ERRNO(err, errno, "%s cannot be read", path);
     pd_status status = check_kind(fd, path, may_be_empty, ret_bytes, err);
     if (status) {
@@ -38,7 +40,8 @@ pd_status pd_data_file_read(int fd, const char *path, uint64_t offset, void *dat
 {
     char *at = data;
     while (bytes) {
-        ssize_t got = pread(fd, at, bytes, (off_t)offset);
+        ssize_t got;
+        PD_ON_STORAGE(got = pread(fd, at, bytes, (off_t)offset));
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) PD_FAIL_ERRNO(err, errno, "%s: reading at byte %" PRIu64, path, offset);
         if (got == 0)

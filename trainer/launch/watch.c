@@ -17,8 +17,9 @@
 struct rank {
     int process; /* 0: not known */
     const struct pd_heartbeat *heartbeat, *mapped;
-    uint32_t mapped_count;             /* of the first rank of a process */
-    double cpu_seconds;                /* at cpu_ns */
+    uint32_t mapped_count; /* of the first rank of a process */
+    double cpu_seconds;    /* at cpu_ns, and so is storage_done */
+    uint64_t storage_done;
     struct pd_remote_heartbeat *heard; /* of another host, owned; NULL: never */
     uint64_t heard_ns, period_ns;
 };
@@ -261,29 +262,43 @@ static bool is_storage(const struct pd_heartbeat *p)
            place == PD_HEARTBEAT_STORAGE;
 }
 
+/* Another thread of the rank waits for storage, perhaps with a lock that the thread which trains waits for. Since cpu_ns its calls
+ * took more than a second each: storage that answers sooner holds up nobody. */
+static bool is_behind_storage(const struct pd_launch_watch *w, uint32_t rank)
+{
+    const struct pd_heartbeat *p = fresh(w, &w->ranks[rank]);
+    if (!p || !GET(p, storage_waits)) return false;
+    return (double)(GET(p, storage_done) - w->ranks[rank].storage_done) <= (double)(w->now_ns - w->cpu_ns) * 1e-9;
+}
+
 /* A rank that waits for its storage holds up all others, also those that seem to wait for one another. */
 static uint32_t find_in_storage(const struct pd_launch_watch *w)
 {
+    bool all_wait = true; /* for one another */
     for (uint32_t r = 0; r < w->count; r++) {
         const struct pd_heartbeat *p = fresh(w, &w->ranks[r]);
         if (p && is_storage(p)) return r;
+        all_wait = all_wait && p && GET(p, waits_for);
     }
+    for (uint32_t r = 0; r < w->count; r++)
+        if (is_behind_storage(w, r) && (all_wait || !GET(w->ranks[r].heartbeat, waits_for))) return r;
     return NO_RANK;
 }
 
-static void describe(const struct pd_launch_watch *w, uint32_t rank, double seconds, bool stopped,
+static void describe(const struct pd_launch_watch *w, uint32_t rank, double seconds, bool stopped, bool is_in_storage,
                      struct pd_launch_hang *ret)
 {
     char place[320] = "", kernel[240] = "", process[48 + PD_MESSAGE_HOST_BYTES] = "";
     const struct rank *r = &w->ranks[rank];
     snprintf(place, sizeof place, "%s", r->process ? "its beginning" : "on another host");
-    *ret = (struct pd_launch_hang){.rank = rank, .is_known = r->process > 0};
+    *ret = (struct pd_launch_hang){.rank = rank, .is_known = r->process > 0, .is_storage = is_in_storage};
     const struct pd_heartbeat *said = fresh(w, r);
     if (r->heard && !said)
         snprintf(place, sizeof place, "on another host, and has said nothing for %.0f s", (double)silence_ns(w, r) * 1e-9);
     if (said) {
-        ret->is_storage = !stopped && is_storage(said);
         describe_place(r->heartbeat, place, sizeof place);
+        if (is_in_storage && !is_storage(said))
+            strncat(place, ", while another thread of it waits for storage", sizeof place - strlen(place) - 1);
     }
     if (r->process) {
         if (!stopped)
@@ -356,7 +371,7 @@ static bool finds_stopped_at_start(struct pd_launch_watch *w, struct pd_launch_h
     const uint64_t waited_ns = w->now_ns - w->stopped_ns;
     if (waited_ns < w->floor_ns) return false;
     w->stopped_ns = 0;
-    describe(w, rank, (double)waited_ns * 1e-9, true, ret_hang);
+    describe(w, rank, (double)waited_ns * 1e-9, true, false, ret_hang);
     return true;
 }
 
@@ -392,8 +407,10 @@ bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_
     if (!w->is_cpu_known && waited_ns > limit / 2) { /* not at every completion: reading it costs */
         w->is_cpu_known = true;
         w->cpu_ns = now_ns;
-        for (uint32_t r = 0; r < w->count; r++)
-            w->ranks[r].cpu_seconds = cpu_seconds(&w->ranks[r]);
+        for (struct rank *r = w->ranks; r < w->ranks + w->count; r++) {
+            r->cpu_seconds = cpu_seconds(r);
+            if (r->heartbeat) r->storage_done = GET(r->heartbeat, storage_done);
+        }
     }
     if (waited_ns < limit || is_any_late(w)) return false;
     const uint32_t stopped = find_stopped(w, &are_all);
@@ -408,7 +425,7 @@ bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_
     const bool is_busy =
         r->heartbeat && !GET(r->heartbeat, exchanges) && used > BUSY_SHARE * (double)(now_ns - w->cpu_ns) * 1e-9;
     if (stopped == NO_RANK && storage == NO_RANK && is_busy && waited_ns < BUSY_FACTOR * limit) return false;
-    describe(w, rank, (double)(now_ns - w->done_ns) * 1e-9, stopped != NO_RANK, ret_hang);
+    describe(w, rank, (double)(now_ns - w->done_ns) * 1e-9, stopped != NO_RANK, storage != NO_RANK, ret_hang);
     w->moved_ns = now_ns;
     w->is_cpu_known = false;
     return true;

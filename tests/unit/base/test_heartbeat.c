@@ -77,9 +77,12 @@ Test(heartbeat, where_a_rank_is)
     pd_heartbeat_spent(spent);
     cr_assert(spent[PD_HEARTBEAT_COMPUTING] > 0 && spent[PD_HEARTBEAT_SAVING] == 0);
     const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
-    cr_assert(before == PD_HEARTBEAT_SAVING && seen->place == PD_HEARTBEAT_STORAGE && seen->storage_waits == 1);
+    cr_assert(before == PD_HEARTBEAT_SAVING && seen->place == PD_HEARTBEAT_SAVING && seen->storage_waits == 1);
     pd_heartbeat_storage_end(before);
-    cr_assert(seen->step == 4 && seen->place == PD_HEARTBEAT_SAVING && seen->storage_waits == 0);
+    cr_assert(seen->step == 4 && seen->place == PD_HEARTBEAT_SAVING && seen->storage_waits == 0 && seen->storage_done == 1);
+    pd_heartbeat_enter(PD_HEARTBEAT_COMPUTING);
+    PD_ON_STORAGE(cr_assert_eq(seen->place, PD_HEARTBEAT_STORAGE));
+    cr_assert(seen->place == PD_HEARTBEAT_COMPUTING && seen->storage_done == 2);
     cr_assert_eq(seen->is_ended_by_parent, 0);
     pd_heartbeat_ended_by_parent();
     cr_assert_eq(seen->is_ended_by_parent, 1);

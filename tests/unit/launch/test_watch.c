@@ -4,6 +4,7 @@
 #include "ckpt/base/rank.h"
 
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -269,6 +270,68 @@ Test(watch, a_rank_that_waits_for_its_storage_is_named_and_no_other)
     pd_heartbeat_storage_end(before);
     expect_hang(0, "rank 0");
     cr_expect_not(hang.is_storage);
+    pd_launch_watch_free(watch);
+}
+
+/* In its own name, as a thread of the rank that does not train. */
+static void *wait_for_storage(void *rank)
+{
+    as(*(const uint32_t *)rank);
+    pd_heartbeat_storage_begin();
+    return NULL;
+}
+
+static void wait_for_storage_beside(uint32_t rank)
+{
+    pthread_t thread;
+    cr_assert_eq(pthread_create(&thread, NULL, wait_for_storage, &rank), 0);
+    pthread_join(thread, NULL);
+}
+
+/* A saver that renames has the lock of the pool, and the thread that trains needs a file from there. */
+Test(watch, a_rank_that_waits_for_a_thread_which_waits_for_storage)
+{
+    set_up_with(RANKS);
+    wait_for(0, 1);
+    wait_for(2, 1);
+    wait_for_storage_beside(1);
+    now += S;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    expect_hang(1, "computing, while another thread of it waits for storage");
+    cr_expect(hang.is_storage);
+    pd_launch_watch_free(watch);
+}
+
+Test(watch, who_waits_for_a_rank_that_hangs_may_wait_for_storage_beside)
+{
+    set_up_with(RANKS);
+    wait_for(0, 1);
+    wait_for(2, 1);
+    wait_for_storage_beside(0);
+    now += S;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    expect_hang(1, "computing");
+    cr_expect_not(hang.is_storage);
+    pd_launch_watch_free(watch);
+}
+
+/* A copy into another tier goes on beside a rank that hangs. */
+Test(watch, storage_that_answers_holds_up_nobody)
+{
+    set_up_with(RANKS);
+    wait_for(0, 1);
+    wait_for(2, 1);
+    wait_for_storage_beside(1);
+    now += S;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    now += 17 * S;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    as(1);
+    for (int i = 0; i < 1000; i++)
+        PD_ON_STORAGE((void)i);
+    now += 13 * S;
+    cr_assert(pd_launch_watch_look(watch, now, &hang));
+    cr_expect(hang.rank == 1 && !hang.is_storage, "%s", hang.text);
     pd_launch_watch_free(watch);
 }
 
