@@ -8,7 +8,7 @@ build="gcc g++ make cmake ninja-build pkg-config libhdf5-dev liburing-dev libope
   libxxhash-dev libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev libmicrohttpd-dev libssl-dev libdnnl-dev libcriterion-dev"
 run="openmpi-bin hdf5-tools"
 text="bible-kjv bible-kjv-text"
-test="clang-format python3 python3-venv procps slurm-wlm munge"
+test="clang-format python3 python3-venv procps slurm-wlm munge fuse3 libfuse3-dev"
 coverage="gcovr"
 
 missing=()

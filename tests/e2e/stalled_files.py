@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""A file system that stalls (helpers/stalling_files.c) is no hung rank: while reads of data, state in files, saves, metrics or the reading of a
+checkpoint wait for it, nobody is blamed and nobody is ended, the log says which rank waits for storage, and the run ends with the bits of one that
+never waited.
+
+By default each stall takes 14 s and a hang 5 s; with PERDURE_TEST_SCALE of 10 or more, 45 and 150 s too. Arguments: PERDURE STALLING_FILES."""
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import harness
+
+CONFIG = """
+run: {{seed: 3, steps: 1000000}}
+model: {{family: llama, vocab: 256, context: 64, layers: 2, hidden: 192, heads: 4, head_size: 48, ffn: 600}}
+data: {{train: [{{path: {data}}}], validation_fraction: 0}}
+batch: {{sequences: 6, micro_batch: 1, context: 64}}
+optimizer: {{warmup_steps: 2, decay_steps: 100000}}
+checkpoint: {{every: 3, keep_last: 2}}
+layout: {{ranks: 2, threads: 1}}
+restart: {{hang_seconds: 5, open_seconds: 5}}
+"""
+STALLS = [("read /state/text.txt", "* /saves/checkpoints*"), ("names /state/checkpoints/pool-*/generation-*", "write /saves/run/metrics.jsonl"),
+          ("* /state/checkpoints/pool-*/generation-*", "read /saves/checkpoints/step-*/shard-*")]
+NVME = ["offload.optimizer=nvme", "offload.buffer_bytes=4M"]
+BLAME = re.compile(r"ending it|restart 1|lost|failed|died|does not end|gone", re.I)
+
+
+class Stalling:
+    """A directory behind a file system that stalls on demand."""
+
+    def __init__(self, workspace, helper):
+        self.path, self.control = workspace.directory("mount"), workspace.directory("control")
+        directory = workspace.directory("files")
+        os.makedirs(directory)
+        os.makedirs(self.path)
+        with open(self.control + ".log", "wb") as log:
+            self.process = subprocess.Popen([helper, directory, self.path, self.control], stderr=log)
+        harness.wait_for(lambda: os.path.ismount(self.path) or self.process.poll() is not None, "a mount")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.process.terminate()
+        self.process.wait()
+        subprocess.run(["umount", "-l", self.path], stderr=subprocess.DEVNULL, check=False)
+
+    def hold(self, lines):
+        with open(self.control + ".new", "w", encoding="utf-8") as f:
+            f.write("".join(line + "\n" for line in lines))
+        os.rename(self.control + ".new", self.control)
+
+    def let_go(self):
+        if os.path.exists(self.control):
+            os.unlink(self.control)
+
+
+class Run:
+    """In the directory `name` of the mount, with text, checkpoints and run.dir of its own there."""
+
+    def __init__(self, workspace, config, files, name, *words):
+        self.name, self.files, self.workspace, self.config = name, files, workspace, config
+        place = os.path.join(files.path, name)
+        self.directory, self.log_path = os.path.join(place, "run"), workspace.directory(name) + ".log"
+        os.makedirs(place)
+        with open(os.path.join(place, "text.txt"), "w", encoding="utf-8") as f:
+            f.write(harness.text_of(50000))
+        self.command = [workspace.perdure, "train", config, f"run.dir={self.directory}", f"data.train[0].path={place}/text.txt",
+                        f"checkpoint.dir={place}/checkpoints", *words]
+
+    def start(self):
+        with open(self.log_path, "a", encoding="utf-8") as log:
+            self.process = subprocess.Popen(self.command, env=dict(os.environ, PERDURE_PROGRESS="off"), stdout=log, stderr=log)
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.files.let_go()  # nobody who waits there can be killed
+        self.process.kill()
+        self.process.wait()
+
+    def waited(self):
+        """Where a save has its copy already, training goes on, and the save is waited for."""
+        return [line for line in harness.read(self.log_path).split("\n") if "Its storage is slow or stuck" in line]
+
+    def fail(self, why):
+        raise harness.Failure(f"{self.name}: {why}\n{harness.read(self.log_path)}")
+
+    def look(self, doing):
+        blamed = BLAME.search(harness.read(self.log_path))
+        if blamed:
+            self.fail(f'"{blamed[0]}" while {doing}')
+        if self.process.poll() is not None:
+            self.fail(f"exit {self.process.returncode} while {doing}")
+
+    def leave(self):
+        self.process.send_signal(signal.SIGTERM)
+        if self.process.wait(timeout=harness.PATIENCE) != 75 or BLAME.search(harness.read(self.log_path)):
+            self.fail(f"left with exit {self.process.returncode}")
+
+    def compare(self):
+        found, plain = harness.losses(self.directory), self.workspace.directory("plain")
+        self.workspace.train(self.config, plain, [f"run.steps={max(found)}", "restart.hang_seconds=30", "layout.ranks=1"])
+        if found != harness.losses(plain):
+            self.fail("other bits than without a stall")
+
+
+def wait(runs, condition, doing):
+    def look():
+        for run in runs:
+            run.look(doing)
+        return all(condition(run) for run in runs)
+
+    harness.wait_for(look, doing, 0.1)
+
+
+def steps(runs, more=4):
+    done = {run: harness.steps_done(run.directory) for run in runs}
+    wait(runs, lambda run: harness.steps_done(run.directory) >= done[run] + more, "it goes on")
+
+
+def stall(files, seconds, lines):
+    """What each run waits for, until it has waited for so long and its log has named the rank that waits."""
+    before, until = {run: len(run.waited()) for run in lines}, time.monotonic() + seconds
+    files.hold(lines.values())
+    wait(lines, lambda run: time.monotonic() > until and len(run.waited()) > before[run], f"{list(lines.values())} are held")
+    files.let_go()
+    for run, line in lines.items():
+        print(f"{seconds} s, {line}: {run.waited()[-1]}", flush=True)
+
+
+def stalls(workspace, config, files):
+    """Each stall is of a start of its own: what took long before is waited for longer."""
+    runs = state, saves = Run(workspace, config, files, "state", *NVME), Run(workspace, config, files, "saves")
+    for seconds in [14, 45, 150] if harness.scale() >= 10 else [14]:
+        for held in STALLS:
+            is_early = held[1].startswith("read")  # of the checkpoint that it resumes from
+            files.hold([held[1]] if is_early else [])
+            with state.start(), saves.start():
+                steps([state] if is_early else runs)
+                stall(files, seconds, dict(zip(runs, held)))
+                steps(runs)
+                for run in runs:
+                    run.leave()
+    for run in runs:
+        run.compare()
+
+
+def body(workspace, arguments):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    if not os.path.exists(arguments[0]) or not os.access("/dev/fuse", os.W_OK):
+        print("skipped: there is no libfuse3 to build with, or no /dev/fuse")
+        sys.exit(77)
+    config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(50000))))
+    with Stalling(workspace, arguments[0]) as files:
+        if files.process.poll() is not None:
+            print(f"skipped: mounting is refused here: {harness.read(files.control + '.log')}")
+            sys.exit(77)
+        stalls(workspace, config, files)
+
+
+if __name__ == "__main__":
+    harness.main(body)
