@@ -262,7 +262,7 @@ static bool is_storage(const struct pd_heartbeat *p)
            place == PD_HEARTBEAT_STORAGE;
 }
 
-/* Another thread of the rank waits for storage, perhaps with a lock that the thread which trains waits for. Since cpu_ns its calls
+/* Another thread of the rank waits for storage, perhaps with a lock that the thread which trains needs. Since cpu_ns its calls
  * took more than a second each: storage that answers sooner holds up nobody. */
 static bool is_behind_storage(const struct pd_launch_watch *w, uint32_t rank)
 {
