@@ -26,6 +26,7 @@ KINDS = ["", "HELLO", "CHALLENGE", "PROOF", "BEGUN", "READY", "TRAINING", "SAVED
          "REFUSED", "ACK", "WATCH"]  # trainer/status/message.h
 UNSEALED = ("HELLO", "CHALLENGE", "PROOF")
 MAC = 16
+ANSWERS = ("CONFIG", "READY", "WATCH")  # to BEGUN, CONFIG and RELAY
 # What the proxy does to the messages of each kind, one after the other.
 TRICKS = {"HELLO": ["change"], "CHALLENGE": ["change"], "PROOF": ["change"], "BEGUN": ["change", "drop", "add"], "CONFIG": ["change", "add"],
           "READY": ["repeat"], "RELAY": ["change", "repeat"], "WATCH": ["change", "add"], "HEARTBEAT": ["change", "repeat", "drop", "add"],
@@ -65,10 +66,21 @@ class Proxy:
         self.first = b""  # what the first rank sent that was believed: to be sent once more
         self.done = []
 
-    def play(self, kind, data):
+    def watch(self, link, source, kind):
+        """Whoever hears a sealed message that was tampered with ends the connection: he does not answer it, nor hears 20 more. Of two that
+        are the same the first is believed."""
+        link["after"] += 1
+        is_answered = source is not link["source"] and kind in ANSWERS and link["trick"] and not link["trick"].endswith("repeat")
+        if link["trick"] and (link["after"] > 20 or is_answered):
+            self.note(f"believed: {link['trick']}")
+
+    def play(self, link, source, kind, data):
         """What goes on instead of a message."""
         with self.lock:
+            self.watch(link, source, kind)
             trick = self.todo[kind].pop(0) if self.todo.get(kind) else None
+            if trick and kind not in UNSEALED:
+                link.update(trick=f"{kind} {trick}", source=source, after=0)
             with open(os.path.join(self.directory, "traffic"), "ab") as f:
                 f.write(data)
             if trick:
@@ -88,7 +100,7 @@ class Proxy:
             json.dump(self.done, f)
         os.rename(path + ".new", path)
 
-    def pass_on(self, source, to):
+    def pass_on(self, link, source, to):
         sent = b""
         try:
             while True:
@@ -98,9 +110,11 @@ class Proxy:
                     is_first = kind_of(data) == "BEGUN" and not self.first
                     if is_first:
                         self.first = sent
-                to.sendall(self.play(kind_of(data), data))
-                if is_first:
-                    self.say_again()
+                try:
+                    to.sendall(self.play(link, source, kind_of(data), data))
+                finally:  # its PROOF may have been changed, and this connection be over
+                    if is_first:
+                        self.say_again()
         except (EOFError, OSError):
             pass
         for connection in (source, to):
@@ -133,7 +147,8 @@ class Proxy:
                 except OSError:
                     rank.close()
                     continue
-                for ends in ((rank, launcher), (launcher, rank)):
+                link = {"trick": None, "source": None, "after": 0}
+                for ends in ((link, rank, launcher), (link, launcher, rank)):
                     threading.Thread(target=self.pass_on, args=ends, daemon=True).start()
 
 
@@ -241,7 +256,13 @@ def between(bench):
         return json.loads(harness.read(path)) if os.path.exists(path) else []
 
     wanted = {f"{kind} {trick}" for kind, tricks in TRICKS.items() for trick in tricks} | {"all again"}
-    bench.wait(run, lambda: wanted - set(done()) == {"ENDED change"}, "every trick was tried")
+
+    def believed():
+        return [what for what in done() if what.startswith("believed")]
+
+    bench.wait(run, lambda: believed() or wanted - set(done()) == {"ENDED change"}, "every trick was tried")
+    if believed():
+        bench.fail(f"what the proxy made of a message was {believed()[0]}")
     secret = secret_of(bench)
     undisturbed(bench, run)
     bench.leave(run)
