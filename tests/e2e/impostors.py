@@ -78,7 +78,7 @@ class Proxy:
         """What goes on instead of a message."""
         with self.lock:
             self.watch(link, source, kind)
-            trick = self.todo[kind].pop(0) if self.todo.get(kind) else None
+            trick = self.todo[kind].pop(0) if self.todo.get(kind) and not link["trick"] else None
             if trick and kind not in UNSEALED:
                 link.update(trick=f"{kind} {trick}", source=source, after=0)
             with open(os.path.join(self.directory, "traffic"), "ab") as f:
