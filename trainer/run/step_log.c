@@ -1,5 +1,6 @@
 #include "trainer/run/step_log.h"
 
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/regular_file.h"
 
@@ -79,7 +80,7 @@ pd_status pd_step_log_newest(struct pd_group *group, const char *run_dir, struct
     struct pd_step_line mine = {.run = 0}, newest = {.run = 0};
     double ignored;
     void *all = NULL;
-    if (run_dir) read_lines(run_dir, NULL, &mine, &ignored);
+    if (run_dir) PD_ON_STORAGE(read_lines(run_dir, NULL, &mine, &ignored));
     PD_TRY(pd_group_gather_all(group, &mine, sizeof mine, &all, err));
     for (uint32_t r = 0; r < group->size; r++)
         if (is_newer((struct pd_step_line *)all + r, &newest)) newest = ((struct pd_step_line *)all)[r];
@@ -93,7 +94,7 @@ pd_status pd_step_log_find(struct pd_group *group, const char *run_dir, struct p
     struct pd_step_line ignored = {.run = 0};
     double mine = 0;
     void *all = NULL;
-    if (run_dir) read_lines(run_dir, line, &ignored, &mine);
+    if (run_dir) PD_ON_STORAGE(read_lines(run_dir, line, &ignored, &mine));
     PD_TRY(pd_group_gather_all(group, &mine, sizeof mine, &all, err));
     for (uint32_t r = 0; r < group->size; r++)
         if (((double *)all)[r] > line->time) line->time = ((double *)all)[r];
@@ -156,12 +157,13 @@ pd_status pd_step_log_open(struct pd_group *group, const char *run_dir, const st
                            struct pd_step_log *ret_log, struct pd_error *err)
 {
     const bool is_root = group->rank == 0;
-    const int number = is_root ? open_file(run_dir, first, ret_log) : 0;
+    int number = 0;
+    if (is_root) PD_ON_STORAGE(number = open_file(run_dir, first, ret_log));
     if (number)
         pd_log_warn(MODULE, "%s/last-steps: after a loss nobody will know how many steps are lost: %s", run_dir,
                     strerror(number));
     PD_TRY(pd_group_barrier(group, err));
-    if (!is_root && run_dir && !has_line(run_dir, first)) (void)open_file(run_dir, first, ret_log);
+    if (!is_root && run_dir) PD_ON_STORAGE(if (!has_line(run_dir, first))(void) open_file(run_dir, first, ret_log));
     return PD_OK;
 }
 
@@ -170,7 +172,7 @@ void pd_step_log_write(const struct pd_step_log *log)
     char text[LINE_BYTES + 1];
     if (!log->is_open) return;
     print_line(&log->line, text);
-    (void)!pwrite(log->file, text, LINE_BYTES, (off_t)(log->line.step % LINES * LINE_BYTES));
+    PD_ON_STORAGE((void)!pwrite(log->file, text, LINE_BYTES, (off_t)(log->line.step % LINES * LINE_BYTES)));
 }
 
 void pd_step_log_close(struct pd_step_log *log)

@@ -1,5 +1,6 @@
 #include "trainer/run/tier_places.h"
 
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/regular_file.h"
 #include "trainer/run/directories.h"
@@ -65,9 +66,11 @@ pd_status pd_tier_places_find(struct pd_tier_places *places, const struct pd_con
     struct stat st;
     uint64_t words[2] = {0};
     *places = (struct pd_tier_places){.config = config, .rank = group->rank};
+    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
     if (group->rank == 0) words[0] = find_used(places, options);
     for (uint32_t i = 0; i < options->count; i++)
         if (stat(options->tiers[i].dir, &st) && errno == ENOENT) words[1] |= UINT64_C(1) << i;
+    pd_heartbeat_storage_end(before);
     PD_TRY(pd_group_broadcast(group, 0, words, sizeof words, err));
     places->used = words[0];
     places->absent = words[1];

@@ -1,5 +1,6 @@
 #include "trainer/run/whence.h"
 
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/words.h"
 
 #include <stdio.h>
@@ -55,7 +56,8 @@ pd_status pd_whence_find(struct pd_group *group, const char *directory, const st
 {
     uint32_t holding = 0;
     void *ranks = NULL;
-    struct source mine = {.bytes_read = bytes_read, .host = group->host, .holds = access(directory, F_OK) == 0};
+    struct source mine = {.bytes_read = bytes_read, .host = group->host};
+    PD_ON_STORAGE(mine.holds = access(directory, F_OK) == 0);
     (void)gethostname(mine.name, sizeof mine.name - 1);
     struct source *hosts = calloc(group->host_count, sizeof *hosts);
     pd_status st = PD_ALLOCATED(hosts, err, "no memory for what hosts have read");
