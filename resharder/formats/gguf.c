@@ -22,20 +22,6 @@
 
 static const unsigned type_bytes[PD_GGUF_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
-const struct pd_gguf_element pd_gguf_elements[] = {
-    {0, PD_ELEMENT_F32},  {1, PD_ELEMENT_F16},  {2, PD_ELEMENT_Q4_0},  {3, PD_ELEMENT_Q4_1},  {6, PD_ELEMENT_Q5_0},
-    {7, PD_ELEMENT_Q5_1}, {8, PD_ELEMENT_Q8_0}, {12, PD_ELEMENT_Q4_K}, {14, PD_ELEMENT_Q6_K}, {24, PD_ELEMENT_I8},
-    {25, PD_ELEMENT_I16}, {26, PD_ELEMENT_I32}, {27, PD_ELEMENT_I64},  {28, PD_ELEMENT_F64},  {30, PD_ELEMENT_BF16}};
-const uint32_t pd_gguf_element_count = sizeof pd_gguf_elements / sizeof pd_gguf_elements[0];
-
-double pd_gguf_rope_factor(const struct pd_gguf_rope *r, uint64_t i, uint64_t count)
-{
-    const double length = 2 * M_PI * pow(r->theta, (double)i / (double)count),
-                 smooth = (r->original / length - r->low) / (r->high - r->low);
-    const double between = 1 / ((1 - smooth) / r->factor + smooth);
-    return length < r->original / r->high ? 1 : length > r->original / r->low ? r->factor : between;
-}
-
 /* A value of metadata that is no tokenizer's. */
 struct pair {
     char key[256];

@@ -18,8 +18,67 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- what reading and writing share ---- */
+
+const enum pd_kind pd_llmc_kinds[PD_KIND_COUNT] = {PD_EXP_AVG, PD_EXP_AVG_SQ, PD_PARAM};
+
+struct pd_foreign_tensor pd_llmc_tensor(const struct pd_llmc_sizes *sizes, int t, uint64_t *ret_layers)
+{
+    const uint64_t l = (uint64_t)sizes->layers, c = (uint64_t)sizes->width, v = (uint64_t)sizes->padded_vocab,
+                   p = (uint64_t)sizes->context;
+    const struct {
+        const char *name;
+        uint64_t shape[3]; /* layers (0: it is not stacked), rows, columns (0: one dimension) */
+    } table[PD_LLMC_TENSORS] = {
+        {"wte", {0, v, c}},         {"wpe", {0, p, c}},      {"ln1w", {l, c, 0}},     {"ln1b", {l, c, 0}},
+        {"qkvw", {l, 3 * c, c}},    {"qkvb", {l, 3 * c, 0}}, {"attprojw", {l, c, c}}, {"attprojb", {l, c, 0}},
+        {"ln2w", {l, c, 0}},        {"ln2b", {l, c, 0}},     {"fcw", {l, 4 * c, c}},  {"fcb", {l, 4 * c, 0}},
+        {"fcprojw", {l, c, 4 * c}}, {"fcprojb", {l, c, 0}},  {"lnfw", {0, c, 0}},     {"lnfb", {0, c, 0}}};
+    struct pd_foreign_tensor tensor = {.name = (char *)(uintptr_t)table[t].name, .element = PD_ELEMENT_F32};
+    for (uint32_t d = 0; d < PD_FOREIGN_DIMS_MAX; d++)
+        tensor.shape[d] = 1;
+    for (int d = 0; d < 3; d++)
+        if (table[t].shape[d]) tensor.shape[tensor.ndim++] = table[t].shape[d];
+    *ret_layers = table[t].shape[0] ? l : 1;
+    return tensor;
+}
+
+/* Elements of the tensors before number `end`. */
+static uint64_t elements_before(const struct pd_llmc_sizes *sizes, int end)
+{
+    uint64_t elements = 0, layers;
+    for (int t = 0; t < end; t++) {
+        const struct pd_foreign_tensor tensor = pd_llmc_tensor(sizes, t, &layers);
+        elements += pd_foreign_elements(&tensor);
+    }
+    return elements;
+}
+
+uint64_t pd_llmc_elements(const struct pd_llmc_sizes *sizes)
+{
+    return elements_before(sizes, PD_LLMC_TENSORS);
+}
+
+pd_status pd_llmc_add_parts(struct pd_catalog *catalog, const struct pd_llmc_sizes *sizes, int t, uint32_t number,
+                            uint32_t rank, uint64_t parts, uint32_t file, uint64_t base, struct pd_error *err)
+{
+    uint64_t layers;
+    const struct pd_foreign_tensor tensor = pd_llmc_tensor(sizes, t, &layers);
+    const uint64_t size = pd_foreign_elements(&tensor) / layers, part = size / parts;
+    for (uint64_t l = 0; l < layers; l++) {
+        struct pd_piece piece = {.file = file, .is_range = true};
+        piece.offset = base + (elements_before(sizes, t) / parts + l * part) * sizeof(float);
+        piece.start[0] = l * size + rank * part;
+        piece.count[0] = part;
+        PD_TRY(pd_catalog_add_piece(catalog, number, &piece, err));
+    }
+    return PD_OK;
+}
+
 #define GENERATOR_START UINT64_C(13371337) /* llm.c's rng_state of rank 0 */
 #define CHUNK_BYTES (UINT64_C(1) << 20)
+
+/* ---- writing ---- */
 
 struct writer {
     struct pd_digest_stream digest; /* of what went to the model's file behind its header */

@@ -83,6 +83,21 @@ char *load_chunks_data(const struct loader *l, const struct pd_read_item *item)
     return (char *)c->ring + c->at[index_of(l, item)] % c->ring_bytes + load_item_skip(l, item);
 }
 
+pd_status load_send(struct loader *l, struct load_window *w, const struct pd_transfer *transfer, struct pd_error *err)
+{
+    PD_CHECK(w->sent < l->window_transfers);
+    struct pd_transfer *t = &w->transfers[w->sent++];
+    *t = (struct pd_transfer){.file = transfer->file,
+                              .data = transfer->data,
+                              .offset = transfer->offset,
+                              .bytes = transfer->bytes,
+                              .what = "read of a load",
+                              .user = w};
+    if (!w->in_flight) pd_owner_acquire(&w->owner, "reads");
+    w->in_flight++; /* before the queue sees it: it may be on its way even where submitting fails */
+    return pd_queue_submit(l->queue, &t, 1, err);
+}
+
 /* ---- the ring ---- */
 
 /* Where the next `bytes` begin: in one piece, so the end of the ring may stay empty. */

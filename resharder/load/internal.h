@@ -68,12 +68,6 @@ static inline uint64_t load_item_skip(const struct loader *l, const struct pd_re
     return pd_shard_box_offset(l->shards[item->shard], item->box) % PD_VFS_ALIGN;
 }
 
-/* ---- load.c ---- */
-
-/* Sends for a transfer of a window. */
-PD_MUST_USE pd_status load_send(struct loader *l, struct load_window *w, const struct pd_transfer *transfer,
-                                struct pd_error *err);
-
 /* ---- hosts.c ---- */
 
 /* Fills host_has and reader_host, unless every rank sees every shard. */
@@ -85,6 +79,10 @@ pd_status load_blame(struct loader *l, uint32_t shard, pd_status st, const struc
 PD_MUST_USE pd_status load_turn_to_replicas(struct loader *l, bool *ret_again, struct pd_error *err);
 
 /* ---- chunks.c ---- */
+
+/* Sends for a transfer of a window. */
+PD_MUST_USE pd_status load_send(struct loader *l, struct load_window *w, const struct pd_transfer *transfer,
+                                struct pd_error *err);
 
 /* l->chunks, when something this rank reads is in chunks and the buffers have room for it; and l->window_transfers. */
 PD_MUST_USE pd_status load_chunks_new(struct loader *l, struct pd_error *err);

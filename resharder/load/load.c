@@ -176,21 +176,6 @@ static char *item_data(const struct loader *l, const struct pd_read_item *item)
 
 /* ---- reading ---- */
 
-pd_status load_send(struct loader *l, struct load_window *w, const struct pd_transfer *transfer, struct pd_error *err)
-{
-    PD_CHECK(w->sent < l->window_transfers);
-    struct pd_transfer *t = &w->transfers[w->sent++];
-    *t = (struct pd_transfer){.file = transfer->file,
-                              .data = transfer->data,
-                              .offset = transfer->offset,
-                              .bytes = transfer->bytes,
-                              .what = "read of a load",
-                              .user = w};
-    if (!w->in_flight) pd_owner_acquire(&w->owner, "reads");
-    w->in_flight++; /* before the queue sees it: it may be on its way even where submitting fails */
-    return pd_queue_submit(l->queue, &t, 1, err);
-}
-
 static pd_status submit_item(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
 {
     struct load_window *w = window_of(l, item->round);

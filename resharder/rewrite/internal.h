@@ -90,14 +90,10 @@ struct rewriter {
     struct pd_rewrite_report report;
 };
 
-/* ---- rewrite.c: transfers ---- */
-
-PD_MUST_USE pd_status rewrite_send(struct rewriter *r, struct rewrite_slot *slot, struct pd_file *file, uint64_t offset,
-                                   uint64_t bytes, struct pd_error *err);
-PD_MUST_USE pd_status rewrite_reap(struct rewriter *r, struct pd_error *err);
-
 /* ---- target.c ---- */
 
+/* Waits for a transfer. */
+PD_MUST_USE pd_status rewrite_reap(struct rewriter *r, struct pd_error *err);
 /* What the rewrite of a shard with these boxes will hold, about. */
 uint64_t rewrite_target_bytes(const struct rewriter *r, const struct rewrite_target *t);
 void rewrite_cut_slots(struct rewriter *r, void *memory, uint64_t bytes);
@@ -107,13 +103,9 @@ PD_MUST_USE pd_status rewrite_append(struct rewriter *r, struct rewrite_target *
 /* Stored bytes of a compressed target, for `at` of its file, filled up with zeros to whole pages. */
 PD_MUST_USE pd_status rewrite_stage(struct rewriter *r, struct rewrite_target *t, uint64_t at, const unsigned char *data,
                                     uint64_t bytes, struct pd_error *err);
-/* Sends what is left of the shards that are complete; those that have nothing in flight any more go to the workers. */
+/* Sends what is left of a shard that is complete; the workers finish it when nothing of it is in flight. */
 PD_MUST_USE pd_status rewrite_complete(struct rewriter *r, struct rewrite_target *t, struct pd_error *err);
 void rewrite_release_targets(struct rewriter *r);
-/* Jobs. */
-PD_MUST_USE pd_status rewrite_plan_target(struct rewriter *r, uint32_t target, struct pd_error *err);
-PD_MUST_USE pd_status rewrite_finish_target(struct rewriter *r, uint32_t target, struct pd_error *err);
-
 /* ---- compress.c ---- */
 
 /* *ret_compressor stays NULL without a codec; the caller frees it after errors, too. */
@@ -122,7 +114,7 @@ PD_MUST_USE pd_status rewrite_compressor_new(const struct pd_shard_codec *codec,
 void rewrite_compressor_free(struct rewrite_compressor *compressor); /* NULL is fine */
 /* Takes memory for a group: how much. At most `bytes`, or what compressing a single chunk takes. */
 uint64_t rewrite_compressor_cut(struct rewriter *r, void *memory, uint64_t bytes);
-/* As rewrite_append, for boxes of a page and more. */
+/* As rewrite_append, for boxes of a page and more of compressed shards. */
 PD_MUST_USE pd_status rewrite_compressor_append(struct rewriter *r, struct rewrite_target *t, uint64_t offset,
                                                 uint64_t box_bytes, const unsigned char *data, uint64_t bytes,
                                                 struct pd_error *err);

@@ -14,40 +14,6 @@
 
 #define GROUP_BYTES_MAX (UINT64_C(40) << 20) /* heap of the writers of a group */
 
-/* ---- transfers ---- */
-
-pd_status rewrite_send(struct rewriter *r, struct rewrite_slot *slot, struct pd_file *file, uint64_t offset, uint64_t bytes,
-                       struct pd_error *err)
-{
-    const struct pd_transfer transfer = {
-        .file = file, .data = slot->data, .offset = offset, .bytes = bytes, .is_write = true};
-    struct pd_transfer_slot *sent = pd_transfer_ring_take(&r->ring);
-    PD_CHECK(sent);
-    pd_owner_acquire(&slot->owner, "queue");
-    r->sent[sent->number] = slot;
-    slot->in_flight = true;
-    slot->target->in_flight++;
-    r->writes_in_flight++;
-    return pd_transfer_ring_submit(&r->ring, sent, &transfer, err);
-}
-
-pd_status rewrite_reap(struct rewriter *r, struct pd_error *err)
-{
-    struct pd_transfer_slot *done = NULL;
-    PD_TRY(pd_transfer_ring_next(&r->ring, &done, err));
-    PD_CHECK(done);
-    pd_transfer_ring_release(&r->ring, done);
-    struct rewrite_slot *slot = r->sent[done->number];
-    struct rewrite_target *t = slot->target;
-    slot->in_flight = false;
-    pd_owner_release(&slot->owner, "queue");
-    slot->target = NULL;
-    r->writes_in_flight--;
-    t->in_flight--;
-    PD_TRY(pd_transfer_error(&done->transfer, err));
-    return t->is_written ? rewrite_complete(r, t, err) : PD_OK;
-}
-
 /* ---- groups of target shards ---- */
 
 /* As many as the memory allows. */
@@ -72,17 +38,27 @@ static void add_jobs(struct rewriter *r)
     if (r->group_begin == 0) rewrite_workers_add(r, REWRITE_INDEX, 0);
 }
 
+static pd_status complete(struct rewriter *r, struct rewrite_target *t, struct pd_error *err)
+{
+    PD_CHECK(t->next == t->box_count);
+    PD_TRY(rewrite_compressor_finish(r, t, err));
+    return rewrite_complete(r, t, err);
+}
+
 /* As it comes. Feeds end their pieces where stretches end. */
 static pd_status copy_fed(struct rewriter *r, struct rewrite_target *t, const struct pd_stretch *s, struct pd_error *err)
 {
     const struct pd_rewrite_feed *feed = r->request->feed;
+    const bool packs = r->compressor && s->target.box_bytes >= PD_VFS_ALIGN;
+    pd_status (*append)(struct rewriter *, struct rewrite_target *, uint64_t, uint64_t, const unsigned char *, uint64_t,
+                        struct pd_error *) = packs ? rewrite_compressor_append : rewrite_append;
     for (uint64_t done = 0; done < s->bytes;) {
         const void *data = NULL;
         uint64_t bytes = 0;
         PD_TRY(pd_stop_check(r->request->should_stop, "rewrite.copy.piece", err));
         PD_TRY(feed->next(feed->context, &data, &bytes, err));
         PD_CHECK(bytes && bytes <= s->bytes - done);
-        PD_TRY(rewrite_append(r, t, s->target.offset + done, s->target.box_bytes, data, bytes, err));
+        PD_TRY(append(r, t, s->target.offset + done, s->target.box_bytes, data, bytes, err));
         done += bytes;
     }
     return PD_OK;
@@ -100,7 +76,7 @@ static pd_status copy_stretch(struct rewriter *r, const struct pd_stretch *s, st
     PD_TRY(copy_fed(r, t, s, err));
     r->done += s->bytes;
     const bool is_last = t->next == t->box_count && s->target.offset + s->bytes == s->target.box_bytes;
-    return is_last ? rewrite_complete(r, t, err) : PD_OK;
+    return is_last ? complete(r, t, err) : PD_OK;
 }
 
 static pd_status copy_group(struct rewriter *r, const struct pd_chunk_stream_cursor *begin, struct pd_error *err)
@@ -116,7 +92,7 @@ static pd_status copy_group(struct rewriter *r, const struct pd_chunk_stream_cur
     for (uint32_t i = 0; i < r->group_count; i++) { /* a rank may own nothing */
         if (r->targets[i].is_written) continue;
         PD_TRY(rewrite_workers_wait(r, &r->targets[i].is_planned, err));
-        PD_TRY(rewrite_complete(r, &r->targets[i], err));
+        PD_TRY(complete(r, &r->targets[i], err));
     }
     return PD_OK;
 }

@@ -7,10 +7,8 @@
 #include "ckpt/base/checked.h"
 #include "resharder/rewrite/internal.h"
 
-#include "ckpt/base/fault.h"
 #include "ckpt/base/stream_copy.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,8 +17,6 @@
 #define SLOTS_A_TARGET 3u /* one that fills, others on their way */
 #define BOX_BYTES 1536u   /* of a writer, a box: HDF5's pages, tables. Seen: 1.1 KiB */
 #define CHUNK_BYTES 64u   /* of a chunk of a compressed box, besides. Seen: 56 */
-
-/* ---- jobs ---- */
 
 uint64_t rewrite_target_bytes(const struct rewriter *r, const struct rewrite_target *t)
 {
@@ -32,23 +28,6 @@ uint64_t rewrite_target_bytes(const struct rewriter *r, const struct rewrite_tar
     return t->box_count * (BOX_BYTES + sizeof *t->boxes) + chunks * CHUNK_BYTES +
            data / PD_SHARD_BLOCK_BYTES * sizeof(uint64_t) +
            r->request->tensors->count * (sizeof(struct pd_tensor) + sizeof(uint64_t));
-}
-
-static unsigned char *staging_of(const struct rewriter *r, uint32_t target)
-{
-    return r->staging + target % REWRITE_STAGINGS * PD_REWRITE_STAGING_BYTES;
-}
-
-pd_status rewrite_plan_target(struct rewriter *r, uint32_t target, struct pd_error *err)
-{
-    const struct pd_rewrite_request *q = r->request;
-    struct rewrite_target *t = &r->targets[target];
-    const uint32_t shard = r->group_begin + target;
-    char path[4096 + 32];
-    PD_TRY(pd_shard_writer_new(r->vfs, q->tensors, t->boxes, t->box_count, staging_of(r, target), PD_REWRITE_STAGING_BYTES,
-                               &q->codec, &t->writer, err));
-    snprintf(path, sizeof path, "%s/shard-%05u.h5", r->directory, shard);
-    return pd_shard_stream_begin(t->writer, path, &q->commit->state.identity, shard, &t->stream, err);
 }
 
 static void release_target(struct rewrite_target *t)
@@ -66,21 +45,6 @@ void rewrite_release_targets(struct rewriter *r)
     r->group_count = 0;
 }
 
-pd_status rewrite_finish_target(struct rewriter *r, uint32_t target, struct pd_error *err)
-{
-    struct rewrite_target *t = &r->targets[target];
-    struct pd_shard_stream *stream = t->stream;
-    pthread_mutex_t *staging = &r->workers.staging[target % REWRITE_STAGINGS];
-    t->stream = NULL;
-    pthread_mutex_lock(staging);
-    pd_status st = pd_shard_stream_finish(stream, &r->summaries[r->group_begin + target], err);
-    pd_shard_writer_free(t->writer); /* its queue holds the staging area */
-    t->writer = NULL;
-    pthread_mutex_unlock(staging);
-    if (!st) pd_fault_point("rewrite.shard.finished");
-    return st;
-}
-
 /* ---- slots ---- */
 
 void rewrite_cut_slots(struct rewriter *r, void *memory, uint64_t bytes)
@@ -93,6 +57,46 @@ void rewrite_cut_slots(struct rewriter *r, void *memory, uint64_t bytes)
     r->slot_count = (uint32_t)pd_min_u64(bytes / r->slot_bytes, REWRITE_SLOTS_MAX);
     for (uint32_t i = 0; i < r->slot_count; i++)
         r->slots[i] = (struct rewrite_slot){.data = (unsigned char *)memory + i * r->slot_bytes};
+}
+
+static pd_status send_slot(struct rewriter *r, struct rewrite_slot *slot, struct pd_file *file, uint64_t offset,
+                           uint64_t bytes, struct pd_error *err)
+{
+    const struct pd_transfer transfer = {
+        .file = file, .data = slot->data, .offset = offset, .bytes = bytes, .is_write = true};
+    struct pd_transfer_slot *sent = pd_transfer_ring_take(&r->ring);
+    PD_CHECK(sent);
+    pd_owner_acquire(&slot->owner, "queue");
+    r->sent[sent->number] = slot;
+    slot->in_flight = true;
+    slot->target->in_flight++;
+    r->writes_in_flight++;
+    return pd_transfer_ring_submit(&r->ring, sent, &transfer, err);
+}
+
+static void finish_when_idle(struct rewriter *r, struct rewrite_target *t)
+{
+    if (t->in_flight || t->is_finishing) return;
+    t->is_finishing = true;
+    rewrite_workers_add(r, REWRITE_FINISH, (uint32_t)(t - r->targets));
+}
+
+pd_status rewrite_reap(struct rewriter *r, struct pd_error *err)
+{
+    struct pd_transfer_slot *done = NULL;
+    PD_TRY(pd_transfer_ring_next(&r->ring, &done, err));
+    PD_CHECK(done);
+    pd_transfer_ring_release(&r->ring, done);
+    struct rewrite_slot *slot = r->sent[done->number];
+    struct rewrite_target *t = slot->target;
+    slot->in_flight = false;
+    pd_owner_release(&slot->owner, "queue");
+    slot->target = NULL;
+    r->writes_in_flight--;
+    t->in_flight--;
+    PD_TRY(pd_transfer_error(&done->transfer, err));
+    if (t->is_written) finish_when_idle(r, t);
+    return PD_OK;
 }
 
 static pd_status write_slot(struct rewriter *r, struct rewrite_target *t, struct pd_error *err)
@@ -108,7 +112,7 @@ static pd_status write_slot(struct rewriter *r, struct rewrite_target *t, struct
         return PD_OK;
     }
     r->report.bytes_written += bytes;
-    return rewrite_send(r, slot, pd_shard_stream_file(t->stream), begin, bytes, err);
+    return send_slot(r, slot, pd_shard_stream_file(t->stream), begin, bytes, err);
 }
 
 /* Some shard that is not being written to just now gives up its slot, in whole pages of whole boxes. */
@@ -177,7 +181,6 @@ pd_status rewrite_append(struct rewriter *r, struct rewrite_target *t, uint64_t 
         append_small(t, offset, box_bytes, data, bytes);
         return PD_OK;
     }
-    if (r->compressor) return rewrite_compressor_append(r, t, offset, box_bytes, data, bytes, err);
     for (uint64_t done = 0; done < bytes;) {
         const uint64_t block = (offset + done) / PD_SHARD_BLOCK_BYTES, begin = block * PD_SHARD_BLOCK_BYTES,
                        block_bytes = pd_min_u64(box_bytes - begin, PD_SHARD_BLOCK_BYTES), have = offset + done - begin,
@@ -220,12 +223,8 @@ pd_status rewrite_stage(struct rewriter *r, struct rewrite_target *t, uint64_t a
 
 pd_status rewrite_complete(struct rewriter *r, struct rewrite_target *t, struct pd_error *err)
 {
-    PD_CHECK(t->next == t->box_count);
-    if (!t->is_written) PD_TRY(rewrite_compressor_finish(r, t, err));
     t->is_written = true;
     PD_TRY(write_slot(r, t, err));
-    if (t->in_flight || t->is_finishing) return PD_OK;
-    t->is_finishing = true;
-    rewrite_workers_add(r, REWRITE_FINISH, (uint32_t)(t - r->targets));
+    finish_when_idle(r, t);
     return PD_OK;
 }

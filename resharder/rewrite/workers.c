@@ -1,14 +1,51 @@
 /* Work beside the data: what HDF5 has to make, and the end of shards, each with its flush. */
 #include "resharder/rewrite/internal.h"
 
+#include "ckpt/base/fault.h"
 #include "ckpt/base/thread.h"
+
 #include <malloc.h>
+#include <stdio.h>
+
+/* ---- jobs ---- */
+
+static unsigned char *staging_of(const struct rewriter *r, uint32_t target)
+{
+    return r->staging + target % REWRITE_STAGINGS * PD_REWRITE_STAGING_BYTES;
+}
+
+static pd_status plan_target(struct rewriter *r, uint32_t target, struct pd_error *err)
+{
+    const struct pd_rewrite_request *q = r->request;
+    struct rewrite_target *t = &r->targets[target];
+    const uint32_t shard = r->group_begin + target;
+    char path[4096 + 32];
+    PD_TRY(pd_shard_writer_new(r->vfs, q->tensors, t->boxes, t->box_count, staging_of(r, target), PD_REWRITE_STAGING_BYTES,
+                               &q->codec, &t->writer, err));
+    snprintf(path, sizeof path, "%s/shard-%05u.h5", r->directory, shard);
+    return pd_shard_stream_begin(t->writer, path, &q->commit->state.identity, shard, &t->stream, err);
+}
+
+static pd_status finish_target(struct rewriter *r, uint32_t target, struct pd_error *err)
+{
+    struct rewrite_target *t = &r->targets[target];
+    struct pd_shard_stream *stream = t->stream;
+    pthread_mutex_t *staging = &r->workers.staging[target % REWRITE_STAGINGS];
+    t->stream = NULL;
+    pthread_mutex_lock(staging);
+    pd_status st = pd_shard_stream_finish(stream, &r->summaries[r->group_begin + target], err);
+    pd_shard_writer_free(t->writer); /* its queue holds the staging area */
+    t->writer = NULL;
+    pthread_mutex_unlock(staging);
+    if (!st) pd_fault_point("rewrite.shard.finished");
+    return st;
+}
 
 /* One at a time, and what HDF5 took goes back: memory freed in one thread is no use to another. */
 static pd_status make_metadata(struct rewriter *r, const struct rewrite_job *job, struct pd_error *err)
 {
     pthread_mutex_lock(&r->workers.metadata);
-    pd_status st = job->kind == REWRITE_PLAN ? rewrite_plan_target(r, job->number, err) : rewrite_build_index(r, err);
+    pd_status st = job->kind == REWRITE_PLAN ? plan_target(r, job->number, err) : rewrite_build_index(r, err);
     (void)malloc_trim(0);
     pthread_mutex_unlock(&r->workers.metadata);
     return st;
@@ -23,7 +60,7 @@ static void run_next(struct rewriter *r)
     pd_status st = PD_OK;
     workers->running++;
     pthread_mutex_unlock(&workers->mutex);
-    st = job.kind == REWRITE_FINISH ? rewrite_finish_target(r, job.number, &err) : make_metadata(r, &job, &err);
+    st = job.kind == REWRITE_FINISH ? finish_target(r, job.number, &err) : make_metadata(r, &job, &err);
     pthread_mutex_lock(&workers->mutex);
     workers->running--;
     if (job.kind == REWRITE_PLAN && !st) r->targets[job.number].is_planned = true;

@@ -179,19 +179,6 @@ static void show_text(const struct pd_store_entry *e, const struct pd_commit *co
     printf("computed    on %s\n", device);
 }
 
-void pd_ckpt_json_layout(struct pd_json_writer *w, const struct pd_layout *l)
-{
-    pd_json_object_begin(w, "layout");
-    PD_JSON_U64S(w, {"dp", l->dp}, {"tp", l->tp}, {"pp", l->pp}, {"sp", l->sp}, {"virtual_tp", l->virtual_tp},
-                 {"virtual_sp", l->virtual_sp}, {"zero_stage", l->zero_stage}, {"zero_shard", l->zero_shard},
-                 {"interleave", l->interleave});
-    pd_json_array_begin(w, "first_unit");
-    for (uint32_t i = 0; i < l->stage_count; i++)
-        pd_json_u64(w, NULL, l->first_unit[i]);
-    pd_json_array_end(w);
-    pd_json_object_end(w);
-}
-
 static pd_status show_json(const struct pd_store_entry *e, const struct pd_commit *commit,
                            const struct shown_tokenizer *tokenizer, struct pd_error *err)
 {
@@ -397,6 +384,12 @@ static pd_status run_verify(int argc, char **argv, struct pd_error *err)
                options, &o, pd_ckpt_verify, argc, argv, err);
 }
 
+static pd_status diff(const struct pd_ckpt_options *o, struct pd_error *err)
+{
+    const bool is_foreign = pd_ckpt_is_foreign(o->paths[0]) || pd_ckpt_is_foreign(o->paths[1]);
+    return is_foreign ? pd_ckpt_foreign_diff(o, err) : pd_ckpt_diff(o, err);
+}
+
 static pd_status run_diff(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
@@ -404,7 +397,12 @@ static pd_status run_diff(int argc, char **argv, struct pd_error *err)
         {.name = "quiet", NULL, "prints no text: the exit code tells", PD_OPTION_FLAG, &o.quiet, .letter = 'q'}, {0}};
     return run("PATH PATH",
                "Compares the tensors of two checkpoints, whatever their layouts. Exit code 65 when they differ. " PATH_MEANS,
-               options, &o, pd_ckpt_diff, argc, argv, err);
+               options, &o, diff, argc, argv, err);
+}
+
+static pd_status stats(const struct pd_ckpt_options *o, struct pd_error *err)
+{
+    return pd_ckpt_is_foreign(o->paths[0]) ? pd_ckpt_foreign_stats(o, err) : pd_ckpt_stats(o, err);
 }
 
 static pd_status run_stats(int argc, char **argv, struct pd_error *err)
@@ -416,7 +414,7 @@ static pd_status run_stats(int argc, char **argv, struct pd_error *err)
         {0}};
     return run("PATH",
                "Digest, least, largest, mean and root mean square of each tensor, and what is not finite. " PATH_MEANS,
-               options, &o, pd_ckpt_stats, argc, argv, err);
+               options, &o, stats, argc, argv, err);
 }
 
 static pd_status run_prune(int argc, char **argv, struct pd_error *err)

@@ -56,5 +56,5 @@ pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error 
 
 /* Another layout: ckpt_reshard.c. */
 pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error *err);
-/* A layout as an object of the JSON that show and reshard print: ckpt.c. */
+/* A layout as an object of the JSON that show, import and reshard print. */
 void pd_ckpt_json_layout(struct pd_json_writer *writer, const struct pd_layout *layout);

@@ -62,8 +62,7 @@ static pd_status open_theirs(const char *path, struct pd_ckpt_foreign *ret_sourc
     const pd_status st = pd_format_of(vfs, path, &format, err);
     pd_vfs_free(vfs);
     if (format == &pd_format_perdure || (st == PD_INVALID && holds_ours(path)))
-        PD_FAIL(err, PD_USAGE, "%s is perdure's own: a run resumes from it, and perdure ckpt reshard rewrites it",
-                path);
+        PD_FAIL(err, PD_USAGE, "%s is perdure's own: a run resumes from it, and perdure ckpt reshard rewrites it", path);
     PD_TRY(st);
     return pd_ckpt_foreign_open(path, UINT64_MAX, ret_source, err);
 }

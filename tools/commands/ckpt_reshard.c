@@ -202,6 +202,19 @@ static pd_status rewrite_any(struct reshard *r, struct pd_error *err)
     return pd_ckpt_add_advice(st, err);
 }
 
+void pd_ckpt_json_layout(struct pd_json_writer *w, const struct pd_layout *l)
+{
+    pd_json_object_begin(w, "layout");
+    PD_JSON_U64S(w, {"dp", l->dp}, {"tp", l->tp}, {"pp", l->pp}, {"sp", l->sp}, {"virtual_tp", l->virtual_tp},
+                 {"virtual_sp", l->virtual_sp}, {"zero_stage", l->zero_stage}, {"zero_shard", l->zero_shard},
+                 {"interleave", l->interleave});
+    pd_json_array_begin(w, "first_unit");
+    for (uint32_t i = 0; i < l->stage_count; i++)
+        pd_json_u64(w, NULL, l->first_unit[i]);
+    pd_json_array_end(w);
+    pd_json_object_end(w);
+}
+
 static pd_status print(const struct reshard *r, struct pd_error *err)
 {
     const struct pd_layout *l = &r->laid_out.layout;

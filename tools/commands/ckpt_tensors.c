@@ -2,7 +2,6 @@
 #include "ckpt/base/words.h"
 #include "ckpt/inspect/inspect.h"
 #include "tools/commands/ckpt.h"
-#include "tools/commands/ckpt_foreign.h"
 #include "tools/commands/ckpt_place.h"
 #include "tools/commands/progress.h"
 #include "tools/output.h"
@@ -157,7 +156,6 @@ static pd_status stats_report(const struct pd_ckpt_options *options, const struc
 
 pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *err)
 {
-    if (pd_ckpt_is_foreign(options->paths[0])) return pd_ckpt_foreign_stats(options, err);
     struct opened o;
     struct pd_shown_progress progress;
     struct pd_state_report report = {0};
@@ -340,8 +338,6 @@ static pd_status diff_opened(const struct pd_ckpt_options *options, struct opene
 pd_status pd_ckpt_diff(const struct pd_ckpt_options *options, struct pd_error *err)
 {
     struct opened sides[2];
-    if (pd_ckpt_is_foreign(options->paths[0]) || pd_ckpt_is_foreign(options->paths[1]))
-        return pd_ckpt_foreign_diff(options, err);
     PD_TRY(opened_open(options->paths[0], options->step, false, &sides[0], err));
     const bool is_known = strcmp(options->paths[0], options->paths[1]) == 0; /* what is wrong there has been said */
     pd_status status = opened_open(options->paths[1], options->step, is_known, &sides[1], err);

@@ -21,11 +21,6 @@ static uint32_t kept_span(uint32_t place)
     return 2 * place + 1;
 }
 
-bool pd_activations_are_away(const struct pd_transformer *t)
-{
-    return t->away.away_places > 0;
-}
-
 /* The places of the head follow those of the blocks; only its input is there, which takes turns with theirs. */
 static uint32_t block_places(const struct pd_transformer *t)
 {
@@ -162,6 +157,7 @@ void pd_activations_free(struct pd_transformer *t)
 
 void pd_activations_take(struct pd_transformer *t, struct pd_arena *arena)
 {
+    if (!pd_activations_are_away(t)) return;
     const uint64_t stream = pd_round_up(pd_transformer_stream_bytes(t), PD_VFS_ALIGN);
     for (uint32_t i = 0; i < turn_count(t); i++)
         t->away.turns[i] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, stream);

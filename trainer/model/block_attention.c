@@ -1,19 +1,6 @@
 /* Attention of one block between the projections: RoPE, then whole sequences, or parts of them. */
 #include "trainer/model/transformer_internal.h"
 
-#include <math.h>
-
-struct pd_qkv pd_qkv_of(const struct pd_transformer *t, void *base, uint64_t k_columns)
-{
-    const uint64_t q = t->share.q_columns, bytes = t->element_bytes;
-    struct pd_qkv x = {.q = base};
-    x.k = x.q + (t->sp.by_parts ? t->rows : 1) * q * bytes;
-    x.v = x.k + k_columns * bytes;
-    x.ld_q = t->sp.by_parts ? q : q + 2 * k_columns;
-    x.ld_kv = t->sp.by_parts ? 2 * k_columns : x.ld_q;
-    return x;
-}
-
 static pd_status rotate_run(struct pd_transformer *t, const struct pd_micro_batch_input *input, struct pd_range rows,
                             char *x, uint64_t columns, uint64_t ld, bool inverse, struct pd_error *err)
 {
@@ -29,11 +16,6 @@ static pd_status rotate_run(struct pd_transformer *t, const struct pd_micro_batc
     return rope.heads ? pd_rope(t->math, &rope, err) : PD_OK;
 }
 
-bool pd_attention_rotates(const struct pd_transformer *t)
-{
-    return t->family->positions == PD_POSITIONS_ROPE && !t->family->has_head_norms;
-}
-
 /* Of families whose heads have norms, head_norms.c rotates them; heads that are exchanged for rows, heads_exchange.c. */
 static pd_status rotate(struct pd_transformer *t, const struct pd_micro_batch_input *input, struct pd_range rows,
                         const struct pd_qkv *x, uint64_t k_columns, bool inverse, struct pd_error *err)
@@ -44,24 +26,6 @@ static pd_status rotate(struct pd_transformer *t, const struct pd_micro_batch_in
     if (!t->sp.by_parts) return rotate_run(t, input, rows, x->q, q + k_columns, x->ld_q, inverse, err);
     PD_TRY(rotate_run(t, input, rows, x->q, q, x->ld_q, inverse, err));
     return rotate_run(t, input, rows, x->k, k_columns, x->ld_kv, inverse, err);
-}
-
-/* What every call of attention on this rank has in common. */
-struct pd_attention pd_attention_of(const struct pd_transformer *t)
-{
-    const struct pd_model_config *c = &t->model->config;
-    const struct pd_share *s = &t->share;
-    const uint32_t group = c->heads / c->kv_heads, virtual_tp = t->partition.virtual_tp;
-    return (struct pd_attention){.sequences = t->options.sequences,
-                                 .length = t->options.length,
-                                 .heads = (uint32_t)(s->heads.end - s->heads.begin),
-                                 .kv_heads = (uint32_t)(s->kv_needed.end - s->kv_needed.begin),
-                                 .head_size = c->head_size,
-                                 .group = group,
-                                 .group_offset = (uint32_t)(s->heads.begin - s->kv_needed.begin * group),
-                                 .head_chunk = virtual_tp == 1 ? 0 : (c->heads + virtual_tp - 1) / virtual_tp,
-                                 .dtype = t->options.dtype,
-                                 .scale = 1.0f / sqrtf((float)c->head_size)};
 }
 
 pd_status pd_block_attention_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,

@@ -1,9 +1,31 @@
 /* The head: final norm, logits, loss, and both gradients of the output matrix. Weights are norm weight, [norm bias,] output
- * matrix. Logits exist for a run of rows at a time, and no run crosses a piece; of all columns, or of some (head_columns.c). */
-#include "trainer/model/head.h"
+ * matrix. Logits exist for a run of rows at a time, and no run crosses a piece; of all columns, or of some. */
 #include "ckpt/base/trace.h"
+#include "trainer/model/transformer_internal.h"
 
 #include <string.h>
+
+/* One call of pd_transformer_head. */
+struct head {
+    const struct pd_micro_batch_input *input;
+    void *matrix; /* (V,C) of this rank */
+    bool backward;
+    float scale;
+};
+
+/* Rows of one piece of the sequences, and what they add to the gradient of the output matrix. */
+struct head_run {
+    uint64_t row, rows;
+    float *dmatrix; /* (V,C) of the piece, fp32 */
+    bool goes_on;   /* dmatrix is of the runs before */
+    bool adds;      /* else: it takes what other micro-batches left there, where these are added up */
+};
+
+/* A product that waits for an exchange to hide. */
+struct head_product {
+    struct pd_math *math;
+    struct pd_gemm gemm;
+};
 
 static void *norm_weight(void *const *weights)
 {
@@ -31,7 +53,7 @@ static pd_status norm_forward(struct pd_transformer *t, uint32_t slot, void *con
     return pd_norm_forward(t->math, ret_norm, err);
 }
 
-struct pd_matrix pd_head_rows(const struct pd_transformer *t, void *matrix, uint64_t row)
+static struct pd_matrix head_rows(const struct pd_transformer *t, void *matrix, uint64_t row)
 {
     const uint64_t hidden = t->model->config.hidden;
     return (struct pd_matrix){(char *)matrix + row * hidden * t->element_bytes, t->options.dtype, hidden};
@@ -46,25 +68,25 @@ static pd_status logits_of(struct pd_transformer *t, uint64_t first_row, uint64_
                         .n = count,
                         .k = hidden,
                         .trans_b = true,
-                        .a = pd_head_rows(t, t->head_norm, first_row),
-                        .b = pd_head_rows(t, matrix, columns.begin),
+                        .a = head_rows(t, t->head_norm, first_row),
+                        .b = head_rows(t, matrix, columns.begin),
                         .c = {logits, PD_F32, ld}};
     return count ? pd_gemm(t->math, &g, err) : PD_OK;
 }
 
-pd_status pd_head_logits(struct pd_transformer *t, const struct pd_head *h, const struct pd_head_run *r,
-                         struct pd_range columns, struct pd_error *err)
+static pd_status head_logits(struct pd_transformer *t, const struct head *h, const struct head_run *r,
+                             struct pd_range columns, struct pd_error *err)
 {
     return logits_of(t, r->row, r->rows, h->matrix, columns, t->logits, t->ld_logits, err);
 }
 
 /* A row of dlogits overlays its own row of logits, which is as wide or wider. */
-uint64_t pd_head_ld_dlogits(const struct pd_transformer *t)
+static uint64_t head_ld_dlogits(const struct pd_transformer *t)
 {
     return t->ld_logits * sizeof(float) / t->element_bytes;
 }
 
-struct pd_cross_entropy pd_head_loss(const struct pd_transformer *t, const struct pd_head *h, const struct pd_head_run *r)
+static struct pd_cross_entropy head_loss(const struct pd_transformer *t, const struct head *h, const struct head_run *r)
 {
     const struct pd_partition *p = &t->partition;
     return (struct pd_cross_entropy){.rows = r->rows,
@@ -77,15 +99,15 @@ struct pd_cross_entropy pd_head_loss(const struct pd_transformer *t, const struc
                                      .targets = h->input->targets + r->row,
                                      .losses = t->losses + r->row,
                                      .dlogits = h->backward ? t->logits : NULL,
-                                     .ld_dlogits = pd_head_ld_dlogits(t),
+                                     .ld_dlogits = head_ld_dlogits(t),
                                      .dtype = t->options.dtype,
                                      .scale = h->scale};
 }
 
 /* Losses of rows; with a gradient: dlogits over the logits. */
-static pd_status loss(struct pd_transformer *t, const struct pd_head *h, const struct pd_head_run *r, struct pd_error *err)
+static pd_status loss(struct pd_transformer *t, const struct head *h, const struct head_run *r, struct pd_error *err)
 {
-    struct pd_cross_entropy l = pd_head_loss(t, h, r);
+    struct pd_cross_entropy l = head_loss(t, h, r);
     if (t->partition.tp == 1) return pd_cross_entropy(t->math, &l, err);
     l.max = t->tp.max;
     l.sum = t->tp.sum;
@@ -97,7 +119,7 @@ static pd_status loss(struct pd_transformer *t, const struct pd_head *h, const s
     return pd_cross_entropy(t->math, &l, err);
 }
 
-struct pd_gemm pd_head_dmatrix(const struct pd_transformer *t, const struct pd_head_run *r, struct pd_range columns)
+static struct pd_gemm head_dmatrix(const struct pd_transformer *t, const struct head_run *r, struct pd_range columns)
 {
     const uint64_t hidden = t->model->config.hidden;
     float *rows = r->dmatrix + columns.begin * hidden;
@@ -105,48 +127,211 @@ struct pd_gemm pd_head_dmatrix(const struct pd_transformer *t, const struct pd_h
                         .n = hidden,
                         .k = r->rows,
                         .trans_a = true,
-                        .a = {t->logits, t->options.dtype, pd_head_ld_dlogits(t)},
-                        .b = pd_head_rows(t, t->head_norm, r->row),
+                        .a = {t->logits, t->options.dtype, head_ld_dlogits(t)},
+                        .b = head_rows(t, t->head_norm, r->row),
                         .c = {rows, PD_F32, hidden},
                         .accumulate = r->goes_on};
     if (r->adds && !r->goes_on) g.residual = pd_gradient_so_far(t, rows, hidden);
     return g;
 }
 
-pd_status pd_head_multiply(void *product, struct pd_error *err)
+static pd_status head_multiply(void *product, struct pd_error *err)
 {
-    const struct pd_head_product *p = product;
+    const struct head_product *p = product;
     return p->gemm.m ? pd_gemm(p->math, &p->gemm, err) : PD_OK;
 }
 
 /* Gradient of the norm's output, a sum over chunks of the vocabulary; and the output matrix' meanwhile. */
-static pd_status dnorm_rows(struct pd_transformer *t, const struct pd_head *h, const struct pd_head_run *r,
-                            struct pd_head_product *dmatrix, struct pd_error *err)
+static pd_status dnorm_rows(struct pd_transformer *t, const struct head *h, const struct head_run *r,
+                            struct head_product *dmatrix, struct pd_error *err)
 {
-    const struct pd_beside beside[2] = {{pd_head_multiply, dmatrix}};
+    const struct pd_beside beside[2] = {{head_multiply, dmatrix}};
     const uint64_t vocab = t->model->config.vocab, hidden = t->model->config.hidden;
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
         struct pd_range c = pd_chunk_columns(t, vocab, 1, i);
         *pd_chunk_terms(t, i) = (struct pd_chunk_term){.a = (char *)t->logits + c.begin * t->element_bytes,
                                                        .b = (char *)h->matrix + c.begin * hidden * t->element_bytes,
-                                                       .lda = pd_head_ld_dlogits(t),
+                                                       .lda = head_ld_dlogits(t),
                                                        .ldb = hidden,
                                                        .k = c.end - c.begin};
     }
     struct pd_chunk_sum sum = {
-        .rows = r->rows, .columns = hidden, .units = vocab, .out = pd_head_rows(t, t->dnorm, r->row).data, .beside = beside};
+        .rows = r->rows, .columns = hidden, .units = vocab, .out = head_rows(t, t->dnorm, r->row).data, .beside = beside};
     return pd_chunk_sum_run(t, &sum, err);
 }
 
-/* A run whose logits of all columns exist at once. */
-static pd_status whole_rows(struct pd_transformer *t, const struct pd_head *h, const struct pd_head_run *r,
+/* ---- some columns at a time ---- */
+
+/* Logits exist for some columns at a time, which needs less memory, and each logit is multiplied twice.
+ *
+ *   1  of each chunk of the vocabulary, columns after columns: the maximum, and the sum of exponentials relative to it
+ *   2  the maximum over chunks and ranks; sums brought to it, their tree over chunks and ranks
+ *   3  of all columns again: logits, their gradient over them, from it rows of the matrix' gradient and a link in the chunk's
+ *      chain of the norm's
+ *   4  the norm's gradient: the tree over chunks and ranks of these chains
+ *
+ * No columns cross a chunk, so what is computed does not know how many chunks a rank has.
+ *
+ * source  Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models" */
+
+/* Columns [begin, at most end) of those that exist at once. */
+static struct pd_range columns_from(const struct pd_transformer *t, uint64_t begin, uint64_t end)
+{
+    const uint64_t most = t->options.logits_columns;
+    return (struct pd_range){begin, end - begin < most ? end : begin + most};
+}
+
+/* The loss as far as these columns know it. */
+static struct pd_cross_entropy loss_of(const struct pd_transformer *t, const struct head *h, const struct head_run *r,
+                                       struct pd_range columns)
+{
+    struct pd_cross_entropy l = head_loss(t, h, r);
+    l.vocab = columns.end - columns.begin;
+    l.first_column += columns.begin;
+    l.chunk = 0;
+    l.chunks = 1;
+    l.max = t->tp.max;
+    l.sum = t->tp.sum;
+    l.target_logit = t->tp.target;
+    return l;
+}
+
+static struct pd_range chunk_of(const struct pd_transformer *t, uint32_t i)
+{
+    return pd_chunk_columns(t, t->model->config.vocab, 1, i);
+}
+
+/* ---- maximum and sum ---- */
+
+static pd_status chunk_sums(struct pd_transformer *t, const struct head *h, const struct head_run *r, uint32_t i,
                             struct pd_error *err)
 {
+    const struct pd_range chunk = chunk_of(t, i);
+    for (uint64_t begin = chunk.begin; begin < chunk.end; begin += t->options.logits_columns) {
+        const struct pd_range columns = columns_from(t, begin, chunk.end);
+        struct pd_cross_entropy l = loss_of(t, h, r, columns);
+        l.max = t->head_chunk_max + i * t->logits_rows;
+        l.sum = t->head_chunk_sum + i * t->logits_rows;
+        l.goes_on = begin > chunk.begin;
+        PD_TRY(head_logits(t, h, r, columns, err));
+        PD_TRY(pd_logits_part(t->math, &l, err));
+    }
+    return PD_OK;
+}
+
+/* Chunks of this rank that have columns are its first ones. */
+static uint32_t chunks_with_columns(const struct pd_transformer *t)
+{
+    uint32_t count = 0;
+    while (count < t->tp.chunks && chunk_of(t, count).begin < chunk_of(t, count).end)
+        count++;
+    return count;
+}
+
+/* t->tp.max becomes that over this rank's chunks. */
+static pd_status join_max(struct pd_transformer *t, uint64_t rows, struct pd_error *err)
+{
+    const struct pd_logits_join join = {
+        .rows = rows, .ld = t->logits_rows, .ranks = chunks_with_columns(t), .all_max = t->head_chunk_max, .max = t->tp.max};
+    return join.ranks ? pd_logits_join(t->math, &join, err) : PD_OK;
+}
+
+/* t->tp.sum becomes the tree over this rank's chunks, relative to t->tp.max. */
+static pd_status join_sum(struct pd_transformer *t, uint64_t rows, struct pd_error *err)
+{
+    const uint32_t count = chunks_with_columns(t);
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        float *sum = t->head_chunk_sum + i * t->logits_rows;
+        t->tp.parts[i] = i < count ? sum : NULL;
+        if (i < count) PD_TRY(pd_logits_rescale(t->math, rows, t->head_chunk_max + i * t->logits_rows, t->tp.max, sum, err));
+    }
+    const struct pd_finish f = {.rows = 1,
+                                .columns = rows,
+                                .part_count = t->tp.chunks,
+                                .parts = t->tp.parts,
+                                .scale = 1.0f,
+                                .out = {t->tp.sum, PD_F32, rows}};
+    return count ? pd_finish(t->math, &f, err) : PD_OK;
+}
+
+static pd_status losses(struct pd_transformer *t, const struct head *h, const struct head_run *r, struct pd_error *err)
+{
+    const bool together = t->partition.tp > 1;
+    for (uint32_t i = 0; i < t->tp.chunks; i++)
+        PD_TRY(chunk_sums(t, h, r, i, err));
+    PD_TRY(join_max(t, r->rows, err));
+    if (together) PD_TRY(pd_loss_max(t, r->rows, err));
+    PD_TRY(join_sum(t, r->rows, err));
+    struct pd_cross_entropy l = loss_of(t, h, r, (struct pd_range){0, 0});
+    if (together) PD_TRY(pd_loss_sum(t, r->rows, l.targets, err));
+    l.dlogits = NULL;
+    return pd_cross_entropy(t->math, &l, err);
+}
+
+/* ---- gradients ---- */
+
+/* The link of these columns in their chunk's chain: t->head_terms + i (rows, C). */
+static pd_status dnorm_term(struct pd_transformer *t, const struct head *h, const struct head_run *r, uint32_t i,
+                            struct pd_range columns, bool goes_on, struct pd_error *err)
+{
+    const uint64_t hidden = t->model->config.hidden;
+    const struct pd_gemm g = {.m = r->rows,
+                              .n = hidden,
+                              .k = columns.end - columns.begin,
+                              .a = {t->logits, t->options.dtype, head_ld_dlogits(t)},
+                              .b = head_rows(t, h->matrix, columns.begin),
+                              .c = {t->head_terms + i * r->rows * hidden, PD_F32, hidden},
+                              .accumulate = goes_on};
+    return pd_gemm(t->math, &g, err);
+}
+
+/* *last: the matrix' product of this rank's last columns, which is left for the exchange of dnorm to hide. */
+static pd_status chunk_gradients(struct pd_transformer *t, const struct head *h, const struct head_run *r, uint32_t i,
+                                 struct head_product *last, struct pd_error *err)
+{
+    const struct pd_range chunk = chunk_of(t, i);
+    for (uint64_t begin = chunk.begin; begin < chunk.end; begin += t->options.logits_columns) {
+        const struct pd_range columns = columns_from(t, begin, chunk.end);
+        const struct pd_cross_entropy l = loss_of(t, h, r, columns);
+        const struct pd_gemm dmatrix = head_dmatrix(t, r, columns);
+        PD_TRY(head_logits(t, h, r, columns, err));
+        PD_TRY(pd_cross_entropy(t->math, &l, err));
+        PD_TRY(dnorm_term(t, h, r, i, columns, begin > chunk.begin, err));
+        if (columns.end < t->share.vocab_columns)
+            PD_TRY(pd_gemm(t->math, &dmatrix, err));
+        else
+            last->gemm = dmatrix;
+    }
+    return PD_OK;
+}
+
+static pd_status head_columns(struct pd_transformer *t, const struct head *h, const struct head_run *r, struct pd_error *err)
+{
+    struct head_product last = {.math = t->math};
+    const struct pd_beside beside[2] = {{head_multiply, &last}};
+    const struct pd_chunk_sum dnorm = {.rows = r->rows,
+                                       .columns = t->model->config.hidden,
+                                       .units = t->model->config.vocab,
+                                       .chains = t->head_terms,
+                                       .out = head_rows(t, t->dnorm, r->row).data,
+                                       .beside = beside};
+    PD_TRY(losses(t, h, r, err));
+    if (!h->backward) return PD_OK;
+    for (uint32_t i = 0; i < t->tp.chunks; i++)
+        PD_TRY(chunk_gradients(t, h, r, i, &last, err));
+    return pd_chunk_sum_run(t, &dnorm, err);
+}
+
+/* ---- the whole ---- */
+
+/* A run whose logits of all columns exist at once. */
+static pd_status whole_rows(struct pd_transformer *t, const struct head *h, const struct head_run *r, struct pd_error *err)
+{
     const struct pd_range all = {0, t->share.vocab_columns};
-    PD_TRY(pd_head_logits(t, h, r, all, err));
+    PD_TRY(head_logits(t, h, r, all, err));
     PD_TRY(loss(t, h, r, err));
     if (!h->backward) return PD_OK;
-    struct pd_head_product dmatrix = {t->math, pd_head_dmatrix(t, r, all)};
+    struct head_product dmatrix = {t->math, head_dmatrix(t, r, all)};
     return dnorm_rows(t, h, r, &dmatrix, err);
 }
 
@@ -159,17 +344,17 @@ static float *micro_batch_matrix(const struct pd_transformer *t, uint64_t rows, 
 /* Rows of one piece; dmatrix (V,C) is the chain over them. */
 static pd_status head_piece(struct pd_transformer *t, void *context, uint32_t place, float *dmatrix, struct pd_error *err)
 {
-    const struct pd_head *h = context;
+    const struct head *h = context;
     const uint64_t elements = t->share.vocab_columns * t->model->config.hidden;
     const uint64_t begin = t->sp.row[place], end = t->sp.row[place + 1];
     float *micro_batch = micro_batch_matrix(t, end - begin, dmatrix);
     for (uint64_t row = begin; row < end; row += t->logits_rows) {
-        const struct pd_head_run r = {.row = row,
-                                      .rows = end - row < t->logits_rows ? end - row : t->logits_rows,
-                                      .dmatrix = micro_batch,
-                                      .goes_on = row > begin,
-                                      .adds = micro_batch == dmatrix};
-        PD_TRY(t->options.logits_columns ? pd_head_columns(t, h, &r, err) : whole_rows(t, h, &r, err));
+        const struct head_run r = {.row = row,
+                                   .rows = end - row < t->logits_rows ? end - row : t->logits_rows,
+                                   .dmatrix = micro_batch,
+                                   .goes_on = row > begin,
+                                   .adds = micro_batch == dmatrix};
+        PD_TRY(t->options.logits_columns ? head_columns(t, h, &r, err) : whole_rows(t, h, &r, err));
     }
     return micro_batch == dmatrix ? PD_OK : pd_add(t->math, elements, dmatrix, PD_F32, micro_batch, false, err);
 }
@@ -190,10 +375,10 @@ pd_status pd_transformer_head(struct pd_transformer *t, uint32_t slot, void *con
 {
     const uint32_t matrix = place_of_matrix(t);
     struct pd_norm n;
-    struct pd_head h = {.input = pd_transformer_device_input(t, slot),
-                        .matrix = weights[matrix],
-                        .backward = gradients != NULL,
-                        .scale = scale};
+    struct head h = {.input = pd_transformer_device_input(t, slot),
+                     .matrix = weights[matrix],
+                     .backward = gradients != NULL,
+                     .scale = scale};
     const uint64_t begin = pd_trace_begin();
     PD_TRY(norm_forward(t, slot, weights, &n, err));
     if (!gradients) {

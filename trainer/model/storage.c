@@ -95,6 +95,11 @@ static void take_again(const struct pd_transformer *t, enum pd_recompute recompu
     if (recompute == PD_RECOMPUTE_FULL) take_products(t, a, room);
 }
 
+bool pd_activations_are_away(const struct pd_transformer *t)
+{
+    return t->away.away_places > 0;
+}
+
 uint64_t pd_activations_carve(const struct pd_transformer *t, uint32_t block, struct pd_block_activations *a, char *base)
 {
     const enum pd_recompute recompute = t->held[block].recompute;
@@ -468,15 +473,23 @@ static void take_pieces(struct pd_transformer *t, struct pd_arena *arena)
     }
 }
 
+uint64_t pd_transformer_stream_bytes(const struct pd_transformer *t)
+{
+    return t->shared.kept_rows * t->model->config.hidden * t->element_bytes;
+}
+
+uint32_t pd_transformer_place(const struct pd_transformer *t, uint32_t slot, uint32_t block)
+{
+    PD_CHECK(block <= t->model->config.layers && t->held[block].chunk != PD_NOT_HELD);
+    return t->held[block].base + slot % t->held[block].depth;
+}
+
 pd_status pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err)
 {
     PD_TRY(take_input(t, arena, err));
     pd_rows_take(t, arena);
     take_blocks(t, arena);
-    if (pd_activations_are_away(t))
-        pd_activations_take(t, arena);
-    else
-        take_streams(t, arena);
+    if (!pd_activations_are_away(t)) take_streams(t, arena);
     take_head(t, arena);
     take_backward(t, arena);
     take_kv(t, arena);

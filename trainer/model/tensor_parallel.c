@@ -6,6 +6,7 @@
  * rank the first tree is also the last. */
 #include "trainer/model/transformer_internal.h"
 
+#include <math.h>
 #include <string.h>
 
 struct pd_range pd_tp_units(const struct pd_transformer *t, uint32_t rank, uint64_t units)
@@ -26,6 +27,42 @@ struct pd_range pd_chunk_columns(const struct pd_transformer *t, uint64_t units,
     struct pd_range r = pd_partition_chunk(&t->partition, units, t->tp.first_chunk + i);
     uint64_t first = pd_partition_units(&t->partition, units).begin;
     return (struct pd_range){(r.begin - first) * unit, (r.end - first) * unit};
+}
+
+/* ---- attention of this rank ---- */
+
+struct pd_qkv pd_qkv_of(const struct pd_transformer *t, void *base, uint64_t k_columns)
+{
+    const uint64_t q = t->share.q_columns, bytes = t->element_bytes;
+    struct pd_qkv x = {.q = base};
+    x.k = x.q + (t->sp.by_parts ? t->rows : 1) * q * bytes;
+    x.v = x.k + k_columns * bytes;
+    x.ld_q = t->sp.by_parts ? q : q + 2 * k_columns;
+    x.ld_kv = t->sp.by_parts ? 2 * k_columns : x.ld_q;
+    return x;
+}
+
+bool pd_attention_rotates(const struct pd_transformer *t)
+{
+    return t->family->positions == PD_POSITIONS_ROPE && !t->family->has_head_norms;
+}
+
+/* What every call of attention on this rank has in common. */
+struct pd_attention pd_attention_of(const struct pd_transformer *t)
+{
+    const struct pd_model_config *c = &t->model->config;
+    const struct pd_share *s = &t->share;
+    const uint32_t group = c->heads / c->kv_heads, virtual_tp = t->partition.virtual_tp;
+    return (struct pd_attention){.sequences = t->options.sequences,
+                                 .length = t->options.length,
+                                 .heads = (uint32_t)(s->heads.end - s->heads.begin),
+                                 .kv_heads = (uint32_t)(s->kv_needed.end - s->kv_needed.begin),
+                                 .head_size = c->head_size,
+                                 .group = group,
+                                 .group_offset = (uint32_t)(s->heads.begin - s->kv_needed.begin * group),
+                                 .head_chunk = virtual_tp == 1 ? 0 : (c->heads + virtual_tp - 1) / virtual_tp,
+                                 .dtype = t->options.dtype,
+                                 .scale = 1.0f / sqrtf((float)c->head_size)};
 }
 
 /* ---- sums over chunks ---- */

@@ -166,6 +166,7 @@ pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
         return st;
     }
     st = pd_transformer_take(t, arena, err);
+    pd_activations_take(t, arena);
     if (st) {
         pd_transformer_free(t);
         return st;
@@ -209,11 +210,6 @@ void pd_transformer_free(struct pd_transformer *t)
 uint64_t pd_transformer_rows(const struct pd_transformer *t)
 {
     return t->rows;
-}
-
-uint64_t pd_transformer_stream_bytes(const struct pd_transformer *t)
-{
-    return t->shared.kept_rows * t->model->config.hidden * t->element_bytes;
 }
 
 uint64_t pd_transformer_gradient_bytes(const struct pd_transformer *t)
@@ -276,12 +272,6 @@ pd_status pd_transformer_input_filled(struct pd_transformer *t, uint32_t slot, s
     s->is_copying = true;
     PD_TRY(copy_to_device(t, s, err));
     return pd_math_mark(t->math, &s->copied, err);
-}
-
-uint32_t pd_transformer_place(const struct pd_transformer *t, uint32_t slot, uint32_t block)
-{
-    PD_CHECK(block <= t->model->config.layers && t->held[block].chunk != PD_NOT_HELD);
-    return t->held[block].base + slot % t->held[block].depth;
 }
 
 pd_status pd_transformer_stream(struct pd_transformer *t, uint32_t slot, uint32_t block, void **ret_stream,

@@ -181,11 +181,12 @@ static inline bool pd_norm_is_layer(const struct pd_transformer *t)
 
 /* ---- transformer.c ---- */
 struct pd_micro_batch_input *pd_transformer_device_input(struct pd_transformer *t, uint32_t slot);
-uint32_t pd_transformer_place(const struct pd_transformer *t, uint32_t slot, uint32_t block);
 /* The backward from now on reads the gradient of the residual stream from dstream and writes it there. */
 void pd_transformer_set_dstream(struct pd_transformer *t, void *dstream);
 
 /* ---- storage.c ---- */
+bool pd_activations_are_away(const struct pd_transformer *t);
+uint32_t pd_transformer_place(const struct pd_transformer *t, uint32_t slot, uint32_t block);
 PD_MUST_USE pd_status pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err);
 
 /* What a block keeps, at `base`, and behind it what is computed again where regions are whole; returns the bytes of what is
@@ -193,7 +194,6 @@ PD_MUST_USE pd_status pd_transformer_take(struct pd_transformer *t, struct pd_ar
 uint64_t pd_activations_carve(const struct pd_transformer *t, uint32_t block, struct pd_block_activations *a, char *base);
 
 /* ---- activation_files.c: nothing happens where activations stay in memory ---- */
-bool pd_activations_are_away(const struct pd_transformer *t);
 PD_MUST_USE pd_status pd_activations_new(struct pd_transformer *t, struct pd_error *err);
 void pd_activations_free(struct pd_transformer *t);
 void pd_activations_take(struct pd_transformer *t, struct pd_arena *arena);
@@ -214,10 +214,6 @@ PD_MUST_USE pd_status pd_norm_gradient(struct pd_transformer *t, const struct pd
                                        float *dweight, float *dbias, struct pd_error *err);
 
 /* ---- block_attention.c ---- */
-struct pd_qkv pd_qkv_of(const struct pd_transformer *t, void *base, uint64_t k_columns);
-struct pd_attention pd_attention_of(const struct pd_transformer *t);
-/* RoPE is of attention's and not of its heads' norms'. */
-bool pd_attention_rotates(const struct pd_transformer *t);
 PD_MUST_USE pd_status pd_block_attention_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                                  struct pd_block_activations *a, struct pd_error *err);
 /* From dattention to dqkv, before RoPE; of families whose heads have norms, behind it. */
@@ -225,6 +221,10 @@ PD_MUST_USE pd_status pd_block_attention_backward(struct pd_transformer *t, cons
                                                   struct pd_block_activations *a, struct pd_error *err);
 
 /* ---- tensor_parallel.c ---- */
+struct pd_qkv pd_qkv_of(const struct pd_transformer *t, void *base, uint64_t k_columns);
+struct pd_attention pd_attention_of(const struct pd_transformer *t);
+/* RoPE is of attention's and not of its heads' norms'. */
+bool pd_attention_rotates(const struct pd_transformer *t);
 /* Terms of chunk i of this rank, none of which is any yet. */
 struct pd_chunk_term *pd_chunk_terms(struct pd_transformer *t, uint32_t i);
 PD_MUST_USE pd_status pd_chunk_sum_run(struct pd_transformer *t, const struct pd_chunk_sum *sum, struct pd_error *err);
