@@ -7,6 +7,7 @@
 #include "ckpt/base/grow.h"
 
 #include "ckpt/base/checked.h"
+#include "ckpt/base/json.h"
 #include "ckpt/base/utf8.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -183,6 +184,17 @@ pd_status pd_catalog_add_text(struct pd_catalog *catalog, const char *name, cons
     copy.text[bytes] = '\0';
     catalog->texts[catalog->text_count++] = copy;
     return PD_OK;
+}
+
+pd_status pd_catalog_add_json(struct pd_catalog *catalog, const char *name, struct pd_json_writer *writer, pd_status mine,
+                              struct pd_error *err)
+{
+    const char *text = NULL;
+    size_t bytes = 0;
+    pd_status st = mine ? mine : pd_json_writer_finish(writer, &text, &bytes, err);
+    if (!st) st = pd_catalog_add_text(catalog, name, text, bytes, err);
+    pd_json_writer_deinit(writer);
+    return st;
 }
 
 pd_status pd_catalog_add_unmapped(struct pd_catalog *catalog, const char *name, struct pd_error *err)

@@ -113,6 +113,10 @@ PD_MUST_USE pd_status pd_catalog_add_dense(struct pd_catalog *catalog, const str
                                            uint64_t offset, struct pd_error *err);
 PD_MUST_USE pd_status pd_catalog_add_text(struct pd_catalog *catalog, const char *name, const char *text, uint64_t bytes,
                                           struct pd_error *err);
+struct pd_json_writer;
+/* Adds what was written, unless `mine` is an error already; deinits the writer. */
+PD_MUST_USE pd_status pd_catalog_add_json(struct pd_catalog *catalog, const char *name, struct pd_json_writer *writer,
+                                          pd_status mine, struct pd_error *err);
 PD_MUST_USE pd_status pd_catalog_add_unmapped(struct pd_catalog *catalog, const char *name, struct pd_error *err);
 /* A tensor of a type that is not read is listed too: only a model that needs it is refused.   type  as the format names it */
 PD_MUST_USE pd_status pd_catalog_add_unread(struct pd_catalog *catalog, const char *tensor, const char *type,

@@ -44,3 +44,15 @@ void pd_model_class_write(const struct pd_model_class *class, struct pd_json_wri
     pd_json_array_end(writer);
     pd_json_string(writer, "model_type", class->type);
 }
+
+void pd_rope_factors_write(const struct pd_rope_factors *s, struct pd_json_writer *writer)
+{
+    pd_json_object_begin(writer, "rope_scaling");
+    pd_json_string(writer, "rope_type", s->is_llama3 ? "llama3" : "linear");
+    pd_json_double(writer, "factor", s->factor);
+    if (s->is_llama3) {
+        PD_JSON_DOUBLES(writer, {"low_freq_factor", s->low}, {"high_freq_factor", s->high});
+        pd_json_u64(writer, "original_max_position_embeddings", s->original);
+    }
+    pd_json_object_end(writer);
+}

@@ -132,3 +132,10 @@ const struct pd_family *pd_family_of_dialect(const char *dialect);
 struct pd_json_writer;
 /* The two keys of a config.json that say the class. */
 void pd_model_class_write(const struct pd_model_class *class, struct pd_json_writer *writer);
+/* Its rope_scaling: that of Llama 3.1, or linear by the factor. */
+struct pd_rope_factors {
+    bool is_llama3;
+    double factor, low, high;
+    uint64_t original;
+};
+void pd_rope_factors_write(const struct pd_rope_factors *scaling, struct pd_json_writer *writer);

@@ -428,12 +428,8 @@ static pd_status put_llama3_scaling(struct gguf *g, struct pd_json_writer *w, st
                     "%s: " PD_GGUF_ROPE_FACTORS " is no scaling of Llama 3: factor %" PRIu64 " is %g, not %g", g->path, i,
                     (double)factors[i], expected);
     }
-    pd_json_object_begin(w, "rope_scaling");
-    pd_json_string(w, "rope_type", "llama3");
-    PD_JSON_DOUBLES(w, {"factor", rope.factor}, {"low_freq_factor", rope.low}, {"high_freq_factor", rope.high});
-    pd_json_u64(w, "original_max_position_embeddings", (uint64_t)rope.original);
-    pd_json_object_end(w);
-    return PD_OK;
+    const struct pd_rope_factors scaling = {true, rope.factor, rope.low, rope.high, (uint64_t)rope.original};
+    return pd_rope_factors_write(&scaling, w), PD_OK;
 }
 
 /* As llama.cpp has it: a factor without a type is linear, `scale_linear` is the factor's old name, and 0 is 1. */
@@ -449,11 +445,7 @@ static pd_status put_scaling(struct gguf *g, struct pd_json_writer *w, struct pd
         PD_FAIL(err, PD_UNSUPPORTED,
                 "%s: it has " PD_GGUF_ROPE_FACTORS " and rope.scaling.factor %g; only one is computed here", g->path,
                 factor);
-    pd_json_object_begin(w, "rope_scaling");
-    pd_json_string(w, "rope_type", "linear");
-    pd_json_double(w, "factor", factor);
-    pd_json_object_end(w);
-    return PD_OK;
+    return pd_rope_factors_write(&(struct pd_rope_factors){.factor = factor}, w), PD_OK;
 }
 
 static bool has_tensor(const struct gguf *g, const char *name)
@@ -579,14 +571,8 @@ static pd_status put_config(struct gguf *g, struct pd_json_writer *w, struct pd_
 static pd_status add_config(struct gguf *g, struct pd_error *err)
 {
     struct pd_json_writer w;
-    const char *text = NULL;
-    size_t bytes = 0;
     pd_json_writer_init(&w, 2);
-    pd_status st = put_config(g, &w, err);
-    if (!st) st = pd_json_writer_finish(&w, &text, &bytes, err);
-    if (!st) st = pd_catalog_add_text(g->catalog, "config.json", text, bytes, err);
-    pd_json_writer_deinit(&w);
-    return st;
+    return pd_catalog_add_json(g->catalog, "config.json", &w, put_config(g, &w, err), err);
 }
 
 /* ---- the whole ---- */

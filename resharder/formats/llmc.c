@@ -210,8 +210,6 @@ static pd_status add_config(struct llmc *m, struct pd_error *err)
 {
     const struct pd_family *family = pd_family_of_dialect(pd_format_llmc.name);
     struct pd_json_writer w;
-    const char *text = NULL;
-    size_t bytes = 0;
     pd_json_writer_init_object(&w, 2);
     pd_model_class_write(family->classes, &w);
     pd_json_i64(&w, family->keys[PD_NUMBER_VOCAB].config, m->sizes.vocab);
@@ -220,10 +218,7 @@ static pd_status add_config(struct llmc *m, struct pd_error *err)
     pd_json_i64(&w, family->keys[PD_NUMBER_LAYERS].config, m->sizes.layers);
     pd_json_i64(&w, family->keys[PD_NUMBER_HEADS].config, m->sizes.heads);
     pd_json_bool(&w, "tie_word_embeddings", true);
-    pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
-    if (!st) st = pd_catalog_add_text(m->catalog, "config.json", text, bytes, err);
-    pd_json_writer_deinit(&w);
-    return st;
+    return pd_catalog_add_json(m->catalog, "config.json", &w, PD_OK, err);
 }
 
 /* A directory of a run: the newest model, of those that are done where llm.c says so of any. */

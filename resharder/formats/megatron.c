@@ -99,16 +99,9 @@ static void write_rope(struct pd_json_writer *w, const struct pd_pickle_node *ar
     double number = 0;
     if (pd_pickle_is_number(pd_pickle_field(args, "rotary_base"), &number)) pd_json_double(w, "rope_theta", number);
     if (is_on(args, "use_rope_scaling") && pd_pickle_is_number(pd_pickle_field(args, "rope_scaling_factor"), &number)) {
-        pd_json_object_begin(w, "rope_scaling"); /* the rest of it is fixed in Megatron */
-        pd_json_string(w, "rope_type", "llama3");
-        PD_JSON_DOUBLES(w, {"factor", number}, {"low_freq_factor", 1}, {"high_freq_factor", 4});
-        pd_json_u64(w, "original_max_position_embeddings", 8192);
-        pd_json_object_end(w);
+        pd_rope_factors_write(&(struct pd_rope_factors){true, number, 1, 4, 8192}, w); /* the rest is fixed in Megatron */
     } else if (pd_pickle_is_number(pd_pickle_field(args, "rotary_seq_len_interpolation_factor"), &number) && number != 1) {
-        pd_json_object_begin(w, "rope_scaling");
-        pd_json_string(w, "rope_type", "linear");
-        pd_json_double(w, "factor", number);
-        pd_json_object_end(w);
+        pd_rope_factors_write(&(struct pd_rope_factors){.factor = number}, w);
     }
 }
 
@@ -165,28 +158,23 @@ static void write_config(struct pd_json_writer *w, const struct pd_family *f, co
 }
 
 /* Arguments that are a model of ours become its config.json, where none lies beside. */
-static pd_status add_config(const struct common *c, struct pd_catalog *catalog, struct pd_error *err)
+static pd_status add_config(const struct common *common, struct pd_catalog *catalog, struct pd_error *err)
 {
-    const struct pd_pickle_node *args = pd_pickle_member(pd_pickle_root(c->archive.pickle), "args");
+    const struct pd_pickle_node *args = pd_pickle_member(pd_pickle_root(common->archive.pickle), "args");
     const struct pd_family *const *family = pd_families;
-    const struct pd_model_class *class = NULL;
+    const struct pd_model_class *c = NULL;
     struct pd_json_writer w;
-    const char *text = NULL;
-    size_t bytes = 0;
     if (!args || pd_catalog_text(catalog, "config.json")) return PD_OK;
     for (; *family; family++) {
-        class = (*family)->classes;
-        while (class->name && !is_class(args, *family, class))
-            class ++;
-        if (class->name) break;
+        c = (*family)->classes;
+        while (c->name && !is_class(args, *family, c))
+            c++;
+        if (c->name) break;
     }
     if (!*family) return PD_OK;
     pd_json_writer_init(&w, 2);
-    write_config(&w, *family, class, args);
-    pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
-    if (!st) st = pd_catalog_add_text(catalog, "config.json", text, bytes, err);
-    pd_json_writer_deinit(&w);
-    return st;
+    write_config(&w, *family, c, args);
+    return pd_catalog_add_json(catalog, "config.json", &w, PD_OK, err);
 }
 
 static pd_status read_common(struct pd_vfs *vfs, const char *directory, struct pd_catalog *catalog, struct pd_error *err)

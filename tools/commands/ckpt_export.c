@@ -189,16 +189,11 @@ static pd_status add_bare_tokenizer(struct export *x, const struct pd_catalog_te
                                     const struct pd_special_tokens *tokens, struct pd_error *err)
 {
     struct pd_json_writer w;
-    const char *text = NULL;
-    size_t bytes = 0;
     pd_json_writer_init_object(&w, 0);
     if (json) pd_json_string(&w, "huggingface.json", json->text);
     if (tokens->bos >= 0) pd_json_i64(&w, "ggml.bos_token_id", tokens->bos);
     if (tokens->eos_count) pd_json_i64(&w, "ggml.eos_token_id", tokens->eos[0]);
-    pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
-    if (!st) st = pd_catalog_add_text(&x->wanted, PD_TOKENIZER_GGUF_FILE, text, bytes, err);
-    pd_json_writer_deinit(&w);
-    return st;
+    return pd_catalog_add_json(&x->wanted, PD_TOKENIZER_GGUF_FILE, &w, PD_OK, err);
 }
 
 /* GGUF has the tokenizer inside. One that it has no words for goes along as it is: the standard has a place for that. */
@@ -286,8 +281,6 @@ static pd_status add_tokenizer_config(struct export *x, const struct pd_tokenize
 {
     const int64_t ids[] = {tokens->bos, tokens->eos_count ? tokens->eos[0] : -1};
     struct pd_json_writer w;
-    const char *text = NULL;
-    size_t bytes = 0;
     pd_json_writer_init_object(&w, 2);
     pd_json_string(&w, "tokenizer_class", "PreTrainedTokenizerFast");
     pd_json_bool(&w, "clean_up_tokenization_spaces", false);
@@ -295,10 +288,7 @@ static pd_status add_tokenizer_config(struct export *x, const struct pd_tokenize
         const char *token = ids[i] >= 0 ? pd_tokenizer_special(tokenizer, (uint32_t)ids[i]) : NULL;
         if (token) pd_json_string(&w, i ? "eos_token" : "bos_token", token);
     }
-    pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
-    if (!st) st = pd_catalog_add_text(&x->wanted, "tokenizer_config.json", text, bytes, err);
-    pd_json_writer_deinit(&w);
-    return st;
+    return pd_catalog_add_json(&x->wanted, "tokenizer_config.json", &w, PD_OK, err);
 }
 
 /* One that came in a GGUF file, for programs that read tokenizer.json alone. What that has no words for is said. */

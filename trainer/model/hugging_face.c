@@ -397,16 +397,10 @@ static void write_rope(struct pd_json_writer *w, const struct pd_model_config *c
         pd_json_null(w, "rope_scaling");
         return;
     }
-    const bool is_linear = c->rope_scaling == PD_ROPE_SCALING_LINEAR;
-    pd_json_object_begin(w, "rope_scaling");
-    pd_json_string(w, "rope_type", is_linear ? "linear" : "llama3");
-    pd_json_double(w, "factor", shortest(c->rope_factor));
-    if (!is_linear) {
-        pd_json_double(w, "low_freq_factor", shortest(c->rope_low_frequency_factor));
-        pd_json_double(w, "high_freq_factor", shortest(c->rope_high_frequency_factor));
-        pd_json_u64(w, "original_max_position_embeddings", c->rope_original_context);
-    }
-    pd_json_object_end(w);
+    const struct pd_rope_factors scaling = {c->rope_scaling == PD_ROPE_SCALING_LLAMA3, shortest(c->rope_factor),
+                                            shortest(c->rope_low_frequency_factor), shortest(c->rope_high_frequency_factor),
+                                            c->rope_original_context};
+    pd_rope_factors_write(&scaling, w);
 }
 
 static const char *torch_name(enum pd_dtype dtype)
@@ -452,10 +446,10 @@ static pd_status finish(struct pd_json_writer *w, char **ret_text, struct pd_err
 
 const struct pd_model_class *pd_model_class_of(const struct pd_model_config *config)
 {
-    const struct pd_model_class *class = pd_families[config->family]->classes;
-    while (class->name && class->qkv_bias != config->qkv_bias)
-        class ++;
-    return class->name ? class : NULL;
+    const struct pd_model_class *c = pd_families[config->family]->classes;
+    while (c->name && c->qkv_bias != config->qkv_bias)
+        c++;
+    return c->name ? c : NULL;
 }
 
 pd_status pd_hugging_face_write(const struct pd_model_config *config, enum pd_dtype dtype,
