@@ -186,7 +186,7 @@ def manual():
     top = harness.read("man1/perdure.1").replace("\\-", "-")
     codes = [code for code in range(100) if f"\n.B {code}\n" in top.partition(".SH EXIT STATUS")[2]]
     listed = harness.read(os.path.join(SOURCE, "tools", "README.md")).partition("Exit codes:")[2].partition("\n5. ")[0]
-    check(codes == [int(code) for code in re.findall(r"(?:^|;)\s+(\d+) ", listed)], f"perdure(1) has exit codes {codes}")
+    check(codes == [int(code) for code in re.findall(r"(?:^|;)\s+(\d+)\s", listed)], f"perdure(1) has exit codes {codes}")
     check(all(f".BR perdure-{command} (1)" in top for command in commands_of([])), f"perdure(1) sees not all: {top[-600:]}")
     check(".BR perdure\\-ckpt\\-ls (1)" in harness.read("man1/perdure-ckpt.1"), "perdure-ckpt(1) does not see perdure-ckpt-ls(1)")
     for page in pages:
