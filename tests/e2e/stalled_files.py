@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""A file system that stalls (helpers/stalling_files.c) is no hung rank: while reads of data, state in files, saves, metrics or the reading of a
-checkpoint wait for it, nobody is blamed and nobody is ended, the log says which rank waits for storage, and the run ends with the bits of one that
-never waited. A rank that was killed and cannot end, because it waits there, has no other started beside it.
+"""A file system that stalls (helpers/stalling_files.c) is no hung rank: while reads of data, state in files, saves, metrics, the reading of a
+checkpoint or the beginning of a rank wait for it, nobody is blamed and nobody is ended, the log says what waits for storage, and the run ends with
+the bits of one that never waited. A rank that was killed and cannot end, because it waits there, has no other started beside it.
 
-By default each stall takes 14 s and a hang 5 s; with PERDURE_TEST_SCALE of 10 or more, 45 and 150 s too, in more places. Arguments: PERDURE STALLING_FILES."""
+By default each stall takes 14 s and a hang 5 s; with PERDURE_TEST_SCALE of 10 or more, 45 and 150 s too, in more places.
+Arguments: PERDURE STALLING_FILES."""
 import os
 import re
 import signal
@@ -67,7 +68,7 @@ class Run:
 
     def __init__(self, workspace, config, files, name, *words):
         self.name, self.files, self.workspace, self.config = name, files, workspace, config
-        place = os.path.join(files.path, name)
+        self.process, place = None, os.path.join(files.path, name)
         self.directory, self.log_path = os.path.join(place, "run"), workspace.directory(name) + ".log"
         os.makedirs(place)
         with open(os.path.join(place, "text.txt"), "w", encoding="utf-8") as f:
@@ -85,11 +86,12 @@ class Run:
 
     def __exit__(self, *exc):
         self.files.let_go()  # nobody who waits there can be killed
-        self.process.kill()
-        self.process.wait()
+        if self.process:
+            self.process.kill()
+            self.process.wait()
 
     def waited(self):
-        """Where a save has its copy already, training goes on, and the save is waited for."""
+        """Of ranks, of saves beside which training goes on, and of run.dir."""
         return [line for line in harness.read(self.log_path).split("\n") if "Its storage is slow or stuck" in line]
 
     def fail(self, why):
@@ -138,21 +140,36 @@ def stall(files, seconds, lines):
         print(f"{seconds} s, {line}: {run.waited()[-1]}", flush=True)
 
 
+def start_until_begun(run):
+    """The launcher has started its ranks, which have not been heard of."""
+    def starts():
+        return harness.read(run.log_path).count("starting 2 ranks") if os.path.exists(run.log_path) else 0
+
+    before = starts()
+    run.start()
+    harness.wait_for(lambda: starts() > before or run.process.poll() is not None, "a start")
+
+
 def stalls(workspace, config, files):
     """Each stall is of a start of its own: what took long before is waited for longer."""
-    runs = state, saves = Run(workspace, config, files, "state", *NVME), Run(workspace, config, files, "saves")
+    state, saves = Run(workspace, config, files, "state", *NVME), Run(workspace, config, files, "saves")
+    begins = Run(workspace, config, files, "begins", "restart.begin_seconds=5")
     is_long = harness.scale() >= 10
     for seconds in [14, 45, 150] if is_long else [14]:
         for held_state, held_saves in STALLS + (MORE_STALLS if is_long else []):
             is_early, line = held_saves.startswith(AT_START), held_saves.removeprefix(AT_START)
+            lines = {state: held_state, saves: line}
             files.hold([line] if is_early else [])
-            with state.start(), saves.start():
-                steps([state] if is_early else runs)
-                stall(files, seconds, {state: held_state, saves: line})
-                steps(runs)
-                for run in runs:
+            with state.start(), saves.start(), begins:
+                steps([state] if is_early else [state, saves])
+                if held_state == STALLS[0][0]:
+                    start_until_begun(begins)
+                    lines[begins] = "* /begins/run/.launch-*"
+                stall(files, seconds, lines)
+                steps(lines)
+                for run in lines:
                     run.leave()
-    return runs
+    return state, saves, begins
 
 
 def cannot_be_killed(run, files):

@@ -2,6 +2,7 @@
  * line; sizes that follow from others; checks. One that was saved passes through the same, with tolerance. */
 #include "trainer/config/config.h"
 
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/regular_file.h"
 #include "resharder/catalog/family.h"
 #include "trainer/config/check.h"
@@ -307,7 +308,8 @@ static pd_status read_all(int descriptor, const char *path, char **ret_text, str
             free(text);
             return st;
         }
-        ssize_t got = read(descriptor, text + bytes, capacity - bytes);
+        ssize_t got;
+        PD_ON_STORAGE(got = read(descriptor, text + bytes, capacity - bytes));
         if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (got < 0) {
             int number = errno;

@@ -29,6 +29,8 @@
 #define MODULE "launch"
 #define TICK_MS 50
 #define RUN_DIR_TICKS 4u
+#define RUN_DIR_SLOW_NS UINT64_C(1000000000)
+#define RUN_DIR_SAY_NS UINT64_C(5000000000)
 #define WATCH_NS UINT64_C(200000000)
 #define STARTER_ALONE_NS UINT64_C(10000000000)
 #define LEAVE_OPENING_NS UINT64_C(5000000000)
@@ -53,6 +55,7 @@ struct run_dir {
     pthread_t thread;
     bool is_running;
     atomic_bool is_gone, ends; /* is_gone: written by the thread; ends: by the launcher */
+    _Atomic uint64_t asked_ns; /* by the thread: since when it has waited for an answer; 0: it does not */
 };
 
 struct job {
@@ -67,6 +70,8 @@ struct job {
     bool is_silence_told;
     uint64_t watched_ns;
     struct run_dir run_dir;
+    uint64_t stuck_ns, stuck_last_ns; /* how long run.dir did not answer, and when that was so last */
+    uint64_t stuck_look_ns, stuck_said_ns;
     bool is_begin_warned;
     uint64_t oom_kills;          /* of this cgroup, before the start */
     double grace_seconds;        /* from leave_ns until what is left is ended */
@@ -293,7 +298,11 @@ static void *run_dir_main(void *context)
 {
     struct run_dir *d = context;
     for (uint32_t tick = 0; !atomic_load(&d->ends); tick++) {
-        if (tick % RUN_DIR_TICKS == 0 && run_dir_is_gone(d)) atomic_store(&d->is_gone, true);
+        if (tick % RUN_DIR_TICKS == 0) {
+            atomic_store(&d->asked_ns, pd_clock_monotonic_ns(NULL));
+            if (run_dir_is_gone(d)) atomic_store(&d->is_gone, true);
+            atomic_store(&d->asked_ns, 0);
+        }
         pd_clock_sleep_ns(NULL, TICK_MS * UINT64_C(1000000));
     }
     return NULL;
@@ -313,6 +322,22 @@ static void run_dir_end(struct job *job)
 {
     atomic_store(&job->run_dir.ends, true);
     if (job->run_dir.is_running) pthread_join(job->run_dir.thread, NULL);
+}
+
+/* Ranks read the secret and the configuration there before they are heard of. */
+static void run_dir_wait(struct job *job)
+{
+    const uint64_t now = pd_clock_monotonic_ns(NULL), asked = atomic_load(&job->run_dir.asked_ns);
+    const uint64_t waited_ns = asked && now > asked ? now - asked : 0;
+    if (waited_ns > RUN_DIR_SLOW_NS) {
+        job->stuck_ns += now - job->stuck_look_ns;
+        job->stuck_last_ns = now;
+    }
+    job->stuck_look_ns = now;
+    if (waited_ns < RUN_DIR_SAY_NS || (job->stuck_said_ns && now - job->stuck_said_ns < UNKILLED_SAY_NS)) return;
+    job->stuck_said_ns = now;
+    pd_log_warn(MODULE, "run.dir (%s) has not answered for %.0f s. Its storage is slow or stuck: it is waited for",
+                job->run_dir.path, (double)waited_ns * 1e-9);
 }
 
 /* Ranks leave, and save where they can: what they report is lost, and a restart would find nothing to start from. */
@@ -380,7 +405,7 @@ static void opening_look(struct job *job)
     const uint64_t now = pd_clock_monotonic_ns(NULL);
     const bool has_begun = has_any_begun(job);
     const double seconds = job->end.start->begin_seconds;
-    const bool is_overdue = seconds > 0 && (double)(now - job->start_ns) > seconds * 1e9;
+    const bool is_overdue = seconds > 0 && (double)(now - job->start_ns - job->stuck_ns) > seconds * 1e9;
     if (job->requests->wants_leave && !job->leave_ns) job->leave_ns = now;
     if (job->leave_ns && now - job->leave_ns > LEAVE_OPENING_NS && (!has_begun || !job->said->is_training))
         job->end.is_left_opening = true;
@@ -483,7 +508,10 @@ static void hang_look(struct job *job)
     const bool is_hung = pd_launch_watch_look(job->watch, now, &hang);
     silence_tell(job);
     if (!is_hung) return;
-    if (hang.is_storage) {
+    /* Once run.dir answers again, ranks have as long as ever to go on. */
+    const bool is_run_dir_stuck =
+        job->stuck_last_ns && (double)(now - job->stuck_last_ns) < job->end.start->hang_seconds * 1e9;
+    if (hang.is_storage || is_run_dir_stuck) {
         pd_log_warn(MODULE, "%s. Its storage is slow or stuck: the rank is waited for", hang.text);
         return;
     }
@@ -548,6 +576,7 @@ static int job_watch(struct job *job)
         wait_for_news(job);
         workers_look(job); /* before others are looked for, which takes longer */
         pd_launch_receiver_look(job->receiver);
+        run_dir_wait(job);
         run_dir_look(job);
         growth_look(job);
         if (job->requests->wants_abort)
@@ -677,15 +706,15 @@ static void oom_look(struct job *job)
     struct pd_memory_limit limit;
     job->end.oom_kills = pd_memory_oom_kills(NULL) - job->oom_kills;
     if (!pd_memory_limit_read(NULL, &limit)) return;
-    snprintf(job->end.memory_limit, sizeof job->end.memory_limit, "%s (%.200s)", pd_bytes_text((double)limit.most_bytes).text,
-             limit.most_who);
+    snprintf(job->end.memory_limit, sizeof job->end.memory_limit, "%s (%.200s)",
+             pd_bytes_text((double)limit.most_bytes).text, limit.most_who);
 }
 
 static pd_status job_run(struct job *job, const struct pd_starter_command *command, struct pd_launch_verdict *ret_verdict,
                          struct pd_error *err)
 {
     PD_TRY(job_init(job, err));
-    job->start_ns = pd_clock_monotonic_ns(NULL);
+    job->start_ns = job->stuck_look_ns = pd_clock_monotonic_ns(NULL);
     job->oom_kills = pd_memory_oom_kills(NULL);
     PD_TRY(pd_starter_spawn(job->end.start, command, pd_launch_receiver_addresses(job->receiver), &job->end.starter, err));
     job->end.status = job_watch(job);
