@@ -327,7 +327,7 @@ static pd_status launch_claimed(const struct pd_config *config, struct pd_launch
     PD_TRY(check_same_checkpoints(config, err));
     PD_TRY(import_first(config, err));
     private_config_path(config, path);
-    pd_status st = pd_worker_write_config(config, path, err);
+    pd_status st = pd_config_write(config, path, err);
     if (st) return pd_error_context(err, st, "run.dir cannot be written; make it so, or name another with run.dir=DIR");
     if (isatty(STDERR_FILENO)) setenv("PERDURE_PROGRESS", "bar", 0);
     const char *worker[] = {self, "worker", path, NULL};

@@ -173,6 +173,8 @@ PD_MUST_USE pd_status pd_config_load_saved(const char *path, struct pd_config *r
 void pd_config_deinit(struct pd_config *config);
 /* The resolved whole as YAML that loads back to the same struct; malloc'ed. What --print-config shows and a commit keeps. */
 PD_MUST_USE pd_status pd_config_print(const struct pd_config *config, char **ret_yaml, struct pd_error *err);
+/* As a file: whole or not at all. */
+PD_MUST_USE pd_status pd_config_write(const struct pd_config *config, const char *path, struct pd_error *err);
 
 /* The tiers of a run, resolved; borrowed from the configuration. Returns their count, at least one. */
 uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options ret_tiers[PD_TIERS_MAX]);

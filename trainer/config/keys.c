@@ -231,3 +231,8 @@ const struct pd_key pd_keys[] = {
            "go on with changed numerics, batch or data, on purpose: other bits from there on"),
 };
 const uint32_t pd_key_count = sizeof pd_keys / sizeof pd_keys[0];
+
+bool pd_key_is_list(const struct pd_key *key)
+{
+    return key->type == PD_KEY_SOURCES || key->type == PD_KEY_RANKS || key->type == PD_KEY_TIERS;
+}

@@ -62,17 +62,7 @@ void pd_key_text(const struct pd_config *config, const struct pd_key *key, char 
 void pd_key_number_text(double value, char *ret, size_t bytes);
 /* To layout.auto, whatever its value is: "auto" is read back so. */
 bool pd_key_is_left(const struct pd_config *config, const struct pd_key *key);
-/* ---- between set.c and tiers.c ---- */
-
-/* A scalar member of any struct: key->offset counts from `base`. */
-PD_MUST_USE pd_status pd_key_set_member(void *base, const struct pd_key *key, const char *text, struct pd_error *err);
-/* Room for element `index` of a list, zeroed, which is there already or the next. */
-PD_MUST_USE pd_status pd_key_reach(struct pd_config *config, const struct pd_key *key, uint64_t index, size_t item_bytes,
-                                   struct pd_error *err);
-/* checkpoint.tiers[index].member = text */
-PD_MUST_USE pd_status pd_key_set_tier(struct pd_config *config, const struct pd_key *key, uint64_t index, const char *member,
-                                      const char *text, struct pd_error *err);
-void pd_key_clear_tiers(struct pd_config_tier *tiers, uint32_t count);
+#define PD_TIER_LEFT_OUT UINT64_MAX /* every and keep_every of a tier that does not name them */
 /* Members that were left out, from checkpoint.*. */
 PD_MUST_USE pd_status pd_config_tiers_resolve(struct pd_config *config, struct pd_error *err);
 PD_MUST_USE pd_status pd_config_tiers_check(const struct pd_config *config, struct pd_error *err);

@@ -4,10 +4,12 @@
 #include "ckpt/base/utf8.h"
 #include "trainer/data/token_file.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define COMMENT_COLUMN 38
 
@@ -122,4 +124,21 @@ pd_status pd_config_print(const struct pd_config *config, char **ret_yaml, struc
     }
     *ret_yaml = text;
     return PD_OK;
+}
+
+pd_status pd_config_write(const struct pd_config *config, const char *path, struct pd_error *err)
+{
+    char *yaml = NULL, temporary[4200];
+    snprintf(temporary, sizeof temporary, "%s.%d", path, (int)getpid());
+    PD_TRY(pd_config_print(config, &yaml, err));
+    (void)unlink(temporary); /* of a killed process with this number; a new file follows no link */
+    FILE *f = fopen(temporary, "wxe");
+    bool written = f && fputs(yaml, f) >= 0;
+    if (f && fclose(f)) written = false;
+    int number = errno;
+    free(yaml);
+    if (written && !rename(temporary, path)) return PD_OK;
+    if (written) number = errno;
+    if (f) unlink(temporary);
+    PD_FAIL_ERRNO(err, number, "%s: writing it", path);
 }

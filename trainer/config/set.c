@@ -1,4 +1,5 @@
 /* Reading and writing one key of the configuration by name. */
+#include "ckpt/base/nearest.h"
 #include "trainer/config/keys.h"
 
 #include "ckpt/base/log.h"
@@ -230,7 +231,8 @@ static void set_automatic(void *base, const struct pd_key *key)
         *(double *)member = -1;
 }
 
-pd_status pd_key_set_member(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
+/* A scalar member of any struct: key->offset counts from `base`. */
+static pd_status set_member(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
 {
     if (key->automatic && strcmp(text, "auto") == 0) {
         set_automatic(base, key);
@@ -256,11 +258,6 @@ pd_status pd_key_set_member(void *base, const struct pd_key *key, const char *te
 
 /* ---- lists ---- */
 
-bool pd_key_is_list(const struct pd_key *key)
-{
-    return key->type == PD_KEY_SOURCES || key->type == PD_KEY_RANKS || key->type == PD_KEY_TIERS;
-}
-
 void pd_key_clear_list(struct pd_config *config, const struct pd_key *key)
 {
     uint32_t *count = member_of(config, key->count_offset);
@@ -268,13 +265,18 @@ void pd_key_clear_list(struct pd_config *config, const struct pd_key *key)
     if (key->type == PD_KEY_SOURCES)
         for (uint32_t i = 0; i < *count; i++)
             free(((struct pd_data_source *)*items)[i].path);
-    if (key->type == PD_KEY_TIERS) pd_key_clear_tiers(*items, *count);
+    const struct pd_config_tier *tiers = *items;
+    for (uint32_t i = 0; i < *count && key->type == PD_KEY_TIERS; i++) {
+        free(tiers[i].dir);
+        free(tiers[i].compression);
+    }
     free(*items);
     *items = NULL;
     *count = 0;
 }
 
-pd_status pd_key_reach(struct pd_config *config, const struct pd_key *key, uint64_t index, size_t item_bytes,
+/* Room for element `index` of a list, zeroed, which is there already or the next. */
+static pd_status reach(struct pd_config *config, const struct pd_key *key, uint64_t index, size_t item_bytes,
                        struct pd_error *err)
 {
     uint32_t *count = member_of(config, key->count_offset);
@@ -301,7 +303,7 @@ static pd_status set_source(struct pd_config *config, const struct pd_key *key, 
     bool is_path = p->member[0] == '\0' || strcmp(p->member, "path") == 0;
     if (!is_path && strcmp(p->member, "format") != 0 && strcmp(p->member, "weight") != 0)
         PD_FAIL(err, PD_INVALID, "a data file has path, format and weight, and no \"%s\"", p->member);
-    PD_TRY(pd_key_reach(config, key, p->index, sizeof(struct pd_data_source), err));
+    PD_TRY(reach(config, key, p->index, sizeof(struct pd_data_source), err));
     struct pd_data_source *source = *(struct pd_data_source **)member_of(config, key->offset) + p->index;
     if (is_path) return replace_string(&source->path, text, err);
     if (strcmp(p->member, "format") == 0) {
@@ -323,7 +325,7 @@ static pd_status set_rank(struct pd_config *config, const struct pd_key *key, ui
     uint64_t value;
     if (!pd_parse_u64(text, &value) || value == 0 || value > 65536)
         PD_FAIL(err, PD_INVALID, "expected a number of ranks from 1 to 65536, found \"%s\"", text);
-    PD_TRY(pd_key_reach(config, key, index, sizeof(uint32_t), err));
+    PD_TRY(reach(config, key, index, sizeof(uint32_t), err));
     (*(uint32_t **)member_of(config, key->offset))[index] = (uint32_t)value;
     return PD_OK;
 }
@@ -349,13 +351,74 @@ static pd_status set_ranks(struct pd_config *config, const struct pd_key *key, c
     return PD_OK;
 }
 
+/* ---- checkpoint.tiers ---- */
+
+#define MEMBER(NAME, TYPE, LOW, HIGH, SUFFIX)                                                                          \
+    {                                                                                                                  \
+        .name = #NAME, .type = TYPE, .offset = offsetof(struct pd_config_tier, NAME), .low = LOW, .high = HIGH, SUFFIX \
+    }
+#define COUNTED .suffix = PD_SUFFIX_COUNT
+#define PLAIN .suffix = PD_SUFFIX_NONE
+
+static const struct pd_key tier_members[] = {
+    MEMBER(dir, PD_KEY_STRING, 0, 0, PLAIN),         MEMBER(every, PD_KEY_U64, 0, 1e15, COUNTED),
+    MEMBER(keep_last, PD_KEY_U32, 1, 1e6, PLAIN),    MEMBER(keep_every, PD_KEY_U64, 0, 1e15, COUNTED),
+    MEMBER(bandwidth, PD_KEY_U64, 0, 1e15, COUNTED), MEMBER(compression, PD_KEY_STRING, 0, 0, PLAIN),
+    MEMBER(replicas, PD_KEY_U32, 0, 1e6, PLAIN),
+};
+#define TIER_MEMBERS (sizeof tier_members / sizeof *tier_members)
+
+/* As others call them. */
+static const struct {
+    const char *words, *member;
+} tier_meant[] = {{" path directory folder location root url ", "dir"},
+                  {" interval frequency steps every_steps every_n_steps save_every ", "every"},
+                  {" keep keep_last_n keep_latest max_to_keep retention limit ", "keep_last"},
+                  {" copies replicate ", "replicas"},
+                  {" rate throttle max_bandwidth ", "bandwidth"},
+                  {" codec compress zstd ", "compression"}};
+
+static pd_status refuse_tier_member(const char *member, struct pd_error *err)
+{
+    const char *names[TIER_MEMBERS], *near;
+    for (size_t i = 0; i < TIER_MEMBERS; i++)
+        names[i] = tier_members[i].name;
+    near = pd_nearest_name(member, names, TIER_MEMBERS);
+    for (size_t i = 0; i < sizeof tier_meant / sizeof *tier_meant; i++) {
+        char word[64];
+        snprintf(word, sizeof word, " %.50s ", member);
+        if (strstr(tier_meant[i].words, word)) near = tier_meant[i].member;
+    }
+    PD_FAIL(err, PD_INVALID,
+            "a tier is a directory, or {dir: DIR, every: STEPS} with keep_last, keep_every, bandwidth, replicas and "
+            "compression, and "
+            "has no \"%s\"%s%s%s",
+            member, near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
+}
+
+static pd_status set_tier_member(struct pd_config *config, const struct pd_key *key, uint64_t index, const char *member,
+                                 const char *text, struct pd_error *err)
+{
+    const uint32_t before = config->checkpoint.tiers_count;
+    if (!member[0]) member = "dir"; /* checkpoint.tiers: [/dev/shm/a, /nvme/b] */
+    if (index >= PD_TIERS_MAX) PD_FAIL(err, PD_INVALID, "there may be at most %u tiers", PD_TIERS_MAX);
+    for (size_t i = 0; i < TIER_MEMBERS; i++) {
+        if (strcmp(tier_members[i].name, member) != 0) continue;
+        PD_TRY(reach(config, key, index, sizeof(struct pd_config_tier), err));
+        struct pd_config_tier *tier = &config->checkpoint.tiers[index];
+        if (config->checkpoint.tiers_count > before) tier->every = tier->keep_every = PD_TIER_LEFT_OUT;
+        return set_member(tier, &tier_members[i], text, err);
+    }
+    return refuse_tier_member(member, err);
+}
+
 /* A directory is a tier that is all by default. Without an index the text is the only tier, or "[]" for none. */
 static pd_status set_tier(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
                           struct pd_error *err)
 {
-    if (p->has_index) return pd_key_set_tier(config, key, p->index, p->member, text, err);
+    if (p->has_index) return set_tier_member(config, key, p->index, p->member, text, err);
     pd_key_clear_list(config, key);
-    if (text[strspn(text, " []")] != '\0') return pd_key_set_tier(config, key, 0, "dir", text, err);
+    if (text[strspn(text, " []")] != '\0') return set_tier_member(config, key, 0, "dir", text, err);
     return PD_OK;
 }
 
@@ -373,7 +436,7 @@ static pd_status set_scalar(struct pd_config *config, const struct pd_key *key, 
     const bool is_value = strcmp(text, "auto") != 0;
     if (!*text && key->type != PD_KEY_STRING)
         PD_FAIL(err, PD_INVALID, "expected a value, found nothing; leave the key out for its default");
-    PD_TRY(pd_key_set_member(config, key, given && !is_value ? key->initial : text, err));
+    PD_TRY(set_member(config, key, given && !is_value ? key->initial : text, err));
     if (given) *given = is_value;
     return PD_OK;
 }

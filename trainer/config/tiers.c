@@ -1,5 +1,4 @@
 /* checkpoint.tiers: a list of directories with what is saved into each. */
-#include "ckpt/base/nearest.h"
 #include "trainer/config/keys.h"
 
 #include <stdio.h>
@@ -7,81 +6,13 @@
 #include <string.h>
 
 #define DIRECTORY_MAX 3000u
-#define ABSENT UINT64_MAX
-
-#define MEMBER(NAME, TYPE, LOW, HIGH, SUFFIX)                                                                          \
-    {                                                                                                                  \
-        .name = #NAME, .type = TYPE, .offset = offsetof(struct pd_config_tier, NAME), .low = LOW, .high = HIGH, SUFFIX \
-    }
-#define COUNT .suffix = PD_SUFFIX_COUNT
-#define PLAIN .suffix = PD_SUFFIX_NONE
-
-static const struct pd_key members[] = {
-    MEMBER(dir, PD_KEY_STRING, 0, 0, PLAIN),       MEMBER(every, PD_KEY_U64, 0, 1e15, COUNT),
-    MEMBER(keep_last, PD_KEY_U32, 1, 1e6, PLAIN),  MEMBER(keep_every, PD_KEY_U64, 0, 1e15, COUNT),
-    MEMBER(bandwidth, PD_KEY_U64, 0, 1e15, COUNT), MEMBER(compression, PD_KEY_STRING, 0, 0, PLAIN),
-    MEMBER(replicas, PD_KEY_U32, 0, 1e6, PLAIN),
-};
-#define MEMBER_COUNT (sizeof members / sizeof *members)
-
-/* As others call them. */
-static const struct {
-    const char *words, *member;
-} meant[] = {{" path directory folder location root url ", "dir"},
-             {" interval frequency steps every_steps every_n_steps save_every ", "every"},
-             {" keep keep_last_n keep_latest max_to_keep retention limit ", "keep_last"},
-             {" copies replicate ", "replicas"},
-             {" rate throttle max_bandwidth ", "bandwidth"},
-             {" codec compress zstd ", "compression"}};
-
-static pd_status refuse_member(const char *member, struct pd_error *err)
-{
-    const char *names[MEMBER_COUNT], *near;
-    for (size_t i = 0; i < MEMBER_COUNT; i++)
-        names[i] = members[i].name;
-    near = pd_nearest_name(member, names, MEMBER_COUNT);
-    for (size_t i = 0; i < sizeof meant / sizeof *meant; i++) {
-        char word[64];
-        snprintf(word, sizeof word, " %.50s ", member);
-        if (strstr(meant[i].words, word)) near = meant[i].member;
-    }
-    PD_FAIL(err, PD_INVALID,
-            "a tier is a directory, or {dir: DIR, every: STEPS} with keep_last, keep_every, bandwidth, replicas and "
-            "compression, and "
-            "has no \"%s\"%s%s%s",
-            member, near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
-}
-
-pd_status pd_key_set_tier(struct pd_config *config, const struct pd_key *key, uint64_t index, const char *member,
-                          const char *text, struct pd_error *err)
-{
-    const uint32_t before = config->checkpoint.tiers_count;
-    if (!member[0]) member = "dir"; /* checkpoint.tiers: [/dev/shm/a, /nvme/b] */
-    if (index >= PD_TIERS_MAX) PD_FAIL(err, PD_INVALID, "there may be at most %u tiers", PD_TIERS_MAX);
-    for (size_t i = 0; i < MEMBER_COUNT; i++) {
-        if (strcmp(members[i].name, member) != 0) continue;
-        PD_TRY(pd_key_reach(config, key, index, sizeof(struct pd_config_tier), err));
-        struct pd_config_tier *tier = &config->checkpoint.tiers[index];
-        if (config->checkpoint.tiers_count > before) tier->every = tier->keep_every = ABSENT;
-        return pd_key_set_member(tier, &members[i], text, err);
-    }
-    return refuse_member(member, err);
-}
-
-void pd_key_clear_tiers(struct pd_config_tier *tiers, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        free(tiers[i].dir);
-        free(tiers[i].compression);
-    }
-}
 
 pd_status pd_config_tiers_resolve(struct pd_config *config, struct pd_error *err)
 {
     for (uint32_t i = 0; i < config->checkpoint.tiers_count; i++) {
         struct pd_config_tier *tier = &config->checkpoint.tiers[i];
-        if (tier->every == ABSENT) tier->every = config->checkpoint.every;
-        if (tier->keep_every == ABSENT) tier->keep_every = config->checkpoint.keep_every;
+        if (tier->every == PD_TIER_LEFT_OUT) tier->every = config->checkpoint.every;
+        if (tier->keep_every == PD_TIER_LEFT_OUT) tier->keep_every = config->checkpoint.keep_every;
         if (!tier->keep_last) tier->keep_last = config->checkpoint.keep_last;
         if (!tier->dir && !(tier->dir = strdup(config->checkpoint.dir))) PD_FAIL(err, PD_NO_MEMORY, "no memory for a path");
         if (!tier->compression && !(tier->compression = strdup(config->checkpoint.compression)))

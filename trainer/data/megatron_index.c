@@ -22,6 +22,18 @@ char *pd_megatron_path(const char *path, const char *end)
     return result;
 }
 
+bool pd_megatron_is_pair(const char *path)
+{
+    char *index = pd_megatron_path(path, ".idx");
+    char magic[PD_MEGATRON_MAGIC_BYTES] = {0};
+    FILE *stream = index ? fopen(index, "rbe") : NULL;
+    bool found = stream && fread(magic, 1, sizeof magic, stream) == sizeof magic &&
+                 memcmp(magic, PD_MEGATRON_MAGIC, sizeof magic) == 0;
+    if (stream) fclose(stream);
+    free(index);
+    return found;
+}
+
 static uint64_t lengths_at(void)
 {
     return PD_MEGATRON_HEADER_BYTES;

@@ -13,6 +13,7 @@
 
 /* X, X.bin and X.idx name the pair: that with `end`, malloc'ed; NULL: no memory. */
 char *pd_megatron_path(const char *path, const char *end);
+bool pd_megatron_is_pair(const char *path); /* an index lies where this name has it */
 /* Takes type and counts from the index at file->index_fd and checks every entry against the .bin: sequences lie one after
  * the other and fill it, documents ascend. */
 PD_MUST_USE pd_status pd_megatron_index_open(struct pd_token_file *file, struct pd_error *err);

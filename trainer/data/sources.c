@@ -2,6 +2,7 @@
 
 #include "trainer/data/byte_stream.h"
 #include "trainer/data/input_list.h"
+#include "trainer/data/megatron_index.h"
 #include "trainer/data/token_file.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -113,7 +114,7 @@ static pd_status check_file(const struct finding *f, const char *path, const str
     struct pd_byte_stream *stream;
     struct stat st;
     const bool may_be_text = entry->format == PD_DATA_TEXT || entry->format == PD_DATA_AUTO;
-    if (!may_be_text || pd_token_file_is_pair(path)) return PD_OK;
+    if (!may_be_text || pd_megatron_is_pair(path)) return PD_OK;
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || !st.st_size) return PD_OK; /* whoever opens it says so */
     PD_TRY(pd_source_check_text(path, entry->path, entry->format, f->document_token, err));
     PD_TRY(pd_byte_stream_open(path, &stream, err));

@@ -34,18 +34,6 @@ static bool ends_with(const char *text, const char *end)
     return a >= b && strcmp(text + a - b, end) == 0;
 }
 
-bool pd_token_file_is_pair(const char *path)
-{
-    char *index = pd_megatron_path(path, ".idx");
-    char magic[PD_MEGATRON_MAGIC_BYTES] = {0};
-    FILE *stream = index ? fopen(index, "rbe") : NULL;
-    bool found = stream && fread(magic, 1, sizeof magic, stream) == sizeof magic &&
-                 memcmp(magic, PD_MEGATRON_MAGIC, sizeof magic) == 0;
-    if (stream) fclose(stream);
-    free(index);
-    return found;
-}
-
 static bool is_llmc_magic(uint32_t magic)
 {
     return magic == PD_LLMC_MAGIC_U16 || magic == PD_LLMC_MAGIC_U32;
@@ -154,7 +142,7 @@ pd_status pd_token_file_open(const char *path, enum pd_data_format format, struc
                              struct pd_error *err)
 {
     struct pd_token_file file = {.format = format, .fd = -1, .index_fd = -1};
-    if (format == PD_DATA_AUTO && pd_token_file_is_pair(path)) file.format = PD_DATA_MEGATRON;
+    if (format == PD_DATA_AUTO && pd_megatron_is_pair(path)) file.format = PD_DATA_MEGATRON;
     if (file.format == PD_DATA_MEGATRON) {
         file.path = pd_megatron_path(path, ".bin");
         file.index_path = pd_megatron_path(path, ".idx");

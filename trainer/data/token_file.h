@@ -41,7 +41,6 @@ const char *pd_data_format_name(enum pd_data_format format); /* "text", "nanogpt
 const char *pd_token_type_name(enum pd_token_type type);
 uint32_t pd_token_bytes(enum pd_token_type type);
 
-bool pd_token_file_is_pair(const char *path); /* an index of Megatron lies where this name has it */
 /* PD_INVALID: empty, not a file, wrong size, magic, version or index; PD_NOT_FOUND; PD_IO. Messages name the file and the
  * fix. */
 PD_MUST_USE pd_status pd_token_file_open(const char *path, enum pd_data_format format, struct pd_token_file *ret_file,

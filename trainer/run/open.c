@@ -29,7 +29,6 @@
 #include "trainer/run/recovery.h"
 #include "trainer/run/resume.h"
 #include "trainer/run/signals.h"
-#include "trainer/run/worker.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +43,7 @@ static pd_status publish_config(struct run *r, struct pd_error *err)
     char path[4096];
     snprintf(path, sizeof path, "%s/config.yaml", r->config->run.dir);
     pd_status st = PD_OK;
-    if (r->comm->rank == 0) PD_ON_STORAGE(st = pd_worker_write_config(r->config, path, err));
+    if (r->comm->rank == 0) PD_ON_STORAGE(st = pd_config_write(r->config, path, err));
     return pd_group_agree(&r->group, st, err);
 }
 

@@ -8,27 +8,8 @@
 #include "trainer/run/internal.h"
 #include "trainer/run/preempt.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
-
-pd_status pd_worker_write_config(const struct pd_config *config, const char *path, struct pd_error *err)
-{
-    char *yaml = NULL, temporary[4200];
-    snprintf(temporary, sizeof temporary, "%s.%d", path, (int)getpid());
-    PD_TRY(pd_config_print(config, &yaml, err));
-    (void)unlink(temporary); /* of a killed process with this number; a new file follows no link */
-    FILE *f = fopen(temporary, "wxe");
-    bool written = f && fputs(yaml, f) >= 0;
-    if (f && fclose(f)) written = false;
-    int number = errno;
-    free(yaml);
-    if (written && !rename(temporary, path)) return PD_OK;
-    if (written) number = errno;
-    if (f) unlink(temporary);
-    PD_FAIL_ERRNO(err, number, "%s: writing it", path);
-}
 
 static bool has_another(const struct run *r)
 {

@@ -13,6 +13,3 @@
  * many and of what kind; without a launcher the configuration does. */
 PD_MUST_USE pd_status pd_worker_main(const struct pd_config *config, const struct pd_launched *launched,
                                      struct pd_error *err);
-
-/* The resolved configuration as a file: whole or not at all. */
-PD_MUST_USE pd_status pd_worker_write_config(const struct pd_config *config, const char *path, struct pd_error *err);

@@ -47,7 +47,9 @@ const struct pd_gguf_pre *pd_gguf_pre(const char *name); /* NULL: not known here
 PD_MUST_USE pd_status pd_load_gguf_text(const char *name, const struct pd_json_value *root,
                                         struct pd_tokenizer **ret_tokenizer, struct pd_error *err);
 
-/* Members; null counts as missing. Texts are borrowed from the document, a content is malloc'ed. */
+/* Members; null counts as missing. */
+const struct pd_json_value *pd_load_member(const struct pd_json_value *object, const char *key);
+/* Texts are borrowed from the document, a content is malloc'ed. */
 PD_MUST_USE pd_status pd_load_text(const struct pd_loader *l, const struct pd_json_value *object, const char *path,
                                    const char *key, const char **ret_text, struct pd_error *err);
 PD_MUST_USE pd_status pd_load_bool(const struct pd_loader *l, const struct pd_json_value *object, const char *path,

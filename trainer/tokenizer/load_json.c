@@ -8,80 +8,6 @@
 
 #include <stdio.h>
 
-/* ---- members ---- */
-
-static const struct pd_json_value *member(const struct pd_json_value *object, const char *key)
-{
-    const struct pd_json_value *value = pd_json_member(object, key);
-    return value && pd_json_type(value) != PD_JSON_NULL ? value : NULL;
-}
-
-pd_status pd_load_text(const struct pd_loader *l, const struct pd_json_value *object, const char *path, const char *key,
-                       const char **ret_text, struct pd_error *err)
-{
-    const struct pd_json_value *value = member(object, key);
-    const char *text = value ? pd_json_text(value) : NULL;
-    if (!text) PD_FAIL(err, PD_CORRUPT, "%s: %s.%s is %s", l->name, path, key, value ? "no string" : "missing");
-    *ret_text = text;
-    return PD_OK;
-}
-
-pd_status pd_load_bool(const struct pd_loader *l, const struct pd_json_value *object, const char *path, const char *key,
-                       bool fallback, bool *ret_value, struct pd_error *err)
-{
-    const struct pd_json_value *value = member(object, key);
-    *ret_value = fallback;
-    if (value && !pd_json_is_bool(value, ret_value))
-        PD_FAIL(err, PD_CORRUPT, "%s: %s.%s is neither true nor false", l->name, path, key);
-    return PD_OK;
-}
-
-pd_status pd_load_matcher(const struct pd_loader *l, const struct pd_json_value *object, const char *path,
-                          struct pd_matcher *ret_matcher, struct pd_error *err)
-{
-    const struct pd_json_value *pattern = member(object, "pattern");
-    const struct pd_json_value *literal = pattern ? member(pattern, "String") : NULL;
-    const struct pd_json_value *regex = pattern ? member(pattern, "Regex") : NULL;
-    const struct pd_json_value *given = literal ? literal : regex;
-    if (!given || !pd_json_text(given))
-        PD_FAIL(err, PD_CORRUPT, "%s: %s.pattern is neither {\"String\": ...} nor {\"Regex\": ...}", l->name, path);
-    pd_status status = pd_matcher_init(literal ? PD_MATCH_LITERAL : PD_MATCH_REGEX, pd_json_text(given), ret_matcher, err);
-    return status ? pd_error_context(err, status, "%s: %s.pattern", l->name, path) : PD_OK;
-}
-
-pd_status pd_load_content(const struct pd_loader *l, const struct pd_json_value *object, const char *path, const char *key,
-                          char **ret_content, struct pd_error *err)
-{
-    const char *text;
-    PD_TRY(pd_load_text(l, object, path, key, &text, err));
-    if (strlen(text) > PD_LOAD_CONTENT_MAX)
-        PD_FAIL(err, PD_INVALID, "%s: %s.%s is longer than %u bytes", l->name, path, key, PD_LOAD_CONTENT_MAX);
-    *ret_content = strdup(text);
-    if (!*ret_content) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", l->name);
-    return PD_OK;
-}
-
-/* ---- sequences ---- */
-
-pd_status pd_load_steps(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
-                        const struct pd_load_kind *kind, unsigned depth, struct pd_error *err)
-{
-    const char *type;
-    char inner[PD_LOAD_PATH_MAX];
-    if (depth > PD_LOAD_DEPTH_MAX) PD_FAIL(err, PD_CORRUPT, "%s: %s is nested too deep", l->name, path);
-    if (pd_json_type(value) != PD_JSON_OBJECT) PD_FAIL(err, PD_CORRUPT, "%s: %s is no object", l->name, path);
-    PD_TRY(pd_load_text(l, value, path, "type", &type, err));
-    if (strcmp(type, "Sequence") != 0) return kind->load(l, value, path, type, err);
-    const struct pd_json_value *list = member(value, kind->list);
-    if (!list || pd_json_type(list) != PD_JSON_ARRAY)
-        PD_FAIL(err, PD_CORRUPT, "%s: %s.%s is no list", l->name, path, kind->list);
-    for (size_t i = 0; i < pd_json_count(list); i++) {
-        snprintf(inner, sizeof inner, "%s.%s[%zu]", path, kind->list, i);
-        PD_TRY(pd_load_steps(l, pd_json_at(list, i), inner, kind, depth + 1, err));
-    }
-    return PD_OK;
-}
-
 /* ---- added tokens ---- */
 
 static pd_status normalize_added(const struct pd_loader *l, struct pd_added_token *token, struct pd_error *err)
@@ -121,7 +47,7 @@ static pd_status add_token(const struct pd_loader *l, const struct pd_json_value
 static pd_status id_of(const struct pd_loader *l, const struct pd_json_value *value, const char *path, int64_t *ret,
                        struct pd_error *err)
 {
-    const struct pd_json_value *number = member(value, "id");
+    const struct pd_json_value *number = pd_load_member(value, "id");
     uint64_t id;
     if (!number || !pd_json_is_u64(number, &id)) PD_FAIL(err, PD_CORRUPT, "%s: %s.id is no number", l->name, path);
     *ret = id < PD_VOCAB_IDS_MAX ? (int64_t)id : PD_VOCAB_IDS_MAX;
@@ -165,7 +91,7 @@ static pd_status load_beside_token(const struct pd_loader *l, const struct pd_js
     PD_TRY(pd_load_text(l, value, path, "content", &content, err));
     if (!*content || find_added(l, content)) return PD_OK;
     const int32_t known = pd_vocab_find(&l->tokenizer->vocab, content, strlen(content));
-    if (member(value, "id")) PD_TRY(id_of(l, value, path, &id, err));
+    if (pd_load_member(value, "id")) PD_TRY(id_of(l, value, path, &id, err));
     if (id < 0 && known < 0) return PD_OK;
     if (id >= 0 && known >= 0 && known != id)
         PD_FAIL(err, PD_INVALID, "%s: \"%.80s\" has the id %lld in tokenizer_config.json or added_tokens.json, and %d here",
@@ -199,8 +125,8 @@ static pd_status load_added(const struct pd_loader *l, const struct pd_json_valu
 static pd_status load_special(const struct pd_loader *l, const struct pd_json_value *processor, const char *name,
                               struct pd_tokens *tokens, struct pd_error *err)
 {
-    const struct pd_json_value *all = member(processor, "special_tokens");
-    const struct pd_json_value *one = all ? member(all, name) : NULL, *ids = one ? member(one, "ids") : NULL;
+    const struct pd_json_value *all = pd_load_member(processor, "special_tokens");
+    const struct pd_json_value *one = all ? pd_load_member(all, name) : NULL, *ids = one ? pd_load_member(one, "ids") : NULL;
     if (!ids) PD_FAIL(err, PD_CORRUPT, "%s: post_processor.special_tokens has no ids of \"%.80s\"", l->name, name);
     for (size_t i = 0; i < pd_json_count(ids); i++) {
         uint64_t id;
@@ -214,12 +140,12 @@ static pd_status load_special(const struct pd_loader *l, const struct pd_json_va
 
 static pd_status load_template(const struct pd_loader *l, const struct pd_json_value *processor, struct pd_error *err)
 {
-    const struct pd_json_value *single = member(processor, "single");
+    const struct pd_json_value *single = pd_load_member(processor, "single");
     bool seen = false;
     if (!single) PD_FAIL(err, PD_CORRUPT, "%s: post_processor.single is missing", l->name);
     for (size_t i = 0; i < pd_json_count(single); i++) {
-        const struct pd_json_value *piece = pd_json_at(single, i), *special = member(piece, "SpecialToken");
-        const struct pd_json_value *sequence = member(piece, "Sequence");
+        const struct pd_json_value *piece = pd_json_at(single, i), *special = pd_load_member(piece, "SpecialToken");
+        const struct pd_json_value *sequence = pd_load_member(piece, "Sequence");
         const char *id;
         PD_TRY(pd_load_text(l, special ? special : sequence ? sequence : piece, "post_processor.single", "id", &id, err));
         if (special) {
@@ -251,7 +177,7 @@ static pd_status load_processor(const struct pd_loader *l, const struct pd_json_
 static pd_status load_part(const struct pd_loader *l, const struct pd_json_value *root, const char *key,
                            const struct pd_load_kind *kind, struct pd_error *err)
 {
-    const struct pd_json_value *value = member(root, key);
+    const struct pd_json_value *value = pd_load_member(root, key);
     return value ? pd_load_steps(l, value, key, kind, 0, err) : PD_OK;
 }
 
@@ -261,10 +187,10 @@ static pd_status check_beside(const struct pd_loader *l, const struct pd_json_va
 {
     static const char *const keys[] = {"add_bos_token", "add_eos_token"};
     const size_t counts[] = {l->tokenizer->before.count, l->tokenizer->behind.count};
-    const struct pd_json_value *before = member(root, "pre_tokenizer"), *here = NULL, *there = NULL;
+    const struct pd_json_value *before = pd_load_member(root, "pre_tokenizer"), *here = NULL, *there = NULL;
     bool is_on, is_on_here;
-    if (before && pd_json_type(before) == PD_JSON_OBJECT) here = member(before, "add_prefix_space");
-    there = member(beside, "add_prefix_space");
+    if (before && pd_json_type(before) == PD_JSON_OBJECT) here = pd_load_member(before, "add_prefix_space");
+    there = pd_load_member(beside, "add_prefix_space");
     if (here && there && pd_json_is_bool(there, &is_on) && pd_json_is_bool(here, &is_on_here) && is_on != is_on_here)
         PD_FAIL(
             err, PD_UNSUPPORTED,
@@ -272,7 +198,8 @@ static pd_status check_beside(const struct pd_loader *l, const struct pd_json_va
             "one that the model was trained with",
             l->name, is_on ? "true" : "false");
     for (int i = 0; i < 2; i++)
-        if (member(beside, keys[i]) && pd_json_is_bool(member(beside, keys[i]), &is_on) && is_on != (counts[i] > 0))
+        if (pd_load_member(beside, keys[i]) && pd_json_is_bool(pd_load_member(beside, keys[i]), &is_on) &&
+            is_on != (counts[i] > 0))
             PD_FAIL(err, PD_UNSUPPORTED,
                     "%s: tokenizer_config.json says %s: %s, and the post_processor here does the opposite; keep the one "
                     "that the "
@@ -302,7 +229,7 @@ static pd_status load_root(const struct pd_loader *l, const struct pd_json_value
     struct pd_tokenizer *t = l->tokenizer;
     struct pd_merge *merges = NULL;
     uint32_t merge_count = 0;
-    const struct pd_json_value *model = member(root, "model"), *version = member(root, "version");
+    const struct pd_json_value *model = pd_load_member(root, "model"), *version = pd_load_member(root, "version");
     if (!model || pd_json_type(model) != PD_JSON_OBJECT)
         PD_FAIL(err, PD_CORRUPT, "%s: it has no `model`: no tokenizer.json", l->name);
     PD_TRY(check_members(
@@ -317,10 +244,12 @@ static pd_status load_root(const struct pd_loader *l, const struct pd_json_value
     PD_TRY(load_part(l, root, "normalizer", &pd_load_normalizers, err));
     PD_TRY(load_part(l, root, "pre_tokenizer", &pd_load_splitters, err));
     PD_TRY(load_part(l, root, "decoder", &pd_load_decoders, err));
-    t->has_decoder = member(root, "decoder") != NULL;
+    t->has_decoder = pd_load_member(root, "decoder") != NULL;
     pd_status status = pd_load_model(l, model, &merges, &merge_count, err);
-    const struct pd_json_value *beside = member(root, "beside");
-    if (!status) status = load_added(l, member(root, "added_tokens"), beside ? member(beside, "added_tokens") : NULL, err);
+    const struct pd_json_value *beside = pd_load_member(root, "beside");
+    if (!status)
+        status =
+            load_added(l, pd_load_member(root, "added_tokens"), beside ? pd_load_member(beside, "added_tokens") : NULL, err);
     if (!status) status = load_part(l, root, "post_processor", &processors, err);
     if (!status && beside) status = check_beside(l, root, beside, err);
     if (!status) status = pd_tokenizer_finish(t, merges, merge_count, err);

@@ -1,8 +1,83 @@
+#include "ckpt/base/json.h"
 #include "trainer/tokenizer/load.h"
 #include "trainer/tokenizer/unicode.h"
 
 /* GPT-2's words (Radford et al. 2019, encoder.py). */
 #define GPT2_WORDS "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+
+/* ---- members ---- */
+
+const struct pd_json_value *pd_load_member(const struct pd_json_value *object, const char *key)
+{
+    const struct pd_json_value *value = pd_json_member(object, key);
+    return value && pd_json_type(value) != PD_JSON_NULL ? value : NULL;
+}
+
+pd_status pd_load_text(const struct pd_loader *l, const struct pd_json_value *object, const char *path, const char *key,
+                       const char **ret_text, struct pd_error *err)
+{
+    const struct pd_json_value *value = pd_load_member(object, key);
+    const char *text = value ? pd_json_text(value) : NULL;
+    if (!text) PD_FAIL(err, PD_CORRUPT, "%s: %s.%s is %s", l->name, path, key, value ? "no string" : "missing");
+    *ret_text = text;
+    return PD_OK;
+}
+
+pd_status pd_load_bool(const struct pd_loader *l, const struct pd_json_value *object, const char *path, const char *key,
+                       bool fallback, bool *ret_value, struct pd_error *err)
+{
+    const struct pd_json_value *value = pd_load_member(object, key);
+    *ret_value = fallback;
+    if (value && !pd_json_is_bool(value, ret_value))
+        PD_FAIL(err, PD_CORRUPT, "%s: %s.%s is neither true nor false", l->name, path, key);
+    return PD_OK;
+}
+
+pd_status pd_load_matcher(const struct pd_loader *l, const struct pd_json_value *object, const char *path,
+                          struct pd_matcher *ret_matcher, struct pd_error *err)
+{
+    const struct pd_json_value *pattern = pd_load_member(object, "pattern");
+    const struct pd_json_value *literal = pattern ? pd_load_member(pattern, "String") : NULL;
+    const struct pd_json_value *regex = pattern ? pd_load_member(pattern, "Regex") : NULL;
+    const struct pd_json_value *given = literal ? literal : regex;
+    if (!given || !pd_json_text(given))
+        PD_FAIL(err, PD_CORRUPT, "%s: %s.pattern is neither {\"String\": ...} nor {\"Regex\": ...}", l->name, path);
+    pd_status status = pd_matcher_init(literal ? PD_MATCH_LITERAL : PD_MATCH_REGEX, pd_json_text(given), ret_matcher, err);
+    return status ? pd_error_context(err, status, "%s: %s.pattern", l->name, path) : PD_OK;
+}
+
+pd_status pd_load_content(const struct pd_loader *l, const struct pd_json_value *object, const char *path, const char *key,
+                          char **ret_content, struct pd_error *err)
+{
+    const char *text;
+    PD_TRY(pd_load_text(l, object, path, key, &text, err));
+    if (strlen(text) > PD_LOAD_CONTENT_MAX)
+        PD_FAIL(err, PD_INVALID, "%s: %s.%s is longer than %u bytes", l->name, path, key, PD_LOAD_CONTENT_MAX);
+    *ret_content = strdup(text);
+    if (!*ret_content) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", l->name);
+    return PD_OK;
+}
+
+/* ---- sequences ---- */
+
+pd_status pd_load_steps(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
+                        const struct pd_load_kind *kind, unsigned depth, struct pd_error *err)
+{
+    const char *type;
+    char inner[PD_LOAD_PATH_MAX];
+    if (depth > PD_LOAD_DEPTH_MAX) PD_FAIL(err, PD_CORRUPT, "%s: %s is nested too deep", l->name, path);
+    if (pd_json_type(value) != PD_JSON_OBJECT) PD_FAIL(err, PD_CORRUPT, "%s: %s is no object", l->name, path);
+    PD_TRY(pd_load_text(l, value, path, "type", &type, err));
+    if (strcmp(type, "Sequence") != 0) return kind->load(l, value, path, type, err);
+    const struct pd_json_value *list = pd_load_member(value, kind->list);
+    if (!list || pd_json_type(list) != PD_JSON_ARRAY)
+        PD_FAIL(err, PD_CORRUPT, "%s: %s.%s is no list", l->name, path, kind->list);
+    for (size_t i = 0; i < pd_json_count(list); i++) {
+        snprintf(inner, sizeof inner, "%s.%s[%zu]", path, kind->list, i);
+        PD_TRY(pd_load_steps(l, pd_json_at(list, i), inner, kind, depth + 1, err));
+    }
+    return PD_OK;
+}
 
 /* The index of `text` among names (count); names[count] NULL ends them. -1: none of them. */
 static int index_of(const char *text, const char *const *names)
