@@ -42,22 +42,22 @@ enum {
     PD_OUTSIDE = 64,    /* stands beside the base model: lm_head */
 };
 
+/* Names of a tensor: %u stands for the layer, a * at the end for "weight" or "bias". */
 struct pd_source {
-    const char
-        *name; /* %u: the layer; * at its end: "weight" or "bias"; NULL: our name in a dialect of own names, or none */
+    const char *name; /* NULL: our own name where the dialect has_own_names; else the dialect has none */
     unsigned how;
     const char *other; /* of another version, or NULL */
-    const char *fused; /* a third, and how it lies there; only read */
+    const char *fused; /* a third name, and how the tensor lies there; only read */
     unsigned fused_how;
 };
 
 /* Names of tensors in another system. */
 struct pd_dialect {
     const char *name;
-    const char *base;    /* what is written before names of the base model */
-    const char *ends[2]; /* what * is for a weight, for a bias; NULL: "weight" and "bias" */
-    bool has_own_names;
-    bool is_stacked; /* layers on a leading axis and names without number, or numbered; we write the first */
+    const char *base;    /* written before names of the base model */
+    const char *ends[2]; /* what * stands for in a weight, in a bias; NULL: "weight" and "bias" */
+    bool has_own_names;  /* most names are ours */
+    bool is_stacked;     /* it may stack layers on a leading axis, with no number in the name; we write that */
     struct pd_source sources[PD_ROLE_COUNT];
 };
 
@@ -88,7 +88,7 @@ struct pd_model_class {
     bool qkv_bias;
     bool has_meta_order;     /* where a dialect rotates neighbours (links.h), this class does so there */
     bool has_attention_bias; /* the key, which means q, k, v and o */
-    /* What is taken where the file does not say. */
+    /* Defaults of config.json. */
     double epsilon;
     uint32_t context, kv_heads, head_size;
     bool is_tied;
@@ -114,19 +114,18 @@ struct pd_family {
     const struct pd_model_class *classes; /* ended by one without a name */
 };
 
-/* The words of model.family and their rows, in one order: a configuration has the place of its row. Both end with NULL. */
+/* The words of model.family and their rows, in the same order; both end with NULL. A configuration holds the place of its row. */
 extern const char *const pd_family_names[];
-extern const char pd_family_about[]; /* the same for a user */
+extern const char pd_family_about[]; /* the words, as --print-config explains them */
 extern const struct pd_family *const pd_families[];
 
 /* NULL: there is no such row. */
 const struct pd_family *pd_family_at(uint32_t family);
-/* The first class of that name, of that type, of that architecture of GGUF; NULL is any.
- *   ret_family  may be NULL
- *   returns     NULL: there is none */
+/* The first class with that name, type and GGUF architecture; NULL stands for any. Returns NULL if there is none.
+ *   ret_family  may be NULL */
 const struct pd_model_class *pd_model_class_find(const char *name, const char *type, const char *gguf, uint32_t *ret_family);
 
-/* The first family with names in a dialect, of a format that holds no other. */
+/* The first family with names in a dialect. For a format that holds only one family. */
 const struct pd_family *pd_family_of_dialect(const char *dialect);
 
 struct pd_json_writer;
